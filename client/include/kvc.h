@@ -1,0 +1,267 @@
+/* kvc.h -- libkvc: attach an engine process to kvd, look prefixes up, lease them, put new ones.
+ *
+ * Model. A process attaches as one member (kvc_t) of an instance: the scheduler and the ranks of one engine share the instance id and secret. Blocks
+ * live in memory the daemon lends: a lease (or put) gives pointers into it. Bytes never pass through the socket.
+ *   kvc_match        how much of a prefix is there: shared memory only, no system call
+ *   kvc_acquire      lease a prefix: it stays until released (or until its time to live ends)
+ *   kvc_lease_read   copy blocks out, verified
+ *   kvc_put_start .. kvc_put_write .. kvc_put_end   store new blocks
+ * Non-blocking: every *_start call returns at once; kvc_poll() moves things on; the object's state says how far it is. Blocking forms take a
+ * timeout. After the daemon has died or restarted, calls answer KVC_ERR_CLOSED or a miss at once; kvc_poll() (and any call) re-attaches by itself, and
+ * every lease and put of before is over (KVC_ERR_REVOKED).
+ *
+ * Threads. A kvc_t and everything made from it belong to one thread at a time, except kvc_match(), kvc_keys_*() and kvc_lease_read(), which any
+ * thread may call while no other thread closes the object. Ownership: what a function returns through **p is the caller's until the matching free.
+ * ABI. Structs the caller fills start with struct_size: set it to sizeof. Fields are only ever appended.
+ */
+#ifndef KVC_H
+#define KVC_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define KVC_ABI_VERSION 1
+#if defined(__GNUC__)
+#define KVC_API __attribute__((visibility("default")))
+#else
+#define KVC_API
+#endif
+
+typedef struct kvc kvc_t;
+typedef struct kvc_space kvc_space_t;
+typedef struct kvc_lease kvc_lease_t;
+typedef struct kvc_put kvc_put_t;
+
+typedef struct kvc_key {
+	uint8_t b[16];
+} kvc_key_t;
+
+/* A status: 0 is good, positive is an answer (a miss), negative is an error. The list is docs/status.md's; these are the ones a caller usually
+ * tells apart. */
+typedef int32_t kvc_status_t;
+enum {
+	KVC_OK = 0,
+	KVC_MISS = 1,
+	KVC_ALREADY = 2,
+	KVC_PENDING = 3,
+	KVC_ERR_ARG = -1,
+	KVC_ERR_NOMEM = -2,
+	KVC_ERR_BUSY = -3,
+	KVC_ERR_FULL = -4,
+	KVC_ERR_TIMEOUT = -5,
+	KVC_ERR_STALE_EPOCH = -18,
+	KVC_ERR_NO_PARENT = -19,
+	KVC_ERR_EXPIRED = -23,
+	KVC_ERR_REVOKED = -24,
+	KVC_ERR_CORRUPT = -25,
+	KVC_ERR_UNREACHABLE = -33,
+	KVC_ERR_DAEMON_STALE = -34,
+	KVC_ERR_CLOSED = -35
+};
+KVC_API const char *kvc_status_name(kvc_status_t status);
+KVC_API const char *kvc_status_text(kvc_status_t status);
+/* "kvc 0.1.0 abi 1 wire 1". */
+KVC_API const char *kvc_version(void);
+
+/* ---- attach ------------------------------------------------------------------------------------------------------------------ */
+
+enum { KVC_ROLE_SCHEDULER = 0, KVC_ROLE_WORKER = 1, KVC_ROLE_BOTH = 2 };
+
+typedef struct kvc_config {
+	size_t struct_size;
+	const char *socket;           /* path; NULL: $KVD_SOCKET, else /run/kvd/default.sock */
+	const char *instance;         /* NULL: a random one (then secret is ignored) */
+	const uint8_t *secret;        /* 16 to 32 bytes, the same for all members */
+	uint32_t secret_len;
+	uint32_t role;                /* KVC_ROLE_* */
+	uint32_t rank;
+	const char *program;          /* shown by kvctl; NULL: the process name */
+	uint32_t timeout_ms;          /* of blocking calls without one of their own; 0: 5000 */
+	uint32_t spin_us;             /* busy-wait this long for a reply before sleeping; 0: 50; UINT32_MAX: never spin */
+	uint32_t staging_blocks;      /* largest put in blocks the staging is sized for; 0: 8192 */
+	int lazy;                     /* 1: kvc_attach succeeds without a daemon and attaches later */
+	int observe;                  /* 1: do not join an instance: documents, explain and match only (operators' tools) */
+} kvc_config_t;
+
+/* Connect, join, map the shared memory. KVC_ERR_UNREACHABLE at once when nobody listens. */
+KVC_API kvc_status_t kvc_attach(const kvc_config_t *config, kvc_t **p_kvc);
+/* Release everything and say goodbye. Spaces, leases and puts made from it are freed too. NULL is fine. */
+KVC_API void kvc_detach(kvc_t *kvc);
+/* Readable when kvc_poll() has work; changes after a re-attach. -1: not attached. */
+KVC_API int kvc_fd(const kvc_t *kvc);
+/* Handle what has arrived, expire time-outs, re-attach when due; wait up to timeout_ms for something to arrive (0: do not wait). OK, or
+ * KVC_ERR_CLOSED / KVC_ERR_UNREACHABLE while detached. */
+KVC_API kvc_status_t kvc_poll(kvc_t *kvc, uint32_t timeout_ms);
+/* Incarnation of the daemon attached to; 0: detached. */
+KVC_API uint64_t kvc_incarnation(const kvc_t *kvc);
+/* Why the last call on this thread failed, as a sentence; never NULL. */
+KVC_API const char *kvc_last_error(void);
+
+/* ---- spaces and keys --------------------------------------------------------------------------------------------------------- */
+
+typedef struct kvc_identity {
+	size_t struct_size;
+	const char *model;
+	const char *weights;
+	const char *dtype;
+	const char *quantization;     /* NULL: "none" */
+	const char *rope;
+	const char *lora;             /* NULL: "none" */
+	const char *hash;             /* NULL: "kv1" */
+	uint32_t hash_tokens;         /* tokens a unit of the chain */
+	const char *groups;           /* NULL: "0:full:<hash_tokens>" */
+	const char *layout;           /* canonical layout text of the pool block (kvk/layout.h) */
+	const char *page_format;      /* NULL: "plain" */
+	const char *extra;            /* NULL: none */
+} kvc_identity_t;
+
+typedef struct kvc_space_info {
+	uint64_t epoch;
+	uint8_t root[32];
+	uint32_t hash_tokens;
+	uint32_t block_bytes;
+	uint32_t heads;
+	uint32_t leaves;              /* digest leaves a head */
+} kvc_space_info_t;
+
+/* Open or create. The handle survives re-attaches (it is opened again). KVC_ERR_* when the identity is incomplete. */
+KVC_API kvc_status_t kvc_space_open(kvc_t *kvc, const kvc_identity_t *identity, kvc_space_t **p_space);
+KVC_API void kvc_space_close(kvc_space_t *space);
+KVC_API void kvc_space_get_info(const kvc_space_t *space, kvc_space_info_t *info);
+/* Drop all blocks of the space (weights changed in place). Blocking. */
+KVC_API kvc_status_t kvc_space_reset(kvc_space_t *space);
+
+/* Running hash state; plain value, copy it to branch. */
+typedef struct kvc_chain {
+	uint32_t state[9];
+} kvc_chain_t;
+/* Start at the space's root in its current epoch. */
+KVC_API void kvc_chain_begin(const kvc_space_t *space, kvc_chain_t *chain);
+/* `units` whole units of hash_tokens tokens; keys[units]. KVC_ERR_ARG: token 0xFFFFFFFF. */
+KVC_API kvc_status_t kvc_chain_tokens(kvc_chain_t *chain, const uint32_t *tokens, uint32_t units, kvc_key_t *keys);
+/* One unit with extra keys (salt, LoRA, multimodal): canonical bytes. */
+KVC_API kvc_status_t kvc_chain_unit(kvc_chain_t *chain, const void *extra, uint32_t extra_len, const uint32_t *tokens, kvc_key_t *key);
+/* Keys of the whole units of a prompt, from the root: *p_n = n_tokens / hash_tokens keys. `salt` (may be NULL) is an extra key of unit 0. */
+KVC_API kvc_status_t kvc_keys_of(const kvc_space_t *space, const uint32_t *tokens, uint32_t n_tokens, const char *salt, kvc_key_t *keys, uint32_t cap, uint32_t *p_n);
+/* Key of an engine's own hash (16..60 bytes), bound to the space. */
+KVC_API kvc_status_t kvc_key_bind(const kvc_space_t *space, const void *hash, uint32_t len, kvc_key_t *key);
+
+/* ---- match ------------------------------------------------------------------------------------------------------------------- */
+
+typedef struct kvc_match {
+	uint32_t n;                   /* longest prefix in any tier, in keys */
+	uint32_t n_cpu;               /* longest prefix in CPU memory */
+	uint32_t why;                 /* kv_miss_reason_t of key n; 0: all there */
+	uint32_t probes;              /* cache lines looked at */
+} kvc_match_t;
+
+/* Longest resident prefix of n keys. Shared memory only: no system call, any thread. Never fails: without a live daemon it is a miss with its reason. */
+KVC_API void kvc_match(const kvc_space_t *space, const kvc_key_t *keys, uint32_t n, kvc_match_t *match);
+
+/* ---- leases ------------------------------------------------------------------------------------------------------------------ */
+
+/* Ask for the first n keys' blocks; blocks [0, skip) are held by the engine already and are only touched. The lease is PENDING until the answer has
+ * come. ttl_ms 0: the daemon's default. */
+KVC_API kvc_status_t kvc_acquire_start(kvc_space_t *space, const kvc_key_t *keys, uint32_t n, uint32_t skip, uint32_t ttl_ms, kvc_lease_t **p_lease);
+/* The same, waiting for the answer (not for disk reads: kvc_lease_wait). KVC_MISS: nothing beyond skip is there; *p_lease is then NULL. */
+KVC_API kvc_status_t kvc_acquire(kvc_space_t *space, const kvc_key_t *keys, uint32_t n, uint32_t skip, uint32_t ttl_ms, kvc_lease_t **p_lease);
+/* PENDING: no answer yet. OK: granted and valid. MISS: nothing leased. Else why it is over. */
+KVC_API kvc_status_t kvc_lease_state(const kvc_lease_t *lease);
+/* Blocks leased (skip included) and blocks whose bytes are there. */
+KVC_API uint32_t kvc_lease_n(const kvc_lease_t *lease);
+KVC_API uint32_t kvc_lease_ready(const kvc_lease_t *lease);
+KVC_API uint32_t kvc_lease_skip(const kvc_lease_t *lease);
+/* Blocks that came or come from disk. */
+KVC_API uint32_t kvc_lease_disk(const kvc_lease_t *lease);
+/* Wait until `n` blocks are ready. KVC_ERR_TIMEOUT, KVC_ERR_REVOKED, or why the rest will never be ready. */
+KVC_API kvc_status_t kvc_lease_wait(kvc_lease_t *lease, uint32_t n, uint32_t timeout_ms);
+/* Memory of block i (skip <= i < ready), read-only by contract, and its digests: leaves[heads][leaves]. Valid while kvc_lease_state() is OK, so check it
+ * again after the copy. Any of p_data, p_leaves may be NULL. */
+KVC_API kvc_status_t kvc_lease_block(const kvc_lease_t *lease, uint32_t i, const void **p_data, const uint64_t **p_leaves);
+/* Copy blocks [first, first + count) to dst[count], each block_bytes long, verified in the same pass. KVC_ERR_CORRUPT: *p_bad names the block, which has
+ * been reported to the daemon; earlier blocks are good. */
+KVC_API kvc_status_t kvc_lease_read(kvc_lease_t *lease, uint32_t first, uint32_t count, void *const *dst, uint32_t *p_bad);
+/* Tell the daemon that block i was bad (found by the caller's own verification, e.g. a scatter). */
+KVC_API kvc_status_t kvc_lease_bad(kvc_lease_t *lease, uint32_t i);
+KVC_API kvc_status_t kvc_lease_renew(kvc_lease_t *lease, uint32_t ttl_ms);
+/* Give back and free the handles; one message for all. Does not wait. NULLs are skipped. */
+KVC_API void kvc_release(kvc_lease_t *const *leases, uint32_t count);
+
+/* ---- puts -------------------------------------------------------------------------------------------------------------------- */
+
+typedef struct kvc_writer {
+	uint32_t rank, head_first, head_count, layer_first, layer_count;
+} kvc_writer_t;
+
+typedef struct kvc_put_options {
+	size_t struct_size;
+	int durable;                      /* a durable acknowledgement is wanted */
+	const uint64_t *event_hashes;     /* n, or NULL */
+	const uint32_t *tokens;           /* n x block_tokens, or NULL: events then carry no token ids */
+	const kvc_writer_t *writers;      /* NULL: this member writes all */
+	uint32_t writer_count;
+} kvc_put_options_t;
+
+/* Reserve slots for keys[from .. n) of a prefix; keys[0 .. from) are its ancestors (the parent is keys[from - 1]). PENDING until the answer is there. */
+KVC_API kvc_status_t kvc_put_start(kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint32_t n, const kvc_put_options_t *options, kvc_put_t **p_put);
+/* Wait for the answer to kvc_put_start. OK, or why nothing can be written. */
+KVC_API kvc_status_t kvc_put_ready(kvc_put_t *put, uint32_t timeout_ms);
+/* Blocks granted, from the first; may be fewer than asked (BUSY). */
+KVC_API uint32_t kvc_put_n(const kvc_put_t *put);
+/* Memory of block i to be filled. KVC_ALREADY: visible already, nothing to do. */
+KVC_API kvc_status_t kvc_put_block(const kvc_put_t *put, uint32_t i, void **p_data);
+/* Copy block i in and digest it in the same pass (OK for ALREADY blocks: nothing is copied). */
+KVC_API kvc_status_t kvc_put_write(kvc_put_t *put, uint32_t i, const void *src);
+/* For callers that filled the memory themselves: the leaf digests of block i, [heads][leaves] of this rank's range, copied. */
+KVC_API kvc_status_t kvc_put_digests(kvc_put_t *put, uint32_t i, const uint64_t *leaves);
+/* Blocks [first, first + count) are filled by this rank: hand them in. Does not wait. */
+KVC_API kvc_status_t kvc_put_end(kvc_put_t *put, uint32_t first, uint32_t count);
+typedef struct kvc_put_result {
+	kvc_status_t status;              /* PENDING until PUT_DONE has come */
+	uint32_t visible;                 /* blocks from the put's first that are visible */
+	kvc_status_t durable_status;      /* PENDING until DURABLE has come; MISS when not asked for */
+	uint32_t durable;                 /* blocks from the root that are durable */
+} kvc_put_result_t;
+KVC_API void kvc_put_get_result(const kvc_put_t *put, kvc_put_result_t *result);
+/* Wait until PUT_DONE (or DURABLE too, when asked for and `durable` is 1). */
+KVC_API kvc_status_t kvc_put_wait(kvc_put_t *put, int durable, uint32_t timeout_ms);
+/* Free the handle; an unfinished put is revoked. */
+KVC_API void kvc_put_free(kvc_put_t *put);
+/* Start, write all, end and wait: one call for simple callers. *p_visible counts from keys[from]. */
+KVC_API kvc_status_t kvc_put(kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint32_t n, const void *const *src, const kvc_put_options_t *options, uint32_t *p_visible);
+
+/* ---- looking in -------------------------------------------------------------------------------------------------------------- */
+
+/* One request has ended: what metrics, prefix-hit records and the eviction policy learn from. Lossy, never blocks. */
+typedef struct kvc_report {
+	size_t struct_size;
+	uint64_t request, session;
+	uint32_t query_tokens, hit_cpu_tokens, hit_disk_tokens, hit_engine_tokens, output_tokens, why, turn;
+	kvc_key_t first_missing;
+	uint64_t match_ns, load_ns;
+} kvc_report_t;
+KVC_API void kvc_report(kvc_space_t *space, const kvc_report_t *report);
+
+/* Counters of this attachment. */
+typedef struct kvc_stats {
+	size_t struct_size;
+	uint64_t matches, match_hits, acquires, acquire_misses, blocks_read, bytes_read, blocks_put, bytes_put, corrupt, reattaches, timeouts, reports_dropped;
+	uint64_t leases_open, puts_open, slabs_mapped;
+} kvc_stats_t;
+KVC_API void kvc_get_stats(const kvc_t *kvc, kvc_stats_t *stats);
+
+/* Documents of the daemon as JSON (NUL-terminated, freed with kvc_free): what is KVC_DOC_*. KVC_DOC_CHECK: *p_value is the number of failed checks. */
+enum { KVC_DOC_STATUS = 14, KVC_DOC_STATS = 15, KVC_DOC_CHECK = 16, KVC_DOC_CONFIG = 17 };
+KVC_API kvc_status_t kvc_document(kvc_t *kvc, int what, uint32_t detail, char **p_json, uint32_t *p_value);
+/* Where each key is: one byte a key (kv_tier_t bits, 0x80 being written, 0x40 quarantined); *p_why: reason of the first missing one. */
+KVC_API kvc_status_t kvc_explain(kvc_space_t *space, const kvc_key_t *keys, uint32_t n, uint8_t *tiers, uint32_t *p_why);
+KVC_API void kvc_free(void *p);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,96 @@
+/* The real world behind kv_env_t. */
+#include "kv/env.h"
+
+#include "kv/log.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/random.h>
+#include <time.h>
+#include <unistd.h>
+
+static uint64_t posix_now_ns(void *ctx)
+{
+	struct timespec ts;
+
+	(void)ctx;
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+
+	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+static void posix_random(void *ctx, void *out, size_t n)
+{
+	uint8_t *p = out;
+
+	(void)ctx;
+	while (n > 0) {
+		ssize_t got = getrandom(p, n, 0);
+
+		if (got > 0) {
+			p += got;
+			n -= (size_t)got;
+		}
+	}
+}
+
+static void *posix_alloc(void *ctx, size_t n)
+{
+	(void)ctx;
+
+	return calloc(1, n);
+}
+
+static void *posix_resize(void *ctx, void *p, size_t old_n, size_t n)
+{
+	(void)ctx;
+	(void)old_n;
+
+	return realloc(p, n);
+}
+
+static void posix_free(void *ctx, void *p)
+{
+	(void)ctx;
+	free(p);
+}
+
+static void posix_log(void *ctx, kv_log_level_t level, const char *component, const char *line)
+{
+	(void)ctx;
+	kv_log_line(level, component, line);
+}
+
+const kv_env_t kv_env_posix = {
+	.ctx = NULL,
+	.now_ns = posix_now_ns,
+	.random = posix_random,
+	.alloc = posix_alloc,
+	.resize = posix_resize,
+	.free = posix_free,
+	.log = posix_log,
+};
+
+void kv_logf(const kv_env_t *env, kv_log_level_t level, const char *component, const char *format, ...)
+{
+	char line[1024];
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(line, sizeof line, format, args);
+	va_end(args);
+	env->log(env->ctx, level, component, line);
+}
+
+_Noreturn void kv_assert_failed(const char *condition, const char *file, int line)
+{
+	char text[512];
+	int len = snprintf(text, sizeof text, "kvd: broken invariant: %s (%s:%d)\n", condition, file, line);
+
+	if (len > 0) {
+		ssize_t ignored = write(STDERR_FILENO, text, (size_t)len);
+		(void)ignored;
+	}
+	abort();
+}

@@ -1,0 +1,33 @@
+/* kv/digest.h -- XXH3-64 digests, alone and fused with a copy.
+ *
+ * A leaf is XXH3-64 (seed 0) of its bytes; the root of a head is XXH3-64 of the head's leaf digests as u64 little-endian in leaf order; the
+ * digest of a block is XXH3-64 of its head roots likewise. The fused loops read each byte once: hash it and stream it out.
+ * Values are those of libxxhash, bit for bit (tests/common proves it for every length and alignment).
+ */
+#ifndef KV_DIGEST_H
+#define KV_DIGEST_H
+
+#include "kv/status.h"
+#include "kv/types.h"
+
+/* XXH3-64 of n bytes, by the widest instructions this CPU has. */
+uint64_t kv_digest(const void *data, size_t n);
+
+/* Copy n bytes from src to dst (no overlap) and return XXH3-64 of what was read. Large copies use non-temporal stores. */
+uint64_t kv_copy_digest(void *dst, const void *src, size_t n);
+
+/* The same for a leaf gathered from pieces: `pieces` runs of `piece` bytes, `src_stride` apart in the source and `dst_stride` apart in the
+ * destination; the digest is that of the concatenated runs. Gather: dst_stride == piece. Scatter: src_stride == piece.
+ * A run that is a multiple of 64 bytes goes at full speed. */
+uint64_t kv_copy_digest_strided(void *dst, size_t dst_stride, const void *src, size_t src_stride, size_t piece, size_t pieces);
+
+/* Root of a head, or digest of a block: XXH3-64 of n u64 values. */
+uint64_t kv_digest_root(const uint64_t *values, size_t n);
+
+/* n bytes with non-temporal stores, for reference and for copies without a digest. */
+void kv_copy_stream(void *dst, const void *src, size_t n);
+
+/* Which code runs: "avx512", "avx2", "sse2" or "portable". The environment does not change it. */
+const char *kv_digest_variant(void);
+
+#endif

@@ -1,0 +1,95 @@
+/* kv/metric_list.h -- the table behind kv/metric.h. Add a line, update it where the thing happens; nothing else to do. */
+#ifndef KV_METRIC_LIST_H
+#define KV_METRIC_LIST_H
+
+#define KV_METRIC_LIST(X)                                                                                              \
+	/* requests and sessions (daemon/io) */                                                                        \
+	X(SESSIONS, kvd_sessions, KV_METRIC_GAUGE, "open sessions")                                                    \
+	X(SESSIONS_OPENED, kvd_sessions_opened_total, KV_METRIC_COUNTER, "sessions accepted")                          \
+	X(SESSIONS_REFUSED, kvd_sessions_refused_total, KV_METRIC_COUNTER, "connections refused at a limit")           \
+	X(REQUESTS, kvd_requests_total, KV_METRIC_COUNTER, "requests handled")                                         \
+	X(REQUESTS_FAILED, kvd_requests_failed_total, KV_METRIC_COUNTER, "requests answered with an error")            \
+	X(REQUEST_TIME, kvd_request_seconds, KV_METRIC_HISTOGRAM, "time from a whole frame to its reply")              \
+	X(FRAMES_BAD, kvd_frames_bad_total, KV_METRIC_COUNTER, "frames that broke the protocol; their session was closed") \
+	X(FRAMES_VERSION, kvd_frames_version_total, KV_METRIC_COUNTER, "frames of another protocol version")           \
+	X(FRAMES_TOO_BIG, kvd_frames_too_big_total, KV_METRIC_COUNTER, "frames over the size limit")                   \
+	X(SEND_OVERFLOWS, kvd_send_overflows_total, KV_METRIC_COUNTER, "sessions closed because they did not read their replies") \
+	X(IDLE_CLOSED, kvd_idle_closed_total, KV_METRIC_COUNTER, "connections closed because they did not finish HELLO or a frame in time") \
+	X(PIDFD_REFUSED, kvd_pidfd_refused_total, KV_METRIC_COUNTER, "joins without a live pidfd")                     \
+	X(FD_EXHAUSTED, kvd_fd_exhausted_total, KV_METRIC_COUNTER, "accepts paused because descriptors ran out")       \
+	/* instances, leases, puts (daemon/core) */                                                                    \
+	X(INSTANCES, kvd_instances, KV_METRIC_GAUGE, "live instances")                                                 \
+	X(MEMBERS, kvd_members, KV_METRIC_GAUGE, "live members")                                                       \
+	X(MEMBERS_DIED, kvd_members_died_total, KV_METRIC_COUNTER, "members whose pidfd fired while they held something") \
+	X(SPACES, kvd_spaces, KV_METRIC_GAUGE, "open spaces")                                                          \
+	X(SPACE_RESETS, kvd_space_resets_total, KV_METRIC_COUNTER, "spaces reset")                                     \
+	X(LEASES, kvd_leases, KV_METRIC_GAUGE, "open read leases")                                                     \
+	X(LEASES_TAKEN, kvd_leases_taken_total, KV_METRIC_COUNTER, "leases given")                                     \
+	X(LEASES_RELEASED, kvd_leases_released_total, KV_METRIC_COUNTER, "leases given back")                          \
+	X(LEASES_EXPIRED, kvd_leases_expired_total, KV_METRIC_COUNTER, "leases ended by their time to live")           \
+	X(LEASES_REVOKED, kvd_leases_revoked_total, KV_METRIC_COUNTER, "leases ended with their instance, space or block") \
+	X(PINS, kvd_pins, KV_METRIC_GAUGE, "pins on blocks; equals leases, open puts and I/O")                         \
+	X(ACQUIRE_HITS, kvd_acquire_hits_total, KV_METRIC_COUNTER, "acquires that leased at least one block")          \
+	X(ACQUIRE_MISSES, kvd_acquire_misses_total, KV_METRIC_COUNTER, "acquires that leased nothing")                 \
+	X(ACQUIRE_SHORTENED, kvd_acquire_shortened_total, KV_METRIC_COUNTER, "acquires that got less than was resident because room for promotion lacked") \
+	X(STALE_EPOCH, kvd_stale_epoch_total, KV_METRIC_COUNTER, "requests with keys of an older epoch")               \
+	X(PUTS, kvd_puts, KV_METRIC_GAUGE, "open puts")                                                                \
+	X(PUTS_STARTED, kvd_puts_started_total, KV_METRIC_COUNTER, "puts started")                                     \
+	X(PUTS_REVOKED, kvd_puts_revoked_total, KV_METRIC_COUNTER, "puts given up or revoked")                         \
+	X(PUT_BLOCKS, kvd_put_blocks_total, KV_METRIC_COUNTER, "blocks that became visible through a put")             \
+	X(PUT_ALREADY, kvd_put_already_total, KV_METRIC_COUNTER, "put blocks that were visible already")               \
+	X(PUT_DUPLICATES, kvd_put_duplicates_total, KV_METRIC_COUNTER, "put blocks that lost to another instance's copy") \
+	X(PUT_BUSY, kvd_put_busy_total, KV_METRIC_COUNTER, "puts cut short at a limit")                                \
+	X(NO_PARENT, kvd_no_parent_total, KV_METRIC_COUNTER, "puts below an unknown parent")                           \
+	X(PARENT_LOST, kvd_parent_lost_total, KV_METRIC_COUNTER, "put blocks whose parent never came")                 \
+	X(NOT_ADMITTED, kvd_not_admitted_total, KV_METRIC_COUNTER, "blocks a tier refused")                            \
+	X(BAD_BLOCKS, kvd_bad_blocks_total, KV_METRIC_COUNTER, "blocks quarantined because their bytes were wrong")    \
+	X(BAD_REPORTS, kvd_bad_reports_total, KV_METRIC_COUNTER, "report records refused")                             \
+	X(LOST_REPORTS, kvd_lost_reports_total, KV_METRIC_COUNTER, "report records clients dropped because their ring was full") \
+	X(BAD_STAGING, kvd_bad_staging_total, KV_METRIC_COUNTER, "put ends whose digests lay outside the staging area or could not be read") \
+	/* index and mirror */                                                                                         \
+	X(BLOCKS, kvd_blocks, KV_METRIC_GAUGE, "blocks in the index")                                                  \
+	X(BLOCKS_CPU, kvd_blocks_cpu, KV_METRIC_GAUGE, "blocks in the CPU set")                                        \
+	X(BLOCKS_DISK, kvd_blocks_disk, KV_METRIC_GAUGE, "blocks in the disk set")                                     \
+	X(MIRROR_LEFT_OUT, kvd_mirror_left_out_total, KV_METRIC_COUNTER, "blocks that found no place in the mirror")   \
+	X(EVICTED_CPU, kvd_evicted_cpu_total, KV_METRIC_COUNTER, "blocks evicted from the CPU set")                    \
+	X(EVICTED_DISK, kvd_evicted_disk_total, KV_METRIC_COUNTER, "blocks evicted from the disk set")                 \
+	X(PROMOTED, kvd_promoted_total, KV_METRIC_COUNTER, "blocks read from disk for a lease")                        \
+	X(WRITE_BEHIND, kvd_write_behind_total, KV_METRIC_COUNTER, "blocks written to disk")                           \
+	X(WRITE_BEHIND_DROPPED, kvd_write_behind_dropped_total, KV_METRIC_COUNTER, "blocks evicted or refused before they were on disk") \
+	/* storage */                                                                                                  \
+	X(CPU_BYTES, kvd_cpu_bytes, KV_METRIC_GAUGE, "bytes of the CPU pool: slabs, digests and ledger")               \
+	X(CPU_USED_BYTES, kvd_cpu_used_bytes, KV_METRIC_GAUGE, "slot bytes in use, unfinished and quarantined ones included") \
+	X(CPU_LIMIT_BYTES, kvd_cpu_limit_bytes, KV_METRIC_GAUGE, "limit of the CPU pool")                              \
+	X(CPU_QUARANTINED_BYTES, kvd_cpu_quarantined_bytes, KV_METRIC_GAUGE, "slot bytes in quarantine")               \
+	X(CPU_FIRST_TOUCH, kvd_cpu_first_touch_total, KV_METRIC_COUNTER, "slots given out before they were pre-faulted") \
+	X(CPU_HUGE_PAGES, kvd_cpu_huge_pages, KV_METRIC_GAUGE, "1 when the pool lies on huge pages")                   \
+	X(SLAB_FAULTS, kvd_slab_faults_total, KV_METRIC_COUNTER, "copies or digests that hit memory a client had taken away") \
+	X(DISK_BYTES, kvd_disk_bytes, KV_METRIC_GAUGE, "bytes of the disk tier: slot files and metadata")              \
+	X(DISK_USED_BYTES, kvd_disk_used_bytes, KV_METRIC_GAUGE, "slot bytes in use on disk")                          \
+	X(DISK_LIMIT_BYTES, kvd_disk_limit_bytes, KV_METRIC_GAUGE, "limit of the disk tier")                           \
+	X(DISK_WRITTEN_BYTES, kvd_disk_written_bytes_total, KV_METRIC_COUNTER, "bytes written to slot files")          \
+	X(DISK_READ_BYTES, kvd_disk_read_bytes_total, KV_METRIC_COUNTER, "bytes read from slot files")                 \
+	X(DISK_ERRORS, kvd_disk_errors_total, KV_METRIC_COUNTER, "reads, writes or syncs that failed")                 \
+	X(DISK_CORRUPT, kvd_disk_corrupt_total, KV_METRIC_COUNTER, "slots whose header or digest did not match")       \
+	X(DISK_READ_TIME, kvd_disk_read_seconds, KV_METRIC_HISTOGRAM, "time of a slot read, digest included")          \
+	X(DISK_WRITE_TIME, kvd_disk_write_seconds, KV_METRIC_HISTOGRAM, "time of a slot write")                        \
+	X(DISK_OFF, kvd_disk_off, KV_METRIC_GAUGE, "1 when the disk tier is switched off after a fault")               \
+	X(DISK_FALLBACK, kvd_disk_fallback, KV_METRIC_GAUGE, "1 when io_uring is not available and plain I/O is used") \
+	X(DISK_RECOVERED, kvd_disk_recovered_total, KV_METRIC_COUNTER, "blocks found on disk at start")                \
+	X(DISK_REBUILT, kvd_disk_rebuilt_total, KV_METRIC_COUNTER, "blocks recovered from slot headers because the metadata was lost") \
+	/* events and prefix hits */                                                                                   \
+	X(EVENTS, kvd_events_total, KV_METRIC_COUNTER, "events published")                                             \
+	X(EVENTS_LOST, kvd_events_lost_total, KV_METRIC_COUNTER, "event batches not published; subscribers see a gap in seq") \
+	X(QUERY_TOKENS, kvd_prefix_query_tokens_total, KV_METRIC_COUNTER, "prompt tokens looked up")                   \
+	X(HIT_CPU_TOKENS, kvd_prefix_hit_cpu_tokens_total, KV_METRIC_COUNTER, "prompt tokens found in CPU memory")     \
+	X(HIT_DISK_TOKENS, kvd_prefix_hit_disk_tokens_total, KV_METRIC_COUNTER, "prompt tokens found on disk")         \
+	X(PREFIX_RECORDS, kvd_prefix_records_total, KV_METRIC_COUNTER, "prefix-hit records published")                 \
+	X(PREFIX_RECORDS_LOST, kvd_prefix_records_lost_total, KV_METRIC_COUNTER, "prefix-hit records not published")   \
+	/* the process */                                                                                              \
+	X(UPTIME, kvd_uptime_seconds, KV_METRIC_GAUGE, "seconds since this run of the daemon started")                 \
+	X(RESTARTS, kvd_restarts, KV_METRIC_GAUGE, "times the keeper has restarted the daemon")                        \
+	X(LOG_DROPPED, kvd_log_dropped, KV_METRIC_GAUGE, "log lines dropped because the log was not read")             \
+	X(LOOP_STALLS, kvd_loop_stalls_total, KV_METRIC_COUNTER, "turns of the core loop that took longer than 20 ms")
+
+#endif

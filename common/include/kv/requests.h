@@ -1,0 +1,212 @@
+/* kv/requests.h -- the request table: everything that can be said on a kvd socket.
+ *
+ * From this one table come the C structs, encoder, decoder, role checks, `kvctl help requests` and docs/wire.md. Codes are part of the
+ * wire format and are never reused; a new field means a new protocol version.
+ *
+ * A field is F(kind, name, limit, "help"). Kinds:
+ *   U32, U64, I32     an integer (limit: largest value allowed, 0: no limit)
+ *   STR               UTF-8 without control characters, at most `limit` bytes; kv_slice_t in C, borrowed from the frame
+ *   BIN               bytes, at most `limit`; kv_slice_t, borrowed
+ *   KEY               16 bytes exactly; kv_key_t
+ *   KEYS              a multiple of 16 bytes, at most `limit` keys; kv_slice_t of raw bytes, borrowed
+ * A body is a msgpack array of the fields in this order.
+ */
+#ifndef KV_REQUESTS_H
+#define KV_REQUESTS_H
+
+#define KV_MAX_BLOCKS 65536u      /* blocks in one acquire or put */
+#define KV_MAX_LADDER 40u
+#define KV_MAX_TEXT 4096u
+#define KV_MAX_JSON (1u << 20)
+#define KV_MAX_WRITERS 1024u
+
+/* Who may send it. ANY: also before HELLO. The bits are roles of a session (a member is a client that has joined). */
+#define KV_ROLE_NONE 0u
+#define KV_ROLE_CLIENT 1u
+#define KV_ROLE_MEMBER 2u
+#define KV_ROLE_OPERATOR 4u
+#define KV_ROLE_ANY 8u
+
+/* Bytes of one PUT_START writer entry (u32 rank, head_first, head_count, layer_first, layer_count; little-endian). */
+#define KV_WRITER_BYTES 20u
+
+/* X(code, NAME, name, roles, help): request from a client, answered by exactly one reply (same code) */
+#define KV_REQUEST_LIST(X)                                                                                             \
+	X(1, HELLO, hello, KV_ROLE_ANY, "open a session: agree on the version and learn the daemon's incarnation")     \
+	X(2, JOIN, join, KV_ROLE_CLIENT, "create an instance or join it; carries the member's pidfd, answers with fds")\
+	X(3, SPACE_OPEN, space_open, KV_ROLE_CLIENT, "open the space with this identity, creating it when it is new")  \
+	X(4, SPACE_RESET, space_reset, KV_ROLE_MEMBER, "drop all blocks of a space by starting its next epoch")        \
+	X(5, ACQUIRE, acquire, KV_ROLE_MEMBER, "lease the deepest known block of a ladder of keys, and all before it") \
+	X(6, RELEASE, release, KV_ROLE_MEMBER, "give leases back")                                                     \
+	X(7, RENEW, renew, KV_ROLE_MEMBER, "extend a read lease")                                                      \
+	X(8, PUT_START, put_start, KV_ROLE_MEMBER, "reserve slots for new blocks below a parent")                      \
+	X(9, PUT_END, put_end, KV_ROLE_MEMBER, "one rank's bytes of some blocks of a put are in place")                \
+	X(10, PUT_REVOKE, put_revoke, KV_ROLE_MEMBER, "give an unfinished put up")                                     \
+	X(11, QUIET, quiet, KV_ROLE_MEMBER, "this member has stopped touching that memory")                            \
+	X(12, BAD_BLOCK, bad_block, KV_ROLE_MEMBER, "a leased block did not match its digest: quarantine it")          \
+	X(13, EXPLAIN, explain, KV_ROLE_CLIENT | KV_ROLE_OPERATOR, "where each of these keys is, and why the first missing one is missing") \
+	X(14, STATUS, status, KV_ROLE_CLIENT | KV_ROLE_OPERATOR, "health, tiers, spaces and sessions as JSON")         \
+	X(15, STATS, stats, KV_ROLE_CLIENT | KV_ROLE_OPERATOR, "every metric as JSON")                                 \
+	X(16, CHECK, check, KV_ROLE_OPERATOR, "verify the invariants: leaks, sums, index against storage")             \
+	X(17, CONFIG, config, KV_ROLE_OPERATOR, "the options in force as JSON")
+
+/* Sent by the daemon on its own, never answered. */
+#define KV_NOTICE_LIST(X)                                                                                              \
+	X(64, SLAB_ADD, slab_add, KV_ROLE_NONE, "a slab of the namespace; carries its data fd and its digest fd")      \
+	X(65, SLAB_RETIRE, slab_retire, KV_ROLE_NONE, "unmap this slab, then say QUIET")                               \
+	X(66, LEASE_DONE, lease_done, KV_ROLE_NONE, "a lease's blocks are all ready, or will never be")                \
+	X(67, PUT_DONE, put_done, KV_ROLE_NONE, "a put has ended")                                                     \
+	X(68, DURABLE, durable, KV_ROLE_NONE, "what of a put survives kill -9 and power loss")
+
+#define KV_FIELDS_hello(F)                                                                                             \
+	F(U32, version, 0, "protocol version of the client")                                                          \
+	F(U32, features, 0, "feature bits the client knows")                                                           \
+	F(STR, program, 64, "name of the program, for `kvctl status`")
+#define KV_FIELDS_hello_reply(F)                                                                                       \
+	F(U32, version, 0, "protocol version spoken from now on")                                                      \
+	F(U32, features, 0, "feature bits both sides know")                                                            \
+	F(U64, incarnation, 0, "this run of the daemon; never 0, never reused")                                       \
+	F(STR, ns, 64, "the namespace this socket belongs to")                                                         \
+	F(U32, max_frame, 0, "largest frame body in bytes the daemon accepts from now on")
+
+#define KV_FIELDS_join(F)                                                                                              \
+	F(STR, instance, 128, "instance id, chosen by the launcher and shared by all its members")                     \
+	F(BIN, secret, 32, "16 to 32 bytes; every member shows the same")                                              \
+	F(U32, role, 2, "0 scheduler, 1 worker, 2 both")                                                               \
+	F(U32, rank, 65535, "worker rank")                                                                             \
+	F(U64, old_incarnation, 0, "incarnation this member was attached to before, 0: none; its copies have ended")   \
+	F(U32, staging_words, 1u << 24, "u64 words of digest staging wanted in the member area")
+#define KV_FIELDS_join_reply(F)                                                                                        \
+	F(U64, instance_id, 0, "the daemon's number for the instance")                                                 \
+	F(U64, member_id, 0, "the daemon's number for this member")                                                    \
+	F(U64, mirror_bytes, 0, "size of the mirror (first fd)")                                                       \
+	F(U64, lease_bytes, 0, "size of the lease area (second fd)")                                                   \
+	F(U64, member_bytes, 0, "size of the member area (third fd)")
+
+#define KV_FIELDS_space_open(F)                                                                                        \
+	F(STR, identity, KV_MAX_TEXT, "canonical identity text (kv/identity.h); the daemon adds the namespace")        \
+	F(STR, layout, 512, "canonical text of the pool block's layout (kvk/layout.h), the same as in the identity")
+#define KV_FIELDS_space_open_reply(F)                                                                                  \
+	F(U32, space, 0, "space id, valid for this incarnation")                                                       \
+	F(U64, epoch, 0, "current epoch")                                                                              \
+	F(BIN, root, 32, "root digest the chain starts from")                                                          \
+	F(U32, hash_tokens, 0, "tokens a unit of the chain")                                                           \
+	F(U32, block_bytes, 0, "payload bytes of a block")                                                             \
+	F(U32, heads, 0, "heads of the layout: digest roots a block")                                                  \
+	F(U32, leaves, 0, "digest leaves a head")                                                                      \
+	F(STR, layout, 512, "canonical layout of the pool block; its inner order may differ from the one asked for")
+
+#define KV_FIELDS_space_reset(F)                                                                                       \
+	F(U32, space, 0, "space id")                                                                                   \
+	F(U64, epoch, 0, "epoch the caller knows; an old one answers STALE_EPOCH, so a retry resets once")
+#define KV_FIELDS_space_reset_reply(F) F(U64, epoch, 0, "the new epoch, synced to disk before this answer")
+
+#define KV_FIELDS_acquire(F)                                                                                           \
+	F(U32, space, 0, "space id")                                                                                   \
+	F(U64, epoch, 0, "epoch the keys were made in")                                                                \
+	F(U32, group, 255, "block group")                                                                              \
+	F(U32, skip, KV_MAX_BLOCKS, "blocks the engine holds already: touched, neither promoted nor listed")           \
+	F(U32, n, KV_MAX_BLOCKS, "blocks wanted")                                                                      \
+	F(KEYS, ladder, KV_MAX_LADDER, "keys of blocks n, n-1, n-2, n-4, ... (1-based), ending with that of block 1")  \
+	F(U32, ttl_ms, 0, "lease life in ms; 0: the daemon's default")
+#define KV_FIELDS_acquire_reply(F)                                                                                     \
+	F(U64, lease, 0, "lease id; 0: nothing is leased (n <= skip)")                                                 \
+	F(U32, n, 0, "blocks leased, skip included")                                                                   \
+	F(U32, ready, 0, "blocks whose bytes are there now; LEASE_DONE follows when ready < n")                        \
+	F(U32, n_disk, 0, "of them read from disk for this lease")                                                     \
+	F(U64, offset, 0, "of the lease's header in the lease area")                                                   \
+	F(U32, ttl_ms, 0, "lease life granted")                                                                        \
+	F(U32, why, 0, "kv_miss_reason_t of block n + 1")
+
+#define KV_FIELDS_release(F) F(BIN, leases, 8u * 4096u, "lease ids, u64 little-endian each")
+#define KV_FIELDS_release_reply(F) F(U32, released, 0, "how many of them were held")
+
+#define KV_FIELDS_renew(F)                                                                                             \
+	F(U64, lease, 0, "lease id")                                                                                   \
+	F(U32, ttl_ms, 0, "new life from now in ms; 0: the daemon's default")
+#define KV_FIELDS_renew_reply(F) F(U32, ttl_ms, 0, "lease life granted")
+
+#define KV_FIELDS_put_start(F)                                                                                         \
+	F(U32, space, 0, "space id")                                                                                   \
+	F(U64, epoch, 0, "epoch the keys were made in")                                                                \
+	F(U32, group, 255, "block group")                                                                              \
+	F(U32, flags, 1, "bit 0: a DURABLE notice is wanted")                                                          \
+	F(KEY, parent, 0, "key of the block before the first one; zero: the first block is at the root")               \
+	F(U32, depth, 0, "blocks before the first one (0 at the root)")                                                \
+	F(KEYS, keys, KV_MAX_BLOCKS, "keys of the blocks, each the parent of the next")                                \
+	F(BIN, event_hashes, 8u * KV_MAX_BLOCKS, "the engine's 64-bit event hashes, u64 each; empty: key bytes 0-7")   \
+	F(BIN, tokens, 4u * 4u * 1024u * 1024u, "token ids of all blocks, u32 each; empty: events carry none")         \
+	F(BIN, writers, KV_WRITER_BYTES * KV_MAX_WRITERS, "who writes which heads and layers; empty: one writer, rank 0, all")
+#define KV_FIELDS_put_start_reply(F)                                                                                   \
+	F(U64, put, 0, "put id; 0: nothing to write")                                                                  \
+	F(U32, n, 0, "blocks answered, from the first; fewer than asked: BUSY from there on")                          \
+	F(U64, offset, 0, "of the put's header in the lease area; slots[i] == KV_SLOT_NONE: ALREADY")                  \
+	F(U32, already, 0, "blocks among them that are visible already")
+
+#define KV_FIELDS_put_end(F)                                                                                           \
+	F(U64, put, 0, "put id")                                                                                       \
+	F(U32, rank, 65535, "the writer")                                                                              \
+	F(U32, first, KV_MAX_BLOCKS, "first block, counted from the put's first")                                      \
+	F(U32, count, KV_MAX_BLOCKS, "blocks")                                                                         \
+	F(U64, staging, 0, "first u64 word in the member's staging: leaves[block][head][leaf] of the rank's range, ALREADY blocks left out") \
+	F(U32, words, 0, "u64 words there")
+#define KV_FIELDS_put_end_reply(F) F(U32, complete, 0, "blocks of the put all of whose ranges have ended")
+
+#define KV_FIELDS_put_revoke(F) F(U64, put, 0, "put id")
+#define KV_FIELDS_put_revoke_reply(F) F(U32, revoked, 0, "blocks that were unfinished")
+
+#define KV_FIELDS_quiet(F)                                                                                             \
+	F(U32, what, 3, "0 a put, 1 a lease, 2 everything of this member, 3 a retired slab")                           \
+	F(U64, id, 0, "put, lease or slab id; 0 with `everything`")
+#define KV_FIELDS_quiet_reply(F) F(U32, freed, 0, "slots that became free")
+
+#define KV_FIELDS_bad_block(F)                                                                                         \
+	F(U64, lease, 0, "lease id")                                                                                   \
+	F(U32, index, KV_MAX_BLOCKS, "position in the lease's slots")
+#define KV_FIELDS_bad_block_reply(F) F(U32, quarantined, 0, "blocks that are no longer visible")
+
+#define KV_FIELDS_explain(F)                                                                                           \
+	F(U32, space, 0, "space id")                                                                                   \
+	F(U64, epoch, 0, "epoch the keys were made in")                                                                \
+	F(U32, group, 255, "block group")                                                                              \
+	F(KEYS, keys, 4096, "keys to look up")
+#define KV_FIELDS_explain_reply(F)                                                                                     \
+	F(BIN, tiers, 4096, "one byte a key: kv_tier_t bits, 0x80: being written, 0x40: quarantined")                  \
+	F(BIN, leases, 4u * 4096u, "u32 a key: leases that end at this block")                                         \
+	F(U32, why, 0, "kv_miss_reason_t of the first missing key")
+
+#define KV_FIELDS_status(F) F(U32, detail, 2, "0 summary, 1 with spaces, 2 with sessions too")
+#define KV_FIELDS_status_reply(F) F(STR, json, KV_MAX_JSON, "one object")
+#define KV_FIELDS_stats(F) F(U32, reserved, 0, "0")
+#define KV_FIELDS_stats_reply(F) F(STR, json, KV_MAX_JSON, "one object: metric name to value")
+#define KV_FIELDS_check(F) F(U32, reserved, 0, "0")
+#define KV_FIELDS_check_reply(F)                                                                                       \
+	F(U32, failed, 0, "invariants that do not hold")                                                               \
+	F(STR, json, KV_MAX_JSON, "one object: checks[] of {name, promise, ok, detail}")
+#define KV_FIELDS_config(F) F(U32, reserved, 0, "0")
+#define KV_FIELDS_config_reply(F) F(STR, json, KV_MAX_JSON, "one object: option name to {value, source}")
+
+#define KV_FIELDS_slab_add(F)                                                                                          \
+	F(U32, slab, KV_SLOT_MAX_SLAB, "slab number: the upper bits of its slots")                                     \
+	F(U32, slots, 1u << 20, "slots in it")                                                                         \
+	F(U32, slot_bytes, 0, "distance of two slots in bytes, a multiple of 4096")                                    \
+	F(U32, block_bytes, 0, "payload bytes of a slot")                                                              \
+	F(U32, heads, 0, "digest roots a slot")                                                                        \
+	F(U32, leaves, 0, "digest leaves a head")                                                                      \
+	F(U64, bytes, 0, "size of the data memfd (first fd)")                                                          \
+	F(U64, digest_bytes, 0, "size of the digest memfd (second fd): u64 leaf[slots][head][leaf], u64 root[slots][head]")
+#define KV_FIELDS_slab_retire(F) F(U32, slab, KV_SLOT_MAX_SLAB, "slab number")
+#define KV_FIELDS_lease_done(F)                                                                                        \
+	F(U64, lease, 0, "lease id")                                                                                   \
+	F(U32, ready, 0, "blocks [0, ready) hold their bytes")                                                         \
+	F(I32, status, 0, "OK, or why the rest will never be ready")
+#define KV_FIELDS_put_done(F)                                                                                          \
+	F(U64, put, 0, "put id")                                                                                       \
+	F(U32, n, 0, "blocks from the put's first that are visible")                                                   \
+	F(I32, status, 0, "OK, or why the rest is not")
+#define KV_FIELDS_durable(F)                                                                                           \
+	F(U64, put, 0, "put id")                                                                                       \
+	F(U32, n, 0, "blocks from the root that are synced: ancestors and ALREADY blocks included")                    \
+	F(I32, status, 0, "OK, or why the rest is not")
+
+#endif

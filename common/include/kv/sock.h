@@ -1,0 +1,22 @@
+/* kv/sock.h -- UNIX stream sockets carrying frames (kv/wire.h) and descriptors. */
+#ifndef KV_SOCK_H
+#define KV_SOCK_H
+
+#include "kv/wire.h"
+
+/* Connect to a daemon. KV_ERR_PATH: path does not fit sockaddr_un (107 bytes); KV_ERR_UNREACHABLE: nobody listens, *p_errno says why. The fd is
+ * CLOEXEC and non-blocking. */
+kv_status_t kv_sock_connect(const char *path, int *p_fd, int *p_errno);
+
+/* Listen at path with the given mode. A left-over socket nobody answers on is replaced; a live one is KV_ERR_LOCKED. */
+kv_status_t kv_sock_listen(const char *path, unsigned mode, int backlog, int *p_fd, int *p_errno);
+
+/* Send what fits without blocking: header and body as one frame, `fds` with the first byte. *p_sent counts bytes of header + body from
+ * `offset` on. KV_PENDING: the socket is full. KV_ERR_CLOSED: the peer has gone. */
+kv_status_t kv_sock_send(int fd, const kv_frame_header_t *header, const uint8_t *body, size_t offset, const int *fds, size_t *p_sent);
+
+/* Receive at most cap bytes and up to KV_WIRE_MAX_FDS descriptors without blocking; descriptors are CLOEXEC and belong to the caller.
+ * More descriptors than fit are closed and *p_fd_count is UINT32_MAX. KV_PENDING: nothing there. KV_ERR_CLOSED: end of file. */
+kv_status_t kv_sock_recv(int fd, uint8_t *out, size_t cap, size_t *p_len, int fds[KV_WIRE_MAX_FDS], uint32_t *p_fd_count);
+
+#endif

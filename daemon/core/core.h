@@ -1,0 +1,173 @@
+/* daemon/core/core.h -- the core: index, leases, puts, tiers and policy of one daemon, as a library without I/O.
+ *
+ * One thread calls everything here. The core reaches the outside only through kvd_world_t and the tiers, so the daemon, the deterministic universe of
+ * the tests and (later) `kvctl simulate` run the same code. Long work is cut into quanta of at most 20 us, run by kvd_core_tick().
+ *
+ * Hosts:    daemon/io (sockets), tests/core (a seeded universe).
+ * Files:    index.h (radix tree), block.h, lease.h, put.h, space.h, instance.h, policy.h, mirror.h, check.h
+ */
+#ifndef KVD_CORE_H
+#define KVD_CORE_H
+
+#include "kv/env.h"
+#include "kv/metric.h"
+#include "kv/shm.h"
+#include "kv/wire.h"
+#include "kvs/tier.h"
+
+typedef struct kvd_core kvd_core_t;
+
+/* Ids are never reused within an incarnation; 0 is none. */
+typedef uint64_t kvd_member_t;
+typedef uint64_t kvd_instance_t;
+
+/* One event for subscribers, borrowed for the call. Arrays may be NULL with count 0. */
+typedef enum kvd_event_type { KVD_EVENT_STORED, KVD_EVENT_REMOVED } kvd_event_type_t;
+typedef struct kvd_event {
+	kvd_event_type_t type;
+	const char *ns;
+	uint32_t space;
+	uint8_t group;
+	kv_tier_t medium;
+	uint32_t count;               /* blocks, each the parent of the next */
+	const uint64_t *hashes;       /* event hashes */
+	int has_parent;
+	uint64_t parent_hash;
+	uint32_t block_tokens;
+	const uint32_t *tokens;       /* count x block_tokens, or NULL */
+	const char *lora;             /* identity's adapter, NULL for none */
+} kvd_event_t;
+
+typedef struct kvd_world {
+	kv_env_t env;
+	void *ctx;
+	kvs_tier_t *cpu;              /* never NULL */
+	kvs_tier_t *disk;             /* NULL: no disk tier */
+	kv_metrics_t *metrics;
+	/* Queue a notice (KV_NOTICE_LIST) to a member. Never blocks, never fails: a member that does not read is closed by the host. */
+	void (*notify)(void *ctx, kvd_member_t member, uint16_t code, const kv_msg_t *msg);
+	/* Queue an event. Never blocks; events of one call to the core form one batch. */
+	void (*publish)(void *ctx, const kvd_event_t *event);
+	/* Record a claim on slots in the ledger, and take it back (kvs_pool_claim). */
+	kv_status_t (*claim)(void *ctx, uint64_t id, kvd_instance_t instance, uint32_t kind, const kv_lease_header_t *lease, kvs_loc_t deepest, const kv_key_t *deepest_key, uint64_t expiry_ns);
+	void (*unclaim)(void *ctx, uint64_t id);
+	/* Digests of a put into the digest table (kvs_pool_digests), and roots (kvs_pool_seal). */
+	kv_status_t (*digests)(void *ctx, kvs_loc_t loc, uint32_t head, uint32_t heads, uint32_t leaf, uint32_t count, const uint64_t *values);
+	kv_status_t (*seal)(void *ctx, kvs_loc_t loc);
+} kvd_world_t;
+
+typedef enum kvd_policy_kind { KVD_POLICY_LRU = 0, KVD_POLICY_FIFO = 1 } kvd_policy_kind_t;
+
+typedef struct kvd_core_config {
+	uint64_t incarnation;
+	uint64_t max_index_blocks;        /* blocks the index may hold; sizes the mirrors too */
+	uint32_t max_spaces;              /* per namespace, <= KV_MIRROR_MAX_SPACES */
+	uint32_t max_instances;
+	uint32_t max_members;
+	uint32_t max_leases;              /* per instance */
+	uint64_t max_pinned_bytes;        /* per instance: slots read leases keep from eviction, promotions included */
+	uint64_t max_unfinished_bytes;    /* per instance: slots of unfinished puts */
+	uint64_t lease_ttl_ns;            /* default, and the largest granted */
+	uint32_t write_behind_depth;      /* disk writes in flight */
+	uint32_t read_depth;              /* disk reads in flight */
+	int write_behind;                 /* 1: eager, parent first */
+	kvd_policy_kind_t policy;
+} kvd_core_config_t;
+
+/* Nothing of `world` is copied but the struct itself; tiers stay the host's and are closed after kvd_core_destroy(). */
+kv_status_t kvd_core_create(const kvd_core_config_t *config, const kvd_world_t *world, kvd_core_t **p_core);
+void kvd_core_destroy(kvd_core_t *core);
+
+/* ---- namespaces: one per listening socket, given at start ---------------------------------------------------------------- */
+
+/* Size of a mirror for this configuration, header included. */
+uint64_t kvd_mirror_bytes(const kvd_core_config_t *config);
+/* `mirror`: zeroed, page-aligned memory of kvd_mirror_bytes(), shared with clients by the host. */
+kv_status_t kvd_namespace_add(kvd_core_t *core, const char *name, void *mirror, uint32_t *p_ns);
+/* Take in what the disk tier has kept. Call once, after all namespaces are there and before members join. Spaces appear when they are opened;
+ * until then their blocks wait under their root digest. */
+kv_status_t kvd_core_recover(kvd_core_t *core);
+
+/* ---- members --------------------------------------------------------------------------------------------------------------- */
+
+/* Memory of the new member and its instance, given by the host: the lease area (one per instance: `lease_area` is what the host gave for the first
+ * member) and the member area, header fields of both filled in by the core. */
+typedef struct kvd_join {
+	uint32_t ns;
+	const char *instance;             /* NUL-terminated id */
+	const uint8_t *secret;
+	uint32_t secret_len;
+	uint32_t role;
+	uint32_t rank;
+} kvd_join_t;
+
+/* Two steps, since the areas' sizes depend on whether the instance is new. find: existing instance or 0; checks the secret (KV_ERR_SECRET). */
+kv_status_t kvd_instance_find(kvd_core_t *core, const kvd_join_t *join, kvd_instance_t *p_instance);
+/* A new instance with its lease area (zeroed, lease_bytes long, stays the host's until kvd_reaped() says the instance has gone). */
+kv_status_t kvd_instance_create(kvd_core_t *core, const kvd_join_t *join, void *lease_area, uint64_t lease_bytes, kvd_instance_t *p_instance);
+kv_status_t kvd_member_add(kvd_core_t *core, kvd_instance_t instance, const kvd_join_t *join, kvd_member_t *p_member);
+
+/* The member's connection has ended (end of file). Its puts are revoked; slots it may still touch stay QUARANTINED until it is dead or quiet. */
+void kvd_member_closed(kvd_core_t *core, kvd_member_t member);
+/* Its pidfd has fired and its socket is at end of file: it touches nothing any more. Frees what only it held. */
+void kvd_member_dead(kvd_core_t *core, kvd_member_t member);
+/* Instances that ended since the last call: the host frees their areas. Returns how many ids were written. */
+uint32_t kvd_reaped(kvd_core_t *core, kvd_instance_t *out, uint32_t cap);
+
+/* ---- requests -------------------------------------------------------------------------------------------------------------- */
+
+/* A space: `identity` and `layout` are canonical texts the host has checked; geometry follows from the layout. */
+typedef struct kvd_space_open {
+	uint32_t ns;
+	const char *identity;
+	uint32_t identity_len;
+	uint8_t root[32];
+	uint32_t hash_tokens;
+	uint32_t block_tokens;            /* of group 0 */
+	kvs_geometry_t geometry;
+	const char *layout;               /* NUL-terminated */
+	const char *lora;                 /* NULL: none */
+} kvd_space_open_t;
+typedef struct kvd_space_info {
+	uint32_t space;
+	uint64_t epoch;
+	kvs_geometry_t geometry;
+	uint32_t hash_tokens;
+	const char *layout;               /* of the first attach; borrowed until the core ends */
+} kvd_space_info_t;
+kv_status_t kvd_space_open(kvd_core_t *core, const kvd_space_open_t *ask, kvd_space_info_t *p_info);
+
+/* ACQUIRE .. BAD_BLOCK of a member, EXPLAIN of anybody in namespace `ns`: msg is the decoded request, *reply the decoded reply (same code). Slices in the reply
+ * are valid until the next call. KV_PENDING: the reply comes later through kvd_world_t.notify's sibling `answer` (SPACE_RESET only).
+ * Any other value than OK is the status of the reply; *detail (static, may be NULL) says more. */
+kv_status_t kvd_core_request(kvd_core_t *core, uint32_t ns, kvd_member_t member, uint16_t code, uint64_t frame_id, const kv_msg_t *msg, kv_msg_t *reply, const char **detail);
+
+/* Digest staging of a member: the host maps it and says where; the core copies words out once, through `world.digests`. `fetch` copies `words` values
+ * starting at word `first` into out, guarded: KV_ERR_FAULT, KV_ERR_ARG. */
+typedef kv_status_t (*kvd_staging_fn)(void *ctx, kvd_member_t member, uint64_t first, uint32_t words, uint64_t *out);
+void kvd_core_set_staging(kvd_core_t *core, kvd_staging_fn fetch, void *ctx);
+/* Answer to a request that returned KV_PENDING. */
+typedef void (*kvd_answer_fn)(void *ctx, kvd_member_t member, uint16_t code, uint64_t frame_id, kv_status_t status, const kv_msg_t *reply);
+void kvd_core_set_answer(kvd_core_t *core, kvd_answer_fn answer, void *ctx);
+
+/* One report record copied out of a ring; a bad one is counted and KV_ERR_ARG. Updates the prefix metrics. */
+kv_status_t kvd_core_report(kvd_core_t *core, kvd_member_t member, const kv_report_t *report);
+
+/* ---- time ------------------------------------------------------------------------------------------------------------------ */
+
+/* Heartbeat, expiry, tier polls, promotions, write-behind, resumable work; at most about 200 us of it. Returns nanoseconds until it wants to be called
+ * again (0: at once). Call it after every batch of requests and when a tier's event fd is readable. */
+uint64_t kvd_core_tick(kvd_core_t *core);
+/* Say goodbye: heartbeat 0, all leases REVOKED. Transfers still in flight end through the tiers' close. */
+void kvd_core_shutdown(kvd_core_t *core);
+
+/* ---- looking in ------------------------------------------------------------------------------------------------------------ */
+
+/* JSON for STATUS (spaces, instances, tiers; only those of namespace ns) and CHECK. Return bytes needed, like snprintf. */
+size_t kvd_core_status_json(kvd_core_t *core, uint32_t ns, uint32_t detail, char *out, size_t cap);
+size_t kvd_core_check_json(kvd_core_t *core, char *out, size_t cap, uint32_t *p_failed);
+
+/* Force one eviction step, for tests: KV_MISS when nothing can go. */
+kv_status_t kvd_core_evict_one(kvd_core_t *core, kv_tier_t tier);
+
+#endif

@@ -1,0 +1,40 @@
+/* kvs/nvme.h -- the disk tier: fixed slots in preallocated files, io_uring with O_DIRECT, metadata in RocksDB.
+ *
+ * Directory:
+ *   LOCK                 held by the one daemon (flock)
+ *   superblock           synced, two copies: format version, namespaces, identity texts, epochs; has the last word on epochs
+ *   slots/<class>.<n>    slot files of one class (namespace x geometry); slot = header page(s) + payload, overwritten in place
+ *   meta/                RocksDB: (class, slot) -> kvs_meta_t, generation, digests' root; rebuilt from slot headers when lost
+ * A slot's header (key, group, parent, root digest, epoch, generation, length, event hash, leaf digests, CRC) has the last word.
+ */
+#ifndef KVS_NVME_H
+#define KVS_NVME_H
+
+#include "kv/env.h"
+#include "kv/metric.h"
+#include "kvs/tier.h"
+
+typedef enum kvs_io_engine { KVS_IO_AUTO = 0, KVS_IO_URING = 1, KVS_IO_THREADS = 2 } kvs_io_engine_t;
+
+typedef struct kvs_nvme_config {
+	const char *path;          /* directory; created 0700 when missing */
+	uint64_t limit_bytes;      /* slot files and metadata together, fixed */
+	uint64_t file_bytes;       /* preallocated size of one slot file */
+	uint32_t queue_depth;      /* device requests in flight */
+	kvs_io_engine_t engine;    /* AUTO: io_uring, else plain preadv/pwritev in threads; says so once */
+	int direct;                /* 1: O_DIRECT where the file system has it; says so when not */
+	int sync;                  /* 1: flush() means fdatasync (0 only for tests and replays) */
+	uint64_t flush_interval_ns;/* metadata batch at the latest after this */
+	uint64_t incarnation;
+	kv_metrics_t *metrics;
+} kvs_nvme_config_t;
+
+/* Open or create. KV_ERR_LOCKED: another daemon holds the directory. KV_ERR_FOREIGN: not a kvd directory, or another version; nothing was changed.
+ * KV_ERR_IO, KV_ERR_NOSPC, KV_ERR_PATH. `detail` gets a sentence for the operator. */
+kv_status_t kvs_nvme_open(const kvs_nvme_config_t *config, const kv_env_t *env, kvs_tier_t **p_tier, char *detail, size_t cap);
+
+/* Register memory that transfers will use (a slab's data). *p_region goes into kvs_mem_t. UINT32_MAX when registration is refused (memlock): transfers
+ * then go unregistered, which is said once. */
+void kvs_nvme_register(kvs_tier_t *tier, void *base, size_t bytes, uint32_t *p_region);
+
+#endif

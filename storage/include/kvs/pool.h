@@ -1,0 +1,82 @@
+/* kvs/pool.h -- the CPU tier: slabs of slots in sealed memfds, and the ledger.
+ *
+ * A slab is one memfd (SHRINK|GROW sealed, huge pages when the kernel gives them) of one class, pre-faulted in the background, and beside it a
+ * digest memfd (u64 leaf[slots][heads][leaves], then u64 root[slots][heads]) that only the daemon may write. The ledger memfd holds the state
+ * of every slot, and records of open leases and puts; only daemon and keeper map it. Nothing in client-writable memory is trusted: slab bytes are
+ * touched only through kvs_guard_*().
+ */
+#ifndef KVS_POOL_H
+#define KVS_POOL_H
+
+#include "kv/env.h"
+#include "kv/metric.h"
+#include "kvs/tier.h"
+
+typedef enum kvs_huge { KVS_HUGE_AUTO = 0, KVS_HUGE_ON = 1, KVS_HUGE_OFF = 2 } kvs_huge_t;
+
+/* Hand a new fd to the keeper (which duplicates it). Names: "ledger", "slab.<n>", "digest.<n>". May be NULL. */
+typedef void (*kvs_hold_fn)(void *ctx, const char *name, int fd);
+
+typedef struct kvs_pool_config {
+	uint64_t limit_bytes;      /* slabs, digest tables and ledger together */
+	uint64_t slab_bytes;       /* size of a slab; smaller when the limit leaves less */
+	uint64_t max_blocks;       /* slots in all; 0: as many as fit. Exact, for replays */
+	kvs_huge_t huge;
+	int prefault;              /* 1: a thread touches new slabs */
+	uint64_t incarnation;
+	kvs_hold_fn hold;
+	void *hold_ctx;
+	kv_metrics_t *metrics;     /* counters are added here; not NULL */
+} kvs_pool_config_t;
+
+/* The pool as a tier. KV_ERR_ARG, KV_ERR_NOMEM. Only memfd_create and mmap can fail later, inside kvs_alloc (KV_ERR_FULL, logged). */
+kv_status_t kvs_pool_open(const kvs_pool_config_t *config, const kv_env_t *env, kvs_tier_t **p_tier);
+
+/* What a client needs to map a slab. fds stay the pool's. */
+typedef struct kvs_slab_info {
+	uint32_t slab;
+	uint32_t slots;
+	uint32_t slot_bytes;       /* stride */
+	kvs_geometry_t geometry;
+	uint64_t bytes;
+	uint64_t digest_bytes;
+	int data_fd;
+	int digest_fd;
+	const char *ns;
+} kvs_slab_info_t;
+
+/* Slabs are numbered from 0 without gaps. KV_MISS past the last. */
+kv_status_t kvs_pool_slab(kvs_tier_t *pool, uint32_t slab, kvs_slab_info_t *p_info);
+uint32_t kvs_pool_slab_count(kvs_tier_t *pool);
+
+/* Leases and puts in the ledger, so that a later daemon knows what old members may still touch. KV_ERR_LIMIT: the table is full. */
+typedef struct kvs_claim {
+	uint64_t id;               /* lease or put id, never 0 */
+	uint64_t instance;
+	uint64_t expiry_ns;        /* CLOCK_MONOTONIC; 0: never (puts) */
+	uint32_t space;
+	uint32_t n;
+	uint32_t skip;
+	uint32_t kind;             /* kv_lease_kind_t */
+	kvs_loc_t deepest;         /* slot of the deepest block */
+	kv_key_t deepest_key;
+	uint8_t group;
+} kvs_claim_t;
+kv_status_t kvs_pool_claim(kvs_tier_t *pool, const kvs_claim_t *claim);
+void kvs_pool_unclaim(kvs_tier_t *pool, uint64_t id);
+
+/* Leaf digests of a put: heads [head, head + heads) x leaves [leaf, leaf + count) of a slot, values[heads][count]. */
+kv_status_t kvs_pool_digests(kvs_tier_t *pool, kvs_loc_t loc, uint32_t head, uint32_t heads, uint32_t leaf, uint32_t count, const uint64_t *values);
+/* All leaves are in: compute the roots. */
+kv_status_t kvs_pool_seal(kvs_tier_t *pool, kvs_loc_t loc);
+
+/* Touch memory a client may have taken away (truncated, punched) without dying: install once per process, any thread may then call the
+ * functions. KV_ERR_FAULT: the memory was gone; dst is then undefined. The digest is that of the source. */
+kv_status_t kvs_guard_install(void);
+kv_status_t kvs_guard_copy_digest(void *dst, const void *src, size_t n, uint64_t *p_digest);
+kv_status_t kvs_guard_digest(const void *src, size_t n, uint64_t *p_digest);
+kv_status_t kvs_guard_copy(void *dst, const void *src, size_t n);
+/* Digest all leaves of a block and compare with `leaves` (NULL: only compute). KV_ERR_CORRUPT, KV_ERR_FAULT. */
+kv_status_t kvs_guard_verify(const kvs_geometry_t *geometry, const void *data, const uint64_t *expected, uint64_t *p_leaves, uint64_t *p_roots);
+
+#endif

@@ -1,0 +1,213 @@
+/* kvs/tier.h -- one storage tier (CPU pool, NVMe files; later GPU), seen by the daemon's core.
+ *
+ * A tier owns fixed slots, grouped into classes: (namespace, slot geometry). It knows which slot holds what; it knows no tree, no lease
+ * and no policy: the core decides what goes in and out, and keeps each tier's set prefix-closed.
+ * All calls are made from one thread (the owner of the tier). Transfers end by a callback on that same thread, from kvs_tier_poll() or
+ * from inside the call itself.
+ *
+ * State of a slot (formats.md section 3):
+ *   FREE -> PUT -> READY          an engine fills it
+ *   FREE -> FILLING -> READY      read from another tier; or -> TRANSIT when its parent is not in this tier's set
+ *   PUT -> READY | TRANSIT | QUARANTINED
+ *   TRANSIT -> READY              when its parent has joined the set
+ *   any -> QUARANTINED            bad digest, or its writers may still touch it
+ *   READY, TRANSIT, QUARANTINED -> FREE
+ */
+#ifndef KVS_TIER_H
+#define KVS_TIER_H
+
+#include "kv/status.h"
+#include "kv/types.h"
+
+typedef enum kvs_state {
+	KVS_FREE = 0,
+	KVS_PUT = 1,
+	KVS_FILLING = 2,
+	KVS_READY = 3,
+	KVS_TRANSIT = 4,
+	KVS_QUARANTINED = 5,
+} kvs_state_t;
+
+/* What the tiers need to know of a block's layout. */
+typedef struct kvs_geometry {
+	uint32_t block_bytes; /* payload                                             */
+	uint32_t heads;       /* digest roots                                        */
+	uint32_t leaves;      /* digest leaves a head                                */
+	uint32_t leaf_bytes;  /* leaf i of head h starts at (h x leaves + i) x leaf_bytes, unless opaque pieces are uneven: */
+	uint32_t page_bytes;  /* pages of this size, each cut into leaf_bytes pieces, the last shorter                    */
+} kvs_geometry_t;
+
+/* Bytes and digests of a slot live at byte offset and of length; see kvs_leaf_range(). */
+void kvs_leaf_range(const kvs_geometry_t *geometry, uint32_t head, uint32_t leaf, size_t *p_offset, size_t *p_len);
+
+/* Who a slot belongs to. Goes into the ledger and the NVMe slot header. */
+typedef struct kvs_meta {
+	kv_key_t key;
+	kv_key_t parent;      /* zero: child of the root                              */
+	uint8_t root[32];     /* root digest of the space                             */
+	uint64_t epoch;
+	uint64_t event_hash;
+	uint32_t depth;       /* 1 for the first block of a prompt                    */
+	uint8_t group;
+} kvs_meta_t;
+
+/* Where a block lies in a tier. Plain value; a stale one answers KV_MISS, never other bytes. */
+typedef struct kvs_loc {
+	kv_slot_t slot;
+	uint32_t gen;         /* generation of the slot when it was allocated         */
+} kvs_loc_t;
+
+/* Memory of a block: payload and its digests, all of one slot of the CPU tier (or a test's buffer). */
+typedef struct kvs_mem {
+	void *data;           /* block_bytes, 4096-aligned, room up to the next multiple of 4096 */
+	uint64_t *leaves;     /* [heads][leaves]                                      */
+	uint64_t *roots;      /* [heads]                                              */
+	uint32_t region;      /* which registered region it lies in; UINT32_MAX: none */
+} kvs_mem_t;
+
+typedef struct kvs_usage {
+	uint64_t limit_bytes;       /* fixed cap                                        */
+	uint64_t charged_bytes;     /* whole slabs or files, digests and metadata too   */
+	uint64_t slots;             /* carved so far                                    */
+	uint64_t free_slots;
+	uint64_t used_slots;        /* PUT, FILLING, READY, TRANSIT                     */
+	uint64_t quarantined_slots; /* free + used + quarantined == slots               */
+	uint64_t used_bytes;
+	uint64_t quarantined_bytes;
+} kvs_usage_t;
+
+typedef struct kvs_tier kvs_tier_t;
+
+/* Ends a transfer. `status`: OK, or KV_ERR_CORRUPT (header or digest), KV_ERR_FAULT (memory taken away), KV_ERR_IO, KV_ERR_NOSPC,
+ * KV_MISS (the location is stale). It runs only when the device has let go of the memory: a stuck device holds its transfers back, and the
+ * core answers those who wait from its own deadline. */
+typedef void (*kvs_done_fn)(void *arg, kv_status_t status);
+
+/* One block found at open. Return other than KV_OK to have it dropped (its slot is freed). */
+typedef kv_status_t (*kvs_found_fn)(void *arg, uint32_t slot_class, kvs_loc_t loc, const kvs_meta_t *meta);
+
+typedef struct kvs_tier_ops {
+	const char *medium; /* "CPU", "DISK" */
+	kv_status_t (*class_open)(kvs_tier_t *tier, const char *ns, const kvs_geometry_t *geometry, uint32_t *p_class);
+	kv_status_t (*alloc)(kvs_tier_t *tier, uint32_t slot_class, kvs_state_t state, uint64_t owner, const kvs_meta_t *meta, kvs_loc_t *p_loc);
+	kv_status_t (*set_state)(kvs_tier_t *tier, kvs_loc_t loc, kvs_state_t state);
+	void (*free)(kvs_tier_t *tier, kvs_loc_t loc);
+	kv_status_t (*mem)(kvs_tier_t *tier, kvs_loc_t loc, kvs_mem_t *p_mem);
+	kv_status_t (*store)(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *src, kvs_done_fn done, void *arg);
+	kv_status_t (*load)(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *dst, kvs_done_fn done, void *arg);
+	kv_status_t (*flush)(kvs_tier_t *tier, kvs_done_fn done, void *arg);
+	kv_status_t (*epoch_set)(kvs_tier_t *tier, const uint8_t root[32], const char *ns, const char *identity, uint64_t epoch, kvs_done_fn done, void *arg);
+	uint64_t (*epoch_get)(kvs_tier_t *tier, const uint8_t root[32]);
+	kv_status_t (*recover)(kvs_tier_t *tier, kvs_found_fn found, void *arg);
+	void (*usage)(kvs_tier_t *tier, kvs_usage_t *p_usage);
+	int (*event_fd)(kvs_tier_t *tier);
+	uint32_t (*poll)(kvs_tier_t *tier, uint32_t max);
+	uint32_t (*in_flight)(kvs_tier_t *tier);
+	kv_status_t (*check)(kvs_tier_t *tier, char *detail, size_t cap);
+	void (*close)(kvs_tier_t *tier);
+} kvs_tier_ops_t;
+
+struct kvs_tier {
+	const kvs_tier_ops_t *ops;
+};
+
+/* Find or create the class of slots with this geometry in a namespace. Slots of one class are interchangeable.
+ * KV_ERR_LIMIT: too many classes. KV_ERR_TIER_OFF. Reserves no memory by itself. */
+static inline kv_status_t kvs_class_open(kvs_tier_t *t, const char *ns, const kvs_geometry_t *g, uint32_t *p_class)
+{
+	return t->ops->class_open(t, ns, g, p_class);
+}
+
+/* Take a free slot and give it to `owner` (put or lease id) in `state` (PUT or FILLING). May carve a new slab or file within the tier's limit.
+ * KV_ERR_FULL: nothing free; evict and try again. KV_ERR_TIER_OFF, KV_ERR_NOSPC. */
+static inline kv_status_t kvs_alloc(kvs_tier_t *t, uint32_t slot_class, kvs_state_t state, uint64_t owner, const kvs_meta_t *meta, kvs_loc_t *p_loc)
+{
+	return t->ops->alloc(t, slot_class, state, owner, meta, p_loc);
+}
+
+/* Move a slot along the diagram above. KV_MISS: stale location. KV_ERR_ARG: not an edge of the diagram. */
+static inline kv_status_t kvs_set_state(kvs_tier_t *t, kvs_loc_t loc, kvs_state_t state)
+{
+	return t->ops->set_state(t, loc, state);
+}
+
+/* Give a slot back; a stale location is ignored. A disk slot under a write in flight is freed when that has ended. */
+static inline void kvs_free(kvs_tier_t *t, kvs_loc_t loc)
+{
+	t->ops->free(t, loc);
+}
+
+/* Memory of a CPU slot. KV_ERR_UNSUPPORTED from tiers without memory, KV_MISS when stale. */
+static inline kv_status_t kvs_mem(kvs_tier_t *t, kvs_loc_t loc, kvs_mem_t *p_mem)
+{
+	return t->ops->mem(t, loc, p_mem);
+}
+
+/* Write src (payload, leaves, roots) into the slot. KV_OK: done runs exactly once and src stays untouched until then. Any other value: never.
+ * Disk: the slot turns READY and its metadata is queued for the next batch; it survives a restart after the next flush. KV_ERR_BUSY: queue full. */
+static inline kv_status_t kvs_store(kvs_tier_t *t, kvs_loc_t loc, const kvs_mem_t *src, kvs_done_fn done, void *arg)
+{
+	return t->ops->store(t, loc, src, done, arg);
+}
+
+/* Read the slot into dst, checking header (key, generation, length) and every leaf digest; dst->leaves and dst->roots are filled. KV_OK: done
+ * runs exactly once. KV_ERR_BUSY: queue full. Loads submitted between two polls go to the device as one batch. */
+static inline kv_status_t kvs_load(kvs_tier_t *t, kvs_loc_t loc, const kvs_mem_t *dst, kvs_done_fn done, void *arg)
+{
+	return t->ops->load(t, loc, dst, done, arg);
+}
+
+/* done runs when everything stored before this call is durable: data synced, then metadata synced. */
+static inline kv_status_t kvs_flush(kvs_tier_t *t, kvs_done_fn done, void *arg)
+{
+	return t->ops->flush(t, done, arg);
+}
+
+/* Record a space's epoch in the synced superblock; done runs when it is on disk. epoch_get: 0 when the space is unknown. */
+static inline kv_status_t kvs_epoch_set(kvs_tier_t *t, const uint8_t root[32], const char *ns, const char *identity, uint64_t epoch, kvs_done_fn done, void *arg)
+{
+	return t->ops->epoch_set(t, root, ns, identity, epoch, done, arg);
+}
+static inline uint64_t kvs_epoch_get(kvs_tier_t *t, const uint8_t root[32])
+{
+	return t->ops->epoch_get(t, root);
+}
+
+/* Report every block that survived, parents before children (by depth). Called once, after open, before anything else. Blocks of an old epoch
+ * and blocks whose ancestors are missing are dropped and counted, not reported. */
+static inline kv_status_t kvs_recover(kvs_tier_t *t, kvs_found_fn found, void *arg)
+{
+	return t->ops->recover(t, found, arg);
+}
+static inline void kvs_usage(kvs_tier_t *t, kvs_usage_t *p_usage)
+{
+	t->ops->usage(t, p_usage);
+}
+/* Readable when kvs_tier_poll() has something to do; -1: never. */
+static inline int kvs_event_fd(kvs_tier_t *t)
+{
+	return t->ops->event_fd(t);
+}
+/* Run at most `max` callbacks; returns how many ran. Also starts what was queued since the last call. */
+static inline uint32_t kvs_poll(kvs_tier_t *t, uint32_t max)
+{
+	return t->ops->poll(t, max);
+}
+static inline uint32_t kvs_in_flight(kvs_tier_t *t)
+{
+	return t->ops->in_flight(t);
+}
+/* Verify the tier's own sums (free + used + quarantined == slots, bytes, file sizes). `detail` gets a sentence. KV_ERR_INTERNAL when one fails. */
+static inline kv_status_t kvs_check(kvs_tier_t *t, char *detail, size_t cap)
+{
+	return t->ops->check(t, detail, cap);
+}
+/* Wait for transfers (bounded), sync, and free everything. Callbacks of unfinished transfers run with KV_ERR_CLOSED. */
+static inline void kvs_close(kvs_tier_t *t)
+{
+	if (t) {
+		t->ops->close(t);
+	}
+}
+
+#endif
