@@ -81,6 +81,10 @@ uint64_t kv_copy_digest_runs_by(const kv_digest_ops_t *ops, const kv_copy_run_t 
 		}
 	}
 
+	if (count == 1 && runs->pieces == 1) {
+		return ops->copy(runs->dst, runs->src, runs->piece, store);
+	}
+
 	return ops->copy_runs(runs, count, order, store);
 }
 
