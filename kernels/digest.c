@@ -3,7 +3,7 @@
 
 #include "kv/digest.h"
 
-#define XXH_INLINE_ALL
+#define XXH_STATIC_LINKING_ONLY /* the state on the stack */
 #include <xxhash.h>
 
 /* The root is made while the leaves go by, so that no caller needs room for leaves it does not want. */
