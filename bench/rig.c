@@ -2,6 +2,7 @@
 #include "rig.h"
 
 #include <errno.h>
+#include <json-c/json.h>
 #include <limits.h>
 #include <poll.h>
 #include <sched.h>
@@ -168,8 +169,9 @@ void rig_keys(const kvc_space_t *space, uint64_t base, uint32_t shared, uint64_t
 	}
 }
 
-int rig_put_index(kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint32_t n)
+static int put_index(kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint32_t n, int durable)
 {
+	kvc_put_options_t options = {.struct_size = sizeof options, .durable = durable};
 	kvc_space_info_t info;
 	uint64_t *leaves;
 	kvc_put_t *put = NULL;
@@ -177,7 +179,7 @@ int rig_put_index(kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint
 
 	kvc_space_get_info(space, &info);
 	leaves = calloc((size_t)info.heads * info.leaves, sizeof *leaves);
-	status = leaves ? kvc_put_start(space, keys, from, n, NULL, &put) : KVC_ERR_NOMEM;
+	status = leaves ? kvc_put_start(space, keys, from, n, &options, &put) : KVC_ERR_NOMEM;
 	if (status == KVC_OK) {
 		status = kvc_put_ready(put, 30000);
 	}
@@ -189,7 +191,7 @@ int rig_put_index(kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint
 		status = kvc_put_end(put, 0, n - from);
 	}
 	if (status == KVC_OK) {
-		status = kvc_put_wait(put, 0, 30000);
+		status = kvc_put_wait(put, durable, 30000);
 	}
 	if (status != KVC_OK) {
 		fprintf(stderr, "kvd-bench: put of %u blocks: %s (%s)\n", n - from, kvc_status_text(status),
@@ -199,6 +201,16 @@ int rig_put_index(kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint
 	free(leaves);
 
 	return status == KVC_OK ? 0 : -1;
+}
+
+int rig_put_index(kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint32_t n)
+{
+	return put_index(space, keys, from, n, 0);
+}
+
+int rig_put_durable(kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint32_t n)
+{
+	return put_index(space, keys, from, n, 1);
 }
 
 /* Receive exactly n bytes: spin first, then sleep. Returns 0 at end of file. */
@@ -269,19 +281,30 @@ void rig_echo_stop(rig_echo_t *echo)
 	waitpid(echo->pid, NULL, 0);
 }
 
-uint8_t *rig_memory(size_t bytes)
+uint64_t rig_metric(const rig_t *rig, const char *name)
 {
-	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	kvc_config_t config = {
+		.struct_size = sizeof config, .socket = rig->socket, .observe = 1, .program = "kvd-bench"};
+	uint64_t value = UINT64_MAX;
+	json_object *root = NULL;
+	json_object *number;
+	char *json = NULL;
+	kvc_t *kvc;
 
-	if (p == MAP_FAILED) {
-		return NULL;
+	if (kvc_attach(&config, &kvc) != KVC_OK) {
+		return value;
 	}
-	madvise(p, bytes, MADV_HUGEPAGE);
-	for (size_t i = 0; i < bytes; i += 8) {
-		memcpy((uint8_t *)p + i, &i, 8);
+	if (kvc_document(kvc, KVC_DOC_STATS, 0, &json, NULL) == KVC_OK) {
+		root = json_tokener_parse(json);
 	}
+	if (root && json_object_object_get_ex(root, name, &number)) {
+		value = json_object_get_uint64(number);
+	}
+	json_object_put(root);
+	kvc_free(json);
+	kvc_detach(kvc);
 
-	return p;
+	return value;
 }
 
 /* The child stops before and after fn; every system-call stop between is an entry or an exit. */

@@ -31,8 +31,13 @@ int rig_attach(const rig_t *rig, const char *model, uint32_t block_bytes, kvc_t 
 /* Keys of a made-up prompt: n keys, the first `shared` of them those of prompt `base`. Distinct for distinct (seed, base). */
 void rig_keys(const kvc_space_t *space, uint64_t base, uint32_t shared, uint64_t seed, uint32_t n, kvc_key_t *keys);
 
+/* A whole number out of the daemon's STATS; UINT64_MAX when it cannot be had. */
+uint64_t rig_metric(const rig_t *rig, const char *name);
+
 /* Put keys[from, n) without writing payload (digests only): for benches of the index, not of the bytes. Returns 0 on success. */
 int rig_put_index(kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint32_t n);
+/* The same, waiting until the blocks are on disk for good. */
+int rig_put_durable(kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint32_t n);
 
 /* A raw UNIX-socket echo partner in a process of its own, pinned to `cpu`, that spins `spin_us` before it sleeps. */
 typedef struct rig_echo {
@@ -44,9 +49,6 @@ int rig_echo_start(rig_echo_t *echo, int cpu, uint32_t spin_us, uint32_t reply_b
 /* One round trip: `ask` bytes there, reply_bytes back. */
 void rig_echo_trip(rig_echo_t *echo, uint32_t ask, uint32_t reply_bytes);
 void rig_echo_stop(rig_echo_t *echo);
-
-/* Memory that is touched, `bytes` long, from mmap; NULL on failure. */
-uint8_t *rig_memory(size_t bytes);
 
 /* System calls that fn(arg) makes after prepare(arg), counted by the kernel's tracing in a forked child (libkvc's mappings do not survive a fork, so
  * prepare attaches there); -1: tracing is not permitted here. */
