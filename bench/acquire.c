@@ -51,8 +51,8 @@ static bench_outcome_t two_trips(bench_run_t *run, void *arg, bench_sample_t *p_
 	for (uint32_t i = 0; i < PAIRS; i++) {
 		uint64_t start = bench_now_ns();
 
-		rig_echo_trip(&work->echo, ASK_BYTES, REPLY_BYTES);
-		rig_echo_trip(&work->echo, ASK_BYTES, REPLY_BYTES);
+		rig_echo_trip(&work->echo);
+		rig_echo_trip(&work->echo);
 		work->ns[i] = (double)(bench_now_ns() - start);
 	}
 	p_sample->value = bench_quantile(work->ns, PAIRS, 0.5);
@@ -88,12 +88,13 @@ static bench_outcome_t run_acquire(bench_run_t *run)
 	if (!work) {
 		return bench_fail(run, "no memory");
 	}
+	work->echo = (rig_echo_t){.spin_us = SPIN_US, .ask_bytes = ASK_BYTES, .reply_bytes = REPLY_BYTES};
 	other = bench_pin(1);
 	bench_pin(0);
 	work->rig = (rig_t){.cpu = other,
 			    .options = {"--cpu.max_blocks=16384", "--cpu.size=256MiB",
 					"--nvme.path=", "--events.enabled=off", "--spin=50us"}};
-	if (rig_echo_start(&work->echo, other, SPIN_US, REPLY_BYTES) != 0) {
+	if (rig_echo_start(&work->echo, other) != 0) {
 		outcome = bench_fail(run, "the echo partner could not be started");
 	} else if (rig_start(&work->rig, 20000) != 0 ||
 		   rig_attach(&work->rig, "acquire", 64, &work->kvc, &work->space) != 0) {

@@ -138,8 +138,8 @@ static bench_outcome_t stream_sample(bench_run_t *run, void *arg, bench_sample_t
 		size_t at = advance(work);
 
 		if (work->trips) {
-			rig_echo_trip(&work->echo, ASK_BYTES, REPLY_BYTES);
-			rig_echo_trip(&work->echo, ASK_BYTES, REPLY_BYTES);
+			rig_echo_trip(&work->echo);
+			rig_echo_trip(&work->echo);
 		}
 		kv_copy_stream(work->target + at, work->source + at, batch_bytes(work));
 	}
@@ -252,6 +252,7 @@ static bench_outcome_t run_pool(bench_run_t *run, const plan_t *plan)
 	if (!work) {
 		return bench_fail(run, "no memory");
 	}
+	work->echo = (rig_echo_t){.spin_us = SPIN_US, .ask_bytes = ASK_BYTES, .reply_bytes = REPLY_BYTES};
 	other = bench_pin(1);
 	bench_pin(0);
 	work->rig = (rig_t){.cpu = other,
@@ -267,7 +268,7 @@ static bench_outcome_t run_pool(bench_run_t *run, const plan_t *plan)
 	work->target = bench_memory(COLD_BYTES);
 	if (!work->source || !work->target) {
 		outcome = bench_fail(run, "no memory");
-	} else if (rig_echo_start(&work->echo, other, SPIN_US, REPLY_BYTES) != 0 || rig_start(&work->rig, 20000) != 0 ||
+	} else if (rig_echo_start(&work->echo, other) != 0 || rig_start(&work->rig, 20000) != 0 ||
 		   rig_attach(&work->rig, "pool", plan->block_bytes, &work->kvc, &work->space) != 0) {
 		outcome = bench_fail(run, "the daemon could not be started");
 	} else {

@@ -234,7 +234,7 @@ static int receive(int fd, uint8_t *buffer, uint32_t n, uint32_t spin_us)
 	return 1;
 }
 
-int rig_echo_start(rig_echo_t *echo, int cpu, uint32_t spin_us, uint32_t reply_bytes)
+int rig_echo_start(rig_echo_t *echo, int cpu)
 {
 	static uint8_t buffer[ECHO_MAX];
 	int pair[2];
@@ -242,21 +242,14 @@ int rig_echo_start(rig_echo_t *echo, int cpu, uint32_t spin_us, uint32_t reply_b
 	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0) {
 		return -1;
 	}
-	echo->spin_us = spin_us;
 	echo->fd = pair[0];
 	echo->pid = fork();
 	if (echo->pid == 0) {
-		uint32_t ask;
-
 		close(pair[0]);
 		pin_self(cpu);
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		/* The first four bytes say how long the message is. */
-		while (receive(pair[1], (uint8_t *)&ask, sizeof ask, spin_us) &&
-		       receive(pair[1], buffer, ask - (uint32_t)sizeof ask, spin_us)) {
-			if (send(pair[1], buffer, reply_bytes, MSG_NOSIGNAL) < 0) {
-				break;
-			}
+		while (receive(pair[1], buffer, echo->ask_bytes, echo->spin_us) &&
+		       send(pair[1], buffer, echo->reply_bytes, MSG_NOSIGNAL) > 0) {
 		}
 		_exit(0);
 	}
@@ -265,13 +258,12 @@ int rig_echo_start(rig_echo_t *echo, int cpu, uint32_t spin_us, uint32_t reply_b
 	return echo->pid > 0 ? 0 : -1;
 }
 
-void rig_echo_trip(rig_echo_t *echo, uint32_t ask, uint32_t reply_bytes)
+void rig_echo_trip(rig_echo_t *echo)
 {
 	static uint8_t buffer[ECHO_MAX];
 
-	memcpy(buffer, &ask, sizeof ask);
-	if (send(echo->fd, buffer, ask, MSG_NOSIGNAL) == (ssize_t)ask) {
-		receive(echo->fd, buffer, reply_bytes, echo->spin_us);
+	if (send(echo->fd, buffer, echo->ask_bytes, MSG_NOSIGNAL) == (ssize_t)echo->ask_bytes) {
+		receive(echo->fd, buffer, echo->reply_bytes, echo->spin_us);
 	}
 }
 

@@ -44,10 +44,12 @@ typedef struct rig_echo {
 	pid_t pid;
 	int fd;
 	uint32_t spin_us;
+	uint32_t ask_bytes, reply_bytes; /* of each round trip */
 } rig_echo_t;
-int rig_echo_start(rig_echo_t *echo, int cpu, uint32_t spin_us, uint32_t reply_bytes);
-/* One round trip: `ask` bytes there, reply_bytes back. */
-void rig_echo_trip(rig_echo_t *echo, uint32_t ask, uint32_t reply_bytes);
+/* The caller sets spin_us, ask_bytes and reply_bytes. */
+int rig_echo_start(rig_echo_t *echo, int cpu);
+/* One round trip: ask_bytes there, reply_bytes back. */
+void rig_echo_trip(rig_echo_t *echo);
 void rig_echo_stop(rig_echo_t *echo);
 
 /* System calls that fn(arg) makes after prepare(arg), counted by the kernel's tracing in a forked child (libkvc's mappings do not survive a fork, so
