@@ -400,6 +400,20 @@ static void the_keeper_is_handed_every_new_memfd(void **state)
 		put(pool, class, &plain, i);
 	}
 	assert_string_equal(log, "ledger slab.0 digest.0 slab.1 digest.1 ");
+
+	/* A region the host has registered is named with every slot in it. */
+	kvs_slab_info_t info;
+	kvs_mem_t mem;
+
+	kvs_pool_set_region(pool, 1, 9);
+	kvs_pool_set_region(pool, 2, 9);
+	assert_int_equal(kvs_pool_slab(pool, 1, &info), KV_OK);
+	assert_int_equal(kvs_mem(pool, (kvs_loc_t){kv_slot_make(1, 0), 1}, &mem), KV_OK);
+	assert_int_equal(mem.region, 9);
+	assert_ptr_equal(mem.data, info.base);
+	assert_int_equal(info.ready_bytes, 0);
+	assert_int_equal(kvs_mem(pool, (kvs_loc_t){kv_slot_make(0, 0), 1}, &mem), KV_OK);
+	assert_int_equal(mem.region, UINT32_MAX);
 	close_pool(&t, pool);
 }
 
