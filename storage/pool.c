@@ -185,7 +185,8 @@ static kv_status_t pool_memory(kvs_pool_t *pool)
 		return KV_ERR_NOMEM;
 	}
 
-	return config->prefault ? kvs_prefault_start(KVS_POOL_MAX_SLABS, &pool->env, &pool->prefault) : KV_OK;
+	return config->prefault ? kvs_prefault_start(KVS_POOL_MAX_SLABS, pool->sys, &pool->env, &pool->prefault)
+				: KV_OK;
 }
 
 /* What the pages will be is said once, at the start. */
