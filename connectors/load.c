@@ -169,8 +169,12 @@ static int daemon_is_silent(const kvx_load_t *load)
 /* Nothing can be copied now: is there still hope? */
 static void stand_still(kvx_load_t *load, uint64_t now)
 {
+	const kvc_status_t rest = kvc_lease_rest(load->lease);
+
 	if (now >= load->job.deadline_ns) {
 		finish(load, KVC_ERR_TIMEOUT);
+	} else if (rest < 0) {
+		finish(load, rest);
 	} else if (daemon_is_silent(load)) {
 		finish(load, KVC_ERR_DAEMON_STALE);
 	}
