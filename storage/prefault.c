@@ -98,7 +98,7 @@ kv_status_t kvs_prefault_start(uint32_t max_slabs, const kv_env_t *env, kvs_pref
 	}
 	p->env = env;
 	p->cap = max_slabs;
-	p->slab = kv_alloc(env, max_slabs * sizeof *p->slab);
+	p->slab = kv_alloc(env, max_slabs * sizeof(kvs_slab_t *));
 	if (!p->slab || sem_init(&p->work, 0, 0) != 0) {
 		goto err_slab;
 	}

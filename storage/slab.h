@@ -21,6 +21,7 @@ typedef struct kvs_slab {
 	_Atomic uint64_t ready_bytes; /* [0, ready_bytes) of data have been pre-faulted */
 	uint32_t *next;               /* [slots]: the slot below in its class's stack of free slots */
 	int huge;                     /* on huge pages of the pool reserved for them */
+	uint32_t region;              /* of kvs_mem_t */
 } kvs_slab_t;
 
 /* Bytes of a slab's parts for so many slots; `page` is 4096 or KVS_HUGE_PAGE and rounds the data. */
