@@ -17,8 +17,8 @@ static const kv_status_row_t rows[] = {
 #undef ROW
 };
 
-static const kv_status_row_t unknown = {KV_ERR_INTERNAL, "UNKNOWN", "a status this version does not know", KV_RADIUS_REQUEST,
-					KV_RETRY_NO, 70};
+static const kv_status_row_t unknown = {KV_ERR_INTERNAL,   "UNKNOWN",   "a status this version does not know",
+					KV_RADIUS_REQUEST, KV_RETRY_NO, 70};
 
 static const kv_status_row_t *row_of(kv_status_t status)
 {

@@ -6,6 +6,7 @@
  * A field is F(kind, name, limit, "help"). Kinds:
  *   U32, U64, I32     an integer (limit: largest value allowed, 0: no limit)
  *   STR               UTF-8 without control characters, at most `limit` bytes; kv_slice_t in C, borrowed from the frame
+ *   TEXT              the same, but newline and tab are allowed: JSON documents, identity texts
  *   BIN               bytes, at most `limit`; kv_slice_t, borrowed
  *   KEY               16 bytes exactly; kv_key_t
  *   KEYS              a multiple of 16 bytes, at most `limit` keys; kv_slice_t of raw bytes, borrowed
@@ -84,7 +85,7 @@
 	F(U64, member_bytes, 0, "size of the member area (third fd)")
 
 #define KV_FIELDS_space_open(F)                                                                                        \
-	F(STR, identity, KV_MAX_TEXT, "canonical identity text (kv/identity.h); the daemon adds the namespace")        \
+	F(TEXT, identity, KV_MAX_TEXT, "canonical identity text (kv/identity.h); the daemon adds the namespace")        \
 	F(STR, layout, 512, "canonical text of the pool block's layout (kvk/layout.h), the same as in the identity")
 #define KV_FIELDS_space_open_reply(F)                                                                                  \
 	F(U32, space, 0, "space id, valid for this incarnation")                                                       \
@@ -176,15 +177,15 @@
 	F(U32, why, 0, "kv_miss_reason_t of the first missing key")
 
 #define KV_FIELDS_status(F) F(U32, detail, 2, "0 summary, 1 with spaces, 2 with sessions too")
-#define KV_FIELDS_status_reply(F) F(STR, json, KV_MAX_JSON, "one object")
+#define KV_FIELDS_status_reply(F) F(TEXT, json, KV_MAX_JSON, "one object")
 #define KV_FIELDS_stats(F) F(U32, reserved, 0, "0")
-#define KV_FIELDS_stats_reply(F) F(STR, json, KV_MAX_JSON, "one object: metric name to value")
+#define KV_FIELDS_stats_reply(F) F(TEXT, json, KV_MAX_JSON, "one object: metric name to value")
 #define KV_FIELDS_check(F) F(U32, reserved, 0, "0")
 #define KV_FIELDS_check_reply(F)                                                                                       \
 	F(U32, failed, 0, "invariants that do not hold")                                                               \
-	F(STR, json, KV_MAX_JSON, "one object: checks[] of {name, promise, ok, detail}")
+	F(TEXT, json, KV_MAX_JSON, "one object: checks[] of {name, promise, ok, detail}")
 #define KV_FIELDS_config(F) F(U32, reserved, 0, "0")
-#define KV_FIELDS_config_reply(F) F(STR, json, KV_MAX_JSON, "one object: option name to {value, source}")
+#define KV_FIELDS_config_reply(F) F(TEXT, json, KV_MAX_JSON, "one object: option name to {value, source}")
 
 #define KV_FIELDS_slab_add(F)                                                                                          \
 	F(U32, slab, KV_SLOT_MAX_SLAB, "slab number: the upper bits of its slots")                                     \

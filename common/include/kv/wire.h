@@ -16,6 +16,7 @@
 #define KV_WIRE_MAX_BODY_BEFORE_HELLO 65536u
 #define KV_WIRE_MAX_BODY (32u << 20)
 #define KV_WIRE_MAX_FDS 3u
+#define KV_WIRE_MAX_FIELDS 16u               /* in one body */
 
 typedef enum kv_frame_kind { KV_FRAME_REQUEST = 0, KV_FRAME_REPLY = 1, KV_FRAME_NOTICE = 2 } kv_frame_kind_t;
 
@@ -42,6 +43,7 @@ typedef enum kv_code {
 #define KV_CTYPE_U64 uint64_t
 #define KV_CTYPE_I32 int32_t
 #define KV_CTYPE_STR kv_slice_t
+#define KV_CTYPE_TEXT kv_slice_t
 #define KV_CTYPE_BIN kv_slice_t
 #define KV_CTYPE_KEY kv_key_t
 #define KV_CTYPE_KEYS kv_slice_t
@@ -74,6 +76,7 @@ typedef enum kv_field_kind {
 	KV_FIELD_U64,
 	KV_FIELD_I32,
 	KV_FIELD_STR,
+	KV_FIELD_TEXT,
 	KV_FIELD_BIN,
 	KV_FIELD_KEY,
 	KV_FIELD_KEYS,
@@ -82,7 +85,6 @@ typedef enum kv_field_kind {
 typedef struct kv_field {
 	kv_field_kind_t kind;
 	const char *name;
-	uint32_t offset; /* in the body's struct */
 	uint32_t limit;
 	const char *help;
 } kv_field_t;
@@ -105,15 +107,23 @@ typedef struct kv_request {
 extern const kv_request_t kv_requests[];
 extern const uint32_t kv_request_count;
 
+/* "U32", "STR", ... */
+const char *kv_field_kind_name(kv_field_kind_t kind);
+
+/* Where field `index` of a body lies in the body's struct. */
+size_t kv_field_offset(const kv_body_t *body, uint32_t index);
+
 /* NULL when the code is unknown. */
 const kv_request_t *kv_request_find(uint16_t code);
 
-/* Check a header from the wire: magic, version, kind, code, fds, body <= max_body.
+/* Check a header from the wire: magic, version, kind, fds, body <= max_body, code (a notice's code in a notice and nowhere else), in
+ * this order. The status of what is not a reply must be 0.
  * KV_ERR_PROTO, KV_ERR_VERSION, KV_ERR_UNKNOWN_REQUEST, KV_ERR_TOO_BIG say what is wrong. */
 kv_status_t kv_frame_check(const kv_frame_header_t *header, uint32_t max_body);
 
 /* Encode `msg` (a struct made from `body`'s fields) into at most `cap` bytes. *p_len is set on success only.
- * KV_ERR_TOO_BIG: does not fit, or a field is over its limit. */
+ * KV_ERR_TOO_BIG: does not fit, or a field is over its limit. KV_ERR_ARG: the other side would refuse the value (text that is not clean
+ * UTF-8, keys that are not whole). What could be encoded can be decoded. */
 kv_status_t kv_body_encode(const kv_body_t *body, const void *msg, uint8_t *out, size_t cap, uint32_t *p_len);
 
 /* Upper bound of the encoded size of this very message. */
@@ -123,7 +133,7 @@ size_t kv_body_size(const kv_body_t *body, const void *msg);
  * *p_bad (may be NULL). `msg` is filled on success only. */
 kv_status_t kv_body_decode(const kv_body_t *body, const uint8_t *data, uint32_t len, void *msg, const kv_field_t **p_bad);
 
-/* An error reply's body: one STR, cut to 255 bytes. */
+/* An error reply's body: one STR, cut to 255 bytes at a character; what STR does not allow becomes '?'. */
 kv_status_t kv_error_encode(const char *detail, uint8_t *out, size_t cap, uint32_t *p_len);
 kv_status_t kv_error_decode(const uint8_t *data, uint32_t len, kv_slice_t *p_detail);
 

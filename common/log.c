@@ -1,0 +1,146 @@
+/* One log line, one write; a log nobody reads costs lines, never time. */
+#include "kv/log.h"
+
+#include "kv/text.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+
+/* With its newline below PIPE_BUF, so that a pipe takes a line whole or not at all. */
+#define LINE_MAX_BYTES 2048u
+
+static _Atomic int log_level = KV_LOG_INFO;
+static _Atomic int log_fd = -1;
+static _Atomic uint64_t log_dropped;
+
+/* Between "poll says there is room" and the write no other thread of ours may take that room. */
+static pthread_mutex_t write_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static const char *const level_names[] = {"error", "warn", "info", "debug"};
+
+void kv_log_set_level(kv_log_level_t level)
+{
+	atomic_store_explicit(&log_level, (int)level, memory_order_relaxed);
+}
+
+kv_log_level_t kv_log_level(void)
+{
+	return (kv_log_level_t)atomic_load_explicit(&log_level, memory_order_relaxed);
+}
+
+void kv_log_set_fd(int fd)
+{
+	atomic_store_explicit(&log_fd, fd, memory_order_relaxed);
+}
+
+uint64_t kv_log_dropped(void)
+{
+	return atomic_load_explicit(&log_dropped, memory_order_relaxed);
+}
+
+const char *kv_log_level_name(kv_log_level_t level)
+{
+	return (unsigned)level < sizeof level_names / sizeof level_names[0] ? level_names[level] : "unknown";
+}
+
+kv_status_t kv_log_level_parse(const char *name, kv_log_level_t *p_level)
+{
+	for (unsigned i = 0; i < sizeof level_names / sizeof level_names[0]; i++) {
+		if (strcmp(name, level_names[i]) == 0) {
+			*p_level = (kv_log_level_t)i;
+			return KV_OK;
+		}
+	}
+
+	return KV_ERR_ARG;
+}
+
+/* Bytes written, or -1 when the line would have to wait (or the fd is gone). */
+static ssize_t write_when_free(int fd, const char *line, size_t len)
+{
+	struct pollfd ready = {.fd = fd, .events = POLLOUT};
+	ssize_t n = -1;
+
+	pthread_mutex_lock(&write_lock);
+	if (poll(&ready, 1, 0) == 1 && (ready.revents & POLLOUT)) {
+		n = write(fd, line, len);
+	}
+	pthread_mutex_unlock(&write_lock);
+
+	return n;
+}
+
+/* RWF_NOWAIT leaves the flags of a descriptor we may share with others alone; where a file type does not know it, poll first. */
+static void write_line(int fd, char *line, size_t len)
+{
+	struct iovec part = {.iov_base = line, .iov_len = len};
+	ssize_t n = pwritev2(fd, &part, 1, -1, RWF_NOWAIT);
+
+	if (n < 0 && errno != EAGAIN && errno != EPIPE) {
+		n = write_when_free(fd, line, len);
+	}
+	if (n != (ssize_t)len) {
+		atomic_fetch_add_explicit(&log_dropped, 1, memory_order_relaxed);
+	}
+}
+
+/* Control characters would let a client's name forge a line of ours. */
+static void scrub(char *text, size_t len)
+{
+	for (size_t i = 0; i < len; i++) {
+		if ((unsigned char)text[i] < 0x20 || text[i] == 0x7f) {
+			text[i] = '?';
+		}
+	}
+}
+
+void kv_log_line(kv_log_level_t level, const char *component, const char *line)
+{
+	char buffer[LINE_MAX_BYTES];
+	kv_text_t text = kv_text(buffer, sizeof buffer - 1);
+	int fd = atomic_load_explicit(&log_fd, memory_order_relaxed);
+	int saved_errno = errno;
+	struct timespec now;
+	struct tm utc;
+	size_t len;
+
+	if ((int)level > atomic_load_explicit(&log_level, memory_order_relaxed)) {
+		return;
+	}
+
+	clock_gettime(CLOCK_REALTIME, &now);
+	gmtime_r(&now.tv_sec, &utc);
+	kv_text_addf(&text, "%04d-%02d-%02dT%02d:%02d:%02d.%03ldZ %-5s %s: ", utc.tm_year + 1900, utc.tm_mon + 1,
+		     utc.tm_mday, utc.tm_hour, utc.tm_min, utc.tm_sec, now.tv_nsec / 1000000, kv_log_level_name(level),
+		     component);
+	kv_text_add(&text, line, strlen(line));
+
+	len = kv_text_fits(&text) ? text.len : sizeof buffer - 2;
+	scrub(buffer, len);
+	buffer[len] = '\n';
+	write_line(fd < 0 ? STDERR_FILENO : fd, buffer, len + 1);
+	errno = saved_errno;
+}
+
+void kv_log(kv_log_level_t level, const char *component, const char *format, ...)
+{
+	char line[1024];
+	va_list args;
+
+	if ((int)level > atomic_load_explicit(&log_level, memory_order_relaxed)) {
+		return;
+	}
+
+	va_start(args, format);
+	vsnprintf(line, sizeof line, format, args);
+	va_end(args);
+	kv_log_line(level, component, line);
+}

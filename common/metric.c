@@ -1,0 +1,136 @@
+/* The metric table as numbers, Prometheus text and JSON. */
+#include "kv/metric.h"
+
+#include "kv/text.h"
+
+const kv_metric_info_t kv_metric_infos[KV_METRIC_COUNT] = {
+#define ROW(NAME, metric_name, metric_type, metric_help)                                                               \
+	[KV_M_##NAME] = {.name = #metric_name, .type = metric_type, .help = metric_help},
+	KV_METRIC_LIST(ROW)
+#undef ROW
+};
+
+/* Upper bound of bucket i: 1 us * 2^i. What is above the last one is only in the count. */
+static uint64_t bound_ns(unsigned i)
+{
+	return UINT64_C(1000) << i;
+}
+
+void kv_metric_observe_ns(kv_metrics_t *m, kv_metric_t id, uint64_t ns)
+{
+	unsigned i = 0;
+
+	if (ns > 1000) {
+		i = 64u - (unsigned)__builtin_clzll((ns - 1) / 1000);
+	}
+	if (i < KV_HISTOGRAM_BUCKETS) {
+		atomic_fetch_add_explicit(&m->bucket[id][i], 1, memory_order_relaxed);
+	}
+	atomic_fetch_add_explicit(&m->sum_ns[id], ns, memory_order_relaxed);
+	atomic_fetch_add_explicit(&m->value[id], 1, memory_order_relaxed);
+}
+
+/* One histogram as read: cumulative buckets and a count that is never below them, whatever other threads do meanwhile. */
+typedef struct histogram {
+	uint64_t below[KV_HISTOGRAM_BUCKETS];
+	uint64_t count;
+	uint64_t sum_ns;
+} histogram_t;
+
+static void histogram_read(const kv_metrics_t *m, unsigned id, histogram_t *h)
+{
+	uint64_t total = 0;
+
+	for (unsigned i = 0; i < KV_HISTOGRAM_BUCKETS; i++) {
+		total += atomic_load_explicit(&m->bucket[id][i], memory_order_relaxed);
+		h->below[i] = total;
+	}
+	h->count = kv_metric_get(m, (kv_metric_t)id);
+	if (h->count < total) {
+		h->count = total;
+	}
+	h->sum_ns = atomic_load_explicit(&m->sum_ns[id], memory_order_relaxed);
+}
+
+/* The bound of the bucket in which that share of the values lies; the last bound for what is above all of them. */
+static uint64_t quantile_ns(const histogram_t *h, unsigned percent)
+{
+	uint64_t rank = h->count / 100 * percent + (h->count % 100 * percent + 99) / 100;
+
+	if (h->count == 0) {
+		return 0;
+	}
+	for (unsigned i = 0; i < KV_HISTOGRAM_BUCKETS; i++) {
+		if (h->below[i] >= rank) {
+			return bound_ns(i);
+		}
+	}
+
+	return bound_ns(KV_HISTOGRAM_BUCKETS - 1);
+}
+
+static void seconds(kv_text_t *text, uint64_t ns)
+{
+	kv_text_addf(text, "%llu.%09llu", (unsigned long long)(ns / 1000000000u),
+		     (unsigned long long)(ns % 1000000000u));
+}
+
+static void prometheus_histogram(kv_text_t *text, const kv_metrics_t *m, unsigned id)
+{
+	const char *name = kv_metric_infos[id].name;
+	histogram_t h;
+
+	histogram_read(m, id, &h);
+	for (unsigned i = 0; i < KV_HISTOGRAM_BUCKETS; i++) {
+		kv_text_addf(text, "%s_bucket{le=\"", name);
+		seconds(text, bound_ns(i));
+		kv_text_addf(text, "\"} %llu\n", (unsigned long long)h.below[i]);
+	}
+	kv_text_addf(text, "%s_bucket{le=\"+Inf\"} %llu\n%s_sum ", name, (unsigned long long)h.count, name);
+	seconds(text, h.sum_ns);
+	kv_text_addf(text, "\n%s_count %llu\n", name, (unsigned long long)h.count);
+}
+
+size_t kv_metrics_prometheus(const kv_metrics_t *m, char *out, size_t cap)
+{
+	static const char *const types[] = {"counter", "gauge", "histogram"};
+	kv_text_t text = kv_text(out, cap);
+
+	for (unsigned id = 0; id < KV_METRIC_COUNT; id++) {
+		const kv_metric_info_t *info = &kv_metric_infos[id];
+
+		kv_text_addf(&text, "# HELP %s %s\n# TYPE %s %s\n", info->name, info->help, info->name,
+			     types[info->type]);
+		if (info->type == KV_METRIC_HISTOGRAM) {
+			prometheus_histogram(&text, m, id);
+		} else {
+			kv_text_addf(&text, "%s %llu\n", info->name,
+				     (unsigned long long)kv_metric_get(m, (kv_metric_t)id));
+		}
+	}
+
+	return text.len;
+}
+
+size_t kv_metrics_json(const kv_metrics_t *m, char *out, size_t cap)
+{
+	kv_text_t text = kv_text(out, cap);
+
+	for (unsigned id = 0; id < KV_METRIC_COUNT; id++) {
+		const kv_metric_info_t *info = &kv_metric_infos[id];
+		histogram_t h;
+
+		kv_text_addf(&text, "%s\"%s\":", id ? "," : "{", info->name);
+		if (info->type != KV_METRIC_HISTOGRAM) {
+			kv_text_addf(&text, "%llu", (unsigned long long)kv_metric_get(m, (kv_metric_t)id));
+			continue;
+		}
+		histogram_read(m, id, &h);
+		kv_text_addf(&text, "{\"count\":%llu,\"sum_ns\":%llu,\"p50_ns\":%llu,\"p99_ns\":%llu}",
+			     (unsigned long long)h.count, (unsigned long long)h.sum_ns,
+			     (unsigned long long)quantile_ns(&h, 50), (unsigned long long)quantile_ns(&h, 99));
+	}
+	kv_text_add(&text, "}", 1);
+
+	return text.len;
+}

@@ -1,0 +1,126 @@
+/* The test environment itself: what other tests rest on. */
+#include "kv_cmocka.h"
+#include "kv_test.h"
+
+static void the_nth_allocation_fails_once_and_every_block_is_counted(void **state)
+{
+	kv_test_env_t t;
+	uint64_t runs = 0;
+
+	(void)state;
+	kv_test_env_init(&t);
+	KV_TEST_EACH_FAILURE(&t, n)
+	{
+		void *a = kv_alloc(&t.env, 10);
+		void *b = kv_alloc(&t.env, 20);
+		void *c = b ? kv_resize(&t.env, b, 20, 40) : NULL;
+
+		assert_int_equal(kv_test_failed(&t), n <= 3);
+		assert_int_equal(!a, n == 1);
+		assert_int_equal(!b, n == 2);
+		kv_free(&t.env, a);
+		kv_free(&t.env, c ? c : b);
+		assert_int_equal(kv_test_env_live(&t), 0);
+		assert_int_equal(atomic_load(&t.live_bytes), 0);
+		runs++;
+	}
+	assert_int_equal(runs, 4);
+}
+
+static void resize_keeps_old_bytes_and_does_not_zero_new_ones(void **state)
+{
+	kv_test_env_t t;
+	uint8_t *p;
+
+	(void)state;
+	kv_test_env_init(&t);
+	p = kv_alloc(&t.env, 2);
+	assert_int_equal(p[0] | p[1], 0);
+	p[1] = 7;
+	p = kv_resize(&t.env, p, 2, 4);
+	assert_int_equal(p[1], 7);
+	assert_int_equal(p[3], 0xa5);
+	p = kv_resize(&t.env, p, 4, 2);
+	assert_int_equal(p[1], 7);
+	kv_free(&t.env, p);
+}
+
+static void the_same_seed_gives_the_same_numbers_and_the_clock_stands(void **state)
+{
+	kv_test_env_t a, b;
+	uint8_t x[32], y[32];
+
+	(void)state;
+	kv_test_env_init(&a);
+	kv_test_env_init(&b);
+	kv_random(&a.env, x, sizeof x);
+	kv_random(&b.env, y, sizeof y);
+	assert_memory_equal(x, y, sizeof x);
+	assert_true(kv_now_ns(&a.env) == kv_now_ns(&b.env));
+	kv_test_advance(&a, 5);
+	assert_true(kv_now_ns(&a.env) == kv_now_ns(&b.env) + 5);
+}
+
+static void a_long_log_line_is_cut_not_overrun(void **state)
+{
+	kv_test_env_t t;
+	char text[2000];
+
+	(void)state;
+	memset(text, 'x', sizeof text - 1);
+	text[sizeof text - 1] = '\0';
+	kv_test_env_init(&t);
+	t.echo = 0;
+	kv_logf(&t.env, KV_LOG_WARN, "test", "%s", text);
+	assert_int_equal(strlen(t.last_line), 1023);
+	assert_int_equal(atomic_load(&t.lines[KV_LOG_WARN]), 1);
+}
+
+static void the_real_environment_has_a_clock_memory_and_randomness(void **state)
+{
+	const kv_env_t *env = &kv_env_posix;
+	uint64_t a[4] = {0}, before = kv_now_ns(env);
+	uint8_t *p = kv_alloc(env, 64);
+
+	(void)state;
+	assert_non_null(p);
+	for (unsigned i = 0; i < 64; i++) {
+		assert_int_equal(p[i], 0);
+	}
+	p = kv_resize(env, p, 64, 128);
+	assert_non_null(p);
+	kv_free(env, p);
+	kv_free(env, NULL);
+	kv_random(env, a, sizeof a);
+	assert_true(a[0] | a[1] | a[2] | a[3]);
+	assert_true(kv_now_ns(env) >= before);
+}
+
+static void a_temporary_directory_goes_with_everything_in_it(void **state)
+{
+	char path[128], inner[256];
+	FILE *file;
+
+	(void)state;
+	kv_test_dir_make(path, sizeof path);
+	snprintf(inner, sizeof inner, "%s/file", path);
+	file = fopen(inner, "w");
+	assert_non_null(file);
+	fclose(file);
+	kv_test_dir_remove(path);
+	assert_int_not_equal(access(path, F_OK), 0);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(the_nth_allocation_fails_once_and_every_block_is_counted),
+		cmocka_unit_test(resize_keeps_old_bytes_and_does_not_zero_new_ones),
+		cmocka_unit_test(the_same_seed_gives_the_same_numbers_and_the_clock_stands),
+		cmocka_unit_test(a_long_log_line_is_cut_not_overrun),
+		cmocka_unit_test(the_real_environment_has_a_clock_memory_and_randomness),
+		cmocka_unit_test(a_temporary_directory_goes_with_everything_in_it),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
