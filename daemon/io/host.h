@@ -82,6 +82,9 @@ struct kvd_host {
 	kvd_core_t *core;
 	uint32_t slabs_seen;       /* slabs of the pool that members have been told of */
 	kvd_publisher_t *publisher;
+	struct kvd_http *http;
+	uint32_t own_fds;          /* descriptors open, and slabs among them, when the start was over */
+	uint32_t own_slabs;
 
 	/* who is here */
 	kvd_namespace_t *namespaces;
@@ -102,6 +105,7 @@ struct kvd_host {
 	uint8_t *frame;            /* KVD_FRAME_SCRATCH bytes: an encoded body */
 	char *text;                /* KVD_TEXT_SCRATCH bytes: a document */
 	char detail[256];
+	uint8_t root[32];
 };
 
 #define KVD_TEXT_SCRATCH ((size_t)KV_MAX_JSON + 1u)
@@ -159,6 +163,12 @@ void kvd_members_drain(kvd_host_t *host);
 /* Free members that have gone and the areas of instances the core has done with. */
 void kvd_members_reap(kvd_host_t *host);
 void kvd_members_fini(kvd_host_t *host);
+/* Members with a session, and descriptors held for members and instances. */
+uint32_t kvd_members_attached(const kvd_host_t *host);
+uint32_t kvd_members_fds(const kvd_host_t *host);
 kv_status_t kvd_member_staging(void *ctx, kvd_member_t id, uint64_t first, uint32_t words, uint64_t *out);
+
+/* Open descriptors of this process (document.c). */
+uint32_t kvd_count_fds(void);
 
 #endif
