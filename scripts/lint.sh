@@ -45,8 +45,8 @@ allowed() {
 	storage) echo 'kv|kvk|kvs' ;;
 	daemon) echo 'kv|kvk|kvs|core|io|keeper' ;;
 	client) echo 'kv|kvctl' ;;
-	connectors) echo 'kv|kvk' ;;
-	engine) echo 'kv|kvk' ;;
+	connectors) echo 'kv|kvk|kvx' ;;
+	engine) echo 'kv|kvk|kve' ;;
 	esac
 }
 lint_includes() {

@@ -27,7 +27,7 @@ typedef struct guard {
 /* initial-exec: reading it in a signal handler never calls the dynamic linker. */
 static __thread guard_t guard __attribute__((tls_model("initial-exec")));
 
-static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_mutex_t install_lock = PTHREAD_MUTEX_INITIALIZER;
 static atomic_int installed;
 static struct sigaction previous;
 
@@ -70,22 +70,29 @@ static void on_sigbus(int signum, siginfo_t *info, void *context)
 	}
 }
 
-static void install(void)
+static int is_installed(void)
+{
+	struct sigaction now;
+
+	return sigaction(SIGBUS, NULL, &now) == 0 && (now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_sigbus;
+}
+
+/* Also when somebody has replaced the handler since: the last caller before the danger decides. */
+kv_status_t kvs_guard_install(void)
 {
 	/* SA_NODEFER and an empty mask: the handler changes no signal mask, so the jump has none to restore. */
 	struct sigaction action = {.sa_sigaction = on_sigbus, .sa_flags = SA_SIGINFO | SA_NODEFER};
+	kv_status_t status = KV_OK;
 
 	sigemptyset(&action.sa_mask);
-	if (sigaction(SIGBUS, &action, &previous) == 0) {
-		atomic_store(&installed, 1);
+	pthread_mutex_lock(&install_lock);
+	if (!is_installed()) {
+		status = sigaction(SIGBUS, &action, &previous) == 0 ? KV_OK : KV_ERR_INTERNAL;
 	}
-}
+	atomic_store(&installed, status == KV_OK);
+	pthread_mutex_unlock(&install_lock);
 
-kv_status_t kvs_guard_install(void)
-{
-	pthread_once(&once, install);
-
-	return atomic_load_explicit(&installed, memory_order_relaxed) ? KV_OK : KV_ERR_INTERNAL;
+	return status;
 }
 
 static void unblock(void)

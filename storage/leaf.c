@@ -17,7 +17,14 @@ static uint32_t page_of(const kvs_geometry_t *g)
 void kvs_leaf_range(const kvs_geometry_t *geometry, uint32_t head, uint32_t leaf, size_t *p_offset, size_t *p_len)
 {
 	size_t index = (size_t)head * geometry->leaves + leaf;
-	size_t page = page_of(geometry);
+
+	if (geometry->page_bytes <= geometry->leaf_bytes) {
+		*p_offset = index * page_of(geometry);
+		*p_len = page_of(geometry);
+		return;
+	}
+
+	size_t page = geometry->page_bytes;
 	size_t pieces = pieces_of(geometry);
 	size_t start = index % pieces * geometry->leaf_bytes;
 	size_t left = page - start;

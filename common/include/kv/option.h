@@ -1,5 +1,8 @@
 /* kv/option.h -- options from a table: file (YAML), command line and KVD_* environment, with help and errors that point at the place.
  *
+ * A file is one YAML document. Groups nest (`cpu:` then `size: 1GiB`) or are written out (`cpu.size: 1GiB`). Refused, each with its
+ * line and column: unknown names (with the nearest one), repeated keys, anchors, aliases, tags, further documents.
+ *
  * A program has one table of kv_option_t and one struct that holds the values. Order: default < file < environment < command line.
  */
 #ifndef KV_OPTION_H
@@ -62,7 +65,8 @@ kv_status_t kv_options_text(const kv_option_table_t *table, const char *name, co
 /* One assignment, "cpu.size" = "1GiB". */
 kv_status_t kv_options_set(const kv_option_table_t *table, const char *name, const char *value, kv_option_source_t source, void *values, kv_option_source_t *sources, kv_option_error_t *error);
 
-/* Every variable that starts with env_prefix; one the table does not know is an error with the nearest name. */
+/* Every variable that starts with env_prefix; one the table does not know is an error with the nearest name. env_prefix followed by
+ * TEST_ is left to tests. On an error nothing has changed. */
 kv_status_t kv_options_env(const kv_option_table_t *table, char **environ_p, void *values, kv_option_source_t *sources, kv_option_error_t *error);
 
 /* The value of one option as text, as kv_options_set() would take it back. */
@@ -72,7 +76,7 @@ char *kv_option_text(const kv_option_t *option, const void *values, char *out, s
 void kv_options_describe(const kv_option_table_t *table, FILE *out);
 void kv_options_sample(const kv_option_table_t *table, FILE *out);
 
-/* JSON object: name to {value, source, default, help}. Returns bytes needed without the NUL, like snprintf. */
+/* JSON object: name to {value, text, source, default, live, help}; sizes in bytes and durations in ns, `text` as people write them. Returns bytes needed without the NUL, like snprintf. */
 size_t kv_options_json(const kv_option_table_t *table, const void *values, const kv_option_source_t *sources, char *out, size_t cap);
 
 #endif

@@ -1,0 +1,164 @@
+/* What an option table says about itself: help, a sample file, JSON. */
+#include "option_internal.h"
+
+#include "kv/text.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* "size, default 4GiB, 64MiB to 16TiB, needs a restart" */
+static void print_facts(const kv_option_t *option, FILE *out)
+{
+	fprintf(out, "%s, default %s", kv_option_type_name(option->type),
+		*option->fallback ? option->fallback : "empty");
+	if (option->min && option->max) {
+		fprintf(out, ", %s to %s", option->min, option->max);
+	} else if (option->min) {
+		fprintf(out, ", at least %s", option->min);
+	} else if (option->max) {
+		fprintf(out, ", at most %s", option->max);
+	}
+	if (option->type == KV_OPTION_ENUM) {
+		fprintf(out, ", one of %s", option->choices);
+	}
+	fprintf(out, ", %s", option->live ? "may change while running" : "needs a restart");
+}
+
+void kv_options_describe(const kv_option_table_t *table, FILE *out)
+{
+	char env[KV_OPTION_NAME_MAX];
+
+	for (size_t i = 0; i < table->count; i++) {
+		const kv_option_t *option = &table->options[i];
+
+		fprintf(out, "%s%s\n    %s\n    ", i ? "\n" : "", option->name, option->help);
+		print_facts(option, out);
+		fprintf(out, "\n    --%s=VALUE, %s=VALUE\n", option->name,
+			kv_option_env_name(table, option, env, sizeof env));
+	}
+}
+
+/* A plain YAML word needs no quotes. */
+static int is_plain(const char *text)
+{
+	if (!isalnum((unsigned char)*text) && *text != '/') {
+		return 0;
+	}
+	for (; *text; text++) {
+		if (!isalnum((unsigned char)*text) && !strchr("_./-", *text)) {
+			return 0;
+		}
+	}
+
+	return 1;
+}
+
+static void print_yaml_value(const kv_option_t *option, FILE *out)
+{
+	char quoted[2 * KV_OPTION_STRING_MAX];
+	kv_text_t text = kv_text(quoted, sizeof quoted);
+
+	if (option->type == KV_OPTION_LIST) {
+		fprintf(out, "[");
+		for (const char *at = option->fallback; *at; at++) {
+			fprintf(out, *at == ',' ? ", " : "%c", *at);
+		}
+		fprintf(out, "]");
+	} else if (is_plain(option->fallback) && strcmp(option->fallback, "null") != 0) {
+		fprintf(out, "%s", option->fallback);
+	} else {
+		kv_text_json(&text, option->fallback);
+		fprintf(out, "%s", quoted);
+	}
+}
+
+void kv_options_sample(const kv_option_table_t *table, FILE *out)
+{
+	fprintf(out,
+		"# Every option with its default. Remove the `#` before a name to set it; groups may also be nested:\n"
+		"#     cpu:\n#       size: 4GiB\n"
+		"# Later wins: default, this file, environment (%s...), command line.\n",
+		table->env_prefix);
+	for (size_t i = 0; i < table->count; i++) {
+		const kv_option_t *option = &table->options[i];
+
+		fprintf(out, "\n# %s\n# (", option->help);
+		print_facts(option, out);
+		fprintf(out, ")\n#%s: ", option->name);
+		print_yaml_value(option, out);
+		fprintf(out, "\n");
+	}
+}
+
+static void add_json_list(kv_text_t *text, const char *words)
+{
+	kv_text_addf(text, "[");
+	while (*words) {
+		size_t len = strcspn(words, ",");
+
+		kv_text_json_n(text, words, len);
+		words += len;
+		if (*words == ',') {
+			kv_text_addf(text, ",");
+			words++;
+		}
+	}
+	kv_text_addf(text, "]");
+}
+
+static void add_json_value(kv_text_t *text, const kv_option_t *option, const void *values)
+{
+	const uint8_t *at = (const uint8_t *)values + option->offset;
+	char word[KV_OPTION_STRING_MAX];
+	uint64_t wide;
+	int number;
+
+	switch (option->type) {
+	case KV_OPTION_BOOL:
+		memcpy(&number, at, sizeof number);
+		kv_text_addf(text, number ? "true" : "false");
+		break;
+	case KV_OPTION_U64:
+	case KV_OPTION_SIZE:
+	case KV_OPTION_DURATION:
+		memcpy(&wide, at, sizeof wide);
+		kv_text_addf(text, "%llu", (unsigned long long)wide);
+		break;
+	case KV_OPTION_LIST:
+		add_json_list(text, kv_option_text(option, values, word, sizeof word));
+		break;
+	default:
+		kv_text_json(text, kv_option_text(option, values, word, sizeof word));
+		break;
+	}
+}
+
+size_t kv_options_json(const kv_option_table_t *table, const void *values, const kv_option_source_t *sources, char *out,
+		       size_t cap)
+{
+	static const char *const source_names[] = {"default", "file", "environment", "command line"};
+	kv_text_t text = kv_text(out, cap);
+	char word[KV_OPTION_STRING_MAX];
+
+	kv_text_addf(&text, "{");
+	for (size_t i = 0; i < table->count; i++) {
+		const kv_option_t *option = &table->options[i];
+		kv_option_source_t source = sources ? sources[i] : KV_SOURCE_DEFAULT;
+
+		kv_text_addf(&text, "%s", i ? "," : "");
+		kv_text_json(&text, option->name);
+		kv_text_addf(&text, ":{\"value\":");
+		add_json_value(&text, option, values);
+		kv_text_addf(&text, ",\"text\":");
+		kv_text_json(&text, kv_option_text(option, values, word, sizeof word));
+		kv_text_addf(&text, ",\"source\":\"%s\",\"default\":", source_names[source]);
+		kv_text_json(&text, option->fallback);
+		kv_text_addf(&text, ",\"live\":%s,\"help\":", option->live ? "true" : "false");
+		kv_text_json(&text, option->help);
+		kv_text_addf(&text, "}");
+	}
+	kv_text_addf(&text, "}");
+
+	return text.len;
+}
