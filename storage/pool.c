@@ -136,6 +136,7 @@ kv_status_t kvs_pool_slab(kvs_tier_t *tier, uint32_t slab, kvs_slab_info_t *p_in
 		.digest_bytes = s->digest.bytes,
 		.data_fd = s->data.fd,
 		.digest_fd = s->digest.fd,
+		.data = s->data.base,
 		.ns = pool->classes[pool->slabs[slab]->slot_class].ns,
 	};
 
@@ -145,6 +146,14 @@ kv_status_t kvs_pool_slab(kvs_tier_t *tier, uint32_t slab, kvs_slab_info_t *p_in
 uint32_t kvs_pool_slab_count(kvs_tier_t *tier)
 {
 	return kvs_pool_of(tier)->slab_count;
+}
+
+void kvs_pool_set_region(kvs_tier_t *tier, uint32_t slab, uint32_t region)
+{
+	kvs_pool_t *pool = kvs_pool_of(tier);
+
+	kv_assert(slab < pool->slab_count);
+	pool->slabs[slab]->slab.region = region;
 }
 
 kv_status_t kvs_pool_claim(kvs_tier_t *tier, const kvs_claim_t *claim)

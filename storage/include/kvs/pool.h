@@ -42,12 +42,15 @@ typedef struct kvs_slab_info {
 	uint64_t digest_bytes;
 	int data_fd;
 	int digest_fd;
+	void *data;                /* the pool's own mapping of the data */
 	const char *ns;
 } kvs_slab_info_t;
 
 /* Slabs are numbered from 0 without gaps. KV_MISS past the last. */
 kv_status_t kvs_pool_slab(kvs_tier_t *pool, uint32_t slab, kvs_slab_info_t *p_info);
 uint32_t kvs_pool_slab_count(kvs_tier_t *pool);
+/* The slab is registered with the disk tier as this region (kvs_nvme_register): kvs_mem() of its slots says so from now on. */
+void kvs_pool_set_region(kvs_tier_t *pool, uint32_t slab, uint32_t region);
 
 /* Leases and puts in the ledger, so that a later daemon knows what old members may still touch. KV_ERR_LIMIT: the table is full. */
 typedef struct kvs_claim {
