@@ -33,11 +33,11 @@ typedef struct keeper {
 	char **argv;
 	int lock_fd;
 	int signal_fd;
-	int socket_fd;      /* our end; -1: no daemon */
-	pid_t pid;          /* the daemon; 0: none */
-	int stopping;       /* a signal has asked for the end */
+	int socket_fd; /* our end; -1: no daemon */
+	pid_t pid;     /* the daemon; 0: none */
+	int stopping;  /* a signal has asked for the end */
 	uint32_t restarts;
-	uint32_t crashes;   /* of young daemons in a row */
+	uint32_t crashes; /* of young daemons in a row */
 	uint64_t born_ns;
 	held_t *held;
 	uint32_t held_count, held_cap;
@@ -75,7 +75,8 @@ static void tell(int keeper_fd, char verb, const char *name, int fd)
 		memcpy(CMSG_DATA(&control.align), &fd, sizeof fd);
 	}
 	if (sendmsg(keeper_fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
-		kv_log(KV_LOG_WARN, "keeper", "a descriptor was not handed in: name %s error \"%s\"", name, strerror(errno));
+		kv_log(KV_LOG_WARN, "keeper", "a descriptor was not handed in: name %s error \"%s\"", name,
+		       strerror(errno));
 	}
 }
 
@@ -115,7 +116,8 @@ static void hold(keeper_t *keeper, const char *name, int fd)
 		}
 	}
 	if (keeper->held_count == keeper->held_cap) {
-		kv_log(KV_LOG_WARN, "keeper", "no room to hold a descriptor: name %s held %u", name, keeper->held_count);
+		kv_log(KV_LOG_WARN, "keeper", "no room to hold a descriptor: name %s held %u", name,
+		       keeper->held_count);
 		close(fd);
 		return;
 	}
@@ -140,8 +142,10 @@ static int take_word(keeper_t *keeper)
 	} control;
 	word_t word = {0};
 	struct iovec part = {&word, sizeof word};
-	struct msghdr message = {
-		.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
+	struct msghdr message = {.msg_iov = &part,
+				 .msg_iovlen = 1,
+				 .msg_control = control.bytes,
+				 .msg_controllen = sizeof control.bytes};
 	ssize_t n = recvmsg(keeper->socket_fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 	struct cmsghdr *head = n > 0 ? CMSG_FIRSTHDR(&message) : NULL;
 	int fd = -1;
@@ -279,15 +283,16 @@ static uint64_t buried(keeper_t *keeper, int wstatus, int *p_exit)
 		*p_exit = WEXITSTATUS(wstatus);
 		return UINT64_MAX;
 	}
-	kv_log(KV_LOG_ERROR, "keeper", "the daemon has died: signal %d after_ms %llu descriptors_dropped %u", WTERMSIG(wstatus),
-	       (unsigned long long)(age / 1000000u), held);
+	kv_log(KV_LOG_ERROR, "keeper", "the daemon has died: signal %d after_ms %llu descriptors_dropped %u",
+	       WTERMSIG(wstatus), (unsigned long long)(age / 1000000u), held);
 	if (keeper->stopping) {
 		*p_exit = 128 + WTERMSIG(wstatus);
 		return UINT64_MAX;
 	}
 	keeper->crashes = age < YOUNG_NS ? keeper->crashes + 1 : 1;
 	if (keeper->crashes >= CRASHES_MAX) {
-		kv_log(KV_LOG_ERROR, "keeper", "giving up: crashes %u in a row, each within 30 s of its start", keeper->crashes);
+		kv_log(KV_LOG_ERROR, "keeper", "giving up: crashes %u in a row, each within 30 s of its start",
+		       keeper->crashes);
 		*p_exit = kv_status_exit_code(KV_ERR_INTERNAL);
 		return UINT64_MAX;
 	}

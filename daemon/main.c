@@ -128,35 +128,6 @@ static kv_status_t daemon_run(const kvd_setup_t *setup)
 
 /* ---- the program ----------------------------------------------------------------------------------------------------- */
 
-static int describe(kvd_action_t action)
-{
-	switch (action) {
-	case KVD_VERSION_ONLY:
-		printf("kvd %s wire %u\n", KVD_VERSION, KV_WIRE_VERSION);
-		break;
-	case KVD_HELP:
-		printf("kvd: KV cache store and transfer daemon for LLM inference\n\n"
-		       "usage: kvd [--config FILE] [--NAME=VALUE ...]\n"
-		       "  --check-config       read the configuration, say what is wrong, start nothing\n"
-		       "  --describe-options   every option with its default and meaning (=markdown, =sample: other forms)\n"
-		       "  --version            print the version\n"
-		       "  --help               print this\n\n"
-		       "Order: default < file < environment (KVD_CPU_SIZE) < command line (--cpu.size=4GiB).\n");
-		break;
-	case KVD_DESCRIBE_MARKDOWN:
-		kvd_describe_markdown(stdout);
-		break;
-	case KVD_DESCRIBE_SAMPLE:
-		kv_options_sample(&kvd_option_table, stdout);
-		break;
-	default:
-		kv_options_describe(&kvd_option_table, stdout);
-		break;
-	}
-
-	return fflush(stdout) == 0 ? 0 : kv_status_exit_code(KV_ERR_IO);
-}
-
 static int fail(kv_status_t status, const kv_option_error_t *error)
 {
 	if (error->file[0]) {
@@ -182,7 +153,7 @@ int main(int argc, char **argv)
 		return 0;
 	}
 	if (setup.action != KVD_RUN) {
-		return describe(setup.action);
+		return kvd_describe(setup.action);
 	}
 
 	kv_log_set_level((kv_log_level_t)setup.options.log_level);

@@ -4,16 +4,19 @@
 #include "kv/log.h"
 #include "kv/types.h"
 #include "kv/units.h"
+#include "kv/wire.h"
 
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/un.h>
 
-#define LIVE 1
+#define LIVE     1
 #define AT_START 0
 #define ROW(name, type, fallback, min, max, choices, live, member, help)                                               \
-	{name, KV_OPTION_##type, fallback, min, max, choices, live, offsetof(kvd_options_t, member), help}
+	{                                                                                                              \
+		name, KV_OPTION_##type, fallback, min, max, choices, live, offsetof(kvd_options_t, member), help       \
+	}
 
 /* clang-format off */
 static const kv_option_t rows[] = {
@@ -185,8 +188,7 @@ static int take_flag(const char *arg, kvd_setup_t *setup)
 		kvd_action_t action;
 	} flags[] = {{"--check-config", KVD_CHECK_CONFIG},
 		     {"--describe-options", KVD_DESCRIBE},
-		     {"--describe-options=markdown", KVD_DESCRIBE_MARKDOWN},
-		     {"--describe-options=sample", KVD_DESCRIBE_SAMPLE},
+		     {"--sample-config", KVD_SAMPLE},
 		     {"--version", KVD_VERSION_ONLY},
 		     {"--help", KVD_HELP}};
 
@@ -207,7 +209,8 @@ static kv_status_t take_assignment(const char *arg, kvd_setup_t *setup, kv_optio
 	size_t len = equals ? (size_t)(equals - arg) : strlen(arg);
 
 	if (len < 3 || strncmp(arg, "--", 2) != 0 || len - 2 >= sizeof name) {
-		return say(error, KV_ERR_CONFIG, "\"%.100s\" is not an option; options are --name=value (see --help)", arg);
+		return say(error, KV_ERR_CONFIG, "\"%.100s\" is not an option; options are --name=value (see --help)",
+			   arg);
 	}
 	memcpy(name, arg + 2, len - 2);
 	name[len - 2] = '\0';
@@ -220,7 +223,8 @@ static kv_status_t take_assignment(const char *arg, kvd_setup_t *setup, kv_optio
 		return say(error, KV_ERR_CONFIG, "--%s has no value; write --%s=VALUE", name, near ? near : name);
 	}
 
-	return kv_options_set(&kvd_option_table, name, equals + 1, KV_SOURCE_COMMAND, &setup->options, setup->sources, error);
+	return kv_options_set(&kvd_option_table, name, equals + 1, KV_SOURCE_COMMAND, &setup->options, setup->sources,
+			      error);
 }
 
 /* The environment without what belongs to clients. */
@@ -295,4 +299,31 @@ kv_status_t kvd_setup_read(int argc, char **argv, char **environment, kvd_setup_
 	}
 
 	return status;
+}
+
+int kvd_describe(kvd_action_t action)
+{
+	switch (action) {
+	case KVD_VERSION_ONLY:
+		printf("kvd %s wire %u\n", KVD_VERSION, KV_WIRE_VERSION);
+		break;
+	case KVD_HELP:
+		printf("kvd: KV cache store and transfer daemon for LLM inference\n\n"
+		       "usage: kvd [--config FILE] [--NAME=VALUE ...]\n"
+		       "  --check-config       read the configuration, say what is wrong, start nothing\n"
+		       "  --describe-options   every option with its default and meaning \n"
+		       "  --sample-config      a configuration file with every default\n"
+		       "  --version            print the version\n"
+		       "  --help               print this\n\n"
+		       "Order: default < file < environment (KVD_CPU_SIZE) < command line (--cpu.size=4GiB).\n");
+		break;
+	case KVD_SAMPLE:
+		kv_options_sample(&kvd_option_table, stdout);
+		break;
+	default:
+		kv_options_describe(&kvd_option_table, stdout);
+		break;
+	}
+
+	return fflush(stdout) == 0 ? 0 : kv_status_exit_code(KV_ERR_IO);
 }

@@ -1,6 +1,6 @@
 /* daemon/options.h -- every option of kvd: the values, the table they come from, and what the command line asks for.
  *
- * docs/options.md and conf/kvd.conf are made from the table (`kvd --describe-options=markdown`, `=sample`); tests/daemon compares them.
+ * docs/options.md and conf/kvd.conf are made from the table (--describe-options, --sample-config); tests/daemon compares them.
  */
 #ifndef KVD_OPTIONS_H
 #define KVD_OPTIONS_H
@@ -41,8 +41,7 @@ typedef enum kvd_action {
 	KVD_RUN,
 	KVD_CHECK_CONFIG,
 	KVD_DESCRIBE,
-	KVD_DESCRIBE_MARKDOWN,
-	KVD_DESCRIBE_SAMPLE,
+	KVD_SAMPLE,
 	KVD_VERSION_ONLY,
 	KVD_HELP
 } kvd_action_t;
@@ -61,6 +60,9 @@ typedef struct kvd_setup {
 /* Defaults, then the file, then KVD_* of the environment (KVD_SOCKET belongs to clients and is left alone), then the command line; checks of options that
  * belong together come last. KV_ERR_CONFIG, KV_ERR_IO, KV_ERR_PATH (a socket path would not fit): *error is the sentence. */
 kv_status_t kvd_setup_read(int argc, char **argv, char **environment, kvd_setup_t *setup, kv_option_error_t *error);
+
+/* Print what an action other than KVD_RUN and KVD_CHECK_CONFIG asks for. Returns the exit code. */
+int kvd_describe(kvd_action_t action);
 
 /* The n-th word of a comma-separated list: its length, 0 past the last. */
 size_t kvd_list_word(const char *list, uint32_t n, const char **p_word);

@@ -55,7 +55,8 @@ kv_status_t kvd_process_lock(const char *run_dir, int *p_fd, char *detail, size_
 		return KV_ERR_PATH;
 	}
 	if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-		snprintf(detail, cap, "another kvd runs in %s (it holds %s); stop it, or choose another run_dir", run_dir, path);
+		snprintf(detail, cap, "another kvd runs in %s (it holds %s); stop it, or choose another run_dir",
+			 run_dir, path);
 		close(fd);
 		return KV_ERR_LOCKED;
 	}

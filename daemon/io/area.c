@@ -13,14 +13,16 @@
 
 static kv_status_t area_failed(const char *name, const char *call, int error)
 {
-	kv_log(KV_LOG_WARN, "io", "no shared memory for a client: area %s call %s error \"%s\"", name, call, strerror(error));
+	kv_log(KV_LOG_WARN, "io", "no shared memory for a client: area %s call %s error \"%s\"", name, call,
+	       strerror(error));
 
 	return error == EMFILE || error == ENFILE ? KV_ERR_LIMIT : KV_ERR_NOMEM;
 }
 
 kv_status_t kvd_area_create(const char *name, size_t bytes, kvd_area_writer_t writer, kvd_area_t *p_area)
 {
-	const int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL | (writer == KVD_AREA_DAEMON ? F_SEAL_FUTURE_WRITE : 0);
+	const int seals =
+		F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL | (writer == KVD_AREA_DAEMON ? F_SEAL_FUTURE_WRITE : 0);
 	size_t size = (bytes + PAGE - 1) / PAGE * PAGE;
 	kv_status_t status;
 	void *base;

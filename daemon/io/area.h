@@ -12,8 +12,8 @@ typedef enum kvd_area_writer {
 } kvd_area_writer_t;
 
 typedef struct kvd_area {
-	int fd;      /* -1: none */
-	void *base;  /* zeroed, page-aligned, read-write here */
+	int fd;     /* -1: none */
+	void *base; /* zeroed, page-aligned, read-write here */
 	size_t bytes;
 } kvd_area_t;
 

@@ -42,7 +42,7 @@ typedef struct feed {
 	uint32_t open_events; /* in the batch being built */
 	int lost;             /* the batch being built has lost an event */
 	uint64_t event_seq, hit_seq;
-	void *events, *hits;  /* sockets: the thread's once it runs */
+	void *events, *hits; /* sockets: the thread's once it runs */
 	char events_path[108], hits_path[108];
 } feed_t;
 
@@ -326,7 +326,8 @@ static void *bind_one(kvd_publisher_t *publisher, const char *path, char *detail
 	return socket;
 }
 
-static kv_status_t feed_open(kvd_publisher_t *publisher, feed_t *feed, const kvd_publisher_config_t *config, char *detail, size_t cap)
+static kv_status_t feed_open(kvd_publisher_t *publisher, feed_t *feed, const kvd_publisher_config_t *config,
+			     char *detail, size_t cap)
 {
 	const char *mark = strstr(config->topic, "{namespace}");
 	kv_status_t status = kvd_ring_init(&feed->ring, config->buffer_bytes);
@@ -378,7 +379,8 @@ static void publisher_free(kvd_publisher_t *publisher)
 	free(publisher);
 }
 
-static kv_status_t feeds_open(kvd_publisher_t *publisher, const kvd_publisher_config_t *config, char *detail, size_t cap)
+static kv_status_t feeds_open(kvd_publisher_t *publisher, const kvd_publisher_config_t *config, char *detail,
+			      size_t cap)
 {
 	const char *at = config->namespaces;
 	kv_status_t status = KV_OK;
@@ -403,7 +405,8 @@ static kv_status_t feeds_open(kvd_publisher_t *publisher, const kvd_publisher_co
 	return status;
 }
 
-kv_status_t kvd_publisher_open(const kvd_publisher_config_t *config, kvd_publisher_t **p_publisher, char *detail, size_t cap)
+kv_status_t kvd_publisher_open(const kvd_publisher_config_t *config, kvd_publisher_t **p_publisher, char *detail,
+			       size_t cap)
 {
 	kvd_publisher_t *publisher = calloc(1, sizeof *publisher);
 	kv_status_t status = KV_ERR_NOMEM;

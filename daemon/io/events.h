@@ -21,7 +21,8 @@ typedef struct kvd_publisher_config {
 } kvd_publisher_config_t;
 
 /* Bind all sockets (mode 0660) and start the thread. KV_ERR_IO, KV_ERR_NOMEM, KV_ERR_PATH; `detail` gets a sentence. */
-kv_status_t kvd_publisher_open(const kvd_publisher_config_t *config, kvd_publisher_t **p_publisher, char *detail, size_t cap);
+kv_status_t kvd_publisher_open(const kvd_publisher_config_t *config, kvd_publisher_t **p_publisher, char *detail,
+			       size_t cap);
 /* Send what waits (bounded), end the thread, remove the sockets. NULL is fine. */
 void kvd_publisher_close(kvd_publisher_t *publisher);
 

@@ -67,10 +67,10 @@ struct kvd_host {
 	kvd_source_t keeper;
 	kvd_source_t cpu_ready;
 	kvd_source_t disk_ready;
-	uint64_t busy_until_ns;    /* spin until then */
-	uint64_t next_drain_ns;    /* report rings, timeouts */
-	uint64_t next_second_ns;   /* gauges */
-	uint32_t frames;           /* handled in this turn */
+	uint64_t busy_until_ns;  /* spin until then */
+	uint64_t next_drain_ns;  /* report rings, timeouts */
+	uint64_t next_second_ns; /* gauges */
+	uint32_t frames;         /* handled in this turn */
 	int accept_paused;
 	uint64_t accept_again_ns;
 
@@ -80,35 +80,35 @@ struct kvd_host {
 	kvd_world_t world;
 	kvd_core_config_t core_config;
 	kvd_core_t *core;
-	uint32_t slabs_seen;       /* slabs of the pool that members have been told of */
+	uint32_t slabs_seen; /* slabs of the pool that members have been told of */
 	kvd_publisher_t *publisher;
 	struct kvd_http *http;
-	uint32_t own_fds;          /* descriptors open, and slabs among them, when the start was over */
+	uint32_t own_fds; /* descriptors open, and slabs among them, when the start was over */
 	uint32_t own_slabs;
 
 	/* who is here */
 	kvd_namespace_t *namespaces;
 	uint32_t namespace_count;
 	kvd_session_t *sessions;
-	kvd_session_t *hot;        /* looked at first while spinning */
+	kvd_session_t *hot; /* looked at first while spinning */
 	uint32_t session_count;
 	uint32_t doomed_count;
 	uint64_t next_session;
-	size_t receive_bytes;      /* of all receive buffers */
+	size_t receive_bytes; /* of all receive buffers */
 	kvd_member_entry_t *members[KVD_MEMBER_BUCKETS];
-	kvd_member_entry_t *gone;  /* freed at the end of the turn */
+	kvd_member_entry_t *gone; /* freed at the end of the turn */
 	kvd_instance_entry_t *instances;
 
 	/* scratch of the loop thread */
 	kv_msg_t ask;
 	kv_msg_t reply;
-	uint8_t *frame;            /* KVD_FRAME_SCRATCH bytes: an encoded body */
-	char *text;                /* KVD_TEXT_SCRATCH bytes: a document */
+	uint8_t *frame; /* KVD_FRAME_SCRATCH bytes: an encoded body */
+	char *text;     /* KVD_TEXT_SCRATCH bytes: a document */
 	char detail[256];
 	uint8_t root[32];
 };
 
-#define KVD_TEXT_SCRATCH ((size_t)KV_MAX_JSON + 1u)
+#define KVD_TEXT_SCRATCH  ((size_t)KV_MAX_JSON + 1u)
 #define KVD_FRAME_SCRATCH ((size_t)KV_MAX_JSON + 65536u)
 
 /* ---- loop.c ------------------------------------------------------------------------------------------------------------ */
@@ -147,8 +147,6 @@ void kvd_world_sync(kvd_host_t *host);
 void kvd_world_greet(kvd_host_t *host, kvd_session_t *session);
 /* Pass the events of the call that has just ended on as one batch. */
 void kvd_world_commit(kvd_host_t *host);
-/* Tiers' usage into the gauges. */
-void kvd_world_gauges(kvd_host_t *host);
 
 /* ---- join.c ------------------------------------------------------------------------------------------------------------ */
 

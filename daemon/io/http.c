@@ -78,9 +78,9 @@ static enum MHD_Result handle(void *cls, struct MHD_Connection *connection, cons
 		return answer_metrics(http, connection);
 	}
 	if (strcmp(url, "/healthz") == 0) {
-		return loop_turns(http->health)
-			       ? answer(connection, MHD_HTTP_OK, "text/plain", "ok\n")
-			       : answer(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "text/plain", "the core loop stands still\n");
+		return loop_turns(http->health) ? answer(connection, MHD_HTTP_OK, "text/plain", "ok\n")
+						: answer(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "text/plain",
+							 "the core loop stands still\n");
 	}
 	if (strcmp(url, "/readyz") == 0) {
 		int ready = atomic_load(&http->health->ready) && !atomic_load(&http->health->stopping);
@@ -127,7 +127,9 @@ static kv_status_t listen_at(const char *where, int *p_fd, char *detail, size_t 
 		close(fd);
 	}
 	if (error == EADDRINUSE) {
-		snprintf(detail, cap, "http.listen: %s is in use by another program; choose another port, or http.listen=off", where);
+		snprintf(detail, cap,
+			 "http.listen: %s is in use by another program; choose another port, or http.listen=off",
+			 where);
 		return KV_ERR_BUSY;
 	}
 	snprintf(detail, cap, "http.listen: cannot listen on %s: %s", where, strerror(error));
@@ -135,8 +137,8 @@ static kv_status_t listen_at(const char *where, int *p_fd, char *detail, size_t 
 	return KV_ERR_CONFIG;
 }
 
-kv_status_t kvd_http_open(const kvd_options_t *options, const kv_metrics_t *metrics, const kvd_health_t *health, kvd_http_t **p_http, char *detail,
-			  size_t cap)
+kv_status_t kvd_http_open(const kvd_options_t *options, const kv_metrics_t *metrics, const kvd_health_t *health,
+			  kvd_http_t **p_http, char *detail, size_t cap)
 {
 	kvd_http_t *http;
 	int fd = -1;
@@ -152,9 +154,10 @@ kv_status_t kvd_http_open(const kvd_options_t *options, const kv_metrics_t *metr
 	}
 	http->metrics = metrics;
 	http->health = health;
-	http->daemon = MHD_start_daemon(MHD_USE_EPOLL_INTERNAL_THREAD, 0, NULL, NULL, handle, http, MHD_OPTION_LISTEN_SOCKET,
-					(MHD_socket)fd, MHD_OPTION_CONNECTION_LIMIT, (unsigned)options->http_connections,
-					MHD_OPTION_CONNECTION_TIMEOUT, TIMEOUT_S, MHD_OPTION_END);
+	http->daemon =
+		MHD_start_daemon(MHD_USE_EPOLL_INTERNAL_THREAD, 0, NULL, NULL, handle, http, MHD_OPTION_LISTEN_SOCKET,
+				 (MHD_socket)fd, MHD_OPTION_CONNECTION_LIMIT, (unsigned)options->http_connections,
+				 MHD_OPTION_CONNECTION_TIMEOUT, TIMEOUT_S, MHD_OPTION_END);
 	if (!http->daemon) {
 		snprintf(detail, cap, "cannot start the HTTP thread");
 		close(fd);

@@ -11,9 +11,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define RING_RECORDS    1024u
-#define RING_OFFSET     4096u
-#define DRAIN_RECORDS   128u /* of one ring at a time */
+#define RING_RECORDS  1024u
+#define RING_OFFSET   4096u
+#define DRAIN_RECORDS 128u /* of one ring at a time */
 
 struct kvd_instance_entry {
 	kvd_instance_entry_t *next;
@@ -23,17 +23,17 @@ struct kvd_instance_entry {
 };
 
 struct kvd_member_entry {
-	kvd_source_t source;         /* its pidfd */
-	kvd_member_entry_t *next;    /* in its bucket, or among those that have gone */
+	kvd_source_t source;      /* its pidfd */
+	kvd_member_entry_t *next; /* in its bucket, or among those that have gone */
 	kvd_member_t id;
 	kvd_instance_t instance;
 	kvd_namespace_t *ns;
-	kvd_session_t *session;      /* NULL: its connection has ended */
+	kvd_session_t *session; /* NULL: its connection has ended */
 	kvd_area_t area;
 	uint64_t staging_offset, staging_words;
-	uint64_t tail;               /* reports read; the copy in the area is for the member only */
-	uint64_t dropped;            /* reports it could not write, as far as they are counted */
-	int fired;                   /* the pidfd has: it touches nothing any more */
+	uint64_t tail;    /* reports read; the copy in the area is for the member only */
+	uint64_t dropped; /* reports it could not write, as far as they are counted */
+	int fired;        /* the pidfd has: it touches nothing any more */
 };
 
 /* ---- finding --------------------------------------------------------------------------------------------------------- */
@@ -129,8 +129,8 @@ static void drain_records(kvd_host_t *host, kvd_member_entry_t *member, uint64_t
 
 		if (kvs_guard_copy(&report, &ring[member->tail % RING_RECORDS], sizeof report) != KV_OK) {
 			kv_metric_add(&host->metrics, KV_M_BAD_REPORTS, 1);
-		} else if (kvd_core_report(host->core, member->id, &report) == KV_OK && report.type == KV_REPORT_REQUEST &&
-			   host->publisher) {
+		} else if (kvd_core_report(host->core, member->id, &report) == KV_OK &&
+			   report.type == KV_REPORT_REQUEST && host->publisher) {
 			kvd_publisher_hit(host->publisher, member->ns->index, &report);
 		}
 		member->tail++;
@@ -176,7 +176,8 @@ kv_status_t kvd_member_staging(void *ctx, kvd_member_t id, uint64_t first, uint3
 		return KV_ERR_ARG;
 	}
 
-	return kvs_guard_copy(out, (const uint8_t *)member->area.base + member->staging_offset + first * sizeof(uint64_t),
+	return kvs_guard_copy(out,
+			      (const uint8_t *)member->area.base + member->staging_offset + first * sizeof(uint64_t),
 			      (size_t)words * sizeof(uint64_t));
 }
 
@@ -344,7 +345,8 @@ static kv_status_t member_area(const kvd_options_t *options, const kv_msg_join_t
 	return KV_OK;
 }
 
-static kv_status_t instance_open(kvd_host_t *host, kvd_namespace_t *ns, const kvd_join_t *join, kvd_instance_entry_t **p_entry)
+static kv_status_t instance_open(kvd_host_t *host, kvd_namespace_t *ns, const kvd_join_t *join,
+				 kvd_instance_entry_t **p_entry)
 {
 	kvd_instance_t id = 0;
 	kv_status_t status = kvd_instance_find(host->core, join, &id);
@@ -380,7 +382,8 @@ static kv_status_t instance_open(kvd_host_t *host, kvd_namespace_t *ns, const kv
 	return KV_OK;
 }
 
-static kv_status_t member_open(kvd_host_t *host, kvd_call_t *call, const kvd_join_t *join, kvd_member_entry_t **p_member, kvd_instance_entry_t **p_instance)
+static kv_status_t member_open(kvd_host_t *host, kvd_call_t *call, const kvd_join_t *join,
+			       kvd_member_entry_t **p_member, kvd_instance_entry_t **p_instance)
 {
 	kvd_member_entry_t *member = calloc(1, sizeof *member);
 	kv_status_t status;

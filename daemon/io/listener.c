@@ -16,7 +16,8 @@
 static void pause_accepting(kvd_host_t *host, int error)
 {
 	kv_metric_add(&host->metrics, KV_M_FD_EXHAUSTED, 1);
-	kv_log(KV_LOG_WARN, "io", "no new sessions for a while: error \"%s\" open %u", strerror(error), host->session_count);
+	kv_log(KV_LOG_WARN, "io", "no new sessions for a while: error \"%s\" open %u", strerror(error),
+	       host->session_count);
 	for (uint32_t i = 0; i < host->namespace_count; i++) {
 		kvd_loop_change(host, &host->namespaces[i].source, 0);
 	}
@@ -61,7 +62,8 @@ static kv_status_t namespace_open(kvd_host_t *host, kvd_namespace_t *ns, const c
 	kv_status_t status;
 
 	memcpy(ns->name, word, len);
-	if ((size_t)snprintf(ns->path, sizeof ns->path, "%s/%s.sock", host->options->run_dir, ns->name) >= sizeof ns->path) {
+	if ((size_t)snprintf(ns->path, sizeof ns->path, "%s/%s.sock", host->options->run_dir, ns->name) >=
+	    sizeof ns->path) {
 		return KV_ERR_PATH;
 	}
 	status = kvd_area_create("kvd-mirror", kvd_mirror_bytes(&host->core_config), KVD_AREA_DAEMON, &ns->mirror);
@@ -81,7 +83,8 @@ static kv_status_t listen_all(kvd_host_t *host, char *detail, size_t cap)
 
 		if (status != KV_OK) {
 			ns->source.fd = -1;
-			snprintf(detail, cap, "cannot listen on %s: %s (%s)", ns->path, kv_status_text(status), strerror(error));
+			snprintf(detail, cap, "cannot listen on %s: %s (%s)", ns->path, kv_status_text(status),
+				 strerror(error));
 			return status;
 		}
 		ns->source.ready = listener_ready;

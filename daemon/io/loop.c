@@ -9,12 +9,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#define EVENTS        64
-#define SPIN_LOOKS    4u                     /* direct looks at the hot session for one at everybody */
-#define DRAIN_NS      UINT64_C(10000000)
-#define SECOND_NS     UINT64_C(1000000000)
-#define HEARTBEAT_NS  KV_MIRROR_HEARTBEAT_NS /* never sleep longer */
-#define STALL_NS      UINT64_C(20000000)
+#define EVENTS       64
+#define SPIN_LOOKS   4u /* direct looks at the hot session for one at everybody */
+#define DRAIN_NS     UINT64_C(10000000)
+#define SECOND_NS    UINT64_C(1000000000)
+#define HEARTBEAT_NS KV_MIRROR_HEARTBEAT_NS /* never sleep longer */
+#define STALL_NS     UINT64_C(20000000)
 
 kv_status_t kvd_loop_add(kvd_host_t *host, kvd_source_t *source, uint32_t events)
 {
@@ -52,11 +52,13 @@ static void reload(kvd_host_t *host)
 	char *none[] = {NULL};
 
 	if (kvd_setup_read(host->setup->config[0] ? 3 : 1, argv, none, &fresh, &error) != KV_OK) {
-		kv_log(KV_LOG_WARN, "io", "SIGHUP: the configuration is not valid and nothing has changed: %s", error.text);
+		kv_log(KV_LOG_WARN, "io", "SIGHUP: the configuration is not valid and nothing has changed: %s",
+		       error.text);
 		return;
 	}
 	kv_log_set_level((kv_log_level_t)fresh.options.log_level);
-	kv_log(KV_LOG_INFO, "io", "SIGHUP: log.level is %s", kv_log_level_name((kv_log_level_t)fresh.options.log_level));
+	kv_log(KV_LOG_INFO, "io", "SIGHUP: log.level is %s",
+	       kv_log_level_name((kv_log_level_t)fresh.options.log_level));
 }
 
 static void signal_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
@@ -201,7 +203,6 @@ static void every_second(kvd_host_t *host, uint64_t now)
 {
 	kv_metric_set(&host->metrics, KV_M_UPTIME, (now - host->started_ns) / SECOND_NS);
 	kv_metric_set(&host->metrics, KV_M_LOG_DROPPED, kv_log_dropped());
-	kvd_world_gauges(host);
 }
 
 static void housekeeping(kvd_host_t *host)

@@ -112,7 +112,8 @@ static int is_fatal(kv_status_t status)
 	       status == KV_ERR_UNKNOWN_REQUEST;
 }
 
-kv_status_t kvd_request_frame(kvd_host_t *host, kvd_session_t *session, const kv_frame_header_t *header, const uint8_t *body)
+kv_status_t kvd_request_frame(kvd_host_t *host, kvd_session_t *session, const kv_frame_header_t *header,
+			      const uint8_t *body)
 {
 	uint64_t start = kv_now_ns(host->env);
 	const kv_request_t *request = kv_request_find(header->code);
@@ -154,14 +155,18 @@ kv_status_t kvd_request_frame(kvd_host_t *host, kvd_session_t *session, const kv
 	return KV_OK;
 }
 
-void kvd_request_late(void *ctx, kvd_member_t member, uint16_t code, uint64_t frame_id, kv_status_t status, const kv_msg_t *reply)
+void kvd_request_late(void *ctx, kvd_member_t member, uint16_t code, uint64_t frame_id, kv_status_t status,
+		      const kv_msg_t *reply)
 {
 	kvd_host_t *host = ctx;
 	kvd_session_t *session = kvd_member_session(kvd_member_find(host, member));
 	kv_frame_header_t header = {.code = code, .id = frame_id};
 
 	if (session) {
-		kvd_call_t call = {.session = session, .header = &header, .reply = (kv_msg_t *)(uintptr_t)reply, .reply_fds = {-1, -1, -1}};
+		kvd_call_t call = {.session = session,
+				   .header = &header,
+				   .reply = (kv_msg_t *)(uintptr_t)reply,
+				   .reply_fds = {-1, -1, -1}};
 		kvd_request_answer(host, &call, status);
 	}
 }

@@ -12,9 +12,9 @@
 
 typedef struct kvd_ring {
 	uint8_t *base;
-	uint64_t size;         /* a power of two */
-	uint64_t open;         /* writer: where the record being built begins */
-	uint64_t fill;         /* writer: its bytes so far; 0: none */
+	uint64_t size;                      /* a power of two */
+	uint64_t open;                      /* writer: where the record being built begins */
+	uint64_t fill;                      /* writer: its bytes so far; 0: none */
 	_Alignas(64) _Atomic uint64_t head; /* stored by the writer */
 	_Alignas(64) _Atomic uint64_t tail; /* stored by the reader */
 } kvd_ring_t;

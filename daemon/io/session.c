@@ -7,9 +7,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define IN_SMALL   16384u
-#define IN_KEEP    262144u /* a larger buffer is given back when it is empty */
-#define HEADER     sizeof(kv_frame_header_t)
+#define IN_SMALL 16384u
+#define IN_KEEP  262144u /* a larger buffer is given back when it is empty */
+#define HEADER   sizeof(kv_frame_header_t)
 
 static void session_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events);
 
@@ -176,7 +176,8 @@ static void enqueue(kvd_host_t *host, kvd_session_t *session, const kvd_out_t *h
 	}
 	if (!out) {
 		kv_metric_add(&host->metrics, KV_M_SEND_OVERFLOWS, 1);
-		kv_log(KV_LOG_WARN, "io", "a session does not read what it is sent and is closed: session %llu program %s queued %zu",
+		kv_log(KV_LOG_WARN, "io",
+		       "a session does not read what it is sent and is closed: session %llu program %s queued %zu",
 		       (unsigned long long)session->id, session->program, session->out_bytes);
 		kvd_session_doom(host, session);
 		return;
@@ -191,7 +192,8 @@ static void enqueue(kvd_host_t *host, kvd_session_t *session, const kvd_out_t *h
 	session->out_bytes += bytes;
 }
 
-void kvd_session_send(kvd_host_t *host, kvd_session_t *session, const kv_frame_header_t *header, const uint8_t *body, const int *fds)
+void kvd_session_send(kvd_host_t *host, kvd_session_t *session, const kv_frame_header_t *header, const uint8_t *body,
+		      const int *fds)
 {
 	kvd_out_t head = {.header = *header, .fds = {-1, -1, -1}};
 	kv_status_t status = KV_PENDING;

@@ -24,10 +24,11 @@ static kv_status_t check_identity(kvd_host_t *host, kvd_call_t *call, kvd_asked_
 	const char *field = NULL;
 	kv_status_t status;
 
-	status = kv_identity_parse((const char *)ask->identity.data, ask->identity.len, &asked->identity, asked->storage,
-				   sizeof asked->storage, &field);
+	status = kv_identity_parse((const char *)ask->identity.data, ask->identity.len, &asked->identity,
+				   asked->storage, sizeof asked->storage, &field);
 	if (status != KV_OK) {
-		snprintf(host->detail, sizeof host->detail, "identity field %s is missing or malformed", field ? field : "?");
+		snprintf(host->detail, sizeof host->detail, "identity field %s is missing or malformed",
+			 field ? field : "?");
 		call->detail = host->detail;
 		return status;
 	}
@@ -46,7 +47,8 @@ static kv_status_t check_identity(kvd_host_t *host, kvd_call_t *call, kvd_asked_
 
 static kv_status_t check_groups(kvd_call_t *call, kvd_asked_space_t *asked)
 {
-	kv_status_t status = kv_identity_groups(&asked->identity, &asked->hash_tokens, asked->groups, MAX_GROUPS, &asked->group_count);
+	kv_status_t status = kv_identity_groups(&asked->identity, &asked->hash_tokens, asked->groups, MAX_GROUPS,
+						&asked->group_count);
 
 	if (status != KV_OK) {
 		call->detail = "identity field hash_tokens or groups is malformed";

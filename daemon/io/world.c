@@ -44,8 +44,9 @@ static void world_publish(void *ctx, const kvd_event_t *event)
 	}
 }
 
-static kv_status_t world_claim(void *ctx, uint64_t id, kvd_instance_t instance, uint32_t kind, const kv_lease_header_t *lease, kvs_loc_t deepest,
-			       const kv_key_t *deepest_key, uint64_t expiry_ns)
+static kv_status_t world_claim(void *ctx, uint64_t id, kvd_instance_t instance, uint32_t kind,
+			       const kv_lease_header_t *lease, kvs_loc_t deepest, const kv_key_t *deepest_key,
+			       uint64_t expiry_ns)
 {
 	kvd_host_t *host = ctx;
 	kvs_claim_t claim = {.id = id, .instance = instance, .kind = kind, .deepest = deepest, .expiry_ns = expiry_ns};
@@ -68,7 +69,8 @@ static void world_unclaim(void *ctx, uint64_t id)
 	kvs_pool_unclaim(((kvd_host_t *)ctx)->cpu, id);
 }
 
-static kv_status_t world_digests(void *ctx, kvs_loc_t loc, uint32_t head, uint32_t heads, uint32_t leaf, uint32_t count, const uint64_t *values)
+static kv_status_t world_digests(void *ctx, kvs_loc_t loc, uint32_t head, uint32_t heads, uint32_t leaf, uint32_t count,
+				 const uint64_t *values)
 {
 	return kvs_pool_digests(((kvd_host_t *)ctx)->cpu, loc, head, heads, leaf, count, values);
 }
@@ -112,6 +114,12 @@ void kvd_world_sync(kvd_host_t *host)
 
 		kv_assert(status == KV_OK);
 		host->slabs_seen++;
+		if (host->disk) {
+			uint32_t region = UINT32_MAX;
+
+			kvs_nvme_register(host->disk, info.data, info.bytes, &region);
+			kvs_pool_set_region(host->cpu, info.slab, region);
+		}
 		for (kvd_session_t *session = host->sessions; session; session = session->next) {
 			if (session->member) {
 				tell_slab(host, session, &info);
@@ -252,22 +260,5 @@ void kvd_world_core_end(kvd_host_t *host)
 	if (host->core) {
 		kvd_core_destroy(host->core);
 		host->core = NULL;
-	}
-}
-
-void kvd_world_gauges(kvd_host_t *host)
-{
-	kvs_usage_t usage;
-
-	kvs_usage(host->cpu, &usage);
-	kv_metric_set(&host->metrics, KV_M_CPU_BYTES, usage.charged_bytes);
-	kv_metric_set(&host->metrics, KV_M_CPU_USED_BYTES, usage.used_bytes + usage.quarantined_bytes);
-	kv_metric_set(&host->metrics, KV_M_CPU_LIMIT_BYTES, usage.limit_bytes);
-	kv_metric_set(&host->metrics, KV_M_CPU_QUARANTINED_BYTES, usage.quarantined_bytes);
-	if (host->disk) {
-		kvs_usage(host->disk, &usage);
-		kv_metric_set(&host->metrics, KV_M_DISK_BYTES, usage.charged_bytes);
-		kv_metric_set(&host->metrics, KV_M_DISK_USED_BYTES, usage.used_bytes + usage.quarantined_bytes);
-		kv_metric_set(&host->metrics, KV_M_DISK_LIMIT_BYTES, usage.limit_bytes);
 	}
 }
