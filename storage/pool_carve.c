@@ -62,7 +62,6 @@ static int create(kvs_pool_t *pool, kvs_pool_slab_t *p, int huge, uint32_t slots
 	p->slab.number = pool->slab_count;
 	p->slab.slots = slots;
 	p->slab.huge = huge;
-	p->slab.region = UINT32_MAX;
 
 	return kvs_slab_create(&p->slab, pool->sys, &pool->env);
 }

@@ -20,7 +20,6 @@ typedef struct kvs_slab {
 	kvs_area_t digest;
 	_Atomic uint64_t ready_bytes; /* [0, ready_bytes) of data have been pre-faulted */
 	uint32_t *next;               /* [slots]: the slot below in its class's stack of free slots */
-	uint32_t region;              /* of the disk tier's registered memory; UINT32_MAX: none */
 	int huge;                     /* on huge pages of the pool reserved for them */
 	uint32_t region;              /* of kvs_mem_t */
 } kvs_slab_t;
