@@ -164,9 +164,9 @@ static int move_page(const mover_t *m, const kvk_move_t *move, place_t at, const
 	return right;
 }
 
-/* All pages of one move; `then` is the move after it, or NULL. While a page moves, the next one is fetched; a gather by
+/* All pages of one move, which `more` moves follow in the array. While a page moves, the next one is fetched; a gather by
  * token fetches the next layer, because the pieces of a head are strewn over all of its layer. */
-static int move_block(const mover_t *m, const kvk_move_t *move, const kvk_move_t *then)
+static int move_block(const mover_t *m, const kvk_move_t *move, uint32_t more)
 {
 	const uint32_t pages = m->paged->layers * m->paged->heads;
 	const int by_token = m->direction == GATHER && m->paged->kind == KVK_PAGED_KV_TOKEN_HEAD;
@@ -178,8 +178,8 @@ static int move_block(const mover_t *m, const kvk_move_t *move, const kvk_move_t
 
 		if (i + ahead < pages) {
 			soon = page_source(m, move, i + ahead);
-		} else if (then) {
-			soon = page_source(m, then, i + ahead - pages);
+		} else if (more > 0) {
+			soon = page_source(m, move + 1, i + ahead - pages);
 		}
 		right = move_page(m, move, page_at(m, i), soon) && right;
 	}
@@ -215,7 +215,7 @@ kv_status_t kvk_gather(const kvk_layout_t *layout, const kvk_paged_t *paged, con
 		return KV_ERR_ARG;
 	}
 	for (uint32_t i = 0; i < count; i++) {
-		move_block(&m, &moves[i], i + 1 < count ? &moves[i + 1] : NULL);
+		move_block(&m, &moves[i], count - 1 - i);
 	}
 	kv_copy_fence();
 
@@ -232,7 +232,7 @@ kv_status_t kvk_scatter(const kvk_layout_t *layout, const kvk_paged_t *paged, co
 		return KV_ERR_ARG;
 	}
 	for (uint32_t i = 0; i < count && status == KV_OK; i++) {
-		if (!move_block(&m, &moves[i], i + 1 < count ? &moves[i + 1] : NULL)) {
+		if (!move_block(&m, &moves[i], count - 1 - i)) {
 			status = KV_ERR_CORRUPT;
 			if (p_bad) {
 				*p_bad = i;
