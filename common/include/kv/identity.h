@@ -38,13 +38,16 @@ typedef struct kv_identity {
 kv_status_t kv_identity_text(const kv_identity_t *identity, char *out, size_t cap, const char **p_field);
 
 /* Parse a canonical text; refuses anything kv_identity_text() would not have written (order, encoding, unknown or repeated names).
- * Values point into `storage` (at least len + number of fields bytes). */
+ * Values point into `storage` (at least len + number of fields bytes; less: KV_ERR_ARG); absent optional fields are "". KV_ERR_IDENTITY: the text is
+ * not canonical, *p_field names the first field that is wrong ("text": something after the last). KV_ERR_TOO_BIG: over KV_IDENTITY_MAX_TEXT. */
 kv_status_t kv_identity_parse(const char *text, size_t len, kv_identity_t *identity, char *storage, size_t cap, const char **p_field);
 
-/* Root digest of a canonical text inside a namespace. */
+/* Root digest of a canonical text (one that kv_identity_parse() accepts; not checked again) inside a namespace. KV_ERR_ARG: no namespace.
+ * KV_ERR_TOO_BIG: the namespace or the text is too long. */
 kv_status_t kv_identity_root(const char *ns, const char *text, size_t len, uint8_t root[32]);
 
-/* Value of `hash_tokens` and of one group ("0:full:16"). KV_ERR_IDENTITY when the text is malformed, KV_ERR_UNSUPPORTED for rules this
+/* Value of `hash_tokens` and the list of groups: "<id>:full:<block tokens>", "<id>:window:<block tokens>:<window tokens>", "<id>:state:<block tokens>",
+ * ids ascending. KV_ERR_TOO_BIG: more than `cap` groups. groups[] may be partly written on error. KV_ERR_IDENTITY when the text is malformed, KV_ERR_UNSUPPORTED for rules this
  * version does not serve. */
 typedef struct kv_group {
 	uint8_t id;

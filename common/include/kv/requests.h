@@ -95,6 +95,8 @@
 	F(U32, block_bytes, 0, "payload bytes of a block")                                                             \
 	F(U32, heads, 0, "heads of the layout: digest roots a block")                                                  \
 	F(U32, leaves, 0, "digest leaves a head")                                                                      \
+	F(U32, leaf_bytes, 0, "bytes of a leaf; the last one of an opaque page may be shorter")                        \
+	F(U32, page_bytes, 0, "bytes of one page, i.e. one (head, layer): where the leaves start anew")                \
 	F(STR, layout, 512, "canonical layout of the pool block; its inner order may differ from the one asked for")
 
 #define KV_FIELDS_space_reset(F)                                                                                       \

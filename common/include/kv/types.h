@@ -21,7 +21,7 @@ static inline int kv_key_equal(const kv_key_t *a, const kv_key_t *b)
 /* The all-zero key is never produced by the chain in practice and stands for "none" (a root's parent). */
 static inline int kv_key_is_zero(const kv_key_t *key)
 {
-	static const kv_key_t zero;
+	static const kv_key_t zero = {{0}};
 	return kv_key_equal(key, &zero);
 }
 
@@ -77,7 +77,9 @@ typedef struct kv_slice {
 
 static inline kv_slice_t kv_slice_str(const char *text)
 {
-	return (kv_slice_t){(const uint8_t *)text, (uint32_t)strlen(text)};
+	kv_slice_t slice = {(const uint8_t *)text, (uint32_t)strlen(text)};
+
+	return slice;
 }
 
 #define KV_COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))

@@ -27,6 +27,10 @@ typedef enum kvk_dtype {
 	KVK_DTYPE_COUNT
 } kvk_dtype_t;
 
+/* Bytes of one element, and the name in texts; of a known dtype. */
+uint32_t kvk_dtype_bytes(kvk_dtype_t dtype);
+const char *kvk_dtype_text(kvk_dtype_t dtype);
+
 /* Order inside one page = one (head, layer) of a block. */
 typedef enum kvk_inner {
 	KVK_INNER_SPLIT = 0,  /* K [token][k_dim], then V [token][v_dim]                               "split"  */
@@ -39,7 +43,7 @@ typedef struct kvk_layout {
 	uint32_t layers;
 	uint32_t block_tokens;
 	uint32_t k_dim;        /* elements of K a token and head; opaque: 0                        */
-	uint32_t v_dim;        /* elements of V; MLA's latent: 0                                   */
+	uint32_t v_dim;        /* elements of V; MLA's latent: 0, and then `inner` is split        */
 	kvk_dtype_t dtype;
 	kvk_inner_t inner;
 	uint32_t page_bytes;   /* opaque only: bytes of one layer's page; else 0                   */

@@ -1,0 +1,44 @@
+# A front door, nothing more: the build is CMake's (CMakePresets.json), the work is in scripts/.
+# `make help` says what there is. With everything installed no target but `install` needs root or the network.
+PRESET ?= release
+JOBS ?= $(shell nproc)
+BUILD = build/$(PRESET)
+
+.DEFAULT_GOAL := help
+.PHONY: help deps build demo test bench lint ci docs install clean
+
+help: ## this text
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+deps: ## install the Debian packages that are missing
+	@scripts/deps.sh build
+
+build: deps ## configure and build (PRESET=release)
+	@cmake --preset $(PRESET) >$(PRESET).configure.log 2>&1 || { cat $(PRESET).configure.log; rm -f $(PRESET).configure.log; exit 1; }
+	@rm -f $(PRESET).configure.log
+	@cmake --build $(BUILD) -j $(JOBS)
+
+demo: build ## a small transformer stops recomputing prompts it has seen (TRACE=file replays your own trace)
+	@scripts/demo.sh $(BUILD)
+
+test: build ## every test
+	@ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
+
+bench: build ## every benchmark, one JSON object a line
+	@$(BUILD)/bin/kvd-bench all --json
+
+lint: deps ## format, clang-tidy, structure
+	@scripts/deps.sh lint
+	@scripts/lint.sh
+
+ci: deps ## lint, second compiler, fuzzing, sanitizers
+	@scripts/ci.sh
+
+docs: build ## write the generated documentation again
+	@scripts/docs.sh $(BUILD)
+
+install: build ## install below PREFIX (default /usr/local); DESTDIR is honoured
+	@cmake --install $(BUILD) $(if $(PREFIX),--prefix $(PREFIX))
+
+clean: ## remove the build folders
+	@rm -rf build

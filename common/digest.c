@@ -1,0 +1,165 @@
+/* Chooses an implementation once, and keeps the rules that all of them share: alignment, empty leaves, fences. */
+#include "kv/digest.h"
+
+#include "digest_ops.h"
+
+#include <stdatomic.h>
+
+#define LINE 64u
+
+static const kv_digest_ops_t *const builds[] = {
+#if defined(__x86_64__)
+	&kv_digest_avx512,   &kv_digest_avx2,
+	&kv_digest_sse2,
+#endif
+	&kv_digest_portable, NULL,
+};
+
+const kv_digest_ops_t *const *kv_digest_builds(void)
+{
+	return builds;
+}
+
+int kv_digest_runs_here(const kv_digest_ops_t *ops)
+{
+#if defined(__x86_64__)
+	if (ops == &kv_digest_avx512) {
+		return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw");
+	}
+	if (ops == &kv_digest_avx2) {
+		return __builtin_cpu_supports("avx2") != 0;
+	}
+#endif
+
+	return ops != NULL;
+}
+
+static const kv_digest_ops_t *best(void)
+{
+	static _Atomic(const kv_digest_ops_t *) chosen;
+	const kv_digest_ops_t *ops = atomic_load_explicit(&chosen, memory_order_relaxed);
+
+	for (size_t i = 0; !ops; i++) {
+		if (kv_digest_runs_here(builds[i])) {
+			ops = builds[i];
+			atomic_store_explicit(&chosen, ops, memory_order_relaxed);
+		}
+	}
+
+	return ops;
+}
+
+static int aligned(const void *p)
+{
+	return (uintptr_t)p % LINE == 0;
+}
+
+static kv_store_t run_store(const kv_copy_run_t *run)
+{
+	return aligned(run->dst) && (run->dst_stride % LINE == 0 || run->pieces == 1) ? KV_STORE_STREAM
+										      : KV_STORE_PLAIN;
+}
+
+static kv_store_t leaf_store(const void *dst)
+{
+	return aligned(dst) ? KV_STORE_STREAM : KV_STORE_PLAIN;
+}
+
+uint64_t kv_copy_digest_by(const kv_digest_ops_t *ops, void *dst, const void *src, size_t n)
+{
+	const uint64_t digest = ops->copy(dst, src, n, NULL, leaf_store(dst));
+
+	ops->fence();
+
+	return digest;
+}
+
+uint64_t kv_copy_digest_runs_by(const kv_digest_ops_t *ops, const kv_copy_plan_t *plan)
+{
+	const kv_copy_run_t *runs = plan->runs;
+	kv_store_t store = KV_STORE_STREAM;
+
+	if (plan->count == 1 && runs->pieces == 1) {
+		return ops->copy(runs->dst, runs->src, runs->piece, plan->next, leaf_store(runs->dst));
+	}
+	for (size_t i = 0; i < plan->count; i++) {
+		if (run_store(&runs[i]) == KV_STORE_PLAIN) {
+			store = KV_STORE_PLAIN;
+		}
+	}
+
+	return ops->copy_runs(plan, store);
+}
+
+void kv_copy_stream_by(const kv_digest_ops_t *ops, void *dst, const void *src, size_t n)
+{
+	const size_t bulk = aligned(dst) ? n / LINE * LINE : 0;
+
+	ops->stream(dst, src, bulk);
+	memcpy((uint8_t *)dst + bulk, (const uint8_t *)src + bulk, n - bulk);
+	ops->fence();
+}
+
+uint64_t kv_digest(const void *data, size_t n)
+{
+	return best()->digest(data, n);
+}
+
+uint64_t kv_digest_root(const uint64_t *values, size_t n)
+{
+	return kv_digest(values, n * sizeof *values);
+}
+
+uint64_t kv_copy_digest(void *dst, const void *src, size_t n)
+{
+	return kv_copy_digest_by(best(), dst, src, n);
+}
+
+uint64_t kv_copy_digest_runs(const kv_copy_run_t *runs, size_t count, kv_run_order_t order, const void *next)
+{
+	const kv_copy_plan_t plan = {runs, count, order, next};
+
+	return kv_copy_digest_runs_by(best(), &plan);
+}
+
+void kv_copy_digest_leaves(void *dst, const void *src, size_t leaf, size_t count, uint64_t *digests)
+{
+	const kv_digest_ops_t *ops = best();
+
+	for (size_t i = 0; i < count; i++) {
+		uint8_t *to = (uint8_t *)dst + i * leaf;
+
+		digests[i] = ops->copy(to, (const uint8_t *)src + i * leaf, leaf, NULL, leaf_store(to));
+	}
+	ops->fence();
+}
+
+uint64_t kv_copy_digest_strided(void *dst, size_t dst_stride, const void *src, size_t src_stride, size_t piece,
+				size_t pieces)
+{
+	const kv_copy_run_t run = {dst, src, dst_stride, src_stride, piece, pieces};
+	uint64_t digest;
+
+	if (piece == 0 || pieces == 0) {
+		return kv_digest(NULL, 0);
+	}
+	digest = kv_copy_digest_runs(&run, 1, KV_RUNS_IN_TURN, NULL);
+	kv_copy_fence();
+
+	return digest;
+}
+
+void kv_copy_stream(void *dst, const void *src, size_t n)
+{
+	kv_copy_stream_by(best(), dst, src, n);
+}
+
+void kv_copy_fence(void)
+{
+	best()->fence();
+}
+
+const char *kv_digest_variant(void)
+{
+	return best()->name;
+}

@@ -1,0 +1,95 @@
+/* Shapes of the reference transformer. */
+#include "kve/config.h"
+
+const kve_config_t kve_config_demo = {
+	.vocab = 4096,
+	.hidden = 256,
+	.layers = 8,
+	.heads = 8,
+	.kv_heads = 2,
+	.head_dim = 32,
+	.inner = 768,
+	.block_tokens = 16,
+	.max_tokens = 4096,
+	.rope_theta = 10000,
+	.seed = 1,
+};
+
+const kve_config_t kve_config_tiny = {
+	.vocab = 512,
+	.hidden = 64,
+	.layers = 3,
+	.heads = 4,
+	.kv_heads = 2,
+	.head_dim = 16,
+	.inner = 128,
+	.block_tokens = 16,
+	.max_tokens = 1024,
+	.rope_theta = 10000,
+	.seed = 7,
+};
+
+static int lanes(uint32_t n, uint32_t most)
+{
+	return n > 0 && n % 16u == 0 && n <= most;
+}
+
+static const char *complaint(const kve_config_t *c)
+{
+	if (!lanes(c->vocab, 1u << 20)) {
+		return "vocab is not a multiple of 16 up to 1,048,576";
+	}
+	if (!lanes(c->hidden, 8192) || !lanes(c->inner, 32768)) {
+		return "hidden or inner is not a multiple of 16 in its range";
+	}
+	if (c->layers == 0 || c->layers > KVE_MAX_LAYERS) {
+		return "layers is not 1 to 64";
+	}
+	if (c->kv_heads == 0 || c->kv_heads > 128 || c->heads % c->kv_heads != 0) {
+		return "heads is not a multiple of kv_heads";
+	}
+	if (c->heads == 0 || c->heads / c->kv_heads > KVE_MAX_GROUP) {
+		return "more than 4 query heads share a KV head";
+	}
+	if (!lanes(c->head_dim, 256)) {
+		return "head_dim is not a multiple of 16 up to 256";
+	}
+	if (!lanes(c->block_tokens, 256)) {
+		return "block_tokens is not a multiple of 16 up to 256";
+	}
+	if (c->max_tokens == 0 || c->max_tokens > 65536 || c->max_tokens % c->block_tokens != 0) {
+		return "max_tokens is not a multiple of block_tokens up to 65,536";
+	}
+	if (c->rope_theta < 2) {
+		return "rope_theta is below 2";
+	}
+
+	return NULL;
+}
+
+kv_status_t kve_config_check(const kve_config_t *config, const char **p_why)
+{
+	const char *why = complaint(config);
+
+	if (!why) {
+		return KV_OK;
+	}
+	if (p_why) {
+		*p_why = why;
+	}
+
+	return KV_ERR_ARG;
+}
+
+void kve_config_layout(const kve_config_t *config, kvk_layout_t *layout)
+{
+	*layout = (kvk_layout_t){
+		.heads = config->kv_heads,
+		.layers = config->layers,
+		.block_tokens = config->block_tokens,
+		.k_dim = config->head_dim,
+		.v_dim = config->head_dim,
+		.dtype = KVK_DTYPE_F32,
+		.inner = KVK_INNER_SPLIT,
+	};
+}

@@ -1,0 +1,37 @@
+/* kve/config.h -- the shape of the reference transformer. */
+#ifndef KVE_CONFIG_H
+#define KVE_CONFIG_H
+
+#include "kv/status.h"
+#include "kvk/layout.h"
+
+#define KVE_MAX_LAYERS 64u
+#define KVE_MAX_GROUP  4u /* query heads that share one KV head */
+
+/* Everything the weights and the cache follow from. Two equal configurations give bit-identical models. */
+typedef struct kve_config {
+	uint32_t vocab;  /* token ids are below this; a multiple of 16             */
+	uint32_t hidden; /* width of the residual stream; a multiple of 16         */
+	uint32_t layers; /* at most KVE_MAX_LAYERS                                 */
+	uint32_t heads;  /* query heads: 1 to KVE_MAX_GROUP times kv_heads         */
+	uint32_t kv_heads;
+	uint32_t head_dim;     /* a multiple of 16, at most 256                          */
+	uint32_t inner;        /* width of the SwiGLU; a multiple of 16                  */
+	uint32_t block_tokens; /* tokens a cache block; a multiple of 16                 */
+	uint32_t max_tokens;   /* longest sequence; a multiple of block_tokens           */
+	uint32_t rope_theta;
+	uint64_t seed; /* of the weights                                         */
+} kve_config_t;
+
+/* The model of the demo: about 6 M weights, some 4 KiB of cache a token. */
+extern const kve_config_t kve_config_demo;
+/* The same shape in small, for tests. */
+extern const kve_config_t kve_config_tiny;
+
+/* KV_ERR_ARG: a field is out of range; *p_why (may be NULL) is a sentence. */
+kv_status_t kve_config_check(const kve_config_t *config, const char **p_why);
+
+/* Layout of the pool block this model's cache is stored in. */
+void kve_config_layout(const kve_config_t *config, kvk_layout_t *layout);
+
+#endif

@@ -1,0 +1,34 @@
+/* kve/model.h -- the transformer: tokens in, logits out, keys and values into the paged cache.
+ *
+ * Per layer:  x += Wo attention(rope(Wq n), rope(Wk n), Wv n),  n = rmsnorm(x)
+ *             x += Wdown (silu(Wgate m) * Wup m),               m = rmsnorm(x)
+ * Then logits = Whead rmsnorm(x).
+ */
+#ifndef KVE_MODEL_H
+#define KVE_MODEL_H
+
+#include "kve/cache.h"
+#include "kve/weights.h"
+
+#define KVE_MAX_ROWS 64u /* tokens one forward pass computes */
+
+typedef struct kve_model kve_model_t;
+
+/* Tokens of one sequence to compute: positions start .. start + n. Everything before start is in the cache. */
+typedef struct kve_span {
+	const uint32_t *tokens; /* n, each below vocab                              */
+	uint32_t n;
+	uint32_t start;         /* start + n <= max_tokens                          */
+	const uint32_t *blocks; /* cache blocks of the sequence, enough for all     */
+	float *logits;          /* [vocab] of the last token; NULL: not wanted      */
+} kve_span_t;
+
+kv_status_t kve_model_create(const kve_config_t *config, kve_model_t **p_model);
+void kve_model_destroy(kve_model_t *model);
+const kve_config_t *kve_model_config(const kve_model_t *model);
+
+/* Compute spans of different sequences together; their n sum up to at most KVE_MAX_ROWS. Bits do not depend on what is computed together.
+ * KV_ERR_ARG: too many rows, a token or a position out of range; nothing was computed. */
+kv_status_t kve_model_forward(kve_model_t *model, kve_cache_t *cache, const kve_span_t *spans, uint32_t n_spans);
+
+#endif

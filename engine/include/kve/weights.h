@@ -1,0 +1,37 @@
+/* kve/weights.h -- weights drawn from a seed. */
+#ifndef KVE_WEIGHTS_H
+#define KVE_WEIGHTS_H
+
+#include "kve/ops.h"
+
+typedef struct kve_layer {
+	float *attention_norm; /* [hidden]                        */
+	kve_matrix_t q;        /* hidden -> heads x head_dim      */
+	kve_matrix_t k;        /* hidden -> kv_heads x head_dim   */
+	kve_matrix_t v;
+	kve_matrix_t o;    /* heads x head_dim -> hidden      */
+	float *mlp_norm;   /* [hidden]                        */
+	kve_matrix_t gate; /* hidden -> inner                 */
+	kve_matrix_t up;
+	kve_matrix_t down; /* inner -> hidden                 */
+} kve_layer_t;
+
+typedef struct kve_weights {
+	float *embedding; /* [vocab][hidden]                 */
+	kve_layer_t *layers;
+	float *final_norm; /* [hidden]                        */
+	kve_matrix_t head; /* hidden -> vocab                 */
+	float *memory;     /* all of the above lies in here   */
+	size_t count;      /* floats                          */
+} kve_weights_t;
+
+/* Draw all weights. Their scale puts the network where small differences grow from layer to layer, so that the output depends on every token of
+ * the context. KV_ERR_ARG: bad config. KV_ERR_NOMEM. */
+kv_status_t kve_weights_init(kve_weights_t *weights, const kve_config_t *config);
+void kve_weights_fini(kve_weights_t *weights);
+
+/* What names these weights in a space's identity: every field of the configuration that they follow from. */
+#define KVE_FINGERPRINT_MAX 160u
+void kve_weights_fingerprint(const kve_config_t *config, char out[KVE_FINGERPRINT_MAX]);
+
+#endif

@@ -1,0 +1,240 @@
+/* The forward pass. */
+#include "kve/model.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct kve_model {
+	kve_config_t config;
+	kve_weights_t weights;
+	float *rope;
+	float *memory; /* the activations below */
+	float *x;      /* [rows][hidden]           the residual stream */
+	float *normed; /* [rows][hidden]           */
+	float *q;      /* [rows][heads][head_dim]  */
+	float *k;      /* [rows][kv_heads][head_dim] */
+	float *v;
+	float *attended; /* [rows][heads][head_dim]  */
+	float *added;    /* [rows][hidden]           what a branch adds */
+	float *gate;     /* [rows][inner]            */
+	float *up;
+	float *scratch; /* of attention             */
+};
+
+static void place_activations(kve_model_t *m)
+{
+	const kve_config_t *c = &m->config;
+	const size_t hidden = (size_t)KVE_MAX_ROWS * c->hidden;
+	const size_t q = (size_t)KVE_MAX_ROWS * c->heads * c->head_dim;
+	const size_t kv = (size_t)KVE_MAX_ROWS * c->kv_heads * c->head_dim;
+	const size_t inner = (size_t)KVE_MAX_ROWS * c->inner;
+	const size_t sizes[] = {hidden, hidden, q,     kv,    kv,
+				q,      hidden, inner, inner, kve_attention_scratch(c, KVE_MAX_ROWS)};
+	float **const places[] = {&m->x,        &m->normed, &m->q,    &m->k,  &m->v,
+				  &m->attended, &m->added,  &m->gate, &m->up, &m->scratch};
+	size_t total = 0;
+
+	for (size_t i = 0; i < KV_COUNT_OF(sizes); i++) {
+		total += sizes[i];
+	}
+	m->memory = calloc(total, sizeof(float));
+	if (!m->memory) {
+		return;
+	}
+
+	total = 0;
+	for (size_t i = 0; i < KV_COUNT_OF(sizes); i++) {
+		*places[i] = m->memory + total;
+		total += sizes[i];
+	}
+}
+
+kv_status_t kve_model_create(const kve_config_t *config, kve_model_t **p_model)
+{
+	kve_model_t *m;
+	kv_status_t status = kve_config_check(config, NULL);
+
+	if (status != KV_OK) {
+		return status;
+	}
+	m = calloc(1, sizeof *m);
+	if (!m) {
+		return KV_ERR_NOMEM;
+	}
+
+	m->config = *config;
+	status = kve_weights_init(&m->weights, config);
+	if (status != KV_OK) {
+		goto err_model;
+	}
+	m->rope = calloc((size_t)config->max_tokens * config->head_dim, sizeof(float));
+	place_activations(m);
+	if (!m->rope || !m->memory) {
+		status = KV_ERR_NOMEM;
+		goto err_model;
+	}
+	kve_rope_table(config, m->rope);
+	*p_model = m;
+
+	return KV_OK;
+
+err_model:
+	kve_model_destroy(m);
+	return status;
+}
+
+void kve_model_destroy(kve_model_t *model)
+{
+	if (!model) {
+		return;
+	}
+	free(model->memory);
+	free(model->rope);
+	kve_weights_fini(&model->weights);
+	free(model);
+}
+
+const kve_config_t *kve_model_config(const kve_model_t *model)
+{
+	return &model->config;
+}
+
+/* Keys and values of a span's rows to their places in one layer of the cache. */
+static void write_cache(const kve_model_t *m, float *cache, const kve_span_t *span, uint32_t row)
+{
+	const kve_config_t *c = &m->config;
+	const size_t token = (size_t)c->kv_heads * c->head_dim;
+	const size_t page = token * c->block_tokens;
+
+	for (uint32_t i = 0; i < span->n; i++) {
+		const uint32_t position = span->start + i;
+		float *block = cache + (size_t)span->blocks[position / c->block_tokens] * 2 * page;
+		const size_t at = (position % c->block_tokens) * token;
+
+		memcpy(block + at, m->k + (row + i) * token, token * sizeof(float));
+		memcpy(block + page + at, m->v + (row + i) * token, token * sizeof(float));
+	}
+}
+
+static void attend(kve_model_t *m, float *cache, const kve_span_t *spans, uint32_t n_spans)
+{
+	const kve_config_t *c = &m->config;
+	const size_t q_row = (size_t)c->heads * c->head_dim;
+	const size_t kv_row = (size_t)c->kv_heads * c->head_dim;
+	uint32_t row = 0;
+
+	for (uint32_t s = 0; s < n_spans; s++) {
+		const kve_span_t *span = &spans[s];
+		const kve_attention_t attention = {
+			.config = c,
+			.cache = cache,
+			.blocks = span->blocks,
+			.start = span->start,
+			.rows = span->n,
+			.q = m->q + row * q_row,
+			.out = m->attended + row * q_row,
+			.scratch = m->scratch,
+		};
+
+		kve_rope(c, m->rope, m->q + row * q_row, span->n, c->heads, span->start);
+		kve_rope(c, m->rope, m->k + row * kv_row, span->n, c->kv_heads, span->start);
+		write_cache(m, cache, span, row);
+		kve_attention(&attention);
+		row += span->n;
+	}
+}
+
+static void add(float *x, const float *y, size_t n)
+{
+	for (size_t i = 0; i < n; i++) {
+		x[i] += y[i];
+	}
+}
+
+static void forward_layer(kve_model_t *m, uint32_t l, kve_cache_t *cache, const kve_span_t *spans, uint32_t n_spans)
+{
+	const kve_config_t *c = &m->config;
+	const kve_layer_t *layer = &m->weights.layers[l];
+	uint32_t rows = 0;
+
+	for (uint32_t s = 0; s < n_spans; s++) {
+		rows += spans[s].n;
+	}
+
+	kve_rmsnorm(m->x, rows, c->hidden, layer->attention_norm, m->normed);
+	kve_matmul(m->normed, rows, &layer->q, m->q);
+	kve_matmul(m->normed, rows, &layer->k, m->k);
+	kve_matmul(m->normed, rows, &layer->v, m->v);
+	attend(m, cache->base[l], spans, n_spans);
+	kve_matmul(m->attended, rows, &layer->o, m->added);
+	add(m->x, m->added, (size_t)rows * c->hidden);
+
+	kve_rmsnorm(m->x, rows, c->hidden, layer->mlp_norm, m->normed);
+	kve_matmul(m->normed, rows, &layer->gate, m->gate);
+	kve_matmul(m->normed, rows, &layer->up, m->up);
+	kve_swiglu(m->gate, m->up, (size_t)rows * c->inner);
+	kve_matmul(m->gate, rows, &layer->down, m->added);
+	add(m->x, m->added, (size_t)rows * c->hidden);
+}
+
+static kv_status_t check_spans(const kve_config_t *c, const kve_cache_t *cache, const kve_span_t *spans,
+			       uint32_t n_spans)
+{
+	uint32_t rows = 0;
+
+	for (uint32_t s = 0; s < n_spans; s++) {
+		const kve_span_t *span = &spans[s];
+
+		if (span->n == 0 || span->n > KVE_MAX_ROWS - rows || span->start > c->max_tokens - span->n) {
+			return KV_ERR_ARG;
+		}
+		for (uint32_t i = 0; i < span->n; i++) {
+			if (span->tokens[i] >= c->vocab) {
+				return KV_ERR_ARG;
+			}
+		}
+		for (uint32_t b = 0; b <= (span->start + span->n - 1) / c->block_tokens; b++) {
+			if (span->blocks[b] >= cache->paged.blocks) {
+				return KV_ERR_ARG;
+			}
+		}
+		rows += span->n;
+	}
+
+	return KV_OK;
+}
+
+kv_status_t kve_model_forward(kve_model_t *m, kve_cache_t *cache, const kve_span_t *spans, uint32_t n_spans)
+{
+	const kve_config_t *c = &m->config;
+	const kv_status_t status = check_spans(c, cache, spans, n_spans);
+	uint32_t row = 0;
+
+	if (status != KV_OK) {
+		return status;
+	}
+
+	for (uint32_t s = 0; s < n_spans; s++) {
+		for (uint32_t i = 0; i < spans[s].n; i++) {
+			memcpy(m->x + (size_t)row++ * c->hidden,
+			       m->weights.embedding + (size_t)spans[s].tokens[i] * c->hidden,
+			       c->hidden * sizeof(float));
+		}
+	}
+
+	for (uint32_t l = 0; l < c->layers; l++) {
+		forward_layer(m, l, cache, spans, n_spans);
+	}
+
+	row = 0;
+	for (uint32_t s = 0; s < n_spans; s++) {
+		row += spans[s].n;
+		if (spans[s].logits) {
+			kve_rmsnorm(m->x + (size_t)(row - 1) * c->hidden, 1, c->hidden, m->weights.final_norm,
+				    m->normed);
+			kve_matmul(m->normed, 1, &m->weights.head, spans[s].logits);
+		}
+	}
+
+	return KV_OK;
+}

@@ -1,0 +1,244 @@
+/* Gather and scatter on the CPU: for every (layer, head) held here, one fused copy-and-digest between a page of the canonical block and the rows of the
+ * paged cache. Layer by layer, because a layer's pages lie together in the paged cache. */
+#include "kvk/move.h"
+
+#include "page.h"
+
+#include "kv/digest.h"
+
+typedef enum direction { GATHER, SCATTER } direction_t;
+
+/* What stays the same over all moves of a call. */
+typedef struct mover {
+	const kvk_layout_t *layout;
+	const kvk_paged_t *paged;
+	kvk_geometry_t geometry;
+	direction_t direction;
+} mover_t;
+
+/* A leaf as the fused copy wants it. */
+typedef struct leaf {
+	kv_copy_run_t runs[2];
+	size_t count;
+	kv_run_order_t order;
+} leaf_t;
+
+static kv_copy_run_t make_run(direction_t direction, uint8_t *page, kvk_row_t page_row, uint8_t *cache,
+			      kvk_row_t cache_row)
+{
+	if (direction == GATHER) {
+		return (kv_copy_run_t){.dst = page + page_row.offset,
+				       .dst_stride = page_row.stride,
+				       .src = cache + cache_row.offset,
+				       .src_stride = cache_row.stride};
+	}
+
+	return (kv_copy_run_t){.dst = cache + cache_row.offset,
+			       .dst_stride = cache_row.stride,
+			       .src = page + page_row.offset,
+			       .src_stride = page_row.stride};
+}
+
+/* Does b begin where a's piece ends, on both sides and for every token? */
+static int beside(const kv_copy_run_t *a, const kv_copy_run_t *b)
+{
+	return (uint8_t *)b->dst == (uint8_t *)a->dst + a->piece && b->dst_stride == a->dst_stride &&
+	       (const uint8_t *)b->src == (const uint8_t *)a->src + a->piece && b->src_stride == a->src_stride;
+}
+
+/* Fewer and larger pieces where both sides agree: same bytes, same order, same digest. */
+static void join(leaf_t *leaf)
+{
+	kv_copy_run_t *first = &leaf->runs[0];
+
+	if (leaf->count == 2 && leaf->order == KV_RUNS_INTERLEAVED && beside(first, &leaf->runs[1])) {
+		first->piece += leaf->runs[1].piece;
+		leaf->count = 1;
+	}
+	for (size_t i = 0; i < leaf->count; i++) {
+		kv_copy_run_t *run = &leaf->runs[i];
+
+		if (run->dst_stride == run->piece && run->src_stride == run->piece) {
+			run->piece *= run->pieces;
+			run->pieces = 1;
+		}
+	}
+}
+
+/* K and V of local head `head`: the digest goes over the page in its canonical order, whichever side is read. */
+static leaf_t plain_leaf(const mover_t *m, uint8_t *page, uint8_t *cache, uint32_t head)
+{
+	const kvk_rows_t page_rows = kvk_page_rows(m->layout);
+	const kvk_rows_t cache_rows = kvk_paged_rows(m->paged, head);
+	leaf_t leaf = {.count = m->layout->v_dim > 0 ? 2 : 1,
+		       .order = m->layout->inner == KVK_INNER_PACKED ? KV_RUNS_INTERLEAVED : KV_RUNS_IN_TURN};
+
+	leaf.runs[0] = make_run(m->direction, page, page_rows.k, cache, cache_rows.k);
+	leaf.runs[0].piece = kvk_k_bytes(m->layout);
+	leaf.runs[0].pieces = m->layout->block_tokens;
+	leaf.runs[1] = make_run(m->direction, page, page_rows.v, cache, cache_rows.v);
+	leaf.runs[1].piece = kvk_v_bytes(m->layout);
+	leaf.runs[1].pieces = m->layout->block_tokens;
+	join(&leaf);
+
+	return leaf;
+}
+
+/* Piece `piece` of an opaque page. */
+static leaf_t opaque_leaf(const mover_t *m, uint8_t *page, uint8_t *cache, uint32_t piece)
+{
+	const size_t at = (size_t)piece * KVK_OPAQUE_LEAF;
+	const size_t left = m->geometry.page_bytes - at;
+	const size_t n = left < KVK_OPAQUE_LEAF ? left : KVK_OPAQUE_LEAF;
+	const kvk_row_t row = {at, n};
+	leaf_t leaf = {.count = 1, .order = KV_RUNS_IN_TURN};
+
+	leaf.runs[0] = make_run(m->direction, page, row, cache, row);
+	leaf.runs[0].piece = n;
+	leaf.runs[0].pieces = 1;
+
+	return leaf;
+}
+
+/* One page to move: local layer and head of a move. */
+typedef struct place {
+	const kvk_move_t *move;
+	uint32_t layer;
+	uint32_t head;
+} place_t;
+
+/* Pages go in the order of the side that is read: a layer of the paged cache lies together, a head of a canonical block does. `index` may reach into
+ * the move after this one (`then`, or NULL). */
+static place_t page_at(const mover_t *m, const kvk_move_t *move, const kvk_move_t *then, uint32_t index)
+{
+	const uint32_t layers = m->paged->layers;
+	const uint32_t heads = m->paged->heads;
+
+	if (index >= layers * heads) {
+		index -= layers * heads;
+		move = then;
+	}
+	if (m->direction == GATHER) {
+		return (place_t){move, index / heads, index % heads};
+	}
+
+	return (place_t){move, index % layers, index / layers};
+}
+
+static uint8_t *canonical_page(const mover_t *m, place_t at)
+{
+	const kvk_paged_t *paged = m->paged;
+	const size_t page = (size_t)(paged->first_head + at.head) * m->layout->layers + paged->first_layer + at.layer;
+
+	return (uint8_t *)at.move->data + page * m->geometry.page_bytes;
+}
+
+/* What will be read soon. A gather by token reads a block's layer of the cache from end to end, though not in order: each head fetches its share of the
+ * next layer. Everything else reads page after page. */
+static const uint8_t *read_soon(const mover_t *m, place_t at)
+{
+	if (m->direction == SCATTER) {
+		return canonical_page(m, at);
+	}
+
+	return kvk_paged_block(m->paged, at.layer, at.move->block) + (size_t)at.head * m->geometry.page_bytes;
+}
+
+/* Move one page. Gather stores its digests; scatter compares: 0 when one is wrong. */
+static int move_page(const mover_t *m, place_t at, const uint8_t *soon)
+{
+	const uint32_t pieces = m->geometry.pieces;
+	uint8_t *page = canonical_page(m, at);
+	uint8_t *cache = kvk_paged_block(m->paged, at.layer, at.move->block);
+	uint64_t *digests =
+		at.move->leaves ? at.move->leaves + ((size_t)at.head * m->paged->layers + at.layer) * pieces : NULL;
+	int right = 1;
+
+	for (uint32_t i = 0; i < pieces; i++) {
+		const leaf_t leaf = m->layout->inner == KVK_INNER_OPAQUE ? opaque_leaf(m, page, cache, i)
+									 : plain_leaf(m, page, cache, at.head);
+		const uint8_t *next = soon ? soon + (size_t)i * m->geometry.leaf_bytes : NULL;
+		const uint64_t digest = kv_copy_digest_runs(leaf.runs, leaf.count, leaf.order, next);
+
+		if (digests && m->direction == GATHER) {
+			digests[i] = digest;
+		}
+		right = right && (!digests || digests[i] == digest);
+	}
+
+	return right;
+}
+
+/* All pages of one move; `then` is the move after it, or NULL. */
+static int move_block(const mover_t *m, const kvk_move_t *move, const kvk_move_t *then)
+{
+	const uint32_t pages = m->paged->layers * m->paged->heads;
+	const int by_token = m->direction == GATHER && m->paged->kind == KVK_PAGED_KV_TOKEN_HEAD;
+	const uint32_t ahead = by_token ? m->paged->heads : 1;
+	int right = 1;
+
+	for (uint32_t i = 0; i < pages; i++) {
+		const place_t soon = page_at(m, move, then, i + ahead);
+
+		right = move_page(m, page_at(m, move, then, i), soon.move ? read_soon(m, soon) : NULL) && right;
+	}
+
+	return right;
+}
+
+static mover_t make_mover(const kvk_layout_t *layout, const kvk_paged_t *paged, direction_t direction)
+{
+	mover_t m = {.layout = layout, .paged = paged, .direction = direction};
+
+	kvk_layout_geometry(layout, &m.geometry);
+
+	return m;
+}
+
+static int ids_in_range(const kvk_paged_t *paged, const kvk_move_t *moves, uint32_t count)
+{
+	for (uint32_t i = 0; i < count; i++) {
+		if (moves[i].block >= paged->blocks) {
+			return 0;
+		}
+	}
+
+	return 1;
+}
+
+kv_status_t kvk_gather(const kvk_layout_t *layout, const kvk_paged_t *paged, const kvk_move_t *moves, uint32_t count)
+{
+	const mover_t m = make_mover(layout, paged, GATHER);
+
+	if (!ids_in_range(paged, moves, count)) {
+		return KV_ERR_ARG;
+	}
+	for (uint32_t i = 0; i < count; i++) {
+		move_block(&m, &moves[i], i + 1 < count ? &moves[i + 1] : NULL);
+	}
+	kv_copy_fence();
+
+	return KV_OK;
+}
+
+kv_status_t kvk_scatter(const kvk_layout_t *layout, const kvk_paged_t *paged, const kvk_move_t *moves, uint32_t count,
+			uint32_t *p_bad)
+{
+	const mover_t m = make_mover(layout, paged, SCATTER);
+	kv_status_t status = KV_OK;
+
+	if (!ids_in_range(paged, moves, count)) {
+		return KV_ERR_ARG;
+	}
+	for (uint32_t i = 0; i < count && status == KV_OK; i++) {
+		if (!move_block(&m, &moves[i], i + 1 < count ? &moves[i + 1] : NULL)) {
+			status = KV_ERR_CORRUPT;
+			if (p_bad) {
+				*p_bad = i;
+			}
+		}
+	}
+	kv_copy_fence();
+
+	return status;
+}

@@ -1,0 +1,62 @@
+/* The orders kvd knows, as rows of K and V. */
+#include "page.h"
+
+size_t kvk_k_bytes(const kvk_layout_t *layout)
+{
+	return (size_t)layout->k_dim * kvk_dtype_bytes(layout->dtype);
+}
+
+size_t kvk_v_bytes(const kvk_layout_t *layout)
+{
+	return (size_t)layout->v_dim * kvk_dtype_bytes(layout->dtype);
+}
+
+kvk_rows_t kvk_page_rows(const kvk_layout_t *layout)
+{
+	const size_t k = kvk_k_bytes(layout);
+	const size_t v = kvk_v_bytes(layout);
+
+	if (layout->inner == KVK_INNER_PACKED) {
+		/* [token][k | v] */
+		return (kvk_rows_t){.k = {0, k + v}, .v = {k, k + v}};
+	}
+
+	/* K [token][k], then V [token][v] */
+	return (kvk_rows_t){.k = {0, k}, .v = {k * layout->block_tokens, v}};
+}
+
+kvk_rows_t kvk_paged_rows(const kvk_paged_t *paged, uint32_t head)
+{
+	const size_t element = kvk_dtype_bytes(paged->dtype);
+	const size_t k = paged->k_dim * element;
+	const size_t v = paged->v_dim * element;
+	const size_t tokens = paged->block_tokens;
+	const size_t heads = paged->heads;
+
+	if (paged->kind == KVK_PAGED_HEAD_TOKEN_KV) {
+		/* [head][token][k | v] */
+		const size_t page = head * tokens * (k + v);
+
+		return (kvk_rows_t){.k = {page, k + v}, .v = {page + k, k + v}};
+	}
+
+	/* K [token][head][k], then V [token][head][v] */
+	return (kvk_rows_t){.k = {head * k, heads * k}, .v = {tokens * heads * k + head * v, heads * v}};
+}
+
+size_t kvk_paged_block_bytes(const kvk_paged_t *paged)
+{
+	if (paged->kind == KVK_PAGED_OPAQUE) {
+		return paged->page_bytes;
+	}
+
+	return (size_t)paged->heads * paged->block_tokens * (paged->k_dim + paged->v_dim) *
+	       kvk_dtype_bytes(paged->dtype);
+}
+
+uint8_t *kvk_paged_block(const kvk_paged_t *paged, uint32_t layer, uint32_t block)
+{
+	const size_t stride = paged->block_stride ? paged->block_stride : kvk_paged_block_bytes(paged);
+
+	return (uint8_t *)paged->base[layer] + stride * block;
+}

@@ -1,0 +1,81 @@
+/* Does an engine's paged cache fit the pool's layout? */
+#include "kvk/layout.h"
+
+#include "page.h"
+
+static kv_status_t refuse(const char **p_why, const char *why)
+{
+	if (p_why) {
+		*p_why = why;
+	}
+
+	return KV_ERR_LAYOUT;
+}
+
+/* [first, first + count) within [0, total), and not empty. */
+static int range_ok(uint32_t first, uint32_t count, uint32_t total)
+{
+	return count > 0 && first < total && count <= total - first;
+}
+
+static kv_status_t check_memory(const kvk_paged_t *paged, const char **p_why)
+{
+	const size_t bytes = kvk_paged_block_bytes(paged);
+	const size_t stride = paged->block_stride ? paged->block_stride : bytes;
+	size_t span;
+
+	if (paged->blocks == 0) {
+		return refuse(p_why, "the paged cache has no blocks");
+	}
+	if (stride < bytes) {
+		return refuse(p_why, "the paged cache's blocks overlap");
+	}
+	if (__builtin_mul_overflow(stride, (size_t)paged->blocks, &span) || span > PTRDIFF_MAX) {
+		return refuse(p_why, "the paged cache is larger than the address space");
+	}
+	if (!paged->base) {
+		return refuse(p_why, "the paged cache has no memory");
+	}
+	for (uint32_t i = 0; i < paged->layers; i++) {
+		if (!paged->base[i]) {
+			return refuse(p_why, "a layer of the paged cache has no memory");
+		}
+	}
+
+	return KV_OK;
+}
+
+kv_status_t kvk_paged_check(const kvk_paged_t *paged, const kvk_layout_t *layout, const char **p_why)
+{
+	const kv_status_t status = kvk_layout_check(layout, p_why);
+
+	if (status != KV_OK) {
+		return status;
+	}
+	if ((unsigned)paged->kind > KVK_PAGED_OPAQUE) {
+		return refuse(p_why, "the kind of paged cache is not known");
+	}
+	if ((paged->kind == KVK_PAGED_OPAQUE) != (layout->inner == KVK_INNER_OPAQUE)) {
+		return refuse(p_why, "opaque pages need an opaque layout, and the other way round");
+	}
+	if (!range_ok(paged->first_layer, paged->layers, layout->layers)) {
+		return refuse(p_why, "the rank's layers are not within the model's");
+	}
+	if (!range_ok(paged->first_head, paged->heads, layout->heads)) {
+		return refuse(p_why, "the rank's heads are not within the model's");
+	}
+	if (paged->block_tokens != layout->block_tokens) {
+		return refuse(p_why, "the paged cache and the pool disagree on tokens a block");
+	}
+	if (paged->k_dim != layout->k_dim || paged->v_dim != layout->v_dim) {
+		return refuse(p_why, "the paged cache and the pool disagree on a dimension");
+	}
+	if (paged->dtype != layout->dtype) {
+		return refuse(p_why, "the paged cache and the pool disagree on the type");
+	}
+	if (paged->page_bytes != layout->page_bytes) {
+		return refuse(p_why, "the paged cache and the pool disagree on the page size");
+	}
+
+	return check_memory(paged, p_why);
+}

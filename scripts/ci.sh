@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Everything beyond `make test`: lint, the second compiler, short fuzzing, sanitizers. Ends with ctest's summary.
+# FUZZ_SECONDS (default 20) is spent on each fuzzer.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+jobs=$(nproc)
+seconds=${FUZZ_SECONDS:-20}
+
+step() { printf '\n== %s (%s s)\n' "$1" "$SECONDS"; }
+
+configure() {
+	local log
+	log=$(mktemp)
+	if ! cmake --preset "$1" "${@:2}" >"$log" 2>&1; then
+		cat "$log"
+		exit 1
+	fi
+	rm -f "$log"
+}
+
+scripts/deps.sh build lint ci
+
+step "lint"
+configure release
+cmake --build build/release -j "$jobs"
+scripts/lint.sh
+
+step "second compiler: clang"
+configure clang -DBUILD_TESTING=OFF
+cmake --build build/clang -j "$jobs"
+
+step "fuzzing, $seconds s each"
+configure fuzz -DBUILD_TESTING=ON
+scripts/fuzz.sh "$seconds"
+
+step "ThreadSanitizer"
+configure tsan
+cmake --build build/tsan -j "$jobs"
+TSAN_OPTIONS="suppressions=$PWD/tests/tsan.supp:halt_on_error=1:second_deadlock_stack=1" \
+	ctest --test-dir build/tsan --output-on-failure -j "$jobs" -LE 'no-tsan|structure' --timeout 300
+
+step "AddressSanitizer and UndefinedBehaviorSanitizer"
+configure asan
+cmake --build build/asan -j "$jobs"
+ASAN_OPTIONS=detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1 \
+	ctest --test-dir build/asan --output-on-failure -j "$jobs" -LE 'no-asan|structure' --timeout 300

@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# Format, clang-tidy and the rules of structure that a compiler does not know. Each finding is one line; the exit code says whether there was any.
+# usage: scripts/lint.sh [format|tidy|size|includes|metrics|words|shell ...]   (default: all)
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 1
+failed=0
+
+sources() { git ls-files --cached --others --exclude-standard -- "$@"; }
+all_c() { sources 'common/*.[ch]' 'kernels/*.[ch]' 'storage/*.[ch]' 'daemon/*.[ch]' 'client/*.[ch]' 'connectors/*.[ch]' 'engine/*.[ch]' 'bench/*.[ch]' 'tests/*.[ch]'; }
+report() {
+	if [ -n "$1" ]; then
+		printf '%s\n' "$1"
+		failed=1
+	fi
+}
+
+lint_format() {
+	report "$(all_c | grep -v -e metric_list.h -e requests.h -e status.h | xargs clang-format-14 --dry-run -Werror 2>&1 | grep -E 'error:' | cut -d: -f1,2 | sort -u | sed 's/$/: not formatted (clang-format-14 -i)/' | head -n 20)"
+}
+
+# clang-tidy on what the release build compiles, tests left out.
+lint_tidy() {
+	local out
+	out=$(all_c | grep '\.c$' | grep -v '^tests/' | xargs -P "$(nproc)" -n 4 clang-tidy-14 -p build/release --quiet 2>/dev/null | grep -E '(warning|error):')
+	report "$(printf '%s' "$out" | sort -u | head -n 60)"
+}
+
+# Functions of at most 70 lines and 6 parameters, files of at most 600 lines.
+lint_size() {
+	report "$(all_c | xargs wc -l | awk '$2 != "total" && $1 > 600 {print $2 ": file of " $1 " lines, at most 600"}')"
+	report "$(all_c | grep '\.c$' | xargs awk '
+		FNR == 1 {inside = 0}
+		/^\{/ {inside = 1; start = FNR}
+		/^\}/ {if (inside && FNR - start + 2 > 72) print FILENAME ":" start ": function of " FNR - start - 1 " lines, at most 70"; inside = 0}')"
+	report "$(all_c | grep -v '^tests/' | xargs awk '
+		/^[a-z].*\($/ || /^(static |const |_Noreturn |inline )*[a-z_]+[a-z0-9_ *]*\**[a-z0-9_]+\(/ {sig = ""; collecting = 1; line = FNR}
+		collecting {sig = sig $0; if ($0 ~ /[;{]$/ || $0 ~ /\)$/) {collecting = 0; if (sig ~ /\)$/ || sig ~ /\);$/) {n = gsub(/,/, ",", sig); if (n + 1 > 6 && sig !~ /\.\.\./) print FILENAME ":" line ": " n + 1 " parameters, at most 6"}}}' | head -n 40)"
+}
+
+# Who may include whom, and what the core may include.
+allowed() {
+	case $1 in
+	common) echo kv ;;
+	kernels) echo 'kv|kvk' ;;
+	storage) echo 'kv|kvk|kvs' ;;
+	daemon) echo 'kv|kvk|kvs|core|io|keeper' ;;
+	client) echo 'kv|kvctl' ;;
+	connectors) echo 'kv|kvk|kvx' ;;
+	engine) echo 'kv|kvk|kve' ;;
+	esac
+}
+lint_includes() {
+	local part
+	for part in common kernels storage daemon client connectors engine; do
+		report "$(sources "$part/*.[ch]" | xargs grep -nE '^#include "[a-z]+/' /dev/null | grep -vE "#include \"($(allowed $part))/" | sed 's/$/   <- this part may not know that one/')"
+	done
+	report "$(sources 'daemon/*.[ch]' 'storage/*.[ch]' 'kernels/*.[ch]' 'common/*.[ch]' | xargs grep -nE '#include "kv[cx](\.h|/)' /dev/null | sed 's/$/   <- client and connectors are above this part/')"
+	report "$(sources 'client/*.[ch]' | xargs grep -nE '#include "kvx' /dev/null)"
+	report "$(sources 'daemon/core/*.[ch]' | xargs grep -nE '^#include <' | grep -vE '<(stdint|stddef|string|stdatomic|stdarg|stdio|inttypes|stdbool|limits)\.h>' | sed 's/$/   <- the core reaches the world through its ops only/')"
+	report "$(sources 'daemon/core/*.[ch]' | xargs grep -nE '\b(malloc|calloc|realloc|free|printf|fprintf|time|clock_gettime|rand|getrandom)\(' | grep -vE '^[^:]*:[0-9]+:\s*(\*|/\*|//)' | sed 's/$/   <- the core reaches the world through its ops only/')"
+}
+
+# A metric nobody updates is a lie.
+lint_metrics() {
+	local name
+	for name in $(sed -n 's/^\tX(\([A-Z_]*\),.*/\1/p' common/include/kv/metric_list.h); do
+		if ! grep -rqE "KV_M_$name\b" --include='*.[ch]' common/*.c storage daemon; then
+			report "common/include/kv/metric_list.h: $name is never updated"
+		fi
+	done
+}
+
+# Words that promise something the code does not do.
+lint_words() {
+	report "$(all_c | xargs grep -nEi '\b(TODO|FIXME|XXX|HACK|not implemented|for now|placeholder)\b' | head -n 20)"
+}
+
+lint_shell() {
+	report "$(sources 'scripts/*.sh' '.ci/run' 'tests/*.sh' | xargs shellcheck -S warning -f gcc 2>&1)"
+}
+
+[ $# -gt 0 ] || set -- format size includes metrics words shell tidy
+for rule in "$@"; do
+	"lint_$rule"
+done
+[ $failed -eq 0 ] && echo "lint: clean ($*)"
+exit $failed

@@ -1,0 +1,125 @@
+/* kvs/ledger.h -- the ledger: what every slot of the CPU pool holds, and which leases and puts are open. One memfd, sealed like a digest
+ * table: the daemon that made it writes it, the keeper holds it, a later daemon reads it. Little-endian, naturally aligned.
+ *
+ *   offset 0        kvs_ledger_header_t                       one page
+ *   claims_offset   kvs_ledger_claim_t claim[claims_cap]      open-addressed by id, rounded up to a page
+ *   slabs_offset    chunk of slab 0, chunk of slab 1, ...     each: kvs_ledger_slab_t, then kvs_ledger_slot_t slot[slots], rounded up to a page
+ *
+ * The file is sized at start for all slabs the limit allows; pages behind the last chunk have never been touched and cost nothing.
+ *
+ * Crash rules: slab_count is stored after the chunk it admits is complete. A slot's change stores state QUARANTINED first, then the other fields,
+ * then the new state: the fields of a QUARANTINED slot, its generation excepted, may be half of each. A claim's id is stored last and cleared
+ * first; while claims move, one may be there twice, never not at all.
+ */
+#ifndef KVS_LEDGER_H
+#define KVS_LEDGER_H
+
+#include "kvs/tier.h"
+
+#include <stdatomic.h>
+
+#define KVS_LEDGER_MAGIC   UINT64_C(0x3152454744454c4b) /* "KLEDGER1" */
+#define KVS_LEDGER_VERSION 1u
+#define KVS_LEDGER_PAGE    4096u
+
+typedef struct kvs_ledger_header {
+	uint64_t magic;
+	uint32_t version;
+	uint32_t slot_record_bytes; /* sizeof(kvs_ledger_slot_t) */
+	uint64_t incarnation;       /* of the daemon that writes it; never 0 */
+	uint64_t total_bytes;       /* of the memfd */
+	uint64_t limit_bytes;       /* of the pool */
+	uint64_t claims_offset;
+	uint64_t slabs_offset;
+	uint32_t claims_cap; /* a power of two */
+	_Atomic uint32_t slab_count;
+} kvs_ledger_header_t;
+
+/* One open lease or put. id 0: empty. Home of an id: kvs_ledger_home(); the next place is the next one, wrapping. */
+typedef struct kvs_ledger_claim {
+	_Atomic uint64_t id;
+	uint64_t instance;
+	uint64_t expiry_ns; /* CLOCK_MONOTONIC; 0: never */
+	kv_key_t key;       /* of the deepest block */
+	uint32_t slot;      /* of the deepest block; KV_SLOT_NONE: not in this tier */
+	uint32_t gen;
+	uint32_t space;
+	uint32_t n;
+	uint32_t skip;
+	uint32_t kind; /* kv_lease_kind_t */
+	uint8_t group;
+	uint8_t reserved[15];
+} kvs_ledger_claim_t;
+
+/* Head of a slab's chunk. Never changes. */
+typedef struct kvs_ledger_slab {
+	uint32_t number;
+	uint32_t slots;
+	uint32_t stride; /* bytes from slot to slot */
+	uint32_t slot_class;
+	kvs_geometry_t geometry;
+	uint32_t huge; /* 1: the data memfd is of 2 MiB pages */
+	uint64_t data_bytes;
+	uint64_t digest_bytes;
+	uint64_t chunk_bytes; /* of this chunk, a multiple of a page */
+	char ns[128];         /* NUL-terminated */
+} kvs_ledger_slab_t;
+
+typedef struct kvs_ledger_slot {
+	_Atomic uint32_t state; /* kvs_state_t */
+	uint32_t gen;           /* 0: never used */
+	uint64_t owner;         /* put or lease id it was given to; 0 once READY */
+	kv_key_t key;
+	kv_key_t parent;
+	uint8_t root[32]; /* root digest of the space */
+	uint64_t epoch;
+	uint64_t event_hash;
+	uint64_t digest; /* of the block: kv_digest_root() of its head roots; 0 before READY or TRANSIT */
+	uint32_t length; /* payload bytes */
+	uint32_t depth;
+	uint8_t group;
+	uint8_t reserved[15];
+} kvs_ledger_slot_t;
+
+_Static_assert(sizeof(kvs_ledger_header_t) == 64, "ledger header");
+_Static_assert(sizeof(kvs_ledger_claim_t) == 80, "ledger claim");
+_Static_assert(sizeof(kvs_ledger_slab_t) == 192, "ledger slab");
+_Static_assert(sizeof(kvs_ledger_slot_t) == 128, "ledger slot is two cache lines");
+
+/* Ids are counters: spread them. */
+static inline uint32_t kvs_ledger_home(uint64_t id, uint32_t cap)
+{
+	return (uint32_t)(id * UINT64_C(0x9e3779b97f4a7c15) >> 32) & (cap - 1u);
+}
+
+static inline uint64_t kvs_ledger_chunk_bytes(uint64_t slots)
+{
+	uint64_t bytes = sizeof(kvs_ledger_slab_t) + slots * sizeof(kvs_ledger_slot_t);
+
+	return (bytes + KVS_LEDGER_PAGE - 1u) / KVS_LEDGER_PAGE * KVS_LEDGER_PAGE;
+}
+
+/* What a ledger says, summed up. */
+typedef struct kvs_ledger_summary {
+	uint64_t incarnation;
+	uint32_t slabs;
+	uint64_t slots;
+	uint64_t by_state[6]; /* kvs_state_t */
+	uint64_t used_bytes;  /* slot bytes of PUT, FILLING, READY, TRANSIT */
+	uint64_t claims;
+} kvs_ledger_summary_t;
+
+/* Validate a ledger of unknown provenance: every offset, count, state and field that a reader would rely on, in one bounded pass over the chunks that
+ * slab_count names and the claims. `base` is 8-byte aligned, [base, base + bytes) readable, and does not change meanwhile.
+ * KV_ERR_FOREIGN: not a ledger, or of another version. KV_ERR_CORRUPT: contradicts itself. `detail` (may be NULL) gets a sentence. */
+kv_status_t kvs_ledger_check(const void *base, uint64_t bytes, kvs_ledger_summary_t *p_summary, char *detail,
+			     size_t cap);
+
+/* A slab's chunk in a ledger that has passed kvs_ledger_check(); NULL past the last. */
+const kvs_ledger_slab_t *kvs_ledger_slab(const void *base, uint32_t slab);
+static inline const kvs_ledger_slot_t *kvs_ledger_slots(const kvs_ledger_slab_t *slab)
+{
+	return (const kvs_ledger_slot_t *)(slab + 1);
+}
+
+#endif

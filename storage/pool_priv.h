@@ -1,0 +1,102 @@
+/* pool_priv.h -- the CPU pool behind kvs/pool.h, for its own files.
+ *
+ *   pool.c        open and close, the ops table
+ *   pool_check.c  the sums, counted again
+ *   pool_slots.c  classes, alloc, states, free
+ *   pool_carve.c  new slabs within the limit
+ *   pool_data.c   bytes and digests, claims, epochs
+ *
+ * Everything runs on the owner's thread but the pre-fault thread, which reads a slab's areas and writes its ready_bytes.
+ */
+#ifndef KVS_POOL_PRIV_H
+#define KVS_POOL_PRIV_H
+
+#include "ledger.h"
+#include "slab.h"
+
+#include "kvs/pool.h"
+
+#define KVS_POOL_MAX_CLASSES 256u
+#define KVS_POOL_MAX_SLABS   (KV_SLOT_MAX_SLAB + 1u)
+#define KVS_POOL_MAX_EPOCHS  65536u
+#define KVS_NONE             UINT32_MAX
+
+/* Invariant: free slots of a class = its stack + what is fresh in its fresh and ahead slabs. */
+typedef struct kvs_class {
+	char ns[128];
+	kvs_geometry_t geometry;
+	kv_slot_t stack;     /* slots that were used before, last freed first: their memory is warm */
+	uint32_t fresh_slab; /* slab whose slots [fresh_next, slots) were never given out; KVS_NONE */
+	uint32_t fresh_next;
+	uint32_t ahead_slab; /* a slab carved before it is needed, so that it can be pre-faulted; KVS_NONE */
+} kvs_class_t;
+
+typedef struct kvs_pool_slab {
+	kvs_slab_t slab;
+	uint32_t slot_class;
+	kvs_ledger_slot_t *slots; /* in the ledger */
+} kvs_pool_slab_t;
+
+typedef struct kvs_pool_epoch {
+	uint8_t root[32];
+	uint64_t epoch;
+} kvs_pool_epoch_t;
+
+typedef struct kvs_pool {
+	kvs_tier_t tier;
+	kvs_pool_config_t config;
+	kv_env_t env;
+	const kvs_sys_t *sys;
+	kvs_ledger_t ledger;
+	kvs_prefault_t *prefault; /* NULL: off */
+	int huge;                 /* still asking for reserved huge pages */
+	int thp;
+	uint64_t carve_after_ns; /* the kernel refused memory: not asked again before */
+
+	kvs_class_t *classes; /* [KVS_POOL_MAX_CLASSES] */
+	uint32_t class_count;
+	kvs_pool_slab_t **slabs; /* [KVS_POOL_MAX_SLABS] */
+	uint32_t slab_count;
+	kvs_pool_epoch_t *epochs;
+	uint32_t epoch_count;
+	uint32_t epoch_cap;
+
+	kvs_usage_t usage;
+} kvs_pool_t;
+
+/* kvs_pool_open() with another table of system calls. */
+kv_status_t kvs_pool_open_with(const kvs_pool_config_t *config, const kv_env_t *env, const kvs_sys_t *sys,
+			       kvs_tier_t **p_tier);
+
+/* The pool behind a tier that kvs_pool_open() made. */
+kvs_pool_t *kvs_pool_of(kvs_tier_t *tier);
+
+/* The slab and record of a location that is not stale; NULL otherwise. */
+kvs_pool_slab_t *kvs_pool_find(const kvs_pool_t *pool, kvs_loc_t loc, kvs_ledger_slot_t **p_slot);
+
+/* Bring the gauges up to the sums. */
+void kvs_pool_gauges(const kvs_pool_t *pool);
+
+/* pool_slots.c */
+kv_status_t kvs_pool_class_open(kvs_tier_t *tier, const char *ns, const kvs_geometry_t *geometry, uint32_t *p_class);
+kv_status_t kvs_pool_alloc(kvs_tier_t *tier, uint32_t slot_class, kvs_state_t state, uint64_t owner,
+			   const kvs_meta_t *meta, kvs_loc_t *p_loc);
+kv_status_t kvs_pool_set_state(kvs_tier_t *tier, kvs_loc_t loc, kvs_state_t state);
+void kvs_pool_free(kvs_tier_t *tier, kvs_loc_t loc);
+
+/* pool_carve.c: a new slab for the class, within the limit. KV_ERR_FULL when none fits or the kernel refuses. */
+kv_status_t kvs_pool_carve(kvs_pool_t *pool, uint32_t slot_class, uint32_t *p_slab);
+uint64_t kvs_pool_slab_cost(const kvs_geometry_t *geometry, uint64_t slots, uint64_t page);
+
+/* pool_data.c */
+kv_status_t kvs_pool_mem(kvs_tier_t *tier, kvs_loc_t loc, kvs_mem_t *p_mem);
+kv_status_t kvs_pool_store(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *src, kvs_done_fn done, void *arg);
+kv_status_t kvs_pool_load(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *dst, kvs_done_fn done, void *arg);
+kv_status_t kvs_pool_epoch_set(kvs_tier_t *tier, const uint8_t root[32], const char *ns, const char *identity,
+			       uint64_t epoch, kvs_done_fn done, void *arg);
+uint64_t kvs_pool_epoch_get(kvs_tier_t *tier, const uint8_t root[32]);
+
+/* pool_check.c */
+kv_status_t kvs_pool_check(kvs_tier_t *tier, char *detail, size_t cap);
+
+#endif

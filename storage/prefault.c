@@ -1,0 +1,146 @@
+/* Touching new slabs in the background, so that no put pays for the kernel's zeroing. */
+#include "guard.h"
+#include "slab.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <string.h>
+
+/* One step: short enough for a prompt stop, and for a carve that waits for the address space's lock. */
+#define CHUNK ((uint64_t)2 << 20)
+
+struct kvs_prefault {
+	const kv_env_t *env;
+	const kvs_sys_t *sys;
+	pthread_t thread;
+	sem_t work; /* posted once for each slab and once for the stop */
+	atomic_int stop;
+	_Atomic uint32_t count; /* slabs added: slab[0 .. count) */
+	uint32_t cap;
+	kvs_slab_t **slab;
+};
+
+/* 0 or -errno. Neither way changes a byte: clients may be writing already. */
+static int touch(const kvs_sys_t *sys, uint8_t *base, uint64_t n)
+{
+	int error;
+
+	do {
+		error = sys->populate(base, n);
+	} while (error == -EINTR || error == -EAGAIN);
+	if (error == -EINVAL) {
+		error = kvs_guard_touch(base, n) == KV_OK ? 0 : -EFAULT;
+	}
+
+	return error;
+}
+
+static int touch_area(kvs_prefault_t *p, const kvs_area_t *area, _Atomic uint64_t *ready)
+{
+	for (uint64_t at = 0; at < area->bytes; at += CHUNK) {
+		uint64_t n = area->bytes - at < CHUNK ? area->bytes - at : CHUNK;
+		int error;
+
+		if (atomic_load_explicit(&p->stop, memory_order_relaxed)) {
+			return 0;
+		}
+		error = touch(p->sys, area->base + at, n);
+		if (error) {
+			return error;
+		}
+		if (ready) {
+			atomic_store_explicit(ready, at + n, memory_order_release);
+		}
+	}
+
+	return 0;
+}
+
+static void *run(void *arg)
+{
+	kvs_prefault_t *p = arg;
+	uint32_t done = 0;
+
+	while (!atomic_load(&p->stop)) {
+		if (done == atomic_load_explicit(&p->count, memory_order_acquire)) {
+			sem_wait(&p->work);
+			continue;
+		}
+
+		kvs_slab_t *slab = p->slab[done++];
+		int error = touch_area(p, &slab->digest, NULL);
+
+		if (!error) {
+			error = touch_area(p, &slab->data, &slab->ready_bytes);
+		}
+		if (error) {
+			kv_logf(p->env, KV_LOG_WARN, "pool", "pre-fault of a slab ended early slab %u error \"%s\"",
+				slab->number, strerror(-error));
+		}
+	}
+
+	return NULL;
+}
+
+kv_status_t kvs_prefault_start(uint32_t max_slabs, const kvs_sys_t *sys, const kv_env_t *env,
+			       kvs_prefault_t **p_prefault)
+{
+	kvs_prefault_t *p = kv_alloc(env, sizeof *p);
+	sigset_t all, old;
+
+	if (!p) {
+		return KV_ERR_NOMEM;
+	}
+	p->env = env;
+	p->sys = sys;
+	p->cap = max_slabs;
+	p->slab = kv_alloc(env, max_slabs * sizeof(kvs_slab_t *));
+	if (!p->slab || sem_init(&p->work, 0, 0) != 0) {
+		goto err_slab;
+	}
+
+	/* Signals belong to the daemon's loop. */
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &old);
+	int error = pthread_create(&p->thread, NULL, run, p);
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	if (error) {
+		goto err_work;
+	}
+	*p_prefault = p;
+
+	return KV_OK;
+
+err_work:
+	sem_destroy(&p->work);
+err_slab:
+	kv_free(env, p->slab);
+	kv_free(env, p);
+	return KV_ERR_NOMEM;
+}
+
+void kvs_prefault_add(kvs_prefault_t *prefault, kvs_slab_t *slab)
+{
+	uint32_t n = atomic_load_explicit(&prefault->count, memory_order_relaxed);
+
+	kv_assert(n < prefault->cap);
+	prefault->slab[n] = slab;
+	atomic_store_explicit(&prefault->count, n + 1u, memory_order_release);
+	sem_post(&prefault->work);
+}
+
+void kvs_prefault_stop(kvs_prefault_t *prefault)
+{
+	if (!prefault) {
+		return;
+	}
+
+	atomic_store(&prefault->stop, 1);
+	sem_post(&prefault->work);
+	pthread_join(prefault->thread, NULL);
+	sem_destroy(&prefault->work);
+	kv_free(prefault->env, prefault->slab);
+	kv_free(prefault->env, prefault);
+}

@@ -1,0 +1,14 @@
+/* reference.h -- the transformer once more, in the plainest way: one position at a time, keys and values in one flat array, no tiles, no pages. */
+#ifndef TESTS_ENGINE_REFERENCE_H
+#define TESTS_ENGINE_REFERENCE_H
+
+#include "kve/weights.h"
+
+typedef struct reference reference_t;
+
+reference_t *reference_create(const kve_config_t *config);
+void reference_destroy(reference_t *reference);
+/* Logits of the next position after feeding one more token; valid until the next call. */
+const float *reference_feed(reference_t *reference, uint32_t token);
+
+#endif

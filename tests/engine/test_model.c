@@ -1,0 +1,283 @@
+/* The model's bits depend on tokens and weights alone: not on chunking, batching, block placement, compiler or what memory held before. */
+#include "engine/check.h"
+#include "engine/reference.h"
+
+#include "kve/model.h"
+#include "kve/real.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define BLOCKS 64u
+#define LENGTH 150u
+
+typedef struct rig {
+	kve_model_t *model;
+	kve_cache_t cache;
+	uint32_t blocks[BLOCKS];
+	float *logits;
+} rig_t;
+
+static void rig_open(rig_t *rig, const kve_config_t *config)
+{
+	memset(rig, 0, sizeof *rig);
+	assert_int_equal(kve_model_create(config, &rig->model), KV_OK);
+	assert_int_equal(kve_cache_init(&rig->cache, config, BLOCKS), KV_OK);
+	assert_int_equal(kve_cache_take(&rig->cache, BLOCKS, rig->blocks), KV_OK);
+	rig->logits = calloc(config->vocab, sizeof(float));
+	assert_non_null(rig->logits);
+}
+
+static void rig_close(rig_t *rig)
+{
+	free(rig->logits);
+	kve_cache_fini(&rig->cache);
+	kve_model_destroy(rig->model);
+}
+
+static void random_tokens(uint64_t *seed, uint32_t *tokens, uint32_t n, uint32_t vocab)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		tokens[i] = below(seed, vocab);
+	}
+}
+
+/* Compute tokens [from, to) in chunks of at most `chunk`; logits of the last. */
+static void prefill(rig_t *rig, const uint32_t *tokens, uint32_t from, uint32_t to, uint32_t chunk)
+{
+	while (from < to) {
+		const uint32_t n = to - from < chunk ? to - from : chunk;
+		const kve_span_t span = {tokens + from, n, from, rig->blocks, rig->logits};
+
+		assert_int_equal(kve_model_forward(rig->model, &rig->cache, &span, 1), KV_OK);
+		from += n;
+	}
+}
+
+static void generate(rig_t *rig, uint32_t *tokens, uint32_t n, uint32_t more)
+{
+	const uint32_t vocab = kve_model_config(rig->model)->vocab;
+
+	prefill(rig, tokens, 0, n, KVE_MAX_ROWS);
+	for (uint32_t i = 0; i < more; i++) {
+		tokens[n + i] = kve_argmax(rig->logits, vocab);
+		prefill(rig, tokens, n + i, n + i + 1, 1);
+	}
+}
+
+static void the_paged_model_equals_the_plain_one_bit_for_bit(void **state)
+{
+	uint32_t tokens[LENGTH];
+	uint64_t seed = 11;
+	rig_t rig;
+	reference_t *plain = reference_create(&kve_config_tiny);
+
+	(void)state;
+	rig_open(&rig, &kve_config_tiny);
+	random_tokens(&seed, tokens, LENGTH, kve_config_tiny.vocab);
+	for (uint32_t i = 0; i < LENGTH; i++) {
+		const float *expected = reference_feed(plain, tokens[i]);
+
+		prefill(&rig, tokens, i, i + 1, 1);
+		assert_memory_equal(rig.logits, expected, kve_config_tiny.vocab * sizeof(float));
+	}
+	rig_close(&rig);
+	reference_destroy(plain);
+}
+
+static void any_chunking_gives_the_same_logits_and_the_same_cache(void **state)
+{
+	static const uint32_t chunks[] = {1, 3, 7, 16, 33, 64};
+	const size_t layer = kve_cache_page(&kve_config_tiny) * sizeof(float);
+	uint32_t tokens[LENGTH];
+	uint64_t seed = 12, expected = 0;
+	rig_t rig;
+
+	(void)state;
+	random_tokens(&seed, tokens, LENGTH, kve_config_tiny.vocab);
+	for (size_t i = 0; i < KV_COUNT_OF(chunks); i++) {
+		uint64_t hash = HASH_START;
+
+		rig_open(&rig, &kve_config_tiny);
+		prefill(&rig, tokens, 0, LENGTH, chunks[i]);
+		hash = hash_bytes(hash, rig.logits, kve_config_tiny.vocab * sizeof(float));
+		for (uint32_t l = 0; l < kve_config_tiny.layers; l++) {
+			hash = hash_bytes(hash, rig.cache.base[l], layer * BLOCKS);
+		}
+		if (i == 0) {
+			expected = hash;
+		}
+		assert_true(hash == expected);
+		rig_close(&rig);
+	}
+}
+
+/* Blocks given in another order, and full of not-a-number before: nothing outside the sequence is ever read. */
+static void placement_and_stale_bytes_do_not_matter(void **state)
+{
+	uint32_t tokens[LENGTH];
+	uint64_t seed = 13;
+	rig_t a, b;
+
+	(void)state;
+	random_tokens(&seed, tokens, LENGTH, kve_config_tiny.vocab);
+	rig_open(&a, &kve_config_tiny);
+	rig_open(&b, &kve_config_tiny);
+	for (uint32_t i = 0; i < BLOCKS; i++) {
+		b.blocks[i] = a.blocks[BLOCKS - 1 - i];
+	}
+	for (uint32_t l = 0; l < kve_config_tiny.layers; l++) {
+		memset(b.cache.base[l], 0xff, kve_cache_page(&kve_config_tiny) * sizeof(float) * BLOCKS);
+	}
+	prefill(&a, tokens, 0, LENGTH, 64);
+	prefill(&b, tokens, 0, LENGTH, 29);
+	assert_memory_equal(a.logits, b.logits, kve_config_tiny.vocab * sizeof(float));
+	rig_close(&a);
+	rig_close(&b);
+}
+
+static void sequences_computed_together_equal_sequences_computed_alone(void **state)
+{
+	const uint32_t vocab = kve_config_tiny.vocab;
+	uint32_t one[40], two[23];
+	float *logits = calloc(2 * (size_t)vocab, sizeof(float));
+	uint64_t seed = 14;
+	rig_t rig;
+
+	(void)state;
+	assert_non_null(logits);
+	rig_open(&rig, &kve_config_tiny);
+	random_tokens(&seed, one, 40, vocab);
+	random_tokens(&seed, two, 23, vocab);
+
+	const kve_span_t spans[] = {{one, 40, 0, rig.blocks, logits}, {two, 23, 0, rig.blocks + 8, logits + vocab}};
+	assert_int_equal(kve_model_forward(rig.model, &rig.cache, spans, 2), KV_OK);
+
+	prefill(&rig, one, 0, 40, 64);
+	assert_memory_equal(rig.logits, logits, vocab * sizeof(float));
+	prefill(&rig, two, 0, 23, 64);
+	assert_memory_equal(rig.logits, logits + vocab, vocab * sizeof(float));
+	rig_close(&rig);
+	free(logits);
+}
+
+static void one_early_token_changes_the_output(void **state)
+{
+	enum { PROMPT = 400, MORE = 24 };
+	uint32_t a[PROMPT + MORE], b[PROMPT + MORE];
+	uint64_t seed = 15;
+	rig_t rig;
+
+	(void)state;
+	rig_open(&rig, &kve_config_demo);
+	random_tokens(&seed, a, PROMPT, kve_config_demo.vocab);
+	generate(&rig, a, PROMPT, MORE);
+	for (uint32_t round = 0; round < 3; round++) {
+		memcpy(b, a, sizeof b);
+		b[round * 9] ^= 1;
+		generate(&rig, b, PROMPT, MORE);
+		assert_memory_not_equal(a + PROMPT, b + PROMPT, MORE * sizeof(uint32_t));
+	}
+	rig_close(&rig);
+}
+
+/* Fixed for ever: another value means another model, and every stored cache of it is foreign. */
+static void the_bits_of_a_seed_never_change(void **state)
+{
+	enum { PROMPT = 100, MORE = 50 };
+	uint32_t tokens[PROMPT + MORE];
+	uint64_t seed = 16, hash;
+	rig_t rig;
+
+	(void)state;
+	rig_open(&rig, &kve_config_tiny);
+	random_tokens(&seed, tokens, PROMPT, kve_config_tiny.vocab);
+	generate(&rig, tokens, PROMPT, MORE);
+	hash = hash_bytes(HASH_START, tokens, sizeof tokens);
+	hash = hash_bytes(hash, rig.logits, kve_config_tiny.vocab * sizeof(float));
+	assert_int_equal(hash, UINT64_C(0xb92471e49cf70316));
+	rig_close(&rig);
+}
+
+static void bad_spans_are_refused_and_compute_nothing(void **state)
+{
+	const uint32_t good[2] = {1, 2}, outside[1] = {kve_config_tiny.vocab}, nowhere[1] = {BLOCKS};
+	rig_t rig;
+
+	(void)state;
+	rig_open(&rig, &kve_config_tiny);
+
+	const kve_span_t bad[] = {
+		{good, 0, 0, rig.blocks, rig.logits},
+		{outside, 1, 0, rig.blocks, rig.logits},
+		{good, 2, kve_config_tiny.max_tokens - 1, rig.blocks, rig.logits},
+		{good, KVE_MAX_ROWS + 1, 0, rig.blocks, rig.logits},
+		{good, 1, 0, nowhere, rig.logits},
+	};
+	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
+		assert_int_equal(kve_model_forward(rig.model, &rig.cache, &bad[i], 1), KV_ERR_ARG);
+		assert_true(rig.logits[0] == 0.0f);
+	}
+	rig_close(&rig);
+}
+
+static void our_exp_sin_cos_and_log_are_right(void **state)
+{
+	uint64_t seed = 17;
+
+	(void)state;
+	for (int i = 0; i < 20000; i++) {
+		const double u = (double)(next_random(&seed) >> 11) / 9007199254740992.0;
+		const double angle = (u - 0.5) * 1e5;
+		const float x = (float)((u - 0.5) * 170.0);
+		double s, c;
+
+		kve_sincos64(angle, &s, &c);
+		assert_true(fabs(s - sin(angle)) < 1e-10 && fabs(c - cos(angle)) < 1e-10);
+		assert_true(fabs(kve_exp64(u * 40 - 20) / exp(u * 40 - 20) - 1.0) < 1e-14);
+		assert_true(fabs(kve_log64(u * 1e5 + 1.0) - log(u * 1e5 + 1.0)) < 1e-13);
+		assert_true(fabs((double)kve_exp32(x) / exp((double)x) - 1.0) < 1e-6);
+	}
+	assert_true(kve_exp32(-100.0f) == 0.0f && kve_exp32(0.0f) == 1.0f && isfinite(kve_exp32(1e30f)));
+}
+
+static void shapes_that_cannot_be_are_refused(void **state)
+{
+	const char *why = NULL;
+	kve_config_t c;
+	uint32_t *const fields[] = {&c.vocab,    &c.hidden, &c.layers,       &c.heads,      &c.kv_heads,
+				    &c.head_dim, &c.inner,  &c.block_tokens, &c.max_tokens, &c.rope_theta};
+	kve_model_t *model;
+
+	(void)state;
+	for (size_t i = 0; i < KV_COUNT_OF(fields); i++) {
+		c = kve_config_tiny;
+		*fields[i] = 0;
+		why = NULL;
+		assert_int_equal(kve_config_check(&c, &why), KV_ERR_ARG);
+		assert_non_null(why);
+		assert_int_equal(kve_model_create(&c, &model), KV_ERR_ARG);
+	}
+	c = kve_config_tiny;
+	c.heads = 16;
+	assert_int_equal(kve_config_check(&c, NULL), KV_ERR_ARG);
+	assert_int_equal(kve_config_check(&kve_config_demo, NULL), KV_OK);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(the_paged_model_equals_the_plain_one_bit_for_bit),
+		cmocka_unit_test(any_chunking_gives_the_same_logits_and_the_same_cache),
+		cmocka_unit_test(placement_and_stale_bytes_do_not_matter),
+		cmocka_unit_test(sequences_computed_together_equal_sequences_computed_alone),
+		cmocka_unit_test(one_early_token_changes_the_output),
+		cmocka_unit_test(the_bits_of_a_seed_never_change),
+		cmocka_unit_test(bad_spans_are_refused_and_compute_nothing),
+		cmocka_unit_test(our_exp_sin_cos_and_log_are_right),
+		cmocka_unit_test(shapes_that_cannot_be_are_refused),
+	};
+
+	return cmocka_run_group_tests_name("engine.model", tests, NULL, NULL);
+}

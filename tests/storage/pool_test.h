@@ -1,0 +1,129 @@
+/* pool_test.h -- what the pool's tests share: a pool on a test environment, and blocks whose bytes follow from a seed. */
+#ifndef POOL_TEST_H
+#define POOL_TEST_H
+
+#include "kv/digest.h"
+#include "kv_cmocka.h"
+#include "kv_test.h"
+#include "kvs/ledger.h"
+#include "kvs/pool.h"
+
+#include <unistd.h>
+
+/* 2 heads x 3 layers of 2 KiB, and an opaque one: 2 pages of 5000 bytes in pieces of 4096. */
+static const kvs_geometry_t plain = {
+	.block_bytes = 12288, .heads = 2, .leaves = 3, .leaf_bytes = 2048, .page_bytes = 2048};
+static const kvs_geometry_t opaque = {
+	.block_bytes = 10000, .heads = 1, .leaves = 4, .leaf_bytes = 4096, .page_bytes = 5000};
+
+static inline kvs_pool_config_t pool_config(kv_metrics_t *metrics, uint64_t limit_bytes, uint64_t slab_bytes)
+{
+	return (kvs_pool_config_t){
+		.limit_bytes = limit_bytes,
+		.slab_bytes = slab_bytes,
+		.huge = KVS_HUGE_OFF,
+		.incarnation = 7,
+		.metrics = metrics,
+	};
+}
+
+static inline kvs_meta_t meta_of(uint64_t seed)
+{
+	kvs_meta_t meta = {.epoch = seed * 3, .event_hash = seed * 5, .depth = (uint32_t)(seed % 9) + 1};
+
+	memset(meta.key.b, 0x11, sizeof meta.key.b);
+	memcpy(meta.key.b, &seed, sizeof seed);
+	memset(meta.parent.b, meta.depth == 1 ? 0 : 0x22, sizeof meta.parent.b);
+	memset(meta.root, 0x33, sizeof meta.root);
+
+	return meta;
+}
+
+/* A block in the test's own memory, with its digests. */
+typedef struct block_buf {
+	_Alignas(4096) uint8_t data[16384];
+	uint64_t leaves[16];
+	uint64_t roots[4];
+	kvs_mem_t mem;
+} block_buf_t;
+
+static inline void block_digest(const kvs_geometry_t *g, block_buf_t *b)
+{
+	for (uint32_t h = 0; h < g->heads; h++) {
+		for (uint32_t l = 0; l < g->leaves; l++) {
+			size_t offset, len;
+
+			kvs_leaf_range(g, h, l, &offset, &len);
+			b->leaves[h * g->leaves + l] = kv_digest(b->data + offset, len);
+		}
+		b->roots[h] = kv_digest_root(b->leaves + (size_t)h * g->leaves, g->leaves);
+	}
+}
+
+static inline void block_fill(const kvs_geometry_t *g, uint64_t seed, block_buf_t *b)
+{
+	kv_test_rng_t rng = {seed};
+
+	kv_test_fill(&rng, b->data, g->block_bytes);
+	block_digest(g, b);
+	b->mem = (kvs_mem_t){b->data, b->leaves, b->roots, UINT32_MAX};
+}
+
+typedef struct outcome {
+	int calls;
+	kv_status_t status;
+} outcome_t;
+
+static inline void note(void *arg, kv_status_t status)
+{
+	outcome_t *o = arg;
+
+	o->calls++;
+	o->status = status;
+}
+
+static inline kv_status_t store(kvs_tier_t *t, kvs_loc_t loc, const kvs_mem_t *mem)
+{
+	outcome_t o = {0, KV_OK};
+	kv_status_t status = kvs_store(t, loc, mem, note, &o);
+
+	assert_int_equal(o.calls, status == KV_OK);
+
+	return status == KV_OK ? o.status : status;
+}
+
+static inline kv_status_t load(kvs_tier_t *t, kvs_loc_t loc, const kvs_mem_t *mem)
+{
+	outcome_t o = {0, KV_OK};
+	kv_status_t status = kvs_load(t, loc, mem, note, &o);
+
+	assert_int_equal(o.calls, status == KV_OK);
+
+	return status == KV_OK ? o.status : status;
+}
+
+/* A READY block with the bytes of `seed`. */
+static inline kvs_loc_t put(kvs_tier_t *t, uint32_t slot_class, const kvs_geometry_t *g, uint64_t seed)
+{
+	static block_buf_t b;
+	kvs_meta_t meta = meta_of(seed);
+	kvs_loc_t loc;
+
+	block_fill(g, seed, &b);
+	assert_int_equal(kvs_alloc(t, slot_class, KVS_PUT, 1, &meta, &loc), KV_OK);
+	assert_int_equal(store(t, loc, &b.mem), KV_OK);
+	assert_int_equal(kvs_set_state(t, loc, KVS_READY), KV_OK);
+
+	return loc;
+}
+
+static inline void check(kvs_tier_t *t)
+{
+	char detail[256];
+
+	if (kvs_check(t, detail, sizeof detail) != KV_OK) {
+		fail_msg("%s", detail);
+	}
+}
+
+#endif

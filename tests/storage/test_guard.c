@@ -1,0 +1,272 @@
+/* Memory that a client takes away under the daemon's hands. */
+#include "pool_test.h"
+
+#include "kv/digest.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#define PAGE  4096u
+#define BYTES (64u * PAGE)
+
+typedef struct area {
+	int fd;
+	uint8_t *base;
+} area_t;
+
+/* Not sealed: what a hostile client could hand in, or a slab before its seals. */
+static area_t area_make(void)
+{
+	area_t a = {.fd = memfd_create("test", MFD_CLOEXEC)};
+
+	assert_true(a.fd >= 0);
+	assert_int_equal(ftruncate(a.fd, BYTES), 0);
+	a.base = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, a.fd, 0);
+	assert_true(a.base != MAP_FAILED);
+	memset(a.base, 0x5a, BYTES);
+
+	return a;
+}
+
+static void area_drop(area_t *a)
+{
+	munmap(a->base, BYTES);
+	close(a->fd);
+}
+
+static void p6_truncated_memory_is_a_fault_not_a_crash(void **state)
+{
+	static uint8_t mine[BYTES];
+	kvs_geometry_t g = {
+		.block_bytes = BYTES, .heads = 4, .leaves = 4, .leaf_bytes = BYTES / 16, .page_bytes = BYTES / 16};
+	uint64_t leaves[16], roots[4], digest = 1, want;
+	area_t a = area_make();
+
+	(void)state;
+	assert_int_equal(kvs_guard_install(), KV_OK);
+	want = kv_digest(a.base, BYTES);
+	assert_int_equal(kvs_guard_copy_digest(mine, a.base, BYTES, &digest), KV_OK);
+	assert_true(digest == want);
+	assert_memory_equal(mine, a.base, BYTES);
+	assert_int_equal(kvs_guard_verify(&g, a.base, NULL, leaves, roots), KV_OK);
+	assert_int_equal(kvs_guard_verify(&g, a.base, leaves, NULL, NULL), KV_OK);
+
+	for (uint32_t keep = 0; keep < 64; keep += 7) {
+		assert_int_equal(ftruncate(a.fd, (off_t)(keep * PAGE)), 0);
+		digest = 1;
+		assert_int_equal(kvs_guard_copy_digest(mine, a.base, BYTES, &digest), KV_ERR_FAULT);
+		assert_int_equal(kvs_guard_digest(a.base, BYTES, &digest), KV_ERR_FAULT);
+		assert_int_equal(kvs_guard_copy(mine, a.base, BYTES), KV_ERR_FAULT);
+		assert_int_equal(kvs_guard_copy(a.base, mine, BYTES), KV_ERR_FAULT);
+		assert_int_equal(kvs_guard_copy_digest(a.base, mine, BYTES, &digest), KV_ERR_FAULT);
+		assert_int_equal(kvs_guard_verify(&g, a.base, NULL, leaves, roots), KV_ERR_FAULT);
+		assert_true(digest == 1); /* outputs on success only */
+		assert_int_equal(ftruncate(a.fd, BYTES), 0);
+		memset(a.base, 0x5a, BYTES);
+	}
+	assert_int_equal(kvs_guard_digest(a.base, BYTES, &digest), KV_OK);
+	assert_true(digest == want);
+	area_drop(&a);
+}
+
+static void p1_verify_finds_every_flipped_leaf(void **state)
+{
+	const kvs_geometry_t *geometries[] = {&plain, &opaque};
+
+	(void)state;
+	assert_int_equal(kvs_guard_install(), KV_OK);
+	for (size_t i = 0; i < KV_COUNT_OF(geometries); i++) {
+		const kvs_geometry_t *g = geometries[i];
+		static block_buf_t b;
+		uint64_t leaves[16], roots[4];
+
+		block_fill(g, 9, &b);
+		assert_int_equal(kvs_guard_verify(g, b.data, b.leaves, leaves, roots), KV_OK);
+		assert_memory_equal(leaves, b.leaves, g->heads * g->leaves * sizeof *leaves);
+		assert_memory_equal(roots, b.roots, g->heads * sizeof *roots);
+		assert_int_equal(kvs_guard_verify(g, b.data, NULL, NULL, roots), KV_ERR_ARG);
+		for (uint32_t at = 0; at < g->block_bytes; at += 97) {
+			b.data[at] ^= 4;
+			assert_int_equal(kvs_guard_verify(g, b.data, b.leaves, NULL, NULL), KV_ERR_CORRUPT);
+			b.data[at] ^= 4;
+		}
+		b.data[g->block_bytes - 1] ^= 1;
+		assert_int_equal(kvs_guard_verify(g, b.data, b.leaves, NULL, NULL), KV_ERR_CORRUPT);
+	}
+}
+
+/* Somebody else's handler, there before the guard. It mends the page, as a run-time library might. */
+static volatile int seen;
+static volatile kv_status_t nested;
+
+static void mend(int signum, siginfo_t *info, void *context)
+{
+	uint64_t digest;
+	uintptr_t page = (uintptr_t)info->si_addr & ~(uintptr_t)(PAGE - 1u);
+
+	(void)signum;
+	(void)context;
+	seen++;
+	nested = kvs_guard_digest("nested", 6, &digest);
+	if (mmap((void *)page, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
+	    MAP_FAILED) {
+		_exit(1);
+	}
+}
+
+static void p6_a_fault_outside_the_announced_memory_is_not_swallowed(void **state)
+{
+	kvs_geometry_t g = {.block_bytes = PAGE, .heads = 1, .leaves = 1, .leaf_bytes = PAGE, .page_bytes = PAGE};
+	struct sigaction action = {.sa_sigaction = mend, .sa_flags = SA_SIGINFO};
+	static uint8_t data[PAGE];
+	area_t a = area_make();
+	uint64_t *leaves = (uint64_t *)(a.base + BYTES - PAGE);
+
+	(void)state;
+	assert_int_equal(sigaction(SIGBUS, &action, NULL), 0);
+	assert_int_equal(kvs_guard_install(), KV_OK);
+	assert_int_equal(ftruncate(a.fd, 0), 0);
+
+	/* The digests' own place is trusted memory: a fault there is not the client's, even inside the guarded region. */
+	assert_int_equal(kvs_guard_verify(&g, data, NULL, leaves, NULL), KV_OK);
+	assert_int_equal(seen, 1);
+	assert_int_equal(nested, KV_ERR_INTERNAL);
+	assert_true(leaves[0] == kv_digest(data, PAGE));
+
+	/* Outside any region. */
+	*(volatile uint8_t *)a.base = 1;
+	assert_int_equal(seen, 2);
+	assert_int_equal(nested, KV_OK);
+	area_drop(&a);
+}
+
+static void leave(int signum)
+{
+	(void)signum;
+	_exit(42);
+}
+
+/* Run in a child: the disposition before the guard, then a real fault or a sent signal. Returns waitpid's status. */
+static int end_of_child(void (*before)(int), int send)
+{
+	struct sigaction action = {.sa_handler = before};
+	area_t a = area_make();
+	pid_t pid;
+	int status;
+
+	assert_int_equal(ftruncate(a.fd, 0), 0);
+	pid = fork();
+	assert_true(pid >= 0);
+	if (pid == 0) {
+		sigaction(SIGBUS, &action, NULL);
+		if (kvs_guard_install() != KV_OK) {
+			_exit(1);
+		}
+		if (send) {
+			raise(SIGBUS);
+		} else {
+			*(volatile uint8_t *)a.base = 1;
+		}
+		_exit(0);
+	}
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	area_drop(&a);
+
+	return status;
+}
+
+static void p6_without_a_guard_a_signal_means_what_it_meant_before(void **state)
+{
+	(void)state;
+	for (int send = 0; send < 2; send++) {
+		int status = end_of_child(SIG_DFL, send);
+
+		assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS);
+		status = end_of_child(leave, send);
+		assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 42);
+		status = end_of_child(SIG_IGN, send);
+		assert_true(send ? WIFEXITED(status) && WEXITSTATUS(status) == 0
+				 : WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS);
+	}
+}
+
+typedef struct racer {
+	const area_t *area;
+	atomic_int *stop;
+	uint64_t ok, faults, odd;
+} racer_t;
+
+static void *race_reader(void *arg)
+{
+	racer_t *r = arg;
+	uint8_t *mine = malloc(BYTES);
+	sigset_t all;
+
+	/* Threads of a daemon that reads signals from an fd block them all. */
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, NULL);
+	while (mine && !atomic_load(r->stop)) {
+		uint64_t digest;
+
+		switch (kvs_guard_copy_digest(mine, r->area->base, BYTES, &digest)) {
+		case KV_OK:
+			r->ok++;
+			r->odd += digest != kv_digest(mine, BYTES);
+			break;
+		case KV_ERR_FAULT:
+			r->faults++;
+			break;
+		default:
+			r->odd++;
+		}
+	}
+	free(mine);
+
+	return NULL;
+}
+
+static void p6_threads_fault_each_for_themselves_while_a_client_truncates(void **state)
+{
+	area_t a = area_make();
+	atomic_int stop = 0;
+	racer_t racer[3];
+	pthread_t thread[3];
+	uint64_t faults = 0;
+
+	(void)state;
+	assert_int_equal(kvs_guard_install(), KV_OK);
+	for (int i = 0; i < 3; i++) {
+		racer[i] = (racer_t){.area = &a, .stop = &stop};
+		assert_int_equal(pthread_create(&thread[i], NULL, race_reader, &racer[i]), 0);
+	}
+	for (int i = 0; i < 400; i++) {
+		assert_int_equal(ftruncate(a.fd, (off_t)(i % 64) * PAGE), 0);
+		usleep(200);
+		assert_int_equal(ftruncate(a.fd, BYTES), 0);
+		usleep(200);
+	}
+	atomic_store(&stop, 1);
+	for (int i = 0; i < 3; i++) {
+		pthread_join(thread[i], NULL);
+		assert_int_equal(racer[i].odd, 0);
+		faults += racer[i].faults;
+	}
+	assert_true(faults > 0);
+	area_drop(&a);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p6_truncated_memory_is_a_fault_not_a_crash),
+		cmocka_unit_test(p1_verify_finds_every_flipped_leaf),
+		cmocka_unit_test(p6_a_fault_outside_the_announced_memory_is_not_swallowed),
+		cmocka_unit_test(p6_without_a_guard_a_signal_means_what_it_meant_before),
+		cmocka_unit_test(p6_threads_fault_each_for_themselves_while_a_client_truncates),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,487 @@
+/* The CPU pool's promises, one by one. The model test is test_pool_model.c. */
+#include "pool_test.h"
+
+#include "../../storage/leaf.h"
+#include "../../storage/pool_priv.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+static kv_metrics_t metrics;
+
+static kvs_tier_t *open_pool(kv_test_env_t *t, const kvs_pool_config_t *config)
+{
+	kvs_tier_t *pool;
+
+	kv_test_env_init(t);
+	memset(&metrics, 0, sizeof metrics);
+	assert_int_equal(kvs_pool_open(config, &t->env, &pool), KV_OK);
+
+	return pool;
+}
+
+static void close_pool(kv_test_env_t *t, kvs_tier_t *pool)
+{
+	check(pool);
+	kvs_close(pool);
+	assert_int_equal(kv_test_env_live(t), 0);
+}
+
+static void p1_bytes_come_back_as_they_were_put(void **state)
+{
+	const kvs_geometry_t *geometries[] = {&plain, &opaque};
+	kvs_pool_config_t config = pool_config(&metrics, 4u << 20, 256u << 10);
+	kv_test_env_t t;
+	kvs_tier_t *pool = open_pool(&t, &config);
+
+	(void)state;
+	for (uint32_t i = 0; i < 2; i++) {
+		static block_buf_t want, got;
+		kvs_loc_t loc[20];
+		uint32_t class;
+
+		assert_int_equal(kvs_class_open(pool, "ns", geometries[i], &class), KV_OK);
+		for (uint64_t s = 0; s < 20; s++) {
+			loc[s] = put(pool, class, geometries[i], s);
+		}
+		for (uint64_t s = 0; s < 20; s++) {
+			block_fill(geometries[i], s, &want);
+			got.mem = (kvs_mem_t){got.data, got.leaves, got.roots, UINT32_MAX};
+			assert_int_equal(load(pool, loc[s], &got.mem), KV_OK);
+			assert_memory_equal(got.data, want.data, geometries[i]->block_bytes);
+			assert_memory_equal(got.leaves, want.leaves, 8u * geometries[i]->heads * geometries[i]->leaves);
+			assert_memory_equal(got.roots, want.roots, 8u * geometries[i]->heads);
+		}
+	}
+	close_pool(&t, pool);
+}
+
+static void p1_a_wrong_digest_is_never_stored_and_a_flipped_bit_never_served(void **state)
+{
+	kvs_pool_config_t config = pool_config(&metrics, 1u << 20, 256u << 10);
+	static block_buf_t b;
+	kv_test_env_t t;
+	kvs_tier_t *pool = open_pool(&t, &config);
+	kvs_meta_t meta = meta_of(1);
+	kvs_loc_t loc;
+	kvs_mem_t mem;
+	uint32_t class;
+
+	(void)state;
+	assert_int_equal(kvs_class_open(pool, "ns", &plain, &class), KV_OK);
+	assert_int_equal(kvs_alloc(pool, class, KVS_FILLING, 1, &meta, &loc), KV_OK);
+	block_fill(&plain, 1, &b);
+	assert_int_equal(load(pool, loc, &b.mem), KV_ERR_ARG); /* nothing in it yet */
+	b.leaves[5]++;
+	assert_int_equal(store(pool, loc, &b.mem), KV_ERR_CORRUPT);
+	b.leaves[5]--;
+	b.roots[1]++;
+	assert_int_equal(store(pool, loc, &b.mem), KV_ERR_CORRUPT);
+	b.roots[1]--;
+	assert_int_equal(store(pool, loc, &b.mem), KV_OK);
+	assert_int_equal(kvs_set_state(pool, loc, KVS_READY), KV_OK);
+	assert_int_equal(store(pool, loc, &b.mem), KV_ERR_ARG); /* READY bytes never change */
+
+	assert_int_equal(kvs_mem(pool, loc, &mem), KV_OK);
+	for (uint32_t bit = 0; bit < plain.block_bytes * 8u; bit += 1021) {
+		uint8_t *p = (uint8_t *)mem.data + bit / 8u;
+
+		*p = (uint8_t)(*p ^ 1u << bit % 8u);
+		assert_int_equal(load(pool, loc, &b.mem), KV_ERR_CORRUPT);
+		*p = (uint8_t)(*p ^ 1u << bit % 8u);
+	}
+	assert_int_equal(load(pool, loc, &b.mem), KV_OK);
+	assert_int_equal(kvs_set_state(pool, loc, KVS_QUARANTINED), KV_OK);
+	assert_int_equal(load(pool, loc, &b.mem), KV_MISS);
+	close_pool(&t, pool);
+}
+
+/* A put as engines do it: bytes through the mapping, digests by rank and layer, then the seal. */
+static void p1_digests_handed_in_piecewise_make_the_same_block(void **state)
+{
+	kvs_pool_config_t config = pool_config(&metrics, 1u << 20, 256u << 10);
+	static block_buf_t b, got;
+	kv_test_env_t t;
+	kvs_tier_t *pool = open_pool(&t, &config);
+	kvs_meta_t meta = meta_of(1);
+	kvs_loc_t loc;
+	kvs_mem_t mem;
+	uint32_t class;
+
+	(void)state;
+	assert_int_equal(kvs_class_open(pool, "ns", &plain, &class), KV_OK);
+	assert_int_equal(kvs_alloc(pool, class, KVS_PUT, 1, &meta, &loc), KV_OK);
+	block_fill(&plain, 4, &b);
+	assert_int_equal(kvs_mem(pool, loc, &mem), KV_OK);
+	memcpy(mem.data, b.data, plain.block_bytes);
+	for (uint32_t h = 0; h < 2; h++) {
+		assert_int_equal(kvs_pool_digests(pool, loc, h, 1, 0, 1, &b.leaves[h * 3]), KV_OK);
+		assert_int_equal(kvs_pool_digests(pool, loc, h, 1, 1, 2, &b.leaves[h * 3 + 1]), KV_OK);
+	}
+	assert_int_equal(kvs_pool_seal(pool, loc), KV_OK);
+	assert_int_equal(kvs_set_state(pool, loc, KVS_TRANSIT), KV_OK);
+	got.mem = (kvs_mem_t){got.data, got.leaves, got.roots, UINT32_MAX};
+	assert_int_equal(load(pool, loc, &got.mem), KV_OK);
+	assert_memory_equal(got.roots, b.roots, sizeof(uint64_t) * 2);
+	assert_int_equal(kvs_pool_seal(pool, loc), KV_ERR_ARG);
+	assert_int_equal(kvs_pool_digests(pool, loc, 0, 2, 0, 3, b.leaves), KV_ERR_ARG);
+	close_pool(&t, pool);
+}
+
+static void p10_digest_ranges_outside_the_block_are_refused(void **state)
+{
+	static const uint32_t bad[][4] = {
+		{2, 1, 0, 1},          {0, 3, 0, 1},          {0, 1, 3, 1},          {0, 1, 0, 4},
+		{1, UINT32_MAX, 0, 1}, {0, 1, 1, UINT32_MAX}, {UINT32_MAX, 1, 0, 1},
+	};
+	kvs_pool_config_t config = pool_config(&metrics, 1u << 20, 256u << 10);
+	uint64_t values[6] = {0};
+	kv_test_env_t t;
+	kvs_tier_t *pool = open_pool(&t, &config);
+	kvs_meta_t meta = meta_of(1);
+	kvs_loc_t loc;
+	uint32_t class;
+
+	(void)state;
+	assert_int_equal(kvs_class_open(pool, "ns", &plain, &class), KV_OK);
+	assert_int_equal(kvs_alloc(pool, class, KVS_PUT, 1, &meta, &loc), KV_OK);
+	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
+		assert_int_equal(kvs_pool_digests(pool, loc, bad[i][0], bad[i][1], bad[i][2], bad[i][3], values),
+				 KV_ERR_ARG);
+	}
+	assert_int_equal(kvs_pool_digests(pool, loc, 0, 2, 0, 3, values), KV_OK);
+	close_pool(&t, pool);
+}
+
+static void p6_a_punched_slab_is_a_fault_not_a_crash(void **state)
+{
+	kvs_pool_config_t config = pool_config(&metrics, 1u << 20, 256u << 10);
+	static block_buf_t b;
+	kvs_slab_info_t info;
+	kv_test_env_t t;
+	kvs_tier_t *pool = open_pool(&t, &config);
+	kvs_loc_t first, second;
+	uint32_t class;
+
+	(void)state;
+	assert_int_equal(kvs_class_open(pool, "ns", &plain, &class), KV_OK);
+	first = put(pool, class, &plain, 1);
+	second = put(pool, class, &plain, 2);
+	block_fill(&plain, 0, &b);
+	assert_int_equal(load(pool, first, &b.mem), KV_OK);
+
+	/* The client's own descriptor: it can take the bytes away, not the memory. */
+	assert_int_equal(kvs_pool_slab(pool, 0, &info), KV_OK);
+	assert_int_equal(fallocate(info.data_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+				   (off_t)kv_slot_index(first.slot) * info.slot_bytes, info.slot_bytes),
+			 0);
+	assert_int_equal(load(pool, first, &b.mem), KV_ERR_CORRUPT);
+	assert_int_equal(load(pool, second, &b.mem), KV_OK);
+	close_pool(&t, pool);
+}
+
+/* Should memory really go (a huge page that cannot be had again, a broken module): the pool counts it and lives on. */
+static void p6_memory_that_is_gone_is_counted_and_typed(void **state)
+{
+	kvs_pool_config_t config = pool_config(&metrics, 1u << 20, 256u << 10);
+	static block_buf_t b;
+	kv_test_env_t t;
+	kvs_tier_t *pool = open_pool(&t, &config);
+	kvs_loc_t loc;
+	kvs_mem_t mem;
+	uint32_t class;
+	int fd = memfd_create("empty", MFD_CLOEXEC);
+
+	(void)state;
+	assert_int_equal(kvs_class_open(pool, "ns", &plain, &class), KV_OK);
+	loc = put(pool, class, &plain, 1);
+	assert_int_equal(kvs_mem(pool, loc, &mem), KV_OK);
+	assert_true(mmap(mem.data, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == mem.data);
+	block_fill(&plain, 0, &b);
+	assert_int_equal(load(pool, loc, &b.mem), KV_ERR_FAULT);
+	assert_int_equal(kv_metric_get(&metrics, KV_M_SLAB_FAULTS), 1);
+	kvs_free(pool, loc);
+	assert_int_equal(kvs_alloc(pool, class, KVS_PUT, 1, &(kvs_meta_t){.depth = 1}, &loc), KV_OK);
+	block_fill(&plain, 0, &b);
+	assert_int_equal(store(pool, loc, &b.mem), KV_ERR_FAULT);
+	assert_int_equal(kv_metric_get(&metrics, KV_M_SLAB_FAULTS), 2);
+	close(fd);
+	close_pool(&t, pool);
+}
+
+static void p8_clients_can_neither_resize_nor_forge(void **state)
+{
+	kvs_pool_config_t config = pool_config(&metrics, 1u << 20, 256u << 10);
+	kvs_slab_info_t info;
+	kv_test_env_t t;
+	kvs_tier_t *pool = open_pool(&t, &config);
+	uint32_t class;
+	void *p;
+
+	(void)state;
+	assert_int_equal(kvs_class_open(pool, "ns", &plain, &class), KV_OK);
+	put(pool, class, &plain, 1);
+	assert_int_equal(kvs_pool_slab(pool, 0, &info), KV_OK);
+	assert_string_equal(info.ns, "ns");
+
+	int fds[] = {info.data_fd, info.digest_fd, kvs_pool_of(pool)->ledger.area.fd};
+	uint64_t bytes[] = {info.bytes, info.digest_bytes, kvs_pool_of(pool)->ledger.area.bytes};
+
+	for (int i = 0; i < 3; i++) {
+		assert_true(fcntl(fds[i], F_GETFD) & FD_CLOEXEC);
+		assert_int_equal(ftruncate(fds[i], 0), -1);
+		assert_int_equal(errno, EPERM);
+		assert_int_equal(ftruncate(fds[i], (off_t)bytes[i] + 4096), -1);
+		assert_int_equal(fcntl(fds[i], F_ADD_SEALS, F_SEAL_WRITE), -1);
+		p = mmap(NULL, bytes[i], PROT_READ, MAP_SHARED, fds[i], 0);
+		assert_true(p != MAP_FAILED);
+		munmap(p, bytes[i]);
+	}
+	for (int i = 1; i < 3; i++) {
+		assert_true(mmap(NULL, bytes[i], PROT_READ | PROT_WRITE, MAP_SHARED, fds[i], 0) == MAP_FAILED);
+		assert_int_equal(fallocate(fds[i], FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096), -1);
+		assert_int_equal(pwrite(fds[i], "x", 1, 0), -1);
+		p = mmap(NULL, bytes[i], PROT_READ, MAP_SHARED, fds[i], 0);
+		assert_true(p != MAP_FAILED);
+		assert_int_equal(mprotect(p, bytes[i], PROT_READ | PROT_WRITE), -1);
+		munmap(p, bytes[i]);
+	}
+	assert_int_equal(kvs_pool_slab(pool, kvs_pool_slab_count(pool), &info), KV_MISS);
+	close_pool(&t, pool);
+}
+
+static void p1_a_stale_location_is_a_miss(void **state)
+{
+	kvs_pool_config_t config = pool_config(&metrics, 1u << 20, 256u << 10);
+	static block_buf_t b;
+	kv_test_env_t t;
+	kvs_tier_t *pool = open_pool(&t, &config);
+	kvs_meta_t meta = meta_of(1);
+	kvs_loc_t old, now;
+	kvs_usage_t before, after;
+	kvs_mem_t mem;
+	uint32_t class;
+
+	(void)state;
+	assert_int_equal(kvs_class_open(pool, "ns", &plain, &class), KV_OK);
+	old = put(pool, class, &plain, 1);
+	kvs_free(pool, old);
+	for (int round = 0; round < 2; round++) { /* free, then taken again: last freed is first taken */
+		block_fill(&plain, 1, &b);
+		assert_int_equal(kvs_mem(pool, old, &mem), KV_MISS);
+		assert_int_equal(load(pool, old, &b.mem), KV_MISS);
+		assert_int_equal(store(pool, old, &b.mem), KV_MISS);
+		assert_int_equal(kvs_set_state(pool, old, KVS_QUARANTINED), KV_MISS);
+		assert_int_equal(kvs_pool_seal(pool, old), KV_MISS);
+		assert_int_equal(kvs_pool_digests(pool, old, 0, 1, 0, 1, b.leaves), KV_MISS);
+		kvs_usage(pool, &before);
+		kvs_free(pool, old);
+		kvs_usage(pool, &after);
+		assert_memory_equal(&before, &after, sizeof before);
+		if (round == 0) {
+			assert_int_equal(kvs_alloc(pool, class, KVS_PUT, 1, &meta, &now), KV_OK);
+			assert_int_equal(now.slot, old.slot);
+			assert_int_not_equal(now.gen, old.gen);
+		}
+	}
+	for (uint32_t i = 0; i < 100; i++) {
+		kvs_loc_t wild = {i * 0x01234567u, i};
+
+		assert_int_equal(kvs_mem(pool, wild, &mem), KV_MISS);
+	}
+	assert_int_equal(kvs_mem(pool, (kvs_loc_t){KV_SLOT_NONE, 1}, &mem), KV_MISS);
+	close_pool(&t, pool);
+}
+
+static void p5_the_smallest_and_oddest_arguments_are_refused(void **state)
+{
+	static const kvs_geometry_t bad[] = {
+		{0, 1, 1, 1, 1},
+		{4096, 0, 1, 4096, 4096},
+		{4096, 1, 0, 4096, 4096},
+		{4096, 1, 1, 0, 4096},
+		{4096, 1, 2, 4096, 4096},
+		{4096, 1, 1, 2048, 4096},
+		{4097, 1, 1, 4096, 4096},
+		{UINT32_MAX, 1, 1, UINT32_MAX, UINT32_MAX},
+		{4096, 65536, 65536, 1, 1},
+	};
+	kvs_pool_config_t config = pool_config(&metrics, 1u << 20, 256u << 10);
+	char long_name[200];
+	kv_test_env_t t;
+	kvs_tier_t *pool = open_pool(&t, &config), *none = NULL;
+	kvs_meta_t meta = meta_of(1);
+	kvs_loc_t loc;
+	uint32_t class, again;
+
+	(void)state;
+	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
+		assert_int_equal(kvs_class_open(pool, "ns", &bad[i], &class), KV_ERR_LAYOUT);
+	}
+	memset(long_name, 'a', sizeof long_name - 1);
+	long_name[sizeof long_name - 1] = '\0';
+	assert_int_equal(kvs_class_open(pool, long_name, &plain, &class), KV_ERR_ARG);
+	assert_int_equal(kvs_class_open(pool, "", &plain, &class), KV_ERR_ARG);
+	assert_int_equal(kvs_class_open(pool, "ns", &plain, &class), KV_OK);
+	assert_int_equal(kvs_class_open(pool, "ns", &plain, &again), KV_OK);
+	assert_int_equal(class, again);
+	assert_int_equal(kvs_class_open(pool, "other", &plain, &again), KV_OK);
+	assert_int_not_equal(class, again);
+	assert_int_equal(kvs_alloc(pool, 99, KVS_PUT, 1, &meta, &loc), KV_ERR_ARG);
+	assert_int_equal(kvs_alloc(pool, class, KVS_READY, 1, &meta, &loc), KV_ERR_ARG);
+	for (uint32_t i = 2; i < KVS_POOL_MAX_CLASSES; i++) {
+		snprintf(long_name, sizeof long_name, "n%u", i);
+		assert_int_equal(kvs_class_open(pool, long_name, &plain, &again), KV_OK);
+	}
+	assert_int_equal(kvs_class_open(pool, "one more", &plain, &again), KV_ERR_LIMIT);
+	close_pool(&t, pool);
+
+	config.limit_bytes = 4096;
+	assert_int_equal(kvs_pool_open(&config, &t.env, &none), KV_ERR_ARG);
+	config = pool_config(&metrics, 1u << 20, 0);
+	assert_int_equal(kvs_pool_open(&config, &t.env, &none), KV_ERR_ARG);
+	assert_null(none);
+}
+
+static void epochs_are_remembered_in_memory(void **state)
+{
+	kvs_pool_config_t config = pool_config(&metrics, 1u << 20, 256u << 10);
+	uint8_t root[32] = {0};
+	kv_test_env_t t;
+	kvs_tier_t *pool = open_pool(&t, &config);
+	outcome_t o = {0, KV_OK};
+
+	(void)state;
+	for (uint8_t i = 0; i < 100; i++) {
+		root[31] = i;
+		assert_int_equal(kvs_epoch_get(pool, root), 0);
+		assert_int_equal(kvs_epoch_set(pool, root, "ns", "text", 1, note, &o), KV_OK);
+		assert_int_equal(kvs_epoch_set(pool, root, "ns", "text", i + 2u, note, &o), KV_OK);
+	}
+	for (uint8_t i = 0; i < 100; i++) {
+		root[31] = i;
+		assert_int_equal(kvs_epoch_get(pool, root), i + 2u);
+	}
+	assert_int_equal(o.calls, 200);
+	assert_int_equal(kvs_flush(pool, note, &o), KV_OK);
+	assert_int_equal(o.calls, 201);
+	assert_int_equal(kvs_event_fd(pool), -1);
+	assert_int_equal(kvs_poll(pool, 8) + kvs_in_flight(pool), 0);
+	assert_int_equal(kvs_recover(pool, NULL, NULL), KV_OK);
+	close_pool(&t, pool);
+}
+
+static void expect_damage(kvs_tier_t *pool)
+{
+	char detail[256] = "";
+
+	assert_int_equal(kvs_check(pool, detail, sizeof detail), KV_ERR_INTERNAL);
+	assert_true(detail[0] != '\0');
+}
+
+#define DAMAGED(field, value)                                                                                          \
+	do {                                                                                                           \
+		__typeof__(field) whole = field;                                                                       \
+		field = (__typeof__(field))(value);                                                                    \
+		expect_damage(tier);                                                                                   \
+		field = whole;                                                                                         \
+		check(tier);                                                                                           \
+	} while (0)
+
+static void p4_check_finds_every_broken_sum(void **state)
+{
+	kvs_pool_config_t config = pool_config(&metrics, 1u << 20, 256u << 10);
+	kv_test_env_t t;
+	kvs_tier_t *tier = open_pool(&t, &config);
+	kvs_pool_t *pool = kvs_pool_of(tier);
+	kvs_loc_t loc[4];
+	uint32_t class;
+
+	(void)state;
+	assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
+	for (uint64_t i = 0; i < 4; i++) {
+		loc[i] = put(tier, class, &plain, i);
+	}
+	kvs_free(tier, loc[0]);
+	kvs_free(tier, loc[1]);
+	check(tier);
+	DAMAGED(pool->usage.used_slots, 3);
+	DAMAGED(pool->usage.free_slots, 0);
+	DAMAGED(pool->usage.used_bytes, 1);
+	DAMAGED(pool->usage.charged_bytes, 4096);
+	DAMAGED(pool->slabs[0]->slots[2].state, KVS_FREE);
+	DAMAGED(pool->slabs[0]->slots[3].state, KVS_QUARANTINED);
+	DAMAGED(pool->slabs[0]->slab.number, 1);
+	DAMAGED(pool->slabs[0]->slab.data.bytes, 4096);
+	DAMAGED(pool->slabs[0]->slab.next[kv_slot_index(loc[0].slot)], loc[1].slot); /* a circle */
+	DAMAGED(pool->classes[class].stack, KV_SLOT_NONE);
+	DAMAGED(pool->classes[class].fresh_next, 5);
+	DAMAGED(pool->ledger.area.bytes, 4096);
+	close_pool(&t, tier);
+}
+
+static void hold(void *ctx, const char *name, int fd)
+{
+	char *log = ctx;
+
+	assert_true(fcntl(fd, F_GETFD) >= 0);
+	strcat(strcat(log, name), " ");
+}
+
+static void the_keeper_is_handed_every_new_memfd(void **state)
+{
+	kvs_pool_config_t config = pool_config(&metrics, 1u << 20, 64u << 10);
+	char log[256] = "";
+	kv_test_env_t t;
+	kvs_tier_t *pool;
+	uint32_t class;
+
+	(void)state;
+	config.hold = hold;
+	config.hold_ctx = log;
+	pool = open_pool(&t, &config);
+	assert_string_equal(log, "ledger ");
+	assert_int_equal(kvs_class_open(pool, "ns", &plain, &class), KV_OK);
+	assert_string_equal(log, "ledger slab.0 digest.0 ");
+	for (uint64_t i = 0; i < 6; i++) {
+		put(pool, class, &plain, i);
+	}
+	assert_string_equal(log, "ledger slab.0 digest.0 slab.1 digest.1 ");
+
+	/* A region the host has registered is named with every slot in it. */
+	kvs_slab_info_t info;
+	kvs_mem_t mem;
+
+	kvs_pool_set_region(pool, 1, 9);
+	kvs_pool_set_region(pool, 2, 9);
+	assert_int_equal(kvs_pool_slab(pool, 1, &info), KV_OK);
+	assert_int_equal(kvs_mem(pool, (kvs_loc_t){kv_slot_make(1, 0), 1}, &mem), KV_OK);
+	assert_int_equal(mem.region, 9);
+	assert_ptr_equal(mem.data, info.base);
+	assert_int_equal(info.ready_bytes, 0);
+	assert_int_equal(kvs_mem(pool, (kvs_loc_t){kv_slot_make(0, 0), 1}, &mem), KV_OK);
+	assert_int_equal(mem.region, UINT32_MAX);
+	close_pool(&t, pool);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p1_bytes_come_back_as_they_were_put),
+		cmocka_unit_test(p1_a_wrong_digest_is_never_stored_and_a_flipped_bit_never_served),
+		cmocka_unit_test(p1_digests_handed_in_piecewise_make_the_same_block),
+		cmocka_unit_test(p10_digest_ranges_outside_the_block_are_refused),
+		cmocka_unit_test(p6_a_punched_slab_is_a_fault_not_a_crash),
+		cmocka_unit_test(p6_memory_that_is_gone_is_counted_and_typed),
+		cmocka_unit_test(p8_clients_can_neither_resize_nor_forge),
+		cmocka_unit_test(p1_a_stale_location_is_a_miss),
+		cmocka_unit_test(p5_the_smallest_and_oddest_arguments_are_refused),
+		cmocka_unit_test(epochs_are_remembered_in_memory),
+		cmocka_unit_test(p4_check_finds_every_broken_sum),
+		cmocka_unit_test(the_keeper_is_handed_every_new_memfd),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
