@@ -263,6 +263,11 @@ uint32_t kvc_lease_n(const kvc_lease_t *lease)
 	return lease->n;
 }
 
+kvc_status_t kvc_lease_rest(const kvc_lease_t *lease)
+{
+	return (kvc_status_t)lease->rest;
+}
+
 uint32_t kvc_lease_ready(const kvc_lease_t *lease)
 {
 	uint32_t ready;
