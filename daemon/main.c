@@ -1,6 +1,7 @@
 /* kvd: the composition root. Read daemon() and its mirror end() to see what there is and in which order it lives. */
 #include "io/http.h"
 #include "io/session.h"
+#include "kvs/pool.h"
 #include "process.h"
 
 #include <stdio.h>

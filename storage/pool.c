@@ -136,7 +136,8 @@ kv_status_t kvs_pool_slab(kvs_tier_t *tier, uint32_t slab, kvs_slab_info_t *p_in
 		.digest_bytes = s->digest.bytes,
 		.data_fd = s->data.fd,
 		.digest_fd = s->digest.fd,
-		.data = s->data.base,
+		.base = s->data.base,
+		.ready_bytes = atomic_load_explicit(&s->ready_bytes, memory_order_acquire),
 		.ns = pool->classes[pool->slabs[slab]->slot_class].ns,
 	};
 
@@ -152,8 +153,9 @@ void kvs_pool_set_region(kvs_tier_t *tier, uint32_t slab, uint32_t region)
 {
 	kvs_pool_t *pool = kvs_pool_of(tier);
 
-	kv_assert(slab < pool->slab_count);
-	pool->slabs[slab]->slab.region = region;
+	if (slab < pool->slab_count) {
+		pool->slabs[slab]->slab.region = region;
+	}
 }
 
 kv_status_t kvs_pool_claim(kvs_tier_t *tier, const kvs_claim_t *claim)
@@ -183,7 +185,8 @@ static kv_status_t pool_memory(kvs_pool_t *pool)
 		return KV_ERR_NOMEM;
 	}
 
-	return config->prefault ? kvs_prefault_start(KVS_POOL_MAX_SLABS, &pool->env, &pool->prefault) : KV_OK;
+	return config->prefault ? kvs_prefault_start(KVS_POOL_MAX_SLABS, pool->sys, &pool->env, &pool->prefault)
+				: KV_OK;
 }
 
 /* What the pages will be is said once, at the start. */

@@ -62,7 +62,6 @@ static int create(kvs_pool_t *pool, kvs_pool_slab_t *p, int huge, uint32_t slots
 	p->slab.number = pool->slab_count;
 	p->slab.slots = slots;
 	p->slab.huge = huge;
-	p->slab.region = UINT32_MAX;
 
 	return kvs_slab_create(&p->slab, pool->sys, &pool->env);
 }
@@ -119,6 +118,11 @@ kv_status_t kvs_pool_carve(kvs_pool_t *pool, uint32_t slot_class, uint32_t *p_sl
 {
 	if (pool->slab_count == KVS_POOL_MAX_SLABS ||
 	    (pool->carve_after_ns > 0 && kv_now_ns(&pool->env) < pool->carve_after_ns)) {
+		return KV_ERR_FULL;
+	}
+
+	/* A full pool is asked again and again: it answers before anything is allocated. */
+	if (plan(pool, &pool->classes[slot_class].geometry, 4096u) == 0) {
 		return KV_ERR_FULL;
 	}
 

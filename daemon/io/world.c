@@ -117,7 +117,7 @@ void kvd_world_sync(kvd_host_t *host)
 		if (host->disk) {
 			uint32_t region = UINT32_MAX;
 
-			kvs_nvme_register(host->disk, info.data, info.bytes, &region);
+			kvs_nvme_register(host->disk, info.base, info.bytes, &region);
 			kvs_pool_set_region(host->cpu, info.slab, region);
 		}
 		for (kvd_session_t *session = host->sessions; session; session = session->next) {

@@ -165,10 +165,40 @@ static void transparent_huge_pages_are_used_where_the_kernel_has_them(void **sta
 	kvs_close(pool);
 }
 
+/* Somebody punches a reserved page and the reserve is gone: the slab's owner loses a block, the daemon nothing. */
+static void p6_a_punched_huge_page_is_a_typed_error(void **state)
+{
+	static block_buf_t b;
+	kvs_slab_info_t info;
+	kv_test_env_t t;
+	uint32_t class;
+	char now[64];
+
+	(void)state;
+	if (!write_text(NR_HUGE, "4") || !read_text(NR_HUGE, now, sizeof now) || strcmp(now, "4\n") != 0) {
+		print_message("# SKIP: no four huge pages to be had\n");
+		skip();
+	}
+	kvs_tier_t *pool = open_pool(&t, KVS_HUGE_ON, &class);
+	kvs_loc_t loc = put(pool, class, &plain, 1);
+
+	assert_int_equal(kvs_pool_slab(pool, 0, &info), KV_OK);
+	assert_int_equal(fallocate(info.data_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 2 << 20), 0);
+	write_text(NR_HUGE, "0");
+	block_fill(&plain, 1, &b);
+	kv_status_t status = load(pool, loc, &b.mem);
+
+	assert_true(status == KV_ERR_FAULT || status == KV_ERR_CORRUPT);
+	check(pool);
+	kvs_close(pool);
+	assert_int_equal(kv_test_env_live(&t), 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(the_pool_lies_on_reserved_huge_pages_and_falls_back_once),
+		cmocka_unit_test(p6_a_punched_huge_page_is_a_typed_error),
 		cmocka_unit_test(transparent_huge_pages_are_used_where_the_kernel_has_them),
 		cmocka_unit_test(without_reserved_pages_the_pool_says_so_and_goes_on),
 	};

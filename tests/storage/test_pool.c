@@ -373,6 +373,55 @@ static void epochs_are_remembered_in_memory(void **state)
 	close_pool(&t, pool);
 }
 
+static void expect_damage(kvs_tier_t *pool)
+{
+	char detail[256] = "";
+
+	assert_int_equal(kvs_check(pool, detail, sizeof detail), KV_ERR_INTERNAL);
+	assert_true(detail[0] != '\0');
+}
+
+#define DAMAGED(field, value)                                                                                          \
+	do {                                                                                                           \
+		__typeof__(field) whole = field;                                                                       \
+		field = (__typeof__(field))(value);                                                                    \
+		expect_damage(tier);                                                                                   \
+		field = whole;                                                                                         \
+		check(tier);                                                                                           \
+	} while (0)
+
+static void p4_check_finds_every_broken_sum(void **state)
+{
+	kvs_pool_config_t config = pool_config(&metrics, 1u << 20, 256u << 10);
+	kv_test_env_t t;
+	kvs_tier_t *tier = open_pool(&t, &config);
+	kvs_pool_t *pool = kvs_pool_of(tier);
+	kvs_loc_t loc[4];
+	uint32_t class;
+
+	(void)state;
+	assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
+	for (uint64_t i = 0; i < 4; i++) {
+		loc[i] = put(tier, class, &plain, i);
+	}
+	kvs_free(tier, loc[0]);
+	kvs_free(tier, loc[1]);
+	check(tier);
+	DAMAGED(pool->usage.used_slots, 3);
+	DAMAGED(pool->usage.free_slots, 0);
+	DAMAGED(pool->usage.used_bytes, 1);
+	DAMAGED(pool->usage.charged_bytes, 4096);
+	DAMAGED(pool->slabs[0]->slots[2].state, KVS_FREE);
+	DAMAGED(pool->slabs[0]->slots[3].state, KVS_QUARANTINED);
+	DAMAGED(pool->slabs[0]->slab.number, 1);
+	DAMAGED(pool->slabs[0]->slab.data.bytes, 4096);
+	DAMAGED(pool->slabs[0]->slab.next[kv_slot_index(loc[0].slot)], loc[1].slot); /* a circle */
+	DAMAGED(pool->classes[class].stack, KV_SLOT_NONE);
+	DAMAGED(pool->classes[class].fresh_next, 5);
+	DAMAGED(pool->ledger.area.bytes, 4096);
+	close_pool(&t, tier);
+}
+
 static void hold(void *ctx, const char *name, int fd)
 {
 	char *log = ctx;
@@ -400,6 +449,20 @@ static void the_keeper_is_handed_every_new_memfd(void **state)
 		put(pool, class, &plain, i);
 	}
 	assert_string_equal(log, "ledger slab.0 digest.0 slab.1 digest.1 ");
+
+	/* A region the host has registered is named with every slot in it. */
+	kvs_slab_info_t info;
+	kvs_mem_t mem;
+
+	kvs_pool_set_region(pool, 1, 9);
+	kvs_pool_set_region(pool, 2, 9);
+	assert_int_equal(kvs_pool_slab(pool, 1, &info), KV_OK);
+	assert_int_equal(kvs_mem(pool, (kvs_loc_t){kv_slot_make(1, 0), 1}, &mem), KV_OK);
+	assert_int_equal(mem.region, 9);
+	assert_ptr_equal(mem.data, info.base);
+	assert_int_equal(info.ready_bytes, 0);
+	assert_int_equal(kvs_mem(pool, (kvs_loc_t){kv_slot_make(0, 0), 1}, &mem), KV_OK);
+	assert_int_equal(mem.region, UINT32_MAX);
 	close_pool(&t, pool);
 }
 
@@ -416,6 +479,7 @@ int main(void)
 		cmocka_unit_test(p1_a_stale_location_is_a_miss),
 		cmocka_unit_test(p5_the_smallest_and_oddest_arguments_are_refused),
 		cmocka_unit_test(epochs_are_remembered_in_memory),
+		cmocka_unit_test(p4_check_finds_every_broken_sum),
 		cmocka_unit_test(the_keeper_is_handed_every_new_memfd),
 	};
 
