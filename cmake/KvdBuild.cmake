@@ -33,7 +33,7 @@ if(KVD_FUZZ)
 	add_compile_options(-fsanitize=fuzzer-no-link) # coverage of the code under test, not of the fuzzer alone
 endif()
 if(KVD_COVERAGE)
-	add_compile_options(--coverage)
+	add_compile_options(--coverage -fprofile-update=atomic) # threads count the same lines
 	add_link_options(--coverage)
 endif()
 
