@@ -60,32 +60,35 @@ static kv_store_t run_store(const kv_copy_run_t *run)
 										      : KV_STORE_PLAIN;
 }
 
+static kv_store_t leaf_store(const void *dst)
+{
+	return aligned(dst) ? KV_STORE_STREAM : KV_STORE_PLAIN;
+}
+
 uint64_t kv_copy_digest_by(const kv_digest_ops_t *ops, void *dst, const void *src, size_t n)
 {
-	const kv_store_t store = aligned(dst) ? KV_STORE_STREAM : KV_STORE_PLAIN;
-	const uint64_t digest = ops->copy(dst, src, n, store);
+	const uint64_t digest = ops->copy(dst, src, n, NULL, leaf_store(dst));
 
 	ops->fence();
 
 	return digest;
 }
 
-uint64_t kv_copy_digest_runs_by(const kv_digest_ops_t *ops, const kv_copy_run_t *runs, size_t count,
-				kv_run_order_t order)
+uint64_t kv_copy_digest_runs_by(const kv_digest_ops_t *ops, const kv_copy_plan_t *plan)
 {
+	const kv_copy_run_t *runs = plan->runs;
 	kv_store_t store = KV_STORE_STREAM;
 
-	for (size_t i = 0; i < count; i++) {
+	if (plan->count == 1 && runs->pieces == 1) {
+		return ops->copy(runs->dst, runs->src, runs->piece, plan->next, leaf_store(runs->dst));
+	}
+	for (size_t i = 0; i < plan->count; i++) {
 		if (run_store(&runs[i]) == KV_STORE_PLAIN) {
 			store = KV_STORE_PLAIN;
 		}
 	}
 
-	if (count == 1 && runs->pieces == 1) {
-		return ops->copy(runs->dst, runs->src, runs->piece, store);
-	}
-
-	return ops->copy_runs(runs, count, order, store);
+	return ops->copy_runs(plan, store);
 }
 
 void kv_copy_stream_by(const kv_digest_ops_t *ops, void *dst, const void *src, size_t n)
@@ -112,9 +115,23 @@ uint64_t kv_copy_digest(void *dst, const void *src, size_t n)
 	return kv_copy_digest_by(best(), dst, src, n);
 }
 
-uint64_t kv_copy_digest_runs(const kv_copy_run_t *runs, size_t count, kv_run_order_t order)
+uint64_t kv_copy_digest_runs(const kv_copy_run_t *runs, size_t count, kv_run_order_t order, const void *next)
 {
-	return kv_copy_digest_runs_by(best(), runs, count, order);
+	const kv_copy_plan_t plan = {runs, count, order, next};
+
+	return kv_copy_digest_runs_by(best(), &plan);
+}
+
+void kv_copy_digest_leaves(void *dst, const void *src, size_t leaf, size_t count, uint64_t *digests)
+{
+	const kv_digest_ops_t *ops = best();
+
+	for (size_t i = 0; i < count; i++) {
+		uint8_t *to = (uint8_t *)dst + i * leaf;
+
+		digests[i] = ops->copy(to, (const uint8_t *)src + i * leaf, leaf, NULL, leaf_store(to));
+	}
+	ops->fence();
 }
 
 uint64_t kv_copy_digest_strided(void *dst, size_t dst_stride, const void *src, size_t src_stride, size_t piece,
@@ -126,7 +143,7 @@ uint64_t kv_copy_digest_strided(void *dst, size_t dst_stride, const void *src, s
 	if (piece == 0 || pieces == 0) {
 		return kv_digest(NULL, 0);
 	}
-	digest = kv_copy_digest_runs(&run, 1, KV_RUNS_IN_TURN);
+	digest = kv_copy_digest_runs(&run, 1, KV_RUNS_IN_TURN, NULL);
 	kv_copy_fence();
 
 	return digest;

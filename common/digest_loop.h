@@ -98,27 +98,44 @@ LOOP_INLINE void scramble(lanes_t *acc)
 	}
 }
 
-/* `stripes` stripes of the row; `ahead` bytes further on is what will be read soon. */
-LOOP_INLINE void take_row(lanes_t *acc, uint8_t *dst, const uint8_t *src, size_t stripes, size_t ahead,
-			  kv_store_t store)
+/* Memory that is read next goes to the first cache; what is read a hundred kilobytes later would be pushed out of it again. */
+typedef enum reach { NEAR, FAR } reach_t;
+
+LOOP_INLINE void fetch(const uint8_t *p, reach_t reach)
 {
+	if (reach == NEAR) {
+		__builtin_prefetch(p, 0, 3);
+	} else {
+		__builtin_prefetch(p, 0, 2);
+	}
+}
+
+/* What take_row() does beside hashing: constants wherever it is inlined. */
+typedef struct manner {
+	kv_store_t store;
+	reach_t reach;
+} manner_t;
+
+/* `stripes` stripes of the row. For every stripe taken a line at `soon` is prefetched, which moves along with src. */
+LOOP_INLINE void take_row(lanes_t *acc, uint8_t *dst, const uint8_t *src, const uint8_t *soon, size_t stripes,
+			  manner_t how)
+{
+	size_t at = 0;
+
 	while (stripes > 0) {
 		if (acc->stripe == 0 && stripes >= BLOCK_STRIPES) {
 			UNROLLED
-			for (size_t i = 0; i < BLOCK_STRIPES; i++) {
-				__builtin_prefetch(src + ahead + i * STRIPE);
-				take_stripe(acc, dst + i * STRIPE, src + i * STRIPE, secret + 8 * i, store);
+			for (size_t i = 0; i < BLOCK_STRIPES; i++, at += STRIPE) {
+				fetch(soon + at, how.reach);
+				take_stripe(acc, dst + at, src + at, secret + 8 * i, how.store);
 			}
 			scramble(acc);
-			dst += BLOCK_STRIPES * STRIPE;
-			src += BLOCK_STRIPES * STRIPE;
 			stripes -= BLOCK_STRIPES;
 			continue;
 		}
-		__builtin_prefetch(src + ahead);
-		take_stripe(acc, dst, src, secret + 8 * acc->stripe, store);
-		dst += STRIPE;
-		src += STRIPE;
+		fetch(soon + at, how.reach);
+		take_stripe(acc, dst + at, src + at, secret + 8 * acc->stripe, how.store);
+		at += STRIPE;
 		stripes--;
 		if (++acc->stripe == BLOCK_STRIPES) {
 			scramble(acc);
@@ -176,7 +193,7 @@ static uint64_t copy_short(void *dst, const void *src, size_t n)
 	return XXH3_64bits(once, n);
 }
 
-LOOP_INLINE uint64_t copy_long(uint8_t *dst, const uint8_t *src, size_t n, kv_store_t store)
+LOOP_INLINE uint64_t copy_long(uint8_t *dst, const uint8_t *src, size_t n, const uint8_t *next, kv_store_t store)
 {
 	const size_t row = (n - 1) / STRIPE;
 	const size_t rest = n - row * STRIPE;
@@ -184,7 +201,7 @@ LOOP_INLINE uint64_t copy_long(uint8_t *dst, const uint8_t *src, size_t n, kv_st
 	lanes_t acc;
 
 	lanes_start(&acc);
-	take_row(&acc, dst, src, row, AHEAD, store);
+	take_row(&acc, dst, src, next ? next : src + AHEAD, row, (manner_t){store, NEAR});
 	memcpy(last, src + n - STRIPE, STRIPE);
 	take_final(&acc, last);
 	if (rest == STRIPE && store == KV_STORE_STREAM) {
@@ -198,16 +215,16 @@ LOOP_INLINE uint64_t copy_long(uint8_t *dst, const uint8_t *src, size_t n, kv_st
 	return lanes_fold(&acc, n);
 }
 
-static uint64_t copy_leaf(void *dst, const void *src, size_t n, kv_store_t store)
+static uint64_t copy_leaf(void *dst, const void *src, size_t n, const uint8_t *next, kv_store_t store)
 {
 	if (n <= SHORT_MAX) {
 		return copy_short(dst, src, n);
 	}
 	if (store == KV_STORE_STREAM) {
-		return copy_long(dst, src, n, KV_STORE_STREAM);
+		return copy_long(dst, src, n, next, KV_STORE_STREAM);
 	}
 
-	return copy_long(dst, src, n, KV_STORE_PLAIN);
+	return copy_long(dst, src, n, next, KV_STORE_PLAIN);
 }
 
 /* ---- leaves of several pieces -------------------------------------------------------------------------------------------- */
@@ -259,29 +276,29 @@ LOOP_INLINE size_t run_ahead(const kv_copy_run_t *run)
 	return (AHEAD / run->piece) * run->src_stride;
 }
 
-static size_t runs_total(const kv_copy_run_t *runs, size_t count, int *p_whole)
+static size_t plan_total(const kv_copy_plan_t *plan, int *p_whole)
 {
 	size_t total = 0;
 
 	*p_whole = 1;
-	for (size_t i = 0; i < count; i++) {
-		total += runs[i].piece * runs[i].pieces;
-		*p_whole = *p_whole && runs[i].piece % STRIPE == 0;
+	for (size_t i = 0; i < plan->count; i++) {
+		total += plan->runs[i].piece * plan->runs[i].pieces;
+		*p_whole = *p_whole && plan->runs[i].piece % STRIPE == 0;
 	}
 
 	return total;
 }
 
 /* Pieces that are not whole stripes go through a small buffer and XXH3's streaming interface. */
-static uint64_t copy_runs_odd(const kv_copy_run_t *runs, size_t count, kv_run_order_t order)
+static uint64_t copy_runs_odd(const kv_copy_plan_t *plan)
 {
-	cursor_t c = {runs, count, order, 0, 0};
+	cursor_t c = {plan->runs, plan->count, plan->order, 0, 0};
 	uint8_t once[1024];
 	XXH3_state_t state;
 
 	XXH3_64bits_reset(&state);
 	do {
-		const size_t piece = runs[c.run].piece;
+		const size_t piece = c.runs[c.run].piece;
 
 		for (size_t at = 0; at < piece; at += sizeof once) {
 			const size_t n = piece - at < sizeof once ? piece - at : sizeof once;
@@ -295,8 +312,10 @@ static uint64_t copy_runs_odd(const kv_copy_run_t *runs, size_t count, kv_run_or
 	return XXH3_64bits_digest(&state);
 }
 
-LOOP_INLINE uint64_t copy_runs_whole(cursor_t c, size_t total, kv_store_t store)
+LOOP_INLINE uint64_t copy_runs_whole(const kv_copy_plan_t *plan, size_t total, manner_t how)
 {
+	cursor_t c = {plan->runs, plan->count, plan->order, 0, 0};
+	size_t done = 0;
 	lanes_t acc;
 	int more;
 
@@ -305,35 +324,37 @@ LOOP_INLINE uint64_t copy_runs_whole(cursor_t c, size_t total, kv_store_t store)
 		const kv_copy_run_t *run = &c.runs[c.run];
 		uint8_t *dst = cursor_dst(&c);
 		const uint8_t *src = cursor_src(&c);
-		size_t stripes = run->piece / STRIPE;
+		const uint8_t *soon = plan->next ? plan->next + done : src + run_ahead(run);
+		size_t row = run->piece / STRIPE;
 
 		more = cursor_next(&c);
-		if (more) {
-			take_row(&acc, dst, src, stripes, run_ahead(run), store);
-			continue;
+		row -= more ? 0 : 1;
+		take_row(&acc, dst, src, soon, row, how);
+		if (!more) {
+			take_stripe(&acc, dst + row * STRIPE, src + row * STRIPE, secret + SECRET_FINAL, how.store);
 		}
-		stripes--;
-		take_row(&acc, dst, src, stripes, run_ahead(run), store);
-		take_stripe(&acc, dst + stripes * STRIPE, src + stripes * STRIPE, secret + SECRET_FINAL, store);
+		done += run->piece;
 	} while (more);
 
 	return lanes_fold(&acc, total);
 }
 
-static uint64_t copy_runs(const kv_copy_run_t *runs, size_t count, kv_run_order_t order, kv_store_t store)
+static uint64_t copy_runs(const kv_copy_plan_t *plan, kv_store_t store)
 {
-	const cursor_t c = {runs, count, order, 0, 0};
 	int whole;
-	const size_t total = runs_total(runs, count, &whole);
+	const size_t total = plan_total(plan, &whole);
 
 	if (!whole || total <= SHORT_MAX) {
-		return copy_runs_odd(runs, count, order);
+		return copy_runs_odd(plan);
 	}
-	if (store == KV_STORE_STREAM) {
-		return copy_runs_whole(c, total, KV_STORE_STREAM);
+	if (store == KV_STORE_PLAIN) {
+		return copy_runs_whole(plan, total, (manner_t){KV_STORE_PLAIN, NEAR});
+	}
+	if (plan->next && plan->runs->src_stride != plan->runs->piece) {
+		return copy_runs_whole(plan, total, (manner_t){KV_STORE_STREAM, FAR});
 	}
 
-	return copy_runs_whole(c, total, KV_STORE_PLAIN);
+	return copy_runs_whole(plan, total, (manner_t){KV_STORE_STREAM, NEAR});
 }
 
 /* ---- plain copy ---------------------------------------------------------------------------------------------------------- */

@@ -297,7 +297,7 @@ kv_status_t kv_mp_skip(kv_mp_reader_t *reader, unsigned max_depth)
 	if (max_depth > KV_MP_MAX_DEPTH) {
 		max_depth = KV_MP_MAX_DEPTH;
 	}
-	while (left[0] > 0) {
+	while (depth > 0 || left[0] > 0) {
 		kv_mp_item_t item;
 		kv_status_t status = kv_mp_next(&r, &item);
 

@@ -100,21 +100,65 @@ static leaf_t opaque_leaf(const mover_t *m, uint8_t *page, uint8_t *cache, uint3
 	return leaf;
 }
 
-/* Move local head `head` of local layer `layer`. Gather stores its digests; scatter compares: 0 when one is wrong. */
-static int move_page(const mover_t *m, const kvk_move_t *move, uint32_t layer, uint32_t head)
+/* One page to move: local layer and head of a move. */
+typedef struct place {
+	const kvk_move_t *move;
+	uint32_t layer;
+	uint32_t head;
+} place_t;
+
+/* Pages go in the order of the side that is read: a layer of the paged cache lies together, a head of a canonical block does. `index` may reach into
+ * the move after this one (`then`, or NULL). */
+static place_t page_at(const mover_t *m, const kvk_move_t *move, const kvk_move_t *then, uint32_t index)
+{
+	const uint32_t layers = m->paged->layers;
+	const uint32_t heads = m->paged->heads;
+
+	if (index >= layers * heads) {
+		index -= layers * heads;
+		move = then;
+	}
+	if (m->direction == GATHER) {
+		return (place_t){move, index / heads, index % heads};
+	}
+
+	return (place_t){move, index % layers, index / layers};
+}
+
+static uint8_t *canonical_page(const mover_t *m, place_t at)
 {
 	const kvk_paged_t *paged = m->paged;
+	const size_t page = (size_t)(paged->first_head + at.head) * m->layout->layers + paged->first_layer + at.layer;
+
+	return (uint8_t *)at.move->data + page * m->geometry.page_bytes;
+}
+
+/* What will be read soon. A gather by token reads a block's layer of the cache from end to end, though not in order: each head fetches its share of the
+ * next layer. Everything else reads page after page. */
+static const uint8_t *read_soon(const mover_t *m, place_t at)
+{
+	if (m->direction == SCATTER) {
+		return canonical_page(m, at);
+	}
+
+	return kvk_paged_block(m->paged, at.layer, at.move->block) + (size_t)at.head * m->geometry.page_bytes;
+}
+
+/* Move one page. Gather stores its digests; scatter compares: 0 when one is wrong. */
+static int move_page(const mover_t *m, place_t at, const uint8_t *soon)
+{
 	const uint32_t pieces = m->geometry.pieces;
-	const size_t page_index = (size_t)(paged->first_head + head) * m->layout->layers + paged->first_layer + layer;
-	uint8_t *page = (uint8_t *)move->data + page_index * m->geometry.page_bytes;
-	uint8_t *cache = kvk_paged_block(paged, layer, move->block);
-	uint64_t *digests = move->leaves ? move->leaves + ((size_t)head * paged->layers + layer) * pieces : NULL;
+	uint8_t *page = canonical_page(m, at);
+	uint8_t *cache = kvk_paged_block(m->paged, at.layer, at.move->block);
+	uint64_t *digests =
+		at.move->leaves ? at.move->leaves + ((size_t)at.head * m->paged->layers + at.layer) * pieces : NULL;
 	int right = 1;
 
 	for (uint32_t i = 0; i < pieces; i++) {
 		const leaf_t leaf = m->layout->inner == KVK_INNER_OPAQUE ? opaque_leaf(m, page, cache, i)
-									 : plain_leaf(m, page, cache, head);
-		const uint64_t digest = kv_copy_digest_runs(leaf.runs, leaf.count, leaf.order);
+									 : plain_leaf(m, page, cache, at.head);
+		const uint8_t *next = soon ? soon + (size_t)i * m->geometry.leaf_bytes : NULL;
+		const uint64_t digest = kv_copy_digest_runs(leaf.runs, leaf.count, leaf.order, next);
 
 		if (digests && m->direction == GATHER) {
 			digests[i] = digest;
@@ -125,14 +169,18 @@ static int move_page(const mover_t *m, const kvk_move_t *move, uint32_t layer, u
 	return right;
 }
 
-static int move_block(const mover_t *m, const kvk_move_t *move)
+/* All pages of one move; `then` is the move after it, or NULL. */
+static int move_block(const mover_t *m, const kvk_move_t *move, const kvk_move_t *then)
 {
+	const uint32_t pages = m->paged->layers * m->paged->heads;
+	const int by_token = m->direction == GATHER && m->paged->kind == KVK_PAGED_KV_TOKEN_HEAD;
+	const uint32_t ahead = by_token ? m->paged->heads : 1;
 	int right = 1;
 
-	for (uint32_t layer = 0; layer < m->paged->layers; layer++) {
-		for (uint32_t head = 0; head < m->paged->heads; head++) {
-			right = move_page(m, move, layer, head) && right;
-		}
+	for (uint32_t i = 0; i < pages; i++) {
+		const place_t soon = page_at(m, move, then, i + ahead);
+
+		right = move_page(m, page_at(m, move, then, i), soon.move ? read_soon(m, soon) : NULL) && right;
 	}
 
 	return right;
@@ -166,7 +214,7 @@ kv_status_t kvk_gather(const kvk_layout_t *layout, const kvk_paged_t *paged, con
 		return KV_ERR_ARG;
 	}
 	for (uint32_t i = 0; i < count; i++) {
-		move_block(&m, &moves[i]);
+		move_block(&m, &moves[i], i + 1 < count ? &moves[i + 1] : NULL);
 	}
 	kv_copy_fence();
 
@@ -183,7 +231,7 @@ kv_status_t kvk_scatter(const kvk_layout_t *layout, const kvk_paged_t *paged, co
 		return KV_ERR_ARG;
 	}
 	for (uint32_t i = 0; i < count && status == KV_OK; i++) {
-		if (!move_block(&m, &moves[i])) {
+		if (!move_block(&m, &moves[i], i + 1 < count ? &moves[i + 1] : NULL)) {
 			status = KV_ERR_CORRUPT;
 			if (p_bad) {
 				*p_bad = i;

@@ -11,6 +11,7 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <ucontext.h>
 
 typedef struct range {
 	uintptr_t start;
@@ -52,6 +53,10 @@ static void on_sigbus(int signum, siginfo_t *info, void *context)
 {
 	/* si_code > 0: raised by the kernel for this very access, not sent by kill(). */
 	if (guard.active && info->si_code > 0 && is_ours(info)) {
+		const ucontext_t *interrupted = context;
+
+		/* The jump saves no mask, to cost no system call where nothing faults: back to that of the faulting access. */
+		pthread_sigmask(SIG_SETMASK, &interrupted->uc_sigmask, NULL);
 		siglongjmp(guard.out, 1);
 	}
 
@@ -80,7 +85,6 @@ static int is_installed(void)
 /* Also when somebody has replaced the handler since: the last caller before the danger decides. */
 kv_status_t kvs_guard_install(void)
 {
-	/* SA_NODEFER and an empty mask: the handler changes no signal mask, so the jump has none to restore. */
 	struct sigaction action = {.sa_sigaction = on_sigbus, .sa_flags = SA_SIGINFO | SA_NODEFER};
 	kv_status_t status = KV_OK;
 

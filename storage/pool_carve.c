@@ -121,6 +121,11 @@ kv_status_t kvs_pool_carve(kvs_pool_t *pool, uint32_t slot_class, uint32_t *p_sl
 		return KV_ERR_FULL;
 	}
 
+	/* A full pool is asked again and again: it answers before anything is allocated. */
+	if (plan(pool, &pool->classes[slot_class].geometry, 4096u) == 0) {
+		return KV_ERR_FULL;
+	}
+
 	kvs_pool_slab_t *p = kv_alloc(&pool->env, sizeof *p);
 	int error = -ENOMEM;
 

@@ -19,7 +19,7 @@ static kvs_mem_t mem_of(const kvs_slab_t *slab, kvs_loc_t loc)
 		.data = kvs_slab_slot(slab, index),
 		.leaves = kvs_slab_leaves(slab, index),
 		.roots = kvs_slab_roots(slab, index),
-		.region = UINT32_MAX,
+		.region = slab->region,
 	};
 }
 

@@ -36,6 +36,7 @@ int kvs_slab_create(kvs_slab_t *slab, const kvs_sys_t *sys, const kv_env_t *env)
 	int error;
 
 	slab->stride = kvs_geometry_stride(&slab->geometry);
+	slab->region = UINT32_MAX;
 	slab->next = kv_alloc(env, slab->slots * sizeof *slab->next);
 	if (!slab->next) {
 		return -ENOMEM;

@@ -21,6 +21,7 @@ typedef struct kvs_slab {
 	_Atomic uint64_t ready_bytes; /* [0, ready_bytes) of data have been pre-faulted */
 	uint32_t *next;               /* [slots]: the slot below in its class's stack of free slots */
 	int huge;                     /* on huge pages of the pool reserved for them */
+	uint32_t region;              /* of kvs_mem_t */
 } kvs_slab_t;
 
 /* Bytes of a slab's parts for so many slots; `page` is 4096 or KVS_HUGE_PAGE and rounds the data. */
@@ -55,7 +56,8 @@ int kvs_thp_works(char *detail, size_t cap);
 
 /* The pre-fault thread. Slabs are added from one thread and never leave before stop. */
 typedef struct kvs_prefault kvs_prefault_t;
-kv_status_t kvs_prefault_start(uint32_t max_slabs, const kv_env_t *env, kvs_prefault_t **p_prefault);
+kv_status_t kvs_prefault_start(uint32_t max_slabs, const kvs_sys_t *sys, const kv_env_t *env,
+			       kvs_prefault_t **p_prefault);
 void kvs_prefault_add(kvs_prefault_t *prefault, kvs_slab_t *slab);
 /* Ends the thread within one chunk (2 MiB) and frees everything. NULL is fine. */
 void kvs_prefault_stop(kvs_prefault_t *prefault);

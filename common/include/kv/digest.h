@@ -36,9 +36,13 @@ typedef enum kv_run_order {
 	KV_RUNS_INTERLEAVED, /* the first piece of each run, then the second of each; `pieces` all the same */
 } kv_run_order_t;
 
-/* Copy a leaf that is made of several runs and return the digest of the pieces, concatenated in `order`. Made for many leaves in a row, so it does
- * not fence: call kv_copy_fence() before anybody is told about the bytes. */
-uint64_t kv_copy_digest_runs(const kv_copy_run_t *runs, size_t count, kv_run_order_t order);
+/* Copy a leaf that is made of several runs and return the digest of the pieces, concatenated in `order`. `next` (may be NULL) is memory that will be
+ * read soon, as many bytes as the leaf has: it is prefetched on the way. Made for many leaves in a row, so it does not fence: call kv_copy_fence()
+ * before anybody is told about the bytes. */
+uint64_t kv_copy_digest_runs(const kv_copy_run_t *runs, size_t count, kv_run_order_t order, const void *next);
+
+/* kv_copy_digest() of `count` leaves of `leaf` bytes, one behind the other on both sides, with one fence at the end. */
+void kv_copy_digest_leaves(void *dst, const void *src, size_t leaf, size_t count, uint64_t *digests);
 
 /* Order streamed bytes before every later store of this thread. The other calls of this header do it themselves. */
 void kv_copy_fence(void);

@@ -78,6 +78,10 @@
 	X(DISK_FALLBACK, kvd_disk_fallback, KV_METRIC_GAUGE, "1 when io_uring is not available and plain I/O is used") \
 	X(DISK_RECOVERED, kvd_disk_recovered_total, KV_METRIC_COUNTER, "blocks found on disk at start")                \
 	X(DISK_REBUILT, kvd_disk_rebuilt_total, KV_METRIC_COUNTER, "blocks recovered from slot headers because the metadata was lost") \
+	X(DISK_DROPPED, kvd_disk_dropped_total, KV_METRIC_COUNTER, "blocks found on disk at start and not kept: old epoch, unknown space, no parent, damaged or twice") \
+	X(DISK_FILES_DROPPED, kvd_disk_files_dropped_total, KV_METRIC_COUNTER, "slot files left out at start because they were damaged or unreadable") \
+	X(DISK_QUARANTINED_BYTES, kvd_disk_quarantined_bytes, KV_METRIC_GAUGE, "slot bytes in quarantine on disk")     \
+	X(DISK_COMMITS, kvd_disk_commits_total, KV_METRIC_COUNTER, "batches of metadata made durable")                 \
 	/* events and prefix hits */                                                                                   \
 	X(EVENTS, kvd_events_total, KV_METRIC_COUNTER, "events published")                                             \
 	X(EVENTS_LOST, kvd_events_lost_total, KV_METRIC_COUNTER, "event batches not published; subscribers see a gap in seq") \

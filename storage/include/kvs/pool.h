@@ -19,7 +19,7 @@ typedef void (*kvs_hold_fn)(void *ctx, const char *name, int fd);
 
 typedef struct kvs_pool_config {
 	uint64_t limit_bytes;      /* slabs, digest tables and ledger together */
-	uint64_t slab_bytes;       /* size of a slab; smaller when the limit leaves less */
+	uint64_t slab_bytes;       /* size of a slab; smaller when the limit leaves less, larger (and said) when over 2,047 would be needed */
 	uint64_t max_blocks;       /* slots in all; 0: as many as fit. Exact, for replays */
 	kvs_huge_t huge;
 	int prefault;              /* 1: a thread touches new slabs */
@@ -29,7 +29,13 @@ typedef struct kvs_pool_config {
 	kv_metrics_t *metrics;     /* counters are added here; not NULL */
 } kvs_pool_config_t;
 
-/* The pool as a tier. KV_ERR_ARG, KV_ERR_NOMEM. Only memfd_create and mmap can fail later, inside kvs_alloc (KV_ERR_FULL, logged). */
+/* The pool as a tier. KV_ERR_ARG: no incarnation, slab size or metrics, or a limit too small for the ledger. KV_ERR_NOMEM. Only memfd_create and mmap
+ * can fail later, inside kvs_alloc (KV_ERR_FULL, logged, tried again after a second).
+ *
+ * kvs_class_open() carves the first slab at once, so that it is pre-faulted before the first put; KV_ERR_LAYOUT: the leaves do not tile the block.
+ * While there is one class only, its next slab is begun when a quarter of the last is left. Freed slots are given out again last in, first out.
+ * kvs_store() and kvs_load() end inside the call; store wants PUT or FILLING and leaves the state alone; load answers KV_ERR_ARG before the slot is
+ * READY or TRANSIT and KV_MISS in quarantine. kvs_free() takes a slot from any state. */
 kv_status_t kvs_pool_open(const kvs_pool_config_t *config, const kv_env_t *env, kvs_tier_t **p_tier);
 
 /* What a client needs to map a slab. fds stay the pool's. */
@@ -43,11 +49,16 @@ typedef struct kvs_slab_info {
 	int data_fd;
 	int digest_fd;
 	const char *ns;
+	void *base;                /* the daemon's own mapping of the data; touched through kvs_guard_*() and direct I/O only */
+	uint64_t ready_bytes;      /* [0, ready_bytes) have been pre-faulted; pinning the rest would fault it in on the caller's time */
 } kvs_slab_info_t;
 
 /* Slabs are numbered from 0 without gaps. KV_MISS past the last. */
 kv_status_t kvs_pool_slab(kvs_tier_t *pool, uint32_t slab, kvs_slab_info_t *p_info);
 uint32_t kvs_pool_slab_count(kvs_tier_t *pool);
+/* Which registered region (kvs_nvme_register) a slab's memory is from now on: kvs_mem() says so for all its slots. A slab that does not exist is
+ * ignored. */
+void kvs_pool_set_region(kvs_tier_t *pool, uint32_t slab, uint32_t region);
 
 /* Leases and puts in the ledger, so that a later daemon knows what old members may still touch. KV_ERR_LIMIT: the table is full. */
 typedef struct kvs_claim {
@@ -70,8 +81,9 @@ kv_status_t kvs_pool_digests(kvs_tier_t *pool, kvs_loc_t loc, uint32_t head, uin
 /* All leaves are in: compute the roots. */
 kv_status_t kvs_pool_seal(kvs_tier_t *pool, kvs_loc_t loc);
 
-/* Touch memory a client may have taken away (truncated, punched) without dying: install once per process, any thread may then call the
- * functions. KV_ERR_FAULT: the memory was gone; dst is then undefined. The digest is that of the source. */
+/* Touch memory a client may have taken away (truncated, punched) without dying: install once per process (again does no harm), any thread may then
+ * call the functions. KV_ERR_FAULT: the memory was gone; dst is then undefined. The digest is that of the source. KV_ERR_INTERNAL: not installed, or
+ * called inside another guarded function (from a signal handler). A fault anywhere else goes to the handler that was there before. */
 kv_status_t kvs_guard_install(void);
 kv_status_t kvs_guard_copy_digest(void *dst, const void *src, size_t n, uint64_t *p_digest);
 kv_status_t kvs_guard_digest(const void *src, size_t n, uint64_t *p_digest);

@@ -1,0 +1,226 @@
+/* The log: what a line looks like, that it never blocks, that nobody can forge one. */
+#include "kv_cmocka.h"
+#include "kv_test.h"
+
+#include "kv/log.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <time.h>
+
+static int ends[2];
+
+static void open_pipe(void)
+{
+	assert_int_equal(pipe(ends), 0);
+	fcntl(ends[0], F_SETFL, O_NONBLOCK);
+	kv_log_set_fd(ends[1]);
+	kv_log_set_level(KV_LOG_INFO);
+}
+
+static void close_pipe(void)
+{
+	kv_log_set_fd(-1);
+	close(ends[0]);
+	close(ends[1]);
+}
+
+static size_t read_pipe(char *out, size_t cap)
+{
+	ssize_t n = read(ends[0], out, cap - 1);
+
+	out[n > 0 ? n : 0] = '\0';
+
+	return n > 0 ? (size_t)n : 0;
+}
+
+static void a_line_has_time_level_component_and_sentence(void **state)
+{
+	char out[4096];
+	int year;
+
+	(void)state;
+	open_pipe();
+	kv_log(KV_LOG_WARN, "nvme", "read failed slot %d", 7);
+	read_pipe(out, sizeof out);
+	assert_int_equal(sscanf(out, "%4d-", &year), 1);
+	assert_true(year >= 2024);
+	assert_string_equal(out + 23, "Z warn  nvme: read failed slot 7\n");
+	close_pipe();
+}
+
+static void lines_above_the_level_are_dropped(void **state)
+{
+	char out[4096];
+
+	(void)state;
+	open_pipe();
+	kv_log(KV_LOG_DEBUG, "core", "no");
+	kv_log_line(KV_LOG_DEBUG, "core", "no");
+	assert_int_equal(read_pipe(out, sizeof out), 0);
+	kv_log_set_level(KV_LOG_DEBUG);
+	assert_int_equal(kv_log_level(), KV_LOG_DEBUG);
+	kv_env_posix.log(NULL, KV_LOG_DEBUG, "core", "yes");
+	assert_true(read_pipe(out, sizeof out) > 0);
+	close_pipe();
+}
+
+static void p10_a_line_cannot_be_forged_or_overrun(void **state)
+{
+	char out[8192], longer[5000];
+
+	(void)state;
+	open_pipe();
+	kv_log(KV_LOG_INFO, "io", "%s", "client a\nerror b\x1b[31m");
+	read_pipe(out, sizeof out);
+	assert_non_null(strstr(out, "client a?error b?[31m\n"));
+	memset(longer, 'x', sizeof longer - 1);
+	longer[sizeof longer - 1] = '\0';
+	kv_log_line(KV_LOG_INFO, "io", longer);
+	assert_int_equal(read_pipe(out, sizeof out), 2047);
+	assert_int_equal(out[2046], '\n');
+	close_pipe();
+}
+
+static double seconds(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+
+	return (double)ts.tv_sec + (double)ts.tv_nsec / 1e9;
+}
+
+static void p5_a_full_pipe_costs_lines_never_time(void **state)
+{
+	uint64_t before = kv_log_dropped();
+	double start = seconds();
+	char out[70000];
+	int flags;
+
+	(void)state;
+	open_pipe();
+	flags = fcntl(ends[1], F_GETFL);
+	for (int i = 0; i < 3000; i++) {
+		kv_log(KV_LOG_INFO, "io", "line %d of a log that nobody reads, long enough to fill a pipe", i);
+	}
+	assert_true(seconds() - start < 5.0);
+	assert_true(kv_log_dropped() - before > 1000);
+	assert_int_equal(fcntl(ends[1], F_GETFL), flags);
+
+	/* Every line that got in is whole. */
+	read_pipe(out, sizeof out);
+	for (char *line = strtok(out, "\n"); line; line = strtok(NULL, "\n")) {
+		assert_non_null(strstr(line, "fill a pipe"));
+	}
+	close_pipe();
+}
+
+static void p6_a_closed_reader_or_descriptor_only_counts(void **state)
+{
+	uint64_t before = kv_log_dropped();
+
+	(void)state;
+	signal(SIGPIPE, SIG_IGN);
+	open_pipe();
+	close(ends[0]);
+	kv_log(KV_LOG_INFO, "io", "nobody");
+	assert_int_equal(kv_log_dropped(), before + 1);
+	close(ends[1]);
+	errno = 1234;
+	kv_log(KV_LOG_INFO, "io", "nothing");
+	assert_int_equal(errno, 1234);
+	assert_int_equal(kv_log_dropped(), before + 2);
+	kv_log_set_fd(-1);
+}
+
+static void a_file_and_a_socket_take_lines_too(void **state)
+{
+	char dir[128], path[256], out[4096];
+	int pair[2], fd;
+
+	(void)state;
+	kv_test_dir_make(dir, sizeof dir);
+	snprintf(path, sizeof path, "%s/log", dir);
+	fd = open(path, O_RDWR | O_CREAT | O_APPEND, 0600);
+	kv_log_set_fd(fd);
+	kv_log(KV_LOG_INFO, "io", "one");
+	kv_log(KV_LOG_INFO, "io", "two");
+	assert_true(pread(fd, out, sizeof out, 0) == 2 * 39 && out[77] == '\n');
+	close(fd);
+	kv_test_dir_remove(dir);
+
+	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+	kv_log_set_fd(pair[0]);
+	kv_log(KV_LOG_INFO, "io", "three");
+	assert_int_equal(read(pair[1], out, sizeof out), 41);
+	kv_log_set_fd(-1);
+	close(pair[0]);
+	close(pair[1]);
+}
+
+static void levels_have_names(void **state)
+{
+	kv_log_level_t level;
+
+	(void)state;
+	for (int i = KV_LOG_ERROR; i <= KV_LOG_DEBUG; i++) {
+		assert_int_equal(kv_log_level_parse(kv_log_level_name((kv_log_level_t)i), &level), KV_OK);
+		assert_int_equal(level, i);
+	}
+	assert_int_equal(kv_log_level_parse("loud", &level), KV_ERR_ARG);
+	assert_string_equal(kv_log_level_name((kv_log_level_t)9), "unknown");
+}
+
+static void *chatter(void *arg)
+{
+	for (int i = 0; i < 200; i++) {
+		kv_log(KV_LOG_INFO, "io", "thread %d says line %d", *(int *)arg, i);
+	}
+
+	return NULL;
+}
+
+static void lines_of_several_threads_do_not_mix(void **state)
+{
+	int ids[4] = {0, 1, 2, 3};
+	pthread_t threads[4];
+	char out[70000];
+	unsigned lines = 0;
+
+	(void)state;
+	open_pipe();
+	fcntl(ends[1], F_SETPIPE_SZ, 1 << 20);
+	for (int i = 0; i < 4; i++) {
+		assert_int_equal(pthread_create(&threads[i], NULL, chatter, &ids[i]), 0);
+	}
+	for (int i = 0; i < 4; i++) {
+		pthread_join(threads[i], NULL);
+	}
+	while (read_pipe(out, sizeof out) > 0) {
+		for (char *line = out; (line = strchr(line, '\n')); line++) {
+			lines++;
+		}
+	}
+	assert_int_equal(lines, 800);
+	close_pipe();
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_line_has_time_level_component_and_sentence),
+		cmocka_unit_test(lines_above_the_level_are_dropped),
+		cmocka_unit_test(p10_a_line_cannot_be_forged_or_overrun),
+		cmocka_unit_test(p5_a_full_pipe_costs_lines_never_time),
+		cmocka_unit_test(p6_a_closed_reader_or_descriptor_only_counts),
+		cmocka_unit_test(a_file_and_a_socket_take_lines_too),
+		cmocka_unit_test(levels_have_names),
+		cmocka_unit_test(lines_of_several_threads_do_not_mix),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,163 @@
+/* Metrics: buckets, Prometheus text, JSON. */
+#include "kv_cmocka.h"
+#include "kv_test.h"
+
+#include "kv/metric.h"
+
+#include <ctype.h>
+#include <pthread.h>
+
+static kv_metrics_t metrics;
+static char text[1 << 18];
+
+static void reset(void)
+{
+	memset(&metrics, 0, sizeof metrics);
+}
+
+static int ends_with(const char *name, const char *suffix)
+{
+	size_t n = strlen(name), m = strlen(suffix);
+
+	return n >= m && strcmp(name + n - m, suffix) == 0;
+}
+
+static void names_follow_the_rules_and_are_told_once(void **state)
+{
+	(void)state;
+	for (unsigned i = 0; i < KV_METRIC_COUNT; i++) {
+		const kv_metric_info_t *info = &kv_metric_infos[i];
+
+		assert_int_equal(strncmp(info->name, "kvd_", 4), 0);
+		for (const char *c = info->name; *c; c++) {
+			assert_true(islower((unsigned char)*c) || isdigit((unsigned char)*c) || *c == '_');
+		}
+		assert_int_equal(ends_with(info->name, "_total"), info->type == KV_METRIC_COUNTER);
+		if (info->type == KV_METRIC_HISTOGRAM) {
+			assert_true(ends_with(info->name, "_seconds"));
+		}
+		assert_true(strlen(info->help) > 3);
+		assert_null(strchr(info->help, '\n'));
+		for (unsigned j = 0; j < i; j++) {
+			assert_string_not_equal(info->name, kv_metric_infos[j].name);
+		}
+	}
+}
+
+static void a_value_falls_into_the_bucket_whose_bound_it_does_not_pass(void **state)
+{
+	(void)state;
+	for (unsigned i = 0; i < KV_HISTOGRAM_BUCKETS; i++) {
+		uint64_t bound = UINT64_C(1000) << i;
+
+		reset();
+		kv_metric_observe_ns(&metrics, KV_M_REQUEST_TIME, bound);
+		assert_int_equal(atomic_load(&metrics.bucket[KV_M_REQUEST_TIME][i]), 1);
+		kv_metric_observe_ns(&metrics, KV_M_REQUEST_TIME, bound + 1);
+		if (i + 1 < KV_HISTOGRAM_BUCKETS) {
+			assert_int_equal(atomic_load(&metrics.bucket[KV_M_REQUEST_TIME][i + 1]), 1);
+		}
+		assert_int_equal(kv_metric_get(&metrics, KV_M_REQUEST_TIME), 2);
+	}
+	reset();
+	kv_metric_observe_ns(&metrics, KV_M_REQUEST_TIME, 0);
+	assert_int_equal(atomic_load(&metrics.bucket[KV_M_REQUEST_TIME][0]), 1);
+	kv_metric_observe_ns(&metrics, KV_M_REQUEST_TIME, UINT64_MAX);
+	assert_int_equal(kv_metric_get(&metrics, KV_M_REQUEST_TIME), 2);
+}
+
+static void prometheus_text_has_every_metric_with_help_and_type(void **state)
+{
+	size_t need;
+
+	(void)state;
+	reset();
+	kv_metric_add(&metrics, KV_M_REQUESTS, 41);
+	kv_metric_add(&metrics, KV_M_REQUESTS, 1);
+	kv_metric_set(&metrics, KV_M_SESSIONS, 3);
+	kv_metric_observe_ns(&metrics, KV_M_REQUEST_TIME, 1500);
+	kv_metric_observe_ns(&metrics, KV_M_REQUEST_TIME, UINT64_C(20000000000));
+	need = kv_metrics_prometheus(&metrics, text, sizeof text);
+	assert_int_equal(need, strlen(text));
+	assert_non_null(strstr(text, "# HELP kvd_requests_total requests handled\n# TYPE kvd_requests_total "
+				     "counter\nkvd_requests_total 42\n"));
+	assert_non_null(strstr(text, "\nkvd_sessions 3\n"));
+	assert_non_null(strstr(text, "kvd_request_seconds_bucket{le=\"0.000001000\"} "
+				     "0\nkvd_request_seconds_bucket{le=\"0.000002000\"} 1\n"));
+	assert_non_null(strstr(
+		text, "kvd_request_seconds_bucket{le=\"8.388608000\"} 1\nkvd_request_seconds_bucket{le=\"+Inf\"} 2\n"
+		      "kvd_request_seconds_sum 20.000001500\nkvd_request_seconds_count 2\n"));
+	for (unsigned i = 0; i < KV_METRIC_COUNT; i++) {
+		assert_non_null(strstr(text, kv_metric_infos[i].name));
+		assert_non_null(strstr(text, kv_metric_infos[i].help));
+	}
+
+	assert_int_equal(kv_metrics_prometheus(&metrics, text, 100), need);
+	assert_int_equal(strlen(text), 99);
+	assert_int_equal(kv_metrics_prometheus(&metrics, NULL, 0), need);
+}
+
+static void json_has_every_metric_and_quantiles(void **state)
+{
+	size_t need;
+
+	(void)state;
+	reset();
+	for (int i = 0; i < 98; i++) {
+		kv_metric_observe_ns(&metrics, KV_M_REQUEST_TIME, 900);
+	}
+	kv_metric_observe_ns(&metrics, KV_M_REQUEST_TIME, 3000);
+	kv_metric_observe_ns(&metrics, KV_M_REQUEST_TIME, 9000);
+	need = kv_metrics_json(&metrics, text, sizeof text);
+	assert_int_equal(need, strlen(text));
+	assert_non_null(strstr(
+		text, "\"kvd_request_seconds\":{\"count\":100,\"sum_ns\":100200,\"p50_ns\":1000,\"p99_ns\":4000}"));
+	assert_true(text[0] == '{' && text[need - 1] == '}');
+	assert_int_equal(kv_metrics_json(&metrics, NULL, 0), need);
+	reset();
+	kv_metrics_json(&metrics, text, sizeof text);
+	assert_non_null(strstr(text, "\"p50_ns\":0,\"p99_ns\":0}"));
+}
+
+static void *adder(void *arg)
+{
+	(void)arg;
+	for (int i = 0; i < 20000; i++) {
+		kv_metric_add(&metrics, KV_M_REQUESTS, 1);
+		kv_metric_observe_ns(&metrics, KV_M_REQUEST_TIME, (uint64_t)i);
+	}
+
+	return NULL;
+}
+
+static void no_count_is_lost_between_threads(void **state)
+{
+	pthread_t threads[4];
+
+	(void)state;
+	reset();
+	for (int i = 0; i < 4; i++) {
+		assert_int_equal(pthread_create(&threads[i], NULL, adder, NULL), 0);
+	}
+	for (int i = 0; i < 20; i++) {
+		kv_metrics_prometheus(&metrics, text, sizeof text);
+	}
+	for (int i = 0; i < 4; i++) {
+		pthread_join(threads[i], NULL);
+	}
+	assert_int_equal(kv_metric_get(&metrics, KV_M_REQUESTS), 80000);
+	assert_int_equal(kv_metric_get(&metrics, KV_M_REQUEST_TIME), 80000);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(names_follow_the_rules_and_are_told_once),
+		cmocka_unit_test(a_value_falls_into_the_bucket_whose_bound_it_does_not_pass),
+		cmocka_unit_test(prometheus_text_has_every_metric_with_help_and_type),
+		cmocka_unit_test(json_has_every_metric_and_quantiles),
+		cmocka_unit_test(no_count_is_lost_between_threads),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,326 @@
+/* Sockets: frames in pieces, descriptors, and hostile control data. */
+#include "kv_cmocka.h"
+#include "kv_test.h"
+
+#include "kv/sock.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+static char dir[128], path[256];
+static int pair[2];
+
+static int setup(void **state)
+{
+	(void)state;
+	kv_test_dir_make(dir, sizeof dir);
+	snprintf(path, sizeof path, "%s/s.sock", dir);
+
+	return socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair);
+}
+
+static int teardown(void **state)
+{
+	(void)state;
+	close(pair[0]);
+	close(pair[1]);
+	kv_test_dir_remove(dir);
+
+	return 0;
+}
+
+static unsigned open_fds(void)
+{
+	unsigned count = 0;
+	DIR *list = opendir("/proc/self/fd");
+
+	while (readdir(list)) {
+		count++;
+	}
+	closedir(list);
+
+	return count;
+}
+
+static kv_frame_header_t frame(uint32_t body, uint16_t fds)
+{
+	return (kv_frame_header_t){.magic = KV_WIRE_MAGIC,
+				   .version = KV_WIRE_VERSION,
+				   .kind = KV_FRAME_REQUEST,
+				   .code = KV_CODE_STATS,
+				   .fds = fds,
+				   .body = body,
+				   .id = 7};
+}
+
+static void a_frame_arrives_with_its_descriptors(void **state)
+{
+	uint8_t body[5] = "body", in[256];
+	int out_fds[3], in_fds[KV_WIRE_MAX_FDS];
+	kv_frame_header_t header = frame(5, 3);
+	uint32_t count = 9;
+	size_t n, before;
+
+	(void)state;
+	for (int i = 0; i < 3; i++) {
+		out_fds[i] = open("/dev/null", O_RDONLY);
+	}
+	before = open_fds();
+	assert_int_equal(kv_sock_recv(pair[1], in, sizeof in, &n, in_fds, &count), KV_PENDING);
+	assert_int_equal(kv_sock_send(pair[0], &header, body, 0, out_fds, &n), KV_OK);
+	assert_int_equal(n, 29);
+	assert_int_equal(kv_sock_recv(pair[1], in, sizeof in, &n, in_fds, &count), KV_OK);
+	assert_int_equal(n, 29);
+	assert_int_equal(count, 3);
+	assert_memory_equal(in, &header, sizeof header);
+	assert_memory_equal(in + 24, body, 5);
+	for (int i = 0; i < 3; i++) {
+		assert_int_equal(fcntl(in_fds[i], F_GETFD), FD_CLOEXEC);
+		close(in_fds[i]);
+	}
+	assert_int_equal(open_fds(), before);
+	for (int i = 0; i < 3; i++) {
+		close(out_fds[i]);
+	}
+}
+
+static void a_frame_can_be_sent_from_any_offset(void **state)
+{
+	uint8_t body[40], in[128];
+	int fds[KV_WIRE_MAX_FDS];
+	kv_frame_header_t header = frame(sizeof body, 0);
+	uint32_t count;
+	size_t n;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof body; i++) {
+		body[i] = (uint8_t)i;
+	}
+	for (size_t offset = 0; offset < sizeof header + sizeof body; offset++) {
+		assert_int_equal(kv_sock_send(pair[0], &header, body, offset, NULL, &n), KV_OK);
+		assert_int_equal(n, sizeof header + sizeof body - offset);
+		assert_int_equal(kv_sock_recv(pair[1], in, sizeof in, &n, fds, &count), KV_OK);
+		for (size_t i = 0; i < n; i++) {
+			size_t at = offset + i;
+
+			assert_int_equal(in[i], at < 24 ? ((uint8_t *)&header)[at] : body[at - 24]);
+		}
+	}
+	assert_int_equal(kv_sock_send(pair[0], &header, body, 64, NULL, &n), KV_ERR_ARG);
+	header.fds = KV_WIRE_MAX_FDS + 1;
+	assert_int_equal(kv_sock_send(pair[0], &header, body, 0, fds, &n), KV_ERR_ARG);
+	assert_int_equal(kv_sock_recv(pair[1], in, 0, &n, fds, &count), KV_ERR_ARG);
+}
+
+static void p5_a_full_socket_answers_pending_and_the_rest_follows(void **state)
+{
+	static uint8_t body[4 << 20], in[1 << 16];
+	kv_frame_header_t header = frame(sizeof body, 0);
+	int fds[KV_WIRE_MAX_FDS];
+	size_t sent = 0, got = 0, n;
+	uint32_t count, full = 0;
+
+	(void)state;
+	memset(body, 'x', sizeof body);
+	while (got < sizeof header + sizeof body) {
+		kv_status_t status = sent < sizeof header + sizeof body
+					     ? kv_sock_send(pair[0], &header, body, sent, NULL, &n)
+					     : KV_PENDING;
+
+		if (status == KV_OK) {
+			sent += n;
+			continue;
+		}
+		assert_int_equal(status, KV_PENDING);
+		full++;
+		assert_int_equal(kv_sock_recv(pair[1], in, sizeof in, &n, fds, &count), KV_OK);
+		got += n;
+	}
+	assert_int_equal(sent, got);
+	assert_true(full > 1);
+}
+
+static void p6_a_peer_that_has_gone_is_closed_not_a_signal(void **state)
+{
+	kv_frame_header_t header = frame(0, 0);
+	uint8_t in[64];
+	int fds[KV_WIRE_MAX_FDS];
+	uint32_t count;
+	size_t n;
+
+	(void)state;
+	close(pair[1]);
+	assert_int_equal(kv_sock_recv(pair[0], in, sizeof in, &n, fds, &count), KV_ERR_CLOSED);
+	assert_int_equal(kv_sock_send(pair[0], &header, NULL, 0, NULL, &n), KV_ERR_CLOSED);
+	pair[1] = open("/dev/null", O_RDONLY);
+}
+
+static void send_raw(int count, int messages)
+{
+	char bytes = 'x';
+	struct iovec part = {&bytes, 1};
+	union {
+		struct cmsghdr align;
+		char room[CMSG_SPACE(250 * sizeof(int))];
+	} control;
+	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control};
+	struct cmsghdr *head;
+	int null = open("/dev/null", O_RDONLY);
+
+	memset(&control, 0, sizeof control);
+	message.msg_controllen = CMSG_SPACE((size_t)count * sizeof(int));
+	head = CMSG_FIRSTHDR(&message);
+	head->cmsg_level = SOL_SOCKET;
+	head->cmsg_type = SCM_RIGHTS;
+	head->cmsg_len = CMSG_LEN((size_t)count * sizeof(int));
+	for (int i = 0; i < count; i++) {
+		memcpy(CMSG_DATA(head) + (size_t)i * sizeof(int), &null, sizeof null);
+	}
+	while (messages-- > 0) {
+		assert_int_equal(sendmsg(pair[0], &message, 0), 1);
+	}
+	close(null);
+}
+
+static void p4_descriptors_nobody_wants_are_closed(void **state)
+{
+	static const int counts[] = {4, 5, 6, 50, 250};
+	unsigned before = open_fds();
+	int fds[KV_WIRE_MAX_FDS];
+	uint32_t count;
+	uint8_t in[64];
+	size_t n;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+		send_raw(counts[i], 1);
+		assert_int_equal(kv_sock_recv(pair[1], in, sizeof in, &n, fds, &count), KV_OK);
+		assert_true(count == UINT32_MAX);
+		assert_int_equal(n, 1);
+		assert_int_equal(open_fds(), before);
+	}
+
+	/* Two messages with descriptors are never taken together. */
+	send_raw(2, 2);
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(kv_sock_recv(pair[1], in, sizeof in, &n, fds, &count), KV_OK);
+		assert_int_equal(count, 2);
+		close(fds[0]);
+		close(fds[1]);
+	}
+	assert_int_equal(open_fds(), before);
+}
+
+static void a_long_path_is_refused(void **state)
+{
+	char longer[200];
+	int fd = -7, error = 0;
+
+	(void)state;
+	memset(longer, 'a', sizeof longer);
+	longer[108] = '\0';
+	assert_int_equal(kv_sock_connect(longer, &fd, &error), KV_ERR_PATH);
+	assert_int_equal(error, ENAMETOOLONG);
+	assert_int_equal(kv_sock_listen(longer, 0660, 8, &fd, &error), KV_ERR_PATH);
+	assert_int_equal(kv_sock_connect("", &fd, &error), KV_ERR_PATH);
+	assert_int_equal(fd, -7);
+	longer[107] = '\0';
+	assert_int_equal(kv_sock_connect(longer, &fd, &error), KV_ERR_UNREACHABLE);
+	assert_int_equal(error, ENOENT);
+}
+
+static void a_listener_has_its_mode_and_takes_connections(void **state)
+{
+	int listener, client, error = 0;
+	mode_t old = umask(077);
+	struct stat st;
+
+	(void)state;
+	assert_int_equal(kv_sock_listen(path, 0660, 8, &listener, &error), KV_OK);
+	umask(old);
+	assert_int_equal(stat(path, &st), 0);
+	assert_int_equal(st.st_mode & 07777, 0660);
+	assert_int_equal(kv_sock_connect(path, &client, &error), KV_OK);
+	assert_int_equal(fcntl(client, F_GETFD), FD_CLOEXEC);
+	assert_true(fcntl(client, F_GETFL) & O_NONBLOCK);
+	assert_true(fcntl(listener, F_GETFL) & O_NONBLOCK);
+	close(client);
+	close(listener);
+}
+
+static void only_a_dead_socket_is_replaced(void **state)
+{
+	int first, second, client, error = 0;
+	unsigned before = open_fds();
+	FILE *file;
+
+	(void)state;
+	assert_int_equal(kv_sock_listen(path, 0600, 1, &first, &error), KV_OK);
+	assert_int_equal(kv_sock_listen(path, 0600, 1, &second, &error), KV_ERR_LOCKED);
+	close(first);
+	assert_int_equal(kv_sock_connect(path, &client, &error), KV_ERR_UNREACHABLE);
+	assert_int_equal(error, ECONNREFUSED);
+	assert_int_equal(kv_sock_listen(path, 0600, 1, &second, &error), KV_OK);
+	close(second);
+	unlink(path);
+
+	file = fopen(path, "w");
+	fclose(file);
+	assert_int_equal(kv_sock_listen(path, 0600, 1, &second, &error), KV_ERR_PATH);
+	assert_int_equal(error, EEXIST);
+	assert_int_equal(access(path, F_OK), 0);
+	assert_int_equal(open_fds(), before);
+}
+
+/* A live listener whose backlog is full answers EAGAIN: it lives. */
+static void a_busy_socket_is_not_dead(void **state)
+{
+	int listener, second, clients[64], error = 0, n = 0;
+
+	(void)state;
+	assert_int_equal(kv_sock_listen(path, 0600, 0, &listener, &error), KV_OK);
+	while (n < 64 && kv_sock_connect(path, &clients[n], &error) == KV_OK) {
+		n++;
+	}
+	assert_true(n < 64);
+	assert_int_equal(error, EAGAIN);
+	assert_int_equal(kv_sock_listen(path, 0600, 1, &second, &error), KV_ERR_LOCKED);
+	while (n > 0) {
+		close(clients[--n]);
+	}
+	close(listener);
+}
+
+static void a_directory_that_is_not_there_is_said(void **state)
+{
+	int fd, error = 0;
+
+	(void)state;
+	snprintf(path, sizeof path, "%s/none/s.sock", dir);
+	assert_int_equal(kv_sock_listen(path, 0600, 1, &fd, &error), KV_ERR_PATH);
+	assert_int_equal(error, ENOENT);
+}
+
+#define WITH_PAIR(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		WITH_PAIR(a_frame_arrives_with_its_descriptors),
+		WITH_PAIR(a_frame_can_be_sent_from_any_offset),
+		WITH_PAIR(p5_a_full_socket_answers_pending_and_the_rest_follows),
+		WITH_PAIR(p6_a_peer_that_has_gone_is_closed_not_a_signal),
+		WITH_PAIR(p4_descriptors_nobody_wants_are_closed),
+		WITH_PAIR(a_long_path_is_refused),
+		WITH_PAIR(a_listener_has_its_mode_and_takes_connections),
+		WITH_PAIR(only_a_dead_socket_is_replaced),
+		WITH_PAIR(a_busy_socket_is_not_dead),
+		WITH_PAIR(a_directory_that_is_not_there_is_said),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

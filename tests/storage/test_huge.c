@@ -1,0 +1,218 @@
+/* Huge pages, both kinds, set by this test where it may (root) and put back as they were. */
+#include "pool_test.h"
+
+#include "../../storage/pool_priv.h"
+
+#include <fcntl.h>
+#include <signal.h>
+
+#define NR_HUGE "/proc/sys/vm/nr_hugepages"
+#define SHMEM   "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
+
+static kv_metrics_t metrics;
+static char old_nr[64], old_shmem[128];
+
+static int read_text(const char *path, char *out, size_t cap)
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t n = fd < 0 ? -1 : read(fd, out, cap - 1);
+
+	if (fd >= 0) {
+		close(fd);
+	}
+	if (n <= 0) {
+		return 0;
+	}
+	out[n] = '\0';
+
+	return 1;
+}
+
+static int write_text(const char *path, const char *text)
+{
+	int fd = open(path, O_WRONLY | O_CLOEXEC);
+	ssize_t n = fd < 0 ? -1 : write(fd, text, strlen(text));
+
+	if (fd >= 0) {
+		close(fd);
+	}
+
+	return n == (ssize_t)strlen(text);
+}
+
+static void restore(void)
+{
+	char word[32] = "never";
+	const char *open_bracket = strchr(old_shmem, '[');
+
+	write_text(NR_HUGE, old_nr);
+	if (open_bracket && sscanf(open_bracket, "[%31[a-z_]", word) == 1) {
+		write_text(SHMEM, word);
+	}
+}
+
+static kvs_tier_t *open_pool(kv_test_env_t *t, kvs_huge_t huge, uint32_t *p_class)
+{
+	kvs_pool_config_t config = pool_config(&metrics, 17u << 20, 4u << 20);
+	kvs_tier_t *pool;
+
+	kv_test_env_init(t);
+	memset(&metrics, 0, sizeof metrics);
+	config.huge = huge;
+	assert_int_equal(kvs_pool_open(&config, &t->env, &pool), KV_OK);
+	assert_int_equal(kvs_class_open(pool, "ns", &plain, p_class), KV_OK);
+
+	return pool;
+}
+
+/* Kilobytes of `field` in this process's mapping of a slab. */
+static unsigned long smaps_kb(const void *base, const char *field)
+{
+	FILE *file = fopen("/proc/self/smaps", "re");
+	char line[512];
+	unsigned long kb = 0;
+	int inside = 0;
+
+	assert_non_null(file);
+	while (fgets(line, sizeof line, file)) {
+		unsigned long start, value;
+
+		if (sscanf(line, "%lx-", &start) == 1 && strchr(line, '-')) {
+			inside = start == (unsigned long)base;
+		} else if (inside && strncmp(line, field, strlen(field)) == 0 &&
+			   sscanf(strchr(line, ':') + 1, "%lu", &value) == 1) {
+			kb = value;
+		}
+	}
+	fclose(file);
+
+	return kb;
+}
+
+static void the_pool_lies_on_reserved_huge_pages_and_falls_back_once(void **state)
+{
+	kv_test_env_t t;
+	uint32_t class;
+	kvs_usage_t u;
+	char now[64];
+
+	(void)state;
+	if (!write_text(NR_HUGE, "4") || !read_text(NR_HUGE, now, sizeof now) || strcmp(now, "4\n") != 0) {
+		print_message("# SKIP: no four huge pages to be had\n");
+		skip();
+	}
+	kvs_tier_t *pool = open_pool(&t, KVS_HUGE_ON, &class);
+	kvs_loc_t loc = put(pool, class, &plain, 1);
+
+	assert_true(kvs_pool_of(pool)->slabs[0]->slab.huge);
+	assert_int_equal(kv_metric_get(&metrics, KV_M_CPU_HUGE_PAGES), 1);
+	for (uint64_t i = 0; i < 2000; i++) {
+		kvs_meta_t meta = meta_of(i);
+
+		if (kvs_alloc(pool, class, KVS_PUT, 1, &meta, &loc) != KV_OK) {
+			break;
+		}
+	}
+	/* Four pages carry two slabs; the rest is on small pages, said once. */
+	kvs_usage(pool, &u);
+	assert_true(u.free_slots == 0 && u.charged_bytes <= u.limit_bytes);
+	assert_true(kvs_pool_of(pool)->slabs[1]->slab.huge);
+	assert_false(kvs_pool_of(pool)->slabs[2]->slab.huge);
+	assert_true(kvs_pool_slab_count(pool) > 3);
+	assert_int_equal(atomic_load(&t.lines[KV_LOG_WARN]), 1);
+	check(pool);
+	kvs_close(pool);
+	assert_int_equal(kv_test_env_live(&t), 0);
+}
+
+static void without_reserved_pages_the_pool_says_so_and_goes_on(void **state)
+{
+	static const kvs_huge_t modes[] = {KVS_HUGE_AUTO, KVS_HUGE_ON, KVS_HUGE_OFF};
+	kv_test_env_t t;
+	uint32_t class;
+
+	(void)state;
+	write_text(NR_HUGE, "0");
+	write_text(SHMEM, "never");
+	for (int i = 0; i < 3; i++) {
+		kvs_tier_t *pool = open_pool(&t, modes[i], &class);
+
+		put(pool, class, &plain, 1);
+		assert_int_equal(kv_metric_get(&metrics, KV_M_CPU_HUGE_PAGES), 0);
+		assert_int_equal(atomic_load(&t.lines[KV_LOG_WARN]), modes[i] == KVS_HUGE_ON);
+		assert_int_equal(atomic_load(&t.lines[KV_LOG_INFO]), modes[i] == KVS_HUGE_AUTO ? 2 : 1);
+		check(pool);
+		kvs_close(pool);
+	}
+}
+
+static void transparent_huge_pages_are_used_where_the_kernel_has_them(void **state)
+{
+	kv_test_env_t t;
+	uint32_t class;
+
+	(void)state;
+	write_text(NR_HUGE, "0");
+	if (!write_text(SHMEM, "advise")) {
+		skip();
+	}
+	kvs_tier_t *pool = open_pool(&t, KVS_HUGE_AUTO, &class);
+	const kvs_slab_t *slab = &kvs_pool_of(pool)->slabs[0]->slab;
+
+	memset(slab->data.base, 1, slab->data.bytes);
+	assert_true(smaps_kb(slab->data.base, "ShmemPmdMapped") > 0);
+	assert_int_equal(kv_metric_get(&metrics, KV_M_CPU_HUGE_PAGES), 1);
+	kvs_close(pool);
+}
+
+/* Somebody punches a reserved page and the reserve is gone: the slab's owner loses a block, the daemon nothing. */
+static void p6_a_punched_huge_page_is_a_typed_error(void **state)
+{
+	static block_buf_t b;
+	kvs_slab_info_t info;
+	kv_test_env_t t;
+	uint32_t class;
+	char now[64];
+
+	(void)state;
+	if (!write_text(NR_HUGE, "4") || !read_text(NR_HUGE, now, sizeof now) || strcmp(now, "4\n") != 0) {
+		print_message("# SKIP: no four huge pages to be had\n");
+		skip();
+	}
+	kvs_tier_t *pool = open_pool(&t, KVS_HUGE_ON, &class);
+	kvs_loc_t loc = put(pool, class, &plain, 1);
+
+	assert_int_equal(kvs_pool_slab(pool, 0, &info), KV_OK);
+	assert_int_equal(fallocate(info.data_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 2 << 20), 0);
+	write_text(NR_HUGE, "0");
+	block_fill(&plain, 1, &b);
+	kv_status_t status = load(pool, loc, &b.mem);
+
+	assert_true(status == KV_ERR_FAULT || status == KV_ERR_CORRUPT);
+	check(pool);
+	kvs_close(pool);
+	assert_int_equal(kv_test_env_live(&t), 0);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(the_pool_lies_on_reserved_huge_pages_and_falls_back_once),
+		cmocka_unit_test(p6_a_punched_huge_page_is_a_typed_error),
+		cmocka_unit_test(transparent_huge_pages_are_used_where_the_kernel_has_them),
+		cmocka_unit_test(without_reserved_pages_the_pool_says_so_and_goes_on),
+	};
+
+	if (!read_text(NR_HUGE, old_nr, sizeof old_nr) || !read_text(SHMEM, old_shmem, sizeof old_shmem)) {
+		kv_test_skip("this kernel shows no huge pages");
+	}
+	if (geteuid() != 0 || !write_text(NR_HUGE, old_nr)) {
+		kv_test_skip("setting huge pages needs root");
+	}
+
+	int failed = cmocka_run_group_tests(tests, NULL, NULL);
+
+	restore();
+
+	return failed;
+}

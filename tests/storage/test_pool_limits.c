@@ -1,0 +1,316 @@
+/* Limits, exact to the byte and to the block; and what the kernel may refuse. */
+#include "pool_test.h"
+
+#include "../../storage/pool_priv.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+static kv_metrics_t metrics;
+
+static const kvs_geometry_t shapes[] = {
+	{.block_bytes = 1, .heads = 1, .leaves = 1, .leaf_bytes = 1, .page_bytes = 1},
+	{.block_bytes = 4096, .heads = 1, .leaves = 1, .leaf_bytes = 4096, .page_bytes = 4096},
+	{.block_bytes = 4097, .heads = 1, .leaves = 1, .leaf_bytes = 4097, .page_bytes = 4097},
+	{.block_bytes = 65536, .heads = 8, .leaves = 32, .leaf_bytes = 256, .page_bytes = 256},
+	{.block_bytes = 12288, .heads = 2, .leaves = 3, .leaf_bytes = 2048, .page_bytes = 2048},
+	{.block_bytes = 10000, .heads = 1, .leaves = 4, .leaf_bytes = 4096, .page_bytes = 5000},
+	{.block_bytes = 1u << 20, .heads = 8, .leaves = 16, .leaf_bytes = 8192, .page_bytes = 8192},
+};
+
+static uint64_t fill(kvs_tier_t *pool, uint32_t class)
+{
+	kvs_meta_t meta = meta_of(1);
+	kvs_loc_t loc;
+	uint64_t n = 0;
+
+	while (kvs_alloc(pool, class, KVS_PUT, n, &meta, &loc) == KV_OK) {
+		n++;
+	}
+	assert_int_equal(kvs_alloc(pool, class, KVS_PUT, n, &meta, &loc), KV_ERR_FULL);
+
+	return n;
+}
+
+static void p5_the_limit_holds_to_the_byte_and_wastes_no_block(void **state)
+{
+	static const uint64_t limits[] = {64u << 10, (256u << 10) + 1, 1000003, 4u << 20, (40u << 20) - 4096};
+	static const uint64_t slabs[] = {1, 4096, 100000, 1u << 20, 64u << 20};
+	kv_test_env_t t;
+
+	(void)state;
+	kv_test_env_init(&t);
+	for (size_t i = 0; i < KV_COUNT_OF(shapes) * KV_COUNT_OF(limits) * KV_COUNT_OF(slabs); i++) {
+		const kvs_geometry_t *g = &shapes[i % KV_COUNT_OF(shapes)];
+		uint64_t limit = limits[i / KV_COUNT_OF(shapes) % KV_COUNT_OF(limits)];
+		uint64_t slab = slabs[i / KV_COUNT_OF(shapes) / KV_COUNT_OF(limits)];
+		kvs_pool_config_t config = pool_config(&metrics, limit, slab);
+		kvs_tier_t *pool;
+		kvs_usage_t u;
+		uint32_t class;
+
+		assert_int_equal(kvs_pool_open(&config, &t.env, &pool), KV_OK);
+		assert_int_equal(kvs_class_open(pool, "ns", g, &class), KV_OK);
+		uint64_t n = fill(pool, class);
+
+		kvs_usage(pool, &u);
+		assert_int_equal(u.slots, n);
+		assert_int_equal(u.used_slots, n);
+		assert_true(u.charged_bytes <= limit);
+		assert_true(kvs_pool_slab_count(pool) < KVS_POOL_MAX_SLABS);
+		assert_true(u.charged_bytes + kvs_pool_slab_cost(g, 1, 4096) > limit);
+		assert_int_equal(kv_metric_get(&metrics, KV_M_CPU_BYTES), u.charged_bytes);
+		check(pool);
+		kvs_close(pool);
+	}
+	assert_int_equal(kv_test_env_live(&t), 0);
+}
+
+static void p5_max_blocks_is_exact(void **state)
+{
+	static const uint64_t counts[] = {1, 2, 15, 16, 17, 333, 1000};
+	kv_test_env_t t;
+
+	(void)state;
+	kv_test_env_init(&t);
+	for (size_t i = 0; i < KV_COUNT_OF(counts) * 2; i++) {
+		kvs_pool_config_t config = pool_config(&metrics, 64u << 20, i % 2 ? 200000 : 32u << 20);
+		kvs_tier_t *pool;
+		uint32_t a, b;
+
+		config.max_blocks = counts[i / 2];
+		config.prefault = (int)(i % 3 == 0);
+		assert_int_equal(kvs_pool_open(&config, &t.env, &pool), KV_OK);
+		assert_int_equal(kvs_class_open(pool, "a", &plain, &a), KV_OK);
+		assert_int_equal(kvs_class_open(pool, "b", &plain, &b), KV_OK);
+		assert_int_equal(fill(pool, a) + fill(pool, b), counts[i / 2]);
+		check(pool);
+		kvs_close(pool);
+	}
+	assert_int_equal(kv_test_env_live(&t), 0);
+}
+
+/* What the kernel has really given, page by page, is never more than what is charged. */
+static void p5_no_touched_page_is_left_uncharged(void **state)
+{
+	kvs_pool_config_t config = pool_config(&metrics, 8u << 20, 1u << 20);
+	kv_test_env_t t;
+	kvs_tier_t *tier;
+	kvs_usage_t u;
+	uint64_t given = 0;
+	uint32_t class;
+
+	(void)state;
+	kv_test_env_init(&t);
+	assert_int_equal(kvs_pool_open(&config, &t.env, &tier), KV_OK);
+	assert_int_equal(kvs_class_open(tier, "ns", &shapes[3], &class), KV_OK);
+	fill(tier, class);
+	kvs_pool_t *pool = kvs_pool_of(tier);
+	const kvs_area_t *areas[64] = {&pool->ledger.area};
+	uint32_t n = 1;
+
+	for (uint64_t id = 1; kvs_pool_claim(tier, &(kvs_claim_t){.id = id, .kind = 1}) == KV_OK; id++) {
+		continue;
+	}
+	for (uint32_t i = 0; i < pool->slab_count; i++) {
+		memset(pool->slabs[i]->slab.data.base, 1, pool->slabs[i]->slab.data.bytes);
+		memset(pool->slabs[i]->slab.digest.base, 1, pool->slabs[i]->slab.digest.bytes);
+		areas[n++] = &pool->slabs[i]->slab.data;
+		areas[n++] = &pool->slabs[i]->slab.digest;
+	}
+	for (uint32_t i = 0; i < n; i++) {
+		struct stat st;
+
+		assert_int_equal(fstat(areas[i]->fd, &st), 0);
+		given += (uint64_t)st.st_blocks * 512u;
+	}
+	kvs_usage(tier, &u);
+	assert_true(given > u.charged_bytes / 10 * 9);
+	assert_true(given <= u.charged_bytes && u.charged_bytes <= config.limit_bytes);
+	kvs_close(tier);
+}
+
+/* ---- failing system calls ---- */
+
+static uint64_t sys_calls, sys_fail_at;
+static int sys_error;
+
+static int sys_fails(void)
+{
+	return ++sys_calls == sys_fail_at ? -sys_error : 0;
+}
+static int fail_memfd(const char *name, int huge, int *p_fd)
+{
+	int error = sys_fails();
+
+	return error ? error : kvs_sys_posix.memfd(name, huge, p_fd);
+}
+static int fail_resize(int fd, uint64_t bytes)
+{
+	int error = sys_fails();
+
+	return error ? error : kvs_sys_posix.resize(fd, bytes);
+}
+static int fail_map(int fd, uint64_t bytes, void **p_base)
+{
+	int error = sys_fails();
+
+	return error ? error : kvs_sys_posix.map(fd, bytes, p_base);
+}
+static int fail_seal(int fd, int seals)
+{
+	int error = sys_fails();
+
+	return error ? error : kvs_sys_posix.seal(fd, seals);
+}
+static const kvs_sys_t sys_failing = {.memfd = fail_memfd, .resize = fail_resize, .map = fail_map, .seal = fail_seal};
+
+static int open_fds(void)
+{
+	int n = 0;
+
+	for (int fd = 0; fd < 256; fd++) {
+		n += fcntl(fd, F_GETFD) >= 0;
+	}
+
+	return n;
+}
+
+static void p6_every_refusal_of_the_kernel_is_survived(void **state)
+{
+	static const int errors[] = {EMFILE, ENOMEM};
+	int fds = open_fds();
+	uint64_t undisturbed = 0;
+	kv_test_env_t t;
+
+	(void)state;
+	for (uint64_t n = 0; n <= 24; n++) {
+		kvs_pool_config_t config = pool_config(&metrics, 1u << 20, 64u << 10);
+		kvs_tier_t *pool;
+		uint32_t class;
+		uint64_t slots = 0;
+
+		kv_test_env_init(&t);
+		config.huge = n % 2 ? KVS_HUGE_AUTO : KVS_HUGE_OFF;
+		sys_calls = 0;
+		sys_fail_at = n;
+		sys_error = errors[n / 2 % 2];
+		kv_status_t status = kvs_pool_open_with(&config, &t.env, &sys_failing, &pool);
+
+		assert_int_equal(status, n >= 1 && n <= 4 ? KV_ERR_NOMEM : KV_OK);
+		if (status == KV_OK) {
+			assert_int_equal(kvs_class_open(pool, "ns", &plain, &class), KV_OK);
+			slots = fill(pool, class);
+			check(pool);
+			/* The cause is gone and a second has passed: the rest is carved. */
+			kv_test_advance(&t, UINT64_C(1000000001));
+			slots += fill(pool, class);
+			undisturbed = n ? undisturbed : slots;
+			assert_int_equal(slots, undisturbed);
+			check(pool);
+			kvs_close(pool);
+		}
+		assert_int_equal(kv_test_env_live(&t), 0);
+		assert_int_equal(open_fds(), fds);
+	}
+}
+
+/* Running out of descriptors says nothing about huge pages: they are asked for again later. */
+static void p6_no_descriptor_is_not_taken_for_no_huge_page(void **state)
+{
+	kvs_pool_config_t config = pool_config(&metrics, 8u << 20, 2u << 20);
+	kv_test_env_t t;
+	kvs_tier_t *pool;
+	uint32_t class;
+
+	(void)state;
+	kv_test_env_init(&t);
+	config.huge = KVS_HUGE_ON;
+	sys_calls = 0;
+	sys_fail_at = 5; /* four made the ledger */
+	sys_error = EMFILE;
+	assert_int_equal(kvs_pool_open_with(&config, &t.env, &sys_failing, &pool), KV_OK);
+	assert_int_equal(kvs_class_open(pool, "ns", &plain, &class), KV_OK);
+	assert_int_equal(kvs_pool_slab_count(pool), 0);
+	assert_true(kvs_pool_of(pool)->huge);
+	check(pool);
+	kvs_close(pool);
+	assert_int_equal(kv_test_env_live(&t), 0);
+}
+
+static void p6_every_failed_allocation_is_survived(void **state)
+{
+	int fds = open_fds();
+	kv_test_env_t t;
+
+	(void)state;
+	kv_test_env_init(&t);
+	KV_TEST_EACH_FAILURE(&t, n)
+	{
+		kvs_pool_config_t config = pool_config(&metrics, 256u << 10, 64u << 10);
+		outcome_t o = {0, KV_OK};
+		kvs_tier_t *pool;
+		uint32_t class;
+
+		config.prefault = 1;
+		kv_status_t status = kvs_pool_open(&config, &t.env, &pool);
+
+		if (status == KV_OK) {
+			assert_int_equal(kvs_class_open(pool, "ns", &plain, &class), KV_OK);
+			fill(pool, class);
+			status = kvs_epoch_set(pool, (const uint8_t[32]){1}, "ns", "text", 1, note, &o);
+			assert_int_equal(o.calls, status == KV_OK);
+			check(pool);
+			kvs_close(pool);
+		}
+		assert_true(status == KV_OK || (status == KV_ERR_NOMEM && kv_test_failed(&t)));
+		assert_int_equal(kv_test_env_live(&t), 0);
+		assert_int_equal(open_fds(), fds);
+	}
+}
+
+static void p6_descriptors_run_out_and_come_back(void **state)
+{
+	kvs_pool_config_t config = pool_config(&metrics, 1u << 20, 64u << 10);
+	struct rlimit old, tight;
+	kv_test_env_t t;
+	kvs_tier_t *pool;
+	kvs_usage_t u;
+	uint32_t class;
+
+	(void)state;
+	kv_test_env_init(&t);
+	assert_int_equal(kvs_pool_open(&config, &t.env, &pool), KV_OK);
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &old), 0);
+	tight = old;
+	tight.rlim_cur = (rlim_t)kvs_pool_of(pool)->ledger.area.fd + 4;
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &tight), 0);
+	assert_int_equal(kvs_class_open(pool, "ns", &plain, &class), KV_OK);
+	fill(pool, class);
+	kvs_usage(pool, &u);
+	assert_true(u.slots > 0 && u.slots < 70);
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &old), 0);
+	assert_int_equal(fill(pool, class), 0); /* the kernel is not asked again at once */
+	kv_test_advance(&t, UINT64_C(1000000001));
+	assert_true(fill(pool, class) > 0);
+	check(pool);
+	kvs_close(pool);
+	assert_int_equal(kv_test_env_live(&t), 0);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p5_the_limit_holds_to_the_byte_and_wastes_no_block),
+		cmocka_unit_test(p5_max_blocks_is_exact),
+		cmocka_unit_test(p5_no_touched_page_is_left_uncharged),
+		cmocka_unit_test(p6_every_refusal_of_the_kernel_is_survived),
+		cmocka_unit_test(p6_no_descriptor_is_not_taken_for_no_huge_page),
+		cmocka_unit_test(p6_every_failed_allocation_is_survived),
+		cmocka_unit_test(p6_descriptors_run_out_and_come_back),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

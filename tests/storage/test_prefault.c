@@ -1,0 +1,242 @@
+/* The first touch of fresh memory is slow (0.3 to 1 GB/s): it is done beside the callers, and counted when it is not. */
+#include "pool_test.h"
+
+#include "../../storage/guard.h"
+#include "../../storage/pool_priv.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+
+static kv_metrics_t metrics;
+
+/* Wait until the slab is ready, at most 20 s. Progress never goes back. */
+static void wait_ready(const kvs_slab_t *slab)
+{
+	uint64_t last = 0;
+
+	for (int i = 0; i < 20000; i++) {
+		uint64_t ready = atomic_load_explicit(&slab->ready_bytes, memory_order_acquire);
+
+		assert_true(ready >= last && ready <= slab->data.bytes);
+		if (ready == slab->data.bytes) {
+			return;
+		}
+		last = ready;
+		usleep(1000);
+	}
+	fail_msg("slab %u is not ready", slab->number);
+}
+
+static uint64_t given(const kvs_area_t *area)
+{
+	struct stat st;
+
+	assert_int_equal(fstat(area->fd, &st), 0);
+
+	return (uint64_t)st.st_blocks * 512u;
+}
+
+static void a_slab_is_touched_before_the_first_put(void **state)
+{
+	kvs_pool_config_t config = pool_config(&metrics, 24u << 20, 8u << 20);
+	kvs_meta_t meta = meta_of(1);
+	kv_test_env_t t;
+	kvs_tier_t *tier;
+	kvs_loc_t loc;
+	uint32_t class;
+
+	(void)state;
+	kv_test_env_init(&t);
+	memset(&metrics, 0, sizeof metrics);
+	config.prefault = 1;
+	assert_int_equal(kvs_pool_open(&config, &t.env, &tier), KV_OK);
+	assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
+	kvs_pool_t *pool = kvs_pool_of(tier);
+
+	assert_int_equal(kvs_pool_slab_count(tier), 1);
+	wait_ready(&pool->slabs[0]->slab);
+	assert_int_equal(given(&pool->slabs[0]->slab.data), pool->slabs[0]->slab.data.bytes);
+	assert_int_equal(given(&pool->slabs[0]->slab.digest), pool->slabs[0]->slab.digest.bytes);
+
+	/* Slab by slab, each waited for: no put touches fresh memory, and the next slab is begun ahead. */
+	for (uint32_t s = 0; s < 2; s++) {
+		uint32_t slots = pool->slabs[s]->slab.slots;
+
+		for (uint32_t i = 0; i < slots; i++) {
+			assert_int_equal(kvs_alloc(tier, class, KVS_PUT, 1, &meta, &loc), KV_OK);
+			assert_int_equal(kv_slot_slab(loc.slot), s);
+		}
+		assert_int_equal(kvs_pool_slab_count(tier), s + 2);
+		wait_ready(&pool->slabs[s + 1]->slab);
+	}
+	assert_int_equal(kv_metric_get(&metrics, KV_M_CPU_FIRST_TOUCH), 0);
+	check(tier);
+	kvs_close(tier);
+	assert_int_equal(kv_test_env_live(&t), 0);
+}
+
+static void without_prefault_every_first_touch_is_counted_once(void **state)
+{
+	kvs_pool_config_t config = pool_config(&metrics, 1u << 20, 1u << 20);
+	kvs_meta_t meta = meta_of(1);
+	kv_test_env_t t;
+	kvs_tier_t *tier;
+	kvs_loc_t loc[10];
+	uint32_t class;
+
+	(void)state;
+	kv_test_env_init(&t);
+	memset(&metrics, 0, sizeof metrics);
+	assert_int_equal(kvs_pool_open(&config, &t.env, &tier), KV_OK);
+	assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
+	for (int round = 0; round < 3; round++) {
+		for (int i = 0; i < 10; i++) {
+			assert_int_equal(kvs_alloc(tier, class, KVS_PUT, 1, &meta, &loc[i]), KV_OK);
+		}
+		for (int i = 0; i < 10; i++) {
+			kvs_free(tier, loc[i]);
+		}
+		assert_int_equal(kv_metric_get(&metrics, KV_M_CPU_FIRST_TOUCH), 10);
+	}
+	kvs_close(tier);
+}
+
+static void p5_close_does_not_wait_for_a_whole_slab(void **state)
+{
+	kvs_pool_config_t config = pool_config(&metrics, 1u << 30, 1u << 30);
+	struct timespec a, b;
+	kv_test_env_t t;
+	kvs_tier_t *tier;
+	uint32_t class;
+
+	(void)state;
+	kv_test_env_init(&t);
+	config.prefault = 1;
+	assert_int_equal(kvs_pool_open(&config, &t.env, &tier), KV_OK);
+	assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
+	usleep(2000);
+	clock_gettime(CLOCK_MONOTONIC, &a);
+	kvs_close(tier);
+	clock_gettime(CLOCK_MONOTONIC, &b);
+	assert_true(b.tv_sec - a.tv_sec <= 1);
+	assert_int_equal(kv_test_env_live(&t), 0);
+}
+
+/* What is done on kernels without MADV_POPULATE_WRITE: no byte that a client writes meanwhile may be lost. */
+typedef struct writer {
+	uint8_t *base;
+	size_t n;
+} writer_t;
+
+static void *write_all(void *arg)
+{
+	writer_t *w = arg;
+
+	for (size_t at = 0; at < w->n; at += 4096) {
+		__atomic_store_n(w->base + at, 0x77, __ATOMIC_RELAXED);
+	}
+
+	return NULL;
+}
+
+static void p1_touching_loses_no_byte_a_client_writes(void **state)
+{
+	writer_t w = {NULL, 8u << 20};
+	pthread_t thread;
+
+	(void)state;
+	assert_int_equal(kvs_guard_install(), KV_OK);
+	for (int round = 0; round < 5; round++) {
+		int fd = memfd_create("test", MFD_CLOEXEC);
+
+		assert_int_equal(ftruncate(fd, (off_t)w.n), 0);
+		w.base = mmap(NULL, w.n, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+		assert_true(w.base != MAP_FAILED);
+		assert_int_equal(pthread_create(&thread, NULL, write_all, &w), 0);
+		assert_int_equal(kvs_guard_touch(w.base, w.n), KV_OK);
+		pthread_join(thread, NULL);
+		for (size_t at = 0; at < w.n; at += 4096) {
+			assert_int_equal(w.base[at], 0x77);
+		}
+		assert_int_equal(ftruncate(fd, 4096), 0);
+		assert_int_equal(kvs_guard_touch(w.base, w.n), KV_ERR_FAULT);
+		munmap(w.base, w.n);
+		close(fd);
+	}
+}
+
+static atomic_int populate_calls;
+static int populate_error;
+
+static int no_populate(void *base, uint64_t bytes)
+{
+	(void)base;
+	(void)bytes;
+
+	return atomic_fetch_add(&populate_calls, 1) < 2 ? -EAGAIN : -populate_error;
+}
+
+/* An old kernel: pages are made by touching. */
+static void a_kernel_without_populate_is_served_by_touching(void **state)
+{
+	kvs_pool_config_t config = pool_config(&metrics, 5u << 20, 8u << 20);
+	kvs_sys_t sys = kvs_sys_posix;
+	kv_test_env_t t;
+	kvs_tier_t *tier;
+	uint32_t class;
+
+	(void)state;
+	kv_test_env_init(&t);
+	sys.populate = no_populate;
+	populate_error = EINVAL;
+	config.prefault = 1;
+	assert_int_equal(kvs_pool_open_with(&config, &t.env, &sys, &tier), KV_OK);
+	assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
+	wait_ready(&kvs_pool_of(tier)->slabs[0]->slab);
+	assert_int_equal(given(&kvs_pool_of(tier)->slabs[0]->slab.data), kvs_pool_of(tier)->slabs[0]->slab.data.bytes);
+	kvs_close(tier);
+}
+
+static void p6_a_machine_without_memory_ends_the_prefault_not_the_pool(void **state)
+{
+	kvs_pool_config_t config = pool_config(&metrics, 1u << 20, 8u << 20);
+	kvs_sys_t sys = kvs_sys_posix;
+	kv_test_env_t t;
+	kvs_tier_t *tier;
+	uint32_t class;
+
+	(void)state;
+	kv_test_env_init(&t);
+	memset(&metrics, 0, sizeof metrics);
+	sys.populate = no_populate;
+	populate_error = ENOMEM;
+	config.prefault = 1;
+	assert_int_equal(kvs_pool_open_with(&config, &t.env, &sys, &tier), KV_OK);
+	assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
+	for (int i = 0; i < 20000 && atomic_load(&t.lines[KV_LOG_WARN]) == 0; i++) {
+		usleep(1000);
+	}
+	assert_int_equal(atomic_load(&t.lines[KV_LOG_WARN]), 1);
+	put(tier, class, &plain, 1);
+	assert_int_equal(kv_metric_get(&metrics, KV_M_CPU_FIRST_TOUCH), 1);
+	check(tier);
+	kvs_close(tier);
+	assert_int_equal(kv_test_env_live(&t), 0);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_slab_is_touched_before_the_first_put),
+		cmocka_unit_test(without_prefault_every_first_touch_is_counted_once),
+		cmocka_unit_test(p5_close_does_not_wait_for_a_whole_slab),
+		cmocka_unit_test(p1_touching_loses_no_byte_a_client_writes),
+		cmocka_unit_test(a_kernel_without_populate_is_served_by_touching),
+		cmocka_unit_test(p6_a_machine_without_memory_ends_the_prefault_not_the_pool),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
