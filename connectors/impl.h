@@ -106,8 +106,9 @@ kvx_job_t *kvx_job_create(kvx_t *kvx, const kvk_paged_t *paged, const kvx_prefix
 			  uint32_t **p_tokens);
 void kvx_job_destroy(kvx_job_t *job);
 
-/* As the public calls, for any paged cache and whether or not the self-test has passed. */
-kvc_status_t kvx_load_start(kvx_t *kvx, const kvk_paged_t *paged, const kvx_prefix_t *prefix, kvx_load_t **p_load);
+/* As the public calls (result is never NULL), for any paged cache and whether or not the self-test has passed. */
+kvc_status_t kvx_load_start(kvx_t *kvx, const kvk_paged_t *paged, const kvx_prefix_t *prefix, kvx_load_t **p_load,
+			    kvx_load_result_t *result);
 kvc_status_t kvx_save_start(kvx_t *kvx, const kvk_paged_t *paged, const kvx_prefix_t *prefix, kvx_save_t **p_save);
 /* Move on, at most `budget` blocks; how many were moved. */
 uint32_t kvx_load_step(kvx_load_t *load, uint64_t now, uint32_t budget);

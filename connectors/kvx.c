@@ -221,16 +221,20 @@ uint32_t kvx_poll(kvx_t *kvx, uint32_t timeout_ms)
 
 /* ---- the gate ---------------------------------------------------------------------------------------------------------------- */
 
-kvc_status_t kvx_load_prefix(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_load_t **p_load)
+kvc_status_t kvx_load_prefix(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_load_t **p_load, kvx_load_result_t *result)
 {
+	kvx_load_result_t unused;
+	kvx_load_result_t *to = result ? result : &unused;
+
 	*p_load = NULL;
 	kvx->stats.loads++;
 	if (prefix->struct_size < sizeof *prefix || !(kvx->roles & KVX_CONSUMER) || !kvx_ready(kvx)) {
 		kvx->stats.load_refused++;
+		*to = (kvx_load_result_t){.status = KVC_MISS, .cause = KVC_ERR_UNREACHABLE, .why = KV_WHY_NO_DAEMON};
 		return KVC_MISS;
 	}
 
-	return kvx_load_start(kvx, &kvx->paged, prefix, p_load);
+	return kvx_load_start(kvx, &kvx->paged, prefix, p_load, to);
 }
 
 kvc_status_t kvx_save_prefix(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_save_t **p_save)

@@ -54,7 +54,8 @@ static void finish(kvx_load_t *load, kvc_status_t cause)
 	count_end(load, cause);
 }
 
-kvc_status_t kvx_load_start(kvx_t *kvx, const kvk_paged_t *paged, const kvx_prefix_t *prefix, kvx_load_t **p_load)
+kvc_status_t kvx_load_start(kvx_t *kvx, const kvk_paged_t *paged, const kvx_prefix_t *prefix, kvx_load_t **p_load,
+			    kvx_load_result_t *result)
 {
 	const uint32_t deadline_ms = prefix->deadline_ms ? prefix->deadline_ms : kvx->load_ms;
 	kvx_load_t *load = (kvx_load_t *)kvx_job_create(kvx, paged, prefix, sizeof *load, NULL);
@@ -62,15 +63,23 @@ kvc_status_t kvx_load_start(kvx_t *kvx, const kvk_paged_t *paged, const kvx_pref
 
 	if (!load) {
 		kvx->stats.load_refused++;
+		*result = (kvx_load_result_t){.status = KVC_MISS, .cause = KVC_ERR_ARG};
 		return KVC_MISS;
 	}
 
+	load->result.status = KVC_MISS;
+	load->result.cause = KVC_MISS;
 	kvc_match(kvx->space, load->job.keys, load->job.n, &match);
 	load->result.match_ns = kvx_now_ns() - load->job.start_ns;
 	load->result.why = match.why;
 	load->skip = prefix->skip;
 	load->done = prefix->skip;
+	load->result.blocks = load->skip;
+	load->result.tokens = load->skip * kvx->layout.block_tokens;
 	load->job.deadline_ns = load->job.start_ns + (uint64_t)deadline_ms * 1000000u;
+	if (match.n < load->job.n) {
+		load->result.first_missing = load->job.keys[match.n];
+	}
 	if (match.n <= load->skip) {
 		kvx->stats.load_misses += !load->job.internal;
 		goto miss;
@@ -82,10 +91,12 @@ kvc_status_t kvx_load_start(kvx_t *kvx, const kvk_paged_t *paged, const kvx_pref
 
 	load->result.status = KVC_PENDING;
 	*p_load = load;
+	*result = load->result;
 
 	return KVC_PENDING;
 
 miss:
+	*result = load->result;
 	kvx_job_destroy(&load->job);
 	return KVC_MISS;
 }
@@ -158,8 +169,12 @@ static int daemon_is_silent(const kvx_load_t *load)
 /* Nothing can be copied now: is there still hope? */
 static void stand_still(kvx_load_t *load, uint64_t now)
 {
+	const kvc_status_t rest = kvc_lease_rest(load->lease);
+
 	if (now >= load->job.deadline_ns) {
 		finish(load, KVC_ERR_TIMEOUT);
+	} else if (rest < 0) {
+		finish(load, rest);
 	} else if (daemon_is_silent(load)) {
 		finish(load, KVC_ERR_DAEMON_STALE);
 	}

@@ -103,10 +103,11 @@ static void saved(kvx_t *kvx, uint64_t now)
 	static const uint32_t read_back = 1;
 	const kvx_prefix_t prefix = reserved_prefix(kvx, &read_back);
 	kvx_probe_t *probe = &kvx->probe;
+	kvx_load_result_t result;
 
 	kvx_save_end(probe->save);
 	probe->save = NULL;
-	if (kvx_load_start(kvx, &probe->paged, &prefix, &probe->load) == KVC_PENDING) {
+	if (kvx_load_start(kvx, &probe->paged, &prefix, &probe->load, &result) == KVC_PENDING) {
 		probe->step = KVX_PROBE_LOADING;
 	} else {
 		retry(kvx, now);

@@ -35,7 +35,7 @@ static kvc_status_t ask(kvx_save_t *save, uint32_t from)
 	const kvx_t *kvx = save->job.kvx;
 	const kvc_put_options_t options = {
 		.struct_size = sizeof options,
-		.tokens = save->tokens + (size_t)from * kvx->layout.block_tokens,
+		.tokens = save->tokens,
 	};
 	kvc_status_t status;
 
@@ -112,30 +112,33 @@ int kvx_save_movable(const kvx_save_t *save)
 
 static void step_asked(kvx_save_t *save, uint64_t now)
 {
-	const kvc_status_t status = kvc_put_ready(save->put, 0);
+	kvc_put_result_t put;
 
-	if (status == KVC_PENDING || status == KVC_ERR_TIMEOUT) {
-		return;
-	}
-	if (status == KVC_ERR_NO_PARENT || status == (kvc_status_t)KV_ERR_PARENT_LOST) {
-		again(save, 0, status, now);
-		return;
-	}
-	if (status == KVC_ERR_BUSY || status == KVC_ERR_STALE_EPOCH) {
-		again(save, save->from, status, now);
-		return;
-	}
-	if (status != KVC_OK) {
-		finish(save, status);
-		return;
-	}
-
+	kvc_put_get_result(save->put, &put);
 	save->granted = kvc_put_n(save->put);
-	if (save->granted == 0) {
-		again(save, save->from, KVC_ERR_BUSY, now);
-		return;
+	switch (put.status) {
+	case KVC_PENDING:
+		if (save->granted > 0) {
+			save->step = KVX_SAVE_COPYING;
+		}
+		break;
+	case KVC_OK:
+		/* all that was granted is visible already */
+		save->done = save->granted;
+		save->step = KVX_SAVE_WAITING;
+		break;
+	case KVC_ERR_NO_PARENT:
+	case (kvc_status_t)KV_ERR_PARENT_LOST:
+		again(save, 0, put.status, now);
+		break;
+	case KVC_ERR_BUSY:
+	case KVC_ERR_STALE_EPOCH:
+		again(save, save->from, put.status, now);
+		break;
+	default:
+		finish(save, put.status);
+		break;
 	}
-	save->step = KVX_SAVE_COPYING;
 }
 
 /* One block into its slot. */

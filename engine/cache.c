@@ -36,9 +36,9 @@ kv_status_t kve_cache_init(kve_cache_t *cache, const kve_config_t *config, uint3
 	cache->paged.base = cache->base;
 
 	cache->memory = aligned_alloc(64, layer * config->layers);
-	cache->holders = calloc(blocks, sizeof *cache->holders);
+	cache->held = calloc(blocks, sizeof *cache->held);
 	cache->free_ids = calloc(blocks, sizeof *cache->free_ids);
-	if (!cache->memory || !cache->holders || !cache->free_ids) {
+	if (!cache->memory || !cache->held || !cache->free_ids) {
 		kve_cache_fini(cache);
 		return KV_ERR_NOMEM;
 	}
@@ -57,7 +57,7 @@ kv_status_t kve_cache_init(kve_cache_t *cache, const kve_config_t *config, uint3
 void kve_cache_fini(kve_cache_t *cache)
 {
 	free(cache->memory);
-	free(cache->holders);
+	free(cache->held);
 	free(cache->free_ids);
 	*cache = (kve_cache_t){0};
 }
@@ -71,28 +71,19 @@ kv_status_t kve_cache_take(kve_cache_t *cache, uint32_t n, uint32_t *p_ids)
 	for (uint32_t i = 0; i < n; i++) {
 		const uint32_t id = cache->free_ids[--cache->free_count];
 
-		kv_assert(cache->holders[id] == 0);
-		cache->holders[id] = 1;
+		kv_assert(cache->held[id] == 0);
+		cache->held[id] = 1;
 		p_ids[i] = id;
 	}
 
 	return KV_OK;
 }
 
-void kve_cache_hold(kve_cache_t *cache, const uint32_t *ids, uint32_t n)
+void kve_cache_give(kve_cache_t *cache, const uint32_t *ids, uint32_t n)
 {
 	for (uint32_t i = 0; i < n; i++) {
-		kv_assert(ids[i] < cache->paged.blocks && cache->holders[ids[i]] > 0);
-		cache->holders[ids[i]]++;
-	}
-}
-
-void kve_cache_drop(kve_cache_t *cache, const uint32_t *ids, uint32_t n)
-{
-	for (uint32_t i = 0; i < n; i++) {
-		kv_assert(ids[i] < cache->paged.blocks && cache->holders[ids[i]] > 0);
-		if (--cache->holders[ids[i]] == 0) {
-			cache->free_ids[cache->free_count++] = ids[i];
-		}
+		kv_assert(ids[i] < cache->paged.blocks && cache->held[ids[i]]);
+		cache->held[ids[i]] = 0;
+		cache->free_ids[cache->free_count++] = ids[i];
 	}
 }

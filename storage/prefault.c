@@ -7,17 +7,13 @@
 #include <semaphore.h>
 #include <signal.h>
 #include <string.h>
-#include <sys/mman.h>
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
 
 /* One step: short enough for a prompt stop, and for a carve that waits for the address space's lock. */
 #define CHUNK ((uint64_t)2 << 20)
 
 struct kvs_prefault {
 	const kv_env_t *env;
+	const kvs_sys_t *sys;
 	pthread_t thread;
 	sem_t work; /* posted once for each slab and once for the stop */
 	atomic_int stop;
@@ -27,18 +23,18 @@ struct kvs_prefault {
 };
 
 /* 0 or -errno. Neither way changes a byte: clients may be writing already. */
-static int touch(uint8_t *base, uint64_t n)
+static int touch(const kvs_sys_t *sys, uint8_t *base, uint64_t n)
 {
-	while (madvise(base, n, MADV_POPULATE_WRITE) != 0) {
-		if (errno == EINVAL || errno == ENOSYS) {
-			return kvs_guard_touch(base, n) == KV_OK ? 0 : -EFAULT; /* kernels before 5.14 */
-		}
-		if (errno != EINTR && errno != EAGAIN) {
-			return -errno;
-		}
+	int error;
+
+	do {
+		error = sys->populate(base, n);
+	} while (error == -EINTR || error == -EAGAIN);
+	if (error == -EINVAL) {
+		error = kvs_guard_touch(base, n) == KV_OK ? 0 : -EFAULT;
 	}
 
-	return 0;
+	return error;
 }
 
 static int touch_area(kvs_prefault_t *p, const kvs_area_t *area, _Atomic uint64_t *ready)
@@ -50,7 +46,7 @@ static int touch_area(kvs_prefault_t *p, const kvs_area_t *area, _Atomic uint64_
 		if (atomic_load_explicit(&p->stop, memory_order_relaxed)) {
 			return 0;
 		}
-		error = touch(area->base + at, n);
+		error = touch(p->sys, area->base + at, n);
 		if (error) {
 			return error;
 		}
@@ -88,7 +84,8 @@ static void *run(void *arg)
 	return NULL;
 }
 
-kv_status_t kvs_prefault_start(uint32_t max_slabs, const kv_env_t *env, kvs_prefault_t **p_prefault)
+kv_status_t kvs_prefault_start(uint32_t max_slabs, const kvs_sys_t *sys, const kv_env_t *env,
+			       kvs_prefault_t **p_prefault)
 {
 	kvs_prefault_t *p = kv_alloc(env, sizeof *p);
 	sigset_t all, old;
@@ -97,6 +94,7 @@ kv_status_t kvs_prefault_start(uint32_t max_slabs, const kv_env_t *env, kvs_pref
 		return KV_ERR_NOMEM;
 	}
 	p->env = env;
+	p->sys = sys;
 	p->cap = max_slabs;
 	p->slab = kv_alloc(env, max_slabs * sizeof(kvs_slab_t *));
 	if (!p->slab || sem_init(&p->work, 0, 0) != 0) {

@@ -56,7 +56,8 @@ int kvs_thp_works(char *detail, size_t cap);
 
 /* The pre-fault thread. Slabs are added from one thread and never leave before stop. */
 typedef struct kvs_prefault kvs_prefault_t;
-kv_status_t kvs_prefault_start(uint32_t max_slabs, const kv_env_t *env, kvs_prefault_t **p_prefault);
+kv_status_t kvs_prefault_start(uint32_t max_slabs, const kvs_sys_t *sys, const kv_env_t *env,
+			       kvs_prefault_t **p_prefault);
 void kvs_prefault_add(kvs_prefault_t *prefault, kvs_slab_t *slab);
 /* Ends the thread within one chunk (2 MiB) and frees everything. NULL is fine. */
 void kvs_prefault_stop(kvs_prefault_t *prefault);

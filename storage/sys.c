@@ -10,6 +10,10 @@
 #define MFD_NOEXEC_SEAL 0x0008u
 #endif
 
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
 #define MFD_HUGE_2MIB (21u << 26) /* log2 of the page size, as <linux/memfd.h> has it */
 
 static int posix_memfd(const char *name, int huge, int *p_fd)
@@ -57,11 +61,17 @@ static int posix_seal(int fd, int seals)
 	return fcntl(fd, F_ADD_SEALS, seals) == 0 ? 0 : -errno;
 }
 
+static int posix_populate(void *base, uint64_t bytes)
+{
+	return madvise(base, bytes, MADV_POPULATE_WRITE) == 0 ? 0 : -errno;
+}
+
 const kvs_sys_t kvs_sys_posix = {
 	.memfd = posix_memfd,
 	.resize = posix_resize,
 	.map = posix_map,
 	.seal = posix_seal,
+	.populate = posix_populate,
 };
 
 int kvs_area_create(const kvs_sys_t *sys, const char *name, uint64_t bytes, int huge, int seals, kvs_area_t *p_area)

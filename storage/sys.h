@@ -13,6 +13,8 @@ typedef struct kvs_sys {
 	/* Shared, readable and writable; never in a core dump, never in a forked child. */
 	int (*map)(int fd, uint64_t bytes, void **p_base);
 	int (*seal)(int fd, int seals);
+	/* Make the pages exist without changing a byte. -EINVAL: this kernel cannot (before 5.14). */
+	int (*populate)(void *base, uint64_t bytes);
 } kvs_sys_t;
 
 extern const kvs_sys_t kvs_sys_posix;

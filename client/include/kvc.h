@@ -84,7 +84,7 @@ typedef struct kvc_config {
 	uint32_t spin_us;             /* busy-wait this long for a reply before sleeping; 0: 50; UINT32_MAX: never spin */
 	uint32_t staging_blocks;      /* largest put in blocks the staging is sized for; 0: 8192 */
 	int lazy;                     /* 1: kvc_attach succeeds without a daemon and attaches later */
-	int observe;                  /* 1: do not join an instance: documents, explain and match only (operators' tools) */
+	int observe;                  /* 1: do not join an instance: documents and explain only, kvc_match() answers a miss (operators' tools) */
 } kvc_config_t;
 
 /* Connect, join, map the shared memory. KVC_ERR_UNREACHABLE at once when nobody listens. */
@@ -132,6 +132,8 @@ typedef struct kvc_space_info {
 KVC_API kvc_status_t kvc_space_open(kvc_t *kvc, const kvc_identity_t *identity, kvc_space_t **p_space);
 KVC_API void kvc_space_close(kvc_space_t *space);
 KVC_API void kvc_space_get_info(const kvc_space_t *space, kvc_space_info_t *info);
+/* Canonical layout of the pool's blocks: the one asked for, or one that differs in the inner order only (permute on the way in and out). Borrowed. */
+KVC_API const char *kvc_space_layout(const kvc_space_t *space);
 /* Drop all blocks of the space (weights changed in place). Blocking. */
 KVC_API kvc_status_t kvc_space_reset(kvc_space_t *space);
 
@@ -145,7 +147,8 @@ KVC_API void kvc_chain_begin(const kvc_space_t *space, kvc_chain_t *chain);
 KVC_API kvc_status_t kvc_chain_tokens(kvc_chain_t *chain, const uint32_t *tokens, uint32_t units, kvc_key_t *keys);
 /* One unit with extra keys (salt, LoRA, multimodal): canonical bytes. */
 KVC_API kvc_status_t kvc_chain_unit(kvc_chain_t *chain, const void *extra, uint32_t extra_len, const uint32_t *tokens, kvc_key_t *key);
-/* Keys of the whole units of a prompt, from the root: *p_n = n_tokens / hash_tokens keys. `salt` (may be NULL) is an extra key of unit 0. */
+/* Keys of the whole units of a prompt, from the root: *p_n = n_tokens / hash_tokens keys. `salt` (NULL or "": none) is an extra key of unit 0: its
+ * canonical bytes are "cache_salt=" and the salt. KVC_ERR_ARG: more keys than cap. */
 KVC_API kvc_status_t kvc_keys_of(const kvc_space_t *space, const uint32_t *tokens, uint32_t n_tokens, const char *salt, kvc_key_t *keys, uint32_t cap, uint32_t *p_n);
 /* Key of an engine's own hash (16..60 bytes), bound to the space. */
 KVC_API kvc_status_t kvc_key_bind(const kvc_space_t *space, const void *hash, uint32_t len, kvc_key_t *key);
@@ -179,6 +182,8 @@ KVC_API uint32_t kvc_lease_skip(const kvc_lease_t *lease);
 KVC_API uint32_t kvc_lease_disk(const kvc_lease_t *lease);
 /* Wait until `n` blocks are ready. KVC_ERR_TIMEOUT, KVC_ERR_REVOKED, or why the rest will never be ready. */
 KVC_API kvc_status_t kvc_lease_wait(kvc_lease_t *lease, uint32_t n, uint32_t timeout_ms);
+/* OK: blocks that are not ready yet will be; else why they never will. Does not wait. */
+KVC_API kvc_status_t kvc_lease_rest(const kvc_lease_t *lease);
 /* Memory of block i (skip <= i < ready), read-only by contract, and its digests: leaves[heads][leaves]. Valid while kvc_lease_state() is OK, so check it
  * again after the copy. Any of p_data, p_leaves may be NULL. */
 KVC_API kvc_status_t kvc_lease_block(const kvc_lease_t *lease, uint32_t i, const void **p_data, const uint64_t **p_leaves);
@@ -200,9 +205,9 @@ typedef struct kvc_writer {
 typedef struct kvc_put_options {
 	size_t struct_size;
 	int durable;                      /* a durable acknowledgement is wanted */
-	const uint64_t *event_hashes;     /* n, or NULL */
-	const uint32_t *tokens;           /* n x block_tokens, or NULL: events then carry no token ids */
-	const kvc_writer_t *writers;      /* NULL: this member writes all */
+	const uint64_t *event_hashes;     /* [n], parallel to keys (the first `from` are not read), or NULL */
+	const uint32_t *tokens;           /* [n x block_tokens], from the prompt's start likewise, or NULL: events then carry no token ids */
+	const kvc_writer_t *writers;      /* NULL: this member writes all; else who writes what, this member found by its rank */
 	uint32_t writer_count;
 } kvc_put_options_t;
 
@@ -233,6 +238,21 @@ KVC_API kvc_status_t kvc_put_wait(kvc_put_t *put, int durable, uint32_t timeout_
 KVC_API void kvc_put_free(kvc_put_t *put);
 /* Start, write all, end and wait: one call for simple callers. *p_visible counts from keys[from]. */
 KVC_API kvc_status_t kvc_put(kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint32_t n, const void *const *src, const kvc_put_options_t *options, uint32_t *p_visible);
+
+/* ---- leases and puts of other members ---------------------------------------------------------------------------------------- */
+
+/* Names a lease or put within its instance. Plain value: the scheduler sends it to the workers as it likes. */
+typedef struct kvc_handle {
+	uint64_t incarnation, id, offset;
+	uint32_t kind, first, n, reserved;
+} kvc_handle_t;
+KVC_API kvc_status_t kvc_lease_export(const kvc_lease_t *lease, kvc_handle_t *handle);
+/* A view of another member's lease: kvc_lease_read(), _block(), _wait() and _bad() work, kvc_release() frees the view only. KVC_ERR_REVOKED: of another
+ * incarnation. The taker keeps its lease until all members have read. */
+KVC_API kvc_status_t kvc_lease_import(kvc_space_t *space, const kvc_handle_t *handle, kvc_lease_t **p_lease);
+KVC_API kvc_status_t kvc_put_export(const kvc_put_t *put, kvc_handle_t *handle);
+/* A view of another member's put, to write `range` of every block: kvc_put_write(), _digests() and _end(). How the put ends is said to its starter. */
+KVC_API kvc_status_t kvc_put_import(kvc_space_t *space, const kvc_handle_t *handle, const kvc_writer_t *range, kvc_put_t **p_put);
 
 /* ---- looking in -------------------------------------------------------------------------------------------------------------- */
 

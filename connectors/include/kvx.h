@@ -103,8 +103,8 @@ typedef struct kvx_load_result {
 } kvx_load_result_t;
 
 /* Look the prefix up and start to load it. KVC_PENDING: *p_load is the job. KVC_MISS: nothing is there (*p_load is NULL): compute. There is no other
- * answer. */
-KVX_API kvc_status_t kvx_load_prefix(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_load_t **p_load);
+ * answer. *result (may be NULL) is set in both cases: of a miss it says why. */
+KVX_API kvc_status_t kvx_load_prefix(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_load_t **p_load, kvx_load_result_t *result);
 /* How far it is; result may be NULL. Returns result->status. */
 KVX_API kvc_status_t kvx_load_state(const kvx_load_t *load, kvx_load_result_t *result);
 /* Abort (if PENDING) and free. NULL is fine. */

@@ -9,8 +9,8 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 
-#define PAGE  4096u
-#define BYTES (64u * PAGE)
+#define PAGE  4096
+#define BYTES (64L * PAGE)
 
 typedef struct area {
 	int fd;
@@ -143,27 +143,54 @@ static void p6_a_fault_outside_the_announced_memory_is_not_swallowed(void **stat
 	area_drop(&a);
 }
 
-static void p6_without_a_guard_the_process_dies_as_before(void **state)
+static void leave(int signum)
 {
-	struct sigaction standard = {.sa_handler = SIG_DFL};
+	(void)signum;
+	_exit(42);
+}
+
+/* Run in a child: the disposition before the guard, then a real fault or a sent signal. Returns waitpid's status. */
+static int end_of_child(void (*before)(int), int send)
+{
+	struct sigaction action = {.sa_handler = before};
 	area_t a = area_make();
 	pid_t pid;
 	int status;
 
-	(void)state;
 	assert_int_equal(ftruncate(a.fd, 0), 0);
 	pid = fork();
 	assert_true(pid >= 0);
 	if (pid == 0) {
-		sigaction(SIGBUS, &standard, NULL);
-		if (kvs_guard_install() == KV_OK) {
+		sigaction(SIGBUS, &action, NULL);
+		if (kvs_guard_install() != KV_OK) {
+			_exit(1);
+		}
+		if (send) {
+			raise(SIGBUS);
+		} else {
 			*(volatile uint8_t *)a.base = 1;
 		}
 		_exit(0);
 	}
 	assert_int_equal(waitpid(pid, &status, 0), pid);
-	assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS);
 	area_drop(&a);
+
+	return status;
+}
+
+static void p6_without_a_guard_a_signal_means_what_it_meant_before(void **state)
+{
+	(void)state;
+	for (int send = 0; send < 2; send++) {
+		int status = end_of_child(SIG_DFL, send);
+
+		assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS);
+		status = end_of_child(leave, send);
+		assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 42);
+		status = end_of_child(SIG_IGN, send);
+		assert_true(send ? WIFEXITED(status) && WEXITSTATUS(status) == 0
+				 : WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS);
+	}
 }
 
 typedef struct racer {
@@ -237,7 +264,7 @@ int main(void)
 		cmocka_unit_test(p6_truncated_memory_is_a_fault_not_a_crash),
 		cmocka_unit_test(p1_verify_finds_every_flipped_leaf),
 		cmocka_unit_test(p6_a_fault_outside_the_announced_memory_is_not_swallowed),
-		cmocka_unit_test(p6_without_a_guard_the_process_dies_as_before),
+		cmocka_unit_test(p6_without_a_guard_a_signal_means_what_it_meant_before),
 		cmocka_unit_test(p6_threads_fault_each_for_themselves_while_a_client_truncates),
 	};
 

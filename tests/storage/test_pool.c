@@ -373,6 +373,55 @@ static void epochs_are_remembered_in_memory(void **state)
 	close_pool(&t, pool);
 }
 
+static void expect_damage(kvs_tier_t *pool)
+{
+	char detail[256] = "";
+
+	assert_int_equal(kvs_check(pool, detail, sizeof detail), KV_ERR_INTERNAL);
+	assert_true(detail[0] != '\0');
+}
+
+#define DAMAGED(type, field, value)                                                                                    \
+	do {                                                                                                           \
+		type whole = field;                                                                                    \
+		field = (type)(value);                                                                                 \
+		expect_damage(tier);                                                                                   \
+		field = whole;                                                                                         \
+		check(tier);                                                                                           \
+	} while (0)
+
+static void p4_check_finds_every_broken_sum(void **state)
+{
+	kvs_pool_config_t config = pool_config(&metrics, 1u << 20, 256u << 10);
+	kv_test_env_t t;
+	kvs_tier_t *tier = open_pool(&t, &config);
+	kvs_pool_t *pool = kvs_pool_of(tier);
+	kvs_loc_t loc[4];
+	uint32_t class;
+
+	(void)state;
+	assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
+	for (uint64_t i = 0; i < 4; i++) {
+		loc[i] = put(tier, class, &plain, i);
+	}
+	kvs_free(tier, loc[0]);
+	kvs_free(tier, loc[1]);
+	check(tier);
+	DAMAGED(uint64_t, pool->usage.used_slots, 3);
+	DAMAGED(uint64_t, pool->usage.free_slots, 0);
+	DAMAGED(uint64_t, pool->usage.used_bytes, 1);
+	DAMAGED(uint64_t, pool->usage.charged_bytes, 4096);
+	DAMAGED(uint32_t, pool->slabs[0]->slots[2].state, KVS_FREE);
+	DAMAGED(uint32_t, pool->slabs[0]->slots[3].state, KVS_QUARANTINED);
+	DAMAGED(uint32_t, pool->slabs[0]->slab.number, 1);
+	DAMAGED(uint64_t, pool->slabs[0]->slab.data.bytes, 4096);
+	DAMAGED(uint32_t, pool->slabs[0]->slab.next[kv_slot_index(loc[0].slot)], loc[1].slot); /* a circle */
+	DAMAGED(uint32_t, pool->classes[class].stack, KV_SLOT_NONE);
+	DAMAGED(uint32_t, pool->classes[class].fresh_next, 5);
+	DAMAGED(uint64_t, pool->ledger.area.bytes, 4096);
+	close_pool(&t, tier);
+}
+
 static void hold(void *ctx, const char *name, int fd)
 {
 	char *log = ctx;
@@ -430,6 +479,7 @@ int main(void)
 		cmocka_unit_test(p1_a_stale_location_is_a_miss),
 		cmocka_unit_test(p5_the_smallest_and_oddest_arguments_are_refused),
 		cmocka_unit_test(epochs_are_remembered_in_memory),
+		cmocka_unit_test(p4_check_finds_every_broken_sum),
 		cmocka_unit_test(the_keeper_is_handed_every_new_memfd),
 	};
 

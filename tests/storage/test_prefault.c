@@ -4,6 +4,7 @@
 #include "../../storage/guard.h"
 #include "../../storage/pool_priv.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -167,6 +168,65 @@ static void p1_touching_loses_no_byte_a_client_writes(void **state)
 	}
 }
 
+static atomic_int populate_calls;
+static int populate_error;
+
+static int no_populate(void *base, uint64_t bytes)
+{
+	(void)base;
+	(void)bytes;
+
+	return atomic_fetch_add(&populate_calls, 1) < 2 ? -EAGAIN : -populate_error;
+}
+
+/* An old kernel: pages are made by touching. */
+static void a_kernel_without_populate_is_served_by_touching(void **state)
+{
+	kvs_pool_config_t config = pool_config(&metrics, 5u << 20, 8u << 20);
+	kvs_sys_t sys = kvs_sys_posix;
+	kv_test_env_t t;
+	kvs_tier_t *tier;
+	uint32_t class;
+
+	(void)state;
+	kv_test_env_init(&t);
+	sys.populate = no_populate;
+	populate_error = EINVAL;
+	config.prefault = 1;
+	assert_int_equal(kvs_pool_open_with(&config, &t.env, &sys, &tier), KV_OK);
+	assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
+	wait_ready(&kvs_pool_of(tier)->slabs[0]->slab);
+	assert_int_equal(given(&kvs_pool_of(tier)->slabs[0]->slab.data), kvs_pool_of(tier)->slabs[0]->slab.data.bytes);
+	kvs_close(tier);
+}
+
+static void p6_a_machine_without_memory_ends_the_prefault_not_the_pool(void **state)
+{
+	kvs_pool_config_t config = pool_config(&metrics, 1u << 20, 8u << 20);
+	kvs_sys_t sys = kvs_sys_posix;
+	kv_test_env_t t;
+	kvs_tier_t *tier;
+	uint32_t class;
+
+	(void)state;
+	kv_test_env_init(&t);
+	memset(&metrics, 0, sizeof metrics);
+	sys.populate = no_populate;
+	populate_error = ENOMEM;
+	config.prefault = 1;
+	assert_int_equal(kvs_pool_open_with(&config, &t.env, &sys, &tier), KV_OK);
+	assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
+	for (int i = 0; i < 20000 && atomic_load(&t.lines[KV_LOG_WARN]) == 0; i++) {
+		usleep(1000);
+	}
+	assert_int_equal(atomic_load(&t.lines[KV_LOG_WARN]), 1);
+	put(tier, class, &plain, 1);
+	assert_int_equal(kv_metric_get(&metrics, KV_M_CPU_FIRST_TOUCH), 1);
+	check(tier);
+	kvs_close(tier);
+	assert_int_equal(kv_test_env_live(&t), 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -174,6 +234,8 @@ int main(void)
 		cmocka_unit_test(without_prefault_every_first_touch_is_counted_once),
 		cmocka_unit_test(p5_close_does_not_wait_for_a_whole_slab),
 		cmocka_unit_test(p1_touching_loses_no_byte_a_client_writes),
+		cmocka_unit_test(a_kernel_without_populate_is_served_by_touching),
+		cmocka_unit_test(p6_a_machine_without_memory_ends_the_prefault_not_the_pool),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,55 @@
+/* Why a call failed, in words; and the small things every program asks first. */
+#include "impl.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static _Thread_local char last_error[512];
+
+kvc_status_t kvc_fail(kv_status_t status, const char *format, ...)
+{
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(last_error, sizeof last_error, format, args);
+	va_end(args);
+
+	return (kvc_status_t)status;
+}
+
+const char *kvc_last_error(void)
+{
+	return last_error;
+}
+
+const char *kvc_status_name(kvc_status_t status)
+{
+	return kv_status_name((kv_status_t)status);
+}
+
+const char *kvc_status_text(kvc_status_t status)
+{
+	return kv_status_text((kv_status_t)status);
+}
+
+const char *kvc_version(void)
+{
+	_Static_assert(KV_WIRE_VERSION == 1u && KVC_ABI_VERSION == 1, "say the new versions in the text below");
+
+	return "kvc " KVD_VERSION " abi 1 wire 1";
+}
+
+kvc_status_t kvc_check_process(const kvc_t *kvc)
+{
+	if (*kvc->guard == KVC_GUARD) {
+		return KVC_OK;
+	}
+
+	return kvc_fail(KV_ERR_CLOSED, "this process was forked from the one that attached; attach again in it");
+}
+
+void kvc_free(void *p)
+{
+	free(p);
+}

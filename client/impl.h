@@ -1,0 +1,438 @@
+/* client/impl.h -- the insides of libkvc. Nothing here is exported.
+ *
+ * Files: attach.c (states of the attachment, polling), channel.c (frames and pending requests), dispatch.c (what arrives), map.c (shared memory of one
+ * incarnation), slab.c, space.c, match.c, grant.c (what leases and puts share), lease.c, put.c,
+ * handle.c (leases and puts of other members), staging.c, report.c, doc.c, error.c.
+ *
+ * Threads. One owner thread at a time; kvc_match() and kvc_lease_read() run on any thread. They reach shared memory in two ways only:
+ *   kvc_match()        through kvc->map between kvc_map_enter() and kvc_map_leave()
+ *   kvc_lease_read()   through lease->map, on which the lease holds a reference
+ * A map is unmapped when it is no longer current, nobody refers to it, and no match is running (kvc_map_reap()).
+ */
+#ifndef KVC_IMPL_H
+#define KVC_IMPL_H
+
+#include "kvc.h"
+
+#include "kv/env.h"
+#include "kv/shm.h"
+#include "kv/sock.h"
+#include "kv/status.h"
+#include "kv/wire.h"
+
+#include <stdatomic.h>
+
+#define KVC_MAX_PENDING     1024u       /* requests in flight                                      */
+#define KVC_MAX_OUT         (64u << 20) /* bytes waiting for the socket                             */
+#define KVC_MAX_FDS_QUEUED  16u         /* descriptors received ahead of their frames               */
+#define KVC_MAX_BACKLOG     4096u       /* lease ids waiting to be released; RELEASE holds as many  */
+#define KVC_MAX_BAD         64u         /* bad blocks waiting to be reported                        */
+#define KVC_MAX_EXTENTS     1024u       /* puts that hold staging at a time                         */
+#define KVC_ID_BUCKETS      256u        /* of the tables lease id -> lease, put id -> put           */
+#define KVC_MAX_SOCKET_PATH 108u
+#define KVC_MAX_HEADS       65536u
+#define KVC_MAX_LEAVES      (1u << 20)
+#define KVC_MAX_LAYOUT_TEXT 512u
+#define KVC_MAX_SALT        1024u
+#define KVC_EXPLAIN_KEYS    4096u
+#define KVC_STAGING_WORDS_A_BLOCK                                                                                      \
+	256u /* what staging_blocks is multiplied with; heads and layers are not known at attach */
+#define KVC_MAX_STAGING_WORDS (1u << 24)
+#define KVC_BACKOFF_MIN_NS    UINT64_C(10000000)
+#define KVC_BACKOFF_MAX_NS    UINT64_C(1000000000)
+#define KVC_NS_A_MS           UINT64_C(1000000)
+#define KVC_GUARD             UINT64_C(0x6b766320616c6976) /* what the fork guard page holds in the process that attached */
+
+/* ---- shared memory of one incarnation --------------------------------------------------------------------------------------- */
+
+typedef struct kvc_slab {
+	uint8_t *data;
+	const uint64_t *leaves; /* leaf[slots][heads][leaves] */
+	size_t data_bytes;
+	size_t digest_bytes;
+	uint32_t number;
+	uint32_t slots;
+	uint32_t slot_bytes;
+	uint32_t block_bytes;
+	uint32_t heads;
+	uint32_t leaves_a_head;
+	uint64_t retired_at; /* serial of the first lease or put that cannot use it; 0: in use */
+	struct kvc_slab *next_retired;
+} kvc_slab_t;
+
+typedef struct kvc_map {
+	struct kvc_map *next; /* among the retired */
+	uint64_t incarnation;
+	uint64_t refs;         /* leases and puts, and 1 while current; owner thread only */
+	_Atomic uint32_t dead; /* the session has ended: leases and puts are over */
+
+	const kv_mirror_header_t *mirror;
+	size_t mirror_bytes;
+	const kv_mirror_bucket_t *buckets;
+	uint64_t bucket_mask;
+	const _Atomic uint64_t *epochs;
+
+	const uint8_t *leases;
+	size_t lease_bytes;
+
+	kv_member_area_header_t *member;
+	size_t member_bytes;
+	kv_report_t *ring;
+	uint32_t ring_mask;
+	uint64_t *staging;
+	uint64_t staging_words;
+
+	kvc_slab_t *retired;
+	_Atomic(kvc_slab_t *) slabs[KV_SLOT_MAX_SLAB + 1u];
+} kvc_map_t;
+
+/* ---- requests in flight ----------------------------------------------------------------------------------------------------- */
+
+/* The end of a request: its reply, or a status of our own (TIMEOUT, CLOSED) with `reply` NULL. `detail` is the daemon's sentence, never NULL. */
+typedef struct kvc_answer {
+	kv_status_t status;
+	const kv_msg_t *reply;
+	const char *detail;
+} kvc_answer_t;
+typedef void (*kvc_answer_fn)(kvc_t *kvc, void *object, const kvc_answer_t *answer);
+
+typedef struct kvc_pending {
+	uint64_t id;        /* 0: free */
+	uint64_t deadline;  /* UINT64_MAX: passed already, the late answer is still expected */
+	kvc_answer_fn done; /* NULL: nobody waits; what a late answer grants is given back */
+	void *object;
+	uint16_t code;
+	uint32_t next_free;
+} kvc_pending_t;
+
+/* What to send besides the message. */
+typedef struct kvc_ask {
+	uint16_t code;
+	const void *msg; /* the request's struct */
+	kvc_answer_fn done;
+	void *object;
+	uint64_t deadline; /* 0: now + the default */
+	int fd;            /* one descriptor to send along, -1: none; only with an empty queue */
+} kvc_ask_t;
+
+typedef struct kvc_channel {
+	int fd;            /* -1: closed */
+	uint32_t max_body; /* the daemon accepts */
+	uint8_t *out;      /* whole frames, back to back: [out_head, out_tail) waits */
+	size_t out_cap, out_head, out_tail;
+	size_t out_sent; /* bytes of the first frame already sent */
+	uint8_t *in;
+	size_t in_cap, in_len;
+	int fds[KVC_MAX_FDS_QUEUED];
+	uint32_t fd_count;
+	kvc_pending_t *pending;
+	uint32_t free_pending;
+	uint32_t in_flight;
+	uint64_t serial;
+	uint64_t next_deadline;
+} kvc_channel_t;
+
+/* ---- staging ---------------------------------------------------------------------------------------------------------------- */
+
+typedef struct kvc_extent {
+	uint64_t first;
+	uint64_t words;
+} kvc_extent_t;
+
+/* ---- the objects of the API -------------------------------------------------------------------------------------------------- */
+
+struct kvc_space {
+	kvc_t *kvc;
+	kvc_space_t *next;
+	_Atomic uint32_t id;          /* of this incarnation */
+	_Atomic uint64_t epoch;       /* 0: not open now */
+	_Atomic uint64_t known_epoch; /* the last one seen: keys are made in it */
+	_Atomic uint32_t stale;       /* a match or an answer has seen another epoch: open it again */
+	int opening;
+	kv_status_t open_status; /* PENDING while opening */
+	uint8_t root[32];
+	uint32_t hash_tokens;
+	uint32_t block_tokens;
+	uint32_t block_bytes;
+	uint32_t heads;
+	uint32_t leaves;
+	uint32_t leaf_bytes;
+	uint32_t page_bytes;
+	uint32_t layers; /* pages a head */
+	uint32_t pieces; /* leaves a page */
+	kv_status_t reset_status;
+	uint32_t text_len;
+	char text[KV_MAX_TEXT + 1u]; /* canonical identity */
+	char asked_layout[KVC_MAX_LAYOUT_TEXT + 1u];
+	char layout[KVC_MAX_LAYOUT_TEXT + 1u]; /* what the daemon has: the inner order may differ */
+};
+
+/* What leases and puts share: their slots in the lease area. */
+typedef struct kvc_grant {
+	kvc_map_t *map; /* NULL: nothing granted */
+	const kv_lease_header_t *header;
+	uint64_t id;
+	uint64_t offset;
+	uint32_t slots; /* entries behind the header */
+	uint32_t kind;  /* kv_lease_kind_t */
+} kvc_grant_t;
+
+struct kvc_lease {
+	kvc_space_t *space;
+	kvc_lease_t *next, *prev; /* among the live, oldest first; free ones: next only */
+	kvc_lease_t *chain;       /* in the id table */
+	kvc_grant_t grant;
+	uint64_t serial;
+	_Atomic int32_t status; /* PENDING, OK, MISS, or why it is over */
+	kv_status_t rest;       /* why blocks beyond ready will never come; OK: they may */
+	uint32_t n, skip, disk, why;
+	uint64_t expires_ns;
+	int imported; /* another member's: not ours to release */
+};
+
+struct kvc_put {
+	kvc_space_t *space;
+	kvc_put_t *next, *prev;
+	kvc_put_t *chain;
+	kvc_grant_t grant;
+	uint64_t serial;
+	kv_status_t status;     /* of PUT_START: PENDING, OK, or why not */
+	kv_status_t end_status; /* first failure of a PUT_END */
+	kvc_put_result_t result;
+	kvc_writer_t range; /* of this member */
+	uint32_t asked, n, from;
+	uint32_t ends; /* PUT_END requests in flight: their staging is still read */
+	int durable;
+	int imported;
+	int freed;        /* by the caller; waits for `ends` */
+	int staging_lost; /* its session has ended: the staging is another one now */
+	kvc_extent_t staging;
+	uint32_t words_a_block;
+	uint32_t *order; /* order[i]: blocks before i that are not ALREADY; n + 1 entries */
+	uint32_t order_cap;
+};
+
+typedef struct kvc_bad {
+	uint64_t incarnation;
+	uint64_t lease;
+	uint32_t index;
+} kvc_bad_t;
+
+typedef struct kvc_counters {
+	_Atomic uint64_t matches, match_hits, acquires, acquire_misses, blocks_read, bytes_read, blocks_put, bytes_put,
+		corrupt, reattaches, timeouts, reports_dropped;
+} kvc_counters_t;
+
+typedef enum kvc_state {
+	KVC_DETACHED,
+	KVC_HELLO, /* connected, HELLO sent */
+	KVC_JOIN,  /* JOIN sent */
+	KVC_OPEN,  /* joined; spaces of before are being opened again */
+	KVC_READY,
+} kvc_state_t;
+
+struct kvc {
+	kv_env_t env;
+	char socket[KVC_MAX_SOCKET_PATH];
+	char instance[129];
+	uint8_t secret[32];
+	uint32_t secret_len;
+	uint32_t role, rank;
+	char program[65];
+	uint64_t timeout_ns, spin_ns;
+	uint32_t staging_words;
+	int observe;
+	const volatile uint64_t *guard; /* a page a forked child reads as zero */
+
+	kvc_state_t state;
+	kv_status_t why_detached;
+	char why_text[256];
+	uint64_t incarnation;
+	uint64_t old_incarnation;
+	uint64_t next_try_ns, backoff_ns;
+	uint32_t reopening; /* SPACE_OPENs a re-attach still waits for */
+	int owes_quiet;     /* handles of an older session were alive when it joined */
+	kvc_channel_t channel;
+
+	_Atomic(kvc_map_t *) map; /* current; NULL: detached */
+	_Atomic uint32_t readers; /* matches running */
+	kvc_map_t *retired;
+
+	kvc_space_t *spaces;
+	kvc_lease_t *leases, *last_lease, *free_leases;
+	kvc_put_t *puts, *last_put, *free_puts;
+	kvc_lease_t *lease_ids[KVC_ID_BUCKETS];
+	kvc_put_t *put_ids[KVC_ID_BUCKETS];
+	uint64_t serial;
+	uint64_t leases_open, puts_open, slabs_mapped;
+
+	uint64_t *backlog; /* lease ids to release */
+	uint32_t backlog_len;
+	_Atomic uint32_t bad_lock; /* readers on other threads report bad blocks, the owner sends them */
+	uint32_t bad_len;
+	kvc_bad_t bad[KVC_MAX_BAD];
+	kvc_extent_t extents[KVC_MAX_EXTENTS]; /* of the current staging, by address */
+	uint32_t extent_count;
+	kvc_counters_t counters;
+};
+
+/* ---- error.c ---------------------------------------------------------------------------------------------------------------- */
+
+/* Note a sentence for kvc_last_error() and return status. */
+kvc_status_t kvc_fail(kv_status_t status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* KVC_OK, or KVC_ERR_CLOSED in a forked child. No system call. */
+kvc_status_t kvc_check_process(const kvc_t *kvc);
+
+/* ---- channel.c -------------------------------------------------------------------------------------------------------------- */
+
+kv_status_t kvc_channel_init(kvc_t *kvc);
+void kvc_channel_fini(kvc_t *kvc);
+/* Close the socket and forget what was queued; every pending request ends with `status`. */
+void kvc_channel_close(kvc_t *kvc, kv_status_t status);
+/* Queue a request and send what fits. BUSY: too much in flight. CLOSED: the socket has gone (the session is then over). */
+kv_status_t kvc_send(kvc_t *kvc, const kvc_ask_t *ask);
+kv_status_t kvc_flush(kvc_t *kvc);
+/* Read and dispatch what has arrived. CLOSED or PROTO: the session must end. */
+kv_status_t kvc_receive(kvc_t *kvc);
+/* End requests whose deadline has passed. */
+void kvc_expire(kvc_t *kvc, uint64_t now);
+/* The object goes away: its requests are nobody's. */
+void kvc_forget(kvc_t *kvc, const void *object);
+/* The pending request of a reply, or NULL. */
+kvc_pending_t *kvc_pending_find(kvc_t *kvc, uint64_t id);
+void kvc_pending_free(kvc_t *kvc, kvc_pending_t *pending);
+/* A request nobody waits for. */
+void kvc_tell(kvc_t *kvc, uint16_t code, const void *msg);
+
+/* ---- dispatch.c ------------------------------------------------------------------------------------------------------------- */
+
+/* One whole frame. Takes the frame's descriptors out of the channel's queue. PROTO, TOO_BIG, ...: the session must end. */
+kv_status_t kvc_dispatch(kvc_t *kvc, const kv_frame_header_t *header, const uint8_t *body);
+
+/* ---- attach.c --------------------------------------------------------------------------------------------------------------- */
+
+/* Every call of the owner starts here: fork guard, then what has arrived, deadlines, re-attach. OK also while detached. */
+kvc_status_t kvc_enter(kvc_t *kvc);
+void kvc_pump(kvc_t *kvc);
+/* The session is over: all of its leases and puts are, too. */
+void kvc_session_lost(kvc_t *kvc, kv_status_t status, const char *why);
+/* Pump until done(object), at most until `deadline`; TIMEOUT. */
+typedef int (*kvc_done_fn)(const void *object);
+kv_status_t kvc_wait(kvc_t *kvc, kvc_done_fn done, const void *object, uint64_t deadline);
+/* Sleep until something arrives, at most `ns`. */
+void kvc_sleep(kvc_t *kvc, uint64_t ns);
+uint64_t kvc_deadline(const kvc_t *kvc, uint32_t timeout_ms);
+/* Why nothing can be asked now: UNREACHABLE or CLOSED with a sentence. */
+kvc_status_t kvc_detached(const kvc_t *kvc);
+/* One SPACE_OPEN of a re-attach has ended. */
+void kvc_reopened(kvc_t *kvc);
+
+/* ---- map.c, slab.c ---------------------------------------------------------------------------------------------------------- */
+
+typedef struct kvc_join_fds {
+	int mirror, leases, member;
+} kvc_join_fds_t;
+
+/* Map and check what JOIN handed out. The descriptors stay the caller's. */
+kv_status_t kvc_map_create(kvc_t *kvc, const kv_msg_join_reply_t *reply, const kvc_join_fds_t *fds, kvc_map_t **p_map);
+void kvc_map_ref(kvc_map_t *map);
+void kvc_map_unref(kvc_map_t *map);
+/* The current map ends: it is unmapped by kvc_map_reap() once nobody uses it. */
+void kvc_map_retire(kvc_t *kvc);
+void kvc_map_reap(kvc_t *kvc);
+/* Unmap all, whoever uses them; only when the kvc_t itself ends. */
+void kvc_map_destroy_all(kvc_t *kvc);
+kvc_map_t *kvc_map_enter(kvc_t *kvc);
+void kvc_map_leave(kvc_t *kvc);
+/* Map `bytes` of fd, checked against its real size and its seals. */
+kv_status_t kvc_map_fd(int fd, uint64_t bytes, int prot, void **p_base);
+
+kv_status_t kvc_slab_add(kvc_t *kvc, const kv_msg_slab_add_t *msg, int data_fd, int digest_fd);
+void kvc_slab_retire(kvc_t *kvc, uint32_t number);
+/* Unmap retired slabs that no lease or put can name any more, and say so. */
+void kvc_slab_reap(kvc_t *kvc);
+void kvc_slab_destroy(const kvc_t *kvc, kvc_slab_t *slab);
+/* Block and digests behind a slot. FAULT: no such memory here. LAYOUT: a slab of another geometry. */
+kv_status_t kvc_slab_find(const kvc_map_t *map, const kvc_space_t *space, kv_slot_t slot, uint8_t **p_data,
+			  const uint64_t **p_leaves);
+
+/* ---- space.c ---------------------------------------------------------------------------------------------------------------- */
+
+/* Ask for the space (again). */
+kv_status_t kvc_space_ask(kvc_space_t *space);
+/* kvc_enter(), then OK when requests of a member can name the space. */
+kvc_status_t kvc_space_usable(kvc_space_t *space);
+/* The daemon or the mirror knows another epoch. */
+void kvc_space_stale(kvc_space_t *space);
+void kvc_space_free(kvc_space_t *space);
+
+/* Where leaf `leaf` of head `head` lies in a block. */
+static inline size_t kvc_leaf(const kvc_space_t *space, uint32_t head, uint32_t leaf, size_t *p_len)
+{
+	uint32_t page = leaf / space->pieces;
+	uint32_t at = (leaf - page * space->pieces) * space->leaf_bytes;
+	uint32_t left = space->page_bytes - at;
+
+	*p_len = left < space->leaf_bytes ? left : space->leaf_bytes;
+
+	return ((size_t)head * space->layers + page) * space->page_bytes + at;
+}
+
+/* ---- lease.c, put.c, staging.c ---------------------------------------------------------------------------------------------- */
+
+/* Check a grant against the lease area and take a reference. PROTO: the daemon named something that is not there. */
+kv_status_t kvc_grant_take(kvc_t *kvc, uint64_t id, uint64_t offset, uint32_t slots, kv_lease_kind_t kind,
+			   kvc_grant_t *grant);
+void kvc_grant_drop(kvc_grant_t *grant);
+/* ACTIVE still? REVOKED otherwise. Ordered after every earlier read. */
+kv_status_t kvc_grant_check(const kvc_grant_t *grant);
+kv_slot_t kvc_grant_slot(const kvc_grant_t *grant, uint32_t i);
+
+kvc_lease_t *kvc_lease_new(kvc_space_t *space);
+void kvc_lease_forget(kvc_lease_t *lease);
+void kvc_lease_bind(kvc_lease_t *lease);
+void kvc_lease_notice(kvc_t *kvc, const kv_msg_lease_done_t *msg);
+void kvc_lease_flush(kvc_t *kvc);
+void kvc_leases_destroy(kvc_t *kvc);
+/* The space goes: what is left of its leases goes back. */
+void kvc_leases_of_space_end(kvc_space_t *space);
+/* Oldest live lease or put; UINT64_MAX: none. */
+uint64_t kvc_oldest_serial(const kvc_t *kvc);
+
+kvc_put_t *kvc_put_new(kvc_space_t *space);
+void kvc_put_forget(kvc_put_t *put);
+kv_status_t kvc_put_bind(kvc_put_t *put);
+void kvc_put_notice_done(kvc_t *kvc, const kv_msg_put_done_t *msg);
+void kvc_put_notice_durable(kvc_t *kvc, const kv_msg_durable_t *msg);
+void kvc_puts_lost(kvc_t *kvc);
+void kvc_puts_destroy(kvc_t *kvc);
+void kvc_puts_of_space_end(kvc_space_t *space);
+/* Is the range within the space? Sets the words a block has in it. */
+kv_status_t kvc_put_range(const kvc_space_t *space, const kvc_writer_t *range, uint32_t *p_words);
+
+/* First fit in the member's staging. BUSY: no room now; LIMIT: never. */
+kv_status_t kvc_staging_take(kvc_t *kvc, uint64_t words, kvc_extent_t *extent);
+void kvc_staging_give(kvc_t *kvc, kvc_extent_t *extent);
+/* The staging area itself has gone. */
+void kvc_staging_reset(kvc_t *kvc);
+
+/* ---- for tests -------------------------------------------------------------------------------------------------------------- */
+
+/* kvc_attach() in another universe. */
+kvc_status_t kvc_attach_env(const kvc_config_t *config, const kv_env_t *env, kvc_t **p_kvc);
+
+static inline void kvc_count(_Atomic uint64_t *counter, uint64_t n)
+{
+	atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
+}
+
+static inline void kvc_pause(void)
+{
+#if defined(__x86_64__)
+	__builtin_ia32_pause();
+#elif defined(__aarch64__)
+	__asm__ volatile("yield");
+#endif
+}
+
+#endif

@@ -1,0 +1,597 @@
+/* Leases: ask by a ladder of keys, wait, copy out verified, give back. */
+#include "impl.h"
+
+#include "kv/digest.h"
+
+/* ---- the objects ------------------------------------------------------------------------------------------------------------- */
+
+kvc_lease_t *kvc_lease_new(kvc_space_t *space)
+{
+	kvc_t *kvc = space->kvc;
+	kvc_lease_t *lease = kvc->free_leases;
+
+	if (lease) {
+		kvc->free_leases = lease->next;
+		memset(lease, 0, sizeof *lease);
+	} else {
+		lease = kv_alloc(&kvc->env, sizeof *lease);
+		if (!lease) {
+			return NULL;
+		}
+	}
+	lease->space = space;
+	lease->serial = ++kvc->serial;
+	atomic_store(&lease->status, KV_PENDING);
+	lease->prev = kvc->last_lease;
+	if (kvc->last_lease) {
+		kvc->last_lease->next = lease;
+	} else {
+		kvc->leases = lease;
+	}
+	kvc->last_lease = lease;
+	kvc->leases_open++;
+
+	return lease;
+}
+
+void kvc_lease_bind(kvc_lease_t *lease)
+{
+	kvc_lease_t **bucket = &lease->space->kvc->lease_ids[lease->grant.id % KVC_ID_BUCKETS];
+
+	lease->chain = *bucket;
+	*bucket = lease;
+}
+
+static void unbind(kvc_t *kvc, const kvc_lease_t *lease)
+{
+	kvc_lease_t **link = &kvc->lease_ids[lease->grant.id % KVC_ID_BUCKETS];
+
+	while (*link && *link != lease) {
+		link = &(*link)->chain;
+	}
+	if (*link) {
+		*link = lease->chain;
+	}
+}
+
+void kvc_lease_forget(kvc_lease_t *lease)
+{
+	kvc_t *kvc = lease->space->kvc;
+
+	if (lease->grant.map) {
+		unbind(kvc, lease);
+	}
+	kvc_grant_drop(&lease->grant);
+	if (lease->prev) {
+		lease->prev->next = lease->next;
+	} else {
+		kvc->leases = lease->next;
+	}
+	if (lease->next) {
+		lease->next->prev = lease->prev;
+	} else {
+		kvc->last_lease = lease->prev;
+	}
+	kvc->leases_open--;
+	lease->next = kvc->free_leases;
+	kvc->free_leases = lease;
+}
+
+void kvc_leases_destroy(kvc_t *kvc)
+{
+	while (kvc->leases) {
+		kvc_lease_forget(kvc->leases);
+	}
+	while (kvc->free_leases) {
+		kvc_lease_t *lease = kvc->free_leases;
+
+		kvc->free_leases = lease->next;
+		kv_free(&kvc->env, lease);
+	}
+}
+
+void kvc_leases_of_space_end(kvc_space_t *space)
+{
+	kvc_lease_t *next;
+
+	for (kvc_lease_t *lease = space->kvc->leases; lease; lease = next) {
+		next = lease->next;
+		if (lease->space == space) {
+			kvc_release(&lease, 1);
+		}
+	}
+}
+
+/* ---- asking ------------------------------------------------------------------------------------------------------------------ */
+
+/* Keys of blocks n, n-1, n-2, n-4, ... and 1. */
+static uint32_t ladder_of(const kvc_key_t *keys, uint32_t n, kvc_key_t ladder[KV_MAX_LADDER])
+{
+	uint32_t count = 0;
+
+	ladder[count++] = keys[n - 1];
+	for (uint32_t step = 1; step < n - 1; step *= 2) {
+		ladder[count++] = keys[n - step - 1];
+	}
+	if (n > 1) {
+		ladder[count++] = keys[0];
+	}
+
+	return count;
+}
+
+static kv_status_t granted(kvc_t *kvc, kvc_lease_t *lease, const kv_msg_acquire_reply_t *reply)
+{
+	kv_status_t status;
+
+	lease->why = reply->why;
+	if (reply->lease == 0) {
+		return KV_MISS;
+	}
+	if (reply->n <= lease->skip || reply->n > lease->n) {
+		return KV_ERR_PROTO;
+	}
+	status = kvc_grant_take(kvc, reply->lease, reply->offset, reply->n - lease->skip, KV_LEASE_READ, &lease->grant);
+	if (status != KV_OK) {
+		return status;
+	}
+	lease->n = reply->n;
+	lease->disk = reply->n_disk;
+	lease->expires_ns = kv_now_ns(&kvc->env) + reply->ttl_ms * KVC_NS_A_MS;
+	kvc_lease_bind(lease);
+
+	return KV_OK;
+}
+
+static void acquired(kvc_t *kvc, void *object, const kvc_answer_t *answer)
+{
+	kvc_lease_t *lease = object;
+	kv_status_t status = answer->status;
+
+	if (status == KV_OK) {
+		status = granted(kvc, lease, &answer->reply->acquire_reply);
+	}
+	if (status == KV_MISS) {
+		kvc_count(&kvc->counters.acquire_misses, 1);
+	}
+	if (status == KV_ERR_STALE_EPOCH) {
+		kvc_space_stale(lease->space);
+	}
+	if (status < 0) {
+		kvc_fail(status, "acquiring %u blocks: %s%s%.200s", lease->n, kv_status_text(status),
+			 answer->detail[0] ? ": " : "", answer->detail);
+	}
+	if (status != KV_OK) {
+		lease->n = lease->skip;
+	}
+	atomic_store(&lease->status, status);
+}
+
+kvc_status_t kvc_acquire_start(kvc_space_t *space, const kvc_key_t *keys, uint32_t n, uint32_t skip, uint32_t ttl_ms,
+			       kvc_lease_t **p_lease)
+{
+	kvc_key_t ladder[KV_MAX_LADDER];
+	kv_msg_acquire_t msg;
+	kvc_ask_t ask = {.code = KV_CODE_ACQUIRE, .msg = &msg, .done = acquired, .fd = -1};
+	kvc_lease_t *lease;
+	kvc_status_t status;
+	kv_status_t sent;
+
+	if (!space || !keys || !p_lease || n == 0 || n > KV_MAX_BLOCKS || skip > n) {
+		return kvc_fail(KV_ERR_ARG, "kvc_acquire: %u blocks with %u skipped: at least 1, at most %u, skip <= n",
+				n, skip, KV_MAX_BLOCKS);
+	}
+	status = kvc_space_usable(space);
+	if (status != KVC_OK) {
+		return status;
+	}
+	lease = kvc_lease_new(space);
+	if (!lease) {
+		return kvc_fail(KV_ERR_NOMEM, "out of memory for a lease");
+	}
+	lease->n = n;
+	lease->skip = skip;
+
+	msg = (kv_msg_acquire_t){
+		.space = atomic_load_explicit(&space->id, memory_order_relaxed),
+		.epoch = atomic_load_explicit(&space->epoch, memory_order_relaxed),
+		.skip = skip,
+		.n = n,
+		.ttl_ms = ttl_ms,
+	};
+	msg.ladder = (kv_slice_t){ladder[0].b, ladder_of(keys, n, ladder) * (uint32_t)sizeof ladder[0]};
+	ask.object = lease;
+	sent = kvc_send(space->kvc, &ask);
+	if (sent != KV_OK) {
+		kvc_lease_forget(lease);
+		return kvc_fail(sent, "ACQUIRE could not be sent: %s", kv_status_text(sent));
+	}
+	kvc_count(&space->kvc->counters.acquires, 1);
+	*p_lease = lease;
+
+	return KVC_OK;
+}
+
+static int acquire_answered(const void *object)
+{
+	return atomic_load(&((const kvc_lease_t *)object)->status) != KV_PENDING;
+}
+
+kvc_status_t kvc_acquire(kvc_space_t *space, const kvc_key_t *keys, uint32_t n, uint32_t skip, uint32_t ttl_ms,
+			 kvc_lease_t **p_lease)
+{
+	kvc_lease_t *lease;
+	kvc_status_t status = kvc_acquire_start(space, keys, n, skip, ttl_ms, &lease);
+
+	if (status != KVC_OK) {
+		return status;
+	}
+	/* The request's own deadline ends the wait. */
+	(void)kvc_wait(space->kvc, acquire_answered, lease, UINT64_MAX);
+	status = atomic_load(&lease->status);
+	if (status != KVC_OK) {
+		kvc_lease_forget(lease);
+		lease = NULL;
+	}
+	if (status == KVC_OK || status == KVC_MISS) {
+		*p_lease = lease;
+	}
+
+	return status;
+}
+
+/* ---- looking at one ---------------------------------------------------------------------------------------------------------- */
+
+kvc_status_t kvc_lease_state(const kvc_lease_t *lease)
+{
+	kvc_status_t status = atomic_load_explicit(&lease->status, memory_order_acquire);
+
+	if (status != KVC_OK || kvc_grant_check(&lease->grant) == KV_OK) {
+		return status;
+	}
+	if (!lease->imported && !atomic_load(&lease->grant.map->dead) &&
+	    kv_now_ns(&lease->space->kvc->env) >= lease->expires_ns) {
+		return kvc_fail(KV_ERR_EXPIRED, "lease %llu has outlived its time; acquire again",
+				(unsigned long long)lease->grant.id);
+	}
+
+	return kvc_fail(KV_ERR_REVOKED, "lease %llu was revoked; acquire again", (unsigned long long)lease->grant.id);
+}
+
+uint32_t kvc_lease_n(const kvc_lease_t *lease)
+{
+	return lease->n;
+}
+
+kvc_status_t kvc_lease_rest(const kvc_lease_t *lease)
+{
+	return (kvc_status_t)lease->rest;
+}
+
+uint32_t kvc_lease_ready(const kvc_lease_t *lease)
+{
+	uint32_t ready;
+
+	if (atomic_load_explicit(&lease->status, memory_order_acquire) != KV_OK) {
+		return lease->skip;
+	}
+	ready = atomic_load_explicit(&lease->grant.header->ready, memory_order_acquire);
+	if (atomic_load_explicit(&lease->grant.header->id, memory_order_acquire) != lease->grant.id ||
+	    ready < lease->skip) {
+		return lease->skip;
+	}
+
+	return ready < lease->n ? ready : lease->n;
+}
+
+uint32_t kvc_lease_skip(const kvc_lease_t *lease)
+{
+	return lease->skip;
+}
+
+uint32_t kvc_lease_disk(const kvc_lease_t *lease)
+{
+	return lease->disk;
+}
+
+void kvc_lease_notice(kvc_t *kvc, const kv_msg_lease_done_t *msg)
+{
+	kvc_lease_t *lease = kvc->lease_ids[msg->lease % KVC_ID_BUCKETS];
+
+	while (lease && (lease->grant.id != msg->lease || atomic_load(&lease->grant.map->dead))) {
+		lease = lease->chain;
+	}
+	if (lease) {
+		lease->rest = (kv_status_t)msg->status;
+	}
+}
+
+kvc_status_t kvc_lease_wait(kvc_lease_t *lease, uint32_t n, uint32_t timeout_ms)
+{
+	kvc_t *kvc = lease->space->kvc;
+	uint64_t now = kv_now_ns(&kvc->env);
+	uint64_t deadline = kvc_deadline(kvc, timeout_ms), spin_until = now + kvc->spin_ns;
+	uint64_t nap = UINT64_C(50000);
+	kvc_status_t status = kvc_check_process(kvc);
+
+	if (status != KVC_OK) {
+		return status;
+	}
+	for (;;) {
+		status = kvc_lease_state(lease);
+		if (status != KVC_OK && status != KVC_PENDING) {
+			return status;
+		}
+		if (status == KVC_OK && n > lease->n) {
+			return kvc_fail(KV_ERR_ARG, "the lease has %u blocks, not %u", lease->n, n);
+		}
+		if (status == KVC_OK && kvc_lease_ready(lease) >= n) {
+			return KVC_OK;
+		}
+		if (lease->rest != KV_OK) {
+			return kvc_fail(lease->rest, "only %u of %u blocks could be read: %s", kvc_lease_ready(lease),
+					n, kv_status_text(lease->rest));
+		}
+		now = kv_now_ns(&kvc->env);
+		if (now >= deadline) {
+			return kvc_fail(KV_ERR_TIMEOUT, "%u of %u blocks are ready so far; wait again or recompute",
+					kvc_lease_ready(lease), n);
+		}
+		if (now < spin_until) {
+			kvc_pause();
+		} else {
+			/* `ready` moves without a message until all is there: look again soon. */
+			kvc_sleep(kvc, deadline - now < nap ? deadline - now : nap);
+			nap = nap < UINT64_C(1000000) ? nap * 2 : nap;
+		}
+		kvc_pump(kvc);
+	}
+}
+
+/* ---- reading ----------------------------------------------------------------------------------------------------------------- */
+
+kvc_status_t kvc_lease_block(const kvc_lease_t *lease, uint32_t i, const void **p_data, const uint64_t **p_leaves)
+{
+	uint8_t *data;
+	const uint64_t *leaves;
+	kv_status_t found;
+	kvc_status_t status = kvc_check_process(lease->space->kvc);
+
+	if (status == KVC_OK) {
+		status = kvc_lease_state(lease);
+	}
+	if (status != KVC_OK) {
+		return status;
+	}
+	if (i < lease->skip || i >= lease->n) {
+		return kvc_fail(KV_ERR_ARG, "block %u is not in the lease's [%u, %u)", i, lease->skip, lease->n);
+	}
+	if (i >= kvc_lease_ready(lease)) {
+		return KVC_PENDING;
+	}
+	found = kvc_slab_find(lease->grant.map, lease->space, kvc_grant_slot(&lease->grant, i - lease->skip), &data,
+			      &leaves);
+	if (found != KV_OK) {
+		return kvc_fail(found, "block %u lies in memory this process does not have: %s", i,
+				kv_status_text(found));
+	}
+	if (p_data) {
+		*p_data = data;
+	}
+	if (p_leaves) {
+		*p_leaves = leaves;
+	}
+
+	return KVC_OK;
+}
+
+/* Copy one block and compare every leaf on the way. */
+static kv_status_t copy_block(const kvc_space_t *space, void *dst, const uint8_t *data, const uint64_t *leaves)
+{
+	uint64_t wrong = 0;
+
+	for (uint32_t head = 0; head < space->heads; head++) {
+		for (uint32_t leaf = 0; leaf < space->leaves; leaf++) {
+			size_t len, at = kvc_leaf(space, head, leaf, &len);
+
+			wrong |= kv_copy_digest((uint8_t *)dst + at, data + at, len) ^
+				 __atomic_load_n(&leaves[(size_t)head * space->leaves + leaf], __ATOMIC_RELAXED);
+		}
+	}
+
+	return wrong ? KV_ERR_CORRUPT : KV_OK;
+}
+
+static void bad_push(kvc_t *kvc, const kvc_lease_t *lease, uint32_t i)
+{
+	kvc_bad_t bad = {
+		.incarnation = lease->grant.map->incarnation, .lease = lease->grant.id, .index = i - lease->skip};
+
+	while (atomic_exchange_explicit(&kvc->bad_lock, 1u, memory_order_acquire)) {
+		kvc_pause();
+	}
+	/* A full queue drops the report: the next reader of that block makes another. */
+	if (kvc->bad_len < KVC_MAX_BAD) {
+		kvc->bad[kvc->bad_len++] = bad;
+	}
+	atomic_store_explicit(&kvc->bad_lock, 0u, memory_order_release);
+}
+
+static kvc_status_t read_block(kvc_lease_t *lease, uint32_t i, void *dst)
+{
+	kvc_t *kvc = lease->space->kvc;
+	const void *data;
+	const uint64_t *leaves;
+	kvc_status_t status = kvc_lease_block(lease, i, &data, &leaves);
+	kv_status_t copied;
+
+	if (status != KVC_OK) {
+		return status;
+	}
+	copied = copy_block(lease->space, dst, data, leaves);
+
+	/* Taken away meanwhile: what was read may be anything, and that is nobody's fault. */
+	status = kvc_lease_state(lease);
+	if (status == KVC_OK && copied != KV_OK) {
+		kvc_count(&kvc->counters.corrupt, 1);
+		bad_push(kvc, lease, i);
+		return kvc_fail(KV_ERR_CORRUPT,
+				"block %u does not match its digest; it has been reported, recompute it", i);
+	}
+
+	return status;
+}
+
+kvc_status_t kvc_lease_read(kvc_lease_t *lease, uint32_t first, uint32_t count, void *const *dst, uint32_t *p_bad)
+{
+	kvc_t *kvc = lease->space->kvc;
+
+	if (!dst || first < lease->skip || count > UINT32_MAX - first) {
+		return kvc_fail(KV_ERR_ARG, "kvc_lease_read: blocks from %u on, of which %u are skipped", first,
+				lease->skip);
+	}
+	for (uint32_t i = 0; i < count; i++) {
+		kvc_status_t status = read_block(lease, first + i, dst[i]);
+
+		if (status != KVC_OK) {
+			if (p_bad) {
+				*p_bad = first + i;
+			}
+			return status;
+		}
+	}
+	kvc_count(&kvc->counters.blocks_read, count);
+	kvc_count(&kvc->counters.bytes_read, (uint64_t)count * lease->space->block_bytes);
+
+	return KVC_OK;
+}
+
+kvc_status_t kvc_lease_bad(kvc_lease_t *lease, uint32_t i)
+{
+	kvc_status_t status = kvc_check_process(lease->space->kvc);
+
+	if (status == KVC_OK) {
+		status = kvc_lease_state(lease);
+	}
+	if (status != KVC_OK) {
+		return status;
+	}
+	if (i < lease->skip || i >= lease->n) {
+		return kvc_fail(KV_ERR_ARG, "block %u is not in the lease's [%u, %u)", i, lease->skip, lease->n);
+	}
+	kvc_count(&lease->space->kvc->counters.corrupt, 1);
+	bad_push(lease->space->kvc, lease, i);
+	kvc_lease_flush(lease->space->kvc);
+
+	return KVC_OK;
+}
+
+/* ---- giving back ------------------------------------------------------------------------------------------------------------- */
+
+static void bad_flush(kvc_t *kvc)
+{
+	kvc_bad_t bad[KVC_MAX_BAD];
+	uint32_t count;
+
+	while (atomic_exchange_explicit(&kvc->bad_lock, 1u, memory_order_acquire)) {
+		kvc_pause();
+	}
+	count = kvc->bad_len;
+	memcpy(bad, kvc->bad, count * sizeof bad[0]);
+	kvc->bad_len = 0;
+	atomic_store_explicit(&kvc->bad_lock, 0u, memory_order_release);
+
+	for (uint32_t i = 0; i < count; i++) {
+		kv_msg_bad_block_t msg = {.lease = bad[i].lease, .index = bad[i].index};
+
+		if (bad[i].incarnation == kvc->incarnation) {
+			kvc_tell(kvc, KV_CODE_BAD_BLOCK, &msg);
+		}
+	}
+}
+
+void kvc_lease_flush(kvc_t *kvc)
+{
+	kv_msg_release_t msg = {
+		.leases = {(const uint8_t *)kvc->backlog, kvc->backlog_len * (uint32_t)sizeof *kvc->backlog}};
+	kvc_ask_t ask = {.code = KV_CODE_RELEASE, .msg = &msg, .fd = -1};
+
+	if (kvc->state != KVC_READY) {
+		return;
+	}
+	/* A bad block is named by its lease, so it is reported first. */
+	bad_flush(kvc);
+	if (kvc->backlog_len && kvc_send(kvc, &ask) == KV_OK) {
+		kvc->backlog_len = 0;
+	}
+}
+
+static void release_one(kvc_lease_t *lease)
+{
+	kvc_t *kvc = lease->space->kvc;
+
+	if (atomic_load(&lease->status) == KV_PENDING) {
+		kvc_forget(kvc, lease);
+	}
+	if (lease->grant.map && !lease->imported && !atomic_load(&lease->grant.map->dead)) {
+		if (kvc->backlog_len == KVC_MAX_BACKLOG) {
+			kvc_lease_flush(kvc);
+		}
+		/* Still full: the daemon does not listen; the lease ends by its time to live. */
+		if (kvc->backlog_len < KVC_MAX_BACKLOG) {
+			kvc->backlog[kvc->backlog_len++] = lease->grant.id;
+		}
+	}
+	kvc_lease_forget(lease);
+}
+
+void kvc_release(kvc_lease_t *const *leases, uint32_t count)
+{
+	kvc_t *kvc = NULL;
+
+	for (uint32_t i = 0; leases && i < count; i++) {
+		if (!leases[i]) {
+			continue;
+		}
+		if (kvc && kvc != leases[i]->space->kvc) {
+			kvc_lease_flush(kvc);
+		}
+		kvc = leases[i]->space->kvc;
+		release_one(leases[i]);
+	}
+	if (kvc && kvc_check_process(kvc) == KVC_OK) {
+		kvc_lease_flush(kvc);
+		kvc_map_reap(kvc);
+	}
+}
+
+static void renewed(kvc_t *kvc, void *object, const kvc_answer_t *answer)
+{
+	kvc_lease_t *lease = object;
+
+	if (answer->status == KV_OK) {
+		lease->expires_ns = kv_now_ns(&kvc->env) + answer->reply->renew_reply.ttl_ms * KVC_NS_A_MS;
+	}
+}
+
+kvc_status_t kvc_lease_renew(kvc_lease_t *lease, uint32_t ttl_ms)
+{
+	kv_msg_renew_t msg = {.ttl_ms = ttl_ms};
+	kvc_ask_t ask = {.code = KV_CODE_RENEW, .msg = &msg, .done = renewed, .object = lease, .fd = -1};
+	kvc_status_t status = kvc_space_usable(lease->space);
+	kv_status_t sent;
+
+	if (status == KVC_OK) {
+		status = kvc_lease_state(lease);
+	}
+	if (status != KVC_OK) {
+		return status;
+	}
+	msg.lease = lease->grant.id;
+	sent = kvc_send(lease->space->kvc, &ask);
+	if (sent != KV_OK) {
+		return kvc_fail(sent, "RENEW could not be sent: %s", kv_status_text(sent));
+	}
+
+	return KVC_OK;
+}

@@ -1,0 +1,674 @@
+/* Puts: ask for slots, fill and digest, hand in, hear what became of it. */
+#include "impl.h"
+
+#include "kv/digest.h"
+
+/* ---- the objects ------------------------------------------------------------------------------------------------------------- */
+
+kvc_put_t *kvc_put_new(kvc_space_t *space)
+{
+	kvc_t *kvc = space->kvc;
+	kvc_put_t *put = kvc->free_puts;
+
+	if (put) {
+		kvc_put_t was = *put;
+
+		kvc->free_puts = was.next;
+		*put = (kvc_put_t){.order = was.order, .order_cap = was.order_cap};
+	} else {
+		put = kv_alloc(&kvc->env, sizeof *put);
+		if (!put) {
+			return NULL;
+		}
+	}
+	put->space = space;
+	put->serial = ++kvc->serial;
+	put->status = KV_PENDING;
+	put->result = (kvc_put_result_t){.status = KVC_PENDING, .durable_status = KVC_MISS};
+	put->prev = kvc->last_put;
+	if (kvc->last_put) {
+		kvc->last_put->next = put;
+	} else {
+		kvc->puts = put;
+	}
+	kvc->last_put = put;
+	kvc->puts_open++;
+
+	return put;
+}
+
+static void unbind(kvc_t *kvc, const kvc_put_t *put)
+{
+	kvc_put_t **link = &kvc->put_ids[put->grant.id % KVC_ID_BUCKETS];
+
+	while (*link && *link != put) {
+		link = &(*link)->chain;
+	}
+	if (*link) {
+		*link = put->chain;
+	}
+}
+
+void kvc_put_forget(kvc_put_t *put)
+{
+	kvc_t *kvc = put->space->kvc;
+
+	/* Staging of an older session has gone with it. */
+	if (!put->staging_lost) {
+		kvc_staging_give(kvc, &put->staging);
+	}
+	if (put->grant.map) {
+		unbind(kvc, put);
+	}
+	kvc_grant_drop(&put->grant);
+	if (put->prev) {
+		put->prev->next = put->next;
+	} else {
+		kvc->puts = put->next;
+	}
+	if (put->next) {
+		put->next->prev = put->prev;
+	} else {
+		kvc->last_put = put->prev;
+	}
+	kvc->puts_open--;
+	put->next = kvc->free_puts;
+	kvc->free_puts = put;
+}
+
+void kvc_puts_destroy(kvc_t *kvc)
+{
+	while (kvc->puts) {
+		kvc_put_forget(kvc->puts);
+	}
+	while (kvc->free_puts) {
+		kvc_put_t *put = kvc->free_puts;
+
+		kvc->free_puts = put->next;
+		kv_free(&kvc->env, put->order);
+		kv_free(&kvc->env, put);
+	}
+}
+
+void kvc_puts_of_space_end(kvc_space_t *space)
+{
+	kvc_t *kvc = space->kvc;
+	kvc_put_t *next;
+
+	for (kvc_put_t *put = kvc->puts; put; put = next) {
+		next = put->next;
+		if (put->space == space && !put->freed) {
+			kvc_put_free(put);
+		}
+	}
+	/* Those with a PUT_END in flight stay until its answer; they must not look at the space any more. */
+	for (kvc_put_t *put = kvc->puts; put; put = next) {
+		next = put->next;
+		if (put->space == space) {
+			kvc_forget(kvc, put);
+			kvc_put_forget(put);
+		}
+	}
+}
+
+/* All puts of the session that has just ended are over. */
+void kvc_puts_lost(kvc_t *kvc)
+{
+	kvc_put_t *next;
+
+	for (kvc_put_t *put = kvc->puts; put; put = next) {
+		next = put->next;
+		put->staging_lost = 1;
+		if (put->status == KV_PENDING) {
+			put->status = KV_ERR_REVOKED;
+		}
+		if (put->result.status == KVC_PENDING) {
+			put->result.status = KVC_ERR_REVOKED;
+		}
+		if (put->result.durable_status == KVC_PENDING) {
+			put->result.durable_status = KVC_ERR_REVOKED;
+		}
+		if (put->freed) {
+			kvc_put_forget(put);
+		}
+	}
+}
+
+/* ---- asking ------------------------------------------------------------------------------------------------------------------ */
+
+kv_status_t kvc_put_range(const kvc_space_t *space, const kvc_writer_t *range, uint32_t *p_words)
+{
+	if (range->head_count > space->heads || range->head_first > space->heads - range->head_count ||
+	    range->layer_count > space->layers || range->layer_first > space->layers - range->layer_count) {
+		return KV_ERR_COVERAGE;
+	}
+	*p_words = range->head_count * range->layer_count * space->pieces;
+
+	return KV_OK;
+}
+
+/* Count the blocks to be written; the grant and n are known. */
+kv_status_t kvc_put_bind(kvc_put_t *put)
+{
+	kvc_t *kvc = put->space->kvc;
+	kvc_put_t **bucket = &kvc->put_ids[put->grant.id % KVC_ID_BUCKETS];
+
+	if (put->order_cap < put->n + 1u) {
+		size_t bytes = (put->n + 1u) * sizeof *put->order;
+		uint32_t *order = kv_resize(&kvc->env, put->order, put->order_cap * sizeof *put->order, bytes);
+
+		if (!order) {
+			return KV_ERR_NOMEM;
+		}
+		put->order = order;
+		put->order_cap = put->n + 1u;
+	}
+	put->order[0] = 0;
+	for (uint32_t i = 0; i < put->n; i++) {
+		put->order[i + 1] = put->order[i] + (kvc_grant_slot(&put->grant, i) != KV_SLOT_NONE);
+	}
+	put->chain = *bucket;
+	*bucket = put;
+
+	return KV_OK;
+}
+
+static kv_status_t granted(kvc_t *kvc, kvc_put_t *put, const kv_msg_put_start_reply_t *reply)
+{
+	kv_status_t status;
+
+	if (reply->n > put->asked || reply->already > reply->n) {
+		return KV_ERR_PROTO;
+	}
+	put->n = reply->n;
+	if (reply->put == 0) {
+		/* Nothing to write: all of it is visible, or nothing was granted. */
+		put->result.visible = reply->n;
+		put->result.status = reply->n ? KVC_OK : KVC_ERR_BUSY;
+		put->result.durable_status = KVC_MISS;
+		return reply->n ? KV_OK : KV_ERR_BUSY;
+	}
+	status = kvc_grant_take(kvc, reply->put, reply->offset, reply->n, KV_LEASE_PUT, &put->grant);
+	if (status == KV_OK) {
+		status = kvc_put_bind(put);
+	}
+
+	return status;
+}
+
+static void started(kvc_t *kvc, void *object, const kvc_answer_t *answer)
+{
+	kvc_put_t *put = object;
+	kv_status_t status = answer->status;
+
+	if (status == KV_OK) {
+		status = granted(kvc, put, &answer->reply->put_start_reply);
+	}
+	if (status == KV_ERR_STALE_EPOCH) {
+		kvc_space_stale(put->space);
+	}
+	if (status < 0) {
+		put->n = 0;
+		put->result.status = (kvc_status_t)(status == KV_ERR_CLOSED ? KV_ERR_REVOKED : status);
+		put->result.durable_status = put->durable ? put->result.status : KVC_MISS;
+		kvc_fail(status, "starting a put of %u blocks: %s%s%.200s", put->asked, kv_status_text(status),
+			 answer->detail[0] ? ": " : "", answer->detail);
+	}
+	put->status = status;
+}
+
+/* This member's own range among the writers; none at all when it is not one of them. */
+static kvc_status_t range_of(kvc_put_t *put, const kvc_put_options_t *options)
+{
+	const kvc_space_t *space = put->space;
+	kv_status_t status;
+
+	put->range = (kvc_writer_t){.head_count = space->heads, .layer_count = space->layers};
+	if (options->writers) {
+		put->range = (kvc_writer_t){.rank = space->kvc->rank};
+		for (uint32_t i = 0; i < options->writer_count; i++) {
+			if (options->writers[i].rank == space->kvc->rank) {
+				put->range = options->writers[i];
+			}
+		}
+	}
+	status = kvc_put_range(space, &put->range, &put->words_a_block);
+	if (status != KV_OK) {
+		return kvc_fail(status,
+				"this rank's range of heads and layers is not in a block of %u heads and %u layers",
+				space->heads, space->layers);
+	}
+
+	return KVC_OK;
+}
+
+/* Staging for as many blocks as fit at all. */
+static kvc_status_t stage(kvc_put_t *put, uint32_t count)
+{
+	kvc_t *kvc = put->space->kvc;
+	uint64_t words = atomic_load_explicit(&kvc->map, memory_order_relaxed)->staging_words;
+	kv_status_t status;
+
+	put->asked = count;
+	if (put->words_a_block && words / put->words_a_block < count) {
+		put->asked = (uint32_t)(words / put->words_a_block);
+	}
+	if (put->asked == 0) {
+		return kvc_fail(KV_ERR_LIMIT,
+				"one block has %u leaf digests and the staging only %llu words; raise staging_blocks",
+				put->words_a_block, (unsigned long long)words);
+	}
+	status = kvc_staging_take(kvc, (uint64_t)put->asked * put->words_a_block, &put->staging);
+	if (status != KV_OK) {
+		return kvc_fail(status, "no staging is left for %u blocks; end or free other puts first", put->asked);
+	}
+
+	return KVC_OK;
+}
+
+_Static_assert(sizeof(kvc_writer_t) == KV_WRITER_BYTES, "a writer goes over the wire as it is");
+
+static kvc_status_t send_start(kvc_put_t *put, const kvc_key_t *keys, const kvc_put_options_t *options)
+{
+	kvc_space_t *space = put->space;
+	kv_msg_put_start_t msg = {
+		.space = atomic_load_explicit(&space->id, memory_order_relaxed),
+		.epoch = atomic_load_explicit(&space->epoch, memory_order_relaxed),
+		.flags = options->durable ? 1u : 0u,
+		.depth = put->from,
+		.keys = {keys[put->from].b, put->asked * (uint32_t)sizeof keys[0]},
+	};
+	kvc_ask_t ask = {.code = KV_CODE_PUT_START, .msg = &msg, .done = started, .object = put, .fd = -1};
+	kv_status_t sent;
+
+	if (put->from) {
+		memcpy(msg.parent.b, keys[put->from - 1].b, sizeof msg.parent.b);
+	}
+	if (options->event_hashes) {
+		msg.event_hashes = (kv_slice_t){(const uint8_t *)(options->event_hashes + put->from), put->asked * 8u};
+	}
+	if (options->tokens) {
+		msg.tokens = (kv_slice_t){(const uint8_t *)(options->tokens + (size_t)put->from * space->block_tokens),
+					  put->asked * space->block_tokens * 4u};
+	}
+	if (options->writers) {
+		msg.writers = (kv_slice_t){(const uint8_t *)options->writers, options->writer_count * KV_WRITER_BYTES};
+	}
+	sent = kvc_send(space->kvc, &ask);
+	if (sent != KV_OK) {
+		return kvc_fail(sent, "PUT_START of %u blocks could not be sent: %s", put->asked, kv_status_text(sent));
+	}
+
+	return KVC_OK;
+}
+
+kvc_status_t kvc_put_start(kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint32_t n,
+			   const kvc_put_options_t *given, kvc_put_t **p_put)
+{
+	kvc_put_options_t options = {0};
+	kvc_put_t *put;
+	kvc_status_t status;
+
+	if (!space || !keys || !p_put || from >= n || n - from > KV_MAX_BLOCKS) {
+		return kvc_fail(KV_ERR_ARG, "kvc_put_start: blocks [%u, %u): at least 1, at most %u", from, n,
+				KV_MAX_BLOCKS);
+	}
+	if (given) {
+		memcpy(&options, given, given->struct_size < sizeof options ? given->struct_size : sizeof options);
+	}
+	if ((given && given->struct_size < sizeof(size_t) + sizeof(int)) || options.writer_count > KV_MAX_WRITERS) {
+		return kvc_fail(KV_ERR_ARG,
+				"kvc_put_options_t: struct_size is not set, or there are more than %u writers",
+				KV_MAX_WRITERS);
+	}
+	status = kvc_space_usable(space);
+	if (status != KVC_OK) {
+		return status;
+	}
+	put = kvc_put_new(space);
+	if (!put) {
+		return kvc_fail(KV_ERR_NOMEM, "out of memory for a put");
+	}
+	put->from = from;
+	put->durable = options.durable != 0;
+	put->result.durable_status = put->durable ? KVC_PENDING : KVC_MISS;
+
+	status = range_of(put, &options);
+	status = status == KVC_OK ? stage(put, n - from) : status;
+	status = status == KVC_OK ? send_start(put, keys, &options) : status;
+	if (status != KVC_OK) {
+		kvc_put_forget(put);
+		return status;
+	}
+	*p_put = put;
+
+	return KVC_OK;
+}
+
+static int start_answered(const void *object)
+{
+	return ((const kvc_put_t *)object)->status != KV_PENDING;
+}
+
+kvc_status_t kvc_put_ready(kvc_put_t *put, uint32_t timeout_ms)
+{
+	kvc_t *kvc = put->space->kvc;
+	kvc_status_t status = kvc_enter(kvc);
+
+	if (status != KVC_OK) {
+		return status;
+	}
+	if (kvc_wait(kvc, start_answered, put, kvc_deadline(kvc, timeout_ms)) != KV_OK) {
+		return kvc_fail(KV_ERR_TIMEOUT, "no answer to PUT_START yet");
+	}
+
+	return (kvc_status_t)put->status;
+}
+
+uint32_t kvc_put_n(const kvc_put_t *put)
+{
+	return put->n;
+}
+
+/* ---- writing ----------------------------------------------------------------------------------------------------------------- */
+
+/* Where block i is written, and its words of staging. */
+static kvc_status_t writable(const kvc_put_t *put, uint32_t i, uint8_t **p_data, uint64_t **p_words)
+{
+	const kvc_map_t *map = put->grant.map;
+	const uint64_t *leaves;
+	kv_slot_t slot;
+	kv_status_t status = put->status;
+
+	if (*put->space->kvc->guard != KVC_GUARD) {
+		return kvc_check_process(put->space->kvc);
+	}
+	if (status != KV_OK) {
+		return kvc_fail(status, "the put was not granted: %s", kv_status_text(status));
+	}
+	if (i >= put->n) {
+		return kvc_fail(KV_ERR_ARG, "block %u is not among the %u granted", i, put->n);
+	}
+	slot = map ? kvc_grant_slot(&put->grant, i) : KV_SLOT_NONE;
+	if (!map || put->order[i + 1] == put->order[i]) {
+		return KVC_ALREADY;
+	}
+	if (kvc_grant_check(&put->grant) != KV_OK) {
+		return kvc_fail(KV_ERR_REVOKED, "put %llu was revoked", (unsigned long long)put->grant.id);
+	}
+	status = kvc_slab_find(map, put->space, slot, p_data, &leaves);
+	if (status != KV_OK) {
+		return kvc_fail(status, "block %u lies in memory this process does not have: %s", i,
+				kv_status_text(status));
+	}
+	*p_words = map->staging + put->staging.first + (size_t)put->order[i] * put->words_a_block;
+
+	return KVC_OK;
+}
+
+kvc_status_t kvc_put_block(const kvc_put_t *put, uint32_t i, void **p_data)
+{
+	uint8_t *data;
+	uint64_t *words;
+	kvc_status_t status = writable(put, i, &data, &words);
+
+	if (status == KVC_OK) {
+		*p_data = data;
+	}
+
+	return status;
+}
+
+kvc_status_t kvc_put_write(kvc_put_t *put, uint32_t i, const void *src)
+{
+	const kvc_space_t *space = put->space;
+	const kvc_writer_t *range = &put->range;
+	uint32_t first = range->layer_first * space->pieces, end = first + range->layer_count * space->pieces;
+	uint8_t *data;
+	uint64_t *word;
+	kvc_status_t status = writable(put, i, &data, &word);
+
+	if (status != KVC_OK) {
+		return status == KVC_ALREADY ? KVC_OK : status;
+	}
+	for (uint32_t head = range->head_first; head < range->head_first + range->head_count; head++) {
+		for (uint32_t leaf = first; leaf < end; leaf++) {
+			size_t len, at = kvc_leaf(space, head, leaf, &len);
+
+			*word++ = kv_copy_digest(data + at, (const uint8_t *)src + at, len);
+		}
+	}
+	kvc_count(&space->kvc->counters.blocks_put, 1);
+	kvc_count(&space->kvc->counters.bytes_put,
+		  space->block_bytes / space->leaves / space->heads * put->words_a_block);
+
+	return KVC_OK;
+}
+
+kvc_status_t kvc_put_digests(kvc_put_t *put, uint32_t i, const uint64_t *leaves)
+{
+	uint8_t *data;
+	uint64_t *words;
+	kvc_status_t status = writable(put, i, &data, &words);
+
+	if (status != KVC_OK) {
+		return status == KVC_ALREADY ? KVC_OK : status;
+	}
+	memcpy(words, leaves, put->words_a_block * sizeof *words);
+
+	return KVC_OK;
+}
+
+/* ---- handing in -------------------------------------------------------------------------------------------------------------- */
+
+static void ended(kvc_t *kvc, void *object, const kvc_answer_t *answer)
+{
+	kvc_put_t *put = object;
+
+	(void)kvc;
+	if (answer->status != KV_OK && put->end_status == KV_OK) {
+		put->end_status = answer->status;
+		kvc_fail(answer->status, "handing blocks in: %s: %.200s", kv_status_text(answer->status),
+			 answer->detail);
+	}
+	if (answer->status == KV_ERR_TIMEOUT && !answer->reply && put->ends) {
+		return; /* the daemon may still read the staging */
+	}
+	put->ends--;
+	if (put->freed && put->ends == 0 && !put->staging_lost) {
+		kvc_put_forget(put);
+	}
+}
+
+kvc_status_t kvc_put_end(kvc_put_t *put, uint32_t first, uint32_t count)
+{
+	kvc_t *kvc = put->space->kvc;
+	kv_msg_put_end_t msg = {.put = put->grant.id, .rank = put->range.rank, .first = first, .count = count};
+	kvc_ask_t ask = {.code = KV_CODE_PUT_END, .msg = &msg, .done = ended, .object = put, .fd = -1};
+	kvc_status_t status = kvc_enter(kvc);
+	kv_status_t sent;
+
+	if (status != KVC_OK) {
+		return status;
+	}
+	if (put->status != KV_OK) {
+		return kvc_fail(put->status, "the put was not granted: %s", kv_status_text(put->status));
+	}
+	if (count == 0 || first >= put->n || count > put->n - first) {
+		return kvc_fail(KV_ERR_ARG, "blocks [%u, %u + %u) are not among the %u granted", first, first, count,
+				put->n);
+	}
+	if (!put->grant.map) {
+		return KVC_OK; /* all of it is visible already */
+	}
+	if (kvc_grant_check(&put->grant) != KV_OK) {
+		return kvc_fail(KV_ERR_REVOKED, "put %llu was revoked", (unsigned long long)put->grant.id);
+	}
+	msg.staging = put->staging.first + (uint64_t)put->order[first] * put->words_a_block;
+	msg.words = (put->order[first + count] - put->order[first]) * put->words_a_block;
+
+#if defined(__x86_64__)
+	/* The streaming stores of the copies come before whatever says that they are there. */
+	__builtin_ia32_sfence();
+#endif
+	sent = kvc_send(kvc, &ask);
+	if (sent != KV_OK) {
+		return kvc_fail(sent, "PUT_END could not be sent: %s", kv_status_text(sent));
+	}
+	put->ends++;
+
+	return KVC_OK;
+}
+
+static kvc_put_t *find(kvc_t *kvc, uint64_t id)
+{
+	kvc_put_t *put = kvc->put_ids[id % KVC_ID_BUCKETS];
+
+	while (put && (put->grant.id != id || put->imported || atomic_load(&put->grant.map->dead))) {
+		put = put->chain;
+	}
+
+	return put;
+}
+
+void kvc_put_notice_done(kvc_t *kvc, const kv_msg_put_done_t *msg)
+{
+	kvc_put_t *put = find(kvc, msg->put);
+
+	if (put) {
+		put->result.status = msg->status;
+		put->result.visible = msg->n < put->n ? msg->n : put->n;
+	}
+}
+
+void kvc_put_notice_durable(kvc_t *kvc, const kv_msg_durable_t *msg)
+{
+	kvc_put_t *put = find(kvc, msg->put);
+
+	if (put && put->durable) {
+		put->result.durable_status = msg->status;
+		put->result.durable = msg->n;
+	}
+}
+
+void kvc_put_get_result(const kvc_put_t *put, kvc_put_result_t *result)
+{
+	*result = put->result;
+	if (put->end_status != KV_OK && result->status == KVC_PENDING) {
+		result->status = (kvc_status_t)put->end_status;
+	}
+}
+
+static int done_visible(const void *object)
+{
+	kvc_put_result_t result;
+
+	kvc_put_get_result(object, &result);
+
+	return result.status != KVC_PENDING;
+}
+
+static int done_durable(const void *object)
+{
+	kvc_put_result_t result;
+
+	kvc_put_get_result(object, &result);
+
+	return result.status != KVC_PENDING && (result.durable_status != KVC_PENDING || result.status < 0);
+}
+
+kvc_status_t kvc_put_wait(kvc_put_t *put, int durable, uint32_t timeout_ms)
+{
+	kvc_t *kvc = put->space->kvc;
+	kvc_put_result_t result;
+	kvc_status_t status = kvc_enter(kvc);
+
+	if (status != KVC_OK) {
+		return status;
+	}
+	if (kvc_wait(kvc, durable ? done_durable : done_visible, put, kvc_deadline(kvc, timeout_ms)) != KV_OK) {
+		return kvc_fail(KV_ERR_TIMEOUT,
+				"the put has not ended in time; has every block and every rank been handed in?");
+	}
+	kvc_put_get_result(put, &result);
+	if (result.status == KVC_OK && durable && put->durable && result.durable_status != KVC_MISS) {
+		result.status = result.durable_status;
+	}
+	if (result.status != KVC_OK) {
+		kvc_fail((kv_status_t)result.status, "put ended with %u of %u blocks visible: %s", result.visible,
+			 put->n, kvc_status_text(result.status));
+	}
+
+	return result.status;
+}
+
+/* ---- letting go -------------------------------------------------------------------------------------------------------------- */
+
+/* Tell the daemon that this member does not touch the put's memory any more. */
+static void let_go(kvc_put_t *put)
+{
+	kvc_t *kvc = put->space->kvc;
+	kv_msg_put_revoke_t revoke = {.put = put->grant.id};
+	kv_msg_quiet_t quiet = {.what = 0, .id = put->grant.id};
+
+	if (!put->grant.map || atomic_load(&put->grant.map->dead) || put->result.status == KVC_OK) {
+		return;
+	}
+	if (!put->imported && put->result.status == KVC_PENDING) {
+		kvc_tell(kvc, KV_CODE_PUT_REVOKE, &revoke);
+	}
+	if (!put->imported || kvc_grant_check(&put->grant) != KV_OK) {
+		kvc_tell(kvc, KV_CODE_QUIET, &quiet);
+	}
+}
+
+void kvc_put_free(kvc_put_t *put)
+{
+	kvc_t *kvc;
+
+	if (!put) {
+		return;
+	}
+	kvc = put->space->kvc;
+	if (put->status == KV_PENDING) {
+		kvc_forget(kvc, put);
+	} else if (kvc_check_process(kvc) == KVC_OK) {
+		let_go(put);
+	}
+	put->freed = 1;
+	if (put->ends == 0 || put->staging_lost) {
+		kvc_put_forget(put);
+	}
+	kvc_map_reap(kvc);
+}
+
+kvc_status_t kvc_put(kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint32_t n, const void *const *src,
+		     const kvc_put_options_t *options, uint32_t *p_visible)
+{
+	kvc_put_t *put;
+	kvc_status_t status;
+
+	if (!src) {
+		return kvc_fail(KV_ERR_ARG, "kvc_put: no source blocks given");
+	}
+	status = kvc_put_start(space, keys, from, n, options, &put);
+	if (status != KVC_OK) {
+		return status;
+	}
+	status = kvc_put_ready(put, 0);
+	for (uint32_t i = 0; i < put->n && status == KVC_OK; i++) {
+		status = kvc_put_write(put, i, src[i]);
+	}
+	if (status == KVC_OK) {
+		status = kvc_put_end(put, 0, put->n);
+	}
+	if (status == KVC_OK) {
+		status = kvc_put_wait(put, put->durable, 0);
+	}
+	if (p_visible) {
+		*p_visible = put->result.visible;
+	}
+	kvc_put_free(put);
+
+	return status;
+}

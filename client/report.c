@@ -1,0 +1,82 @@
+/* The report ring: one record a request, never a wait. And the counters of this attachment. */
+#include "impl.h"
+
+static void record_of(const kvc_space_t *space, const kvc_report_t *report, kv_report_t *record)
+{
+	*record = (kv_report_t){
+		.type = KV_REPORT_REQUEST,
+		.space = atomic_load_explicit(&space->id, memory_order_relaxed),
+		.time_ns = kv_now_ns(&space->kvc->env),
+		.request = report->request,
+		.session = report->session,
+		.query_tokens = report->query_tokens,
+		.hit_cpu_tokens = report->hit_cpu_tokens,
+		.hit_disk_tokens = report->hit_disk_tokens,
+		.hit_engine_tokens = report->hit_engine_tokens,
+		.output_tokens = report->output_tokens,
+		.why = report->why,
+		.turn = report->turn,
+		.match_ns = report->match_ns,
+		.load_ns = report->load_ns,
+	};
+	memcpy(record->first_missing.b, report->first_missing.b, sizeof record->first_missing.b);
+}
+
+void kvc_report(kvc_space_t *space, const kvc_report_t *given)
+{
+	kvc_report_t report = {0};
+	kvc_t *kvc = space->kvc;
+	kv_member_area_header_t *area;
+	kvc_map_t *map;
+	uint64_t head;
+
+	if (!given || kvc_check_process(kvc) != KVC_OK) {
+		return;
+	}
+	memcpy(&report, given, given->struct_size < sizeof report ? given->struct_size : sizeof report);
+	map = atomic_load_explicit(&kvc->map, memory_order_relaxed);
+	if (!map || atomic_load_explicit(&space->epoch, memory_order_relaxed) == 0) {
+		kvc_count(&kvc->counters.reports_dropped, 1);
+		return;
+	}
+	area = map->member;
+	head = atomic_load_explicit(&area->head, memory_order_relaxed);
+	if (head - atomic_load_explicit(&area->tail, memory_order_acquire) > map->ring_mask) {
+		atomic_fetch_add_explicit(&area->dropped, 1, memory_order_relaxed);
+		kvc_count(&kvc->counters.reports_dropped, 1);
+		return;
+	}
+	record_of(space, &report, &map->ring[head & map->ring_mask]);
+	atomic_store_explicit(&area->head, head + 1, memory_order_release);
+}
+
+static uint64_t read_counter(const _Atomic uint64_t *counter)
+{
+	return atomic_load_explicit(counter, memory_order_relaxed);
+}
+
+void kvc_get_stats(const kvc_t *kvc, kvc_stats_t *stats)
+{
+	const kvc_counters_t *c = &kvc->counters;
+	size_t size = stats->struct_size < sizeof *stats ? stats->struct_size : sizeof *stats;
+	kvc_stats_t now = {
+		.struct_size = stats->struct_size,
+		.matches = read_counter(&c->matches),
+		.match_hits = read_counter(&c->match_hits),
+		.acquires = read_counter(&c->acquires),
+		.acquire_misses = read_counter(&c->acquire_misses),
+		.blocks_read = read_counter(&c->blocks_read),
+		.bytes_read = read_counter(&c->bytes_read),
+		.blocks_put = read_counter(&c->blocks_put),
+		.bytes_put = read_counter(&c->bytes_put),
+		.corrupt = read_counter(&c->corrupt),
+		.reattaches = read_counter(&c->reattaches),
+		.timeouts = read_counter(&c->timeouts),
+		.reports_dropped = read_counter(&c->reports_dropped),
+		.leases_open = kvc->leases_open,
+		.puts_open = kvc->puts_open,
+		.slabs_mapped = kvc->slabs_mapped,
+	};
+
+	memcpy(stats, &now, size);
+}

@@ -1,0 +1,142 @@
+/* Slabs of the CPU pool in this process. */
+#include "impl.h"
+
+#include <sys/mman.h>
+
+static kv_status_t slab_check(const kv_msg_slab_add_t *msg)
+{
+	uint64_t words = (uint64_t)msg->slots * msg->heads;
+
+	if (msg->slots == 0 || msg->slot_bytes == 0 || msg->slot_bytes % 4096 != 0 || msg->block_bytes == 0 ||
+	    msg->block_bytes > msg->slot_bytes) {
+		return KV_ERR_PROTO;
+	}
+	if (msg->heads == 0 || msg->heads > KVC_MAX_HEADS || msg->leaves == 0 || msg->leaves > KVC_MAX_LEAVES) {
+		return KV_ERR_PROTO;
+	}
+	/* slots <= 2^20, heads <= 2^16, leaves <= 2^20: no product overflows. */
+	if (msg->bytes < (uint64_t)msg->slots * msg->slot_bytes ||
+	    msg->digest_bytes < words * (msg->leaves + UINT64_C(1)) * 8u) {
+		return KV_ERR_PROTO;
+	}
+
+	return KV_OK;
+}
+
+kv_status_t kvc_slab_add(kvc_t *kvc, const kv_msg_slab_add_t *msg, int data_fd, int digest_fd)
+{
+	kvc_map_t *map = atomic_load(&kvc->map);
+	kvc_slab_t *slab;
+	void *data, *digests;
+	kv_status_t status = slab_check(msg);
+
+	if (status != KV_OK || !map || atomic_load_explicit(&map->slabs[msg->slab], memory_order_relaxed)) {
+		return KV_ERR_PROTO;
+	}
+	slab = kv_alloc(&kvc->env, sizeof *slab);
+	if (!slab) {
+		return KV_ERR_NOMEM;
+	}
+	status = kvc_map_fd(data_fd, msg->bytes, PROT_READ | PROT_WRITE, &data);
+	if (status != KV_OK) {
+		goto err_slab;
+	}
+	status = kvc_map_fd(digest_fd, msg->digest_bytes, PROT_READ, &digests);
+	if (status != KV_OK) {
+		goto err_data;
+	}
+
+	*slab = (kvc_slab_t){
+		.data = data,
+		.leaves = digests,
+		.data_bytes = msg->bytes,
+		.digest_bytes = msg->digest_bytes,
+		.number = msg->slab,
+		.slots = msg->slots,
+		.slot_bytes = msg->slot_bytes,
+		.block_bytes = msg->block_bytes,
+		.heads = msg->heads,
+		.leaves_a_head = msg->leaves,
+	};
+	atomic_store_explicit(&map->slabs[msg->slab], slab, memory_order_release);
+	kvc->slabs_mapped++;
+
+	return KV_OK;
+
+err_data:
+	munmap(data, msg->bytes);
+err_slab:
+	kv_free(&kvc->env, slab);
+
+	return status;
+}
+
+void kvc_slab_retire(kvc_t *kvc, uint32_t number)
+{
+	kvc_map_t *map = atomic_load(&kvc->map);
+	kvc_slab_t *slab = map && number <= KV_SLOT_MAX_SLAB ? atomic_exchange(&map->slabs[number], NULL) : NULL;
+
+	if (slab) {
+		slab->retired_at = kvc->serial + 1;
+		slab->next_retired = map->retired;
+		map->retired = slab;
+		kvc_slab_reap(kvc);
+	}
+}
+
+void kvc_slab_reap(kvc_t *kvc)
+{
+	kvc_map_t *map = atomic_load(&kvc->map);
+	kvc_slab_t **link = map ? &map->retired : NULL;
+	uint64_t oldest;
+
+	if (!link || !*link) {
+		return;
+	}
+	oldest = kvc_oldest_serial(kvc);
+	while (*link) {
+		kvc_slab_t *slab = *link;
+		kv_msg_quiet_t msg = {.what = 3, .id = slab->number};
+
+		if (oldest < slab->retired_at) {
+			link = &slab->next_retired;
+			continue;
+		}
+		*link = slab->next_retired;
+		kvc_slab_destroy(kvc, slab);
+		kvc->slabs_mapped--;
+		kvc_tell(kvc, KV_CODE_QUIET, &msg);
+	}
+}
+
+void kvc_slab_destroy(const kvc_t *kvc, kvc_slab_t *slab)
+{
+	if (*kvc->guard == KVC_GUARD) {
+		munmap(slab->data, slab->data_bytes);
+		munmap((void *)(uintptr_t)slab->leaves, slab->digest_bytes);
+	}
+	kv_free(&kvc->env, slab);
+}
+
+kv_status_t kvc_slab_find(const kvc_map_t *map, const kvc_space_t *space, kv_slot_t slot, uint8_t **p_data,
+			  const uint64_t **p_leaves)
+{
+	uint32_t number = kv_slot_slab(slot), index = kv_slot_index(slot);
+	const kvc_slab_t *slab;
+
+	if (number > KV_SLOT_MAX_SLAB) {
+		return KV_ERR_FAULT;
+	}
+	slab = atomic_load_explicit(&map->slabs[number], memory_order_acquire);
+	if (!slab || index >= slab->slots) {
+		return KV_ERR_FAULT;
+	}
+	if (slab->block_bytes != space->block_bytes || slab->heads != space->heads ||
+	    slab->leaves_a_head != space->leaves) {
+		return KV_ERR_LAYOUT;
+	}
+	*p_data = slab->data + (size_t)index * slab->slot_bytes;
+	*p_leaves = slab->leaves + (size_t)index * slab->heads * slab->leaves_a_head;
+
+	return KV_OK;
+}

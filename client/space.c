@@ -1,0 +1,424 @@
+/* Spaces: opened by identity, opened again by themselves after a restart or a reset; and the keys of their blocks. */
+#include "impl.h"
+
+#include "kv/identity.h"
+#include "kv/key.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+_Static_assert(sizeof(kvc_chain_t) == sizeof(kv_chain_t), "a chain of the API is a chain of kv/key.h");
+_Static_assert(sizeof(kvc_key_t) == sizeof(kv_key_t), "a key of the API is a key of kv/types.h");
+
+/* ---- opening ----------------------------------------------------------------------------------------------------------------- */
+
+/* What the daemon says about a block must be consistent: offsets are computed from it. */
+static kv_status_t geometry_take(kvc_space_t *space, const kv_msg_space_open_reply_t *reply)
+{
+	uint32_t head_bytes = reply->heads ? reply->block_bytes / reply->heads : 0;
+	uint32_t layers, pieces;
+
+	if (reply->space >= KV_MIRROR_MAX_SPACES || reply->epoch == 0 || reply->root.len != sizeof space->root ||
+	    reply->hash_tokens == 0 || reply->hash_tokens > KV_MAX_UNIT_TOKENS) {
+		return KV_ERR_PROTO;
+	}
+	if (head_bytes == 0 || reply->heads > KVC_MAX_HEADS ||
+	    (uint64_t)head_bytes * reply->heads != reply->block_bytes || reply->page_bytes == 0 ||
+	    reply->leaf_bytes == 0 || head_bytes % reply->page_bytes != 0) {
+		return KV_ERR_PROTO;
+	}
+	layers = head_bytes / reply->page_bytes;
+	pieces = (reply->page_bytes - 1u) / reply->leaf_bytes + 1u;
+	if ((uint64_t)layers * pieces != reply->leaves || reply->leaves > KVC_MAX_LEAVES) {
+		return KV_ERR_PROTO;
+	}
+	/* Re-opened: handles in use were sized by the first answer. */
+	if (space->block_bytes &&
+	    (memcmp(space->root, reply->root.data, sizeof space->root) != 0 ||
+	     space->block_bytes != reply->block_bytes || space->heads != reply->heads ||
+	     space->leaves != reply->leaves || space->leaf_bytes != reply->leaf_bytes ||
+	     space->page_bytes != reply->page_bytes || space->hash_tokens != reply->hash_tokens)) {
+		return KV_ERR_LAYOUT;
+	}
+	if (space->block_bytes) {
+		return KV_OK;
+	}
+
+	memcpy(space->root, reply->root.data, sizeof space->root);
+	space->hash_tokens = reply->hash_tokens;
+	space->block_bytes = reply->block_bytes;
+	space->heads = reply->heads;
+	space->leaves = reply->leaves;
+	space->leaf_bytes = reply->leaf_bytes;
+	space->page_bytes = reply->page_bytes;
+	space->layers = layers;
+	space->pieces = pieces;
+	memcpy(space->layout, reply->layout.data, reply->layout.len);
+	space->layout[reply->layout.len] = '\0';
+
+	return KV_OK;
+}
+
+static void space_opened(kvc_t *kvc, void *object, const kvc_answer_t *answer)
+{
+	kvc_space_t *space = object;
+	kv_status_t status = answer->status;
+
+	if (status == KV_OK) {
+		status = geometry_take(space, &answer->reply->space_open_reply);
+	}
+	if (status == KV_OK) {
+		const kv_msg_space_open_reply_t *reply = &answer->reply->space_open_reply;
+
+		atomic_store(&space->id, reply->space);
+		atomic_store(&space->known_epoch, reply->epoch);
+		atomic_store(&space->epoch, reply->epoch);
+	} else {
+		kvc_fail(status, "opening the space: %s%s%.200s", kv_status_text(status), answer->detail[0] ? ": " : "",
+			 answer->detail);
+	}
+	space->opening = 0;
+	space->open_status = status;
+	if (answer->status != KV_ERR_CLOSED || kvc->state != KVC_DETACHED) {
+		kvc_reopened(kvc);
+	}
+}
+
+kv_status_t kvc_space_ask(kvc_space_t *space)
+{
+	kv_msg_space_open_t msg = {
+		.identity = {(const uint8_t *)space->text, space->text_len},
+		.layout = kv_slice_str(space->asked_layout),
+	};
+	kvc_ask_t ask = {.code = KV_CODE_SPACE_OPEN, .msg = &msg, .done = space_opened, .object = space, .fd = -1};
+	kv_status_t status = kvc_send(space->kvc, &ask);
+
+	space->opening = status == KV_OK;
+	space->open_status = status == KV_OK ? KV_PENDING : status;
+
+	return status;
+}
+
+static kv_identity_t identity_of(const kvc_identity_t *given, char groups[32], char hash_tokens[16])
+{
+	snprintf(hash_tokens, 16, "%u", given->hash_tokens);
+	snprintf(groups, 32, "0:full:%u", given->hash_tokens);
+
+	return (kv_identity_t){
+		.model = given->model,
+		.weights = given->weights,
+		.dtype = given->dtype,
+		.quantization = given->quantization ? given->quantization : "none",
+		.rope = given->rope,
+		.lora = given->lora ? given->lora : "none",
+		.hash = given->hash ? given->hash : "kv1",
+		.hash_tokens = hash_tokens,
+		.groups = given->groups ? given->groups : groups,
+		.layout = given->layout,
+		.page_format = given->page_format ? given->page_format : "plain",
+		.extra = given->extra,
+	};
+}
+
+static kvc_status_t identity_take(kvc_space_t *space, const kvc_identity_t *given)
+{
+	kvc_identity_t wide = {0};
+	char groups_text[32], hash_tokens[16];
+	const char *field = NULL;
+	kv_identity_t identity;
+	kv_group_t groups[8];
+	uint32_t count = 0;
+	kv_status_t status;
+
+	memcpy(&wide, given, given->struct_size < sizeof wide ? given->struct_size : sizeof wide);
+	identity = identity_of(&wide, groups_text, hash_tokens);
+	status = kv_identity_text(&identity, space->text, KV_IDENTITY_MAX_TEXT, &field);
+	if (status != KV_OK) {
+		return kvc_fail(status, "the identity's field %s is missing or too long", field ? field : "(text)");
+	}
+	status = kv_identity_groups(&identity, &space->hash_tokens, groups, KV_COUNT_OF(groups), &count);
+	if (status != KV_OK || count == 0) {
+		return kvc_fail(status != KV_OK ? status : KV_ERR_IDENTITY, "groups \"%s\" over %u tokens a unit: %s",
+				identity.groups, wide.hash_tokens, kv_status_text(status));
+	}
+	if (strlen(wide.layout) > KVC_MAX_LAYOUT_TEXT) {
+		return kvc_fail(KV_ERR_LAYOUT, "the layout text is longer than %u bytes", KVC_MAX_LAYOUT_TEXT);
+	}
+	space->block_tokens = groups[0].block_tokens;
+	space->text_len = (uint32_t)strlen(space->text);
+	memcpy(space->asked_layout, wide.layout, strlen(wide.layout) + 1);
+
+	return KVC_OK;
+}
+
+static int space_answered(const void *object)
+{
+	return ((const kvc_space_t *)object)->open_status != KV_PENDING;
+}
+
+kvc_status_t kvc_space_open(kvc_t *kvc, const kvc_identity_t *identity, kvc_space_t **p_space)
+{
+	kvc_space_t *space;
+	kvc_status_t status;
+
+	if (!kvc || !identity || !p_space || identity->struct_size < offsetof(kvc_identity_t, quantization)) {
+		return kvc_fail(KV_ERR_ARG, "kvc_space_open: an argument is NULL or struct_size is not set");
+	}
+	status = kvc_enter(kvc);
+	if (status != KVC_OK) {
+		return status;
+	}
+	if (kvc->state != KVC_READY) {
+		return kvc_detached(kvc);
+	}
+	space = kv_alloc(&kvc->env, sizeof *space);
+	if (!space) {
+		return kvc_fail(KV_ERR_NOMEM, "out of memory for a space");
+	}
+	space->kvc = kvc;
+	status = identity_take(space, identity);
+	if (status != KVC_OK) {
+		goto err_space;
+	}
+
+	status = (kvc_status_t)kvc_space_ask(space);
+	if (status == KVC_OK) {
+		(void)kvc_wait(kvc, space_answered, space, kvc_deadline(kvc, 0));
+		status = (kvc_status_t)(space->open_status == KV_PENDING ? KV_ERR_TIMEOUT : space->open_status);
+	}
+	if (status != KVC_OK) {
+		if (status == KVC_ERR_TIMEOUT) {
+			kvc_fail(KV_ERR_TIMEOUT, "kvd at %s did not answer in time; is it stopped?", kvc->socket);
+		}
+		goto err_asked;
+	}
+	space->next = kvc->spaces;
+	kvc->spaces = space;
+	*p_space = space;
+
+	return KVC_OK;
+
+err_asked:
+	kvc_forget(kvc, space);
+err_space:
+	kvc_space_free(space);
+
+	return status;
+}
+
+void kvc_space_free(kvc_space_t *space)
+{
+	kv_env_t env = space->kvc->env;
+
+	kv_free(&env, space);
+}
+
+void kvc_space_close(kvc_space_t *space)
+{
+	kvc_space_t **link;
+
+	if (!space) {
+		return;
+	}
+	link = &space->kvc->spaces;
+	while (*link && *link != space) {
+		link = &(*link)->next;
+	}
+	if (*link) {
+		*link = space->next;
+	}
+	if (space->opening) {
+		kvc_reopened(space->kvc);
+	}
+	kvc_forget(space->kvc, space);
+	kvc_leases_of_space_end(space);
+	kvc_puts_of_space_end(space);
+	kvc_space_free(space);
+}
+
+void kvc_space_get_info(const kvc_space_t *space, kvc_space_info_t *info)
+{
+	info->epoch = atomic_load(&space->known_epoch);
+	memcpy(info->root, space->root, sizeof info->root);
+	info->hash_tokens = space->hash_tokens;
+	info->block_bytes = space->block_bytes;
+	info->heads = space->heads;
+	info->leaves = space->leaves;
+}
+
+const char *kvc_space_layout(const kvc_space_t *space)
+{
+	return space->layout;
+}
+
+kvc_status_t kvc_space_usable(kvc_space_t *space)
+{
+	kvc_t *kvc = space->kvc;
+	kvc_status_t status = kvc_enter(kvc);
+
+	if (status != KVC_OK) {
+		return status;
+	}
+	if (kvc->state != KVC_READY) {
+		return kvc_detached(kvc);
+	}
+	if (atomic_load_explicit(&space->epoch, memory_order_relaxed) == 0) {
+		return kvc_fail(space->open_status == KV_OK ? KV_ERR_CLOSED : space->open_status,
+				"the space could not be opened again after a re-attach: %s",
+				kv_status_text(space->open_status));
+	}
+	if (!atomic_load_explicit(&kvc->map, memory_order_relaxed)) {
+		return kvc_fail(KV_ERR_NOT_JOINED, "an observer holds no blocks; attach without `observe`");
+	}
+
+	return KVC_OK;
+}
+
+void kvc_space_stale(kvc_space_t *space)
+{
+	atomic_store(&space->stale, 1u);
+}
+
+/* ---- reset ------------------------------------------------------------------------------------------------------------------- */
+
+static void space_was_reset(kvc_t *kvc, void *object, const kvc_answer_t *answer)
+{
+	kvc_space_t *space = object;
+
+	(void)kvc;
+	space->reset_status = answer->status;
+	if (answer->status == KV_OK) {
+		atomic_store(&space->known_epoch, answer->reply->space_reset_reply.epoch);
+		atomic_store(&space->epoch, answer->reply->space_reset_reply.epoch);
+		return;
+	}
+	if (answer->status == KV_ERR_STALE_EPOCH) {
+		kvc_space_stale(space);
+	}
+	kvc_fail(answer->status, "resetting the space: %s: %s", kv_status_text(answer->status), answer->detail);
+}
+
+static int reset_answered(const void *object)
+{
+	return ((const kvc_space_t *)object)->reset_status != KV_PENDING;
+}
+
+kvc_status_t kvc_space_reset(kvc_space_t *space)
+{
+	kv_msg_space_reset_t msg;
+	kvc_ask_t ask = {.code = KV_CODE_SPACE_RESET, .msg = &msg, .done = space_was_reset, .object = space, .fd = -1};
+	kvc_status_t status;
+	kv_status_t sent;
+
+	if (!space) {
+		return kvc_fail(KV_ERR_ARG, "kvc_space_reset: no space given");
+	}
+	status = kvc_space_usable(space);
+	if (status != KVC_OK) {
+		return status;
+	}
+	msg = (kv_msg_space_reset_t){.space = atomic_load(&space->id), .epoch = atomic_load(&space->epoch)};
+	sent = kvc_send(space->kvc, &ask);
+	if (sent != KV_OK) {
+		return kvc_fail(sent, "SPACE_RESET could not be sent: %s", kv_status_text(sent));
+	}
+	space->reset_status = KV_PENDING;
+	/* The request's own deadline ends the wait. */
+	(void)kvc_wait(space->kvc, reset_answered, space, UINT64_MAX);
+
+	return (kvc_status_t)space->reset_status;
+}
+
+/* ---- keys -------------------------------------------------------------------------------------------------------------------- */
+
+void kvc_chain_begin(const kvc_space_t *space, kvc_chain_t *chain)
+{
+	/* hash_tokens was checked when the space was opened, so this cannot fail. */
+	(void)kv_chain_init((kv_chain_t *)(void *)chain, space->root, space->hash_tokens,
+			    atomic_load(&space->known_epoch));
+}
+
+kvc_status_t kvc_chain_tokens(kvc_chain_t *chain, const uint32_t *tokens, uint32_t units, kvc_key_t *keys)
+{
+	uint32_t done = 0;
+	kv_status_t status =
+		kv_chain_tokens((kv_chain_t *)(void *)chain, tokens, units, (kv_key_t *)(void *)keys, &done);
+
+	if (status != KV_OK) {
+		return kvc_fail(status, "a token of unit %u is 0xffffffff, which is not a token id", done);
+	}
+
+	return KVC_OK;
+}
+
+kvc_status_t kvc_chain_unit(kvc_chain_t *chain, const void *extra, uint32_t extra_len, const uint32_t *tokens,
+			    kvc_key_t *key)
+{
+	kv_status_t status =
+		kv_chain_unit((kv_chain_t *)(void *)chain, extra, extra_len, tokens, (kv_key_t *)(void *)key);
+
+	if (status != KV_OK) {
+		return kvc_fail(status, "a unit with %u bytes of extra keys: too long, or a token is 0xffffffff",
+				extra_len);
+	}
+
+	return KVC_OK;
+}
+
+/* Canonical bytes of a salt: a name of its own keeps it apart from every other extra key. */
+static kvc_status_t salted_unit(kvc_chain_t *chain, const char *salt, const uint32_t *tokens, kvc_key_t *key)
+{
+	char extra[KVC_MAX_SALT + 16];
+	int len = snprintf(extra, sizeof extra, "cache_salt=%s", salt);
+
+	if (len < 0 || (size_t)len >= sizeof extra) {
+		return kvc_fail(KV_ERR_ARG, "the cache salt is longer than %u bytes", KVC_MAX_SALT);
+	}
+
+	return kvc_chain_unit(chain, extra, (uint32_t)len, tokens, key);
+}
+
+kvc_status_t kvc_keys_of(const kvc_space_t *space, const uint32_t *tokens, uint32_t n_tokens, const char *salt,
+			 kvc_key_t *keys, uint32_t cap, uint32_t *p_n)
+{
+	uint32_t units = space ? n_tokens / space->hash_tokens : 0;
+	uint32_t first = 0;
+	kvc_chain_t chain;
+	kvc_status_t status = KVC_OK;
+
+	if (!space || !p_n || (units && (!tokens || !keys)) || units > cap) {
+		return kvc_fail(KV_ERR_ARG, "kvc_keys_of: an argument is NULL, or %u keys do not fit into %u", units,
+				cap);
+	}
+	kvc_chain_begin(space, &chain);
+	if (salt && *salt && units) {
+		status = salted_unit(&chain, salt, tokens, keys);
+		first = 1;
+	}
+	if (status == KVC_OK && units > first) {
+		status = kvc_chain_tokens(&chain, tokens + (size_t)first * space->hash_tokens, units - first,
+					  keys + first);
+	}
+	if (status == KVC_OK) {
+		*p_n = units;
+	}
+
+	return status;
+}
+
+kvc_status_t kvc_key_bind(const kvc_space_t *space, const void *hash, uint32_t len, kvc_key_t *key)
+{
+	kvc_chain_t header;
+	kv_status_t status;
+
+	if (!space || !hash || !key) {
+		return kvc_fail(KV_ERR_ARG, "kvc_key_bind: an argument is NULL");
+	}
+	kvc_chain_begin(space, &header);
+	status = kv_key_bind((const kv_chain_t *)(const void *)&header, hash, len, (kv_key_t *)(void *)key);
+	if (status != KV_OK) {
+		return kvc_fail(status, "an engine's hash has 16 to 60 bytes, this one %u", len);
+	}
+
+	return KVC_OK;
+}

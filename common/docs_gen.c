@@ -1,0 +1,328 @@
+/* kvd-docs: print docs/wire.md, docs/status.md, docs/metrics.md or docs/shm.md from the tables they describe.
+ * tests/common compares the files in docs/ with what this prints. */
+#include "kv/metric.h"
+#include "kv/shm.h"
+#include "kv/wire.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define GENERATED "<!-- Made by `kvd-docs %s` from %s. Change that, then build the target docs-update. -->\n\n"
+
+/* ---- wire ---- */
+
+static void print_roles(uint32_t roles)
+{
+	static const struct {
+		uint32_t bit;
+		const char *name;
+	} names[] = {{KV_ROLE_ANY, "anybody, before HELLO too"},
+		     {KV_ROLE_CLIENT, "clients"},
+		     {KV_ROLE_MEMBER, "members"},
+		     {KV_ROLE_OPERATOR, "operators"}};
+	const char *comma = "";
+
+	for (size_t i = 0; i < KV_COUNT_OF(names); i++) {
+		if (roles & names[i].bit) {
+			printf("%s%s", comma, names[i].name);
+			comma = ", ";
+		}
+	}
+}
+
+static void print_limit(const kv_field_t *field)
+{
+	if (field->kind == KV_FIELD_KEY) {
+		printf("16 bytes");
+	} else if (field->limit == 0) {
+		printf("-");
+	} else if (field->kind <= KV_FIELD_I32) {
+		printf("<= %u", field->limit);
+	} else {
+		printf("%u %s", field->limit, field->kind == KV_FIELD_KEYS ? "keys" : "bytes");
+	}
+}
+
+static void print_fields(const char *title, const kv_body_t *body)
+{
+	printf("%s\n\n| # | field | kind | limit | meaning |\n|---|---|---|---|---|\n", title);
+	for (uint32_t i = 0; i < body->count; i++) {
+		const kv_field_t *field = &body->fields[i];
+
+		printf("| %u | `%s` | %s | ", i, field->name, kv_field_kind_name(field->kind));
+		print_limit(field);
+		printf(" | %s |\n", field->help);
+	}
+	printf("\n");
+}
+
+#define HEADER_ROW(type, member, text)                                                                                 \
+	printf("| %zu | %zu | `%s` | %s |\n", offsetof(type, member), sizeof(((type *)0)->member), #member, text)
+
+static void print_frame(void)
+{
+	printf("## Frame\n\n"
+	       "A UNIX stream socket carries frames in both directions. A frame is a header of %zu bytes, "
+	       "little-endian, and a body.\n"
+	       "File descriptors travel with the first byte of their frame (SCM_RIGHTS), at most %u.\n\n"
+	       "| offset | bytes | field | meaning |\n|---|---|---|---|\n",
+	       sizeof(kv_frame_header_t), KV_WIRE_MAX_FDS);
+	HEADER_ROW(kv_frame_header_t, magic, "0x564b, the bytes `KV`");
+	HEADER_ROW(kv_frame_header_t, version, "1");
+	HEADER_ROW(kv_frame_header_t, kind, "0 request, 1 reply, 2 notice");
+	HEADER_ROW(kv_frame_header_t, code, "which request or notice; a reply has its request's");
+	HEADER_ROW(kv_frame_header_t, fds, "descriptors that come with it");
+	HEADER_ROW(kv_frame_header_t, body, "bytes that follow");
+	HEADER_ROW(kv_frame_header_t, status, "of a reply: a number from status.md; else 0");
+	HEADER_ROW(kv_frame_header_t, id, "chosen by the client; the reply repeats it; a notice has 0");
+	printf("\nA body is one msgpack array of the fields below, in their order, and nothing behind it. It is at "
+	       "most %u bytes before\n"
+	       "HELLO is answered and %u bytes after. A reply whose status is an error (negative) has a body of one "
+	       "STR of at most\n"
+	       "255 bytes: what was wrong. A frame that breaks these rules is answered with its error where its header "
+	       "could be\n"
+	       "read, counted, and its connection is closed.\n\n",
+	       KV_WIRE_MAX_BODY_BEFORE_HELLO, KV_WIRE_MAX_BODY);
+}
+
+static void print_kinds(void)
+{
+	printf("## Kinds of fields\n\n"
+	       "| kind | msgpack | rule |\n|---|---|---|\n"
+	       "| U32, U64 | an integer, in any width | not negative, fits, not over the limit |\n"
+	       "| I32 | an integer, in any width | fits |\n"
+	       "| STR | str | UTF-8 in shortest form without control characters |\n"
+	       "| TEXT | str | the same, but newline and tab are allowed |\n"
+	       "| BIN | bin | bytes |\n"
+	       "| KEY | bin | exactly 16 bytes |\n"
+	       "| KEYS | bin | whole keys of 16 bytes |\n\n");
+}
+
+static void print_wire(void)
+{
+	int notices = 0;
+
+	printf("# The socket protocol\n\n" GENERATED, "wire", "common/include/kv/requests.h");
+	print_frame();
+	print_kinds();
+	printf("## Requests\n\nEach is answered by exactly one reply with the same code and id.\n\n"
+	       "| code | request | who may send it | what for |\n|---|---|---|---|\n");
+	for (uint32_t i = 0; i < kv_request_count && kv_requests[i].roles != KV_ROLE_NONE; i++) {
+		printf("| %u | %s | ", kv_requests[i].code, kv_requests[i].name);
+		print_roles(kv_requests[i].roles);
+		printf(" | %s |\n", kv_requests[i].help);
+	}
+	printf("\n");
+
+	for (uint32_t i = 0; i < kv_request_count; i++) {
+		const kv_request_t *request = &kv_requests[i];
+
+		if (request->roles == KV_ROLE_NONE && !notices++) {
+			printf("## Notices\n\nSent by the daemon on its own, never answered.\n\n");
+		}
+		printf("### %u %s\n\n%s.\n\n", request->code, request->name, request->help);
+		print_fields(request->roles == KV_ROLE_NONE ? "Body:" : "Request:", &request->ask);
+		if (request->roles != KV_ROLE_NONE) {
+			print_fields("Reply:", &request->reply);
+		}
+	}
+}
+
+/* ---- status ---- */
+
+static const char *radius_name(kv_radius_t radius)
+{
+	static const char *const names[] = {"none", "request", "block", "lease", "session", "peer", "tier", "daemon"};
+
+	return (unsigned)radius < KV_COUNT_OF(names) ? names[radius] : "unknown";
+}
+
+static const char *retry_name(kv_retry_t retry)
+{
+	static const char *const names[] = {"no", "now", "later"};
+
+	return (unsigned)retry < KV_COUNT_OF(names) ? names[retry] : "unknown";
+}
+
+static void print_status(void)
+{
+	static const kv_status_t all[] = {
+#define STATUS_VALUE(name, code, radius, retry, exit_code, sentence) KV_##name,
+		KV_STATUS_LIST(STATUS_VALUE)
+#undef STATUS_VALUE
+	};
+
+	printf("# Outcomes\n\n" GENERATED, "status", "common/include/kv/status.h");
+	printf("Negative is an error; 0 and above are answers. `about`: what the outcome says something about. "
+	       "`retry`: no, the same call\n"
+	       "fails again; now, try again at once; later, after the cause has gone. `exit`: exit code of a command "
+	       "that ended so.\n\n"
+	       "| number | name | about | retry | exit | sentence |\n|---|---|---|---|---|---|\n");
+	for (size_t i = 0; i < KV_COUNT_OF(all); i++) {
+		printf("| %d | %s | %s | %s | %d | %s |\n", (int)all[i], kv_status_name(all[i]),
+		       radius_name(kv_status_radius(all[i])), retry_name(kv_status_retry(all[i])),
+		       kv_status_exit_code(all[i]), kv_status_text(all[i]));
+	}
+}
+
+/* ---- metrics ---- */
+
+static void print_metrics(void)
+{
+	static const char *const types[] = {"counter", "gauge", "histogram"};
+
+	printf("# Metrics\n\n" GENERATED, "metrics", "common/include/kv/metric_list.h");
+	printf("Served as Prometheus text at `/metrics` and as JSON by the STATS request. Histograms are of seconds, "
+	       "with %u buckets: 1 us,\n"
+	       "2 us, 4 us and so on, each twice the one before; in JSON a histogram is {count, sum_ns, p50_ns, "
+	       "p99_ns}, where a\n"
+	       "quantile is the bound of its bucket.\n\n"
+	       "| name | type | meaning |\n|---|---|---|\n",
+	       KV_HISTOGRAM_BUCKETS);
+	for (unsigned i = 0; i < KV_METRIC_COUNT; i++) {
+		printf("| `%s` | %s | %s |\n", kv_metric_infos[i].name, types[kv_metric_infos[i].type],
+		       kv_metric_infos[i].help);
+	}
+}
+
+/* ---- shared memory ---- */
+
+static void print_table(const char *title, const char *text, size_t bytes)
+{
+	printf("## %s\n\n%s\n\n%zu bytes:\n\n| offset | bytes | field | meaning |\n|---|---|---|---|\n", title, text,
+	       bytes);
+}
+
+static void print_mirror(void)
+{
+	print_table("Mirror",
+		    "One memfd per namespace, written by the daemon only, sealed, mapped read-only. Which blocks are "
+		    "resident, and in which tiers.\n"
+		    "Header:",
+		    sizeof(kv_mirror_header_t));
+	HEADER_ROW(kv_mirror_header_t, magic, "`KMIRROR1`");
+	HEADER_ROW(kv_mirror_header_t, version, "1");
+	HEADER_ROW(kv_mirror_header_t, features, "0");
+	HEADER_ROW(kv_mirror_header_t, incarnation, "run of the daemon that wrote it; never 0, never reused");
+	HEADER_ROW(kv_mirror_header_t, heartbeat_ns,
+		   "CLOCK_MONOTONIC of the core loop; 0: the daemon has said goodbye");
+	HEADER_ROW(kv_mirror_header_t, bucket_count, "a power of two");
+	HEADER_ROW(kv_mirror_header_t, buckets_offset, "bytes from the start, a multiple of 4096");
+	HEADER_ROW(kv_mirror_header_t, epochs_offset, "u64 epoch[4096], by space id; 0: no such space");
+	HEADER_ROW(kv_mirror_header_t, total_bytes, "size of the mirror");
+	printf("\nA heartbeat older than %llu ms makes every match a miss (reason %d). A bucket is %zu bytes: a u32 "
+	       "sequence (odd while the daemon\n"
+	       "writes) and %u entries of %zu bytes. A key's home bucket is its first 8 bytes & (bucket_count - 1); a "
+	       "search goes on to the next\n"
+	       "bucket until one whose first entry has overflow 0, at most %u buckets.\n\n"
+	       "| offset | bytes | field of an entry | meaning |\n|---|---|---|---|\n",
+	       (unsigned long long)(KV_MIRROR_STALE_NS / 1000000), KV_WHY_DAEMON_STALE, sizeof(kv_mirror_bucket_t),
+	       KV_MIRROR_WAYS, sizeof(kv_mirror_entry_t), KV_MIRROR_MAX_PROBE);
+	HEADER_ROW(kv_mirror_entry_t, key, "block key");
+	HEADER_ROW(kv_mirror_entry_t, group, "block group");
+	HEADER_ROW(kv_mirror_entry_t, tiers, "bits: 1 CPU, 2 disk, 4 GPU, 8 remote; 0: an empty place");
+	HEADER_ROW(kv_mirror_entry_t, overflow,
+		   "first entry only: entries that had to go past this bucket; sticky at 65535");
+	printf("\n");
+}
+
+static void print_lease_area(void)
+{
+	print_table(
+		"Lease area",
+		"One memfd per instance, written by the daemon only, sealed, mapped read-only by its members. Header:",
+		sizeof(kv_lease_area_header_t));
+	HEADER_ROW(kv_lease_area_header_t, magic, "`KLEASES1`");
+	HEADER_ROW(kv_lease_area_header_t, version, "1");
+	HEADER_ROW(kv_lease_area_header_t, reserved, "0");
+	HEADER_ROW(kv_lease_area_header_t, incarnation, "run of the daemon");
+	HEADER_ROW(kv_lease_area_header_t, total_bytes, "size of the area");
+	printf("\nA lease or put lies at the offset its reply names: this header of %zu bytes, then u32 slots[n]. A "
+	       "slot is a slab number in the\n"
+	       "upper 12 bits and an index in the lower 20; 0xffffffff: none. Look at id and state before a copy and "
+	       "again after it.\n\n"
+	       "| offset | bytes | field | meaning |\n|---|---|---|---|\n",
+	       sizeof(kv_lease_header_t));
+	HEADER_ROW(kv_lease_header_t, id, "never reused within an incarnation");
+	HEADER_ROW(kv_lease_header_t, incarnation, "run of the daemon");
+	HEADER_ROW(kv_lease_header_t, state, "0 none, 1 active, 2 revoked (stored before any of its slots is reused)");
+	HEADER_ROW(kv_lease_header_t, n, "entries in slots");
+	HEADER_ROW(kv_lease_header_t, ready, "read: blocks [0, ready) hold their bytes; put: visible blocks");
+	HEADER_ROW(kv_lease_header_t, kind, "1 read, 2 put");
+	HEADER_ROW(kv_lease_header_t, group, "block group");
+	HEADER_ROW(kv_lease_header_t, skip, "read: slots[i] belongs to block skip + i");
+	HEADER_ROW(kv_lease_header_t, space, "space id");
+	HEADER_ROW(kv_lease_header_t, reserved, "0");
+	HEADER_ROW(kv_lease_header_t, reserved2, "0");
+	printf("\n");
+}
+
+static void print_member_area(void)
+{
+	print_table("Member area",
+		    "One memfd per member, written by that member: report ring and digest staging. The daemon trusts "
+		    "nothing in it and copies each\n"
+		    "value out once. Header:",
+		    sizeof(kv_member_area_header_t));
+	HEADER_ROW(kv_member_area_header_t, magic, "`KMEMBER1`");
+	HEADER_ROW(kv_member_area_header_t, version, "1");
+	HEADER_ROW(kv_member_area_header_t, ring_records, "a power of two");
+	HEADER_ROW(kv_member_area_header_t, ring_offset, "reports, 128 bytes each");
+	HEADER_ROW(kv_member_area_header_t, staging_offset, "u64 leaf digests of puts: [block][head][leaf]");
+	HEADER_ROW(kv_member_area_header_t, staging_words, "u64 words there");
+	HEADER_ROW(kv_member_area_header_t, total_bytes, "size of the area");
+	HEADER_ROW(kv_member_area_header_t, head, "reports ever written, stored after the report");
+	HEADER_ROW(kv_member_area_header_t, tail, "reports ever read, stored by the daemon");
+	HEADER_ROW(kv_member_area_header_t, dropped, "reports that found the ring full");
+	printf("\n");
+	print_table("Report", "One record of the report ring.", sizeof(kv_report_t));
+	HEADER_ROW(kv_report_t, type, "1 a prompt was looked up, 2 a request has ended");
+	HEADER_ROW(kv_report_t, space, "space id");
+	HEADER_ROW(kv_report_t, time_ns, "CLOCK_MONOTONIC");
+	HEADER_ROW(kv_report_t, request, "request id as 64 bits; 0: unknown");
+	HEADER_ROW(kv_report_t, session, "conversation; 0: unknown");
+	HEADER_ROW(kv_report_t, query_tokens, "prompt tokens");
+	HEADER_ROW(kv_report_t, hit_cpu_tokens, "found in CPU memory");
+	HEADER_ROW(kv_report_t, hit_disk_tokens, "found on disk");
+	HEADER_ROW(kv_report_t, hit_engine_tokens, "held by the engine already");
+	HEADER_ROW(kv_report_t, output_tokens, "generated");
+	HEADER_ROW(kv_report_t, why, "reason of the first missing block, below");
+	HEADER_ROW(kv_report_t, group, "block group");
+	HEADER_ROW(kv_report_t, turn, "turn in the conversation; 0: unknown");
+	HEADER_ROW(kv_report_t, first_missing, "key; zero: nothing was missing");
+	HEADER_ROW(kv_report_t, match_ns, "time of the match; 0: not measured");
+	HEADER_ROW(kv_report_t, load_ns, "time of the load; 0: none");
+	HEADER_ROW(kv_report_t, reserved, "0");
+	printf("\nReasons of a miss: %d none, %d absent, %d evicted, %d daemon stale, %d no daemon, %d stale epoch, %d "
+	       "contended, %d corrupt, %d timeout.\n",
+	       KV_WHY_NONE, KV_WHY_ABSENT, KV_WHY_EVICTED, KV_WHY_DAEMON_STALE, KV_WHY_NO_DAEMON, KV_WHY_STALE_EPOCH,
+	       KV_WHY_CONTENDED, KV_WHY_CORRUPT, KV_WHY_TIMEOUT);
+}
+
+static void print_shm(void)
+{
+	printf("# Shared memory\n\n" GENERATED, "shm", "common/include/kv/shm.h");
+	printf("Between daemon and clients. All integers are little-endian and naturally aligned. Version %u.\n\n",
+	       KV_SHM_VERSION);
+	print_mirror();
+	print_lease_area();
+	print_member_area();
+}
+
+int main(int argc, char **argv)
+{
+	static const struct {
+		const char *name;
+		void (*print)(void);
+	} pages[] = {{"wire", print_wire}, {"status", print_status}, {"metrics", print_metrics}, {"shm", print_shm}};
+
+	for (size_t i = 0; argc == 2 && i < KV_COUNT_OF(pages); i++) {
+		if (strcmp(argv[1], pages[i].name) == 0) {
+			pages[i].print();
+			return fflush(stdout) == 0 ? 0 : 74;
+		}
+	}
+	fprintf(stderr, "usage: kvd-docs wire|status|metrics|shm\n");
+
+	return 64;
+}

@@ -1,0 +1,263 @@
+/* STATUS, STATS, CHECK and CONFIG as JSON. A document speaks of the asker's namespace and of the daemon as a whole, never of another namespace. */
+#include "io/session.h"
+
+#include "kv/text.h"
+#include "kvs/pool.h"
+
+#include <dirent.h>
+#include <stdio.h>
+
+#define FD_SLACK 64u /* slot files, metadata files and HTTP connections come and go */
+
+/* ---- status ---------------------------------------------------------------------------------------------------------- */
+
+static void put_tier(kv_text_t *text, const char *name, kvs_tier_t *tier)
+{
+	kvs_usage_t u;
+
+	if (!tier) {
+		kv_text_addf(text, "\"%s\":null", name);
+		return;
+	}
+	kvs_usage(tier, &u);
+	kv_text_addf(text,
+		     "\"%s\":{\"medium\":\"%s\",\"limit_bytes\":%llu,\"charged_bytes\":%llu,\"slots\":%llu,\"free_"
+		     "slots\":%llu,"
+		     "\"used_slots\":%llu,\"quarantined_slots\":%llu,\"used_bytes\":%llu,\"quarantined_bytes\":%llu,"
+		     "\"in_flight\":%u}",
+		     name, tier->ops->medium, (unsigned long long)u.limit_bytes, (unsigned long long)u.charged_bytes,
+		     (unsigned long long)u.slots, (unsigned long long)u.free_slots, (unsigned long long)u.used_slots,
+		     (unsigned long long)u.quarantined_slots, (unsigned long long)u.used_bytes,
+		     (unsigned long long)u.quarantined_bytes, kvs_in_flight(tier));
+}
+
+/* What is not as good as it could be, one sentence each. */
+static void put_degraded(kvd_host_t *host, kv_text_t *text)
+{
+	const kv_metrics_t *m = &host->metrics;
+	const struct {
+		int is;
+		const char *sentence;
+	} facts[] = {
+		{host->options->cpu_huge_pages != KVS_HUGE_OFF && kv_metric_get(m, KV_M_CPU_HUGE_PAGES) == 0,
+		 "the CPU pool is not on huge pages"},
+		{!host->disk, "there is no disk tier: nothing survives a restart"},
+		{kv_metric_get(m, KV_M_DISK_FALLBACK) != 0, "io_uring is not available: the disk tier uses plain I/O"},
+		{kv_metric_get(m, KV_M_DISK_OFF) != 0, "the disk tier is switched off after a fault"},
+		{host->disk && !host->options->nvme_sync, "nvme.sync is off: nothing is really durable"},
+		{host->accept_paused, "no descriptors are left for new sessions"},
+		{host->setup->restarts > 0, "the daemon has crashed and was restarted"},
+	};
+	const char *comma = "";
+
+	kv_text_addf(text, "\"degraded\":[");
+	for (size_t i = 0; i < KV_COUNT_OF(facts); i++) {
+		if (facts[i].is) {
+			kv_text_addf(text, "%s", comma);
+			kv_text_json(text, facts[i].sentence);
+			comma = ",";
+		}
+	}
+	kv_text_addf(text, "]");
+}
+
+static void put_sessions(kvd_host_t *host, const kvd_namespace_t *ns, kv_text_t *text)
+{
+	uint64_t now = kv_now_ns(host->env);
+	const char *comma = "";
+
+	kv_text_addf(text, ",\"sessions\":[");
+	for (const kvd_session_t *s = host->sessions; s && text->len < text->cap * 3 / 4; s = s->next) {
+		if (s->ns != ns) {
+			continue;
+		}
+		kv_text_addf(text, "%s{\"id\":%llu,\"program\":", comma, (unsigned long long)s->id);
+		kv_text_json(text, s->program);
+		kv_text_addf(text,
+			     ",\"pid\":%d,\"uid\":%u,\"member\":%llu,\"age_ns\":%llu,\"requests\":%llu,\"queued_"
+			     "bytes\":%zu}",
+			     (int)s->pid, (unsigned)s->uid, (unsigned long long)kvd_member_id(s->member),
+			     (unsigned long long)(now - s->opened_ns), (unsigned long long)s->requests, s->out_bytes);
+		comma = ",";
+	}
+	kv_text_addf(text, "]");
+}
+
+/* Room for what a snprintf-like function of another part writes; its answer is added to len, so that what is too long is refused as a whole. */
+static char *rest(kv_text_t *text, size_t *p_cap)
+{
+	*p_cap = text->len < text->cap ? text->cap - text->len : 0;
+
+	return *p_cap ? text->out + text->len : NULL;
+}
+
+static void status_json(kvd_host_t *host, const kvd_namespace_t *ns, uint32_t detail, kv_text_t *text)
+{
+	uint64_t now = kv_now_ns(host->env);
+	size_t cap;
+	char *out;
+
+	kv_text_addf(text,
+		     "{\"daemon\":{\"version\":\"%s\",\"namespace\":\"%s\",\"incarnation\":%llu,\"uptime_ns\":%llu,"
+		     "\"restarts\":%u,\"sessions\":%u},\"tiers\":{",
+		     KVD_VERSION, ns->name, (unsigned long long)host->incarnation,
+		     (unsigned long long)(now - host->started_ns), host->setup->restarts, host->session_count);
+	put_tier(text, "cpu", host->cpu);
+	kv_text_addf(text, ",");
+	put_tier(text, "disk", host->disk);
+	kv_text_addf(text, "},");
+	put_degraded(host, text);
+	kv_text_addf(text, ",\"core\":");
+	out = rest(text, &cap);
+	text->len += kvd_core_status_json(host->core, ns->id, detail, out, cap);
+	if (detail >= 2) {
+		put_sessions(host, ns, text);
+	}
+	kv_text_addf(text, "}");
+}
+
+/* ---- check ----------------------------------------------------------------------------------------------------------- */
+
+static void put_check(kv_text_t *text, const char *name, const char *promise, int ok, const char *detail)
+{
+	kv_text_addf(text, ",{\"name\":\"%s\",\"promise\":\"%s\",\"ok\":%s,\"detail\":", name, promise,
+		     ok ? "true" : "false");
+	kv_text_json(text, detail);
+	kv_text_addf(text, "}");
+}
+
+static uint32_t check_tier(kv_text_t *text, const char *name, kvs_tier_t *tier)
+{
+	char detail[256] = "";
+	kv_status_t status;
+
+	if (!tier) {
+		return 0;
+	}
+	status = kvs_check(tier, detail, sizeof detail);
+	put_check(text, name, "P4", status == KV_OK, detail);
+
+	return status != KV_OK;
+}
+
+/* The list, the gauge and the members must tell the same story. */
+static uint32_t check_sessions(kvd_host_t *host, kv_text_t *text)
+{
+	uint32_t sessions = 0, joined = 0, attached = 0;
+	size_t bytes = 0;
+	char detail[160];
+	int ok;
+
+	for (const kvd_session_t *s = host->sessions; s; s = s->next) {
+		sessions++;
+		bytes += s->in_cap;
+		joined += s->member != NULL && kvd_member_session(s->member) == s;
+	}
+	attached = kvd_members_attached(host);
+	ok = sessions == host->session_count && bytes == host->receive_bytes && joined == attached;
+	snprintf(detail, sizeof detail, "%u sessions, %u of them members, %zu bytes of receive buffers", sessions,
+		 joined, bytes);
+	put_check(text, "sessions", "P4", ok, detail);
+
+	return !ok;
+}
+
+uint32_t kvd_count_fds(void)
+{
+	DIR *dir = opendir("/proc/self/fd");
+	uint32_t n = 0;
+
+	while (dir && readdir(dir)) {
+		n++;
+	}
+	if (dir) {
+		closedir(dir);
+	}
+
+	return n > 3 ? n - 3 : 0; /* "." and ".." and the directory itself */
+}
+
+/* What is open beyond a session's socket and a member's two must not grow: the daemon's own are counted once it has started. */
+static uint32_t check_fds(kvd_host_t *host, kv_text_t *text)
+{
+	uint32_t open = kvd_count_fds();
+	uint32_t slabs = kvs_pool_slab_count(host->cpu) - host->own_slabs;
+	uint32_t known = host->own_fds + host->session_count + kvd_members_fds(host) + 2 * slabs;
+	uint32_t slack = FD_SLACK;
+	char detail[160];
+	int ok = open <= known + slack;
+
+	snprintf(detail, sizeof detail, "%u descriptors open, %u accounted for (and up to %u of storage and HTTP)",
+		 open, known, slack);
+	put_check(text, "descriptors", "P4", ok, detail);
+
+	return !ok;
+}
+
+/* The core's list {"checks":[...]} goes on with ours. */
+static uint32_t check_json(kvd_host_t *host, kv_text_t *text)
+{
+	uint32_t failed = 0;
+	size_t cap;
+	char *out = rest(text, &cap);
+
+	text->len += kvd_core_check_json(host->core, out, cap, &failed);
+	kv_assert(!kv_text_fits(text) || (text->len > 2 && strcmp(text->out + text->len - 2, "]}") == 0));
+	text->len -= 2;
+	failed += check_tier(text, "cpu", host->cpu);
+	failed += check_tier(text, "disk", host->disk);
+	failed += check_sessions(host, text);
+	failed += check_fds(host, text);
+	kv_text_addf(text, "]}");
+
+	return failed;
+}
+
+/* ---- the requests ---------------------------------------------------------------------------------------------------- */
+
+kv_status_t kvd_document_request(kvd_host_t *host, kvd_call_t *call)
+{
+	kv_text_t text = kv_text(host->text, KVD_TEXT_SCRATCH);
+	kv_slice_t json;
+	uint32_t failed = 0;
+	size_t cap;
+	char *out;
+
+	switch (call->header->code) {
+	case KV_CODE_STATUS:
+		status_json(host, call->session->ns, call->ask->status.detail, &text);
+		break;
+	case KV_CODE_CHECK:
+		failed = check_json(host, &text);
+		break;
+	case KV_CODE_STATS:
+		out = rest(&text, &cap);
+		text.len += kv_metrics_json(&host->metrics, out, cap);
+		break;
+	default:
+		out = rest(&text, &cap);
+		text.len += kv_options_json(&kvd_option_table, host->options, host->setup->sources, out, cap);
+		break;
+	}
+	if (!kv_text_fits(&text)) {
+		call->detail = "the document is over its limit; ask for less detail";
+		return KV_ERR_LIMIT;
+	}
+	json = (kv_slice_t){(const uint8_t *)host->text, (uint32_t)text.len};
+	switch (call->header->code) {
+	case KV_CODE_STATUS:
+		call->reply->status_reply.json = json;
+		break;
+	case KV_CODE_CHECK:
+		call->reply->check_reply = (kv_msg_check_reply_t){failed, json};
+		break;
+	case KV_CODE_STATS:
+		call->reply->stats_reply.json = json;
+		break;
+	default:
+		call->reply->config_reply.json = json;
+		break;
+	}
+
+	return KV_OK;
+}

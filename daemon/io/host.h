@@ -1,0 +1,172 @@
+/* daemon/io/host.h -- everything one running daemon owns: the core's host.
+ *
+ * One thread, the core loop (loop.c), owns all of it. Two other threads see only what is named here: the publisher (events.h) reads its own rings, and
+ * the HTTP thread (http.h) reads `metrics` and the three atomics of `health`.
+ *
+ *   loop.c      turns: wait, handle, tick, reap         request.c   one decoded request -> reply
+ *   listener.c  one socket a namespace, accept          join.c      members, instances and their shared areas
+ *   session.c   bytes <-> frames, limits, queues        space.c     SPACE_OPEN: identity, layout, groups
+ *   world.c     the core's way out: tiers, notices      document.c  STATUS, STATS, CHECK, CONFIG as JSON
+ *   events.c    publisher thread, ZeroMQ                http.c      /metrics, /healthz, /readyz
+ */
+#ifndef KVD_IO_HOST_H
+#define KVD_IO_HOST_H
+
+#include "core/core.h"
+#include "io/area.h"
+#include "io/events.h"
+#include "keeper.h"
+#include "kv/log.h"
+#include "kv/sock.h"
+#include "options.h"
+
+#include <sys/types.h>
+
+typedef struct kvd_host kvd_host_t;
+typedef struct kvd_session kvd_session_t;
+typedef struct kvd_member_entry kvd_member_entry_t;
+typedef struct kvd_instance_entry kvd_instance_entry_t;
+
+/* Something epoll watches. `ready` runs in the core loop. */
+typedef struct kvd_source {
+	void (*ready)(kvd_host_t *host, struct kvd_source *source, uint32_t events);
+	int fd;
+} kvd_source_t;
+
+typedef struct kvd_namespace {
+	kvd_source_t source; /* the listening socket */
+	char name[65];
+	char path[108];
+	uint32_t id; /* the core's number */
+	uint32_t index;
+	kvd_area_t mirror;
+} kvd_namespace_t;
+
+/* What the HTTP thread may see. */
+typedef struct kvd_health {
+	_Atomic int ready;
+	_Atomic uint64_t turn_ns; /* CLOCK_MONOTONIC of the last turn of the core loop */
+	_Atomic int stopping;
+} kvd_health_t;
+
+#define KVD_MEMBER_BUCKETS 1024u
+
+struct kvd_host {
+	const kvd_setup_t *setup;
+	const kvd_options_t *options;
+	const kv_env_t *env;
+	kv_metrics_t metrics;
+	kvd_health_t health;
+	uint64_t incarnation;
+	uint64_t started_ns;
+
+	/* the loop */
+	int epoll_fd;
+	int stop;
+	kvd_source_t signals;
+	kvd_source_t keeper;
+	kvd_source_t cpu_ready;
+	kvd_source_t disk_ready;
+	uint64_t busy_until_ns;  /* spin until then */
+	uint64_t next_drain_ns;  /* report rings, timeouts */
+	uint64_t next_second_ns; /* gauges */
+	uint32_t frames;         /* handled in this turn */
+	int accept_paused;
+	uint64_t accept_again_ns;
+
+	/* storage and core */
+	kvs_tier_t *cpu;
+	kvs_tier_t *disk;
+	kvd_world_t world;
+	kvd_core_config_t core_config;
+	kvd_core_t *core;
+	uint32_t slabs_seen; /* slabs of the pool that members have been told of */
+	kvd_publisher_t *publisher;
+	struct kvd_http *http;
+	uint32_t own_fds; /* descriptors open, and slabs among them, when the start was over */
+	uint32_t own_slabs;
+
+	/* who is here */
+	kvd_namespace_t *namespaces;
+	uint32_t namespace_count;
+	kvd_session_t *sessions;
+	kvd_session_t *hot; /* looked at first while spinning */
+	uint32_t session_count;
+	uint32_t doomed_count;
+	uint64_t next_session;
+	size_t receive_bytes; /* of all receive buffers */
+	kvd_member_entry_t *members[KVD_MEMBER_BUCKETS];
+	kvd_member_entry_t *gone; /* freed at the end of the turn */
+	kvd_instance_entry_t *instances;
+
+	/* scratch of the loop thread */
+	kv_msg_t ask;
+	kv_msg_t reply;
+	uint8_t *frame; /* KVD_FRAME_SCRATCH bytes: an encoded body */
+	char *text;     /* KVD_TEXT_SCRATCH bytes: a document */
+	char detail[256];
+	uint8_t root[32];
+};
+
+#define KVD_TEXT_SCRATCH  ((size_t)KV_MAX_JSON + 1u)
+#define KVD_FRAME_SCRATCH ((size_t)KV_MAX_JSON + 65536u)
+
+/* ---- loop.c ------------------------------------------------------------------------------------------------------------ */
+
+kv_status_t kvd_loop_init(kvd_host_t *host);
+void kvd_loop_fini(kvd_host_t *host);
+/* Watch source->fd for `events` (EPOLLIN, ...). KV_ERR_LIMIT: the kernel refuses. */
+kv_status_t kvd_loop_add(kvd_host_t *host, kvd_source_t *source, uint32_t events);
+void kvd_loop_change(kvd_host_t *host, kvd_source_t *source, uint32_t events);
+void kvd_loop_remove(kvd_host_t *host, kvd_source_t *source);
+/* Until SIGTERM, SIGINT or the end of the keeper. */
+void kvd_loop_run(kvd_host_t *host);
+
+/* ---- listener.c -------------------------------------------------------------------------------------------------------- */
+
+/* Mirrors, namespaces in the core, recovery of the disk tier, then the sockets. `detail` gets a sentence. */
+kv_status_t kvd_listeners_open(kvd_host_t *host, char *detail, size_t cap);
+/* Close and unlink the sockets; the mirrors stay. */
+void kvd_listeners_close(kvd_host_t *host);
+/* After the core has gone. */
+void kvd_namespaces_free(kvd_host_t *host);
+/* Descriptors may be there again: accept goes on. */
+void kvd_listeners_resume(kvd_host_t *host);
+
+/* ---- world.c ----------------------------------------------------------------------------------------------------------- */
+
+/* Open the tiers; fill host->world and host->core_config. */
+kv_status_t kvd_world_open(kvd_host_t *host, char *detail, size_t cap);
+void kvd_world_close(kvd_host_t *host);
+/* Create and destroy the core on top of them. */
+kv_status_t kvd_world_core(kvd_host_t *host, char *detail, size_t cap);
+void kvd_world_core_end(kvd_host_t *host);
+/* Tell members of slabs carved since the last call; call it before anything that can name their slots is sent. */
+void kvd_world_sync(kvd_host_t *host);
+/* Tell one new member of all slabs of its namespace. */
+void kvd_world_greet(kvd_host_t *host, kvd_session_t *session);
+/* Pass the events of the call that has just ended on as one batch. */
+void kvd_world_commit(kvd_host_t *host);
+
+/* ---- join.c ------------------------------------------------------------------------------------------------------------ */
+
+/* NULL when it is unknown. The other two take NULL. */
+kvd_member_entry_t *kvd_member_find(kvd_host_t *host, kvd_member_t id);
+kvd_member_t kvd_member_id(const kvd_member_entry_t *member);
+kvd_session_t *kvd_member_session(const kvd_member_entry_t *member);
+/* The session of a member is at end of file. */
+void kvd_member_session_ended(kvd_host_t *host, kvd_member_entry_t *member);
+/* Copy reports out of all rings, a bounded number each. */
+void kvd_members_drain(kvd_host_t *host);
+/* Free members that have gone and the areas of instances the core has done with. */
+void kvd_members_reap(kvd_host_t *host);
+void kvd_members_fini(kvd_host_t *host);
+/* Members with a session, and descriptors held for members and instances. */
+uint32_t kvd_members_attached(const kvd_host_t *host);
+uint32_t kvd_members_fds(const kvd_host_t *host);
+kv_status_t kvd_member_staging(void *ctx, kvd_member_t id, uint64_t first, uint32_t words, uint64_t *out);
+
+/* Open descriptors of this process (document.c). */
+uint32_t kvd_count_fds(void);
+
+#endif

@@ -1,0 +1,478 @@
+/* Members and instances: pidfds, shared areas, report rings. */
+#include "io/session.h"
+
+#include "kvs/pool.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define RING_RECORDS  1024u
+#define RING_OFFSET   4096u
+#define DRAIN_RECORDS 128u /* of one ring at a time */
+
+struct kvd_instance_entry {
+	kvd_instance_entry_t *next;
+	kvd_instance_t id;
+	kvd_namespace_t *ns;
+	kvd_area_t leases;
+};
+
+struct kvd_member_entry {
+	kvd_source_t source;      /* its pidfd */
+	kvd_member_entry_t *next; /* in its bucket, or among those that have gone */
+	kvd_member_t id;
+	kvd_instance_t instance;
+	kvd_namespace_t *ns;
+	kvd_session_t *session; /* NULL: its connection has ended */
+	kvd_area_t area;
+	uint64_t staging_offset, staging_words;
+	uint64_t tail;    /* reports read; the copy in the area is for the member only */
+	uint64_t dropped; /* reports it could not write, as far as they are counted */
+	int fired;        /* the pidfd has: it touches nothing any more */
+};
+
+/* ---- finding --------------------------------------------------------------------------------------------------------- */
+
+static kvd_member_entry_t **bucket_of(kvd_host_t *host, kvd_member_t id)
+{
+	return &host->members[(id * UINT64_C(0x9e3779b97f4a7c15)) >> 54];
+}
+
+kvd_member_entry_t *kvd_member_find(kvd_host_t *host, kvd_member_t id)
+{
+	kvd_member_entry_t *member = *bucket_of(host, id);
+
+	while (member && member->id != id) {
+		member = member->next;
+	}
+
+	return member;
+}
+
+kvd_member_t kvd_member_id(const kvd_member_entry_t *member)
+{
+	return member ? member->id : 0;
+}
+
+kvd_session_t *kvd_member_session(const kvd_member_entry_t *member)
+{
+	return member ? member->session : NULL;
+}
+
+static kvd_instance_entry_t *instance_find(kvd_host_t *host, kvd_instance_t id)
+{
+	kvd_instance_entry_t *entry = host->instances;
+
+	while (entry && entry->id != id) {
+		entry = entry->next;
+	}
+
+	return entry;
+}
+
+uint32_t kvd_members_attached(const kvd_host_t *host)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < KVD_MEMBER_BUCKETS; i++) {
+		for (const kvd_member_entry_t *member = host->members[i]; member; member = member->next) {
+			n += member->session != NULL;
+		}
+	}
+
+	return n;
+}
+
+uint32_t kvd_members_fds(const kvd_host_t *host)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < KVD_MEMBER_BUCKETS; i++) {
+		for (const kvd_member_entry_t *member = host->members[i]; member; member = member->next) {
+			n += 2;
+		}
+	}
+	for (const kvd_instance_entry_t *entry = host->instances; entry; entry = entry->next) {
+		n++;
+	}
+
+	return n;
+}
+
+/* ---- reports --------------------------------------------------------------------------------------------------------- */
+
+/* A word a client writes while we read it: the same value twice, or none. */
+static int stable_word(const void *word, uint64_t *p_value)
+{
+	uint64_t once, again;
+
+	if (kvs_guard_copy(&once, word, sizeof once) != KV_OK || kvs_guard_copy(&again, word, sizeof again) != KV_OK ||
+	    once != again) {
+		return 0;
+	}
+	*p_value = again;
+
+	return 1;
+}
+
+static void drain_records(kvd_host_t *host, kvd_member_entry_t *member, uint64_t head, uint32_t limit)
+{
+	const kv_report_t *ring = (const kv_report_t *)((const uint8_t *)member->area.base + RING_OFFSET);
+
+	for (; member->tail != head && limit > 0; limit--) {
+		kv_report_t report;
+
+		if (kvs_guard_copy(&report, &ring[member->tail % RING_RECORDS], sizeof report) != KV_OK) {
+			kv_metric_add(&host->metrics, KV_M_BAD_REPORTS, 1);
+		} else if (kvd_core_report(host->core, member->id, &report) == KV_OK &&
+			   report.type == KV_REPORT_REQUEST && host->publisher) {
+			kvd_publisher_hit(host->publisher, member->ns->index, &report);
+		}
+		member->tail++;
+	}
+}
+
+static void drain(kvd_host_t *host, kvd_member_entry_t *member, uint32_t limit)
+{
+	kv_member_area_header_t *header = member->area.base;
+	uint64_t head = 0, dropped = 0;
+
+	if (stable_word(&header->dropped, &dropped) && dropped > member->dropped) {
+		kv_metric_add(&host->metrics, KV_M_LOST_REPORTS, dropped - member->dropped);
+		member->dropped = dropped;
+	}
+	if (!stable_word(&header->head, &head) || head == member->tail) {
+		return;
+	}
+	if (head - member->tail > RING_RECORDS) {
+		kv_metric_add(&host->metrics, KV_M_BAD_REPORTS, 1);
+		member->tail = head;
+	}
+	drain_records(host, member, head, limit);
+	atomic_store_explicit(&header->tail, member->tail, memory_order_release);
+}
+
+void kvd_members_drain(kvd_host_t *host)
+{
+	for (uint32_t i = 0; i < KVD_MEMBER_BUCKETS; i++) {
+		for (kvd_member_entry_t *member = host->members[i]; member; member = member->next) {
+			if (member->session) {
+				drain(host, member, DRAIN_RECORDS);
+			}
+		}
+	}
+}
+
+kv_status_t kvd_member_staging(void *ctx, kvd_member_t id, uint64_t first, uint32_t words, uint64_t *out)
+{
+	kvd_member_entry_t *member = kvd_member_find(ctx, id);
+
+	if (!member || !member->session || first > member->staging_words || words > member->staging_words - first) {
+		return KV_ERR_ARG;
+	}
+
+	return kvs_guard_copy(out,
+			      (const uint8_t *)member->area.base + member->staging_offset + first * sizeof(uint64_t),
+			      (size_t)words * sizeof(uint64_t));
+}
+
+/* ---- the end --------------------------------------------------------------------------------------------------------- */
+
+static void member_gone(kvd_host_t *host, kvd_member_entry_t *member)
+{
+	kvd_member_entry_t **at = bucket_of(host, member->id);
+	char name[32];
+
+	while (*at != member) {
+		at = &(*at)->next;
+	}
+	*at = member->next;
+	kvd_loop_remove(host, &member->source);
+	snprintf(name, sizeof name, "pidfd.%llu", (unsigned long long)member->id);
+	kvd_keeper_drop(host->setup->keeper_fd, name);
+	kvd_member_dead(host->core, member->id);
+	kvd_world_commit(host);
+	/* epoll may have named it in this very turn: freed when the turn is over. */
+	member->next = host->gone;
+	host->gone = member;
+}
+
+void kvd_member_session_ended(kvd_host_t *host, kvd_member_entry_t *member)
+{
+	drain(host, member, RING_RECORDS);
+	member->session = NULL;
+	if (member->fired) {
+		member_gone(host, member);
+	} else {
+		kvd_member_closed(host->core, member->id);
+		kvd_world_commit(host);
+	}
+}
+
+/* The process has ended. What it has sent still counts: read its socket to the end first. */
+static void pidfd_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
+{
+	kvd_member_entry_t *member = (kvd_member_entry_t *)source;
+
+	(void)events;
+	if (member->fired) {
+		return;
+	}
+	member->fired = 1;
+	kvd_loop_change(host, source, 0);
+	if (member->session) {
+		shutdown(member->session->source.fd, SHUT_RDWR);
+	} else {
+		member_gone(host, member);
+	}
+}
+
+static void member_free(kvd_member_entry_t *member)
+{
+	kvd_area_destroy(&member->area);
+	close(member->source.fd);
+	free(member);
+}
+
+static void instance_free(kvd_instance_entry_t *entry)
+{
+	kvd_area_destroy(&entry->leases);
+	free(entry);
+}
+
+void kvd_members_reap(kvd_host_t *host)
+{
+	kvd_instance_t ended[16];
+	uint32_t n;
+
+	while (host->gone) {
+		kvd_member_entry_t *member = host->gone;
+		host->gone = member->next;
+		member_free(member);
+	}
+	do {
+		n = kvd_reaped(host->core, ended, KV_COUNT_OF(ended));
+		for (uint32_t i = 0; i < n; i++) {
+			kvd_instance_entry_t **at = &host->instances;
+
+			while (*at && (*at)->id != ended[i]) {
+				at = &(*at)->next;
+			}
+			if (*at) {
+				kvd_instance_entry_t *entry = *at;
+				*at = entry->next;
+				instance_free(entry);
+			}
+		}
+	} while (n == KV_COUNT_OF(ended));
+}
+
+void kvd_members_fini(kvd_host_t *host)
+{
+	for (uint32_t i = 0; i < KVD_MEMBER_BUCKETS; i++) {
+		while (host->members[i]) {
+			kvd_member_entry_t *member = host->members[i];
+			host->members[i] = member->next;
+			member_free(member);
+		}
+	}
+	while (host->gone) {
+		kvd_member_entry_t *member = host->gone;
+		host->gone = member->next;
+		member_free(member);
+	}
+	while (host->instances) {
+		kvd_instance_entry_t *entry = host->instances;
+		host->instances = entry->next;
+		instance_free(entry);
+	}
+}
+
+/* ---- JOIN ------------------------------------------------------------------------------------------------------------ */
+
+/* A pidfd of a live process: its fdinfo says so (the number means nothing across namespaces), and it is not readable yet. */
+static int pidfd_is_live(int fd)
+{
+	struct pollfd look = {.fd = fd, .events = POLLIN};
+	char path[64], line[256];
+	int named = 0;
+	FILE *info;
+
+	snprintf(path, sizeof path, "/proc/self/fdinfo/%d", fd);
+	info = fopen(path, "re");
+	if (!info) {
+		return 0;
+	}
+	while (fgets(line, sizeof line, info)) {
+		named |= strncmp(line, "Pid:", 4) == 0;
+	}
+	fclose(info);
+
+	return named && poll(&look, 1, 0) == 0;
+}
+
+/* The areas of a new member: its own, and its instance's when that is new. */
+static kv_status_t member_area(const kvd_options_t *options, const kv_msg_join_t *ask, kvd_member_entry_t *member)
+{
+	size_t staging = RING_OFFSET + RING_RECORDS * sizeof(kv_report_t);
+	size_t bytes = staging + (size_t)ask->staging_words * sizeof(uint64_t);
+	kv_member_area_header_t *header;
+	kv_status_t status;
+
+	if ((size_t)ask->staging_words * sizeof(uint64_t) > options->limits_staging) {
+		return KV_ERR_LIMIT;
+	}
+	status = kvd_area_create("kvd-member", bytes, KVD_AREA_CLIENT, &member->area);
+	if (status != KV_OK) {
+		return status;
+	}
+	member->staging_offset = staging;
+	member->staging_words = ask->staging_words;
+	header = member->area.base;
+	header->magic = KV_MEMBER_MAGIC;
+	header->version = KV_SHM_VERSION;
+	header->ring_records = RING_RECORDS;
+	header->ring_offset = RING_OFFSET;
+	header->staging_offset = staging;
+	header->staging_words = ask->staging_words;
+	header->total_bytes = member->area.bytes;
+
+	return KV_OK;
+}
+
+static kv_status_t instance_open(kvd_host_t *host, kvd_namespace_t *ns, const kvd_join_t *join,
+				 kvd_instance_entry_t **p_entry)
+{
+	kvd_instance_t id = 0;
+	kv_status_t status = kvd_instance_find(host->core, join, &id);
+
+	if (status != KV_OK) {
+		return status;
+	}
+	if (id != 0) {
+		*p_entry = instance_find(host, id);
+		kv_assert(*p_entry);
+		return KV_OK;
+	}
+
+	kvd_instance_entry_t *entry = calloc(1, sizeof *entry);
+	if (!entry) {
+		return KV_ERR_NOMEM;
+	}
+	status = kvd_area_create("kvd-leases", host->options->instance_lease_area, KVD_AREA_DAEMON, &entry->leases);
+	if (status != KV_OK) {
+		free(entry);
+		return status;
+	}
+	status = kvd_instance_create(host->core, join, entry->leases.base, entry->leases.bytes, &entry->id);
+	if (status != KV_OK) {
+		instance_free(entry);
+		return status;
+	}
+	entry->ns = ns;
+	entry->next = host->instances;
+	host->instances = entry;
+	*p_entry = entry;
+
+	return KV_OK;
+}
+
+static kv_status_t member_open(kvd_host_t *host, kvd_call_t *call, const kvd_join_t *join,
+			       kvd_member_entry_t **p_member, kvd_instance_entry_t **p_instance)
+{
+	kvd_member_entry_t *member = calloc(1, sizeof *member);
+	kv_status_t status;
+
+	if (!member) {
+		return KV_ERR_NOMEM;
+	}
+	member->source = (kvd_source_t){pidfd_ready, call->fds[0]};
+	member->area = KVD_AREA_NONE;
+	member->ns = call->session->ns;
+	status = member_area(host->options, &call->ask->join, member);
+	if (status != KV_OK) {
+		goto err_free;
+	}
+	status = kvd_loop_add(host, &member->source, EPOLLIN);
+	if (status != KV_OK) {
+		goto err_area;
+	}
+	status = instance_open(host, member->ns, join, p_instance);
+	if (status != KV_OK) {
+		goto err_watch;
+	}
+	status = kvd_member_add(host->core, (*p_instance)->id, join, &member->id);
+	if (status != KV_OK) {
+		goto err_watch;
+	}
+	member->instance = (*p_instance)->id;
+	*p_member = member;
+
+	return KV_OK;
+
+err_watch:
+	kvd_loop_remove(host, &member->source);
+err_area:
+	kvd_area_destroy(&member->area);
+err_free:
+	free(member);
+	return status;
+}
+
+kv_status_t kvd_join_request(kvd_host_t *host, kvd_call_t *call)
+{
+	const kv_msg_join_t *ask = &call->ask->join;
+	char instance[129], name[32];
+	kvd_join_t join = {.ns = call->session->ns->id,
+			   .instance = instance,
+			   .secret = ask->secret.data,
+			   .secret_len = ask->secret.len,
+			   .role = ask->role,
+			   .rank = ask->rank};
+	kvd_member_entry_t *member;
+	kvd_instance_entry_t *entry;
+	kv_status_t status;
+
+	if (call->session->member) {
+		call->detail = "this connection has joined already";
+		return KV_ERR_EXISTS;
+	}
+	if (call->fd_count != 1 || !pidfd_is_live(call->fds[0])) {
+		kv_metric_add(&host->metrics, KV_M_PIDFD_REFUSED, 1);
+		return KV_ERR_PIDFD_REQUIRED;
+	}
+	if (ask->secret.len < 16 || ask->instance.len == 0) {
+		call->detail = "an instance has an id, and a secret of 16 to 32 bytes";
+		return KV_ERR_ARG;
+	}
+	memcpy(instance, ask->instance.data, ask->instance.len);
+	instance[ask->instance.len] = '\0';
+	status = member_open(host, call, &join, &member, &entry);
+	if (status != KV_OK) {
+		return status;
+	}
+
+	call->fds[0] = -1; /* the member's from now on */
+	member->session = call->session;
+	member->next = *bucket_of(host, member->id);
+	*bucket_of(host, member->id) = member;
+	call->session->member = member;
+	call->session->roles |= KV_ROLE_MEMBER;
+	snprintf(name, sizeof name, "pidfd.%llu", (unsigned long long)member->id);
+	kvd_keeper_hold(host->setup->keeper_fd, name, member->source.fd);
+	call->reply->join_reply = (kv_msg_join_reply_t){.instance_id = entry->id,
+							.member_id = member->id,
+							.mirror_bytes = member->ns->mirror.bytes,
+							.lease_bytes = entry->leases.bytes,
+							.member_bytes = member->area.bytes};
+	call->reply_fds[0] = member->ns->mirror.fd;
+	call->reply_fds[1] = entry->leases.fd;
+	call->reply_fds[2] = member->area.fd;
+
+	return KV_OK;
+}

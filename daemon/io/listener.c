@@ -1,0 +1,157 @@
+/* One listening socket a namespace. */
+#include "io/session.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define BACKLOG        256
+#define ACCEPTS_A_TURN 16
+#define REST_NS        UINT64_C(100000000)
+
+/* Out of descriptors: sessions that are open go on, new ones wait in the kernel's backlog. */
+static void pause_accepting(kvd_host_t *host, int error)
+{
+	kv_metric_add(&host->metrics, KV_M_FD_EXHAUSTED, 1);
+	kv_log(KV_LOG_WARN, "io", "no new sessions for a while: error \"%s\" open %u", strerror(error),
+	       host->session_count);
+	for (uint32_t i = 0; i < host->namespace_count; i++) {
+		kvd_loop_change(host, &host->namespaces[i].source, 0);
+	}
+	host->accept_paused = 1;
+	host->accept_again_ns = kv_now_ns(host->env) + REST_NS;
+}
+
+void kvd_listeners_resume(kvd_host_t *host)
+{
+	if (!host->accept_paused) {
+		return;
+	}
+	host->accept_paused = 0;
+	for (uint32_t i = 0; i < host->namespace_count; i++) {
+		kvd_loop_change(host, &host->namespaces[i].source, EPOLLIN);
+	}
+}
+
+static void listener_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
+{
+	kvd_namespace_t *ns = (kvd_namespace_t *)source;
+
+	(void)events;
+	for (int i = 0; i < ACCEPTS_A_TURN && !host->accept_paused; i++) {
+		int fd = accept4(source->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+
+		if (fd >= 0 && host->session_count >= host->options->limits_sessions) {
+			kv_metric_add(&host->metrics, KV_M_SESSIONS_REFUSED, 1);
+			close(fd);
+		} else if (fd >= 0) {
+			kvd_session_open(host, ns, fd);
+		} else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+			pause_accepting(host, errno);
+		} else if (errno != EINTR && errno != ECONNABORTED) {
+			return;
+		}
+	}
+}
+
+static kv_status_t namespace_open(kvd_host_t *host, kvd_namespace_t *ns, const char *word, size_t len)
+{
+	kv_status_t status;
+
+	memcpy(ns->name, word, len);
+	if ((size_t)snprintf(ns->path, sizeof ns->path, "%s/%s.sock", host->options->run_dir, ns->name) >=
+	    sizeof ns->path) {
+		return KV_ERR_PATH;
+	}
+	status = kvd_area_create("kvd-mirror", kvd_mirror_bytes(&host->core_config), KVD_AREA_DAEMON, &ns->mirror);
+	if (status == KV_OK) {
+		status = kvd_namespace_add(host->core, ns->name, ns->mirror.base, &ns->id);
+	}
+
+	return status;
+}
+
+static kv_status_t listen_all(kvd_host_t *host, char *detail, size_t cap)
+{
+	for (uint32_t i = 0; i < host->namespace_count; i++) {
+		kvd_namespace_t *ns = &host->namespaces[i];
+		int error = 0;
+		kv_status_t status = kv_sock_listen(ns->path, 0660, BACKLOG, &ns->source.fd, &error);
+
+		if (status != KV_OK) {
+			ns->source.fd = -1;
+			snprintf(detail, cap, "cannot listen on %s: %s (%s)", ns->path, kv_status_text(status),
+				 strerror(error));
+			return status;
+		}
+		ns->source.ready = listener_ready;
+		status = kvd_loop_add(host, &ns->source, EPOLLIN);
+		if (status != KV_OK) {
+			return status;
+		}
+	}
+
+	return KV_OK;
+}
+
+kv_status_t kvd_listeners_open(kvd_host_t *host, char *detail, size_t cap)
+{
+	const char *list = host->options->namespaces, *word;
+	uint32_t count = 0;
+	kv_status_t status = KV_OK;
+	size_t len;
+
+	while (kvd_list_word(list, count, &word) > 0) {
+		count++;
+	}
+	host->namespaces = calloc(count, sizeof *host->namespaces);
+	if (!host->namespaces) {
+		return KV_ERR_NOMEM;
+	}
+	host->namespace_count = count;
+	for (uint32_t i = 0; i < count; i++) {
+		host->namespaces[i].mirror = KVD_AREA_NONE;
+		host->namespaces[i].source.fd = -1;
+		host->namespaces[i].index = i;
+	}
+	for (uint32_t i = 0; i < count && status == KV_OK; i++) {
+		len = kvd_list_word(list, i, &word);
+		status = namespace_open(host, &host->namespaces[i], word, len);
+	}
+	if (status == KV_OK) {
+		status = kvd_core_recover(host->core);
+	}
+	if (status != KV_OK) {
+		snprintf(detail, cap, "cannot set up the namespaces: %s", kv_status_text(status));
+		return status;
+	}
+
+	return listen_all(host, detail, cap);
+}
+
+void kvd_listeners_close(kvd_host_t *host)
+{
+	for (uint32_t i = 0; i < host->namespace_count; i++) {
+		kvd_namespace_t *ns = &host->namespaces[i];
+
+		if (ns->source.fd >= 0) {
+			unlink(ns->path);
+			kvd_loop_remove(host, &ns->source);
+			close(ns->source.fd);
+			ns->source.fd = -1;
+		}
+	}
+}
+
+void kvd_namespaces_free(kvd_host_t *host)
+{
+	for (uint32_t i = 0; i < host->namespace_count; i++) {
+		kvd_area_destroy(&host->namespaces[i].mirror);
+	}
+	free(host->namespaces);
+	host->namespaces = NULL;
+	host->namespace_count = 0;
+}

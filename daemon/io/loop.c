@@ -1,0 +1,271 @@
+/* The core loop: one thread, epoll, turns. */
+#include "io/session.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#define EVENTS       64
+#define SPIN_LOOKS   4u /* direct looks at the hot session for one at everybody */
+#define DRAIN_NS     UINT64_C(10000000)
+#define SECOND_NS    UINT64_C(1000000000)
+#define HEARTBEAT_NS KV_MIRROR_HEARTBEAT_NS /* never sleep longer */
+#define STALL_NS     UINT64_C(20000000)
+
+kv_status_t kvd_loop_add(kvd_host_t *host, kvd_source_t *source, uint32_t events)
+{
+	struct epoll_event event = {.events = events, .data.ptr = source};
+
+	if (epoll_ctl(host->epoll_fd, EPOLL_CTL_ADD, source->fd, &event) != 0) {
+		kv_log(KV_LOG_WARN, "io", "cannot watch a descriptor: error \"%s\"", strerror(errno));
+		return KV_ERR_LIMIT;
+	}
+
+	return KV_OK;
+}
+
+void kvd_loop_change(kvd_host_t *host, kvd_source_t *source, uint32_t events)
+{
+	struct epoll_event event = {.events = events, .data.ptr = source};
+
+	if (epoll_ctl(host->epoll_fd, EPOLL_CTL_MOD, source->fd, &event) != 0) {
+		kv_log(KV_LOG_ERROR, "io", "cannot change how a descriptor is watched: error \"%s\"", strerror(errno));
+	}
+}
+
+void kvd_loop_remove(kvd_host_t *host, kvd_source_t *source)
+{
+	(void)epoll_ctl(host->epoll_fd, EPOLL_CTL_DEL, source->fd, NULL);
+}
+
+/* ---- sources of the loop itself -------------------------------------------------------------------------------------- */
+
+static void reload(kvd_host_t *host)
+{
+	kvd_setup_t fresh;
+	kv_option_error_t error;
+	char *argv[] = {"kvd", "--config", (char *)(uintptr_t)host->setup->config, NULL};
+	char *none[] = {NULL};
+
+	if (kvd_setup_read(host->setup->config[0] ? 3 : 1, argv, none, &fresh, &error) != KV_OK) {
+		kv_log(KV_LOG_WARN, "io", "SIGHUP: the configuration is not valid and nothing has changed: %s",
+		       error.text);
+		return;
+	}
+	kv_log_set_level((kv_log_level_t)fresh.options.log_level);
+	kv_log(KV_LOG_INFO, "io", "SIGHUP: log.level is %s",
+	       kv_log_level_name((kv_log_level_t)fresh.options.log_level));
+}
+
+static void signal_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
+{
+	struct signalfd_siginfo info;
+
+	(void)events;
+	while (read(source->fd, &info, sizeof info) == (ssize_t)sizeof info) {
+		if (info.ssi_signo == SIGHUP) {
+			reload(host);
+		} else {
+			kv_log(KV_LOG_INFO, "io", "stopping: signal %u", info.ssi_signo);
+			host->stop = 1;
+		}
+	}
+}
+
+static void keeper_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
+{
+	char byte;
+
+	(void)events;
+	if (recv(source->fd, &byte, 1, MSG_DONTWAIT) == 0) {
+		kv_log(KV_LOG_WARN, "io", "stopping: the keeper has gone");
+		host->stop = 1;
+		kvd_loop_remove(host, source);
+	}
+}
+
+/* The core looks after its tiers in every turn; this only ends the sleep. */
+static void tier_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
+{
+	(void)host;
+	(void)source;
+	(void)events;
+}
+
+static kv_status_t add_tier(kvd_host_t *host, kvd_source_t *source, kvs_tier_t *tier)
+{
+	*source = (kvd_source_t){tier_ready, tier ? kvs_event_fd(tier) : -1};
+
+	return source->fd >= 0 ? kvd_loop_add(host, source, EPOLLIN) : KV_OK;
+}
+
+kv_status_t kvd_loop_init(kvd_host_t *host)
+{
+	sigset_t set;
+	kv_status_t status;
+
+	sigemptyset(&set);
+	sigaddset(&set, SIGTERM);
+	sigaddset(&set, SIGINT);
+	sigaddset(&set, SIGHUP);
+	sigprocmask(SIG_BLOCK, &set, NULL);
+	host->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+	host->signals = (kvd_source_t){signal_ready, signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK)};
+	if (host->epoll_fd < 0 || host->signals.fd < 0) {
+		kv_log(KV_LOG_ERROR, "io", "no event loop: error \"%s\"", strerror(errno));
+		return KV_ERR_LIMIT;
+	}
+	status = kvd_loop_add(host, &host->signals, EPOLLIN);
+	host->keeper = (kvd_source_t){keeper_ready, host->setup->keeper_fd};
+	if (status == KV_OK && host->keeper.fd >= 0) {
+		status = kvd_loop_add(host, &host->keeper, EPOLLIN);
+	}
+	if (status == KV_OK) {
+		status = add_tier(host, &host->cpu_ready, host->cpu);
+	}
+	if (status == KV_OK) {
+		status = add_tier(host, &host->disk_ready, host->disk);
+	}
+
+	return status;
+}
+
+void kvd_loop_fini(kvd_host_t *host)
+{
+	if (host->signals.fd >= 0) {
+		close(host->signals.fd);
+	}
+	if (host->epoll_fd >= 0) {
+		close(host->epoll_fd);
+	}
+}
+
+/* ---- a turn ---------------------------------------------------------------------------------------------------------- */
+
+static int sleep_for(kvd_host_t *host, struct epoll_event *events, uint64_t ns)
+{
+	struct timespec wait = {(time_t)(ns / SECOND_NS), (long)(ns % SECOND_NS)};
+	int n = epoll_pwait2(host->epoll_fd, events, EVENTS, &wait, NULL);
+
+	if (n < 0 && errno == ENOSYS) {
+		n = epoll_wait(host->epoll_fd, events, EVENTS, (int)((ns + 999999u) / 1000000u));
+	}
+
+	return n < 0 ? 0 : n;
+}
+
+/* Somebody who has just asked will probably ask again: look before sleeping. Returns events, or 0 with host->frames > 0, or 0: time is over. */
+static int spin(kvd_host_t *host, struct epoll_event *events, uint64_t until_ns)
+{
+	while (kv_now_ns(host->env) < until_ns) {
+		for (uint32_t i = 0; i < SPIN_LOOKS && host->hot && !host->hot->doomed; i++) {
+			kvd_session_read(host, host->hot);
+			if (host->frames > 0 || host->doomed_count > 0) {
+				return 0;
+			}
+		}
+
+		int n = epoll_wait(host->epoll_fd, events, EVENTS, 0);
+		if (n > 0) {
+			return n;
+		}
+	}
+
+	return 0;
+}
+
+static int wait_for_events(kvd_host_t *host, struct epoll_event *events, uint64_t wait_ns)
+{
+	uint64_t now = kv_now_ns(host->env);
+
+	if (wait_ns == 0) {
+		return sleep_for(host, events, 0);
+	}
+	if (now < host->busy_until_ns) {
+		uint64_t until = now + wait_ns < host->busy_until_ns ? now + wait_ns : host->busy_until_ns;
+		int n = spin(host, events, until);
+
+		if (n > 0 || host->frames > 0 || host->doomed_count > 0) {
+			return n;
+		}
+		now = kv_now_ns(host->env) - now;
+		wait_ns = now < wait_ns ? wait_ns - now : 0;
+	}
+
+	return sleep_for(host, events, wait_ns);
+}
+
+static void every_second(kvd_host_t *host, uint64_t now)
+{
+	kv_metric_set(&host->metrics, KV_M_UPTIME, (now - host->started_ns) / SECOND_NS);
+	kv_metric_set(&host->metrics, KV_M_LOG_DROPPED, kv_log_dropped());
+}
+
+static void housekeeping(kvd_host_t *host)
+{
+	uint64_t now = kv_now_ns(host->env);
+
+	atomic_store_explicit(&host->health.turn_ns, now, memory_order_relaxed);
+	if (now >= host->next_drain_ns) {
+		host->next_drain_ns = now + DRAIN_NS;
+		kvd_members_drain(host);
+		kvd_sessions_expire(host, now);
+	}
+	if (now >= host->next_second_ns) {
+		host->next_second_ns = now + SECOND_NS;
+		every_second(host, now);
+	}
+	if (host->accept_paused && now >= host->accept_again_ns) {
+		kvd_listeners_resume(host);
+	}
+}
+
+/* Returns how long the next turn may sleep. */
+static uint64_t turn(kvd_host_t *host, uint64_t wait_ns)
+{
+	struct epoll_event events[EVENTS];
+	uint64_t start, next;
+	int n, backlog;
+
+	host->frames = 0;
+	n = wait_for_events(host, events, wait_ns);
+	start = kv_now_ns(host->env);
+	for (int i = 0; i < n; i++) {
+		kvd_source_t *source = events[i].data.ptr;
+		source->ready(host, source, events[i].events);
+	}
+	backlog = kvd_sessions_backlog(host);
+	next = kvd_core_tick(host->core);
+	kvd_world_commit(host);
+	kvd_world_sync(host);
+	housekeeping(host);
+	kvd_sessions_reap(host);
+	kvd_members_reap(host);
+
+	uint64_t end = kv_now_ns(host->env);
+	if (host->frames > 0) {
+		host->busy_until_ns = end + host->options->spin;
+	}
+	if (end - start > STALL_NS) {
+		kv_metric_add(&host->metrics, KV_M_LOOP_STALLS, 1);
+	}
+	if (backlog) {
+		return 0;
+	}
+
+	return next < HEARTBEAT_NS ? next : HEARTBEAT_NS;
+}
+
+void kvd_loop_run(kvd_host_t *host)
+{
+	uint64_t wait_ns = 0;
+
+	while (!host->stop) {
+		wait_ns = turn(host, wait_ns);
+	}
+	atomic_store(&host->health.stopping, 1);
+}

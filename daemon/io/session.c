@@ -1,0 +1,482 @@
+/* Connections: bytes to frames, limits, queues. */
+#include "io/session.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define IN_SMALL 16384u
+#define IN_KEEP  262144u /* a larger buffer is given back when it is empty */
+#define HEADER   sizeof(kv_frame_header_t)
+
+static void session_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events);
+
+/* ---- birth and death ------------------------------------------------------------------------------------------------- */
+
+static void session_peer(kvd_session_t *session)
+{
+	struct ucred cred;
+	socklen_t len = sizeof cred;
+
+	session->uid = (uid_t)-1;
+	if (getsockopt(session->source.fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) == 0) {
+		session->pid = cred.pid;
+		session->uid = cred.uid;
+	}
+}
+
+void kvd_session_open(kvd_host_t *host, kvd_namespace_t *ns, int fd)
+{
+	kvd_session_t *session = calloc(1, sizeof *session);
+
+	if (!session) {
+		goto err_close;
+	}
+	session->in = malloc(IN_SMALL);
+	if (!session->in) {
+		goto err_free;
+	}
+	session->in_cap = IN_SMALL;
+	session->source = (kvd_source_t){session_ready, fd};
+	session->ns = ns;
+	session->id = ++host->next_session;
+	session->roles = KV_ROLE_ANY;
+	session->opened_ns = kv_now_ns(host->env);
+	session->out_tail = &session->out;
+	session_peer(session);
+	if (kvd_loop_add(host, &session->source, EPOLLIN) != KV_OK) {
+		goto err_free_in;
+	}
+
+	session->next = host->sessions;
+	if (host->sessions) {
+		host->sessions->prev = session;
+	}
+	host->sessions = session;
+	host->session_count++;
+	host->receive_bytes += session->in_cap;
+	kv_metric_add(&host->metrics, KV_M_SESSIONS_OPENED, 1);
+	kv_metric_set(&host->metrics, KV_M_SESSIONS, host->session_count);
+	return;
+
+err_free_in:
+	free(session->in);
+err_free:
+	free(session);
+err_close:
+	kv_metric_add(&host->metrics, KV_M_SESSIONS_REFUSED, 1);
+	close(fd);
+}
+
+void kvd_session_doom(kvd_host_t *host, kvd_session_t *session)
+{
+	if (!session->doomed) {
+		session->doomed = 1;
+		host->doomed_count++;
+	}
+}
+
+static void close_fds(kvd_session_t *session)
+{
+	for (uint32_t i = 0; i < session->fd_count; i++) {
+		if (session->fds[i] >= 0) {
+			close(session->fds[i]);
+		}
+	}
+	session->fd_count = 0;
+}
+
+static void session_free(kvd_host_t *host, kvd_session_t *session)
+{
+	if (host->hot == session) {
+		host->hot = NULL;
+	}
+	if (session->prev) {
+		session->prev->next = session->next;
+	} else {
+		host->sessions = session->next;
+	}
+	if (session->next) {
+		session->next->prev = session->prev;
+	}
+	kvd_loop_remove(host, &session->source);
+	close(session->source.fd);
+	close_fds(session);
+	while (session->out) {
+		kvd_out_t *next = session->out->next;
+		free(session->out);
+		session->out = next;
+	}
+	host->receive_bytes -= session->in_cap;
+	host->session_count--;
+	kv_metric_set(&host->metrics, KV_M_SESSIONS, host->session_count);
+	free(session->in);
+	free(session);
+}
+
+void kvd_sessions_reap(kvd_host_t *host)
+{
+	kvd_session_t *next;
+
+	if (host->doomed_count == 0) {
+		return;
+	}
+	for (kvd_session_t *session = host->sessions; session; session = next) {
+		next = session->next;
+		if (session->doomed) {
+			if (session->member) {
+				kvd_member_session_ended(host, session->member);
+			}
+			session_free(host, session);
+		}
+	}
+	host->doomed_count = 0;
+	kvd_listeners_resume(host);
+}
+
+void kvd_sessions_fini(kvd_host_t *host)
+{
+	while (host->sessions) {
+		if (host->sessions->member) {
+			kvd_member_session_ended(host, host->sessions->member);
+		}
+		session_free(host, host->sessions);
+	}
+}
+
+/* ---- output ---------------------------------------------------------------------------------------------------------- */
+
+/* Send what the socket takes from offset *p_done on. KV_PENDING: it is full; KV_ERR_CLOSED: the peer reads no more. */
+static kv_status_t push(int fd, const kv_frame_header_t *header, const uint8_t *body, const int *fds, size_t *p_done)
+{
+	size_t total = HEADER + header->body;
+
+	while (*p_done < total) {
+		size_t sent = 0;
+		kv_status_t status = kv_sock_send(fd, header, body, *p_done, *p_done == 0 ? fds : NULL, &sent);
+
+		*p_done += sent;
+		if (status != KV_OK) {
+			return status;
+		}
+	}
+
+	return KV_OK;
+}
+
+static void enqueue(kvd_host_t *host, kvd_session_t *session, const kvd_out_t *head, const uint8_t *body)
+{
+	size_t bytes = sizeof(kvd_out_t) + head->header.body;
+	kvd_out_t *out = NULL;
+
+	if (session->out_bytes + bytes <= host->options->limits_send_queue) {
+		out = malloc(bytes);
+	}
+	if (!out) {
+		kv_metric_add(&host->metrics, KV_M_SEND_OVERFLOWS, 1);
+		kv_log(KV_LOG_WARN, "io",
+		       "a session does not read what it is sent and is closed: session %llu program %s queued %zu",
+		       (unsigned long long)session->id, session->program, session->out_bytes);
+		kvd_session_doom(host, session);
+		return;
+	}
+	*out = *head;
+	memcpy(out->body, body, head->header.body);
+	*session->out_tail = out;
+	session->out_tail = &out->next;
+	if (session->out_bytes == 0) {
+		kvd_loop_change(host, &session->source, EPOLLIN | EPOLLOUT);
+	}
+	session->out_bytes += bytes;
+}
+
+void kvd_session_send(kvd_host_t *host, kvd_session_t *session, const kv_frame_header_t *header, const uint8_t *body,
+		      const int *fds)
+{
+	kvd_out_t head = {.header = *header, .fds = {-1, -1, -1}};
+	kv_status_t status = KV_PENDING;
+
+	if (session->mute || session->doomed) {
+		return;
+	}
+	for (uint32_t i = 0; fds && i < header->fds && i < KV_WIRE_MAX_FDS; i++) {
+		head.fds[i] = fds[i];
+	}
+	if (!session->out) {
+		status = push(session->source.fd, header, body, head.fds, &head.done);
+	}
+	if (status == KV_PENDING) {
+		enqueue(host, session, &head, body);
+	} else if (status != KV_OK) {
+		session->mute = 1;
+	}
+}
+
+static void flush_out(kvd_host_t *host, kvd_session_t *session)
+{
+	while (session->out) {
+		kvd_out_t *out = session->out;
+		kv_status_t status = push(session->source.fd, &out->header, out->body, out->fds, &out->done);
+
+		if (status == KV_PENDING) {
+			return;
+		}
+		if (status != KV_OK) {
+			session->mute = 1;
+		}
+		session->out = out->next;
+		session->out_bytes -= sizeof(kvd_out_t) + out->header.body;
+		free(out);
+	}
+	session->out_tail = &session->out;
+	kvd_loop_change(host, &session->source, EPOLLIN);
+}
+
+/* ---- input ----------------------------------------------------------------------------------------------------------- */
+
+/* The peer has broken the protocol: count, say why if its header can be trusted, end. */
+static void refuse(kvd_host_t *host, kvd_session_t *session, const kv_frame_header_t *header, kv_status_t status)
+{
+	kv_metric_t metric = status == KV_ERR_VERSION   ? KV_M_FRAMES_VERSION
+			     : status == KV_ERR_TOO_BIG ? KV_M_FRAMES_TOO_BIG
+							: KV_M_FRAMES_BAD;
+
+	kv_metric_add(&host->metrics, metric, 1);
+	kv_log(KV_LOG_INFO, "io", "a session is closed over a bad frame: session %llu program %s why \"%s\"",
+	       (unsigned long long)session->id, session->program, kv_status_text(status));
+	if (header && header->magic == KV_WIRE_MAGIC) {
+		kvd_call_t call = {.session = session, .header = header, .reply_fds = {-1, -1, -1}};
+		kvd_request_answer(host, &call, status);
+	}
+	kvd_session_doom(host, session);
+}
+
+/* A whole frame at in_off? KV_PENDING: not yet; *p_need is its length as far as it is known. Other values: it is bad. */
+static kv_status_t look(const kvd_session_t *session, kv_frame_header_t *header, size_t *p_need)
+{
+	size_t have = session->in_len - session->in_off;
+	uint32_t limit = session->state == KVD_SESSION_NEW ? KV_WIRE_MAX_BODY_BEFORE_HELLO : KV_WIRE_MAX_BODY;
+	kv_status_t status;
+
+	*p_need = HEADER;
+	if (have < HEADER) {
+		return KV_PENDING;
+	}
+	memcpy(header, session->in + session->in_off, HEADER);
+	status = kv_frame_check(header, limit);
+	if (status != KV_OK) {
+		return status;
+	}
+	if (header->kind != KV_FRAME_REQUEST || (header->fds > 0 && header->code != KV_CODE_JOIN) ||
+	    header->fds > session->fd_count) {
+		return KV_ERR_PROTO;
+	}
+	*p_need = HEADER + header->body;
+
+	return have < *p_need ? KV_PENDING : KV_OK;
+}
+
+/* Handle whole frames, at most *p_budget. KV_OK: there are more; KV_PENDING: all are done, `need` bytes make the next. */
+static kv_status_t take_frames(kvd_host_t *host, kvd_session_t *session, uint32_t *p_budget, size_t *p_need)
+{
+	kv_frame_header_t header = {0};
+	kv_status_t status;
+
+	while ((status = look(session, &header, p_need)) == KV_OK && *p_budget > 0) {
+		const uint8_t *body = session->in + session->in_off + HEADER;
+
+		(*p_budget)--;
+		host->frames++;
+		status = kvd_request_frame(host, session, &header, body);
+		session->in_off += *p_need;
+		session->partial_ns = 0;
+		if (header.fds > 0) {
+			close_fds(session);
+		}
+		if (status != KV_OK || session->doomed) {
+			break;
+		}
+	}
+	if (session->doomed) {
+		return KV_ERR_CLOSED;
+	}
+	if (status != KV_OK && status != KV_PENDING) {
+		refuse(host, session, &header, status);
+	}
+
+	return status;
+}
+
+/* Make room for the frame at in_off, growing with what has come. */
+static kv_status_t make_room(kvd_host_t *host, kvd_session_t *session, size_t need)
+{
+	size_t have = session->in_len - session->in_off;
+	size_t cap = session->in_cap;
+
+	if (have == 0 && cap > IN_KEEP) {
+		cap = IN_SMALL;
+	} else if (have == cap && need > cap) {
+		cap = need < 2 * cap ? need : 2 * cap;
+	}
+	if (session->in_off > 0) {
+		memmove(session->in, session->in + session->in_off, have);
+		session->in_off = 0;
+		session->in_len = have;
+	}
+	if (cap == session->in_cap) {
+		return KV_OK;
+	}
+	if (cap > session->in_cap && host->receive_bytes + cap - session->in_cap > host->options->limits_receive) {
+		return KV_ERR_BUSY;
+	}
+	uint8_t *in = realloc(session->in, cap);
+	if (!in) {
+		return cap < session->in_cap ? KV_OK : KV_ERR_NOMEM;
+	}
+	host->receive_bytes += cap;
+	host->receive_bytes -= session->in_cap;
+	session->in = in;
+	session->in_cap = cap;
+
+	return KV_OK;
+}
+
+/* One receive. KV_OK: the buffer is full, there may be more; KV_PENDING: that was all. */
+static kv_status_t fill(kvd_session_t *session)
+{
+	size_t room = session->in_cap - session->in_len;
+	size_t len = 0;
+	int fds[KV_WIRE_MAX_FDS] = {-1, -1, -1};
+	uint32_t count = 0;
+	kv_status_t status = kv_sock_recv(session->source.fd, session->in + session->in_len, room, &len, fds, &count);
+
+	if (status != KV_OK) {
+		return status;
+	}
+	session->in_len += len;
+	if (count == UINT32_MAX) {
+		return KV_ERR_PROTO;
+	}
+	for (uint32_t i = 0; i < count; i++) {
+		if (session->fd_count < KV_WIRE_MAX_FDS) {
+			session->fds[session->fd_count++] = fds[i];
+		} else {
+			close(fds[i]);
+			status = KV_ERR_PROTO;
+		}
+	}
+	if (status != KV_OK) {
+		return status;
+	}
+
+	return len == room ? KV_OK : KV_PENDING;
+}
+
+/* Nothing more comes. A frame that was cut off is a broken one. */
+static void end_of_file(kvd_host_t *host, kvd_session_t *session)
+{
+	if (session->in_len > session->in_off && !session->doomed) {
+		kv_metric_add(&host->metrics, KV_M_FRAMES_BAD, 1);
+	}
+	kvd_session_doom(host, session);
+}
+
+/* All whole frames are handled: what is left must be the beginning of one. */
+static void settle(kvd_host_t *host, kvd_session_t *session)
+{
+	if (session->in_off == session->in_len) {
+		session->in_off = session->in_len = 0;
+		session->partial_ns = 0;
+		if (session->fd_count > 0) {
+			close_fds(session);
+			refuse(host, session, NULL, KV_ERR_PROTO);
+		}
+	} else if (session->partial_ns == 0) {
+		session->partial_ns = kv_now_ns(host->env);
+	}
+}
+
+void kvd_session_read(kvd_host_t *host, kvd_session_t *session)
+{
+	uint32_t budget = (uint32_t)host->options->limits_frames_turn;
+	size_t need = HEADER;
+	kv_status_t more = KV_PENDING;
+
+	if (session->backlog) {
+		session->backlog = 0;
+		more = take_frames(host, session, &budget, &need);
+	}
+	while (more == KV_PENDING) {
+		kv_status_t status = make_room(host, session, need);
+
+		if (status == KV_OK) {
+			status = fill(session);
+		}
+		if (status != KV_OK && status != KV_PENDING) {
+			if (status == KV_ERR_CLOSED) {
+				end_of_file(host, session);
+			} else {
+				refuse(host, session, NULL, status);
+			}
+			return;
+		}
+		more = take_frames(host, session, &budget, &need);
+		if (status == KV_PENDING) {
+			break;
+		}
+	}
+	if (session->doomed) {
+		return;
+	}
+	session->backlog = more == KV_OK;
+	if (more == KV_PENDING) {
+		settle(host, session);
+	}
+}
+
+static void session_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
+{
+	kvd_session_t *session = (kvd_session_t *)source;
+
+	if (session->doomed) {
+		return;
+	}
+	if (events & EPOLLOUT) {
+		flush_out(host, session);
+	}
+	if (events & (EPOLLIN | EPOLLHUP | EPOLLERR) && !session->backlog) {
+		kvd_session_read(host, session);
+		host->hot = session;
+	}
+}
+
+int kvd_sessions_backlog(kvd_host_t *host)
+{
+	int left = 0;
+
+	for (kvd_session_t *session = host->sessions; session; session = session->next) {
+		if (session->backlog && !session->doomed) {
+			kvd_session_read(host, session);
+			left |= session->backlog;
+		}
+	}
+
+	return left;
+}
+
+void kvd_sessions_expire(kvd_host_t *host, uint64_t now_ns)
+{
+	for (kvd_session_t *session = host->sessions; session; session = session->next) {
+		int slow_hello = session->state == KVD_SESSION_NEW &&
+				 now_ns - session->opened_ns > host->options->limits_hello_time;
+		int slow_frame = session->partial_ns != 0 && now_ns > session->partial_ns &&
+				 now_ns - session->partial_ns > host->options->limits_frame_time;
+
+		if (!session->doomed && !session->backlog && (slow_hello || slow_frame)) {
+			kv_metric_add(&host->metrics, KV_M_IDLE_CLOSED, 1);
+			kvd_session_doom(host, session);
+		}
+	}
+}

@@ -1,0 +1,264 @@
+/* The core's way out: tiers, ledger, notices, events. */
+#include "io/session.h"
+
+#include "kvs/nvme.h"
+#include "kvs/pool.h"
+
+#include <stdio.h>
+
+/* ---- what the core calls --------------------------------------------------------------------------------------------- */
+
+static void send_notice(kvd_host_t *host, kvd_session_t *session, uint16_t code, const kv_msg_t *msg, const int *fds)
+{
+	const kv_request_t *notice = kv_request_find(code);
+	kv_frame_header_t header = {.magic = KV_WIRE_MAGIC,
+				    .version = KV_WIRE_VERSION,
+				    .kind = KV_FRAME_NOTICE,
+				    .code = code,
+				    .fds = fds ? 2 : 0};
+	uint8_t body[512];
+	kv_status_t status = kv_body_encode(&notice->ask, msg, body, sizeof body, &header.body);
+
+	kv_assert(status == KV_OK);
+	kvd_session_send(host, session, &header, body, fds);
+}
+
+static void world_notify(void *ctx, kvd_member_t member, uint16_t code, const kv_msg_t *msg)
+{
+	kvd_host_t *host = ctx;
+	kvd_session_t *session;
+
+	kvd_world_sync(host);
+	session = kvd_member_session(kvd_member_find(host, member));
+	if (session) {
+		send_notice(host, session, code, msg, NULL);
+	}
+}
+
+static void world_publish(void *ctx, const kvd_event_t *event)
+{
+	kvd_host_t *host = ctx;
+
+	if (host->publisher) {
+		kvd_publisher_event(host->publisher, event);
+	}
+}
+
+static kv_status_t world_claim(void *ctx, uint64_t id, kvd_instance_t instance, uint32_t kind,
+			       const kv_lease_header_t *lease, kvs_loc_t deepest, const kv_key_t *deepest_key,
+			       uint64_t expiry_ns)
+{
+	kvd_host_t *host = ctx;
+	kvs_claim_t claim = {.id = id, .instance = instance, .kind = kind, .deepest = deepest, .expiry_ns = expiry_ns};
+
+	if (lease) {
+		claim.space = lease->space;
+		claim.n = lease->n;
+		claim.skip = lease->skip;
+		claim.group = (uint8_t)lease->group;
+	}
+	if (deepest_key) {
+		claim.deepest_key = *deepest_key;
+	}
+
+	return kvs_pool_claim(host->cpu, &claim);
+}
+
+static void world_unclaim(void *ctx, uint64_t id)
+{
+	kvs_pool_unclaim(((kvd_host_t *)ctx)->cpu, id);
+}
+
+static kv_status_t world_digests(void *ctx, kvs_loc_t loc, uint32_t head, uint32_t heads, uint32_t leaf, uint32_t count,
+				 const uint64_t *values)
+{
+	return kvs_pool_digests(((kvd_host_t *)ctx)->cpu, loc, head, heads, leaf, count, values);
+}
+
+static kv_status_t world_seal(void *ctx, kvs_loc_t loc)
+{
+	return kvs_pool_seal(((kvd_host_t *)ctx)->cpu, loc);
+}
+
+static void world_hold(void *ctx, const char *name, int fd)
+{
+	kvd_keeper_hold(((kvd_host_t *)ctx)->setup->keeper_fd, name, fd);
+}
+
+/* ---- slabs ----------------------------------------------------------------------------------------------------------- */
+
+static void tell_slab(kvd_host_t *host, kvd_session_t *session, const kvs_slab_info_t *info)
+{
+	int fds[KV_WIRE_MAX_FDS] = {info->data_fd, info->digest_fd, -1};
+	kv_msg_t msg = {.slab_add = {.slab = info->slab,
+				     .slots = info->slots,
+				     .slot_bytes = info->slot_bytes,
+				     .block_bytes = info->geometry.block_bytes,
+				     .heads = info->geometry.heads,
+				     .leaves = info->geometry.leaves,
+				     .bytes = info->bytes,
+				     .digest_bytes = info->digest_bytes}};
+
+	if (strcmp(info->ns, session->ns->name) == 0) {
+		send_notice(host, session, KV_CODE_SLAB_ADD, &msg, fds);
+	}
+}
+
+void kvd_world_sync(kvd_host_t *host)
+{
+	uint32_t count = kvs_pool_slab_count(host->cpu);
+
+	while (host->slabs_seen < count) {
+		kvs_slab_info_t info;
+		kv_status_t status = kvs_pool_slab(host->cpu, host->slabs_seen, &info);
+
+		kv_assert(status == KV_OK);
+		host->slabs_seen++;
+		if (host->disk) {
+			uint32_t region = UINT32_MAX;
+
+			kvs_nvme_register(host->disk, info.base, info.bytes, &region);
+			kvs_pool_set_region(host->cpu, info.slab, region);
+		}
+		for (kvd_session_t *session = host->sessions; session; session = session->next) {
+			if (session->member) {
+				tell_slab(host, session, &info);
+			}
+		}
+	}
+}
+
+void kvd_world_greet(kvd_host_t *host, kvd_session_t *session)
+{
+	for (uint32_t i = 0; i < host->slabs_seen; i++) {
+		kvs_slab_info_t info;
+
+		if (kvs_pool_slab(host->cpu, i, &info) == KV_OK) {
+			tell_slab(host, session, &info);
+		}
+	}
+}
+
+void kvd_world_commit(kvd_host_t *host)
+{
+	if (host->publisher) {
+		kvd_publisher_commit(host->publisher);
+	}
+}
+
+/* ---- open and close -------------------------------------------------------------------------------------------------- */
+
+static kv_status_t open_cpu(kvd_host_t *host, char *detail, size_t cap)
+{
+	const kvd_options_t *options = host->options;
+	kvs_pool_config_t config = {.limit_bytes = options->cpu_size,
+				    .slab_bytes = options->cpu_slab_size,
+				    .max_blocks = options->cpu_max_blocks,
+				    .huge = (kvs_huge_t)options->cpu_huge_pages,
+				    .prefault = options->cpu_prefault,
+				    .incarnation = host->incarnation,
+				    .hold = world_hold,
+				    .hold_ctx = host,
+				    .metrics = &host->metrics};
+	kv_status_t status = kvs_guard_install();
+
+	if (status == KV_OK) {
+		status = kvs_pool_open(&config, host->env, &host->cpu);
+	}
+	if (status != KV_OK) {
+		snprintf(detail, cap, "cannot set up the CPU tier: %s", kv_status_text(status));
+	}
+
+	return status;
+}
+
+static kv_status_t open_disk(kvd_host_t *host, char *detail, size_t cap)
+{
+	const kvd_options_t *options = host->options;
+	kvs_nvme_config_t config = {.path = options->nvme_path,
+				    .limit_bytes = options->nvme_size,
+				    .file_bytes = options->nvme_file_size,
+				    .queue_depth = (uint32_t)options->nvme_queue_depth,
+				    .engine = (kvs_io_engine_t)options->nvme_io_engine,
+				    .direct = options->nvme_direct,
+				    .sync = options->nvme_sync,
+				    .flush_interval_ns = options->nvme_flush_interval,
+				    .incarnation = host->incarnation,
+				    .metrics = &host->metrics};
+
+	if (!options->nvme_path[0]) {
+		return KV_OK;
+	}
+
+	return kvs_nvme_open(&config, host->env, &host->disk, detail, cap);
+}
+
+kv_status_t kvd_world_open(kvd_host_t *host, char *detail, size_t cap)
+{
+	kv_status_t status = open_cpu(host, detail, cap);
+
+	if (status == KV_OK) {
+		status = open_disk(host, detail, cap);
+	}
+	host->world = (kvd_world_t){.env = *host->env,
+				    .ctx = host,
+				    .cpu = host->cpu,
+				    .disk = host->disk,
+				    .metrics = &host->metrics,
+				    .notify = world_notify,
+				    .publish = world_publish,
+				    .claim = world_claim,
+				    .unclaim = world_unclaim,
+				    .digests = world_digests,
+				    .seal = world_seal};
+
+	return status;
+}
+
+void kvd_world_close(kvd_host_t *host)
+{
+	kvs_close(host->disk);
+	host->disk = NULL;
+	kvs_close(host->cpu);
+	host->cpu = NULL;
+}
+
+kv_status_t kvd_world_core(kvd_host_t *host, char *detail, size_t cap)
+{
+	const kvd_options_t *options = host->options;
+	kv_status_t status;
+
+	host->core_config = (kvd_core_config_t){
+		.incarnation = host->incarnation,
+		.max_index_blocks = options->index_max_blocks,
+		.max_spaces = (uint32_t)options->limits_spaces,
+		.max_instances = (uint32_t)options->limits_instances,
+		.max_members = (uint32_t)options->limits_members,
+		.max_leases = (uint32_t)options->limits_leases,
+		.max_pinned_bytes = options->instance_max_pinned ? options->instance_max_pinned : options->cpu_size,
+		.max_unfinished_bytes =
+			options->instance_max_unfinished ? options->instance_max_unfinished : options->cpu_size / 2,
+		.lease_ttl_ns = options->lease_ttl,
+		.write_behind_depth = (uint32_t)options->nvme_queue_depth,
+		.read_depth = (uint32_t)options->nvme_queue_depth,
+		.write_behind = options->nvme_write_behind,
+		.policy = (kvd_policy_kind_t)options->policy,
+	};
+	status = kvd_core_create(&host->core_config, &host->world, &host->core);
+	if (status != KV_OK) {
+		snprintf(detail, cap, "cannot set up the index: %s", kv_status_text(status));
+		return status;
+	}
+	kvd_core_set_staging(host->core, kvd_member_staging, host);
+	kvd_core_set_answer(host->core, kvd_request_late, host);
+
+	return KV_OK;
+}
+
+void kvd_world_core_end(kvd_host_t *host)
+{
+	if (host->core) {
+		kvd_core_destroy(host->core);
+		host->core = NULL;
+	}
+}

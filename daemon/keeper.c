@@ -1,0 +1,364 @@
+/* The keeper process. */
+#include "keeper.h"
+
+#include "kv/env.h"
+#include "kv/log.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define BACKOFF_MIN_NS UINT64_C(100000000)
+#define BACKOFF_MAX_NS UINT64_C(5000000000)
+#define YOUNG_NS       UINT64_C(30000000000) /* a daemon that dies before this counts against the limit */
+#define CRASHES_MAX    5u
+#define HELD_MAX       16384u
+#define NAME_BYTES     32u
+
+typedef struct held {
+	char name[NAME_BYTES];
+	int fd;
+} held_t;
+
+typedef struct keeper {
+	char **argv;
+	int lock_fd;
+	int signal_fd;
+	int socket_fd; /* our end; -1: no daemon */
+	pid_t pid;     /* the daemon; 0: none */
+	int stopping;  /* a signal has asked for the end */
+	uint32_t restarts;
+	uint32_t crashes; /* of young daemons in a row */
+	uint64_t born_ns;
+	held_t *held;
+	uint32_t held_count, held_cap;
+} keeper_t;
+
+/* One message: 'H' or 'D' and a name. */
+typedef struct word {
+	char verb;
+	char name[NAME_BYTES];
+} word_t;
+
+/* ---- daemon side ----------------------------------------------------------------------------------------------------- */
+
+static void tell(int keeper_fd, char verb, const char *name, int fd)
+{
+	union {
+		struct cmsghdr align;
+		char bytes[CMSG_SPACE(sizeof(int))];
+	} control;
+	word_t word = {.verb = verb};
+	struct iovec part = {&word, sizeof word};
+	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+
+	if (keeper_fd < 0) {
+		return;
+	}
+	snprintf(word.name, sizeof word.name, "%s", name);
+	if (fd >= 0) {
+		memset(&control, 0, sizeof control);
+		message.msg_control = control.bytes;
+		message.msg_controllen = sizeof control.bytes;
+		control.align.cmsg_level = SOL_SOCKET;
+		control.align.cmsg_type = SCM_RIGHTS;
+		control.align.cmsg_len = CMSG_LEN(sizeof fd);
+		memcpy(CMSG_DATA(&control.align), &fd, sizeof fd);
+	}
+	if (sendmsg(keeper_fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
+		kv_log(KV_LOG_WARN, "keeper", "a descriptor was not handed in: name %s error \"%s\"", name,
+		       strerror(errno));
+	}
+}
+
+void kvd_keeper_hold(int keeper_fd, const char *name, int fd)
+{
+	tell(keeper_fd, 'H', name, fd);
+}
+
+void kvd_keeper_drop(int keeper_fd, const char *name)
+{
+	tell(keeper_fd, 'D', name, -1);
+}
+
+/* ---- what is held ---------------------------------------------------------------------------------------------------- */
+
+static void drop_name(keeper_t *keeper, const char *name)
+{
+	for (uint32_t i = 0; i < keeper->held_count; i++) {
+		if (strcmp(keeper->held[i].name, name) == 0) {
+			close(keeper->held[i].fd);
+			keeper->held[i] = keeper->held[--keeper->held_count];
+			return;
+		}
+	}
+}
+
+static void hold(keeper_t *keeper, const char *name, int fd)
+{
+	drop_name(keeper, name);
+	if (keeper->held_count == keeper->held_cap && keeper->held_cap < HELD_MAX) {
+		uint32_t cap = keeper->held_cap ? 2 * keeper->held_cap : 64;
+		held_t *held = realloc(keeper->held, cap * sizeof *held);
+
+		if (held) {
+			keeper->held = held;
+			keeper->held_cap = cap;
+		}
+	}
+	if (keeper->held_count == keeper->held_cap) {
+		kv_log(KV_LOG_WARN, "keeper", "no room to hold a descriptor: name %s held %u", name,
+		       keeper->held_count);
+		close(fd);
+		return;
+	}
+	snprintf(keeper->held[keeper->held_count].name, NAME_BYTES, "%s", name);
+	keeper->held[keeper->held_count++].fd = fd;
+}
+
+static void drop_all(keeper_t *keeper)
+{
+	for (uint32_t i = 0; i < keeper->held_count; i++) {
+		close(keeper->held[i].fd);
+	}
+	keeper->held_count = 0;
+}
+
+/* One message from the daemon. Returns 0 when there is none. */
+static int take_word(keeper_t *keeper)
+{
+	union {
+		struct cmsghdr align;
+		char bytes[CMSG_SPACE(sizeof(int))];
+	} control;
+	word_t word = {0};
+	struct iovec part = {&word, sizeof word};
+	struct msghdr message = {.msg_iov = &part,
+				 .msg_iovlen = 1,
+				 .msg_control = control.bytes,
+				 .msg_controllen = sizeof control.bytes};
+	ssize_t n = recvmsg(keeper->socket_fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	struct cmsghdr *head = n > 0 ? CMSG_FIRSTHDR(&message) : NULL;
+	int fd = -1;
+
+	if (n <= 0) {
+		return n < 0 && errno == EINTR;
+	}
+	if (head && head->cmsg_type == SCM_RIGHTS && head->cmsg_len == CMSG_LEN(sizeof fd)) {
+		memcpy(&fd, CMSG_DATA(head), sizeof fd);
+	}
+	word.name[NAME_BYTES - 1] = '\0';
+	if (word.verb == 'H' && fd >= 0) {
+		hold(keeper, word.name, fd);
+	} else if (word.verb == 'D') {
+		drop_name(keeper, word.name);
+	}
+
+	return 1;
+}
+
+/* ---- the daemon's life ----------------------------------------------------------------------------------------------- */
+
+/* In the child, between fork and exec: nothing but system calls. */
+static _Noreturn void become_daemon(const keeper_t *keeper, int fd, pid_t parent, char **argv)
+{
+	sigset_t none;
+
+	sigemptyset(&none);
+	sigprocmask(SIG_SETMASK, &none, NULL);
+	prctl(PR_SET_PDEATHSIG, SIGTERM);
+	if (getppid() != parent) {
+		_exit(70);
+	}
+	if (fcntl(fd, F_SETFD, 0) == 0 && fcntl(keeper->lock_fd, F_SETFD, 0) == 0) {
+		execv("/proc/self/exe", argv);
+	}
+	_exit(70);
+}
+
+static kv_status_t start(keeper_t *keeper)
+{
+	int pair[2];
+	char kept[64];
+	size_t argc = 0;
+	pid_t parent = getpid();
+	kv_status_t status = KV_OK;
+
+	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) {
+		return KV_ERR_LIMIT;
+	}
+	while (keeper->argv[argc]) {
+		argc++;
+	}
+	char **argv = calloc(argc + 2, sizeof *argv);
+	if (!argv) {
+		status = KV_ERR_NOMEM;
+		goto err_pair;
+	}
+	memcpy(argv, keeper->argv, argc * sizeof *argv);
+	snprintf(kept, sizeof kept, "--kept=%d,%d,%u", pair[1], keeper->lock_fd, keeper->restarts);
+	argv[argc] = kept;
+	keeper->born_ns = kv_now_ns(&kv_env_posix);
+	keeper->pid = fork();
+	if (keeper->pid == 0) {
+		become_daemon(keeper, pair[1], parent, argv);
+	}
+	free(argv);
+	if (keeper->pid < 0) {
+		keeper->pid = 0;
+		status = KV_ERR_LIMIT;
+		goto err_pair;
+	}
+	close(pair[1]);
+	keeper->socket_fd = pair[0];
+
+	return KV_OK;
+
+err_pair:
+	close(pair[0]);
+	close(pair[1]);
+	return status;
+}
+
+static void forward(keeper_t *keeper)
+{
+	struct signalfd_siginfo info;
+
+	while (read(keeper->signal_fd, &info, sizeof info) == (ssize_t)sizeof info) {
+		if (info.ssi_signo == SIGCHLD) {
+			continue;
+		}
+		if (info.ssi_signo != SIGHUP) {
+			keeper->stopping = 1;
+		}
+		if (keeper->pid > 0) {
+			kill(keeper->pid, (int)info.ssi_signo);
+		}
+	}
+}
+
+/* Wait for a word, a signal, or the time to pass. Returns 1 and the status when the daemon has ended. */
+static int watch(keeper_t *keeper, int timeout_ms, int *p_wstatus)
+{
+	struct pollfd look[2] = {{.fd = keeper->signal_fd, .events = POLLIN},
+				 {.fd = keeper->socket_fd, .events = POLLIN}};
+
+	(void)poll(look, 2, timeout_ms);
+	forward(keeper);
+	if (keeper->socket_fd >= 0) {
+		while (take_word(keeper)) {
+		}
+	}
+	if (look[1].revents & POLLHUP && keeper->socket_fd >= 0) {
+		close(keeper->socket_fd);
+		keeper->socket_fd = -1;
+	}
+
+	return keeper->pid > 0 && waitpid(keeper->pid, p_wstatus, WNOHANG) == keeper->pid;
+}
+
+/* The daemon has ended: the time to wait before the next one, or UINT64_MAX: none follows and *p_exit is our exit code. */
+static uint64_t buried(keeper_t *keeper, int wstatus, int *p_exit)
+{
+	uint64_t age = kv_now_ns(&kv_env_posix) - keeper->born_ns;
+	uint64_t backoff = BACKOFF_MIN_NS;
+	uint32_t held = keeper->held_count;
+
+	keeper->pid = 0;
+	if (keeper->socket_fd >= 0) {
+		close(keeper->socket_fd);
+		keeper->socket_fd = -1;
+	}
+	drop_all(keeper);
+	if (WIFEXITED(wstatus)) {
+		*p_exit = WEXITSTATUS(wstatus);
+		return UINT64_MAX;
+	}
+	kv_log(KV_LOG_ERROR, "keeper", "the daemon has died: signal %d after_ms %llu descriptors_dropped %u",
+	       WTERMSIG(wstatus), (unsigned long long)(age / 1000000u), held);
+	if (keeper->stopping) {
+		*p_exit = 128 + WTERMSIG(wstatus);
+		return UINT64_MAX;
+	}
+	keeper->crashes = age < YOUNG_NS ? keeper->crashes + 1 : 1;
+	if (keeper->crashes >= CRASHES_MAX) {
+		kv_log(KV_LOG_ERROR, "keeper", "giving up: crashes %u in a row, each within 30 s of its start",
+		       keeper->crashes);
+		*p_exit = kv_status_exit_code(KV_ERR_INTERNAL);
+		return UINT64_MAX;
+	}
+	for (uint32_t i = 1; i < keeper->crashes && backoff < BACKOFF_MAX_NS; i++) {
+		backoff *= 2;
+	}
+
+	return backoff < BACKOFF_MAX_NS ? backoff : BACKOFF_MAX_NS;
+}
+
+static void rest(keeper_t *keeper, uint64_t ns)
+{
+	uint64_t end = kv_now_ns(&kv_env_posix) + ns;
+	uint64_t now;
+	int ignored;
+
+	while (!keeper->stopping && (now = kv_now_ns(&kv_env_posix)) < end) {
+		watch(keeper, (int)((end - now) / 1000000u) + 1, &ignored);
+	}
+}
+
+static int keep(keeper_t *keeper)
+{
+	int code = 0;
+
+	while (!keeper->stopping) {
+		int wstatus = 0;
+		uint64_t backoff;
+
+		if (start(keeper) != KV_OK) {
+			kv_log(KV_LOG_ERROR, "keeper", "cannot start the daemon: error \"%s\"", strerror(errno));
+			return kv_status_exit_code(KV_ERR_LIMIT);
+		}
+		while (!watch(keeper, -1, &wstatus)) {
+		}
+		backoff = buried(keeper, wstatus, &code);
+		if (backoff == UINT64_MAX) {
+			return code;
+		}
+		rest(keeper, backoff);
+		keeper->restarts++;
+	}
+
+	return code;
+}
+
+int kvd_keeper_run(char **argv, int lock_fd)
+{
+	keeper_t keeper = {.argv = argv, .lock_fd = lock_fd, .socket_fd = -1};
+	sigset_t set;
+	int code;
+
+	sigemptyset(&set);
+	sigaddset(&set, SIGTERM);
+	sigaddset(&set, SIGINT);
+	sigaddset(&set, SIGHUP);
+	sigaddset(&set, SIGCHLD);
+	sigprocmask(SIG_BLOCK, &set, NULL);
+	keeper.signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+	if (keeper.signal_fd < 0) {
+		return kv_status_exit_code(KV_ERR_LIMIT);
+	}
+	prctl(PR_SET_NAME, "kvd-keeper");
+	code = keep(&keeper);
+	free(keeper.held);
+	close(keeper.signal_fd);
+
+	return code;
+}

@@ -1,0 +1,22 @@
+/* daemon/keeper.h -- the keeper: the small process that `kvd` starts as. It holds what must outlive a crash and starts the daemon again.
+ *
+ *   kvd (keeper) --fork, exec /proc/self/exe --kept=...--> kvd (daemon)      a SOCK_SEQPACKET pair between them
+ *
+ * The daemon hands in duplicates of its memfds (ledger, slabs, digests) and of its members' pidfds. It opens nothing heavy and links to nothing that starts
+ * threads before the fork, so that the fork is safe. In this version what a dead daemon had handed in is closed once it has died: a new daemon starts
+ * with an empty CPU tier and recovers the disk tier.
+ */
+#ifndef KVD_KEEPER_H
+#define KVD_KEEPER_H
+
+#include "kv/status.h"
+#include "options.h"
+
+/* Run as the keeper until the daemon has ended for good; returns the exit code of the process. `lock_fd` is handed on to every daemon. */
+int kvd_keeper_run(char **argv, int lock_fd);
+
+/* Daemon side. Hand a duplicate of fd in under a name (at most 31 bytes), or let go of it. Never blocks; fd -1 of the keeper: nothing happens. */
+void kvd_keeper_hold(int keeper_fd, const char *name, int fd);
+void kvd_keeper_drop(int keeper_fd, const char *name);
+
+#endif

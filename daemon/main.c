@@ -1,0 +1,173 @@
+/* kvd: the composition root. Read daemon() and its mirror end() to see what there is and in which order it lives. */
+#include "io/http.h"
+#include "io/session.h"
+#include "kvs/pool.h"
+#include "process.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+extern char **environ;
+
+/* ---- one daemon ------------------------------------------------------------------------------------------------------ */
+
+static kv_status_t host_create(const kvd_setup_t *setup, kvd_host_t **p_host)
+{
+	kvd_host_t *host = calloc(1, sizeof *host);
+
+	if (!host) {
+		return KV_ERR_NOMEM;
+	}
+	host->setup = setup;
+	host->options = &setup->options;
+	host->env = &kv_env_posix;
+	host->started_ns = kv_now_ns(host->env);
+	host->epoll_fd = host->signals.fd = -1;
+	host->frame = malloc(KVD_FRAME_SCRATCH);
+	host->text = malloc(KVD_TEXT_SCRATCH);
+	do {
+		kv_random(host->env, &host->incarnation, sizeof host->incarnation);
+	} while (host->incarnation == 0);
+	kv_metric_set(&host->metrics, KV_M_RESTARTS, setup->restarts);
+	*p_host = host;
+
+	return host->frame && host->text ? KV_OK : KV_ERR_NOMEM;
+}
+
+static kv_status_t open_publisher(kvd_host_t *host, char *detail, size_t cap)
+{
+	const kvd_options_t *options = host->options;
+	const kvd_publisher_config_t config = {.run_dir = options->run_dir,
+					       .namespaces = options->namespaces,
+					       .topic = options->events_topic,
+					       .buffer_bytes = options->events_buffer,
+					       .tokens = options->events_tokens,
+					       .metrics = &host->metrics};
+
+	return options->events_enabled ? kvd_publisher_open(&config, &host->publisher, detail, cap) : KV_OK;
+}
+
+static kv_status_t open_http(kvd_host_t *host, char *detail, size_t cap)
+{
+	if (strcmp(host->options->http_listen, "off") == 0) {
+		return KV_OK;
+	}
+
+	return kvd_http_open(host->options, &host->metrics, &host->health, &host->http, detail, cap);
+}
+
+static void ready(kvd_host_t *host)
+{
+	host->own_fds = kvd_count_fds();
+	host->own_slabs = kvs_pool_slab_count(host->cpu);
+	atomic_store(&host->health.ready, 1);
+	kv_log(KV_LOG_INFO, "main", "ready: version %s run_dir %s namespaces %s disk %s restarts %u", KVD_VERSION,
+	       host->options->run_dir, host->options->namespaces, host->disk ? host->options->nvme_path : "none",
+	       host->setup->restarts);
+	kvd_process_notify("READY=1");
+}
+
+/* Mirror of daemon(), for as much as there is. */
+static void end(kvd_host_t *host)
+{
+	kvd_process_notify("STOPPING=1");
+	kvd_listeners_close(host);
+	if (host->core) {
+		kvd_core_shutdown(host->core);
+	}
+	kvd_sessions_fini(host);
+	kvd_http_close(host->http);
+	kvd_world_close(host);
+	kvd_world_core_end(host);
+	kvd_publisher_close(host->publisher);
+	kvd_members_fini(host);
+	kvd_namespaces_free(host);
+	kvd_loop_fini(host);
+	free(host->text);
+	free(host->frame);
+	free(host);
+}
+
+static kv_status_t daemon_run(const kvd_setup_t *setup)
+{
+	char detail[512] = "";
+	kvd_host_t *host = NULL;
+	kv_status_t status = host_create(setup, &host);
+
+	if (status == KV_OK) {
+		status = kvd_world_open(host, detail, sizeof detail); /* tiers */
+	}
+	if (status == KV_OK) {
+		status = kvd_world_core(host, detail, sizeof detail); /* index, leases, policy */
+	}
+	if (status == KV_OK) {
+		status = kvd_loop_init(host);
+	}
+	if (status == KV_OK) {
+		status = open_publisher(host, detail, sizeof detail);
+	}
+	if (status == KV_OK) {
+		status = kvd_listeners_open(host, detail, sizeof detail); /* namespaces, recovery, sockets */
+	}
+	if (status == KV_OK) {
+		status = open_http(host, detail, sizeof detail);
+	}
+	if (status == KV_OK) {
+		ready(host);
+		kvd_loop_run(host);
+	} else {
+		kv_log(KV_LOG_ERROR, "main", "cannot start: %s", detail[0] ? detail : kv_status_text(status));
+	}
+	if (host) {
+		end(host);
+	}
+
+	return status;
+}
+
+/* ---- the program ----------------------------------------------------------------------------------------------------- */
+
+static int fail(kv_status_t status, const kv_option_error_t *error)
+{
+	if (error->file[0]) {
+		fprintf(stderr, "kvd: %s:%u:%u: %s\n", error->file, error->line, error->column, error->text);
+	} else {
+		fprintf(stderr, "kvd: %s\n", error->text[0] ? error->text : kv_status_text(status));
+	}
+
+	return kv_status_exit_code(status);
+}
+
+int main(int argc, char **argv)
+{
+	static kvd_setup_t setup;
+	kv_option_error_t error;
+	kv_status_t status = kvd_setup_read(argc, argv, environ, &setup, &error);
+
+	if (status != KV_OK) {
+		return fail(status, &error);
+	}
+	if (setup.action == KVD_CHECK_CONFIG) {
+		printf("kvd: the configuration is valid\n");
+		return 0;
+	}
+	if (setup.action != KVD_RUN) {
+		return kvd_describe(setup.action);
+	}
+
+	kv_log_set_level((kv_log_level_t)setup.options.log_level);
+	kvd_process_prepare();
+	if (setup.lock_fd < 0) {
+		status = kvd_process_lock(setup.options.run_dir, &setup.lock_fd, error.text, sizeof error.text);
+		if (status != KV_OK) {
+			return fail(status, &error);
+		}
+		if (setup.options.keeper) {
+			return kvd_keeper_run(argv, setup.lock_fd);
+		}
+	}
+
+	return kv_status_exit_code(daemon_run(&setup));
+}

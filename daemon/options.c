@@ -1,0 +1,329 @@
+/* The option table of kvd and its command line. */
+#include "options.h"
+
+#include "kv/log.h"
+#include "kv/types.h"
+#include "kv/units.h"
+#include "kv/wire.h"
+
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/un.h>
+
+#define LIVE     1
+#define AT_START 0
+#define ROW(name, type, fallback, min, max, choices, live, member, help)                                               \
+	{                                                                                                              \
+		name, KV_OPTION_##type, fallback, min, max, choices, live, offsetof(kvd_options_t, member), help       \
+	}
+
+/* clang-format off */
+static const kv_option_t rows[] = {
+	ROW("run_dir", PATH, "/run/kvd", NULL, NULL, NULL, AT_START, run_dir, "directory of the sockets and of the lock that keeps a second daemon out; created when missing"),
+	ROW("namespaces", LIST, "default", NULL, NULL, NULL, AT_START, namespaces, "tenants: each has a socket <run_dir>/<name>.sock of its own and shares nothing with the others"),
+	ROW("cpu.size", SIZE, "1GiB", "4MiB", NULL, NULL, AT_START, cpu_size, "limit of the CPU tier: slabs, digests and ledger together"),
+	ROW("cpu.slab_size", SIZE, "64MiB", "1MiB", "64GiB", NULL, AT_START, cpu_slab_size, "size of a slab; the last ones are smaller when the limit leaves less"),
+	ROW("cpu.max_blocks", U64, "0", NULL, NULL, NULL, AT_START, cpu_max_blocks, "slots in the CPU tier; 0: as many as fit"),
+	ROW("cpu.huge_pages", ENUM, "auto", NULL, NULL, "auto,on,off", AT_START, cpu_huge_pages, "huge pages under slabs: when the kernel gives them, wanted (their lack is a warning), never"),
+	ROW("cpu.prefault", BOOL, "on", NULL, NULL, NULL, AT_START, cpu_prefault, "touch new slabs in the background, so that no client pays for a page's first use"),
+	ROW("nvme.path", PATH, "", NULL, NULL, NULL, AT_START, nvme_path, "directory of the disk tier; empty: no disk tier"),
+	ROW("nvme.size", SIZE, "8GiB", "16MiB", NULL, NULL, AT_START, nvme_size, "limit of the disk tier: slot files and metadata together"),
+	ROW("nvme.file_size", SIZE, "256MiB", "1MiB", "64GiB", NULL, AT_START, nvme_file_size, "preallocated size of a slot file"),
+	ROW("nvme.queue_depth", U64, "64", "1", "1024", NULL, AT_START, nvme_queue_depth, "device requests in flight"),
+	ROW("nvme.io_engine", ENUM, "auto", NULL, NULL, "auto,uring,threads", AT_START, nvme_io_engine, "io_uring, plain reads and writes in threads, or the first of them that works"),
+	ROW("nvme.direct", BOOL, "on", NULL, NULL, NULL, AT_START, nvme_direct, "O_DIRECT where the file system has it"),
+	ROW("nvme.sync", BOOL, "on", NULL, NULL, NULL, AT_START, nvme_sync, "sync data and metadata before something is acknowledged as durable; off only for tests"),
+	ROW("nvme.flush_interval", DURATION, "50ms", "1ms", "10s", NULL, AT_START, nvme_flush_interval, "metadata is written at the latest after this"),
+	ROW("nvme.write_behind", BOOL, "on", NULL, NULL, NULL, AT_START, nvme_write_behind, "write new blocks to disk at once, parents first"),
+	ROW("index.max_blocks", U64, "1048576", "1024", "268435456", NULL, AT_START, index_max_blocks, "blocks the index may hold; sizes the mirror of every namespace"),
+	ROW("policy", ENUM, "lru", NULL, NULL, "lru,fifo", AT_START, policy, "which leaf is evicted first"),
+	ROW("lease.ttl", DURATION, "60s", "100ms", "24h", NULL, AT_START, lease_ttl, "life of a read lease, by default and at most"),
+	ROW("instance.max_pinned", SIZE, "0", NULL, NULL, NULL, AT_START, instance_max_pinned, "bytes the read leases of one instance may keep from eviction; 0: cpu.size"),
+	ROW("instance.max_unfinished", SIZE, "0", NULL, NULL, NULL, AT_START, instance_max_unfinished, "bytes of one instance's unfinished puts; 0: half of cpu.size"),
+	ROW("instance.lease_area", SIZE, "16MiB", "1MiB", "1GiB", NULL, AT_START, instance_lease_area, "shared memory for the slot lists of one instance's leases and puts; only touched pages count"),
+	ROW("limits.sessions", U64, "1024", "1", "65536", NULL, AT_START, limits_sessions, "open connections, all namespaces together"),
+	ROW("limits.instances", U64, "256", "1", "4096", NULL, AT_START, limits_instances, "live instances"),
+	ROW("limits.members", U64, "1024", "1", "16384", NULL, AT_START, limits_members, "live members"),
+	ROW("limits.spaces", U64, "1024", "1", "4096", NULL, AT_START, limits_spaces, "spaces of one namespace"),
+	ROW("limits.leases", U64, "4096", "1", "1048576", NULL, AT_START, limits_leases, "leases and puts of one instance"),
+	ROW("limits.send_queue", SIZE, "4MiB", "64KiB", "1GiB", NULL, AT_START, limits_send_queue, "bytes waiting for one session that does not read; beyond them it is closed"),
+	ROW("limits.receive", SIZE, "256MiB", "1MiB", NULL, NULL, AT_START, limits_receive, "receive buffers of all sessions together"),
+	ROW("limits.staging", SIZE, "128MiB", "64KiB", "128MiB", NULL, AT_START, limits_staging, "digest staging of one member"),
+	ROW("limits.frames_per_turn", U64, "32", "1", "4096", NULL, AT_START, limits_frames_turn, "frames of one session that are handled before it is the next one's turn"),
+	ROW("limits.hello_time", DURATION, "1s", "10ms", "60s", NULL, AT_START, limits_hello_time, "a connection that has not said HELLO by then is closed"),
+	ROW("limits.frame_time", DURATION, "10s", "10ms", "10m", NULL, AT_START, limits_frame_time, "a frame that has begun must be complete after this, else the connection is closed"),
+	ROW("http.listen", STRING, "127.0.0.1:9464", NULL, NULL, NULL, AT_START, http_listen, "host:port of /metrics, /healthz and /readyz; off: none"),
+	ROW("http.allow_remote", BOOL, "off", NULL, NULL, NULL, AT_START, http_allow_remote, "allow http.listen to be reached from other machines; there is no authentication"),
+	ROW("http.connections", U64, "32", "1", "1024", NULL, AT_START, http_connections, "HTTP connections at a time"),
+	ROW("events.enabled", BOOL, "on", NULL, NULL, NULL, AT_START, events_enabled, "publish block events on ipc://<run_dir>/<namespace>.events and prefix hits on <namespace>.hits"),
+	ROW("events.tokens", BOOL, "on", NULL, NULL, NULL, AT_START, events_tokens, "put token ids into BlockStored events"),
+	ROW("events.topic", STRING, "kv@kvd@{namespace}", NULL, NULL, NULL, AT_START, events_topic, "topic of the event messages; {namespace} is replaced"),
+	ROW("events.buffer", SIZE, "16MiB", "64KiB", "1GiB", NULL, AT_START, events_buffer, "events waiting for the publisher; when it is full a batch is lost and its number is skipped"),
+	ROW("spin", DURATION, "30us", NULL, "10ms", NULL, AT_START, spin, "look at the sockets this long after a request before going to sleep; 0 saves processor time"),
+	ROW("log.level", ENUM, "info", NULL, NULL, "error,warn,info,debug", LIVE, log_level, "lines above this level are dropped; SIGHUP reads it again"),
+	ROW("keeper", BOOL, "on", NULL, NULL, NULL, AT_START, keeper, "start as a small keeper process that restarts the daemon when it crashes"),
+};
+/* clang-format on */
+
+_Static_assert(KV_COUNT_OF(rows) <= KVD_OPTION_COUNT_MAX, "room for every option's source");
+
+const kv_option_table_t kvd_option_table = {rows, KV_COUNT_OF(rows), "KVD_"};
+
+size_t kvd_list_word(const char *list, uint32_t n, const char **p_word)
+{
+	for (; n > 0; n--) {
+		list = strchr(list, ',');
+		if (!list) {
+			return 0;
+		}
+		list++;
+	}
+	*p_word = list;
+
+	return strcspn(list, ",");
+}
+
+static kv_status_t say(kv_option_error_t *error, kv_status_t status, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
+static kv_status_t say(kv_option_error_t *error, kv_status_t status, const char *format, ...)
+{
+	va_list args;
+
+	error->file[0] = '\0';
+	error->line = 0;
+	error->column = 0;
+	va_start(args, format);
+	vsnprintf(error->text, sizeof error->text, format, args);
+	va_end(args);
+
+	return status;
+}
+
+/* Letters, digits, '-', '_' and '.': the name becomes a file name and a label. */
+static int namespace_ok(const char *word, size_t len)
+{
+	if (len == 0 || len > 64 || word[0] == '.') {
+		return 0;
+	}
+	for (size_t i = 0; i < len; i++) {
+		int c = word[i];
+
+		if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || strchr("-_.", c))) {
+			return 0;
+		}
+	}
+
+	return 1;
+}
+
+static kv_status_t check_namespaces(const kvd_options_t *options, kv_option_error_t *error)
+{
+	static const size_t room = sizeof(((struct sockaddr_un *)0)->sun_path) - 1;
+	const char *word, *other;
+	size_t len;
+
+	for (uint32_t i = 0; (len = kvd_list_word(options->namespaces, i, &word)) > 0; i++) {
+		if (!namespace_ok(word, len)) {
+			return say(error, KV_ERR_CONFIG,
+				   "namespaces: \"%.*s\" is not a name of letters, digits, '-', '_' and '.'", (int)len,
+				   word);
+		}
+		for (uint32_t j = 0; j < i; j++) {
+			if (kvd_list_word(options->namespaces, j, &other) == len && memcmp(word, other, len) == 0) {
+				return say(error, KV_ERR_CONFIG, "namespaces: \"%.*s\" is there twice", (int)len, word);
+			}
+		}
+
+		size_t need = strlen(options->run_dir) + 1 + len + strlen(".events");
+		if (need > room) {
+			return say(error, KV_ERR_PATH,
+				   "run_dir: the path of a socket %s/%.*s.events has %zu bytes, %zu fit; choose a "
+				   "shorter run_dir",
+				   options->run_dir, (int)len, word, need, room);
+		}
+	}
+	if (kvd_list_word(options->namespaces, 0, &word) == 0) {
+		return say(error, KV_ERR_CONFIG, "namespaces: at least one is needed");
+	}
+
+	return KV_OK;
+}
+
+static int is_loopback(const char *listen)
+{
+	return strncmp(listen, "127.", 4) == 0 || strncmp(listen, "localhost:", 10) == 0 ||
+	       strncmp(listen, "[::1]:", 6) == 0;
+}
+
+static kv_status_t check_together(const kvd_options_t *options, kv_option_error_t *error)
+{
+	if (options->cpu_slab_size > options->cpu_size) {
+		return say(error, KV_ERR_CONFIG, "cpu.slab_size is larger than cpu.size");
+	}
+	if (options->nvme_path[0] && options->nvme_file_size > options->nvme_size) {
+		return say(error, KV_ERR_CONFIG, "nvme.file_size is larger than nvme.size");
+	}
+	if (strcmp(options->http_listen, "off") != 0) {
+		if (!strrchr(options->http_listen, ':')) {
+			return say(error, KV_ERR_CONFIG, "http.listen: \"%s\" is neither host:port nor off",
+				   options->http_listen);
+		}
+		if (!options->http_allow_remote && !is_loopback(options->http_listen)) {
+			return say(error, KV_ERR_CONFIG,
+				   "http.listen: \"%s\" can be reached from other machines and has no authentication; "
+				   "use 127.0.0.1, or set http.allow_remote",
+				   options->http_listen);
+		}
+	}
+
+	return check_namespaces(options, error);
+}
+
+/* Flags that are no options. Returns 1 when arg was one. */
+static int take_flag(const char *arg, kvd_setup_t *setup)
+{
+	static const struct {
+		const char *name;
+		kvd_action_t action;
+	} flags[] = {{"--check-config", KVD_CHECK_CONFIG},
+		     {"--describe-options", KVD_DESCRIBE},
+		     {"--sample-config", KVD_SAMPLE},
+		     {"--version", KVD_VERSION_ONLY},
+		     {"--help", KVD_HELP}};
+
+	for (size_t i = 0; i < KV_COUNT_OF(flags); i++) {
+		if (strcmp(arg, flags[i].name) == 0) {
+			setup->action = flags[i].action;
+			return 1;
+		}
+	}
+
+	return sscanf(arg, "--kept=%d,%d,%u", &setup->keeper_fd, &setup->lock_fd, &setup->restarts) == 3;
+}
+
+static kv_status_t take_assignment(const char *arg, kvd_setup_t *setup, kv_option_error_t *error)
+{
+	char name[64];
+	const char *equals = strchr(arg, '=');
+	size_t len = equals ? (size_t)(equals - arg) : strlen(arg);
+
+	if (len < 3 || strncmp(arg, "--", 2) != 0 || len - 2 >= sizeof name) {
+		return say(error, KV_ERR_CONFIG, "\"%.100s\" is not an option; options are --name=value (see --help)",
+			   arg);
+	}
+	memcpy(name, arg + 2, len - 2);
+	name[len - 2] = '\0';
+	if (!equals) {
+		const char *names[KVD_OPTION_COUNT_MAX];
+		for (size_t i = 0; i < KV_COUNT_OF(rows); i++) {
+			names[i] = rows[i].name;
+		}
+		const char *near = kv_nearest(name, names, KV_COUNT_OF(rows));
+		return say(error, KV_ERR_CONFIG, "--%s has no value; write --%s=VALUE", name, near ? near : name);
+	}
+
+	return kv_options_set(&kvd_option_table, name, equals + 1, KV_SOURCE_COMMAND, &setup->options, setup->sources,
+			      error);
+}
+
+/* The environment without what belongs to clients. */
+static kv_status_t read_environment(char **environment, kvd_setup_t *setup, kv_option_error_t *error)
+{
+	size_t count = 0, kept = 0;
+
+	while (environment[count]) {
+		count++;
+	}
+	char **ours = calloc(count + 1, sizeof *ours);
+	if (!ours) {
+		return say(error, KV_ERR_NOMEM, "out of memory");
+	}
+	for (size_t i = 0; i < count; i++) {
+		if (strncmp(environment[i], "KVD_SOCKET=", 11) != 0) {
+			ours[kept++] = environment[i];
+		}
+	}
+	kv_status_t status = kv_options_env(&kvd_option_table, ours, &setup->options, setup->sources, error);
+	free(ours);
+
+	return status;
+}
+
+static kv_status_t find_config(int argc, char **argv, kvd_setup_t *setup, kv_option_error_t *error)
+{
+	for (int i = 1; i < argc; i++) {
+		const char *path = NULL;
+
+		if (strncmp(argv[i], "--config=", 9) == 0) {
+			path = argv[i] + 9;
+		} else if (strcmp(argv[i], "--config") == 0) {
+			path = i + 1 < argc ? argv[i + 1] : "";
+		}
+		if (path && (path[0] == '\0' || strlen(path) >= sizeof setup->config)) {
+			return say(error, KV_ERR_CONFIG, "--config wants the name of a file");
+		}
+		if (path) {
+			strcpy(setup->config, path);
+		}
+	}
+
+	return KV_OK;
+}
+
+kv_status_t kvd_setup_read(int argc, char **argv, char **environment, kvd_setup_t *setup, kv_option_error_t *error)
+{
+	kv_status_t status;
+
+	memset(setup, 0, sizeof *setup);
+	memset(error, 0, sizeof *error);
+	setup->keeper_fd = -1;
+	setup->lock_fd = -1;
+	kv_options_default(&kvd_option_table, &setup->options, setup->sources);
+	status = find_config(argc, argv, setup, error);
+	if (status == KV_OK && setup->config[0]) {
+		status = kv_options_file(&kvd_option_table, setup->config, &setup->options, setup->sources, error);
+	}
+	if (status == KV_OK) {
+		status = read_environment(environment, setup, error);
+	}
+	for (int i = 1; i < argc && status == KV_OK; i++) {
+		if (strcmp(argv[i], "--config") == 0) {
+			i++;
+		} else if (strncmp(argv[i], "--config=", 9) != 0 && !take_flag(argv[i], setup)) {
+			status = take_assignment(argv[i], setup, error);
+		}
+	}
+	if (status == KV_OK && setup->action <= KVD_CHECK_CONFIG) {
+		status = check_together(&setup->options, error);
+	}
+
+	return status;
+}
+
+int kvd_describe(kvd_action_t action)
+{
+	switch (action) {
+	case KVD_VERSION_ONLY:
+		printf("kvd %s wire %u\n", KVD_VERSION, KV_WIRE_VERSION);
+		break;
+	case KVD_HELP:
+		printf("kvd: KV cache store and transfer daemon for LLM inference\n\n"
+		       "usage: kvd [--config FILE] [--NAME=VALUE ...]\n"
+		       "  --check-config       read the configuration, say what is wrong, start nothing\n"
+		       "  --describe-options   every option with its default and meaning \n"
+		       "  --sample-config      a configuration file with every default\n"
+		       "  --version            print the version\n"
+		       "  --help               print this\n\n"
+		       "Order: default < file < environment (KVD_CPU_SIZE) < command line (--cpu.size=4GiB).\n");
+		break;
+	case KVD_SAMPLE:
+		kv_options_sample(&kvd_option_table, stdout);
+		break;
+	default:
+		kv_options_describe(&kvd_option_table, stdout);
+		break;
+	}
+
+	return fflush(stdout) == 0 ? 0 : kv_status_exit_code(KV_ERR_IO);
+}

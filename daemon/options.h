@@ -1,0 +1,70 @@
+/* daemon/options.h -- every option of kvd: the values, the table they come from, and what the command line asks for.
+ *
+ * docs/options.md and conf/kvd.conf are made from the table (--describe-options, --sample-config); tests/daemon compares them.
+ */
+#ifndef KVD_OPTIONS_H
+#define KVD_OPTIONS_H
+
+#include "kv/option.h"
+
+typedef struct kvd_options {
+	char run_dir[KV_OPTION_STRING_MAX];
+	char namespaces[KV_OPTION_STRING_MAX];
+	uint64_t cpu_size, cpu_slab_size, cpu_max_blocks;
+	int cpu_huge_pages, cpu_prefault;
+	char nvme_path[KV_OPTION_STRING_MAX];
+	uint64_t nvme_size, nvme_file_size, nvme_queue_depth, nvme_flush_interval;
+	int nvme_io_engine, nvme_direct, nvme_sync, nvme_write_behind;
+	uint64_t index_max_blocks;
+	int policy;
+	uint64_t lease_ttl;
+	uint64_t instance_max_pinned, instance_max_unfinished, instance_lease_area;
+	uint64_t limits_sessions, limits_instances, limits_members, limits_spaces, limits_leases;
+	uint64_t limits_send_queue, limits_receive, limits_staging, limits_frames_turn;
+	uint64_t limits_hello_time, limits_frame_time;
+	char http_listen[KV_OPTION_STRING_MAX];
+	int http_allow_remote;
+	uint64_t http_connections;
+	int events_enabled, events_tokens;
+	char events_topic[KV_OPTION_STRING_MAX];
+	uint64_t events_buffer;
+	uint64_t spin;
+	int log_level;
+	int keeper;
+} kvd_options_t;
+
+extern const kv_option_table_t kvd_option_table;
+
+#define KVD_OPTION_COUNT_MAX 64u
+
+typedef enum kvd_action {
+	KVD_RUN,
+	KVD_CHECK_CONFIG,
+	KVD_DESCRIBE,
+	KVD_SAMPLE,
+	KVD_VERSION_ONLY,
+	KVD_HELP
+} kvd_action_t;
+
+/* What the daemon has been started with. */
+typedef struct kvd_setup {
+	kvd_options_t options;
+	kv_option_source_t sources[KVD_OPTION_COUNT_MAX];
+	kvd_action_t action;
+	char config[KV_OPTION_STRING_MAX]; /* file, empty: none */
+	int keeper_fd;                     /* socket to the keeper, -1: we are not its child */
+	int lock_fd;                       /* held lock of run_dir, -1: not yet */
+	uint32_t restarts;                 /* times the keeper has restarted us */
+} kvd_setup_t;
+
+/* Defaults, then the file, then KVD_* of the environment (KVD_SOCKET belongs to clients and is left alone), then the command line; checks of options that
+ * belong together come last. KV_ERR_CONFIG, KV_ERR_IO, KV_ERR_PATH (a socket path would not fit): *error is the sentence. */
+kv_status_t kvd_setup_read(int argc, char **argv, char **environment, kvd_setup_t *setup, kv_option_error_t *error);
+
+/* Print what an action other than KVD_RUN and KVD_CHECK_CONFIG asks for. Returns the exit code. */
+int kvd_describe(kvd_action_t action);
+
+/* The n-th word of a comma-separated list: its length, 0 past the last. */
+size_t kvd_list_word(const char *list, uint32_t n, const char **p_word);
+
+#endif

@@ -1,0 +1,91 @@
+/* The process around the daemon. */
+#include "process.h"
+
+#include "kv/log.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+void kvd_process_prepare(void)
+{
+	struct rlimit files;
+	sigset_t set;
+
+	umask(0077);
+	if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < files.rlim_max) {
+		files.rlim_cur = files.rlim_max;
+		(void)setrlimit(RLIMIT_NOFILE, &files);
+	}
+	prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+	signal(SIGPIPE, SIG_IGN);
+	sigemptyset(&set);
+	sigaddset(&set, SIGTERM);
+	sigaddset(&set, SIGINT);
+	sigaddset(&set, SIGHUP);
+	sigprocmask(SIG_BLOCK, &set, NULL);
+}
+
+kv_status_t kvd_process_lock(const char *run_dir, int *p_fd, char *detail, size_t cap)
+{
+	char path[KV_OPTION_STRING_MAX + 16];
+	int fd;
+
+	/* Clients of the daemon's group must reach the sockets inside. */
+	if (mkdir(run_dir, 0700) == 0) {
+		(void)chmod(run_dir, 0755);
+	} else if (errno != EEXIST) {
+		snprintf(detail, cap, "run_dir: cannot make %s: %s", run_dir, strerror(errno));
+		return KV_ERR_PATH;
+	}
+	snprintf(path, sizeof path, "%s/kvd.lock", run_dir);
+	fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	if (fd < 0) {
+		snprintf(detail, cap, "run_dir: cannot open %s: %s", path, strerror(errno));
+		return KV_ERR_PATH;
+	}
+	if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+		snprintf(detail, cap, "another kvd runs in %s (it holds %s); stop it, or choose another run_dir",
+			 run_dir, path);
+		close(fd);
+		return KV_ERR_LOCKED;
+	}
+	*p_fd = fd;
+
+	return KV_OK;
+}
+
+void kvd_process_notify(const char *line)
+{
+	const char *path = getenv("NOTIFY_SOCKET");
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	size_t len = path ? strlen(path) : 0;
+	int fd;
+
+	if (len < 2 || len >= sizeof address.sun_path || (path[0] != '/' && path[0] != '@')) {
+		return;
+	}
+	memcpy(address.sun_path, path, len);
+	if (path[0] == '@') {
+		address.sun_path[0] = '\0'; /* abstract */
+	}
+	fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	if (fd < 0) {
+		return;
+	}
+	if (sendto(fd, line, strlen(line), MSG_NOSIGNAL | MSG_DONTWAIT, (struct sockaddr *)&address,
+		   (socklen_t)(offsetof(struct sockaddr_un, sun_path) + len)) < 0) {
+		kv_log(KV_LOG_WARN, "main", "cannot tell NOTIFY_SOCKET: error \"%s\"", strerror(errno));
+	}
+	close(fd);
+}

@@ -1,0 +1,248 @@
+/* The engine: one list of requests, one step at a time. */
+#include "impl.h"
+
+#include "kv/env.h"
+
+#include <stdlib.h>
+
+kv_status_t kve_engine_create(const kve_engine_config_t *config, kve_engine_t **p_engine)
+{
+	kve_engine_t *engine;
+	kv_status_t status;
+
+	if (config->max_running == 0 || config->max_running > KVE_MAX_ROWS / 2) {
+		return KV_ERR_ARG;
+	}
+	engine = calloc(1, sizeof *engine);
+	if (!engine) {
+		return KV_ERR_NOMEM;
+	}
+
+	engine->config = *config;
+	status = kve_model_create(&config->model, &engine->model);
+	if (status == KV_OK) {
+		status = kve_cache_init(&engine->cache, &config->model, config->cache_blocks);
+	}
+	if (status == KV_OK && config->store) {
+		status = kve_store_attach(engine);
+	}
+	if (status != KV_OK) {
+		goto err_engine;
+	}
+	*p_engine = engine;
+
+	return KV_OK;
+
+err_engine:
+	kve_engine_destroy(engine);
+	return status;
+}
+
+void kve_engine_destroy(kve_engine_t *engine)
+{
+	if (!engine) {
+		return;
+	}
+
+	while (engine->jobs) {
+		kve_job_t *job = engine->jobs;
+
+		engine->jobs = job->next;
+		kve_job_abort(engine, job);
+		kve_job_destroy(job);
+	}
+	kvx_detach(engine->kvx);
+	kve_cache_fini(&engine->cache);
+	kve_model_destroy(engine->model);
+	free(engine);
+}
+
+static int ask_is_sound(const kve_engine_t *engine, const kve_ask_t *ask)
+{
+	const kve_config_t *model = &engine->config.model;
+
+	if (ask->n_tokens == 0 || ask->max_new == 0 || ask->n_tokens > model->max_tokens ||
+	    ask->max_new > model->max_tokens - ask->n_tokens) {
+		return 0;
+	}
+	if ((uint64_t)ask->n_tokens + ask->max_new > (uint64_t)engine->cache.paged.blocks * model->block_tokens) {
+		return 0;
+	}
+	for (uint32_t i = 0; i < ask->n_tokens; i++) {
+		if (ask->tokens[i] >= model->vocab) {
+			return 0;
+		}
+	}
+
+	return 1;
+}
+
+kv_status_t kve_engine_submit(kve_engine_t *engine, const kve_ask_t *ask, kve_request_t **p_request)
+{
+	kve_job_t **link = &engine->jobs;
+	kve_job_t *job;
+
+	if (!ask_is_sound(engine, ask)) {
+		return KV_ERR_ARG;
+	}
+	job = kve_job_create(engine, ask);
+	if (!job) {
+		return KV_ERR_NOMEM;
+	}
+
+	while (*link) {
+		link = &(*link)->next;
+	}
+	*link = job;
+	*p_request = &job->request;
+
+	return KV_OK;
+}
+
+void kve_engine_release(kve_engine_t *engine, kve_request_t *request)
+{
+	kve_job_t *job = (kve_job_t *)request;
+
+	job->released = 1;
+	if (request->state != KVE_DONE) {
+		kve_job_abort(engine, job);
+	}
+}
+
+/* ---- one step ---------------------------------------------------------------------------------------------------------------- */
+
+typedef struct batch {
+	kve_span_t spans[KVE_MAX_ROWS];
+	kve_job_t *jobs[KVE_MAX_ROWS];
+	uint32_t n;
+	uint32_t rows;
+} batch_t;
+
+/* As many tokens of a request as there are rows left. */
+static void add_to_batch(batch_t *batch, kve_job_t *job)
+{
+	const kve_request_t *r = &job->request;
+	const uint32_t left = r->n_tokens - r->n_computed;
+	const uint32_t room = KVE_MAX_ROWS - batch->rows;
+	const uint32_t n = left < room ? left : room;
+
+	if (n == 0) {
+		return;
+	}
+	batch->spans[batch->n] = (kve_span_t){
+		.tokens = r->tokens + r->n_computed,
+		.n = n,
+		.start = r->n_computed,
+		.blocks = job->blocks,
+		.logits = n == left ? job->logits : NULL,
+	};
+	batch->jobs[batch->n++] = job;
+	batch->rows += n;
+}
+
+/* Those who decode go first, a token each; what rows are left go to prefill, in order of arrival. */
+static void compute(kve_engine_t *engine)
+{
+	static const kve_state_t order[] = {KVE_DECODE, KVE_PREFILL};
+	batch_t batch = {.n = 0};
+	kv_status_t status;
+
+	for (size_t i = 0; i < KV_COUNT_OF(order); i++) {
+		for (kve_job_t *job = engine->jobs; job; job = job->next) {
+			if (job->request.state == order[i]) {
+				add_to_batch(&batch, job);
+			}
+		}
+	}
+	if (batch.n == 0) {
+		return;
+	}
+
+	status = kve_model_forward(engine->model, &engine->cache, batch.spans, batch.n);
+	kv_assert(status == KV_OK);
+	for (uint32_t i = 0; i < batch.n; i++) {
+		kve_job_computed(engine, batch.jobs[i], batch.spans[i].n);
+	}
+}
+
+/* Everything but computing. Returns requests that could compute now. */
+static uint32_t advance(kve_engine_t *engine)
+{
+	uint32_t computable = 0;
+
+	for (kve_job_t *job = engine->jobs; job; job = job->next) {
+		if (job->request.state == KVE_WAITING) {
+			kve_job_admit(engine, job);
+		}
+		if (job->request.state == KVE_LOADING) {
+			kve_job_loaded(engine, job);
+		}
+		kve_job_tend(engine, job);
+		computable += job->request.state == KVE_PREFILL || job->request.state == KVE_DECODE;
+	}
+
+	return computable;
+}
+
+static uint32_t sweep(kve_engine_t *engine)
+{
+	kve_job_t **link = &engine->jobs;
+	uint32_t unfinished = 0;
+
+	while (*link) {
+		kve_job_t *job = *link;
+
+		unfinished += job->request.state != KVE_DONE;
+		if (job->released && job->closed) {
+			*link = job->next;
+			kve_job_destroy(job);
+		} else {
+			link = &job->next;
+		}
+	}
+
+	return unfinished;
+}
+
+uint32_t kve_engine_step(kve_engine_t *engine)
+{
+	uint32_t computable = advance(engine);
+
+	if (engine->kvx) {
+		(void)kvx_poll(engine->kvx, computable ? 0 : 1);
+		(void)advance(engine);
+	}
+	compute(engine);
+
+	return sweep(engine);
+}
+
+uint32_t kve_engine_flush(kve_engine_t *engine, uint32_t timeout_ms)
+{
+	const uint64_t deadline = kv_now_ns(&kv_env_posix) + (uint64_t)timeout_ms * 1000000u;
+	uint32_t open;
+
+	do {
+		if (engine->kvx) {
+			(void)kvx_poll(engine->kvx, 1);
+		}
+		(void)advance(engine);
+		open = 0;
+		for (const kve_job_t *job = engine->jobs; job; job = job->next) {
+			open += job->request.state == KVE_DONE && !job->closed;
+		}
+		(void)sweep(engine);
+	} while (open > 0 && kv_now_ns(&kv_env_posix) < deadline);
+
+	return open;
+}
+
+kvx_t *kve_engine_store(kve_engine_t *engine)
+{
+	return engine->kvx;
+}
+
+uint32_t kve_engine_free_blocks(const kve_engine_t *engine)
+{
+	return engine->cache.free_count;
+}

@@ -1,0 +1,49 @@
+/* impl.h -- the engine's inside: its own view of a request, and the list of them. */
+#ifndef KVE_IMPL_H
+#define KVE_IMPL_H
+
+#include "kve/engine.h"
+
+typedef struct kve_job kve_job_t;
+
+struct kve_job {
+	kve_request_t request; /* first: what the caller holds */
+	kve_job_t *next;       /* in order of arrival */
+	uint32_t *blocks;
+	uint32_t n_blocks; /* 0: none taken, or given back */
+	kvx_load_t *load;
+	kvx_save_t *save; /* of the prompt, later of everything */
+	int last_save;    /* the save of everything has been started */
+	int closed;       /* DONE, saved, and without blocks */
+	int released;     /* the caller is through with it */
+	float *logits;
+};
+
+struct kve_engine {
+	kve_engine_config_t config;
+	kve_model_t *model;
+	kve_cache_t cache;
+	kvx_t *kvx; /* NULL: no store */
+	kve_job_t *jobs;
+	uint64_t next_id;
+	uint32_t running; /* jobs between WAITING and DONE */
+};
+
+/* Attach a connector for this engine's cache. */
+kv_status_t kve_store_attach(kve_engine_t *engine);
+
+/* Allocate a job with everything it will need. NULL: out of memory. */
+kve_job_t *kve_job_create(kve_engine_t *engine, const kve_ask_t *ask);
+void kve_job_destroy(kve_job_t *job);
+/* WAITING: take blocks and start to load, if there is room. */
+void kve_job_admit(kve_engine_t *engine, kve_job_t *job);
+/* LOADING: has the load ended? */
+void kve_job_loaded(kve_engine_t *engine, kve_job_t *job);
+/* `n` more tokens are in the cache; job->logits are the last one's when all tokens are. */
+void kve_job_computed(kve_engine_t *engine, kve_job_t *job, uint32_t n);
+/* Move saves on; after DONE, give blocks back as soon as nobody reads them. */
+void kve_job_tend(kve_engine_t *engine, kve_job_t *job);
+/* End it now, wherever it is. */
+void kve_job_abort(kve_engine_t *engine, kve_job_t *job);
+
+#endif

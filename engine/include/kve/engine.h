@@ -1,0 +1,71 @@
+/* kve/engine.h -- the reference engine: requests in, greedy tokens out, continuous batching, and a true user of libkvx.
+ *
+ * Life of a request:  WAITING (for cache blocks) -> LOADING (its cached prefix) -> PREFILL (the rest, in chunks) -> DECODE -> DONE.
+ * Full blocks are saved behind its back: the prompt's when prefill has ended, the generated ones when the request has. With or without a store, the
+ * tokens are the same: what is not loaded is computed, to the same bits.
+ *
+ * One thread calls everything.
+ */
+#ifndef KVE_ENGINE_H
+#define KVE_ENGINE_H
+
+#include "kve/model.h"
+#include "kvx.h"
+
+typedef struct kve_engine kve_engine_t;
+
+typedef struct kve_engine_config {
+	kve_config_t model;
+	uint32_t cache_blocks;
+	uint32_t max_running; /* requests computed together: 1 to KVE_MAX_ROWS / 2 */
+	int store;            /* 0: no kvd, everything is computed */
+	const char *socket;   /* of kvd; NULL: the usual one */
+	const char *program;  /* shown by kvctl; NULL: the process name */
+	uint32_t load_ms;     /* deadline of a load; 0: libkvx' default */
+} kve_engine_config_t;
+
+typedef enum kve_state { KVE_WAITING, KVE_LOADING, KVE_PREFILL, KVE_DECODE, KVE_DONE } kve_state_t;
+
+/* Read it, do not write it. */
+typedef struct kve_request {
+	kve_state_t state;
+	uint64_t id;
+	uint64_t session;
+	uint32_t turn;
+	uint32_t n_prompt;
+	uint32_t max_new;
+	uint32_t *tokens; /* prompt, then what was generated */
+	uint32_t n_tokens;
+	uint32_t n_computed;    /* tokens whose keys and values are in the cache */
+	kvx_load_result_t load; /* what the store had; zeros without one */
+	uint64_t submit_ns, first_token_ns, done_ns;
+} kve_request_t;
+
+typedef struct kve_ask {
+	const uint32_t *tokens; /* copied */
+	uint32_t n_tokens;      /* at least 1 */
+	uint32_t max_new;       /* at least 1; n_tokens + max_new <= max_tokens of the model */
+	uint64_t session;
+	uint32_t turn;
+} kve_ask_t;
+
+/* KV_ERR_ARG, KV_ERR_NOMEM. An absent daemon is no error. */
+kv_status_t kve_engine_create(const kve_engine_config_t *config, kve_engine_t **p_engine);
+/* Abort everything; requests not released yet are freed too. NULL is fine. */
+void kve_engine_destroy(kve_engine_t *engine);
+
+/* Queue a request; it is the engine's until kve_engine_release(). KV_ERR_ARG: a token, a length, or more blocks than the cache has. KV_ERR_NOMEM. */
+kv_status_t kve_engine_submit(kve_engine_t *engine, const kve_ask_t *ask, kve_request_t **p_request);
+/* One step: move loads and saves on, admit, compute one batch. Returns the number of requests that are not DONE. */
+uint32_t kve_engine_step(kve_engine_t *engine);
+/* The caller is through with a request. One that is not DONE is aborted: its load or save ends at once. */
+void kve_engine_release(kve_engine_t *engine, kve_request_t *request);
+/* Wait until saves have ended, at most timeout_ms. Returns the number still under way. */
+uint32_t kve_engine_flush(kve_engine_t *engine, uint32_t timeout_ms);
+
+/* NULL without a store. */
+kvx_t *kve_engine_store(kve_engine_t *engine);
+/* Cache blocks nobody has. */
+uint32_t kve_engine_free_blocks(const kve_engine_t *engine);
+
+#endif

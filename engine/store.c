@@ -1,0 +1,44 @@
+/* Who we are to kvd. */
+#include "impl.h"
+
+#include "kv/log.h"
+
+#include <stdio.h>
+
+kv_status_t kve_store_attach(kve_engine_t *engine)
+{
+	const kve_config_t *model = &engine->config.model;
+	char weights[KVE_FINGERPRINT_MAX];
+	char rope[64];
+	kvk_layout_t layout;
+	kvc_status_t status;
+
+	kve_weights_fingerprint(model, weights);
+	(void)snprintf(rope, sizeof rope, "theta %u", model->rope_theta);
+	kve_config_layout(model, &layout);
+
+	const kvc_identity_t identity = {
+		.struct_size = sizeof identity,
+		.model = "kve-reference",
+		.weights = weights,
+		.dtype = "f32",
+		.rope = rope,
+	};
+	const kvx_config_t config = {
+		.struct_size = sizeof config,
+		.roles = KVX_BOTH,
+		.socket = engine->config.socket,
+		.program = engine->config.program,
+		.identity = &identity,
+		.layout = &layout,
+		.paged = &engine->cache.paged,
+		.load_ms = engine->config.load_ms,
+	};
+
+	status = kvx_attach(&config, &engine->kvx);
+	if (status == KVC_ERR_ARG) {
+		kv_log(KV_LOG_ERROR, "engine", "the connector refuses its configuration: %s", kvx_why());
+	}
+
+	return (kv_status_t)status;
+}

@@ -1,0 +1,263 @@
+/* Digests: libxxhash's, bit for bit, from every implementation this CPU runs, and copies that write the bytes they
+ * hash and no others. */
+#include "kv_cmocka.h"
+#include "kv_test.h"
+
+#include "digest_ops.h"
+
+#include <xxhash.h>
+
+#define ROOM  ((size_t)3 << 20)
+#define GUARD 0xa7
+
+static uint8_t *src;
+static uint8_t *dst;
+
+static int setup(void **state)
+{
+	kv_test_rng_t rng = {kv_test_seed()};
+
+	(void)state;
+	src = aligned_alloc(4096, ROOM);
+	dst = aligned_alloc(4096, ROOM);
+	if (!src || !dst) {
+		return -1;
+	}
+	kv_test_fill(&rng, src, ROOM);
+
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	(void)state;
+	free(src);
+	free(dst);
+
+	return 0;
+}
+
+#define EACH_BUILD(ops)                                                                                                \
+	for (const kv_digest_ops_t *const *p_##ops = kv_digest_builds(), *ops; (ops = *p_##ops) != NULL; p_##ops++)    \
+		if (kv_digest_runs_here(ops))
+
+static void check_copy(const kv_digest_ops_t *ops, size_t to, size_t from, size_t n)
+{
+	const uint64_t expected = XXH3_64bits(src + from, n);
+	uint8_t *out = dst + 64 + to;
+
+	memset(out - 64, GUARD, n + 128);
+	if (ops->digest(src + from, n) != expected) {
+		fail_msg("%s: digest of %zu bytes at %zu", ops->name, n, from);
+	}
+	if (kv_copy_digest_by(ops, out, src + from, n) != expected) {
+		fail_msg("%s: fused digest of %zu bytes, %zu to %zu", ops->name, n, from, to);
+	}
+	if (memcmp(out, src + from, n) != 0) {
+		fail_msg("%s: copy of %zu bytes, %zu to %zu", ops->name, n, from, to);
+	}
+	for (size_t i = 0; i < 64; i++) {
+		assert_int_equal(out[-1 - (ptrdiff_t)i], GUARD);
+		assert_int_equal(out[n + i], GUARD);
+	}
+}
+
+static void p1_every_short_length_has_the_librarys_digest(void **state)
+{
+	(void)state;
+	EACH_BUILD(ops)
+	{
+		print_message("# %s%s\n", ops->name, strcmp(ops->name, kv_digest_variant()) == 0 ? " (chosen)" : "");
+		for (size_t n = 0; n <= 4096; n++) {
+			check_copy(ops, 0, n % 64, n);
+			check_copy(ops, n % 63 + 1, n % 3, n);
+		}
+	}
+}
+
+static void p1_every_alignment_has_the_librarys_digest(void **state)
+{
+	static const size_t lengths[] = {240, 241, 255, 256, 257, 1023, 1024, 1025, 1088, 2048, 2049, 8192};
+
+	(void)state;
+	EACH_BUILD(ops)
+	{
+		for (size_t i = 0; i < KV_COUNT_OF(lengths); i++) {
+			for (size_t to = 0; to < 64; to++) {
+				check_copy(ops, to, 0, lengths[i]);
+				check_copy(ops, 0, to, lengths[i]);
+				check_copy(ops, to, 63 - to, lengths[i]);
+			}
+		}
+	}
+}
+
+static void p1_large_leaves_have_the_librarys_digest(void **state)
+{
+	static const size_t lengths[] = {65536, 262144, 1048576, 2097152, 2097152 + 1, 1048576 - 1, 1000000};
+
+	(void)state;
+	EACH_BUILD(ops)
+	{
+		for (size_t i = 0; i < KV_COUNT_OF(lengths); i++) {
+			check_copy(ops, 0, i, lengths[i]);
+			check_copy(ops, i * 5, 0, lengths[i]);
+		}
+	}
+}
+
+static void p1_leaves_of_a_block_are_those_of_single_calls(void **state)
+{
+	static const size_t leaves[] = {1, 100, 256, 300, 4096, 8192, 10000};
+	uint64_t digests[16];
+
+	(void)state;
+	for (size_t i = 0; i < KV_COUNT_OF(leaves); i++) {
+		memset(dst, GUARD, leaves[i] * 16 + 1);
+		kv_copy_digest_leaves(dst, src, leaves[i], 16, digests);
+		assert_memory_equal(dst, src, leaves[i] * 16);
+		assert_int_equal(dst[leaves[i] * 16], GUARD);
+		for (size_t k = 0; k < 16; k++) {
+			assert_int_equal(digests[k], XXH3_64bits(src + k * leaves[i], leaves[i]));
+		}
+	}
+	assert_int_equal(kv_digest_root(digests, 16), XXH3_64bits(digests, sizeof digests));
+}
+
+/* ---- runs ------------------------------------------------------------------------------------------------------ */
+
+/* What kv_copy_digest_runs() is to do, piece by piece; room for the concatenation in `row`. */
+static uint64_t reference_runs(const kv_copy_run_t *runs, size_t count, kv_run_order_t order, uint8_t *row)
+{
+	const size_t outer = order == KV_RUNS_IN_TURN ? count : runs[0].pieces;
+	size_t n = 0;
+
+	for (size_t a = 0; a < outer; a++) {
+		const size_t inner = order == KV_RUNS_IN_TURN ? runs[a].pieces : count;
+
+		for (size_t b = 0; b < inner; b++) {
+			const kv_copy_run_t *run = &runs[order == KV_RUNS_IN_TURN ? a : b];
+			const size_t piece = order == KV_RUNS_IN_TURN ? b : a;
+
+			memcpy((uint8_t *)run->dst + piece * run->dst_stride,
+			       (const uint8_t *)run->src + piece * run->src_stride, run->piece);
+			memcpy(row + n, (const uint8_t *)run->src + piece * run->src_stride, run->piece);
+			n += run->piece;
+		}
+	}
+
+	return XXH3_64bits(row, n);
+}
+
+static size_t random_piece(kv_test_rng_t *rng)
+{
+	switch (kv_test_below(rng, 4)) {
+	case 0:
+		return kv_test_below(rng, 300) + 1;
+	case 1:
+		return 64 * (kv_test_below(rng, 40) + 1);
+	default:
+		return 64 * (kv_test_below(rng, 4) + 1);
+	}
+}
+
+static void p1_leaves_of_many_pieces_are_digests_of_the_concatenation(void **state)
+{
+	kv_test_rng_t rng = {kv_test_seed()};
+	uint8_t *row = malloc(ROOM);
+	uint8_t *expected = malloc(ROOM);
+
+	(void)state;
+	assert_non_null(row);
+	assert_non_null(expected);
+	for (int round = 0; round < 1500; round++) {
+		const kv_run_order_t order = round % 2 ? KV_RUNS_IN_TURN : KV_RUNS_INTERLEAVED;
+		const size_t count = kv_test_below(&rng, 3) + 1;
+		const size_t pieces = kv_test_below(&rng, 20) + 1;
+		const size_t slack = round % 3 ? 0 : kv_test_below(&rng, 64);
+		kv_copy_run_t runs[3];
+		kv_copy_run_t shadow[3];
+		size_t used = 0;
+
+		for (size_t i = 0; i < count; i++) {
+			kv_copy_run_t *run = &runs[i];
+
+			run->piece = random_piece(&rng);
+			run->pieces = order == KV_RUNS_IN_TURN ? kv_test_below(&rng, 20) + 1 : pieces;
+			run->dst_stride = run->piece + (round % 5 ? 0 : 64 * kv_test_below(&rng, 3));
+			run->src_stride = run->piece + kv_test_below(&rng, 300);
+			run->dst = dst + used + slack;
+			run->src = src + kv_test_below(&rng, 4096);
+			shadow[i] = *run;
+			shadow[i].dst = expected + used + slack;
+			used += (run->dst_stride * run->pieces + 127) / 64 * 64;
+		}
+		EACH_BUILD(ops)
+		{
+			const kv_copy_plan_t plan = {runs, count, order, round % 4 ? NULL : src};
+			uint64_t digest;
+
+			memset(expected, GUARD, used + 64);
+			memset(dst, GUARD, used + 64);
+			digest = reference_runs(shadow, count, order, row);
+			if (kv_copy_digest_runs_by(ops, &plan) != digest || memcmp(dst, expected, used + 64) != 0) {
+				fail_msg("%s: round %d", ops->name, round);
+			}
+		}
+	}
+	free(row);
+	free(expected);
+}
+
+static void p1_strided_copies_gather_and_scatter(void **state)
+{
+	static uint8_t back[1 << 20];
+	uint64_t digest;
+
+	(void)state;
+	for (size_t piece = 1; piece <= 512; piece += piece < 8 ? 1 : 24) {
+		const size_t stride = piece + 2048;
+
+		digest = kv_copy_digest_strided(dst, piece, src, stride, piece, 40);
+		assert_int_equal(digest, XXH3_64bits(dst, 40 * piece));
+		memset(back, GUARD, sizeof back);
+		assert_int_equal(kv_copy_digest_strided(back, stride, dst, piece, piece, 40), digest);
+		for (size_t i = 0; i < 40; i++) {
+			assert_memory_equal(back + i * stride, src + i * stride, piece);
+			assert_int_equal(back[i * stride + piece], GUARD);
+		}
+	}
+	assert_int_equal(kv_copy_digest_strided(dst, 0, src, 0, 0, 5), XXH3_64bits(NULL, 0));
+	assert_int_equal(kv_copy_digest_strided(dst, 1, src, 1, 1, 0), XXH3_64bits(NULL, 0));
+}
+
+static void a_streamed_copy_is_a_copy(void **state)
+{
+	(void)state;
+	EACH_BUILD(ops)
+	{
+		for (size_t n = 0; n < 1000; n += 7) {
+			for (size_t to = 0; to < 65; to += 13) {
+				memset(dst, GUARD, n + 200);
+				kv_copy_stream_by(ops, dst + to, src + 5, n);
+				assert_memory_equal(dst + to, src + 5, n);
+				assert_int_equal(dst[to + n], GUARD);
+			}
+		}
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p1_every_short_length_has_the_librarys_digest),
+		cmocka_unit_test(p1_every_alignment_has_the_librarys_digest),
+		cmocka_unit_test(p1_large_leaves_have_the_librarys_digest),
+		cmocka_unit_test(p1_leaves_of_a_block_are_those_of_single_calls),
+		cmocka_unit_test(p1_leaves_of_many_pieces_are_digests_of_the_concatenation),
+		cmocka_unit_test(p1_strided_copies_gather_and_scatter),
+		cmocka_unit_test(a_streamed_copy_is_a_copy),
+	};
+
+	return cmocka_run_group_tests(tests, setup, teardown);
+}

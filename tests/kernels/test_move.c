@@ -1,0 +1,446 @@
+/* Gather, scatter, permute and block digests, compared with a reference that moves one element at a time from the
+ * words of the headers alone. */
+#include "kv_cmocka.h"
+#include "kv_test.h"
+
+#include "kvk/move.h"
+
+#include <xxhash.h>
+
+#define MAX_RANKS 4u
+#define BLOCKS    5u
+#define GUARD     0xa7
+
+/* ---- reference ------------------------------------------------------------------------------------------------- */
+
+/* Offset in a canonical block of element `d` of K (half 0) or V (half 1). Head and layer count in the model. */
+static size_t canonical_at(const kvk_layout_t *l, uint32_t head, uint32_t layer, uint32_t token, uint32_t half,
+			   uint32_t d)
+{
+	const size_t page_elements = (size_t)l->block_tokens * (l->k_dim + l->v_dim);
+	const size_t page = ((size_t)head * l->layers + layer) * page_elements;
+	size_t in_page;
+
+	if (l->inner == KVK_INNER_PACKED) {
+		in_page = (size_t)token * (l->k_dim + l->v_dim) + (half ? l->k_dim : 0) + d;
+	} else if (half == 0) {
+		in_page = (size_t)token * l->k_dim + d;
+	} else {
+		in_page = (size_t)l->block_tokens * l->k_dim + (size_t)token * l->v_dim + d;
+	}
+
+	return (page + in_page) * kvk_dtype_bytes(l->dtype);
+}
+
+/* Offset in one layer's block of the paged cache. Head counts on this rank. */
+static size_t paged_at(const kvk_paged_t *p, uint32_t head, uint32_t token, uint32_t half, uint32_t d)
+{
+	size_t at;
+
+	if (p->kind == KVK_PAGED_HEAD_TOKEN_KV) {
+		at = ((size_t)head * p->block_tokens + token) * (p->k_dim + p->v_dim) + (half ? p->k_dim : 0) + d;
+	} else if (half == 0) {
+		at = ((size_t)token * p->heads + head) * p->k_dim + d;
+	} else {
+		at = (size_t)p->block_tokens * p->heads * p->k_dim + ((size_t)token * p->heads + head) * p->v_dim + d;
+	}
+
+	return at * kvk_dtype_bytes(p->dtype);
+}
+
+static size_t paged_bytes(const kvk_paged_t *p)
+{
+	return p->kind == KVK_PAGED_OPAQUE
+		       ? p->page_bytes
+		       : (size_t)p->heads * p->block_tokens * (p->k_dim + p->v_dim) * kvk_dtype_bytes(p->dtype);
+}
+
+static uint8_t *paged_block(const kvk_paged_t *p, uint32_t layer, uint32_t block)
+{
+	return (uint8_t *)p->base[layer] + block * (p->block_stride ? p->block_stride : paged_bytes(p));
+}
+
+static void reference_gather(const kvk_layout_t *l, const kvk_paged_t *p, uint32_t block, uint8_t *data)
+{
+	const size_t e = kvk_dtype_bytes(l->dtype);
+
+	for (uint32_t layer = 0; layer < p->layers; layer++) {
+		const uint8_t *from = paged_block(p, layer, block);
+
+		if (p->kind == KVK_PAGED_OPAQUE) {
+			memcpy(data + (size_t)(p->first_layer + layer) * p->page_bytes, from, p->page_bytes);
+			continue;
+		}
+		for (uint32_t head = 0; head < p->heads; head++) {
+			for (uint32_t i = 0; i < l->block_tokens * (l->k_dim + l->v_dim); i++) {
+				const uint32_t token = i / (l->k_dim + l->v_dim);
+				const uint32_t in_token = i % (l->k_dim + l->v_dim);
+				const uint32_t half = in_token >= l->k_dim;
+				const uint32_t d = half ? in_token - l->k_dim : in_token;
+
+				memcpy(data + canonical_at(l, p->first_head + head, p->first_layer + layer, token, half,
+							   d),
+				       from + paged_at(p, head, token, half, d), e);
+			}
+		}
+	}
+}
+
+/* ---- a model split over ranks ---------------------------------------------------------------------------------- */
+
+typedef struct rank {
+	kvk_paged_t paged;
+	void *base[8];
+	uint8_t *memory;
+	size_t bytes;
+} rank_t;
+
+typedef struct model {
+	kvk_layout_t layout;
+	kvk_geometry_t g;
+	rank_t ranks[MAX_RANKS];
+	uint32_t rank_count;
+} model_t;
+
+static kvk_layout_t random_layout(kv_test_rng_t *rng, kvk_paged_kind_t kind)
+{
+	static const uint32_t dims[] = {1, 3, 16, 32, 64, 80, 128};
+	kvk_layout_t l = {.layers = (uint32_t)kv_test_below(rng, 5) + 1,
+			  .block_tokens = (uint32_t)kv_test_below(rng, 20) + 1,
+			  .dtype = (kvk_dtype_t)kv_test_below(rng, KVK_DTYPE_COUNT)};
+
+	if (kind == KVK_PAGED_OPAQUE) {
+		l.heads = 1;
+		l.inner = KVK_INNER_OPAQUE;
+		l.page_bytes = (uint32_t)kv_test_below(rng, 50000) + 1;
+		return l;
+	}
+	l.heads = (uint32_t)kv_test_below(rng, 6) + 1;
+	l.inner = (kvk_inner_t)kv_test_below(rng, 2);
+	l.k_dim = dims[kv_test_below(rng, KV_COUNT_OF(dims))];
+	l.v_dim = kv_test_below(rng, 3) ? l.k_dim : dims[kv_test_below(rng, KV_COUNT_OF(dims))];
+	if (kv_test_below(rng, 8) == 0) {
+		l.v_dim = 0;
+		l.inner = KVK_INNER_SPLIT;
+	}
+
+	return l;
+}
+
+static void make_rank(kv_test_rng_t *rng, const kvk_layout_t *l, kvk_paged_kind_t kind, rank_t *r)
+{
+	kvk_paged_t *p = &r->paged;
+	size_t stride;
+
+	p->kind = kind;
+	p->blocks = BLOCKS;
+	p->block_tokens = l->block_tokens;
+	p->k_dim = l->k_dim;
+	p->v_dim = l->v_dim;
+	p->dtype = l->dtype;
+	p->page_bytes = l->page_bytes;
+	p->base = r->base;
+	stride = paged_bytes(p) + kv_test_below(rng, 3) * 64;
+	p->block_stride = stride == paged_bytes(p) && kv_test_below(rng, 2) ? 0 : stride;
+	r->bytes = stride * BLOCKS * p->layers;
+	r->memory = malloc(r->bytes);
+	assert_non_null(r->memory);
+	kv_test_fill(rng, r->memory, r->bytes);
+	for (uint32_t layer = 0; layer < p->layers; layer++) {
+		r->base[layer] = r->memory + layer * stride * BLOCKS;
+	}
+	assert_int_equal(kvk_paged_check(p, l, NULL), KV_OK);
+}
+
+/* Cut heads in two and layers in two, where there is more than one of them; each rank may have an order of its own. */
+static void make_model(kv_test_rng_t *rng, kvk_paged_kind_t kind, model_t *m)
+{
+	memset(m, 0, sizeof *m);
+	m->layout = random_layout(rng, kind);
+	kvk_layout_geometry(&m->layout, &m->g);
+	assert_int_equal(kvk_layout_check(&m->layout, NULL), KV_OK);
+
+	const uint32_t head_cut = m->layout.heads > 1 ? (uint32_t)kv_test_below(rng, m->layout.heads - 1) + 1 : 0;
+	const uint32_t layer_cut = m->layout.layers > 1 ? (uint32_t)kv_test_below(rng, m->layout.layers - 1) + 1 : 0;
+
+	for (uint32_t i = 0; i < 4; i++) {
+		rank_t *r = &m->ranks[m->rank_count];
+
+		r->paged.first_head = i & 1 ? head_cut : 0;
+		r->paged.heads = i & 1 || head_cut == 0 ? m->layout.heads - r->paged.first_head : head_cut;
+		r->paged.first_layer = i & 2 ? layer_cut : 0;
+		r->paged.layers = i & 2 || layer_cut == 0 ? m->layout.layers - r->paged.first_layer : layer_cut;
+		if ((i & 1 && head_cut == 0) || (i & 2 && layer_cut == 0)) {
+			continue;
+		}
+		make_rank(rng, &m->layout, kind == KVK_PAGED_OPAQUE ? kind : (kvk_paged_kind_t)kv_test_below(rng, 2),
+			  r);
+		m->rank_count++;
+	}
+}
+
+static void free_model(model_t *m)
+{
+	for (uint32_t i = 0; i < m->rank_count; i++) {
+		free(m->ranks[i].memory);
+	}
+}
+
+static size_t rank_leaves(const model_t *m, const rank_t *r)
+{
+	return (size_t)r->paged.heads * r->paged.layers * m->g.pieces;
+}
+
+/* Digest of local (head, leaf) as block digests have it. */
+static uint64_t block_leaf(const model_t *m, const rank_t *r, const uint64_t *leaves, size_t local)
+{
+	const size_t per_head = (size_t)r->paged.layers * m->g.pieces;
+	const size_t head = r->paged.first_head + local / per_head;
+
+	return leaves[head * m->g.leaves + (size_t)r->paged.first_layer * m->g.pieces + local % per_head];
+}
+
+static void *take(size_t n)
+{
+	void *p = aligned_alloc(64, (n + 63) / 64 * 64 + 64);
+
+	assert_non_null(p);
+	memset(p, GUARD, n + 1);
+
+	return p;
+}
+
+/* ---- tests ----------------------------------------------------------------------------------------------------- */
+
+static void check_model(kv_test_rng_t *rng, kvk_paged_kind_t kind)
+{
+	model_t m;
+
+	make_model(rng, kind, &m);
+
+	uint8_t *block = take(m.g.block_bytes);
+	uint8_t *expected = take(m.g.block_bytes);
+	uint64_t *leaves = take((size_t)m.g.heads * m.g.leaves * sizeof *leaves);
+	uint64_t *roots = take(m.g.heads * sizeof *roots);
+	uint64_t *all = take((size_t)m.g.heads * m.g.leaves * sizeof *all);
+	const uint32_t id = (uint32_t)kv_test_below(rng, BLOCKS);
+
+	/* Each rank gathers its own ranges and touches no other's. */
+	for (uint32_t i = 0; i < m.rank_count; i++) {
+		const rank_t *r = &m.ranks[i];
+		const kvk_move_t move = {.block = id, .data = block, .leaves = leaves};
+
+		reference_gather(&m.layout, &r->paged, id, expected);
+		assert_int_equal(kvk_gather(&m.layout, &r->paged, &move, 1), KV_OK);
+		assert_memory_equal(block, expected, m.g.block_bytes + 1);
+	}
+
+	/* Their digests are those of the whole block. */
+	kvk_digest_block(&m.layout, block, all, roots);
+	for (uint32_t i = 0; i < m.rank_count; i++) {
+		rank_t *r = &m.ranks[i];
+		kvk_move_t move = {.block = id, .data = block, .leaves = leaves};
+		uint8_t *before = take(r->bytes);
+		uint32_t bad = 99;
+
+		assert_int_equal(kvk_gather(&m.layout, &r->paged, &move, 1), KV_OK);
+		for (size_t k = 0; k < rank_leaves(&m, r); k++) {
+			assert_int_equal(leaves[k], block_leaf(&m, r, all, k));
+		}
+
+		/* Scatter after gather puts every byte back where it was, in a cache that has lost them. */
+		memcpy(before, r->memory, r->bytes);
+		for (uint32_t layer = 0; layer < r->paged.layers; layer++) {
+			memset(paged_block(&r->paged, layer, id), 0, paged_bytes(&r->paged));
+		}
+		assert_int_equal(kvk_scatter(&m.layout, &r->paged, &move, 1, &bad), KV_OK);
+		assert_memory_equal(r->memory, before, r->bytes);
+		assert_int_equal(bad, 99);
+		free(before);
+	}
+
+	free(block);
+	free(expected);
+	free(leaves);
+	free(roots);
+	free(all);
+	free_model(&m);
+}
+
+static void p1_gather_and_scatter_do_what_the_words_say(void **state)
+{
+	kv_test_rng_t rng = {kv_test_seed()};
+
+	(void)state;
+	for (int round = 0; round < 150; round++) {
+		check_model(&rng, KVK_PAGED_KV_TOKEN_HEAD);
+	}
+	for (int round = 0; round < 30; round++) {
+		check_model(&rng, KVK_PAGED_OPAQUE);
+	}
+}
+
+static void p1_a_flipped_bit_is_refused(void **state)
+{
+	kv_test_rng_t rng = {kv_test_seed()};
+
+	(void)state;
+	for (int round = 0; round < 60; round++) {
+		model_t m;
+
+		make_model(&rng, round % 4 ? KVK_PAGED_KV_TOKEN_HEAD : KVK_PAGED_OPAQUE, &m);
+
+		rank_t *r = &m.ranks[0];
+		uint8_t *blocks = take((size_t)3 * m.g.block_bytes);
+		uint64_t *leaves = take(3 * rank_leaves(&m, r) * sizeof *leaves);
+		const uint32_t broken = (uint32_t)kv_test_below(&rng, 3);
+		const size_t page =
+			(size_t)(r->paged.first_head * m.layout.layers + r->paged.first_layer) * m.g.page_bytes;
+		const size_t at = broken * (size_t)m.g.block_bytes + page + kv_test_below(&rng, m.g.page_bytes);
+		kvk_move_t moves[3];
+		uint32_t bad = 99;
+
+		for (uint32_t i = 0; i < 3; i++) {
+			moves[i] = (kvk_move_t){.block = i,
+						.data = blocks + (size_t)i * m.g.block_bytes,
+						.leaves = leaves + i * rank_leaves(&m, r)};
+		}
+		assert_int_equal(kvk_gather(&m.layout, &r->paged, moves, 3), KV_OK);
+		assert_int_equal(kvk_scatter(&m.layout, &r->paged, moves, 3, NULL), KV_OK);
+		blocks[at] ^= (uint8_t)(1u << kv_test_below(&rng, 8));
+		assert_int_equal(kvk_scatter(&m.layout, &r->paged, moves, 3, &bad), KV_ERR_CORRUPT);
+		assert_int_equal(bad, broken);
+
+		/* Without expected digests nothing is verified; with a wrong expectation everything is refused. */
+		moves[broken].leaves = NULL;
+		assert_int_equal(kvk_scatter(&m.layout, &r->paged, moves, 3, &bad), KV_OK);
+		leaves[rank_leaves(&m, r) - 1] ^= 1;
+		moves[0].leaves = leaves;
+		assert_int_equal(kvk_scatter(&m.layout, &r->paged, moves, 1, NULL), KV_ERR_CORRUPT);
+
+		free(blocks);
+		free(leaves);
+		free_model(&m);
+	}
+}
+
+static void p10_a_block_id_out_of_range_moves_nothing(void **state)
+{
+	kv_test_rng_t rng = {kv_test_seed()};
+	model_t m;
+
+	(void)state;
+	make_model(&rng, KVK_PAGED_KV_TOKEN_HEAD, &m);
+
+	rank_t *r = &m.ranks[0];
+	uint8_t *block = take(m.g.block_bytes);
+	uint8_t *untouched = take(m.g.block_bytes);
+	uint8_t *before = take(r->bytes);
+	const kvk_move_t moves[] = {{.block = 0, .data = block}, {.block = BLOCKS, .data = block}};
+	uint32_t bad = 99;
+
+	memcpy(before, r->memory, r->bytes);
+	assert_int_equal(kvk_gather(&m.layout, &r->paged, moves, 2), KV_ERR_ARG);
+	assert_memory_equal(block, untouched, m.g.block_bytes);
+	assert_int_equal(kvk_scatter(&m.layout, &r->paged, moves, 2, &bad), KV_ERR_ARG);
+	assert_memory_equal(before, r->memory, r->bytes);
+	assert_int_equal(kvk_gather(&m.layout, &r->paged, moves, 0), KV_OK);
+	free(block);
+	free(untouched);
+	free(before);
+	free_model(&m);
+}
+
+static void p1_permute_moves_every_element_and_back(void **state)
+{
+	kv_test_rng_t rng = {kv_test_seed()};
+
+	(void)state;
+	for (int round = 0; round < 60; round++) {
+		kvk_layout_t from = random_layout(&rng, KVK_PAGED_KV_TOKEN_HEAD);
+		kvk_layout_t to = from;
+		kvk_geometry_t g;
+
+		from.v_dim = from.v_dim ? from.v_dim : 1;
+		to.v_dim = from.v_dim;
+		to.inner = (kvk_inner_t)kv_test_below(&rng, 2);
+		kvk_layout_geometry(&from, &g);
+
+		uint8_t *a = take(g.block_bytes);
+		uint8_t *b = take(g.block_bytes);
+		uint8_t *c = take(g.block_bytes);
+
+		kv_test_fill(&rng, a, g.block_bytes);
+		assert_int_equal(kvk_permute(&from, a, &to, b), KV_OK);
+		assert_int_equal(b[g.block_bytes], GUARD);
+		for (int probe = 0; probe < 200; probe++) {
+			const uint32_t head = (uint32_t)kv_test_below(&rng, from.heads);
+			const uint32_t layer = (uint32_t)kv_test_below(&rng, from.layers);
+			const uint32_t token = (uint32_t)kv_test_below(&rng, from.block_tokens);
+			const uint32_t half = (uint32_t)kv_test_below(&rng, 2);
+			const uint32_t d = (uint32_t)kv_test_below(&rng, half ? from.v_dim : from.k_dim);
+
+			assert_memory_equal(a + canonical_at(&from, head, layer, token, half, d),
+					    b + canonical_at(&to, head, layer, token, half, d),
+					    kvk_dtype_bytes(from.dtype));
+		}
+		assert_int_equal(kvk_permute(&to, b, &from, c), KV_OK);
+		assert_memory_equal(a, c, g.block_bytes);
+		to.heads++;
+		assert_int_equal(kvk_permute(&from, a, &to, b), KV_ERR_LAYOUT);
+		free(a);
+		free(b);
+		free(c);
+	}
+}
+
+static void p1_block_digests_are_the_librarys(void **state)
+{
+	kv_test_rng_t rng = {kv_test_seed()};
+
+	(void)state;
+	for (int round = 0; round < 60; round++) {
+		const kvk_layout_t l = random_layout(&rng, round % 3 ? KVK_PAGED_KV_TOKEN_HEAD : KVK_PAGED_OPAQUE);
+		kvk_geometry_t g;
+
+		kvk_layout_geometry(&l, &g);
+
+		uint8_t *data = take(g.block_bytes);
+		uint64_t *leaves = take((size_t)g.heads * g.leaves * sizeof *leaves);
+		uint64_t *roots = take(g.heads * sizeof *roots);
+		uint64_t *roots_alone = take(g.heads * sizeof *roots);
+
+		kv_test_fill(&rng, data, g.block_bytes);
+		kvk_digest_block(&l, data, leaves, roots);
+		kvk_digest_block(&l, data, NULL, roots_alone);
+		assert_memory_equal(roots, roots_alone, g.heads * sizeof *roots);
+		for (uint32_t head = 0; head < g.heads; head++) {
+			for (uint32_t leaf = 0; leaf < g.leaves; leaf++) {
+				size_t offset;
+				size_t len;
+
+				kvk_layout_leaf(&l, head, leaf, &offset, &len);
+				assert_int_equal(leaves[head * g.leaves + leaf], XXH3_64bits(data + offset, len));
+			}
+			assert_int_equal(roots[head], XXH3_64bits(leaves + head * g.leaves, g.leaves * sizeof *leaves));
+		}
+		kvk_digest_block(&l, data, leaves, NULL);
+		free(data);
+		free(leaves);
+		free(roots);
+		free(roots_alone);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p1_gather_and_scatter_do_what_the_words_say),
+		cmocka_unit_test(p1_a_flipped_bit_is_refused),
+		cmocka_unit_test(p10_a_block_id_out_of_range_moves_nothing),
+		cmocka_unit_test(p1_permute_moves_every_element_and_back),
+		cmocka_unit_test(p1_block_digests_are_the_librarys),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
