@@ -26,7 +26,7 @@ kvc_status_t kvc_detached(const kvc_t *kvc)
 			kvc->why_text[0] ? kvc->why_text : "the session is being opened again");
 }
 
-/* ---- losing a session -------------------------------------------------------------------------------------------------------- */
+/* ---- losing a session -------------------------------------------------------------------------------------------- */
 
 static void back_off(kvc_t *kvc)
 {
@@ -38,6 +38,10 @@ void kvc_session_lost(kvc_t *kvc, kv_status_t status, const char *why)
 {
 	if (kvc->state == KVC_DETACHED) {
 		return;
+	}
+	/* A daemon that ends every session right away is not asked a hundred times a second. */
+	if (kvc->state == KVC_READY && kv_now_ns(&kvc->env) - kvc->ready_ns > KVC_BACKOFF_MAX_NS) {
+		kvc->backoff_ns = KVC_BACKOFF_MIN_NS;
 	}
 	if (atomic_load(&kvc->map)) {
 		kvc->old_incarnation = kvc->incarnation;
@@ -59,13 +63,13 @@ void kvc_session_lost(kvc_t *kvc, kv_status_t status, const char *why)
 	back_off(kvc);
 }
 
-/* ---- gaining one ------------------------------------------------------------------------------------------------------------ */
+/* ---- gaining one ------------------------------------------------------------------------------------------------- */
 
 static void ready_when_open(kvc_t *kvc)
 {
 	if (kvc->state == KVC_OPEN && kvc->reopening == 0) {
 		kvc->state = KVC_READY;
-		kvc->backoff_ns = KVC_BACKOFF_MIN_NS;
+		kvc->ready_ns = kv_now_ns(&kvc->env);
 		kvc->why_detached = KV_OK;
 		kvc->why_text[0] = '\0';
 	}
@@ -189,7 +193,7 @@ static void connect_now(kvc_t *kvc)
 	}
 }
 
-/* ---- polling ---------------------------------------------------------------------------------------------------------------- */
+/* ---- polling ----------------------------------------------------------------------------------------------------- */
 
 /* Spaces another member has reset: learn the new epoch. */
 static void refresh_spaces(kvc_t *kvc)
@@ -319,7 +323,7 @@ kvc_status_t kvc_poll(kvc_t *kvc, uint32_t timeout_ms)
 	return kvc->state == KVC_READY ? KVC_OK : kvc_detached(kvc);
 }
 
-/* ---- the life of an attachment ----------------------------------------------------------------------------------------------- */
+/* ---- the life of an attachment ----------------------------------------------------------------------------------- */
 
 /* A page that reads as zero in a forked child tells it that nothing of this attachment is its own. */
 static kv_status_t guard_create(kvc_t *kvc)
