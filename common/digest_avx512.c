@@ -1,4 +1,5 @@
-/* The fused loops on AVX-512 (F and BW). Compiled with its own -m flags: nothing here runs before digest.c has asked the CPU. */
+/* The fused loops on AVX-512 (F and BW). Compiled with its own -m flags: nothing here runs before digest.c has
+ * asked the CPU. */
 #include "digest_ops.h"
 
 #include <immintrin.h>

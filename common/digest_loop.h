@@ -1,4 +1,5 @@
-/* digest_loop.h -- the fused loops, written once over a vector type; included by one file per instruction set, which defines
+/* digest_loop.h -- the fused loops, written once over a vector type; included by one file per instruction set,
+ * which defines
  *
  *   vec_t                            8 accumulators of 64 bits are sizeof(vec_t) at a time
  *   vec_load, vec_store, vec_stream  unaligned load, unaligned store, aligned store around the caches
@@ -7,12 +8,14 @@
  *   vec_fence()                      order streamed stores before later ones
  *   KV_DIGEST_OPS, KV_DIGEST_NAME    the table to define
  *
- * XXH3 over more than 240 bytes: the input is a row of 64-byte stripes; stripe i is accumulated with the secret at 8 * (i % 16), and after each
- * sixteenth the accumulators are scrambled. The last 1..64 bytes are not a stripe of the row: the final 64 bytes of the input (overlapping, if need be)
- * are accumulated with a secret of their own. Then the accumulators are folded. A run of whole stripes can thus be cut into pieces anywhere.
+ * XXH3 over more than 240 bytes: the input is a row of 64-byte stripes; stripe i is accumulated with the secret at
+ * 8 * (i % 16), and after each sixteenth the accumulators are scrambled. The last 1..64 bytes are not a stripe of
+ * the row: the final 64 bytes of the input (overlapping, if need be) are accumulated with a secret of their own.
+ * Then the accumulators are folded. A run of whole stripes can thus be cut into pieces anywhere.
  *
- * Every byte is read from the source once: what is hashed is what was written, even while somebody else scribbles over the source. (The final
- * overlap is read again, for the digest alone; its bytes have then been hashed by their stripe too.)
+ * Every byte is read from the source once: what is hashed is what was written, even while somebody else scribbles
+ * over the source. (The final overlap is read again, for the digest alone; its bytes have then been hashed by
+ * their stripe too.)
  */
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -98,7 +101,8 @@ LOOP_INLINE void scramble(lanes_t *acc)
 	}
 }
 
-/* Memory that is read next goes to the first cache; what is read a hundred kilobytes later would be pushed out of it again. */
+/* Memory that is read next goes to the first cache; what is read a hundred kilobytes later would be pushed out of
+ * it again. */
 typedef enum reach { NEAR, FAR } reach_t;
 
 LOOP_INLINE void fetch(const uint8_t *p, reach_t reach)
@@ -227,7 +231,7 @@ static uint64_t copy_leaf(void *dst, const void *src, size_t n, const uint8_t *n
 	return copy_long(dst, src, n, next, KV_STORE_PLAIN);
 }
 
-/* ---- leaves of several pieces -------------------------------------------------------------------------------------------- */
+/* ---- leaves of several pieces ---------------------------------------------------------------------------------- */
 
 /* Walks the pieces of a leaf in order. */
 typedef struct cursor {
@@ -266,7 +270,8 @@ LOOP_INLINE const uint8_t *cursor_src(const cursor_t *c)
 	return (const uint8_t *)c->runs[c->run].src + c->piece * c->runs[c->run].src_stride;
 }
 
-/* How far ahead of a byte lies the one read about AHEAD bytes later: in the same piece, or at the same place of a later one. */
+/* How far ahead of a byte lies the one read about AHEAD bytes later: in the same piece, or at the same place of a
+ * later one. */
 LOOP_INLINE size_t run_ahead(const kv_copy_run_t *run)
 {
 	if (run->piece >= AHEAD) {
@@ -357,7 +362,7 @@ static uint64_t copy_runs(const kv_copy_plan_t *plan, kv_store_t store)
 	return copy_runs_whole(plan, total, (manner_t){KV_STORE_STREAM, NEAR});
 }
 
-/* ---- plain copy ---------------------------------------------------------------------------------------------------------- */
+/* ---- plain copy ------------------------------------------------------------------------------------------------ */
 
 static void stream_only(void *dst, const void *src, size_t n)
 {

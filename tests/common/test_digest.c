@@ -1,4 +1,5 @@
-/* Digests: libxxhash's, bit for bit, from every implementation this CPU runs, and copies that write the bytes they hash and no others. */
+/* Digests: libxxhash's, bit for bit, from every implementation this CPU runs, and copies that write the bytes they
+ * hash and no others. */
 #include "kv_cmocka.h"
 #include "kv_test.h"
 
@@ -123,7 +124,7 @@ static void p1_leaves_of_a_block_are_those_of_single_calls(void **state)
 	assert_int_equal(kv_digest_root(digests, 16), XXH3_64bits(digests, sizeof digests));
 }
 
-/* ---- runs ---------------------------------------------------------------------------------------------------------------- */
+/* ---- runs ------------------------------------------------------------------------------------------------------ */
 
 /* What kv_copy_digest_runs() is to do, piece by piece; room for the concatenation in `row`. */
 static uint64_t reference_runs(const kv_copy_run_t *runs, size_t count, kv_run_order_t order, uint8_t *row)
