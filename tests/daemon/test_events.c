@@ -304,10 +304,10 @@ static void p9_batches_are_numbered_from_zero_and_a_lost_one_leaves_a_gap(void *
 	next(&r, KV_MP_FLOAT);
 	assert_int_equal(next(&r, KV_MP_ARRAY).len, 2);
 	assert_int_equal(receive(&s, "kv@t@a", payload, sizeof payload, &len), 2);
-	assert_int_equal(kv_metric_get(&metrics, KV_M_EVENTS_LOST), 1);
-	assert_int_equal(kv_metric_get(&metrics, KV_M_EVENTS), 4);
 	unsubscribe(&s);
 	kvd_publisher_close(publisher);
+	assert_int_equal(kv_metric_get(&metrics, KV_M_EVENTS_LOST), 1);
+	assert_int_equal(kv_metric_get(&metrics, KV_M_EVENTS), 4);
 	kv_test_dir_remove(dir);
 }
 
@@ -383,9 +383,9 @@ static void p9_a_prefix_hit_is_one_map_on_its_own_endpoint(void **state)
 	}
 	assert_true(r.at == r.end);
 	assert_int_equal(found, 3);
-	assert_int_equal(kv_metric_get(&metrics, KV_M_PREFIX_RECORDS), 1);
 	unsubscribe(&s);
 	kvd_publisher_close(publisher);
+	assert_int_equal(kv_metric_get(&metrics, KV_M_PREFIX_RECORDS), 1);
 	kv_test_dir_remove(dir);
 }
 

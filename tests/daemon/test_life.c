@@ -264,11 +264,13 @@ static void p6_the_keeper_gives_up_on_a_daemon_that_keeps_dying(void **state)
 		pid_t child = child_of(daemon.pid);
 		assert_true(child > 0);
 		kill(child, SIGKILL);
-		for (int i = 0;
-		     i < RAW_TIMEOUT_MS && waitpid(daemon.pid, &wstatus, WNOHANG) == 0 && child_of(daemon.pid) == child;
-		     i++) {
+		for (int i = 0; i < RAW_TIMEOUT_MS && child_of(daemon.pid) == child; i++) {
 			usleep(1000);
 		}
+	}
+	for (int i = 0; waitpid(daemon.pid, &wstatus, WNOHANG) == 0; i++) {
+		assert_true(i < RAW_TIMEOUT_MS);
+		usleep(1000);
 	}
 	daemon.pid = 0;
 	assert_true(WIFEXITED(wstatus));
