@@ -189,6 +189,19 @@ static kv_status_t pool_memory(kvs_pool_t *pool)
 				: KV_OK;
 }
 
+/* Slab numbers have 12 bits: slabs must be large enough for so many of them to make up the limit, even half filled. */
+static void pool_slab_size(kvs_pool_t *pool)
+{
+	uint64_t least = (pool->config.limit_bytes / (KVS_POOL_MAX_SLABS / 2u) + 4095u) / 4096u * 4096u;
+
+	if (pool->config.slab_bytes < least) {
+		kv_logf(&pool->env, KV_LOG_WARN, "pool",
+			"slabs are too small for this pool; making them larger slab_bytes %llu instead_of %llu",
+			(unsigned long long)least, (unsigned long long)pool->config.slab_bytes);
+		pool->config.slab_bytes = least;
+	}
+}
+
 /* What the pages will be is said once, at the start. */
 static void pool_announce(kvs_pool_t *pool)
 {
@@ -232,6 +245,7 @@ kv_status_t kvs_pool_open_with(const kvs_pool_config_t *config, const kv_env_t *
 		return status;
 	}
 
+	pool_slab_size(pool);
 	pool_announce(pool);
 	pool->usage.limit_bytes = config->limit_bytes;
 	pool->usage.charged_bytes = fixed;

@@ -13,7 +13,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define MAX_CLIENTS 64u
+#define MAX_CLIENTS        64u
+#define DEFAULT_TIMEOUT_MS 30000u
 
 typedef struct options {
 	const char *trace;
@@ -305,7 +306,7 @@ static int run(const kvctl_t *ctl, const options_t *options, const trace_t *trac
 		.clients = (uint32_t)options->clients,
 		.blocks = (uint32_t)options->blocks,
 		.block_bytes = (uint32_t)options->block_bytes,
-		.timeout_ms = ctl->timeout_ms,
+		.timeout_ms = ctl->timeout_ms ? ctl->timeout_ms : DEFAULT_TIMEOUT_MS,
 	};
 	board_t *board = map_board(trace->count);
 	uint64_t before = evictions(socket);
@@ -315,8 +316,7 @@ static int run(const kvctl_t *ctl, const options_t *options, const trace_t *trac
 	uint64_t evicted;
 
 	if (!board) {
-		fprintf(stderr, "kvctl replay: out of memory\n");
-		return kv_status_exit_code(KV_ERR_NOMEM);
+		return kvctl_error(ctl, KV_ERR_NOMEM, "out of memory");
 	}
 	result = run_clients(plan, board);
 	evicted = evictions(socket) - before;
@@ -358,8 +358,7 @@ int kvctl_replay(const kvctl_t *ctl, int argc, char **argv)
 		}
 	}
 	if (status != KV_OK) {
-		fprintf(stderr, "kvctl replay: %s\n", detail);
-		return kv_status_exit_code(status);
+		return kvctl_error(ctl, status, "%s", detail);
 	}
 
 	code = run(ctl, &options, &trace, daemon.pid ? daemon.socket : ctl->socket);

@@ -15,6 +15,8 @@ static uint8_t root[32];
 
 static int setup(void **state)
 {
+	const char *hex = GOLDEN_ROOT;
+
 	(void)state;
 	for (uint32_t i = 0; i < MAX_TOKENS; i++) {
 		tokens[i] = (uint32_t)((i * UINT64_C(2654435761) + 12345) % 151936);
@@ -25,7 +27,7 @@ static int setup(void **state)
 	for (size_t i = 0; i < sizeof root; i++) {
 		unsigned byte;
 
-		if (sscanf(GOLDEN_ROOT + 2 * i, "%2x", &byte) != 1) {
+		if (sscanf(hex + 2 * i, "%2x", &byte) != 1) {
 			return -1;
 		}
 		root[i] = (uint8_t)byte;

@@ -9,8 +9,8 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 
-#define PAGE  4096u
-#define BYTES (64u * PAGE)
+#define PAGE  4096
+#define BYTES (64L * PAGE)
 
 typedef struct area {
 	int fd;

@@ -381,10 +381,10 @@ static void expect_damage(kvs_tier_t *pool)
 	assert_true(detail[0] != '\0');
 }
 
-#define DAMAGED(field, value)                                                                                          \
+#define DAMAGED(type, field, value)                                                                                    \
 	do {                                                                                                           \
-		__typeof__(field) whole = field;                                                                       \
-		field = (__typeof__(field))(value);                                                                    \
+		type whole = field;                                                                                    \
+		field = (type)(value);                                                                                 \
 		expect_damage(tier);                                                                                   \
 		field = whole;                                                                                         \
 		check(tier);                                                                                           \
@@ -407,18 +407,18 @@ static void p4_check_finds_every_broken_sum(void **state)
 	kvs_free(tier, loc[0]);
 	kvs_free(tier, loc[1]);
 	check(tier);
-	DAMAGED(pool->usage.used_slots, 3);
-	DAMAGED(pool->usage.free_slots, 0);
-	DAMAGED(pool->usage.used_bytes, 1);
-	DAMAGED(pool->usage.charged_bytes, 4096);
-	DAMAGED(pool->slabs[0]->slots[2].state, KVS_FREE);
-	DAMAGED(pool->slabs[0]->slots[3].state, KVS_QUARANTINED);
-	DAMAGED(pool->slabs[0]->slab.number, 1);
-	DAMAGED(pool->slabs[0]->slab.data.bytes, 4096);
-	DAMAGED(pool->slabs[0]->slab.next[kv_slot_index(loc[0].slot)], loc[1].slot); /* a circle */
-	DAMAGED(pool->classes[class].stack, KV_SLOT_NONE);
-	DAMAGED(pool->classes[class].fresh_next, 5);
-	DAMAGED(pool->ledger.area.bytes, 4096);
+	DAMAGED(uint64_t, pool->usage.used_slots, 3);
+	DAMAGED(uint64_t, pool->usage.free_slots, 0);
+	DAMAGED(uint64_t, pool->usage.used_bytes, 1);
+	DAMAGED(uint64_t, pool->usage.charged_bytes, 4096);
+	DAMAGED(uint32_t, pool->slabs[0]->slots[2].state, KVS_FREE);
+	DAMAGED(uint32_t, pool->slabs[0]->slots[3].state, KVS_QUARANTINED);
+	DAMAGED(uint32_t, pool->slabs[0]->slab.number, 1);
+	DAMAGED(uint64_t, pool->slabs[0]->slab.data.bytes, 4096);
+	DAMAGED(uint32_t, pool->slabs[0]->slab.next[kv_slot_index(loc[0].slot)], loc[1].slot); /* a circle */
+	DAMAGED(uint32_t, pool->classes[class].stack, KV_SLOT_NONE);
+	DAMAGED(uint32_t, pool->classes[class].fresh_next, 5);
+	DAMAGED(uint64_t, pool->ledger.area.bytes, 4096);
 	close_pool(&t, tier);
 }
 

@@ -19,7 +19,7 @@ typedef void (*kvs_hold_fn)(void *ctx, const char *name, int fd);
 
 typedef struct kvs_pool_config {
 	uint64_t limit_bytes;      /* slabs, digest tables and ledger together */
-	uint64_t slab_bytes;       /* size of a slab; smaller when the limit leaves less */
+	uint64_t slab_bytes;       /* size of a slab; smaller when the limit leaves less, larger (and said) when over 2,047 would be needed */
 	uint64_t max_blocks;       /* slots in all; 0: as many as fit. Exact, for replays */
 	kvs_huge_t huge;
 	int prefault;              /* 1: a thread touches new slabs */

@@ -1,0 +1,505 @@
+/* Durability: what the owner has changed goes to disk in turns of the commit thread.
+ *
+ * One turn: superblock if it changed, then data of all files written since the last turn (fdatasync), then one synced batch of rows. Rows are made
+ * only of slots whose write had ended before the turn was built, so a row never speaks of bytes that are not on the device.
+ * A flush belongs to the turn number of its call: it waits until the stores of that number have ended, and for the turn that then covers them.
+ */
+#include "nvme_impl.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
+#define RETRY_NS     1000000000ull
+#define PROBE_MAX_NS 60000000000ull
+
+/* ---- the commit thread --------------------------------------------------------------------------------------------------- */
+
+static kv_status_t sync_files(kvs_nvme_t *nvme, const kvs_commit_t *c)
+{
+	if (!nvme->config.sync) {
+		return KV_OK;
+	}
+	if (c->sync_dir && fsync(nvme->slots_fd) != 0) {
+		return KV_ERR_IO;
+	}
+	for (uint32_t i = 0; i < c->file_count; i++) {
+		int result;
+
+		do {
+			result = fdatasync(c->fds[i]);
+		} while (result != 0 && errno == EINTR);
+		if (result != 0) {
+			kv_logf(nvme->env, KV_LOG_ERROR, "nvme", "cannot sync slot file number %u: %s", c->files[i],
+				strerror(errno));
+			return KV_ERR_IO;
+		}
+	}
+
+	return KV_OK;
+}
+
+static kv_status_t write_rows(kvs_nvme_t *nvme, const kvs_commit_t *c)
+{
+	if (c->count == 0) {
+		return KV_OK;
+	}
+	for (uint32_t i = 0; i < c->count; i++) {
+		if (c->change[i].is_put) {
+			kvs_metadb_put(nvme->db, &c->change[i].row);
+		} else {
+			kvs_metadb_delete(nvme->db, c->change[i].row.slot_class, c->change[i].row.slot);
+		}
+	}
+
+	return kvs_metadb_commit(nvme->db, nvme->config.sync);
+}
+
+/* Does the directory take and sync a page again? */
+static kv_status_t probe(kvs_nvme_t *nvme)
+{
+	static const char page[KVS_PAGE];
+	kv_status_t status = KV_ERR_IO;
+	int fd = openat(nvme->dir_fd, "probe", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+
+	if (fd < 0) {
+		return status;
+	}
+	if (pwrite(fd, page, sizeof page, 0) == (ssize_t)sizeof page && fsync(fd) == 0) {
+		status = KV_OK;
+	}
+	close(fd);
+	unlinkat(nvme->dir_fd, "probe", 0);
+
+	return status;
+}
+
+static void run_turn(kvs_nvme_t *nvme, kvs_commit_t *c)
+{
+	c->super_status = KV_OK;
+	c->sync_status = KV_OK;
+	c->status = KV_OK;
+	if (c->probe) {
+		c->status = probe(nvme);
+		return;
+	}
+	if (c->image) {
+		c->super_status = kvs_super_write(nvme->dir_fd, c->image, c->image_len, nvme->config.sync);
+	}
+	c->sync_status = sync_files(nvme, c);
+	if (c->super_status == KV_OK && c->sync_status == KV_OK) {
+		c->status = write_rows(nvme, c);
+	} else {
+		c->status = c->super_status != KV_OK ? c->super_status : c->sync_status;
+	}
+	c->meta_bytes = kvs_metadb_bytes(nvme->meta_path);
+}
+
+static int timer_ms(const kvs_nvme_t *nvme)
+{
+	uint64_t ms = nvme->config.flush_interval_ns / 2000000u;
+
+	return ms < 1u ? 1 : ms > 1000u ? 1000 : (int)ms;
+}
+
+void *kvs_commit_main(void *arg)
+{
+	kvs_nvme_t *nvme = arg;
+	kvs_commit_t *c = nvme->commit;
+	struct pollfd wait = {.fd = nvme->commit_bell.fd, .events = POLLIN};
+
+	while (1) {
+		if (atomic_load(&c->state) == 1) {
+			run_turn(nvme, c);
+			atomic_store(&c->state, 2);
+			kvs_bell_ring(&nvme->owner);
+			continue;
+		}
+		if (atomic_load(&nvme->commit_stop)) {
+			break;
+		}
+		kvs_bell_arm(&nvme->commit_bell);
+		if (atomic_load(&c->state) != 1 && !atomic_load(&nvme->commit_stop)) {
+			int rung = poll(&wait, 1, timer_ms(nvme));
+
+			if (rung > 0) {
+				kvs_bell_clear(&nvme->commit_bell);
+			} else if (atomic_load_explicit(&nvme->dirty_hint, memory_order_relaxed)) {
+				kvs_bell_ring(&nvme->owner);
+			}
+		}
+		kvs_bell_disarm(&nvme->commit_bell);
+	}
+
+	return NULL;
+}
+
+/* ---- the owner: building a turn ------------------------------------------------------------------------------------------ */
+
+static void add_change(kvs_nvme_t *nvme, kvs_commit_t *c, kv_slot_t slot, kvs_dslot_t *s)
+{
+	kvs_change_t *change = &c->change[c->count];
+	uint32_t slot_class = nvme->files[kv_slot_slab(slot)].slot_class;
+	int live = (s->state == KVS_READY || s->state == KVS_TRANSIT) && (s->flags & KVS_SLOT_STORED) &&
+		   !(s->flags & KVS_SLOT_FREEING);
+
+	if (live && s->rec == KVS_NONE) {
+		return; /* its row is there and says the same */
+	}
+	if (!live && !(s->flags & KVS_SLOT_ROW)) {
+		return;
+	}
+
+	change->is_put = live;
+	change->row = (kvs_row_t){.slot_class = slot_class, .slot = slot, .gen = s->gen};
+	if (live) {
+		change->row.meta = nvme->recs[s->rec].meta;
+		change->row.digest = nvme->recs[s->rec].digest;
+		change->row.length = nvme->classes[slot_class].geometry.block_bytes;
+		s->flags |= KVS_SLOT_ROW;
+	} else {
+		s->flags &= (uint8_t)~KVS_SLOT_ROW;
+	}
+	c->count++;
+}
+
+static void collect_rows(kvs_nvme_t *nvme, kvs_commit_t *c)
+{
+	c->count = 0;
+	while (nvme->dirty_head != KV_SLOT_NONE && c->count < KVS_COMMIT_ROWS) {
+		kv_slot_t slot = nvme->dirty_head;
+		kvs_dslot_t *s = kvs_slot_get(nvme, slot);
+
+		nvme->dirty_head = s->next_dirty;
+		if (nvme->dirty_head == KV_SLOT_NONE) {
+			nvme->dirty_tail = KV_SLOT_NONE;
+		}
+		nvme->dirty_out++;
+		s->flags &= (uint8_t)~KVS_SLOT_DIRTY;
+		add_change(nvme, c, slot, s);
+	}
+	nvme->dirty_since_ns = kv_now_ns(nvme->env);
+	atomic_store_explicit(&nvme->dirty_hint, nvme->dirty_head != KV_SLOT_NONE, memory_order_relaxed);
+}
+
+static void collect_files(kvs_nvme_t *nvme, kvs_commit_t *c)
+{
+	c->file_count = 0;
+	for (uint32_t i = 0; i < KVS_MAX_FILES; i++) {
+		if (nvme->files[i].slot && nvme->files[i].dirty) {
+			nvme->files[i].dirty = 0;
+			c->files[c->file_count] = i;
+			c->fds[c->file_count++] = nvme->files[i].fd;
+		}
+	}
+	c->sync_dir = nvme->slots_dirty;
+	nvme->slots_dirty = 0;
+}
+
+static void try_later(kvs_nvme_t *nvme)
+{
+	nvme->commit_after_ns = kv_now_ns(nvme->env) + RETRY_NS;
+	atomic_store_explicit(&nvme->dirty_hint, 1, memory_order_relaxed);
+}
+
+static void ask(kvs_nvme_t *nvme)
+{
+	atomic_store(&nvme->commit->state, 1);
+	kvs_bell_ring(&nvme->commit_bell);
+}
+
+static void begin_turn(kvs_nvme_t *nvme)
+{
+	kvs_commit_t *c = nvme->commit;
+
+	c->probe = 0;
+	c->image = NULL;
+	if (nvme->super_dirty) {
+		if (kvs_super_encode(&nvme->super, &c->image, &c->image_len) != KV_OK) {
+			try_later(nvme);
+			return;
+		}
+		nvme->super_dirty = 0;
+		nvme->super_turn = nvme->super_asked;
+	}
+	collect_files(nvme, c);
+	collect_rows(nvme, c);
+	c->covers = nvme->draining && nvme->drained && nvme->dirty_out >= nvme->drain_target;
+	ask(nvme);
+}
+
+/* ---- the owner: taking the answer ---------------------------------------------------------------------------------------- */
+
+/* Which waiters: flushes of a turn before the current one, or superblock writes up to the number that was written. */
+static uint32_t answer_waiters(kvs_nvme_t *nvme, int is_super, kv_status_t status)
+{
+	uint32_t kept = 0;
+	uint32_t count = nvme->waiter_count;
+	uint32_t ran = 0;
+	kvs_waiter_t *list = nvme->answering;
+
+	for (uint32_t i = 0; i < count; i++) {
+		const kvs_waiter_t *w = &nvme->waiters[i];
+		int hit = w->is_super == is_super &&
+			  (is_super ? (int32_t)(w->turn - nvme->super_turn) <= 0 : w->turn != nvme->turn);
+
+		if (hit) {
+			list[ran++] = *w;
+		} else {
+			nvme->waiters[kept++] = *w;
+		}
+	}
+	nvme->waiter_count = kept;
+
+	/* The callbacks may flush again. */
+	for (uint32_t i = 0; i < ran; i++) {
+		list[i].done(list[i].arg, status);
+	}
+
+	return ran;
+}
+
+/* The device did not take what was written: nothing of it may be offered, and syncing again would prove nothing. */
+static void quarantine_unsynced(kvs_nvme_t *nvme, const kvs_commit_t *c)
+{
+	for (uint32_t i = 0; i < c->count; i++) {
+		kvs_dslot_t *s = kvs_slot_get(nvme, c->change[i].row.slot);
+
+		if (c->change[i].is_put && s->gen == c->change[i].row.gen && s->rec != KVS_NONE &&
+		    s->state != KVS_QUARANTINED) {
+			kvs_slot_move(nvme, c->change[i].row.slot, s, KVS_QUARANTINED);
+			nvme->lost = 1;
+		}
+	}
+	for (kv_slot_t slot = nvme->dirty_head; slot != KV_SLOT_NONE; slot = kvs_slot_get(nvme, slot)->next_dirty) {
+		kvs_dslot_t *s = kvs_slot_get(nvme, slot);
+
+		if (s->rec != KVS_NONE && (s->flags & KVS_SLOT_STORED) && s->state != KVS_QUARANTINED) {
+			kvs_slot_move(nvme, slot, s, KVS_QUARANTINED);
+			nvme->lost = 1;
+		}
+	}
+}
+
+static void rows_failed(kvs_nvme_t *nvme, const kvs_commit_t *c)
+{
+	for (uint32_t i = 0; i < c->count; i++) {
+		kvs_dslot_t *s = kvs_slot_get(nvme, c->change[i].row.slot);
+
+		s->flags |= KVS_SLOT_ROW; /* it may or may not be there: say what holds once more */
+		kvs_slot_dirty(nvme, c->change[i].row.slot, s);
+	}
+	try_later(nvme);
+}
+
+static void rows_done(kvs_nvme_t *nvme, const kvs_commit_t *c)
+{
+	for (uint32_t i = 0; i < c->count; i++) {
+		kvs_dslot_t *s = kvs_slot_get(nvme, c->change[i].row.slot);
+
+		if (c->change[i].is_put && s->gen == c->change[i].row.gen) {
+			kvs_rec_drop(nvme, s);
+		}
+	}
+	if (c->count > 0) {
+		kv_metric_add(nvme->metrics, KV_M_DISK_COMMITS, 1);
+	}
+}
+
+static uint32_t take_probe(kvs_nvme_t *nvme, const kvs_commit_t *c)
+{
+	if (c->status == KV_OK) {
+		nvme->off = 0;
+		nvme->strikes = 0;
+		kv_metric_set(nvme->metrics, KV_M_DISK_OFF, 0);
+		kv_logf(nvme->env, KV_LOG_INFO, "nvme", "the disk tier is on again");
+	} else {
+		nvme->probe_wait_ns = nvme->probe_wait_ns * 2u > PROBE_MAX_NS ? PROBE_MAX_NS : nvme->probe_wait_ns * 2u;
+		nvme->probe_after_ns = kv_now_ns(nvme->env) + nvme->probe_wait_ns;
+	}
+
+	return 0;
+}
+
+static uint32_t take_answer(kvs_nvme_t *nvme)
+{
+	kvs_commit_t *c = nvme->commit;
+	int had_image = c->image != NULL;
+	uint32_t ran = 0;
+
+	if (c->probe) {
+		return take_probe(nvme, c);
+	}
+	kv_free(nvme->env, c->image);
+	c->image = NULL;
+	nvme->meta_bytes = c->meta_bytes;
+	if (c->sync_status != KV_OK) {
+		kvs_nvme_strike(nvme, "syncing slot files", EIO);
+		quarantine_unsynced(nvme, c);
+	}
+	if (c->status == KV_OK) {
+		rows_done(nvme, c);
+	} else {
+		nvme->super_dirty |= had_image && c->super_status != KV_OK;
+		if (c->status == KV_ERR_NOSPC) {
+			kv_metric_add(nvme->metrics, KV_M_DISK_ERRORS, 1); /* full, not broken */
+		} else if (c->sync_status == KV_OK) {
+			kvs_nvme_strike(nvme, "committing metadata", EIO);
+		}
+		rows_failed(nvme, c);
+	}
+
+	if (had_image) {
+		ran += answer_waiters(nvme, 1, c->super_status);
+	}
+	if (c->covers || (nvme->draining && c->status != KV_OK)) {
+		/* A block stored before the flush was lost in an earlier turn that nobody waited for: now it must be said. */
+		kv_status_t status = c->status == KV_OK && nvme->lost ? KV_ERR_IO : c->status;
+
+		nvme->lost = nvme->lost && !c->covers;
+		nvme->draining = 0;
+		ran += answer_waiters(nvme, 0, status);
+	}
+
+	return ran;
+}
+
+/* ---- the owner: what is next --------------------------------------------------------------------------------------------- */
+
+static int flush_is_wanted(const kvs_nvme_t *nvme)
+{
+	for (uint32_t i = 0; i < nvme->waiter_count; i++) {
+		if (!nvme->waiters[i].is_super) {
+			return 1;
+		}
+	}
+
+	return 0;
+}
+
+static void begin_drain(kvs_nvme_t *nvme)
+{
+	nvme->draining = 1;
+	nvme->drained = 0;
+	nvme->drain_open += nvme->turn_open;
+	nvme->turn_open = 0;
+	nvme->turn++;
+}
+
+static void begin_probe(kvs_nvme_t *nvme)
+{
+	nvme->commit->probe = 1;
+	ask(nvme);
+}
+
+static int is_due(const kvs_nvme_t *nvme, uint64_t now)
+{
+	uint64_t dirty = nvme->dirty_in - nvme->dirty_out;
+
+	if (nvme->draining && nvme->drained) {
+		return 1;
+	}
+	if (now < nvme->commit_after_ns) {
+		return 0;
+	}
+
+	return nvme->super_dirty || dirty >= KVS_COMMIT_ROWS ||
+	       (dirty > 0 && (nvme->closing || now - nvme->dirty_since_ns >= nvme->config.flush_interval_ns));
+}
+
+uint32_t kvs_commit_step(kvs_nvme_t *nvme)
+{
+	uint64_t now = kv_now_ns(nvme->env);
+	uint32_t ran = 0;
+
+	if (atomic_load(&nvme->commit->state) == 1) {
+		return 0;
+	}
+	if (atomic_load(&nvme->commit->state) == 2) {
+		ran = take_answer(nvme);
+		atomic_store(&nvme->commit->state, 0);
+	}
+	if (nvme->off) {
+		begin_drain(nvme);
+		nvme->draining = 0;
+		nvme->super_turn = nvme->super_asked;
+		ran += answer_waiters(nvme, 0, KV_ERR_TIER_OFF);
+		ran += answer_waiters(nvme, 1, KV_ERR_TIER_OFF);
+		if (now >= nvme->probe_after_ns && !nvme->closing) {
+			begin_probe(nvme);
+		}
+		return ran;
+	}
+	if (!nvme->draining && flush_is_wanted(nvme)) {
+		begin_drain(nvme);
+	}
+	if (nvme->draining && !nvme->drained && nvme->drain_open == 0) {
+		nvme->drained = 1;
+		nvme->drain_target = nvme->dirty_in;
+	}
+	if (is_due(nvme, now)) {
+		begin_turn(nvme);
+	}
+
+	return ran;
+}
+
+static kv_status_t add_waiter(kvs_nvme_t *nvme, int is_super, uint32_t turn, kvs_done_fn done, void *arg)
+{
+	if (nvme->waiter_count == KVS_MAX_WAITERS) {
+		return KV_ERR_BUSY;
+	}
+
+	nvme->waiters[nvme->waiter_count++] =
+		(kvs_waiter_t){.done = done, .arg = arg, .turn = turn, .is_super = is_super};
+
+	return KV_OK;
+}
+
+kv_status_t kvs_nvme_flush(kvs_tier_t *tier, kvs_done_fn done, void *arg)
+{
+	kvs_nvme_t *nvme = kvs_nvme(tier);
+
+	if (!done) {
+		return KV_ERR_ARG;
+	}
+	if (nvme->off) {
+		return KV_ERR_TIER_OFF;
+	}
+
+	return add_waiter(nvme, 0, nvme->turn, done, arg);
+}
+
+kv_status_t kvs_nvme_epoch_set(kvs_tier_t *tier, const uint8_t root[32], const char *ns, const char *identity,
+			       uint64_t epoch, kvs_done_fn done, void *arg)
+{
+	kvs_nvme_t *nvme = kvs_nvme(tier);
+	kv_status_t status;
+
+	if (!done || !ns || !identity) {
+		return KV_ERR_ARG;
+	}
+	if (nvme->off) {
+		return KV_ERR_TIER_OFF;
+	}
+	if (nvme->waiter_count == KVS_MAX_WAITERS) {
+		return KV_ERR_BUSY;
+	}
+	status = kvs_super_space_set(&nvme->super, root, ns, identity, epoch);
+	if (status != KV_OK) {
+		return status;
+	}
+
+	nvme->super_dirty = 1;
+	nvme->commit_after_ns = 0;
+
+	return add_waiter(nvme, 1, ++nvme->super_asked, done, arg);
+}
+
+uint64_t kvs_nvme_epoch_get(kvs_tier_t *tier, const uint8_t root[32])
+{
+	const kvs_super_space_t *space = kvs_super_space_find(&kvs_nvme(tier)->super, root);
+
+	return space ? space->epoch : 0;
+}

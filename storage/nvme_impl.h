@@ -1,0 +1,316 @@
+/* nvme_impl.h -- inside the disk tier.
+ *
+ * Threads: the owner (whoever opened the tier) has the slot tables and all decisions; I/O threads move bytes and check digests (nvme_uring.c: one
+ * with an io_uring; nvme_sync.c: a few with plain calls); the commit thread makes things durable (nvme_commit.c). They share bounded queues of
+ * kvs_xfer_t and one kvs_commit_t, and nothing else that changes.
+ */
+#ifndef KVS_NVME_IMPL_H
+#define KVS_NVME_IMPL_H
+
+#include "kvs/nvme.h"
+#include "metadb.h"
+#include "nvme_queue.h"
+#include "slothdr.h"
+#include "super.h"
+
+#include <pthread.h>
+#include <sys/uio.h>
+
+#define KVS_MAX_FILES   (KV_SLOT_MAX_SLAB + 1u)
+#define KVS_MAX_WORKERS 4u
+#define KVS_MAX_REGIONS 1024u
+#define KVS_MAX_WAITERS 1024u
+#define KVS_COMMIT_ROWS 4096u
+#define KVS_MAX_DEPTH   1024u
+#define KVS_ROW_BYTES   256u /* what a row is taken to cost in RocksDB, old versions included */
+#define KVS_NONE        UINT32_MAX
+
+/* Flags of a slot. */
+#define KVS_SLOT_DIRTY   1u /* in the list of rows to commit */
+#define KVS_SLOT_ROW     2u /* RocksDB has, or is getting, a row */
+#define KVS_SLOT_STORED  4u /* its bytes are whole on the device */
+#define KVS_SLOT_FREEING 8u /* to be freed when its I/O has ended */
+
+typedef struct kvs_dslot {
+	kv_key_t key;
+	uint32_t gen;
+	kv_slot_t next;       /* in the class's free list */
+	kv_slot_t next_dirty; /* in the list of rows to commit */
+	uint32_t rec;         /* kvs_rec_t, until the row is committed; KVS_NONE */
+	uint16_t io;          /* transfers in flight */
+	uint8_t state;        /* kvs_state_t */
+	uint8_t flags;
+	uint8_t group;
+} kvs_dslot_t;
+
+/* What goes into header and row of a slot; lives from alloc to commit. */
+typedef struct kvs_rec {
+	kvs_meta_t meta;
+	uint64_t digest;
+	uint32_t next_free;
+} kvs_rec_t;
+
+typedef struct kvs_dfile {
+	kvs_dslot_t *slot; /* NULL: no such file */
+	uint32_t slot_class;
+	uint32_t slots;
+	uint32_t free_slots;
+	int fd;
+	uint8_t dirty;   /* written since the last sync began */
+	uint8_t claimed; /* number taken, but nothing usable there */
+} kvs_dfile_t;
+
+typedef struct kvs_dclass {
+	/* constant once the class exists; I/O threads read these */
+	kvs_geometry_t geometry;
+	uint32_t id;
+	uint32_t header_bytes;
+	uint32_t payload_bytes; /* rounded up to pages */
+	uint32_t slots_per_file;
+	uint64_t stride;
+	/* the owner's */
+	kv_slot_t free_head;
+	kv_slot_t free_tail;
+	uint64_t free_count;
+	uint64_t files;
+} kvs_dclass_t;
+
+/* FORGET: the file is going away, the ring lets go of its registration. */
+typedef enum kvs_xfer_kind { KVS_LOAD, KVS_STORE, KVS_FORGET } kvs_xfer_kind_t;
+
+typedef struct kvs_xfer {
+	kvs_done_fn done;
+	void *arg;
+	const kvs_dclass_t *cls;
+	kvs_mem_t mem;
+	kvs_meta_t meta; /* store: for the header; load: key and group expected */
+	uint64_t incarnation;
+	uint64_t offset;
+	uint64_t digest; /* out, store: of the block */
+	uint64_t start_ns;
+	kv_slot_t slot;
+	uint32_t gen;
+	uint32_t flush_turn; /* store: which flush waits for it */
+	uint32_t next;       /* free list */
+	int fd;
+	kvs_xfer_kind_t kind;
+	int busy;           /* taken, not given back */
+	int error;          /* out: errno of the device, 0 */
+	kv_status_t status; /* out */
+} kvs_xfer_t;
+
+/* One I/O thread. */
+typedef struct kvs_io {
+	struct kvs_nvme *nvme;
+	pthread_t thread;
+	int started;
+	kvs_queue_t in;
+	kvs_queue_t out;
+	kvs_bell_t bell;
+	_Atomic int stop;
+	_Atomic int ready; /* io_uring: 1 running, negative: errno of the refusal */
+	uint32_t unkicked; /* the owner's: pushed since the last bell */
+	void *ring;        /* kvs_ring_t of nvme_uring.c */
+} kvs_io_t;
+
+/* Memory that transfers will use; constant once region_count has passed it. */
+typedef struct kvs_region {
+	uint8_t *base;
+	size_t bytes;
+} kvs_region_t;
+
+typedef struct kvs_waiter {
+	kvs_done_fn done;
+	void *arg;
+	uint32_t turn; /* flush: runs when the commit of this turn has ended */
+	int is_super;
+} kvs_waiter_t;
+
+typedef struct kvs_change {
+	kvs_row_t row;
+	int is_put;
+} kvs_change_t;
+
+/* One turn of the commit thread: sync files, write the superblock, commit rows. */
+typedef struct kvs_commit {
+	_Atomic int state; /* 0: the owner's, 1: asked, 2: answered */
+	int probe;         /* only see whether the device works again */
+	uint8_t *image;    /* superblock; NULL: unchanged */
+	size_t image_len;
+	int sync_dir; /* the directory of slot files */
+	int covers;   /* the owner's: this turn makes the waiting flush true */
+	uint32_t file_count;
+	uint32_t files[KVS_MAX_FILES];
+	int fds[KVS_MAX_FILES];
+	uint32_t count;
+	kvs_change_t *change;
+	kv_status_t super_status; /* out */
+	kv_status_t sync_status;  /* out */
+	kv_status_t status;       /* out: rows */
+	uint64_t meta_bytes;      /* out: bytes of RocksDB's files */
+} kvs_commit_t;
+
+typedef struct kvs_nvme {
+	kvs_tier_t base;
+	const kv_env_t *env;
+	kv_metrics_t *metrics;
+	kvs_nvme_config_t config;
+	char *path;
+	char *meta_path;
+	int dir_fd;
+	int lock_fd;
+	int slots_fd;
+	int direct;
+	int recovered;
+	kvs_super_t super;
+	kvs_metadb_t *db;
+	int rebuild; /* the metadata is lost: read the headers */
+
+	kvs_dclass_t *classes; /* KVS_SUPER_MAX_CLASSES */
+	kvs_dfile_t *files;    /* KVS_MAX_FILES */
+	uint64_t file_bytes;   /* sum of slot files */
+	uint64_t slots;
+	uint64_t free_slots;
+	uint64_t quarantined_slots;
+	uint64_t used_bytes;
+	uint64_t quarantined_bytes;
+	uint64_t meta_fixed;     /* allowance for metadata beside rows */
+	uint64_t meta_bytes;     /* last counted */
+	uint32_t gen_base;       /* first generation in a new file */
+	uint64_t carve_after_ns; /* the file system was full: not before this */
+	int slots_dirty;         /* the directory of slot files has changed since its last sync */
+
+	kvs_rec_t *recs;
+	uint32_t rec_cap;
+	uint32_t rec_free;
+
+	kv_slot_t dirty_head;
+	kv_slot_t dirty_tail;
+	uint64_t dirty_in;  /* slots ever put on the list */
+	uint64_t dirty_out; /* and taken from it */
+	uint64_t dirty_since_ns;
+	_Atomic int dirty_hint; /* for the commit thread's timer */
+
+	kvs_xfer_t *xfers;
+	uint32_t xfer_cap;
+	uint32_t xfer_free;
+	uint32_t in_flight;
+
+	uint32_t turn;         /* stores started now belong to this flush */
+	uint32_t turn_open;    /* of the current turn, in flight */
+	uint32_t drain_open;   /* of the turn before, in flight */
+	int draining;          /* a flush waits for the turn before */
+	uint64_t drain_target; /* dirty_in when it had drained */
+	int drained;
+	int lost; /* stored blocks were quarantined by a failed sync, and no flush has said so */
+	int super_dirty;
+	uint32_t super_asked; /* number of the last change somebody waits for */
+	uint32_t super_turn;  /* and of the last that is, or is being, written */
+	uint32_t waiter_count;
+	kvs_waiter_t *waiters; /* KVS_MAX_WAITERS, and as many for those being answered */
+	kvs_waiter_t *answering;
+	uint64_t commit_after_ns; /* the last one failed */
+
+	kvs_io_t io[KVS_MAX_WORKERS];
+	uint32_t workers;
+	uint32_t next_worker;
+	int uring;
+	kvs_region_t *regions; /* KVS_MAX_REGIONS */
+	_Atomic uint32_t region_count;
+	kvs_bell_t owner; /* its fd is the tier's event fd */
+	kvs_commit_t *commit;
+	pthread_t commit_thread;
+	int commit_started;
+	kvs_bell_t commit_bell;
+	_Atomic int commit_stop;
+
+	uint32_t strikes; /* device errors in a row */
+	int off;
+	uint64_t probe_after_ns;
+	uint64_t probe_wait_ns;
+	int closing;
+} kvs_nvme_t;
+
+static inline kvs_nvme_t *kvs_nvme(kvs_tier_t *tier)
+{
+	return (kvs_nvme_t *)(void *)tier;
+}
+
+/* ---- nvme_slots.c: tables, allocation, sums (owner) ---- */
+kvs_dslot_t *kvs_slot_get(kvs_nvme_t *nvme, kv_slot_t slot);
+/* The slot if `loc` is still its location, else NULL. */
+kvs_dslot_t *kvs_slot_at(kvs_nvme_t *nvme, kvs_loc_t loc);
+kvs_dclass_t *kvs_slot_class(kvs_nvme_t *nvme, kv_slot_t slot);
+void kvs_slot_dirty(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s);
+void kvs_slot_move(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s, kvs_state_t state);
+void kvs_slot_release(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s);
+void kvs_rec_drop(kvs_nvme_t *nvme, kvs_dslot_t *s);
+void kvs_class_setup(kvs_nvme_t *nvme, uint32_t id);
+/* Put all slots of a file that has just come (state FREE) into its class's free list, or only those still FREE. */
+void kvs_file_admit(kvs_nvme_t *nvme, uint32_t number);
+uint64_t kvs_charged(const kvs_nvme_t *nvme);
+void kvs_nvme_gauges(kvs_nvme_t *nvme);
+kv_status_t kvs_nvme_class_open(kvs_tier_t *tier, const char *ns, const kvs_geometry_t *geometry, uint32_t *p_class);
+kv_status_t kvs_nvme_alloc(kvs_tier_t *tier, uint32_t slot_class, kvs_state_t state, uint64_t owner,
+			   const kvs_meta_t *meta, kvs_loc_t *p_loc);
+kv_status_t kvs_nvme_set_state(kvs_tier_t *tier, kvs_loc_t loc, kvs_state_t state);
+void kvs_nvme_free(kvs_tier_t *tier, kvs_loc_t loc);
+void kvs_nvme_usage(kvs_tier_t *tier, kvs_usage_t *p_usage);
+kv_status_t kvs_nvme_check(kvs_tier_t *tier, char *detail, size_t cap);
+
+/* ---- nvme_files.c: slot files (owner, at start and when carving) ---- */
+/* Open a slot file O_DIRECT where that works. Negative: -errno. */
+int kvs_file_open(kvs_nvme_t *nvme, uint32_t slot_class, uint32_t number, int flags);
+/* Preallocate one more file for the class within the limit. KV_ERR_FULL, KV_ERR_NOSPC, KV_ERR_IO, KV_ERR_NOMEM. */
+kv_status_t kvs_file_carve(kvs_nvme_t *nvme, kvs_dclass_t *cls);
+/* Remove files without a block of other classes until `bytes` fit under the limit. 1: they do. */
+int kvs_file_make_room(kvs_nvme_t *nvme, uint64_t bytes, uint64_t slots);
+/* Find the files of the directory and set up their slot tables; damaged ones are left out and said. */
+kv_status_t kvs_file_scan(kvs_nvme_t *nvme);
+
+/* ---- nvme_io.c: transfers (owner) ---- */
+kv_status_t kvs_nvme_store(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *src, kvs_done_fn done, void *arg);
+kv_status_t kvs_nvme_load(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *dst, kvs_done_fn done, void *arg);
+uint32_t kvs_nvme_poll(kvs_tier_t *tier, uint32_t max);
+void kvs_nvme_kick(kvs_nvme_t *nvme);
+/* Count a device error; enough of them in a row switch the tier off. */
+void kvs_nvme_strike(kvs_nvme_t *nvme, const char *doing, int error);
+
+/* ---- nvme_xfer.c: what both kinds of I/O thread do with a transfer ---- */
+/* Store: write the header into `header`. */
+void kvs_xfer_begin(kvs_xfer_t *xfer, void *header);
+/* The bytes are in: check them. Sets xfer->status. */
+void kvs_xfer_verify(kvs_xfer_t *xfer, void *header);
+/* errno -> xfer->status and xfer->error. */
+void kvs_xfer_fail(kvs_xfer_t *xfer, int error);
+/* Hand it back to the owner. */
+void kvs_xfer_return(kvs_io_t *io, kvs_xfer_t *xfer);
+/* Drop `done` bytes from the front of iov[*p_count]. */
+void kvs_iov_advance(struct iovec *iov, uint32_t *p_count, size_t done);
+
+/* ---- nvme_threads.c ---- */
+/* The ring thread, or plain workers where there is no io_uring (said once), and the commit thread. KV_ERR_NOMEM. */
+kv_status_t kvs_threads_start(kvs_nvme_t *nvme);
+void kvs_threads_stop(kvs_nvme_t *nvme);
+
+/* ---- nvme_uring.c, nvme_sync.c: I/O threads ---- */
+void *kvs_uring_main(void *io);
+void *kvs_sync_main(void *io);
+
+/* ---- nvme_commit.c: durability ---- */
+kv_status_t kvs_nvme_flush(kvs_tier_t *tier, kvs_done_fn done, void *arg);
+kv_status_t kvs_nvme_epoch_set(kvs_tier_t *tier, const uint8_t root[32], const char *ns, const char *identity,
+			       uint64_t epoch, kvs_done_fn done, void *arg);
+uint64_t kvs_nvme_epoch_get(kvs_tier_t *tier, const uint8_t root[32]);
+/* Take the answer of a commit and start the next when one is due. Returns callbacks run. */
+uint32_t kvs_commit_step(kvs_nvme_t *nvme);
+void *kvs_commit_main(void *nvme);
+
+/* ---- nvme_recover.c, nvme_rebuild.c ---- */
+/* Move the metadata aside and start with none; recovery then reads the headers. */
+kv_status_t kvs_meta_lost(kvs_nvme_t *nvme);
+kv_status_t kvs_nvme_recover(kvs_tier_t *tier, kvs_found_fn found, void *arg);
+/* Read all slot headers as if they were rows. */
+kv_status_t kvs_rebuild_scan(kvs_nvme_t *nvme, kvs_row_fn row, void *arg);
+
+#endif

@@ -1,0 +1,275 @@
+/* Transfers of the disk tier as the owner sees them: start, finish, count. */
+#include "nvme_impl.h"
+
+#include <unistd.h>
+
+#define STRIKES        8u
+#define PROBE_FIRST_NS 1000000000ull
+#define KICK_BATCH     32u
+
+static kvs_xfer_t *xfer_take(kvs_nvme_t *nvme)
+{
+	kvs_xfer_t *xfer;
+
+	if (nvme->xfer_free == KVS_NONE) {
+		return NULL;
+	}
+
+	xfer = &nvme->xfers[nvme->xfer_free];
+	nvme->xfer_free = xfer->next;
+	nvme->in_flight++;
+
+	return xfer;
+}
+
+static void xfer_give(kvs_nvme_t *nvme, kvs_xfer_t *xfer)
+{
+	xfer->busy = 0;
+	xfer->next = nvme->xfer_free;
+	nvme->xfer_free = (uint32_t)(xfer - nvme->xfers);
+	nvme->in_flight--;
+}
+
+/* Everything from `meta` and `mem` on is the caller's; the rest follows from the slot. */
+static void xfer_submit(kvs_nvme_t *nvme, kvs_xfer_t *xfer, kvs_loc_t loc)
+{
+	uint32_t number = kv_slot_slab(loc.slot);
+	kvs_io_t *io = &nvme->io[nvme->next_worker];
+
+	nvme->next_worker = (nvme->next_worker + 1u) % nvme->workers;
+	xfer->cls = kvs_slot_class(nvme, loc.slot);
+	xfer->slot = loc.slot;
+	xfer->gen = loc.gen;
+	xfer->fd = nvme->files[number].fd;
+	xfer->offset = (uint64_t)kv_slot_index(loc.slot) * xfer->cls->stride;
+	xfer->start_ns = kv_now_ns(nvme->env);
+	kvs_slot_get(nvme, loc.slot)->io++;
+
+	/* As many places as transfers: it cannot be full. */
+	kv_assert(kvs_queue_push(&io->in, xfer));
+	if (++io->unkicked >= KICK_BATCH) {
+		kvs_nvme_kick(nvme);
+	}
+}
+
+void kvs_nvme_kick(kvs_nvme_t *nvme)
+{
+	for (uint32_t i = 0; i < nvme->workers; i++) {
+		if (nvme->io[i].unkicked > 0) {
+			nvme->io[i].unkicked = 0;
+			kvs_bell_ring(&nvme->io[i].bell);
+		}
+	}
+}
+
+static int mem_is_good(const kvs_mem_t *mem)
+{
+	return mem && mem->data && mem->leaves && mem->roots && (uintptr_t)mem->data % KVS_PAGE == 0;
+}
+
+kv_status_t kvs_nvme_store(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *src, kvs_done_fn done, void *arg)
+{
+	kvs_nvme_t *nvme = kvs_nvme(tier);
+	kvs_dslot_t *s = kvs_slot_at(nvme, loc);
+	kvs_xfer_t *xfer;
+
+	if (!mem_is_good(src) || !done) {
+		return KV_ERR_ARG;
+	}
+	if (!s) {
+		return KV_MISS;
+	}
+	if ((s->state != KVS_PUT && s->state != KVS_FILLING) || s->io > 0 || (s->flags & KVS_SLOT_STORED)) {
+		return KV_ERR_ARG;
+	}
+	if (nvme->off) {
+		return KV_ERR_TIER_OFF;
+	}
+	xfer = xfer_take(nvme);
+	if (!xfer) {
+		return KV_ERR_BUSY;
+	}
+
+	*xfer = (kvs_xfer_t){.kind = KVS_STORE,
+			     .busy = 1,
+			     .mem = *src,
+			     .meta = nvme->recs[s->rec].meta,
+			     .incarnation = nvme->config.incarnation,
+			     .flush_turn = nvme->turn,
+			     .done = done,
+			     .arg = arg};
+	nvme->turn_open++;
+	xfer_submit(nvme, xfer, loc);
+
+	return KV_OK;
+}
+
+kv_status_t kvs_nvme_load(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *dst, kvs_done_fn done, void *arg)
+{
+	kvs_nvme_t *nvme = kvs_nvme(tier);
+	kvs_dslot_t *s = kvs_slot_at(nvme, loc);
+	kvs_xfer_t *xfer;
+
+	if (!mem_is_good(dst) || !done) {
+		return KV_ERR_ARG;
+	}
+	if (!s) {
+		return KV_MISS;
+	}
+	if (s->state == KVS_QUARANTINED) {
+		return KV_ERR_CORRUPT;
+	}
+	if (!(s->flags & KVS_SLOT_STORED) || s->io == UINT16_MAX) {
+		return s->io == UINT16_MAX ? KV_ERR_BUSY : KV_ERR_ARG;
+	}
+	if (nvme->off) {
+		return KV_ERR_TIER_OFF;
+	}
+	xfer = xfer_take(nvme);
+	if (!xfer) {
+		return KV_ERR_BUSY;
+	}
+
+	*xfer = (kvs_xfer_t){.kind = KVS_LOAD, .busy = 1, .mem = *dst, .done = done, .arg = arg};
+	xfer->meta.key = s->key;
+	xfer->meta.group = s->group;
+	xfer_submit(nvme, xfer, loc);
+
+	return KV_OK;
+}
+
+void kvs_nvme_strike(kvs_nvme_t *nvme, const char *doing, int error)
+{
+	kv_metric_add(nvme->metrics, KV_M_DISK_ERRORS, 1);
+	nvme->strikes++;
+	if (nvme->strikes <= 3u || nvme->strikes == STRIKES) {
+		kv_logf(nvme->env, KV_LOG_ERROR, "nvme", "%s failed: %s; errors in a row %u", doing, strerror(error),
+			nvme->strikes);
+	}
+	if (nvme->strikes < STRIKES || nvme->off) {
+		return;
+	}
+
+	nvme->off = 1;
+	nvme->probe_wait_ns = PROBE_FIRST_NS;
+	nvme->probe_after_ns = kv_now_ns(nvme->env) + PROBE_FIRST_NS;
+	atomic_store_explicit(&nvme->dirty_hint, 1, memory_order_relaxed);
+	kv_metric_set(nvme->metrics, KV_M_DISK_OFF, 1);
+	kv_logf(nvme->env, KV_LOG_ERROR, "nvme",
+		"the disk tier is switched off after %u errors in a row; it is tried again later", nvme->strikes);
+}
+
+static void count_turn(kvs_nvme_t *nvme, const kvs_xfer_t *xfer)
+{
+	if (xfer->flush_turn == nvme->turn) {
+		nvme->turn_open--;
+	} else {
+		nvme->drain_open--;
+	}
+}
+
+static void finish_store(kvs_nvme_t *nvme, const kvs_xfer_t *xfer, kvs_dslot_t *s)
+{
+	count_turn(nvme, xfer);
+	if (xfer->status == KV_OK) {
+		nvme->strikes = 0;
+		nvme->recs[s->rec].digest = xfer->digest;
+		nvme->files[kv_slot_slab(xfer->slot)].dirty = 1;
+		kv_metric_add(nvme->metrics, KV_M_DISK_WRITTEN_BYTES, xfer->cls->stride);
+		kv_metric_observe_ns(nvme->metrics, KV_M_DISK_WRITE_TIME, kv_now_ns(nvme->env) - xfer->start_ns);
+		s->flags |= KVS_SLOT_STORED;
+		if (s->state != KVS_QUARANTINED) {
+			kvs_slot_move(nvme, xfer->slot, s, KVS_READY);
+		}
+		return;
+	}
+
+	/* What is on the device now is unknown: nothing may be read from there before it has been written anew. */
+	if (xfer->status == KV_ERR_IO) {
+		kvs_nvme_strike(nvme, "writing a slot", xfer->error);
+	} else if (xfer->status == KV_ERR_NOSPC) {
+		kv_metric_add(nvme->metrics, KV_M_DISK_ERRORS, 1);
+	}
+	if (s->state != KVS_QUARANTINED) {
+		kvs_slot_move(nvme, xfer->slot, s, KVS_QUARANTINED);
+	}
+}
+
+static void finish_load(kvs_nvme_t *nvme, const kvs_xfer_t *xfer, kvs_dslot_t *s)
+{
+	if (xfer->status == KV_OK || xfer->status == KV_ERR_CORRUPT) {
+		nvme->strikes = 0;
+		kv_metric_add(nvme->metrics, KV_M_DISK_READ_BYTES, xfer->cls->stride);
+		kv_metric_observe_ns(nvme->metrics, KV_M_DISK_READ_TIME, kv_now_ns(nvme->env) - xfer->start_ns);
+	}
+	if (xfer->status == KV_ERR_IO) {
+		kvs_nvme_strike(nvme, "reading a slot", xfer->error);
+	}
+	if (xfer->status == KV_ERR_CORRUPT) {
+		kv_metric_add(nvme->metrics, KV_M_DISK_CORRUPT, 1);
+		kv_logf(nvme->env, KV_LOG_ERROR, "nvme",
+			"slot does not hold what it should and is quarantined file %u index %u",
+			kv_slot_slab(xfer->slot), kv_slot_index(xfer->slot));
+		if (s->state != KVS_QUARANTINED) {
+			kvs_slot_move(nvme, xfer->slot, s, KVS_QUARANTINED);
+		}
+	}
+}
+
+/* Every transfer ends here, whatever happened on the way. */
+static void finish(kvs_nvme_t *nvme, kvs_xfer_t *xfer)
+{
+	kvs_done_fn done = xfer->done;
+	void *arg = xfer->arg;
+	kv_status_t status;
+
+	if (xfer->kind != KVS_FORGET) {
+		kvs_dslot_t *s = kvs_slot_get(nvme, xfer->slot);
+
+		s->io--;
+		if (xfer->kind == KVS_STORE) {
+			finish_store(nvme, xfer, s);
+		} else {
+			finish_load(nvme, xfer, s);
+		}
+		if (s->io == 0 && (s->flags & KVS_SLOT_FREEING)) {
+			kvs_slot_release(nvme, xfer->slot, s);
+		}
+	}
+	status = xfer->status;
+	xfer_give(nvme, xfer);
+	done(arg, status);
+}
+
+uint32_t kvs_nvme_poll(kvs_tier_t *tier, uint32_t max)
+{
+	kvs_nvme_t *nvme = kvs_nvme(tier);
+	uint32_t ran = 0;
+	int more = 0;
+
+	if (!atomic_exchange(&nvme->owner.armed, 0)) {
+		kvs_bell_clear(&nvme->owner);
+	}
+	for (uint32_t i = 0; i < nvme->workers; i++) {
+		kvs_xfer_t *xfer;
+
+		while (ran < max && (xfer = kvs_queue_pop(&nvme->io[i].out)) != NULL) {
+			finish(nvme, xfer);
+			ran++;
+		}
+	}
+	ran += kvs_commit_step(nvme);
+	kvs_nvme_kick(nvme);
+	kvs_nvme_gauges(nvme);
+
+	/* Armed whenever the owner is elsewhere; what came in meanwhile is seen here. */
+	kvs_bell_arm(&nvme->owner);
+	for (uint32_t i = 0; i < nvme->workers; i++) {
+		more |= !kvs_queue_empty(&nvme->io[i].out);
+	}
+	if (more || atomic_load(&nvme->commit->state) == 2) {
+		kvs_bell_ring(&nvme->owner);
+	}
+
+	return ran;
+}

@@ -1,0 +1,374 @@
+/* What survived: rows (or headers) to slots, checked, ordered parents first, handed to the core.
+ *
+ * Rows of slots that were freed and reused shortly before a crash may still name the old block; the slot's header has the last word, so such a block
+ * is found out at its first load, and only blocks that had been evicted can be hit by it.
+ */
+#include "nvme_impl.h"
+
+#include <stdio.h>
+
+#define CHUNK 16384u
+
+typedef struct found {
+	kvs_meta_t meta;
+	kv_slot_t slot;
+} found_t;
+
+typedef struct scan {
+	kvs_nvme_t *nvme;
+	found_t **chunk;
+	uint32_t chunk_count;
+	uint32_t chunk_cap;
+	uint32_t count;
+	uint32_t batched;
+	uint64_t dropped;
+	uint8_t root[32]; /* of the row before, with its epoch: rows of a space come in runs */
+	uint64_t epoch;
+	int root_known;
+} scan_t;
+
+static found_t *found_at(const scan_t *scan, uint32_t i)
+{
+	return &scan->chunk[i / CHUNK][i % CHUNK];
+}
+
+static kv_status_t scan_grow(scan_t *scan)
+{
+	const kv_env_t *env = scan->nvme->env;
+	uint32_t cap = scan->chunk_cap ? scan->chunk_cap * 2u : 64u;
+	void *grown;
+
+	if (scan->count < scan->chunk_count * CHUNK) {
+		return KV_OK;
+	}
+	if (scan->chunk_count == scan->chunk_cap) {
+		grown = kv_resize(env, scan->chunk, scan->chunk_cap * sizeof *scan->chunk, cap * sizeof *scan->chunk);
+		if (!grown) {
+			return KV_ERR_NOMEM;
+		}
+		scan->chunk = grown;
+		scan->chunk_cap = cap;
+	}
+	scan->chunk[scan->chunk_count] = kv_alloc(env, CHUNK * sizeof(found_t));
+	if (!scan->chunk[scan->chunk_count]) {
+		return KV_ERR_NOMEM;
+	}
+	scan->chunk_count++;
+
+	return KV_OK;
+}
+
+static void scan_free(scan_t *scan)
+{
+	for (uint32_t i = 0; i < scan->chunk_count; i++) {
+		kv_free(scan->nvme->env, scan->chunk[i]);
+	}
+	kv_free(scan->nvme->env, scan->chunk);
+	*scan = (scan_t){.nvme = scan->nvme};
+}
+
+static int epoch_is_current(scan_t *scan, const kvs_meta_t *meta)
+{
+	const kvs_super_space_t *space;
+
+	if (!scan->root_known || memcmp(scan->root, meta->root, sizeof scan->root) != 0) {
+		space = kvs_super_space_find(&scan->nvme->super, meta->root);
+		memcpy(scan->root, meta->root, sizeof scan->root);
+		scan->epoch = space ? space->epoch : UINT64_MAX;
+		scan->root_known = 1;
+	}
+
+	return scan->epoch != UINT64_MAX && scan->epoch == meta->epoch;
+}
+
+/* The slot the row speaks of, if the row can be true. */
+static kvs_dslot_t *row_slot(scan_t *scan, const kvs_row_t *row)
+{
+	kvs_nvme_t *nvme = scan->nvme;
+	kvs_dslot_t *s = kvs_slot_get(nvme, row->slot);
+
+	if (!s || nvme->files[kv_slot_slab(row->slot)].slot_class != row->slot_class || s->flags ||
+	    row->length != kvs_slot_class(nvme, row->slot)->geometry.block_bytes || row->meta.depth == 0 ||
+	    (row->meta.depth == 1u) != kv_key_is_zero(&row->meta.parent) || !epoch_is_current(scan, &row->meta)) {
+		return NULL;
+	}
+
+	return s;
+}
+
+static kv_status_t batch_step(scan_t *scan, uint32_t limit)
+{
+	if (scan->batched < limit || scan->batched == 0) {
+		return KV_OK;
+	}
+
+	scan->batched = 0;
+
+	return kvs_metadb_commit(scan->nvme->db, 0);
+}
+
+static kv_status_t take_row(void *arg, const kvs_row_t *row)
+{
+	scan_t *scan = arg;
+	kvs_nvme_t *nvme = scan->nvme;
+	kvs_dslot_t *s = row_slot(scan, row);
+	kv_status_t status;
+	found_t *f;
+
+	if (!s) {
+		scan->dropped++;
+		if (!nvme->rebuild) {
+			kvs_metadb_delete(nvme->db, row->slot_class, row->slot);
+			scan->batched++;
+		}
+		return batch_step(scan, KVS_COMMIT_ROWS);
+	}
+	status = scan_grow(scan);
+	if (status != KV_OK) {
+		return status;
+	}
+
+	f = found_at(scan, scan->count++);
+	f->meta = row->meta;
+	f->slot = row->slot;
+	s->key = row->meta.key;
+	s->group = row->meta.group;
+	s->gen = row->gen;
+	s->flags = KVS_SLOT_ROW | KVS_SLOT_STORED;
+	s->state = KVS_READY;
+	nvme->free_slots--;
+	nvme->used_bytes += kvs_slot_class(nvme, row->slot)->stride;
+	if (nvme->rebuild) {
+		kvs_metadb_put(nvme->db, row);
+		scan->batched++;
+	}
+
+	return batch_step(scan, KVS_COMMIT_ROWS);
+}
+
+/* Indices of all found blocks by depth, shallow first; a depth beyond the number of blocks cannot have its ancestors and sorts last. */
+static kv_status_t sort_by_depth(const scan_t *scan, uint32_t **p_order)
+{
+	const kv_env_t *env = scan->nvme->env;
+	uint32_t *start = kv_alloc(env, ((size_t)scan->count + 3u) * sizeof *start);
+	uint32_t *order = kv_alloc(env, ((size_t)scan->count + 1u) * sizeof *order);
+	uint32_t last = scan->count + 1u;
+
+	if (!start || !order) {
+		kv_free(env, start);
+		kv_free(env, order);
+		return KV_ERR_NOMEM;
+	}
+
+	for (uint32_t i = 0; i < scan->count; i++) {
+		uint32_t depth = found_at(scan, i)->meta.depth;
+
+		start[(depth < last ? depth : last) + 1u]++;
+	}
+	for (uint32_t d = 1; d <= last; d++) {
+		start[d] += start[d - 1u];
+	}
+	for (uint32_t i = 0; i < scan->count; i++) {
+		uint32_t depth = found_at(scan, i)->meta.depth;
+
+		order[start[depth < last ? depth : last]++] = i;
+	}
+	kv_free(env, start);
+	*p_order = order;
+
+	return KV_OK;
+}
+
+typedef struct table {
+	uint32_t *entry; /* index + 1 of a found block */
+	uint64_t mask;
+	const scan_t *scan;
+} table_t;
+
+static uint64_t block_hash(const kv_key_t *key, const kvs_meta_t *meta)
+{
+	uint64_t root;
+
+	memcpy(&root, meta->root, sizeof root);
+
+	return (kv_key_hash(key) ^ root ^ meta->group) * 0x9e3779b97f4a7c15ull >> 16;
+}
+
+/* The block with this key in the group and space of `like`: its place, or the empty one where it belongs. */
+static uint32_t *table_find(const table_t *table, const kv_key_t *key, const kvs_meta_t *like)
+{
+	uint64_t at = block_hash(key, like) & table->mask;
+
+	while (table->entry[at]) {
+		const kvs_meta_t *meta = &found_at(table->scan, table->entry[at] - 1u)->meta;
+
+		if (kv_key_equal(&meta->key, key) && meta->group == like->group &&
+		    memcmp(meta->root, like->root, sizeof meta->root) == 0) {
+			break;
+		}
+		at = (at + 1u) & table->mask;
+	}
+
+	return &table->entry[at];
+}
+
+static int has_parent(const table_t *table, const kvs_meta_t *meta)
+{
+	uint32_t parent;
+
+	if (meta->depth == 1u) {
+		return 1;
+	}
+	parent = *table_find(table, &meta->parent, meta);
+
+	return parent && found_at(table->scan, parent - 1u)->meta.depth + 1u == meta->depth;
+}
+
+static kv_status_t report_all(scan_t *scan, const uint32_t *order, kvs_found_fn found, void *arg)
+{
+	kvs_nvme_t *nvme = scan->nvme;
+	table_t table = {.scan = scan, .mask = 1023u};
+	uint64_t kept = 0;
+
+	while (table.mask < (uint64_t)scan->count * 2u) {
+		table.mask = table.mask * 2u + 1u;
+	}
+	table.entry = kv_alloc(nvme->env, (table.mask + 1u) * sizeof *table.entry);
+	if (!table.entry) {
+		return KV_ERR_NOMEM;
+	}
+
+	for (uint32_t i = 0; i < scan->count; i++) {
+		const found_t *f = found_at(scan, order[i]);
+		kvs_dslot_t *s = kvs_slot_get(nvme, f->slot);
+		kvs_loc_t loc = {.slot = f->slot, .gen = s->gen};
+		uint32_t *place = table_find(&table, &f->meta.key, &f->meta);
+		uint32_t slot_class = nvme->files[kv_slot_slab(f->slot)].slot_class;
+
+		if (!*place && has_parent(&table, &f->meta) && found(arg, slot_class, loc, &f->meta) == KV_OK) {
+			*place = order[i] + 1u;
+			kept++;
+			continue;
+		}
+		scan->dropped++;
+		s->gen++;
+		s->flags &= (uint8_t)~KVS_SLOT_STORED;
+		kvs_slot_move(nvme, f->slot, s, KVS_FREE);
+	}
+	kv_free(nvme->env, table.entry);
+	kv_metric_add(nvme->metrics, KV_M_DISK_RECOVERED, kept);
+	if (nvme->rebuild) {
+		kv_metric_add(nvme->metrics, KV_M_DISK_REBUILT, kept);
+	}
+	kv_logf(nvme->env, KV_LOG_INFO, "nvme", "blocks found %llu dropped %llu", (unsigned long long)kept,
+		(unsigned long long)scan->dropped);
+
+	return KV_OK;
+}
+
+/* A scan that broke off half way: as if it had not begun. */
+static void forget_rows(scan_t *scan)
+{
+	kvs_nvme_t *nvme = scan->nvme;
+
+	for (uint32_t i = 0; i < scan->count; i++) {
+		kv_slot_t slot = found_at(scan, i)->slot;
+		kvs_dslot_t *s = kvs_slot_get(nvme, slot);
+
+		s->flags = 0;
+		s->state = KVS_FREE;
+		nvme->free_slots++;
+		nvme->used_bytes -= kvs_slot_class(nvme, slot)->stride;
+	}
+	scan_free(scan);
+}
+
+kv_status_t kvs_meta_lost(kvs_nvme_t *nvme)
+{
+	char aside[4096];
+	int fresh;
+
+	kvs_metadb_close(nvme->db);
+	nvme->db = NULL;
+	nvme->rebuild = 1;
+	snprintf(aside, sizeof aside, "%s.lost", nvme->meta_path);
+	kvs_metadb_remove(aside);
+	if (rename(nvme->meta_path, aside) != 0) {
+		kvs_metadb_remove(nvme->meta_path);
+	}
+	kv_logf(nvme->env, KV_LOG_WARN, "nvme",
+		"the metadata is lost or damaged and is rebuilt from the slots' headers path %s", nvme->meta_path);
+
+	return kvs_metadb_open(nvme->meta_path, nvme->env, nvme->meta_fixed, nvme->super.uuid, &nvme->db, &fresh);
+}
+
+static kv_status_t scan_rows(scan_t *scan)
+{
+	kvs_nvme_t *nvme = scan->nvme;
+	kv_status_t status = KV_OK;
+
+	if (!nvme->rebuild) {
+		status = kvs_metadb_scan(nvme->db, take_row, scan);
+		if (status == KV_ERR_CORRUPT || status == KV_ERR_IO) {
+			kv_metric_add(nvme->metrics, KV_M_DISK_ERRORS, 1);
+			forget_rows(scan);
+			status = kvs_meta_lost(nvme);
+		}
+	}
+	if (status == KV_OK && nvme->rebuild) {
+		status = kvs_rebuild_scan(nvme, take_row, scan);
+	}
+	if (status == KV_OK) {
+		status = batch_step(scan, 1);
+	}
+
+	return status;
+}
+
+static void finish_rebuild(kvs_nvme_t *nvme)
+{
+	char aside[4096];
+
+	if (!nvme->rebuild || kvs_metadb_mark(nvme->db) != KV_OK) {
+		return;
+	}
+	snprintf(aside, sizeof aside, "%s.lost", nvme->meta_path);
+	kvs_metadb_remove(aside);
+	nvme->rebuild = 0;
+}
+
+kv_status_t kvs_nvme_recover(kvs_tier_t *tier, kvs_found_fn found, void *arg)
+{
+	kvs_nvme_t *nvme = kvs_nvme(tier);
+	scan_t scan = {.nvme = nvme};
+	uint32_t *order = NULL;
+	kv_status_t status;
+
+	kv_assert(!nvme->recovered);
+	status = scan_rows(&scan);
+	if (status == KV_OK) {
+		status = sort_by_depth(&scan, &order);
+	}
+	if (status == KV_OK) {
+		status = report_all(&scan, order, found, arg);
+	}
+	kv_free(nvme->env, order);
+	kv_metric_add(nvme->metrics, KV_M_DISK_DROPPED, scan.dropped);
+	scan_free(&scan);
+	if (status != KV_OK) {
+		kv_logf(nvme->env, KV_LOG_ERROR, "nvme", "cannot take in what the directory holds: %s",
+			kv_status_text(status));
+		return status;
+	}
+
+	finish_rebuild(nvme);
+	for (uint32_t i = 0; i < KVS_MAX_FILES; i++) {
+		if (nvme->files[i].slot) {
+			kvs_file_admit(nvme, i);
+		}
+	}
+	nvme->recovered = 1;
+	kvs_nvme_gauges(nvme);
+
+	return KV_OK;
+}

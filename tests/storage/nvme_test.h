@@ -1,0 +1,317 @@
+/* nvme_test.h -- what the disk tier's tests share: a tier in a temporary directory with a real clock, and blocks whose bytes follow from a number. */
+#ifndef NVME_TEST_H
+#define NVME_TEST_H
+
+#include "kv/digest.h"
+#include "kv_cmocka.h"
+#include "kv_test.h"
+#include "kvs/nvme.h"
+#include "kvs/pool.h"
+
+#include <poll.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MIB (UINT64_C(1) << 20)
+
+/* 2 heads x 3 layers of 2 KiB; an opaque one of uneven pieces. */
+static const kvs_geometry_t plain = {
+	.block_bytes = 12288, .heads = 2, .leaves = 3, .leaf_bytes = 2048, .page_bytes = 2048};
+static const kvs_geometry_t opaque __attribute__((unused)) = {
+	.block_bytes = 10000, .heads = 1, .leaves = 4, .leaf_bytes = 4096, .page_bytes = 5000};
+
+static const uint8_t space_root[32] = {1, 2, 3};
+
+typedef struct fixture {
+	kv_test_env_t test;
+	kv_metrics_t metrics;
+	char dir[128];
+	kvs_nvme_config_t config;
+	kvs_tier_t *tier;
+	uint32_t slot_class;
+	char detail[512];
+} fixture_t;
+
+static uint64_t __attribute__((unused)) real_now(void *ctx)
+{
+	struct timespec ts;
+
+	(void)ctx;
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+
+	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+static inline void fixture_init(fixture_t *f, const char *dir)
+{
+	kv_test_env_init(&f->test);
+	f->test.env.now_ns = real_now;
+	memset(&f->metrics, 0, sizeof f->metrics);
+	if (dir) {
+		snprintf(f->dir, sizeof f->dir, "%s", dir);
+	} else {
+		kv_test_dir_make(f->dir, sizeof f->dir);
+	}
+	f->config = (kvs_nvme_config_t){
+		.path = f->dir,
+		.limit_bytes = 64 * MIB,
+		.file_bytes = 2 * MIB,
+		.queue_depth = 16,
+		.direct = 1,
+		.sync = 1,
+		.flush_interval_ns = 20000000,
+		.incarnation = 7,
+		.metrics = &f->metrics,
+	};
+	f->tier = NULL;
+}
+
+static inline kv_status_t fixture_open(fixture_t *f)
+{
+	f->detail[0] = '\0';
+
+	return kvs_nvme_open(&f->config, &f->test.env, &f->tier, f->detail, sizeof f->detail);
+}
+
+static inline void fixture_close(fixture_t *f)
+{
+	kvs_close(f->tier);
+	f->tier = NULL;
+}
+
+static inline void fixture_fini(fixture_t *f)
+{
+	fixture_close(f);
+	kv_test_dir_remove(f->dir);
+	assert_int_equal(kv_test_env_live(&f->test), 0);
+}
+
+/* ---- blocks --------------------------------------------------------------------------------------------------------------- */
+
+typedef struct block {
+	_Alignas(4096) uint8_t data[16384];
+	uint64_t leaves[16];
+	uint64_t roots[4];
+	kvs_mem_t mem;
+} block_t;
+
+/* Block `depth` of chain `chain`: key, parent and bytes follow from both. */
+static inline kv_key_t key_of(uint64_t chain, uint32_t depth)
+{
+	kv_key_t key;
+	uint64_t words[2] = {(chain << 32 | depth) * UINT64_C(0x9e3779b97f4a7c15), chain + 1};
+
+	memcpy(key.b, words, sizeof words);
+
+	return key;
+}
+
+static inline kvs_meta_t meta_of(uint64_t chain, uint32_t depth, uint64_t epoch)
+{
+	kvs_meta_t meta = {.key = key_of(chain, depth), .epoch = epoch, .event_hash = chain ^ depth, .depth = depth};
+
+	if (depth > 1) {
+		meta.parent = key_of(chain, depth - 1);
+	}
+	memcpy(meta.root, space_root, sizeof meta.root);
+
+	return meta;
+}
+
+static inline void block_fill(const kvs_geometry_t *g, const kv_key_t *key, block_t *b)
+{
+	kv_test_rng_t rng = {kv_key_hash(key)};
+
+	kv_test_fill(&rng, b->data, g->block_bytes);
+	b->mem = (kvs_mem_t){b->data, b->leaves, b->roots, UINT32_MAX};
+	assert_int_equal(kvs_guard_verify(g, b->data, NULL, b->leaves, b->roots), KV_OK);
+}
+
+static inline void block_blank(block_t *b)
+{
+	memset(b, 0xee, sizeof *b);
+	b->mem = (kvs_mem_t){b->data, b->leaves, b->roots, UINT32_MAX};
+}
+
+/* ---- waiting -------------------------------------------------------------------------------------------------------------- */
+
+typedef struct outcome {
+	int calls;
+	kv_status_t status;
+} outcome_t;
+
+static void __attribute__((unused)) note(void *arg, kv_status_t status)
+{
+	outcome_t *o = arg;
+
+	o->calls++;
+	o->status = status;
+}
+
+/* Poll until `o` has its answer; fails the test after 20 s. */
+static inline kv_status_t await(kvs_tier_t *tier, const outcome_t *o)
+{
+	uint64_t deadline = real_now(NULL) + UINT64_C(20000000000);
+
+	while (o->calls == 0) {
+		struct pollfd wait = {.fd = kvs_event_fd(tier), .events = POLLIN};
+
+		kvs_poll(tier, 64);
+		if (o->calls == 0) {
+			poll(&wait, 1, 100);
+		}
+		assert_true(real_now(NULL) < deadline);
+	}
+	assert_int_equal(o->calls, 1);
+
+	return o->status;
+}
+
+static inline kv_status_t store_wait(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *mem)
+{
+	outcome_t o = {0};
+	kv_status_t status = kvs_store(tier, loc, mem, note, &o);
+
+	return status == KV_OK ? await(tier, &o) : status;
+}
+
+static inline kv_status_t load_wait(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *mem)
+{
+	outcome_t o = {0};
+	kv_status_t status = kvs_load(tier, loc, mem, note, &o);
+
+	return status == KV_OK ? await(tier, &o) : status;
+}
+
+static inline kv_status_t flush_wait(kvs_tier_t *tier)
+{
+	outcome_t o = {0};
+	kv_status_t status = kvs_flush(tier, note, &o);
+
+	return status == KV_OK ? await(tier, &o) : status;
+}
+
+static inline kv_status_t epoch_wait(kvs_tier_t *tier, uint64_t epoch)
+{
+	outcome_t o = {0};
+	kv_status_t status = kvs_epoch_set(tier, space_root, "default", "model=test\n", epoch, note, &o);
+
+	return status == KV_OK ? await(tier, &o) : status;
+}
+
+/* alloc and store one block. */
+static inline kv_status_t put_block(fixture_t *f, const kvs_geometry_t *g, uint64_t chain, uint32_t depth,
+				    kvs_loc_t *p_loc)
+{
+	static block_t b;
+	kvs_meta_t meta = meta_of(chain, depth, 1);
+	kv_status_t status = kvs_alloc(f->tier, f->slot_class, KVS_FILLING, 1, &meta, p_loc);
+
+	if (status != KV_OK) {
+		return status;
+	}
+	block_fill(g, &meta.key, &b);
+
+	return store_wait(f->tier, *p_loc, &b.mem);
+}
+
+/* Load and compare every byte, leaf and root. */
+static inline kv_status_t get_block(fixture_t *f, const kvs_geometry_t *g, uint64_t chain, uint32_t depth,
+				    kvs_loc_t loc)
+{
+	static block_t want, got;
+	kv_key_t key = key_of(chain, depth);
+	kv_status_t status;
+
+	block_fill(g, &key, &want);
+	block_blank(&got);
+	status = load_wait(f->tier, loc, &got.mem);
+	if (status == KV_OK) {
+		assert_memory_equal(got.data, want.data, g->block_bytes);
+		assert_memory_equal(got.leaves, want.leaves, (size_t)g->heads * g->leaves * 8u);
+		assert_memory_equal(got.roots, want.roots, (size_t)g->heads * 8u);
+	}
+
+	return status;
+}
+
+/* ---- recovery ------------------------------------------------------------------------------------------------------------- */
+
+#define MAX_FOUND 4096
+
+typedef struct found {
+	uint32_t count;
+	uint32_t slot_class[MAX_FOUND];
+	kvs_loc_t loc[MAX_FOUND];
+	kvs_meta_t meta[MAX_FOUND];
+} found_t;
+
+static kv_status_t __attribute__((unused))
+on_found(void *arg, uint32_t slot_class, kvs_loc_t loc, const kvs_meta_t *meta)
+{
+	found_t *found = arg;
+
+	assert_true(found->count < MAX_FOUND);
+	if (meta->depth > 1) {
+		uint32_t i = 0;
+
+		while (i < found->count && !kv_key_equal(&found->meta[i].key, &meta->parent)) {
+			i++;
+		}
+		assert_true(i < found->count); /* the parent came first */
+	}
+	found->slot_class[found->count] = slot_class;
+	found->loc[found->count] = loc;
+	found->meta[found->count++] = *meta;
+
+	return KV_OK;
+}
+
+/* Index of the block, or -1. */
+static inline int found_find(const found_t *found, uint64_t chain, uint32_t depth)
+{
+	kv_key_t key = key_of(chain, depth);
+
+	for (uint32_t i = 0; i < found->count; i++) {
+		if (kv_key_equal(&found->meta[i].key, &key)) {
+			return (int)i;
+		}
+	}
+
+	return -1;
+}
+
+static inline void recover(fixture_t *f, found_t *found)
+{
+	found->count = 0;
+	assert_int_equal(kvs_recover(f->tier, on_found, found), KV_OK);
+}
+
+/* Open, recover, and have class and space ready. */
+static inline void fixture_begin(fixture_t *f, found_t *found)
+{
+	kv_status_t status = fixture_open(f);
+
+	if (status != KV_OK) {
+		print_error("open: %s\n", f->detail);
+	}
+	assert_int_equal(status, KV_OK);
+	recover(f, found);
+	assert_int_equal(kvs_class_open(f->tier, "default", &plain, &f->slot_class), KV_OK);
+	if (kvs_epoch_get(f->tier, space_root) == 0) {
+		assert_int_equal(epoch_wait(f->tier, 1), KV_OK);
+	}
+}
+
+static inline void check_sums(fixture_t *f)
+{
+	char detail[256];
+	kv_status_t status = kvs_check(f->tier, detail, sizeof detail);
+
+	if (status != KV_OK) {
+		print_error("%s\n", detail);
+	}
+	assert_int_equal(status, KV_OK);
+}
+
+#endif

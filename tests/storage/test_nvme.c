@@ -1,0 +1,483 @@
+/* The disk tier does what its header says: store, load, flush, free, states, order of callbacks. */
+#include "nvme_test.h"
+
+#include <sys/mman.h>
+
+static found_t found;
+
+static void p1_a_stored_block_comes_back_byte_for_byte(void **state)
+{
+	fixture_t f;
+	kvs_loc_t loc[20];
+
+	(void)state;
+	fixture_init(&f, NULL);
+	fixture_begin(&f, &found);
+	for (uint32_t i = 0; i < 20; i++) {
+		assert_int_equal(put_block(&f, &plain, 1, i + 1, &loc[i]), KV_OK);
+	}
+	for (uint32_t i = 0; i < 20; i++) {
+		assert_int_equal(get_block(&f, &plain, 1, i + 1, loc[i]), KV_OK);
+	}
+	check_sums(&f);
+	fixture_fini(&f);
+}
+
+static void p1_uneven_pieces_and_two_classes_do_not_mix(void **state)
+{
+	fixture_t f;
+	kvs_loc_t a, b;
+	uint32_t first;
+	uint32_t again;
+
+	(void)state;
+	fixture_init(&f, NULL);
+	fixture_begin(&f, &found);
+	first = f.slot_class;
+	assert_int_equal(put_block(&f, &plain, 1, 1, &a), KV_OK);
+	assert_int_equal(kvs_class_open(f.tier, "default", &opaque, &f.slot_class), KV_OK);
+	assert_int_not_equal(first, f.slot_class);
+	assert_int_equal(put_block(&f, &opaque, 2, 1, &b), KV_OK);
+	assert_int_not_equal(kv_slot_slab(a.slot), kv_slot_slab(b.slot));
+	assert_int_equal(kvs_class_open(f.tier, "other", &plain, &again), KV_OK);
+	assert_int_not_equal(first, again);
+	assert_int_equal(kvs_class_open(f.tier, "default", &plain, &again), KV_OK);
+	assert_int_equal(first, again);
+	assert_int_equal(get_block(&f, &plain, 1, 1, a), KV_OK);
+	assert_int_equal(get_block(&f, &opaque, 2, 1, b), KV_OK);
+	assert_int_equal(flush_wait(f.tier), KV_OK);
+	fixture_close(&f);
+	fixture_begin(&f, &found);
+	assert_int_equal(found.count, 2);
+	assert_int_equal(kvs_class_open(f.tier, "default", &opaque, &again), KV_OK);
+	assert_int_equal(found.slot_class[found_find(&found, 2, 1)], again);
+	fixture_fini(&f);
+}
+
+static void p2_what_was_flushed_is_there_after_reopen_parents_first(void **state)
+{
+	fixture_t f;
+	kvs_loc_t loc;
+
+	(void)state;
+	fixture_init(&f, NULL);
+	fixture_begin(&f, &found);
+	for (uint32_t i = 20; i > 0; i--) {
+		assert_int_equal(put_block(&f, &plain, 1, i, &loc), KV_OK);
+	}
+	assert_int_equal(flush_wait(f.tier), KV_OK);
+	check_sums(&f);
+	fixture_close(&f);
+
+	fixture_begin(&f, &found);
+	assert_int_equal(found.count, 20);
+	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_RECOVERED), 20);
+	for (uint32_t i = 0; i < 20; i++) {
+		assert_int_equal(get_block(&f, &plain, 1, found.meta[i].depth, found.loc[i]), KV_OK);
+	}
+	check_sums(&f);
+	fixture_fini(&f);
+}
+
+static void p2_blocks_without_parent_of_old_epochs_and_unknown_spaces_are_dropped(void **state)
+{
+	static block_t b;
+	fixture_t f;
+	kvs_loc_t loc;
+	kvs_meta_t stranger = meta_of(9, 1, 1);
+
+	(void)state;
+	fixture_init(&f, NULL);
+	fixture_begin(&f, &found);
+	assert_int_equal(put_block(&f, &plain, 1, 1, &loc), KV_OK);
+	assert_int_equal(put_block(&f, &plain, 2, 2, &loc), KV_OK); /* its parent is nowhere */
+	assert_int_equal(put_block(&f, &plain, 2, 3, &loc), KV_OK);
+	stranger.root[0] = 99;
+	assert_int_equal(kvs_alloc(f.tier, f.slot_class, KVS_PUT, 1, &stranger, &loc), KV_OK);
+	block_fill(&plain, &stranger.key, &b);
+	assert_int_equal(store_wait(f.tier, loc, &b.mem), KV_OK);
+	assert_int_equal(flush_wait(f.tier), KV_OK);
+	fixture_close(&f);
+
+	fixture_begin(&f, &found);
+	assert_int_equal(found.count, 1);
+	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_DROPPED), 3);
+	check_sums(&f);
+	assert_int_equal(epoch_wait(f.tier, 2), KV_OK);
+	fixture_close(&f);
+	fixture_begin(&f, &found);
+	assert_int_equal(found.count, 0);
+	assert_int_equal(kvs_epoch_get(f.tier, space_root), 2);
+	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_DROPPED), 4);
+	check_sums(&f);
+	fixture_close(&f);
+	fixture_begin(&f, &found); /* and their rows are gone */
+	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_DROPPED), 4);
+	fixture_fini(&f);
+}
+
+static kv_status_t refuse(void *arg, uint32_t slot_class, kvs_loc_t loc, const kvs_meta_t *meta)
+{
+	(void)slot_class;
+	(void)loc;
+	(*(int *)arg)++;
+
+	return meta->depth == 2 ? KV_ERR_LIMIT : KV_OK;
+}
+
+static void p3_a_block_the_core_refuses_takes_its_children_along(void **state)
+{
+	fixture_t f;
+	kvs_usage_t usage;
+	kvs_loc_t loc;
+	int calls = 0;
+
+	(void)state;
+	fixture_init(&f, NULL);
+	fixture_begin(&f, &found);
+	for (uint32_t i = 1; i <= 4; i++) {
+		assert_int_equal(put_block(&f, &plain, 1, i, &loc), KV_OK);
+	}
+	assert_int_equal(flush_wait(f.tier), KV_OK);
+	fixture_close(&f);
+	assert_int_equal(fixture_open(&f), KV_OK);
+	assert_int_equal(kvs_recover(f.tier, refuse, &calls), KV_OK);
+	assert_int_equal(calls, 2);
+	kvs_usage(f.tier, &usage);
+	assert_int_equal(usage.used_slots, 1);
+	check_sums(&f);
+	fixture_fini(&f);
+}
+
+static void p1_a_stale_location_is_a_miss(void **state)
+{
+	fixture_t f;
+	kvs_loc_t loc;
+	kvs_loc_t wild = {.slot = 12345678, .gen = 1};
+	block_t b;
+
+	(void)state;
+	fixture_init(&f, NULL);
+	fixture_begin(&f, &found);
+	block_blank(&b);
+	assert_int_equal(put_block(&f, &plain, 1, 1, &loc), KV_OK);
+	kvs_free(f.tier, loc);
+	assert_int_equal(kvs_load(f.tier, loc, &b.mem, note, NULL), KV_MISS);
+	assert_int_equal(kvs_store(f.tier, loc, &b.mem, note, NULL), KV_MISS);
+	assert_int_equal(kvs_set_state(f.tier, loc, KVS_QUARANTINED), KV_MISS);
+	kvs_free(f.tier, loc);
+	kvs_free(f.tier, wild);
+	assert_int_equal(kvs_load(f.tier, wild, &b.mem, note, NULL), KV_MISS);
+	assert_int_equal(kvs_mem(f.tier, loc, &b.mem), KV_ERR_UNSUPPORTED);
+	check_sums(&f);
+	fixture_fini(&f);
+}
+
+static void p10_wrong_states_and_arguments_are_refused(void **state)
+{
+	fixture_t f;
+	kvs_meta_t meta = meta_of(1, 1, 1);
+	kvs_geometry_t wide = {.block_bytes = 1 << 20, .heads = 1024, .leaves = 1024, .leaf_bytes = 1, .page_bytes = 1};
+	kvs_loc_t loc;
+	block_t b;
+	kvs_mem_t crooked;
+	uint32_t id;
+
+	(void)state;
+	fixture_init(&f, NULL);
+	fixture_begin(&f, &found);
+	block_fill(&plain, &meta.key, &b);
+	crooked = b.mem;
+	crooked.data = b.data + 512;
+	assert_int_equal(kvs_alloc(f.tier, f.slot_class, KVS_READY, 1, &meta, &loc), KV_ERR_ARG);
+	assert_int_equal(kvs_alloc(f.tier, 77, KVS_PUT, 1, &meta, &loc), KV_ERR_ARG);
+	assert_int_equal(kvs_class_open(f.tier, "default", &wide, &id), KV_ERR_LAYOUT);
+	assert_int_equal(kvs_alloc(f.tier, f.slot_class, KVS_PUT, 1, &meta, &loc), KV_OK);
+	assert_int_equal(kvs_load(f.tier, loc, &b.mem, note, NULL), KV_ERR_ARG);
+	assert_int_equal(kvs_set_state(f.tier, loc, KVS_READY), KV_ERR_ARG);
+	assert_int_equal(kvs_store(f.tier, loc, &crooked, note, NULL), KV_ERR_ARG);
+	assert_int_equal(store_wait(f.tier, loc, &b.mem), KV_OK);
+	assert_int_equal(store_wait(f.tier, loc, &b.mem), KV_ERR_ARG);
+	assert_int_equal(kvs_set_state(f.tier, loc, KVS_QUARANTINED), KV_OK);
+	assert_int_equal(kvs_load(f.tier, loc, &b.mem, note, NULL), KV_ERR_CORRUPT);
+	assert_int_equal(kvs_set_state(f.tier, loc, KVS_READY), KV_ERR_ARG);
+	check_sums(&f);
+	fixture_fini(&f);
+}
+
+static void p5_full_is_full_and_freed_slots_serve_again_within_the_limit(void **state)
+{
+	fixture_t f;
+	kvs_loc_t loc, spare;
+	kvs_usage_t usage;
+	kvs_meta_t meta;
+	uint32_t n = 0;
+
+	(void)state;
+	fixture_init(&f, NULL);
+	f.config.limit_bytes = 8 * MIB;
+	fixture_begin(&f, &found);
+	while (meta = meta_of(1, ++n, 1), kvs_alloc(f.tier, f.slot_class, KVS_PUT, 1, &meta, &loc) == KV_OK) {
+		spare = loc;
+		assert_true(n < 1000);
+	}
+	assert_int_equal(kvs_alloc(f.tier, f.slot_class, KVS_PUT, 1, &meta, &loc), KV_ERR_FULL);
+	kvs_usage(f.tier, &usage);
+	assert_true(usage.charged_bytes <= usage.limit_bytes);
+	assert_int_equal(usage.free_slots, 0);
+	kvs_free(f.tier, spare);
+	assert_int_equal(kvs_alloc(f.tier, f.slot_class, KVS_PUT, 1, &meta, &loc), KV_OK);
+	assert_int_equal(loc.slot, spare.slot);
+	assert_int_not_equal(loc.gen, spare.gen);
+	check_sums(&f);
+	fixture_fini(&f);
+}
+
+/* All blocks of one class are freed and committed: another class may have their files. */
+static void p5_an_empty_file_makes_room_for_another_class(void **state)
+{
+	fixture_t f;
+	kvs_loc_t loc[1000];
+	kvs_meta_t meta;
+	uint32_t n = 0;
+
+	(void)state;
+	fixture_init(&f, NULL);
+	f.config.limit_bytes = 8 * MIB;
+	fixture_begin(&f, &found);
+	while (n < 1000 && put_block(&f, &plain, 1, n + 1, &loc[n]) == KV_OK) {
+		n++;
+	}
+	assert_true(n > 50 && n < 1000);
+	assert_int_equal(flush_wait(f.tier), KV_OK);
+	assert_int_equal(kvs_class_open(f.tier, "other", &opaque, &f.slot_class), KV_OK);
+	meta = meta_of(2, 1, 1);
+	assert_int_equal(kvs_alloc(f.tier, f.slot_class, KVS_PUT, 1, &meta, &loc[n]), KV_ERR_FULL);
+	for (uint32_t i = 0; i < n; i++) {
+		kvs_free(f.tier, loc[i]);
+	}
+	assert_int_equal(flush_wait(f.tier), KV_OK);
+	assert_int_equal(put_block(&f, &opaque, 2, 1, &loc[0]), KV_OK);
+	assert_int_equal(get_block(&f, &opaque, 2, 1, loc[0]), KV_OK);
+	check_sums(&f);
+	fixture_fini(&f);
+}
+
+static void p4_a_slot_freed_under_its_write_is_free_when_that_has_ended(void **state)
+{
+	fixture_t f;
+	kvs_meta_t meta = meta_of(1, 1, 1);
+	kvs_usage_t usage;
+	outcome_t o = {0};
+	kvs_loc_t loc;
+	block_t b;
+
+	(void)state;
+	fixture_init(&f, NULL);
+	fixture_begin(&f, &found);
+	block_fill(&plain, &meta.key, &b);
+	assert_int_equal(kvs_alloc(f.tier, f.slot_class, KVS_PUT, 1, &meta, &loc), KV_OK);
+	assert_int_equal(kvs_store(f.tier, loc, &b.mem, note, &o), KV_OK);
+	assert_int_equal(kvs_in_flight(f.tier), 1);
+	kvs_free(f.tier, loc);
+	assert_int_equal(kvs_load(f.tier, loc, &b.mem, note, NULL), KV_MISS);
+	kvs_usage(f.tier, &usage);
+	assert_int_equal(usage.used_slots, 1);
+	await(f.tier, &o);
+	kvs_usage(f.tier, &usage);
+	assert_int_equal(usage.used_slots, 0);
+	assert_int_equal(kvs_in_flight(f.tier), 0);
+	assert_int_equal(flush_wait(f.tier), KV_OK);
+	check_sums(&f);
+	fixture_close(&f);
+	fixture_begin(&f, &found);
+	assert_int_equal(found.count, 0);
+	fixture_fini(&f);
+}
+
+typedef struct order {
+	outcome_t store[40];
+	outcome_t flush;
+	int stores_at_flush;
+} order_t;
+
+static order_t order;
+
+static void on_flushed(void *arg, kv_status_t status)
+{
+	note(arg, status);
+	for (size_t i = 0; i < KV_COUNT_OF(order.store); i++) {
+		order.stores_at_flush += order.store[i].calls;
+	}
+}
+
+static void p2_a_flush_is_answered_after_all_stores_before_it(void **state)
+{
+	static block_t b[40];
+	fixture_t f;
+	kvs_loc_t loc[40];
+
+	(void)state;
+	fixture_init(&f, NULL);
+	fixture_begin(&f, &found);
+	memset(&order, 0, sizeof order);
+	for (uint32_t i = 0; i < 40; i++) {
+		kvs_meta_t meta = meta_of(1, i + 1, 1);
+
+		block_fill(&plain, &meta.key, &b[i]);
+		assert_int_equal(kvs_alloc(f.tier, f.slot_class, KVS_PUT, 1, &meta, &loc[i]), KV_OK);
+		assert_int_equal(kvs_store(f.tier, loc[i], &b[i].mem, note, &order.store[i]), KV_OK);
+	}
+	assert_int_equal(kvs_flush(f.tier, on_flushed, &order.flush), KV_OK);
+	assert_int_equal(order.flush.calls, 0);
+	assert_int_equal(await(f.tier, &order.flush), KV_OK);
+	assert_int_equal(order.stores_at_flush, 40);
+	fixture_fini(&f);
+}
+
+static void p5_callbacks_are_bounded_and_the_queue_says_busy(void **state)
+{
+	static block_t b;
+	fixture_t f;
+	kvs_loc_t loc;
+	static outcome_t o[2000];
+	uint32_t n = 0;
+	uint32_t ran = 0;
+
+	(void)state;
+	fixture_init(&f, NULL);
+	f.config.queue_depth = 4;
+	fixture_begin(&f, &found);
+	memset(o, 0, sizeof o);
+	assert_int_equal(put_block(&f, &plain, 1, 1, &loc), KV_OK);
+	block_blank(&b);
+	while (n < 2000 && kvs_load(f.tier, loc, &b.mem, note, &o[n]) == KV_OK) {
+		n++;
+	}
+	assert_true(n >= 16 && n < 2000);
+	assert_int_equal(kvs_load(f.tier, loc, &b.mem, note, &o[n]), KV_ERR_BUSY);
+	while (ran < n) {
+		struct pollfd wait = {.fd = kvs_event_fd(f.tier), .events = POLLIN};
+		uint32_t got = kvs_poll(f.tier, 3);
+
+		assert_true(got <= 3);
+		ran += got;
+		assert_true(got > 0 || poll(&wait, 1, 5000) == 1); /* what is left over keeps the fd readable */
+	}
+	for (uint32_t i = 0; i < n; i++) {
+		assert_int_equal(o[i].calls, 1);
+		assert_int_equal(o[i].status, KV_OK);
+	}
+	check_sums(&f);
+	fixture_fini(&f);
+}
+
+static void p1_registered_memory_gives_the_same_bytes(void **state)
+{
+	const size_t bytes = 40 * MIB; /* more than one piece of a region */
+	fixture_t f;
+	kvs_loc_t loc[10];
+	uint8_t *slab = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	block_t b;
+	uint32_t region;
+
+	(void)state;
+	assert_true(slab != MAP_FAILED);
+	fixture_init(&f, NULL);
+	fixture_begin(&f, &found);
+	kvs_nvme_register(f.tier, slab, bytes, &region);
+	for (uint32_t round = 0; round < 40; round++) {
+		uint32_t i = round % 10;
+		/* the first, the last, and one across the border of two pieces */
+		size_t place = round % 3 == 0 ? 0 : round % 3 == 1 ? bytes - 16384 : 32 * MIB - 4096;
+		kvs_meta_t meta = meta_of(1, i + 1, 1);
+		kvs_mem_t mem;
+
+		block_fill(&plain, &meta.key, &b);
+		mem = b.mem;
+		mem.data = slab + place;
+		mem.region = region;
+		memcpy(mem.data, b.data, plain.block_bytes);
+		if (round >= 10) {
+			kvs_free(f.tier, loc[i]);
+		}
+		assert_int_equal(kvs_alloc(f.tier, f.slot_class, KVS_PUT, 1, &meta, &loc[i]), KV_OK);
+		assert_int_equal(store_wait(f.tier, loc[i], &mem), KV_OK);
+		memset(mem.data, 0, plain.block_bytes);
+		assert_int_equal(load_wait(f.tier, loc[i], &mem), KV_OK);
+		assert_memory_equal(mem.data, b.data, plain.block_bytes);
+		assert_int_equal(get_block(&f, &plain, 1, i + 1, loc[i]), KV_OK);
+	}
+	fixture_fini(&f);
+	munmap(slab, bytes);
+}
+
+static void p6_without_io_uring_plain_threads_do_the_same(void **state)
+{
+	fixture_t f;
+	kvs_loc_t loc[30];
+
+	(void)state;
+	fixture_init(&f, NULL);
+	f.config.engine = KVS_IO_THREADS;
+	fixture_begin(&f, &found);
+	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_FALLBACK), 1);
+	for (uint32_t i = 0; i < 30; i++) {
+		assert_int_equal(put_block(&f, &plain, 1, i + 1, &loc[i]), KV_OK);
+	}
+	assert_int_equal(flush_wait(f.tier), KV_OK);
+	for (uint32_t i = 0; i < 30; i++) {
+		assert_int_equal(get_block(&f, &plain, 1, i + 1, loc[i]), KV_OK);
+	}
+	fixture_close(&f);
+	f.config.engine = KVS_IO_AUTO;
+	f.config.direct = 0;
+	fixture_begin(&f, &found);
+	assert_int_equal(found.count, 30);
+	assert_int_equal(get_block(&f, &plain, 1, 30, found.loc[29]), KV_OK);
+	fixture_fini(&f);
+}
+
+static void p2_a_batch_follows_by_itself_within_the_interval(void **state)
+{
+	fixture_t f;
+	kvs_loc_t loc;
+	uint64_t deadline;
+
+	(void)state;
+	fixture_init(&f, NULL);
+	fixture_begin(&f, &found);
+	assert_int_equal(put_block(&f, &plain, 1, 1, &loc), KV_OK);
+	deadline = real_now(NULL) + UINT64_C(5000000000);
+	while (kv_metric_get(&f.metrics, KV_M_DISK_COMMITS) == 0) {
+		struct pollfd wait = {.fd = kvs_event_fd(f.tier), .events = POLLIN};
+
+		poll(&wait, 1, 5000); /* the tier wakes its owner */
+		kvs_poll(f.tier, 64);
+		assert_true(real_now(NULL) < deadline);
+	}
+	fixture_fini(&f);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p1_a_stored_block_comes_back_byte_for_byte),
+		cmocka_unit_test(p1_uneven_pieces_and_two_classes_do_not_mix),
+		cmocka_unit_test(p2_what_was_flushed_is_there_after_reopen_parents_first),
+		cmocka_unit_test(p2_blocks_without_parent_of_old_epochs_and_unknown_spaces_are_dropped),
+		cmocka_unit_test(p3_a_block_the_core_refuses_takes_its_children_along),
+		cmocka_unit_test(p1_a_stale_location_is_a_miss),
+		cmocka_unit_test(p10_wrong_states_and_arguments_are_refused),
+		cmocka_unit_test(p5_full_is_full_and_freed_slots_serve_again_within_the_limit),
+		cmocka_unit_test(p5_an_empty_file_makes_room_for_another_class),
+		cmocka_unit_test(p4_a_slot_freed_under_its_write_is_free_when_that_has_ended),
+		cmocka_unit_test(p2_a_flush_is_answered_after_all_stores_before_it),
+		cmocka_unit_test(p5_callbacks_are_bounded_and_the_queue_says_busy),
+		cmocka_unit_test(p1_registered_memory_gives_the_same_bytes),
+		cmocka_unit_test(p6_without_io_uring_plain_threads_do_the_same),
+		cmocka_unit_test(p2_a_batch_follows_by_itself_within_the_interval),
+	};
+
+	return cmocka_run_group_tests_name("storage.nvme", tests, NULL, NULL);
+}
