@@ -1,8 +1,9 @@
 /* bench.h -- how a bench of kvd is written.
  *
- * One file a bench, one line in bench_list.h. A bench describes itself (what is measured, against which reference, with which goal), and its run function
- * makes one or more bench_measure() calls: each takes a value and its reference alternately, round by round, so that a change of the machine's mood hits
- * both. A goal that is missed is printed and is no error.
+ * One file a bench, one line in bench_list.h. A bench describes itself (what is measured, against which reference,
+ * with which goal), and its run function makes one or more bench_measure() calls: each takes a value and its
+ * reference alternately, round by round, so that a change of the machine's mood hits both. A goal that is missed
+ * is printed and is no error.
  */
 #ifndef KVD_BENCH_H
 #define KVD_BENCH_H
@@ -62,8 +63,9 @@ typedef struct bench_measurement {
 	double goal_value;
 } bench_measurement_t;
 
-/* One unmeasured round of each side, then `rounds` measured ones, reference and value in turn, and a line of output. The value and the reference are
- * medians over rounds; the ratio is the median of the rounds' ratios; spread is the interquartile range of the value over its median. */
+/* One unmeasured round of each side, then `rounds` measured ones, reference and value in turn, and a line of
+ * output. The value and the reference are medians over rounds; the ratio is the median of the rounds' ratios;
+ * spread is the interquartile range of the value over its median. */
 bench_outcome_t bench_measure(bench_run_t *run, const bench_measurement_t *m);
 
 /* Say why a bench cannot run here, or has failed (printf format). Returns the outcome to hand on. */
@@ -77,7 +79,7 @@ uint64_t bench_param_size(const bench_run_t *run, const char *name, uint64_t oth
 /* --quick: smaller sizes, where a bench has any. */
 int bench_quick(const bench_run_t *run);
 
-/* ---- tools --------------------------------------------------------------------------------------------------------------- */
+/* ---- tools ----------------------------------------------------------------------------------------------------- */
 
 uint64_t bench_now_ns(void);        /* CLOCK_MONOTONIC                  */
 uint64_t bench_thread_cpu_ns(void); /* of the calling thread            */

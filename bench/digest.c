@@ -1,8 +1,12 @@
-/* digest/copy -- the fused copy-and-digest over cold memory on one core: blocks of 2 MiB, leaf by leaf, a call a block ("copy"), and a call a leaf ("single"), each
- * against copies of as many bytes a call: (a) kv_copy_stream(), non-temporal, goal ratio >= 0.85, and (b) libc's memcpy, goal ratio >= 1 ("never below").
- * digest/gather -- blocks of a 32-layer model between a paged cache and canonical blocks; [K|V][token][head][dim] is the order that needs pieces of
- * 256 bytes; against a non-temporal copy of as many bytes; for information, no goal.
- * GB/s (1e9). Parameter memory=SIZE: bytes on each side (default 1GiB, --quick 256MiB). */
+/* digest/copy -- the fused copy-and-digest over cold memory on one core: blocks of 2 MiB, leaf by leaf, a call a
+ * block ("copy"), and a call a leaf ("single"), each against copies of as many bytes a call: (a) kv_copy_stream(),
+ * non-temporal, goal ratio >= 0.85, and (b) libc's memcpy, goal ratio >= 1 ("never below").
+ *
+ * digest/gather -- blocks of a 32-layer model between a paged cache and canonical blocks; [K|V][token][head][dim] is
+ * the order that needs pieces of 256 bytes; against a non-temporal copy of as many bytes; for information, no goal.
+ *
+ * GB/s (1e9). Parameter memory=SIZE: bytes on each side (default 1GiB, --quick 256MiB).
+ */
 #include "bench.h"
 
 #include "kv/digest.h"
@@ -26,8 +30,8 @@ typedef struct copy_work {
 	uint64_t digests[BLOCK_BYTES / 4096];
 } copy_work_t;
 
-/* The next area, with nothing dirty left in the caches that this sample would have to pay for: memcpy leaves its last megabytes to be written back by whoever
- * comes next. */
+/* The next area, with nothing dirty left in the caches that this sample would have to pay for: memcpy leaves its
+ * last megabytes to be written back by whoever comes next. */
 static size_t next_area(copy_work_t *w)
 {
 	uint64_t sum = 0;
@@ -52,11 +56,11 @@ static stopwatch_t begin(void)
 	return (stopwatch_t){.cpu = bench_thread_cpu_ns(), .wall = bench_now_ns()};
 }
 
-static void finish(bench_sample_t *sample, stopwatch_t start, size_t bytes, double ops)
+static void finish(bench_sample_t *sample, stopwatch_t start, size_t bytes, size_t ops)
 {
 	sample->value = (double)bytes / (double)(bench_now_ns() - start.wall);
 	sample->cpu_ns = (double)(bench_thread_cpu_ns() - start.cpu);
-	sample->ops = ops;
+	sample->ops = (double)ops;
 }
 
 static bench_outcome_t fused(bench_run_t *run, void *arg, bench_sample_t *p_sample)
@@ -70,7 +74,7 @@ static bench_outcome_t fused(bench_run_t *run, void *arg, bench_sample_t *p_samp
 	for (size_t at = from; at < from + SAMPLE_BYTES; at += w->leaf) {
 		sum += kv_copy_digest(w->dst + at, w->src + at, w->leaf);
 	}
-	finish(p_sample, start, SAMPLE_BYTES, (double)(SAMPLE_BYTES / w->leaf));
+	finish(p_sample, start, SAMPLE_BYTES, SAMPLE_BYTES / w->leaf);
 	bench_use(sum);
 
 	return BENCH_DONE;
@@ -87,7 +91,7 @@ static bench_outcome_t fused_blocks(bench_run_t *run, void *arg, bench_sample_t 
 	for (size_t at = from; at < from + SAMPLE_BYTES; at += BLOCK_BYTES) {
 		kv_copy_digest_leaves(w->dst + at, w->src + at, w->leaf, leaves, w->digests);
 	}
-	finish(p_sample, start, SAMPLE_BYTES, (double)(SAMPLE_BYTES / w->leaf));
+	finish(p_sample, start, SAMPLE_BYTES, SAMPLE_BYTES / w->leaf);
 	bench_use(w->digests[0]);
 
 	return BENCH_DONE;
@@ -104,7 +108,7 @@ static bench_outcome_t stream(bench_run_t *run, void *arg, bench_sample_t *p_sam
 	for (size_t at = from; at < from + SAMPLE_BYTES; at += w->call) {
 		kv_copy_stream(w->dst + at, w->src + at, w->call);
 	}
-	finish(p_sample, start, SAMPLE_BYTES, (double)(SAMPLE_BYTES / w->leaf));
+	finish(p_sample, start, SAMPLE_BYTES, SAMPLE_BYTES / w->leaf);
 
 	return BENCH_DONE;
 }
@@ -120,7 +124,7 @@ static bench_outcome_t libc(bench_run_t *run, void *arg, bench_sample_t *p_sampl
 		memcpy(w->dst + at, w->src + at, w->call);
 		bench_use(w->dst[at]);
 	}
-	finish(p_sample, start, SAMPLE_BYTES, (double)(SAMPLE_BYTES / w->leaf));
+	finish(p_sample, start, SAMPLE_BYTES, SAMPLE_BYTES / w->leaf);
 
 	return BENCH_DONE;
 }
@@ -204,7 +208,7 @@ const bench_t bench_digest_copy = {
 	.run = run_copy,
 };
 
-/* ---- gather -------------------------------------------------------------------------------------------------------------- */
+/* ---- gather ---------------------------------------------------------------------------------------------------- */
 
 #define GATHER_BLOCKS 64u
 #define GATHER_LAYERS 32u
@@ -328,7 +332,7 @@ static bench_outcome_t gather_kind(bench_run_t *run, gather_work_t *w, kvk_paged
 static bench_outcome_t run_gather(bench_run_t *run)
 {
 	const size_t page = (size_t)16 * 256 * 2;
-	const size_t layer = GATHER_BLOCKS * GATHER_HEADS * page;
+	const size_t layer = page * GATHER_BLOCKS * GATHER_HEADS;
 	gather_work_t *w = calloc(1, sizeof *w);
 	bench_outcome_t outcome;
 

@@ -1,5 +1,5 @@
-/* hash -- keys of 16-token units through kv_chain_tokens(), against a bare chain of the library's SHA-256 compressions over the same bytes (no keys written,
- * no tokens checked). ns a unit. Goal: ratio <= 1.2. */
+/* hash -- keys of 16-token units through kv_chain_tokens(), against a bare chain of the library's SHA-256
+ * compressions over the same bytes (no keys written, no tokens checked). ns a unit. Goal: ratio <= 1.2. */
 #define OPENSSL_SUPPRESS_DEPRECATED
 #include "bench.h"
 

@@ -1,18 +1,22 @@
-/* digest_loop.h -- the fused loops, written once over a vector type; included by one file per instruction set, which defines
+/* digest_loop.h -- the fused loops, written once over a vector type; included by one file per instruction set,
+ * which defines
  *
  *   vec_t                            8 accumulators of 64 bits are sizeof(vec_t) at a time
  *   vec_load, vec_store, vec_stream  unaligned load, unaligned store, aligned store around the caches
  *   vec_mix(acc, data, key)          XXH3's accumulation of one vector
  *   vec_scramble(acc, key)           XXH3's scramble
  *   vec_fence()                      order streamed stores before later ones
+ *   vec_leave()                      leave the vector unit as others expect it; see digest_avx512.c
  *   KV_DIGEST_OPS, KV_DIGEST_NAME    the table to define
  *
- * XXH3 over more than 240 bytes: the input is a row of 64-byte stripes; stripe i is accumulated with the secret at 8 * (i % 16), and after each
- * sixteenth the accumulators are scrambled. The last 1..64 bytes are not a stripe of the row: the final 64 bytes of the input (overlapping, if need be)
- * are accumulated with a secret of their own. Then the accumulators are folded. A run of whole stripes can thus be cut into pieces anywhere.
+ * XXH3 over more than 240 bytes: the input is a row of 64-byte stripes; stripe i is accumulated with the secret at
+ * 8 * (i % 16), and after each sixteenth the accumulators are scrambled. The last 1..64 bytes are not a stripe of
+ * the row: the final 64 bytes of the input (overlapping, if need be) are accumulated with a secret of their own.
+ * Then the accumulators are folded. A run of whole stripes can thus be cut into pieces anywhere.
  *
- * Every byte is read from the source once: what is hashed is what was written, even while somebody else scribbles over the source. (The final
- * overlap is read again, for the digest alone; its bytes have then been hashed by their stripe too.)
+ * Every byte is read from the source once: what is hashed is what was written, even while somebody else scribbles
+ * over the source. (The final overlap is read again, for the digest alone; its bytes have then been hashed by
+ * their stripe too.)
  */
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -98,7 +102,8 @@ LOOP_INLINE void scramble(lanes_t *acc)
 	}
 }
 
-/* Memory that is read next goes to the first cache; what is read a hundred kilobytes later would be pushed out of it again. */
+/* Memory that is read next goes to the first cache; what is read a hundred kilobytes later would be pushed out of
+ * it again. */
 typedef enum reach { NEAR, FAR } reach_t;
 
 LOOP_INLINE void fetch(const uint8_t *p, reach_t reach)
@@ -176,7 +181,11 @@ LOOP_INLINE uint64_t lanes_fold(const lanes_t *lanes, size_t n)
 
 static uint64_t plain_digest(const void *data, size_t n)
 {
-	return XXH3_64bits(data, n);
+	const uint64_t digest = XXH3_64bits(data, n);
+
+	vec_leave();
+
+	return digest;
 }
 
 /* Up to SHORT_MAX bytes, over a copy of our own. */
@@ -217,17 +226,21 @@ LOOP_INLINE uint64_t copy_long(uint8_t *dst, const uint8_t *src, size_t n, const
 
 static uint64_t copy_leaf(void *dst, const void *src, size_t n, const uint8_t *next, kv_store_t store)
 {
-	if (n <= SHORT_MAX) {
-		return copy_short(dst, src, n);
-	}
-	if (store == KV_STORE_STREAM) {
-		return copy_long(dst, src, n, next, KV_STORE_STREAM);
-	}
+	uint64_t digest;
 
-	return copy_long(dst, src, n, next, KV_STORE_PLAIN);
+	if (n <= SHORT_MAX) {
+		digest = copy_short(dst, src, n);
+	} else if (store == KV_STORE_STREAM) {
+		digest = copy_long(dst, src, n, next, KV_STORE_STREAM);
+	} else {
+		digest = copy_long(dst, src, n, next, KV_STORE_PLAIN);
+	}
+	vec_leave();
+
+	return digest;
 }
 
-/* ---- leaves of several pieces -------------------------------------------------------------------------------------------- */
+/* ---- leaves of several pieces ---------------------------------------------------------------------------------- */
 
 /* Walks the pieces of a leaf in order. */
 typedef struct cursor {
@@ -266,7 +279,8 @@ LOOP_INLINE const uint8_t *cursor_src(const cursor_t *c)
 	return (const uint8_t *)c->runs[c->run].src + c->piece * c->runs[c->run].src_stride;
 }
 
-/* How far ahead of a byte lies the one read about AHEAD bytes later: in the same piece, or at the same place of a later one. */
+/* How far ahead of a byte lies the one read about AHEAD bytes later: in the same piece, or at the same place of a
+ * later one. */
 LOOP_INLINE size_t run_ahead(const kv_copy_run_t *run)
 {
 	if (run->piece >= AHEAD) {
@@ -343,21 +357,23 @@ static uint64_t copy_runs(const kv_copy_plan_t *plan, kv_store_t store)
 {
 	int whole;
 	const size_t total = plan_total(plan, &whole);
+	uint64_t digest;
 
 	if (!whole || total <= SHORT_MAX) {
-		return copy_runs_odd(plan);
+		digest = copy_runs_odd(plan);
+	} else if (store == KV_STORE_PLAIN) {
+		digest = copy_runs_whole(plan, total, (manner_t){KV_STORE_PLAIN, NEAR});
+	} else if (plan->next && plan->runs->src_stride != plan->runs->piece) {
+		digest = copy_runs_whole(plan, total, (manner_t){KV_STORE_STREAM, FAR});
+	} else {
+		digest = copy_runs_whole(plan, total, (manner_t){KV_STORE_STREAM, NEAR});
 	}
-	if (store == KV_STORE_PLAIN) {
-		return copy_runs_whole(plan, total, (manner_t){KV_STORE_PLAIN, NEAR});
-	}
-	if (plan->next && plan->runs->src_stride != plan->runs->piece) {
-		return copy_runs_whole(plan, total, (manner_t){KV_STORE_STREAM, FAR});
-	}
+	vec_leave();
 
-	return copy_runs_whole(plan, total, (manner_t){KV_STORE_STREAM, NEAR});
+	return digest;
 }
 
-/* ---- plain copy ---------------------------------------------------------------------------------------------------------- */
+/* ---- plain copy ------------------------------------------------------------------------------------------------ */
 
 static void stream_only(void *dst, const void *src, size_t n)
 {
@@ -370,6 +386,7 @@ static void stream_only(void *dst, const void *src, size_t n)
 			vec_stream(to + at + i * sizeof(vec_t), vec_load(from + at + i * sizeof(vec_t)));
 		}
 	}
+	vec_leave();
 }
 
 static void fence(void)

@@ -21,11 +21,13 @@ typedef struct kv_digest_ops {
 	/* XXH3-64, seed 0. */
 	uint64_t (*digest)(const void *data, size_t n);
 
-	/* Copy and digest one contiguous leaf. `next` as in kv_copy_digest_runs(); NULL: what follows src. KV_STORE_STREAM needs dst % 64 == 0. Does not fence. */
+	/* Copy and digest one contiguous leaf. `next` as in kv_copy_digest_runs(); NULL: what follows src.
+	 * KV_STORE_STREAM needs dst % 64 == 0. Does not fence. */
 	uint64_t (*copy)(void *dst, const void *src, size_t n, const uint8_t *next, kv_store_t store);
 
-	/* Copy and digest a leaf of several runs. Does not fence. KV_STORE_STREAM needs every piece at a multiple of 64 in dst. Each run has
-	 * at least one piece of at least one byte; interleaved runs have the same number of pieces. */
+	/* Copy and digest a leaf of several runs. Does not fence. KV_STORE_STREAM needs every piece at a multiple
+	 * of 64 in dst. Each run has at least one piece of at least one byte; interleaved runs have the same
+	 * number of pieces. */
 	uint64_t (*copy_runs)(const kv_copy_plan_t *plan, kv_store_t store);
 
 	/* Copy only, around the caches; dst % 64 == 0 and n % 64 == 0. Does not fence. */

@@ -32,7 +32,7 @@ static void field_set(kv_identity_t *identity, const field_t *field, const char 
 	memcpy((char *)identity + field->offset, &value, sizeof value);
 }
 
-/* ---- writing ------------------------------------------------------------------------------------------------------------ */
+/* ---- writing --------------------------------------------------------------------------------------------------- */
 
 /* A cursor that never leaves its buffer; `at` goes on counting past the end, so an overflow shows afterwards. */
 typedef struct writer {
@@ -117,7 +117,7 @@ kv_status_t kv_identity_text(const kv_identity_t *identity, char *out, size_t ca
 	return KV_OK;
 }
 
-/* ---- parsing ------------------------------------------------------------------------------------------------------------ */
+/* ---- parsing --------------------------------------------------------------------------------------------------- */
 
 static int upper_hex(char c)
 {
@@ -131,7 +131,8 @@ static int upper_hex(char c)
 	return -1;
 }
 
-/* Decode one value up to its newline into out; returns the bytes of text used, 0 when it is not what write_encoded() writes. */
+/* Decode one value up to its newline into out; returns the bytes of text used, 0 when it is not what
+ * write_encoded() writes. */
 static size_t decode_value(const char *text, size_t len, char *out, size_t cap)
 {
 	size_t at = 0;
@@ -213,11 +214,11 @@ kv_status_t kv_identity_parse(const char *text, size_t len, kv_identity_t *ident
 	return KV_OK;
 }
 
-/* ---- root digest --------------------------------------------------------------------------------------------------------- */
+/* ---- root digest ----------------------------------------------------------------------------------------------- */
 
 kv_status_t kv_identity_root(const char *ns, const char *text, size_t len, uint8_t root[32])
 {
-	char buffer[sizeof ROOT_PREFIX + 3 * KV_IDENTITY_MAX_VALUE + 1 + KV_IDENTITY_MAX_TEXT];
+	char buffer[sizeof ROOT_PREFIX + (size_t)3 * KV_IDENTITY_MAX_VALUE + 1 + KV_IDENTITY_MAX_TEXT];
 	writer_t w = {buffer, sizeof buffer, 0};
 
 	if (!ns || !*ns) {
@@ -236,7 +237,7 @@ kv_status_t kv_identity_root(const char *ns, const char *text, size_t len, uint8
 	return KV_OK;
 }
 
-/* ---- groups -------------------------------------------------------------------------------------------------------------- */
+/* ---- groups ---------------------------------------------------------------------------------------------------- */
 
 /* A decimal number written the one way (no sign, no leading zero), at most max. Moves *p_text behind it. */
 static int read_number(const char **p_text, uint32_t max, uint32_t *p_value)

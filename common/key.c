@@ -85,7 +85,7 @@ kv_status_t kv_chain_init(kv_chain_t *chain, const uint8_t root[32], uint32_t un
 	return KV_OK;
 }
 
-/* One unit of any length: whole blocks in place, the rest padded with zeros. Changes nothing when a token is refused. */
+/* One unit of any length: whole blocks in place, the rest padded with zeros. A refused token changes nothing. */
 static kv_status_t unit_tokens_into(uint32_t state[8], const uint32_t *tokens, uint32_t count)
 {
 	const uint32_t whole = count / UNIT_BLOCK_TOKENS;

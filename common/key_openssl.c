@@ -41,7 +41,7 @@ static uint32_t openssl_chain(uint32_t state[8], const uint32_t *tokens, uint32_
 		for (uint32_t i = 0; i < unit_blocks; i++) {
 			SHA256_Transform(&ctx, (const uint8_t *)tokens + (size_t)64 * i);
 		}
-		for (int i = 0; i < 4; i++) {
+		for (size_t i = 0; i < 4; i++) {
 			uint32_t word = __builtin_bswap32(ctx.h[i]);
 
 			memcpy(keys[done].b + 4 * i, &word, sizeof word);

@@ -1,7 +1,8 @@
-/* SHA-256 compression with x86's SHA instructions. The state stays in registers from block to block and from unit to unit.
+/* SHA-256 compression with x86's SHA instructions. The state stays in registers from block to block and from unit
+ * to unit.
  *
- * The instructions want the eight state words as ABEF and CDGH; four rounds take four message words, and the message schedule of
- * the rounds to come is made beside them. */
+ * The instructions want the eight state words as ABEF and CDGH; four rounds take four message words, and the
+ * message schedule of the rounds to come is made beside them. */
 #include "key_sha.h"
 
 #include "kv/key.h"
@@ -54,7 +55,8 @@ SHA_INLINE void store_state(uint32_t state[8], sha_regs_t r)
 	_mm_storeu_si128((__m128i *)(void *)(state + 4), _mm_alignr_epi8(dchg, feba, 8));
 }
 
-/* Words A..D, big-endian, straight from the registers: ABEF and CDGH hold A, B and C, D in their upper halves, last word first. */
+/* Words A..D, big-endian, straight from the registers: ABEF and CDGH hold A, B and C, D in their upper halves,
+ * last word first. */
 SHA_INLINE void store_key(kv_key_t *key, sha_regs_t r)
 {
 	__m128i abcd = _mm_unpackhi_epi64(r.cdgh, r.abef);

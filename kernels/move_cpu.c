@@ -1,5 +1,6 @@
-/* Gather and scatter on the CPU: for every (layer, head) held here, one fused copy-and-digest between a page of the canonical block and the rows of the
- * paged cache. Layer by layer, because a layer's pages lie together in the paged cache. */
+/* Gather and scatter on the CPU: for every (layer, head) held here, one fused copy-and-digest between a page of
+ * the canonical block and the rows of the paged cache. Layer by layer, because a layer's pages lie together in the
+ * paged cache. */
 #include "kvk/move.h"
 
 #include "page.h"
@@ -100,58 +101,52 @@ static leaf_t opaque_leaf(const mover_t *m, uint8_t *page, uint8_t *cache, uint3
 	return leaf;
 }
 
-/* One page to move: local layer and head of a move. */
+/* One page of a move: local layer and head. */
 typedef struct place {
-	const kvk_move_t *move;
 	uint32_t layer;
 	uint32_t head;
 } place_t;
 
-/* Pages go in the order of the side that is read: a layer of the paged cache lies together, a head of a canonical block does. `index` may reach into
- * the move after this one (`then`, or NULL). */
-static place_t page_at(const mover_t *m, const kvk_move_t *move, const kvk_move_t *then, uint32_t index)
+/* Pages go in the order of the side that is read: a layer of the paged cache lies together, a head of a canonical
+ * block does. */
+static place_t page_at(const mover_t *m, uint32_t index)
 {
-	const uint32_t layers = m->paged->layers;
-	const uint32_t heads = m->paged->heads;
-
-	if (index >= layers * heads) {
-		index -= layers * heads;
-		move = then;
-	}
 	if (m->direction == GATHER) {
-		return (place_t){move, index / heads, index % heads};
+		return (place_t){index / m->paged->heads, index % m->paged->heads};
 	}
 
-	return (place_t){move, index % layers, index / layers};
+	return (place_t){index % m->paged->layers, index / m->paged->layers};
 }
 
-static uint8_t *canonical_page(const mover_t *m, place_t at)
+static uint8_t *canonical_page(const mover_t *m, const kvk_move_t *move, place_t at)
 {
 	const kvk_paged_t *paged = m->paged;
 	const size_t page = (size_t)(paged->first_head + at.head) * m->layout->layers + paged->first_layer + at.layer;
 
-	return (uint8_t *)at.move->data + page * m->geometry.page_bytes;
+	return (uint8_t *)move->data + page * m->geometry.page_bytes;
 }
 
-/* What will be read soon. A gather by token reads a block's layer of the cache from end to end, though not in order: each head fetches its share of the
- * next layer. Everything else reads page after page. */
-static const uint8_t *read_soon(const mover_t *m, place_t at)
+/* What page `index` of a move reads, or a share as large. A gather by token reads a block's layer of the cache from end
+ * to end, though not in order: the share of a head is as good as any. */
+static const uint8_t *page_source(const mover_t *m, const kvk_move_t *move, uint32_t index)
 {
+	const place_t at = page_at(m, index);
+
 	if (m->direction == SCATTER) {
-		return canonical_page(m, at);
+		return canonical_page(m, move, at);
 	}
 
-	return kvk_paged_block(m->paged, at.layer, at.move->block) + (size_t)at.head * m->geometry.page_bytes;
+	return kvk_paged_block(m->paged, at.layer, move->block) + (size_t)at.head * m->geometry.page_bytes;
 }
 
 /* Move one page. Gather stores its digests; scatter compares: 0 when one is wrong. */
-static int move_page(const mover_t *m, place_t at, const uint8_t *soon)
+static int move_page(const mover_t *m, const kvk_move_t *move, place_t at, const uint8_t *soon)
 {
 	const uint32_t pieces = m->geometry.pieces;
-	uint8_t *page = canonical_page(m, at);
-	uint8_t *cache = kvk_paged_block(m->paged, at.layer, at.move->block);
+	uint8_t *page = canonical_page(m, move, at);
+	uint8_t *cache = kvk_paged_block(m->paged, at.layer, move->block);
 	uint64_t *digests =
-		at.move->leaves ? at.move->leaves + ((size_t)at.head * m->paged->layers + at.layer) * pieces : NULL;
+		move->leaves ? move->leaves + ((size_t)at.head * m->paged->layers + at.layer) * pieces : NULL;
 	int right = 1;
 
 	for (uint32_t i = 0; i < pieces; i++) {
@@ -169,8 +164,9 @@ static int move_page(const mover_t *m, place_t at, const uint8_t *soon)
 	return right;
 }
 
-/* All pages of one move; `then` is the move after it, or NULL. */
-static int move_block(const mover_t *m, const kvk_move_t *move, const kvk_move_t *then)
+/* All pages of one move, which `more` moves follow in the array. While a page moves, the next one is fetched; a gather by
+ * token fetches the next layer, because the pieces of a head are strewn over all of its layer. */
+static int move_block(const mover_t *m, const kvk_move_t *move, uint32_t more)
 {
 	const uint32_t pages = m->paged->layers * m->paged->heads;
 	const int by_token = m->direction == GATHER && m->paged->kind == KVK_PAGED_KV_TOKEN_HEAD;
@@ -178,9 +174,14 @@ static int move_block(const mover_t *m, const kvk_move_t *move, const kvk_move_t
 	int right = 1;
 
 	for (uint32_t i = 0; i < pages; i++) {
-		const place_t soon = page_at(m, move, then, i + ahead);
+		const uint8_t *soon = NULL;
 
-		right = move_page(m, page_at(m, move, then, i), soon.move ? read_soon(m, soon) : NULL) && right;
+		if (i + ahead < pages) {
+			soon = page_source(m, move, i + ahead);
+		} else if (more > 0) {
+			soon = page_source(m, move + 1, i + ahead - pages);
+		}
+		right = move_page(m, move, page_at(m, i), soon) && right;
 	}
 
 	return right;
@@ -214,7 +215,7 @@ kv_status_t kvk_gather(const kvk_layout_t *layout, const kvk_paged_t *paged, con
 		return KV_ERR_ARG;
 	}
 	for (uint32_t i = 0; i < count; i++) {
-		move_block(&m, &moves[i], i + 1 < count ? &moves[i + 1] : NULL);
+		move_block(&m, &moves[i], count - 1 - i);
 	}
 	kv_copy_fence();
 
@@ -231,7 +232,7 @@ kv_status_t kvk_scatter(const kvk_layout_t *layout, const kvk_paged_t *paged, co
 		return KV_ERR_ARG;
 	}
 	for (uint32_t i = 0; i < count && status == KV_OK; i++) {
-		if (!move_block(&m, &moves[i], i + 1 < count ? &moves[i + 1] : NULL)) {
+		if (!move_block(&m, &moves[i], count - 1 - i)) {
 			status = KV_ERR_CORRUPT;
 			if (p_bad) {
 				*p_bad = i;

@@ -1,7 +1,8 @@
 /* page.h -- where K and V of one page (head, layer) lie, token by token; private to kernels/.
  *
- * Every order of a page that is not opaque is two rows of `tokens` pieces, one of K and one of V, each with an offset and a stride. Gather, scatter and
- * permute are all "walk the rows of one description and of another side by side".
+ * Every order of a page that is not opaque is two rows of `tokens` pieces, one of K and one of V, each with an
+ * offset and a stride. Gather, scatter and permute are all "walk the rows of one description and of another side
+ * by side".
  */
 #ifndef KVK_PAGE_H
 #define KVK_PAGE_H

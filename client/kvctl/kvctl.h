@@ -38,6 +38,7 @@ int kvctl_explain(const kvctl_t *ctl, int argc, char **argv);
 int kvctl_check(const kvctl_t *ctl, int argc, char **argv);
 int kvctl_config(const kvctl_t *ctl, int argc, char **argv);
 int kvctl_stats(const kvctl_t *ctl, int argc, char **argv);
+int kvctl_replay(const kvctl_t *ctl, int argc, char **argv);
 int kvctl_version(const kvctl_t *ctl, int argc, char **argv);
 int kvctl_help(const kvctl_t *ctl, int argc, char **argv);
 

@@ -23,6 +23,15 @@ const kvctl_command_t kvctl_commands[] = {
 	{"config", kvctl_config, "[NAME...]", "the options in force and where each comes from", ""},
 	{"stats", kvctl_stats, "[NAME...]", "every metric, or those whose name contains NAME", ""},
 	{"version", kvctl_version, "", "versions of kvctl, libkvc and the daemon", ""},
+	{"replay", kvctl_replay, "--trace FILE",
+	 "drive a daemon with a request trace, every byte checked; exit 2 when one was wrong",
+	 "  --trace FILE      requests, one JSON object a line (Mooncake's format); - is standard input\n"
+	 "  --blocks C        without --socket: start a private daemon of exactly C blocks, no disk;\n"
+	 "                    a request offers its first C blocks\n"
+	 "  --policy NAME     eviction policy of the private daemon: lru (default), fifo\n"
+	 "  --clients N       client processes; request i goes to client i modulo N (default 1)\n"
+	 "  --block-bytes N   bytes of a block (default 4KiB)\n"
+	 "  --limit N         the first N requests only\n"},
 	{"help", kvctl_help, "[COMMAND | requests]", "this text, one command's, or the table of requests", ""},
 };
 const unsigned kvctl_command_count = sizeof kvctl_commands / sizeof kvctl_commands[0];

@@ -1,4 +1,4 @@
-/* Any bytes as an identity text: refused, or exactly the text that this identity has; its groups are read or refused. */
+/* Any bytes as an identity text: refused, or exactly the text of this identity; its groups are read or refused. */
 #include "kv/identity.h"
 
 #include "kv/env.h"

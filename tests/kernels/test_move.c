@@ -1,4 +1,5 @@
-/* Gather, scatter, permute and block digests, compared with a reference that moves one element at a time from the words of the headers alone. */
+/* Gather, scatter, permute and block digests, compared with a reference that moves one element at a time from the
+ * words of the headers alone. */
 #include "kv_cmocka.h"
 #include "kv_test.h"
 
@@ -10,7 +11,7 @@
 #define BLOCKS    5u
 #define GUARD     0xa7
 
-/* ---- reference ----------------------------------------------------------------------------------------------------------- */
+/* ---- reference ------------------------------------------------------------------------------------------------- */
 
 /* Offset in a canonical block of element `d` of K (half 0) or V (half 1). Head and layer count in the model. */
 static size_t canonical_at(const kvk_layout_t *l, uint32_t head, uint32_t layer, uint32_t token, uint32_t half,
@@ -85,7 +86,7 @@ static void reference_gather(const kvk_layout_t *l, const kvk_paged_t *p, uint32
 	}
 }
 
-/* ---- a model split over ranks ---------------------------------------------------------------------------------------------- */
+/* ---- a model split over ranks ---------------------------------------------------------------------------------- */
 
 typedef struct rank {
 	kvk_paged_t paged;
@@ -209,7 +210,7 @@ static void *take(size_t n)
 	return p;
 }
 
-/* ---- tests --------------------------------------------------------------------------------------------------------------- */
+/* ---- tests ----------------------------------------------------------------------------------------------------- */
 
 static void check_model(kv_test_rng_t *rng, kvk_paged_kind_t kind)
 {

@@ -1,8 +1,9 @@
 /* kv/digest.h -- XXH3-64 digests, alone and fused with a copy.
  *
- * A leaf is XXH3-64 (seed 0) of its bytes; the root of a head is XXH3-64 of the head's leaf digests as u64 little-endian in leaf order; the
- * digest of a block is XXH3-64 of its head roots likewise. The fused loops read each byte once: hash it and stream it out.
- * Values are those of libxxhash, bit for bit (tests/common proves it for every length and alignment).
+ * A leaf is XXH3-64 (seed 0) of its bytes; the root of a head is XXH3-64 of the head's leaf digests as u64 little-
+ * endian in leaf order; the digest of a block is XXH3-64 of its head roots likewise. The fused loops read each
+ * byte once: hash it and stream it out. Values are those of libxxhash, bit for bit (tests/common proves it for
+ * every length and alignment).
  */
 #ifndef KV_DIGEST_H
 #define KV_DIGEST_H
@@ -13,13 +14,15 @@
 /* XXH3-64 of n bytes, by the widest instructions this CPU has. */
 uint64_t kv_digest(const void *data, size_t n);
 
-/* Copy n bytes from src to dst (no overlap) and return XXH3-64 of what was read. Large copies use non-temporal stores. */
+/* Copy n bytes from src to dst (no overlap) and return XXH3-64 of what was read. Over 240 bytes to a multiple of 64
+ * the stores go around the caches. For many leaves see kv_copy_digest_leaves(): it fences once. */
 uint64_t kv_copy_digest(void *dst, const void *src, size_t n);
 
-/* The same for a leaf gathered from pieces: `pieces` runs of `piece` bytes, `src_stride` apart in the source and `dst_stride` apart in the
- * destination; the digest is that of the concatenated runs. Gather: dst_stride == piece. Scatter: src_stride == piece.
- * A run that is a multiple of 64 bytes goes at full speed. */
-uint64_t kv_copy_digest_strided(void *dst, size_t dst_stride, const void *src, size_t src_stride, size_t piece, size_t pieces);
+/* The same for a leaf gathered from pieces: `pieces` runs of `piece` bytes, `src_stride` apart in the source and
+ * `dst_stride` apart in the destination; the digest is that of the concatenated runs. Gather: dst_stride == piece.
+ * Scatter: src_stride == piece. A run that is a multiple of 64 bytes goes at full speed. */
+uint64_t kv_copy_digest_strided(void *dst, size_t dst_stride, const void *src, size_t src_stride, size_t piece,
+				size_t pieces);
 
 /* One run of a leaf: `pieces` pieces of `piece` bytes, the strides as above. Neither number may be 0. */
 typedef struct kv_copy_run {
@@ -36,9 +39,9 @@ typedef enum kv_run_order {
 	KV_RUNS_INTERLEAVED, /* the first piece of each run, then the second of each; `pieces` all the same */
 } kv_run_order_t;
 
-/* Copy a leaf that is made of several runs and return the digest of the pieces, concatenated in `order`. `next` (may be NULL) is memory that will be
- * read soon, as many bytes as the leaf has: it is prefetched on the way. Made for many leaves in a row, so it does not fence: call kv_copy_fence()
- * before anybody is told about the bytes. */
+/* Copy a leaf that is made of several runs and return the digest of the pieces, concatenated in `order`. `next`
+ * (may be NULL) is memory that will be read soon, as many bytes as the leaf has: it is prefetched on the way. Made
+ * for many leaves in a row, so it does not fence: call kv_copy_fence() before anybody is told about the bytes. */
 uint64_t kv_copy_digest_runs(const kv_copy_run_t *runs, size_t count, kv_run_order_t order, const void *next);
 
 /* kv_copy_digest() of `count` leaves of `leaf` bytes, one behind the other on both sides, with one fence at the end. */

@@ -11,8 +11,8 @@
 #include "kv/status.h"
 #include "kv/types.h"
 
-#define KV_KEY_VERSION 1u
-#define KV_TOKEN_REFUSED UINT32_MAX /* never a token id: it marks extra keys */
+#define KV_KEY_VERSION     1u
+#define KV_TOKEN_REFUSED   UINT32_MAX /* never a token id: it marks extra keys */
 #define KV_MAX_UNIT_TOKENS 4096u
 #define KV_MAX_EXTRA_BYTES 65536u
 
@@ -28,10 +28,12 @@ kv_status_t kv_chain_init(kv_chain_t *chain, const uint8_t root[32], uint32_t un
 /* Hash `units` consecutive units of chain->unit_tokens tokens without extra keys; keys[i] is the key after unit i.
  * KV_ERR_ARG: a token is KV_TOKEN_REFUSED; chain and keys are then unchanged up to the bad unit, *p_done units are done
  * (p_done may be NULL). */
-kv_status_t kv_chain_tokens(kv_chain_t *chain, const uint32_t *tokens, uint32_t units, kv_key_t *keys, uint32_t *p_done);
+kv_status_t kv_chain_tokens(kv_chain_t *chain, const uint32_t *tokens, uint32_t units, kv_key_t *keys,
+			    uint32_t *p_done);
 
 /* Hash one unit that has extra keys (cache salt, LoRA id, multimodal hashes: canonical bytes, at most KV_MAX_EXTRA_BYTES). */
-kv_status_t kv_chain_unit(kv_chain_t *chain, const void *extra, uint32_t extra_len, const uint32_t *tokens, kv_key_t *key);
+kv_status_t kv_chain_unit(kv_chain_t *chain, const void *extra, uint32_t extra_len, const uint32_t *tokens,
+			  kv_key_t *key);
 
 /* Bind an engine's own hash (16 to 60 bytes, cryptographic) to the space: one compression from the header's state over
  * (hash, zeros to 60 bytes, u32 length). `header` is a chain just initialised. KV_ERR_ARG: length out of range. */

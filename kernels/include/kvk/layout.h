@@ -10,21 +10,24 @@
 #include "kv/status.h"
 #include "kv/types.h"
 
-#define KVK_MAX_HEADS 1024u
-#define KVK_MAX_LAYERS 1024u
+#define KVK_MAX_HEADS        1024u
+#define KVK_MAX_LAYERS       1024u
 #define KVK_MAX_BLOCK_TOKENS 4096u
-#define KVK_MAX_DIM 8192u
-#define KVK_MAX_BLOCK_BYTES (1u << 30)
-#define KVK_OPAQUE_LEAF 16384u      /* leaf size of opaque pages */
-#define KVK_LAYOUT_TEXT_MAX 512u
+#define KVK_MAX_DIM          8192u
+#define KVK_MAX_BLOCK_BYTES  (1u << 30)
+#define KVK_OPAQUE_LEAF      16384u /* leaf size of opaque pages */
+#define KVK_LAYOUT_TEXT_MAX  512u
 
 /* X(NAME, text, bytes of one element) */
-#define KVK_DTYPE_LIST(X) X(F32, "f32", 4) X(F16, "f16", 2) X(BF16, "bf16", 2) X(FP8_E4M3, "fp8_e4m3", 1) X(FP8_E5M2, "fp8_e5m2", 1) X(INT8, "int8", 1) X(BYTE, "byte", 1)
+#define KVK_DTYPE_LIST(X)                                                                                              \
+	X(F32, "f32", 4)                                                                                               \
+	X(F16, "f16", 2) X(BF16, "bf16", 2) X(FP8_E4M3, "fp8_e4m3", 1) X(FP8_E5M2, "fp8_e5m2", 1) X(INT8, "int8", 1)   \
+		X(BYTE, "byte", 1)
 typedef enum kvk_dtype {
 #define KVK_DTYPE_ENUM(NAME, text, bytes) KVK_DTYPE_##NAME,
 	KVK_DTYPE_LIST(KVK_DTYPE_ENUM)
 #undef KVK_DTYPE_ENUM
-	KVK_DTYPE_COUNT
+		KVK_DTYPE_COUNT
 } kvk_dtype_t;
 
 /* Bytes of one element, and the name in texts; of a known dtype. */
@@ -39,27 +42,28 @@ typedef enum kvk_inner {
 } kvk_inner_t;
 
 typedef struct kvk_layout {
-	uint32_t heads;        /* KV heads of the whole model, all ranks; MLA and opaque: 1        */
+	uint32_t heads; /* KV heads of the whole model, all ranks; MLA and opaque: 1        */
 	uint32_t layers;
 	uint32_t block_tokens;
-	uint32_t k_dim;        /* elements of K a token and head; opaque: 0                        */
-	uint32_t v_dim;        /* elements of V; MLA's latent: 0, and then `inner` is split        */
+	uint32_t k_dim; /* elements of K a token and head; opaque: 0                        */
+	uint32_t v_dim; /* elements of V; MLA's latent: 0, and then `inner` is split        */
 	kvk_dtype_t dtype;
 	kvk_inner_t inner;
-	uint32_t page_bytes;   /* opaque only: bytes of one layer's page; else 0                   */
+	uint32_t page_bytes; /* opaque only: bytes of one layer's page; else 0                   */
 } kvk_layout_t;
 
 /* Everything that follows from a valid layout. */
 typedef struct kvk_geometry {
-	uint32_t block_bytes;    /* payload of one block: heads x layers x page_bytes                */
-	uint32_t page_bytes;     /* one (head, layer)                                              */
-	uint32_t heads;          /* digest roots a block                                           */
-	uint32_t leaves;         /* digest leaves a head: layers; opaque: layers x pieces of a page */
-	uint32_t leaf_bytes;     /* of every leaf; of opaque pages the last piece may be shorter     */
-	uint32_t pieces;         /* leaves a layer: 1; opaque: ceil(page_bytes / KVK_OPAQUE_LEAF)    */
+	uint32_t block_bytes; /* payload of one block: heads x layers x page_bytes                */
+	uint32_t page_bytes;  /* one (head, layer)                                              */
+	uint32_t heads;       /* digest roots a block                                           */
+	uint32_t leaves;      /* digest leaves a head: layers; opaque: layers x pieces of a page */
+	uint32_t leaf_bytes;  /* of every leaf; of opaque pages the last piece may be shorter     */
+	uint32_t pieces;      /* leaves a layer: 1; opaque: ceil(page_bytes / KVK_OPAQUE_LEAF)    */
 } kvk_geometry_t;
 
-/* KV_ERR_LAYOUT: a field is out of range or the fields contradict each other; *p_why is a sentence (static; may be NULL). */
+/* KV_ERR_LAYOUT: a field is out of range or the fields contradict each other; *p_why is a sentence (static; may be
+ * NULL). */
 kv_status_t kvk_layout_check(const kvk_layout_t *layout, const char **p_why);
 
 /* Of a layout that has passed kvk_layout_check(). */
@@ -68,7 +72,8 @@ void kvk_layout_geometry(const kvk_layout_t *layout, kvk_geometry_t *geometry);
 /* Byte offset and length in the block of leaf `leaf` of head `head`. */
 void kvk_layout_leaf(const kvk_layout_t *layout, uint32_t head, uint32_t leaf, size_t *p_offset, size_t *p_len);
 
-/* Canonical text, e.g. "kvk1 heads=8 layers=32 tokens=16 k=128 v=128 dtype=bf16 inner=split page=0". Exactly one text per layout. */
+/* Canonical text, e.g. "kvk1 heads=8 layers=32 tokens=16 k=128 v=128 dtype=bf16 inner=split page=0". Exactly one
+ * text per layout. */
 kv_status_t kvk_layout_format(const kvk_layout_t *layout, char *out, size_t cap);
 /* Accepts canonical text only, then checks the layout. */
 kv_status_t kvk_layout_parse(const char *text, size_t len, kvk_layout_t *layout, const char **p_why);
@@ -76,27 +81,30 @@ kv_status_t kvk_layout_parse(const char *text, size_t len, kvk_layout_t *layout,
 /* Can blocks of `a` be permuted to `b`? Equal but for the inner order, neither opaque. */
 int kvk_layout_convertible(const kvk_layout_t *a, const kvk_layout_t *b);
 
-/* ---- an engine's paged cache on one rank --------------------------------------------------------------------------------- */
+/* ---- an engine's paged cache on one rank ----------------------------------------------------------------------- */
 
 typedef enum kvk_paged_kind {
-	KVK_PAGED_KV_TOKEN_HEAD = 0, /* per layer [block][K|V][token][head][dim]       (FlashAttention NHD, reference engine) */
-	KVK_PAGED_HEAD_TOKEN_KV = 1, /* per layer [block][head][token][2 x dim]        (vLLM >= 0.26, HND)                     */
-	KVK_PAGED_OPAQUE = 2,        /* per layer [block][page bytes]                  (CPU attention, vendor formats)         */
+	KVK_PAGED_KV_TOKEN_HEAD =
+		0, /* per layer [block][K|V][token][head][dim]       (FlashAttention NHD, reference engine) */
+	KVK_PAGED_HEAD_TOKEN_KV =
+		1, /* per layer [block][head][token][2 x dim]        (vLLM >= 0.26, HND)                     */
+	KVK_PAGED_OPAQUE =
+		2, /* per layer [block][page bytes]                  (CPU attention, vendor formats)         */
 } kvk_paged_kind_t;
 
 typedef struct kvk_paged {
 	kvk_paged_kind_t kind;
-	uint32_t blocks;          /* block ids are below this                                           */
-	uint32_t layers;          /* layers held here (pipeline rank)                                    */
-	uint32_t first_layer;     /* first of them in the model                                          */
-	uint32_t heads;           /* heads held here (tensor rank)                                       */
-	uint32_t first_head;      /* first of them in the model                                          */
-	uint32_t block_tokens;    /* as in the pool block                                                */
+	uint32_t blocks;       /* block ids are below this                                           */
+	uint32_t layers;       /* layers held here (pipeline rank)                                    */
+	uint32_t first_layer;  /* first of them in the model                                          */
+	uint32_t heads;        /* heads held here (tensor rank)                                       */
+	uint32_t first_head;   /* first of them in the model                                          */
+	uint32_t block_tokens; /* as in the pool block                                                */
 	uint32_t k_dim, v_dim;
 	kvk_dtype_t dtype;
-	uint32_t page_bytes;      /* opaque: bytes of one layer's page                                   */
-	void *const *base;        /* one pointer a layer; borrowed, alive as long as the description     */
-	size_t block_stride;      /* bytes from a block to the next in one layer; 0: packed               */
+	uint32_t page_bytes; /* opaque: bytes of one layer's page                                   */
+	void *const *base;   /* one pointer a layer; borrowed, alive as long as the description     */
+	size_t block_stride; /* bytes from a block to the next in one layer; 0: packed               */
 } kvk_paged_t;
 
 /* Valid by itself, and for this pool layout (heads, layers, dims and dtype agree). KV_ERR_LAYOUT with a sentence. */
