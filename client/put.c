@@ -428,7 +428,7 @@ kvc_status_t kvc_put_write(kvc_put_t *put, uint32_t i, const void *src)
 	uint64_t *word = NULL;
 	kvc_status_t status = writable(put, i, &data, &word);
 
-	if (status != KVC_OK || !data) {
+	if (status != KVC_OK || !word) {
 		return status == KVC_ALREADY ? KVC_OK : status;
 	}
 	for (uint32_t head = range->head_first; head < range->head_first + range->head_count; head++) {
@@ -451,7 +451,7 @@ kvc_status_t kvc_put_digests(kvc_put_t *put, uint32_t i, const uint64_t *leaves)
 	uint64_t *words = NULL;
 	kvc_status_t status = writable(put, i, &data, &words);
 
-	if (status != KVC_OK || !data) {
+	if (status != KVC_OK || !words) {
 		return status == KVC_ALREADY ? KVC_OK : status;
 	}
 	memcpy(words, leaves, put->words_a_block * sizeof *words);
