@@ -246,7 +246,7 @@ struct kvc {
 
 	kvc_state_t state;
 	kv_status_t why_detached;
-	char why_text[256];
+	char why_text[512];
 	uint64_t incarnation;
 	uint64_t old_incarnation;
 	uint64_t next_try_ns, backoff_ns;

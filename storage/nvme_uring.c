@@ -522,6 +522,11 @@ void *kvs_uring_main(void *arg)
 	while (!atomic_load(&io->stop) || r.in_flight > 0 || r.ready_count > 0 || !kvs_queue_empty(&io->in)) {
 		turn(&r);
 	}
+	/* The kernel takes a ring apart in its own time; files and memory are let go now. */
+	if (r.file_fd) {
+		io_uring_unregister_files(&r.uring);
+	}
+	io_uring_unregister_buffers(&r.uring);
 	io_uring_queue_exit(&r.uring);
 	ring_free(&r);
 

@@ -19,9 +19,9 @@
 
 typedef struct raw_daemon {
 	pid_t pid;
-	char dir[64];   /* run_dir, removed by raw_daemon_end() */
-	char sock[96];  /* of the namespace `default` */
-	char log[96];   /* its standard error */
+	char dir[64];  /* run_dir, removed by raw_daemon_end() */
+	char sock[96]; /* of the namespace `default` */
+	char log[96];  /* its standard error */
 } raw_daemon_t;
 
 /* Make a run_dir, start kvd there with small tiers, no HTTP and no keeper, and with `args` (ended by NULL; may be NULL) after these, and wait for its socket. */
@@ -41,7 +41,7 @@ int raw_run(const char *const *args, char *out, size_t cap);
 
 typedef struct raw_frame {
 	kv_frame_header_t header;
-	uint8_t *body;                /* of the caller's buffer */
+	uint8_t *body; /* of the caller's buffer */
 	int fds[KV_WIRE_MAX_FDS];
 	uint32_t fd_count;
 } raw_frame_t;
@@ -92,7 +92,7 @@ typedef struct raw_member {
 	kv_msg_join_reply_t joined;
 	const kv_mirror_header_t *mirror;
 	const uint8_t *leases;
-	uint8_t *area;                /* kv_member_area_header_t */
+	uint8_t *area; /* kv_member_area_header_t */
 	uint64_t *staging;
 	int area_fds[3];
 	raw_slab_t slabs[16];
@@ -106,7 +106,8 @@ kv_status_t raw_join_with(int fd, const char *name, const uint8_t *secret, int p
 /* Open the space of the tests: 2 heads, 2 layers, 16 tokens, f32, split: 4 leaves a block of 8192 bytes. */
 kv_status_t raw_space(raw_member_t *member, const char *model);
 /* Start a put of `n` blocks below parent (NULL: root). */
-kv_status_t raw_put_start(raw_member_t *member, const kv_key_t *parent, uint32_t depth, const kv_key_t *keys, uint32_t n, kv_msg_put_start_reply_t *reply);
+kv_status_t raw_put_start(raw_member_t *member, const kv_key_t *parent, uint32_t depth, const kv_key_t *keys,
+			  uint32_t n, kv_msg_put_start_reply_t *reply);
 /* Memory of entry i of the lease or put at `offset`; NULL: the slot is none. */
 uint8_t *raw_slot(raw_member_t *member, uint64_t offset, uint32_t i);
 /* Fill block i of a put with a pattern and its digests into staging word i x 4. */

@@ -108,7 +108,8 @@ static size_t read_bytes(int fd, uint8_t *out, size_t n, int timeout_ms, raw_fra
 		int fds[KV_WIRE_MAX_FDS];
 		uint32_t count = 0;
 
-		if (poll(&look, 1, timeout_ms) != 1 || kv_sock_recv(fd, out + have, n - have, &len, fds, &count) != KV_OK) {
+		if (poll(&look, 1, timeout_ms) != 1 ||
+		    kv_sock_recv(fd, out + have, n - have, &len, fds, &count) != KV_OK) {
 			break;
 		}
 		for (uint32_t i = 0; i < count; i++) {
@@ -191,7 +192,9 @@ kv_status_t raw_call_with(int fd, uint16_t code, const void *msg, int sent_fd, v
 		assert_int_equal(kv_error_decode(frame.body, frame.header.body, &detail), KV_OK);
 		return (kv_status_t)frame.header.status;
 	}
-	assert_int_equal(kv_body_decode(&kv_request_find(code)->reply, frame.body, frame.header.body, reply ? reply : &ignored, NULL), KV_OK);
+	assert_int_equal(kv_body_decode(&kv_request_find(code)->reply, frame.body, frame.header.body,
+					reply ? reply : &ignored, NULL),
+			 KV_OK);
 
 	return KV_OK;
 }
@@ -203,7 +206,9 @@ int raw_notice_any(int fd, uint16_t code, int timeout_ms, void *msg, int fds[KV_
 	for (;;) {
 		for (size_t i = 0; i < kept_count; i++) {
 			if (kept[i].fd == fd && kept[i].code == code) {
-				assert_int_equal(kv_body_decode(&kv_request_find(code)->ask, kept[i].body, kept[i].len, msg, NULL), KV_OK);
+				assert_int_equal(kv_body_decode(&kv_request_find(code)->ask, kept[i].body, kept[i].len,
+								msg, NULL),
+						 KV_OK);
 				memcpy(fds, kept[i].fds, sizeof kept[i].fds);
 				memmove(&kept[i], &kept[i + 1], (--kept_count - i) * sizeof kept[0]);
 				return 1;

@@ -74,8 +74,8 @@ kv_status_t raw_space(raw_member_t *member, const char *model)
 	return raw_call(member->fd, KV_CODE_SPACE_OPEN, &ask, &member->space);
 }
 
-kv_status_t raw_put_start(raw_member_t *member, const kv_key_t *parent, uint32_t depth, const kv_key_t *keys, uint32_t n,
-			  kv_msg_put_start_reply_t *reply)
+kv_status_t raw_put_start(raw_member_t *member, const kv_key_t *parent, uint32_t depth, const kv_key_t *keys,
+			  uint32_t n, kv_msg_put_start_reply_t *reply)
 {
 	kv_msg_put_start_t ask = {.space = member->space.space, .epoch = member->space.epoch, .depth = depth};
 

@@ -62,7 +62,8 @@ static void read_field(kv_mp_reader_t *r, const kv_mp_item_t *key, kvd_event_t *
 		event->group = (uint8_t)next(r, KV_MP_UINT).value;
 	} else if (is(key, "lora_name")) {
 		assert_int_equal(kv_mp_next(r, &item), KV_OK);
-		snprintf(name_, sizeof name_, "%.*s", item.type == KV_MP_STR ? (int)item.len : 0, (const char *)item.data);
+		snprintf(name_, sizeof name_, "%.*s", item.type == KV_MP_STR ? (int)item.len : 0,
+			 (const char *)item.data);
 		event->lora = item.type == KV_MP_STR ? name_ : NULL;
 	} else {
 		assert_int_equal(kv_mp_skip(r, 4), KV_OK);
@@ -273,7 +274,8 @@ static void p9_batches_are_numbered_from_zero_and_a_lost_one_leaves_a_gap(void *
 	static kv_metrics_t metrics;
 	static uint64_t many[2048];
 	kvd_event_t small = {.type = KVD_EVENT_REMOVED, .ns = "a", .medium = KV_TIER_CPU, .count = 1, .hashes = many};
-	kvd_event_t large = {.type = KVD_EVENT_REMOVED, .ns = "a", .medium = KV_TIER_CPU, .count = 2048, .hashes = many};
+	kvd_event_t large = {
+		.type = KVD_EVENT_REMOVED, .ns = "a", .medium = KV_TIER_CPU, .count = 2048, .hashes = many};
 	uint8_t payload[4096];
 	subscriber_t s;
 	char dir[64];
@@ -302,10 +304,10 @@ static void p9_batches_are_numbered_from_zero_and_a_lost_one_leaves_a_gap(void *
 	next(&r, KV_MP_FLOAT);
 	assert_int_equal(next(&r, KV_MP_ARRAY).len, 2);
 	assert_int_equal(receive(&s, "kv@t@a", payload, sizeof payload, &len), 2);
-	assert_int_equal(kv_metric_get(&metrics, KV_M_EVENTS_LOST), 1);
-	assert_int_equal(kv_metric_get(&metrics, KV_M_EVENTS), 4);
 	unsubscribe(&s);
 	kvd_publisher_close(publisher);
+	assert_int_equal(kv_metric_get(&metrics, KV_M_EVENTS_LOST), 1);
+	assert_int_equal(kv_metric_get(&metrics, KV_M_EVENTS), 4);
 	kv_test_dir_remove(dir);
 }
 
@@ -348,7 +350,11 @@ static void p8_namespaces_have_endpoints_of_their_own(void **state)
 static void p9_a_prefix_hit_is_one_map_on_its_own_endpoint(void **state)
 {
 	static kv_metrics_t metrics;
-	kv_report_t report = {.type = KV_REPORT_REQUEST, .space = 3, .query_tokens = 1000, .hit_cpu_tokens = 640, .why = KV_WHY_EVICTED};
+	kv_report_t report = {.type = KV_REPORT_REQUEST,
+			      .space = 3,
+			      .query_tokens = 1000,
+			      .hit_cpu_tokens = 640,
+			      .why = KV_WHY_EVICTED};
 	uint8_t payload[1024];
 	subscriber_t s;
 	char dir[64];
@@ -377,9 +383,9 @@ static void p9_a_prefix_hit_is_one_map_on_its_own_endpoint(void **state)
 	}
 	assert_true(r.at == r.end);
 	assert_int_equal(found, 3);
-	assert_int_equal(kv_metric_get(&metrics, KV_M_PREFIX_RECORDS), 1);
 	unsubscribe(&s);
 	kvd_publisher_close(publisher);
+	assert_int_equal(kv_metric_get(&metrics, KV_M_PREFIX_RECORDS), 1);
 	kv_test_dir_remove(dir);
 }
 

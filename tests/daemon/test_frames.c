@@ -54,7 +54,8 @@ static int open_at(stage_t stage)
 
 static kv_frame_header_t header_of(uint16_t code, uint32_t body)
 {
-	return (kv_frame_header_t){.magic = KV_WIRE_MAGIC, .version = KV_WIRE_VERSION, .code = code, .body = body, .id = 77};
+	return (kv_frame_header_t){
+		.magic = KV_WIRE_MAGIC, .version = KV_WIRE_VERSION, .code = code, .body = body, .id = 77};
 }
 
 /* Send the header in each state: the connection ends, with an answer of this status where the header can be trusted, and the metric counts it. */
@@ -176,13 +177,15 @@ static void p10_descriptors_promised_but_not_sent_are_refused(void **state)
 static void p10_a_body_that_does_not_decode_is_refused(void **state)
 {
 	/* An array that claims 2^32 - 1 elements; three strings instead of numbers; too few fields. */
-	static const uint8_t bodies[][6] = {{0xdd, 0xff, 0xff, 0xff, 0xff, 0x00}, {0x93, 0xa1, 'x', 0xa1, 'y', 0xa0}, {0x91, 0x01, 0, 0, 0, 0}};
+	static const uint8_t bodies[][6] = {
+		{0xdd, 0xff, 0xff, 0xff, 0xff, 0x00}, {0x93, 0xa1, 'x', 0xa1, 'y', 0xa0}, {0x91, 0x01, 0, 0, 0, 0}};
 	static const uint32_t lengths[] = {5, 6, 2};
 
 	(void)state;
 	for (size_t i = 0; i < KV_COUNT_OF(bodies); i++) {
 		kv_frame_header_t header = header_of(KV_CODE_HELLO, lengths[i]);
-		uint64_t before = raw_metric(watch_, "kvd_frames_bad_total") + raw_metric(watch_, "kvd_frames_too_big_total");
+		uint64_t before =
+			raw_metric(watch_, "kvd_frames_bad_total") + raw_metric(watch_, "kvd_frames_too_big_total");
 		int fd = raw_connect(daemon_.sock);
 		raw_frame_t frame;
 
@@ -191,7 +194,9 @@ static void p10_a_body_that_does_not_decode_is_refused(void **state)
 		assert_int_equal(raw_recv(fd, RAW_TIMEOUT_MS, &frame), 1);
 		assert_true(frame.header.status == KV_ERR_PROTO || frame.header.status == KV_ERR_TOO_BIG);
 		assert_true(raw_closed(fd, RAW_TIMEOUT_MS));
-		assert_int_equal(raw_metric(watch_, "kvd_frames_bad_total") + raw_metric(watch_, "kvd_frames_too_big_total"), before + 1);
+		assert_int_equal(raw_metric(watch_, "kvd_frames_bad_total") +
+					 raw_metric(watch_, "kvd_frames_too_big_total"),
+				 before + 1);
 		close(fd);
 	}
 }
@@ -232,7 +237,8 @@ static void p6_garbage_ends_only_its_own_connection(void **state)
 	(void)state;
 	for (int round = 0; round < 200; round++) {
 		int fd = open_at((stage_t)(round % (int)GREETED + (round % 4 == 0 ? 1 : 0)));
-		kv_frame_header_t header = header_of((uint16_t)kv_test_below(&rng, 20), (uint32_t)kv_test_below(&rng, 300));
+		kv_frame_header_t header =
+			header_of((uint16_t)kv_test_below(&rng, 20), (uint32_t)kv_test_below(&rng, 300));
 
 		kv_test_fill(&rng, bytes, sizeof bytes);
 		if (round % 2) {

@@ -1,0 +1,444 @@
+/* A directory that was damaged, is foreign, locked or full: typed errors or dropped blocks, never other bytes and never a crash. */
+#include "nvme_test.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+
+#define BLOCKS 12u
+
+static found_t found;
+
+static int open_at(const fixture_t *f, const char *name)
+{
+	char path[1024];
+	int fd;
+
+	assert_true(snprintf(path, sizeof path, "%s/%s", f->dir, name) < (int)sizeof path);
+	fd = open(path, O_RDWR | O_CLOEXEC);
+	assert_true(fd >= 0);
+
+	return fd;
+}
+
+static void flip(int fd, off_t at, uint8_t bits)
+{
+	uint8_t byte;
+
+	assert_int_equal(pread(fd, &byte, 1, at), 1);
+	byte ^= bits;
+	assert_int_equal(pwrite(fd, &byte, 1, at), 1);
+}
+
+/* A directory with a chain of BLOCKS flushed blocks; the tier is closed. Slot i of file 0.0 holds depth i + 1. */
+static void make(fixture_t *f)
+{
+	kvs_loc_t loc;
+
+	fixture_init(f, NULL);
+	fixture_begin(f, &found);
+	for (uint32_t i = 0; i < BLOCKS; i++) {
+		assert_int_equal(put_block(f, &plain, 1, i + 1, &loc), KV_OK);
+		assert_int_equal(loc.slot, i);
+	}
+	assert_int_equal(flush_wait(f->tier), KV_OK);
+	fixture_close(f);
+	memset(&f->metrics, 0, sizeof f->metrics);
+}
+
+/* Every block that is reported is right or says that it is not; returns how many are right. */
+static uint32_t read_all(fixture_t *f)
+{
+	uint32_t good = 0;
+
+	for (uint32_t i = 0; i < found.count; i++) {
+		kv_status_t status = get_block(f, &plain, 1, found.meta[i].depth, found.loc[i]);
+
+		assert_true(status == KV_OK || status == KV_ERR_CORRUPT);
+		good += status == KV_OK;
+	}
+	check_sums(f);
+
+	return good;
+}
+
+static void p1_a_flipped_bit_in_a_slot_is_never_served(void **state)
+{
+	static const off_t places[] = {0, 9, 20, 30, 50, 100, 151, 160, 300, 4095, 4096, 4097, 8191, 12288, 16383};
+	fixture_t f;
+	int fd;
+
+	(void)state;
+	make(&f);
+	fixture_begin(&f, &found);
+	assert_int_equal(found.count, BLOCKS);
+	fd = open_at(&f, "slots/0.0");
+	for (uint32_t i = 0; i < KV_COUNT_OF(places); i++) {
+		uint32_t slot = i % BLOCKS;
+		off_t at = (off_t)slot * 16384 + places[i];
+		kvs_loc_t loc = found.loc[found_find(&found, 1, slot + 1)];
+
+		if (i == BLOCKS) {
+			break;
+		}
+		flip(fd, at, (uint8_t)(1u << (i % 8u)));
+		assert_int_equal(get_block(&f, &plain, 1, slot + 1, loc), KV_ERR_CORRUPT);
+		assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_CORRUPT), i + 1);
+		/* quarantined: not read again, and freed by the core only */
+		assert_int_equal(get_block(&f, &plain, 1, slot + 1, loc), KV_ERR_CORRUPT);
+		assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_CORRUPT), i + 1);
+	}
+	check_sums(&f);
+	assert_int_equal(flush_wait(f.tier), KV_OK);
+	close(fd);
+	fixture_close(&f);
+	fixture_begin(&f, &found); /* and gone after a restart */
+	assert_int_equal(found.count, 0);
+	fixture_fini(&f);
+}
+
+static void p1_a_whole_block_in_the_wrong_place_is_never_served(void **state)
+{
+	fixture_t f;
+	uint8_t slot[16384];
+	int fd;
+
+	(void)state;
+	make(&f);
+	fixture_begin(&f, &found);
+	fd = open_at(&f, "slots/0.0");
+	assert_int_equal(pread(fd, slot, sizeof slot, 0), sizeof slot);
+	assert_int_equal(pwrite(fd, slot, sizeof slot, 16384), sizeof slot);
+	assert_int_equal(get_block(&f, &plain, 1, 1, found.loc[found_find(&found, 1, 1)]), KV_OK);
+	assert_int_equal(get_block(&f, &plain, 1, 2, found.loc[found_find(&found, 1, 2)]), KV_ERR_CORRUPT);
+	close(fd);
+	fixture_fini(&f);
+}
+
+static void p6_one_damaged_superblock_is_repaired_from_the_other(void **state)
+{
+	fixture_t f;
+
+	(void)state;
+	make(&f);
+	for (int i = 0; i < 40; i++) {
+		char name[] = "superblock.0";
+		struct stat st;
+		int fd;
+
+		name[11] = (char)('0' + i % 2);
+		fd = open_at(&f, name);
+		assert_int_equal(fstat(fd, &st), 0);
+		flip(fd, (off_t)((i * 37) % (int)st.st_size), (uint8_t)(1u << (i % 8)));
+		close(fd);
+		assert_int_equal(fixture_open(&f), KV_OK);
+		assert_int_equal(kvs_epoch_get(f.tier, space_root), 1);
+		recover(&f, &found);
+		assert_int_equal(found.count, BLOCKS);
+		fixture_close(&f);
+	}
+	fixture_fini(&f);
+}
+
+static void p10_two_damaged_superblocks_are_foreign_and_nothing_is_touched(void **state)
+{
+	fixture_t f;
+	int fd;
+
+	(void)state;
+	make(&f);
+	for (int i = 0; i < 2; i++) {
+		fd = open_at(&f, i ? "superblock.1" : "superblock.0");
+		flip(fd, 40, 1);
+		close(fd);
+	}
+	assert_int_equal(fixture_open(&f), KV_ERR_FOREIGN);
+	assert_non_null(strstr(f.detail, f.dir));
+	for (int i = 0; i < 2; i++) {
+		fd = open_at(&f, i ? "superblock.1" : "superblock.0");
+		flip(fd, 40, 1);
+		close(fd);
+	}
+	fixture_begin(&f, &found);
+	assert_int_equal(found.count, BLOCKS);
+	fixture_fini(&f);
+}
+
+static void p10_another_version_is_refused(void **state)
+{
+	fixture_t f;
+
+	(void)state;
+	make(&f);
+	for (int i = 0; i < 2; i++) {
+		int fd = open_at(&f, i ? "superblock.1" : "superblock.0");
+
+		flip(fd, 16, 3); /* the version's first byte */
+		close(fd);
+	}
+	assert_int_equal(fixture_open(&f), KV_ERR_FOREIGN);
+	assert_non_null(strstr(f.detail, "version"));
+	fixture_fini(&f);
+}
+
+static uint32_t count_entries(const char *path)
+{
+	DIR *dir = opendir(path);
+	uint32_t n = 0;
+
+	assert_non_null(dir);
+	while (readdir(dir)) {
+		n++;
+	}
+	closedir(dir);
+
+	return n;
+}
+
+static void p10_a_foreign_directory_is_left_alone(void **state)
+{
+	fixture_t f;
+	char path[256];
+	int fd;
+
+	(void)state;
+	fixture_init(&f, NULL);
+	snprintf(path, sizeof path, "%s/thesis.txt", f.dir);
+	fd = open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+	assert_true(fd >= 0);
+	close(fd);
+	assert_int_equal(fixture_open(&f), KV_ERR_FOREIGN);
+	assert_int_equal(count_entries(f.dir), 3);
+	f.config.path = path; /* a file */
+	assert_int_equal(fixture_open(&f), KV_ERR_PATH);
+	f.config.path = "/proc/nowhere/kvd";
+	assert_int_equal(fixture_open(&f), KV_ERR_PATH);
+	fixture_fini(&f);
+}
+
+static void p10_a_second_daemon_on_the_directory_is_told_so(void **state)
+{
+	fixture_t f;
+	kvs_tier_t *second = NULL;
+	char detail[256];
+
+	(void)state;
+	make(&f);
+	fixture_begin(&f, &found);
+	assert_int_equal(kvs_nvme_open(&f.config, &f.test.env, &second, detail, sizeof detail), KV_ERR_LOCKED);
+	assert_null(second);
+	assert_int_equal(read_all(&f), BLOCKS);
+	fixture_fini(&f);
+}
+
+static void p6_a_truncated_long_or_unreadable_slot_file_costs_its_own_blocks_only(void **state)
+{
+	static const char *const how[] = {"shorter", "longer", "link", "directory", "name"};
+
+	(void)state;
+	for (uint32_t i = 0; i < KV_COUNT_OF(how); i++) {
+		fixture_t f;
+		char path[256];
+		struct stat st;
+		kvs_loc_t loc;
+
+		make(&f);
+		snprintf(path, sizeof path, "%s/slots/0.0", f.dir);
+		assert_int_equal(stat(path, &st), 0);
+		if (i == 0) {
+			assert_int_equal(truncate(path, 4096 * 5), 0);
+		} else if (i == 1) {
+			assert_int_equal(truncate(path, st.st_size + 1), 0);
+		} else if (i == 2) {
+			assert_int_equal(unlink(path), 0);
+			assert_int_equal(symlink("/etc/passwd", path), 0);
+		} else if (i == 3) {
+			assert_int_equal(unlink(path), 0);
+			assert_int_equal(mkdir(path, 0700), 0);
+		} else {
+			char other[300];
+
+			snprintf(other, sizeof other, "%s/slots/0.00", f.dir);
+			assert_int_equal(rename(path, other), 0);
+		}
+		fixture_begin(&f, &found);
+		assert_int_equal(found.count, 0);
+		assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_FILES_DROPPED), 1);
+		assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_DROPPED), BLOCKS);
+		assert_int_equal(put_block(&f, &plain, 1, 1, &loc), KV_OK);
+		assert_int_equal(get_block(&f, &plain, 1, 1, loc), KV_OK);
+		check_sums(&f);
+		fixture_fini(&f);
+	}
+}
+
+static void p1_a_file_truncated_under_the_tier_is_not_served(void **state)
+{
+	fixture_t f;
+	char path[256];
+
+	(void)state;
+	make(&f);
+	fixture_begin(&f, &found);
+	snprintf(path, sizeof path, "%s/slots/0.0", f.dir);
+	assert_int_equal(truncate(path, 16384 * 3 + 4096), 0);
+	assert_int_equal(read_all(&f), 3);
+	fixture_fini(&f);
+}
+
+static void p2_lost_metadata_is_rebuilt_from_the_headers(void **state)
+{
+	fixture_t f;
+	char path[256];
+	char gone[300];
+
+	(void)state;
+	for (int i = 0; i < 2; i++) {
+		make(&f);
+		snprintf(path, sizeof path, "%s/meta", f.dir);
+		snprintf(gone, sizeof gone, "%s/CURRENT", path);
+		if (i == 0) {
+			kv_test_dir_remove(path);
+		} else {
+			assert_int_equal(unlink(gone), 0); /* the library would make a new, empty database */
+		}
+		fixture_begin(&f, &found);
+		assert_int_equal(found.count, BLOCKS);
+		assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_REBUILT), BLOCKS);
+		assert_int_equal(read_all(&f), BLOCKS);
+		fixture_close(&f);
+		memset(&f.metrics, 0, sizeof f.metrics);
+		fixture_begin(&f, &found); /* from rows again */
+		assert_int_equal(found.count, BLOCKS);
+		assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_REBUILT), 0);
+		snprintf(gone, sizeof gone, "%s/meta.lost", f.dir);
+		assert_int_equal(access(gone, F_OK), -1);
+		fixture_fini(&f);
+	}
+}
+
+static void p2_a_rebuild_that_was_cut_short_is_done_again(void **state)
+{
+	fixture_t f;
+	char path[256];
+
+	(void)state;
+	make(&f);
+	snprintf(path, sizeof path, "%s/meta.lost", f.dir);
+	assert_int_equal(mkdir(path, 0700), 0);
+	fixture_begin(&f, &found);
+	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_REBUILT), BLOCKS);
+	assert_int_equal(read_all(&f), BLOCKS);
+	fixture_fini(&f);
+}
+
+/* One flipped bit in each file of the metadata, at several places. */
+static void p1_p6_damaged_metadata_costs_time_but_no_right_bytes(void **state)
+{
+	uint32_t files = 0;
+	fixture_t f;
+	char names[64][64];
+	char path[1024];
+	struct dirent *entry;
+	DIR *dir;
+
+	(void)state;
+	make(&f);
+	snprintf(path, sizeof path, "%s/meta", f.dir);
+	dir = opendir(path);
+	assert_non_null(dir);
+	while ((entry = readdir(dir)) != NULL) {
+		if (entry->d_name[0] != '.' && strncmp(entry->d_name, "LOG", 3) != 0 &&
+		    strcmp(entry->d_name, "LOCK") != 0 && files < 64) {
+			snprintf(names[files++], 64, "%.63s", entry->d_name);
+		}
+	}
+	closedir(dir);
+	fixture_fini(&f);
+	assert_true(files >= 4);
+
+	for (uint32_t i = 0; i < files; i++) {
+		struct stat st;
+		int fd;
+
+		make(&f);
+		snprintf(path, sizeof path, "meta/%.63s", names[i]);
+		fd = open_at(&f, path);
+		assert_int_equal(fstat(fd, &st), 0);
+		for (off_t at = 3; at < st.st_size; at += 1 + st.st_size / 5) {
+			flip(fd, at, 0x10);
+		}
+		close(fd);
+		fixture_begin(&f, &found);
+		if (found.count != BLOCKS) {
+			print_message("# %s: %u blocks\n", names[i], found.count);
+		}
+		/* a log whose last records are damaged looks like one that a crash cut short: blocks may be lost, none may be wrong */
+		assert_true(found.count == BLOCKS || strstr(names[i], ".log"));
+		assert_int_equal(read_all(&f), found.count);
+		fixture_fini(&f);
+	}
+}
+
+static void p5_a_full_file_system_is_full_and_the_tier_goes_on(void **state)
+{
+	fixture_t f;
+	kvs_loc_t loc[2000];
+	kvs_meta_t meta;
+	kv_status_t status = KV_OK;
+	uint32_t n = 0;
+
+	(void)state;
+	fixture_init(&f, NULL);
+	if (mount("tmpfs", f.dir, "tmpfs", 0, "size=40m") != 0) {
+		print_message("# not run: mounting a tmpfs needs root (%s)\n", strerror(errno));
+		fixture_fini(&f);
+		skip();
+	}
+	f.config.limit_bytes = 512 * MIB;
+	f.config.file_bytes = 4 * MIB;
+	fixture_begin(&f, &found);
+	while (n < 2000 && status == KV_OK) {
+		status = put_block(&f, &plain, 1, n + 1, &loc[n]);
+		n += status == KV_OK;
+	}
+	assert_int_equal(status, KV_ERR_FULL);
+	assert_true(n > 100);
+	assert_true(kv_metric_get(&f.metrics, KV_M_DISK_ERRORS) > 0);
+	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_OFF), 0);
+	kvs_free(f.tier, loc[n - 1]);
+	assert_int_equal(put_block(&f, &plain, 1, n, &loc[n - 1]), KV_OK);
+	assert_int_equal(get_block(&f, &plain, 1, n, loc[n - 1]), KV_OK);
+	/* a class that has nothing to evict is told the reason */
+	assert_int_equal(kvs_class_open(f.tier, "other", &plain, &f.slot_class), KV_OK);
+	meta = meta_of(2, 1, 1);
+	status = kvs_alloc(f.tier, f.slot_class, KVS_PUT, 1, &meta, &loc[0]);
+	assert_true(status == KV_ERR_NOSPC);
+	check_sums(&f);
+	fixture_close(&f);
+	assert_int_equal(umount(f.dir), 0); /* nothing holds a file any more */
+	fixture_fini(&f);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p1_a_flipped_bit_in_a_slot_is_never_served),
+		cmocka_unit_test(p1_a_whole_block_in_the_wrong_place_is_never_served),
+		cmocka_unit_test(p6_one_damaged_superblock_is_repaired_from_the_other),
+		cmocka_unit_test(p10_two_damaged_superblocks_are_foreign_and_nothing_is_touched),
+		cmocka_unit_test(p10_another_version_is_refused),
+		cmocka_unit_test(p10_a_foreign_directory_is_left_alone),
+		cmocka_unit_test(p10_a_second_daemon_on_the_directory_is_told_so),
+		cmocka_unit_test(p6_a_truncated_long_or_unreadable_slot_file_costs_its_own_blocks_only),
+		cmocka_unit_test(p1_a_file_truncated_under_the_tier_is_not_served),
+		cmocka_unit_test(p2_lost_metadata_is_rebuilt_from_the_headers),
+		cmocka_unit_test(p2_a_rebuild_that_was_cut_short_is_done_again),
+		cmocka_unit_test(p1_p6_damaged_metadata_costs_time_but_no_right_bytes),
+		cmocka_unit_test(p5_a_full_file_system_is_full_and_the_tier_goes_on),
+	};
+
+	return cmocka_run_group_tests_name("storage.nvme_damage", tests, NULL, NULL);
+}

@@ -1,0 +1,336 @@
+/* Faults of the world around the disk tier: no memory, no io_uring, little memlock, a device that fails. */
+#include "nvme_test.h"
+
+#include <errno.h>
+#include <linux/capability.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+static found_t found;
+
+/* A directory in memory, where that is at hand: these tests open many tiers. */
+static void fixture_init_fast(fixture_t *f)
+{
+	char dir[64] = "/dev/shm/kvd-test-XXXXXX";
+
+	fixture_init(f, mkdtemp(dir) ? dir : NULL);
+	f->config.sync = 0;
+}
+
+static kv_status_t whole_life(fixture_t *f)
+{
+	kvs_loc_t loc;
+	kv_status_t status = fixture_open(f);
+
+	if (status != KV_OK) {
+		return status;
+	}
+	found.count = 0;
+	status = kvs_recover(f->tier, on_found, &found);
+	if (status == KV_OK) {
+		status = kvs_class_open(f->tier, "default", &plain, &f->slot_class);
+	}
+	if (status == KV_OK) {
+		status = epoch_wait(f->tier, 1);
+	}
+	if (status == KV_OK) {
+		status = put_block(f, &plain, 1, 1, &loc);
+	}
+	if (status == KV_OK) {
+		status = flush_wait(f->tier);
+	}
+	if (status == KV_OK) {
+		status = get_block(f, &plain, 1, 1, loc);
+	}
+
+	return status;
+}
+
+static void p5_each_allocation_may_fail(void **state)
+{
+	fixture_t f;
+	uint32_t failures = 0;
+
+	(void)state;
+	fixture_init_fast(&f);
+	KV_TEST_EACH_FAILURE(&f.test, n)
+	{
+		kv_status_t status = whole_life(&f);
+
+		assert_true(status == KV_OK || (status == KV_ERR_NOMEM && kv_test_failed(&f.test)));
+		failures += status != KV_OK;
+		fixture_close(&f);
+		assert_int_equal(kv_test_env_live(&f.test), 0);
+	}
+	assert_true(failures > 10);
+	fixture_fini(&f);
+}
+
+/* Writes beyond a file size limit fail: a short write first, then errors. */
+static void p6_failed_writes_are_quarantined_and_too_many_switch_the_tier_off_for_a_while(void **state)
+{
+	struct rlimit before, small;
+	fixture_t f;
+	kvs_usage_t usage;
+	kvs_loc_t loc;
+	uint32_t failed = 0;
+	uint64_t deadline;
+
+	(void)state;
+	signal(SIGXFSZ, SIG_IGN);
+	fixture_init(&f, NULL);
+	fixture_begin(&f, &found);
+	assert_int_equal(put_block(&f, &plain, 1, 1, &loc), KV_OK);
+	assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+	small = (struct rlimit){.rlim_cur = 16384 * 4 + 1024, .rlim_max = before.rlim_max};
+	assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+	for (uint32_t d = 2; d <= 4; d++) {
+		assert_int_equal(put_block(&f, &plain, 1, d, &loc), KV_OK);
+	}
+	assert_int_equal(flush_wait(f.tier), KV_OK);
+	while (failed < 8) {
+		assert_int_equal(put_block(&f, &plain, 1, 5 + failed, &loc), KV_ERR_IO);
+		failed++;
+	}
+	kvs_usage(f.tier, &usage);
+	assert_int_equal(usage.quarantined_slots, 8);
+	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_OFF), 1);
+	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_ERRORS), 8);
+	assert_int_equal(put_block(&f, &plain, 1, 20, &loc), KV_ERR_TIER_OFF);
+	assert_int_equal(flush_wait(f.tier), KV_ERR_TIER_OFF);
+	assert_int_equal(epoch_wait(f.tier, 9), KV_ERR_TIER_OFF);
+	check_sums(&f);
+
+	assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+	deadline = real_now(NULL) + UINT64_C(8000000000);
+	while (kv_metric_get(&f.metrics, KV_M_DISK_OFF) == 1) {
+		struct pollfd wait = {.fd = kvs_event_fd(f.tier), .events = POLLIN};
+
+		poll(&wait, 1, 5000); /* it wakes its owner for the probe */
+		kvs_poll(f.tier, 64);
+		assert_true(real_now(NULL) < deadline);
+	}
+	assert_int_equal(put_block(&f, &plain, 1, 5, &loc), KV_OK);
+	assert_int_equal(flush_wait(f.tier), KV_OK);
+	fixture_close(&f);
+	fixture_begin(&f, &found);
+	assert_int_equal(found.count, 5); /* what failed was never acknowledged, and is not there */
+	fixture_fini(&f);
+}
+
+static void p6_memory_that_is_taken_away_is_a_fault_and_the_block_stays_good(void **state)
+{
+	fixture_t f;
+	kvs_loc_t loc;
+	block_t b;
+	kvs_mem_t mem;
+	int fd = memfd_create("slab", MFD_CLOEXEC);
+	uint8_t *data;
+
+	(void)state;
+	assert_int_equal(ftruncate(fd, 16384), 0);
+	data = mmap(NULL, 16384, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	assert_true(data != MAP_FAILED);
+	assert_int_equal(ftruncate(fd, 0), 0);
+	fixture_init(&f, NULL);
+	fixture_begin(&f, &found);
+	assert_int_equal(put_block(&f, &plain, 1, 1, &loc), KV_OK);
+	block_blank(&b);
+	mem = b.mem;
+	mem.data = data;
+	assert_int_equal(load_wait(f.tier, loc, &mem), KV_ERR_FAULT);
+	assert_int_equal(get_block(&f, &plain, 1, 1, loc), KV_OK);
+	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_ERRORS), 0);
+	fixture_fini(&f);
+	munmap(data, 16384);
+	close(fd);
+}
+
+/* ---- children: a fresh program under strace, or without privileges ------------------------------------------------------------- */
+
+/* Everything works, and the gauge says how. */
+static int child_life(const char *dir, uint64_t fallback)
+{
+	fixture_t f;
+	kvs_loc_t loc;
+
+	fixture_init(&f, dir);
+	fixture_begin(&f, &found);
+	for (uint32_t d = 1; d <= 20; d++) {
+		assert_int_equal(put_block(&f, &plain, 1, d, &loc), KV_OK);
+		assert_int_equal(get_block(&f, &plain, 1, d, loc), KV_OK);
+	}
+	assert_int_equal(flush_wait(f.tier), KV_OK);
+	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_FALLBACK), fallback);
+	fixture_close(&f);
+
+	return 0;
+}
+
+/* A failed fdatasync of the slot file: nothing of it is acknowledged, nothing is offered, and later blocks are not affected. */
+static int child_sync(const char *dir)
+{
+	fixture_t f;
+	kvs_loc_t loc;
+
+	fixture_init(&f, dir);
+	fixture_begin(&f, &found);
+	assert_int_equal(put_block(&f, &plain, 1, 1, &loc), KV_OK);
+	assert_int_equal(flush_wait(f.tier), KV_ERR_IO);
+	assert_int_equal(get_block(&f, &plain, 1, 1, loc), KV_ERR_CORRUPT);
+	check_sums(&f);
+	fixture_close(&f);
+
+	return 0;
+}
+
+static int child_memlock(const char *dir)
+{
+	struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
+	struct __user_cap_data_struct none[2] = {0};
+	struct rlimit small = {8 << 20, 8 << 20};
+	const size_t bytes = 64 * MIB;
+	uint8_t *slab = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	fixture_t f;
+	kvs_loc_t loc;
+	kvs_mem_t mem;
+	block_t b;
+	kvs_meta_t meta = meta_of(1, 1, 1);
+	uint32_t region;
+
+	assert_int_equal(setrlimit(RLIMIT_MEMLOCK, &small), 0);
+	assert_int_equal(syscall(SYS_capset, &header, none), 0);
+	fixture_init(&f, dir);
+	fixture_begin(&f, &found);
+	kvs_nvme_register(f.tier, slab, bytes, &region);
+	usleep(100000);
+	assert_int_equal(atomic_load(&f.test.lines[KV_LOG_WARN]), 1); /* said, once */
+	block_fill(&plain, &meta.key, &b);
+	mem = b.mem;
+	mem.data = slab;
+	mem.region = region;
+	memcpy(slab, b.data, plain.block_bytes);
+	assert_int_equal(kvs_alloc(f.tier, f.slot_class, KVS_PUT, 1, &meta, &loc), KV_OK);
+	assert_int_equal(store_wait(f.tier, loc, &mem), KV_OK);
+	memset(slab, 0, plain.block_bytes);
+	assert_int_equal(load_wait(f.tier, loc, &mem), KV_OK);
+	assert_memory_equal(slab, b.data, plain.block_bytes);
+	assert_int_equal(atomic_load(&f.test.lines[KV_LOG_WARN]), 1);
+	fixture_close(&f);
+
+	return 0;
+}
+
+static const char *child_what;
+static const char *child_dir;
+
+static void run_child(void **state)
+{
+	(void)state;
+	if (strcmp(child_what, "no-uring") == 0) {
+		child_life(child_dir, 1);
+	} else if (strcmp(child_what, "again") == 0) {
+		child_life(child_dir, 0);
+	} else if (strcmp(child_what, "sync") == 0) {
+		child_sync(child_dir);
+	} else {
+		child_memlock(child_dir);
+	}
+}
+
+/* Run this program again as `what`, under strace with these arguments (NULL: plainly). */
+static int spawn(const char *what, const char *dir, const char *only, const char *inject)
+{
+	char self[512];
+	ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+	pid_t pid;
+	int result;
+
+	assert_true(n > 0);
+	self[n] = '\0';
+	pid = fork();
+	if (pid == 0) {
+		/* the leak detector cannot run under a tracer */
+		setenv("ASAN_OPTIONS", "detect_leaks=0", 1);
+		if (inject && only) {
+			execlp("strace", "strace", "-f", "-qq", "-o", "/dev/null", "-P", only, "-e", inject, self, what,
+			       dir, (char *)NULL);
+		} else if (inject) {
+			execlp("strace", "strace", "-f", "-qq", "-o", "/dev/null", "-e", inject, self, what, dir,
+			       (char *)NULL);
+		} else {
+			execl(self, self, what, dir, (char *)NULL);
+		}
+		_exit(127);
+	}
+	assert_int_equal(waitpid(pid, &result, 0), pid);
+
+	return WIFEXITED(result) ? WEXITSTATUS(result) : 128;
+}
+
+static void in_child(const char *what, const char *file, const char *inject)
+{
+	fixture_t f;
+	char path[256];
+	int result;
+
+	fixture_init(&f, NULL);
+	snprintf(path, sizeof path, "%s/%s", f.dir, file ? file : "");
+	result = spawn(what, f.dir, file ? path : NULL, inject);
+	fixture_fini(&f);
+	if (result == 127) {
+		print_message("# not run: strace is not installed\n");
+		skip();
+	}
+	assert_int_equal(result, 0);
+}
+
+static void p6_a_kernel_without_io_uring_is_served_by_plain_calls(void **state)
+{
+	(void)state;
+	in_child("no-uring", NULL, "inject=io_uring_setup:error=ENOSYS");
+}
+
+static void p5_submissions_refused_for_a_while_go_through_later(void **state)
+{
+	(void)state;
+	in_child("again", NULL, "inject=io_uring_enter:error=EAGAIN:when=2..12");
+}
+
+static void p2_a_failed_sync_is_never_acknowledged_nor_retried_blindly(void **state)
+{
+	(void)state;
+	in_child("sync", "slots/0.0", "inject=fdatasync:error=EIO");
+}
+
+static void p6_a_memlock_of_8_mib_costs_speed_only(void **state)
+{
+	(void)state;
+	in_child("memlock", NULL, NULL);
+}
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p5_each_allocation_may_fail),
+		cmocka_unit_test(p6_failed_writes_are_quarantined_and_too_many_switch_the_tier_off_for_a_while),
+		cmocka_unit_test(p6_memory_that_is_taken_away_is_a_fault_and_the_block_stays_good),
+		cmocka_unit_test(p6_a_kernel_without_io_uring_is_served_by_plain_calls),
+		cmocka_unit_test(p5_submissions_refused_for_a_while_go_through_later),
+		cmocka_unit_test(p2_a_failed_sync_is_never_acknowledged_nor_retried_blindly),
+		cmocka_unit_test(p6_a_memlock_of_8_mib_costs_speed_only),
+	};
+	const struct CMUnitTest child[] = {cmocka_unit_test(run_child)};
+
+	if (argc == 3) {
+		child_what = argv[1];
+		child_dir = argv[2];
+		return cmocka_run_group_tests_name("child", child, NULL, NULL);
+	}
+
+	return cmocka_run_group_tests_name("storage.nvme_faults", tests, NULL, NULL);
+}
