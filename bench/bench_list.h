@@ -5,6 +5,10 @@
 #define BENCH_LIST(X)                                                                                                  \
 	X(hash)                                                                                                        \
 	X(digest_copy)                                                                                                 \
-	X(digest_gather)
+	X(digest_gather)                                                                                               \
+	X(nvme_read)                                                                                                   \
+	X(nvme_write)                                                                                                  \
+	X(disk_read)                                                                                                   \
+	X(disk_write)
 
 #endif
