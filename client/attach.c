@@ -22,11 +22,14 @@ kvc_status_t kvc_detached(const kvc_t *kvc)
 {
 	kv_status_t status = kvc->why_detached == KV_OK ? KV_ERR_CLOSED : kvc->why_detached;
 
-	return kvc_fail(status, "kvd at %s: %s", kvc->socket,
-			kvc->why_text[0] ? kvc->why_text : "the session is being opened again");
+	if (!kvc->why_text[0]) {
+		return kvc_fail(status, "the session with kvd at %s is being opened again", kvc->socket);
+	}
+
+	return kvc_fail(status, "%s", kvc->why_text);
 }
 
-/* ---- losing a session -------------------------------------------------------------------------------------------------------- */
+/* ---- losing a session -------------------------------------------------------------------------------------------- */
 
 static void back_off(kvc_t *kvc)
 {
@@ -39,6 +42,10 @@ void kvc_session_lost(kvc_t *kvc, kv_status_t status, const char *why)
 	if (kvc->state == KVC_DETACHED) {
 		return;
 	}
+	/* A daemon that ends every session right away is not asked a hundred times a second. */
+	if (kvc->state == KVC_READY && kv_now_ns(&kvc->env) - kvc->ready_ns > KVC_BACKOFF_MAX_NS) {
+		kvc->backoff_ns = KVC_BACKOFF_MIN_NS;
+	}
 	if (atomic_load(&kvc->map)) {
 		kvc->old_incarnation = kvc->incarnation;
 	}
@@ -46,7 +53,7 @@ void kvc_session_lost(kvc_t *kvc, kv_status_t status, const char *why)
 	kvc->incarnation = 0;
 	kvc->reopening = 0;
 	kvc->why_detached = status;
-	snprintf(kvc->why_text, sizeof kvc->why_text, "%s", why);
+	snprintf(kvc->why_text, sizeof kvc->why_text, "kvd at %s: %s", kvc->socket, why);
 
 	for (kvc_space_t *space = kvc->spaces; space; space = space->next) {
 		atomic_store(&space->epoch, 0);
@@ -59,13 +66,13 @@ void kvc_session_lost(kvc_t *kvc, kv_status_t status, const char *why)
 	back_off(kvc);
 }
 
-/* ---- gaining one ------------------------------------------------------------------------------------------------------------ */
+/* ---- gaining one ------------------------------------------------------------------------------------------------- */
 
 static void ready_when_open(kvc_t *kvc)
 {
 	if (kvc->state == KVC_OPEN && kvc->reopening == 0) {
 		kvc->state = KVC_READY;
-		kvc->backoff_ns = KVC_BACKOFF_MIN_NS;
+		kvc->ready_ns = kv_now_ns(&kvc->env);
 		kvc->why_detached = KV_OK;
 		kvc->why_text[0] = '\0';
 	}
@@ -166,8 +173,18 @@ static void greeted(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 	}
 }
 
+/* "connection refused": the C library's words, as part of a sentence. */
+static const char *reason_text(int reason, char *out, size_t cap)
+{
+	snprintf(out, cap, "%s", strerrordesc_np(reason) ? strerrordesc_np(reason) : "unknown error");
+	out[0] = out[0] >= 'A' && out[0] <= 'Z' ? (char)(out[0] + 32) : out[0];
+
+	return out;
+}
+
 static void connect_now(kvc_t *kvc)
 {
+	char text[96];
 	kv_msg_hello_t msg = {.version = KV_WIRE_VERSION, .program = kv_slice_str(kvc->program)};
 	kvc_ask_t ask = {.code = KV_CODE_HELLO, .msg = &msg, .done = greeted, .fd = -1};
 	int reason = 0;
@@ -176,8 +193,8 @@ static void connect_now(kvc_t *kvc)
 	if (status != KV_OK) {
 		kvc->channel.fd = -1;
 		kvc->why_detached = status;
-		snprintf(kvc->why_text, sizeof kvc->why_text, "cannot be reached (%s); is it running?",
-			 reason ? strerror(reason) : kv_status_text(status));
+		snprintf(kvc->why_text, sizeof kvc->why_text, "cannot reach kvd at %s (%s); is it running?",
+			 kvc->socket, reason ? reason_text(reason, text, sizeof text) : kv_status_text(status));
 		back_off(kvc);
 		return;
 	}
@@ -189,7 +206,7 @@ static void connect_now(kvc_t *kvc)
 	}
 }
 
-/* ---- polling ---------------------------------------------------------------------------------------------------------------- */
+/* ---- polling ----------------------------------------------------------------------------------------------------- */
 
 /* Spaces another member has reset: learn the new epoch. */
 static void refresh_spaces(kvc_t *kvc)
@@ -319,7 +336,7 @@ kvc_status_t kvc_poll(kvc_t *kvc, uint32_t timeout_ms)
 	return kvc->state == KVC_READY ? KVC_OK : kvc_detached(kvc);
 }
 
-/* ---- the life of an attachment ----------------------------------------------------------------------------------------------- */
+/* ---- the life of an attachment ----------------------------------------------------------------------------------- */
 
 /* A page that reads as zero in a forked child tells it that nothing of this attachment is its own. */
 static kv_status_t guard_create(kvc_t *kvc)

@@ -43,7 +43,7 @@
 #define KVC_NS_A_MS           UINT64_C(1000000)
 #define KVC_GUARD             UINT64_C(0x6b766320616c6976) /* what the fork guard page holds in the process that attached */
 
-/* ---- shared memory of one incarnation --------------------------------------------------------------------------------------- */
+/* ---- shared memory of one incarnation ---------------------------------------------------------------------------- */
 
 typedef struct kvc_slab {
 	uint8_t *data;
@@ -86,7 +86,7 @@ typedef struct kvc_map {
 	_Atomic(kvc_slab_t *) slabs[KV_SLOT_MAX_SLAB + 1u];
 } kvc_map_t;
 
-/* ---- requests in flight ----------------------------------------------------------------------------------------------------- */
+/* ---- requests in flight ------------------------------------------------------------------------------------------ */
 
 /* The end of a request: its reply, or a status of our own (TIMEOUT, CLOSED) with `reply` NULL. `detail` is the daemon's sentence, never NULL. */
 typedef struct kvc_answer {
@@ -132,14 +132,14 @@ typedef struct kvc_channel {
 	uint64_t next_deadline;
 } kvc_channel_t;
 
-/* ---- staging ---------------------------------------------------------------------------------------------------------------- */
+/* ---- staging ----------------------------------------------------------------------------------------------------- */
 
 typedef struct kvc_extent {
 	uint64_t first;
 	uint64_t words;
 } kvc_extent_t;
 
-/* ---- the objects of the API -------------------------------------------------------------------------------------------------- */
+/* ---- the objects of the API -------------------------------------------------------------------------------------- */
 
 struct kvc_space {
 	kvc_t *kvc;
@@ -246,10 +246,11 @@ struct kvc {
 
 	kvc_state_t state;
 	kv_status_t why_detached;
-	char why_text[256];
+	char why_text[512];
 	uint64_t incarnation;
 	uint64_t old_incarnation;
 	uint64_t next_try_ns, backoff_ns;
+	uint64_t ready_ns;  /* since when the session has been ready */
 	uint32_t reopening; /* SPACE_OPENs a re-attach still waits for */
 	int owes_quiet;     /* handles of an older session were alive when it joined */
 	kvc_channel_t channel;
@@ -276,14 +277,14 @@ struct kvc {
 	kvc_counters_t counters;
 };
 
-/* ---- error.c ---------------------------------------------------------------------------------------------------------------- */
+/* ---- error.c ----------------------------------------------------------------------------------------------------- */
 
 /* Note a sentence for kvc_last_error() and return status. */
 kvc_status_t kvc_fail(kv_status_t status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* KVC_OK, or KVC_ERR_CLOSED in a forked child. No system call. */
 kvc_status_t kvc_check_process(const kvc_t *kvc);
 
-/* ---- channel.c -------------------------------------------------------------------------------------------------------------- */
+/* ---- channel.c --------------------------------------------------------------------------------------------------- */
 
 kv_status_t kvc_channel_init(kvc_t *kvc);
 void kvc_channel_fini(kvc_t *kvc);
@@ -304,12 +305,12 @@ void kvc_pending_free(kvc_t *kvc, kvc_pending_t *pending);
 /* A request nobody waits for. */
 void kvc_tell(kvc_t *kvc, uint16_t code, const void *msg);
 
-/* ---- dispatch.c ------------------------------------------------------------------------------------------------------------- */
+/* ---- dispatch.c -------------------------------------------------------------------------------------------------- */
 
 /* One whole frame. Takes the frame's descriptors out of the channel's queue. PROTO, TOO_BIG, ...: the session must end. */
 kv_status_t kvc_dispatch(kvc_t *kvc, const kv_frame_header_t *header, const uint8_t *body);
 
-/* ---- attach.c --------------------------------------------------------------------------------------------------------------- */
+/* ---- attach.c ---------------------------------------------------------------------------------------------------- */
 
 /* Every call of the owner starts here: fork guard, then what has arrived, deadlines, re-attach. OK also while detached. */
 kvc_status_t kvc_enter(kvc_t *kvc);
@@ -327,7 +328,7 @@ kvc_status_t kvc_detached(const kvc_t *kvc);
 /* One SPACE_OPEN of a re-attach has ended. */
 void kvc_reopened(kvc_t *kvc);
 
-/* ---- map.c, slab.c ---------------------------------------------------------------------------------------------------------- */
+/* ---- map.c, slab.c ----------------------------------------------------------------------------------------------- */
 
 typedef struct kvc_join_fds {
 	int mirror, leases, member;
@@ -356,7 +357,7 @@ void kvc_slab_destroy(const kvc_t *kvc, kvc_slab_t *slab);
 kv_status_t kvc_slab_find(const kvc_map_t *map, const kvc_space_t *space, kv_slot_t slot, uint8_t **p_data,
 			  const uint64_t **p_leaves);
 
-/* ---- space.c ---------------------------------------------------------------------------------------------------------------- */
+/* ---- space.c ----------------------------------------------------------------------------------------------------- */
 
 /* Ask for the space (again). */
 kv_status_t kvc_space_ask(kvc_space_t *space);
@@ -378,7 +379,7 @@ static inline size_t kvc_leaf(const kvc_space_t *space, uint32_t head, uint32_t 
 	return ((size_t)head * space->layers + page) * space->page_bytes + at;
 }
 
-/* ---- lease.c, put.c, staging.c ---------------------------------------------------------------------------------------------- */
+/* ---- lease.c, put.c, staging.c ----------------------------------------------------------------------------------- */
 
 /* Check a grant against the lease area and take a reference. PROTO: the daemon named something that is not there. */
 kv_status_t kvc_grant_take(kvc_t *kvc, uint64_t id, uint64_t offset, uint32_t slots, kv_lease_kind_t kind,
@@ -416,7 +417,7 @@ void kvc_staging_give(kvc_t *kvc, kvc_extent_t *extent);
 /* The staging area itself has gone. */
 void kvc_staging_reset(kvc_t *kvc);
 
-/* ---- for tests -------------------------------------------------------------------------------------------------------------- */
+/* ---- for tests --------------------------------------------------------------------------------------------------- */
 
 /* kvc_attach() in another universe. */
 kvc_status_t kvc_attach_env(const kvc_config_t *config, const kv_env_t *env, kvc_t **p_kvc);

@@ -3,7 +3,7 @@
 
 #include "kv/digest.h"
 
-/* ---- the objects ------------------------------------------------------------------------------------------------------------- */
+/* ---- the objects ------------------------------------------------------------------------------------------------- */
 
 kvc_put_t *kvc_put_new(kvc_space_t *space)
 {
@@ -134,7 +134,7 @@ void kvc_puts_lost(kvc_t *kvc)
 	}
 }
 
-/* ---- asking ------------------------------------------------------------------------------------------------------------------ */
+/* ---- asking ------------------------------------------------------------------------------------------------------ */
 
 kv_status_t kvc_put_range(const kvc_space_t *space, const kvc_writer_t *range, uint32_t *p_words)
 {
@@ -370,7 +370,7 @@ uint32_t kvc_put_n(const kvc_put_t *put)
 	return put->n;
 }
 
-/* ---- writing ----------------------------------------------------------------------------------------------------------------- */
+/* ---- writing ----------------------------------------------------------------------------------------------------- */
 
 /* Where block i is written, and its words of staging. */
 static kvc_status_t writable(const kvc_put_t *put, uint32_t i, uint8_t **p_data, uint64_t **p_words)
@@ -459,7 +459,7 @@ kvc_status_t kvc_put_digests(kvc_put_t *put, uint32_t i, const uint64_t *leaves)
 	return KVC_OK;
 }
 
-/* ---- handing in -------------------------------------------------------------------------------------------------------------- */
+/* ---- handing in -------------------------------------------------------------------------------------------------- */
 
 static void ended(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 {
@@ -602,7 +602,7 @@ kvc_status_t kvc_put_wait(kvc_put_t *put, int durable, uint32_t timeout_ms)
 	return result.status;
 }
 
-/* ---- letting go -------------------------------------------------------------------------------------------------------------- */
+/* ---- letting go -------------------------------------------------------------------------------------------------- */
 
 /* Tell the daemon that this member does not touch the put's memory any more. */
 static void let_go(kvc_put_t *put)

@@ -10,7 +10,7 @@
 _Static_assert(sizeof(kvc_chain_t) == sizeof(kv_chain_t), "a chain of the API is a chain of kv/key.h");
 _Static_assert(sizeof(kvc_key_t) == sizeof(kv_key_t), "a key of the API is a key of kv/types.h");
 
-/* ---- opening ----------------------------------------------------------------------------------------------------------------- */
+/* ---- opening ----------------------------------------------------------------------------------------------------- */
 
 /* What the daemon says about a block must be consistent: offsets are computed from it. */
 static kv_status_t geometry_take(kvc_space_t *space, const kv_msg_space_open_reply_t *reply)
@@ -279,7 +279,7 @@ void kvc_space_stale(kvc_space_t *space)
 	atomic_store(&space->stale, 1u);
 }
 
-/* ---- reset ------------------------------------------------------------------------------------------------------------------- */
+/* ---- reset ------------------------------------------------------------------------------------------------------- */
 
 static void space_was_reset(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 {
@@ -329,7 +329,7 @@ kvc_status_t kvc_space_reset(kvc_space_t *space)
 	return (kvc_status_t)space->reset_status;
 }
 
-/* ---- keys -------------------------------------------------------------------------------------------------------------------- */
+/* ---- keys -------------------------------------------------------------------------------------------------------- */
 
 void kvc_chain_begin(const kvc_space_t *space, kvc_chain_t *chain)
 {

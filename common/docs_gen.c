@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define GENERATED "<!-- Made by `kvd-docs %s` from %s. Change that, then build the target docs-update. -->\n\n"
+#define GENERATED "<!-- Made by `kvd-docs %s` from %s. Change that, then `make docs`. -->\n\n"
 
 /* ---- wire ---- */
 

@@ -109,10 +109,10 @@ static kv_status_t daemon_run(const kvd_setup_t *setup)
 		status = open_publisher(host, detail, sizeof detail);
 	}
 	if (status == KV_OK) {
-		status = kvd_listeners_open(host, detail, sizeof detail); /* namespaces, recovery, sockets */
+		status = open_http(host, detail, sizeof detail); /* /readyz says "starting" until ready() */
 	}
 	if (status == KV_OK) {
-		status = open_http(host, detail, sizeof detail);
+		status = kvd_listeners_open(host, detail, sizeof detail); /* namespaces, recovery, sockets */
 	}
 	if (status == KV_OK) {
 		ready(host);

@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=${1:-build/release}/bin
-for page in wire status metrics; do
+for page in wire status metrics shm; do
 	"$bin/kvd-docs" "$page" >"docs/$page.md"
 done
 "$bin/kvd" --describe-options >docs/options.md

@@ -67,7 +67,7 @@ KVC_API const char *kvc_status_text(kvc_status_t status);
 /* "kvc 0.1.0 abi 1 wire 1". */
 KVC_API const char *kvc_version(void);
 
-/* ---- attach ------------------------------------------------------------------------------------------------------------------ */
+/* ---- attach ------------------------------------------------------------------------------------------------------ */
 
 enum { KVC_ROLE_SCHEDULER = 0, KVC_ROLE_WORKER = 1, KVC_ROLE_BOTH = 2 };
 
@@ -101,7 +101,7 @@ KVC_API uint64_t kvc_incarnation(const kvc_t *kvc);
 /* Why the last call on this thread failed, as a sentence; never NULL. */
 KVC_API const char *kvc_last_error(void);
 
-/* ---- spaces and keys --------------------------------------------------------------------------------------------------------- */
+/* ---- spaces and keys --------------------------------------------------------------------------------------------- */
 
 typedef struct kvc_identity {
 	size_t struct_size;
@@ -153,7 +153,7 @@ KVC_API kvc_status_t kvc_keys_of(const kvc_space_t *space, const uint32_t *token
 /* Key of an engine's own hash (16..60 bytes), bound to the space. */
 KVC_API kvc_status_t kvc_key_bind(const kvc_space_t *space, const void *hash, uint32_t len, kvc_key_t *key);
 
-/* ---- match ------------------------------------------------------------------------------------------------------------------- */
+/* ---- match ------------------------------------------------------------------------------------------------------- */
 
 typedef struct kvc_match {
 	uint32_t n;                   /* longest prefix in any tier, in keys */
@@ -165,7 +165,7 @@ typedef struct kvc_match {
 /* Longest resident prefix of n keys. Shared memory only: no system call, any thread. Never fails: without a live daemon it is a miss with its reason. */
 KVC_API void kvc_match(const kvc_space_t *space, const kvc_key_t *keys, uint32_t n, kvc_match_t *match);
 
-/* ---- leases ------------------------------------------------------------------------------------------------------------------ */
+/* ---- leases ------------------------------------------------------------------------------------------------------ */
 
 /* Ask for the first n keys' blocks; blocks [0, skip) are held by the engine already and are only touched. The lease is PENDING until the answer has
  * come. ttl_ms 0: the daemon's default. */
@@ -196,7 +196,7 @@ KVC_API kvc_status_t kvc_lease_renew(kvc_lease_t *lease, uint32_t ttl_ms);
 /* Give back and free the handles; one message for all. Does not wait. NULLs are skipped. */
 KVC_API void kvc_release(kvc_lease_t *const *leases, uint32_t count);
 
-/* ---- puts -------------------------------------------------------------------------------------------------------------------- */
+/* ---- puts -------------------------------------------------------------------------------------------------------- */
 
 typedef struct kvc_writer {
 	uint32_t rank, head_first, head_count, layer_first, layer_count;
@@ -239,7 +239,7 @@ KVC_API void kvc_put_free(kvc_put_t *put);
 /* Start, write all, end and wait: one call for simple callers. *p_visible counts from keys[from]. */
 KVC_API kvc_status_t kvc_put(kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint32_t n, const void *const *src, const kvc_put_options_t *options, uint32_t *p_visible);
 
-/* ---- leases and puts of other members ---------------------------------------------------------------------------------------- */
+/* ---- leases and puts of other members ---------------------------------------------------------------------------- */
 
 /* Names a lease or put within its instance. Plain value: the scheduler sends it to the workers as it likes. */
 typedef struct kvc_handle {
@@ -254,7 +254,7 @@ KVC_API kvc_status_t kvc_put_export(const kvc_put_t *put, kvc_handle_t *handle);
 /* A view of another member's put, to write `range` of every block: kvc_put_write(), _digests() and _end(). How the put ends is said to its starter. */
 KVC_API kvc_status_t kvc_put_import(kvc_space_t *space, const kvc_handle_t *handle, const kvc_writer_t *range, kvc_put_t **p_put);
 
-/* ---- looking in -------------------------------------------------------------------------------------------------------------- */
+/* ---- looking in -------------------------------------------------------------------------------------------------- */
 
 /* One request has ended: what metrics, prefix-hit records and the eviction policy learn from. Lossy, never blocks. */
 typedef struct kvc_report {

@@ -1,0 +1,113 @@
+/* fake_daemon.h -- a small daemon in a thread that keeps the protocol exactly, except where a test tells it not to.
+ *
+ * One namespace, one space geometry, one slab; blocks live in an array. Real sockets, real memfds, so libkvc runs unchanged against it. Faults are
+ * knobs, read at each request: set them before or while it runs.
+ */
+#ifndef TESTS_FAKE_DAEMON_H
+#define TESTS_FAKE_DAEMON_H
+
+#include "kv/wire.h"
+
+#include <stdatomic.h>
+
+#define FAKE_SLOTS 256u
+
+/* What JOIN hands out wrongly. */
+typedef enum fake_join_fault {
+	FAKE_JOIN_RIGHT,
+	FAKE_JOIN_TWO_FDS,
+	FAKE_JOIN_NO_SEAL,
+	FAKE_JOIN_TOO_LONG, /* sizes larger than the memfds */
+	FAKE_JOIN_MIRROR_MAGIC,
+	FAKE_JOIN_MIRROR_BUCKETS, /* not a power of two */
+	FAKE_JOIN_MIRROR_OUTSIDE, /* buckets end behind the area */
+	FAKE_JOIN_MIRROR_EPOCHS,
+	FAKE_JOIN_INCARNATION, /* another than HELLO's */
+	FAKE_JOIN_LEASE_VERSION,
+	FAKE_JOIN_RING, /* ring outside the member area */
+	FAKE_JOIN_STAGING,
+	FAKE_JOIN_LAST,
+} fake_join_fault_t;
+
+typedef enum fake_slab_fault {
+	FAKE_SLAB_RIGHT,
+	FAKE_SLAB_SHORT,  /* memfd smaller than slots x slot_bytes */
+	FAKE_SLAB_STRIDE, /* slot_bytes not a multiple of 4096 */
+	FAKE_SLAB_HUGE,   /* heads x leaves that would overflow */
+	FAKE_SLAB_ONE_FD,
+	FAKE_SLAB_TWICE, /* the same number two times */
+	FAKE_SLAB_NO_SEAL,
+	FAKE_SLAB_OTHER_GEOMETRY,
+	FAKE_SLAB_LAST,
+} fake_slab_fault_t;
+
+typedef enum fake_reply_fault {
+	FAKE_REPLY_RIGHT,
+	FAKE_REPLY_GARBAGE,   /* bytes that are no frame */
+	FAKE_REPLY_TRUNCATED, /* half a frame, then end of file */
+	FAKE_REPLY_OTHER_ID,
+	FAKE_REPLY_OTHER_CODE,
+	FAKE_REPLY_BAD_BODY,
+	FAKE_REPLY_TOO_BIG,   /* a header that claims more than any frame has */
+	FAKE_REPLY_EXTRA_FDS, /* claims descriptors that are not there */
+	FAKE_REPLY_LAST,
+} fake_reply_fault_t;
+
+typedef struct fake_knobs {
+	_Atomic uint32_t hello_version; /* 0: the right one */
+	_Atomic uint32_t mute;          /* code that is never answered; UINT32_MAX: none is */
+	_Atomic uint32_t delay_code;    /* this code's next answer waits for `release` */
+	_Atomic uint32_t release;
+	_Atomic uint32_t fail_code; /* this code is answered with fail_status */
+	_Atomic int32_t fail_status;
+	_Atomic uint32_t spoil_code; /* the answer to this code is spoilt as `reply` says */
+	_Atomic uint32_t reply;      /* fake_reply_fault_t */
+	_Atomic uint32_t join;       /* fake_join_fault_t */
+	_Atomic uint32_t slab;       /* fake_slab_fault_t */
+	_Atomic uint32_t no_heartbeat;
+	_Atomic uint32_t space_geometry; /* 1: leaves that do not fit the block; 2: another block size than before */
+	_Atomic uint32_t lease_outside;  /* grants name an offset outside the lease area */
+	_Atomic uint32_t lazy_ready;     /* leases start with nothing ready; fake_ready() moves them */
+	_Atomic uint32_t hold_puts;      /* PUT_DONE is not sent */
+	_Atomic uint32_t slots;          /* blocks a put may get; 0: all */
+} fake_knobs_t;
+
+/* What the daemon has seen, for tests to look at. */
+typedef struct fake_seen {
+	_Atomic uint32_t hellos, joins, acquires, releases, released_ids, revokes, quiets, bad_blocks, put_ends,
+		space_opens;
+	_Atomic uint64_t old_incarnation;
+	_Atomic uint64_t quiet_what;
+	_Atomic uint32_t bad_index;
+	_Atomic uint32_t durable_asked;
+} fake_seen_t;
+
+typedef struct fake_geometry {
+	uint32_t block_bytes, slot_bytes, heads, leaves, leaf_bytes, page_bytes;
+} fake_geometry_t;
+extern const fake_geometry_t fake_split;  /* 2 heads x 4 layers, 2 KiB leaves */
+extern const fake_geometry_t fake_opaque; /* 1 head x 2 pages of 40,000 bytes, 16 KiB leaves: 6 leaves, uneven */
+
+typedef struct fake fake_t;
+
+/* Listen at path. Ends the test program when it cannot. */
+fake_t *fake_start(const char *path, const fake_geometry_t *geometry, uint64_t incarnation);
+/* Close everything and forget every block, as kill -9 does. */
+void fake_stop(fake_t *fake);
+fake_knobs_t *fake_knobs(fake_t *fake);
+const fake_seen_t *fake_seen(const fake_t *fake);
+
+/* These act at once, from the test's thread. */
+void fake_drop_sessions(fake_t *fake);                           /* close every connection; the daemon lives on */
+void fake_ready(fake_t *fake, uint32_t ready, kv_status_t done); /* of every lease; PENDING: no LEASE_DONE */
+void fake_revoke_all(fake_t *fake);                              /* REVOKED into every lease and put header */
+void fake_flip(fake_t *fake, uint32_t slot, size_t byte);
+void fake_reset_space(fake_t *fake); /* the next epoch */
+void fake_retire_slab(fake_t *fake);
+void fake_finish_puts(fake_t *fake, kv_status_t status);
+void fake_evict(fake_t *fake, uint32_t keep); /* all blocks but those of the first `keep` slots */
+uint32_t fake_visible(fake_t *fake);
+uint32_t fake_open_leases(fake_t *fake);
+uint64_t fake_ring_records(fake_t *fake); /* report records written by the newest member */
+
+#endif

@@ -1,0 +1,424 @@
+/* Attaching, and what becomes of an attachment when the daemon refuses, lies, stops or dies. */
+#include "client_test.h"
+
+#include <sys/wait.h>
+
+static kvc_status_t try_attach(const bed_t *bed, uint32_t timeout_ms)
+{
+	kvc_config_t config = bed_config(bed);
+	kvc_t *kvc = NULL;
+	kvc_status_t status;
+
+	config.timeout_ms = timeout_ms;
+	status = kvc_attach(&config, &kvc);
+	assert_true((status == KVC_OK) == (kvc != NULL));
+	kvc_detach(kvc);
+
+	return status;
+}
+
+static void p7_nobody_listening_is_an_answer_at_once(void **state)
+{
+	bed_t bed = {.path = "/nowhere/at/all.sock"};
+	kvc_config_t config = bed_config(&bed);
+	uint64_t begin = test_now_ms();
+	kvc_t *kvc = NULL;
+	kvc_space_t *space;
+	kvc_identity_t identity = bed_identity();
+
+	(void)state;
+	assert_int_equal(try_attach(&bed, 3000), KVC_ERR_UNREACHABLE);
+	assert_non_null(strstr(kvc_last_error(), "/nowhere/at/all.sock"));
+	assert_non_null(strstr(kvc_last_error(), "is it running?"));
+	config.lazy = 1;
+	assert_int_equal(kvc_attach(&config, &kvc), KVC_OK);
+	assert_int_equal(kvc_space_open(kvc, &identity, &space), KVC_ERR_UNREACHABLE);
+	assert_int_equal(kvc_poll(kvc, 0), KVC_ERR_UNREACHABLE);
+	assert_int_equal(kvc_fd(kvc), -1);
+	assert_int_equal(kvc_incarnation(kvc), 0);
+	kvc_detach(kvc);
+	assert_in_range(test_now_ms() - begin, 0, 500);
+	kvc_detach(NULL);
+}
+
+static void p10_wrong_arguments_are_refused(void **state)
+{
+	bed_t bed;
+	kvc_config_t config;
+	kvc_t *kvc = NULL;
+	kvc_identity_t identity = bed_identity();
+	kvc_space_t *space = NULL;
+	char path[200];
+	const uint8_t secret[16] = {1};
+
+	(void)state;
+	bed_listen(&bed, &fake_split);
+	config = bed_config(&bed);
+	config.struct_size = 0;
+	assert_int_equal(kvc_attach(&config, &kvc), KVC_ERR_ARG);
+	assert_int_equal(kvc_attach(NULL, &kvc), KVC_ERR_ARG);
+	config = bed_config(&bed);
+	assert_int_equal(kvc_attach(&config, NULL), KVC_ERR_ARG);
+	config.role = 7;
+	assert_int_equal(kvc_attach(&config, &kvc), KVC_ERR_ARG);
+	config = bed_config(&bed);
+	config.instance = "i";
+	config.secret = secret;
+	config.secret_len = 15;
+	assert_int_equal(kvc_attach(&config, &kvc), KVC_ERR_ARG);
+	config = bed_config(&bed);
+	memset(path, 'p', sizeof path);
+	path[sizeof path - 1] = '\0';
+	config.socket = path;
+	assert_int_equal(kvc_attach(&config, &kvc), KVC_ERR_ARG);
+	assert_null(kvc);
+
+	config = bed_config(&bed);
+	assert_int_equal(kvc_attach(&config, &bed.kvc), KVC_OK);
+	identity.weights = NULL;
+	assert_int_equal(kvc_space_open(bed.kvc, &identity, &space), (kvc_status_t)KV_ERR_IDENTITY);
+	assert_non_null(strstr(kvc_last_error(), "weights"));
+	assert_null(space);
+	bed_free(&bed);
+}
+
+static void p10_every_lie_at_join_is_refused(void **state)
+{
+	bed_t bed;
+
+	(void)state;
+	bed_listen(&bed, &fake_split);
+	for (uint32_t fault = FAKE_JOIN_RIGHT + 1; fault < FAKE_JOIN_LAST; fault++) {
+		kvc_status_t status;
+
+		atomic_store(&fake_knobs(bed.fake)->join, fault);
+		status = try_attach(&bed, 1000);
+		assert_true(status == (kvc_status_t)KV_ERR_PROTO || status == (kvc_status_t)KV_ERR_VERSION);
+	}
+	bed_free(&bed);
+	bed_listen(&bed, &fake_split);
+	assert_int_equal(try_attach(&bed, 1000), KVC_OK);
+	bed_free(&bed);
+}
+
+static void p10_every_lie_about_a_slab_ends_the_session(void **state)
+{
+	bed_t bed;
+
+	(void)state;
+	for (uint32_t fault = FAKE_SLAB_RIGHT + 1; fault < FAKE_SLAB_LAST; fault++) {
+		kvc_config_t config;
+
+		bed_listen(&bed, &fake_split);
+		atomic_store(&fake_knobs(bed.fake)->slab, fault);
+		config = bed_config(&bed);
+		config.lazy = 1;
+		assert_int_equal(kvc_attach(&config, &bed.kvc), KVC_OK);
+		if (fault == FAKE_SLAB_OTHER_GEOMETRY) {
+			bed_open(&bed);
+			/* A slab of other spaces: nothing of this space can be in it. */
+			assert_int_equal(bed_put(&bed, 0, 2), (kvc_status_t)KV_ERR_LAYOUT);
+		} else {
+			BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->hellos) >= 3);
+		}
+		bed_free(&bed);
+	}
+}
+
+static void p10_every_broken_answer_ends_the_session_only(void **state)
+{
+	static const uint32_t codes[] = {KV_CODE_HELLO, KV_CODE_SPACE_OPEN, KV_CODE_ACQUIRE, KV_CODE_PUT_START,
+					 KV_CODE_STATUS};
+	bed_t bed;
+
+	(void)state;
+	for (uint32_t fault = FAKE_REPLY_RIGHT + 1; fault < FAKE_REPLY_LAST; fault++) {
+		for (uint32_t c = 0; c < KV_COUNT_OF(codes); c++) {
+			kvc_config_t config;
+			kvc_lease_t *lease = NULL;
+			char *json = NULL;
+
+			bed_listen(&bed, &fake_split);
+			config = bed_config(&bed);
+			config.lazy = 1;
+			config.timeout_ms = 200;
+			atomic_store(&fake_knobs(bed.fake)->reply, fault);
+			atomic_store(&fake_knobs(bed.fake)->spoil_code, codes[c] == KV_CODE_HELLO ? codes[c] : 0);
+			assert_int_equal(kvc_attach(&config, &bed.kvc), KVC_OK);
+			atomic_store(&fake_knobs(bed.fake)->spoil_code, 0);
+			BED_UNTIL(&bed, kvc_poll(bed.kvc, 1) == KVC_OK);
+			bed_open(&bed);
+			atomic_store(&fake_knobs(bed.fake)->spoil_code, codes[c]);
+			if (codes[c] == KV_CODE_SPACE_OPEN) {
+				fake_drop_sessions(bed.fake); /* the space is opened again */
+				(void)kvc_poll(bed.kvc, 30);
+			}
+			(void)kvc_acquire(bed.space, bed.keys, 4, 0, 0, &lease);
+			(void)bed_put(&bed, 0, 2);
+			if (kvc_document(bed.kvc, KVC_DOC_STATUS, 0, &json, NULL) == KVC_OK) {
+				kvc_free(json);
+			}
+			kvc_release(&lease, 1);
+			atomic_store(&fake_knobs(bed.fake)->spoil_code, 0);
+			BED_UNTIL(&bed, kvc_poll(bed.kvc, 1) == KVC_OK);
+			BED_UNTIL(&bed, bed_put(&bed, 0, 2) == KVC_OK);
+			bed_free(&bed);
+		}
+	}
+}
+
+static void p10_another_version_is_refused(void **state)
+{
+	bed_t bed;
+
+	(void)state;
+	bed_listen(&bed, &fake_split);
+	atomic_store(&fake_knobs(bed.fake)->hello_version, 2);
+	assert_int_equal(try_attach(&bed, 1000), (kvc_status_t)KV_ERR_VERSION);
+	atomic_store(&fake_knobs(bed.fake)->hello_version, 0);
+	atomic_store(&fake_knobs(bed.fake)->fail_code, KV_CODE_JOIN);
+	atomic_store(&fake_knobs(bed.fake)->fail_status, KV_ERR_SECRET);
+	assert_int_equal(try_attach(&bed, 1000), (kvc_status_t)KV_ERR_SECRET);
+	assert_non_null(strstr(kvc_last_error(), "the fake says no"));
+	bed_free(&bed);
+}
+
+static void p5_a_hung_daemon_costs_the_attach_deadline(void **state)
+{
+	bed_t bed;
+	uint64_t begin = test_now_ms();
+
+	(void)state;
+	bed_listen(&bed, &fake_split);
+	atomic_store(&fake_knobs(bed.fake)->mute, KV_CODE_HELLO);
+	assert_int_equal(try_attach(&bed, 60), KVC_ERR_TIMEOUT);
+	atomic_store(&fake_knobs(bed.fake)->mute, KV_CODE_JOIN);
+	assert_int_equal(try_attach(&bed, 60), KVC_ERR_TIMEOUT);
+	assert_in_range(test_now_ms() - begin, 115, 1000);
+	bed_free(&bed);
+}
+
+static void p10_a_space_that_does_not_add_up_is_refused(void **state)
+{
+	bed_t bed;
+	kvc_config_t config;
+	kvc_identity_t identity = bed_identity();
+	kvc_space_t *space = NULL;
+
+	(void)state;
+	bed_listen(&bed, &fake_split);
+	config = bed_config(&bed);
+	assert_int_equal(kvc_attach(&config, &bed.kvc), KVC_OK);
+	atomic_store(&fake_knobs(bed.fake)->space_geometry, 1);
+	assert_int_equal(kvc_space_open(bed.kvc, &identity, &space), (kvc_status_t)KV_ERR_PROTO);
+	assert_null(space);
+	bed_free(&bed);
+}
+
+/* ---- the daemon goes ----------------------------------------------------------------------------------------------------- */
+
+static void p7_a_stopped_daemon_is_a_miss(void **state)
+{
+	bed_t bed;
+	kvc_match_t match;
+
+	(void)state;
+	bed_make(&bed, &fake_split);
+	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
+	kvc_match(bed.space, bed.keys, 4, &match);
+	assert_int_equal(match.n, 4);
+	atomic_store(&fake_knobs(bed.fake)->no_heartbeat, 1);
+	usleep(80000);
+	kvc_match(bed.space, bed.keys, 4, &match);
+	assert_int_equal(match.n, 0);
+	assert_int_equal(match.why, KV_WHY_DAEMON_STALE);
+	bed_free(&bed);
+}
+
+static void p7_leases_and_puts_end_with_the_daemon_and_it_is_joined_again(void **state)
+{
+	bed_t bed;
+	kvc_lease_t *lease = NULL, *pending;
+	kvc_put_t *put;
+	kvc_put_result_t result;
+	kvc_match_t match;
+	const void *data;
+	kvc_stats_t stats = {.struct_size = sizeof stats};
+
+	(void)state;
+	bed_make(&bed, &fake_split);
+	assert_int_equal(kvc_incarnation(bed.kvc), 41);
+	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
+	assert_int_equal(kvc_acquire(bed.space, bed.keys, 4, 0, 0, &lease), KVC_OK);
+	assert_int_equal(kvc_lease_block(lease, 0, &data, NULL), KVC_OK);
+	assert_int_equal(kvc_put_start(bed.space, bed.keys, 4, 6, NULL, &put), KVC_OK);
+	assert_int_equal(kvc_put_ready(put, 0), KVC_OK);
+	atomic_store(&fake_knobs(bed.fake)->mute, KV_CODE_ACQUIRE);
+	assert_int_equal(kvc_acquire_start(bed.space, bed.keys, 4, 0, 0, &pending), KVC_OK);
+
+	fake_stop(bed.fake); /* kill -9 */
+	bed.fake = NULL;
+	assert_int_not_equal(kvc_poll(bed.kvc, 100), KVC_OK);
+	assert_int_equal(kvc_lease_state(lease), KVC_ERR_REVOKED);
+	assert_int_equal(kvc_lease_state(pending), KVC_ERR_CLOSED);
+	assert_int_equal(kvc_lease_read(lease, 0, 1, (void *const *)bed.dst, NULL), KVC_ERR_REVOKED);
+	assert_memory_equal(data, bed.src[0], bed.info.block_bytes); /* a copy under way may go on reading */
+	kvc_put_get_result(put, &result);
+	assert_int_equal(result.status, KVC_ERR_REVOKED);
+	assert_int_equal(kvc_put_write(put, 0, bed.src[4]), KVC_ERR_REVOKED);
+	kvc_match(bed.space, bed.keys, 4, &match);
+	assert_int_equal(match.n, 0);
+	assert_int_equal(match.why, KV_WHY_NO_DAEMON);
+	assert_int_equal(bed_put(&bed, 4, 6), KVC_ERR_UNREACHABLE);
+
+	bed.fake = fake_start(bed.path, &fake_split, 42);
+	BED_UNTIL(&bed, kvc_poll(bed.kvc, 5) == KVC_OK);
+	assert_int_equal(kvc_incarnation(bed.kvc), 42);
+	/* Handles of before are alive, so a copy of ours may be, too: nothing is said of the old memory yet. */
+	assert_int_equal(atomic_load(&fake_seen(bed.fake)->old_incarnation), 0);
+	assert_int_equal(kvc_lease_state(lease), KVC_ERR_REVOKED);
+	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
+	kvc_release((kvc_lease_t *const[]){lease, pending}, 2);
+	kvc_put_free(put);
+	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->quiets) == 1);
+	assert_int_equal(atomic_load(&fake_seen(bed.fake)->quiet_what), 2);
+	assert_int_equal(atomic_load(&fake_seen(bed.fake)->released_ids), 0);
+
+	fake_drop_sessions(bed.fake); /* the same daemon: it is told that our copies have ended */
+	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->joins) == 2 && kvc_poll(bed.kvc, 1) == KVC_OK);
+	assert_int_equal(atomic_load(&fake_seen(bed.fake)->old_incarnation), 42);
+	kvc_match(bed.space, bed.keys, 4, &match);
+	assert_int_equal(match.n, 4);
+	kvc_get_stats(bed.kvc, &stats);
+	assert_int_equal(stats.reattaches, 2);
+	assert_int_equal(stats.leases_open + stats.puts_open, 0);
+	bed_free(&bed);
+}
+
+static void p7_a_space_that_changed_its_shape_is_not_used_again(void **state)
+{
+	bed_t bed;
+	kvc_lease_t *lease = NULL;
+
+	(void)state;
+	bed_make(&bed, &fake_split);
+	atomic_store(&fake_knobs(bed.fake)->space_geometry, 2);
+	fake_drop_sessions(bed.fake);
+	(void)kvc_poll(bed.kvc, 50);
+	BED_UNTIL(&bed, kvc_poll(bed.kvc, 1) == KVC_OK);
+	assert_int_equal(kvc_acquire(bed.space, bed.keys, 4, 0, 0, &lease), (kvc_status_t)KV_ERR_LAYOUT);
+	bed_free(&bed);
+}
+
+static void p1_a_reset_by_another_member_is_noticed(void **state)
+{
+	bed_t bed;
+	kvc_match_t match;
+	kvc_space_info_t info;
+	kvc_lease_t *lease = NULL;
+
+	(void)state;
+	bed_make(&bed, &fake_split);
+	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
+	fake_reset_space(bed.fake);
+	kvc_match(bed.space, bed.keys, 4, &match);
+	assert_int_equal(match.why, KV_WHY_STALE_EPOCH);
+	BED_UNTIL(&bed, (kvc_space_get_info(bed.space, &info), info.epoch == 2));
+
+	fake_reset_space(bed.fake);
+	assert_int_equal(kvc_acquire(bed.space, bed.keys, 4, 0, 0, &lease), KVC_ERR_STALE_EPOCH);
+	BED_UNTIL(&bed, (kvc_space_get_info(bed.space, &info), info.epoch == 3));
+	assert_int_equal(kvc_space_reset(bed.space), KVC_OK);
+	kvc_space_get_info(bed.space, &info);
+	assert_int_equal(info.epoch, 4);
+	bed_free(&bed);
+}
+
+static void p6_a_forked_child_is_told_so(void **state)
+{
+	bed_t bed;
+	kvc_lease_t *lease = NULL;
+	int status = -1;
+	pid_t pid;
+
+	(void)state;
+	bed_make(&bed, &fake_split);
+	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
+	assert_int_equal(kvc_acquire(bed.space, bed.keys, 4, 0, 0, &lease), KVC_OK);
+	pid = fork();
+	if (pid == 0) {
+		kvc_match_t match;
+		kvc_put_t *put;
+		int bad = 0;
+
+		kvc_match(bed.space, bed.keys, 4, &match);
+		bad |= match.n != 0 || match.why != KV_WHY_NO_DAEMON;
+		bad |= kvc_poll(bed.kvc, 0) != KVC_ERR_CLOSED;
+		bad |= kvc_lease_read(lease, 0, 1, (void *const *)bed.dst, NULL) != KVC_ERR_CLOSED;
+		bad |= kvc_lease_wait(lease, 1, 10) != KVC_ERR_CLOSED;
+		bad |= kvc_put_start(bed.space, bed.keys, 4, 5, NULL, &put) != KVC_ERR_CLOSED;
+		bad |= strstr(kvc_last_error(), "forked") == NULL;
+		kvc_release(&lease, 1);
+		kvc_detach(bed.kvc);
+		_exit(bad);
+	}
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_int_equal(status, 0);
+	assert_int_equal(kvc_lease_read(lease, 0, 4, (void *const *)bed.dst, NULL), KVC_OK);
+	bed_check_read(&bed, 0, 4);
+	kvc_release(&lease, 1);
+	bed_free(&bed);
+}
+
+static void observers_ask_and_hold_nothing(void **state)
+{
+	bed_t bed;
+	kvc_config_t config;
+	kvc_lease_t *lease = NULL;
+	kvc_match_t match;
+	char *json = NULL;
+	uint32_t failed = 0, why = 0;
+	uint8_t tiers[8];
+
+	(void)state;
+	bed_listen(&bed, &fake_split);
+	config = bed_config(&bed);
+	config.observe = 1;
+	assert_int_equal(kvc_attach(&config, &bed.kvc), KVC_OK);
+	assert_int_equal(atomic_load(&fake_seen(bed.fake)->joins), 0);
+	assert_int_equal(kvc_document(bed.kvc, KVC_DOC_CHECK, 0, &json, &failed), KVC_OK);
+	assert_non_null(strstr(json, "\"checks\":["));
+	assert_int_equal(failed, 1);
+	kvc_free(json);
+	assert_int_equal(kvc_document(bed.kvc, 3, 0, &json, NULL), KVC_ERR_ARG);
+	bed_open(&bed);
+	assert_int_equal(kvc_explain(bed.space, bed.keys, 8, tiers, &why), KVC_OK);
+	assert_int_equal(tiers[0], 0);
+	assert_int_equal(why, KV_WHY_ABSENT);
+	kvc_match(bed.space, bed.keys, 4, &match);
+	assert_int_equal(match.n, 0);
+	assert_int_equal(kvc_acquire(bed.space, bed.keys, 4, 0, 0, &lease), (kvc_status_t)KV_ERR_NOT_JOINED);
+	bed_free(&bed);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p7_nobody_listening_is_an_answer_at_once),
+		cmocka_unit_test(p10_wrong_arguments_are_refused),
+		cmocka_unit_test(p10_every_lie_at_join_is_refused),
+		cmocka_unit_test(p10_every_lie_about_a_slab_ends_the_session),
+		cmocka_unit_test(p10_every_broken_answer_ends_the_session_only),
+		cmocka_unit_test(p10_another_version_is_refused),
+		cmocka_unit_test(p5_a_hung_daemon_costs_the_attach_deadline),
+		cmocka_unit_test(p10_a_space_that_does_not_add_up_is_refused),
+		cmocka_unit_test(p7_a_stopped_daemon_is_a_miss),
+		cmocka_unit_test(p7_leases_and_puts_end_with_the_daemon_and_it_is_joined_again),
+		cmocka_unit_test(p7_a_space_that_changed_its_shape_is_not_used_again),
+		cmocka_unit_test(p1_a_reset_by_another_member_is_noticed),
+		cmocka_unit_test(p6_a_forked_child_is_told_so),
+		cmocka_unit_test(observers_ask_and_hold_nothing),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

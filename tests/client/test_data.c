@@ -1,0 +1,503 @@
+/* Putting, leasing and reading blocks, right and with everything that can go wrong on the way. */
+#include "client_test.h"
+
+static kvc_lease_t *acquire(bed_t *bed, uint32_t n, uint32_t skip)
+{
+	kvc_lease_t *lease = NULL;
+
+	assert_int_equal(kvc_acquire(bed->space, bed->keys, n, skip, 0, &lease), KVC_OK);
+	assert_non_null(lease);
+
+	return lease;
+}
+
+static void round_trip(const fake_geometry_t *geometry)
+{
+	bed_t bed;
+	kvc_match_t match;
+	kvc_lease_t *lease;
+
+	bed_make(&bed, geometry);
+	kvc_match(bed.space, bed.keys, 20, &match);
+	assert_int_equal(match.n, 0);
+	assert_int_equal(bed_put(&bed, 0, 13), KVC_OK);
+	kvc_match(bed.space, bed.keys, 20, &match);
+	assert_int_equal(match.n, 13);
+	assert_int_equal(match.n_cpu, 13);
+
+	/* The ladder of 20 has 20, 19, 18, 16, 12: 12 of the 13 are found. */
+	lease = acquire(&bed, 20, 0);
+	assert_int_equal(kvc_lease_n(lease), 12);
+	assert_int_equal(kvc_lease_ready(lease), 12);
+	assert_int_equal(kvc_lease_wait(lease, 12, 100), KVC_OK);
+	assert_int_equal(kvc_lease_read(lease, 0, 12, (void *const *)bed.dst, NULL), KVC_OK);
+	bed_check_read(&bed, 0, 12);
+	kvc_release(&lease, 1);
+
+	lease = acquire(&bed, 13, 5);
+	assert_int_equal(kvc_lease_n(lease), 13);
+	assert_int_equal(kvc_lease_skip(lease), 5);
+	assert_int_equal(kvc_lease_read(lease, 4, 1, (void *const *)bed.dst, NULL), KVC_ERR_ARG);
+	assert_int_equal(kvc_lease_read(lease, 12, 2, (void *const *)bed.dst, NULL), KVC_ERR_ARG);
+	assert_int_equal(kvc_lease_read(lease, 5, 8, (void *const *)(bed.dst + 5), NULL), KVC_OK);
+	bed_check_read(&bed, 5, 13);
+	kvc_release(&lease, 1);
+	BED_UNTIL(&bed, fake_open_leases(bed.fake) == 0);
+	bed_free(&bed);
+}
+
+static void p1_what_was_put_is_read_back(void **state)
+{
+	(void)state;
+	round_trip(&fake_split);
+}
+
+static void p1_uneven_opaque_pages_are_read_back(void **state)
+{
+	(void)state;
+	round_trip(&fake_opaque);
+}
+
+static void p1_every_flipped_byte_is_caught(void **state)
+{
+	bed_t bed;
+	kvc_lease_t *lease;
+	uint32_t bad = 99;
+	kvc_stats_t stats = {.struct_size = sizeof stats};
+
+	(void)state;
+	bed_make(&bed, &fake_opaque);
+	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
+	lease = acquire(&bed, 4, 1);
+	for (size_t byte = 0; byte < bed.info.block_bytes; byte += 3989) {
+		fake_flip(bed.fake, 2, byte);
+		assert_int_equal(kvc_lease_read(lease, 1, 3, (void *const *)bed.dst, &bad), KVC_ERR_CORRUPT);
+		assert_int_equal(bad, 2);
+		fake_flip(bed.fake, 2, byte);
+	}
+	assert_int_equal(kvc_lease_read(lease, 1, 3, (void *const *)bed.dst, &bad), KVC_OK);
+	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->bad_blocks) > 0);
+	assert_int_equal(atomic_load(&fake_seen(bed.fake)->bad_index), 1); /* in the lease's slots: skip counted off */
+	kvc_get_stats(bed.kvc, &stats);
+	assert_int_equal(stats.corrupt, 21);
+	kvc_release(&lease, 1);
+	bed_free(&bed);
+}
+
+static void p1_a_revoked_lease_reads_nothing(void **state)
+{
+	bed_t bed;
+	kvc_lease_t *lease, *brief = NULL;
+
+	(void)state;
+	bed_make(&bed, &fake_split);
+	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
+	lease = acquire(&bed, 4, 0);
+	assert_int_equal(kvc_acquire(bed.space, bed.keys, 4, 0, 1, &brief), KVC_OK);
+	assert_int_equal(kvc_lease_state(lease), KVC_OK);
+	usleep(3000);
+	fake_revoke_all(bed.fake);
+	assert_int_equal(kvc_lease_state(lease), KVC_ERR_REVOKED);
+	assert_int_equal(kvc_lease_state(brief), KVC_ERR_EXPIRED);
+	assert_int_equal(kvc_lease_read(lease, 0, 1, (void *const *)bed.dst, NULL), KVC_ERR_REVOKED);
+	assert_int_equal(kvc_lease_wait(lease, 4, 1000), KVC_ERR_REVOKED);
+	assert_int_equal(kvc_lease_block(lease, 0, NULL, NULL), KVC_ERR_REVOKED);
+	assert_non_null(strstr(kvc_last_error(), "acquire again"));
+
+	/* Its place is used again by another lease: the old handle must not read through it. */
+	kvc_release(&brief, 1);
+	brief = acquire(&bed, 4, 0);
+	assert_int_equal(kvc_lease_state(lease), KVC_ERR_REVOKED);
+	kvc_release((kvc_lease_t *const[]){lease, NULL, brief}, 3);
+	bed_free(&bed);
+}
+
+static void p5_waiting_for_the_disk_ends(void **state)
+{
+	bed_t bed;
+	kvc_lease_t *lease;
+
+	(void)state;
+	bed_make(&bed, &fake_split);
+	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
+	atomic_store(&fake_knobs(bed.fake)->lazy_ready, 1);
+	lease = acquire(&bed, 4, 1);
+	assert_int_equal(kvc_lease_ready(lease), 1);
+	assert_int_equal(kvc_lease_disk(lease), 3);
+	assert_int_equal(kvc_lease_read(lease, 1, 1, (void *const *)bed.dst, NULL), KVC_PENDING);
+	assert_int_equal(kvc_lease_wait(lease, 2, 20), KVC_ERR_TIMEOUT);
+	assert_int_equal(kvc_lease_wait(lease, 5, 20), KVC_ERR_ARG);
+	fake_ready(bed.fake, 3, KV_PENDING); /* without a message */
+	assert_int_equal(kvc_lease_wait(lease, 3, 1000), KVC_OK);
+	assert_int_equal(kvc_lease_read(lease, 1, 2, (void *const *)(bed.dst + 1), NULL), KVC_OK);
+	bed_check_read(&bed, 1, 3);
+	fake_ready(bed.fake, 3, KV_ERR_IO);
+	assert_int_equal(kvc_lease_wait(lease, 4, 1000), (kvc_status_t)KV_ERR_IO);
+	kvc_release(&lease, 1);
+	bed_free(&bed);
+}
+
+static void p1_a_miss_is_no_lease(void **state)
+{
+	bed_t bed;
+	kvc_lease_t *lease = (kvc_lease_t *)(uintptr_t)8;
+
+	(void)state;
+	bed_make(&bed, &fake_split);
+	assert_int_equal(kvc_acquire(bed.space, bed.keys, 9, 0, 0, &lease), KVC_MISS);
+	assert_null(lease);
+	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
+	assert_int_equal(kvc_acquire(bed.space, bed.keys, 4, 4, 0, &lease), KVC_MISS);
+	assert_int_equal(kvc_acquire(bed.space, bed.keys, 0, 0, 0, &lease), KVC_ERR_ARG);
+	assert_int_equal(kvc_acquire(bed.space, bed.keys, 2, 3, 0, &lease), KVC_ERR_ARG);
+	bed_free(&bed);
+}
+
+static void p10_grants_outside_the_lease_area_are_refused(void **state)
+{
+	bed_t bed;
+	kvc_lease_t *lease = NULL;
+
+	(void)state;
+	bed_make(&bed, &fake_split);
+	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
+	atomic_store(&fake_knobs(bed.fake)->lease_outside, 1);
+	assert_int_equal(kvc_acquire(bed.space, bed.keys, 4, 0, 0, &lease), (kvc_status_t)KV_ERR_PROTO);
+	assert_int_equal(bed_put(&bed, 4, 8), (kvc_status_t)KV_ERR_PROTO);
+	bed_free(&bed);
+}
+
+/* ---- puts ---------------------------------------------------------------------------------------------------------------- */
+
+static void p3_a_put_in_pieces_becomes_visible_whole(void **state)
+{
+	bed_t bed;
+	kvc_put_t *put;
+	kvc_put_result_t result;
+	kvc_put_options_t options = {.struct_size = sizeof options, .durable = 1};
+	void *data = NULL;
+
+	(void)state;
+	bed_make(&bed, &fake_split);
+	assert_int_equal(bed_put(&bed, 0, 2), KVC_OK);
+	options.tokens = bed.tokens;
+	assert_int_equal(kvc_put_start(bed.space, bed.keys, 0, 6, &options, &put), KVC_OK);
+	kvc_put_get_result(put, &result);
+	assert_int_equal(result.status, KVC_PENDING);
+	assert_int_equal(kvc_put_ready(put, 0), KVC_OK);
+	assert_int_equal(kvc_put_n(put), 6);
+	assert_int_equal(kvc_put_block(put, 1, &data), KVC_ALREADY);
+	assert_int_equal(kvc_put_block(put, 6, &data), KVC_ERR_ARG);
+	assert_int_equal(kvc_put_block(put, 2, &data), KVC_OK);
+	for (uint32_t i = 6; i-- > 0;) {
+		assert_int_equal(kvc_put_write(put, i, bed.src[i]), KVC_OK);
+	}
+	assert_int_equal(kvc_put_end(put, 4, 2), KVC_OK);
+	assert_int_equal(kvc_put_end(put, 5, 2), KVC_ERR_ARG);
+	assert_int_equal(kvc_put_wait(put, 0, 30), KVC_ERR_TIMEOUT);
+	assert_int_equal(kvc_put_end(put, 0, 4), KVC_OK);
+	assert_int_equal(kvc_put_wait(put, 1, 0), KVC_OK);
+	kvc_put_get_result(put, &result);
+	assert_int_equal(result.visible, 6);
+	assert_int_equal(result.durable_status, KVC_OK);
+	assert_int_equal(result.durable, 6);
+	assert_int_equal(atomic_load(&fake_seen(bed.fake)->durable_asked), 1);
+	kvc_put_free(put);
+
+	{
+		kvc_lease_t *lease = acquire(&bed, 6, 0);
+
+		assert_int_equal(kvc_lease_read(lease, 0, 6, (void *const *)bed.dst, NULL), KVC_OK);
+		bed_check_read(&bed, 0, 6);
+		kvc_release(&lease, 1);
+	}
+	assert_int_equal(bed_put(&bed, 0, 6), KVC_OK); /* nothing to write */
+	bed_free(&bed);
+}
+
+static void p4_an_unfinished_put_is_revoked_when_freed(void **state)
+{
+	bed_t bed;
+	kvc_put_t *put;
+
+	(void)state;
+	bed_make(&bed, &fake_split);
+	assert_int_equal(kvc_put_start(bed.space, bed.keys, 0, 3, NULL, &put), KVC_OK);
+	assert_int_equal(kvc_put_ready(put, 0), KVC_OK);
+	assert_int_equal(kvc_put_write(put, 0, bed.src[0]), KVC_OK);
+	kvc_put_free(put);
+	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->quiets) == 1);
+	assert_int_equal(atomic_load(&fake_seen(bed.fake)->revokes), 1);
+	assert_int_equal(fake_open_leases(bed.fake), 0);
+	bed_free(&bed);
+}
+
+static void p1_a_revoked_put_is_not_written(void **state)
+{
+	bed_t bed;
+	kvc_put_t *put;
+	void *data;
+
+	(void)state;
+	bed_make(&bed, &fake_split);
+	assert_int_equal(kvc_put_start(bed.space, bed.keys, 0, 3, NULL, &put), KVC_OK);
+	assert_int_equal(kvc_put_ready(put, 0), KVC_OK);
+	fake_finish_puts(bed.fake, KV_ERR_REVOKED);
+	assert_int_equal(kvc_put_wait(put, 0, 0), KVC_ERR_REVOKED);
+	assert_int_equal(kvc_put_write(put, 0, bed.src[0]), KVC_ERR_REVOKED);
+	assert_int_equal(kvc_put_block(put, 0, &data), KVC_ERR_REVOKED);
+	assert_int_equal(kvc_put_end(put, 0, 3), KVC_ERR_REVOKED);
+	kvc_put_free(put);
+	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->quiets) == 1); /* we do not touch it any more */
+	assert_int_equal(atomic_load(&fake_seen(bed.fake)->revokes), 0);
+	bed_free(&bed);
+}
+
+static void puts_below_nothing_or_beyond_limits_say_so(void **state)
+{
+	bed_t bed;
+	kvc_put_t *put[40] = {0};
+	uint32_t n = 0;
+
+	(void)state;
+	bed_make(&bed, &fake_split);
+	assert_int_equal(bed_put(&bed, 5, 8), KVC_ERR_NO_PARENT);
+	assert_non_null(strstr(kvc_last_error(), "the fake says no"));
+	atomic_store(&fake_knobs(bed.fake)->slots, 3);
+	assert_int_equal(kvc_put_start(bed.space, bed.keys, 0, 8, NULL, &put[0]), KVC_OK);
+	assert_int_equal(kvc_put_ready(put[0], 0), KVC_OK);
+	assert_int_equal(kvc_put_n(put[0]), 3);
+	kvc_put_free(put[0]);
+	put[0] = NULL;
+
+	/* Staging: 4,096 words in the fake, 8 a block: the ninth put of 64 blocks finds none. */
+	atomic_store(&fake_knobs(bed.fake)->slots, 1);
+	while (n < 40 && kvc_put_start(bed.space, bed.keys, 0, 64, NULL, &put[n]) == KVC_OK) {
+		n++;
+	}
+	assert_int_equal(n, 8);
+	assert_int_equal(kvc_put_start(bed.space, bed.keys, 0, 64, NULL, &put[n]), KVC_ERR_BUSY);
+	kvc_put_free(put[3]);
+	assert_int_equal(kvc_put_start(bed.space, bed.keys, 0, 64, NULL, &put[3]), KVC_OK);
+	for (uint32_t i = 0; i < 8; i++) {
+		kvc_put_free(put[i]);
+	}
+	bed_free(&bed);
+}
+
+static void p1_ranks_write_their_own_heads(void **state)
+{
+	bed_t bed;
+	kvc_t *second;
+	kvc_space_t *space;
+	kvc_config_t config;
+	kvc_identity_t identity = bed_identity();
+	const uint8_t secret[16] = "0123456789abcde";
+	kvc_writer_t writers[2] = {{.rank = 0, .head_count = 1, .layer_count = 4},
+				   {.rank = 1, .head_first = 1, .head_count = 1, .layer_count = 4}};
+	kvc_put_options_t options = {.struct_size = sizeof options, .writers = writers, .writer_count = 2};
+	kvc_put_t *put, *view;
+	kvc_handle_t handle;
+	kvc_lease_t *lease, *seen;
+
+	(void)state;
+	bed_listen(&bed, &fake_split);
+	config = bed_config(&bed);
+	config.instance = "engine";
+	config.secret = secret;
+	config.secret_len = sizeof secret;
+	assert_int_equal(kvc_attach(&config, &bed.kvc), KVC_OK);
+	config.rank = 1;
+	assert_int_equal(kvc_attach(&config, &second), KVC_OK);
+	bed_open(&bed);
+	assert_int_equal(kvc_space_open(second, &identity, &space), KVC_OK);
+
+	assert_int_equal(kvc_put_start(bed.space, bed.keys, 0, 4, &options, &put), KVC_OK);
+	assert_int_equal(kvc_put_ready(put, 0), KVC_OK);
+	assert_int_equal(kvc_put_export(put, &handle), KVC_OK);
+	assert_int_equal(kvc_put_import(space, &handle, &writers[1], &view), KVC_OK);
+	for (uint32_t i = 0; i < 4; i++) {
+		assert_int_equal(kvc_put_write(put, i, bed.src[i]), KVC_OK);
+		assert_int_equal(kvc_put_write(view, i, bed.src[i]), KVC_OK);
+	}
+	assert_int_equal(kvc_put_end(put, 0, 4), KVC_OK);
+	assert_int_equal(kvc_put_wait(put, 0, 30), KVC_ERR_TIMEOUT); /* half of it is there */
+	assert_int_equal(kvc_put_end(view, 0, 4), KVC_OK);
+	assert_int_equal(kvc_put_wait(put, 0, 0), KVC_OK);
+	kvc_put_free(view);
+	kvc_put_free(put);
+
+	/* One takes the lease, the other reads. */
+	lease = acquire(&bed, 4, 1);
+	assert_int_equal(kvc_lease_export(lease, &handle), KVC_OK);
+	assert_int_equal(kvc_lease_import(space, &handle, &seen), KVC_OK);
+	assert_int_equal(kvc_lease_read(seen, 1, 3, (void *const *)(bed.dst + 1), NULL), KVC_OK);
+	bed_check_read(&bed, 1, 4);
+	kvc_release(&seen, 1);
+	assert_int_equal(kvc_lease_state(lease), KVC_OK);
+	handle.offset += UINT64_C(1) << 33;
+	assert_int_equal(kvc_lease_import(space, &handle, &seen), KVC_ERR_ARG);
+	handle.incarnation++;
+	assert_int_equal(kvc_lease_import(space, &handle, &seen), KVC_ERR_REVOKED);
+	assert_int_equal(kvc_put_import(space, &handle, &writers[1], &view), KVC_ERR_ARG);
+	kvc_release(&lease, 1);
+	kvc_detach(second);
+	bed_free(&bed);
+}
+
+/* ---- answers that never come, or too late -------------------------------------------------------------------------------- */
+
+static void p4_a_lease_granted_too_late_is_given_back(void **state)
+{
+	bed_t bed;
+	kvc_lease_t *lease;
+	kvc_put_t *put;
+
+	(void)state;
+	bed_make(&bed, &fake_split);
+	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
+	atomic_store(&fake_knobs(bed.fake)->delay_code, KV_CODE_ACQUIRE);
+	assert_int_equal(kvc_acquire_start(bed.space, bed.keys, 4, 0, 0, &lease), KVC_OK);
+	assert_int_equal(kvc_lease_state(lease), KVC_PENDING);
+	kvc_release(&lease, 1); /* before the answer */
+	atomic_store(&fake_knobs(bed.fake)->release, 1);
+	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->released_ids) == 1);
+	assert_int_equal(fake_open_leases(bed.fake), 0);
+
+	atomic_store(&fake_knobs(bed.fake)->release, 0);
+	atomic_store(&fake_knobs(bed.fake)->delay_code, KV_CODE_PUT_START);
+	assert_int_equal(kvc_put_start(bed.space, bed.keys, 4, 6, NULL, &put), KVC_OK);
+	assert_int_equal(kvc_put_ready(put, 20), KVC_ERR_TIMEOUT);
+	kvc_put_free(put);
+	atomic_store(&fake_knobs(bed.fake)->release, 1);
+	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->revokes) == 1);
+	assert_int_equal(fake_open_leases(bed.fake), 0);
+	bed_free(&bed);
+}
+
+static void p5_a_silent_daemon_costs_the_deadline_and_no_more(void **state)
+{
+	bed_t bed;
+	kvc_config_t config;
+	kvc_lease_t *lease = NULL;
+	kvc_put_t *put;
+	char *json;
+	uint64_t begin;
+	kvc_stats_t stats = {.struct_size = sizeof stats};
+
+	(void)state;
+	bed_listen(&bed, &fake_split);
+	config = bed_config(&bed);
+	config.timeout_ms = 100;
+	assert_int_equal(kvc_attach(&config, &bed.kvc), KVC_OK);
+	bed_open(&bed);
+	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
+	atomic_store(&fake_knobs(bed.fake)->mute, UINT32_MAX);
+	begin = test_now_ms();
+	assert_int_equal(kvc_acquire(bed.space, bed.keys, 4, 0, 0, &lease), KVC_ERR_TIMEOUT);
+	assert_null(lease);
+	assert_int_equal(kvc_document(bed.kvc, KVC_DOC_STATUS, 0, &json, NULL), KVC_ERR_TIMEOUT);
+	assert_int_equal(kvc_space_reset(bed.space), KVC_ERR_TIMEOUT);
+	assert_int_equal(kvc_put_start(bed.space, bed.keys, 4, 6, NULL, &put), KVC_OK);
+	assert_int_equal(kvc_put_ready(put, 0), KVC_ERR_TIMEOUT);
+	kvc_put_free(put);
+	assert_in_range(test_now_ms() - begin, 390, 1500);
+	kvc_get_stats(bed.kvc, &stats);
+	assert_in_range(stats.timeouts, 4, 5);
+
+	/* It comes back: everything goes on. */
+	atomic_store(&fake_knobs(bed.fake)->mute, 0);
+	lease = acquire(&bed, 4, 0);
+	kvc_release(&lease, 1);
+	bed_free(&bed);
+}
+
+static void p5_too_many_requests_in_flight_are_refused(void **state)
+{
+	bed_t bed;
+	static kvc_lease_t *leases[2000];
+	kvc_status_t status = KVC_OK;
+	uint32_t n = 0;
+
+	(void)state;
+	bed_make(&bed, &fake_split);
+	atomic_store(&fake_knobs(bed.fake)->mute, KV_CODE_ACQUIRE);
+	while (n < 2000 && status == KVC_OK) {
+		status = kvc_acquire_start(bed.space, bed.keys, 4, 0, 0, &leases[n]);
+		n += status == KVC_OK;
+	}
+	assert_int_equal(status, KVC_ERR_BUSY);
+	assert_int_equal(n, 1024);
+	kvc_release(leases, n);
+	bed_free(&bed);
+}
+
+static void p1_a_retired_slab_stays_until_its_leases_end(void **state)
+{
+	bed_t bed;
+	kvc_lease_t *lease, *later;
+	const void *data;
+	kvc_stats_t stats = {.struct_size = sizeof stats};
+
+	(void)state;
+	bed_make(&bed, &fake_split);
+	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
+	lease = acquire(&bed, 4, 0);
+	assert_int_equal(kvc_lease_block(lease, 0, &data, NULL), KVC_OK);
+	fake_retire_slab(bed.fake);
+	(void)kvc_poll(bed.kvc, 50);
+	(void)kvc_poll(bed.kvc, 10);
+	assert_memory_equal(data, bed.src[0], bed.info.block_bytes); /* still mapped */
+	later = acquire(&bed, 4, 0);
+	assert_int_equal(kvc_lease_read(later, 0, 1, (void *const *)bed.dst, NULL), (kvc_status_t)KV_ERR_FAULT);
+	assert_int_equal(atomic_load(&fake_seen(bed.fake)->quiets), 0);
+	kvc_release(&lease, 1);
+	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->quiets) == 1);
+	assert_int_equal(atomic_load(&fake_seen(bed.fake)->quiet_what), 3);
+	kvc_get_stats(bed.kvc, &stats);
+	assert_int_equal(stats.slabs_mapped, 0);
+	kvc_release(&later, 1);
+	bed_free(&bed);
+}
+
+static void reports_are_dropped_when_nobody_reads_them(void **state)
+{
+	bed_t bed;
+	kvc_report_t report = {.struct_size = sizeof report, .request = 5, .query_tokens = 100};
+	kvc_stats_t stats = {.struct_size = sizeof stats};
+
+	(void)state;
+	bed_make(&bed, &fake_split);
+	for (uint32_t i = 0; i < 11; i++) {
+		kvc_report(bed.space, &report);
+	}
+	assert_int_equal(fake_ring_records(bed.fake), 8);
+	kvc_get_stats(bed.kvc, &stats);
+	assert_int_equal(stats.reports_dropped, 3);
+	bed_free(&bed);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p1_what_was_put_is_read_back),
+		cmocka_unit_test(p1_uneven_opaque_pages_are_read_back),
+		cmocka_unit_test(p1_every_flipped_byte_is_caught),
+		cmocka_unit_test(p1_a_revoked_lease_reads_nothing),
+		cmocka_unit_test(p5_waiting_for_the_disk_ends),
+		cmocka_unit_test(p1_a_miss_is_no_lease),
+		cmocka_unit_test(p10_grants_outside_the_lease_area_are_refused),
+		cmocka_unit_test(p3_a_put_in_pieces_becomes_visible_whole),
+		cmocka_unit_test(p4_an_unfinished_put_is_revoked_when_freed),
+		cmocka_unit_test(p1_a_revoked_put_is_not_written),
+		cmocka_unit_test(puts_below_nothing_or_beyond_limits_say_so),
+		cmocka_unit_test(p1_ranks_write_their_own_heads),
+		cmocka_unit_test(p4_a_lease_granted_too_late_is_given_back),
+		cmocka_unit_test(p5_a_silent_daemon_costs_the_deadline_and_no_more),
+		cmocka_unit_test(p5_too_many_requests_in_flight_are_refused),
+		cmocka_unit_test(p1_a_retired_slab_stays_until_its_leases_end),
+		cmocka_unit_test(reports_are_dropped_when_nobody_reads_them),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

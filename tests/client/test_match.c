@@ -1,0 +1,353 @@
+/* Match against a mirror written here: the model is the list of what is resident. */
+#include "impl.h"
+
+#include "kv_cmocka.h"
+#include "kv_test.h"
+#include "mirror_writer.h"
+
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#define MAX_KEYS 9000u
+
+typedef struct bed {
+	kv_test_env_t t;
+	kvc_t kvc;
+	kvc_space_t space;
+	kvc_map_t map;
+	uint64_t guard;
+	uint64_t bytes;
+	uint8_t *mirror;
+	kv_key_t *keys;
+} bed_t;
+
+static void bed_make(bed_t *bed, uint64_t buckets)
+{
+	memset(bed, 0, sizeof *bed);
+	kv_test_env_init(&bed->t);
+	bed->guard = KVC_GUARD;
+	bed->kvc.env = bed->t.env;
+	bed->kvc.guard = &bed->guard;
+	bed->bytes = mirror_bytes(buckets);
+	bed->mirror = mmap(NULL, bed->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	assert_ptr_not_equal(bed->mirror, MAP_FAILED);
+	mirror_init(bed->mirror, buckets, 7);
+	mirror_epoch(bed->mirror, 3, 1);
+	mirror_beat(bed->mirror, kv_now_ns(&bed->t.env));
+
+	bed->map.mirror = (const kv_mirror_header_t *)bed->mirror;
+	bed->map.buckets = (const kv_mirror_bucket_t *)(bed->mirror + bed->map.mirror->buckets_offset);
+	bed->map.bucket_mask = buckets - 1;
+	bed->map.epochs = (const _Atomic uint64_t *)(const void *)(bed->mirror + bed->map.mirror->epochs_offset);
+	atomic_store(&bed->kvc.map, &bed->map);
+	bed->space.kvc = &bed->kvc;
+	atomic_store(&bed->space.id, 3);
+	atomic_store(&bed->space.epoch, 1);
+	bed->keys = calloc(MAX_KEYS, sizeof *bed->keys);
+	kv_test_fill(&bed->t.rng, bed->keys, MAX_KEYS * sizeof *bed->keys);
+}
+
+static void bed_free(bed_t *bed)
+{
+	munmap(bed->mirror, bed->bytes);
+	free(bed->keys);
+}
+
+static kvc_match_t match(bed_t *bed, uint32_t n)
+{
+	kvc_match_t m;
+
+	kvc_match(&bed->space, (const kvc_key_t *)(const void *)bed->keys, n, &m);
+
+	return m;
+}
+
+static void p3_match_is_the_longest_resident_prefix_in_each_tier(void **state)
+{
+	bed_t bed;
+
+	(void)state;
+	bed_make(&bed, 4096);
+	for (uint32_t round = 0; round < 300; round++) {
+		uint32_t n = 1 + (uint32_t)kv_test_below(&bed.t.rng, round < 100 ? 40 : 2000);
+		uint32_t any = (uint32_t)kv_test_below(&bed.t.rng, n + 1);
+		uint32_t cpu = (uint32_t)kv_test_below(&bed.t.rng, any + 1);
+		kvc_match_t m;
+
+		for (uint32_t i = 0; i < any; i++) {
+			assert_int_equal(mirror_set(bed.mirror, &bed.keys[i], 0,
+						    i < cpu ? KV_TIER_CPU | KV_TIER_DISK : KV_TIER_DISK),
+					 0);
+		}
+		m = match(&bed, n);
+		assert_int_equal(m.n, any);
+		assert_int_equal(m.n_cpu, cpu);
+		assert_int_equal(m.why, any == n ? KV_WHY_NONE : KV_WHY_ABSENT);
+		for (uint32_t i = any; i-- > 0;) {
+			assert_int_equal(mirror_set(bed.mirror, &bed.keys[i], 0, 0), 0);
+		}
+	}
+	assert_int_equal(match(&bed, 100).n, 0);
+	assert_int_equal(match(&bed, 0).n, 0);
+	bed_free(&bed);
+}
+
+static void p1_only_the_whole_key_of_this_group_counts(void **state)
+{
+	bed_t bed;
+	kv_key_t near;
+
+	(void)state;
+	bed_make(&bed, 16);
+	near = bed.keys[0];
+	near.b[15] ^= 1;
+	assert_int_equal(mirror_set(bed.mirror, &near, 0, KV_TIER_CPU), 0);
+	assert_int_equal(mirror_set(bed.mirror, &bed.keys[0], 9, KV_TIER_CPU), 0);
+	assert_int_equal(match(&bed, 1).n, 0);
+	assert_int_equal(mirror_set(bed.mirror, &bed.keys[0], 0, KV_TIER_DISK), 0);
+	assert_int_equal(match(&bed, 1).n, 1);
+	assert_int_equal(match(&bed, 1).n_cpu, 0);
+	bed_free(&bed);
+}
+
+/* Nearly full buckets: entries lie far from home, around the end of the table, and others go in between. */
+static void p3_crowded_buckets_hide_nothing(void **state)
+{
+	bed_t bed;
+	uint8_t there[160] = {0};
+
+	(void)state;
+	bed_make(&bed, 64);
+	for (uint32_t step = 0; step < 20000; step++) {
+		uint32_t i = (uint32_t)kv_test_below(&bed.t.rng, 160);
+		kvc_match_t m;
+
+		if (there[i]) {
+			assert_int_equal(mirror_set(bed.mirror, &bed.keys[i], 0, 0), 0);
+			there[i] = 0;
+		} else {
+			there[i] = mirror_set(bed.mirror, &bed.keys[i], 0, KV_TIER_CPU) == 0;
+		}
+		i = (uint32_t)kv_test_below(&bed.t.rng, 160);
+		kvc_match(&bed.space, (const kvc_key_t *)(const void *)&bed.keys[i], 1, &m);
+		assert_int_equal(m.n, there[i]);
+	}
+	bed_free(&bed);
+}
+
+static void p7_a_stopped_daemon_is_a_miss_within_50_ms(void **state)
+{
+	bed_t bed;
+
+	(void)state;
+	bed_make(&bed, 64);
+	assert_int_equal(mirror_set(bed.mirror, &bed.keys[0], 0, KV_TIER_CPU), 0);
+	kv_test_advance(&bed.t, KV_MIRROR_STALE_NS);
+	assert_int_equal(match(&bed, 1).n, 1);
+	kv_test_advance(&bed.t, 1);
+	assert_int_equal(match(&bed, 1).n, 0);
+	assert_int_equal(match(&bed, 1).why, KV_WHY_DAEMON_STALE);
+
+	/* A clock that is not ours. */
+	mirror_beat(bed.mirror, kv_now_ns(&bed.t.env) + KV_MIRROR_STALE_NS + 1);
+	assert_int_equal(match(&bed, 1).why, KV_WHY_DAEMON_STALE);
+
+	/* The daemon has said goodbye. */
+	mirror_beat(bed.mirror, 0);
+	assert_int_equal(match(&bed, 1).why, KV_WHY_NO_DAEMON);
+	atomic_store(&bed.kvc.map, NULL);
+	assert_int_equal(match(&bed, 1).why, KV_WHY_NO_DAEMON);
+	bed_free(&bed);
+}
+
+static void p1_a_reset_space_answers_nothing_of_the_old_epoch(void **state)
+{
+	bed_t bed;
+
+	(void)state;
+	bed_make(&bed, 64);
+	assert_int_equal(mirror_set(bed.mirror, &bed.keys[0], 0, KV_TIER_CPU), 0);
+	mirror_epoch(bed.mirror, 3, 2);
+	assert_int_equal(match(&bed, 1).n, 0);
+	assert_int_equal(match(&bed, 1).why, KV_WHY_STALE_EPOCH);
+	assert_int_equal(atomic_load(&bed.space.stale), 1);
+	bed_free(&bed);
+}
+
+static void p5_a_bucket_locked_for_ever_is_a_miss(void **state)
+{
+	bed_t bed;
+
+	(void)state;
+	bed_make(&bed, 1024);
+	for (uint32_t i = 0; i < 100; i++) {
+		assert_int_equal(mirror_set(bed.mirror, &bed.keys[i], 0, KV_TIER_CPU), 0);
+	}
+	mirror_lock(bed.mirror, &bed.keys[99], 1);
+	assert_in_range(match(&bed, 100).n, 90, 99);
+	assert_int_equal(match(&bed, 100).why, KV_WHY_CONTENDED);
+	mirror_lock(bed.mirror, &bed.keys[99], 0);
+	assert_int_equal(match(&bed, 100).n, 100);
+	bed_free(&bed);
+}
+
+/* ---- while the daemon writes --------------------------------------------------------------------------------------------- */
+
+#define STABLE 500u
+#define MOVING 700u
+
+typedef struct writer {
+	bed_t *bed;
+	_Atomic int stop;
+} writer_t;
+
+static void *write_for_ever(void *arg)
+{
+	writer_t *writer = arg;
+	bed_t *bed = writer->bed;
+
+	while (!atomic_load(&writer->stop)) {
+		for (uint32_t i = STABLE; i < MOVING; i++) {
+			(void)mirror_set(bed->mirror, &bed->keys[i], 0, KV_TIER_CPU | KV_TIER_DISK);
+		}
+		for (uint32_t i = MOVING; i-- > STABLE;) {
+			(void)mirror_set(bed->mirror, &bed->keys[i], 0, KV_TIER_DISK);
+		}
+		for (uint32_t i = MOVING; i-- > STABLE;) {
+			(void)mirror_set(bed->mirror, &bed->keys[i], 0, 0);
+		}
+	}
+
+	return NULL;
+}
+
+static void p1_a_match_beside_a_writer_never_says_what_never_was(void **state)
+{
+	bed_t bed;
+	writer_t writer = {.bed = &bed};
+	pthread_t thread;
+	uint32_t contended = 0;
+
+	(void)state;
+	bed_make(&bed, 512);
+	for (uint32_t i = 0; i < STABLE; i++) {
+		assert_int_equal(mirror_set(bed.mirror, &bed.keys[i], 0, KV_TIER_CPU), 0);
+	}
+	assert_int_equal(pthread_create(&thread, NULL, write_for_ever, &writer), 0);
+	for (uint32_t round = 0; round < 20000; round++) {
+		kvc_match_t m = match(&bed, 1000);
+
+		if (m.why == KV_WHY_CONTENDED) {
+			contended++;
+			continue;
+		}
+		assert_in_range(m.n, STABLE, MOVING);
+		assert_in_range(m.n_cpu, STABLE, m.n);
+	}
+	atomic_store(&writer.stop, 1);
+	pthread_join(thread, NULL);
+	/* A writer that lost its CPU inside a bucket is the only cause. */
+	assert_in_range(contended, 0, 2000);
+	bed_free(&bed);
+}
+
+/* ---- no system call ------------------------------------------------------------------------------------------------------ */
+
+static int forbid_system_calls(void)
+{
+	struct sock_filter code[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_exit_group, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+	};
+	struct sock_fprog program = {.len = KV_COUNT_OF(code), .filter = code};
+
+	return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+/* What a child does when every system call kills it: 0 read the clock, 1 match. Returns its wait status. */
+static int run_without_system_calls(bed_t *bed, int matching)
+{
+	pid_t pid = fork();
+	int status = 0;
+
+	if (pid == 0) {
+		uint32_t n = 0;
+
+		if (!forbid_system_calls()) {
+			_exit(99);
+		}
+		for (uint32_t i = 0; i < 1000; i++) {
+			n += matching ? match(bed, 900).n : (kv_now_ns(&kv_env_posix) != 0);
+		}
+		_exit(n == (matching ? 800u * 1000u : 1000u) ? 0 : 1);
+	}
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+
+	return status;
+}
+
+static void match_makes_no_system_call(void **state)
+{
+	bed_t bed;
+	int clock;
+
+	(void)state;
+#ifdef KVD_SANITIZE
+	skip(); /* sanitizers make system calls of their own */
+#endif
+	bed_make(&bed, 1024);
+	for (uint32_t i = 0; i < 800; i++) {
+		assert_int_equal(mirror_set(bed.mirror, &bed.keys[i], 0, KV_TIER_CPU), 0);
+	}
+	clock = run_without_system_calls(&bed, 0);
+	if (clock == 0) {
+		/* With the real clock, which the C library reads without a system call here. */
+		bed.kvc.env = kv_env_posix;
+		mirror_beat(bed.mirror, kv_now_ns(&kv_env_posix) + KV_MIRROR_STALE_NS / 2);
+	} else {
+		printf("# the clock itself is a system call here: measured with a clock of the test\n");
+	}
+	assert_int_equal(run_without_system_calls(&bed, 1), 0);
+	bed_free(&bed);
+}
+
+static void match_looks_at_few_cache_lines(void **state)
+{
+	bed_t bed;
+	kvc_match_t m;
+
+	(void)state;
+	bed_make(&bed, 65536);
+	for (uint32_t i = 0; i < 7373; i++) {
+		assert_int_equal(mirror_set(bed.mirror, &bed.keys[i], 0, KV_TIER_CPU), 0);
+	}
+	m = match(&bed, 8192);
+	assert_int_equal(m.n, 7373);
+	assert_int_equal(m.n_cpu, 7373);
+	assert_in_range(m.probes, 7, 30);
+	bed_free(&bed);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p3_match_is_the_longest_resident_prefix_in_each_tier),
+		cmocka_unit_test(p1_only_the_whole_key_of_this_group_counts),
+		cmocka_unit_test(p3_crowded_buckets_hide_nothing),
+		cmocka_unit_test(p7_a_stopped_daemon_is_a_miss_within_50_ms),
+		cmocka_unit_test(p1_a_reset_space_answers_nothing_of_the_old_epoch),
+		cmocka_unit_test(p5_a_bucket_locked_for_ever_is_a_miss),
+		cmocka_unit_test(p1_a_match_beside_a_writer_never_says_what_never_was),
+		cmocka_unit_test(match_makes_no_system_call),
+		cmocka_unit_test(match_looks_at_few_cache_lines),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

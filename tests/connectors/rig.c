@@ -1,0 +1,176 @@
+#include "connectors/rig.h"
+#include "engine/check.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+void rig_init(rig_t *rig, const char *program)
+{
+	*rig = (rig_t){.program = program};
+	(void)snprintf(rig->dir, sizeof rig->dir, "/tmp/kvd-test-kvx.XXXXXX");
+	assert_non_null(mkdtemp(rig->dir));
+	(void)snprintf(rig->socket, sizeof rig->socket, "%s/run/default.sock", rig->dir);
+}
+
+static void become_daemon(const rig_t *rig)
+{
+	char run_dir[96], disk[96], log[96];
+	int fd;
+
+	(void)snprintf(run_dir, sizeof run_dir, "--run_dir=%s/run", rig->dir);
+	(void)snprintf(disk, sizeof disk, "--nvme.path=%s/disk", rig->dir);
+	(void)snprintf(log, sizeof log, "%s/log", rig->dir);
+	fd = open(log, O_WRONLY | O_CREAT | O_APPEND, 0600);
+	if (fd >= 0) {
+		(void)dup2(fd, STDERR_FILENO);
+		(void)dup2(fd, STDOUT_FILENO);
+	}
+	execl(rig->program, rig->program, run_dir, disk, "--keeper=off", "--cpu.size=16MiB", "--cpu.slab_size=4MiB",
+	      "--nvme.size=64MiB", "--nvme.file_size=16MiB", "--index.max_blocks=16384", "--http.listen=off",
+	      (char *)NULL);
+	_exit(127);
+}
+
+static void print_log(const rig_t *rig)
+{
+	char command[128];
+
+	(void)snprintf(command, sizeof command, "tail -n 30 %s/log >&2", rig->dir);
+	if (system(command) != 0) {
+		fprintf(stderr, "no log in %s\n", rig->dir);
+	}
+}
+
+static kvc_t *observer(const rig_t *rig)
+{
+	const kvc_config_t config = {.struct_size = sizeof config, .socket = rig->socket, .observe = 1};
+	kvc_t *kvc = NULL;
+
+	return kvc_attach(&config, &kvc) == KVC_OK ? kvc : NULL;
+}
+
+void rig_start(rig_t *rig)
+{
+	rig->pid = fork();
+	assert_true(rig->pid >= 0);
+	if (rig->pid == 0) {
+		become_daemon(rig);
+	}
+	for (int i = 0; i < 1000; i++) {
+		kvc_t *kvc = observer(rig);
+
+		if (kvc) {
+			kvc_detach(kvc);
+			return;
+		}
+		if (waitpid(rig->pid, NULL, WNOHANG) == rig->pid) {
+			rig->pid = 0;
+			break;
+		}
+		usleep(10000);
+	}
+	print_log(rig);
+	fail_msg("the daemon did not start in %s", rig->dir);
+}
+
+void rig_signal(const rig_t *rig, int signal)
+{
+	assert_int_equal(kill(rig->pid, signal), 0);
+}
+
+void rig_kill(rig_t *rig)
+{
+	rig_signal(rig, SIGKILL);
+	assert_int_equal(waitpid(rig->pid, NULL, 0), rig->pid);
+	rig->pid = 0;
+}
+
+void rig_fini(rig_t *rig)
+{
+	char command[128];
+
+	if (rig->pid) {
+		(void)kill(rig->pid, SIGCONT);
+		rig_kill(rig);
+	}
+	(void)snprintf(command, sizeof command, "rm -rf %s", rig->dir);
+	assert_int_equal(system(command), 0);
+}
+
+/* Value of a gauge or counter in the daemon's statistics. */
+static long gauge(kvc_t *kvc, const char *name)
+{
+	char needle[64];
+	char *json = NULL;
+	const char *at;
+	long value = -1;
+
+	if (kvc_document(kvc, KVC_DOC_STATS, 0, &json, NULL) != KVC_OK) {
+		return -1;
+	}
+	(void)snprintf(needle, sizeof needle, "\"%s\":", name);
+	at = strstr(json, needle);
+	if (at) {
+		value = strtol(at + strlen(needle), NULL, 10);
+	}
+	kvc_free(json);
+
+	return value;
+}
+
+static int is_quiet(kvc_t *kvc)
+{
+	return gauge(kvc, "kvd_leases") == 0 && gauge(kvc, "kvd_puts") == 0;
+}
+
+long rig_counter(const rig_t *rig, const char *name)
+{
+	kvc_t *kvc = observer(rig);
+	long value;
+
+	assert_non_null(kvc);
+	value = gauge(kvc, name);
+	kvc_detach(kvc);
+
+	return value;
+}
+
+void rig_wait_written(const rig_t *rig)
+{
+	long last = -1;
+	int calm = 0;
+
+	for (int i = 0; i < 100 && calm < 4; i++) {
+		const long now = rig_counter(rig, "kvd_disk_written_bytes_total");
+
+		calm = now == last && now > 0 ? calm + 1 : 0;
+		last = now;
+		usleep(100000);
+	}
+	assert_true(last > 0);
+}
+
+void rig_check_quiet(const rig_t *rig)
+{
+	kvc_t *kvc = observer(rig);
+	uint32_t failed = 1;
+	char *json = NULL;
+
+	assert_non_null(kvc);
+	for (int i = 0; i < 200 && !is_quiet(kvc); i++) {
+		usleep(10000);
+	}
+	assert_true(is_quiet(kvc));
+	assert_int_equal(kvc_document(kvc, KVC_DOC_CHECK, 0, &json, &failed), KVC_OK);
+	if (failed) {
+		fprintf(stderr, "%s\n", json);
+	}
+	assert_int_equal(failed, 0);
+	kvc_free(json);
+	kvc_detach(kvc);
+}

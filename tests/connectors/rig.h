@@ -1,0 +1,33 @@
+/* rig.h -- a real daemon in a directory of its own, without keeper: the test is its keeper. */
+#ifndef TESTS_CONNECTORS_RIG_H
+#define TESTS_CONNECTORS_RIG_H
+
+#include "kvc.h"
+
+#include <sys/types.h>
+
+typedef struct rig {
+	char dir[64];
+	char socket[96];
+	const char *program;
+	pid_t pid; /* 0: not running */
+} rig_t;
+
+/* Make the directory; nothing runs yet. */
+void rig_init(rig_t *rig, const char *program);
+/* Start the daemon on the directory and wait until it answers. Fails the test when it does not. */
+void rig_start(rig_t *rig);
+void rig_signal(const rig_t *rig, int signal);
+/* kill -9 and wait. */
+void rig_kill(rig_t *rig);
+/* Stop what runs and remove the directory. */
+void rig_fini(rig_t *rig);
+
+/* A value of the daemon's statistics; -1: no such one. */
+long rig_counter(const rig_t *rig, const char *name);
+/* Wait until write-behind has nothing more to write. */
+void rig_wait_written(const rig_t *rig);
+/* The daemon's own invariants hold, and within two seconds it has neither lease nor put. Fails the test when not. */
+void rig_check_quiet(const rig_t *rig);
+
+#endif

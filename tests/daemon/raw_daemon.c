@@ -1,0 +1,190 @@
+/* A daemon under test: start, stop, read its log. */
+#include "daemon/raw.h"
+
+#include "kv/sock.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+static uint64_t now_ms(void)
+{
+	return kv_env_posix.now_ns(NULL) / 1000000u;
+}
+
+/* Fork and exec kvd with its output in a file. */
+static pid_t launch(const char *const *argv, const char *out)
+{
+	pid_t pid = fork();
+
+	if (pid == 0) {
+		int fd = open(out, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+
+		dup2(fd, STDOUT_FILENO);
+		dup2(fd, STDERR_FILENO);
+		execv(RAW_KVD, (char *const *)(uintptr_t)argv);
+		_exit(127);
+	}
+	assert_true(pid > 0);
+
+	return pid;
+}
+
+static int exit_of(int wstatus)
+{
+	return WIFEXITED(wstatus) ? WEXITSTATUS(wstatus) : 128 + WTERMSIG(wstatus);
+}
+
+/* Somebody listens (the connection is closed at once). */
+static int answers(const char *path)
+{
+	int fd, error;
+
+	if (kv_sock_connect(path, &fd, &error) != KV_OK) {
+		return 0;
+	}
+	close(fd);
+
+	return 1;
+}
+
+int raw_daemon_spawn(raw_daemon_t *daemon, const char *const *args, int *p_exit)
+{
+	char run_dir[96];
+	const char *argv[RAW_MAX_ARGS + 16] = {RAW_KVD,
+					       run_dir,
+					       "--keeper=off",
+					       "--http.listen=off",
+					       "--cpu.size=8MiB",
+					       "--cpu.slab_size=1MiB",
+					       "--cpu.prefault=off",
+					       "--cpu.huge_pages=off",
+					       "--index.max_blocks=4096",
+					       "--spin=0us"};
+	size_t argc = 10;
+	uint64_t deadline = now_ms() + RAW_TIMEOUT_MS;
+	int wstatus;
+
+	snprintf(run_dir, sizeof run_dir, "--run_dir=%s", daemon->dir);
+	snprintf(daemon->sock, sizeof daemon->sock, "%s/default.sock", daemon->dir);
+	snprintf(daemon->log, sizeof daemon->log, "%s/log", daemon->dir);
+	for (; args && *args; args++) {
+		assert_true(argc < RAW_MAX_ARGS + 15);
+		argv[argc++] = *args;
+	}
+	daemon->pid = launch(argv, daemon->log);
+	while (now_ms() < deadline) {
+		if (waitpid(daemon->pid, &wstatus, WNOHANG) == daemon->pid) {
+			daemon->pid = 0;
+			*p_exit = exit_of(wstatus);
+			return 0;
+		}
+		if (answers(daemon->sock)) {
+			return 1;
+		}
+		usleep(2000);
+	}
+	fail_msg("kvd neither started nor ended");
+
+	return 0;
+}
+
+void raw_daemon_start(raw_daemon_t *daemon, const char *const *args)
+{
+	int code = 0;
+
+	memset(daemon, 0, sizeof *daemon);
+	kv_test_dir_make(daemon->dir, sizeof daemon->dir);
+	if (!raw_daemon_spawn(daemon, args, &code)) {
+		char text[2048] = "";
+		int fd = open(daemon->log, O_RDONLY | O_CLOEXEC);
+
+		if (fd >= 0) {
+			ssize_t n = read(fd, text, sizeof text - 1);
+			text[n > 0 ? n : 0] = '\0';
+			close(fd);
+		}
+		fail_msg("kvd ended with %d: %s", code, text);
+	}
+}
+
+int raw_daemon_kill(raw_daemon_t *daemon, int signal)
+{
+	uint64_t deadline = now_ms() + RAW_TIMEOUT_MS;
+	int wstatus = 0;
+
+	assert_true(daemon->pid > 0);
+	kill(daemon->pid, signal);
+	while (waitpid(daemon->pid, &wstatus, WNOHANG) != daemon->pid) {
+		if (now_ms() > deadline) {
+			kill(daemon->pid, SIGKILL);
+			fail_msg("kvd did not end after signal %d", signal);
+		}
+		usleep(1000);
+	}
+	daemon->pid = 0;
+
+	return exit_of(wstatus);
+}
+
+void raw_daemon_end(raw_daemon_t *daemon)
+{
+	int code = daemon->pid > 0 ? raw_daemon_kill(daemon, SIGTERM) : 0;
+
+	if (code != 0) {
+		char command[160];
+		snprintf(command, sizeof command, "tail -n 40 %s >&2", daemon->log);
+		code = system(command) == 0 ? code : code;
+	}
+	kv_test_dir_remove(daemon->dir);
+	assert_int_equal(code, 0);
+}
+
+static size_t slurp(const char *path, char *out, size_t cap)
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	size_t len = 0;
+	ssize_t n;
+
+	while (fd >= 0 && len < cap - 1 && (n = read(fd, out + len, cap - 1 - len)) > 0) {
+		len += (size_t)n;
+	}
+	out[len] = '\0';
+	if (fd >= 0) {
+		close(fd);
+	}
+
+	return len;
+}
+
+int raw_log_has(const raw_daemon_t *daemon, const char *text)
+{
+	static char log[1 << 20];
+
+	slurp(daemon->log, log, sizeof log);
+
+	return strstr(log, text) != NULL;
+}
+
+int raw_run(const char *const *args, char *out, size_t cap)
+{
+	const char *argv[RAW_MAX_ARGS + 2] = {RAW_KVD};
+	char path[] = "/tmp/kvd-test-out-XXXXXX";
+	int fd = mkstemp(path);
+	int wstatus = 0;
+
+	assert_true(fd >= 0);
+	close(fd);
+	for (size_t i = 0; args[i]; i++) {
+		argv[i + 1] = args[i];
+	}
+	pid_t pid = launch(argv, path);
+	assert_int_equal(waitpid(pid, &wstatus, 0), pid);
+	slurp(path, out, cap);
+	unlink(path);
+
+	return exit_of(wstatus);
+}

@@ -1,0 +1,415 @@
+/* P5, P6, P10: what a hostile or clumsy peer sends ends its own connection with a typed answer and a counter, and touches nobody else. */
+#include "daemon/raw.h"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+
+static raw_daemon_t daemon_;
+static int watch_; /* a well-behaved session: it must never notice anything */
+
+static int setup(void **state)
+{
+	static const char *const args[] = {"--limits.hello_time=300ms", "--limits.frame_time=300ms", NULL};
+
+	(void)state;
+	raw_daemon_start(&daemon_, args);
+	watch_ = raw_open(daemon_.sock);
+
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	(void)state;
+	close(watch_);
+	raw_daemon_end(&daemon_);
+
+	return 0;
+}
+
+/* Connections in the three states a session can be in. */
+typedef enum stage { FRESH, GREETED, JOINED, STAGES } stage_t;
+
+static int open_at(stage_t stage)
+{
+	kv_msg_join_reply_t joined;
+	int fd = raw_connect(daemon_.sock);
+
+	if (stage >= GREETED) {
+		assert_int_equal(raw_hello(fd), KV_OK);
+	}
+	if (stage >= JOINED) {
+		int pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
+
+		assert_int_equal(raw_join_with(fd, "frames", NULL, pidfd, &joined), KV_OK);
+		for (uint32_t i = 0; i < raw_reply_fd_count; i++) {
+			close(raw_reply_fds[i]);
+		}
+		close(pidfd);
+	}
+
+	return fd;
+}
+
+static kv_frame_header_t header_of(uint16_t code, uint32_t body)
+{
+	return (kv_frame_header_t){
+		.magic = KV_WIRE_MAGIC, .version = KV_WIRE_VERSION, .code = code, .body = body, .id = 77};
+}
+
+/* Send the header in each state: the connection ends, with an answer of this status where the header can be trusted, and the metric counts it. */
+static void refused_everywhere(const kv_frame_header_t *header, kv_status_t status, const char *metric)
+{
+	for (stage_t stage = FRESH; stage < STAGES; stage++) {
+		uint64_t before = raw_metric(watch_, metric);
+		int fd = open_at(stage);
+		raw_frame_t frame;
+
+		raw_bytes(fd, header, sizeof *header);
+		if (status != KV_OK) {
+			assert_int_equal(raw_recv(fd, RAW_TIMEOUT_MS, &frame), 1);
+			assert_int_equal(frame.header.kind, KV_FRAME_REPLY);
+			assert_int_equal(frame.header.status, status);
+			assert_int_equal(frame.header.id, header->id);
+		}
+		assert_true(raw_closed(fd, RAW_TIMEOUT_MS));
+		close(fd);
+		assert_true(raw_metric_reaches(watch_, metric, before + 1));
+	}
+}
+
+static void p10_hello_agrees_on_version_and_namespace(void **state)
+{
+	const kv_msg_hello_t ask = {.version = KV_WIRE_VERSION, .features = 0xff, .program = kv_slice_str("test")};
+	kv_msg_hello_reply_t reply;
+	int fd = raw_connect(daemon_.sock);
+
+	(void)state;
+	assert_int_equal(raw_call(fd, KV_CODE_HELLO, &ask, &reply), KV_OK);
+	assert_int_equal(reply.version, KV_WIRE_VERSION);
+	assert_int_equal(reply.features, 0);
+	assert_int_equal(reply.ns.len, 7);
+	assert_memory_equal(reply.ns.data, "default", 7);
+	assert_int_equal(reply.max_frame, KV_WIRE_MAX_BODY);
+	close(fd);
+}
+
+static void p10_an_unknown_protocol_version_in_hello_is_refused(void **state)
+{
+	const kv_msg_hello_t ask = {.version = KV_WIRE_VERSION + 1, .program = kv_slice_str("test")};
+	int fd = raw_connect(daemon_.sock);
+
+	(void)state;
+	assert_int_equal(raw_call(fd, KV_CODE_HELLO, &ask, NULL), KV_ERR_VERSION);
+	assert_true(raw_closed(fd, RAW_TIMEOUT_MS));
+	close(fd);
+}
+
+static void p10_a_bad_magic_closes_without_an_answer(void **state)
+{
+	kv_frame_header_t header = header_of(KV_CODE_STATS, 0);
+
+	(void)state;
+	header.magic = 0x4748;
+	refused_everywhere(&header, KV_OK, "kvd_frames_bad_total");
+}
+
+static void p10_another_frame_version_is_refused(void **state)
+{
+	kv_frame_header_t header = header_of(KV_CODE_STATS, 0);
+
+	(void)state;
+	header.version = 9;
+	refused_everywhere(&header, KV_ERR_VERSION, "kvd_frames_version_total");
+}
+
+static void p10_an_oversized_body_is_refused_before_it_comes(void **state)
+{
+	kv_frame_header_t header = header_of(KV_CODE_STATS, UINT32_MAX);
+
+	(void)state;
+	refused_everywhere(&header, KV_ERR_TOO_BIG, "kvd_frames_too_big_total");
+}
+
+static void p10_before_hello_a_body_of_64_kib_is_the_limit(void **state)
+{
+	kv_frame_header_t header = header_of(KV_CODE_HELLO, KV_WIRE_MAX_BODY_BEFORE_HELLO + 1);
+	int fd = raw_connect(daemon_.sock);
+	raw_frame_t frame;
+
+	(void)state;
+	raw_bytes(fd, &header, sizeof header);
+	assert_int_equal(raw_recv(fd, RAW_TIMEOUT_MS, &frame), 1);
+	assert_int_equal(frame.header.status, KV_ERR_TOO_BIG);
+	close(fd);
+}
+
+static void p10_an_unknown_request_is_refused(void **state)
+{
+	kv_frame_header_t header = header_of(4711, 0);
+
+	(void)state;
+	refused_everywhere(&header, KV_ERR_UNKNOWN_REQUEST, "kvd_frames_bad_total");
+}
+
+static void p10_a_notice_or_reply_from_a_client_is_refused(void **state)
+{
+	kv_frame_header_t header = header_of(KV_CODE_STATS, 0);
+
+	(void)state;
+	header.kind = KV_FRAME_REPLY;
+	refused_everywhere(&header, KV_ERR_PROTO, "kvd_frames_bad_total");
+	header = header_of(KV_CODE_SLAB_ADD, 0);
+	header.kind = KV_FRAME_NOTICE;
+	refused_everywhere(&header, KV_ERR_PROTO, "kvd_frames_bad_total");
+}
+
+static void p10_descriptors_promised_but_not_sent_are_refused(void **state)
+{
+	kv_frame_header_t header = header_of(KV_CODE_JOIN, 0);
+
+	(void)state;
+	header.fds = 1;
+	refused_everywhere(&header, KV_ERR_PROTO, "kvd_frames_bad_total");
+}
+
+static void p10_a_body_that_does_not_decode_is_refused(void **state)
+{
+	/* An array that claims 2^32 - 1 elements; three strings instead of numbers; too few fields. */
+	static const uint8_t bodies[][6] = {
+		{0xdd, 0xff, 0xff, 0xff, 0xff, 0x00}, {0x93, 0xa1, 'x', 0xa1, 'y', 0xa0}, {0x91, 0x01, 0, 0, 0, 0}};
+	static const uint32_t lengths[] = {5, 6, 2};
+
+	(void)state;
+	for (size_t i = 0; i < KV_COUNT_OF(bodies); i++) {
+		kv_frame_header_t header = header_of(KV_CODE_HELLO, lengths[i]);
+		uint64_t before =
+			raw_metric(watch_, "kvd_frames_bad_total") + raw_metric(watch_, "kvd_frames_too_big_total");
+		int fd = raw_connect(daemon_.sock);
+		raw_frame_t frame;
+
+		raw_bytes(fd, &header, sizeof header);
+		raw_bytes(fd, bodies[i], lengths[i]);
+		assert_int_equal(raw_recv(fd, RAW_TIMEOUT_MS, &frame), 1);
+		assert_true(frame.header.status == KV_ERR_PROTO || frame.header.status == KV_ERR_TOO_BIG);
+		assert_true(raw_closed(fd, RAW_TIMEOUT_MS));
+		assert_int_equal(raw_metric(watch_, "kvd_frames_bad_total") +
+					 raw_metric(watch_, "kvd_frames_too_big_total"),
+				 before + 1);
+		close(fd);
+	}
+}
+
+static void p10_anything_before_hello_and_a_second_hello_are_refused(void **state)
+{
+	const kv_msg_stats_t stats = {0};
+	const kv_msg_hello_t hello = {.version = KV_WIRE_VERSION, .program = kv_slice_str("twice")};
+	int fd = raw_connect(daemon_.sock);
+
+	(void)state;
+	assert_int_equal(raw_call(fd, KV_CODE_STATS, &stats, NULL), KV_ERR_PROTO);
+	assert_true(raw_closed(fd, RAW_TIMEOUT_MS));
+	close(fd);
+	fd = raw_open(daemon_.sock);
+	assert_int_equal(raw_call(fd, KV_CODE_HELLO, &hello, NULL), KV_ERR_PROTO);
+	assert_true(raw_closed(fd, RAW_TIMEOUT_MS));
+	close(fd);
+}
+
+static void p10_a_members_request_needs_a_join(void **state)
+{
+	const kv_msg_release_t ask = {0};
+	int fd = raw_open(daemon_.sock);
+
+	(void)state;
+	assert_int_equal(raw_call(fd, KV_CODE_RELEASE, &ask, NULL), KV_ERR_NOT_JOINED);
+	assert_true(raw_metric(fd, "kvd_requests_failed_total") > 0); /* the session goes on */
+	close(fd);
+}
+
+/* Random bytes, and valid frames with random flips, from a printed seed. */
+static void p6_garbage_ends_only_its_own_connection(void **state)
+{
+	kv_test_rng_t rng = {kv_test_seed()};
+	uint8_t bytes[512];
+
+	(void)state;
+	for (int round = 0; round < 200; round++) {
+		int fd = open_at((stage_t)(round % (int)GREETED + (round % 4 == 0 ? 1 : 0)));
+		kv_frame_header_t header =
+			header_of((uint16_t)kv_test_below(&rng, 20), (uint32_t)kv_test_below(&rng, 300));
+
+		kv_test_fill(&rng, bytes, sizeof bytes);
+		if (round % 2) {
+			memcpy(bytes, &header, sizeof header);
+		}
+		raw_bytes(fd, bytes, 1 + kv_test_below(&rng, sizeof bytes - 1));
+		close(fd);
+	}
+	assert_true(raw_metric_reaches(watch_, "kvd_frames_bad_total", 100));
+	for (int i = 0; raw_metric(watch_, "kvd_sessions") != 1; i++) {
+		assert_true(i < RAW_TIMEOUT_MS);
+		usleep(1000);
+	}
+}
+
+static void p10_a_frame_cut_off_by_the_end_is_counted(void **state)
+{
+	uint64_t before = raw_metric(watch_, "kvd_frames_bad_total");
+
+	(void)state;
+	for (stage_t stage = FRESH; stage < STAGES; stage++) {
+		kv_frame_header_t header = header_of(KV_CODE_STATS, 100);
+		int fd = open_at(stage);
+
+		raw_bytes(fd, &header, stage == FRESH ? 10 : sizeof header);
+		close(fd);
+	}
+	assert_true(raw_metric_reaches(watch_, "kvd_frames_bad_total", before + 3));
+}
+
+static void p5_a_connection_that_says_nothing_is_closed(void **state)
+{
+	uint64_t before = raw_metric(watch_, "kvd_idle_closed_total");
+	int fd = raw_connect(daemon_.sock);
+
+	(void)state;
+	assert_true(raw_closed(fd, 3000));
+	assert_int_equal(raw_metric(watch_, "kvd_idle_closed_total"), before + 1);
+	close(fd);
+}
+
+static void p5_a_frame_sent_byte_by_byte_is_closed_at_its_deadline(void **state)
+{
+	kv_frame_header_t header = header_of(KV_CODE_STATS, 1000);
+	uint64_t before = raw_metric(watch_, "kvd_idle_closed_total");
+	int fd = raw_open(daemon_.sock);
+	int alive = 1;
+
+	(void)state;
+	for (size_t i = 0; alive && i < 100; i++) {
+		alive = raw_bytes(fd, i < sizeof header ? (const uint8_t *)&header + i : (const uint8_t *)"", 1);
+		usleep(20000);
+	}
+	assert_false(alive);
+	assert_int_equal(raw_metric(watch_, "kvd_idle_closed_total"), before + 1);
+	close(fd);
+}
+
+static void p5_pipelined_requests_are_answered_in_order(void **state)
+{
+	const kv_msg_status_t ask = {0};
+	int fd = raw_open(daemon_.sock);
+	raw_frame_t frame;
+
+	(void)state;
+	for (uint64_t id = 1; id <= 200; id++) {
+		raw_send(fd, KV_CODE_STATUS, id, &ask, NULL, 0);
+	}
+	for (uint64_t id = 1; id <= 200; id++) {
+		assert_int_equal(raw_recv(fd, RAW_TIMEOUT_MS, &frame), 1);
+		assert_int_equal(frame.header.id, id);
+		assert_int_equal(frame.header.status, KV_OK);
+	}
+	close(fd);
+}
+
+static void p10_descriptors_where_none_belong_are_closed(void **state)
+{
+	const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	const int many[] = {null, null, null, null, null};
+	const kv_frame_header_t header = header_of(KV_CODE_STATS, 0);
+
+	(void)state;
+	for (uint32_t count = 1; count <= KV_COUNT_OF(many); count += 2) {
+		uint64_t before = raw_metric(watch_, "kvd_frames_bad_total");
+		int fd = raw_open(daemon_.sock);
+
+		raw_bytes_fds(fd, &header, sizeof header, many, count);
+		assert_true(raw_metric_reaches(watch_, "kvd_frames_bad_total", before + 1));
+		close(fd);
+	}
+	close(null);
+
+	const kv_msg_check_t ask = {0};
+	kv_msg_check_reply_t reply;
+	assert_int_equal(raw_call(watch_, KV_CODE_CHECK, &ask, &reply), KV_OK);
+	assert_int_equal(reply.failed, 0);
+}
+
+static void p6_without_descriptors_sessions_go_on_and_new_ones_wait(void **state)
+{
+	const struct rlimit few = {40, 40};
+	raw_daemon_t daemon;
+	int fds[64], first, late;
+	uint32_t n = 0;
+
+	(void)state;
+	raw_daemon_start(&daemon, NULL);
+	first = raw_open(daemon.sock);
+	assert_int_equal(prlimit(daemon.pid, RLIMIT_NOFILE, &few, NULL), 0);
+	while (n < KV_COUNT_OF(fds) && raw_metric(first, "kvd_fd_exhausted_total") == 0) {
+		fds[n] = raw_connect(daemon.sock);
+		assert_true(raw_bytes(fds[n], "K", 1));
+		n++;
+		usleep(2000);
+	}
+	assert_true(raw_metric(first, "kvd_fd_exhausted_total") > 0);
+	assert_true(n < KV_COUNT_OF(fds));
+	late = raw_connect(daemon.sock); /* in the backlog */
+	for (uint32_t i = 0; i < n; i++) {
+		close(fds[i]);
+	}
+	assert_int_equal(raw_hello(late), KV_OK);
+	close(late);
+	close(first);
+	raw_daemon_end(&daemon);
+}
+
+static void p5_sessions_over_the_limit_are_refused(void **state)
+{
+	static const char *const args[] = {"--limits.sessions=2", NULL};
+	raw_daemon_t daemon;
+	int a, b, c;
+
+	(void)state;
+	raw_daemon_start(&daemon, args);
+	a = raw_open(daemon.sock);
+	b = raw_open(daemon.sock);
+	c = raw_connect(daemon.sock);
+	assert_true(raw_closed(c, RAW_TIMEOUT_MS));
+	assert_true(raw_metric(a, "kvd_sessions_refused_total") > 0);
+	close(a);
+	close(b);
+	close(c);
+	raw_daemon_end(&daemon);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p10_hello_agrees_on_version_and_namespace),
+		cmocka_unit_test(p10_an_unknown_protocol_version_in_hello_is_refused),
+		cmocka_unit_test(p10_a_bad_magic_closes_without_an_answer),
+		cmocka_unit_test(p10_another_frame_version_is_refused),
+		cmocka_unit_test(p10_an_oversized_body_is_refused_before_it_comes),
+		cmocka_unit_test(p10_before_hello_a_body_of_64_kib_is_the_limit),
+		cmocka_unit_test(p10_an_unknown_request_is_refused),
+		cmocka_unit_test(p10_a_notice_or_reply_from_a_client_is_refused),
+		cmocka_unit_test(p10_descriptors_promised_but_not_sent_are_refused),
+		cmocka_unit_test(p10_a_body_that_does_not_decode_is_refused),
+		cmocka_unit_test(p10_anything_before_hello_and_a_second_hello_are_refused),
+		cmocka_unit_test(p10_a_members_request_needs_a_join),
+		cmocka_unit_test(p6_garbage_ends_only_its_own_connection),
+		cmocka_unit_test(p10_a_frame_cut_off_by_the_end_is_counted),
+		cmocka_unit_test(p5_a_connection_that_says_nothing_is_closed),
+		cmocka_unit_test(p5_a_frame_sent_byte_by_byte_is_closed_at_its_deadline),
+		cmocka_unit_test(p5_pipelined_requests_are_answered_in_order),
+		cmocka_unit_test(p10_descriptors_where_none_belong_are_closed),
+		cmocka_unit_test(p6_without_descriptors_sessions_go_on_and_new_ones_wait),
+		cmocka_unit_test(p5_sessions_over_the_limit_are_refused),
+	};
+
+	return cmocka_run_group_tests(tests, setup, teardown);
+}

@@ -1,0 +1,339 @@
+/* Starting, stopping, crashing: the process around the daemon. */
+#include "daemon/raw.h"
+
+#include "kv/sock.h"
+
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+
+static int exists(const char *dir, const char *name)
+{
+	char path[160];
+	struct stat st;
+
+	snprintf(path, sizeof path, "%s/%s", dir, name);
+
+	return lstat(path, &st) == 0;
+}
+
+static void p4_sigterm_ends_with_0_and_leaves_no_socket(void **state)
+{
+	static const char *const args[] = {"--namespaces=default,other", NULL};
+	raw_daemon_t daemon;
+	struct stat st;
+
+	(void)state;
+	raw_daemon_start(&daemon, args);
+	assert_int_equal(stat(daemon.sock, &st), 0);
+	assert_int_equal(st.st_mode & 0777, 0660);
+	assert_true(exists(daemon.dir, "other.sock") && exists(daemon.dir, "other.events") &&
+		    exists(daemon.dir, "default.hits"));
+	int fd = raw_open(daemon.sock);
+	assert_int_equal(raw_daemon_kill(&daemon, SIGTERM), 0);
+	assert_true(raw_closed(fd, RAW_TIMEOUT_MS));
+	close(fd);
+
+	DIR *dir = opendir(daemon.dir);
+	assert_non_null(dir);
+	for (struct dirent *entry = readdir(dir); entry; entry = readdir(dir)) {
+		assert_true(entry->d_name[0] == '.' || strcmp(entry->d_name, "kvd.lock") == 0 ||
+			    strcmp(entry->d_name, "log") == 0);
+	}
+	closedir(dir);
+	raw_daemon_end(&daemon);
+}
+
+static void p6_a_second_daemon_on_the_same_run_dir_is_refused(void **state)
+{
+	raw_daemon_t first;
+	int code;
+
+	(void)state;
+	raw_daemon_start(&first, NULL);
+	char run_dir[96], out[1024];
+	snprintf(run_dir, sizeof run_dir, "--run_dir=%s", first.dir);
+	const char *const args[] = {run_dir, "--http.listen=off", "--keeper=off", NULL};
+	code = raw_run(args, out, sizeof out);
+	assert_int_equal(code, kv_status_exit_code(KV_ERR_LOCKED));
+	assert_non_null(strstr(out, "another kvd runs in"));
+	close(raw_open(first.sock)); /* the first one has not noticed */
+	raw_daemon_end(&first);
+}
+
+static void p6_a_run_dir_can_be_used_again_after_kill_9(void **state)
+{
+	raw_daemon_t daemon;
+	int code;
+
+	(void)state;
+	raw_daemon_start(&daemon, NULL);
+	assert_int_equal(raw_daemon_kill(&daemon, SIGKILL), 128 + SIGKILL);
+	assert_true(exists(daemon.dir, "default.sock")); /* left over */
+	assert_int_equal(raw_daemon_spawn(&daemon, NULL, &code), 1);
+	close(raw_open(daemon.sock));
+	raw_daemon_end(&daemon);
+}
+
+/* ---- HTTP ------------------------------------------------------------------------------------------------------------- */
+
+static int listen_anywhere(uint16_t *p_port)
+{
+	struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t len = sizeof address;
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
+	assert_int_equal(listen(fd, 1), 0);
+	assert_int_equal(getsockname(fd, (struct sockaddr *)&address, &len), 0);
+	*p_port = ntohs(address.sin_port);
+
+	return fd;
+}
+
+static void http_get(uint16_t port, const char *request, char *out, size_t cap)
+{
+	struct sockaddr_in address = {
+		.sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	size_t have = 0;
+	ssize_t n;
+
+	assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof address), 0);
+	assert_int_equal(send(fd, request, strlen(request), 0), (ssize_t)strlen(request));
+	while (have < cap - 1 && (n = recv(fd, out + have, cap - 1 - have, 0)) > 0) {
+		have += (size_t)n;
+	}
+	out[have] = '\0';
+	close(fd);
+}
+
+static void p10_a_taken_http_port_is_a_clear_refusal(void **state)
+{
+	raw_daemon_t daemon = {0};
+	char listen[64];
+	uint16_t port;
+	int fd = listen_anywhere(&port), code = 0;
+	const char *const args[] = {listen, NULL};
+
+	(void)state;
+	snprintf(listen, sizeof listen, "--http.listen=127.0.0.1:%u", port);
+	kv_test_dir_make(daemon.dir, sizeof daemon.dir);
+	assert_int_equal(raw_daemon_spawn(&daemon, args, &code), 0);
+	assert_int_equal(code, kv_status_exit_code(KV_ERR_BUSY));
+	assert_true(raw_log_has(&daemon, "is in use by another program; choose another port, or http.listen=off"));
+	assert_false(exists(daemon.dir, "default.sock"));
+	close(fd);
+	raw_daemon_end(&daemon);
+}
+
+static void p5_http_serves_metrics_and_health(void **state)
+{
+	static char out[1 << 18];
+	raw_daemon_t daemon;
+	char listen[64];
+	uint16_t port;
+	int fd = listen_anywhere(&port);
+	const char *const args[] = {listen, NULL};
+
+	(void)state;
+	snprintf(listen, sizeof listen, "--http.listen=127.0.0.1:%u", port);
+	close(fd);
+	raw_daemon_start(&daemon, args);
+	fd = raw_open(daemon.sock);
+	raw_metric(fd, "kvd_sessions"); /* the loop has turned */
+	http_get(port, "GET /metrics HTTP/1.0\r\n\r\n", out, sizeof out);
+	assert_non_null(strstr(out, "200 OK"));
+	assert_non_null(strstr(out, "\nkvd_sessions 1\n"));
+	assert_non_null(strstr(out, "# TYPE kvd_request_seconds histogram"));
+	http_get(port, "GET /healthz HTTP/1.0\r\n\r\n", out, sizeof out);
+	assert_non_null(strstr(out, "200 OK"));
+	http_get(port, "GET /readyz HTTP/1.0\r\n\r\n", out, sizeof out);
+	assert_non_null(strstr(out, "ready"));
+	http_get(port, "GET /etc/passwd HTTP/1.0\r\n\r\n", out, sizeof out);
+	assert_non_null(strstr(out, "404"));
+	http_get(port, "DELETE /metrics HTTP/1.0\r\n\r\n", out, sizeof out);
+	assert_non_null(strstr(out, "405"));
+
+	close(fd);
+	raw_daemon_end(&daemon);
+}
+
+/* ---- systemd ---------------------------------------------------------------------------------------------------------- */
+
+static void p6_readiness_is_told_to_notify_socket(void **state)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	struct pollfd look = {.events = POLLIN};
+	raw_daemon_t daemon;
+	char dir[64], line[64] = "";
+
+	(void)state;
+	kv_test_dir_make(dir, sizeof dir);
+	snprintf(address.sun_path, sizeof address.sun_path, "%s/notify", dir);
+	look.fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	assert_int_equal(bind(look.fd, (struct sockaddr *)&address, sizeof address), 0);
+	setenv("NOTIFY_SOCKET", address.sun_path, 1);
+	raw_daemon_start(&daemon, NULL);
+	unsetenv("NOTIFY_SOCKET");
+	assert_int_equal(poll(&look, 1, RAW_TIMEOUT_MS), 1);
+	assert_true(recv(look.fd, line, sizeof line - 1, 0) > 0);
+	assert_string_equal(line, "READY=1");
+	raw_daemon_end(&daemon);
+	memset(line, 0, sizeof line);
+	assert_true(recv(look.fd, line, sizeof line - 1, 0) > 0);
+	assert_string_equal(line, "STOPPING=1");
+	close(look.fd);
+	kv_test_dir_remove(dir);
+}
+
+/* ---- the keeper ------------------------------------------------------------------------------------------------------- */
+
+/* Pid of the daemon under a keeper. */
+static pid_t child_of(pid_t keeper)
+{
+	char path[96], text[64] = "";
+
+	snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)keeper, (int)keeper);
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	assert_true(fd >= 0);
+	ssize_t n = read(fd, text, sizeof text - 1);
+	close(fd);
+
+	return n > 0 ? (pid_t)strtol(text, NULL, 10) : 0;
+}
+
+static int open_when_there(const raw_daemon_t *daemon)
+{
+	for (int i = 0; i < RAW_TIMEOUT_MS; i++) {
+		int fd, error;
+
+		if (kv_sock_connect(daemon->sock, &fd, &error) == KV_OK) {
+			if (raw_hello(fd) == KV_OK) {
+				return fd;
+			}
+			close(fd);
+		}
+		usleep(1000);
+	}
+	fail_msg("the daemon did not come back");
+
+	return -1;
+}
+
+static void p6_the_keeper_restarts_a_killed_daemon(void **state)
+{
+	static const char *const args[] = {"--keeper=on", NULL};
+	raw_daemon_t daemon;
+	pid_t first, second;
+
+	(void)state;
+	raw_daemon_start(&daemon, args);
+	int fd = raw_open(daemon.sock);
+	assert_int_equal(raw_metric(fd, "kvd_restarts"), 0);
+	first = child_of(daemon.pid);
+	assert_true(first > 0);
+	kill(first, SIGKILL);
+	assert_true(raw_closed(fd, RAW_TIMEOUT_MS));
+	close(fd);
+	fd = open_when_there(&daemon);
+	second = child_of(daemon.pid);
+	assert_true(second > 0 && second != first);
+	assert_int_equal(raw_metric(fd, "kvd_restarts"), 1);
+	assert_true(raw_log_has(&daemon, "the daemon has died: signal 9"));
+	close(fd);
+	raw_daemon_end(&daemon); /* SIGTERM to the keeper: forwarded, 0 */
+}
+
+static void p6_the_keeper_gives_up_on_a_daemon_that_keeps_dying(void **state)
+{
+	static const char *const args[] = {"--keeper=on", NULL};
+	raw_daemon_t daemon;
+	int wstatus = 0;
+
+	(void)state;
+	raw_daemon_start(&daemon, args);
+	for (int crash = 0; crash < 5; crash++) {
+		close(open_when_there(&daemon));
+		pid_t child = child_of(daemon.pid);
+		assert_true(child > 0);
+		kill(child, SIGKILL);
+		for (int i = 0; i < RAW_TIMEOUT_MS && child_of(daemon.pid) == child; i++) {
+			usleep(1000);
+		}
+	}
+	for (int i = 0; waitpid(daemon.pid, &wstatus, WNOHANG) == 0; i++) {
+		assert_true(i < RAW_TIMEOUT_MS);
+		usleep(1000);
+	}
+	daemon.pid = 0;
+	assert_true(WIFEXITED(wstatus));
+	assert_int_equal(WEXITSTATUS(wstatus), kv_status_exit_code(KV_ERR_INTERNAL));
+	assert_true(raw_log_has(&daemon, "giving up: crashes 5"));
+	raw_daemon_end(&daemon);
+}
+
+static void p6_a_daemon_ends_when_its_keeper_is_killed(void **state)
+{
+	static const char *const args[] = {"--keeper=on", NULL};
+	raw_daemon_t daemon;
+	int code;
+
+	(void)state;
+	raw_daemon_start(&daemon, args);
+	int fd = raw_open(daemon.sock);
+	assert_int_equal(raw_daemon_kill(&daemon, SIGKILL), 128 + SIGKILL);
+	assert_true(raw_closed(fd, RAW_TIMEOUT_MS));
+	close(fd);
+	for (int i = 0; i < RAW_TIMEOUT_MS && exists(daemon.dir, "default.sock"); i++) {
+		usleep(1000);
+	}
+	assert_false(exists(daemon.dir, "default.sock")); /* in good order */
+	for (int i = 0; !raw_daemon_spawn(&daemon, args, &code); i++) {
+		assert_int_equal(code, kv_status_exit_code(KV_ERR_LOCKED)); /* it holds the lock until its very end */
+		assert_true(i < 500);
+		usleep(10000);
+	}
+	raw_daemon_end(&daemon);
+}
+
+static void p6_a_start_that_fails_is_not_repeated(void **state)
+{
+	raw_daemon_t daemon = {0};
+	uint16_t port;
+	char listen[64];
+	int fd = listen_anywhere(&port), code = 0;
+	const char *const args[] = {"--keeper=on", listen, NULL};
+
+	(void)state;
+	snprintf(listen, sizeof listen, "--http.listen=127.0.0.1:%u", port);
+	kv_test_dir_make(daemon.dir, sizeof daemon.dir);
+	assert_int_equal(raw_daemon_spawn(&daemon, args, &code), 0);
+	assert_int_equal(code, kv_status_exit_code(KV_ERR_BUSY));
+	close(fd);
+	raw_daemon_end(&daemon);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p4_sigterm_ends_with_0_and_leaves_no_socket),
+		cmocka_unit_test(p6_a_second_daemon_on_the_same_run_dir_is_refused),
+		cmocka_unit_test(p6_a_run_dir_can_be_used_again_after_kill_9),
+		cmocka_unit_test(p10_a_taken_http_port_is_a_clear_refusal),
+		cmocka_unit_test(p5_http_serves_metrics_and_health),
+		cmocka_unit_test(p6_readiness_is_told_to_notify_socket),
+		cmocka_unit_test(p6_the_keeper_restarts_a_killed_daemon),
+		cmocka_unit_test(p6_the_keeper_gives_up_on_a_daemon_that_keeps_dying),
+		cmocka_unit_test(p6_a_daemon_ends_when_its_keeper_is_killed),
+		cmocka_unit_test(p6_a_start_that_fails_is_not_repeated),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

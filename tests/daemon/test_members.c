@@ -1,0 +1,476 @@
+/* Members over the wire: who may join, what they map, what remains of them when they die. */
+#include "daemon/raw.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <zmq.h>
+
+#define N 8u
+
+static raw_daemon_t daemon_;
+static int watch_;
+static uint64_t seed_ = 1;
+
+static int setup(void **state)
+{
+	static const char *const args[] = {"--namespaces=default,other", "--limits.send_queue=64KiB", "--lease.ttl=60s",
+					   NULL};
+
+	(void)state;
+	raw_daemon_start(&daemon_, args);
+	watch_ = raw_open(daemon_.sock);
+
+	return 0;
+}
+
+/* P4 at the end of every run: nothing is left. */
+static int teardown(void **state)
+{
+	const kv_msg_check_t ask = {0};
+	kv_msg_check_reply_t reply;
+
+	(void)state;
+	for (int i = 0; raw_metric(watch_, "kvd_members") != 0; i++) {
+		assert_true(i < 1000);
+		usleep(5000);
+	}
+	assert_int_equal(raw_metric(watch_, "kvd_leases"), 0);
+	assert_int_equal(raw_metric(watch_, "kvd_puts"), 0);
+	assert_int_equal(raw_metric(watch_, "kvd_pins"), 0);
+	assert_int_equal(raw_call(watch_, KV_CODE_CHECK, &ask, &reply), KV_OK);
+	if (reply.failed != 0) {
+		fail_msg("%.*s", (int)reply.json.len, (const char *)reply.json.data);
+	}
+	close(watch_);
+	raw_daemon_end(&daemon_);
+
+	return 0;
+}
+
+/* A child process that runs body(pipe) and is then killed by the test. */
+typedef void (*child_fn)(int ready_fd);
+
+static pid_t child_start(child_fn body, int *p_ready)
+{
+	int pair[2];
+
+	assert_int_equal(pipe2(pair, O_CLOEXEC), 0);
+	pid_t pid = fork();
+	if (pid == 0) {
+		setenv("CMOCKA_TEST_ABORT", "1", 1); /* a failure here must not go on as a second test program */
+		close(pair[0]);
+		body(pair[1]);
+		for (;;) {
+			pause();
+		}
+	}
+	close(pair[1]);
+	*p_ready = pair[0];
+
+	return pid;
+}
+
+static void child_ready(int ready)
+{
+	char byte;
+
+	assert_int_equal(read(ready, &byte, 1), 1);
+	close(ready);
+}
+
+static void child_kill(pid_t pid)
+{
+	kill(pid, SIGKILL);
+	assert_int_equal(waitpid(pid, NULL, 0), pid);
+}
+
+static void say_ready(int fd)
+{
+	ssize_t n = write(fd, "r", 1);
+	(void)n;
+}
+
+/* ---- joining ---------------------------------------------------------------------------------------------------------- */
+
+static void p1_a_join_needs_a_live_pidfd(void **state)
+{
+	uint64_t before = raw_metric(watch_, "kvd_pidfd_refused_total");
+	kv_msg_join_reply_t reply;
+	int fd = raw_open(daemon_.sock);
+	int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	pid_t pid = fork();
+
+	(void)state;
+	if (pid == 0) {
+		_exit(0);
+	}
+	int dead = (int)syscall(SYS_pidfd_open, pid, 0);
+	assert_int_equal(waitpid(pid, NULL, 0), pid);
+
+	assert_int_equal(raw_join_with(fd, "i", NULL, -1, &reply), KV_ERR_PIDFD_REQUIRED);
+	assert_int_equal(raw_join_with(fd, "i", NULL, null, &reply), KV_ERR_PIDFD_REQUIRED);
+	assert_int_equal(raw_join_with(fd, "i", NULL, dead, &reply), KV_ERR_PIDFD_REQUIRED);
+	assert_int_equal(raw_metric(watch_, "kvd_pidfd_refused_total"), before + 3);
+	close(null);
+	close(dead);
+	close(fd);
+}
+
+static void p8_an_instance_is_joined_with_its_secret_only(void **state)
+{
+	static const uint8_t wrong[16] = "fedcba9876543210";
+	int pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
+	kv_msg_join_reply_t reply;
+	raw_member_t member;
+
+	(void)state;
+	raw_join(&member, daemon_.sock, "secretive");
+	int fd = raw_open(daemon_.sock);
+	assert_int_equal(raw_join_with(fd, "secretive", wrong, pidfd, &reply), KV_ERR_SECRET);
+	assert_int_equal(raw_join_with(member.fd, "another", NULL, pidfd, &reply), KV_ERR_EXISTS);
+	assert_int_equal(raw_join_with(fd, "", NULL, pidfd, &reply), KV_ERR_ARG);
+	assert_int_equal(raw_join_with(fd, "secretive", NULL, pidfd, &reply), KV_OK);
+	assert_true(reply.instance_id == member.joined.instance_id && reply.member_id != member.joined.member_id);
+	for (uint32_t i = 0; i < raw_reply_fd_count; i++) {
+		close(raw_reply_fds[i]);
+	}
+	close(fd);
+	close(pidfd);
+	raw_leave(&member);
+}
+
+static void p6_a_client_cannot_write_or_resize_what_the_daemon_writes(void **state)
+{
+	raw_member_t member;
+
+	(void)state;
+	raw_join(&member, daemon_.sock, "sealed");
+	for (int i = 0; i < 2; i++) { /* mirror, lease area */
+		assert_true(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, member.area_fds[i], 0) == MAP_FAILED);
+		assert_int_equal(pwrite(member.area_fds[i], "x", 1, 0), -1);
+	}
+	for (int i = 0; i < 3; i++) {
+		assert_int_equal(ftruncate(member.area_fds[i], 0), -1);
+		assert_int_equal(ftruncate(member.area_fds[i], 1 << 30), -1);
+	}
+	assert_true(member.mirror->magic == KV_MIRROR_MAGIC &&
+		    member.mirror->total_bytes <= member.joined.mirror_bytes);
+	raw_leave(&member);
+}
+
+/* ---- spaces ----------------------------------------------------------------------------------------------------------- */
+
+static kv_status_t space_with(int fd, const char *from, const char *to)
+{
+	static const char good[] =
+		"model=m\nweights=w\ndtype=f32\nquantization=none\nrope=none\nlora=none\nhash=kv1\nhash_tokens=16\n"
+		"groups=0:full:16\nlayout=kvk1 heads%3D2 layers%3D2 tokens%3D16 k%3D16 v%3D16 dtype%3Df32 "
+		"inner%3Dsplit page%3D0\n"
+		"page_format=plain\n";
+	static const char layout[] = "kvk1 heads=2 layers=2 tokens=16 k=16 v=16 dtype=f32 inner=split page=0";
+	char text[1024], *at;
+	kv_msg_space_open_reply_t reply;
+
+	strcpy(text, good);
+	at = strstr(text, from);
+	assert_non_null(at);
+	memmove(at + strlen(to), at + strlen(from), strlen(at + strlen(from)) + 1);
+	memcpy(at, to, strlen(to));
+	const kv_msg_space_open_t ask = {.identity = kv_slice_str(text), .layout = kv_slice_str(layout)};
+
+	return raw_call(fd, KV_CODE_SPACE_OPEN, &ask, &reply);
+}
+
+static void p10_an_identity_that_is_incomplete_or_contradicts_itself_is_refused(void **state)
+{
+	(void)state;
+	assert_int_equal(space_with(watch_, "model=m", "model=m"), KV_OK);
+	assert_int_equal(space_with(watch_, "model=m\n", ""), KV_ERR_IDENTITY);
+	assert_int_equal(space_with(watch_, "rope=none", "rope="), KV_ERR_IDENTITY);
+	assert_int_equal(space_with(watch_, "groups=0:full:16", "groups=0:full"), KV_ERR_IDENTITY);
+	assert_int_equal(space_with(watch_, "groups=0:full:16", "groups=0:window:16:4096"), KV_ERR_UNSUPPORTED);
+	assert_int_equal(space_with(watch_, "groups=0:full:16", "groups=0:full:32"), KV_ERR_LAYOUT);
+	assert_int_equal(space_with(watch_, "heads%3D2", "heads%3D4"), KV_ERR_IDENTITY);
+}
+
+/* ---- bytes ------------------------------------------------------------------------------------------------------------ */
+
+static void p1_what_one_instance_puts_another_one_reads(void **state)
+{
+	raw_member_t writer, reader;
+	kv_key_t keys[N];
+	kv_msg_acquire_reply_t lease;
+
+	(void)state;
+	raw_keys(seed_++, keys, N);
+	raw_join(&writer, daemon_.sock, "writer");
+	raw_join(&reader, daemon_.sock, "reader");
+	assert_int_equal(raw_space(&writer, "shared"), KV_OK);
+	assert_int_equal(raw_space(&reader, "shared"), KV_OK);
+	assert_true(writer.space.space == reader.space.space && writer.space.root.len == 32);
+	assert_int_equal(raw_put(&writer, keys, N, 0x5a), N);
+	assert_int_equal(raw_put(&writer, keys, N, 0x5a), N); /* ALREADY */
+	assert_int_equal(raw_acquire(&reader, keys, N, &lease), KV_OK);
+	assert_int_equal(lease.n, N);
+	assert_int_equal(lease.ready, N);
+	for (uint32_t i = 0; i < N; i++) {
+		const uint8_t *data = raw_slot(&reader, lease.offset, i);
+
+		assert_non_null(data);
+		assert_true(data[0] == 0x5a && data[RAW_BLOCK_BYTES - 1] == 0x5a);
+	}
+	raw_leave(&writer);
+	raw_leave(&reader);
+}
+
+static void p8_a_namespace_sees_nothing_of_another(void **state)
+{
+	char other[128];
+	raw_member_t here, there;
+	kv_key_t keys[N];
+	kv_msg_acquire_reply_t lease;
+	const kv_msg_status_t ask = {.detail = 2};
+	kv_msg_status_reply_t status;
+
+	(void)state;
+	snprintf(other, sizeof other, "%s/other.sock", daemon_.dir);
+	raw_keys(seed_++, keys, N);
+	raw_join(&here, daemon_.sock, "here");
+	raw_join(&there, other, "there");
+	assert_int_equal(raw_space(&here, "confidential"), KV_OK);
+	assert_int_equal(raw_space(&there, "confidential"), KV_OK);
+	assert_int_equal(raw_put(&here, keys, N, 1), N);
+	assert_true(raw_acquire(&there, keys, N, &lease) != KV_OK || lease.lease == 0);
+	raw_call(there.fd, KV_CODE_STATUS, &ask, &status);
+	assert_non_null(memmem(status.json.data, status.json.len, "there", 5));
+	assert_null(memmem(status.json.data, status.json.len, "\"here\"", 6));
+	raw_leave(&here);
+	raw_leave(&there);
+}
+
+static void p9_a_put_is_announced_to_subscribers(void **state)
+{
+	const int timeout = 5000;
+	char endpoint[128];
+	uint8_t frames[3][4096];
+	int len[3];
+	void *context = zmq_ctx_new(), *socket = zmq_socket(context, ZMQ_SUB);
+	raw_member_t member;
+	kv_key_t keys[N];
+
+	(void)state;
+	snprintf(endpoint, sizeof endpoint, "ipc://%s/default.events", daemon_.dir);
+	zmq_setsockopt(socket, ZMQ_SUBSCRIBE, "", 0);
+	zmq_setsockopt(socket, ZMQ_RCVTIMEO, &timeout, sizeof timeout);
+	assert_int_equal(zmq_connect(socket, endpoint), 0);
+	usleep(200000);
+	raw_keys(seed_++, keys, N);
+	raw_join(&member, daemon_.sock, "announcer");
+	assert_int_equal(raw_space(&member, "announced"), KV_OK);
+	assert_int_equal(raw_put(&member, keys, N, 2), N);
+	for (int i = 0; i < 3; i++) {
+		len[i] = zmq_recv(socket, frames[i], sizeof frames[i], 0);
+		assert_true(len[i] > 0);
+	}
+	assert_memory_equal(frames[0], "kv@kvd@default", 14);
+	assert_int_equal(len[1], 8);
+	assert_non_null(memmem(frames[2], (size_t)len[2], "BlockStored", 11));
+	assert_non_null(memmem(frames[2], (size_t)len[2], "CPU_PINNED", 10));
+	raw_leave(&member);
+	zmq_close(socket);
+	zmq_ctx_term(context);
+}
+
+/* ---- reports ---------------------------------------------------------------------------------------------------------- */
+
+static void p6_reports_are_copied_out_once_and_checked(void **state)
+{
+	uint64_t tokens = raw_metric(watch_, "kvd_prefix_query_tokens_total"),
+		 bad = raw_metric(watch_, "kvd_bad_reports_total");
+	raw_member_t member;
+
+	(void)state;
+	raw_join(&member, daemon_.sock, "reporter");
+	assert_int_equal(raw_space(&member, "reported"), KV_OK);
+	kv_member_area_header_t *header = (kv_member_area_header_t *)(void *)member.area;
+	kv_report_t *ring = (kv_report_t *)(void *)(member.area + header->ring_offset);
+	ring[0] = (kv_report_t){
+		.type = KV_REPORT_MATCH, .space = member.space.space, .query_tokens = 1000, .hit_cpu_tokens = 500};
+	ring[1] = (kv_report_t){.type = 99, .space = member.space.space, .query_tokens = 1000};
+	atomic_store(&header->head, 2);
+	assert_true(raw_metric_reaches(watch_, "kvd_prefix_query_tokens_total", tokens + 1000));
+	assert_true(raw_metric_reaches(watch_, "kvd_bad_reports_total", bad + 1));
+	atomic_store(&header->dropped, 7);
+	assert_true(raw_metric_reaches(watch_, "kvd_lost_reports_total", 7));
+	atomic_store(&header->head, UINT64_C(1) << 60);
+	assert_true(raw_metric_reaches(watch_, "kvd_bad_reports_total", bad + 2));
+	memset(header, 0xff, sizeof *header); /* the daemon believes nothing in it */
+	assert_true(raw_metric_reaches(watch_, "kvd_bad_reports_total", bad + 3));
+	raw_leave(&member);
+}
+
+/* ---- dying ------------------------------------------------------------------------------------------------------------ */
+
+static kv_key_t victim_keys_[2 * N];
+
+/* A lease, and a put that is half written. */
+static void hold_things(int ready)
+{
+	raw_member_t member;
+	kv_msg_acquire_reply_t lease;
+	kv_msg_put_start_reply_t put;
+
+	raw_join(&member, daemon_.sock, "victim");
+	assert_int_equal(raw_space(&member, "doomed"), KV_OK);
+	assert_int_equal(raw_put(&member, victim_keys_, N, 3), N);
+	assert_int_equal(raw_acquire(&member, victim_keys_, N, &lease), KV_OK);
+	assert_int_equal(raw_put_start(&member, &victim_keys_[N - 1], N, &victim_keys_[N], N, &put), KV_OK);
+	raw_fill(&member, put.offset, 0, 4);
+	say_ready(ready);
+}
+
+static void p4_a_client_killed_with_a_lease_and_half_a_put_leaves_nothing(void **state)
+{
+	int ready;
+
+	(void)state;
+	raw_keys(seed_++, victim_keys_, 2 * N);
+	pid_t pid = child_start(hold_things, &ready);
+	child_ready(ready);
+	assert_true(raw_metric(watch_, "kvd_leases") == 1 && raw_metric(watch_, "kvd_puts") == 1);
+	child_kill(pid);
+	for (int i = 0; raw_metric(watch_, "kvd_members") != 0; i++) {
+		assert_true(i < 1000);
+		usleep(5000);
+	}
+	assert_int_equal(raw_metric(watch_, "kvd_leases"), 0);
+	assert_int_equal(raw_metric(watch_, "kvd_puts"), 0);
+	assert_int_equal(raw_metric(watch_, "kvd_cpu_quarantined_bytes"), 0);
+	assert_true(raw_metric(watch_, "kvd_members_died_total") >= 1);
+}
+
+static void hold_and_hang_up(int ready)
+{
+	raw_member_t member;
+	kv_msg_put_start_reply_t put;
+
+	raw_join(&member, daemon_.sock, "hanger");
+	assert_int_equal(raw_space(&member, "doomed"), KV_OK);
+	assert_int_equal(raw_put_start(&member, NULL, 0, victim_keys_, N, &put), KV_OK);
+	raw_fill(&member, put.offset, 0, 4);
+	close(member.fd); /* the mappings stay */
+	say_ready(ready);
+}
+
+static void p1_memory_a_member_may_still_touch_waits_for_its_death(void **state)
+{
+	int ready;
+
+	(void)state;
+	raw_keys(seed_++, victim_keys_, N);
+	pid_t pid = child_start(hold_and_hang_up, &ready);
+	child_ready(ready);
+	assert_true(raw_metric_reaches(watch_, "kvd_cpu_quarantined_bytes", N * RAW_BLOCK_BYTES));
+	usleep(300000);
+	assert_int_equal(raw_metric(watch_, "kvd_cpu_quarantined_bytes"), N * RAW_BLOCK_BYTES);
+	child_kill(pid);
+	for (int i = 0; raw_metric(watch_, "kvd_cpu_quarantined_bytes") != 0; i++) {
+		assert_true(i < 1000);
+		usleep(5000);
+	}
+}
+
+/* Ask and never read. */
+static void ask_and_stop(int ready)
+{
+	const kv_msg_status_t ask = {.detail = 1};
+	raw_member_t member;
+
+	raw_join(&member, daemon_.sock, "stopped");
+	say_ready(ready);
+	for (uint64_t id = 1; id < 4000; id++) {
+		raw_send(member.fd, KV_CODE_STATUS, id, &ask, NULL, 0);
+	}
+}
+
+static void p5_a_member_that_does_not_read_is_closed_and_nobody_waits_for_it(void **state)
+{
+	uint64_t before = raw_metric(watch_, "kvd_send_overflows_total");
+	raw_member_t member;
+	kv_key_t keys[N];
+	int ready;
+
+	(void)state;
+	pid_t pid = child_start(ask_and_stop, &ready);
+	child_ready(ready);
+	assert_true(raw_metric_reaches(watch_, "kvd_send_overflows_total", before + 1));
+	kill(pid, SIGSTOP);
+	raw_keys(seed_++, keys, N);
+	raw_join(&member, daemon_.sock, "undisturbed");
+	assert_int_equal(raw_space(&member, "undisturbed"), KV_OK);
+	assert_int_equal(raw_put(&member, keys, N, 9), N);
+	raw_leave(&member);
+	child_kill(pid);
+}
+
+static void p6_a_slab_with_holes_does_not_end_the_daemon(void **state)
+{
+	raw_member_t member;
+	kv_key_t keys[N];
+
+	(void)state;
+	raw_keys(seed_++, keys, N);
+	raw_join(&member, daemon_.sock, "puncher");
+	assert_int_equal(raw_space(&member, "punched"), KV_OK);
+	assert_int_equal(raw_put(&member, keys, N, 7), N);
+	assert_int_equal(ftruncate(member.slabs[0].data_fd, 0), -1);
+	assert_int_equal(fallocate(member.slabs[0].data_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
+				   (off_t)member.slabs[0].info.bytes),
+			 0);
+	assert_int_equal(fallocate(member.area_fds[2], FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
+				   (off_t)member.joined.member_bytes),
+			 0);
+	usleep(50000);
+	assert_true(raw_metric(watch_, "kvd_sessions") >= 2);
+	raw_leave(&member);
+}
+
+static void p4_the_documents_are_whole(void **state)
+{
+	const kv_msg_status_t status = {.detail = 2};
+	const kv_msg_config_t config = {0};
+	kv_msg_status_reply_t a;
+	kv_msg_config_reply_t b;
+
+	(void)state;
+	assert_int_equal(raw_call(watch_, KV_CODE_STATUS, &status, &a), KV_OK);
+	assert_non_null(memmem(a.json.data, a.json.len, "\"program\":\"raw\"", 15));
+	assert_non_null(memmem(a.json.data, a.json.len, "there is no disk tier", 21));
+	assert_true(a.json.data[0] == '{' && a.json.data[a.json.len - 1] == '}');
+	assert_int_equal(raw_call(watch_, KV_CODE_CONFIG, &config, &b), KV_OK);
+	assert_non_null(memmem(b.json.data, b.json.len, "\"limits.send_queue\"", 19));
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p1_a_join_needs_a_live_pidfd),
+		cmocka_unit_test(p8_an_instance_is_joined_with_its_secret_only),
+		cmocka_unit_test(p6_a_client_cannot_write_or_resize_what_the_daemon_writes),
+		cmocka_unit_test(p10_an_identity_that_is_incomplete_or_contradicts_itself_is_refused),
+		cmocka_unit_test(p1_what_one_instance_puts_another_one_reads),
+		cmocka_unit_test(p8_a_namespace_sees_nothing_of_another),
+		cmocka_unit_test(p9_a_put_is_announced_to_subscribers),
+		cmocka_unit_test(p6_reports_are_copied_out_once_and_checked),
+		cmocka_unit_test(p4_a_client_killed_with_a_lease_and_half_a_put_leaves_nothing),
+		cmocka_unit_test(p1_memory_a_member_may_still_touch_waits_for_its_death),
+		cmocka_unit_test(p5_a_member_that_does_not_read_is_closed_and_nobody_waits_for_it),
+		cmocka_unit_test(p6_a_slab_with_holes_does_not_end_the_daemon),
+		cmocka_unit_test(p4_the_documents_are_whole),
+	};
+
+	return cmocka_run_group_tests(tests, setup, teardown);
+}

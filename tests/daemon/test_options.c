@@ -1,0 +1,161 @@
+/* P10: a configuration that is not right is refused with a sentence that points at the place, before anything starts. */
+#include "daemon/raw.h"
+
+#include <fcntl.h>
+
+static char out_[1 << 16];
+
+static int run(const char *a, const char *b)
+{
+	const char *const args[] = {a, b, NULL};
+
+	return raw_run(args, out_, sizeof out_);
+}
+
+static void write_file(const char *path, const char *text)
+{
+	FILE *file = fopen(path, "we");
+
+	assert_non_null(file);
+	fputs(text, file);
+	fclose(file);
+}
+
+static void refused(const char *a, const char *b, kv_status_t status, const char *sentence)
+{
+	assert_int_equal(run(a, b), kv_status_exit_code(status));
+	if (!strstr(out_, sentence)) {
+		fail_msg("\"%s\" is not in: %s", sentence, out_);
+	}
+}
+
+static void p10_a_misspelt_option_names_the_nearest_one(void **state)
+{
+	(void)state;
+	refused("--cpu.siez=1GiB", NULL, KV_ERR_CONFIG, "`cpu.size`");
+	refused("--keeper", NULL, KV_ERR_CONFIG, "--keeper=VALUE");
+	refused("status", NULL, KV_ERR_CONFIG, "--name=value");
+	setenv("KVD_POLICI", "lru", 1);
+	refused("--check-config", NULL, KV_ERR_CONFIG, "KVD_POLICY");
+	unsetenv("KVD_POLICI");
+}
+
+static void p10_a_typo_in_the_file_has_line_and_column(void **state)
+{
+	char dir[64], path[96], place[128];
+
+	(void)state;
+	kv_test_dir_make(dir, sizeof dir);
+	snprintf(path, sizeof path, "%s/kvd.conf", dir);
+	snprintf(place, sizeof place, "%s:3:3:", path);
+	write_file(path, "# comment\ncpu:\n  siz: 1GiB\n");
+	refused("--config", path, KV_ERR_CONFIG, place);
+	assert_non_null(strstr(out_, "cpu.size"));
+	write_file(path, "cpu.size: lots\n");
+	refused("--config", path, KV_ERR_CONFIG, ":1:11:");
+	snprintf(path, sizeof path, "%s/missing", dir);
+	assert_true(run("--config", path) != 0);
+	assert_int_equal(run("--config", NULL), kv_status_exit_code(KV_ERR_CONFIG));
+	kv_test_dir_remove(dir);
+}
+
+static void p10_options_that_contradict_each_other_are_refused(void **state)
+{
+	(void)state;
+	refused("--cpu.size=8MiB", "--cpu.slab_size=16MiB", KV_ERR_CONFIG, "cpu.slab_size is larger");
+	refused("--namespaces=a,b,a", NULL, KV_ERR_CONFIG, "there twice");
+	refused("--namespaces=a/b", NULL, KV_ERR_CONFIG, "is not a name");
+	refused("--policy=random", NULL, KV_ERR_CONFIG, "lru");
+}
+
+static void p10_a_socket_path_that_does_not_fit_is_refused_before_the_start(void **state)
+{
+	char option[200] = "--run_dir=/tmp/";
+
+	(void)state;
+	memset(option + strlen(option), 'x', 110);
+	refused(option, NULL, KV_ERR_PATH, "choose a shorter run_dir");
+}
+
+static void p8_http_is_not_reachable_from_outside_unless_said_twice(void **state)
+{
+	(void)state;
+	refused("--http.listen=0.0.0.0:9464", NULL, KV_ERR_CONFIG, "http.allow_remote");
+	refused("--http.listen=[::]:9464", NULL, KV_ERR_CONFIG, "http.allow_remote");
+	refused("--http.listen=9464", NULL, KV_ERR_CONFIG, "neither host:port nor off");
+	const char *const both[] = {"--http.listen=0.0.0.0:9464", "--http.allow_remote=on", "--check-config", NULL};
+	assert_int_equal(raw_run(both, out_, sizeof out_), 0);
+}
+
+static void p10_the_last_source_wins(void **state)
+{
+	char dir[64], path[96], run_dir[96];
+	const char *const args[] = {"--config", path, run_dir, "--http.listen=off", "--policy=nonsense", NULL};
+
+	(void)state;
+	kv_test_dir_make(dir, sizeof dir);
+	snprintf(path, sizeof path, "%s/kvd.conf", dir);
+	snprintf(run_dir, sizeof run_dir, "--run_dir=%s", dir);
+	write_file(path, "policy: fifo\n");
+	setenv("KVD_POLICY", "lru", 1);
+	assert_int_equal(raw_run(args, out_, sizeof out_),
+			 kv_status_exit_code(KV_ERR_CONFIG)); /* the command line has the last word */
+	setenv("KVD_POLICY", "wrong", 1);
+	refused("--config", path, KV_ERR_CONFIG, "KVD_POLICY");
+	setenv("KVD_SOCKET", "/a/clients/own", 1);
+	unsetenv("KVD_POLICY");
+	const char *const good[] = {"--config", path, "--check-config", NULL};
+	assert_int_equal(raw_run(good, out_, sizeof out_), 0);
+	unsetenv("KVD_SOCKET");
+	kv_test_dir_remove(dir);
+}
+
+static void p10_help_and_version_start_nothing(void **state)
+{
+	(void)state;
+	assert_int_equal(run("--version", NULL), 0);
+	assert_non_null(strstr(out_, "kvd " KVD_VERSION));
+	assert_int_equal(run("--help", NULL), 0);
+	assert_non_null(strstr(out_, "usage: kvd"));
+}
+
+static void same_as_file(const char *option, const char *path)
+{
+	static char text[1 << 16];
+	FILE *file = fopen(path, "re");
+
+	assert_non_null(file);
+	text[fread(text, 1, sizeof text - 1, file)] = '\0';
+	fclose(file);
+	assert_int_equal(run(option, NULL), 0);
+	if (strcmp(text, out_) != 0) {
+		fail_msg("%s is not what kvd %s prints: run scripts/docs.sh", path, option);
+	}
+}
+
+static void p10_sample_and_page_are_those_of_the_table(void **state)
+{
+	char option[512];
+
+	(void)state;
+	same_as_file("--sample-config", RAW_SOURCE "/conf/kvd.conf");
+	same_as_file("--describe-options", RAW_SOURCE "/docs/options.md");
+	snprintf(option, sizeof option, "--config=%s/conf/kvd.conf", RAW_SOURCE);
+	assert_int_equal(run(option, "--check-config"), 0);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p10_a_misspelt_option_names_the_nearest_one),
+		cmocka_unit_test(p10_a_typo_in_the_file_has_line_and_column),
+		cmocka_unit_test(p10_options_that_contradict_each_other_are_refused),
+		cmocka_unit_test(p10_a_socket_path_that_does_not_fit_is_refused_before_the_start),
+		cmocka_unit_test(p8_http_is_not_reachable_from_outside_unless_said_twice),
+		cmocka_unit_test(p10_the_last_source_wins),
+		cmocka_unit_test(p10_help_and_version_start_nothing),
+		cmocka_unit_test(p10_sample_and_page_are_those_of_the_table),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
