@@ -76,6 +76,9 @@ static char *text_of(const kvctl_t *ctl, const char *argument)
 	char *text;
 	size_t len;
 
+	if (!argument) {
+		return NULL;
+	}
 	if (strcmp(argument, "-") != 0 && argument[0] != '@') {
 		return strdup(argument);
 	}
@@ -328,8 +331,8 @@ static int ask(const kvctl_t *ctl, kvc_space_t *space, const char *salt, prompt_
 
 static int explain(const kvctl_t *ctl, const question_t *question, const char *identity, prompt_t *prompt)
 {
-	kvc_space_t *space;
-	kvc_t *kvc;
+	kvc_space_t *space = NULL;
+	kvc_t *kvc = NULL;
 	int code = kvctl_attach(ctl, &kvc);
 
 	if (code != 0) {

@@ -29,7 +29,7 @@ static void world_notify(void *ctx, kvd_member_t member, uint16_t code, const kv
 	kvd_session_t *session;
 
 	kvd_world_sync(host);
-	session = kvd_member_session(kvd_member_find(host, member));
+	session = kvd_entry_session(kvd_entry_find(host, member));
 	if (session) {
 		send_notice(host, session, code, msg, NULL);
 	}
@@ -249,7 +249,7 @@ kv_status_t kvd_world_core(kvd_host_t *host, char *detail, size_t cap)
 		snprintf(detail, cap, "cannot set up the index: %s", kv_status_text(status));
 		return status;
 	}
-	kvd_core_set_staging(host->core, kvd_member_staging, host);
+	kvd_core_set_staging(host->core, kvd_entry_staging, host);
 	kvd_core_set_answer(host->core, kvd_request_late, host);
 
 	return KV_OK;

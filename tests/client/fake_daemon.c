@@ -397,11 +397,13 @@ static void *serve(void *arg)
 	while (!atomic_load(&fake->stop)) {
 		struct pollfd fds[FAKE_SESSIONS + 2];
 
+		pthread_mutex_lock(&fake->lock);
 		for (uint32_t i = 0; i < FAKE_SESSIONS; i++) {
 			fds[i] = (struct pollfd){.fd = fake->sessions[i].fd, .events = POLLIN};
 		}
 		fds[FAKE_SESSIONS] = (struct pollfd){.fd = fake->listener, .events = POLLIN};
 		fds[FAKE_SESSIONS + 1] = (struct pollfd){.fd = fake->wake[0], .events = POLLIN};
+		pthread_mutex_unlock(&fake->lock);
 		(void)poll(fds, FAKE_SESSIONS + 2, 5);
 
 		pthread_mutex_lock(&fake->lock);
