@@ -5,6 +5,18 @@
 #define BENCH_LIST(X)                                                                                                  \
 	X(hash)                                                                                                        \
 	X(digest_copy)                                                                                                 \
-	X(digest_gather)
+	X(digest_gather)                                                                                               \
+	X(match_unbranched)                                                                                            \
+	X(match_branched)                                                                                              \
+	X(acquire)                                                                                                     \
+	X(pool_batch_8m)                                                                                               \
+	X(pool_batch_1m)                                                                                               \
+	X(pool_single_64k)                                                                                             \
+	X(pool_single_256k)                                                                                            \
+	X(nvme_read)                                                                                                   \
+	X(nvme_write)                                                                                                  \
+	X(disk_read)                                                                                                   \
+	X(disk_write)                                                                                                  \
+	X(restart)
 
 #endif

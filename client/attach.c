@@ -1,4 +1,5 @@
-/* The states of an attachment: connect, HELLO, JOIN, spaces opened again, ready; and back to the start when the daemon has gone. */
+/* The states of an attachment: connect, HELLO, JOIN, spaces opened again, ready; and back to the start when the
+ * daemon has gone. */
 #include "impl.h"
 
 #include "config.h"
@@ -22,8 +23,11 @@ kvc_status_t kvc_detached(const kvc_t *kvc)
 {
 	kv_status_t status = kvc->why_detached == KV_OK ? KV_ERR_CLOSED : kvc->why_detached;
 
-	return kvc_fail(status, "kvd at %s: %s", kvc->socket,
-			kvc->why_text[0] ? kvc->why_text : "the session is being opened again");
+	if (!kvc->why_text[0]) {
+		return kvc_fail(status, "the session with kvd at %s is being opened again", kvc->socket);
+	}
+
+	return kvc_fail(status, "%s", kvc->why_text);
 }
 
 /* ---- losing a session -------------------------------------------------------------------------------------------- */
@@ -50,7 +54,7 @@ void kvc_session_lost(kvc_t *kvc, kv_status_t status, const char *why)
 	kvc->incarnation = 0;
 	kvc->reopening = 0;
 	kvc->why_detached = status;
-	snprintf(kvc->why_text, sizeof kvc->why_text, "%s", why);
+	snprintf(kvc->why_text, sizeof kvc->why_text, "kvd at %s: %s", kvc->socket, why);
 
 	for (kvc_space_t *space = kvc->spaces; space; space = space->next) {
 		atomic_store(&space->epoch, 0);
@@ -170,8 +174,18 @@ static void greeted(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 	}
 }
 
+/* "connection refused": the C library's words, as part of a sentence. */
+static const char *reason_text(int reason, char *out, size_t cap)
+{
+	snprintf(out, cap, "%s", strerrordesc_np(reason) ? strerrordesc_np(reason) : "unknown error");
+	out[0] = out[0] >= 'A' && out[0] <= 'Z' ? (char)(out[0] + 32) : out[0];
+
+	return out;
+}
+
 static void connect_now(kvc_t *kvc)
 {
+	char text[96];
 	kv_msg_hello_t msg = {.version = KV_WIRE_VERSION, .program = kv_slice_str(kvc->program)};
 	kvc_ask_t ask = {.code = KV_CODE_HELLO, .msg = &msg, .done = greeted, .fd = -1};
 	int reason = 0;
@@ -180,8 +194,8 @@ static void connect_now(kvc_t *kvc)
 	if (status != KV_OK) {
 		kvc->channel.fd = -1;
 		kvc->why_detached = status;
-		snprintf(kvc->why_text, sizeof kvc->why_text, "cannot be reached (%s); is it running?",
-			 reason ? strerror(reason) : kv_status_text(status));
+		snprintf(kvc->why_text, sizeof kvc->why_text, "cannot reach kvd at %s (%s); is it running?",
+			 kvc->socket, reason ? reason_text(reason, text, sizeof text) : kv_status_text(status));
 		back_off(kvc);
 		return;
 	}

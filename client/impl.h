@@ -1,10 +1,12 @@
 /* client/impl.h -- the insides of libkvc. Nothing here is exported.
  *
- * Files: attach.c (states of the attachment, polling), channel.c (frames and pending requests), dispatch.c (what arrives), map.c (shared memory of one
- * incarnation), slab.c, space.c, match.c, grant.c (what leases and puts share), lease.c, put.c,
- * handle.c (leases and puts of other members), staging.c, report.c, doc.c, error.c.
+ * Files: attach.c (states of the attachment, polling), channel.c (frames and pending requests), dispatch.c (what
+ * arrives), map.c (shared memory of one incarnation), slab.c, space.c, match.c, grant.c (what leases and puts
+ * share), lease.c, put.c, put_end.c, handle.c (leases and puts of other members), staging.c, report.c, doc.c,
+ * error.c.
  *
- * Threads. One owner thread at a time; kvc_match() and kvc_lease_read() run on any thread. They reach shared memory in two ways only:
+ * Threads. One owner thread at a time; kvc_match() and kvc_lease_read() run on any thread. They reach shared memory
+ * in two ways only:
  *   kvc_match()        through kvc->map between kvc_map_enter() and kvc_map_leave()
  *   kvc_lease_read()   through lease->map, on which the lease holds a reference
  * A map is unmapped when it is no longer current, nobody refers to it, and no match is running (kvc_map_reap()).
@@ -88,7 +90,8 @@ typedef struct kvc_map {
 
 /* ---- requests in flight ------------------------------------------------------------------------------------------ */
 
-/* The end of a request: its reply, or a status of our own (TIMEOUT, CLOSED) with `reply` NULL. `detail` is the daemon's sentence, never NULL. */
+/* The end of a request: its reply, or a status of our own (TIMEOUT, CLOSED) with `reply` NULL. `detail` is the
+ * daemon's sentence, never NULL. */
 typedef struct kvc_answer {
 	kv_status_t status;
 	const kv_msg_t *reply;
@@ -246,7 +249,7 @@ struct kvc {
 
 	kvc_state_t state;
 	kv_status_t why_detached;
-	char why_text[256];
+	char why_text[512];
 	uint64_t incarnation;
 	uint64_t old_incarnation;
 	uint64_t next_try_ns, backoff_ns;
@@ -290,7 +293,8 @@ kv_status_t kvc_channel_init(kvc_t *kvc);
 void kvc_channel_fini(kvc_t *kvc);
 /* Close the socket and forget what was queued; every pending request ends with `status`. */
 void kvc_channel_close(kvc_t *kvc, kv_status_t status);
-/* Queue a request and send what fits. BUSY: too much in flight. CLOSED: the socket has gone (the session is then over). */
+/* Queue a request and send what fits. BUSY: too much in flight. CLOSED: the socket has gone (the session is then
+ * over). */
 kv_status_t kvc_send(kvc_t *kvc, const kvc_ask_t *ask);
 kv_status_t kvc_flush(kvc_t *kvc);
 /* Read and dispatch what has arrived. CLOSED or PROTO: the session must end. */
@@ -307,12 +311,14 @@ void kvc_tell(kvc_t *kvc, uint16_t code, const void *msg);
 
 /* ---- dispatch.c -------------------------------------------------------------------------------------------------- */
 
-/* One whole frame. Takes the frame's descriptors out of the channel's queue. PROTO, TOO_BIG, ...: the session must end. */
+/* One whole frame. Takes the frame's descriptors out of the channel's queue. PROTO, TOO_BIG, ...: the session must
+ * end. */
 kv_status_t kvc_dispatch(kvc_t *kvc, const kv_frame_header_t *header, const uint8_t *body);
 
 /* ---- attach.c ---------------------------------------------------------------------------------------------------- */
 
-/* Every call of the owner starts here: fork guard, then what has arrived, deadlines, re-attach. OK also while detached. */
+/* Every call of the owner starts here: fork guard, then what has arrived, deadlines, re-attach. OK also while
+ * detached. */
 kvc_status_t kvc_enter(kvc_t *kvc);
 void kvc_pump(kvc_t *kvc);
 /* The session is over: all of its leases and puts are, too. */
@@ -379,7 +385,7 @@ static inline size_t kvc_leaf(const kvc_space_t *space, uint32_t head, uint32_t 
 	return ((size_t)head * space->layers + page) * space->page_bytes + at;
 }
 
-/* ---- lease.c, put.c, staging.c ----------------------------------------------------------------------------------- */
+/* ---- lease.c, put.c, put_end.c, staging.c ----------------------------------------------------------------------------------- */
 
 /* Check a grant against the lease area and take a reference. PROTO: the daemon named something that is not there. */
 kv_status_t kvc_grant_take(kvc_t *kvc, uint64_t id, uint64_t offset, uint32_t slots, kv_lease_kind_t kind,

@@ -220,10 +220,10 @@ static int acquire_answered(const void *object)
 kvc_status_t kvc_acquire(kvc_space_t *space, const kvc_key_t *keys, uint32_t n, uint32_t skip, uint32_t ttl_ms,
 			 kvc_lease_t **p_lease)
 {
-	kvc_lease_t *lease;
+	kvc_lease_t *lease = NULL;
 	kvc_status_t status = kvc_acquire_start(space, keys, n, skip, ttl_ms, &lease);
 
-	if (status != KVC_OK) {
+	if (status != KVC_OK || !lease) {
 		return status;
 	}
 	/* The request's own deadline ends the wait. */
@@ -352,8 +352,8 @@ kvc_status_t kvc_lease_wait(kvc_lease_t *lease, uint32_t n, uint32_t timeout_ms)
 
 kvc_status_t kvc_lease_block(const kvc_lease_t *lease, uint32_t i, const void **p_data, const uint64_t **p_leaves)
 {
-	uint8_t *data;
-	const uint64_t *leaves;
+	uint8_t *data = NULL;
+	const uint64_t *leaves = NULL;
 	kv_status_t found;
 	kvc_status_t status = kvc_check_process(lease->space->kvc);
 
@@ -420,8 +420,8 @@ static void bad_push(kvc_t *kvc, const kvc_lease_t *lease, uint32_t i)
 static kvc_status_t read_block(kvc_lease_t *lease, uint32_t i, void *dst)
 {
 	kvc_t *kvc = lease->space->kvc;
-	const void *data;
-	const uint64_t *leaves;
+	const void *data = NULL;
+	const uint64_t *leaves = NULL;
 	kvc_status_t status = kvc_lease_block(lease, i, &data, &leaves);
 	kv_status_t copied;
 

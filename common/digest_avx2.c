@@ -28,6 +28,12 @@ static inline void vec_fence(void)
 	_mm_sfence();
 }
 
+/* As on AVX-512. */
+static inline void vec_leave(void)
+{
+	_mm256_zeroupper();
+}
+
 static inline vec_t vec_mix(vec_t acc, vec_t data, vec_t key)
 {
 	const vec_t keyed = _mm256_xor_si256(data, key);

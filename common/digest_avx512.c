@@ -29,6 +29,13 @@ static inline void vec_fence(void)
 	_mm_sfence();
 }
 
+/* Compilers do this at the end of most functions that need it. gcc 12 forgets some of those inlined from xxhash.h, and
+ * then all SSE code of the thread runs at a quarter of its speed until somebody else does it. */
+static inline void vec_leave(void)
+{
+	_mm256_zeroupper();
+}
+
 static inline vec_t vec_mix(vec_t acc, vec_t data, vec_t key)
 {
 	const vec_t keyed = _mm512_xor_si512(data, key);

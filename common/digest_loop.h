@@ -6,6 +6,7 @@
  *   vec_mix(acc, data, key)          XXH3's accumulation of one vector
  *   vec_scramble(acc, key)           XXH3's scramble
  *   vec_fence()                      order streamed stores before later ones
+ *   vec_leave()                      leave the vector unit as others expect it; see digest_avx512.c
  *   KV_DIGEST_OPS, KV_DIGEST_NAME    the table to define
  *
  * XXH3 over more than 240 bytes: the input is a row of 64-byte stripes; stripe i is accumulated with the secret at
@@ -180,7 +181,11 @@ LOOP_INLINE uint64_t lanes_fold(const lanes_t *lanes, size_t n)
 
 static uint64_t plain_digest(const void *data, size_t n)
 {
-	return XXH3_64bits(data, n);
+	const uint64_t digest = XXH3_64bits(data, n);
+
+	vec_leave();
+
+	return digest;
 }
 
 /* Up to SHORT_MAX bytes, over a copy of our own. */
@@ -221,14 +226,18 @@ LOOP_INLINE uint64_t copy_long(uint8_t *dst, const uint8_t *src, size_t n, const
 
 static uint64_t copy_leaf(void *dst, const void *src, size_t n, const uint8_t *next, kv_store_t store)
 {
-	if (n <= SHORT_MAX) {
-		return copy_short(dst, src, n);
-	}
-	if (store == KV_STORE_STREAM) {
-		return copy_long(dst, src, n, next, KV_STORE_STREAM);
-	}
+	uint64_t digest;
 
-	return copy_long(dst, src, n, next, KV_STORE_PLAIN);
+	if (n <= SHORT_MAX) {
+		digest = copy_short(dst, src, n);
+	} else if (store == KV_STORE_STREAM) {
+		digest = copy_long(dst, src, n, next, KV_STORE_STREAM);
+	} else {
+		digest = copy_long(dst, src, n, next, KV_STORE_PLAIN);
+	}
+	vec_leave();
+
+	return digest;
 }
 
 /* ---- leaves of several pieces ---------------------------------------------------------------------------------- */
@@ -348,18 +357,20 @@ static uint64_t copy_runs(const kv_copy_plan_t *plan, kv_store_t store)
 {
 	int whole;
 	const size_t total = plan_total(plan, &whole);
+	uint64_t digest;
 
 	if (!whole || total <= SHORT_MAX) {
-		return copy_runs_odd(plan);
+		digest = copy_runs_odd(plan);
+	} else if (store == KV_STORE_PLAIN) {
+		digest = copy_runs_whole(plan, total, (manner_t){KV_STORE_PLAIN, NEAR});
+	} else if (plan->next && plan->runs->src_stride != plan->runs->piece) {
+		digest = copy_runs_whole(plan, total, (manner_t){KV_STORE_STREAM, FAR});
+	} else {
+		digest = copy_runs_whole(plan, total, (manner_t){KV_STORE_STREAM, NEAR});
 	}
-	if (store == KV_STORE_PLAIN) {
-		return copy_runs_whole(plan, total, (manner_t){KV_STORE_PLAIN, NEAR});
-	}
-	if (plan->next && plan->runs->src_stride != plan->runs->piece) {
-		return copy_runs_whole(plan, total, (manner_t){KV_STORE_STREAM, FAR});
-	}
+	vec_leave();
 
-	return copy_runs_whole(plan, total, (manner_t){KV_STORE_STREAM, NEAR});
+	return digest;
 }
 
 /* ---- plain copy ------------------------------------------------------------------------------------------------ */
@@ -375,6 +386,7 @@ static void stream_only(void *dst, const void *src, size_t n)
 			vec_stream(to + at + i * sizeof(vec_t), vec_load(from + at + i * sizeof(vec_t)));
 		}
 	}
+	vec_leave();
 }
 
 static void fence(void)

@@ -40,6 +40,10 @@ static inline void vec_fence(void)
 	atomic_thread_fence(memory_order_release);
 }
 
+static inline void vec_leave(void)
+{
+}
+
 static inline uint64_t lane_product(uint64_t keyed)
 {
 	return (keyed & UINT32_MAX) * (keyed >> 32);

@@ -28,6 +28,10 @@ static inline void vec_fence(void)
 	_mm_sfence();
 }
 
+static inline void vec_leave(void)
+{
+}
+
 static inline vec_t vec_mix(vec_t acc, vec_t data, vec_t key)
 {
 	const vec_t keyed = _mm_xor_si128(data, key);

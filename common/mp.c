@@ -154,7 +154,7 @@ static uint64_t read_big(const uint8_t *at, unsigned n)
 
 static void set_signed(kv_mp_item_t *item, uint64_t raw, unsigned bytes)
 {
-	unsigned shift = 64u - 8u * bytes;
+	unsigned shift = (64u - 8u * bytes) & 63u;
 	int64_t value = (int64_t)(raw << shift) >> shift;
 
 	item->type = value < 0 ? KV_MP_INT : KV_MP_UINT;

@@ -345,9 +345,8 @@ void kv_option_unknown(const kv_option_table_t *table, const char *name, char *o
 	}
 }
 
-kv_status_t kv_options_set(const kv_option_table_t *table, const char *name, const char *value,
-			   kv_option_source_t source, void *values, kv_option_source_t *sources,
-			   kv_option_error_t *error)
+kv_status_t kv_options_set(const kv_option_table_t *table, const char *name, const char *value, void *values,
+			   kv_option_source_t *sources, kv_option_error_t *error)
 {
 	int i = kv_option_find(table, name);
 	kv_option_value_t parsed;
@@ -362,7 +361,7 @@ kv_status_t kv_options_set(const kv_option_table_t *table, const char *name, con
 	}
 	kv_option_store(&table->options[i], &parsed, values);
 	if (sources) {
-		sources[i] = source;
+		sources[i] = KV_SOURCE_COMMAND;
 	}
 
 	return KV_OK;

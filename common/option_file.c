@@ -339,8 +339,8 @@ static kv_status_t take_stream(reader_t *r)
 	return status;
 }
 
-kv_status_t kv_options_text(const kv_option_table_t *table, const char *name, const char *text, size_t len,
-			    void *values, kv_option_source_t *sources, kv_option_error_t *error)
+kv_status_t kv_options_text(const kv_option_table_t *table, const char *name, kv_slice_t text, void *values,
+			    kv_option_source_t *sources, kv_option_error_t *error)
 {
 	reader_t r = {.table = table, .file = name, .error = error};
 	kv_status_t status = KV_ERR_NOMEM;
@@ -351,7 +351,7 @@ kv_status_t kv_options_text(const kv_option_table_t *table, const char *name, co
 		goto err_pending;
 	}
 	yaml_parser_set_encoding(&r.parser, YAML_UTF8_ENCODING);
-	yaml_parser_set_input_string(&r.parser, (const unsigned char *)text, len);
+	yaml_parser_set_input_string(&r.parser, text.data, text.len);
 
 	status = take_stream(&r);
 	if (status == KV_OK) {
@@ -424,7 +424,8 @@ kv_status_t kv_options_file(const kv_option_table_t *table, const char *path, vo
 		status = fail_file(error, path, strerror(errno));
 		goto done;
 	}
-	status = kv_options_text(table, path, text, (size_t)len, values, sources, error);
+	status = kv_options_text(table, path, (kv_slice_t){(const uint8_t *)text, (uint32_t)len}, values, sources,
+				 error);
 done:
 	free(text);
 	if (fd >= 0) {

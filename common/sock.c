@@ -221,7 +221,10 @@ kv_status_t kv_sock_send(int fd, const kv_frame_header_t *header, const uint8_t 
 	size_t parts = 0;
 	ssize_t n;
 
-	if (offset >= total || header->fds > KV_WIRE_MAX_FDS) {
+	if (offset >= total || header->fds > KV_WIRE_MAX_FDS || (header->body > 0 && !body)) {
+		return KV_ERR_ARG;
+	}
+	if (offset == 0 && header->fds > 0 && !fds) {
 		return KV_ERR_ARG;
 	}
 	if (offset < sizeof *header) {

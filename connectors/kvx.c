@@ -52,6 +52,7 @@ static kvc_status_t prepare(kvx_t *kvx, const kvx_config_t *config)
 	kvx->layout = *config->layout;
 	kvx->paged = *config->paged;
 	kvk_layout_geometry(&kvx->layout, &kvx->geometry);
+	kv_assert(kvx->geometry.block_bytes > 0);
 	kvx->batch = poll_bytes / kvx->geometry.block_bytes;
 	kvx->batch = kvx->batch ? kvx->batch : 1;
 

@@ -223,8 +223,7 @@ static kv_status_t take_assignment(const char *arg, kvd_setup_t *setup, kv_optio
 		return say(error, KV_ERR_CONFIG, "--%s has no value; write --%s=VALUE", name, near ? near : name);
 	}
 
-	return kv_options_set(&kvd_option_table, name, equals + 1, KV_SOURCE_COMMAND, &setup->options, setup->sources,
-			      error);
+	return kv_options_set(&kvd_option_table, name, equals + 1, &setup->options, setup->sources, error);
 }
 
 /* The environment without what belongs to clients. */

@@ -24,8 +24,8 @@ void kve_rope_table(const kve_config_t *config, float *table)
 static void rotate_head(const float *turn, float *x, uint32_t half)
 {
 	for (uint32_t i = 0; i < half; i++) {
-		const float c = turn[2 * i];
-		const float s = turn[2 * i + 1];
+		const float c = turn[(size_t)2 * i];
+		const float s = turn[(size_t)2 * i + 1];
 		const float a = x[i];
 		const float b = x[i + half];
 

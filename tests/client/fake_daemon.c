@@ -136,11 +136,28 @@ static void space_reply(fake_t *fake, const kv_msg_space_open_t *ask, kv_msg_spa
 	}
 }
 
+/* Documents in the shape of kvd's. */
+static const char status_json[] =
+	"{\"daemon\":{\"version\":\"9.9\",\"namespace\":\"default\",\"incarnation\":41,\"uptime_ns\":90000000000,"
+	"\"restarts\":1,"
+	"\"sessions\":2},\"healthy\":false,\"tiers\":{\"cpu\":{\"medium\":\"CPU\",\"limit_bytes\":4194304,\"used_"
+	"bytes\":1048576,"
+	"\"quarantined_bytes\":4096},\"disk\":null},\"degraded\":[\"there is no disk tier\"],\"core\":{\"blocks\":64,"
+	"\"spaces\":[{\"id\":0,\"name\":\"test\",\"blocks\":64,\"identity\":\"model=test\\nweights=r1\\ndtype=bf16\\n"
+	"quantization=none\\nrope=none\\nlora=none\\nhash=kv1\\nhash_tokens=16\\ngroups=0:full:16\\nlayout=kvk1 "
+	"heads%3D2\\n"
+	"page_format=plain\\n\"}]}}";
+static const char stats_json[] =
+	"{\"kvd_sessions\":2,\"kvd_prefix_query_tokens_total\":1000,\"kvd_prefix_hit_cpu_tokens_total\":600,"
+	"\"kvd_prefix_hit_disk_tokens_total\":150,\"kvd_big_total\":18446744073709551615}";
+static const char config_json[] = "{\"cpu.size\":{\"value\":\"4MiB\",\"source\":\"command line\"}}";
+static const char check_json[] =
+	"{\"checks\":[{\"name\":\"pins\",\"promise\":\"P4\",\"ok\":true,\"detail\":\"3 of 3\"},"
+	"{\"name\":\"sums\",\"promise\":\"P4\",\"ok\":false,\"detail\":\"1 slot\\nlost\"}]}";
+
 /* Everything but JOIN, which carries descriptors. */
 static kv_status_t answer(fake_t *fake, uint32_t at, uint16_t code, const kv_msg_t *ask, kv_msg_t *reply)
 {
-	static const char json[] = "{\"health\":\"ok\"}";
-
 	switch (code) {
 	case KV_CODE_HELLO:
 		atomic_fetch_add(&fake->seen.hellos, 1);
@@ -192,11 +209,19 @@ static kv_status_t answer(fake_t *fake, uint32_t at, uint16_t code, const kv_msg
 	case KV_CODE_EXPLAIN:
 		return fake_explain(fake, &ask->explain, &reply->explain_reply);
 	case KV_CODE_CHECK:
-		reply->check_reply = (kv_msg_check_reply_t){.failed = 1, .json = kv_slice_str(json)};
+		reply->check_reply = (kv_msg_check_reply_t){.failed = 1, .json = kv_slice_str(check_json)};
+		return KV_OK;
+	case KV_CODE_STATUS:
+		reply->status_reply.json = kv_slice_str(status_json);
+		return KV_OK;
+	case KV_CODE_STATS:
+		reply->stats_reply.json = kv_slice_str(stats_json);
+		return KV_OK;
+	case KV_CODE_CONFIG:
+		reply->config_reply.json = kv_slice_str(config_json);
 		return KV_OK;
 	default:
-		reply->status_reply.json = kv_slice_str(json); /* STATUS, STATS, CONFIG: one string each */
-		return KV_OK;
+		return KV_ERR_UNKNOWN_REQUEST;
 	}
 }
 
@@ -372,11 +397,13 @@ static void *serve(void *arg)
 	while (!atomic_load(&fake->stop)) {
 		struct pollfd fds[FAKE_SESSIONS + 2];
 
+		pthread_mutex_lock(&fake->lock);
 		for (uint32_t i = 0; i < FAKE_SESSIONS; i++) {
 			fds[i] = (struct pollfd){.fd = fake->sessions[i].fd, .events = POLLIN};
 		}
 		fds[FAKE_SESSIONS] = (struct pollfd){.fd = fake->listener, .events = POLLIN};
 		fds[FAKE_SESSIONS + 1] = (struct pollfd){.fd = fake->wake[0], .events = POLLIN};
+		pthread_mutex_unlock(&fake->lock);
 		(void)poll(fds, FAKE_SESSIONS + 2, 5);
 
 		pthread_mutex_lock(&fake->lock);

@@ -387,7 +387,7 @@ static void observers_ask_and_hold_nothing(void **state)
 	assert_int_equal(kvc_attach(&config, &bed.kvc), KVC_OK);
 	assert_int_equal(atomic_load(&fake_seen(bed.fake)->joins), 0);
 	assert_int_equal(kvc_document(bed.kvc, KVC_DOC_CHECK, 0, &json, &failed), KVC_OK);
-	assert_string_equal(json, "{\"health\":\"ok\"}");
+	assert_non_null(strstr(json, "\"checks\":["));
 	assert_int_equal(failed, 1);
 	kvc_free(json);
 	assert_int_equal(kvc_document(bed.kvc, 3, 0, &json, NULL), KVC_ERR_ARG);

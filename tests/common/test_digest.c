@@ -7,6 +7,11 @@
 
 #include <xxhash.h>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
+
 #define ROOM  ((size_t)3 << 20)
 #define GUARD 0xa7
 
@@ -41,24 +46,40 @@ static int teardown(void **state)
 	for (const kv_digest_ops_t *const *p_##ops = kv_digest_builds(), *ops; (ops = *p_##ops) != NULL; p_##ops++)    \
 		if (kv_digest_runs_here(ops))
 
-static void check_copy(const kv_digest_ops_t *ops, size_t to, size_t from, size_t n)
+/* Copied whole, and not a byte around it. */
+static void check_bytes(const kv_digest_ops_t *ops, const uint8_t *out, size_t from, size_t n)
 {
-	const uint64_t expected = XXH3_64bits(src + from, n);
-	uint8_t *out = dst + 64 + to;
-
-	memset(out - 64, GUARD, n + 128);
-	if (ops->digest(src + from, n) != expected) {
-		fail_msg("%s: digest of %zu bytes at %zu", ops->name, n, from);
-	}
-	if (kv_copy_digest_by(ops, out, src + from, n) != expected) {
-		fail_msg("%s: fused digest of %zu bytes, %zu to %zu", ops->name, n, from, to);
-	}
 	if (memcmp(out, src + from, n) != 0) {
-		fail_msg("%s: copy of %zu bytes, %zu to %zu", ops->name, n, from, to);
+		fail_msg("%s: copy of %zu bytes at %zu", ops->name, n, from);
 	}
 	for (size_t i = 0; i < 64; i++) {
 		assert_int_equal(out[-1 - (ptrdiff_t)i], GUARD);
 		assert_int_equal(out[n + i], GUARD);
+	}
+}
+
+static void check_copy(const kv_digest_ops_t *ops, size_t to, size_t from, size_t n)
+{
+	const uint64_t expected = XXH3_64bits(src + from, n);
+	uint8_t *out = dst + 64 + to;
+	const kv_copy_run_t leaf = {out, src + from, n, n, n, 1};
+	uint64_t digest;
+
+	if (ops->digest(src + from, n) != expected) {
+		fail_msg("%s: digest of %zu bytes at %zu", ops->name, n, from);
+	}
+	memset(out - 64, GUARD, n + 128);
+	kv_copy_digest_leaves_by(ops, &leaf, &digest);
+	if (digest != expected) {
+		fail_msg("%s: fused digest of %zu bytes, %zu to %zu", ops->name, n, from, to);
+	}
+	check_bytes(ops, out, from, n);
+	if (to % 64 == 0) {
+		memset(out - 64, GUARD, n + 128);
+		if (ops->copy(out, src + from, n, NULL, KV_STORE_STREAM) != expected) {
+			fail_msg("%s: streamed digest of %zu bytes at %zu", ops->name, n, from);
+		}
+		check_bytes(ops, out, from, n);
 	}
 }
 
@@ -247,6 +268,54 @@ static void a_streamed_copy_is_a_copy(void **state)
 	}
 }
 
+/* ---- the vector unit ----------------------------------------------------------------------------------------------- */
+
+#if defined(__x86_64__)
+/* 1 while upper halves of vector registers are in use, 0 when they are not, -1 where the CPU does not say. */
+__attribute__((target("xsave"))) static int upper_halves_in_use(void)
+{
+	unsigned a;
+	unsigned b;
+	unsigned c;
+	unsigned d;
+	uint64_t in_use;
+
+	if (!__get_cpuid_count(0xd, 1, &a, &b, &c, &d) || !(a & 4) || !__builtin_cpu_supports("avx")) {
+		return -1;
+	}
+	in_use = (uint64_t)_xgetbv(1);
+
+	return (in_use & 4) != 0;
+}
+
+/* What is left dirty makes all SSE code of the thread several times slower. */
+static void others_are_not_slowed_down(void **state)
+{
+	static const size_t lengths[] = {8, 200, 1000, 4096, 65536};
+
+	(void)state;
+	EACH_BUILD(ops)
+	{
+		for (size_t i = 0; i < KV_COUNT_OF(lengths); i++) {
+			const kv_copy_run_t run = {dst, src, 256, 300, 256, lengths[i] / 256 + 1};
+			const kv_copy_plan_t plan = {&run, 1, KV_RUNS_IN_TURN, NULL};
+			uint64_t sum = ops->digest(src, lengths[i]);
+
+			assert_true(upper_halves_in_use() <= 0);
+			sum += ops->copy(dst, src, lengths[i], NULL, KV_STORE_STREAM);
+			assert_true(upper_halves_in_use() <= 0);
+			sum += ops->copy(dst, src, lengths[i], NULL, KV_STORE_PLAIN);
+			assert_true(upper_halves_in_use() <= 0);
+			sum += ops->copy_runs(&plan, KV_STORE_STREAM);
+			assert_true(upper_halves_in_use() <= 0);
+			ops->stream(dst, src, lengths[i] / 64 * 64);
+			assert_true(upper_halves_in_use() <= 0);
+			assert_true(sum != 1);
+		}
+	}
+}
+#endif
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -257,6 +326,9 @@ int main(void)
 		cmocka_unit_test(p1_leaves_of_many_pieces_are_digests_of_the_concatenation),
 		cmocka_unit_test(p1_strided_copies_gather_and_scatter),
 		cmocka_unit_test(a_streamed_copy_is_a_copy),
+#if defined(__x86_64__)
+		cmocka_unit_test(others_are_not_slowed_down),
+#endif
 	};
 
 	return cmocka_run_group_tests(tests, setup, teardown);

@@ -2,6 +2,10 @@
 #include "kv_cmocka.h"
 #include "kv_test.h"
 
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+
 static void the_nth_allocation_fails_once_and_every_block_is_counted(void **state)
 {
 	kv_test_env_t t;
@@ -111,6 +115,30 @@ static void a_temporary_directory_goes_with_everything_in_it(void **state)
 	assert_int_not_equal(access(path, F_OK), 0);
 }
 
+static void a_broken_invariant_says_where_and_aborts(void **state)
+{
+	char text[512] = "";
+	int ends[2], status;
+	pid_t child;
+
+	(void)state;
+	assert_int_equal(pipe(ends), 0);
+	child = fork();
+	if (child == 0) {
+		signal(SIGABRT, SIG_DFL);
+		dup2(ends[1], STDERR_FILENO);
+		kv_assert(1 + 1 == 3);
+		_exit(0);
+	}
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+	assert_true(read(ends[0], text, sizeof text - 1) > 0);
+	assert_non_null(strstr(text, "broken invariant: 1 + 1 == 3"));
+	assert_non_null(strstr(text, "test_env.c"));
+	close(ends[0]);
+	close(ends[1]);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -119,6 +147,7 @@ int main(void)
 		cmocka_unit_test(the_same_seed_gives_the_same_numbers_and_the_clock_stands),
 		cmocka_unit_test(a_long_log_line_is_cut_not_overrun),
 		cmocka_unit_test(the_real_environment_has_a_clock_memory_and_randomness),
+		cmocka_unit_test(a_broken_invariant_says_where_and_aborts),
 		cmocka_unit_test(a_temporary_directory_goes_with_everything_in_it),
 	};
 

@@ -45,7 +45,7 @@ static kv_status_t read_text(fixture_t *f, const char *text)
 	memset(f, 0, sizeof *f);
 	kv_options_default(&table, &f->values, f->sources);
 
-	return kv_options_text(&table, "kvd.conf", text, strlen(text), &f->values, f->sources, &f->error);
+	return kv_options_text(&table, "kvd.conf", kv_slice_str(text), &f->values, f->sources, &f->error);
 }
 
 /* Refused at that place with a sentence that holds `part`, and nothing has changed. */
@@ -210,14 +210,11 @@ static void assignments_and_the_environment_follow_the_same_rules(void **state)
 	assert_int_equal(f.values.spin, 1);
 	assert_int_equal(kv_options_env(&table, bare, &f.values, f.sources, &f.error), KV_ERR_CONFIG);
 
-	assert_int_equal(kv_options_set(&table, "cpu.size", "2GiB", KV_SOURCE_COMMAND, &f.values, f.sources, &f.error),
-			 KV_OK);
+	assert_int_equal(kv_options_set(&table, "cpu.size", "2GiB", &f.values, f.sources, &f.error), KV_OK);
 	assert_true(f.values.size == UINT64_C(2) << 30 && f.sources[0] == KV_SOURCE_COMMAND);
-	assert_int_equal(kv_options_set(&table, "cpu.size", "1", KV_SOURCE_COMMAND, &f.values, f.sources, &f.error),
-			 KV_ERR_CONFIG);
+	assert_int_equal(kv_options_set(&table, "cpu.size", "1", &f.values, f.sources, &f.error), KV_ERR_CONFIG);
 	assert_non_null(strstr(f.error.text, "cpu.size: 1 is below"));
-	assert_int_equal(kv_options_set(&table, "cpu", "1", KV_SOURCE_COMMAND, &f.values, NULL, &f.error),
-			 KV_ERR_CONFIG);
+	assert_int_equal(kv_options_set(&table, "cpu", "1", &f.values, NULL, &f.error), KV_ERR_CONFIG);
 	assert_int_equal(f.error.line, 0);
 }
 
@@ -240,8 +237,7 @@ static void what_is_printed_can_be_read_back(void **state)
 	(void)state;
 	read_text(&f, "");
 	for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++) {
-		assert_int_equal(kv_options_set(&table, settings[i][0], settings[i][1], KV_SOURCE_COMMAND, &f.values,
-						NULL, &f.error),
+		assert_int_equal(kv_options_set(&table, settings[i][0], settings[i][1], &f.values, NULL, &f.error),
 				 KV_OK);
 		for (size_t j = 0; j < table.count; j++) {
 			if (strcmp(rows[j].name, settings[i][0]) == 0) {

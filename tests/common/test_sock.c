@@ -7,6 +7,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -111,6 +112,9 @@ static void a_frame_can_be_sent_from_any_offset(void **state)
 		}
 	}
 	assert_int_equal(kv_sock_send(pair[0], &header, body, 64, NULL, &n), KV_ERR_ARG);
+	assert_int_equal(kv_sock_send(pair[0], &header, NULL, 0, NULL, &n), KV_ERR_ARG);
+	header.fds = 1;
+	assert_int_equal(kv_sock_send(pair[0], &header, body, 0, NULL, &n), KV_ERR_ARG);
 	header.fds = KV_WIRE_MAX_FDS + 1;
 	assert_int_equal(kv_sock_send(pair[0], &header, body, 0, fds, &n), KV_ERR_ARG);
 	assert_int_equal(kv_sock_recv(pair[1], in, 0, &n, fds, &count), KV_ERR_ARG);
@@ -305,6 +309,52 @@ static void a_directory_that_is_not_there_is_said(void **state)
 	assert_int_equal(error, ENOENT);
 }
 
+/* No descriptor left: each call says so, a frame's descriptors are refused, and all works again afterwards. */
+static void p6_running_out_of_descriptors_is_an_error_not_a_leak(void **state)
+{
+	unsigned before = open_fds();
+	struct rlimit old, none;
+	int fds[KV_WIRE_MAX_FDS], fd = -7, error = 0;
+	uint32_t count = 0;
+	uint8_t in[64];
+	size_t n;
+
+	(void)state;
+	send_raw(3, 1);
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &old), 0);
+	none = (struct rlimit){3, old.rlim_max};
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+	assert_int_equal(kv_sock_connect(path, &fd, &error), KV_ERR_UNREACHABLE);
+	assert_int_equal(error, EMFILE);
+	assert_int_equal(kv_sock_listen(path, 0600, 1, &fd, &error), KV_ERR_IO);
+	assert_int_equal(error, EMFILE);
+	assert_int_equal(kv_sock_recv(pair[1], in, sizeof in, &n, fds, &count), KV_OK);
+	assert_true(count == UINT32_MAX);
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &old), 0);
+	assert_int_equal(fd, -7);
+	assert_int_equal(open_fds(), before);
+	send_raw(3, 1);
+	assert_int_equal(kv_sock_recv(pair[1], in, sizeof in, &n, fds, &count), KV_OK);
+	assert_int_equal(count, 3);
+	for (int i = 0; i < 3; i++) {
+		close(fds[i]);
+	}
+}
+
+static void a_descriptor_that_is_no_socket_is_an_error(void **state)
+{
+	kv_frame_header_t header = frame(0, 0);
+	int fds[KV_WIRE_MAX_FDS], null = open("/dev/null", O_RDWR);
+	uint32_t count;
+	uint8_t in[64];
+	size_t n;
+
+	(void)state;
+	assert_int_equal(kv_sock_send(null, &header, NULL, 0, NULL, &n), KV_ERR_IO);
+	assert_int_equal(kv_sock_recv(null, in, sizeof in, &n, fds, &count), KV_ERR_IO);
+	close(null);
+}
+
 #define WITH_PAIR(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 
 int main(void)
@@ -319,6 +369,8 @@ int main(void)
 		WITH_PAIR(a_listener_has_its_mode_and_takes_connections),
 		WITH_PAIR(only_a_dead_socket_is_replaced),
 		WITH_PAIR(a_busy_socket_is_not_dead),
+		WITH_PAIR(p6_running_out_of_descriptors_is_an_error_not_a_leak),
+		WITH_PAIR(a_descriptor_that_is_no_socket_is_an_error),
 		WITH_PAIR(a_directory_that_is_not_there_is_said),
 	};
 

@@ -178,56 +178,65 @@ static void wait_idle(kvx_t *kvx)
 	}
 }
 
-/* Save five blocks of random bytes, load them to other places, compare. */
-static void round_trip(const rig_t *rig, const shape_t *shape)
-{
-	const size_t stride = shape->paged.block_stride
-				      ? shape->paged.block_stride
-				      : (size_t)2 * shape->layout.heads * shape->layout.block_tokens * 64 * 2;
-	const size_t payload = shape->paged.kind == KVK_PAGED_OPAQUE ? shape->layout.page_bytes : stride;
-	const uint32_t from[5] = {7, 2, 9, 0, 4}, to[5] = {1, 11, 3, 10, 5};
-	uint8_t *memory = calloc(SHAPE_LAYERS * SHAPE_BLOCKS, stride);
+/* A paged cache of one of the shapes; blocks `from` hold random bytes. */
+typedef struct cache {
+	kvk_paged_t paged;
 	void *base[SHAPE_LAYERS];
-	uint32_t tokens[160];
+	uint8_t *memory;
+	size_t stride, payload;
+} cache_t;
+
+static const uint32_t from[5] = {7, 2, 9, 0, 4}, to[5] = {1, 11, 3, 10, 5};
+
+static void cache_init(cache_t *c, const shape_t *shape)
+{
+	const size_t packed = (size_t)2 * shape->layout.heads * shape->layout.block_tokens * 64 * 2;
 	uint64_t seed = 51;
-	kvk_paged_t paged = shape->paged;
+
+	c->stride = shape->paged.block_stride ? shape->paged.block_stride : packed;
+	c->payload = shape->paged.kind == KVK_PAGED_OPAQUE ? shape->layout.page_bytes : c->stride;
+	c->memory = calloc((size_t)SHAPE_LAYERS * SHAPE_BLOCKS, c->stride);
+	assert_non_null(c->memory);
+	for (uint32_t l = 0; l < SHAPE_LAYERS; l++) {
+		c->base[l] = c->memory + l * SHAPE_BLOCKS * c->stride;
+		for (size_t i = 0; i < 5 * c->payload; i++) {
+			((uint8_t *)c->base[l])[from[i / c->payload] * c->stride + i % c->payload] =
+				(uint8_t)next_random(&seed);
+		}
+	}
+	c->paged = shape->paged;
+	c->paged.layers = SHAPE_LAYERS;
+	c->paged.blocks = SHAPE_BLOCKS;
+	c->paged.base = c->base;
+}
+
+static void check_copies(const cache_t *c)
+{
+	for (uint32_t l = 0; l < SHAPE_LAYERS; l++) {
+		const uint8_t *layer = c->base[l];
+
+		/* the skipped one was not touched */
+		assert_true(layer[to[0] * c->stride] == 0 && layer[to[0] * c->stride + c->payload - 1] == 0);
+		for (uint32_t b = 1; b < 5; b++) {
+			assert_memory_equal(layer + from[b] * c->stride, layer + to[b] * c->stride, c->payload);
+		}
+	}
+}
+
+/* Save five blocks, load four of them to other places. */
+static void save_and_load(kvx_t *kvx, uint32_t block_tokens)
+{
+	uint32_t tokens[160];
+	kvx_prefix_t prefix = {
+		.struct_size = sizeof prefix, .tokens = tokens, .n_tokens = 5 * block_tokens, .blocks = from};
 	kvx_load_result_t result;
 	kvx_save_result_t saved;
 	kvx_load_t *load;
 	kvx_save_t *save;
-	kvx_t *kvx;
 
-	assert_non_null(memory);
-	for (uint32_t l = 0; l < SHAPE_LAYERS; l++) {
-		base[l] = memory + l * SHAPE_BLOCKS * stride;
-		for (uint32_t b = 0; b < 5; b++) {
-			for (size_t i = 0; i < payload; i++) {
-				((uint8_t *)base[l])[from[b] * stride + i] = (uint8_t)next_random(&seed);
-			}
-		}
-	}
 	for (uint32_t i = 0; i < 160; i++) {
 		tokens[i] = i;
 	}
-	paged.layers = SHAPE_LAYERS;
-	paged.blocks = SHAPE_BLOCKS;
-	paged.base = base;
-
-	const kvc_identity_t identity = {
-		.struct_size = sizeof identity, .model = shape->name, .weights = "w", .dtype = "x", .rope = "none"};
-	const kvx_config_t config = {.struct_size = sizeof config,
-				     .roles = KVX_BOTH,
-				     .socket = rig->socket,
-				     .identity = &identity,
-				     .layout = &shape->layout,
-				     .paged = &paged};
-	kvx_prefix_t prefix = {.struct_size = sizeof prefix,
-			       .tokens = tokens,
-			       .n_tokens = 5 * shape->layout.block_tokens,
-			       .blocks = from};
-
-	assert_int_equal(kvx_attach(&config, &kvx), KVC_OK);
-	assert_true(kvx_ready(kvx));
 	assert_int_equal(kvx_save_prefix(kvx, &prefix, &save), KVC_PENDING);
 	wait_idle(kvx);
 	assert_int_equal(kvx_save_state(save, &saved), KVC_OK);
@@ -242,22 +251,33 @@ static void round_trip(const rig_t *rig, const shape_t *shape)
 	wait_idle(kvx);
 	assert_int_equal(kvx_load_state(load, &result), KVC_OK);
 	assert_int_equal(result.blocks, 5);
-	assert_int_equal(result.cpu_tokens, 4 * shape->layout.block_tokens);
+	assert_int_equal(result.cpu_tokens, 4 * block_tokens);
 	kvx_load_end(load);
-	for (uint32_t l = 0; l < SHAPE_LAYERS; l++) {
-		const uint8_t *layer = base[l];
-
-		assert_true(layer[to[0] * stride] == 0 &&
-			    layer[to[0] * stride + payload - 1] == 0); /* skipped: not touched */
-		for (uint32_t b = 1; b < 5; b++) {
-			assert_memory_equal(layer + from[b] * stride, layer + to[b] * stride, payload);
-		}
-	}
 
 	prefix.salt = "another tenant's salt";
 	assert_int_equal(kvx_load_prefix(kvx, &prefix, &load, &result), KVC_MISS);
+}
+
+static void round_trip(const rig_t *rig, const shape_t *shape)
+{
+	const kvc_identity_t identity = {
+		.struct_size = sizeof identity, .model = shape->name, .weights = "w", .dtype = "x", .rope = "none"};
+	cache_t cache;
+	kvx_t *kvx;
+	const kvx_config_t config = {.struct_size = sizeof config,
+				     .roles = KVX_BOTH,
+				     .socket = rig->socket,
+				     .identity = &identity,
+				     .layout = &shape->layout,
+				     .paged = &cache.paged};
+
+	cache_init(&cache, shape);
+	assert_int_equal(kvx_attach(&config, &kvx), KVC_OK);
+	assert_true(kvx_ready(kvx));
+	save_and_load(kvx, shape->layout.block_tokens);
+	check_copies(&cache);
 	kvx_detach(kvx);
-	free(memory);
+	free(cache.memory);
 }
 
 static void p1_every_cache_layout_passes_its_self_test_and_a_round_trip(void **state)

@@ -37,7 +37,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	memset(&before, 0, sizeof before);
 	kv_options_default(&table, &before, sources);
 	values = before;
-	if (kv_options_text(&table, "fuzz", (const char *)data, size, &values, sources, &error) != KV_OK) {
+	if (kv_options_text(&table, "fuzz", (kv_slice_t){data, (uint32_t)size}, &values, sources, &error) != KV_OK) {
 		kv_assert(memcmp(&values, &before, sizeof values) == 0);
 		kv_assert(error.text[0] != '\0' && strlen(error.text) < sizeof error.text);
 		return 0;
@@ -47,7 +47,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		char back[KV_OPTION_STRING_MAX];
 
 		kv_option_text(&rows[i], &values, text, sizeof text);
-		kv_assert(kv_options_set(&table, rows[i].name, text, KV_SOURCE_COMMAND, &again, NULL, &error) == KV_OK);
+		kv_assert(kv_options_set(&table, rows[i].name, text, &again, NULL, &error) == KV_OK);
 		kv_assert(strcmp(kv_option_text(&rows[i], &again, back, sizeof back), text) == 0);
 	}
 

@@ -9,6 +9,7 @@
 #define KV_OPTION_H
 
 #include "kv/status.h"
+#include "kv/types.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -60,10 +61,10 @@ void kv_options_default(const kv_option_table_t *table, void *values, kv_option_
 kv_status_t kv_options_file(const kv_option_table_t *table, const char *path, void *values, kv_option_source_t *sources, kv_option_error_t *error);
 
 /* The same for a text in memory (tests, fuzzing). `name` is used in errors. */
-kv_status_t kv_options_text(const kv_option_table_t *table, const char *name, const char *text, size_t len, void *values, kv_option_source_t *sources, kv_option_error_t *error);
+kv_status_t kv_options_text(const kv_option_table_t *table, const char *name, kv_slice_t text, void *values, kv_option_source_t *sources, kv_option_error_t *error);
 
-/* One assignment, "cpu.size" = "1GiB". */
-kv_status_t kv_options_set(const kv_option_table_t *table, const char *name, const char *value, kv_option_source_t source, void *values, kv_option_source_t *sources, kv_option_error_t *error);
+/* One assignment from the command line or a running command, "cpu.size" = "1GiB"; its source becomes KV_SOURCE_COMMAND. */
+kv_status_t kv_options_set(const kv_option_table_t *table, const char *name, const char *value, void *values, kv_option_source_t *sources, kv_option_error_t *error);
 
 /* Every variable that starts with env_prefix; one the table does not know is an error with the nearest name. env_prefix followed by
  * TEST_ is left to tests. On an error nothing has changed. */

@@ -1,0 +1,384 @@
+/* kvctl explain: where each block of a prompt is, and why the first missing one is missing. */
+#include "kvctl.h"
+
+#include "kv/identity.h"
+#include "kv/key.h"
+#include "kv/shm.h"
+#include "kv/units.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_INPUT        (64u << 20) /* bytes of token text */
+#define TIER_WRITING     0x80u
+#define TIER_QUARANTINED 0x40u
+
+typedef struct question {
+	const char *tokens, *space, *identity, *salt;
+} question_t;
+
+/* One prompt and what the daemon says about it. */
+typedef struct prompt {
+	uint32_t *tokens;
+	uint32_t n_tokens;
+	kvc_key_t *keys;
+	uint8_t *tiers;
+	uint32_t n, why;
+	kvc_space_info_t info;
+} prompt_t;
+
+/* ---- the command line ----------------------------------------------------------------------------------------------------- */
+
+static int parse(const kvctl_t *ctl, int argc, char **argv, question_t *question)
+{
+	const struct {
+		const char *name;
+		const char **where;
+	} options[] = {
+		{"--tokens", &question->tokens},
+		{"--space", &question->space},
+		{"--identity", &question->identity},
+		{"--salt", &question->salt},
+	};
+
+	for (int i = 1; i < argc; i++) {
+		int known = 0;
+
+		for (size_t k = 0; k < KV_COUNT_OF(options) && !known; k++) {
+			size_t len = strlen(options[k].name);
+
+			if (strncmp(argv[i], options[k].name, len) == 0 && argv[i][len] == '=') {
+				*options[k].where = argv[i] + len + 1;
+				known = 1;
+			} else if (strcmp(argv[i], options[k].name) == 0 && i + 1 < argc) {
+				*options[k].where = argv[++i];
+				known = 1;
+			}
+		}
+		if (!known) {
+			return kvctl_error(ctl, KV_ERR_ARG, "explain: unknown option or missing value: %s", argv[i]);
+		}
+	}
+	if (!question->tokens) {
+		return kvctl_error(ctl, KV_ERR_ARG,
+				   "explain: --tokens is needed: \"1,2,3\", @FILE or - for standard input");
+	}
+
+	return 0;
+}
+
+/* The text itself, of a file ("@name") or of standard input ("-"). NULL after printing why. */
+static char *text_of(const kvctl_t *ctl, const char *argument)
+{
+	FILE *file = stdin;
+	char *text;
+	size_t len;
+
+	if (!argument) {
+		return NULL;
+	}
+	if (strcmp(argument, "-") != 0 && argument[0] != '@') {
+		return strdup(argument);
+	}
+	if (argument[0] == '@') {
+		file = fopen(argument + 1, "re");
+		if (!file) {
+			(void)kvctl_error(ctl, KV_ERR_ARG, "cannot read %s: %s", argument + 1, strerror(errno));
+			return NULL;
+		}
+	}
+	text = malloc(MAX_INPUT + 1u);
+	len = text ? fread(text, 1, MAX_INPUT + 1u, file) : 0;
+	if (file != stdin) {
+		fclose(file);
+	}
+	if (!text || len > MAX_INPUT) {
+		(void)kvctl_error(ctl, KV_ERR_ARG, "%s has more than %u bytes", argument, MAX_INPUT);
+		free(text);
+		return NULL;
+	}
+	text[len] = '\0';
+
+	return text;
+}
+
+/* Numbers with commas, blanks, brackets between them: lists as people and programs write them. */
+static int parse_tokens(const kvctl_t *ctl, const char *text, prompt_t *prompt)
+{
+	size_t cap = strlen(text) / 2 + 1;
+
+	prompt->tokens = malloc(cap * sizeof *prompt->tokens);
+	if (!prompt->tokens) {
+		return kvctl_error(ctl, KV_ERR_NOMEM, "out of memory for %zu tokens", cap);
+	}
+	for (const char *p = text + strspn(text, " \t\r\n,[]"); *p; p += strspn(p, " \t\r\n,[]")) {
+		char *end;
+		unsigned long value;
+
+		errno = 0;
+		value = strtoul(p, &end, 10);
+		if (*p < '0' || *p > '9' || errno || value >= UINT32_MAX || (*end && !strchr(" \t\r\n,[]", *end))) {
+			return kvctl_error(ctl, KV_ERR_ARG, "\"%.12s\" at byte %zu is not a token id", p,
+					   (size_t)(p - text));
+		}
+		prompt->tokens[prompt->n_tokens++] = (uint32_t)value;
+		p = end;
+	}
+
+	return 0;
+}
+
+/* ---- the space ------------------------------------------------------------------------------------------------------------ */
+
+/* Identity of the space with this number (NULL: of the only one) from STATUS; a copy. NULL after printing why. */
+static char *identity_of(const kvctl_t *ctl, const char *number)
+{
+	struct json_object *json = NULL, *spaces, *found = NULL;
+	uint64_t wanted = 0;
+	size_t count;
+	char *identity = NULL;
+
+	if (number && kv_parse_u64(number, &wanted) != KV_OK) {
+		(void)kvctl_error(ctl, KV_ERR_ARG, "--space %s: a number from `kvctl status`", number);
+		return NULL;
+	}
+	if (kvctl_document(ctl, KVC_DOC_STATUS, 1, &json, NULL) != 0) {
+		return NULL;
+	}
+	spaces = kvctl_member(kvctl_member(json, "core"), "spaces");
+	count = json_object_is_type(spaces, json_type_array) ? json_object_array_length(spaces) : 0;
+	for (size_t i = 0; i < count; i++) {
+		struct json_object *space = json_object_array_get_idx(spaces, i);
+
+		if (number ? kvctl_u64(space, "id") == wanted : count == 1) {
+			found = space;
+		}
+	}
+	if (found && *kvctl_str(found, "identity")) {
+		identity = strdup(kvctl_str(found, "identity"));
+	} else if (number) {
+		(void)kvctl_error(ctl, KV_ERR_NOT_FOUND, "there is no space %s; `kvctl status` lists them", number);
+	} else {
+		(void)kvctl_error(ctl, KV_ERR_ARG, "there are %zu spaces: name one with --space", count);
+	}
+	json_object_put(json);
+
+	return identity;
+}
+
+static int open_space(const kvctl_t *ctl, kvc_t *kvc, const char *text, kvc_space_t **p_space)
+{
+	char storage[KV_IDENTITY_MAX_TEXT + 64];
+	const char *field = NULL;
+	kv_identity_t parsed;
+	kvc_identity_t identity = {.struct_size = sizeof identity};
+	uint64_t hash_tokens = 0;
+	kvc_status_t status;
+
+	if (kv_identity_parse(text, strlen(text), &parsed, storage, sizeof storage, &field) != KV_OK ||
+	    kv_parse_u64(parsed.hash_tokens, &hash_tokens) != KV_OK || hash_tokens > UINT32_MAX) {
+		return kvctl_error(ctl, KV_ERR_IDENTITY, "the identity is not in canonical form%s%s",
+				   field ? ": see " : "", field ? field : "");
+	}
+	identity.model = parsed.model;
+	identity.weights = parsed.weights;
+	identity.dtype = parsed.dtype;
+	identity.quantization = parsed.quantization;
+	identity.rope = parsed.rope;
+	identity.lora = parsed.lora;
+	identity.hash = parsed.hash;
+	identity.hash_tokens = (uint32_t)hash_tokens;
+	identity.groups = parsed.groups;
+	identity.layout = parsed.layout;
+	identity.page_format = parsed.page_format;
+	identity.extra = parsed.extra;
+	status = kvc_space_open(kvc, &identity, p_space);
+
+	return status == KVC_OK ? 0 : kvctl_failed(ctl, status);
+}
+
+/* ---- the answer ----------------------------------------------------------------------------------------------------------- */
+
+static const char *why_name(uint32_t why)
+{
+	static const char *const names[] = {"all there",   "absent",    "evicted", "daemon stale", "no daemon",
+					    "stale epoch", "contended", "corrupt", "timeout"};
+
+	return why < KV_COUNT_OF(names) ? names[why] : "unknown";
+}
+
+static const char *why_text(uint32_t why)
+{
+	static const char *const texts[] = {
+		"everything is there",
+		"never stored, or evicted so long ago that nobody remembers",
+		"evicted: more room in its tiers would have kept it",
+		"the daemon's heartbeat had stopped",
+		"no daemon was there",
+		"the space was reset since these keys were made",
+		"the mirror stayed busy",
+		"its bytes did not match their digest",
+		"it did not come in time",
+	};
+
+	return why < KV_COUNT_OF(texts) ? texts[why] : "for a reason this version does not know";
+}
+
+static int is_there(uint8_t tiers)
+{
+	return (tiers & (KV_TIER_CPU | KV_TIER_DISK | KV_TIER_GPU | KV_TIER_REMOTE)) != 0 &&
+	       !(tiers & TIER_QUARANTINED);
+}
+
+static uint32_t first_missing(const prompt_t *prompt, uint8_t tier)
+{
+	uint32_t i = 0;
+
+	while (i < prompt->n && is_there(prompt->tiers[i]) && (prompt->tiers[i] & tier)) {
+		i++;
+	}
+
+	return i;
+}
+
+static void tier_names(uint8_t tiers, char out[64])
+{
+	snprintf(out, 64, "%s%s%s%s%s%s", tiers & KV_TIER_GPU ? "gpu " : "", tiers & KV_TIER_CPU ? "cpu " : "",
+		 tiers & KV_TIER_DISK ? "disk " : "", tiers & KV_TIER_REMOTE ? "remote " : "",
+		 tiers & TIER_WRITING ? "being-written " : "", tiers & TIER_QUARANTINED ? "quarantined " : "");
+	if (!out[0]) {
+		snprintf(out, 64, "-");
+	}
+}
+
+static void print_table(const kvctl_t *ctl, const prompt_t *prompt)
+{
+	uint32_t hit = first_missing(prompt, 0xff), cpu = first_missing(prompt, KV_TIER_CPU);
+	uint32_t unit = prompt->info.hash_tokens;
+
+	printf("%-6s %-15s %-32s %s\n", "block", "tokens", "key", "where");
+	for (uint32_t i = 0; i < prompt->n; i++) {
+		char key[33], tiers[64], range[32];
+
+		kv_key_format((const kv_key_t *)(const void *)&prompt->keys[i], key);
+		tier_names(prompt->tiers[i], tiers);
+		snprintf(range, sizeof range, "%u-%u", i * unit, (i + 1) * unit - 1);
+		printf("%s%-6u %-15s %s %s%s\n", i == hit ? kvctl_tone(ctl, KVCTL_BAD) : "", i, range, key, tiers,
+		       i == hit ? kvctl_tone_end(ctl) : "");
+	}
+	printf("%u of %u blocks would hit (%u tokens of %u): %u in CPU memory, %u from disk\n", hit, prompt->n,
+	       hit * unit, prompt->n_tokens, cpu, hit - cpu);
+	if (hit < prompt->n) {
+		printf("block %u is missing: %s\n", hit, why_text(prompt->why));
+	}
+	if (prompt->n_tokens % unit) {
+		printf("the last %u tokens fill no block\n", prompt->n_tokens % unit);
+	}
+}
+
+static void print_document(const prompt_t *prompt)
+{
+	struct json_object *json = json_object_new_object(), *blocks = json_object_new_array_ext((int)prompt->n);
+	uint32_t hit = first_missing(prompt, 0xff);
+
+	for (uint32_t i = 0; i < prompt->n; i++) {
+		struct json_object *block = json_object_new_object();
+		char key[33];
+
+		kv_key_format((const kv_key_t *)(const void *)&prompt->keys[i], key);
+		json_object_object_add(block, "key", json_object_new_string(key));
+		json_object_object_add(block, "cpu", json_object_new_boolean((prompt->tiers[i] & KV_TIER_CPU) != 0));
+		json_object_object_add(block, "disk", json_object_new_boolean((prompt->tiers[i] & KV_TIER_DISK) != 0));
+		json_object_object_add(block, "being_written",
+				       json_object_new_boolean((prompt->tiers[i] & TIER_WRITING) != 0));
+		json_object_object_add(block, "quarantined",
+				       json_object_new_boolean((prompt->tiers[i] & TIER_QUARANTINED) != 0));
+		json_object_array_add(blocks, block);
+	}
+	json_object_object_add(json, "tokens", json_object_new_uint64(prompt->n_tokens));
+	json_object_object_add(json, "hash_tokens", json_object_new_uint64(prompt->info.hash_tokens));
+	json_object_object_add(json, "epoch", json_object_new_uint64(prompt->info.epoch));
+	json_object_object_add(json, "hit_blocks", json_object_new_uint64(hit));
+	json_object_object_add(json, "hit_cpu_blocks", json_object_new_uint64(first_missing(prompt, KV_TIER_CPU)));
+	json_object_object_add(json, "why",
+			       json_object_new_string(why_name(hit < prompt->n ? prompt->why : KV_WHY_NONE)));
+	json_object_object_add(json, "blocks", blocks);
+	kvctl_print_json(json);
+	json_object_put(json);
+}
+
+static int ask(const kvctl_t *ctl, kvc_space_t *space, const char *salt, prompt_t *prompt)
+{
+	uint32_t cap;
+	kvc_status_t status;
+
+	kvc_space_get_info(space, &prompt->info);
+	cap = prompt->n_tokens / prompt->info.hash_tokens;
+	prompt->keys = malloc((cap + 1u) * sizeof *prompt->keys);
+	prompt->tiers = calloc(cap + 1u, 1);
+	if (!prompt->keys || !prompt->tiers) {
+		return kvctl_error(ctl, KV_ERR_NOMEM, "out of memory for %u keys", cap);
+	}
+	status = kvc_keys_of(space, prompt->tokens, prompt->n_tokens, salt, prompt->keys, cap, &prompt->n);
+	if (status == KVC_OK) {
+		status = kvc_explain(space, prompt->keys, prompt->n, prompt->tiers, &prompt->why);
+	}
+
+	return status == KVC_OK ? 0 : kvctl_failed(ctl, status);
+}
+
+static int explain(const kvctl_t *ctl, const question_t *question, const char *identity, prompt_t *prompt)
+{
+	kvc_space_t *space = NULL;
+	kvc_t *kvc = NULL;
+	int code = kvctl_attach(ctl, &kvc);
+
+	if (code != 0) {
+		return code;
+	}
+	code = open_space(ctl, kvc, identity, &space);
+	if (code == 0) {
+		code = ask(ctl, space, question->salt, prompt);
+	}
+	if (code == 0 && ctl->json) {
+		print_document(prompt);
+	} else if (code == 0) {
+		print_table(ctl, prompt);
+	}
+	kvc_detach(kvc);
+	if (code == 0 && first_missing(prompt, 0xff) < prompt->n) {
+		code = kv_status_exit_code(KV_MISS);
+	}
+
+	return code;
+}
+
+int kvctl_explain(const kvctl_t *ctl, int argc, char **argv)
+{
+	question_t question = {0};
+	prompt_t prompt = {0};
+	char *text = NULL, *identity = NULL;
+	int code = parse(ctl, argc, argv, &question);
+
+	if (code != 0) {
+		return code;
+	}
+	code = kv_status_exit_code(KV_ERR_ARG);
+	text = text_of(ctl, question.tokens);
+	if (text) {
+		code = parse_tokens(ctl, text, &prompt);
+	}
+	if (code == 0) {
+		identity = question.identity ? text_of(ctl, question.identity) : identity_of(ctl, question.space);
+		code = identity ? explain(ctl, &question, identity, &prompt) : kv_status_exit_code(KV_ERR_NOT_FOUND);
+	}
+	free(identity);
+	free(text);
+	free(prompt.tokens);
+	free(prompt.keys);
+	free(prompt.tiers);
+
+	return code;
+}

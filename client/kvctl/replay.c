@@ -1,0 +1,369 @@
+/* kvctl replay: what would this cache have done with my requests? Real bytes, every one of them checked. */
+#include "kvctl.h"
+#include "replay.h"
+
+#include "kv/units.h"
+
+#include <getopt.h>
+#include <json-c/json.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MAX_CLIENTS        64u
+#define DEFAULT_TIMEOUT_MS 30000u
+
+typedef struct options {
+	const char *trace;
+	const char *policy; /* NULL: a running daemon */
+	uint64_t blocks;
+	uint64_t clients;
+	uint64_t block_bytes;
+	uint64_t limit;
+} options_t;
+
+/* Shared between the client processes. */
+typedef struct board {
+	replay_result_t result[MAX_CLIENTS];
+	uint64_t samples[];
+} board_t;
+
+typedef struct percentiles {
+	uint64_t count, p50, p90, p99, max;
+} percentiles_t;
+
+static int compare_u64(const void *a, const void *b)
+{
+	uint64_t x = *(const uint64_t *)a;
+	uint64_t y = *(const uint64_t *)b;
+
+	return (x > y) - (x < y);
+}
+
+/* Sorts the samples; zeros are requests without such a step. */
+static percentiles_t percentiles(uint64_t *samples, uint32_t n)
+{
+	percentiles_t out = {0};
+	uint32_t zeros = 0;
+
+	qsort(samples, n, sizeof *samples, compare_u64);
+	while (zeros < n && samples[zeros] == 0) {
+		zeros++;
+	}
+	out.count = n - zeros;
+	if (out.count > 0) {
+		const uint64_t *first = samples + zeros;
+
+		out.p50 = first[(out.count - 1) * 50 / 100];
+		out.p90 = first[(out.count - 1) * 90 / 100];
+		out.p99 = first[(out.count - 1) * 99 / 100];
+		out.max = first[out.count - 1];
+	}
+
+	return out;
+}
+
+static replay_samples_t samples_of(board_t *board, uint32_t requests)
+{
+	return (replay_samples_t){board->samples, board->samples + requests, board->samples + 2u * (size_t)requests};
+}
+
+static void add_result(replay_result_t *sum, const replay_result_t *one)
+{
+	sum->requests += one->requests;
+	sum->input_tokens += one->input_tokens;
+	sum->hit_tokens += one->hit_tokens;
+	sum->hit_cpu_tokens += one->hit_cpu_tokens;
+	sum->hit_blocks += one->hit_blocks;
+	sum->put_blocks += one->put_blocks;
+	sum->put_failed_blocks += one->put_failed_blocks;
+	sum->wrong_bytes += one->wrong_bytes;
+	sum->corrupt_blocks += one->corrupt_blocks;
+	sum->bytes_read += one->bytes_read;
+	sum->bytes_written += one->bytes_written;
+	sum->failures += one->failures;
+	if (sum->status == KVC_OK) {
+		sum->status = one->status;
+	}
+}
+
+/* One process a client, so that nothing is shared but the daemon. */
+static replay_result_t run_clients(replay_plan_t plan, board_t *board)
+{
+	replay_samples_t samples = samples_of(board, plan.trace->count);
+	replay_result_t sum = {0};
+	pid_t pids[MAX_CLIENTS];
+
+	fflush(NULL);
+	for (uint32_t i = 0; i < plan.clients; i++) {
+		board->result[i].status = KVC_ERR_CLOSED;
+		pids[i] = fork();
+		if (pids[i] == 0) {
+			plan.client = i;
+			board->result[i].status = KVC_OK;
+			replay_client(&plan, samples, &board->result[i]);
+			_exit(0);
+		}
+	}
+	for (uint32_t i = 0; i < plan.clients; i++) {
+		int code = 0;
+
+		if (pids[i] < 0 || waitpid(pids[i], &code, 0) < 0 || !WIFEXITED(code)) {
+			board->result[i].status = KVC_ERR_CLOSED;
+		}
+		add_result(&sum, &board->result[i]);
+	}
+
+	return sum;
+}
+
+static uint64_t evictions(const char *socket)
+{
+	kvc_config_t config = {.struct_size = sizeof config, .socket = socket, .observe = 1, .program = "kvctl replay"};
+	json_object *root = NULL;
+	json_object *value;
+	uint64_t count = 0;
+	char *json = NULL;
+	kvc_t *kvc;
+
+	if (kvc_attach(&config, &kvc) != KVC_OK) {
+		return 0;
+	}
+	if (kvc_document(kvc, KVC_DOC_STATS, 0, &json, NULL) == KVC_OK) {
+		root = json_tokener_parse(json);
+	}
+	if (root && json_object_object_get_ex(root, "kvd_evicted_cpu_total", &value)) {
+		count = json_object_get_uint64(value);
+	}
+	json_object_put(root);
+	kvc_free(json);
+	kvc_detach(kvc);
+
+	return count;
+}
+
+static void add_percentiles(json_object *root, const char *name, percentiles_t p)
+{
+	json_object *object = json_object_new_object();
+
+	json_object_object_add(object, "count", json_object_new_uint64(p.count));
+	json_object_object_add(object, "p50_ns", json_object_new_uint64(p.p50));
+	json_object_object_add(object, "p90_ns", json_object_new_uint64(p.p90));
+	json_object_object_add(object, "p99_ns", json_object_new_uint64(p.p99));
+	json_object_object_add(object, "max_ns", json_object_new_uint64(p.max));
+	json_object_object_add(root, name, object);
+}
+
+static double percent(uint64_t part, uint64_t whole)
+{
+	return whole ? 100.0 * (double)part / (double)whole : 0.0;
+}
+
+static void print_json(const options_t *options, const replay_result_t *r, uint64_t evicted, const percentiles_t p[3])
+{
+	json_object *root = json_object_new_object();
+
+	json_object_object_add(root, "trace", json_object_new_string(options->trace));
+	json_object_object_add(root, "policy", options->policy ? json_object_new_string(options->policy) : NULL);
+	json_object_object_add(root, "blocks", json_object_new_uint64(options->blocks));
+	json_object_object_add(root, "clients", json_object_new_uint64(options->clients));
+	json_object_object_add(root, "block_bytes", json_object_new_uint64(options->block_bytes));
+	json_object_object_add(root, "requests", json_object_new_uint64(r->requests));
+	json_object_object_add(root, "input_tokens", json_object_new_uint64(r->input_tokens));
+	json_object_object_add(root, "hit_tokens", json_object_new_uint64(r->hit_tokens));
+	json_object_object_add(root, "hit_cpu_tokens", json_object_new_uint64(r->hit_cpu_tokens));
+	json_object_object_add(root, "token_hit_percent",
+			       json_object_new_double(percent(r->hit_tokens, r->input_tokens)));
+	json_object_object_add(root, "wrong_bytes", json_object_new_uint64(r->wrong_bytes));
+	json_object_object_add(root, "corrupt_blocks", json_object_new_uint64(r->corrupt_blocks));
+	json_object_object_add(root, "hit_blocks", json_object_new_uint64(r->hit_blocks));
+	json_object_object_add(root, "put_blocks", json_object_new_uint64(r->put_blocks));
+	json_object_object_add(root, "put_failed_blocks", json_object_new_uint64(r->put_failed_blocks));
+	json_object_object_add(root, "bytes_read", json_object_new_uint64(r->bytes_read));
+	json_object_object_add(root, "bytes_written", json_object_new_uint64(r->bytes_written));
+	json_object_object_add(root, "evictions", json_object_new_uint64(evicted));
+	json_object_object_add(root, "failures", json_object_new_uint64(r->failures));
+	add_percentiles(root, "match", p[0]);
+	add_percentiles(root, "acquire_and_read", p[1]);
+	add_percentiles(root, "put", p[2]);
+	puts(json_object_to_json_string_ext(root, JSON_C_TO_STRING_PLAIN));
+	json_object_put(root);
+}
+
+static void print_times(const char *name, percentiles_t p)
+{
+	char text[4][32];
+
+	printf("  %-18s p50 %-10s p90 %-10s p99 %-10s max %s\n", name,
+	       kv_format_duration(p.p50, text[0], sizeof text[0]), kv_format_duration(p.p90, text[1], sizeof text[1]),
+	       kv_format_duration(p.p99, text[2], sizeof text[2]), kv_format_duration(p.max, text[3], sizeof text[3]));
+}
+
+static void print_human(const options_t *options, const replay_result_t *r, uint64_t evicted, const percentiles_t p[3])
+{
+	char read[32];
+	char written[32];
+
+	printf("%s: %llu requests, %llu prompt tokens, %llu client%s\n", options->trace,
+	       (unsigned long long)r->requests, (unsigned long long)r->input_tokens,
+	       (unsigned long long)options->clients, options->clients == 1 ? "" : "s");
+	printf("  hit tokens         %llu (%.2f %%), %llu of them in CPU memory\n", (unsigned long long)r->hit_tokens,
+	       percent(r->hit_tokens, r->input_tokens), (unsigned long long)r->hit_cpu_tokens);
+	printf("  wrong bytes        %llu, blocks refused by their digest %llu\n", (unsigned long long)r->wrong_bytes,
+	       (unsigned long long)r->corrupt_blocks);
+	printf("  moved              %s read, %s written\n", kv_format_size(r->bytes_read, read, sizeof read),
+	       kv_format_size(r->bytes_written, written, sizeof written));
+	printf("  blocks             %llu hit, %llu put, %llu not put, %llu evicted\n",
+	       (unsigned long long)r->hit_blocks, (unsigned long long)r->put_blocks,
+	       (unsigned long long)r->put_failed_blocks, (unsigned long long)evicted);
+	print_times("match", p[0]);
+	print_times("acquire and read", p[1]);
+	print_times("put", p[2]);
+	if (r->failures) {
+		printf("  failed calls       %llu\n", (unsigned long long)r->failures);
+	}
+}
+
+static int parse_number(const char *name, const char *text, uint64_t min, uint64_t max, uint64_t *p_value)
+{
+	if ((strcmp(name, "block-bytes") == 0 ? kv_parse_size(text, p_value) : kv_parse_u64(text, p_value)) != KV_OK ||
+	    *p_value < min || *p_value > max) {
+		fprintf(stderr, "kvctl replay: --%s takes a number from %llu to %llu, not '%s'\n", name,
+			(unsigned long long)min, (unsigned long long)max, text);
+		return 0;
+	}
+
+	return 1;
+}
+
+static int parse_options(int argc, char **argv, options_t *o)
+{
+	static const struct option names[] = {
+		{"trace", required_argument, NULL, 't'},
+		{"policy", required_argument, NULL, 'p'},
+		{"blocks", required_argument, NULL, 'b'},
+		{"clients", required_argument, NULL, 'c'},
+		{"block-bytes", required_argument, NULL, 's'},
+		{"limit", required_argument, NULL, 'l'},
+		{NULL, 0, NULL, 0},
+	};
+	int ok = 1;
+	int index;
+	int c;
+
+	*o = (options_t){.clients = 1, .block_bytes = 4096};
+	optind = 1;
+	while (ok && (c = getopt_long(argc, argv, "", names, &index)) != -1) {
+		switch (c) {
+		case 't':
+			o->trace = optarg;
+			break;
+		case 'p':
+			o->policy = optarg;
+			break;
+		case 'b':
+			ok = parse_number("blocks", optarg, 1, 1u << 30, &o->blocks);
+			break;
+		case 'c':
+			ok = parse_number("clients", optarg, 1, MAX_CLIENTS, &o->clients);
+			break;
+		case 's':
+			ok = parse_number("block-bytes", optarg, 8, 64u << 20, &o->block_bytes);
+			break;
+		case 'l':
+			ok = parse_number("limit", optarg, 1, UINT32_MAX, &o->limit);
+			break;
+		default:
+			ok = 0;
+			break;
+		}
+	}
+	if (ok && (!o->trace || optind != argc)) {
+		fprintf(stderr, "kvctl replay: --trace FILE is needed, and nothing else but options\n");
+		ok = 0;
+	}
+
+	return ok;
+}
+
+static board_t *map_board(uint32_t requests)
+{
+	size_t bytes = sizeof(board_t) + 3u * (size_t)requests * sizeof(uint64_t);
+	void *board = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+	return board == MAP_FAILED ? NULL : board;
+}
+
+static int run(const kvctl_t *ctl, const options_t *options, const trace_t *trace, const char *socket)
+{
+	replay_plan_t plan = {
+		.trace = trace,
+		.socket = socket,
+		.name = options->trace,
+		.clients = (uint32_t)options->clients,
+		.blocks = (uint32_t)options->blocks,
+		.block_bytes = (uint32_t)options->block_bytes,
+		.timeout_ms = ctl->timeout_ms ? ctl->timeout_ms : DEFAULT_TIMEOUT_MS,
+	};
+	board_t *board = map_board(trace->count);
+	uint64_t before = evictions(socket);
+	percentiles_t times[3];
+	replay_samples_t samples;
+	replay_result_t result;
+	uint64_t evicted;
+
+	if (!board) {
+		return kvctl_error(ctl, KV_ERR_NOMEM, "out of memory");
+	}
+	result = run_clients(plan, board);
+	evicted = evictions(socket) - before;
+	samples = samples_of(board, trace->count);
+	times[0] = percentiles(samples.match_ns, trace->count);
+	times[1] = percentiles(samples.acquire_ns, trace->count);
+	times[2] = percentiles(samples.put_ns, trace->count);
+	if (ctl->json) {
+		print_json(options, &result, evicted, times);
+	} else {
+		print_human(options, &result, evicted, times);
+	}
+	munmap(board, sizeof(board_t) + 3u * (size_t)trace->count * sizeof(uint64_t));
+	if (result.wrong_bytes) {
+		return 2;
+	}
+
+	return result.status == KVC_OK ? 0 : kv_status_exit_code((kv_status_t)result.status);
+}
+
+int kvctl_replay(const kvctl_t *ctl, int argc, char **argv)
+{
+	private_daemon_t daemon = {0};
+	options_t options;
+	trace_t trace;
+	char detail[512];
+	kv_status_t status;
+	int code;
+
+	if (!parse_options(argc, argv, &options)) {
+		return kv_status_exit_code(KV_ERR_ARG);
+	}
+	status = trace_read(options.trace, (uint32_t)options.limit, &trace, detail, sizeof detail);
+	if (status == KV_OK && options.blocks && !ctl->socket) {
+		status = private_daemon_start(&daemon, (uint32_t)options.blocks, (uint32_t)options.block_bytes,
+					      options.policy ? options.policy : "lru", detail, sizeof detail);
+		if (status != KV_OK) {
+			trace_free(&trace);
+		}
+	}
+	if (status != KV_OK) {
+		return kvctl_error(ctl, status, "%s", detail);
+	}
+
+	code = run(ctl, &options, &trace, daemon.pid ? daemon.socket : ctl->socket);
+	private_daemon_stop(&daemon);
+	trace_free(&trace);
+
+	return code;
+}

@@ -1,0 +1,168 @@
+/* kvctl status: the daemon on one screen. */
+#include "kvctl.h"
+
+#include "kv/units.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define BAR_CELLS 24u
+
+static void print_daemon(const kvctl_t *ctl, struct json_object *json, int healthy)
+{
+	struct json_object *daemon = kvctl_member(json, "daemon");
+	char uptime[32];
+
+	printf("%skvd %s%s  %s%s%s  namespace ", kvctl_tone(ctl, KVCTL_BOLD), kvctl_str(daemon, "version"),
+	       kvctl_tone_end(ctl), kvctl_tone(ctl, healthy ? KVCTL_GOOD : KVCTL_BAD),
+	       healthy ? "healthy" : "NOT HEALTHY", kvctl_tone_end(ctl));
+	kvctl_print_text(kvctl_str(daemon, "namespace"));
+	printf("  up %s  restarts %llu  sessions %llu\n",
+	       kv_format_duration(kvctl_u64(daemon, "uptime_ns"), uptime, sizeof uptime),
+	       (unsigned long long)kvctl_u64(daemon, "restarts"), (unsigned long long)kvctl_u64(daemon, "sessions"));
+}
+
+static void print_tier(const kvctl_t *ctl, const char *name, struct json_object *tier)
+{
+	uint64_t used = kvctl_u64(tier, "used_bytes"), limit = kvctl_u64(tier, "limit_bytes");
+	uint64_t quarantined = kvctl_u64(tier, "quarantined_bytes");
+	char bar[BAR_CELLS * 3 + 1], a[32], b[32], c[32];
+
+	if (!tier) {
+		printf("  %-5s off\n", name);
+		return;
+	}
+	printf("  %-5s %s %5.1f %%  %s of %s", name,
+	       kvctl_bar(ctl, limit ? (double)used / (double)limit : 0, BAR_CELLS, bar, sizeof bar),
+	       limit ? 100.0 * (double)used / (double)limit : 0.0, kv_format_size(used, a, sizeof a),
+	       kv_format_size(limit, b, sizeof b));
+	if (quarantined) {
+		printf("  %squarantined %s%s", kvctl_tone(ctl, KVCTL_BAD), kv_format_size(quarantined, c, sizeof c),
+		       kvctl_tone_end(ctl));
+	}
+	putchar('\n');
+}
+
+/* Numbers of an object on one line, in the order the daemon gives them. */
+static void print_numbers(struct json_object *object)
+{
+	struct json_object_iter iter;
+
+	if (!json_object_is_type(object, json_type_object)) {
+		return;
+	}
+	json_object_object_foreachC(object, iter)
+	{
+		if (json_object_is_type(iter.val, json_type_int) || json_object_is_type(iter.val, json_type_double) ||
+		    json_object_is_type(iter.val, json_type_boolean)) {
+			printf("  %s %s", iter.key, json_object_get_string(iter.val));
+		}
+	}
+	putchar('\n');
+}
+
+static void print_hits(struct json_object *stats)
+{
+	uint64_t asked = kvctl_u64(stats, "kvd_prefix_query_tokens_total");
+	uint64_t cpu = kvctl_u64(stats, "kvd_prefix_hit_cpu_tokens_total"),
+		 disk = kvctl_u64(stats, "kvd_prefix_hit_disk_tokens_total");
+
+	if (asked) {
+		printf("hits\n  %.1f %% of %llu prompt tokens (cpu %.1f %%, disk %.1f %%)\n",
+		       100.0 * (double)(cpu + disk) / (double)asked, (unsigned long long)asked,
+		       100.0 * (double)cpu / (double)asked, 100.0 * (double)disk / (double)asked);
+	}
+}
+
+/* An array of objects: a heading, then one line an object. */
+static void print_rows(const char *heading, struct json_object *array)
+{
+	if (!json_object_is_type(array, json_type_array) || json_object_array_length(array) == 0) {
+		return;
+	}
+	printf("%s\n", heading);
+	for (size_t i = 0; i < json_object_array_length(array); i++) {
+		struct json_object *row = json_object_array_get_idx(array, i);
+		const char *name = kvctl_str(row, "program");
+
+		name = *name ? name : kvctl_str(row, "name");
+		if (*name) {
+			printf("  ");
+			kvctl_print_text(name);
+		}
+		print_numbers(row);
+	}
+}
+
+static void print_screen(const kvctl_t *ctl, struct json_object *json, struct json_object *stats, int healthy)
+{
+	struct json_object *tiers = kvctl_member(json, "tiers"), *core = kvctl_member(json, "core");
+	struct json_object *degraded = kvctl_member(json, "degraded");
+
+	print_daemon(ctl, json, healthy);
+	printf("tiers\n");
+	print_tier(ctl, "cpu", kvctl_member(tiers, "cpu"));
+	print_tier(ctl, "disk", kvctl_member(tiers, "disk"));
+	print_hits(stats);
+	printf("index\n");
+	print_numbers(core);
+	print_rows("spaces", kvctl_member(core, "spaces"));
+	print_rows("instances", kvctl_member(core, "instances"));
+	print_rows("sessions", kvctl_member(json, "sessions"));
+	for (size_t i = 0; json_object_is_type(degraded, json_type_array) && i < json_object_array_length(degraded);
+	     i++) {
+		printf("%snote%s: ", kvctl_tone(ctl, KVCTL_BOLD), kvctl_tone_end(ctl));
+		kvctl_print_text(json_object_get_string(json_object_array_get_idx(degraded, i)));
+		putchar('\n');
+	}
+}
+
+static int parse_detail(const kvctl_t *ctl, int argc, char **argv, uint32_t *p_detail)
+{
+	for (int i = 1; i < argc; i++) {
+		const char *value = strncmp(argv[i], "--detail=", 9) == 0 ? argv[i] + 9 : NULL;
+
+		if (!value && strcmp(argv[i], "--detail") == 0 && i + 1 < argc) {
+			value = argv[++i];
+		}
+		if (!value || value[0] < '0' || value[0] > '2' || value[1] != '\0') {
+			return kvctl_error(ctl, KV_ERR_ARG, "status takes --detail 0, 1 or 2, not %s",
+					   value ? value : argv[i]);
+		}
+		*p_detail = (uint32_t)(value[0] - '0');
+	}
+
+	return 0;
+}
+
+int kvctl_status(const kvctl_t *ctl, int argc, char **argv)
+{
+	struct json_object *json = NULL, *stats = NULL;
+	uint32_t detail = 1;
+	int healthy;
+	int code = parse_detail(ctl, argc, argv, &detail);
+
+	if (code == 0) {
+		code = kvctl_document(ctl, KVC_DOC_STATUS, detail, &json, NULL);
+	}
+	if (code != 0) {
+		return code;
+	}
+	healthy = kvctl_bool(json, "healthy", 1);
+	if (ctl->json) {
+		kvctl_print_json(json);
+	} else {
+		code = kvctl_document(ctl, KVC_DOC_STATS, 0, &stats, NULL);
+	}
+	if (code == 0 && !ctl->json) {
+		print_screen(ctl, json, stats, healthy);
+	}
+	json_object_put(stats);
+	json_object_put(json);
+	if (code != 0) {
+		return code;
+	}
+
+	return healthy ? 0 : KVCTL_EXIT_UNHEALTHY;
+}

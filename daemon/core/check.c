@@ -1,0 +1,209 @@
+/* CHECK: the invariants, each named after the promise it keeps. Walks everything: for operators and tests. */
+#include "check.h"
+#include "internal.h"
+#include "json.h"
+
+#include <stdio.h>
+
+typedef struct kvd_sums {
+	uint64_t claims, holds;
+} kvd_sums_t;
+
+/* Claims and holds as the blocks have them. */
+static void sum_blocks(const kvd_core_t *core, kvd_sums_t *sums)
+{
+	*sums = (kvd_sums_t){0, 0};
+	for (uint32_t t = 0; t < core->ix.trees.made; t++) {
+		const kvd_tree_t *tree = kvd_tree_at(&core->ix, t);
+
+		for (uint32_t n = tree->live ? tree->first_child : KVD_NONE; n != KVD_NONE;
+		     n = kvd_index_next(&core->ix, n)) {
+			const kvd_node_t *node = kvd_node_at(&core->ix, n);
+
+			for (uint32_t i = 0; i < node->len; i++) {
+				const kvd_block_t *block = kvd_block_at(&core->ix, node->ids[i]);
+
+				sums->holds += block->holds;
+				for (uint32_t c = block->claims; c != KVD_NONE;
+				     c = ((kvd_claim_t *)kvd_pool_at(&core->claims, c))->next) {
+					sums->claims++;
+				}
+			}
+		}
+	}
+}
+
+static int pins_agree(kvd_core_t *core, char *why, size_t cap)
+{
+	uint64_t claims = 0, holds = 0, leases = 0;
+	kvd_sums_t blocks;
+
+	for (uint32_t i = core->instance_list; i != KVD_NONE; i = kvd_instance_at(core, i)->next) {
+		const kvd_instance_rec_t *instance = kvd_instance_at(core, i);
+
+		for (uint32_t l = instance->leases; l != KVD_NONE; leases++) {
+			const kvd_lease_t *lease = kvd_pool_at(&core->leases, l);
+
+			claims++;
+			holds += lease->n - lease->hold_from;
+			l = lease->inst_next;
+		}
+		for (uint32_t p = instance->puts; p != KVD_NONE;
+		     p = ((kvd_put_t *)kvd_pool_at(&core->puts, p))->inst_next) {
+			claims += ((kvd_put_t *)kvd_pool_at(&core->puts, p))->claim != KVD_NONE ? 1 : 0;
+		}
+	}
+	sum_blocks(core, &blocks);
+	/* A write in flight holds its parent; there are at most as many as writes. */
+	snprintf(why, cap, "claims %llu on blocks %llu; holds %llu on blocks %llu counted %llu; leases %llu of %u",
+		 (unsigned long long)claims, (unsigned long long)blocks.claims, (unsigned long long)holds,
+		 (unsigned long long)blocks.holds, (unsigned long long)core->holds, (unsigned long long)leases,
+		 core->leases.used);
+
+	return claims == blocks.claims && claims == core->claims.used && leases == core->leases.used &&
+	       blocks.holds == core->holds && blocks.holds >= holds && blocks.holds <= holds + core->writes;
+}
+
+static int caps_agree(kvd_core_t *core, char *why, size_t cap)
+{
+	for (uint32_t i = core->instance_list; i != KVD_NONE; i = kvd_instance_at(core, i)->next) {
+		const kvd_instance_rec_t *instance = kvd_instance_at(core, i);
+		uint64_t pinned = 0;
+
+		for (uint32_t l = instance->leases; l != KVD_NONE;
+		     l = ((kvd_lease_t *)kvd_pool_at(&core->leases, l))->inst_next) {
+			pinned += ((kvd_lease_t *)kvd_pool_at(&core->leases, l))->bytes;
+		}
+		if (pinned != instance->pinned_bytes || pinned > core->config.max_pinned_bytes ||
+		    instance->unfinished_bytes > core->config.max_unfinished_bytes ||
+		    !kvd_area_sound(&instance->area)) {
+			snprintf(why, cap, "instance %s: pinned %llu of %llu unfinished %llu", instance->name,
+				 (unsigned long long)pinned, (unsigned long long)instance->pinned_bytes,
+				 (unsigned long long)instance->unfinished_bytes);
+			return 0;
+		}
+	}
+	snprintf(why, cap, "pinned and unfinished bytes are within their limits");
+
+	return 1;
+}
+
+/* Slots in use: those of the sets, of puts, and of transfers; nothing else. */
+static int slots_agree(kvd_core_t *core, kvd_set_t t, char *why, size_t cap)
+{
+	uint64_t known = 0;
+	kvs_usage_t usage;
+
+	for (uint32_t tr = 0; tr < core->ix.trees.made; tr++) {
+		const kvd_tree_t *tree = kvd_tree_at(&core->ix, tr);
+
+		for (uint32_t n = tree->live ? tree->first_child : KVD_NONE; n != KVD_NONE;
+		     n = kvd_index_next(&core->ix, n)) {
+			const kvd_node_t *node = kvd_node_at(&core->ix, n);
+
+			for (uint32_t i = 0; i < node->len; i++) {
+				known += (t == KVD_CPU
+						  ? node->slots[i]
+						  : kvd_block_at(&core->ix, node->ids[i])->disk.slot) != KV_SLOT_NONE
+						 ? 1
+						 : 0;
+			}
+		}
+	}
+	for (uint32_t i = t == KVD_CPU ? core->instance_list : KVD_NONE; i != KVD_NONE;
+	     i = kvd_instance_at(core, i)->next) {
+		for (uint32_t p = kvd_instance_at(core, i)->puts; p != KVD_NONE;) {
+			const kvd_put_t *put = kvd_pool_at(&core->puts, p);
+
+			for (uint32_t e = put->next; e < put->n; e++) {
+				kvd_entry_state_t state = put->entries[e].state;
+
+				known += state == KVD_ENTRY_OPEN || state == KVD_ENTRY_FULL ||
+					 state == KVD_ENTRY_THROUGH || state == KVD_ENTRY_QUARANTINED;
+			}
+			p = put->inst_next;
+		}
+	}
+	kvs_usage(core->tier[t], &usage);
+	snprintf(why, cap, "slots used %llu quarantined %llu known %llu in flight %u",
+		 (unsigned long long)usage.used_slots, (unsigned long long)usage.quarantined_slots,
+		 (unsigned long long)known, core->reads + core->writes);
+
+	/* Transfers own slots that hang on no block: the target of a write, both ends of an orphan. */
+	return usage.used_slots + usage.quarantined_slots >= known &&
+	       usage.used_slots + usage.quarantined_slots <= known + core->reads + core->writes;
+}
+
+static int mirror_agrees(kvd_core_t *core, char *why, size_t cap)
+{
+	uint64_t visible = 0, entries = 0;
+
+	for (uint32_t t = 0; t < core->ix.trees.made; t++) {
+		const kvd_tree_t *tree = kvd_tree_at(&core->ix, t);
+
+		visible += tree->live && tree->ns != KVD_NONE ? tree->blocks : 0;
+	}
+	for (uint32_t n = 0; n < core->ns_count; n++) {
+		entries += core->ns[n]->mirror.entries;
+	}
+	snprintf(why, cap, "mirror entries %llu blocks %llu", (unsigned long long)entries, (unsigned long long)visible);
+
+	return entries <= visible;
+}
+
+static int index_agrees(kvd_core_t *core, char *why, size_t cap)
+{
+	snprintf(why, cap, "blocks %u runs %u marks %u", core->ix.blocks.used, core->ix.nodes.used,
+		 core->ix.marks.used);
+
+	return kvd_index_sound(&core->ix, why, cap);
+}
+
+static int tier_agrees(kvd_core_t *core, kvd_set_t t, char *why, size_t cap)
+{
+	snprintf(why, cap, "free, used and quarantined slots add up");
+
+	return core->tier[t] == NULL || (kvs_check(core->tier[t], why, cap) == KV_OK && slots_agree(core, t, why, cap));
+}
+
+static int cpu_agrees(kvd_core_t *core, char *why, size_t cap)
+{
+	return tier_agrees(core, KVD_CPU, why, cap);
+}
+
+static int disk_agrees(kvd_core_t *core, char *why, size_t cap)
+{
+	return tier_agrees(core, KVD_DISK, why, cap);
+}
+
+const kvd_check_t kvd_checks[] = {
+	{"index", "P3", index_agrees},   {"pins", "P4", pins_agree},        {"caps", "P5", caps_agree},
+	{"cpu_slots", "P4", cpu_agrees}, {"disk_slots", "P4", disk_agrees}, {"mirror", "P3", mirror_agrees},
+};
+const uint32_t kvd_check_count = KV_COUNT_OF(kvd_checks);
+
+size_t kvd_core_check_json(kvd_core_t *core, char *out, size_t cap, uint32_t *p_failed)
+{
+	kvd_json_t json = {.out = out, .cap = cap};
+	uint32_t failed = 0;
+
+	kvd_json_open(&json, NULL, '{');
+	kvd_json_open(&json, "checks", '[');
+	for (uint32_t i = 0; i < kvd_check_count; i++) {
+		char detail[256] = "";
+		int ok = kvd_checks[i].run(core, detail, sizeof detail);
+
+		failed += ok ? 0 : 1;
+		kvd_json_open(&json, NULL, '{');
+		kvd_json_text(&json, "name", kvd_checks[i].name);
+		kvd_json_text(&json, "promise", kvd_checks[i].promise);
+		kvd_json_bool(&json, "ok", ok);
+		kvd_json_text(&json, "detail", detail);
+		kvd_json_close(&json, '}');
+	}
+	kvd_json_close(&json, ']');
+	kvd_json_close(&json, '}');
+	*p_failed = failed;
+
+	return json.len;
+}

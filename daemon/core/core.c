@@ -1,0 +1,404 @@
+#include "internal.h"
+
+#define TICK_BUDGET_NS UINT64_C(200000)
+#define POLL_BATCH     64u
+
+static void core_free(kvd_core_t *core)
+{
+	const kv_env_t env = core->world.env;
+
+	kvd_spaces_fini(core);
+	kvd_index_fini(&core->ix);
+	kvd_pool_fini(&core->claims);
+	kvd_pool_fini(&core->leases);
+	kvd_pool_fini(&core->puts);
+	kvd_pool_fini(&core->pendings);
+	kvd_pool_fini(&core->ios);
+	kvd_pool_fini(&core->extents);
+	kvd_pool_fini(&core->instances);
+	kvd_pool_fini(&core->members);
+	kv_free(&env, core->reaped);
+	kv_free(&env, core->ghosts);
+	kv_free(&env, core->explain);
+	kv_free(&env, core);
+}
+
+int kvd_transfer_ended(kvd_core_t *core)
+{
+	kv_assert(core->outstanding > 0);
+	core->outstanding--;
+	if (!core->closing) {
+		return 0;
+	}
+	if (core->outstanding == 0) {
+		core_free(core);
+	}
+
+	return 1;
+}
+
+static int config_valid(const kvd_core_config_t *config, const kvd_world_t *world)
+{
+	return world->cpu && config->incarnation != 0 && config->max_index_blocks > 0 && config->max_spaces > 1 &&
+	       config->max_spaces <= KV_MIRROR_MAX_SPACES && config->max_instances > 0 && config->max_members > 0 &&
+	       config->max_leases > 0 && config->lease_ttl_ns > 0 && config->read_depth > 0 &&
+	       config->write_behind_depth > 0 && config->policy <= KVD_POLICY_FIFO &&
+	       (uint64_t)config->max_instances * config->max_leases < 1u << KVD_ID_BITS;
+}
+
+static kv_status_t pools_init(kvd_core_t *core)
+{
+	const kvd_core_config_t *config = &core->config;
+	uint32_t leases = config->max_instances * config->max_leases;
+	uint32_t blocks = (uint32_t)config->max_index_blocks;
+	const struct {
+		kvd_pool_t *pool;
+		size_t item;
+		uint64_t limit;
+	} pools[] = {
+		{&core->leases, sizeof(kvd_lease_t), leases},
+		{&core->puts, sizeof(kvd_put_t), leases},
+		{&core->claims, sizeof(kvd_claim_t), 2u * (uint64_t)leases},
+		{&core->pendings, sizeof(kvd_pending_t), blocks + 65536u},
+		{&core->ios, sizeof(kvd_io_t), blocks + 65536u},
+		{&core->extents, sizeof(kvd_extent_t), 4u * (uint64_t)leases + 2u * config->max_instances + 64u},
+		{&core->instances, sizeof(kvd_instance_rec_t), config->max_instances},
+		{&core->members, sizeof(kvd_member_rec_t), config->max_members},
+	};
+	kv_status_t status = kvd_index_init(&core->ix, core->env, config->max_index_blocks);
+
+	for (size_t i = 0; i < KV_COUNT_OF(pools) && status == KV_OK; i++) {
+		status = kvd_pool_init(pools[i].pool, core->env, (uint32_t)pools[i].item, (uint32_t)pools[i].limit);
+	}
+
+	return status;
+}
+
+static uint64_t ghost_count(uint64_t blocks)
+{
+	uint64_t count = 1024;
+
+	while (count < blocks && count < 1u << 20) {
+		count *= 2;
+	}
+
+	return count;
+}
+
+kv_status_t kvd_core_create(const kvd_core_config_t *config, const kvd_world_t *world, kvd_core_t **p_core)
+{
+	kvd_core_t *core;
+	kv_status_t status;
+
+	if (!config_valid(config, world)) {
+		return KV_ERR_ARG;
+	}
+	core = kv_alloc(&world->env, sizeof *core);
+	if (!core) {
+		return KV_ERR_NOMEM;
+	}
+	core->config = *config;
+	core->world = *world;
+	core->env = &core->world.env;
+	core->tier[KVD_CPU] = world->cpu;
+	core->tier[KVD_DISK] = world->disk;
+	core->policy = config->policy == KVD_POLICY_FIFO ? &kvd_policy_fifo : &kvd_policy_lru;
+	core->instance_list = core->fill_head = core->fill_tail = KVD_NONE;
+	core->run_head = core->run_tail = core->dead_trees = core->dead_nodes = KVD_NONE;
+	memset(core->wheel, 0xff, sizeof core->wheel);
+	memset(core->pending_heads, 0xff, sizeof core->pending_heads);
+	core->now_ns = kv_now_ns(core->env);
+	core->wheel_at = core->now_ns >> KVD_WHEEL_SHIFT;
+	core->ghost_mask = ghost_count(config->max_index_blocks) - 1;
+
+	status = pools_init(core);
+	if (status == KV_OK) {
+		core->ghosts = kv_alloc(core->env, (core->ghost_mask + 1) * sizeof *core->ghosts);
+		core->reaped = kv_alloc(core->env, (size_t)config->max_instances * sizeof *core->reaped);
+		core->explain = kv_alloc(core->env, KVD_EXPLAIN_KEYS * (1 + sizeof(uint32_t)));
+		status = core->ghosts && core->reaped && core->explain ? KV_OK : KV_ERR_NOMEM;
+	}
+	if (status != KV_OK) {
+		core_free(core);
+		return status;
+	}
+	*p_core = core;
+
+	return KV_OK;
+}
+
+void kvd_core_destroy(kvd_core_t *core)
+{
+	if (!core) {
+		return;
+	}
+	kvd_puts_free(core);
+	core->closing = 1;
+	if (core->outstanding == 0) {
+		core_free(core);
+	}
+}
+
+void kvd_core_set_staging(kvd_core_t *core, kvd_staging_fn fetch, void *ctx)
+{
+	core->staging = fetch;
+	core->staging_ctx = ctx;
+}
+
+void kvd_core_set_answer(kvd_core_t *core, kvd_answer_fn answer, void *ctx)
+{
+	core->answer = answer;
+	core->answer_ctx = ctx;
+}
+
+/* ---- requests ----------------------------------------------------------------------------------------------------------------- */
+
+static kv_status_t explain(kvd_core_t *core, uint32_t ns, const kv_msg_explain_t *ask, kv_msg_explain_reply_t *reply)
+{
+	uint32_t count = ask->keys.len / KV_KEY_BYTES;
+	uint8_t *tiers = core->explain, *leases = core->explain + KVD_EXPLAIN_KEYS;
+	kvd_space_t *space;
+	kv_status_t status = kvd_space_find(core, ns, ask->space, ask->epoch, ask->group, &space);
+
+	if (status != KV_OK) {
+		return status;
+	}
+	if (ask->keys.len % KV_KEY_BYTES != 0 || count > KVD_EXPLAIN_KEYS) {
+		return KV_ERR_ARG;
+	}
+	reply->why = KV_WHY_NONE;
+	for (uint32_t i = 0; i < count; i++) {
+		kv_key_t key;
+		uint32_t id, ends = 0;
+
+		memcpy(&key, ask->keys.data + (size_t)i * KV_KEY_BYTES, sizeof key);
+		id = kvd_index_find(&core->ix, space->tree, &key, (uint8_t)ask->group);
+		tiers[i] = id == KVD_NONE ? 0 : kvd_tiers_of(&core->ix, kvd_block_at(&core->ix, id));
+		tiers[i] |= kvd_put_pending(core, space->tree, &key, ask->group) ? 0x80 : 0;
+		for (uint32_t c = id == KVD_NONE ? KVD_NONE : kvd_block_at(&core->ix, id)->claims; c != KVD_NONE;) {
+			const kvd_claim_t *claim = kvd_pool_at(&core->claims, c);
+
+			ends += claim->kind == KVD_CLAIM_LEASE ? 1 : 0;
+			c = claim->next;
+		}
+		memcpy(leases + (size_t)i * sizeof ends, &ends, sizeof ends);
+		if (id == KVD_NONE && kvd_index_quarantined(&core->ix, space->tree, &key, (uint8_t)ask->group)) {
+			tiers[i] |= 0x40;
+		}
+		if (id == KVD_NONE && reply->why == KV_WHY_NONE) {
+			reply->why = tiers[i] & 0x40               ? KV_WHY_CORRUPT
+				     : kvd_ghost_known(core, &key) ? KV_WHY_EVICTED
+								   : KV_WHY_ABSENT;
+		}
+	}
+	reply->tiers = (kv_slice_t){tiers, count};
+	reply->leases = (kv_slice_t){leases, count * (uint32_t)sizeof(uint32_t)};
+
+	return KV_OK;
+}
+
+static kv_status_t reset(kvd_core_t *core, uint32_t ns, kvd_member_t id, uint64_t frame_id, const kv_msg_t *msg,
+			 kv_msg_t *reply)
+{
+	kvd_member_rec_t *member;
+	kvd_instance_rec_t *instance;
+	kv_status_t status = kvd_member_check(core, ns, id, &member, &instance);
+
+	return status == KV_OK ? kvd_space_reset(core, ns, id, frame_id, &msg->space_reset, &reply->space_reset_reply)
+			       : status;
+}
+
+static const char *detail_of(kv_status_t status)
+{
+	switch (status) {
+	case KV_ERR_ARG:
+		return "a field is out of its range, or two fields contradict each other";
+	case KV_ERR_LIMIT:
+		return "the instance holds as many leases or puts as it may";
+	case KV_ERR_BUSY:
+		return "pinned or unfinished bytes of the instance are at their limit, or nothing can be evicted";
+	default:
+		return NULL;
+	}
+}
+
+kv_status_t kvd_core_request(kvd_core_t *core, uint32_t ns, kvd_member_t member, uint16_t code, uint64_t frame_id,
+			     const kv_msg_t *msg, kv_msg_t *reply, const char **detail)
+{
+	kv_status_t status;
+
+	core->now_ns = kv_now_ns(core->env);
+	switch (code) {
+	case KV_CODE_ACQUIRE:
+		status = kvd_acquire(core, ns, member, &msg->acquire, &reply->acquire_reply);
+		break;
+	case KV_CODE_RELEASE:
+		status = kvd_release(core, member, &msg->release, &reply->release_reply);
+		break;
+	case KV_CODE_RENEW:
+		status = kvd_renew(core, member, &msg->renew, &reply->renew_reply);
+		break;
+	case KV_CODE_PUT_START:
+		status = kvd_put_start(core, ns, member, &msg->put_start, &reply->put_start_reply);
+		break;
+	case KV_CODE_PUT_END:
+		status = kvd_put_end(core, member, &msg->put_end, &reply->put_end_reply);
+		break;
+	case KV_CODE_PUT_REVOKE:
+		status = kvd_put_revoke(core, member, &msg->put_revoke, &reply->put_revoke_reply);
+		break;
+	case KV_CODE_QUIET:
+		status = kvd_quiet(core, member, &msg->quiet, &reply->quiet_reply);
+		break;
+	case KV_CODE_BAD_BLOCK:
+		status = kvd_bad_block(core, member, &msg->bad_block, &reply->bad_block_reply);
+		break;
+	case KV_CODE_SPACE_RESET:
+		status = reset(core, ns, member, frame_id, msg, reply);
+		break;
+	case KV_CODE_EXPLAIN:
+		status = explain(core, ns, &msg->explain, &reply->explain_reply);
+		break;
+	default:
+		status = KV_ERR_UNKNOWN_REQUEST;
+		break;
+	}
+	if (code != KV_CODE_PUT_START) { /* its answer goes out before anything is said about the put */
+		kvd_puts_run(core);
+	}
+	kvd_events_flush(core);
+	if (detail) {
+		*detail = detail_of(status);
+	}
+
+	return status;
+}
+
+kv_status_t kvd_core_report(kvd_core_t *core, kvd_member_t id, const kv_report_t *report)
+{
+	const kvd_member_rec_t *member = kvd_member_find(core, id);
+	uint64_t hits = (uint64_t)report->hit_cpu_tokens + report->hit_disk_tokens;
+
+	if (!member || (report->type != KV_REPORT_MATCH && report->type != KV_REPORT_REQUEST) ||
+	    hits > report->query_tokens || report->why > KV_WHY_TIMEOUT) {
+		kvd_count(core, KV_M_BAD_REPORTS, 1);
+		return KV_ERR_ARG;
+	}
+	if (report->type == KV_REPORT_REQUEST) {
+		kvd_count(core, KV_M_QUERY_TOKENS, report->query_tokens);
+		kvd_count(core, KV_M_HIT_CPU_TOKENS, report->hit_cpu_tokens);
+		kvd_count(core, KV_M_HIT_DISK_TOKENS, report->hit_disk_tokens);
+	}
+
+	return KV_OK;
+}
+
+/* ---- time --------------------------------------------------------------------------------------------------------------------- */
+
+static void gauges(kvd_core_t *core)
+{
+	kv_metrics_t *m = core->world.metrics;
+	uint64_t spaces = 0, in[KVD_TIERS] = {0, 0};
+
+	for (uint32_t n = 0; n < core->ns_count; n++) {
+		spaces += core->ns[n]->space_count;
+		for (uint32_t id = 1; id <= core->ns[n]->space_count; id++) {
+			const kvd_tree_t *tree = kvd_tree_at(&core->ix, core->ns[n]->spaces[id]->tree);
+
+			in[KVD_CPU] += tree->in[KVD_CPU];
+			in[KVD_DISK] += tree->in[KVD_DISK];
+		}
+	}
+	kv_metric_set(m, KV_M_SPACES, spaces);
+	kv_metric_set(m, KV_M_BLOCKS_CPU, in[KVD_CPU]);
+	kv_metric_set(m, KV_M_BLOCKS_DISK, in[KVD_DISK]);
+	kv_metric_set(m, KV_M_BLOCKS, core->ix.blocks.used);
+	kv_metric_set(m, KV_M_INSTANCES, core->instances.used);
+	kv_metric_set(m, KV_M_MEMBERS, core->members.used);
+	kv_metric_set(m, KV_M_LEASES, core->leases.used);
+	kv_metric_set(m, KV_M_PUTS, core->puts.used);
+	kv_metric_set(m, KV_M_PINS, core->claims.used + core->holds);
+}
+
+static void heartbeat(kvd_core_t *core)
+{
+	for (uint32_t n = 0; n < core->ns_count; n++) {
+		kvd_mirror_heartbeat(&core->ns[n]->mirror, core->now_ns);
+	}
+}
+
+/* One quantum of everything that may take long; 1 while there is more. */
+static int quantum(kvd_core_t *core)
+{
+	int more = kvd_leases_expire(core, core->now_ns);
+
+	more |= kvd_dismantle_run(core);
+	more |= kvd_space_fill_mirrors(core);
+
+	return more;
+}
+
+uint64_t kvd_core_tick(kvd_core_t *core)
+{
+	uint64_t start = kv_now_ns(core->env);
+	uint32_t polled;
+	int more;
+
+	core->now_ns = start;
+	heartbeat(core);
+	polled = kvs_poll(core->tier[KVD_CPU], POLL_BATCH);
+	if (core->tier[KVD_DISK]) {
+		polled += kvs_poll(core->tier[KVD_DISK], POLL_BATCH);
+	}
+	for (uint32_t i = 0; (more = quantum(core)) != 0 && i < 64; i++) {
+		if (kv_now_ns(core->env) - start > TICK_BUDGET_NS) {
+			break;
+		}
+	}
+	kvd_puts_run(core);
+	if (core->tier[KVD_DISK]) {
+		(void)kvd_fills_run(core);
+		(void)kvd_writes_run(core);
+	}
+	kvd_durable_run(core);
+	if (core->tier[KVD_DISK]) {
+		kvd_flush_run(core, core->durable_owed > 0);
+		(void)kvs_poll(core->tier[KVD_DISK], 0); /* start what was queued */
+	}
+	kvd_events_flush(core);
+	if (start >= core->gauge_due_ns) {
+		core->gauge_due_ns = start + KV_MIRROR_HEARTBEAT_NS;
+		gauges(core);
+	}
+
+	return more || polled >= POLL_BATCH ? 0 : KV_MIRROR_HEARTBEAT_NS;
+}
+
+void kvd_core_shutdown(kvd_core_t *core)
+{
+	core->now_ns = kv_now_ns(core->env);
+	for (uint32_t n = 0; n < core->ns_count; n++) {
+		kvd_mirror_heartbeat(&core->ns[n]->mirror, 0);
+	}
+	for (uint32_t id = core->instance_list; id != KVD_NONE; id = kvd_instance_at(core, id)->next) {
+		kvd_instance_rec_t *instance = kvd_instance_at(core, id);
+
+		while (instance->leases != KVD_NONE) {
+			kvd_lease_end(core, kvd_pool_at(&core->leases, instance->leases), KV_ERR_REVOKED);
+		}
+	}
+	kvd_events_flush(core);
+}
+
+kv_status_t kvd_core_evict_one(kvd_core_t *core, kv_tier_t tier)
+{
+	kvd_set_t t = tier == KV_TIER_CPU ? KVD_CPU : KVD_DISK;
+	kv_status_t status = KV_MISS;
+
+	for (uint32_t c = 0; c < core->class_count && status == KV_MISS; c++) {
+		status = kvd_make_room(core, c, t);
+	}
+	kvd_events_flush(core);
+
+	return status;
+}

@@ -1,0 +1,157 @@
+#include "internal.h"
+
+#define QUANTUM_BLOCKS 64u
+
+void kvd_hide_tree(kvd_core_t *core, uint32_t id)
+{
+	kvd_tree_t *tree = kvd_tree_at(&core->ix, id);
+
+	tree->hidden = 1;
+	tree->link = core->dead_trees;
+	core->dead_trees = id;
+}
+
+void kvd_quarantine(kvd_core_t *core, uint32_t id)
+{
+	const kvd_block_t *block = kvd_block_at(&core->ix, id);
+	kvd_node_t *node, *above;
+	uint32_t top;
+
+	if (kvd_tree_of(&core->ix, block)->hidden || kvd_index_dead(&core->ix, block)) {
+		return;
+	}
+	(void)kvd_index_cut(&core->ix, id); /* without memory the run's first blocks go too */
+	top = block->node;
+	node = kvd_node_at(&core->ix, top);
+	node->flags |= KVD_NODE_DEAD;
+	core->ix.dead_nodes++;
+	kvd_queue_remove(&core->ix, top);
+	node->queue_next = core->dead_nodes;
+	core->dead_nodes = top;
+
+	if (node->parent == KVD_NONE) {
+		return;
+	}
+	above = kvd_node_at(&core->ix, node->parent);
+	for (kvd_set_t t = KVD_CPU; t < KVD_TIERS; t++) {
+		uint32_t last = above->ids[above->len - 1];
+
+		if (node->n[t] > 0) {
+			above->kids[t]--;
+			core->policy->join(&core->ix,
+					   &core->classes[kvd_tree_at(&core->ix, node->tree)->slot_class].order[t], t,
+					   last, core->stamp);
+		}
+	}
+}
+
+/* Leases that end here: what is ready lies above the dead top, or they are revoked. */
+static void drop_claims(kvd_core_t *core, uint32_t id, uint32_t top_depth)
+{
+	const kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+	while (block->claims != KVD_NONE) {
+		const kvd_claim_t *claim = kvd_pool_at(&core->claims, block->claims);
+		kvd_lease_t *lease = claim->kind == KVD_CLAIM_LEASE ? kvd_lease_find(core, claim->owner) : NULL;
+
+		if (!lease) {
+			kvd_put_t *put = kvd_put_find(core, claim->owner);
+
+			kvd_claim_drop(core, put->claim);
+			put->claim = KVD_NONE;
+			core->durable_look = 1;
+		} else if (top_depth > 1 && lease->ready < top_depth) {
+			kvd_lease_cut(core, lease, top_depth, KV_ERR_CORRUPT);
+		} else {
+			kvd_lease_end(core, lease, KV_ERR_REVOKED);
+		}
+	}
+}
+
+/* The block is the last of a run without children. */
+static void take_down(kvd_core_t *core, uint32_t id, uint32_t top_depth)
+{
+	kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+	drop_claims(core, id, top_depth);
+	kvd_io_orphan(core, id);
+	for (kvd_set_t t = KVD_CPU; t < KVD_TIERS; t++) {
+		if (kvd_in_set(&core->ix, block, t)) {
+			kvd_block_leave(core, id, t);
+		}
+	}
+	if (*kvd_slot_of(&core->ix, block) != KV_SLOT_NONE) {
+		kvd_block_drop_slot(core, id);
+	}
+	if (block->disk.slot != KV_SLOT_NONE) {
+		if (block->flags & KVD_WRITTEN) {
+			block->flags &= (uint8_t)~KVD_WRITTEN;
+			core->written--;
+		}
+		kvs_free(core->tier[KVD_DISK], block->disk);
+		block->disk.slot = KV_SLOT_NONE;
+	}
+	kvd_mirror_sync(core, id);
+	if (core->gather.count > 0 && core->gather.last == id) {
+		core->gather.last = KVD_NONE;
+	}
+	kv_assert(block->holds == 0);
+	kvd_index_remove(&core->ix, id);
+}
+
+/* Leaf first below `top`, at most *p_left blocks; 1 when the whole subtree has gone. */
+static int dismantle_below(kvd_core_t *core, uint32_t top, uint32_t *p_left)
+{
+	uint32_t top_depth =
+		kvd_node_at(&core->ix, top)->flags & KVD_NODE_DEAD ? kvd_node_at(&core->ix, top)->depth0 + 1 : 0;
+	uint32_t id = top;
+
+	while (*p_left > 0) {
+		const kvd_node_t *node = kvd_node_at(&core->ix, id);
+		uint32_t parent = node->parent, len = node->len;
+
+		if (node->first_child != KVD_NONE) {
+			id = node->first_child;
+			continue;
+		}
+		take_down(core, node->ids[len - 1], top_depth);
+		*p_left -= 1;
+		if (len == 1) {
+			if (id == top) {
+				return 1;
+			}
+			id = parent;
+		}
+	}
+
+	return 0;
+}
+
+int kvd_dismantle_run(kvd_core_t *core)
+{
+	uint32_t left = QUANTUM_BLOCKS;
+
+	while (left > 0 && core->dead_nodes != KVD_NONE) {
+		const kvd_node_t *node = kvd_node_at(&core->ix, core->dead_nodes);
+		uint32_t next = node->queue_next, above = kvd_index_parent(&core->ix, node->ids[0]);
+
+		if (dismantle_below(core, core->dead_nodes, &left)) {
+			core->dead_nodes = next;
+			kvd_block_settle(core, above);
+		}
+	}
+	while (left > 0 && core->dead_nodes == KVD_NONE && core->dead_trees != KVD_NONE) {
+		uint32_t id = core->dead_trees;
+		const kvd_tree_t *tree = kvd_tree_at(&core->ix, id);
+
+		if (tree->first_child != KVD_NONE) {
+			(void)dismantle_below(core, tree->first_child, &left);
+			continue;
+		}
+		kvd_events_flush(core);
+		core->dead_trees = tree->link;
+		kvd_tree_destroy(&core->ix, id);
+	}
+
+	return core->dead_nodes != KVD_NONE || core->dead_trees != KVD_NONE;
+}

@@ -1,0 +1,92 @@
+/* DURABLE: said once, when the deepest visible block of a put and all before it are on disk and synced, or when it is clear how far that goes. */
+#include "internal.h"
+
+static void answer(kvd_core_t *core, kvd_put_t *put, uint32_t n, kv_status_t status)
+{
+	kv_msg_t msg = {.durable = {.put = put->id, .n = n, .status = status}};
+
+	put->durable = 0;
+	core->durable_owed--;
+	kvd_notify(core, put->member, KV_CODE_DURABLE, &msg);
+	if (put->claim != KVD_NONE) {
+		kvd_claim_drop(core, put->claim);
+		put->claim = KVD_NONE;
+	}
+	kvd_put_settle(core, put);
+}
+
+static uint32_t pinned_block(kvd_core_t *core, const kvd_put_t *put)
+{
+	const kvd_claim_t *claim = kvd_pool_at(&core->claims, put->claim);
+
+	return claim->block;
+}
+
+/* The pinned block will not reach the disk: what of its path is there already is what can be promised. */
+static void settle_for_less(kvd_core_t *core, kvd_put_t *put)
+{
+	uint32_t id = pinned_block(core, put), depth = kvd_index_depth_in(&core->ix, id, KVD_DISK);
+
+	if (put->status == KV_OK) {
+		put->status = KV_ERR_NOT_ADMITTED;
+		kvd_count(core, KV_M_NOT_ADMITTED, 1);
+	}
+	if (depth == 0) {
+		answer(core, put, 0, put->status);
+		return;
+	}
+	kvd_claim_move(core, put->claim, kvd_index_ancestor(&core->ix, id, depth));
+	put->store_seq = core->stores + 1;
+	core->durable_look = 1;
+}
+
+static void look(kvd_core_t *core, kvd_put_t *put)
+{
+	const kvd_block_t *block;
+	uint32_t id;
+
+	if (put->claim == KVD_NONE || !core->tier[KVD_DISK]) {
+		answer(core, put, 0, put->status != KV_OK ? put->status : KV_ERR_NOT_ADMITTED);
+		return;
+	}
+	id = pinned_block(core, put);
+	block = kvd_block_at(&core->ix, id);
+	if (put->store_seq == 0) {
+		if (kvd_in_set(&core->ix, block, KVD_DISK)) {
+			put->store_seq = core->stores + 1;
+		} else if (!kvd_write_expected(core, id)) {
+			if (put->asked) {
+				settle_for_less(core, put);
+				return;
+			}
+			put->asked = 1;
+			kvd_queue_push(&core->ix, block->node);
+		}
+	}
+	if (put->store_seq == 0) {
+		return;
+	}
+	if (core->flushed + 1 >= put->store_seq) {
+		answer(core, put, kvd_depth_of(&core->ix, block), put->status);
+	} else if (!core->flush_busy && core->flush_status != KV_OK && core->flush_due_ns > core->now_ns) {
+		answer(core, put, 0, core->flush_status);
+	}
+}
+
+void kvd_durable_run(kvd_core_t *core)
+{
+	if (core->durable_owed == 0 || !core->durable_look) {
+		return;
+	}
+	core->durable_look = 0;
+	for (uint32_t i = core->instance_list; i != KVD_NONE; i = kvd_instance_at(core, i)->next) {
+		for (uint32_t p = kvd_instance_at(core, i)->puts; p != KVD_NONE;) {
+			kvd_put_t *put = kvd_pool_at(&core->puts, p);
+
+			p = put->inst_next;
+			if (put->durable && !put->running) {
+				look(core, put);
+			}
+		}
+	}
+}

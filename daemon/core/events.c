@@ -1,0 +1,88 @@
+#include "internal.h"
+
+void kvd_events_flush(kvd_core_t *core)
+{
+	kvd_gather_t *g = &core->gather;
+	const kvd_tree_t *tree;
+	const kvd_space_t *space;
+	kvd_event_t event;
+
+	if (g->count == 0) {
+		return;
+	}
+	tree = kvd_tree_at(&core->ix, g->tree);
+	space = core->ns[tree->ns]->spaces[tree->space];
+	event = (kvd_event_t){
+		.type = g->type,
+		.ns = core->ns[tree->ns]->name,
+		.space = tree->space,
+		.group = g->group,
+		.medium = g->t == KVD_CPU ? KV_TIER_CPU : KV_TIER_DISK,
+		.count = g->count,
+		.hashes = g->hashes,
+		.has_parent = g->has_parent,
+		.parent_hash = g->parent_hash,
+		.block_tokens = space->block_tokens,
+		.tokens = g->tokens,
+		.lora = space->lora,
+	};
+	g->count = 0;
+	core->world.publish(core->world.ctx, &event);
+}
+
+/* Does the block continue the run that is being gathered? */
+static int continues(kvd_core_t *core, uint32_t block_id, kvd_event_type_t type, kvd_set_t t, const uint32_t *tokens)
+{
+	const kvd_gather_t *g = &core->gather;
+	const kvd_block_t *block = kvd_block_at(&core->ix, block_id);
+	const kvd_tree_t *tree = kvd_tree_of(&core->ix, block);
+
+	if (g->count == 0 || g->count == KVD_EVENT_RUN || g->type != type || g->t != t || g->group != block->group ||
+	    g->tree != kvd_node_of(&core->ix, block)->tree) {
+		return 0;
+	}
+	if (type == KVD_EVENT_REMOVED) {
+		return 1;
+	}
+	if (kvd_index_parent(&core->ix, block_id) != g->last) {
+		return 0;
+	}
+
+	return g->tokens == NULL
+		       ? tokens == NULL
+		       : tokens == g->tokens + (size_t)g->count * core->ns[tree->ns]->spaces[tree->space]->block_tokens;
+}
+
+static void gather(kvd_core_t *core, uint32_t block_id, kvd_event_type_t type, kvd_set_t t, const uint32_t *tokens)
+{
+	kvd_gather_t *g = &core->gather;
+	const kvd_block_t *block = kvd_block_at(&core->ix, block_id);
+
+	if (kvd_tree_of(&core->ix, block)->ns == KVD_NONE) {
+		return; /* recovered and not opened: nobody has heard of it */
+	}
+	if (!continues(core, block_id, type, t, tokens)) {
+		uint32_t parent = kvd_index_parent(&core->ix, block_id);
+
+		kvd_events_flush(core);
+		g->type = type;
+		g->t = t;
+		g->tree = kvd_node_of(&core->ix, block)->tree;
+		g->group = block->group;
+		g->has_parent = type == KVD_EVENT_STORED && parent != KVD_NONE;
+		g->parent_hash = g->has_parent ? kvd_block_at(&core->ix, parent)->event_hash : 0;
+		g->tokens = tokens;
+	}
+	g->last = block_id;
+	g->hashes[g->count++] = block->event_hash;
+}
+
+void kvd_event_stored(kvd_core_t *core, uint32_t block, kvd_set_t t, const uint32_t *tokens)
+{
+	gather(core, block, KVD_EVENT_STORED, t, tokens);
+}
+
+void kvd_event_removed(kvd_core_t *core, uint32_t block, kvd_set_t t)
+{
+	gather(core, block, KVD_EVENT_REMOVED, t, NULL);
+}

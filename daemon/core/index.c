@@ -1,0 +1,576 @@
+#include "index.h"
+
+#define RUN_MIN 8u
+
+/* ---- the table of keys ------------------------------------------------------------------------------------------------------ */
+
+__extension__ typedef unsigned __int128 wide_t;
+
+/* Keys are chosen by clients: a secret decides which of them share a place. */
+static uint64_t place_of(const kvd_index_t *ix, const kv_key_t *key, uint8_t group)
+{
+	uint64_t low, high;
+	wide_t product;
+
+	memcpy(&low, key->b, sizeof low);
+	memcpy(&high, key->b + 8, sizeof high);
+	product = (wide_t)(low ^ ix->seed[0]) * (high ^ ix->seed[1] ^ group);
+
+	return ((uint64_t)product ^ (uint64_t)(product >> 64)) & ix->head_mask;
+}
+
+static void table_add(kvd_index_t *ix, uint32_t id)
+{
+	kvd_block_t *block = kvd_block_at(ix, id);
+	uint32_t *head = &ix->heads[place_of(ix, &block->key, block->group)];
+
+	block->hash_next = *head;
+	*head = id + 1;
+}
+
+static void table_remove(kvd_index_t *ix, uint32_t id)
+{
+	kvd_block_t *block = kvd_block_at(ix, id);
+	uint32_t *link = &ix->heads[place_of(ix, &block->key, block->group)];
+
+	while (*link != id + 1) {
+		kv_assert(*link != 0);
+		link = &kvd_block_at(ix, *link - 1)->hash_next;
+	}
+	*link = block->hash_next;
+}
+
+int kvd_index_dead(const kvd_index_t *ix, const kvd_block_t *block)
+{
+	uint32_t id = block->node;
+
+	if (ix->dead_nodes == 0) {
+		return 0;
+	}
+	while (id != KVD_NONE) {
+		const kvd_node_t *node = kvd_node_at(ix, id);
+
+		if (node->flags & KVD_NODE_DEAD) {
+			return 1;
+		}
+		id = node->parent;
+	}
+
+	return 0;
+}
+
+uint32_t kvd_index_find(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group)
+{
+	uint32_t link = ix->heads[place_of(ix, key, group)];
+
+	while (link != 0) {
+		const kvd_block_t *block = kvd_block_at(ix, link - 1);
+
+		if (kv_key_equal(&block->key, key) && block->group == group && kvd_node_of(ix, block)->tree == tree &&
+		    !kvd_tree_at(ix, tree)->hidden && !kvd_index_dead(ix, block)) {
+			return link - 1;
+		}
+		link = block->hash_next;
+	}
+
+	return KVD_NONE;
+}
+
+int kvd_index_quarantined(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group)
+{
+	uint32_t link = ix->heads[place_of(ix, key, group)];
+	int found = 0;
+
+	while (link != 0) {
+		const kvd_block_t *block = kvd_block_at(ix, link - 1);
+
+		found |=
+			kv_key_equal(&block->key, key) && block->group == group && kvd_node_of(ix, block)->tree == tree;
+		link = block->hash_next;
+	}
+
+	return found && kvd_index_find(ix, tree, key, group) == KVD_NONE;
+}
+
+uint8_t kvd_tiers_of(const kvd_index_t *ix, const kvd_block_t *block)
+{
+	return (uint8_t)((kvd_in_set(ix, block, KVD_CPU) ? KV_TIER_CPU : 0) |
+			 (kvd_in_set(ix, block, KVD_DISK) ? KV_TIER_DISK : 0));
+}
+
+uint8_t kvd_index_tiers(const kvd_index_t *ix, uint32_t ns, const kv_key_t *key, uint8_t group)
+{
+	uint32_t link = ix->heads[place_of(ix, key, group)];
+	uint8_t tiers = 0;
+
+	while (link != 0) {
+		const kvd_block_t *block = kvd_block_at(ix, link - 1);
+		const kvd_tree_t *tree = kvd_tree_of(ix, block);
+
+		if (kv_key_equal(&block->key, key) && block->group == group && tree->ns == ns && !tree->hidden &&
+		    !kvd_index_dead(ix, block)) {
+			tiers |= kvd_tiers_of(ix, block);
+		}
+		link = block->hash_next;
+	}
+
+	return tiers;
+}
+
+/* ---- runs ------------------------------------------------------------------------------------------------------------------- */
+
+/* Slots and ids of a run share one allocation. */
+static kv_status_t run_resize(kvd_index_t *ix, kvd_node_t *node, uint32_t cap)
+{
+	uint32_t *memory = kv_alloc(ix->env, 2u * sizeof(uint32_t) * cap);
+
+	if (!memory) {
+		return KV_ERR_NOMEM;
+	}
+	if (node->len > 0) {
+		memcpy(memory, node->slots, node->len * sizeof(uint32_t));
+		memcpy(memory + cap, node->ids, node->len * sizeof(uint32_t));
+	}
+	kv_free(ix->env, node->slots);
+	node->slots = memory;
+	node->ids = memory + cap;
+	node->cap = cap;
+
+	return KV_OK;
+}
+
+static uint32_t *child_list(kvd_index_t *ix, uint32_t tree, uint32_t parent)
+{
+	return parent == KVD_NONE ? &kvd_tree_at(ix, tree)->first_child : &kvd_node_at(ix, parent)->first_child;
+}
+
+static void child_link(kvd_index_t *ix, uint32_t parent, uint32_t id)
+{
+	kvd_node_t *node = kvd_node_at(ix, id);
+	uint32_t *head = child_list(ix, node->tree, parent);
+
+	node->parent = parent;
+	node->prev = KVD_NONE;
+	node->next = *head;
+	if (node->next != KVD_NONE) {
+		kvd_node_at(ix, node->next)->prev = id;
+	}
+	*head = id;
+	if (parent != KVD_NONE) {
+		kvd_node_at(ix, parent)->children++;
+	}
+}
+
+static void child_unlink(kvd_index_t *ix, uint32_t id)
+{
+	kvd_node_t *node = kvd_node_at(ix, id);
+
+	if (node->prev == KVD_NONE) {
+		*child_list(ix, node->tree, node->parent) = node->next;
+	} else {
+		kvd_node_at(ix, node->prev)->next = node->next;
+	}
+	if (node->next != KVD_NONE) {
+		kvd_node_at(ix, node->next)->prev = node->prev;
+	}
+	if (node->parent != KVD_NONE) {
+		kvd_node_at(ix, node->parent)->children--;
+	}
+}
+
+/* An unlinked empty run, with room for its marks: joining a set never fails for want of one. */
+static kv_status_t node_create(kvd_index_t *ix, uint32_t tree, uint32_t cap, uint32_t *p_id)
+{
+	kv_status_t status =
+		kvd_pool_reserve(&ix->marks, KVD_TIERS * ((uint64_t)ix->nodes.used + 1) + ix->extra_marks + 64);
+	kvd_node_t *node;
+
+	if (status != KV_OK) {
+		return status;
+	}
+	status = kvd_pool_get(&ix->nodes, p_id);
+	if (status != KV_OK) {
+		return status;
+	}
+	node = kvd_node_at(ix, *p_id);
+	status = run_resize(ix, node, cap);
+	if (status != KV_OK) {
+		kvd_pool_put(&ix->nodes, *p_id);
+		return status;
+	}
+	node->tree = tree;
+	node->parent = node->first_child = node->prev = node->next = KVD_NONE;
+	node->marks[KVD_CPU] = node->marks[KVD_DISK] = KVD_NONE;
+	node->queue_prev = node->queue_next = KVD_NONE;
+
+	return KV_OK;
+}
+
+static void node_destroy(kvd_index_t *ix, uint32_t id)
+{
+	kvd_node_t *node = kvd_node_at(ix, id);
+
+	kvd_queue_remove(ix, id);
+	if (node->flags & KVD_NODE_DEAD) {
+		ix->dead_nodes--;
+	}
+	kv_free(ix->env, node->slots);
+	kvd_pool_put(&ix->nodes, id);
+}
+
+/* A walk that stands on run `from` goes on with run `to`. */
+static void cursor_move(kvd_index_t *ix, uint32_t from, uint32_t to)
+{
+	kvd_tree_t *tree = kvd_tree_at(ix, kvd_node_at(ix, from)->tree);
+
+	if (tree->cursor == from) {
+		tree->cursor = to;
+	}
+}
+
+/* Move marks of `from` shallower than `pos` to the empty list of `head`, and count the others from `pos`. */
+static void marks_split(kvd_index_t *ix, kvd_node_t *from, uint32_t head, uint32_t pos, kvd_set_t t)
+{
+	uint32_t *link = &from->marks[t], kept = 0;
+
+	for (; *link != KVD_NONE; kept++) {
+		kvd_mark_t *mark = kvd_pool_at(&ix->marks, *link);
+
+		if (mark->pos < pos) {
+			break;
+		}
+		mark->pos -= pos;
+		link = &mark->shallower;
+	}
+	kvd_node_at(ix, head)->marks[t] = *link;
+	for (uint32_t id = *link; id != KVD_NONE;) {
+		kvd_mark_t *mark = kvd_pool_at(&ix->marks, id);
+
+		mark->node = head;
+		id = mark->shallower;
+	}
+	ix->extra_marks -= kept > 0 && *link != KVD_NONE ? 1 : 0;
+	*link = KVD_NONE;
+}
+
+/* The first `pos` blocks of a run become a run of their own, its parent. The rest keeps its id and its children. */
+static kv_status_t node_split(kvd_index_t *ix, uint32_t id, uint32_t pos)
+{
+	kvd_node_t *node = kvd_node_at(ix, id), *head;
+	uint32_t head_id;
+	kv_status_t status;
+
+	kv_assert(!(node->flags & KVD_NODE_DEAD) && pos > 0 && pos < node->len);
+	status = node_create(ix, node->tree, pos > RUN_MIN ? pos : RUN_MIN, &head_id);
+
+	if (status != KV_OK) {
+		return status;
+	}
+	head = kvd_node_at(ix, head_id);
+	head->depth0 = node->depth0;
+	head->len = pos;
+	memcpy(head->slots, node->slots, pos * sizeof(uint32_t));
+	memcpy(head->ids, node->ids, pos * sizeof(uint32_t));
+	for (uint32_t i = 0; i < pos; i++) {
+		kvd_block_at(ix, head->ids[i])->node = head_id;
+	}
+
+	node->len -= pos;
+	node->depth0 += pos;
+	memmove(node->slots, node->slots + pos, node->len * sizeof(uint32_t));
+	memmove(node->ids, node->ids + pos, node->len * sizeof(uint32_t));
+	for (uint32_t i = 0; i < node->len; i++) {
+		kvd_block_at(ix, node->ids[i])->pos = (uint16_t)i;
+	}
+
+	for (kvd_set_t t = KVD_CPU; t < KVD_TIERS; t++) {
+		head->n[t] = node->n[t] < pos ? node->n[t] : pos;
+		node->n[t] -= head->n[t];
+		head->kids[t] = node->n[t] > 0 ? 1 : 0;
+		marks_split(ix, node, head_id, pos, t);
+	}
+	cursor_move(ix, id, head_id);
+	child_unlink(ix, id);
+	child_link(ix, node->parent, head_id);
+	child_link(ix, head_id, id);
+	if (node->flags & KVD_NODE_QUEUED) {
+		kvd_queue_push(ix, head_id);
+	}
+
+	return KV_OK;
+}
+
+/* Marks of a run that is about to become the first `pos` blocks of `to`. */
+static void marks_merge(kvd_index_t *ix, kvd_node_t *from, uint32_t to_id, uint32_t pos, kvd_set_t t)
+{
+	uint32_t *link = &kvd_node_at(ix, to_id)->marks[t];
+
+	ix->extra_marks += *link != KVD_NONE && from->marks[t] != KVD_NONE ? 1 : 0;
+	while (*link != KVD_NONE) {
+		kvd_mark_t *mark = kvd_pool_at(&ix->marks, *link);
+
+		mark->pos += pos;
+		link = &mark->shallower;
+	}
+	*link = from->marks[t];
+	for (uint32_t id = from->marks[t]; id != KVD_NONE;) {
+		kvd_mark_t *mark = kvd_pool_at(&ix->marks, id);
+
+		mark->node = to_id;
+		id = mark->shallower;
+	}
+	from->marks[t] = KVD_NONE;
+}
+
+/* A run with one child only goes up into it, unless memory lacks: then the path stays one hop longer. */
+static void node_merge(kvd_index_t *ix, uint32_t id)
+{
+	kvd_node_t *node = kvd_node_at(ix, id), *child;
+	uint32_t child_id = node->first_child, len = node->len, parent = node->parent;
+
+	child = kvd_node_at(ix, child_id);
+	if (len + child->len > KVD_RUN_MAX || ((node->flags | child->flags) & KVD_NODE_DEAD)) {
+		return;
+	}
+	if (len + child->len > child->cap && run_resize(ix, child, len + child->len) != KV_OK) {
+		return;
+	}
+	memmove(child->slots + len, child->slots, child->len * sizeof(uint32_t));
+	memmove(child->ids + len, child->ids, child->len * sizeof(uint32_t));
+	memcpy(child->slots, node->slots, len * sizeof(uint32_t));
+	memcpy(child->ids, node->ids, len * sizeof(uint32_t));
+	child->len += len;
+	child->depth0 = node->depth0;
+	for (uint32_t i = 0; i < child->len; i++) {
+		kvd_block_t *block = kvd_block_at(ix, child->ids[i]);
+
+		block->pos = (uint16_t)i;
+		block->node = child_id;
+	}
+	for (kvd_set_t t = KVD_CPU; t < KVD_TIERS; t++) {
+		child->n[t] += node->n[t];
+		marks_merge(ix, node, child_id, len, t);
+	}
+
+	if (node->flags & KVD_NODE_QUEUED) {
+		kvd_queue_push(ix, child_id);
+	}
+	cursor_move(ix, id, child_id);
+	child_unlink(ix, child_id);
+	child_unlink(ix, id);
+	child_link(ix, parent, child_id);
+	node_destroy(ix, id);
+}
+
+/* ---- blocks ----------------------------------------------------------------------------------------------------------------- */
+
+/* The run that takes a new block under `parent`: the parent's own if the block extends it, else a new one. */
+static kv_status_t run_for(kvd_index_t *ix, uint32_t tree, uint32_t parent, uint32_t *p_node)
+{
+	kvd_node_t *node;
+	kvd_block_t *above;
+	kv_status_t status;
+	uint32_t id;
+
+	if (parent != KVD_NONE) {
+		above = kvd_block_at(ix, parent);
+		node = kvd_node_of(ix, above);
+		if (above->pos + 1u == node->len && node->children == 0 && node->len < KVD_RUN_MAX) {
+			*p_node = above->node;
+			return node->len < node->cap ? KV_OK : run_resize(ix, node, node->cap * 2);
+		}
+		if (above->pos + 1u < node->len) {
+			status = node_split(ix, above->node, above->pos + 1u);
+			if (status != KV_OK) {
+				return status;
+			}
+		}
+	}
+
+	status = node_create(ix, tree, RUN_MIN, &id);
+	if (status != KV_OK) {
+		return status;
+	}
+	node = kvd_node_at(ix, id);
+	node->depth0 = parent == KVD_NONE ? 0 : kvd_depth_of(ix, kvd_block_at(ix, parent));
+	child_link(ix, parent == KVD_NONE ? KVD_NONE : kvd_block_at(ix, parent)->node, id);
+	*p_node = id;
+
+	return KV_OK;
+}
+
+kv_status_t kvd_index_insert(kvd_index_t *ix, uint32_t tree, uint32_t parent, const kvs_meta_t *meta, uint32_t *p_block)
+{
+	uint32_t id, node_id;
+	kvd_block_t *block;
+	kvd_node_t *node;
+	kv_status_t status = kvd_pool_get(&ix->blocks, &id);
+
+	if (status != KV_OK) {
+		return status;
+	}
+	status = run_for(ix, tree, parent, &node_id);
+	if (status != KV_OK) {
+		kvd_pool_put(&ix->blocks, id);
+		return status;
+	}
+
+	node = kvd_node_at(ix, node_id);
+	block = kvd_block_at(ix, id);
+	*block = (kvd_block_t){
+		.key = meta->key,
+		.event_hash = meta->event_hash,
+		.group = meta->group,
+		.disk.slot = KV_SLOT_NONE,
+		.node = node_id,
+		.pos = (uint16_t)node->len,
+		.claims = KVD_NONE,
+		.io = KVD_NONE,
+	};
+	node->slots[node->len] = KV_SLOT_NONE;
+	node->ids[node->len] = id;
+	node->len++;
+	kvd_tree_at(ix, tree)->blocks++;
+	table_add(ix, id);
+	*p_block = id;
+
+	return KV_OK;
+}
+
+int kvd_index_removable(const kvd_index_t *ix, const kvd_block_t *block)
+{
+	const kvd_node_t *node = kvd_node_of(ix, block);
+
+	return block->pos + 1u == node->len && node->children == 0 && block->pos >= node->n[KVD_CPU] &&
+	       block->pos >= node->n[KVD_DISK] && node->slots[block->pos] == KV_SLOT_NONE &&
+	       block->disk.slot == KV_SLOT_NONE && block->claims == KVD_NONE && block->holds == 0 &&
+	       block->io == KVD_NONE;
+}
+
+void kvd_index_remove(kvd_index_t *ix, uint32_t id)
+{
+	kvd_block_t *block = kvd_block_at(ix, id);
+	kvd_node_t *node = kvd_node_of(ix, block);
+	uint32_t node_id = block->node, parent = node->parent;
+	kvd_tree_t *tree = kvd_tree_at(ix, node->tree);
+
+	kv_assert(kvd_index_removable(ix, block));
+	table_remove(ix, id);
+	kvd_pool_put(&ix->blocks, id);
+	tree->blocks--;
+	node->len--;
+
+	if (node->len == 0) {
+		kv_assert(node->marks[KVD_CPU] == KVD_NONE && node->marks[KVD_DISK] == KVD_NONE);
+		cursor_move(ix, node_id, kvd_index_next(ix, node_id));
+		child_unlink(ix, node_id);
+		node_destroy(ix, node_id);
+		if (parent != KVD_NONE && kvd_node_at(ix, parent)->children == 1 && !tree->hidden) {
+			node_merge(ix, parent);
+		}
+	} else if (node->cap > 4 * RUN_MIN && node->len < node->cap / 4) {
+		(void)run_resize(ix, node, node->cap / 2); /* or stay larger than need be */
+	}
+}
+
+uint32_t kvd_index_parent(const kvd_index_t *ix, uint32_t id)
+{
+	const kvd_block_t *block = kvd_block_at(ix, id);
+	const kvd_node_t *node = kvd_node_of(ix, block);
+
+	if (block->pos > 0) {
+		return node->ids[block->pos - 1];
+	}
+	if (node->parent == KVD_NONE) {
+		return KVD_NONE;
+	}
+	node = kvd_node_at(ix, node->parent);
+
+	return node->ids[node->len - 1];
+}
+
+uint32_t kvd_index_ancestor(const kvd_index_t *ix, uint32_t id, uint32_t depth)
+{
+	const kvd_node_t *node = kvd_node_of(ix, kvd_block_at(ix, id));
+
+	while (depth <= node->depth0) {
+		node = kvd_node_at(ix, node->parent);
+	}
+
+	return node->ids[depth - node->depth0 - 1];
+}
+
+uint32_t kvd_index_depth_in(const kvd_index_t *ix, uint32_t id, kvd_set_t t)
+{
+	const kvd_block_t *block = kvd_block_at(ix, id);
+	const kvd_node_t *node = kvd_node_of(ix, block);
+	uint32_t upto = block->pos + 1u;
+
+	while (node->n[t] == 0) {
+		if (node->parent == KVD_NONE) {
+			return 0;
+		}
+		node = kvd_node_at(ix, node->parent);
+		upto = node->len;
+	}
+
+	return node->depth0 + (node->n[t] < upto ? node->n[t] : upto);
+}
+
+/* ---- sets ------------------------------------------------------------------------------------------------------------------- */
+
+int kvd_index_can_join(const kvd_index_t *ix, const kvd_block_t *block, kvd_set_t t)
+{
+	const kvd_node_t *node = kvd_node_of(ix, block);
+	const kvd_node_t *above;
+
+	if (block->pos != node->n[t]) {
+		return 0;
+	}
+	if (block->pos > 0 || node->parent == KVD_NONE) {
+		return 1;
+	}
+	above = kvd_node_at(ix, node->parent);
+
+	return above->n[t] == above->len && !(node->flags & KVD_NODE_DEAD);
+}
+
+void kvd_index_join(kvd_index_t *ix, uint32_t id, kvd_set_t t)
+{
+	const kvd_block_t *block = kvd_block_at(ix, id);
+	kvd_node_t *node = kvd_node_of(ix, block);
+
+	kv_assert(kvd_index_can_join(ix, block, t));
+	node->n[t]++;
+	kvd_tree_at(ix, node->tree)->in[t]++;
+	if (block->pos == 0 && node->parent != KVD_NONE) {
+		kvd_node_at(ix, node->parent)->kids[t]++;
+	}
+}
+
+int kvd_index_leaf(const kvd_index_t *ix, const kvd_block_t *block, kvd_set_t t)
+{
+	const kvd_node_t *node = kvd_node_of(ix, block);
+
+	return block->pos + 1u == node->n[t] && (node->n[t] < node->len || node->kids[t] == 0);
+}
+
+void kvd_index_leave(kvd_index_t *ix, uint32_t id, kvd_set_t t)
+{
+	const kvd_block_t *block = kvd_block_at(ix, id);
+	kvd_node_t *node = kvd_node_of(ix, block);
+
+	kv_assert(kvd_index_leaf(ix, block, t));
+	node->n[t]--;
+	kvd_tree_at(ix, node->tree)->in[t]--;
+	if (block->pos == 0 && node->parent != KVD_NONE && !(node->flags & KVD_NODE_DEAD)) {
+		kvd_node_at(ix, node->parent)->kids[t]--;
+	}
+}
+
+kv_status_t kvd_index_cut(kvd_index_t *ix, uint32_t id)
+{
+	const kvd_block_t *block = kvd_block_at(ix, id);
+
+	return block->pos == 0 ? KV_OK : node_split(ix, block->node, block->pos);
+}

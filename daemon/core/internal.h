@@ -1,0 +1,94 @@
+/* internal.h -- what a core is made of. Each part has a header with its states; this one ties them together. */
+#ifndef KVD_CORE_INTERNAL_H
+#define KVD_CORE_INTERNAL_H
+
+#include "area.h"
+#include "block.h"
+#include "core.h"
+#include "dismantle.h"
+#include "events.h"
+#include "index.h"
+#include "instance.h"
+#include "lease.h"
+#include "mirror.h"
+#include "policy.h"
+#include "pool.h"
+#include "put.h"
+#include "space.h"
+#include "transfer.h"
+
+#define KVD_EXPLAIN_KEYS 4096u
+#define KVD_ID_BITS      24u /* of an id: the record's place; above it a sequence number that never comes back */
+
+struct kvd_core {
+	kvd_core_config_t config;
+	kvd_world_t world;
+	const kv_env_t *env; /* &world.env */
+	kvs_tier_t *tier[KVD_TIERS];
+	const kvd_policy_ops_t *policy;
+
+	kvd_index_t ix;
+	kvd_ns_t *ns[KVD_MAX_NAMESPACES];
+	uint32_t ns_count;
+	kvd_class_t *classes;
+	uint32_t class_count, class_cap;
+
+	kvd_pool_t claims, leases, puts, pendings, ios, extents, instances, members;
+	uint32_t instance_list;
+	kvd_instance_t *reaped; /* ring of ids the host has not fetched; as long as there can be instances */
+	uint32_t reaped_count;
+
+	uint64_t sequence; /* of ids */
+	uint64_t stamp;    /* of touches */
+	uint64_t now_ns;   /* of the running call */
+	uint64_t gauge_due_ns;
+
+	uint32_t wheel[KVD_WHEEL_SLOTS];
+	uint64_t wheel_at; /* next slot to look at */
+	uint64_t holds;    /* sum over leases and transfers */
+
+	uint32_t fill_head, fill_tail; /* queued fills */
+	uint32_t fills_queued, reads, writes;
+	uint32_t transit, written;          /* blocks flagged TRANSIT, WRITTEN */
+	uint64_t stores, flushing, flushed; /* sequence numbers of finished stores */
+	uint64_t flush_due_ns;              /* 0: nothing to flush */
+	int flush_busy;
+	kv_status_t flush_status;
+
+	uint32_t run_head, run_tail; /* puts to look at again */
+	uint32_t pending_heads[KVD_PENDING_HEADS];
+	uint32_t run_count;
+	uint32_t durable_owed; /* ended puts that owe a DURABLE */
+	int showing;           /* some mirror is not filled after recovery */
+	int durable_look;
+
+	uint32_t dead_trees, dead_nodes; /* lists to dismantle */
+	uint32_t *ghosts;
+	uint64_t ghost_mask;
+
+	kvd_gather_t gather;
+	kvd_staging_fn staging;
+	void *staging_ctx;
+	kvd_answer_fn answer;
+	void *answer_ctx;
+	uint32_t pending_resets;
+	uint32_t outstanding; /* callbacks the tiers owe us */
+	int closing;          /* destroyed; memory goes with the last callback */
+	uint8_t *explain;     /* reply of EXPLAIN */
+};
+
+static inline void kvd_count(kvd_core_t *core, kv_metric_t id, uint64_t n)
+{
+	kv_metric_add(core->world.metrics, id, n);
+}
+
+static inline uint64_t kvd_id_make(kvd_core_t *core, uint32_t place)
+{
+	return ++core->sequence << KVD_ID_BITS | place;
+}
+static inline uint32_t kvd_id_place(uint64_t id)
+{
+	return (uint32_t)(id & ((1u << KVD_ID_BITS) - 1));
+}
+
+#endif

@@ -1,0 +1,68 @@
+/* lease.h -- read leases.
+ *
+ *   ACQUIRE --> ACTIVE (ready < n: FILLING) --all fills done--> ACTIVE (ready == n)
+ *   ACTIVE --RELEASE, TTL, revoke (space reset, bad block, end of the instance)--> REVOKED in the shared header, then gone
+ *   a fill fails: n shrinks to what is ready, LEASE_DONE says why
+ *
+ * A lease pins its deepest block (one claim). Blocks [hold_from, n) of its path, those being read for it and the one above them, are held one by
+ * one: until they have joined the CPU set, being an ancestor does not protect them. A resident prefix has none of these.
+ */
+#ifndef KVD_CORE_LEASE_H
+#define KVD_CORE_LEASE_H
+
+#include "core.h"
+#include "index.h"
+
+#define KVD_WHEEL_SLOTS 256u
+#define KVD_WHEEL_SHIFT 26u /* 67 ms a slot */
+
+typedef struct kvd_lease {
+	uint64_t id;
+	uint32_t self;
+	uint32_t instance;
+	kvd_member_t member;
+	uint32_t claim;
+	uint32_t n, skip, ready;
+	uint32_t hold_from; /* blocks [hold_from, n), counted from 0, are held; n: none */
+	uint32_t extent;
+	kv_lease_header_t *header;
+	kv_status_t why; /* why n is less than it was */
+	uint64_t bytes;  /* counted against the instance's cap */
+	uint64_t expiry_ns;
+	uint64_t stamp;
+	uint32_t wheel_prev, wheel_next;
+	uint32_t inst_prev, inst_next;
+	uint32_t wait_io; /* the fill of block `ready`; KVD_NONE */
+	uint32_t wait_prev, wait_next;
+} kvd_lease_t;
+
+kv_status_t kvd_acquire(kvd_core_t *core, uint32_t ns, kvd_member_t member, const kv_msg_acquire_t *ask,
+			kv_msg_acquire_reply_t *reply);
+kv_status_t kvd_release(kvd_core_t *core, kvd_member_t member, const kv_msg_release_t *ask,
+			kv_msg_release_reply_t *reply);
+kv_status_t kvd_renew(kvd_core_t *core, kvd_member_t member, const kv_msg_renew_t *ask, kv_msg_renew_reply_t *reply);
+kv_status_t kvd_bad_block(kvd_core_t *core, kvd_member_t member, const kv_msg_bad_block_t *ask,
+			  kv_msg_bad_block_reply_t *reply);
+
+/* The lease of this id, or NULL. */
+kvd_lease_t *kvd_lease_find(kvd_core_t *core, uint64_t id);
+/* Stores REVOKED, then lets go of everything. With KV_OK (a release) nobody is told; else a waiting member gets LEASE_DONE. */
+void kvd_lease_end(kvd_core_t *core, kvd_lease_t *lease, kv_status_t why);
+/* The fill it waited for has ended well: count what is ready now. */
+void kvd_lease_advance(kvd_core_t *core, kvd_lease_t *lease);
+/* Block `depth` (from 1) will never come: the lease ends before it. */
+void kvd_lease_cut(kvd_core_t *core, kvd_lease_t *lease, uint32_t depth, kv_status_t why);
+/* lease_fill.c: reserve room for what is only on disk, hold it, start the fills. Shortens lease->n where room or memory lacks. */
+void kvd_lease_reserve(kvd_core_t *core, kvd_lease_t *lease, uint32_t cpu_depth);
+/* Count what is ready and wait for the first block that is not. */
+void kvd_lease_settle(kvd_core_t *core, kvd_lease_t *lease);
+/* Let go of blocks (from, n], deepest first. */
+void kvd_lease_unhold(kvd_core_t *core, kvd_lease_t *lease, uint32_t from);
+void kvd_lease_unwait(kvd_core_t *core, kvd_lease_t *lease);
+/* The block of this depth on the lease's path. */
+uint32_t kvd_lease_block(kvd_core_t *core, const kvd_lease_t *lease, uint32_t depth);
+
+/* End what has expired; 1 while there is more to do. */
+int kvd_leases_expire(kvd_core_t *core, uint64_t now_ns);
+
+#endif

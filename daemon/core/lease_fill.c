@@ -1,0 +1,170 @@
+/* The part of a lease that is only on disk: holds, fills, and what is ready. */
+#include "internal.h"
+
+uint32_t kvd_lease_block(kvd_core_t *core, const kvd_lease_t *lease, uint32_t depth)
+{
+	const kvd_claim_t *claim = kvd_pool_at(&core->claims, lease->claim);
+
+	return kvd_index_ancestor(&core->ix, claim->block, depth);
+}
+
+void kvd_lease_unhold(kvd_core_t *core, kvd_lease_t *lease, uint32_t from)
+{
+	if (from < lease->hold_from) {
+		from = lease->hold_from;
+	}
+	for (uint32_t depth = lease->n; depth > from; depth--) {
+		uint32_t id = kvd_lease_block(core, lease, depth);
+		const kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+		kvd_unhold(core, id);
+		if (block->holds > 0) {
+			continue;
+		}
+		if (block->flags & KVD_TRANSIT) {
+			kvd_block_drop_slot(core, id);
+		} else {
+			kvd_fill_unwanted(core, id);
+		}
+	}
+	if (from == lease->hold_from) {
+		lease->hold_from = lease->n;
+	}
+}
+
+/* The lease ends at block n from now on. */
+static void shorten(kvd_core_t *core, kvd_lease_t *lease, uint32_t n)
+{
+	kvd_lease_unhold(core, lease, n);
+	if (n > 0) {
+		kvd_claim_move(core, lease->claim, kvd_lease_block(core, lease, n));
+	}
+	lease->n = n;
+	if (lease->hold_from > n) {
+		lease->hold_from = n;
+	}
+}
+
+void kvd_lease_reserve(kvd_core_t *core, kvd_lease_t *lease, uint32_t cpu_depth)
+{
+	uint32_t from = cpu_depth > lease->skip ? cpu_depth : lease->skip;
+	uint32_t wanted = lease->n, depth;
+
+	/* Hold first: making room must not take what this very lease needs. The block above the first fill is held with them. */
+	lease->hold_from = cpu_depth > lease->skip ? cpu_depth - 1 : lease->skip;
+	for (depth = lease->hold_from + 1; depth <= wanted; depth++) {
+		uint32_t id = kvd_lease_block(core, lease, depth);
+
+		if (kvd_block_at(&core->ix, id)->holds == UINT16_MAX) {
+			break;
+		}
+		kvd_hold(core, id);
+	}
+	if (depth <= wanted) {
+		uint32_t hold_from = lease->hold_from, held = depth - 1;
+
+		lease->hold_from = wanted; /* what lies beyond is not held */
+		shorten(core, lease, held);
+		lease->hold_from = hold_from < held ? hold_from : held;
+	}
+
+	for (depth = from + 1; depth <= lease->n; depth++) {
+		uint32_t id = kvd_lease_block(core, lease, depth);
+		const kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+		if (*kvd_slot_of(&core->ix, block) == KV_SLOT_NONE &&
+		    kvd_fill_start(core, id, lease->id, lease->stamp) != KV_OK) {
+			shorten(core, lease, depth - 1);
+		}
+	}
+}
+
+void kvd_lease_unwait(kvd_core_t *core, kvd_lease_t *lease)
+{
+	if (lease->wait_io == KVD_NONE) {
+		return;
+	}
+	if (lease->wait_prev == KVD_NONE) {
+		kvd_io_at(core, lease->wait_io)->waiters = lease->wait_next;
+	} else {
+		((kvd_lease_t *)kvd_pool_at(&core->leases, lease->wait_prev))->wait_next = lease->wait_next;
+	}
+	if (lease->wait_next != KVD_NONE) {
+		((kvd_lease_t *)kvd_pool_at(&core->leases, lease->wait_next))->wait_prev = lease->wait_prev;
+	}
+	lease->wait_io = KVD_NONE;
+}
+
+static void wait_for(kvd_core_t *core, kvd_lease_t *lease, uint32_t io_id)
+{
+	kvd_io_t *io = kvd_io_at(core, io_id);
+
+	lease->wait_io = io_id;
+	lease->wait_prev = KVD_NONE;
+	lease->wait_next = io->waiters;
+	if (io->waiters != KVD_NONE) {
+		((kvd_lease_t *)kvd_pool_at(&core->leases, io->waiters))->wait_prev = lease->self;
+	}
+	io->waiters = lease->self;
+}
+
+void kvd_lease_settle(kvd_core_t *core, kvd_lease_t *lease)
+{
+	kvd_lease_unwait(core, lease);
+	while (lease->ready < lease->n) {
+		const kvd_block_t *block = kvd_block_at(&core->ix, kvd_lease_block(core, lease, lease->ready + 1));
+
+		if (!kvd_in_set(&core->ix, block, KVD_CPU) && !(block->flags & KVD_TRANSIT)) {
+			if (block->flags & KVD_FILLING) {
+				wait_for(core, lease, block->io);
+			}
+			break;
+		}
+		lease->ready++;
+	}
+}
+
+static void tell_done(kvd_core_t *core, const kvd_lease_t *lease, kv_status_t status)
+{
+	kv_msg_t msg = {.lease_done = {.lease = lease->id, .ready = lease->ready, .status = status}};
+
+	kvd_notify(core, lease->member, KV_CODE_LEASE_DONE, &msg);
+}
+
+void kvd_lease_advance(kvd_core_t *core, kvd_lease_t *lease)
+{
+	kvd_lease_settle(core, lease);
+	atomic_store_explicit(&lease->header->ready, lease->ready, memory_order_release);
+	if (lease->ready == lease->n) {
+		tell_done(core, lease, lease->why);
+	} else if (lease->wait_io == KVD_NONE) {
+		kvd_lease_cut(core, lease, lease->ready + 1,
+			      KV_ERR_IO); /* its fill failed while we waited for an earlier one */
+	}
+}
+
+void kvd_lease_cut(kvd_core_t *core, kvd_lease_t *lease, uint32_t depth, kv_status_t why)
+{
+	kvd_instance_rec_t *instance = kvd_instance_at(core, lease->instance);
+	uint64_t bytes;
+
+	if (depth > lease->n) {
+		return;
+	}
+	if (depth - 1 <= lease->skip || depth <= lease->ready) {
+		kvd_lease_end(core, lease, why);
+		return;
+	}
+	if (lease->ready + 1 == depth) {
+		kvd_lease_unwait(core, lease);
+	}
+	bytes = lease->bytes / (lease->n - lease->skip) * (lease->n - depth + 1);
+	lease->bytes -= bytes;
+	instance->pinned_bytes -= bytes;
+	shorten(core, lease, depth - 1);
+	lease->why = why;
+	atomic_store_explicit(&lease->header->n, lease->n - lease->skip, memory_order_release);
+	if (lease->ready == lease->n) {
+		tell_done(core, lease, why);
+	}
+}

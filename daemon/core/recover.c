@@ -1,0 +1,89 @@
+/* Taking in what the disk tier has kept: blocks come parents first, of many chains at once, and wait under their root digest. */
+#include "internal.h"
+
+typedef struct kvd_recovery {
+	kvd_core_t *core;
+	uint32_t tree; /* of the last block: the next one's too, most often */
+	uint64_t blocks;
+	uint64_t refused;
+} kvd_recovery_t;
+
+static kv_status_t tree_of_root(kvd_recovery_t *recovery, uint32_t tier_class, const kvs_meta_t *meta)
+{
+	kvd_core_t *core = recovery->core;
+	uint32_t tier_classes[KVD_TIERS] = {KVD_NONE, tier_class}, slot_class;
+	kvd_tree_t *tree;
+	kv_status_t status;
+
+	for (uint32_t id = recovery->tree, i = 0; i <= core->ix.trees.made; id = i++) {
+		tree = id < core->ix.trees.made ? kvd_tree_at(&core->ix, id) : NULL;
+		if (tree && tree->live && tree->epoch == meta->epoch &&
+		    memcmp(tree->root, meta->root, sizeof tree->root) == 0) {
+			recovery->tree = id;
+			return core->classes[tree->slot_class].tier_class[KVD_DISK] == tier_class ? KV_OK : KV_ERR_ARG;
+		}
+	}
+	status = kvd_class_find(core, tier_classes, &slot_class);
+	if (status == KV_OK) {
+		status = kvd_tree_create(&core->ix, &recovery->tree);
+	}
+	if (status != KV_OK) {
+		return status;
+	}
+	tree = kvd_tree_at(&core->ix, recovery->tree);
+	tree->slot_class = slot_class;
+	tree->epoch = meta->epoch;
+	memcpy(tree->root, meta->root, sizeof tree->root);
+
+	return KV_OK;
+}
+
+static kv_status_t found(void *arg, uint32_t tier_class, kvs_loc_t loc, const kvs_meta_t *meta)
+{
+	kvd_recovery_t *recovery = arg;
+	kvd_core_t *core = recovery->core;
+	uint32_t parent = KVD_NONE, id;
+	kv_status_t status = tree_of_root(recovery, tier_class, meta);
+
+	recovery->refused++;
+	if (status != KV_OK) {
+		return status;
+	}
+	if (!kv_key_is_zero(&meta->parent)) {
+		parent = kvd_index_find(&core->ix, recovery->tree, &meta->parent, meta->group);
+	}
+	if ((parent == KVD_NONE) != (meta->depth == 1) ||
+	    kvd_index_find(&core->ix, recovery->tree, &meta->key, meta->group) != KVD_NONE ||
+	    (parent != KVD_NONE && kvd_depth_of(&core->ix, kvd_block_at(&core->ix, parent)) + 1 != meta->depth)) {
+		return KV_ERR_NO_PARENT;
+	}
+	status = kvd_index_insert(&core->ix, recovery->tree, parent, meta, &id);
+	if (status != KV_OK) {
+		return status;
+	}
+	kvd_block_at(&core->ix, id)->disk = loc;
+	kvd_index_join(&core->ix, id, KVD_DISK);
+	core->policy->join(&core->ix,
+			   &core->classes[kvd_tree_at(&core->ix, recovery->tree)->slot_class].order[KVD_DISK], KVD_DISK,
+			   id, ++core->stamp);
+	recovery->refused--;
+	recovery->blocks++;
+
+	return KV_OK;
+}
+
+kv_status_t kvd_core_recover(kvd_core_t *core)
+{
+	kvd_recovery_t recovery = {.core = core, .tree = KVD_NONE};
+	kv_status_t status;
+
+	if (!core->tier[KVD_DISK]) {
+		return KV_OK;
+	}
+	status = kvs_recover(core->tier[KVD_DISK], found, &recovery);
+	kv_logf(core->env, status == KV_OK ? KV_LOG_INFO : KV_LOG_ERROR, "core",
+		"blocks taken in from disk, blocks %llu refused %llu status %s", (unsigned long long)recovery.blocks,
+		(unsigned long long)recovery.refused, kv_status_name(status));
+
+	return status;
+}

@@ -1,0 +1,432 @@
+#include "internal.h"
+
+#define MAX_PENDING_RESETS 256u
+#define FILL_QUANTUM       256u
+
+kvd_class_t *kvd_class_at(kvd_core_t *core, uint32_t id)
+{
+	return &core->classes[id];
+}
+
+/* ---- namespaces --------------------------------------------------------------------------------------------------------------- */
+
+uint64_t kvd_mirror_bytes(const kvd_core_config_t *config)
+{
+	return kvd_mirror_size(config->max_index_blocks);
+}
+
+kv_status_t kvd_namespace_add(kvd_core_t *core, const char *name, void *mirror, uint32_t *p_ns)
+{
+	kvd_ns_t *ns;
+
+	if (core->ns_count == KVD_MAX_NAMESPACES) {
+		return KV_ERR_LIMIT;
+	}
+	if (name[0] == '\0' || strlen(name) > KVD_NS_NAME_MAX) {
+		return KV_ERR_ARG;
+	}
+	ns = kv_alloc(core->env, sizeof *ns);
+	if (!ns) {
+		return KV_ERR_NOMEM;
+	}
+	ns->spaces = kv_alloc(core->env, (size_t)core->config.max_spaces * sizeof(kvd_space_t *));
+	if (!ns->spaces) {
+		kv_free(core->env, ns);
+		return KV_ERR_NOMEM;
+	}
+	memcpy(ns->name, name, strlen(name) + 1);
+	kvd_mirror_init(&ns->mirror, mirror, core->config.max_index_blocks, core->config.incarnation);
+	kvd_mirror_heartbeat(&ns->mirror, kv_now_ns(core->env));
+	*p_ns = core->ns_count;
+	core->ns[core->ns_count++] = ns;
+
+	return KV_OK;
+}
+
+/* ---- spaces ------------------------------------------------------------------------------------------------------------------- */
+
+kv_status_t kvd_space_find(kvd_core_t *core, uint32_t ns, uint32_t id, uint64_t epoch, uint32_t group,
+			   kvd_space_t **p_space)
+{
+	kvd_space_t *space = ns < core->ns_count && id < core->config.max_spaces ? core->ns[ns]->spaces[id] : NULL;
+
+	if (!space) {
+		return KV_ERR_NOT_FOUND;
+	}
+	if (space->epoch != epoch) {
+		kvd_count(core, KV_M_STALE_EPOCH, 1);
+		return KV_ERR_STALE_EPOCH;
+	}
+	if (group != 0) {
+		return KV_ERR_UNSUPPORTED;
+	}
+	*p_space = space;
+
+	return KV_OK;
+}
+
+kvd_space_t *kvd_space_of(kvd_core_t *core, uint32_t tree_id)
+{
+	const kvd_tree_t *tree = kvd_tree_at(&core->ix, tree_id);
+
+	return tree->hidden || tree->ns == KVD_NONE ? NULL : core->ns[tree->ns]->spaces[tree->space];
+}
+
+static uint64_t slot_stride(const kvs_geometry_t *geometry)
+{
+	return ((uint64_t)geometry->block_bytes + 4095u) / 4096u * 4096u;
+}
+
+/* The class of these tiers' classes, made when it is new. */
+kv_status_t kvd_class_find(kvd_core_t *core, const uint32_t tier_class[KVD_TIERS], uint32_t *p_class)
+{
+	kvd_set_t by = tier_class[KVD_DISK] != KVD_NONE ? KVD_DISK : KVD_CPU;
+	kvd_class_t *made;
+
+	for (uint32_t i = 0; i < core->class_count; i++) {
+		if (core->classes[i].tier_class[by] == tier_class[by]) {
+			*p_class = i;
+			return KV_OK;
+		}
+	}
+	if (core->class_count == core->class_cap) {
+		uint32_t cap = core->class_cap ? core->class_cap * 2 : 16;
+		kvd_class_t *more =
+			kv_resize(core->env, core->classes, core->class_cap * sizeof *more, cap * sizeof *more);
+
+		if (!more) {
+			return KV_ERR_NOMEM;
+		}
+		core->classes = more;
+		core->class_cap = cap;
+	}
+	made = &core->classes[core->class_count];
+	*made = (kvd_class_t){.ns = KVD_NONE, .tier_class = {tier_class[KVD_CPU], tier_class[KVD_DISK]}};
+	kvd_order_init(&made->order[KVD_CPU]);
+	kvd_order_init(&made->order[KVD_DISK]);
+	*p_class = core->class_count++;
+
+	return KV_OK;
+}
+
+static kv_status_t class_open(kvd_core_t *core, const kvd_space_open_t *ask, uint32_t *p_class)
+{
+	uint32_t tier_class[KVD_TIERS] = {KVD_NONE, KVD_NONE};
+	kv_status_t status =
+		kvs_class_open(core->tier[KVD_CPU], core->ns[ask->ns]->name, &ask->geometry, &tier_class[KVD_CPU]);
+
+	if (status == KV_OK && core->tier[KVD_DISK]) {
+		status = kvs_class_open(core->tier[KVD_DISK], core->ns[ask->ns]->name, &ask->geometry,
+					&tier_class[KVD_DISK]);
+	}
+	if (status == KV_OK) {
+		status = kvd_class_find(core, tier_class, p_class);
+	}
+	if (status == KV_OK) {
+		core->classes[*p_class].ns = ask->ns;
+		core->classes[*p_class].tier_class[KVD_CPU] = tier_class[KVD_CPU];
+		core->classes[*p_class].slot_bytes = slot_stride(&ask->geometry);
+	}
+
+	return status;
+}
+
+static char *copy_text(kvd_core_t *core, const char *text, size_t len)
+{
+	char *copy = kv_alloc(core->env, len + 1);
+
+	if (copy) {
+		memcpy(copy, text, len);
+	}
+
+	return copy;
+}
+
+static void space_free(kvd_core_t *core, kvd_space_t *space)
+{
+	kv_free(core->env, space->identity);
+	kv_free(core->env, space->layout);
+	kv_free(core->env, space->lora);
+	kv_free(core->env, space);
+}
+
+static void opened(void *arg, kv_status_t status)
+{
+	kvd_core_t *core = arg;
+
+	if (!kvd_transfer_ended(core) && status != KV_OK) {
+		kv_logf(core->env, KV_LOG_WARN, "core", "a new space could not be recorded on disk, status %s",
+			kv_status_name(status));
+	}
+}
+
+/* The tree that was recovered under this root, or a new one. */
+static kv_status_t tree_for(kvd_core_t *core, const kvd_space_t *space, uint32_t *p_tree)
+{
+	uint32_t found = KVD_NONE;
+	kv_status_t status;
+
+	for (uint32_t id = 0; id < core->ix.trees.made && found == KVD_NONE; id++) {
+		const kvd_tree_t *tree = kvd_tree_at(&core->ix, id);
+
+		if (tree->live && !tree->hidden && tree->ns == KVD_NONE &&
+		    memcmp(tree->root, space->root, sizeof tree->root) == 0) {
+			found = id;
+		}
+	}
+	if (found != KVD_NONE && kvd_tree_at(&core->ix, found)->epoch == space->epoch &&
+	    kvd_tree_at(&core->ix, found)->slot_class == space->slot_class) {
+		*p_tree = found;
+		return KV_OK;
+	}
+	status = kvd_tree_create(&core->ix, p_tree);
+	if (status == KV_OK && found != KVD_NONE) {
+		kvd_hide_tree(core, found);
+	}
+
+	return status;
+}
+
+static void tree_adopt(kvd_core_t *core, const kvd_space_t *space)
+{
+	kvd_tree_t *tree = kvd_tree_at(&core->ix, space->tree);
+
+	tree->ns = space->ns;
+	tree->space = space->id;
+	tree->slot_class = space->slot_class;
+	tree->epoch = space->epoch;
+	tree->cursor = tree->first_child; /* what was recovered has to be shown in the mirror */
+	memcpy(tree->root, space->root, sizeof tree->root);
+}
+
+static kv_status_t space_create(kvd_core_t *core, const kvd_space_open_t *ask, uint32_t id, kvd_space_t **p_space)
+{
+	kvd_space_t *space = kv_alloc(core->env, sizeof *space);
+	uint32_t pieces = (ask->geometry.page_bytes + ask->geometry.leaf_bytes - 1) / ask->geometry.leaf_bytes;
+	kv_status_t status = KV_ERR_NOMEM;
+
+	if (!space) {
+		return KV_ERR_NOMEM;
+	}
+	*space = (kvd_space_t){
+		.ns = ask->ns,
+		.id = id,
+		.epoch = 1,
+		.hash_tokens = ask->hash_tokens,
+		.block_tokens = ask->block_tokens,
+		.pieces = pieces,
+		.layers = ask->geometry.leaves / pieces,
+		.geometry = ask->geometry,
+	};
+	memcpy(space->root, ask->root, sizeof space->root);
+	space->identity = copy_text(core, ask->identity, ask->identity_len);
+	space->layout = copy_text(core, ask->layout, strlen(ask->layout));
+	space->lora = ask->lora ? copy_text(core, ask->lora, strlen(ask->lora)) : NULL;
+	if (!space->identity || !space->layout || (ask->lora && !space->lora)) {
+		goto err_space;
+	}
+	status = class_open(core, ask, &space->slot_class);
+	if (status != KV_OK) {
+		goto err_space;
+	}
+	if (core->tier[KVD_DISK]) {
+		uint64_t known = kvs_epoch_get(core->tier[KVD_DISK], space->root);
+
+		space->epoch = known ? known : 1;
+	}
+	status = tree_for(core, space, &space->tree);
+	if (status != KV_OK) {
+		goto err_space;
+	}
+	*p_space = space;
+
+	return KV_OK;
+err_space:
+	space_free(core, space);
+	return status;
+}
+
+/* What a space says about itself must fit together before anything is sized by it. */
+static int geometry_valid(const kvd_space_open_t *ask)
+{
+	const kvs_geometry_t *g = &ask->geometry;
+
+	return g->block_bytes > 0 && g->heads > 0 && g->leaves > 0 && g->leaf_bytes > 0 && g->page_bytes > 0 &&
+	       ask->hash_tokens > 0 && ask->block_tokens > 0 &&
+	       g->leaves % ((g->page_bytes + g->leaf_bytes - 1) / g->leaf_bytes) == 0;
+}
+
+kv_status_t kvd_space_open(kvd_core_t *core, const kvd_space_open_t *ask, kvd_space_info_t *p_info)
+{
+	kvd_ns_t *ns = ask->ns < core->ns_count ? core->ns[ask->ns] : NULL;
+	kvd_space_t *space = NULL;
+	uint32_t free_id = 0;
+	kv_status_t status;
+
+	if (!ns || !geometry_valid(ask)) {
+		return ns ? KV_ERR_LAYOUT : KV_ERR_ARG;
+	}
+	for (uint32_t id = 1; id < core->config.max_spaces && id <= ns->space_count && !space; id++) {
+		space = memcmp(ns->spaces[id]->root, ask->root, sizeof ask->root) == 0 ? ns->spaces[id] : NULL;
+	}
+	if (!space) {
+		free_id = ns->space_count + 1;
+		if (free_id >= core->config.max_spaces) {
+			return KV_ERR_LIMIT;
+		}
+		status = space_create(core, ask, free_id, &space);
+		if (status != KV_OK) {
+			return status;
+		}
+		ns->spaces[free_id] = space;
+		ns->space_count++;
+		tree_adopt(core, space);
+		core->showing = 1;
+		kvd_mirror_epoch(&ns->mirror, space->id, space->epoch);
+		if (core->tier[KVD_DISK] && kvs_epoch_get(core->tier[KVD_DISK], space->root) == 0) {
+			core->outstanding++;
+			status = kvs_epoch_set(core->tier[KVD_DISK], space->root, ns->name, space->identity,
+					       space->epoch, opened, core);
+			if (status != KV_OK) {
+				opened(core, status);
+			}
+		}
+	}
+	*p_info = (kvd_space_info_t){.space = space->id,
+				     .epoch = space->epoch,
+				     .geometry = space->geometry,
+				     .hash_tokens = space->hash_tokens,
+				     .layout = space->layout};
+
+	return KV_OK;
+}
+
+/* ---- reset -------------------------------------------------------------------------------------------------------------------- */
+
+typedef struct kvd_reset {
+	kvd_core_t *core;
+	kvd_member_t member;
+	uint64_t frame_id;
+	uint64_t epoch;
+} kvd_reset_t;
+
+static void reset_done(void *arg, kv_status_t status)
+{
+	kvd_reset_t end = *(kvd_reset_t *)arg;
+	kv_msg_t reply = {.space_reset_reply = {.epoch = end.epoch}};
+
+	kv_free(end.core->env, arg);
+	if (kvd_transfer_ended(end.core)) {
+		return;
+	}
+	end.core->pending_resets--;
+	if (end.core->answer) {
+		end.core->answer(end.core->answer_ctx, end.member, KV_CODE_SPACE_RESET, end.frame_id, status, &reply);
+	}
+}
+
+kv_status_t kvd_space_reset(kvd_core_t *core, uint32_t ns, kvd_member_t member, uint64_t frame_id,
+			    const kv_msg_space_reset_t *ask, kv_msg_space_reset_reply_t *reply)
+{
+	kvd_space_t *space;
+	kvd_reset_t *reset = NULL;
+	uint32_t tree;
+	kv_status_t status = kvd_space_find(core, ns, ask->space, ask->epoch, 0, &space);
+
+	if (status != KV_OK) {
+		return status;
+	}
+	if (core->pending_resets >= MAX_PENDING_RESETS) {
+		return KV_ERR_BUSY;
+	}
+	if (core->tier[KVD_DISK]) {
+		reset = kv_alloc(core->env, sizeof *reset);
+		if (!reset) {
+			return KV_ERR_NOMEM;
+		}
+	}
+	status = kvd_tree_create(&core->ix, &tree);
+	if (status != KV_OK) {
+		kv_free(core->env, reset);
+		return status;
+	}
+
+	kvd_events_flush(core);
+	kvd_hide_tree(core, space->tree);
+	space->tree = tree;
+	space->epoch++;
+	tree_adopt(core, space);
+	kvd_mirror_epoch(&core->ns[ns]->mirror, space->id, space->epoch);
+	kvd_count(core, KV_M_SPACE_RESETS, 1);
+	reply->epoch = space->epoch;
+	if (!reset) {
+		return KV_OK;
+	}
+
+	*reset = (kvd_reset_t){.core = core, .member = member, .frame_id = frame_id, .epoch = space->epoch};
+	core->pending_resets++;
+	core->outstanding++;
+	status = kvs_epoch_set(core->tier[KVD_DISK], space->root, core->ns[ns]->name, space->identity, space->epoch,
+			       reset_done, reset);
+	if (status != KV_OK) {
+		core->pending_resets--;
+		core->outstanding--;
+		kv_free(core->env, reset);
+		return status;
+	}
+
+	return KV_PENDING;
+}
+
+/* ---- mirrors of recovered spaces ---------------------------------------------------------------------------------------------- */
+
+/* One run after the other, parents first; 1 when the quantum is used up. */
+static int tree_show(kvd_core_t *core, kvd_tree_t *tree, uint32_t *p_left)
+{
+	while (tree->cursor != KVD_NONE) {
+		const kvd_node_t *node = kvd_node_at(&core->ix, tree->cursor);
+
+		if (*p_left == 0) {
+			return 1;
+		}
+		for (uint32_t i = 0; i < node->n[KVD_DISK]; i++) {
+			kvd_mirror_sync(core, node->ids[i]);
+			kvd_event_stored(core, node->ids[i], KVD_DISK, NULL);
+		}
+		*p_left -= node->len < *p_left ? node->len : *p_left;
+		tree->cursor = kvd_index_next(&core->ix, tree->cursor);
+	}
+
+	return 0;
+}
+
+int kvd_space_fill_mirrors(kvd_core_t *core)
+{
+	uint32_t left = FILL_QUANTUM;
+
+	if (!core->showing) {
+		return 0;
+	}
+	for (uint32_t n = 0; n < core->ns_count; n++) {
+		for (uint32_t id = 1; id <= core->ns[n]->space_count; id++) {
+			if (tree_show(core, kvd_tree_at(&core->ix, core->ns[n]->spaces[id]->tree), &left)) {
+				return 1;
+			}
+		}
+	}
+	core->showing = 0;
+
+	return 0;
+}
+
+void kvd_spaces_fini(kvd_core_t *core)
+{
+	for (uint32_t n = 0; n < core->ns_count; n++) {
+		for (uint32_t id = 1; id <= core->ns[n]->space_count; id++) {
+			space_free(core, core->ns[n]->spaces[id]);
+		}
+		kv_free(core->env, core->ns[n]->spaces);
+		kv_free(core->env, core->ns[n]);
+	}
+	kv_free(core->env, core->classes);
+}

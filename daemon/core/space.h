@@ -1,0 +1,66 @@
+/* space.h -- namespaces, classes of slots, and spaces.
+ *
+ * A space has one tree per epoch. Reset hides the tree and starts the next epoch with an empty one in O(1); what the old tree held is given back in
+ * quanta (dismantle.h), its leases being revoked before any slot is free.
+ *
+ *   space:  --open--> OPEN (epoch e) --reset--> OPEN (e + 1), answered when the superblock has it
+ *   tree:   (recovered, no space) --open--> LIVE --reset--> HIDDEN --dismantled--> gone
+ */
+#ifndef KVD_CORE_SPACE_H
+#define KVD_CORE_SPACE_H
+
+#include "core.h"
+#include "index.h"
+#include "mirror.h"
+#include "policy.h"
+
+#define KVD_MAX_NAMESPACES 256u
+#define KVD_NS_NAME_MAX    64u
+
+/* Slots that can replace each other: one namespace, one geometry. Eviction for a class takes from it alone. */
+typedef struct kvd_class {
+	uint32_t ns;                    /* KVD_NONE: recovered from disk, not opened yet */
+	uint32_t tier_class[KVD_TIERS]; /* the tiers' numbers; KVD_NONE: none            */
+	uint64_t slot_bytes;            /* charged a slot                                */
+	kvd_order_t order[KVD_TIERS];
+} kvd_class_t;
+
+typedef struct kvd_space {
+	uint32_t ns;
+	uint32_t id; /* in its namespace; place of its epoch in the mirror */
+	uint32_t tree;
+	uint32_t slot_class;
+	uint64_t epoch;
+	uint8_t root[32];
+	uint32_t hash_tokens;
+	uint32_t block_tokens;
+	uint32_t layers; /* writers' ranges are in heads and layers       */
+	uint32_t pieces; /* digest leaves a layer                         */
+	kvs_geometry_t geometry;
+	char *identity, *layout, *lora; /* lora: NULL for none                           */
+} kvd_space_t;
+
+typedef struct kvd_ns {
+	char name[KVD_NS_NAME_MAX + 1];
+	kvd_mirror_t mirror;
+	kvd_space_t **spaces; /* [max_spaces], by id; 0 is not used            */
+	uint32_t space_count;
+} kvd_ns_t;
+
+/* The space of a request with keys. KV_ERR_NOT_FOUND, KV_ERR_STALE_EPOCH, KV_ERR_UNSUPPORTED (group). */
+kv_status_t kvd_space_find(kvd_core_t *core, uint32_t ns, uint32_t id, uint64_t epoch, uint32_t group,
+			   kvd_space_t **p_space);
+/* KV_PENDING when the answer waits for the superblock. */
+kv_status_t kvd_space_reset(kvd_core_t *core, uint32_t ns, kvd_member_t member, uint64_t frame_id,
+			    const kv_msg_space_reset_t *ask, kv_msg_space_reset_reply_t *reply);
+/* One quantum of filling mirrors of recovered spaces; 1 while there is more. */
+int kvd_space_fill_mirrors(kvd_core_t *core);
+/* The space a tree belongs to, while it is its current one; else NULL. */
+kvd_space_t *kvd_space_of(kvd_core_t *core, uint32_t tree);
+void kvd_spaces_fini(kvd_core_t *core);
+
+/* The class made of these tiers' classes; a new one when there is none. */
+kv_status_t kvd_class_find(kvd_core_t *core, const uint32_t tier_class[KVD_TIERS], uint32_t *p_class);
+kvd_class_t *kvd_class_at(kvd_core_t *core, uint32_t id);
+
+#endif

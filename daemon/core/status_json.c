@@ -1,0 +1,200 @@
+/* STATUS as JSON; only what namespace `ns` may see. */
+#include "internal.h"
+#include "json.h"
+
+#include <stdio.h>
+
+static void put_char(kvd_json_t *json, char c)
+{
+	if (json->len + 1 < json->cap) {
+		json->out[json->len] = c;
+		json->out[json->len + 1] = '\0';
+	}
+	json->len++;
+}
+
+static void put_string(kvd_json_t *json, const char *text)
+{
+	put_char(json, '"');
+	for (; *text; text++) {
+		unsigned char c = (unsigned char)*text;
+
+		if (c == '"' || c == '\\') {
+			put_char(json, '\\');
+			put_char(json, (char)c);
+		} else if (c < 0x20) {
+			char escape[8];
+
+			snprintf(escape, sizeof escape, "\\u%04x", c);
+			for (const char *e = escape; *e; e++) {
+				put_char(json, *e);
+			}
+		} else {
+			put_char(json, (char)c);
+		}
+	}
+	put_char(json, '"');
+}
+
+static void begin(kvd_json_t *json, const char *name)
+{
+	if (json->comma) {
+		put_char(json, ',');
+	}
+	json->comma = 1;
+	if (name) {
+		put_string(json, name);
+		put_char(json, ':');
+	}
+}
+
+void kvd_json_open(kvd_json_t *json, const char *name, char bracket)
+{
+	begin(json, name);
+	put_char(json, bracket);
+	json->comma = 0;
+}
+
+void kvd_json_close(kvd_json_t *json, char bracket)
+{
+	put_char(json, bracket);
+	json->comma = 1;
+}
+
+void kvd_json_text(kvd_json_t *json, const char *name, const char *value)
+{
+	begin(json, name);
+	put_string(json, value);
+}
+
+void kvd_json_u64(kvd_json_t *json, const char *name, uint64_t value)
+{
+	char digits[24];
+
+	begin(json, name);
+	snprintf(digits, sizeof digits, "%llu", (unsigned long long)value);
+	for (const char *d = digits; *d; d++) {
+		put_char(json, *d);
+	}
+}
+
+void kvd_json_bool(kvd_json_t *json, const char *name, int value)
+{
+	begin(json, name);
+	for (const char *c = value ? "true" : "false"; *c; c++) {
+		put_char(json, *c);
+	}
+}
+
+static void tier_json(kvd_core_t *core, kvd_json_t *json, kvd_set_t t)
+{
+	kvs_usage_t usage;
+
+	kvs_usage(core->tier[t], &usage);
+	kvd_json_open(json, NULL, '{');
+	kvd_json_text(json, "medium", core->tier[t]->ops->medium);
+	kvd_json_u64(json, "limit_bytes", usage.limit_bytes);
+	kvd_json_u64(json, "charged_bytes", usage.charged_bytes);
+	kvd_json_u64(json, "used_bytes", usage.used_bytes);
+	kvd_json_u64(json, "quarantined_bytes", usage.quarantined_bytes);
+	kvd_json_u64(json, "slots", usage.slots);
+	kvd_json_u64(json, "free_slots", usage.free_slots);
+	kvd_json_u64(json, "used_slots", usage.used_slots);
+	kvd_json_u64(json, "quarantined_slots", usage.quarantined_slots);
+	kvd_json_close(json, '}');
+}
+
+static void space_json(kvd_core_t *core, kvd_json_t *json, const kvd_space_t *space)
+{
+	const kvd_tree_t *tree = kvd_tree_at(&core->ix, space->tree);
+
+	kvd_json_open(json, NULL, '{');
+	kvd_json_u64(json, "space", space->id);
+	kvd_json_u64(json, "epoch", space->epoch);
+	kvd_json_text(json, "identity", space->identity);
+	kvd_json_text(json, "layout", space->layout);
+	kvd_json_u64(json, "block_bytes", space->geometry.block_bytes);
+	kvd_json_u64(json, "blocks", tree->blocks);
+	kvd_json_u64(json, "blocks_cpu", tree->in[KVD_CPU]);
+	kvd_json_u64(json, "blocks_disk", tree->in[KVD_DISK]);
+	kvd_json_close(json, '}');
+}
+
+static uint32_t put_count(kvd_core_t *core, const kvd_instance_rec_t *instance)
+{
+	uint32_t count = 0;
+
+	for (uint32_t p = instance->puts; p != KVD_NONE; p = ((kvd_put_t *)kvd_pool_at(&core->puts, p))->inst_next) {
+		count++;
+	}
+
+	return count;
+}
+
+static void instance_json(kvd_core_t *core, kvd_json_t *json, const kvd_instance_rec_t *instance)
+{
+	kvd_json_open(json, NULL, '{');
+	kvd_json_text(json, "instance", instance->name);
+	kvd_json_u64(json, "leases", instance->lease_count);
+	kvd_json_u64(json, "puts", put_count(core, instance));
+	kvd_json_u64(json, "pinned_bytes", instance->pinned_bytes);
+	kvd_json_u64(json, "unfinished_bytes", instance->unfinished_bytes);
+	kvd_json_open(json, "members", '[');
+	for (uint32_t local = 0; local < KVD_INSTANCE_MEMBERS; local++) {
+		const kvd_member_rec_t *member = instance->members[local] == KVD_NONE
+							 ? NULL
+							 : kvd_pool_at(&core->members, instance->members[local]);
+
+		if (member) {
+			kvd_json_open(json, NULL, '{');
+			kvd_json_u64(json, "member", member->id);
+			kvd_json_text(json, "role",
+				      member->role == 0   ? "scheduler"
+				      : member->role == 1 ? "worker"
+							  : "both");
+			kvd_json_u64(json, "rank", member->rank);
+			kvd_json_bool(json, "open", (int)member->open);
+			kvd_json_close(json, '}');
+		}
+	}
+	kvd_json_close(json, ']');
+	kvd_json_close(json, '}');
+}
+
+size_t kvd_core_status_json(kvd_core_t *core, uint32_t ns, uint32_t detail, char *out, size_t cap)
+{
+	kvd_json_t json = {.out = out, .cap = cap};
+	const kvd_ns_t *name_space = ns < core->ns_count ? core->ns[ns] : NULL;
+
+	kvd_json_open(&json, NULL, '{');
+	kvd_json_text(&json, "namespace", name_space ? name_space->name : "");
+	kvd_json_u64(&json, "incarnation", core->config.incarnation);
+	kvd_json_text(&json, "policy", core->policy->name);
+	kvd_json_u64(&json, "max_index_blocks", core->config.max_index_blocks);
+	kvd_json_u64(&json, "write_behind_queue", core->ix.queued);
+	kvd_json_u64(&json, "reads_in_flight", core->reads);
+	kvd_json_u64(&json, "writes_in_flight", core->writes);
+	kvd_json_open(&json, "tiers", '[');
+	for (kvd_set_t t = KVD_CPU; t < KVD_TIERS; t++) {
+		if (core->tier[t]) {
+			tier_json(core, &json, t);
+		}
+	}
+	kvd_json_close(&json, ']');
+
+	kvd_json_open(&json, "spaces", '[');
+	for (uint32_t id = 1; detail >= 1 && name_space && id <= name_space->space_count; id++) {
+		space_json(core, &json, name_space->spaces[id]);
+	}
+	kvd_json_close(&json, ']');
+	kvd_json_open(&json, "instances", '[');
+	for (uint32_t i = core->instance_list; detail >= 2 && i != KVD_NONE; i = kvd_instance_at(core, i)->next) {
+		if (kvd_instance_at(core, i)->ns == ns) {
+			instance_json(core, &json, kvd_instance_at(core, i));
+		}
+	}
+	kvd_json_close(&json, ']');
+	kvd_json_close(&json, '}');
+
+	return json.len;
+}

@@ -1,0 +1,143 @@
+/* Eager, parent first: which block goes to disk next, and when the device is asked to sync. */
+#include "internal.h"
+
+#define FLUSH_RETRY_NS UINT64_C(1000000000)
+
+void kvd_write_behind(kvd_core_t *core, uint32_t id)
+{
+	const kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+	if (core->tier[KVD_DISK] && core->config.write_behind && block->disk.slot == KV_SLOT_NONE) {
+		kvd_queue_push(&core->ix, block->node);
+	}
+}
+
+/* The run's first block that is in the CPU set, not on disk and not on its way there; KVD_NONE: none. What is in flight or WRITTEN lies
+ * right behind the disk set, so this looks at few. */
+static uint32_t first_unwritten(const kvd_core_t *core, const kvd_node_t *node)
+{
+	for (uint32_t pos = node->n[KVD_DISK]; pos < node->n[KVD_CPU]; pos++) {
+		const kvd_block_t *block = kvd_block_at(&core->ix, node->ids[pos]);
+
+		if (block->disk.slot == KV_SLOT_NONE && block->io == KVD_NONE) {
+			return node->ids[pos];
+		}
+	}
+
+	return KVD_NONE;
+}
+
+/* The topmost block on the way to the queue's first run that has to be written; KVD_NONE: nothing on this path. */
+static uint32_t pick(const kvd_core_t *core, uint32_t node_id)
+{
+	uint32_t best = KVD_NONE;
+
+	while (node_id != KVD_NONE) {
+		const kvd_node_t *node = kvd_node_at(&core->ix, node_id);
+		uint32_t found = first_unwritten(core, node);
+
+		if (node->n[KVD_DISK] == node->len) {
+			break;
+		}
+		best = found != KVD_NONE ? found : best;
+		node_id = node->parent;
+	}
+
+	return best;
+}
+
+int kvd_writes_run(kvd_core_t *core)
+{
+	int started = 0;
+
+	for (uint32_t tries = 0;
+	     core->ix.queue_head != KVD_NONE && core->writes < core->config.write_behind_depth && tries < 256;
+	     tries++) {
+		uint32_t head = core->ix.queue_head, block = pick(core, head);
+		kv_status_t status;
+
+		if (block == KVD_NONE || kvd_tree_at(&core->ix, kvd_node_at(&core->ix, head)->tree)->hidden) {
+			kvd_queue_remove(&core->ix, head);
+			core->durable_look = 1;
+			continue;
+		}
+		status = kvd_write_start(core, block);
+		if (status == KV_OK) {
+			started = 1;
+			continue;
+		}
+		if (core->writes > 0 && status == KV_ERR_BUSY) {
+			break; /* wait for what is in flight */
+		}
+		kvd_queue_remove(&core->ix, head); /* not admitted: the next block put here asks again */
+		kvd_count(core, KV_M_WRITE_BEHIND_DROPPED, 1);
+		core->durable_look = 1;
+	}
+
+	return started;
+}
+
+int kvd_write_expected(kvd_core_t *core, uint32_t id)
+{
+	const kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+	for (uint32_t n = block->node; n != KVD_NONE;) {
+		const kvd_node_t *node = kvd_node_at(&core->ix, n);
+
+		if (node->n[KVD_DISK] == node->len) {
+			break;
+		}
+		if (node->flags & KVD_NODE_QUEUED) {
+			return 1;
+		}
+		for (uint32_t pos = node->n[KVD_DISK]; pos < node->n[KVD_CPU]; pos++) {
+			const kvd_block_t *on_way = kvd_block_at(&core->ix, node->ids[pos]);
+
+			if (on_way->io != KVD_NONE) {
+				return 1;
+			}
+			if (!(on_way->flags & KVD_WRITTEN)) {
+				break;
+			}
+		}
+		n = node->parent;
+	}
+
+	return 0;
+}
+
+static void flush_done(void *arg, kv_status_t status)
+{
+	kvd_core_t *core = arg;
+
+	if (kvd_transfer_ended(core)) {
+		return;
+	}
+	core->flush_busy = 0;
+	core->flush_status = status;
+	core->durable_look = 1;
+	if (status == KV_OK) {
+		core->flushed = core->flushing;
+	} else {
+		kv_logf(core->env, KV_LOG_ERROR, "core", "the disk tier could not be flushed, status %s",
+			kv_status_name(status));
+		core->flush_due_ns = core->now_ns + FLUSH_RETRY_NS;
+	}
+}
+
+void kvd_flush_run(kvd_core_t *core, int now)
+{
+	kv_status_t status;
+
+	if (core->flush_busy || core->flush_due_ns == 0 || (!now && core->now_ns < core->flush_due_ns)) {
+		return;
+	}
+	core->flush_busy = 1;
+	core->outstanding++;
+	core->flushing = core->stores;
+	core->flush_due_ns = 0;
+	status = kvs_flush(core->tier[KVD_DISK], flush_done, core);
+	if (status != KV_OK) {
+		flush_done(core, status);
+	}
+}

@@ -1,0 +1,61 @@
+#!/bin/bash
+# What kvctl prints and its exit codes, against the fake daemon: kvctl.sh KVCTL FAKE_KVD GOLDEN_DIR   (UPDATE=1 writes the golden files)
+set -u
+kvctl=$1
+fake=$2
+golden=$3
+dir=$(mktemp -d /tmp/kvd-test-XXXXXX)
+trap 'rm -rf "$dir"' EXIT
+export LC_ALL=C.UTF-8 NO_COLOR=1
+unset KVD_SOCKET
+failed=0
+
+# run NAME EXIT_CODE ARGUMENTS...: standard output and error must be the golden file, the directory's name taken out.
+run() {
+	local name=$1 want=$2 code
+	shift 2
+	"$kvctl" "$@" >"$dir/out" 2>"$dir/err" </dev/null
+	code=$?
+	{ cat "$dir/out"; sed 's/^/! /' "$dir/err"; } | sed -e "s|$dir|DIR|g" -e "s|kvctl [0-9.]* (kvc [0-9.]*|kvctl V (kvc V|" -e 's|"kvctl":"[0-9.]*","libkvc":"kvc [0-9.]*|"kvctl":"V","libkvc":"kvc V|' >"$dir/have"
+	if [ "$code" -ne "$want" ]; then
+		echo "$name: exit code $code, not $want"
+		cat "$dir/have"
+		failed=1
+	fi
+	if [ "${UPDATE:-}" ]; then
+		cp "$dir/have" "$golden/$name"
+	elif ! diff -u "$golden/$name" "$dir/have"; then
+		failed=1
+	fi
+}
+
+coproc FAKE { exec "$fake" "$dir/s"; }
+read -r _ <&"${FAKE[0]}"
+printf '%s\n' "$(seq -s ', ' 1 35)" >"$dir/tokens"
+
+run status 2 status --socket "$dir/s"
+run status-json 2 status --json --socket="$dir/s"
+run check 2 --socket "$dir/s" check
+run check-json 2 --socket "$dir/s" check --json
+run stats 0 --socket "$dir/s" stats hit big
+run stats-json 0 --socket "$dir/s" stats --json
+run stats-none 1 --socket "$dir/s" stats nosuch
+run config 0 --socket "$dir/s" config
+run explain 1 --socket "$dir/s" explain --tokens "@$dir/tokens"
+run explain-json 1 --socket "$dir/s" explain --tokens "[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16]" --space 0 --json
+run explain-space 1 --socket "$dir/s" explain --tokens 1 --space 7
+run explain-bad 64 --socket "$dir/s" explain --tokens 1,2,x
+run version 0 --socket "$dir/s" version
+run version-json 0 --socket "$dir/s" --version --json
+run unreachable 69 --socket "$dir/none" status
+run unreachable-json 69 --socket "$dir/none" check --json
+run usage 64
+run unknown 64 statsu
+run bad-timeout 64 --timeout 5 status
+run bad-color 64 --color maybe status
+run no-value 64 status --socket
+run help-explain 0 explain --help
+
+eval "exec ${FAKE[1]}>&-"
+wait
+exit $failed
