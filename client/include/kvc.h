@@ -174,7 +174,8 @@ KVC_API void kvc_match(const kvc_space_t *space, const kvc_key_t *keys, uint32_t
 
 /* ---- leases ------------------------------------------------------------------------------------------------------ */
 
-/* Ask for the first n keys' blocks; blocks [0, skip) are held by the engine already and are only touched. The lease
+/* Ask for the first n keys' blocks, n as kvc_match() found it: the answer is exact there, and shortened when something was
+ * evicted in between (a ladder of keys is sent, dense only near n). Blocks [0, skip) are held by the engine already and are only touched. The lease
  * is PENDING until the answer has come. ttl_ms 0: the daemon's default. */
 KVC_API kvc_status_t kvc_acquire_start(kvc_space_t *space, const kvc_key_t *keys, uint32_t n, uint32_t skip,
 				       uint32_t ttl_ms, kvc_lease_t **p_lease);

@@ -276,7 +276,7 @@ kv_status_t kvd_core_request(kvd_core_t *core, uint32_t ns, kvd_member_t member,
 
 kv_status_t kvd_core_report(kvd_core_t *core, kvd_member_t id, const kv_report_t *report)
 {
-	const kvd_member_rec_t *member = kvd_member_find(core, id);
+	const kvd_member_rec_t *member = kvd_member_rec(core, id);
 	uint64_t hits = (uint64_t)report->hit_cpu_tokens + report->hit_disk_tokens;
 
 	if (!member || (report->type != KV_REPORT_MATCH && report->type != KV_REPORT_REQUEST) ||

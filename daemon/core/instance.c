@@ -17,7 +17,7 @@ static kvd_instance_rec_t *instance_find(kvd_core_t *core, kvd_instance_t id)
 	return instance->id == id ? instance : NULL;
 }
 
-kvd_member_rec_t *kvd_member_find(kvd_core_t *core, kvd_member_t id)
+kvd_member_rec_t *kvd_member_rec(kvd_core_t *core, kvd_member_t id)
 {
 	kvd_member_rec_t *member;
 
@@ -32,7 +32,7 @@ kvd_member_rec_t *kvd_member_find(kvd_core_t *core, kvd_member_t id)
 kv_status_t kvd_member_check(kvd_core_t *core, uint32_t ns, kvd_member_t id, kvd_member_rec_t **p_member,
 			     kvd_instance_rec_t **p_instance)
 {
-	kvd_member_rec_t *member = kvd_member_find(core, id);
+	kvd_member_rec_t *member = kvd_member_rec(core, id);
 
 	if (!member || !member->open || kvd_instance_at(core, member->instance)->ns != ns) {
 		return KV_ERR_NOT_JOINED;
@@ -45,7 +45,7 @@ kv_status_t kvd_member_check(kvd_core_t *core, uint32_t ns, kvd_member_t id, kvd
 
 void kvd_notify(kvd_core_t *core, kvd_member_t id, uint16_t code, const kv_msg_t *msg)
 {
-	const kvd_member_rec_t *member = kvd_member_find(core, id);
+	const kvd_member_rec_t *member = kvd_member_rec(core, id);
 
 	if (member && member->open) {
 		core->world.notify(core->world.ctx, id, code, msg);
@@ -229,7 +229,7 @@ static void instance_end(kvd_core_t *core, kvd_instance_rec_t *instance)
 
 void kvd_member_closed(kvd_core_t *core, kvd_member_t id)
 {
-	kvd_member_rec_t *member = kvd_member_find(core, id);
+	kvd_member_rec_t *member = kvd_member_rec(core, id);
 	kvd_instance_rec_t *instance;
 
 	if (!member || !member->open) {
@@ -249,7 +249,7 @@ void kvd_member_closed(kvd_core_t *core, kvd_member_t id)
 
 void kvd_member_dead(kvd_core_t *core, kvd_member_t id)
 {
-	kvd_member_rec_t *member = kvd_member_find(core, id);
+	kvd_member_rec_t *member = kvd_member_rec(core, id);
 	kvd_instance_rec_t *instance;
 
 	if (!member) {
@@ -285,7 +285,7 @@ uint32_t kvd_reaped(kvd_core_t *core, kvd_instance_t *out, uint32_t cap)
 /* Its own word, and its word for members that were the same rank on a connection that has ended. */
 kv_status_t kvd_quiet(kvd_core_t *core, kvd_member_t id, const kv_msg_quiet_t *ask, kv_msg_quiet_reply_t *reply)
 {
-	const kvd_member_rec_t *member = kvd_member_find(core, id);
+	const kvd_member_rec_t *member = kvd_member_rec(core, id);
 	kvd_instance_rec_t *instance;
 	kvd_put_t *put = NULL;
 

@@ -381,7 +381,7 @@ static kvd_lease_t *own_lease(kvd_core_t *core, const kvd_member_rec_t *member, 
 kv_status_t kvd_release(kvd_core_t *core, kvd_member_t member_id, const kv_msg_release_t *ask,
 			kv_msg_release_reply_t *reply)
 {
-	kvd_member_rec_t *member = kvd_member_find(core, member_id);
+	kvd_member_rec_t *member = kvd_member_rec(core, member_id);
 
 	if (!member) {
 		return KV_ERR_NOT_JOINED;
@@ -407,7 +407,7 @@ kv_status_t kvd_release(kvd_core_t *core, kvd_member_t member_id, const kv_msg_r
 
 kv_status_t kvd_renew(kvd_core_t *core, kvd_member_t member_id, const kv_msg_renew_t *ask, kv_msg_renew_reply_t *reply)
 {
-	kvd_member_rec_t *member = kvd_member_find(core, member_id);
+	kvd_member_rec_t *member = kvd_member_rec(core, member_id);
 	kvd_lease_t *lease = member ? own_lease(core, member, ask->lease) : NULL;
 	const kvd_block_t *block;
 
@@ -430,7 +430,7 @@ kv_status_t kvd_renew(kvd_core_t *core, kvd_member_t member_id, const kv_msg_ren
 kv_status_t kvd_bad_block(kvd_core_t *core, kvd_member_t member_id, const kv_msg_bad_block_t *ask,
 			  kv_msg_bad_block_reply_t *reply)
 {
-	kvd_member_rec_t *member = kvd_member_find(core, member_id);
+	kvd_member_rec_t *member = kvd_member_rec(core, member_id);
 	kvd_lease_t *lease = member ? own_lease(core, member, ask->lease) : NULL;
 	uint32_t id, depth;
 

@@ -309,7 +309,7 @@ void kvd_puts_free(kvd_core_t *core)
 kv_status_t kvd_put_revoke(kvd_core_t *core, kvd_member_t member_id, const kv_msg_put_revoke_t *ask,
 			   kv_msg_put_revoke_reply_t *reply)
 {
-	const kvd_member_rec_t *member = kvd_member_find(core, member_id);
+	const kvd_member_rec_t *member = kvd_member_rec(core, member_id);
 	kvd_put_t *put = member ? kvd_put_find(core, ask->put) : NULL;
 
 	if (!put || put->instance != member->instance || !put->running) {

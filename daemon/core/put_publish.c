@@ -98,7 +98,7 @@ static kv_status_t ranges_end(kvd_core_t *core, kvd_put_t *put, kvd_writer_t *wr
 kv_status_t kvd_put_end(kvd_core_t *core, kvd_member_t member_id, const kv_msg_put_end_t *ask,
 			kv_msg_put_end_reply_t *reply)
 {
-	const kvd_member_rec_t *member = kvd_member_find(core, member_id);
+	const kvd_member_rec_t *member = kvd_member_rec(core, member_id);
 	kvd_put_t *put = member ? kvd_put_find(core, ask->put) : NULL;
 	kvd_writer_t *writer;
 	uint64_t first = ask->staging, per_block;

@@ -381,8 +381,13 @@ static void p7_a_save_that_cannot_be_is_given_up_and_counted(void **state)
 	assert_int_equal(save_now(&b, &p, &saved), KVC_ERR_REVOKED);
 	assert_int_equal(stats_of(&b).save_lost, 2);
 	fake.put_done = KVC_OK;
+	assert_int_equal(kvx_save_prefix(b.kvx, &p.prefix, &save), KVC_PENDING);
 	fake.silent = 1;
-	assert_int_equal(save_now(&b, &p, &saved), KVC_ERR_TIMEOUT);
+	while (kvx_save_state(save, &saved) == KVC_PENDING) {
+		(void)kvx_poll(b.kvx, 0);
+	}
+	assert_int_equal(saved.status, KVC_ERR_TIMEOUT);
+	kvx_save_end(save);
 	assert_int_equal(stats_of(&b).save_timeouts, 1);
 	fake.silent = 0;
 	fake.incarnation = 0;

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <zmq.h>
@@ -60,6 +61,7 @@ static pid_t child_start(child_fn body, int *p_ready)
 	assert_int_equal(pipe2(pair, O_CLOEXEC), 0);
 	pid_t pid = fork();
 	if (pid == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		setenv("CMOCKA_TEST_ABORT", "1", 1); /* a failure here must not go on as a second test program */
 		close(pair[0]);
 		body(pair[1]);
