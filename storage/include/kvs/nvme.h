@@ -29,7 +29,8 @@ typedef struct kvs_nvme_config {
 	kv_metrics_t *metrics;
 } kvs_nvme_config_t;
 
-/* Open or create. KV_ERR_LOCKED: another daemon holds the directory. KV_ERR_FOREIGN: not a kvd directory, or another version; nothing was changed.
+/* Open or create. KV_ERR_LOCKED: another daemon holds the directory (said after 0.5 s; one that was killed
+ * is waited for up to 10 s, until the kernel has finished its writes). KV_ERR_FOREIGN: not a kvd directory, or another version; nothing was changed.
  * KV_ERR_IO, KV_ERR_NOSPC, KV_ERR_PATH. `detail` gets a sentence for the operator. */
 kv_status_t kvs_nvme_open(const kvs_nvme_config_t *config, const kv_env_t *env, kvs_tier_t **p_tier, char *detail, size_t cap);
 
