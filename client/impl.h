@@ -31,6 +31,7 @@
 #define KVC_MAX_BAD         64u         /* bad blocks waiting to be reported                        */
 #define KVC_MAX_EXTENTS     1024u       /* puts that hold staging at a time                         */
 #define KVC_ID_BUCKETS      256u        /* of the tables lease id -> lease, put id -> put           */
+#define KVC_TOUCH_BYTES     (2u << 20)  /* of a slab, made accessible at a time */
 #define KVC_MAX_SOCKET_PATH 108u
 #define KVC_MAX_HEADS       65536u
 #define KVC_MAX_LEAVES      (1u << 20)
@@ -42,6 +43,7 @@
 #define KVC_MAX_STAGING_WORDS (1u << 24)
 #define KVC_BACKOFF_MIN_NS    UINT64_C(10000000)
 #define KVC_BACKOFF_MAX_NS    UINT64_C(1000000000)
+#define KVC_HUNG_NS           UINT64_C(1000000000) /* without a heartbeat: nothing is asked any more */
 #define KVC_NS_A_MS           UINT64_C(1000000)
 #define KVC_GUARD             UINT64_C(0x6b766320616c6976) /* what the fork guard page holds in the process that attached */
 
@@ -58,7 +60,8 @@ typedef struct kvc_slab {
 	uint32_t block_bytes;
 	uint32_t heads;
 	uint32_t leaves_a_head;
-	uint64_t retired_at; /* serial of the first lease or put that cannot use it; 0: in use */
+	_Atomic uint64_t *touched; /* one bit a KVC_TOUCH_BYTES: its pages are in our page table */
+	uint64_t retired_at;       /* serial of the first lease or put that cannot use it; 0: in use */
 	struct kvc_slab *next_retired;
 } kvc_slab_t;
 
@@ -96,6 +99,7 @@ typedef struct kvc_answer {
 	kv_status_t status;
 	const kv_msg_t *reply;
 	const char *detail;
+	int expired; /* our deadline has passed; of a PUT_END the answer is still expected */
 } kvc_answer_t;
 typedef void (*kvc_answer_fn)(kvc_t *kvc, void *object, const kvc_answer_t *answer);
 
@@ -422,6 +426,19 @@ kv_status_t kvc_staging_take(kvc_t *kvc, uint64_t words, kvc_extent_t *extent);
 void kvc_staging_give(kvc_t *kvc, kvc_extent_t *extent);
 /* The staging area itself has gone. */
 void kvc_staging_reset(kvc_t *kvc);
+
+/* ---- copy.c -------------------------------------------------------------------------------------------------------- */
+
+/* Leaves [first, first + count) of one head. */
+typedef struct kvc_leaves {
+	uint32_t head, first, count;
+} kvc_leaves_t;
+
+/* Copy them from block to block; digests[count]. */
+void kvc_copy_leaves(const kvc_space_t *space, const kvc_leaves_t *range, void *dst, const void *src,
+		     uint64_t *digests);
+/* Copy a whole block and compare its digests with leaves[heads][leaves]: CORRUPT when one differs. */
+kv_status_t kvc_copy_checked(const kvc_space_t *space, void *dst, const void *src, const uint64_t *leaves);
 
 /* ---- for tests --------------------------------------------------------------------------------------------------- */
 

@@ -1,8 +1,6 @@
 /* Leases: ask by a ladder of keys, wait, copy out verified, give back. */
 #include "impl.h"
 
-#include "kv/digest.h"
-
 /* ---- the objects ------------------------------------------------------------------------------------------------- */
 
 kvc_lease_t *kvc_lease_new(kvc_space_t *space)
@@ -385,23 +383,6 @@ kvc_status_t kvc_lease_block(const kvc_lease_t *lease, uint32_t i, const void **
 	return KVC_OK;
 }
 
-/* Copy one block and compare every leaf on the way. */
-static kv_status_t copy_block(const kvc_space_t *space, void *dst, const uint8_t *data, const uint64_t *leaves)
-{
-	uint64_t wrong = 0;
-
-	for (uint32_t head = 0; head < space->heads; head++) {
-		for (uint32_t leaf = 0; leaf < space->leaves; leaf++) {
-			size_t len, at = kvc_leaf(space, head, leaf, &len);
-
-			wrong |= kv_copy_digest((uint8_t *)dst + at, data + at, len) ^
-				 __atomic_load_n(&leaves[(size_t)head * space->leaves + leaf], __ATOMIC_RELAXED);
-		}
-	}
-
-	return wrong ? KV_ERR_CORRUPT : KV_OK;
-}
-
 static void bad_push(kvc_t *kvc, const kvc_lease_t *lease, uint32_t i)
 {
 	kvc_bad_t bad = {
@@ -428,7 +409,7 @@ static kvc_status_t read_block(kvc_lease_t *lease, uint32_t i, void *dst)
 	if (status != KVC_OK) {
 		return status;
 	}
-	copied = copy_block(lease->space, dst, data, leaves);
+	copied = kvc_copy_checked(lease->space, dst, data, leaves);
 
 	/* Taken away meanwhile: what was read may be anything, and that is nobody's fault. */
 	status = kvc_lease_state(lease);

@@ -1,8 +1,6 @@
 /* Puts: ask for slots, fill them and digest on the way. put_end.c hands them in. */
 #include "impl.h"
 
-#include "kv/digest.h"
-
 /* ---- the objects ------------------------------------------------------------------------------------------------- */
 
 kvc_put_t *kvc_put_new(kvc_space_t *space)
@@ -423,20 +421,19 @@ kvc_status_t kvc_put_write(kvc_put_t *put, uint32_t i, const void *src)
 {
 	const kvc_space_t *space = put->space;
 	const kvc_writer_t *range = &put->range;
-	uint32_t first = range->layer_first * space->pieces, end = first + range->layer_count * space->pieces;
+	kvc_leaves_t leaves = {.first = range->layer_first * space->pieces,
+			       .count = range->layer_count * space->pieces};
 	uint8_t *data = NULL;
 	uint64_t *word = NULL;
 	kvc_status_t status = writable(put, i, &data, &word);
 
-	if (status != KVC_OK || !data) {
+	if (status != KVC_OK || !word) {
 		return status == KVC_ALREADY ? KVC_OK : status;
 	}
-	for (uint32_t head = range->head_first; head < range->head_first + range->head_count; head++) {
-		for (uint32_t leaf = first; leaf < end; leaf++) {
-			size_t len, at = kvc_leaf(space, head, leaf, &len);
-
-			*word++ = kv_copy_digest(data + at, (const uint8_t *)src + at, len);
-		}
+	for (uint32_t h = 0; h < range->head_count; h++) {
+		leaves.head = range->head_first + h;
+		kvc_copy_leaves(space, &leaves, data, src, word);
+		word += leaves.count;
 	}
 	kvc_count(&space->kvc->counters.blocks_put, 1);
 	kvc_count(&space->kvc->counters.bytes_put,
@@ -451,7 +448,7 @@ kvc_status_t kvc_put_digests(kvc_put_t *put, uint32_t i, const uint64_t *leaves)
 	uint64_t *words = NULL;
 	kvc_status_t status = writable(put, i, &data, &words);
 
-	if (status != KVC_OK || !data) {
+	if (status != KVC_OK || !words) {
 		return status == KVC_ALREADY ? KVC_OK : status;
 	}
 	memcpy(words, leaves, put->words_a_block * sizeof *words);

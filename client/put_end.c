@@ -13,7 +13,7 @@ static void ended(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 		kvc_fail(answer->status, "handing blocks in: %s: %.200s", kv_status_text(answer->status),
 			 answer->detail);
 	}
-	if (answer->status == KV_ERR_TIMEOUT && !answer->reply && put->ends) {
+	if (answer->expired) {
 		return; /* the daemon may still read the staging */
 	}
 	put->ends--;

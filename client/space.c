@@ -251,9 +251,19 @@ const char *kvc_space_layout(const kvc_space_t *space)
 	return space->layout;
 }
 
+/* A match gives up after 50 ms; what is asked by message has a deadline and may outlast a hiccup, but not a stop. */
+static int is_hung(const kvc_t *kvc, const kvc_map_t *map)
+{
+	uint64_t beat = atomic_load_explicit(&map->mirror->heartbeat_ns, memory_order_relaxed);
+	uint64_t now = kv_now_ns(&kvc->env);
+
+	return now > beat && now - beat > KVC_HUNG_NS;
+}
+
 kvc_status_t kvc_space_usable(kvc_space_t *space)
 {
 	kvc_t *kvc = space->kvc;
+	const kvc_map_t *map;
 	kvc_status_t status = kvc_enter(kvc);
 
 	if (status != KVC_OK) {
@@ -267,8 +277,13 @@ kvc_status_t kvc_space_usable(kvc_space_t *space)
 				"the space could not be opened again after a re-attach: %s",
 				kv_status_text(space->open_status));
 	}
-	if (!atomic_load_explicit(&kvc->map, memory_order_relaxed)) {
+	map = atomic_load_explicit(&kvc->map, memory_order_relaxed);
+	if (!map) {
 		return kvc_fail(KV_ERR_NOT_JOINED, "an observer holds no blocks; attach without `observe`");
+	}
+	if (is_hung(kvc, map)) {
+		return kvc_fail(KV_ERR_DAEMON_STALE, "kvd at %s has been silent for over a second; is it stopped?",
+				kvc->socket);
 	}
 
 	return KVC_OK;

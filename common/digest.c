@@ -127,6 +127,11 @@ uint64_t kv_copy_digest(void *dst, const void *src, size_t n)
 	return digest;
 }
 
+uint64_t kv_copy_digest_part(void *dst, const void *src, size_t n)
+{
+	return best()->copy(dst, src, n, NULL, leaf_store(dst));
+}
+
 uint64_t kv_copy_digest_runs(const kv_copy_run_t *runs, size_t count, kv_run_order_t order, const void *next)
 {
 	const kv_copy_plan_t plan = {runs, count, order, next};

@@ -56,12 +56,11 @@ kvx_job_t *kvx_job_create(kvx_t *kvx, const kvk_paged_t *paged, const kvx_prefix
 	job->n = n;
 	job->internal = paged == &kvx->probe.paged;
 	job->start_ns = kvx_now_ns();
-	job->next = kvx->first;
 	job->link = &kvx->first;
-	if (job->next) {
-		job->next->link = &job->next;
+	while (*job->link) {
+		job->link = &(*job->link)->next;
 	}
-	kvx->first = job;
+	*job->link = job;
 	kvx->jobs++;
 
 	return job;

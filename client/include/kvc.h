@@ -8,9 +8,9 @@
  *   kvc_lease_read   copy blocks out, verified
  *   kvc_put_start .. kvc_put_write .. kvc_put_end   store new blocks
  * Non-blocking: every *_start call returns at once; kvc_poll() moves things on; the object's state says how far it
- * is. Blocking forms take a timeout. After the daemon has died or restarted, calls answer KVC_ERR_CLOSED or a miss
- * at once; kvc_poll() (and any call) re-attaches by itself, and
- * every lease and put of before is over (KVC_ERR_REVOKED).
+ * is. Blocking forms take a timeout. After the daemon has died or restarted, calls answer KVC_ERR_UNREACHABLE,
+ * KVC_ERR_CLOSED or a miss at once; kvc_poll() (and any call) re-attaches by itself, and every lease and put of before
+ * is over (KVC_ERR_REVOKED). A daemon that is stopped is a miss after 50 ms and KVC_ERR_DAEMON_STALE after a second.
  *
  * Threads. A kvc_t and everything made from it belong to one thread at a time, except kvc_match(), kvc_keys_*() and
  * kvc_lease_read(), which any thread may call while no other thread closes the object. Ownership: what a function
@@ -174,7 +174,8 @@ KVC_API void kvc_match(const kvc_space_t *space, const kvc_key_t *keys, uint32_t
 
 /* ---- leases ------------------------------------------------------------------------------------------------------ */
 
-/* Ask for the first n keys' blocks; blocks [0, skip) are held by the engine already and are only touched. The lease
+/* Ask for the first n keys' blocks, n as kvc_match() found it: the answer is exact there, and shortened when something was
+ * evicted in between (a ladder of keys is sent, dense only near n). Blocks [0, skip) are held by the engine already and are only touched. The lease
  * is PENDING until the answer has come. ttl_ms 0: the daemon's default. */
 KVC_API kvc_status_t kvc_acquire_start(kvc_space_t *space, const kvc_key_t *keys, uint32_t n, uint32_t skip,
 				       uint32_t ttl_ms, kvc_lease_t **p_lease);
@@ -266,11 +267,12 @@ typedef struct kvc_handle {
 } kvc_handle_t;
 KVC_API kvc_status_t kvc_lease_export(const kvc_lease_t *lease, kvc_handle_t *handle);
 /* A view of another member's lease: kvc_lease_read(), _block(), _wait() and _bad() work, kvc_release() frees the
- * view only. KVC_ERR_REVOKED: of another incarnation. The taker keeps its lease until all members have read. */
+ * view only. KVC_ERR_REVOKED: of another incarnation. The taker keeps its lease until all members have read. A read
+ * that answers ERR_FAULT names a slab this member has not heard of yet: kvc_poll() and read again. */
 KVC_API kvc_status_t kvc_lease_import(kvc_space_t *space, const kvc_handle_t *handle, kvc_lease_t **p_lease);
 KVC_API kvc_status_t kvc_put_export(const kvc_put_t *put, kvc_handle_t *handle);
 /* A view of another member's put, to write `range` of every block: kvc_put_write(), _digests() and _end(). How the
- * put ends is said to its starter. */
+ * put ends is said to its starter. ERR_FAULT from a write: as above. */
 KVC_API kvc_status_t kvc_put_import(kvc_space_t *space, const kvc_handle_t *handle, const kvc_writer_t *range,
 				    kvc_put_t **p_put);
 

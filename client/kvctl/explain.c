@@ -152,7 +152,7 @@ static char *identity_of(const kvctl_t *ctl, const char *number)
 	for (size_t i = 0; i < count; i++) {
 		struct json_object *space = json_object_array_get_idx(spaces, i);
 
-		if (number ? kvctl_u64(space, "id") == wanted : count == 1) {
+		if (number ? kvctl_u64(space, "space") == wanted : count == 1) {
 			found = space;
 		}
 	}

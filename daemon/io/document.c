@@ -108,7 +108,9 @@ static void status_json(kvd_host_t *host, const kvd_namespace_t *ns, uint32_t de
 	put_tier(text, "disk", host->disk);
 	kv_text_addf(text, "},");
 	put_degraded(host, text);
-	kv_text_addf(text, ",\"core\":");
+	/* A fault, as opposed to a fact of the machine or the configuration. */
+	kv_text_addf(text, ",\"healthy\":%s,\"core\":",
+		     host->accept_paused || kv_metric_get(&host->metrics, KV_M_DISK_OFF) != 0 ? "false" : "true");
 	out = rest(text, &cap);
 	text->len += kvd_core_status_json(host->core, ns->id, detail, out, cap);
 	if (detail >= 2) {

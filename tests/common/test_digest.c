@@ -140,6 +140,9 @@ static void p1_leaves_of_a_block_are_those_of_single_calls(void **state)
 		assert_int_equal(dst[leaves[i] * 16], GUARD);
 		for (size_t k = 0; k < 16; k++) {
 			assert_int_equal(digests[k], XXH3_64bits(src + k * leaves[i], leaves[i]));
+			assert_int_equal(kv_copy_digest_part(dst, src + k * leaves[i], leaves[i]), digests[k]);
+			kv_copy_fence();
+			assert_memory_equal(dst, src + k * leaves[i], leaves[i]);
 		}
 	}
 	assert_int_equal(kv_digest_root(digests, 16), XXH3_64bits(digests, sizeof digests));

@@ -358,6 +358,7 @@ kvc_status_t kvc_put_digests(kvc_put_t *put, uint32_t i, const uint64_t *leaves)
 kvc_status_t kvc_put_end(kvc_put_t *put, uint32_t first, uint32_t count)
 {
 	assert_int_equal(first, put->ended);
+	assert_true(count > 0 && count <= put->granted - put->ended);
 	put->ended += count;
 	put->done_at = put->kvc->polls + fake.answer_after;
 

@@ -218,6 +218,32 @@ static void p5_one_poll_moves_no_more_than_its_budget(void **state)
 	bench_close(&b);
 }
 
+static void jobs_that_share_a_small_budget_all_end_well(void **state)
+{
+	prompt_t from, to, p[4];
+	kvx_load_t *loads[4];
+	kvx_save_t *saves[4];
+	bench_t b;
+
+	(void)state;
+	store_ten(&b, 2, &from, &to);
+	for (uint32_t i = 0; i < 4; i++) {
+		to.prefix.n_tokens = (10 - i) * TOKENS;
+		assert_int_equal(kvx_load_prefix(b.kvx, &to.prefix, &loads[i], NULL), KVC_PENDING);
+		prompt_init(&p[i], 20 + i, 5 + i, 0);
+		assert_int_equal(kvx_save_prefix(b.kvx, &p[i].prefix, &saves[i]), KVC_PENDING);
+	}
+	while (kvx_poll(b.kvx, 0) > 0) {
+	}
+	for (uint32_t i = 0; i < 4; i++) {
+		assert_int_equal(kvx_load_state(loads[i], NULL), KVC_OK);
+		assert_int_equal(kvx_save_state(saves[i], NULL), KVC_OK);
+		kvx_load_end(loads[i]);
+		kvx_save_end(saves[i]);
+	}
+	bench_close(&b);
+}
+
 static void p1_a_block_copied_under_a_lease_that_ended_meanwhile_does_not_count(void **state)
 {
 	kvx_load_result_t result;
@@ -381,8 +407,13 @@ static void p7_a_save_that_cannot_be_is_given_up_and_counted(void **state)
 	assert_int_equal(save_now(&b, &p, &saved), KVC_ERR_REVOKED);
 	assert_int_equal(stats_of(&b).save_lost, 2);
 	fake.put_done = KVC_OK;
+	assert_int_equal(kvx_save_prefix(b.kvx, &p.prefix, &save), KVC_PENDING);
 	fake.silent = 1;
-	assert_int_equal(save_now(&b, &p, &saved), KVC_ERR_TIMEOUT);
+	while (kvx_save_state(save, &saved) == KVC_PENDING) {
+		(void)kvx_poll(b.kvx, 0);
+	}
+	assert_int_equal(saved.status, KVC_ERR_TIMEOUT);
+	kvx_save_end(save);
 	assert_int_equal(stats_of(&b).save_timeouts, 1);
 	fake.silent = 0;
 	fake.incarnation = 0;
@@ -572,6 +603,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_prefix_comes_back_as_it_was),
 		cmocka_unit_test(p5_one_poll_moves_no_more_than_its_budget),
+		cmocka_unit_test(jobs_that_share_a_small_budget_all_end_well),
 		cmocka_unit_test(p1_a_block_copied_under_a_lease_that_ended_meanwhile_does_not_count),
 		cmocka_unit_test(p1_a_damaged_block_ends_the_load_before_it_and_is_reported),
 		cmocka_unit_test(p7_a_load_that_stands_still_ends_in_time_or_at_once),

@@ -44,6 +44,9 @@ typedef enum kv_run_order {
  * for many leaves in a row, so it does not fence: call kv_copy_fence() before anybody is told about the bytes. */
 uint64_t kv_copy_digest_runs(const kv_copy_run_t *runs, size_t count, kv_run_order_t order, const void *next);
 
+/* kv_copy_digest() of one leaf of many that are copied in a row: does not fence, see kv_copy_fence(). */
+uint64_t kv_copy_digest_part(void *dst, const void *src, size_t n);
+
 /* kv_copy_digest() of `count` leaves of `leaf` bytes, one behind the other on both sides, with one fence at the end. */
 void kv_copy_digest_leaves(void *dst, const void *src, size_t leaf, size_t count, uint64_t *digests);
 
