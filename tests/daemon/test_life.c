@@ -50,6 +50,44 @@ static void p4_sigterm_ends_with_0_and_leaves_no_socket(void **state)
 	raw_daemon_end(&daemon);
 }
 
+static void write_text(const char *path, const char *text)
+{
+	FILE *file = fopen(path, "we");
+
+	assert_non_null(file);
+	fputs(text, file);
+	fclose(file);
+}
+
+static void p6_sighup_reads_the_log_level_again_and_survives_a_typo(void **state)
+{
+	char dir[64], path[96];
+	const char *const args[] = {"--config", path, NULL};
+	raw_daemon_t daemon;
+
+	(void)state;
+	kv_test_dir_make(dir, sizeof dir);
+	snprintf(path, sizeof path, "%s/kvd.conf", dir);
+	write_text(path, "log.level: info\n");
+	raw_daemon_start(&daemon, args);
+	int fd = raw_open(daemon.sock);
+	write_text(path, "log.levle: debug\n");
+	kill(daemon.pid, SIGHUP);
+	for (int i = 0; i < RAW_TIMEOUT_MS && !raw_log_has(&daemon, "nothing has changed"); i++) {
+		usleep(1000);
+	}
+	write_text(path, "log.level: debug\n");
+	kill(daemon.pid, SIGHUP);
+	for (int i = 0; i < RAW_TIMEOUT_MS && !raw_log_has(&daemon, "log.level is debug"); i++) {
+		usleep(1000);
+	}
+	assert_true(raw_log_has(&daemon, "nothing has changed") && raw_log_has(&daemon, "log.level is debug"));
+	assert_int_equal(raw_metric(fd, "kvd_sessions"), 1);
+	close(fd);
+	raw_daemon_end(&daemon);
+	kv_test_dir_remove(dir);
+}
+
 static void p6_a_second_daemon_on_the_same_run_dir_is_refused(void **state)
 {
 	raw_daemon_t first;
@@ -390,6 +428,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p4_sigterm_ends_with_0_and_leaves_no_socket),
+		cmocka_unit_test(p6_sighup_reads_the_log_level_again_and_survives_a_typo),
 		cmocka_unit_test(p6_a_second_daemon_on_the_same_run_dir_is_refused),
 		cmocka_unit_test(p6_a_run_dir_can_be_used_again_after_kill_9),
 		cmocka_unit_test(p10_a_taken_http_port_is_a_clear_refusal),
