@@ -174,6 +174,9 @@ static kv_status_t fake_epoch_set(kvs_tier_t *tier, const uint8_t root[32], cons
 
 	(void)ns;
 	(void)identity;
+	if (fake->queue_limit && fake->op_count >= fake->queue_limit) {
+		return KV_ERR_BUSY;
+	}
 	while (i < fake->root_count && memcmp(fake->roots[i].root, root, 32) != 0) {
 		i++;
 	}
