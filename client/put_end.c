@@ -184,13 +184,13 @@ void kvc_put_free(kvc_put_t *put)
 	kvc_map_reap(kvc);
 }
 
-kvc_status_t kvc_put(kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint32_t n, const void *const *src,
+kvc_status_t kvc_put(kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint32_t n,
 		     const kvc_put_options_t *options, uint32_t *p_visible)
 {
 	kvc_put_t *put = NULL;
 	kvc_status_t status;
 
-	if (!src) {
+	if (!options || !options->blocks) {
 		return kvc_fail(KV_ERR_ARG, "kvc_put: no source blocks given");
 	}
 	status = kvc_put_start(space, keys, from, n, options, &put);
@@ -199,7 +199,7 @@ kvc_status_t kvc_put(kvc_space_t *space, const kvc_key_t *keys, uint32_t from, u
 	}
 	status = kvc_put_ready(put, 0);
 	for (uint32_t i = 0; i < put->n && status == KVC_OK; i++) {
-		status = kvc_put_write(put, i, src[i]);
+		status = kvc_put_write(put, i, options->blocks[i]);
 	}
 	if (status == KVC_OK) {
 		status = kvc_put_end(put, 0, put->n);

@@ -393,25 +393,25 @@ static kvc_status_t salted_unit(kvc_chain_t *chain, const char *salt, const uint
 	return kvc_chain_unit(chain, extra, (uint32_t)len, tokens, key);
 }
 
-kvc_status_t kvc_keys_of(const kvc_space_t *space, const uint32_t *tokens, uint32_t n_tokens, const char *salt,
-			 kvc_key_t *keys, uint32_t cap, uint32_t *p_n)
+kvc_status_t kvc_keys_of(const kvc_space_t *space, const kvc_prompt_t *prompt, kvc_key_t *keys, uint32_t cap,
+			 uint32_t *p_n)
 {
-	uint32_t units = space ? n_tokens / space->hash_tokens : 0;
+	uint32_t units = space && prompt ? prompt->n_tokens / space->hash_tokens : 0;
 	uint32_t first = 0;
 	kvc_chain_t chain;
 	kvc_status_t status = KVC_OK;
 
-	if (!space || !p_n || (units && (!tokens || !keys)) || units > cap) {
+	if (!space || !prompt || !p_n || (units && (!prompt->tokens || !keys)) || units > cap) {
 		return kvc_fail(KV_ERR_ARG, "kvc_keys_of: an argument is NULL, or %u keys do not fit into %u", units,
 				cap);
 	}
 	kvc_chain_begin(space, &chain);
-	if (salt && *salt && units) {
-		status = salted_unit(&chain, salt, tokens, keys);
+	if (prompt->salt && *prompt->salt && units) {
+		status = salted_unit(&chain, prompt->salt, prompt->tokens, keys);
 		first = 1;
 	}
 	if (status == KVC_OK && units > first) {
-		status = kvc_chain_tokens(&chain, tokens + (size_t)first * space->hash_tokens, units - first,
+		status = kvc_chain_tokens(&chain, prompt->tokens + (size_t)first * space->hash_tokens, units - first,
 					  keys + first);
 	}
 	if (status == KVC_OK) {

@@ -152,10 +152,14 @@ KVC_API kvc_status_t kvc_chain_tokens(kvc_chain_t *chain, const uint32_t *tokens
 /* One unit with extra keys (salt, LoRA, multimodal): canonical bytes. */
 KVC_API kvc_status_t kvc_chain_unit(kvc_chain_t *chain, const void *extra, uint32_t extra_len, const uint32_t *tokens,
 				    kvc_key_t *key);
-/* Keys of the whole units of a prompt, from the root: *p_n = n_tokens / hash_tokens keys. `salt` (NULL or "": none)
- * is an extra key of unit 0: its canonical bytes are "cache_salt=" and the salt. KVC_ERR_ARG: more keys than cap. */
-KVC_API kvc_status_t kvc_keys_of(const kvc_space_t *space, const uint32_t *tokens, uint32_t n_tokens, const char *salt,
-				 kvc_key_t *keys, uint32_t cap, uint32_t *p_n);
+typedef struct kvc_prompt {
+	const uint32_t *tokens;
+	uint32_t n_tokens;
+	const char *salt; /* an extra key of unit 0; NULL or "": none */
+} kvc_prompt_t;
+/* Keys of the whole units of a prompt, from the root: *p_n = n_tokens / hash_tokens keys. KVC_ERR_ARG: more than cap. */
+KVC_API kvc_status_t kvc_keys_of(const kvc_space_t *space, const kvc_prompt_t *prompt, kvc_key_t *keys, uint32_t cap,
+				 uint32_t *p_n);
 /* Key of an engine's own hash (16..60 bytes), bound to the space. */
 KVC_API kvc_status_t kvc_key_bind(const kvc_space_t *space, const void *hash, uint32_t len, kvc_key_t *key);
 
@@ -224,6 +228,7 @@ typedef struct kvc_put_options {
 	const kvc_writer_t
 		*writers; /* NULL: this member writes all; else who writes what, this member found by its rank */
 	uint32_t writer_count;
+	const void *const *blocks; /* kvc_put() only: n - from blocks of block_bytes each */
 } kvc_put_options_t;
 
 /* Reserve slots for keys[from .. n) of a prefix; keys[0 .. from) are its ancestors (the parent is keys[from - 1]).
@@ -254,9 +259,9 @@ KVC_API void kvc_put_get_result(const kvc_put_t *put, kvc_put_result_t *result);
 KVC_API kvc_status_t kvc_put_wait(kvc_put_t *put, int durable, uint32_t timeout_ms);
 /* Free the handle; an unfinished put is revoked. */
 KVC_API void kvc_put_free(kvc_put_t *put);
-/* Start, write all, end and wait: one call for simple callers. *p_visible counts from keys[from]. */
+/* Start, write all of options->blocks, end and wait: one call for simple callers. *p_visible counts from keys[from]. */
 KVC_API kvc_status_t kvc_put(kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint32_t n,
-			     const void *const *src, const kvc_put_options_t *options, uint32_t *p_visible);
+			     const kvc_put_options_t *options, uint32_t *p_visible);
 
 /* ---- leases and puts of other members ---------------------------------------------------------------------------- */
 

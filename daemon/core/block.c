@@ -136,6 +136,9 @@ static void join_one(kvd_core_t *core, uint32_t id, kvd_set_t t, uint64_t stamp,
 		block->flags &= (uint8_t)~waiting;
 		*(t == KVD_CPU ? &core->transit : &core->written) -= 1;
 	}
+	if (kvd_tiers_of(&core->ix, block) == 0 && kvd_event_mute(core, id)) {
+		block->flags |= KVD_UNTOLD;
+	}
 	kvd_index_join(&core->ix, id, t);
 	core->policy->join(&core->ix, order_of(core, block, t), t, id, stamp);
 	if (t == KVD_CPU) {

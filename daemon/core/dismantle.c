@@ -150,6 +150,9 @@ int kvd_dismantle_run(kvd_core_t *core)
 		}
 		kvd_events_flush(core);
 		core->dead_trees = tree->link;
+		if (tree->ns != KVD_NONE) {
+			kvd_space_left(core, tree->ns, tree->space);
+		}
 		kvd_tree_destroy(&core->ix, id);
 	}
 

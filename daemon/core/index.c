@@ -76,6 +76,23 @@ uint32_t kvd_index_find(const kvd_index_t *ix, uint32_t tree, const kv_key_t *ke
 	return KVD_NONE;
 }
 
+uint32_t kvd_index_leaving(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group)
+{
+	uint32_t link = ix->dead_nodes > 0 ? ix->heads[place_of(ix, key, group)] : 0;
+
+	while (link != 0) {
+		const kvd_block_t *block = kvd_block_at(ix, link - 1);
+
+		if (kv_key_equal(&block->key, key) && block->group == group && kvd_node_of(ix, block)->tree == tree &&
+		    !(block->flags & KVD_UNTOLD) && kvd_index_dead(ix, block)) {
+			return link - 1;
+		}
+		link = block->hash_next;
+	}
+
+	return KVD_NONE;
+}
+
 int kvd_index_quarantined(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group)
 {
 	uint32_t link = ix->heads[place_of(ix, key, group)];
@@ -524,7 +541,7 @@ int kvd_index_can_join(const kvd_index_t *ix, const kvd_block_t *block, kvd_set_
 	const kvd_node_t *node = kvd_node_of(ix, block);
 	const kvd_node_t *above;
 
-	if (block->pos != node->n[t]) {
+	if (block->pos != node->n[t] || kvd_tree_at(ix, node->tree)->hidden || kvd_index_dead(ix, block)) {
 		return 0;
 	}
 	if (block->pos > 0 || node->parent == KVD_NONE) {
@@ -532,7 +549,7 @@ int kvd_index_can_join(const kvd_index_t *ix, const kvd_block_t *block, kvd_set_
 	}
 	above = kvd_node_at(ix, node->parent);
 
-	return above->n[t] == above->len && !(node->flags & KVD_NODE_DEAD);
+	return above->n[t] == above->len;
 }
 
 void kvd_index_join(kvd_index_t *ix, uint32_t id, kvd_set_t t)

@@ -141,7 +141,9 @@ static void put_remove(kvd_core_t *core, kvd_put_t *put)
 	kvd_pending_unwait(core, put);
 	put_unpin(core, put);
 	put_retire(core, put);
-	core->world.unclaim(core->world.ctx, put->id);
+	if (put->in_ledger) {
+		core->world.unclaim(core->world.ctx, put->id);
+	}
 	if (put->inst_prev == KVD_NONE) {
 		instance->puts = put->inst_next;
 	} else {

@@ -79,6 +79,7 @@ typedef struct kvd_put {
 	uint32_t *tokens; /* [n][block_tokens] or NULL */
 	uint32_t claim;   /* on the deepest visible block; KVD_NONE: none */
 	uint32_t extent;
+	uint32_t in_ledger;
 	kv_lease_header_t *header;
 	uint64_t stamp;
 	uint64_t unquiet[KVD_MEMBER_WORDS]; /* members that may still touch quarantined slots */

@@ -76,7 +76,7 @@ typedef struct universe {
 	uint32_t notice_count;
 	u_event_key_t *events;
 	uint32_t event_count, event_cap;
-	uint64_t events_bad;    /* stored twice, removed while absent, or below an unknown parent */
+	const char *events_bad; /* stored twice, removed while absent, or below an unknown parent */
 	uint64_t last_parent;
 	uint32_t last_has_parent;
 	uint64_t stored, removed, stored_tokens;
