@@ -127,6 +127,19 @@ int kvd_ghost_known(const kvd_core_t *core, const kv_key_t *key)
 	return core->ghosts[hash & core->ghost_mask] == ((uint32_t)(hash >> 32) | 1u);
 }
 
+static void free_slot(kvd_core_t *core, uint32_t id, kvd_set_t t)
+{
+	kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+	if (t == KVD_CPU) {
+		kvs_free(core->tier[KVD_CPU], kvd_cpu_loc(&core->ix, block));
+		*kvd_slot_of(&core->ix, block) = KV_SLOT_NONE;
+	} else {
+		kvs_free(core->tier[KVD_DISK], block->disk);
+		block->disk.slot = KV_SLOT_NONE;
+	}
+}
+
 static void join_one(kvd_core_t *core, uint32_t id, kvd_set_t t, uint64_t stamp, const uint32_t *tokens)
 {
 	kvd_block_t *block = kvd_block_at(&core->ix, id);
@@ -193,6 +206,27 @@ void kvd_block_join(kvd_core_t *core, uint32_t id, kvd_set_t t, uint64_t stamp, 
 	}
 }
 
+void kvd_block_unwrite_below(kvd_core_t *core, uint32_t id)
+{
+	uint32_t top = id;
+
+	while (core->written > 0) {
+		uint32_t child = waiting_child(core, kvd_block_at(&core->ix, id), KVD_DISK);
+
+		if (child != KVD_NONE) {
+			kvd_block_at(&core->ix, child)->flags &= (uint8_t)~KVD_WRITTEN;
+			core->written--;
+			free_slot(core, child, KVD_DISK);
+			kvd_count(core, KV_M_WRITE_BEHIND_DROPPED, 1);
+			id = child;
+		} else if (id == top) {
+			break;
+		} else {
+			id = kvd_index_parent(&core->ix, id);
+		}
+	}
+}
+
 void kvd_block_leave(kvd_core_t *core, uint32_t id, kvd_set_t t)
 {
 	kvd_block_t *block = kvd_block_at(&core->ix, id);
@@ -201,19 +235,6 @@ void kvd_block_leave(kvd_core_t *core, uint32_t id, kvd_set_t t)
 	kvd_index_leave(&core->ix, id, t);
 	kvd_mirror_sync(core, id);
 	kvd_event_removed(core, id, t);
-}
-
-static void free_slot(kvd_core_t *core, uint32_t id, kvd_set_t t)
-{
-	kvd_block_t *block = kvd_block_at(&core->ix, id);
-
-	if (t == KVD_CPU) {
-		kvs_free(core->tier[KVD_CPU], kvd_cpu_loc(&core->ix, block));
-		*kvd_slot_of(&core->ix, block) = KV_SLOT_NONE;
-	} else {
-		kvs_free(core->tier[KVD_DISK], block->disk);
-		block->disk.slot = KV_SLOT_NONE;
-	}
 }
 
 void kvd_block_drop_slot(kvd_core_t *core, uint32_t id)

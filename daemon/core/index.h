@@ -91,6 +91,8 @@ typedef struct kvd_tree {
 	uint32_t slot_class; /* space.h                                                        */
 	uint32_t first_child;
 	uint32_t hidden; /* 1: no lookup finds anything in it                              */
+	uint32_t puts;      /* that refer to it: an empty hidden tree stays until the last has ended */
+	uint32_t leaving;   /* 1: on the list of trees to take down */
 	uint32_t mute;      /* 1: new blocks are not announced yet (events.h) */
 	uint32_t cursor; /* next run of a walk in quanta (parents first); KVD_NONE: none    */
 	uint64_t epoch;

@@ -253,7 +253,10 @@ static kvd_turn_t publish_through(kvd_core_t *core, kvd_put_t *put, uint32_t ind
 
 	meta_of(core, put, index, &meta);
 	entry->state = KVD_ENTRY_THROUGH;
-	(void)kvs_set_state(core->tier[KVD_CPU], entry->loc, KVS_TRANSIT);
+	if (!entry->transit) {
+		(void)kvs_set_state(core->tier[KVD_CPU], entry->loc, KVS_TRANSIT);
+		entry->transit = 1;
+	}
 	status = kvd_through_start(core, put->slot_class, &meta, entry->loc, put->id, index);
 	if (status == KV_OK) {
 		return KVD_TURN_WAIT;

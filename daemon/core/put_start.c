@@ -202,6 +202,7 @@ static void put_fill(kvd_core_t *core, kvd_put_t *put, const kvd_draft_t *draft)
 	put->member = draft->member->id;
 	put->ns = draft->space->ns;
 	put->tree = draft->space->tree;
+	kvd_tree_at(&core->ix, put->tree)->puts++;
 	put->pieces = draft->space->pieces;
 	put->slot_class = draft->space->slot_class;
 	put->slot_bytes = core->classes[put->slot_class].slot_bytes;
