@@ -4,6 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+uint64_t kvx_now_ns(void)
+{
+	return kv_now_ns(&kv_env_posix);
+}
+
 static int prefix_is_sound(const kvx_t *kvx, const kvk_paged_t *paged, const kvx_prefix_t *prefix)
 {
 	const uint32_t n = prefix->n_tokens / kvx->layout.block_tokens;
