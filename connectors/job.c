@@ -1,6 +1,8 @@
 /* Jobs: one allocation each, in a list of their connector. */
 #include "impl.h"
 
+#include "kv/env.h"
+
 #include <stdlib.h>
 #include <string.h>
 
