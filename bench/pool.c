@@ -16,7 +16,7 @@
 #define COLD_BYTES  ((size_t)256 << 20)
 #define POOL_BYTES  ((size_t)1 << 30)
 #define MAX_BATCH   64u
-#define SPIN_US     50u
+#define SPIN_US     200u
 #define ASK_BYTES   160u
 #define REPLY_BYTES 72u
 
@@ -256,9 +256,9 @@ static bench_outcome_t run_pool(bench_run_t *run, const plan_t *plan)
 	work->echo = (rig_echo_t){.spin_us = SPIN_US, .ask_bytes = ASK_BYTES, .reply_bytes = REPLY_BYTES};
 	other = bench_pin(1);
 	bench_pin(0);
-	work->rig = (rig_t){.cpu = other,
-			    .options = {"--cpu.size=1GiB", "--cpu.slab_size=512MiB",
-					"--nvme.path=", "--events.enabled=off", "--spin=50us"}};
+	work->rig = (rig_t){
+		.cpu = other,
+		.options = {"--cpu.size=1GiB", "--cpu.slab_size=512MiB", "--nvme.path=", "--events.enabled=off"}};
 	work->block_bytes = plan->block_bytes;
 	work->batch = plan->batch;
 	work->ops = plan->ops;
