@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -265,15 +266,15 @@ static bench_outcome_t run_pool(bench_run_t *run, const plan_t *plan)
 	work->trips = plan->trips;
 	work->batches = (uint32_t)(POOL_BYTES / batch_bytes(work));
 	work->others = (uint32_t)(POOL_BYTES / 2 / batch_bytes(work));
-	work->source = bench_memory(COLD_BYTES);
-	work->target = bench_memory(COLD_BYTES);
-	if (!work->source || !work->target) {
-		outcome = bench_fail(run, "no memory");
-	} else if (rig_echo_start(&work->echo, other) != 0 || rig_start(&work->rig, 20000) != 0 ||
-		   rig_attach(&work->rig, "pool", plan->block_bytes, &work->kvc, &work->space) != 0) {
+	/* Memory comes after the forks, else its pages would be copied on the first write. */
+	if (rig_echo_start(&work->echo, other) != 0 || rig_start(&work->rig, 20000) != 0 ||
+	    rig_attach(&work->rig, "pool", plan->block_bytes, &work->kvc, &work->space) != 0) {
 		outcome = bench_fail(run, "the daemon could not be started");
+	} else if (!(work->source = bench_memory(COLD_BYTES)) || !(work->target = bench_memory(COLD_BYTES))) {
+		outcome = bench_fail(run, "no memory");
 	} else {
 		bench_fill(work->source, COLD_BYTES, 1);
+		madvise(work->target, COLD_BYTES, MADV_DONTFORK);
 		outcome = measure(run, work, plan);
 	}
 	kvc_detach(work->kvc);
