@@ -38,6 +38,7 @@ void kvd_quarantine(kvd_core_t *core, uint32_t id)
 		return;
 	}
 	above = kvd_node_at(&core->ix, node->parent);
+	kvd_hold(core, above->ids[above->len - 1]); /* leases that end below still read what lies above */
 	for (kvd_set_t t = KVD_CPU; t < KVD_TIERS; t++) {
 		uint32_t last = above->ids[above->len - 1];
 
@@ -151,7 +152,10 @@ int kvd_dismantle_run(kvd_core_t *core)
 
 		if (dismantle_below(core, core->dead_nodes, &left)) {
 			core->dead_nodes = next;
-			kvd_block_settle(core, above);
+			if (above != KVD_NONE) {
+				kvd_unhold(core, above);
+				kvd_block_settle(core, above);
+			}
 		}
 	}
 	while (left > 0 && core->dead_nodes == KVD_NONE && core->dead_trees != KVD_NONE) {
