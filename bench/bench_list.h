@@ -13,6 +13,10 @@
 	X(pool_batch_1m)                                                                                               \
 	X(pool_single_64k)                                                                                             \
 	X(pool_single_256k)                                                                                            \
+	X(nvme_read)                                                                                                   \
+	X(nvme_write)                                                                                                  \
+	X(disk_read)                                                                                                   \
+	X(disk_write)                                                                                                  \
 	X(restart)
 
 #endif

@@ -12,6 +12,7 @@ typedef struct rounds {
 	double *reference;
 	double *ratio;
 	double *cpu;
+	double *reference_cpu;
 } rounds_t;
 
 static uint64_t clock_ns(clockid_t clock)
@@ -101,6 +102,7 @@ static bench_outcome_t take_round(bench_run_t *run, const bench_measurement_t *m
 	rounds->reference[i] = reference.value;
 	rounds->ratio[i] = reference.value > 0 ? value.value / reference.value : 0;
 	rounds->cpu[i] = value.cpu_ns / value.ops;
+	rounds->reference_cpu[i] = m->reference_fn ? reference.cpu_ns / reference.ops : 0;
 
 	return BENCH_DONE;
 }
@@ -113,6 +115,7 @@ static bench_result_t summarise(const bench_measurement_t *m, const rounds_t *ro
 	r.reference = bench_quantile(rounds->reference, n, 0.5);
 	r.ratio = bench_quantile(rounds->ratio, n, 0.5);
 	r.cpu_ns_per_op = bench_quantile(rounds->cpu, n, 0.5);
+	r.reference_cpu_ns_per_op = bench_quantile(rounds->reference_cpu, n, 0.5);
 	if (r.value > 0) {
 		r.spread = (bench_quantile(rounds->value, n, 0.75) - bench_quantile(rounds->value, n, 0.25)) / r.value;
 	}
@@ -124,8 +127,9 @@ bench_outcome_t bench_measure(bench_run_t *run, const bench_measurement_t *m)
 {
 	const unsigned own = m->rounds ? m->rounds : DEFAULT_ROUNDS;
 	const unsigned n = run->rounds ? run->rounds : own;
-	double *memory = calloc((size_t)4 * n, sizeof *memory);
-	const rounds_t rounds = {memory, memory + n, memory + (size_t)2 * n, memory + (size_t)3 * n};
+	double *memory = calloc((size_t)5 * n, sizeof *memory);
+	const rounds_t rounds = {memory, memory + n, memory + (size_t)2 * n, memory + (size_t)3 * n,
+				 memory + (size_t)4 * n};
 	bench_outcome_t outcome;
 	bench_result_t result;
 

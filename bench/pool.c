@@ -59,6 +59,7 @@ static kvc_status_t put_batch(work_t *work, uint64_t seed, const uint8_t *source
 {
 	kvc_key_t keys[MAX_BATCH];
 	const void *blocks[MAX_BATCH];
+	kvc_put_options_t options = {.struct_size = sizeof options, .blocks = blocks};
 	uint32_t visible = 0;
 	kvc_status_t status;
 
@@ -66,7 +67,7 @@ static kvc_status_t put_batch(work_t *work, uint64_t seed, const uint8_t *source
 	for (uint32_t i = 0; i < work->batch; i++) {
 		blocks[i] = source + (size_t)i * work->block_bytes;
 	}
-	status = kvc_put(work->space, keys, 0, work->batch, blocks, NULL, &visible);
+	status = kvc_put(work->space, keys, 0, work->batch, &options, &visible);
 
 	return status == KVC_OK && visible != work->batch ? KVC_ERR_FULL : status;
 }

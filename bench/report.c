@@ -78,6 +78,9 @@ static void report_json(const bench_result_t *r)
 		printf(",\"reference\":null,\"reference_value\":null,\"ratio\":null");
 	}
 	printf(",\"rounds\":%u,\"spread\":%.4f,\"cpu_ns_per_op\":%.6g", r->rounds, r->spread, r->cpu_ns_per_op);
+	if (m->reference_fn) {
+		printf(",\"reference_cpu_ns_per_op\":%.6g", r->reference_cpu_ns_per_op);
+	}
 	if (m->goal != BENCH_NO_GOAL) {
 		printf(",\"goal\":");
 		print_json_text(goal_text(m, goal, sizeof goal));
@@ -93,8 +96,8 @@ static void report_row(bench_run_t *run, const bench_result_t *r)
 	char goal[64];
 
 	if (!run->header_printed) {
-		printf("%-28s %12s %-5s %12s %7s %7s %7s %12s  %s\n", "bench", "value", "unit", "reference", "ratio",
-		       "rounds", "spread", "cpu ns/op", "goal");
+		printf("%-28s %12s %-5s %12s %7s %7s %7s %11s %11s  %s\n", "bench", "value", "unit", "reference",
+		       "ratio", "rounds", "spread", "cpu ns/op", "reference's", "goal");
 		run->header_printed = 1;
 	}
 	printf("%-28s %12.5g %-5s ", m->name, r->value, m->unit);
@@ -103,8 +106,13 @@ static void report_row(bench_run_t *run, const bench_result_t *r)
 	} else {
 		printf("%12s %7s ", "-", "-");
 	}
-	printf("%7u %6.1f%% %12.5g  %s %s", r->rounds, 100 * r->spread, r->cpu_ns_per_op,
-	       goal_text(m, goal, sizeof goal), verdicts[goal_met(r) + 1]);
+	printf("%7u %6.1f%% %11.5g ", r->rounds, 100 * r->spread, r->cpu_ns_per_op);
+	if (m->reference_fn) {
+		printf("%11.5g  ", r->reference_cpu_ns_per_op);
+	} else {
+		printf("%11s  ", "-");
+	}
+	printf("%s %s", goal_text(m, goal, sizeof goal), verdicts[goal_met(r) + 1]);
 	if (m->reference_fn) {
 		printf("  (against %s)", m->reference);
 	}

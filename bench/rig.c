@@ -42,16 +42,17 @@ static void pin_self(int cpu)
 
 _Noreturn static void run_daemon(const rig_t *rig)
 {
-	char program[PATH_MAX];
+	char self[PATH_MAX];
+	char program[PATH_MAX + 8];
 	char run_dir[96];
 	char *argv[RIG_MAX_OPTIONS + 8];
-	ssize_t len = readlink("/proc/self/exe", program, sizeof program - 8);
+	ssize_t len = readlink("/proc/self/exe", self, sizeof self - 1);
 	int n = 0;
 	char *slash;
 
-	program[len > 0 ? len : 0] = '\0';
-	slash = strrchr(program, '/');
-	strcpy(slash ? slash + 1 : program, "kvd");
+	self[len > 0 ? len : 0] = '\0';
+	slash = strrchr(self, '/');
+	snprintf(program, sizeof program, "%.*s/kvd", slash ? (int)(slash - self) : 0, self);
 	snprintf(run_dir, sizeof run_dir, "--run_dir=%s", rig->dir);
 	argv[n++] = program;
 	argv[n++] = run_dir;

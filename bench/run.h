@@ -25,6 +25,7 @@ typedef struct bench_result {
 	double ratio;
 	double spread;
 	double cpu_ns_per_op;
+	double reference_cpu_ns_per_op;
 	unsigned rounds;
 } bench_result_t;
 

@@ -1,4 +1,5 @@
-/* The states of an attachment: connect, HELLO, JOIN, spaces opened again, ready; and back to the start when the daemon has gone. */
+/* The states of an attachment: connect, HELLO, JOIN, spaces opened again, ready; and back to the start when the
+ * daemon has gone. */
 #include "impl.h"
 
 #include "config.h"

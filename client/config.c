@@ -39,7 +39,7 @@ static kvc_status_t take_instance(kvc_t *kvc, const kvc_config_t *config)
 
 	kv_random(&kvc->env, random, sizeof random);
 	for (unsigned i = 0; i < sizeof random; i++) {
-		snprintf(kvc->instance + 2 * i, 3, "%02x", random[i]);
+		snprintf(kvc->instance + 2u * (size_t)i, 3, "%02x", random[i]);
 	}
 	kv_random(&kvc->env, kvc->secret, sizeof kvc->secret);
 	kvc->secret_len = sizeof kvc->secret;

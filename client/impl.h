@@ -1,10 +1,12 @@
 /* client/impl.h -- the insides of libkvc. Nothing here is exported.
  *
- * Files: attach.c (states of the attachment, polling), channel.c (frames and pending requests), dispatch.c (what arrives), map.c (shared memory of one
- * incarnation), slab.c, space.c, match.c, grant.c (what leases and puts share), lease.c, put.c,
- * handle.c (leases and puts of other members), staging.c, report.c, doc.c, error.c.
+ * Files: attach.c (states of the attachment, polling), channel.c (frames and pending requests), dispatch.c (what
+ * arrives), map.c (shared memory of one incarnation), slab.c, space.c, match.c, grant.c (what leases and puts
+ * share), lease.c, put.c, put_end.c, handle.c (leases and puts of other members), staging.c, report.c, doc.c,
+ * error.c.
  *
- * Threads. One owner thread at a time; kvc_match() and kvc_lease_read() run on any thread. They reach shared memory in two ways only:
+ * Threads. One owner thread at a time; kvc_match() and kvc_lease_read() run on any thread. They reach shared memory
+ * in two ways only:
  *   kvc_match()        through kvc->map between kvc_map_enter() and kvc_map_leave()
  *   kvc_lease_read()   through lease->map, on which the lease holds a reference
  * A map is unmapped when it is no longer current, nobody refers to it, and no match is running (kvc_map_reap()).
@@ -29,6 +31,7 @@
 #define KVC_MAX_BAD         64u         /* bad blocks waiting to be reported                        */
 #define KVC_MAX_EXTENTS     1024u       /* puts that hold staging at a time                         */
 #define KVC_ID_BUCKETS      256u        /* of the tables lease id -> lease, put id -> put           */
+#define KVC_TOUCH_BYTES     (2u << 20)  /* of a slab, made accessible at a time */
 #define KVC_MAX_SOCKET_PATH 108u
 #define KVC_MAX_HEADS       65536u
 #define KVC_MAX_LEAVES      (1u << 20)
@@ -40,6 +43,7 @@
 #define KVC_MAX_STAGING_WORDS (1u << 24)
 #define KVC_BACKOFF_MIN_NS    UINT64_C(10000000)
 #define KVC_BACKOFF_MAX_NS    UINT64_C(1000000000)
+#define KVC_HUNG_NS           UINT64_C(1000000000) /* without a heartbeat: nothing is asked any more */
 #define KVC_NS_A_MS           UINT64_C(1000000)
 #define KVC_GUARD             UINT64_C(0x6b766320616c6976) /* what the fork guard page holds in the process that attached */
 
@@ -56,7 +60,8 @@ typedef struct kvc_slab {
 	uint32_t block_bytes;
 	uint32_t heads;
 	uint32_t leaves_a_head;
-	uint64_t retired_at; /* serial of the first lease or put that cannot use it; 0: in use */
+	_Atomic uint64_t *touched; /* one bit a KVC_TOUCH_BYTES: its pages are in our page table */
+	uint64_t retired_at;       /* serial of the first lease or put that cannot use it; 0: in use */
 	struct kvc_slab *next_retired;
 } kvc_slab_t;
 
@@ -88,11 +93,13 @@ typedef struct kvc_map {
 
 /* ---- requests in flight ------------------------------------------------------------------------------------------ */
 
-/* The end of a request: its reply, or a status of our own (TIMEOUT, CLOSED) with `reply` NULL. `detail` is the daemon's sentence, never NULL. */
+/* The end of a request: its reply, or a status of our own (TIMEOUT, CLOSED) with `reply` NULL. `detail` is the
+ * daemon's sentence, never NULL. */
 typedef struct kvc_answer {
 	kv_status_t status;
 	const kv_msg_t *reply;
 	const char *detail;
+	int expired; /* our deadline has passed; of a PUT_END the answer is still expected */
 } kvc_answer_t;
 typedef void (*kvc_answer_fn)(kvc_t *kvc, void *object, const kvc_answer_t *answer);
 
@@ -290,7 +297,8 @@ kv_status_t kvc_channel_init(kvc_t *kvc);
 void kvc_channel_fini(kvc_t *kvc);
 /* Close the socket and forget what was queued; every pending request ends with `status`. */
 void kvc_channel_close(kvc_t *kvc, kv_status_t status);
-/* Queue a request and send what fits. BUSY: too much in flight. CLOSED: the socket has gone (the session is then over). */
+/* Queue a request and send what fits. BUSY: too much in flight. CLOSED: the socket has gone (the session is then
+ * over). */
 kv_status_t kvc_send(kvc_t *kvc, const kvc_ask_t *ask);
 kv_status_t kvc_flush(kvc_t *kvc);
 /* Read and dispatch what has arrived. CLOSED or PROTO: the session must end. */
@@ -307,12 +315,14 @@ void kvc_tell(kvc_t *kvc, uint16_t code, const void *msg);
 
 /* ---- dispatch.c -------------------------------------------------------------------------------------------------- */
 
-/* One whole frame. Takes the frame's descriptors out of the channel's queue. PROTO, TOO_BIG, ...: the session must end. */
+/* One whole frame. Takes the frame's descriptors out of the channel's queue. PROTO, TOO_BIG, ...: the session must
+ * end. */
 kv_status_t kvc_dispatch(kvc_t *kvc, const kv_frame_header_t *header, const uint8_t *body);
 
 /* ---- attach.c ---------------------------------------------------------------------------------------------------- */
 
-/* Every call of the owner starts here: fork guard, then what has arrived, deadlines, re-attach. OK also while detached. */
+/* Every call of the owner starts here: fork guard, then what has arrived, deadlines, re-attach. OK also while
+ * detached. */
 kvc_status_t kvc_enter(kvc_t *kvc);
 void kvc_pump(kvc_t *kvc);
 /* The session is over: all of its leases and puts are, too. */
@@ -379,7 +389,7 @@ static inline size_t kvc_leaf(const kvc_space_t *space, uint32_t head, uint32_t 
 	return ((size_t)head * space->layers + page) * space->page_bytes + at;
 }
 
-/* ---- lease.c, put.c, staging.c ----------------------------------------------------------------------------------- */
+/* ---- lease.c, put.c, put_end.c, staging.c ----------------------------------------------------------------------------------- */
 
 /* Check a grant against the lease area and take a reference. PROTO: the daemon named something that is not there. */
 kv_status_t kvc_grant_take(kvc_t *kvc, uint64_t id, uint64_t offset, uint32_t slots, kv_lease_kind_t kind,
@@ -416,6 +426,19 @@ kv_status_t kvc_staging_take(kvc_t *kvc, uint64_t words, kvc_extent_t *extent);
 void kvc_staging_give(kvc_t *kvc, kvc_extent_t *extent);
 /* The staging area itself has gone. */
 void kvc_staging_reset(kvc_t *kvc);
+
+/* ---- copy.c -------------------------------------------------------------------------------------------------------- */
+
+/* Leaves [first, first + count) of one head. */
+typedef struct kvc_leaves {
+	uint32_t head, first, count;
+} kvc_leaves_t;
+
+/* Copy them from block to block; digests[count]. */
+void kvc_copy_leaves(const kvc_space_t *space, const kvc_leaves_t *range, void *dst, const void *src,
+		     uint64_t *digests);
+/* Copy a whole block and compare its digests with leaves[heads][leaves]: CORRUPT when one differs. */
+kv_status_t kvc_copy_checked(const kvc_space_t *space, void *dst, const void *src, const uint64_t *leaves);
 
 /* ---- for tests --------------------------------------------------------------------------------------------------- */
 

@@ -1,8 +1,6 @@
 /* Leases: ask by a ladder of keys, wait, copy out verified, give back. */
 #include "impl.h"
 
-#include "kv/digest.h"
-
 /* ---- the objects ------------------------------------------------------------------------------------------------- */
 
 kvc_lease_t *kvc_lease_new(kvc_space_t *space)
@@ -220,10 +218,10 @@ static int acquire_answered(const void *object)
 kvc_status_t kvc_acquire(kvc_space_t *space, const kvc_key_t *keys, uint32_t n, uint32_t skip, uint32_t ttl_ms,
 			 kvc_lease_t **p_lease)
 {
-	kvc_lease_t *lease;
+	kvc_lease_t *lease = NULL;
 	kvc_status_t status = kvc_acquire_start(space, keys, n, skip, ttl_ms, &lease);
 
-	if (status != KVC_OK) {
+	if (status != KVC_OK || !lease) {
 		return status;
 	}
 	/* The request's own deadline ends the wait. */
@@ -352,8 +350,8 @@ kvc_status_t kvc_lease_wait(kvc_lease_t *lease, uint32_t n, uint32_t timeout_ms)
 
 kvc_status_t kvc_lease_block(const kvc_lease_t *lease, uint32_t i, const void **p_data, const uint64_t **p_leaves)
 {
-	uint8_t *data;
-	const uint64_t *leaves;
+	uint8_t *data = NULL;
+	const uint64_t *leaves = NULL;
 	kv_status_t found;
 	kvc_status_t status = kvc_check_process(lease->space->kvc);
 
@@ -385,23 +383,6 @@ kvc_status_t kvc_lease_block(const kvc_lease_t *lease, uint32_t i, const void **
 	return KVC_OK;
 }
 
-/* Copy one block and compare every leaf on the way. */
-static kv_status_t copy_block(const kvc_space_t *space, void *dst, const uint8_t *data, const uint64_t *leaves)
-{
-	uint64_t wrong = 0;
-
-	for (uint32_t head = 0; head < space->heads; head++) {
-		for (uint32_t leaf = 0; leaf < space->leaves; leaf++) {
-			size_t len, at = kvc_leaf(space, head, leaf, &len);
-
-			wrong |= kv_copy_digest((uint8_t *)dst + at, data + at, len) ^
-				 __atomic_load_n(&leaves[(size_t)head * space->leaves + leaf], __ATOMIC_RELAXED);
-		}
-	}
-
-	return wrong ? KV_ERR_CORRUPT : KV_OK;
-}
-
 static void bad_push(kvc_t *kvc, const kvc_lease_t *lease, uint32_t i)
 {
 	kvc_bad_t bad = {
@@ -420,15 +401,15 @@ static void bad_push(kvc_t *kvc, const kvc_lease_t *lease, uint32_t i)
 static kvc_status_t read_block(kvc_lease_t *lease, uint32_t i, void *dst)
 {
 	kvc_t *kvc = lease->space->kvc;
-	const void *data;
-	const uint64_t *leaves;
+	const void *data = NULL;
+	const uint64_t *leaves = NULL;
 	kvc_status_t status = kvc_lease_block(lease, i, &data, &leaves);
 	kv_status_t copied;
 
 	if (status != KVC_OK) {
 		return status;
 	}
-	copied = copy_block(lease->space, dst, data, leaves);
+	copied = kvc_copy_checked(lease->space, dst, data, leaves);
 
 	/* Taken away meanwhile: what was read may be anything, and that is nobody's fault. */
 	status = kvc_lease_state(lease);

@@ -1,7 +1,8 @@
 /* Match: the longest resident prefix, from the mirror alone.
  *
- * Residency in each tier is monotone along a prefix, so the answer is found by a search. Each probe is a cache miss; four positions are looked at per
- * round, all prefetched before the first is read, so that a search of 8,192 keys takes seven rounds of one miss instead of thirteen.
+ * Residency in each tier is monotone along a prefix, so the answer is found by a search. Each probe is a cache miss;
+ * four positions are looked at per round, all prefetched before the first is read, so that a search of 8,192 keys
+ * takes seven rounds of one miss instead of thirteen.
  */
 #include "impl.h"
 
@@ -9,7 +10,8 @@
 #define KVC_SEQ_RETRIES 64u
 #define KVC_CONTENDED   UINT32_MAX
 
-/* A bucket as words: all reads are atomic, since the daemon may write at any time; the sequence says whether they belong together. */
+/* A bucket as words: all reads are atomic, since the daemon may write at any time; the sequence says whether they
+ * belong together. */
 #define KVC_ENTRY_WORDS 5u
 typedef struct kvc_words {
 	_Atomic uint32_t seq;

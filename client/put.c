@@ -1,7 +1,5 @@
-/* Puts: ask for slots, fill and digest, hand in, hear what became of it. */
+/* Puts: ask for slots, fill them and digest on the way. put_end.c hands them in. */
 #include "impl.h"
-
-#include "kv/digest.h"
 
 /* ---- the objects ------------------------------------------------------------------------------------------------- */
 
@@ -380,8 +378,8 @@ static kvc_status_t writable(const kvc_put_t *put, uint32_t i, uint8_t **p_data,
 	kv_slot_t slot;
 	kv_status_t status = put->status;
 
-	if (*put->space->kvc->guard != KVC_GUARD) {
-		return kvc_check_process(put->space->kvc);
+	if (kvc_check_process(put->space->kvc) != KVC_OK) {
+		return KVC_ERR_CLOSED;
 	}
 	if (status != KV_OK) {
 		return kvc_fail(status, "the put was not granted: %s", kv_status_text(status));
@@ -408,8 +406,8 @@ static kvc_status_t writable(const kvc_put_t *put, uint32_t i, uint8_t **p_data,
 
 kvc_status_t kvc_put_block(const kvc_put_t *put, uint32_t i, void **p_data)
 {
-	uint8_t *data;
-	uint64_t *words;
+	uint8_t *data = NULL;
+	uint64_t *words = NULL;
 	kvc_status_t status = writable(put, i, &data, &words);
 
 	if (status == KVC_OK) {
@@ -423,252 +421,37 @@ kvc_status_t kvc_put_write(kvc_put_t *put, uint32_t i, const void *src)
 {
 	const kvc_space_t *space = put->space;
 	const kvc_writer_t *range = &put->range;
-	uint32_t first = range->layer_first * space->pieces, end = first + range->layer_count * space->pieces;
-	uint8_t *data;
-	uint64_t *word;
+	kvc_leaves_t leaves = {.first = range->layer_first * space->pieces,
+			       .count = range->layer_count * space->pieces};
+	uint8_t *data = NULL;
+	uint64_t *word = NULL;
 	kvc_status_t status = writable(put, i, &data, &word);
 
-	if (status != KVC_OK) {
+	if (status != KVC_OK || !word) {
 		return status == KVC_ALREADY ? KVC_OK : status;
 	}
-	for (uint32_t head = range->head_first; head < range->head_first + range->head_count; head++) {
-		for (uint32_t leaf = first; leaf < end; leaf++) {
-			size_t len, at = kvc_leaf(space, head, leaf, &len);
-
-			*word++ = kv_copy_digest(data + at, (const uint8_t *)src + at, len);
-		}
+	for (uint32_t h = 0; h < range->head_count; h++) {
+		leaves.head = range->head_first + h;
+		kvc_copy_leaves(space, &leaves, data, src, word);
+		word += leaves.count;
 	}
 	kvc_count(&space->kvc->counters.blocks_put, 1);
 	kvc_count(&space->kvc->counters.bytes_put,
-		  space->block_bytes / space->leaves / space->heads * put->words_a_block);
+		  (uint64_t)(space->block_bytes / space->leaves / space->heads) * put->words_a_block);
 
 	return KVC_OK;
 }
 
 kvc_status_t kvc_put_digests(kvc_put_t *put, uint32_t i, const uint64_t *leaves)
 {
-	uint8_t *data;
-	uint64_t *words;
+	uint8_t *data = NULL;
+	uint64_t *words = NULL;
 	kvc_status_t status = writable(put, i, &data, &words);
 
-	if (status != KVC_OK) {
+	if (status != KVC_OK || !words) {
 		return status == KVC_ALREADY ? KVC_OK : status;
 	}
 	memcpy(words, leaves, put->words_a_block * sizeof *words);
 
 	return KVC_OK;
-}
-
-/* ---- handing in -------------------------------------------------------------------------------------------------- */
-
-static void ended(kvc_t *kvc, void *object, const kvc_answer_t *answer)
-{
-	kvc_put_t *put = object;
-
-	(void)kvc;
-	if (answer->status != KV_OK && put->end_status == KV_OK) {
-		put->end_status = answer->status;
-		kvc_fail(answer->status, "handing blocks in: %s: %.200s", kv_status_text(answer->status),
-			 answer->detail);
-	}
-	if (answer->status == KV_ERR_TIMEOUT && !answer->reply && put->ends) {
-		return; /* the daemon may still read the staging */
-	}
-	put->ends--;
-	if (put->freed && put->ends == 0 && !put->staging_lost) {
-		kvc_put_forget(put);
-	}
-}
-
-kvc_status_t kvc_put_end(kvc_put_t *put, uint32_t first, uint32_t count)
-{
-	kvc_t *kvc = put->space->kvc;
-	kv_msg_put_end_t msg = {.put = put->grant.id, .rank = put->range.rank, .first = first, .count = count};
-	kvc_ask_t ask = {.code = KV_CODE_PUT_END, .msg = &msg, .done = ended, .object = put, .fd = -1};
-	kvc_status_t status = kvc_enter(kvc);
-	kv_status_t sent;
-
-	if (status != KVC_OK) {
-		return status;
-	}
-	if (put->status != KV_OK) {
-		return kvc_fail(put->status, "the put was not granted: %s", kv_status_text(put->status));
-	}
-	if (count == 0 || first >= put->n || count > put->n - first) {
-		return kvc_fail(KV_ERR_ARG, "blocks [%u, %u + %u) are not among the %u granted", first, first, count,
-				put->n);
-	}
-	if (!put->grant.map) {
-		return KVC_OK; /* all of it is visible already */
-	}
-	if (kvc_grant_check(&put->grant) != KV_OK) {
-		return kvc_fail(KV_ERR_REVOKED, "put %llu was revoked", (unsigned long long)put->grant.id);
-	}
-	msg.staging = put->staging.first + (uint64_t)put->order[first] * put->words_a_block;
-	msg.words = (put->order[first + count] - put->order[first]) * put->words_a_block;
-
-#if defined(__x86_64__)
-	/* The streaming stores of the copies come before whatever says that they are there. */
-	__builtin_ia32_sfence();
-#endif
-	sent = kvc_send(kvc, &ask);
-	if (sent != KV_OK) {
-		return kvc_fail(sent, "PUT_END could not be sent: %s", kv_status_text(sent));
-	}
-	put->ends++;
-
-	return KVC_OK;
-}
-
-static kvc_put_t *find(kvc_t *kvc, uint64_t id)
-{
-	kvc_put_t *put = kvc->put_ids[id % KVC_ID_BUCKETS];
-
-	while (put && (put->grant.id != id || put->imported || atomic_load(&put->grant.map->dead))) {
-		put = put->chain;
-	}
-
-	return put;
-}
-
-void kvc_put_notice_done(kvc_t *kvc, const kv_msg_put_done_t *msg)
-{
-	kvc_put_t *put = find(kvc, msg->put);
-
-	if (put) {
-		put->result.status = msg->status;
-		put->result.visible = msg->n < put->n ? msg->n : put->n;
-	}
-}
-
-void kvc_put_notice_durable(kvc_t *kvc, const kv_msg_durable_t *msg)
-{
-	kvc_put_t *put = find(kvc, msg->put);
-
-	if (put && put->durable) {
-		put->result.durable_status = msg->status;
-		put->result.durable = msg->n;
-	}
-}
-
-void kvc_put_get_result(const kvc_put_t *put, kvc_put_result_t *result)
-{
-	*result = put->result;
-	if (put->end_status != KV_OK && result->status == KVC_PENDING) {
-		result->status = (kvc_status_t)put->end_status;
-	}
-}
-
-static int done_visible(const void *object)
-{
-	kvc_put_result_t result;
-
-	kvc_put_get_result(object, &result);
-
-	return result.status != KVC_PENDING;
-}
-
-static int done_durable(const void *object)
-{
-	kvc_put_result_t result;
-
-	kvc_put_get_result(object, &result);
-
-	return result.status != KVC_PENDING && (result.durable_status != KVC_PENDING || result.status < 0);
-}
-
-kvc_status_t kvc_put_wait(kvc_put_t *put, int durable, uint32_t timeout_ms)
-{
-	kvc_t *kvc = put->space->kvc;
-	kvc_put_result_t result;
-	kvc_status_t status = kvc_enter(kvc);
-
-	if (status != KVC_OK) {
-		return status;
-	}
-	if (kvc_wait(kvc, durable ? done_durable : done_visible, put, kvc_deadline(kvc, timeout_ms)) != KV_OK) {
-		return kvc_fail(KV_ERR_TIMEOUT,
-				"the put has not ended in time; has every block and every rank been handed in?");
-	}
-	kvc_put_get_result(put, &result);
-	if (result.status == KVC_OK && durable && put->durable && result.durable_status != KVC_MISS) {
-		result.status = result.durable_status;
-	}
-	if (result.status != KVC_OK) {
-		kvc_fail((kv_status_t)result.status, "put ended with %u of %u blocks visible: %s", result.visible,
-			 put->n, kvc_status_text(result.status));
-	}
-
-	return result.status;
-}
-
-/* ---- letting go -------------------------------------------------------------------------------------------------- */
-
-/* Tell the daemon that this member does not touch the put's memory any more. */
-static void let_go(kvc_put_t *put)
-{
-	kvc_t *kvc = put->space->kvc;
-	kv_msg_put_revoke_t revoke = {.put = put->grant.id};
-	kv_msg_quiet_t quiet = {.what = 0, .id = put->grant.id};
-
-	if (!put->grant.map || atomic_load(&put->grant.map->dead) || put->result.status == KVC_OK) {
-		return;
-	}
-	if (!put->imported && put->result.status == KVC_PENDING) {
-		kvc_tell(kvc, KV_CODE_PUT_REVOKE, &revoke);
-	}
-	if (!put->imported || kvc_grant_check(&put->grant) != KV_OK) {
-		kvc_tell(kvc, KV_CODE_QUIET, &quiet);
-	}
-}
-
-void kvc_put_free(kvc_put_t *put)
-{
-	kvc_t *kvc;
-
-	if (!put) {
-		return;
-	}
-	kvc = put->space->kvc;
-	if (put->status == KV_PENDING) {
-		kvc_forget(kvc, put);
-	} else if (kvc_check_process(kvc) == KVC_OK) {
-		let_go(put);
-	}
-	put->freed = 1;
-	if (put->ends == 0 || put->staging_lost) {
-		kvc_put_forget(put);
-	}
-	kvc_map_reap(kvc);
-}
-
-kvc_status_t kvc_put(kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint32_t n, const void *const *src,
-		     const kvc_put_options_t *options, uint32_t *p_visible)
-{
-	kvc_put_t *put;
-	kvc_status_t status;
-
-	if (!src) {
-		return kvc_fail(KV_ERR_ARG, "kvc_put: no source blocks given");
-	}
-	status = kvc_put_start(space, keys, from, n, options, &put);
-	if (status != KVC_OK) {
-		return status;
-	}
-	status = kvc_put_ready(put, 0);
-	for (uint32_t i = 0; i < put->n && status == KVC_OK; i++) {
-		status = kvc_put_write(put, i, src[i]);
-	}
-	if (status == KVC_OK) {
-		status = kvc_put_end(put, 0, put->n);
-	}
-	if (status == KVC_OK) {
-		status = kvc_put_wait(put, put->durable, 0);
-	}
-	if (p_visible) {
-		*p_visible = put->result.visible;
-	}
-	kvc_put_free(put);
-
-	return status;
 }

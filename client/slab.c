@@ -3,6 +3,30 @@
 
 #include <sys/mman.h>
 
+static size_t touch_words(uint64_t bytes)
+{
+	return bytes / KVC_TOUCH_BYTES / 64u + 1u;
+}
+
+/* Bring the pages around a block into our page table, many at a time: one by one each would cost a fault. */
+static void touch(const kvc_slab_t *slab, uint8_t *data)
+{
+	size_t at = (size_t)(data - slab->data), end = at + slab->block_bytes - 1;
+
+	for (size_t i = at / KVC_TOUCH_BYTES; i <= end / KVC_TOUCH_BYTES; i++) {
+		uint64_t bit = UINT64_C(1) << i % 64u;
+		size_t begin = i * KVC_TOUCH_BYTES;
+		size_t left = slab->data_bytes - begin;
+
+		if (atomic_load_explicit(&slab->touched[i / 64u], memory_order_relaxed) & bit) {
+			continue;
+		}
+		/* Before Linux 5.14 there is no such advice, and the faults come one by one. */
+		(void)madvise(slab->data + begin, left < KVC_TOUCH_BYTES ? left : KVC_TOUCH_BYTES, MADV_POPULATE_WRITE);
+		atomic_fetch_or_explicit(&slab->touched[i / 64u], bit, memory_order_relaxed);
+	}
+}
+
 static kv_status_t slab_check(const kv_msg_slab_add_t *msg)
 {
 	uint64_t words = (uint64_t)msg->slots * msg->heads;
@@ -33,7 +57,7 @@ kv_status_t kvc_slab_add(kvc_t *kvc, const kv_msg_slab_add_t *msg, int data_fd, 
 	if (status != KV_OK || !map || atomic_load_explicit(&map->slabs[msg->slab], memory_order_relaxed)) {
 		return KV_ERR_PROTO;
 	}
-	slab = kv_alloc(&kvc->env, sizeof *slab);
+	slab = kv_alloc(&kvc->env, sizeof *slab + touch_words(msg->bytes) * sizeof *slab->touched);
 	if (!slab) {
 		return KV_ERR_NOMEM;
 	}
@@ -57,6 +81,7 @@ kv_status_t kvc_slab_add(kvc_t *kvc, const kv_msg_slab_add_t *msg, int data_fd, 
 		.block_bytes = msg->block_bytes,
 		.heads = msg->heads,
 		.leaves_a_head = msg->leaves,
+		.touched = (_Atomic uint64_t *)(slab + 1),
 	};
 	atomic_store_explicit(&map->slabs[msg->slab], slab, memory_order_release);
 	kvc->slabs_mapped++;
@@ -136,6 +161,7 @@ kv_status_t kvc_slab_find(const kvc_map_t *map, const kvc_space_t *space, kv_slo
 		return KV_ERR_LAYOUT;
 	}
 	*p_data = slab->data + (size_t)index * slab->slot_bytes;
+	touch(slab, *p_data);
 	*p_leaves = slab->leaves + (size_t)index * slab->heads * slab->leaves_a_head;
 
 	return KV_OK;

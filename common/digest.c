@@ -5,7 +5,8 @@
 
 #include <stdatomic.h>
 
-#define LINE 64u
+#define LINE        64u
+#define STREAM_FROM 4096u /* less in one call: a fence costs more than the copy gains; measured */
 
 static const kv_digest_ops_t *const builds[] = {
 #if defined(__x86_64__)
@@ -65,13 +66,20 @@ static kv_store_t leaf_store(const void *dst)
 	return aligned(dst) ? KV_STORE_STREAM : KV_STORE_PLAIN;
 }
 
-uint64_t kv_copy_digest_by(const kv_digest_ops_t *ops, void *dst, const void *src, size_t n)
+void kv_copy_digest_leaves_by(const kv_digest_ops_t *ops, const kv_copy_run_t *leaves, uint64_t *digests)
 {
-	const uint64_t digest = ops->copy(dst, src, n, NULL, leaf_store(dst));
+	const size_t leaf = leaves->piece;
+	const int large = leaf * leaves->pieces >= STREAM_FROM;
 
-	ops->fence();
+	for (size_t i = 0; i < leaves->pieces; i++) {
+		uint8_t *to = (uint8_t *)leaves->dst + i * leaves->dst_stride;
+		const uint8_t *from = (const uint8_t *)leaves->src + i * leaves->src_stride;
 
-	return digest;
+		digests[i] = ops->copy(to, from, leaf, NULL, large ? leaf_store(to) : KV_STORE_PLAIN);
+	}
+	if (large) {
+		ops->fence();
+	}
 }
 
 uint64_t kv_copy_digest_runs_by(const kv_digest_ops_t *ops, const kv_copy_plan_t *plan)
@@ -112,7 +120,16 @@ uint64_t kv_digest_root(const uint64_t *values, size_t n)
 
 uint64_t kv_copy_digest(void *dst, const void *src, size_t n)
 {
-	return kv_copy_digest_by(best(), dst, src, n);
+	uint64_t digest;
+
+	kv_copy_digest_leaves(dst, src, n, 1, &digest);
+
+	return digest;
+}
+
+uint64_t kv_copy_digest_part(void *dst, const void *src, size_t n)
+{
+	return best()->copy(dst, src, n, NULL, leaf_store(dst));
 }
 
 uint64_t kv_copy_digest_runs(const kv_copy_run_t *runs, size_t count, kv_run_order_t order, const void *next)
@@ -124,14 +141,9 @@ uint64_t kv_copy_digest_runs(const kv_copy_run_t *runs, size_t count, kv_run_ord
 
 void kv_copy_digest_leaves(void *dst, const void *src, size_t leaf, size_t count, uint64_t *digests)
 {
-	const kv_digest_ops_t *ops = best();
+	const kv_copy_run_t leaves = {dst, src, leaf, leaf, leaf, count};
 
-	for (size_t i = 0; i < count; i++) {
-		uint8_t *to = (uint8_t *)dst + i * leaf;
-
-		digests[i] = ops->copy(to, (const uint8_t *)src + i * leaf, leaf, NULL, leaf_store(to));
-	}
-	ops->fence();
+	kv_copy_digest_leaves_by(best(), &leaves, digests);
 }
 
 uint64_t kv_copy_digest_strided(void *dst, size_t dst_stride, const void *src, size_t src_stride, size_t piece,

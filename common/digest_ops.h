@@ -42,7 +42,7 @@ const kv_digest_ops_t *const *kv_digest_builds(void);
 int kv_digest_runs_here(const kv_digest_ops_t *ops);
 
 /* The public calls on a given implementation: alignment rules, short leaves and fences included. */
-uint64_t kv_copy_digest_by(const kv_digest_ops_t *ops, void *dst, const void *src, size_t n);
+void kv_copy_digest_leaves_by(const kv_digest_ops_t *ops, const kv_copy_run_t *leaves, uint64_t *digests);
 uint64_t kv_copy_digest_runs_by(const kv_digest_ops_t *ops, const kv_copy_plan_t *plan);
 void kv_copy_stream_by(const kv_digest_ops_t *ops, void *dst, const void *src, size_t n);
 

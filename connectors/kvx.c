@@ -131,9 +131,24 @@ int kvx_fd(const kvx_t *kvx)
 	return kvc_fd(kvx->kvc);
 }
 
+/* Why nothing can be loaded or saved now; KV_WHY_NONE: it can. After a re-attach the space is opened again behind our back: until then a match says
+ * that there is no daemon. */
+static uint32_t why_not(const kvx_t *kvx)
+{
+	static const kvc_key_t any;
+	kvc_match_t match;
+
+	if (kvx->probe.step != KVX_PROBE_PASSED || kvc_incarnation(kvx->kvc) == 0) {
+		return KV_WHY_NO_DAEMON;
+	}
+	kvc_match(kvx->space, &any, 1, &match);
+
+	return match.why == KV_WHY_NO_DAEMON || match.why == KV_WHY_DAEMON_STALE ? match.why : KV_WHY_NONE;
+}
+
 int kvx_ready(const kvx_t *kvx)
 {
-	return kvx->probe.step == KVX_PROBE_PASSED && kvc_incarnation(kvx->kvc) != 0;
+	return why_not(kvx) == KV_WHY_NONE;
 }
 
 /* ---- poll -------------------------------------------------------------------------------------------------------------------- */
@@ -226,12 +241,13 @@ kvc_status_t kvx_load_prefix(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_load_t 
 {
 	kvx_load_result_t unused;
 	kvx_load_result_t *to = result ? result : &unused;
+	const uint32_t why = why_not(kvx);
 
 	*p_load = NULL;
 	kvx->stats.loads++;
-	if (prefix->struct_size < sizeof *prefix || !(kvx->roles & KVX_CONSUMER) || !kvx_ready(kvx)) {
+	if (prefix->struct_size < sizeof *prefix || !(kvx->roles & KVX_CONSUMER) || why != KV_WHY_NONE) {
 		kvx->stats.load_refused++;
-		*to = (kvx_load_result_t){.status = KVC_MISS, .cause = KVC_ERR_UNREACHABLE, .why = KV_WHY_NO_DAEMON};
+		*to = (kvx_load_result_t){.status = KVC_MISS, .cause = KVC_ERR_UNREACHABLE, .why = why};
 		return KVC_MISS;
 	}
 

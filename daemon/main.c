@@ -79,10 +79,10 @@ static void end(kvd_host_t *host)
 	}
 	kvd_sessions_fini(host);
 	kvd_http_close(host->http);
+	kvd_world_core_end(host); /* what is in flight ends with the tiers, and then the core's last memory goes */
 	kvd_world_close(host);
-	kvd_world_core_end(host);
 	kvd_publisher_close(host->publisher);
-	kvd_members_fini(host);
+	kvd_entries_fini(host);
 	kvd_namespaces_free(host);
 	kvd_loop_fini(host);
 	free(host->text);

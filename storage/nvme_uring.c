@@ -15,7 +15,8 @@
 #define MAX_STALLS         8u
 #define HEADER_SMALL       8192u /* registered header buffers; bigger headers go vectored */
 #define CHUNK_SHIFT        25u /* regions are registered in pieces of 32 MiB, one a turn: pinning fresh memory takes time */
-#define MAX_CHUNKS         16384u        /* the kernel's limit for a table */
+#define MAX_CHUNKS         16384u /* the kernel's limit for a table */
+#define REGISTER_AGAIN_NS  50000000ull
 #define SUBMIT_PATIENCE_NS 5000000000ull /* a refused submission is said after this */
 #define VERIFY_BATCH       2u
 
@@ -61,8 +62,11 @@ typedef struct ring {
 	int fixed_buffers;
 	uint32_t next_buffer;
 	uint32_t region_count;
-	uint32_t regions_done;
+	uint32_t open_regions; /* with pieces not registered yet */
+	uint32_t region_cursor;
+	uint64_t register_after_ns;
 	region_t *region;
+	unsigned char *touched; /* for mincore(): a byte a page of a piece */
 	uint64_t refused_since_ns;
 	int refusal_said;
 } ring_t;
@@ -90,7 +94,6 @@ static void post_wake(ring_t *r)
 static void say_unregistered(ring_t *r, int error)
 {
 	r->fixed_buffers = 0;
-	r->regions_done = r->region_count;
 	kv_logf(r->nvme->env, KV_LOG_WARN, "nvme",
 		"memory is not registered with io_uring (%s; RLIMIT_MEMLOCK?), transfers go on without: more CPU time",
 		strerror(error));
@@ -104,46 +107,89 @@ static int register_piece(ring_t *r, uint32_t index, void *base, size_t bytes)
 	return io_uring_register_buffers_update_tag(&r->uring, index, &iov, &tag, 1);
 }
 
-/* One more piece of memory, if one is waiting. */
-static void register_some(ring_t *r)
+/* Registration touches every page; whoever pre-faults the memory does that better than the ring thread. */
+static int is_touched(ring_t *r, void *base, size_t bytes)
 {
-	uint32_t count = atomic_load_explicit(&r->nvme->region_count, memory_order_acquire);
-	const kvs_region_t *memory;
-	region_t *region;
-	size_t start;
-	size_t len;
+	size_t pages = bytes / KVS_PAGE;
+
+	if (mincore(base, pages * KVS_PAGE, r->touched) != 0) {
+		return 1;
+	}
+	for (size_t i = 0; i < pages; i++) {
+		if (!(r->touched[i] & 1u)) {
+			return 0;
+		}
+	}
+
+	return 1;
+}
+
+/* 1: a region has got a piece more. */
+static int register_next(ring_t *r, uint32_t at)
+{
+	const kvs_region_t *memory = &r->nvme->regions[at];
+	region_t *region = &r->region[at];
+	size_t start = (size_t)region->pieces << CHUNK_SHIFT;
+	size_t len = memory->bytes - start < (1u << CHUNK_SHIFT) ? memory->bytes - start : 1u << CHUNK_SHIFT;
 	int result;
 
-	if (!r->fixed_buffers || r->regions_done == count) {
-		return;
+	if (!is_touched(r, memory->base + start, len)) {
+		return 0;
 	}
-	memory = &r->nvme->regions[r->regions_done];
-	region = &r->region[r->regions_done];
-	r->region_count = count;
-	if (region->wanted == 0) {
-		uint64_t pieces = (memory->bytes + (1u << CHUNK_SHIFT) - 1u) >> CHUNK_SHIFT;
+
+	result = register_piece(r, region->first + region->pieces, memory->base + start, len);
+	if (result < 0) {
+		say_unregistered(r, -result);
+		return 0;
+	}
+	region->pieces++;
+	r->open_regions -= region->pieces == region->wanted;
+
+	return 1;
+}
+
+/* Regions that have come since: places in the table. */
+static void take_regions(ring_t *r)
+{
+	uint32_t count = atomic_load_explicit(&r->nvme->region_count, memory_order_acquire);
+
+	while (r->fixed_buffers && r->region_count < count) {
+		uint64_t pieces = (r->nvme->regions[r->region_count].bytes + (1u << CHUNK_SHIFT) - 1u) >> CHUNK_SHIFT;
 
 		if (pieces > MAX_CHUNKS - r->next_buffer) {
 			say_unregistered(r, ENOSPC);
 			return;
 		}
-		region->first = r->next_buffer;
-		region->wanted = (uint32_t)pieces;
-		r->next_buffer += region->wanted;
+		r->region[r->region_count++] = (region_t){.first = r->next_buffer, .wanted = (uint32_t)pieces};
+		r->next_buffer += (uint32_t)pieces;
+		r->open_regions++;
 	}
-	if (region->pieces < region->wanted) {
-		start = (size_t)region->pieces << CHUNK_SHIFT;
-		len = memory->bytes - start < (1u << CHUNK_SHIFT) ? memory->bytes - start : 1u << CHUNK_SHIFT;
-		result = register_piece(r, region->first + region->pieces, memory->base + start, len);
-		if (result < 0) {
-			say_unregistered(r, -result);
-			return;
+}
+
+/* One more piece of memory, if one is waiting and has been touched; else look again in a while. Returns 1 when there may be more at once. */
+static int register_some(ring_t *r)
+{
+	uint64_t now;
+
+	take_regions(r);
+	if (!r->fixed_buffers || r->open_regions == 0) {
+		return 0;
+	}
+	now = kv_now_ns(r->nvme->env);
+	if (now < r->register_after_ns) {
+		return 0;
+	}
+	for (uint32_t i = 0; i < r->region_count && r->fixed_buffers; i++) {
+		uint32_t at = (r->region_cursor + i) % r->region_count;
+
+		if (r->region[at].pieces < r->region[at].wanted && register_next(r, at)) {
+			r->region_cursor = at;
+			return 1;
 		}
-		region->pieces++;
 	}
-	if (region->pieces == region->wanted) {
-		r->regions_done++;
-	}
+	r->register_after_ns = now + REGISTER_AGAIN_NS;
+
+	return 0;
 }
 
 /* Table index of the piece that holds all of the payload; KVS_NONE: none does. */
@@ -388,15 +434,14 @@ static void refused(ring_t *r, int error)
 static void turn(ring_t *r)
 {
 	int result;
+	int more;
 
 	start_queued(r);
-	register_some(r);
+	more = register_some(r);
 	if (r->ready_count > 0) {
 		result = io_uring_submit_and_get_events(&r->uring);
 		verify_some(r);
 	} else {
-		int more = r->fixed_buffers && r->regions_done != atomic_load(&r->nvme->region_count);
-
 		kvs_bell_arm(&r->io->bell);
 		more |= !kvs_queue_empty(&r->io->in) && r->in_flight < r->depth;
 		if (more || atomic_load(&r->io->stop)) {
@@ -445,9 +490,10 @@ static int ring_memory(ring_t *r)
 	r->free_place = kv_alloc(env, r->cap * sizeof *r->free_place);
 	r->ready = kv_alloc(env, r->cap * sizeof *r->ready);
 	r->region = kv_alloc(env, KVS_MAX_REGIONS * sizeof *r->region);
+	r->touched = kv_alloc(env, (1u << CHUNK_SHIFT) / KVS_PAGE);
 	r->headers = map_headers((size_t)r->cap * HEADER_SMALL);
 	r->big_headers = map_headers((size_t)r->cap * KVS_SLOTHDR_MAX);
-	if (!r->place || !r->free_place || !r->ready || !r->region || !r->headers || !r->big_headers) {
+	if (!r->place || !r->free_place || !r->ready || !r->region || !r->touched || !r->headers || !r->big_headers) {
 		return -ENOMEM;
 	}
 	for (uint32_t i = 0; i < r->cap; i++) {
@@ -469,7 +515,10 @@ static void ring_register(ring_t *r)
 	if (result < 0) {
 		say_unregistered(r, -result);
 	}
-	if (io_uring_register_files_sparse(&r->uring, KVS_MAX_FILES) == 0) {
+	if (io_uring_register_files_sparse(&r->uring, KVS_MAX_FILES + 1u) == 0) {
+		/* The kernel finishes a dead process's writes. With the lock among the ring's files it is held until that has happened, so
+		 * that the next daemon cannot write a slot before an old write to it has landed. */
+		io_uring_register_files_update(&r->uring, KVS_MAX_FILES, &r->nvme->lock_fd, 1);
 		r->file_fd = kv_alloc(r->nvme->env, KVS_MAX_FILES * sizeof *r->file_fd);
 	}
 	for (uint32_t i = 0; r->file_fd && i < KVS_MAX_FILES; i++) {
@@ -488,6 +537,7 @@ static void ring_free(ring_t *r)
 	if (r->big_headers) {
 		munmap(r->big_headers, (size_t)r->cap * KVS_SLOTHDR_MAX);
 	}
+	kv_free(env, r->touched);
 	kv_free(env, r->region);
 	kv_free(env, r->ready);
 	kv_free(env, r->free_place);

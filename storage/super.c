@@ -3,7 +3,7 @@
 
 #include "kv/digest.h"
 
-#define SUPER_MAGIC 0x5245505553445648ull
+#define SUPER_MAGIC 0x524550555344564bull /* "KVDSUPER" */
 
 /* All integers little-endian. Classes follow the head, then spaces. */
 typedef struct raw_super {

@@ -1,17 +1,20 @@
 /* kvc.h -- libkvc: attach an engine process to kvd, look prefixes up, lease them, put new ones.
  *
- * Model. A process attaches as one member (kvc_t) of an instance: the scheduler and the ranks of one engine share the instance id and secret. Blocks
- * live in memory the daemon lends: a lease (or put) gives pointers into it. Bytes never pass through the socket.
+ * Model. A process attaches as one member (kvc_t) of an instance: the scheduler and the ranks of one engine share
+ * the instance id and secret. Blocks live in memory the daemon lends: a lease (or put) gives pointers into it. Bytes
+ * never pass through the socket.
  *   kvc_match        how much of a prefix is there: shared memory only, no system call
  *   kvc_acquire      lease a prefix: it stays until released (or until its time to live ends)
  *   kvc_lease_read   copy blocks out, verified
  *   kvc_put_start .. kvc_put_write .. kvc_put_end   store new blocks
- * Non-blocking: every *_start call returns at once; kvc_poll() moves things on; the object's state says how far it is. Blocking forms take a
- * timeout. After the daemon has died or restarted, calls answer KVC_ERR_CLOSED or a miss at once; kvc_poll() (and any call) re-attaches by itself, and
- * every lease and put of before is over (KVC_ERR_REVOKED).
+ * Non-blocking: every *_start call returns at once; kvc_poll() moves things on; the object's state says how far it
+ * is. Blocking forms take a timeout. After the daemon has died or restarted, calls answer KVC_ERR_UNREACHABLE,
+ * KVC_ERR_CLOSED or a miss at once; kvc_poll() (and any call) re-attaches by itself, and every lease and put of before
+ * is over (KVC_ERR_REVOKED). A daemon that is stopped is a miss after 50 ms and KVC_ERR_DAEMON_STALE after a second.
  *
- * Threads. A kvc_t and everything made from it belong to one thread at a time, except kvc_match(), kvc_keys_*() and kvc_lease_read(), which any
- * thread may call while no other thread closes the object. Ownership: what a function returns through **p is the caller's until the matching free.
+ * Threads. A kvc_t and everything made from it belong to one thread at a time, except kvc_match(), kvc_keys_*() and
+ * kvc_lease_read(), which any thread may call while no other thread closes the object. Ownership: what a function
+ * returns through **p is the caller's until the matching free.
  * ABI. Structs the caller fills start with struct_size: set it to sizeof. Fields are only ever appended.
  */
 #ifndef KVC_H
@@ -40,8 +43,8 @@ typedef struct kvc_key {
 	uint8_t b[16];
 } kvc_key_t;
 
-/* A status: 0 is good, positive is an answer (a miss), negative is an error. The list is docs/status.md's; these are the ones a caller usually
- * tells apart. */
+/* A status: 0 is good, positive is an answer (a miss), negative is an error. The list is docs/status.md's; these are
+ * the ones a caller usually tells apart. */
 typedef int32_t kvc_status_t;
 enum {
 	KVC_OK = 0,
@@ -73,18 +76,18 @@ enum { KVC_ROLE_SCHEDULER = 0, KVC_ROLE_WORKER = 1, KVC_ROLE_BOTH = 2 };
 
 typedef struct kvc_config {
 	size_t struct_size;
-	const char *socket;           /* path; NULL: $KVD_SOCKET, else /run/kvd/default.sock */
-	const char *instance;         /* NULL: a random one (then secret is ignored) */
-	const uint8_t *secret;        /* 16 to 32 bytes, the same for all members */
+	const char *socket;    /* path; NULL: $KVD_SOCKET, else /run/kvd/default.sock */
+	const char *instance;  /* NULL: a random one (then secret is ignored) */
+	const uint8_t *secret; /* 16 to 32 bytes, the same for all members */
 	uint32_t secret_len;
-	uint32_t role;                /* KVC_ROLE_* */
+	uint32_t role; /* KVC_ROLE_* */
 	uint32_t rank;
-	const char *program;          /* shown by kvctl; NULL: the process name */
-	uint32_t timeout_ms;          /* of blocking calls without one of their own; 0: 5000 */
-	uint32_t spin_us;             /* busy-wait this long for a reply before sleeping; 0: 50; UINT32_MAX: never spin */
-	uint32_t staging_blocks;      /* largest put in blocks the staging is sized for; 0: 8192 */
-	int lazy;                     /* 1: kvc_attach succeeds without a daemon and attaches later */
-	int observe;                  /* 1: do not join an instance: documents and explain only, kvc_match() answers a miss (operators' tools) */
+	const char *program;     /* shown by kvctl; NULL: the process name */
+	uint32_t timeout_ms;     /* of blocking calls without one of their own; 0: 5000 */
+	uint32_t spin_us;        /* busy-wait this long for a reply before sleeping; 0: 50; UINT32_MAX: never spin */
+	uint32_t staging_blocks; /* largest put in blocks the staging is sized for; 0: 8192 */
+	int lazy;                /* 1: kvc_attach succeeds without a daemon and attaches later */
+	int observe; /* 1: do not join an instance: documents and explain only, kvc_match() answers a miss (operators' tools) */
 } kvc_config_t;
 
 /* Connect, join, map the shared memory. KVC_ERR_UNREACHABLE at once when nobody listens. */
@@ -93,8 +96,8 @@ KVC_API kvc_status_t kvc_attach(const kvc_config_t *config, kvc_t **p_kvc);
 KVC_API void kvc_detach(kvc_t *kvc);
 /* Readable when kvc_poll() has work; changes after a re-attach. -1: not attached. */
 KVC_API int kvc_fd(const kvc_t *kvc);
-/* Handle what has arrived, expire time-outs, re-attach when due; wait up to timeout_ms for something to arrive (0: do not wait). OK, or
- * KVC_ERR_CLOSED / KVC_ERR_UNREACHABLE while detached. */
+/* Handle what has arrived, expire time-outs, re-attach when due; wait up to timeout_ms for something to arrive (0:
+ * do not wait). OK, or KVC_ERR_CLOSED / KVC_ERR_UNREACHABLE while detached. */
 KVC_API kvc_status_t kvc_poll(kvc_t *kvc, uint32_t timeout_ms);
 /* Incarnation of the daemon attached to; 0: detached. */
 KVC_API uint64_t kvc_incarnation(const kvc_t *kvc);
@@ -108,15 +111,15 @@ typedef struct kvc_identity {
 	const char *model;
 	const char *weights;
 	const char *dtype;
-	const char *quantization;     /* NULL: "none" */
+	const char *quantization; /* NULL: "none" */
 	const char *rope;
-	const char *lora;             /* NULL: "none" */
-	const char *hash;             /* NULL: "kv1" */
-	uint32_t hash_tokens;         /* tokens a unit of the chain */
-	const char *groups;           /* NULL: "0:full:<hash_tokens>" */
-	const char *layout;           /* canonical layout text of the pool block (kvk/layout.h) */
-	const char *page_format;      /* NULL: "plain" */
-	const char *extra;            /* NULL: none */
+	const char *lora;        /* NULL: "none" */
+	const char *hash;        /* NULL: "kv1" */
+	uint32_t hash_tokens;    /* tokens a unit of the chain */
+	const char *groups;      /* NULL: "0:full:<hash_tokens>" */
+	const char *layout;      /* canonical layout text of the pool block (kvk/layout.h) */
+	const char *page_format; /* NULL: "plain" */
+	const char *extra;       /* NULL: none */
 } kvc_identity_t;
 
 typedef struct kvc_space_info {
@@ -125,14 +128,15 @@ typedef struct kvc_space_info {
 	uint32_t hash_tokens;
 	uint32_t block_bytes;
 	uint32_t heads;
-	uint32_t leaves;              /* digest leaves a head */
+	uint32_t leaves; /* digest leaves a head */
 } kvc_space_info_t;
 
 /* Open or create. The handle survives re-attaches (it is opened again). KVC_ERR_* when the identity is incomplete. */
 KVC_API kvc_status_t kvc_space_open(kvc_t *kvc, const kvc_identity_t *identity, kvc_space_t **p_space);
 KVC_API void kvc_space_close(kvc_space_t *space);
 KVC_API void kvc_space_get_info(const kvc_space_t *space, kvc_space_info_t *info);
-/* Canonical layout of the pool's blocks: the one asked for, or one that differs in the inner order only (permute on the way in and out). Borrowed. */
+/* Canonical layout of the pool's blocks: the one asked for, or one that differs in the inner order only (permute on
+ * the way in and out). Borrowed. */
 KVC_API const char *kvc_space_layout(const kvc_space_t *space);
 /* Drop all blocks of the space (weights changed in place). Blocking. */
 KVC_API kvc_status_t kvc_space_reset(kvc_space_t *space);
@@ -146,32 +150,43 @@ KVC_API void kvc_chain_begin(const kvc_space_t *space, kvc_chain_t *chain);
 /* `units` whole units of hash_tokens tokens; keys[units]. KVC_ERR_ARG: token 0xFFFFFFFF. */
 KVC_API kvc_status_t kvc_chain_tokens(kvc_chain_t *chain, const uint32_t *tokens, uint32_t units, kvc_key_t *keys);
 /* One unit with extra keys (salt, LoRA, multimodal): canonical bytes. */
-KVC_API kvc_status_t kvc_chain_unit(kvc_chain_t *chain, const void *extra, uint32_t extra_len, const uint32_t *tokens, kvc_key_t *key);
-/* Keys of the whole units of a prompt, from the root: *p_n = n_tokens / hash_tokens keys. `salt` (NULL or "": none) is an extra key of unit 0: its
- * canonical bytes are "cache_salt=" and the salt. KVC_ERR_ARG: more keys than cap. */
-KVC_API kvc_status_t kvc_keys_of(const kvc_space_t *space, const uint32_t *tokens, uint32_t n_tokens, const char *salt, kvc_key_t *keys, uint32_t cap, uint32_t *p_n);
+KVC_API kvc_status_t kvc_chain_unit(kvc_chain_t *chain, const void *extra, uint32_t extra_len, const uint32_t *tokens,
+				    kvc_key_t *key);
+typedef struct kvc_prompt {
+	const uint32_t *tokens;
+	uint32_t n_tokens;
+	const char *salt; /* an extra key of unit 0; NULL or "": none */
+} kvc_prompt_t;
+/* Keys of the whole units of a prompt, from the root: *p_n = n_tokens / hash_tokens keys. KVC_ERR_ARG: more than cap. */
+KVC_API kvc_status_t kvc_keys_of(const kvc_space_t *space, const kvc_prompt_t *prompt, kvc_key_t *keys, uint32_t cap,
+				 uint32_t *p_n);
 /* Key of an engine's own hash (16..60 bytes), bound to the space. */
 KVC_API kvc_status_t kvc_key_bind(const kvc_space_t *space, const void *hash, uint32_t len, kvc_key_t *key);
 
 /* ---- match ------------------------------------------------------------------------------------------------------- */
 
 typedef struct kvc_match {
-	uint32_t n;                   /* longest prefix in any tier, in keys */
-	uint32_t n_cpu;               /* longest prefix in CPU memory */
-	uint32_t why;                 /* kv_miss_reason_t of key n; 0: all there */
-	uint32_t probes;              /* cache lines looked at */
+	uint32_t n;      /* longest prefix in any tier, in keys */
+	uint32_t n_cpu;  /* longest prefix in CPU memory */
+	uint32_t why;    /* kv_miss_reason_t of key n; 0: all there */
+	uint32_t probes; /* cache lines looked at */
 } kvc_match_t;
 
-/* Longest resident prefix of n keys. Shared memory only: no system call, any thread. Never fails: without a live daemon it is a miss with its reason. */
+/* Longest resident prefix of n keys. Shared memory only: no system call, any thread. Never fails: without a live
+ * daemon it is a miss with its reason. */
 KVC_API void kvc_match(const kvc_space_t *space, const kvc_key_t *keys, uint32_t n, kvc_match_t *match);
 
 /* ---- leases ------------------------------------------------------------------------------------------------------ */
 
-/* Ask for the first n keys' blocks; blocks [0, skip) are held by the engine already and are only touched. The lease is PENDING until the answer has
- * come. ttl_ms 0: the daemon's default. */
-KVC_API kvc_status_t kvc_acquire_start(kvc_space_t *space, const kvc_key_t *keys, uint32_t n, uint32_t skip, uint32_t ttl_ms, kvc_lease_t **p_lease);
-/* The same, waiting for the answer (not for disk reads: kvc_lease_wait). KVC_MISS: nothing beyond skip is there; *p_lease is then NULL. */
-KVC_API kvc_status_t kvc_acquire(kvc_space_t *space, const kvc_key_t *keys, uint32_t n, uint32_t skip, uint32_t ttl_ms, kvc_lease_t **p_lease);
+/* Ask for the first n keys' blocks, n as kvc_match() found it: the answer is exact there, and shortened when something was
+ * evicted in between (a ladder of keys is sent, dense only near n). Blocks [0, skip) are held by the engine already and are only touched. The lease
+ * is PENDING until the answer has come. ttl_ms 0: the daemon's default. */
+KVC_API kvc_status_t kvc_acquire_start(kvc_space_t *space, const kvc_key_t *keys, uint32_t n, uint32_t skip,
+				       uint32_t ttl_ms, kvc_lease_t **p_lease);
+/* The same, waiting for the answer (not for disk reads: kvc_lease_wait). KVC_MISS: nothing beyond skip is there;
+ * *p_lease is then NULL. */
+KVC_API kvc_status_t kvc_acquire(kvc_space_t *space, const kvc_key_t *keys, uint32_t n, uint32_t skip, uint32_t ttl_ms,
+				 kvc_lease_t **p_lease);
 /* PENDING: no answer yet. OK: granted and valid. MISS: nothing leased. Else why it is over. */
 KVC_API kvc_status_t kvc_lease_state(const kvc_lease_t *lease);
 /* Blocks leased (skip included) and blocks whose bytes are there. */
@@ -184,12 +199,14 @@ KVC_API uint32_t kvc_lease_disk(const kvc_lease_t *lease);
 KVC_API kvc_status_t kvc_lease_wait(kvc_lease_t *lease, uint32_t n, uint32_t timeout_ms);
 /* OK: blocks that are not ready yet will be; else why they never will. Does not wait. */
 KVC_API kvc_status_t kvc_lease_rest(const kvc_lease_t *lease);
-/* Memory of block i (skip <= i < ready), read-only by contract, and its digests: leaves[heads][leaves]. Valid while kvc_lease_state() is OK, so check it
- * again after the copy. Any of p_data, p_leaves may be NULL. */
-KVC_API kvc_status_t kvc_lease_block(const kvc_lease_t *lease, uint32_t i, const void **p_data, const uint64_t **p_leaves);
-/* Copy blocks [first, first + count) to dst[count], each block_bytes long, verified in the same pass. KVC_ERR_CORRUPT: *p_bad names the block, which has
- * been reported to the daemon; earlier blocks are good. */
-KVC_API kvc_status_t kvc_lease_read(kvc_lease_t *lease, uint32_t first, uint32_t count, void *const *dst, uint32_t *p_bad);
+/* Memory of block i (skip <= i < ready), read-only by contract, and its digests: leaves[heads][leaves]. Valid while
+ * kvc_lease_state() is OK, so check it again after the copy. Any of p_data, p_leaves may be NULL. */
+KVC_API kvc_status_t kvc_lease_block(const kvc_lease_t *lease, uint32_t i, const void **p_data,
+				     const uint64_t **p_leaves);
+/* Copy blocks [first, first + count) to dst[count], each block_bytes long, verified in the same pass.
+ * KVC_ERR_CORRUPT: *p_bad names the block, which has been reported to the daemon; earlier blocks are good. */
+KVC_API kvc_status_t kvc_lease_read(kvc_lease_t *lease, uint32_t first, uint32_t count, void *const *dst,
+				    uint32_t *p_bad);
 /* Tell the daemon that block i was bad (found by the caller's own verification, e.g. a scatter). */
 KVC_API kvc_status_t kvc_lease_bad(kvc_lease_t *lease, uint32_t i);
 KVC_API kvc_status_t kvc_lease_renew(kvc_lease_t *lease, uint32_t ttl_ms);
@@ -204,15 +221,20 @@ typedef struct kvc_writer {
 
 typedef struct kvc_put_options {
 	size_t struct_size;
-	int durable;                      /* a durable acknowledgement is wanted */
-	const uint64_t *event_hashes;     /* [n], parallel to keys (the first `from` are not read), or NULL */
-	const uint32_t *tokens;           /* [n x block_tokens], from the prompt's start likewise, or NULL: events then carry no token ids */
-	const kvc_writer_t *writers;      /* NULL: this member writes all; else who writes what, this member found by its rank */
+	int durable;                  /* a durable acknowledgement is wanted */
+	const uint64_t *event_hashes; /* [n], parallel to keys (the first `from` are not read), or NULL */
+	const uint32_t *
+		tokens; /* [n x block_tokens], from the prompt's start likewise, or NULL: events then carry no token ids */
+	const kvc_writer_t
+		*writers; /* NULL: this member writes all; else who writes what, this member found by its rank */
 	uint32_t writer_count;
+	const void *const *blocks; /* kvc_put() only: n - from blocks of block_bytes each */
 } kvc_put_options_t;
 
-/* Reserve slots for keys[from .. n) of a prefix; keys[0 .. from) are its ancestors (the parent is keys[from - 1]). PENDING until the answer is there. */
-KVC_API kvc_status_t kvc_put_start(kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint32_t n, const kvc_put_options_t *options, kvc_put_t **p_put);
+/* Reserve slots for keys[from .. n) of a prefix; keys[0 .. from) are its ancestors (the parent is keys[from - 1]).
+ * PENDING until the answer is there. */
+KVC_API kvc_status_t kvc_put_start(kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint32_t n,
+				   const kvc_put_options_t *options, kvc_put_t **p_put);
 /* Wait for the answer to kvc_put_start. OK, or why nothing can be written. */
 KVC_API kvc_status_t kvc_put_ready(kvc_put_t *put, uint32_t timeout_ms);
 /* Blocks granted, from the first; may be fewer than asked (BUSY). */
@@ -221,23 +243,25 @@ KVC_API uint32_t kvc_put_n(const kvc_put_t *put);
 KVC_API kvc_status_t kvc_put_block(const kvc_put_t *put, uint32_t i, void **p_data);
 /* Copy block i in and digest it in the same pass (OK for ALREADY blocks: nothing is copied). */
 KVC_API kvc_status_t kvc_put_write(kvc_put_t *put, uint32_t i, const void *src);
-/* For callers that filled the memory themselves: the leaf digests of block i, [heads][leaves] of this rank's range, copied. */
+/* For callers that filled the memory themselves: the leaf digests of block i, [heads][leaves] of this rank's range,
+ * copied. */
 KVC_API kvc_status_t kvc_put_digests(kvc_put_t *put, uint32_t i, const uint64_t *leaves);
 /* Blocks [first, first + count) are filled by this rank: hand them in. Does not wait. */
 KVC_API kvc_status_t kvc_put_end(kvc_put_t *put, uint32_t first, uint32_t count);
 typedef struct kvc_put_result {
-	kvc_status_t status;              /* PENDING until PUT_DONE has come */
-	uint32_t visible;                 /* blocks from the put's first that are visible */
-	kvc_status_t durable_status;      /* PENDING until DURABLE has come; MISS when not asked for */
-	uint32_t durable;                 /* blocks from the root that are durable */
+	kvc_status_t status;         /* PENDING until PUT_DONE has come */
+	uint32_t visible;            /* blocks from the put's first that are visible */
+	kvc_status_t durable_status; /* PENDING until DURABLE has come; MISS when not asked for */
+	uint32_t durable;            /* blocks from the root that are durable */
 } kvc_put_result_t;
 KVC_API void kvc_put_get_result(const kvc_put_t *put, kvc_put_result_t *result);
 /* Wait until PUT_DONE (or DURABLE too, when asked for and `durable` is 1). */
 KVC_API kvc_status_t kvc_put_wait(kvc_put_t *put, int durable, uint32_t timeout_ms);
 /* Free the handle; an unfinished put is revoked. */
 KVC_API void kvc_put_free(kvc_put_t *put);
-/* Start, write all, end and wait: one call for simple callers. *p_visible counts from keys[from]. */
-KVC_API kvc_status_t kvc_put(kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint32_t n, const void *const *src, const kvc_put_options_t *options, uint32_t *p_visible);
+/* Start, write all of options->blocks, end and wait: one call for simple callers. *p_visible counts from keys[from]. */
+KVC_API kvc_status_t kvc_put(kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint32_t n,
+			     const kvc_put_options_t *options, uint32_t *p_visible);
 
 /* ---- leases and puts of other members ---------------------------------------------------------------------------- */
 
@@ -247,12 +271,15 @@ typedef struct kvc_handle {
 	uint32_t kind, first, n, reserved;
 } kvc_handle_t;
 KVC_API kvc_status_t kvc_lease_export(const kvc_lease_t *lease, kvc_handle_t *handle);
-/* A view of another member's lease: kvc_lease_read(), _block(), _wait() and _bad() work, kvc_release() frees the view only. KVC_ERR_REVOKED: of another
- * incarnation. The taker keeps its lease until all members have read. */
+/* A view of another member's lease: kvc_lease_read(), _block(), _wait() and _bad() work, kvc_release() frees the
+ * view only. KVC_ERR_REVOKED: of another incarnation. The taker keeps its lease until all members have read. A read
+ * that answers ERR_FAULT names a slab this member has not heard of yet: kvc_poll() and read again. */
 KVC_API kvc_status_t kvc_lease_import(kvc_space_t *space, const kvc_handle_t *handle, kvc_lease_t **p_lease);
 KVC_API kvc_status_t kvc_put_export(const kvc_put_t *put, kvc_handle_t *handle);
-/* A view of another member's put, to write `range` of every block: kvc_put_write(), _digests() and _end(). How the put ends is said to its starter. */
-KVC_API kvc_status_t kvc_put_import(kvc_space_t *space, const kvc_handle_t *handle, const kvc_writer_t *range, kvc_put_t **p_put);
+/* A view of another member's put, to write `range` of every block: kvc_put_write(), _digests() and _end(). How the
+ * put ends is said to its starter. ERR_FAULT from a write: as above. */
+KVC_API kvc_status_t kvc_put_import(kvc_space_t *space, const kvc_handle_t *handle, const kvc_writer_t *range,
+				    kvc_put_t **p_put);
 
 /* ---- looking in -------------------------------------------------------------------------------------------------- */
 
@@ -269,16 +296,20 @@ KVC_API void kvc_report(kvc_space_t *space, const kvc_report_t *report);
 /* Counters of this attachment. */
 typedef struct kvc_stats {
 	size_t struct_size;
-	uint64_t matches, match_hits, acquires, acquire_misses, blocks_read, bytes_read, blocks_put, bytes_put, corrupt, reattaches, timeouts, reports_dropped;
+	uint64_t matches, match_hits, acquires, acquire_misses, blocks_read, bytes_read, blocks_put, bytes_put, corrupt,
+		reattaches, timeouts, reports_dropped;
 	uint64_t leases_open, puts_open, slabs_mapped;
 } kvc_stats_t;
 KVC_API void kvc_get_stats(const kvc_t *kvc, kvc_stats_t *stats);
 
-/* Documents of the daemon as JSON (NUL-terminated, freed with kvc_free): what is KVC_DOC_*. KVC_DOC_CHECK: *p_value is the number of failed checks. */
+/* Documents of the daemon as JSON (NUL-terminated, freed with kvc_free): what is KVC_DOC_*. KVC_DOC_CHECK: *p_value
+ * is the number of failed checks. */
 enum { KVC_DOC_STATUS = 14, KVC_DOC_STATS = 15, KVC_DOC_CHECK = 16, KVC_DOC_CONFIG = 17 };
 KVC_API kvc_status_t kvc_document(kvc_t *kvc, int what, uint32_t detail, char **p_json, uint32_t *p_value);
-/* Where each key is: one byte a key (kv_tier_t bits, 0x80 being written, 0x40 quarantined); *p_why: reason of the first missing one. */
-KVC_API kvc_status_t kvc_explain(kvc_space_t *space, const kvc_key_t *keys, uint32_t n, uint8_t *tiers, uint32_t *p_why);
+/* Where each key is: one byte a key (kv_tier_t bits, 0x80 being written, 0x40 quarantined); *p_why: reason of the
+ * first missing one. */
+KVC_API kvc_status_t kvc_explain(kvc_space_t *space, const kvc_key_t *keys, uint32_t n, uint8_t *tiers,
+				 uint32_t *p_why);
 KVC_API void kvc_free(void *p);
 
 #ifdef __cplusplus

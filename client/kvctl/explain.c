@@ -76,6 +76,9 @@ static char *text_of(const kvctl_t *ctl, const char *argument)
 	char *text;
 	size_t len;
 
+	if (!argument) {
+		return NULL;
+	}
 	if (strcmp(argument, "-") != 0 && argument[0] != '@') {
 		return strdup(argument);
 	}
@@ -149,7 +152,7 @@ static char *identity_of(const kvctl_t *ctl, const char *number)
 	for (size_t i = 0; i < count; i++) {
 		struct json_object *space = json_object_array_get_idx(spaces, i);
 
-		if (number ? kvctl_u64(space, "id") == wanted : count == 1) {
+		if (number ? kvctl_u64(space, "space") == wanted : count == 1) {
 			found = space;
 		}
 	}
@@ -318,7 +321,8 @@ static int ask(const kvctl_t *ctl, kvc_space_t *space, const char *salt, prompt_
 	if (!prompt->keys || !prompt->tiers) {
 		return kvctl_error(ctl, KV_ERR_NOMEM, "out of memory for %u keys", cap);
 	}
-	status = kvc_keys_of(space, prompt->tokens, prompt->n_tokens, salt, prompt->keys, cap, &prompt->n);
+	status = kvc_keys_of(space, &(kvc_prompt_t){prompt->tokens, prompt->n_tokens, salt}, prompt->keys, cap,
+			     &prompt->n);
 	if (status == KVC_OK) {
 		status = kvc_explain(space, prompt->keys, prompt->n, prompt->tiers, &prompt->why);
 	}
@@ -328,8 +332,8 @@ static int ask(const kvctl_t *ctl, kvc_space_t *space, const char *salt, prompt_
 
 static int explain(const kvctl_t *ctl, const question_t *question, const char *identity, prompt_t *prompt)
 {
-	kvc_space_t *space;
-	kvc_t *kvc;
+	kvc_space_t *space = NULL;
+	kvc_t *kvc = NULL;
 	int code = kvctl_attach(ctl, &kvc);
 
 	if (code != 0) {

@@ -50,7 +50,8 @@ int kvctl_attach(const kvctl_t *ctl, kvc_t **p_kvc);
 int kvctl_document(const kvctl_t *ctl, int what, uint32_t detail, struct json_object **p_json, uint32_t *p_value);
 /* Say what libkvc said last; returns the exit code of `status`. */
 int kvctl_failed(const kvctl_t *ctl, kvc_status_t status);
-/* Say what is wrong with the command line or a file: "kvctl: ..." and, with --json, a document. Returns the exit code of `status`. */
+/* Say what is wrong with the command line or a file: "kvctl: ..." and, with --json, a document. Returns the exit code
+ * of `status`. */
 int kvctl_error(const kvctl_t *ctl, kv_status_t status, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 /* ---- print.c: the terminal ------------------------------------------------------------------------------------------------ */

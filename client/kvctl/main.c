@@ -48,7 +48,7 @@ static const char *value_of(const char *name, int argc, char **argv, int *at, in
 {
 	size_t len = strlen(name);
 
-	if (strncmp(argv[*at], name, len) != 0) {
+	if (!argv[*at] || strncmp(argv[*at], name, len) != 0) {
 		return NULL;
 	}
 	if (argv[*at][len] == '=') {

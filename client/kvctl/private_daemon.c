@@ -44,7 +44,7 @@ static void make_options(const private_daemon_t *daemon, uint32_t blocks, uint32
 			 char options[OPTIONS][OPTION_MAX])
 {
 	/* Slot, digests and ledger record of every block, and room for whole pages of each. */
-	uint64_t slot = (block_bytes + 4095u) / 4096u * 4096u;
+	uint64_t slot = ((uint64_t)block_bytes + 4095u) / 4096u * 4096u;
 	uint64_t pool = (uint64_t)blocks * (slot + 1024u + block_bytes / 512u) + (64u << 20);
 	int n = 0;
 

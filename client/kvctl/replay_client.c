@@ -129,7 +129,7 @@ static uint32_t load(client_t *client, uint32_t wanted, uint32_t *p_cpu, uint64_
 {
 	uint64_t start = now_ns();
 	uint32_t n = 0;
-	kvc_status_t status = kvc_acquire(client->space, client->keys, wanted, 0, 0, p_lease);
+	kvc_status_t status = wanted ? kvc_acquire(client->space, client->keys, wanted, 0, 0, p_lease) : KVC_MISS;
 
 	*p_cpu = 0;
 	if (status == KVC_OK) {
@@ -203,7 +203,7 @@ static void replay_request(client_t *client, uint32_t number, replay_samples_t s
 	kvc_match(client->space, client->keys, request->count, &match);
 	samples.match_ns[number] = now_ns() - start;
 
-	hit = load(client, request->count, &cpu, &samples.acquire_ns[number], &lease);
+	hit = load(client, match.n, &cpu, &samples.acquire_ns[number], &lease);
 	result->requests++;
 	result->input_tokens += request->input_tokens;
 	result->hit_blocks += hit;

@@ -75,6 +75,25 @@ static void print_hits(struct json_object *stats)
 	}
 }
 
+/* What people call the thing: its name, or the first line of its identity. */
+static void print_name(struct json_object *row)
+{
+	static const char *const names[] = {"program", "instance", "identity"};
+
+	for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+		const char *text = kvctl_str(row, names[i]);
+
+		if (*text) {
+			char line[64];
+
+			snprintf(line, sizeof line, "%.*s", (int)strcspn(text, "\n"), text);
+			printf("  ");
+			kvctl_print_text(line);
+			return;
+		}
+	}
+}
+
 /* An array of objects: a heading, then one line an object. */
 static void print_rows(const char *heading, struct json_object *array)
 {
@@ -83,15 +102,8 @@ static void print_rows(const char *heading, struct json_object *array)
 	}
 	printf("%s\n", heading);
 	for (size_t i = 0; i < json_object_array_length(array); i++) {
-		struct json_object *row = json_object_array_get_idx(array, i);
-		const char *name = kvctl_str(row, "program");
-
-		name = *name ? name : kvctl_str(row, "name");
-		if (*name) {
-			printf("  ");
-			kvctl_print_text(name);
-		}
-		print_numbers(row);
+		print_name(json_object_array_get_idx(array, i));
+		print_numbers(json_object_array_get_idx(array, i));
 	}
 }
 

@@ -22,8 +22,9 @@ static kv_status_t digests_take(kvd_core_t *core, const kvd_put_t *put, const kv
 
 			status = core->staging(core->staging_ctx, member, first, some * part, words);
 			if (status == KV_OK) {
-				status = core->world.digests(core->world.ctx, loc, w->head + head, some, leaf0 + leaf,
-							     part, words);
+				kvs_leaf_span_t span = {w->head + head, some, leaf0 + leaf, part};
+
+				status = core->world.digests(core->world.ctx, loc, &span, words);
 			}
 			first += some * part;
 		}

@@ -280,8 +280,13 @@ static kv_status_t put_publish_header(kvd_core_t *core, kvd_put_t *put, const kv
 	put->header = header;
 	atomic_store_explicit(&header->state, KV_LEASE_ACTIVE, memory_order_release);
 
-	status = core->world.claim(core->world.ctx, put->id, draft->instance->id, KV_LEASE_PUT, header, last->loc,
-				 &last->key, 0);
+	kvd_grant_t grant = {.id = put->id,
+			     .instance = draft->instance->id,
+			     .header = header,
+			     .deepest = last->loc,
+			     .deepest_key = &last->key};
+
+	status = core->world.claim(core->world.ctx, &grant);
 	put->in_ledger = status == KV_OK ? 1 : 0;
 
 	return status;

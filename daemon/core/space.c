@@ -256,6 +256,15 @@ static int geometry_valid(const kvd_space_open_t *ask)
 	       g->leaves % ((g->page_bytes + g->leaf_bytes - 1) / g->leaf_bytes) == 0;
 }
 
+/* Tell the disk tier's superblock the space's epoch. */
+static kv_status_t epoch_record(kvd_core_t *core, const kvd_space_t *space, uint64_t epoch, kvs_done_fn done, void *arg)
+{
+	kvs_epoch_t e = {
+		.root = space->root, .ns = core->ns[space->ns]->name, .identity = space->identity, .epoch = epoch};
+
+	return kvs_epoch_set(core->tier[KVD_DISK], &e, done, arg);
+}
+
 kv_status_t kvd_space_open(kvd_core_t *core, const kvd_space_open_t *ask, kvd_space_info_t *p_info)
 {
 	kvd_ns_t *ns = ask->ns < core->ns_count ? core->ns[ask->ns] : NULL;
@@ -285,8 +294,7 @@ kv_status_t kvd_space_open(kvd_core_t *core, const kvd_space_open_t *ask, kvd_sp
 		kvd_mirror_epoch(&ns->mirror, space->id, space->epoch);
 		if (core->tier[KVD_DISK] && kvs_epoch_get(core->tier[KVD_DISK], space->root) == 0) {
 			core->outstanding++;
-			status = kvs_epoch_set(core->tier[KVD_DISK], space->root, ns->name, space->identity,
-					       space->epoch, opened, core);
+			status = epoch_record(core, space, space->epoch, opened, core);
 			if (status != KV_OK) {
 				opened(core, status);
 			}
@@ -349,8 +357,9 @@ static kv_status_t reset_record(kvd_core_t *core, const kvd_space_t *space, kvd_
 	if (!reset) {
 		return KV_ERR_NOMEM;
 	}
-	*reset = (kvd_reset_t){.core = core, .member = member, .frame_id = frame_id, .epoch = space->epoch + 1, .asking = 1};
-	status = kvs_epoch_set(core->tier[KVD_DISK], space->root, core->ns[space->ns]->name, space->identity, reset->epoch, reset_done, reset);
+	*reset = (kvd_reset_t){
+		.core = core, .member = member, .frame_id = frame_id, .epoch = space->epoch + 1, .asking = 1};
+	status = epoch_record(core, space, reset->epoch, reset_done, reset);
 	reset->asking = 0;
 	if (status == KV_OK && !reset->done) {
 		core->pending_resets++;
@@ -363,8 +372,8 @@ static kv_status_t reset_record(kvd_core_t *core, const kvd_space_t *space, kvd_
 	return status;
 }
 
-kv_status_t kvd_space_reset(kvd_core_t *core, uint32_t ns, kvd_member_t member, uint64_t frame_id, const kv_msg_space_reset_t *ask,
-			    kv_msg_space_reset_reply_t *reply)
+kv_status_t kvd_space_reset(kvd_core_t *core, uint32_t ns, kvd_member_t member, uint64_t frame_id,
+			    const kv_msg_space_reset_t *ask, kv_msg_space_reset_reply_t *reply)
 {
 	kvd_space_t *space;
 	uint32_t tree;

@@ -39,7 +39,8 @@ static void put_degraded(kvd_host_t *host, kv_text_t *text)
 		int is;
 		const char *sentence;
 	} facts[] = {
-		{host->options->cpu_huge_pages != KVS_HUGE_OFF && kv_metric_get(m, KV_M_CPU_HUGE_PAGES) == 0,
+		{host->options->cpu_huge_pages != KVS_HUGE_OFF && kvs_pool_slab_count(host->cpu) > 0 &&
+			 kv_metric_get(m, KV_M_CPU_HUGE_PAGES) == 0,
 		 "the CPU pool is not on huge pages"},
 		{!host->disk, "there is no disk tier: nothing survives a restart"},
 		{kv_metric_get(m, KV_M_DISK_FALLBACK) != 0, "io_uring is not available: the disk tier uses plain I/O"},
@@ -76,7 +77,7 @@ static void put_sessions(kvd_host_t *host, const kvd_namespace_t *ns, kv_text_t 
 		kv_text_addf(text,
 			     ",\"pid\":%d,\"uid\":%u,\"member\":%llu,\"age_ns\":%llu,\"requests\":%llu,\"queued_"
 			     "bytes\":%zu}",
-			     (int)s->pid, (unsigned)s->uid, (unsigned long long)kvd_member_id(s->member),
+			     (int)s->pid, (unsigned)s->uid, (unsigned long long)kvd_entry_id(s->member),
 			     (unsigned long long)(now - s->opened_ns), (unsigned long long)s->requests, s->out_bytes);
 		comma = ",";
 	}
@@ -107,7 +108,9 @@ static void status_json(kvd_host_t *host, const kvd_namespace_t *ns, uint32_t de
 	put_tier(text, "disk", host->disk);
 	kv_text_addf(text, "},");
 	put_degraded(host, text);
-	kv_text_addf(text, ",\"core\":");
+	/* A fault, as opposed to a fact of the machine or the configuration. */
+	kv_text_addf(text, ",\"healthy\":%s,\"core\":",
+		     host->accept_paused || kv_metric_get(&host->metrics, KV_M_DISK_OFF) != 0 ? "false" : "true");
 	out = rest(text, &cap);
 	text->len += kvd_core_status_json(host->core, ns->id, detail, out, cap);
 	if (detail >= 2) {
@@ -151,9 +154,9 @@ static uint32_t check_sessions(kvd_host_t *host, kv_text_t *text)
 	for (const kvd_session_t *s = host->sessions; s; s = s->next) {
 		sessions++;
 		bytes += s->in_cap;
-		joined += s->member != NULL && kvd_member_session(s->member) == s;
+		joined += s->member != NULL && kvd_entry_session(s->member) == s;
 	}
-	attached = kvd_members_attached(host);
+	attached = kvd_entries_attached(host);
 	ok = sessions == host->session_count && bytes == host->receive_bytes && joined == attached;
 	snprintf(detail, sizeof detail, "%u sessions, %u of them members, %zu bytes of receive buffers", sessions,
 		 joined, bytes);
@@ -182,7 +185,7 @@ static uint32_t check_fds(kvd_host_t *host, kv_text_t *text)
 {
 	uint32_t open = kvd_count_fds();
 	uint32_t slabs = kvs_pool_slab_count(host->cpu) - host->own_slabs;
-	uint32_t known = host->own_fds + host->session_count + kvd_members_fds(host) + 2 * slabs;
+	uint32_t known = host->own_fds + host->session_count + kvd_entries_fds(host) + 2 * slabs;
 	uint32_t slack = FD_SLACK;
 	char detail[160];
 	int ok = open <= known + slack;

@@ -67,6 +67,7 @@ struct kvd_host {
 	kvd_source_t keeper;
 	kvd_source_t cpu_ready;
 	kvd_source_t disk_ready;
+	uint64_t look_ns;        /* when spinning last looked at a socket */
 	uint64_t busy_until_ns;  /* spin until then */
 	uint64_t next_drain_ns;  /* report rings, timeouts */
 	uint64_t next_second_ns; /* gauges */
@@ -151,20 +152,20 @@ void kvd_world_commit(kvd_host_t *host);
 /* ---- join.c ------------------------------------------------------------------------------------------------------------ */
 
 /* NULL when it is unknown. The other two take NULL. */
-kvd_member_entry_t *kvd_member_find(kvd_host_t *host, kvd_member_t id);
-kvd_member_t kvd_member_id(const kvd_member_entry_t *member);
-kvd_session_t *kvd_member_session(const kvd_member_entry_t *member);
+kvd_member_entry_t *kvd_entry_find(kvd_host_t *host, kvd_member_t id);
+kvd_member_t kvd_entry_id(const kvd_member_entry_t *member);
+kvd_session_t *kvd_entry_session(const kvd_member_entry_t *member);
 /* The session of a member is at end of file. */
-void kvd_member_session_ended(kvd_host_t *host, kvd_member_entry_t *member);
+void kvd_entry_session_ended(kvd_host_t *host, kvd_member_entry_t *member);
 /* Copy reports out of all rings, a bounded number each. */
-void kvd_members_drain(kvd_host_t *host);
+void kvd_entries_drain(kvd_host_t *host);
 /* Free members that have gone and the areas of instances the core has done with. */
-void kvd_members_reap(kvd_host_t *host);
-void kvd_members_fini(kvd_host_t *host);
+void kvd_entries_reap(kvd_host_t *host);
+void kvd_entries_fini(kvd_host_t *host);
 /* Members with a session, and descriptors held for members and instances. */
-uint32_t kvd_members_attached(const kvd_host_t *host);
-uint32_t kvd_members_fds(const kvd_host_t *host);
-kv_status_t kvd_member_staging(void *ctx, kvd_member_t id, uint64_t first, uint32_t words, uint64_t *out);
+uint32_t kvd_entries_attached(const kvd_host_t *host);
+uint32_t kvd_entries_fds(const kvd_host_t *host);
+kv_status_t kvd_entry_staging(void *ctx, kvd_member_t id, uint64_t first, uint32_t words, uint64_t *out);
 
 /* Open descriptors of this process (document.c). */
 uint32_t kvd_count_fds(void);

@@ -43,7 +43,7 @@ static kvd_member_entry_t **bucket_of(kvd_host_t *host, kvd_member_t id)
 	return &host->members[(id * UINT64_C(0x9e3779b97f4a7c15)) >> 54];
 }
 
-kvd_member_entry_t *kvd_member_find(kvd_host_t *host, kvd_member_t id)
+kvd_member_entry_t *kvd_entry_find(kvd_host_t *host, kvd_member_t id)
 {
 	kvd_member_entry_t *member = *bucket_of(host, id);
 
@@ -54,12 +54,12 @@ kvd_member_entry_t *kvd_member_find(kvd_host_t *host, kvd_member_t id)
 	return member;
 }
 
-kvd_member_t kvd_member_id(const kvd_member_entry_t *member)
+kvd_member_t kvd_entry_id(const kvd_member_entry_t *member)
 {
 	return member ? member->id : 0;
 }
 
-kvd_session_t *kvd_member_session(const kvd_member_entry_t *member)
+kvd_session_t *kvd_entry_session(const kvd_member_entry_t *member)
 {
 	return member ? member->session : NULL;
 }
@@ -75,7 +75,7 @@ static kvd_instance_entry_t *instance_find(kvd_host_t *host, kvd_instance_t id)
 	return entry;
 }
 
-uint32_t kvd_members_attached(const kvd_host_t *host)
+uint32_t kvd_entries_attached(const kvd_host_t *host)
 {
 	uint32_t n = 0;
 
@@ -88,7 +88,7 @@ uint32_t kvd_members_attached(const kvd_host_t *host)
 	return n;
 }
 
-uint32_t kvd_members_fds(const kvd_host_t *host)
+uint32_t kvd_entries_fds(const kvd_host_t *host)
 {
 	uint32_t n = 0;
 
@@ -157,7 +157,7 @@ static void drain(kvd_host_t *host, kvd_member_entry_t *member, uint32_t limit)
 	atomic_store_explicit(&header->tail, member->tail, memory_order_release);
 }
 
-void kvd_members_drain(kvd_host_t *host)
+void kvd_entries_drain(kvd_host_t *host)
 {
 	for (uint32_t i = 0; i < KVD_MEMBER_BUCKETS; i++) {
 		for (kvd_member_entry_t *member = host->members[i]; member; member = member->next) {
@@ -168,9 +168,9 @@ void kvd_members_drain(kvd_host_t *host)
 	}
 }
 
-kv_status_t kvd_member_staging(void *ctx, kvd_member_t id, uint64_t first, uint32_t words, uint64_t *out)
+kv_status_t kvd_entry_staging(void *ctx, kvd_member_t id, uint64_t first, uint32_t words, uint64_t *out)
 {
-	kvd_member_entry_t *member = kvd_member_find(ctx, id);
+	kvd_member_entry_t *member = kvd_entry_find(ctx, id);
 
 	if (!member || !member->session || first > member->staging_words || words > member->staging_words - first) {
 		return KV_ERR_ARG;
@@ -202,7 +202,7 @@ static void member_gone(kvd_host_t *host, kvd_member_entry_t *member)
 	host->gone = member;
 }
 
-void kvd_member_session_ended(kvd_host_t *host, kvd_member_entry_t *member)
+void kvd_entry_session_ended(kvd_host_t *host, kvd_member_entry_t *member)
 {
 	drain(host, member, RING_RECORDS);
 	member->session = NULL;
@@ -245,7 +245,7 @@ static void instance_free(kvd_instance_entry_t *entry)
 	free(entry);
 }
 
-void kvd_members_reap(kvd_host_t *host)
+void kvd_entries_reap(kvd_host_t *host)
 {
 	kvd_instance_t ended[16];
 	uint32_t n;
@@ -272,7 +272,7 @@ void kvd_members_reap(kvd_host_t *host)
 	} while (n == KV_COUNT_OF(ended));
 }
 
-void kvd_members_fini(kvd_host_t *host)
+void kvd_entries_fini(kvd_host_t *host)
 {
 	for (uint32_t i = 0; i < KVD_MEMBER_BUCKETS; i++) {
 		while (host->members[i]) {

@@ -161,7 +161,7 @@ static int sleep_for(kvd_host_t *host, struct epoll_event *events, uint64_t ns)
 /* Somebody who has just asked will probably ask again: look before sleeping. Returns events, or 0 with host->frames > 0, or 0: time is over. */
 static int spin(kvd_host_t *host, struct epoll_event *events, uint64_t until_ns)
 {
-	while (kv_now_ns(host->env) < until_ns) {
+	while ((host->look_ns = kv_now_ns(host->env)) < until_ns) {
 		for (uint32_t i = 0; i < SPIN_LOOKS && host->hot && !host->hot->doomed; i++) {
 			kvd_session_read(host, host->hot);
 			if (host->frames > 0 || host->doomed_count > 0) {
@@ -212,7 +212,7 @@ static void housekeeping(kvd_host_t *host)
 	atomic_store_explicit(&host->health.turn_ns, now, memory_order_relaxed);
 	if (now >= host->next_drain_ns) {
 		host->next_drain_ns = now + DRAIN_NS;
-		kvd_members_drain(host);
+		kvd_entries_drain(host);
 		kvd_sessions_expire(host, now);
 	}
 	if (now >= host->next_second_ns) {
@@ -233,7 +233,7 @@ static uint64_t turn(kvd_host_t *host, uint64_t wait_ns)
 
 	host->frames = 0;
 	n = wait_for_events(host, events, wait_ns);
-	start = kv_now_ns(host->env);
+	start = host->frames > 0 ? host->look_ns : kv_now_ns(host->env);
 	for (int i = 0; i < n; i++) {
 		kvd_source_t *source = events[i].data.ptr;
 		source->ready(host, source, events[i].events);
@@ -244,7 +244,7 @@ static uint64_t turn(kvd_host_t *host, uint64_t wait_ns)
 	kvd_world_sync(host);
 	housekeeping(host);
 	kvd_sessions_reap(host);
-	kvd_members_reap(host);
+	kvd_entries_reap(host);
 
 	uint64_t end = kv_now_ns(host->env);
 	if (host->frames > 0) {

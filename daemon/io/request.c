@@ -48,9 +48,12 @@ static kv_status_t hello(kvd_host_t *host, kvd_call_t *call)
 static kv_status_t core_request(kvd_host_t *host, kvd_call_t *call)
 {
 	const kvd_session_t *session = call->session;
-	kvd_member_t member = session->member ? kvd_member_id(session->member) : 0;
-	kv_status_t status = kvd_core_request(host->core, session->ns->id, member, call->header->code, call->header->id,
-					      call->ask, call->reply, &call->detail);
+	kvd_ask_t ask = {.ns = session->ns->id,
+			 .member = session->member ? kvd_entry_id(session->member) : 0,
+			 .code = call->header->code,
+			 .frame_id = call->header->id,
+			 .msg = call->ask};
+	kv_status_t status = kvd_core_request(host->core, &ask, call->reply, &call->detail);
 
 	kvd_world_commit(host);
 	kvd_world_sync(host);
@@ -159,7 +162,7 @@ void kvd_request_late(void *ctx, kvd_member_t member, uint16_t code, uint64_t fr
 		      const kv_msg_t *reply)
 {
 	kvd_host_t *host = ctx;
-	kvd_session_t *session = kvd_member_session(kvd_member_find(host, member));
+	kvd_session_t *session = kvd_entry_session(kvd_entry_find(host, member));
 	kv_frame_header_t header = {.code = code, .id = frame_id};
 
 	if (session) {

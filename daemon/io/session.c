@@ -34,7 +34,7 @@ void kvd_session_open(kvd_host_t *host, kvd_namespace_t *ns, int fd)
 	if (!session) {
 		goto err_close;
 	}
-	session->in = malloc(IN_SMALL);
+	session->in = host->receive_bytes + IN_SMALL <= host->options->limits_receive ? malloc(IN_SMALL) : NULL;
 	if (!session->in) {
 		goto err_free;
 	}
@@ -127,7 +127,7 @@ void kvd_sessions_reap(kvd_host_t *host)
 		next = session->next;
 		if (session->doomed) {
 			if (session->member) {
-				kvd_member_session_ended(host, session->member);
+				kvd_entry_session_ended(host, session->member);
 			}
 			session_free(host, session);
 		}
@@ -140,7 +140,7 @@ void kvd_sessions_fini(kvd_host_t *host)
 {
 	while (host->sessions) {
 		if (host->sessions->member) {
-			kvd_member_session_ended(host, host->sessions->member);
+			kvd_entry_session_ended(host, host->sessions->member);
 		}
 		session_free(host, host->sessions);
 	}

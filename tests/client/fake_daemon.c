@@ -143,7 +143,7 @@ static const char status_json[] =
 	"\"sessions\":2},\"healthy\":false,\"tiers\":{\"cpu\":{\"medium\":\"CPU\",\"limit_bytes\":4194304,\"used_"
 	"bytes\":1048576,"
 	"\"quarantined_bytes\":4096},\"disk\":null},\"degraded\":[\"there is no disk tier\"],\"core\":{\"blocks\":64,"
-	"\"spaces\":[{\"id\":0,\"name\":\"test\",\"blocks\":64,\"identity\":\"model=test\\nweights=r1\\ndtype=bf16\\n"
+	"\"spaces\":[{\"space\":0,\"blocks\":64,\"identity\":\"model=test\\nweights=r1\\ndtype=bf16\\n"
 	"quantization=none\\nrope=none\\nlora=none\\nhash=kv1\\nhash_tokens=16\\ngroups=0:full:16\\nlayout=kvk1 "
 	"heads%3D2\\n"
 	"page_format=plain\\n\"}]}}";
@@ -397,11 +397,13 @@ static void *serve(void *arg)
 	while (!atomic_load(&fake->stop)) {
 		struct pollfd fds[FAKE_SESSIONS + 2];
 
+		pthread_mutex_lock(&fake->lock);
 		for (uint32_t i = 0; i < FAKE_SESSIONS; i++) {
 			fds[i] = (struct pollfd){.fd = fake->sessions[i].fd, .events = POLLIN};
 		}
 		fds[FAKE_SESSIONS] = (struct pollfd){.fd = fake->listener, .events = POLLIN};
 		fds[FAKE_SESSIONS + 1] = (struct pollfd){.fd = fake->wake[0], .events = POLLIN};
+		pthread_mutex_unlock(&fake->lock);
 		(void)poll(fds, FAKE_SESSIONS + 2, 5);
 
 		pthread_mutex_lock(&fake->lock);

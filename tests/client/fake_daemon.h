@@ -1,7 +1,7 @@
 /* fake_daemon.h -- a small daemon in a thread that keeps the protocol exactly, except where a test tells it not to.
  *
- * One namespace, one space geometry, one slab; blocks live in an array. Real sockets, real memfds, so libkvc runs unchanged against it. Faults are
- * knobs, read at each request: set them before or while it runs.
+ * One namespace, one space geometry, one slab; blocks live in an array. Real sockets, real memfds, so libkvc runs
+ * unchanged against it. Faults are knobs, read at each request: set them before or while it runs.
  */
 #ifndef TESTS_FAKE_DAEMON_H
 #define TESTS_FAKE_DAEMON_H

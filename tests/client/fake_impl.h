@@ -1,4 +1,5 @@
-/* fake_impl.h -- between fake_daemon.c (sockets), fake_store.c (blocks, leases, puts) and fake_area.c (shared memory). */
+/* fake_impl.h -- between fake_daemon.c (sockets), fake_store.c (blocks, leases, puts) and fake_area.c (shared
+ * memory). */
 #ifndef TESTS_FAKE_IMPL_H
 #define TESTS_FAKE_IMPL_H
 

@@ -1,4 +1,5 @@
-/* fake-kvd PATH: the fake daemon as a program, until its standard input ends. Stands in for kvd where only a client is tested. */
+/* fake-kvd PATH: the fake daemon as a program, until its standard input ends. Stands in for kvd where only a client
+ * is tested. */
 #include "fake_daemon.h"
 
 #include <stdio.h>

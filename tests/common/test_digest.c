@@ -46,24 +46,40 @@ static int teardown(void **state)
 	for (const kv_digest_ops_t *const *p_##ops = kv_digest_builds(), *ops; (ops = *p_##ops) != NULL; p_##ops++)    \
 		if (kv_digest_runs_here(ops))
 
-static void check_copy(const kv_digest_ops_t *ops, size_t to, size_t from, size_t n)
+/* Copied whole, and not a byte around it. */
+static void check_bytes(const kv_digest_ops_t *ops, const uint8_t *out, size_t from, size_t n)
 {
-	const uint64_t expected = XXH3_64bits(src + from, n);
-	uint8_t *out = dst + 64 + to;
-
-	memset(out - 64, GUARD, n + 128);
-	if (ops->digest(src + from, n) != expected) {
-		fail_msg("%s: digest of %zu bytes at %zu", ops->name, n, from);
-	}
-	if (kv_copy_digest_by(ops, out, src + from, n) != expected) {
-		fail_msg("%s: fused digest of %zu bytes, %zu to %zu", ops->name, n, from, to);
-	}
 	if (memcmp(out, src + from, n) != 0) {
-		fail_msg("%s: copy of %zu bytes, %zu to %zu", ops->name, n, from, to);
+		fail_msg("%s: copy of %zu bytes at %zu", ops->name, n, from);
 	}
 	for (size_t i = 0; i < 64; i++) {
 		assert_int_equal(out[-1 - (ptrdiff_t)i], GUARD);
 		assert_int_equal(out[n + i], GUARD);
+	}
+}
+
+static void check_copy(const kv_digest_ops_t *ops, size_t to, size_t from, size_t n)
+{
+	const uint64_t expected = XXH3_64bits(src + from, n);
+	uint8_t *out = dst + 64 + to;
+	const kv_copy_run_t leaf = {out, src + from, n, n, n, 1};
+	uint64_t digest;
+
+	if (ops->digest(src + from, n) != expected) {
+		fail_msg("%s: digest of %zu bytes at %zu", ops->name, n, from);
+	}
+	memset(out - 64, GUARD, n + 128);
+	kv_copy_digest_leaves_by(ops, &leaf, &digest);
+	if (digest != expected) {
+		fail_msg("%s: fused digest of %zu bytes, %zu to %zu", ops->name, n, from, to);
+	}
+	check_bytes(ops, out, from, n);
+	if (to % 64 == 0) {
+		memset(out - 64, GUARD, n + 128);
+		if (ops->copy(out, src + from, n, NULL, KV_STORE_STREAM) != expected) {
+			fail_msg("%s: streamed digest of %zu bytes at %zu", ops->name, n, from);
+		}
+		check_bytes(ops, out, from, n);
 	}
 }
 
@@ -124,6 +140,9 @@ static void p1_leaves_of_a_block_are_those_of_single_calls(void **state)
 		assert_int_equal(dst[leaves[i] * 16], GUARD);
 		for (size_t k = 0; k < 16; k++) {
 			assert_int_equal(digests[k], XXH3_64bits(src + k * leaves[i], leaves[i]));
+			assert_int_equal(kv_copy_digest_part(dst, src + k * leaves[i], leaves[i]), digests[k]);
+			kv_copy_fence();
+			assert_memory_equal(dst, src + k * leaves[i], leaves[i]);
 		}
 	}
 	assert_int_equal(kv_digest_root(digests, 16), XXH3_64bits(digests, sizeof digests));

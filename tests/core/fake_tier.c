@@ -17,7 +17,8 @@ static kv_status_t fake_class_open(kvs_tier_t *tier, const char *ns, const kvs_g
 	fake_tier_t *fake = fake_of(tier);
 
 	for (uint32_t i = 0; i < fake->class_count; i++) {
-		if (strcmp(fake->classes[i].ns, ns) == 0 && memcmp(&fake->classes[i].geometry, geometry, sizeof *geometry) == 0) {
+		if (strcmp(fake->classes[i].ns, ns) == 0 &&
+		    memcmp(&fake->classes[i].geometry, geometry, sizeof *geometry) == 0) {
 			*p_class = i;
 			return KV_OK;
 		}
@@ -32,7 +33,8 @@ static kv_status_t fake_class_open(kvs_tier_t *tier, const char *ns, const kvs_g
 	return KV_OK;
 }
 
-static kv_status_t fake_alloc(kvs_tier_t *tier, uint32_t slot_class, kvs_state_t state, uint64_t owner, const kvs_meta_t *meta, kvs_loc_t *p_loc)
+static kv_status_t fake_alloc(kvs_tier_t *tier, uint32_t slot_class, kvs_state_t state, uint64_t owner,
+			      const kvs_meta_t *meta, kvs_loc_t *p_loc)
 {
 	fake_tier_t *fake = fake_of(tier);
 	fake_slot_t *slot;
@@ -87,8 +89,8 @@ static void fake_free(kvs_tier_t *tier, kvs_loc_t loc)
 	fake_tier_t *fake = fake_of(tier);
 	fake_slot_t *slot = slot_of(fake, loc);
 
-	kv_assert(slot && !slot->freed);              /* the core frees what it owns, once */
-	kv_assert(fake->disk || slot->busy == 0);     /* and no memory under a transfer */
+	kv_assert(slot && !slot->freed);          /* the core frees what it owns, once */
+	kv_assert(fake->disk || slot->busy == 0); /* and no memory under a transfer */
 	if (slot->busy > 0) {
 		slot->freed = 1;
 	} else {
@@ -166,24 +168,21 @@ static kv_status_t fake_flush(kvs_tier_t *tier, kvs_done_fn done, void *arg)
 	return enqueue(fake_of(tier), (fake_op_t){.done = done, .arg = arg, .kind = 2});
 }
 
-static kv_status_t fake_epoch_set(kvs_tier_t *tier, const uint8_t root[32], const char *ns, const char *identity, uint64_t epoch, kvs_done_fn done,
-				  void *arg)
+static kv_status_t fake_epoch_set(kvs_tier_t *tier, const kvs_epoch_t *epoch, kvs_done_fn done, void *arg)
 {
 	fake_tier_t *fake = fake_of(tier);
 	uint32_t i = 0;
 
-	(void)ns;
-	(void)identity;
 	if (fake->queue_limit && fake->op_count >= fake->queue_limit) {
 		return KV_ERR_BUSY;
 	}
-	while (i < fake->root_count && memcmp(fake->roots[i].root, root, 32) != 0) {
+	while (i < fake->root_count && memcmp(fake->roots[i].root, epoch->root, 32) != 0) {
 		i++;
 	}
 	kv_assert(i < KV_COUNT_OF(fake->roots));
 	fake->root_count = i == fake->root_count ? i + 1 : fake->root_count;
-	memcpy(fake->roots[i].root, root, 32);
-	fake->roots[i].epoch = epoch;
+	memcpy(fake->roots[i].root, epoch->root, 32);
+	fake->roots[i].epoch = epoch->epoch;
 
 	return enqueue(fake, (fake_op_t){.done = done, .arg = arg, .kind = 3});
 }
@@ -207,7 +206,9 @@ static kv_status_t fake_recover(kvs_tier_t *tier, kvs_found_fn found, void *arg)
 	uint32_t deepest = 0;
 
 	for (uint32_t i = 0; i < fake->cap; i++) {
-		deepest = fake->slots[i].state == KVS_READY && fake->slots[i].meta.depth > deepest ? fake->slots[i].meta.depth : deepest;
+		deepest = fake->slots[i].state == KVS_READY && fake->slots[i].meta.depth > deepest
+				  ? fake->slots[i].meta.depth
+				  : deepest;
 	}
 	for (uint32_t depth = 1; depth <= deepest; depth++) {
 		for (uint32_t i = 0; i < fake->cap; i++) {
@@ -228,7 +229,8 @@ static void fake_usage(kvs_tier_t *tier, kvs_usage_t *p_usage)
 {
 	fake_tier_t *fake = fake_of(tier);
 
-	*p_usage = (kvs_usage_t){.limit_bytes = (uint64_t)fake->cap * 4096, .slots = fake->cap, .free_slots = fake->free_count};
+	*p_usage = (kvs_usage_t){
+		.limit_bytes = (uint64_t)fake->cap * 4096, .slots = fake->cap, .free_slots = fake->free_count};
 	for (uint32_t i = 0; i < fake->cap; i++) {
 		if (fake->slots[i].state == KVS_QUARANTINED) {
 			p_usage->quarantined_slots++;
@@ -306,17 +308,23 @@ static void fake_close(kvs_tier_t *tier)
 }
 
 static const kvs_tier_ops_t ops_cpu = {
-	"CPU",           fake_class_open, fake_alloc, fake_set_state, fake_free,  fake_mem,       fake_store, fake_load,  fake_flush,
-	fake_epoch_set,  fake_epoch_get,  fake_recover, fake_usage,   fake_event_fd, fake_poll,   fake_in_flight, fake_check, fake_close,
+	"CPU",      fake_class_open, fake_alloc, fake_set_state, fake_free,      fake_mem,
+	fake_store, fake_load,       fake_flush, fake_epoch_set, fake_epoch_get, fake_recover,
+	fake_usage, fake_event_fd,   fake_poll,  fake_in_flight, fake_check,     fake_close,
 };
 static const kvs_tier_ops_t ops_disk = {
-	"DISK",          fake_class_open, fake_alloc, fake_set_state, fake_free,  fake_mem,       fake_store, fake_load,  fake_flush,
-	fake_epoch_set,  fake_epoch_get,  fake_recover, fake_usage,   fake_event_fd, fake_poll,   fake_in_flight, fake_check, fake_close,
+	"DISK",     fake_class_open, fake_alloc, fake_set_state, fake_free,      fake_mem,
+	fake_store, fake_load,       fake_flush, fake_epoch_set, fake_epoch_get, fake_recover,
+	fake_usage, fake_event_fd,   fake_poll,  fake_in_flight, fake_check,     fake_close,
 };
 
 void fake_tier_init(fake_tier_t *fake, int disk, uint32_t cap, uint64_t seed)
 {
-	*fake = (fake_tier_t){.tier.ops = disk ? &ops_disk : &ops_cpu, .disk = disk, .cap = cap, .rng.state = seed, .fail_with = KV_ERR_IO};
+	*fake = (fake_tier_t){.tier.ops = disk ? &ops_disk : &ops_cpu,
+			      .disk = disk,
+			      .cap = cap,
+			      .rng.state = seed,
+			      .fail_with = KV_ERR_IO};
 	fake->slots = calloc(cap, sizeof *fake->slots);
 	fake->free_list = calloc(cap, sizeof *fake->free_list);
 	for (uint32_t i = 0; i < cap; i++) {

@@ -69,13 +69,10 @@ static void world_publish(void *ctx, const kvd_event_t *event)
 	}
 }
 
-static kv_status_t world_claim(void *ctx, uint64_t id, kvd_instance_t instance, uint32_t kind, const kv_lease_header_t *lease, kvs_loc_t deepest,
-			       const kv_key_t *deepest_key, uint64_t expiry_ns)
+static kv_status_t world_claim(void *ctx, const kvd_grant_t *grant)
 {
-	(void)instance;
-	(void)deepest;
-	(void)deepest_key;
-	assert_true(id != 0 && lease->kind == kind && (expiry_ns == 0) == (kind == KV_LEASE_PUT));
+	assert_true(grant->id != 0 && grant->deepest_key &&
+		    (grant->expiry_ns == 0) == (grant->header->kind == KV_LEASE_PUT));
 	((universe_t *)ctx)->claims++;
 
 	return KV_OK;
@@ -87,17 +84,19 @@ static void world_unclaim(void *ctx, uint64_t id)
 	((universe_t *)ctx)->claims--;
 }
 
-static kv_status_t world_digests(void *ctx, kvs_loc_t loc, uint32_t head, uint32_t heads, uint32_t leaf, uint32_t count, const uint64_t *values)
+static kv_status_t world_digests(void *ctx, kvs_loc_t loc, const kvs_leaf_span_t *span, const uint64_t *values)
 {
 	universe_t *u = ctx;
 
-	assert_true(head + heads <= 2 && leaf + count <= 2 && heads > 0 && count > 0);
-	for (uint32_t h = 0; h < heads; h++) {
-		for (uint32_t l = 0; l < count; l++) {
-			u->cpu.slots[loc.slot].leaves[(head + h) * 2 + leaf + l] = values[h * count + l];
+	assert_true(span->head + span->heads <= 2 && span->leaf + span->count <= 2 && span->heads > 0 &&
+		    span->count > 0);
+	for (uint32_t h = 0; h < span->heads; h++) {
+		for (uint32_t l = 0; l < span->count; l++) {
+			u->cpu.slots[loc.slot].leaves[(span->head + h) * 2 + span->leaf + l] =
+				values[h * span->count + l];
 		}
 	}
-	u->digest_words += (uint64_t)heads * count;
+	u->digest_words += (uint64_t)span->heads * span->count;
 
 	return KV_OK;
 }
@@ -120,7 +119,8 @@ static kv_status_t world_staging(void *ctx, kvd_member_t member, uint64_t first,
 	return ((universe_t *)ctx)->staging_status;
 }
 
-static void world_answer(void *ctx, kvd_member_t member, uint16_t code, uint64_t frame_id, kv_status_t status, const kv_msg_t *reply)
+static void world_answer(void *ctx, kvd_member_t member, uint16_t code, uint64_t frame_id, kv_status_t status,
+			 const kv_msg_t *reply)
 {
 	universe_t *u = ctx;
 
@@ -220,7 +220,8 @@ void universe_kill(universe_t *u, fake_tier_t *p_disk)
 u_member_t *u_join(universe_t *u, uint32_t ns, const char *instance, uint32_t role, uint32_t rank)
 {
 	uint8_t secret[16] = "0123456789abcde";
-	kvd_join_t join = {.ns = u->ns[ns], .instance = instance, .secret = secret, .secret_len = 16, .role = role, .rank = rank};
+	kvd_join_t join = {
+		.ns = u->ns[ns], .instance = instance, .secret = secret, .secret_len = 16, .role = role, .rank = rank};
 	u_member_t *member = NULL;
 	kvd_instance_t id;
 	uint32_t place = 0;
@@ -264,13 +265,14 @@ void u_dead(universe_t *u, u_member_t *member)
 
 kvd_space_info_t u_space(universe_t *u, uint32_t ns, const char *name)
 {
-	kvd_space_open_t ask = {.ns = u->ns[ns],
-				.identity = name,
-				.identity_len = (uint32_t)strlen(name),
-				.hash_tokens = 16,
-				.block_tokens = 16,
-				.geometry = {.block_bytes = 4096, .heads = 2, .leaves = 2, .leaf_bytes = 1024, .page_bytes = 1024},
-				.layout = "layout"};
+	kvd_space_open_t ask = {
+		.ns = u->ns[ns],
+		.identity = name,
+		.identity_len = (uint32_t)strlen(name),
+		.hash_tokens = 16,
+		.block_tokens = 16,
+		.geometry = {.block_bytes = 4096, .heads = 2, .leaves = 2, .leaf_bytes = 1024, .page_bytes = 1024},
+		.layout = "layout"};
 	kvd_space_info_t info;
 
 	memcpy(ask.root, name, strlen(name) < 31 ? strlen(name) : 31);
@@ -305,7 +307,10 @@ kv_status_t u_request(universe_t *u, u_member_t *member, uint16_t code, const kv
 
 	memset(reply, 0, sizeof *reply);
 
-	return kvd_core_request(u->core, ns, member ? member->id : 0, code, 1, ask, reply, &u->detail);
+	return kvd_core_request(
+		u->core,
+		&(kvd_ask_t){.ns = ns, .member = member ? member->id : 0, .code = code, .frame_id = 1, .msg = ask},
+		reply, &u->detail);
 }
 
 static uint32_t ladder_make(const kv_key_t *keys, uint32_t n, kv_key_t *ladder)
@@ -321,8 +326,8 @@ static uint32_t ladder_make(const kv_key_t *keys, uint32_t n, kv_key_t *ladder)
 	}
 }
 
-kv_status_t u_acquire(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t n, uint32_t skip, u_lease_t *lease,
-		      kv_msg_acquire_reply_t *reply)
+kv_status_t u_acquire(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t n,
+		      uint32_t skip, u_lease_t *lease, kv_msg_acquire_reply_t *reply)
 {
 	kv_key_t ladder[KV_MAX_LADDER];
 	kv_msg_t ask = {.acquire = {.space = space->space, .epoch = space->epoch, .skip = skip, .n = n}}, answer;
@@ -332,7 +337,8 @@ kv_status_t u_acquire(universe_t *u, u_member_t *m, const kvd_space_info_t *spac
 	status = u_request(u, m, KV_CODE_ACQUIRE, &ask, &answer);
 	*reply = answer.acquire_reply;
 	if (status == KV_OK && lease) {
-		*lease = (u_lease_t){.id = reply->lease, .member = m, .offset = reply->offset, .n = reply->n, .skip = skip};
+		*lease = (u_lease_t){
+			.id = reply->lease, .member = m, .offset = reply->offset, .n = reply->n, .skip = skip};
 		assert_true(reply->n <= n && n <= 512);
 		memcpy(lease->keys, keys, n * sizeof *keys);
 	}
@@ -348,10 +354,11 @@ kv_status_t u_release(universe_t *u, u_member_t *m, uint64_t lease)
 	return status == KV_OK && reply.release_reply.released == 0 ? KV_ERR_NOT_FOUND : status;
 }
 
-kv_status_t u_put_start(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t first, uint32_t n, uint32_t flags,
-			u_put_t *put, kv_msg_put_start_reply_t *reply)
+kv_status_t u_put_start(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const kv_key_t *keys,
+			uint32_t first, uint32_t n, uint32_t flags, u_put_t *put, kv_msg_put_start_reply_t *reply)
 {
-	kv_msg_t ask = {.put_start = {.space = space->space, .epoch = space->epoch, .flags = flags, .depth = first}}, answer;
+	kv_msg_t ask = {.put_start = {.space = space->space, .epoch = space->epoch, .flags = flags, .depth = first}},
+		 answer;
 	kv_status_t status;
 
 	if (first > 0) {
@@ -414,7 +421,8 @@ kv_status_t u_quiet(universe_t *u, u_member_t *m, uint32_t what, uint64_t id, ui
 	return status;
 }
 
-uint32_t u_put(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t first, uint32_t n)
+uint32_t u_put(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t first,
+	       uint32_t n)
 {
 	kv_msg_put_start_reply_t reply;
 	static u_put_t put;
@@ -430,11 +438,19 @@ uint32_t u_put(universe_t *u, u_member_t *m, const kvd_space_info_t *space, cons
 	return put.n;
 }
 
-void u_explain(universe_t *u, uint32_t ns, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t n, uint8_t *tiers)
+void u_explain(universe_t *u, uint32_t ns, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t n,
+	       uint8_t *tiers)
 {
-	kv_msg_t ask = {.explain = {.space = space->space, .epoch = space->epoch, .keys = {(const uint8_t *)keys, n * KV_KEY_BYTES}}}, reply;
+	kv_msg_t ask = {.explain = {.space = space->space,
+				    .epoch = space->epoch,
+				    .keys = {(const uint8_t *)keys, n * KV_KEY_BYTES}}},
+		 reply;
 
-	assert_int_equal(kvd_core_request(u->core, u->ns[ns], 0, KV_CODE_EXPLAIN, 1, &ask, &reply, NULL), KV_OK);
+	assert_int_equal(
+		kvd_core_request(u->core,
+				 &(kvd_ask_t){.ns = u->ns[ns], .code = KV_CODE_EXPLAIN, .frame_id = 1, .msg = &ask},
+				 &reply, NULL),
+		KV_OK);
 	memcpy(tiers, reply.explain_reply.tiers.data, n);
 }
 
@@ -465,9 +481,9 @@ static int is_calm(const universe_t *u)
 {
 	const kvd_core_t *core = u->core;
 
-	return core->dead_nodes == KVD_NONE && core->dead_trees == KVD_NONE && core->fill_head == KVD_NONE && core->ix.queue_head == KVD_NONE &&
-	       core->reads + core->writes == 0 && !core->flush_busy && core->flush_due_ns == 0 && core->run_head == KVD_NONE && !core->showing &&
-	       core->outstanding == 0;
+	return core->dead_nodes == KVD_NONE && core->dead_trees == KVD_NONE && core->fill_head == KVD_NONE &&
+	       core->ix.queue_head == KVD_NONE && core->reads + core->writes == 0 && !core->flush_busy &&
+	       core->flush_due_ns == 0 && core->run_head == KVD_NONE && !core->showing && core->outstanding == 0;
 }
 
 void u_settle(universe_t *u)
@@ -593,12 +609,13 @@ void universe_check(universe_t *u)
 	for (uint32_t t = 0; t < u->core->ix.trees.made; t++) {
 		const kvd_tree_t *tree = kvd_tree_at(&u->core->ix, t);
 
-		for (uint32_t n = tree->live && tree->ns != KVD_NONE ? tree->first_child : KVD_NONE; n != KVD_NONE; n = kvd_index_next(&u->core->ix, n)) {
+		for (uint32_t n = tree->live && tree->ns != KVD_NONE ? tree->first_child : KVD_NONE; n != KVD_NONE;
+		     n = kvd_index_next(&u->core->ix, n)) {
 			count_told(u, kvd_node_at(&u->core->ix, n), in);
 		}
 	}
 	if (told[0] != in[0] || told[1] != in[1]) {
-		fail_msg("events say CPU %llu DISK %llu, the index has %llu and %llu", (unsigned long long)told[0], (unsigned long long)told[1],
-			 (unsigned long long)in[0], (unsigned long long)in[1]);
+		fail_msg("events say CPU %llu DISK %llu, the index has %llu and %llu", (unsigned long long)told[0],
+			 (unsigned long long)told[1], (unsigned long long)in[0], (unsigned long long)in[1]);
 	}
 }

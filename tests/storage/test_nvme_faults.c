@@ -202,12 +202,16 @@ static int child_memlock(const char *dir)
 	kvs_meta_t meta = meta_of(1, 1, 1);
 	uint32_t region;
 
+	assert_true(slab != MAP_FAILED);
+	memset(slab, 1, bytes);
 	assert_int_equal(setrlimit(RLIMIT_MEMLOCK, &small), 0);
 	assert_int_equal(syscall(SYS_capset, &header, none), 0);
 	fixture_init(&f, dir);
 	fixture_begin(&f, &found);
 	kvs_nvme_register(f.tier, slab, bytes, &region);
-	usleep(100000);
+	for (int i = 0; i < 500 && atomic_load(&f.test.lines[KV_LOG_WARN]) == 0; i++) {
+		usleep(10000);
+	}
 	assert_int_equal(atomic_load(&f.test.lines[KV_LOG_WARN]), 1); /* said, once */
 	block_fill(&plain, &meta.key, &b);
 	mem = b.mem;

@@ -14,8 +14,8 @@
 /* XXH3-64 of n bytes, by the widest instructions this CPU has. */
 uint64_t kv_digest(const void *data, size_t n);
 
-/* Copy n bytes from src to dst (no overlap) and return XXH3-64 of what was read. Over 240 bytes to a multiple of 64
- * the stores go around the caches. For many leaves see kv_copy_digest_leaves(): it fences once. */
+/* Copy n bytes from src to dst (no overlap) and return XXH3-64 of what was read. From 4 KiB on, to a multiple of 64, the
+ * stores go around the caches. For many leaves see kv_copy_digest_leaves(): it fences once. */
 uint64_t kv_copy_digest(void *dst, const void *src, size_t n);
 
 /* The same for a leaf gathered from pieces: `pieces` runs of `piece` bytes, `src_stride` apart in the source and
@@ -44,10 +44,14 @@ typedef enum kv_run_order {
  * for many leaves in a row, so it does not fence: call kv_copy_fence() before anybody is told about the bytes. */
 uint64_t kv_copy_digest_runs(const kv_copy_run_t *runs, size_t count, kv_run_order_t order, const void *next);
 
+/* kv_copy_digest() of one leaf of many that are copied in a row: does not fence, see kv_copy_fence(). */
+uint64_t kv_copy_digest_part(void *dst, const void *src, size_t n);
+
 /* kv_copy_digest() of `count` leaves of `leaf` bytes, one behind the other on both sides, with one fence at the end. */
 void kv_copy_digest_leaves(void *dst, const void *src, size_t leaf, size_t count, uint64_t *digests);
 
-/* Order streamed bytes before every later store of this thread. The other calls of this header do it themselves. */
+/* Order streamed bytes before every later store of this thread. The other calls of this header do it themselves. (What
+ * was not streamed is ordered as ordinary stores are.) */
 void kv_copy_fence(void);
 
 /* Root of a head, or digest of a block: XXH3-64 of n u64 values. */

@@ -29,12 +29,14 @@ typedef struct kvs_nvme_config {
 	kv_metrics_t *metrics;
 } kvs_nvme_config_t;
 
-/* Open or create. KV_ERR_LOCKED: another daemon holds the directory. KV_ERR_FOREIGN: not a kvd directory, or another version; nothing was changed.
+/* Open or create. KV_ERR_LOCKED: another daemon holds the directory (said after 0.5 s; one that was killed
+ * is waited for up to 10 s, until the kernel has finished its writes). KV_ERR_FOREIGN: not a kvd directory, or another version; nothing was changed.
  * KV_ERR_IO, KV_ERR_NOSPC, KV_ERR_PATH. `detail` gets a sentence for the operator. */
 kv_status_t kvs_nvme_open(const kvs_nvme_config_t *config, const kv_env_t *env, kvs_tier_t **p_tier, char *detail, size_t cap);
 
-/* Register memory that transfers will use (a slab's data). *p_region goes into kvs_mem_t. UINT32_MAX when registration is refused (memlock): transfers
- * then go unregistered, which is said once. */
+/* Register memory that transfers will use (a slab's data; it stays mapped until the tier is closed). *p_region goes into kvs_mem_t. Returns at once: the
+ * I/O thread registers piece by piece what has been touched, and until then transfers go unregistered. So they do for ever when the kernel refuses
+ * (memlock), which is said once. UINT32_MAX when registration would gain nothing: no io_uring, huge pages, too many regions. */
 void kvs_nvme_register(kvs_tier_t *tier, void *base, size_t bytes, uint32_t *p_region);
 
 #endif

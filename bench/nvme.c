@@ -1,0 +1,304 @@
+/* nvme/read, nvme/write and disk/read, disk/write: the disk tier, digests checked and headers written, against fio. */
+#include "bench.h"
+#include "nvme_disk.h"
+
+#include "kv/log.h"
+#include "kvs/nvme.h"
+#include "kvs/pool.h"
+
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define BLOCK   (256u << 10)
+#define BUFFERS 64u
+#define QUEUE   32u
+#define MIB     1048576.0
+
+typedef struct buffer {
+	kvs_mem_t mem;
+	kvs_loc_t loc;
+	struct work *work;
+} buffer_t;
+
+typedef struct work {
+	bench_disk_t disk;
+	kv_metrics_t metrics;
+	kvs_tier_t *tier;
+	uint32_t slot_class;
+	uint32_t blocks; /* stored, for reads */
+	kvs_loc_t *loc;
+	uint8_t *slab;
+	uint64_t *digests;
+	buffer_t buffer[BUFFERS];
+	uint32_t idle[BUFFERS];
+	uint32_t idle_count;
+	uint64_t done;
+	uint64_t failed;
+	uint64_t next;
+	double seconds;
+	uint64_t fio_bytes;
+	int write;
+} work_t;
+
+static const kvs_geometry_t geometry = {
+	.block_bytes = BLOCK, .heads = 8, .leaves = 8, .leaf_bytes = 4096, .page_bytes = 4096};
+
+static kvs_meta_t meta_of(uint64_t n)
+{
+	kvs_meta_t meta = {.epoch = 1, .depth = 1};
+
+	memcpy(meta.key.b, &n, sizeof n);
+	meta.key.b[15] = 1;
+
+	return meta;
+}
+
+static void on_read(void *arg, kv_status_t status)
+{
+	buffer_t *b = arg;
+	work_t *w = b->work;
+
+	w->done++;
+	w->failed += status != KV_OK;
+	w->idle[w->idle_count++] = (uint32_t)(b - w->buffer);
+}
+
+static void on_written(void *arg, kv_status_t status)
+{
+	buffer_t *b = arg;
+
+	kvs_free(b->work->tier, b->loc);
+	on_read(arg, status);
+}
+
+static void on_kept(void *arg, kv_status_t status)
+{
+	buffer_t *b = arg;
+
+	b->work->loc[b->work->blocks++] = b->loc;
+	on_read(arg, status);
+}
+
+static kv_status_t start_write(work_t *w, buffer_t *b, kvs_done_fn done)
+{
+	kvs_meta_t meta = meta_of(w->next++);
+	kv_status_t status = kvs_alloc(w->tier, w->slot_class, KVS_FILLING, 1, &meta, &b->loc);
+
+	return status == KV_OK ? kvs_store(w->tier, b->loc, &b->mem, done, b) : status;
+}
+
+static void wait_some(work_t *w)
+{
+	struct pollfd wait = {.fd = kvs_event_fd(w->tier), .events = POLLIN};
+
+	if (kvs_poll(w->tier, 64) == 0) {
+		poll(&wait, 1, 100);
+	}
+}
+
+static void drain(work_t *w)
+{
+	while (w->idle_count < BUFFERS) {
+		wait_some(w);
+	}
+}
+
+/* Store blocks until the tier is full, so that later writes go to space that has been written before. */
+static kv_status_t fill(work_t *w)
+{
+	kv_status_t status = KV_OK;
+
+	while (status == KV_OK) {
+		while (w->idle_count == 0) {
+			wait_some(w);
+		}
+		status = start_write(w, &w->buffer[w->idle[--w->idle_count]], on_kept);
+	}
+	w->idle_count++;
+	drain(w);
+
+	return status == KV_ERR_FULL && w->failed == 0 ? KV_OK : status;
+}
+
+static bench_outcome_t ours(bench_run_t *run, void *arg, bench_sample_t *p_sample)
+{
+	work_t *w = arg;
+	uint64_t cpu = bench_process_cpu_ns();
+	uint64_t start = bench_now_ns();
+	uint64_t end = start + (uint64_t)(w->seconds * 1e9);
+
+	w->done = 0;
+	while (bench_now_ns() < end) {
+		while (w->idle_count > 0) {
+			buffer_t *b = &w->buffer[w->idle[--w->idle_count]];
+			kv_status_t status;
+
+			if (w->write) {
+				status = start_write(w, b, on_written);
+			} else {
+				w->next = w->next * 6364136223846793005ull + 1442695040888963407ull;
+				status = kvs_load(w->tier, w->loc[(w->next >> 33) % w->blocks], &b->mem, on_read, b);
+			}
+			if (status != KV_OK) {
+				return bench_fail(run, "the tier refuses: %s", kv_status_text(status));
+			}
+		}
+		wait_some(w);
+	}
+	drain(w);
+	if (w->failed) {
+		return bench_fail(run, "%llu transfers failed", (unsigned long long)w->failed);
+	}
+	p_sample->value = (double)w->done * BLOCK / (double)(bench_now_ns() - start);
+	p_sample->ops = (double)w->done * BLOCK / MIB;
+	p_sample->cpu_ns = (double)(bench_process_cpu_ns() - cpu);
+
+	return BENCH_DONE;
+}
+
+static bench_outcome_t fio(bench_run_t *run, void *arg, bench_sample_t *p_sample)
+{
+	const work_t *w = arg;
+	double rate = bench_disk_fio(&w->disk, w->write, w->fio_bytes, w->seconds, &p_sample->cpu_ns);
+
+	if (rate <= 0) {
+		return bench_skip(run, "fio is not installed, or has no io_uring");
+	}
+	p_sample->value = rate / 1e9;
+	p_sample->ops = rate * w->seconds / MIB;
+
+	return BENCH_DONE;
+}
+
+static bench_outcome_t open_tier(bench_run_t *run, work_t *w, uint64_t bytes)
+{
+	static char path[300];
+	char detail[256];
+	kvs_nvme_config_t config = {.path = path,
+				    .limit_bytes = bytes,
+				    .file_bytes = bytes / 4u,
+				    .queue_depth = QUEUE,
+				    .direct = 1,
+				    .sync = 1,
+				    .flush_interval_ns = 200000000,
+				    .metrics = &w->metrics};
+	uint32_t region;
+
+	snprintf(path, sizeof path, "%s/tier", w->disk.dir);
+	if (kvs_nvme_open(&config, &kv_env_posix, &w->tier, detail, sizeof detail) != KV_OK) {
+		return bench_fail(run, "%s", detail);
+	}
+	if (kvs_recover(w->tier, NULL, NULL) != KV_OK ||
+	    kvs_class_open(w->tier, "bench", &geometry, &w->slot_class) != KV_OK) {
+		return bench_fail(run, "the tier cannot be set up");
+	}
+	kvs_nvme_register(w->tier, w->slab, (size_t)BUFFERS * BLOCK, &region);
+	for (uint32_t i = 0; i < BUFFERS; i++) {
+		kvs_mem_t *mem = &w->buffer[i].mem;
+
+		*mem = (kvs_mem_t){w->slab + (size_t)i * BLOCK, w->digests + (size_t)i * 128u,
+				   w->digests + (size_t)i * 128u + 64u, region};
+		w->buffer[i].work = w;
+		w->idle[w->idle_count++] = i;
+		kvs_guard_verify(&geometry, mem->data, NULL, mem->leaves, mem->roots);
+	}
+	if (fill(w) != KV_OK) {
+		return bench_fail(run, "the tier cannot be filled");
+	}
+	if (w->write) {
+		for (uint32_t i = 0; i < w->blocks; i++) {
+			kvs_free(w->tier, w->loc[i]);
+		}
+	}
+
+	return BENCH_DONE;
+}
+
+static bench_outcome_t measure(bench_run_t *run, work_t *w, const char *name, int throttled)
+{
+	uint64_t bytes = bench_param_size(run, "bytes", 512u << 20);
+	bench_outcome_t outcome;
+
+	w->seconds = strtod(bench_param(run, "seconds", bench_quick(run) ? "0.5" : "1.5"), NULL);
+	kv_log_set_level(KV_LOG_WARN);
+	w->fio_bytes = bytes / 2u;
+	w->loc = bench_memory((bytes / BLOCK + 1u) * sizeof *w->loc);
+	w->slab = bench_memory((size_t)BUFFERS * BLOCK);
+	w->digests = bench_memory((size_t)BUFFERS * 128u * sizeof(uint64_t));
+	if (!w->loc || !w->slab || !w->digests) {
+		return bench_fail(run, "no memory");
+	}
+	bench_fill(w->slab, (size_t)BUFFERS * BLOCK, 1);
+	outcome = open_tier(run, w, bytes);
+	if (outcome == BENCH_DONE) {
+		outcome = bench_measure(
+			run, &(bench_measurement_t){.name = name,
+						    .unit = "GB/s",
+						    .reference = "fio, 256 KiB, queue 32, io_uring, O_DIRECT",
+						    .value_fn = ours,
+						    .reference_fn = fio,
+						    .arg = w,
+						    .rounds = 3,
+						    .goal = throttled ? BENCH_RATIO_AT_LEAST : BENCH_NO_GOAL,
+						    .goal_value = 0.95});
+	}
+	kvs_close(w->tier);
+	bench_memory_free(w->digests, (size_t)BUFFERS * 128u * sizeof(uint64_t));
+	bench_memory_free(w->slab, (size_t)BUFFERS * BLOCK);
+	bench_memory_free(w->loc, (bytes / BLOCK + 1u) * sizeof *w->loc);
+
+	return outcome;
+}
+
+static bench_outcome_t run_one(bench_run_t *run, const char *name, int write, int throttled)
+{
+	static work_t w;
+	const char *why;
+	bench_outcome_t outcome;
+
+	memset(&w, 0, sizeof w);
+	w.write = write;
+	why = throttled ? bench_disk_loop(&w.disk, 1100u << 20, 2500000000u, 3000000000u)
+			: bench_disk_real(&w.disk, bench_param(run, "dir", "/var/tmp"));
+	outcome = why ? bench_skip(run, "%s", why) : measure(run, &w, name, throttled);
+	bench_disk_fini(&w.disk);
+
+	return outcome;
+}
+
+static bench_outcome_t run_nvme_read(bench_run_t *run)
+{
+	return run_one(run, "nvme/read", 0, 1);
+}
+
+static bench_outcome_t run_nvme_write(bench_run_t *run)
+{
+	return run_one(run, "nvme/write", 1, 1);
+}
+
+static bench_outcome_t run_disk_read(bench_run_t *run)
+{
+	return run_one(run, "disk/read", 0, 0);
+}
+
+static bench_outcome_t run_disk_write(bench_run_t *run)
+{
+	return run_one(run, "disk/write", 1, 0);
+}
+
+#define REFERENCE "fio with the same size, queue and engine, on the same file system"
+
+const bench_t bench_nvme_read = {"nvme/read",
+				 "blocks of 256 KiB read and every digest checked, throttled loop device over memory",
+				 REFERENCE, "ratio >= 0.95", run_nvme_read};
+const bench_t bench_nvme_write = {"nvme/write",
+				  "blocks of 256 KiB written with header, metadata committed beside, same device",
+				  REFERENCE, "ratio >= 0.95", run_nvme_write};
+const bench_t bench_disk_read = {"disk/read", "the same as nvme/read on the real disk (--with dir=), for information",
+				 REFERENCE, "", run_disk_read};
+const bench_t bench_disk_write = {"disk/write",
+				  "the same as nvme/write on the real disk (--with dir=), for information", REFERENCE,
+				  "", run_disk_write};

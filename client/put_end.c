@@ -1,0 +1,216 @@
+/* Puts: hand blocks in, hear what became of them, let go. */
+#include "impl.h"
+
+/* ---- handing in -------------------------------------------------------------------------------------------------- */
+
+static void ended(kvc_t *kvc, void *object, const kvc_answer_t *answer)
+{
+	kvc_put_t *put = object;
+
+	(void)kvc;
+	if (answer->status != KV_OK && put->end_status == KV_OK) {
+		put->end_status = answer->status;
+		kvc_fail(answer->status, "handing blocks in: %s: %.200s", kv_status_text(answer->status),
+			 answer->detail);
+	}
+	if (answer->expired) {
+		return; /* the daemon may still read the staging */
+	}
+	put->ends--;
+	if (put->freed && put->ends == 0 && !put->staging_lost) {
+		kvc_put_forget(put);
+	}
+}
+
+kvc_status_t kvc_put_end(kvc_put_t *put, uint32_t first, uint32_t count)
+{
+	kvc_t *kvc = put->space->kvc;
+	kv_msg_put_end_t msg = {.put = put->grant.id, .rank = put->range.rank, .first = first, .count = count};
+	kvc_ask_t ask = {.code = KV_CODE_PUT_END, .msg = &msg, .done = ended, .object = put, .fd = -1};
+	kvc_status_t status = kvc_enter(kvc);
+	kv_status_t sent;
+
+	if (status != KVC_OK) {
+		return status;
+	}
+	if (put->status != KV_OK) {
+		return kvc_fail(put->status, "the put was not granted: %s", kv_status_text(put->status));
+	}
+	if (count == 0 || first >= put->n || count > put->n - first) {
+		return kvc_fail(KV_ERR_ARG, "blocks [%u, %u + %u) are not among the %u granted", first, first, count,
+				put->n);
+	}
+	if (!put->grant.map) {
+		return KVC_OK; /* all of it is visible already */
+	}
+	if (kvc_grant_check(&put->grant) != KV_OK) {
+		return kvc_fail(KV_ERR_REVOKED, "put %llu was revoked", (unsigned long long)put->grant.id);
+	}
+	msg.staging = put->staging.first + (uint64_t)put->order[first] * put->words_a_block;
+	msg.words = (put->order[first + count] - put->order[first]) * put->words_a_block;
+
+#if defined(__x86_64__)
+	/* The streaming stores of the copies come before whatever says that they are there. */
+	__builtin_ia32_sfence();
+#endif
+	sent = kvc_send(kvc, &ask);
+	if (sent != KV_OK) {
+		return kvc_fail(sent, "PUT_END could not be sent: %s", kv_status_text(sent));
+	}
+	put->ends++;
+
+	return KVC_OK;
+}
+
+static kvc_put_t *find(kvc_t *kvc, uint64_t id)
+{
+	kvc_put_t *put = kvc->put_ids[id % KVC_ID_BUCKETS];
+
+	while (put && (put->grant.id != id || put->imported || atomic_load(&put->grant.map->dead))) {
+		put = put->chain;
+	}
+
+	return put;
+}
+
+void kvc_put_notice_done(kvc_t *kvc, const kv_msg_put_done_t *msg)
+{
+	kvc_put_t *put = find(kvc, msg->put);
+
+	if (put) {
+		put->result.status = msg->status;
+		put->result.visible = msg->n < put->n ? msg->n : put->n;
+	}
+}
+
+void kvc_put_notice_durable(kvc_t *kvc, const kv_msg_durable_t *msg)
+{
+	kvc_put_t *put = find(kvc, msg->put);
+
+	if (put && put->durable) {
+		put->result.durable_status = msg->status;
+		put->result.durable = msg->n;
+	}
+}
+
+void kvc_put_get_result(const kvc_put_t *put, kvc_put_result_t *result)
+{
+	*result = put->result;
+	if (put->end_status != KV_OK && result->status == KVC_PENDING) {
+		result->status = (kvc_status_t)put->end_status;
+	}
+}
+
+static int done_visible(const void *object)
+{
+	kvc_put_result_t result;
+
+	kvc_put_get_result(object, &result);
+
+	return result.status != KVC_PENDING;
+}
+
+static int done_durable(const void *object)
+{
+	kvc_put_result_t result;
+
+	kvc_put_get_result(object, &result);
+
+	return result.status != KVC_PENDING && (result.durable_status != KVC_PENDING || result.status < 0);
+}
+
+kvc_status_t kvc_put_wait(kvc_put_t *put, int durable, uint32_t timeout_ms)
+{
+	kvc_t *kvc = put->space->kvc;
+	kvc_put_result_t result;
+	kvc_status_t status = kvc_enter(kvc);
+
+	if (status != KVC_OK) {
+		return status;
+	}
+	if (kvc_wait(kvc, durable ? done_durable : done_visible, put, kvc_deadline(kvc, timeout_ms)) != KV_OK) {
+		return kvc_fail(KV_ERR_TIMEOUT,
+				"the put has not ended in time; has every block and every rank been handed in?");
+	}
+	kvc_put_get_result(put, &result);
+	if (result.status == KVC_OK && durable && put->durable && result.durable_status != KVC_MISS) {
+		result.status = result.durable_status;
+	}
+	if (result.status != KVC_OK) {
+		kvc_fail((kv_status_t)result.status, "put ended with %u of %u blocks visible: %s", result.visible,
+			 put->n, kvc_status_text(result.status));
+	}
+
+	return result.status;
+}
+
+/* ---- letting go -------------------------------------------------------------------------------------------------- */
+
+/* Tell the daemon that this member does not touch the put's memory any more. */
+static void let_go(kvc_put_t *put)
+{
+	kvc_t *kvc = put->space->kvc;
+	kv_msg_put_revoke_t revoke = {.put = put->grant.id};
+	kv_msg_quiet_t quiet = {.what = 0, .id = put->grant.id};
+
+	if (!put->grant.map || atomic_load(&put->grant.map->dead) || put->result.status == KVC_OK) {
+		return;
+	}
+	if (!put->imported && put->result.status == KVC_PENDING) {
+		kvc_tell(kvc, KV_CODE_PUT_REVOKE, &revoke);
+	}
+	if (!put->imported || kvc_grant_check(&put->grant) != KV_OK) {
+		kvc_tell(kvc, KV_CODE_QUIET, &quiet);
+	}
+}
+
+void kvc_put_free(kvc_put_t *put)
+{
+	kvc_t *kvc;
+
+	if (!put) {
+		return;
+	}
+	kvc = put->space->kvc;
+	if (put->status == KV_PENDING) {
+		kvc_forget(kvc, put);
+	} else if (kvc_check_process(kvc) == KVC_OK) {
+		let_go(put);
+	}
+	put->freed = 1;
+	if (put->ends == 0 || put->staging_lost) {
+		kvc_put_forget(put);
+	}
+	kvc_map_reap(kvc);
+}
+
+kvc_status_t kvc_put(kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint32_t n,
+		     const kvc_put_options_t *options, uint32_t *p_visible)
+{
+	kvc_put_t *put = NULL;
+	kvc_status_t status;
+
+	if (!options || !options->blocks) {
+		return kvc_fail(KV_ERR_ARG, "kvc_put: no source blocks given");
+	}
+	status = kvc_put_start(space, keys, from, n, options, &put);
+	if (status != KVC_OK) {
+		return status;
+	}
+	status = kvc_put_ready(put, 0);
+	for (uint32_t i = 0; i < put->n && status == KVC_OK; i++) {
+		status = kvc_put_write(put, i, options->blocks[i]);
+	}
+	if (status == KVC_OK) {
+		status = kvc_put_end(put, 0, put->n);
+	}
+	if (status == KVC_OK) {
+		status = kvc_put_wait(put, put->durable, 0);
+	}
+	if (p_visible) {
+		*p_visible = put->result.visible;
+	}
+	kvc_put_free(put);
+
+	return status;
+}

@@ -1,0 +1,265 @@
+/* Formats on disk: slot header and superblock decode what they encoded and nothing else; RocksDB's sentences are told apart; a model of the whole tier. */
+#include "nvme_test.h"
+
+#include "metadb.h"
+#include "slothdr.h"
+#include "super.h"
+
+/* Digests of the encoded fixtures; a change of them is a change of the format and needs another version. */
+#define FIXTURE_SLOT  UINT64_C(0xd274d93095255d4a)
+#define FIXTURE_SUPER UINT64_C(0x6565e796a2d7d3c7)
+
+static found_t found;
+
+static void p10_every_flipped_bit_of_a_slot_header_is_noticed(void **state)
+{
+	static _Alignas(4096) uint8_t page[4096];
+	const uint64_t leaves[6] = {1, 2, 3, 4, 5, 6};
+	const uint64_t *got;
+	kvs_slothdr_t header = {.meta = meta_of(3, 2, 9),
+				.incarnation = 5,
+				.digest = 6,
+				.slot_class = 7,
+				.slot = 8,
+				.gen = 9,
+				.length = 12288};
+	kvs_slothdr_t back;
+
+	(void)state;
+	header.meta.group = 200;
+	assert_int_equal(kvs_slothdr_bytes(&plain), 4096);
+	kvs_slothdr_encode(page, &plain, &header, leaves);
+	assert_int_equal(kvs_slothdr_decode(page, sizeof page, &plain, &back, &got), KV_OK);
+	assert_memory_equal(got, leaves, sizeof leaves);
+	assert_memory_equal(&back.meta.key, &header.meta.key, 16);
+	assert_memory_equal(&back.meta.parent, &header.meta.parent, 16);
+	assert_memory_equal(back.meta.root, header.meta.root, 32);
+	assert_true(back.meta.group == 200 && back.meta.depth == 2 && back.meta.epoch == 9 && back.gen == 9 &&
+		    back.slot == 8);
+	for (size_t bit = 0; bit < sizeof page * 8u; bit++) {
+		kv_status_t status;
+
+		page[bit / 8] ^= (uint8_t)(1u << bit % 8);
+		status = kvs_slothdr_decode(page, sizeof page, &plain, &back, &got);
+		assert_true(status == KV_ERR_CORRUPT || status == KV_ERR_VERSION);
+		page[bit / 8] ^= (uint8_t)(1u << bit % 8);
+	}
+	for (size_t n = 0; n < sizeof page; n += 63) {
+		assert_int_equal(kvs_slothdr_decode(page, n, &plain, &back, &got), KV_ERR_CORRUPT);
+	}
+	assert_int_equal(kvs_slothdr_decode(page, sizeof page, &opaque, &back, &got), KV_ERR_CORRUPT);
+	memset(page, 0, sizeof page);
+	assert_int_equal(kvs_slothdr_decode(page, sizeof page, &plain, &back, &got), KV_MISS);
+}
+
+/* The same bytes on every machine: fixtures of version 1. */
+static void p10_the_formats_are_those_of_version_1(void **state)
+{
+	static _Alignas(4096) uint8_t page[4096];
+	const uint64_t leaves[6] = {1, 2, 3, 4, 5, 6};
+	kvs_slothdr_t header = {.meta = meta_of(3, 2, 9),
+				.incarnation = 5,
+				.digest = 6,
+				.slot_class = 7,
+				.slot = 8,
+				.gen = 9,
+				.length = 12288};
+	kvs_super_class_t c = {.ns = "default", .geometry = plain, .slots_per_file = 128};
+	kv_test_env_t t;
+	kvs_super_t super;
+	uint8_t *image;
+	uint32_t id;
+	size_t len;
+
+	(void)state;
+	kvs_slothdr_encode(page, &plain, &header, leaves);
+	assert_memory_equal(page, "KVDSLOT1", 8);
+	assert_true(kv_digest(page, sizeof page) == FIXTURE_SLOT);
+	kv_test_env_init(&t);
+	assert_int_equal(kvs_super_init(&super, &t.env), KV_OK);
+	super.uuid = 77;
+	assert_int_equal(kvs_super_class_add(&super, &c, &id), KV_OK);
+	assert_int_equal(kvs_super_space_set(&super, space_root, "default", "model=test\n", 4), KV_OK);
+	assert_int_equal(kvs_super_encode(&super, &image, &len), KV_OK);
+	assert_memory_equal(image, "KVDSUPER", 8);
+	assert_true(kv_digest(image, len) == FIXTURE_SUPER);
+	kv_free(&t.env, image);
+	kvs_super_fini(&super);
+	assert_int_equal(kv_test_env_live(&t), 0);
+}
+
+static void p10_every_flipped_bit_and_cut_of_a_superblock_is_noticed(void **state)
+{
+	kvs_super_class_t c = {.ns = "default", .geometry = plain, .slots_per_file = 128};
+	kv_test_env_t t;
+	kvs_super_t super, back;
+	uint8_t *image;
+	uint32_t id;
+	size_t len;
+
+	(void)state;
+	kv_test_env_init(&t);
+	assert_int_equal(kvs_super_init(&super, &t.env), KV_OK);
+	assert_int_equal(kvs_super_class_add(&super, &c, &id), KV_OK);
+	for (uint8_t i = 0; i < 40; i++) {
+		uint8_t root[32] = {(uint8_t)(i * 37u)};
+
+		assert_int_equal(kvs_super_space_set(&super, root, "default", "model=test\n", i + 1u), KV_OK);
+	}
+	assert_int_equal(kvs_super_encode(&super, &image, &len), KV_OK);
+	for (size_t bit = 0; bit < len * 8u + len; bit++) {
+		size_t n = bit < len * 8u ? len : bit - len * 8u;
+
+		if (bit < len * 8u) {
+			image[bit / 8] ^= (uint8_t)(1u << bit % 8);
+		}
+		assert_int_equal(kvs_super_init(&back, &t.env), KV_OK);
+		assert_int_not_equal(kvs_super_decode(&back, image, n), KV_OK);
+		kvs_super_fini(&back);
+		if (bit < len * 8u) {
+			image[bit / 8] ^= (uint8_t)(1u << bit % 8);
+		}
+	}
+	assert_int_equal(kvs_super_init(&back, &t.env), KV_OK);
+	assert_int_equal(kvs_super_decode(&back, image, len), KV_OK);
+	assert_int_equal(back.space_count, 40);
+	for (uint8_t i = 0; i < 40; i++) {
+		uint8_t root[32] = {(uint8_t)(i * 37u)};
+
+		assert_int_equal(kvs_super_space_find(&back, root)->epoch, i + 1u);
+	}
+	kvs_super_fini(&back);
+	kv_free(&t.env, image);
+	kvs_super_fini(&super);
+	assert_int_equal(kv_test_env_live(&t), 0);
+}
+
+static void p10_the_metadata_library_s_sentences_are_told_apart(void **state)
+{
+	static const struct {
+		const char *text;
+		kv_status_t status;
+	} cases[] = {
+		{"IO error: No space left on device: While appending to file: /x/000004.log: No space left on device",
+		 KV_ERR_NOSPC},
+		{"IO error: While appending to file: /x/000004.log: No space left on device", KV_ERR_NOSPC},
+		{"IO error: lock /x/LOCK: Resource temporarily unavailable", KV_ERR_LOCKED},
+		{"IO error: While lock file: /x/LOCK: Resource temporarily unavailable", KV_ERR_LOCKED},
+		{"IO error: lock hold by current process, acquire time 1 acquiring thread 2: /x/LOCK: No locks "
+		 "available",
+		 KV_ERR_LOCKED},
+		{"Corruption: block checksum mismatch: stored = 1, computed = 2", KV_ERR_CORRUPT},
+		{"Corruption: CURRENT file does not end with newline", KV_ERR_CORRUPT},
+		{"IO error: No such file or directory: While open a file for random read: /x/000012.sst: No such file "
+		 "or directory",
+		 KV_ERR_CORRUPT},
+		{"Invalid argument: /x/MANIFEST-000005: does not exist", KV_ERR_CORRUPT},
+		{"IO error: While fdatasync: /x/000004.log: Input/output error", KV_ERR_IO},
+		{"IO error: While mkdir if missing: /x: Permission denied", KV_ERR_IO},
+	};
+
+	(void)state;
+	for (size_t i = 0; i < KV_COUNT_OF(cases); i++) {
+		assert_int_equal(kvs_metadb_error(cases[i].text), cases[i].status);
+	}
+}
+
+/* ---- the model: random calls, compared with a table; now and then everything is closed and opened again ------------------------ */
+
+#define CHAINS 12u
+#define DEEP   12u
+
+typedef struct model {
+	kvs_loc_t loc[CHAINS][DEEP];
+	uint32_t len[CHAINS];     /* blocks stored, a prefix of the chain */
+	uint32_t durable[CHAINS]; /* of them, flushed and not evicted since */
+	uint32_t steps[6];
+} model_t;
+
+static void model_reopen(fixture_t *f, model_t *m)
+{
+	fixture_close(f);
+	fixture_begin(f, &found);
+	for (uint64_t c = 0; c < CHAINS; c++) {
+		uint32_t n = 0;
+		int at;
+
+		while (n < DEEP && (at = found_find(&found, c, n + 1)) >= 0) {
+			m->loc[c][n++] = found.loc[at];
+		}
+		assert_int_equal(n, m->len[c]); /* a clean close loses nothing */
+		m->durable[c] = n;
+	}
+	check_sums(f);
+}
+
+static void model_step(fixture_t *f, model_t *m, kv_test_rng_t *rng)
+{
+	uint32_t c = (uint32_t)kv_test_below(rng, CHAINS);
+	uint64_t what = kv_test_below(rng, 100);
+	uint32_t n = m->len[c];
+
+	if (what < 45 && n < DEEP) {
+		kv_status_t status = put_block(f, &plain, c, n + 1, &m->loc[c][n]);
+
+		assert_true(status == KV_OK || status == KV_ERR_FULL);
+		m->len[c] += status == KV_OK;
+		m->steps[0]++;
+	} else if (what < 70 && n > 0) {
+		kvs_free(f->tier, m->loc[c][n - 1]); /* leaf first */
+		m->len[c]--;
+		m->durable[c] = m->durable[c] < m->len[c] ? m->durable[c] : m->len[c];
+		m->steps[1]++;
+	} else if (what < 90 && n > 0) {
+		uint32_t d = (uint32_t)kv_test_below(rng, n);
+
+		assert_int_equal(get_block(f, &plain, c, d + 1, m->loc[c][d]), KV_OK);
+		m->steps[2]++;
+	} else if (what < 97) {
+		assert_int_equal(flush_wait(f->tier), KV_OK);
+		m->steps[3]++;
+	} else {
+		model_reopen(f, m);
+		m->steps[4]++;
+	}
+}
+
+static void p1_p2_random_use_agrees_with_a_table(void **state)
+{
+	static model_t m;
+	kv_test_rng_t rng = {kv_test_seed()};
+	kvs_usage_t usage;
+	fixture_t f;
+	uint64_t used = 0;
+
+	(void)state;
+	fixture_init(&f, NULL);
+	f.config.limit_bytes = 8 * MIB;
+	f.config.file_bytes = MIB / 2;
+	f.config.sync = 0;
+	fixture_begin(&f, &found);
+	for (uint32_t i = 0; i < 1200; i++) {
+		model_step(&f, &m, &rng);
+	}
+	for (uint32_t c = 0; c < CHAINS; c++) {
+		used += m.len[c];
+	}
+	kvs_usage(f.tier, &usage);
+	assert_int_equal(usage.used_slots, used);
+	assert_true(m.steps[0] > 100 && m.steps[1] > 50 && m.steps[2] > 50 && m.steps[3] > 10 && m.steps[4] > 5);
+	check_sums(&f);
+	fixture_fini(&f);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p10_every_flipped_bit_of_a_slot_header_is_noticed),
+		cmocka_unit_test(p10_the_formats_are_those_of_version_1),
+		cmocka_unit_test(p10_every_flipped_bit_and_cut_of_a_superblock_is_noticed),
+		cmocka_unit_test(p10_the_metadata_library_s_sentences_are_told_apart),
+		cmocka_unit_test(p1_p2_random_use_agrees_with_a_table),
+	};
+
+	return cmocka_run_group_tests_name("storage.nvme_formats", tests, NULL, NULL);
+}
