@@ -14,18 +14,7 @@ void kvd_lease_unhold(kvd_core_t *core, kvd_lease_t *lease, uint32_t from)
 		from = lease->hold_from;
 	}
 	for (uint32_t depth = lease->n; depth > from; depth--) {
-		uint32_t id = kvd_lease_block(core, lease, depth);
-		const kvd_block_t *block = kvd_block_at(&core->ix, id);
-
-		kvd_unhold(core, id);
-		if (block->holds > 0) {
-			continue;
-		}
-		if (block->flags & KVD_TRANSIT) {
-			kvd_block_drop_slot(core, id);
-		} else {
-			kvd_fill_unwanted(core, id);
-		}
+		kvd_unhold(core, kvd_lease_block(core, lease, depth));
 	}
 	if (from == lease->hold_from) {
 		lease->hold_from = lease->n;
