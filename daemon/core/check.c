@@ -61,7 +61,8 @@ static int pins_agree(kvd_core_t *core, char *why, size_t cap)
 		 core->leases.used);
 
 	return claims == blocks.claims && claims == core->claims.used && leases == core->leases.used &&
-	       blocks.holds == core->holds && blocks.holds >= holds && blocks.holds <= holds + core->writes + core->ix.dead_nodes;
+	       blocks.holds == core->holds && blocks.holds >= holds &&
+	       blocks.holds <= holds + core->writes + core->ix.dead_nodes;
 }
 
 static int caps_agree(kvd_core_t *core, char *why, size_t cap)

@@ -27,7 +27,8 @@ void kvd_quarantine(kvd_core_t *core, uint32_t id)
 	core->ix.dead_nodes++;
 	kvd_queue_remove(&core->ix, top);
 	node->queue_next = KVD_NONE;
-	if (core->dead_nodes == KVD_NONE) { /* first come, first taken down: one that lies below a later one has gone before it */
+	if (core->dead_nodes ==
+	    KVD_NONE) { /* first come, first taken down: one that lies below a later one has gone before it */
 		core->dead_nodes = top;
 	} else {
 		kvd_node_at(&core->ix, core->dead_tail)->queue_next = top;

@@ -486,7 +486,8 @@ void kvd_index_remove(kvd_index_t *ix, uint32_t id)
 		cursor_move(ix, node_id, kvd_index_next(ix, node_id));
 		child_unlink(ix, node_id);
 		node_destroy(ix, node_id);
-		if (parent != KVD_NONE && kvd_node_at(ix, parent)->children == 1 && !tree->hidden && !node_dead(ix, parent)) {
+		if (parent != KVD_NONE && kvd_node_at(ix, parent)->children == 1 && !tree->hidden &&
+		    !node_dead(ix, parent)) {
 			node_merge(ix, parent);
 		}
 	} else if (node->cap > 4 * RUN_MIN && node->len < node->cap / 4) {
