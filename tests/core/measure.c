@@ -116,6 +116,7 @@ static void measure_recovery(void)
 	memcpy(disk.roots[0].root, "model", 5);
 	disk.roots[0].epoch = 1;
 	disk.root_count = 1;
+	disk.ordered = 1;
 	start = real_ns();
 	assert_int_equal(kvs_recover(&disk.tier, found_nothing, &sum), KV_OK);
 	walk = real_ns() - start;
