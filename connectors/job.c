@@ -1,8 +1,15 @@
 /* Jobs: one allocation each, in a list of their connector. */
 #include "impl.h"
 
+#include "kv/env.h"
+
 #include <stdlib.h>
 #include <string.h>
+
+uint64_t kvx_now_ns(void)
+{
+	return kv_now_ns(&kv_env_posix);
+}
 
 static int prefix_is_sound(const kvx_t *kvx, const kvk_paged_t *paged, const kvx_prefix_t *prefix)
 {

@@ -331,6 +331,53 @@ static int open_when_there(const raw_daemon_t *daemon)
 	return -1;
 }
 
+/* Memory of the daemon that the keeper holds. */
+static int memfds_of(pid_t pid)
+{
+	char path[64], link[320], target[128];
+	int n = 0;
+
+	snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
+	DIR *dir = opendir(path);
+	assert_non_null(dir);
+	for (struct dirent *entry = readdir(dir); entry; entry = readdir(dir)) {
+		snprintf(link, sizeof link, "%s/%s", path, entry->d_name);
+		ssize_t len = readlink(link, target, sizeof target - 1);
+		target[len > 0 ? len : 0] = '\0';
+		n += strncmp(target, "/memfd:", 7) == 0;
+	}
+	closedir(dir);
+
+	return n;
+}
+
+static void p6_the_keeper_holds_the_daemons_memory_until_it_dies(void **state)
+{
+	static const char *const args[] = {"--keeper=on", NULL};
+	raw_daemon_t daemon;
+	raw_member_t member;
+	kv_key_t keys[N];
+
+	(void)state;
+	raw_daemon_start(&daemon, args);
+	raw_join(&member, daemon.sock, "held");
+	assert_int_equal(raw_space(&member, "held"), KV_OK);
+	raw_keys(2, keys, N);
+	assert_int_equal(raw_put(&member, keys, N, 1), N);
+	for (int i = 0; i < RAW_TIMEOUT_MS && memfds_of(daemon.pid) < 3; i++) {
+		usleep(1000);
+	}
+	assert_true(memfds_of(daemon.pid) >= 3); /* ledger, a slab and its digests */
+	kill(child_of(daemon.pid), SIGKILL);
+	raw_leave(&member);
+	close(open_when_there(&daemon));
+	for (int i = 0; i < RAW_TIMEOUT_MS && memfds_of(daemon.pid) != 1; i++) {
+		usleep(1000);
+	}
+	assert_int_equal(memfds_of(daemon.pid), 1); /* the new ledger only */
+	raw_daemon_end(&daemon);
+}
+
 static void p6_the_keeper_restarts_a_killed_daemon(void **state)
 {
 	static const char *const args[] = {"--keeper=on", NULL};
@@ -436,6 +483,7 @@ int main(void)
 		cmocka_unit_test(p6_readiness_is_told_to_notify_socket),
 		cmocka_unit_test(p2_durable_blocks_are_served_after_kill_9),
 		cmocka_unit_test(p6_a_second_daemon_on_the_same_data_directory_is_refused),
+		cmocka_unit_test(p6_the_keeper_holds_the_daemons_memory_until_it_dies),
 		cmocka_unit_test(p6_the_keeper_restarts_a_killed_daemon),
 		cmocka_unit_test(p6_the_keeper_gives_up_on_a_daemon_that_keeps_dying),
 		cmocka_unit_test(p6_a_daemon_ends_when_its_keeper_is_killed),
