@@ -95,9 +95,15 @@ void kvd_unhold(kvd_core_t *core, uint32_t id)
 	kv_assert(block->holds > 0);
 	block->holds--;
 	core->holds--;
-	if (block->holds == 0) {
-		kvd_block_unpinned(core, id);
+	if (block->holds > 0) {
+		return;
 	}
+	if (block->flags & KVD_TRANSIT) { /* it served those who held it */
+		kvd_block_drop_slot(core, id);
+	} else if (block->flags & KVD_FILLING) {
+		kvd_fill_unwanted(core, id);
+	}
+	kvd_block_unpinned(core, id);
 }
 
 /* ---- sets --------------------------------------------------------------------------------------------------------------------- */

@@ -286,11 +286,9 @@ kv_status_t kvd_core_report(kvd_core_t *core, kvd_member_t id, const kv_report_t
 		kvd_count(core, KV_M_BAD_REPORTS, 1);
 		return KV_ERR_ARG;
 	}
-	if (report->type == KV_REPORT_REQUEST) {
-		kvd_count(core, KV_M_QUERY_TOKENS, report->query_tokens);
-		kvd_count(core, KV_M_HIT_CPU_TOKENS, report->hit_cpu_tokens);
-		kvd_count(core, KV_M_HIT_DISK_TOKENS, report->hit_disk_tokens);
-	}
+	kvd_count(core, KV_M_QUERY_TOKENS, report->query_tokens);
+	kvd_count(core, KV_M_HIT_CPU_TOKENS, report->hit_cpu_tokens);
+	kvd_count(core, KV_M_HIT_DISK_TOKENS, report->hit_disk_tokens);
 
 	return KV_OK;
 }

@@ -27,7 +27,8 @@ void kvd_quarantine(kvd_core_t *core, uint32_t id)
 	core->ix.dead_nodes++;
 	kvd_queue_remove(&core->ix, top);
 	node->queue_next = KVD_NONE;
-	if (core->dead_nodes == KVD_NONE) { /* first come, first taken down: one that lies below a later one has gone before it */
+	if (core->dead_nodes ==
+	    KVD_NONE) { /* first come, first taken down: one that lies below a later one has gone before it */
 		core->dead_nodes = top;
 	} else {
 		kvd_node_at(&core->ix, core->dead_tail)->queue_next = top;
@@ -38,6 +39,7 @@ void kvd_quarantine(kvd_core_t *core, uint32_t id)
 		return;
 	}
 	above = kvd_node_at(&core->ix, node->parent);
+	kvd_hold(core, above->ids[above->len - 1]); /* leases that end below still read what lies above */
 	for (kvd_set_t t = KVD_CPU; t < KVD_TIERS; t++) {
 		uint32_t last = above->ids[above->len - 1];
 
@@ -151,7 +153,10 @@ int kvd_dismantle_run(kvd_core_t *core)
 
 		if (dismantle_below(core, core->dead_nodes, &left)) {
 			core->dead_nodes = next;
-			kvd_block_settle(core, above);
+			if (above != KVD_NONE) {
+				kvd_unhold(core, above);
+				kvd_block_settle(core, above);
+			}
 		}
 	}
 	while (left > 0 && core->dead_nodes == KVD_NONE && core->dead_trees != KVD_NONE) {

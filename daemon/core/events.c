@@ -81,7 +81,8 @@ int kvd_event_mute(kvd_core_t *core, uint32_t id)
 {
 	uint32_t parent = kvd_index_parent(&core->ix, id);
 
-	return kvd_tree_of(&core->ix, kvd_block_at(&core->ix, id))->mute || (parent != KVD_NONE && (kvd_block_at(&core->ix, parent)->flags & KVD_UNTOLD));
+	return kvd_tree_of(&core->ix, kvd_block_at(&core->ix, id))->mute ||
+	       (parent != KVD_NONE && (kvd_block_at(&core->ix, parent)->flags & KVD_UNTOLD));
 }
 
 void kvd_event_stored(kvd_core_t *core, uint32_t id, kvd_set_t t, const uint32_t *tokens)

@@ -40,10 +40,9 @@ static void table_remove(kvd_index_t *ix, uint32_t id)
 	*link = block->hash_next;
 }
 
-int kvd_index_dead(const kvd_index_t *ix, const kvd_block_t *block)
+/* Is the node, or one above it, being taken down? */
+static int node_dead(const kvd_index_t *ix, uint32_t id)
 {
-	uint32_t id = block->node;
-
 	if (ix->dead_nodes == 0) {
 		return 0;
 	}
@@ -57,6 +56,11 @@ int kvd_index_dead(const kvd_index_t *ix, const kvd_block_t *block)
 	}
 
 	return 0;
+}
+
+int kvd_index_dead(const kvd_index_t *ix, const kvd_block_t *block)
+{
+	return node_dead(ix, block->node);
 }
 
 uint32_t kvd_index_find(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group)
@@ -482,7 +486,8 @@ void kvd_index_remove(kvd_index_t *ix, uint32_t id)
 		cursor_move(ix, node_id, kvd_index_next(ix, node_id));
 		child_unlink(ix, node_id);
 		node_destroy(ix, node_id);
-		if (parent != KVD_NONE && kvd_node_at(ix, parent)->children == 1 && !tree->hidden) {
+		if (parent != KVD_NONE && kvd_node_at(ix, parent)->children == 1 && !tree->hidden &&
+		    !node_dead(ix, parent)) {
 			node_merge(ix, parent);
 		}
 	} else if (node->cap > 4 * RUN_MIN && node->len < node->cap / 4) {

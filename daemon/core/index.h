@@ -44,10 +44,10 @@ typedef struct kvd_block {
 	uint32_t cpu_gen;
 	uint32_t node;
 	uint32_t hash_next;
+	uint32_t holds;  /* leases, writes and subtrees being taken down that need this very block  */
 	uint32_t claims; /* leases and puts that end here (lease.h)                                 */
 	uint32_t io;     /* transfer that reads or writes one of its slots (transfer.h)             */
 	uint16_t pos;    /* in its run                                                              */
-	uint16_t holds;  /* leases and writes that need this very block besides its children        */
 	uint8_t group;
 	uint8_t flags;
 } kvd_block_t;

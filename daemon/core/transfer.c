@@ -292,6 +292,7 @@ static void write_ok(kvd_core_t *core, kvd_io_t *io, uint32_t id)
 	} else {
 		kvs_free(core->tier[KVD_DISK], block->disk);
 		block->disk.slot = KV_SLOT_NONE;
+		kvd_block_unwrite_below(core, id);
 		kvd_count(core, KV_M_WRITE_BEHIND_DROPPED, 1);
 	}
 }

@@ -210,11 +210,11 @@ static kv_status_t fake_recover(kvs_tier_t *tier, kvs_found_fn found, void *arg)
 				  ? fake->slots[i].meta.depth
 				  : deepest;
 	}
-	for (uint32_t depth = 1; depth <= deepest; depth++) {
+	for (uint32_t depth = fake->ordered ? deepest : 1; depth <= deepest; depth++) {
 		for (uint32_t i = 0; i < fake->cap; i++) {
 			fake_slot_t *slot = &fake->slots[i];
 
-			if (slot->state == KVS_READY && slot->meta.depth == depth &&
+			if (slot->state == KVS_READY && (fake->ordered || slot->meta.depth == depth) &&
 			    (fake_epoch_get(tier, slot->meta.root) != slot->meta.epoch ||
 			     found(arg, slot->slot_class, (kvs_loc_t){i, slot->gen}, &slot->meta) != KV_OK)) {
 				really_free(fake, slot);

@@ -19,8 +19,8 @@ typedef struct fake_slot {
 	uint32_t gen;
 	uint32_t slot_class;
 	uint64_t owner;
-	uint32_t busy;            /* transfers that use it */
-	uint32_t freed;           /* free it when they have ended */
+	uint32_t busy;  /* transfers that use it */
+	uint32_t freed; /* free it when they have ended */
 } fake_slot_t;
 
 typedef struct fake_op {
@@ -30,7 +30,7 @@ typedef struct fake_op {
 	uint64_t value;
 	uint32_t slot;
 	kv_status_t status;
-	int kind;                 /* 0 load, 1 store, 2 flush, 3 epoch */
+	int kind; /* 0 load, 1 store, 2 flush, 3 epoch */
 } fake_op_t;
 
 typedef struct fake_root {
@@ -56,11 +56,12 @@ typedef struct fake_tier {
 	fake_root_t roots[64];
 	uint32_t root_count;
 	kv_test_rng_t rng;
-	int shuffle;              /* completions in random order, some stay for later */
-	int hold;                 /* nothing completes */
-	uint32_t fail_percent;    /* of loads and stores */
+	int shuffle;           /* completions in random order, some stay for later */
+	int hold;              /* nothing completes */
+	uint32_t fail_percent; /* of loads and stores */
 	kv_status_t fail_with;
-	uint32_t queue_limit;     /* BUSY beyond */
+	uint32_t queue_limit; /* BUSY beyond */
+	int ordered; /* slots lie parents first: recover in one pass */
 	uint64_t loads, stores, flushes;
 } fake_tier_t;
 

@@ -8,7 +8,9 @@ static kv_key_t keys_[512];
 
 static void begin(uint32_t cpu, uint32_t disk)
 {
-	universe_init(&u_, &(u_config_t){.cpu_slots = cpu, .disk_slots = disk, .max_blocks = 4096, .seed = kv_test_seed()}, NULL);
+	universe_init(&u_,
+		      &(u_config_t){.cpu_slots = cpu, .disk_slots = disk, .max_blocks = 4096, .seed = kv_test_seed()},
+		      NULL);
 	m_ = u_join(&u_, 0, "engine", 2, 0);
 	space_ = u_space(&u_, 0, "model");
 	u_chain(NULL, 1, keys_, 512);

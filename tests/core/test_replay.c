@@ -117,7 +117,8 @@ static void p5_plain_lru_hits_what_the_reference_hits(void **state)
 		}
 		universe_check(&u);
 		percent = 100.0 * (double)hits / (double)tokens;
-		printf("# %u blocks: %.2f %% of the tokens hit, the reference %.2f %%\n", figures[f].blocks, percent, figures[f].percent);
+		printf("# %u blocks: %.2f %% of the tokens hit, the reference %.2f %%\n", figures[f].blocks, percent,
+		       figures[f].percent);
 		assert_true(percent > figures[f].percent - 0.1 && percent < figures[f].percent + 0.1);
 		universe_fini(&u);
 	}

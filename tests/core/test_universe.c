@@ -6,9 +6,9 @@
 #include "universe.h"
 
 #define CHAINS 6u
-#define DEPTH 48u
+#define DEPTH  48u
 #define LEASES 24u
-#define PUTS 12u
+#define PUTS   12u
 
 typedef struct life {
 	universe_t u;
@@ -45,7 +45,8 @@ static void make_keys(life_t *l)
 		const kv_key_t *from = l->keys[c > 0 ? below(l, c) : 0];
 
 		memcpy(l->keys[c], from, shared * sizeof *from);
-		u_chain(shared ? &l->keys[c][shared - 1] : NULL, below(l, 1u << 30), &l->keys[c][shared], DEPTH - shared);
+		u_chain(shared ? &l->keys[c][shared - 1] : NULL, below(l, 1u << 30), &l->keys[c][shared],
+			DEPTH - shared);
 	}
 }
 
@@ -65,7 +66,8 @@ static void do_join(life_t *l)
 static void do_put_start(life_t *l)
 {
 	u_member_t *m = some_member(l);
-	uint32_t which = (uint32_t)below(l, PUTS), chain = (uint32_t)below(l, CHAINS), space = (uint32_t)below(l, 8) == 0;
+	uint32_t which = (uint32_t)below(l, PUTS), chain = (uint32_t)below(l, CHAINS),
+		 space = (uint32_t)below(l, 8) == 0;
 	uint32_t visible = u_visible(&l->u, 0, &l->space[space], l->keys[chain], DEPTH);
 	uint32_t first = (uint32_t)below(l, visible + 4), n = first + 1 + (uint32_t)below(l, 12);
 	kv_msg_put_start_reply_t reply;
@@ -76,7 +78,8 @@ static void do_put_start(life_t *l)
 	if (below(l, 3) > 0 && first > visible) {
 		first = visible;
 	}
-	if (u_put_start(&l->u, m, &l->space[space], l->keys[chain], first, n, (uint32_t)below(l, 2), &l->puts[which], &reply) != KV_OK) {
+	if (u_put_start(&l->u, m, &l->space[space], l->keys[chain], first, n, (uint32_t)below(l, 2), &l->puts[which],
+			&reply) != KV_OK) {
 		l->puts[which].id = 0;
 		return;
 	}
@@ -129,13 +132,15 @@ static void do_put_revoke(life_t *l)
 static void do_acquire(life_t *l)
 {
 	u_member_t *m = some_member(l);
-	uint32_t which = (uint32_t)below(l, LEASES), chain = (uint32_t)below(l, CHAINS), space = (uint32_t)below(l, 8) == 0;
+	uint32_t which = (uint32_t)below(l, LEASES), chain = (uint32_t)below(l, CHAINS),
+		 space = (uint32_t)below(l, 8) == 0;
 	uint32_t n = 1 + (uint32_t)below(l, DEPTH), skip = below(l, 3) ? 0 : (uint32_t)below(l, n + 1);
 	kv_msg_acquire_reply_t reply;
 
 	if (m && !u_lease_alive(&l->leases[which])) {
 		l->leases[which].id = 0;
-		if (u_acquire(&l->u, m, &l->space[space], l->keys[chain], n, skip, &l->leases[which], &reply) != KV_OK) {
+		if (u_acquire(&l->u, m, &l->space[space], l->keys[chain], n, skip, &l->leases[which], &reply) !=
+		    KV_OK) {
 			l->leases[which].id = 0;
 		}
 	}
@@ -333,7 +338,10 @@ static void live(uint64_t seed, uint32_t steps)
 {
 	static life_t l;
 	fake_tier_t disk;
-	u_config_t config = {.cpu_slots = 40, .disk_slots = seed % 4 == 0 ? 0 : 90, .max_blocks = seed % 3 ? 4096 : 80, .seed = seed};
+	u_config_t config = {.cpu_slots = 40,
+			     .disk_slots = seed % 4 == 0 ? 0 : 90,
+			     .max_blocks = seed % 3 ? 4096 : 80,
+			     .seed = seed};
 	int restart = config.disk_slots > 0 && seed % 5 == 0;
 
 	for (int run = 0; run <= restart; run++) {

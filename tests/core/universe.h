@@ -14,10 +14,10 @@
 #include "internal.h"
 #include "kv_test.h"
 
-#define U_MEMBERS 24u
-#define U_NOTICES 8192u
+#define U_MEMBERS     24u
+#define U_NOTICES     8192u
 #define U_LEASE_BYTES (1u << 20)
-#define U_INSTANCES 16u
+#define U_INSTANCES   16u
 
 typedef struct u_notice {
 	kvd_member_t member;
@@ -28,7 +28,7 @@ typedef struct u_notice {
 typedef struct u_member {
 	kvd_member_t id;
 	kvd_instance_t instance;
-	uint8_t *area;          /* lease area of the instance */
+	uint8_t *area; /* lease area of the instance */
 	uint32_t role, rank;
 	int closed;
 } u_member_t;
@@ -38,7 +38,7 @@ typedef struct u_lease {
 	uint64_t id;
 	u_member_t *member;
 	uint64_t offset;
-	kv_key_t keys[512];     /* of the blocks [0, n) */
+	kv_key_t keys[512]; /* of the blocks [0, n) */
 	uint32_t n, skip;
 } u_lease_t;
 
@@ -46,14 +46,14 @@ typedef struct u_put {
 	uint64_t id;
 	u_member_t *member;
 	uint64_t offset;
-	uint32_t n, first;      /* blocks before it */
+	uint32_t n, first; /* blocks before it */
 	kv_key_t keys[512];
 } u_put_t;
 
 typedef struct u_event_key {
 	uint64_t hash;
 	uint32_t space;
-	uint32_t media;         /* bits */
+	uint32_t media; /* bits */
 } u_event_key_t;
 
 typedef struct universe {
@@ -80,8 +80,8 @@ typedef struct universe {
 	uint64_t last_parent;
 	uint32_t last_has_parent;
 	uint64_t stored, removed, stored_tokens;
-	uint32_t claims;        /* in the ledger */
-	uint64_t answers;       /* of pending resets */
+	uint32_t claims;  /* in the ledger */
+	uint64_t answers; /* of pending resets */
 	kv_status_t answer_status;
 	uint64_t digest_words, seals;
 	kv_status_t staging_status;
@@ -90,7 +90,7 @@ typedef struct universe {
 
 typedef struct u_config {
 	uint32_t cpu_slots;
-	uint32_t disk_slots;    /* 0: no disk tier */
+	uint32_t disk_slots; /* 0: no disk tier */
 	uint64_t max_blocks;
 	kvd_policy_kind_t policy;
 	uint64_t seed;
@@ -111,21 +111,23 @@ kvd_space_info_t u_space(universe_t *u, uint32_t ns, const char *name);
 void u_chain(const kv_key_t *parent, uint64_t label, kv_key_t *keys, uint32_t n);
 
 kv_status_t u_request(universe_t *u, u_member_t *member, uint16_t code, const kv_msg_t *ask, kv_msg_t *reply);
-kv_status_t u_acquire(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t n, uint32_t skip, u_lease_t *lease,
-		      kv_msg_acquire_reply_t *reply);
+kv_status_t u_acquire(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t n,
+		      uint32_t skip, u_lease_t *lease, kv_msg_acquire_reply_t *reply);
 kv_status_t u_release(universe_t *u, u_member_t *m, uint64_t lease);
 /* keys[first .. n) below keys[first - 1]. */
-kv_status_t u_put_start(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t first, uint32_t n, uint32_t flags,
-			u_put_t *put, kv_msg_put_start_reply_t *reply);
+kv_status_t u_put_start(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const kv_key_t *keys,
+			uint32_t first, uint32_t n, uint32_t flags, u_put_t *put, kv_msg_put_start_reply_t *reply);
 /* The ranks' bytes: writes them into the slots. */
 void u_put_write(universe_t *u, const u_put_t *put);
 kv_status_t u_put_end(universe_t *u, u_member_t *m, const u_put_t *put, uint32_t first, uint32_t count);
 kv_status_t u_put_revoke(universe_t *u, u_member_t *m, uint64_t put);
 kv_status_t u_quiet(universe_t *u, u_member_t *m, uint32_t what, uint64_t id, uint32_t *p_freed);
 /* start, write, end: all in one. Returns how many blocks are visible now. */
-uint32_t u_put(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t first, uint32_t n);
+uint32_t u_put(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t first,
+	       uint32_t n);
 /* Tiers of each key (EXPLAIN). */
-void u_explain(universe_t *u, uint32_t ns, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t n, uint8_t *tiers);
+void u_explain(universe_t *u, uint32_t ns, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t n,
+	       uint8_t *tiers);
 /* How many leading keys are visible. */
 uint32_t u_visible(universe_t *u, uint32_t ns, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t n);
 
