@@ -40,8 +40,8 @@ kvc_status_t kvc_put_end(kvc_put_t *put, uint32_t first, uint32_t count)
 		return kvc_fail(KV_ERR_ARG, "blocks [%u, %u + %u) are not among the %u granted", first, first, count,
 				put->n);
 	}
-	if (!put->grant.map) {
-		return KVC_OK; /* all of it is visible already */
+	if (!put->grant.map || put->order[first + count] == put->order[first]) {
+		return KVC_OK; /* all of it is visible already; a durable put of nothing else is over for the daemon, too */
 	}
 	if (kvc_grant_check(&put->grant) != KV_OK) {
 		return kvc_fail(KV_ERR_REVOKED, "put %llu was revoked", (unsigned long long)put->grant.id);
