@@ -60,7 +60,7 @@ static const kv_option_t rows[] = {
 	ROW("events.tokens", BOOL, "on", NULL, NULL, NULL, AT_START, events_tokens, "put token ids into BlockStored events"),
 	ROW("events.topic", STRING, "kv@kvd@{namespace}", NULL, NULL, NULL, AT_START, events_topic, "topic of the event messages; {namespace} is replaced"),
 	ROW("events.buffer", SIZE, "16MiB", "64KiB", "1GiB", NULL, AT_START, events_buffer, "events waiting for the publisher; when it is full a batch is lost and its number is skipped"),
-	ROW("spin", DURATION, "30us", NULL, "10ms", NULL, AT_START, spin, "look at the sockets this long after a request before going to sleep; 0 saves processor time"),
+	ROW("spin", DURATION, "1ms", NULL, "10ms", NULL, AT_START, spin, "look at the sockets at most this long before going to sleep: as long as requests have lately come that often, else 30us; 0: never"),
 	ROW("log.level", ENUM, "info", NULL, NULL, "error,warn,info,debug", LIVE, log_level, "lines above this level are dropped; SIGHUP reads it again"),
 	ROW("keeper", BOOL, "on", NULL, NULL, NULL, AT_START, keeper, "start as a small keeper process that restarts the daemon when it crashes"),
 };

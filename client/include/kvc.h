@@ -84,7 +84,7 @@ typedef struct kvc_config {
 	uint32_t rank;
 	const char *program;     /* shown by kvctl; NULL: the process name */
 	uint32_t timeout_ms;     /* of blocking calls without one of their own; 0: 5000 */
-	uint32_t spin_us;        /* busy-wait this long for a reply before sleeping; 0: 50; UINT32_MAX: never spin */
+	uint32_t spin_us;        /* busy-wait this long for a reply before sleeping; 0: 200; UINT32_MAX: never spin */
 	uint32_t staging_blocks; /* largest put in blocks the staging is sized for; 0: 8192 */
 	int lazy;                /* 1: kvc_attach succeeds without a daemon and attaches later */
 	int observe; /* 1: do not join an instance: documents and explain only, kvc_match() answers a miss (operators' tools) */

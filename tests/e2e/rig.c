@@ -1,0 +1,338 @@
+#include "e2e/rig.h"
+
+#include <fcntl.h>
+#include <json-c/json.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+
+uint64_t rig_now_ms(void)
+{
+	return kv_now_ns(&kv_env_posix) / 1000000u;
+}
+
+void rig_option(rig_t *rig, const char *format, ...)
+{
+	va_list args;
+
+	assert_true(rig->option_count < RIG_OPTIONS);
+	va_start(args, format);
+	vsnprintf(rig->options[rig->option_count++], sizeof rig->options[0], format, args);
+	va_end(args);
+}
+
+void rig_init(rig_t *rig, int disk)
+{
+	static const char *const usual[] = {
+		"--keeper=off",       "--http.listen=off",    "--cpu.size=8MiB",         "--cpu.slab_size=1MiB",
+		"--cpu.prefault=off", "--cpu.huge_pages=off", "--index.max_blocks=4096", "--spin=0us"};
+
+	memset(rig, 0, sizeof *rig);
+	kv_test_dir_make(rig->dir, sizeof rig->dir);
+	snprintf(rig->run_dir, sizeof rig->run_dir, "%s/run", rig->dir);
+	snprintf(rig->disk, sizeof rig->disk, "%s/disk", rig->dir);
+	snprintf(rig->log, sizeof rig->log, "%s/log", rig->dir);
+	snprintf(rig->sock, sizeof rig->sock, "%s/default.sock", rig->run_dir);
+	for (size_t i = 0; i < KV_COUNT_OF(usual); i++) {
+		rig_option(rig, "%s", usual[i]);
+	}
+	rig_option(rig, "--run_dir=%s", rig->run_dir);
+	if (disk) {
+		rig_option(rig, "--nvme.path=%s", rig->disk);
+		rig_option(rig, "--nvme.size=64MiB");
+		rig_option(rig, "--nvme.file_size=4MiB");
+	}
+}
+
+static _Noreturn void become_daemon(const rig_t *rig)
+{
+	const char *argv[RIG_OPTIONS + 8];
+	int fd = open(rig->log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+	size_t n = 0;
+
+	prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that dies leaves no daemon behind */
+	dup2(fd, STDOUT_FILENO);
+	dup2(fd, STDERR_FILENO);
+	for (size_t i = 0; i < KV_COUNT_OF(rig->wrap) && rig->wrap[i]; i++) {
+		argv[n++] = rig->wrap[i];
+	}
+	argv[n++] = E2E_KVD;
+	for (uint32_t i = 0; i < rig->option_count; i++) {
+		argv[n++] = rig->options[i];
+	}
+	argv[n] = NULL;
+	if (rig->before) {
+		rig->before();
+	}
+	execvp(argv[0], (char *const *)(uintptr_t)argv);
+	_exit(127);
+}
+
+static kvc_t *observer(const rig_t *rig)
+{
+	const kvc_config_t config = {
+		.struct_size = sizeof config, .socket = rig->sock, .observe = 1, .program = "e2e-watch"};
+	kvc_t *kvc = NULL;
+
+	return kvc_attach(&config, &kvc) == KVC_OK ? kvc : NULL;
+}
+
+static int serves(const rig_t *rig)
+{
+	kvc_t *kvc = observer(rig);
+
+	kvc_detach(kvc);
+
+	return kvc != NULL;
+}
+
+static int exit_of(int wstatus)
+{
+	return WIFEXITED(wstatus) ? WEXITSTATUS(wstatus) : 128 + WTERMSIG(wstatus);
+}
+
+static void show_log(const rig_t *rig)
+{
+	char command[160];
+
+	snprintf(command, sizeof command, "tail -n 40 %s >&2", rig->log);
+	if (system(command) != 0) {
+		fprintf(stderr, "no log in %s\n", rig->dir);
+	}
+}
+
+int rig_try(rig_t *rig)
+{
+	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
+	int wstatus;
+
+	assert_int_equal(rig->pid, 0);
+	rig->pid = fork();
+	assert_true(rig->pid >= 0);
+	if (rig->pid == 0) {
+		become_daemon(rig);
+	}
+	while (rig_now_ms() < deadline) {
+		if (waitpid(rig->pid, &wstatus, WNOHANG) == rig->pid) {
+			rig->pid = 0;
+			return exit_of(wstatus);
+		}
+		if (serves(rig)) {
+			return -1;
+		}
+		usleep(3000);
+	}
+	show_log(rig);
+	fail_msg("kvd neither serves nor ends");
+
+	return 0;
+}
+
+void rig_start(rig_t *rig)
+{
+	int code = rig_try(rig);
+
+	if (code >= 0) {
+		show_log(rig);
+		fail_msg("kvd ended with %d", code);
+	}
+}
+
+void rig_serving(const rig_t *rig)
+{
+	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
+
+	while (!serves(rig)) {
+		if (rig_now_ms() > deadline) {
+			show_log(rig);
+			fail_msg("nobody serves");
+		}
+		usleep(3000);
+	}
+}
+
+pid_t rig_daemon(const rig_t *rig)
+{
+	char path[64], text[64] = "", comm[32] = "";
+	ssize_t n;
+	int fd;
+
+	snprintf(path, sizeof path, "/proc/%d/comm", (int)rig->pid);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	assert_true(fd >= 0 && read(fd, comm, sizeof comm - 1) > 0);
+	close(fd);
+	if (strncmp(comm, "kvd-keeper", 10) != 0 && !rig->wrap[0]) {
+		return rig->pid;
+	}
+	snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)rig->pid, (int)rig->pid);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	assert_true(fd >= 0);
+	n = read(fd, text, sizeof text - 1);
+	close(fd);
+
+	return n > 0 ? (pid_t)strtol(text, NULL, 10) : 0;
+}
+
+int rig_kill(rig_t *rig, int signal)
+{
+	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
+	int wstatus = 0;
+
+	assert_true(rig->pid > 0);
+	kill(rig->pid, signal);
+	while (waitpid(rig->pid, &wstatus, WNOHANG) != rig->pid) {
+		if (rig_now_ms() > deadline) {
+			kill(rig->pid, SIGKILL);
+			show_log(rig);
+			fail_msg("kvd did not end after signal %d", signal);
+		}
+		usleep(2000);
+	}
+	rig->pid = 0;
+
+	return exit_of(wstatus);
+}
+
+void rig_fini(rig_t *rig)
+{
+	int code = rig->pid > 0 ? rig_kill(rig, SIGTERM) : 0;
+
+	if (code != 0) {
+		show_log(rig);
+	}
+	kv_test_dir_remove(rig->dir);
+	assert_int_equal(code, 0);
+}
+
+static void slurp(const char *path, char *out, size_t cap)
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	size_t len = 0;
+	ssize_t n;
+
+	while (fd >= 0 && len < cap - 1 && (n = read(fd, out + len, cap - 1 - len)) > 0) {
+		len += (size_t)n;
+	}
+	out[len] = '\0';
+	if (fd >= 0) {
+		close(fd);
+	}
+}
+
+int rig_log_has(const rig_t *rig, const char *text)
+{
+	static char log[1 << 20];
+
+	slurp(rig->log, log, sizeof log);
+
+	return strstr(log, text) != NULL;
+}
+
+int rig_kvctl(const rig_t *rig, const char *arguments, char *out, size_t cap)
+{
+	char command[512], path[96];
+	int wstatus;
+
+	snprintf(path, sizeof path, "%s/kvctl.out", rig->dir);
+	snprintf(command, sizeof command, "%s --socket %s %s >%s 2>&1", E2E_KVCTL, rig->sock, arguments, path);
+	wstatus = system(command);
+	slurp(path, out, cap);
+
+	return exit_of(wstatus);
+}
+
+/* ---- numbers --------------------------------------------------------------------------------------------------------------- */
+
+static uint64_t metric_of(kvc_t *kvc, const char *name)
+{
+	json_object *root, *number;
+	uint64_t value = UINT64_MAX;
+	char *json = NULL;
+
+	if (!kvc || kvc_document(kvc, KVC_DOC_STATS, 0, &json, NULL) != KVC_OK) {
+		return value;
+	}
+	root = json_tokener_parse(json);
+	if (root && json_object_object_get_ex(root, name, &number)) {
+		value = json_object_get_uint64(number);
+	}
+	json_object_put(root);
+	kvc_free(json);
+
+	return value;
+}
+
+uint64_t rig_metric(const rig_t *rig, const char *name)
+{
+	kvc_t *kvc = observer(rig);
+	uint64_t value = metric_of(kvc, name);
+
+	kvc_detach(kvc);
+
+	return value;
+}
+
+static int metric_within(const rig_t *rig, const char *name, uint64_t low, uint64_t high)
+{
+	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
+	kvc_t *kvc = observer(rig);
+	uint64_t value = metric_of(kvc, name);
+
+	while ((value < low || value > high) && rig_now_ms() < deadline) {
+		usleep(5000);
+		value = metric_of(kvc, name);
+	}
+	kvc_detach(kvc);
+	if (value < low || value > high) {
+		printf("# %s is %" PRIu64 "\n", name, value);
+	}
+
+	return value >= low && value <= high;
+}
+
+int rig_metric_reaches(const rig_t *rig, const char *name, uint64_t value)
+{
+	return metric_within(rig, name, value, UINT64_MAX - 1);
+}
+
+int rig_metric_is(const rig_t *rig, const char *name, uint64_t value)
+{
+	return metric_within(rig, name, value, value);
+}
+
+void rig_written(const rig_t *rig)
+{
+	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
+	kvc_t *kvc = observer(rig);
+	int done = 0;
+
+	assert_non_null(kvc);
+	while (!done && rig_now_ms() < deadline) {
+		char *json = NULL;
+
+		if (kvc_document(kvc, KVC_DOC_STATUS, 0, &json, NULL) == KVC_OK) {
+			done = strstr(json, "\"write_behind_queue\":0,") && strstr(json, "\"writes_in_flight\":0,");
+		}
+		kvc_free(json);
+		usleep(3000);
+	}
+	kvc_detach(kvc);
+	assert_true(done);
+}
+
+void rig_check_quiet(const rig_t *rig)
+{
+	static const char *const gauges[] = {"kvd_leases", "kvd_puts", "kvd_pins", "kvd_cpu_quarantined_bytes",
+					     "kvd_disk_quarantined_bytes"};
+	static char out[1 << 16];
+	int code;
+
+	for (size_t i = 0; i < KV_COUNT_OF(gauges); i++) {
+		assert_true(rig_metric_is(rig, gauges[i], 0));
+	}
+	code = rig_kvctl(rig, "check --json", out, sizeof out);
+	if (code != 0 || !strstr(out, "\"failed\":0")) {
+		show_log(rig);
+		fail_msg("kvctl check: %d: %s", code, out);
+	}
+}

@@ -1,0 +1,117 @@
+/* rig.h -- a real kvd in a directory of its own, and what the tests of whole faults do with it.
+ *
+ * What cannot go wrong in a test (fork, a file of its own) fails the running cmocka test; what the fault may do is answered as a status for the test to judge.
+ */
+#ifndef TESTS_E2E_RIG_H
+#define TESTS_E2E_RIG_H
+
+#include "kv/shm.h"
+#include "kv/status.h"
+#include "kvc.h"
+#include "kv_cmocka.h"
+#include "kv_test.h"
+
+#include <sys/types.h>
+
+#define RIG_OPTIONS     24u
+#define RIG_WAIT_MS     20000u
+#define RIG_BLOCKS      256u /* longest prefix of the helpers below */
+#define RIG_TOKENS      16u
+#define RIG_BLOCK_BYTES 16384u
+#define RIG_LAYOUT      "kvk1 heads=2 layers=4 tokens=16 k=32 v=32 dtype=bf16 inner=split page=0"
+
+typedef struct rig {
+	pid_t pid; /* what was started, the daemon or its keeper; 0: nothing runs */
+	char dir[64], run_dir[80], disk[80], log[80];
+	char sock[96]; /* of the first namespace */
+	char options[RIG_OPTIONS][160];
+	uint32_t option_count;
+	const char *wrap[6];  /* a command in front of kvd, ended by NULL */
+	void (*before)(void); /* in the child between fork and exec; NULL: nothing */
+} rig_t;
+
+/* Make the directory and the usual small options; with `disk` a disk tier of 64 MiB. Nothing runs yet. */
+void rig_init(rig_t *rig, int disk);
+/* Add an option (a later one overrules). */
+void rig_option(rig_t *rig, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Start it: -1 when it serves, else the exit code it ended with (128 + signal). */
+int rig_try(rig_t *rig);
+void rig_start(rig_t *rig);
+/* Wait until somebody serves on the socket (a keeper restarts its daemon). */
+void rig_serving(const rig_t *rig);
+/* Pid of the daemon itself: the keeper's child, or what was started. 0: none at the moment. */
+pid_t rig_daemon(const rig_t *rig);
+/* Signal what was started and wait for its end: exit code or 128 + signal. */
+int rig_kill(rig_t *rig, int signal);
+/* SIGTERM, which must end it with 0, and remove the directory. */
+void rig_fini(rig_t *rig);
+int rig_log_has(const rig_t *rig, const char *text);
+/* Run kvctl: exit code; what it says on both streams goes to out. */
+int rig_kvctl(const rig_t *rig, const char *arguments, char *out, size_t cap);
+
+/* A number of the daemon's statistics; UINT64_MAX: it cannot be had. */
+uint64_t rig_metric(const rig_t *rig, const char *name);
+/* Wait until it is at least, or exactly, this. 0: it never was. */
+int rig_metric_reaches(const rig_t *rig, const char *name, uint64_t value);
+int rig_metric_is(const rig_t *rig, const char *name, uint64_t value);
+/* Wait until write-behind has nothing to do. */
+void rig_written(const rig_t *rig);
+/* Wait for quiet: no lease, put, pin or quarantined slot; then `kvctl check` must fail nothing. */
+void rig_check_quiet(const rig_t *rig);
+
+uint64_t rig_now_ms(void);
+
+/* ---- an engine ------------------------------------------------------------------------------------------------------------ */
+
+typedef struct user {
+	kvc_t *kvc;
+	kvc_space_t *space;
+	uint64_t wrong; /* blocks that were handed out with other bytes than were put */
+} user_t;
+
+kvc_identity_t user_identity(const char *model);
+/* Attach to a socket and open a space; the status of what failed first. */
+kvc_status_t user_try(user_t *user, const char *sock, const kvc_identity_t *identity);
+void user_attach(user_t *user, const rig_t *rig, const char *model);
+void user_leave(user_t *user);
+/* Keys of conversation `seed`: a function of space and seed. n <= RIG_BLOCKS. */
+void user_keys(const user_t *user, uint64_t seed, uint32_t n, kvc_key_t *keys);
+/* Bytes of the block with this key. */
+void user_fill(const kvc_key_t *key, uint8_t *out);
+/* Put keys[from, n). *p_visible (may be NULL) counts from keys[from]; set on success only. */
+kvc_status_t user_put(user_t *user, const kvc_key_t *keys, uint32_t from, uint32_t n, int durable, uint32_t *p_visible);
+/* Match, acquire, wait, read and compare as much of the prefix as there is: *p_n blocks came whole. MISS: none is there. */
+kvc_status_t user_get(user_t *user, const kvc_key_t *keys, uint32_t n, uint32_t *p_n);
+uint32_t user_match(const user_t *user, const kvc_key_t *keys, uint32_t n);
+/* Poll until the match is this long. 0: it never was. */
+int user_match_is(user_t *user, const kvc_key_t *keys, uint32_t n, uint32_t want);
+/* Memory of block i of a lease, to be scribbled on. */
+uint8_t *user_memory(kvc_lease_t *lease, uint32_t i);
+
+/* ---- somebody else, working all the time ------------------------------------------------------------------------------------- */
+
+typedef struct other_shared {
+	_Atomic uint64_t rounds, hits, failures, wrong;
+	_Atomic int stop;
+	_Atomic int32_t last; /* status of the last failure */
+	char text[160];
+} other_shared_t;
+
+typedef struct other {
+	pid_t pid;
+	other_shared_t *shared;
+} other_t;
+
+/* A process that puts, matches and reads conversations of its own space until it is told to stop. Returns when it works. */
+void other_start(other_t *other, const char *sock);
+/* Wait until it has gone through this many rounds more. */
+void other_goes_on(const other_t *other, uint64_t rounds);
+/* Stop it. It has never read other bytes; and unless `faults` are expected every call went well. */
+void other_end(other_t *other, int faults);
+
+/* Run fn in a process of its own, which says that it is ready by writing a byte. */
+pid_t child_start(void (*fn)(void *arg, int ready), void *arg);
+void child_say(int ready);
+void child_kill(pid_t pid);
+
+#endif

@@ -1,0 +1,221 @@
+/* kill -9 of the daemon, and of daemon and keeper, at random moments: what was acknowledged as durable is there with the right bytes. */
+#include "e2e/rig.h"
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#define ROUNDS 15u
+#define LEN    3u
+#define TALKS  700u /* x LEN slots: less than the disk tier holds */
+
+/* The side file: what the writer was told. */
+typedef struct notes {
+	_Atomic uint8_t acknowledged[TALKS];
+	_Atomic uint32_t next, broken, attached;
+	_Atomic int stop;
+} notes_t;
+
+typedef struct writer {
+	notes_t *notes;
+	const char *sock;
+} writer_t;
+
+static void write_all(void *arg, int ready)
+{
+	const writer_t *w = arg;
+	const kvc_identity_t identity = user_identity("crash");
+	kvc_key_t keys[LEN];
+	uint64_t incarnation = 0;
+	user_t user;
+
+	if (user_try(&user, w->sock, &identity) != KVC_OK) {
+		_exit(1);
+	}
+	child_say(ready);
+	while (!atomic_load(&w->notes->stop) && atomic_load(&w->notes->next) < TALKS) {
+		const uint32_t talk = atomic_load(&w->notes->next);
+
+		if (kvc_poll(user.kvc, 2) != KVC_OK) {
+			continue;
+		}
+		if (kvc_incarnation(user.kvc) != incarnation) {
+			incarnation = kvc_incarnation(user.kvc);
+			atomic_fetch_add(&w->notes->attached, 1);
+		}
+		user_keys(&user, talk, LEN, keys);
+		if (user_put(&user, keys, 0, LEN, 1, NULL) == KVC_OK) {
+			atomic_store(&w->notes->acknowledged[talk], 1);
+			atomic_store(&w->notes->next, talk + 1);
+		} else {
+			atomic_fetch_add(&w->notes->broken, 1);
+		}
+	}
+	kvc_detach(user.kvc);
+}
+
+/* Every conversation noted before the crash is on disk. */
+static void verify(const rig_t *rig, const uint8_t *noted, uint32_t from)
+{
+	kvc_key_t keys[LEN];
+	user_t user;
+	uint32_t n;
+
+	user_attach(&user, rig, "crash");
+	for (uint32_t t = from; t < TALKS; t++) {
+		if (!noted[t]) {
+			continue;
+		}
+		user_keys(&user, t, LEN, keys);
+		if (!user_match_is(&user, keys, LEN, LEN)) {
+			fail_msg("conversation %u was acknowledged and is lost", t);
+		}
+		if (user_get(&user, keys, LEN, &n) != KVC_OK || n != LEN) {
+			fail_msg("conversation %u: %u of %u blocks: %s", t, n, LEN, kvc_last_error());
+		}
+	}
+	user_leave(&user);
+}
+
+static void kill_both(rig_t *rig)
+{
+	pid_t daemon = rig_daemon(rig);
+	int code;
+
+	kill(rig->pid, SIGKILL);
+	if (daemon > 0) {
+		kill(daemon, SIGKILL);
+	}
+	assert_int_equal(rig_kill(rig, SIGKILL), 128 + SIGKILL);
+	while ((code = rig_try(rig)) == kv_status_exit_code(KV_ERR_LOCKED)) {
+		usleep(2000); /* the daemon's end has not been seen to yet */
+	}
+	assert_int_equal(code, -1);
+}
+
+static void kill_daemon(const rig_t *rig)
+{
+	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
+	pid_t daemon;
+
+	while ((daemon = rig_daemon(rig)) == 0) {
+		assert_true(rig_now_ms() < deadline);
+		usleep(1000);
+	}
+	kill(daemon, SIGKILL);
+	while (rig_daemon(rig) == daemon) {
+		assert_true(rig_now_ms() < deadline);
+		usleep(1000);
+	}
+	rig_serving(rig);
+}
+
+static void wait_for_writer(const notes_t *notes)
+{
+	const uint32_t from = atomic_load(&notes->next);
+	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
+
+	while (atomic_load(&notes->next) == from) {
+		assert_true(rig_now_ms() < deadline);
+		usleep(1000);
+	}
+}
+
+/* `every`: each so many rounds the keeper is killed, too (it gives up by itself after five young deaths). */
+static void crash_loop(uint32_t every)
+{
+	kv_test_rng_t rng = {.state = kv_test_seed() + every};
+	uint8_t noted[TALKS];
+	uint32_t total = 0;
+	writer_t writer;
+	pid_t pid;
+	rig_t rig;
+
+	rig_init(&rig, 1);
+	rig_option(&rig, "--keeper=on");
+	rig_start(&rig);
+	writer = (writer_t){
+		.sock = rig.sock,
+		.notes = mmap(NULL, sizeof(notes_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)};
+	assert_ptr_not_equal(writer.notes, MAP_FAILED);
+	pid = child_start(write_all, &writer);
+	for (uint32_t round = 1; round <= ROUNDS; round++) {
+		wait_for_writer(writer.notes); /* so that the crash meets work */
+		usleep((useconds_t)kv_test_below(&rng, 60000));
+		const uint32_t from = atomic_load(&writer.notes->next);
+		memcpy(noted, (const void *)writer.notes->acknowledged, sizeof noted);
+		if (round % every == 0) {
+			kill_both(&rig);
+		} else {
+			kill_daemon(&rig);
+		}
+		verify(&rig, noted, from > 40 ? from - 40 : 0);
+	}
+	atomic_store(&writer.notes->stop, 1);
+	assert_int_equal(waitpid(pid, NULL, 0), pid);
+	memcpy(noted, (const void *)writer.notes->acknowledged, sizeof noted);
+	verify(&rig, noted, 0);
+	for (uint32_t t = 0; t < TALKS; t++) {
+		total += noted[t];
+	}
+	printf("# acknowledged %u, puts cut off %u, attached %u times\n", total, writer.notes->broken,
+	       writer.notes->attached);
+	assert_true(total >= ROUNDS && writer.notes->attached >= ROUNDS);
+	assert_true(rig_metric(&rig, "kvd_evicted_disk_total") == 0);
+	munmap(writer.notes, sizeof *writer.notes);
+	rig_check_quiet(&rig);
+	rig_fini(&rig);
+}
+
+static void p2_durable_blocks_survive_every_kill_9_of_the_daemon(void **state)
+{
+	(void)state;
+	crash_loop(5);
+}
+
+static void p2_durable_blocks_survive_every_kill_9_of_daemon_and_keeper(void **state)
+{
+	(void)state;
+	crash_loop(1);
+}
+
+static void p2_a_durable_put_of_what_is_there_already_is_acknowledged(void **state)
+{
+	kvc_key_t keys[LEN];
+	user_t user;
+	uint32_t n = 0;
+	rig_t rig;
+
+	(void)state;
+	rig_init(&rig, 1);
+	rig_start(&rig);
+	user_attach(&user, &rig, "again");
+	user_keys(&user, 1, LEN, keys);
+	for (int i = 0; i < 3; i++) { /* written; then in memory and on disk already */
+		assert_int_equal(user_put(&user, keys, 0, LEN, 1, &n), KVC_OK);
+		assert_int_equal(n, LEN);
+	}
+	user_leave(&user);
+	assert_int_equal(rig_kill(&rig, SIGKILL), 128 + SIGKILL);
+
+	rig_start(&rig);
+	user_attach(&user, &rig, "again");
+	assert_int_equal(user_put(&user, keys, 0, LEN, 1, &n), KVC_OK); /* on disk only */
+	assert_int_equal(n, LEN);
+	assert_int_equal(user_get(&user, keys, LEN, &n), KVC_OK);
+	assert_int_equal(n, LEN);
+	user_leave(&user);
+	rig_check_quiet(&rig);
+	rig_fini(&rig);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p2_a_durable_put_of_what_is_there_already_is_acknowledged),
+		cmocka_unit_test(p2_durable_blocks_survive_every_kill_9_of_the_daemon),
+		cmocka_unit_test(p2_durable_blocks_survive_every_kill_9_of_daemon_and_keeper),
+	};
+
+	return cmocka_run_group_tests_name("e2e.crash", tests, NULL, NULL);
+}
