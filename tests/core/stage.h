@@ -19,7 +19,9 @@ static inline void stage_keys(void)
 
 static inline void stage(uint32_t cpu, uint32_t disk)
 {
-	universe_init(&u_, &(u_config_t){.cpu_slots = cpu, .disk_slots = disk, .max_blocks = 4096, .seed = kv_test_seed()}, NULL);
+	universe_init(&u_,
+		      &(u_config_t){.cpu_slots = cpu, .disk_slots = disk, .max_blocks = 4096, .seed = kv_test_seed()},
+		      NULL);
 	m_ = u_join(&u_, 0, "engine", 2, 0);
 	space_ = u_space(&u_, 0, "model");
 	stage_keys();

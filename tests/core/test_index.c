@@ -11,7 +11,7 @@ typedef struct model {
 	kv_key_t key;
 	uint32_t parent; /* place in the model; KVD_NONE: root */
 	uint32_t depth;
-	uint32_t id;     /* block */
+	uint32_t id; /* block */
 	int known;
 	int in[KVD_TIERS];
 	uint64_t touched;
@@ -105,7 +105,8 @@ static void random_step(void)
 	model_t *block = &model_[m];
 
 	if (!block->known) {
-		while (kv_test_below(&env_.rng, 8) && model_[parent].known && has_child(parent, -1) && kv_test_below(&env_.rng, 4)) {
+		while (kv_test_below(&env_.rng, 8) && model_[parent].known && has_child(parent, -1) &&
+		       kv_test_below(&env_.rng, 4)) {
 			parent = (parent + 1) % MODEL; /* long runs, now and then a branch */
 		}
 		parent = model_[parent].known ? parent : KVD_NONE;
@@ -239,7 +240,8 @@ static void p5_victims_are_those_of_a_plain_lru_list(void **state)
 			plain_touch(m);
 			known++;
 		} else {
-			uint32_t victim = kvd_policy_lru.victim(&ix_, &order_[KVD_CPU], KVD_CPU), plain = plain_victim();
+			uint32_t victim = kvd_policy_lru.victim(&ix_, &order_[KVD_CPU], KVD_CPU),
+				 plain = plain_victim();
 
 			assert_int_equal(victim, model_[plain].id);
 			model_leave(plain, KVD_CPU);

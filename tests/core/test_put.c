@@ -43,7 +43,8 @@ static void p3_every_rank_must_have_ended_its_range(void **state)
 					     .writers = {(const uint8_t *)writers, sizeof writers}};
 	assert_int_equal(u_request(&u_, m_, KV_CODE_PUT_START, &ask, &reply), KV_OK);
 	for (uint32_t rank = 0; rank < 2; rank++) {
-		kv_msg_t end = {.put_end = {.put = reply.put_start_reply.put, .rank = rank, .count = 2, .words = 4}}, answer;
+		kv_msg_t end = {.put_end = {.put = reply.put_start_reply.put, .rank = rank, .count = 2, .words = 4}},
+			 answer;
 
 		assert_int_equal(u_visible(&u_, 0, &space_, keys_, 2), 0);
 		assert_int_equal(u_request(&u_, m_, KV_CODE_PUT_END, &end, &answer), KV_OK);
@@ -65,7 +66,10 @@ static void p10_ranges_that_overlap_or_leave_gaps_are_refused(void **state)
 	(void)state;
 	stage(64, 0);
 	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
-		kv_msg_t ask = {.put_start = {.space = space_.space, .epoch = space_.epoch, .keys = {(const uint8_t *)keys_, KV_KEY_BYTES}}}, reply;
+		kv_msg_t ask = {.put_start = {.space = space_.space,
+					      .epoch = space_.epoch,
+					      .keys = {(const uint8_t *)keys_, KV_KEY_BYTES}}},
+			 reply;
 
 		ask.put_start.writers = (kv_slice_t){(const uint8_t *)bad[i], sizeof bad[i]};
 		assert_int_equal(u_request(&u_, m_, KV_CODE_PUT_START, &ask, &reply), KV_ERR_COVERAGE);

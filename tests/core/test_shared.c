@@ -125,7 +125,8 @@ static void p4_rooms_do_not_overlap_and_all_space_comes_back(void **state)
 			}
 			room[i].bytes = bytes;
 			taken++;
-			assert_true(room[i].offset >= 64 && room[i].offset % 64 == 0 && room[i].offset + bytes <= sizeof owner);
+			assert_true(room[i].offset >= 64 && room[i].offset % 64 == 0 &&
+				    room[i].offset + bytes <= sizeof owner);
 			for (uint64_t b = 0; b < bytes; b++) {
 				assert_int_equal(owner[room[i].offset + b], 0);
 			}
