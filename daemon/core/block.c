@@ -335,17 +335,16 @@ kv_status_t kvd_make_room(kvd_core_t *core, uint32_t slot_class, kvd_set_t t)
 	return KV_OK;
 }
 
-kv_status_t kvd_slot_alloc(kvd_core_t *core, uint32_t slot_class, kvd_set_t t, kvs_state_t state, uint64_t owner,
-			   const kvs_meta_t *meta, kvs_loc_t *p_loc)
+kv_status_t kvd_slot_alloc(kvd_core_t *core, uint32_t slot_class, kvd_set_t t, const kvd_use_t *use, kvs_loc_t *p_loc)
 {
 	uint32_t tier_class = core->classes[slot_class].tier_class[t];
-	kv_status_t status = kvs_alloc(core->tier[t], tier_class, state, owner, meta, p_loc);
+	kv_status_t status = kvs_alloc(core->tier[t], tier_class, use->state, use->owner, use->meta, p_loc);
 
 	for (uint32_t tries = 0; status == KV_ERR_FULL && tries < 64; tries++) {
 		if (kvd_make_room(core, slot_class, t) != KV_OK) {
 			return KV_ERR_BUSY;
 		}
-		status = kvs_alloc(core->tier[t], tier_class, state, owner, meta, p_loc);
+		status = kvs_alloc(core->tier[t], tier_class, use->state, use->owner, use->meta, p_loc);
 	}
 
 	return status == KV_ERR_FULL ? KV_ERR_BUSY : status;

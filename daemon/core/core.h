@@ -21,7 +21,8 @@ typedef struct kvd_core kvd_core_t;
 typedef uint64_t kvd_member_t;
 typedef uint64_t kvd_instance_t;
 
-/* One event for subscribers, borrowed for the call. Arrays may be NULL with count 0. */
+/* One event for subscribers, borrowed for the call. STORED: each block is the parent of the next. REMOVED: a set, leaf first. Arrays may be NULL with
+ * count 0. Nothing of a new epoch is told before all of the old one has been taken back. */
 typedef enum kvd_event_type { KVD_EVENT_STORED, KVD_EVENT_REMOVED } kvd_event_type_t;
 typedef struct kvd_event {
 	kvd_event_type_t type;
@@ -29,7 +30,7 @@ typedef struct kvd_event {
 	uint32_t space;
 	uint8_t group;
 	kv_tier_t medium;
-	uint32_t count;         /* blocks, each the parent of the next */
+	uint32_t count;         /* blocks */
 	const uint64_t *hashes; /* event hashes */
 	int has_parent;
 	uint64_t parent_hash;
@@ -93,7 +94,8 @@ typedef struct kvd_core_config {
 	kvd_policy_kind_t policy;
 } kvd_core_config_t;
 
-/* Nothing of `world` is copied but the struct itself; tiers stay the host's and are closed after kvd_core_destroy(). */
+/* Nothing of `world` is copied but the struct itself; tiers stay the host's and are closed after kvd_core_destroy().
+ * Transfers may still be in flight then: what they need of the core lives until the last of their callbacks has run. */
 kv_status_t kvd_core_create(const kvd_core_config_t *config, const kvd_world_t *world, kvd_core_t **p_core);
 void kvd_core_destroy(kvd_core_t *core);
 

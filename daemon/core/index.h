@@ -34,7 +34,7 @@ typedef enum kvd_set { KVD_CPU = 0, KVD_DISK = 1 } kvd_set_t;
 #define KVD_WRITTEN     4u /* its disk slot holds the bytes, but its parent is not in the disk set     */
 #define KVD_PARKED_CPU  8u /* its mark was found pinned and is out of the order (policy.h)             */
 #define KVD_PARKED_DISK 16u
-#define KVD_UNTOLD 32u      /* subscribers have not heard of it (events.h)                                  */
+#define KVD_UNTOLD      32u /* subscribers have not heard of it (events.h)                                  */
 
 /* 64 bytes: one cache line of what is known about a block. Its CPU slot lies in its run. */
 typedef struct kvd_block {
@@ -90,11 +90,11 @@ typedef struct kvd_tree {
 	uint32_t ns;         /* KVD_NONE: recovered, not opened yet                            */
 	uint32_t slot_class; /* space.h                                                        */
 	uint32_t first_child;
-	uint32_t hidden; /* 1: no lookup finds anything in it                              */
-	uint32_t puts;      /* that refer to it: an empty hidden tree stays until the last has ended */
-	uint32_t leaving;   /* 1: on the list of trees to take down */
-	uint32_t mute;      /* 1: new blocks are not announced yet (events.h) */
-	uint32_t cursor; /* next run of a walk in quanta (parents first); KVD_NONE: none    */
+	uint32_t hidden;  /* 1: no lookup finds anything in it                              */
+	uint32_t puts;    /* that refer to it: an empty hidden tree stays until the last has ended */
+	uint32_t leaving; /* 1: on the list of trees to take down */
+	uint32_t mute;    /* 1: new blocks are not announced yet (events.h) */
+	uint32_t cursor;  /* next run of a walk in quanta (parents first); KVD_NONE: none    */
 	uint64_t epoch;
 	uint64_t blocks;
 	uint64_t in[KVD_TIERS];

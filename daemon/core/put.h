@@ -45,7 +45,7 @@ typedef struct kvd_entry {
 	uint32_t pending; /* KVD_NONE: counted nowhere */
 	kvd_copy_t next;  /* the next unfinished copy of this key */
 	uint32_t left;    /* writers whose range has not ended */
-	uint32_t transit;         /* its slot is TRANSIT already */
+	uint32_t transit; /* its slot is TRANSIT already */
 	kvd_entry_state_t state;
 } kvd_entry_t;
 

@@ -235,7 +235,8 @@ static kv_status_t slots_take(kvd_core_t *core, kvd_put_t *put, const kvd_draft_
 			return KV_ERR_BUSY;
 		}
 		memcpy(meta.root, draft->space->root, sizeof meta.root);
-		status = kvd_slot_alloc(core, put->slot_class, KVD_CPU, KVS_PUT, put->id, &meta, &entry->loc);
+		status = kvd_slot_alloc(core, put->slot_class, KVD_CPU, &(kvd_use_t){KVS_PUT, put->id, &meta},
+					&entry->loc);
 		if (status != KV_OK) {
 			entry->loc.slot = KV_SLOT_NONE;
 			return status;

@@ -30,7 +30,7 @@ typedef struct kvd_space {
 	uint32_t id; /* in its namespace; place of its epoch in the mirror */
 	uint32_t tree;
 	uint32_t slot_class;
-	uint32_t leaving;                 /* trees of old epochs that are still being taken down */
+	uint32_t leaving; /* trees of old epochs that are still being taken down */
 	uint64_t epoch;
 	uint8_t root[32];
 	uint32_t hash_tokens;

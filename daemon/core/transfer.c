@@ -57,7 +57,7 @@ kv_status_t kvd_fill_start(kvd_core_t *core, uint32_t id, uint64_t lease, uint64
 		return status;
 	}
 	kvd_block_meta(core, id, &meta);
-	status = kvd_slot_alloc(core, slot_class, KVD_CPU, KVS_FILLING, lease, &meta, &io->cpu);
+	status = kvd_slot_alloc(core, slot_class, KVD_CPU, &(kvd_use_t){KVS_FILLING, lease, &meta}, &io->cpu);
 	if (status != KV_OK) {
 		io_destroy(core, io);
 		return status;
@@ -344,7 +344,8 @@ static kv_status_t write_submit(kvd_core_t *core, kvd_io_t *io, uint32_t slot_cl
 				kvs_done_fn done)
 {
 	kvs_mem_t mem;
-	kv_status_t status = kvd_slot_alloc(core, slot_class, KVD_DISK, KVS_FILLING, io->put, meta, &io->disk);
+	kv_status_t status =
+		kvd_slot_alloc(core, slot_class, KVD_DISK, &(kvd_use_t){KVS_FILLING, io->put, meta}, &io->disk);
 
 	if (status != KV_OK) {
 		return status;

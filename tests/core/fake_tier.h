@@ -61,7 +61,7 @@ typedef struct fake_tier {
 	uint32_t fail_percent; /* of loads and stores */
 	kv_status_t fail_with;
 	uint32_t queue_limit; /* BUSY beyond */
-	int ordered; /* slots lie parents first: recover in one pass */
+	int ordered;          /* slots lie parents first: recover in one pass */
 	uint64_t loads, stores, flushes;
 } fake_tier_t;
 
