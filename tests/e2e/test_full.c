@@ -99,8 +99,10 @@ static void full_disk(int early)
 	assert_true(work(&user, 3000, 4) >= 1);
 	assert_true(rig_metric_is(&rig, "kvd_disk_off", 0));
 	assert_true(rig_metric_reaches(&rig, "kvd_disk_written_bytes_total", written + 4 * RIG_BLOCK_BYTES));
-	user_leave(&user);
 	other_end(&other, 0);
+	user_keys(&user, 9001, 4, keys); /* the first one may have been evicted by the others since */
+	assert_int_equal(user_put(&user, keys, 0, 4, 1, NULL), KVC_OK);
+	user_leave(&user);
 	rig_check_quiet(&rig);
 	assert_int_equal(rig_kill(&rig, SIGKILL), 128 + SIGKILL);
 
