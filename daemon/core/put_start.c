@@ -41,11 +41,11 @@ static kvd_writer_t writer_at(const kvd_draft_t *draft, uint32_t i)
 	}
 
 	return (kvd_writer_t){
-		.rank = word_at(bytes, i * 5u),
-		.head = word_at(bytes, i * 5u + 1),
-		.heads = word_at(bytes, i * 5u + 2),
-		.layer = word_at(bytes, i * 5u + 3),
-		.layers = word_at(bytes, i * 5u + 4),
+		.rank = word_at(bytes, (size_t)i * 5u),
+		.head = word_at(bytes, (size_t)i * 5u + 1),
+		.heads = word_at(bytes, (size_t)i * 5u + 2),
+		.layer = word_at(bytes, (size_t)i * 5u + 3),
+		.layers = word_at(bytes, (size_t)i * 5u + 4),
 	};
 }
 
