@@ -161,7 +161,7 @@ pid_t rig_daemon(const rig_t *rig)
 	fd = open(path, O_RDONLY | O_CLOEXEC);
 	assert_true(fd >= 0 && read(fd, comm, sizeof comm - 1) > 0);
 	close(fd);
-	if (strncmp(comm, "kvd-keeper", 10) != 0 && !rig->wrap[0]) {
+	if (strncmp(comm, "kvd-keeper", 10) != 0) {
 		return rig->pid;
 	}
 	snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)rig->pid, (int)rig->pid);

@@ -21,6 +21,24 @@ typedef struct writer {
 	const char *sock;
 } writer_t;
 
+/* Attached again by itself, or, since that waits longer after every crash, anew as an engine that was restarted. */
+static int ready_in_time(user_t *user, const char *sock, const kvc_identity_t *identity)
+{
+	const uint64_t deadline = rig_now_ms() + 50;
+
+	while (user->kvc && kvc_poll(user->kvc, 2) != KVC_OK) {
+		if (rig_now_ms() > deadline) {
+			kvc_detach(user->kvc);
+			user->kvc = NULL;
+		}
+	}
+	if (!user->kvc && user_try(user, sock, identity) != KVC_OK) {
+		usleep(2000);
+	}
+
+	return user->kvc != NULL;
+}
+
 static void write_all(void *arg, int ready)
 {
 	const writer_t *w = arg;
@@ -36,7 +54,7 @@ static void write_all(void *arg, int ready)
 	while (!atomic_load(&w->notes->stop) && atomic_load(&w->notes->next) < TALKS) {
 		const uint32_t talk = atomic_load(&w->notes->next);
 
-		if (kvc_poll(user.kvc, 2) != KVC_OK) {
+		if (!ready_in_time(&user, w->sock, &identity)) {
 			continue;
 		}
 		if (kvc_incarnation(user.kvc) != incarnation) {

@@ -1,0 +1,156 @@
+/* The file system under the disk tier is full. */
+#include "e2e/rig.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+
+#define LEN 40u
+
+static rig_t rig;
+
+static void make_room_for_a_disk(void)
+{
+	rig_init(&rig, 1);
+	assert_int_equal(mkdir(rig.disk, 0700), 0);
+	if (mount("tmpfs", rig.disk, "tmpfs", 0, "size=24m") != 0) {
+		int error = errno;
+
+		rig_fini(&rig);
+		kv_test_skip("mounting a small tmpfs is not permitted: %s", strerror(error));
+	}
+}
+
+/* Take every byte that is left. */
+static void fill_up(const char *path)
+{
+	static const uint8_t zeros[65536];
+	int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+	size_t chunk = sizeof zeros;
+
+	assert_true(fd >= 0);
+	while (chunk > 0) {
+		if (write(fd, zeros, chunk) <= 0) {
+			chunk /= 2;
+		}
+	}
+	close(fd);
+}
+
+/* Conversations that come and are asked for again at once, whatever the disk does. Returns durable acknowledgements. */
+static uint32_t work(user_t *user, uint64_t seed, uint32_t talks)
+{
+	kvc_key_t keys[LEN];
+	uint32_t n, durable = 0;
+	kvc_status_t status;
+
+	for (uint32_t t = 0; t < talks; t++) {
+		user_keys(user, seed + t, LEN, keys);
+		if (user_put(user, keys, 0, LEN, 0, NULL) != KVC_OK || user_get(user, keys, LEN, &n) != KVC_OK) {
+			fail_msg("%s", kvc_last_error());
+		}
+		assert_int_equal(n, LEN);
+		user_keys(user, seed + t + 500, 4, keys);
+		status = user_put(user, keys, 0, 4, 1, NULL); /* said honestly either way */
+		assert_true(status == KVC_OK || status == (kvc_status_t)KV_ERR_NOSPC ||
+			    status == (kvc_status_t)KV_ERR_NOT_ADMITTED);
+		durable += status == KVC_OK;
+	}
+
+	return durable;
+}
+
+/* Full before the first slot file is made, or later. */
+static void full_disk(int early)
+{
+	char filler[96];
+	uint64_t written, until;
+	uint32_t acknowledged;
+	kvc_key_t keys[4];
+	other_t other;
+	user_t user;
+	uint32_t n;
+
+	make_room_for_a_disk();
+	rig_start(&rig);
+	user_attach(&user, &rig, "full");
+	snprintf(filler, sizeof filler, "%s/filler", rig.disk);
+	if (!early) {
+		assert_true(work(&user, 1000, 4) == 4);
+	}
+	fill_up(filler);
+	other_start(&other, rig.sock);
+	acknowledged = work(&user, 2000, 10);
+	printf("# durable acknowledgements on a full disk: %u of 10\n", acknowledged);
+	assert_true(!early || acknowledged == 0);
+	assert_true(rig_metric(&rig, "kvd_disk_errors_total") > 0);
+	other_goes_on(&other, 10);
+
+	assert_int_equal(unlink(filler), 0);
+	written = rig_metric(&rig, "kvd_disk_written_bytes_total");
+	user_keys(&user, 9000, 4, keys);
+	until = rig_now_ms() + RIG_WAIT_MS;
+	while (user_put(&user, keys, 0, 4, 1, NULL) != KVC_OK) {
+		assert_true(rig_now_ms() < until);
+		usleep(20000);
+	}
+	assert_true(work(&user, 3000, 4) >= 1);
+	assert_true(rig_metric_is(&rig, "kvd_disk_off", 0));
+	assert_true(rig_metric_reaches(&rig, "kvd_disk_written_bytes_total", written + 4 * RIG_BLOCK_BYTES));
+	other_end(&other, 0);
+	user_keys(&user, 9001, 4, keys); /* the first one may have been evicted by the others since */
+	assert_int_equal(user_put(&user, keys, 0, 4, 1, NULL), KVC_OK);
+	user_leave(&user);
+	rig_check_quiet(&rig);
+	assert_int_equal(rig_kill(&rig, SIGKILL), 128 + SIGKILL);
+
+	rig_start(&rig); /* what was acknowledged is there */
+	user_attach(&user, &rig, "full");
+	assert_true(user_match_is(&user, keys, 4, 4));
+	assert_int_equal(user_get(&user, keys, 4, &n), KVC_OK);
+	assert_int_equal(n, 4);
+	user_leave(&user);
+	rig_check_quiet(&rig);
+	assert_int_equal(rig_kill(&rig, SIGTERM), 0);
+	/* The kernel ends a ring, and lets go of its files, some time after the process. */
+	for (until = rig_now_ms() + RIG_WAIT_MS; umount(rig.disk) != 0; usleep(5000)) {
+		assert_true(rig_now_ms() < until);
+	}
+	rig_fini(&rig);
+}
+
+static void p5_p6_a_disk_that_is_full_from_the_start_costs_the_disk_only_and_writing_begins_later(void **state)
+{
+	(void)state;
+	full_disk(1);
+}
+
+static void p5_p6_a_disk_that_becomes_full_costs_the_disk_only_and_writing_resumes(void **state)
+{
+	(void)state;
+	full_disk(0);
+}
+
+static int unmount(void **state)
+{
+	(void)state;
+	if (rig.pid > 0) {
+		(void)rig_kill(&rig, SIGKILL);
+	}
+	(void)umount2(rig.disk, MNT_DETACH);
+
+	return 0;
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_teardown(p5_p6_a_disk_that_is_full_from_the_start_costs_the_disk_only_and_writing_begins_later,
+					  unmount),
+		cmocka_unit_test_teardown(p5_p6_a_disk_that_becomes_full_costs_the_disk_only_and_writing_resumes, unmount),
+	};
+
+	return cmocka_run_group_tests_name("e2e.full", tests, NULL, NULL);
+}

@@ -1,0 +1,143 @@
+/* What a machine may lack: io_uring, locked memory, huge pages. The daemon serves without, and says so. */
+#include "e2e/rig.h"
+
+#include <grp.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#define LEN    40u
+#define NOBODY 65534
+
+/* Put, restart, read from disk. */
+static void serves_from_disk(rig_t *rig, uint32_t talks)
+{
+	kvc_key_t keys[LEN];
+	other_t other;
+	user_t user;
+	uint32_t n;
+
+	rig_start(rig);
+	other_start(&other, rig->sock);
+	user_attach(&user, rig, "machine");
+	for (uint32_t t = 0; t < talks; t++) {
+		user_keys(&user, t, LEN, keys);
+		assert_int_equal(user_put(&user, keys, 0, LEN, 1, NULL), KVC_OK);
+	}
+	user_leave(&user);
+	other_end(&other, 0);
+	rig_check_quiet(rig);
+	assert_int_equal(rig_kill(rig, SIGTERM), 0);
+	rig_start(rig);
+	user_attach(&user, rig, "machine");
+	for (uint32_t t = 0; t < talks; t++) {
+		user_keys(&user, t, LEN, keys);
+		assert_true(user_match_is(&user, keys, LEN, LEN));
+		assert_int_equal(user_get(&user, keys, LEN, &n), KVC_OK);
+		assert_int_equal(n, LEN);
+	}
+	user_leave(&user);
+}
+
+static int status_says(const rig_t *rig, const char *sentence)
+{
+	static char out[1 << 16];
+
+	assert_int_equal(rig_kvctl(rig, "status --json", out, sizeof out), 0);
+	if (!strstr(out, sentence)) {
+		printf("# \"%s\" is not in: %s\n", sentence, out);
+	}
+
+	return strstr(out, sentence) != NULL;
+}
+
+static int strace_works(void)
+{
+	return system("strace -D -f -o /dev/null -e trace=io_uring_setup -e inject=io_uring_setup:error=ENOSYS true "
+		      "2>/dev/null") == 0;
+}
+
+static void p6_without_io_uring_the_daemon_serves_and_says_so(void **state)
+{
+	static const char *const refuse[] = {"strace", "-Dqqfo/dev/null", "-etrace=io_uring_setup",
+					     "-einject=io_uring_setup:error=ENOSYS"};
+	rig_t rig;
+
+	(void)state;
+	rig_init(&rig, 1);
+	if (strace_works()) {
+		/* -D: what was started is the daemon, strace its grandchild. */
+		for (size_t i = 0; i < KV_COUNT_OF(refuse); i++) {
+			rig.wrap[i] = refuse[i];
+		}
+	} else {
+		printf("# no strace: nvme.io_engine=threads instead\n");
+		rig_option(&rig, "--nvme.io_engine=threads");
+	}
+	serves_from_disk(&rig, 6);
+	assert_true(rig_metric_is(&rig, "kvd_disk_fallback", 1));
+	assert_true(status_says(&rig, "io_uring is not available"));
+	rig_check_quiet(&rig);
+	rig_fini(&rig);
+}
+
+static void nobody_with_little_memlock(void)
+{
+	const struct rlimit limit = {8u << 20, 8u << 20};
+
+	if (setrlimit(RLIMIT_MEMLOCK, &limit) != 0) {
+		_exit(98);
+	}
+	if (geteuid() == 0) {
+		if (setgroups(0, NULL) != 0 || setgid(NOBODY) != 0 || setuid(NOBODY) != 0) {
+			_exit(98);
+		}
+		prctl(PR_SET_PDEATHSIG, SIGKILL); /* it does not survive setuid */
+	}
+}
+
+static void p6_with_a_memlock_of_8_mib_the_daemon_serves_and_says_so(void **state)
+{
+	rig_t rig;
+
+	(void)state;
+	rig_init(&rig, 1);
+	rig_option(&rig, "--cpu.size=64MiB");
+	rig_option(&rig, "--cpu.slab_size=16MiB");
+	assert_int_equal(chmod(rig.dir, 0777), 0);
+	rig.before = nobody_with_little_memlock;
+	serves_from_disk(&rig, 40); /* 25 MiB */
+	assert_true(rig_log_has(&rig, "RLIMIT_MEMLOCK") || rig_metric(&rig, "kvd_disk_fallback") == 1);
+	rig_check_quiet(&rig);
+	rig_fini(&rig);
+}
+
+static void p6_without_huge_pages_the_daemon_serves_and_says_so(void **state)
+{
+	rig_t rig;
+
+	(void)state;
+	rig_init(&rig, 1);
+	rig_option(&rig, "--cpu.huge_pages=on");
+	serves_from_disk(&rig, 6);
+	if (rig_metric(&rig, "kvd_cpu_huge_pages") == 0) {
+		assert_true(status_says(&rig, "the CPU pool is not on huge pages"));
+		assert_true(rig_log_has(&rig, "huge pages"));
+	} else {
+		printf("# this machine has huge pages\n");
+	}
+	rig_check_quiet(&rig);
+	rig_fini(&rig);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p6_without_io_uring_the_daemon_serves_and_says_so),
+		cmocka_unit_test(p6_with_a_memlock_of_8_mib_the_daemon_serves_and_says_so),
+		cmocka_unit_test(p6_without_huge_pages_the_daemon_serves_and_says_so),
+	};
+
+	return cmocka_run_group_tests_name("e2e.machine", tests, NULL, NULL);
+}
