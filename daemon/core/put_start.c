@@ -23,11 +23,11 @@ static kv_key_t key_at(const kvd_draft_t *draft, uint32_t i)
 
 /* ---- writers ------------------------------------------------------------------------------------------------------------------- */
 
-static uint32_t word_at(kv_slice_t bytes, size_t index)
+static uint32_t word_at(kv_slice_t bytes, uint32_t index)
 {
 	uint32_t word;
 
-	memcpy(&word, bytes.data + index * sizeof word, sizeof word);
+	memcpy(&word, bytes.data + (size_t)index * sizeof word, sizeof word);
 
 	return word;
 }
@@ -41,11 +41,11 @@ static kvd_writer_t writer_at(const kvd_draft_t *draft, uint32_t i)
 	}
 
 	return (kvd_writer_t){
-		.rank = word_at(bytes, (size_t)i * 5u),
-		.head = word_at(bytes, (size_t)i * 5u + 1),
-		.heads = word_at(bytes, (size_t)i * 5u + 2),
-		.layer = word_at(bytes, (size_t)i * 5u + 3),
-		.layers = word_at(bytes, (size_t)i * 5u + 4),
+		.rank = word_at(bytes, i * 5u),
+		.head = word_at(bytes, i * 5u + 1),
+		.heads = word_at(bytes, i * 5u + 2),
+		.layer = word_at(bytes, i * 5u + 3),
+		.layers = word_at(bytes, i * 5u + 4),
 	};
 }
 
