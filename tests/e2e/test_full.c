@@ -147,9 +147,10 @@ static int unmount(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_teardown(p5_p6_a_disk_that_is_full_from_the_start_costs_the_disk_only_and_writing_begins_later,
+		cmocka_unit_test_teardown(
+			p5_p6_a_disk_that_is_full_from_the_start_costs_the_disk_only_and_writing_begins_later, unmount),
+		cmocka_unit_test_teardown(p5_p6_a_disk_that_becomes_full_costs_the_disk_only_and_writing_resumes,
 					  unmount),
-		cmocka_unit_test_teardown(p5_p6_a_disk_that_becomes_full_costs_the_disk_only_and_writing_resumes, unmount),
 	};
 
 	return cmocka_run_group_tests_name("e2e.full", tests, NULL, NULL);
