@@ -85,8 +85,10 @@ uint64_t bench_now_ns(void);        /* CLOCK_MONOTONIC                  */
 uint64_t bench_thread_cpu_ns(void); /* of the calling thread            */
 uint64_t bench_process_cpu_ns(void);
 
-/* Pin the calling thread to the n-th CPU it may run on (modulo their number). Returns the CPU, -1 when it could not. */
+/* Pin the calling thread to the n-th CPU the program was started on (modulo their number). Returns the CPU, -1 when it could not. */
 int bench_pin(unsigned n);
+/* Undo it. The harness does so after each bench. */
+void bench_unpin(void);
 
 /* Sort values and return a quantile (0.5: the median) by linear interpolation. */
 double bench_quantile(double *values, size_t count, double quantile);

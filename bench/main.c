@@ -168,6 +168,7 @@ int main(int argc, char **argv)
 			if (named(benches[b], argv[i])) {
 				run.bench = benches[b];
 				failed += benches[b]->run(&run) == BENCH_FAILED;
+				bench_unpin();
 			}
 		}
 	}

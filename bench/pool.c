@@ -10,13 +10,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #define COLD_BYTES  ((size_t)256 << 20)
 #define POOL_BYTES  ((size_t)1 << 30)
 #define MAX_BATCH   64u
-#define SPIN_US     50u
+#define SPIN_US     200u
 #define ASK_BYTES   160u
 #define REPLY_BYTES 72u
 
@@ -59,6 +60,7 @@ static kvc_status_t put_batch(work_t *work, uint64_t seed, const uint8_t *source
 {
 	kvc_key_t keys[MAX_BATCH];
 	const void *blocks[MAX_BATCH];
+	kvc_put_options_t options = {.struct_size = sizeof options, .blocks = blocks};
 	uint32_t visible = 0;
 	kvc_status_t status;
 
@@ -66,7 +68,7 @@ static kvc_status_t put_batch(work_t *work, uint64_t seed, const uint8_t *source
 	for (uint32_t i = 0; i < work->batch; i++) {
 		blocks[i] = source + (size_t)i * work->block_bytes;
 	}
-	status = kvc_put(work->space, keys, 0, work->batch, blocks, NULL, &visible);
+	status = kvc_put(work->space, keys, 0, work->batch, &options, &visible);
 
 	return status == KVC_OK && visible != work->batch ? KVC_ERR_FULL : status;
 }
@@ -255,24 +257,24 @@ static bench_outcome_t run_pool(bench_run_t *run, const plan_t *plan)
 	work->echo = (rig_echo_t){.spin_us = SPIN_US, .ask_bytes = ASK_BYTES, .reply_bytes = REPLY_BYTES};
 	other = bench_pin(1);
 	bench_pin(0);
-	work->rig = (rig_t){.cpu = other,
-			    .options = {"--cpu.size=1GiB", "--cpu.slab_size=512MiB",
-					"--nvme.path=", "--events.enabled=off", "--spin=50us"}};
+	work->rig = (rig_t){
+		.cpu = other,
+		.options = {"--cpu.size=1GiB", "--cpu.slab_size=512MiB", "--nvme.path=", "--events.enabled=off"}};
 	work->block_bytes = plan->block_bytes;
 	work->batch = plan->batch;
 	work->ops = plan->ops;
 	work->trips = plan->trips;
 	work->batches = (uint32_t)(POOL_BYTES / batch_bytes(work));
 	work->others = (uint32_t)(POOL_BYTES / 2 / batch_bytes(work));
-	work->source = bench_memory(COLD_BYTES);
-	work->target = bench_memory(COLD_BYTES);
-	if (!work->source || !work->target) {
-		outcome = bench_fail(run, "no memory");
-	} else if (rig_echo_start(&work->echo, other) != 0 || rig_start(&work->rig, 20000) != 0 ||
-		   rig_attach(&work->rig, "pool", plan->block_bytes, &work->kvc, &work->space) != 0) {
+	/* Memory comes after the forks, else its pages would be copied on the first write. */
+	if (rig_echo_start(&work->echo, other) != 0 || rig_start(&work->rig, 20000) != 0 ||
+	    rig_attach(&work->rig, "pool", plan->block_bytes, &work->kvc, &work->space) != 0) {
 		outcome = bench_fail(run, "the daemon could not be started");
+	} else if (!(work->source = bench_memory(COLD_BYTES)) || !(work->target = bench_memory(COLD_BYTES))) {
+		outcome = bench_fail(run, "no memory");
 	} else {
 		bench_fill(work->source, COLD_BYTES, 1);
+		madvise(work->target, COLD_BYTES, MADV_DONTFORK);
 		outcome = measure(run, work, plan);
 	}
 	kvc_detach(work->kvc);

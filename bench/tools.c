@@ -7,18 +7,31 @@
 
 #define HUGE_PAGE ((size_t)2 << 20)
 
+/* The processors this program was started on: pinning narrows the thread's own set, and later pins must still see all. */
+static const cpu_set_t *start_set(void)
+{
+	static cpu_set_t set;
+	static int known;
+
+	if (!known) {
+		known = sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0;
+	}
+
+	return known ? &set : NULL;
+}
+
 int bench_pin(unsigned n)
 {
-	cpu_set_t allowed;
+	const cpu_set_t *allowed = start_set();
 	cpu_set_t one;
 	unsigned skip;
 
-	if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) == 0) {
+	if (!allowed) {
 		return -1;
 	}
-	skip = n % (unsigned)CPU_COUNT(&allowed);
+	skip = n % (unsigned)CPU_COUNT(allowed);
 	for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-		if (!CPU_ISSET((size_t)cpu, &allowed)) {
+		if (!CPU_ISSET((size_t)cpu, allowed)) {
 			continue;
 		}
 		if (skip-- == 0) {
@@ -29,6 +42,15 @@ int bench_pin(unsigned n)
 	}
 
 	return -1;
+}
+
+void bench_unpin(void)
+{
+	const cpu_set_t *allowed = start_set();
+
+	if (allowed) {
+		sched_setaffinity(0, sizeof *allowed, allowed);
+	}
 }
 
 static size_t whole_pages(size_t bytes)

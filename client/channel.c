@@ -156,7 +156,7 @@ void kvc_forget(kvc_t *kvc, const void *object)
 void kvc_expire(kvc_t *kvc, uint64_t now)
 {
 	kvc_channel_t *channel = &kvc->channel;
-	kvc_answer_t answer = {.status = KV_ERR_TIMEOUT, .detail = "no answer in time"};
+	kvc_answer_t answer = {.status = KV_ERR_TIMEOUT, .detail = "no answer in time", .expired = 1};
 	uint64_t next = UINT64_MAX;
 
 	if (now < channel->next_deadline) {

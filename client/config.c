@@ -9,7 +9,7 @@
 
 #define KVC_DEFAULT_SOCKET         "/run/kvd/default.sock"
 #define KVC_DEFAULT_TIMEOUT_MS     5000u
-#define KVC_DEFAULT_SPIN_US        50u
+#define KVC_DEFAULT_SPIN_US        200u
 #define KVC_DEFAULT_STAGING_BLOCKS 8192u
 
 static kvc_status_t copy_text(const char *what, const char *text, char *out, size_t cap)

@@ -43,6 +43,7 @@
 #define KVC_MAX_STAGING_WORDS (1u << 24)
 #define KVC_BACKOFF_MIN_NS    UINT64_C(10000000)
 #define KVC_BACKOFF_MAX_NS    UINT64_C(1000000000)
+#define KVC_HUNG_NS           UINT64_C(1000000000) /* without a heartbeat: nothing is asked any more */
 #define KVC_NS_A_MS           UINT64_C(1000000)
 #define KVC_GUARD             UINT64_C(0x6b766320616c6976) /* what the fork guard page holds in the process that attached */
 
@@ -98,6 +99,7 @@ typedef struct kvc_answer {
 	kv_status_t status;
 	const kv_msg_t *reply;
 	const char *detail;
+	int expired; /* our deadline has passed; of a PUT_END the answer is still expected */
 } kvc_answer_t;
 typedef void (*kvc_answer_fn)(kvc_t *kvc, void *object, const kvc_answer_t *answer);
 

@@ -13,7 +13,7 @@ static void ended(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 		kvc_fail(answer->status, "handing blocks in: %s: %.200s", kv_status_text(answer->status),
 			 answer->detail);
 	}
-	if (answer->status == KV_ERR_TIMEOUT && !answer->reply && put->ends) {
+	if (answer->expired) {
 		return; /* the daemon may still read the staging */
 	}
 	put->ends--;
@@ -184,13 +184,32 @@ void kvc_put_free(kvc_put_t *put)
 	kvc_map_reap(kvc);
 }
 
-kvc_status_t kvc_put(kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint32_t n, const void *const *src,
+/* Handed in in two parts, so that the daemon works on the first while the rest is being copied. */
+static kvc_status_t write_and_end(kvc_put_t *put, const void *const *blocks)
+{
+	uint32_t early = put->n - put->n / 4;
+	kvc_status_t status = KVC_OK;
+
+	for (uint32_t i = 0; i < put->n && status == KVC_OK; i++) {
+		status = kvc_put_write(put, i, blocks[i]);
+		if (status == KVC_OK && i + 1 == early) {
+			status = kvc_put_end(put, 0, early);
+		}
+	}
+	if (status == KVC_OK && early < put->n) {
+		status = kvc_put_end(put, early, put->n - early);
+	}
+
+	return status;
+}
+
+kvc_status_t kvc_put(kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint32_t n,
 		     const kvc_put_options_t *options, uint32_t *p_visible)
 {
 	kvc_put_t *put = NULL;
 	kvc_status_t status;
 
-	if (!src) {
+	if (!options || !options->blocks) {
 		return kvc_fail(KV_ERR_ARG, "kvc_put: no source blocks given");
 	}
 	status = kvc_put_start(space, keys, from, n, options, &put);
@@ -198,11 +217,8 @@ kvc_status_t kvc_put(kvc_space_t *space, const kvc_key_t *keys, uint32_t from, u
 		return status;
 	}
 	status = kvc_put_ready(put, 0);
-	for (uint32_t i = 0; i < put->n && status == KVC_OK; i++) {
-		status = kvc_put_write(put, i, src[i]);
-	}
 	if (status == KVC_OK) {
-		status = kvc_put_end(put, 0, put->n);
+		status = write_and_end(put, options->blocks);
 	}
 	if (status == KVC_OK) {
 		status = kvc_put_wait(put, put->durable, 0);

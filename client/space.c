@@ -251,9 +251,19 @@ const char *kvc_space_layout(const kvc_space_t *space)
 	return space->layout;
 }
 
+/* A match gives up after 50 ms; what is asked by message has a deadline and may outlast a hiccup, but not a stop. */
+static int is_hung(const kvc_t *kvc, const kvc_map_t *map)
+{
+	uint64_t beat = atomic_load_explicit(&map->mirror->heartbeat_ns, memory_order_relaxed);
+	uint64_t now = kv_now_ns(&kvc->env);
+
+	return now > beat && now - beat > KVC_HUNG_NS;
+}
+
 kvc_status_t kvc_space_usable(kvc_space_t *space)
 {
 	kvc_t *kvc = space->kvc;
+	const kvc_map_t *map;
 	kvc_status_t status = kvc_enter(kvc);
 
 	if (status != KVC_OK) {
@@ -267,8 +277,13 @@ kvc_status_t kvc_space_usable(kvc_space_t *space)
 				"the space could not be opened again after a re-attach: %s",
 				kv_status_text(space->open_status));
 	}
-	if (!atomic_load_explicit(&kvc->map, memory_order_relaxed)) {
+	map = atomic_load_explicit(&kvc->map, memory_order_relaxed);
+	if (!map) {
 		return kvc_fail(KV_ERR_NOT_JOINED, "an observer holds no blocks; attach without `observe`");
+	}
+	if (is_hung(kvc, map)) {
+		return kvc_fail(KV_ERR_DAEMON_STALE, "kvd at %s has been silent for over a second; is it stopped?",
+				kvc->socket);
 	}
 
 	return KVC_OK;
@@ -378,25 +393,25 @@ static kvc_status_t salted_unit(kvc_chain_t *chain, const char *salt, const uint
 	return kvc_chain_unit(chain, extra, (uint32_t)len, tokens, key);
 }
 
-kvc_status_t kvc_keys_of(const kvc_space_t *space, const uint32_t *tokens, uint32_t n_tokens, const char *salt,
-			 kvc_key_t *keys, uint32_t cap, uint32_t *p_n)
+kvc_status_t kvc_keys_of(const kvc_space_t *space, const kvc_prompt_t *prompt, kvc_key_t *keys, uint32_t cap,
+			 uint32_t *p_n)
 {
-	uint32_t units = space ? n_tokens / space->hash_tokens : 0;
+	uint32_t units = space && prompt ? prompt->n_tokens / space->hash_tokens : 0;
 	uint32_t first = 0;
 	kvc_chain_t chain;
 	kvc_status_t status = KVC_OK;
 
-	if (!space || !p_n || (units && (!tokens || !keys)) || units > cap) {
+	if (!space || !prompt || !p_n || (units && (!prompt->tokens || !keys)) || units > cap) {
 		return kvc_fail(KV_ERR_ARG, "kvc_keys_of: an argument is NULL, or %u keys do not fit into %u", units,
 				cap);
 	}
 	kvc_chain_begin(space, &chain);
-	if (salt && *salt && units) {
-		status = salted_unit(&chain, salt, tokens, keys);
+	if (prompt->salt && *prompt->salt && units) {
+		status = salted_unit(&chain, prompt->salt, prompt->tokens, keys);
 		first = 1;
 	}
 	if (status == KVC_OK && units > first) {
-		status = kvc_chain_tokens(&chain, tokens + (size_t)first * space->hash_tokens, units - first,
+		status = kvc_chain_tokens(&chain, prompt->tokens + (size_t)first * space->hash_tokens, units - first,
 					  keys + first);
 	}
 	if (status == KVC_OK) {

@@ -11,7 +11,7 @@
 
 typedef struct kvx_job {
 	kvx_t *kvx;
-	struct kvx_job *next;     /* all jobs of the kvx_t, newest first */
+	struct kvx_job *next;     /* all jobs of the kvx_t, oldest first */
 	struct kvx_job **link;    /* what points at this one */
 	const kvk_paged_t *paged; /* the engine's cache, or the self-test's */
 	uint64_t start_ns;

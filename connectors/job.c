@@ -1,8 +1,15 @@
 /* Jobs: one allocation each, in a list of their connector. */
 #include "impl.h"
 
+#include "kv/env.h"
+
 #include <stdlib.h>
 #include <string.h>
+
+uint64_t kvx_now_ns(void)
+{
+	return kv_now_ns(&kv_env_posix);
+}
 
 static int prefix_is_sound(const kvx_t *kvx, const kvk_paged_t *paged, const kvx_prefix_t *prefix)
 {
@@ -45,7 +52,8 @@ kvx_job_t *kvx_job_create(kvx_t *kvx, const kvk_paged_t *paged, const kvx_prefix
 		memcpy(*p_tokens, prefix->tokens, token_bytes);
 	}
 	job->keys = (kvc_key_t *)(void *)((uint8_t *)(job->blocks + n) + token_bytes);
-	if (kvc_keys_of(kvx->space, prefix->tokens, n * block_tokens, prefix->salt, job->keys, n, &got) != KVC_OK ||
+	if (kvc_keys_of(kvx->space, &(kvc_prompt_t){prefix->tokens, n * block_tokens, prefix->salt}, job->keys, n,
+			&got) != KVC_OK ||
 	    got != n) {
 		free(job);
 		return NULL;
@@ -56,12 +64,11 @@ kvx_job_t *kvx_job_create(kvx_t *kvx, const kvk_paged_t *paged, const kvx_prefix
 	job->n = n;
 	job->internal = paged == &kvx->probe.paged;
 	job->start_ns = kvx_now_ns();
-	job->next = kvx->first;
 	job->link = &kvx->first;
-	if (job->next) {
-		job->next->link = &job->next;
+	while (*job->link) {
+		job->link = &(*job->link)->next;
 	}
-	kvx->first = job;
+	*job->link = job;
 	kvx->jobs++;
 
 	return job;

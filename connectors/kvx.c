@@ -11,11 +11,6 @@
 #define CALL_MS       1000u /* of libkvc's blocking calls: opening the space */
 #define SLICE_MS      20u   /* longest wait in one go: heartbeats are looked at this often */
 
-uint64_t kvx_now_ns(void)
-{
-	return kv_now_ns(&kv_env_posix);
-}
-
 static uint32_t or_default(uint32_t value, uint32_t instead)
 {
 	return value ? value : instead;

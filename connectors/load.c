@@ -84,7 +84,9 @@ kvc_status_t kvx_load_start(kvx_t *kvx, const kvk_paged_t *paged, const kvx_pref
 		kvx->stats.load_misses += !load->job.internal;
 		goto miss;
 	}
-	if (kvc_acquire_start(kvx->space, load->job.keys, match.n, load->skip, 0, &load->lease) != KVC_OK) {
+	load->result.cause = kvc_acquire_start(kvx->space, load->job.keys, match.n, load->skip, 0, &load->lease);
+	if (load->result.cause != KVC_OK) {
+		load->result.why = KV_WHY_NO_DAEMON;
 		kvx->stats.load_lost += !load->job.internal;
 		goto miss;
 	}
@@ -221,7 +223,7 @@ uint32_t kvx_load_step(kvx_load_t *load, uint64_t now, uint32_t budget)
 
 	if (load->done >= wanted(load)) {
 		finish(load, load->done == load->job.n ? KVC_OK : KVC_MISS);
-	} else if (count == 0) {
+	} else if (ready(load) == load->done) {
 		stand_still(load, now);
 	} else if (now >= load->job.deadline_ns) {
 		finish(load, KVC_ERR_TIMEOUT);

@@ -171,6 +171,9 @@ static uint32_t step_copying(kvx_save_t *save, uint32_t budget)
 	const uint32_t count = left < budget ? left : budget;
 	kvc_status_t status = KVC_OK;
 
+	if (count == 0) {
+		return 0; /* other jobs have used this poll's budget up */
+	}
 	for (uint32_t i = 0; i < count && status == KVC_OK; i++) {
 		status = copy_block(save, save->done + i);
 	}

@@ -60,7 +60,7 @@ static const kv_option_t rows[] = {
 	ROW("events.tokens", BOOL, "on", NULL, NULL, NULL, AT_START, events_tokens, "put token ids into BlockStored events"),
 	ROW("events.topic", STRING, "kv@kvd@{namespace}", NULL, NULL, NULL, AT_START, events_topic, "topic of the event messages; {namespace} is replaced"),
 	ROW("events.buffer", SIZE, "16MiB", "64KiB", "1GiB", NULL, AT_START, events_buffer, "events waiting for the publisher; when it is full a batch is lost and its number is skipped"),
-	ROW("spin", DURATION, "30us", NULL, "10ms", NULL, AT_START, spin, "look at the sockets this long after a request before going to sleep; 0 saves processor time"),
+	ROW("spin", DURATION, "1ms", NULL, "10ms", NULL, AT_START, spin, "look at the sockets at most this long before going to sleep: as long as requests have lately come that often, else 30us; 0: never"),
 	ROW("log.level", ENUM, "info", NULL, NULL, "error,warn,info,debug", LIVE, log_level, "lines above this level are dropped; SIGHUP reads it again"),
 	ROW("keeper", BOOL, "on", NULL, NULL, NULL, AT_START, keeper, "start as a small keeper process that restarts the daemon when it crashes"),
 };
@@ -107,7 +107,7 @@ static int namespace_ok(const char *word, size_t len)
 		return 0;
 	}
 	for (size_t i = 0; i < len; i++) {
-		int c = word[i];
+		int c = (unsigned char)word[i];
 
 		if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || strchr("-_.", c))) {
 			return 0;
@@ -180,6 +180,32 @@ static kv_status_t check_together(const kvd_options_t *options, kv_option_error_
 	return check_namespaces(options, error);
 }
 
+/* --kept=<socket>,<lock>,<restarts>: what the keeper hands on. */
+static int take_kept(const char *arg, kvd_setup_t *setup)
+{
+	static const char name[] = "--kept=";
+	long values[3];
+	const char *at = arg + sizeof name - 1;
+
+	if (strncmp(arg, name, sizeof name - 1) != 0) {
+		return 0;
+	}
+	for (size_t i = 0; i < KV_COUNT_OF(values); i++) {
+		char *end;
+
+		values[i] = strtol(at, &end, 10);
+		if (end == at || values[i] < 0 || values[i] > INT32_MAX || *end != (i < 2 ? ',' : '\0')) {
+			return 0;
+		}
+		at = end + 1;
+	}
+	setup->keeper_fd = (int)values[0];
+	setup->lock_fd = (int)values[1];
+	setup->restarts = (uint32_t)values[2];
+
+	return 1;
+}
+
 /* Flags that are no options. Returns 1 when arg was one. */
 static int take_flag(const char *arg, kvd_setup_t *setup)
 {
@@ -199,7 +225,7 @@ static int take_flag(const char *arg, kvd_setup_t *setup)
 		}
 	}
 
-	return sscanf(arg, "--kept=%d,%d,%u", &setup->keeper_fd, &setup->lock_fd, &setup->restarts) == 3;
+	return take_kept(arg, setup);
 }
 
 static kv_status_t take_assignment(const char *arg, kvd_setup_t *setup, kv_option_error_t *error)
@@ -251,19 +277,19 @@ static kv_status_t read_environment(char **environment, kvd_setup_t *setup, kv_o
 
 static kv_status_t find_config(int argc, char **argv, kvd_setup_t *setup, kv_option_error_t *error)
 {
-	for (int i = 1; i < argc; i++) {
+	for (int i = 1; i < argc && argv[i]; i++) {
 		const char *path = NULL;
 
 		if (strncmp(argv[i], "--config=", 9) == 0) {
 			path = argv[i] + 9;
 		} else if (strcmp(argv[i], "--config") == 0) {
-			path = i + 1 < argc ? argv[i + 1] : "";
+			path = i + 1 < argc && argv[i + 1] ? argv[i + 1] : "";
 		}
 		if (path && (path[0] == '\0' || strlen(path) >= sizeof setup->config)) {
 			return say(error, KV_ERR_CONFIG, "--config wants the name of a file");
 		}
 		if (path) {
-			strcpy(setup->config, path);
+			snprintf(setup->config, sizeof setup->config, "%s", path);
 		}
 	}
 

@@ -85,7 +85,7 @@ killed_engine() {
 # The daemon is killed -9 while an engine works; the engine goes on, and finds it again.
 killed_daemon() {
 	local status=0
-	chat --socket "$socket" --phase "daemon killed meanwhile" --log "$dir/outage.log" --reference "$dir/reference" &
+	chat --socket "$socket" --phase "3 daemon killed meanwhile" --log "$dir/outage.log" --reference "$dir/reference" &
 	engine=$!
 	wait_for 60 "the engine's first answers" lines_in "$dir/outage.log" 6
 	kill -9 "$(daemon_pid)"
@@ -100,9 +100,9 @@ run_chat() {
 	start_daemon
 	chat --socket "$socket" --phase "1 cold" --reference "$dir/reference"
 	killed_engine
-	chat --socket "$socket" --phase "2 warm, engine restarted" --reference "$dir/reference"
+	chat --socket "$socket" --phase "2 engine killed, restarted" --reference "$dir/reference"
 	killed_daemon
-	chat --socket "$socket" --phase "3 warm again" --reference "$dir/reference"
+	chat --socket "$socket" --phase "4 after it" --reference "$dir/reference"
 }
 
 check() {

@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,6 +20,9 @@
 #define META_MIN         (4ull << 20)
 #define META_MAX         (128ull << 20)
 #define FLUSH_DEFAULT_NS 50000000ull
+#define LOCK_TRIES       50u
+#define LOCK_TRIES_GONE  1000u
+#define LOCK_PAUSE_US    10000u /* between tries */
 #define CLOSE_WAIT_NS    10000000000ull
 
 typedef struct telling {
@@ -123,15 +127,56 @@ static kv_status_t inspect(kvs_nvme_t *nvme, int *p_new, const telling_t *detail
 	return KV_OK;
 }
 
+/* Is the process whose number is in the lock file gone? Then the kernel holds the lock until it has finished its transfers. */
+static int holder_is_gone(int fd)
+{
+	char text[16] = {0};
+	long pid = pread(fd, text, sizeof text - 1u, 0) > 0 ? strtol(text, NULL, 10) : 0;
+
+	return pid > 0 && kill((pid_t)pid, 0) != 0 && errno == ESRCH;
+}
+
+/* 0, or an errno. */
+static int take_lock(const kvs_nvme_t *nvme)
+{
+	uint32_t tries = 0;
+	char text[16];
+	int n;
+
+	while (flock(nvme->lock_fd, LOCK_EX | LOCK_NB) != 0) {
+		int error = errno;
+		uint32_t patience = holder_is_gone(nvme->lock_fd) ? LOCK_TRIES_GONE : LOCK_TRIES;
+
+		if (error != EWOULDBLOCK && error != EINTR) {
+			return error;
+		}
+		if (++tries > patience) {
+			return EWOULDBLOCK;
+		}
+		usleep(LOCK_PAUSE_US);
+	}
+	n = snprintf(text, sizeof text, "%d\n", (int)getpid());
+	if (ftruncate(nvme->lock_fd, 0) != 0 || pwrite(nvme->lock_fd, text, (size_t)n, 0) != n) {
+		return errno;
+	}
+
+	return 0;
+}
+
 static kv_status_t lock_directory(kvs_nvme_t *nvme, const telling_t *detail)
 {
+	int error;
+
 	nvme->lock_fd = openat(nvme->dir_fd, "LOCK", O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
 	if (nvme->lock_fd < 0) {
 		return say(detail, path_status(errno), "cannot open %s/LOCK: %s", nvme->path, strerror(errno));
 	}
-	if (flock(nvme->lock_fd, LOCK_EX | LOCK_NB) != 0) {
-		return errno == EWOULDBLOCK ? say(detail, KV_ERR_LOCKED, "another daemon uses %s", nvme->path)
-					    : say(detail, KV_ERR_IO, "cannot lock %s: %s", nvme->path, strerror(errno));
+	error = take_lock(nvme);
+	if (error == EWOULDBLOCK) {
+		return say(detail, KV_ERR_LOCKED, "another daemon uses %s", nvme->path);
+	}
+	if (error != 0) {
+		return say(detail, path_status(error), "cannot lock %s: %s", nvme->path, strerror(error));
 	}
 
 	return KV_OK;

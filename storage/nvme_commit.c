@@ -471,13 +471,12 @@ kv_status_t kvs_nvme_flush(kvs_tier_t *tier, kvs_done_fn done, void *arg)
 	return add_waiter(nvme, 0, nvme->turn, done, arg);
 }
 
-kv_status_t kvs_nvme_epoch_set(kvs_tier_t *tier, const uint8_t root[32], const char *ns, const char *identity,
-			       uint64_t epoch, kvs_done_fn done, void *arg)
+kv_status_t kvs_nvme_epoch_set(kvs_tier_t *tier, const kvs_epoch_t *epoch, kvs_done_fn done, void *arg)
 {
 	kvs_nvme_t *nvme = kvs_nvme(tier);
 	kv_status_t status;
 
-	if (!done || !ns || !identity) {
+	if (!done || !epoch->ns || !epoch->identity) {
 		return KV_ERR_ARG;
 	}
 	if (nvme->off) {
@@ -486,7 +485,7 @@ kv_status_t kvs_nvme_epoch_set(kvs_tier_t *tier, const uint8_t root[32], const c
 	if (nvme->waiter_count == KVS_MAX_WAITERS) {
 		return KV_ERR_BUSY;
 	}
-	status = kvs_super_space_set(&nvme->super, root, ns, identity, epoch);
+	status = kvs_super_space_set(&nvme->super, epoch->root, epoch->ns, epoch->identity, epoch->epoch);
 	if (status != KV_OK) {
 		return status;
 	}

@@ -1,43 +1,81 @@
-/* Lost metadata: every slot's header is read and taken for a row. */
+/* Lost metadata: every slot's header is read and taken for a row. Headers are read in batches through a ring of their own; where there is none, one by one. */
 #include "nvme_impl.h"
 
 #include <errno.h>
+#include <liburing.h>
 #include <stdlib.h>
 #include <unistd.h>
+
+#define BATCH        64u
+#define MAX_REFUSALS 5000u /* a millisecond each */
 
 typedef struct reader {
 	kvs_nvme_t *nvme;
 	kvs_row_fn row;
 	void *arg;
-	uint8_t *buffer;
+	uint8_t *buffer; /* BATCH headers of KVS_SLOTHDR_MAX */
+	int result[BATCH];
+	struct io_uring ring;
+	int has_ring;
 	uint64_t bad;
 } reader_t;
 
-/* 0, or an errno; ENODATA: end of file. */
-static int read_header(int fd, void *out, size_t n, uint64_t offset)
+static uint8_t *header_at(const reader_t *reader, uint32_t i)
 {
-	size_t got = 0;
-
-	while (got < n) {
-		ssize_t r = pread(fd, (uint8_t *)out + got, n - got, (off_t)(offset + got));
-
-		if (r < 0 && errno == EINTR) {
-			continue;
-		}
-		if (r <= 0) {
-			return r == 0 ? ENODATA : errno;
-		}
-		got += (size_t)r;
-	}
-
-	return 0;
+	return reader->buffer + (size_t)i * KVS_SLOTHDR_MAX;
 }
 
-static kv_status_t take_header(reader_t *reader, const kvs_dclass_t *cls, kv_slot_t slot)
+static void read_plain(reader_t *reader, int fd, uint32_t i, size_t n, uint64_t offset)
+{
+	ssize_t got;
+
+	do {
+		got = pread(fd, header_at(reader, i), n, (off_t)offset);
+	} while (got < 0 && errno == EINTR);
+	reader->result[i] = (int)got;
+}
+
+/* 1: all `count` results are in. 0: the ring has failed, and is not used again. */
+static int read_ring(reader_t *reader, const kvs_dclass_t *cls, int fd, uint32_t first, uint32_t count)
+{
+	uint32_t seen = 0;
+	uint32_t refusals = 0;
+
+	for (uint32_t i = 0; i < count; i++) {
+		struct io_uring_sqe *sqe = io_uring_get_sqe(&reader->ring);
+
+		kv_assert(sqe != NULL);
+		io_uring_prep_read(sqe, fd, header_at(reader, i), cls->header_bytes, (first + i) * cls->stride);
+		io_uring_sqe_set_data64(sqe, i);
+	}
+	while (seen < count) {
+		struct io_uring_cqe *cqe;
+		int result = io_uring_submit_and_wait(&reader->ring, 1);
+
+		if (result < 0 && result != -EINTR && (result != -EAGAIN || ++refusals > MAX_REFUSALS)) {
+			/* What the kernel has taken may still arrive in the buffers: they are given up with the ring. */
+			reader->has_ring = 0;
+			reader->buffer = NULL;
+			return 0;
+		}
+		if (result == -EAGAIN) {
+			usleep(1000);
+		}
+		while (io_uring_peek_cqe(&reader->ring, &cqe) == 0) {
+			reader->result[cqe->user_data] = cqe->res;
+			io_uring_cqe_seen(&reader->ring, cqe);
+			seen++;
+		}
+	}
+
+	return 1;
+}
+
+static kv_status_t take_header(reader_t *reader, const kvs_dclass_t *cls, kv_slot_t slot, uint8_t *header)
 {
 	kvs_slothdr_t h;
 	kvs_row_t row;
-	kv_status_t status = kvs_slothdr_decode(reader->buffer, cls->header_bytes, &cls->geometry, &h, NULL);
+	kv_status_t status = kvs_slothdr_decode(header, cls->header_bytes, &cls->geometry, &h, NULL);
 
 	if (status == KV_MISS) {
 		return KV_OK;
@@ -47,35 +85,54 @@ static kv_status_t take_header(reader_t *reader, const kvs_dclass_t *cls, kv_slo
 		return KV_OK;
 	}
 
-	row = (kvs_row_t){.meta = h.meta,
-			  .digest = h.digest,
-			  .slot_class = h.slot_class,
-			  .slot = slot,
-			  .gen = h.gen,
-			  .length = h.length};
+	row = (kvs_row_t){
+		.meta = h.meta,
+		.digest = h.digest,
+		.slot_class = h.slot_class,
+		.slot = slot,
+		.gen = h.gen,
+		.length = h.length,
+	};
 
 	return reader->row(reader->arg, &row);
 }
 
-static kv_status_t read_file(reader_t *reader, uint32_t number)
+static kv_status_t read_batch(reader_t *reader, uint32_t number, uint32_t first, uint32_t count)
 {
 	const kvs_dfile_t *file = &reader->nvme->files[number];
 	const kvs_dclass_t *cls = &reader->nvme->classes[file->slot_class];
+	kv_status_t status = KV_OK;
 
-	for (uint32_t i = 0; i < file->slots; i++) {
-		kv_status_t status;
-
-		if (read_header(file->fd, reader->buffer, cls->header_bytes, i * cls->stride) != 0) {
+	if (reader->has_ring) {
+		if (!read_ring(reader, cls, file->fd, first, count)) {
+			return KV_ERR_IO;
+		}
+	} else {
+		for (uint32_t i = 0; i < count; i++) {
+			read_plain(reader, file->fd, i, cls->header_bytes, (first + i) * cls->stride);
+		}
+	}
+	for (uint32_t i = 0; i < count && status == KV_OK; i++) {
+		if (reader->result[i] != (int)cls->header_bytes) {
 			reader->bad++;
 			continue;
 		}
-		status = take_header(reader, cls, kv_slot_make(number, i));
-		if (status != KV_OK) {
-			return status;
-		}
+		status = take_header(reader, cls, kv_slot_make(number, first + i), header_at(reader, i));
 	}
 
-	return KV_OK;
+	return status;
+}
+
+static kv_status_t read_file(reader_t *reader, uint32_t number)
+{
+	uint32_t slots = reader->nvme->files[number].slots;
+	kv_status_t status = KV_OK;
+
+	for (uint32_t first = 0; first < slots && status == KV_OK; first += BATCH) {
+		status = read_batch(reader, number, first, slots - first < BATCH ? slots - first : BATCH);
+	}
+
+	return status;
 }
 
 kv_status_t kvs_rebuild_scan(kvs_nvme_t *nvme, kvs_row_fn row, void *arg)
@@ -84,17 +141,21 @@ kv_status_t kvs_rebuild_scan(kvs_nvme_t *nvme, kvs_row_fn row, void *arg)
 	kv_status_t status = KV_OK;
 	void *buffer;
 
-	if (posix_memalign(&buffer, KVS_PAGE, KVS_SLOTHDR_MAX) != 0) {
+	if (posix_memalign(&buffer, KVS_PAGE, (size_t)BATCH * KVS_SLOTHDR_MAX) != 0) {
 		return KV_ERR_NOMEM;
 	}
 
 	reader.buffer = buffer;
+	reader.has_ring = nvme->uring && io_uring_queue_init(BATCH, &reader.ring, 0) == 0;
 	for (uint32_t i = 0; i < KVS_MAX_FILES && status == KV_OK; i++) {
 		if (nvme->files[i].slot) {
 			status = read_file(&reader, i);
 		}
 	}
-	free(buffer);
+	if (reader.has_ring) {
+		io_uring_queue_exit(&reader.ring);
+	}
+	free(reader.buffer);
 	if (reader.bad > 0) {
 		kv_metric_add(nvme->metrics, KV_M_DISK_CORRUPT, reader.bad);
 		kv_logf(nvme->env, KV_LOG_WARN, "nvme", "slot headers that could not be read or are damaged %llu",

@@ -42,7 +42,7 @@ static kv_status_t scan_grow(scan_t *scan)
 		return KV_OK;
 	}
 	if (scan->chunk_count == scan->chunk_cap) {
-		grown = kv_resize(env, scan->chunk, scan->chunk_cap * sizeof *scan->chunk, cap * sizeof *scan->chunk);
+		grown = kv_resize(env, scan->chunk, scan->chunk_cap * sizeof(void *), cap * sizeof(void *));
 		if (!grown) {
 			return KV_ERR_NOMEM;
 		}

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#define PAGE_LINE "KernelPageSize:"
+
 /* Size of the pages under an address, as /proc/self/smaps has it: 4 KiB when it does not say. */
 static size_t page_size_at(const void *address)
 {
@@ -26,7 +28,8 @@ static size_t page_size_at(const void *address)
 				break;
 			}
 			inside = (uintptr_t)address >= start && (uintptr_t)address < stop;
-		} else if (inside && sscanf(line, "KernelPageSize: %zu kB", &kib) == 1) {
+		} else if (inside && strncmp(line, PAGE_LINE, sizeof PAGE_LINE - 1u) == 0) {
+			kib = strtoul(line + sizeof PAGE_LINE - 1u, NULL, 10);
 			break;
 		}
 	}

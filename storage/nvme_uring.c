@@ -515,7 +515,10 @@ static void ring_register(ring_t *r)
 	if (result < 0) {
 		say_unregistered(r, -result);
 	}
-	if (io_uring_register_files_sparse(&r->uring, KVS_MAX_FILES) == 0) {
+	if (io_uring_register_files_sparse(&r->uring, KVS_MAX_FILES + 1u) == 0) {
+		/* The kernel finishes a dead process's writes. With the lock among the ring's files it is held until that has happened, so
+		 * that the next daemon cannot write a slot before an old write to it has landed. */
+		io_uring_register_files_update(&r->uring, KVS_MAX_FILES, &r->nvme->lock_fd, 1);
 		r->file_fd = kv_alloc(r->nvme->env, KVS_MAX_FILES * sizeof *r->file_fd);
 	}
 	for (uint32_t i = 0; r->file_fd && i < KVS_MAX_FILES; i++) {

@@ -103,8 +103,7 @@ kv_status_t kvs_pool_load(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *dst,
 	return KV_OK;
 }
 
-kv_status_t kvs_pool_digests(kvs_tier_t *tier, kvs_loc_t loc, uint32_t head, uint32_t heads, uint32_t leaf,
-			     uint32_t count, const uint64_t *values)
+kv_status_t kvs_pool_digests(kvs_tier_t *tier, kvs_loc_t loc, const kvs_leaf_span_t *span, const uint64_t *values)
 {
 	kvs_ledger_slot_t *record;
 	const kvs_pool_slab_t *p = kvs_pool_find(kvs_pool_of(tier), loc, &record);
@@ -115,16 +114,16 @@ kv_status_t kvs_pool_digests(kvs_tier_t *tier, kvs_loc_t loc, uint32_t head, uin
 
 	const kvs_geometry_t *g = &p->slab.geometry;
 
-	if (!is_writable(record) || head > g->heads || heads > g->heads - head || leaf > g->leaves ||
-	    count > g->leaves - leaf) {
+	if (!is_writable(record) || span->head > g->heads || span->heads > g->heads - span->head ||
+	    span->leaf > g->leaves || span->count > g->leaves - span->leaf) {
 		return KV_ERR_ARG;
 	}
 
 	uint64_t *leaves = kvs_slab_leaves(&p->slab, kv_slot_index(loc.slot));
 
-	for (uint32_t h = 0; h < heads; h++) {
-		memcpy(leaves + (size_t)(head + h) * g->leaves + leaf, values + (size_t)h * count,
-		       count * sizeof *values);
+	for (uint32_t h = 0; h < span->heads; h++) {
+		memcpy(leaves + ((size_t)span->head + h) * g->leaves + span->leaf, values + (size_t)h * span->count,
+		       span->count * sizeof *values);
 	}
 
 	return KV_OK;
@@ -182,24 +181,21 @@ static kvs_pool_epoch_t *epoch_add(kvs_pool_t *pool, const uint8_t root[32])
 	return e;
 }
 
-kv_status_t kvs_pool_epoch_set(kvs_tier_t *tier, const uint8_t root[32], const char *ns, const char *identity,
-			       uint64_t epoch, kvs_done_fn done, void *arg)
+kv_status_t kvs_pool_epoch_set(kvs_tier_t *tier, const kvs_epoch_t *epoch, kvs_done_fn done, void *arg)
 {
 	kvs_pool_t *pool = kvs_pool_of(tier);
-	kvs_pool_epoch_t *e = epoch_find(pool, root);
+	kvs_pool_epoch_t *e = epoch_find(pool, epoch->root);
 
-	(void)ns;
-	(void)identity;
 	if (!e && pool->epoch_count == KVS_POOL_MAX_EPOCHS) {
 		return KV_ERR_LIMIT;
 	}
 	if (!e) {
-		e = epoch_add(pool, root);
+		e = epoch_add(pool, epoch->root);
 	}
 	if (!e) {
 		return KV_ERR_NOMEM;
 	}
-	e->epoch = epoch;
+	e->epoch = epoch->epoch;
 	done(arg, KV_OK);
 
 	return KV_OK;

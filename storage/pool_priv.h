@@ -92,8 +92,7 @@ uint64_t kvs_pool_slab_cost(const kvs_geometry_t *geometry, uint64_t slots, uint
 kv_status_t kvs_pool_mem(kvs_tier_t *tier, kvs_loc_t loc, kvs_mem_t *p_mem);
 kv_status_t kvs_pool_store(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *src, kvs_done_fn done, void *arg);
 kv_status_t kvs_pool_load(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *dst, kvs_done_fn done, void *arg);
-kv_status_t kvs_pool_epoch_set(kvs_tier_t *tier, const uint8_t root[32], const char *ns, const char *identity,
-			       uint64_t epoch, kvs_done_fn done, void *arg);
+kv_status_t kvs_pool_epoch_set(kvs_tier_t *tier, const kvs_epoch_t *epoch, kvs_done_fn done, void *arg);
 uint64_t kvs_pool_epoch_get(kvs_tier_t *tier, const uint8_t root[32]);
 
 /* pool_check.c */

@@ -8,9 +8,9 @@
  *   kvc_lease_read   copy blocks out, verified
  *   kvc_put_start .. kvc_put_write .. kvc_put_end   store new blocks
  * Non-blocking: every *_start call returns at once; kvc_poll() moves things on; the object's state says how far it
- * is. Blocking forms take a timeout. After the daemon has died or restarted, calls answer KVC_ERR_CLOSED or a miss
- * at once; kvc_poll() (and any call) re-attaches by itself, and
- * every lease and put of before is over (KVC_ERR_REVOKED).
+ * is. Blocking forms take a timeout. After the daemon has died or restarted, calls answer KVC_ERR_UNREACHABLE,
+ * KVC_ERR_CLOSED or a miss at once; kvc_poll() (and any call) re-attaches by itself, and every lease and put of before
+ * is over (KVC_ERR_REVOKED). A daemon that is stopped is a miss after 50 ms and KVC_ERR_DAEMON_STALE after a second.
  *
  * Threads. A kvc_t and everything made from it belong to one thread at a time, except kvc_match(), kvc_keys_*() and
  * kvc_lease_read(), which any thread may call while no other thread closes the object. Ownership: what a function
@@ -84,7 +84,7 @@ typedef struct kvc_config {
 	uint32_t rank;
 	const char *program;     /* shown by kvctl; NULL: the process name */
 	uint32_t timeout_ms;     /* of blocking calls without one of their own; 0: 5000 */
-	uint32_t spin_us;        /* busy-wait this long for a reply before sleeping; 0: 50; UINT32_MAX: never spin */
+	uint32_t spin_us;        /* busy-wait this long for a reply before sleeping; 0: 200; UINT32_MAX: never spin */
 	uint32_t staging_blocks; /* largest put in blocks the staging is sized for; 0: 8192 */
 	int lazy;                /* 1: kvc_attach succeeds without a daemon and attaches later */
 	int observe; /* 1: do not join an instance: documents and explain only, kvc_match() answers a miss (operators' tools) */
@@ -152,10 +152,14 @@ KVC_API kvc_status_t kvc_chain_tokens(kvc_chain_t *chain, const uint32_t *tokens
 /* One unit with extra keys (salt, LoRA, multimodal): canonical bytes. */
 KVC_API kvc_status_t kvc_chain_unit(kvc_chain_t *chain, const void *extra, uint32_t extra_len, const uint32_t *tokens,
 				    kvc_key_t *key);
-/* Keys of the whole units of a prompt, from the root: *p_n = n_tokens / hash_tokens keys. `salt` (NULL or "": none)
- * is an extra key of unit 0: its canonical bytes are "cache_salt=" and the salt. KVC_ERR_ARG: more keys than cap. */
-KVC_API kvc_status_t kvc_keys_of(const kvc_space_t *space, const uint32_t *tokens, uint32_t n_tokens, const char *salt,
-				 kvc_key_t *keys, uint32_t cap, uint32_t *p_n);
+typedef struct kvc_prompt {
+	const uint32_t *tokens;
+	uint32_t n_tokens;
+	const char *salt; /* an extra key of unit 0; NULL or "": none */
+} kvc_prompt_t;
+/* Keys of the whole units of a prompt, from the root: *p_n = n_tokens / hash_tokens keys. KVC_ERR_ARG: more than cap. */
+KVC_API kvc_status_t kvc_keys_of(const kvc_space_t *space, const kvc_prompt_t *prompt, kvc_key_t *keys, uint32_t cap,
+				 uint32_t *p_n);
 /* Key of an engine's own hash (16..60 bytes), bound to the space. */
 KVC_API kvc_status_t kvc_key_bind(const kvc_space_t *space, const void *hash, uint32_t len, kvc_key_t *key);
 
@@ -224,6 +228,7 @@ typedef struct kvc_put_options {
 	const kvc_writer_t
 		*writers; /* NULL: this member writes all; else who writes what, this member found by its rank */
 	uint32_t writer_count;
+	const void *const *blocks; /* kvc_put() only: n - from blocks of block_bytes each */
 } kvc_put_options_t;
 
 /* Reserve slots for keys[from .. n) of a prefix; keys[0 .. from) are its ancestors (the parent is keys[from - 1]).
@@ -254,9 +259,9 @@ KVC_API void kvc_put_get_result(const kvc_put_t *put, kvc_put_result_t *result);
 KVC_API kvc_status_t kvc_put_wait(kvc_put_t *put, int durable, uint32_t timeout_ms);
 /* Free the handle; an unfinished put is revoked. */
 KVC_API void kvc_put_free(kvc_put_t *put);
-/* Start, write all, end and wait: one call for simple callers. *p_visible counts from keys[from]. */
+/* Start, write all of options->blocks, end and wait: one call for simple callers. *p_visible counts from keys[from]. */
 KVC_API kvc_status_t kvc_put(kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint32_t n,
-			     const void *const *src, const kvc_put_options_t *options, uint32_t *p_visible);
+			     const kvc_put_options_t *options, uint32_t *p_visible);
 
 /* ---- leases and puts of other members ---------------------------------------------------------------------------- */
 
@@ -267,11 +272,12 @@ typedef struct kvc_handle {
 } kvc_handle_t;
 KVC_API kvc_status_t kvc_lease_export(const kvc_lease_t *lease, kvc_handle_t *handle);
 /* A view of another member's lease: kvc_lease_read(), _block(), _wait() and _bad() work, kvc_release() frees the
- * view only. KVC_ERR_REVOKED: of another incarnation. The taker keeps its lease until all members have read. */
+ * view only. KVC_ERR_REVOKED: of another incarnation. The taker keeps its lease until all members have read. A read
+ * that answers ERR_FAULT names a slab this member has not heard of yet: kvc_poll() and read again. */
 KVC_API kvc_status_t kvc_lease_import(kvc_space_t *space, const kvc_handle_t *handle, kvc_lease_t **p_lease);
 KVC_API kvc_status_t kvc_put_export(const kvc_put_t *put, kvc_handle_t *handle);
 /* A view of another member's put, to write `range` of every block: kvc_put_write(), _digests() and _end(). How the
- * put ends is said to its starter. */
+ * put ends is said to its starter. ERR_FAULT from a write: as above. */
 KVC_API kvc_status_t kvc_put_import(kvc_space_t *space, const kvc_handle_t *handle, const kvc_writer_t *range,
 				    kvc_put_t **p_put);
 

@@ -321,7 +321,8 @@ static int ask(const kvctl_t *ctl, kvc_space_t *space, const char *salt, prompt_
 	if (!prompt->keys || !prompt->tiers) {
 		return kvctl_error(ctl, KV_ERR_NOMEM, "out of memory for %u keys", cap);
 	}
-	status = kvc_keys_of(space, prompt->tokens, prompt->n_tokens, salt, prompt->keys, cap, &prompt->n);
+	status = kvc_keys_of(space, &(kvc_prompt_t){prompt->tokens, prompt->n_tokens, salt}, prompt->keys, cap,
+			     &prompt->n);
 	if (status == KVC_OK) {
 		status = kvc_explain(space, prompt->keys, prompt->n, prompt->tiers, &prompt->why);
 	}

@@ -36,29 +36,31 @@ typedef struct kvx_save kvx_save_t;
 /* What this process does: saves, loads, or both. The other verb then answers KVC_MISS at once. */
 enum { KVX_PRODUCER = 1, KVX_CONSUMER = 2, KVX_BOTH = 3 };
 
-#define KVX_POLL_BYTES (4u << 20)   /* default of poll_bytes */
-#define KVX_LOAD_MS 2000u           /* default of load_ms    */
-#define KVX_SAVE_MS 10000u          /* default of save_ms    */
-#define KVX_ATTACH_MS 2000u         /* default of attach_ms  */
-#define KVX_JOBS 256u               /* default of jobs       */
+#define KVX_POLL_BYTES (4u << 20) /* default of poll_bytes */
+#define KVX_LOAD_MS    2000u      /* default of load_ms    */
+#define KVX_SAVE_MS    10000u     /* default of save_ms    */
+#define KVX_ATTACH_MS  2000u      /* default of attach_ms  */
+#define KVX_JOBS       256u       /* default of jobs       */
 
 typedef struct kvx_config {
 	size_t struct_size;
-	uint32_t roles;                 /* KVX_PRODUCER | KVX_CONSUMER */
-	const char *socket;             /* NULL: $KVD_SOCKET, else /run/kvd/default.sock */
-	const char *instance;           /* as in kvc_config_t */
+	uint32_t roles;       /* KVX_PRODUCER | KVX_CONSUMER */
+	const char *socket;   /* NULL: $KVD_SOCKET, else /run/kvd/default.sock */
+	const char *instance; /* as in kvc_config_t */
 	const uint8_t *secret;
 	uint32_t secret_len;
 	uint32_t rank;
-	const char *program;            /* shown by kvctl; NULL: the process name */
-	const kvc_identity_t *identity; /* who may share these blocks; `layout`, `hash_tokens` and `groups` in it are ignored: kvx fills them in */
-	const kvk_layout_t *layout;     /* of the pool block */
-	const kvk_paged_t *paged;       /* the engine's cache: all heads and layers of the layout; its memory stays the engine's and outlives the kvx_t */
-	uint32_t poll_bytes;            /* most bytes one kvx_poll() moves, one block at least */
-	uint32_t load_ms;               /* deadline of a load that names none */
-	uint32_t save_ms;               /* deadline of a save that names none */
-	uint32_t attach_ms;             /* kvx_attach() waits this long for daemon and self-test; UINT32_MAX: not at all */
-	uint32_t jobs;                  /* most loads plus saves at one time */
+	const char *program; /* shown by kvctl; NULL: the process name */
+	const kvc_identity_t *
+		identity; /* who may share these blocks; `layout`, `hash_tokens` and `groups` in it are ignored: kvx fills them in */
+	const kvk_layout_t *layout; /* of the pool block */
+	const kvk_paged_t *
+		paged; /* the engine's cache: all heads and layers of the layout; its memory stays the engine's and outlives the kvx_t */
+	uint32_t poll_bytes; /* most bytes one kvx_poll() moves, one block at least */
+	uint32_t load_ms;    /* deadline of a load that names none */
+	uint32_t save_ms;    /* deadline of a save that names none */
+	uint32_t attach_ms;  /* kvx_attach() waits this long for daemon and self-test; UINT32_MAX: not at all */
+	uint32_t jobs;       /* most loads plus saves at one time */
 } kvx_config_t;
 
 /* Attach. A daemon that is absent, or comes to nothing within attach_ms, is no error: all is a miss until kvx_poll() finds it.
@@ -81,30 +83,32 @@ KVX_API int kvx_ready(const kvx_t *kvx);
 typedef struct kvx_prefix {
 	size_t struct_size;
 	const uint32_t *tokens;
-	uint32_t n_tokens;              /* whole blocks of them are used: n_tokens / block_tokens */
-	const uint32_t *blocks;         /* paged block ids; at least n_tokens / block_tokens */
-	uint32_t skip;                  /* load: the first `skip` blocks are in the cache already and are not touched; save: ignored */
-	const char *salt;               /* isolates callers who must not share; NULL: none */
-	uint32_t deadline_ms;           /* 0: the configuration's */
+	uint32_t n_tokens;      /* whole blocks of them are used: n_tokens / block_tokens */
+	const uint32_t *blocks; /* paged block ids; at least n_tokens / block_tokens */
+	uint32_t skip; /* load: the first `skip` blocks are in the cache already and are not touched; save: ignored */
+	const char *salt;     /* isolates callers who must not share; NULL: none */
+	uint32_t deadline_ms; /* 0: the configuration's */
 } kvx_prefix_t;
 
 /* ---- load -------------------------------------------------------------------------------------------------------------------- */
 
 typedef struct kvx_load_result {
-	kvc_status_t status;            /* PENDING; OK: at least one block beyond skip; MISS: none */
-	kvc_status_t cause;             /* why it ended before the whole prefix was there: MISS, TIMEOUT, CORRUPT, REVOKED, CLOSED, ...; OK: it was */
-	uint32_t blocks;                /* verified blocks, skip included */
-	uint32_t tokens;                /* the same in tokens: compute from here */
-	uint32_t cpu_tokens;            /* loaded from CPU memory, skip not included */
-	uint32_t disk_tokens;           /* loaded from disk */
-	uint32_t why;                   /* kv_miss_reason_t of the first block that was not there */
-	kvc_key_t first_missing;        /* its key; zero when none */
+	kvc_status_t status; /* PENDING; OK: at least one block beyond skip; MISS: none */
+	kvc_status_t
+		cause; /* why it ended before the whole prefix was there: MISS, TIMEOUT, CORRUPT, REVOKED, CLOSED, ...; OK: it was */
+	uint32_t blocks;         /* verified blocks, skip included */
+	uint32_t tokens;         /* the same in tokens: compute from here */
+	uint32_t cpu_tokens;     /* loaded from CPU memory, skip not included */
+	uint32_t disk_tokens;    /* loaded from disk */
+	uint32_t why;            /* kv_miss_reason_t of the first block that was not there */
+	kvc_key_t first_missing; /* its key; zero when none */
 	uint64_t match_ns, load_ns;
 } kvx_load_result_t;
 
 /* Look the prefix up and start to load it. KVC_PENDING: *p_load is the job. KVC_MISS: nothing is there (*p_load is NULL): compute. There is no other
  * answer. *result (may be NULL) is set in both cases: of a miss it says why. */
-KVX_API kvc_status_t kvx_load_prefix(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_load_t **p_load, kvx_load_result_t *result);
+KVX_API kvc_status_t kvx_load_prefix(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_load_t **p_load,
+				     kvx_load_result_t *result);
 /* How far it is; result may be NULL. Returns result->status. */
 KVX_API kvc_status_t kvx_load_state(const kvx_load_t *load, kvx_load_result_t *result);
 /* Abort (if PENDING) and free. NULL is fine. */
@@ -113,9 +117,9 @@ KVX_API void kvx_load_end(kvx_load_t *load);
 /* ---- save -------------------------------------------------------------------------------------------------------------------- */
 
 typedef struct kvx_save_result {
-	kvc_status_t status;            /* PENDING; OK: all blocks are visible; else why some are not */
-	int copied;                     /* 1: the engine's blocks are not read any more */
-	uint32_t blocks;                /* of the prefix that are visible, as far as known */
+	kvc_status_t status; /* PENDING; OK: all blocks are visible; else why some are not */
+	int copied;          /* 1: the engine's blocks are not read any more */
+	uint32_t blocks;     /* of the prefix that are visible, as far as known */
 } kvx_save_result_t;
 
 /* Store the whole blocks of the prefix that kvd does not have yet. KVC_PENDING: *p_save is the job. KVC_ALREADY: nothing to do. KVC_MISS: not stored
@@ -131,33 +135,33 @@ typedef struct kvx_request {
 	size_t struct_size;
 	uint64_t request, session;
 	uint32_t turn, prompt_tokens, engine_tokens, output_tokens; /* engine_tokens: hit in the engine's own cache */
-	const kvx_load_result_t *load;  /* NULL: no load was tried */
+	const kvx_load_result_t *load;                              /* NULL: no load was tried */
 } kvx_request_t;
 KVX_API void kvx_report(kvx_t *kvx, const kvx_request_t *request);
 
 /* Every failure is one of these. */
 typedef struct kvx_stats {
 	size_t struct_size;
-	uint64_t loads;                 /* kvx_load_prefix() calls */
-	uint64_t load_hits;             /* ended with at least one block */
-	uint64_t load_misses;           /* nothing matched */
-	uint64_t load_refused;          /* not ready, wrong role, too many jobs, bad arguments, out of memory */
+	uint64_t loads;        /* kvx_load_prefix() calls */
+	uint64_t load_hits;    /* ended with at least one block */
+	uint64_t load_misses;  /* nothing matched */
+	uint64_t load_refused; /* not ready, wrong role, too many jobs, bad arguments, out of memory */
 	uint64_t load_aborted;
 	uint64_t load_timeouts;
-	uint64_t load_corrupt;          /* a block did not match its digest */
-	uint64_t load_lost;             /* lease revoked or expired, daemon gone or stale, any other error */
+	uint64_t load_corrupt; /* a block did not match its digest */
+	uint64_t load_lost;    /* lease revoked or expired, daemon gone or stale, any other error */
 	uint64_t cpu_tokens, disk_tokens, bytes_loaded;
-	uint64_t saves;                 /* kvx_save_prefix() calls */
-	uint64_t save_done;             /* all blocks visible, ALREADY included */
+	uint64_t saves;     /* kvx_save_prefix() calls */
+	uint64_t save_done; /* all blocks visible, ALREADY included */
 	uint64_t save_refused;
 	uint64_t save_aborted;
 	uint64_t save_timeouts;
-	uint64_t save_busy;             /* the daemon took only a part and the rest was given up */
+	uint64_t save_busy; /* the daemon took only a part and the rest was given up */
 	uint64_t save_lost;
-	uint64_t save_retries;          /* started again: parent gone, or the rest after a partial grant */
+	uint64_t save_retries; /* started again: parent gone, or the rest after a partial grant */
 	uint64_t blocks_saved, bytes_saved;
 	uint64_t self_tests, self_test_retries, self_test_failures;
-	uint64_t attaches;              /* attachments seen: first and repeated */
+	uint64_t attaches; /* attachments seen: first and repeated */
 } kvx_stats_t;
 KVX_API void kvx_get_stats(const kvx_t *kvx, kvx_stats_t *stats);
 

@@ -95,9 +95,15 @@ void kvd_unhold(kvd_core_t *core, uint32_t id)
 	kv_assert(block->holds > 0);
 	block->holds--;
 	core->holds--;
-	if (block->holds == 0) {
-		kvd_block_unpinned(core, id);
+	if (block->holds > 0) {
+		return;
 	}
+	if (block->flags & KVD_TRANSIT) { /* it served those who held it */
+		kvd_block_drop_slot(core, id);
+	} else if (block->flags & KVD_FILLING) {
+		kvd_fill_unwanted(core, id);
+	}
+	kvd_block_unpinned(core, id);
 }
 
 /* ---- sets --------------------------------------------------------------------------------------------------------------------- */
@@ -127,6 +133,19 @@ int kvd_ghost_known(const kvd_core_t *core, const kv_key_t *key)
 	return core->ghosts[hash & core->ghost_mask] == ((uint32_t)(hash >> 32) | 1u);
 }
 
+static void free_slot(kvd_core_t *core, uint32_t id, kvd_set_t t)
+{
+	kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+	if (t == KVD_CPU) {
+		kvs_free(core->tier[KVD_CPU], kvd_cpu_loc(&core->ix, block));
+		*kvd_slot_of(&core->ix, block) = KV_SLOT_NONE;
+	} else {
+		kvs_free(core->tier[KVD_DISK], block->disk);
+		block->disk.slot = KV_SLOT_NONE;
+	}
+}
+
 static void join_one(kvd_core_t *core, uint32_t id, kvd_set_t t, uint64_t stamp, const uint32_t *tokens)
 {
 	kvd_block_t *block = kvd_block_at(&core->ix, id);
@@ -135,6 +154,9 @@ static void join_one(kvd_core_t *core, uint32_t id, kvd_set_t t, uint64_t stamp,
 	if (block->flags & waiting) {
 		block->flags &= (uint8_t)~waiting;
 		*(t == KVD_CPU ? &core->transit : &core->written) -= 1;
+	}
+	if (kvd_tiers_of(&core->ix, block) == 0 && kvd_event_mute(core, id)) {
+		block->flags |= KVD_UNTOLD;
 	}
 	kvd_index_join(&core->ix, id, t);
 	core->policy->join(&core->ix, order_of(core, block, t), t, id, stamp);
@@ -190,6 +212,27 @@ void kvd_block_join(kvd_core_t *core, uint32_t id, kvd_set_t t, uint64_t stamp, 
 	}
 }
 
+void kvd_block_unwrite_below(kvd_core_t *core, uint32_t id)
+{
+	uint32_t top = id;
+
+	while (core->written > 0) {
+		uint32_t child = waiting_child(core, kvd_block_at(&core->ix, id), KVD_DISK);
+
+		if (child != KVD_NONE) {
+			kvd_block_at(&core->ix, child)->flags &= (uint8_t)~KVD_WRITTEN;
+			core->written--;
+			free_slot(core, child, KVD_DISK);
+			kvd_count(core, KV_M_WRITE_BEHIND_DROPPED, 1);
+			id = child;
+		} else if (id == top) {
+			break;
+		} else {
+			id = kvd_index_parent(&core->ix, id);
+		}
+	}
+}
+
 void kvd_block_leave(kvd_core_t *core, uint32_t id, kvd_set_t t)
 {
 	kvd_block_t *block = kvd_block_at(&core->ix, id);
@@ -198,19 +241,6 @@ void kvd_block_leave(kvd_core_t *core, uint32_t id, kvd_set_t t)
 	kvd_index_leave(&core->ix, id, t);
 	kvd_mirror_sync(core, id);
 	kvd_event_removed(core, id, t);
-}
-
-static void free_slot(kvd_core_t *core, uint32_t id, kvd_set_t t)
-{
-	kvd_block_t *block = kvd_block_at(&core->ix, id);
-
-	if (t == KVD_CPU) {
-		kvs_free(core->tier[KVD_CPU], kvd_cpu_loc(&core->ix, block));
-		*kvd_slot_of(&core->ix, block) = KV_SLOT_NONE;
-	} else {
-		kvs_free(core->tier[KVD_DISK], block->disk);
-		block->disk.slot = KV_SLOT_NONE;
-	}
 }
 
 void kvd_block_drop_slot(kvd_core_t *core, uint32_t id)
@@ -305,17 +335,16 @@ kv_status_t kvd_make_room(kvd_core_t *core, uint32_t slot_class, kvd_set_t t)
 	return KV_OK;
 }
 
-kv_status_t kvd_slot_alloc(kvd_core_t *core, uint32_t slot_class, kvd_set_t t, kvs_state_t state, uint64_t owner,
-			   const kvs_meta_t *meta, kvs_loc_t *p_loc)
+kv_status_t kvd_slot_alloc(kvd_core_t *core, uint32_t slot_class, kvd_set_t t, const kvd_use_t *use, kvs_loc_t *p_loc)
 {
 	uint32_t tier_class = core->classes[slot_class].tier_class[t];
-	kv_status_t status = kvs_alloc(core->tier[t], tier_class, state, owner, meta, p_loc);
+	kv_status_t status = kvs_alloc(core->tier[t], tier_class, use->state, use->owner, use->meta, p_loc);
 
 	for (uint32_t tries = 0; status == KV_ERR_FULL && tries < 64; tries++) {
 		if (kvd_make_room(core, slot_class, t) != KV_OK) {
 			return KV_ERR_BUSY;
 		}
-		status = kvs_alloc(core->tier[t], tier_class, state, owner, meta, p_loc);
+		status = kvs_alloc(core->tier[t], tier_class, use->state, use->owner, use->meta, p_loc);
 	}
 
 	return status == KV_ERR_FULL ? KV_ERR_BUSY : status;

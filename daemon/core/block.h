@@ -35,6 +35,8 @@ void kvd_block_join(kvd_core_t *core, uint32_t block, kvd_set_t t, uint64_t stam
 void kvd_block_evict(kvd_core_t *core, uint32_t block, kvd_set_t t);
 /* The same without touching the slot, which somebody else owns now. */
 void kvd_block_leave(kvd_core_t *core, uint32_t block, kvd_set_t t);
+/* The block will not be written: children that were written and waited for it give their disk slots back. */
+void kvd_block_unwrite_below(kvd_core_t *core, uint32_t block);
 /* Forget a block that is in no set and that nobody holds; its parent may be next. */
 void kvd_block_settle(kvd_core_t *core, uint32_t block);
 /* Nobody holds it in this very way any more: put its marks back. */
@@ -46,9 +48,15 @@ void kvd_mirror_sync(kvd_core_t *core, uint32_t block);
 /* An acquire or a put asked for the path down to `block`. */
 void kvd_touch(kvd_core_t *core, uint32_t block);
 
+/* What a new slot is for. */
+typedef struct kvd_use {
+	kvs_state_t state; /* PUT or FILLING */
+	uint64_t owner;    /* put or lease id */
+	const kvs_meta_t *meta;
+} kvd_use_t;
+
 /* A slot of the class in tier t, evicting as many as it takes. KV_ERR_BUSY: everything left is held. Else the tier's own error. */
-kv_status_t kvd_slot_alloc(kvd_core_t *core, uint32_t slot_class, kvd_set_t t, kvs_state_t state, uint64_t owner,
-			   const kvs_meta_t *meta, kvs_loc_t *p_loc);
+kv_status_t kvd_slot_alloc(kvd_core_t *core, uint32_t slot_class, kvd_set_t t, const kvd_use_t *use, kvs_loc_t *p_loc);
 /* Evict one block of the class. KV_MISS: nothing can go. */
 kv_status_t kvd_make_room(kvd_core_t *core, uint32_t slot_class, kvd_set_t t);
 

@@ -54,14 +54,15 @@ static int pins_agree(kvd_core_t *core, char *why, size_t cap)
 		}
 	}
 	sum_blocks(core, &blocks);
-	/* A write in flight holds its parent; there are at most as many as writes. */
+	/* A write in flight and a subtree being taken down hold the block above them. */
 	snprintf(why, cap, "claims %llu on blocks %llu; holds %llu on blocks %llu counted %llu; leases %llu of %u",
 		 (unsigned long long)claims, (unsigned long long)blocks.claims, (unsigned long long)holds,
 		 (unsigned long long)blocks.holds, (unsigned long long)core->holds, (unsigned long long)leases,
 		 core->leases.used);
 
 	return claims == blocks.claims && claims == core->claims.used && leases == core->leases.used &&
-	       blocks.holds == core->holds && blocks.holds >= holds && blocks.holds <= holds + core->writes;
+	       blocks.holds == core->holds && blocks.holds >= holds &&
+	       blocks.holds <= holds + core->writes + core->ix.dead_nodes;
 }
 
 static int caps_agree(kvd_core_t *core, char *why, size_t cap)

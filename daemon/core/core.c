@@ -222,13 +222,15 @@ static const char *detail_of(kv_status_t status)
 	}
 }
 
-kv_status_t kvd_core_request(kvd_core_t *core, uint32_t ns, kvd_member_t member, uint16_t code, uint64_t frame_id,
-			     const kv_msg_t *msg, kv_msg_t *reply, const char **detail)
+kv_status_t kvd_core_request(kvd_core_t *core, const kvd_ask_t *ask, kv_msg_t *reply, const char **detail)
 {
+	const kv_msg_t *msg = ask->msg;
+	kvd_member_t member = ask->member;
+	uint32_t ns = ask->ns;
 	kv_status_t status;
 
 	core->now_ns = kv_now_ns(core->env);
-	switch (code) {
+	switch (ask->code) {
 	case KV_CODE_ACQUIRE:
 		status = kvd_acquire(core, ns, member, &msg->acquire, &reply->acquire_reply);
 		break;
@@ -254,7 +256,7 @@ kv_status_t kvd_core_request(kvd_core_t *core, uint32_t ns, kvd_member_t member,
 		status = kvd_bad_block(core, member, &msg->bad_block, &reply->bad_block_reply);
 		break;
 	case KV_CODE_SPACE_RESET:
-		status = reset(core, ns, member, frame_id, msg, reply);
+		status = reset(core, ns, member, ask->frame_id, msg, reply);
 		break;
 	case KV_CODE_EXPLAIN:
 		status = explain(core, ns, &msg->explain, &reply->explain_reply);
@@ -263,7 +265,7 @@ kv_status_t kvd_core_request(kvd_core_t *core, uint32_t ns, kvd_member_t member,
 		status = KV_ERR_UNKNOWN_REQUEST;
 		break;
 	}
-	if (code != KV_CODE_PUT_START) { /* its answer goes out before anything is said about the put */
+	if (ask->code != KV_CODE_PUT_START) { /* its answer goes out before anything is said about the put */
 		kvd_puts_run(core);
 	}
 	kvd_events_flush(core);
@@ -284,11 +286,9 @@ kv_status_t kvd_core_report(kvd_core_t *core, kvd_member_t id, const kv_report_t
 		kvd_count(core, KV_M_BAD_REPORTS, 1);
 		return KV_ERR_ARG;
 	}
-	if (report->type == KV_REPORT_REQUEST) {
-		kvd_count(core, KV_M_QUERY_TOKENS, report->query_tokens);
-		kvd_count(core, KV_M_HIT_CPU_TOKENS, report->hit_cpu_tokens);
-		kvd_count(core, KV_M_HIT_DISK_TOKENS, report->hit_disk_tokens);
-	}
+	kvd_count(core, KV_M_QUERY_TOKENS, report->query_tokens);
+	kvd_count(core, KV_M_HIT_CPU_TOKENS, report->hit_cpu_tokens);
+	kvd_count(core, KV_M_HIT_DISK_TOKENS, report->hit_disk_tokens);
 
 	return KV_OK;
 }

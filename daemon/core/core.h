@@ -21,7 +21,8 @@ typedef struct kvd_core kvd_core_t;
 typedef uint64_t kvd_member_t;
 typedef uint64_t kvd_instance_t;
 
-/* One event for subscribers, borrowed for the call. Arrays may be NULL with count 0. */
+/* One event for subscribers, borrowed for the call. STORED: each block is the parent of the next. REMOVED: a set, leaf first. Arrays may be NULL with
+ * count 0. Nothing of a new epoch is told before all of the old one has been taken back. */
 typedef enum kvd_event_type { KVD_EVENT_STORED, KVD_EVENT_REMOVED } kvd_event_type_t;
 typedef struct kvd_event {
 	kvd_event_type_t type;
@@ -29,30 +30,49 @@ typedef struct kvd_event {
 	uint32_t space;
 	uint8_t group;
 	kv_tier_t medium;
-	uint32_t count;               /* blocks, each the parent of the next */
-	const uint64_t *hashes;       /* event hashes */
+	uint32_t count;         /* blocks */
+	const uint64_t *hashes; /* event hashes */
 	int has_parent;
 	uint64_t parent_hash;
 	uint32_t block_tokens;
-	const uint32_t *tokens;       /* count x block_tokens, or NULL */
-	const char *lora;             /* identity's adapter, NULL for none */
+	const uint32_t *tokens; /* count x block_tokens, or NULL */
+	const char *lora;       /* identity's adapter, NULL for none */
 } kvd_event_t;
+
+/* Slots that an instance may touch: a lease or a put. */
+typedef struct kvd_grant {
+	uint64_t id; /* of the lease or put */
+	kvd_instance_t instance;
+	const kv_lease_header_t *header; /* kind, n, skip, group and space are read from it */
+	kvs_loc_t deepest;               /* slot of the deepest block */
+	const kv_key_t *deepest_key;
+	uint64_t expiry_ns; /* 0: never (puts) */
+} kvd_grant_t;
+
+/* One request, decoded. */
+typedef struct kvd_ask {
+	uint32_t ns;
+	kvd_member_t member; /* 0: not joined */
+	uint16_t code;
+	uint64_t frame_id; /* handed back with a late answer */
+	const kv_msg_t *msg;
+} kvd_ask_t;
 
 typedef struct kvd_world {
 	kv_env_t env;
 	void *ctx;
-	kvs_tier_t *cpu;              /* never NULL */
-	kvs_tier_t *disk;             /* NULL: no disk tier */
+	kvs_tier_t *cpu;  /* never NULL */
+	kvs_tier_t *disk; /* NULL: no disk tier */
 	kv_metrics_t *metrics;
 	/* Queue a notice (KV_NOTICE_LIST) to a member. Never blocks, never fails: a member that does not read is closed by the host. */
 	void (*notify)(void *ctx, kvd_member_t member, uint16_t code, const kv_msg_t *msg);
 	/* Queue an event. Never blocks; events of one call to the core form one batch. */
 	void (*publish)(void *ctx, const kvd_event_t *event);
 	/* Record a claim on slots in the ledger, and take it back (kvs_pool_claim). */
-	kv_status_t (*claim)(void *ctx, uint64_t id, kvd_instance_t instance, uint32_t kind, const kv_lease_header_t *lease, kvs_loc_t deepest, const kv_key_t *deepest_key, uint64_t expiry_ns);
+	kv_status_t (*claim)(void *ctx, const kvd_grant_t *grant);
 	void (*unclaim)(void *ctx, uint64_t id);
 	/* Digests of a put into the digest table (kvs_pool_digests), and roots (kvs_pool_seal). */
-	kv_status_t (*digests)(void *ctx, kvs_loc_t loc, uint32_t head, uint32_t heads, uint32_t leaf, uint32_t count, const uint64_t *values);
+	kv_status_t (*digests)(void *ctx, kvs_loc_t loc, const kvs_leaf_span_t *span, const uint64_t *values);
 	kv_status_t (*seal)(void *ctx, kvs_loc_t loc);
 } kvd_world_t;
 
@@ -60,21 +80,22 @@ typedef enum kvd_policy_kind { KVD_POLICY_LRU = 0, KVD_POLICY_FIFO = 1 } kvd_pol
 
 typedef struct kvd_core_config {
 	uint64_t incarnation;
-	uint64_t max_index_blocks;        /* blocks the index may hold; sizes the mirrors too */
-	uint32_t max_spaces;              /* per namespace, <= KV_MIRROR_MAX_SPACES */
+	uint64_t max_index_blocks; /* blocks the index may hold; sizes the mirrors too */
+	uint32_t max_spaces;       /* per namespace, <= KV_MIRROR_MAX_SPACES */
 	uint32_t max_instances;
 	uint32_t max_members;
-	uint32_t max_leases;              /* per instance */
-	uint64_t max_pinned_bytes;        /* per instance: slots read leases keep from eviction, promotions included */
-	uint64_t max_unfinished_bytes;    /* per instance: slots of unfinished puts */
-	uint64_t lease_ttl_ns;            /* default, and the largest granted */
-	uint32_t write_behind_depth;      /* disk writes in flight */
-	uint32_t read_depth;              /* disk reads in flight */
-	int write_behind;                 /* 1: eager, parent first */
+	uint32_t max_leases;           /* per instance */
+	uint64_t max_pinned_bytes;     /* per instance: slots read leases keep from eviction, promotions included */
+	uint64_t max_unfinished_bytes; /* per instance: slots of unfinished puts */
+	uint64_t lease_ttl_ns;         /* default, and the largest granted */
+	uint32_t write_behind_depth;   /* disk writes in flight */
+	uint32_t read_depth;           /* disk reads in flight */
+	int write_behind;              /* 1: eager, parent first */
 	kvd_policy_kind_t policy;
 } kvd_core_config_t;
 
-/* Nothing of `world` is copied but the struct itself; tiers stay the host's and are closed after kvd_core_destroy(). */
+/* Nothing of `world` is copied but the struct itself; tiers stay the host's and are closed after kvd_core_destroy().
+ * Transfers may still be in flight then: what they need of the core lives until the last of their callbacks has run. */
 kv_status_t kvd_core_create(const kvd_core_config_t *config, const kvd_world_t *world, kvd_core_t **p_core);
 void kvd_core_destroy(kvd_core_t *core);
 
@@ -94,7 +115,7 @@ kv_status_t kvd_core_recover(kvd_core_t *core);
  * member) and the member area, header fields of both filled in by the core. */
 typedef struct kvd_join {
 	uint32_t ns;
-	const char *instance;             /* NUL-terminated id */
+	const char *instance; /* NUL-terminated id */
 	const uint8_t *secret;
 	uint32_t secret_len;
 	uint32_t role;
@@ -104,7 +125,8 @@ typedef struct kvd_join {
 /* Two steps, since the areas' sizes depend on whether the instance is new. find: existing instance or 0; checks the secret (KV_ERR_SECRET). */
 kv_status_t kvd_instance_find(kvd_core_t *core, const kvd_join_t *join, kvd_instance_t *p_instance);
 /* A new instance with its lease area (zeroed, lease_bytes long, stays the host's until kvd_reaped() says the instance has gone). */
-kv_status_t kvd_instance_create(kvd_core_t *core, const kvd_join_t *join, void *lease_area, uint64_t lease_bytes, kvd_instance_t *p_instance);
+kv_status_t kvd_instance_create(kvd_core_t *core, const kvd_join_t *join, void *lease_area, uint64_t lease_bytes,
+				kvd_instance_t *p_instance);
 kv_status_t kvd_member_add(kvd_core_t *core, kvd_instance_t instance, const kvd_join_t *join, kvd_member_t *p_member);
 
 /* The member's connection has ended (end of file). Its puts are revoked; slots it may still touch stay QUARANTINED until it is dead or quiet. */
@@ -123,31 +145,32 @@ typedef struct kvd_space_open {
 	uint32_t identity_len;
 	uint8_t root[32];
 	uint32_t hash_tokens;
-	uint32_t block_tokens;            /* of group 0 */
+	uint32_t block_tokens; /* of group 0 */
 	kvs_geometry_t geometry;
-	const char *layout;               /* NUL-terminated */
-	const char *lora;                 /* NULL: none */
+	const char *layout; /* NUL-terminated */
+	const char *lora;   /* NULL: none */
 } kvd_space_open_t;
 typedef struct kvd_space_info {
 	uint32_t space;
 	uint64_t epoch;
 	kvs_geometry_t geometry;
 	uint32_t hash_tokens;
-	const char *layout;               /* of the first attach; borrowed until the core ends */
+	const char *layout; /* of the first attach; borrowed until the core ends */
 } kvd_space_info_t;
 kv_status_t kvd_space_open(kvd_core_t *core, const kvd_space_open_t *ask, kvd_space_info_t *p_info);
 
-/* ACQUIRE .. BAD_BLOCK of a member, EXPLAIN of anybody in namespace `ns`: msg is the decoded request, *reply the decoded reply (same code). Slices in the reply
+/* ACQUIRE .. BAD_BLOCK of a member, EXPLAIN of anybody in namespace `ns`: ask->msg is the decoded request, *reply the decoded reply (same code). Slices in the reply
  * are valid until the next call. KV_PENDING: the reply comes later through kvd_world_t.notify's sibling `answer` (SPACE_RESET only).
  * Any other value than OK is the status of the reply; *detail (static, may be NULL) says more. */
-kv_status_t kvd_core_request(kvd_core_t *core, uint32_t ns, kvd_member_t member, uint16_t code, uint64_t frame_id, const kv_msg_t *msg, kv_msg_t *reply, const char **detail);
+kv_status_t kvd_core_request(kvd_core_t *core, const kvd_ask_t *ask, kv_msg_t *reply, const char **detail);
 
 /* Digest staging of a member: the host maps it and says where; the core copies words out once, through `world.digests`. `fetch` copies `words` values
  * starting at word `first` into out, guarded: KV_ERR_FAULT, KV_ERR_ARG. */
 typedef kv_status_t (*kvd_staging_fn)(void *ctx, kvd_member_t member, uint64_t first, uint32_t words, uint64_t *out);
 void kvd_core_set_staging(kvd_core_t *core, kvd_staging_fn fetch, void *ctx);
 /* Answer to a request that returned KV_PENDING. */
-typedef void (*kvd_answer_fn)(void *ctx, kvd_member_t member, uint16_t code, uint64_t frame_id, kv_status_t status, const kv_msg_t *reply);
+typedef void (*kvd_answer_fn)(void *ctx, kvd_member_t member, uint16_t code, uint64_t frame_id, kv_status_t status,
+			      const kv_msg_t *reply);
 void kvd_core_set_answer(kvd_core_t *core, kvd_answer_fn answer, void *ctx);
 
 /* One report record copied out of a ring; a bad one is counted and KV_ERR_ARG. Updates the prefix metrics. */

@@ -6,7 +6,7 @@ void kvd_hide_tree(kvd_core_t *core, uint32_t id)
 {
 	kvd_tree_t *tree = kvd_tree_at(&core->ix, id);
 
-	tree->hidden = 1;
+	tree->hidden = tree->leaving = 1;
 	tree->link = core->dead_trees;
 	core->dead_trees = id;
 }
@@ -26,13 +26,20 @@ void kvd_quarantine(kvd_core_t *core, uint32_t id)
 	node->flags |= KVD_NODE_DEAD;
 	core->ix.dead_nodes++;
 	kvd_queue_remove(&core->ix, top);
-	node->queue_next = core->dead_nodes;
-	core->dead_nodes = top;
+	node->queue_next = KVD_NONE;
+	if (core->dead_nodes ==
+	    KVD_NONE) { /* first come, first taken down: one that lies below a later one has gone before it */
+		core->dead_nodes = top;
+	} else {
+		kvd_node_at(&core->ix, core->dead_tail)->queue_next = top;
+	}
+	core->dead_tail = top;
 
 	if (node->parent == KVD_NONE) {
 		return;
 	}
 	above = kvd_node_at(&core->ix, node->parent);
+	kvd_hold(core, above->ids[above->len - 1]); /* leases that end below still read what lies above */
 	for (kvd_set_t t = KVD_CPU; t < KVD_TIERS; t++) {
 		uint32_t last = above->ids[above->len - 1];
 
@@ -127,6 +134,15 @@ static int dismantle_below(kvd_core_t *core, uint32_t top, uint32_t *p_left)
 	return 0;
 }
 
+void kvd_tree_release(kvd_core_t *core, uint32_t id)
+{
+	const kvd_tree_t *tree = kvd_tree_at(&core->ix, id);
+
+	if (tree->hidden && tree->blocks == 0 && tree->puts == 0) {
+		kvd_tree_destroy(&core->ix, id);
+	}
+}
+
 int kvd_dismantle_run(kvd_core_t *core)
 {
 	uint32_t left = QUANTUM_BLOCKS;
@@ -137,12 +153,15 @@ int kvd_dismantle_run(kvd_core_t *core)
 
 		if (dismantle_below(core, core->dead_nodes, &left)) {
 			core->dead_nodes = next;
-			kvd_block_settle(core, above);
+			if (above != KVD_NONE) {
+				kvd_unhold(core, above);
+				kvd_block_settle(core, above);
+			}
 		}
 	}
 	while (left > 0 && core->dead_nodes == KVD_NONE && core->dead_trees != KVD_NONE) {
 		uint32_t id = core->dead_trees;
-		const kvd_tree_t *tree = kvd_tree_at(&core->ix, id);
+		kvd_tree_t *tree = kvd_tree_at(&core->ix, id);
 
 		if (tree->first_child != KVD_NONE) {
 			(void)dismantle_below(core, tree->first_child, &left);
@@ -150,7 +169,11 @@ int kvd_dismantle_run(kvd_core_t *core)
 		}
 		kvd_events_flush(core);
 		core->dead_trees = tree->link;
-		kvd_tree_destroy(&core->ix, id);
+		tree->leaving = 0;
+		if (tree->ns != KVD_NONE) {
+			kvd_space_left(core, tree->ns, tree->space);
+		}
+		kvd_tree_release(core, id);
 	}
 
 	return core->dead_nodes != KVD_NONE || core->dead_trees != KVD_NONE;

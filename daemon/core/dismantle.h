@@ -14,6 +14,8 @@
 void kvd_hide_tree(kvd_core_t *core, uint32_t tree);
 /* Hide a block and everything below. If memory lacks, the whole run goes. */
 void kvd_quarantine(kvd_core_t *core, uint32_t block);
+/* Forget a hidden tree that has been taken down, if nothing refers to it. */
+void kvd_tree_release(kvd_core_t *core, uint32_t tree);
 /* One quantum; 1 while there is more. */
 int kvd_dismantle_run(kvd_core_t *core);
 

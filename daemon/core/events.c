@@ -77,12 +77,53 @@ static void gather(kvd_core_t *core, uint32_t block_id, kvd_event_type_t type, k
 	g->hashes[g->count++] = block->event_hash;
 }
 
-void kvd_event_stored(kvd_core_t *core, uint32_t block, kvd_set_t t, const uint32_t *tokens)
+int kvd_event_mute(kvd_core_t *core, uint32_t id)
 {
-	gather(core, block, KVD_EVENT_STORED, t, tokens);
+	uint32_t parent = kvd_index_parent(&core->ix, id);
+
+	return kvd_tree_of(&core->ix, kvd_block_at(&core->ix, id))->mute ||
+	       (parent != KVD_NONE && (kvd_block_at(&core->ix, parent)->flags & KVD_UNTOLD));
 }
 
-void kvd_event_removed(kvd_core_t *core, uint32_t block, kvd_set_t t)
+void kvd_event_stored(kvd_core_t *core, uint32_t id, kvd_set_t t, const uint32_t *tokens)
 {
-	gather(core, block, KVD_EVENT_REMOVED, t, NULL);
+	const kvd_block_t *block = kvd_block_at(&core->ix, id);
+	uint32_t leaving;
+
+	if (block->flags & KVD_UNTOLD) {
+		return;
+	}
+	/* A bad copy that is still being taken down is taken back first. */
+	leaving = kvd_index_leaving(&core->ix, kvd_node_of(&core->ix, block)->tree, &block->key, block->group);
+	if (leaving != KVD_NONE) {
+		for (kvd_set_t old = KVD_CPU; old < KVD_TIERS; old++) {
+			if (kvd_in_set(&core->ix, kvd_block_at(&core->ix, leaving), old)) {
+				kvd_event_removed(core, leaving, old);
+			}
+		}
+		kvd_block_at(&core->ix, leaving)->flags |= KVD_UNTOLD;
+	}
+	gather(core, id, KVD_EVENT_STORED, t, tokens);
+}
+
+void kvd_event_tell(kvd_core_t *core, uint32_t id)
+{
+	kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+	if (!(block->flags & KVD_UNTOLD)) {
+		return;
+	}
+	block->flags &= (uint8_t)~KVD_UNTOLD;
+	for (kvd_set_t t = KVD_CPU; t < KVD_TIERS; t++) {
+		if (kvd_in_set(&core->ix, block, t)) {
+			kvd_event_stored(core, id, t, NULL);
+		}
+	}
+}
+
+void kvd_event_removed(kvd_core_t *core, uint32_t id, kvd_set_t t)
+{
+	if (!(kvd_block_at(&core->ix, id)->flags & KVD_UNTOLD)) {
+		gather(core, id, KVD_EVENT_REMOVED, t, NULL);
+	}
 }

@@ -40,10 +40,9 @@ static void table_remove(kvd_index_t *ix, uint32_t id)
 	*link = block->hash_next;
 }
 
-int kvd_index_dead(const kvd_index_t *ix, const kvd_block_t *block)
+/* Is the node, or one above it, being taken down? */
+static int node_dead(const kvd_index_t *ix, uint32_t id)
 {
-	uint32_t id = block->node;
-
 	if (ix->dead_nodes == 0) {
 		return 0;
 	}
@@ -59,6 +58,11 @@ int kvd_index_dead(const kvd_index_t *ix, const kvd_block_t *block)
 	return 0;
 }
 
+int kvd_index_dead(const kvd_index_t *ix, const kvd_block_t *block)
+{
+	return node_dead(ix, block->node);
+}
+
 uint32_t kvd_index_find(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group)
 {
 	uint32_t link = ix->heads[place_of(ix, key, group)];
@@ -68,6 +72,23 @@ uint32_t kvd_index_find(const kvd_index_t *ix, uint32_t tree, const kv_key_t *ke
 
 		if (kv_key_equal(&block->key, key) && block->group == group && kvd_node_of(ix, block)->tree == tree &&
 		    !kvd_tree_at(ix, tree)->hidden && !kvd_index_dead(ix, block)) {
+			return link - 1;
+		}
+		link = block->hash_next;
+	}
+
+	return KVD_NONE;
+}
+
+uint32_t kvd_index_leaving(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group)
+{
+	uint32_t link = ix->dead_nodes > 0 ? ix->heads[place_of(ix, key, group)] : 0;
+
+	while (link != 0) {
+		const kvd_block_t *block = kvd_block_at(ix, link - 1);
+
+		if (kv_key_equal(&block->key, key) && block->group == group && kvd_node_of(ix, block)->tree == tree &&
+		    !(block->flags & KVD_UNTOLD) && kvd_index_dead(ix, block)) {
 			return link - 1;
 		}
 		link = block->hash_next;
@@ -465,7 +486,8 @@ void kvd_index_remove(kvd_index_t *ix, uint32_t id)
 		cursor_move(ix, node_id, kvd_index_next(ix, node_id));
 		child_unlink(ix, node_id);
 		node_destroy(ix, node_id);
-		if (parent != KVD_NONE && kvd_node_at(ix, parent)->children == 1 && !tree->hidden) {
+		if (parent != KVD_NONE && kvd_node_at(ix, parent)->children == 1 && !tree->hidden &&
+		    !node_dead(ix, parent)) {
 			node_merge(ix, parent);
 		}
 	} else if (node->cap > 4 * RUN_MIN && node->len < node->cap / 4) {
@@ -524,7 +546,7 @@ int kvd_index_can_join(const kvd_index_t *ix, const kvd_block_t *block, kvd_set_
 	const kvd_node_t *node = kvd_node_of(ix, block);
 	const kvd_node_t *above;
 
-	if (block->pos != node->n[t]) {
+	if (block->pos != node->n[t] || kvd_tree_at(ix, node->tree)->hidden || kvd_index_dead(ix, block)) {
 		return 0;
 	}
 	if (block->pos > 0 || node->parent == KVD_NONE) {
@@ -532,7 +554,7 @@ int kvd_index_can_join(const kvd_index_t *ix, const kvd_block_t *block, kvd_set_
 	}
 	above = kvd_node_at(ix, node->parent);
 
-	return above->n[t] == above->len && !(node->flags & KVD_NODE_DEAD);
+	return above->n[t] == above->len;
 }
 
 void kvd_index_join(kvd_index_t *ix, uint32_t id, kvd_set_t t)

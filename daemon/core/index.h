@@ -34,6 +34,7 @@ typedef enum kvd_set { KVD_CPU = 0, KVD_DISK = 1 } kvd_set_t;
 #define KVD_WRITTEN     4u /* its disk slot holds the bytes, but its parent is not in the disk set     */
 #define KVD_PARKED_CPU  8u /* its mark was found pinned and is out of the order (policy.h)             */
 #define KVD_PARKED_DISK 16u
+#define KVD_UNTOLD      32u /* subscribers have not heard of it (events.h)                                  */
 
 /* 64 bytes: one cache line of what is known about a block. Its CPU slot lies in its run. */
 typedef struct kvd_block {
@@ -43,10 +44,10 @@ typedef struct kvd_block {
 	uint32_t cpu_gen;
 	uint32_t node;
 	uint32_t hash_next;
+	uint32_t holds;  /* leases, writes and subtrees being taken down that need this very block  */
 	uint32_t claims; /* leases and puts that end here (lease.h)                                 */
 	uint32_t io;     /* transfer that reads or writes one of its slots (transfer.h)             */
 	uint16_t pos;    /* in its run                                                              */
-	uint16_t holds;  /* leases and writes that need this very block besides its children        */
 	uint8_t group;
 	uint8_t flags;
 } kvd_block_t;
@@ -89,8 +90,11 @@ typedef struct kvd_tree {
 	uint32_t ns;         /* KVD_NONE: recovered, not opened yet                            */
 	uint32_t slot_class; /* space.h                                                        */
 	uint32_t first_child;
-	uint32_t hidden; /* 1: no lookup finds anything in it                              */
-	uint32_t cursor; /* next run of a walk in quanta (parents first); KVD_NONE: none    */
+	uint32_t hidden;  /* 1: no lookup finds anything in it                              */
+	uint32_t puts;    /* that refer to it: an empty hidden tree stays until the last has ended */
+	uint32_t leaving; /* 1: on the list of trees to take down */
+	uint32_t mute;    /* 1: new blocks are not announced yet (events.h) */
+	uint32_t cursor;  /* next run of a walk in quanta (parents first); KVD_NONE: none    */
 	uint64_t epoch;
 	uint64_t blocks;
 	uint64_t in[KVD_TIERS];
@@ -155,6 +159,8 @@ uint8_t kvd_tiers_of(const kvd_index_t *ix, const kvd_block_t *block);
 uint32_t kvd_index_find(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group);
 /* Tier bits of all visible blocks of namespace `ns` with this key: what the mirror says. */
 uint8_t kvd_index_tiers(const kvd_index_t *ix, uint32_t ns, const kv_key_t *key, uint8_t group);
+/* A block of this key that is being taken down in the tree and is not UNTOLD; KVD_NONE: none. */
+uint32_t kvd_index_leaving(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group);
 /* Is a block of this key being taken down in the tree, and no other one there? */
 int kvd_index_quarantined(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group);
 /* Is the block below a node that is being taken down? */

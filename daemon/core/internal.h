@@ -62,7 +62,7 @@ struct kvd_core {
 	int showing;           /* some mirror is not filled after recovery */
 	int durable_look;
 
-	uint32_t dead_trees, dead_nodes; /* lists to dismantle */
+	uint32_t dead_trees, dead_nodes, dead_tail; /* lists to dismantle */
 	uint32_t *ghosts;
 	uint64_t ghost_mask;
 

@@ -185,6 +185,19 @@ static kv_status_t lease_create(kvd_core_t *core, kvd_instance_rec_t *instance, 
 	return KV_OK;
 }
 
+/* Say in the ledger whose slots these are. */
+static kv_status_t claim(kvd_core_t *core, const kvd_lease_t *lease, const kvd_block_t *block)
+{
+	kvd_grant_t grant = {.id = lease->id,
+			     .instance = kvd_instance_at(core, lease->instance)->id,
+			     .header = lease->header,
+			     .deepest = kvd_cpu_loc(&core->ix, block),
+			     .deepest_key = &block->key,
+			     .expiry_ns = lease->expiry_ns};
+
+	return core->world.claim(core->world.ctx, &grant);
+}
+
 /* Write header and slots, enter it into the ledger and the lists. */
 static kv_status_t lease_publish(kvd_core_t *core, kvd_instance_rec_t *instance, const kvd_space_t *space,
 				 kvd_lease_t *lease, uint8_t group)
@@ -204,8 +217,7 @@ static kv_status_t lease_publish(kvd_core_t *core, kvd_instance_rec_t *instance,
 	atomic_store_explicit(&header->n, lease->n - lease->skip, memory_order_relaxed);
 	atomic_store_explicit(&header->ready, lease->ready, memory_order_relaxed);
 	copy_slots(&core->ix, id, lease->skip, lease->n, (uint32_t *)(void *)(header + 1));
-	status = core->world.claim(core->world.ctx, lease->id, instance->id, KV_LEASE_READ, header,
-				   kvd_cpu_loc(&core->ix, block), &block->key, lease->expiry_ns);
+	status = claim(core, lease, block);
 	if (status != KV_OK) {
 		return status;
 	}
@@ -419,9 +431,7 @@ kv_status_t kvd_renew(kvd_core_t *core, kvd_member_t member_id, const kv_msg_ren
 	lease->expiry_ns = core->now_ns + ttl_of(core, ask->ttl_ms);
 	wheel_link(core, lease);
 	core->world.unclaim(core->world.ctx, lease->id);
-	(void)core->world.claim(core->world.ctx, lease->id, kvd_instance_at(core, lease->instance)->id, KV_LEASE_READ,
-				lease->header, kvd_cpu_loc(&core->ix, block), &block->key,
-				lease->expiry_ns); /* its place has just been given up */
+	(void)claim(core, lease, block); /* its place has just been given up */
 	reply->ttl_ms = (uint32_t)((lease->expiry_ns - core->now_ns) / 1000000u);
 
 	return KV_OK;

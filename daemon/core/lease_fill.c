@@ -14,18 +14,7 @@ void kvd_lease_unhold(kvd_core_t *core, kvd_lease_t *lease, uint32_t from)
 		from = lease->hold_from;
 	}
 	for (uint32_t depth = lease->n; depth > from; depth--) {
-		uint32_t id = kvd_lease_block(core, lease, depth);
-		const kvd_block_t *block = kvd_block_at(&core->ix, id);
-
-		kvd_unhold(core, id);
-		if (block->holds > 0) {
-			continue;
-		}
-		if (block->flags & KVD_TRANSIT) {
-			kvd_block_drop_slot(core, id);
-		} else {
-			kvd_fill_unwanted(core, id);
-		}
+		kvd_unhold(core, kvd_lease_block(core, lease, depth));
 	}
 	if (from == lease->hold_from) {
 		lease->hold_from = lease->n;
@@ -48,26 +37,13 @@ static void shorten(kvd_core_t *core, kvd_lease_t *lease, uint32_t n)
 void kvd_lease_reserve(kvd_core_t *core, kvd_lease_t *lease, uint32_t cpu_depth)
 {
 	uint32_t from = cpu_depth > lease->skip ? cpu_depth : lease->skip;
-	uint32_t wanted = lease->n, depth;
+	uint32_t depth;
 
 	/* Hold first: making room must not take what this very lease needs. The block above the first fill is held with them. */
 	lease->hold_from = cpu_depth > lease->skip ? cpu_depth - 1 : lease->skip;
-	for (depth = lease->hold_from + 1; depth <= wanted; depth++) {
-		uint32_t id = kvd_lease_block(core, lease, depth);
-
-		if (kvd_block_at(&core->ix, id)->holds == UINT16_MAX) {
-			break;
-		}
-		kvd_hold(core, id);
+	for (depth = lease->hold_from + 1; depth <= lease->n; depth++) {
+		kvd_hold(core, kvd_lease_block(core, lease, depth));
 	}
-	if (depth <= wanted) {
-		uint32_t hold_from = lease->hold_from, held = depth - 1;
-
-		lease->hold_from = wanted; /* what lies beyond is not held */
-		shorten(core, lease, held);
-		lease->hold_from = hold_from < held ? hold_from : held;
-	}
-
 	for (depth = from + 1; depth <= lease->n; depth++) {
 		uint32_t id = kvd_lease_block(core, lease, depth);
 		const kvd_block_t *block = kvd_block_at(&core->ix, id);

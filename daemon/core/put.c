@@ -141,7 +141,9 @@ static void put_remove(kvd_core_t *core, kvd_put_t *put)
 	kvd_pending_unwait(core, put);
 	put_unpin(core, put);
 	put_retire(core, put);
-	core->world.unclaim(core->world.ctx, put->id);
+	if (put->in_ledger) {
+		core->world.unclaim(core->world.ctx, put->id);
+	}
 	if (put->inst_prev == KVD_NONE) {
 		instance->puts = put->inst_next;
 	} else {
@@ -151,6 +153,10 @@ static void put_remove(kvd_core_t *core, kvd_put_t *put)
 		((kvd_put_t *)kvd_pool_at(&core->puts, put->inst_next))->inst_prev = put->inst_prev;
 	}
 	put_arrays_free(core, put);
+	kvd_tree_at(&core->ix, put->tree)->puts--;
+	if (!kvd_tree_at(&core->ix, put->tree)->leaving) {
+		kvd_tree_release(core, put->tree);
+	}
 	put->id = 0;
 	kvd_pool_put(&core->puts, put->self);
 }

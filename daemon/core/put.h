@@ -45,6 +45,7 @@ typedef struct kvd_entry {
 	uint32_t pending; /* KVD_NONE: counted nowhere */
 	kvd_copy_t next;  /* the next unfinished copy of this key */
 	uint32_t left;    /* writers whose range has not ended */
+	uint32_t transit; /* its slot is TRANSIT already */
 	kvd_entry_state_t state;
 } kvd_entry_t;
 
@@ -79,6 +80,7 @@ typedef struct kvd_put {
 	uint32_t *tokens; /* [n][block_tokens] or NULL */
 	uint32_t claim;   /* on the deepest visible block; KVD_NONE: none */
 	uint32_t extent;
+	uint32_t in_ledger;
 	kv_lease_header_t *header;
 	uint64_t stamp;
 	uint64_t unquiet[KVD_MEMBER_WORDS]; /* members that may still touch quarantined slots */

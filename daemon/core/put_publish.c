@@ -22,8 +22,9 @@ static kv_status_t digests_take(kvd_core_t *core, const kvd_put_t *put, const kv
 
 			status = core->staging(core->staging_ctx, member, first, some * part, words);
 			if (status == KV_OK) {
-				status = core->world.digests(core->world.ctx, loc, w->head + head, some, leaf0 + leaf,
-							     part, words);
+				kvs_leaf_span_t span = {w->head + head, some, leaf0 + leaf, part};
+
+				status = core->world.digests(core->world.ctx, loc, &span, words);
 			}
 			first += some * part;
 		}
@@ -252,7 +253,10 @@ static kvd_turn_t publish_through(kvd_core_t *core, kvd_put_t *put, uint32_t ind
 
 	meta_of(core, put, index, &meta);
 	entry->state = KVD_ENTRY_THROUGH;
-	(void)kvs_set_state(core->tier[KVD_CPU], entry->loc, KVS_TRANSIT);
+	if (!entry->transit) {
+		(void)kvs_set_state(core->tier[KVD_CPU], entry->loc, KVS_TRANSIT);
+		entry->transit = 1;
+	}
 	status = kvd_through_start(core, put->slot_class, &meta, entry->loc, put->id, index);
 	if (status == KV_OK) {
 		return KVD_TURN_WAIT;

@@ -202,6 +202,7 @@ static void put_fill(kvd_core_t *core, kvd_put_t *put, const kvd_draft_t *draft)
 	put->member = draft->member->id;
 	put->ns = draft->space->ns;
 	put->tree = draft->space->tree;
+	kvd_tree_at(&core->ix, put->tree)->puts++;
 	put->pieces = draft->space->pieces;
 	put->slot_class = draft->space->slot_class;
 	put->slot_bytes = core->classes[put->slot_class].slot_bytes;
@@ -234,7 +235,8 @@ static kv_status_t slots_take(kvd_core_t *core, kvd_put_t *put, const kvd_draft_
 			return KV_ERR_BUSY;
 		}
 		memcpy(meta.root, draft->space->root, sizeof meta.root);
-		status = kvd_slot_alloc(core, put->slot_class, KVD_CPU, KVS_PUT, put->id, &meta, &entry->loc);
+		status = kvd_slot_alloc(core, put->slot_class, KVD_CPU, &(kvd_use_t){KVS_PUT, put->id, &meta},
+					&entry->loc);
 		if (status != KV_OK) {
 			entry->loc.slot = KV_SLOT_NONE;
 			return status;
@@ -259,6 +261,7 @@ static kv_status_t put_publish_header(kvd_core_t *core, kvd_put_t *put, const kv
 	kv_lease_header_t *header = (void *)(draft->instance->memory + offset);
 	uint32_t *slots = (void *)(header + 1);
 	const kvd_entry_t *last = &put->entries[put->n - 1];
+	kv_status_t status;
 
 	atomic_store_explicit(&header->state, KV_LEASE_NONE, memory_order_relaxed);
 	atomic_store_explicit(&header->id, put->id, memory_order_release);
@@ -278,8 +281,16 @@ static kv_status_t put_publish_header(kvd_core_t *core, kvd_put_t *put, const kv
 	put->header = header;
 	atomic_store_explicit(&header->state, KV_LEASE_ACTIVE, memory_order_release);
 
-	return core->world.claim(core->world.ctx, put->id, draft->instance->id, KV_LEASE_PUT, header, last->loc,
-				 &last->key, 0);
+	kvd_grant_t grant = {.id = put->id,
+			     .instance = draft->instance->id,
+			     .header = header,
+			     .deepest = last->loc,
+			     .deepest_key = &last->key};
+
+	status = core->world.claim(core->world.ctx, &grant);
+	put->in_ledger = status == KV_OK ? 1 : 0;
+
+	return status;
 }
 
 static void put_link(kvd_core_t *core, kvd_put_t *put, kvd_instance_rec_t *instance)

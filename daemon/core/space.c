@@ -256,6 +256,15 @@ static int geometry_valid(const kvd_space_open_t *ask)
 	       g->leaves % ((g->page_bytes + g->leaf_bytes - 1) / g->leaf_bytes) == 0;
 }
 
+/* Tell the disk tier's superblock the space's epoch. */
+static kv_status_t epoch_record(kvd_core_t *core, const kvd_space_t *space, uint64_t epoch, kvs_done_fn done, void *arg)
+{
+	kvs_epoch_t e = {
+		.root = space->root, .ns = core->ns[space->ns]->name, .identity = space->identity, .epoch = epoch};
+
+	return kvs_epoch_set(core->tier[KVD_DISK], &e, done, arg);
+}
+
 kv_status_t kvd_space_open(kvd_core_t *core, const kvd_space_open_t *ask, kvd_space_info_t *p_info)
 {
 	kvd_ns_t *ns = ask->ns < core->ns_count ? core->ns[ask->ns] : NULL;
@@ -285,8 +294,7 @@ kv_status_t kvd_space_open(kvd_core_t *core, const kvd_space_open_t *ask, kvd_sp
 		kvd_mirror_epoch(&ns->mirror, space->id, space->epoch);
 		if (core->tier[KVD_DISK] && kvs_epoch_get(core->tier[KVD_DISK], space->root) == 0) {
 			core->outstanding++;
-			status = kvs_epoch_set(core->tier[KVD_DISK], space->root, ns->name, space->identity,
-					       space->epoch, opened, core);
+			status = epoch_record(core, space, space->epoch, opened, core);
 			if (status != KV_OK) {
 				opened(core, status);
 			}
@@ -308,14 +316,22 @@ typedef struct kvd_reset {
 	kvd_member_t member;
 	uint64_t frame_id;
 	uint64_t epoch;
+	int asking; /* still inside kvs_epoch_set() */
+	int done;
+	kv_status_t status;
 } kvd_reset_t;
 
 static void reset_done(void *arg, kv_status_t status)
 {
-	kvd_reset_t end = *(kvd_reset_t *)arg;
+	kvd_reset_t *reset = arg, end = *reset;
 	kv_msg_t reply = {.space_reset_reply = {.epoch = end.epoch}};
 
-	kv_free(end.core->env, arg);
+	reset->done = 1;
+	reset->status = status;
+	if (end.asking) {
+		return;
+	}
+	kv_free(end.core->env, reset);
 	if (kvd_transfer_ended(end.core)) {
 		return;
 	}
@@ -325,57 +341,68 @@ static void reset_done(void *arg, kv_status_t status)
 	}
 }
 
-kv_status_t kvd_space_reset(kvd_core_t *core, uint32_t ns, kvd_member_t member, uint64_t frame_id,
-			    const kv_msg_space_reset_t *ask, kv_msg_space_reset_reply_t *reply)
+/* Have the next epoch recorded. KV_PENDING: reset_done() answers later. KV_OK: it is on disk, or there is none. Else nothing has happened. */
+static kv_status_t reset_record(kvd_core_t *core, const kvd_space_t *space, kvd_member_t member, uint64_t frame_id)
 {
-	kvd_space_t *space;
-	kvd_reset_t *reset = NULL;
-	uint32_t tree;
-	kv_status_t status = kvd_space_find(core, ns, ask->space, ask->epoch, 0, &space);
+	kvd_reset_t *reset;
+	kv_status_t status;
 
-	if (status != KV_OK) {
-		return status;
+	if (!core->tier[KVD_DISK]) {
+		return KV_OK;
 	}
 	if (core->pending_resets >= MAX_PENDING_RESETS) {
 		return KV_ERR_BUSY;
 	}
-	if (core->tier[KVD_DISK]) {
-		reset = kv_alloc(core->env, sizeof *reset);
-		if (!reset) {
-			return KV_ERR_NOMEM;
-		}
+	reset = kv_alloc(core->env, sizeof *reset);
+	if (!reset) {
+		return KV_ERR_NOMEM;
 	}
-	status = kvd_tree_create(&core->ix, &tree);
+	*reset = (kvd_reset_t){
+		.core = core, .member = member, .frame_id = frame_id, .epoch = space->epoch + 1, .asking = 1};
+	status = epoch_record(core, space, reset->epoch, reset_done, reset);
+	reset->asking = 0;
+	if (status == KV_OK && !reset->done) {
+		core->pending_resets++;
+		core->outstanding++;
+		return KV_PENDING;
+	}
+	status = status == KV_OK ? reset->status : status;
+	kv_free(core->env, reset);
+
+	return status;
+}
+
+kv_status_t kvd_space_reset(kvd_core_t *core, uint32_t ns, kvd_member_t member, uint64_t frame_id,
+			    const kv_msg_space_reset_t *ask, kv_msg_space_reset_reply_t *reply)
+{
+	kvd_space_t *space;
+	uint32_t tree;
+	kv_status_t status = kvd_space_find(core, ns, ask->space, ask->epoch, 0, &space);
+
+	if (status == KV_OK) {
+		status = kvd_tree_create(&core->ix, &tree);
+	}
 	if (status != KV_OK) {
-		kv_free(core->env, reset);
+		return status;
+	}
+	status = reset_record(core, space, member, frame_id);
+	if (status != KV_OK && status != KV_PENDING) {
+		kvd_tree_destroy(&core->ix, tree);
 		return status;
 	}
 
 	kvd_events_flush(core);
 	kvd_hide_tree(core, space->tree);
+	space->leaving++;
 	space->tree = tree;
 	space->epoch++;
 	tree_adopt(core, space);
+	kvd_tree_at(&core->ix, tree)->mute = 1;
 	kvd_mirror_epoch(&core->ns[ns]->mirror, space->id, space->epoch);
 	kvd_count(core, KV_M_SPACE_RESETS, 1);
 	reply->epoch = space->epoch;
-	if (!reset) {
-		return KV_OK;
-	}
 
-	*reset = (kvd_reset_t){.core = core, .member = member, .frame_id = frame_id, .epoch = space->epoch};
-	core->pending_resets++;
-	core->outstanding++;
-	status = kvs_epoch_set(core->tier[KVD_DISK], space->root, core->ns[ns]->name, space->identity, space->epoch,
-			       reset_done, reset);
-	if (status != KV_OK) {
-		core->pending_resets--;
-		core->outstanding--;
-		kv_free(core->env, reset);
-		return status;
-	}
-
-	return KV_PENDING;
+	return status;
 }
 
 /* ---- mirrors of recovered spaces ---------------------------------------------------------------------------------------------- */
@@ -389,9 +416,9 @@ static int tree_show(kvd_core_t *core, kvd_tree_t *tree, uint32_t *p_left)
 		if (*p_left == 0) {
 			return 1;
 		}
-		for (uint32_t i = 0; i < node->n[KVD_DISK]; i++) {
+		for (uint32_t i = 0; i < node->len; i++) {
 			kvd_mirror_sync(core, node->ids[i]);
-			kvd_event_stored(core, node->ids[i], KVD_DISK, NULL);
+			kvd_event_tell(core, node->ids[i]);
 		}
 		*p_left -= node->len < *p_left ? node->len : *p_left;
 		tree->cursor = kvd_index_next(&core->ix, tree->cursor);
@@ -417,6 +444,19 @@ int kvd_space_fill_mirrors(kvd_core_t *core)
 	core->showing = 0;
 
 	return 0;
+}
+
+void kvd_space_left(kvd_core_t *core, uint32_t ns, uint32_t id)
+{
+	kvd_space_t *space = core->ns[ns]->spaces[id];
+	kvd_tree_t *tree = kvd_tree_at(&core->ix, space->tree);
+
+	space->leaving--;
+	if (space->leaving == 0) {
+		tree->mute = 0;
+		tree->cursor = tree->first_child;
+		core->showing = 1;
+	}
 }
 
 void kvd_spaces_fini(kvd_core_t *core)

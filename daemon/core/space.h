@@ -30,6 +30,7 @@ typedef struct kvd_space {
 	uint32_t id; /* in its namespace; place of its epoch in the mirror */
 	uint32_t tree;
 	uint32_t slot_class;
+	uint32_t leaving; /* trees of old epochs that are still being taken down */
 	uint64_t epoch;
 	uint8_t root[32];
 	uint32_t hash_tokens;
@@ -55,6 +56,8 @@ kv_status_t kvd_space_reset(kvd_core_t *core, uint32_t ns, kvd_member_t member, 
 			    const kv_msg_space_reset_t *ask, kv_msg_space_reset_reply_t *reply);
 /* One quantum of filling mirrors of recovered spaces; 1 while there is more. */
 int kvd_space_fill_mirrors(kvd_core_t *core);
+/* A tree of an old epoch has gone. When it was the last, what the new one holds is announced. */
+void kvd_space_left(kvd_core_t *core, uint32_t ns, uint32_t id);
 /* The space a tree belongs to, while it is its current one; else NULL. */
 kvd_space_t *kvd_space_of(kvd_core_t *core, uint32_t tree);
 void kvd_spaces_fini(kvd_core_t *core);

@@ -57,7 +57,7 @@ kv_status_t kvd_fill_start(kvd_core_t *core, uint32_t id, uint64_t lease, uint64
 		return status;
 	}
 	kvd_block_meta(core, id, &meta);
-	status = kvd_slot_alloc(core, slot_class, KVD_CPU, KVS_FILLING, lease, &meta, &io->cpu);
+	status = kvd_slot_alloc(core, slot_class, KVD_CPU, &(kvd_use_t){KVS_FILLING, lease, &meta}, &io->cpu);
 	if (status != KV_OK) {
 		io_destroy(core, io);
 		return status;
@@ -268,6 +268,15 @@ static void stored(kvd_core_t *core)
 	}
 }
 
+/* Is the block above on its way to disk, so that this one can wait for it there? */
+static int parent_on_its_way(kvd_core_t *core, uint32_t id)
+{
+	uint32_t parent = kvd_index_parent(&core->ix, id);
+	const kvd_block_t *above = parent == KVD_NONE ? NULL : kvd_block_at(&core->ix, parent);
+
+	return above && (above->io != KVD_NONE || (above->flags & KVD_WRITTEN));
+}
+
 static void write_ok(kvd_core_t *core, kvd_io_t *io, uint32_t id)
 {
 	kvd_block_t *block = kvd_block_at(&core->ix, id);
@@ -277,9 +286,14 @@ static void write_ok(kvd_core_t *core, kvd_io_t *io, uint32_t id)
 	stored(core);
 	if (kvd_index_can_join(&core->ix, block, KVD_DISK)) {
 		kvd_block_join(core, id, KVD_DISK, io->stamp, NULL);
-	} else {
+	} else if (parent_on_its_way(core, id)) {
 		block->flags |= KVD_WRITTEN;
 		core->written++;
+	} else {
+		kvs_free(core->tier[KVD_DISK], block->disk);
+		block->disk.slot = KV_SLOT_NONE;
+		kvd_block_unwrite_below(core, id);
+		kvd_count(core, KV_M_WRITE_BEHIND_DROPPED, 1);
 	}
 }
 
@@ -287,6 +301,7 @@ static void write_failed(kvd_core_t *core, kvd_io_t *io, uint32_t id, kv_status_
 {
 	kvs_free(core->tier[KVD_DISK], io->disk);
 	kvd_count(core, KV_M_WRITE_BEHIND_DROPPED, 1);
+	kvd_block_unwrite_below(core, id);
 	core->durable_look = 1;
 	if (status == KV_ERR_FAULT ||
 	    status == KV_ERR_CORRUPT) { /* somebody scribbled on, or took away, the memory under the block */
@@ -329,7 +344,8 @@ static kv_status_t write_submit(kvd_core_t *core, kvd_io_t *io, uint32_t slot_cl
 				kvs_done_fn done)
 {
 	kvs_mem_t mem;
-	kv_status_t status = kvd_slot_alloc(core, slot_class, KVD_DISK, KVS_FILLING, io->put, meta, &io->disk);
+	kv_status_t status =
+		kvd_slot_alloc(core, slot_class, KVD_DISK, &(kvd_use_t){KVS_FILLING, io->put, meta}, &io->disk);
 
 	if (status != KV_OK) {
 		return status;

@@ -137,7 +137,11 @@ void kvd_flush_run(kvd_core_t *core, int now)
 	core->flushing = core->stores;
 	core->flush_due_ns = 0;
 	status = kvs_flush(core->tier[KVD_DISK], flush_done, core);
-	if (status != KV_OK) {
+	if (status == KV_ERR_BUSY) { /* the next turn tries again */
+		core->outstanding--;
+		core->flush_busy = 0;
+		core->flush_due_ns = core->now_ns;
+	} else if (status != KV_OK) {
 		flush_done(core, status);
 	}
 }

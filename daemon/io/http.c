@@ -11,7 +11,7 @@
 
 #define TIMEOUT_S  5u
 #define STALE_NS   UINT64_C(1000000000) /* a loop that has not turned for so long is not healthy */
-#define TEXT_BYTES (256u * 1024u)
+#define TEXT_BYTES ((size_t)256 * 1024)
 #define BACKLOG    16
 
 struct kvd_http {

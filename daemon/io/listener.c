@@ -107,6 +107,7 @@ kv_status_t kvd_listeners_open(kvd_host_t *host, char *detail, size_t cap)
 	while (kvd_list_word(list, count, &word) > 0) {
 		count++;
 	}
+	kv_assert(count > 0); /* checked with the options */
 	host->namespaces = calloc(count, sizeof *host->namespaces);
 	if (!host->namespaces) {
 		return KV_ERR_NOMEM;

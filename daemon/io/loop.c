@@ -15,6 +15,8 @@
 #define SECOND_NS    UINT64_C(1000000000)
 #define HEARTBEAT_NS KV_MIRROR_HEARTBEAT_NS /* never sleep longer */
 #define STALL_NS     UINT64_C(20000000)
+#define BRIEF_NS     UINT64_C(30000)
+#define LONG_GAP_NS  UINT64_C(20000000)
 
 kv_status_t kvd_loop_add(kvd_host_t *host, kvd_source_t *source, uint32_t events)
 {
@@ -224,6 +226,18 @@ static void housekeeping(kvd_host_t *host)
 	}
 }
 
+/* How long to look for the next request: twice the gap that requests have lately had, if that is within the option; else a moment for the
+ * request that often follows at once. A daemon nobody asks sleeps. */
+static void set_busy(kvd_host_t *host, uint64_t now)
+{
+	uint64_t gap = now - host->asked_ns, most = host->options->spin;
+	uint64_t brief = most < BRIEF_NS ? most : BRIEF_NS;
+
+	host->asked_ns = now;
+	host->gap_ns = (3 * host->gap_ns + (gap < LONG_GAP_NS ? gap : LONG_GAP_NS)) / 4;
+	host->busy_until_ns = now + (2 * host->gap_ns <= most && 2 * host->gap_ns > brief ? 2 * host->gap_ns : brief);
+}
+
 /* Returns how long the next turn may sleep. */
 static uint64_t turn(kvd_host_t *host, uint64_t wait_ns)
 {
@@ -248,7 +262,7 @@ static uint64_t turn(kvd_host_t *host, uint64_t wait_ns)
 
 	uint64_t end = kv_now_ns(host->env);
 	if (host->frames > 0) {
-		host->busy_until_ns = end + host->options->spin;
+		set_busy(host, end);
 	}
 	if (end - start > STALL_NS) {
 		kv_metric_add(&host->metrics, KV_M_LOOP_STALLS, 1);

@@ -48,9 +48,12 @@ static kv_status_t hello(kvd_host_t *host, kvd_call_t *call)
 static kv_status_t core_request(kvd_host_t *host, kvd_call_t *call)
 {
 	const kvd_session_t *session = call->session;
-	kvd_member_t member = session->member ? kvd_entry_id(session->member) : 0;
-	kv_status_t status = kvd_core_request(host->core, session->ns->id, member, call->header->code, call->header->id,
-					      call->ask, call->reply, &call->detail);
+	kvd_ask_t ask = {.ns = session->ns->id,
+			 .member = session->member ? kvd_entry_id(session->member) : 0,
+			 .code = call->header->code,
+			 .frame_id = call->header->id,
+			 .msg = call->ask};
+	kv_status_t status = kvd_core_request(host->core, &ask, call->reply, &call->detail);
 
 	kvd_world_commit(host);
 	kvd_world_sync(host);

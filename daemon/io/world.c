@@ -44,24 +44,20 @@ static void world_publish(void *ctx, const kvd_event_t *event)
 	}
 }
 
-static kv_status_t world_claim(void *ctx, uint64_t id, kvd_instance_t instance, uint32_t kind,
-			       const kv_lease_header_t *lease, kvs_loc_t deepest, const kv_key_t *deepest_key,
-			       uint64_t expiry_ns)
+static kv_status_t world_claim(void *ctx, const kvd_grant_t *grant)
 {
-	kvd_host_t *host = ctx;
-	kvs_claim_t claim = {.id = id, .instance = instance, .kind = kind, .deepest = deepest, .expiry_ns = expiry_ns};
+	const kv_lease_header_t *header = grant->header;
 
-	if (lease) {
-		claim.space = lease->space;
-		claim.n = lease->n;
-		claim.skip = lease->skip;
-		claim.group = (uint8_t)lease->group;
-	}
-	if (deepest_key) {
-		claim.deepest_key = *deepest_key;
-	}
-
-	return kvs_pool_claim(host->cpu, &claim);
+	return kvs_pool_claim(((kvd_host_t *)ctx)->cpu, &(kvs_claim_t){.id = grant->id,
+								       .instance = grant->instance,
+								       .expiry_ns = grant->expiry_ns,
+								       .space = header->space,
+								       .n = header->n,
+								       .skip = header->skip,
+								       .kind = header->kind,
+								       .deepest = grant->deepest,
+								       .deepest_key = *grant->deepest_key,
+								       .group = (uint8_t)header->group});
 }
 
 static void world_unclaim(void *ctx, uint64_t id)
@@ -69,10 +65,9 @@ static void world_unclaim(void *ctx, uint64_t id)
 	kvs_pool_unclaim(((kvd_host_t *)ctx)->cpu, id);
 }
 
-static kv_status_t world_digests(void *ctx, kvs_loc_t loc, uint32_t head, uint32_t heads, uint32_t leaf, uint32_t count,
-				 const uint64_t *values)
+static kv_status_t world_digests(void *ctx, kvs_loc_t loc, const kvs_leaf_span_t *span, const uint64_t *values)
 {
-	return kvs_pool_digests(((kvd_host_t *)ctx)->cpu, loc, head, heads, leaf, count, values);
+	return kvs_pool_digests(((kvd_host_t *)ctx)->cpu, loc, span, values);
 }
 
 static kv_status_t world_seal(void *ctx, kvs_loc_t loc)

@@ -75,7 +75,9 @@ static inline void bed_open(bed_t *bed)
 	for (uint32_t i = 0; i < BED_KEYS * 16; i++) {
 		bed->tokens[i] = (uint32_t)kv_test_below(&rng, 50000);
 	}
-	assert_int_equal(kvc_keys_of(bed->space, bed->tokens, BED_KEYS * 16, NULL, bed->keys, BED_KEYS, &n), KVC_OK);
+	assert_int_equal(
+		kvc_keys_of(bed->space, &(kvc_prompt_t){bed->tokens, BED_KEYS * 16, NULL}, bed->keys, BED_KEYS, &n),
+		KVC_OK);
 	assert_int_equal(n, BED_KEYS);
 	for (uint32_t i = 0; i < BED_KEYS; i++) {
 		bed->src[i] = malloc(bed->info.block_bytes);
@@ -110,8 +112,8 @@ static inline void bed_free(bed_t *bed)
 static inline kvc_status_t bed_put(bed_t *bed, uint32_t from, uint32_t n)
 {
 	uint32_t visible = 0;
-	kvc_status_t status =
-		kvc_put(bed->space, bed->keys, from, n, (const void *const *)(bed->src + from), NULL, &visible);
+	kvc_put_options_t options = {.struct_size = sizeof options, .blocks = (const void *const *)(bed->src + from)};
+	kvc_status_t status = kvc_put(bed->space, bed->keys, from, n, &options, &visible);
 
 	if (status == KVC_OK) {
 		assert_int_equal(visible, n - from);

@@ -235,6 +235,28 @@ static void p7_a_stopped_daemon_is_a_miss(void **state)
 	bed_free(&bed);
 }
 
+static void p5_a_daemon_silent_for_a_second_is_asked_nothing(void **state)
+{
+	bed_t bed;
+	kvc_lease_t *lease = NULL;
+	uint64_t begin;
+
+	(void)state;
+	bed_make(&bed, &fake_split);
+	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
+	atomic_store(&fake_knobs(bed.fake)->no_heartbeat, 1);
+	atomic_store(&fake_knobs(bed.fake)->mute, UINT32_MAX);
+	usleep(1050000);
+	begin = test_now_ms();
+	assert_int_equal(kvc_acquire(bed.space, bed.keys, 4, 0, 0, &lease), KVC_ERR_DAEMON_STALE);
+	assert_int_equal(bed_put(&bed, 4, 6), KVC_ERR_DAEMON_STALE);
+	assert_in_range(test_now_ms() - begin, 0, 500);
+	atomic_store(&fake_knobs(bed.fake)->mute, 0);
+	atomic_store(&fake_knobs(bed.fake)->no_heartbeat, 0);
+	BED_UNTIL(&bed, bed_put(&bed, 4, 6) == KVC_OK);
+	bed_free(&bed);
+}
+
 static void p7_leases_and_puts_end_with_the_daemon_and_it_is_joined_again(void **state)
 {
 	bed_t bed;
@@ -413,6 +435,7 @@ int main(void)
 		cmocka_unit_test(p5_a_hung_daemon_costs_the_attach_deadline),
 		cmocka_unit_test(p10_a_space_that_does_not_add_up_is_refused),
 		cmocka_unit_test(p7_a_stopped_daemon_is_a_miss),
+		cmocka_unit_test(p5_a_daemon_silent_for_a_second_is_asked_nothing),
 		cmocka_unit_test(p7_leases_and_puts_end_with_the_daemon_and_it_is_joined_again),
 		cmocka_unit_test(p7_a_space_that_changed_its_shape_is_not_used_again),
 		cmocka_unit_test(p1_a_reset_by_another_member_is_noticed),

@@ -163,13 +163,13 @@ void kvc_space_close(kvc_space_t *space)
 {
 	(void)space;
 }
-kvc_status_t kvc_keys_of(const kvc_space_t *space, const uint32_t *tokens, uint32_t n_tokens, const char *salt,
-			 kvc_key_t *keys, uint32_t cap, uint32_t *p_n)
+kvc_status_t kvc_keys_of(const kvc_space_t *space, const kvc_prompt_t *prompt, kvc_key_t *keys, uint32_t cap,
+			 uint32_t *p_n)
 {
 	(void)space;
-	*p_n = n_tokens / the_layout.block_tokens;
+	*p_n = prompt->n_tokens / the_layout.block_tokens;
 	assert_true(*p_n <= cap);
-	fake_keys(tokens, n_tokens, salt, keys);
+	fake_keys(prompt->tokens, prompt->n_tokens, prompt->salt, keys);
 
 	return KVC_OK;
 }
@@ -358,6 +358,7 @@ kvc_status_t kvc_put_digests(kvc_put_t *put, uint32_t i, const uint64_t *leaves)
 kvc_status_t kvc_put_end(kvc_put_t *put, uint32_t first, uint32_t count)
 {
 	assert_int_equal(first, put->ended);
+	assert_true(count > 0 && count <= put->granted - put->ended);
 	put->ended += count;
 	put->done_at = put->kvc->polls + fake.answer_after;
 

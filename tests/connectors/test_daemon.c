@@ -21,6 +21,21 @@ static uint64_t answers_alone(uint64_t seed)
 	return totals.answers;
 }
 
+/* One run of the chat on a new engine, whose cache is empty. */
+static void run_once(const rig_t *rig, uint64_t seed, chat_totals_t *totals)
+{
+	kvx_stats_t stats = {.struct_size = sizeof stats};
+	kve_engine_t *engine = chat_engine(rig->socket);
+
+	chat_run(engine, seed, NULL, NULL, totals);
+	assert_int_equal(kve_engine_flush(engine, 5000), 0);
+	assert_int_equal(kve_engine_free_blocks(engine), 256);
+	kvx_get_stats(kve_engine_store(engine), &stats);
+	assert_int_equal(stats.load_corrupt + stats.save_lost + stats.save_busy + stats.self_test_failures, 0);
+	kve_engine_destroy(engine);
+}
+
+/* A loaded machine may keep the daemon from its heartbeat for 50 ms, which is a miss by contract: a warm run has three attempts. */
 static void p1_tokens_are_equal_with_and_without_the_cache(void **state)
 {
 	chat_totals_t cold, warm;
@@ -30,26 +45,29 @@ static void p1_tokens_are_equal_with_and_without_the_cache(void **state)
 	rig_init(&rig, kvd_program);
 	rig_start(&rig);
 	for (uint64_t seed = 1; seed <= 4; seed++) {
-		kve_engine_t *first = chat_engine(rig.socket);
+		const uint64_t alone = answers_alone(seed);
+		int attempts = 0;
 
-		chat_run(first, seed, NULL, NULL, &cold);
-		assert_int_equal(kve_engine_flush(first, 5000), 0);
-		kve_engine_destroy(first);
-
-		/* A new engine with an empty cache: everything but each prompt's last tokens is loaded. */
-		kve_engine_t *second = chat_engine(rig.socket);
-		chat_run(second, seed, NULL, NULL, &warm);
-		assert_int_equal(kve_engine_flush(second, 5000), 0);
-		assert_int_equal(kve_engine_free_blocks(second), 256);
-		kve_engine_destroy(second);
-
-		assert_true(cold.answers == answers_alone(seed));
-		assert_true(warm.answers == cold.answers);
-		assert_true(cold.cpu_tokens + cold.disk_tokens > 0);
+		run_once(&rig, seed, &cold);
+		assert_true(cold.answers == alone);
+		do {
+			run_once(&rig, seed, &warm);
+			assert_true(warm.answers == alone);
+			attempts++;
+		} while (attempts < 3 && warm.cpu_tokens + warm.disk_tokens <= warm.prompt_tokens * 9 / 10);
 		assert_true(warm.cpu_tokens + warm.disk_tokens > warm.prompt_tokens * 9 / 10);
 	}
 	rig_check_quiet(&rig);
 	rig_fini(&rig);
+}
+
+static uint64_t attaches(kve_engine_t *engine)
+{
+	kvx_stats_t stats = {.struct_size = sizeof stats};
+
+	kvx_get_stats(kve_engine_store(engine), &stats);
+
+	return stats.attaches;
 }
 
 static void p7_hits_come_from_disk_after_the_daemon_was_killed(void **state)
@@ -70,10 +88,10 @@ static void p7_hits_come_from_disk_after_the_daemon_was_killed(void **state)
 	rig_start(&rig);
 
 	/* The same engine finds the new daemon by itself. */
-	for (int i = 0; i < 500 && !kvx_ready(kve_engine_store(engine)); i++) {
+	for (int i = 0; i < 500 && (attaches(engine) < 2 || !kvx_ready(kve_engine_store(engine))); i++) {
 		(void)kvx_poll(kve_engine_store(engine), 10);
 	}
-	assert_true(kvx_ready(kve_engine_store(engine)));
+	assert_int_equal(attaches(engine), 2);
 	chat_run(engine, 9, NULL, NULL, &totals);
 	assert_true(totals.answers == alone);
 	print_message("prompt tokens %lu, from disk %lu, from memory then %lu\n", (unsigned long)totals.prompt_tokens,

@@ -1,5 +1,6 @@
 /* Loads and saves against a fake libkvc: every way in which the daemon can fail, one at a time and at random. */
 #include "connectors/fake_kvc.h"
+#include "connectors/jobs_rig.h"
 #include "engine/check.h"
 
 #include "kvx.h"
@@ -7,169 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#define BLOCKS  64u
-#define TOKENS  16u
-#define LAYERS  2u
-#define FLOATS  (2u * TOKENS * 2u * 16u) /* K and V of one layer's block: [token][2 heads][16] */
-#define MAX_JOB 20u
-
-static const kvk_layout_t layout = {
-	.heads = 2, .layers = LAYERS, .block_tokens = TOKENS, .k_dim = 16, .v_dim = 16, .dtype = KVK_DTYPE_F32};
-
-typedef struct bench {
-	float *cache[LAYERS];
-	void *base[LAYERS];
-	kvk_paged_t paged;
-	kvx_t *kvx;
-} bench_t;
-
-static void bench_open(bench_t *b, uint32_t poll_blocks)
-{
-	const kvc_identity_t identity = {
-		.struct_size = sizeof identity, .model = "m", .weights = "w", .dtype = "f32", .rope = "r"};
-
-	for (uint32_t l = 0; l < LAYERS; l++) {
-		b->cache[l] = calloc(BLOCKS * FLOATS, sizeof(float));
-		b->base[l] = b->cache[l];
-	}
-	b->paged = (kvk_paged_t){.kind = KVK_PAGED_KV_TOKEN_HEAD,
-				 .blocks = BLOCKS,
-				 .layers = LAYERS,
-				 .heads = 2,
-				 .block_tokens = TOKENS,
-				 .k_dim = 16,
-				 .v_dim = 16,
-				 .dtype = KVK_DTYPE_F32,
-				 .base = b->base};
-
-	const kvx_config_t config = {
-		.struct_size = sizeof config,
-		.roles = KVX_BOTH,
-		.identity = &identity,
-		.layout = &layout,
-		.paged = &b->paged,
-		.poll_bytes = poll_blocks * LAYERS * FLOATS * 4u,
-		.load_ms = 200,
-		.save_ms = 400,
-		.attach_ms = 100,
-	};
-	assert_int_equal(kvx_attach(&config, &b->kvx), KVC_OK);
-}
-
-static void bench_close(bench_t *b)
-{
-	kvx_detach(b->kvx);
-	for (uint32_t l = 0; l < LAYERS; l++) {
-		free(b->cache[l]);
-	}
-	assert_int_equal(fake.leases, 0);
-	assert_int_equal(fake.puts, 0);
-}
-
-/* What block i of conversation c holds in layer l: a function of both. */
-static float content(uint32_t c, uint32_t i, uint32_t l, uint32_t at)
-{
-	return (float)(c * 1000003u + i * 7919u + l * 131u + at);
-}
-
-static void fill(bench_t *b, uint32_t block, uint32_t c, uint32_t i)
-{
-	for (uint32_t l = 0; l < LAYERS; l++) {
-		for (uint32_t at = 0; at < FLOATS; at++) {
-			b->cache[l][block * FLOATS + at] = content(c, i, l, at);
-		}
-	}
-}
-
-static int holds(const bench_t *b, uint32_t block, uint32_t c, uint32_t i)
-{
-	for (uint32_t l = 0; l < LAYERS; l++) {
-		for (uint32_t at = 0; at < FLOATS; at += 37) {
-			if (b->cache[l][block * FLOATS + at] != content(c, i, l, at)) {
-				return 0;
-			}
-		}
-	}
-
-	return 1;
-}
-
-typedef struct prompt {
-	uint32_t tokens[MAX_JOB * TOKENS];
-	uint32_t blocks[MAX_JOB];
-	kvx_prefix_t prefix;
-} prompt_t;
-
-/* n blocks of conversation c, lying from block `first` on. */
-static void prompt_init(prompt_t *p, uint32_t c, uint32_t n, uint32_t first)
-{
-	for (uint32_t i = 0; i < n * TOKENS; i++) {
-		p->tokens[i] = c * 100000 + i;
-	}
-	for (uint32_t i = 0; i < n; i++) {
-		p->blocks[i] = (first + i) % BLOCKS;
-	}
-	p->prefix = (kvx_prefix_t){
-		.struct_size = sizeof p->prefix, .tokens = p->tokens, .n_tokens = n * TOKENS, .blocks = p->blocks};
-}
-
-static kvc_status_t save_now(bench_t *b, const prompt_t *p, kvx_save_result_t *result)
-{
-	kvx_save_t *save;
-	const kvc_status_t status = kvx_save_prefix(b->kvx, &p->prefix, &save);
-
-	if (status != KVC_PENDING) {
-		return status;
-	}
-	while (kvx_save_state(save, result) == KVC_PENDING) {
-		(void)kvx_poll(b->kvx, 0);
-	}
-	kvx_save_end(save);
-
-	return result->status;
-}
-
-static kvc_status_t load_now(bench_t *b, const prompt_t *p, kvx_load_result_t *result)
-{
-	kvx_load_t *load;
-
-	if (kvx_load_prefix(b->kvx, &p->prefix, &load, result) == KVC_MISS) {
-		return KVC_MISS;
-	}
-	while (kvx_load_state(load, result) == KVC_PENDING) {
-		(void)kvx_poll(b->kvx, 0);
-	}
-	kvx_load_end(load);
-
-	return result->status;
-}
-
-static kvx_stats_t stats_of(const bench_t *b)
-{
-	kvx_stats_t stats = {.struct_size = sizeof stats};
-
-	kvx_get_stats(b->kvx, &stats);
-
-	return stats;
-}
-
-/* Ten blocks of conversation 1 are stored, and prompt `to` reads them back to blocks 30 on. */
-static void store_ten(bench_t *b, uint32_t poll_blocks, prompt_t *from, prompt_t *to)
-{
-	kvx_save_result_t saved;
-
-	fake_reset(&layout);
-	bench_open(b, poll_blocks);
-	assert_true(kvx_ready(b->kvx));
-	prompt_init(from, 1, 10, 0);
-	prompt_init(to, 1, 10, 30);
-	for (uint32_t i = 0; i < 10; i++) {
-		fill(b, i, 1, i);
-	}
-	assert_int_equal(save_now(b, from, &saved), KVC_OK);
-	assert_int_equal(saved.blocks, 10);
-}
 
 static void a_prefix_comes_back_as_it_was(void **state)
 {
@@ -215,6 +53,32 @@ static void p5_one_poll_moves_no_more_than_its_budget(void **state)
 	assert_int_equal(before, 10);
 	assert_true(polls >= 4);
 	kvx_load_end(load);
+	bench_close(&b);
+}
+
+static void jobs_that_share_a_small_budget_all_end_well(void **state)
+{
+	prompt_t from, to, p[4];
+	kvx_load_t *loads[4];
+	kvx_save_t *saves[4];
+	bench_t b;
+
+	(void)state;
+	store_ten(&b, 2, &from, &to);
+	for (uint32_t i = 0; i < 4; i++) {
+		to.prefix.n_tokens = (10 - i) * TOKENS;
+		assert_int_equal(kvx_load_prefix(b.kvx, &to.prefix, &loads[i], NULL), KVC_PENDING);
+		prompt_init(&p[i], 20 + i, 5 + i, 0);
+		assert_int_equal(kvx_save_prefix(b.kvx, &p[i].prefix, &saves[i]), KVC_PENDING);
+	}
+	while (kvx_poll(b.kvx, 0) > 0) {
+	}
+	for (uint32_t i = 0; i < 4; i++) {
+		assert_int_equal(kvx_load_state(loads[i], NULL), KVC_OK);
+		assert_int_equal(kvx_save_state(saves[i], NULL), KVC_OK);
+		kvx_load_end(loads[i]);
+		kvx_save_end(saves[i]);
+	}
 	bench_close(&b);
 }
 
@@ -577,6 +441,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_prefix_comes_back_as_it_was),
 		cmocka_unit_test(p5_one_poll_moves_no_more_than_its_budget),
+		cmocka_unit_test(jobs_that_share_a_small_budget_all_end_well),
 		cmocka_unit_test(p1_a_block_copied_under_a_lease_that_ended_meanwhile_does_not_count),
 		cmocka_unit_test(p1_a_damaged_block_ends_the_load_before_it_and_is_reported),
 		cmocka_unit_test(p7_a_load_that_stands_still_ends_in_time_or_at_once),

@@ -74,17 +74,26 @@ kv_status_t raw_space(raw_member_t *member, const char *model)
 	return raw_call(member->fd, KV_CODE_SPACE_OPEN, &ask, &member->space);
 }
 
+static kv_status_t put_start(raw_member_t *member, kv_msg_put_start_t *ask, const kv_key_t *keys, uint32_t n,
+			     kv_msg_put_start_reply_t *reply)
+{
+	ask->space = member->space.space;
+	ask->epoch = member->space.epoch;
+	ask->keys = (kv_slice_t){keys[0].b, n * KV_KEY_BYTES};
+
+	return raw_call(member->fd, KV_CODE_PUT_START, ask, reply);
+}
+
 kv_status_t raw_put_start(raw_member_t *member, const kv_key_t *parent, uint32_t depth, const kv_key_t *keys,
 			  uint32_t n, kv_msg_put_start_reply_t *reply)
 {
-	kv_msg_put_start_t ask = {.space = member->space.space, .epoch = member->space.epoch, .depth = depth};
+	kv_msg_put_start_t ask = {.depth = depth};
 
 	if (parent) {
 		ask.parent = *parent;
 	}
-	ask.keys = (kv_slice_t){keys[0].b, n * KV_KEY_BYTES};
 
-	return raw_call(member->fd, KV_CODE_PUT_START, &ask, reply);
+	return put_start(member, &ask, keys, n, reply);
 }
 
 /* Slabs the daemon has told of. */
@@ -137,26 +146,45 @@ void raw_fill(raw_member_t *member, uint64_t offset, uint32_t i, uint8_t pattern
 	}
 }
 
-uint32_t raw_put(raw_member_t *member, const kv_key_t *keys, uint32_t n, uint8_t pattern)
+/* Fill all blocks of a put, hand them in, wait for PUT_DONE. */
+static uint32_t put_rest(raw_member_t *member, const kv_msg_put_start_reply_t *put, uint8_t pattern)
 {
-	kv_msg_put_start_reply_t put;
+	const kv_msg_put_end_t ask = {.put = put->put, .count = put->n, .words = put->n * RAW_LEAVES};
 	kv_msg_put_end_reply_t end;
 	kv_msg_put_done_t done;
 
-	assert_int_equal(raw_put_start(member, NULL, 0, keys, n, &put), KV_OK);
-	if (put.put == 0) {
-		return put.already;
+	assert_int_equal(put->already, 0);
+	for (uint32_t i = 0; i < put->n; i++) {
+		raw_fill(member, put->offset, i, pattern);
 	}
-	assert_int_equal(put.already, 0);
-	for (uint32_t i = 0; i < put.n; i++) {
-		raw_fill(member, put.offset, i, pattern);
-	}
-	const kv_msg_put_end_t ask = {.put = put.put, .count = put.n, .words = put.n * RAW_LEAVES};
 	assert_int_equal(raw_call(member->fd, KV_CODE_PUT_END, &ask, &end), KV_OK);
 	assert_int_equal(raw_notice(member->fd, KV_CODE_PUT_DONE, RAW_TIMEOUT_MS, &done), 1);
-	assert_true(done.put == put.put);
+	assert_true(done.put == put->put);
 
 	return done.n;
+}
+
+uint32_t raw_put(raw_member_t *member, const kv_key_t *keys, uint32_t n, uint8_t pattern)
+{
+	kv_msg_put_start_reply_t put;
+
+	assert_int_equal(raw_put_start(member, NULL, 0, keys, n, &put), KV_OK);
+
+	return put.put == 0 ? put.already : put_rest(member, &put, pattern);
+}
+
+uint32_t raw_put_durable(raw_member_t *member, const kv_key_t *keys, uint32_t n, uint8_t pattern)
+{
+	kv_msg_put_start_t ask = {.flags = 1};
+	kv_msg_put_start_reply_t put;
+	kv_msg_durable_t durable;
+
+	assert_int_equal(put_start(member, &ask, keys, n, &put), KV_OK);
+	assert_int_equal(put_rest(member, &put, pattern), n);
+	assert_int_equal(raw_notice(member->fd, KV_CODE_DURABLE, RAW_TIMEOUT_MS, &durable), 1);
+	assert_true(durable.put == put.put && durable.status == KV_OK);
+
+	return durable.n;
 }
 
 kv_status_t raw_acquire(raw_member_t *member, const kv_key_t *keys, uint32_t n, kv_msg_acquire_reply_t *reply)

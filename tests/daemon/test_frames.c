@@ -10,7 +10,7 @@ static int watch_; /* a well-behaved session: it must never notice anything */
 
 static int setup(void **state)
 {
-	static const char *const args[] = {"--limits.hello_time=300ms", "--limits.frame_time=300ms", NULL};
+	static const char *const args[] = {"--limits.hello_time=500ms", "--limits.frame_time=300ms", NULL};
 
 	(void)state;
 	raw_daemon_start(&daemon_, args);

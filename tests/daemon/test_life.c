@@ -50,6 +50,44 @@ static void p4_sigterm_ends_with_0_and_leaves_no_socket(void **state)
 	raw_daemon_end(&daemon);
 }
 
+static void write_text(const char *path, const char *text)
+{
+	FILE *file = fopen(path, "we");
+
+	assert_non_null(file);
+	fputs(text, file);
+	fclose(file);
+}
+
+static void p6_sighup_reads_the_log_level_again_and_survives_a_typo(void **state)
+{
+	char dir[64], path[96];
+	const char *const args[] = {"--config", path, NULL};
+	raw_daemon_t daemon;
+
+	(void)state;
+	kv_test_dir_make(dir, sizeof dir);
+	snprintf(path, sizeof path, "%s/kvd.conf", dir);
+	write_text(path, "log.level: info\n");
+	raw_daemon_start(&daemon, args);
+	int fd = raw_open(daemon.sock);
+	write_text(path, "log.levle: debug\n");
+	kill(daemon.pid, SIGHUP);
+	for (int i = 0; i < RAW_TIMEOUT_MS && !raw_log_has(&daemon, "nothing has changed"); i++) {
+		usleep(1000);
+	}
+	write_text(path, "log.level: debug\n");
+	kill(daemon.pid, SIGHUP);
+	for (int i = 0; i < RAW_TIMEOUT_MS && !raw_log_has(&daemon, "log.level is debug"); i++) {
+		usleep(1000);
+	}
+	assert_true(raw_log_has(&daemon, "nothing has changed") && raw_log_has(&daemon, "log.level is debug"));
+	assert_int_equal(raw_metric(fd, "kvd_sessions"), 1);
+	close(fd);
+	raw_daemon_end(&daemon);
+	kv_test_dir_remove(dir);
+}
+
 static void p6_a_second_daemon_on_the_same_run_dir_is_refused(void **state)
 {
 	raw_daemon_t first;
@@ -193,6 +231,72 @@ static void p6_readiness_is_told_to_notify_socket(void **state)
 	kv_test_dir_remove(dir);
 }
 
+/* ---- the disk tier ---------------------------------------------------------------------------------------------------- */
+
+#define N 8u
+
+static void p2_durable_blocks_are_served_after_kill_9(void **state)
+{
+	char path[96];
+	const char *const args[] = {path, "--nvme.size=64MiB", "--nvme.file_size=4MiB", NULL};
+	raw_daemon_t daemon;
+	raw_member_t member;
+	kv_key_t keys[N];
+	kv_msg_acquire_reply_t lease;
+	kv_msg_lease_done_t done;
+	char dir[64];
+	int code;
+
+	(void)state;
+	kv_test_dir_make(dir, sizeof dir);
+	snprintf(path, sizeof path, "--nvme.path=%s/disk", dir);
+	raw_keys(1, keys, N);
+	raw_daemon_start(&daemon, args);
+	raw_join(&member, daemon.sock, "before");
+	assert_int_equal(raw_space(&member, "kept"), KV_OK);
+	assert_int_equal(raw_put_durable(&member, keys, N, 0x77), N);
+	raw_daemon_kill(&daemon, SIGKILL);
+	raw_leave(&member);
+
+	assert_int_equal(raw_daemon_spawn(&daemon, args, &code), 1);
+	raw_join(&member, daemon.sock, "after");
+	assert_int_equal(raw_space(&member, "kept"), KV_OK);
+	assert_int_equal(raw_acquire(&member, keys, N, &lease), KV_OK);
+	assert_int_equal(lease.n, N);
+	assert_int_equal(lease.n_disk, N);
+	if (lease.ready < N) {
+		assert_int_equal(raw_notice(member.fd, KV_CODE_LEASE_DONE, RAW_TIMEOUT_MS, &done), 1);
+		assert_true(done.ready == N && done.status == KV_OK);
+	}
+	for (uint32_t i = 0; i < N; i++) {
+		const uint8_t *data = raw_slot(&member, lease.offset, i);
+		assert_true(data && data[0] == 0x77 && data[RAW_BLOCK_BYTES - 1] == 0x77);
+	}
+	raw_leave(&member);
+	raw_daemon_end(&daemon);
+	kv_test_dir_remove(dir);
+}
+
+static void p6_a_second_daemon_on_the_same_data_directory_is_refused(void **state)
+{
+	char path[96];
+	const char *const args[] = {path, "--nvme.size=64MiB", "--nvme.file_size=4MiB", NULL};
+	raw_daemon_t first, second = {0};
+	char dir[64];
+	int code = 0;
+
+	(void)state;
+	kv_test_dir_make(dir, sizeof dir);
+	kv_test_dir_make(second.dir, sizeof second.dir);
+	snprintf(path, sizeof path, "--nvme.path=%s/disk", dir);
+	raw_daemon_start(&first, args);
+	assert_int_equal(raw_daemon_spawn(&second, args, &code), 0);
+	assert_int_equal(code, kv_status_exit_code(KV_ERR_LOCKED));
+	raw_daemon_end(&second);
+	raw_daemon_end(&first);
+	kv_test_dir_remove(dir);
+}
+
 /* ---- the keeper ------------------------------------------------------------------------------------------------------- */
 
 /* Pid of the daemon under a keeper. */
@@ -225,6 +329,53 @@ static int open_when_there(const raw_daemon_t *daemon)
 	fail_msg("the daemon did not come back");
 
 	return -1;
+}
+
+/* Memory of the daemon that the keeper holds. */
+static int memfds_of(pid_t pid)
+{
+	char path[64], link[320], target[128];
+	int n = 0;
+
+	snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
+	DIR *dir = opendir(path);
+	assert_non_null(dir);
+	for (struct dirent *entry = readdir(dir); entry; entry = readdir(dir)) {
+		snprintf(link, sizeof link, "%s/%s", path, entry->d_name);
+		ssize_t len = readlink(link, target, sizeof target - 1);
+		target[len > 0 ? len : 0] = '\0';
+		n += strncmp(target, "/memfd:", 7) == 0;
+	}
+	closedir(dir);
+
+	return n;
+}
+
+static void p6_the_keeper_holds_the_daemons_memory_until_it_dies(void **state)
+{
+	static const char *const args[] = {"--keeper=on", NULL};
+	raw_daemon_t daemon;
+	raw_member_t member;
+	kv_key_t keys[N];
+
+	(void)state;
+	raw_daemon_start(&daemon, args);
+	raw_join(&member, daemon.sock, "held");
+	assert_int_equal(raw_space(&member, "held"), KV_OK);
+	raw_keys(2, keys, N);
+	assert_int_equal(raw_put(&member, keys, N, 1), N);
+	for (int i = 0; i < RAW_TIMEOUT_MS && memfds_of(daemon.pid) < 3; i++) {
+		usleep(1000);
+	}
+	assert_true(memfds_of(daemon.pid) >= 3); /* ledger, a slab and its digests */
+	kill(child_of(daemon.pid), SIGKILL);
+	raw_leave(&member);
+	close(open_when_there(&daemon));
+	for (int i = 0; i < RAW_TIMEOUT_MS && memfds_of(daemon.pid) != 1; i++) {
+		usleep(1000);
+	}
+	assert_int_equal(memfds_of(daemon.pid), 1); /* the new ledger only */
+	raw_daemon_end(&daemon);
 }
 
 static void p6_the_keeper_restarts_a_killed_daemon(void **state)
@@ -324,11 +475,15 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p4_sigterm_ends_with_0_and_leaves_no_socket),
+		cmocka_unit_test(p6_sighup_reads_the_log_level_again_and_survives_a_typo),
 		cmocka_unit_test(p6_a_second_daemon_on_the_same_run_dir_is_refused),
 		cmocka_unit_test(p6_a_run_dir_can_be_used_again_after_kill_9),
 		cmocka_unit_test(p10_a_taken_http_port_is_a_clear_refusal),
 		cmocka_unit_test(p5_http_serves_metrics_and_health),
 		cmocka_unit_test(p6_readiness_is_told_to_notify_socket),
+		cmocka_unit_test(p2_durable_blocks_are_served_after_kill_9),
+		cmocka_unit_test(p6_a_second_daemon_on_the_same_data_directory_is_refused),
+		cmocka_unit_test(p6_the_keeper_holds_the_daemons_memory_until_it_dies),
 		cmocka_unit_test(p6_the_keeper_restarts_a_killed_daemon),
 		cmocka_unit_test(p6_the_keeper_gives_up_on_a_daemon_that_keeps_dying),
 		cmocka_unit_test(p6_a_daemon_ends_when_its_keeper_is_killed),

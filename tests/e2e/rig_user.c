@@ -64,7 +64,7 @@ void user_keys(const user_t *user, uint64_t seed, uint32_t n, kvc_key_t *keys)
 	for (uint32_t i = 0; i < n * RIG_TOKENS; i++) {
 		tokens[i] = (uint32_t)kv_test_below(&rng, 50000);
 	}
-	assert_int_equal(kvc_keys_of(user->space, tokens, n * RIG_TOKENS, NULL, keys, n, &made), KVC_OK);
+	assert_int_equal(kvc_keys_of(user->space, &(kvc_prompt_t){tokens, n * RIG_TOKENS, NULL}, keys, n, &made), KVC_OK);
 	assert_int_equal(made, n);
 }
 
@@ -84,7 +84,7 @@ kvc_status_t user_put(user_t *user, const kvc_key_t *keys, uint32_t from, uint32
 {
 	static uint8_t blocks[RIG_BLOCKS][RIG_BLOCK_BYTES];
 	const void *src[RIG_BLOCKS];
-	const kvc_put_options_t options = {.struct_size = sizeof options, .durable = durable};
+	const kvc_put_options_t options = {.struct_size = sizeof options, .durable = durable, .blocks = src};
 	uint32_t visible = 0;
 	kvc_status_t status;
 
@@ -92,7 +92,7 @@ kvc_status_t user_put(user_t *user, const kvc_key_t *keys, uint32_t from, uint32
 		user_fill(&keys[i], blocks[i - from]);
 		src[i - from] = blocks[i - from];
 	}
-	status = kvc_put(user->space, keys, from, n, src, &options, &visible);
+	status = kvc_put(user->space, keys, from, n, &options, &visible);
 	if (status == KVC_OK && p_visible) {
 		*p_visible = visible;
 	}

@@ -62,7 +62,9 @@ static void attach(bed_t *bed)
 	for (uint32_t i = 0; i < KEYS * TOKENS; i++) {
 		bed->tokens[i] = (uint32_t)kv_test_below(&rng, 50000);
 	}
-	assert_int_equal(kvc_keys_of(bed->space, bed->tokens, KEYS * TOKENS, NULL, bed->keys, KEYS, &n), KVC_OK);
+	assert_int_equal(
+		kvc_keys_of(bed->space, &(kvc_prompt_t){bed->tokens, KEYS * TOKENS, NULL}, bed->keys, KEYS, &n),
+		KVC_OK);
 	for (uint32_t i = 0; i < KEYS; i++) {
 		bed->src[i] = malloc(bed->info.block_bytes);
 		bed->dst[i] = calloc(1, bed->info.block_bytes);
@@ -119,11 +121,13 @@ static void bed_free(bed_t *bed)
 
 static void put(bed_t *bed, uint32_t from, uint32_t n, int durable)
 {
-	kvc_put_options_t options = {.struct_size = sizeof options, .durable = durable, .tokens = bed->tokens};
+	kvc_put_options_t options = {.struct_size = sizeof options,
+				     .durable = durable,
+				     .tokens = bed->tokens,
+				     .blocks = (const void *const *)(bed->src + from)};
 	uint32_t visible = 0;
 
-	if (kvc_put(bed->space, bed->keys, from, n, (const void *const *)(bed->src + from), &options, &visible) !=
-	    KVC_OK) {
+	if (kvc_put(bed->space, bed->keys, from, n, &options, &visible) != KVC_OK) {
 		fail_msg("put [%u, %u): %s", from, n, kvc_last_error());
 	}
 	assert_int_equal(visible, n - from);
@@ -292,12 +296,15 @@ static void p5_more_than_fits_evicts_and_never_fails(void **state)
 	for (uint32_t round = 0; round < 10; round++) {
 		char model[16];
 		uint32_t visible = 0, n = 0;
+		kvc_put_options_t options = {.struct_size = sizeof options, .blocks = (const void *const *)bed.src};
 
 		snprintf(model, sizeof model, "m%u", round);
 		identity.model = model;
 		assert_int_equal(kvc_space_open(bed.kvc, &identity, &space), KVC_OK);
-		assert_int_equal(kvc_keys_of(space, bed.tokens, KEYS * TOKENS, "salt", bed.keys, KEYS, &n), KVC_OK);
-		if (kvc_put(space, bed.keys, 0, KEYS, (const void *const *)bed.src, NULL, &visible) != KVC_OK) {
+		assert_int_equal(
+			kvc_keys_of(space, &(kvc_prompt_t){bed.tokens, KEYS * TOKENS, "salt"}, bed.keys, KEYS, &n),
+			KVC_OK);
+		if (kvc_put(space, bed.keys, 0, KEYS, &options, &visible) != KVC_OK) {
 			fail_msg("round %u: %s", round, kvc_last_error());
 		}
 		assert_int_equal(visible, KEYS);
@@ -321,7 +328,8 @@ static void p1_a_reset_space_forgets(void **state)
 	}
 	kvc_space_get_info(bed.space, &bed.info);
 	assert_true(bed.info.epoch > epoch);
-	assert_int_equal(kvc_keys_of(bed.space, bed.tokens, KEYS * TOKENS, NULL, bed.keys, KEYS, &n), KVC_OK);
+	assert_int_equal(kvc_keys_of(bed.space, &(kvc_prompt_t){bed.tokens, KEYS * TOKENS, NULL}, bed.keys, KEYS, &n),
+			 KVC_OK);
 	assert_int_equal(match(&bed, 8).n, 0);
 	put(&bed, 0, 8, 0);
 	read_back(&bed, 8, 0);

@@ -9,6 +9,7 @@
 #include "kvs/pool.h"
 
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -22,7 +23,7 @@ static int null_, self_;
 
 static void host_open(void)
 {
-	static const char *const args[] = {"--cpu.size=4MiB",	     "--cpu.slab_size=1MiB", "--cpu.prefault=off",
+	static const char *const args[] = {"--cpu.size=4MiB",        "--cpu.slab_size=1MiB", "--cpu.prefault=off",
 					   "--cpu.huge_pages=off",   "--http.listen=off",    "--log.level=error",
 					   "--index.max_blocks=1024"};
 	char *argv[KV_COUNT_OF(args) + 2] = {"kvd"}, *none[] = {NULL}, detail[256];
@@ -48,8 +49,10 @@ static void host_open(void)
 	host_->namespaces = calloc(1, sizeof *host_->namespaces);
 	kv_assert(host_->namespaces);
 	strcpy(host_->namespaces->name, "fuzz");
-	kv_assert(kvd_area_create("mirror", kvd_mirror_bytes(&host_->core_config), KVD_AREA_DAEMON, &host_->namespaces->mirror) == KV_OK);
-	kv_assert(kvd_namespace_add(host_->core, "fuzz", host_->namespaces->mirror.base, &host_->namespaces->id) == KV_OK);
+	kv_assert(kvd_area_create("mirror", kvd_mirror_bytes(&host_->core_config), KVD_AREA_DAEMON,
+				  &host_->namespaces->mirror) == KV_OK);
+	kv_assert(kvd_namespace_add(host_->core, "fuzz", host_->namespaces->mirror.base, &host_->namespaces->id) ==
+		  KV_OK);
 	kv_assert(kvd_core_recover(host_->core) == KV_OK);
 	null_ = open("/dev/null", O_RDONLY | O_CLOEXEC);
 	self_ = (int)syscall(SYS_pidfd_open, getpid(), 0);
@@ -109,19 +112,24 @@ static void request(int peer, uint16_t code, const void *msg, int fd)
 	uint8_t bytes[2048];
 	kv_frame_header_t header = {.magic = KV_WIRE_MAGIC, .version = KV_WIRE_VERSION, .code = code, .fds = fd >= 0};
 
-	kv_assert(kv_body_encode(&kv_request_find(code)->ask, msg, bytes + sizeof header, sizeof bytes - sizeof header, &header.body) == KV_OK);
+	kv_assert(kv_body_encode(&kv_request_find(code)->ask, msg, bytes + sizeof header, sizeof bytes - sizeof header,
+				 &header.body) == KV_OK);
 	memcpy(bytes, &header, sizeof header);
 	send_piece(peer, bytes, sizeof header + header.body, fd);
 }
 
 static void prepare(int peer, uint8_t how)
 {
-	static const char identity[] =
-		"model=m\nweights=w\ndtype=f32\nquantization=none\nrope=none\nlora=none\nhash=kv1\nhash_tokens=16\ngroups=0:full:16\n"
-		"layout=kvk1 heads%3D2 layers%3D2 tokens%3D16 k%3D16 v%3D16 dtype%3Df32 inner%3Dsplit page%3D0\npage_format=plain\n";
+	static const char identity[] = "model=m\nweights=w\ndtype=f32\nquantization=none\nrope=none\nlora=none\nhash="
+				       "kv1\nhash_tokens=16\ngroups=0:full:16\n"
+				       "layout=kvk1 heads%3D2 layers%3D2 tokens%3D16 k%3D16 v%3D16 dtype%3Df32 "
+				       "inner%3Dsplit page%3D0\npage_format=plain\n";
 	static const char layout[] = "kvk1 heads=2 layers=2 tokens=16 k=16 v=16 dtype=f32 inner=split page=0";
 	const kv_msg_hello_t hello = {.version = KV_WIRE_VERSION, .program = kv_slice_str("fuzz")};
-	const kv_msg_join_t join = {.instance = kv_slice_str("i"), .secret = kv_slice_str("0123456789abcdef"), .role = 2, .staging_words = 1024};
+	const kv_msg_join_t join = {.instance = kv_slice_str("i"),
+				    .secret = kv_slice_str("0123456789abcdef"),
+				    .role = 2,
+				    .staging_words = 1024};
 	const kv_msg_space_open_t space = {.identity = kv_slice_str(identity), .layout = kv_slice_str(layout)};
 
 	if (how & 1) {
@@ -138,7 +146,11 @@ static void prepare(int peer, uint8_t how)
 static void framed(int peer, const uint8_t *data, size_t len, int fd)
 {
 	uint8_t bytes[sizeof(kv_frame_header_t) + 256];
-	kv_frame_header_t header = {.magic = KV_WIRE_MAGIC, .version = KV_WIRE_VERSION, .code = data[0], .fds = fd >= 0, .body = (uint32_t)len - 1};
+	kv_frame_header_t header = {.magic = KV_WIRE_MAGIC,
+				    .version = KV_WIRE_VERSION,
+				    .code = data[0],
+				    .fds = fd >= 0,
+				    .body = (uint32_t)len - 1};
 
 	memcpy(bytes, &header, sizeof header);
 	memcpy(bytes + sizeof header, data + 1, len - 1);
@@ -161,6 +173,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	int pair[2];
 	kvs_usage_t usage;
+	uint32_t failed = 0;
 
 	if (!host_) {
 		host_open();
@@ -190,12 +203,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	}
 	bury();
 	kv_assert(host_->session_count == 0 && host_->receive_bytes == 0 && !host_->instances);
-	for (int i = 0; i < 100 && kv_metric_get(&host_->metrics, KV_M_PUTS) > 0; i++) {
-		kvd_core_tick(host_->core);
-	}
 	kvs_usage(host_->cpu, &usage);
-	kv_assert(kv_metric_get(&host_->metrics, KV_M_LEASES) == 0 && kv_metric_get(&host_->metrics, KV_M_PUTS) == 0);
 	kv_assert(usage.free_slots + usage.used_slots + usage.quarantined_slots == usage.slots);
+
+	kvd_core_check_json(host_->core, host_->text, KVD_TEXT_SCRATCH, &failed);
+	if (failed > 0) {
+		fprintf(stderr, "%s\n", host_->text);
+		abort();
+	}
 
 	return 0;
 }

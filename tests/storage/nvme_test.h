@@ -194,7 +194,8 @@ static inline kv_status_t flush_wait(kvs_tier_t *tier)
 static inline kv_status_t epoch_wait(kvs_tier_t *tier, uint64_t epoch)
 {
 	outcome_t o = {0};
-	kv_status_t status = kvs_epoch_set(tier, space_root, "default", "model=test\n", epoch, note, &o);
+	kv_status_t status =
+		kvs_epoch_set(tier, &(kvs_epoch_t){space_root, "default", "model=test\n", epoch}, note, &o);
 
 	return status == KV_OK ? await(tier, &o) : status;
 }

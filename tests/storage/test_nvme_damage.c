@@ -319,6 +319,30 @@ static void p2_lost_metadata_is_rebuilt_from_the_headers(void **state)
 	}
 }
 
+static void p2_a_rebuild_leaves_damaged_headers_out(void **state)
+{
+	(void)state;
+	for (int engine = KVS_IO_URING; engine <= KVS_IO_THREADS; engine++) {
+		fixture_t f;
+		char path[256];
+		int fd;
+
+		make(&f);
+		snprintf(path, sizeof path, "%s/meta", f.dir);
+		kv_test_dir_remove(path);
+		fd = open_at(&f, "slots/0.0");
+		flip(fd, 16384 * 7 + 70, 1); /* depth 8; its children have no parent then */
+		close(fd);
+		f.config.engine = (kvs_io_engine_t)engine;
+		fixture_begin(&f, &found);
+		assert_int_equal(found.count, 7);
+		assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_CORRUPT), 1);
+		assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_DROPPED), BLOCKS - 8);
+		assert_int_equal(read_all(&f), 7);
+		fixture_fini(&f);
+	}
+}
+
 static void p2_a_rebuild_that_was_cut_short_is_done_again(void **state)
 {
 	fixture_t f;
@@ -435,6 +459,7 @@ int main(void)
 		cmocka_unit_test(p6_a_truncated_long_or_unreadable_slot_file_costs_its_own_blocks_only),
 		cmocka_unit_test(p1_a_file_truncated_under_the_tier_is_not_served),
 		cmocka_unit_test(p2_lost_metadata_is_rebuilt_from_the_headers),
+		cmocka_unit_test(p2_a_rebuild_leaves_damaged_headers_out),
 		cmocka_unit_test(p2_a_rebuild_that_was_cut_short_is_done_again),
 		cmocka_unit_test(p1_p6_damaged_metadata_costs_time_but_no_right_bytes),
 		cmocka_unit_test(p5_a_full_file_system_is_full_and_the_tier_goes_on),

@@ -117,8 +117,9 @@ static void p1_digests_handed_in_piecewise_make_the_same_block(void **state)
 	assert_int_equal(kvs_mem(pool, loc, &mem), KV_OK);
 	memcpy(mem.data, b.data, plain.block_bytes);
 	for (uint32_t h = 0; h < 2; h++) {
-		assert_int_equal(kvs_pool_digests(pool, loc, h, 1, 0, 1, &b.leaves[h * 3]), KV_OK);
-		assert_int_equal(kvs_pool_digests(pool, loc, h, 1, 1, 2, &b.leaves[h * 3 + 1]), KV_OK);
+		assert_int_equal(kvs_pool_digests(pool, loc, &(kvs_leaf_span_t){h, 1, 0, 1}, &b.leaves[h * 3]), KV_OK);
+		assert_int_equal(kvs_pool_digests(pool, loc, &(kvs_leaf_span_t){h, 1, 1, 2}, &b.leaves[h * 3 + 1]),
+				 KV_OK);
 	}
 	assert_int_equal(kvs_pool_seal(pool, loc), KV_OK);
 	assert_int_equal(kvs_set_state(pool, loc, KVS_TRANSIT), KV_OK);
@@ -126,7 +127,7 @@ static void p1_digests_handed_in_piecewise_make_the_same_block(void **state)
 	assert_int_equal(load(pool, loc, &got.mem), KV_OK);
 	assert_memory_equal(got.roots, b.roots, sizeof(uint64_t) * 2);
 	assert_int_equal(kvs_pool_seal(pool, loc), KV_ERR_ARG);
-	assert_int_equal(kvs_pool_digests(pool, loc, 0, 2, 0, 3, b.leaves), KV_ERR_ARG);
+	assert_int_equal(kvs_pool_digests(pool, loc, &(kvs_leaf_span_t){0, 2, 0, 3}, b.leaves), KV_ERR_ARG);
 	close_pool(&t, pool);
 }
 
@@ -148,10 +149,12 @@ static void p10_digest_ranges_outside_the_block_are_refused(void **state)
 	assert_int_equal(kvs_class_open(pool, "ns", &plain, &class), KV_OK);
 	assert_int_equal(kvs_alloc(pool, class, KVS_PUT, 1, &meta, &loc), KV_OK);
 	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
-		assert_int_equal(kvs_pool_digests(pool, loc, bad[i][0], bad[i][1], bad[i][2], bad[i][3], values),
+		assert_int_equal(kvs_pool_digests(pool, loc,
+						  &(kvs_leaf_span_t){bad[i][0], bad[i][1], bad[i][2], bad[i][3]},
+						  values),
 				 KV_ERR_ARG);
 	}
-	assert_int_equal(kvs_pool_digests(pool, loc, 0, 2, 0, 3, values), KV_OK);
+	assert_int_equal(kvs_pool_digests(pool, loc, &(kvs_leaf_span_t){0, 2, 0, 3}, values), KV_OK);
 	close_pool(&t, pool);
 }
 
@@ -275,7 +278,7 @@ static void p1_a_stale_location_is_a_miss(void **state)
 		assert_int_equal(store(pool, old, &b.mem), KV_MISS);
 		assert_int_equal(kvs_set_state(pool, old, KVS_QUARANTINED), KV_MISS);
 		assert_int_equal(kvs_pool_seal(pool, old), KV_MISS);
-		assert_int_equal(kvs_pool_digests(pool, old, 0, 1, 0, 1, b.leaves), KV_MISS);
+		assert_int_equal(kvs_pool_digests(pool, old, &(kvs_leaf_span_t){0, 1, 0, 1}, b.leaves), KV_MISS);
 		kvs_usage(pool, &before);
 		kvs_free(pool, old);
 		kvs_usage(pool, &after);
@@ -357,8 +360,8 @@ static void epochs_are_remembered_in_memory(void **state)
 	for (uint8_t i = 0; i < 100; i++) {
 		root[31] = i;
 		assert_int_equal(kvs_epoch_get(pool, root), 0);
-		assert_int_equal(kvs_epoch_set(pool, root, "ns", "text", 1, note, &o), KV_OK);
-		assert_int_equal(kvs_epoch_set(pool, root, "ns", "text", i + 2u, note, &o), KV_OK);
+		assert_int_equal(kvs_epoch_set(pool, &(kvs_epoch_t){root, "ns", "text", 1}, note, &o), KV_OK);
+		assert_int_equal(kvs_epoch_set(pool, &(kvs_epoch_t){root, "ns", "text", i + 2u}, note, &o), KV_OK);
 	}
 	for (uint8_t i = 0; i < 100; i++) {
 		root[31] = i;

@@ -260,7 +260,7 @@ static void p6_every_failed_allocation_is_survived(void **state)
 		if (status == KV_OK) {
 			assert_int_equal(kvs_class_open(pool, "ns", &plain, &class), KV_OK);
 			fill(pool, class);
-			status = kvs_epoch_set(pool, (const uint8_t[32]){1}, "ns", "text", 1, note, &o);
+			status = kvs_epoch_set(pool, &(kvs_epoch_t){(const uint8_t[32]){1}, "ns", "text", 1}, note, &o);
 			assert_int_equal(o.calls, status == KV_OK);
 			check(pool);
 			kvs_close(pool);

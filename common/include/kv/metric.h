@@ -20,15 +20,15 @@ typedef enum kv_metric {
 #define KV_METRIC_ENUM(NAME, name, type, help) KV_M_##NAME,
 	KV_METRIC_LIST(KV_METRIC_ENUM)
 #undef KV_METRIC_ENUM
-	KV_METRIC_COUNT
+		KV_METRIC_COUNT
 } kv_metric_t;
 
 #define KV_HISTOGRAM_BUCKETS 24u /* 1 us, 2 us, 4 us, ... 8.4 s, +Inf */
 
 /* Values of one process, or of one namespace. All zero is a good start. */
 typedef struct kv_metrics {
-	_Atomic uint64_t value[KV_METRIC_COUNT];   /* counters and gauges; of a histogram: the count */
-	_Atomic uint64_t sum_ns[KV_METRIC_COUNT];  /* histograms */
+	_Atomic uint64_t value[KV_METRIC_COUNT];  /* counters and gauges; of a histogram: the count */
+	_Atomic uint64_t sum_ns[KV_METRIC_COUNT]; /* histograms */
 	_Atomic uint64_t bucket[KV_METRIC_COUNT][KV_HISTOGRAM_BUCKETS];
 } kv_metrics_t;
 

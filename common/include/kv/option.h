@@ -23,52 +23,61 @@ typedef enum kv_option_type {
 	KV_OPTION_ENUM,     /* int: index into choices */
 	KV_OPTION_STRING,   /* char[KV_OPTION_STRING_MAX] */
 	KV_OPTION_PATH,     /* char[KV_OPTION_STRING_MAX] */
-	KV_OPTION_LIST,     /* char[KV_OPTION_STRING_MAX]: a YAML list of plain words (or one comma-separated word), kept comma-separated */
+	KV_OPTION_LIST, /* char[KV_OPTION_STRING_MAX]: a YAML list of plain words (or one comma-separated word), kept comma-separated */
 } kv_option_type_t;
 
 #define KV_OPTION_STRING_MAX 512u
 
-typedef enum kv_option_source { KV_SOURCE_DEFAULT, KV_SOURCE_FILE, KV_SOURCE_ENV, KV_SOURCE_COMMAND } kv_option_source_t;
+typedef enum kv_option_source {
+	KV_SOURCE_DEFAULT,
+	KV_SOURCE_FILE,
+	KV_SOURCE_ENV,
+	KV_SOURCE_COMMAND
+} kv_option_source_t;
 
 typedef struct kv_option {
-	const char *name;            /* "cpu.size": YAML path, --cpu.size=, KVD_CPU_SIZE */
+	const char *name; /* "cpu.size": YAML path, --cpu.size=, KVD_CPU_SIZE */
 	kv_option_type_t type;
-	const char *fallback;        /* default, as text */
-	const char *min;             /* as text; NULL: none (U64, SIZE, DURATION) */
+	const char *fallback; /* default, as text */
+	const char *min;      /* as text; NULL: none (U64, SIZE, DURATION) */
 	const char *max;
-	const char *choices;         /* ENUM: "lru,fifo" */
-	int live;                    /* 1: may change while running */
-	size_t offset;               /* of the value in the values struct */
-	const char *help;            /* one sentence */
+	const char *choices; /* ENUM: "lru,fifo" */
+	int live;            /* 1: may change while running */
+	size_t offset;       /* of the value in the values struct */
+	const char *help;    /* one sentence */
 } kv_option_t;
 
 typedef struct kv_option_table {
 	const kv_option_t *options;
 	size_t count;
-	const char *env_prefix;      /* "KVD_" */
+	const char *env_prefix; /* "KVD_" */
 } kv_option_table_t;
 
 typedef struct kv_option_error {
 	char file[256];
-	unsigned line, column;       /* 1-based; 0: not from a file */
-	char text[512];              /* whole sentence, nearest name included */
+	unsigned line, column; /* 1-based; 0: not from a file */
+	char text[512];        /* whole sentence, nearest name included */
 } kv_option_error_t;
 
 /* Set every value to its default; sources (one per option, may be NULL) to DEFAULT. */
 void kv_options_default(const kv_option_table_t *table, void *values, kv_option_source_t *sources);
 
 /* Read a YAML file. On KV_ERR_CONFIG (unknown or repeated key, bad value, bad YAML) or KV_ERR_IO nothing has changed and *error says where. */
-kv_status_t kv_options_file(const kv_option_table_t *table, const char *path, void *values, kv_option_source_t *sources, kv_option_error_t *error);
+kv_status_t kv_options_file(const kv_option_table_t *table, const char *path, void *values, kv_option_source_t *sources,
+			    kv_option_error_t *error);
 
 /* The same for a text in memory (tests, fuzzing). `name` is used in errors. */
-kv_status_t kv_options_text(const kv_option_table_t *table, const char *name, kv_slice_t text, void *values, kv_option_source_t *sources, kv_option_error_t *error);
+kv_status_t kv_options_text(const kv_option_table_t *table, const char *name, kv_slice_t text, void *values,
+			    kv_option_source_t *sources, kv_option_error_t *error);
 
 /* One assignment from the command line or a running command, "cpu.size" = "1GiB"; its source becomes KV_SOURCE_COMMAND. */
-kv_status_t kv_options_set(const kv_option_table_t *table, const char *name, const char *value, void *values, kv_option_source_t *sources, kv_option_error_t *error);
+kv_status_t kv_options_set(const kv_option_table_t *table, const char *name, const char *value, void *values,
+			   kv_option_source_t *sources, kv_option_error_t *error);
 
 /* Every variable that starts with env_prefix; one the table does not know is an error with the nearest name. env_prefix followed by
  * TEST_ is left to tests. On an error nothing has changed. */
-kv_status_t kv_options_env(const kv_option_table_t *table, char **environ_p, void *values, kv_option_source_t *sources, kv_option_error_t *error);
+kv_status_t kv_options_env(const kv_option_table_t *table, char **environ_p, void *values, kv_option_source_t *sources,
+			   kv_option_error_t *error);
 
 /* The value of one option as text, as kv_options_set() would take it back. */
 char *kv_option_text(const kv_option_t *option, const void *values, char *out, size_t cap);
@@ -78,6 +87,7 @@ void kv_options_describe(const kv_option_table_t *table, FILE *out);
 void kv_options_sample(const kv_option_table_t *table, FILE *out);
 
 /* JSON object: name to {value, text, source, default, live, help}; sizes in bytes and durations in ns, `text` as people write them. Returns bytes needed without the NUL, like snprintf. */
-size_t kv_options_json(const kv_option_table_t *table, const void *values, const kv_option_source_t *sources, char *out, size_t cap);
+size_t kv_options_json(const kv_option_table_t *table, const void *values, const kv_option_source_t *sources, char *out,
+		       size_t cap);
 
 #endif

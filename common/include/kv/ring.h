@@ -19,8 +19,8 @@
 
 #include <stdatomic.h>
 
-#define KV_RING_GAP 128u
-#define KV_RING_MAX_RECORD 4096u
+#define KV_RING_GAP         128u
+#define KV_RING_MAX_RECORD  4096u
 #define KV_RING_MAX_RECORDS (1u << 20)
 
 typedef struct kv_spsc {

@@ -16,10 +16,10 @@
 
 /* ---- mirror ---------------------------------------------------------------------------------------------------------- */
 
-#define KV_MIRROR_MAGIC UINT64_C(0x31524f5252494d4b) /* "KMIRROR1" */
-#define KV_MIRROR_MAX_SPACES 4096u
+#define KV_MIRROR_MAGIC        UINT64_C(0x31524f5252494d4b) /* "KMIRROR1" */
+#define KV_MIRROR_MAX_SPACES   4096u
 #define KV_MIRROR_HEADER_BYTES 4096u
-#define KV_MIRROR_STALE_NS UINT64_C(50000000)     /* an older heartbeat is a miss with reason DAEMON_STALE */
+#define KV_MIRROR_STALE_NS     UINT64_C(50000000) /* an older heartbeat is a miss with reason DAEMON_STALE */
 #define KV_MIRROR_HEARTBEAT_NS UINT64_C(10000000) /* how often the core loop stores it (at the latest every 20 ms) */
 
 typedef struct kv_mirror_header {
@@ -38,8 +38,9 @@ typedef struct kv_mirror_header {
 typedef struct kv_mirror_entry {
 	kv_key_t key;
 	uint8_t group;
-	uint8_t tiers;     /* kv_tier_t bits: in which tiers' sets the block is */
-	uint16_t overflow; /* of a bucket's first entry only: how many entries whose home is this or an earlier bucket had to
+	uint8_t tiers; /* kv_tier_t bits: in which tiers' sets the block is */
+	uint16_t
+		overflow; /* of a bucket's first entry only: how many entries whose home is this or an earlier bucket had to
 	                    * go past this one (sticky at 65535). A search ends at the first bucket where it is 0. */
 } kv_mirror_entry_t;
 
@@ -73,7 +74,8 @@ typedef struct kv_lease_area_header {
 typedef enum kv_lease_state {
 	KV_LEASE_NONE = 0,
 	KV_LEASE_ACTIVE = 1,
-	KV_LEASE_REVOKED = 2, /* stored before any of its slots is reused: by release, TTL, revoke, or the end of the instance */
+	KV_LEASE_REVOKED =
+		2, /* stored before any of its slots is reused: by release, TTL, revoke, or the end of the instance */
 } kv_lease_state_t;
 
 typedef enum kv_lease_kind { KV_LEASE_READ = 1, KV_LEASE_PUT = 2 } kv_lease_kind_t;
@@ -81,14 +83,14 @@ typedef enum kv_lease_kind { KV_LEASE_READ = 1, KV_LEASE_PUT = 2 } kv_lease_kind
 /* 64 bytes, at the offset the reply names; the u32 slots follow it at once. Members look at id and state before a copy and again
  * after it: a change is a failed load. */
 typedef struct kv_lease_header {
-	_Atomic uint64_t id;    /* never reused within an incarnation */
+	_Atomic uint64_t id; /* never reused within an incarnation */
 	uint64_t incarnation;
 	_Atomic uint32_t state; /* kv_lease_state_t */
 	_Atomic uint32_t n;     /* entries in slots */
 	_Atomic uint32_t ready; /* blocks [0, ready) hold their bytes (READ); of a PUT: visible blocks */
 	uint32_t kind;          /* kv_lease_kind_t */
 	uint32_t group;
-	uint32_t skip;          /* READ: blocks the engine holds already; slots[i] belongs to block skip + i */
+	uint32_t skip; /* READ: blocks the engine holds already; slots[i] belongs to block skip + i */
 	uint32_t space;
 	uint32_t reserved[3];
 	uint64_t reserved2;
@@ -108,24 +110,24 @@ static inline const uint32_t *kv_lease_slots(const kv_lease_header_t *lease)
 typedef struct kv_member_area_header {
 	uint64_t magic;
 	uint32_t version;
-	uint32_t ring_records;     /* a power of two */
-	uint64_t ring_offset;      /* kv_report_t ring[ring_records] */
-	uint64_t staging_offset;   /* uint64_t staging[staging_words]: leaf digests of puts */
+	uint32_t ring_records;   /* a power of two */
+	uint64_t ring_offset;    /* kv_report_t ring[ring_records] */
+	uint64_t staging_offset; /* uint64_t staging[staging_words]: leaf digests of puts */
 	uint64_t staging_words;
 	uint64_t total_bytes;
-	_Alignas(64) _Atomic uint64_t head; /* records ever written, stored by the member after the record      */
-	_Alignas(64) _Atomic uint64_t tail; /* records ever read, stored by the daemon; it keeps its own copy   */
+	_Alignas(64) _Atomic uint64_t head;    /* records ever written, stored by the member after the record      */
+	_Alignas(64) _Atomic uint64_t tail;    /* records ever read, stored by the daemon; it keeps its own copy   */
 	_Alignas(64) _Atomic uint64_t dropped; /* records the member could not write because the ring was full */
 } kv_member_area_header_t;
 
 typedef enum kv_miss_reason {
-	KV_WHY_NONE = 0,       /* everything asked for was there */
-	KV_WHY_ABSENT = 1,     /* never seen, or evicted so long ago that nobody remembers */
+	KV_WHY_NONE = 0,   /* everything asked for was there */
+	KV_WHY_ABSENT = 1, /* never seen, or evicted so long ago that nobody remembers */
 	KV_WHY_EVICTED = 2,
 	KV_WHY_DAEMON_STALE = 3,
 	KV_WHY_NO_DAEMON = 4,
 	KV_WHY_STALE_EPOCH = 5,
-	KV_WHY_CONTENDED = 6,  /* the sequence lock stayed odd */
+	KV_WHY_CONTENDED = 6, /* the sequence lock stayed odd */
 	KV_WHY_CORRUPT = 7,
 	KV_WHY_TIMEOUT = 8,
 } kv_miss_reason_t;
@@ -136,17 +138,17 @@ typedef enum kv_report_type {
 } kv_report_type_t;
 
 typedef struct kv_report {
-	uint32_t type;          /* kv_report_type_t */
+	uint32_t type; /* kv_report_type_t */
 	uint32_t space;
-	uint64_t time_ns;       /* CLOCK_MONOTONIC */
-	uint64_t request;       /* the engine's request id, hashed to 64 bits by the client; 0: unknown */
-	uint64_t session;       /* conversation hint, 0: unknown */
+	uint64_t time_ns; /* CLOCK_MONOTONIC */
+	uint64_t request; /* the engine's request id, hashed to 64 bits by the client; 0: unknown */
+	uint64_t session; /* conversation hint, 0: unknown */
 	uint32_t query_tokens;
 	uint32_t hit_cpu_tokens;
 	uint32_t hit_disk_tokens;
 	uint32_t hit_engine_tokens; /* held by the engine already (skip) */
 	uint32_t output_tokens;
-	uint32_t why;           /* kv_miss_reason_t of the first missing block */
+	uint32_t why; /* kv_miss_reason_t of the first missing block */
 	uint32_t group;
 	uint32_t turn;          /* turn in the conversation, 0: unknown */
 	kv_key_t first_missing; /* zero when nothing was missing */

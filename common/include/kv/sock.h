@@ -14,11 +14,13 @@ kv_status_t kv_sock_listen(const char *path, unsigned mode, int backlog, int *p_
 /* Send what fits without blocking: header and body as one frame, `fds` with the first byte. *p_sent counts bytes of header + body from
  * `offset` on. KV_PENDING: the socket is full. KV_ERR_CLOSED: the peer has gone. KV_ERR_BUSY: the kernel has no
  * memory, or too many descriptors are under way; try again later. KV_ERR_ARG: offset, fds or body do not fit the header. */
-kv_status_t kv_sock_send(int fd, const kv_frame_header_t *header, const uint8_t *body, size_t offset, const int *fds, size_t *p_sent);
+kv_status_t kv_sock_send(int fd, const kv_frame_header_t *header, const uint8_t *body, size_t offset, const int *fds,
+			 size_t *p_sent);
 
 /* Receive at most cap bytes and up to KV_WIRE_MAX_FDS descriptors without blocking; descriptors are CLOEXEC and belong to the caller.
  * More descriptors than fit are closed and *p_fd_count is UINT32_MAX. KV_PENDING: nothing there. KV_ERR_CLOSED: end of file.
  * Descriptors of two frames never come in one call. */
-kv_status_t kv_sock_recv(int fd, uint8_t *out, size_t cap, size_t *p_len, int fds[KV_WIRE_MAX_FDS], uint32_t *p_fd_count);
+kv_status_t kv_sock_recv(int fd, uint8_t *out, size_t cap, size_t *p_len, int fds[KV_WIRE_MAX_FDS],
+			 uint32_t *p_fd_count);
 
 #endif

@@ -36,10 +36,10 @@ static inline uint64_t kv_key_hash(const kv_key_t *key)
 /* A slot of a tier: slab (or file) number in the upper 12 bits, index in it in the lower 20. */
 typedef uint32_t kv_slot_t;
 
-#define KV_SLOT_NONE UINT32_MAX
+#define KV_SLOT_NONE       UINT32_MAX
 #define KV_SLOT_INDEX_BITS 20u
-#define KV_SLOT_MAX_INDEX ((1u << KV_SLOT_INDEX_BITS) - 1u)
-#define KV_SLOT_MAX_SLAB 4094u
+#define KV_SLOT_MAX_INDEX  ((1u << KV_SLOT_INDEX_BITS) - 1u)
+#define KV_SLOT_MAX_SLAB   4094u
 
 static inline kv_slot_t kv_slot_make(uint32_t slab, uint32_t index)
 {

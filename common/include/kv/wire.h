@@ -11,24 +11,24 @@
 #include "kv/status.h"
 #include "kv/types.h"
 
-#define KV_WIRE_VERSION 1u
-#define KV_WIRE_MAGIC 0x564bu               /* "KV" */
+#define KV_WIRE_VERSION               1u
+#define KV_WIRE_MAGIC                 0x564bu /* "KV" */
 #define KV_WIRE_MAX_BODY_BEFORE_HELLO 65536u
-#define KV_WIRE_MAX_BODY (32u << 20)
-#define KV_WIRE_MAX_FDS 3u
-#define KV_WIRE_MAX_FIELDS 16u               /* in one body */
+#define KV_WIRE_MAX_BODY              (32u << 20)
+#define KV_WIRE_MAX_FDS               3u
+#define KV_WIRE_MAX_FIELDS            16u /* in one body */
 
 typedef enum kv_frame_kind { KV_FRAME_REQUEST = 0, KV_FRAME_REPLY = 1, KV_FRAME_NOTICE = 2 } kv_frame_kind_t;
 
 typedef struct kv_frame_header {
 	uint16_t magic;
 	uint8_t version;
-	uint8_t kind;      /* kv_frame_kind_t */
-	uint16_t code;     /* kv_code_t */
-	uint16_t fds;      /* descriptors that came with it, at most KV_WIRE_MAX_FDS */
-	uint32_t body;     /* bytes that follow */
-	int32_t status;    /* of a reply: kv_status_t; an error's body is a msgpack array of one STR: the detail */
-	uint64_t id;       /* chosen by the client; a reply repeats it */
+	uint8_t kind;   /* kv_frame_kind_t */
+	uint16_t code;  /* kv_code_t */
+	uint16_t fds;   /* descriptors that came with it, at most KV_WIRE_MAX_FDS */
+	uint32_t body;  /* bytes that follow */
+	int32_t status; /* of a reply: kv_status_t; an error's body is a msgpack array of one STR: the detail */
+	uint64_t id;    /* chosen by the client; a reply repeats it */
 } kv_frame_header_t;
 
 _Static_assert(sizeof(kv_frame_header_t) == 24, "frame header is 24 bytes");
@@ -39,22 +39,28 @@ typedef enum kv_code {
 #undef KV_CODE_ENUM
 } kv_code_t;
 
-#define KV_CTYPE_U32 uint32_t
-#define KV_CTYPE_U64 uint64_t
-#define KV_CTYPE_I32 int32_t
-#define KV_CTYPE_STR kv_slice_t
-#define KV_CTYPE_TEXT kv_slice_t
-#define KV_CTYPE_BIN kv_slice_t
-#define KV_CTYPE_KEY kv_key_t
-#define KV_CTYPE_KEYS kv_slice_t
+#define KV_CTYPE_U32                             uint32_t
+#define KV_CTYPE_U64                             uint64_t
+#define KV_CTYPE_I32                             int32_t
+#define KV_CTYPE_STR                             kv_slice_t
+#define KV_CTYPE_TEXT                            kv_slice_t
+#define KV_CTYPE_BIN                             kv_slice_t
+#define KV_CTYPE_KEY                             kv_key_t
+#define KV_CTYPE_KEYS                            kv_slice_t
 #define KV_STRUCT_FIELD(kind, name, limit, help) KV_CTYPE_##kind name;
 
 /* kv_msg_hello_t, kv_msg_hello_reply_t, kv_msg_put_done_t, ... */
 #define KV_REQUEST_STRUCT(code, NAME, name, roles, help)                                                               \
-	typedef struct kv_msg_##name { KV_FIELDS_##name(KV_STRUCT_FIELD) } kv_msg_##name##_t;                          \
-	typedef struct kv_msg_##name##_reply { KV_FIELDS_##name##_reply(KV_STRUCT_FIELD) } kv_msg_##name##_reply_t;
+	typedef struct kv_msg_##name {                                                                                 \
+		KV_FIELDS_##name(KV_STRUCT_FIELD)                                                                      \
+	} kv_msg_##name##_t;                                                                                           \
+	typedef struct kv_msg_##name##_reply {                                                                         \
+		KV_FIELDS_##name##_reply(KV_STRUCT_FIELD)                                                              \
+	} kv_msg_##name##_reply_t;
 #define KV_NOTICE_STRUCT(code, NAME, name, roles, help)                                                                \
-	typedef struct kv_msg_##name { KV_FIELDS_##name(KV_STRUCT_FIELD) } kv_msg_##name##_t;
+	typedef struct kv_msg_##name {                                                                                 \
+		KV_FIELDS_##name(KV_STRUCT_FIELD)                                                                      \
+	} kv_msg_##name##_t;
 KV_REQUEST_LIST(KV_REQUEST_STRUCT)
 KV_NOTICE_LIST(KV_NOTICE_STRUCT)
 #undef KV_REQUEST_STRUCT
@@ -96,11 +102,11 @@ typedef struct kv_body {
 
 typedef struct kv_request {
 	uint16_t code;
-	const char *name;  /* "ACQUIRE" */
-	uint32_t roles;    /* KV_ROLE_*; NONE: a notice */
+	const char *name; /* "ACQUIRE" */
+	uint32_t roles;   /* KV_ROLE_*; NONE: a notice */
 	const char *help;
-	kv_body_t ask;     /* request or notice */
-	kv_body_t reply;   /* count 0 for a notice */
+	kv_body_t ask;   /* request or notice */
+	kv_body_t reply; /* count 0 for a notice */
 } kv_request_t;
 
 /* All requests, then all notices, in code order. */
@@ -131,7 +137,8 @@ size_t kv_body_size(const kv_body_t *body, const void *msg);
 
 /* Decode. Every byte must be used; a missing, extra, mistyped or over-limit field is KV_ERR_PROTO or KV_ERR_TOO_BIG and names the field in
  * *p_bad (may be NULL). `msg` is filled on success only. */
-kv_status_t kv_body_decode(const kv_body_t *body, const uint8_t *data, uint32_t len, void *msg, const kv_field_t **p_bad);
+kv_status_t kv_body_decode(const kv_body_t *body, const uint8_t *data, uint32_t len, void *msg,
+			   const kv_field_t **p_bad);
 
 /* An error reply's body: one STR, cut to 255 bytes at a character; what STR does not allow becomes '?'. */
 kv_status_t kv_error_encode(const char *detail, uint8_t *out, size_t cap, uint32_t *p_len);

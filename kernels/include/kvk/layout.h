@@ -21,8 +21,8 @@
 /* X(NAME, text, bytes of one element) */
 #define KVK_DTYPE_LIST(X)                                                                                              \
 	X(F32, "f32", 4)                                                                                               \
-	X(F16, "f16", 2) X(BF16, "bf16", 2) X(FP8_E4M3, "fp8_e4m3", 1) X(FP8_E5M2, "fp8_e5m2", 1) X(INT8, "int8", 1)   \
-		X(BYTE, "byte", 1)
+	X(F16, "f16", 2)                                                                                               \
+	X(BF16, "bf16", 2) X(FP8_E4M3, "fp8_e4m3", 1) X(FP8_E5M2, "fp8_e5m2", 1) X(INT8, "int8", 1) X(BYTE, "byte", 1)
 typedef enum kvk_dtype {
 #define KVK_DTYPE_ENUM(NAME, text, bytes) KVK_DTYPE_##NAME,
 	KVK_DTYPE_LIST(KVK_DTYPE_ENUM)

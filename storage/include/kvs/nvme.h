@@ -17,21 +17,23 @@
 typedef enum kvs_io_engine { KVS_IO_AUTO = 0, KVS_IO_URING = 1, KVS_IO_THREADS = 2 } kvs_io_engine_t;
 
 typedef struct kvs_nvme_config {
-	const char *path;          /* directory; created 0700 when missing */
-	uint64_t limit_bytes;      /* slot files and metadata together, fixed */
-	uint64_t file_bytes;       /* preallocated size of one slot file */
-	uint32_t queue_depth;      /* device requests in flight */
-	kvs_io_engine_t engine;    /* AUTO: io_uring, else plain preadv/pwritev in threads; says so once */
-	int direct;                /* 1: O_DIRECT where the file system has it; says so when not */
-	int sync;                  /* 1: flush() means fdatasync (0 only for tests and replays) */
-	uint64_t flush_interval_ns;/* metadata batch at the latest after this */
+	const char *path;           /* directory; created 0700 when missing */
+	uint64_t limit_bytes;       /* slot files and metadata together, fixed */
+	uint64_t file_bytes;        /* preallocated size of one slot file */
+	uint32_t queue_depth;       /* device requests in flight */
+	kvs_io_engine_t engine;     /* AUTO: io_uring, else plain preadv/pwritev in threads; says so once */
+	int direct;                 /* 1: O_DIRECT where the file system has it; says so when not */
+	int sync;                   /* 1: flush() means fdatasync (0 only for tests and replays) */
+	uint64_t flush_interval_ns; /* metadata batch at the latest after this */
 	uint64_t incarnation;
 	kv_metrics_t *metrics;
 } kvs_nvme_config_t;
 
-/* Open or create. KV_ERR_LOCKED: another daemon holds the directory. KV_ERR_FOREIGN: not a kvd directory, or another version; nothing was changed.
+/* Open or create. KV_ERR_LOCKED: another daemon holds the directory (said after 0.5 s; one that was killed
+ * is waited for up to 10 s, until the kernel has finished its writes). KV_ERR_FOREIGN: not a kvd directory, or another version; nothing was changed.
  * KV_ERR_IO, KV_ERR_NOSPC, KV_ERR_PATH. `detail` gets a sentence for the operator. */
-kv_status_t kvs_nvme_open(const kvs_nvme_config_t *config, const kv_env_t *env, kvs_tier_t **p_tier, char *detail, size_t cap);
+kv_status_t kvs_nvme_open(const kvs_nvme_config_t *config, const kv_env_t *env, kvs_tier_t **p_tier, char *detail,
+			  size_t cap);
 
 /* Register memory that transfers will use (a slab's data; it stays mapped until the tier is closed). *p_region goes into kvs_mem_t. Returns at once: the
  * I/O thread registers piece by piece what has been touched, and until then transfers go unregistered. So they do for ever when the kernel refuses

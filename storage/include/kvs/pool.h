@@ -18,15 +18,16 @@ typedef enum kvs_huge { KVS_HUGE_AUTO = 0, KVS_HUGE_ON = 1, KVS_HUGE_OFF = 2 } k
 typedef void (*kvs_hold_fn)(void *ctx, const char *name, int fd);
 
 typedef struct kvs_pool_config {
-	uint64_t limit_bytes;      /* slabs, digest tables and ledger together */
-	uint64_t slab_bytes;       /* size of a slab; smaller when the limit leaves less, larger (and said) when over 2,047 would be needed */
-	uint64_t max_blocks;       /* slots in all; 0: as many as fit. Exact, for replays */
+	uint64_t limit_bytes; /* slabs, digest tables and ledger together */
+	uint64_t
+		slab_bytes; /* size of a slab; smaller when the limit leaves less, larger (and said) when over 2,047 would be needed */
+	uint64_t max_blocks; /* slots in all; 0: as many as fit. Exact, for replays */
 	kvs_huge_t huge;
-	int prefault;              /* 1: a thread touches new slabs */
+	int prefault; /* 1: a thread touches new slabs */
 	uint64_t incarnation;
 	kvs_hold_fn hold;
 	void *hold_ctx;
-	kv_metrics_t *metrics;     /* counters are added here; not NULL */
+	kv_metrics_t *metrics; /* counters are added here; not NULL */
 } kvs_pool_config_t;
 
 /* The pool as a tier. KV_ERR_ARG: no incarnation, slab size or metrics, or a limit too small for the ledger. KV_ERR_NOMEM. Only memfd_create and mmap
@@ -42,15 +43,16 @@ kv_status_t kvs_pool_open(const kvs_pool_config_t *config, const kv_env_t *env, 
 typedef struct kvs_slab_info {
 	uint32_t slab;
 	uint32_t slots;
-	uint32_t slot_bytes;       /* stride */
+	uint32_t slot_bytes; /* stride */
 	kvs_geometry_t geometry;
 	uint64_t bytes;
 	uint64_t digest_bytes;
 	int data_fd;
 	int digest_fd;
 	const char *ns;
-	void *base;                /* the daemon's own mapping of the data; touched through kvs_guard_*() and direct I/O only */
-	uint64_t ready_bytes;      /* [0, ready_bytes) have been pre-faulted; pinning the rest would fault it in on the caller's time */
+	void *base; /* the daemon's own mapping of the data; touched through kvs_guard_*() and direct I/O only */
+	uint64_t
+		ready_bytes; /* [0, ready_bytes) have been pre-faulted; pinning the rest would fault it in on the caller's time */
 } kvs_slab_info_t;
 
 /* Slabs are numbered from 0 without gaps. KV_MISS past the last. */
@@ -62,22 +64,23 @@ void kvs_pool_set_region(kvs_tier_t *pool, uint32_t slab, uint32_t region);
 
 /* Leases and puts in the ledger, so that a later daemon knows what old members may still touch. KV_ERR_LIMIT: the table is full. */
 typedef struct kvs_claim {
-	uint64_t id;               /* lease or put id, never 0 */
+	uint64_t id; /* lease or put id, never 0 */
 	uint64_t instance;
-	uint64_t expiry_ns;        /* CLOCK_MONOTONIC; 0: never (puts) */
+	uint64_t expiry_ns; /* CLOCK_MONOTONIC; 0: never (puts) */
 	uint32_t space;
 	uint32_t n;
 	uint32_t skip;
-	uint32_t kind;             /* kv_lease_kind_t */
-	kvs_loc_t deepest;         /* slot of the deepest block */
+	uint32_t kind;     /* kv_lease_kind_t */
+	kvs_loc_t deepest; /* slot of the deepest block */
 	kv_key_t deepest_key;
 	uint8_t group;
 } kvs_claim_t;
 kv_status_t kvs_pool_claim(kvs_tier_t *pool, const kvs_claim_t *claim);
 void kvs_pool_unclaim(kvs_tier_t *pool, uint64_t id);
 
-/* Leaf digests of a put: heads [head, head + heads) x leaves [leaf, leaf + count) of a slot, values[heads][count]. */
-kv_status_t kvs_pool_digests(kvs_tier_t *pool, kvs_loc_t loc, uint32_t head, uint32_t heads, uint32_t leaf, uint32_t count, const uint64_t *values);
+/* Leaf digests of a put: heads [head, head + heads) x leaves [leaf, leaf + count) of a slot; values[heads][count]. KV_MISS: stale; KV_ERR_ARG: the
+ * range leaves the block, or the slot is not being filled. */
+kv_status_t kvs_pool_digests(kvs_tier_t *pool, kvs_loc_t loc, const kvs_leaf_span_t *span, const uint64_t *values);
 /* All leaves are in: compute the roots. */
 kv_status_t kvs_pool_seal(kvs_tier_t *pool, kvs_loc_t loc);
 
@@ -89,6 +92,7 @@ kv_status_t kvs_guard_copy_digest(void *dst, const void *src, size_t n, uint64_t
 kv_status_t kvs_guard_digest(const void *src, size_t n, uint64_t *p_digest);
 kv_status_t kvs_guard_copy(void *dst, const void *src, size_t n);
 /* Digest all leaves of a block and compare with `leaves` (NULL: only compute). KV_ERR_CORRUPT, KV_ERR_FAULT. */
-kv_status_t kvs_guard_verify(const kvs_geometry_t *geometry, const void *data, const uint64_t *expected, uint64_t *p_leaves, uint64_t *p_roots);
+kv_status_t kvs_guard_verify(const kvs_geometry_t *geometry, const void *data, const uint64_t *expected,
+			     uint64_t *p_leaves, uint64_t *p_roots);
 
 #endif

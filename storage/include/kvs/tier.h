@@ -33,42 +33,58 @@ typedef struct kvs_geometry {
 	uint32_t block_bytes; /* payload                                             */
 	uint32_t heads;       /* digest roots                                        */
 	uint32_t leaves;      /* digest leaves a head                                */
-	uint32_t leaf_bytes;  /* leaf i of head h starts at (h x leaves + i) x leaf_bytes, unless opaque pieces are uneven: */
-	uint32_t page_bytes;  /* pages of this size, each cut into leaf_bytes pieces, the last shorter                    */
+	uint32_t
+		leaf_bytes; /* leaf i of head h starts at (h x leaves + i) x leaf_bytes, unless opaque pieces are uneven: */
+	uint32_t
+		page_bytes; /* pages of this size, each cut into leaf_bytes pieces, the last shorter                    */
 } kvs_geometry_t;
 
 /* Bytes and digests of a slot live at byte offset and of length; see kvs_leaf_range(). */
 void kvs_leaf_range(const kvs_geometry_t *geometry, uint32_t head, uint32_t leaf, size_t *p_offset, size_t *p_len);
 
+/* Some leaves of some heads of a block. */
+typedef struct kvs_leaf_span {
+	uint32_t head, heads; /* heads [head, head + heads)            */
+	uint32_t leaf, count; /* of each, leaves [leaf, leaf + count)  */
+} kvs_leaf_span_t;
+
+/* A space's epoch, with what the superblock says of the space. */
+typedef struct kvs_epoch {
+	const uint8_t *root; /* 32 bytes */
+	const char *ns;
+	const char *identity;
+	uint64_t epoch;
+} kvs_epoch_t;
+
 /* Who a slot belongs to. Goes into the ledger and the NVMe slot header. */
 typedef struct kvs_meta {
 	kv_key_t key;
-	kv_key_t parent;      /* zero: child of the root                              */
-	uint8_t root[32];     /* root digest of the space                             */
+	kv_key_t parent;  /* zero: child of the root                              */
+	uint8_t root[32]; /* root digest of the space                             */
 	uint64_t epoch;
 	uint64_t event_hash;
-	uint32_t depth;       /* 1 for the first block of a prompt                    */
+	uint32_t depth; /* 1 for the first block of a prompt                    */
 	uint8_t group;
 } kvs_meta_t;
 
 /* Where a block lies in a tier. Plain value; a stale one answers KV_MISS, never other bytes. */
 typedef struct kvs_loc {
 	kv_slot_t slot;
-	uint32_t gen;         /* generation of the slot when it was allocated         */
+	uint32_t gen; /* generation of the slot when it was allocated         */
 } kvs_loc_t;
 
 /* Memory of a block: payload and its digests, all of one slot of the CPU tier (or a test's buffer). */
 typedef struct kvs_mem {
-	void *data;           /* block_bytes, 4096-aligned, room up to the next multiple of 4096 */
-	uint64_t *leaves;     /* [heads][leaves]                                      */
-	uint64_t *roots;      /* [heads]                                              */
-	uint32_t region;      /* which registered region it lies in; UINT32_MAX: none */
+	void *data;       /* block_bytes, 4096-aligned, room up to the next multiple of 4096 */
+	uint64_t *leaves; /* [heads][leaves]                                      */
+	uint64_t *roots;  /* [heads]                                              */
+	uint32_t region;  /* which registered region it lies in; UINT32_MAX: none */
 } kvs_mem_t;
 
 typedef struct kvs_usage {
-	uint64_t limit_bytes;       /* fixed cap                                        */
-	uint64_t charged_bytes;     /* whole slabs or files, digests and metadata too   */
-	uint64_t slots;             /* carved so far                                    */
+	uint64_t limit_bytes;   /* fixed cap                                        */
+	uint64_t charged_bytes; /* whole slabs or files, digests and metadata too   */
+	uint64_t slots;         /* carved so far                                    */
 	uint64_t free_slots;
 	uint64_t used_slots;        /* PUT, FILLING, READY, TRANSIT                     */
 	uint64_t quarantined_slots; /* free + used + quarantined == slots               */
@@ -89,14 +105,15 @@ typedef kv_status_t (*kvs_found_fn)(void *arg, uint32_t slot_class, kvs_loc_t lo
 typedef struct kvs_tier_ops {
 	const char *medium; /* "CPU", "DISK" */
 	kv_status_t (*class_open)(kvs_tier_t *tier, const char *ns, const kvs_geometry_t *geometry, uint32_t *p_class);
-	kv_status_t (*alloc)(kvs_tier_t *tier, uint32_t slot_class, kvs_state_t state, uint64_t owner, const kvs_meta_t *meta, kvs_loc_t *p_loc);
+	kv_status_t (*alloc)(kvs_tier_t *tier, uint32_t slot_class, kvs_state_t state, uint64_t owner,
+			     const kvs_meta_t *meta, kvs_loc_t *p_loc);
 	kv_status_t (*set_state)(kvs_tier_t *tier, kvs_loc_t loc, kvs_state_t state);
 	void (*free)(kvs_tier_t *tier, kvs_loc_t loc);
 	kv_status_t (*mem)(kvs_tier_t *tier, kvs_loc_t loc, kvs_mem_t *p_mem);
 	kv_status_t (*store)(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *src, kvs_done_fn done, void *arg);
 	kv_status_t (*load)(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *dst, kvs_done_fn done, void *arg);
 	kv_status_t (*flush)(kvs_tier_t *tier, kvs_done_fn done, void *arg);
-	kv_status_t (*epoch_set)(kvs_tier_t *tier, const uint8_t root[32], const char *ns, const char *identity, uint64_t epoch, kvs_done_fn done, void *arg);
+	kv_status_t (*epoch_set)(kvs_tier_t *tier, const kvs_epoch_t *epoch, kvs_done_fn done, void *arg);
 	uint64_t (*epoch_get)(kvs_tier_t *tier, const uint8_t root[32]);
 	kv_status_t (*recover)(kvs_tier_t *tier, kvs_found_fn found, void *arg);
 	void (*usage)(kvs_tier_t *tier, kvs_usage_t *p_usage);
@@ -121,7 +138,8 @@ static inline kv_status_t kvs_class_open(kvs_tier_t *t, const char *ns, const kv
 
 /* Take a free slot and give it to `owner` (put or lease id) in `state` (PUT or FILLING). May carve a new slab or file within the tier's limit.
  * KV_ERR_FULL: nothing free; evict and try again. KV_ERR_TIER_OFF, KV_ERR_NOSPC. */
-static inline kv_status_t kvs_alloc(kvs_tier_t *t, uint32_t slot_class, kvs_state_t state, uint64_t owner, const kvs_meta_t *meta, kvs_loc_t *p_loc)
+static inline kv_status_t kvs_alloc(kvs_tier_t *t, uint32_t slot_class, kvs_state_t state, uint64_t owner,
+				    const kvs_meta_t *meta, kvs_loc_t *p_loc)
 {
 	return t->ops->alloc(t, slot_class, state, owner, meta, p_loc);
 }
@@ -165,9 +183,9 @@ static inline kv_status_t kvs_flush(kvs_tier_t *t, kvs_done_fn done, void *arg)
 }
 
 /* Record a space's epoch in the synced superblock; done runs when it is on disk. epoch_get: 0 when the space is unknown. */
-static inline kv_status_t kvs_epoch_set(kvs_tier_t *t, const uint8_t root[32], const char *ns, const char *identity, uint64_t epoch, kvs_done_fn done, void *arg)
+static inline kv_status_t kvs_epoch_set(kvs_tier_t *t, const kvs_epoch_t *epoch, kvs_done_fn done, void *arg)
 {
-	return t->ops->epoch_set(t, root, ns, identity, epoch, done, arg);
+	return t->ops->epoch_set(t, epoch, done, arg);
 }
 static inline uint64_t kvs_epoch_get(kvs_tier_t *t, const uint8_t root[32])
 {

@@ -1,0 +1,358 @@
+#include "fake_tier.h"
+
+static fake_tier_t *fake_of(kvs_tier_t *tier)
+{
+	return (fake_tier_t *)tier;
+}
+
+static fake_slot_t *slot_of(fake_tier_t *fake, kvs_loc_t loc)
+{
+	fake_slot_t *slot = loc.slot < fake->cap ? &fake->slots[loc.slot] : NULL;
+
+	return slot && slot->gen == loc.gen && slot->state != KVS_FREE ? slot : NULL;
+}
+
+static kv_status_t fake_class_open(kvs_tier_t *tier, const char *ns, const kvs_geometry_t *geometry, uint32_t *p_class)
+{
+	fake_tier_t *fake = fake_of(tier);
+
+	for (uint32_t i = 0; i < fake->class_count; i++) {
+		if (strcmp(fake->classes[i].ns, ns) == 0 &&
+		    memcmp(&fake->classes[i].geometry, geometry, sizeof *geometry) == 0) {
+			*p_class = i;
+			return KV_OK;
+		}
+	}
+	if (fake->class_count == FAKE_CLASSES) {
+		return KV_ERR_LIMIT;
+	}
+	strcpy(fake->classes[fake->class_count].ns, ns);
+	fake->classes[fake->class_count].geometry = *geometry;
+	*p_class = fake->class_count++;
+
+	return KV_OK;
+}
+
+static kv_status_t fake_alloc(kvs_tier_t *tier, uint32_t slot_class, kvs_state_t state, uint64_t owner,
+			      const kvs_meta_t *meta, kvs_loc_t *p_loc)
+{
+	fake_tier_t *fake = fake_of(tier);
+	fake_slot_t *slot;
+
+	kv_assert(slot_class < fake->class_count && (state == KVS_PUT || state == KVS_FILLING));
+	if (fake->free_count == 0) {
+		return KV_ERR_FULL;
+	}
+	p_loc->slot = fake->free_list[--fake->free_count];
+	slot = &fake->slots[p_loc->slot];
+	kv_assert(slot->state == KVS_FREE && slot->busy == 0);
+	slot->state = state;
+	slot->gen++;
+	slot->meta = *meta;
+	slot->slot_class = slot_class;
+	slot->owner = owner;
+	slot->bytes = 0xdead;
+	p_loc->gen = slot->gen;
+	fake->used++;
+
+	return KV_OK;
+}
+
+static kv_status_t fake_set_state(kvs_tier_t *tier, kvs_loc_t loc, kvs_state_t state)
+{
+	static const uint8_t allowed[6] = {
+		[KVS_PUT] = 1u << KVS_READY | 1u << KVS_TRANSIT | 1u << KVS_QUARANTINED,
+		[KVS_FILLING] = 1u << KVS_READY | 1u << KVS_TRANSIT | 1u << KVS_QUARANTINED,
+		[KVS_READY] = 1u << KVS_QUARANTINED,
+		[KVS_TRANSIT] = 1u << KVS_READY | 1u << KVS_QUARANTINED,
+	};
+	fake_slot_t *slot = slot_of(fake_of(tier), loc);
+
+	kv_assert(slot && !slot->freed);
+	kv_assert(allowed[slot->state] >> state & 1);
+	slot->state = state;
+
+	return KV_OK;
+}
+
+static void really_free(fake_tier_t *fake, fake_slot_t *slot)
+{
+	slot->state = KVS_FREE;
+	slot->freed = 0;
+	slot->bytes = 0xf4ee;
+	fake->free_list[fake->free_count++] = (uint32_t)(slot - fake->slots);
+	fake->used--;
+}
+
+static void fake_free(kvs_tier_t *tier, kvs_loc_t loc)
+{
+	fake_tier_t *fake = fake_of(tier);
+	fake_slot_t *slot = slot_of(fake, loc);
+
+	kv_assert(slot && !slot->freed);          /* the core frees what it owns, once */
+	kv_assert(fake->disk || slot->busy == 0); /* and no memory under a transfer */
+	if (slot->busy > 0) {
+		slot->freed = 1;
+	} else {
+		really_free(fake, slot);
+	}
+}
+
+static kv_status_t fake_mem(kvs_tier_t *tier, kvs_loc_t loc, kvs_mem_t *p_mem)
+{
+	fake_slot_t *slot = slot_of(fake_of(tier), loc);
+
+	if (!slot) {
+		return KV_MISS;
+	}
+	*p_mem = (kvs_mem_t){.data = &slot->bytes, .leaves = slot->leaves, .roots = slot->roots, .region = UINT32_MAX};
+
+	return KV_OK;
+}
+
+static kv_status_t enqueue(fake_tier_t *fake, fake_op_t op)
+{
+	if (fake->queue_limit && fake->op_count >= fake->queue_limit) {
+		return KV_ERR_BUSY;
+	}
+	if (fake->op_count == fake->op_cap) {
+		fake->op_cap = fake->op_cap ? fake->op_cap * 2 : 64;
+		fake->ops = realloc(fake->ops, fake->op_cap * sizeof *fake->ops);
+	}
+	if (op.kind <= 1 && fake->fail_percent && kv_test_below(&fake->rng, 100) < fake->fail_percent) {
+		op.status = fake->fail_with;
+	}
+	fake->ops[fake->op_count++] = op;
+
+	return KV_OK;
+}
+
+static kv_status_t fake_store(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *src, kvs_done_fn done, void *arg)
+{
+	fake_tier_t *fake = fake_of(tier);
+	fake_slot_t *slot = slot_of(fake, loc);
+	kv_status_t status;
+
+	kv_assert(slot && slot->state == KVS_FILLING);
+	status = enqueue(fake, (fake_op_t){.done = done, .arg = arg, .to = src->data, .slot = loc.slot, .kind = 1});
+	if (status == KV_OK) {
+		slot->busy++;
+		fake->stores++;
+	}
+
+	return status;
+}
+
+static kv_status_t fake_load(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *dst, kvs_done_fn done, void *arg)
+{
+	fake_tier_t *fake = fake_of(tier);
+	fake_slot_t *slot = slot_of(fake, loc);
+	kv_status_t status;
+
+	if (!slot || slot->state != KVS_READY) {
+		return KV_MISS;
+	}
+	status = enqueue(fake, (fake_op_t){.done = done, .arg = arg, .to = dst->data, .slot = loc.slot, .kind = 0});
+	if (status == KV_OK) {
+		slot->busy++;
+		fake->loads++;
+	}
+
+	return status;
+}
+
+static kv_status_t fake_flush(kvs_tier_t *tier, kvs_done_fn done, void *arg)
+{
+	fake_of(tier)->flushes++;
+
+	return enqueue(fake_of(tier), (fake_op_t){.done = done, .arg = arg, .kind = 2});
+}
+
+static kv_status_t fake_epoch_set(kvs_tier_t *tier, const kvs_epoch_t *epoch, kvs_done_fn done, void *arg)
+{
+	fake_tier_t *fake = fake_of(tier);
+	uint32_t i = 0;
+
+	if (fake->queue_limit && fake->op_count >= fake->queue_limit) {
+		return KV_ERR_BUSY;
+	}
+	while (i < fake->root_count && memcmp(fake->roots[i].root, epoch->root, 32) != 0) {
+		i++;
+	}
+	kv_assert(i < KV_COUNT_OF(fake->roots));
+	fake->root_count = i == fake->root_count ? i + 1 : fake->root_count;
+	memcpy(fake->roots[i].root, epoch->root, 32);
+	fake->roots[i].epoch = epoch->epoch;
+
+	return enqueue(fake, (fake_op_t){.done = done, .arg = arg, .kind = 3});
+}
+
+static uint64_t fake_epoch_get(kvs_tier_t *tier, const uint8_t root[32])
+{
+	fake_tier_t *fake = fake_of(tier);
+
+	for (uint32_t i = 0; i < fake->root_count; i++) {
+		if (memcmp(fake->roots[i].root, root, 32) == 0) {
+			return fake->roots[i].epoch;
+		}
+	}
+
+	return 0;
+}
+
+static kv_status_t fake_recover(kvs_tier_t *tier, kvs_found_fn found, void *arg)
+{
+	fake_tier_t *fake = fake_of(tier);
+	uint32_t deepest = 0;
+
+	for (uint32_t i = 0; i < fake->cap; i++) {
+		deepest = fake->slots[i].state == KVS_READY && fake->slots[i].meta.depth > deepest
+				  ? fake->slots[i].meta.depth
+				  : deepest;
+	}
+	for (uint32_t depth = fake->ordered ? deepest : 1; depth <= deepest; depth++) {
+		for (uint32_t i = 0; i < fake->cap; i++) {
+			fake_slot_t *slot = &fake->slots[i];
+
+			if (slot->state == KVS_READY && (fake->ordered || slot->meta.depth == depth) &&
+			    (fake_epoch_get(tier, slot->meta.root) != slot->meta.epoch ||
+			     found(arg, slot->slot_class, (kvs_loc_t){i, slot->gen}, &slot->meta) != KV_OK)) {
+				really_free(fake, slot);
+			}
+		}
+	}
+
+	return KV_OK;
+}
+
+static void fake_usage(kvs_tier_t *tier, kvs_usage_t *p_usage)
+{
+	fake_tier_t *fake = fake_of(tier);
+
+	*p_usage = (kvs_usage_t){
+		.limit_bytes = (uint64_t)fake->cap * 4096, .slots = fake->cap, .free_slots = fake->free_count};
+	for (uint32_t i = 0; i < fake->cap; i++) {
+		if (fake->slots[i].state == KVS_QUARANTINED) {
+			p_usage->quarantined_slots++;
+		} else if (fake->slots[i].state != KVS_FREE) {
+			p_usage->used_slots += fake->slots[i].freed ? 0 : 1;
+		}
+	}
+}
+
+static int fake_event_fd(kvs_tier_t *tier)
+{
+	(void)tier;
+
+	return -1;
+}
+
+static void complete(fake_tier_t *fake, uint32_t which, int closing)
+{
+	fake_op_t op = fake->ops[which];
+	fake_slot_t *slot = &fake->slots[op.slot];
+
+	fake->op_count--;
+	memmove(&fake->ops[which], &fake->ops[which + 1], (fake->op_count - which) * sizeof *fake->ops);
+	op.status = closing ? KV_ERR_CLOSED : op.status;
+	if (op.kind <= 1) {
+		slot->busy--;
+		if (op.status == KV_OK && op.kind == 0) {
+			*op.to = slot->bytes;
+		} else if (op.status == KV_OK) {
+			slot->bytes = *op.to;
+			slot->state = slot->freed ? slot->state : KVS_READY;
+		}
+		if (slot->freed && slot->busy == 0) {
+			really_free(fake, slot);
+		}
+	}
+	op.done(op.arg, op.status);
+}
+
+static uint32_t fake_poll(kvs_tier_t *tier, uint32_t max)
+{
+	fake_tier_t *fake = fake_of(tier);
+	uint32_t ran = 0;
+
+	while (!fake->hold && fake->op_count > 0 && ran < max) {
+		if (fake->shuffle && kv_test_below(&fake->rng, 4) == 0) {
+			break;
+		}
+		complete(fake, fake->shuffle ? (uint32_t)kv_test_below(&fake->rng, fake->op_count) : 0, 0);
+		ran++;
+	}
+
+	return ran;
+}
+
+static uint32_t fake_in_flight(kvs_tier_t *tier)
+{
+	return fake_of(tier)->op_count;
+}
+
+static kv_status_t fake_check(kvs_tier_t *tier, char *detail, size_t cap)
+{
+	fake_tier_t *fake = fake_of(tier);
+
+	snprintf(detail, cap, "free %u used %u of %u", fake->free_count, fake->used, fake->cap);
+
+	return fake->free_count + fake->used == fake->cap ? KV_OK : KV_ERR_INTERNAL;
+}
+
+static void fake_close(kvs_tier_t *tier)
+{
+	while (fake_of(tier)->op_count > 0) {
+		complete(fake_of(tier), 0, 1);
+	}
+}
+
+static const kvs_tier_ops_t ops_cpu = {
+	"CPU",      fake_class_open, fake_alloc, fake_set_state, fake_free,      fake_mem,
+	fake_store, fake_load,       fake_flush, fake_epoch_set, fake_epoch_get, fake_recover,
+	fake_usage, fake_event_fd,   fake_poll,  fake_in_flight, fake_check,     fake_close,
+};
+static const kvs_tier_ops_t ops_disk = {
+	"DISK",     fake_class_open, fake_alloc, fake_set_state, fake_free,      fake_mem,
+	fake_store, fake_load,       fake_flush, fake_epoch_set, fake_epoch_get, fake_recover,
+	fake_usage, fake_event_fd,   fake_poll,  fake_in_flight, fake_check,     fake_close,
+};
+
+void fake_tier_init(fake_tier_t *fake, int disk, uint32_t cap, uint64_t seed)
+{
+	*fake = (fake_tier_t){.tier.ops = disk ? &ops_disk : &ops_cpu,
+			      .disk = disk,
+			      .cap = cap,
+			      .rng.state = seed,
+			      .fail_with = KV_ERR_IO};
+	fake->slots = calloc(cap, sizeof *fake->slots);
+	fake->free_list = calloc(cap, sizeof *fake->free_list);
+	for (uint32_t i = 0; i < cap; i++) {
+		fake->free_list[i] = cap - 1 - i;
+	}
+	fake->free_count = cap;
+}
+
+void fake_tier_fini(fake_tier_t *fake)
+{
+	free(fake->slots);
+	free(fake->free_list);
+	free(fake->ops);
+}
+
+uint64_t *fake_bytes(fake_tier_t *fake, kv_slot_t slot)
+{
+	kv_assert(slot < fake->cap);
+
+	return &fake->slots[slot].bytes;
+}
+
+void fake_disk_restart(fake_tier_t *fake)
+{
+	kv_assert(fake->op_count == 0);
+	for (uint32_t i = 0; i < fake->cap; i++) {
+		if (fake->slots[i].state != KVS_FREE && fake->slots[i].state != KVS_READY) {
+			really_free(fake, &fake->slots[i]);
+		}
+	}
+}

@@ -1,0 +1,75 @@
+/* fake_tier.h -- a tier in plain memory: C slots, completions that are late, out of order, and fail when told to.
+ *
+ * It refuses (kv_assert) what no tier may be asked: a state change that is not in the diagram of kvs/tier.h, a double free, a store or load of
+ * a slot in the wrong state. A slot's bytes are one word.
+ */
+#ifndef TESTS_CORE_FAKE_TIER_H
+#define TESTS_CORE_FAKE_TIER_H
+
+#include "kv_test.h"
+#include "kvs/tier.h"
+
+#define FAKE_CLASSES 8u
+
+typedef struct fake_slot {
+	uint64_t bytes;
+	uint64_t leaves[4], roots[4];
+	kvs_meta_t meta;
+	kvs_state_t state;
+	uint32_t gen;
+	uint32_t slot_class;
+	uint64_t owner;
+	uint32_t busy;  /* transfers that use it */
+	uint32_t freed; /* free it when they have ended */
+} fake_slot_t;
+
+typedef struct fake_op {
+	kvs_done_fn done;
+	void *arg;
+	uint64_t *to;
+	uint64_t value;
+	uint32_t slot;
+	kv_status_t status;
+	int kind; /* 0 load, 1 store, 2 flush, 3 epoch */
+} fake_op_t;
+
+typedef struct fake_root {
+	uint8_t root[32];
+	uint64_t epoch;
+} fake_root_t;
+
+typedef struct fake_tier {
+	kvs_tier_t tier;
+	int disk;
+	fake_slot_t *slots;
+	uint32_t cap;
+	uint32_t used;
+	uint32_t *free_list;
+	uint32_t free_count;
+	struct {
+		char ns[65];
+		kvs_geometry_t geometry;
+	} classes[FAKE_CLASSES];
+	uint32_t class_count;
+	fake_op_t *ops;
+	uint32_t op_count, op_cap;
+	fake_root_t roots[64];
+	uint32_t root_count;
+	kv_test_rng_t rng;
+	int shuffle;           /* completions in random order, some stay for later */
+	int hold;              /* nothing completes */
+	uint32_t fail_percent; /* of loads and stores */
+	kv_status_t fail_with;
+	uint32_t queue_limit; /* BUSY beyond */
+	int ordered;          /* slots lie parents first: recover in one pass */
+	uint64_t loads, stores, flushes;
+} fake_tier_t;
+
+void fake_tier_init(fake_tier_t *fake, int disk, uint32_t cap, uint64_t seed);
+void fake_tier_fini(fake_tier_t *fake);
+/* The bytes of a slot as a client sees them. */
+uint64_t *fake_bytes(fake_tier_t *fake, kv_slot_t slot);
+/* What survives the end of the daemon: READY slots; the next core may recover them. */
+void fake_disk_restart(fake_tier_t *fake);
+
+#endif

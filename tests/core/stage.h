@@ -1,0 +1,60 @@
+/* stage.h -- one universe with a space and a chain of keys, for tests that tell one story each. */
+#ifndef TESTS_CORE_STAGE_H
+#define TESTS_CORE_STAGE_H
+
+#include "universe.h"
+
+static universe_t u_;
+static kvd_space_info_t space_;
+static u_member_t *m_;      /* instance "engine", rank 0, scheduler and worker */
+static kv_key_t keys_[512]; /* one chain */
+static kv_key_t fork_[512]; /* shares the first 8 with it */
+
+static inline void stage_keys(void)
+{
+	u_chain(NULL, 1, keys_, 512);
+	memcpy(fork_, keys_, 8 * sizeof *keys_);
+	u_chain(&keys_[7], 2, &fork_[8], 504);
+}
+
+static inline void stage(uint32_t cpu, uint32_t disk)
+{
+	universe_init(&u_,
+		      &(u_config_t){.cpu_slots = cpu, .disk_slots = disk, .max_blocks = 4096, .seed = kv_test_seed()},
+		      NULL);
+	m_ = u_join(&u_, 0, "engine", 2, 0);
+	space_ = u_space(&u_, 0, "model");
+	stage_keys();
+}
+
+static inline void stage_end(void)
+{
+	universe_check(&u_);
+	for (uint32_t i = 0; i < U_MEMBERS; i++) {
+		if (u_.members[i].id) {
+			u_dead(&u_, &u_.members[i]);
+		}
+	}
+	u_.disk.hold = 0;
+	u_settle(&u_);
+	universe_check(&u_);
+	assert_int_equal(u_.core->claims.used + u_.core->leases.used + u_.core->puts.used + u_.core->ios.used, 0);
+	assert_int_equal(u_.core->holds, 0);
+	universe_fini(&u_);
+}
+
+static inline uint64_t stage_free_slots(void)
+{
+	return u_.cpu.free_count;
+}
+
+static inline uint64_t stage_quarantined(void)
+{
+	kvs_usage_t usage;
+
+	kvs_usage(&u_.cpu.tier, &usage);
+
+	return usage.quarantined_slots;
+}
+
+#endif

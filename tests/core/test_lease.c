@@ -1,0 +1,430 @@
+/* Leases, members and spaces: every rule of who may read what, and for how long. */
+#include "stage.h"
+
+static u_lease_t lease_, lease2_;
+static kv_msg_acquire_reply_t reply_;
+
+/* n blocks of keys_ on disk only. */
+static void stage_disk(uint32_t cpu, uint32_t n)
+{
+	stage(cpu, 256);
+	for (uint32_t at = 0; at < n; at += 4) {
+		assert_int_equal(u_put(&u_, m_, &space_, keys_, at, at + 4), 4);
+		u_settle(&u_);
+	}
+	while (kvd_core_evict_one(u_.core, KV_TIER_CPU) == KV_OK) {
+	}
+	assert_int_equal(stage_free_slots(), cpu);
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, n), n);
+}
+
+static void p3_a_ladder_leases_the_deepest_known_rung(void **state)
+{
+	(void)state;
+	stage(256, 0);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 100), 100);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 100, 0, &lease_, &reply_), KV_OK);
+	assert_int_equal(reply_.n, 100);
+	assert_int_equal(reply_.why, KV_WHY_NONE);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 108, 0, &lease2_, &reply_), KV_OK);
+	assert_int_equal(reply_.n, 100); /* 108 - 8 */
+	assert_int_equal(reply_.why, KV_WHY_ABSENT);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 512, 0, &lease2_, &reply_), KV_OK);
+	assert_int_equal(reply_.n, 1);
+	assert_int_equal(u_acquire(&u_, m_, &space_, &fork_[8], 8, 0, &lease2_, &reply_), KV_OK);
+	assert_int_equal(reply_.n, 0);
+	assert_int_equal(reply_.lease, 0);
+	stage_end();
+}
+
+static void p10_a_ladder_of_the_wrong_length_is_refused(void **state)
+{
+	kv_msg_t ask = {0}, reply;
+
+	(void)state;
+	stage(64, 0);
+	ask.acquire = (kv_msg_acquire_t){.space = space_.space,
+					 .epoch = space_.epoch,
+					 .n = 10,
+					 .ladder = {(const uint8_t *)keys_, 3 * KV_KEY_BYTES}};
+	assert_int_equal(u_request(&u_, m_, KV_CODE_ACQUIRE, &ask, &reply), KV_ERR_ARG);
+	ask.acquire.n = 0;
+	assert_int_equal(u_request(&u_, m_, KV_CODE_ACQUIRE, &ask, &reply), KV_ERR_ARG);
+	ask.acquire.space = 9;
+	assert_int_equal(u_request(&u_, m_, KV_CODE_ACQUIRE, &ask, &reply), KV_ERR_NOT_FOUND);
+	ask.acquire.space = space_.space;
+	ask.acquire.epoch = 5;
+	assert_int_equal(u_request(&u_, m_, KV_CODE_ACQUIRE, &ask, &reply), KV_ERR_STALE_EPOCH);
+	assert_int_equal(u_request(&u_, NULL, KV_CODE_ACQUIRE, &ask, &reply), KV_ERR_NOT_JOINED);
+	stage_end();
+}
+
+static void p5_what_the_engine_holds_is_touched_and_not_listed(void **state)
+{
+	(void)state;
+	stage(64, 0);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 20), 20);
+	assert_int_equal(u_put(&u_, m_, &space_, fork_, 8, 30), 22);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 15, &lease_, &reply_), KV_OK);
+	assert_int_equal(u_header(m_, lease_.offset)->n, 5);
+	u_lease_verify(&u_, &lease_);
+	assert_int_equal(u_release(&u_, m_, lease_.id), KV_OK);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 20, &lease_, &reply_), KV_OK);
+	assert_int_equal(reply_.lease, 0);
+	assert_int_equal(reply_.n, 20);
+	for (int i = 0; i < 22; i++) { /* touched: the other branch goes first */
+		assert_int_equal(kvd_core_evict_one(u_.core, KV_TIER_CPU), KV_OK);
+	}
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 20), 20);
+	stage_end();
+}
+
+static void p5_a_leased_prefix_is_never_evicted(void **state)
+{
+	(void)state;
+	stage(32, 0);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 32), 32);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 0, &lease_, &reply_), KV_OK);
+	while (kvd_core_evict_one(u_.core, KV_TIER_CPU) == KV_OK) {
+	}
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 32), 20);
+	u_lease_verify(&u_, &lease_);
+	assert_int_equal(u_release(&u_, m_, lease_.id), KV_OK);
+	while (kvd_core_evict_one(u_.core, KV_TIER_CPU) == KV_OK) {
+	}
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 32), 0);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 1, 0, &lease_, &reply_), KV_OK);
+	assert_int_equal(reply_.why, KV_WHY_EVICTED);
+	stage_end();
+}
+
+static void p1_an_expired_lease_is_revoked_before_its_slots_are_reused(void **state)
+{
+	kv_msg_t ask, reply;
+
+	(void)state;
+	stage(32, 0);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 32), 32);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 32, 0, &lease_, &reply_), KV_OK);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 10, 0, &lease2_, &reply_), KV_OK);
+	kv_test_advance(&u_.env, UINT64_C(8000000000));
+	u_tick(&u_, 1);
+	ask = (kv_msg_t){.renew = {.lease = lease2_.id}};
+	assert_int_equal(u_request(&u_, m_, KV_CODE_RENEW, &ask, &reply), KV_OK);
+	assert_true(u_lease_alive(&lease_) && u_lease_alive(&lease2_));
+	kv_test_advance(&u_.env, UINT64_C(2100000000));
+	u_tick(&u_, 1);
+	assert_false(u_lease_alive(&lease_));
+	assert_true(u_lease_alive(&lease2_));
+	assert_int_equal(kv_metric_get(&u_.metrics, KV_M_LEASES_EXPIRED), 1);
+	assert_int_equal(u_put(&u_, m_, &space_, &fork_[0], 8, 30), 22);
+	u_lease_verify(&u_, &lease2_);
+	stage_end();
+}
+
+static void p5_pinned_bytes_and_leases_are_capped(void **state)
+{
+	(void)state;
+	stage(64, 0);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 40), 40);
+	u_.core->config.max_pinned_bytes = 30 * 4096;
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 40, 0, &lease_, &reply_), KV_OK);
+	assert_int_equal(reply_.n, 30);
+	assert_int_equal(kv_metric_get(&u_.metrics, KV_M_ACQUIRE_SHORTENED), 1);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 40, 0, &lease2_, &reply_), KV_ERR_BUSY);
+	assert_int_equal(u_release(&u_, m_, lease_.id), KV_OK);
+	u_.core->config.max_leases = 1;
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 4, 0, &lease_, &reply_), KV_OK);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 4, 0, &lease2_, &reply_), KV_ERR_LIMIT);
+	stage_end();
+}
+
+static void p1_blocks_on_disk_become_ready_in_order(void **state)
+{
+	(void)state;
+	stage_disk(32, 20);
+	u_.disk.shuffle = 1;
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 0, &lease_, &reply_), KV_OK);
+	assert_int_equal(reply_.n_disk, 20);
+	for (uint32_t i = 0; i < 200 && u_count_notices(&u_, KV_CODE_LEASE_DONE, lease_.id) == 0; i++) {
+		u_tick(&u_, 1);
+		u_lease_verify(&u_, &lease_);
+		universe_check(&u_);
+	}
+	assert_int_equal(u_find_notice(&u_, KV_CODE_LEASE_DONE, lease_.id)->msg.lease_done.ready, 20);
+	assert_int_equal(u_mirror_tiers(&u_, 0, &keys_[19]), KV_TIER_CPU | KV_TIER_DISK);
+	stage_end();
+}
+
+static void p5_leases_that_need_the_same_block_share_its_read(void **state)
+{
+	(void)state;
+	stage_disk(64, 20);
+	u_.disk.loads = 0;
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 0, &lease_, &reply_), KV_OK);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 12, 0, &lease2_, &reply_), KV_OK);
+	assert_int_equal(reply_.ready, 0);
+	u_settle(&u_);
+	assert_int_equal(u_.disk.loads, 20);
+	assert_int_equal(u_find_notice(&u_, KV_CODE_LEASE_DONE, lease2_.id)->msg.lease_done.ready, 12);
+	u_lease_verify(&u_, &lease_);
+	u_lease_verify(&u_, &lease2_);
+	stage_end();
+}
+
+static void p3_blocks_read_below_a_gap_serve_their_lease_only(void **state)
+{
+	uint8_t tiers[20];
+
+	(void)state;
+	stage_disk(32, 20);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 12, &lease_, &reply_), KV_OK);
+	u_settle(&u_);
+	assert_int_equal(u_header(m_, lease_.offset)->ready, 20);
+	u_lease_verify(&u_, &lease_);
+	u_explain(&u_, 0, &space_, keys_, 20, tiers);
+	assert_int_equal(tiers[19], KV_TIER_DISK);
+	assert_int_equal(u_mirror_tiers(&u_, 0, &keys_[19]), KV_TIER_DISK);
+	assert_int_equal(stage_free_slots(), 24);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 12, 0, &lease2_, &reply_), KV_OK);
+	u_settle(&u_); /* the gap closes: all join */
+	u_explain(&u_, 0, &space_, keys_, 20, tiers);
+	assert_int_equal(tiers[19], KV_TIER_DISK | KV_TIER_CPU);
+	stage_end();
+}
+
+static void p5_room_for_reads_is_reserved_at_once_or_the_answer_is_shorter(void **state)
+{
+	u_member_t *other;
+	kv_msg_put_start_reply_t started;
+	static u_put_t put;
+
+	(void)state;
+	stage_disk(32, 20);
+	other = u_join(&u_, 0, "second", 2, 0);
+	assert_int_equal(u_put_start(&u_, other, &space_, &fork_[8], 0, 24, 0, &put, &started),
+			 KV_OK); /* 8 slots are left */
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 0, &lease_, &reply_), KV_OK);
+	assert_int_equal(reply_.n, 8);
+	assert_int_equal(kv_metric_get(&u_.metrics, KV_M_ACQUIRE_SHORTENED), 1);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 10, &lease2_, &reply_), KV_OK);
+	assert_int_equal(reply_.lease, 0);
+	u_settle(&u_);
+	u_lease_verify(&u_, &lease_);
+	stage_end();
+}
+
+static void p1_a_read_that_fails_shortens_the_lease_and_takes_the_block_out(void **state)
+{
+	(void)state;
+	stage_disk(32, 20);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 10, 0, &lease_, &reply_), KV_OK);
+	u_settle(&u_);
+	u_.disk.fail_percent = 100;
+	u_.disk.fail_with = KV_ERR_CORRUPT;
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 0, &lease2_, &reply_), KV_OK);
+	assert_int_equal(reply_.ready, 10);
+	u_settle(&u_);
+	assert_int_equal(u_find_notice(&u_, KV_CODE_LEASE_DONE, lease2_.id)->msg.lease_done.ready, 10);
+	assert_int_equal(u_find_notice(&u_, KV_CODE_LEASE_DONE, lease2_.id)->msg.lease_done.status, KV_ERR_CORRUPT);
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 20), 10);
+	assert_int_equal(u_mirror_tiers(&u_, 0, &keys_[15]), 0);
+	u_lease_verify(&u_, &lease_);
+	u_lease_verify(&u_, &lease2_);
+	stage_end();
+}
+
+static void p1_a_bad_block_is_invisible_at_once_with_all_below(void **state)
+{
+	kv_msg_t ask, reply;
+
+	(void)state;
+	stage(64, 0);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 20), 20);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 0, &lease_, &reply_), KV_OK);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 8, 0, &lease2_, &reply_), KV_OK);
+	ask = (kv_msg_t){.bad_block = {.lease = lease_.id, .index = 12}};
+	assert_int_equal(u_request(&u_, m_, KV_CODE_BAD_BLOCK, &ask, &reply), KV_OK);
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 20), 12);
+	u_settle(&u_);
+	assert_false(u_lease_alive(&lease_));
+	assert_true(u_lease_alive(&lease2_));
+	assert_int_equal(u_mirror_tiers(&u_, 0, &keys_[12]), 0);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 12, 20), 8);
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 20), 20);
+	ask.bad_block.lease = lease2_.id;
+	ask.bad_block.index = 8;
+	assert_int_equal(u_request(&u_, m_, KV_CODE_BAD_BLOCK, &ask, &reply), KV_ERR_ARG);
+	stage_end();
+}
+
+static void p1_nothing_of_an_old_epoch_is_served(void **state)
+{
+	kv_msg_t ask = {0}, reply;
+	static u_put_t put;
+	kv_msg_put_start_reply_t started;
+
+	(void)state;
+	stage(64, 64);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 20), 20);
+	u_settle(&u_);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 0, &lease_, &reply_), KV_OK);
+	assert_int_equal(u_put_start(&u_, m_, &space_, fork_, 8, 12, 0, &put, &started), KV_OK);
+	ask.space_reset = (kv_msg_space_reset_t){.space = space_.space, .epoch = space_.epoch};
+	u_.disk.hold = 1;
+	assert_int_equal(u_request(&u_, m_, KV_CODE_SPACE_RESET, &ask, &reply), KV_PENDING);
+	assert_int_equal(u_.answers, 0);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 0, &lease2_, &reply_), KV_ERR_STALE_EPOCH);
+	assert_int_equal(u_request(&u_, m_, KV_CODE_SPACE_RESET, &ask, &reply), KV_ERR_STALE_EPOCH);
+	u_.disk.hold = 0;
+	u_settle(&u_);
+	assert_int_equal(u_.answers, 1);
+	assert_int_equal(u_.answer_status, KV_OK);
+	assert_false(u_lease_alive(&lease_));
+	space_.epoch++;
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 20), 0);
+	assert_int_equal(u_put_end(&u_, m_, &put, 0, 4), KV_OK);
+	assert_int_equal(u_find_notice(&u_, KV_CODE_PUT_DONE, put.id)->msg.put_done.status, KV_ERR_STALE_EPOCH);
+	assert_int_equal(stage_free_slots(), 64);
+	assert_int_equal(u_.disk.free_count, 64);
+	stage_end();
+}
+
+/* ---- members -------------------------------------------------------------------------------------------------------------------------- */
+
+static void p4_a_closed_member_may_still_write_a_dead_one_may_not(void **state)
+{
+	static u_put_t put;
+	kv_msg_put_start_reply_t started;
+	u_member_t *other;
+
+	(void)state;
+	stage(64, 0);
+	other = u_join(&u_, 0, "second", 2, 0);
+	assert_int_equal(u_put(&u_, other, &space_, keys_, 0, 10), 10);
+	assert_int_equal(u_acquire(&u_, other, &space_, keys_, 10, 0, &lease_, &reply_), KV_OK);
+	assert_int_equal(u_put_start(&u_, other, &space_, keys_, 10, 14, 0, &put, &started), KV_OK);
+	kvd_member_closed(u_.core, other->id);
+	other->closed = 1;
+	assert_int_equal(stage_quarantined(), 4);
+	assert_false(u_lease_alive(&lease_));
+	universe_check(&u_);
+	u_dead(&u_, other);
+	assert_int_equal(stage_quarantined(), 0);
+	assert_int_equal(u_.core->instances.used, 1);
+	stage_end();
+}
+
+static void p4_one_dead_member_ends_the_instances_puts_and_the_others_say_quiet(void **state)
+{
+	static u_put_t put;
+	kv_msg_put_start_reply_t started;
+	const uint32_t writers[2][5] = {{0, 0, 1, 0, 2}, {1, 1, 1, 0, 2}};
+	kv_msg_t ask = {0}, reply;
+	u_member_t *rank[2];
+	uint32_t freed;
+
+	(void)state;
+	stage(64, 0);
+	rank[0] = u_join(&u_, 0, "pair", 1, 0);
+	rank[1] = u_join(&u_, 0, "pair", 1, 1);
+	ask.put_start = (kv_msg_put_start_t){.space = space_.space,
+					     .epoch = space_.epoch,
+					     .keys = {(const uint8_t *)keys_, 4 * KV_KEY_BYTES},
+					     .writers = {(const uint8_t *)writers, sizeof writers}};
+	assert_int_equal(u_request(&u_, rank[0], KV_CODE_PUT_START, &ask, &reply), KV_OK);
+	u_dead(&u_, rank[1]);
+	assert_int_equal(stage_quarantined(), 4);
+	assert_int_equal(u_find_notice(&u_, KV_CODE_PUT_DONE, reply.put_start_reply.put)->msg.put_done.status,
+			 KV_ERR_REVOKED);
+	assert_int_equal(u_quiet(&u_, m_, 0, reply.put_start_reply.put, &freed), KV_OK);
+	assert_int_equal(freed, 0); /* not its instance */
+	assert_int_equal(u_quiet(&u_, rank[0], 2, 0, &freed), KV_OK);
+	assert_int_equal(freed, 4);
+	assert_int_equal(u_put_start(&u_, rank[0], &space_, keys_, 0, 4, 0, &put, &started), KV_OK);
+	stage_end();
+}
+
+static void p4_a_member_that_came_back_speaks_for_its_old_connection(void **state)
+{
+	static u_put_t put;
+	kv_msg_put_start_reply_t started;
+	u_member_t *again;
+	uint32_t freed;
+
+	(void)state;
+	stage(64, 0);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 4, 0, &put, &started), KV_OK);
+	kvd_member_closed(u_.core, m_->id);
+	m_->closed = 1;
+	again = u_join(&u_, 0, "engine", 2, 0);
+	assert_int_equal(stage_quarantined(), 4);
+	assert_int_equal(u_quiet(&u_, again, 2, 0, &freed), KV_OK);
+	assert_int_equal(freed, 4);
+	stage_end();
+}
+
+static void p8_a_secret_opens_its_own_instance_only(void **state)
+{
+	uint8_t secret[16] = "another secret!";
+	kvd_join_t join = {.ns = 0, .instance = "engine", .secret = secret, .secret_len = 16};
+	kvd_instance_t id;
+
+	(void)state;
+	stage(64, 0);
+	assert_int_equal(kvd_instance_find(u_.core, &join, &id), KV_ERR_SECRET);
+	join.ns = u_.ns[1]; /* the other namespace has no such instance */
+	assert_int_equal(kvd_instance_find(u_.core, &join, &id), KV_OK);
+	assert_int_equal(id, 0);
+	stage_end();
+}
+
+static void p8_a_namespace_sees_nothing_of_another(void **state)
+{
+	kvd_space_info_t theirs;
+	u_member_t *other;
+	kv_msg_t ask = {0}, reply;
+
+	(void)state;
+	stage(64, 0);
+	other = u_join(&u_, 1, "engine", 2, 0);
+	theirs = u_space(&u_, 1, "model");
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 10), 10);
+	assert_int_equal(u_visible(&u_, 1, &theirs, keys_, 10), 0);
+	assert_int_equal(u_mirror_tiers(&u_, 1, &keys_[0]), 0);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 10, 0, &lease_, &reply_), KV_OK);
+	ask.bad_block.lease = lease_.id;
+	assert_int_equal(u_release(&u_, other, lease_.id), KV_ERR_NOT_FOUND);
+	assert_int_equal(u_request(&u_, other, KV_CODE_BAD_BLOCK, &ask, &reply), KV_ERR_NOT_FOUND);
+	assert_true(u_lease_alive(&lease_));
+	/* Its pool is full of another's blocks: it gets what is free, and evicts nothing of theirs. */
+	assert_int_equal(u_put(&u_, other, &theirs, keys_, 0, 60), 54);
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 10), 10);
+	stage_end();
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p3_a_ladder_leases_the_deepest_known_rung),
+		cmocka_unit_test(p10_a_ladder_of_the_wrong_length_is_refused),
+		cmocka_unit_test(p5_what_the_engine_holds_is_touched_and_not_listed),
+		cmocka_unit_test(p5_a_leased_prefix_is_never_evicted),
+		cmocka_unit_test(p1_an_expired_lease_is_revoked_before_its_slots_are_reused),
+		cmocka_unit_test(p5_pinned_bytes_and_leases_are_capped),
+		cmocka_unit_test(p1_blocks_on_disk_become_ready_in_order),
+		cmocka_unit_test(p5_leases_that_need_the_same_block_share_its_read),
+		cmocka_unit_test(p3_blocks_read_below_a_gap_serve_their_lease_only),
+		cmocka_unit_test(p5_room_for_reads_is_reserved_at_once_or_the_answer_is_shorter),
+		cmocka_unit_test(p1_a_read_that_fails_shortens_the_lease_and_takes_the_block_out),
+		cmocka_unit_test(p1_a_bad_block_is_invisible_at_once_with_all_below),
+		cmocka_unit_test(p1_nothing_of_an_old_epoch_is_served),
+		cmocka_unit_test(p4_a_closed_member_may_still_write_a_dead_one_may_not),
+		cmocka_unit_test(p4_one_dead_member_ends_the_instances_puts_and_the_others_say_quiet),
+		cmocka_unit_test(p4_a_member_that_came_back_speaks_for_its_old_connection),
+		cmocka_unit_test(p8_a_secret_opens_its_own_instance_only),
+		cmocka_unit_test(p8_a_namespace_sees_nothing_of_another),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,134 @@
+/* Every allocation fails once, over the whole life of a core: the request says so, nothing leaks, nothing breaks, and the next one works. */
+#include "stage.h"
+
+static void story(void)
+{
+	kv_msg_acquire_reply_t reply;
+	kv_msg_put_start_reply_t started;
+	kv_msg_t ask = {0}, answer;
+	static u_lease_t lease;
+	static u_put_t put;
+
+	for (uint32_t i = 0; i < 3; i++) {
+		const kv_key_t *keys = i == 1 ? fork_ : keys_;
+
+		if (u_put_start(&u_, m_, &space_, keys, i == 1 ? 8 : 0, 40, 1, &put, &started) == KV_OK &&
+		    started.put) {
+			u_put_write(&u_, &put);
+			(void)u_put_end(&u_, m_, &put, started.already, put.n - started.already);
+		}
+		u_tick(&u_, 3);
+		universe_check(&u_);
+		(void)u_acquire(&u_, m_, &space_, keys, 40, 4, &lease, &reply);
+		u_settle(&u_);
+		universe_check(&u_);
+		if (lease.id) {
+			u_lease_verify(&u_, &lease);
+			ask.bad_block = (kv_msg_bad_block_t){.lease = lease.id, .index = 30};
+			(void)(i == 1 ? u_request(&u_, m_, KV_CODE_BAD_BLOCK, &ask, &answer) : KV_OK);
+			(void)u_release(&u_, m_, lease.id);
+			lease.id = 0;
+		}
+		u_settle(&u_);
+		universe_check(&u_);
+	}
+	ask.space_reset = (kv_msg_space_reset_t){.space = space_.space, .epoch = space_.epoch};
+	if (u_request(&u_, m_, KV_CODE_SPACE_RESET, &ask, &answer) != KV_ERR_NOMEM) {
+		space_.epoch++;
+	}
+	u_settle(&u_);
+	universe_check(&u_);
+}
+
+static void p4_any_allocation_may_fail_and_nothing_is_lost(void **state)
+{
+	uint64_t failures = 0;
+
+	(void)state;
+	for (uint64_t n = 1;; n++) {
+		int failed;
+
+		stage(48, 64);
+		kv_test_fail_nth(&u_.env, n);
+		story();
+		failed = kv_test_failed(&u_.env);
+		kv_test_fail_nth(&u_.env, 0);
+		u_chain(NULL, 7, keys_, 512);
+		assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 20), 20);
+		assert_int_equal(u_visible(&u_, 0, &space_, keys_, 20), 20);
+		stage_end();
+		if (!failed) {
+			break;
+		}
+		failures++;
+	}
+	assert_true(failures > 20);
+}
+
+static void p4_a_core_without_memory_is_refused(void **state)
+{
+	kv_test_env_t env;
+	static kv_metrics_t metrics;
+	fake_tier_t cpu;
+	kvd_core_config_t config;
+	kvd_world_t world = {.metrics = &metrics};
+	kvd_core_t *core;
+
+	(void)state;
+	stage(8, 0);
+	config = u_.config;
+	stage_end();
+	kv_test_env_init(&env);
+	fake_tier_init(&cpu, 0, 4, 1);
+	world.env = env.env;
+	world.cpu = &cpu.tier;
+	KV_TEST_EACH_FAILURE(&env, n)
+	{
+		kv_status_t status = kvd_core_create(&config, &world, &core);
+
+		assert_int_equal(status, kv_test_failed(&env) ? KV_ERR_NOMEM : KV_OK);
+		if (status == KV_OK) {
+			kvd_core_destroy(core);
+		}
+		assert_int_equal(kv_test_env_live(&env), 0);
+	}
+	config.incarnation = 0;
+	assert_int_equal(kvd_core_create(&config, &world, &core), KV_ERR_ARG);
+	fake_tier_fini(&cpu);
+}
+
+static void p4_the_documents_are_whole(void **state)
+{
+	char small[8], *json;
+	uint32_t failed;
+	size_t len;
+
+	(void)state;
+	stage(16, 16);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
+	len = kvd_core_status_json(u_.core, 0, 2, small, sizeof small);
+	json = malloc(len + 1);
+	assert_int_equal(kvd_core_status_json(u_.core, 0, 2, json, len + 1), len);
+	assert_int_equal(strlen(json), len);
+	assert_non_null(strstr(json, "\"instance\":\"engine\""));
+	assert_null(strstr(json, "0123456789abcde")); /* no secret */
+	free(json);
+	len = kvd_core_check_json(u_.core, NULL, 0, &failed);
+	assert_int_equal(failed, 0);
+	json = malloc(len + 1);
+	assert_int_equal(kvd_core_check_json(u_.core, json, len + 1, &failed), len);
+	assert_non_null(strstr(json, "\"promise\":\"P4\",\"ok\":true"));
+	free(json);
+	stage_end();
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p4_any_allocation_may_fail_and_nothing_is_lost),
+		cmocka_unit_test(p4_a_core_without_memory_is_refused),
+		cmocka_unit_test(p4_the_documents_are_whole),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,368 @@
+/* Puts: every rule of how a block comes in. */
+#include "stage.h"
+
+static u_put_t put_, other_;
+static kv_msg_put_start_reply_t reply_;
+
+static const u_notice_t *done(uint64_t put)
+{
+	assert_int_equal(u_count_notices(&u_, KV_CODE_PUT_DONE, put), 1);
+
+	return u_find_notice(&u_, KV_CODE_PUT_DONE, put);
+}
+
+static void p3_a_block_is_visible_when_all_of_it_is_there(void **state)
+{
+	(void)state;
+	stage(64, 0);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 4, 0, &put_, &reply_), KV_OK);
+	assert_int_equal(reply_.n, 4);
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 4), 0);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 1, 1), KV_OK);
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 4), 0);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 1), KV_OK);
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 4), 2);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 1), KV_ERR_COVERAGE);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 2, 2), KV_OK);
+	assert_int_equal(done(put_.id)->msg.put_done.n, 4);
+	assert_int_equal(u_.seals, 4);
+	assert_int_equal(u_.digest_words, 16);
+	stage_end();
+}
+
+static void p3_every_rank_must_have_ended_its_range(void **state)
+{
+	const uint32_t writers[2][5] = {{0, 0, 1, 0, 2}, {1, 1, 1, 0, 2}};
+	kv_msg_t ask = {.put_start = {.space = space_.space}}, reply;
+
+	(void)state;
+	stage(64, 0);
+	ask.put_start = (kv_msg_put_start_t){.space = space_.space,
+					     .epoch = space_.epoch,
+					     .keys = {(const uint8_t *)keys_, 2 * KV_KEY_BYTES},
+					     .writers = {(const uint8_t *)writers, sizeof writers}};
+	assert_int_equal(u_request(&u_, m_, KV_CODE_PUT_START, &ask, &reply), KV_OK);
+	for (uint32_t rank = 0; rank < 2; rank++) {
+		kv_msg_t end = {.put_end = {.put = reply.put_start_reply.put, .rank = rank, .count = 2, .words = 4}},
+			 answer;
+
+		assert_int_equal(u_visible(&u_, 0, &space_, keys_, 2), 0);
+		assert_int_equal(u_request(&u_, m_, KV_CODE_PUT_END, &end, &answer), KV_OK);
+	}
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 2), 2);
+	stage_end();
+}
+
+static void p10_ranges_that_overlap_or_leave_gaps_are_refused(void **state)
+{
+	static const uint32_t bad[][10] = {
+		{0, 0, 2, 0, 2, 1, 1, 1, 1, 1}, /* overlap */
+		{0, 0, 1, 0, 2, 1, 1, 1, 0, 1}, /* gap */
+		{0, 0, 1, 0, 2, 0, 1, 1, 0, 2}, /* one rank twice */
+		{0, 0, 3, 0, 2, 1, 1, 1, 0, 2}, /* out of range */
+		{0, UINT32_MAX, 2, 0, 2, 1, 1, 1, 0, 2},
+	};
+
+	(void)state;
+	stage(64, 0);
+	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
+		kv_msg_t ask = {.put_start = {.space = space_.space,
+					      .epoch = space_.epoch,
+					      .keys = {(const uint8_t *)keys_, KV_KEY_BYTES}}},
+			 reply;
+
+		ask.put_start.writers = (kv_slice_t){(const uint8_t *)bad[i], sizeof bad[i]};
+		assert_int_equal(u_request(&u_, m_, KV_CODE_PUT_START, &ask, &reply), KV_ERR_COVERAGE);
+	}
+	assert_int_equal(stage_free_slots(), 64);
+	stage_end();
+}
+
+static void p3_a_child_without_a_parent_is_refused(void **state)
+{
+	(void)state;
+	stage(64, 0);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 3, 5, 0, &put_, &reply_), KV_ERR_NO_PARENT);
+	assert_int_equal(kv_metric_get(&u_.metrics, KV_M_NO_PARENT), 1);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 2), 2);
+	assert_int_equal(u_put_start(&u_, m_, &space_, &keys_[1], 0, 1, 0, &put_, &reply_), KV_ERR_ARG);
+	assert_int_equal(stage_free_slots(), 62);
+	stage_end();
+}
+
+static void p3_a_child_waits_for_its_parents_key(void **state)
+{
+	(void)state;
+	stage(64, 0);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 2, 0, &put_, &reply_), KV_OK);
+	u_put_write(&u_, &put_);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 2, 4, 0, &other_, &reply_), KV_OK);
+	u_put_write(&u_, &other_);
+	assert_int_equal(u_put_end(&u_, m_, &other_, 0, 2), KV_OK);
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 4), 0);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 2), KV_OK);
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 4), 4);
+	assert_int_equal(done(other_.id)->msg.put_done.status, KV_OK);
+	stage_end();
+}
+
+static void p3_a_child_is_lost_with_the_last_copy_of_its_parent(void **state)
+{
+	u_member_t *second;
+	static u_put_t copy;
+
+	(void)state;
+	stage(64, 0);
+	second = u_join(&u_, 0, "second", 2, 0);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 2, 0, &put_, &reply_), KV_OK);
+	assert_int_equal(u_put_start(&u_, second, &space_, keys_, 0, 2, 0, &copy, &reply_), KV_OK);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 2, 4, 0, &other_, &reply_), KV_OK);
+	assert_int_equal(u_put_revoke(&u_, m_, put_.id), KV_OK);
+	assert_int_equal(u_count_notices(&u_, KV_CODE_PUT_DONE, other_.id), 0);
+	assert_int_equal(u_put_revoke(&u_, second, copy.id), KV_OK);
+	assert_int_equal(done(other_.id)->msg.put_done.status, KV_ERR_PARENT_LOST);
+	assert_int_equal(kv_metric_get(&u_.metrics, KV_M_PARENT_LOST), 2);
+	stage_end();
+}
+
+static void p3_a_childs_wait_ends_well_with_another_instances_copy(void **state)
+{
+	u_member_t *second;
+	static u_put_t copy;
+
+	(void)state;
+	stage(64, 0);
+	second = u_join(&u_, 0, "second", 2, 0);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 2, 0, &put_, &reply_), KV_OK);
+	assert_int_equal(u_put_start(&u_, second, &space_, keys_, 0, 2, 0, &copy, &reply_), KV_OK);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 2, 4, 0, &other_, &reply_), KV_OK);
+	assert_int_equal(u_put_end(&u_, m_, &other_, 0, 2), KV_OK);
+	assert_int_equal(u_put_revoke(&u_, m_, put_.id), KV_OK);
+	assert_int_equal(u_put_end(&u_, second, &copy, 0, 2), KV_OK);
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 4), 4);
+	assert_int_equal(done(other_.id)->msg.put_done.status, KV_OK);
+	stage_end();
+}
+
+static void p1_of_two_copies_the_first_complete_wins(void **state)
+{
+	u_member_t *second;
+
+	(void)state;
+	stage(64, 0);
+	second = u_join(&u_, 0, "second", 2, 0);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 3, 0, &put_, &reply_), KV_OK);
+	assert_int_equal(u_put_start(&u_, second, &space_, keys_, 0, 3, 0, &other_, &reply_), KV_OK);
+	assert_int_equal(stage_free_slots(), 58);
+	assert_int_equal(u_put_end(&u_, second, &other_, 0, 3), KV_OK);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 3), KV_OK);
+	assert_int_equal(done(put_.id)->msg.put_done.n, 3);
+	assert_int_equal(kv_metric_get(&u_.metrics, KV_M_PUT_DUPLICATES), 3);
+	assert_int_equal(stage_free_slots(), 61);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 3, 0, &put_, &reply_), KV_OK);
+	assert_int_equal(reply_.put, 0);
+	assert_int_equal(reply_.already, 3);
+	stage_end();
+}
+
+static void p5_a_full_pool_shortens_a_put_and_never_takes_its_own_path(void **state)
+{
+	(void)state;
+	stage(16, 0);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 10), 10);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 40, 0, &put_, &reply_), KV_OK);
+	assert_int_equal(reply_.already, 10);
+	assert_int_equal(reply_.n, 16);
+	u_put_write(&u_, &put_);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 10, 6), KV_OK);
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 40), 16);
+	assert_int_equal(kv_metric_get(&u_.metrics, KV_M_PUT_BUSY), 1);
+	stage_end();
+}
+
+static void p5_unfinished_bytes_are_capped(void **state)
+{
+	(void)state;
+	stage(64, 0);
+	u_.core->config.max_unfinished_bytes = 5 * 4096;
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 10, 0, &put_, &reply_), KV_OK);
+	assert_int_equal(reply_.n, 5);
+	assert_int_equal(u_put_start(&u_, m_, &space_, fork_, 0, 1, 0, &other_, &reply_), KV_ERR_BUSY);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 5), KV_OK);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 5, 10), 5);
+	stage_end();
+}
+
+static void p4_a_revoked_puts_slots_wait_until_its_writers_are_quiet(void **state)
+{
+	uint32_t freed;
+
+	(void)state;
+	stage(64, 0);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 6, 0, &put_, &reply_), KV_OK);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 2), KV_OK);
+	assert_int_equal(u_put_revoke(&u_, m_, put_.id), KV_OK);
+	assert_int_equal(u_header(m_, put_.offset)->state, KV_LEASE_REVOKED);
+	assert_int_equal(done(put_.id)->msg.put_done.n, 2);
+	assert_int_equal(done(put_.id)->msg.put_done.status, KV_ERR_REVOKED);
+	assert_int_equal(stage_quarantined(), 4);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 2, 1), KV_ERR_REVOKED);
+	assert_int_equal(u_quiet(&u_, m_, 0, put_.id, &freed), KV_OK);
+	assert_int_equal(freed, 4);
+	assert_int_equal(stage_quarantined(), 0);
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 6), 2);
+	stage_end();
+}
+
+static void p2_a_put_under_a_parent_on_disk_is_written_through(void **state)
+{
+	uint8_t tiers[8];
+
+	(void)state;
+	stage(8, 64);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
+	u_settle(&u_);
+	for (int i = 0; i < 4; i++) {
+		assert_int_equal(kvd_core_evict_one(u_.core, KV_TIER_CPU), KV_OK);
+	}
+	u_.disk.hold = 1;
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 4, 6, 0, &put_, &reply_), KV_OK);
+	u_put_write(&u_, &put_);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 2), KV_OK);
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 6), 4);
+	u_.disk.hold = 0;
+	u_settle(&u_);
+	u_explain(&u_, 0, &space_, keys_, 6, tiers);
+	assert_int_equal(tiers[5], KV_TIER_DISK);
+	assert_int_equal(done(put_.id)->msg.put_done.n, 2);
+	assert_int_equal(stage_free_slots(), 8);
+	stage_end();
+}
+
+static void p2_what_the_disk_refuses_is_said(void **state)
+{
+	(void)state;
+	stage(8, 4);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
+	u_settle(&u_);
+	for (int i = 0; i < 4; i++) {
+		assert_int_equal(kvd_core_evict_one(u_.core, KV_TIER_CPU), KV_OK);
+	}
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 4, 6, 1, &put_, &reply_), KV_OK);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 2), KV_OK);
+	u_settle(&u_);
+	assert_int_equal(done(put_.id)->msg.put_done.status, KV_ERR_NOT_ADMITTED);
+	assert_int_equal(u_count_notices(&u_, KV_CODE_DURABLE, put_.id), 1);
+	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.n, 4);
+	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.status, KV_ERR_NOT_ADMITTED);
+	stage_end();
+}
+
+static void p2_durable_is_said_after_the_flush_and_once(void **state)
+{
+	(void)state;
+	stage(64, 64);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
+	u_.disk.hold = 1;
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 8, 1, &put_, &reply_), KV_OK);
+	u_put_write(&u_, &put_);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 4, 4), KV_OK);
+	u_tick(&u_, 20);
+	assert_int_equal(done(put_.id)->msg.put_done.n, 8);
+	assert_int_equal(u_count_notices(&u_, KV_CODE_DURABLE, put_.id), 0);
+	u_.disk.hold = 0;
+	u_settle(&u_);
+	assert_int_equal(u_count_notices(&u_, KV_CODE_DURABLE, put_.id), 1);
+	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.n, 8);
+	assert_true(u_.disk.flushes > 0);
+
+	/* All of it there already: no slots, but an answer all the same. */
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 8, 1, &put_, &reply_), KV_OK);
+	assert_true(reply_.put != 0 && reply_.already == 8);
+	u_settle(&u_);
+	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.n, 8);
+	stage_end();
+}
+
+static void p2_without_a_disk_nothing_is_durable(void **state)
+{
+	(void)state;
+	stage(64, 0);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 4, 1, &put_, &reply_), KV_OK);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 4), KV_OK);
+	u_tick(&u_, 2);
+	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.status, KV_ERR_NOT_ADMITTED);
+	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.n, 0);
+	stage_end();
+}
+
+static void p10_digests_that_cannot_be_read_end_nothing(void **state)
+{
+	kv_msg_t ask, reply;
+
+	(void)state;
+	stage(64, 0);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 4, 0, &put_, &reply_), KV_OK);
+	u_.staging_status = KV_ERR_FAULT;
+	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 4), KV_ERR_FAULT);
+	assert_int_equal(kv_metric_get(&u_.metrics, KV_M_BAD_STAGING), 1);
+	u_.staging_status = KV_OK;
+	ask = (kv_msg_t){.put_end = {.put = put_.id, .count = 4, .words = 15}};
+	assert_int_equal(u_request(&u_, m_, KV_CODE_PUT_END, &ask, &reply), KV_ERR_ARG);
+	ask = (kv_msg_t){.put_end = {.put = put_.id, .rank = 7, .count = 4, .words = 16}};
+	assert_int_equal(u_request(&u_, m_, KV_CODE_PUT_END, &ask, &reply), KV_ERR_COVERAGE);
+	ask = (kv_msg_t){.put_end = {.put = put_.id, .first = 3, .count = 2, .words = 8}};
+	assert_int_equal(u_request(&u_, m_, KV_CODE_PUT_END, &ask, &reply), KV_ERR_ARG);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 4), KV_OK);
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 4), 4);
+	stage_end();
+}
+
+static void p9_a_put_is_announced_in_one_run_with_its_tokens(void **state)
+{
+	static uint32_t tokens[4 * 16];
+	static u_put_t put;
+	kv_msg_t ask = {0}, reply;
+
+	(void)state;
+	stage(64, 0);
+	ask.put_start = (kv_msg_put_start_t){.space = space_.space,
+					     .epoch = space_.epoch,
+					     .keys = {(const uint8_t *)keys_, 4 * KV_KEY_BYTES},
+					     .tokens = {(const uint8_t *)tokens, sizeof tokens}};
+	assert_int_equal(u_request(&u_, m_, KV_CODE_PUT_START, &ask, &reply), KV_OK);
+	put = (u_put_t){.id = reply.put_start_reply.put, .member = m_, .offset = reply.put_start_reply.offset, .n = 4};
+	assert_int_equal(u_put_end(&u_, m_, &put, 0, 4), KV_OK);
+	assert_int_equal(u_.stored, 4);
+	assert_int_equal(u_.stored_tokens, 64);
+	assert_int_equal(u_.last_has_parent, 0);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 4, 6), 2);
+	assert_int_equal(u_.last_has_parent, 1);
+	assert_int_equal(u_.last_parent, kv_key_hash(&keys_[3]));
+	stage_end();
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p3_a_block_is_visible_when_all_of_it_is_there),
+		cmocka_unit_test(p3_every_rank_must_have_ended_its_range),
+		cmocka_unit_test(p10_ranges_that_overlap_or_leave_gaps_are_refused),
+		cmocka_unit_test(p3_a_child_without_a_parent_is_refused),
+		cmocka_unit_test(p3_a_child_waits_for_its_parents_key),
+		cmocka_unit_test(p3_a_child_is_lost_with_the_last_copy_of_its_parent),
+		cmocka_unit_test(p3_a_childs_wait_ends_well_with_another_instances_copy),
+		cmocka_unit_test(p1_of_two_copies_the_first_complete_wins),
+		cmocka_unit_test(p5_a_full_pool_shortens_a_put_and_never_takes_its_own_path),
+		cmocka_unit_test(p5_unfinished_bytes_are_capped),
+		cmocka_unit_test(p4_a_revoked_puts_slots_wait_until_its_writers_are_quiet),
+		cmocka_unit_test(p2_a_put_under_a_parent_on_disk_is_written_through),
+		cmocka_unit_test(p2_what_the_disk_refuses_is_said),
+		cmocka_unit_test(p2_durable_is_said_after_the_flush_and_once),
+		cmocka_unit_test(p2_without_a_disk_nothing_is_durable),
+		cmocka_unit_test(p10_digests_that_cannot_be_read_end_nothing),
+		cmocka_unit_test(p9_a_put_is_announced_in_one_run_with_its_tokens),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,399 @@
+/* Seeded universes: members of three instances do anything at any moment, tiers are late, out of order and fail, and after every step all that was
+ * promised must hold. A failing seed: KVD_TEST_SEED=... with the printed number of the universe.
+ *
+ *     test_core_universe [universes]
+ */
+#include "universe.h"
+
+#define CHAINS 6u
+#define DEPTH  48u
+#define LEASES 24u
+#define PUTS   12u
+
+typedef struct life {
+	universe_t u;
+	kvd_space_info_t space[2];
+	kv_key_t keys[CHAINS][DEPTH]; /* chains share beginnings */
+	u_lease_t leases[LEASES];
+	u_put_t puts[PUTS];
+	uint32_t put_space[PUTS];
+	uint32_t lease_space[LEASES];
+} life_t;
+
+static uint64_t below(life_t *l, uint64_t n)
+{
+	return kv_test_below(&l->u.rng, n);
+}
+
+static u_member_t *some_member(life_t *l)
+{
+	for (uint32_t tries = 0; tries < 100; tries++) {
+		u_member_t *m = &l->u.members[below(l, U_MEMBERS)];
+
+		if (m->id && !m->closed) {
+			return m;
+		}
+	}
+
+	return NULL;
+}
+
+static void make_keys(life_t *l)
+{
+	for (uint32_t c = 0; c < CHAINS; c++) {
+		uint32_t shared = c > 0 ? (uint32_t)below(l, DEPTH) : 0;
+		const kv_key_t *from = l->keys[c > 0 ? below(l, c) : 0];
+
+		memcpy(l->keys[c], from, shared * sizeof *from);
+		u_chain(shared ? &l->keys[c][shared - 1] : NULL, below(l, 1u << 30), &l->keys[c][shared],
+			DEPTH - shared);
+	}
+}
+
+static void do_join(life_t *l)
+{
+	static const char *const names[] = {"one", "two", "three"};
+	uint32_t live = 0;
+
+	for (uint32_t i = 0; i < U_MEMBERS; i++) {
+		live += l->u.members[i].id != 0;
+	}
+	if (live < 10) {
+		(void)u_join(&l->u, 0, names[below(l, 3)], (uint32_t)below(l, 3), (uint32_t)below(l, 2));
+	}
+}
+
+static void do_put_start(life_t *l)
+{
+	u_member_t *m = some_member(l);
+	uint32_t which = (uint32_t)below(l, PUTS), chain = (uint32_t)below(l, CHAINS),
+		 space = (uint32_t)below(l, 8) == 0;
+	uint32_t visible = u_visible(&l->u, 0, &l->space[space], l->keys[chain], DEPTH);
+	uint32_t first = (uint32_t)below(l, visible + 4), n = first + 1 + (uint32_t)below(l, 12);
+	kv_msg_put_start_reply_t reply;
+
+	if (!m || l->puts[which].id != 0 || n > DEPTH) {
+		return;
+	}
+	if (below(l, 3) > 0 && first > visible) {
+		first = visible;
+	}
+	if (u_put_start(&l->u, m, &l->space[space], l->keys[chain], first, n, (uint32_t)below(l, 2), &l->puts[which],
+			&reply) != KV_OK) {
+		l->puts[which].id = 0;
+		return;
+	}
+	l->put_space[which] = space;
+	if (l->puts[which].id != 0) {
+		u_put_write(&l->u, &l->puts[which]);
+	}
+}
+
+static int put_runs(const u_put_t *put)
+{
+	const kv_lease_header_t *header = put->id != 0 ? u_header(put->member, put->offset) : NULL;
+
+	return header && put->member->id != 0 && header->id == put->id && header->state == KV_LEASE_ACTIVE;
+}
+
+static void do_put_end(life_t *l)
+{
+	u_put_t *put = &l->puts[below(l, PUTS)];
+
+	if (!put_runs(put)) {
+		put->id = 0;
+		return;
+	}
+	if (put->member->closed) {
+		return;
+	}
+	if (below(l, 3) == 0) {
+		(void)u_put_end(&l->u, put->member, put, (uint32_t)below(l, put->n), 1);
+	} else {
+		for (uint32_t i = 0; i < put->n; i++) {
+			(void)u_put_end(&l->u, put->member, put, i, 1);
+		}
+	}
+}
+
+static void do_put_revoke(life_t *l)
+{
+	u_put_t *put = &l->puts[below(l, PUTS)];
+	uint32_t freed;
+
+	if (put_runs(put) && !put->member->closed) {
+		(void)u_put_revoke(&l->u, put->member, put->id);
+		if (below(l, 2)) {
+			(void)u_quiet(&l->u, put->member, below(l, 2) ? 0 : 2, put->id, &freed);
+		}
+	}
+}
+
+static void do_acquire(life_t *l)
+{
+	u_member_t *m = some_member(l);
+	uint32_t which = (uint32_t)below(l, LEASES), chain = (uint32_t)below(l, CHAINS),
+		 space = (uint32_t)below(l, 8) == 0;
+	uint32_t n = 1 + (uint32_t)below(l, DEPTH), skip = below(l, 3) ? 0 : (uint32_t)below(l, n + 1);
+	kv_msg_acquire_reply_t reply;
+
+	if (m && !u_lease_alive(&l->leases[which])) {
+		l->leases[which].id = 0;
+		if (u_acquire(&l->u, m, &l->space[space], l->keys[chain], n, skip, &l->leases[which], &reply) !=
+		    KV_OK) {
+			l->leases[which].id = 0;
+		}
+	}
+}
+
+static void do_release(life_t *l)
+{
+	u_lease_t *lease = &l->leases[below(l, LEASES)];
+
+	if (lease->id && u_lease_alive(lease) && lease->member->id && !lease->member->closed) {
+		if (below(l, 4) == 0) {
+			kv_msg_t ask = {.bad_block = {.lease = lease->id, .index = (uint32_t)below(l, 8)}}, reply;
+
+			(void)u_request(&l->u, lease->member, KV_CODE_BAD_BLOCK, &ask, &reply);
+		} else {
+			assert_int_equal(u_release(&l->u, lease->member, lease->id), KV_OK);
+		}
+	}
+}
+
+static void forget(life_t *l, const u_member_t *m)
+{
+	for (uint32_t i = 0; i < LEASES; i++) {
+		l->leases[i].id = l->leases[i].member == m ? 0 : l->leases[i].id;
+	}
+	for (uint32_t i = 0; i < PUTS; i++) {
+		l->puts[i].id = l->puts[i].member == m ? 0 : l->puts[i].id;
+	}
+}
+
+static void do_leave(life_t *l)
+{
+	u_member_t *m = &l->u.members[below(l, U_MEMBERS)];
+	uint32_t freed;
+
+	if (m->id == 0) {
+		return;
+	}
+	switch (below(l, 4)) {
+	case 0:
+		kvd_member_closed(l->u.core, m->id);
+		m->closed = 1;
+		break;
+	case 1:
+		forget(l, m);
+		u_dead(&l->u, m);
+		break;
+	default:
+		if (!m->closed) {
+			(void)u_quiet(&l->u, m, 2, 0, &freed);
+		}
+		break;
+	}
+}
+
+static void do_reset(life_t *l)
+{
+	u_member_t *m = some_member(l);
+	uint32_t space = (uint32_t)below(l, 2);
+	kv_msg_t ask = {.space_reset = {.space = l->space[space].space, .epoch = l->space[space].epoch}}, reply;
+
+	if (m && below(l, 6) == 0) {
+		kv_status_t status = u_request(&l->u, m, KV_CODE_SPACE_RESET, &ask, &reply);
+
+		assert_true(status == KV_OK || status == KV_PENDING || status == KV_ERR_BUSY);
+		if (status != KV_ERR_BUSY) {
+			l->space[space].epoch = reply.space_reset_reply.epoch;
+		}
+	}
+}
+
+static void do_world(life_t *l)
+{
+	universe_t *u = &l->u;
+
+	switch (below(l, 8)) {
+	case 0:
+		u->disk.hold = !u->disk.hold;
+		break;
+	case 1:
+		u->disk.fail_percent = below(l, 3) ? 0 : 30;
+		u->disk.fail_with = below(l, 2) ? KV_ERR_IO : below(l, 2) ? KV_ERR_FAULT : KV_ERR_CORRUPT;
+		break;
+	case 2:
+		kv_test_advance(&u->env, below(l, 4) ? 300000000 : UINT64_C(11000000000));
+		break;
+	case 3:
+		(void)kvd_core_evict_one(u->core, below(l, 2) ? KV_TIER_CPU : KV_TIER_DISK);
+		break;
+	default:
+		u_tick(u, 1);
+		break;
+	}
+}
+
+static void step(life_t *l)
+{
+	switch (below(l, 16)) {
+	case 0:
+		do_join(l);
+		break;
+	case 1:
+		do_leave(l);
+		break;
+	case 2:
+	case 3:
+	case 4:
+		do_put_start(l);
+		break;
+	case 5:
+	case 6:
+	case 7:
+		do_put_end(l);
+		break;
+	case 8:
+		do_put_revoke(l);
+		break;
+	case 9:
+	case 10:
+	case 11:
+		do_acquire(l);
+		break;
+	case 12:
+		do_release(l);
+		break;
+	case 13:
+		do_reset(l);
+		break;
+	default:
+		do_world(l);
+		break;
+	}
+}
+
+static void check(life_t *l)
+{
+	universe_check(&l->u);
+	for (uint32_t i = 0; i < LEASES; i++) {
+		if (l->leases[i].id && l->leases[i].member->id) {
+			u_lease_verify(&l->u, &l->leases[i]);
+		}
+	}
+	if (l->u.notice_count > U_NOTICES / 2) {
+		l->u.notice_count = 0;
+	}
+}
+
+/* Everybody leaves: nothing may be left behind. */
+static void calm_down(life_t *l)
+{
+	universe_t *u = &l->u;
+	kvs_usage_t usage;
+
+	u->disk.hold = 0;
+	u->disk.fail_percent = 0;
+	for (uint32_t i = 0; i < U_MEMBERS; i++) {
+		if (u->members[i].id) {
+			u_dead(u, &u->members[i]);
+		}
+	}
+	u_settle(u);
+	universe_check(u);
+	assert_int_equal(u->core->claims.used, 0);
+	assert_int_equal(u->core->leases.used, 0);
+	assert_int_equal(u->core->puts.used, 0);
+	assert_int_equal(u->core->ios.used, 0);
+	assert_int_equal(u->core->pendings.used, 0);
+	assert_int_equal(u->core->holds + u->core->extents.used + u->core->instances.used + u->core->members.used, 0);
+	assert_int_equal(u->core->transit + u->core->written + u->core->durable_owed, 0);
+	for (kvd_set_t t = KVD_CPU; t < KVD_TIERS; t++) {
+		uint64_t in = 0;
+
+		for (uint32_t tr = 0; tr < u->core->ix.trees.made; tr++) {
+			in += kvd_tree_at(&u->core->ix, tr)->live ? kvd_tree_at(&u->core->ix, tr)->in[t] : 0;
+		}
+		if (u->core->tier[t]) {
+			kvs_usage(u->core->tier[t], &usage);
+			assert_int_equal(usage.used_slots, in);
+			assert_int_equal(usage.quarantined_slots, 0);
+		}
+	}
+	for (uint32_t c = 0; c < CHAINS; c++) {
+		uint8_t tiers[DEPTH];
+
+		u_explain(u, 0, &l->space[0], l->keys[c], DEPTH, tiers);
+		for (uint32_t i = 0; i < DEPTH; i++) {
+			if (u_visible(u, 0, &l->space[1], l->keys[c], DEPTH) == 0) {
+				assert_int_equal(u_mirror_tiers(u, 0, &l->keys[c][i]), tiers[i]);
+			}
+		}
+	}
+}
+
+static void live(uint64_t seed, uint32_t steps)
+{
+	static life_t l;
+	fake_tier_t disk;
+	u_config_t config = {.cpu_slots = 40,
+			     .disk_slots = seed % 4 == 0 ? 0 : 90,
+			     .max_blocks = seed % 3 ? 4096 : 80,
+			     .seed = seed};
+	int restart = config.disk_slots > 0 && seed % 5 == 0;
+
+	for (int run = 0; run <= restart; run++) {
+		memset(&l, 0, sizeof l);
+		universe_init(&l.u, &config, run ? &disk : NULL);
+		l.u.rng.state = seed + 1000 * (uint64_t)run;
+		l.u.cpu.shuffle = l.u.disk.shuffle = 1;
+		l.u.disk.queue_limit = seed % 2 ? 4 : 0;
+		l.space[0] = u_space(&l.u, 0, "model");
+		l.space[1] = u_space(&l.u, 0, "other");
+		l.u.rng.state = seed;
+		make_keys(&l);
+		for (uint32_t i = 0; i < steps; i++) {
+			step(&l);
+			check(&l);
+		}
+		calm_down(&l);
+		if (run < restart) {
+			universe_kill(&l.u, &disk);
+		}
+	}
+	universe_fini(&l.u);
+}
+
+static uint32_t universes_ = 240;
+
+static void p1_to_p10_hold_after_every_step(void **state)
+{
+	uint64_t seed = kv_test_seed();
+	const char *one = getenv("KVD_TEST_UNIVERSE");
+
+	(void)state;
+	for (uint32_t i = one ? (uint32_t)atoi(one) : 0; i < universes_; i++) {
+		if (getenv("KVD_TEST_LOG")) {
+			printf("# universe %u\n", i);
+		}
+		live(seed / 7 * 7 + i, 400);
+		if (one) {
+			break;
+		}
+	}
+}
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {cmocka_unit_test(p1_to_p10_hold_after_every_step)};
+
+	setvbuf(stdout, NULL, _IOLBF, 0);
+
+	if (argc > 1) {
+		universes_ = (uint32_t)atoi(argv[1]);
+	}
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,468 @@
+#include "universe.h"
+
+/* ---- the world ------------------------------------------------------------------------------------------------------------------ */
+
+static void world_notify(void *ctx, kvd_member_t member, uint16_t code, const kv_msg_t *msg)
+{
+	universe_t *u = ctx;
+
+	assert_true(u->notice_count < U_NOTICES);
+	u->notices[u->notice_count++] = (u_notice_t){member, code, *msg};
+}
+
+static u_event_key_t *event_key(universe_t *u, uint32_t space, uint64_t hash)
+{
+	uint64_t at;
+
+	if (u->event_count * 2 >= u->event_cap) {
+		u_event_key_t *old = u->events;
+		uint32_t old_cap = u->event_cap;
+
+		u->event_cap = old_cap ? old_cap * 4 : 4096;
+		u->events = calloc(u->event_cap, sizeof *u->events);
+		u->event_count = 0;
+		for (uint32_t i = 0; i < old_cap; i++) {
+			if (old[i].space != 0) {
+				*event_key(u, old[i].space, old[i].hash) = old[i];
+			}
+		}
+		free(old);
+	}
+	at = (hash ^ space * UINT64_C(0x9e3779b97f4a7c15)) % u->event_cap;
+	while (u->events[at].space != 0 && (u->events[at].hash != hash || u->events[at].space != space)) {
+		at = (at + 1) % u->event_cap;
+	}
+	if (u->events[at].space == 0) {
+		u->event_count++;
+		u->events[at].space = space;
+		u->events[at].hash = hash;
+	}
+
+	return &u->events[at];
+}
+
+static void world_publish(void *ctx, const kvd_event_t *event)
+{
+	universe_t *u = ctx;
+	uint32_t space = event->space + (event->ns[0] == 'b' ? 1000u : 0u);
+
+	assert_true(event->count > 0);
+	if (event->type == KVD_EVENT_STORED && event->has_parent && !(event_key(u, space, event->parent_hash)->media)) {
+		u->events_bad = "stored below an unknown parent";
+	}
+	for (uint32_t i = 0; i < event->count; i++) {
+		u_event_key_t *key = event_key(u, space, event->hashes[i]);
+		int there = (key->media & event->medium) != 0;
+
+		if (there == (event->type == KVD_EVENT_STORED)) {
+			u->events_bad = there ? "stored twice" : "removed while absent";
+		}
+		key->media ^= (uint32_t)event->medium;
+	}
+	if (event->type == KVD_EVENT_STORED) {
+		u->stored += event->count;
+		u->stored_tokens += event->tokens ? (uint64_t)event->count * event->block_tokens : 0;
+		u->last_has_parent = (uint32_t)event->has_parent;
+		u->last_parent = event->parent_hash;
+	} else {
+		u->removed += event->count;
+	}
+}
+
+static kv_status_t world_claim(void *ctx, const kvd_grant_t *grant)
+{
+	assert_true(grant->id != 0 && grant->deepest_key &&
+		    (grant->expiry_ns == 0) == (grant->header->kind == KV_LEASE_PUT));
+	((universe_t *)ctx)->claims++;
+
+	return KV_OK;
+}
+
+static void world_unclaim(void *ctx, uint64_t id)
+{
+	(void)id;
+	((universe_t *)ctx)->claims--;
+}
+
+static kv_status_t world_digests(void *ctx, kvs_loc_t loc, const kvs_leaf_span_t *span, const uint64_t *values)
+{
+	universe_t *u = ctx;
+
+	assert_true(span->head + span->heads <= 2 && span->leaf + span->count <= 2 && span->heads > 0 &&
+		    span->count > 0);
+	for (uint32_t h = 0; h < span->heads; h++) {
+		for (uint32_t l = 0; l < span->count; l++) {
+			u->cpu.slots[loc.slot].leaves[(span->head + h) * 2 + span->leaf + l] =
+				values[h * span->count + l];
+		}
+	}
+	u->digest_words += (uint64_t)span->heads * span->count;
+
+	return KV_OK;
+}
+
+static kv_status_t world_seal(void *ctx, kvs_loc_t loc)
+{
+	(void)loc;
+	((universe_t *)ctx)->seals++;
+
+	return KV_OK;
+}
+
+static kv_status_t world_staging(void *ctx, kvd_member_t member, uint64_t first, uint32_t words, uint64_t *out)
+{
+	(void)member;
+	for (uint32_t i = 0; i < words; i++) {
+		out[i] = first + i;
+	}
+
+	return ((universe_t *)ctx)->staging_status;
+}
+
+static void world_answer(void *ctx, kvd_member_t member, uint16_t code, uint64_t frame_id, kv_status_t status,
+			 const kv_msg_t *reply)
+{
+	universe_t *u = ctx;
+
+	(void)member;
+	(void)frame_id;
+	(void)reply;
+	assert_int_equal(code, KV_CODE_SPACE_RESET);
+	u->answers++;
+	u->answer_status = status;
+}
+
+void universe_init(universe_t *u, const u_config_t *config, const fake_tier_t *disk)
+{
+	kvd_world_t world = {.ctx = u,
+			     .metrics = &u->metrics,
+			     .notify = world_notify,
+			     .publish = world_publish,
+			     .claim = world_claim,
+			     .unclaim = world_unclaim,
+			     .digests = world_digests,
+			     .seal = world_seal};
+
+	memset(u, 0, sizeof *u);
+	kv_test_env_init(&u->env);
+	u->rng.state = config->seed;
+	u->env.rng.state = config->seed + 1;
+	fake_tier_init(&u->cpu, 0, config->cpu_slots, config->seed + 2);
+	u->has_disk = disk || config->disk_slots > 0;
+	if (disk) {
+		u->disk = *disk;
+	} else if (u->has_disk) {
+		fake_tier_init(&u->disk, 1, config->disk_slots, config->seed + 3);
+	}
+	u->config = (kvd_core_config_t){
+		.incarnation = 77,
+		.max_index_blocks = config->max_blocks,
+		.max_spaces = 64,
+		.max_instances = U_INSTANCES,
+		.max_members = 64,
+		.max_leases = 512,
+		.max_pinned_bytes = UINT64_C(1) << 40,
+		.max_unfinished_bytes = UINT64_C(1) << 40,
+		.lease_ttl_ns = UINT64_C(10000000000),
+		.write_behind_depth = 8,
+		.read_depth = 8,
+		.write_behind = 1,
+		.policy = config->policy,
+	};
+	world.env = u->env.env;
+	world.cpu = &u->cpu.tier;
+	world.disk = u->has_disk ? &u->disk.tier : NULL;
+	assert_int_equal(kvd_core_create(&u->config, &world, &u->core), KV_OK);
+	kvd_core_set_staging(u->core, world_staging, u);
+	kvd_core_set_answer(u->core, world_answer, u);
+	for (uint32_t i = 0; i < 2; i++) {
+		u->mirror[i] = aligned_alloc(4096, kvd_mirror_bytes(&u->config));
+		memset(u->mirror[i], 0, kvd_mirror_bytes(&u->config));
+		assert_int_equal(kvd_namespace_add(u->core, i ? "b" : "a", u->mirror[i], &u->ns[i]), KV_OK);
+	}
+	assert_int_equal(kvd_core_recover(u->core), KV_OK);
+}
+
+static void world_end(universe_t *u)
+{
+	free(u->mirror[0]);
+	free(u->mirror[1]);
+	free(u->events);
+	for (uint32_t i = 0; i < U_INSTANCES; i++) {
+		free(u->areas[i].area);
+	}
+	fake_tier_fini(&u->cpu);
+}
+
+void universe_fini(universe_t *u)
+{
+	kvd_core_destroy(u->core);
+	if (u->has_disk) {
+		kvs_close(&u->disk.tier);
+		fake_tier_fini(&u->disk);
+	}
+	assert_int_equal(kv_test_env_live(&u->env), 0);
+	world_end(u);
+}
+
+void universe_kill(universe_t *u, fake_tier_t *p_disk)
+{
+	kvd_core_destroy(u->core);
+	kvs_close(&u->disk.tier);
+	assert_int_equal(kv_test_env_live(&u->env), 0);
+	fake_disk_restart(&u->disk);
+	*p_disk = u->disk;
+	world_end(u);
+}
+
+/* ---- members and spaces ----------------------------------------------------------------------------------------------------------- */
+
+u_member_t *u_join(universe_t *u, uint32_t ns, const char *instance, uint32_t role, uint32_t rank)
+{
+	uint8_t secret[16] = "0123456789abcde";
+	kvd_join_t join = {
+		.ns = u->ns[ns], .instance = instance, .secret = secret, .secret_len = 16, .role = role, .rank = rank};
+	u_member_t *member = NULL;
+	kvd_instance_t id;
+	uint32_t place = 0;
+
+	assert_int_equal(kvd_instance_find(u->core, &join, &id), KV_OK);
+	while (place < U_INSTANCES && (id ? u->areas[place].id != id : u->areas[place].id != 0)) {
+		place++;
+	}
+	assert_true(place < U_INSTANCES);
+	if (!id) {
+		free(u->areas[place].area);
+		u->areas[place].area = aligned_alloc(4096, U_LEASE_BYTES);
+		memset(u->areas[place].area, 0, U_LEASE_BYTES);
+		assert_int_equal(kvd_instance_create(u->core, &join, u->areas[place].area, U_LEASE_BYTES, &id), KV_OK);
+		u->areas[place].id = id;
+	}
+	for (uint32_t i = 0; i < U_MEMBERS && !member; i++) {
+		member = u->members[i].id == 0 ? &u->members[i] : NULL;
+	}
+	assert_non_null(member);
+	*member = (u_member_t){.instance = id, .area = u->areas[place].area, .role = role, .rank = rank};
+	assert_int_equal(kvd_member_add(u->core, id, &join, &member->id), KV_OK);
+
+	return member;
+}
+
+void u_dead(universe_t *u, u_member_t *member)
+{
+	kvd_instance_t ended[4];
+	uint32_t n;
+
+	kvd_member_dead(u->core, member->id);
+	member->id = 0;
+	n = kvd_reaped(u->core, ended, 4);
+	for (uint32_t i = 0; i < n; i++) {
+		for (uint32_t a = 0; a < U_INSTANCES; a++) {
+			u->areas[a].id = u->areas[a].id == ended[i] ? 0 : u->areas[a].id;
+		}
+	}
+}
+
+kvd_space_info_t u_space(universe_t *u, uint32_t ns, const char *name)
+{
+	kvd_space_open_t ask = {
+		.ns = u->ns[ns],
+		.identity = name,
+		.identity_len = (uint32_t)strlen(name),
+		.hash_tokens = 16,
+		.block_tokens = 16,
+		.geometry = {.block_bytes = 4096, .heads = 2, .leaves = 2, .leaf_bytes = 1024, .page_bytes = 1024},
+		.layout = "layout"};
+	kvd_space_info_t info;
+
+	memcpy(ask.root, name, strlen(name) < 31 ? strlen(name) : 31);
+	ask.root[31] = (uint8_t)ns;
+	assert_int_equal(kvd_space_open(u->core, &ask, &info), KV_OK);
+
+	return info;
+}
+
+void u_chain(const kv_key_t *parent, uint64_t label, kv_key_t *keys, uint32_t n)
+{
+	kv_test_rng_t rng = {.state = label};
+
+	for (uint32_t i = 0; i < n; i++) {
+		const kv_key_t *above = i > 0 ? &keys[i - 1] : parent;
+		uint64_t words[2];
+
+		rng.state ^= above ? kv_key_hash(above) : 0;
+		words[0] = kv_test_rand(&rng);
+		words[1] = kv_test_rand(&rng) | 1;
+		rng.state = label;
+		memcpy(keys[i].b, words, sizeof words);
+	}
+}
+
+/* ---- requests ------------------------------------------------------------------------------------------------------------------------ */
+
+kv_status_t u_request(universe_t *u, u_member_t *member, uint16_t code, const kv_msg_t *ask, kv_msg_t *reply)
+{
+	const kvd_member_rec_t *rec = member ? kvd_member_rec(u->core, member->id) : NULL;
+	uint32_t ns = rec ? kvd_instance_at(u->core, rec->instance)->ns : u->ns[0];
+
+	memset(reply, 0, sizeof *reply);
+
+	return kvd_core_request(
+		u->core,
+		&(kvd_ask_t){.ns = ns, .member = member ? member->id : 0, .code = code, .frame_id = 1, .msg = ask},
+		reply, &u->detail);
+}
+
+static uint32_t ladder_make(const kv_key_t *keys, uint32_t n, kv_key_t *ladder)
+{
+	uint32_t count = 0, depth = n;
+
+	for (uint32_t back = 0;; back = back ? back * 2 : 1) {
+		depth = back < n ? n - back : 1;
+		ladder[count++] = keys[depth - 1];
+		if (depth == 1) {
+			return count;
+		}
+	}
+}
+
+kv_status_t u_acquire(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t n,
+		      uint32_t skip, u_lease_t *lease, kv_msg_acquire_reply_t *reply)
+{
+	kv_key_t ladder[KV_MAX_LADDER];
+	kv_msg_t ask = {.acquire = {.space = space->space, .epoch = space->epoch, .skip = skip, .n = n}}, answer;
+	kv_status_t status;
+
+	ask.acquire.ladder = (kv_slice_t){(const uint8_t *)ladder, ladder_make(keys, n, ladder) * KV_KEY_BYTES};
+	status = u_request(u, m, KV_CODE_ACQUIRE, &ask, &answer);
+	*reply = answer.acquire_reply;
+	if (status == KV_OK && lease) {
+		*lease = (u_lease_t){
+			.id = reply->lease, .member = m, .offset = reply->offset, .n = reply->n, .skip = skip};
+		assert_true(reply->n <= n && n <= 512);
+		memcpy(lease->keys, keys, n * sizeof *keys);
+	}
+
+	return status;
+}
+
+kv_status_t u_release(universe_t *u, u_member_t *m, uint64_t lease)
+{
+	kv_msg_t ask = {.release = {.leases = {(const uint8_t *)&lease, sizeof lease}}}, reply;
+	kv_status_t status = u_request(u, m, KV_CODE_RELEASE, &ask, &reply);
+
+	return status == KV_OK && reply.release_reply.released == 0 ? KV_ERR_NOT_FOUND : status;
+}
+
+kv_status_t u_put_start(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const kv_key_t *keys,
+			uint32_t first, uint32_t n, uint32_t flags, u_put_t *put, kv_msg_put_start_reply_t *reply)
+{
+	kv_msg_t ask = {.put_start = {.space = space->space, .epoch = space->epoch, .flags = flags, .depth = first}},
+		 answer;
+	kv_status_t status;
+
+	if (first > 0) {
+		ask.put_start.parent = keys[first - 1];
+	}
+	ask.put_start.keys = (kv_slice_t){(const uint8_t *)&keys[first], (n - first) * KV_KEY_BYTES};
+	status = u_request(u, m, KV_CODE_PUT_START, &ask, &answer);
+	*reply = answer.put_start_reply;
+	if (status == KV_OK) {
+		assert_true(n - first <= 512);
+		*put = (u_put_t){.id = reply->put, .member = m, .offset = reply->offset, .n = reply->n, .first = first};
+		memcpy(put->keys, &keys[first], (n - first) * sizeof *keys);
+	}
+
+	return status;
+}
+
+kv_lease_header_t *u_header(const u_member_t *member, uint64_t offset)
+{
+	return (kv_lease_header_t *)(void *)(member->area + offset);
+}
+
+void u_put_write(universe_t *u, const u_put_t *put)
+{
+	const uint32_t *slots = kv_lease_slots(u_header(put->member, put->offset));
+
+	for (uint32_t i = 0; i < put->n && put->id; i++) {
+		if (slots[i] != KV_SLOT_NONE) {
+			*fake_bytes(&u->cpu, slots[i]) = kv_key_hash(&put->keys[i]);
+		}
+	}
+}
+
+kv_status_t u_put_end(universe_t *u, u_member_t *m, const u_put_t *put, uint32_t first, uint32_t count)
+{
+	const uint32_t *slots = kv_lease_slots(u_header(put->member, put->offset));
+	kv_msg_t ask = {.put_end = {.put = put->id, .first = first, .count = count, .staging = 5}}, reply;
+
+	for (uint32_t i = first; i < first + count; i++) {
+		ask.put_end.words += i < put->n && slots[i] != KV_SLOT_NONE ? 4 : 0;
+	}
+
+	return u_request(u, m, KV_CODE_PUT_END, &ask, &reply);
+}
+
+kv_status_t u_put_revoke(universe_t *u, u_member_t *m, uint64_t put)
+{
+	kv_msg_t ask = {.put_revoke = {.put = put}}, reply;
+
+	return u_request(u, m, KV_CODE_PUT_REVOKE, &ask, &reply);
+}
+
+kv_status_t u_quiet(universe_t *u, u_member_t *m, uint32_t what, uint64_t id, uint32_t *p_freed)
+{
+	kv_msg_t ask = {.quiet = {.what = what, .id = id}}, reply;
+	kv_status_t status = u_request(u, m, KV_CODE_QUIET, &ask, &reply);
+
+	*p_freed = reply.quiet_reply.freed;
+
+	return status;
+}
+
+uint32_t u_put(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t first,
+	       uint32_t n)
+{
+	kv_msg_put_start_reply_t reply;
+	static u_put_t put;
+
+	if (u_put_start(u, m, space, keys, first, n, 0, &put, &reply) != KV_OK || reply.put == 0) {
+		return reply.already;
+	}
+	u_put_write(u, &put);
+	if (u_put_end(u, m, &put, 0, put.n) != KV_OK) {
+		fail_msg("put end failed");
+	}
+
+	return put.n;
+}
+
+void u_explain(universe_t *u, uint32_t ns, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t n,
+	       uint8_t *tiers)
+{
+	kv_msg_t ask = {.explain = {.space = space->space,
+				    .epoch = space->epoch,
+				    .keys = {(const uint8_t *)keys, n * KV_KEY_BYTES}}},
+		 reply;
+
+	assert_int_equal(
+		kvd_core_request(u->core,
+				 &(kvd_ask_t){.ns = u->ns[ns], .code = KV_CODE_EXPLAIN, .frame_id = 1, .msg = &ask},
+				 &reply, NULL),
+		KV_OK);
+	memcpy(tiers, reply.explain_reply.tiers.data, n);
+}
+
+uint32_t u_visible(universe_t *u, uint32_t ns, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t n)
+{
+	uint8_t tiers[4096];
+	uint32_t visible = 0;
+
+	u_explain(u, ns, space, keys, n, tiers);
+	while (visible < n && (tiers[visible] & 0x3f) != 0) {
+		visible++;
+	}
+
+	return visible;
+}

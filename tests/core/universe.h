@@ -1,0 +1,151 @@
+/* universe.h -- a world of its own for one core: virtual clock, tiers in memory, members as plain calls, and a memory of all that was said.
+ *
+ * Every block's bytes are a function of its key, so a lease can be checked in full at any time; events are played into a set that must equal the
+ * index; universe_check() runs the core's own invariants and these on top, after every step if a test wants.
+ */
+#ifndef TESTS_CORE_UNIVERSE_H
+#define TESTS_CORE_UNIVERSE_H
+
+#include "kv_cmocka.h"
+
+#include "check.h"
+#include "core.h"
+#include "fake_tier.h"
+#include "internal.h"
+#include "kv_test.h"
+
+#define U_MEMBERS     24u
+#define U_NOTICES     8192u
+#define U_LEASE_BYTES (1u << 20)
+#define U_INSTANCES   16u
+
+typedef struct u_notice {
+	kvd_member_t member;
+	uint16_t code;
+	kv_msg_t msg;
+} u_notice_t;
+
+typedef struct u_member {
+	kvd_member_t id;
+	kvd_instance_t instance;
+	uint8_t *area; /* lease area of the instance */
+	uint32_t role, rank;
+	int closed;
+} u_member_t;
+
+/* A lease as its holder sees it. */
+typedef struct u_lease {
+	uint64_t id;
+	u_member_t *member;
+	uint64_t offset;
+	kv_key_t keys[512]; /* of the blocks [0, n) */
+	uint32_t n, skip;
+} u_lease_t;
+
+typedef struct u_put {
+	uint64_t id;
+	u_member_t *member;
+	uint64_t offset;
+	uint32_t n, first; /* blocks before it */
+	kv_key_t keys[512];
+} u_put_t;
+
+typedef struct u_event_key {
+	uint64_t hash;
+	uint32_t space;
+	uint32_t media; /* bits */
+} u_event_key_t;
+
+typedef struct universe {
+	kv_test_env_t env;
+	kv_test_rng_t rng;
+	kv_metrics_t metrics;
+	fake_tier_t cpu, disk;
+	int has_disk;
+	kvd_core_config_t config;
+	kvd_core_t *core;
+	void *mirror[2];
+	uint32_t ns[2];
+	u_member_t members[U_MEMBERS];
+	uint32_t member_count;
+	struct {
+		kvd_instance_t id;
+		uint8_t *area;
+	} areas[U_INSTANCES];
+	u_notice_t notices[U_NOTICES];
+	uint32_t notice_count;
+	u_event_key_t *events;
+	uint32_t event_count, event_cap;
+	const char *events_bad; /* stored twice, removed while absent, or below an unknown parent */
+	uint64_t last_parent;
+	uint32_t last_has_parent;
+	uint64_t stored, removed, stored_tokens;
+	uint32_t claims;  /* in the ledger */
+	uint64_t answers; /* of pending resets */
+	kv_status_t answer_status;
+	uint64_t digest_words, seals;
+	kv_status_t staging_status;
+	const char *detail;
+} universe_t;
+
+typedef struct u_config {
+	uint32_t cpu_slots;
+	uint32_t disk_slots; /* 0: no disk tier */
+	uint64_t max_blocks;
+	kvd_policy_kind_t policy;
+	uint64_t seed;
+} u_config_t;
+
+/* A core with namespaces "a" and "b". The disk of an earlier universe can be kept: pass it in `disk`. */
+void universe_init(universe_t *u, const u_config_t *config, const fake_tier_t *disk);
+void universe_fini(universe_t *u);
+/* The daemon dies: the core goes, the disk stays and is handed over. */
+void universe_kill(universe_t *u, fake_tier_t *p_disk);
+
+u_member_t *u_join(universe_t *u, uint32_t ns, const char *instance, uint32_t role, uint32_t rank);
+void u_dead(universe_t *u, u_member_t *member);
+/* The space called `name` in namespace ns (heads 2, leaves 2). */
+kvd_space_info_t u_space(universe_t *u, uint32_t ns, const char *name);
+
+/* keys[i] = child `label` of keys[i - 1]; the first one's parent is `parent` (NULL: root). */
+void u_chain(const kv_key_t *parent, uint64_t label, kv_key_t *keys, uint32_t n);
+
+kv_status_t u_request(universe_t *u, u_member_t *member, uint16_t code, const kv_msg_t *ask, kv_msg_t *reply);
+kv_status_t u_acquire(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t n,
+		      uint32_t skip, u_lease_t *lease, kv_msg_acquire_reply_t *reply);
+kv_status_t u_release(universe_t *u, u_member_t *m, uint64_t lease);
+/* keys[first .. n) below keys[first - 1]. */
+kv_status_t u_put_start(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const kv_key_t *keys,
+			uint32_t first, uint32_t n, uint32_t flags, u_put_t *put, kv_msg_put_start_reply_t *reply);
+/* The ranks' bytes: writes them into the slots. */
+void u_put_write(universe_t *u, const u_put_t *put);
+kv_status_t u_put_end(universe_t *u, u_member_t *m, const u_put_t *put, uint32_t first, uint32_t count);
+kv_status_t u_put_revoke(universe_t *u, u_member_t *m, uint64_t put);
+kv_status_t u_quiet(universe_t *u, u_member_t *m, uint32_t what, uint64_t id, uint32_t *p_freed);
+/* start, write, end: all in one. Returns how many blocks are visible now. */
+uint32_t u_put(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t first,
+	       uint32_t n);
+/* Tiers of each key (EXPLAIN). */
+void u_explain(universe_t *u, uint32_t ns, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t n,
+	       uint8_t *tiers);
+/* How many leading keys are visible. */
+uint32_t u_visible(universe_t *u, uint32_t ns, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t n);
+
+void u_tick(universe_t *u, uint32_t times);
+/* Ticks until nothing is in flight or queued. */
+void u_settle(universe_t *u);
+const u_notice_t *u_find_notice(const universe_t *u, uint16_t code, uint64_t id);
+uint32_t u_count_notices(const universe_t *u, uint16_t code, uint64_t id);
+
+/* Is the header still that of this lease, and ACTIVE? */
+int u_lease_alive(const u_lease_t *lease);
+kv_lease_header_t *u_header(const u_member_t *member, uint64_t offset);
+/* Every ready block of a living lease has its own bytes. */
+void u_lease_verify(universe_t *u, const u_lease_t *lease);
+
+/* The core's own checks, and the events against the index. Fails the test with a sentence. */
+void universe_check(universe_t *u);
+/* Bits in the mirror, found as a client finds them. */
+uint8_t u_mirror_tiers(const universe_t *u, uint32_t ns, const kv_key_t *key);
+
+#endif
