@@ -106,6 +106,8 @@ typedef struct other {
 void other_start(other_t *other, const char *sock);
 /* Wait until it has gone through this many rounds more. */
 void other_goes_on(const other_t *other, uint64_t rounds);
+/* Wait until it has a hit again: attached by itself after the daemon came back. */
+void other_recovers(const other_t *other);
 /* Stop it. It has never read other bytes; and unless `faults` are expected every call went well. */
 void other_end(other_t *other, int faults);
 

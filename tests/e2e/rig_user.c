@@ -262,6 +262,18 @@ void other_goes_on(const other_t *other, uint64_t rounds)
 	}
 }
 
+void other_recovers(const other_t *other)
+{
+	const uint64_t hits = atomic_load(&other->shared->hits), deadline = rig_now_ms() + RIG_WAIT_MS;
+
+	while (atomic_load(&other->shared->hits) == hits) {
+		if (rig_now_ms() > deadline) {
+			fail_msg("the other client has no hit any more: %s", other->shared->text);
+		}
+		usleep(1000);
+	}
+}
+
 void other_end(other_t *other, int faults)
 {
 	const other_shared_t *shared = other->shared;
@@ -293,6 +305,7 @@ pid_t child_start(void (*fn)(void *arg, int ready), void *arg)
 	assert_true(pid >= 0);
 	if (pid == 0) {
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		alarm(100); /* a check that fails here must not make the parent wait for ever */
 		close(ends[0]);
 		fn(arg, ends[1]);
 		_exit(0);

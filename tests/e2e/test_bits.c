@@ -179,6 +179,49 @@ static void p1_p6_a_bit_flipped_in_memory_is_an_error_for_this_block_only(void *
 	rig_fini(&rig);
 }
 
+static void p6_slot_files_cut_off_under_the_daemon_are_misses(void **state)
+{
+	static kvc_key_t keys[TALKS][LEN];
+	char command[200];
+	other_t other;
+	user_t user;
+	uint32_t n;
+	rig_t rig;
+
+	(void)state;
+	rig_init(&rig, 1);
+	rig_start(&rig);
+	user_attach(&user, &rig, "cut");
+	for (uint32_t t = 0; t < TALKS; t++) {
+		user_keys(&user, t, LEN, keys[t]);
+		assert_int_equal(user_put(&user, keys[t], 0, LEN, 1, NULL), KVC_OK);
+	}
+	user_leave(&user);
+	assert_int_equal(rig_kill(&rig, SIGTERM), 0);
+	rig_start(&rig);
+	other_start(&other, rig.sock);
+	user_attach(&user, &rig, "cut");
+	for (uint32_t t = 0; t < TALKS; t++) {
+		assert_true(user_match_is(&user, keys[t], LEN, LEN));
+	}
+	snprintf(command, sizeof command, "truncate -s 0 %s/slots/*", rig.disk);
+	assert_int_equal(system(command), 0);
+	for (uint32_t t = 0; t < TALKS; t++) {
+		assert_int_not_equal(user_get(&user, keys[t], LEN, &n), KVC_OK);
+		assert_int_equal(n, 0);
+		if (user_put(&user, keys[t], 0, LEN, 0, NULL) != KVC_OK ||
+		    user_get(&user, keys[t], LEN, &n) != KVC_OK) {
+			fail_msg("conversation %u: %s", t, kvc_last_error());
+		}
+		assert_int_equal(n, LEN);
+	}
+	assert_true(rig_metric(&rig, "kvd_bad_blocks_total") > 0);
+	user_leave(&user);
+	other_end(&other, 0);
+	rig_check_quiet(&rig);
+	rig_fini(&rig);
+}
+
 /* Blocks are scribbled on while write-behind takes them to disk: what comes back from there is right or does not come. */
 static void p1_a_block_scribbled_on_before_it_is_on_disk_never_comes_back_from_there(void **state)
 {
@@ -318,6 +361,7 @@ int main(void)
 		cmocka_unit_test(p1_p6_a_bit_flipped_in_a_slot_header_is_a_miss_from_there_on),
 		cmocka_unit_test(p1_p6_a_bit_flipped_in_memory_is_an_error_for_this_block_only),
 		cmocka_unit_test(p1_a_block_scribbled_on_before_it_is_on_disk_never_comes_back_from_there),
+		cmocka_unit_test(p6_slot_files_cut_off_under_the_daemon_are_misses),
 		cmocka_unit_test(p6_a_slab_punched_by_its_client_is_misses_for_it_and_nothing_for_others),
 	};
 

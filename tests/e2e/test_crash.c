@@ -146,6 +146,7 @@ static void crash_loop(uint32_t every)
 	uint8_t noted[TALKS];
 	uint32_t total = 0;
 	writer_t writer;
+	other_t other;
 	pid_t pid;
 	rig_t rig;
 
@@ -156,6 +157,7 @@ static void crash_loop(uint32_t every)
 		.sock = rig.sock,
 		.notes = mmap(NULL, sizeof(notes_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)};
 	assert_ptr_not_equal(writer.notes, MAP_FAILED);
+	other_start(&other, rig.sock);
 	pid = child_start(write_all, &writer);
 	for (uint32_t round = 1; round <= ROUNDS; round++) {
 		wait_for_writer(writer.notes); /* so that the crash meets work */
@@ -181,6 +183,8 @@ static void crash_loop(uint32_t every)
 	assert_true(total >= ROUNDS && writer.notes->attached >= ROUNDS);
 	assert_true(rig_metric(&rig, "kvd_evicted_disk_total") == 0);
 	munmap(writer.notes, sizeof *writer.notes);
+	other_recovers(&other);
+	other_end(&other, 1);
 	rig_check_quiet(&rig);
 	rig_fini(&rig);
 }

@@ -95,6 +95,22 @@ static void p10_a_truncated_slot_file_costs_its_own_blocks_only(void **state)
 	rig_fini(&rig);
 }
 
+static void p2_metadata_that_is_gone_is_made_again_from_the_slots(void **state)
+{
+	char command[160];
+	rig_t rig;
+
+	(void)state;
+	rig_init(&rig, 1);
+	stored_talks(&rig);
+	snprintf(command, sizeof command, "rm -r %s/meta", rig.disk);
+	assert_int_equal(system(command), 0);
+	assert_int_equal(blocks_back(&rig, TALKS * LEN), TALKS * LEN);
+	assert_true(rig_metric_is(&rig, "kvd_disk_rebuilt_total", TALKS * LEN));
+	rig_check_quiet(&rig);
+	rig_fini(&rig);
+}
+
 static void p10_one_truncated_superblock_is_repaired_two_are_foreign(void **state)
 {
 	rig_t rig;
@@ -190,6 +206,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p10_a_truncated_slot_file_costs_its_own_blocks_only),
+		cmocka_unit_test(p2_metadata_that_is_gone_is_made_again_from_the_slots),
 		cmocka_unit_test(p10_one_truncated_superblock_is_repaired_two_are_foreign),
 		cmocka_unit_test(p10_a_foreign_directory_is_refused_and_left_alone),
 		cmocka_unit_test(p10_a_directory_that_may_not_be_read_is_refused),

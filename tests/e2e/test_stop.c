@@ -44,7 +44,7 @@ static void bed_make(bed_t *bed, int keeper)
 
 static void bed_free(bed_t *bed)
 {
-	other_goes_on(&bed->other, 5);
+	other_recovers(&bed->other);
 	other_end(&bed->other, 1);
 	user_leave(&bed->user);
 	rig_check_quiet(&bed->rig);
@@ -177,11 +177,33 @@ static void p7_under_a_killed_daemon_a_match_is_a_miss_and_all_of_before_is_revo
 	bed_free(&bed);
 }
 
+static void p7_stops_of_any_length_cost_misses_and_time_only(void **state)
+{
+	kv_test_rng_t rng = {.state = kv_test_seed()};
+	other_t other;
+	rig_t rig;
+
+	(void)state;
+	rig_init(&rig, 1);
+	rig_start(&rig);
+	other_start(&other, rig.sock);
+	for (int i = 0; i < 30; i++) {
+		kill(rig.pid, SIGSTOP);
+		usleep((useconds_t)kv_test_below(&rng, 120000));
+		kill(rig.pid, SIGCONT);
+		other_goes_on(&other, 2);
+	}
+	other_end(&other, 0); /* no error, no wrong byte */
+	rig_check_quiet(&rig);
+	rig_fini(&rig);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p7_under_a_stopped_daemon_a_match_is_a_miss_and_calls_end_at_their_deadline),
 		cmocka_unit_test(p7_under_a_killed_daemon_a_match_is_a_miss_and_all_of_before_is_revoked),
+		cmocka_unit_test(p7_stops_of_any_length_cost_misses_and_time_only),
 	};
 
 	return cmocka_run_group_tests_name("e2e.stop", tests, NULL, NULL);
