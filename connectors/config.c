@@ -31,7 +31,7 @@ kvc_status_t kvx_config_check(const kvx_config_t *config)
 {
 	const char *why = "paged does not fit layout";
 
-	if (config->struct_size < sizeof *config) {
+	if (!config || config->struct_size < sizeof *config) {
 		return refuse("struct_size is not that of kvx_config_t");
 	}
 	if (config->roles == 0 || config->roles > KVX_BOTH) {

@@ -15,7 +15,7 @@ static int prefix_is_sound(const kvx_t *kvx, const kvk_paged_t *paged, const kvx
 {
 	const uint32_t n = prefix->n_tokens / kvx->layout.block_tokens;
 
-	if (n == 0 || prefix->skip > n) {
+	if (n == 0 || prefix->skip > n || !prefix->tokens || !prefix->blocks) {
 		return 0;
 	}
 	for (uint32_t i = 0; i < n; i++) {

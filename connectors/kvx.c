@@ -67,13 +67,14 @@ static kvc_status_t prepare(kvx_t *kvx, const kvx_config_t *config)
 kvc_status_t kvx_attach(const kvx_config_t *config, kvx_t **p_kvx)
 {
 	const uint64_t start = kvx_now_ns();
-	const uint32_t attach_ms = config->attach_ms == UINT32_MAX ? 0 : or_default(config->attach_ms, KVX_ATTACH_MS);
 	kvc_status_t status = kvx_config_check(config);
+	uint32_t attach_ms;
 	kvx_t *kvx;
 
 	if (status != KVC_OK) {
 		return status;
 	}
+	attach_ms = config->attach_ms == UINT32_MAX ? 0 : or_default(config->attach_ms, KVX_ATTACH_MS);
 	kvx = calloc(1, sizeof *kvx);
 	if (!kvx) {
 		return KVC_ERR_NOMEM;

@@ -223,6 +223,7 @@ static void p10_contradictory_configurations_are_refused_with_a_sentence(void **
 
 	(void)state;
 	parts_init(&p);
+	assert_int_equal(kvx_attach(NULL, &kvx), KVC_ERR_ARG);
 	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
 		bad[i] = p.config;
 	}

@@ -323,11 +323,19 @@ static void p5_jobs_are_limited_and_bad_prefixes_refused(void **state)
 	assert_int_equal(kvx_load_prefix(b.kvx, &to.prefix, &load, NULL), KVC_MISS);
 	assert_int_equal(stats_of(&b).load_refused, 4);
 	prompt_init(&to, 1, 10, 30);
+	to.prefix.blocks = NULL;
+	assert_int_equal(kvx_load_prefix(b.kvx, &to.prefix, &load, NULL), KVC_MISS);
+	assert_int_equal(kvx_save_prefix(b.kvx, &to.prefix, &save), KVC_MISS);
+	prompt_init(&to, 1, 10, 30);
+	to.prefix.tokens = NULL;
+	assert_int_equal(kvx_load_prefix(b.kvx, &to.prefix, &load, NULL), KVC_MISS);
+	assert_int_equal(kvx_save_prefix(b.kvx, &to.prefix, &save), KVC_MISS);
+	prompt_init(&to, 1, 10, 30);
 	for (uint32_t i = 0; i < KVX_JOBS; i++) {
 		assert_int_equal(kvx_load_prefix(b.kvx, &to.prefix, &load, NULL), KVC_PENDING);
 	}
 	assert_int_equal(kvx_load_prefix(b.kvx, &to.prefix, &load, NULL), KVC_MISS);
-	assert_int_equal(stats_of(&b).load_refused, 5);
+	assert_int_equal(stats_of(&b).load_refused, 7);
 	bench_close(&b); /* ends them all */
 }
 
