@@ -227,19 +227,20 @@ static void print_human(const options_t *options, const replay_result_t *r, uint
 	}
 }
 
-static int parse_number(const char *name, const char *text, uint64_t min, uint64_t max, uint64_t *p_value)
+static int parse_number(const kvctl_t *ctl, const char *name, const char *text, uint64_t min, uint64_t max,
+			uint64_t *p_value)
 {
 	if ((strcmp(name, "block-bytes") == 0 ? kv_parse_size(text, p_value) : kv_parse_u64(text, p_value)) != KV_OK ||
 	    *p_value < min || *p_value > max) {
-		fprintf(stderr, "kvctl replay: --%s takes a number from %llu to %llu, not '%s'\n", name,
-			(unsigned long long)min, (unsigned long long)max, text);
+		(void)kvctl_error(ctl, KV_ERR_ARG, "replay: --%s takes a number from %llu to %llu, not '%s'", name,
+				  (unsigned long long)min, (unsigned long long)max, text);
 		return 0;
 	}
 
 	return 1;
 }
 
-static int parse_options(int argc, char **argv, options_t *o)
+static int parse_options(const kvctl_t *ctl, int argc, char **argv, options_t *o)
 {
 	static const struct option names[] = {
 		{"trace", required_argument, NULL, 't'},
@@ -256,6 +257,7 @@ static int parse_options(int argc, char **argv, options_t *o)
 
 	*o = (options_t){.clients = 1, .block_bytes = 4096};
 	optind = 1;
+	opterr = 0;
 	while (ok && (c = getopt_long(argc, argv, "", names, &index)) != -1) {
 		switch (c) {
 		case 't':
@@ -265,24 +267,26 @@ static int parse_options(int argc, char **argv, options_t *o)
 			o->policy = optarg;
 			break;
 		case 'b':
-			ok = parse_number("blocks", optarg, 1, 1u << 30, &o->blocks);
+			ok = parse_number(ctl, "blocks", optarg, 1, 1u << 30, &o->blocks);
 			break;
 		case 'c':
-			ok = parse_number("clients", optarg, 1, MAX_CLIENTS, &o->clients);
+			ok = parse_number(ctl, "clients", optarg, 1, MAX_CLIENTS, &o->clients);
 			break;
 		case 's':
-			ok = parse_number("block-bytes", optarg, 8, 64u << 20, &o->block_bytes);
+			ok = parse_number(ctl, "block-bytes", optarg, 8, 64u << 20, &o->block_bytes);
 			break;
 		case 'l':
-			ok = parse_number("limit", optarg, 1, UINT32_MAX, &o->limit);
+			ok = parse_number(ctl, "limit", optarg, 1, UINT32_MAX, &o->limit);
 			break;
 		default:
+			(void)kvctl_error(ctl, KV_ERR_ARG, "replay: unknown option or missing value: %s",
+					  argv[optind - 1]);
 			ok = 0;
 			break;
 		}
 	}
 	if (ok && (!o->trace || optind != argc)) {
-		fprintf(stderr, "kvctl replay: --trace FILE is needed, and nothing else but options\n");
+		(void)kvctl_error(ctl, KV_ERR_ARG, "replay: --trace FILE is needed, and nothing else but options");
 		ok = 0;
 	}
 
@@ -346,7 +350,7 @@ int kvctl_replay(const kvctl_t *ctl, int argc, char **argv)
 	kv_status_t status;
 	int code;
 
-	if (!parse_options(argc, argv, &options)) {
+	if (!parse_options(ctl, argc, argv, &options)) {
 		return kv_status_exit_code(KV_ERR_ARG);
 	}
 	status = trace_read(options.trace, (uint32_t)options.limit, &trace, detail, sizeof detail);

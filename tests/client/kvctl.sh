@@ -58,6 +58,9 @@ run unknown-option 64 --statsu
 run bad-timeout 64 --timeout 5 status
 run bad-color 64 --color maybe status
 run no-value 64 status --socket
+run replay-no-trace 64 replay --json
+run replay-bad-number 64 replay --trace x --blocks 0 --json
+run replay-unknown 64 replay --bogus
 run help-explain 0 explain --help
 run help-explain-json 0 explain --help --json
 
