@@ -64,7 +64,8 @@ void user_keys(const user_t *user, uint64_t seed, uint32_t n, kvc_key_t *keys)
 	for (uint32_t i = 0; i < n * RIG_TOKENS; i++) {
 		tokens[i] = (uint32_t)kv_test_below(&rng, 50000);
 	}
-	assert_int_equal(kvc_keys_of(user->space, &(kvc_prompt_t){tokens, n * RIG_TOKENS, NULL}, keys, n, &made), KVC_OK);
+	assert_int_equal(kvc_keys_of(user->space, &(kvc_prompt_t){tokens, n * RIG_TOKENS, NULL}, keys, n, &made),
+			 KVC_OK);
 	assert_int_equal(made, n);
 }
 
