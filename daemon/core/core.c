@@ -61,7 +61,8 @@ static kv_status_t pools_init(kvd_core_t *core)
 		{&core->claims, sizeof(kvd_claim_t), 2u * (uint64_t)leases},
 		{&core->pendings, sizeof(kvd_pending_t), blocks + 65536u},
 		{&core->ios, sizeof(kvd_io_t), blocks + 65536u},
-		{&core->extents, sizeof(kvd_extent_t), 4u * (uint64_t)leases + 2u * config->max_instances + 64u},
+		{&core->extents, sizeof(kvd_extent_t),
+		 4u * (uint64_t)leases + 2u * (uint64_t)config->max_instances + 64u},
 		{&core->instances, sizeof(kvd_instance_rec_t), config->max_instances},
 		{&core->members, sizeof(kvd_member_rec_t), config->max_members},
 	};

@@ -93,7 +93,7 @@ kv_status_t kvd_instance_create(kvd_core_t *core, const kvd_join_t *join, void *
 	kv_status_t status;
 
 	if (join->ns >= core->ns_count || join->secret_len < 16 || join->secret_len > 32 || join->instance[0] == '\0' ||
-	    strlen(join->instance) > 128 || lease_bytes < sizeof *header + 2 * KVD_AREA_UNIT) {
+	    strlen(join->instance) > 128 || lease_bytes < sizeof *header + UINT64_C(2) * KVD_AREA_UNIT) {
 		return KV_ERR_ARG;
 	}
 	if (core->reaped_count >= core->config.max_instances) {

@@ -26,7 +26,7 @@ static kv_status_t digests_take(kvd_core_t *core, const kvd_put_t *put, const kv
 
 				status = core->world.digests(core->world.ctx, loc, &span, words);
 			}
-			first += some * part;
+			first += (uint64_t)some * part;
 		}
 	}
 

@@ -23,11 +23,11 @@ static kv_key_t key_at(const kvd_draft_t *draft, uint32_t i)
 
 /* ---- writers ------------------------------------------------------------------------------------------------------------------- */
 
-static uint32_t word_at(kv_slice_t bytes, size_t index)
+static uint32_t word_at(kv_slice_t bytes, uint32_t index)
 {
 	uint32_t word;
 
-	memcpy(&word, bytes.data + index * sizeof word, sizeof word);
+	memcpy(&word, bytes.data + (size_t)index * sizeof word, sizeof word);
 
 	return word;
 }

@@ -1,6 +1,7 @@
 #include "internal.h"
 
 #define MAX_PENDING_RESETS 256u
+#define OPEN_QUANTA        16u
 #define FILL_QUANTUM       256u
 
 kvd_class_t *kvd_class_at(kvd_core_t *core, uint32_t id)
@@ -300,6 +301,10 @@ kv_status_t kvd_space_open(kvd_core_t *core, const kvd_space_open_t *ask, kvd_sp
 			}
 		}
 	}
+	/* Who opens a space looks into the mirror next: let it find what a small tree holds, or the first blocks of a large one. */
+	for (uint32_t i = 0; i < OPEN_QUANTA && kvd_space_fill_mirrors(core); i++) {
+	}
+	kvd_events_flush(core);
 	*p_info = (kvd_space_info_t){.space = space->id,
 				     .epoch = space->epoch,
 				     .geometry = space->geometry,
