@@ -66,7 +66,8 @@ void kvs_super_fini(kvs_super_t *super)
 
 kv_status_t kvs_super_class_add(kvs_super_t *super, const kvs_super_class_t *slot_class, uint32_t *p_class)
 {
-	if (super->class_count == KVS_SUPER_MAX_CLASSES) {
+	/* An image over the limit would be written, but not read again. */
+	if (super->class_count == KVS_SUPER_MAX_CLASSES || super->bytes + sizeof(raw_class_t) > KVS_SUPER_MAX_BYTES) {
 		return KV_ERR_LIMIT;
 	}
 
