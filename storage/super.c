@@ -2,6 +2,7 @@
 #include "super.h"
 
 #include "kv/digest.h"
+#include "leaf.h"
 
 #define SUPER_MAGIC 0x524550555344564bull /* "KVDSUPER" */
 
@@ -305,7 +306,8 @@ static kv_status_t decode_class(kvs_super_t *super, const raw_class_t *raw)
 	};
 	uint32_t id;
 
-	if (raw->block_bytes == 0 || raw->slots_per_file == 0 || raw->slots_per_file > KV_SLOT_MAX_INDEX + 1u) {
+	if (kvs_geometry_check(&c.geometry) != KV_OK || raw->slots_per_file == 0 ||
+	    raw->slots_per_file > KV_SLOT_MAX_INDEX + 1u) {
 		return KV_ERR_CORRUPT;
 	}
 	memcpy(c.ns, raw->ns, sizeof raw->ns);

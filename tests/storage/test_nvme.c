@@ -178,6 +178,7 @@ static void p10_wrong_states_and_arguments_are_refused(void **state)
 	fixture_t f;
 	kvs_meta_t meta = meta_of(1, 1, 1);
 	kvs_geometry_t wide = {.block_bytes = 1 << 20, .heads = 1024, .leaves = 1024, .leaf_bytes = 1, .page_bytes = 1};
+	kvs_geometry_t no_leaf = {.block_bytes = 12288, .heads = 2, .leaves = 3, .page_bytes = 2048};
 	kvs_loc_t loc;
 	block_t b;
 	kvs_mem_t crooked;
@@ -192,6 +193,7 @@ static void p10_wrong_states_and_arguments_are_refused(void **state)
 	assert_int_equal(kvs_alloc(f.tier, f.slot_class, KVS_READY, 1, &meta, &loc), KV_ERR_ARG);
 	assert_int_equal(kvs_alloc(f.tier, 77, KVS_PUT, 1, &meta, &loc), KV_ERR_ARG);
 	assert_int_equal(kvs_class_open(f.tier, "default", &wide, &id), KV_ERR_LAYOUT);
+	assert_int_equal(kvs_class_open(f.tier, "default", &no_leaf, &id), KV_ERR_LAYOUT);
 	assert_int_equal(kvs_alloc(f.tier, f.slot_class, KVS_PUT, 1, &meta, &loc), KV_OK);
 	assert_int_equal(kvs_load(f.tier, loc, &b.mem, note, NULL), KV_ERR_ARG);
 	assert_int_equal(kvs_set_state(f.tier, loc, KVS_READY), KV_ERR_ARG);

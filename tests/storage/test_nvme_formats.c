@@ -134,6 +134,38 @@ static void p10_every_flipped_bit_and_cut_of_a_superblock_is_noticed(void **stat
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
+/* A valid check says nothing of sense: leaves of no bytes would be divided by, blocks near 4 GiB would wrap. */
+static void p6_an_impossible_geometry_in_a_superblock_is_refused(void **state)
+{
+	static const kvs_geometry_t bad[] = {
+		{.block_bytes = 12288, .heads = 2, .leaves = 3, .leaf_bytes = 0, .page_bytes = 2048},
+		{.block_bytes = 12288, .heads = 2, .leaves = 3, .leaf_bytes = 4096, .page_bytes = 4096},
+		{.block_bytes = 12288, .heads = 0, .leaves = 3, .leaf_bytes = 4096, .page_bytes = 4096},
+		{.block_bytes = UINT32_MAX, .heads = 1, .leaves = 1, .leaf_bytes = UINT32_MAX},
+	};
+	kv_test_env_t t;
+
+	(void)state;
+	kv_test_env_init(&t);
+	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
+		kvs_super_class_t c = {.ns = "default", .geometry = bad[i], .slots_per_file = 4};
+		kvs_super_t super, back;
+		uint8_t *image;
+		uint32_t id;
+		size_t len;
+
+		assert_int_equal(kvs_super_init(&super, &t.env), KV_OK);
+		assert_int_equal(kvs_super_class_add(&super, &c, &id), KV_OK);
+		assert_int_equal(kvs_super_encode(&super, &image, &len), KV_OK);
+		assert_int_equal(kvs_super_init(&back, &t.env), KV_OK);
+		assert_int_equal(kvs_super_decode(&back, image, len), KV_ERR_CORRUPT);
+		kvs_super_fini(&back);
+		kv_free(&t.env, image);
+		kvs_super_fini(&super);
+	}
+	assert_int_equal(kv_test_env_live(&t), 0);
+}
+
 /* What a daemon writes the next one must be able to read. */
 static void p2_a_superblock_never_outgrows_what_is_read_back(void **state)
 {
@@ -295,6 +327,7 @@ int main(void)
 		cmocka_unit_test(p10_every_flipped_bit_of_a_slot_header_is_noticed),
 		cmocka_unit_test(p10_the_formats_are_those_of_version_1),
 		cmocka_unit_test(p10_every_flipped_bit_and_cut_of_a_superblock_is_noticed),
+		cmocka_unit_test(p6_an_impossible_geometry_in_a_superblock_is_refused),
 		cmocka_unit_test(p2_a_superblock_never_outgrows_what_is_read_back),
 		cmocka_unit_test(p10_the_metadata_library_s_sentences_are_told_apart),
 		cmocka_unit_test(p1_p2_random_use_agrees_with_a_table),
