@@ -188,6 +188,26 @@ static int child_sync(const char *dir)
 	return 0;
 }
 
+/* A failed sync of the directory holds for every later block of its new files: it is asked for again until it has worked. */
+static int child_sync_dir(const char *dir)
+{
+	fixture_t f;
+	kvs_loc_t loc;
+
+	fixture_init(&f, dir);
+	fixture_begin(&f, &found);
+	for (uint32_t chain = 1; chain <= 2; chain++) {
+		assert_int_equal(put_block(&f, &plain, chain, 1, &loc), KV_OK);
+		assert_int_equal(flush_wait(f.tier), KV_ERR_IO);
+	}
+	assert_int_equal(put_block(&f, &plain, 3, 1, &loc), KV_OK);
+	assert_int_equal(flush_wait(f.tier), KV_OK);
+	assert_int_equal(get_block(&f, &plain, 3, 1, loc), KV_OK);
+	fixture_close(&f);
+
+	return 0;
+}
+
 static int child_memlock(const char *dir)
 {
 	struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
@@ -241,6 +261,8 @@ static void run_child(void **state)
 		child_life(child_dir, 0);
 	} else if (strcmp(child_what, "sync") == 0) {
 		child_sync(child_dir);
+	} else if (strcmp(child_what, "sync-dir") == 0) {
+		child_sync_dir(child_dir);
 	} else {
 		child_memlock(child_dir);
 	}
@@ -311,6 +333,12 @@ static void p2_a_failed_sync_is_never_acknowledged_nor_retried_blindly(void **st
 	in_child("sync", "slots/0.0", "inject=fdatasync:error=EIO");
 }
 
+static void p2_a_directory_that_could_not_be_synced_is_synced_before_the_next_acknowledgement(void **state)
+{
+	(void)state;
+	in_child("sync-dir", "slots", "inject=fsync:error=EIO:when=1..2");
+}
+
 static void p6_a_memlock_of_8_mib_costs_speed_only(void **state)
 {
 	(void)state;
@@ -326,6 +354,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(p6_a_kernel_without_io_uring_is_served_by_plain_calls),
 		cmocka_unit_test(p5_submissions_refused_for_a_while_go_through_later),
 		cmocka_unit_test(p2_a_failed_sync_is_never_acknowledged_nor_retried_blindly),
+		cmocka_unit_test(p2_a_directory_that_could_not_be_synced_is_synced_before_the_next_acknowledgement),
 		cmocka_unit_test(p6_a_memlock_of_8_mib_costs_speed_only),
 	};
 	const struct CMUnitTest child[] = {cmocka_unit_test(run_child)};
