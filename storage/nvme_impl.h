@@ -90,8 +90,9 @@ typedef struct kvs_xfer {
 	uint64_t start_ns;
 	kv_slot_t slot;
 	uint32_t gen;
-	uint32_t flush_turn; /* store: which flush waits for it */
-	uint32_t next;       /* free list */
+	uint32_t flush_turn;   /* store: which flush waits for it */
+	uint32_t failed_syncs; /* store: before it began */
+	uint32_t next;         /* free list */
 	int fd;
 	kvs_xfer_kind_t kind;
 	int busy;           /* taken, not given back */
@@ -210,6 +211,7 @@ typedef struct kvs_nvme {
 	kvs_waiter_t *waiters; /* KVS_MAX_WAITERS, and as many for those being answered */
 	kvs_waiter_t *answering;
 	uint64_t commit_after_ns; /* the last one failed */
+	uint32_t failed_syncs;
 
 	kvs_io_t io[KVS_MAX_WORKERS];
 	uint32_t workers;
