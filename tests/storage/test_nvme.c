@@ -414,6 +414,33 @@ static void p1_registered_memory_gives_the_same_bytes(void **state)
 	munmap(slab, bytes);
 }
 
+/* The caller is the daemon's one loop, whose clients take it for dead after 50 ms. Walking /proc/self/smaps took 15 ms a GiB. */
+static void p5_registering_takes_no_time_however_much_is_mapped(void **state)
+{
+	const size_t bytes = 256 * MIB;
+	uint8_t *slab = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	uint64_t least = UINT64_MAX;
+	uint32_t region;
+	fixture_t f;
+
+	(void)state;
+	assert_true(slab != MAP_FAILED);
+	fixture_init(&f, NULL);
+	fixture_begin(&f, &found);
+	memset(slab, 1, bytes);
+	for (int i = 0; i < 5; i++) {
+		uint64_t start = real_now(NULL);
+		uint64_t took;
+
+		kvs_nvme_register(f.tier, slab, bytes, &region);
+		took = real_now(NULL) - start;
+		least = took < least ? took : least;
+	}
+	assert_true(least < 1000000u);
+	fixture_fini(&f);
+	munmap(slab, bytes);
+}
+
 static void p6_without_io_uring_plain_threads_do_the_same(void **state)
 {
 	fixture_t f;
@@ -477,6 +504,7 @@ int main(void)
 		cmocka_unit_test(p2_a_flush_is_answered_after_all_stores_before_it),
 		cmocka_unit_test(p5_callbacks_are_bounded_and_the_queue_says_busy),
 		cmocka_unit_test(p1_registered_memory_gives_the_same_bytes),
+		cmocka_unit_test(p5_registering_takes_no_time_however_much_is_mapped),
 		cmocka_unit_test(p6_without_io_uring_plain_threads_do_the_same),
 		cmocka_unit_test(p2_a_batch_follows_by_itself_within_the_interval),
 	};
