@@ -241,6 +241,38 @@ static int child_sync_race(const char *dir)
 	return 0;
 }
 
+/* Directories are made at the first start; without their names nothing else is worth a sync. */
+static int child_sync_made(const char *dir)
+{
+	char inner[160];
+	fixture_t f;
+
+	fixture_init(&f, dir);
+	snprintf(inner, sizeof inner, "%s/tier", dir);
+	f.config.path = inner;
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(fixture_open(&f), KV_ERR_IO);
+		assert_non_null(strstr(f.detail, "sync the directory above"));
+	}
+	assert_int_equal(fixture_open(&f), KV_OK);
+	fixture_close(&f);
+
+	return 0;
+}
+
+static int child_sync_slots(const char *dir)
+{
+	fixture_t f;
+
+	fixture_init(&f, dir);
+	assert_int_equal(fixture_open(&f), KV_ERR_IO);
+	assert_non_null(strstr(f.detail, "cannot sync"));
+	assert_int_equal(fixture_open(&f), KV_OK);
+	fixture_close(&f);
+
+	return 0;
+}
+
 static int child_memlock(const char *dir)
 {
 	struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
@@ -296,6 +328,10 @@ static void run_child(void **state)
 		child_sync(child_dir);
 	} else if (strcmp(child_what, "sync-race") == 0) {
 		child_sync_race(child_dir);
+	} else if (strcmp(child_what, "sync-made") == 0) {
+		child_sync_made(child_dir);
+	} else if (strcmp(child_what, "sync-slots") == 0) {
+		child_sync_slots(child_dir);
 	} else if (strcmp(child_what, "sync-dir") == 0) {
 		child_sync_dir(child_dir);
 	} else {
@@ -380,6 +416,14 @@ static void p2_a_write_that_a_failed_sync_may_have_lost_is_never_acknowledged(vo
 	in_child("sync-race", "slots/0.0", "inject=fdatasync:error=EIO:when=1:delay_enter=300000");
 }
 
+static void p2_new_directories_are_synced_under_their_names(void **state)
+{
+	(void)state;
+	in_child("sync-made", "", "inject=fsync:error=EIO:when=1..2");
+	/* Twice for the copies of the superblock, then for the directory of slot files; each later start syncs it before it comes that far. */
+	in_child("sync-slots", "", "inject=fsync:error=EIO:when=3");
+}
+
 static void p6_a_memlock_of_8_mib_costs_speed_only(void **state)
 {
 	(void)state;
@@ -397,6 +441,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(p2_a_failed_sync_is_never_acknowledged_nor_retried_blindly),
 		cmocka_unit_test(p2_a_directory_that_could_not_be_synced_is_synced_before_the_next_acknowledgement),
 		cmocka_unit_test(p2_a_write_that_a_failed_sync_may_have_lost_is_never_acknowledged),
+		cmocka_unit_test(p2_new_directories_are_synced_under_their_names),
 		cmocka_unit_test(p6_a_memlock_of_8_mib_costs_speed_only),
 	};
 	const struct CMUnitTest child[] = {cmocka_unit_test(run_child)};
