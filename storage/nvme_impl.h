@@ -295,6 +295,10 @@ void kvs_iov_advance(struct iovec *iov, uint32_t *p_count, size_t done);
 kv_status_t kvs_threads_start(kvs_nvme_t *nvme);
 void kvs_threads_stop(kvs_nvme_t *nvme);
 
+/* ---- nvme_region.c ---- */
+/* Registration touches every page; whoever pre-faults the memory does that better than the ring thread. `page` has a byte for each page. */
+int kvs_region_is_touched(void *base, size_t bytes, unsigned char *page);
+
 /* ---- nvme_uring.c, nvme_sync.c: I/O threads ---- */
 void *kvs_uring_main(void *io);
 void *kvs_sync_main(void *io);

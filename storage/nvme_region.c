@@ -1,6 +1,24 @@
 /* Memory that transfers will use, told to the ring thread. */
 #include "nvme_impl.h"
 
+#include <sys/mman.h>
+
+int kvs_region_is_touched(void *base, size_t bytes, unsigned char *page)
+{
+	size_t pages = bytes / KVS_PAGE;
+
+	if (mincore(base, pages * KVS_PAGE, page) != 0) {
+		return 1;
+	}
+	for (size_t i = 0; i < pages; i++) {
+		if (!(page[i] & 1u)) {
+			return 0;
+		}
+	}
+
+	return 1;
+}
+
 void kvs_nvme_register(kvs_tier_t *tier, void *base, size_t bytes, uint32_t *p_region)
 {
 	kvs_nvme_t *nvme = kvs_nvme(tier);

@@ -1,6 +1,7 @@
 /* The disk tier does what its header says: store, load, flush, free, states, order of callbacks. */
 #include "nvme_test.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 
 static found_t found;
@@ -414,6 +415,44 @@ static void p1_registered_memory_gives_the_same_bytes(void **state)
 	munmap(slab, bytes);
 }
 
+/* The ring has pinned the pages of a slab; a client takes one out of the file, and what lies there now is another page. */
+static void p2_a_hole_in_a_slab_does_not_cost_the_block_on_disk(void **state)
+{
+	const size_t bytes = 4 * MIB;
+	int fd = memfd_create("slab", MFD_CLOEXEC);
+	kvs_mem_t mem;
+	uint8_t *slab;
+	uint32_t region;
+	kvs_loc_t loc;
+	fixture_t f;
+	block_t b;
+
+	(void)state;
+	assert_int_equal(ftruncate(fd, (off_t)bytes), 0);
+	slab = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	assert_true(slab != MAP_FAILED);
+	memset(slab, 1, bytes);
+	fixture_init(&f, NULL);
+	fixture_begin(&f, &found);
+	kvs_nvme_register(f.tier, slab, bytes, &region);
+	assert_int_equal(put_block(&f, &plain, 1, 1, &loc), KV_OK);
+	block_blank(&b);
+	mem = b.mem;
+	mem.data = slab;
+	mem.region = region;
+	for (int round = 0; round < 20; round++) {
+		assert_int_equal(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 4096, 4096), 0);
+		assert_int_equal(load_wait(f.tier, loc, &mem), KV_OK);
+		usleep(2000); /* registration is the ring thread's, in its own time */
+	}
+	assert_int_equal(get_block(&f, &plain, 1, 1, loc), KV_OK);
+	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_CORRUPT), 0);
+	check_sums(&f);
+	fixture_fini(&f);
+	munmap(slab, bytes);
+	close(fd);
+}
+
 /* The caller is the daemon's one loop, whose clients take it for dead after 50 ms. Walking /proc/self/smaps took 15 ms a GiB. */
 static void p5_registering_takes_no_time_however_much_is_mapped(void **state)
 {
@@ -504,6 +543,7 @@ int main(void)
 		cmocka_unit_test(p2_a_flush_is_answered_after_all_stores_before_it),
 		cmocka_unit_test(p5_callbacks_are_bounded_and_the_queue_says_busy),
 		cmocka_unit_test(p1_registered_memory_gives_the_same_bytes),
+		cmocka_unit_test(p2_a_hole_in_a_slab_does_not_cost_the_block_on_disk),
 		cmocka_unit_test(p5_registering_takes_no_time_however_much_is_mapped),
 		cmocka_unit_test(p6_without_io_uring_plain_threads_do_the_same),
 		cmocka_unit_test(p2_a_batch_follows_by_itself_within_the_interval),
