@@ -1,6 +1,8 @@
 /* The disk tier's slots: who has which, and sums that always agree. Owner's thread only. */
 #include "nvme_impl.h"
 
+#include "leaf.h"
+
 #include <stdio.h>
 
 kvs_dslot_t *kvs_slot_get(kvs_nvme_t *nvme, kv_slot_t slot)
@@ -214,8 +216,7 @@ kv_status_t kvs_nvme_class_open(kvs_tier_t *tier, const char *ns, const kvs_geom
 	size_t ns_len = strlen(ns);
 	kv_status_t status;
 
-	if (geometry->block_bytes == 0 || geometry->block_bytes > (1u << 30) || header_bytes == 0 ||
-	    ns_len > KVS_SUPER_MAX_NS || geometry->heads == 0 || geometry->leaves == 0) {
+	if (kvs_geometry_check(geometry) != KV_OK || header_bytes == 0 || ns_len > KVS_SUPER_MAX_NS) {
 		return KV_ERR_LAYOUT;
 	}
 	for (uint32_t i = 0; i < nvme->super.class_count; i++) {
