@@ -105,6 +105,10 @@ static void refused(kvc_t *kvc, const char *what, const kvc_answer_t *answer)
 	if (answer->status == KV_ERR_CLOSED && !answer->detail[0]) {
 		return; /* the session is ending already */
 	}
+	if (answer->expired) {
+		kvc_session_lost(kvc, answer->status, "it did not answer in time; is it stopped?");
+		return;
+	}
 	snprintf(why, sizeof why, "%s failed: %s%s%.160s", what, kv_status_text(answer->status),
 		 answer->detail[0] ? ": " : "", answer->detail);
 	kvc_session_lost(kvc, answer->status, why);
@@ -194,8 +198,9 @@ static void connect_now(kvc_t *kvc)
 	if (status != KV_OK) {
 		kvc->channel.fd = -1;
 		kvc->why_detached = status;
-		snprintf(kvc->why_text, sizeof kvc->why_text, "cannot reach kvd at %s (%s); is it running?",
-			 kvc->socket, reason ? reason_text(reason, text, sizeof text) : kv_status_text(status));
+		snprintf(kvc->why_text, sizeof kvc->why_text, "cannot reach kvd at %s (%s); %s", kvc->socket,
+			 reason ? reason_text(reason, text, sizeof text) : kv_status_text(status),
+			 reason == EACCES ? "are you in its group?" : "is it running?");
 		back_off(kvc);
 		return;
 	}
@@ -415,7 +420,7 @@ kvc_status_t kvc_attach_env(const kvc_config_t *given, const kv_env_t *env, kvc_
 	}
 
 	if (kvc_wait(kvc, attempted, kvc, kvc_deadline(kvc, 0)) != KV_OK) {
-		kvc_session_lost(kvc, KV_ERR_TIMEOUT, "it did not answer in time");
+		kvc_session_lost(kvc, KV_ERR_TIMEOUT, "it did not answer in time; is it stopped?");
 	}
 	if (kvc->state != KVC_READY && !config.lazy) {
 		status = kvc_detached(kvc);

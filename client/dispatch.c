@@ -94,6 +94,9 @@ static kv_status_t on_reply(kvc_t *kvc, const kv_frame_header_t *header, const u
 		return status;
 	}
 	snprintf(detail, sizeof detail, "%.*s", (int)text.len, (const char *)text.data);
+	if (strcmp(detail, kv_status_text(answer.status)) == 0) {
+		detail[0] = '\0'; /* nothing that the status does not say */
+	}
 
 	was = *pending;
 	kvc_pending_free(kvc, pending);

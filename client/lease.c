@@ -242,8 +242,12 @@ kvc_status_t kvc_acquire(kvc_space_t *space, const kvc_key_t *keys, uint32_t n, 
 
 kvc_status_t kvc_lease_state(const kvc_lease_t *lease)
 {
-	kvc_status_t status = atomic_load_explicit(&lease->status, memory_order_acquire);
+	kvc_status_t status = kvc_check_process(lease->space->kvc);
 
+	/* In a forked child the lease area is not mapped. */
+	if (status == KVC_OK) {
+		status = atomic_load_explicit(&lease->status, memory_order_acquire);
+	}
 	if (status != KVC_OK || kvc_grant_check(&lease->grant) == KV_OK) {
 		return status;
 	}
@@ -270,7 +274,8 @@ uint32_t kvc_lease_ready(const kvc_lease_t *lease)
 {
 	uint32_t ready;
 
-	if (atomic_load_explicit(&lease->status, memory_order_acquire) != KV_OK) {
+	if (atomic_load_explicit(&lease->status, memory_order_acquire) != KV_OK ||
+	    kvc_check_process(lease->space->kvc) != KVC_OK) {
 		return lease->skip;
 	}
 	ready = atomic_load_explicit(&lease->grant.header->ready, memory_order_acquire);
@@ -497,7 +502,8 @@ void kvc_lease_flush(kvc_t *kvc)
 		.leases = {(const uint8_t *)kvc->backlog, kvc->backlog_len * (uint32_t)sizeof *kvc->backlog}};
 	kvc_ask_t ask = {.code = KV_CODE_RELEASE, .msg = &msg, .fd = -1};
 
-	if (kvc->state != KVC_READY) {
+	/* A forked child shares the socket: not a byte of its goes there. */
+	if (kvc->state != KVC_READY || kvc_check_process(kvc) != KVC_OK) {
 		return;
 	}
 	/* A bad block is named by its lease, so it is reported first. */

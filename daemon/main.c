@@ -131,7 +131,9 @@ static kv_status_t daemon_run(const kvd_setup_t *setup)
 
 static int fail(kv_status_t status, const kv_option_error_t *error)
 {
-	if (error->file[0]) {
+	if (error->file[0] && error->line == 0) {
+		fprintf(stderr, "kvd: %s: %s\n", error->file, error->text); /* the file as a whole */
+	} else if (error->file[0]) {
 		fprintf(stderr, "kvd: %s:%u:%u: %s\n", error->file, error->line, error->column, error->text);
 	} else {
 		fprintf(stderr, "kvd: %s\n", error->text[0] ? error->text : kv_status_text(status));

@@ -23,13 +23,13 @@ static const kv_option_t rows[] = {
 	ROW("run_dir", PATH, "/run/kvd", NULL, NULL, NULL, AT_START, run_dir, "directory of the sockets and of the lock that keeps a second daemon out; created when missing"),
 	ROW("namespaces", LIST, "default", NULL, NULL, NULL, AT_START, namespaces, "tenants: each has a socket <run_dir>/<name>.sock of its own and shares nothing with the others"),
 	ROW("cpu.size", SIZE, "1GiB", "4MiB", NULL, NULL, AT_START, cpu_size, "limit of the CPU tier: slabs, digests and ledger together"),
-	ROW("cpu.slab_size", SIZE, "64MiB", "1MiB", "64GiB", NULL, AT_START, cpu_slab_size, "size of a slab; the last ones are smaller when the limit leaves less"),
+	ROW("cpu.slab_size", SIZE, "64MiB", "1MiB", "64GiB", NULL, AT_START, cpu_slab_size, "size of a slab, by default at most cpu.size; the last ones are smaller when the limit leaves less"),
 	ROW("cpu.max_blocks", U64, "0", NULL, NULL, NULL, AT_START, cpu_max_blocks, "slots in the CPU tier; 0: as many as fit"),
 	ROW("cpu.huge_pages", ENUM, "auto", NULL, NULL, "auto,on,off", AT_START, cpu_huge_pages, "huge pages under slabs: when the kernel gives them, wanted (their lack is a warning), never"),
 	ROW("cpu.prefault", BOOL, "on", NULL, NULL, NULL, AT_START, cpu_prefault, "touch new slabs in the background, so that no client pays for a page's first use"),
 	ROW("nvme.path", PATH, "", NULL, NULL, NULL, AT_START, nvme_path, "directory of the disk tier; empty: no disk tier"),
 	ROW("nvme.size", SIZE, "8GiB", "16MiB", NULL, NULL, AT_START, nvme_size, "limit of the disk tier: slot files and metadata together"),
-	ROW("nvme.file_size", SIZE, "256MiB", "1MiB", "64GiB", NULL, AT_START, nvme_file_size, "preallocated size of a slot file"),
+	ROW("nvme.file_size", SIZE, "256MiB", "1MiB", "64GiB", NULL, AT_START, nvme_file_size, "preallocated size of a slot file, by default at most nvme.size"),
 	ROW("nvme.queue_depth", U64, "64", "1", "1024", NULL, AT_START, nvme_queue_depth, "device requests in flight"),
 	ROW("nvme.io_engine", ENUM, "auto", NULL, NULL, "auto,uring,threads", AT_START, nvme_io_engine, "io_uring, plain reads and writes in threads, or the first of them that works"),
 	ROW("nvme.direct", BOOL, "on", NULL, NULL, NULL, AT_START, nvme_direct, "O_DIRECT where the file system has it"),
@@ -156,17 +156,30 @@ static int is_loopback(const char *listen)
 	       strncmp(listen, "[::1]:", 6) == 0;
 }
 
+static int has_port(const char *listen)
+{
+	const char *colon = strrchr(listen, ':');
+	uint64_t port = 0;
+
+	return colon && kv_parse_u64(colon + 1, &port) == KV_OK && port >= 1 && port <= 65535;
+}
+
 static kv_status_t check_together(const kvd_options_t *options, kv_option_error_t *error)
 {
 	if (options->cpu_slab_size > options->cpu_size) {
-		return say(error, KV_ERR_CONFIG, "cpu.slab_size is larger than cpu.size");
+		return say(error, KV_ERR_CONFIG,
+			   "cpu.slab_size is larger than cpu.size (%llu and %llu bytes); make it smaller",
+			   (unsigned long long)options->cpu_slab_size, (unsigned long long)options->cpu_size);
 	}
 	if (options->nvme_path[0] && options->nvme_file_size > options->nvme_size) {
-		return say(error, KV_ERR_CONFIG, "nvme.file_size is larger than nvme.size");
+		return say(error, KV_ERR_CONFIG,
+			   "nvme.file_size is larger than nvme.size (%llu and %llu bytes); make it smaller",
+			   (unsigned long long)options->nvme_file_size, (unsigned long long)options->nvme_size);
 	}
 	if (strcmp(options->http_listen, "off") != 0) {
-		if (!strrchr(options->http_listen, ':')) {
-			return say(error, KV_ERR_CONFIG, "http.listen: \"%s\" is neither host:port nor off",
+		if (!has_port(options->http_listen)) {
+			return say(error, KV_ERR_CONFIG,
+				   "http.listen: \"%s\" is neither host:port (1 to 65535) nor off",
 				   options->http_listen);
 		}
 		if (!options->http_allow_remote && !is_loopback(options->http_listen)) {
@@ -296,6 +309,30 @@ static kv_status_t find_config(int argc, char **argv, kvd_setup_t *setup, kv_opt
 	return KV_OK;
 }
 
+static int is_default(const kvd_setup_t *setup, const char *name)
+{
+	for (size_t i = 0; i < KV_COUNT_OF(rows); i++) {
+		if (strcmp(rows[i].name, name) == 0) {
+			return setup->sources[i] == KV_SOURCE_DEFAULT;
+		}
+	}
+
+	return 0;
+}
+
+/* Who makes a tier small has said nothing about its parts. */
+static void fit_defaults(kvd_setup_t *setup)
+{
+	kvd_options_t *options = &setup->options;
+
+	if (options->cpu_slab_size > options->cpu_size && is_default(setup, "cpu.slab_size")) {
+		options->cpu_slab_size = options->cpu_size;
+	}
+	if (options->nvme_file_size > options->nvme_size && is_default(setup, "nvme.file_size")) {
+		options->nvme_file_size = options->nvme_size;
+	}
+}
+
 kv_status_t kvd_setup_read(int argc, char **argv, char **environment, kvd_setup_t *setup, kv_option_error_t *error)
 {
 	kv_status_t status;
@@ -308,6 +345,7 @@ kv_status_t kvd_setup_read(int argc, char **argv, char **environment, kvd_setup_
 	status = find_config(argc, argv, setup, error);
 	if (status == KV_OK && setup->config[0]) {
 		status = kv_options_file(&kvd_option_table, setup->config, &setup->options, setup->sources, error);
+		status = status == KV_ERR_IO ? KV_ERR_CONFIG : status; /* trying again later would not help */
 	}
 	if (status == KV_OK) {
 		status = read_environment(environment, setup, error);
@@ -319,6 +357,7 @@ kv_status_t kvd_setup_read(int argc, char **argv, char **environment, kvd_setup_
 			status = take_assignment(argv[i], setup, error);
 		}
 	}
+	fit_defaults(setup);
 	if (status == KV_OK && setup->action <= KVD_CHECK_CONFIG) {
 		status = check_together(&setup->options, error);
 	}

@@ -45,13 +45,15 @@ kv_status_t kvd_process_lock(const char *run_dir, int *p_fd, char *detail, size_
 	if (mkdir(run_dir, 0700) == 0) {
 		(void)chmod(run_dir, 0755);
 	} else if (errno != EEXIST) {
-		snprintf(detail, cap, "run_dir: cannot make %s: %s", run_dir, strerror(errno));
+		snprintf(detail, cap, "run_dir: cannot make %s: %s; choose another with --run_dir=PATH", run_dir,
+			 strerror(errno));
 		return KV_ERR_PATH;
 	}
 	snprintf(path, sizeof path, "%s/kvd.lock", run_dir);
 	fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
 	if (fd < 0) {
-		snprintf(detail, cap, "run_dir: cannot open %s: %s", path, strerror(errno));
+		snprintf(detail, cap, "run_dir: cannot open %s: %s; choose another with --run_dir=PATH", path,
+			 strerror(errno));
 		return KV_ERR_PATH;
 	}
 	if (flock(fd, LOCK_EX | LOCK_NB) != 0) {

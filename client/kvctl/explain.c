@@ -132,40 +132,74 @@ static int parse_tokens(const kvctl_t *ctl, const char *text, prompt_t *prompt)
 
 /* ---- the space ------------------------------------------------------------------------------------------------------------ */
 
-/* Identity of the space with this number (NULL: of the only one) from STATUS; a copy. NULL after printing why. */
-static char *identity_of(const kvctl_t *ctl, const char *number)
+/* Is this the space that was asked for: by number, by identity (a last newline more or less), or the only one? */
+static int is_space(struct json_object *space, const question_t *question, uint64_t number, const char *identity)
+{
+	const char *known = kvctl_str(space, "identity");
+
+	if (question->space && kvctl_u64(space, "space") != number) {
+		return 0;
+	}
+	if (identity) {
+		size_t len = strlen(identity), have = strlen(known);
+
+		len -= len > 0 && identity[len - 1] == '\n';
+		have -= have > 0 && known[have - 1] == '\n';
+		return len == have && memcmp(known, identity, len) == 0;
+	}
+
+	return *known != '\0';
+}
+
+static int no_space(const kvctl_t *ctl, const question_t *question, size_t count)
+{
+	if (count == 0) {
+		return kvctl_error(ctl, KV_ERR_NOT_FOUND, "kvd has no space yet: no engine has attached to it");
+	}
+	if (question->space) {
+		return kvctl_error(ctl, KV_ERR_NOT_FOUND, "there is no space %s%s; `kvctl status` lists them",
+				   question->space, question->identity ? " with this identity" : "");
+	}
+	if (question->identity) {
+		return kvctl_error(ctl, KV_ERR_NOT_FOUND,
+				   "no space has this identity; `kvctl status --json` shows those there are");
+	}
+
+	return kvctl_error(ctl, KV_ERR_ARG, "there are %zu spaces: name one with --space (`kvctl status` lists them)",
+			   count);
+}
+
+/* Identity of the space asked for, from STATUS; a copy. Only spaces that are there: opening one would make it. */
+static int identity_of(const kvctl_t *ctl, const question_t *question, const char *given, char **p_identity)
 {
 	struct json_object *json = NULL, *spaces, *found = NULL;
-	uint64_t wanted = 0;
+	uint64_t number = 0;
 	size_t count;
-	char *identity = NULL;
+	int code;
 
-	if (number && kv_parse_u64(number, &wanted) != KV_OK) {
-		(void)kvctl_error(ctl, KV_ERR_ARG, "--space %s: a number from `kvctl status`", number);
-		return NULL;
+	if (question->space && kv_parse_u64(question->space, &number) != KV_OK) {
+		return kvctl_error(ctl, KV_ERR_ARG, "--space %s: a number from `kvctl status`", question->space);
 	}
-	if (kvctl_document(ctl, KVC_DOC_STATUS, 1, &json, NULL) != 0) {
-		return NULL;
+	code = kvctl_document(ctl, KVC_DOC_STATUS, 1, &json, NULL);
+	if (code != 0) {
+		return code;
 	}
 	spaces = kvctl_member(kvctl_member(json, "core"), "spaces");
 	count = json_object_is_type(spaces, json_type_array) ? json_object_array_length(spaces) : 0;
-	for (size_t i = 0; i < count; i++) {
+	for (size_t i = 0; i < count && !found; i++) {
 		struct json_object *space = json_object_array_get_idx(spaces, i);
 
-		if (number ? kvctl_u64(space, "space") == wanted : count == 1) {
-			found = space;
-		}
+		found = is_space(space, question, number, given) ? space : NULL;
 	}
-	if (found && *kvctl_str(found, "identity")) {
-		identity = strdup(kvctl_str(found, "identity"));
-	} else if (number) {
-		(void)kvctl_error(ctl, KV_ERR_NOT_FOUND, "there is no space %s; `kvctl status` lists them", number);
+	if (!found || (count > 1 && !question->space && !given)) {
+		code = no_space(ctl, question, count);
 	} else {
-		(void)kvctl_error(ctl, KV_ERR_ARG, "there are %zu spaces: name one with --space", count);
+		*p_identity = strdup(kvctl_str(found, "identity"));
+		code = *p_identity ? 0 : kvctl_error(ctl, KV_ERR_NOMEM, "out of memory for an identity");
 	}
 	json_object_put(json);
 
-	return identity;
+	return code;
 }
 
 static int open_space(const kvctl_t *ctl, kvc_t *kvc, const char *text, kvc_space_t **p_space)
@@ -360,7 +394,7 @@ int kvctl_explain(const kvctl_t *ctl, int argc, char **argv)
 {
 	question_t question = {0};
 	prompt_t prompt = {0};
-	char *text = NULL, *identity = NULL;
+	char *text = NULL, *given = NULL, *identity = NULL;
 	int code = parse(ctl, argc, argv, &question);
 
 	if (code != 0) {
@@ -371,10 +405,17 @@ int kvctl_explain(const kvctl_t *ctl, int argc, char **argv)
 	if (text) {
 		code = parse_tokens(ctl, text, &prompt);
 	}
-	if (code == 0) {
-		identity = question.identity ? text_of(ctl, question.identity) : identity_of(ctl, question.space);
-		code = identity ? explain(ctl, &question, identity, &prompt) : kv_status_exit_code(KV_ERR_NOT_FOUND);
+	if (code == 0 && question.identity) {
+		given = text_of(ctl, question.identity);
+		code = given ? 0 : kv_status_exit_code(KV_ERR_ARG);
 	}
+	if (code == 0) {
+		code = identity_of(ctl, &question, given, &identity);
+	}
+	if (code == 0) {
+		code = explain(ctl, &question, identity, &prompt);
+	}
+	free(given);
 	free(identity);
 	free(text);
 	free(prompt.tokens);

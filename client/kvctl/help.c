@@ -26,11 +26,39 @@ static void print_usage(void)
 	       "77 not permitted, 78 configuration\n");
 }
 
+/* All commands, or the one named. */
+static void commands_json(const char *name)
+{
+	struct json_object *json = json_object_new_object(), *array = json_object_new_array();
+
+	for (unsigned i = 0; i < kvctl_command_count; i++) {
+		const kvctl_command_t *command = &kvctl_commands[i];
+		struct json_object *one;
+
+		if (name && strcmp(command->name, name) != 0) {
+			continue;
+		}
+		one = json_object_new_object();
+		json_object_object_add(one, "name", json_object_new_string(command->name));
+		json_object_object_add(one, "arguments", json_object_new_string(command->arguments));
+		json_object_object_add(one, "help", json_object_new_string(command->help));
+		json_object_object_add(one, "more", json_object_new_string(command->more));
+		json_object_array_add(array, one);
+	}
+	json_object_object_add(json, "commands", array);
+	kvctl_print_json(json);
+	json_object_put(json);
+}
+
 static int print_command(const kvctl_t *ctl, const char *name)
 {
 	for (unsigned i = 0; i < kvctl_command_count; i++) {
 		const kvctl_command_t *command = &kvctl_commands[i];
 
+		if (strcmp(command->name, name) == 0 && ctl->json) {
+			commands_json(name);
+			return 0;
+		}
 		if (strcmp(command->name, name) == 0) {
 			printf("usage: kvctl %s%s%s\n\n%s\n%s%s", name, *command->arguments ? " " : "",
 			       command->arguments, command->help, *command->more ? "\n" : "", command->more);
@@ -137,7 +165,11 @@ int kvctl_help(const kvctl_t *ctl, int argc, char **argv)
 	if (argc == 2) {
 		return print_command(ctl, argv[1]);
 	}
-	print_usage();
+	if (ctl->json) {
+		commands_json(NULL);
+	} else {
+		print_usage();
+	}
 
 	return 0;
 }

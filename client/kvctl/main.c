@@ -17,7 +17,7 @@ const kvctl_command_t kvctl_commands[] = {
 	 "where the blocks of a prompt are, and why the first missing one is missing",
 	 "  --tokens LIST     token ids: \"1,2,3\", @FILE, or - for standard input\n"
 	 "  --space ID        space by its number in `kvctl status` (default: the only one)\n"
-	 "  --identity TEXT   space by its canonical identity: text, or @FILE\n"
+	 "  --identity TEXT   space by its canonical identity, as `kvctl status --json` shows it: text, or @FILE\n"
 	 "  --salt TEXT       cache salt of the request\n"},
 	{"check", kvctl_check, "", "verify the daemon's invariants; exit 2 when one does not hold", ""},
 	{"config", kvctl_config, "[NAME...]", "the options in force and where each comes from", ""},
@@ -151,6 +151,9 @@ static int unknown_command(const kvctl_t *ctl, const char *name)
 
 	for (unsigned i = 0; i < kvctl_command_count; i++) {
 		names[i] = kvctl_commands[i].name;
+	}
+	if (name[0] == '-') {
+		return kvctl_error(ctl, KV_ERR_ARG, "no such option: %s; `kvctl help` lists them", name);
 	}
 	near = kv_nearest(name, names, kvctl_command_count);
 

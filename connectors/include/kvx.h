@@ -14,6 +14,8 @@
  * Before the first load the connector tests itself: it stores a block of a reserved prefix, loads it back in this cache's exact layout and compares.
  * Until that has passed every load is a miss; when the bytes differ it stays so for good.
  *
+ * Of kvk/layout.h the types and limits are for callers; its functions are the library's own and not exported.
+ *
  * Threads. A kvx_t and all made from it belong to one thread at a time. Structs the caller fills start with struct_size. Tokens are ids below
  * 0xFFFFFFFF; a block is block_tokens of the layout.
  */

@@ -45,16 +45,21 @@ run explain 1 --socket "$dir/s" explain --tokens "@$dir/tokens"
 run explain-json 1 --socket "$dir/s" explain --tokens "[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16]" --space 0 --json
 run explain-space 1 --socket "$dir/s" explain --tokens 1 --space 7
 run explain-bad 64 --socket "$dir/s" explain --tokens 1,2,x
+run explain-no-identity 1 --socket "$dir/s" explain --tokens 1 --identity "$(printf 'model=%s\n' typo)"
+run explain-unreachable 69 --socket "$dir/none" explain --tokens 1
+run explain-unreachable-json 69 --socket "$dir/none" explain --tokens 1 --json
 run version 0 --socket "$dir/s" version
 run version-json 0 --socket "$dir/s" --version --json
 run unreachable 69 --socket "$dir/none" status
 run unreachable-json 69 --socket "$dir/none" check --json
 run usage 64
 run unknown 64 statsu
+run unknown-option 64 --statsu
 run bad-timeout 64 --timeout 5 status
 run bad-color 64 --color maybe status
 run no-value 64 status --socket
 run help-explain 0 explain --help
+run help-explain-json 0 explain --help --json
 
 eval "exec ${FAKE[1]}>&-"
 wait

@@ -358,15 +358,19 @@ static void p1_a_reset_by_another_member_is_noticed(void **state)
 
 static void p6_a_forked_child_is_told_so(void **state)
 {
-	bed_t bed;
-	kvc_lease_t *lease = NULL;
+	bed_t bed, other;
+	kvc_lease_t *lease = NULL, *lease_of_other = NULL;
+	kvc_handle_t handle;
 	int status = -1;
 	pid_t pid;
 
 	(void)state;
 	bed_make(&bed, &fake_split);
+	bed_make(&other, &fake_split);
 	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
+	assert_int_equal(bed_put(&other, 0, 4), KVC_OK);
 	assert_int_equal(kvc_acquire(bed.space, bed.keys, 4, 0, 0, &lease), KVC_OK);
+	assert_int_equal(kvc_acquire(other.space, other.keys, 4, 0, 0, &lease_of_other), KVC_OK);
 	pid = fork();
 	if (pid == 0) {
 		kvc_match_t match;
@@ -378,17 +382,28 @@ static void p6_a_forked_child_is_told_so(void **state)
 		bad |= kvc_poll(bed.kvc, 0) != KVC_ERR_CLOSED;
 		bad |= kvc_lease_read(lease, 0, 1, (void *const *)bed.dst, NULL) != KVC_ERR_CLOSED;
 		bad |= kvc_lease_wait(lease, 1, 10) != KVC_ERR_CLOSED;
+		bad |= kvc_lease_state(lease) != KVC_ERR_CLOSED;
+		bad |= kvc_lease_ready(lease) != 0;
+		bad |= kvc_lease_export(lease, &handle) != KVC_ERR_CLOSED;
 		bad |= kvc_put_start(bed.space, bed.keys, 4, 5, NULL, &put) != KVC_ERR_CLOSED;
 		bad |= strstr(kvc_last_error(), "forked") == NULL;
-		kvc_release(&lease, 1);
+		kvc_release((kvc_lease_t *[]){lease, lease_of_other}, 2);
 		kvc_detach(bed.kvc);
+		kvc_detach(other.kvc);
 		_exit(bad);
 	}
 	assert_int_equal(waitpid(pid, &status, 0), pid);
 	assert_int_equal(status, 0);
+	assert_int_equal(kvc_lease_export(lease, &handle), KVC_OK);
+	for (int i = 0; i < 20; i++) { /* nothing of the child's reaches a daemon */
+		assert_int_equal(kvc_poll(bed.kvc, 1), KVC_OK);
+	}
+	assert_int_equal(atomic_load(&fake_seen(bed.fake)->releases), 0);
+	assert_int_equal(atomic_load(&fake_seen(other.fake)->releases), 0);
 	assert_int_equal(kvc_lease_read(lease, 0, 4, (void *const *)bed.dst, NULL), KVC_OK);
 	bed_check_read(&bed, 0, 4);
-	kvc_release(&lease, 1);
+	kvc_release((kvc_lease_t *[]){lease, lease_of_other}, 2);
+	bed_free(&other);
 	bed_free(&bed);
 }
 

@@ -54,15 +54,21 @@ static void p10_a_typo_in_the_file_has_line_and_column(void **state)
 	write_file(path, "cpu.size: lots\n");
 	refused("--config", path, KV_ERR_CONFIG, ":1:11:");
 	snprintf(path, sizeof path, "%s/missing", dir);
-	assert_true(run("--config", path) != 0);
+	refused("--config", path, KV_ERR_CONFIG, "missing: cannot read the file");
 	assert_int_equal(run("--config", NULL), kv_status_exit_code(KV_ERR_CONFIG));
 	kv_test_dir_remove(dir);
 }
 
 static void p10_options_that_contradict_each_other_are_refused(void **state)
 {
+	const char *const small_disk[] = {"--nvme.path=/tmp", "--nvme.size=64MiB", "--check-config", NULL};
+
 	(void)state;
 	refused("--cpu.size=8MiB", "--cpu.slab_size=16MiB", KV_ERR_CONFIG, "cpu.slab_size is larger");
+	refused("--nvme.path=/tmp", "--nvme.file_size=16GiB", KV_ERR_CONFIG, "nvme.file_size is larger");
+	/* defaults that are larger than the limit fit themselves in */
+	assert_int_equal(run("--cpu.size=8MiB", "--check-config"), 0);
+	assert_int_equal(raw_run(small_disk, out_, sizeof out_), 0);
 	refused("--namespaces=a,b,a", NULL, KV_ERR_CONFIG, "there twice");
 	refused("--namespaces=a/b", NULL, KV_ERR_CONFIG, "is not a name");
 	refused("--policy=random", NULL, KV_ERR_CONFIG, "lru");
@@ -82,7 +88,9 @@ static void p8_http_is_not_reachable_from_outside_unless_said_twice(void **state
 	(void)state;
 	refused("--http.listen=0.0.0.0:9464", NULL, KV_ERR_CONFIG, "http.allow_remote");
 	refused("--http.listen=[::]:9464", NULL, KV_ERR_CONFIG, "http.allow_remote");
-	refused("--http.listen=9464", NULL, KV_ERR_CONFIG, "neither host:port nor off");
+	refused("--http.listen=9464", NULL, KV_ERR_CONFIG, "neither host:port");
+	refused("--http.listen=127.0.0.1:99999", NULL, KV_ERR_CONFIG, "neither host:port");
+	refused("--http.listen=127.0.0.1:http", NULL, KV_ERR_CONFIG, "neither host:port");
 	const char *const both[] = {"--http.listen=0.0.0.0:9464", "--http.allow_remote=on", "--check-config", NULL};
 	assert_int_equal(raw_run(both, out_, sizeof out_), 0);
 }

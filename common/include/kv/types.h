@@ -75,12 +75,14 @@ typedef struct kv_slice {
 	uint32_t len;
 } kv_slice_t;
 
+#ifndef __cplusplus /* engines in C++ include this by way of kvx.h and need no slices */
 static inline kv_slice_t kv_slice_str(const char *text)
 {
 	kv_slice_t slice = {(const uint8_t *)text, (uint32_t)strlen(text)};
 
 	return slice;
 }
+#endif
 
 #define KV_COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 

@@ -1,0 +1,49 @@
+#!/bin/bash
+# What is installed works from any prefix, without configuration of the linker: install.sh BUILD_DIR C_COMPILER
+set -euo pipefail
+build=$1
+cc=$2
+dir=$(mktemp -d /tmp/kvd-test-XXXXXX)
+trap 'rm -rf "$dir"' EXIT
+prefix=$dir/opt/kvd
+
+cmake --install "$build" --prefix "$prefix" >/dev/null
+"$prefix/bin/kvctl" version --socket "$dir/none" | grep -q "not reachable"
+"$prefix/sbin/kvd" --config "$prefix/etc/kvd/kvd.conf" --check-config >/dev/null
+
+# A program of the user's, in C and in C++, by pkg-config alone.
+PKG_CONFIG_PATH=$(dirname "$(find "$prefix" -name kvx.pc)")
+export PKG_CONFIG_PATH
+[ "$(pkg-config --variable=includedir kvc | xargs realpath)" = "$prefix/include" ]
+read -ra flags <<<"$(pkg-config --cflags kvx)"
+read -ra libs <<<"$(pkg-config --libs kvx) -Wl,-rpath,$(pkg-config --variable=libdir kvx)"
+cat >"$dir/user.c" <<'END'
+#include <kvx.h>
+int main(void)
+{
+	kvc_config_t config = kvc_config_t();
+	kvx_config_t nothing = kvx_config_t();
+	kvc_t *kvc = 0;
+	kvx_t *kvx = 0;
+	config.struct_size = sizeof config;
+	config.socket = "/nonexistent/kvd.sock";
+	nothing.struct_size = sizeof nothing;
+	return kvc_attach(&config, &kvc) != KVC_ERR_UNREACHABLE || kvx_attach(&nothing, &kvx) != KVC_ERR_ARG;
+}
+END
+if echo 'int main() { return 0; }' | "$cc" -x c++ -fsyntax-only - 2>/dev/null; then
+	"$cc" -x c++ -std=c++11 -Wall -Wextra -Wpedantic -Wold-style-cast -Werror "${flags[@]}" "$dir/user.c" -o "$dir/user" "${libs[@]}"
+	"$dir/user"
+fi
+sed -i 's/= kv[cx]_config_t()/= {0}/' "$dir/user.c"
+"$cc" -std=c11 -Wall -Wextra -Wpedantic -Werror "${flags[@]}" "$dir/user.c" -o "$dir/user" "${libs[@]}"
+"$dir/user"
+
+# The unit names what was installed, and an edited configuration outlives the next installation.
+grep -qx "ExecStart=$prefix/sbin/kvd --config $prefix/etc/kvd/kvd.conf" "$prefix/lib/systemd/system/kvd.service"
+if command -v systemd-analyze >/dev/null; then
+	systemd-analyze verify "$prefix/lib/systemd/system/kvd.service"
+fi
+echo 'cpu.size: 2GiB' >"$prefix/etc/kvd/kvd.conf"
+cmake --install "$build" --prefix "$prefix" >/dev/null
+grep -qx 'cpu.size: 2GiB' "$prefix/etc/kvd/kvd.conf"
