@@ -419,6 +419,11 @@ kvc_status_t kvc_attach_env(const kvc_config_t *given, const kv_env_t *env, kvc_
 		goto err_kvc;
 	}
 
+	if (config.lazy > 1) {
+		kvc_pump(kvc);
+		*p_kvc = kvc;
+		return KVC_OK;
+	}
 	if (kvc_wait(kvc, attempted, kvc, kvc_deadline(kvc, 0)) != KV_OK) {
 		kvc_session_lost(kvc, KV_ERR_TIMEOUT, "it did not answer in time; is it stopped?");
 	}

@@ -156,7 +156,7 @@ static int space_answered(const void *object)
 	return ((const kvc_space_t *)object)->open_status != KV_PENDING;
 }
 
-kvc_status_t kvc_space_open(kvc_t *kvc, const kvc_identity_t *identity, kvc_space_t **p_space)
+kvc_status_t kvc_space_open_start(kvc_t *kvc, const kvc_identity_t *identity, kvc_space_t **p_space)
 {
 	kvc_space_t *space;
 	kvc_status_t status;
@@ -177,33 +177,50 @@ kvc_status_t kvc_space_open(kvc_t *kvc, const kvc_identity_t *identity, kvc_spac
 	}
 	space->kvc = kvc;
 	status = identity_take(space, identity);
-	if (status != KVC_OK) {
-		goto err_space;
-	}
-
-	status = (kvc_status_t)kvc_space_ask(space);
 	if (status == KVC_OK) {
-		(void)kvc_wait(kvc, space_answered, space, kvc_deadline(kvc, 0));
-		status = (kvc_status_t)(space->open_status == KV_PENDING ? KV_ERR_TIMEOUT : space->open_status);
+		status = (kvc_status_t)kvc_space_ask(space);
 	}
 	if (status != KVC_OK) {
-		if (status == KVC_ERR_TIMEOUT) {
-			kvc_fail(KV_ERR_TIMEOUT, "kvd at %s did not answer in time; is it stopped?", kvc->socket);
-		}
-		goto err_asked;
+		kvc_space_free(space);
+		return status;
 	}
 	space->next = kvc->spaces;
 	kvc->spaces = space;
 	*p_space = space;
 
 	return KVC_OK;
+}
 
-err_asked:
-	kvc_forget(kvc, space);
-err_space:
-	kvc_space_free(space);
+kvc_status_t kvc_space_state(const kvc_space_t *space)
+{
+	if (atomic_load_explicit(&space->epoch, memory_order_relaxed) != 0) {
+		return KVC_OK;
+	}
 
-	return status;
+	return (kvc_status_t)(space->open_status == KV_OK ? KV_ERR_CLOSED : space->open_status);
+}
+
+kvc_status_t kvc_space_open(kvc_t *kvc, const kvc_identity_t *identity, kvc_space_t **p_space)
+{
+	kvc_space_t *space = NULL;
+	kvc_status_t status = p_space ? kvc_space_open_start(kvc, identity, &space)
+				      : kvc_fail(KV_ERR_ARG, "kvc_space_open: p_space is NULL");
+
+	if (status != KVC_OK || !space) {
+		return status;
+	}
+	(void)kvc_wait(kvc, space_answered, space, kvc_deadline(kvc, 0));
+	status = (kvc_status_t)space->open_status;
+	if (status == KVC_PENDING || status == KVC_ERR_TIMEOUT) {
+		status = kvc_fail(KV_ERR_TIMEOUT, "kvd at %s did not answer in time; is it stopped?", kvc->socket);
+	}
+	if (status != KVC_OK) {
+		kvc_space_close(space);
+		return status;
+	}
+	*p_space = space;
+
+	return KVC_OK;
 }
 
 void kvc_space_free(kvc_space_t *space)
@@ -271,6 +288,9 @@ kvc_status_t kvc_space_usable(kvc_space_t *space)
 	}
 	if (kvc->state != KVC_READY) {
 		return kvc_detached(kvc);
+	}
+	if (kvc_space_state(space) == KVC_PENDING) {
+		return kvc_fail(KV_ERR_BUSY, "the space is still being opened; poll and try again");
 	}
 	if (atomic_load_explicit(&space->epoch, memory_order_relaxed) == 0) {
 		return kvc_fail(space->open_status == KV_OK ? KV_ERR_CLOSED : space->open_status,

@@ -78,7 +78,8 @@ void kvx_probe_step(kvx_t *kvx, uint64_t now);
 
 struct kvx {
 	kvc_t *kvc;
-	kvc_space_t *space; /* NULL until opened once */
+	kvc_space_t *space;   /* NULL until opened once */
+	kvc_space_t *opening; /* asked for; NULL: not now */
 	uint64_t next_open_ns;
 	uint64_t incarnation; /* last seen */
 	uint32_t roles;

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #define OPEN_RETRY_NS UINT64_C(500000000)
-#define CALL_MS       1000u /* of libkvc's blocking calls: opening the space */
+#define CALL_MS       1000u /* an answer of the daemon's is waited for so long, in polls: nothing here blocks */
 #define SLICE_MS      20u   /* longest wait in one go: heartbeats are looked at this often */
 
 static uint32_t or_default(uint32_t value, uint32_t instead)
@@ -28,7 +28,7 @@ static kvc_status_t attach_kvc(kvx_t *kvx, const kvx_config_t *config)
 		.rank = config->rank,
 		.program = config->program,
 		.timeout_ms = CALL_MS,
-		.lazy = 1,
+		.lazy = 2,
 	};
 	const kvc_status_t status = kvc_attach(&kvc, &kvx->kvc);
 
@@ -88,8 +88,7 @@ kvc_status_t kvx_attach(const kvx_config_t *config, kvx_t **p_kvx)
 
 	do {
 		(void)kvx_poll(kvx, 1);
-	} while (!kvx_ready(kvx) && kvc_incarnation(kvx->kvc) != 0 &&
-		 kvx_now_ns() - start < (uint64_t)attach_ms * 1000000u);
+	} while (!kvx_ready(kvx) && kvc_fd(kvx->kvc) >= 0 && kvx_now_ns() - start < (uint64_t)attach_ms * 1000000u);
 	*p_kvx = kvx;
 
 	return KVC_OK;
@@ -113,6 +112,7 @@ void kvx_detach(kvx_t *kvx)
 			kvx_load_end((kvx_load_t *)kvx->first);
 		}
 	}
+	kvc_space_close(kvx->opening);
 	kvc_space_close(kvx->space);
 	kvc_detach(kvx->kvc);
 	free(kvx->identity_text);
@@ -164,6 +164,31 @@ static int anything_movable(const kvx_t *kvx)
 	return 0;
 }
 
+/* The space is opened without waiting for it: a daemon that stops meanwhile does not stop the engine. */
+static void open_space(kvx_t *kvx, uint64_t now)
+{
+	kvc_status_t status;
+
+	if (!kvx->opening) {
+		status = kvc_space_open_start(kvx->kvc, &kvx->identity, &kvx->opening);
+	} else {
+		status = kvc_space_state(kvx->opening);
+		if (status == KVC_PENDING) {
+			return;
+		}
+		if (status == KVC_OK) {
+			kvx->space = kvx->opening;
+			kvx->opening = NULL;
+		}
+	}
+	if (status != KVC_OK) {
+		kv_log(KV_LOG_WARN, "kvx", "the space cannot be opened, all is a miss: %s", kvc_last_error());
+		kvc_space_close(kvx->opening);
+		kvx->opening = NULL;
+		kvx->next_open_ns = now + OPEN_RETRY_NS;
+	}
+}
+
 static void keep_attached(kvx_t *kvx, uint64_t now)
 {
 	const uint64_t incarnation = kvc_incarnation(kvx->kvc);
@@ -173,13 +198,7 @@ static void keep_attached(kvx_t *kvx, uint64_t now)
 		kvx->incarnation = incarnation;
 	}
 	if (!kvx->space && incarnation != 0 && now >= kvx->next_open_ns) {
-		const kvc_status_t status = kvc_space_open(kvx->kvc, &kvx->identity, &kvx->space);
-
-		if (status != KVC_OK) {
-			kvx->space = NULL;
-			kvx->next_open_ns = now + OPEN_RETRY_NS;
-			kv_log(KV_LOG_WARN, "kvx", "the space cannot be opened, all is a miss: %s", kvc_last_error());
-		}
+		open_space(kvx, now);
 	}
 }
 

@@ -119,7 +119,15 @@ replay() {
 	"$build/bin/kvctl" replay --socket "$socket" --trace "$trace" || fail "the replay found wrong bytes or did not end"
 }
 
+# Equal answers alone would also come from a cache that never gives anything.
+served() {
+	"$build/bin/kvctl" stats --socket "$socket" prefix_hit | awk '/_tokens_total/ {n += $2} END {exit !n}' ||
+		fail "not one token came from kvd"
+}
+
+[ -z "${TRACE:-}" ] || [ -r "$TRACE" ] || fail "cannot read TRACE=$TRACE"
 run_chat
+served
 check
 replay
 say "The demo took $SECONDS s. Every answer was the one of the run without any cache."

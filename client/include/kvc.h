@@ -86,7 +86,7 @@ typedef struct kvc_config {
 	uint32_t timeout_ms;     /* of blocking calls without one of their own; 0: 5000 */
 	uint32_t spin_us;        /* busy-wait this long for a reply before sleeping; 0: 200; UINT32_MAX: never spin */
 	uint32_t staging_blocks; /* largest put in blocks the staging is sized for; 0: 8192 */
-	int lazy;                /* 1: kvc_attach succeeds without a daemon and attaches later */
+	int lazy; /* 1: kvc_attach succeeds without a daemon and attaches later; 2: nor does it wait for a slow one */
 	int observe; /* 1: do not join an instance: documents and explain only, kvc_match() answers a miss (operators' tools) */
 } kvc_config_t;
 
@@ -133,6 +133,11 @@ typedef struct kvc_space_info {
 
 /* Open or create. The handle survives re-attaches (it is opened again). KVC_ERR_* when the identity is incomplete. */
 KVC_API kvc_status_t kvc_space_open(kvc_t *kvc, const kvc_identity_t *identity, kvc_space_t **p_space);
+/* The same without waiting: PENDING in kvc_space_state() until the answer has come; until then a match is a miss and
+ * what is asked of the space ERR_BUSY. The handle is the caller's to close whatever comes of it. */
+KVC_API kvc_status_t kvc_space_open_start(kvc_t *kvc, const kvc_identity_t *identity, kvc_space_t **p_space);
+/* OK: open. PENDING: being opened. Else why it is not open now. */
+KVC_API kvc_status_t kvc_space_state(const kvc_space_t *space);
 KVC_API void kvc_space_close(kvc_space_t *space);
 KVC_API void kvc_space_get_info(const kvc_space_t *space, kvc_space_info_t *info);
 /* Canonical layout of the pool's blocks: the one asked for, or one that differs in the inner order only (permute on

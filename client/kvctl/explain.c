@@ -412,7 +412,7 @@ int kvctl_explain(const kvctl_t *ctl, int argc, char **argv)
 	if (code == 0) {
 		code = identity_of(ctl, &question, given, &identity);
 	}
-	if (code == 0) {
+	if (code == 0 && identity) {
 		code = explain(ctl, &question, identity, &prompt);
 	}
 	free(given);

@@ -294,6 +294,7 @@ static int run(const options_t *o, report_t *report)
 	if (kve_engine_flush(engine, FLUSH_MS) > 0) {
 		(void)fputs("kve-chat: some blocks could not be saved in time\n", stderr);
 	}
+	report_end(report);
 	print_report(o, report, engine);
 	kve_engine_destroy(engine);
 

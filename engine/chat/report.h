@@ -25,6 +25,8 @@ void report_begin(report_t *report, const char *phase);
 /* Count one finished request. */
 void report_request(report_t *report, const kve_request_t *request);
 
+/* After the last request: what the reference has beyond them counts as different. */
+void report_end(report_t *report);
 void report_header(FILE *out);
 void report_row(report_t *report, FILE *out);
 void report_json(report_t *report, const kvx_stats_t *stats, FILE *out);

@@ -407,6 +407,44 @@ static void p6_a_forked_child_is_told_so(void **state)
 	bed_free(&bed);
 }
 
+static void p7_a_space_can_be_opened_without_waiting(void **state)
+{
+	bed_t bed;
+	kvc_identity_t identity = bed_identity();
+	kvc_space_t *space = NULL;
+	kvc_lease_t *lease = NULL;
+	kvc_match_t match;
+
+	(void)state;
+	bed_make(&bed, &fake_split);
+	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
+	identity.model = NULL;
+	assert_int_equal(kvc_space_open_start(bed.kvc, &identity, &space), (kvc_status_t)KV_ERR_IDENTITY);
+	assert_null(space);
+
+	atomic_store(&fake_knobs(bed.fake)->mute, KV_CODE_SPACE_OPEN);
+	identity = bed_identity();
+	assert_int_equal(kvc_space_open_start(bed.kvc, &identity, &space), KVC_OK);
+	assert_int_equal(kvc_space_state(space), KVC_PENDING);
+	assert_int_equal(kvc_poll(bed.kvc, 20), KVC_OK);
+	assert_int_equal(kvc_space_state(space), KVC_PENDING);
+	kvc_match(space, bed.keys, 4, &match);
+	assert_int_equal(match.n, 0);
+	assert_int_equal(kvc_acquire(space, bed.keys, 4, 0, 0, &lease), KVC_ERR_BUSY);
+	assert_null(lease);
+	kvc_space_close(space); /* before its answer */
+
+	atomic_store(&fake_knobs(bed.fake)->mute, 0);
+	assert_int_equal(kvc_space_open_start(bed.kvc, &identity, &space), KVC_OK);
+	BED_UNTIL(&bed, kvc_space_state(space) == KVC_OK);
+	kvc_match(space, bed.keys, 4, &match);
+	assert_int_equal(match.n, 4);
+	fake_drop_sessions(bed.fake);
+	BED_UNTIL(&bed, kvc_space_state(space) == KVC_ERR_CLOSED);
+	BED_UNTIL(&bed, kvc_space_state(space) == KVC_OK);
+	bed_free(&bed);
+}
+
 static void observers_ask_and_hold_nothing(void **state)
 {
 	bed_t bed;
@@ -455,6 +493,7 @@ int main(void)
 		cmocka_unit_test(p7_a_space_that_changed_its_shape_is_not_used_again),
 		cmocka_unit_test(p1_a_reset_by_another_member_is_noticed),
 		cmocka_unit_test(p6_a_forked_child_is_told_so),
+		cmocka_unit_test(p7_a_space_can_be_opened_without_waiting),
 		cmocka_unit_test(observers_ask_and_hold_nothing),
 	};
 

@@ -1,10 +1,15 @@
 /* Without a daemon everything is a miss, at once, and bad configurations are refused with a sentence. */
 #include "engine/check.h"
+#include "kv_test.h"
 
 #include "kve/engine.h"
 #include "kv/env.h"
 
+#include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 #define NOWHERE "/tmp/kvd-test-kvx-no-such-directory/default.sock"
 
@@ -69,6 +74,57 @@ static void p7_without_a_daemon_everything_is_a_quick_miss(void **state)
 	kvx_detach(NULL);
 	kve_cache_fini(&p.cache);
 	assert_true(now_ns() - start < UINT64_C(2000000000));
+}
+
+/* Somebody listens and says nothing: a daemon that has been stopped. */
+static int mute_listen(const char *path)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	snprintf(address.sun_path, sizeof address.sun_path, "%s", path);
+	assert_int_equal(bind(fd, (const struct sockaddr *)&address, sizeof address), 0);
+	assert_int_equal(listen(fd, 4), 0);
+
+	return fd;
+}
+
+static void p7_a_daemon_that_only_listens_costs_attach_ms_and_no_poll_waits_for_it(void **state)
+{
+	char dir[64], path[96];
+	uint64_t start, longest = 0;
+	parts_t p;
+	kvx_t *kvx;
+	int fd;
+
+	(void)state;
+	kv_test_dir_make(dir, sizeof dir);
+	snprintf(path, sizeof path, "%s/s", dir);
+	fd = mute_listen(path);
+	parts_init(&p);
+	p.config.socket = path;
+	p.config.attach_ms = UINT32_MAX;
+	start = now_ns();
+	assert_int_equal(kvx_attach(&p.config, &kvx), KVC_OK);
+	assert_in_range(now_ns() - start, 0, 100000000);
+	start = now_ns();
+	while (now_ns() - start < UINT64_C(1500000000)) { /* beyond the deadline of its first question */
+		const uint64_t begin = now_ns();
+
+		assert_int_equal(kvx_poll(kvx, 5), 0);
+		longest = now_ns() - begin > longest ? now_ns() - begin : longest;
+	}
+	assert_in_range(longest, 0, 200000000);
+	kvx_detach(kvx);
+
+	p.config.attach_ms = 100;
+	start = now_ns();
+	assert_int_equal(kvx_attach(&p.config, &kvx), KVC_OK);
+	assert_in_range(now_ns() - start, 90000000, 500000000);
+	kvx_detach(kvx);
+	close(fd);
+	kve_cache_fini(&p.cache);
+	kv_test_dir_remove(dir);
 }
 
 static void p7_the_engine_computes_everything_itself(void **state)
@@ -192,6 +248,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p7_without_a_daemon_everything_is_a_quick_miss),
+		cmocka_unit_test(p7_a_daemon_that_only_listens_costs_attach_ms_and_no_poll_waits_for_it),
 		cmocka_unit_test(p7_the_engine_computes_everything_itself),
 		cmocka_unit_test(p10_bad_requests_are_refused),
 		cmocka_unit_test(p4_aborted_requests_give_their_blocks_back),

@@ -1,0 +1,123 @@
+/* What kvc.h lets any thread call goes on while the owner loses its session and joins again. */
+#include "client_test.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <time.h>
+
+#define ROUNDS 8u
+#define BLOCKS 4u
+
+typedef struct crowd {
+	bed_t bed;
+	_Atomic(kvc_lease_t *) lease; /* what to read; NULL: nothing now */
+	_Atomic uint32_t inside, stop, good, over, wrong;
+} crowd_t;
+
+static void look(crowd_t *crowd, uint8_t *bytes)
+{
+	kvc_space_t *space = crowd->bed.space;
+	uint32_t block_bytes = crowd->bed.info.block_bytes, n = 0;
+	void *dst[BLOCKS];
+	kvc_key_t keys[BLOCKS];
+	kvc_match_t match;
+	kvc_lease_t *lease;
+
+	if (kvc_keys_of(space, &(kvc_prompt_t){crowd->bed.tokens, BLOCKS * 16, NULL}, keys, BLOCKS, &n) != KVC_OK) {
+		atomic_fetch_add(&crowd->wrong, 1u);
+	}
+	kvc_match(space, keys, BLOCKS, &match);
+	atomic_fetch_add(&crowd->wrong, (uint32_t)(match.n > BLOCKS || (match.n < BLOCKS && match.why == KV_WHY_NONE)));
+
+	for (uint32_t i = 0; i < BLOCKS; i++) {
+		dst[i] = bytes + (size_t)i * block_bytes;
+	}
+	atomic_fetch_add(&crowd->inside, 1u);
+	lease = atomic_load(&crowd->lease);
+	if (lease && kvc_lease_read(lease, 0, BLOCKS, dst, NULL) == KVC_OK) {
+		atomic_fetch_add(&crowd->good, 1u);
+		for (uint32_t i = 0; i < BLOCKS; i++) {
+			atomic_fetch_add(&crowd->wrong,
+					 (uint32_t)(memcmp(dst[i], crowd->bed.src[i], block_bytes) != 0));
+		}
+	} else if (lease) {
+		atomic_fetch_add(&crowd->over, 1u);
+		atomic_fetch_add(&crowd->wrong, (uint32_t)(kvc_lease_state(lease) != KVC_ERR_REVOKED));
+	}
+	atomic_fetch_sub(&crowd->inside, 1u);
+}
+
+static void *look_for_ever(void *context)
+{
+	crowd_t *crowd = context;
+	uint8_t *bytes = malloc((size_t)BLOCKS * crowd->bed.info.block_bytes);
+
+	while (bytes && !atomic_load(&crowd->stop)) {
+		look(crowd, bytes);
+	}
+	free(bytes);
+
+	return NULL;
+}
+
+/* Poll until others have got on by some. */
+static void until(crowd_t *crowd, const _Atomic uint32_t *counter, uint32_t more)
+{
+	uint32_t from = atomic_load(counter);
+
+	BED_UNTIL(&crowd->bed, atomic_load(counter) - from >= more);
+}
+
+static void one_round(crowd_t *crowd, uint32_t round)
+{
+	bed_t *bed = &crowd->bed;
+	kvc_lease_t *lease = NULL;
+
+	assert_int_equal(bed_put(bed, 0, BLOCKS), KVC_OK);
+	assert_int_equal(kvc_acquire(bed->space, bed->keys, BLOCKS, 0, 0, &lease), KVC_OK);
+	atomic_store(&crowd->lease, lease);
+	until(crowd, &crowd->good, 10);
+	if (round % 2) {
+		fake_drop_sessions(bed->fake);
+	} else {
+		fake_stop(bed->fake);
+		bed->fake = fake_start(bed->path, &fake_split, 42 + round);
+	}
+	until(crowd, &crowd->over, 10);
+	BED_UNTIL(bed, kvc_poll(bed->kvc, 1) == KVC_OK);
+	atomic_store(&crowd->lease, NULL);
+	while (atomic_load(&crowd->inside) != 0) {
+		nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+	}
+	kvc_release(&lease, 1);
+}
+
+static void p1_other_threads_match_and_read_while_sessions_come_and_go(void **state)
+{
+	static crowd_t crowd;
+	pthread_t threads[2];
+
+	(void)state;
+	bed_make(&crowd.bed, &fake_split);
+	for (uint32_t i = 0; i < KV_COUNT_OF(threads); i++) {
+		assert_int_equal(pthread_create(&threads[i], NULL, look_for_ever, &crowd), 0);
+	}
+	for (uint32_t round = 0; round < ROUNDS; round++) {
+		one_round(&crowd, round);
+	}
+	atomic_store(&crowd.stop, 1u);
+	for (uint32_t i = 0; i < KV_COUNT_OF(threads); i++) {
+		assert_int_equal(pthread_join(threads[i], NULL), 0);
+	}
+	assert_int_equal(atomic_load(&crowd.wrong), 0);
+	bed_free(&crowd.bed);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p1_other_threads_match_and_read_while_sessions_come_and_go),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

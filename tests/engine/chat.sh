@@ -1,0 +1,24 @@
+#!/bin/sh
+# kve-chat calls answers different when one is, or when one is missing: chat.sh KVE_CHAT
+set -eu
+chat="$1 --no-cache --users 2 --branches 1 --turns 2 --systems 1 --system-tokens 64 --message-tokens 16 --new-tokens 4"
+dir=$(mktemp -d /tmp/kvd-test-XXXXXX)
+trap 'rm -rf "$dir"' EXIT
+
+# says EXIT_CODE WORD: the run against the reference.
+says() {
+	code=0
+	$chat --reference "$dir/ref" >"$dir/out" || code=$?
+	cat "$dir/out"
+	[ "$code" -eq "$1" ] && grep -q " $2\$" "$dir/out"
+}
+
+$chat --write-reference "$dir/ref"
+says 0 yes
+cp "$dir/ref" "$dir/good"
+echo 0123456789abcdef >>"$dir/ref"
+says 1 NO
+sed '1s/.*/0123456789abcdef/' "$dir/good" >"$dir/ref"
+says 1 NO
+sed '$d' "$dir/good" >"$dir/ref"
+says 1 NO
