@@ -35,7 +35,7 @@ struct kvd_core {
 
 	kvd_pool_t claims, leases, puts, pendings, ios, extents, instances, members;
 	uint32_t instance_list;
-	kvd_instance_t *reaped; /* ring of ids the host has not fetched; as long as there can be instances */
+	kvd_instance_t *reaped; /* ids the host has not fetched; with those that live at most twice max_instances */
 	uint32_t reaped_count;
 
 	uint64_t sequence; /* of ids */

@@ -281,6 +281,16 @@ uint32_t kvd_put_quiet(kvd_core_t *core, kvd_put_t *put, uint32_t local)
 	return freed;
 }
 
+void kvd_put_unquiet_move(kvd_put_t *put, uint32_t from, uint32_t to)
+{
+	uint64_t bit = UINT64_C(1) << from % 64;
+
+	if (put->unquiet[from / 64] & bit) {
+		put->unquiet[from / 64] &= ~bit;
+		put->unquiet[to / 64] |= UINT64_C(1) << to % 64;
+	}
+}
+
 void kvd_put_destroy(kvd_core_t *core, kvd_put_t *put)
 {
 	if (put->running) {

@@ -304,8 +304,7 @@ static void p4_a_closed_member_may_still_write_a_dead_one_may_not(void **state)
 	assert_int_equal(u_put(&u_, other, &space_, keys_, 0, 10), 10);
 	assert_int_equal(u_acquire(&u_, other, &space_, keys_, 10, 0, &lease_, &reply_), KV_OK);
 	assert_int_equal(u_put_start(&u_, other, &space_, keys_, 10, 14, 0, &put, &started), KV_OK);
-	kvd_member_closed(u_.core, other->id);
-	other->closed = 1;
+	u_closed(&u_, other);
 	assert_int_equal(stage_quarantined(), 4);
 	assert_false(u_lease_alive(&lease_));
 	universe_check(&u_);
@@ -345,7 +344,7 @@ static void p4_one_dead_member_ends_the_instances_puts_and_the_others_say_quiet(
 	stage_end();
 }
 
-static void p4_a_member_that_came_back_speaks_for_its_old_connection(void **state)
+static void p1_another_process_of_the_same_rank_does_not_speak_for_one_that_may_still_write(void **state)
 {
 	static u_put_t put;
 	kv_msg_put_start_reply_t started;
@@ -355,12 +354,68 @@ static void p4_a_member_that_came_back_speaks_for_its_old_connection(void **stat
 	(void)state;
 	stage(64, 0);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 4, 0, &put, &started), KV_OK);
-	kvd_member_closed(u_.core, m_->id);
-	m_->closed = 1;
+	u_closed(&u_, m_);
 	again = u_join(&u_, 0, "engine", 2, 0);
-	assert_int_equal(stage_quarantined(), 4);
 	assert_int_equal(u_quiet(&u_, again, 2, 0, &freed), KV_OK);
-	assert_int_equal(freed, 4);
+	assert_int_equal(u_quiet(&u_, again, 0, put.id, &freed), KV_OK);
+	assert_int_equal(stage_quarantined(), 4);
+	u_dead(&u_, m_);
+	assert_int_equal(stage_quarantined(), 0);
+	stage_end();
+}
+
+static void p4_a_process_that_came_back_speaks_for_its_old_connections(void **state)
+{
+	static u_put_t put;
+	kv_msg_put_start_reply_t started;
+	u_member_t *again;
+	uint32_t freed;
+
+	(void)state;
+	stage(64, 0);
+	for (uint32_t times = 0; times < 200; times++) {
+		int promised = times % 5 == 0;
+
+		assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 4, 0, &put, &started), KV_OK);
+		u_closed(&u_, m_);
+		again = u_join(&u_, 0, "engine", 2, 0);
+		kvd_member_absorb(u_.core, m_->id, again->id, promised);
+		assert_int_equal(u_.core->members.used, 1);
+		assert_int_equal(stage_quarantined(), promised ? 0 : 4);
+		assert_int_equal(u_quiet(&u_, again, 2, 0, &freed), KV_OK);
+		assert_int_equal(freed, promised ? 0 : 4);
+		m_->id = 0;
+		m_ = again;
+	}
+	stage_end();
+}
+
+static void p4_an_instance_nobody_speaks_for_ends_when_no_slot_waits(void **state)
+{
+	static u_put_t put;
+	kv_msg_put_start_reply_t started;
+	u_member_t *other, *second;
+
+	(void)state;
+	stage(64, 0);
+	for (uint32_t times = 0; times < 200; times++) {
+		other = u_join(&u_, 0, "passing", 2, 0);
+		assert_int_equal(u_put(&u_, other, &space_, keys_, 0, 8), 8);
+		assert_int_equal(u_acquire(&u_, other, &space_, keys_, 8, 0, &lease_, &reply_), KV_OK);
+		u_closed(&u_, other);
+		assert_false(u_lease_alive(&lease_));
+		assert_int_equal(u_.core->instances.used, 1);
+		assert_int_equal(u_.core->members.used, 1);
+	}
+	other = u_join(&u_, 0, "passing", 1, 0);
+	second = u_join(&u_, 0, "passing", 1, 1);
+	assert_int_equal(u_put_start(&u_, other, &space_, keys_, 8, 12, 0, &put, &started), KV_OK);
+	u_closed(&u_, second);
+	u_closed(&u_, other);
+	assert_int_equal(u_.core->instances.used, 2);
+	u_dead(&u_, other);
+	assert_int_equal(u_.core->instances.used, 1);
+	assert_int_equal(u_.core->members.used, 1);
 	stage_end();
 }
 
@@ -421,7 +476,9 @@ int main(void)
 		cmocka_unit_test(p1_nothing_of_an_old_epoch_is_served),
 		cmocka_unit_test(p4_a_closed_member_may_still_write_a_dead_one_may_not),
 		cmocka_unit_test(p4_one_dead_member_ends_the_instances_puts_and_the_others_say_quiet),
-		cmocka_unit_test(p4_a_member_that_came_back_speaks_for_its_old_connection),
+		cmocka_unit_test(p1_another_process_of_the_same_rank_does_not_speak_for_one_that_may_still_write),
+		cmocka_unit_test(p4_a_process_that_came_back_speaks_for_its_old_connections),
+		cmocka_unit_test(p4_an_instance_nobody_speaks_for_ends_when_no_slot_waits),
 		cmocka_unit_test(p8_a_secret_opens_its_own_instance_only),
 		cmocka_unit_test(p8_a_namespace_sees_nothing_of_another),
 	};
