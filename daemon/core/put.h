@@ -67,6 +67,7 @@ typedef struct kvd_put {
 	uint32_t durable; /* wanted, and not answered yet */
 	uint32_t running;
 	uint32_t n, depth0;
+	uint32_t already; /* entries that were visible at the start */
 	kv_key_t parent;
 	uint32_t next; /* first entry that is not visible */
 	uint32_t full; /* entries all of whose ranges have ended */

@@ -210,7 +210,7 @@ static void put_fill(kvd_core_t *core, kvd_put_t *put, const kvd_draft_t *draft)
 	put->group = ask->group;
 	put->durable = ask->flags & 1u;
 	put->running = 1;
-	put->n = put->next = draft->already;
+	put->n = put->next = put->already = draft->already;
 	put->depth0 = ask->depth;
 	put->parent = ask->parent;
 	put->claim = put->extent = put->wait_pending = KVD_NONE;

@@ -125,6 +125,54 @@ static void p3_a_child_is_lost_with_the_last_copy_of_its_parent(void **state)
 	stage_end();
 }
 
+/* The parent came with another put, so nothing else pins it when the index is full and the child needs room there. */
+static void p6_room_for_a_child_is_not_made_by_dropping_its_parent(void **state)
+{
+	static u_put_t copy;
+	kv_key_t chain[2];
+
+	(void)state;
+	universe_init(&u_, &(u_config_t){.cpu_slots = 1024, .max_blocks = 256, .seed = kv_test_seed()}, NULL);
+	m_ = u_join(&u_, 0, "engine", 2, 0);
+	space_ = u_space(&u_, 0, "model");
+	stage_keys();
+	u_chain(NULL, 9, chain, 2);
+	assert_int_equal(u_put(&u_, m_, &space_, fork_, 0, 255), 255);
+	assert_int_equal(u_put_start(&u_, m_, &space_, fork_, 255, 400, 0, &copy, &reply_), KV_OK); /* pins them all */
+	assert_int_equal(u_put_start(&u_, m_, &space_, chain, 0, 1, 0, &put_, &reply_), KV_OK);
+	u_put_write(&u_, &put_);
+	assert_int_equal(u_put_start(&u_, m_, &space_, chain, 1, 2, 0, &other_, &reply_), KV_OK);
+	u_put_write(&u_, &other_);
+	assert_int_equal(u_put_end(&u_, m_, &other_, 0, 1), KV_OK);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 1), KV_OK);
+	assert_int_equal(done(other_.id)->msg.put_done.status, KV_ERR_NOT_ADMITTED);
+	assert_int_equal(u_visible(&u_, 0, &space_, chain, 1), 1);
+	stage_end();
+}
+
+static void p3_a_put_that_was_half_visible_at_a_reset_ends_with_its_last_range(void **state)
+{
+	kv_msg_t ask = {.space_reset = {.space = 0}}, reply;
+
+	(void)state;
+	stage(64, 0);
+	ask.space_reset.space = space_.space;
+	ask.space_reset.epoch = space_.epoch;
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 2), 2);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 6, 0, &put_, &reply_), KV_OK);
+	u_put_write(&u_, &put_);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 2, 2), KV_OK);
+	assert_int_equal(u_request(&u_, m_, KV_CODE_SPACE_RESET, &ask, &reply), KV_OK);
+	u_settle(&u_);
+	assert_int_equal(u_count_notices(&u_, KV_CODE_PUT_DONE, put_.id), 0); /* the ranks still write */
+	assert_int_equal(u_put_end(&u_, m_, &put_, 4, 2), KV_OK);
+	assert_int_equal(done(put_.id)->msg.put_done.status, KV_ERR_STALE_EPOCH);
+	u_settle(&u_);
+	assert_int_equal(stage_free_slots(), 64);
+	assert_int_equal(stage_quarantined(), 0);
+	stage_end();
+}
+
 static void p3_a_childs_wait_ends_well_with_another_instances_copy(void **state)
 {
 	u_member_t *second;
@@ -351,6 +399,8 @@ int main(void)
 		cmocka_unit_test(p3_a_child_without_a_parent_is_refused),
 		cmocka_unit_test(p3_a_child_waits_for_its_parents_key),
 		cmocka_unit_test(p3_a_child_is_lost_with_the_last_copy_of_its_parent),
+		cmocka_unit_test(p6_room_for_a_child_is_not_made_by_dropping_its_parent),
+		cmocka_unit_test(p3_a_put_that_was_half_visible_at_a_reset_ends_with_its_last_range),
 		cmocka_unit_test(p3_a_childs_wait_ends_well_with_another_instances_copy),
 		cmocka_unit_test(p1_of_two_copies_the_first_complete_wins),
 		cmocka_unit_test(p5_a_full_pool_shortens_a_put_and_never_takes_its_own_path),
