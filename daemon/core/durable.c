@@ -55,7 +55,7 @@ static void look(kvd_core_t *core, kvd_put_t *put)
 		if (kvd_in_set(&core->ix, block, KVD_DISK)) {
 			put->store_seq = core->stores + 1;
 		} else if (!kvd_write_expected(core, id)) {
-			if (put->asked) {
+			if (put->asked || kvd_writes_paused(core)) {
 				settle_for_less(core, put);
 				return;
 			}

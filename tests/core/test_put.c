@@ -332,6 +332,40 @@ static void p2_durable_is_said_after_the_flush_and_once(void **state)
 	stage_end();
 }
 
+/* Writes fail for a while, at once or later: nothing is promised, the device is not hammered, and all is written when it is well again. */
+static void p2_a_write_that_failed_is_tried_again(void **state)
+{
+	uint8_t tiers[24];
+
+	(void)state;
+	for (int off = 0; off < 2; off++) {
+		stage(64, 64);
+		u_.disk.off = off;
+		u_.disk.fail_percent = 100;
+		u_.disk.fail_with = KV_ERR_IO;
+		assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 16, 1, &put_, &reply_), KV_OK);
+		u_put_write(&u_, &put_);
+		assert_int_equal(u_put_end(&u_, m_, &put_, 0, 16), KV_OK);
+		u_tick(&u_, 50);
+		assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.status, KV_ERR_NOT_ADMITTED);
+		assert_int_equal(u_put(&u_, m_, &space_, fork_, 8, 16), 8);
+		for (uint32_t second = 0; second < 600; second++) {
+			kv_test_advance(&u_.env, 1000000000);
+			u_tick(&u_, 1);
+		}
+		assert_in_range(u_.disk.tries, 2, 600); /* about 20 tries of what may be in flight at once */
+		u_.disk.off = 0;
+		u_.disk.fail_percent = 0;
+		u_settle(&u_);
+		u_explain(&u_, 0, &space_, keys_, 16, tiers);
+		u_explain(&u_, 0, &space_, fork_, 16, tiers + 8);
+		for (uint32_t i = 0; i < 24; i++) {
+			assert_int_equal(tiers[i], KV_TIER_CPU | KV_TIER_DISK);
+		}
+		stage_end();
+	}
+}
+
 static void p2_without_a_disk_nothing_is_durable(void **state)
 {
 	(void)state;
@@ -409,6 +443,7 @@ int main(void)
 		cmocka_unit_test(p2_a_put_under_a_parent_on_disk_is_written_through),
 		cmocka_unit_test(p2_what_the_disk_refuses_is_said),
 		cmocka_unit_test(p2_durable_is_said_after_the_flush_and_once),
+		cmocka_unit_test(p2_a_write_that_failed_is_tried_again),
 		cmocka_unit_test(p2_without_a_disk_nothing_is_durable),
 		cmocka_unit_test(p10_digests_that_cannot_be_read_end_nothing),
 		cmocka_unit_test(p9_a_put_is_announced_in_one_run_with_its_tokens),
