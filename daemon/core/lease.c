@@ -456,7 +456,7 @@ kv_status_t kvd_bad_block(kvd_core_t *core, kvd_member_t member_id, const kv_msg
 	kv_logf(core->env, KV_LOG_WARN, "core", "a member found wrong bytes in a leased block, instance %s depth %u",
 		kvd_instance_at(core, lease->instance)->name, depth);
 	kvd_count(core, KV_M_BAD_BLOCKS, 1);
-	kvd_quarantine(core, id);
+	kvd_quarantine_cpu(core, id);
 
 	return KV_OK;
 }

@@ -292,6 +292,75 @@ static void p1_nothing_of_an_old_epoch_is_served(void **state)
 
 /* ---- members -------------------------------------------------------------------------------------------------------------------------- */
 
+/* Somebody has scribbled on memory; what is on disk is not worse for it. */
+static void p2_a_bad_copy_in_memory_does_not_take_the_disk_copy_with_it(void **state)
+{
+	kv_msg_t ask = {0}, reply;
+	static u_lease_t deep, beside;
+	uint8_t tiers[16];
+
+	(void)state;
+	stage(64, 64);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 16), 16);
+	assert_int_equal(u_put(&u_, m_, &space_, fork_, 8, 16), 8);
+	u_settle(&u_);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 12, 0, &lease_, &reply_), KV_OK);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 16, 12, &deep, &reply_), KV_OK);
+	assert_int_equal(u_acquire(&u_, m_, &space_, fork_, 16, 0, &beside, &reply_), KV_OK);
+	*fake_bytes(&u_.cpu, kv_lease_slots(u_header(m_, lease_.offset))[9]) ^= 1;
+	ask.bad_block.lease = lease_.id;
+	ask.bad_block.index = 9;
+	assert_int_equal(u_request(&u_, m_, KV_CODE_BAD_BLOCK, &ask, &reply), KV_OK);
+	assert_false(u_lease_alive(&lease_));
+	assert_false(u_lease_alive(&deep));
+	assert_true(u_lease_alive(&beside));
+	universe_check(&u_);
+	u_explain(&u_, 0, &space_, keys_, 16, tiers);
+	for (uint32_t i = 0; i < 16; i++) {
+		assert_int_equal(tiers[i], i < 9 ? KV_TIER_CPU | KV_TIER_DISK : KV_TIER_DISK);
+	}
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 16, 0, &lease_, &reply_), KV_OK);
+	assert_int_equal(reply_.n, 16);
+	assert_int_equal(reply_.n_disk, 7);
+	u_settle(&u_);
+	assert_int_equal(u_header(m_, lease_.offset)->ready, 16);
+	u_lease_verify(&u_, &lease_);
+	stage_end();
+}
+
+/* Blocks below it that are being written, or pinned by a put. */
+static void p4_a_bad_copy_in_memory_lets_go_of_what_is_below_it(void **state)
+{
+	static u_put_t put;
+	kv_msg_put_start_reply_t started;
+	kv_msg_t ask = {0}, reply;
+	uint8_t tiers[12];
+
+	(void)state;
+	stage(64, 64);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
+	u_settle(&u_);
+	u_.disk.hold = 1;
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 4, 12), 8);
+	u_tick(&u_, 4);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 12, 16, 1, &put, &started), KV_OK);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 12, 0, &lease_, &reply_), KV_OK);
+	ask.bad_block.lease = lease_.id;
+	ask.bad_block.index = 2;
+	assert_int_equal(u_request(&u_, m_, KV_CODE_BAD_BLOCK, &ask, &reply), KV_OK);
+	universe_check(&u_);
+	u_explain(&u_, 0, &space_, keys_, 12, tiers);
+	for (uint32_t i = 0; i < 12; i++) {
+		assert_int_equal(tiers[i], i < 2 ? KV_TIER_CPU | KV_TIER_DISK : i < 4 ? KV_TIER_DISK : 0);
+	}
+	u_.disk.hold = 0;
+	u_settle(&u_);
+	u_put_write(&u_, &put);
+	(void)u_put_end(&u_, m_, &put, 0, 4);
+	assert_int_equal(u_find_notice(&u_, KV_CODE_PUT_DONE, put.id)->msg.put_done.status, KV_ERR_PARENT_LOST);
+	stage_end();
+}
+
 static void p4_a_closed_member_may_still_write_a_dead_one_may_not(void **state)
 {
 	static u_put_t put;
@@ -474,6 +543,8 @@ int main(void)
 		cmocka_unit_test(p1_a_read_that_fails_shortens_the_lease_and_takes_the_block_out),
 		cmocka_unit_test(p1_a_bad_block_is_invisible_at_once_with_all_below),
 		cmocka_unit_test(p1_nothing_of_an_old_epoch_is_served),
+		cmocka_unit_test(p2_a_bad_copy_in_memory_does_not_take_the_disk_copy_with_it),
+		cmocka_unit_test(p4_a_bad_copy_in_memory_lets_go_of_what_is_below_it),
 		cmocka_unit_test(p4_a_closed_member_may_still_write_a_dead_one_may_not),
 		cmocka_unit_test(p4_one_dead_member_ends_the_instances_puts_and_the_others_say_quiet),
 		cmocka_unit_test(p1_another_process_of_the_same_rank_does_not_speak_for_one_that_may_still_write),
