@@ -358,7 +358,7 @@ void kvd_lease_end(kvd_core_t *core, kvd_lease_t *lease, kv_status_t why)
 	kvd_instance_rec_t *instance = kvd_instance_at(core, lease->instance);
 	kv_msg_t msg = {.lease_done = {.lease = lease->id, .ready = lease->ready, .status = why}};
 
-	atomic_store_explicit(&lease->header->state, KV_LEASE_REVOKED, memory_order_release);
+	kvd_grant_revoke(lease->header);
 	if (why != KV_OK && lease->ready < lease->n) {
 		kvd_notify(core, lease->member, KV_CODE_LEASE_DONE, &msg);
 	}

@@ -115,7 +115,7 @@ static void put_unpin(kvd_core_t *core, kvd_put_t *put)
 static void put_retire(kvd_core_t *core, kvd_put_t *put)
 {
 	if (put->header) {
-		atomic_store_explicit(&put->header->state, KV_LEASE_REVOKED, memory_order_release);
+		kvd_grant_revoke(put->header);
 		put->header = NULL;
 	}
 	if (put->extent != KVD_NONE) {
@@ -226,8 +226,7 @@ void kvd_put_finish(kvd_core_t *core, kvd_put_t *put, kv_status_t why)
 	put->running = 0;
 	put->status = why;
 	kvd_pending_unwait(core, put);
-	atomic_store_explicit(&put->header->state, KV_LEASE_REVOKED,
-			      memory_order_release); /* before any slot is free */
+	kvd_grant_revoke(put->header); /* before any slot is free */
 	for (uint32_t i = put->next; i < put->n; i++) {
 		entry_lose(core, put, i);
 	}
