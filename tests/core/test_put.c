@@ -332,6 +332,26 @@ static void p2_durable_is_said_after_the_flush_and_once(void **state)
 	stage_end();
 }
 
+static void p2_what_the_disk_has_evicted_meanwhile_is_not_promised(void **state)
+{
+	(void)state;
+	stage(64, 64);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 4, 1, &put_, &reply_), KV_OK);
+	u_put_write(&u_, &put_);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 4), KV_OK);
+	for (uint32_t i = 0; i < 100 && u_.disk.flushes == 0; i++) {
+		u_tick(&u_, 1);
+	}
+	assert_int_equal(u_.disk.stores, 4);
+	assert_int_equal(u_count_notices(&u_, KV_CODE_DURABLE, put_.id), 0);
+	assert_int_equal(kvd_core_evict_one(u_.core, KV_TIER_DISK), KV_OK);
+	u_settle(&u_);
+	assert_int_equal(u_count_notices(&u_, KV_CODE_DURABLE, put_.id), 1);
+	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.n, 3);
+	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.status, KV_ERR_NOT_ADMITTED);
+	stage_end();
+}
+
 /* Writes fail for a while, at once or later: nothing is promised, the device is not hammered, and all is written when it is well again. */
 static void p2_a_write_that_failed_is_tried_again(void **state)
 {
@@ -443,6 +463,7 @@ int main(void)
 		cmocka_unit_test(p2_a_put_under_a_parent_on_disk_is_written_through),
 		cmocka_unit_test(p2_what_the_disk_refuses_is_said),
 		cmocka_unit_test(p2_durable_is_said_after_the_flush_and_once),
+		cmocka_unit_test(p2_what_the_disk_has_evicted_meanwhile_is_not_promised),
 		cmocka_unit_test(p2_a_write_that_failed_is_tried_again),
 		cmocka_unit_test(p2_without_a_disk_nothing_is_durable),
 		cmocka_unit_test(p10_digests_that_cannot_be_read_end_nothing),
