@@ -356,6 +356,7 @@ uint64_t kvd_core_tick(kvd_core_t *core)
 			break;
 		}
 	}
+	core->puts_left = 0;
 	kvd_puts_run(core);
 	if (core->tier[KVD_DISK]) {
 		(void)kvd_fills_run(core);
@@ -372,7 +373,7 @@ uint64_t kvd_core_tick(kvd_core_t *core)
 		gauges(core);
 	}
 
-	return more || polled >= POLL_BATCH ? 0 : KV_MIRROR_HEARTBEAT_NS;
+	return more || core->puts_left || polled >= POLL_BATCH ? 0 : KV_MIRROR_HEARTBEAT_NS;
 }
 
 void kvd_core_shutdown(kvd_core_t *core)

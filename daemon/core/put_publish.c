@@ -2,6 +2,7 @@
 #include "internal.h"
 
 #define STAGING_WORDS 512u
+#define TURNS         1024u /* blocks of one put made visible in a row */
 
 /* ---- PUT_END --------------------------------------------------------------------------------------------------------------------- */
 
@@ -326,7 +327,12 @@ void kvd_put_try(kvd_core_t *core, kvd_put_t *put)
 		}
 		return;
 	}
-	while (put->next < put->n) {
+	for (uint32_t turns = 0; put->next < put->n; turns++) {
+		if (turns == TURNS) { /* everybody else first */
+			kvd_put_queue(core, put);
+			core->puts_left = 1;
+			return;
+		}
 		if (take_turn(core, put, put->next) != KVD_TURN_GO_ON) {
 			return;
 		}

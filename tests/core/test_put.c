@@ -332,6 +332,35 @@ static void p2_durable_is_said_after_the_flush_and_once(void **state)
 	stage_end();
 }
 
+/* The heartbeat of all namespaces goes on while a long prompt becomes visible. */
+static void p5_a_long_put_takes_several_turns(void **state)
+{
+	enum { LONG = 3000 };
+	static kv_key_t keys[LONG];
+	kv_msg_t ask = {0}, reply;
+	uint64_t put;
+
+	(void)state;
+	universe_init(&u_, &(u_config_t){.cpu_slots = 4096, .max_blocks = 8192, .seed = kv_test_seed()}, NULL);
+	m_ = u_join(&u_, 0, "engine", 2, 0);
+	space_ = u_space(&u_, 0, "model");
+	u_chain(NULL, 5, keys, LONG);
+	ask.put_start = (kv_msg_put_start_t){
+		.space = space_.space, .epoch = space_.epoch, .keys = {(const uint8_t *)keys, sizeof keys}};
+	assert_int_equal(u_request(&u_, m_, KV_CODE_PUT_START, &ask, &reply), KV_OK);
+	put = reply.put_start_reply.put;
+	assert_int_equal(reply.put_start_reply.n, LONG);
+	ask.put_end = (kv_msg_put_end_t){.put = put, .count = LONG, .words = 4 * LONG};
+	assert_int_equal(u_request(&u_, m_, KV_CODE_PUT_END, &ask, &reply), KV_OK);
+	assert_int_equal(reply.put_end_reply.complete, LONG);
+	assert_int_equal(u_.core->ix.blocks.used, 1024);
+	assert_int_equal(kvd_core_tick(u_.core), 0); /* wants to go on at once */
+	assert_int_equal(u_.core->ix.blocks.used, 2048);
+	u_settle(&u_);
+	assert_int_equal(done(put)->msg.put_done.n, LONG);
+	stage_end();
+}
+
 static void p2_what_the_disk_has_evicted_meanwhile_is_not_promised(void **state)
 {
 	(void)state;
@@ -463,6 +492,7 @@ int main(void)
 		cmocka_unit_test(p2_a_put_under_a_parent_on_disk_is_written_through),
 		cmocka_unit_test(p2_what_the_disk_refuses_is_said),
 		cmocka_unit_test(p2_durable_is_said_after_the_flush_and_once),
+		cmocka_unit_test(p5_a_long_put_takes_several_turns),
 		cmocka_unit_test(p2_what_the_disk_has_evicted_meanwhile_is_not_promised),
 		cmocka_unit_test(p2_a_write_that_failed_is_tried_again),
 		cmocka_unit_test(p2_without_a_disk_nothing_is_durable),
