@@ -90,6 +90,17 @@ static void p3_a_child_without_a_parent_is_refused(void **state)
 	stage_end();
 }
 
+/* It would wait for itself when the parent's only other copy is lost. */
+static void p10_a_block_below_itself_is_refused(void **state)
+{
+	(void)state;
+	stage(64, 0);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 2, 0, &put_, &reply_), KV_OK);
+	keys_[2] = keys_[1];
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 2, 3, 0, &other_, &reply_), KV_ERR_ARG);
+	stage_end();
+}
+
 static void p3_a_child_waits_for_its_parents_key(void **state)
 {
 	(void)state;
@@ -480,6 +491,7 @@ int main(void)
 		cmocka_unit_test(p3_every_rank_must_have_ended_its_range),
 		cmocka_unit_test(p10_ranges_that_overlap_or_leave_gaps_are_refused),
 		cmocka_unit_test(p3_a_child_without_a_parent_is_refused),
+		cmocka_unit_test(p10_a_block_below_itself_is_refused),
 		cmocka_unit_test(p3_a_child_waits_for_its_parents_key),
 		cmocka_unit_test(p3_a_child_is_lost_with_the_last_copy_of_its_parent),
 		cmocka_unit_test(p6_room_for_a_child_is_not_made_by_dropping_its_parent),
