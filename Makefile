@@ -25,6 +25,7 @@ test: build ## every test
 	@ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
 
 bench: build ## every benchmark, one JSON object a line
+	@scripts/deps.sh bench
 	@$(BUILD)/bin/kvd-bench all --json
 
 lint: deps ## format, clang-tidy, structure

@@ -46,6 +46,8 @@ typedef struct work {
 static const kvs_geometry_t geometry = {
 	.block_bytes = BLOCK, .heads = 8, .leaves = 8, .leaf_bytes = 4096, .page_bytes = 4096};
 
+static const uint8_t no_root[32];
+
 static kvs_meta_t meta_of(uint64_t n)
 {
 	kvs_meta_t meta = {.epoch = 1, .depth = 1};
@@ -173,6 +175,12 @@ static bench_outcome_t fio(bench_run_t *run, void *arg, bench_sample_t *p_sample
 	return BENCH_DONE;
 }
 
+static void on_epoch(void *arg, kv_status_t status)
+{
+	(void)arg;
+	(void)status;
+}
+
 static bench_outcome_t open_tier(bench_run_t *run, work_t *w, uint64_t bytes)
 {
 	static char path[300];
@@ -192,7 +200,8 @@ static bench_outcome_t open_tier(bench_run_t *run, work_t *w, uint64_t bytes)
 		return bench_fail(run, "%s", detail);
 	}
 	if (kvs_recover(w->tier, NULL, NULL) != KV_OK ||
-	    kvs_class_open(w->tier, "bench", &geometry, &w->slot_class) != KV_OK) {
+	    kvs_class_open(w->tier, "bench", &geometry, &w->slot_class) != KV_OK ||
+	    kvs_epoch_set(w->tier, &(kvs_epoch_t){no_root, "bench", "bench\n", 1}, on_epoch, NULL) != KV_OK) {
 		return bench_fail(run, "the tier cannot be set up");
 	}
 	kvs_nvme_register(w->tier, w->slab, (size_t)BUFFERS * BLOCK, &region);

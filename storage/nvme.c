@@ -82,6 +82,19 @@ static int holds_something(int dir_fd)
 	return something;
 }
 
+/* A new directory is there after a power loss when its parent has been synced. Not everybody may read the parent. */
+static int sync_parent(int fd)
+{
+	int parent = openat(fd, "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	int result = parent >= 0 ? fsync(parent) : syncfs(fd);
+
+	if (parent >= 0) {
+		close(parent);
+	}
+
+	return result;
+}
+
 static kv_status_t enter_directory(kvs_nvme_t *nvme, const telling_t *detail)
 {
 	const char *path = nvme->path;
@@ -206,6 +219,10 @@ static kv_status_t settle_super(kvs_nvme_t *nvme, const telling_t *detail)
 	if (status != KV_OK) {
 		return status;
 	}
+	if (is_new && nvme->config.sync && sync_parent(nvme->dir_fd) != 0) {
+		return say(detail, path_status(errno), "cannot sync the directory above %s: %s", nvme->path,
+			   strerror(errno));
+	}
 	if (is_new) {
 		kv_random(nvme->env, &nvme->super.uuid, sizeof nvme->super.uuid);
 	}
@@ -226,10 +243,14 @@ static kv_status_t settle_super(kvs_nvme_t *nvme, const telling_t *detail)
 
 static kv_status_t open_slots(kvs_nvme_t *nvme, const telling_t *detail)
 {
+	int made = mkdirat(nvme->dir_fd, "slots", 0700) == 0;
 	kv_status_t status;
 
-	if (mkdirat(nvme->dir_fd, "slots", 0700) != 0 && errno != EEXIST) {
+	if (!made && errno != EEXIST) {
 		return say(detail, path_status(errno), "cannot create %s/slots: %s", nvme->path, strerror(errno));
+	}
+	if (made && nvme->config.sync && fsync(nvme->dir_fd) != 0) {
+		return say(detail, path_status(errno), "cannot sync %s: %s", nvme->path, strerror(errno));
 	}
 	nvme->slots_fd = openat(nvme->dir_fd, "slots", O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
 	if (nvme->slots_fd < 0) {

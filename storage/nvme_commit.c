@@ -336,6 +336,8 @@ static uint32_t take_answer(kvs_nvme_t *nvme)
 	nvme->meta_bytes = c->meta_bytes;
 	if (c->sync_status != KV_OK) {
 		kvs_nvme_strike(nvme, "syncing slot files", EIO);
+		nvme->slots_dirty |= c->sync_dir;
+		nvme->failed_syncs++;
 		quarantine_unsynced(nvme, c);
 	}
 	if (c->status == KV_OK) {

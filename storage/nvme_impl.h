@@ -90,8 +90,9 @@ typedef struct kvs_xfer {
 	uint64_t start_ns;
 	kv_slot_t slot;
 	uint32_t gen;
-	uint32_t flush_turn; /* store: which flush waits for it */
-	uint32_t next;       /* free list */
+	uint32_t flush_turn;   /* store: which flush waits for it */
+	uint32_t failed_syncs; /* store: before it began */
+	uint32_t next;         /* free list */
 	int fd;
 	kvs_xfer_kind_t kind;
 	int busy;           /* taken, not given back */
@@ -210,6 +211,7 @@ typedef struct kvs_nvme {
 	kvs_waiter_t *waiters; /* KVS_MAX_WAITERS, and as many for those being answered */
 	kvs_waiter_t *answering;
 	uint64_t commit_after_ns; /* the last one failed */
+	uint32_t failed_syncs;
 
 	kvs_io_t io[KVS_MAX_WORKERS];
 	uint32_t workers;
@@ -292,6 +294,10 @@ void kvs_iov_advance(struct iovec *iov, uint32_t *p_count, size_t done);
 /* The ring thread, or plain workers where there is no io_uring (said once), and the commit thread. KV_ERR_NOMEM. */
 kv_status_t kvs_threads_start(kvs_nvme_t *nvme);
 void kvs_threads_stop(kvs_nvme_t *nvme);
+
+/* ---- nvme_region.c ---- */
+/* Registration touches every page; whoever pre-faults the memory does that better than the ring thread. `page` has a byte for each page. */
+int kvs_region_is_touched(void *base, size_t bytes, unsigned char *page);
 
 /* ---- nvme_uring.c, nvme_sync.c: I/O threads ---- */
 void *kvs_uring_main(void *io);

@@ -96,6 +96,7 @@ kv_status_t kvs_nvme_store(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *src
 			     .meta = nvme->recs[s->rec].meta,
 			     .incarnation = nvme->config.incarnation,
 			     .flush_turn = nvme->turn,
+			     .failed_syncs = nvme->failed_syncs,
 			     .done = done,
 			     .arg = arg};
 	nvme->turn_open++;
@@ -168,9 +169,13 @@ static void count_turn(kvs_nvme_t *nvme, const kvs_xfer_t *xfer)
 	}
 }
 
-static void finish_store(kvs_nvme_t *nvme, const kvs_xfer_t *xfer, kvs_dslot_t *s)
+static void finish_store(kvs_nvme_t *nvme, kvs_xfer_t *xfer, kvs_dslot_t *s)
 {
 	count_turn(nvme, xfer);
+	/* A sync that failed meanwhile may have been the one to carry these bytes; the next would not say so again. */
+	if (xfer->status == KV_OK && xfer->failed_syncs != nvme->failed_syncs) {
+		xfer->status = KV_ERR_IO;
+	}
 	if (xfer->status == KV_OK) {
 		nvme->strikes = 0;
 		nvme->recs[s->rec].digest = xfer->digest;
@@ -185,7 +190,7 @@ static void finish_store(kvs_nvme_t *nvme, const kvs_xfer_t *xfer, kvs_dslot_t *
 	}
 
 	/* What is on the device now is unknown: nothing may be read from there before it has been written anew. */
-	if (xfer->status == KV_ERR_IO) {
+	if (xfer->status == KV_ERR_IO && xfer->error) {
 		kvs_nvme_strike(nvme, "writing a slot", xfer->error);
 	} else if (xfer->status == KV_ERR_NOSPC) {
 		kv_metric_add(nvme->metrics, KV_M_DISK_ERRORS, 1);

@@ -1,6 +1,8 @@
 /* The disk tier's slots: who has which, and sums that always agree. Owner's thread only. */
 #include "nvme_impl.h"
 
+#include "leaf.h"
+
 #include <stdio.h>
 
 kvs_dslot_t *kvs_slot_get(kvs_nvme_t *nvme, kv_slot_t slot)
@@ -214,8 +216,7 @@ kv_status_t kvs_nvme_class_open(kvs_tier_t *tier, const char *ns, const kvs_geom
 	size_t ns_len = strlen(ns);
 	kv_status_t status;
 
-	if (geometry->block_bytes == 0 || geometry->block_bytes > (1u << 30) || header_bytes == 0 ||
-	    ns_len > KVS_SUPER_MAX_NS || geometry->heads == 0 || geometry->leaves == 0) {
+	if (kvs_geometry_check(geometry) != KV_OK || header_bytes == 0 || ns_len > KVS_SUPER_MAX_NS) {
 		return KV_ERR_LAYOUT;
 	}
 	for (uint32_t i = 0; i < nvme->super.class_count; i++) {
@@ -242,6 +243,14 @@ kv_status_t kvs_nvme_class_open(kvs_tier_t *tier, const char *ns, const kvs_geom
 	return KV_OK;
 }
 
+/* What the superblock does not name would be dropped by the next start, acknowledged or not. */
+static int is_recorded(const kvs_nvme_t *nvme, const kvs_meta_t *meta)
+{
+	const kvs_super_space_t *space = kvs_super_space_find(&nvme->super, meta->root);
+
+	return space && space->epoch == meta->epoch;
+}
+
 kv_status_t kvs_nvme_alloc(kvs_tier_t *tier, uint32_t slot_class, kvs_state_t state, uint64_t owner,
 			   const kvs_meta_t *meta, kvs_loc_t *p_loc)
 {
@@ -259,6 +268,9 @@ kv_status_t kvs_nvme_alloc(kvs_tier_t *tier, uint32_t slot_class, kvs_state_t st
 	}
 	if (nvme->off) {
 		return KV_ERR_TIER_OFF;
+	}
+	if (!is_recorded(nvme, meta)) {
+		return KV_ERR_STALE_EPOCH;
 	}
 	cls = &nvme->classes[slot_class];
 	if (cls->free_count == 0) {

@@ -107,23 +107,6 @@ static int register_piece(ring_t *r, uint32_t index, void *base, size_t bytes)
 	return io_uring_register_buffers_update_tag(&r->uring, index, &iov, &tag, 1);
 }
 
-/* Registration touches every page; whoever pre-faults the memory does that better than the ring thread. */
-static int is_touched(ring_t *r, void *base, size_t bytes)
-{
-	size_t pages = bytes / KVS_PAGE;
-
-	if (mincore(base, pages * KVS_PAGE, r->touched) != 0) {
-		return 1;
-	}
-	for (size_t i = 0; i < pages; i++) {
-		if (!(r->touched[i] & 1u)) {
-			return 0;
-		}
-	}
-
-	return 1;
-}
-
 /* 1: a region has got a piece more. */
 static int register_next(ring_t *r, uint32_t at)
 {
@@ -133,7 +116,7 @@ static int register_next(ring_t *r, uint32_t at)
 	size_t len = memory->bytes - start < (1u << CHUNK_SHIFT) ? memory->bytes - start : 1u << CHUNK_SHIFT;
 	int result;
 
-	if (!is_touched(r, memory->base + start, len)) {
+	if (!kvs_region_is_touched(memory->base + start, len, r->touched)) {
 		return 0;
 	}
 
@@ -279,6 +262,17 @@ static void submit_part(ring_t *r, uint32_t at, uint32_t which)
 	place->open++;
 }
 
+/* Header and payload by one request, which asks the page tables for the memory. */
+static part_t vectored(const place_t *place)
+{
+	const kvs_xfer_t *xfer = place->xfer;
+
+	return (part_t){.iov = {{place->header, xfer->cls->header_bytes}, {xfer->mem.data, xfer->cls->payload_bytes}},
+			.count = 2,
+			.offset = xfer->offset,
+			.buffer = KVS_NONE};
+}
+
 static void start(ring_t *r, kvs_xfer_t *xfer)
 {
 	uint32_t at = r->free_place[--r->free_count];
@@ -293,10 +287,7 @@ static void start(ring_t *r, kvs_xfer_t *xfer)
 						     : r->big_headers + (size_t)at * KVS_SLOTHDR_MAX;
 	kvs_xfer_begin(xfer, place->header);
 	r->in_flight++;
-	place->part[0] = (part_t){.iov = {{place->header, header_bytes}, {xfer->mem.data, xfer->cls->payload_bytes}},
-				  .count = 2,
-				  .offset = xfer->offset,
-				  .buffer = KVS_NONE};
+	place->part[0] = vectored(place);
 	if (buffer != KVS_NONE) {
 		place->part[0].count = 1;
 		place->part[0].buffer = 0;
@@ -400,6 +391,22 @@ static void reap(ring_t *r)
 	io_uring_cq_advance(&r->uring, seen);
 }
 
+/* A client may punch a hole into its slab: then the registration holds pages that nobody sees any more, and the bytes went there. Before a
+ * block on disk is called bad it is read again, past the registration. */
+static int read_again(ring_t *r, uint32_t at)
+{
+	place_t *place = &r->place[at];
+
+	if (place->xfer->status != KV_ERR_CORRUPT || place->part[0].buffer == KVS_NONE) {
+		return 0;
+	}
+	place->part[0] = vectored(place);
+	r->in_flight++;
+	submit_part(r, at, 0);
+
+	return 1;
+}
+
 static void verify_some(ring_t *r)
 {
 	for (uint32_t i = 0; i < VERIFY_BATCH && r->ready_count > 0; i++) {
@@ -408,7 +415,9 @@ static void verify_some(ring_t *r)
 		r->ready_head = (r->ready_head + 1u) % r->cap;
 		r->ready_count--;
 		kvs_xfer_verify(r->place[at].xfer, r->place[at].header);
-		leave(r, at);
+		if (!read_again(r, at)) {
+			leave(r, at);
+		}
 	}
 }
 

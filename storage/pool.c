@@ -136,6 +136,7 @@ kv_status_t kvs_pool_slab(kvs_tier_t *tier, uint32_t slab, kvs_slab_info_t *p_in
 		.digest_bytes = s->digest.bytes,
 		.data_fd = s->data.fd,
 		.digest_fd = s->digest.fd,
+		.huge = s->huge,
 		.base = s->data.base,
 		.ready_bytes = atomic_load_explicit(&s->ready_bytes, memory_order_acquire),
 		.ns = pool->classes[pool->slabs[slab]->slot_class].ns,

@@ -2,6 +2,7 @@
 #include "super.h"
 
 #include "kv/digest.h"
+#include "leaf.h"
 
 #define SUPER_MAGIC 0x524550555344564bull /* "KVDSUPER" */
 
@@ -66,7 +67,8 @@ void kvs_super_fini(kvs_super_t *super)
 
 kv_status_t kvs_super_class_add(kvs_super_t *super, const kvs_super_class_t *slot_class, uint32_t *p_class)
 {
-	if (super->class_count == KVS_SUPER_MAX_CLASSES) {
+	/* An image over the limit would be written, but not read again. */
+	if (super->class_count == KVS_SUPER_MAX_CLASSES || super->bytes + sizeof(raw_class_t) > KVS_SUPER_MAX_BYTES) {
 		return KV_ERR_LIMIT;
 	}
 
@@ -304,7 +306,8 @@ static kv_status_t decode_class(kvs_super_t *super, const raw_class_t *raw)
 	};
 	uint32_t id;
 
-	if (raw->block_bytes == 0 || raw->slots_per_file == 0 || raw->slots_per_file > KV_SLOT_MAX_INDEX + 1u) {
+	if (kvs_geometry_check(&c.geometry) != KV_OK || raw->slots_per_file == 0 ||
+	    raw->slots_per_file > KV_SLOT_MAX_INDEX + 1u) {
 		return KV_ERR_CORRUPT;
 	}
 	memcpy(c.ns, raw->ns, sizeof raw->ns);

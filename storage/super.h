@@ -47,7 +47,7 @@ typedef struct kvs_super {
 kv_status_t kvs_super_init(kvs_super_t *super, const kv_env_t *env);
 void kvs_super_fini(kvs_super_t *super);
 
-/* KV_ERR_LIMIT: too many classes. KV_ERR_ARG: name too long. */
+/* KV_ERR_LIMIT: too many classes, or the image would be too large. */
 kv_status_t kvs_super_class_add(kvs_super_t *super, const kvs_super_class_t *slot_class, uint32_t *p_class);
 
 /* Add a space or change its epoch. KV_ERR_LIMIT, KV_ERR_NOMEM, KV_ERR_TOO_BIG; nothing has changed then. */

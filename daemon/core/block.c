@@ -224,6 +224,7 @@ void kvd_block_unwrite_below(kvd_core_t *core, uint32_t id)
 			core->written--;
 			free_slot(core, child, KVD_DISK);
 			kvd_count(core, KV_M_WRITE_BEHIND_DROPPED, 1);
+			kvd_write_behind(core, child);
 			id = child;
 		} else if (id == top) {
 			break;

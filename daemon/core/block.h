@@ -35,7 +35,8 @@ void kvd_block_join(kvd_core_t *core, uint32_t block, kvd_set_t t, uint64_t stam
 void kvd_block_evict(kvd_core_t *core, uint32_t block, kvd_set_t t);
 /* The same without touching the slot, which somebody else owns now. */
 void kvd_block_leave(kvd_core_t *core, uint32_t block, kvd_set_t t);
-/* The block will not be written: children that were written and waited for it give their disk slots back. */
+/* The block will not be written: children that were written and waited for it give their disk slots back and are
+ * queued again. */
 void kvd_block_unwrite_below(kvd_core_t *core, uint32_t block);
 /* Forget a block that is in no set and that nobody holds; its parent may be next. */
 void kvd_block_settle(kvd_core_t *core, uint32_t block);

@@ -115,7 +115,7 @@ kv_status_t kvd_core_create(const kvd_core_config_t *config, const kvd_world_t *
 	status = pools_init(core);
 	if (status == KV_OK) {
 		core->ghosts = kv_alloc(core->env, (core->ghost_mask + 1) * sizeof *core->ghosts);
-		core->reaped = kv_alloc(core->env, (size_t)config->max_instances * sizeof *core->reaped);
+		core->reaped = kv_alloc(core->env, 2 * (size_t)config->max_instances * sizeof *core->reaped);
 		core->explain = kv_alloc(core->env, KVD_EXPLAIN_KEYS * (1 + sizeof(uint32_t)));
 		status = core->ghosts && core->reaped && core->explain ? KV_OK : KV_ERR_NOMEM;
 	}
@@ -356,6 +356,7 @@ uint64_t kvd_core_tick(kvd_core_t *core)
 			break;
 		}
 	}
+	core->puts_left = 0;
 	kvd_puts_run(core);
 	if (core->tier[KVD_DISK]) {
 		(void)kvd_fills_run(core);
@@ -372,7 +373,7 @@ uint64_t kvd_core_tick(kvd_core_t *core)
 		gauges(core);
 	}
 
-	return more || polled >= POLL_BATCH ? 0 : KV_MIRROR_HEARTBEAT_NS;
+	return more || core->puts_left || polled >= POLL_BATCH ? 0 : KV_MIRROR_HEARTBEAT_NS;
 }
 
 void kvd_core_shutdown(kvd_core_t *core)

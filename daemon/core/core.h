@@ -127,10 +127,17 @@ kv_status_t kvd_instance_find(kvd_core_t *core, const kvd_join_t *join, kvd_inst
 /* A new instance with its lease area (zeroed, lease_bytes long, stays the host's until kvd_reaped() says the instance has gone). */
 kv_status_t kvd_instance_create(kvd_core_t *core, const kvd_join_t *join, void *lease_area, uint64_t lease_bytes,
 				kvd_instance_t *p_instance);
+/* When it fails, a new instance is to be dropped: without members nothing would ever end it. */
 kv_status_t kvd_member_add(kvd_core_t *core, kvd_instance_t instance, const kvd_join_t *join, kvd_member_t *p_member);
+/* The instance ends if it has no member. */
+void kvd_instance_drop(kvd_core_t *core, kvd_instance_t instance);
 
-/* The member's connection has ended (end of file). Its puts are revoked; slots it may still touch stay QUARANTINED until it is dead or quiet. */
+/* The member's connection has ended (end of file). Its puts are revoked; slots it may still touch stay QUARANTINED until it is dead or quiet.
+ * With the last open member of an instance that has no such slot the instance ends (kvd_reaped), and with it all its closed members. */
 void kvd_member_closed(kvd_core_t *core, kvd_member_t member);
+/* `by` is an open member of the same instance, rank and role, and of the same process as `closed`: what is waited for from `closed` is waited for from
+ * `by` now, and `closed` is gone. `quiet`: that connection's copies have ended, nothing of it is waited for. */
+void kvd_member_absorb(kvd_core_t *core, kvd_member_t closed, kvd_member_t by, int quiet);
 /* Its pidfd has fired and its socket is at end of file: it touches nothing any more. Frees what only it held. */
 void kvd_member_dead(kvd_core_t *core, kvd_member_t member);
 /* Instances that ended since the last call: the host frees their areas. Returns how many ids were written. */

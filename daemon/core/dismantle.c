@@ -1,6 +1,7 @@
 #include "internal.h"
 
 #define QUANTUM_BLOCKS 64u
+#define DROP_STEPS     4096u
 
 void kvd_hide_tree(kvd_core_t *core, uint32_t id)
 {
@@ -51,6 +52,94 @@ void kvd_quarantine(kvd_core_t *core, uint32_t id)
 		}
 	}
 }
+
+/* ---- a bad CPU copy of a block that is on disk ---------------------------------------------------------------------------------- */
+
+/* Every lease whose path goes through the block reads it, or something that goes with it. */
+static void revoke_through(kvd_core_t *core, uint32_t id)
+{
+	uint32_t depth = kvd_depth_of(&core->ix, kvd_block_at(&core->ix, id));
+
+	for (uint32_t i = core->instance_list; i != KVD_NONE; i = kvd_instance_at(core, i)->next) {
+		for (uint32_t l = kvd_instance_at(core, i)->leases; l != KVD_NONE;) {
+			kvd_lease_t *lease = kvd_pool_at(&core->leases, l);
+
+			l = lease->inst_next;
+			if (lease->n >= depth && kvd_lease_block(core, lease, depth) == id) {
+				kvd_lease_end(core, lease, KV_ERR_REVOKED);
+			}
+		}
+	}
+}
+
+/* A leaf of the CPU set at or below the block. KVD_NONE: there is none, or *p_steps are used up. */
+static uint32_t cpu_leaf(const kvd_core_t *core, uint32_t id, uint32_t *p_steps)
+{
+	const kvd_block_t *block = kvd_block_at(&core->ix, id);
+	const kvd_node_t *node = kvd_node_of(&core->ix, block);
+
+	if (!kvd_in_set(&core->ix, block, KVD_CPU)) {
+		return KVD_NONE;
+	}
+	while (node->n[KVD_CPU] == node->len && node->kids[KVD_CPU] > 0) {
+		const kvd_node_t *below = kvd_node_at(&core->ix, node->first_child);
+
+		while (below->n[KVD_CPU] == 0 || (below->flags & KVD_NODE_DEAD)) {
+			below = kvd_node_at(&core->ix, below->next);
+			if (--*p_steps == 0) {
+				return KVD_NONE;
+			}
+		}
+		node = below;
+		if (--*p_steps == 0) {
+			return KVD_NONE;
+		}
+	}
+
+	return --*p_steps == 0 ? KVD_NONE : node->ids[node->n[KVD_CPU] - 1];
+}
+
+/* No lease reads it any more. A put that is pinned to it goes on below the disk copy, if there is one. */
+static void lose_cpu_leaf(kvd_core_t *core, uint32_t id)
+{
+	const kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+	while (!kvd_in_set(&core->ix, block, KVD_DISK) && block->claims != KVD_NONE) {
+		const kvd_claim_t *claim = kvd_pool_at(&core->claims, block->claims);
+		kvd_put_t *put = kvd_put_find(core, claim->owner);
+
+		kvd_claim_drop(core, put->claim);
+		put->claim = KVD_NONE;
+	}
+	core->durable_look = 1;
+	if (block->io == KVD_NONE) {
+		kvd_block_evict(core, id, KVD_CPU);
+		return;
+	}
+	kvd_io_orphan(core, id); /* it is being written: the write takes the slot with it */
+	kvd_block_leave(core, id, KVD_CPU);
+	kvd_block_settle(core, id);
+}
+
+void kvd_quarantine_cpu(kvd_core_t *core, uint32_t id)
+{
+	const kvd_block_t *block = kvd_block_at(&core->ix, id);
+	uint32_t steps = DROP_STEPS, leaf;
+
+	if (kvd_in_set(&core->ix, block, KVD_DISK) && !kvd_tree_of(&core->ix, block)->hidden &&
+	    !kvd_index_dead(&core->ix, block)) {
+		revoke_through(core, id);
+		while ((leaf = cpu_leaf(core, id, &steps)) != KVD_NONE) {
+			lose_cpu_leaf(core, leaf);
+		}
+		if (steps > 0) {
+			return;
+		}
+	}
+	kvd_quarantine(core, id);
+}
+
+/* ---- in quanta ------------------------------------------------------------------------------------------------------------------ */
 
 /* Leases that end here: what is ready lies above the dead top, or they are revoked. */
 static void drop_claims(kvd_core_t *core, uint32_t id, uint32_t top_depth)

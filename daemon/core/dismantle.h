@@ -1,4 +1,4 @@
-/* dismantle.h -- taking down what is invisible already: trees of old epochs and subtrees below a bad block.
+/* dismantle.h -- taking down what is invisible already: trees of old epochs and subtrees below a bad block; and bad copies in memory of good blocks.
  *
  * Hiding is O(1) (a flag at the top); the work follows in quanta from kvd_core_tick(), leaf first: leases are revoked, transfers orphaned, sets
  * left, slots freed, blocks forgotten.
@@ -14,6 +14,9 @@
 void kvd_hide_tree(kvd_core_t *core, uint32_t tree);
 /* Hide a block and everything below. If memory lacks, the whole run goes. */
 void kvd_quarantine(kvd_core_t *core, uint32_t block);
+/* Only the block's CPU copy is bad. When it is on disk it stays there, and what lies below it leaves the CPU set with it, leases on all of that being
+ * revoked; with too much below it for one turn, or without a disk copy, it is quarantined. */
+void kvd_quarantine_cpu(kvd_core_t *core, uint32_t block);
 /* Forget a hidden tree that has been taken down, if nothing refers to it. */
 void kvd_tree_release(kvd_core_t *core, uint32_t tree);
 /* One quantum; 1 while there is more. */

@@ -55,7 +55,7 @@ static void look(kvd_core_t *core, kvd_put_t *put)
 		if (kvd_in_set(&core->ix, block, KVD_DISK)) {
 			put->store_seq = core->stores + 1;
 		} else if (!kvd_write_expected(core, id)) {
-			if (put->asked) {
+			if (put->asked || kvd_writes_paused(core)) {
 				settle_for_less(core, put);
 				return;
 			}
@@ -67,6 +67,10 @@ static void look(kvd_core_t *core, kvd_put_t *put)
 		return;
 	}
 	if (core->flushed + 1 >= put->store_seq) {
+		if (!kvd_in_set(&core->ix, block, KVD_DISK)) { /* evicted there while it waited */
+			settle_for_less(core, put);
+			return;
+		}
 		answer(core, put, kvd_depth_of(&core->ix, block), put->status);
 	} else if (!core->flush_busy && core->flush_status != KV_OK && core->flush_due_ns > core->now_ns) {
 		answer(core, put, 0, core->flush_status);

@@ -96,7 +96,7 @@ kv_status_t kvd_instance_create(kvd_core_t *core, const kvd_join_t *join, void *
 	    strlen(join->instance) > 128 || lease_bytes < sizeof *header + UINT64_C(2) * KVD_AREA_UNIT) {
 		return KV_ERR_ARG;
 	}
-	if (core->reaped_count >= core->config.max_instances) {
+	if (core->reaped_count + core->instances.used >= 2 * (uint64_t)core->config.max_instances) {
 		return KV_ERR_LIMIT; /* the host has not fetched those that ended */
 	}
 	status = kvd_pool_get(&core->instances, &place);
@@ -206,6 +206,31 @@ static uint32_t puts_quiet(kvd_core_t *core, const kvd_instance_rec_t *instance,
 	return freed;
 }
 
+/* Is a slot waiting for somebody of the instance to be quiet or gone? */
+static int owes(kvd_core_t *core, const kvd_instance_rec_t *instance)
+{
+	for (uint32_t id = instance->puts; id != KVD_NONE;) {
+		const kvd_put_t *put = kvd_pool_at(&core->puts, id);
+
+		if (put->quarantined > 0) {
+			return 1;
+		}
+		id = put->inst_next;
+	}
+
+	return 0;
+}
+
+static void member_free(kvd_core_t *core, kvd_instance_rec_t *instance, kvd_member_rec_t *member)
+{
+	uint32_t place = kvd_id_place(member->id);
+
+	instance->members[member->local] = KVD_NONE;
+	instance->member_count--;
+	member->id = 0;
+	kvd_pool_put(&core->members, place);
+}
+
 static void instance_end(kvd_core_t *core, kvd_instance_rec_t *instance)
 {
 	leases_end(core, instance);
@@ -213,6 +238,11 @@ static void instance_end(kvd_core_t *core, kvd_instance_rec_t *instance)
 		kvd_put_destroy(core, kvd_pool_at(&core->puts, instance->puts));
 	}
 	kv_assert(instance->pinned_bytes == 0 && instance->unfinished_bytes == 0);
+	for (uint32_t local = 0; local < KVD_INSTANCE_MEMBERS; local++) {
+		if (instance->members[local] != KVD_NONE) {
+			member_free(core, instance, kvd_pool_at(&core->members, instance->members[local]));
+		}
+	}
 	kvd_area_fini(&instance->area);
 	if (instance->prev == KVD_NONE) {
 		core->instance_list = instance->next;
@@ -227,6 +257,29 @@ static void instance_end(kvd_core_t *core, kvd_instance_rec_t *instance)
 	kvd_pool_put(&core->instances, instance->self);
 }
 
+/* Nobody can ask for anything in its name any more, and nothing waits for those who could: closed members need not be waited for either. */
+static void instance_settle(kvd_core_t *core, kvd_instance_rec_t *instance)
+{
+	if (instance->open_count == 0 && !owes(core, instance)) {
+		instance_end(core, instance);
+	}
+	kvd_puts_run(core);
+	kvd_events_flush(core);
+}
+
+static void member_close(kvd_core_t *core, kvd_instance_rec_t *instance, kvd_member_rec_t *member)
+{
+	if (!member->open) {
+		return;
+	}
+	member->open = 0;
+	instance->open_count--;
+	puts_revoke(core, instance, instance->open_count == 0 ? NULL : member);
+	if (instance->open_count == 0) {
+		leases_end(core, instance);
+	}
+}
+
 void kvd_member_closed(kvd_core_t *core, kvd_member_t id)
 {
 	kvd_member_rec_t *member = kvd_member_rec(core, id);
@@ -237,12 +290,32 @@ void kvd_member_closed(kvd_core_t *core, kvd_member_t id)
 	}
 	instance = kvd_instance_at(core, member->instance);
 	core->now_ns = kv_now_ns(core->env);
-	member->open = 0;
-	instance->open_count--;
-	puts_revoke(core, instance, instance->open_count == 0 ? NULL : member);
-	if (instance->open_count == 0) {
-		leases_end(core, instance);
+	member_close(core, instance, member);
+	instance_settle(core, instance);
+}
+
+void kvd_member_absorb(kvd_core_t *core, kvd_member_t closed, kvd_member_t by_id, int quiet)
+{
+	kvd_member_rec_t *member = kvd_member_rec(core, closed);
+	const kvd_member_rec_t *by = kvd_member_rec(core, by_id);
+	kvd_instance_rec_t *instance;
+
+	if (!member || !by || member->open || !by->open || member->instance != by->instance ||
+	    member->rank != by->rank || member->role != by->role) {
+		return;
 	}
+	instance = kvd_instance_at(core, member->instance);
+	core->now_ns = kv_now_ns(core->env);
+	if (quiet) {
+		(void)puts_quiet(core, instance, member->local);
+	}
+	for (uint32_t id = instance->puts; id != KVD_NONE;) {
+		kvd_put_t *put = kvd_pool_at(&core->puts, id);
+
+		kvd_put_unquiet_move(put, member->local, by->local);
+		id = put->inst_next;
+	}
+	member_free(core, instance, member);
 	kvd_puts_run(core);
 	kvd_events_flush(core);
 }
@@ -255,20 +328,23 @@ void kvd_member_dead(kvd_core_t *core, kvd_member_t id)
 	if (!member) {
 		return;
 	}
-	kvd_member_closed(core, id);
 	instance = kvd_instance_at(core, member->instance);
+	core->now_ns = kv_now_ns(core->env);
+	member_close(core, instance, member);
 	kvd_count(core, KV_M_MEMBERS_DIED, instance->puts != KVD_NONE || instance->leases != KVD_NONE ? 1 : 0);
 	puts_revoke(core, instance, NULL);
 	(void)puts_quiet(core, instance, member->local);
-	instance->members[member->local] = KVD_NONE;
-	instance->member_count--;
-	member->id = 0;
-	kvd_pool_put(&core->members, kvd_id_place(id));
-	if (instance->member_count == 0) {
+	member_free(core, instance, member);
+	instance_settle(core, instance);
+}
+
+void kvd_instance_drop(kvd_core_t *core, kvd_instance_t id)
+{
+	kvd_instance_rec_t *instance = instance_find(core, id);
+
+	if (instance && instance->member_count == 0) {
 		instance_end(core, instance);
 	}
-	kvd_puts_run(core);
-	kvd_events_flush(core);
 }
 
 uint32_t kvd_reaped(kvd_core_t *core, kvd_instance_t *out, uint32_t cap)
@@ -282,42 +358,23 @@ uint32_t kvd_reaped(kvd_core_t *core, kvd_instance_t *out, uint32_t cap)
 	return n;
 }
 
-/* Its own word, and its word for members that were the same rank on a connection that has ended. */
 kv_status_t kvd_quiet(kvd_core_t *core, kvd_member_t id, const kv_msg_quiet_t *ask, kv_msg_quiet_reply_t *reply)
 {
 	const kvd_member_rec_t *member = kvd_member_rec(core, id);
-	kvd_instance_rec_t *instance;
-	kvd_put_t *put = NULL;
+	kvd_put_t *put;
 
 	if (!member) {
 		return KV_ERR_NOT_JOINED;
 	}
 	reply->freed = 0;
-	if (ask->what == 1 || ask->what == 3) {
-		return KV_OK; /* reads hold nothing back; slabs are the host's */
-	}
-	instance = kvd_instance_at(core, member->instance);
 	if (ask->what == 0) {
 		put = kvd_put_find(core, ask->id);
-		if (!put || put->instance != member->instance) {
-			return KV_OK; /* gone already */
+		if (put && put->instance == member->instance) {
+			reply->freed = kvd_put_quiet(core, put, member->local);
 		}
-	}
-
-	for (uint32_t local = 0; local < KVD_INSTANCE_MEMBERS; local++) {
-		const kvd_member_rec_t *other;
-
-		if (instance->members[local] == KVD_NONE) {
-			continue;
-		}
-		other = kvd_pool_at(&core->members, instance->members[local]);
-		if (other == member || (!other->open && other->rank == member->rank && other->role == member->role)) {
-			put = ask->what == 0 ? kvd_put_find(core, ask->id) : NULL;
-			reply->freed += ask->what == 2 ? puts_quiet(core, instance, local)
-					: put          ? kvd_put_quiet(core, put, local)
-						       : 0;
-		}
-	}
+	} else if (ask->what == 2) {
+		reply->freed = puts_quiet(core, kvd_instance_at(core, member->instance), member->local);
+	} /* else: reads hold nothing back; slabs are the host's */
 
 	return KV_OK;
 }

@@ -1,7 +1,8 @@
 /* instance.h -- instances and their members.
  *
  *   member:    ADDED (open) --end of file--> CLOSED --pidfd fired--> DEAD, gone
- *   instance:  first member --> LIVE --last open member closed--> leases revoked --last member dead--> everything freed, REAPED
+ *                                            CLOSED --its process has joined again--> absorbed by its newer self, gone
+ *   instance:  first member --> LIVE --last open member closed--> leases revoked --no slot waits for quiet--> everything freed, REAPED
  *
  * Closed is not dead: the process may still write into slots it was given. Its unfinished puts are revoked, their slots wait in quarantine.
  */

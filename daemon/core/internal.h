@@ -35,7 +35,7 @@ struct kvd_core {
 
 	kvd_pool_t claims, leases, puts, pendings, ios, extents, instances, members;
 	uint32_t instance_list;
-	kvd_instance_t *reaped; /* ring of ids the host has not fetched; as long as there can be instances */
+	kvd_instance_t *reaped; /* ids the host has not fetched; with those that live at most twice max_instances */
 	uint32_t reaped_count;
 
 	uint64_t sequence; /* of ids */
@@ -52,12 +52,15 @@ struct kvd_core {
 	uint32_t transit, written;          /* blocks flagged TRANSIT, WRITTEN */
 	uint64_t stores, flushing, flushed; /* sequence numbers of finished stores */
 	uint64_t flush_due_ns;              /* 0: nothing to flush */
+	uint64_t write_after_ns;            /* no write-behind is started before */
+	uint64_t write_wait_ns;             /* how long it waited after the last failure; 0: the last write went well */
 	int flush_busy;
 	kv_status_t flush_status;
 
 	uint32_t run_head, run_tail; /* puts to look at again */
 	uint32_t pending_heads[KVD_PENDING_HEADS];
 	uint32_t run_count;
+	int puts_left;         /* one of them has had its share and goes on at the next turn */
 	uint32_t durable_owed; /* ended puts that owe a DURABLE */
 	int showing;           /* some mirror is not filled after recovery */
 	int durable_look;

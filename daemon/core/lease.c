@@ -358,7 +358,7 @@ void kvd_lease_end(kvd_core_t *core, kvd_lease_t *lease, kv_status_t why)
 	kvd_instance_rec_t *instance = kvd_instance_at(core, lease->instance);
 	kv_msg_t msg = {.lease_done = {.lease = lease->id, .ready = lease->ready, .status = why}};
 
-	atomic_store_explicit(&lease->header->state, KV_LEASE_REVOKED, memory_order_release);
+	kvd_grant_revoke(lease->header);
 	if (why != KV_OK && lease->ready < lease->n) {
 		kvd_notify(core, lease->member, KV_CODE_LEASE_DONE, &msg);
 	}
@@ -456,7 +456,7 @@ kv_status_t kvd_bad_block(kvd_core_t *core, kvd_member_t member_id, const kv_msg
 	kv_logf(core->env, KV_LOG_WARN, "core", "a member found wrong bytes in a leased block, instance %s depth %u",
 		kvd_instance_at(core, lease->instance)->name, depth);
 	kvd_count(core, KV_M_BAD_BLOCKS, 1);
-	kvd_quarantine(core, id);
+	kvd_quarantine_cpu(core, id);
 
 	return KV_OK;
 }

@@ -115,7 +115,7 @@ static void put_unpin(kvd_core_t *core, kvd_put_t *put)
 static void put_retire(kvd_core_t *core, kvd_put_t *put)
 {
 	if (put->header) {
-		atomic_store_explicit(&put->header->state, KV_LEASE_REVOKED, memory_order_release);
+		kvd_grant_revoke(put->header);
 		put->header = NULL;
 	}
 	if (put->extent != KVD_NONE) {
@@ -226,8 +226,7 @@ void kvd_put_finish(kvd_core_t *core, kvd_put_t *put, kv_status_t why)
 	put->running = 0;
 	put->status = why;
 	kvd_pending_unwait(core, put);
-	atomic_store_explicit(&put->header->state, KV_LEASE_REVOKED,
-			      memory_order_release); /* before any slot is free */
+	kvd_grant_revoke(put->header); /* before any slot is free */
 	for (uint32_t i = put->next; i < put->n; i++) {
 		entry_lose(core, put, i);
 	}
@@ -279,6 +278,16 @@ uint32_t kvd_put_quiet(kvd_core_t *core, kvd_put_t *put, uint32_t local)
 	kvd_put_settle(core, put);
 
 	return freed;
+}
+
+void kvd_put_unquiet_move(kvd_put_t *put, uint32_t from, uint32_t to)
+{
+	uint64_t bit = UINT64_C(1) << from % 64;
+
+	if (put->unquiet[from / 64] & bit) {
+		put->unquiet[from / 64] &= ~bit;
+		put->unquiet[to / 64] |= UINT64_C(1) << to % 64;
+	}
 }
 
 void kvd_put_destroy(kvd_core_t *core, kvd_put_t *put)

@@ -67,6 +67,7 @@ typedef struct kvd_put {
 	uint32_t durable; /* wanted, and not answered yet */
 	uint32_t running;
 	uint32_t n, depth0;
+	uint32_t already; /* entries that were visible at the start */
 	kv_key_t parent;
 	uint32_t next; /* first entry that is not visible */
 	uint32_t full; /* entries all of whose ranges have ended */
@@ -139,6 +140,8 @@ kvd_put_t *kvd_put_find(kvd_core_t *core, uint64_t id);
 void kvd_put_finish(kvd_core_t *core, kvd_put_t *put, kv_status_t why);
 /* A member (by its number in the instance) touches this put's slots no more. Returns slots freed. */
 uint32_t kvd_put_quiet(kvd_core_t *core, kvd_put_t *put, uint32_t local);
+/* Who waits for member `from` to be quiet or gone waits for `to` instead. */
+void kvd_put_unquiet_move(kvd_put_t *put, uint32_t from, uint32_t to);
 /* Could this rank still write into the put? */
 int kvd_put_writes(const kvd_put_t *put, uint32_t rank);
 /* Everything goes, told to nobody: the instance has ended. */

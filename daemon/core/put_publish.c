@@ -2,6 +2,7 @@
 #include "internal.h"
 
 #define STAGING_WORDS 512u
+#define TURNS         1024u /* blocks of one put made visible in a row */
 
 /* ---- PUT_END --------------------------------------------------------------------------------------------------------------------- */
 
@@ -270,7 +271,8 @@ static kvd_turn_t publish_through(kvd_core_t *core, kvd_put_t *put, uint32_t ind
 	return end_put(core, put, KV_ERR_NOT_ADMITTED);
 }
 
-/* Is the block above entry `index` visible? KVD_NONE in *p_parent: at the root. */
+/* Is the block above entry `index` visible? KVD_NONE in *p_parent: at the root. The put's claim hangs on it from then on: what makes room for the
+ * entry must not take its parent. */
 static kvd_turn_t parent_of(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t *p_parent)
 {
 	const kv_key_t *key = index > 0 ? &put->entries[index - 1].key : &put->parent;
@@ -288,7 +290,7 @@ static kvd_turn_t parent_of(kvd_core_t *core, kvd_put_t *put, uint32_t index, ui
 		return end_put(core, put, KV_ERR_ARG);
 	}
 
-	return KVD_TURN_GO_ON;
+	return kvd_put_pin(core, put, *p_parent) == KV_OK ? KVD_TURN_GO_ON : end_put(core, put, KV_ERR_NOMEM);
 }
 
 static kvd_turn_t take_turn(kvd_core_t *core, kvd_put_t *put, uint32_t index)
@@ -320,12 +322,17 @@ void kvd_put_try(kvd_core_t *core, kvd_put_t *put)
 	}
 	if (kvd_tree_at(&core->ix, put->tree)->hidden) {
 		/* The space was reset: writers finish in peace, then all of it goes. */
-		if (put->full == put->n - put->next || put->next == put->n) {
+		if (put->full == put->n - put->already) {
 			kvd_put_finish(core, put, KV_ERR_STALE_EPOCH);
 		}
 		return;
 	}
-	while (put->next < put->n) {
+	for (uint32_t turns = 0; put->next < put->n; turns++) {
+		if (turns == TURNS) { /* everybody else first */
+			kvd_put_queue(core, put);
+			core->puts_left = 1;
+			return;
+		}
 		if (take_turn(core, put, put->next) != KVD_TURN_GO_ON) {
 			return;
 		}

@@ -120,7 +120,7 @@ static kv_status_t already_check(kvd_core_t *core, kvd_draft_t *draft)
 		kv_key_t key = key_at(draft, i);
 		uint32_t id = kvd_index_find(&core->ix, draft->space->tree, &key, (uint8_t)draft->ask->group);
 
-		if (kv_key_is_zero(&key)) {
+		if (kv_key_is_zero(&key) || kv_key_equal(&key, &draft->ask->parent)) { /* nobody's parent is itself */
 			return KV_ERR_ARG;
 		}
 		if (id == KVD_NONE) {
@@ -210,7 +210,7 @@ static void put_fill(kvd_core_t *core, kvd_put_t *put, const kvd_draft_t *draft)
 	put->group = ask->group;
 	put->durable = ask->flags & 1u;
 	put->running = 1;
-	put->n = put->next = draft->already;
+	put->n = put->next = put->already = draft->already;
 	put->depth0 = ask->depth;
 	put->parent = ask->parent;
 	put->claim = put->extent = put->wait_pending = KVD_NONE;

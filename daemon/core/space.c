@@ -293,12 +293,13 @@ kv_status_t kvd_space_open(kvd_core_t *core, const kvd_space_open_t *ask, kvd_sp
 		tree_adopt(core, space);
 		core->showing = 1;
 		kvd_mirror_epoch(&ns->mirror, space->id, space->epoch);
-		if (core->tier[KVD_DISK] && kvs_epoch_get(core->tier[KVD_DISK], space->root) == 0) {
-			core->outstanding++;
-			status = epoch_record(core, space, space->epoch, opened, core);
-			if (status != KV_OK) {
-				opened(core, status);
-			}
+	}
+	/* The tier takes no block of a space it has not recorded. It may have been off before: whoever opens the space asks again. */
+	if (core->tier[KVD_DISK] && kvs_epoch_get(core->tier[KVD_DISK], space->root) == 0) {
+		core->outstanding++;
+		status = epoch_record(core, space, space->epoch, opened, core);
+		if (status != KV_OK) {
+			opened(core, status);
 		}
 	}
 	/* Who opens a space looks into the mirror next: let it find what a small tree holds, or the first blocks of a large one. */

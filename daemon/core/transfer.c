@@ -284,6 +284,7 @@ static void write_ok(kvd_core_t *core, kvd_io_t *io, uint32_t id)
 	block->disk = io->disk;
 	kvd_count(core, KV_M_WRITE_BEHIND, 1);
 	stored(core);
+	core->write_wait_ns = 0;
 	if (kvd_index_can_join(&core->ix, block, KVD_DISK)) {
 		kvd_block_join(core, id, KVD_DISK, io->stamp, NULL);
 	} else if (parent_on_its_way(core, id)) {
@@ -293,6 +294,7 @@ static void write_ok(kvd_core_t *core, kvd_io_t *io, uint32_t id)
 		kvs_free(core->tier[KVD_DISK], block->disk);
 		block->disk.slot = KV_SLOT_NONE;
 		kvd_block_unwrite_below(core, id);
+		kvd_write_behind(core, id);
 		kvd_count(core, KV_M_WRITE_BEHIND_DROPPED, 1);
 	}
 }
@@ -309,7 +311,10 @@ static void write_failed(kvd_core_t *core, kvd_io_t *io, uint32_t id, kv_status_
 			kv_status_name(status));
 		kvd_count(core, KV_M_BAD_BLOCKS, 1);
 		kvd_quarantine(core, id);
+		return;
 	}
+	kvd_write_behind(core, id);
+	kvd_writes_pause(core);
 }
 
 static void write_done(void *arg, kv_status_t status)

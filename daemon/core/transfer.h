@@ -54,7 +54,10 @@ int kvd_fills_run(kvd_core_t *core);
 int kvd_writes_run(kvd_core_t *core);
 /* A block has joined the CPU set and is not on disk: its run waits for write-behind. */
 void kvd_write_behind(kvd_core_t *core, uint32_t block);
-/* Will the block be on disk some day without anybody's doing? */
+/* A write has failed: what is queued stays queued, and is tried again after a while that grows from failure to failure. */
+void kvd_writes_pause(kvd_core_t *core);
+int kvd_writes_paused(const kvd_core_t *core);
+/* Will the block be on disk soon without anybody's doing? Not while writes fail. */
 int kvd_write_expected(kvd_core_t *core, uint32_t block);
 
 /* Start a flush when something was stored since the last one; `seq` of a store is durable once flushed >= seq. */

@@ -1,7 +1,9 @@
 /* Eager, parent first: which block goes to disk next, and when the device is asked to sync. */
 #include "internal.h"
 
-#define FLUSH_RETRY_NS UINT64_C(1000000000)
+#define FLUSH_RETRY_NS    UINT64_C(1000000000)
+#define WRITE_WAIT_MIN_NS UINT64_C(100000000)
+#define WRITE_WAIT_MAX_NS UINT64_C(60000000000)
 
 void kvd_write_behind(kvd_core_t *core, uint32_t id)
 {
@@ -9,6 +11,28 @@ void kvd_write_behind(kvd_core_t *core, uint32_t id)
 
 	if (core->tier[KVD_DISK] && core->config.write_behind && block->disk.slot == KV_SLOT_NONE) {
 		kvd_queue_push(&core->ix, block->node);
+	}
+}
+
+int kvd_writes_paused(const kvd_core_t *core)
+{
+	return core->now_ns < core->write_after_ns;
+}
+
+void kvd_writes_pause(kvd_core_t *core)
+{
+	uint32_t head = core->ix.queue_head;
+	uint64_t wait = 2 * core->write_wait_ns;
+
+	if (head != KVD_NONE) { /* others go first next time */
+		kvd_queue_remove(&core->ix, head);
+		kvd_queue_push(&core->ix, head);
+	}
+	core->durable_look = 1;
+	if (!kvd_writes_paused(core)) {
+		wait = wait < WRITE_WAIT_MIN_NS ? WRITE_WAIT_MIN_NS : wait;
+		core->write_wait_ns = wait > WRITE_WAIT_MAX_NS ? WRITE_WAIT_MAX_NS : wait;
+		core->write_after_ns = core->now_ns + core->write_wait_ns;
 	}
 }
 
@@ -50,6 +74,9 @@ int kvd_writes_run(kvd_core_t *core)
 {
 	int started = 0;
 
+	if (kvd_writes_paused(core)) {
+		return 0;
+	}
 	for (uint32_t tries = 0;
 	     core->ix.queue_head != KVD_NONE && core->writes < core->config.write_behind_depth && tries < 256;
 	     tries++) {
@@ -66,7 +93,11 @@ int kvd_writes_run(kvd_core_t *core)
 			started = 1;
 			continue;
 		}
-		if (core->writes > 0 && status == KV_ERR_BUSY) {
+		if (status != KV_ERR_BUSY) {
+			kvd_writes_pause(core);
+			break;
+		}
+		if (core->writes > 0) {
 			break; /* wait for what is in flight */
 		}
 		kvd_queue_remove(&core->ix, head); /* not admitted: the next block put here asks again */
@@ -87,7 +118,7 @@ int kvd_write_expected(kvd_core_t *core, uint32_t id)
 		if (node->n[KVD_DISK] == node->len) {
 			break;
 		}
-		if (node->flags & KVD_NODE_QUEUED) {
+		if ((node->flags & KVD_NODE_QUEUED) && !kvd_writes_paused(core)) {
 			return 1;
 		}
 		for (uint32_t pos = node->n[KVD_DISK]; pos < node->n[KVD_CPU]; pos++) {

@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #define RING_RECORDS  1024u
@@ -33,7 +35,9 @@ struct kvd_member_entry {
 	uint64_t staging_offset, staging_words;
 	uint64_t tail;    /* reports read; the copy in the area is for the member only */
 	uint64_t dropped; /* reports it could not write, as far as they are counted */
-	int fired;        /* the pidfd has: it touches nothing any more */
+	uint64_t process; /* equal to another's whose pidfd has not fired either: the same process; 0: cannot be told */
+	uint32_t role, rank;
+	int fired; /* the pidfd has: it touches nothing any more */
 };
 
 /* ---- finding --------------------------------------------------------------------------------------------------------- */
@@ -202,6 +206,56 @@ static void member_gone(kvd_host_t *host, kvd_member_entry_t *member)
 	host->gone = member;
 }
 
+static int is_live(const kvd_member_entry_t *member)
+{
+	struct pollfd look = {.fd = member->source.fd, .events = POLLIN};
+
+	return !member->fired && poll(&look, 1, 0) == 0;
+}
+
+/* Is `open` a connection of the process that `closed` was one of? A process id is nobody else's while its process lives, so both must. */
+static int same_process(const kvd_member_entry_t *closed, const kvd_member_entry_t *open)
+{
+	return open != closed && open->session && !closed->session && closed->process != 0 &&
+	       closed->process == open->process && closed->instance == open->instance && closed->rank == open->rank &&
+	       closed->role == open->role && is_live(closed) && is_live(open);
+}
+
+/* The process goes on under `by`: nothing of its old connection needs to be kept. */
+static void absorb(kvd_host_t *host, kvd_member_entry_t *closed, const kvd_member_entry_t *by, int quiet)
+{
+	kvd_member_absorb(host->core, closed->id, by->id, quiet);
+	member_gone(host, closed);
+}
+
+/* A connection has ended: is there a newer one of the same process? */
+static void hand_over(kvd_host_t *host, kvd_member_entry_t *closed)
+{
+	for (uint32_t i = 0; i < KVD_MEMBER_BUCKETS; i++) {
+		for (const kvd_member_entry_t *by = host->members[i]; by; by = by->next) {
+			if (same_process(closed, by)) {
+				absorb(host, closed, by, 0);
+				return;
+			}
+		}
+	}
+}
+
+/* A process has joined: are there connections of it that have ended? `quiet`: it says that their copies have ended too. */
+static void take_over(kvd_host_t *host, const kvd_member_entry_t *by, int quiet)
+{
+	for (uint32_t i = 0; i < KVD_MEMBER_BUCKETS; i++) {
+		for (kvd_member_entry_t *closed = host->members[i]; closed;) {
+			kvd_member_entry_t *next = closed->next;
+
+			if (same_process(closed, by)) {
+				absorb(host, closed, by, quiet);
+			}
+			closed = next;
+		}
+	}
+}
+
 void kvd_entry_session_ended(kvd_host_t *host, kvd_member_entry_t *member)
 {
 	drain(host, member, RING_RECORDS);
@@ -211,6 +265,7 @@ void kvd_entry_session_ended(kvd_host_t *host, kvd_member_entry_t *member)
 	} else {
 		kvd_member_closed(host->core, member->id);
 		kvd_world_commit(host);
+		hand_over(host, member);
 	}
 }
 
@@ -245,31 +300,47 @@ static void instance_free(kvd_instance_entry_t *entry)
 	free(entry);
 }
 
+/* The core has done with an instance, and so with all its members. */
+static void instance_gone(kvd_host_t *host, kvd_instance_t id)
+{
+	kvd_instance_entry_t **at = &host->instances;
+
+	for (uint32_t i = 0; i < KVD_MEMBER_BUCKETS; i++) {
+		for (kvd_member_entry_t *member = host->members[i]; member;) {
+			kvd_member_entry_t *next = member->next;
+
+			if (member->instance == id) {
+				member_gone(host, member);
+			}
+			member = next;
+		}
+	}
+	while (*at && (*at)->id != id) {
+		at = &(*at)->next;
+	}
+	if (*at) {
+		kvd_instance_entry_t *entry = *at;
+		*at = entry->next;
+		instance_free(entry);
+	}
+}
+
 void kvd_entries_reap(kvd_host_t *host)
 {
 	kvd_instance_t ended[16];
 	uint32_t n;
 
+	do {
+		n = kvd_reaped(host->core, ended, KV_COUNT_OF(ended));
+		for (uint32_t i = 0; i < n; i++) {
+			instance_gone(host, ended[i]);
+		}
+	} while (n == KV_COUNT_OF(ended));
 	while (host->gone) {
 		kvd_member_entry_t *member = host->gone;
 		host->gone = member->next;
 		member_free(member);
 	}
-	do {
-		n = kvd_reaped(host->core, ended, KV_COUNT_OF(ended));
-		for (uint32_t i = 0; i < n; i++) {
-			kvd_instance_entry_t **at = &host->instances;
-
-			while (*at && (*at)->id != ended[i]) {
-				at = &(*at)->next;
-			}
-			if (*at) {
-				kvd_instance_entry_t *entry = *at;
-				*at = entry->next;
-				instance_free(entry);
-			}
-		}
-	} while (n == KV_COUNT_OF(ended));
 }
 
 void kvd_entries_fini(kvd_host_t *host)
@@ -295,11 +366,28 @@ void kvd_entries_fini(kvd_host_t *host)
 
 /* ---- JOIN ------------------------------------------------------------------------------------------------------------ */
 
+#define PIDFS_MAGIC     0x50494446 /* linux/magic.h of 6.9 and later */
+#define PROCESS_OF_INFO (UINT64_C(1) << 63)
+
+/* A number that tells the pidfd's process from all others that live. In pidfs (Linux 6.9) the inode is the process; before, its id as we see it. */
+static uint64_t process_of(int fd, long pid)
+{
+	struct statfs fs;
+	struct stat info;
+
+	if (fstatfs(fd, &fs) == 0 && fs.f_type == PIDFS_MAGIC && fstat(fd, &info) == 0) {
+		return PROCESS_OF_INFO | (uint64_t)info.st_ino;
+	}
+
+	return pid > 0 ? (uint64_t)pid : 0;
+}
+
 /* A pidfd of a live process: its fdinfo says so (the number means nothing across namespaces), and it is not readable yet. */
-static int pidfd_is_live(int fd)
+static int pidfd_is_live(int fd, uint64_t *p_process)
 {
 	struct pollfd look = {.fd = fd, .events = POLLIN};
 	char path[64], line[256];
+	long pid = 0;
 	int named = 0;
 	FILE *info;
 
@@ -309,9 +397,13 @@ static int pidfd_is_live(int fd)
 		return 0;
 	}
 	while (fgets(line, sizeof line, info)) {
-		named |= strncmp(line, "Pid:", 4) == 0;
+		if (strncmp(line, "Pid:", 4) == 0) {
+			named = 1;
+			pid = strtol(line + 4, NULL, 10);
+		}
 	}
 	fclose(info);
+	*p_process = process_of(fd, pid);
 
 	return named && poll(&look, 1, 0) == 0;
 }
@@ -408,6 +500,7 @@ static kv_status_t member_open(kvd_host_t *host, kvd_call_t *call, const kvd_joi
 	}
 	status = kvd_member_add(host->core, (*p_instance)->id, join, &member->id);
 	if (status != KV_OK) {
+		kvd_instance_drop(host->core, (*p_instance)->id);
 		goto err_watch;
 	}
 	member->instance = (*p_instance)->id;
@@ -436,13 +529,14 @@ kv_status_t kvd_join_request(kvd_host_t *host, kvd_call_t *call)
 			   .rank = ask->rank};
 	kvd_member_entry_t *member;
 	kvd_instance_entry_t *entry;
+	uint64_t process;
 	kv_status_t status;
 
 	if (call->session->member) {
 		call->detail = "this connection has joined already";
 		return KV_ERR_EXISTS;
 	}
-	if (call->fd_count != 1 || !pidfd_is_live(call->fds[0])) {
+	if (call->fd_count != 1 || !pidfd_is_live(call->fds[0], &process)) {
 		kv_metric_add(&host->metrics, KV_M_PIDFD_REFUSED, 1);
 		return KV_ERR_PIDFD_REQUIRED;
 	}
@@ -459,12 +553,16 @@ kv_status_t kvd_join_request(kvd_host_t *host, kvd_call_t *call)
 
 	call->fds[0] = -1; /* the member's from now on */
 	member->session = call->session;
+	member->process = process;
+	member->role = join.role;
+	member->rank = join.rank;
 	member->next = *bucket_of(host, member->id);
 	*bucket_of(host, member->id) = member;
 	call->session->member = member;
 	call->session->roles |= KV_ROLE_MEMBER;
 	snprintf(name, sizeof name, "pidfd.%llu", (unsigned long long)member->id);
 	kvd_keeper_hold(host->setup->keeper_fd, name, member->source.fd);
+	take_over(host, member, ask->old_incarnation == host->incarnation);
 	call->reply->join_reply = (kv_msg_join_reply_t){.instance_id = entry->id,
 							.member_id = member->id,
 							.mirror_bytes = member->ns->mirror.bytes,

@@ -5,6 +5,7 @@
 
 #include "digest_ops.h"
 
+#include <sys/mman.h>
 #include <xxhash.h>
 
 #if defined(__x86_64__)
@@ -271,6 +272,89 @@ static void a_streamed_copy_is_a_copy(void **state)
 	}
 }
 
+/* ---- nothing is touched outside ------------------------------------------------------------------------------------ */
+
+#define FENCED ((size_t)16 * 4096)
+
+/* FENCED bytes between two pages that nobody may touch. */
+static uint8_t *fenced_new(void)
+{
+	uint8_t *p = mmap(NULL, FENCED + 8192, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	assert_true(p != MAP_FAILED);
+	assert_int_equal(mprotect(p + 4096, FENCED, PROT_READ | PROT_WRITE), 0);
+
+	return p + 4096;
+}
+
+static void fenced_free(uint8_t *p)
+{
+	assert_int_equal(munmap(p - 4096, FENCED + 8192), 0);
+}
+
+static void check_fenced(const kv_digest_ops_t *ops, uint8_t *to, const uint8_t *from, size_t n)
+{
+	const uint64_t expected = XXH3_64bits(from, n);
+	const kv_copy_run_t leaf = {to, from, n, n, n, 1};
+	uint64_t digest;
+
+	assert_true(ops->digest(from, n) == expected);
+	kv_copy_digest_leaves_by(ops, &leaf, &digest);
+	assert_true(digest == expected);
+	assert_memory_equal(to, from, n);
+	assert_true(ops->copy(to, from, n, NULL, KV_STORE_PLAIN) == expected);
+	if ((uintptr_t)to % 64 == 0) {
+		assert_true(ops->copy(to, from, n, NULL, KV_STORE_STREAM) == expected);
+	}
+	kv_copy_stream_by(ops, to, from, n);
+	assert_memory_equal(to, from, n);
+}
+
+/* K and V of `pieces` tokens that end where the fence begins, in one order and the other. */
+static void check_fenced_runs(const kv_digest_ops_t *ops, uint8_t *to, const uint8_t *from, size_t piece)
+{
+	const size_t pieces = FENCED / (2 * piece);
+	const size_t half = pieces * piece;
+	const uint8_t *last = from + FENCED - 2 * half;
+	uint8_t *out = to + FENCED - 2 * half;
+	const kv_copy_run_t turn[2] = {{out, last, piece, piece, piece, pieces},
+				       {out + half, last + half, piece, piece, piece, pieces}};
+	const kv_copy_run_t mixed[2] = {{out, last, 2 * piece, 2 * piece, piece, pieces},
+					{out + piece, last + piece, 2 * piece, 2 * piece, piece, pieces}};
+	const kv_copy_plan_t in_turn = {turn, 2, KV_RUNS_IN_TURN, NULL};
+	const kv_copy_plan_t interleaved = {mixed, 2, KV_RUNS_INTERLEAVED, NULL};
+	const uint64_t expected = XXH3_64bits(last, 2 * half);
+
+	assert_true(kv_copy_digest_runs_by(ops, &in_turn) == expected);
+	assert_memory_equal(out, last, 2 * half);
+	assert_true(kv_copy_digest_runs_by(ops, &interleaved) == expected);
+	assert_memory_equal(out, last, 2 * half);
+}
+
+/* A leaf may be the last thing before memory that is not there, or the first thing behind it. */
+static void p6_nothing_outside_source_and_destination_is_touched(void **state)
+{
+	static const size_t pieces[] = {1, 3, 63, 64, 65, 128, 192, 256, 1000, 1024, 2048, 4096, 16384};
+	uint8_t *from = fenced_new();
+	uint8_t *to = fenced_new();
+
+	(void)state;
+	memcpy(from, src, FENCED);
+	EACH_BUILD(ops)
+	{
+		for (size_t n = 0; n <= FENCED; n += n < 2304 ? 1 : 61) {
+			check_fenced(ops, to + FENCED - n, from + FENCED - n, n);
+			check_fenced(ops, to, from + FENCED - n, n);
+			check_fenced(ops, to + FENCED - n, from, n);
+		}
+		for (size_t i = 0; i < KV_COUNT_OF(pieces); i++) {
+			check_fenced_runs(ops, to, from, pieces[i]);
+		}
+	}
+	fenced_free(from);
+	fenced_free(to);
+}
+
 /* ---- the vector unit ----------------------------------------------------------------------------------------------- */
 
 #if defined(__x86_64__)
@@ -324,6 +408,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p1_every_short_length_has_the_librarys_digest),
 		cmocka_unit_test(p1_every_alignment_has_the_librarys_digest),
+		cmocka_unit_test(p6_nothing_outside_source_and_destination_is_touched),
 		cmocka_unit_test(p1_large_leaves_have_the_librarys_digest),
 		cmocka_unit_test(p1_leaves_of_a_block_are_those_of_single_calls),
 		cmocka_unit_test(p1_leaves_of_many_pieces_are_digests_of_the_concatenation),

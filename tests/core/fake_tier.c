@@ -112,6 +112,10 @@ static kv_status_t fake_mem(kvs_tier_t *tier, kvs_loc_t loc, kvs_mem_t *p_mem)
 
 static kv_status_t enqueue(fake_tier_t *fake, fake_op_t op)
 {
+	fake->tries += op.kind == 1;
+	if (fake->off && op.kind == 1) {
+		return KV_ERR_TIER_OFF;
+	}
 	if (fake->queue_limit && fake->op_count >= fake->queue_limit) {
 		return KV_ERR_BUSY;
 	}

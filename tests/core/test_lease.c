@@ -292,6 +292,75 @@ static void p1_nothing_of_an_old_epoch_is_served(void **state)
 
 /* ---- members -------------------------------------------------------------------------------------------------------------------------- */
 
+/* Somebody has scribbled on memory; what is on disk is not worse for it. */
+static void p2_a_bad_copy_in_memory_does_not_take_the_disk_copy_with_it(void **state)
+{
+	kv_msg_t ask = {0}, reply;
+	static u_lease_t deep, beside;
+	uint8_t tiers[16];
+
+	(void)state;
+	stage(64, 64);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 16), 16);
+	assert_int_equal(u_put(&u_, m_, &space_, fork_, 8, 16), 8);
+	u_settle(&u_);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 12, 0, &lease_, &reply_), KV_OK);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 16, 12, &deep, &reply_), KV_OK);
+	assert_int_equal(u_acquire(&u_, m_, &space_, fork_, 16, 0, &beside, &reply_), KV_OK);
+	*fake_bytes(&u_.cpu, kv_lease_slots(u_header(m_, lease_.offset))[9]) ^= 1;
+	ask.bad_block.lease = lease_.id;
+	ask.bad_block.index = 9;
+	assert_int_equal(u_request(&u_, m_, KV_CODE_BAD_BLOCK, &ask, &reply), KV_OK);
+	assert_false(u_lease_alive(&lease_));
+	assert_false(u_lease_alive(&deep));
+	assert_true(u_lease_alive(&beside));
+	universe_check(&u_);
+	u_explain(&u_, 0, &space_, keys_, 16, tiers);
+	for (uint32_t i = 0; i < 16; i++) {
+		assert_int_equal(tiers[i], i < 9 ? KV_TIER_CPU | KV_TIER_DISK : KV_TIER_DISK);
+	}
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 16, 0, &lease_, &reply_), KV_OK);
+	assert_int_equal(reply_.n, 16);
+	assert_int_equal(reply_.n_disk, 7);
+	u_settle(&u_);
+	assert_int_equal(u_header(m_, lease_.offset)->ready, 16);
+	u_lease_verify(&u_, &lease_);
+	stage_end();
+}
+
+/* Blocks below it that are being written, or pinned by a put. */
+static void p4_a_bad_copy_in_memory_lets_go_of_what_is_below_it(void **state)
+{
+	static u_put_t put;
+	kv_msg_put_start_reply_t started;
+	kv_msg_t ask = {0}, reply;
+	uint8_t tiers[12];
+
+	(void)state;
+	stage(64, 64);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
+	u_settle(&u_);
+	u_.disk.hold = 1;
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 4, 12), 8);
+	u_tick(&u_, 4);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 12, 16, 1, &put, &started), KV_OK);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 12, 0, &lease_, &reply_), KV_OK);
+	ask.bad_block.lease = lease_.id;
+	ask.bad_block.index = 2;
+	assert_int_equal(u_request(&u_, m_, KV_CODE_BAD_BLOCK, &ask, &reply), KV_OK);
+	universe_check(&u_);
+	u_explain(&u_, 0, &space_, keys_, 12, tiers);
+	for (uint32_t i = 0; i < 12; i++) {
+		assert_int_equal(tiers[i], i < 2 ? KV_TIER_CPU | KV_TIER_DISK : i < 4 ? KV_TIER_DISK : 0);
+	}
+	u_.disk.hold = 0;
+	u_settle(&u_);
+	u_put_write(&u_, &put);
+	(void)u_put_end(&u_, m_, &put, 0, 4);
+	assert_int_equal(u_find_notice(&u_, KV_CODE_PUT_DONE, put.id)->msg.put_done.status, KV_ERR_PARENT_LOST);
+	stage_end();
+}
+
 static void p4_a_closed_member_may_still_write_a_dead_one_may_not(void **state)
 {
 	static u_put_t put;
@@ -304,8 +373,7 @@ static void p4_a_closed_member_may_still_write_a_dead_one_may_not(void **state)
 	assert_int_equal(u_put(&u_, other, &space_, keys_, 0, 10), 10);
 	assert_int_equal(u_acquire(&u_, other, &space_, keys_, 10, 0, &lease_, &reply_), KV_OK);
 	assert_int_equal(u_put_start(&u_, other, &space_, keys_, 10, 14, 0, &put, &started), KV_OK);
-	kvd_member_closed(u_.core, other->id);
-	other->closed = 1;
+	u_closed(&u_, other);
 	assert_int_equal(stage_quarantined(), 4);
 	assert_false(u_lease_alive(&lease_));
 	universe_check(&u_);
@@ -345,7 +413,7 @@ static void p4_one_dead_member_ends_the_instances_puts_and_the_others_say_quiet(
 	stage_end();
 }
 
-static void p4_a_member_that_came_back_speaks_for_its_old_connection(void **state)
+static void p1_another_process_of_the_same_rank_does_not_speak_for_one_that_may_still_write(void **state)
 {
 	static u_put_t put;
 	kv_msg_put_start_reply_t started;
@@ -355,12 +423,68 @@ static void p4_a_member_that_came_back_speaks_for_its_old_connection(void **stat
 	(void)state;
 	stage(64, 0);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 4, 0, &put, &started), KV_OK);
-	kvd_member_closed(u_.core, m_->id);
-	m_->closed = 1;
+	u_closed(&u_, m_);
 	again = u_join(&u_, 0, "engine", 2, 0);
-	assert_int_equal(stage_quarantined(), 4);
 	assert_int_equal(u_quiet(&u_, again, 2, 0, &freed), KV_OK);
-	assert_int_equal(freed, 4);
+	assert_int_equal(u_quiet(&u_, again, 0, put.id, &freed), KV_OK);
+	assert_int_equal(stage_quarantined(), 4);
+	u_dead(&u_, m_);
+	assert_int_equal(stage_quarantined(), 0);
+	stage_end();
+}
+
+static void p4_a_process_that_came_back_speaks_for_its_old_connections(void **state)
+{
+	static u_put_t put;
+	kv_msg_put_start_reply_t started;
+	u_member_t *again;
+	uint32_t freed;
+
+	(void)state;
+	stage(64, 0);
+	for (uint32_t times = 0; times < 200; times++) {
+		int promised = times % 5 == 0;
+
+		assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 4, 0, &put, &started), KV_OK);
+		u_closed(&u_, m_);
+		again = u_join(&u_, 0, "engine", 2, 0);
+		kvd_member_absorb(u_.core, m_->id, again->id, promised);
+		assert_int_equal(u_.core->members.used, 1);
+		assert_int_equal(stage_quarantined(), promised ? 0 : 4);
+		assert_int_equal(u_quiet(&u_, again, 2, 0, &freed), KV_OK);
+		assert_int_equal(freed, promised ? 0 : 4);
+		m_->id = 0;
+		m_ = again;
+	}
+	stage_end();
+}
+
+static void p4_an_instance_nobody_speaks_for_ends_when_no_slot_waits(void **state)
+{
+	static u_put_t put;
+	kv_msg_put_start_reply_t started;
+	u_member_t *other, *second;
+
+	(void)state;
+	stage(64, 0);
+	for (uint32_t times = 0; times < 200; times++) {
+		other = u_join(&u_, 0, "passing", 2, 0);
+		assert_int_equal(u_put(&u_, other, &space_, keys_, 0, 8), 8);
+		assert_int_equal(u_acquire(&u_, other, &space_, keys_, 8, 0, &lease_, &reply_), KV_OK);
+		u_closed(&u_, other);
+		assert_false(u_lease_alive(&lease_));
+		assert_int_equal(u_.core->instances.used, 1);
+		assert_int_equal(u_.core->members.used, 1);
+	}
+	other = u_join(&u_, 0, "passing", 1, 0);
+	second = u_join(&u_, 0, "passing", 1, 1);
+	assert_int_equal(u_put_start(&u_, other, &space_, keys_, 8, 12, 0, &put, &started), KV_OK);
+	u_closed(&u_, second);
+	u_closed(&u_, other);
+	assert_int_equal(u_.core->instances.used, 2);
+	u_dead(&u_, other);
+	assert_int_equal(u_.core->instances.used, 1);
+	assert_int_equal(u_.core->members.used, 1);
 	stage_end();
 }
 
@@ -419,9 +543,13 @@ int main(void)
 		cmocka_unit_test(p1_a_read_that_fails_shortens_the_lease_and_takes_the_block_out),
 		cmocka_unit_test(p1_a_bad_block_is_invisible_at_once_with_all_below),
 		cmocka_unit_test(p1_nothing_of_an_old_epoch_is_served),
+		cmocka_unit_test(p2_a_bad_copy_in_memory_does_not_take_the_disk_copy_with_it),
+		cmocka_unit_test(p4_a_bad_copy_in_memory_lets_go_of_what_is_below_it),
 		cmocka_unit_test(p4_a_closed_member_may_still_write_a_dead_one_may_not),
 		cmocka_unit_test(p4_one_dead_member_ends_the_instances_puts_and_the_others_say_quiet),
-		cmocka_unit_test(p4_a_member_that_came_back_speaks_for_its_old_connection),
+		cmocka_unit_test(p1_another_process_of_the_same_rank_does_not_speak_for_one_that_may_still_write),
+		cmocka_unit_test(p4_a_process_that_came_back_speaks_for_its_old_connections),
+		cmocka_unit_test(p4_an_instance_nobody_speaks_for_ends_when_no_slot_waits),
 		cmocka_unit_test(p8_a_secret_opens_its_own_instance_only),
 		cmocka_unit_test(p8_a_namespace_sees_nothing_of_another),
 	};

@@ -90,6 +90,17 @@ static void p3_a_child_without_a_parent_is_refused(void **state)
 	stage_end();
 }
 
+/* It would wait for itself when the parent's only other copy is lost. */
+static void p10_a_block_below_itself_is_refused(void **state)
+{
+	(void)state;
+	stage(64, 0);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 2, 0, &put_, &reply_), KV_OK);
+	keys_[2] = keys_[1];
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 2, 3, 0, &other_, &reply_), KV_ERR_ARG);
+	stage_end();
+}
+
 static void p3_a_child_waits_for_its_parents_key(void **state)
 {
 	(void)state;
@@ -122,6 +133,54 @@ static void p3_a_child_is_lost_with_the_last_copy_of_its_parent(void **state)
 	assert_int_equal(u_put_revoke(&u_, second, copy.id), KV_OK);
 	assert_int_equal(done(other_.id)->msg.put_done.status, KV_ERR_PARENT_LOST);
 	assert_int_equal(kv_metric_get(&u_.metrics, KV_M_PARENT_LOST), 2);
+	stage_end();
+}
+
+/* The parent came with another put, so nothing else pins it when the index is full and the child needs room there. */
+static void p6_room_for_a_child_is_not_made_by_dropping_its_parent(void **state)
+{
+	static u_put_t copy;
+	kv_key_t chain[2];
+
+	(void)state;
+	universe_init(&u_, &(u_config_t){.cpu_slots = 1024, .max_blocks = 256, .seed = kv_test_seed()}, NULL);
+	m_ = u_join(&u_, 0, "engine", 2, 0);
+	space_ = u_space(&u_, 0, "model");
+	stage_keys();
+	u_chain(NULL, 9, chain, 2);
+	assert_int_equal(u_put(&u_, m_, &space_, fork_, 0, 255), 255);
+	assert_int_equal(u_put_start(&u_, m_, &space_, fork_, 255, 400, 0, &copy, &reply_), KV_OK); /* pins them all */
+	assert_int_equal(u_put_start(&u_, m_, &space_, chain, 0, 1, 0, &put_, &reply_), KV_OK);
+	u_put_write(&u_, &put_);
+	assert_int_equal(u_put_start(&u_, m_, &space_, chain, 1, 2, 0, &other_, &reply_), KV_OK);
+	u_put_write(&u_, &other_);
+	assert_int_equal(u_put_end(&u_, m_, &other_, 0, 1), KV_OK);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 1), KV_OK);
+	assert_int_equal(done(other_.id)->msg.put_done.status, KV_ERR_NOT_ADMITTED);
+	assert_int_equal(u_visible(&u_, 0, &space_, chain, 1), 1);
+	stage_end();
+}
+
+static void p3_a_put_that_was_half_visible_at_a_reset_ends_with_its_last_range(void **state)
+{
+	kv_msg_t ask = {.space_reset = {.space = 0}}, reply;
+
+	(void)state;
+	stage(64, 0);
+	ask.space_reset.space = space_.space;
+	ask.space_reset.epoch = space_.epoch;
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 2), 2);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 6, 0, &put_, &reply_), KV_OK);
+	u_put_write(&u_, &put_);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 2, 2), KV_OK);
+	assert_int_equal(u_request(&u_, m_, KV_CODE_SPACE_RESET, &ask, &reply), KV_OK);
+	u_settle(&u_);
+	assert_int_equal(u_count_notices(&u_, KV_CODE_PUT_DONE, put_.id), 0); /* the ranks still write */
+	assert_int_equal(u_put_end(&u_, m_, &put_, 4, 2), KV_OK);
+	assert_int_equal(done(put_.id)->msg.put_done.status, KV_ERR_STALE_EPOCH);
+	u_settle(&u_);
+	assert_int_equal(stage_free_slots(), 64);
+	assert_int_equal(stage_quarantined(), 0);
 	stage_end();
 }
 
@@ -284,6 +343,89 @@ static void p2_durable_is_said_after_the_flush_and_once(void **state)
 	stage_end();
 }
 
+/* The heartbeat of all namespaces goes on while a long prompt becomes visible. */
+static void p5_a_long_put_takes_several_turns(void **state)
+{
+	enum { LONG = 3000 };
+	static kv_key_t keys[LONG];
+	kv_msg_t ask = {0}, reply;
+	uint64_t put;
+
+	(void)state;
+	universe_init(&u_, &(u_config_t){.cpu_slots = 4096, .max_blocks = 8192, .seed = kv_test_seed()}, NULL);
+	m_ = u_join(&u_, 0, "engine", 2, 0);
+	space_ = u_space(&u_, 0, "model");
+	u_chain(NULL, 5, keys, LONG);
+	ask.put_start = (kv_msg_put_start_t){
+		.space = space_.space, .epoch = space_.epoch, .keys = {(const uint8_t *)keys, sizeof keys}};
+	assert_int_equal(u_request(&u_, m_, KV_CODE_PUT_START, &ask, &reply), KV_OK);
+	put = reply.put_start_reply.put;
+	assert_int_equal(reply.put_start_reply.n, LONG);
+	ask.put_end = (kv_msg_put_end_t){.put = put, .count = LONG, .words = 4 * LONG};
+	assert_int_equal(u_request(&u_, m_, KV_CODE_PUT_END, &ask, &reply), KV_OK);
+	assert_int_equal(reply.put_end_reply.complete, LONG);
+	assert_int_equal(u_.core->ix.blocks.used, 1024);
+	assert_int_equal(kvd_core_tick(u_.core), 0); /* wants to go on at once */
+	assert_int_equal(u_.core->ix.blocks.used, 2048);
+	u_settle(&u_);
+	assert_int_equal(done(put)->msg.put_done.n, LONG);
+	stage_end();
+}
+
+static void p2_what_the_disk_has_evicted_meanwhile_is_not_promised(void **state)
+{
+	(void)state;
+	stage(64, 64);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 4, 1, &put_, &reply_), KV_OK);
+	u_put_write(&u_, &put_);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 4), KV_OK);
+	for (uint32_t i = 0; i < 100 && u_.disk.flushes == 0; i++) {
+		u_tick(&u_, 1);
+	}
+	assert_int_equal(u_.disk.stores, 4);
+	assert_int_equal(u_count_notices(&u_, KV_CODE_DURABLE, put_.id), 0);
+	assert_int_equal(kvd_core_evict_one(u_.core, KV_TIER_DISK), KV_OK);
+	u_settle(&u_);
+	assert_int_equal(u_count_notices(&u_, KV_CODE_DURABLE, put_.id), 1);
+	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.n, 3);
+	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.status, KV_ERR_NOT_ADMITTED);
+	stage_end();
+}
+
+/* Writes fail for a while, at once or later: nothing is promised, the device is not hammered, and all is written when it is well again. */
+static void p2_a_write_that_failed_is_tried_again(void **state)
+{
+	uint8_t tiers[24];
+
+	(void)state;
+	for (int off = 0; off < 2; off++) {
+		stage(64, 64);
+		u_.disk.off = off;
+		u_.disk.fail_percent = 100;
+		u_.disk.fail_with = KV_ERR_IO;
+		assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 16, 1, &put_, &reply_), KV_OK);
+		u_put_write(&u_, &put_);
+		assert_int_equal(u_put_end(&u_, m_, &put_, 0, 16), KV_OK);
+		u_tick(&u_, 50);
+		assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.status, KV_ERR_NOT_ADMITTED);
+		assert_int_equal(u_put(&u_, m_, &space_, fork_, 8, 16), 8);
+		for (uint32_t second = 0; second < 600; second++) {
+			kv_test_advance(&u_.env, 1000000000);
+			u_tick(&u_, 1);
+		}
+		assert_in_range(u_.disk.tries, 2, 600); /* about 20 tries of what may be in flight at once */
+		u_.disk.off = 0;
+		u_.disk.fail_percent = 0;
+		u_settle(&u_);
+		u_explain(&u_, 0, &space_, keys_, 16, tiers);
+		u_explain(&u_, 0, &space_, fork_, 16, tiers + 8);
+		for (uint32_t i = 0; i < 24; i++) {
+			assert_int_equal(tiers[i], KV_TIER_CPU | KV_TIER_DISK);
+		}
+		stage_end();
+	}
+}
+
 static void p2_without_a_disk_nothing_is_durable(void **state)
 {
 	(void)state;
@@ -349,8 +491,11 @@ int main(void)
 		cmocka_unit_test(p3_every_rank_must_have_ended_its_range),
 		cmocka_unit_test(p10_ranges_that_overlap_or_leave_gaps_are_refused),
 		cmocka_unit_test(p3_a_child_without_a_parent_is_refused),
+		cmocka_unit_test(p10_a_block_below_itself_is_refused),
 		cmocka_unit_test(p3_a_child_waits_for_its_parents_key),
 		cmocka_unit_test(p3_a_child_is_lost_with_the_last_copy_of_its_parent),
+		cmocka_unit_test(p6_room_for_a_child_is_not_made_by_dropping_its_parent),
+		cmocka_unit_test(p3_a_put_that_was_half_visible_at_a_reset_ends_with_its_last_range),
 		cmocka_unit_test(p3_a_childs_wait_ends_well_with_another_instances_copy),
 		cmocka_unit_test(p1_of_two_copies_the_first_complete_wins),
 		cmocka_unit_test(p5_a_full_pool_shortens_a_put_and_never_takes_its_own_path),
@@ -359,6 +504,9 @@ int main(void)
 		cmocka_unit_test(p2_a_put_under_a_parent_on_disk_is_written_through),
 		cmocka_unit_test(p2_what_the_disk_refuses_is_said),
 		cmocka_unit_test(p2_durable_is_said_after_the_flush_and_once),
+		cmocka_unit_test(p5_a_long_put_takes_several_turns),
+		cmocka_unit_test(p2_what_the_disk_has_evicted_meanwhile_is_not_promised),
+		cmocka_unit_test(p2_a_write_that_failed_is_tried_again),
 		cmocka_unit_test(p2_without_a_disk_nothing_is_durable),
 		cmocka_unit_test(p10_digests_that_cannot_be_read_end_nothing),
 		cmocka_unit_test(p9_a_put_is_announced_in_one_run_with_its_tokens),

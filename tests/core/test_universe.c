@@ -171,6 +171,21 @@ static void forget(life_t *l, const u_member_t *m)
 	}
 }
 
+/* The process of a closed member has joined again: as any open one of its rank. */
+static void come_back(life_t *l, u_member_t *m)
+{
+	for (uint32_t i = 0; i < U_MEMBERS; i++) {
+		const u_member_t *by = &l->u.members[i];
+
+		if (by->id && !by->closed && by->instance == m->instance && by->rank == m->rank &&
+		    by->role == m->role) {
+			kvd_member_absorb(l->u.core, m->id, by->id, (int)below(l, 2));
+			m->id = 0;
+			return;
+		}
+	}
+}
+
 static void do_leave(life_t *l)
 {
 	u_member_t *m = &l->u.members[below(l, U_MEMBERS)];
@@ -181,18 +196,23 @@ static void do_leave(life_t *l)
 	}
 	switch (below(l, 4)) {
 	case 0:
-		kvd_member_closed(l->u.core, m->id);
-		m->closed = 1;
+		u_closed(&l->u, m);
 		break;
 	case 1:
-		forget(l, m);
 		u_dead(&l->u, m);
 		break;
 	default:
 		if (!m->closed) {
 			(void)u_quiet(&l->u, m, 2, 0, &freed);
+		} else {
+			come_back(l, m);
 		}
 		break;
+	}
+	for (uint32_t i = 0; i < U_MEMBERS; i++) {
+		if (l->u.members[i].id == 0) {
+			forget(l, &l->u.members[i]);
+		}
 	}
 }
 

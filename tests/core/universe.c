@@ -248,19 +248,37 @@ u_member_t *u_join(universe_t *u, uint32_t ns, const char *instance, uint32_t ro
 	return member;
 }
 
-void u_dead(universe_t *u, u_member_t *member)
+/* Instances that have ended, with all that were their members. */
+static void reap(universe_t *u)
 {
 	kvd_instance_t ended[4];
 	uint32_t n;
 
+	do {
+		n = kvd_reaped(u->core, ended, KV_COUNT_OF(ended));
+		for (uint32_t i = 0; i < n; i++) {
+			for (uint32_t a = 0; a < U_INSTANCES; a++) {
+				u->areas[a].id = u->areas[a].id == ended[i] ? 0 : u->areas[a].id;
+			}
+			for (uint32_t m = 0; m < U_MEMBERS; m++) {
+				u->members[m].id = u->members[m].instance == ended[i] ? 0 : u->members[m].id;
+			}
+		}
+	} while (n > 0);
+}
+
+void u_closed(universe_t *u, u_member_t *member)
+{
+	member->closed = 1;
+	kvd_member_closed(u->core, member->id);
+	reap(u);
+}
+
+void u_dead(universe_t *u, u_member_t *member)
+{
 	kvd_member_dead(u->core, member->id);
 	member->id = 0;
-	n = kvd_reaped(u->core, ended, 4);
-	for (uint32_t i = 0; i < n; i++) {
-		for (uint32_t a = 0; a < U_INSTANCES; a++) {
-			u->areas[a].id = u->areas[a].id == ended[i] ? 0 : u->areas[a].id;
-		}
-	}
+	reap(u);
 }
 
 kvd_space_info_t u_space(universe_t *u, uint32_t ns, const char *name)

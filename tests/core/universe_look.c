@@ -23,6 +23,9 @@ static int is_calm(const universe_t *u)
 void u_settle(universe_t *u)
 {
 	for (uint32_t i = 0; i < 5000 && !is_calm(u); i++) {
+		if (kvd_writes_paused(u->core)) {
+			kv_test_advance(&u->env, u->core->write_after_ns - u->core->now_ns);
+		}
 		u_tick(u, 1);
 	}
 	assert_true(is_calm(u));

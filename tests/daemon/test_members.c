@@ -1,6 +1,7 @@
 /* Members over the wire: who may join, what they map, what remains of them when they die. */
 #include "daemon/raw.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -386,6 +387,91 @@ static void p1_memory_a_member_may_still_touch_waits_for_its_death(void **state)
 	falls_to("kvd_cpu_quarantined_bytes", 0);
 }
 
+static void p5_a_refused_member_leaves_no_instance_behind(void **state)
+{
+	static const char *const args[] = {"--limits.members=1", "--limits.instances=3", NULL};
+	raw_daemon_t small;
+	raw_member_t only;
+
+	(void)state;
+	raw_daemon_start(&small, args);
+	raw_join(&only, small.sock, "only");
+	for (uint32_t i = 0; i < 10; i++) {
+		int pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0), fd = raw_open(small.sock);
+		kv_msg_join_reply_t reply;
+		char name[16];
+
+		snprintf(name, sizeof name, "late%u", i);
+		assert_int_equal(raw_join_with(fd, name, NULL, pidfd, &reply), KV_ERR_LIMIT);
+		close(pidfd);
+		close(fd);
+	}
+	assert_int_equal(raw_metric_reaches(only.fd, "kvd_instances", 1), 1);
+	usleep(50000); /* one more turn of the gauges */
+	assert_int_equal(raw_metric(only.fd, "kvd_instances"), 1);
+	raw_leave(&only);
+	raw_daemon_end(&small);
+}
+
+static uint32_t daemon_fds(void)
+{
+	char path[64];
+	uint32_t n = 0;
+	DIR *dir;
+
+	snprintf(path, sizeof path, "/proc/%d/fd", (int)daemon_.pid);
+	dir = opendir(path);
+	assert_non_null(dir);
+	while (readdir(dir)) {
+		n++;
+	}
+	closedir(dir);
+
+	return n;
+}
+
+/* One process, attached again and again: what its old connections may still touch is asked of the newest, and nothing is kept of them. */
+static void p4_a_process_that_attaches_again_leaves_nothing_behind(void **state)
+{
+	raw_member_t anchor, member;
+	kv_msg_put_start_reply_t put;
+	const kv_msg_quiet_t quiet = {.what = 2};
+	kv_msg_quiet_reply_t freed;
+	uint32_t fds;
+
+	(void)state;
+	raw_keys(seed_++, victim_keys_, N);
+	for (uint32_t times = 0; times < 2; times++) {
+		raw_join(&member, daemon_.sock, times == 0 ? "again" : "other");
+		raw_leave(&member);
+	}
+	falls_to("kvd_members", 0);
+	falls_to("kvd_instances", 0);
+	fds = daemon_fds();
+	for (uint32_t times = 0; times < 200; times++) {
+		raw_join(&member, daemon_.sock, "again");
+		assert_int_equal(raw_space(&member, "doomed"), KV_OK);
+		if (times % 40 == 0) {
+			assert_int_equal(raw_put_start(&member, NULL, 0, victim_keys_, N, &put), KV_OK);
+		}
+		raw_leave(&member);
+	}
+	raw_join(&member, daemon_.sock, "again");
+	falls_to("kvd_members", 1);
+	falls_to("kvd_instances", 1);
+	assert_true(raw_metric(watch_, "kvd_cpu_quarantined_bytes") > 0);
+	assert_int_equal(raw_call(member.fd, KV_CODE_QUIET, &quiet, &freed), KV_OK);
+	assert_true(freed.freed > 0);
+	falls_to("kvd_cpu_quarantined_bytes", 0);
+	raw_join(&anchor, daemon_.sock, "again"); /* two connections at once: one takes over from the other */
+	raw_leave(&member);
+	falls_to("kvd_members", 1);
+	raw_leave(&anchor);
+	falls_to("kvd_members", 0);
+	falls_to("kvd_instances", 0);
+	assert_in_range(daemon_fds(), 1, fds + 8); /* slabs may have come */
+}
+
 /* Ask and never read. */
 static void ask_and_stop(int ready)
 {
@@ -470,6 +556,8 @@ int main(void)
 		cmocka_unit_test(p6_reports_are_copied_out_once_and_checked),
 		cmocka_unit_test(p4_a_client_killed_with_a_lease_and_half_a_put_leaves_nothing),
 		cmocka_unit_test(p1_memory_a_member_may_still_touch_waits_for_its_death),
+		cmocka_unit_test(p4_a_process_that_attaches_again_leaves_nothing_behind),
+		cmocka_unit_test(p5_a_refused_member_leaves_no_instance_behind),
 		cmocka_unit_test(p5_a_member_that_does_not_read_is_closed_and_nobody_waits_for_it),
 		cmocka_unit_test(p6_a_slab_with_holes_does_not_end_the_daemon),
 		cmocka_unit_test(p4_the_documents_are_whole),

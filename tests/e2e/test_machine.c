@@ -114,6 +114,12 @@ static void p6_with_a_memlock_of_8_mib_the_daemon_serves_and_says_so(void **stat
 	rig_option(&rig, "--cpu.slab_size=16MiB");
 	assert_int_equal(chmod(rig.dir, 0777), 0);
 	rig.before = nobody_with_little_memlock;
+	if (rig_try(&rig) == 127) {
+		printf("# SKIP: nobody may not run %s\n", E2E_KVD);
+		rig_fini(&rig);
+		skip();
+	}
+	assert_int_equal(rig_kill(&rig, SIGTERM), 0);
 	serves_from_disk(&rig, 40); /* 25 MiB */
 	assert_true(rig_log_has(&rig, "RLIMIT_MEMLOCK") || rig_metric(&rig, "kvd_disk_fallback") == 1);
 	rig_check_quiet(&rig);

@@ -177,6 +177,11 @@ static void p10_a_directory_that_may_not_be_read_is_refused(void **state)
 	assert_int_equal(chmod(rig.dir, 0777), 0);
 	assert_int_equal(mkdir(rig.disk, 0700), 0);
 	rig.before = become_nobody;
+	if (rig_try(&rig) == 127) {
+		printf("# SKIP: nobody may not run %s\n", E2E_KVD);
+		rig_fini(&rig);
+		skip();
+	}
 	refused(&rig, KV_ERR_PATH, "Permission denied");
 	rig_fini(&rig);
 }

@@ -91,6 +91,7 @@ static unsigned long smaps_kb(const void *base, const char *field)
 
 static void the_pool_lies_on_reserved_huge_pages_and_falls_back_once(void **state)
 {
+	kvs_slab_info_t info;
 	kv_test_env_t t;
 	uint32_t class;
 	kvs_usage_t u;
@@ -105,6 +106,8 @@ static void the_pool_lies_on_reserved_huge_pages_and_falls_back_once(void **stat
 	kvs_loc_t loc = put(pool, class, &plain, 1);
 
 	assert_true(kvs_pool_of(pool)->slabs[0]->slab.huge);
+	assert_int_equal(kvs_pool_slab(pool, 0, &info), KV_OK);
+	assert_true(info.huge);
 	assert_int_equal(kv_metric_get(&metrics, KV_M_CPU_HUGE_PAGES), 1);
 	for (uint64_t i = 0; i < 2000; i++) {
 		kvs_meta_t meta = meta_of(i);

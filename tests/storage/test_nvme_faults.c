@@ -188,6 +188,91 @@ static int child_sync(const char *dir)
 	return 0;
 }
 
+/* A failed sync of the directory holds for every later block of its new files: it is asked for again until it has worked. */
+static int child_sync_dir(const char *dir)
+{
+	fixture_t f;
+	kvs_loc_t loc;
+
+	fixture_init(&f, dir);
+	fixture_begin(&f, &found);
+	for (uint32_t chain = 1; chain <= 2; chain++) {
+		assert_int_equal(put_block(&f, &plain, chain, 1, &loc), KV_OK);
+		assert_int_equal(flush_wait(f.tier), KV_ERR_IO);
+	}
+	assert_int_equal(put_block(&f, &plain, 3, 1, &loc), KV_OK);
+	assert_int_equal(flush_wait(f.tier), KV_OK);
+	assert_int_equal(get_block(&f, &plain, 3, 1, loc), KV_OK);
+	fixture_close(&f);
+
+	return 0;
+}
+
+/* A block is written while the sync that may carry it fails, and its owner hears of the failure first. */
+static int child_sync_race(const char *dir)
+{
+	fixture_t f;
+	kvs_loc_t first, second;
+	kvs_meta_t meta = meta_of(2, 1, 1);
+	outcome_t flush = {0}, store = {0};
+	block_t b;
+
+	fixture_init(&f, dir);
+	f.config.flush_interval_ns = UINT64_C(60000000000);
+	fixture_begin(&f, &found);
+	assert_int_equal(put_block(&f, &plain, 1, 1, &first), KV_OK);
+	assert_int_equal(kvs_flush(f.tier, note, &flush), KV_OK);
+	kvs_poll(f.tier, 64); /* the turn begins, and its sync lasts a while */
+	assert_int_equal(kvs_alloc(f.tier, f.slot_class, KVS_FILLING, 1, &meta, &second), KV_OK);
+	block_fill(&plain, &meta.key, &b);
+	assert_int_equal(kvs_store(f.tier, second, &b.mem, note, &store), KV_OK);
+	for (int i = 0; i < 10000 && flush.calls == 0; i++) {
+		kvs_poll(f.tier, 0); /* no transfer is taken in */
+		usleep(1000);
+	}
+	assert_int_equal(flush.calls, 1);
+	assert_int_equal(flush.status, KV_ERR_IO);
+	assert_int_equal(store.calls, 0);
+	assert_int_equal(await(f.tier, &store), KV_ERR_IO);
+	assert_int_equal(get_block(&f, &plain, 2, 1, second), KV_ERR_CORRUPT);
+	check_sums(&f);
+	fixture_close(&f);
+
+	return 0;
+}
+
+/* Directories are made at the first start; without their names nothing else is worth a sync. */
+static int child_sync_made(const char *dir)
+{
+	char inner[160];
+	fixture_t f;
+
+	fixture_init(&f, dir);
+	snprintf(inner, sizeof inner, "%s/tier", dir);
+	f.config.path = inner;
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(fixture_open(&f), KV_ERR_IO);
+		assert_non_null(strstr(f.detail, "sync the directory above"));
+	}
+	assert_int_equal(fixture_open(&f), KV_OK);
+	fixture_close(&f);
+
+	return 0;
+}
+
+static int child_sync_slots(const char *dir)
+{
+	fixture_t f;
+
+	fixture_init(&f, dir);
+	assert_int_equal(fixture_open(&f), KV_ERR_IO);
+	assert_non_null(strstr(f.detail, "cannot sync"));
+	assert_int_equal(fixture_open(&f), KV_OK);
+	fixture_close(&f);
+
+	return 0;
+}
+
 static int child_memlock(const char *dir)
 {
 	struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
@@ -241,6 +326,14 @@ static void run_child(void **state)
 		child_life(child_dir, 0);
 	} else if (strcmp(child_what, "sync") == 0) {
 		child_sync(child_dir);
+	} else if (strcmp(child_what, "sync-race") == 0) {
+		child_sync_race(child_dir);
+	} else if (strcmp(child_what, "sync-made") == 0) {
+		child_sync_made(child_dir);
+	} else if (strcmp(child_what, "sync-slots") == 0) {
+		child_sync_slots(child_dir);
+	} else if (strcmp(child_what, "sync-dir") == 0) {
+		child_sync_dir(child_dir);
 	} else {
 		child_memlock(child_dir);
 	}
@@ -311,6 +404,26 @@ static void p2_a_failed_sync_is_never_acknowledged_nor_retried_blindly(void **st
 	in_child("sync", "slots/0.0", "inject=fdatasync:error=EIO");
 }
 
+static void p2_a_directory_that_could_not_be_synced_is_synced_before_the_next_acknowledgement(void **state)
+{
+	(void)state;
+	in_child("sync-dir", "slots", "inject=fsync:error=EIO:when=1..2");
+}
+
+static void p2_a_write_that_a_failed_sync_may_have_lost_is_never_acknowledged(void **state)
+{
+	(void)state;
+	in_child("sync-race", "slots/0.0", "inject=fdatasync:error=EIO:when=1:delay_enter=300000");
+}
+
+static void p2_new_directories_are_synced_under_their_names(void **state)
+{
+	(void)state;
+	in_child("sync-made", "", "inject=fsync:error=EIO:when=1..2");
+	/* Twice for the copies of the superblock, then for the directory of slot files; each later start syncs it before it comes that far. */
+	in_child("sync-slots", "", "inject=fsync:error=EIO:when=3");
+}
+
 static void p6_a_memlock_of_8_mib_costs_speed_only(void **state)
 {
 	(void)state;
@@ -326,6 +439,9 @@ int main(int argc, char **argv)
 		cmocka_unit_test(p6_a_kernel_without_io_uring_is_served_by_plain_calls),
 		cmocka_unit_test(p5_submissions_refused_for_a_while_go_through_later),
 		cmocka_unit_test(p2_a_failed_sync_is_never_acknowledged_nor_retried_blindly),
+		cmocka_unit_test(p2_a_directory_that_could_not_be_synced_is_synced_before_the_next_acknowledgement),
+		cmocka_unit_test(p2_a_write_that_a_failed_sync_may_have_lost_is_never_acknowledged),
+		cmocka_unit_test(p2_new_directories_are_synced_under_their_names),
 		cmocka_unit_test(p6_a_memlock_of_8_mib_costs_speed_only),
 	};
 	const struct CMUnitTest child[] = {cmocka_unit_test(run_child)};

@@ -134,6 +134,76 @@ static void p10_every_flipped_bit_and_cut_of_a_superblock_is_noticed(void **stat
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
+/* A valid check says nothing of sense: leaves of no bytes would be divided by, blocks near 4 GiB would wrap. */
+static void p6_an_impossible_geometry_in_a_superblock_is_refused(void **state)
+{
+	static const kvs_geometry_t bad[] = {
+		{.block_bytes = 12288, .heads = 2, .leaves = 3, .leaf_bytes = 0, .page_bytes = 2048},
+		{.block_bytes = 12288, .heads = 2, .leaves = 3, .leaf_bytes = 4096, .page_bytes = 4096},
+		{.block_bytes = 12288, .heads = 0, .leaves = 3, .leaf_bytes = 4096, .page_bytes = 4096},
+		{.block_bytes = UINT32_MAX, .heads = 1, .leaves = 1, .leaf_bytes = UINT32_MAX},
+	};
+	kv_test_env_t t;
+
+	(void)state;
+	kv_test_env_init(&t);
+	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
+		kvs_super_class_t c = {.ns = "default", .geometry = bad[i], .slots_per_file = 4};
+		kvs_super_t super, back;
+		uint8_t *image;
+		uint32_t id;
+		size_t len;
+
+		assert_int_equal(kvs_super_init(&super, &t.env), KV_OK);
+		assert_int_equal(kvs_super_class_add(&super, &c, &id), KV_OK);
+		assert_int_equal(kvs_super_encode(&super, &image, &len), KV_OK);
+		assert_int_equal(kvs_super_init(&back, &t.env), KV_OK);
+		assert_int_equal(kvs_super_decode(&back, image, len), KV_ERR_CORRUPT);
+		kvs_super_fini(&back);
+		kv_free(&t.env, image);
+		kvs_super_fini(&super);
+	}
+	assert_int_equal(kv_test_env_live(&t), 0);
+}
+
+/* What a daemon writes the next one must be able to read. */
+static void p2_a_superblock_never_outgrows_what_is_read_back(void **state)
+{
+	static char identity[KVS_SUPER_MAX_IDENTITY + 1u];
+	kvs_super_class_t c = {.ns = "default", .geometry = plain, .slots_per_file = 128};
+	kv_test_env_t t;
+	kvs_super_t super, back;
+	uint8_t *image;
+	uint32_t id, made = 0;
+	uint32_t root[8] = {0};
+	size_t len;
+
+	(void)state;
+	kv_test_env_init(&t);
+	assert_int_equal(kvs_super_init(&super, &t.env), KV_OK);
+	/* Whole identities first, then one that leaves room for no class more than a few. */
+	for (size_t n = KVS_SUPER_MAX_IDENTITY; n > 0; n = n > 1 ? n / 2 : 0) {
+		memset(identity, 'x', n);
+		identity[n] = '\0';
+		do {
+			root[0]++;
+		} while (kvs_super_space_set(&super, (const uint8_t *)root, "default", identity, 1) == KV_OK);
+	}
+	while (kvs_super_class_add(&super, &c, &id) == KV_OK) {
+		made++;
+	}
+	assert_true(made < KVS_SUPER_MAX_CLASSES);
+	assert_true(super.bytes <= KVS_SUPER_MAX_BYTES);
+	assert_int_equal(kvs_super_encode(&super, &image, &len), KV_OK);
+	assert_int_equal(kvs_super_init(&back, &t.env), KV_OK);
+	assert_int_equal(kvs_super_decode(&back, image, len), KV_OK);
+	assert_int_equal(back.space_count, super.space_count);
+	kvs_super_fini(&back);
+	kv_free(&t.env, image);
+	kvs_super_fini(&super);
+	assert_int_equal(kv_test_env_live(&t), 0);
+}
+
 static void p10_the_metadata_library_s_sentences_are_told_apart(void **state)
 {
 	static const struct {
@@ -257,6 +327,8 @@ int main(void)
 		cmocka_unit_test(p10_every_flipped_bit_of_a_slot_header_is_noticed),
 		cmocka_unit_test(p10_the_formats_are_those_of_version_1),
 		cmocka_unit_test(p10_every_flipped_bit_and_cut_of_a_superblock_is_noticed),
+		cmocka_unit_test(p6_an_impossible_geometry_in_a_superblock_is_refused),
+		cmocka_unit_test(p2_a_superblock_never_outgrows_what_is_read_back),
 		cmocka_unit_test(p10_the_metadata_library_s_sentences_are_told_apart),
 		cmocka_unit_test(p1_p2_random_use_agrees_with_a_table),
 	};

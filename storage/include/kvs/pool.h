@@ -49,6 +49,7 @@ typedef struct kvs_slab_info {
 	uint64_t digest_bytes;
 	int data_fd;
 	int digest_fd;
+	int huge; /* 1: the data lies on reserved huge pages */
 	const char *ns;
 	void *base; /* the daemon's own mapping of the data; touched through kvs_guard_*() and direct I/O only */
 	uint64_t

@@ -137,7 +137,8 @@ static inline kv_status_t kvs_class_open(kvs_tier_t *t, const char *ns, const kv
 }
 
 /* Take a free slot and give it to `owner` (put or lease id) in `state` (PUT or FILLING). May carve a new slab or file within the tier's limit.
- * KV_ERR_FULL: nothing free; evict and try again. KV_ERR_TIER_OFF, KV_ERR_NOSPC. */
+ * KV_ERR_FULL: nothing free; evict and try again. KV_ERR_TIER_OFF, KV_ERR_NOSPC. Disk, KV_ERR_STALE_EPOCH: kvs_epoch_set() has not been told of this
+ * epoch of the space, so the block would not outlive a restart. */
 static inline kv_status_t kvs_alloc(kvs_tier_t *t, uint32_t slot_class, kvs_state_t state, uint64_t owner,
 				    const kvs_meta_t *meta, kvs_loc_t *p_loc)
 {

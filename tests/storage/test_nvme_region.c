@@ -1,0 +1,123 @@
+/* Transfers between the disk tier and memory that has been registered with it. */
+#include "nvme_test.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+
+static found_t found;
+
+static void p1_registered_memory_gives_the_same_bytes(void **state)
+{
+	const size_t bytes = 40 * MIB; /* more than one piece of a region */
+	fixture_t f;
+	kvs_loc_t loc[10];
+	uint8_t *slab = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	block_t b;
+	uint32_t region;
+
+	(void)state;
+	assert_true(slab != MAP_FAILED);
+	fixture_init(&f, NULL);
+	fixture_begin(&f, &found);
+	kvs_nvme_register(f.tier, slab, bytes, &region);
+	for (uint32_t round = 0; round < 40; round++) {
+		uint32_t i = round % 10;
+		/* the first, the last, and one across the border of two pieces */
+		size_t place = round % 3 == 0 ? 0 : round % 3 == 1 ? bytes - 16384 : 32 * MIB - 4096;
+		kvs_meta_t meta = meta_of(1, i + 1, 1);
+		kvs_mem_t mem;
+
+		block_fill(&plain, &meta.key, &b);
+		mem = b.mem;
+		mem.data = slab + place;
+		mem.region = region;
+		memcpy(mem.data, b.data, plain.block_bytes);
+		if (round >= 10) {
+			kvs_free(f.tier, loc[i]);
+		}
+		assert_int_equal(kvs_alloc(f.tier, f.slot_class, KVS_PUT, 1, &meta, &loc[i]), KV_OK);
+		assert_int_equal(store_wait(f.tier, loc[i], &mem), KV_OK);
+		memset(mem.data, 0, plain.block_bytes);
+		assert_int_equal(load_wait(f.tier, loc[i], &mem), KV_OK);
+		assert_memory_equal(mem.data, b.data, plain.block_bytes);
+		assert_int_equal(get_block(&f, &plain, 1, i + 1, loc[i]), KV_OK);
+	}
+	fixture_fini(&f);
+	munmap(slab, bytes);
+}
+
+/* The ring has pinned the pages of a slab; a client takes one out of the file, and what lies there now is another page. */
+static void p2_a_hole_in_a_slab_does_not_cost_the_block_on_disk(void **state)
+{
+	const size_t bytes = 4 * MIB;
+	int fd = memfd_create("slab", MFD_CLOEXEC);
+	kvs_mem_t mem;
+	uint8_t *slab;
+	uint32_t region;
+	kvs_loc_t loc;
+	fixture_t f;
+	block_t b;
+
+	(void)state;
+	assert_int_equal(ftruncate(fd, (off_t)bytes), 0);
+	slab = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	assert_true(slab != MAP_FAILED);
+	memset(slab, 1, bytes);
+	fixture_init(&f, NULL);
+	fixture_begin(&f, &found);
+	kvs_nvme_register(f.tier, slab, bytes, &region);
+	assert_int_equal(put_block(&f, &plain, 1, 1, &loc), KV_OK);
+	block_blank(&b);
+	mem = b.mem;
+	mem.data = slab;
+	mem.region = region;
+	for (int round = 0; round < 20; round++) {
+		assert_int_equal(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 4096, 4096), 0);
+		assert_int_equal(load_wait(f.tier, loc, &mem), KV_OK);
+		usleep(2000); /* registration is the ring thread's, in its own time */
+	}
+	assert_int_equal(get_block(&f, &plain, 1, 1, loc), KV_OK);
+	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_CORRUPT), 0);
+	check_sums(&f);
+	fixture_fini(&f);
+	munmap(slab, bytes);
+	close(fd);
+}
+
+/* The caller is the daemon's one loop, whose clients take it for dead after 50 ms. Walking /proc/self/smaps took 15 ms a GiB. */
+static void p5_registering_takes_no_time_however_much_is_mapped(void **state)
+{
+	const size_t bytes = 256 * MIB;
+	uint8_t *slab = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	uint64_t least = UINT64_MAX;
+	uint32_t region;
+	fixture_t f;
+
+	(void)state;
+	assert_true(slab != MAP_FAILED);
+	fixture_init(&f, NULL);
+	fixture_begin(&f, &found);
+	memset(slab, 1, bytes);
+	for (int i = 0; i < 5; i++) {
+		uint64_t start = real_now(NULL);
+		uint64_t took;
+
+		kvs_nvme_register(f.tier, slab, bytes, &region);
+		took = real_now(NULL) - start;
+		least = took < least ? took : least;
+	}
+	assert_true(least < 1000000u);
+	fixture_fini(&f);
+	munmap(slab, bytes);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p1_registered_memory_gives_the_same_bytes),
+		cmocka_unit_test(p2_a_hole_in_a_slab_does_not_cost_the_block_on_disk),
+		cmocka_unit_test(p5_registering_takes_no_time_however_much_is_mapped),
+	};
+
+	return cmocka_run_group_tests_name("storage.nvme_region", tests, NULL, NULL);
+}
