@@ -25,7 +25,7 @@ static const kv_option_t rows[] = {
 	ROW("cpu.size", SIZE, "1GiB", "4MiB", NULL, NULL, AT_START, cpu_size, "limit of the CPU tier: slabs, digests and ledger together"),
 	ROW("cpu.slab_size", SIZE, "64MiB", "1MiB", "64GiB", NULL, AT_START, cpu_slab_size, "size of a slab, by default at most cpu.size; the last ones are smaller when the limit leaves less"),
 	ROW("cpu.max_blocks", U64, "0", NULL, NULL, NULL, AT_START, cpu_max_blocks, "slots in the CPU tier; 0: as many as fit"),
-	ROW("cpu.huge_pages", ENUM, "auto", NULL, NULL, "auto,on,off", AT_START, cpu_huge_pages, "huge pages under slabs: when the kernel gives them, wanted (their lack is a warning), never"),
+	ROW("cpu.huge_pages", ENUM, "auto", NULL, NULL, "auto,on,off", AT_START, cpu_huge_pages, "huge pages under slabs and the mirror: when the kernel gives them, wanted (their lack is a warning), never"),
 	ROW("cpu.prefault", BOOL, "on", NULL, NULL, NULL, AT_START, cpu_prefault, "touch new slabs in the background, so that no client pays for a page's first use"),
 	ROW("nvme.path", PATH, "", NULL, NULL, NULL, AT_START, nvme_path, "directory of the disk tier; empty: no disk tier"),
 	ROW("nvme.size", SIZE, "8GiB", "16MiB", NULL, NULL, AT_START, nvme_size, "limit of the disk tier: slot files and metadata together"),

@@ -1,6 +1,8 @@
 /* One listening socket a namespace. */
 #include "io/session.h"
 
+#include "kvs/pool.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -66,7 +68,8 @@ static kv_status_t namespace_open(kvd_host_t *host, kvd_namespace_t *ns, const c
 	    sizeof ns->path) {
 		return KV_ERR_PATH;
 	}
-	status = kvd_area_create("kvd-mirror", kvd_mirror_bytes(&host->core_config), KVD_AREA_DAEMON, &ns->mirror);
+	status = (host->options->cpu_huge_pages == KVS_HUGE_OFF ? kvd_area_create : kvd_area_create_huge)(
+		"kvd-mirror", kvd_mirror_bytes(&host->core_config), KVD_AREA_DAEMON, &ns->mirror);
 	if (status == KV_OK) {
 		status = kvd_namespace_add(host->core, ns->name, ns->mirror.base, &ns->id);
 	}

@@ -112,6 +112,7 @@ static void p6_with_a_memlock_of_8_mib_the_daemon_serves_and_says_so(void **stat
 	rig_init(&rig, 1);
 	rig_option(&rig, "--cpu.size=64MiB");
 	rig_option(&rig, "--cpu.slab_size=16MiB");
+	rig_option(&rig, "--cpu.huge_pages=off"); /* memory on huge pages is not registered */
 	assert_int_equal(chmod(rig.dir, 0777), 0);
 	rig.before = nobody_with_little_memlock;
 	if (rig_try(&rig) == 127) {
@@ -126,19 +127,39 @@ static void p6_with_a_memlock_of_8_mib_the_daemon_serves_and_says_so(void **stat
 	rig_fini(&rig);
 }
 
+static unsigned long free_huge_pages(void)
+{
+	FILE *file = fopen("/proc/meminfo", "re");
+	unsigned long count = 0;
+	char line[128];
+
+	while (file && fgets(line, sizeof line, file)) {
+		if (strncmp(line, "HugePages_Free:", 15) == 0) {
+			count = strtoul(line + 15, NULL, 10);
+		}
+	}
+	if (file) {
+		fclose(file);
+	}
+
+	return count;
+}
+
 static void p6_without_huge_pages_the_daemon_serves_and_says_so(void **state)
 {
 	rig_t rig;
 
 	(void)state;
+	if (free_huge_pages() > 0) {
+		printf("# SKIP: this machine has reserved huge pages\n");
+		skip();
+	}
 	rig_init(&rig, 1);
 	rig_option(&rig, "--cpu.huge_pages=on");
 	serves_from_disk(&rig, 6);
-	if (rig_metric(&rig, "kvd_cpu_huge_pages") == 0) {
+	if (rig_metric(&rig, "kvd_cpu_huge_pages") == 0) { /* else they are transparent */
 		assert_true(status_says(&rig, "the CPU pool is not on huge pages"));
 		assert_true(rig_log_has(&rig, "huge pages"));
-	} else {
-		printf("# this machine has huge pages\n");
 	}
 	rig_check_quiet(&rig);
 	rig_fini(&rig);
