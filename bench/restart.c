@@ -27,7 +27,7 @@ static bench_outcome_t restart(bench_run_t *run, void *arg, bench_sample_t *p_sa
 		return bench_fail(run, "the daemon did not come back");
 	}
 	p_sample->value = (double)(bench_now_ns() - start);
-	found = rig_metric(&work->rig, "kvd_blocks_disk");
+	found = rig_metric(&work->rig, "kvd_disk_recovered_total");
 	if (found != work->blocks) {
 		return bench_fail(run, "%llu of %u blocks are in the index", (unsigned long long)found, work->blocks);
 	}
