@@ -162,13 +162,13 @@ kv_status_t trace_read(const char *path, uint32_t limit, trace_t *trace, char *d
 	memset(trace, 0, sizeof *trace);
 	if (!file) {
 		snprintf(detail, cap, "%s: %s", path, strerror(errno));
-		return KV_ERR_PATH;
+		return KV_ERR_ARG;
 	}
 
 	status = read_lines(&reader, file, limit, &line);
 	if (status == KV_OK && ferror(file)) {
 		snprintf(detail, cap, "%s: cannot be read", path);
-		status = KV_ERR_PATH;
+		status = KV_ERR_ARG;
 	} else if (status == KV_OK && trace->count == 0) {
 		snprintf(detail, cap, "%s: no request in it", path);
 		status = KV_ERR_PROTO;

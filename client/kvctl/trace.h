@@ -31,7 +31,7 @@ typedef struct trace {
 	uint32_t longest;      /* blocks of the longest request */
 } trace_t;
 
-/* Read at most `limit` requests (0: all) of the file; "-" is standard input. On an error `detail` gets file, line and cause: KV_ERR_PATH (cannot be
+/* Read at most `limit` requests (0: all) of the file; "-" is standard input. On an error `detail` gets file, line and cause: KV_ERR_ARG (cannot be
  * opened), KV_ERR_PROTO (a line is not such an object), KV_ERR_TOO_BIG, KV_ERR_NOMEM. Free with trace_free(). */
 kv_status_t trace_read(const char *path, uint32_t limit, trace_t *trace, char *detail, size_t cap);
 void trace_free(trace_t *trace);
