@@ -21,11 +21,6 @@ uint32_t kvk_dtype_bytes(kvk_dtype_t dtype)
 	return dtypes[dtype].bytes;
 }
 
-const char *kvk_dtype_text(kvk_dtype_t dtype)
-{
-	return dtypes[dtype].text;
-}
-
 static kv_status_t refuse(const char **p_why, const char *why)
 {
 	if (p_why) {

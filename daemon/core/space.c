@@ -4,11 +4,6 @@
 #define OPEN_QUANTA        16u
 #define FILL_QUANTUM       256u
 
-kvd_class_t *kvd_class_at(kvd_core_t *core, uint32_t id)
-{
-	return &core->classes[id];
-}
-
 /* ---- namespaces --------------------------------------------------------------------------------------------------------------- */
 
 uint64_t kvd_mirror_bytes(const kvd_core_config_t *config)
@@ -64,13 +59,6 @@ kv_status_t kvd_space_find(kvd_core_t *core, uint32_t ns, uint32_t id, uint64_t 
 	*p_space = space;
 
 	return KV_OK;
-}
-
-kvd_space_t *kvd_space_of(kvd_core_t *core, uint32_t tree_id)
-{
-	const kvd_tree_t *tree = kvd_tree_at(&core->ix, tree_id);
-
-	return tree->hidden || tree->ns == KVD_NONE ? NULL : core->ns[tree->ns]->spaces[tree->space];
 }
 
 static uint64_t slot_stride(const kvs_geometry_t *geometry)

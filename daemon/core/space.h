@@ -58,12 +58,9 @@ kv_status_t kvd_space_reset(kvd_core_t *core, uint32_t ns, kvd_member_t member, 
 int kvd_space_fill_mirrors(kvd_core_t *core);
 /* A tree of an old epoch has gone. When it was the last, what the new one holds is announced. */
 void kvd_space_left(kvd_core_t *core, uint32_t ns, uint32_t id);
-/* The space a tree belongs to, while it is its current one; else NULL. */
-kvd_space_t *kvd_space_of(kvd_core_t *core, uint32_t tree);
 void kvd_spaces_fini(kvd_core_t *core);
 
 /* The class made of these tiers' classes; a new one when there is none. */
 kv_status_t kvd_class_find(kvd_core_t *core, const uint32_t tier_class[KVD_TIERS], uint32_t *p_class);
-kvd_class_t *kvd_class_at(kvd_core_t *core, uint32_t id);
 
 #endif

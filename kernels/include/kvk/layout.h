@@ -30,9 +30,8 @@ typedef enum kvk_dtype {
 		KVK_DTYPE_COUNT
 } kvk_dtype_t;
 
-/* Bytes of one element, and the name in texts; of a known dtype. */
+/* Bytes of one element of a known dtype. */
 uint32_t kvk_dtype_bytes(kvk_dtype_t dtype);
-const char *kvk_dtype_text(kvk_dtype_t dtype);
 
 /* Order inside one page = one (head, layer) of a block. */
 typedef enum kvk_inner {
