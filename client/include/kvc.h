@@ -99,6 +99,8 @@ KVC_API int kvc_fd(const kvc_t *kvc);
 /* Handle what has arrived, expire time-outs, re-attach when due; wait up to timeout_ms for something to arrive (0:
  * do not wait). OK, or KVC_ERR_CLOSED / KVC_ERR_UNREACHABLE while detached. */
 KVC_API kvc_status_t kvc_poll(kvc_t *kvc, uint32_t timeout_ms);
+/* The same in microseconds, for callers that spin. */
+KVC_API kvc_status_t kvc_poll_us(kvc_t *kvc, uint32_t timeout_us);
 /* Incarnation of the daemon attached to; 0: detached. */
 KVC_API uint64_t kvc_incarnation(const kvc_t *kvc);
 /* Why the last call on this thread failed, as a sentence; never NULL. */
@@ -168,6 +170,29 @@ KVC_API kvc_status_t kvc_keys_of(const kvc_space_t *space, const kvc_prompt_t *p
 /* Key of an engine's own hash (16..60 bytes), bound to the space. */
 KVC_API kvc_status_t kvc_key_bind(const kvc_space_t *space, const void *hash, uint32_t len, kvc_key_t *key);
 
+/* Keys that are made when they are looked at: of unit i, counted from 0. Called for few of them and in no order, on the calling thread only. */
+typedef struct kvc_key_source {
+	void (*key)(void *ctx, uint32_t i, kvc_key_t *key);
+	void *ctx;
+} kvc_key_source_t;
+
+/* Block groups of a space (identity field `groups`). What must be there for a sequence that continues after n units: */
+typedef enum kvc_rule {
+	KVC_RULE_FULL = 0,   /* every block before n */
+	KVC_RULE_WINDOW = 1, /* the blocks of the last `window` tokens before n */
+	KVC_RULE_STATE = 2,  /* the one block that ends exactly at n */
+} kvc_rule_t;
+typedef struct kvc_group_info {
+	uint32_t group; /* number */
+	uint32_t rule;  /* kvc_rule_t */
+	uint32_t block_tokens;
+	uint32_t window; /* tokens; KVC_RULE_WINDOW only */
+} kvc_group_info_t;
+/* Up to cap of them, ascending; returns how many there are. */
+KVC_API uint32_t kvc_space_groups(const kvc_space_t *space, kvc_group_info_t *groups, uint32_t cap);
+/* First block of the group that a sequence continuing after n units needs, and one past the last. Equal: none. */
+KVC_API void kvc_group_range(const kvc_space_t *space, uint32_t group, uint32_t n, uint32_t *p_first, uint32_t *p_end);
+
 /* ---- match ------------------------------------------------------------------------------------------------------- */
 
 typedef struct kvc_match {
@@ -181,6 +206,10 @@ typedef struct kvc_match {
  * daemon it is a miss with its reason. */
 KVC_API void kvc_match(const kvc_space_t *space, const kvc_key_t *keys, uint32_t n, kvc_match_t *match);
 
+/* The same for keys made on demand, and for spaces with several groups: the largest n that every group can serve (of groups that are not `full` a
+ * bounded number of places is tried). n_cpu: the same counting blocks in CPU memory only. */
+KVC_API void kvc_match_lazy(const kvc_space_t *space, const kvc_key_source_t *source, uint32_t n, kvc_match_t *match);
+
 /* ---- leases ------------------------------------------------------------------------------------------------------ */
 
 /* Ask for the first n keys' blocks, n as kvc_match() found it: the answer is exact there, and shortened when something was
@@ -192,6 +221,17 @@ KVC_API kvc_status_t kvc_acquire_start(kvc_space_t *space, const kvc_key_t *keys
  * *p_lease is then NULL. */
 KVC_API kvc_status_t kvc_acquire(kvc_space_t *space, const kvc_key_t *keys, uint32_t n, uint32_t skip, uint32_t ttl_ms,
 				 kvc_lease_t **p_lease);
+/* A lease on one group's blocks, keys made on demand. Blocks are counted in the group: [skip, n units in blocks). Of a `full` group as
+ * kvc_acquire_start(); of the others exactly these blocks or MISS. */
+typedef struct kvc_want {
+	size_t struct_size;
+	uint32_t group;
+	uint32_t n;    /* units */
+	uint32_t skip; /* blocks of the group */
+	uint32_t ttl_ms;
+	const kvc_key_source_t *source;
+} kvc_want_t;
+KVC_API kvc_status_t kvc_lease_start(kvc_space_t *space, const kvc_want_t *want, kvc_lease_t **p_lease);
 /* PENDING: no answer yet. OK: granted and valid. MISS: nothing leased. Else why it is over. */
 KVC_API kvc_status_t kvc_lease_state(const kvc_lease_t *lease);
 /* Blocks leased (skip included) and blocks whose bytes are there. */
@@ -234,6 +274,9 @@ typedef struct kvc_put_options {
 		*writers; /* NULL: this member writes all; else who writes what, this member found by its rank */
 	uint32_t writer_count;
 	const void *const *blocks; /* kvc_put() only: n - from blocks of block_bytes each */
+	uint32_t group;
+	uint32_t
+		base; /* keys, event_hashes and tokens start with block `base` (<= from, and < from where from has a parent) */
 } kvc_put_options_t;
 
 /* Reserve slots for keys[from .. n) of a prefix; keys[0 .. from) are its ancestors (the parent is keys[from - 1]).

@@ -1,0 +1,200 @@
+/* kvx_scheduler.h -- the scheduling half of a connector: what of a prompt is stored, which blocks to load, which to save.
+ *
+ * An engine with a scheduler and one or more ranks (vLLM, SGLang) has one kvx_scheduler_t beside its scheduler and one kvx_worker_t (kvx_worker.h) in
+ * each rank. All are members of one instance. The scheduler half looks up, leases and reserves; what the ranks have to do in a step travels to them as
+ * one opaque string of bytes (the plan), and what became of it travels back as another (the report):
+ *
+ *   new request    match  -> hit         shared memory only, no system call, no state: ask as often as you like
+ *   admitted       place, load           the engine has given the blocks: lease them for this request
+ *   each step      place, advance        block tables grow; blocks that are full after this step are reserved for saving
+ *   end of step    plan   -> bytes       to every rank, then kvx_worker_begin() there
+ *   after it       report <- bytes       from every rank that has something to say
+ *   gone           finish                the request has ended or was aborted; whatever is under way for it goes on and is cleaned up
+ *
+ * Promise to the engine: nothing here fails in a way it must handle, nothing waits longer than wait_us, and without a live daemon every call costs
+ * microseconds. A lost answer, a full store or an absent daemon is a miss, or a block that is not saved, and a counter.
+ *
+ * Keys. With `foreign` set the engine's own block hashes are used: they are asked for one by one through kvx_hashes_t, and only those a search looks
+ * at. Otherwise kvd's own chain is kept per request and fed by kvx_scheduler_tokens().
+ *
+ * Never slower. Measured load times per length are held against measured prefill times (guard.h). Where loading does not pay, match() answers nothing
+ * for that length and tries again now and then.
+ *
+ * Units. A unit is identity.hash_tokens tokens; a group's block is a whole number of units. Group numbers are those of identity.groups. Block ids are
+ * the engine's, below max_blocks, unique over all groups; KVX_NO_BLOCK where a group has none at that place.
+ * Threads. One kvx_scheduler_t belongs to one thread at a time. Structs the caller fills start with struct_size.
+ */
+#ifndef KVX_SCHEDULER_H
+#define KVX_SCHEDULER_H
+
+#include "kvc.h"
+#include "kvk/layout.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct kvx_scheduler kvx_scheduler_t;
+
+#define KVX_NO_BLOCK       UINT32_MAX
+#define KVX_SCHEDULER_RANK 65535u /* rank of the scheduling member: no worker has it */
+#define KVX_MAX_GROUPS     16u
+#define KVX_WAIT_US        500u  /* default of wait_us */
+#define KVX_STEP_LOAD_MS   2000u /* default of load_ms */
+
+/* What decides whether a load is waited for inside a step. */
+typedef enum kvx_load_mode { KVX_LOAD_AUTO = 0, KVX_LOAD_SYNC = 1, KVX_LOAD_ASYNC = 2 } kvx_load_mode_t;
+
+typedef struct kvx_scheduler_config {
+	size_t struct_size;
+	const char *socket;   /* NULL: $KVD_SOCKET, else /run/kvd/default.sock */
+	const char *instance; /* shared with the workers */
+	const uint8_t *secret;
+	uint32_t secret_len;
+	const char *program;
+	const kvc_identity_t *
+		identity; /* all fields set, groups and layout included; `lora` is that of requests without an adapter */
+	const kvk_layout_t *layout;  /* of the pool block, the same for all groups */
+	const kvc_writer_t *writers; /* who fills which heads and layers: one per rank */
+	uint32_t writer_count;
+	uint32_t max_blocks;
+	int foreign;         /* 1: keys are bound from the engine's hashes */
+	int guard;           /* 1: never slower */
+	int mode;            /* kvx_load_mode_t */
+	uint32_t wait_us;    /* kvx_scheduler_plan() waits at most so long for answers; 0: KVX_WAIT_US */
+	uint32_t load_ms;    /* the ranks give a load up after so long; 0: KVX_STEP_LOAD_MS */
+	uint32_t min_tokens; /* hits of fewer tokens are not worth a load; 0: one unit */
+} kvx_scheduler_config_t;
+
+/* Never waits for the daemon: it may be absent now and come later. KVC_ERR_ARG: the configuration contradicts itself (kvx_scheduler_why()).
+ * KVC_ERR_NOMEM. */
+KVC_API kvc_status_t kvx_scheduler_open(const kvx_scheduler_config_t *config, kvx_scheduler_t **p_scheduler);
+/* Says goodbye; what was leased or reserved is given back by the daemon. NULL is fine. */
+KVC_API void kvx_scheduler_close(kvx_scheduler_t *scheduler);
+/* Why the last kvx_scheduler_open() on this thread failed; never NULL. */
+KVC_API const char *kvx_scheduler_why(void);
+/* 1: attached and the space is open. */
+KVC_API int kvx_scheduler_ready(const kvx_scheduler_t *scheduler);
+
+/* The engine's hash of unit i (the whole prefix up to and with it): *p_len bytes, valid until the next call. NULL: there is none. */
+typedef struct kvx_hashes {
+	const void *(*at)(void *ctx, uint32_t i, uint32_t *p_len);
+	void *ctx;
+	uint32_t n; /* units that have one */
+} kvx_hashes_t;
+
+/* A request as the engine knows it. Nothing of it is kept after a call but the id. */
+typedef struct kvx_ask {
+	size_t struct_size;
+	const char *id; /* of the engine, unique among the living; not NUL-terminated */
+	uint32_t id_len;
+	const char *
+		lora; /* adapter: name and fingerprint; NULL: none. Blocks of different adapters lie in different spaces */
+	const kvx_hashes_t *hashes; /* `foreign` only */
+	uint32_t tokens;            /* of the request now: prompt and what was generated */
+	uint32_t local;             /* the engine has these already, in whole units */
+	uint32_t busy;              /* other requests that would wait for a load inside the step */
+	int whole; /* 1: all tokens may be claimed, 0: one at least is left to compute (synchronous loads always leave one) */
+} kvx_ask_t;
+
+/* Own keys only: tokens [at, at + n) of the request are these, at being what was given before; only whole units are used. extra[i], extra_len[i]:
+ * canonical extra keys of the i-th unit that starts in this piece (salt, images); NULL arrays: none. KVC_ERR_ARG: token ids or `at` wrong: the request
+ * then has no keys. */
+typedef struct kvx_units {
+	size_t struct_size;
+	uint32_t at, n;
+	const uint32_t *tokens;
+	const void *const *extra;
+	const uint32_t *extra_len;
+	uint32_t extra_count;
+} kvx_units_t;
+KVC_API kvc_status_t kvx_scheduler_tokens(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_units_t *units);
+
+typedef struct kvx_hit {
+	uint32_t tokens;      /* beyond `local`, to be claimed; 0: nothing, or it does not pay */
+	uint32_t disk_tokens; /* of these, from disk */
+	uint32_t stored;      /* tokens from the start that are stored, whatever was decided */
+	uint32_t why;         /* kv_miss_reason_t of the first missing block */
+	int async;            /* 1: load beside the steps and tell the engine when it is done */
+	int declined;         /* 1: the guard has said no */
+} kvx_hit_t;
+KVC_API void kvx_scheduler_match(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_hit_t *hit);
+
+/* The request's blocks in `group`, from place `first` on, are ids[n]: appended, or replacing all from there. The engine has just allocated those at
+ * places >= fresh: what may still be saved out of them is saved before they are written. KVC_ERR_ARG, KVC_ERR_NOMEM: the request is not saved. */
+typedef struct kvx_table {
+	size_t struct_size;
+	uint32_t group, first, n, fresh;
+	const uint32_t *ids;
+} kvx_table_t;
+KVC_API kvc_status_t kvx_scheduler_place(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_table_t *table);
+
+/* Load what match() found: tokens [ask->local, ask->local + hit->tokens), into the blocks placed. Whatever comes of it is in the plan: also a load that
+ * could not be leased, which the ranks then report as failed. */
+KVC_API void kvx_scheduler_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_hit_t *hit);
+
+/* After this step the request's first `computed` tokens are computed (ask->hashes covers the confirmed ones): reserve for saving what is full and not
+ * stored. `prefill`: tokens of it that this step computes. Less than before: blocks were lost and are computed again. */
+KVC_API void kvx_scheduler_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t computed,
+				   uint32_t prefill);
+/* Its block table is void (preempted); kvx_scheduler_place() gives the new one. */
+KVC_API void kvx_scheduler_preempt(kvx_scheduler_t *scheduler, const kvx_ask_t *ask);
+KVC_API void kvx_scheduler_finish(kvx_scheduler_t *scheduler, const kvx_ask_t *ask);
+/* The next multiple of a block's tokens at which advance() has something to do for the request; UINT32_MAX: unknown request. For callers that want to
+ * save the call. */
+KVC_API uint32_t kvx_scheduler_next(const kvx_scheduler_t *scheduler, const char *id, uint32_t id_len);
+
+/* The plan of this step. Valid until the next call. Exactly once a step, after all calls of the step; an empty plan has *p_len 0. */
+KVC_API void kvx_scheduler_plan(kvx_scheduler_t *scheduler, const void **p_bytes, size_t *p_len);
+/* A rank's report (kvx_worker_report()). Garbage is counted and ignored. */
+KVC_API void kvx_scheduler_report(kvx_scheduler_t *scheduler, const void *bytes, size_t len);
+/* The step of the last plan has ended: what it took teaches the guard. */
+KVC_API void kvx_scheduler_stepped(kvx_scheduler_t *scheduler);
+/* 1: something waits for a plan to go out in: keep stepping although there are no requests. */
+KVC_API int kvx_scheduler_pending(kvx_scheduler_t *scheduler);
+/* Forget all blocks of the space (weights changed in place). Waits up to a second. */
+KVC_API kvc_status_t kvx_scheduler_reset(kvx_scheduler_t *scheduler);
+
+/* One request has ended: metrics and prefix-hit records of the daemon. */
+typedef struct kvx_ended {
+	size_t struct_size;
+	uint32_t prompt_tokens, engine_tokens, output_tokens;
+} kvx_ended_t;
+KVC_API void kvx_scheduler_ended(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_ended_t *ended);
+
+/* X(name, help): counters since kvx_scheduler_open(). */
+#define KVX_SCHEDULER_STATS(X)                                                                                         \
+	X(matches, "lookups of a prompt")                                                                              \
+	X(match_hits, "lookups that found something beyond what the engine had")                                       \
+	X(match_declined, "hits not loaded because loading was measured to be slower than computing")                  \
+	X(match_no_daemon, "lookups answered with a miss because no daemon was alive")                                 \
+	X(loads, "loads started")                                                                                      \
+	X(loads_async, "of them beside the steps")                                                                     \
+	X(loads_done, "loads that brought every block")                                                                \
+	X(loads_failed, "loads that brought less: the engine computes the rest")                                       \
+	X(load_tokens, "tokens asked for")                                                                             \
+	X(disk_tokens, "of them from disk")                                                                            \
+	X(lease_lost, "loads that could not be leased in time")                                                        \
+	X(saves, "reservations asked for")                                                                             \
+	X(save_blocks, "blocks handed to the ranks for saving")                                                        \
+	X(save_done, "blocks that became visible")                                                                     \
+	X(save_busy, "blocks the daemon had no room for")                                                              \
+	X(save_lost, "blocks reserved that were not saved after all")                                                  \
+	X(late_answers, "answers of the daemon that came after the plan")                                              \
+	X(bad_reports, "reports of a rank that made no sense")                                                         \
+	X(guard_stops, "lengths at which loading was stopped")                                                         \
+	X(guard_probes, "loads made only to see whether it pays again")                                                \
+	X(attaches, "attachments to a daemon")
+typedef struct kvx_scheduler_stats {
+	size_t struct_size;
+#define KVX_SCHEDULER_STAT(name, help) uint64_t name;
+	KVX_SCHEDULER_STATS(KVX_SCHEDULER_STAT)
+#undef KVX_SCHEDULER_STAT
+	uint64_t requests, leases_open, puts_open; /* now */
+} kvx_scheduler_stats_t;
+KVC_API void kvx_scheduler_get_stats(const kvx_scheduler_t *scheduler, kvx_scheduler_stats_t *stats);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

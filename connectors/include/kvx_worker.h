@@ -1,0 +1,120 @@
+/* kvx_worker.h -- the moving half of a connector: one in each rank of an engine, beside that rank's paged cache.
+ *
+ *   begin(plan)   before the engine may write any block of this step: blocks that are about to be reused and not saved yet are saved now; what can be
+ *                 loaded beside the steps is started by start()
+ *   start()       asynchronous loads of the plan begin
+ *   load()        synchronous loads of the plan are in the cache, or have failed, when it returns
+ *   [the engine computes]
+ *   end()         what this step has computed goes to the transfer thread; nothing is waited for
+ *   finished()    ids of asynchronous loads that are over, well or not; each exactly once
+ *   errors()      blocks whose load failed: the engine computes them
+ *   report()      bytes for kvx_scheduler_report()
+ *
+ * A transfer thread owns the attachment to the daemon and moves bytes whether or not the engine steps. Blocks it still has to read are marked; begin()
+ * looks at the marks of the blocks the plan says are reused, so that no save ever holds a step but the one that would overwrite its source.
+ *
+ * Promise to the engine: no call waits longer than a load's deadline (load) or the copying of the blocks concerned (begin); the others never wait.
+ * finished() with nothing to report is one load of an atomic. Nothing fails in a way the engine must handle.
+ *
+ * Threads. One thread of the engine calls; the transfer threads are the worker's own, on any CPU the process may use whatever the engine has bound its
+ * threads to. Not fork-safe: a child must not call anything.
+ */
+#ifndef KVX_WORKER_H
+#define KVX_WORKER_H
+
+#include "kvc.h"
+#include "kvk/layout.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct kvx_worker kvx_worker_t;
+
+/* One group of the engine's cache on this rank. All groups have the pool block's page size; one with fewer layers than the layout is padded with zero
+ * pages in the pool. */
+typedef struct kvx_worker_group {
+	uint32_t group;
+	const kvk_paged_t *paged; /* its memory stays the engine's and outlives the worker; base[] is copied */
+} kvx_worker_group_t;
+
+typedef struct kvx_worker_config {
+	size_t struct_size;
+	const char *socket;
+	const char *instance; /* shared with the scheduler */
+	const uint8_t *secret;
+	uint32_t secret_len;
+	uint32_t rank;
+	const char *program;
+	const kvc_identity_t *identity; /* the same as the scheduler's */
+	const kvk_layout_t *layout;     /* of the pool block */
+	kvc_writer_t range;             /* heads and layers of it that this rank holds */
+	const kvx_worker_group_t *groups;
+	uint32_t group_count;
+	uint32_t threads; /* that copy in a synchronous load, the caller included; 0: chosen from the CPUs there are */
+	int prefault; /* 1: touch the cache's and the pool's pages in the background, so that the first load does not pay for it */
+} kvx_worker_config_t;
+
+/* Never waits for the daemon. KVC_ERR_ARG: kvx_worker_why(). KVC_ERR_NOMEM. */
+KVC_API kvc_status_t kvx_worker_open(const kvx_worker_config_t *config, kvx_worker_t **p_worker);
+/* Ends the transfer threads; saves not yet copied are given up. NULL is fine. */
+KVC_API void kvx_worker_close(kvx_worker_t *worker);
+KVC_API const char *kvx_worker_why(void);
+
+/* Gather block `from` of a group as a save does and scatter it to block `to` as a load does, digests verified, without the daemon: the caller compares.
+ * For the capability self-test at registration, while both blocks are free. */
+KVC_API kvc_status_t kvx_worker_echo(kvx_worker_t *worker, uint32_t group, uint32_t from, uint32_t to);
+/* The second half of the self-test, against the daemon, in a space of its own: store a block, drop it, load it back, compare. OK: passed. PENDING: not
+ * done yet (no daemon). KVC_ERR_CORRUPT: other bytes came back; loads and saves stay off in this process. */
+KVC_API kvc_status_t kvx_worker_proved(const kvx_worker_t *worker);
+
+KVC_API void kvx_worker_begin(kvx_worker_t *worker, const void *plan, size_t len);
+KVC_API void kvx_worker_start(kvx_worker_t *worker);
+KVC_API void kvx_worker_load(kvx_worker_t *worker);
+KVC_API void kvx_worker_end(kvx_worker_t *worker);
+
+/* The next id of an asynchronous load that is over: its length, at most cap bytes of it copied; 0: there is none. *p_failed (may be NULL): 1 when not
+ * every block came. */
+KVC_API uint32_t kvx_worker_finished(kvx_worker_t *worker, char *id, uint32_t cap, int *p_failed);
+/* Up to cap block ids whose load failed, each once; how many. */
+KVC_API uint32_t kvx_worker_errors(kvx_worker_t *worker, uint32_t *ids, uint32_t cap);
+/* What the scheduler should know, valid until the next call; *p_len 0: nothing. */
+KVC_API void kvx_worker_report(kvx_worker_t *worker, const void **p_bytes, size_t *p_len);
+/* Wait until everything handed over is saved and visible to the daemon, or timeout_ms have passed. For tests and shutdown. */
+KVC_API kvc_status_t kvx_worker_flush(kvx_worker_t *worker, uint32_t timeout_ms);
+
+/* X(name, help): counters since kvx_worker_open(). */
+#define KVX_WORKER_STATS(X)                                                                                            \
+	X(loads, "loads begun")                                                                                        \
+	X(loads_failed, "loads that did not bring every block")                                                        \
+	X(load_corrupt, "blocks whose bytes did not match their digest")                                               \
+	X(load_timeouts, "loads given up at their deadline")                                                           \
+	X(load_lost, "loads whose lease or daemon went away")                                                          \
+	X(load_blocks, "blocks loaded and verified")                                                                   \
+	X(load_bytes, "bytes loaded")                                                                                  \
+	X(load_ns, "nanoseconds from a load's start to its end, summed")                                               \
+	X(load_wait_ns, "nanoseconds the engine waited in steps for loads")                                            \
+	X(saves, "saves begun")                                                                                        \
+	X(save_blocks, "blocks handed in")                                                                             \
+	X(save_bytes, "bytes saved")                                                                                   \
+	X(save_ns, "nanoseconds of copying for saves")                                                                 \
+	X(save_dropped, "saves given up: daemon gone, put revoked, or the step's loads had failed")                    \
+	X(fences, "times a block was about to be reused before it was saved")                                          \
+	X(fence_ns, "nanoseconds the engine waited for that")                                                          \
+	X(bad_plans, "plans that made no sense")                                                                       \
+	X(self_tests, "self-tests passed")                                                                             \
+	X(self_test_failures, "self-tests that brought other bytes back")                                              \
+	X(attaches, "attachments to a daemon")
+typedef struct kvx_worker_stats {
+	size_t struct_size;
+#define KVX_WORKER_STAT(name, help) uint64_t name;
+	KVX_WORKER_STATS(KVX_WORKER_STAT)
+#undef KVX_WORKER_STAT
+	uint64_t loads_open, saves_open, marked; /* now: loads and saves under way, blocks still to be read */
+} kvx_worker_stats_t;
+KVC_API void kvx_worker_get_stats(const kvx_worker_t *worker, kvx_worker_stats_t *stats);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

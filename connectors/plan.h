@@ -1,0 +1,145 @@
+/* plan.h -- what the scheduling half tells the ranks in a step, and what they tell it back.
+ *
+ * Both halves are built from one source and run on one machine; the bytes are still checked on arrival: a plan that makes no sense is counted and
+ * ignored. Integers in native order. A plan is a header and records, each 8-byte aligned; a report likewise.
+ *
+ *   SPACE   number, adapter text                 the space of an adapter, named by number from now on; 0 is the base model's, never sent
+ *   FENCE   block ids                            allocated to somebody in this step: what is still to be read out of them is read first
+ *   LOAD    load id, request id, parts           one part a group: lease handle, blocks' places in the lease, ids to write to
+ *   SAVE    put handle, block ids                id i is block i of the put; KVX_NO_BLOCK: nothing to write there (ALREADY)
+ *   DROP    load id                              forget it if it is not over (the request is gone and nobody waits)
+ *
+ * A LOAD with no lease (KVX_PLAN_DEAD) is reported as failed for all its blocks. A SAVE with KVX_PLAN_EARLY is of blocks complete before this step: it
+ * is handed over before the fences of the same plan are honoured; others at the end of the step, and not at all when a load of the step has failed.
+ */
+#ifndef KVX_PLAN_H
+#define KVX_PLAN_H
+
+#include "kvx_scheduler.h"
+
+#define KVX_PLAN_MAGIC     0x314e4c50u /* "PLN1" */
+#define KVX_REPORT_MAGIC   0x31545052u /* "RPT1" */
+#define KVX_MAX_ID         256u        /* bytes of a request id */
+#define KVX_PLAN_BYTES_MAX (64u << 20)
+
+typedef struct kvx_plan_header {
+	uint32_t magic;
+	uint32_t bytes; /* of the whole, header included */
+	uint32_t records;
+	uint32_t step; /* counts plans, wraps */
+} kvx_plan_header_t;
+
+typedef enum kvx_record {
+	KVX_RECORD_SPACE = 1,
+	KVX_RECORD_FENCE = 2,
+	KVX_RECORD_LOAD = 3,
+	KVX_RECORD_SAVE = 4,
+	KVX_RECORD_DROP = 5,
+	KVX_RECORD_LOADED = 16, /* report */
+	KVX_RECORD_DROPPED = 17 /* report */
+} kvx_record_t;
+
+/* In front of every record; `bytes` counts from here to the next record and is a multiple of 8. */
+typedef struct kvx_record_header {
+	uint32_t type; /* kvx_record_t */
+	uint32_t bytes;
+} kvx_record_header_t;
+
+#define KVX_PLAN_ASYNC 1u /* LOAD: beside the steps */
+#define KVX_PLAN_DEAD  2u /* LOAD: no lease */
+#define KVX_PLAN_EARLY 4u /* SAVE: complete before this step */
+
+typedef struct kvx_plan_space {
+	kvx_record_header_t h;
+	uint32_t number;
+	uint32_t text_len; /* text follows, no NUL */
+} kvx_plan_space_t;
+
+typedef struct kvx_plan_fence {
+	kvx_record_header_t h;
+	uint32_t n; /* u32 ids follow */
+	uint32_t reserved;
+} kvx_plan_fence_t;
+
+typedef struct kvx_plan_load {
+	kvx_record_header_t h;
+	uint64_t load;  /* id, never 0 */
+	uint32_t space; /* number */
+	uint32_t flags;
+	uint32_t timeout_ms;
+	uint32_t parts;
+	uint32_t id_len; /* request id follows, padded to 8; then the parts */
+	uint32_t reserved;
+} kvx_plan_load_t;
+
+typedef struct kvx_plan_part {
+	uint32_t group;
+	uint32_t n;     /* blocks; u32 ids follow the part, padded to 8; KVX_NO_BLOCK: not wanted */
+	uint32_t first; /* place in the prefix of the first of them: block index of kvc_lease_block() */
+	uint32_t reserved;
+	kvc_handle_t lease;
+} kvx_plan_part_t;
+
+typedef struct kvx_plan_save {
+	kvx_record_header_t h;
+	uint32_t space, group, flags;
+	uint32_t n; /* u32 ids follow, padded to 8 */
+	kvc_handle_t put;
+} kvx_plan_save_t;
+
+typedef struct kvx_plan_drop {
+	kvx_record_header_t h;
+	uint64_t load;
+} kvx_plan_drop_t;
+
+/* A load is over on this rank. */
+typedef struct kvx_report_loaded {
+	kvx_record_header_t h;
+	uint64_t load;
+	int32_t status;  /* kvc_status_t: OK, or why not all came */
+	uint32_t blocks; /* that came, over all parts */
+	uint64_t bytes;
+	uint64_t ns; /* from begin to end */
+} kvx_report_loaded_t;
+
+/* A save was given up on this rank. */
+typedef struct kvx_report_dropped {
+	kvx_record_header_t h;
+	uint64_t put; /* id */
+} kvx_report_dropped_t;
+
+/* Building. Grows as needed; on a failed allocation the buffer is marked and the plan comes out empty. */
+typedef struct kvx_bytes {
+	uint8_t *data;
+	size_t len, cap;
+	uint32_t records;
+	int failed;
+} kvx_bytes_t;
+void kvx_bytes_reset(kvx_bytes_t *bytes, uint32_t magic);
+/* Start a record of `size` fixed bytes; returns where it lies (until the next call) or NULL. Zeroed. */
+void *kvx_bytes_record(kvx_bytes_t *bytes, uint32_t type, size_t size);
+/* Append to the record just started; padded to 8 when the next piece or record starts. */
+void kvx_bytes_append(kvx_bytes_t *bytes, const void *data, size_t len);
+/* Lengths filled in. */
+void kvx_bytes_finish(kvx_bytes_t *bytes, uint32_t step);
+void kvx_bytes_free(kvx_bytes_t *bytes);
+
+/* Reading: the next record, or NULL at the end or at the first that does not fit (then *p_bad is 1). Records have their fixed size and the arrays they
+ * announce inside `bytes`. */
+typedef struct kvx_cursor {
+	const uint8_t *at, *end;
+	uint32_t left;
+	int bad;
+} kvx_cursor_t;
+/* 0: not a plan (or report) at all. */
+int kvx_cursor_open(kvx_cursor_t *cursor, uint32_t magic, const void *bytes, size_t len);
+const kvx_record_header_t *kvx_cursor_next(kvx_cursor_t *cursor);
+/* The arrays behind a record that kvx_cursor_next() has returned. */
+const uint32_t *kvx_plan_fence_ids(const kvx_plan_fence_t *fence);
+const char *kvx_plan_load_id(const kvx_plan_load_t *load);
+const kvx_plan_part_t *kvx_plan_part_first(const kvx_plan_load_t *load);
+const kvx_plan_part_t *kvx_plan_part_next(const kvx_plan_part_t *part);
+const uint32_t *kvx_plan_part_ids(const kvx_plan_part_t *part);
+const uint32_t *kvx_plan_save_ids(const kvx_plan_save_t *save);
+
+#endif
