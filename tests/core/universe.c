@@ -281,6 +281,11 @@ void u_dead(universe_t *u, u_member_t *member)
 	reap(u);
 }
 
+const kv_group_t u_groups[U_GROUPS] = {{.id = 0, .rule = KV_RULE_FULL, .block_tokens = 16},
+				       {.id = 1, .rule = KV_RULE_WINDOW, .block_tokens = 16, .window = 63},
+				       {.id = 2, .rule = KV_RULE_STATE, .block_tokens = 32},
+				       {.id = 5, .rule = KV_RULE_FULL, .block_tokens = 16}};
+
 kvd_space_info_t u_space(universe_t *u, uint32_t ns, const char *name)
 {
 	kvd_space_open_t ask = {
@@ -288,7 +293,8 @@ kvd_space_info_t u_space(universe_t *u, uint32_t ns, const char *name)
 		.identity = name,
 		.identity_len = (uint32_t)strlen(name),
 		.hash_tokens = 16,
-		.block_tokens = 16,
+		.groups = u_groups,
+		.group_count = U_GROUPS,
 		.geometry = {.block_bytes = 4096, .heads = 2, .leaves = 2, .leaf_bytes = 1024, .page_bytes = 1024},
 		.layout = "layout"};
 	kvd_space_info_t info;

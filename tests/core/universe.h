@@ -18,6 +18,10 @@
 #define U_NOTICES     8192u
 #define U_LEASE_BYTES (1u << 20)
 #define U_INSTANCES   16u
+#define U_GROUPS      4u
+
+/* Groups of every space: 0 full, 1 window, 2 state, 5 full. */
+extern const kv_group_t u_groups[U_GROUPS];
 
 typedef struct u_notice {
 	kvd_member_t member;
