@@ -157,8 +157,8 @@ typedef struct kvd_space_open {
 	const kv_group_t *groups; /* [group_count], 1 .. KV_MAX_GROUPS of them: copied */
 	uint32_t group_count;
 	kvs_geometry_t geometry; /* of the blocks of all groups */
-	const char *layout; /* NUL-terminated */
-	const char *lora;   /* NULL: none */
+	const char *layout;      /* NUL-terminated */
+	const char *lora;        /* NULL: none */
 } kvd_space_open_t;
 typedef struct kvd_space_info {
 	uint32_t space;

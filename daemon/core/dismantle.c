@@ -60,7 +60,8 @@ static void revoke_through(kvd_core_t *core, uint32_t id)
 {
 	uint32_t depth = kvd_depth_of(&core->ix, kvd_block_at(&core->ix, id));
 
-	for (uint32_t c = kvd_block_at(&core->ix, id)->claims; c != KVD_NONE;) { /* those that end here, and all that have it by itself */
+	for (uint32_t c = kvd_block_at(&core->ix, id)->claims;
+	     c != KVD_NONE;) { /* those that end here, and all that have it by itself */
 		const kvd_claim_t *claim = kvd_pool_at(&core->claims, c);
 		kvd_lease_t *lease = claim->kind == KVD_CLAIM_LEASE ? kvd_lease_find(core, claim->owner) : NULL;
 

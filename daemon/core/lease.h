@@ -26,8 +26,8 @@ typedef struct kvd_lease {
 	uint32_t self;
 	uint32_t instance;
 	kvd_member_t member;
-	uint32_t alone;  /* 1: of a group without parents, a claim a block */
-	uint32_t claim;  /* on the deepest block, if it is of a full group */
+	uint32_t alone;   /* 1: of a group without parents, a claim a block */
+	uint32_t claim;   /* on the deepest block, if it is of a full group */
 	uint32_t *claims; /* alone: [n - skip] */
 	uint32_t claim_count;
 	uint32_t n, skip, ready;

@@ -73,7 +73,7 @@ typedef struct kvd_put {
 	uint32_t durable; /* wanted, and not answered yet */
 	uint32_t running;
 	uint32_t n, depth0;
-	uint32_t already; /* entries that were visible at the start */
+	uint32_t already;              /* entries that were visible at the start */
 	uint32_t todo_head, todo_tail; /* alone: entries that are FULL */
 	uint32_t pins;                 /* alone: entries with a claim */
 	uint32_t stored;               /* alone, durable: entries from the first that have been seen on disk */

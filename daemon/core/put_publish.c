@@ -161,7 +161,8 @@ static void entry_visible(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint
 	entry->state = state;
 	if (!put->alone) {
 		put->next = index + 1;
-		(void)kvd_put_pin(core, put, block); /* without memory for the first pin it stays unpinned, as any may be */
+		(void)kvd_put_pin(core, put,
+				  block); /* without memory for the first pin it stays unpinned, as any may be */
 	} else {
 		kvd_put_advance(put);
 		if (put->durable) {

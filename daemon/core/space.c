@@ -260,7 +260,8 @@ static int geometry_valid(const kvd_space_open_t *ask)
 {
 	const kvs_geometry_t *g = &ask->geometry;
 
-	return ask->hash_tokens > 0 && groups_valid(ask) && g->block_bytes > 0 && g->heads > 0 && g->leaves > 0 && g->leaf_bytes > 0 && g->page_bytes > 0 &&
+	return ask->hash_tokens > 0 && groups_valid(ask) && g->block_bytes > 0 && g->heads > 0 && g->leaves > 0 &&
+	       g->leaf_bytes > 0 && g->page_bytes > 0 &&
 	       g->leaves % ((g->page_bytes + g->leaf_bytes - 1) / g->leaf_bytes) == 0;
 }
 

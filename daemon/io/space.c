@@ -55,7 +55,8 @@ static kv_status_t check_groups(kvd_call_t *call, kvd_asked_space_t *asked)
 	}
 	for (uint32_t i = 0; i < asked->group_count; i++) {
 		if (asked->groups[i].block_tokens != asked->layout.block_tokens) {
-			call->detail = "all groups of a space have blocks of one layout: each group's block tokens must be the layout's";
+			call->detail = "all groups of a space have blocks of one layout: each group's block tokens "
+				       "must be the layout's";
 			return KV_ERR_LAYOUT;
 		}
 	}
