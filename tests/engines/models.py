@@ -39,7 +39,7 @@ def hybrid() -> Config:
 def mla() -> Config:
     """DeepSeek V2's attention, without experts."""
     return dict(llama(256, 512, 3, 4, 4), architectures=["DeepseekV2ForCausalLM"], model_type="deepseek_v2", kv_lora_rank=512, q_lora_rank=None,
-                qk_rope_head_dim=64, qk_nope_head_dim=128, v_head_dim=128, head_dim=64, n_routed_experts=None, n_shared_experts=None,
+                qk_rope_head_dim=64, qk_nope_head_dim=128, v_head_dim=128, head_dim=64, n_routed_experts=4, n_shared_experts=1,
                 first_k_dense_replace=3, moe_intermediate_size=512, moe_layer_freq=1, num_experts_per_tok=1, topk_method="greedy", n_group=1,
                 topk_group=1, routed_scaling_factor=1.0, scoring_func="softmax", norm_topk_prob=False)
 
@@ -66,8 +66,8 @@ class Draw:
 def attention(draw: Draw, c: Config, prefix: str) -> Weights:
     hidden, size = c["hidden_size"], c["head_dim"]
     q, kv = c["num_attention_heads"] * size, c["num_key_value_heads"] * size
-    return {prefix + "q_proj.weight": draw.matrix(q, hidden, 1.5), prefix + "k_proj.weight": draw.matrix(kv, hidden, 1.5),
-            prefix + "v_proj.weight": draw.matrix(kv, hidden, 3), prefix + "o_proj.weight": draw.matrix(hidden, q, 3)}
+    return {prefix + "q_proj.weight": draw.matrix(q, hidden, 2), prefix + "k_proj.weight": draw.matrix(kv, hidden, 2),
+            prefix + "v_proj.weight": draw.matrix(kv, hidden, 2), prefix + "o_proj.weight": draw.matrix(hidden, q, 2)}
 
 
 def latent_attention(draw: Draw, c: Config, prefix: str) -> Weights:
@@ -85,9 +85,11 @@ def layer(draw: Draw, c: Config, prefix: str) -> Weights:
     one = numpy.zeros if gemma else numpy.ones  # Gemma's norms hold what is added to one
     norms = ["input_layernorm", "post_attention_layernorm"] + (["pre_feedforward_layernorm", "post_feedforward_layernorm"] if gemma else [])
     out = {f"{prefix}{name}.weight": one(hidden, dtype=numpy.float32) for name in norms}
+    if gemma:  # what attention says outweighs the token itself, which the tied head would otherwise repeat for ever
+        out[prefix + "post_attention_layernorm.weight"] += 3
     out |= (latent_attention if "kv_lora_rank" in c else attention)(draw, c, prefix + "self_attn.")
     if gemma:  # queries and keys are normalized: their scale is here
-        out |= {f"{prefix}self_attn.{name}.weight": numpy.full(c["head_dim"], 0.5, dtype=numpy.float32) for name in ("q_norm", "k_norm")}
+        out |= {f"{prefix}self_attn.{name}.weight": numpy.full(c["head_dim"], 1.0, dtype=numpy.float32) for name in ("q_norm", "k_norm")}
     return out | {prefix + "mlp.gate_proj.weight": draw.matrix(inner, hidden), prefix + "mlp.up_proj.weight": draw.matrix(inner, hidden),
                   prefix + "mlp.down_proj.weight": draw.matrix(hidden, inner)}
 
@@ -95,7 +97,7 @@ def layer(draw: Draw, c: Config, prefix: str) -> Weights:
 def weights(c: Config, seed: int) -> Weights:
     draw, hidden = Draw(seed), c["hidden_size"]
     gemma = c["model_type"] == "gemma3_text"
-    out = {"model.embed_tokens.weight": draw.matrix(c["vocab_size"], hidden, 4 if gemma else hidden ** 0.5),
+    out = {"model.embed_tokens.weight": draw.matrix(c["vocab_size"], hidden, 2 if gemma else hidden ** 0.5),
            "model.norm.weight": (numpy.zeros if gemma else numpy.ones)(hidden, dtype=numpy.float32)}
     if not c["tie_word_embeddings"]:
         out["lm_head.weight"] = draw.matrix(c["vocab_size"], hidden, 4)
