@@ -124,10 +124,10 @@ class Daemon:
                 self.kill()
                 raise Failed("kvd did not stop in 30 s")
 
-    def memory_files(self) -> list[str]:
-        """Paths below /proc that open the daemon's shared memory."""
+    def memory_files(self, name: str) -> list[str]:
+        """Paths below /proc that open the daemon's shared memory of this name (slab, mirror, ledger)."""
         folder = f"/proc/{self.pid}/fd"
-        return [f"{folder}/{fd}" for fd in os.listdir(folder) if "memfd:" in os.readlink(f"{folder}/{fd}")]
+        return [f"{folder}/{fd}" for fd in os.listdir(folder) if f"memfd:kvd-{name}" in os.readlink(f"{folder}/{fd}")]
 
     def cpu_seconds(self) -> float:
         fields = pathlib.Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
