@@ -259,6 +259,7 @@ class Bench:
         self.path = pathlib.Path(tempfile.mkdtemp(prefix="kvd-engines-"))
         self.daemons: list[Daemon] = []
         self.engines: list[Engine] = []
+        self.folders = [self.path]
         self.count = 0
 
     def __enter__(self) -> Bench:
@@ -272,7 +273,8 @@ class Bench:
         if self.keep:
             print(f"kept: {self.path}")
         else:
-            shutil.rmtree(self.path, ignore_errors=True)
+            for folder in self.folders:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def folder(self, name: str) -> pathlib.Path:
         self.count += 1
