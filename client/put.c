@@ -264,30 +264,39 @@ static kvc_status_t stage(kvc_put_t *put, uint32_t count)
 	return KVC_OK;
 }
 
+/* Blocks of the other groups stand alone. */
+static int has_parent(const kvc_group_t *group, uint32_t from)
+{
+	return from != 0 && group->rule == KV_RULE_FULL;
+}
+
 _Static_assert(sizeof(kvc_writer_t) == KV_WRITER_BYTES, "a writer goes over the wire as it is");
 
-static kvc_status_t send_start(kvc_put_t *put, const kvc_key_t *keys, const kvc_put_options_t *options)
+static kvc_status_t send_start(kvc_put_t *put, const kvc_group_t *group, const kvc_key_t *keys,
+			       const kvc_put_options_t *options)
 {
 	kvc_space_t *space = put->space;
+	uint32_t at = put->from - options->base;
 	kv_msg_put_start_t msg = {
 		.space = atomic_load_explicit(&space->id, memory_order_relaxed),
 		.epoch = atomic_load_explicit(&space->epoch, memory_order_relaxed),
+		.group = group->number,
 		.flags = options->durable ? 1u : 0u,
 		.depth = put->from,
-		.keys = {keys[put->from].b, put->asked * (uint32_t)sizeof keys[0]},
+		.keys = {keys[at].b, put->asked * (uint32_t)sizeof keys[0]},
 	};
 	kvc_ask_t ask = {.code = KV_CODE_PUT_START, .msg = &msg, .done = started, .object = put, .fd = -1};
 	kv_status_t sent;
 
-	if (put->from) {
-		memcpy(msg.parent.b, keys[put->from - 1].b, sizeof msg.parent.b);
+	if (has_parent(group, put->from)) {
+		memcpy(msg.parent.b, keys[at - 1].b, sizeof msg.parent.b);
 	}
 	if (options->event_hashes) {
-		msg.event_hashes = (kv_slice_t){(const uint8_t *)(options->event_hashes + put->from), put->asked * 8u};
+		msg.event_hashes = (kv_slice_t){(const uint8_t *)(options->event_hashes + at), put->asked * 8u};
 	}
 	if (options->tokens) {
-		msg.tokens = (kv_slice_t){(const uint8_t *)(options->tokens + (size_t)put->from * space->block_tokens),
-					  put->asked * space->block_tokens * 4u};
+		msg.tokens = (kv_slice_t){(const uint8_t *)(options->tokens + (size_t)at * group->block_tokens),
+					  put->asked * group->block_tokens * 4u};
 	}
 	if (options->writers) {
 		msg.writers = (kv_slice_t){(const uint8_t *)options->writers, options->writer_count * KV_WRITER_BYTES};
@@ -300,10 +309,40 @@ static kvc_status_t send_start(kvc_put_t *put, const kvc_key_t *keys, const kvc_
 	return KVC_OK;
 }
 
+/* What the caller gave, in this version's shape. */
+static kvc_status_t options_take(const kvc_space_t *space, uint32_t from, const kvc_put_options_t *given,
+				 kvc_put_options_t *options, const kvc_group_t **p_group)
+{
+	const kvc_group_t *group;
+
+	*options = (kvc_put_options_t){.group = space->groups[0].number};
+	if (given) {
+		memcpy(options, given, given->struct_size < sizeof *options ? given->struct_size : sizeof *options);
+	}
+	if ((given && given->struct_size < sizeof(size_t) + sizeof(int)) || options->writer_count > KV_MAX_WRITERS) {
+		return kvc_fail(KV_ERR_ARG,
+				"kvc_put_options_t: struct_size is not set, or there are more than %u writers",
+				KV_MAX_WRITERS);
+	}
+	group = kvc_group_find(space, options->group);
+	if (!group) {
+		return kvc_fail(KV_ERR_ARG, "kvc_put_options_t: the space has no group %u", options->group);
+	}
+	if (options->base > from || (options->base == from && has_parent(group, from))) {
+		return kvc_fail(KV_ERR_ARG,
+				"kvc_put_options_t: keys from block %u on do not hold the parent of block %u",
+				options->base, from);
+	}
+	*p_group = group;
+
+	return KVC_OK;
+}
+
 kvc_status_t kvc_put_start(kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint32_t n,
 			   const kvc_put_options_t *given, kvc_put_t **p_put)
 {
-	kvc_put_options_t options = {0};
+	const kvc_group_t *group = NULL;
+	kvc_put_options_t options;
 	kvc_put_t *put;
 	kvc_status_t status;
 
@@ -311,15 +350,10 @@ kvc_status_t kvc_put_start(kvc_space_t *space, const kvc_key_t *keys, uint32_t f
 		return kvc_fail(KV_ERR_ARG, "kvc_put_start: blocks [%u, %u): at least 1, at most %u", from, n,
 				KV_MAX_BLOCKS);
 	}
-	if (given) {
-		memcpy(&options, given, given->struct_size < sizeof options ? given->struct_size : sizeof options);
+	status = options_take(space, from, given, &options, &group);
+	if (status == KVC_OK) {
+		status = kvc_space_usable(space);
 	}
-	if ((given && given->struct_size < sizeof(size_t) + sizeof(int)) || options.writer_count > KV_MAX_WRITERS) {
-		return kvc_fail(KV_ERR_ARG,
-				"kvc_put_options_t: struct_size is not set, or there are more than %u writers",
-				KV_MAX_WRITERS);
-	}
-	status = kvc_space_usable(space);
 	if (status != KVC_OK) {
 		return status;
 	}
@@ -333,7 +367,7 @@ kvc_status_t kvc_put_start(kvc_space_t *space, const kvc_key_t *keys, uint32_t f
 
 	status = range_of(put, &options);
 	status = status == KVC_OK ? stage(put, n - from) : status;
-	status = status == KVC_OK ? send_start(put, keys, &options) : status;
+	status = status == KVC_OK ? send_start(put, group, keys, &options) : status;
 	if (status != KVC_OK) {
 		kvc_put_forget(put);
 		return status;
