@@ -134,7 +134,7 @@ static void p2_blocks_of_every_group_are_served_after_kill_9(void **state)
 		assert_int_equal(lease.n, BLOCKS);
 		assert_int_equal(lease_blocks(&member, 1, keys, 5, 7, &lease), KV_OK);
 		assert_true(lease.lease == 0 && lease.n == 0 && lease.why == KV_WHY_ABSENT);
-		assert_int_equal(raw_metric(member.fd, "kvd_"), 0);
+		assert_int_equal(raw_metric(member.fd, "kvd_bad_blocks_total"), 0);
 		raw_leave(&member);
 		if (run == 0) {
 			raw_daemon_kill(&daemon, SIGKILL);
