@@ -472,6 +472,28 @@ static void p1_a_bad_block_without_parent_goes_alone(void **state)
 	bad_block(64, KV_TIER_DISK);
 }
 
+static void p6_a_bad_block_may_be_evicted_before_it_is_taken_down(void **state)
+{
+	kv_msg_t ask, reply;
+
+	(void)state;
+	for (uint32_t group = 0; group < 2; group++) {
+		stage(32, 0);
+		u_.group = group;
+		assert_int_equal(put(0, 8), 8);
+		assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 8, 0, &lease_, &reply_), KV_OK);
+		ask = (kv_msg_t){.bad_block = {.lease = lease_.id, .index = 7}};
+		assert_int_equal(u_request(&u_, m_, KV_CODE_BAD_BLOCK, &ask, &reply), KV_OK);
+		assert_int_equal(u_release(&u_, m_, lease_.id), KV_OK);
+		evict_all(KV_TIER_CPU);
+		universe_check(&u_);
+		u_settle(&u_);
+		evict_all(KV_TIER_CPU);
+		assert_int_equal(u_.core->ix.blocks.used, 0);
+		stage_end();
+	}
+}
+
 static void p2_durable_is_said_of_each_block_without_parent(void **state)
 {
 	(void)state;
@@ -679,6 +701,7 @@ int main(void)
 		cmocka_unit_test(p5_without_room_for_all_of_a_window_nothing_is_read),
 		cmocka_unit_test(p6_a_window_ends_when_one_of_its_blocks_cannot_be_read),
 		cmocka_unit_test(p1_a_bad_block_without_parent_goes_alone),
+		cmocka_unit_test(p6_a_bad_block_may_be_evicted_before_it_is_taken_down),
 		cmocka_unit_test(p2_durable_is_said_of_each_block_without_parent),
 		cmocka_unit_test(p2_durable_says_how_far_the_disk_goes),
 		cmocka_unit_test(p2_blocks_of_all_groups_come_back),
