@@ -323,7 +323,7 @@ kv_status_t kvc_wait(kvc_t *kvc, kvc_done_fn done, const void *object, uint64_t 
 	}
 }
 
-kvc_status_t kvc_poll(kvc_t *kvc, uint32_t timeout_ms)
+static kvc_status_t poll_ns(kvc_t *kvc, uint64_t ns)
 {
 	kvc_status_t status;
 
@@ -331,8 +331,8 @@ kvc_status_t kvc_poll(kvc_t *kvc, uint32_t timeout_ms)
 		return kvc_fail(KV_ERR_ARG, "kvc_poll: no attachment given");
 	}
 	status = kvc_enter(kvc);
-	if (status == KVC_OK && timeout_ms) {
-		kvc_sleep(kvc, timeout_ms * KVC_NS_A_MS);
+	if (status == KVC_OK && ns) {
+		kvc_sleep(kvc, ns);
 		kvc_pump(kvc);
 	}
 	if (status != KVC_OK) {
@@ -340,6 +340,16 @@ kvc_status_t kvc_poll(kvc_t *kvc, uint32_t timeout_ms)
 	}
 
 	return kvc->state == KVC_READY ? KVC_OK : kvc_detached(kvc);
+}
+
+kvc_status_t kvc_poll(kvc_t *kvc, uint32_t timeout_ms)
+{
+	return poll_ns(kvc, timeout_ms * KVC_NS_A_MS);
+}
+
+kvc_status_t kvc_poll_us(kvc_t *kvc, uint32_t timeout_us)
+{
+	return poll_ns(kvc, timeout_us * KVC_NS_A_US);
 }
 
 /* ---- the life of an attachment ----------------------------------------------------------------------------------- */
@@ -385,6 +395,7 @@ static void destroy(kvc_t *kvc)
 	}
 	kvc_map_destroy_all(kvc);
 	kv_free(&env, kvc->backlog);
+	kv_free(&env, kvc->ladder);
 	if (kvc->guard) {
 		munmap((void *)(uintptr_t)kvc->guard, 4096);
 	}

@@ -1,9 +1,9 @@
 /* client/impl.h -- the insides of libkvc. Nothing here is exported.
  *
  * Files: attach.c (states of the attachment, polling), channel.c (frames and pending requests), dispatch.c (what
- * arrives), map.c (shared memory of one incarnation), slab.c, space.c, match.c, grant.c (what leases and puts
- * share), lease.c, put.c, put_end.c, handle.c (leases and puts of other members), staging.c, report.c, doc.c,
- * error.c.
+ * arrives), map.c (shared memory of one incarnation), slab.c, space.c, group.c (block groups of a space), match.c,
+ * grant.c (what leases and puts share), acquire.c (asking for leases), lease.c, put.c, put_end.c, handle.c (leases
+ * and puts of other members), staging.c, report.c, doc.c, error.c.
  *
  * Threads. One owner thread at a time; kvc_match() and kvc_lease_read() run on any thread. They reach shared memory
  * in two ways only:
@@ -17,6 +17,7 @@
 #include "kvc.h"
 
 #include "kv/env.h"
+#include "kv/identity.h"
 #include "kv/shm.h"
 #include "kv/sock.h"
 #include "kv/status.h"
@@ -45,6 +46,7 @@
 #define KVC_BACKOFF_MAX_NS    UINT64_C(1000000000)
 #define KVC_HUNG_NS           UINT64_C(1000000000) /* without a heartbeat: nothing is asked any more */
 #define KVC_NS_A_MS           UINT64_C(1000000)
+#define KVC_NS_A_US           UINT64_C(1000)
 #define KVC_GUARD             UINT64_C(0x6b766320616c6976) /* what the fork guard page holds in the process that attached */
 
 /* ---- shared memory of one incarnation ---------------------------------------------------------------------------- */
@@ -148,6 +150,15 @@ typedef struct kvc_extent {
 
 /* ---- the objects of the API -------------------------------------------------------------------------------------- */
 
+/* A block group. Block j (from 0) is named by the key of unit (j + 1) * units - 1. */
+typedef struct kvc_group {
+	uint32_t number;
+	kv_group_rule_t rule;
+	uint32_t block_tokens;
+	uint32_t window; /* tokens; KV_RULE_WINDOW */
+	uint32_t units;  /* a block */
+} kvc_group_t;
+
 struct kvc_space {
 	kvc_t *kvc;
 	kvc_space_t *next;
@@ -159,7 +170,9 @@ struct kvc_space {
 	kv_status_t open_status; /* PENDING while opening */
 	uint8_t root[32];
 	uint32_t hash_tokens;
-	uint32_t block_tokens;
+	uint32_t group_count;
+	uint32_t granule; /* units: a length that every group can serve is a multiple of it */
+	kvc_group_t groups[KV_MAX_GROUPS];
 	uint32_t block_bytes;
 	uint32_t heads;
 	uint32_t leaves;
@@ -191,9 +204,10 @@ struct kvc_lease {
 	kvc_grant_t grant;
 	uint64_t serial;
 	_Atomic int32_t status; /* PENDING, OK, MISS, or why it is over */
-	kv_status_t rest;       /* why blocks beyond ready will never come; OK: they may */
+	_Atomic int32_t rest;   /* why blocks beyond ready will never come; OK: they may */
 	uint32_t n, skip, disk, why;
-	uint64_t expires_ns;
+	int exact; /* of a group that is not `full`: all of it or nothing */
+	_Atomic uint64_t expires_ns;
 	int imported; /* another member's: not ours to release */
 };
 
@@ -203,17 +217,22 @@ struct kvc_put {
 	kvc_put_t *chain;
 	kvc_grant_t grant;
 	uint64_t serial;
-	kv_status_t status;     /* of PUT_START: PENDING, OK, or why not */
+	_Atomic int32_t status; /* of PUT_START: PENDING, OK, or why not */
 	kv_status_t end_status; /* first failure of a PUT_END */
 	kvc_put_result_t result;
 	kvc_writer_t range; /* of this member */
 	uint32_t asked, n, from;
-	uint32_t ends; /* PUT_END requests in flight: their staging is still read */
+	uint32_t ends;   /* PUT_END requests in flight: their staging is still read */
+	uint32_t handed; /* blocks handed in, ALREADY ones not counted */
 	int durable;
 	int imported;
 	int freed;        /* by the caller; waits for `ends` */
 	int staging_lost; /* its session has ended: the staging is another one now */
+	/* Staging holds `window_blocks` blocks from the window's first on, counted as in `order`. It moves on when all
+	 * of them have been handed in and answered; where there is room for the whole put, it never does. */
 	kvc_extent_t staging;
+	_Atomic uint32_t window;
+	uint32_t window_blocks;
 	uint32_t words_a_block;
 	uint32_t *order; /* order[i]: blocks before i that are not ALREADY; n + 1 entries */
 	uint32_t order_cap;
@@ -274,6 +293,8 @@ struct kvc {
 	uint64_t serial;
 	uint64_t leases_open, puts_open, slabs_mapped;
 
+	kv_key_t *ladder; /* keys of the ACQUIRE being sent, when they are many */
+	uint32_t ladder_cap;
 	uint64_t *backlog; /* lease ids to release */
 	uint32_t backlog_len;
 	_Atomic uint32_t bad_lock; /* readers on other threads report bad blocks, the owner sends them */
@@ -389,7 +410,25 @@ static inline size_t kvc_leaf(const kvc_space_t *space, uint32_t head, uint32_t 
 	return ((size_t)head * space->layers + page) * space->page_bytes + at;
 }
 
-/* ---- lease.c, put.c, put_end.c, staging.c ----------------------------------------------------------------------------------- */
+/* ---- group.c ----------------------------------------------------------------------------------------------------- */
+
+/* Take over what the identity says; IDENTITY: no length is a multiple of all groups' blocks. */
+kv_status_t kvc_groups_take(kvc_space_t *space, const kv_group_t *groups, uint32_t count);
+/* NULL: the space has no such group. */
+const kvc_group_t *kvc_group_find(const kvc_space_t *space, uint32_t number);
+/* Blocks [first, end) that a sequence continuing after n units needs. */
+typedef struct kvc_blocks {
+	uint32_t first, end;
+} kvc_blocks_t;
+kvc_blocks_t kvc_group_blocks(const kvc_space_t *space, const kvc_group_t *group, uint32_t n);
+/* A key source over an array of keys, the first of which is that of unit `first`. */
+typedef struct kvc_key_array {
+	const kvc_key_t *keys;
+	uint32_t first;
+} kvc_key_array_t;
+void kvc_key_of_array(void *ctx, uint32_t i, kvc_key_t *key);
+
+/* ---- acquire.c, lease.c, put.c, put_end.c, staging.c ----------------------------------------------------------------------------------- */
 
 /* Check a grant against the lease area and take a reference. PROTO: the daemon named something that is not there. */
 kv_status_t kvc_grant_take(kvc_t *kvc, uint64_t id, uint64_t offset, uint32_t slots, kv_lease_kind_t kind,

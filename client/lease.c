@@ -1,4 +1,4 @@
-/* Leases: ask by a ladder of keys, wait, copy out verified, give back. */
+/* Leases: wait, copy out verified, give back. */
 #include "impl.h"
 
 /* ---- the objects ------------------------------------------------------------------------------------------------- */
@@ -100,144 +100,6 @@ void kvc_leases_of_space_end(kvc_space_t *space)
 	}
 }
 
-/* ---- asking ------------------------------------------------------------------------------------------------------ */
-
-/* Keys of blocks n, n-1, n-2, n-4, ... and 1. */
-static uint32_t ladder_of(const kvc_key_t *keys, uint32_t n, kvc_key_t ladder[KV_MAX_LADDER])
-{
-	uint32_t count = 0;
-
-	ladder[count++] = keys[n - 1];
-	for (uint32_t step = 1; step < n - 1; step *= 2) {
-		ladder[count++] = keys[n - step - 1];
-	}
-	if (n > 1) {
-		ladder[count++] = keys[0];
-	}
-
-	return count;
-}
-
-static kv_status_t granted(kvc_t *kvc, kvc_lease_t *lease, const kv_msg_acquire_reply_t *reply)
-{
-	kv_status_t status;
-
-	lease->why = reply->why;
-	if (reply->lease == 0) {
-		return KV_MISS;
-	}
-	if (reply->n <= lease->skip || reply->n > lease->n) {
-		return KV_ERR_PROTO;
-	}
-	status = kvc_grant_take(kvc, reply->lease, reply->offset, reply->n - lease->skip, KV_LEASE_READ, &lease->grant);
-	if (status != KV_OK) {
-		return status;
-	}
-	lease->n = reply->n;
-	lease->disk = reply->n_disk;
-	lease->expires_ns = kv_now_ns(&kvc->env) + reply->ttl_ms * KVC_NS_A_MS;
-	kvc_lease_bind(lease);
-
-	return KV_OK;
-}
-
-static void acquired(kvc_t *kvc, void *object, const kvc_answer_t *answer)
-{
-	kvc_lease_t *lease = object;
-	kv_status_t status = answer->status;
-
-	if (status == KV_OK) {
-		status = granted(kvc, lease, &answer->reply->acquire_reply);
-	}
-	if (status == KV_MISS) {
-		kvc_count(&kvc->counters.acquire_misses, 1);
-	}
-	if (status == KV_ERR_STALE_EPOCH) {
-		kvc_space_stale(lease->space);
-	}
-	if (status < 0) {
-		kvc_fail(status, "acquiring %u blocks: %s%s%.200s", lease->n, kv_status_text(status),
-			 answer->detail[0] ? ": " : "", answer->detail);
-	}
-	if (status != KV_OK) {
-		lease->n = lease->skip;
-	}
-	atomic_store(&lease->status, status);
-}
-
-kvc_status_t kvc_acquire_start(kvc_space_t *space, const kvc_key_t *keys, uint32_t n, uint32_t skip, uint32_t ttl_ms,
-			       kvc_lease_t **p_lease)
-{
-	kvc_key_t ladder[KV_MAX_LADDER];
-	kv_msg_acquire_t msg;
-	kvc_ask_t ask = {.code = KV_CODE_ACQUIRE, .msg = &msg, .done = acquired, .fd = -1};
-	kvc_lease_t *lease;
-	kvc_status_t status;
-	kv_status_t sent;
-
-	if (!space || !keys || !p_lease || n == 0 || n > KV_MAX_BLOCKS || skip > n) {
-		return kvc_fail(KV_ERR_ARG, "kvc_acquire: %u blocks with %u skipped: at least 1, at most %u, skip <= n",
-				n, skip, KV_MAX_BLOCKS);
-	}
-	status = kvc_space_usable(space);
-	if (status != KVC_OK) {
-		return status;
-	}
-	lease = kvc_lease_new(space);
-	if (!lease) {
-		return kvc_fail(KV_ERR_NOMEM, "out of memory for a lease");
-	}
-	lease->n = n;
-	lease->skip = skip;
-
-	msg = (kv_msg_acquire_t){
-		.space = atomic_load_explicit(&space->id, memory_order_relaxed),
-		.epoch = atomic_load_explicit(&space->epoch, memory_order_relaxed),
-		.skip = skip,
-		.n = n,
-		.ttl_ms = ttl_ms,
-	};
-	msg.ladder = (kv_slice_t){ladder[0].b, ladder_of(keys, n, ladder) * (uint32_t)sizeof ladder[0]};
-	ask.object = lease;
-	sent = kvc_send(space->kvc, &ask);
-	if (sent != KV_OK) {
-		kvc_lease_forget(lease);
-		return kvc_fail(sent, "ACQUIRE could not be sent: %s", kv_status_text(sent));
-	}
-	kvc_count(&space->kvc->counters.acquires, 1);
-	*p_lease = lease;
-
-	return KVC_OK;
-}
-
-static int acquire_answered(const void *object)
-{
-	return atomic_load(&((const kvc_lease_t *)object)->status) != KV_PENDING;
-}
-
-kvc_status_t kvc_acquire(kvc_space_t *space, const kvc_key_t *keys, uint32_t n, uint32_t skip, uint32_t ttl_ms,
-			 kvc_lease_t **p_lease)
-{
-	kvc_lease_t *lease = NULL;
-	kvc_status_t status = kvc_acquire_start(space, keys, n, skip, ttl_ms, &lease);
-
-	if (status != KVC_OK || !lease) {
-		return status;
-	}
-	/* The request's own deadline ends the wait. */
-	(void)kvc_wait(space->kvc, acquire_answered, lease, UINT64_MAX);
-	status = atomic_load(&lease->status);
-	if (status != KVC_OK) {
-		kvc_lease_forget(lease);
-		lease = NULL;
-	}
-	if (status == KVC_OK || status == KVC_MISS) {
-		*p_lease = lease;
-	}
-
-	return status;
-}
-
 /* ---- looking at one ---------------------------------------------------------------------------------------------- */
 
 kvc_status_t kvc_lease_state(const kvc_lease_t *lease)
@@ -252,7 +114,7 @@ kvc_status_t kvc_lease_state(const kvc_lease_t *lease)
 		return status;
 	}
 	if (!lease->imported && !atomic_load(&lease->grant.map->dead) &&
-	    kv_now_ns(&lease->space->kvc->env) >= lease->expires_ns) {
+	    kv_now_ns(&lease->space->kvc->env) >= atomic_load(&lease->expires_ns)) {
 		return kvc_fail(KV_ERR_EXPIRED, "lease %llu has outlived its time; acquire again",
 				(unsigned long long)lease->grant.id);
 	}
@@ -267,7 +129,19 @@ uint32_t kvc_lease_n(const kvc_lease_t *lease)
 
 kvc_status_t kvc_lease_rest(const kvc_lease_t *lease)
 {
-	return (kvc_status_t)lease->rest;
+	kvc_status_t rest = atomic_load_explicit(&lease->rest, memory_order_acquire);
+
+	if (rest != KVC_OK || atomic_load_explicit(&lease->status, memory_order_acquire) != KV_OK ||
+	    kvc_check_process(lease->space->kvc) != KVC_OK) {
+		return rest;
+	}
+	/* Only the taker is told; the others see that the daemon has cut the lease short. */
+	if (atomic_load_explicit(&lease->grant.header->n, memory_order_acquire) < lease->n - lease->skip &&
+	    kvc_grant_check(&lease->grant) == KV_OK) {
+		rest = (kvc_status_t)KV_ERR_IO;
+	}
+
+	return rest;
 }
 
 uint32_t kvc_lease_ready(const kvc_lease_t *lease)
@@ -301,11 +175,11 @@ void kvc_lease_notice(kvc_t *kvc, const kv_msg_lease_done_t *msg)
 {
 	kvc_lease_t *lease = kvc->lease_ids[msg->lease % KVC_ID_BUCKETS];
 
-	while (lease && (lease->grant.id != msg->lease || atomic_load(&lease->grant.map->dead))) {
-		lease = lease->chain;
-	}
-	if (lease) {
-		lease->rest = (kv_status_t)msg->status;
+	/* Views of it in this process, too. */
+	for (; lease; lease = lease->chain) {
+		if (lease->grant.id == msg->lease && !atomic_load(&lease->grant.map->dead)) {
+			atomic_store_explicit(&lease->rest, msg->status, memory_order_release);
+		}
 	}
 }
 
@@ -321,6 +195,8 @@ kvc_status_t kvc_lease_wait(kvc_lease_t *lease, uint32_t n, uint32_t timeout_ms)
 		return status;
 	}
 	for (;;) {
+		kvc_status_t rest;
+
 		status = kvc_lease_state(lease);
 		if (status != KVC_OK && status != KVC_PENDING) {
 			return status;
@@ -331,9 +207,10 @@ kvc_status_t kvc_lease_wait(kvc_lease_t *lease, uint32_t n, uint32_t timeout_ms)
 		if (status == KVC_OK && kvc_lease_ready(lease) >= n) {
 			return KVC_OK;
 		}
-		if (lease->rest != KV_OK) {
-			return kvc_fail(lease->rest, "only %u of %u blocks could be read: %s", kvc_lease_ready(lease),
-					n, kv_status_text(lease->rest));
+		rest = kvc_lease_rest(lease);
+		if (rest != KVC_OK) {
+			return kvc_fail((kv_status_t)rest, "only %u of %u blocks could be read: %s",
+					kvc_lease_ready(lease), n, kvc_status_text(rest));
 		}
 		now = kv_now_ns(&kvc->env);
 		if (now >= deadline) {
@@ -370,7 +247,8 @@ kvc_status_t kvc_lease_block(const kvc_lease_t *lease, uint32_t i, const void **
 		return kvc_fail(KV_ERR_ARG, "block %u is not in the lease's [%u, %u)", i, lease->skip, lease->n);
 	}
 	if (i >= kvc_lease_ready(lease)) {
-		return KVC_PENDING;
+		status = kvc_lease_rest(lease);
+		return status == KVC_OK ? KVC_PENDING : kvc_fail((kv_status_t)status, "block %u could not be read", i);
 	}
 	found = kvc_slab_find(lease->grant.map, lease->space, kvc_grant_slot(&lease->grant, i - lease->skip), &data,
 			      &leaves);
@@ -557,7 +435,8 @@ static void renewed(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 	kvc_lease_t *lease = object;
 
 	if (answer->status == KV_OK) {
-		lease->expires_ns = kv_now_ns(&kvc->env) + answer->reply->renew_reply.ttl_ms * KVC_NS_A_MS;
+		atomic_store(&lease->expires_ns,
+			     kv_now_ns(&kvc->env) + answer->reply->renew_reply.ttl_ms * KVC_NS_A_MS);
 	}
 }
 

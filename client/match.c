@@ -1,14 +1,22 @@
 /* Match: the longest resident prefix, from the mirror alone.
  *
- * Residency in each tier is monotone along a prefix, so the answer is found by a search. Each probe is a cache miss;
- * four positions are looked at per round, all prefetched before the first is read, so that a search of 8,192 keys
- * takes seven rounds of one miss instead of thirteen.
+ * Residency of a `full` group in each tier is monotone along a prefix, so the answer is found by a search. Each probe is a cache
+ * miss; four positions are looked at per round, all prefetched before the first is read, so that a search of 8,192
+ * keys takes seven rounds of one miss instead of thirteen. Blocks of other groups come and go by themselves: from the full
+ * groups' answer downwards, lengths are tried until every group has what it needs there. A missing block rules out every length
+ * that needs it, so each block is looked at about once.
  */
 #include "impl.h"
 
 #define KVC_PROBES      3u /* positions a round: the range shrinks to a quarter */
 #define KVC_SEQ_RETRIES 64u
 #define KVC_CONTENDED   UINT32_MAX
+#define KVC_PLACES      128u /* lengths tried for groups that are not `full` */
+#define KVC_AHEAD       4u   /* blocks of a window prefetched */
+#define KVC_MEMO_BITS   7u
+#define KVC_MEMO        (1u << KVC_MEMO_BITS)
+#define KVC_MEMO_FULL   (KVC_MEMO - KVC_MEMO / 4u)
+#define KVC_ALL_TIERS   0xffu
 
 /* A bucket as words: all reads are atomic, since the daemon may write at any time; the sequence says whether they
  * belong together. */
@@ -33,21 +41,57 @@ static inline uint32_t word_overflow(uint32_t word)
 	return word >> 16;
 }
 
-/* One search: [lo, hi) brackets the number of resident keys, keys[0 .. lo) are there. */
+/* Keys made so far in this search: an open table by unit, of which a quarter stays empty. */
+typedef struct kvc_memo {
+	const kvc_key_source_t *source;
+	uint32_t count;
+	uint32_t unit[KVC_MEMO]; /* UINT32_MAX: empty */
+	kv_key_t key[KVC_MEMO];
+} kvc_memo_t;
+
+/* One search: [lo, hi) brackets the number of resident blocks, blocks [0, lo) are there. */
 typedef struct kvc_range {
 	uint32_t lo, hi;
 } kvc_range_t;
 
 typedef struct kvc_search {
 	const kvc_map_t *map;
-	const kv_key_t *keys;
+	const kv_key_t *keys; /* NULL: made by the memo */
+	kvc_memo_t *memo;
+	uint32_t group, units; /* of the group being looked at */
 	kvc_range_t any, cpu;
-	uint32_t contended_at; /* smallest position whose bucket stayed odd, 1-based; UINT32_MAX: none */
+	uint32_t contended_at; /* smallest length in units whose last bucket stayed odd; UINT32_MAX: none */
 	uint32_t probes;
 } kvc_search_t;
 
+static const kv_key_t *memo_key(kvc_memo_t *memo, uint32_t unit)
+{
+	uint32_t home = unit * UINT32_C(0x9e3779b1) >> (32u - KVC_MEMO_BITS), at = home;
+
+	while (memo->unit[at] != unit && memo->unit[at] != UINT32_MAX) {
+		at = (at + 1u) % KVC_MEMO;
+	}
+	if (memo->unit[at] != unit) {
+		/* More keys than any search of one group needs: they take each other's places. */
+		at = memo->count < KVC_MEMO_FULL ? at : home;
+		memo->count += memo->count < KVC_MEMO_FULL;
+		memo->source->key(memo->source->ctx, unit, (kvc_key_t *)(void *)&memo->key[at]);
+		memo->unit[at] = unit;
+	}
+
+	return &memo->key[at];
+}
+
+/* Of block `position`, counted from 1. Valid until the next. */
+static inline const kv_key_t *key_at(const kvc_search_t *search, uint32_t position)
+{
+	uint32_t unit = position * search->units - 1u;
+
+	return search->keys ? &search->keys[unit] : memo_key(search->memo, unit);
+}
+
 /* Tiers of `key` in one bucket; *p_last: the search ends here. CONTENDED: the writer never let go. */
-static uint32_t bucket_find(const kvc_words_t *bucket, const uint32_t key[4], int *p_last)
+static uint32_t bucket_find(const kvc_words_t *bucket, const uint32_t key[4], uint32_t group, int *p_last)
 {
 	for (uint32_t retry = 0; retry < KVC_SEQ_RETRIES; retry++) {
 		uint32_t seq = atomic_load_explicit(&bucket->seq, memory_order_acquire);
@@ -69,8 +113,8 @@ static uint32_t bucket_find(const kvc_words_t *bucket, const uint32_t key[4], in
 			last = atomic_load_explicit(&entry[4], memory_order_acquire);
 			if (atomic_load_explicit(&entry[1], memory_order_acquire) == key[1] &&
 			    atomic_load_explicit(&entry[2], memory_order_acquire) == key[2] &&
-			    atomic_load_explicit(&entry[3], memory_order_acquire) == key[3] && word_group(last) == 0 &&
-			    word_tiers(last)) {
+			    atomic_load_explicit(&entry[3], memory_order_acquire) == key[3] &&
+			    word_group(last) == group && word_tiers(last)) {
 				tiers = word_tiers(last);
 				break;
 			}
@@ -93,7 +137,8 @@ static uint32_t key_find(kvc_search_t *search, const kv_key_t *key)
 	memcpy(words, key->b, sizeof words);
 	for (uint32_t i = 0; i < KV_MIRROR_MAX_PROBE; i++) {
 		int last = 1;
-		uint32_t tiers = bucket_find(&buckets[(home + i) & search->map->bucket_mask], words, &last);
+		uint32_t tiers =
+			bucket_find(&buckets[(home + i) & search->map->bucket_mask], words, search->group, &last);
 
 		search->probes++;
 		if (tiers || last) {
@@ -106,7 +151,7 @@ static uint32_t key_find(kvc_search_t *search, const kv_key_t *key)
 
 static void prefetch(const kvc_search_t *search, uint32_t position)
 {
-	uint64_t home = kv_key_hash(&search->keys[position - 1]) & search->map->bucket_mask;
+	uint64_t home = kv_key_hash(key_at(search, position)) & search->map->bucket_mask;
 
 	__builtin_prefetch(&search->map->buckets[home]);
 }
@@ -121,20 +166,31 @@ static void narrow(kvc_range_t *range, uint32_t position, int there)
 	}
 }
 
-/* Look at key `position` (1-based); both searches learn from it. */
-static void probe(kvc_search_t *search, uint32_t position)
+/* Tiers of block `position` (1-based). */
+static uint32_t look(kvc_search_t *search, uint32_t position)
 {
-	uint32_t tiers = key_find(search, &search->keys[position - 1]);
+	uint32_t tiers = key_find(search, key_at(search, position));
 
 	if (tiers == KVC_CONTENDED) {
-		search->contended_at = position < search->contended_at ? position : search->contended_at;
+		uint32_t at = position * search->units;
+
+		search->contended_at = at < search->contended_at ? at : search->contended_at;
 		tiers = 0;
 	}
+
+	return tiers;
+}
+
+/* Look at a block; both searches learn from it. */
+static void probe(kvc_search_t *search, uint32_t position)
+{
+	uint32_t tiers = look(search, position);
+
 	narrow(&search->any, position, tiers != 0);
 	narrow(&search->cpu, position, (tiers & KV_TIER_CPU) != 0);
 }
 
-/* Until hi == lo + 1: keys[0 .. lo) are there and key hi is not. */
+/* Until hi == lo + 1: blocks [0, lo) are there and block hi (1-based) is not. */
 static void converge(kvc_search_t *search, kvc_range_t *range)
 {
 	while (range->hi > range->lo + 1u) {
@@ -179,11 +235,13 @@ static kv_miss_reason_t alive(const kvc_space_t *space, const kvc_map_t *map)
 	return atomic_load_explicit(&map->epochs[id], memory_order_acquire) == epoch ? KV_WHY_NONE : KV_WHY_STALE_EPOCH;
 }
 
-static void search_all(kvc_search_t *search, uint32_t n, kvc_match_t *match)
+/* ---- one group that is a chain ------------------------------------------------------------------------------------ */
+
+/* The first n blocks of a `full` group. */
+static void search_full(kvc_search_t *search, uint32_t n)
 {
 	search->any = (kvc_range_t){0, n + 1u};
 	search->cpu = (kvc_range_t){0, n + 1u};
-	search->contended_at = UINT32_MAX;
 
 	/* Often all of it is there: one look at the last key then ends both searches. */
 	prefetch(search, n);
@@ -192,19 +250,129 @@ static void search_all(kvc_search_t *search, uint32_t n, kvc_match_t *match)
 	search->cpu.hi = search->cpu.hi < search->any.lo + 1u ? search->cpu.hi : search->any.lo + 1u;
 	search->cpu.lo = search->cpu.lo < search->cpu.hi ? search->cpu.lo : search->cpu.hi - 1u;
 	converge(search, &search->cpu);
+}
 
-	match->n = search->any.lo;
-	match->n_cpu = search->cpu.lo;
+/* ---- groups whose blocks stand alone ------------------------------------------------------------------------------ */
+
+/* Blocks (lo, hi] of a group known to be there (1-based), growing downwards. */
+typedef struct kvc_runs {
+	kvc_range_t any, cpu;
+} kvc_runs_t;
+
+static void run_add(kvc_range_t *run, uint32_t position)
+{
+	if (run->hi == 0 || run->lo != position) {
+		*run = (kvc_range_t){position, position};
+	}
+	run->lo = position - 1u;
+}
+
+/* n when the group has all it needs in the tiers for n units, else the largest smaller length it may. */
+static uint32_t serve(kvc_search_t *search, const kvc_space_t *space, const kvc_group_t *group, kvc_runs_t *runs,
+		      uint32_t n, uint32_t tiers)
+{
+	const kvc_range_t *known = tiers == KVC_ALL_TIERS ? &runs->any : &runs->cpu;
+	kvc_blocks_t need = kvc_group_blocks(space, group, n);
+	uint32_t position = need.end;
+
+	search->group = group->number;
+	search->units = group->units;
+	for (uint32_t i = 0; i < KVC_AHEAD && i < need.end - need.first; i++) {
+		prefetch(search, need.end - i);
+	}
+	while (position > need.first) {
+		uint32_t there;
+
+		if (position > known->lo && position <= known->hi) {
+			position = known->lo;
+			continue;
+		}
+		if (position > need.first + KVC_AHEAD) {
+			prefetch(search, position - KVC_AHEAD);
+		}
+		there = look(search, position);
+		if (there) {
+			run_add(&runs->any, position);
+		}
+		if (there & KV_TIER_CPU) {
+			run_add(&runs->cpu, position);
+		}
+		if ((there & tiers) == 0) {
+			/* No length from here up to n does without this block. */
+			uint32_t below = (position - 1u) * group->units;
+
+			return below - below % space->granule;
+		}
+		position--;
+	}
+
+	return n;
+}
+
+/* The largest length up to n at which every group that is not `full` has what it needs in the tiers. */
+static uint32_t settle(kvc_search_t *search, const kvc_space_t *space, kvc_runs_t *runs, uint32_t n, uint32_t tiers)
+{
+	for (uint32_t tries = 0; n && tries < KVC_PLACES; tries++) {
+		uint32_t next = n;
+
+		for (uint32_t i = 0; i < space->group_count && next == n; i++) {
+			if (space->groups[i].rule != KV_RULE_FULL) {
+				next = serve(search, space, &space->groups[i], &runs[i], n, tiers);
+			}
+		}
+		if (next == n) {
+			return n;
+		}
+		n = next;
+	}
+
+	return 0;
+}
+
+/* ---- all of them -------------------------------------------------------------------------------------------------- */
+
+static void search_all(kvc_search_t *search, const kvc_space_t *space, uint32_t n, kvc_match_t *match)
+{
+	uint32_t asked = n - n % space->granule, all = asked, cpu = asked;
+	int others = 0;
+
+	search->contended_at = UINT32_MAX;
+	for (uint32_t i = 0; i < space->group_count && all; i++) {
+		const kvc_group_t *group = &space->groups[i];
+		uint32_t there, there_cpu;
+
+		if (group->rule != KV_RULE_FULL) {
+			others = 1;
+			continue;
+		}
+		search->group = group->number;
+		search->units = group->units;
+		search_full(search, all / group->units);
+		there = search->any.lo * group->units;
+		there_cpu = search->cpu.lo * group->units;
+		all = there < all ? there - there % space->granule : all;
+		cpu = there_cpu < cpu ? there_cpu - there_cpu % space->granule : cpu;
+	}
+	if (others && all) {
+		kvc_runs_t runs[KV_MAX_GROUPS] = {0};
+
+		all = settle(search, space, runs, all, KVC_ALL_TIERS);
+		cpu = settle(search, space, runs, cpu < all ? cpu : all, KV_TIER_CPU);
+	}
+
+	match->n = all;
+	match->n_cpu = cpu;
 	match->probes = search->probes;
-	if (match->n < n) {
-		match->why = match->n + 1u == search->contended_at ? KV_WHY_CONTENDED : KV_WHY_ABSENT;
+	if (all < asked) {
+		match->why = all < search->contended_at && search->contended_at - all <= space->granule
+				     ? KV_WHY_CONTENDED
+				     : KV_WHY_ABSENT;
 	}
 }
 
-void kvc_match(const kvc_space_t *space, const kvc_key_t *keys, uint32_t n, kvc_match_t *match)
+static void match_with(const kvc_space_t *space, kvc_search_t *search, uint32_t n, kvc_match_t *match)
 {
 	kvc_t *kvc = space->kvc;
-	kvc_search_t search = {.keys = (const kv_key_t *)keys};
 	kv_miss_reason_t why;
 
 	*match = (kvc_match_t){0};
@@ -212,10 +380,10 @@ void kvc_match(const kvc_space_t *space, const kvc_key_t *keys, uint32_t n, kvc_
 		match->why = KV_WHY_NO_DAEMON;
 		return;
 	}
-	search.map = kvc_map_enter(kvc);
-	why = alive(space, search.map);
+	search->map = kvc_map_enter(kvc);
+	why = alive(space, search->map);
 	if (why == KV_WHY_NONE && n) {
-		search_all(&search, n < UINT32_MAX ? n : n - 1u, match);
+		search_all(search, space, n < UINT32_MAX ? n : n - 1u, match);
 	} else {
 		match->why = why;
 	}
@@ -226,4 +394,22 @@ void kvc_match(const kvc_space_t *space, const kvc_key_t *keys, uint32_t n, kvc_
 
 	kvc_count(&kvc->counters.matches, 1);
 	kvc_count(&kvc->counters.match_hits, match->n != 0);
+}
+
+void kvc_match(const kvc_space_t *space, const kvc_key_t *keys, uint32_t n, kvc_match_t *match)
+{
+	kvc_search_t search = {.keys = (const kv_key_t *)keys};
+
+	match_with(space, &search, n, match);
+}
+
+void kvc_match_lazy(const kvc_space_t *space, const kvc_key_source_t *source, uint32_t n, kvc_match_t *match)
+{
+	kvc_memo_t memo;
+	kvc_search_t search = {.memo = &memo};
+
+	memo.source = source;
+	memo.count = 0;
+	memset(memo.unit, 0xff, sizeof memo.unit);
+	match_with(space, &search, n, match);
 }

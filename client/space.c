@@ -1,7 +1,6 @@
 /* Spaces: opened by identity, opened again by themselves after a restart or a reset; and the keys of their blocks. */
 #include "impl.h"
 
-#include "kv/identity.h"
 #include "kv/key.h"
 
 #include <stdio.h>
@@ -126,7 +125,7 @@ static kvc_status_t identity_take(kvc_space_t *space, const kvc_identity_t *give
 	char groups_text[32], hash_tokens[16];
 	const char *field = NULL;
 	kv_identity_t identity;
-	kv_group_t groups[8];
+	kv_group_t groups[KV_MAX_GROUPS];
 	uint32_t count = 0;
 	kv_status_t status;
 
@@ -141,10 +140,15 @@ static kvc_status_t identity_take(kvc_space_t *space, const kvc_identity_t *give
 		return kvc_fail(status != KV_OK ? status : KV_ERR_IDENTITY, "groups \"%s\" over %u tokens a unit: %s",
 				identity.groups, wide.hash_tokens, kv_status_text(status));
 	}
+	status = kvc_groups_take(space, groups, count);
+	if (status != KV_OK) {
+		return kvc_fail(status,
+				"groups \"%s\": blocks of so different lengths that no prefix ends in all of them",
+				identity.groups);
+	}
 	if (strlen(wide.layout) > KVC_MAX_LAYOUT_TEXT) {
 		return kvc_fail(KV_ERR_LAYOUT, "the layout text is longer than %u bytes", KVC_MAX_LAYOUT_TEXT);
 	}
-	space->block_tokens = groups[0].block_tokens;
 	space->text_len = (uint32_t)strlen(space->text);
 	memcpy(space->asked_layout, wide.layout, strlen(wide.layout) + 1);
 

@@ -7,10 +7,13 @@
  *   FENCE   block ids                            allocated to somebody in this step: what is still to be read out of them is read first
  *   LOAD    load id, request id, parts           one part a group: lease handle, blocks' places in the lease, ids to write to
  *   SAVE    put handle, block ids                id i is block i of the put; KVX_NO_BLOCK: nothing to write there (ALREADY)
- *   DROP    load id                              forget it if it is not over (the request is gone and nobody waits)
+ *   DROP    load id                              the request is gone: end the load early. finished() and the report still say that it is over
  *
- * A LOAD with no lease (KVX_PLAN_DEAD) is reported as failed for all its blocks. A SAVE with KVX_PLAN_EARLY is of blocks complete before this step: it
- * is handed over before the fences of the same plan are honoured; others at the end of the step, and not at all when a load of the step has failed.
+ * A part of a LOAD names all blocks the engine counts on: n of them from place `first` on. The lease may cover fewer (its answer was shortened: places
+ * at or beyond kvc_lease_n() have no bytes), may name none at all (lease.incarnation 0), and the load as a whole may have none (KVX_PLAN_DEAD): every
+ * wanted id without bytes is reported as failed by the rank. A load is reported once by each rank, also when it is dead. A SAVE with KVX_PLAN_EARLY is of blocks complete before this step: it
+ * is handed over before the fences of the same plan are honoured; others at the end of the step. `step` of a SAVE is the plan in which its blocks are
+ * computed: a rank drops the SAVE (DROPPED) when a synchronous load of that plan, or of the one before it, has failed there.
  */
 #ifndef KVX_PLAN_H
 #define KVX_PLAN_H
@@ -83,7 +86,9 @@ typedef struct kvx_plan_part {
 typedef struct kvx_plan_save {
 	kvx_record_header_t h;
 	uint32_t space, group, flags;
-	uint32_t n; /* u32 ids follow, padded to 8 */
+	uint32_t n;    /* u32 ids follow, padded to 8 */
+	uint32_t step; /* header.step of the plan whose step computes the last of these blocks */
+	uint32_t reserved;
 	kvc_handle_t put;
 } kvx_plan_save_t;
 
@@ -112,29 +117,34 @@ typedef struct kvx_report_dropped {
 typedef struct kvx_bytes {
 	uint8_t *data;
 	size_t len, cap;
+	size_t record; /* where the record just started lies */
 	uint32_t records;
 	int failed;
 } kvx_bytes_t;
+/* Make room for that many bytes more, so that what follows cannot fail. 0: there is none. */
+int kvx_bytes_reserve(kvx_bytes_t *bytes, size_t more);
 void kvx_bytes_reset(kvx_bytes_t *bytes, uint32_t magic);
 /* Start a record of `size` fixed bytes; returns where it lies (until the next call) or NULL. Zeroed. */
 void *kvx_bytes_record(kvx_bytes_t *bytes, uint32_t type, size_t size);
-/* Append to the record just started; padded to 8 when the next piece or record starts. */
-void kvx_bytes_append(kvx_bytes_t *bytes, const void *data, size_t len);
-/* Lengths filled in. */
+/* Append to the record just started: one array or struct a call, padded to 8. data NULL: zeros. Returns where they lie (until the next call), or NULL. */
+void *kvx_bytes_append(kvx_bytes_t *bytes, const void *data, size_t len);
+/* Lengths filled in. len is 0 after it when an allocation has failed or there are no records. */
 void kvx_bytes_finish(kvx_bytes_t *bytes, uint32_t step);
 void kvx_bytes_free(kvx_bytes_t *bytes);
 
-/* Reading: the next record, or NULL at the end or at the first that does not fit (then *p_bad is 1). Records have their fixed size and the arrays they
- * announce inside `bytes`. */
+/* Reading: the next record, or NULL at the end or at the first that does not fit (then bad is 1). Records that come out have their fixed size and
+ * exactly the arrays they announce inside `bytes`: at most KVX_MAX_GROUPS parts, an id of 1 to KVX_MAX_ID bytes, first + n below 2^32. Groups, places
+ * and block ids are the reader's to check against its own tables. */
 typedef struct kvx_cursor {
 	const uint8_t *at, *end;
-	uint32_t left;
+	uint32_t magic, left;
 	int bad;
 } kvx_cursor_t;
-/* 0: not a plan (or report) at all. */
+/* 0: not a plan (or report) at all, or not aligned to 8 bytes. */
 int kvx_cursor_open(kvx_cursor_t *cursor, uint32_t magic, const void *bytes, size_t len);
 const kvx_record_header_t *kvx_cursor_next(kvx_cursor_t *cursor);
 /* The arrays behind a record that kvx_cursor_next() has returned. */
+const char *kvx_plan_space_text(const kvx_plan_space_t *space);
 const uint32_t *kvx_plan_fence_ids(const kvx_plan_fence_t *fence);
 const char *kvx_plan_load_id(const kvx_plan_load_t *load);
 const kvx_plan_part_t *kvx_plan_part_first(const kvx_plan_load_t *load);

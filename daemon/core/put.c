@@ -171,8 +171,9 @@ int kvd_put_writes(const kvd_put_t *put, uint32_t rank)
 	return 0;
 }
 
-/* Members that may still write: those whose rank has not ended its ranges; if no member has such a rank, all of the instance. */
-static void find_unquiet(kvd_core_t *core, kvd_put_t *put)
+/* Members that may still write: those whose rank has not ended its ranges; if no member has such a rank, all of the instance. They are
+ * told that the put is over: only they know whether they have ever heard of it, and the slots wait for their QUIET. */
+static void find_unquiet(kvd_core_t *core, kvd_put_t *put, const kv_msg_t *msg)
 {
 	const kvd_instance_rec_t *instance = kvd_instance_at(core, put->instance);
 	uint32_t writers = 0;
@@ -187,6 +188,9 @@ static void find_unquiet(kvd_core_t *core, kvd_put_t *put)
 			if (member && (all || (member->role != 0 && kvd_put_writes(put, member->rank)))) {
 				put->unquiet[local / 64] |= UINT64_C(1) << local % 64;
 				writers++;
+				if (member->id != put->member) {
+					kvd_notify(core, member->id, KV_CODE_PUT_DONE, msg);
+				}
 			}
 		}
 	}
@@ -234,7 +238,7 @@ void kvd_put_finish(kvd_core_t *core, kvd_put_t *put, kv_status_t why)
 	kvd_notify(core, put->member, KV_CODE_PUT_DONE, &msg);
 
 	if (put->quarantined > 0) {
-		find_unquiet(core, put);
+		find_unquiet(core, put, &msg);
 	}
 	if (put->durable) {
 		core->durable_owed++;

@@ -46,6 +46,8 @@ static void bed_make(bed_t *bed, uint64_t buckets)
 	bed->map.epochs = (const _Atomic uint64_t *)(const void *)(bed->mirror + bed->map.mirror->epochs_offset);
 	atomic_store(&bed->kvc.map, &bed->map);
 	bed->space.kvc = &bed->kvc;
+	bed->space.hash_tokens = 16;
+	assert_int_equal(kvc_groups_take(&bed->space, &(kv_group_t){.block_tokens = 16}, 1), KV_OK);
 	atomic_store(&bed->space.id, 3);
 	atomic_store(&bed->space.epoch, 1);
 	bed->keys = calloc(MAX_KEYS, sizeof *bed->keys);
