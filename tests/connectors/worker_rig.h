@@ -36,10 +36,16 @@ typedef struct wr {
 	kvc_key_t keys[WR_KEYS];
 	kvx_bytes_t plan;
 	uint32_t step;
+	uint32_t layers;     /* of the group on each rank; 0: all of the rank's. Set it before wr_init_with() */
+	uint32_t forge_n;    /* leases in plans pretend to have so many blocks, which never come; 0: no */
+	uint32_t group;      /* named by loads */
+	uint32_t timeout_ms; /* of loads */
 } wr_t;
 
 /* Scheduler attached, workers open and proved. */
 void wr_init(wr_t *wr, const rig_t *rig, uint32_t ranks);
+/* The same of a wr_t that is set up already; without a daemon there is neither scheduler nor proof. */
+void wr_init_with(wr_t *wr, const rig_t *rig, uint32_t ranks, int daemon);
 void wr_fini(wr_t *wr);
 /* Open the rank's worker again, after it was closed; waits until it is proved when `prove`. */
 void wr_open_rank(wr_t *wr, uint32_t rank, int prove);
