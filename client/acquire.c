@@ -45,7 +45,7 @@ static kv_status_t granted(kvc_t *kvc, kvc_lease_t *lease, const kv_msg_acquire_
 	}
 	lease->n = reply->n;
 	lease->disk = reply->n_disk;
-	lease->expires_ns = kv_now_ns(&kvc->env) + reply->ttl_ms * KVC_NS_A_MS;
+	atomic_store(&lease->expires_ns, kv_now_ns(&kvc->env) + reply->ttl_ms * KVC_NS_A_MS);
 	kvc_lease_bind(lease);
 
 	return KV_OK;

@@ -17,7 +17,7 @@ kv_status_t kvc_groups_take(kvc_space_t *space, const kv_group_t *groups, uint32
 {
 	uint32_t granule = 1;
 
-	kv_assert(count <= KVC_MAX_GROUPS);
+	kv_assert(count <= KV_MAX_GROUPS);
 	for (uint32_t i = 0; i < count; i++) {
 		uint32_t units = groups[i].block_tokens / space->hash_tokens;
 		uint64_t both = (uint64_t)granule / gcd(granule, units) * units;

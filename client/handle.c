@@ -13,6 +13,23 @@ static kvc_status_t handle_check(const kvc_space_t *space, const kvc_handle_t *h
 	return KVC_OK;
 }
 
+/* A handle may have been damaged on its way, and may be looked at in the wrong space: what a live header says must
+ * agree. Of one that is no longer live nothing will be read or written. */
+static kvc_status_t header_check(const kvc_space_t *space, const kvc_grant_t *grant, const kvc_handle_t *handle)
+{
+	const kv_lease_header_t *header = grant->header;
+	uint32_t n = atomic_load_explicit(&header->n, memory_order_acquire);
+	int agree = header->skip == handle->first && header->space == atomic_load(&space->id) && n <= grant->slots &&
+		    (n == grant->slots || handle->kind == KV_LEASE_READ); /* a lease may have been cut short */
+
+	if (!agree && kvc_grant_check(grant) == KV_OK) {
+		return kvc_fail(KV_ERR_ARG, "the handle does not name all of this %s, or another space's",
+				handle->kind == KV_LEASE_READ ? "lease" : "put");
+	}
+
+	return KVC_OK;
+}
+
 kvc_status_t kvc_lease_export(const kvc_lease_t *lease, kvc_handle_t *handle)
 {
 	kvc_status_t status = kvc_lease_state(lease);
@@ -53,14 +70,18 @@ kvc_status_t kvc_lease_import(kvc_space_t *space, const kvc_handle_t *handle, kv
 	}
 	taken = kvc_grant_take(space->kvc, handle->id, handle->offset, handle->n - handle->first, KV_LEASE_READ,
 			       &lease->grant);
-	if (taken != KV_OK) {
+	status = taken == KV_OK ? header_check(space, &lease->grant, handle)
+				: kvc_fail(KV_ERR_ARG, "the handle names no lease of this instance");
+	if (taken == KV_OK) {
+		kvc_lease_bind(lease);
+	}
+	if (status != KVC_OK) {
 		kvc_lease_forget(lease);
-		return kvc_fail(KV_ERR_ARG, "the handle names no lease of this instance");
+		return status;
 	}
 	lease->imported = 1;
 	lease->skip = handle->first;
 	lease->n = handle->n;
-	kvc_lease_bind(lease);
 	atomic_store(&lease->status, KV_OK);
 	*p_lease = lease;
 
@@ -69,8 +90,13 @@ kvc_status_t kvc_lease_import(kvc_space_t *space, const kvc_handle_t *handle, kv
 
 kvc_status_t kvc_put_export(const kvc_put_t *put, kvc_handle_t *handle)
 {
-	if (put->status != KV_OK || !put->grant.map) {
-		return kvc_fail(put->status == KV_OK ? KV_ALREADY : put->status,
+	kvc_status_t status = atomic_load(&put->status);
+
+	if (status == KVC_PENDING) {
+		return status;
+	}
+	if (status != KVC_OK || !put->grant.map) {
+		return kvc_fail(status == KVC_OK ? KV_ALREADY : (kv_status_t)status,
 				"there is nothing of this put to be written");
 	}
 	*handle = (kvc_handle_t){
@@ -84,23 +110,48 @@ kvc_status_t kvc_put_export(const kvc_put_t *put, kvc_handle_t *handle)
 	return KVC_OK;
 }
 
+/* Staging for as many of the blocks to be written as there is room for, one at least. */
+static kvc_status_t put_stage(kvc_put_t *put)
+{
+	kvc_t *kvc = put->space->kvc;
+	uint64_t words = atomic_load_explicit(&kvc->map, memory_order_relaxed)->staging_words;
+	uint32_t blocks = put->order[put->n], most;
+	kv_status_t status;
+
+	if (put->words_a_block == 0 || blocks == 0) {
+		return KVC_OK;
+	}
+	most = words / put->words_a_block < blocks ? (uint32_t)(words / put->words_a_block) : blocks;
+	if (most == 0) {
+		return kvc_fail(KV_ERR_LIMIT,
+				"one block has %u leaf digests and the staging only %llu words; raise staging_blocks",
+				put->words_a_block, (unsigned long long)words);
+	}
+	do {
+		status = kvc_staging_take(kvc, (uint64_t)most * put->words_a_block, &put->staging);
+		put->window_blocks = most;
+		most /= 2;
+	} while (status == KV_ERR_BUSY && most > 0);
+	if (status != KV_OK) {
+		return kvc_fail(status, "no staging is left for a block; end or free other puts first");
+	}
+
+	return KVC_OK;
+}
+
 static kvc_status_t put_take(kvc_put_t *put, const kvc_handle_t *handle, const kvc_writer_t *range)
 {
 	kvc_space_t *space = put->space;
+	kvc_status_t checked;
 	kv_status_t status;
 
 	put->imported = 1;
 	put->n = put->asked = handle->n;
 	put->range = *range;
-	put->result = (kvc_put_result_t){.status = KVC_PENDING, .durable_status = KVC_MISS};
 	status = kvc_put_range(space, range, &put->words_a_block);
 	if (status != KV_OK) {
 		return kvc_fail(status, "the range of heads and layers is not in a block of %u heads and %u layers",
 				space->heads, space->layers);
-	}
-	status = kvc_staging_take(space->kvc, (uint64_t)put->n * put->words_a_block, &put->staging);
-	if (status != KV_OK) {
-		return kvc_fail(status, "no staging is left for %u blocks; end or free other puts first", put->n);
 	}
 	status = kvc_grant_take(space->kvc, handle->id, handle->offset, put->n, KV_LEASE_PUT, &put->grant);
 	if (status == KV_OK) {
@@ -110,9 +161,13 @@ static kvc_status_t put_take(kvc_put_t *put, const kvc_handle_t *handle, const k
 		return kvc_fail(status == KV_ERR_PROTO ? KV_ERR_ARG : status,
 				"the handle names no put of this instance");
 	}
-	put->status = KV_OK;
+	checked = header_check(space, &put->grant, handle);
+	checked = checked == KVC_OK ? put_stage(put) : checked;
+	if (checked == KVC_OK) {
+		atomic_store(&put->status, KV_OK);
+	}
 
-	return KVC_OK;
+	return checked;
 }
 
 kvc_status_t kvc_put_import(kvc_space_t *space, const kvc_handle_t *handle, const kvc_writer_t *range,

@@ -34,7 +34,6 @@
 #define KVC_ID_BUCKETS      256u        /* of the tables lease id -> lease, put id -> put           */
 #define KVC_TOUCH_BYTES     (2u << 20)  /* of a slab, made accessible at a time */
 #define KVC_MAX_SOCKET_PATH 108u
-#define KVC_MAX_GROUPS      8u
 #define KVC_MAX_HEADS       65536u
 #define KVC_MAX_LEAVES      (1u << 20)
 #define KVC_MAX_LAYOUT_TEXT 512u
@@ -173,7 +172,7 @@ struct kvc_space {
 	uint32_t hash_tokens;
 	uint32_t group_count;
 	uint32_t granule; /* units: a length that every group can serve is a multiple of it */
-	kvc_group_t groups[KVC_MAX_GROUPS];
+	kvc_group_t groups[KV_MAX_GROUPS];
 	uint32_t block_bytes;
 	uint32_t heads;
 	uint32_t leaves;
@@ -205,10 +204,10 @@ struct kvc_lease {
 	kvc_grant_t grant;
 	uint64_t serial;
 	_Atomic int32_t status; /* PENDING, OK, MISS, or why it is over */
-	kv_status_t rest;       /* why blocks beyond ready will never come; OK: they may */
+	_Atomic int32_t rest;   /* why blocks beyond ready will never come; OK: they may */
 	uint32_t n, skip, disk, why;
 	int exact; /* of a group that is not `full`: all of it or nothing */
-	uint64_t expires_ns;
+	_Atomic uint64_t expires_ns;
 	int imported; /* another member's: not ours to release */
 };
 
@@ -218,17 +217,22 @@ struct kvc_put {
 	kvc_put_t *chain;
 	kvc_grant_t grant;
 	uint64_t serial;
-	kv_status_t status;     /* of PUT_START: PENDING, OK, or why not */
+	_Atomic int32_t status; /* of PUT_START: PENDING, OK, or why not */
 	kv_status_t end_status; /* first failure of a PUT_END */
 	kvc_put_result_t result;
 	kvc_writer_t range; /* of this member */
 	uint32_t asked, n, from;
-	uint32_t ends; /* PUT_END requests in flight: their staging is still read */
+	uint32_t ends;   /* PUT_END requests in flight: their staging is still read */
+	uint32_t handed; /* blocks handed in, ALREADY ones not counted */
 	int durable;
 	int imported;
 	int freed;        /* by the caller; waits for `ends` */
 	int staging_lost; /* its session has ended: the staging is another one now */
+	/* Staging holds `window_blocks` blocks from the window's first on, counted as in `order`. It moves on when all
+	 * of them have been handed in and answered; where there is room for the whole put, it never does. */
 	kvc_extent_t staging;
+	_Atomic uint32_t window;
+	uint32_t window_blocks;
 	uint32_t words_a_block;
 	uint32_t *order; /* order[i]: blocks before i that are not ALREADY; n + 1 entries */
 	uint32_t order_cap;

@@ -114,7 +114,7 @@ kvc_status_t kvc_lease_state(const kvc_lease_t *lease)
 		return status;
 	}
 	if (!lease->imported && !atomic_load(&lease->grant.map->dead) &&
-	    kv_now_ns(&lease->space->kvc->env) >= lease->expires_ns) {
+	    kv_now_ns(&lease->space->kvc->env) >= atomic_load(&lease->expires_ns)) {
 		return kvc_fail(KV_ERR_EXPIRED, "lease %llu has outlived its time; acquire again",
 				(unsigned long long)lease->grant.id);
 	}
@@ -129,7 +129,19 @@ uint32_t kvc_lease_n(const kvc_lease_t *lease)
 
 kvc_status_t kvc_lease_rest(const kvc_lease_t *lease)
 {
-	return (kvc_status_t)lease->rest;
+	kvc_status_t rest = atomic_load_explicit(&lease->rest, memory_order_acquire);
+
+	if (rest != KVC_OK || atomic_load_explicit(&lease->status, memory_order_acquire) != KV_OK ||
+	    kvc_check_process(lease->space->kvc) != KVC_OK) {
+		return rest;
+	}
+	/* Only the taker is told; the others see that the daemon has cut the lease short. */
+	if (atomic_load_explicit(&lease->grant.header->n, memory_order_acquire) < lease->n - lease->skip &&
+	    kvc_grant_check(&lease->grant) == KV_OK) {
+		rest = (kvc_status_t)KV_ERR_IO;
+	}
+
+	return rest;
 }
 
 uint32_t kvc_lease_ready(const kvc_lease_t *lease)
@@ -163,11 +175,11 @@ void kvc_lease_notice(kvc_t *kvc, const kv_msg_lease_done_t *msg)
 {
 	kvc_lease_t *lease = kvc->lease_ids[msg->lease % KVC_ID_BUCKETS];
 
-	while (lease && (lease->grant.id != msg->lease || atomic_load(&lease->grant.map->dead))) {
-		lease = lease->chain;
-	}
-	if (lease) {
-		lease->rest = (kv_status_t)msg->status;
+	/* Views of it in this process, too. */
+	for (; lease; lease = lease->chain) {
+		if (lease->grant.id == msg->lease && !atomic_load(&lease->grant.map->dead)) {
+			atomic_store_explicit(&lease->rest, msg->status, memory_order_release);
+		}
 	}
 }
 
@@ -183,6 +195,8 @@ kvc_status_t kvc_lease_wait(kvc_lease_t *lease, uint32_t n, uint32_t timeout_ms)
 		return status;
 	}
 	for (;;) {
+		kvc_status_t rest;
+
 		status = kvc_lease_state(lease);
 		if (status != KVC_OK && status != KVC_PENDING) {
 			return status;
@@ -193,9 +207,10 @@ kvc_status_t kvc_lease_wait(kvc_lease_t *lease, uint32_t n, uint32_t timeout_ms)
 		if (status == KVC_OK && kvc_lease_ready(lease) >= n) {
 			return KVC_OK;
 		}
-		if (lease->rest != KV_OK) {
-			return kvc_fail(lease->rest, "only %u of %u blocks could be read: %s", kvc_lease_ready(lease),
-					n, kv_status_text(lease->rest));
+		rest = kvc_lease_rest(lease);
+		if (rest != KVC_OK) {
+			return kvc_fail((kv_status_t)rest, "only %u of %u blocks could be read: %s",
+					kvc_lease_ready(lease), n, kvc_status_text(rest));
 		}
 		now = kv_now_ns(&kvc->env);
 		if (now >= deadline) {
@@ -232,7 +247,8 @@ kvc_status_t kvc_lease_block(const kvc_lease_t *lease, uint32_t i, const void **
 		return kvc_fail(KV_ERR_ARG, "block %u is not in the lease's [%u, %u)", i, lease->skip, lease->n);
 	}
 	if (i >= kvc_lease_ready(lease)) {
-		return KVC_PENDING;
+		status = kvc_lease_rest(lease);
+		return status == KVC_OK ? KVC_PENDING : kvc_fail((kv_status_t)status, "block %u could not be read", i);
 	}
 	found = kvc_slab_find(lease->grant.map, lease->space, kvc_grant_slot(&lease->grant, i - lease->skip), &data,
 			      &leaves);
@@ -419,7 +435,8 @@ static void renewed(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 	kvc_lease_t *lease = object;
 
 	if (answer->status == KV_OK) {
-		lease->expires_ns = kv_now_ns(&kvc->env) + answer->reply->renew_reply.ttl_ms * KVC_NS_A_MS;
+		atomic_store(&lease->expires_ns,
+			     kv_now_ns(&kvc->env) + answer->reply->renew_reply.ttl_ms * KVC_NS_A_MS);
 	}
 }
 

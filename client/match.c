@@ -354,7 +354,7 @@ static void search_all(kvc_search_t *search, const kvc_space_t *space, uint32_t 
 		cpu = there_cpu < cpu ? there_cpu - there_cpu % space->granule : cpu;
 	}
 	if (others && all) {
-		kvc_runs_t runs[KVC_MAX_GROUPS] = {0};
+		kvc_runs_t runs[KV_MAX_GROUPS] = {0};
 
 		all = settle(search, space, runs, all, KVC_ALL_TIERS);
 		cpu = settle(search, space, runs, cpu < all ? cpu : all, KV_TIER_CPU);

@@ -21,7 +21,7 @@ kvc_put_t *kvc_put_new(kvc_space_t *space)
 	}
 	put->space = space;
 	put->serial = ++kvc->serial;
-	put->status = KV_PENDING;
+	atomic_store(&put->status, KV_PENDING);
 	put->result = (kvc_put_result_t){.status = KVC_PENDING, .durable_status = KVC_MISS};
 	put->prev = kvc->last_put;
 	if (kvc->last_put) {
@@ -117,14 +117,15 @@ void kvc_puts_lost(kvc_t *kvc)
 	for (kvc_put_t *put = kvc->puts; put; put = next) {
 		next = put->next;
 		put->staging_lost = 1;
-		if (put->status == KV_PENDING) {
-			put->status = KV_ERR_REVOKED;
+		/* CLOSED, not REVOKED: nobody gave it up. */
+		if (atomic_load(&put->status) == KV_PENDING) {
+			atomic_store(&put->status, KV_ERR_CLOSED);
 		}
 		if (put->result.status == KVC_PENDING) {
-			put->result.status = KVC_ERR_REVOKED;
+			put->result.status = KVC_ERR_CLOSED;
 		}
 		if (put->result.durable_status == KVC_PENDING) {
-			put->result.durable_status = KVC_ERR_REVOKED;
+			put->result.durable_status = KVC_ERR_CLOSED;
 		}
 		if (put->freed) {
 			kvc_put_forget(put);
@@ -207,15 +208,16 @@ static void started(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 	}
 	if (status < 0) {
 		put->n = 0;
-		put->result.status = (kvc_status_t)(status == KV_ERR_CLOSED ? KV_ERR_REVOKED : status);
+		put->result.status = (kvc_status_t)status;
 		put->result.durable_status = put->durable ? put->result.status : KVC_MISS;
 		kvc_fail(status, "starting a put of %u blocks: %s%s%.200s", put->asked, kv_status_text(status),
 			 answer->detail[0] ? ": " : "", answer->detail);
 	}
-	put->status = status;
+	atomic_store(&put->status, status);
 }
 
-/* This member's own range among the writers; none at all when it is not one of them. */
+/* This member's own range among the writers; none at all when it is not one of them, and a scheduler never is: its
+ * rank is one of a rank's, too. */
 static kvc_status_t range_of(kvc_put_t *put, const kvc_put_options_t *options)
 {
 	const kvc_space_t *space = put->space;
@@ -224,7 +226,7 @@ static kvc_status_t range_of(kvc_put_t *put, const kvc_put_options_t *options)
 	put->range = (kvc_writer_t){.head_count = space->heads, .layer_count = space->layers};
 	if (options->writers) {
 		put->range = (kvc_writer_t){.rank = space->kvc->rank};
-		for (uint32_t i = 0; i < options->writer_count; i++) {
+		for (uint32_t i = 0; i < options->writer_count && space->kvc->role != KVC_ROLE_SCHEDULER; i++) {
 			if (options->writers[i].rank == space->kvc->rank) {
 				put->range = options->writers[i];
 			}
@@ -260,6 +262,7 @@ static kvc_status_t stage(kvc_put_t *put, uint32_t count)
 	if (status != KV_OK) {
 		return kvc_fail(status, "no staging is left for %u blocks; end or free other puts first", put->asked);
 	}
+	put->window_blocks = put->asked;
 
 	return KVC_OK;
 }
@@ -379,7 +382,7 @@ kvc_status_t kvc_put_start(kvc_space_t *space, const kvc_key_t *keys, uint32_t f
 
 static int start_answered(const void *object)
 {
-	return ((const kvc_put_t *)object)->status != KV_PENDING;
+	return atomic_load(&((const kvc_put_t *)object)->status) != KV_PENDING;
 }
 
 kvc_status_t kvc_put_ready(kvc_put_t *put, uint32_t timeout_ms)
@@ -394,7 +397,7 @@ kvc_status_t kvc_put_ready(kvc_put_t *put, uint32_t timeout_ms)
 		return kvc_fail(KV_ERR_TIMEOUT, "no answer to PUT_START yet");
 	}
 
-	return (kvc_status_t)put->status;
+	return atomic_load(&put->status);
 }
 
 uint32_t kvc_put_n(const kvc_put_t *put)
@@ -404,36 +407,59 @@ uint32_t kvc_put_n(const kvc_put_t *put)
 
 /* ---- writing ----------------------------------------------------------------------------------------------------- */
 
-/* Where block i is written, and its words of staging. */
-static kvc_status_t writable(const kvc_put_t *put, uint32_t i, uint8_t **p_data, uint64_t **p_words)
+/* May block i be written? */
+static kvc_status_t may_write(const kvc_put_t *put, uint32_t i)
 {
-	const kvc_map_t *map = put->grant.map;
-	const uint64_t *leaves;
-	kv_slot_t slot;
-	kv_status_t status = put->status;
+	kvc_status_t status = kvc_check_process(put->space->kvc);
 
-	if (kvc_check_process(put->space->kvc) != KVC_OK) {
-		return KVC_ERR_CLOSED;
+	if (status != KVC_OK) {
+		return status;
 	}
-	if (status != KV_OK) {
-		return kvc_fail(status, "the put was not granted: %s", kv_status_text(status));
+	status = atomic_load_explicit(&put->status, memory_order_acquire);
+	if (status != KVC_OK) {
+		return kvc_fail((kv_status_t)status, "the put was not granted: %s", kvc_status_text(status));
 	}
 	if (i >= put->n) {
 		return kvc_fail(KV_ERR_ARG, "block %u is not among the %u granted", i, put->n);
 	}
-	slot = map ? kvc_grant_slot(&put->grant, i) : KV_SLOT_NONE;
-	if (!map || put->order[i + 1] == put->order[i]) {
+	if (!put->grant.map || put->order[i + 1] == put->order[i]) {
 		return KVC_ALREADY;
 	}
 	if (kvc_grant_check(&put->grant) != KV_OK) {
 		return kvc_fail(KV_ERR_REVOKED, "put %llu was revoked", (unsigned long long)put->grant.id);
 	}
-	status = kvc_slab_find(map, put->space, slot, p_data, &leaves);
+
+	return KVC_OK;
+}
+
+/* Its memory. */
+static kvc_status_t memory_of(const kvc_put_t *put, uint32_t i, uint8_t **p_data)
+{
+	const uint64_t *leaves;
+	kv_status_t status = kvc_slab_find(put->grant.map, put->space, kvc_grant_slot(&put->grant, i), p_data, &leaves);
+
 	if (status != KV_OK) {
 		return kvc_fail(status, "block %u lies in memory this process does not have: %s", i,
 				kv_status_text(status));
 	}
-	*p_words = map->staging + put->staging.first + (size_t)put->order[i] * put->words_a_block;
+
+	return KVC_OK;
+}
+
+/* Its words of staging. */
+static kvc_status_t words_of(const kvc_put_t *put, uint32_t i, uint64_t **p_words)
+{
+	uint32_t order = put->order[i], window = atomic_load_explicit(&put->window, memory_order_acquire);
+
+	if (order < window) {
+		return kvc_fail(KV_ERR_ARG, "block %u has been handed in", i);
+	}
+	if (order - window >= put->window_blocks && put->words_a_block) {
+		return kvc_fail(KV_ERR_BUSY,
+				"the staging holds %u blocks of this put: hand in those before block %u and poll",
+				put->window_blocks, i);
+	}
+	*p_words = put->grant.map->staging + put->staging.first + (size_t)(order - window) * put->words_a_block;
 
 	return KVC_OK;
 }
@@ -441,10 +467,12 @@ static kvc_status_t writable(const kvc_put_t *put, uint32_t i, uint8_t **p_data,
 kvc_status_t kvc_put_block(const kvc_put_t *put, uint32_t i, void **p_data)
 {
 	uint8_t *data = NULL;
-	uint64_t *words = NULL;
-	kvc_status_t status = writable(put, i, &data, &words);
+	kvc_status_t status = may_write(put, i);
 
-	if (status == KVC_OK) {
+	if (status == KVC_OK && p_data) {
+		status = memory_of(put, i, &data);
+	}
+	if (status == KVC_OK && p_data) {
 		*p_data = data;
 	}
 
@@ -459,9 +487,11 @@ kvc_status_t kvc_put_write(kvc_put_t *put, uint32_t i, const void *src)
 			       .count = range->layer_count * space->pieces};
 	uint8_t *data = NULL;
 	uint64_t *word = NULL;
-	kvc_status_t status = writable(put, i, &data, &word);
+	kvc_status_t status = may_write(put, i);
 
-	if (status != KVC_OK || !word) {
+	status = status == KVC_OK ? words_of(put, i, &word) : status;
+	status = status == KVC_OK ? memory_of(put, i, &data) : status;
+	if (status != KVC_OK) {
 		return status == KVC_ALREADY ? KVC_OK : status;
 	}
 	for (uint32_t h = 0; h < range->head_count; h++) {
@@ -478,11 +508,11 @@ kvc_status_t kvc_put_write(kvc_put_t *put, uint32_t i, const void *src)
 
 kvc_status_t kvc_put_digests(kvc_put_t *put, uint32_t i, const uint64_t *leaves)
 {
-	uint8_t *data = NULL;
 	uint64_t *words = NULL;
-	kvc_status_t status = writable(put, i, &data, &words);
+	kvc_status_t status = may_write(put, i);
 
-	if (status != KVC_OK || !words) {
+	status = status == KVC_OK ? words_of(put, i, &words) : status;
+	if (status != KVC_OK) {
 		return status == KVC_ALREADY ? KVC_OK : status;
 	}
 	memcpy(words, leaves, put->words_a_block * sizeof *words);

@@ -3,6 +3,25 @@
 
 /* ---- handing in -------------------------------------------------------------------------------------------------- */
 
+/* Everything this member has to write is the daemon's. */
+static int all_handed(const kvc_put_t *put)
+{
+	return put->words_a_block == 0 || !put->grant.map ||
+	       (put->handed == put->order[put->n] && put->end_status == KV_OK);
+}
+
+/* The staging is free for the next blocks when all of the window's have been taken. */
+static void window_advance(kvc_put_t *put)
+{
+	uint32_t end = atomic_load_explicit(&put->window, memory_order_relaxed) + put->window_blocks;
+
+	if (put->end_status == KV_OK && put->handed == end && end < put->order[put->n]) {
+		atomic_store_explicit(&put->window, end, memory_order_release);
+	}
+}
+
+static void let_go(kvc_put_t *put);
+
 static void ended(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 {
 	kvc_put_t *put = object;
@@ -17,9 +36,42 @@ static void ended(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 		return; /* the daemon may still read the staging */
 	}
 	put->ends--;
-	if (put->freed && put->ends == 0 && !put->staging_lost) {
+	if (put->ends == 0 && put->freed && !put->staging_lost) {
+		if (put->imported) {
+			let_go(put); /* nothing, unless what was handed in has been refused */
+		}
 		kvc_put_forget(put);
+	} else if (put->ends == 0) {
+		window_advance(put);
 	}
+}
+
+static kvc_status_t end_check(const kvc_put_t *put, uint32_t first, uint32_t count)
+{
+	uint32_t window = atomic_load_explicit(&put->window, memory_order_relaxed);
+	kvc_status_t status = atomic_load(&put->status);
+
+	if (status != KVC_OK) {
+		return kvc_fail((kv_status_t)status, "the put was not granted: %s", kvc_status_text(status));
+	}
+	if (count == 0 || first >= put->n || count > put->n - first) {
+		return kvc_fail(KV_ERR_ARG, "blocks [%u, %u + %u) are not among the %u granted", first, first, count,
+				put->n);
+	}
+	if (!put->grant.map || put->order[first + count] == put->order[first] || put->words_a_block == 0) {
+		/* All of it is visible already, or others write it; a durable put of nothing else is over for the
+		 * daemon, too. */
+		return KVC_ALREADY;
+	}
+	if (kvc_grant_check(&put->grant) != KV_OK) {
+		return kvc_fail(KV_ERR_REVOKED, "put %llu was revoked", (unsigned long long)put->grant.id);
+	}
+	if (put->order[first] < window || put->order[first + count] - window > put->window_blocks) {
+		return kvc_fail(KV_ERR_ARG, "blocks [%u, %u + %u) have been handed in, or not been written yet", first,
+				first, count);
+	}
+
+	return KVC_OK;
 }
 
 kvc_status_t kvc_put_end(kvc_put_t *put, uint32_t first, uint32_t count)
@@ -28,26 +80,17 @@ kvc_status_t kvc_put_end(kvc_put_t *put, uint32_t first, uint32_t count)
 	kv_msg_put_end_t msg = {.put = put->grant.id, .rank = put->range.rank, .first = first, .count = count};
 	kvc_ask_t ask = {.code = KV_CODE_PUT_END, .msg = &msg, .done = ended, .object = put, .fd = -1};
 	kvc_status_t status = kvc_enter(kvc);
+	uint32_t blocks, at;
 	kv_status_t sent;
 
+	status = status == KVC_OK ? end_check(put, first, count) : status;
 	if (status != KVC_OK) {
-		return status;
+		return status == KVC_ALREADY ? KVC_OK : status;
 	}
-	if (put->status != KV_OK) {
-		return kvc_fail(put->status, "the put was not granted: %s", kv_status_text(put->status));
-	}
-	if (count == 0 || first >= put->n || count > put->n - first) {
-		return kvc_fail(KV_ERR_ARG, "blocks [%u, %u + %u) are not among the %u granted", first, first, count,
-				put->n);
-	}
-	if (!put->grant.map || put->order[first + count] == put->order[first]) {
-		return KVC_OK; /* all of it is visible already; a durable put of nothing else is over for the daemon, too */
-	}
-	if (kvc_grant_check(&put->grant) != KV_OK) {
-		return kvc_fail(KV_ERR_REVOKED, "put %llu was revoked", (unsigned long long)put->grant.id);
-	}
-	msg.staging = put->staging.first + (uint64_t)put->order[first] * put->words_a_block;
-	msg.words = (put->order[first + count] - put->order[first]) * put->words_a_block;
+	blocks = put->order[first + count] - put->order[first];
+	at = put->order[first] - atomic_load_explicit(&put->window, memory_order_relaxed);
+	msg.staging = put->staging.first + (uint64_t)at * put->words_a_block;
+	msg.words = blocks * put->words_a_block;
 
 #if defined(__x86_64__)
 	/* The streaming stores of the copies come before whatever says that they are there. */
@@ -58,6 +101,7 @@ kvc_status_t kvc_put_end(kvc_put_t *put, uint32_t first, uint32_t count)
 		return kvc_fail(sent, "PUT_END could not be sent: %s", kv_status_text(sent));
 	}
 	put->ends++;
+	put->handed += blocks;
 
 	return KVC_OK;
 }
@@ -75,11 +119,20 @@ static kvc_put_t *find(kvc_t *kvc, uint64_t id)
 
 void kvc_put_notice_done(kvc_t *kvc, const kv_msg_put_done_t *msg)
 {
-	kvc_put_t *put = find(kvc, msg->put);
+	kv_msg_quiet_t quiet = {.what = 0, .id = msg->put};
+	kvc_put_t *put = kvc->put_ids[msg->put % KVC_ID_BUCKETS];
+	int known = 0;
 
-	if (put) {
-		put->result.status = msg->status;
-		put->result.visible = msg->n < put->n ? msg->n : put->n;
+	for (; put; put = put->chain) {
+		if (put->grant.id == msg->put && !atomic_load(&put->grant.map->dead)) {
+			put->result.status = msg->status;
+			put->result.visible = msg->n < put->n ? msg->n : put->n;
+			known = 1;
+		}
+	}
+	/* This member was to write into it and has no view (yet, or any more): none of its writes can come. */
+	if (!known && msg->status != KV_OK) {
+		kvc_tell(kvc, KV_CODE_QUIET, &quiet);
 	}
 }
 
@@ -146,22 +199,25 @@ kvc_status_t kvc_put_wait(kvc_put_t *put, int durable, uint32_t timeout_ms)
 
 /* ---- letting go -------------------------------------------------------------------------------------------------- */
 
-/* Tell the daemon that this member does not touch the put's memory any more. */
+/* Tell the daemon that this member does not touch the put's memory any more; if that leaves it unfinished, it is
+ * over for all. */
 static void let_go(kvc_put_t *put)
 {
 	kvc_t *kvc = put->space->kvc;
 	kv_msg_put_revoke_t revoke = {.put = put->grant.id};
 	kv_msg_quiet_t quiet = {.what = 0, .id = put->grant.id};
+	int over = put->result.status != KVC_PENDING;
 
 	if (!put->grant.map || atomic_load(&put->grant.map->dead) || put->result.status == KVC_OK) {
 		return;
 	}
-	if (!put->imported && put->result.status == KVC_PENDING) {
+	if (put->imported && all_handed(put)) {
+		return; /* the daemon waits for nothing of this member's; how it ends is the starter's business */
+	}
+	if (!over && (!put->imported || kvc_grant_check(&put->grant) == KV_OK)) {
 		kvc_tell(kvc, KV_CODE_PUT_REVOKE, &revoke);
 	}
-	if (!put->imported || kvc_grant_check(&put->grant) != KV_OK) {
-		kvc_tell(kvc, KV_CODE_QUIET, &quiet);
-	}
+	kvc_tell(kvc, KV_CODE_QUIET, &quiet);
 }
 
 void kvc_put_free(kvc_put_t *put)
@@ -172,7 +228,7 @@ void kvc_put_free(kvc_put_t *put)
 		return;
 	}
 	kvc = put->space->kvc;
-	if (put->status == KV_PENDING) {
+	if (atomic_load(&put->status) == KV_PENDING) {
 		kvc_forget(kvc, put);
 	} else if (kvc_check_process(kvc) == KVC_OK) {
 		let_go(put);

@@ -125,7 +125,7 @@ static kvc_status_t identity_take(kvc_space_t *space, const kvc_identity_t *give
 	char groups_text[32], hash_tokens[16];
 	const char *field = NULL;
 	kv_identity_t identity;
-	kv_group_t groups[KVC_MAX_GROUPS];
+	kv_group_t groups[KV_MAX_GROUPS];
 	uint32_t count = 0;
 	kv_status_t status;
 

@@ -310,7 +310,6 @@ kv_status_t kv_identity_groups(const kv_identity_t *identity, uint32_t *p_hash_t
 	const char *list = identity->groups ? identity->groups : "";
 	uint32_t hash_tokens;
 	uint32_t count = 0;
-	int served = 1;
 
 	if (!read_number(&number, KV_MAX_UNIT_TOKENS, &hash_tokens) || hash_tokens == 0 || *number) {
 		return KV_ERR_IDENTITY;
@@ -325,14 +324,10 @@ kv_status_t kv_identity_groups(const kv_identity_t *identity, uint32_t *p_hash_t
 		if (count == cap) {
 			return KV_ERR_TOO_BIG;
 		}
-		served = served && group.rule == KV_RULE_FULL;
 		groups[count++] = group;
 	} while (read_word(&list, ","));
 	if (*list) {
 		return KV_ERR_IDENTITY;
-	}
-	if (!served) {
-		return KV_ERR_UNSUPPORTED;
 	}
 	*p_hash_tokens = hash_tokens;
 	*p_count = count;

@@ -3,7 +3,8 @@
  *   join:   index counter, mark, mirror, event BlockStored, then children that were waiting for it
  *   leave:  mark, index counter, mirror, event BlockRemoved, slot; with its last tier the block leaves the index
  *
- * A claim is a pin: it names its owner and hangs on one block. Ancestors need none, they are protected by being ancestors.
+ * A claim is a pin: it names its owner and hangs on one block. Ancestors need none, they are protected by being ancestors; of a group without
+ * parents every block has its own.
  * Sum of claims on blocks == claims of leases and puts; sum of holds on blocks == holds of leases and transfers (check.h counts both).
  */
 #ifndef KVD_CORE_BLOCK_H
@@ -19,6 +20,7 @@ typedef struct kvd_claim {
 	uint32_t prev, next; /* on the block */
 	uint32_t kind;
 	uint64_t owner; /* lease or put id */
+	uint32_t entry; /* of a put of a group without parents: which */
 } kvd_claim_t;
 
 kv_status_t kvd_claim_take(kvd_core_t *core, uint32_t block, kvd_claim_kind_t kind, uint64_t owner, uint32_t *p_claim);

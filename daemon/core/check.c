@@ -44,13 +44,15 @@ static int pins_agree(kvd_core_t *core, char *why, size_t cap)
 		for (uint32_t l = instance->leases; l != KVD_NONE; leases++) {
 			const kvd_lease_t *lease = kvd_pool_at(&core->leases, l);
 
-			claims++;
+			claims += lease->alone ? lease->claim_count : 1;
 			holds += lease->n - lease->hold_from;
 			l = lease->inst_next;
 		}
-		for (uint32_t p = instance->puts; p != KVD_NONE;
-		     p = ((kvd_put_t *)kvd_pool_at(&core->puts, p))->inst_next) {
-			claims += ((kvd_put_t *)kvd_pool_at(&core->puts, p))->claim != KVD_NONE ? 1 : 0;
+		for (uint32_t p = instance->puts; p != KVD_NONE;) {
+			const kvd_put_t *put = kvd_pool_at(&core->puts, p);
+
+			claims += put->pins + (put->claim != KVD_NONE ? 1 : 0);
+			p = put->inst_next;
 		}
 	}
 	sum_blocks(core, &blocks);

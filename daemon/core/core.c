@@ -58,7 +58,8 @@ static kv_status_t pools_init(kvd_core_t *core)
 	} pools[] = {
 		{&core->leases, sizeof(kvd_lease_t), leases},
 		{&core->puts, sizeof(kvd_put_t), leases},
-		{&core->claims, sizeof(kvd_claim_t), 2u * (uint64_t)leases},
+		/* One a lease, one a put; and of groups without parents one a block, of several leases of all blocks. */
+		{&core->claims, sizeof(kvd_claim_t), 2u * (uint64_t)leases + 4u * (uint64_t)blocks},
 		{&core->pendings, sizeof(kvd_pending_t), blocks + 65536u},
 		{&core->ios, sizeof(kvd_io_t), blocks + 65536u},
 		{&core->extents, sizeof(kvd_extent_t),
@@ -158,9 +159,13 @@ static kv_status_t explain(kvd_core_t *core, uint32_t ns, const kv_msg_explain_t
 {
 	uint32_t count = ask->keys.len / KV_KEY_BYTES;
 	uint8_t *tiers = core->explain, *leases = core->explain + KVD_EXPLAIN_KEYS;
+	const kv_group_t *group;
 	kvd_space_t *space;
-	kv_status_t status = kvd_space_find(core, ns, ask->space, ask->epoch, ask->group, &space);
+	kv_status_t status = kvd_space_find(core, ns, ask->space, ask->epoch, &space);
 
+	if (status == KV_OK) {
+		status = kvd_space_group(space, ask->group, &group);
+	}
 	if (status != KV_OK) {
 		return status;
 	}
@@ -216,6 +221,8 @@ static const char *detail_of(kv_status_t status)
 		return "a field is out of its range, or two fields contradict each other";
 	case KV_ERR_LIMIT:
 		return "the instance holds as many leases or puts as it may";
+	case KV_ERR_UNSUPPORTED:
+		return "the space has no such group";
 	case KV_ERR_BUSY:
 		return "pinned or unfinished bytes of the instance are at their limit, or nothing can be evicted";
 	default:

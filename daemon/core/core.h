@@ -10,6 +10,7 @@
 #define KVD_CORE_H
 
 #include "kv/env.h"
+#include "kv/identity.h"
 #include "kv/metric.h"
 #include "kv/shm.h"
 #include "kv/wire.h"
@@ -21,7 +22,7 @@ typedef struct kvd_core kvd_core_t;
 typedef uint64_t kvd_member_t;
 typedef uint64_t kvd_instance_t;
 
-/* One event for subscribers, borrowed for the call. STORED: each block is the parent of the next. REMOVED: a set, leaf first. Arrays may be NULL with
+/* One event for subscribers, borrowed for the call. STORED: each block is the parent of the next (of a full group; others come one by one). REMOVED: a set, leaf first. Arrays may be NULL with
  * count 0. Nothing of a new epoch is told before all of the old one has been taken back. */
 typedef enum kvd_event_type { KVD_EVENT_STORED, KVD_EVENT_REMOVED } kvd_event_type_t;
 typedef struct kvd_event {
@@ -29,6 +30,7 @@ typedef struct kvd_event {
 	const char *ns;
 	uint32_t space;
 	uint8_t group;
+	kv_group_rule_t rule;
 	kv_tier_t medium;
 	uint32_t count;         /* blocks */
 	const uint64_t *hashes; /* event hashes */
@@ -44,7 +46,7 @@ typedef struct kvd_grant {
 	uint64_t id; /* of the lease or put */
 	kvd_instance_t instance;
 	const kv_lease_header_t *header; /* kind, n, skip, group and space are read from it */
-	kvs_loc_t deepest;               /* slot of the deepest block */
+	kvs_loc_t deepest;               /* slot of the deepest block; of a group without parents: of the last */
 	const kv_key_t *deepest_key;
 	uint64_t expiry_ns; /* 0: never (puts) */
 } kvd_grant_t;
@@ -152,10 +154,11 @@ typedef struct kvd_space_open {
 	uint32_t identity_len;
 	uint8_t root[32];
 	uint32_t hash_tokens;
-	uint32_t block_tokens; /* of group 0 */
-	kvs_geometry_t geometry;
-	const char *layout; /* NUL-terminated */
-	const char *lora;   /* NULL: none */
+	const kv_group_t *groups; /* [group_count], 1 .. KV_MAX_GROUPS of them: copied */
+	uint32_t group_count;
+	kvs_geometry_t geometry; /* of the blocks of all groups */
+	const char *layout;      /* NUL-terminated */
+	const char *lora;        /* NULL: none */
 } kvd_space_open_t;
 typedef struct kvd_space_info {
 	uint32_t space;

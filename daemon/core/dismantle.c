@@ -60,12 +60,23 @@ static void revoke_through(kvd_core_t *core, uint32_t id)
 {
 	uint32_t depth = kvd_depth_of(&core->ix, kvd_block_at(&core->ix, id));
 
+	for (uint32_t c = kvd_block_at(&core->ix, id)->claims;
+	     c != KVD_NONE;) { /* those that end here, and all that have it by itself */
+		const kvd_claim_t *claim = kvd_pool_at(&core->claims, c);
+		kvd_lease_t *lease = claim->kind == KVD_CLAIM_LEASE ? kvd_lease_find(core, claim->owner) : NULL;
+
+		c = claim->next;
+		if (lease) {
+			kvd_lease_end(core, lease, KV_ERR_REVOKED);
+			c = kvd_block_at(&core->ix, id)->claims; /* it may have had several */
+		}
+	}
 	for (uint32_t i = core->instance_list; i != KVD_NONE; i = kvd_instance_at(core, i)->next) {
 		for (uint32_t l = kvd_instance_at(core, i)->leases; l != KVD_NONE;) {
 			kvd_lease_t *lease = kvd_pool_at(&core->leases, l);
 
 			l = lease->inst_next;
-			if (lease->n >= depth && kvd_lease_block(core, lease, depth) == id) {
+			if (!lease->alone && lease->n >= depth && kvd_lease_block(core, lease, depth) == id) {
 				kvd_lease_end(core, lease, KV_ERR_REVOKED);
 			}
 		}
@@ -105,11 +116,7 @@ static void lose_cpu_leaf(kvd_core_t *core, uint32_t id)
 	const kvd_block_t *block = kvd_block_at(&core->ix, id);
 
 	while (!kvd_in_set(&core->ix, block, KVD_DISK) && block->claims != KVD_NONE) {
-		const kvd_claim_t *claim = kvd_pool_at(&core->claims, block->claims);
-		kvd_put_t *put = kvd_put_find(core, claim->owner);
-
-		kvd_claim_drop(core, put->claim);
-		put->claim = KVD_NONE;
+		kvd_put_lose(core, block->claims);
 	}
 	core->durable_look = 1;
 	if (block->io == KVD_NONE) {
@@ -151,11 +158,7 @@ static void drop_claims(kvd_core_t *core, uint32_t id, uint32_t top_depth)
 		kvd_lease_t *lease = claim->kind == KVD_CLAIM_LEASE ? kvd_lease_find(core, claim->owner) : NULL;
 
 		if (!lease) {
-			kvd_put_t *put = kvd_put_find(core, claim->owner);
-
-			kvd_claim_drop(core, put->claim);
-			put->claim = KVD_NONE;
-			core->durable_look = 1;
+			kvd_put_lose(core, block->claims);
 		} else if (top_depth > 1 && lease->ready < top_depth) {
 			kvd_lease_cut(core, lease, top_depth, KV_ERR_CORRUPT);
 		} else {

@@ -8,10 +8,7 @@ static void answer(kvd_core_t *core, kvd_put_t *put, uint32_t n, kv_status_t sta
 	put->durable = 0;
 	core->durable_owed--;
 	kvd_notify(core, put->member, KV_CODE_DURABLE, &msg);
-	if (put->claim != KVD_NONE) {
-		kvd_claim_drop(core, put->claim);
-		put->claim = KVD_NONE;
-	}
+	kvd_put_unpin(core, put);
 	kvd_put_settle(core, put);
 }
 
@@ -38,6 +35,38 @@ static void settle_for_less(kvd_core_t *core, kvd_put_t *put)
 	kvd_claim_move(core, put->claim, kvd_index_ancestor(&core->ix, id, depth));
 	put->store_seq = core->stores + 1;
 	core->durable_look = 1;
+}
+
+/* Will `store_seq` never be flushed, as things stand? */
+static int flush_failed(const kvd_core_t *core)
+{
+	return !core->flush_busy && core->flush_status != KV_OK && core->flush_due_ns > core->now_ns;
+}
+
+static void look_alone(kvd_core_t *core, kvd_put_t *put)
+{
+	uint32_t n;
+
+	if (!core->tier[KVD_DISK]) {
+		answer(core, put, 0, put->status != KV_OK ? put->status : KV_ERR_NOT_ADMITTED);
+		return;
+	}
+	if (!kvd_put_stored(core, put, &n)) {
+		return;
+	}
+	put->store_seq = put->store_seq ? put->store_seq : core->stores + 1;
+	if (n > 0 && core->flushed + 1 < put->store_seq) {
+		if (flush_failed(core)) {
+			answer(core, put, 0, core->flush_status);
+		}
+		return;
+	}
+	n = kvd_put_on_disk(core, put, n); /* some may have been evicted there while it waited */
+	if (n < put->next && put->status == KV_OK) {
+		put->status = KV_ERR_NOT_ADMITTED;
+		kvd_count(core, KV_M_NOT_ADMITTED, put->next - n);
+	}
+	answer(core, put, n, put->status);
 }
 
 static void look(kvd_core_t *core, kvd_put_t *put)
@@ -72,7 +101,7 @@ static void look(kvd_core_t *core, kvd_put_t *put)
 			return;
 		}
 		answer(core, put, kvd_depth_of(&core->ix, block), put->status);
-	} else if (!core->flush_busy && core->flush_status != KV_OK && core->flush_due_ns > core->now_ns) {
+	} else if (flush_failed(core)) {
 		answer(core, put, 0, core->flush_status);
 	}
 }
@@ -88,7 +117,9 @@ void kvd_durable_run(kvd_core_t *core)
 			kvd_put_t *put = kvd_pool_at(&core->puts, p);
 
 			p = put->inst_next;
-			if (put->durable && !put->running) {
+			if (put->durable && !put->running && put->alone) {
+				look_alone(core, put);
+			} else if (put->durable && !put->running) {
 				look(core, put);
 			}
 		}

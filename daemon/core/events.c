@@ -5,6 +5,7 @@ void kvd_events_flush(kvd_core_t *core)
 	kvd_gather_t *g = &core->gather;
 	const kvd_tree_t *tree;
 	const kvd_space_t *space;
+	const kv_group_t *group = NULL;
 	kvd_event_t event;
 
 	if (g->count == 0) {
@@ -12,17 +13,22 @@ void kvd_events_flush(kvd_core_t *core)
 	}
 	tree = kvd_tree_at(&core->ix, g->tree);
 	space = core->ns[tree->ns]->spaces[tree->space];
+	if (kvd_space_group(space, g->group, &group) != KV_OK) {
+		g->count = 0; /* recovered, of a group the identity does not have: nobody has heard of it */
+		return;
+	}
 	event = (kvd_event_t){
 		.type = g->type,
 		.ns = core->ns[tree->ns]->name,
 		.space = tree->space,
 		.group = g->group,
+		.rule = group->rule,
 		.medium = g->t == KVD_CPU ? KV_TIER_CPU : KV_TIER_DISK,
 		.count = g->count,
 		.hashes = g->hashes,
 		.has_parent = g->has_parent,
 		.parent_hash = g->parent_hash,
-		.block_tokens = space->block_tokens,
+		.block_tokens = group->block_tokens,
 		.tokens = g->tokens,
 		.lora = space->lora,
 	};
@@ -36,6 +42,8 @@ static int continues(kvd_core_t *core, uint32_t block_id, kvd_event_type_t type,
 	const kvd_gather_t *g = &core->gather;
 	const kvd_block_t *block = kvd_block_at(&core->ix, block_id);
 	const kvd_tree_t *tree = kvd_tree_of(&core->ix, block);
+	const kv_group_t *group;
+	uint32_t parent;
 
 	if (g->count == 0 || g->count == KVD_EVENT_RUN || g->type != type || g->t != t || g->group != block->group ||
 	    g->tree != kvd_node_of(&core->ix, block)->tree) {
@@ -44,13 +52,16 @@ static int continues(kvd_core_t *core, uint32_t block_id, kvd_event_type_t type,
 	if (type == KVD_EVENT_REMOVED) {
 		return 1;
 	}
-	if (kvd_index_parent(&core->ix, block_id) != g->last) {
+	parent = kvd_index_parent(&core->ix, block_id);
+	if (parent == KVD_NONE || parent != g->last) {
 		return 0;
 	}
+	if (g->tokens == NULL || tokens == NULL) {
+		return g->tokens == tokens;
+	}
 
-	return g->tokens == NULL
-		       ? tokens == NULL
-		       : tokens == g->tokens + (size_t)g->count * core->ns[tree->ns]->spaces[tree->space]->block_tokens;
+	return kvd_space_group(core->ns[tree->ns]->spaces[tree->space], block->group, &group) == KV_OK &&
+	       tokens == g->tokens + (size_t)g->count * group->block_tokens;
 }
 
 static void gather(kvd_core_t *core, uint32_t block_id, kvd_event_type_t type, kvd_set_t t, const uint32_t *tokens)

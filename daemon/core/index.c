@@ -398,7 +398,9 @@ static kv_status_t run_for(kvd_index_t *ix, uint32_t tree, uint32_t parent, uint
 		node = kvd_node_of(ix, above);
 		if (above->pos + 1u == node->len && node->children == 0 && node->len < KVD_RUN_MAX) {
 			*p_node = above->node;
-			return node->len < node->cap ? KV_OK : run_resize(ix, node, node->cap * 2);
+			return node->len < node->cap
+				       ? KV_OK
+				       : run_resize(ix, node, node->cap < RUN_MIN ? RUN_MIN : node->cap * 2);
 		}
 		if (above->pos + 1u < node->len) {
 			status = node_split(ix, above->node, above->pos + 1u);
@@ -408,7 +410,7 @@ static kv_status_t run_for(kvd_index_t *ix, uint32_t tree, uint32_t parent, uint
 		}
 	}
 
-	status = node_create(ix, tree, RUN_MIN, &id);
+	status = node_create(ix, tree, parent == KVD_NONE ? 1 : RUN_MIN, &id); /* many blocks at the root stay alone */
 	if (status != KV_OK) {
 		return status;
 	}

@@ -13,6 +13,9 @@
  * State of a block, per tier:   out --join (parent is in, run's next)--> in --leave (no child is in)--> out
  * State of a block:             insert --> known --> remove (in no set, no child, nobody holds it)
  *
+ * Blocks of `window` and `state` groups have no parent: each is a run of one block at the root. Trivially prefix-closed, it joins and leaves by itself;
+ * a tree may have as many of them as the index holds.
+ *
  * A run splits where a branch begins and is merged when the branch has gone; ids of blocks never change.
  * Invariants (kvd_index_sound): the above, counts of children, depths, hash entries, marks on every leaf of a set.
  */
@@ -35,6 +38,7 @@ typedef enum kvd_set { KVD_CPU = 0, KVD_DISK = 1 } kvd_set_t;
 #define KVD_PARKED_CPU  8u /* its mark was found pinned and is out of the order (policy.h)             */
 #define KVD_PARKED_DISK 16u
 #define KVD_UNTOLD      32u /* subscribers have not heard of it (events.h)                                  */
+#define KVD_SEEN        64u /* named by the PUT_START that is being checked, and by nothing else            */
 
 /* 64 bytes: one cache line of what is known about a block. Its CPU slot lies in its run. */
 typedef struct kvd_block {

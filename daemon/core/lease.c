@@ -129,13 +129,27 @@ static void copy_slots(const kvd_index_t *ix, uint32_t id, uint32_t skip, uint32
 	}
 }
 
+static void write_slots(kvd_core_t *core, const kvd_lease_t *lease, uint32_t last, uint32_t *out)
+{
+	if (!lease->alone) {
+		copy_slots(&core->ix, last, lease->skip, lease->n, out);
+		return;
+	}
+	for (uint32_t i = 0; i < lease->claim_count; i++) {
+		out[i] = *kvd_slot_of(&core->ix,
+				      kvd_block_at(&core->ix, kvd_lease_block(core, lease, lease->skip + i + 1)));
+	}
+}
+
 /* Everything the lease has, whatever was done of it so far. */
-static void lease_close(kvd_core_t *core, kvd_lease_t *lease)
+void kvd_lease_close(kvd_core_t *core, kvd_lease_t *lease)
 {
 	kvd_instance_rec_t *instance = kvd_instance_at(core, lease->instance);
 
 	kvd_lease_unwait(core, lease);
-	if (lease->claim != KVD_NONE) {
+	if (lease->alone) {
+		kvd_lease_unclaim(core, lease);
+	} else if (lease->claim != KVD_NONE) {
 		kvd_lease_unhold(core, lease, 0);
 		kvd_claim_drop(core, lease->claim);
 	}
@@ -147,14 +161,18 @@ static void lease_close(kvd_core_t *core, kvd_lease_t *lease)
 	kvd_pool_put(&core->leases, lease->self);
 }
 
-static kv_status_t lease_create(kvd_core_t *core, kvd_instance_rec_t *instance, uint32_t block, kvd_lease_t *ask,
-				kvd_lease_t **p_lease)
+kv_status_t kvd_lease_create(kvd_core_t *core, kvd_instance_rec_t *instance, const kvd_lease_t *ask,
+			     kvd_lease_t **p_lease)
 {
 	uint32_t place;
 	uint64_t offset;
 	kvd_lease_t *lease;
-	kv_status_t status = kvd_pool_get(&core->leases, &place);
+	kv_status_t status;
 
+	if (instance->lease_count >= core->config.max_leases) {
+		return KV_ERR_LIMIT;
+	}
+	status = kvd_pool_get(&core->leases, &place);
 	if (status != KV_OK) {
 		return status;
 	}
@@ -168,18 +186,12 @@ static kv_status_t lease_create(kvd_core_t *core, kvd_instance_rec_t *instance, 
 	status = kvd_area_take(&instance->area,
 			       sizeof(kv_lease_header_t) + (uint64_t)(lease->n - lease->skip) * sizeof(uint32_t),
 			       &lease->extent, &offset);
-	if (status == KV_OK) {
-		lease->header = (void *)(instance->memory + offset);
-		status = kvd_claim_take(core, kvd_index_ancestor(&core->ix, block, lease->n), KVD_CLAIM_LEASE,
-					lease->id, &lease->claim);
-	} else {
-		lease->extent = KVD_NONE;
-	}
 	if (status != KV_OK) {
-		lease->claim = KVD_NONE;
-		lease_close(core, lease);
+		lease->extent = KVD_NONE;
+		kvd_lease_close(core, lease);
 		return status;
 	}
+	lease->header = (void *)(instance->memory + offset);
 	*p_lease = lease;
 
 	return KV_OK;
@@ -199,9 +211,10 @@ static kv_status_t claim(kvd_core_t *core, const kvd_lease_t *lease, const kvd_b
 }
 
 /* Write header and slots, enter it into the ledger and the lists. */
-static kv_status_t lease_publish(kvd_core_t *core, kvd_instance_rec_t *instance, const kvd_space_t *space,
-				 kvd_lease_t *lease, uint8_t group)
+kv_status_t kvd_lease_publish(kvd_core_t *core, const kvd_space_t *space, kvd_lease_t *lease, uint8_t group,
+			      kv_msg_acquire_reply_t *reply)
 {
+	kvd_instance_rec_t *instance = kvd_instance_at(core, lease->instance);
 	uint32_t id = kvd_lease_block(core, lease, lease->n);
 	const kvd_block_t *block = kvd_block_at(&core->ix, id);
 	kv_lease_header_t *header = lease->header;
@@ -216,7 +229,7 @@ static kv_status_t lease_publish(kvd_core_t *core, kvd_instance_rec_t *instance,
 	header->space = space->id;
 	atomic_store_explicit(&header->n, lease->n - lease->skip, memory_order_relaxed);
 	atomic_store_explicit(&header->ready, lease->ready, memory_order_relaxed);
-	copy_slots(&core->ix, id, lease->skip, lease->n, (uint32_t *)(void *)(header + 1));
+	write_slots(core, lease, id, (uint32_t *)(void *)(header + 1));
 	status = claim(core, lease, block);
 	if (status != KV_OK) {
 		return status;
@@ -232,26 +245,35 @@ static kv_status_t lease_publish(kvd_core_t *core, kvd_instance_rec_t *instance,
 	instance->leases = lease->self;
 	instance->lease_count++;
 	kvd_count(core, KV_M_LEASES_TAKEN, 1);
+	reply->lease = lease->id;
+	reply->ready = lease->ready;
+	reply->offset = (uint64_t)((uint8_t *)lease->header - instance->memory);
+	reply->ttl_ms = (uint32_t)((lease->expiry_ns - core->now_ns) / 1000000u);
 
 	return KV_OK;
 }
 
-static uint64_t ttl_of(const kvd_core_t *core, uint32_t ttl_ms)
+uint64_t kvd_lease_expiry(const kvd_core_t *core, uint32_t ttl_ms)
 {
 	uint64_t ttl = (uint64_t)ttl_ms * 1000000u;
 
-	return ttl == 0 || ttl > core->config.lease_ttl_ns ? core->config.lease_ttl_ns : ttl;
+	return core->now_ns + (ttl == 0 || ttl > core->config.lease_ttl_ns ? core->config.lease_ttl_ns : ttl);
+}
+
+uint64_t kvd_lease_room(const kvd_core_t *core, const kvd_instance_rec_t *instance)
+{
+	return instance->pinned_bytes < core->config.max_pinned_bytes
+		       ? core->config.max_pinned_bytes - instance->pinned_bytes
+		       : 0;
 }
 
 /* Lease blocks (skip, depth] of the path to `id`, or as many as the limits and the room allow. */
-static kv_status_t lease_open(kvd_core_t *core, const kvd_space_t *space, kvd_member_rec_t *member,
+static kv_status_t lease_open(kvd_core_t *core, const kvd_space_t *space, const kvd_member_rec_t *member,
 			      const kv_msg_acquire_t *ask, uint32_t id, kv_msg_acquire_reply_t *reply)
 {
 	kvd_instance_rec_t *instance = kvd_instance_at(core, member->instance);
 	uint64_t slot_bytes = core->classes[space->slot_class].slot_bytes;
-	uint64_t room = instance->pinned_bytes < core->config.max_pinned_bytes
-				? (core->config.max_pinned_bytes - instance->pinned_bytes) / slot_bytes
-				: 0;
+	uint64_t room = kvd_lease_room(core, instance) / slot_bytes;
 	uint32_t depth = kvd_depth_of(&core->ix, kvd_block_at(&core->ix, id));
 	uint32_t n = depth - ask->skip > room ? ask->skip + (uint32_t)room : depth;
 	uint32_t cpu_depth, before;
@@ -265,16 +287,19 @@ static kv_status_t lease_open(kvd_core_t *core, const kvd_space_t *space, kvd_me
 	kvd_lease_t *lease;
 	kv_status_t status;
 
-	if (instance->lease_count >= core->config.max_leases) {
-		return KV_ERR_LIMIT;
-	}
 	if (n <= ask->skip) {
-		return KV_ERR_BUSY;
+		return instance->lease_count >= core->config.max_leases ? KV_ERR_LIMIT : KV_ERR_BUSY;
 	}
 	draft.bytes = (n - ask->skip) * slot_bytes;
-	draft.expiry_ns = core->now_ns + ttl_of(core, ask->ttl_ms);
-	status = lease_create(core, instance, id, &draft, &lease);
+	draft.expiry_ns = kvd_lease_expiry(core, ask->ttl_ms);
+	status = kvd_lease_create(core, instance, &draft, &lease);
 	if (status != KV_OK) {
+		return status;
+	}
+	status = kvd_claim_take(core, kvd_index_ancestor(&core->ix, id, n), KVD_CLAIM_LEASE, lease->id, &lease->claim);
+	if (status != KV_OK) {
+		lease->claim = KVD_NONE;
+		kvd_lease_close(core, lease);
 		return status;
 	}
 
@@ -294,20 +319,38 @@ static kv_status_t lease_open(kvd_core_t *core, const kvd_space_t *space, kvd_me
 	}
 	reply->n = lease->n;
 	if (lease->n <= lease->skip) { /* no room to bring in even one block */
-		lease_close(core, lease);
+		kvd_lease_close(core, lease);
 		return KV_OK;
 	}
-	status = lease_publish(core, instance, space, lease, (uint8_t)ask->group);
+	status = kvd_lease_publish(core, space, lease, (uint8_t)ask->group, reply);
 	if (status != KV_OK) {
-		lease_close(core, lease);
-		return status;
+		kvd_lease_close(core, lease);
 	}
-	reply->lease = lease->id;
-	reply->ready = lease->ready;
-	reply->offset = (uint64_t)((uint8_t *)lease->header - instance->memory);
-	reply->ttl_ms = (uint32_t)((lease->expiry_ns - core->now_ns) / 1000000u);
 
-	return KV_OK;
+	return status;
+}
+
+/* Of a full group: the deepest known rung, and all before it. */
+static kv_status_t acquire_path(kvd_core_t *core, const kvd_space_t *space, const kvd_member_rec_t *member,
+				const kv_msg_acquire_t *ask, kv_msg_acquire_reply_t *reply)
+{
+	kv_key_t missing;
+	uint32_t id;
+
+	if (ask->ladder.len / KV_KEY_BYTES != rungs(ask->n)) {
+		return KV_ERR_ARG;
+	}
+	id = climb(core, space, ask, &missing);
+	if (!kv_key_is_zero(&missing)) {
+		reply->why = kvd_ghost_known(core, &missing) ? KV_WHY_EVICTED : KV_WHY_ABSENT;
+	}
+	if (id == KVD_NONE) {
+		return KV_OK;
+	}
+	kvd_touch(core, id);
+	reply->n = kvd_depth_of(&core->ix, kvd_block_at(&core->ix, id));
+
+	return reply->n > ask->skip ? lease_open(core, space, member, ask, id, reply) : KV_OK;
 }
 
 kv_status_t kvd_acquire(kvd_core_t *core, uint32_t ns, kvd_member_t member_id, const kv_msg_acquire_t *ask,
@@ -316,34 +359,26 @@ kv_status_t kvd_acquire(kvd_core_t *core, uint32_t ns, kvd_member_t member_id, c
 	kvd_member_rec_t *member;
 	kvd_instance_rec_t *instance;
 	kvd_space_t *space;
-	kv_key_t missing;
-	uint32_t id;
+	const kv_group_t *group;
 	kv_status_t status = kvd_member_check(core, ns, member_id, &member, &instance);
 
 	if (status == KV_OK) {
-		status = kvd_space_find(core, ns, ask->space, ask->epoch, ask->group, &space);
+		status = kvd_space_find(core, ns, ask->space, ask->epoch, &space);
+	}
+	if (status == KV_OK) {
+		status = kvd_space_group(space, ask->group, &group);
 	}
 	if (status != KV_OK) {
 		return status;
 	}
-	if (ask->n == 0 || ask->n > KV_MAX_BLOCKS || ask->ladder.len % KV_KEY_BYTES != 0 ||
-	    ask->ladder.len / KV_KEY_BYTES != rungs(ask->n)) {
+	if (ask->n == 0 || ask->n > KV_MAX_BLOCKS || ask->ladder.len % KV_KEY_BYTES != 0) {
 		return KV_ERR_ARG;
 	}
 
 	core->stamp++;
-	id = climb(core, space, ask, &missing);
 	*reply = (kv_msg_acquire_reply_t){.why = KV_WHY_NONE};
-	if (!kv_key_is_zero(&missing)) {
-		reply->why = kvd_ghost_known(core, &missing) ? KV_WHY_EVICTED : KV_WHY_ABSENT;
-	}
-	if (id != KVD_NONE) {
-		kvd_touch(core, id);
-		reply->n = kvd_depth_of(&core->ix, kvd_block_at(&core->ix, id));
-		if (reply->n > ask->skip) {
-			status = lease_open(core, space, member, ask, id, reply);
-		}
-	}
+	status = kvd_group_alone(group) ? kvd_acquire_alone(core, space, member, ask, reply)
+					: acquire_path(core, space, member, ask, reply);
 	if (status == KV_OK) {
 		kvd_count(core, reply->lease != 0 ? KV_M_ACQUIRE_HITS : KV_M_ACQUIRE_MISSES, 1);
 	}
@@ -379,7 +414,7 @@ void kvd_lease_end(kvd_core_t *core, kvd_lease_t *lease, kv_status_t why)
 		((kvd_lease_t *)kvd_pool_at(&core->leases, lease->inst_next))->inst_prev = lease->inst_prev;
 	}
 	instance->lease_count--;
-	lease_close(core, lease);
+	kvd_lease_close(core, lease);
 }
 
 /* The lease of this id if it is the member's instance's. */
@@ -428,7 +463,7 @@ kv_status_t kvd_renew(kvd_core_t *core, kvd_member_t member_id, const kv_msg_ren
 	}
 	block = kvd_block_at(&core->ix, kvd_lease_block(core, lease, lease->n));
 	wheel_unlink(core, lease);
-	lease->expiry_ns = core->now_ns + ttl_of(core, ask->ttl_ms);
+	lease->expiry_ns = kvd_lease_expiry(core, ask->ttl_ms);
 	wheel_link(core, lease);
 	core->world.unclaim(core->world.ctx, lease->id);
 	(void)claim(core, lease, block); /* its place has just been given up */
@@ -452,7 +487,7 @@ kv_status_t kvd_bad_block(kvd_core_t *core, kvd_member_t member_id, const kv_msg
 	}
 	depth = lease->skip + ask->index + 1;
 	id = kvd_lease_block(core, lease, depth);
-	reply->quarantined = lease->n - depth + 1; /* at the least: those of this lease */
+	reply->quarantined = lease->alone ? 1 : lease->n - depth + 1; /* at the least: those of this lease */
 	kv_logf(core->env, KV_LOG_WARN, "core", "a member found wrong bytes in a leased block, instance %s depth %u",
 		kvd_instance_at(core, lease->instance)->name, depth);
 	kvd_count(core, KV_M_BAD_BLOCKS, 1);

@@ -3,9 +3,10 @@
 
 uint32_t kvd_lease_block(kvd_core_t *core, const kvd_lease_t *lease, uint32_t depth)
 {
-	const kvd_claim_t *claim = kvd_pool_at(&core->claims, lease->claim);
+	const kvd_claim_t *claim =
+		kvd_pool_at(&core->claims, lease->alone ? lease->claims[depth - lease->skip - 1] : lease->claim);
 
-	return kvd_index_ancestor(&core->ix, claim->block, depth);
+	return lease->alone ? claim->block : kvd_index_ancestor(&core->ix, claim->block, depth);
 }
 
 void kvd_lease_unhold(kvd_core_t *core, kvd_lease_t *lease, uint32_t from)
@@ -124,10 +125,10 @@ void kvd_lease_cut(kvd_core_t *core, kvd_lease_t *lease, uint32_t depth, kv_stat
 	kvd_instance_rec_t *instance = kvd_instance_at(core, lease->instance);
 	uint64_t bytes;
 
-	if (depth > lease->n) {
+	if (depth > lease->n && !lease->alone) {
 		return;
 	}
-	if (depth - 1 <= lease->skip || depth <= lease->ready) {
+	if (lease->alone || depth - 1 <= lease->skip || depth <= lease->ready) {
 		kvd_lease_end(core, lease, why);
 		return;
 	}

@@ -138,6 +138,13 @@ void kvd_pending_unwait(kvd_core_t *core, kvd_put_t *put)
 	put->wait_pending = KVD_NONE;
 }
 
+int kvd_pending_mine(kvd_core_t *core, const kvd_put_t *put, const kv_key_t *key)
+{
+	uint32_t id = pending_find(core, put->tree, key, put->group);
+
+	return id != KVD_NONE && pending_at(core, id)->copies.put == put->self;
+}
+
 int kvd_pending_by(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint32_t group, uint32_t instance)
 {
 	uint32_t id = pending_find(core, tree, key, group);

@@ -103,14 +103,6 @@ kv_status_t kvd_put_pin(kvd_core_t *core, kvd_put_t *put, uint32_t block)
 	return status;
 }
 
-static void put_unpin(kvd_core_t *core, kvd_put_t *put)
-{
-	if (put->claim != KVD_NONE) {
-		kvd_claim_drop(core, put->claim);
-		put->claim = KVD_NONE;
-	}
-}
-
 /* Header and room in the lease area. */
 static void put_retire(kvd_core_t *core, kvd_put_t *put)
 {
@@ -139,7 +131,7 @@ static void put_remove(kvd_core_t *core, kvd_put_t *put)
 	kvd_events_flush(core); /* they may borrow its tokens */
 	queue_remove(core, put);
 	kvd_pending_unwait(core, put);
-	put_unpin(core, put);
+	kvd_put_unpin(core, put);
 	put_retire(core, put);
 	if (put->in_ledger) {
 		core->world.unclaim(core->world.ctx, put->id);
@@ -179,8 +171,9 @@ int kvd_put_writes(const kvd_put_t *put, uint32_t rank)
 	return 0;
 }
 
-/* Members that may still write: those whose rank has not ended its ranges; if no member has such a rank, all of the instance. */
-static void find_unquiet(kvd_core_t *core, kvd_put_t *put)
+/* Members that may still write: those whose rank has not ended its ranges; if no member has such a rank, all of the instance. They are
+ * told that the put is over: only they know whether they have ever heard of it, and the slots wait for their QUIET. */
+static void find_unquiet(kvd_core_t *core, kvd_put_t *put, const kv_msg_t *msg)
 {
 	const kvd_instance_rec_t *instance = kvd_instance_at(core, put->instance);
 	uint32_t writers = 0;
@@ -195,6 +188,9 @@ static void find_unquiet(kvd_core_t *core, kvd_put_t *put)
 			if (member && (all || (member->role != 0 && kvd_put_writes(put, member->rank)))) {
 				put->unquiet[local / 64] |= UINT64_C(1) << local % 64;
 				writers++;
+				if (member->id != put->member) {
+					kvd_notify(core, member->id, KV_CODE_PUT_DONE, msg);
+				}
 			}
 		}
 	}
@@ -222,6 +218,7 @@ static void entry_lose(kvd_core_t *core, kvd_put_t *put, uint32_t index)
 void kvd_put_finish(kvd_core_t *core, kvd_put_t *put, kv_status_t why)
 {
 	kv_msg_t msg = {.put_done = {.put = put->id, .n = put->next, .status = why}};
+	uint32_t lost = kvd_put_unfinished(put);
 
 	put->running = 0;
 	put->status = why;
@@ -234,20 +231,20 @@ void kvd_put_finish(kvd_core_t *core, kvd_put_t *put, kv_status_t why)
 	if (why == KV_ERR_REVOKED) {
 		kvd_count(core, KV_M_PUTS_REVOKED, 1);
 	} else if (why == KV_ERR_PARENT_LOST) {
-		kvd_count(core, KV_M_PARENT_LOST, put->n - put->next);
+		kvd_count(core, KV_M_PARENT_LOST, lost);
 	} else if (why == KV_ERR_NOT_ADMITTED) {
-		kvd_count(core, KV_M_NOT_ADMITTED, put->n - put->next);
+		kvd_count(core, KV_M_NOT_ADMITTED, lost);
 	}
 	kvd_notify(core, put->member, KV_CODE_PUT_DONE, &msg);
 
 	if (put->quarantined > 0) {
-		find_unquiet(core, put);
+		find_unquiet(core, put, &msg);
 	}
 	if (put->durable) {
 		core->durable_owed++;
 		core->durable_look = 1;
 	} else {
-		put_unpin(core, put);
+		kvd_put_unpin(core, put);
 	}
 	kvd_put_settle(core, put);
 }
@@ -330,7 +327,7 @@ kv_status_t kvd_put_revoke(kvd_core_t *core, kvd_member_t member_id, const kv_ms
 	if (!put || put->instance != member->instance || !put->running) {
 		return member ? KV_ERR_NOT_FOUND : KV_ERR_NOT_JOINED;
 	}
-	reply->revoked = put->n - put->next;
+	reply->revoked = kvd_put_unfinished(put);
 	kvd_put_finish(core, put, KV_ERR_REVOKED);
 
 	return KV_OK;

@@ -9,6 +9,9 @@
  *           RUNNING --revoked, parent lost, refused--> PUT_DONE why
  *           then LINGERING while slots are quarantined or DURABLE is owed, then gone
  *
+ * Entries of a put of a group without parents (`window`, `state`) do not wait for each other: ALREADY may be anywhere, each is made visible as soon as it is
+ * FULL. While it is wanted durable, each visible one is pinned by itself.
+ *
  * A child waits for its parent's key, not for its slot: `pending` counts, per key, the unfinished copies and the puts that wait for it.
  */
 #ifndef KVD_CORE_PUT_H
@@ -46,6 +49,8 @@ typedef struct kvd_entry {
 	kvd_copy_t next;  /* the next unfinished copy of this key */
 	uint32_t left;    /* writers whose range has not ended */
 	uint32_t transit; /* its slot is TRANSIT already */
+	uint32_t todo;    /* alone: the next entry that has become FULL */
+	uint32_t claim;   /* alone and durable: on its block; KVD_NONE */
 	kvd_entry_state_t state;
 } kvd_entry_t;
 
@@ -64,12 +69,16 @@ typedef struct kvd_put {
 	uint32_t slot_class;
 	uint32_t block_tokens;
 	uint32_t group;
+	uint32_t alone;   /* 1: of a group without parents */
 	uint32_t durable; /* wanted, and not answered yet */
 	uint32_t running;
 	uint32_t n, depth0;
-	uint32_t already; /* entries that were visible at the start */
+	uint32_t already;              /* entries that were visible at the start */
+	uint32_t todo_head, todo_tail; /* alone: entries that are FULL */
+	uint32_t pins;                 /* alone: entries with a claim */
+	uint32_t stored;               /* alone, durable: entries from the first that have been seen on disk */
 	kv_key_t parent;
-	uint32_t next; /* first entry that is not visible */
+	uint32_t next; /* first entry that is not visible; of a group without parents, later ones may be */
 	uint32_t full; /* entries all of whose ranges have ended */
 	uint64_t slot_bytes;
 	kv_status_t status;   /* how it ended */
@@ -86,7 +95,7 @@ typedef struct kvd_put {
 	uint64_t stamp;
 	uint64_t unquiet[KVD_MEMBER_WORDS]; /* members that may still touch quarantined slots */
 	uint64_t store_seq;                 /* DURABLE: synced when flushed + 1 >= this; 0: not written yet */
-	uint32_t asked;                     /* write-behind was asked for it once */
+	uint32_t asked;                     /* write-behind was asked for it once; alone: for entry asked - 1 */
 	uint32_t inst_prev, inst_next;
 	uint32_t wait_pending; /* parent key it waits for */
 	uint32_t wait_next;
@@ -123,6 +132,30 @@ void kvd_put_queue(kvd_core_t *core, kvd_put_t *put);
 void kvd_put_try(kvd_core_t *core, kvd_put_t *put);
 /* The slot of an unfinished entry goes back to the pool. */
 void kvd_entry_free(kvd_core_t *core, kvd_put_t *put, kvd_entry_t *entry);
+/* put_alone.c: entry `index`'s block is pinned, as far as memory goes; its claim goes; all claims go. */
+void kvd_entry_pin(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t block);
+void kvd_put_lose(kvd_core_t *core, uint32_t claim);
+void kvd_put_unpin(kvd_core_t *core, kvd_put_t *put);
+/* An entry has become FULL; the next such one, KVD_NONE: none. */
+void kvd_entry_todo(kvd_put_t *put, uint32_t index);
+uint32_t kvd_entry_next(kvd_put_t *put);
+/* Count the visible entries from the first. */
+void kvd_put_advance(kvd_put_t *put);
+/* Entries that are not visible. */
+uint32_t kvd_put_unfinished(const kvd_put_t *put);
+/* Has this put counted the key as one of its unfinished copies, and nobody after it? */
+int kvd_pending_mine(kvd_core_t *core, const kvd_put_t *put, const kv_key_t *key);
+/* What goes into a slot's header. */
+void kvd_put_meta(kvd_core_t *core, const kvd_put_t *put, uint32_t index, kvs_meta_t *meta);
+/* Depth of an entry's block. */
+static inline uint32_t kvd_put_depth(const kvd_put_t *put, uint32_t index)
+{
+	return put->alone ? 1 : put->depth0 + index + 1;
+}
+/* How far an ended put of a group without parents is on disk: 1 when entries [0, *p_n) are and no more will be, 0 when it cannot be said yet. */
+int kvd_put_stored(kvd_core_t *core, kvd_put_t *put, uint32_t *p_n);
+/* How many of the first n entries are on disk now, up to the first that is not. */
+uint32_t kvd_put_on_disk(kvd_core_t *core, const kvd_put_t *put, uint32_t n);
 /* The put's claim now hangs on `block`. */
 kv_status_t kvd_put_pin(kvd_core_t *core, kvd_put_t *put, uint32_t block);
 /* Forget an ended put that nothing is owed to. */

@@ -91,6 +91,9 @@ static kv_status_t ranges_end(kvd_core_t *core, kvd_put_t *put, kvd_writer_t *wr
 			}
 			entry->state = KVD_ENTRY_FULL;
 			put->full++;
+			if (put->alone) {
+				kvd_entry_todo(put, i);
+			}
 		}
 	}
 
@@ -156,10 +159,17 @@ static void entry_visible(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint
 	kvd_entry_t *entry = &put->entries[index];
 
 	entry->state = state;
-	put->next = index + 1;
+	if (!put->alone) {
+		put->next = index + 1;
+		(void)kvd_put_pin(core, put,
+				  block); /* without memory for the first pin it stays unpinned, as any may be */
+	} else {
+		kvd_put_advance(put);
+		if (put->durable) {
+			kvd_entry_pin(core, put, index, block);
+		}
+	}
 	atomic_store_explicit(&put->header->ready, put->next, memory_order_release);
-	(void)kvd_put_pin(core, put,
-			  block); /* without memory for the first pin it stays unpinned, as any block may be */
 	kvd_pending_remove(core, put, index);
 	kvd_put_wake(core, put->tree, &entry->key, put->group);
 	kvd_count(core, state == KVD_ENTRY_VISIBLE ? KV_M_PUT_BLOCKS : KV_M_PUT_DUPLICATES, 1);
@@ -174,7 +184,7 @@ static int take_duplicate(kvd_core_t *core, kvd_put_t *put, uint32_t index, kvd_
 	if (id == KVD_NONE) {
 		return 0;
 	}
-	if (kvd_depth_of(&core->ix, kvd_block_at(&core->ix, id)) != put->depth0 + index + 1) {
+	if (kvd_depth_of(&core->ix, kvd_block_at(&core->ix, id)) != kvd_put_depth(put, index)) {
 		*p_turn = end_put(core, put, KV_ERR_ARG);
 		return 1;
 	}
@@ -187,16 +197,18 @@ static int take_duplicate(kvd_core_t *core, kvd_put_t *put, uint32_t index, kvd_
 	return 1;
 }
 
-static void meta_of(kvd_core_t *core, const kvd_put_t *put, uint32_t index, kvs_meta_t *meta)
+void kvd_put_meta(kvd_core_t *core, const kvd_put_t *put, uint32_t index, kvs_meta_t *meta)
 {
 	const kvd_tree_t *tree = kvd_tree_at(&core->ix, put->tree);
 
 	*meta = (kvs_meta_t){.key = put->entries[index].key,
-			     .parent = index > 0 ? put->entries[index - 1].key : put->parent,
 			     .epoch = tree->epoch,
 			     .event_hash = put->entries[index].event_hash,
-			     .depth = put->depth0 + index + 1,
+			     .depth = kvd_put_depth(put, index),
 			     .group = (uint8_t)put->group};
+	if (!put->alone) {
+		meta->parent = index > 0 ? put->entries[index - 1].key : put->parent;
+	}
 	memcpy(meta->root, tree->root, sizeof meta->root);
 }
 
@@ -211,7 +223,7 @@ static kv_status_t insert(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint
 	kvs_meta_t meta;
 	kv_status_t status;
 
-	meta_of(core, put, index, &meta);
+	kvd_put_meta(core, put, index, &meta);
 	status = kvd_index_insert(&core->ix, put->tree, parent, &meta, p_block);
 	for (uint32_t tries = 0; status == KV_ERR_LIMIT && tries < 16; tries++) {
 		int freed = core->tier[KVD_DISK] && kvd_make_room(core, put->slot_class, KVD_DISK) == KV_OK;
@@ -252,7 +264,7 @@ static kvd_turn_t publish_through(kvd_core_t *core, kvd_put_t *put, uint32_t ind
 	kvs_meta_t meta;
 	kv_status_t status;
 
-	meta_of(core, put, index, &meta);
+	kvd_put_meta(core, put, index, &meta);
 	entry->state = KVD_ENTRY_THROUGH;
 	if (!entry->transit) {
 		(void)kvs_set_state(core->tier[KVD_CPU], entry->loc, KVS_TRANSIT);
@@ -315,6 +327,14 @@ static kvd_turn_t take_turn(kvd_core_t *core, kvd_put_t *put, uint32_t index)
 	return publish_through(core, put, index);
 }
 
+/* A FULL entry of a group without parents. */
+static kvd_turn_t take_alone(kvd_core_t *core, kvd_put_t *put, uint32_t index)
+{
+	kvd_turn_t turn;
+
+	return take_duplicate(core, put, index, &turn) ? turn : publish_cpu(core, put, index, KVD_NONE);
+}
+
 void kvd_put_try(kvd_core_t *core, kvd_put_t *put)
 {
 	if (!put->running) {
@@ -327,17 +347,20 @@ void kvd_put_try(kvd_core_t *core, kvd_put_t *put)
 		}
 		return;
 	}
-	for (uint32_t turns = 0; put->next < put->n; turns++) {
+	for (uint32_t turns = 0; put->alone ? put->todo_head != KVD_NONE : put->next < put->n; turns++) {
 		if (turns == TURNS) { /* everybody else first */
 			kvd_put_queue(core, put);
 			core->puts_left = 1;
 			return;
 		}
-		if (take_turn(core, put, put->next) != KVD_TURN_GO_ON) {
+		if ((put->alone ? take_alone(core, put, kvd_entry_next(put)) : take_turn(core, put, put->next)) !=
+		    KVD_TURN_GO_ON) {
 			return;
 		}
 	}
-	kvd_put_finish(core, put, KV_OK);
+	if (put->next == put->n) {
+		kvd_put_finish(core, put, KV_OK);
+	}
 }
 
 /* ---- write-through ----------------------------------------------------------------------------------------------------------------- */

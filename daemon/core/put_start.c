@@ -6,6 +6,8 @@ typedef struct kvd_draft {
 	kvd_member_rec_t *member;
 	kvd_instance_rec_t *instance;
 	const kv_msg_put_start_t *ask;
+	const kv_group_t *group;
+	uint32_t alone; /* 1: of a group without parents */
 	uint32_t n;
 	uint32_t already;
 	uint32_t base; /* deepest visible block: the parent, or the last ALREADY one; KVD_NONE: none */
@@ -136,6 +138,41 @@ static kv_status_t already_check(kvd_core_t *core, kvd_draft_t *draft)
 	return KV_OK;
 }
 
+/* Each key once. Those that are visible are touched. */
+static kv_status_t alone_check(kvd_core_t *core, kvd_draft_t *draft)
+{
+	kv_status_t status = KV_OK;
+	uint32_t checked = 0;
+
+	draft->base = KVD_NONE;
+	draft->already = 0;
+	for (; checked < draft->n && status == KV_OK; checked++) {
+		kv_key_t key = key_at(draft, checked);
+		uint32_t id = kvd_index_find(&core->ix, draft->space->tree, &key, draft->group->id);
+		kvd_block_t *block = id == KVD_NONE ? NULL : kvd_block_at(&core->ix, id);
+
+		if (kv_key_is_zero(&key) || (block && (block->flags & KVD_SEEN))) {
+			status = KV_ERR_ARG;
+		} else if (block) {
+			block->flags |= KVD_SEEN;
+			draft->already++;
+		}
+	}
+	for (uint32_t i = 0; i < checked && draft->already > 0; i++) {
+		kv_key_t key = key_at(draft, i);
+		uint32_t id = kvd_index_find(&core->ix, draft->space->tree, &key, draft->group->id);
+
+		if (id != KVD_NONE) {
+			kvd_block_at(&core->ix, id)->flags &= (uint8_t)~KVD_SEEN;
+			if (status == KV_OK) {
+				kvd_touch(core, id);
+			}
+		}
+	}
+
+	return status;
+}
+
 static kv_status_t draft_check(kvd_core_t *core, kvd_draft_t *draft)
 {
 	const kv_msg_put_start_t *ask = draft->ask;
@@ -145,11 +182,14 @@ static kv_status_t draft_check(kvd_core_t *core, kvd_draft_t *draft)
 	if (draft->n == 0 || draft->n > KV_MAX_BLOCKS || ask->keys.len % KV_KEY_BYTES != 0 ||
 	    (ask->event_hashes.len != 0 && ask->event_hashes.len != (uint64_t)draft->n * sizeof(uint64_t)) ||
 	    (ask->tokens.len != 0 &&
-	     ask->tokens.len != (uint64_t)draft->n * draft->space->block_tokens * sizeof(uint32_t)) ||
+	     ask->tokens.len != (uint64_t)draft->n * draft->group->block_tokens * sizeof(uint32_t)) ||
 	    ask->depth > INT32_MAX - draft->n) {
 		return KV_ERR_ARG;
 	}
 	status = writers_check(draft);
+	if (status == KV_OK && draft->alone) {
+		return alone_check(core, draft);
+	}
 	if (status == KV_OK) {
 		status = parent_check(core, draft);
 	}
@@ -187,7 +227,7 @@ static kv_status_t arrays_make(kvd_core_t *core, kvd_put_t *put, const kvd_draft
 			memcpy(&entry->event_hash, ask->event_hashes.data + i * sizeof(uint64_t), sizeof(uint64_t));
 		}
 		entry->loc.slot = KV_SLOT_NONE;
-		entry->pending = KVD_NONE;
+		entry->pending = entry->todo = entry->claim = KVD_NONE;
 		entry->state = KVD_ENTRY_ALREADY;
 	}
 
@@ -206,15 +246,36 @@ static void put_fill(kvd_core_t *core, kvd_put_t *put, const kvd_draft_t *draft)
 	put->pieces = draft->space->pieces;
 	put->slot_class = draft->space->slot_class;
 	put->slot_bytes = core->classes[put->slot_class].slot_bytes;
-	put->block_tokens = draft->space->block_tokens;
+	put->block_tokens = draft->group->block_tokens;
 	put->group = ask->group;
+	put->alone = draft->alone;
 	put->durable = ask->flags & 1u;
 	put->running = 1;
-	put->n = put->next = put->already = draft->already;
-	put->depth0 = ask->depth;
-	put->parent = ask->parent;
+	put->todo_head = put->todo_tail = KVD_NONE;
+	if (!put->alone) {
+		put->n = put->next = put->already = draft->already;
+		put->depth0 = ask->depth;
+		put->parent = ask->parent;
+	}
 	put->claim = put->extent = put->wait_pending = KVD_NONE;
 	put->stamp = core->stamp;
+}
+
+/* Is the entry's block visible? Of a group without parents it may be anywhere in the put. */
+static int already_take(kvd_core_t *core, kvd_put_t *put, uint32_t index)
+{
+	uint32_t id = put->alone ? kvd_index_find(&core->ix, put->tree, &put->entries[index].key, (uint8_t)put->group)
+				 : KVD_NONE;
+
+	if (id == KVD_NONE) {
+		return 0;
+	}
+	if (put->durable) {
+		kvd_entry_pin(core, put, index, id);
+	}
+	put->already++;
+
+	return 1;
 }
 
 /* Slots for the keys that are not visible, as many as limits and room allow. */
@@ -222,19 +283,20 @@ static kv_status_t slots_take(kvd_core_t *core, kvd_put_t *put, const kvd_draft_
 {
 	kv_status_t status = KV_OK;
 
-	for (uint32_t i = draft->already; i < draft->n; i++) {
+	for (uint32_t i = put->n; i < draft->n; i++, put->n++) {
 		kvd_entry_t *entry = &put->entries[i];
-		kvs_meta_t meta = {.key = entry->key,
-				   .parent = i > 0 ? put->entries[i - 1].key : put->parent,
-				   .epoch = draft->space->epoch,
-				   .event_hash = entry->event_hash,
-				   .depth = put->depth0 + i + 1,
-				   .group = (uint8_t)put->group};
+		kvs_meta_t meta;
 
+		if (already_take(core, put, i)) {
+			continue;
+		}
+		if (put->alone && kvd_pending_mine(core, put, &entry->key)) {
+			return KV_ERR_ARG; /* the same key twice */
+		}
 		if (draft->instance->unfinished_bytes + put->slot_bytes > core->config.max_unfinished_bytes) {
 			return KV_ERR_BUSY;
 		}
-		memcpy(meta.root, draft->space->root, sizeof meta.root);
+		kvd_put_meta(core, put, i, &meta);
 		status = kvd_slot_alloc(core, put->slot_class, KVD_CPU, &(kvd_use_t){KVS_PUT, put->id, &meta},
 					&entry->loc);
 		if (status != KV_OK) {
@@ -249,7 +311,6 @@ static kv_status_t slots_take(kvd_core_t *core, kvd_put_t *put, const kvd_draft_
 		}
 		entry->state = KVD_ENTRY_OPEN;
 		entry->left = put->writer_count;
-		put->n++;
 	}
 
 	return KV_OK;
@@ -276,7 +337,7 @@ static kv_status_t put_publish_header(kvd_core_t *core, kvd_put_t *put, const kv
 		slots[i] = put->entries[i].loc.slot;
 	}
 	for (uint32_t w = 0; w < put->writer_count; w++) {
-		put->writers[w].left = put->n - put->next;
+		put->writers[w].left = put->n - put->already;
 	}
 	put->header = header;
 	atomic_store_explicit(&header->state, KV_LEASE_ACTIVE, memory_order_release);
@@ -309,8 +370,10 @@ static void put_abandon(kvd_core_t *core, kvd_put_t *put)
 	put->running = 0;
 	put->durable = 0;
 	for (uint32_t i = put->next; i < put->n; i++) {
-		kvd_pending_remove(core, put, i);
-		kvd_entry_free(core, put, &put->entries[i]);
+		if (put->entries[i].state == KVD_ENTRY_OPEN) {
+			kvd_pending_remove(core, put, i);
+			kvd_entry_free(core, put, &put->entries[i]);
+		}
 	}
 	kvd_put_settle(core, put);
 }
@@ -341,7 +404,10 @@ static kv_status_t put_create(kvd_core_t *core, const kvd_draft_t *draft, kvd_pu
 	}
 	if (status == KV_OK) {
 		status = slots_take(core, put, draft);
-		status = put->n > 0 ? KV_OK : status; /* some is better than none */
+		status = put->n > 0 && status != KV_ERR_ARG ? KV_OK : status; /* some is better than none */
+	}
+	if (status == KV_OK && put->alone) {
+		kvd_put_advance(put);
 	}
 	if (status == KV_OK) {
 		status = put_publish_header(core, put, draft, *p_offset);
@@ -364,16 +430,20 @@ kv_status_t kvd_put_start(kvd_core_t *core, uint32_t ns, kvd_member_t member, co
 	kv_status_t status = kvd_member_check(core, ns, member, &draft.member, &draft.instance);
 
 	if (status == KV_OK) {
-		status = kvd_space_find(core, ns, ask->space, ask->epoch, ask->group, &draft.space);
+		status = kvd_space_find(core, ns, ask->space, ask->epoch, &draft.space);
 	}
 	if (status == KV_OK) {
+		status = kvd_space_group(draft.space, ask->group, &draft.group);
+	}
+	if (status == KV_OK) {
+		core->stamp++;
+		draft.alone = kvd_group_alone(draft.group) ? 1 : 0;
 		status = draft_check(core, &draft);
 	}
 	if (status != KV_OK) {
 		return status;
 	}
 
-	core->stamp++;
 	if (draft.base != KVD_NONE) {
 		kvd_touch(core, draft.base);
 	}
@@ -392,10 +462,11 @@ kv_status_t kvd_put_start(kvd_core_t *core, uint32_t ns, kvd_member_t member, co
 	kvd_count(core, KV_M_PUT_BUSY, put->n < draft.n ? 1 : 0);
 	reply->put = put->id;
 	reply->n = put->n;
+	reply->already = put->already;
 	reply->offset = offset;
 	if (put->next == put->n) {
 		kvd_put_queue(core, put); /* nothing to write: it ends at the next turn */
-	} else if (draft.base == KVD_NONE && ask->depth > 0) {
+	} else if (draft.base == KVD_NONE && put->depth0 > 0) {
 		(void)kvd_pending_wait(core, put);
 	}
 

@@ -41,8 +41,7 @@ kv_status_t kvd_namespace_add(kvd_core_t *core, const char *name, void *mirror, 
 
 /* ---- spaces ------------------------------------------------------------------------------------------------------------------- */
 
-kv_status_t kvd_space_find(kvd_core_t *core, uint32_t ns, uint32_t id, uint64_t epoch, uint32_t group,
-			   kvd_space_t **p_space)
+kv_status_t kvd_space_find(kvd_core_t *core, uint32_t ns, uint32_t id, uint64_t epoch, kvd_space_t **p_space)
 {
 	kvd_space_t *space = ns < core->ns_count && id < core->config.max_spaces ? core->ns[ns]->spaces[id] : NULL;
 
@@ -53,12 +52,21 @@ kv_status_t kvd_space_find(kvd_core_t *core, uint32_t ns, uint32_t id, uint64_t 
 		kvd_count(core, KV_M_STALE_EPOCH, 1);
 		return KV_ERR_STALE_EPOCH;
 	}
-	if (group != 0) {
-		return KV_ERR_UNSUPPORTED;
-	}
 	*p_space = space;
 
 	return KV_OK;
+}
+
+kv_status_t kvd_space_group(const kvd_space_t *space, uint32_t id, const kv_group_t **p_group)
+{
+	for (uint32_t i = 0; i < space->group_count; i++) {
+		if (space->groups[i].id == id) {
+			*p_group = &space->groups[i];
+			return KV_OK;
+		}
+	}
+
+	return KV_ERR_UNSUPPORTED;
 }
 
 static uint64_t slot_stride(const kvs_geometry_t *geometry)
@@ -202,11 +210,12 @@ static kv_status_t space_create(kvd_core_t *core, const kvd_space_open_t *ask, u
 		.id = id,
 		.epoch = 1,
 		.hash_tokens = ask->hash_tokens,
-		.block_tokens = ask->block_tokens,
+		.group_count = ask->group_count,
 		.pieces = pieces,
 		.layers = ask->geometry.leaves / pieces,
 		.geometry = ask->geometry,
 	};
+	memcpy(space->groups, ask->groups, ask->group_count * sizeof *ask->groups);
 	memcpy(space->root, ask->root, sizeof space->root);
 	space->identity = copy_text(core, ask->identity, ask->identity_len);
 	space->layout = copy_text(core, ask->layout, strlen(ask->layout));
@@ -235,13 +244,24 @@ err_space:
 	return status;
 }
 
+static int groups_valid(const kvd_space_open_t *ask)
+{
+	for (uint32_t i = 0; i < ask->group_count && i < KV_MAX_GROUPS; i++) {
+		if (ask->groups[i].block_tokens == 0 || ask->groups[i].block_tokens % ask->hash_tokens != 0) {
+			return 0;
+		}
+	}
+
+	return ask->group_count > 0 && ask->group_count <= KV_MAX_GROUPS;
+}
+
 /* What a space says about itself must fit together before anything is sized by it. */
 static int geometry_valid(const kvd_space_open_t *ask)
 {
 	const kvs_geometry_t *g = &ask->geometry;
 
-	return g->block_bytes > 0 && g->heads > 0 && g->leaves > 0 && g->leaf_bytes > 0 && g->page_bytes > 0 &&
-	       ask->hash_tokens > 0 && ask->block_tokens > 0 &&
+	return ask->hash_tokens > 0 && groups_valid(ask) && g->block_bytes > 0 && g->heads > 0 && g->leaves > 0 &&
+	       g->leaf_bytes > 0 && g->page_bytes > 0 &&
 	       g->leaves % ((g->page_bytes + g->leaf_bytes - 1) / g->leaf_bytes) == 0;
 }
 
@@ -371,7 +391,7 @@ kv_status_t kvd_space_reset(kvd_core_t *core, uint32_t ns, kvd_member_t member, 
 {
 	kvd_space_t *space;
 	uint32_t tree;
-	kv_status_t status = kvd_space_find(core, ns, ask->space, ask->epoch, 0, &space);
+	kv_status_t status = kvd_space_find(core, ns, ask->space, ask->epoch, &space);
 
 	if (status == KV_OK) {
 		status = kvd_tree_create(&core->ix, &tree);

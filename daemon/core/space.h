@@ -34,7 +34,8 @@ typedef struct kvd_space {
 	uint64_t epoch;
 	uint8_t root[32];
 	uint32_t hash_tokens;
-	uint32_t block_tokens;
+	kv_group_t groups[KV_MAX_GROUPS];
+	uint32_t group_count;
 	uint32_t layers; /* writers' ranges are in heads and layers       */
 	uint32_t pieces; /* digest leaves a layer                         */
 	kvs_geometry_t geometry;
@@ -48,9 +49,15 @@ typedef struct kvd_ns {
 	uint32_t space_count;
 } kvd_ns_t;
 
-/* The space of a request with keys. KV_ERR_NOT_FOUND, KV_ERR_STALE_EPOCH, KV_ERR_UNSUPPORTED (group). */
-kv_status_t kvd_space_find(kvd_core_t *core, uint32_t ns, uint32_t id, uint64_t epoch, uint32_t group,
-			   kvd_space_t **p_space);
+/* The space of a request with keys. KV_ERR_NOT_FOUND, KV_ERR_STALE_EPOCH. */
+kv_status_t kvd_space_find(kvd_core_t *core, uint32_t ns, uint32_t id, uint64_t epoch, kvd_space_t **p_space);
+/* Its group of this id. KV_ERR_UNSUPPORTED: it has none. */
+kv_status_t kvd_space_group(const kvd_space_t *space, uint32_t id, const kv_group_t **p_group);
+/* Blocks of such a group have no parent: each stands at the root by itself, comes, is pinned and goes by itself. */
+static inline int kvd_group_alone(const kv_group_t *group)
+{
+	return group->rule != KV_RULE_FULL;
+}
 /* KV_PENDING when the answer waits for the superblock. */
 kv_status_t kvd_space_reset(kvd_core_t *core, uint32_t ns, kvd_member_t member, uint64_t frame_id,
 			    const kv_msg_space_reset_t *ask, kv_msg_space_reset_reply_t *reply);

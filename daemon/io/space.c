@@ -6,13 +6,11 @@
 
 #include <stdio.h>
 
-#define MAX_GROUPS 16u
-
 typedef struct kvd_asked_space {
 	kv_identity_t identity;
 	kvk_layout_t layout;
 	uint32_t hash_tokens;
-	kv_group_t groups[MAX_GROUPS];
+	kv_group_t groups[KV_MAX_GROUPS];
 	uint32_t group_count;
 	char layout_text[KVK_LAYOUT_TEXT_MAX + 1];
 	char storage[2 * KV_IDENTITY_MAX_TEXT];
@@ -47,20 +45,18 @@ static kv_status_t check_identity(kvd_host_t *host, kvd_call_t *call, kvd_asked_
 
 static kv_status_t check_groups(kvd_call_t *call, kvd_asked_space_t *asked)
 {
-	kv_status_t status = kv_identity_groups(&asked->identity, &asked->hash_tokens, asked->groups, MAX_GROUPS,
+	kv_status_t status = kv_identity_groups(&asked->identity, &asked->hash_tokens, asked->groups, KV_MAX_GROUPS,
 						&asked->group_count);
 
 	if (status != KV_OK) {
-		call->detail = "identity field hash_tokens or groups is malformed";
+		call->detail = status == KV_ERR_TOO_BIG ? "the identity has more groups than a space can have"
+							: "identity field hash_tokens or groups is malformed";
 		return status;
 	}
 	for (uint32_t i = 0; i < asked->group_count; i++) {
-		if (asked->groups[i].rule != KV_RULE_FULL) {
-			call->detail = "only groups of rule full are served by this version";
-			return KV_ERR_UNSUPPORTED;
-		}
 		if (asked->groups[i].block_tokens != asked->layout.block_tokens) {
-			call->detail = "a group's block tokens are not those of the layout";
+			call->detail = "all groups of a space have blocks of one layout: each group's block tokens "
+				       "must be the layout's";
 			return KV_ERR_LAYOUT;
 		}
 	}
@@ -106,7 +102,8 @@ kv_status_t kvd_space_request(kvd_host_t *host, kvd_call_t *call)
 	}
 
 	open.hash_tokens = asked.hash_tokens;
-	open.block_tokens = asked.groups[0].block_tokens;
+	open.groups = asked.groups;
+	open.group_count = asked.group_count;
 	open.geometry = geometry_of(&asked.layout);
 	open.lora = strcmp(asked.identity.lora, "none") == 0 ? NULL : asked.identity.lora;
 	status = kvd_space_open(host->core, &open, &info);

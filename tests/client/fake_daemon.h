@@ -79,6 +79,7 @@ typedef struct fake_seen {
 	_Atomic uint64_t old_incarnation;
 	_Atomic uint64_t quiet_what;
 	_Atomic uint32_t bad_index;
+	_Atomic uint32_t ladder; /* keys of the last ACQUIRE */
 	_Atomic uint32_t durable_asked;
 } fake_seen_t;
 

@@ -26,6 +26,7 @@ typedef struct fake_area {
 
 typedef struct fake_block {
 	kv_key_t key, parent;
+	uint8_t group;
 	uint32_t state; /* 0 free, 1 being written, 2 visible */
 	uint32_t words; /* digests handed in */
 } fake_block_t;

@@ -8,10 +8,11 @@ kv_lease_header_t *fake_claim_header(fake_t *fake, const fake_claim_t *claim)
 	return (kv_lease_header_t *)(fake->leases.base + 4096u + (uint32_t)(claim - fake->claims) * FAKE_LEASE_STRIDE);
 }
 
-static kv_slot_t block_find(fake_t *fake, const kv_key_t *key)
+static kv_slot_t block_find(fake_t *fake, const kv_key_t *key, uint32_t group)
 {
 	for (uint32_t i = 0; i < FAKE_SLOTS; i++) {
-		if (fake->blocks[i].state == 2 && kv_key_equal(&fake->blocks[i].key, key)) {
+		if (fake->blocks[i].state == 2 && fake->blocks[i].group == group &&
+		    kv_key_equal(&fake->blocks[i].key, key)) {
 			return i;
 		}
 	}
@@ -42,6 +43,8 @@ static fake_claim_t *claim_new(fake_t *fake, uint32_t session, uint32_t kind, ui
 		*claim = (fake_claim_t){.id = ++fake->next_id, .kind = kind, .n = n, .session = session};
 		header->incarnation = fake->incarnation;
 		header->kind = kind;
+		header->skip = 0;
+		header->space = 0;
 		atomic_store(&header->n, n);
 		atomic_store(&header->ready, 0);
 		atomic_store(&header->id, claim->id);
@@ -84,23 +87,57 @@ static uint32_t rung(uint32_t n, uint32_t i)
 	return step < n - 1 || i == 0 ? n - step : 1;
 }
 
-kv_status_t fake_acquire(fake_t *fake, uint32_t session, const kv_msg_acquire_t *ask, kv_msg_acquire_reply_t *reply)
+/* Blocks [skip, n) of the lease into slots[]; how many blocks the lease has, skip included. */
+static uint32_t ladder_climb(fake_t *fake, const kv_msg_acquire_t *ask, kv_slot_t *slots)
 {
 	const kv_key_t *ladder = (const kv_key_t *)(const void *)ask->ladder.data;
-	uint32_t count = ask->ladder.len / KV_KEY_BYTES, i = 0;
-	fake_claim_t *claim;
+	uint32_t count = ask->ladder.len / KV_KEY_BYTES, i = 0, n;
 	kv_slot_t slot = KV_SLOT_NONE;
-	kv_slot_t *slots;
+
+	while (i < count && slot == KV_SLOT_NONE) {
+		slot = block_find(fake, &ladder[i++], 0);
+	}
+	n = slot == KV_SLOT_NONE ? 0 : rung(ask->n, i - 1);
+	for (uint32_t at = n; at > ask->skip && slot != KV_SLOT_NONE; at--) {
+		slots[at - 1 - ask->skip] = slot;
+		slot = block_find(fake, &fake->blocks[slot].parent, 0);
+	}
+
+	return n;
+}
+
+/* The same of a group other than 0, whose blocks stand alone here: all or nothing. */
+static uint32_t all_or_nothing(fake_t *fake, const kv_msg_acquire_t *ask, kv_slot_t *slots)
+{
+	const kv_key_t *keys = (const kv_key_t *)(const void *)ask->ladder.data;
+	uint32_t count = ask->ladder.len / KV_KEY_BYTES;
+
+	for (uint32_t i = 0; i < count; i++) {
+		slots[i] = block_find(fake, &keys[i], ask->group);
+		if (slots[i] == KV_SLOT_NONE) {
+			return 0;
+		}
+	}
+
+	return count == ask->n - ask->skip ? ask->n : 0;
+}
+
+kv_status_t fake_acquire(fake_t *fake, uint32_t session, const kv_msg_acquire_t *ask, kv_msg_acquire_reply_t *reply)
+{
+	kv_slot_t slots[FAKE_SLOTS];
+	fake_claim_t *claim;
+	kv_lease_header_t *header;
 	uint32_t n;
 
 	if (ask->epoch != fake->epoch) {
 		return KV_ERR_STALE_EPOCH;
 	}
-	while (i < count && slot == KV_SLOT_NONE) {
-		slot = block_find(fake, &ladder[i++]);
+	if (ask->n - ask->skip > FAKE_SLOTS) {
+		return KV_ERR_ARG;
 	}
 	*reply = (kv_msg_acquire_reply_t){.n = ask->skip, .why = KV_WHY_ABSENT};
-	n = slot == KV_SLOT_NONE ? 0 : rung(ask->n, i - 1);
+	n = ask->group ? all_or_nothing(fake, ask, slots) : ladder_climb(fake, ask, slots);
+	atomic_store(&fake->seen.ladder, ask->ladder.len / KV_KEY_BYTES);
 	if (n <= ask->skip) {
 		return KV_OK;
 	}
@@ -108,11 +145,9 @@ kv_status_t fake_acquire(fake_t *fake, uint32_t session, const kv_msg_acquire_t 
 	if (!claim) {
 		return KV_ERR_LIMIT;
 	}
-	slots = (kv_slot_t *)(fake_claim_header(fake, claim) + 1);
-	for (uint32_t at = n; at > ask->skip && slot != KV_SLOT_NONE; at--) {
-		slots[at - 1 - ask->skip] = slot;
-		slot = block_find(fake, &fake->blocks[slot].parent);
-	}
+	header = fake_claim_header(fake, claim);
+	header->skip = ask->skip;
+	memcpy(header + 1, slots, (n - ask->skip) * sizeof slots[0]);
 	reply->lease = claim->id;
 	reply->n = n;
 	reply->ready = atomic_load(&fake->knobs.lazy_ready) ? ask->skip : n;
@@ -120,7 +155,7 @@ kv_status_t fake_acquire(fake_t *fake, uint32_t session, const kv_msg_acquire_t 
 	reply->offset = claim_offset(fake, claim);
 	reply->ttl_ms = ask->ttl_ms ? ask->ttl_ms : 60000;
 	reply->why = n < ask->n ? KV_WHY_ABSENT : KV_WHY_NONE;
-	atomic_store(&fake_claim_header(fake, claim)->ready, reply->ready);
+	atomic_store(&header->ready, reply->ready);
 
 	return KV_OK;
 }
@@ -168,7 +203,7 @@ kv_status_t fake_put_start(fake_t *fake, uint32_t session, const kv_msg_put_star
 	slots = (kv_slot_t *)(fake_claim_header(fake, claim) + 1);
 	for (uint32_t i = 0; i < n; i++) {
 		slots[i] = KV_SLOT_NONE;
-		if (block_find(fake, &keys[i]) != KV_SLOT_NONE) {
+		if (block_find(fake, &keys[i], ask->group) != KV_SLOT_NONE) {
 			reply->already++;
 			continue;
 		}
@@ -179,11 +214,14 @@ kv_status_t fake_put_start(fake_t *fake, uint32_t session, const kv_msg_put_star
 			reply->n = i;
 			break;
 		}
-		fake->blocks[next] =
-			(fake_block_t){.key = keys[i], .parent = i ? keys[i - 1] : ask->parent, .state = 1};
+		fake->blocks[next] = (fake_block_t){.key = keys[i],
+						    .parent = i ? keys[i - 1] : ask->parent,
+						    .group = (uint8_t)ask->group,
+						    .state = 1};
 		slots[i] = next;
 	}
 	claim->n = reply->n;
+	atomic_store(&fake_claim_header(fake, claim)->n, reply->n);
 	claim->durable = (ask->flags & 1u) != 0;
 	if (reply->already == reply->n) {
 		claim_end(fake, claim);
@@ -201,6 +239,12 @@ static void put_finish(fake_t *fake, fake_claim_t *claim, kv_status_t status)
 	kv_msg_durable_t durable = {.put = claim->id, .n = claim->n, .status = status};
 
 	fake_notice(fake, claim->session, KV_CODE_PUT_DONE, &done, NULL, 0);
+	/* Those who may still write are asked to say that they do not. */
+	for (uint32_t i = 0; i < FAKE_SESSIONS && status != KV_OK; i++) {
+		if (i != claim->session && fake->sessions[i].joined) {
+			fake_notice(fake, i, KV_CODE_PUT_DONE, &done, NULL, 0);
+		}
+	}
 	if (claim->durable) {
 		fake_notice(fake, claim->session, KV_CODE_DURABLE, &durable, NULL, 0);
 	}
@@ -219,7 +263,7 @@ static void take_digests(fake_t *fake, kv_slot_t slot, const uint64_t *words, ui
 	block->words += count;
 	if (block->words == g->heads * g->leaves) {
 		block->state = 2;
-		(void)mirror_set(fake->mirror.base, &block->key, 0, KV_TIER_CPU);
+		(void)mirror_set(fake->mirror.base, &block->key, block->group, KV_TIER_CPU);
 	}
 }
 
@@ -289,9 +333,9 @@ kv_status_t fake_explain(fake_t *fake, const kv_msg_explain_t *ask, kv_msg_expla
 
 	*reply = (kv_msg_explain_reply_t){.tiers = {tiers, n}, .leases = {leases, n * 4u}};
 	for (uint32_t i = 0; i < n; i++) {
-		tiers[i] = block_find(fake, &keys[i]) != KV_SLOT_NONE ? KV_TIER_CPU
-			   : block_known(fake, &keys[i])              ? 0x80
-								      : 0;
+		tiers[i] = block_find(fake, &keys[i], ask->group) != KV_SLOT_NONE ? KV_TIER_CPU
+			   : block_known(fake, &keys[i])                          ? 0x80
+										  : 0;
 		if (!(tiers[i] & KV_TIER_CPU)) {
 			reply->why = KV_WHY_ABSENT;
 		}
@@ -347,7 +391,7 @@ void fake_evict(fake_t *fake, uint32_t keep)
 	pthread_mutex_lock(&fake->lock);
 	for (uint32_t i = FAKE_SLOTS; i-- > keep;) {
 		if (fake->blocks[i].state == 2) {
-			(void)mirror_set(fake->mirror.base, &fake->blocks[i].key, 0, 0);
+			(void)mirror_set(fake->mirror.base, &fake->blocks[i].key, fake->blocks[i].group, 0);
 			fake->blocks[i].state = 0;
 		}
 	}

@@ -226,7 +226,7 @@ static void p4_an_unfinished_put_is_revoked_when_freed(void **state)
 	assert_int_equal(kvc_put_ready(put, 0), KVC_OK);
 	assert_int_equal(kvc_put_write(put, 0, bed.src[0]), KVC_OK);
 	kvc_put_free(put);
-	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->quiets) == 1);
+	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->quiets) >= 1);
 	assert_int_equal(atomic_load(&fake_seen(bed.fake)->revokes), 1);
 	assert_int_equal(fake_open_leases(bed.fake), 0);
 	bed_free(&bed);
@@ -306,6 +306,7 @@ static void p1_ranks_write_their_own_heads(void **state)
 	config.instance = "engine";
 	config.secret = secret;
 	config.secret_len = sizeof secret;
+	config.role = KVC_ROLE_BOTH;
 	assert_int_equal(kvc_attach(&config, &bed.kvc), KVC_OK);
 	config.rank = 1;
 	assert_int_equal(kvc_attach(&config, &second), KVC_OK);

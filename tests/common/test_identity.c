@@ -259,8 +259,13 @@ static void p10_groups_are_read_or_refused(void **state)
 	assert_int_equal(groups_of("16", "0:full:16,3:full:64", groups, &count), KV_OK);
 	assert_int_equal(count, 2);
 	assert_int_equal(groups[1].id, 3);
-	assert_int_equal(groups_of("16", "0:full:16,1:window:16:1024", groups, &count), KV_ERR_UNSUPPORTED);
-	assert_int_equal(groups_of("16", "0:state:16", groups, &count), KV_ERR_UNSUPPORTED);
+	assert_int_equal(groups_of("16", "0:full:16,1:window:16:1024", groups, &count), KV_OK);
+	assert_int_equal(count, 2);
+	assert_int_equal(groups[1].rule, KV_RULE_WINDOW);
+	assert_int_equal(groups[1].window, 1024);
+	assert_int_equal(groups_of("16", "0:state:32", groups, &count), KV_OK);
+	assert_int_equal(groups[0].rule, KV_RULE_STATE);
+	assert_int_equal(groups[0].block_tokens, 32);
 	assert_int_equal(groups_of("1", "0:full:1,1:full:1,2:full:1,3:full:1,4:full:1", groups, &count),
 			 KV_ERR_TOO_BIG);
 	for (size_t i = 0; i < KV_COUNT_OF(malformed); i++) {

@@ -63,19 +63,43 @@ static void do_join(life_t *l)
 	}
 }
 
+/* Mostly full chains, beside them blocks of their own. */
+static void some_group(life_t *l)
+{
+	static const uint8_t groups[] = {0, 0, 0, 1, 1, 2, 5};
+
+	l->u.group = groups[below(l, sizeof groups)];
+}
+
+/* ALREADY blocks have no slot, all others have one. */
+static void check_already(const u_put_t *put, uint32_t already)
+{
+	const uint32_t *slots = put->id ? kv_lease_slots(u_header(put->member, put->offset)) : NULL;
+	uint32_t without = 0;
+
+	for (uint32_t i = 0; slots && i < put->n; i++) {
+		without += slots[i] == KV_SLOT_NONE;
+	}
+	assert_true(!slots || without == already);
+}
+
 static void do_put_start(life_t *l)
 {
 	u_member_t *m = some_member(l);
 	uint32_t which = (uint32_t)below(l, PUTS), chain = (uint32_t)below(l, CHAINS),
 		 space = (uint32_t)below(l, 8) == 0;
-	uint32_t visible = u_visible(&l->u, 0, &l->space[space], l->keys[chain], DEPTH);
-	uint32_t first = (uint32_t)below(l, visible + 4), n = first + 1 + (uint32_t)below(l, 12);
+	uint32_t visible, first, n;
 	kv_msg_put_start_reply_t reply;
+
+	some_group(l);
+	visible = u_visible(&l->u, 0, &l->space[space], l->keys[chain], DEPTH);
+	first = (uint32_t)below(l, u_alone(l->u.group) ? DEPTH : visible + 4);
+	n = first + 1 + (uint32_t)below(l, 12);
 
 	if (!m || l->puts[which].id != 0 || n > DEPTH) {
 		return;
 	}
-	if (below(l, 3) > 0 && first > visible) {
+	if (below(l, 3) > 0 && first > visible && !u_alone(l->u.group)) {
 		first = visible;
 	}
 	if (u_put_start(&l->u, m, &l->space[space], l->keys[chain], first, n, (uint32_t)below(l, 2), &l->puts[which],
@@ -84,6 +108,7 @@ static void do_put_start(life_t *l)
 		return;
 	}
 	l->put_space[which] = space;
+	check_already(&l->puts[which], reply.already);
 	if (l->puts[which].id != 0) {
 		u_put_write(&l->u, &l->puts[which]);
 	}
@@ -129,6 +154,24 @@ static void do_put_revoke(life_t *l)
 	}
 }
 
+/* All of a window's blocks or none. */
+static void acquire_alone(life_t *l, u_member_t *m, uint32_t which, uint32_t space, const kv_key_t *keys, uint32_t n)
+{
+	uint32_t some = l->u.group == 2 ? 1 : 1 + (uint32_t)below(l, 6), skip = n > some ? n - some : 0;
+	uint32_t visible = u_visible(&l->u, 0, &l->space[space], &keys[skip], n - skip);
+	kv_msg_acquire_reply_t reply;
+	kv_status_t status = u_acquire(&l->u, m, &l->space[space], keys, n, skip, &l->leases[which], &reply);
+
+	if (status != KV_OK) {
+		l->leases[which].id = 0;
+		assert_true(status == KV_ERR_BUSY || status == KV_ERR_LIMIT);
+		return;
+	}
+	assert_int_equal(reply.lease != 0, visible == n - skip);
+	assert_int_equal(reply.n, reply.lease ? n : 0);
+	assert_int_equal(reply.why == KV_WHY_NONE, reply.lease != 0);
+}
+
 static void do_acquire(life_t *l)
 {
 	u_member_t *m = some_member(l);
@@ -137,8 +180,14 @@ static void do_acquire(life_t *l)
 	uint32_t n = 1 + (uint32_t)below(l, DEPTH), skip = below(l, 3) ? 0 : (uint32_t)below(l, n + 1);
 	kv_msg_acquire_reply_t reply;
 
-	if (m && !u_lease_alive(&l->leases[which])) {
-		l->leases[which].id = 0;
+	if (!m || u_lease_alive(&l->leases[which])) {
+		return;
+	}
+	l->leases[which].id = 0;
+	some_group(l);
+	if (u_alone(l->u.group)) {
+		acquire_alone(l, m, which, space, l->keys[chain], n);
+	} else {
 		if (u_acquire(&l->u, m, &l->space[space], l->keys[chain], n, skip, &l->leases[which], &reply) !=
 		    KV_OK) {
 			l->leases[which].id = 0;
@@ -308,6 +357,18 @@ static void check(life_t *l)
 	}
 }
 
+static int nowhere(universe_t *u, const kvd_space_info_t *space, const kv_key_t *keys)
+{
+	uint8_t tiers[DEPTH], any = 0;
+
+	u_explain(u, 0, space, keys, DEPTH, tiers);
+	for (uint32_t i = 0; i < DEPTH; i++) {
+		any |= tiers[i];
+	}
+
+	return any == 0;
+}
+
 /* Everybody leaves: nothing may be left behind. */
 static void calm_down(life_t *l)
 {
@@ -342,13 +403,16 @@ static void calm_down(life_t *l)
 			assert_int_equal(usage.quarantined_slots, 0);
 		}
 	}
-	for (uint32_t c = 0; c < CHAINS; c++) {
+	for (uint32_t c = 0; c < CHAINS * U_GROUPS; c++) {
 		uint8_t tiers[DEPTH];
+		const kv_key_t *keys = l->keys[c % CHAINS];
 
-		u_explain(u, 0, &l->space[0], l->keys[c], DEPTH, tiers);
+		u->group = u_groups[c / CHAINS].id;
+
+		u_explain(u, 0, &l->space[0], keys, DEPTH, tiers);
 		for (uint32_t i = 0; i < DEPTH; i++) {
-			if (u_visible(u, 0, &l->space[1], l->keys[c], DEPTH) == 0) {
-				assert_int_equal(u_mirror_tiers(u, 0, &l->keys[c][i]), tiers[i]);
+			if (nowhere(u, &l->space[1], keys)) {
+				assert_int_equal(u_mirror_tiers(u, 0, &keys[i]), tiers[i]);
 			}
 		}
 	}

@@ -44,9 +44,12 @@ static u_event_key_t *event_key(universe_t *u, uint32_t space, uint64_t hash)
 static void world_publish(void *ctx, const kvd_event_t *event)
 {
 	universe_t *u = ctx;
-	uint32_t space = event->space + (event->ns[0] == 'b' ? 1000u : 0u);
+	uint32_t space = event->space + (event->ns[0] == 'b' ? 1000u : 0u) + ((uint32_t)event->group << 16);
 
 	assert_true(event->count > 0);
+	if (u_alone(event->group) && event->type == KVD_EVENT_STORED && (event->count != 1 || event->has_parent)) {
+		u->events_bad = "a block without parent was announced with one";
+	}
 	if (event->type == KVD_EVENT_STORED && event->has_parent && !(event_key(u, space, event->parent_hash)->media)) {
 		u->events_bad = "stored below an unknown parent";
 	}
@@ -281,6 +284,11 @@ void u_dead(universe_t *u, u_member_t *member)
 	reap(u);
 }
 
+const kv_group_t u_groups[U_GROUPS] = {{.id = 0, .rule = KV_RULE_FULL, .block_tokens = 16},
+				       {.id = 1, .rule = KV_RULE_WINDOW, .block_tokens = 16, .window = 63},
+				       {.id = 2, .rule = KV_RULE_STATE, .block_tokens = 32},
+				       {.id = 5, .rule = KV_RULE_FULL, .block_tokens = 16}};
+
 kvd_space_info_t u_space(universe_t *u, uint32_t ns, const char *name)
 {
 	kvd_space_open_t ask = {
@@ -288,7 +296,8 @@ kvd_space_info_t u_space(universe_t *u, uint32_t ns, const char *name)
 		.identity = name,
 		.identity_len = (uint32_t)strlen(name),
 		.hash_tokens = 16,
-		.block_tokens = 16,
+		.groups = u_groups,
+		.group_count = U_GROUPS,
 		.geometry = {.block_bytes = 4096, .heads = 2, .leaves = 2, .leaf_bytes = 1024, .page_bytes = 1024},
 		.layout = "layout"};
 	kvd_space_info_t info;
@@ -348,15 +357,28 @@ kv_status_t u_acquire(universe_t *u, u_member_t *m, const kvd_space_info_t *spac
 		      uint32_t skip, u_lease_t *lease, kv_msg_acquire_reply_t *reply)
 {
 	kv_key_t ladder[KV_MAX_LADDER];
-	kv_msg_t ask = {.acquire = {.space = space->space, .epoch = space->epoch, .skip = skip, .n = n}}, answer;
+	kv_msg_t ask = {.acquire = {.space = space->space,
+				    .epoch = space->epoch,
+				    .group = u->group,
+				    .skip = skip,
+				    .n = n}},
+		 answer;
 	kv_status_t status;
 
-	ask.acquire.ladder = (kv_slice_t){(const uint8_t *)ladder, ladder_make(keys, n, ladder) * KV_KEY_BYTES};
+	if (u_alone(u->group)) {
+		ask.acquire.ladder = (kv_slice_t){(const uint8_t *)&keys[skip], (n - skip) * KV_KEY_BYTES};
+	} else {
+		ask.acquire.ladder = (kv_slice_t){(const uint8_t *)ladder, ladder_make(keys, n, ladder) * KV_KEY_BYTES};
+	}
 	status = u_request(u, m, KV_CODE_ACQUIRE, &ask, &answer);
 	*reply = answer.acquire_reply;
 	if (status == KV_OK && lease) {
-		*lease = (u_lease_t){
-			.id = reply->lease, .member = m, .offset = reply->offset, .n = reply->n, .skip = skip};
+		*lease = (u_lease_t){.id = reply->lease,
+				     .member = m,
+				     .offset = reply->offset,
+				     .n = reply->n,
+				     .skip = skip,
+				     .group = u->group};
 		assert_true(reply->n <= n && n <= 512);
 		memcpy(lease->keys, keys, n * sizeof *keys);
 	}
@@ -375,7 +397,11 @@ kv_status_t u_release(universe_t *u, u_member_t *m, uint64_t lease)
 kv_status_t u_put_start(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const kv_key_t *keys,
 			uint32_t first, uint32_t n, uint32_t flags, u_put_t *put, kv_msg_put_start_reply_t *reply)
 {
-	kv_msg_t ask = {.put_start = {.space = space->space, .epoch = space->epoch, .flags = flags, .depth = first}},
+	kv_msg_t ask = {.put_start = {.space = space->space,
+				      .epoch = space->epoch,
+				      .group = u->group,
+				      .flags = flags,
+				      .depth = first}},
 		 answer;
 	kv_status_t status;
 
@@ -387,7 +413,12 @@ kv_status_t u_put_start(universe_t *u, u_member_t *m, const kvd_space_info_t *sp
 	*reply = answer.put_start_reply;
 	if (status == KV_OK) {
 		assert_true(n - first <= 512);
-		*put = (u_put_t){.id = reply->put, .member = m, .offset = reply->offset, .n = reply->n, .first = first};
+		*put = (u_put_t){.id = reply->put,
+				 .member = m,
+				 .offset = reply->offset,
+				 .n = reply->n,
+				 .first = first,
+				 .group = u->group};
 		memcpy(put->keys, &keys[first], (n - first) * sizeof *keys);
 	}
 
@@ -405,7 +436,7 @@ void u_put_write(universe_t *u, const u_put_t *put)
 
 	for (uint32_t i = 0; i < put->n && put->id; i++) {
 		if (slots[i] != KV_SLOT_NONE) {
-			*fake_bytes(&u->cpu, slots[i]) = kv_key_hash(&put->keys[i]);
+			*fake_bytes(&u->cpu, slots[i]) = u_word(&put->keys[i], put->group);
 		}
 	}
 }
@@ -461,6 +492,7 @@ void u_explain(universe_t *u, uint32_t ns, const kvd_space_info_t *space, const 
 {
 	kv_msg_t ask = {.explain = {.space = space->space,
 				    .epoch = space->epoch,
+				    .group = u->group,
 				    .keys = {(const uint8_t *)keys, n * KV_KEY_BYTES}}},
 		 reply;
 

@@ -18,6 +18,10 @@
 #define U_NOTICES     8192u
 #define U_LEASE_BYTES (1u << 20)
 #define U_INSTANCES   16u
+#define U_GROUPS      4u
+
+/* Groups of every space: 0 full, 1 window, 2 state, 5 full. */
+extern const kv_group_t u_groups[U_GROUPS];
 
 typedef struct u_notice {
 	kvd_member_t member;
@@ -39,7 +43,7 @@ typedef struct u_lease {
 	u_member_t *member;
 	uint64_t offset;
 	kv_key_t keys[512]; /* of the blocks [0, n) */
-	uint32_t n, skip;
+	uint32_t n, skip, group;
 } u_lease_t;
 
 typedef struct u_put {
@@ -47,6 +51,7 @@ typedef struct u_put {
 	u_member_t *member;
 	uint64_t offset;
 	uint32_t n, first; /* blocks before it */
+	uint32_t group;
 	kv_key_t keys[512];
 } u_put_t;
 
@@ -66,6 +71,7 @@ typedef struct universe {
 	kvd_core_t *core;
 	void *mirror[2];
 	uint32_t ns[2];
+	uint32_t group; /* of all that is asked for from now on */
 	u_member_t members[U_MEMBERS];
 	uint32_t member_count;
 	struct {
@@ -95,6 +101,16 @@ typedef struct u_config {
 	kvd_policy_kind_t policy;
 	uint64_t seed;
 } u_config_t;
+
+/* The first bytes of a block: those of another key or group are never the same. */
+static inline uint64_t u_word(const kv_key_t *key, uint32_t group)
+{
+	return kv_key_hash(key) ^ group * UINT64_C(0x9e3779b97f4a7c15);
+}
+static inline int u_alone(uint32_t group)
+{
+	return group == 1 || group == 2;
+}
 
 /* A core with namespaces "a" and "b". The disk of an earlier universe can be kept: pass it in `disk`. */
 void universe_init(universe_t *u, const u_config_t *config, const fake_tier_t *disk);
@@ -147,7 +163,7 @@ void u_lease_verify(universe_t *u, const u_lease_t *lease);
 
 /* The core's own checks, and the events against the index. Fails the test with a sentence. */
 void universe_check(universe_t *u);
-/* Bits in the mirror, found as a client finds them. */
+/* Bits in the mirror, of group u->group, found as a client finds them. */
 uint8_t u_mirror_tiers(const universe_t *u, uint32_t ns, const kv_key_t *key);
 
 #endif

@@ -85,7 +85,7 @@ void u_lease_verify(universe_t *u, const u_lease_t *lease)
 	slots = kv_lease_slots(header);
 	assert_true(header->ready <= header->n + lease->skip && header->n + lease->skip <= lease->n);
 	for (uint32_t i = lease->skip; i < header->ready; i++) {
-		if (*fake_bytes(&u->cpu, slots[i - lease->skip]) != kv_key_hash(&lease->keys[i])) {
+		if (*fake_bytes(&u->cpu, slots[i - lease->skip]) != u_word(&lease->keys[i], lease->group)) {
 			fail_msg("lease %llu block %u: wrong bytes", (unsigned long long)lease->id, i);
 		}
 	}
@@ -102,7 +102,8 @@ uint8_t u_mirror_tiers(const universe_t *u, uint32_t ns, const kv_key_t *key)
 
 		assert_int_equal(bucket->seq & 1, 0);
 		for (uint32_t way = 0; way < KV_MIRROR_WAYS; way++) {
-			if (bucket->entry[way].tiers && kv_key_equal(&bucket->entry[way].key, key)) {
+			if (bucket->entry[way].tiers && bucket->entry[way].group == u->group &&
+			    kv_key_equal(&bucket->entry[way].key, key)) {
 				return bucket->entry[way].tiers;
 			}
 		}

@@ -354,6 +354,7 @@ static void p1_two_members_write_and_read_one_block(void **state)
 	bed_make(&bed, 0);
 	config = config_of(&bed);
 	config.instance = "two-ranks";
+	config.role = KVC_ROLE_BOTH;
 	config.secret = (const uint8_t *)"0123456789abcdef";
 	config.secret_len = 16;
 	for (uint32_t i = 0; i < 2; i++) {

@@ -23,7 +23,7 @@
 	X(lora, 1, "adapter name and revision; `none`")                                                                \
 	X(hash, 1, "key derivation: `kv1` for our own chain, else the engine's algorithm and seed")                    \
 	X(hash_tokens, 1, "tokens a unit of the chain")                                                                \
-	X(groups, 1, "block groups: `0:full:<block tokens>` and so on, comma separated")                               \
+	X(groups, 1, "block groups, comma separated: `0:full:<block tokens>`, `1:window:<block tokens>:<window tokens>`, `2:state:<block tokens>`") \
 	X(layout, 1, "canonical layout text of the pool block (kvk/layout.h)")                                         \
 	X(page_format, 1, "inner page format of opaque pages (instruction set, packing, rank split); `plain`")         \
 	X(extra, 0, "anything else that must not be mixed, canonical text")
@@ -51,8 +51,7 @@ kv_status_t kv_identity_root(const char *ns, const char *text, size_t len, uint8
 
 /* Value of `hash_tokens` and the list of groups: "<id>:full:<block tokens>", "<id>:window:<block tokens>:<window
  * tokens>", "<id>:state:<block tokens>", ids ascending. KV_ERR_TOO_BIG: more than `cap` groups. groups[] may be
- * partly written on error. KV_ERR_IDENTITY when the text is malformed, KV_ERR_UNSUPPORTED for rules this version
- * does not serve. */
+ * partly written on error. KV_ERR_IDENTITY when the text is malformed. */
 typedef struct kv_group {
 	uint8_t id;
 	kv_group_rule_t rule;

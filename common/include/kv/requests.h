@@ -16,7 +16,7 @@
 #define KV_REQUESTS_H
 
 #define KV_MAX_BLOCKS 65536u      /* blocks in one acquire or put */
-#define KV_MAX_LADDER 40u
+#define KV_MAX_LADDER 40u        /* rungs of a full group's ladder */
 #define KV_MAX_TEXT 4096u
 #define KV_MAX_JSON (1u << 20)
 #define KV_MAX_WRITERS 1024u
@@ -37,7 +37,7 @@
 	X(2, JOIN, join, KV_ROLE_CLIENT, "create an instance or join it; carries the member's pidfd, answers with fds")\
 	X(3, SPACE_OPEN, space_open, KV_ROLE_CLIENT, "open the space with this identity, creating it when it is new")  \
 	X(4, SPACE_RESET, space_reset, KV_ROLE_MEMBER, "drop all blocks of a space by starting its next epoch")        \
-	X(5, ACQUIRE, acquire, KV_ROLE_MEMBER, "lease the deepest known block of a ladder of keys, and all before it") \
+	X(5, ACQUIRE, acquire, KV_ROLE_MEMBER, "lease the deepest known block of a full group's ladder and all before it, or all of a window's or state's blocks") \
 	X(6, RELEASE, release, KV_ROLE_MEMBER, "give leases back")                                                     \
 	X(7, RENEW, renew, KV_ROLE_MEMBER, "extend a read lease")                                                      \
 	X(8, PUT_START, put_start, KV_ROLE_MEMBER, "reserve slots for new blocks below a parent")                      \
@@ -110,16 +110,16 @@
 	F(U32, group, 255, "block group")                                                                              \
 	F(U32, skip, KV_MAX_BLOCKS, "blocks the engine holds already: touched, neither promoted nor listed")           \
 	F(U32, n, KV_MAX_BLOCKS, "blocks wanted")                                                                      \
-	F(KEYS, ladder, KV_MAX_LADDER, "keys of blocks n, n-1, n-2, n-4, ... (1-based), ending with that of block 1")  \
+	F(KEYS, ladder, KV_MAX_BLOCKS, "full: keys of blocks n, n-1, n-2, n-4, ... (1-based), ending with that of block 1; window, state: those of blocks skip+1 to n, all or none are leased") \
 	F(U32, ttl_ms, 0, "lease life in ms; 0: the daemon's default")
 #define KV_FIELDS_acquire_reply(F)                                                                                     \
 	F(U64, lease, 0, "lease id; 0: nothing is leased (n <= skip)")                                                 \
-	F(U32, n, 0, "blocks leased, skip included")                                                                   \
+	F(U32, n, 0, "blocks leased, skip included; window, state: n as asked, or 0")                                  \
 	F(U32, ready, 0, "blocks whose bytes are there now; LEASE_DONE follows when ready < n")                        \
 	F(U32, n_disk, 0, "of them read from disk for this lease")                                                     \
 	F(U64, offset, 0, "of the lease's header in the lease area")                                                   \
 	F(U32, ttl_ms, 0, "lease life granted")                                                                        \
-	F(U32, why, 0, "kv_miss_reason_t of block n + 1")
+	F(U32, why, 0, "kv_miss_reason_t of block n + 1; window, state: of the first block that is missing")
 
 #define KV_FIELDS_release(F) F(BIN, leases, 8u * 4096u, "lease ids, u64 little-endian each")
 #define KV_FIELDS_release_reply(F) F(U32, released, 0, "how many of them were held")
@@ -134,9 +134,9 @@
 	F(U64, epoch, 0, "epoch the keys were made in")                                                                \
 	F(U32, group, 255, "block group")                                                                              \
 	F(U32, flags, 1, "bit 0: a DURABLE notice is wanted")                                                          \
-	F(KEY, parent, 0, "key of the block before the first one; zero: the first block is at the root")               \
-	F(U32, depth, 0, "blocks before the first one (0 at the root)")                                                \
-	F(KEYS, keys, KV_MAX_BLOCKS, "keys of the blocks, each the parent of the next")                                \
+	F(KEY, parent, 0, "key of the block before the first one; zero: the first block is at the root; window, state: ignored") \
+	F(U32, depth, 0, "blocks before the first one (0 at the root); window, state: nothing depends on it")          \
+	F(KEYS, keys, KV_MAX_BLOCKS, "keys of the blocks, each the parent of the next; window, state: each by itself, none twice") \
 	F(BIN, event_hashes, 8u * KV_MAX_BLOCKS, "the engine's 64-bit event hashes, u64 each; empty: key bytes 0-7")   \
 	F(BIN, tokens, 4u * 4u * 1024u * 1024u, "token ids of all blocks, u32 each; empty: events carry none")         \
 	F(BIN, writers, KV_WRITER_BYTES * KV_MAX_WRITERS, "who writes which heads and layers; empty: one writer, rank 0, all")
@@ -144,7 +144,7 @@
 	F(U64, put, 0, "put id; 0: nothing to write")                                                                  \
 	F(U32, n, 0, "blocks answered, from the first; fewer than asked: BUSY from there on")                          \
 	F(U64, offset, 0, "of the put's header in the lease area; slots[i] == KV_SLOT_NONE: ALREADY")                  \
-	F(U32, already, 0, "blocks among them that are visible already")
+	F(U32, already, 0, "blocks among them that are visible already: the first ones; window, state: anywhere")
 
 #define KV_FIELDS_put_end(F)                                                                                           \
 	F(U64, put, 0, "put id")                                                                                       \
@@ -205,11 +205,11 @@
 	F(I32, status, 0, "OK, or why the rest will never be ready")
 #define KV_FIELDS_put_done(F)                                                                                          \
 	F(U64, put, 0, "put id")                                                                                       \
-	F(U32, n, 0, "blocks from the put's first that are visible")                                                   \
+	F(U32, n, 0, "blocks from the put's first that are visible; window, state: others may be too")                 \
 	F(I32, status, 0, "OK, or why the rest is not")
 #define KV_FIELDS_durable(F)                                                                                           \
 	F(U64, put, 0, "put id")                                                                                       \
-	F(U32, n, 0, "blocks from the root that are synced: ancestors and ALREADY blocks included")                    \
+	F(U32, n, 0, "blocks from the root that are synced, ancestors and ALREADY blocks included; window, state: from the put's first") \
 	F(I32, status, 0, "OK, or why the rest is not")
 
 #endif

@@ -62,12 +62,14 @@ typedef enum kv_tier {
 	KV_TIER_REMOTE = 8,
 } kv_tier_t;
 
-/* What residency of a block group means (formats.md section 1). Only `full` is served by this version. */
+/* What a match at n needs of a block group. Blocks of a full group are each other's parents; those of the others stand alone. */
 typedef enum kv_group_rule {
 	KV_RULE_FULL = 0,   /* prefix-closed: a parent is there whenever its child is     */
 	KV_RULE_WINDOW = 1, /* the last ceil(window / block_tokens) blocks before n         */
 	KV_RULE_STATE = 2,  /* one snapshot exactly at n                                    */
 } kv_group_rule_t;
+
+#define KV_MAX_GROUPS 16u /* of one space */
 
 /* Bytes borrowed from somebody else; valid as long as the owner says. */
 typedef struct kv_slice {
