@@ -223,6 +223,7 @@ void wr_plan_load(wr_t *wr, const kvc_lease_t *lease, uint32_t flags, uint64_t l
 	record->flags = lease ? flags : flags | KVX_PLAN_DEAD;
 	record->timeout_ms = wr->timeout_ms;
 	record->parts = 1;
+	record->space = wr->number;
 	record->id_len = (uint32_t)strlen(id);
 	if (lease) {
 		assert_int_equal(kvc_lease_export(lease, &part.lease), KVC_OK);
@@ -240,6 +241,16 @@ void wr_plan_drop(wr_t *wr, uint64_t load)
 
 	assert_non_null(drop);
 	drop->load = load;
+}
+
+void wr_plan_space(wr_t *wr, uint32_t number, const char *text)
+{
+	kvx_plan_space_t *space = kvx_bytes_record(&wr->plan, KVX_RECORD_SPACE, sizeof *space);
+
+	assert_non_null(space);
+	space->number = number;
+	space->text_len = (uint32_t)strlen(text);
+	kvx_bytes_append(&wr->plan, text, space->text_len);
 }
 
 void wr_begin(wr_t *wr)
