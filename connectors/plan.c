@@ -85,19 +85,21 @@ void *kvx_bytes_record(kvx_bytes_t *bytes, uint32_t type, size_t size)
 	return header;
 }
 
-void kvx_bytes_append(kvx_bytes_t *bytes, const void *data, size_t len)
+void *kvx_bytes_append(kvx_bytes_t *bytes, const void *data, size_t len)
 {
 	uint8_t *at = extend(bytes, len);
 	kvx_record_header_t *header;
 
 	if (!at) {
-		return;
+		return NULL;
 	}
-	if (len) {
+	if (len && data) {
 		memcpy(at, data, len);
 	}
 	header = (kvx_record_header_t *)(void *)(bytes->data + bytes->record);
 	header->bytes = (uint32_t)(bytes->len - bytes->record);
+
+	return at;
 }
 
 void kvx_bytes_finish(kvx_bytes_t *bytes, uint32_t step)

@@ -126,8 +126,8 @@ int kvx_bytes_reserve(kvx_bytes_t *bytes, size_t more);
 void kvx_bytes_reset(kvx_bytes_t *bytes, uint32_t magic);
 /* Start a record of `size` fixed bytes; returns where it lies (until the next call) or NULL. Zeroed. */
 void *kvx_bytes_record(kvx_bytes_t *bytes, uint32_t type, size_t size);
-/* Append to the record just started: one array or struct a call, padded to 8. */
-void kvx_bytes_append(kvx_bytes_t *bytes, const void *data, size_t len);
+/* Append to the record just started: one array or struct a call, padded to 8. data NULL: zeros. Returns where they lie (until the next call), or NULL. */
+void *kvx_bytes_append(kvx_bytes_t *bytes, const void *data, size_t len);
 /* Lengths filled in. len is 0 after it when an allocation has failed or there are no records. */
 void kvx_bytes_finish(kvx_bytes_t *bytes, uint32_t step);
 void kvx_bytes_free(kvx_bytes_t *bytes);

@@ -155,7 +155,7 @@ KVC_API int kvx_scheduler_pending(kvx_scheduler_t *scheduler);
 /* Forget all blocks of the space (weights changed in place). Waits up to a second. */
 KVC_API kvc_status_t kvx_scheduler_reset(kvx_scheduler_t *scheduler);
 
-/* One request has ended: metrics and prefix-hit records of the daemon. */
+/* One request has ended: metrics and prefix-hit records of the daemon. Before kvx_scheduler_finish(), or its hits are not known any more. */
 typedef struct kvx_ended {
 	size_t struct_size;
 	uint32_t prompt_tokens, engine_tokens, output_tokens;
@@ -184,7 +184,8 @@ KVC_API void kvx_scheduler_ended(kvx_scheduler_t *scheduler, const kvx_ask_t *as
 	X(bad_reports, "reports of a rank that made no sense")                                                         \
 	X(guard_stops, "lengths at which loading was stopped")                                                         \
 	X(guard_probes, "loads made only to see whether it pays again")                                                \
-	X(attaches, "attachments to a daemon")
+	X(attaches, "attachments to a daemon")                                                                         \
+	X(spaces_refused, "requests of adapters for which there was no space")
 typedef struct kvx_scheduler_stats {
 	size_t struct_size;
 #define KVX_SCHEDULER_STAT(name, help) uint64_t name;

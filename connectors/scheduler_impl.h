@@ -1,0 +1,210 @@
+/* scheduler_impl.h -- what the files of the scheduling half share. */
+#ifndef KVX_SCHEDULER_IMPL_H
+#define KVX_SCHEDULER_IMPL_H
+
+#include "guard.h"
+#include "plan.h"
+#include "requests.h"
+
+#include "kv/identity.h"
+#include "kv/shm.h"
+
+#define KVX_SPACES_MAX  1024u
+#define KVX_LOADS_MAX   1024u
+#define KVX_PUTS_MAX    1024u
+#define KVX_RUN_BLOCKS  8192u /* most blocks of one put */
+#define KVX_DROPS_MAX   KVX_LOADS_MAX
+#define KVX_MS          UINT64_C(1000000)
+#define KVX_ADAPTER_MAX 1024u
+
+/* ---- spaces: one for each adapter -------------------------------------------------------------------------------------------- */
+
+typedef struct kvx_sspace {
+	char *adapter; /* NULL: the base model's */
+	uint32_t adapter_len;
+	uint64_t hash;
+	kvc_space_t *space; /* NULL: not asked for, or refused */
+	int open;           /* it was open once */
+	int told;           /* the ranks know its number */
+	uint64_t retry_ns;
+} kvx_sspace_t;
+
+/* ---- loads ------------------------------------------------------------------------------------------------------------------- */
+
+typedef struct kvx_sload_part {
+	kvc_lease_t *lease; /* NULL: none, or given back */
+	uint32_t group, first, n;
+	uint32_t *ids; /* [n] */
+} kvx_sload_part_t;
+
+typedef struct kvx_sload {
+	struct kvx_sload *next;
+	uint64_t number;
+	uint64_t serial; /* of the request */
+	uint64_t asked_ns, renewed_ns;
+	uint64_t ns; /* longest of the ranks so far */
+	uint32_t space, flags, parts, blocks;
+	uint32_t left; /* ranks that have not reported */
+	uint32_t cpu_tokens, disk_tokens;
+	uint32_t step;
+	int sent, failed, timed_out, gone; /* in a plan; a rank brought less; ... in time; the request has ended */
+	uint32_t id_len;
+	char *id;
+	kvx_sload_part_t part[KVX_MAX_GROUPS];
+} kvx_sload_t;
+
+/* ---- saves ------------------------------------------------------------------------------------------------------------------- */
+
+typedef enum kvx_sput_step { KVX_SPUT_ASKED, KVX_SPUT_GRANTED, KVX_SPUT_SENT } kvx_sput_step_t;
+
+typedef struct kvx_sput {
+	struct kvx_sput *next;
+	kvc_put_t *put;
+	kvx_sput_step_t at;
+	uint64_t serial, asked_ns;
+	uint64_t handle;              /* id; 0: not granted yet */
+	uint32_t space, group, index; /* group: its number, and its place among ours */
+	uint32_t from, n, granted;    /* blocks [from, from + n) of the request */
+	uint32_t step;                /* the plan that computes them */
+	uint32_t cap, id_len;
+	kvx_place_t *places; /* [n] */
+	char id[KVX_MAX_ID];
+} kvx_sput_t;
+
+/* ---- the scheduling half ------------------------------------------------------------------------------------------------------ */
+
+/* How often an engine block has been allocated, and when last. */
+typedef struct kvx_block {
+	uint32_t gen, step;
+} kvx_block_t;
+
+struct kvx_scheduler {
+	const kv_env_t *env;
+	kvc_t *kvc;
+	kvx_requests_t requests;
+	kvx_guard_t guard;
+	kvx_scheduler_stats_t stats;
+
+	uint32_t unit; /* tokens */
+	uint32_t group_count;
+	kv_group_t groups[KVX_MAX_GROUPS];
+	kvc_writer_t *writers;
+	uint32_t writer_count, max_blocks;
+	int foreign, guarded;
+	kvx_load_mode_t mode;
+	uint32_t wait_us, load_ms, min_tokens;
+	char *text; /* storage of the strings of `identity` */
+	kvc_identity_t identity;
+	uint64_t token_bytes; /* of all groups, about */
+
+	uint64_t incarnation, era; /* era: counts daemons and resets */
+	kvx_sspace_t *spaces;      /* [KVX_SPACES_MAX] */
+	uint32_t space_count, spaces_untold;
+
+	kvx_sload_t *loads, **loads_end;
+	kvx_sput_t *puts, **puts_end, *free_puts;
+	uint32_t load_count, put_count;
+	uint64_t load_number;
+	uint64_t *drops; /* [KVX_DROPS_MAX] */
+	uint32_t drop_count;
+
+	kvc_key_t *keys;  /* [KVX_RUN_BLOCKS + 1]: of one put */
+	uint64_t *events; /* the same */
+
+	kvx_block_t *blocks; /* [max_blocks] */
+	uint32_t *fence;     /* [max_blocks]: allocated in this step */
+	uint32_t fence_count;
+	kvx_bytes_t plan;
+	size_t promised; /* bytes the plan will need for what is already certain */
+	size_t offered;  /* and for the hits of this step that may be loaded yet */
+	int building;    /* the plan has been started */
+	int slow;        /* the daemon did not answer in time lately: plans do not wait for reservations */
+	uint32_t step;   /* number of the plan being made */
+
+	uint64_t plan_ns; /* when the last plan went out; 0: its step has been counted */
+	uint32_t prefill, prefill_sent;
+	int sync_loads, sync_sent;
+	int advanced, advanced_sent;
+	uint64_t step_ns; /* a recent step, smoothed */
+	uint64_t next_log_ns;
+};
+
+/* The keys of one request, made when looked at. */
+typedef struct kvx_key_view {
+	kvx_scheduler_t *scheduler;
+	const kvc_space_t *space;
+	const kvx_hashes_t *hashes;
+	const kvx_request_t *request;
+	uint32_t n; /* units that have one */
+	int bad;    /* one that should be there was not */
+	kvc_key_source_t source;
+} kvx_key_view_t;
+
+/* scheduler_config.c */
+kvc_status_t kvx_scheduler_refuse(const char *why);
+kvc_status_t kvx_scheduler_take(kvx_scheduler_t *scheduler, const kvx_scheduler_config_t *config);
+
+/* scheduler.c */
+kvc_status_t kvx_scheduler_open_in(const kv_env_t *env, const kvx_scheduler_config_t *config,
+				   kvx_scheduler_t **p_scheduler);
+static inline int kvx_ask_is_sound(const kvx_ask_t *ask)
+{
+	return ask && ask->struct_size >= sizeof *ask && ask->id && ask->id_len > 0 && ask->id_len <= KVX_MAX_ID;
+}
+/* Index of a group among ours; UINT32_MAX: no such one. */
+uint32_t kvx_scheduler_group(const kvx_scheduler_t *scheduler, uint32_t number);
+/* Start this step's plan, once. */
+void kvx_plan_begin(kvx_scheduler_t *scheduler);
+/* Bytes of a FENCE of all blocks. */
+static inline size_t kvx_fence_bytes(uint32_t max_blocks)
+{
+	return sizeof(kvx_plan_fence_t) + (size_t)max_blocks * sizeof(uint32_t) + 8u;
+}
+/* Room for so many bytes beside what is certain. 0: there is none. */
+int kvx_plan_room(kvx_scheduler_t *scheduler, size_t more);
+
+/* scheduler_space.c */
+/* Number of the ask's space, UINT32_MAX: refused. Opens it when it is new. */
+uint32_t kvx_space_of(kvx_scheduler_t *scheduler, const kvx_ask_t *ask);
+/* KV_WHY_NONE: open and the daemon alive. */
+uint32_t kvx_space_why(const kvx_scheduler_t *scheduler, uint32_t number);
+/* The daemon answers, as far as its heartbeat says. */
+int kvx_is_alive(const kvx_scheduler_t *scheduler);
+/* Attach and open what is not. */
+void kvx_spaces_keep(kvx_scheduler_t *scheduler, uint64_t now);
+void kvx_spaces_tell(kvx_scheduler_t *scheduler);
+void kvx_spaces_close(kvx_scheduler_t *scheduler);
+
+/* scheduler_keys.c */
+/* Keys of the first `tokens` tokens. */
+void kvx_keys_view(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request, uint32_t number,
+		   uint32_t tokens, kvx_key_view_t *view);
+
+/* scheduler_load.c */
+/* Bytes of the LOAD record of that many units at most. */
+size_t kvx_load_bytes(const kvx_scheduler_t *scheduler, uint32_t units);
+int kvx_loads_unanswered(const kvx_scheduler_t *scheduler);
+void kvx_loads_tell(kvx_scheduler_t *scheduler, uint64_t now);
+void kvx_loads_keep(kvx_scheduler_t *scheduler, uint64_t now);
+void kvx_loads_close(kvx_scheduler_t *scheduler);
+void kvx_load_reported(kvx_scheduler_t *scheduler, const kvx_report_loaded_t *report);
+/* The request is gone: end its asynchronous loads early. */
+void kvx_loads_drop(kvx_scheduler_t *scheduler, const kvx_request_t *request);
+
+/* scheduler_save.c */
+/* Answers that have come; 1: one of this step's has not. */
+int kvx_puts_look(kvx_scheduler_t *scheduler, uint64_t now);
+void kvx_puts_tell(kvx_scheduler_t *scheduler);
+/* 1: one is granted and not handed out, or an answer is due any moment. */
+int kvx_puts_wait(const kvx_scheduler_t *scheduler, uint64_t now);
+void kvx_put_dropped(kvx_scheduler_t *scheduler, uint64_t handle);
+/* What the request has reserved since that plan is given back: it may be garbage. */
+void kvx_puts_revoke(kvx_scheduler_t *scheduler, kvx_request_t *request, uint32_t since);
+void kvx_puts_revoke_all(kvx_scheduler_t *scheduler);
+void kvx_puts_close(kvx_scheduler_t *scheduler);
+/* What is next to be saved, in tokens. */
+void kvx_request_next(const kvx_scheduler_t *scheduler, kvx_request_t *request);
+/* See again what of it is stored before more of it is saved. */
+void kvx_request_restart(kvx_request_t *request);
+
+#endif

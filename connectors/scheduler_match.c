@@ -1,0 +1,169 @@
+/* Match: how much of a request is stored, and whether loading it pays. */
+#include "scheduler_impl.h"
+
+#include "kv/log.h"
+
+#define BYTES_A_NS_MEMORY 4u /* guessed until something has been measured */
+
+static uint64_t load_ns(const kvx_scheduler_t *scheduler, uint32_t cpu, uint32_t disk)
+{
+	const uint64_t known = kvx_guard_load_ns(&scheduler->guard, cpu, disk);
+
+	return known ? known : (cpu / BYTES_A_NS_MEMORY + disk) * scheduler->token_bytes;
+}
+
+/* 1: load beside the steps. */
+static int is_async(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t cpu, uint32_t disk)
+{
+	if (scheduler->group_count > 1 || scheduler->mode == KVX_LOAD_ASYNC) {
+		return 1;
+	}
+	if (scheduler->mode == KVX_LOAD_SYNC || ask->busy == 0) {
+		return 0;
+	}
+	if (disk > 0 && disk >= cpu / 3u) {
+		return 1;
+	}
+
+	return scheduler->step_ns == 0 || load_ns(scheduler, cpu, disk) >= scheduler->step_ns;
+}
+
+static void log_turn(const kvx_guard_answer_t *answer)
+{
+	if (answer->turned > 0) {
+		kv_log(KV_LOG_INFO, "kvx",
+		       "loading from %u tokens on is slower than computing them: stopped, tried again now and then",
+		       answer->from);
+	} else if (answer->turned < 0) {
+		kv_log(KV_LOG_INFO, "kvx", "loading from %u tokens on is faster than computing them again: resumed",
+		       answer->from);
+	}
+}
+
+/* Does it pay? Cuts the part on disk off where that does not. */
+static int pays(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t *p_cpu, uint32_t *p_disk)
+{
+	const kvx_guard_question_t question = {
+		.who = kvx_requests_hash(&scheduler->requests, ask->id, ask->id_len) | 1u,
+		.now_ns = kv_now_ns(scheduler->env),
+		.cpu = *p_cpu,
+		.disk = *p_disk,
+	};
+	kvx_guard_answer_t answer;
+
+	if (!scheduler->guarded) {
+		return 1;
+	}
+	kvx_guard_ask(&scheduler->guard, &question, &answer);
+	log_turn(&answer);
+	scheduler->stats.guard_stops += answer.turned > 0;
+	scheduler->stats.guard_probes += answer.verdict == KVX_GUARD_PROBE && !answer.again;
+	if (answer.cut) {
+		*p_disk = 0;
+	}
+
+	return answer.verdict != KVX_GUARD_NO;
+}
+
+/* All that loading this will need is taken now, so that a load, once promised, cannot fail for want of memory. */
+static int prepare(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t number, uint32_t units)
+{
+	kvx_request_t *request = kvx_requests_get(&scheduler->requests, ask->id, ask->id_len);
+	const uint32_t tokens = ask->tokens > units * scheduler->unit ? ask->tokens : units * scheduler->unit;
+
+	if (!request || scheduler->load_count >= KVX_LOADS_MAX) {
+		return 0;
+	}
+	request->space = number;
+	for (uint32_t g = 0; g < scheduler->group_count; g++) {
+		const uint32_t blocks = tokens / scheduler->groups[g].block_tokens + 1u;
+
+		if (kvx_request_reserve(&scheduler->requests, request, g, blocks) != KVC_OK) {
+			return 0;
+		}
+	}
+
+	if (!kvx_plan_room(scheduler, kvx_load_bytes(scheduler, units))) {
+		return 0;
+	}
+	scheduler->offered += kvx_load_bytes(scheduler, units);
+
+	return 1;
+}
+
+typedef struct kvx_found {
+	uint32_t space;           /* number */
+	uint32_t local, all, cpu; /* tokens from the start */
+} kvx_found_t;
+
+/* Of what is stored beyond `local`: what is to be claimed. */
+static void claim(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_found_t *found, kvx_hit_t *hit)
+{
+	const uint32_t in_cpu = found->cpu > found->local ? found->cpu : found->local;
+	uint32_t cpu = in_cpu - found->local, disk = found->all - in_cpu, most;
+	int async;
+
+	if (!pays(scheduler, ask, &cpu, &disk)) {
+		hit->declined = 1;
+		scheduler->stats.match_declined++;
+		return;
+	}
+	async = is_async(scheduler, ask, cpu, disk);
+	if (!async && found->local + cpu + disk >= ask->tokens) {
+		/* Something must be left to compute in the step. */
+		most = (ask->tokens - 1u) / scheduler->groups[0].block_tokens * scheduler->groups[0].block_tokens;
+		most = most > found->local ? most - found->local : 0;
+		cpu = cpu < most ? cpu : most;
+		disk = cpu + disk < most ? disk : most - cpu;
+	}
+	if (cpu + disk < scheduler->min_tokens ||
+	    !prepare(scheduler, ask, found->space, (found->local + cpu + disk) / scheduler->unit)) {
+		return;
+	}
+	hit->tokens = cpu + disk;
+	hit->async = async;
+	hit->disk_tokens = disk;
+	scheduler->stats.match_hits++;
+}
+
+void kvx_scheduler_match(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_hit_t *hit)
+{
+	const uint64_t start = kv_now_ns(scheduler->env);
+	kvx_request_t *request;
+	kvx_key_view_t view;
+	kvx_found_t found;
+	kvc_match_t match;
+	uint32_t number, tokens;
+
+	*hit = (kvx_hit_t){0};
+	scheduler->stats.matches++;
+	if (!kvx_ask_is_sound(ask) || ask->tokens == 0) {
+		return;
+	}
+	number = kvx_space_of(scheduler, ask);
+	hit->why = kvx_space_why(scheduler, number);
+	if (hit->why != KV_WHY_NONE) {
+		scheduler->stats.match_no_daemon += hit->why == KV_WHY_NO_DAEMON || hit->why == KV_WHY_DAEMON_STALE;
+		return;
+	}
+	request = kvx_requests_find(&scheduler->requests, ask->id, ask->id_len);
+	tokens = ask->whole ? ask->tokens : ask->tokens - 1u;
+	kvx_keys_view(scheduler, ask, request, number, tokens, &view);
+	if (view.n == 0) {
+		return;
+	}
+
+	kvc_match_lazy(view.space, &view.source, view.n, &match);
+	hit->stored = match.n * scheduler->unit;
+	hit->why = match.why;
+	found = (kvx_found_t){number, ask->local, hit->stored, match.n_cpu * scheduler->unit};
+	if (found.all > ask->local && found.all - ask->local >= scheduler->min_tokens &&
+	    !(request && request->failed)) {
+		claim(scheduler, ask, &found, hit);
+	}
+	request = kvx_requests_find(&scheduler->requests, ask->id, ask->id_len);
+	if (request) {
+		request->why = match.why;
+		request->match_ns = kv_now_ns(scheduler->env) - start;
+	}
+}

@@ -1,0 +1,363 @@
+"""KvdConnector: what vLLM loads. The hooks that run every step are methods of the C objects, bound as attributes of the instance; what is here runs at start
+and at the end. A cache that is not served, and any error at start, leaves a connector whose every hook answers nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
+)
+from vllm.logger import init_logger
+
+from kvd_vllm import _kvd, compat, identity, layout, options, selftest, weights
+from kvd_vllm.errors import Declined, Guard
+from kvd_vllm.metrics import KvdPromMetrics, KvdStats
+
+logger = init_logger("vllm.kvd")
+
+MODES = {"auto": 0, "sync": 1, "async": 2}
+
+
+class KvdMetadata(KVConnectorMetadata):
+    """The plan of a step: bytes that only the C halves read."""
+
+    __slots__ = ("plan",)
+
+    def __init__(self, plan: bytes) -> None:
+        self.plan = plan
+
+    def __reduce__(self) -> tuple:
+        return KvdMetadata, (self.plan,)
+
+
+@dataclass
+class KvdReports(KVConnectorWorkerMetadata):
+    """What the ranks have to say about a step."""
+
+    reports: list[bytes] = field(default_factory=list)
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        return KvdReports(self.reports + other.reports)
+
+
+@dataclass
+class KvdHandshake(KVConnectorHandshakeMetadata):
+    """What a rank tells the scheduler once: the space it serves, or why it does not."""
+
+    space: str = ""
+    reason: str = ""
+
+
+def _tensor_parallel_rank(vllm_config: Any) -> int:
+    try:
+        from vllm.distributed.parallel_state import get_tp_group
+
+        return int(get_tp_group().rank_in_group)
+    except (AssertionError, ImportError):
+        return int(getattr(vllm_config.parallel_config, "rank", 0))
+
+
+class KvdConnector(KVConnectorBase_V1, SupportsHMA):
+    """One object a half; which one says `role`."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        self._half = "scheduler" if role == KVConnectorRole.SCHEDULER else "worker"
+        self._guard = Guard(logger)
+        self._guard.off = self._switch_off
+        self._space: identity.Space | None = None
+        self._c: Any = None
+        self._reason = ""
+        self._compat = compat.probe()
+        try:
+            self._options, complaints = options.parse(dict(self._kv_transfer_config.kv_connector_extra_config or {}))
+            self._guard.most = self._options["max_errors"]
+            for complaint in complaints:
+                logger.warning("kvd: %s", complaint)
+            self._space = identity.describe(vllm_config, kv_cache_config, self._options, self._compat)
+            if role == KVConnectorRole.SCHEDULER:
+                self._open_scheduler()
+        except Declined as declined:
+            self._decline(str(declined))
+        except Exception as error:
+            self._guard.error("start", error)
+            self._decline(f"internal error at start: {error!r}")
+
+    # ---- start and end ---------------------------------------------------------------------------------------------
+
+    def _decline(self, reason: str) -> None:
+        self._reason = reason
+        logger.warning("kvd: the %s half does nothing: %s", self._half, reason)
+
+    def _switch_off(self, reason: str) -> None:
+        self._decline(reason + "; switched off")
+        if self._c is not None and self._half == "scheduler":
+            self._c.turn(False)
+
+    def _common(self) -> dict[str, Any]:
+        assert self._space is not None
+        instance, secret = identity.membership(str(self._kv_transfer_config.engine_id))
+        return {
+            "socket": self._options["socket"],
+            "instance": instance,
+            "secret": secret,
+            "program": f"vllm {self._compat['version']} {self._half}",
+            "identity": self._space.identity,
+            "guard_object": self._guard,
+        }
+
+    def _recompute_failed_loads(self) -> None:
+        """vLLM's default fails a request whose load has failed. It reads the policy after the connector was made."""
+        config = self._kv_transfer_config
+        if config.kv_load_failure_policy != "recompute":
+            logger.warning("kvd: kv_load_failure_policy is %r; set to 'recompute', so that a failed load costs time and not the request", config.kv_load_failure_policy)
+            config.kv_load_failure_policy = "recompute"
+
+    def _open_scheduler(self) -> None:
+        space, chosen, config = self._space, self._options, self._kv_transfer_config
+        assert space is not None
+        self._recompute_failed_loads()
+        engine_id = str(config.engine_id)
+        adapters: dict[tuple[str, str], str] = {}
+
+        def lora_text(request: Any) -> str:
+            key = (str(getattr(request, "lora_name", "")), str(getattr(request, "lora_path", "")))
+            if key not in adapters:
+                adapters[key] = weights.of_adapter(request, engine_id)
+            return adapters[key]
+
+        c = self._c = _kvd.Scheduler(
+            {
+                **self._common(),
+                "meta_class": KvdMetadata,
+                "stats_class": self._scheduler_stats,
+                "lora_text": lora_text,
+                "unit_extras": lambda request, at, units: identity.unit_extras(request, at, units, space.hash_tokens),
+                "group_tokens": [group.block_tokens for group in space.groups],
+                "hash_tokens": space.hash_tokens,
+                "writers": space.writers(),
+                "max_blocks": space.max_blocks,
+                "foreign": int(space.foreign),
+                "guard": int(chosen["guard"]),
+                "mode": MODES["async" if len(space.groups) > 1 else chosen["mode"]],
+                "wait_us": chosen["wait_us"],
+                "load_ms": chosen["load_ms"],
+                "min_tokens": chosen["min_tokens"],
+                "loads": int(config.is_kv_consumer),
+                "saves": int(config.is_kv_producer),
+                "publishable": int(bool(self._compat["publishable"])),
+            }
+        )
+        self.get_num_new_matched_tokens = c.match
+        self.update_state_after_alloc = c.alloc
+        self.build_connector_meta = c.build
+        self.update_connector_output = c.output
+        self.request_finished = c.finish
+        self.request_finished_all_groups = c.finish
+        self.has_pending_push_work = c.pending
+        self.get_kv_connector_stats = c.delta
+        logger.info("kvd: %s; %s", _kvd.version, self._compat.line())
+        logger.info("kvd: block hashes: %s; groups %s; %s", space.hash_reason, space.identity["groups"], space.identity["layout"])
+
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]) -> None:
+        """Every rank has said whether it serves its cache: only then is anything matched or saved."""
+        if self._c is None or self._space is None:
+            return
+        said = list(metadata.values())
+        wrong = [rank.reason or "another space" for rank in said if not isinstance(rank, KvdHandshake) or rank.reason or rank.space != self._space.digest()]
+        if len(said) != self._space.world:
+            wrong.append(f"{len(said)} of {self._space.world} ranks have answered")
+        if wrong:
+            self._decline("; ".join(sorted(set(wrong))))
+            return
+        self._c.turn(True)
+        logger.info("kvd: all ranks serve their cache; on")
+
+    def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
+        self.set_xfer_handshake_metadata_pp_aware({(0, rank): value for rank, value in metadata.items()})
+
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        if self._space is None or self._c is None:
+            return KvdHandshake(reason=self._reason or "no KV cache was registered")
+        return KvdHandshake(space=self._space.digest(), reason=self._reason)
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        try:
+            if self._space is not None:
+                self._open_worker(kv_caches)
+        except Declined as declined:
+            self._close()
+            self._decline(str(declined))
+        except Exception as error:
+            self._close()
+            self._guard.error("register_kv_caches", error)
+            self._decline(f"internal error at registration: {error!r}")
+
+    def register_cross_layers_kv_cache(self, kv_cache: Any, attn_backend: Any) -> None:
+        self._decline("one tensor for all layers was registered although nobody asked for it")
+
+    def _open_worker(self, kv_caches: dict[str, Any]) -> None:
+        space, chosen = self._space, self._options
+        assert space is not None
+        rank = _tensor_parallel_rank(self._vllm_config)
+        tensors = [[kv_caches[name] for name in group.layers] for group in space.groups]
+        tokens = space.groups[0].block_tokens
+        described = []
+        for group, own in zip(space.groups, tensors):
+            pages = [layout.opaque(tensor, space.max_blocks, group.page_bytes) for tensor in own]
+            described.append(layout.paged(pages, group.number, rank * space.layers, block_tokens=tokens))
+        c = self._c = _kvd.Worker(
+            {
+                **self._common(),
+                "report_class": KvdReports,
+                "results_class": self._compat["results"],
+                "stats_class": self._worker_stats,
+                "rank": rank,
+                "range": space.writers()[rank],
+                "groups": described,
+                "threads": chosen["threads"],
+                "prefault": int(chosen["prefault"]),
+            }
+        )
+        for group, own in zip(space.groups, tensors):
+            selftest.run(c, group.number, own, space.max_blocks)
+        self.handle_preemptions = c.begin
+        self.bind_connector_metadata = c.start
+        self.start_load_kv = c.load
+        self.wait_for_save = c.end
+        self.get_finished = c.finished
+        if self._compat["results"] is not None:
+            self.get_transfer_results = c.results
+        self.get_block_ids_with_load_errors = c.errors
+        self.build_connector_worker_meta = c.report
+        self.get_kv_connector_stats = c.delta
+        logger.info("kvd: rank %d: self-test passed for %d groups of %s layers", rank, len(tensors), "+".join(str(len(own)) for own in tensors))
+
+    def _close(self) -> None:
+        c, self._c = self._c, None
+        if c is not None:
+            c.close()
+
+    def shutdown(self) -> None:
+        try:
+            if self._c is not None and self._half == "worker":
+                self._c.flush(self._options["flush_ms"])
+            self._close()
+        except Exception as error:
+            self._guard.error("shutdown", error)
+
+    # ---- what both halves do nothing about, or little --------------------------------------------------------------
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        return False
+
+    def has_connector_metadata(self) -> bool:
+        """False keeps the engine from calling wait_for_layer_load() and save_kv_layer() around every layer: nothing is done there."""
+        return False
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        return
+
+    def clear_connector_metadata(self) -> None:
+        return
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        return
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        return
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        return
+
+    def wait_for_save(self) -> None:
+        return
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        return 0, False
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        return
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        return KvdMetadata(b"")
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        return False, None
+
+    def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
+        return False, None
+
+    def on_new_request(self, request: Any) -> None:
+        """The first request: the engine's hashes have their seed by now, and it must be the one in the space's identity."""
+        self.on_new_request = self._c.hello if self._c is not None else (lambda request: None)
+        if self._c is None or self._space is None:
+            return
+        try:
+            from vllm.v1.core import kv_cache_utils
+
+            found = getattr(kv_cache_utils, "NONE_HASH", None)
+            if self._space.foreign and bytes(found or b"") != self._space.none_hash:
+                self._switch_off("the engine's block hashes start from another seed than the one expected")
+        except Exception as error:
+            self._guard.error("on_new_request", error)
+        self.on_new_request(request)
+
+    def take_events(self) -> tuple:
+        return ()
+
+    def get_finished_count(self) -> int | None:
+        return None
+
+    def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[Any, int]:
+        """0.32: tokens from memory and from disk."""
+        sources = self._compat["hit_sources"]
+        if num_external_tokens == 0 or sources is None:
+            return {}
+        try:
+            disk = min(self._c.disk(request.request_id), num_external_tokens) if self._c is not None else 0
+        except Exception as error:
+            self._guard.error("get_external_cache_hit_sources", error)
+            disk = 0
+        split = {sources.HOST: num_external_tokens - disk, sources.DISK: disk}
+        return {source: tokens for source, tokens in split.items() if tokens}
+
+    def reset_cache(self) -> bool | None:
+        try:
+            status = self._c.reset() if self._c is not None else _kvd.OK
+        except Exception as error:
+            self._guard.error("reset_cache", error)
+            return False
+        if status != _kvd.OK:
+            logger.warning("kvd: reset of the space: %s", _kvd.status_name(status))
+        return status == _kvd.OK
+
+    # ---- counters --------------------------------------------------------------------------------------------------
+
+    def _scheduler_stats(self, delta: dict[str, int]) -> KvdStats:
+        if delta.get("scheduler_attaches"):
+            logger.info("kvd: attached to the daemon")
+        if delta.get("scheduler_guard_stops"):
+            logger.info("kvd: for some lengths loading is slower than computing here: they are computed, and tried again now and then")
+        return KvdStats(data=delta)
+
+    def _worker_stats(self, delta: dict[str, int]) -> KvdStats:
+        if delta.get("worker_self_test_failures"):
+            self._decline("self-test against the daemon: other bytes came back; loads and saves stay off")
+        return KvdStats(data=delta)
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KvdStats:
+        return KvdStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(cls, vllm_config: Any, metric_types: dict, labelnames: list[str], per_engine_labelvalues: dict[int, list[object]]) -> KvdPromMetrics:
+        return KvdPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)

@@ -1,0 +1,169 @@
+/* kvdpy.h -- the module kvd_vllm._kvd: both halves of the connector as Python objects that read vLLM's own objects.
+ *
+ * Stable ABI of Python 3.11. Every method that vLLM calls ends in kvdpy_harmless(): an exception is handed to the Guard (Python, logs and counts) and
+ * answered with a value that means "nothing". Constructors raise; their caller is our own Python.
+ */
+#ifndef KVDPY_H
+#define KVDPY_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "kvx_scheduler.h"
+#include "kvx_worker.h"
+
+/* A slot's function as the object pointer that the interpreter wants. */
+#define KVDPY_SLOT(function) (__extension__(void *)(function))
+
+#define KVDPY_MAX_GROUPS 16u
+#define KVDPY_MAX_RANKS  1024u
+#define KVDPY_MAX_ID     256u /* bytes of a request id; longer ones are not served */
+
+/* Attribute names, interned once. */
+#define KVDPY_NAMES(X)                                                                                                 \
+	X(all_token_ids)                                                                                               \
+	X(_all_token_ids)                                                                                              \
+	X(block_hashes)                                                                                                \
+	X(cache_salt)                                                                                                  \
+	X(get_block_ids)                                                                                               \
+	X(kv_connector_worker_meta)                                                                                    \
+	X(lora_request)                                                                                                \
+	X(mm_features)                                                                                                 \
+	X(new_block_ids)                                                                                               \
+	X(num_computed_tokens)                                                                                         \
+	X(num_output_tokens)                                                                                           \
+	X(num_prompt_tokens)                                                                                           \
+	X(num_publishable_block_hashes)                                                                                \
+	X(num_scheduled_tokens)                                                                                        \
+	X(block_ids)                                                                                                   \
+	X(plan)                                                                                                        \
+	X(preempted_req_ids)                                                                                           \
+	X(prompt_embeds)                                                                                               \
+	X(reports)                                                                                                     \
+	X(req_id)                                                                                                      \
+	X(req_ids)                                                                                                     \
+	X(request_id)                                                                                                  \
+	X(resumed_req_ids)                                                                                             \
+	X(scheduled_cached_reqs)                                                                                       \
+	X(scheduled_new_reqs)                                                                                          \
+	X(skip_reading_prefix_cache)
+typedef struct kvdpy_names {
+#define KVDPY_NAME(name) PyObject *name;
+	KVDPY_NAMES(KVDPY_NAME)
+#undef KVDPY_NAME
+} kvdpy_names_t;
+extern kvdpy_names_t kvdpy_names;
+
+/* ---- guard.c: errors of a hook ----------------------------------------------------------------------------------- */
+
+/* The hook `name` has raised: tell the guard (guard.error(name, exception)), drop the exception and return a new reference to `answer`. What is no
+ * Exception (an interrupt) passes through: NULL. */
+PyObject *kvdpy_harmless(PyObject *guard, const char *name, PyObject *answer);
+
+/* ---- config.c: a dict into what the C interface takes. Texts are borrowed from the dict's values. -------------------- */
+
+/* 0, or -1 with an exception that names the key. */
+int kvdpy_get_u32(PyObject *dict, const char *key, uint32_t *p_value);
+int kvdpy_get_int(PyObject *dict, const char *key, int *p_value);
+/* NULL for None. */
+int kvdpy_get_text(PyObject *dict, const char *key, const char **p_text);
+int kvdpy_get_object(PyObject *dict, const char *key, PyObject **p_object);
+
+typedef struct kvdpy_common {
+	const char *socket, *instance, *program;
+	const uint8_t *secret;
+	uint32_t secret_len;
+	kvc_identity_t identity;
+	kvk_layout_t layout; /* parsed from identity.layout */
+} kvdpy_common_t;
+int kvdpy_get_common(PyObject *dict, kvdpy_common_t *common);
+/* (rank, head_first, head_count, layer_first, layer_count) */
+int kvdpy_get_writer(PyObject *tuple, kvc_writer_t *writer);
+
+typedef struct kvdpy_paged {
+	kvk_paged_t paged;
+	void *base[KVK_MAX_LAYERS];
+} kvdpy_paged_t;
+int kvdpy_get_paged(PyObject *dict, kvdpy_paged_t *paged);
+
+/* ---- stats.c: counters as dicts ----------------------------------------------------------------------------------- */
+
+/* What has changed since `last` as {name: increment}, and `last` brought up to date; None: nothing. */
+PyObject *kvdpy_scheduler_delta(const kvx_scheduler_stats_t *now, kvx_scheduler_stats_t *last);
+PyObject *kvdpy_worker_delta(const kvx_worker_stats_t *now, kvx_worker_stats_t *last);
+/* Totals and gauges. */
+PyObject *kvdpy_scheduler_dict(const kvx_scheduler_stats_t *now);
+PyObject *kvdpy_worker_dict(const kvx_worker_stats_t *now);
+/* [(name, help)] of all counters, scheduler's and worker's. */
+PyObject *kvdpy_stats_table(void);
+
+/* ---- request.c: a request the engine has told us about ------------------------------------------------------------ */
+
+typedef struct kvdpy_request {
+	PyObject_HEAD PyObject *request; /* vLLM's */
+	PyObject *id;                    /* its request_id */
+	PyObject *lora;                  /* text of its adapter, or None */
+	const char *id_text;
+	uint32_t id_len;
+	uint32_t local;    /* tokens the engine had itself when it asked last */
+	uint32_t fed;      /* tokens handed to kvx_scheduler_tokens() */
+	uint32_t computed; /* after the last step planned */
+	uint32_t step;     /* in which its blocks were given last */
+	uint32_t engine;   /* tokens the engine had itself when it was admitted first */
+	kvx_hit_t hit;
+	uint32_t placed[KVDPY_MAX_GROUPS]; /* blocks known of each group */
+	int admitted;                      /* 1: it has been given blocks once */
+	int extra;                         /* 1: its units have extra keys */
+	int no_read;                       /* 1: skip_reading_prefix_cache */
+} kvdpy_request_t;
+
+extern PyTypeObject *kvdpy_request_type;
+int kvdpy_request_init(PyObject *module);
+
+/* ---- scheduler.c, step.c ------------------------------------------------------------------------------------------ */
+
+typedef struct kvdpy_scheduler {
+	PyObject_HEAD kvx_scheduler_t *scheduler;
+	PyObject *guard;       /* .error(hook, exception) */
+	PyObject *config;      /* keeps the texts alive */
+	PyObject *requests;    /* {request_id: kvdpy_request_t} */
+	PyObject *meta_class;  /* of what build() returns: meta_class(plan) */
+	PyObject *meta_empty;  /* one for all steps without a plan */
+	PyObject *lora_text;   /* callable(lora_request) -> str */
+	PyObject *unit_extras; /* callable(request, at, units) -> [bytes|None] */
+	uint32_t groups;
+	uint32_t block_tokens[KVDPY_MAX_GROUPS];
+	uint32_t hash_tokens;
+	uint32_t busy; /* requests in the last step */
+	uint32_t step; /* counts plans */
+	int foreign, loads, saves;
+	int publishable;    /* 1: requests have num_publishable_block_hashes */
+	int off;            /* 1: nothing is matched or saved; what is under way goes on */
+	PyObject *nothing;  /* (0, False) */
+	PyObject *released; /* (False, None) */
+	PyObject *stats_class;
+	kvx_scheduler_stats_t last;
+} kvdpy_scheduler_t;
+
+int kvdpy_scheduler_init(PyObject *module);
+PyObject *kvdpy_build(kvdpy_scheduler_t *self, PyObject *output);
+
+/* The engine's hashes of a request, while a call lasts. */
+typedef struct kvdpy_ask {
+	kvx_ask_t ask;
+	kvx_hashes_t hashes;
+	PyObject *list; /* owned */
+} kvdpy_ask_t;
+/* 0, or -1 with an exception. kvdpy_ask_end() in any case after 0. */
+int kvdpy_ask_begin(kvdpy_scheduler_t *self, kvdpy_request_t *request, kvdpy_ask_t *ask);
+void kvdpy_ask_end(kvdpy_ask_t *ask);
+/* The request as we know it, made when it is new. New reference. */
+kvdpy_request_t *kvdpy_request_of(kvdpy_scheduler_t *self, PyObject *request);
+/* Own keys: hand in the tokens below `upto` that have not been. */
+int kvdpy_request_feed(kvdpy_scheduler_t *self, kvdpy_request_t *request, kvdpy_ask_t *ask, uint32_t upto);
+/* `tables`: a sequence with a list of block ids per group: the whole table, or what is appended to it. */
+int kvdpy_place(kvdpy_scheduler_t *self, kvdpy_request_t *request, kvdpy_ask_t *ask, PyObject *tables, int append);
+
+int kvdpy_worker_init(PyObject *module);
+
+#endif

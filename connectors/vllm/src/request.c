@@ -1,0 +1,361 @@
+/* A request the engine has told us about: its id, keys, tokens and blocks as the C interface wants them. */
+#include "kvdpy.h"
+
+#include <string.h>
+
+#define FEED_TOKENS 8192u /* handed in at once */
+#define FEED_UNITS  512u
+#define STACK_IDS   512u
+
+PyTypeObject *kvdpy_request_type;
+
+static void request_dealloc(PyObject *object)
+{
+	kvdpy_request_t *r = (kvdpy_request_t *)object;
+	PyTypeObject *type = Py_TYPE(object);
+
+	Py_XDECREF(r->request);
+	Py_XDECREF(r->id);
+	Py_XDECREF(r->lora);
+	PyObject_Free(object);
+	Py_DECREF(type);
+}
+
+int kvdpy_request_init(PyObject *module)
+{
+	static PyType_Slot slots[] = {{Py_tp_dealloc, KVDPY_SLOT(request_dealloc)}, {0, NULL}};
+	static PyType_Spec spec = {
+		.name = "kvd_vllm._kvd.Request",
+		.basicsize = (int)sizeof(kvdpy_request_t),
+		.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+		.slots = slots,
+	};
+
+	(void)module;
+	kvdpy_request_type = (PyTypeObject *)PyType_FromSpec(&spec);
+
+	return kvdpy_request_type ? 0 : -1;
+}
+
+/* 1: the attribute is there and true. */
+static int truth_of(PyObject *object, PyObject *name)
+{
+	PyObject *value = PyObject_GetAttr(object, name);
+	int truth;
+
+	if (!value) {
+		PyErr_Clear();
+		return 0;
+	}
+	truth = value != Py_None && PyObject_IsTrue(value) != 0;
+	PyErr_Clear(); /* a tensor's truth may be ambiguous: it is there */
+	Py_DECREF(value);
+
+	return truth;
+}
+
+static int read_request(kvdpy_scheduler_t *self, kvdpy_request_t *r)
+{
+	PyObject *lora = PyObject_GetAttr(r->request, kvdpy_names.lora_request);
+	Py_ssize_t len;
+
+	if (!lora) {
+		return -1;
+	}
+	r->lora = lora == Py_None ? Py_NewRef(lora) : PyObject_CallFunctionObjArgs(self->lora_text, lora, NULL);
+	Py_DECREF(lora);
+	if (!r->lora) {
+		return -1;
+	}
+	r->id_text = PyUnicode_AsUTF8AndSize(r->id, &len);
+	if (!r->id_text) {
+		return -1;
+	}
+
+	r->id_len = (uint32_t)len;
+	r->no_read = truth_of(r->request, kvdpy_names.skip_reading_prefix_cache);
+	r->extra = truth_of(r->request, kvdpy_names.cache_salt) || truth_of(r->request, kvdpy_names.mm_features) ||
+		   truth_of(r->request, kvdpy_names.prompt_embeds);
+
+	return 0;
+}
+
+static kvdpy_request_t *new_request(kvdpy_scheduler_t *self, PyObject *request, PyObject *id)
+{
+	kvdpy_request_t *r = PyObject_New(kvdpy_request_t, kvdpy_request_type);
+
+	if (!r) {
+		return NULL;
+	}
+	memset((char *)r + sizeof(PyObject), 0, sizeof *r - sizeof(PyObject));
+	r->request = Py_NewRef(request);
+	r->id = Py_NewRef(id);
+	if (read_request(self, r) || PyDict_SetItem(self->requests, id, (PyObject *)r)) {
+		Py_DECREF((PyObject *)r);
+		return NULL;
+	}
+
+	return r;
+}
+
+kvdpy_request_t *kvdpy_request_of(kvdpy_scheduler_t *self, PyObject *request)
+{
+	PyObject *id = PyObject_GetAttr(request, kvdpy_names.request_id);
+	kvdpy_request_t *r;
+
+	if (!id) {
+		return NULL;
+	}
+	r = (kvdpy_request_t *)PyDict_GetItemWithError(self->requests, id);
+	if (r && r->request == request) {
+		Py_INCREF((PyObject *)r);
+	} else {
+		r = PyErr_Occurred() ? NULL : new_request(self, request, id);
+	}
+	Py_DECREF(id);
+
+	return r;
+}
+
+/* ---- ask --------------------------------------------------------------------------------------------------------- */
+
+static const void *hash_at(void *ctx, uint32_t i, uint32_t *p_len)
+{
+	PyObject *hash = PyList_GetItem(ctx, (Py_ssize_t)i);
+	char *bytes;
+	Py_ssize_t len;
+
+	if (!hash || PyBytes_AsStringAndSize(hash, &bytes, &len)) {
+		PyErr_Clear();
+		return NULL;
+	}
+	*p_len = (uint32_t)len;
+
+	return bytes;
+}
+
+/* Hashes of the request that may be used: those of confirmed tokens. */
+static int read_hashes(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *ask)
+{
+	Py_ssize_t n;
+
+	ask->list = PyObject_GetAttr(r->request, kvdpy_names.block_hashes);
+	n = ask->list ? PyList_Size(ask->list) : -1;
+	if (n < 0) {
+		Py_CLEAR(ask->list);
+		return -1;
+	}
+	if (self->publishable) {
+		PyObject *number = PyObject_GetAttr(r->request, kvdpy_names.num_publishable_block_hashes);
+		const long most = number ? PyLong_AsLong(number) : -1;
+
+		Py_XDECREF(number);
+		PyErr_Clear();
+		n = most >= 0 && most < n ? most : n;
+	}
+
+	ask->hashes = (kvx_hashes_t){.at = hash_at, .ctx = ask->list, .n = (uint32_t)n};
+	ask->ask.hashes = &ask->hashes;
+
+	return 0;
+}
+
+/* The request's list of tokens. New reference. */
+static PyObject *tokens_of(PyObject *request)
+{
+	PyObject *list = PyObject_GetAttr(request, kvdpy_names._all_token_ids);
+
+	if (!list) {
+		PyErr_Clear();
+		list = PyObject_GetAttr(request, kvdpy_names.all_token_ids);
+	}
+
+	return list;
+}
+
+int kvdpy_ask_begin(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *ask)
+{
+	PyObject *tokens = tokens_of(r->request);
+	const Py_ssize_t n = tokens ? PyObject_Size(tokens) : -1;
+
+	Py_XDECREF(tokens);
+	if (n < 0) {
+		return -1;
+	}
+
+	*ask = (kvdpy_ask_t){.ask = {.struct_size = sizeof ask->ask,
+				     .id = r->id_text,
+				     .id_len = r->id_len,
+				     .tokens = (uint32_t)n,
+				     .local = r->local,
+				     .busy = self->busy,
+				     .whole = 1}};
+	if (r->lora != Py_None) {
+		ask->ask.lora = PyUnicode_AsUTF8AndSize(r->lora, NULL);
+		if (!ask->ask.lora) {
+			return -1;
+		}
+	}
+
+	return self->foreign ? read_hashes(self, r, ask) : 0;
+}
+
+void kvdpy_ask_end(kvdpy_ask_t *ask)
+{
+	Py_CLEAR(ask->list);
+}
+
+/* ---- own keys ---------------------------------------------------------------------------------------------------- */
+
+static int read_tokens(PyObject *list, uint32_t at, uint32_t n, uint32_t *tokens)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		PyObject *item = PySequence_GetItem(list, (Py_ssize_t)(at + i));
+		unsigned long token = item ? PyLong_AsUnsignedLong(item) : 0;
+
+		Py_XDECREF(item);
+		if (PyErr_Occurred()) {
+			return -1;
+		}
+		tokens[i] = token > UINT32_MAX ? UINT32_MAX : (uint32_t)token;
+	}
+
+	return 0;
+}
+
+/* Extra keys of `units` units as pointers into the bytes of *p_list. */
+static int read_extras(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvx_units_t *units, PyObject **p_list)
+{
+	static const void *extra[FEED_UNITS]; /* under the interpreter's lock, like everything here */
+	static uint32_t len[FEED_UNITS];
+	const uint32_t count = units->n / self->hash_tokens;
+
+	*p_list = PyObject_CallFunction(self->unit_extras, "OII", r->request, units->at, count);
+	for (uint32_t i = 0; *p_list && i < count; i++) {
+		PyObject *bytes = PyList_GetItem(*p_list, (Py_ssize_t)i);
+		char *data = NULL;
+		Py_ssize_t size = 0;
+
+		if (!bytes || (bytes != Py_None && PyBytes_AsStringAndSize(bytes, &data, &size))) {
+			Py_CLEAR(*p_list);
+			return -1;
+		}
+		extra[i] = data;
+		len[i] = (uint32_t)size;
+	}
+	units->extra = extra;
+	units->extra_len = len;
+	units->extra_count = count;
+
+	return *p_list ? 0 : -1;
+}
+
+static int feed_piece(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *ask, kvx_units_t *units)
+{
+	PyObject *extras = NULL;
+
+	if (r->extra && read_extras(self, r, units, &extras)) {
+		return -1;
+	}
+	kvx_scheduler_tokens(self->scheduler, &ask->ask, units); /* a bad token: the request has no keys then */
+	r->fed = units->at + units->n;
+	Py_XDECREF(extras);
+
+	return 0;
+}
+
+int kvdpy_request_feed(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *ask, uint32_t upto)
+{
+	static uint32_t tokens[FEED_TOKENS]; /* under the interpreter's lock */
+	const uint32_t end = upto < ask->ask.tokens ? upto : ask->ask.tokens;
+	uint32_t most = FEED_TOKENS / self->hash_tokens;
+	PyObject *list;
+	int failed = 0;
+
+	if (self->foreign || end < r->fed + self->hash_tokens) {
+		return 0;
+	}
+	list = tokens_of(r->request);
+	if (!list) {
+		return -1;
+	}
+
+	most = most > FEED_UNITS ? FEED_UNITS : most;
+	while (!failed && end >= r->fed + self->hash_tokens) {
+		const uint32_t left = (end - r->fed) / self->hash_tokens;
+		kvx_units_t units = {
+			.struct_size = sizeof units,
+			.at = r->fed,
+			.n = (left < most ? left : most) * self->hash_tokens,
+			.tokens = tokens,
+		};
+
+		failed = read_tokens(list, units.at, units.n, tokens) || feed_piece(self, r, ask, &units);
+	}
+	Py_DECREF(list);
+
+	return failed ? -1 : 0;
+}
+
+/* ---- blocks ------------------------------------------------------------------------------------------------------ */
+
+/* Block 0 is vLLM's null block: nothing lies there. */
+static int read_ids(PyObject *list, Py_ssize_t n, uint32_t *ids)
+{
+	for (Py_ssize_t i = 0; i < n; i++) {
+		PyObject *item = PyList_GetItem(list, i);
+		const unsigned long id = item ? PyLong_AsUnsignedLong(item) : 0;
+
+		if (PyErr_Occurred()) {
+			return -1;
+		}
+		ids[i] = id == 0 || id >= KVX_NO_BLOCK ? KVX_NO_BLOCK : (uint32_t)id;
+	}
+
+	return 0;
+}
+
+static int place_group(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *ask, PyObject *list,
+		       kvx_table_t *table)
+{
+	uint32_t stack[STACK_IDS];
+	const Py_ssize_t n = PyList_Size(list);
+	uint32_t *ids = n > (Py_ssize_t)STACK_IDS ? PyMem_Malloc((size_t)n * sizeof *ids) : stack;
+	int failed = n < 0;
+
+	if (!ids) {
+		PyErr_NoMemory();
+		return -1;
+	}
+	failed = failed || read_ids(list, n, ids);
+	if (!failed && n > 0) {
+		table->ids = ids;
+		table->n = (uint32_t)n;
+		kvx_scheduler_place(self->scheduler, &ask->ask, table); /* not taken: the request is not saved */
+		r->placed[table->group] = table->first + table->n;
+	}
+	if (ids != stack) {
+		PyMem_Free(ids);
+	}
+
+	return failed ? -1 : 0;
+}
+
+int kvdpy_place(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *ask, PyObject *tables, int append)
+{
+	for (uint32_t g = 0; g < self->groups; g++) {
+		PyObject *list = PySequence_GetItem(tables, (Py_ssize_t)g);
+		kvx_table_t table = {.struct_size = sizeof table, .group = g};
+		int failed;
+
+		table.first = append ? r->placed[g] : 0;
+		table.fresh = r->placed[g] > 0 ? r->placed[g] : r->local / self->block_tokens[g];
+		failed = !list || place_group(self, r, ask, list, &table);
+		Py_XDECREF(list);
+		if (failed) {
+			return -1;
+		}
+	}
+
+	return 0;
+}

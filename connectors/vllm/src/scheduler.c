@@ -1,0 +1,539 @@
+/* The scheduling half: what vLLM's scheduler calls, but for the walk over a step (step.c). */
+#include "kvdpy.h"
+
+#include <string.h>
+
+static PyTypeObject *scheduler_type;
+
+#define SELF(object) ((kvdpy_scheduler_t *)(object))
+
+/* ---- hooks ------------------------------------------------------------------------------------------------------- */
+
+static PyObject *bad_call(const char *name, Py_ssize_t wanted)
+{
+	PyErr_Format(PyExc_TypeError, "%s() takes %zd arguments", name, wanted);
+
+	return NULL;
+}
+
+/* The request is asked about from its beginning although it had blocks: they are gone. */
+static void lose_blocks(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *ask)
+{
+	if (r->step == 0) {
+		return;
+	}
+	kvx_scheduler_preempt(self->scheduler, &ask->ask);
+	memset(r->placed, 0, sizeof r->placed);
+	r->step = 0;
+	r->computed = 0;
+}
+
+static PyObject *do_match(kvdpy_scheduler_t *self, PyObject *request, uint32_t local)
+{
+	kvdpy_request_t *r = kvdpy_request_of(self, request);
+	kvdpy_ask_t ask;
+	PyObject *answer = NULL;
+
+	if (!r) {
+		return NULL;
+	}
+	r->local = local;
+	memset(&r->hit, 0, sizeof r->hit);
+	if (kvdpy_ask_begin(self, r, &ask)) {
+		Py_DECREF((PyObject *)r);
+		return NULL;
+	}
+
+	lose_blocks(self, r, &ask);
+	if (r->no_read || !self->loads) {
+		answer = Py_NewRef(self->nothing);
+	} else if (kvdpy_request_feed(self, r, &ask, ask.ask.tokens) == 0) {
+		kvx_scheduler_match(self->scheduler, &ask.ask, &r->hit);
+		answer = r->hit.tokens ? Py_BuildValue("(IO)", r->hit.tokens, r->hit.async ? Py_True : Py_False)
+				       : Py_NewRef(self->nothing);
+	}
+	kvdpy_ask_end(&ask);
+	Py_DECREF((PyObject *)r);
+
+	return answer;
+}
+
+/* get_num_new_matched_tokens(request, num_computed_tokens) */
+static PyObject *scheduler_match(PyObject *object, PyObject *const *args, Py_ssize_t n)
+{
+	kvdpy_scheduler_t *self = SELF(object);
+	PyObject *answer = NULL;
+	unsigned long local;
+
+	if (self->off || !self->scheduler) {
+		return Py_NewRef(self->nothing);
+	}
+	if (n != 2) {
+		bad_call("match", 2);
+	} else {
+		local = PyLong_AsUnsignedLong(args[1]);
+		answer = PyErr_Occurred() ? NULL : do_match(self, args[0], (uint32_t)local);
+	}
+
+	return answer ? answer : kvdpy_harmless(self->guard, "get_num_new_matched_tokens", self->nothing);
+}
+
+/* Whatever fails here, a load the engine counts on goes into the plan, where a load that cannot be done is reported as failed. */
+static int do_alloc(kvdpy_scheduler_t *self, PyObject *const *args)
+{
+	kvdpy_request_t *r = kvdpy_request_of(self, args[0]);
+	const unsigned long external = PyLong_AsUnsignedLong(args[2]);
+	PyObject *tables;
+	kvdpy_ask_t ask;
+	int failed;
+
+	if (!r || PyErr_Occurred() || kvdpy_ask_begin(self, r, &ask)) {
+		Py_XDECREF((PyObject *)r);
+		return -1;
+	}
+
+	tables = PyObject_CallMethodObjArgs(args[1], kvdpy_names.get_block_ids, NULL);
+	failed = !tables || kvdpy_place(self, r, &ask, tables, 0);
+	r->step = self->step;
+	if (!r->admitted) {
+		r->admitted = 1;
+		r->engine = r->local;
+	}
+	if (external > 0) {
+		r->hit.tokens = (uint32_t)external;
+		kvx_scheduler_load(self->scheduler, &ask.ask, &r->hit);
+	}
+	Py_XDECREF(tables);
+	kvdpy_ask_end(&ask);
+	Py_DECREF((PyObject *)r);
+
+	return failed;
+}
+
+/* update_state_after_alloc(request, blocks, num_external_tokens) */
+static PyObject *scheduler_alloc(PyObject *object, PyObject *const *args, Py_ssize_t n)
+{
+	kvdpy_scheduler_t *self = SELF(object);
+
+	if (!self->scheduler) {
+		return Py_NewRef(Py_None);
+	}
+	if (n != 3) {
+		bad_call("alloc", 3);
+	} else if (do_alloc(self, args) == 0) {
+		return Py_NewRef(Py_None);
+	}
+
+	return kvdpy_harmless(self->guard, "update_state_after_alloc", Py_None);
+}
+
+/* on_new_request(request) */
+static PyObject *scheduler_hello(PyObject *object, PyObject *request)
+{
+	kvdpy_scheduler_t *self = SELF(object);
+	kvdpy_request_t *r = self->off || !self->scheduler ? NULL : kvdpy_request_of(self, request);
+
+	Py_XDECREF((PyObject *)r);
+
+	return PyErr_Occurred() ? kvdpy_harmless(self->guard, "on_new_request", Py_None) : Py_NewRef(Py_None);
+}
+
+/* build_connector_meta(scheduler_output) */
+static PyObject *scheduler_build(PyObject *object, PyObject *output)
+{
+	kvdpy_scheduler_t *self = SELF(object);
+	PyObject *meta = self->scheduler ? kvdpy_build(self, output) : Py_NewRef(self->meta_empty);
+
+	return meta ? meta : kvdpy_harmless(self->guard, "build_connector_meta", self->meta_empty);
+}
+
+static uint32_t number_of(PyObject *object, PyObject *name)
+{
+	PyObject *value = PyObject_GetAttr(object, name);
+	const unsigned long number = value ? PyLong_AsUnsignedLong(value) : 0;
+
+	Py_XDECREF(value);
+
+	return PyErr_Occurred() ? 0 : (uint32_t)number;
+}
+
+static int do_finish(kvdpy_scheduler_t *self, PyObject *request)
+{
+	kvdpy_request_t *r = kvdpy_request_of(self, request);
+	kvx_ended_t ended = {.struct_size = sizeof ended};
+	kvdpy_ask_t ask;
+
+	if (!r || kvdpy_ask_begin(self, r, &ask)) {
+		Py_XDECREF((PyObject *)r);
+		return -1;
+	}
+
+	ended.prompt_tokens = number_of(request, kvdpy_names.num_prompt_tokens);
+	ended.output_tokens = number_of(request, kvdpy_names.num_output_tokens);
+	ended.engine_tokens = r->engine;
+	if (!PyErr_Occurred() && r->admitted) {
+		kvx_scheduler_ended(self->scheduler, &ask.ask, &ended);
+	}
+	kvx_scheduler_finish(self->scheduler, &ask.ask);
+	kvdpy_ask_end(&ask);
+	if (PyDict_DelItem(self->requests, r->id)) {
+		Py_DECREF((PyObject *)r);
+		return -1;
+	}
+	Py_DECREF((PyObject *)r);
+
+	return PyErr_Occurred() ? -1 : 0;
+}
+
+/* request_finished(request, block_ids), request_finished_all_groups(request, block_ids) */
+static PyObject *scheduler_finish(PyObject *object, PyObject *const *args, Py_ssize_t n)
+{
+	kvdpy_scheduler_t *self = SELF(object);
+
+	if (!self->scheduler) {
+		return Py_NewRef(self->released);
+	}
+	if (n != 2) {
+		bad_call("finish", 2);
+	} else if (do_finish(self, args[0]) == 0) {
+		return Py_NewRef(self->released);
+	}
+
+	return kvdpy_harmless(self->guard, "request_finished", self->released);
+}
+
+static int take_reports(kvdpy_scheduler_t *self, PyObject *meta)
+{
+	PyObject *reports = PyObject_GetAttr(meta, kvdpy_names.reports);
+	const Py_ssize_t n = reports ? PyList_Size(reports) : -1;
+	int failed = n < 0;
+
+	for (Py_ssize_t i = 0; !failed && i < n; i++) {
+		PyObject *report = PyList_GetItem(reports, i);
+		char *bytes;
+		Py_ssize_t len;
+
+		failed = !report || PyBytes_AsStringAndSize(report, &bytes, &len);
+		if (!failed) {
+			kvx_scheduler_report(self->scheduler, bytes, (size_t)len);
+		}
+	}
+	Py_XDECREF(reports);
+
+	return failed ? -1 : 0;
+}
+
+/* update_connector_output(output) */
+static PyObject *scheduler_output(PyObject *object, PyObject *output)
+{
+	kvdpy_scheduler_t *self = SELF(object);
+	PyObject *meta;
+	int failed;
+
+	if (!self->scheduler) {
+		return Py_NewRef(Py_None);
+	}
+	meta = PyObject_GetAttr(output, kvdpy_names.kv_connector_worker_meta);
+	failed = !meta || (meta != Py_None && take_reports(self, meta));
+	Py_XDECREF(meta);
+	kvx_scheduler_stepped(self->scheduler);
+
+	return failed ? kvdpy_harmless(self->guard, "update_connector_output", Py_None) : Py_NewRef(Py_None);
+}
+
+/* has_pending_push_work() */
+static PyObject *scheduler_pending(PyObject *object, PyObject *unused)
+{
+	(void)unused;
+
+	return PyBool_FromLong(SELF(object)->scheduler && kvx_scheduler_pending(SELF(object)->scheduler));
+}
+
+/* get_kv_connector_stats() */
+static PyObject *scheduler_delta(PyObject *object, PyObject *unused)
+{
+	kvdpy_scheduler_t *self = SELF(object);
+	kvx_scheduler_stats_t now = {.struct_size = sizeof now};
+	PyObject *delta, *stats = NULL;
+
+	(void)unused;
+	if (!self->scheduler) {
+		return Py_NewRef(Py_None);
+	}
+	kvx_scheduler_get_stats(self->scheduler, &now);
+	delta = kvdpy_scheduler_delta(&now, &self->last);
+	if (delta) {
+		stats = delta == Py_None ? Py_NewRef(delta)
+					 : PyObject_CallFunctionObjArgs(self->stats_class, delta, NULL);
+		Py_DECREF(delta);
+	}
+
+	return stats ? stats : kvdpy_harmless(self->guard, "get_kv_connector_stats", Py_None);
+}
+
+/* ---- what our own Python calls ----------------------------------------------------------------------------------- */
+
+static PyObject *scheduler_stats(PyObject *object, PyObject *unused)
+{
+	kvx_scheduler_stats_t now = {.struct_size = sizeof now};
+
+	(void)unused;
+	if (SELF(object)->scheduler) {
+		kvx_scheduler_get_stats(SELF(object)->scheduler, &now);
+	}
+
+	return kvdpy_scheduler_dict(&now);
+}
+
+/* Tokens of the request's last hit that come from disk. */
+static PyObject *scheduler_disk(PyObject *object, PyObject *id)
+{
+	kvdpy_request_t *r = (kvdpy_request_t *)PyDict_GetItemWithError(SELF(object)->requests, id);
+
+	return PyErr_Occurred() ? NULL : PyLong_FromUnsignedLong(r ? r->hit.disk_tokens : 0);
+}
+
+static PyObject *scheduler_ready(PyObject *object, PyObject *unused)
+{
+	(void)unused;
+
+	return PyBool_FromLong(SELF(object)->scheduler && kvx_scheduler_ready(SELF(object)->scheduler));
+}
+
+static PyObject *scheduler_turn(PyObject *object, PyObject *on)
+{
+	SELF(object)->off = PyObject_IsTrue(on) != 1;
+
+	return Py_NewRef(Py_None);
+}
+
+static PyObject *scheduler_reset(PyObject *object, PyObject *unused)
+{
+	kvdpy_scheduler_t *self = SELF(object);
+	kvc_status_t status = KVC_ERR_CLOSED;
+
+	(void)unused;
+	if (self->scheduler) {
+		status = kvx_scheduler_reset(self->scheduler);
+	}
+
+	return PyLong_FromLong(status);
+}
+
+static PyObject *scheduler_close(PyObject *object, PyObject *unused)
+{
+	kvdpy_scheduler_t *self = SELF(object);
+	kvx_scheduler_t *scheduler = self->scheduler;
+
+	(void)unused;
+	self->scheduler = NULL;
+	kvx_scheduler_close(scheduler);
+	PyDict_Clear(self->requests);
+
+	return Py_NewRef(Py_None);
+}
+
+/* ---- life -------------------------------------------------------------------------------------------------------- */
+
+static void scheduler_dealloc(PyObject *object)
+{
+	kvdpy_scheduler_t *self = SELF(object);
+	PyTypeObject *type = Py_TYPE(object);
+
+	kvx_scheduler_close(self->scheduler);
+	Py_XDECREF(self->guard);
+	Py_XDECREF(self->config);
+	Py_XDECREF(self->requests);
+	Py_XDECREF(self->meta_class);
+	Py_XDECREF(self->meta_empty);
+	Py_XDECREF(self->stats_class);
+	Py_XDECREF(self->lora_text);
+	Py_XDECREF(self->unit_extras);
+	Py_XDECREF(self->nothing);
+	Py_XDECREF(self->released);
+	PyObject_Free(object);
+	Py_DECREF(type);
+}
+
+static int take_callables(kvdpy_scheduler_t *self, PyObject *dict)
+{
+	PyObject *empty = PyBytes_FromStringAndSize("", 0);
+	PyObject **const field[] = {&self->guard, &self->meta_class, &self->stats_class, &self->lora_text,
+				    &self->unit_extras};
+	static const char *const key[] = {"guard_object", "meta_class", "stats_class", "lora_text", "unit_extras"};
+
+	for (size_t i = 0; i < sizeof key / sizeof key[0]; i++) {
+		PyObject *value;
+
+		if (kvdpy_get_object(dict, key[i], &value)) {
+			Py_XDECREF(empty);
+			return -1;
+		}
+		*field[i] = Py_NewRef(value);
+	}
+
+	self->config = Py_NewRef(dict);
+	self->requests = PyDict_New();
+	self->nothing = Py_BuildValue("(iO)", 0, Py_False);
+	self->released = Py_BuildValue("(OO)", Py_False, Py_None);
+	self->meta_empty = empty ? PyObject_CallFunctionObjArgs(self->meta_class, empty, NULL) : NULL;
+	Py_XDECREF(empty);
+
+	return self->requests && self->nothing && self->released && self->meta_empty ? 0 : -1;
+}
+
+static int take_groups(kvdpy_scheduler_t *self, PyObject *dict)
+{
+	PyObject *list;
+	Py_ssize_t n;
+
+	if (kvdpy_get_object(dict, "group_tokens", &list) || kvdpy_get_u32(dict, "hash_tokens", &self->hash_tokens)) {
+		return -1;
+	}
+	n = PyList_Size(list);
+	if (n < 1 || n > (Py_ssize_t)KVDPY_MAX_GROUPS) {
+		PyErr_SetString(PyExc_ValueError, "group_tokens must be a list of 1 to 16 numbers");
+		return -1;
+	}
+	for (Py_ssize_t i = 0; i < n; i++) {
+		self->block_tokens[i] = (uint32_t)PyLong_AsUnsignedLong(PyList_GetItem(list, i));
+		if (PyErr_Occurred() || self->block_tokens[i] == 0 || self->hash_tokens == 0 ||
+		    self->block_tokens[i] % self->hash_tokens != 0) {
+			PyErr_SetString(PyExc_ValueError, "a group's block must be whole units");
+			return -1;
+		}
+	}
+	self->groups = (uint32_t)n;
+
+	return 0;
+}
+
+static kvc_writer_t *read_writers(PyObject *dict, uint32_t *p_count)
+{
+	PyObject *list;
+	Py_ssize_t n;
+	kvc_writer_t *writers;
+
+	if (kvdpy_get_object(dict, "writers", &list)) {
+		return NULL;
+	}
+	n = PyList_Size(list);
+	if (n < 1 || n > (Py_ssize_t)KVDPY_MAX_RANKS) {
+		PyErr_SetString(PyExc_ValueError, "writers must be a list of 1 to 1024 ranges");
+		return NULL;
+	}
+	writers = PyMem_Malloc((size_t)n * sizeof *writers);
+	for (Py_ssize_t i = 0; writers && i < n; i++) {
+		if (kvdpy_get_writer(PyList_GetItem(list, i), &writers[i])) {
+			PyMem_Free(writers);
+			return NULL;
+		}
+	}
+	*p_count = (uint32_t)n;
+
+	return writers ? writers : (kvc_writer_t *)PyErr_NoMemory();
+}
+
+static int open_scheduler(kvdpy_scheduler_t *self, PyObject *dict)
+{
+	kvx_scheduler_config_t c = {.struct_size = sizeof c};
+	kvdpy_common_t common;
+	kvc_writer_t *writers;
+	kvc_status_t status;
+
+	if (kvdpy_get_common(dict, &common) || kvdpy_get_u32(dict, "max_blocks", &c.max_blocks) ||
+	    kvdpy_get_int(dict, "foreign", &c.foreign) || kvdpy_get_int(dict, "guard", &c.guard) ||
+	    kvdpy_get_int(dict, "mode", &c.mode) || kvdpy_get_u32(dict, "wait_us", &c.wait_us) ||
+	    kvdpy_get_u32(dict, "load_ms", &c.load_ms) || kvdpy_get_u32(dict, "min_tokens", &c.min_tokens) ||
+	    kvdpy_get_int(dict, "loads", &self->loads) || kvdpy_get_int(dict, "saves", &self->saves) ||
+	    kvdpy_get_int(dict, "publishable", &self->publishable)) {
+		return -1;
+	}
+	writers = read_writers(dict, &c.writer_count);
+	if (!writers) {
+		return -1;
+	}
+
+	c.socket = common.socket;
+	c.instance = common.instance;
+	c.secret = common.secret;
+	c.secret_len = common.secret_len;
+	c.program = common.program;
+	c.identity = &common.identity;
+	c.layout = &common.layout;
+	c.writers = writers;
+	self->foreign = c.foreign;
+	status = kvx_scheduler_open(&c, &self->scheduler);
+	PyMem_Free(writers);
+	if (status != KVC_OK) {
+		PyErr_Format(PyExc_ValueError, "%s: %s", kvc_status_name(status), kvx_scheduler_why());
+		return -1;
+	}
+
+	return 0;
+}
+
+static PyObject *scheduler_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+	kvdpy_scheduler_t *self;
+	PyObject *dict;
+
+	(void)kwargs;
+	if (!PyArg_ParseTuple(args, "O!", &PyDict_Type, &dict)) {
+		return NULL;
+	}
+	self = PyObject_New(kvdpy_scheduler_t, type);
+	if (!self) {
+		return NULL;
+	}
+
+	memset((char *)self + sizeof(PyObject), 0, sizeof *self - sizeof(PyObject));
+	self->step = 1;
+	self->last.struct_size = sizeof self->last;
+	self->off = 1;
+	if (take_callables(self, dict) || take_groups(self, dict) || open_scheduler(self, dict)) {
+		Py_DECREF((PyObject *)self);
+		return NULL;
+	}
+
+	return (PyObject *)self;
+}
+
+#define FAST(function) ((PyCFunction)(void (*)(void))(function))
+static PyMethodDef scheduler_methods[] = {
+	{"match", FAST(scheduler_match), METH_FASTCALL, "get_num_new_matched_tokens"},
+	{"alloc", FAST(scheduler_alloc), METH_FASTCALL, "update_state_after_alloc"},
+	{"hello", scheduler_hello, METH_O, "on_new_request"},
+	{"build", scheduler_build, METH_O, "build_connector_meta"},
+	{"finish", FAST(scheduler_finish), METH_FASTCALL, "request_finished"},
+	{"output", scheduler_output, METH_O, "update_connector_output"},
+	{"pending", scheduler_pending, METH_NOARGS, "has_pending_push_work"},
+	{"delta", scheduler_delta, METH_NOARGS, "get_kv_connector_stats"},
+	{"stats", scheduler_stats, METH_NOARGS, "counters since the start"},
+	{"disk", scheduler_disk, METH_O, "tokens of a request's hit that come from disk"},
+	{"ready", scheduler_ready, METH_NOARGS, "attached and the space is open"},
+	{"turn", scheduler_turn, METH_O, "on or off"},
+	{"reset", scheduler_reset, METH_NOARGS, "drop all blocks of the space; a status"},
+	{"close", scheduler_close, METH_NOARGS, "say goodbye"},
+	{NULL, NULL, 0, NULL},
+};
+
+int kvdpy_scheduler_init(PyObject *module)
+{
+	static PyType_Slot slots[] = {
+		{Py_tp_new, KVDPY_SLOT(scheduler_new)},
+		{Py_tp_dealloc, KVDPY_SLOT(scheduler_dealloc)},
+		{Py_tp_methods, scheduler_methods},
+		{0, NULL},
+	};
+	static PyType_Spec spec = {
+		.name = "kvd_vllm._kvd.Scheduler",
+		.basicsize = (int)sizeof(kvdpy_scheduler_t),
+		.flags = Py_TPFLAGS_DEFAULT,
+		.slots = slots,
+	};
+
+	scheduler_type = (PyTypeObject *)PyType_FromSpec(&spec);
+
+	return scheduler_type ? PyModule_AddObjectRef(module, "Scheduler", (PyObject *)scheduler_type) : -1;
+}

@@ -1,0 +1,267 @@
+/* The walk over one step of vLLM's scheduler: block tables grow, computed tokens advance, a plan comes out. */
+#include "kvdpy.h"
+
+#include <string.h>
+
+/* One request of the step. */
+typedef struct kvdpy_item {
+	kvdpy_request_t *r;   /* borrowed from self->requests */
+	PyObject *tables;     /* borrowed; None: no new blocks */
+	uint32_t had, tokens; /* computed before, scheduled now */
+	int whole;            /* tables is everything, not what is appended */
+} kvdpy_item_t;
+
+/* 1: a group's list in `tables` is not as long as what we know. */
+static int tables_differ(kvdpy_scheduler_t *self, const kvdpy_item_t *item)
+{
+	for (uint32_t g = 0; g < self->groups; g++) {
+		PyObject *list = PySequence_GetItem(item->tables, (Py_ssize_t)g);
+		const Py_ssize_t n = list ? PyList_Size(list) : -1;
+
+		Py_XDECREF(list);
+		if (n < 0) {
+			return -1;
+		}
+		if ((uint32_t)n != item->r->placed[g]) {
+			return 1;
+		}
+	}
+
+	return 0;
+}
+
+/* Blocks in this step that update_state_after_alloc() has not told us. */
+static int place_item(kvdpy_scheduler_t *self, kvdpy_item_t *item, kvdpy_ask_t *ask)
+{
+	int differ = item->tables != Py_None;
+
+	if (differ && item->whole) {
+		differ = tables_differ(self, item);
+	}
+	if (differ > 0) {
+		return kvdpy_place(self, item->r, ask, item->tables, !item->whole);
+	}
+
+	return differ;
+}
+
+/* Nothing to do for a request that decodes inside a block. */
+static int idle(kvdpy_scheduler_t *self, const kvdpy_item_t *item)
+{
+	const uint32_t computed = item->had + item->tokens;
+
+	return item->tables == Py_None && item->tokens == 1 && computed > item->r->computed &&
+	       computed < kvx_scheduler_next(self->scheduler, item->r->id_text, item->r->id_len);
+}
+
+static int step_item(kvdpy_scheduler_t *self, kvdpy_item_t *item)
+{
+	kvdpy_request_t *r = item->r;
+	const uint32_t computed = item->had + item->tokens;
+	kvdpy_ask_t ask;
+	int failed;
+
+	if (idle(self, item)) {
+		r->computed = computed;
+		return 0;
+	}
+	if (kvdpy_ask_begin(self, r, &ask)) {
+		return -1;
+	}
+
+	failed = place_item(self, item, &ask);
+	r->computed = computed;
+	if (!failed && self->saves && !self->off) {
+		failed = kvdpy_request_feed(self, r, &ask, computed);
+		kvx_scheduler_advance(self->scheduler, &ask.ask, computed, item->tokens);
+	}
+	kvdpy_ask_end(&ask);
+
+	return failed;
+}
+
+static kvdpy_request_t *known(kvdpy_scheduler_t *self, PyObject *id)
+{
+	return id ? (kvdpy_request_t *)PyDict_GetItemWithError(self->requests, id) : NULL;
+}
+
+static int read_count(PyObject *number, uint32_t *p_count)
+{
+	const unsigned long count = number ? PyLong_AsUnsignedLong(number) : 0;
+
+	*p_count = (uint32_t)count;
+
+	return !number || PyErr_Occurred() ? -1 : 0;
+}
+
+/* NewRequestData: scheduled for the first time, or (model runner V2) resumed. */
+static int step_new(kvdpy_scheduler_t *self, PyObject *data, PyObject *scheduled)
+{
+	PyObject *id = PyObject_GetAttr(data, kvdpy_names.req_id);
+	PyObject *tables = PyObject_GetAttr(data, kvdpy_names.block_ids);
+	PyObject *had = PyObject_GetAttr(data, kvdpy_names.num_computed_tokens);
+	kvdpy_item_t item = {.r = known(self, id), .tables = tables, .whole = 1};
+	int failed = !id || !tables || read_count(had, &item.had) ||
+		     read_count(PyDict_GetItemWithError(scheduled, id), &item.tokens);
+
+	if (!failed && item.r) {
+		failed = step_item(self, &item);
+	}
+	Py_XDECREF(had);
+	Py_XDECREF(tables);
+	Py_XDECREF(id);
+
+	return failed ? -1 : 0;
+}
+
+static int walk_new(kvdpy_scheduler_t *self, PyObject *output, PyObject *scheduled)
+{
+	PyObject *list = PyObject_GetAttr(output, kvdpy_names.scheduled_new_reqs);
+	const Py_ssize_t n = list ? PyList_Size(list) : -1;
+	int failed = n < 0;
+
+	for (Py_ssize_t i = 0; i < n && !failed; i++) {
+		failed = step_new(self, PyList_GetItem(list, i), scheduled);
+	}
+	Py_XDECREF(list);
+
+	return failed ? -1 : 0;
+}
+
+/* CachedRequestData: parallel lists. */
+typedef struct kvdpy_cached {
+	PyObject *ids, *tables, *had, *resumed;
+} kvdpy_cached_t;
+
+static int step_cached(kvdpy_scheduler_t *self, const kvdpy_cached_t *c, Py_ssize_t i, PyObject *scheduled)
+{
+	PyObject *id = PyList_GetItem(c->ids, i);
+	kvdpy_item_t item = {.r = known(self, id), .tables = PyList_GetItem(c->tables, i)};
+
+	if (!id || !item.tables || PyErr_Occurred()) {
+		return -1;
+	}
+	if (!item.r) {
+		return 0;
+	}
+	if (read_count(PyList_GetItem(c->had, i), &item.had) ||
+	    read_count(PyDict_GetItemWithError(scheduled, id), &item.tokens)) {
+		return -1;
+	}
+	item.whole = PySet_Size(c->resumed) > 0 && PySet_Contains(c->resumed, id) == 1;
+
+	return step_item(self, &item);
+}
+
+static int walk_cached(kvdpy_scheduler_t *self, PyObject *output, PyObject *scheduled)
+{
+	PyObject *data = PyObject_GetAttr(output, kvdpy_names.scheduled_cached_reqs);
+	kvdpy_cached_t c = {0};
+	Py_ssize_t n = -1;
+	int failed;
+
+	if (data) {
+		c.ids = PyObject_GetAttr(data, kvdpy_names.req_ids);
+		c.tables = PyObject_GetAttr(data, kvdpy_names.new_block_ids);
+		c.had = PyObject_GetAttr(data, kvdpy_names.num_computed_tokens);
+		c.resumed = PyObject_GetAttr(data, kvdpy_names.resumed_req_ids);
+	}
+	failed = !c.ids || !c.tables || !c.had || !c.resumed;
+	n = failed ? -1 : PyList_Size(c.ids);
+	for (Py_ssize_t i = 0; i < n && !failed; i++) {
+		failed = step_cached(self, &c, i, scheduled);
+	}
+	Py_XDECREF(c.ids);
+	Py_XDECREF(c.tables);
+	Py_XDECREF(c.had);
+	Py_XDECREF(c.resumed);
+	Py_XDECREF(data);
+
+	return failed || n < 0 ? -1 : 0;
+}
+
+/* A preempted request that was given blocks again in this very step keeps those. */
+static int step_preempted(kvdpy_scheduler_t *self, PyObject *id)
+{
+	kvdpy_request_t *r = known(self, id);
+	kvdpy_ask_t ask;
+
+	if (!r || r->step == self->step) {
+		return PyErr_Occurred() ? -1 : 0;
+	}
+	if (kvdpy_ask_begin(self, r, &ask)) {
+		return -1;
+	}
+	kvx_scheduler_preempt(self->scheduler, &ask.ask);
+	memset(r->placed, 0, sizeof r->placed);
+	r->step = 0;
+	r->computed = 0;
+	kvdpy_ask_end(&ask);
+
+	return 0;
+}
+
+static int walk_preempted(kvdpy_scheduler_t *self, PyObject *output)
+{
+	PyObject *ids = PyObject_GetAttr(output, kvdpy_names.preempted_req_ids);
+	PyObject *iterator, *id;
+	int failed = 0;
+
+	if (!ids || ids == Py_None || PyObject_Size(ids) <= 0) {
+		Py_XDECREF(ids);
+		return ids && !PyErr_Occurred() ? 0 : -1;
+	}
+
+	iterator = PyObject_GetIter(ids);
+	while (iterator && !failed && (id = PyIter_Next(iterator)) != NULL) {
+		failed = step_preempted(self, id);
+		Py_DECREF(id);
+	}
+	Py_XDECREF(iterator);
+	Py_DECREF(ids);
+
+	return failed || PyErr_Occurred() ? -1 : 0;
+}
+
+static int walk(kvdpy_scheduler_t *self, PyObject *output)
+{
+	PyObject *scheduled = PyObject_GetAttr(output, kvdpy_names.num_scheduled_tokens);
+	int failed;
+
+	if (!scheduled) {
+		return -1;
+	}
+	failed = walk_preempted(self, output) || walk_new(self, output, scheduled) ||
+		 walk_cached(self, output, scheduled);
+	self->busy = (uint32_t)PyDict_Size(scheduled);
+	Py_DECREF(scheduled);
+
+	return failed;
+}
+
+PyObject *kvdpy_build(kvdpy_scheduler_t *self, PyObject *output)
+{
+	PyObject *bytes, *meta;
+	const void *plan;
+	size_t len;
+
+	if (walk(self, output)) {
+		meta = kvdpy_harmless(self->guard, "build_connector_meta",
+				      Py_None); /* the plan goes out all the same: loads count on it */
+		if (!meta) {
+			return NULL;
+		}
+		Py_DECREF(meta);
+	}
+	self->step = self->step == UINT32_MAX ? 1 : self->step + 1;
+
+	kvx_scheduler_plan(self->scheduler, &plan, &len);
+	if (len == 0) {
+		return Py_NewRef(self->meta_empty);
+	}
+	bytes = PyBytes_FromStringAndSize(plan, (Py_ssize_t)len);
+	meta = bytes ? PyObject_CallFunctionObjArgs(self->meta_class, bytes, NULL) : NULL;
+	Py_XDECREF(bytes);
+
+	return meta;
+}

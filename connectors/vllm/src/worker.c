@@ -1,0 +1,466 @@
+/* The moving half: what vLLM's model runner calls on every rank. */
+#include "kvdpy.h"
+
+#include <string.h>
+
+typedef struct kvdpy_worker {
+	PyObject_HEAD kvx_worker_t *worker;
+	PyObject *guard;         /* .error(hook, exception) */
+	PyObject *config;        /* keeps the texts alive */
+	PyObject *report_class;  /* report_class([bytes]) */
+	PyObject *results_class; /* KVConnectorTransferResults, or None where the engine has none */
+	PyObject *stats_class;
+	PyObject *nothing; /* (None, None) */
+	int groups;
+	kvx_worker_stats_t last;
+} kvdpy_worker_t;
+
+#define SELF(object) ((kvdpy_worker_t *)(object))
+
+static PyTypeObject *worker_type;
+
+/* handle_preemptions(meta) */
+static PyObject *worker_begin(PyObject *object, PyObject *meta)
+{
+	kvdpy_worker_t *self = SELF(object);
+	PyObject *plan = self->worker ? PyObject_GetAttr(meta, kvdpy_names.plan) : Py_NewRef(Py_None);
+	char *bytes;
+	Py_ssize_t len;
+
+	if (!plan || (plan != Py_None && PyBytes_AsStringAndSize(plan, &bytes, &len))) {
+		Py_XDECREF(plan);
+		return kvdpy_harmless(self->guard, "handle_preemptions", Py_None);
+	}
+	if (plan != Py_None) {
+		PyThreadState *state = len ? PyEval_SaveThread() : NULL;
+
+		kvx_worker_begin(self->worker, bytes, (size_t)len);
+		if (state) {
+			PyEval_RestoreThread(state);
+		}
+	}
+	Py_DECREF(plan);
+
+	return Py_NewRef(Py_None);
+}
+
+/* bind_connector_metadata(meta) */
+static PyObject *worker_start(PyObject *object, PyObject *meta)
+{
+	(void)meta;
+	if (SELF(object)->worker) {
+		kvx_worker_start(SELF(object)->worker);
+	}
+
+	return Py_NewRef(Py_None);
+}
+
+/* start_load_kv(forward_context, **kwargs) */
+static PyObject *worker_load(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+	kvx_worker_t *worker = SELF(object)->worker;
+	PyThreadState *state;
+
+	(void)args;
+	(void)kwargs;
+	if (worker) {
+		state = PyEval_SaveThread();
+		kvx_worker_load(worker);
+		PyEval_RestoreThread(state);
+	}
+
+	return Py_NewRef(Py_None);
+}
+
+/* wait_for_save() */
+static PyObject *worker_end(PyObject *object, PyObject *unused)
+{
+	(void)unused;
+	if (SELF(object)->worker) {
+		kvx_worker_end(SELF(object)->worker);
+	}
+
+	return Py_NewRef(Py_None);
+}
+
+static int add_id(PyObject **p_set, const char *id, uint32_t len)
+{
+	PyObject *text;
+	int failed;
+
+	if (!*p_set) {
+		*p_set = PySet_New(NULL);
+	}
+	text = *p_set ? PyUnicode_FromStringAndSize(id, (Py_ssize_t)len) : NULL;
+	failed = !text || PySet_Add(*p_set, text);
+	Py_XDECREF(text);
+
+	return failed;
+}
+
+/* Ids of asynchronous loads that are over; with several groups those that failed as well. NULL sets: none. */
+static int take_finished(kvdpy_worker_t *self, PyObject **p_done, PyObject **p_failed)
+{
+	char id[KVDPY_MAX_ID];
+	int bad = 0;
+	uint32_t len;
+
+	while ((len = kvx_worker_finished(self->worker, id, sizeof id, &bad)) > 0) {
+		len = len > sizeof id ? (uint32_t)sizeof id : len;
+		if (add_id(p_done, id, len) || (bad && self->groups > 1 && add_id(p_failed, id, len))) {
+			return -1;
+		}
+	}
+
+	return 0;
+}
+
+/* get_finished(finished_req_ids) */
+static PyObject *worker_finished(PyObject *object, PyObject *ids)
+{
+	kvdpy_worker_t *self = SELF(object);
+	PyObject *done = NULL, *bad = NULL, *answer;
+
+	(void)ids;
+	if (!self->worker) {
+		return Py_NewRef(self->nothing);
+	}
+	if (take_finished(self, &done, &bad)) {
+		answer = NULL;
+	} else {
+		answer = done ? Py_BuildValue("(OO)", Py_None, done) : Py_NewRef(self->nothing);
+	}
+	Py_XDECREF(done);
+	Py_XDECREF(bad);
+
+	return answer ? answer : kvdpy_harmless(self->guard, "get_finished", self->nothing);
+}
+
+/* get_transfer_results(finished_req_ids) */
+static PyObject *worker_results(PyObject *object, PyObject *ids)
+{
+	kvdpy_worker_t *self = SELF(object);
+	PyObject *results = PyObject_CallFunctionObjArgs(self->results_class, NULL);
+	PyObject *done = NULL, *bad = NULL;
+	int failed = 0;
+
+	(void)ids;
+	if (!results) {
+		return NULL; /* out of memory: there is no harmless value */
+	}
+	if (self->worker) {
+		failed = take_finished(self, &done, &bad);
+	}
+	failed = (done && PyObject_SetAttrString(results, "finished_recving", done)) || failed;
+	failed = (bad && PyObject_SetAttrString(results, "failed_recving", bad)) || failed;
+	Py_XDECREF(done);
+	Py_XDECREF(bad);
+	if (failed) {
+		PyObject *answer = kvdpy_harmless(self->guard, "get_transfer_results", results);
+
+		Py_DECREF(results);
+		return answer;
+	}
+
+	return results;
+}
+
+/* get_block_ids_with_load_errors() */
+static PyObject *worker_errors(PyObject *object, PyObject *unused)
+{
+	kvdpy_worker_t *self = SELF(object);
+	PyObject *set = PySet_New(NULL);
+	uint32_t ids[256];
+	uint32_t n = 0;
+	int failed = 0;
+
+	(void)unused;
+	while (set && self->worker && (n = kvx_worker_errors(self->worker, ids, 256)) > 0) {
+		for (uint32_t i = 0; i < n && self->groups == 1; i++) {
+			PyObject *id = PyLong_FromUnsignedLong(ids[i]);
+
+			failed = !id || PySet_Add(set, id) || failed;
+			Py_XDECREF(id);
+		}
+	}
+	if (failed) {
+		PyObject *answer = kvdpy_harmless(self->guard, "get_block_ids_with_load_errors", set);
+
+		Py_DECREF(set);
+		return answer;
+	}
+
+	return set;
+}
+
+/* build_connector_worker_meta() */
+static PyObject *worker_report(PyObject *object, PyObject *unused)
+{
+	kvdpy_worker_t *self = SELF(object);
+	const void *bytes = NULL;
+	size_t len = 0;
+	PyObject *list, *meta;
+
+	(void)unused;
+	if (self->worker) {
+		kvx_worker_report(self->worker, &bytes, &len);
+	}
+	if (len == 0) {
+		return Py_NewRef(Py_None);
+	}
+	list = Py_BuildValue("[y#]", (const char *)bytes, (Py_ssize_t)len);
+	meta = list ? PyObject_CallFunctionObjArgs(self->report_class, list, NULL) : NULL;
+	Py_XDECREF(list);
+
+	return meta ? meta : kvdpy_harmless(self->guard, "build_connector_worker_meta", Py_None);
+}
+
+/* get_kv_connector_stats() */
+static PyObject *worker_delta(PyObject *object, PyObject *unused)
+{
+	kvdpy_worker_t *self = SELF(object);
+	kvx_worker_stats_t now = {.struct_size = sizeof now};
+	PyObject *delta, *stats = NULL;
+
+	(void)unused;
+	if (!self->worker) {
+		return Py_NewRef(Py_None);
+	}
+	kvx_worker_get_stats(self->worker, &now);
+	delta = kvdpy_worker_delta(&now, &self->last);
+	if (delta) {
+		stats = delta == Py_None ? Py_NewRef(delta)
+					 : PyObject_CallFunctionObjArgs(self->stats_class, delta, NULL);
+		Py_DECREF(delta);
+	}
+
+	return stats ? stats : kvdpy_harmless(self->guard, "get_kv_connector_stats", Py_None);
+}
+
+/* ---- what our own Python calls ----------------------------------------------------------------------------------- */
+
+static PyObject *worker_stats(PyObject *object, PyObject *unused)
+{
+	kvx_worker_stats_t now = {.struct_size = sizeof now};
+
+	(void)unused;
+	if (SELF(object)->worker) {
+		kvx_worker_get_stats(SELF(object)->worker, &now);
+	}
+
+	return kvdpy_worker_dict(&now);
+}
+
+static PyObject *worker_echo(PyObject *object, PyObject *args)
+{
+	unsigned int group, from, to;
+
+	if (!PyArg_ParseTuple(args, "III", &group, &from, &to)) {
+		return NULL;
+	}
+
+	return PyLong_FromLong(SELF(object)->worker ? kvx_worker_echo(SELF(object)->worker, group, from, to)
+						    : KVC_ERR_CLOSED);
+}
+
+static PyObject *worker_proved(PyObject *object, PyObject *unused)
+{
+	(void)unused;
+
+	return PyLong_FromLong(SELF(object)->worker ? kvx_worker_proved(SELF(object)->worker) : KVC_ERR_CLOSED);
+}
+
+static PyObject *worker_flush(PyObject *object, PyObject *number)
+{
+	const unsigned long timeout_ms = PyLong_AsUnsignedLong(number);
+	kvc_status_t status = KVC_ERR_CLOSED;
+	PyThreadState *state;
+
+	if (PyErr_Occurred()) {
+		return NULL;
+	}
+	if (SELF(object)->worker) {
+		state = PyEval_SaveThread();
+		status = kvx_worker_flush(SELF(object)->worker, (uint32_t)timeout_ms);
+		PyEval_RestoreThread(state);
+	}
+
+	return PyLong_FromLong(status);
+}
+
+static PyObject *worker_close(PyObject *object, PyObject *unused)
+{
+	kvx_worker_t *worker = SELF(object)->worker;
+	PyThreadState *state;
+
+	(void)unused;
+	SELF(object)->worker = NULL;
+	state = PyEval_SaveThread();
+	kvx_worker_close(worker);
+	PyEval_RestoreThread(state);
+
+	return Py_NewRef(Py_None);
+}
+
+/* ---- life -------------------------------------------------------------------------------------------------------- */
+
+static void worker_dealloc(PyObject *object)
+{
+	kvdpy_worker_t *self = SELF(object);
+	PyTypeObject *type = Py_TYPE(object);
+
+	kvx_worker_close(self->worker);
+	Py_XDECREF(self->guard);
+	Py_XDECREF(self->config);
+	Py_XDECREF(self->report_class);
+	Py_XDECREF(self->results_class);
+	Py_XDECREF(self->stats_class);
+	Py_XDECREF(self->nothing);
+	PyObject_Free(object);
+	Py_DECREF(type);
+}
+
+static int take_callables(kvdpy_worker_t *self, PyObject *dict)
+{
+	PyObject **const field[] = {&self->guard, &self->report_class, &self->results_class, &self->stats_class};
+	static const char *const key[] = {"guard_object", "report_class", "results_class", "stats_class"};
+
+	for (size_t i = 0; i < sizeof key / sizeof key[0]; i++) {
+		PyObject *value;
+
+		if (kvdpy_get_object(dict, key[i], &value)) {
+			return -1;
+		}
+		*field[i] = Py_NewRef(value);
+	}
+	self->config = Py_NewRef(dict);
+	self->nothing = Py_BuildValue("(OO)", Py_None, Py_None);
+
+	return self->nothing ? 0 : -1;
+}
+
+static int read_groups(PyObject *dict, kvdpy_paged_t *paged, kvx_worker_group_t *groups, uint32_t *p_count)
+{
+	PyObject *list;
+	Py_ssize_t n;
+
+	if (kvdpy_get_object(dict, "groups", &list)) {
+		return -1;
+	}
+	n = PyList_Size(list);
+	if (n < 1 || n > (Py_ssize_t)KVDPY_MAX_GROUPS) {
+		PyErr_SetString(PyExc_ValueError, "groups must be a list of 1 to 16");
+		return -1;
+	}
+	for (Py_ssize_t i = 0; i < n; i++) {
+		PyObject *group = PyList_GetItem(list, i);
+
+		if (kvdpy_get_u32(group, "group", &groups[i].group) || kvdpy_get_paged(group, &paged[i])) {
+			return -1;
+		}
+		groups[i].paged = &paged[i].paged;
+	}
+	*p_count = (uint32_t)n;
+
+	return 0;
+}
+
+static int open_worker(kvdpy_worker_t *self, PyObject *dict)
+{
+	kvx_worker_config_t c = {.struct_size = sizeof c};
+	kvx_worker_group_t groups[KVDPY_MAX_GROUPS];
+	kvdpy_paged_t *paged = PyMem_Calloc(KVDPY_MAX_GROUPS, sizeof *paged);
+	kvdpy_common_t common;
+	PyObject *range;
+	kvc_status_t status;
+	int failed = -1;
+
+	if (!paged || kvdpy_get_common(dict, &common) || kvdpy_get_u32(dict, "rank", &c.rank) ||
+	    kvdpy_get_object(dict, "range", &range) || kvdpy_get_writer(range, &c.range) ||
+	    kvdpy_get_u32(dict, "threads", &c.threads) || kvdpy_get_int(dict, "prefault", &c.prefault) ||
+	    read_groups(dict, paged, groups, &c.group_count)) {
+		PyMem_Free(paged);
+		return failed;
+	}
+
+	c.socket = common.socket;
+	c.instance = common.instance;
+	c.secret = common.secret;
+	c.secret_len = common.secret_len;
+	c.program = common.program;
+	c.identity = &common.identity;
+	c.layout = &common.layout;
+	c.groups = groups;
+	self->groups = (int)c.group_count;
+	status = kvx_worker_open(&c, &self->worker);
+	PyMem_Free(paged);
+	if (status != KVC_OK) {
+		PyErr_Format(PyExc_ValueError, "%s: %s", kvc_status_name(status), kvx_worker_why());
+		return failed;
+	}
+
+	return 0;
+}
+
+static PyObject *worker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+	kvdpy_worker_t *self;
+	PyObject *dict;
+
+	(void)kwargs;
+	if (!PyArg_ParseTuple(args, "O!", &PyDict_Type, &dict)) {
+		return NULL;
+	}
+	self = PyObject_New(kvdpy_worker_t, type);
+	if (!self) {
+		return NULL;
+	}
+
+	memset((char *)self + sizeof(PyObject), 0, sizeof *self - sizeof(PyObject));
+	self->last.struct_size = sizeof self->last;
+	if (take_callables(self, dict) || open_worker(self, dict)) {
+		Py_DECREF((PyObject *)self);
+		return NULL;
+	}
+
+	return (PyObject *)self;
+}
+
+#define FAST(function) ((PyCFunction)(void (*)(void))(function))
+static PyMethodDef worker_methods[] = {
+	{"begin", worker_begin, METH_O, "handle_preemptions"},
+	{"start", worker_start, METH_O, "bind_connector_metadata"},
+	{"load", FAST(worker_load), METH_VARARGS | METH_KEYWORDS, "start_load_kv"},
+	{"end", worker_end, METH_NOARGS, "wait_for_save"},
+	{"finished", worker_finished, METH_O, "get_finished"},
+	{"results", worker_results, METH_O, "get_transfer_results"},
+	{"errors", worker_errors, METH_NOARGS, "get_block_ids_with_load_errors"},
+	{"report", worker_report, METH_NOARGS, "build_connector_worker_meta"},
+	{"delta", worker_delta, METH_NOARGS, "get_kv_connector_stats"},
+	{"stats", worker_stats, METH_NOARGS, "counters since the start"},
+	{"echo", worker_echo, METH_VARARGS, "gather a block of a group and scatter it to another; a status"},
+	{"proved", worker_proved, METH_NOARGS, "how the self-test against the daemon went; a status"},
+	{"flush", worker_flush, METH_O, "wait until what was handed over is saved; a status"},
+	{"close", worker_close, METH_NOARGS, "end the transfer threads"},
+	{NULL, NULL, 0, NULL},
+};
+
+int kvdpy_worker_init(PyObject *module)
+{
+	static PyType_Slot slots[] = {
+		{Py_tp_new, KVDPY_SLOT(worker_new)},
+		{Py_tp_dealloc, KVDPY_SLOT(worker_dealloc)},
+		{Py_tp_methods, worker_methods},
+		{0, NULL},
+	};
+	static PyType_Spec spec = {
+		.name = "kvd_vllm._kvd.Worker",
+		.basicsize = (int)sizeof(kvdpy_worker_t),
+		.flags = Py_TPFLAGS_DEFAULT,
+		.slots = slots,
+	};
+
+	worker_type = (PyTypeObject *)PyType_FromSpec(&spec);
+
+	return worker_type ? PyModule_AddObjectRef(module, "Worker", (PyObject *)worker_type) : -1;
+}

@@ -1,0 +1,136 @@
+"""Small models with seeded random weights, whose output depends on all of the context.
+
+With the usual small weights greedy output hardly looks at the context, and a wrong cache goes unnoticed. So queries and keys are drawn 1.5 times as
+large, values and outputs 3 times, the head 4 times: one token changed hundreds of positions back changes what is generated.
+
+usage: models.py SHAPE DIR [SEED]
+"""
+import json
+import os
+import pathlib
+import sys
+import tempfile
+from typing import Any, Callable
+
+import numpy
+from safetensors.numpy import save_file
+
+Config = dict[str, Any]
+Weights = dict[str, numpy.ndarray]
+VOCAB = 4096
+FIRST_TOKEN = 10  # below are those that mean something
+
+
+def llama(hidden: int, inner: int, layers: int, heads: int, kv_heads: int) -> Config:
+    return dict(architectures=["LlamaForCausalLM"], model_type="llama", hidden_act="silu", rms_norm_eps=1e-5, rope_theta=10000.0,
+                max_position_embeddings=32768, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2, torch_dtype="float32",
+                vocab_size=VOCAB, hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads,
+                num_key_value_heads=kv_heads, head_dim=hidden // heads)
+
+
+def hybrid() -> Config:
+    """Every third layer sees everything, the others 128 tokens: several KV groups."""
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"] * 2
+    return dict(llama(256, 512, len(kinds), 8, 4), architectures=["Gemma3ForCausalLM"], model_type="gemma3_text", layer_types=kinds,
+                hidden_activation="gelu_pytorch_tanh", rms_norm_eps=1e-6, sliding_window=128, query_pre_attn_scalar=32,
+                rope_local_base_freq=10000.0, tie_word_embeddings=True, pad_token_id=0)
+
+
+def mla() -> Config:
+    """DeepSeek V2's attention, without experts."""
+    return dict(llama(256, 512, 3, 4, 4), architectures=["DeepseekV2ForCausalLM"], model_type="deepseek_v2", kv_lora_rank=512, q_lora_rank=None,
+                qk_rope_head_dim=64, qk_nope_head_dim=128, v_head_dim=128, head_dim=64, n_routed_experts=4, n_shared_experts=1,
+                first_k_dense_replace=3, moe_intermediate_size=512, moe_layer_freq=1, num_experts_per_tok=1, topk_method="greedy", n_group=1,
+                topk_group=1, routed_scaling_factor=1.0, scoring_func="softmax", norm_topk_prob=False)
+
+
+SHAPES: dict[str, Callable[[], Config]] = {
+    "gqa": lambda: llama(256, 512, 4, 8, 2),
+    "mha": lambda: llama(256, 512, 4, 4, 4),
+    "hybrid": hybrid,
+    "mla": mla,
+    "bench": lambda: llama(512, 1536, 6, 8, 4),  # 23 M parameters; 12 KiB of fp32 cache a token
+}
+
+
+class Draw:
+    """Weights of variance 1 / inputs, times a scale."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = numpy.random.default_rng(seed)
+
+    def matrix(self, outputs: int, inputs: int, scale: float = 1.0) -> numpy.ndarray:
+        return self.random.standard_normal((outputs, inputs), dtype=numpy.float32) * numpy.float32(scale / inputs ** 0.5)
+
+
+def attention(draw: Draw, c: Config, prefix: str) -> Weights:
+    hidden, size = c["hidden_size"], c["head_dim"]
+    q, kv = c["num_attention_heads"] * size, c["num_key_value_heads"] * size
+    return {prefix + "q_proj.weight": draw.matrix(q, hidden, 2), prefix + "k_proj.weight": draw.matrix(kv, hidden, 2),
+            prefix + "v_proj.weight": draw.matrix(kv, hidden, 2), prefix + "o_proj.weight": draw.matrix(hidden, q, 2)}
+
+
+def latent_attention(draw: Draw, c: Config, prefix: str) -> Weights:
+    hidden, heads, latent = c["hidden_size"], c["num_attention_heads"], c["kv_lora_rank"]
+    nope, rope, value = c["qk_nope_head_dim"], c["qk_rope_head_dim"], c["v_head_dim"]
+    return {prefix + "q_proj.weight": draw.matrix(heads * (nope + rope), hidden, 1.5),
+            prefix + "kv_a_proj_with_mqa.weight": draw.matrix(latent + rope, hidden, 1.5),
+            prefix + "kv_a_layernorm.weight": numpy.ones(latent, dtype=numpy.float32),
+            prefix + "kv_b_proj.weight": draw.matrix(heads * (nope + value), latent, 1.5),
+            prefix + "o_proj.weight": draw.matrix(hidden, heads * value, 3)}
+
+
+def layer(draw: Draw, c: Config, prefix: str) -> Weights:
+    hidden, inner, gemma = c["hidden_size"], c["intermediate_size"], c["model_type"] == "gemma3_text"
+    one = numpy.zeros if gemma else numpy.ones  # Gemma's norms hold what is added to one
+    norms = ["input_layernorm", "post_attention_layernorm"] + (["pre_feedforward_layernorm", "post_feedforward_layernorm"] if gemma else [])
+    out = {f"{prefix}{name}.weight": one(hidden, dtype=numpy.float32) for name in norms}
+    if gemma:  # what attention says outweighs the token itself, which the tied head would otherwise repeat for ever
+        out[prefix + "post_attention_layernorm.weight"] += 3
+    out |= (latent_attention if "kv_lora_rank" in c else attention)(draw, c, prefix + "self_attn.")
+    if gemma:  # queries and keys are normalized: their scale is here
+        out |= {f"{prefix}self_attn.{name}.weight": numpy.full(c["head_dim"], 1.0, dtype=numpy.float32) for name in ("q_norm", "k_norm")}
+    return out | {prefix + "mlp.gate_proj.weight": draw.matrix(inner, hidden), prefix + "mlp.up_proj.weight": draw.matrix(inner, hidden),
+                  prefix + "mlp.down_proj.weight": draw.matrix(hidden, inner)}
+
+
+def weights(c: Config, seed: int) -> Weights:
+    draw, hidden = Draw(seed), c["hidden_size"]
+    gemma = c["model_type"] == "gemma3_text"
+    out = {"model.embed_tokens.weight": draw.matrix(c["vocab_size"], hidden, 2 if gemma else hidden ** 0.5),
+           "model.norm.weight": (numpy.zeros if gemma else numpy.ones)(hidden, dtype=numpy.float32)}
+    if not c["tie_word_embeddings"]:
+        out["lm_head.weight"] = draw.matrix(c["vocab_size"], hidden, 4)
+    for i in range(c["num_hidden_layers"]):
+        out |= layer(draw, c, f"model.layers.{i}.")
+    return out
+
+
+def tokenizer(path: pathlib.Path) -> None:
+    """Word "w123" is token 123."""
+    words = {f"w{i}": i for i in range(VOCAB)}
+    model = dict(type="WordLevel", vocab=words, unk_token="w0")
+    (path / "tokenizer.json").write_text(json.dumps(dict(
+        version="1.0", truncation=None, padding=None, added_tokens=[], normalizer=None, pre_tokenizer=dict(type="WhitespaceSplit"),
+        post_processor=None, decoder=None, model=model)))
+    (path / "tokenizer_config.json").write_text(json.dumps(dict(
+        tokenizer_class="PreTrainedTokenizerFast", unk_token="w0", bos_token="w1", eos_token="w2", model_max_length=32768)))
+
+
+def make(shape: str, root: str, seed: int = 0) -> str:
+    """The folder of the model; made when it is not there yet."""
+    path = pathlib.Path(root) / f"{shape}-{seed}"
+    if path.is_dir():
+        return str(path)
+    pathlib.Path(root).mkdir(parents=True, exist_ok=True)
+    scratch = pathlib.Path(tempfile.mkdtemp(prefix=f"{shape}-", dir=root))
+    config = SHAPES[shape]()
+    (scratch / "config.json").write_text(json.dumps(config, indent=1))
+    tokenizer(scratch)
+    save_file(weights(config, seed), str(scratch / "model.safetensors"), metadata=dict(format="pt"))
+    os.rename(scratch, path)
+    return str(path)
+
+
+if __name__ == "__main__":
+    print(make(sys.argv[1], sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 0))
