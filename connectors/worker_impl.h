@@ -236,6 +236,13 @@ typedef struct kvx_wtest {
 void kvx_wtest_step(kvx_worker_t *worker, uint64_t now);
 void kvx_wtest_fini(kvx_worker_t *worker);
 
+/* How far the engine's cache has been touched. */
+typedef struct kvx_wprefault {
+	uint32_t group; /* index */
+	uint32_t layer;
+	size_t at; /* bytes of the layer */
+} kvx_wprefault_t;
+
 /* ---- the worker -------------------------------------------------------------------------------------------------------------- */
 
 typedef struct kvx_wstats {
@@ -329,6 +336,7 @@ struct kvx_worker {
 	uint32_t space_top; /* numbers below it may be in use */
 	kvx_scratch_t transfer_scratch;
 	kvx_wtest_t test;
+	kvx_wprefault_t prefaulted;
 	uint64_t polled_ns;
 	int waiting; /* a load waits for the daemon: sleep briefly */
 };
@@ -387,6 +395,7 @@ void kvx_worker_fail_block(kvx_worker_t *worker, uint32_t id);
 void kvx_worker_fail_record(kvx_worker_t *worker, const kvx_plan_load_t *record);
 
 /* worker_prefault.c */
-void kvx_prefault_step(kvx_worker_t *worker);
+/* A little of it; 0: there is nothing to do. */
+int kvx_prefault_step(kvx_worker_t *worker);
 
 #endif
