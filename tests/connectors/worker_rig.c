@@ -40,7 +40,7 @@ static void make_cache(wr_t *wr, uint32_t r)
 {
 	wr_rank_t *rank = &wr->rank[r];
 
-	rank->layers = WR_LAYERS / wr->rank_count;
+	rank->layers = wr->layers ? wr->layers : WR_LAYERS / wr->rank_count;
 	rank->cache = calloc((size_t)rank->layers * WR_BLOCKS, WR_PAGE);
 	assert_non_null(rank->cache);
 	for (uint32_t l = 0; l < rank->layers; l++) {
@@ -49,14 +49,16 @@ static void make_cache(wr_t *wr, uint32_t r)
 	rank->paged = (kvk_paged_t){.kind = KVK_PAGED_OPAQUE,
 				    .blocks = WR_BLOCKS,
 				    .layers = rank->layers,
-				    .first_layer = r * rank->layers,
+				    .first_layer = r * (WR_LAYERS / wr->rank_count),
 				    .heads = 1,
 				    .block_tokens = 32,
 				    .dtype = KVK_DTYPE_F32,
 				    .page_bytes = WR_PAGE,
 				    .base = rank->base};
-	wr->writers[r] = (kvc_writer_t){
-		.rank = r, .head_count = 1, .layer_first = r * rank->layers, .layer_count = rank->layers};
+	wr->writers[r] = (kvc_writer_t){.rank = r,
+					.head_count = 1,
+					.layer_first = rank->paged.first_layer,
+					.layer_count = WR_LAYERS / wr->rank_count};
 }
 
 void wr_open_rank(wr_t *wr, uint32_t r, int prove)
@@ -106,15 +108,25 @@ static void attach_scheduler(wr_t *wr)
 	assert_int_equal(n, WR_KEYS);
 }
 
-void wr_init(wr_t *wr, const rig_t *rig, uint32_t ranks)
+void wr_init_with(wr_t *wr, const rig_t *rig, uint32_t ranks, int daemon)
 {
-	*wr = (wr_t){.rig = rig, .rank_count = ranks};
+	wr->rig = rig;
+	wr->rank_count = ranks;
+	wr->timeout_ms = WR_LOAD_MS;
 	describe(wr);
-	attach_scheduler(wr);
+	if (daemon) {
+		attach_scheduler(wr);
+	}
 	for (uint32_t r = 0; r < ranks; r++) {
 		make_cache(wr, r);
-		wr_open_rank(wr, r, 1);
+		wr_open_rank(wr, r, daemon);
 	}
+}
+
+void wr_init(wr_t *wr, const rig_t *rig, uint32_t ranks)
+{
+	*wr = (wr_t){0};
+	wr_init_with(wr, rig, ranks, 1);
 }
 
 void wr_fini(wr_t *wr)
@@ -202,19 +214,21 @@ void wr_plan_save(wr_t *wr, const kvc_put_t *put, uint32_t flags, const uint32_t
 void wr_plan_load(wr_t *wr, const kvc_lease_t *lease, uint32_t flags, uint64_t load, const uint32_t *ids, uint32_t n)
 {
 	kvx_plan_load_t *record = kvx_bytes_record(&wr->plan, KVX_RECORD_LOAD, sizeof *record);
-	kvx_plan_part_t part = {.n = n};
+	kvx_plan_part_t part = {.n = n, .group = wr->group};
 	char id[16];
 
 	assert_non_null(record);
 	(void)snprintf(id, sizeof id, "request-%u", (unsigned)load);
 	record->load = load;
 	record->flags = lease ? flags : flags | KVX_PLAN_DEAD;
-	record->timeout_ms = WR_LOAD_MS;
+	record->timeout_ms = wr->timeout_ms;
 	record->parts = 1;
+	record->space = wr->number;
 	record->id_len = (uint32_t)strlen(id);
 	if (lease) {
 		assert_int_equal(kvc_lease_export(lease, &part.lease), KVC_OK);
 		part.first = kvc_lease_skip(lease);
+		part.lease.n = wr->forge_n ? wr->forge_n : part.lease.n;
 	}
 	kvx_bytes_append(&wr->plan, id, record->id_len);
 	kvx_bytes_append(&wr->plan, &part, sizeof part);
@@ -227,6 +241,16 @@ void wr_plan_drop(wr_t *wr, uint64_t load)
 
 	assert_non_null(drop);
 	drop->load = load;
+}
+
+void wr_plan_space(wr_t *wr, uint32_t number, const char *text)
+{
+	kvx_plan_space_t *space = kvx_bytes_record(&wr->plan, KVX_RECORD_SPACE, sizeof *space);
+
+	assert_non_null(space);
+	space->number = number;
+	space->text_len = (uint32_t)strlen(text);
+	kvx_bytes_append(&wr->plan, text, space->text_len);
 }
 
 void wr_begin(wr_t *wr)
