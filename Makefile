@@ -5,10 +5,10 @@ JOBS ?= $(shell nproc)
 BUILD = build/$(PRESET)
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo test bench lint ci docs install clean
+.PHONY: help deps build demo demo-vllm test test-engines bench bench-engines lint ci docs install clean
 
 help: ## this text
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 deps: ## install the Debian packages that are missing
 	@scripts/deps.sh build
@@ -21,12 +21,21 @@ build: deps ## configure and build (PRESET=release)
 demo: build ## a small transformer stops recomputing prompts it has seen (TRACE=file replays your own trace)
 	@scripts/demo.sh $(BUILD)
 
+demo-vllm: ## a real vLLM (CPU) finds its prompts again after it, and after the daemon, was restarted (makes a venv: 2.8 GB)
+	@scripts/demo_vllm.sh
+
 test: build ## every test
 	@ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
+
+test-engines: ## every promise under a real vLLM (ENGINES=short: 8 minutes)
+	@scripts/test_engines.sh $(or $(ENGINES),full)
 
 bench: build ## every benchmark, one JSON object a line
 	@scripts/deps.sh bench
 	@$(BUILD)/bin/kvd-bench all --json
+
+bench-engines: ## a real vLLM beside its alternatives, one JSON object a line (BENCH="--only ttft --lengths 1024")
+	@python=$$(scripts/engines.sh) && $$python bench/engines/run.py $(BENCH)
 
 lint: deps ## format, clang-tidy, structure
 	@scripts/deps.sh lint

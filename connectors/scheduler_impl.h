@@ -116,6 +116,7 @@ struct kvx_scheduler {
 	uint32_t fence_count;
 	kvx_bytes_t plan;
 	size_t promised; /* bytes the plan will need for what is already certain */
+	size_t offered;  /* and for the hits of this step that may be loaded yet */
 	int building;    /* the plan has been started */
 	int slow;        /* the daemon did not answer in time lately: plans do not wait for reservations */
 	uint32_t step;   /* number of the plan being made */
@@ -123,6 +124,7 @@ struct kvx_scheduler {
 	uint64_t plan_ns; /* when the last plan went out; 0: its step has been counted */
 	uint32_t prefill, prefill_sent;
 	int sync_loads, sync_sent;
+	int advanced, advanced_sent;
 	uint64_t step_ns; /* a recent step, smoothed */
 	uint64_t next_log_ns;
 };
@@ -202,5 +204,7 @@ void kvx_puts_revoke_all(kvx_scheduler_t *scheduler);
 void kvx_puts_close(kvx_scheduler_t *scheduler);
 /* What is next to be saved, in tokens. */
 void kvx_request_next(const kvx_scheduler_t *scheduler, kvx_request_t *request);
+/* See again what of it is stored before more of it is saved. */
+void kvx_request_restart(kvx_request_t *request);
 
 #endif

@@ -316,6 +316,7 @@ static void fail(kvx_scheduler_t *scheduler, kvx_sload_t *load)
 	scheduler->stats.loads_failed += !load->gone;
 	if (request) {
 		request->failed = 1;
+		kvx_request_restart(request); /* a damaged block has been dropped meanwhile */
 		kvx_puts_revoke(scheduler, request, load->step);
 	}
 }

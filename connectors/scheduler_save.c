@@ -15,14 +15,24 @@
 
 void kvx_request_next(const kvx_scheduler_t *scheduler, kvx_request_t *request)
 {
-	uint64_t next = UINT32_MAX;
+	uint64_t next = UINT32_MAX, to = 0;
 
 	for (uint32_t g = 0; g < scheduler->group_count; g++) {
-		const uint64_t at = (request->groups[g].asked + UINT64_C(1)) * scheduler->groups[g].block_tokens;
+		const uint64_t at = (uint64_t)request->groups[g].asked * scheduler->groups[g].block_tokens;
+		const uint64_t full = at + scheduler->groups[g].block_tokens;
 
-		next = at < next ? at : next;
+		next = full < next ? full : next;
+		to = at > to ? at : to;
 	}
 	request->next_at = (uint32_t)next;
+	request->asked_to = (uint32_t)to;
+}
+
+void kvx_request_restart(kvx_request_t *request)
+{
+	request->era = 0;
+	request->next_at = 0;
+	request->asked_to = 0;
 }
 
 /* ---- puts as objects --------------------------------------------------------------------------------------------------------- */
@@ -274,13 +284,13 @@ void kvx_scheduler_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uin
 		kvx_ask_is_sound(ask) ? kvx_requests_find(&scheduler->requests, ask->id, ask->id_len) : NULL;
 
 	scheduler->prefill += prefill;
+	scheduler->advanced = 1;
 	if (!request) {
 		return;
 	}
-	if (computed < request->computed) {
+	if (computed < request->asked_to) {
 		kvx_puts_revoke(scheduler, request, scheduler->step - 1u);
-		request->era = 0;
-		request->next_at = 0;
+		kvx_request_restart(request);
 	}
 	request->computed = computed;
 	if (computed >= request->next_at) {
@@ -314,7 +324,7 @@ static void refused(kvx_scheduler_t *scheduler, const kvx_sput_t *put, kvc_statu
 	scheduler->stats.save_busy += put->n;
 	ask_again(scheduler, put, put->from, now);
 	if (request && status != KVC_ERR_BUSY && status != KVC_ERR_FULL) {
-		request->era = 0; /* the parent is gone, or the daemon: see again what is there */
+		kvx_request_restart(request); /* the parent is gone, or the daemon: see again what is there */
 	}
 }
 

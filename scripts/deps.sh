@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Install the Debian packages that kvd needs and that are missing; say what is done. Does nothing, and needs neither root nor network, when all are there.
-# usage: scripts/deps.sh [build] [lint] [ci] [bench]
+# usage: scripts/deps.sh [build] [lint] [ci] [engines] [bench]
 set -euo pipefail
 
 declare -A groups=(
@@ -8,6 +8,7 @@ declare -A groups=(
 		libssl-dev libmicrohttpd-dev libyaml-dev libjson-c-dev libcmocka-dev g++ python3-minimal procps"
 	[lint]="clang-14 clang-tidy-14 clang-format-14 shellcheck"
 	[ci]="clang-14 libclang-rt-14-dev llvm-14 strace"
+	[engines]="python3 python3-venv python3-dev libnuma1 gcc g++ binutils"
 	[bench]="fio e2fsprogs util-linux"
 )
 

@@ -270,9 +270,7 @@ static int already_take(kvd_core_t *core, kvd_put_t *put, uint32_t index)
 	if (id == KVD_NONE) {
 		return 0;
 	}
-	if (put->durable) {
-		kvd_entry_pin(core, put, index, id);
-	}
+	kvd_entry_pin(core, put, index, id); /* room for the others is not made by dropping it */
 	put->already++;
 
 	return 1;
@@ -408,6 +406,9 @@ static kv_status_t put_create(kvd_core_t *core, const kvd_draft_t *draft, kvd_pu
 	}
 	if (status == KV_OK && put->alone) {
 		kvd_put_advance(put);
+		if (!put->durable) {
+			kvd_put_unpin(core, put);
+		}
 	}
 	if (status == KV_OK) {
 		status = put_publish_header(core, put, draft, *p_offset);

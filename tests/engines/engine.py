@@ -17,6 +17,8 @@ def start(spec: Json) -> Any:
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
+    import probes
+    probes.count_preemptions()
     options = dict(dtype="float32", enforce_eager=True, seed=0, disable_log_stats=True, generation_config="vllm") | spec["options"]
     if spec.get("connector"):
         options["kv_transfer_config"] = KVTransferConfig(**spec["connector"])

@@ -124,10 +124,10 @@ class Daemon:
                 self.kill()
                 raise Failed("kvd did not stop in 30 s")
 
-    def memory_files(self) -> list[str]:
-        """Paths below /proc that open the daemon's shared memory."""
+    def memory_files(self, name: str) -> list[str]:
+        """Paths below /proc that open the daemon's shared memory of this name (slab, mirror, ledger)."""
         folder = f"/proc/{self.pid}/fd"
-        return [f"{folder}/{fd}" for fd in os.listdir(folder) if "memfd:" in os.readlink(f"{folder}/{fd}")]
+        return [f"{folder}/{fd}" for fd in os.listdir(folder) if f"memfd:kvd-{name}" in os.readlink(f"{folder}/{fd}")]
 
     def cpu_seconds(self) -> float:
         fields = pathlib.Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
@@ -259,6 +259,7 @@ class Bench:
         self.path = pathlib.Path(tempfile.mkdtemp(prefix="kvd-engines-"))
         self.daemons: list[Daemon] = []
         self.engines: list[Engine] = []
+        self.folders = [self.path]
         self.count = 0
 
     def __enter__(self) -> Bench:
@@ -272,7 +273,8 @@ class Bench:
         if self.keep:
             print(f"kept: {self.path}")
         else:
-            shutil.rmtree(self.path, ignore_errors=True)
+            for folder in self.folders:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def folder(self, name: str) -> pathlib.Path:
         self.count += 1

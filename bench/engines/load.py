@@ -1,0 +1,90 @@
+"""Whole batches: multi-turn throughput, prompts nobody has seen before, CPU seconds a prompt token."""
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+from rig import PAUSE_S, Rig, spread
+
+USERS, TURNS = 8, 5
+
+
+def batch(rig: Rig, kind: str, prompts: list[list[int]], tokens: int = 16) -> float:
+    """Seconds."""
+    time.sleep(PAUSE_S)
+    began = time.perf_counter()
+    rig.engines[kind].generate(prompts, tokens)
+    return time.perf_counter() - began
+
+
+def conversations(rig: Rig) -> list[list[list[int]]]:
+    """Turns of prompts: a shared start, then each turn longer by an answer and a question."""
+    systems = [rig.prompt(600) for _ in range(2)]
+    histories = [systems[i % 2] + rig.prompt(200) for i in range(USERS)]
+    out = []
+    for _ in range(TURNS):
+        out.append(histories)
+        histories = [h + rig.prompt(150) for h in histories]
+    return out
+
+
+def turns(rig: Rig) -> None:
+    """The engine's cache holds a third of what the conversations need: by the time of the next turn much of it is gone."""
+    total = USERS * (800 + 150 * TURNS) // 32
+    rig.start(rig.args.kinds, max_model_len=2048, num_gpu_blocks_override=max(80, total // 3), max_num_seqs=2)
+    rates: dict[str, list[float]] = {kind: [] for kind in rig.args.kinds}
+    for _ in range(rig.args.rounds):
+        rounds = conversations(rig)
+        tokens = sum(len(p) for prompts in rounds for p in prompts)
+        for kind in rig.random.sample(rig.args.kinds, len(rig.args.kinds)):
+            rates[kind].append(tokens / sum(batch(rig, kind, prompts) for prompts in rounds))
+    for kind, values in rates.items():
+        ratio = statistics.median(b / a for a, b in zip(rates["none"], values)) if "none" in rates else 0.0
+        rig.line("turns", f"{USERS} users, {TURNS} turns", kind, values, "prompt tokens/s", ratio=ratio)
+        rig.row("multi-turn, prompt tokens a second", kind, rate=statistics.median(values), to_none=ratio)
+
+
+def unique(rig: Rig) -> None:
+    """Prompts that are never seen again: what the store costs. `none` runs twice a round: the second against the first says how much is noise."""
+    rig.start(["none", "kvd"], max_model_len=2048, num_gpu_blocks_override=512)
+    first: list[float] = []
+    again: list[float] = []
+    kvd: list[float] = []
+    for i in range(rig.args.pairs):
+        order: list[tuple[str, list[float]]] = [("none", first), ("kvd", kvd), ("none", again)]
+        for kind, values in order if i % 2 == 0 else order[::-1]:
+            values.append(batch(rig, kind, [rig.prompt(1024) for _ in range(4)]))
+    ratios = [2 * k / (a + b) for a, k, b in zip(first, kvd, again)]
+    noise = [b / a for a, b in zip(first, again)]
+    rig.line("unique", "4 x 1024 tokens", "none", first + again, "s")
+    rig.line("unique", "4 x 1024 tokens", "kvd", kvd, "s", ratio=statistics.median(ratios), ratio_spread=spread(ratios),
+             noise=statistics.median(noise), noise_spread=spread(noise), goal="ratio <= 1.03")
+    rig.row("unique prompts", "4 x 1024 tokens", none=statistics.median(first + again), kvd=statistics.median(kvd),
+            ratio=statistics.median(ratios), noise=statistics.median(noise))
+
+
+def cpu_of(rig: Rig, kind: str) -> float:
+    seconds = float(rig.engines[kind].ask(do="cpu"))
+    return seconds + (rig.daemon.cpu_seconds() if kind == "kvd" and rig.daemon else 0.0)
+
+
+def cpu(rig: Rig) -> None:
+    """Of engine and daemon together, a prompt token: cold, then from the store."""
+    rig.start(rig.args.kinds, max_model_len=2048, num_gpu_blocks_override=1024)
+    used: dict[tuple[str, str], list[float]] = {}
+    for _ in range(rig.args.rounds):
+        prompts = [rig.prompt(1024) for _ in range(8)]
+        for kind in rig.random.sample(rig.args.kinds, len(rig.args.kinds)):
+            for state in ("cold", "warm"):
+                rig.engines[kind].reset()
+                before = cpu_of(rig, kind)
+                batch(rig, kind, prompts, 1)
+                rig.settle()
+                used.setdefault((kind, state), []).append((cpu_of(rig, kind) - before) / sum(map(len, prompts)) * 1e6)
+    rows: dict[str, dict[str, Any]] = {}
+    for (kind, state), values in used.items():
+        rig.line("cpu", f"8 x 1024 tokens, {state}", kind, values, "us/prompt token")
+        rows.setdefault(kind, {})[state] = statistics.median(values)
+    for kind, columns in rows.items():
+        rig.row("CPU time a prompt token, us (engine and daemon)", kind, **columns)

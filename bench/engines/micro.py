@@ -1,0 +1,81 @@
+"""Single calls that the engine makes all the time, from Python, inside the engine's process."""
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from typing import Any, Callable
+
+from rig import Rig
+
+HASHES = 8192
+
+
+def per_call_us(call: Callable[[], Any], rounds: int = 200, calls: int = 20) -> list[float]:
+    out = []
+    for _ in range(rounds):
+        began = time.perf_counter_ns()
+        for _ in range(calls):
+            call()
+        out.append((time.perf_counter_ns() - began) / calls / 1e3)
+    return out
+
+
+def request(name: str, tokens: list[int], hashes: list[bytes]) -> Any:
+    from vllm import SamplingParams
+    from vllm.v1.request import Request
+    out = Request(request_id=name, prompt_token_ids=tokens, sampling_params=SamplingParams(max_tokens=1), pooling_params=None)
+    out.block_hashes = hashes
+    return out
+
+
+def halves(engine: Any) -> tuple[Any, Any]:
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+    return engine.engine_core.engine_core.scheduler.connector, get_kv_transfer_group()
+
+
+def match_us(engine: Any, tokens: list[int]) -> dict[str, Any]:
+    """Ask for a prompt of HASHES blocks: one whose start is stored, one of which nothing is."""
+    scheduler = engine.engine_core.engine_core.scheduler
+    connector, _ = halves(engine)
+    size = scheduler.block_size
+    known: list[Any] = []
+    from vllm import SamplingParams
+    from vllm.v1.request import Request
+    hasher = engine.engine_core.engine_core.request_block_hasher
+    stored = Request(request_id="bench-stored", prompt_token_ids=tokens, sampling_params=SamplingParams(max_tokens=1), pooling_params=None,
+                     block_hasher=hasher)
+    known = list(stored.block_hashes)
+    out: dict[str, Any] = {}
+    filler = (tokens * (HASHES * size // len(tokens) + 1))[:HASHES * size + 1]
+    for name, start in (("stored", known), ("unknown", [])):
+        hashes = [*start, *(os.urandom(32) for _ in range(HASHES - len(start)))]
+        asked = request(f"bench-{name}", filler, hashes)
+        connector.on_new_request(asked)
+        out[name] = dict(us=per_call_us(lambda: connector.get_num_new_matched_tokens(asked, 0)),
+                         tokens=connector.get_num_new_matched_tokens(asked, 0)[0])
+    return out
+
+
+def idle_us(engine: Any) -> dict[str, list[float]]:
+    _, worker = halves(engine)
+    nobody: set[str] = set()
+    out = {name: per_call_us(lambda: getattr(worker, name)(nobody), 200, 200) for name in ("get_finished", "get_transfer_results")}
+    out["empty function"] = per_call_us(lambda: None, 200, 200)
+    return out
+
+
+def run(rig: Rig) -> None:
+    rig.options = dict(mp=False, max_model_len=8256, max_num_batched_tokens=2048, num_gpu_blocks_override=600)
+    for kind in [kind for kind in rig.args.kinds if kind in ("naive", "kvd")]:
+        rig.restart(kind)
+        engine = rig.engines[kind]
+        tokens = rig.prompt(8192)
+        engine.generate([tokens], 1)
+        rig.settle()
+        for name, found in engine.call("micro", "match_us", tokens=tokens).items():
+            rig.line("micro", f"match of {HASHES} hashes, {name}", kind, found["us"], "us", hit_tokens=found["tokens"], goal="<= 20")
+            rig.row("single calls, us", f"match, {name}", **{kind: statistics.median(found["us"])})
+        for name, values in engine.call("micro", "idle_us").items():
+            rig.line("micro", f"{name}, nothing to report", kind, values, "us", goal="<= 2")
+            rig.row("single calls, us", name, **{kind: statistics.median(values)})

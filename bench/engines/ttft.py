@@ -1,0 +1,92 @@
+"""Time to the first token: cold, from the engine's own cache, after an engine restart, after a daemon restart (from disk)."""
+from __future__ import annotations
+
+import statistics
+
+from rig import Rig, must_cache
+
+TABLE = "time to first token, ms (medians)"
+GOAL = "goal: (kvd - own) <= 0.5 x (naive - own) at 8192; disk <= 1.3 x kvd"
+
+
+def run(rig: Rig) -> None:
+    longest = max(rig.args.lengths)
+    blocks = 2 * rig.args.rounds * longest // 32 + 256  # the engine without a connector keeps all prompts of a length
+    rig.start(rig.args.kinds, max_model_len=longest + 64, max_num_batched_tokens=2048, num_gpu_blocks_override=blocks)
+    for tokens in rig.args.lengths:
+        length(rig, tokens)
+
+
+def cold(rig: Rig, prompts: list[list[int]]) -> dict[str, list[float]]:
+    out: dict[str, list[float]] = {kind: [] for kind in rig.args.kinds}
+    for prompt in prompts:
+        for kind in rig.random.sample(rig.args.kinds, len(rig.args.kinds)):
+            out[kind].append(rig.first_token(kind, prompt).ttft_ms or 0.0)
+    return out
+
+
+def warm(rig: Rig, prompts: list[list[int]]) -> dict[str, list[float]]:
+    """Prompt by prompt, every kind in turn; the engine without a connector from its own cache."""
+    out: dict[str, list[float]] = {kind: [] for kind in rig.args.kinds}
+    for prompt in prompts:
+        for kind in rig.random.sample(rig.args.kinds, len(rig.args.kinds)):
+            if kind != "none":
+                rig.engines[kind].reset()
+            answer = rig.first_token(kind, prompt)
+            must_cache(kind, "warm", answer, len(prompt) - 64)
+            out[kind].append(answer.ttft_ms or 0.0)
+    return out
+
+
+def from_disk(rig: Rig, prompts: list[list[int]]) -> tuple[list[float], list[float]]:
+    """After a restart of the daemon: each prompt from disk, and at once again from memory."""
+    assert rig.daemon
+    rig.settle()
+    rig.daemon.stop()
+    rig.daemon.start()
+    engine = rig.engines["kvd"]
+    wait_attached(rig)
+    disk, memory = [], []
+    for prompt in prompts:
+        for values in (disk, memory):
+            engine.reset()
+            answer = rig.first_token("kvd", prompt)
+            must_cache("kvd", "from disk" if values is disk else "from memory", answer, len(prompt) - 64)
+            values.append(answer.ttft_ms or 0.0)
+            rig.settle()
+    return disk, memory
+
+
+def wait_attached(rig: Rig) -> None:
+    """The connector attaches again by itself: until a short prompt is a hit."""
+    prompt = rig.prompt(200)
+    for _ in range(200):
+        rig.engines["kvd"].reset()
+        if rig.first_token("kvd", prompt).cached:
+            return
+        rig.settle()
+
+
+def length(rig: Rig, tokens: int) -> None:
+    prompts = [rig.prompt(tokens) for _ in range(rig.args.rounds)]
+    columns: dict[str, float] = {}
+    for kind, values in cold(rig, prompts).items():
+        rig.line("ttft", f"cold {tokens}", kind, values, "ms")
+        if kind == "none":
+            columns["cold"] = statistics.median(values)
+    rig.settle()
+    for kind in [kind for kind in rig.args.kinds if kind != "none"]:
+        rig.restart(kind)
+    medians: dict[str, float] = {}
+    for kind, values in warm(rig, prompts).items():
+        rig.line("ttft", f"warm {tokens}", "own" if kind == "none" else kind, values, "ms")
+        medians[kind] = columns["own" if kind == "none" else kind] = statistics.median(values)
+    if "kvd" in rig.args.kinds:
+        disk, memory = from_disk(rig, prompts)
+        ratios = [a / b for a, b in zip(disk, memory)]
+        rig.line("ttft", f"disk {tokens}", "kvd", disk, "ms", ratio=statistics.median(ratios))
+        columns["kvd disk"], columns["disk/memory"] = statistics.median(disk), statistics.median(ratios)
+    if {"none", "naive", "kvd"} <= set(medians) and medians["naive"] > medians["none"]:
+        columns["excess ratio"] = (medians["kvd"] - medians["none"]) / (medians["naive"] - medians["none"])
+        rig.line("ttft", f"excess {tokens}", "kvd/naive", [columns["excess ratio"]], "ratio", goal=GOAL)
+    rig.row(TABLE, str(tokens), **columns)

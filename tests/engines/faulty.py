@@ -1,0 +1,104 @@
+"""A connector with faults that only tests have: it changes what another connector has loaded. In a single-process engine, where both halves meet.
+
+KVD_TEST_BASE names the connector below it (module:class). faulty.set_fault(engine, fault, value) arms a fault, from inside the engine's process:
+    zeros        every block that is loaded becomes zeros
+    page         every eighth block that is loaded gets, in one layer, the page of its neighbour
+    delay        a step's loads begin `value` milliseconds late
+"""
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from typing import Any
+
+import numpy
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+
+module_name, _, class_name = os.environ.get("KVD_TEST_BASE", "naive:NaiveConnector").partition(":")
+Base: Any = getattr(importlib.import_module(module_name), class_name)
+Places = list[list[int]]  # per group: blocks
+
+
+class State:
+    """Of the process: both halves of the connector see it."""
+
+    def __init__(self) -> None:
+        self.fault = ""
+        self.value = 0.0
+        self.spoiled = 0
+        self.rows: dict[str, numpy.ndarray] = {}
+        self.group_of: dict[str, int] = {}
+        self.now: list[Places] = []  # loaded inside the coming step
+        self.later: dict[str, Places] = {}  # by request: loaded beside the steps
+
+
+state = State()
+
+
+def set_fault(_engine: Any, fault: str, value: float = 0.0) -> int:
+    """Returns how many pages were spoiled since the last call."""
+    spoiled, state.spoiled = state.spoiled, 0
+    state.fault, state.value = fault, value
+    return spoiled
+
+
+def spoil(places: Places) -> None:
+    for number, (layer, rows) in enumerate(state.rows.items()):
+        blocks = [b for b in places[state.group_of[layer]] if b != 0]
+        if state.fault == "zeros":
+            rows[blocks] = 0
+            state.spoiled += len(blocks)
+        elif state.fault == "page" and number == 1:
+            for i in range(0, len(blocks) - 1, 8):
+                rows[blocks[i]] = rows[blocks[i + 1]]
+                state.spoiled += 1
+
+
+def rows_of(tensor: torch.Tensor) -> numpy.ndarray:
+    """A block's page of this layer, as a row of bytes that can be written."""
+    raw = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    size = tensor.element_size()
+    return raw.as_strided((tensor.shape[0], tensor[0].numel() * size), (tensor.stride(0) * size, 1), tensor.storage_offset() * size).numpy()
+
+
+class FaultyConnector(Base):
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        tokens, beside = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        if tokens:
+            self.asked = (request.request_id, num_computed_tokens, beside)
+        return tokens, beside
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        if not num_external_tokens or not state.fault:
+            return
+        name, local, beside = self.asked
+        assert name == request.request_id
+        sizes = [group.kv_cache_spec.block_size for group in self._kv_cache_config.kv_cache_groups]
+        places = [list(ids[local // size:(local + num_external_tokens) // size]) for ids, size in zip(blocks.get_block_ids(), sizes)]
+        if beside:
+            state.later[name] = places
+        else:
+            state.now.append(places)
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        super().register_kv_caches(kv_caches)
+        state.rows = {layer: rows_of(tensor) for layer, tensor in kv_caches.items()}
+        state.group_of = {layer: i for i, group in enumerate(self._kv_cache_config.kv_cache_groups) for layer in group.layer_names}
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        if state.fault == "delay":
+            time.sleep(state.value / 1e3)
+        super().start_load_kv(forward_context, **kwargs)
+        for places in state.now:
+            spoil(places)
+        state.now = []
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        results = super().get_transfer_results(finished_req_ids)
+        for name in results.finished_recving:
+            if name in state.later:
+                spoil(state.later.pop(name))
+        return results

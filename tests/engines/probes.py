@@ -1,0 +1,23 @@
+"""Looks into a single-process engine, from inside (harness.Engine.call)."""
+from __future__ import annotations
+
+from typing import Any
+
+
+def preemptions(engine: Any) -> int:
+    """How often a request was preempted since the start."""
+    return counted["preemptions"]
+
+
+counted = {"preemptions": 0}
+
+
+def count_preemptions() -> None:
+    """The scheduler says it in each step's output only."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+    original = Scheduler._preempt_request
+
+    def preempt(self: Any, *arguments: Any, **more: Any) -> Any:
+        counted["preemptions"] += 1
+        return original(self, *arguments, **more)
+    Scheduler._preempt_request = preempt  # type: ignore[method-assign]

@@ -1,0 +1,105 @@
+"""Runs the tests of a real engine. Exit 0: every promise kept; 1: one was not; 77: cannot run here.
+
+usage: run.py [--short|--full] [--store kvd|naive] [--seed N] [--only TEXT ...] [--list] [--keep] [--fail-fast]
+"""
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import os
+import sys
+import time
+import traceback
+
+import promises
+from context import Context
+from harness import BUILD, Bench, Failed
+
+MODULES = ("test_equal", "test_controls", "test_killed", "test_shared", "test_failures", "test_leaks", "test_absent")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="tests of kvd under a real vLLM")
+    parser.add_argument("--short", action="store_true", help="a few minutes")
+    parser.add_argument("--full", action="store_true", help="everything (default)")
+    parser.add_argument("--store", choices=("kvd", "naive"), default="kvd", help="naive: the baseline, to prove the tests")
+    parser.add_argument("--seed", type=int, default=int(os.environ.get("SEED", "1")))
+    parser.add_argument("--only", nargs="+", default=[], metavar="TEXT", help="tests whose name contains one of these")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--keep", action="store_true", help="keep the folder with the logs")
+    parser.add_argument("--fail-fast", action="store_true")
+    return parser.parse_args()
+
+
+def why_not(store: str) -> str:
+    """Why the tests cannot run here; empty: they can."""
+    if not importlib.util.find_spec("vllm"):
+        return "there is no vllm in this Python (scripts/engines.sh makes a venv with one)"
+    if store == "kvd" and not importlib.util.find_spec("kvd_vllm"):
+        return "there is no kvd_vllm in this Python (scripts/engines.sh installs it)"
+    if store == "kvd" and not (BUILD / "bin" / "kvd").exists():
+        return f"there is no daemon in {BUILD}"
+    return ""
+
+
+def run_one(test: promises.Test, args: argparse.Namespace, context: Context) -> str:
+    """What went wrong; empty: nothing."""
+    bench = context.bench
+    before = len(bench.engines)
+    try:
+        test.function(context)
+        problems = [problem for engine in bench.engines[before:] for problem in engine.problems()]
+        return "\n".join(["in the engines' logs:"] + problems[:20]) if problems else ""
+    except Failed as failure:
+        return str(failure)
+    except Exception:
+        return traceback.format_exc()
+    finally:
+        for engine in bench.engines[before:]:
+            if engine is not context.oracle.engine:
+                engine.kill()
+        for daemon in bench.daemons:
+            daemon.kill()
+
+
+def run(tests: list[promises.Test], args: argparse.Namespace) -> int:
+    failed: list[str] = []
+    began = time.monotonic()
+    with Bench(args.seed, args.keep) as bench:
+        context = Context(bench, args.store, args.short, args.seed)
+        for test in tests:
+            start = time.monotonic()
+            context.notes = []
+            context.random.seed(f"{args.seed} {test.name}")
+            wrong = run_one(test, args, context)
+            print(f"{'FAILED' if wrong else 'ok':6s} {time.monotonic() - start:6.1f} s  {test.name}{': ' if context.notes else ''}{'; '.join(context.notes)}",
+                  flush=True)
+            if wrong:
+                failed.append(test.name)
+                print("       " + wrong.replace("\n", "\n       "), flush=True)
+                if args.fail_fast:
+                    break
+    print(f"engines: {len(tests) - len(failed)} of {len(tests)} promises kept in {time.monotonic() - began:.0f} s, seed {args.seed}"
+          + (f"; not kept: {', '.join(failed)}" if failed else ""))
+    return 1 if failed else 0
+
+
+def main() -> int:
+    args = arguments()
+    for module in MODULES:
+        importlib.import_module(module)
+    tests = [t for t in promises.tests if (not args.only or any(text in t.name for text in args.only))
+             and (args.store == "kvd" or not t.daemon) and (t.short or not args.short)]
+    if args.list:
+        print("\n".join(f"{t.name:44s} {t.function.__doc__ or ''}" for t in tests))
+        return 0
+    if reason := why_not(args.store):
+        print(f"engines: skipped: {reason}")
+        return 77
+    print(f"engines: {len(tests)} tests, store {args.store}, seed {args.seed}, {'short' if args.short else 'full'}", flush=True)
+    return run(tests, args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""Whatever goes wrong with a load, the engine computes what it did not get, and the answer is the same."""
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import time
+
+from context import Context, Prompt, Store, must_equal
+from harness import Answer, Daemon, Engine, Failed
+from promises import promise
+from test_killed import cached, disk, must_come_back
+
+
+def scribble(daemon: Daemon, every: int) -> int:
+    """Turn over one byte in every `every` of the pool's used memory; how many bytes were."""
+    changed = 0
+    for path in daemon.memory_files("slab"):
+        fd = os.open(path, os.O_RDWR)
+        try:
+            with mmap.mmap(fd, 0) as memory:
+                for at in range(0, len(memory), every):
+                    if any(memory[at:at + 64]):
+                        memory[at + 7] ^= 0x55
+                        changed += 1
+        finally:
+            os.close(fd)
+    return changed
+
+
+def prepare(context: Context, store: Store, count: int, **options: object) -> tuple[Engine, list[Prompt], list[Answer]]:
+    context.oracle.prepare("gqa")
+    engine = context.engine("gqa", store, faulty=True, **options)
+    prompts = context.prompts(count, 500, 1100)
+    expected = context.expected("gqa", prompts)
+    must_equal("cold", expected, engine.generate(prompts))
+    store.settle()
+    engine.reset()
+    return engine, prompts, expected
+
+
+@promise(daemon=True)
+def corrupt_blocks_are_recomputed(context: Context) -> None:
+    """bytes in the daemon's memory change behind its back: noticed by the digest, computed, stored anew"""
+    store = context.store()
+    assert store.daemon
+    engine, prompts, expected = prepare(context, store, 6)
+    changed = scribble(store.daemon, 16384)
+    must_equal("corrupt blocks", expected, engine.generate(prompts))
+    bad = store.daemon.stats()["kvd_bad_blocks_total"]
+    if not changed or not bad:
+        raise Failed(f"{changed} bytes were changed and {bad:.0f} blocks were found corrupt")
+    context.note(f"{changed} bytes changed, {bad:.0f} blocks found corrupt")
+    must_come_back("corrupt blocks", engine, store, prompts, expected)
+    engine.stop()
+    store.must_be_clean("the engine has gone")
+
+
+@promise(daemon=True)
+def a_lease_lost_before_the_load_is_a_miss(context: Context) -> None:
+    """leases that live shorter than the engine takes to use them; memory so small that others need it meanwhile"""
+    store = context.store(**{"lease.ttl": "100ms", "cpu.size": "16MiB", "cpu.slab_size": "4MiB"})
+    engine, prompts, expected = prepare(context, store, 6)
+    engine.call("faulty", "set_fault", fault="delay", value=250)
+    for _ in range(2 if context.short else 8):
+        engine.reset()
+        must_equal("lost leases", expected, engine.generate(prompts))
+    engine.call("faulty", "set_fault", fault="")
+    must_come_back("lost leases", engine, store, prompts, expected)
+    engine.stop()
+    store.must_be_clean("the engine has gone")
+
+
+@promise(daemon=True)
+def a_stopped_daemon_during_loads_is_a_time_out(context: Context) -> None:
+    """SIGSTOP at random moments while blocks come from disk; the engine goes on without"""
+    store = context.store(**disk(context))
+    assert store.daemon
+    engine, prompts, expected = prepare(context, store, 6)
+    longest = 0.0
+    for _ in range(4 if context.short else 20):
+        store.daemon.stop()
+        store.daemon.start()  # everything is on disk only
+        engine.reset()
+        engine.submit([dict(ids=p, max_tokens=16) for p in prompts])
+        time.sleep(context.random.uniform(0.0, 0.1))
+        store.daemon.signal(signal.SIGSTOP)
+        began = time.monotonic()
+        must_equal("the daemon was stopped", expected, engine.collect(30))
+        longest = max(longest, time.monotonic() - began)
+        store.daemon.signal(signal.SIGCONT)
+    context.note(f"6 requests took at most {longest:.1f} s with the daemon stopped")
+    must_come_back("the daemon was stopped", engine, store, prompts, expected)
+    engine.stop()
+    store.must_be_clean("the engine has gone")
+
+
+@promise(daemon=True)
+def blocks_come_back_from_disk(context: Context) -> None:
+    """the daemon is stopped and started again: hits out of its disk tier at once"""
+    store = context.store(**disk(context))
+    assert store.daemon
+    engine, prompts, expected = prepare(context, store, 6)
+    time.sleep(0.5)  # written behind
+    store.daemon.stop()
+    store.daemon.start()
+    must_come_back("restart", engine, store, prompts, expected)
+    disk_tokens = store.daemon.stats()["kvd_promoted_total"]
+    if not disk_tokens:
+        raise Failed("nothing was read from disk")
+    engine.reset()
+    context.note(f"{disk_tokens:.0f} blocks read from disk, {cached(engine.generate(prompts))} tokens cached in the end")
+    engine.stop()
+    store.must_be_clean("the engine has gone")
