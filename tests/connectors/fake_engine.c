@@ -719,6 +719,8 @@ static void step(fe_t *fe)
 	fe->steps++;
 	if (fe->computed_tokens == before && is_loading(fe)) {
 		usleep(100);
+	} else {
+		usleep(fe->options.step_us); /* as if it were a model */
 	}
 }
 

@@ -47,7 +47,7 @@ typedef struct fe_options {
 	int mode, guard, foreign;
 	int sharing; /* living requests share blocks of equal prefixes */
 	int swap;    /* negative control: loads go to each other's blocks */
-	uint32_t conversations;
+	uint32_t conversations, step_us;
 	uint32_t faults; /* one step in so many the daemon is killed or stopped; 0: never */
 } fe_options_t;
 

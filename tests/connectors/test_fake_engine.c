@@ -42,11 +42,13 @@ static void run(const char *what, const fe_options_t *options, uint64_t requests
 static void p1_every_loaded_byte_is_what_computing_would_have_left(void **state)
 {
 	(void)state;
-	run("one rank", &(fe_options_t){.ranks = 1, .groups = 1, .page_bytes = 1024, .foreign = 1, .conversations = 20},
-	    400);
+	run("one rank",
+	    &(fe_options_t){
+		    .ranks = 1, .groups = 1, .page_bytes = 1024, .foreign = 1, .conversations = 20, .step_us = 100},
+	    200);
 	assert_true(fe.sync_loads + fe.async_loads > 50 && fe.preempted > 0 && fe.aborted > 0);
 	run("two ranks, shared blocks, own keys",
-	    &(fe_options_t){.ranks = 2, .groups = 1, .page_bytes = 1024, .sharing = 1, .conversations = 20}, 400);
+	    &(fe_options_t){.ranks = 2, .groups = 1, .page_bytes = 1024, .sharing = 1, .conversations = 20}, 200);
 	assert_true(fe.sync_loads + fe.async_loads > 50);
 }
 
@@ -61,7 +63,7 @@ static void p1_beside_the_steps_too(void **state)
 			    .mode = KVX_LOAD_ASYNC,
 			    .sharing = 1,
 			    .conversations = 20},
-	    400);
+	    200);
 	assert_true(fe.async_loads > 50);
 }
 
@@ -69,7 +71,9 @@ static void p1_with_a_window_group_too(void **state)
 {
 	(void)state;
 	run("two groups",
-	    &(fe_options_t){.ranks = 1, .groups = 2, .page_bytes = 1024, .foreign = 1, .conversations = 20}, 400);
+	    &(fe_options_t){
+		    .ranks = 1, .groups = 2, .page_bytes = 1024, .foreign = 1, .conversations = 20, .step_us = 100},
+	    200);
 	assert_true(fe.async_loads > 20);
 }
 
@@ -78,8 +82,13 @@ static void p1_from_a_store_that_is_too_small_too(void **state)
 {
 	(void)state;
 	run("small store",
-	    &(fe_options_t){
-		    .ranks = 1, .groups = 1, .page_bytes = 16384, .foreign = 1, .guard = 1, .conversations = 40},
+	    &(fe_options_t){.ranks = 1,
+			    .groups = 1,
+			    .page_bytes = 16384,
+			    .foreign = 1,
+			    .guard = 1,
+			    .conversations = 40,
+			    .step_us = 500},
 	    200);
 }
 
@@ -87,13 +96,23 @@ static void p7_a_daemon_killed_and_stopped_at_any_time_spoils_nothing(void **sta
 {
 	(void)state;
 	run("faults",
-	    &(fe_options_t){
-		    .ranks = 2, .groups = 1, .page_bytes = 1024, .foreign = 1, .conversations = 10, .faults = 150},
-	    400);
+	    &(fe_options_t){.ranks = 2,
+			    .groups = 1,
+			    .page_bytes = 1024,
+			    .foreign = 1,
+			    .conversations = 10,
+			    .step_us = 500,
+			    .faults = 300},
+	    200);
 	run("faults, two groups",
-	    &(fe_options_t){
-		    .ranks = 1, .groups = 2, .page_bytes = 1024, .foreign = 1, .conversations = 10, .faults = 150},
-	    300);
+	    &(fe_options_t){.ranks = 1,
+			    .groups = 2,
+			    .page_bytes = 1024,
+			    .foreign = 1,
+			    .conversations = 10,
+			    .step_us = 500,
+			    .faults = 300},
+	    120);
 }
 
 /* The harness sees what is wrong: two blocks of each load change places. */
@@ -105,8 +124,13 @@ static void a_load_into_the_wrong_blocks_is_caught(void **state)
 	rig_init(&rig, kvd_program);
 	rig_start(&rig);
 	fe_open(&fe, &rig,
-		&(fe_options_t){
-			.ranks = 1, .groups = 1, .page_bytes = 1024, .foreign = 1, .swap = 1, .conversations = 5});
+		&(fe_options_t){.ranks = 1,
+				.groups = 1,
+				.page_bytes = 1024,
+				.foreign = 1,
+				.swap = 1,
+				.conversations = 5,
+				.step_us = 200});
 	fe_run(&fe, 60);
 	show(&fe, "negative control");
 	assert_true(fe.wrong_bytes > 0);
