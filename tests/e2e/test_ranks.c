@@ -271,6 +271,7 @@ static void key_of(void *ctx, uint32_t i, kvc_key_t *key)
 static kvc_put_t *put_start(bed_t *bed, uint32_t group, uint32_t first, kvc_handle_t *handle)
 {
 	kvc_put_options_t options = {.struct_size = sizeof options,
+				     .durable = 1,
 				     .writers = writers,
 				     .writer_count = RANKS,
 				     .group = group,
@@ -299,12 +300,15 @@ static kvc_status_t put_ends(bed_t *bed, const kvc_put_t *put)
 static void put_all(bed_t *bed, uint32_t group, uint32_t first)
 {
 	kvc_handle_t handle;
+	kvc_put_result_t result;
 	kvc_put_t *put = put_start(bed, group, first, &handle);
 
 	for (uint32_t i = 0; i < RANKS; i++) {
 		assert_int_equal(tell(bed, i, OP_WRITE, &handle, first, LEN - first), KVC_OK);
 	}
 	assert_int_equal(put_ends(bed, put), KVC_OK);
+	UNTIL(bed, (kvc_put_get_result(put, &result), result.durable_status != KVC_PENDING));
+	assert_int_equal(result.durable_status, KVC_OK);
 	for (uint32_t i = 0; i < RANKS; i++) {
 		assert_int_equal(tell(bed, i, OP_LET_GO, NULL, 0, 0), KVC_OK);
 	}
@@ -423,6 +427,7 @@ static void p1_a_lease_given_back_under_a_view_reads_nothing(void **state)
 	bed_make(&bed);
 	put_all(&bed, 0, 0);
 	taken = lease(&bed, 0, 0, LEN, &handle);
+	assert_non_null(taken);
 	assert_int_equal(tell(&bed, 0, OP_HOLD, &handle, 0, 0), KVC_OK);
 	assert_int_equal(tell(&bed, 0, OP_READ_HELD, NULL, 0, 0), KVC_OK);
 	kvc_release(&taken, 1);
@@ -445,6 +450,7 @@ static void p1_a_rank_reports_a_bad_block_of_the_schedulers_lease(void **state)
 	UNTIL(&bed, match(&bed) == LEN);
 	rig_written(&bed.rig);
 	taken = lease(&bed, 1, 4, LEN, &handle);
+	assert_non_null(taken);
 	assert_int_equal(tell(&bed, 1, OP_BAD, &handle, 6, 0), KVC_OK);
 	assert_true(rig_metric_reaches(&bed.rig, "kvd_bad_blocks_total", 1));
 	kvc_release(&taken, 1);
@@ -488,6 +494,7 @@ static void p7_handles_of_a_daemon_that_died_are_over_and_new_ones_work(void **s
 	put_all(&bed, 0, 0);
 	rig_written(&bed.rig);
 	taken = lease(&bed, 0, 0, LEN, &old_lease);
+	assert_non_null(taken);
 	put = put_start(&bed, 1, 4, &old_put);
 	assert_int_equal(tell(&bed, 0, OP_HOLD, &old_lease, 0, 0), KVC_OK);
 	assert_int_equal(tell(&bed, 1, OP_WRITE, &old_put, 4, 2), KVC_OK);
@@ -505,7 +512,7 @@ static void p7_handles_of_a_daemon_that_died_are_over_and_new_ones_work(void **s
 	kvc_put_free(put);
 
 	/* A rank may be back later than the scheduler: until then it says so. */
-	taken = lease(&bed, 0, 0, LEN, &handle);
+	UNTIL(&bed, (taken = lease(&bed, 0, 0, LEN, &handle)) != NULL); /* from disk */
 	for (uint32_t i = 0; i < RANKS; i++) {
 		kvc_status_t status = KVC_PENDING;
 
