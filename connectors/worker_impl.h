@@ -136,6 +136,7 @@ typedef struct kvx_wload {
 	uint32_t space, flags, parts, id_len;
 	int imported;
 	int failed;   /* errors() has been told its blocks */
+	int gone;     /* dropped: nobody asks for its blocks */
 	int reported; /* only finished() has still to name it */
 	uint64_t begin_ns, deadline_ns, end_ns;
 	_Atomic uint32_t go;     /* copying may begin */
@@ -173,7 +174,7 @@ typedef struct kvx_wsave {
 	uint32_t space, n;
 	uint64_t begin_ns;
 	kvc_put_t *put;           /* written by the transfer thread before `imported` is OK */
-	_Atomic int32_t imported; /* PENDING, OK, or why not */
+	_Atomic int32_t imported; /* PENDING: not looked at; BUSY: waits for the daemon; OK; or why not */
 	_Atomic uint32_t closed;  /* the put must not be touched any more */
 	_Atomic uint32_t active;  /* copiers inside */
 	_Atomic uint32_t dropped; /* not all will be saved */
@@ -319,6 +320,7 @@ struct kvx_worker {
 	uint32_t failed_count;
 	uint64_t *fence; /* bit a block: is about to be reused */
 	uint32_t fence_count;
+	uint64_t fence_until; /* no longer is the transfer thread waited for */
 	kvx_lost_t *lost;
 	uint32_t lost_count;
 	kvx_bytes_t report[2];
@@ -368,6 +370,10 @@ void kvx_worker_over(kvx_worker_t *worker, kvx_wjob_t *job);
 void kvx_worker_acknowledged(kvx_worker_t *worker);
 /* Hand over; 0: the queue is full. */
 int kvx_worker_hand(kvx_worker_t *worker, kvx_wjob_t *job);
+
+/* worker_plan.c */
+/* The saves that wait for the end of the step: go on with them, or give them up in good order. */
+void kvx_worker_hand_later(kvx_worker_t *worker, int drop);
 
 /* worker_space.c */
 void kvx_wspace_adopt(kvx_worker_t *worker, kvx_wadapter_t *adapter);

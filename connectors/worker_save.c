@@ -169,7 +169,7 @@ void kvx_wsave_drop(kvx_worker_t *worker, kvx_wsave_t *save)
 
 /* ---- the transfer thread ----------------------------------------------------------------------------------------------------- */
 
-/* PENDING: the space is not open yet, or there is no staging now. */
+/* BUSY: the space is not open yet, or there is no staging now. */
 static kvc_status_t import(kvx_worker_t *worker, kvx_wsave_t *save, uint64_t now)
 {
 	const kvx_wspace_t *space = NULL;
@@ -180,12 +180,10 @@ static kvc_status_t import(kvx_worker_t *worker, kvx_wsave_t *save, uint64_t now
 		status = kvc_put_import(space->space, &save->handle, &worker->range, &save->put);
 	}
 	if (status == KVC_PENDING || status == KVC_ERR_BUSY) {
-		status = now - save->begin_ns > IMPORT_MS * KVX_NS_A_MS ? KVC_ERR_TIMEOUT : KVC_PENDING;
+		status = now - save->begin_ns > IMPORT_MS * KVX_NS_A_MS ? KVC_ERR_TIMEOUT : KVC_ERR_BUSY;
 	}
-	if (status != KVC_PENDING) {
-		atomic_store(&save->imported, status);
-		kvx_gate_open(&worker->progress);
-	}
+	atomic_store(&save->imported, status);
+	kvx_gate_open(&worker->progress);
 
 	return status;
 }
@@ -285,11 +283,10 @@ int kvx_wsave_step(kvx_worker_t *worker, kvx_wsave_t *save, uint64_t now, uint32
 
 	if (atomic_load(&worker->stop)) {
 		atomic_store(&save->dropped, 1u);
-		return let_go(worker, save);
 	}
-	if (status == KVC_PENDING) {
+	if (status == KVC_PENDING || status == KVC_ERR_BUSY) {
 		status = import(worker, save, now);
-		if (status == KVC_PENDING) {
+		if (status == KVC_ERR_BUSY && !atomic_load(&worker->stop)) {
 			worker->waiting = 1;
 			return 0;
 		}

@@ -303,6 +303,7 @@ static void p4_a_dropped_load_ends_early_and_is_named_once(void **state)
 	wr_wait_load(&wr.rank[0], 7, 1, &end);
 	assert_true(wr_now_ms() - begin < QUICK_MS);
 	assert_int_equal(end.failed, 1);
+	assert_int_equal(end.error_count, 0); /* they are nobody's */
 	kvc_release(&lease, 1);
 	rig_check_quiet(&rig);
 	finish(&rig, &wr);
@@ -390,69 +391,85 @@ static void p7_without_a_daemon_everything_fails_at_once(void **state)
 	finish(&rig, &wr);
 }
 
-static void settle(wr_t *wr)
+/* Until both members have found the daemon that has come after `before`. */
+static void settle(wr_t *wr, uint64_t before)
 {
-	for (uint32_t i = 0; i < 500 && stats_of(&wr->rank[0]).attaches < 2; i++) {
+	const uint64_t until = wr_now_ms() + WR_PATIENCE;
+	uint64_t now = before;
+
+	while (now == before || now == 0 || kvc_space_state(wr->space) != KVC_OK ||
+	       stats_of(&wr->rank[0]).attaches < 2) {
+		assert_true(wr_now_ms() < until);
 		(void)kvc_poll(wr->kvc, 10);
+		now = kvc_incarnation(wr->kvc);
 	}
 	assert_int_equal(stats_of(&wr->rank[0]).attaches, 2);
-	for (uint32_t i = 0; i < 500 && kvc_space_state(wr->space) != KVC_OK; i++) {
-		(void)kvc_poll(wr->kvc, 10);
-	}
-	assert_int_equal(kvc_space_state(wr->space), KVC_OK);
-	/* the spaces of the worker are opened again with its session */
-	usleep(100000);
+	usleep(100000); /* the worker's spaces are opened again with its session */
+}
+assert_int_equal(stats_of(&wr->rank[0]).attaches, 2);
+for (uint32_t i = 0; i < 500 && kvc_space_state(wr->space) != KVC_OK; i++) {
+	(void)kvc_poll(wr->kvc, 10);
+}
+assert_int_equal(kvc_space_state(wr->space), KVC_OK);
+/* the spaces of the worker are opened again with its session */
+usleep(100000);
 }
 
-/* kill -9 while loads and saves run, at many moments; then a new daemon, and everything works again. */
+/* Loads and saves begin, the daemon is killed a little later, and the engine goes on to write what is still marked. */
+static void kill_amid_jobs(rig_t *rig, wr_t *wr, uint32_t round)
+{
+	kvc_lease_t *lease = wr_lease(wr, 0, 8);
+	kvc_put_t *put = wr_put(wr, 8, 32);
+	uint32_t ids[24];
+
+	for (uint32_t i = 0; i < 24; i++) {
+		ids[i] = 32 + i;
+	}
+	wr->timeout_ms = SLOW_MS;
+	wr->forge_n = round % 2 ? 9 : 0;
+	wr_plan(wr);
+	wr_plan_load(wr, lease, KVX_PLAN_ASYNC, 7, nine, 8 + round % 2);
+	wr_plan_save(wr, put, 0, ids, 24);
+	wr_begin(wr);
+	kvx_worker_start(wr->rank[0].worker);
+	kvx_worker_end(wr->rank[0].worker);
+	usleep(round * 150);
+	rig_kill(rig);
+	wr_plan(wr);
+	wr_plan_fence(wr, ids, 24);
+	wr_begin(wr);
+	wr_fill(wr, 2);
+	kvc_put_free(put);
+	kvc_release(&lease, 1);
+	wr->forge_n = 0;
+}
+
+/* At many moments; with a new daemon everything works again. */
 static void p7_a_daemon_killed_under_loads_and_saves_costs_no_more_than_them(void **state)
 {
 	const uint64_t begin = wr_now_ms();
 	kvc_lease_t *lease;
-	kvc_put_t *put;
+	uint64_t before;
 	rig_t rig;
 	wr_t wr;
 
 	(void)state;
 	for (uint32_t round = 0; round < 6; round++) {
 		start(&rig, &wr, 1);
-		wr.timeout_ms = SLOW_MS;
-		lease = wr_lease(&wr, 0, 8);
-		put = wr_put(&wr, 8, 32);
-		wr.forge_n = round % 2 ? 9 : 0;
-		wr_plan(&wr);
-		wr_plan_load(&wr, lease, KVX_PLAN_ASYNC, 7, (const uint32_t[9]){20, 21, 22, 23, 24, 25, 26, 27, 28},
-			     8 + round % 2);
-		{
-			uint32_t ids[24];
-
-			for (uint32_t i = 0; i < 24; i++) {
-				ids[i] = 32 + i;
-			}
-			wr_plan_save(&wr, put, 0, ids, 24);
-			wr_begin(&wr);
-			kvx_worker_start(wr.rank[0].worker);
-			kvx_worker_end(wr.rank[0].worker);
-			usleep(round * 150);
-			rig_kill(&rig);
-			wr_plan(&wr);
-			wr_plan_fence(&wr, ids, 24);
-			wr_begin(&wr); /* the engine writes them now */
-		}
-		wr_fill(&wr, 2);
-		for (uint32_t i = 0;
-		     i < 5000 && stats_of(&wr.rank[0]).loads_open + stats_of(&wr.rank[0]).saves_open > 0; i++) {
+		before = kvc_incarnation(wr.kvc);
+		kill_amid_jobs(&rig, &wr, round);
+		for (uint32_t i = 0; i < WR_PATIENCE; i++) {
 			hear(&wr.rank[0]);
+			if (stats_of(&wr.rank[0]).loads_open + stats_of(&wr.rank[0]).saves_open == 0) {
+				break;
+			}
 			usleep(1000);
 		}
-		assert_int_equal(stats_of(&wr.rank[0]).marked, 0);
 		hear(&wr.rank[0]);
-		kvc_put_free(put);
-		kvc_release(&lease, 1);
-		wr.forge_n = 0;
+		assert_int_equal(stats_of(&wr.rank[0]).marked, 0);
 
 		rig_start(&rig);
-		settle(&wr);
+		settle(&wr, before);
 		wr_fill(&wr, 3);
 		assert_int_equal(kvc_space_reset(wr.space), KVC_OK);
 		wr_store(&wr, first_eight, 8);
@@ -464,6 +481,39 @@ static void p7_a_daemon_killed_under_loads_and_saves_costs_no_more_than_them(voi
 		finish(&rig, &wr);
 	}
 	assert_true(wr_now_ms() - begin < SLOW_MS);
+}
+
+/* Whatever is under way when the engine ends is given up, and nothing of it stays. */
+static void p4_a_worker_closed_amid_loads_and_saves_leaves_nothing(void **state)
+{
+	kvc_lease_t *lease;
+	kvc_put_t *put;
+	rig_t rig;
+	wr_t wr;
+
+	(void)state;
+	start(&rig, &wr, 1);
+	for (uint32_t round = 0; round < 10; round++) {
+		lease = wr_lease(&wr, 0, 8);
+		put = wr_put(&wr, 8, 16);
+		wr_plan(&wr);
+		wr_plan_load(&wr, lease, round % 2 ? KVX_PLAN_ASYNC : 0, 7, other_eight, 8);
+		wr_plan_save(&wr, put, round % 3 ? KVX_PLAN_EARLY : 0, first_eight, 8);
+		wr_begin(&wr);
+		kvx_worker_start(wr.rank[0].worker);
+		if (round % 4 == 0) {
+			kvx_worker_end(wr.rank[0].worker);
+		}
+		usleep(round * 100);
+		kvx_worker_close(wr.rank[0].worker);
+		kvc_put_free(put);
+		kvc_release(&lease, 1);
+		wr_open_rank(&wr, 0, 1);
+		assert_int_equal(kvc_space_reset(wr.space), KVC_OK);
+		wr_store(&wr, first_eight, 8);
+	}
+	rig_check_quiet(&rig);
+	finish(&rig, &wr);
 }
 
 static void p10_a_plan_that_makes_no_sense_is_counted_and_harms_nothing(void **state)
@@ -508,6 +558,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(p1_saves_of_a_step_whose_load_failed_are_dropped),
 		cmocka_unit_test(p7_without_a_daemon_everything_fails_at_once),
 		cmocka_unit_test(p7_a_daemon_killed_under_loads_and_saves_costs_no_more_than_them),
+		cmocka_unit_test(p4_a_worker_closed_amid_loads_and_saves_leaves_nothing),
 		cmocka_unit_test(p10_a_plan_that_makes_no_sense_is_counted_and_harms_nothing),
 	};
 

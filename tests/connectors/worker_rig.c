@@ -33,6 +33,7 @@ static void describe(wr_t *wr)
 					.rope = "r",
 					.hash_tokens = 32,
 					.layout = wr->layout_text,
+					.groups = wr->groups,
 					.page_format = "test"};
 }
 
@@ -40,7 +41,7 @@ static void make_cache(wr_t *wr, uint32_t r)
 {
 	wr_rank_t *rank = &wr->rank[r];
 
-	rank->layers = wr->layers ? wr->layers : WR_LAYERS / wr->rank_count;
+	rank->layers = WR_LAYERS / wr->rank_count;
 	rank->cache = calloc((size_t)rank->layers * WR_BLOCKS, WR_PAGE);
 	assert_non_null(rank->cache);
 	for (uint32_t l = 0; l < rank->layers; l++) {
@@ -55,6 +56,8 @@ static void make_cache(wr_t *wr, uint32_t r)
 				    .dtype = KVK_DTYPE_F32,
 				    .page_bytes = WR_PAGE,
 				    .base = rank->base};
+	rank->padded = rank->paged;
+	rank->padded.layers = wr->layers;
 	wr->writers[r] = (kvc_writer_t){.rank = r,
 					.head_count = 1,
 					.layer_first = rank->paged.first_layer,
@@ -63,7 +66,7 @@ static void make_cache(wr_t *wr, uint32_t r)
 
 void wr_open_rank(wr_t *wr, uint32_t r, int prove)
 {
-	const kvx_worker_group_t group = {0, &wr->rank[r].paged};
+	const kvx_worker_group_t groups[2] = {{0, &wr->rank[r].paged}, {1, &wr->rank[r].padded}};
 	const kvx_worker_config_t config = {.struct_size = sizeof config,
 					    .socket = wr->rig->socket,
 					    .instance = "worker-test",
@@ -73,8 +76,8 @@ void wr_open_rank(wr_t *wr, uint32_t r, int prove)
 					    .identity = &wr->identity,
 					    .layout = &wr->layout,
 					    .range = wr->writers[r],
-					    .groups = &group,
-					    .group_count = 1,
+					    .groups = groups,
+					    .group_count = wr->groups ? 2 : 1,
 					    .threads = r == 0 ? 3 : 1};
 	const uint64_t until = wr_now_ms() + WR_PATIENCE;
 
@@ -205,6 +208,7 @@ void wr_plan_save(wr_t *wr, const kvc_put_t *put, uint32_t flags, const uint32_t
 
 	assert_non_null(save);
 	save->flags = flags;
+	save->group = wr->group;
 	save->n = n;
 	save->step = flags & KVX_PLAN_EARLY ? wr->step - 2 : wr->step;
 	assert_int_equal(kvc_put_export(put, &save->put), KVC_OK);
@@ -274,6 +278,40 @@ kvc_put_t *wr_put(wr_t *wr, uint32_t from, uint32_t n)
 	assert_int_equal(kvc_put_n(put), n - from);
 
 	return put;
+}
+
+static void key_at(void *ctx, uint32_t i, kvc_key_t *key)
+{
+	*key = ((const kvc_key_t *)ctx)[i];
+}
+
+kvc_lease_t *wr_lease_keys(wr_t *wr, const kvc_key_t *keys, uint32_t n)
+{
+	const kvc_key_source_t source = {key_at, (void *)(uintptr_t)keys};
+	const kvc_want_t want = {.struct_size = sizeof want, .group = 1, .n = n, .ttl_ms = 60000, .source = &source};
+	kvc_lease_t *lease = NULL;
+
+	if (kvc_lease_start(wr->space, &want, &lease) != KVC_OK) {
+		return NULL;
+	}
+	while (kvc_lease_state(lease) == KVC_PENDING) {
+		(void)kvc_poll(wr->kvc, 1);
+	}
+	if (kvc_lease_state(lease) != KVC_OK) {
+		kvc_release(&lease, 1);
+		return NULL;
+	}
+
+	return lease;
+}
+
+kvc_put_t *wr_put_keys(wr_t *wr, const kvc_key_t *keys, uint32_t n)
+{
+	const kvc_put_options_t options = {
+		.struct_size = sizeof options, .writers = wr->writers, .writer_count = wr->rank_count, .group = 1};
+	kvc_put_t *put = NULL;
+
+	return kvc_put_start(wr->space, keys, 0, n, &options, &put) == KVC_OK ? put : NULL;
 }
 
 kvc_status_t wr_put_wait(wr_t *wr, kvc_put_t *put)

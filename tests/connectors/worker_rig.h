@@ -19,8 +19,8 @@ typedef struct wr_rank {
 	kvx_worker_t *worker;
 	uint8_t *cache; /* [layers][blocks][page] */
 	void *base[WR_LAYERS];
-	kvk_paged_t paged;
-	uint32_t layers;
+	kvk_paged_t paged, padded; /* of the first group, of the second */
+	uint32_t layers;           /* filled and looked at */
 } wr_rank_t;
 
 typedef struct wr {
@@ -36,7 +36,9 @@ typedef struct wr {
 	kvc_key_t keys[WR_KEYS];
 	kvx_bytes_t plan;
 	uint32_t step;
-	uint32_t layers;     /* of the group on each rank; 0: all of the rank's. Set it before wr_init_with() */
+	const char
+		*groups; /* of the identity; two groups, the second of `layers` layers on each rank. NULL: one group */
+	uint32_t layers;
 	uint32_t forge_n;    /* leases in plans pretend to have so many blocks; 0: no */
 	uint32_t number;     /* of the space that loads name */
 	uint32_t group;      /* named by loads */
@@ -69,6 +71,10 @@ void wr_begin(wr_t *wr);
 
 /* Reserve keys [from, n); granted when it returns. */
 kvc_put_t *wr_put(wr_t *wr, uint32_t from, uint32_t n);
+/* Lease the blocks of these keys in the second group, or NULL. */
+kvc_lease_t *wr_lease_keys(wr_t *wr, const kvc_key_t *keys, uint32_t n);
+/* Reserve these keys in the second group; not granted yet. */
+kvc_put_t *wr_put_keys(wr_t *wr, const kvc_key_t *keys, uint32_t n);
 /* Until the put is visible: its status. */
 kvc_status_t wr_put_wait(wr_t *wr, kvc_put_t *put);
 kvc_lease_t *wr_lease(wr_t *wr, uint32_t skip, uint32_t n);
