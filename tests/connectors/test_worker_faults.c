@@ -406,14 +406,6 @@ static void settle(wr_t *wr, uint64_t before)
 	assert_int_equal(stats_of(&wr->rank[0]).attaches, 2);
 	usleep(100000); /* the worker's spaces are opened again with its session */
 }
-assert_int_equal(stats_of(&wr->rank[0]).attaches, 2);
-for (uint32_t i = 0; i < 500 && kvc_space_state(wr->space) != KVC_OK; i++) {
-	(void)kvc_poll(wr->kvc, 10);
-}
-assert_int_equal(kvc_space_state(wr->space), KVC_OK);
-/* the spaces of the worker are opened again with its session */
-usleep(100000);
-}
 
 /* Loads and saves begin, the daemon is killed a little later, and the engine goes on to write what is still marked. */
 static void kill_amid_jobs(rig_t *rig, wr_t *wr, uint32_t round)
