@@ -384,6 +384,7 @@ uint32_t sr_run(sr_t *sr, sr_request_t *request, uint32_t base)
 	uint32_t failed;
 	kvx_hit_t hit;
 
+	sr->loads = 0;
 	kvx_scheduler_match(sr->scheduler, &request->ask, &hit);
 	sr_place(sr, request, base, 0);
 	if (hit.tokens) {
@@ -395,7 +396,10 @@ uint32_t sr_run(sr_t *sr, sr_request_t *request, uint32_t base)
 		(void)sr_step(sr);
 		failed = sr->failed_blocks;
 	} else {
-		(void)sr_step(sr);
+		for (uint32_t i = 0; i < 1000 && sr->loads == 0; i++) { /* told when its lease is there */
+			(void)sr_step(sr);
+			usleep(sr->loads ? 0 : 200);
+		}
 		failed = sr->failed_blocks;
 		sr_compute(sr, request, hit.tokens / SR_UNIT, full);
 		kvx_scheduler_advance(sr->scheduler, &request->ask, request->n, request->n - hit.tokens);
