@@ -111,6 +111,9 @@ KVC_API int kvc_fd(const kvc_t *kvc);
 KVC_API kvc_status_t kvc_poll(kvc_t *kvc, uint32_t timeout_ms);
 /* The same in microseconds. A caller that spins passes 0. */
 KVC_API kvc_status_t kvc_poll_us(kvc_t *kvc, uint32_t timeout_us);
+/* For idle times: bring up to `bytes` more of the memory the daemon lends into this process's page table, so that who
+ * reads or writes there later does not pay for it. Returns how many it was; 0: all of it is there. */
+KVC_API uint64_t kvc_touch(kvc_t *kvc, uint64_t bytes);
 /* Incarnation of the daemon attached to; 0: detached. */
 KVC_API uint64_t kvc_incarnation(const kvc_t *kvc);
 /* Why the last call on this thread failed, as a sentence; never NULL. */
