@@ -40,6 +40,26 @@ static uint32_t schedule_running(fe_t *fe, uint32_t budget)
 	return preempted ? 0 : budget;
 }
 
+/* Nobody runs, so nobody will free a block, and those who wait hold what loads have brought them: the youngest gives its own up. */
+static void make_room(fe_t *fe)
+{
+	fe_request_t *youngest = NULL;
+
+	for (uint32_t i = 0; i < FE_REQUESTS; i++) {
+		fe_request_t *r = &fe->request[i];
+
+		if (r->state == FE_RUNNING) {
+			return;
+		}
+		if (r->state == FE_WAITING && r->n > 0 && (!youngest || r->order > youngest->order)) {
+			youngest = r;
+		}
+	}
+	if (youngest) {
+		preempt(fe, youngest);
+	}
+}
+
 /* One that waits: match, admit when there is room. 0: nobody else is admitted in this step. */
 static int admit(fe_t *fe, fe_request_t *r, uint32_t *p_budget)
 {
@@ -63,10 +83,8 @@ static int admit(fe_t *fe, fe_request_t *r, uint32_t *p_budget)
 		if (r->told == 0) {
 			fe_blocks_give(fe, r);
 			r->computed = 0;
-		} else if (!fe_youngest_running(fe)) {
-			preempt(fe,
-				r); /* it holds what a load has brought, and so may others: nobody would ever move */
 		}
+		make_room(fe);
 		return 0;
 	}
 	fe_place(fe, r, r->told, r->told ? r->told : from / FE_UNIT);
