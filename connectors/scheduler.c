@@ -77,7 +77,6 @@ void kvx_scheduler_close(kvx_scheduler_t *scheduler)
 	kv_free(env, scheduler->blocks);
 	kv_free(env, scheduler->events);
 	kv_free(env, scheduler->keys);
-	kv_free(env, scheduler->drops);
 	kv_free(env, scheduler->spaces);
 	kv_free(env, scheduler->writers);
 	kv_free(env, scheduler->text);
@@ -272,7 +271,6 @@ void kvx_scheduler_plan(kvx_scheduler_t *scheduler, const void **p_bytes, size_t
 	kvx_plan_begin(scheduler);
 	kvx_spaces_tell(scheduler);
 	kvx_loads_tell(scheduler, now);
-	scheduler->promised = kvx_fence_bytes(scheduler->max_blocks);
 	scheduler->offered = 0;
 	kvx_puts_tell(scheduler);
 	tell_fence(scheduler);
@@ -318,7 +316,7 @@ int kvx_scheduler_pending(kvx_scheduler_t *scheduler)
 	(void)kvc_poll_us(scheduler->kvc, 0);
 	kvx_spaces_keep(scheduler, now);
 	(void)kvx_puts_look(scheduler, now);
-	if (scheduler->drop_count) {
+	if (scheduler->drop_count || kvx_loads_wait(scheduler)) {
 		return 1;
 	}
 

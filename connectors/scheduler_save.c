@@ -293,7 +293,7 @@ void kvx_scheduler_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uin
 		kvx_request_restart(request);
 	}
 	request->computed = computed;
-	if (computed >= request->next_at) {
+	if (computed >= request->next_at || request->era != scheduler->era) {
 		save(scheduler, ask, request);
 	}
 }
@@ -304,7 +304,11 @@ uint32_t kvx_scheduler_next(const kvx_scheduler_t *scheduler, const char *id, ui
 		(kvx_requests_t *)(uintptr_t)&scheduler->requests; /* it only remembers what was found */
 	const kvx_request_t *request = kvx_requests_find(requests, id, id_len);
 
-	return request ? request->next_at : UINT32_MAX;
+	if (!request) {
+		return UINT32_MAX;
+	}
+
+	return request->era == scheduler->era ? request->next_at : 0; /* another daemon: it may have lost something */
 }
 
 /* ---- answers ----------------------------------------------------------------------------------------------------------------- */

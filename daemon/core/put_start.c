@@ -227,7 +227,7 @@ static kv_status_t arrays_make(kvd_core_t *core, kvd_put_t *put, const kvd_draft
 			memcpy(&entry->event_hash, ask->event_hashes.data + i * sizeof(uint64_t), sizeof(uint64_t));
 		}
 		entry->loc.slot = KV_SLOT_NONE;
-		entry->pending = entry->todo = entry->claim = KVD_NONE;
+		entry->pending = entry->turn = entry->claim = KVD_NONE;
 		entry->state = KVD_ENTRY_ALREADY;
 	}
 
@@ -251,7 +251,7 @@ static void put_fill(kvd_core_t *core, kvd_put_t *put, const kvd_draft_t *draft)
 	put->alone = draft->alone;
 	put->durable = ask->flags & 1u;
 	put->running = 1;
-	put->todo_head = put->todo_tail = KVD_NONE;
+	put->turn_head = put->turn_tail = KVD_NONE;
 	if (!put->alone) {
 		put->n = put->next = put->already = draft->already;
 		put->depth0 = ask->depth;

@@ -138,12 +138,85 @@ static void p1_a_block_reused_at_once_was_saved_before(void **state)
 	rig_fini(&rig);
 }
 
+/* Also of a group with fewer layers. */
+static void p1_an_echo_brings_a_block_back(void **state)
+{
+	rig_t rig;
+	wr_t wr = {.groups = "0:full:32,1:window:32:511", .layers = 4};
+	wr_rank_t *rank = &wr.rank[0];
+
+	(void)state;
+	rig_init(&rig, kvd_program);
+	wr_init_with(&wr, &rig, 1, 0);
+	wr_fill(&wr, 1);
+	assert_int_equal(kvx_worker_echo(rank->worker, 0, 5, 9), KVC_OK);
+	assert_true(wr_block_is(rank, 9, 1, 5));
+	assert_int_equal(kvx_worker_echo(rank->worker, 1, 7, 9), KVC_OK);
+	assert_false(wr_block_is(rank, 9, 1, 7)); /* two of the layers are not the group's */
+	rank->layers = 4;
+	assert_true(wr_block_is(rank, 9, 1, 7));
+	assert_int_equal(kvx_worker_echo(rank->worker, 2, 5, 9), KVC_ERR_ARG);
+	assert_int_equal(kvx_worker_echo(rank->worker, 0, WR_BLOCKS, 9), KVC_ERR_ARG);
+	assert_int_equal(kvx_worker_echo(rank->worker, 0, 5, WR_BLOCKS), KVC_ERR_ARG);
+	wr_fini(&wr);
+	rig_fini(&rig);
+}
+
+#define REFUSED(change, words)                                                                                         \
+	do {                                                                                                           \
+		kvx_worker_config_t config = good;                                                                     \
+		kvk_paged_t cache = wr.rank[0].paged;                                                                  \
+		kvx_worker_group_t groups[2] = {{0, &cache}, {1, &cache}};                                             \
+		kvx_worker_t *worker = NULL;                                                                           \
+		config.groups = groups;                                                                                \
+		change;                                                                                                \
+		assert_int_equal(kvx_worker_open(&config, &worker), KVC_ERR_ARG);                                      \
+		assert_non_null(strstr(kvx_worker_why(), words));                                                      \
+		assert_null(worker);                                                                                   \
+	} while (0)
+
+static void p10_a_configuration_that_contradicts_itself_is_refused(void **state)
+{
+	rig_t rig;
+	wr_t wr = {0};
+
+	(void)state;
+	rig_init(&rig, kvd_program);
+	wr_init_with(&wr, &rig, 1, 0);
+
+	const kvx_worker_config_t good = {.struct_size = sizeof good,
+					  .socket = rig.socket,
+					  .instance = "i",
+					  .secret = (const uint8_t *)"0123456789abcdef",
+					  .secret_len = 16,
+					  .identity = &wr.identity,
+					  .layout = &wr.layout,
+					  .range = wr.writers[0],
+					  .group_count = 1};
+
+	REFUSED(config.struct_size = 8, "struct_size");
+	REFUSED(config.identity = NULL, "required");
+	REFUSED(config.range.rank = 3, "rank");
+	REFUSED(config.range.layer_count = WR_LAYERS + 1, "within the layout");
+	REFUSED(config.range.layer_count = WR_LAYERS - 1, "within the rank's range");
+	REFUSED(config.range.head_count = 0, "within the layout");
+	REFUSED(config.group_count = 0, "no groups");
+	REFUSED(config.threads = 1000, "threads");
+	REFUSED(cache.page_bytes++, "page size");
+	REFUSED((config.group_count = 2, groups[1].group = 0), "same number");
+	REFUSED(config.secret_len = 3, "secret");
+	wr_fini(&wr);
+	rig_fini(&rig);
+}
+
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p1_blocks_loaded_within_a_step_are_those_saved),
 		cmocka_unit_test(p1_blocks_loaded_beside_the_steps_are_those_saved),
 		cmocka_unit_test(p1_a_block_reused_at_once_was_saved_before),
+		cmocka_unit_test(p1_an_echo_brings_a_block_back),
+		cmocka_unit_test(p10_a_configuration_that_contradicts_itself_is_refused),
 	};
 
 	if (argc < 2) {

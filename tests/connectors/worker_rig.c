@@ -33,6 +33,7 @@ static void describe(wr_t *wr)
 					.rope = "r",
 					.hash_tokens = 32,
 					.layout = wr->layout_text,
+					.groups = wr->groups,
 					.page_format = "test"};
 }
 
@@ -49,19 +50,23 @@ static void make_cache(wr_t *wr, uint32_t r)
 	rank->paged = (kvk_paged_t){.kind = KVK_PAGED_OPAQUE,
 				    .blocks = WR_BLOCKS,
 				    .layers = rank->layers,
-				    .first_layer = r * rank->layers,
+				    .first_layer = r * (WR_LAYERS / wr->rank_count),
 				    .heads = 1,
 				    .block_tokens = 32,
 				    .dtype = KVK_DTYPE_F32,
 				    .page_bytes = WR_PAGE,
 				    .base = rank->base};
-	wr->writers[r] = (kvc_writer_t){
-		.rank = r, .head_count = 1, .layer_first = r * rank->layers, .layer_count = rank->layers};
+	rank->padded = rank->paged;
+	rank->padded.layers = wr->layers;
+	wr->writers[r] = (kvc_writer_t){.rank = r,
+					.head_count = 1,
+					.layer_first = rank->paged.first_layer,
+					.layer_count = WR_LAYERS / wr->rank_count};
 }
 
 void wr_open_rank(wr_t *wr, uint32_t r, int prove)
 {
-	const kvx_worker_group_t group = {0, &wr->rank[r].paged};
+	const kvx_worker_group_t groups[2] = {{0, &wr->rank[r].paged}, {1, &wr->rank[r].padded}};
 	const kvx_worker_config_t config = {.struct_size = sizeof config,
 					    .socket = wr->rig->socket,
 					    .instance = "worker-test",
@@ -71,8 +76,8 @@ void wr_open_rank(wr_t *wr, uint32_t r, int prove)
 					    .identity = &wr->identity,
 					    .layout = &wr->layout,
 					    .range = wr->writers[r],
-					    .groups = &group,
-					    .group_count = 1,
+					    .groups = groups,
+					    .group_count = wr->groups ? 2 : 1,
 					    .threads = r == 0 ? 3 : 1};
 	const uint64_t until = wr_now_ms() + WR_PATIENCE;
 
@@ -106,15 +111,25 @@ static void attach_scheduler(wr_t *wr)
 	assert_int_equal(n, WR_KEYS);
 }
 
-void wr_init(wr_t *wr, const rig_t *rig, uint32_t ranks)
+void wr_init_with(wr_t *wr, const rig_t *rig, uint32_t ranks, int daemon)
 {
-	*wr = (wr_t){.rig = rig, .rank_count = ranks};
+	wr->rig = rig;
+	wr->rank_count = ranks;
+	wr->timeout_ms = WR_LOAD_MS;
 	describe(wr);
-	attach_scheduler(wr);
+	if (daemon) {
+		attach_scheduler(wr);
+	}
 	for (uint32_t r = 0; r < ranks; r++) {
 		make_cache(wr, r);
-		wr_open_rank(wr, r, 1);
+		wr_open_rank(wr, r, daemon);
 	}
+}
+
+void wr_init(wr_t *wr, const rig_t *rig, uint32_t ranks)
+{
+	*wr = (wr_t){0};
+	wr_init_with(wr, rig, ranks, 1);
 }
 
 void wr_fini(wr_t *wr)
@@ -193,6 +208,7 @@ void wr_plan_save(wr_t *wr, const kvc_put_t *put, uint32_t flags, const uint32_t
 
 	assert_non_null(save);
 	save->flags = flags;
+	save->group = wr->group;
 	save->n = n;
 	save->step = flags & KVX_PLAN_EARLY ? wr->step - 2 : wr->step;
 	assert_int_equal(kvc_put_export(put, &save->put), KVC_OK);
@@ -202,19 +218,21 @@ void wr_plan_save(wr_t *wr, const kvc_put_t *put, uint32_t flags, const uint32_t
 void wr_plan_load(wr_t *wr, const kvc_lease_t *lease, uint32_t flags, uint64_t load, const uint32_t *ids, uint32_t n)
 {
 	kvx_plan_load_t *record = kvx_bytes_record(&wr->plan, KVX_RECORD_LOAD, sizeof *record);
-	kvx_plan_part_t part = {.n = n};
+	kvx_plan_part_t part = {.n = n, .group = wr->group};
 	char id[16];
 
 	assert_non_null(record);
 	(void)snprintf(id, sizeof id, "request-%u", (unsigned)load);
 	record->load = load;
 	record->flags = lease ? flags : flags | KVX_PLAN_DEAD;
-	record->timeout_ms = WR_LOAD_MS;
+	record->timeout_ms = wr->timeout_ms;
 	record->parts = 1;
+	record->space = wr->number;
 	record->id_len = (uint32_t)strlen(id);
 	if (lease) {
 		assert_int_equal(kvc_lease_export(lease, &part.lease), KVC_OK);
 		part.first = kvc_lease_skip(lease);
+		part.lease.n = wr->forge_n ? wr->forge_n : part.lease.n;
 	}
 	kvx_bytes_append(&wr->plan, id, record->id_len);
 	kvx_bytes_append(&wr->plan, &part, sizeof part);
@@ -227,6 +245,16 @@ void wr_plan_drop(wr_t *wr, uint64_t load)
 
 	assert_non_null(drop);
 	drop->load = load;
+}
+
+void wr_plan_space(wr_t *wr, uint32_t number, const char *text)
+{
+	kvx_plan_space_t *space = kvx_bytes_record(&wr->plan, KVX_RECORD_SPACE, sizeof *space);
+
+	assert_non_null(space);
+	space->number = number;
+	space->text_len = (uint32_t)strlen(text);
+	kvx_bytes_append(&wr->plan, text, space->text_len);
 }
 
 void wr_begin(wr_t *wr)
@@ -250,6 +278,40 @@ kvc_put_t *wr_put(wr_t *wr, uint32_t from, uint32_t n)
 	assert_int_equal(kvc_put_n(put), n - from);
 
 	return put;
+}
+
+static void key_at(void *ctx, uint32_t i, kvc_key_t *key)
+{
+	*key = ((const kvc_key_t *)ctx)[i];
+}
+
+kvc_lease_t *wr_lease_keys(wr_t *wr, const kvc_key_t *keys, uint32_t n)
+{
+	const kvc_key_source_t source = {key_at, (void *)(uintptr_t)keys};
+	const kvc_want_t want = {.struct_size = sizeof want, .group = 1, .n = n, .ttl_ms = 60000, .source = &source};
+	kvc_lease_t *lease = NULL;
+
+	if (kvc_lease_start(wr->space, &want, &lease) != KVC_OK) {
+		return NULL;
+	}
+	while (kvc_lease_state(lease) == KVC_PENDING) {
+		(void)kvc_poll(wr->kvc, 1);
+	}
+	if (kvc_lease_state(lease) != KVC_OK) {
+		kvc_release(&lease, 1);
+		return NULL;
+	}
+
+	return lease;
+}
+
+kvc_put_t *wr_put_keys(wr_t *wr, const kvc_key_t *keys, uint32_t n)
+{
+	const kvc_put_options_t options = {
+		.struct_size = sizeof options, .writers = wr->writers, .writer_count = wr->rank_count, .group = 1};
+	kvc_put_t *put = NULL;
+
+	return kvc_put_start(wr->space, keys, 0, n, &options, &put) == KVC_OK ? put : NULL;
 }
 
 kvc_status_t wr_put_wait(wr_t *wr, kvc_put_t *put)

@@ -19,8 +19,8 @@ typedef struct wr_rank {
 	kvx_worker_t *worker;
 	uint8_t *cache; /* [layers][blocks][page] */
 	void *base[WR_LAYERS];
-	kvk_paged_t paged;
-	uint32_t layers;
+	kvk_paged_t paged, padded; /* of the first group, of the second */
+	uint32_t layers;           /* filled and looked at */
 } wr_rank_t;
 
 typedef struct wr {
@@ -36,10 +36,19 @@ typedef struct wr {
 	kvc_key_t keys[WR_KEYS];
 	kvx_bytes_t plan;
 	uint32_t step;
+	const char
+		*groups; /* of the identity; two groups, the second of `layers` layers on each rank. NULL: one group */
+	uint32_t layers;
+	uint32_t forge_n;    /* leases in plans pretend to have so many blocks; 0: no */
+	uint32_t number;     /* of the space that loads name */
+	uint32_t group;      /* named by loads */
+	uint32_t timeout_ms; /* of loads */
 } wr_t;
 
 /* Scheduler attached, workers open and proved. */
 void wr_init(wr_t *wr, const rig_t *rig, uint32_t ranks);
+/* The same of a wr_t that is set up already; without a daemon there is neither scheduler nor proof. */
+void wr_init_with(wr_t *wr, const rig_t *rig, uint32_t ranks, int daemon);
 void wr_fini(wr_t *wr);
 /* Open the rank's worker again, after it was closed; waits until it is proved when `prove`. */
 void wr_open_rank(wr_t *wr, uint32_t rank, int prove);
@@ -56,11 +65,16 @@ void wr_plan_save(wr_t *wr, const kvc_put_t *put, uint32_t flags, const uint32_t
 /* Lease NULL: dead. */
 void wr_plan_load(wr_t *wr, const kvc_lease_t *lease, uint32_t flags, uint64_t load, const uint32_t *ids, uint32_t n);
 void wr_plan_drop(wr_t *wr, uint64_t load);
+void wr_plan_space(wr_t *wr, uint32_t number, const char *text);
 /* Finish the plan and begin() on all ranks. */
 void wr_begin(wr_t *wr);
 
 /* Reserve keys [from, n); granted when it returns. */
 kvc_put_t *wr_put(wr_t *wr, uint32_t from, uint32_t n);
+/* Lease the blocks of these keys in the second group, or NULL. */
+kvc_lease_t *wr_lease_keys(wr_t *wr, const kvc_key_t *keys, uint32_t n);
+/* Reserve these keys in the second group; not granted yet. */
+kvc_put_t *wr_put_keys(wr_t *wr, const kvc_key_t *keys, uint32_t n);
 /* Until the put is visible: its status. */
 kvc_status_t wr_put_wait(wr_t *wr, kvc_put_t *put);
 kvc_lease_t *wr_lease(wr_t *wr, uint32_t skip, uint32_t n);

@@ -7,14 +7,15 @@ KVD_TEST_BASE names the connector below it (module:class). faulty.set_fault(engi
 """
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import time
-from typing import Any
+from typing import Any, Callable
 
 import numpy
 import torch
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 module_name, _, class_name = os.environ.get("KVD_TEST_BASE", "naive:NaiveConnector").partition(":")
 Base: Any = getattr(importlib.import_module(module_name), class_name)
@@ -64,14 +65,26 @@ def rows_of(tensor: torch.Tensor) -> numpy.ndarray:
 
 
 class FaultyConnector(Base):
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        tokens, beside = super().get_num_new_matched_tokens(request, num_computed_tokens)
+    """Stands between the engine and the hooks of the connector below, which may be methods or attributes of the instance."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self.asked: tuple[str, int, bool] = ("", 0, False)
+        if role == KVConnectorRole.SCHEDULER:
+            self.wrap("get_num_new_matched_tokens", self.match)
+            self.wrap("update_state_after_alloc", self.placed)
+
+    def wrap(self, hook: str, around: Callable[..., Any]) -> None:
+        setattr(self, hook, functools.partial(around, getattr(self, hook)))
+
+    def match(self, inner: Callable[..., Any], request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        tokens, beside = inner(request, num_computed_tokens)
         if tokens:
             self.asked = (request.request_id, num_computed_tokens, beside)
         return tokens, beside
 
-    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        super().update_state_after_alloc(request, blocks, num_external_tokens)
+    def placed(self, inner: Callable[..., Any], request: Any, blocks: Any, num_external_tokens: int) -> None:
+        inner(request, blocks, num_external_tokens)
         if not num_external_tokens or not state.fault:
             return
         name, local, beside = self.asked
@@ -87,18 +100,20 @@ class FaultyConnector(Base):
         super().register_kv_caches(kv_caches)
         state.rows = {layer: rows_of(tensor) for layer, tensor in kv_caches.items()}
         state.group_of = {layer: i for i, group in enumerate(self._kv_cache_config.kv_cache_groups) for layer in group.layer_names}
+        self.wrap("start_load_kv", self.load)
+        self.wrap("get_transfer_results", self.results)
 
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+    def load(self, inner: Callable[..., Any], *arguments: Any, **more: Any) -> None:
         if state.fault == "delay":
             time.sleep(state.value / 1e3)
-        super().start_load_kv(forward_context, **kwargs)
+        inner(*arguments, **more)
         for places in state.now:
             spoil(places)
         state.now = []
 
-    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        results = super().get_transfer_results(finished_req_ids)
-        for name in results.finished_recving:
+    def results(self, inner: Callable[..., Any], finished_req_ids: set[str]) -> Any:
+        results = inner(finished_req_ids)
+        for name in results.finished_recving if results else ():
             if name in state.later:
                 spoil(state.later.pop(name))
         return results

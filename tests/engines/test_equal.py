@@ -81,13 +81,13 @@ def answers_are_equal_sliding_window(context: Context) -> None:
 @promise()
 def answers_are_equal_with_loads_inside_the_step(context: Context) -> None:
     """the load mode forced to synchronous"""
-    check(context, Case(restart=False, extra=dict(load="sync")))
+    check(context, Case(restart=False, extra=dict(mode="sync")))
 
 
 @promise()
 def answers_are_equal_with_loads_beside_the_steps(context: Context) -> None:
     """the load mode forced to asynchronous"""
-    check(context, Case(restart=False, extra=dict(load="async")))
+    check(context, Case(restart=False, extra=dict(mode="async")))
 
 
 @promise(short=False)
