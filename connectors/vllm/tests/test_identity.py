@@ -209,6 +209,18 @@ class Rest(unittest.TestCase):
         for name in metrics.LOGGED:
             self.assertIn(name, metrics.TABLE)
 
+    def test_counters_reach_prometheus_in_seconds(self) -> None:
+        from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+
+        from kvd_vllm import metrics
+
+        config = SimpleNamespace(kv_transfer_config=None)
+        prom = metrics.KvdPromMetrics(config, {Gauge: Gauge, Counter: Counter, Histogram: Histogram}, ["engine"], {0: ["0"]})
+        prom.observe({"worker_load_ns": 1500000000, "scheduler_matches": 2, "of a newer version": 1}, 0)
+        prom.observe({"scheduler_matches": 1}, 0)
+        self.assertEqual(REGISTRY.get_sample_value("kvd:worker_load_seconds_total", {"engine": "0"}), 1.5)
+        self.assertEqual(REGISTRY.get_sample_value("kvd:scheduler_matches_total", {"engine": "0"}), 3)
+
 
 if __name__ == "__main__":
     unittest.main()
