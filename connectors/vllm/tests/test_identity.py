@@ -187,6 +187,10 @@ class Rest(unittest.TestCase):
         for hook in ("a", "a", "b", "b", "b"):
             guard.error(hook, ValueError("x"))
         self.assertEqual((said, len(offs)), (["a", "b"], 1))
+        guard = Guard(SimpleNamespace(error=lambda *a, **k: None), most=3)
+        guard.off = offs.append
+        guard.error("update_state_after_alloc", ValueError("x"))
+        self.assertEqual(len(offs), 2)
 
     def test_extra_keys_have_one_form(self) -> None:
         self.assertEqual(identity._extra_bytes((b"\x01", ("mm", -3), "salt")), b'[{"bytes":"01"},["mm",-3],"salt"]')
