@@ -9,6 +9,9 @@
 	X(match_unbranched)                                                                                            \
 	X(match_branched)                                                                                              \
 	X(acquire)                                                                                                     \
+	X(connector_load)                                                                                              \
+	X(connector_first)                                                                                             \
+	X(connector_save)                                                                                              \
 	X(pool_batch_8m)                                                                                               \
 	X(pool_batch_1m)                                                                                               \
 	X(pool_single_64k)                                                                                             \

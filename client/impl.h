@@ -63,6 +63,7 @@ typedef struct kvc_slab {
 	uint32_t heads;
 	uint32_t leaves_a_head;
 	_Atomic uint64_t *touched; /* one bit a KVC_TOUCH_BYTES: its pages are in our page table */
+	size_t touch_at;           /* before it kvc_touch() has been */
 	uint64_t retired_at;       /* serial of the first lease or put that cannot use it; 0: in use */
 	struct kvc_slab *next_retired;
 } kvc_slab_t;

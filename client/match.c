@@ -45,8 +45,8 @@ static inline uint32_t word_overflow(uint32_t word)
 typedef struct kvc_memo {
 	const kvc_key_source_t *source;
 	uint32_t count;
-	uint32_t unit[KVC_MEMO]; /* UINT32_MAX: empty */
-	kv_key_t key[KVC_MEMO];
+	uint32_t unit[KVC_MEMO + 1u]; /* UINT32_MAX: empty; the last one is never looked up */
+	kv_key_t key[KVC_MEMO + 1u];
 } kvc_memo_t;
 
 /* One search: [lo, hi) brackets the number of resident blocks, blocks [0, lo) are there. */
@@ -71,13 +71,17 @@ static const kv_key_t *memo_key(kvc_memo_t *memo, uint32_t unit)
 	while (memo->unit[at] != unit && memo->unit[at] != UINT32_MAX) {
 		at = (at + 1u) % KVC_MEMO;
 	}
-	if (memo->unit[at] != unit) {
-		/* More keys than any search of one group needs: they take each other's places. */
-		at = memo->count < KVC_MEMO_FULL ? at : home;
-		memo->count += memo->count < KVC_MEMO_FULL;
-		memo->source->key(memo->source->ctx, unit, (kvc_key_t *)(void *)&memo->key[at]);
-		memo->unit[at] = unit;
+	if (memo->unit[at] == unit) {
+		return &memo->key[at];
 	}
+	/* More keys than any search of one group needs take each other's places; what is empty stays so, since searches
+	 * end there. */
+	if (memo->count == KVC_MEMO_FULL) {
+		at = memo->unit[home] != UINT32_MAX ? home : KVC_MEMO;
+	}
+	memo->count += memo->count < KVC_MEMO_FULL;
+	memo->unit[at] = unit;
+	memo->source->key(memo->source->ctx, unit, (kvc_key_t *)(void *)&memo->key[at]);
 
 	return &memo->key[at];
 }

@@ -8,10 +8,10 @@ static size_t touch_words(uint64_t bytes)
 	return bytes / KVC_TOUCH_BYTES / 64u + 1u;
 }
 
-/* Bring the pages around a block into our page table, many at a time: one by one each would cost a fault. */
-static void touch(const kvc_slab_t *slab, uint8_t *data)
+/* Bring the pages around some bytes into our page table, many at a time: one by one each would cost a fault. */
+static void touch(const kvc_slab_t *slab, uint8_t *data, size_t bytes)
 {
-	size_t at = (size_t)(data - slab->data), end = at + slab->block_bytes - 1;
+	size_t at = (size_t)(data - slab->data), end = at + bytes - 1;
 
 	for (size_t i = at / KVC_TOUCH_BYTES; i <= end / KVC_TOUCH_BYTES; i++) {
 		uint64_t bit = UINT64_C(1) << i % 64u;
@@ -25,6 +25,39 @@ static void touch(const kvc_slab_t *slab, uint8_t *data)
 		(void)madvise(slab->data + begin, left < KVC_TOUCH_BYTES ? left : KVC_TOUCH_BYTES, MADV_POPULATE_WRITE);
 		atomic_fetch_or_explicit(&slab->touched[i / 64u], bit, memory_order_relaxed);
 	}
+}
+
+/* The next pages nobody has touched yet; how many bytes. */
+static uint64_t touch_next(kvc_slab_t *slab, uint64_t bytes)
+{
+	uint64_t done = 0;
+
+	while (slab->touch_at < slab->data_bytes && done < bytes) {
+		touch(slab, slab->data + slab->touch_at, 1);
+		slab->touch_at += KVC_TOUCH_BYTES;
+		done += KVC_TOUCH_BYTES;
+	}
+
+	return done;
+}
+
+uint64_t kvc_touch(kvc_t *kvc, uint64_t bytes)
+{
+	const kvc_map_t *map = NULL;
+	uint64_t done = 0;
+
+	if (kvc && kvc_check_process(kvc) == KVC_OK) {
+		map = atomic_load_explicit(&kvc->map, memory_order_relaxed);
+	}
+	for (uint32_t i = 0; map && i <= KV_SLOT_MAX_SLAB && done < bytes; i++) {
+		kvc_slab_t *slab = atomic_load_explicit(&map->slabs[i], memory_order_relaxed);
+
+		if (slab) {
+			done += touch_next(slab, bytes - done);
+		}
+	}
+
+	return done;
 }
 
 static kv_status_t slab_check(const kv_msg_slab_add_t *msg)
@@ -161,7 +194,7 @@ kv_status_t kvc_slab_find(const kvc_map_t *map, const kvc_space_t *space, kv_slo
 		return KV_ERR_LAYOUT;
 	}
 	*p_data = slab->data + (size_t)index * slab->slot_bytes;
-	touch(slab, *p_data);
+	touch(slab, *p_data, slab->block_bytes);
 	*p_leaves = slab->leaves + (size_t)index * slab->heads * slab->leaves_a_head;
 
 	return KV_OK;

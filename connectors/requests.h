@@ -41,6 +41,7 @@ typedef struct kvx_request {
 	uint32_t space;    /* number */
 	uint32_t computed; /* tokens, as of the last advance */
 	uint32_t next_at;  /* tokens at which there is something to save */
+	uint32_t asked_to; /* tokens before which all is stored, reserved or given up */
 	uint32_t tries;    /* reservations refused in a row */
 	uint64_t retry_ns; /* none is made before */
 	uint64_t era;      /* of the daemon and space when saving began; another one: begin again */

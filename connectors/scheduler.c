@@ -77,7 +77,6 @@ void kvx_scheduler_close(kvx_scheduler_t *scheduler)
 	kv_free(env, scheduler->blocks);
 	kv_free(env, scheduler->events);
 	kv_free(env, scheduler->keys);
-	kv_free(env, scheduler->drops);
 	kv_free(env, scheduler->spaces);
 	kv_free(env, scheduler->writers);
 	kv_free(env, scheduler->text);
@@ -188,6 +187,7 @@ void kvx_scheduler_preempt(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 	for (uint32_t g = 0; g < scheduler->group_count; g++) {
 		request->groups[g].n = 0;
 	}
+	kvx_request_restart(request);
 	request->computed = 0;
 	request->outdated = 0;
 	request->untabled = 0;
@@ -218,7 +218,7 @@ int kvx_plan_room(kvx_scheduler_t *scheduler, size_t more)
 {
 	kvx_plan_begin(scheduler);
 
-	return kvx_bytes_reserve(&scheduler->plan, scheduler->promised + more);
+	return kvx_bytes_reserve(&scheduler->plan, scheduler->promised + scheduler->offered + more);
 }
 
 /* Answers to what this step has asked for, but not for long, and not from a daemon that has stopped. */
@@ -271,7 +271,7 @@ void kvx_scheduler_plan(kvx_scheduler_t *scheduler, const void **p_bytes, size_t
 	kvx_plan_begin(scheduler);
 	kvx_spaces_tell(scheduler);
 	kvx_loads_tell(scheduler, now);
-	scheduler->promised = kvx_fence_bytes(scheduler->max_blocks);
+	scheduler->offered = 0;
 	kvx_puts_tell(scheduler);
 	tell_fence(scheduler);
 	kvx_bytes_finish(&scheduler->plan, scheduler->step);
@@ -284,8 +284,10 @@ void kvx_scheduler_plan(kvx_scheduler_t *scheduler, const void **p_bytes, size_t
 	scheduler->plan_ns = now;
 	scheduler->prefill_sent = scheduler->prefill;
 	scheduler->sync_sent = scheduler->sync_loads;
+	scheduler->advanced_sent = scheduler->advanced;
 	scheduler->prefill = 0;
 	scheduler->sync_loads = 0;
+	scheduler->advanced = 0;
 }
 
 void kvx_scheduler_stepped(kvx_scheduler_t *scheduler)
@@ -297,8 +299,8 @@ void kvx_scheduler_stepped(kvx_scheduler_t *scheduler)
 	}
 	took = kv_now_ns(scheduler->env) - scheduler->plan_ns;
 	scheduler->plan_ns = 0;
-	if (scheduler->sync_sent) {
-		return; /* much of it was the load */
+	if (scheduler->sync_sent || !scheduler->advanced_sent) {
+		return; /* much of it was the load, or nothing was computed */
 	}
 	scheduler->step_ns =
 		scheduler->step_ns ? scheduler->step_ns - scheduler->step_ns / SMOOTHING + took / SMOOTHING : took;
@@ -314,7 +316,7 @@ int kvx_scheduler_pending(kvx_scheduler_t *scheduler)
 	(void)kvc_poll_us(scheduler->kvc, 0);
 	kvx_spaces_keep(scheduler, now);
 	(void)kvx_puts_look(scheduler, now);
-	if (scheduler->drop_count) {
+	if (scheduler->drop_count || kvx_loads_wait(scheduler)) {
 		return 1;
 	}
 

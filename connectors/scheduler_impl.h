@@ -13,7 +13,6 @@
 #define KVX_LOADS_MAX   1024u
 #define KVX_PUTS_MAX    1024u
 #define KVX_RUN_BLOCKS  8192u /* most blocks of one put */
-#define KVX_DROPS_MAX   KVX_LOADS_MAX
 #define KVX_MS          UINT64_C(1000000)
 #define KVX_ADAPTER_MAX 1024u
 
@@ -42,12 +41,14 @@ typedef struct kvx_sload {
 	uint64_t number;
 	uint64_t serial; /* of the request */
 	uint64_t asked_ns, renewed_ns;
-	uint64_t ns; /* longest of the ranks so far */
+	uint64_t ns;  /* longest of the ranks so far */
+	size_t bytes; /* of its record at most: promised */
 	uint32_t space, flags, parts, blocks;
 	uint32_t left; /* ranks that have not reported */
 	uint32_t cpu_tokens, disk_tokens;
 	uint32_t step;
-	int sent, failed, timed_out, gone; /* in a plan; a rank brought less; ... in time; the request has ended */
+	int sent, failed, timed_out; /* in a plan; a rank brought less; ... in time */
+	int gone, drop;              /* the request has ended; the ranks are to hear of it */
 	uint32_t id_len;
 	char *id;
 	kvx_sload_part_t part[KVX_MAX_GROUPS];
@@ -105,8 +106,7 @@ struct kvx_scheduler {
 	kvx_sput_t *puts, **puts_end, *free_puts;
 	uint32_t load_count, put_count;
 	uint64_t load_number;
-	uint64_t *drops; /* [KVX_DROPS_MAX] */
-	uint32_t drop_count;
+	uint32_t drop_count; /* loads with `drop` */
 
 	kvc_key_t *keys;  /* [KVX_RUN_BLOCKS + 1]: of one put */
 	uint64_t *events; /* the same */
@@ -116,6 +116,7 @@ struct kvx_scheduler {
 	uint32_t fence_count;
 	kvx_bytes_t plan;
 	size_t promised; /* bytes the plan will need for what is already certain */
+	size_t offered;  /* and for the hits of this step that may be loaded yet */
 	int building;    /* the plan has been started */
 	int slow;        /* the daemon did not answer in time lately: plans do not wait for reservations */
 	uint32_t step;   /* number of the plan being made */
@@ -123,6 +124,7 @@ struct kvx_scheduler {
 	uint64_t plan_ns; /* when the last plan went out; 0: its step has been counted */
 	uint32_t prefill, prefill_sent;
 	int sync_loads, sync_sent;
+	int advanced, advanced_sent;
 	uint64_t step_ns; /* a recent step, smoothed */
 	uint64_t next_log_ns;
 };
@@ -181,7 +183,10 @@ void kvx_keys_view(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_r
 /* scheduler_load.c */
 /* Bytes of the LOAD record of that many units at most. */
 size_t kvx_load_bytes(const kvx_scheduler_t *scheduler, uint32_t units);
+/* 1: a load within this step has no answer yet. */
 int kvx_loads_unanswered(const kvx_scheduler_t *scheduler);
+/* 1: one is to be told yet. */
+int kvx_loads_wait(const kvx_scheduler_t *scheduler);
 void kvx_loads_tell(kvx_scheduler_t *scheduler, uint64_t now);
 void kvx_loads_keep(kvx_scheduler_t *scheduler, uint64_t now);
 void kvx_loads_close(kvx_scheduler_t *scheduler);
@@ -202,5 +207,7 @@ void kvx_puts_revoke_all(kvx_scheduler_t *scheduler);
 void kvx_puts_close(kvx_scheduler_t *scheduler);
 /* What is next to be saved, in tokens. */
 void kvx_request_next(const kvx_scheduler_t *scheduler, kvx_request_t *request);
+/* See again what of it is stored before more of it is saved. */
+void kvx_request_restart(kvx_request_t *request);
 
 #endif

@@ -1,11 +1,13 @@
 /* Loads: leased when the engine has given the blocks, told to the ranks in the step's plan, over when all ranks have said so.
  *
  * Once told, a load's leases live until every rank has reported, also when the request is gone: a rank reads them until then. Should a rank never
- * report, they are given back after a few times the ranks' own deadline.
+ * report, they are given back after a few times the ranks' own deadline. A load within a step is told in that step's plan whatever the daemon has
+ * said by then; one beside the steps when its lease is there.
  */
 #include "scheduler_impl.h"
 
-#define GIVE_UP 4u /* times load_ms */
+#define GIVE_UP  4u   /* times load_ms */
+#define LEASE_MS 100u /* a load beside the steps waits so long for its lease, plan after plan */
 
 static size_t padded(size_t len)
 {
@@ -147,7 +149,8 @@ static void add(kvx_scheduler_t *scheduler, kvx_sload_t *load, uint32_t units)
 	*scheduler->loads_end = load;
 	scheduler->loads_end = &load->next;
 	scheduler->load_count++;
-	scheduler->promised += kvx_load_bytes(scheduler, units);
+	load->bytes = kvx_load_bytes(scheduler, units);
+	scheduler->promised += load->bytes;
 }
 
 void kvx_scheduler_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_hit_t *hit)
@@ -209,7 +212,18 @@ static int is_pending(const kvx_sload_t *load)
 int kvx_loads_unanswered(const kvx_scheduler_t *scheduler)
 {
 	for (const kvx_sload_t *load = scheduler->loads; load; load = load->next) {
-		if (!load->sent && is_pending(load)) {
+		if (!load->sent && !(load->flags & KVX_PLAN_ASYNC) && is_pending(load)) {
+			return 1;
+		}
+	}
+
+	return 0;
+}
+
+int kvx_loads_wait(const kvx_scheduler_t *scheduler)
+{
+	for (const kvx_sload_t *load = scheduler->loads; load; load = load->next) {
+		if (!load->sent) {
 			return 1;
 		}
 	}
@@ -240,12 +254,34 @@ static uint32_t settle(kvx_scheduler_t *scheduler, kvx_sload_t *load, kvc_handle
 	return leased;
 }
 
+/* After the loads: the request may be gone in the very step that began to load for it. */
+static void tell_drops(kvx_scheduler_t *scheduler)
+{
+	for (kvx_sload_t *load = scheduler->loads; load && scheduler->drop_count; load = load->next) {
+		kvx_plan_drop_t *record;
+
+		if (!load->drop || !load->sent || !kvx_plan_room(scheduler, sizeof *record)) {
+			continue;
+		}
+		record = kvx_bytes_record(&scheduler->plan, KVX_RECORD_DROP, sizeof *record);
+		record->load = load->number;
+		load->drop = 0;
+		scheduler->drop_count--;
+	}
+}
+
+/* Nobody waits for it in this step, and the answer may come yet. */
+static int may_wait(const kvx_sload_t *load, uint64_t now)
+{
+	return (load->flags & KVX_PLAN_ASYNC) && now - load->asked_ns < LEASE_MS * KVX_MS && is_pending(load);
+}
+
 void kvx_loads_tell(kvx_scheduler_t *scheduler, uint64_t now)
 {
 	for (kvx_sload_t *load = scheduler->loads; load; load = load->next) {
 		kvc_handle_t handles[KVX_MAX_GROUPS];
 
-		if (load->sent) {
+		if (load->sent || (may_wait(load, now) && kvx_is_alive(scheduler))) {
 			continue;
 		}
 		if (settle(scheduler, load, handles) == 0) {
@@ -253,19 +289,11 @@ void kvx_loads_tell(kvx_scheduler_t *scheduler, uint64_t now)
 		}
 		tell(scheduler, load, NULL, handles);
 		load->sent = 1;
+		scheduler->promised -= load->bytes;
 		load->asked_ns = load->renewed_ns = now;
 	}
 
-	/* After the loads: the request may be gone in the very step that began to load for it. */
-	for (uint32_t i = 0; i < scheduler->drop_count; i++) {
-		kvx_plan_drop_t *record = NULL;
-
-		if (kvx_plan_room(scheduler, sizeof *record)) {
-			record = kvx_bytes_record(&scheduler->plan, KVX_RECORD_DROP, sizeof *record);
-			record->load = scheduler->drops[i];
-		}
-	}
-	scheduler->drop_count = 0;
+	tell_drops(scheduler);
 }
 
 void kvx_loads_drop(kvx_scheduler_t *scheduler, const kvx_request_t *request)
@@ -275,9 +303,8 @@ void kvx_loads_drop(kvx_scheduler_t *scheduler, const kvx_request_t *request)
 			continue;
 		}
 		load->gone = 1;
-		if ((load->flags & KVX_PLAN_ASYNC) && scheduler->drop_count < KVX_DROPS_MAX) {
-			scheduler->drops[scheduler->drop_count++] = load->number;
-		}
+		load->drop = (load->flags & KVX_PLAN_ASYNC) != 0;
+		scheduler->drop_count += (uint32_t)load->drop;
 	}
 }
 
@@ -296,6 +323,7 @@ static void destroy(kvx_scheduler_t *scheduler, kvx_sload_t **link)
 	kvx_sload_t *load = *link;
 
 	release(load);
+	scheduler->drop_count -= (uint32_t)load->drop;
 	*link = load->next;
 	if (scheduler->loads_end == &load->next) {
 		scheduler->loads_end = link;
@@ -316,6 +344,7 @@ static void fail(kvx_scheduler_t *scheduler, kvx_sload_t *load)
 	scheduler->stats.loads_failed += !load->gone;
 	if (request) {
 		request->failed = 1;
+		kvx_request_restart(request); /* a damaged block has been dropped meanwhile */
 		kvx_puts_revoke(scheduler, request, load->step);
 	}
 }

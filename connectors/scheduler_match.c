@@ -83,7 +83,12 @@ static int prepare(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t nu
 		}
 	}
 
-	return kvx_plan_room(scheduler, kvx_load_bytes(scheduler, units));
+	if (!kvx_plan_room(scheduler, kvx_load_bytes(scheduler, units))) {
+		return 0;
+	}
+	scheduler->offered += kvx_load_bytes(scheduler, units);
+
+	return 1;
 }
 
 typedef struct kvx_found {

@@ -15,14 +15,24 @@
 
 void kvx_request_next(const kvx_scheduler_t *scheduler, kvx_request_t *request)
 {
-	uint64_t next = UINT32_MAX;
+	uint64_t next = UINT32_MAX, to = 0;
 
 	for (uint32_t g = 0; g < scheduler->group_count; g++) {
-		const uint64_t at = (request->groups[g].asked + UINT64_C(1)) * scheduler->groups[g].block_tokens;
+		const uint64_t at = (uint64_t)request->groups[g].asked * scheduler->groups[g].block_tokens;
+		const uint64_t full = at + scheduler->groups[g].block_tokens;
 
-		next = at < next ? at : next;
+		next = full < next ? full : next;
+		to = at > to ? at : to;
 	}
 	request->next_at = (uint32_t)next;
+	request->asked_to = (uint32_t)to;
+}
+
+void kvx_request_restart(kvx_request_t *request)
+{
+	request->era = 0;
+	request->next_at = 0;
+	request->asked_to = 0;
 }
 
 /* ---- puts as objects --------------------------------------------------------------------------------------------------------- */
@@ -252,6 +262,7 @@ static void save(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t
 	}
 	kvx_keys_view(scheduler, ask, request, request->space, request->computed, &view);
 	if (view.n == 0) {
+		request->next_at = request->computed < scheduler->unit ? scheduler->unit : 0;
 		return;
 	}
 	if (request->era != scheduler->era) {
@@ -268,22 +279,28 @@ static void save(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t
 	kvx_request_next(scheduler, request);
 }
 
+/* Another daemon than the one that was asked: it may have lost what was saved. */
+static int is_forgotten(const kvx_scheduler_t *scheduler, const kvx_request_t *request)
+{
+	return request->era != scheduler->era && request->asked_to > 0;
+}
+
 void kvx_scheduler_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t computed, uint32_t prefill)
 {
 	kvx_request_t *request =
 		kvx_ask_is_sound(ask) ? kvx_requests_find(&scheduler->requests, ask->id, ask->id_len) : NULL;
 
 	scheduler->prefill += prefill;
+	scheduler->advanced = 1;
 	if (!request) {
 		return;
 	}
-	if (computed < request->computed) {
+	if (computed < request->asked_to) {
 		kvx_puts_revoke(scheduler, request, scheduler->step - 1u);
-		request->era = 0;
-		request->next_at = 0;
+		kvx_request_restart(request);
 	}
 	request->computed = computed;
-	if (computed >= request->next_at) {
+	if (computed >= request->next_at || is_forgotten(scheduler, request)) {
 		save(scheduler, ask, request);
 	}
 }
@@ -294,7 +311,11 @@ uint32_t kvx_scheduler_next(const kvx_scheduler_t *scheduler, const char *id, ui
 		(kvx_requests_t *)(uintptr_t)&scheduler->requests; /* it only remembers what was found */
 	const kvx_request_t *request = kvx_requests_find(requests, id, id_len);
 
-	return request ? request->next_at : UINT32_MAX;
+	if (!request) {
+		return UINT32_MAX;
+	}
+
+	return is_forgotten(scheduler, request) ? 0 : request->next_at;
 }
 
 /* ---- answers ----------------------------------------------------------------------------------------------------------------- */
@@ -314,7 +335,7 @@ static void refused(kvx_scheduler_t *scheduler, const kvx_sput_t *put, kvc_statu
 	scheduler->stats.save_busy += put->n;
 	ask_again(scheduler, put, put->from, now);
 	if (request && status != KVC_ERR_BUSY && status != KVC_ERR_FULL) {
-		request->era = 0; /* the parent is gone, or the daemon: see again what is there */
+		kvx_request_restart(request); /* the parent is gone, or the daemon: see again what is there */
 	}
 }
 

@@ -93,6 +93,9 @@ void kvx_worker_close(kvx_worker_t *worker)
 		return;
 	}
 
+	if (worker->started) {
+		kvx_worker_hand_later(worker, 1);
+	}
 	kvx_worker_stop(worker);
 	kvc_detach(worker->kvc);
 	free_jobs(worker->loads);

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-#define IMPORT_NS UINT64_C(20000000) /* longest wait for the transfer thread to import a put */
+#define IMPORT_NS UINT64_C(20000000) /* longest wait for the transfer thread to look at new puts */
 #define SPINS     2000u
 #define NAP_NS    UINT64_C(200000)
 
@@ -27,11 +27,9 @@ void kvx_fence_add(kvx_worker_t *worker, const uint32_t *ids, uint32_t n)
 	}
 }
 
-/* The put is in this process, or will not be. */
+/* The put is in this process. Not now: the daemon has to say something first. */
 static int wait_imported(kvx_worker_t *worker, kvx_wsave_t *save)
 {
-	const uint64_t until = kvx_worker_now() + IMPORT_NS;
-
 	for (uint32_t spins = 0; atomic_load(&save->imported) == KVC_PENDING; spins++) {
 		const uint32_t seen = kvx_gate_seen(&worker->progress);
 
@@ -39,7 +37,7 @@ static int wait_imported(kvx_worker_t *worker, kvx_wsave_t *save)
 			kvx_pause();
 			continue;
 		}
-		if (kvx_worker_now() >= until) {
+		if (kvx_worker_now() >= worker->fence_until) {
 			return 0;
 		}
 		if (atomic_load(&save->imported) == KVC_PENDING) {
@@ -85,6 +83,7 @@ void kvx_fence_end(kvx_worker_t *worker)
 		return;
 	}
 
+	worker->fence_until = start + IMPORT_NS;
 	for (kvx_wjob_t *job = worker->saves; job; job = job->next) {
 		if (!atomic_load(&job->over)) {
 			save_fenced(worker, (kvx_wsave_t *)job);

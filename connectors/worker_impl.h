@@ -28,8 +28,9 @@
 #define KVX_WORKER_MOVES   32u          /* blocks a batch */
 #define KVX_WORKER_BATCH   (256u << 10) /* bytes a batch */
 #define KVX_WORKER_THREADS 16u
-#define KVX_WORKER_STEPS   8u  /* plans with a failed load that are remembered */
-#define KVX_WORKER_LOST    64u /* ids of loads there was no memory for */
+#define KVX_WORKER_STEPS   8u                           /* plans with a failed load that are remembered */
+#define KVX_WORKER_LOST    64u                          /* ids of loads there was no memory for */
+#define KVX_ERR_FAULT      ((kvc_status_t)KV_ERR_FAULT) /* a slab this process has not heard of yet */
 #define KVX_NS_A_MS        UINT64_C(1000000)
 
 /* ---- waiting (worker_wait.c) ------------------------------------------------------------------------------------------------- */
@@ -135,6 +136,7 @@ typedef struct kvx_wload {
 	uint32_t space, flags, parts, id_len;
 	int imported;
 	int failed;   /* errors() has been told its blocks */
+	int gone;     /* dropped: nobody asks for its blocks */
 	int reported; /* only finished() has still to name it */
 	uint64_t begin_ns, deadline_ns, end_ns;
 	_Atomic uint32_t go;     /* copying may begin */
@@ -172,13 +174,14 @@ typedef struct kvx_wsave {
 	uint32_t space, n;
 	uint64_t begin_ns;
 	kvc_put_t *put;           /* written by the transfer thread before `imported` is OK */
-	_Atomic int32_t imported; /* PENDING, OK, or why not */
+	_Atomic int32_t imported; /* PENDING: not looked at; BUSY: waits for the daemon; OK; or why not */
 	_Atomic uint32_t closed;  /* the put must not be touched any more */
 	_Atomic uint32_t active;  /* copiers inside */
 	_Atomic uint32_t dropped; /* not all will be saved */
 	uint32_t step;            /* the plan that computes its last block */
 	uint32_t ended;           /* blocks [0, ended) are handed in */
 	uint32_t at;              /* blocks [0, at) are done */
+	uint64_t stuck_ns;        /* since when it waits for the daemon; 0: it does not */
 	const kvk_layout_t *layout;
 	uint32_t *ids;           /* [n] */
 	_Atomic uint8_t state[]; /* [n] kvx_mark_t */
@@ -233,6 +236,13 @@ typedef struct kvx_wtest {
 } kvx_wtest_t;
 void kvx_wtest_step(kvx_worker_t *worker, uint64_t now);
 void kvx_wtest_fini(kvx_worker_t *worker);
+
+/* How far the engine's cache has been touched. */
+typedef struct kvx_wprefault {
+	uint32_t group; /* index */
+	uint32_t layer;
+	size_t at; /* bytes of the layer */
+} kvx_wprefault_t;
 
 /* ---- the worker -------------------------------------------------------------------------------------------------------------- */
 
@@ -310,6 +320,7 @@ struct kvx_worker {
 	uint32_t failed_count;
 	uint64_t *fence; /* bit a block: is about to be reused */
 	uint32_t fence_count;
+	uint64_t fence_until; /* no longer is the transfer thread waited for */
 	kvx_lost_t *lost;
 	uint32_t lost_count;
 	kvx_bytes_t report[2];
@@ -327,6 +338,7 @@ struct kvx_worker {
 	uint32_t space_top; /* numbers below it may be in use */
 	kvx_scratch_t transfer_scratch;
 	kvx_wtest_t test;
+	kvx_wprefault_t prefaulted;
 	uint64_t polled_ns;
 	int waiting; /* a load waits for the daemon: sleep briefly */
 };
@@ -359,6 +371,10 @@ void kvx_worker_acknowledged(kvx_worker_t *worker);
 /* Hand over; 0: the queue is full. */
 int kvx_worker_hand(kvx_worker_t *worker, kvx_wjob_t *job);
 
+/* worker_plan.c */
+/* The saves that wait for the end of the step: go on with them, or give them up in good order. */
+void kvx_worker_hand_later(kvx_worker_t *worker, int drop);
+
 /* worker_space.c */
 void kvx_wspace_adopt(kvx_worker_t *worker, kvx_wadapter_t *adapter);
 void kvx_wspaces_step(kvx_worker_t *worker, uint64_t now);
@@ -366,7 +382,7 @@ void kvx_wspaces_close(kvx_worker_t *worker);
 /* OK with the space, PENDING while it is being opened, else why there is none. */
 kvc_status_t kvx_wspace_get(kvx_worker_t *worker, uint32_t number, uint64_t now, const kvx_wspace_t **p_space);
 /* No daemon, or it has not beaten for 50 ms. */
-int kvx_wspace_silent(const kvx_worker_t *worker, uint32_t number);
+int kvx_wspace_silent(const kvx_worker_t *worker);
 
 /* worker_crew.c */
 /* Until the worker stops. */
@@ -385,6 +401,7 @@ void kvx_worker_fail_block(kvx_worker_t *worker, uint32_t id);
 void kvx_worker_fail_record(kvx_worker_t *worker, const kvx_plan_load_t *record);
 
 /* worker_prefault.c */
-void kvx_prefault_step(kvx_worker_t *worker);
+/* A little of it; 0: there is nothing to do. */
+int kvx_prefault_step(kvx_worker_t *worker);
 
 #endif

@@ -125,7 +125,7 @@ static void watch(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
 			worker->waiting = 1;
 			if (rest < 0) {
 				kvx_wload_close(worker, load, rest);
-			} else if (kvx_wspace_silent(worker, load->space)) {
+			} else if (kvx_wspace_silent(worker)) {
 				kvx_wload_close(worker, load, KVC_ERR_DAEMON_STALE);
 			}
 		}
@@ -161,6 +161,9 @@ static void keep_going(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
 		status = import(worker, load, now);
 		if (status == KVC_PENDING) {
 			worker->waiting = 1;
+			if (kvx_wspace_silent(worker)) {
+				kvx_wload_close(worker, load, KVC_ERR_DAEMON_STALE);
+			}
 		} else if (status != KVC_OK) {
 			kvx_wload_close(worker, load, status);
 		}
@@ -172,7 +175,7 @@ static void keep_going(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
 			continue;
 		}
 		status = look(worker, part);
-		if (status < 0 && status != (kvc_status_t)KV_ERR_FAULT) {
+		if (status < 0 && status != KVX_ERR_FAULT) {
 			kvx_wload_close(worker, load, status);
 		}
 	}

@@ -59,7 +59,7 @@ static void begin_save(kvx_worker_t *worker, const kvx_plan_save_t *record)
 	}
 }
 
-static void hand_later(kvx_worker_t *worker, int drop)
+void kvx_worker_hand_later(kvx_worker_t *worker, int drop)
 {
 	kvx_wjob_t *next;
 
@@ -110,6 +110,7 @@ static void drop_load(kvx_worker_t *worker, uint64_t id)
 		kvx_wload_t *load = (kvx_wload_t *)job;
 
 		if (load->id == id) {
+			load->gone = 1;
 			atomic_store(&load->cancel, 1u);
 			kvx_worker_wake(worker);
 		}
@@ -209,7 +210,7 @@ void kvx_worker_begin(kvx_worker_t *worker, const void *plan, size_t len)
 
 	kvx_worker_reap(worker);
 	cancel_left(worker);
-	hand_later(worker, 1); /* their step has not come to its end */
+	kvx_worker_hand_later(worker, 1); /* their step has not come to its end */
 	if (len == 0) {
 		return;
 	}
@@ -255,5 +256,5 @@ void kvx_worker_load(kvx_worker_t *worker)
 
 void kvx_worker_end(kvx_worker_t *worker)
 {
-	hand_later(worker, 0);
+	kvx_worker_hand_later(worker, 0);
 }

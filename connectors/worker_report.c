@@ -22,7 +22,7 @@ void kvx_worker_fail_block(kvx_worker_t *worker, uint32_t id)
 
 void kvx_worker_fail_load(kvx_worker_t *worker, kvx_wload_t *load)
 {
-	if (load->failed || atomic_load(&load->cause) == KVC_OK) {
+	if (load->failed || load->gone || atomic_load(&load->cause) == KVC_OK) {
 		return;
 	}
 	load->failed = 1;

@@ -9,8 +9,8 @@
 #include <string.h>
 
 #define HAND_IN   (4u << 20) /* bytes copied before they are handed in: the daemon works while the rest is copied */
-#define FAULT_MS  500u       /* for a slab this process has not heard of yet */
-#define IMPORT_MS 2000u      /* for the space to be opened */
+#define STUCK_NS  UINT64_C(1000000000) /* for staging, or a slab this process has not heard of yet */
+#define IMPORT_MS 2000u                /* for the space to be opened */
 
 /* ---- making one (engine's thread) -------------------------------------------------------------------------------------------- */
 
@@ -117,13 +117,19 @@ static kvc_status_t copy_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t
 	return status == KVC_ALREADY ? KVC_OK : status;
 }
 
-/* FAULT leaves the block as it was. */
+/* The daemon has to say something first: nothing is lost by waiting for it. */
+static int is_stuck(kvc_status_t status)
+{
+	return status == KVX_ERR_FAULT || status == KVC_ERR_BUSY;
+}
+
+/* What is stuck stays as it was. */
 static kvc_status_t copy_claimed(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, kvx_scratch_t *scratch)
 {
 	const uint64_t start = kvx_worker_now();
 	const kvc_status_t status = copy_block(worker, save, i, scratch);
 
-	if (status == (kvc_status_t)KV_ERR_FAULT) {
+	if (is_stuck(status)) {
 		atomic_store(&save->state[i], KVX_MARK_WAITING);
 	} else {
 		unmark(worker, save, i, status == KVC_OK ? KVX_MARK_DONE : KVX_MARK_DROPPED);
@@ -163,23 +169,21 @@ void kvx_wsave_drop(kvx_worker_t *worker, kvx_wsave_t *save)
 
 /* ---- the transfer thread ----------------------------------------------------------------------------------------------------- */
 
-/* PENDING: the space is not open yet. */
+/* BUSY: the space is not open yet, or there is no staging now. */
 static kvc_status_t import(kvx_worker_t *worker, kvx_wsave_t *save, uint64_t now)
 {
 	const kvx_wspace_t *space = NULL;
 	kvc_status_t status = kvx_wspace_get(worker, save->space, now, &space);
 
-	if (status == KVC_PENDING && now - save->begin_ns > IMPORT_MS * KVX_NS_A_MS) {
-		status = KVC_ERR_TIMEOUT;
-	}
 	if (status == KVC_OK) {
 		save->layout = &space->layout;
 		status = kvc_put_import(space->space, &save->handle, &worker->range, &save->put);
 	}
-	if (status != KVC_PENDING && status != KVC_ERR_BUSY) {
-		atomic_store(&save->imported, status);
-		kvx_gate_open(&worker->progress);
+	if (status == KVC_PENDING || status == KVC_ERR_BUSY) {
+		status = now - save->begin_ns > IMPORT_MS * KVX_NS_A_MS ? KVC_ERR_TIMEOUT : KVC_ERR_BUSY;
 	}
+	atomic_store(&save->imported, status);
+	kvx_gate_open(&worker->progress);
 
 	return status;
 }
@@ -198,7 +202,7 @@ static kvc_status_t hand_in(const kvx_worker_t *worker, kvx_wsave_t *save, int a
 		save->ended = save->at;
 	}
 
-	return status == KVC_ERR_BUSY && !all ? KVC_OK : status;
+	return status;
 }
 
 /* Nobody copies into the put any more, and it is given back. */
@@ -219,7 +223,7 @@ static int let_go(kvx_worker_t *worker, kvx_wsave_t *save)
 	return 1;
 }
 
-/* Copy up to a batch, skip what the fences have done. FAULT: not now. */
+/* Copy up to a batch, skip what the fences have done. */
 static kvc_status_t copy_some(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t *p_moved)
 {
 	kvc_status_t status = KVC_OK;
@@ -230,7 +234,7 @@ static kvc_status_t copy_some(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t 
 
 		if (state == KVX_MARK_WAITING && claim(save, save->at)) {
 			status = copy_claimed(worker, save, save->at, &worker->transfer_scratch);
-			moved++;
+			moved += status == KVC_OK;
 		} else if (state == KVX_MARK_DONE) {
 			save->at++;
 		} else if (state == KVX_MARK_DROPPED) {
@@ -244,41 +248,55 @@ static kvc_status_t copy_some(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t 
 	return status;
 }
 
+/* 1: wait on; 0: for too long now. */
+static int wait_on(kvx_worker_t *worker, kvx_wsave_t *save, uint64_t now)
+{
+	save->stuck_ns = save->stuck_ns ? save->stuck_ns : now;
+	worker->waiting = 1;
+
+	return now - save->stuck_ns < STUCK_NS;
+}
+
+/* Copy a batch and hand in. OK: going on. */
+static kvc_status_t go_on(kvx_worker_t *worker, kvx_wsave_t *save, uint64_t now, uint32_t *p_moved)
+{
+	const uint32_t at = save->at, ended = save->ended;
+	kvc_status_t status = copy_some(worker, save, p_moved);
+	kvc_status_t handed = hand_in(worker, save, save->at == save->n || status != KVC_OK);
+
+	if (save->at > at || save->ended > ended) {
+		save->stuck_ns = 0;
+	}
+	if (handed != KVC_OK && !is_stuck(handed)) {
+		return handed;
+	}
+	if ((is_stuck(status) || is_stuck(handed)) && !wait_on(worker, save, now)) {
+		return KVC_ERR_TIMEOUT;
+	}
+
+	return is_stuck(status) ? KVC_OK : status;
+}
+
 int kvx_wsave_step(kvx_worker_t *worker, kvx_wsave_t *save, uint64_t now, uint32_t *p_moved)
 {
 	kvc_status_t status = (kvc_status_t)atomic_load(&save->imported);
 
 	if (atomic_load(&worker->stop)) {
 		atomic_store(&save->dropped, 1u);
-		return let_go(worker, save);
 	}
-	if (status == KVC_PENDING) {
+	if (status == KVC_PENDING || status == KVC_ERR_BUSY) {
 		status = import(worker, save, now);
-		if (status == KVC_PENDING || status == KVC_ERR_BUSY) {
+		if (status == KVC_ERR_BUSY && !atomic_load(&worker->stop)) {
 			worker->waiting = 1;
 			return 0;
 		}
-	}
-	if (status == KVC_OK && !p_moved) {
-		return 0;
 	}
 	if (status == KVC_OK && !atomic_load(&save->dropped)) {
-		status = copy_some(worker, save, p_moved);
-		if (status == (kvc_status_t)KV_ERR_FAULT && now - save->begin_ns < FAULT_MS * KVX_NS_A_MS) {
-			worker->waiting = 1;
+		if (!p_moved) {
 			return 0;
 		}
+		status = go_on(worker, save, now, p_moved);
 	}
-	if (save->put && save->at > save->ended) {
-		const kvc_status_t handed = hand_in(worker, save, save->at == save->n || status != KVC_OK);
-
-		status = status == KVC_OK ? handed : status;
-	}
-	if (status == KVC_ERR_BUSY && save->at == save->n) {
-		worker->waiting = 1; /* too much in flight: hand in later */
-		return 0;
-	}
-
 	if (status != KVC_OK) {
 		atomic_store(&save->dropped, 1u);
 	}

@@ -186,7 +186,7 @@ static kvc_status_t putting(kvx_worker_t *worker)
 	}
 	if (!test->handed_in && kvc_put_n(test->put) > 0) {
 		status = store(test);
-		if (status != KVC_OK && status != (kvc_status_t)KV_ERR_FAULT) {
+		if (status != KVC_OK && status != KVX_ERR_FAULT) {
 			return status;
 		}
 		test->handed_in = status == KVC_OK;
@@ -207,7 +207,7 @@ static kvc_status_t fetch(kvx_wtest_t *test)
 	if (status == KVC_OK) {
 		status = kvc_lease_block(test->lease, 0, &data, &leaves);
 	}
-	if (status == (kvc_status_t)KV_ERR_FAULT) {
+	if (status == KVX_ERR_FAULT) {
 		return KVC_PENDING;
 	}
 	if (status == KVC_OK) {

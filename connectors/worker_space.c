@@ -115,16 +115,19 @@ void kvx_wspaces_close(kvx_worker_t *worker)
 	}
 }
 
-int kvx_wspace_silent(const kvx_worker_t *worker, uint32_t number)
+int kvx_wspace_silent(const kvx_worker_t *worker)
 {
 	static const kvc_key_t any;
-	const kvc_space_t *space = worker->spaces[number].space;
+	const kvx_wspace_t *base = &worker->spaces[0];
 	kvc_match_t match;
 
-	if (!space || kvc_incarnation(worker->kvc) == 0) {
+	if (kvc_incarnation(worker->kvc) == 0) {
 		return 1;
 	}
-	kvc_match(space, &any, 1, &match);
+	if (!base->known) {
+		return 0;
+	}
+	kvc_match(base->space, &any, 1, &match);
 
 	return match.why == KV_WHY_DAEMON_STALE || match.why == KV_WHY_NO_DAEMON;
 }

@@ -248,6 +248,9 @@ static void *transfer(void *arg)
 		if (spin(worker, seen, idle_since)) {
 			continue;
 		}
+		if (!worker->run && kvx_prefault_step(worker)) {
+			continue;
+		}
 		sleep_for(worker, seen, longest_sleep(worker, nap));
 		nap = worker->waiting && nap < NAP_MAX_NS ? nap * 2 : NAP_NS;
 	}

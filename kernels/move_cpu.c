@@ -169,7 +169,8 @@ static int move_page(const mover_t *m, const kvk_move_t *move, place_t at, const
 static int move_block(const mover_t *m, const kvk_move_t *move, uint32_t more)
 {
 	const uint32_t pages = m->paged->layers * m->paged->heads;
-	const int by_token = m->direction == GATHER && m->paged->kind == KVK_PAGED_KV_TOKEN_HEAD;
+	const int strewn = m->paged->kind == KVK_PAGED_KV_TOKEN_HEAD || m->paged->kind == KVK_PAGED_TOKEN_HEAD_KV;
+	const int by_token = m->direction == GATHER && strewn;
 	const uint32_t ahead = by_token ? m->paged->heads : 1;
 	int right = 1;
 

@@ -33,11 +33,22 @@ kvk_rows_t kvk_paged_rows(const kvk_paged_t *paged, uint32_t head)
 	const size_t tokens = paged->block_tokens;
 	const size_t heads = paged->heads;
 
-	if (paged->kind == KVK_PAGED_HEAD_TOKEN_KV) {
-		/* [head][token][k | v] */
-		const size_t page = head * tokens * (k + v);
+	const size_t page = head * tokens * (k + v);
 
+	switch (paged->kind) {
+	case KVK_PAGED_HEAD_TOKEN_KV:
+		/* [head][token][k | v] */
 		return (kvk_rows_t){.k = {page, k + v}, .v = {page + k, k + v}};
+	case KVK_PAGED_TOKEN_HEAD_KV:
+		/* [token][head][k | v] */
+		return (kvk_rows_t){.k = {head * (k + v), heads * (k + v)}, .v = {head * (k + v) + k, heads * (k + v)}};
+	case KVK_PAGED_KV_HEAD_TOKEN:
+		/* K [head][token][k], then V [head][token][v] */
+		return (kvk_rows_t){.k = {head * tokens * k, k}, .v = {heads * tokens * k + head * tokens * v, v}};
+	case KVK_PAGED_KV_TOKEN_HEAD:
+	case KVK_PAGED_OPAQUE:
+	case KVK_PAGED_KIND_COUNT:
+		break;
 	}
 
 	/* K [token][head][k], then V [token][head][v] */

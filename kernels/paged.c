@@ -52,7 +52,7 @@ kv_status_t kvk_paged_check(const kvk_paged_t *paged, const kvk_layout_t *layout
 	if (status != KV_OK) {
 		return status;
 	}
-	if ((unsigned)paged->kind > KVK_PAGED_OPAQUE) {
+	if ((unsigned)paged->kind >= KVK_PAGED_KIND_COUNT) {
 		return refuse(p_why, "the kind of paged cache is not known");
 	}
 	if ((paged->kind == KVK_PAGED_OPAQUE) != (layout->inner == KVK_INNER_OPAQUE)) {

@@ -10,11 +10,17 @@
  * Non-blocking: every *_start call returns at once; kvc_poll() moves things on; the object's state says how far it
  * is. Blocking forms take a timeout. After the daemon has died or restarted, calls answer KVC_ERR_UNREACHABLE,
  * KVC_ERR_CLOSED or a miss at once; kvc_poll() (and any call) re-attaches by itself, and every lease and put of before
- * is over (KVC_ERR_REVOKED). A daemon that is stopped is a miss after 50 ms and KVC_ERR_DAEMON_STALE after a second.
+ * is over (a lease KVC_ERR_REVOKED, a put's result KVC_ERR_CLOSED). A daemon that is stopped is a miss after 50 ms and
+ * KVC_ERR_DAEMON_STALE after a second. kvc_poll() alone drives everything: kvc_lease_state(), kvc_lease_ready(),
+ * kvc_lease_rest(), kvc_put_export() and kvc_put_get_result() say how far it is and never wait.
  *
- * Threads. A kvc_t and everything made from it belong to one thread at a time, except kvc_match(), kvc_keys_*() and
- * kvc_lease_read(), which any thread may call while no other thread closes the object. Ownership: what a function
- * returns through **p is the caller's until the matching free.
+ * Threads. A kvc_t and everything made from it belong to one thread at a time: its owner, who polls. Any thread may,
+ * beside the owner and beside each other, call
+ *   kvc_match(), kvc_match_lazy(), kvc_chain_*(), kvc_keys_of(), kvc_key_bind(), kvc_space_groups(), kvc_group_range()
+ *   kvc_lease_state(), _n(), _skip(), _ready(), _rest(), _block(), _read()      once the owner has seen the lease OK
+ *   kvc_put_block(), _write(), _digests()     once the owner has seen the put granted; each block by one thread at a time
+ * while nobody frees the object. kvc_put_end() of a block comes after its writes, by whatever the threads order
+ * themselves with. Ownership: what a function returns through **p is the caller's until the matching free.
  * ABI. Structs the caller fills start with struct_size: set it to sizeof. Fields are only ever appended.
  */
 #ifndef KVC_H
@@ -61,9 +67,11 @@ enum {
 	KVC_ERR_EXPIRED = -23,
 	KVC_ERR_REVOKED = -24,
 	KVC_ERR_CORRUPT = -25,
+	KVC_ERR_FAULT = -26,
 	KVC_ERR_UNREACHABLE = -33,
 	KVC_ERR_DAEMON_STALE = -34,
-	KVC_ERR_CLOSED = -35
+	KVC_ERR_CLOSED = -35,
+	KVC_ERR_LIMIT = -37
 };
 KVC_API const char *kvc_status_name(kvc_status_t status);
 KVC_API const char *kvc_status_text(kvc_status_t status);
@@ -82,10 +90,12 @@ typedef struct kvc_config {
 	uint32_t secret_len;
 	uint32_t role; /* KVC_ROLE_* */
 	uint32_t rank;
-	const char *program;     /* shown by kvctl; NULL: the process name */
-	uint32_t timeout_ms;     /* of blocking calls without one of their own; 0: 5000 */
-	uint32_t spin_us;        /* busy-wait this long for a reply before sleeping; 0: 200; UINT32_MAX: never spin */
-	uint32_t staging_blocks; /* largest put in blocks the staging is sized for; 0: 8192 */
+	const char *program; /* shown by kvctl; NULL: the process name */
+	uint32_t timeout_ms; /* of blocking calls without one of their own; 0: 5000 */
+	uint32_t spin_us;    /* busy-wait this long for a reply before sleeping; 0: 200; UINT32_MAX: never spin */
+	/* The staging holds the leaf digests of this many blocks of 256 leaves each; 0: 8192. A block of more leaves
+	 * (kvc_space_info_t: heads x leaves, of this rank's share) takes the room of several. */
+	uint32_t staging_blocks;
 	int lazy; /* 1: kvc_attach succeeds without a daemon and attaches later; 2: nor does it wait for a slow one */
 	int observe; /* 1: do not join an instance: documents and explain only, kvc_match() answers a miss (operators' tools) */
 } kvc_config_t;
@@ -99,8 +109,11 @@ KVC_API int kvc_fd(const kvc_t *kvc);
 /* Handle what has arrived, expire time-outs, re-attach when due; wait up to timeout_ms for something to arrive (0:
  * do not wait). OK, or KVC_ERR_CLOSED / KVC_ERR_UNREACHABLE while detached. */
 KVC_API kvc_status_t kvc_poll(kvc_t *kvc, uint32_t timeout_ms);
-/* The same in microseconds, for callers that spin. */
+/* The same in microseconds. A caller that spins passes 0. */
 KVC_API kvc_status_t kvc_poll_us(kvc_t *kvc, uint32_t timeout_us);
+/* For idle times: bring up to `bytes` more of the memory the daemon lends into this process's page table, so that who
+ * reads or writes there later does not pay for it. Returns how many it was; 0: all of it is there. */
+KVC_API uint64_t kvc_touch(kvc_t *kvc, uint64_t bytes);
 /* Incarnation of the daemon attached to; 0: detached. */
 KVC_API uint64_t kvc_incarnation(const kvc_t *kvc);
 /* Why the last call on this thread failed, as a sentence; never NULL. */
@@ -170,7 +183,8 @@ KVC_API kvc_status_t kvc_keys_of(const kvc_space_t *space, const kvc_prompt_t *p
 /* Key of an engine's own hash (16..60 bytes), bound to the space. */
 KVC_API kvc_status_t kvc_key_bind(const kvc_space_t *space, const void *hash, uint32_t len, kvc_key_t *key);
 
-/* Keys that are made when they are looked at: of unit i, counted from 0. Called for few of them and in no order, on the calling thread only. */
+/* Keys that are made when they are looked at: of unit i, counted from 0. Called in no order, on the calling thread and
+ * within the call only; a match asks for about 3 log4(n) of them, each once. */
 typedef struct kvc_key_source {
 	void (*key)(void *ctx, uint32_t i, kvc_key_t *key);
 	void *ctx;
@@ -190,15 +204,16 @@ typedef struct kvc_group_info {
 } kvc_group_info_t;
 /* Up to cap of them, ascending; returns how many there are. */
 KVC_API uint32_t kvc_space_groups(const kvc_space_t *space, kvc_group_info_t *groups, uint32_t cap);
-/* First block of the group that a sequence continuing after n units needs, and one past the last. Equal: none. */
+/* First block of the group that a sequence continuing after n units needs, and one past the last. Equal: none (no such
+ * group; n = 0; a state that n units end in the middle of). */
 KVC_API void kvc_group_range(const kvc_space_t *space, uint32_t group, uint32_t n, uint32_t *p_first, uint32_t *p_end);
 
 /* ---- match ------------------------------------------------------------------------------------------------------- */
 
 typedef struct kvc_match {
-	uint32_t n;      /* longest prefix in any tier, in keys */
-	uint32_t n_cpu;  /* longest prefix in CPU memory */
-	uint32_t why;    /* kv_miss_reason_t of key n; 0: all there */
+	uint32_t n;     /* longest prefix in any tier, in units (of one key each) */
+	uint32_t n_cpu; /* longest prefix in CPU memory */
+	uint32_t why;   /* kv_miss_reason_t of unit n; 0: all there, or all of it that ends in a block of every group */
 	uint32_t probes; /* cache lines looked at */
 } kvc_match_t;
 
@@ -206,8 +221,9 @@ typedef struct kvc_match {
  * daemon it is a miss with its reason. */
 KVC_API void kvc_match(const kvc_space_t *space, const kvc_key_t *keys, uint32_t n, kvc_match_t *match);
 
-/* The same for keys made on demand, and for spaces with several groups: the largest n that every group can serve (of groups that are not `full` a
- * bounded number of places is tried). n_cpu: the same counting blocks in CPU memory only. */
+/* The same for keys made on demand. In a space of several groups both answer the largest n that every group can serve:
+ * a multiple of all their blocks; of groups that are not `full` the 128 nearest lengths below the full groups' answer
+ * that may do are tried. n_cpu: the same counting blocks in CPU memory only. */
 KVC_API void kvc_match_lazy(const kvc_space_t *space, const kvc_key_source_t *source, uint32_t n, kvc_match_t *match);
 
 /* ---- leases ------------------------------------------------------------------------------------------------------ */
@@ -221,8 +237,9 @@ KVC_API kvc_status_t kvc_acquire_start(kvc_space_t *space, const kvc_key_t *keys
  * *p_lease is then NULL. */
 KVC_API kvc_status_t kvc_acquire(kvc_space_t *space, const kvc_key_t *keys, uint32_t n, uint32_t skip, uint32_t ttl_ms,
 				 kvc_lease_t **p_lease);
-/* A lease on one group's blocks, keys made on demand. Blocks are counted in the group: [skip, n units in blocks). Of a `full` group as
- * kvc_acquire_start(); of the others exactly these blocks or MISS. */
+/* A lease on one group's blocks, keys made on demand. Blocks are counted in the group: [skip, n units in blocks). Of a
+ * `full` group as kvc_acquire_start(); of the others exactly these blocks or MISS (which ones are needed:
+ * kvc_group_range()). kvc_acquire_*() lease of the first group. */
 typedef struct kvc_want {
 	size_t struct_size;
 	uint32_t group;
@@ -268,15 +285,16 @@ typedef struct kvc_put_options {
 	size_t struct_size;
 	int durable;                  /* a durable acknowledgement is wanted */
 	const uint64_t *event_hashes; /* [n], parallel to keys (the first `from` are not read), or NULL */
-	const uint32_t *
-		tokens; /* [n x block_tokens], from the prompt's start likewise, or NULL: events then carry no token ids */
-	const kvc_writer_t
-		*writers; /* NULL: this member writes all; else who writes what, this member found by its rank */
+	const uint32_t *tokens;       /* [n x block_tokens], likewise, or NULL: events then carry no token ids */
+	/* NULL: this member writes all. Else who writes what, this member found by its rank; one whose role is
+	 * KVC_ROLE_SCHEDULER is none of them. Who writes nothing takes no staging: kvc_put_export() and let others write. */
+	const kvc_writer_t *writers;
 	uint32_t writer_count;
 	const void *const *blocks; /* kvc_put() only: n - from blocks of block_bytes each */
-	uint32_t group;
-	uint32_t
-		base; /* keys, event_hashes and tokens start with block `base` (<= from, and < from where from has a parent) */
+	uint32_t group;            /* blocks, keys and tokens are this group's */
+	/* keys, event_hashes and tokens start with block `base` (<= from, and < from in a `full` group unless from is 0).
+	 * Blocks of other groups have no parent: base = from will do, and any keys may stand beside each other. */
+	uint32_t base;
 } kvc_put_options_t;
 
 /* Reserve slots for keys[from .. n) of a prefix; keys[0 .. from) are its ancestors (the parent is keys[from - 1]).
@@ -287,17 +305,18 @@ KVC_API kvc_status_t kvc_put_start(kvc_space_t *space, const kvc_key_t *keys, ui
 KVC_API kvc_status_t kvc_put_ready(kvc_put_t *put, uint32_t timeout_ms);
 /* Blocks granted, from the first; may be fewer than asked (BUSY). */
 KVC_API uint32_t kvc_put_n(const kvc_put_t *put);
-/* Memory of block i to be filled. KVC_ALREADY: visible already, nothing to do. */
+/* Memory of block i to be filled. KVC_ALREADY: visible already, nothing to do. p_data NULL: just ask which. */
 KVC_API kvc_status_t kvc_put_block(const kvc_put_t *put, uint32_t i, void **p_data);
 /* Copy block i in and digest it in the same pass (OK for ALREADY blocks: nothing is copied). */
 KVC_API kvc_status_t kvc_put_write(kvc_put_t *put, uint32_t i, const void *src);
 /* For callers that filled the memory themselves: the leaf digests of block i, [heads][leaves] of this rank's range,
- * copied. */
+ * copied. KVC_ERR_BUSY from here and kvc_put_write(): see kvc_put_import(). */
 KVC_API kvc_status_t kvc_put_digests(kvc_put_t *put, uint32_t i, const uint64_t *leaves);
-/* Blocks [first, first + count) are filled by this rank: hand them in. Does not wait. */
+/* Blocks [first, first + count) are filled by this rank: hand them in, each once. Does not wait. */
 KVC_API kvc_status_t kvc_put_end(kvc_put_t *put, uint32_t first, uint32_t count);
 typedef struct kvc_put_result {
-	kvc_status_t status;         /* PENDING until PUT_DONE has come */
+	/* PENDING until PUT_DONE has come. REVOKED: a member gave it up or died. CLOSED: the daemon or the session has gone. */
+	kvc_status_t status;
 	uint32_t visible;            /* blocks from the put's first that are visible */
 	kvc_status_t durable_status; /* PENDING until DURABLE has come; MISS when not asked for */
 	uint32_t durable;            /* blocks from the root that are durable */
@@ -305,7 +324,8 @@ typedef struct kvc_put_result {
 KVC_API void kvc_put_get_result(const kvc_put_t *put, kvc_put_result_t *result);
 /* Wait until PUT_DONE (or DURABLE too, when asked for and `durable` is 1). */
 KVC_API kvc_status_t kvc_put_wait(kvc_put_t *put, int durable, uint32_t timeout_ms);
-/* Free the handle; an unfinished put is revoked. */
+/* Free the handle; an unfinished put is revoked. So is one of which this is a view, unless all blocks of its range have
+ * been handed in. */
 KVC_API void kvc_put_free(kvc_put_t *put);
 /* Start, write all of options->blocks, end and wait: one call for simple callers. *p_visible counts from keys[from]. */
 KVC_API kvc_status_t kvc_put(kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint32_t n,
@@ -318,14 +338,23 @@ typedef struct kvc_handle {
 	uint64_t incarnation, id, offset;
 	uint32_t kind, first, n, reserved;
 } kvc_handle_t;
+/* Does not wait: PENDING as long as the answer has not come. */
 KVC_API kvc_status_t kvc_lease_export(const kvc_lease_t *lease, kvc_handle_t *handle);
-/* A view of another member's lease: kvc_lease_read(), _block(), _wait() and _bad() work, kvc_release() frees the
- * view only. KVC_ERR_REVOKED: of another incarnation. The taker keeps its lease until all members have read. A read
- * that answers ERR_FAULT names a slab this member has not heard of yet: kvc_poll() and read again. */
+/* A view of another member's lease: kvc_lease_read(), _block(), _wait(), _rest() and _bad() work, kvc_release() frees
+ * the view only. KVC_ERR_REVOKED: of another incarnation; the two members have not both re-attached yet. KVC_ERR_ARG: no
+ * handle of a lease of this instance and space. The taker keeps its lease until all members have read; when it does not,
+ * the view's state is REVOKED, also after a copy that has just ended. A read that answers ERR_FAULT names a slab this
+ * member has not heard of yet: kvc_poll() and read again. */
 KVC_API kvc_status_t kvc_lease_import(kvc_space_t *space, const kvc_handle_t *handle, kvc_lease_t **p_lease);
+/* Does not wait: PENDING as long as the answer has not come; KVC_ALREADY: nothing is to be written; else why not. */
 KVC_API kvc_status_t kvc_put_export(const kvc_put_t *put, kvc_handle_t *handle);
-/* A view of another member's put, to write `range` of every block: kvc_put_write(), _digests() and _end(). How the
- * put ends is said to its starter. ERR_FAULT from a write: as above. */
+/* A view of another member's put, to write `range` of every block: kvc_put_write(), _block(), _digests() and _end().
+ * How the put ends is said to its starter; a view hears only of an early end (its result). ERR_FAULT from a write: as
+ * above. KVC_ERR_REVOKED and KVC_ERR_ARG: likewise.
+ * Staging: for all blocks to be written when there is room, else for fewer, and then blocks go in in order: a write or
+ * digest that answers KVC_ERR_BUSY comes again after kvc_put_end() of all blocks before it and a kvc_poll() that has
+ * taken the answer. KVC_ERR_BUSY from the import: other puts hold all staging. KVC_ERR_LIMIT: one block's digests are
+ * more than the whole staging; attach with more staging_blocks. */
 KVC_API kvc_status_t kvc_put_import(kvc_space_t *space, const kvc_handle_t *handle, const kvc_writer_t *range,
 				    kvc_put_t **p_put);
 

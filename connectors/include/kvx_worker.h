@@ -76,7 +76,8 @@ KVC_API void kvx_worker_end(kvx_worker_t *worker);
 /* The next id of an asynchronous load that is over: its length, at most cap bytes of it copied; 0: there is none. *p_failed (may be NULL): 1 when not
  * every block came. */
 KVC_API uint32_t kvx_worker_finished(kvx_worker_t *worker, char *id, uint32_t cap, int *p_failed);
-/* Up to cap block ids whose load failed, each once; how many. */
+/* Up to cap block ids whose load failed, each once; how many. Those of an asynchronous load are there before finished() names it; those of a load whose
+ * request is gone (DROP) are not named. */
 KVC_API uint32_t kvx_worker_errors(kvx_worker_t *worker, uint32_t *ids, uint32_t cap);
 /* What the scheduler should know, valid until the next call; *p_len 0: nothing. */
 KVC_API void kvx_worker_report(kvx_worker_t *worker, const void **p_bytes, size_t *p_len);

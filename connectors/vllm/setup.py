@@ -76,4 +76,4 @@ def extension() -> Extension:
 
 
 os.chdir(HERE)
-setup(ext_modules=[extension()], options={"bdist_wheel": {"py_limited_api": "cp311"}})
+setup(ext_modules=[extension()], packages=["kvd_vllm"])

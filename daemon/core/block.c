@@ -279,7 +279,9 @@ void kvd_block_evict(kvd_core_t *core, uint32_t id, kvd_set_t t)
 
 void kvd_block_settle(kvd_core_t *core, uint32_t id)
 {
-	while (id != KVD_NONE && kvd_index_removable(&core->ix, kvd_block_at(&core->ix, id))) {
+	/* What is being taken down is forgotten there: its top is on a list. */
+	while (id != KVD_NONE && kvd_index_removable(&core->ix, kvd_block_at(&core->ix, id)) &&
+	       !kvd_index_dead(&core->ix, kvd_block_at(&core->ix, id))) {
 		uint32_t parent = kvd_index_parent(&core->ix, id);
 
 		if (core->gather.count > 0 && core->gather.last == id) {

@@ -1,5 +1,7 @@
 #include "internal.h"
 
+#define EXPIRE_QUANTUM 64u
+
 kvd_lease_t *kvd_lease_find(kvd_core_t *core, uint64_t id)
 {
 	uint32_t place = kvd_id_place(id);
@@ -47,7 +49,7 @@ static void wheel_unlink(kvd_core_t *core, kvd_lease_t *lease)
 int kvd_leases_expire(kvd_core_t *core, uint64_t now_ns)
 {
 	uint64_t slot_now = now_ns >> KVD_WHEEL_SHIFT;
-	uint32_t ended = 0;
+	uint32_t work = 0;
 
 	if (slot_now > core->wheel_at + KVD_WHEEL_SLOTS) {
 		core->wheel_at = slot_now - KVD_WHEEL_SLOTS;
@@ -62,9 +64,10 @@ int kvd_leases_expire(kvd_core_t *core, uint64_t now_ns)
 			if (lease->expiry_ns > now_ns) {
 				continue;
 			}
-			if (ended++ == 64) {
+			if (work >= EXPIRE_QUANTUM) {
 				return 1;
 			}
+			work += 1 + lease->claim_count / 16; /* a window's blocks are let go one by one */
 			kvd_lease_end(core, lease, KV_ERR_EXPIRED);
 		}
 	}

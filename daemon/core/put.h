@@ -49,7 +49,7 @@ typedef struct kvd_entry {
 	kvd_copy_t next;  /* the next unfinished copy of this key */
 	uint32_t left;    /* writers whose range has not ended */
 	uint32_t transit; /* its slot is TRANSIT already */
-	uint32_t todo;    /* alone: the next entry that has become FULL */
+	uint32_t turn;    /* alone: the next entry that is FULL */
 	uint32_t claim;   /* alone and durable: on its block; KVD_NONE */
 	kvd_entry_state_t state;
 } kvd_entry_t;
@@ -74,7 +74,7 @@ typedef struct kvd_put {
 	uint32_t running;
 	uint32_t n, depth0;
 	uint32_t already;              /* entries that were visible at the start */
-	uint32_t todo_head, todo_tail; /* alone: entries that are FULL */
+	uint32_t turn_head, turn_tail; /* alone: entries that are FULL */
 	uint32_t pins;                 /* alone: entries with a claim */
 	uint32_t stored;               /* alone, durable: entries from the first that have been seen on disk */
 	kv_key_t parent;
@@ -137,7 +137,7 @@ void kvd_entry_pin(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t bl
 void kvd_put_lose(kvd_core_t *core, uint32_t claim);
 void kvd_put_unpin(kvd_core_t *core, kvd_put_t *put);
 /* An entry has become FULL; the next such one, KVD_NONE: none. */
-void kvd_entry_todo(kvd_put_t *put, uint32_t index);
+void kvd_entry_full(kvd_put_t *put, uint32_t index);
 uint32_t kvd_entry_next(kvd_put_t *put);
 /* Count the visible entries from the first. */
 void kvd_put_advance(kvd_put_t *put);

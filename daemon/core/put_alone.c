@@ -55,23 +55,23 @@ void kvd_put_unpin(kvd_core_t *core, kvd_put_t *put)
 
 /* ---- entries -------------------------------------------------------------------------------------------------------------------- */
 
-void kvd_entry_todo(kvd_put_t *put, uint32_t index)
+void kvd_entry_full(kvd_put_t *put, uint32_t index)
 {
-	put->entries[index].todo = KVD_NONE;
-	if (put->todo_head == KVD_NONE) {
-		put->todo_head = index;
+	put->entries[index].turn = KVD_NONE;
+	if (put->turn_head == KVD_NONE) {
+		put->turn_head = index;
 	} else {
-		put->entries[put->todo_tail].todo = index;
+		put->entries[put->turn_tail].turn = index;
 	}
-	put->todo_tail = index;
+	put->turn_tail = index;
 }
 
 uint32_t kvd_entry_next(kvd_put_t *put)
 {
-	uint32_t index = put->todo_head;
+	uint32_t index = put->turn_head;
 
 	if (index != KVD_NONE) {
-		put->todo_head = put->entries[index].todo;
+		put->turn_head = put->entries[index].turn;
 	}
 
 	return index;

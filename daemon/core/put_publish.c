@@ -92,7 +92,7 @@ static kv_status_t ranges_end(kvd_core_t *core, kvd_put_t *put, kvd_writer_t *wr
 			entry->state = KVD_ENTRY_FULL;
 			put->full++;
 			if (put->alone) {
-				kvd_entry_todo(put, i);
+				kvd_entry_full(put, i);
 			}
 		}
 	}
@@ -347,7 +347,7 @@ void kvd_put_try(kvd_core_t *core, kvd_put_t *put)
 		}
 		return;
 	}
-	for (uint32_t turns = 0; put->alone ? put->todo_head != KVD_NONE : put->next < put->n; turns++) {
+	for (uint32_t turns = 0; put->alone ? put->turn_head != KVD_NONE : put->next < put->n; turns++) {
 		if (turns == TURNS) { /* everybody else first */
 			kvd_put_queue(core, put);
 			core->puts_left = 1;

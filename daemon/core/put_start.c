@@ -227,7 +227,7 @@ static kv_status_t arrays_make(kvd_core_t *core, kvd_put_t *put, const kvd_draft
 			memcpy(&entry->event_hash, ask->event_hashes.data + i * sizeof(uint64_t), sizeof(uint64_t));
 		}
 		entry->loc.slot = KV_SLOT_NONE;
-		entry->pending = entry->todo = entry->claim = KVD_NONE;
+		entry->pending = entry->turn = entry->claim = KVD_NONE;
 		entry->state = KVD_ENTRY_ALREADY;
 	}
 
@@ -251,7 +251,7 @@ static void put_fill(kvd_core_t *core, kvd_put_t *put, const kvd_draft_t *draft)
 	put->alone = draft->alone;
 	put->durable = ask->flags & 1u;
 	put->running = 1;
-	put->todo_head = put->todo_tail = KVD_NONE;
+	put->turn_head = put->turn_tail = KVD_NONE;
 	if (!put->alone) {
 		put->n = put->next = put->already = draft->already;
 		put->depth0 = ask->depth;
@@ -270,9 +270,7 @@ static int already_take(kvd_core_t *core, kvd_put_t *put, uint32_t index)
 	if (id == KVD_NONE) {
 		return 0;
 	}
-	if (put->durable) {
-		kvd_entry_pin(core, put, index, id);
-	}
+	kvd_entry_pin(core, put, index, id); /* room for the others is not made by dropping it */
 	put->already++;
 
 	return 1;
@@ -408,6 +406,9 @@ static kv_status_t put_create(kvd_core_t *core, const kvd_draft_t *draft, kvd_pu
 	}
 	if (status == KV_OK && put->alone) {
 		kvd_put_advance(put);
+		if (!put->durable) {
+			kvd_put_unpin(core, put);
+		}
 	}
 	if (status == KV_OK) {
 		status = put_publish_header(core, put, draft, *p_offset);

@@ -104,6 +104,20 @@ static void tier_json(kvd_core_t *core, kvd_json_t *json, kvd_set_t t)
 	kvd_json_close(json, '}');
 }
 
+static void group_json(kvd_json_t *json, const kv_group_t *group)
+{
+	static const char *const rules[] = {"full", "window", "state"};
+
+	kvd_json_open(json, NULL, '{');
+	kvd_json_u64(json, "group", group->id);
+	kvd_json_text(json, "rule", rules[group->rule]);
+	kvd_json_u64(json, "block_tokens", group->block_tokens);
+	if (group->rule == KV_RULE_WINDOW) {
+		kvd_json_u64(json, "window", group->window);
+	}
+	kvd_json_close(json, '}');
+}
+
 static void space_json(kvd_core_t *core, kvd_json_t *json, const kvd_space_t *space)
 {
 	const kvd_tree_t *tree = kvd_tree_at(&core->ix, space->tree);
@@ -114,6 +128,12 @@ static void space_json(kvd_core_t *core, kvd_json_t *json, const kvd_space_t *sp
 	kvd_json_text(json, "identity", space->identity);
 	kvd_json_text(json, "layout", space->layout);
 	kvd_json_u64(json, "block_bytes", space->geometry.block_bytes);
+	kvd_json_u64(json, "hash_tokens", space->hash_tokens);
+	kvd_json_open(json, "groups", '[');
+	for (uint32_t i = 0; i < space->group_count; i++) {
+		group_json(json, &space->groups[i]);
+	}
+	kvd_json_close(json, ']');
 	kvd_json_u64(json, "blocks", tree->blocks);
 	kvd_json_u64(json, "blocks_cpu", tree->in[KVD_CPU]);
 	kvd_json_u64(json, "blocks_disk", tree->in[KVD_DISK]);

@@ -60,6 +60,13 @@ static void put_hashes(kv_mp_writer_t *w, const kvd_event_t *event)
 	}
 }
 
+static const char *spec_kind(kv_group_rule_t rule)
+{
+	static const char *const kinds[] = {"full_attention", "sliding_window", "mamba"};
+
+	return kinds[rule];
+}
+
 static void put_stored(kv_mp_writer_t *w, const kvd_event_t *event)
 {
 	uint32_t tokens = event->tokens ? event->count * event->block_tokens : 0;
@@ -93,7 +100,7 @@ static void put_stored(kv_mp_writer_t *w, const kvd_event_t *event)
 	}
 	put_number(w, "group_idx", event->group);
 	put_text(w, "kv_cache_spec_kind");
-	put_text(w, "full_attention");
+	put_text(w, spec_kind(event->rule));
 }
 
 static void put_removed(kv_mp_writer_t *w, const kvd_event_t *event)

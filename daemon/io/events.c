@@ -32,6 +32,7 @@ typedef struct record {
 typedef struct packed_event {
 	uint32_t type, medium, group, count;
 	uint32_t block_tokens, tokens, lora, has_parent;
+	uint32_t rule, reserved;
 	uint64_t parent;
 } packed_event_t;
 
@@ -111,6 +112,7 @@ void kvd_publisher_event(kvd_publisher_t *publisher, const kvd_event_t *event)
 	packed_event_t packed = {.type = event->type,
 				 .medium = event->medium,
 				 .group = event->group,
+				 .rule = event->rule,
 				 .count = event->count,
 				 .block_tokens = event->block_tokens,
 				 .tokens = tokens,
@@ -192,6 +194,7 @@ static const uint8_t *unpack(const uint8_t *at, kvd_event_t *event)
 	*event = (kvd_event_t){.type = (kvd_event_type_t)packed.type,
 			       .medium = (kv_tier_t)packed.medium,
 			       .group = (uint8_t)packed.group,
+			       .rule = (kv_group_rule_t)packed.rule,
 			       .count = packed.count,
 			       .block_tokens = packed.block_tokens,
 			       .has_parent = (int)packed.has_parent,

@@ -101,6 +101,7 @@ const fake_seen_t *fake_seen(const fake_t *fake);
 /* These act at once, from the test's thread. */
 void fake_drop_sessions(fake_t *fake);                           /* close every connection; the daemon lives on */
 void fake_ready(fake_t *fake, uint32_t ready, kv_status_t done); /* of every lease; PENDING: no LEASE_DONE */
+void fake_cut(fake_t *fake, uint32_t n);                         /* every lease to n blocks; nobody is told */
 void fake_revoke_all(fake_t *fake);                              /* REVOKED into every lease and put header */
 void fake_flip(fake_t *fake, uint32_t slot, size_t byte);
 void fake_reset_space(fake_t *fake); /* the next epoch */

@@ -364,6 +364,17 @@ void fake_ready(fake_t *fake, uint32_t ready, kv_status_t done)
 	pthread_mutex_unlock(&fake->lock);
 }
 
+void fake_cut(fake_t *fake, uint32_t n)
+{
+	pthread_mutex_lock(&fake->lock);
+	for (uint32_t i = 0; i < FAKE_CLAIMS; i++) {
+		if (fake->claims[i].id && fake->claims[i].kind == KV_LEASE_READ) {
+			atomic_store(&fake_claim_header(fake, &fake->claims[i])->n, n);
+		}
+	}
+	pthread_mutex_unlock(&fake->lock);
+}
+
 void fake_revoke_all(fake_t *fake)
 {
 	pthread_mutex_lock(&fake->lock);

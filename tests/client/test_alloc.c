@@ -10,15 +10,23 @@ static uint64_t real_now(void *ctx)
 	return kv_now_ns(&kv_env_posix);
 }
 
+static void key_of(void *ctx, uint32_t i, kvc_key_t *key)
+{
+	*key = ((bed_t *)ctx)->keys[i % BED_KEYS];
+}
+
 static void use_everything(bed_t *bed, kv_test_env_t *t)
 {
 	kvc_identity_t identity = bed_identity();
 	kvc_lease_t *lease = NULL, *view = NULL;
 	kvc_put_t *put = NULL, *shared = NULL;
 	kvc_writer_t all = {.head_count = 2, .layer_count = 4};
+	kvc_key_source_t source = {.key = key_of, .ctx = bed};
+	kvc_want_t want = {.struct_size = sizeof want, .group = 1, .n = 200, .source = &source};
 	kvc_handle_t handle;
 	char *json = NULL;
 
+	identity.groups = "0:full:16,1:window:16:4095";
 	if (kvc_space_open(bed->kvc, &identity, &bed->space) != KVC_OK) {
 		assert_true(kv_test_failed(t));
 		return;
@@ -45,6 +53,9 @@ static void use_everything(bed_t *bed, kv_test_env_t *t)
 		if (kvc_lease_read(lease, 0, 12, (void *const *)bed->dst, NULL) == KVC_OK) {
 			bed_check_read(bed, 0, 12);
 		}
+		kvc_release(&lease, 1);
+	}
+	if (kvc_lease_start(bed->space, &want, &lease) == KVC_OK) { /* keys that do not fit on the stack */
 		kvc_release(&lease, 1);
 	}
 	if (kvc_document(bed->kvc, KVC_DOC_STATUS, 0, &json, NULL) == KVC_OK) {

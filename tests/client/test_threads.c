@@ -11,10 +11,40 @@
 typedef struct crowd {
 	bed_t bed;
 	_Atomic(kvc_lease_t *) lease; /* what to read; NULL: nothing now */
-	_Atomic uint32_t inside, stop, good, over, wrong;
+	_Atomic(kvc_put_t *) put;     /* what to fill, each thread its block */
+	_Atomic uint32_t inside, stop, threads, good, over, wrong;
 } crowd_t;
 
-static void look(crowd_t *crowd, uint8_t *bytes)
+/* Answers that may come at any time, of a lease and of a put. */
+static int sane(kvc_status_t status)
+{
+	return status == KVC_OK || status == KVC_PENDING || status == KVC_ERR_REVOKED;
+}
+
+static void ask(crowd_t *crowd, uint32_t me)
+{
+	static const uint64_t leaves[8] = {0};
+	kvc_lease_t *lease = atomic_load(&crowd->lease);
+	kvc_put_t *put = atomic_load(&crowd->put);
+	const void *data = NULL;
+	void *memory = NULL;
+
+	if (lease) {
+		int good = sane(kvc_lease_state(lease)) && sane(kvc_lease_block(lease, me, &data, NULL)) &&
+			   kvc_lease_ready(lease) <= BLOCKS && kvc_lease_n(lease) == BLOCKS &&
+			   kvc_lease_rest(lease) == KVC_OK;
+
+		atomic_fetch_add(&crowd->wrong, (uint32_t)!good);
+	}
+	if (put) {
+		int good = sane(kvc_put_block(put, me, &memory)) && sane(kvc_put_digests(put, me, leaves)) &&
+			   sane(kvc_put_write(put, me, crowd->bed.src[me]));
+
+		atomic_fetch_add(&crowd->wrong, (uint32_t)!good);
+	}
+}
+
+static void look(crowd_t *crowd, uint8_t *bytes, uint32_t me)
 {
 	kvc_space_t *space = crowd->bed.space;
 	uint32_t block_bytes = crowd->bed.info.block_bytes, n = 0;
@@ -33,6 +63,7 @@ static void look(crowd_t *crowd, uint8_t *bytes)
 		dst[i] = bytes + (size_t)i * block_bytes;
 	}
 	atomic_fetch_add(&crowd->inside, 1u);
+	ask(crowd, me);
 	lease = atomic_load(&crowd->lease);
 	if (lease && kvc_lease_read(lease, 0, BLOCKS, dst, NULL) == KVC_OK) {
 		atomic_fetch_add(&crowd->good, 1u);
@@ -52,8 +83,10 @@ static void *look_for_ever(void *context)
 	crowd_t *crowd = context;
 	uint8_t *bytes = malloc((size_t)BLOCKS * crowd->bed.info.block_bytes);
 
+	uint32_t me = atomic_fetch_add(&crowd->threads, 1u);
+
 	while (bytes && !atomic_load(&crowd->stop)) {
-		look(crowd, bytes);
+		look(crowd, bytes, me);
 	}
 	free(bytes);
 
@@ -72,10 +105,14 @@ static void one_round(crowd_t *crowd, uint32_t round)
 {
 	bed_t *bed = &crowd->bed;
 	kvc_lease_t *lease = NULL;
+	kvc_put_t *put = NULL;
 
 	assert_int_equal(bed_put(bed, 0, BLOCKS), KVC_OK);
 	assert_int_equal(kvc_acquire(bed->space, bed->keys, BLOCKS, 0, 0, &lease), KVC_OK);
+	assert_int_equal(kvc_put_start(bed->space, bed->keys, BLOCKS, 2 * BLOCKS, NULL, &put), KVC_OK);
+	assert_int_equal(kvc_put_ready(put, 0), KVC_OK);
 	atomic_store(&crowd->lease, lease);
+	atomic_store(&crowd->put, put);
 	until(crowd, &crowd->good, 10);
 	if (round % 2) {
 		fake_drop_sessions(bed->fake);
@@ -86,10 +123,12 @@ static void one_round(crowd_t *crowd, uint32_t round)
 	until(crowd, &crowd->over, 10);
 	BED_UNTIL(bed, kvc_poll(bed->kvc, 1) == KVC_OK);
 	atomic_store(&crowd->lease, NULL);
+	atomic_store(&crowd->put, NULL);
 	while (atomic_load(&crowd->inside) != 0) {
 		nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
 	}
 	kvc_release(&lease, 1);
+	kvc_put_free(put);
 }
 
 static void p1_other_threads_match_and_read_while_sessions_come_and_go(void **state)

@@ -40,17 +40,57 @@ static void story(void)
 	universe_check(&u_);
 }
 
-static void p4_any_allocation_may_fail_and_nothing_is_lost(void **state)
+/* The same of a group without parents, among full chains. */
+static void story_alone(void)
+{
+	kv_msg_acquire_reply_t reply;
+	kv_msg_put_start_reply_t started;
+	kv_msg_t ask = {0}, answer;
+	static u_lease_t lease;
+	static u_put_t put;
+
+	(void)u_put(&u_, m_, &space_, keys_, 0, 8);
+	u_.group = 1;
+	for (uint32_t i = 0; i < 3; i++) {
+		if (u_put_start(&u_, m_, &space_, keys_, 4 * i, 20 + 4 * i, 1, &put, &started) == KV_OK &&
+		    started.put) {
+			u_put_write(&u_, &put);
+			(void)u_put_end(&u_, m_, &put, 0, put.n);
+		}
+		u_tick(&u_, 3);
+		universe_check(&u_);
+		(void)u_acquire(&u_, m_, &space_, keys_, 18 + 4 * i, 6 + 4 * i, &lease, &reply);
+		u_settle(&u_);
+		universe_check(&u_);
+		if (lease.id) {
+			u_lease_verify(&u_, &lease);
+			ask.bad_block = (kv_msg_bad_block_t){.lease = lease.id, .index = 3};
+			(void)(i == 1 ? u_request(&u_, m_, KV_CODE_BAD_BLOCK, &ask, &answer) : KV_OK);
+			(void)u_release(&u_, m_, lease.id);
+			lease.id = 0;
+		}
+		while (i == 0 && kvd_core_evict_one(u_.core, KV_TIER_CPU) == KV_OK) {
+		}
+	}
+	ask.space_reset = (kv_msg_space_reset_t){.space = space_.space, .epoch = space_.epoch};
+	if (u_request(&u_, m_, KV_CODE_SPACE_RESET, &ask, &answer) != KV_ERR_NOMEM) {
+		space_.epoch++;
+	}
+	u_settle(&u_);
+	universe_check(&u_);
+	u_.group = 0;
+}
+
+static void every_failure(void (*tell)(void))
 {
 	uint64_t failures = 0;
 
-	(void)state;
 	for (uint64_t n = 1;; n++) {
 		int failed;
 
 		stage(48, 64);
 		kv_test_fail_nth(&u_.env, n);
-		story();
+		tell();
 		failed = kv_test_failed(&u_.env);
 		kv_test_fail_nth(&u_.env, 0);
 		u_chain(NULL, 7, keys_, 512);
@@ -63,6 +103,18 @@ static void p4_any_allocation_may_fail_and_nothing_is_lost(void **state)
 		failures++;
 	}
 	assert_true(failures > 20);
+}
+
+static void p4_any_allocation_may_fail_and_nothing_is_lost(void **state)
+{
+	(void)state;
+	every_failure(story);
+}
+
+static void p4_any_allocation_for_a_group_without_parents_may_fail(void **state)
+{
+	(void)state;
+	every_failure(story_alone);
 }
 
 static void p4_a_core_without_memory_is_refused(void **state)
@@ -126,6 +178,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p4_any_allocation_may_fail_and_nothing_is_lost),
+		cmocka_unit_test(p4_any_allocation_for_a_group_without_parents_may_fail),
 		cmocka_unit_test(p4_a_core_without_memory_is_refused),
 		cmocka_unit_test(p4_the_documents_are_whole),
 	};

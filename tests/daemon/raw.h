@@ -105,6 +105,8 @@ void raw_join(raw_member_t *member, const char *path, const char *name);
 kv_status_t raw_join_with(int fd, const char *name, const uint8_t *secret, int pidfd, kv_msg_join_reply_t *reply);
 /* Open the space of the tests: 2 heads, 2 layers, 16 tokens, f32, split: 4 leaves a block of 8192 bytes. */
 kv_status_t raw_space(raw_member_t *member, const char *model);
+/* The same with these groups (raw_space: one full one, `0:full:16`, over units of 16 tokens). */
+kv_status_t raw_space_groups(raw_member_t *member, const char *model, const char *hash_tokens, const char *groups);
 /* Start a put of `n` blocks below parent (NULL: root). */
 kv_status_t raw_put_start(raw_member_t *member, const kv_key_t *parent, uint32_t depth, const kv_key_t *keys,
 			  uint32_t n, kv_msg_put_start_reply_t *reply);

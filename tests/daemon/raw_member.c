@@ -51,6 +51,11 @@ void raw_join(raw_member_t *member, const char *path, const char *name)
 
 kv_status_t raw_space(raw_member_t *member, const char *model)
 {
+	return raw_space_groups(member, model, "16", "0:full:16");
+}
+
+kv_status_t raw_space_groups(raw_member_t *member, const char *model, const char *hash_tokens, const char *groups)
+{
 	static const kvk_layout_t layout = {
 		.heads = 2, .layers = 2, .block_tokens = 16, .k_dim = 16, .v_dim = 16, .dtype = KVK_DTYPE_F32};
 	char layout_text[KVK_LAYOUT_TEXT_MAX], text[KV_IDENTITY_MAX_TEXT];
@@ -61,8 +66,8 @@ kv_status_t raw_space(raw_member_t *member, const char *model)
 				  .rope = "none",
 				  .lora = "none",
 				  .hash = "kv1",
-				  .hash_tokens = "16",
-				  .groups = "0:full:16",
+				  .hash_tokens = hash_tokens,
+				  .groups = groups,
 				  .layout = layout_text,
 				  .page_format = "plain"};
 	kv_msg_space_open_t ask;

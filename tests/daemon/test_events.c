@@ -144,6 +144,33 @@ static void p9_each_tier_has_a_medium_routers_know(void **state)
 	assert_string_equal(kvd_medium_name(KV_TIER_REMOTE), "EXTERNAL");
 }
 
+static int says(const uint8_t *bytes, size_t len, const char *text)
+{
+	return memmem(bytes, len, text, strlen(text)) != NULL;
+}
+
+static void p9_each_group_has_a_kind_vllm_knows(void **state)
+{
+	static const char *const kinds[] = {"full_attention", "sliding_window", "mamba"};
+	const uint64_t hash = 7;
+	uint8_t bytes[512];
+
+	(void)state;
+	for (uint32_t rule = 0; rule < KV_COUNT_OF(kinds); rule++) {
+		kv_mp_writer_t w = {.out = bytes, .cap = sizeof bytes};
+		const kvd_event_t event = {.type = KVD_EVENT_STORED,
+					   .group = 3,
+					   .rule = (kv_group_rule_t)rule,
+					   .medium = KV_TIER_CPU,
+					   .count = 1,
+					   .hashes = &hash,
+					   .block_tokens = 16};
+
+		kvd_encode_event(&w, &event);
+		assert_true(w.len <= sizeof bytes && says(bytes, w.len, kinds[rule]));
+	}
+}
+
 /* ---- the ring --------------------------------------------------------------------------------------------------------- */
 
 #define RECORDS 200000u
@@ -394,6 +421,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p9_events_have_the_bytes_a_real_vllm_sends),
 		cmocka_unit_test(p9_each_tier_has_a_medium_routers_know),
+		cmocka_unit_test(p9_each_group_has_a_kind_vllm_knows),
 		cmocka_unit_test(p5_the_ring_keeps_records_whole_and_in_order),
 		cmocka_unit_test(p9_batches_are_numbered_from_zero_and_a_lost_one_leaves_a_gap),
 		cmocka_unit_test(p8_namespaces_have_endpoints_of_their_own),

@@ -258,7 +258,7 @@ static void p10_a_paged_cache_that_does_not_fit_is_refused(void **state)
 	assert_int_equal(kvk_paged_check(&raw, &opaque, NULL), KV_OK);
 	raw.page_bytes--;
 	paged_refused(raw, &opaque, "page size");
-	PAGED_WITH(kind, (kvk_paged_kind_t)3, "kind");
+	PAGED_WITH(kind, KVK_PAGED_KIND_COUNT, "kind");
 	PAGED_WITH(kind, KVK_PAGED_OPAQUE, "opaque");
 	PAGED_WITH(first_layer, 17, "layers");
 	PAGED_WITH(first_layer, UINT32_MAX, "layers");

@@ -35,14 +35,28 @@ static size_t canonical_at(const kvk_layout_t *l, uint32_t head, uint32_t layer,
 /* Offset in one layer's block of the paged cache. Head counts on this rank. */
 static size_t paged_at(const kvk_paged_t *p, uint32_t head, uint32_t token, uint32_t half, uint32_t d)
 {
-	size_t at;
+	const size_t dim = half ? p->v_dim : p->k_dim;
+	const size_t both = p->k_dim + p->v_dim;
+	const size_t in_both = half ? p->k_dim : 0;
+	const size_t skipped = half ? (size_t)p->block_tokens * p->heads * p->k_dim : 0;
+	size_t at = 0;
 
-	if (p->kind == KVK_PAGED_HEAD_TOKEN_KV) {
-		at = ((size_t)head * p->block_tokens + token) * (p->k_dim + p->v_dim) + (half ? p->k_dim : 0) + d;
-	} else if (half == 0) {
-		at = ((size_t)token * p->heads + head) * p->k_dim + d;
-	} else {
-		at = (size_t)p->block_tokens * p->heads * p->k_dim + ((size_t)token * p->heads + head) * p->v_dim + d;
+	switch (p->kind) {
+	case KVK_PAGED_KV_TOKEN_HEAD:
+		at = skipped + ((size_t)token * p->heads + head) * dim + d;
+		break;
+	case KVK_PAGED_KV_HEAD_TOKEN:
+		at = skipped + ((size_t)head * p->block_tokens + token) * dim + d;
+		break;
+	case KVK_PAGED_TOKEN_HEAD_KV:
+		at = ((size_t)token * p->heads + head) * both + in_both + d;
+		break;
+	case KVK_PAGED_HEAD_TOKEN_KV:
+		at = ((size_t)head * p->block_tokens + token) * both + in_both + d;
+		break;
+	case KVK_PAGED_OPAQUE:
+	case KVK_PAGED_KIND_COUNT:
+		fail_msg("opaque pages have no elements");
 	}
 
 	return at * kvk_dtype_bytes(p->dtype);
@@ -130,7 +144,8 @@ static kvk_layout_t random_layout(kv_test_rng_t *rng, kvk_paged_kind_t kind)
 static void make_rank(kv_test_rng_t *rng, const kvk_layout_t *l, kvk_paged_kind_t kind, rank_t *r)
 {
 	kvk_paged_t *p = &r->paged;
-	size_t stride;
+	const int beside = kv_test_below(rng, 3) == 0; /* blocks outermost: all layers of a block lie together */
+	size_t stride, layer_step;
 
 	p->kind = kind;
 	p->blocks = BLOCKS;
@@ -143,11 +158,16 @@ static void make_rank(kv_test_rng_t *rng, const kvk_layout_t *l, kvk_paged_kind_
 	stride = paged_bytes(p) + kv_test_below(rng, 3) * 64;
 	p->block_stride = stride == paged_bytes(p) && kv_test_below(rng, 2) ? 0 : stride;
 	r->bytes = stride * BLOCKS * p->layers;
+	layer_step = stride * BLOCKS;
+	if (beside) {
+		layer_step = stride;
+		p->block_stride = stride * p->layers;
+	}
 	r->memory = malloc(r->bytes);
 	assert_non_null(r->memory);
 	kv_test_fill(rng, r->memory, r->bytes);
 	for (uint32_t layer = 0; layer < p->layers; layer++) {
-		r->base[layer] = r->memory + layer * stride * BLOCKS;
+		r->base[layer] = r->memory + layer * layer_step;
 	}
 	assert_int_equal(kvk_paged_check(p, l, NULL), KV_OK);
 }
@@ -155,6 +175,9 @@ static void make_rank(kv_test_rng_t *rng, const kvk_layout_t *l, kvk_paged_kind_
 /* Cut heads in two and layers in two, where there is more than one of them; each rank may have an order of its own. */
 static void make_model(kv_test_rng_t *rng, kvk_paged_kind_t kind, model_t *m)
 {
+	static const kvk_paged_kind_t plain[] = {KVK_PAGED_KV_TOKEN_HEAD, KVK_PAGED_HEAD_TOKEN_KV,
+						 KVK_PAGED_TOKEN_HEAD_KV, KVK_PAGED_KV_HEAD_TOKEN};
+
 	memset(m, 0, sizeof *m);
 	m->layout = random_layout(rng, kind);
 	kvk_layout_geometry(&m->layout, &m->g);
@@ -173,8 +196,8 @@ static void make_model(kv_test_rng_t *rng, kvk_paged_kind_t kind, model_t *m)
 		if ((i & 1 && head_cut == 0) || (i & 2 && layer_cut == 0)) {
 			continue;
 		}
-		make_rank(rng, &m->layout, kind == KVK_PAGED_OPAQUE ? kind : (kvk_paged_kind_t)kv_test_below(rng, 2),
-			  r);
+		make_rank(rng, &m->layout,
+			  kind == KVK_PAGED_OPAQUE ? kind : plain[kv_test_below(rng, KV_COUNT_OF(plain))], r);
 		m->rank_count++;
 	}
 }
@@ -272,7 +295,7 @@ static void p1_gather_and_scatter_do_what_the_words_say(void **state)
 	kv_test_rng_t rng = {kv_test_seed()};
 
 	(void)state;
-	for (int round = 0; round < 150; round++) {
+	for (int round = 0; round < 300; round++) {
 		check_model(&rng, KVK_PAGED_KV_TOKEN_HEAD);
 	}
 	for (int round = 0; round < 30; round++) {

@@ -23,7 +23,9 @@
 	X(lora, 1, "adapter name and revision; `none`")                                                                \
 	X(hash, 1, "key derivation: `kv1` for our own chain, else the engine's algorithm and seed")                    \
 	X(hash_tokens, 1, "tokens a unit of the chain")                                                                \
-	X(groups, 1, "block groups, comma separated: `0:full:<block tokens>`, `1:window:<block tokens>:<window tokens>`, `2:state:<block tokens>`") \
+	X(groups, 1,                                                                                                   \
+	  "block groups, comma separated: `0:full:<block tokens>`, `1:window:<block tokens>:<window tokens>`, "        \
+	  "`2:state:<block tokens>`")                                                                                  \
 	X(layout, 1, "canonical layout text of the pool block (kvk/layout.h)")                                         \
 	X(page_format, 1, "inner page format of opaque pages (instruction set, packing, rank split); `plain`")         \
 	X(extra, 0, "anything else that must not be mixed, canonical text")

@@ -175,7 +175,7 @@
 	F(KEYS, keys, 4096, "keys to look up")
 #define KV_FIELDS_explain_reply(F)                                                                                     \
 	F(BIN, tiers, 4096, "one byte a key: kv_tier_t bits, 0x80: being written, 0x40: quarantined")                  \
-	F(BIN, leases, 4u * 4096u, "u32 a key: leases that end at this block")                                         \
+	F(BIN, leases, 4u * 4096u, "u32 a key: leases that end at this block; window, state: that have it")                                         \
 	F(U32, why, 0, "kv_miss_reason_t of the first missing key")
 
 #define KV_FIELDS_status(F) F(U32, detail, 2, "0 summary, 1 with spaces, 2 with sessions too")

@@ -3,6 +3,7 @@ and at the end. A cache that is not served, and any error at start, leaves a con
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,7 @@ from kvd_vllm.metrics import KvdPromMetrics, KvdStats
 
 logger = init_logger("vllm.kvd")
 
+ATTACH_S = 0.25
 MODES = {"auto": 0, "sync": 1, "async": 2}
 
 
@@ -178,7 +180,15 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             self._decline("; ".join(sorted(set(wrong))))
             return
         self._c.turn(True)
-        logger.info("kvd: all ranks serve their cache; on")
+        self._wait_for_daemon()
+        logger.info("kvd: all ranks serve their cache; on (%s)", "attached" if self._c.ready() else "no daemon yet: everything is a miss until there is one")
+
+    def _wait_for_daemon(self) -> None:
+        """Once, at start: the first request shall not miss because the answer to the attachment is not read yet."""
+        end = time.monotonic() + ATTACH_S
+        while not self._c.ready() and time.monotonic() < end:
+            self._c.pending()
+            time.sleep(0.002)
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
         self.set_xfer_handshake_metadata_pp_aware({(0, rank): value for rank, value in metadata.items()})

@@ -82,13 +82,17 @@ int kvk_layout_convertible(const kvk_layout_t *a, const kvk_layout_t *b);
 
 /* ---- an engine's paged cache on one rank ----------------------------------------------------------------------- */
 
+/* Order of one layer's block. What lies between blocks (other layers, K and V of them, padding) is base[] and
+ * block_stride alone: layer by layer, or blocks outermost in one allocation of all layers, as (blocks, layers, 2, tokens,
+ * heads, dim). */
 typedef enum kvk_paged_kind {
 	KVK_PAGED_KV_TOKEN_HEAD =
-		0, /* per layer [block][K|V][token][head][dim]       (FlashAttention NHD, reference engine) */
-	KVK_PAGED_HEAD_TOKEN_KV =
-		1, /* per layer [block][head][token][2 x dim]        (vLLM >= 0.26, HND)                     */
-	KVK_PAGED_OPAQUE =
-		2, /* per layer [block][page bytes]                  (CPU attention, vendor formats)         */
+		0, /* [K|V][token][head][dim]    FlashAttention NHD of vLLM < 0.26, reference engine */
+	KVK_PAGED_HEAD_TOKEN_KV = 1, /* [head][token][K and V]     HND of vLLM >= 0.26                               */
+	KVK_PAGED_OPAQUE = 2,        /* [page bytes]               CPU attention, vendor formats                     */
+	KVK_PAGED_TOKEN_HEAD_KV = 3, /* [token][head][K and V]     NHD of vLLM >= 0.26                               */
+	KVK_PAGED_KV_HEAD_TOKEN = 4, /* [K|V][head][token][dim]    HND of vLLM 0.23 to 0.25                          */
+	KVK_PAGED_KIND_COUNT
 } kvk_paged_kind_t;
 
 typedef struct kvk_paged {

@@ -1,0 +1,433 @@
+/* The scheduling half with a healthy daemon: what is saved is found and loaded, once, in the right space, and nothing leaks. */
+#include "connectors/sched_rig.h"
+#include "engine/check.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char *kvd_program;
+
+/* A daemon and a scheduling half, ready. */
+static void start(rig_t *rig, sr_t *sr, const sr_options_t *options)
+{
+	rig_init(rig, kvd_program);
+	rig_start(rig);
+	sr_open(sr, rig, options);
+	sr_wait_ready(sr);
+}
+
+static void stop(rig_t *rig, sr_t *sr)
+{
+	sr_settle(sr);
+	rig_check_quiet(rig);
+	sr_close(sr);
+	rig_fini(rig);
+}
+
+static void finish(sr_t *sr, sr_request_t *request)
+{
+	kvx_scheduler_finish(sr->scheduler, &request->ask);
+}
+
+static sr_request_t a, b, c;
+
+static void comes_back(const sr_options_t *options)
+{
+	kvx_scheduler_stats_t stats;
+	rig_t rig;
+	sr_t sr;
+
+	start(&rig, &sr, options);
+	sr_request(&sr, &a, "a", 1, 160, 200);
+	assert_int_equal(sr_run(&sr, &a, 0), 0);
+	finish(&sr, &a);
+	sr_settle(&sr);
+	stats = sr_stats(&sr);
+	assert_int_equal(stats.save_done, 25u * (uint32_t)sr.groups);
+
+	/* The same again, and one that shares 160 tokens. */
+	sr_request(&sr, &b, "b", 1, 160, 200);
+	b.ask.whole = 1;
+	assert_int_equal(sr_run(&sr, &b, 100), sr.groups > 1 || options->mode == KVX_LOAD_ASYNC ? 200 : 192);
+	sr_request(&sr, &c, "c", 2, 160, 200);
+	assert_int_equal(sr_run(&sr, &c, 200), 160);
+	finish(&sr, &b);
+	finish(&sr, &c);
+	sr_settle(&sr);
+	stats = sr_stats(&sr);
+	assert_int_equal(stats.loads, 2);
+	assert_int_equal(stats.loads_done, 2);
+	assert_int_equal(stats.requests, 0);
+	/* Only what was not there was saved. */
+	assert_int_equal(stats.save_done, 30u * (uint32_t)sr.groups);
+	assert_int_equal(stats.save_lost + stats.bad_reports, 0);
+	stop(&rig, &sr);
+}
+
+static void p1_what_was_saved_is_loaded_into_other_blocks(void **state)
+{
+	(void)state;
+	comes_back(&(sr_options_t){.foreign = 1});
+	comes_back(&(sr_options_t){.foreign = 0});
+	comes_back(&(sr_options_t){.foreign = 1, .mode = KVX_LOAD_ASYNC});
+	comes_back(&(sr_options_t){.foreign = 1, .guard = 1});
+}
+
+static void p1_two_groups_are_loaded_beside_the_steps(void **state)
+{
+	(void)state;
+	comes_back(&(sr_options_t){.foreign = 1, .groups = 2});
+	comes_back(&(sr_options_t){.foreign = 0, .groups = 2});
+}
+
+/* Chunks, then single tokens: a call that fills no block does nothing and next() names the one that does. */
+static void p7_only_steps_that_fill_a_block_save(void **state)
+{
+	uint32_t next;
+	rig_t rig;
+	sr_t sr;
+
+	(void)state;
+	start(&rig, &sr, &(sr_options_t){.foreign = 1});
+	sr_request(&sr, &a, "a", 1, 0, 80);
+	sr_place(&sr, &a, 0, 0);
+	sr_compute(&sr, &a, 0, 10);
+	assert_int_equal(kvx_scheduler_next(sr.scheduler, "a", 1), 0);
+	assert_int_equal(kvx_scheduler_next(sr.scheduler, "z", 1), UINT32_MAX);
+	kvx_scheduler_advance(sr.scheduler, &a.ask, 30, 30);
+	(void)sr_step(&sr);
+	assert_int_equal(sr.save_blocks, 3);
+	assert_int_equal(sr.fences, 10);
+	for (uint32_t computed = 31; computed <= 80; computed++) {
+		next = kvx_scheduler_next(sr.scheduler, "a", 1);
+		assert_int_equal(next, (computed - 1u) / 8u * 8u + 8u);
+		kvx_scheduler_advance(sr.scheduler, &a.ask, computed, 0);
+		(void)sr_step(&sr);
+		assert_int_equal(sr.saves, computed == next);
+		assert_int_equal(sr.early, 0);
+	}
+	finish(&sr, &a);
+	sr_settle(&sr);
+	assert_int_equal(sr_stats(&sr).save_done, 10);
+	stop(&rig, &sr);
+}
+
+/* Less than a unit, nothing beyond what the engine has, too few tokens: no hit. At least one token is left to compute. */
+static void p7_small_and_local_hits_are_left_to_the_engine(void **state)
+{
+	kvx_hit_t hit;
+	rig_t rig;
+	sr_t sr;
+
+	(void)state;
+	start(&rig, &sr, &(sr_options_t){.foreign = 1});
+	sr_request(&sr, &a, "a", 1, 0, 80);
+	(void)sr_run(&sr, &a, 0);
+	sr_settle(&sr);
+
+	sr_request(&sr, &b, "b", 1, 0, 80);
+	b.ask.local = 72;
+	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	assert_int_equal(hit.tokens, 0);
+	b.ask.whole = 1;
+	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	assert_int_equal(hit.stored, 80);
+	assert_int_equal(hit.tokens, 0); /* synchronous: one token must be left */
+	b.ask.local = 64;
+	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	assert_int_equal(hit.tokens, 8);
+	b.ask.local = 0;
+	b.ask.tokens = 7;
+	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	assert_int_equal(hit.tokens, 0);
+	finish(&sr, &a);
+	finish(&sr, &b);
+	stop(&rig, &sr);
+}
+
+/* Others would wait for a load in the step: without any measurement it is done beside it. */
+static void p7_a_load_that_others_would_wait_for_goes_beside_the_steps(void **state)
+{
+	kvx_hit_t hit;
+	rig_t rig;
+	sr_t sr;
+
+	(void)state;
+	start(&rig, &sr, &(sr_options_t){.foreign = 1});
+	sr_request(&sr, &a, "a", 1, 0, 80);
+	(void)sr_run(&sr, &a, 0);
+	finish(&sr, &a);
+	sr_settle(&sr);
+	sr_request(&sr, &b, "b", 1, 0, 200);
+	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	assert_int_equal(hit.tokens, 80);
+	assert_false(hit.async);
+	b.ask.busy = 3;
+	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	assert_int_equal(hit.tokens, 80);
+	finish(&sr, &b);
+	stop(&rig, &sr);
+}
+
+/* Equal tokens, another adapter: another space, found under its own name only. */
+static void p8_adapters_do_not_share_blocks(void **state)
+{
+	kvx_hit_t hit;
+	rig_t rig;
+	sr_t sr;
+
+	(void)state;
+	start(&rig, &sr, &(sr_options_t){.foreign = 1});
+	sr_request(&sr, &a, "a", 1, 0, 80);
+	(void)sr_run(&sr, &a, 0);
+	finish(&sr, &a);
+	sr_settle(&sr);
+	sr_request(&sr, &b, "b", 1, 0, 81);
+	b.ask.lora = "adapter-1:0123";
+	for (int i = 0; i < 50; i++) {
+		kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+		assert_int_equal(hit.tokens, 0);
+		(void)sr_step(&sr);
+		assert_int_equal(sr.spaces, i == 0);
+		usleep(1000);
+	}
+	assert_int_equal(hit.why, KV_WHY_ABSENT);
+	b.ask.lora = NULL;
+	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	assert_int_equal(hit.tokens, 80);
+	finish(&sr, &b);
+	stop(&rig, &sr);
+}
+
+/* Its load has failed: it is computed, it does not ask again, and what was lost is saved again. */
+static void p7_a_request_whose_load_failed_does_not_ask_again(void **state)
+{
+	kvx_scheduler_stats_t stats;
+	kvx_hit_t hit;
+	rig_t rig;
+	sr_t sr;
+
+	(void)state;
+	start(&rig, &sr, &(sr_options_t){.foreign = 1});
+	sr_request(&sr, &a, "a", 1, 0, 80);
+	(void)sr_run(&sr, &a, 0);
+	sr_settle(&sr);
+	sr_request(&sr, &b, "b", 1, 0, 120);
+	sr.fail_loads = 1;
+	assert_int_equal(sr_run(&sr, &b, 100), 80);
+	sr.fail_loads = 0;
+	stats = sr_stats(&sr);
+	assert_int_equal(stats.loads_failed, 1);
+	assert_int_equal(stats.leases_open, 0);
+	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	assert_int_equal(hit.tokens, 0);
+	for (int i = 0; i < 100 && sr_stats(&sr).save_done < 15; i++) {
+		kvx_scheduler_advance(sr.scheduler, &b.ask, 120, 0);
+		(void)sr_step(&sr);
+		usleep(2000);
+	}
+	assert_int_equal(sr_stats(&sr).save_done, 15);
+	finish(&sr, &a);
+	finish(&sr, &b);
+	stop(&rig, &sr);
+}
+
+/* Ranks that give saves up: they are asked for again later, and come through. */
+static void p7_saves_given_up_by_a_rank_are_made_again(void **state)
+{
+	rig_t rig;
+	sr_t sr;
+
+	(void)state;
+	start(&rig, &sr, &(sr_options_t){.foreign = 1});
+	sr_request(&sr, &a, "a", 1, 0, 80);
+	sr.drop_saves = 1;
+	(void)sr_run(&sr, &a, 0);
+	assert_int_equal(sr_stats(&sr).save_lost, 10);
+	sr.drop_saves = 0;
+	for (int i = 0; i < 200 && sr_stats(&sr).save_done < 10; i++) {
+		kvx_scheduler_advance(sr.scheduler, &a.ask, 80, 0);
+		(void)sr_step(&sr);
+		(void)kvc_poll(sr.kvc, 0);
+		usleep(2000);
+	}
+	assert_int_equal(sr_stats(&sr).save_done, 10);
+	finish(&sr, &a);
+	stop(&rig, &sr);
+}
+
+/* Preempted and resumed elsewhere: what it had saved is loaded, generated tokens too, and nothing is saved twice. */
+static void p7_a_preempted_request_resumes_from_the_store(void **state)
+{
+	rig_t rig;
+	sr_t sr;
+
+	(void)state;
+	start(&rig, &sr, &(sr_options_t){.foreign = 1});
+	sr_request(&sr, &a, "a", 1, 0, 160);
+	(void)sr_run(&sr, &a, 0);
+	sr_settle(&sr);
+	kvx_scheduler_preempt(sr.scheduler, &a.ask);
+	memset(sr.cache, 0, (size_t)SR_BLOCKS * sr.block_bytes);
+	assert_int_equal(sr_run(&sr, &a, 300), 152);
+	sr_settle(&sr);
+	assert_int_equal(sr_stats(&sr).save_done, 20);
+	finish(&sr, &a);
+	stop(&rig, &sr);
+}
+
+/* Aborted while it is being loaded: its leases live until the ranks have said so. */
+static void p4_leases_of_an_aborted_request_live_until_reported(void **state)
+{
+	const void *bytes;
+	kvx_hit_t hit;
+	size_t len;
+	rig_t rig;
+	sr_t sr;
+
+	(void)state;
+	start(&rig, &sr, &(sr_options_t){.foreign = 1, .mode = KVX_LOAD_ASYNC});
+	sr_request(&sr, &a, "a", 1, 0, 80);
+	(void)sr_run(&sr, &a, 0);
+	finish(&sr, &a);
+	sr_settle(&sr);
+	sr_request(&sr, &b, "b", 1, 0, 80);
+	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	assert_true(hit.async);
+	sr_place(&sr, &b, 100, 0);
+	kvx_scheduler_load(sr.scheduler, &b.ask, &hit);
+	len = 0;
+	for (int i = 0; i < 1000 && len < sizeof(kvx_plan_load_t) + 40u + sizeof(kvx_plan_part_t); i++) {
+		kvx_scheduler_plan(sr.scheduler, &bytes, &len); /* the first has the fence, one the load */
+		usleep(200);
+	}
+	finish(&sr, &b);
+	assert_int_equal(sr_stats(&sr).leases_open, 1);
+	assert_true(kvx_scheduler_pending(sr.scheduler));
+	(void)sr_step(&sr);
+	assert_int_equal(sr.drops, 1);
+	assert_int_equal(sr_stats(&sr).leases_open, 1);
+
+	kvx_bytes_reset(&sr.report, KVX_REPORT_MAGIC);
+	((kvx_report_loaded_t *)kvx_bytes_record(&sr.report, KVX_RECORD_LOADED, sizeof(kvx_report_loaded_t)))->load = 1;
+	kvx_bytes_finish(&sr.report, 1);
+	kvx_scheduler_report(sr.scheduler, sr.report.data, sr.report.len);
+	assert_int_equal(sr_stats(&sr).leases_open, 0);
+	stop(&rig, &sr);
+}
+
+/* Ranks that never report: the lease is kept alive past its time to live, then given back. */
+static void p4_leases_no_rank_reports_are_given_back(void **state)
+{
+	const void *bytes;
+	kvx_hit_t hit;
+	size_t len;
+	rig_t rig;
+	sr_t sr;
+
+	(void)state;
+	start(&rig, &sr, &(sr_options_t){.foreign = 1});
+	sr_request(&sr, &a, "a", 1, 0, 80);
+	(void)sr_run(&sr, &a, 0);
+	sr_settle(&sr);
+	sr_request(&sr, &b, "b", 1, 0, 100);
+	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	sr_place(&sr, &b, 100, 0);
+	kvx_scheduler_load(sr.scheduler, &b.ask, &hit);
+	kvx_scheduler_plan(sr.scheduler, &bytes, &len);
+	for (int i = 0; i < 15; i++) { /* load_ms is 500, so leases are for a second */
+		usleep(100000);
+		(void)sr_step(&sr);
+	}
+	assert_int_equal(sr_stats(&sr).leases_open, 1);
+	assert_int_equal(rig_counter(&rig, "kvd_leases"), 1);
+	for (int i = 0; i < 6; i++) {
+		usleep(100000);
+		(void)sr_step(&sr);
+	}
+	assert_int_equal(sr_stats(&sr).leases_open, 0);
+	assert_int_equal(sr_stats(&sr).loads_failed, 1);
+	finish(&sr, &a);
+	finish(&sr, &b);
+	stop(&rig, &sr);
+}
+
+/* The store is full of other things, and its blocks are larger in number than memory: saving goes on, old ones make room, nothing leaks. */
+static void p5_a_full_store_costs_old_blocks_only(void **state)
+{
+	char id[16];
+	rig_t rig;
+	sr_t sr;
+
+	(void)state;
+	start(&rig, &sr, &(sr_options_t){.foreign = 1});
+	for (uint32_t i = 0; i < 3000 && sr_stats(&sr).save_done < 20000; i++) {
+		(void)snprintf(id, sizeof id, "r%u", i);
+		sr_request(&sr, &a, id, i + 10u, 0, 1600);
+		(void)sr_run(&sr, &a, i % 2u * 200u);
+		finish(&sr, &a);
+	}
+	sr_settle(&sr);
+	assert_true(sr_stats(&sr).save_done > 16384); /* index.max_blocks of the rig's daemon */
+	stop(&rig, &sr);
+}
+
+/* The weights have changed in place: nothing of before is found, and what the living had computed is not saved under the new. */
+static void p1_after_a_reset_nothing_old_is_found_or_saved(void **state)
+{
+	kvx_hit_t hit;
+	rig_t rig;
+	sr_t sr;
+
+	(void)state;
+	start(&rig, &sr, &(sr_options_t){.foreign = 1});
+	sr_request(&sr, &a, "a", 1, 0, 120);
+	(void)sr_run(&sr, &a, 0);
+	sr_settle(&sr);
+	assert_int_equal(kvx_scheduler_reset(sr.scheduler), KVC_OK);
+	kvx_scheduler_advance(sr.scheduler, &a.ask, 120, 0);
+	(void)sr_step(&sr);
+	assert_int_equal(sr.saves, 0);
+	sr_request(&sr, &b, "b", 1, 0, 120);
+	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	assert_int_equal(hit.stored, 0);
+	kvc_space_close(sr.space);
+	sr.space = NULL;
+	sr_wait_ready(&sr);
+	assert_int_equal(sr_run(&sr, &b, 100), 0);
+	sr_settle(&sr);
+	sr_request(&sr, &c, "c", 1, 0, 121);
+	assert_int_equal(sr_run(&sr, &c, 200), 120);
+	finish(&sr, &a);
+	finish(&sr, &b);
+	finish(&sr, &c);
+	stop(&rig, &sr);
+}
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p1_what_was_saved_is_loaded_into_other_blocks),
+		cmocka_unit_test(p1_two_groups_are_loaded_beside_the_steps),
+		cmocka_unit_test(p7_only_steps_that_fill_a_block_save),
+		cmocka_unit_test(p7_small_and_local_hits_are_left_to_the_engine),
+		cmocka_unit_test(p7_a_load_that_others_would_wait_for_goes_beside_the_steps),
+		cmocka_unit_test(p8_adapters_do_not_share_blocks),
+		cmocka_unit_test(p7_a_request_whose_load_failed_does_not_ask_again),
+		cmocka_unit_test(p7_saves_given_up_by_a_rank_are_made_again),
+		cmocka_unit_test(p7_a_preempted_request_resumes_from_the_store),
+		cmocka_unit_test(p4_leases_of_an_aborted_request_live_until_reported),
+		cmocka_unit_test(p4_leases_no_rank_reports_are_given_back),
+		cmocka_unit_test(p5_a_full_store_costs_old_blocks_only),
+		cmocka_unit_test(p1_after_a_reset_nothing_old_is_found_or_saved),
+	};
+
+	if (argc < 2) {
+		(void)fprintf(stderr, "usage: %s <kvd>\n", argv[0]);
+		return 2;
+	}
+	kvd_program = argv[1];
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

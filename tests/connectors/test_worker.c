@@ -1,0 +1,229 @@
+/* A worker with a healthy daemon: what was saved comes back, in and beside the steps, on one rank and on two; blocks reused at once were saved first. */
+#include "connectors/worker_rig.h"
+#include "engine/check.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char *kvd_program;
+static const uint32_t first_eight[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+static const uint32_t other_eight[8] = {21, 30, 23, 40, 25, 50, 27, 63};
+
+static void check_moved(wr_t *wr, const uint32_t *from, const uint32_t *to, uint32_t n)
+{
+	for (uint32_t r = 0; r < wr->rank_count; r++) {
+		for (uint32_t i = 0; i < n; i++) {
+			assert_true(wr_block_is(&wr->rank[r], to[i], 1, from[i]));
+		}
+	}
+}
+
+static kvx_worker_stats_t stats_of(const wr_rank_t *rank)
+{
+	kvx_worker_stats_t stats = {.struct_size = sizeof stats};
+
+	kvx_worker_get_stats(rank->worker, &stats);
+
+	return stats;
+}
+
+static void load_sync(wr_t *wr, kvc_lease_t *lease, const uint32_t *ids, uint32_t n)
+{
+	wr_plan(wr);
+	wr_plan_fence(wr, ids, n);
+	wr_plan_load(wr, lease, 0, 7, ids, n);
+	wr_begin(wr);
+	for (uint32_t r = 0; r < wr->rank_count; r++) {
+		kvx_worker_start(wr->rank[r].worker);
+		kvx_worker_load(wr->rank[r].worker);
+	}
+}
+
+static void stored_blocks_come_back(uint32_t ranks, uint32_t flags)
+{
+	kvc_lease_t *lease;
+	wr_end_t end;
+	rig_t rig;
+	wr_t wr;
+
+	rig_init(&rig, kvd_program);
+	rig_start(&rig);
+	wr_init(&wr, &rig, ranks);
+	wr_fill(&wr, 1);
+	wr_store(&wr, first_eight, 8);
+	lease = wr_lease(&wr, 0, 8);
+	if (flags & KVX_PLAN_ASYNC) {
+		wr_plan(&wr);
+		wr_plan_load(&wr, lease, flags, 7, other_eight, 8);
+		wr_begin(&wr);
+		for (uint32_t r = 0; r < ranks; r++) {
+			kvx_worker_start(wr.rank[r].worker);
+		}
+	} else {
+		load_sync(&wr, lease, other_eight, 8);
+		check_moved(&wr, first_eight, other_eight, 8);
+	}
+	for (uint32_t r = 0; r < ranks; r++) {
+		wr_wait_load(&wr.rank[r], 7, flags & KVX_PLAN_ASYNC, &end);
+		assert_int_equal(end.loaded.status, KVC_OK);
+		assert_int_equal(end.loaded.blocks, 8);
+		assert_int_equal(end.loaded.bytes, 8u * WR_PAGE * WR_LAYERS / ranks);
+		assert_int_equal(end.error_count + (uint32_t)end.failed, 0);
+		wr_check_silent(&wr.rank[r]);
+	}
+	check_moved(&wr, first_eight, other_eight, 8);
+	kvc_release(&lease, 1);
+	rig_check_quiet(&rig);
+	wr_fini(&wr);
+	rig_fini(&rig);
+}
+
+static void p1_blocks_loaded_within_a_step_are_those_saved(void **state)
+{
+	(void)state;
+	stored_blocks_come_back(1, 0);
+	stored_blocks_come_back(2, 0);
+}
+
+static void p1_blocks_loaded_beside_the_steps_are_those_saved(void **state)
+{
+	(void)state;
+	stored_blocks_come_back(1, KVX_PLAN_ASYNC);
+	stored_blocks_come_back(2, KVX_PLAN_ASYNC);
+}
+
+/* The engine frees a block, gets it again in the next step and writes it: what was to be saved is saved before. */
+static void p1_a_block_reused_at_once_was_saved_before(void **state)
+{
+	kvc_lease_t *lease;
+	kvc_put_t *put;
+	rig_t rig;
+	wr_t wr;
+
+	(void)state;
+	rig_init(&rig, kvd_program);
+	rig_start(&rig);
+	wr_init(&wr, &rig, 2);
+	for (uint32_t round = 0; round < 20; round++) {
+		wr_fill(&wr, 1);
+		put = wr_put(&wr, 0, 8);
+		wr_plan(&wr);
+		wr_plan_save(&wr, put, round % 2 ? KVX_PLAN_EARLY : 0, first_eight, 8);
+		if (round % 2) {
+			wr_plan_fence(&wr, first_eight, 8);
+		}
+		wr_begin(&wr);
+		for (uint32_t r = 0; r < 2 && round % 2 == 0; r++) {
+			kvx_worker_end(wr.rank[r].worker);
+		}
+		if (round % 2 == 0) {
+			wr_plan(&wr);
+			wr_plan_fence(&wr, first_eight, 8);
+			wr_begin(&wr);
+		}
+		wr_fill(&wr, 2); /* the engine's next step */
+		assert_int_equal(wr_put_wait(&wr, put), KVC_OK);
+		lease = wr_lease(&wr, 0, 8);
+		load_sync(&wr, lease, other_eight, 8);
+		check_moved(&wr, first_eight, other_eight, 8);
+		kvc_release(&lease, 1);
+		assert_int_equal(kvc_space_reset(wr.space), KVC_OK);
+	}
+	assert_true(stats_of(&wr.rank[0]).fences + stats_of(&wr.rank[1]).fences > 0);
+	assert_int_equal(stats_of(&wr.rank[0]).save_dropped + stats_of(&wr.rank[1]).save_dropped, 0);
+	assert_int_equal(stats_of(&wr.rank[0]).marked + stats_of(&wr.rank[1]).marked, 0);
+	wr_fini(&wr);
+	rig_fini(&rig);
+}
+
+/* Also of a group with fewer layers. */
+static void p1_an_echo_brings_a_block_back(void **state)
+{
+	rig_t rig;
+	wr_t wr = {.groups = "0:full:32,1:window:32:511", .layers = 4};
+	wr_rank_t *rank = &wr.rank[0];
+
+	(void)state;
+	rig_init(&rig, kvd_program);
+	wr_init_with(&wr, &rig, 1, 0);
+	wr_fill(&wr, 1);
+	assert_int_equal(kvx_worker_echo(rank->worker, 0, 5, 9), KVC_OK);
+	assert_true(wr_block_is(rank, 9, 1, 5));
+	assert_int_equal(kvx_worker_echo(rank->worker, 1, 7, 9), KVC_OK);
+	assert_false(wr_block_is(rank, 9, 1, 7)); /* two of the layers are not the group's */
+	rank->layers = 4;
+	assert_true(wr_block_is(rank, 9, 1, 7));
+	assert_int_equal(kvx_worker_echo(rank->worker, 2, 5, 9), KVC_ERR_ARG);
+	assert_int_equal(kvx_worker_echo(rank->worker, 0, WR_BLOCKS, 9), KVC_ERR_ARG);
+	assert_int_equal(kvx_worker_echo(rank->worker, 0, 5, WR_BLOCKS), KVC_ERR_ARG);
+	wr_fini(&wr);
+	rig_fini(&rig);
+}
+
+#define REFUSED(change, words)                                                                                         \
+	do {                                                                                                           \
+		kvx_worker_config_t config = good;                                                                     \
+		kvk_paged_t cache = wr.rank[0].paged;                                                                  \
+		kvx_worker_group_t groups[2] = {{0, &cache}, {1, &cache}};                                             \
+		kvx_worker_t *worker = NULL;                                                                           \
+		config.groups = groups;                                                                                \
+		change;                                                                                                \
+		assert_int_equal(kvx_worker_open(&config, &worker), KVC_ERR_ARG);                                      \
+		assert_non_null(strstr(kvx_worker_why(), words));                                                      \
+		assert_null(worker);                                                                                   \
+	} while (0)
+
+static void p10_a_configuration_that_contradicts_itself_is_refused(void **state)
+{
+	rig_t rig;
+	wr_t wr = {0};
+
+	(void)state;
+	rig_init(&rig, kvd_program);
+	wr_init_with(&wr, &rig, 1, 0);
+
+	const kvx_worker_config_t good = {.struct_size = sizeof good,
+					  .socket = rig.socket,
+					  .instance = "i",
+					  .secret = (const uint8_t *)"0123456789abcdef",
+					  .secret_len = 16,
+					  .identity = &wr.identity,
+					  .layout = &wr.layout,
+					  .range = wr.writers[0],
+					  .group_count = 1};
+
+	REFUSED(config.struct_size = 8, "struct_size");
+	REFUSED(config.identity = NULL, "required");
+	REFUSED(config.range.rank = 3, "rank");
+	REFUSED(config.range.layer_count = WR_LAYERS + 1, "within the layout");
+	REFUSED(config.range.layer_count = WR_LAYERS - 1, "within the rank's range");
+	REFUSED(config.range.head_count = 0, "within the layout");
+	REFUSED(config.group_count = 0, "no groups");
+	REFUSED(config.threads = 1000, "threads");
+	REFUSED(cache.page_bytes++, "page size");
+	REFUSED((config.group_count = 2, groups[1].group = 0), "same number");
+	REFUSED(config.secret_len = 3, "secret");
+	wr_fini(&wr);
+	rig_fini(&rig);
+}
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p1_blocks_loaded_within_a_step_are_those_saved),
+		cmocka_unit_test(p1_blocks_loaded_beside_the_steps_are_those_saved),
+		cmocka_unit_test(p1_a_block_reused_at_once_was_saved_before),
+		cmocka_unit_test(p1_an_echo_brings_a_block_back),
+		cmocka_unit_test(p10_a_configuration_that_contradicts_itself_is_refused),
+	};
+
+	if (argc < 2) {
+		fprintf(stderr, "usage: %s KVD\n", argv[0]);
+		return 64;
+	}
+	kvd_program = argv[1];
+
+	return cmocka_run_group_tests_name("kvx.worker", tests, NULL, NULL);
+}

@@ -1,0 +1,150 @@
+/* Memory runs out at every allocation of a worker once: open() says so and leaves nothing, a plan's loads and saves fail like any others. */
+#include "connectors/worker_rig.h"
+#include "engine/check.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const uint32_t eight[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+
+/* ---- allocations of the sources under test (--wrap) -------------------------------------------------------------------------- */
+
+static _Thread_local uint32_t fail_at; /* 1: the next one; 0: none */
+
+static int fails(void)
+{
+	return fail_at > 0 && --fail_at == 0;
+}
+
+void *__real_malloc(size_t size);
+void *__real_calloc(size_t n, size_t size);
+void *__real_realloc(void *p, size_t size);
+void *__wrap_malloc(size_t size);
+void *__wrap_calloc(size_t n, size_t size);
+void *__wrap_realloc(void *p, size_t size);
+
+void *__wrap_malloc(size_t size)
+{
+	return fails() ? NULL : __real_malloc(size);
+}
+
+void *__wrap_calloc(size_t n, size_t size)
+{
+	return fails() ? NULL : __real_calloc(n, size);
+}
+
+void *__wrap_realloc(void *p, size_t size)
+{
+	return fails() ? NULL : __real_realloc(p, size);
+}
+
+/* ---- tests ------------------------------------------------------------------------------------------------------------------- */
+
+static void p5_open_without_memory_says_so_and_leaves_nothing(void **state)
+{
+	rig_t rig = {.socket = "/nonexistent/kvd.sock"};
+	wr_t wr = {0};
+	kvc_status_t status = KVC_ERR_NOMEM;
+	uint32_t failed = 0;
+
+	(void)state;
+	wr_init_with(&wr, &rig, 1, 0);
+	kvx_worker_close(wr.rank[0].worker);
+	for (uint32_t n = 1; status == KVC_ERR_NOMEM; n++) {
+		const kvx_worker_group_t group = {0, &wr.rank[0].paged};
+		const kvx_worker_config_t config = {.struct_size = sizeof config,
+						    .socket = rig.socket,
+						    .instance = "worker-test",
+						    .secret = (const uint8_t *)"0123456789abcdef",
+						    .secret_len = 16,
+						    .identity = &wr.identity,
+						    .layout = &wr.layout,
+						    .range = wr.writers[0],
+						    .groups = &group,
+						    .group_count = 1,
+						    .threads = 3};
+
+		fail_at = n;
+		status = kvx_worker_open(&config, &wr.rank[0].worker);
+		failed += status == KVC_ERR_NOMEM;
+	}
+	fail_at = 0;
+	assert_int_equal(status, KVC_OK);
+	assert_true(failed > 8);
+	wr_fini(&wr);
+}
+
+/* A plan with one of each; the n-th allocation of begin() and of what follows fails. */
+static void run_plan(wr_t *wr, uint32_t n)
+{
+	const kvc_handle_t put = {.incarnation = 5, .id = 9, .offset = 4096, .kind = 2, .n = 8};
+	const kvx_plan_part_t part = {.n = 4};
+	kvx_worker_t *worker = wr->rank[0].worker;
+	uint32_t ids[WR_BLOCKS], errors;
+	kvx_plan_save_t *save;
+	kvx_plan_load_t *load;
+	const void *bytes;
+	char id[16];
+	size_t len;
+	int failed = 0;
+
+	wr_plan(wr);
+	wr_plan_space(wr, 3, "adapter");
+	save = kvx_bytes_record(&wr->plan, KVX_RECORD_SAVE, sizeof *save);
+	save->n = 8;
+	save->flags = KVX_PLAN_EARLY;
+	save->put = put;
+	kvx_bytes_append(&wr->plan, eight, sizeof eight);
+	for (uint32_t i = 0; i < 2; i++) {
+		load = kvx_bytes_record(&wr->plan, KVX_RECORD_LOAD, sizeof *load);
+		load->load = i + 1;
+		load->flags = i ? KVX_PLAN_ASYNC : 0;
+		load->parts = 1;
+		load->id_len = 1;
+		kvx_bytes_append(&wr->plan, i ? "b" : "a", 1);
+		kvx_bytes_append(&wr->plan, &part, sizeof part);
+		kvx_bytes_append(&wr->plan, eight + 4 * i, 4 * sizeof *eight);
+	}
+	kvx_bytes_finish(&wr->plan, wr->step);
+
+	fail_at = n;
+	kvx_worker_begin(worker, wr->plan.data, wr->plan.len);
+	kvx_worker_start(worker);
+	kvx_worker_load(worker);
+	kvx_worker_end(worker);
+	errors = kvx_worker_errors(worker, ids, WR_BLOCKS);
+	assert_int_equal(errors, 8);
+	assert_int_equal(kvx_worker_finished(worker, id, sizeof id, &failed), 1);
+	assert_true(id[0] == 'b' && failed);
+	assert_int_equal(kvx_worker_finished(worker, id, sizeof id, &failed), 0);
+	assert_int_equal(kvx_worker_flush(worker, WR_PATIENCE), KVC_OK);
+	kvx_worker_report(worker, &bytes, &len);
+	fail_at = 0;
+}
+
+static void p7_a_plan_without_memory_fails_like_any_other(void **state)
+{
+	rig_t rig = {.socket = "/nonexistent/kvd.sock"};
+	wr_t wr = {0};
+
+	(void)state;
+	for (uint32_t n = 0; n < 16; n++) {
+		wr_init_with(&wr, &rig, 1, 0);
+		run_plan(&wr, n);
+		run_plan(&wr, 0);
+		wr_fini(&wr);
+		wr = (wr_t){0};
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p5_open_without_memory_says_so_and_leaves_nothing),
+		cmocka_unit_test(p7_a_plan_without_memory_fails_like_any_other),
+	};
+
+	return cmocka_run_group_tests_name("kvx.worker-alloc", tests, NULL, NULL);
+}

@@ -1,0 +1,353 @@
+/* Groups of rule `window` and `state`: blocks without parents, each of them by itself. Puts and leases in memory. */
+#include "groups.h"
+
+static u_put_t put_, other_;
+static u_lease_t lease_, lease2_;
+static kv_msg_put_start_reply_t started_;
+static kv_msg_acquire_reply_t reply_;
+
+/* ---- puts ------------------------------------------------------------------------------------------------------------------------- */
+
+static void p3_a_block_without_parent_is_visible_by_itself(void **state)
+{
+	(void)state;
+	stage_window(64, 0);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 10, 14, 0, &put_, &started_), KV_OK);
+	assert_int_equal(started_.n, 4);
+	u_put_write(&u_, &put_);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 2, 1), KV_OK);
+	assert_int_equal(tiers_of(&keys_[12]), KV_TIER_CPU);
+	assert_int_equal(u_mirror_tiers(&u_, 0, &keys_[12]), KV_TIER_CPU);
+	assert_int_equal(tiers_of(&keys_[10]), 0x80);
+	assert_int_equal(u_header(m_, put_.offset)->ready, 0);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 2), KV_OK);
+	assert_int_equal(u_header(m_, put_.offset)->ready, 3);
+	assert_int_equal(u_count_notices(&u_, KV_CODE_PUT_DONE, put_.id), 0);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 3, 1), KV_OK);
+	assert_int_equal(u_count_notices(&u_, KV_CODE_PUT_DONE, put_.id), 1);
+	assert_int_equal(u_find_notice(&u_, KV_CODE_PUT_DONE, put_.id)->msg.put_done.n, 4);
+	assert_int_equal(u_.stored, 4);
+	assert_int_equal(u_.last_has_parent, 0);
+	stage_end();
+}
+
+static void p3_parent_and_depth_of_a_block_without_parent_are_ignored(void **state)
+{
+	kv_msg_t ask = {0}, reply;
+
+	(void)state;
+	stage_window(64, 0);
+	ask.put_start = (kv_msg_put_start_t){.space = space_.space,
+					     .epoch = space_.epoch,
+					     .group = 1,
+					     .parent = keys_[400],
+					     .depth = 400,
+					     .keys = {(const uint8_t *)keys_, KV_KEY_BYTES}};
+	assert_int_equal(u_request(&u_, m_, KV_CODE_PUT_START, &ask, &reply), KV_OK);
+	put_ = (u_put_t){.id = reply.put_start_reply.put, .member = m_, .offset = reply.put_start_reply.offset, .n = 1};
+	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 1), KV_OK);
+	assert_int_equal(tiers_of(&keys_[0]), KV_TIER_CPU);
+	ask.put_start.group = 0;
+	assert_int_equal(u_request(&u_, m_, KV_CODE_PUT_START, &ask, &reply), KV_ERR_NO_PARENT);
+	stage_end();
+}
+
+static void p5_already_may_be_anywhere_in_a_put(void **state)
+{
+	const uint32_t *slots;
+
+	(void)state;
+	stage_window(64, 0);
+	assert_int_equal(put(2, 4), 2);
+	assert_int_equal(put(6, 7), 1);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 8, 0, &put_, &started_), KV_OK);
+	assert_int_equal(started_.n, 8);
+	assert_int_equal(started_.already, 3);
+	slots = kv_lease_slots(u_header(m_, put_.offset));
+	for (uint32_t i = 0; i < 8; i++) {
+		assert_int_equal(slots[i] == KV_SLOT_NONE, i == 2 || i == 3 || i == 6);
+	}
+	u_put_write(&u_, &put_);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 8), KV_OK);
+	assert_int_equal(u_find_notice(&u_, KV_CODE_PUT_DONE, put_.id)->msg.put_done.n, 8);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 8, 0, &put_, &started_), KV_OK);
+	assert_int_equal(started_.put, 0);
+	assert_int_equal(started_.already, 8);
+	assert_int_equal(stage_free_slots(), 56);
+	stage_end();
+}
+
+static void p10_a_key_twice_in_a_put_is_refused(void **state)
+{
+	kv_key_t twice[4] = {0};
+
+	(void)state;
+	stage_window(64, 0);
+	memcpy(twice, keys_, sizeof twice);
+	twice[3] = twice[1];
+	assert_int_equal(u_put_start(&u_, m_, &space_, twice, 0, 4, 0, &put_, &started_), KV_ERR_ARG);
+	assert_int_equal(stage_free_slots(), 64);
+	assert_int_equal(put(0, 4), 4);
+	assert_int_equal(u_put_start(&u_, m_, &space_, twice, 0, 4, 0, &put_, &started_), KV_ERR_ARG);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 4, 0, &put_, &started_), KV_OK);
+	memset(&twice[0], 0, sizeof twice[0]);
+	assert_int_equal(u_put_start(&u_, m_, &space_, twice, 0, 1, 0, &put_, &started_), KV_ERR_ARG);
+	stage_end();
+}
+
+static void p5_a_put_that_finds_no_room_takes_what_there_is(void **state)
+{
+	(void)state;
+	stage_window(8, 0);
+	assert_int_equal(put(1, 2), 1);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 20, 0, &put_, &started_), KV_OK);
+	assert_int_equal(started_.n, 8);
+	assert_int_equal(started_.already, 1);
+	u_put_write(&u_, &put_);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 8), KV_OK);
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 20), 8);
+	stage_end();
+}
+
+static void p3_of_two_copies_of_a_block_without_parent_one_is_kept(void **state)
+{
+	(void)state;
+	stage_window(64, 0);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 4, 0, &put_, &started_), KV_OK);
+	assert_int_equal(u_put_start(&u_, u_join(&u_, 0, "second", 2, 0), &space_, keys_, 2, 6, 0, &other_, &started_),
+			 KV_OK);
+	u_put_write(&u_, &put_);
+	u_put_write(&u_, &other_);
+	assert_int_equal(u_put_end(&u_, other_.member, &other_, 0, 4), KV_OK);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 4), KV_OK);
+	assert_int_equal(u_find_notice(&u_, KV_CODE_PUT_DONE, put_.id)->msg.put_done.n, 4);
+	assert_int_equal(stage_free_slots(), 58);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 6, 0, &lease_, &reply_), KV_OK);
+	u_lease_verify(&u_, &lease_);
+	stage_end();
+}
+
+static void p4_a_revoked_put_keeps_what_is_visible(void **state)
+{
+	kv_msg_t ask, reply;
+	uint32_t freed;
+
+	(void)state;
+	stage_window(64, 0);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 6, 0, &put_, &started_), KV_OK);
+	u_put_write(&u_, &put_);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 1), KV_OK);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 4, 2), KV_OK);
+	ask = (kv_msg_t){.put_revoke = {.put = put_.id}};
+	assert_int_equal(u_request(&u_, m_, KV_CODE_PUT_REVOKE, &ask, &reply), KV_OK);
+	assert_int_equal(reply.put_revoke_reply.revoked, 3);
+	assert_int_equal(u_find_notice(&u_, KV_CODE_PUT_DONE, put_.id)->msg.put_done.n, 1);
+	assert_int_equal(stage_quarantined(), 3);
+	assert_int_equal(tiers_of(&keys_[5]), KV_TIER_CPU);
+	assert_int_equal(u_quiet(&u_, m_, 0, put_.id, &freed), KV_OK);
+	assert_int_equal(freed, 3);
+	assert_int_equal(stage_free_slots(), 61);
+	stage_end();
+}
+
+static void p1_the_same_key_in_two_groups_is_two_blocks(void **state)
+{
+	(void)state;
+	stage(64, 0);
+	assert_int_equal(put(0, 4), 4);
+	u_.group = 5;
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 4), 0);
+	assert_int_equal(put(0, 8), 8);
+	u_.group = 1;
+	assert_int_equal(u_mirror_tiers(&u_, 0, &keys_[3]), 0);
+	assert_int_equal(put(3, 4), 1);
+	for (uint32_t group = 0; group < 6; group++) {
+		u_.group = group == 3 || group == 4 || group == 2 ? 5 : group;
+		assert_int_equal(tiers_of(&keys_[3]), KV_TIER_CPU);
+		assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 4, u_.group == 1 ? 3 : 0, &lease_, &reply_), KV_OK);
+		assert_int_equal(reply_.n, 4);
+		u_lease_verify(&u_, &lease_);
+	}
+	stage_end();
+}
+
+static void p9_tokens_of_a_group_are_counted_in_its_own_blocks(void **state)
+{
+	static const uint32_t tokens[64];
+	kv_msg_t ask = {0}, reply;
+
+	(void)state;
+	stage(64, 0); /* the state group has two units a block */
+	ask.put_start = (kv_msg_put_start_t){.space = space_.space,
+					     .epoch = space_.epoch,
+					     .group = 2,
+					     .keys = {(const uint8_t *)keys_, 2 * KV_KEY_BYTES},
+					     .tokens = {(const uint8_t *)tokens, 2 * 16 * sizeof *tokens}};
+	assert_int_equal(u_request(&u_, m_, KV_CODE_PUT_START, &ask, &reply), KV_ERR_ARG);
+	ask.put_start.tokens.len = 2 * 32 * sizeof *tokens;
+	assert_int_equal(u_request(&u_, m_, KV_CODE_PUT_START, &ask, &reply), KV_OK);
+	put_ = (u_put_t){.id = reply.put_start_reply.put, .member = m_, .offset = reply.put_start_reply.offset, .n = 2};
+	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 2), KV_OK);
+	assert_int_equal(u_.stored_tokens, 64);
+	stage_end();
+}
+
+/* ---- leases ----------------------------------------------------------------------------------------------------------------------- */
+
+static void p3_a_window_is_leased_whole_or_not_at_all(void **state)
+{
+	(void)state;
+	stage_window(16, 0);
+	assert_int_equal(put(0, 16), 16);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 8, 4, &lease_, &reply_), KV_OK);
+	assert_true(reply_.lease != 0 && reply_.n == 8 && reply_.ready == 8 && reply_.why == KV_WHY_NONE);
+	assert_int_equal(u_header(m_, lease_.offset)->n, 4);
+	assert_int_equal(u_header(m_, lease_.offset)->skip, 4);
+	assert_int_equal(u_header(m_, lease_.offset)->group, 1);
+	u_lease_verify(&u_, &lease_);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 14, &lease2_, &reply_), KV_OK);
+	assert_true(reply_.lease == 0 && reply_.n == 0 && reply_.why == KV_WHY_ABSENT);
+	evict_all(KV_TIER_CPU);
+	for (uint32_t i = 0; i < 16; i++) {
+		assert_int_equal(tiers_of(&keys_[i]) != 0, i >= 4 && i < 8);
+	}
+	u_lease_verify(&u_, &lease_);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 9, 6, &lease2_, &reply_), KV_OK);
+	assert_true(reply_.lease == 0 && reply_.why == KV_WHY_EVICTED);
+	assert_int_equal(u_.core->claims.used, 4);
+	assert_int_equal(u_release(&u_, m_, lease_.id), KV_OK);
+	assert_int_equal(u_.core->claims.used, 0);
+	evict_all(KV_TIER_CPU);
+	assert_int_equal(stage_free_slots(), 16);
+	stage_end();
+}
+
+static void p10_a_window_names_each_of_its_blocks(void **state)
+{
+	kv_msg_t ask = {0}, reply;
+
+	(void)state;
+	stage_window(64, 0);
+	assert_int_equal(put(0, 16), 16);
+	ask.acquire = (kv_msg_acquire_t){.space = space_.space,
+					 .epoch = space_.epoch,
+					 .group = 1,
+					 .skip = 4,
+					 .n = 8,
+					 .ladder = {(const uint8_t *)keys_, 3 * KV_KEY_BYTES}};
+	assert_int_equal(u_request(&u_, m_, KV_CODE_ACQUIRE, &ask, &reply), KV_ERR_ARG);
+	ask.acquire.ladder.len = 5 * KV_KEY_BYTES;
+	assert_int_equal(u_request(&u_, m_, KV_CODE_ACQUIRE, &ask, &reply), KV_ERR_ARG);
+	ask.acquire.skip = 8;
+	ask.acquire.ladder.len = 0;
+	assert_int_equal(u_request(&u_, m_, KV_CODE_ACQUIRE, &ask, &reply), KV_ERR_ARG);
+	ask.acquire.skip = 9;
+	assert_int_equal(u_request(&u_, m_, KV_CODE_ACQUIRE, &ask, &reply), KV_ERR_ARG);
+	ask.acquire.group = 3;
+	assert_int_equal(u_request(&u_, m_, KV_CODE_ACQUIRE, &ask, &reply), KV_ERR_UNSUPPORTED);
+	assert_non_null(u_.detail);
+	ask.put_start = (kv_msg_put_start_t){.space = space_.space,
+					     .epoch = space_.epoch,
+					     .group = 3,
+					     .keys = {(const uint8_t *)keys_, KV_KEY_BYTES}};
+	assert_int_equal(u_request(&u_, m_, KV_CODE_PUT_START, &ask, &reply), KV_ERR_UNSUPPORTED);
+	stage_end();
+}
+
+static void p5_every_block_of_a_window_counts_against_the_cap(void **state)
+{
+	(void)state;
+	stage_window(64, 0);
+	assert_int_equal(put(0, 32), 32);
+	u_.core->config.max_pinned_bytes = 10 * 4096;
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 11, 0, &lease_, &reply_), KV_ERR_BUSY);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 14, &lease_, &reply_), KV_OK);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 15, &lease2_, &reply_), KV_ERR_BUSY);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 16, &lease2_, &reply_), KV_OK);
+	universe_check(&u_);
+	u_.core->config.max_leases = 2;
+	assert_int_equal(u_release(&u_, m_, lease_.id), KV_OK);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 3, 2, &lease_, &reply_), KV_OK);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 3, 2, &lease_, &reply_), KV_ERR_LIMIT);
+	stage_end();
+}
+
+static void p5_a_window_that_was_leased_last_goes_last(void **state)
+{
+	(void)state;
+	stage_window(16, 0);
+	assert_int_equal(put(0, 16), 16);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 4, 0, &lease_, &reply_), KV_OK);
+	assert_int_equal(u_release(&u_, m_, lease_.id), KV_OK);
+	for (uint32_t i = 0; i < 12; i++) {
+		assert_int_equal(kvd_core_evict_one(u_.core, KV_TIER_CPU), KV_OK);
+	}
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 16), 4);
+	assert_int_equal(kvd_core_evict_one(u_.core, KV_TIER_CPU), KV_OK);
+	assert_int_equal(tiers_of(&keys_[0]), 0); /* the window moves on: its first block is the oldest */
+	assert_int_equal(tiers_of(&keys_[3]), KV_TIER_CPU);
+	stage_end();
+}
+
+static void p1_an_expired_window_is_revoked_and_unpinned(void **state)
+{
+	kv_msg_t ask, reply;
+
+	(void)state;
+	stage_window(16, 0);
+	assert_int_equal(put(0, 16), 16);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 8, 0, &lease_, &reply_), KV_OK);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 16, 12, &lease2_, &reply_), KV_OK);
+	kv_test_advance(&u_.env, UINT64_C(8000000000));
+	u_tick(&u_, 1);
+	ask = (kv_msg_t){.renew = {.lease = lease2_.id}};
+	assert_int_equal(u_request(&u_, m_, KV_CODE_RENEW, &ask, &reply), KV_OK);
+	kv_test_advance(&u_.env, UINT64_C(2100000000));
+	u_tick(&u_, 1);
+	assert_false(u_lease_alive(&lease_));
+	assert_true(u_lease_alive(&lease2_));
+	evict_all(KV_TIER_CPU);
+	assert_int_equal(stage_free_slots(), 12);
+	stage_end();
+}
+
+static void p4_a_member_that_dies_leaves_no_pin_behind(void **state)
+{
+	u_member_t *dying;
+
+	(void)state;
+	stage_window(64, 64);
+	assert_int_equal(put(0, 16), 16);
+	dying = u_join(&u_, 0, "dying", 2, 0);
+	assert_int_equal(u_acquire(&u_, dying, &space_, keys_, 16, 8, &lease_, &reply_), KV_OK);
+	assert_int_equal(u_put_start(&u_, dying, &space_, keys_, 10, 30, 1, &put_, &started_), KV_OK);
+	assert_int_equal(u_put_end(&u_, dying, &put_, 6, 4), KV_OK);
+	u_dead(&u_, dying);
+	universe_check(&u_);
+	assert_int_equal(u_.core->claims.used, 0);
+	assert_int_equal(stage_quarantined(), 0);
+	stage_end();
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p3_a_block_without_parent_is_visible_by_itself),
+		cmocka_unit_test(p3_parent_and_depth_of_a_block_without_parent_are_ignored),
+		cmocka_unit_test(p5_already_may_be_anywhere_in_a_put),
+		cmocka_unit_test(p10_a_key_twice_in_a_put_is_refused),
+		cmocka_unit_test(p5_a_put_that_finds_no_room_takes_what_there_is),
+		cmocka_unit_test(p3_of_two_copies_of_a_block_without_parent_one_is_kept),
+		cmocka_unit_test(p4_a_revoked_put_keeps_what_is_visible),
+		cmocka_unit_test(p1_the_same_key_in_two_groups_is_two_blocks),
+		cmocka_unit_test(p9_tokens_of_a_group_are_counted_in_its_own_blocks),
+		cmocka_unit_test(p3_a_window_is_leased_whole_or_not_at_all),
+		cmocka_unit_test(p10_a_window_names_each_of_its_blocks),
+		cmocka_unit_test(p5_every_block_of_a_window_counts_against_the_cap),
+		cmocka_unit_test(p5_a_window_that_was_leased_last_goes_last),
+		cmocka_unit_test(p1_an_expired_window_is_revoked_and_unpinned),
+		cmocka_unit_test(p4_a_member_that_dies_leaves_no_pin_behind),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

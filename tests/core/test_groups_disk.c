@@ -1,0 +1,349 @@
+/* Blocks without parents: on disk, bad, durable, after a restart, and very many. */
+#include "groups.h"
+
+static u_put_t put_;
+static u_lease_t lease_, lease2_;
+static kv_msg_put_start_reply_t started_;
+static kv_msg_acquire_reply_t reply_;
+
+/* Blocks [0, n) in the window group, on disk only. */
+static void stage_disk(uint32_t cpu, uint32_t n)
+{
+	stage_window(cpu, 256);
+	for (uint32_t at = 0; at < n; at += 4) {
+		assert_int_equal(put(at, at + 4), 4);
+		u_settle(&u_);
+	}
+	evict_all(KV_TIER_CPU);
+	assert_int_equal(stage_free_slots(), cpu);
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, n), n);
+}
+
+static void wait_done(uint64_t lease)
+{
+	for (uint32_t i = 0; i < 200 && u_count_notices(&u_, KV_CODE_LEASE_DONE, lease) == 0; i++) {
+		u_tick(&u_, 1);
+	}
+	assert_int_equal(u_count_notices(&u_, KV_CODE_LEASE_DONE, lease), 1);
+}
+
+/* ---- disk -------------------------------------------------------------------------------------------------------------------------- */
+
+static void p1_blocks_of_a_window_come_from_disk(void **state)
+{
+	(void)state;
+	stage_disk(32, 20);
+	u_.disk.shuffle = 1;
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 12, 10, &lease_, &reply_), KV_OK);
+	wait_done(lease_.id);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 16, 8, &lease2_, &reply_), KV_OK);
+	assert_true(reply_.n == 16 && reply_.n_disk == 6 && reply_.ready == 8);
+	wait_done(lease2_.id);
+	assert_int_equal(u_header(m_, lease2_.offset)->ready, 16);
+	u_lease_verify(&u_, &lease2_);
+	for (uint32_t i = 8; i < 16; i++) {
+		assert_int_equal(tiers_of(&keys_[i]), KV_TIER_CPU | KV_TIER_DISK);
+	}
+	u_settle(&u_);
+	assert_int_equal(u_.core->holds, 10); /* until they are released */
+	assert_int_equal(u_release(&u_, m_, lease2_.id), KV_OK);
+	assert_int_equal(u_release(&u_, m_, lease_.id), KV_OK);
+	assert_int_equal(u_.core->holds, 0);
+	stage_end();
+}
+
+static void p5_without_room_for_all_of_a_window_nothing_is_read(void **state)
+{
+	(void)state;
+	stage_disk(4, 20);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 16, 8, &lease_, &reply_), KV_ERR_BUSY);
+	u_settle(&u_);
+	assert_int_equal(u_.core->claims.used + u_.core->holds, 0);
+	assert_int_equal(stage_free_slots(), 4);
+	assert_int_equal(u_.disk.loads, 0);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 16, 12, &lease_, &reply_), KV_OK);
+	wait_done(lease_.id);
+	stage_end();
+}
+
+static void p6_a_window_ends_when_one_of_its_blocks_cannot_be_read(void **state)
+{
+	(void)state;
+	stage_disk(32, 8);
+	u_.disk.fail_percent = 100;
+	u_.disk.fail_with = KV_ERR_CORRUPT;
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 4, 0, &lease_, &reply_), KV_OK);
+	wait_done(lease_.id);
+	assert_int_equal(u_find_notice(&u_, KV_CODE_LEASE_DONE, lease_.id)->msg.lease_done.status, KV_ERR_CORRUPT);
+	assert_false(u_lease_alive(&lease_));
+	u_.disk.fail_percent = 0;
+	u_settle(&u_);
+	assert_int_equal(tiers_of(&keys_[0]), 0);
+	assert_int_equal(tiers_of(&keys_[4]), KV_TIER_DISK);
+	assert_int_equal(u_.core->claims.used + u_.core->holds, 0);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 8, 4, &lease_, &reply_), KV_OK);
+	wait_done(lease_.id);
+	u_lease_verify(&u_, &lease_);
+	stage_end();
+}
+
+/* A block is bad in a lease: it alone goes, and the leases that have it. */
+static void bad_block(uint32_t disk, uint8_t left)
+{
+	kv_msg_t ask, reply;
+
+	stage_window(32, disk);
+	assert_int_equal(put(0, 8), 8);
+	u_settle(&u_);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 6, 2, &lease_, &reply_), KV_OK);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 8, 4, &lease2_, &reply_), KV_OK);
+	ask = (kv_msg_t){.bad_block = {.lease = lease_.id, .index = 1}};
+	assert_int_equal(u_request(&u_, m_, KV_CODE_BAD_BLOCK, &ask, &reply), KV_OK);
+	assert_int_equal(reply.bad_block_reply.quarantined, 1);
+	u_settle(&u_);
+	assert_int_equal(tiers_of(&keys_[3]), left);
+	assert_false(u_lease_alive(&lease_));
+	assert_true(u_lease_alive(&lease2_));
+	for (uint32_t i = 0; i < 8; i++) {
+		assert_true(i == 3 || (tiers_of(&keys_[i]) & KV_TIER_CPU));
+	}
+	ask = (kv_msg_t){.bad_block = {.lease = lease2_.id, .index = 4}};
+	assert_int_equal(u_request(&u_, m_, KV_CODE_BAD_BLOCK, &ask, &reply), KV_ERR_ARG);
+	assert_int_equal(put(0, 8), 8);
+	assert_true(tiers_of(&keys_[3]) & (disk ? KV_TIER_DISK : KV_TIER_CPU));
+	stage_end();
+}
+
+static void p1_a_bad_block_without_parent_goes_alone(void **state)
+{
+	(void)state;
+	bad_block(0, 0);
+	bad_block(64, KV_TIER_DISK);
+}
+
+static void p6_a_bad_block_may_be_evicted_before_it_is_taken_down(void **state)
+{
+	kv_msg_t ask, reply;
+
+	(void)state;
+	for (uint32_t group = 0; group < 2; group++) {
+		stage(32, 0);
+		u_.group = group;
+		assert_int_equal(put(0, 8), 8);
+		assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 8, 0, &lease_, &reply_), KV_OK);
+		ask = (kv_msg_t){.bad_block = {.lease = lease_.id, .index = 7}};
+		assert_int_equal(u_request(&u_, m_, KV_CODE_BAD_BLOCK, &ask, &reply), KV_OK);
+		assert_int_equal(u_release(&u_, m_, lease_.id), KV_OK);
+		evict_all(KV_TIER_CPU);
+		universe_check(&u_);
+		u_settle(&u_);
+		evict_all(KV_TIER_CPU);
+		assert_int_equal(u_.core->ix.blocks.used, 0);
+		stage_end();
+	}
+}
+
+static void p2_durable_is_said_of_each_block_without_parent(void **state)
+{
+	(void)state;
+	stage_window(64, 64);
+	assert_int_equal(put(2, 4), 2);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 6, 1, &put_, &started_), KV_OK);
+	assert_int_equal(started_.already, 2);
+	u_put_write(&u_, &put_);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 6), KV_OK);
+	assert_int_equal(u_count_notices(&u_, KV_CODE_DURABLE, put_.id), 0);
+	assert_int_equal(u_.core->claims.used, 6);
+	u_settle(&u_);
+	assert_int_equal(u_count_notices(&u_, KV_CODE_DURABLE, put_.id), 1);
+	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.n, 6);
+	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.status, KV_OK);
+	assert_true(u_.disk.flushes > 0);
+	assert_int_equal(u_.core->claims.used, 0);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 6, 1, &put_, &started_), KV_OK);
+	assert_int_equal(started_.already, 6);
+	u_settle(&u_);
+	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.n, 6);
+	stage_end();
+}
+
+static void p2_durable_says_how_far_the_disk_goes(void **state)
+{
+	const u_notice_t *notice;
+
+	(void)state;
+	stage_window(64, 4);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 8, 1, &put_, &started_), KV_OK);
+	u_put_write(&u_, &put_);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 8), KV_OK);
+	u_settle(&u_);
+	notice = u_find_notice(&u_, KV_CODE_DURABLE, put_.id);
+	assert_non_null(notice);
+	assert_int_equal(notice->msg.durable.status, KV_ERR_NOT_ADMITTED);
+	assert_true(notice->msg.durable.n <= 4);
+	for (uint32_t i = 0; i < notice->msg.durable.n; i++) {
+		assert_true(tiers_of(&keys_[i]) & KV_TIER_DISK);
+	}
+	stage_end();
+	stage_window(64, 0);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 8, 1, &put_, &started_), KV_OK);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 8), KV_OK);
+	u_settle(&u_);
+	notice = u_find_notice(&u_, KV_CODE_DURABLE, put_.id);
+	assert_true(notice && notice->msg.durable.n == 0 && notice->msg.durable.status == KV_ERR_NOT_ADMITTED);
+	stage_end();
+}
+
+static void p2_blocks_of_all_groups_come_back(void **state)
+{
+	fake_tier_t disk;
+
+	(void)state;
+	stage(64, 256);
+	for (uint32_t g = 0; g < U_GROUPS; g++) {
+		u_.group = u_groups[g].id;
+		assert_int_equal(put(0, 8 + g), 8 + g);
+	}
+	u_settle(&u_);
+	universe_kill(&u_, &disk);
+	universe_init(&u_, &(u_config_t){.cpu_slots = 64, .max_blocks = 4096, .seed = kv_test_seed()}, &disk);
+	m_ = u_join(&u_, 0, "engine", 2, 0);
+	space_ = u_space(&u_, 0, "model");
+	u_settle(&u_);
+	for (uint32_t g = 0; g < U_GROUPS; g++) {
+		u_.group = u_groups[g].id;
+		assert_int_equal(u_visible(&u_, 0, &space_, keys_, 20), 8 + g);
+		assert_int_equal(u_mirror_tiers(&u_, 0, &keys_[5]), KV_TIER_DISK);
+		assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 8, 2, &lease_, &reply_), KV_OK);
+		wait_done(lease_.id);
+		u_lease_verify(&u_, &lease_);
+		assert_int_equal(u_header(m_, lease_.offset)->ready, 8);
+	}
+	universe_check(&u_);
+	stage_end();
+}
+
+static void p1_a_reset_takes_all_groups(void **state)
+{
+	kv_msg_t ask, reply;
+
+	(void)state;
+	stage(128, 256);
+	for (uint32_t g = 0; g < U_GROUPS; g++) {
+		u_.group = u_groups[g].id;
+		assert_int_equal(put(0, 20), 20);
+	}
+	u_.group = 1;
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 10, &lease_, &reply_), KV_OK);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 15, 30, 1, &put_, &started_), KV_OK);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 5, 3), KV_OK);
+	ask = (kv_msg_t){.space_reset = {.space = space_.space, .epoch = space_.epoch}};
+	assert_int_equal(u_request(&u_, m_, KV_CODE_SPACE_RESET, &ask, &reply), KV_PENDING);
+	space_.epoch = reply.space_reset_reply.epoch;
+	assert_int_equal(put(0, 4), 4);
+	u_tick(&u_, 20);
+	assert_false(u_lease_alive(&lease_));
+	assert_int_equal(u_put_end(&u_, m_, &put_, 8, 7), KV_OK);
+	assert_int_equal(u_find_notice(&u_, KV_CODE_PUT_DONE, put_.id)->msg.put_done.status, KV_ERR_STALE_EPOCH);
+	u_settle(&u_);
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 20), 4);
+	stage_end();
+}
+
+/* ---- many ----------------------------------------------------------------------------------------------------------------------------- */
+
+/* A step that walks the root's children would make this take minutes. */
+static void p10_fifty_thousand_blocks_at_the_root_cost_no_more_each(void **state)
+{
+	enum { MANY = 50000 };
+	static kv_key_t many[MANY];
+	kv_msg_t ask, reply;
+
+	(void)state;
+	universe_init(
+		&u_,
+		&(u_config_t){.cpu_slots = MANY, .disk_slots = MANY, .max_blocks = 2 * MANY, .seed = kv_test_seed()},
+		NULL);
+	m_ = u_join(&u_, 0, "engine", 2, 0);
+	space_ = u_space(&u_, 0, "model");
+	u_.group = 1;
+	u_chain(NULL, 3, many, MANY);
+	for (uint32_t at = 0; at < MANY; at += 500) {
+		assert_int_equal(u_put(&u_, m_, &space_, many + at, 0, 500), 500);
+		u_tick(&u_, 8);
+		u_.notice_count = 0;
+	}
+	for (uint32_t at = 0; at < MANY; at += 50) {
+		assert_int_equal(u_acquire(&u_, m_, &space_, many + at, 50, 10, &lease_, &reply_), KV_OK);
+		assert_int_equal(reply_.n, 50);
+		assert_int_equal(u_release(&u_, m_, lease_.id), KV_OK);
+	}
+	while (u_.core->ix.queue_head != KVD_NONE || u_.core->writes > 0) {
+		u_tick(&u_, 1);
+	}
+	for (uint32_t i = 0; i < MANY / 2; i++) {
+		assert_int_equal(kvd_core_evict_one(u_.core, KV_TIER_CPU), KV_OK);
+	}
+	universe_check(&u_);
+	ask = (kv_msg_t){.space_reset = {.space = space_.space, .epoch = space_.epoch}};
+	assert_int_equal(u_request(&u_, m_, KV_CODE_SPACE_RESET, &ask, &reply), KV_PENDING);
+	while (u_.core->dead_trees != KVD_NONE) {
+		u_tick(&u_, 1);
+	}
+	assert_int_equal(u_.core->ix.blocks.used, 0);
+	universe_check(&u_);
+	universe_fini(&u_);
+}
+
+static void p5_a_full_index_makes_room_for_blocks_without_parents(void **state)
+{
+	(void)state;
+	universe_init(&u_, &(u_config_t){.cpu_slots = 64, .max_blocks = 10, .seed = kv_test_seed()}, NULL);
+	m_ = u_join(&u_, 0, "engine", 2, 0);
+	space_ = u_space(&u_, 0, "model");
+	stage_keys();
+	u_.group = 1;
+	assert_int_equal(put(0, 10), 10);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 9, 0, &lease_, &reply_), KV_OK);
+	assert_int_equal(put(20, 21), 1);
+	assert_int_equal(tiers_of(&keys_[20]), KV_TIER_CPU);
+	assert_int_equal(tiers_of(&keys_[9]), 0);
+	assert_int_equal(u_acquire(&u_, m_, &space_, &keys_[20], 1, 0, &lease2_, &reply_), KV_OK);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 30, 32, 0, &put_, &started_), KV_OK);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 2), KV_OK);
+	assert_int_equal(u_find_notice(&u_, KV_CODE_PUT_DONE, put_.id)->msg.put_done.status, KV_ERR_NOT_ADMITTED);
+	stage_end();
+}
+
+static void p4_status_names_the_groups_of_a_space(void **state)
+{
+	static char json[65536];
+
+	(void)state;
+	stage(16, 16);
+	kvd_core_status_json(u_.core, 0, 1, json, sizeof json);
+	assert_non_null(strstr(json, "{\"group\":1,\"rule\":\"window\",\"block_tokens\":16,\"window\":63}"));
+	assert_non_null(strstr(json, "{\"group\":2,\"rule\":\"state\",\"block_tokens\":32}"));
+	assert_non_null(strstr(json, "{\"group\":5,\"rule\":\"full\",\"block_tokens\":16}"));
+	stage_end();
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p1_blocks_of_a_window_come_from_disk),
+		cmocka_unit_test(p5_without_room_for_all_of_a_window_nothing_is_read),
+		cmocka_unit_test(p6_a_window_ends_when_one_of_its_blocks_cannot_be_read),
+		cmocka_unit_test(p1_a_bad_block_without_parent_goes_alone),
+		cmocka_unit_test(p6_a_bad_block_may_be_evicted_before_it_is_taken_down),
+		cmocka_unit_test(p2_durable_is_said_of_each_block_without_parent),
+		cmocka_unit_test(p2_durable_says_how_far_the_disk_goes),
+		cmocka_unit_test(p2_blocks_of_all_groups_come_back),
+		cmocka_unit_test(p1_a_reset_takes_all_groups),
+		cmocka_unit_test(p10_fifty_thousand_blocks_at_the_root_cost_no_more_each),
+		cmocka_unit_test(p5_a_full_index_makes_room_for_blocks_without_parents),
+		cmocka_unit_test(p4_status_names_the_groups_of_a_space),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
