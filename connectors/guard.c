@@ -22,7 +22,7 @@ static uint32_t bucket_of(const kvx_guard_t *guard, uint32_t tokens)
 static void learn(const kvx_guard_t *guard, kvx_guard_line_t *line, uint32_t tokens, uint64_t ns)
 {
 	kvx_guard_cell_t *cell = &line->cell[bucket_of(guard, tokens)];
-	uint64_t sorted[KVX_GUARD_SAMPLES];
+	uint64_t sorted[KVX_GUARD_SAMPLES] = {0};
 	uint32_t n = 0;
 
 	/* Over 100 s is a machine that slept, and no time of ours. */

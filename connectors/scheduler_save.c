@@ -262,6 +262,7 @@ static void save(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t
 	}
 	kvx_keys_view(scheduler, ask, request, request->space, request->computed, &view);
 	if (view.n == 0) {
+		request->next_at = request->computed < scheduler->unit ? scheduler->unit : 0;
 		return;
 	}
 	if (request->era != scheduler->era) {
@@ -276,6 +277,12 @@ static void save(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t
 		request->tries += request->tries < REST_MAX;
 	}
 	kvx_request_next(scheduler, request);
+}
+
+/* Another daemon than the one that was asked: it may have lost what was saved. */
+static int is_forgotten(const kvx_scheduler_t *scheduler, const kvx_request_t *request)
+{
+	return request->era != scheduler->era && request->asked_to > 0;
 }
 
 void kvx_scheduler_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t computed, uint32_t prefill)
@@ -293,7 +300,7 @@ void kvx_scheduler_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uin
 		kvx_request_restart(request);
 	}
 	request->computed = computed;
-	if (computed >= request->next_at || request->era != scheduler->era) {
+	if (computed >= request->next_at || is_forgotten(scheduler, request)) {
 		save(scheduler, ask, request);
 	}
 }
@@ -308,7 +315,7 @@ uint32_t kvx_scheduler_next(const kvx_scheduler_t *scheduler, const char *id, ui
 		return UINT32_MAX;
 	}
 
-	return request->era == scheduler->era ? request->next_at : 0; /* another daemon: it may have lost something */
+	return is_forgotten(scheduler, request) ? 0 : request->next_at;
 }
 
 /* ---- answers ----------------------------------------------------------------------------------------------------------------- */

@@ -138,7 +138,7 @@ static void fill(const fe_t *fe, uint64_t prefix, uint32_t group, uint32_t layer
 }
 
 /* With `garbage`, what a model leaves when something before was wrong. */
-static void compute(fe_t *fe, const fe_request_t *r, uint32_t from, uint32_t to, int garbage)
+void fe_compute(fe_t *fe, const fe_request_t *r, uint32_t from, uint32_t to, int garbage)
 {
 	for (uint32_t t = from; t < to; t++) {
 		for (uint32_t g = 0; g < fe->options.groups; g++) {
@@ -151,7 +151,7 @@ static void compute(fe_t *fe, const fe_request_t *r, uint32_t from, uint32_t to,
 	fe->computed_tokens += to - from;
 }
 
-static void check_tokens(fe_t *fe, const fe_request_t *r, uint32_t from, uint32_t to)
+void fe_check_tokens(fe_t *fe, const fe_request_t *r, uint32_t from, uint32_t to)
 {
 	uint8_t expected[4096];
 
@@ -188,7 +188,7 @@ static void block_give(fe_t *fe, uint32_t id)
 	}
 }
 
-static void blocks_give(fe_t *fe, fe_request_t *r)
+void fe_blocks_give(fe_t *fe, fe_request_t *r)
 {
 	for (uint32_t i = 0; i < r->n; i++) {
 		for (uint32_t g = 0; g < fe->options.groups; g++) {
@@ -200,13 +200,13 @@ static void blocks_give(fe_t *fe, fe_request_t *r)
 }
 
 /* First place of the window's group that a sequence at `tokens` still needs. */
-static uint32_t window_first(uint32_t tokens)
+uint32_t fe_window_first(uint32_t tokens)
 {
 	return tokens > FE_WINDOW ? (tokens - FE_WINDOW) / FE_UNIT : 0;
 }
 
 /* Places for `tokens` tokens, none of the window's before `from`. 0: too few blocks are free; nothing is taken then. */
-static int blocks_for(fe_t *fe, fe_request_t *r, uint32_t tokens, uint32_t from)
+int fe_blocks_for(fe_t *fe, fe_request_t *r, uint32_t tokens, uint32_t from)
 {
 	const uint32_t n = (tokens + FE_UNIT - 1u) / FE_UNIT;
 
@@ -225,16 +225,16 @@ static int blocks_for(fe_t *fe, fe_request_t *r, uint32_t tokens, uint32_t from)
 }
 
 /* Blocks the window has left behind are freed; nobody tells kvx. */
-static void slide(fe_t *fe, fe_request_t *r)
+void fe_slide(fe_t *fe, fe_request_t *r)
 {
-	for (uint32_t i = 0; fe->options.groups > 1 && i < window_first(r->computed) && i < r->n; i++) {
+	for (uint32_t i = 0; fe->options.groups > 1 && i < fe_window_first(r->computed) && i < r->n; i++) {
 		block_give(fe, r->ids[1][i]);
 		r->ids[1][i] = KVX_NO_BLOCK;
 	}
 }
 
 /* Whole blocks of the same prefix that the living hold: shared. Returns tokens. */
-static uint32_t share(fe_t *fe, fe_request_t *r)
+uint32_t fe_share(fe_t *fe, fe_request_t *r)
 {
 	const uint32_t most = (r->known - 1u) / FE_UNIT;
 
@@ -257,7 +257,7 @@ static uint32_t share(fe_t *fe, fe_request_t *r)
 }
 
 /* Tell kvx the table from what it knows on; blocks from `fresh` on are new. */
-static void place(fe_t *fe, fe_request_t *r, uint32_t first, uint32_t fresh)
+void fe_place(fe_t *fe, fe_request_t *r, uint32_t first, uint32_t fresh)
 {
 	for (uint32_t g = 0; g < fe->options.groups; g++) {
 		const kvx_table_t table = {.struct_size = sizeof table,
@@ -281,7 +281,7 @@ static const void *hash_at(void *ctx, uint32_t i, uint32_t *p_len)
 	return ((const fe_request_t *)ctx)->hash[i];
 }
 
-static void ask_refresh(fe_request_t *r)
+void fe_ask_refresh(fe_request_t *r)
 {
 	r->hashes = (kvx_hashes_t){.at = hash_at, .ctx = r, .n = r->known / FE_UNIT};
 	r->ask.hashes = &r->hashes;
@@ -289,7 +289,7 @@ static void ask_refresh(fe_request_t *r)
 }
 
 /* Conversations: turns of one have longer and longer prefixes in common, and all begin with one of two system prompts. */
-static void request_begin(fe_t *fe, fe_request_t *r)
+void fe_request_begin(fe_t *fe, fe_request_t *r)
 {
 	const uint64_t talk = 1u + kv_test_below(&fe->rng, fe->options.conversations);
 	uint64_t system = 1000u + talk % 2u, own = talk, hash = HASH_START;
@@ -316,10 +316,10 @@ static void request_begin(fe_t *fe, fe_request_t *r)
 	r->known = r->prompt;
 	r->order = fe->order++;
 	r->ask = (kvx_ask_t){.struct_size = sizeof r->ask, .id = r->id, .id_len = (uint32_t)strlen(r->id)};
-	ask_refresh(r);
+	fe_ask_refresh(r);
 }
 
-static void feed_tokens(fe_t *fe, fe_request_t *r)
+void fe_feed_tokens(fe_t *fe, fe_request_t *r)
 {
 	const kvx_units_t units = {.struct_size = sizeof units, .n = r->known, .tokens = r->tokens};
 
@@ -329,7 +329,7 @@ static void feed_tokens(fe_t *fe, fe_request_t *r)
 }
 
 /* Ended or aborted. While it is being loaded its blocks stay, until the worker says that it has let go. */
-static void request_end(fe_t *fe, fe_request_t *r, int aborted)
+void fe_request_end(fe_t *fe, fe_request_t *r, int aborted)
 {
 	const kvx_ended_t ended = {.struct_size = sizeof ended, .prompt_tokens = r->prompt};
 
@@ -341,11 +341,11 @@ static void request_end(fe_t *fe, fe_request_t *r, int aborted)
 		r->state = FE_ABORTED;
 		return;
 	}
-	blocks_give(fe, r);
+	fe_blocks_give(fe, r);
 	r->state = FE_FREE;
 }
 
-static fe_request_t *oldest(fe_t *fe, fe_state_t state, uint64_t after)
+fe_request_t *fe_oldest(fe_t *fe, fe_state_t state, uint64_t after)
 {
 	fe_request_t *best = NULL;
 
@@ -360,7 +360,7 @@ static fe_request_t *oldest(fe_t *fe, fe_state_t state, uint64_t after)
 	return best;
 }
 
-static fe_request_t *youngest_running(fe_t *fe)
+fe_request_t *fe_youngest_running(fe_t *fe)
 {
 	fe_request_t *best = NULL;
 
@@ -373,415 +373,4 @@ static fe_request_t *youngest_running(fe_t *fe)
 	}
 
 	return best;
-}
-
-/* ---- scheduling -------------------------------------------------------------------------------------------------------------- */
-
-static void preempt(fe_t *fe, fe_request_t *r)
-{
-	blocks_give(fe, r);
-	r->state = FE_WAITING;
-	r->computed = 0;
-	r->step_tokens = 0;
-	r->preempted = 1;
-	fe->preempted++;
-	kvx_scheduler_preempt(fe->scheduler, &r->ask);
-}
-
-/* The running first, oldest first; who finds no block takes those of the youngest. Returns what is left of the budget; 0 also after preemptions. */
-static uint32_t schedule_running(fe_t *fe, uint32_t budget)
-{
-	int preempted = 0;
-
-	for (fe_request_t *r = oldest(fe, FE_RUNNING, 0); r && budget; r = oldest(fe, FE_RUNNING, r->order + 1u)) {
-		const uint32_t left = r->known - r->computed, take = left < budget ? left : budget;
-
-		while (r->state == FE_RUNNING && !blocks_for(fe, r, r->computed + take, 0)) {
-			preempt(fe, youngest_running(fe));
-			preempted = 1;
-		}
-		if (r->state == FE_RUNNING) {
-			r->step_tokens = take;
-			budget -= take;
-		}
-	}
-
-	return preempted ? 0 : budget;
-}
-
-/* One that waits: match, admit when there is room. 0: nobody else is admitted in this step. */
-static int admit(fe_t *fe, fe_request_t *r, uint32_t *p_budget)
-{
-	uint32_t from, to, take;
-	kvx_hit_t hit = {0};
-
-	ask_refresh(r);
-	if (r->computed == 0) {
-		feed_tokens(fe, r);
-		r->ask.local = share(fe, r);
-		r->ask.whole = 1;
-		r->ask.busy = youngest_running(fe) != NULL;
-		kvx_scheduler_match(fe->scheduler, &r->ask, &hit);
-		r->computed = r->ask.local;
-	}
-	from = r->computed;
-	to = from + hit.tokens;
-	assert_true(to <= r->known && (hit.async || to < r->known || !hit.tokens));
-	take = hit.async ? 0 : r->known - to < *p_budget ? r->known - to : *p_budget;
-	if (!blocks_for(fe, r, to + take, hit.tokens ? window_first(to) : 0)) {
-		if (r->told == 0) {
-			blocks_give(fe, r);
-			r->computed = 0;
-		} else if (!youngest_running(fe)) {
-			preempt(fe,
-				r); /* it holds what a load has brought, and so may others: nobody would ever move */
-		}
-		return 0;
-	}
-	place(fe, r, r->told, r->told ? r->told : from / FE_UNIT);
-	r->load_from = from;
-	r->load_to = to;
-	r->sync_load = hit.tokens && !hit.async;
-	r->computed = to;
-	fe->hit_tokens += hit.tokens;
-	if (hit.tokens) {
-		kvx_scheduler_load(fe->scheduler, &r->ask, &hit);
-		fe->sync_loads += !hit.async;
-		fe->async_loads += hit.async != 0;
-	}
-	r->state = hit.async ? FE_LOADING : FE_RUNNING;
-	r->step_tokens = take;
-	*p_budget -= take;
-
-	return 1;
-}
-
-static void schedule(fe_t *fe)
-{
-	uint32_t budget = schedule_running(fe, FE_BUDGET);
-	uint64_t after = 0;
-
-	while (budget) {
-		fe_request_t *r = oldest(fe, FE_WAITING, after);
-
-		if (!r) {
-			break;
-		}
-		after = r->order + 1u;
-		if (!admit(fe, r, &budget)) {
-			break;
-		}
-	}
-	for (uint32_t i = 0; i < FE_REQUESTS; i++) {
-		fe_request_t *r = &fe->request[i];
-
-		if (r->state != FE_RUNNING || r->step_tokens == 0) {
-			continue;
-		}
-		ask_refresh(r);
-		feed_tokens(fe, r);
-		if (r->told < r->n) {
-			place(fe, r, r->told, r->told);
-		}
-		if (r->computed + r->step_tokens >= kvx_scheduler_next(fe->scheduler, r->id, r->ask.id_len) ||
-		    r->step_tokens > 1) {
-			kvx_scheduler_advance(fe->scheduler, &r->ask, r->computed + r->step_tokens, r->step_tokens);
-		}
-	}
-}
-
-/* ---- the step ---------------------------------------------------------------------------------------------------------------- */
-
-/* Negative control: the first two blocks of every load change places. */
-static void swap_ids(uint8_t *bytes, size_t len)
-{
-	const kvx_record_header_t *record;
-	kvx_cursor_t cursor;
-
-	assert_true(kvx_cursor_open(&cursor, KVX_PLAN_MAGIC, bytes, len));
-	for (record = kvx_cursor_next(&cursor); record; record = kvx_cursor_next(&cursor)) {
-		const kvx_plan_part_t *part;
-		uint32_t *ids, id;
-
-		if (record->type != KVX_RECORD_LOAD) {
-			continue;
-		}
-		part = kvx_plan_part_first((const void *)record);
-		ids = (uint32_t *)(uintptr_t)kvx_plan_part_ids(part);
-		if (part->n > 1) {
-			id = ids[0];
-			ids[0] = ids[1];
-			ids[1] = id;
-		}
-	}
-}
-
-static size_t take_plan(fe_t *fe)
-{
-	const void *bytes = NULL;
-	size_t len = 0;
-
-	kvx_scheduler_plan(fe->scheduler, &bytes, &len);
-	if (len > fe->plan_cap) {
-		fe->plan = realloc(fe->plan, len);
-		assert_non_null(fe->plan);
-		fe->plan_cap = len;
-	}
-	if (len) {
-		memcpy(fe->plan, bytes, len);
-	}
-	if (len && fe->options.swap) {
-		swap_ids(fe->plan, len);
-	}
-
-	return len;
-}
-
-static void take_errors(fe_t *fe)
-{
-	uint32_t ids[16], n;
-
-	for (uint32_t rank = 0; rank < fe->options.ranks; rank++) {
-		while ((n = kvx_worker_errors(fe->worker[rank], ids, 16)) > 0) {
-			for (uint32_t i = 0; i < n; i++) {
-				assert_true(ids[i] < FE_BLOCKS);
-				fe->bad[ids[i]] = 1;
-			}
-		}
-	}
-}
-
-/* Tokens from the start that are there; with several groups a load that failed is of no use at all. */
-static uint32_t good_tokens(const fe_t *fe, const fe_request_t *r)
-{
-	for (uint32_t i = r->load_from / FE_UNIT; i < r->load_to / FE_UNIT; i++) {
-		for (uint32_t g = 0; g < fe->options.groups; g++) {
-			if (r->ids[g][i] != KVX_NO_BLOCK && fe->bad[r->ids[g][i]]) {
-				return fe->options.groups > 1 ? r->load_from : i * FE_UNIT;
-			}
-		}
-	}
-
-	return r->load_to;
-}
-
-/* Blocks that are full and right may be shared. */
-static void publish(fe_t *fe, const fe_request_t *r)
-{
-	for (uint32_t i = 0; fe->options.sharing && i < r->computed / FE_UNIT; i++) {
-		fe->holds[r->ids[0][i]] = r->prefix[(i + 1u) * FE_UNIT - 1u];
-	}
-}
-
-static void run_one(fe_t *fe, fe_request_t *r)
-{
-	const uint32_t good = r->sync_load ? good_tokens(fe, r) : r->load_to;
-	const uint32_t tokens = r->step_tokens;
-
-	r->step_tokens = 0;
-	if (r->sync_load && good < r->load_to) {
-		/* The step runs on what was not loaded; then all from there on is computed again. */
-		compute(fe, r, r->computed, r->computed + tokens, 1);
-		check_tokens(fe, r, r->load_from, good);
-		r->computed = good;
-		r->sync_load = 0;
-		fe->failed_loads++;
-		publish(fe, r);
-		return;
-	}
-	if (r->sync_load) {
-		check_tokens(fe, r, r->load_from, r->load_to);
-		r->sync_load = 0;
-	}
-	compute(fe, r, r->computed, r->computed + tokens, 0);
-	r->computed += tokens;
-	publish(fe, r);
-	slide(fe, r);
-	if (r->computed == r->known && r->known < r->total) {
-		r->known++; /* a token is generated */
-	} else if (r->computed == r->total) {
-		check_tokens(fe, r, 0, r->total);
-		request_end(fe, r, 0);
-	}
-}
-
-static void load_over(fe_t *fe, const char *id, uint32_t len, int failed)
-{
-	for (uint32_t i = 0; i < FE_REQUESTS; i++) {
-		fe_request_t *r = &fe->request[i];
-
-		if ((r->state != FE_LOADING && r->state != FE_ABORTED) || strlen(r->id) != len ||
-		    memcmp(r->id, id, len) != 0) {
-			continue;
-		}
-		if (r->state == FE_ABORTED) {
-			blocks_give(fe, r);
-			r->state = FE_FREE;
-			return;
-		}
-		r->state = FE_WAITING;
-		r->computed = good_tokens(fe, r);
-		assert_true(failed || r->computed == r->load_to);
-		if (failed && fe->options.groups > 1) {
-			r->computed = r->load_from;
-		}
-		check_tokens(fe, r, r->load_from, r->computed);
-		publish(fe, r);
-		fe->failed_loads += r->computed < r->load_to;
-		if (r->computed == r->known) {
-			r->computed--; /* one token must be computed */
-		}
-		if (r->computed == 0) {
-			blocks_give(fe, r);
-		}
-		return;
-	}
-	fail_msg("%.*s is over, but was not being loaded", (int)len, id);
-}
-
-/* Over on a rank is over for the engine only when it is over on all. */
-static void take_finished(fe_t *fe)
-{
-	char id[32];
-	uint32_t len;
-
-	for (uint32_t rank = 0; rank < fe->options.ranks; rank++) {
-		int failed;
-
-		while ((len = kvx_worker_finished(fe->worker[rank], id, sizeof id, &failed)) > 0) {
-			for (uint32_t i = 0; i < FE_REQUESTS; i++) {
-				if (fe->request[i].state == FE_FREE || strlen(fe->request[i].id) != len ||
-				    memcmp(fe->request[i].id, id, len) != 0) {
-					continue;
-				}
-				fe->load_failed[i] |= failed;
-				if (++fe->loaded[i] == fe->options.ranks) {
-					load_over(fe, id, len, fe->load_failed[i]);
-					fe->loaded[i] = 0;
-					fe->load_failed[i] = 0;
-				}
-			}
-		}
-	}
-}
-
-static void take_reports(fe_t *fe)
-{
-	for (uint32_t rank = 0; rank < fe->options.ranks; rank++) {
-		const void *bytes = NULL;
-		size_t len = 0;
-
-		kvx_worker_report(fe->worker[rank], &bytes, &len);
-		if (len) {
-			kvx_scheduler_report(fe->scheduler, bytes, len);
-		}
-	}
-}
-
-static int is_loading(const fe_t *fe)
-{
-	for (uint32_t i = 0; i < FE_REQUESTS; i++) {
-		if (fe->request[i].state == FE_LOADING || fe->request[i].state == FE_ABORTED) {
-			return 1;
-		}
-	}
-
-	return 0;
-}
-
-static void step(fe_t *fe)
-{
-	uint64_t before = fe->computed_tokens;
-	size_t len;
-
-	schedule(fe);
-	len = take_plan(fe);
-	for (uint32_t rank = 0; rank < fe->options.ranks; rank++) {
-		kvx_worker_begin(fe->worker[rank], fe->plan, len);
-		kvx_worker_start(fe->worker[rank]);
-	}
-	for (uint32_t rank = 0; rank < fe->options.ranks; rank++) {
-		kvx_worker_load(fe->worker[rank]);
-	}
-	take_errors(fe);
-	for (uint32_t i = 0; i < FE_REQUESTS; i++) {
-		if (fe->request[i].state == FE_RUNNING && fe->request[i].step_tokens) {
-			run_one(fe, &fe->request[i]);
-		}
-	}
-	for (uint32_t rank = 0; rank < fe->options.ranks; rank++) {
-		kvx_worker_end(fe->worker[rank]);
-	}
-	take_errors(fe);
-	take_finished(fe);
-	take_reports(fe);
-	kvx_scheduler_stepped(fe->scheduler);
-	fe->steps++;
-	if (fe->computed_tokens == before && is_loading(fe)) {
-		usleep(100);
-	} else {
-		usleep(fe->options.step_us); /* as if it were a model */
-	}
-}
-
-/* ---- faults ------------------------------------------------------------------------------------------------------------------ */
-
-static void fault(fe_t *fe)
-{
-	if (fe->stopped && --fe->stopped == 0) {
-		rig_signal(fe->rig, SIGCONT);
-	}
-	if (!fe->options.faults || fe->stopped || kv_test_below(&fe->rng, fe->options.faults) != 0) {
-		return;
-	}
-	if (kv_test_below(&fe->rng, 2)) {
-		rig_signal(fe->rig, SIGSTOP);
-		fe->stopped = 1u + (uint32_t)kv_test_below(&fe->rng, 30);
-	} else {
-		rig_kill(fe->rig);
-		for (uint32_t i = 0; i < 3; i++) {
-			step(fe);
-		}
-		rig_start(fe->rig);
-	}
-}
-
-static int is_quiet(fe_t *fe)
-{
-	kvx_scheduler_stats_t stats = {.struct_size = sizeof stats};
-
-	kvx_scheduler_get_stats(fe->scheduler, &stats);
-	assert_int_equal(stats.requests, 0);
-
-	return stats.puts_open + stats.leases_open == 0 && !kvx_scheduler_pending(fe->scheduler);
-}
-
-void fe_run(fe_t *fe, uint64_t requests)
-{
-	while (fe->finished < requests) {
-		fe_request_t *r = &fe->request[kv_test_below(&fe->rng, FE_REQUESTS)];
-
-		if (r->state == FE_FREE) {
-			request_begin(fe, r);
-		} else if (r->state != FE_ABORTED && kv_test_below(&fe->rng, 300) == 0) {
-			request_end(fe, r, 1);
-		}
-		fault(fe);
-		step(fe);
-	}
-	if (fe->stopped) {
-		rig_signal(fe->rig, SIGCONT);
-	}
-	for (uint32_t i = 0; i < FE_REQUESTS; i++) {
-		if (fe->request[i].state != FE_FREE && fe->request[i].state != FE_ABORTED) {
-			request_end(fe, &fe->request[i], 1);
-		}
-	}
-	for (uint32_t i = 0; i < 5000 && (is_loading(fe) || !is_quiet(fe)); i++) {
-		step(fe);
-		usleep(1000);
-	}
-	assert_false(is_loading(fe));
-	assert_true(is_quiet(fe));
-	assert_int_equal(fe->free_count, FE_BLOCKS);
 }

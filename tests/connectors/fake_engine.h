@@ -85,4 +85,24 @@ void fe_close(fe_t *fe);
 /* Run until so many requests have ended, then end the rest and wait until nothing is under way. */
 void fe_run(fe_t *fe, uint64_t requests);
 
+/* ---- between fake_engine.c and fake_engine_step.c ---- */
+
+/* With `garbage`, what a model leaves when something before was wrong. */
+void fe_compute(fe_t *fe, const fe_request_t *r, uint32_t from, uint32_t to, int garbage);
+void fe_check_tokens(fe_t *fe, const fe_request_t *r, uint32_t from, uint32_t to);
+void fe_blocks_give(fe_t *fe, fe_request_t *r);
+/* Places for `tokens` tokens, none of the window's before `from`. 0: too few blocks are free; nothing is taken then. */
+int fe_blocks_for(fe_t *fe, fe_request_t *r, uint32_t tokens, uint32_t from);
+/* Whole blocks of the same prefix that the living hold: shared. Returns tokens. */
+uint32_t fe_share(fe_t *fe, fe_request_t *r);
+void fe_slide(fe_t *fe, fe_request_t *r);
+void fe_place(fe_t *fe, fe_request_t *r, uint32_t first, uint32_t fresh);
+void fe_request_begin(fe_t *fe, fe_request_t *r);
+void fe_request_end(fe_t *fe, fe_request_t *r, int aborted);
+void fe_ask_refresh(fe_request_t *r);
+void fe_feed_tokens(fe_t *fe, fe_request_t *r);
+fe_request_t *fe_oldest(fe_t *fe, fe_state_t state, uint64_t after);
+fe_request_t *fe_youngest_running(fe_t *fe);
+uint32_t fe_window_first(uint32_t tokens);
+
 #endif

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 static const uint8_t secret[16] = "sixteen bytes!!!";
+static _Alignas(8) uint8_t report_memory[1u << 20]; /* never grown: allocations fail in some tests */
 
 /* ---- members ----------------------------------------------------------------------------------------------------------------- */
 
@@ -48,11 +49,12 @@ static void attach_hand(sr_t *sr)
 	(void)kvc_space_open_start(sr->kvc, &sr->identity, &sr->space);
 }
 
-void sr_open(sr_t *sr, const rig_t *rig, const sr_options_t *options)
+kvc_status_t sr_open(sr_t *sr, const rig_t *rig, const sr_options_t *options)
 {
 	kvk_geometry_t geometry;
 
 	*sr = (sr_t){.rig = rig, .groups = options->groups ? options->groups : 1, .foreign = options->foreign};
+	sr->report = (kvx_bytes_t){.data = report_memory, .cap = sizeof report_memory};
 	describe(sr);
 	kvk_layout_geometry(&sr->layout, &geometry);
 	sr->block_bytes = geometry.block_bytes;
@@ -74,10 +76,18 @@ void sr_open(sr_t *sr, const rig_t *rig, const sr_options_t *options)
 					       .mode = options->mode,
 					       .wait_us = options->wait_us ? options->wait_us : SR_WAIT_US,
 					       .load_ms = 500};
-	assert_int_equal(kvx_scheduler_open(&config, &sr->scheduler), KVC_OK);
+	const kvc_status_t status = (options->open ? options->open : kvx_scheduler_open)(&config, &sr->scheduler);
+
+	if (status != KVC_OK) {
+		assert_non_null(options->open);
+		free(sr->cache);
+		return status;
+	}
 	if (!options->no_hand) {
 		attach_hand(sr);
 	}
+
+	return KVC_OK;
 }
 
 static void free_puts(sr_t *sr)
@@ -94,7 +104,6 @@ void sr_close(sr_t *sr)
 	kvx_scheduler_close(sr->scheduler);
 	kvc_space_close(sr->space);
 	kvc_detach(sr->kvc);
-	kvx_bytes_free(&sr->report);
 	free(sr->cache);
 }
 

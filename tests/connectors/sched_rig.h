@@ -54,9 +54,12 @@ typedef struct sr_options {
 	int guard, mode;
 	int no_hand; /* the stand-in does not attach */
 	uint32_t wait_us;
+	/* NULL: kvx_scheduler_open() */
+	kvc_status_t (*open)(const kvx_scheduler_config_t *config, kvx_scheduler_t **p_scheduler);
 } sr_options_t;
 
-void sr_open(sr_t *sr, const rig_t *rig, const sr_options_t *options);
+/* With options->open: its status, and nothing is left open when it is not OK. Else it is OK. */
+kvc_status_t sr_open(sr_t *sr, const rig_t *rig, const sr_options_t *options);
 void sr_close(sr_t *sr);
 /* Wait until both are attached and their spaces open. */
 void sr_wait_ready(sr_t *sr);

@@ -73,6 +73,7 @@ def a_daemon_killed_at_any_moment_costs_hits_only(context: Context) -> None:
         killed_while(context, engine, store, "loading", prompts, expected)
         new = context.prompts(6, 400, 900)
         killed_while(context, engine, store, "saving", new, context.expected("gqa", new))
+    context.note(f"{engine.call('faulty', 'load_errors')} blocks not loaded")
     must_come_back("the daemon was killed", engine, store, prompts, expected)
     if problems := engine.problems():
         raise Failed("\n".join(problems))

@@ -11,7 +11,10 @@ class Declined(Exception):
 
 
 class Guard:
-    """Errors inside a hook: logged once a kind, counted, and the connector switched off when there are too many."""
+    """Errors inside a hook: logged once a kind, counted, and the connector switched off when there are too many. One is too many in the hooks that learn which
+    blocks were given to whom: what is saved after a gap in that would be somebody else's."""
+
+    FATAL = ("update_state_after_alloc", "build_connector_meta")
 
     def __init__(self, log: Any, most: int = 32) -> None:
         self.log = log
@@ -26,5 +29,6 @@ class Guard:
         if kind not in self.seen:
             self.seen.add(kind)
             self.log.error("kvd: internal error in %s, answered as a miss: %r", hook, exception, exc_info=exception)
-        if self.total == self.most and self.off is not None:
-            self.off(f"{self.total} internal errors")
+        if self.off is not None and (self.total >= self.most or hook in self.FATAL):
+            off, self.off = self.off, None
+            off(f"{self.total} internal errors")

@@ -1,7 +1,7 @@
 /* Errors of a hook: to the guard, never to the engine. */
 #include "kvdpy.h"
 
-PyObject *kvdpy_harmless(PyObject *guard, const char *name, PyObject *answer)
+PyObject *kvdpy_harmless(kvdpy_guard_t *guard, const char *name, PyObject *answer)
 {
 	PyObject *type, *value, *trace, *said;
 
@@ -14,7 +14,8 @@ PyObject *kvdpy_harmless(PyObject *guard, const char *name, PyObject *answer)
 	if (value && trace) {
 		PyException_SetTraceback(value, trace);
 	}
-	said = guard ? PyObject_CallMethod(guard, "error", "sO", name, value ? value : Py_None) : NULL;
+	guard->errors++;
+	said = PyObject_CallMethod(guard->object, "error", "sO", name, value ? value : Py_None);
 	Py_XDECREF(said);
 	PyErr_Clear();
 	Py_XDECREF(type);

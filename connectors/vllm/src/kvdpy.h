@@ -44,6 +44,7 @@
 	X(req_ids)                                                                                                     \
 	X(request_id)                                                                                                  \
 	X(resumed_req_ids)                                                                                             \
+	X(resumable)                                                                                                   \
 	X(scheduled_cached_reqs)                                                                                       \
 	X(scheduled_new_reqs)                                                                                          \
 	X(skip_reading_prefix_cache)
@@ -56,9 +57,13 @@ extern kvdpy_names_t kvdpy_names;
 
 /* ---- guard.c: errors of a hook ----------------------------------------------------------------------------------- */
 
-/* The hook `name` has raised: tell the guard (guard.error(name, exception)), drop the exception and return a new reference to `answer`. What is no
- * Exception (an interrupt) passes through: NULL. */
-PyObject *kvdpy_harmless(PyObject *guard, const char *name, PyObject *answer);
+typedef struct kvdpy_guard {
+	PyObject *object; /* .error(hook, exception) */
+	uint64_t errors, said;
+} kvdpy_guard_t;
+/* The hook `name` has raised: count it, tell the guard, drop the exception and return a new reference to `answer`. What is no Exception (an interrupt)
+ * passes through: NULL. */
+PyObject *kvdpy_harmless(kvdpy_guard_t *guard, const char *name, PyObject *answer);
 
 /* ---- config.c: a dict into what the C interface takes. Texts are borrowed from the dict's values. -------------------- */
 
@@ -89,8 +94,8 @@ int kvdpy_get_paged(PyObject *dict, kvdpy_paged_t *paged);
 /* ---- stats.c: counters as dicts ----------------------------------------------------------------------------------- */
 
 /* What has changed since `last` as {name: increment}, and `last` brought up to date; None: nothing. */
-PyObject *kvdpy_scheduler_delta(const kvx_scheduler_stats_t *now, kvx_scheduler_stats_t *last);
-PyObject *kvdpy_worker_delta(const kvx_worker_stats_t *now, kvx_worker_stats_t *last);
+PyObject *kvdpy_scheduler_delta(const kvx_scheduler_stats_t *now, kvx_scheduler_stats_t *last, kvdpy_guard_t *guard);
+PyObject *kvdpy_worker_delta(const kvx_worker_stats_t *now, kvx_worker_stats_t *last, kvdpy_guard_t *guard);
 /* Totals and gauges. */
 PyObject *kvdpy_scheduler_dict(const kvx_scheduler_stats_t *now);
 PyObject *kvdpy_worker_dict(const kvx_worker_stats_t *now);
@@ -115,6 +120,7 @@ typedef struct kvdpy_request {
 	int admitted;                      /* 1: it has been given blocks once */
 	int extra;                         /* 1: its units have extra keys */
 	int no_read;                       /* 1: skip_reading_prefix_cache */
+	int no_keys;                       /* 1: its tokens may be replaced later, and we would not notice */
 } kvdpy_request_t;
 
 extern PyTypeObject *kvdpy_request_type;
@@ -124,7 +130,7 @@ int kvdpy_request_init(PyObject *module);
 
 typedef struct kvdpy_scheduler {
 	PyObject_HEAD kvx_scheduler_t *scheduler;
-	PyObject *guard;       /* .error(hook, exception) */
+	kvdpy_guard_t guard;
 	PyObject *config;      /* keeps the texts alive */
 	PyObject *requests;    /* {request_id: kvdpy_request_t} */
 	PyObject *meta_class;  /* of what build() returns: meta_class(plan) */

@@ -73,6 +73,7 @@ static int read_request(kvdpy_scheduler_t *self, kvdpy_request_t *r)
 	}
 
 	r->id_len = (uint32_t)len;
+	r->no_keys = !self->foreign && truth_of(r->request, kvdpy_names.resumable);
 	r->no_read = truth_of(r->request, kvdpy_names.skip_reading_prefix_cache);
 	r->extra = truth_of(r->request, kvdpy_names.cache_salt) || truth_of(r->request, kvdpy_names.mm_features) ||
 		   truth_of(r->request, kvdpy_names.prompt_embeds);
@@ -210,7 +211,7 @@ void kvdpy_ask_end(kvdpy_ask_t *ask)
 static int read_tokens(PyObject *list, uint32_t at, uint32_t n, uint32_t *tokens)
 {
 	for (uint32_t i = 0; i < n; i++) {
-		PyObject *item = PySequence_GetItem(list, (Py_ssize_t)(at + i));
+		PyObject *item = PySequence_GetItem(list, (Py_ssize_t)at + (Py_ssize_t)i);
 		unsigned long token = item ? PyLong_AsUnsignedLong(item) : 0;
 
 		Py_XDECREF(item);
@@ -333,6 +334,7 @@ static int place_group(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t 
 		table->n = (uint32_t)n;
 		kvx_scheduler_place(self->scheduler, &ask->ask, table); /* not taken: the request is not saved */
 		r->placed[table->group] = table->first + table->n;
+		table->ids = NULL;
 	}
 	if (ids != stack) {
 		PyMem_Free(ids);

@@ -45,7 +45,7 @@ static PyObject *do_match(kvdpy_scheduler_t *self, PyObject *request, uint32_t l
 	}
 
 	lose_blocks(self, r, &ask);
-	if (r->no_read || !self->loads) {
+	if (r->no_read || r->no_keys || !self->loads) {
 		answer = Py_NewRef(self->nothing);
 	} else if (kvdpy_request_feed(self, r, &ask, ask.ask.tokens) == 0) {
 		kvx_scheduler_match(self->scheduler, &ask.ask, &r->hit);
@@ -75,7 +75,7 @@ static PyObject *scheduler_match(PyObject *object, PyObject *const *args, Py_ssi
 		answer = PyErr_Occurred() ? NULL : do_match(self, args[0], (uint32_t)local);
 	}
 
-	return answer ? answer : kvdpy_harmless(self->guard, "get_num_new_matched_tokens", self->nothing);
+	return answer ? answer : kvdpy_harmless(&self->guard, "get_num_new_matched_tokens", self->nothing);
 }
 
 /* Whatever fails here, a load the engine counts on goes into the plan, where a load that cannot be done is reported as failed. */
@@ -124,7 +124,7 @@ static PyObject *scheduler_alloc(PyObject *object, PyObject *const *args, Py_ssi
 		return Py_NewRef(Py_None);
 	}
 
-	return kvdpy_harmless(self->guard, "update_state_after_alloc", Py_None);
+	return kvdpy_harmless(&self->guard, "update_state_after_alloc", Py_None);
 }
 
 /* on_new_request(request) */
@@ -135,7 +135,7 @@ static PyObject *scheduler_hello(PyObject *object, PyObject *request)
 
 	Py_XDECREF((PyObject *)r);
 
-	return PyErr_Occurred() ? kvdpy_harmless(self->guard, "on_new_request", Py_None) : Py_NewRef(Py_None);
+	return PyErr_Occurred() ? kvdpy_harmless(&self->guard, "on_new_request", Py_None) : Py_NewRef(Py_None);
 }
 
 /* build_connector_meta(scheduler_output) */
@@ -144,7 +144,7 @@ static PyObject *scheduler_build(PyObject *object, PyObject *output)
 	kvdpy_scheduler_t *self = SELF(object);
 	PyObject *meta = self->scheduler ? kvdpy_build(self, output) : Py_NewRef(self->meta_empty);
 
-	return meta ? meta : kvdpy_harmless(self->guard, "build_connector_meta", self->meta_empty);
+	return meta ? meta : kvdpy_harmless(&self->guard, "build_connector_meta", self->meta_empty);
 }
 
 static uint32_t number_of(PyObject *object, PyObject *name)
@@ -199,7 +199,7 @@ static PyObject *scheduler_finish(PyObject *object, PyObject *const *args, Py_ss
 		return Py_NewRef(self->released);
 	}
 
-	return kvdpy_harmless(self->guard, "request_finished", self->released);
+	return kvdpy_harmless(&self->guard, "request_finished", self->released);
 }
 
 static int take_reports(kvdpy_scheduler_t *self, PyObject *meta)
@@ -238,7 +238,7 @@ static PyObject *scheduler_output(PyObject *object, PyObject *output)
 	Py_XDECREF(meta);
 	kvx_scheduler_stepped(self->scheduler);
 
-	return failed ? kvdpy_harmless(self->guard, "update_connector_output", Py_None) : Py_NewRef(Py_None);
+	return failed ? kvdpy_harmless(&self->guard, "update_connector_output", Py_None) : Py_NewRef(Py_None);
 }
 
 /* has_pending_push_work() */
@@ -261,14 +261,14 @@ static PyObject *scheduler_delta(PyObject *object, PyObject *unused)
 		return Py_NewRef(Py_None);
 	}
 	kvx_scheduler_get_stats(self->scheduler, &now);
-	delta = kvdpy_scheduler_delta(&now, &self->last);
+	delta = kvdpy_scheduler_delta(&now, &self->last, &self->guard);
 	if (delta) {
 		stats = delta == Py_None ? Py_NewRef(delta)
 					 : PyObject_CallFunctionObjArgs(self->stats_class, delta, NULL);
 		Py_DECREF(delta);
 	}
 
-	return stats ? stats : kvdpy_harmless(self->guard, "get_kv_connector_stats", Py_None);
+	return stats ? stats : kvdpy_harmless(&self->guard, "get_kv_connector_stats", Py_None);
 }
 
 /* ---- what our own Python calls ----------------------------------------------------------------------------------- */
@@ -341,7 +341,7 @@ static void scheduler_dealloc(PyObject *object)
 	PyTypeObject *type = Py_TYPE(object);
 
 	kvx_scheduler_close(self->scheduler);
-	Py_XDECREF(self->guard);
+	Py_XDECREF(self->guard.object);
 	Py_XDECREF(self->config);
 	Py_XDECREF(self->requests);
 	Py_XDECREF(self->meta_class);
@@ -358,7 +358,7 @@ static void scheduler_dealloc(PyObject *object)
 static int take_callables(kvdpy_scheduler_t *self, PyObject *dict)
 {
 	PyObject *empty = PyBytes_FromStringAndSize("", 0);
-	PyObject **const field[] = {&self->guard, &self->meta_class, &self->stats_class, &self->lora_text,
+	PyObject **const field[] = {&self->guard.object, &self->meta_class, &self->stats_class, &self->lora_text,
 				    &self->unit_extras};
 	static const char *const key[] = {"guard_object", "meta_class", "stats_class", "lora_text", "unit_extras"};
 

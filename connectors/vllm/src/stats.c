@@ -1,6 +1,8 @@
 /* Counters as dicts. Names and help come from the tables in kvx_scheduler.h and kvx_worker.h. */
 #include "kvdpy.h"
 
+#define KVDPY_ERRORS_HELP "errors inside the connector, answered as nothing found or nothing done"
+
 static int put(PyObject *dict, const char *name, uint64_t value)
 {
 	PyObject *number = PyLong_FromUnsignedLongLong(value);
@@ -37,7 +39,7 @@ static PyObject *delta_result(PyObject *dict, int failed)
 	return dict ? dict : Py_NewRef(Py_None);
 }
 
-PyObject *kvdpy_scheduler_delta(const kvx_scheduler_stats_t *now, kvx_scheduler_stats_t *last)
+PyObject *kvdpy_scheduler_delta(const kvx_scheduler_stats_t *now, kvx_scheduler_stats_t *last, kvdpy_guard_t *guard)
 {
 	PyObject *dict = NULL;
 	int failed = 0;
@@ -45,11 +47,12 @@ PyObject *kvdpy_scheduler_delta(const kvx_scheduler_stats_t *now, kvx_scheduler_
 #define KVDPY_DELTA(name, help) failed |= put_delta(&dict, "scheduler_" #name, now->name, &last->name);
 	KVX_SCHEDULER_STATS(KVDPY_DELTA)
 #undef KVDPY_DELTA
+	failed |= put_delta(&dict, "scheduler_internal_errors", guard->errors, &guard->said);
 
 	return delta_result(dict, failed);
 }
 
-PyObject *kvdpy_worker_delta(const kvx_worker_stats_t *now, kvx_worker_stats_t *last)
+PyObject *kvdpy_worker_delta(const kvx_worker_stats_t *now, kvx_worker_stats_t *last, kvdpy_guard_t *guard)
 {
 	PyObject *dict = NULL;
 	int failed = 0;
@@ -57,6 +60,7 @@ PyObject *kvdpy_worker_delta(const kvx_worker_stats_t *now, kvx_worker_stats_t *
 #define KVDPY_DELTA(name, help) failed |= put_delta(&dict, "worker_" #name, now->name, &last->name);
 	KVX_WORKER_STATS(KVDPY_DELTA)
 #undef KVDPY_DELTA
+	failed |= put_delta(&dict, "worker_internal_errors", guard->errors, &guard->said);
 
 	return delta_result(dict, failed);
 }
@@ -103,9 +107,11 @@ PyObject *kvdpy_stats_table(void)
 #define KVDPY_ROW(name, help) {"scheduler_" #name, help},
 		KVX_SCHEDULER_STATS(KVDPY_ROW)
 #undef KVDPY_ROW
+			{"scheduler_internal_errors", KVDPY_ERRORS_HELP},
 #define KVDPY_ROW(name, help) {"worker_" #name, help},
-			KVX_WORKER_STATS(KVDPY_ROW)
+		KVX_WORKER_STATS(KVDPY_ROW)
 #undef KVDPY_ROW
+			{"worker_internal_errors", KVDPY_ERRORS_HELP},
 	};
 	PyObject *table = PyList_New(0);
 

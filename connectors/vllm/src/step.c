@@ -71,7 +71,7 @@ static int step_item(kvdpy_scheduler_t *self, kvdpy_item_t *item)
 
 	failed = place_item(self, item, &ask);
 	r->computed = computed;
-	if (!failed && self->saves && !self->off) {
+	if (!failed && self->saves && !self->off && !r->no_keys) {
 		failed = kvdpy_request_feed(self, r, &ask, computed);
 		kvx_scheduler_advance(self->scheduler, &ask.ask, computed, item->tokens);
 	}
@@ -246,7 +246,7 @@ PyObject *kvdpy_build(kvdpy_scheduler_t *self, PyObject *output)
 	size_t len;
 
 	if (walk(self, output)) {
-		meta = kvdpy_harmless(self->guard, "build_connector_meta",
+		meta = kvdpy_harmless(&self->guard, "build_connector_meta",
 				      Py_None); /* the plan goes out all the same: loads count on it */
 		if (!meta) {
 			return NULL;

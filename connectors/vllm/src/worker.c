@@ -5,7 +5,7 @@
 
 typedef struct kvdpy_worker {
 	PyObject_HEAD kvx_worker_t *worker;
-	PyObject *guard;         /* .error(hook, exception) */
+	kvdpy_guard_t guard;
 	PyObject *config;        /* keeps the texts alive */
 	PyObject *report_class;  /* report_class([bytes]) */
 	PyObject *results_class; /* KVConnectorTransferResults, or None where the engine has none */
@@ -24,12 +24,12 @@ static PyObject *worker_begin(PyObject *object, PyObject *meta)
 {
 	kvdpy_worker_t *self = SELF(object);
 	PyObject *plan = self->worker ? PyObject_GetAttr(meta, kvdpy_names.plan) : Py_NewRef(Py_None);
-	char *bytes;
-	Py_ssize_t len;
+	char *bytes = NULL;
+	Py_ssize_t len = 0;
 
 	if (!plan || (plan != Py_None && PyBytes_AsStringAndSize(plan, &bytes, &len))) {
 		Py_XDECREF(plan);
-		return kvdpy_harmless(self->guard, "handle_preemptions", Py_None);
+		return kvdpy_harmless(&self->guard, "handle_preemptions", Py_None);
 	}
 	if (plan != Py_None) {
 		PyThreadState *state = len ? PyEval_SaveThread() : NULL;
@@ -133,7 +133,7 @@ static PyObject *worker_finished(PyObject *object, PyObject *ids)
 	Py_XDECREF(done);
 	Py_XDECREF(bad);
 
-	return answer ? answer : kvdpy_harmless(self->guard, "get_finished", self->nothing);
+	return answer ? answer : kvdpy_harmless(&self->guard, "get_finished", self->nothing);
 }
 
 /* get_transfer_results(finished_req_ids) */
@@ -156,7 +156,7 @@ static PyObject *worker_results(PyObject *object, PyObject *ids)
 	Py_XDECREF(done);
 	Py_XDECREF(bad);
 	if (failed) {
-		PyObject *answer = kvdpy_harmless(self->guard, "get_transfer_results", results);
+		PyObject *answer = kvdpy_harmless(&self->guard, "get_transfer_results", results);
 
 		Py_DECREF(results);
 		return answer;
@@ -184,7 +184,7 @@ static PyObject *worker_errors(PyObject *object, PyObject *unused)
 		}
 	}
 	if (failed) {
-		PyObject *answer = kvdpy_harmless(self->guard, "get_block_ids_with_load_errors", set);
+		PyObject *answer = kvdpy_harmless(&self->guard, "get_block_ids_with_load_errors", set);
 
 		Py_DECREF(set);
 		return answer;
@@ -212,7 +212,7 @@ static PyObject *worker_report(PyObject *object, PyObject *unused)
 	meta = list ? PyObject_CallFunctionObjArgs(self->report_class, list, NULL) : NULL;
 	Py_XDECREF(list);
 
-	return meta ? meta : kvdpy_harmless(self->guard, "build_connector_worker_meta", Py_None);
+	return meta ? meta : kvdpy_harmless(&self->guard, "build_connector_worker_meta", Py_None);
 }
 
 /* get_kv_connector_stats() */
@@ -227,14 +227,14 @@ static PyObject *worker_delta(PyObject *object, PyObject *unused)
 		return Py_NewRef(Py_None);
 	}
 	kvx_worker_get_stats(self->worker, &now);
-	delta = kvdpy_worker_delta(&now, &self->last);
+	delta = kvdpy_worker_delta(&now, &self->last, &self->guard);
 	if (delta) {
 		stats = delta == Py_None ? Py_NewRef(delta)
 					 : PyObject_CallFunctionObjArgs(self->stats_class, delta, NULL);
 		Py_DECREF(delta);
 	}
 
-	return stats ? stats : kvdpy_harmless(self->guard, "get_kv_connector_stats", Py_None);
+	return stats ? stats : kvdpy_harmless(&self->guard, "get_kv_connector_stats", Py_None);
 }
 
 /* ---- what our own Python calls ----------------------------------------------------------------------------------- */
@@ -310,7 +310,7 @@ static void worker_dealloc(PyObject *object)
 	PyTypeObject *type = Py_TYPE(object);
 
 	kvx_worker_close(self->worker);
-	Py_XDECREF(self->guard);
+	Py_XDECREF(self->guard.object);
 	Py_XDECREF(self->config);
 	Py_XDECREF(self->report_class);
 	Py_XDECREF(self->results_class);
@@ -322,7 +322,7 @@ static void worker_dealloc(PyObject *object)
 
 static int take_callables(kvdpy_worker_t *self, PyObject *dict)
 {
-	PyObject **const field[] = {&self->guard, &self->report_class, &self->results_class, &self->stats_class};
+	PyObject **const field[] = {&self->guard.object, &self->report_class, &self->results_class, &self->stats_class};
 	static const char *const key[] = {"guard_object", "report_class", "results_class", "stats_class"};
 
 	for (size_t i = 0; i < sizeof key / sizeof key[0]; i++) {

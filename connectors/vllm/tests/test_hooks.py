@@ -342,6 +342,7 @@ class Hooks(unittest.TestCase):
         hooks = [hook for hook, _ in engine.guard.errors]
         self.assertEqual(len(hooks), 9, hooks)
         self.assertIsInstance(engine.guard.errors[0][1], AttributeError)
+        self.assertEqual(engine.scheduler.delta()["scheduler_internal_errors"], 8)
         engine.guard.errors.clear()
         engine.worker.begin(Meta(b"no plan"))
         engine.scheduler.output(SimpleNamespace(kv_connector_worker_meta=SimpleNamespace(reports=[b"no report"])))
@@ -368,6 +369,31 @@ class Hooks(unittest.TestCase):
         self.assertEqual(engine.scheduler.stats()["matches"], 0)
         engine.scheduler.turn(True)
         self.assertEqual(engine.scheduler.match(request, 0), (96, False))
+
+    def test_a_reset_forgets_all_blocks(self) -> None:
+        self.saved_by(Request("a", prompt(11, 100)))
+        engine = self.engine()
+        self.assertEqual(engine.scheduler.match(Request("b", prompt(11, 100)), 0), (96, False))
+        self.assertEqual(engine.scheduler.reset(), _kvd.OK)
+        self.assertEqual(engine.scheduler.match(Request("c", prompt(11, 100)), 0), (0, False))
+
+    def test_requests_whose_tokens_may_change_have_no_keys_of_ours(self) -> None:
+        self.saved_by(Request("a", prompt(12, 100)), foreign=0)
+        engine = self.engine(foreign=0)
+        request = Request("b", prompt(12, 100))
+        request.resumable = True
+        self.assertEqual(engine.prefill(request, [1, 2, 3, 4]), 0)
+        engine.idle(lambda: False, 0.1)
+        self.assertEqual(engine.scheduler.stats()["save_blocks"], 0)
+
+    def test_the_null_block_is_nobodys(self) -> None:
+        engine = self.engine()
+        request = Request("a", prompt(13, 100))
+        engine.scheduler.match(request, 0)
+        engine.scheduler.alloc(request, Blocks([0, 2, 3, 4]), 0)
+        engine.step(output(new=[("a", ([0, 2, 3, 4],), 0, 100)]), lambda: engine.write(request, [0, 2, 3, 4], 1, 3))
+        engine.idle(lambda: False, 0.2)
+        self.assertEqual(engine.scheduler.match(Request("b", prompt(13, 100)), 0), (0, False))
 
     def test_requests_that_ended_are_forgotten(self) -> None:
         engine = self.engine()

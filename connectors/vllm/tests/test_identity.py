@@ -1,0 +1,230 @@
+"""What decides who may share a block, on configurations made by hand. Needs vLLM's classes and torch; no engine runs."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import pathlib
+import tempfile
+import unittest
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
+
+from kvd_vllm import compat, identity, options, weights
+from kvd_vllm.errors import Declined, Guard
+
+
+def spec(kind: Any = FullAttentionSpec, **fields: Any) -> Any:
+    return kind(**{**dict(block_size=32, num_kv_heads=2, head_size=64, dtype=torch.float32), **fields})
+
+
+def cache_config(*groups: tuple[Any, int], num_blocks: int = 64) -> Any:
+    made = [SimpleNamespace(layer_names=[f"layers.{g}.{i}" for i in range(n)], kv_cache_spec=s) for g, (s, n) in enumerate(groups)]
+    return SimpleNamespace(kv_cache_groups=made, num_blocks=num_blocks)
+
+
+class Configs(unittest.TestCase):
+    def setUp(self) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        self.path = pathlib.Path(self.folder.name) / "tiny"
+        self.path.mkdir()
+        (self.path / "config.json").write_text("{}")
+        (self.path / "model.safetensors").write_bytes(os.urandom(3 << 20))
+        self.compat = compat.Compat()
+        self.compat.values["hash_sizes"] = None  # takes a whole configuration
+
+    def tearDown(self) -> None:
+        self.folder.cleanup()
+
+    def config(self, device: str = "cpu") -> Any:
+        hf = SimpleNamespace(rope_theta=10000.0, max_position_embeddings=4096)
+        return SimpleNamespace(
+            model_config=SimpleNamespace(model=str(self.path), hf_config=hf, hf_text_config=hf, dtype=torch.float32, quantization=None, revision=None, seed=0, hf_overrides={}, max_model_len=2048),
+            cache_config=SimpleNamespace(cache_dtype="auto", prefix_caching_hash_algo="sha256", calculate_kv_scales=False),
+            parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1, decode_context_parallel_size=1),
+            device_config=SimpleNamespace(device_type=device),
+            load_config=SimpleNamespace(load_format="auto"),
+            kv_transfer_config=SimpleNamespace(engine_id="engine"),
+        )
+
+    def describe(self, config: Any = None, cache: Any = None, **chosen: Any) -> identity.Space:
+        values, complaints = options.parse(chosen)
+        self.assertEqual(complaints, [])
+        return identity.describe(config or self.config(), cache or cache_config((spec(), 4)), values, self.compat)
+
+    def test_both_halves_compute_the_same(self) -> None:
+        a, b = self.describe(), self.describe(copy.deepcopy(self.config()))
+        self.assertEqual((a.identity, a.digest()), (b.identity, b.digest()))
+        self.assertEqual(a.identity["groups"], "0:full:32")
+        self.assertEqual(a.writers(), [(0, 0, 1, 0, 4)])
+
+    def test_another_engine_id_is_no_other_space(self) -> None:
+        other = self.config()
+        other.kv_transfer_config.engine_id = "another"
+        self.assertEqual(self.describe().digest(), self.describe(other).digest())
+        self.assertNotEqual(identity.membership("engine"), identity.membership("another"))
+
+    def test_everything_that_changes_values_changes_the_space(self) -> None:
+        here = self.describe().digest()
+        for change in (
+            lambda c: setattr(c.model_config, "dtype", torch.bfloat16),
+            lambda c: setattr(c.model_config, "quantization", "fp8"),
+            lambda c: setattr(c.model_config.hf_text_config, "rope_theta", 5e5),
+            lambda c: setattr(c.model_config, "hf_overrides", {"rope_theta": 1}),
+            lambda c: setattr(c.cache_config, "cache_dtype", "fp8_e5m2"),
+            lambda c: setattr(c.cache_config, "prefix_caching_hash_algo", "sha256_cbor"),
+            lambda c: setattr(c.cache_config, "calculate_kv_scales", True),
+            lambda c: setattr(c.parallel_config, "tensor_parallel_size", 2),
+            lambda c: setattr(c.load_config, "load_format", "dummy"),
+        ):
+            config = self.config()
+            change(config)
+            self.assertNotEqual(self.describe(config).digest(), here)
+        for cache in (cache_config((spec(block_size=64), 4)), cache_config((spec(head_size=128), 4)), cache_config((spec(), 5))):
+            self.assertNotEqual(self.describe(cache=cache).digest(), here)
+        for chosen in ({"model": "other"}, {"weights": "w"}, {"hash": "own"}):
+            self.assertNotEqual(self.describe(**chosen).digest(), here)
+
+    def test_one_changed_byte_in_the_middle_of_a_small_or_at_the_end_of_a_large_file_is_seen(self) -> None:
+        before = weights.of_folder(self.path)
+        data = bytearray((self.path / "model.safetensors").read_bytes())
+        data[-1] ^= 1
+        (self.path / "model.safetensors").write_bytes(data)
+        after = weights.of_folder(self.path)
+        self.assertNotEqual(before, after)
+        (self.path / "config.json").write_text('{"a":1}')
+        self.assertNotEqual(after, weights.of_folder(self.path))
+        (self.path / "README.md").write_text("not weights")
+        self.assertEqual(weights.of_folder(self.path), weights.of_folder(self.path))
+
+    def test_weights_nobody_can_name_are_not_shared(self) -> None:
+        config = self.config()
+        config.model_config.model = "nobody/has-this"
+        self.assertEqual(self.describe(config).identity["weights"], "unknown:engine")
+        config.model_config.hf_config._commit_hash = "abc"
+        self.assertEqual(self.describe(config).identity["weights"], "commit:abc")
+
+    def test_adapters_are_named_by_what_is_in_them(self) -> None:
+        request = SimpleNamespace(lora_name="a", lora_path=str(self.path))
+        self.assertTrue(weights.of_adapter(request, "e").startswith("a@files:"))
+        request.lora_path = str(self.path) + "-gone"
+        self.assertEqual(weights.of_adapter(request, "e"), "a@unknown:e")
+
+    def test_groups_become_rules(self) -> None:
+        window = spec(SlidingWindowSpec, sliding_window=512)
+        space = self.describe(cache=cache_config((spec(), 2), (window, 4), (window, 4)))
+        self.assertEqual(space.identity["groups"], "0:full:32,1:window:32:511,2:window:32:511")
+        self.assertEqual(space.layers, 4)
+        self.assertIn("layers=4 tokens=32", space.identity["layout"])
+
+    def test_what_is_not_served_is_declined_with_a_reason(self) -> None:
+        mamba = MambaSpec(block_size=32, shapes=((2, 2),), dtypes=(torch.float32,))
+        for config, cache, word in (
+            (self.config("cuda"), None, "GPU"),
+            (self.config("xpu"), None, "xpu"),
+            (None, cache_config((spec(), 2), (mamba, 2)), "MambaSpec"),
+            (None, cache_config((spec(), 2), (spec(SlidingWindowSpec, sliding_window=512, head_size=128), 2)), "different sizes"),
+            (None, cache_config(), "no KV cache"),
+        ):
+            with self.assertRaisesRegex(Declined, word):
+                self.describe(config, cache)
+        config = self.config()
+        config.parallel_config.pipeline_parallel_size = 2
+        with self.assertRaisesRegex(Declined, "pipeline"):
+            self.describe(config)
+        self.compat.values["failed_recving"] = False
+        with self.assertRaisesRegex(Declined, "0.30"):
+            self.describe(cache=cache_config((spec(), 2), (spec(SlidingWindowSpec, sliding_window=512), 2)))
+
+    def test_hashes_of_the_engine_are_used_only_where_they_can_be(self) -> None:
+        self.assertTrue(self.describe().foreign)
+        self.assertTrue(self.describe().identity["hash"].startswith("vllm:sha256:"))
+        config = self.config()
+        config.cache_config.prefix_caching_hash_algo = "xxhash"
+        self.assertFalse(self.describe(config).foreign)
+        with self.assertRaisesRegex(Declined, "cryptographic"):
+            self.describe(config, hash="engine")
+        self.compat.values["none_hash"] = "environment"  # as before 0.30
+        saved = os.environ.pop("PYTHONHASHSEED", None)
+        try:
+            self.assertIn("PYTHONHASHSEED", self.describe().hash_reason)
+            os.environ["PYTHONHASHSEED"] = "0"
+            self.assertTrue(self.describe().foreign)
+        finally:
+            os.environ.pop("PYTHONHASHSEED", None)
+            if saved is not None:
+                os.environ["PYTHONHASHSEED"] = saved
+
+    def test_long_values_stay_within_the_limit(self) -> None:
+        config = self.config()
+        config.model_config.hf_text_config.rope_scaling = {"rope_type": "longrope", "long_factor": [i / 7 for i in range(500)]}
+        rope = self.describe(config).identity["rope"]
+        self.assertLessEqual(len(rope), identity.MAX_VALUE)
+        config.model_config.max_model_len = 9999
+        self.assertNotEqual(self.describe(config).identity["rope"], rope)
+
+
+class Rest(unittest.TestCase):
+    def test_unknown_and_wrong_options_are_named_and_do_not_count(self) -> None:
+        values, complaints = options.parse({"sockett": "x", "mode": "fast", "guard": "no", "threads": "3", "load_ms": -1})
+        self.assertEqual((values["mode"], values["guard"], values["threads"], values["load_ms"]), ("auto", False, 3, 0))
+        self.assertEqual(len(complaints), 3)
+        self.assertIn("sockett", complaints[0])
+
+    def test_the_page_has_every_option(self) -> None:
+        page = (pathlib.Path(__file__).resolve().parents[3] / "docs" / "vllm.md").read_text()
+        self.assertIn(options.table(), page)
+
+    def test_the_guard_says_each_kind_once_and_gives_up_once(self) -> None:
+        said: list[str] = []
+        offs: list[str] = []
+        guard = Guard(SimpleNamespace(error=lambda *a, **k: said.append(a[1])), most=3)
+        guard.off = offs.append
+        for hook in ("a", "a", "b", "b", "b"):
+            guard.error(hook, ValueError("x"))
+        self.assertEqual((said, len(offs)), (["a", "b"], 1))
+        guard = Guard(SimpleNamespace(error=lambda *a, **k: None), most=3)
+        guard.off = offs.append
+        guard.error("update_state_after_alloc", ValueError("x"))
+        self.assertEqual(len(offs), 2)
+
+    def test_extra_keys_have_one_form(self) -> None:
+        self.assertEqual(identity._extra_bytes((b"\x01", ("mm", -3), "salt")), b'[{"bytes":"01"},["mm",-3],"salt"]')
+        self.assertNotEqual(identity._extra_bytes(("01",)), identity._extra_bytes((b"\x01",)))
+
+    def test_the_compatibility_line_has_every_row(self) -> None:
+        line = compat.Compat().line()
+        for row in compat.ROWS:
+            self.assertIn(row.name + "=", line)
+        json.dumps(line)
+
+    def test_counters_have_one_name_and_a_help(self) -> None:
+        from kvd_vllm import metrics
+
+        names = [metrics.prometheus_name(name)[0] for name in metrics.TABLE]
+        self.assertEqual(len(set(names)), len(names))
+        self.assertEqual(metrics.prometheus_name("worker_load_ns")[0], "kvd:worker_load_seconds")
+        total = metrics.KvdStats(data={"worker_loads": 1}).aggregate(metrics.KvdStats(data={"worker_loads": 2, "worker_saves": 1}))
+        self.assertEqual(total.data, {"worker_loads": 3, "worker_saves": 1})
+        for name in metrics.LOGGED:
+            self.assertIn(name, metrics.TABLE)
+
+    def test_counters_reach_prometheus_in_seconds(self) -> None:
+        from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+
+        from kvd_vllm import metrics
+
+        config = SimpleNamespace(kv_transfer_config=None)
+        prom = metrics.KvdPromMetrics(config, {Gauge: Gauge, Counter: Counter, Histogram: Histogram}, ["engine"], {0: ["0"]})
+        prom.observe({"worker_load_ns": 1500000000, "scheduler_matches": 2, "of a newer version": 1}, 0)
+        prom.observe({"scheduler_matches": 1}, 0)
+        self.assertEqual(REGISTRY.get_sample_value("kvd:worker_load_seconds_total", {"engine": "0"}), 1.5)
+        self.assertEqual(REGISTRY.get_sample_value("kvd:scheduler_matches_total", {"engine": "0"}), 3)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,174 @@
+/* Every allocation of the scheduling half fails in turn, and then all of them for a while: no load that was promised is broken without the ranks being
+ * told, nothing wrong is loaded or saved, nothing leaks. Built with the part's sources, on an allocator of the test's own. */
+#include "connectors/sched_rig.h"
+#include "engine/check.h"
+#include "kv_test.h"
+#include "scheduler_impl.h"
+
+#undef realloc /* plan.c calls plan_realloc() by that name */
+void *realloc(void *p, size_t n);
+void *plan_realloc(void *p, size_t n);
+
+static const char *kvd_program;
+static kv_test_env_t t;
+static int failing; /* all from now on */
+
+void *plan_realloc(void *p, size_t n)
+{
+	return failing || kv_test_env_fails(&t) ? NULL : realloc(p, n);
+}
+
+static void *env_alloc(void *ctx, size_t n)
+{
+	return failing ? NULL : kv_test_env_alloc(ctx, n);
+}
+
+static void *env_resize(void *ctx, void *p, size_t old_n, size_t n)
+{
+	return failing ? NULL : kv_test_env_resize(ctx, p, old_n, n);
+}
+
+static uint64_t env_now(void *ctx)
+{
+	(void)ctx;
+
+	return kv_now_ns(&kv_env_posix);
+}
+
+static kvc_status_t open_in(const kvx_scheduler_config_t *config, kvx_scheduler_t **p_scheduler)
+{
+	return kvx_scheduler_open_in(&t.env, config, p_scheduler);
+}
+
+static void env_begin(void)
+{
+	kv_test_env_init(&t);
+	t.env.now_ns = env_now;
+	t.env.alloc = env_alloc;
+	t.env.resize = env_resize;
+	failing = 0;
+}
+
+/* As sr_run(), but place() may say that there is no memory; a hit that was promised is loaded, or the ranks said that it failed. */
+static void live(sr_t *sr, sr_request_t *request, uint32_t base, int fail_after_match)
+{
+	const uint32_t full = request->n / SR_UNIT;
+	kvx_table_t table = {.struct_size = sizeof table, .n = full, .ids = request->ids[0]};
+	kvc_status_t placed;
+	kvx_hit_t hit;
+
+	for (uint32_t i = 0; i < full; i++) {
+		request->ids[0][i] = base + i;
+	}
+	kvx_scheduler_match(sr->scheduler, &request->ask, &hit);
+	failing = fail_after_match;
+	placed = kvx_scheduler_place(sr->scheduler, &request->ask, &table);
+	if (hit.tokens) {
+		assert_int_equal(placed, KVC_OK);
+		kvx_scheduler_load(sr->scheduler, &request->ask, &hit);
+	}
+	sr_compute(sr, request, hit.tokens / SR_UNIT, full);
+	kvx_scheduler_advance(sr->scheduler, &request->ask, request->n, request->n - hit.tokens);
+	(void)sr_step(sr);
+	failing = 0;
+	assert_int_equal(sr->fences, full);
+	if (hit.tokens) {
+		assert_int_equal(sr->loads, 1);
+		assert_int_equal(sr->loaded_blocks + sr->failed_blocks, hit.tokens / SR_UNIT);
+		assert_true(sr->failed_blocks || sr_is_right(sr, request, 0, full));
+	}
+	kvx_scheduler_finish(sr->scheduler, &request->ask);
+}
+
+static void p5_want_of_memory_breaks_no_promise(void **state)
+{
+	static sr_request_t request;
+	const sr_options_t options = {.foreign = 1, .open = open_in, .mode = KVX_LOAD_SYNC};
+	uint32_t dead = 0;
+	rig_t rig;
+	sr_t sr;
+
+	(void)state;
+	rig_init(&rig, kvd_program);
+	rig_start(&rig);
+	env_begin();
+	KV_TEST_EACH_FAILURE(&t, n)
+	{
+		if (sr_open(&sr, &rig, &options) != KVC_OK) {
+			assert_int_equal(kv_test_env_live(&t), 0);
+			continue;
+		}
+		sr_wait_ready(&sr);
+		for (uint32_t i = 0; i < 4; i++) {
+			char id[16];
+
+			(void)snprintf(id, sizeof id, "m%u", i);
+			sr_request(&sr, &request, id, i / 2u + (uint32_t)n * 10u, 40, 120);
+			live(&sr, &request, i * 20u, 0);
+		}
+		sr_settle(&sr);
+		for (uint32_t i = 0; i < 2; i++) { /* and none at all from the promise on */
+			sr_request(&sr, &request, "last", 40, 40, 80);
+			live(&sr, &request, 100, 1);
+			dead += sr.dead;
+			sr_settle(&sr);
+		}
+		sr_close(&sr);
+		assert_int_equal(kv_test_env_live(&t), 0);
+	}
+	assert_true(dead > 0);
+	rig_check_quiet(&rig);
+	rig_fini(&rig);
+}
+
+/* Steps that overlap have no time of their own; steps the engine tells nothing about do not hide those it does for ever. */
+static void p7_only_steps_that_stand_alone_are_measured(void **state)
+{
+	const sr_options_t options = {.foreign = 1, .open = open_in, .no_hand = 1};
+	const void *bytes;
+	size_t len;
+	rig_t rig;
+	sr_t sr;
+
+	(void)state;
+	rig_init(&rig, kvd_program);
+	env_begin();
+	assert_int_equal(sr_open(&sr, &rig, &options), KVC_OK);
+	for (uint32_t i = 0; i < 20; i++) {
+		sr.scheduler->advanced = 1;
+		sr.scheduler->prefill = 100;
+		kvx_scheduler_plan(sr.scheduler, &bytes, &len);
+		if (i > 0) {
+			kvx_scheduler_stepped(sr.scheduler);
+		}
+	}
+	assert_int_equal(kvx_guard_compute_ns(&sr.scheduler->guard, 100), 0);
+	for (uint32_t i = 0; i < 20; i++) {
+		kvx_scheduler_plan(sr.scheduler, &bytes, &len);
+	}
+	for (uint32_t i = 0; i < 3; i++) {
+		sr.scheduler->advanced = 1;
+		sr.scheduler->prefill = 100;
+		kvx_scheduler_plan(sr.scheduler, &bytes, &len);
+		usleep(1000);
+		kvx_scheduler_stepped(sr.scheduler);
+	}
+	assert_true(kvx_guard_compute_ns(&sr.scheduler->guard, 100) >= 1000000);
+	sr_close(&sr);
+	assert_int_equal(kv_test_env_live(&t), 0);
+	rig_fini(&rig);
+}
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {cmocka_unit_test(p5_want_of_memory_breaks_no_promise),
+					   cmocka_unit_test(p7_only_steps_that_stand_alone_are_measured)};
+
+	if (argc < 2) {
+		(void)fprintf(stderr, "usage: %s <kvd>\n", argv[0]);
+		return 2;
+	}
+	kvd_program = argv[1];
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
