@@ -216,6 +216,7 @@ void kvx_worker_begin(kvx_worker_t *worker, const void *plan, size_t len)
 	}
 	if (!is_plan(plan, len)) {
 		kvx_wcount(&worker->stats.bad_plans, 1);
+		kvx_fence_all(worker); /* which blocks are about to be written is not known */
 		return;
 	}
 	worker->step = ((const kvx_plan_header_t *)plan)->step;
