@@ -317,6 +317,29 @@ static void p7_leases_and_puts_end_with_the_daemon_and_it_is_joined_again(void *
 	bed_free(&bed);
 }
 
+/* Its put ends under the next session, while a copy may still be under way: the slots are not given up before the handle is. */
+static void p1_a_put_of_an_older_session_is_not_quiet_before_it_is_freed(void **state)
+{
+	bed_t bed;
+	kvc_put_t *put = NULL;
+
+	(void)state;
+	bed_make(&bed, &fake_split);
+	assert_int_equal(kvc_put_start(bed.space, bed.keys, 0, 4, NULL, &put), KVC_OK);
+	assert_int_equal(kvc_put_ready(put, 0), KVC_OK);
+	fake_drop_sessions(bed.fake);
+	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->joins) == 2 && kvc_poll(bed.kvc, 1) == KVC_OK);
+	fake_finish_puts(bed.fake, KV_ERR_REVOKED);
+	for (uint32_t i = 0; i < 20; i++) {
+		(void)kvc_poll(bed.kvc, 5);
+	}
+	assert_int_equal(atomic_load(&fake_seen(bed.fake)->quiets), 0);
+	kvc_put_free(put);
+	BED_UNTIL(&bed,
+		  atomic_load(&fake_seen(bed.fake)->quiets) == 2); /* of the put, and of all of the old session's */
+	bed_free(&bed);
+}
+
 static void changes_shape(uint32_t geometry)
 {
 	bed_t bed;
@@ -502,6 +525,7 @@ int main(void)
 		cmocka_unit_test(p7_a_stopped_daemon_is_a_miss),
 		cmocka_unit_test(p5_a_daemon_silent_for_a_second_is_asked_nothing),
 		cmocka_unit_test(p7_leases_and_puts_end_with_the_daemon_and_it_is_joined_again),
+		cmocka_unit_test(p1_a_put_of_an_older_session_is_not_quiet_before_it_is_freed),
 		cmocka_unit_test(p7_a_space_that_changed_its_shape_is_not_used_again),
 		cmocka_unit_test(p1_a_space_that_changed_the_order_of_its_bytes_is_not_used_again),
 		cmocka_unit_test(p1_a_reset_by_another_member_is_noticed),
