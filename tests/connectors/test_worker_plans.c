@@ -92,6 +92,27 @@ static void p1_a_granted_block_that_nobody_writes_is_not_handed_in(void **state)
 	finish(&rig, &wr);
 }
 
+/* Its blocks are nobody's: the engine is told that the load is over, not that they have failed. */
+static void p4_a_load_dropped_in_its_own_plan_names_no_blocks(void **state)
+{
+	wr_end_t end;
+	rig_t rig;
+	wr_t wr;
+
+	(void)state;
+	start(&rig, &wr);
+	wr_plan(&wr);
+	wr_plan_load(&wr, NULL, KVX_PLAN_ASYNC, 7, eight, 8);
+	wr_plan_drop(&wr, 7);
+	wr_begin(&wr);
+	kvx_worker_start(wr.rank[0].worker);
+	wr_wait_load(&wr.rank[0], 7, 1, &end);
+	assert_int_equal(end.loaded.status, KVC_MISS);
+	assert_int_equal(end.failed, 1);
+	assert_int_equal(end.error_count, 0);
+	finish(&rig, &wr);
+}
+
 static uint64_t cpu_ns(void)
 {
 	struct timespec time;
@@ -147,6 +168,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p1_a_plan_that_makes_no_sense_is_a_fence_of_all_blocks),
 		cmocka_unit_test(p1_a_granted_block_that_nobody_writes_is_not_handed_in),
+		cmocka_unit_test(p4_a_load_dropped_in_its_own_plan_names_no_blocks),
 		cmocka_unit_test(p5_a_worker_that_waits_burns_no_cpu),
 	};
 
