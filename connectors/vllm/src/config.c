@@ -1,6 +1,7 @@
 /* A Python dict into what the C interface takes. */
 #include "kvdpy.h"
 
+#include <stdio.h>
 #include <string.h>
 
 int kvdpy_get_object(PyObject *dict, const char *key, PyObject **p_object)
@@ -97,12 +98,41 @@ static int get_identity(PyObject *dict, kvc_identity_t *identity)
 		       : 0;
 }
 
+/* The text was made by our own Python, and the C interface checks what comes of it: it is only taken apart here. An installed libkvx has no function for
+ * that. */
+static int read_layout(const char *text, kvk_layout_t *layout)
+{
+	static const char *const dtypes[] = {
+#define KVDPY_DTYPE(NAME, name, bytes) name,
+		KVK_DTYPE_LIST(KVDPY_DTYPE)
+#undef KVDPY_DTYPE
+	};
+	static const char *const inners[] = {"split", "packed", "opaque"};
+	char dtype[16], inner[16];
+	size_t d = 0, i = 0;
+
+	if (sscanf(text, "kvk1 heads=%u layers=%u tokens=%u k=%u v=%u dtype=%15s inner=%15s page=%u", &layout->heads,
+		   &layout->layers, &layout->block_tokens, &layout->k_dim, &layout->v_dim, dtype, inner,
+		   &layout->page_bytes) != 8) {
+		return -1;
+	}
+	while (d < KVK_DTYPE_COUNT && strcmp(dtypes[d], dtype) != 0) {
+		d++;
+	}
+	while (i < sizeof inners / sizeof inners[0] && strcmp(inners[i], inner) != 0) {
+		i++;
+	}
+	layout->dtype = (kvk_dtype_t)d;
+	layout->inner = (kvk_inner_t)i;
+
+	return d < KVK_DTYPE_COUNT && i < sizeof inners / sizeof inners[0] ? 0 : -1;
+}
+
 int kvdpy_get_common(PyObject *dict, kvdpy_common_t *common)
 {
 	PyObject *value;
 	char *secret;
 	Py_ssize_t len;
-	const char *why = "it is missing";
 
 	if (kvdpy_get_text(dict, "socket", &common->socket) || kvdpy_get_text(dict, "instance", &common->instance) ||
 	    kvdpy_get_text(dict, "program", &common->program) || kvdpy_get_object(dict, "secret", &value) ||
@@ -112,10 +142,9 @@ int kvdpy_get_common(PyObject *dict, kvdpy_common_t *common)
 
 	common->secret = (const uint8_t *)secret;
 	common->secret_len = (uint32_t)len;
-	if (!common->identity.layout || kvk_layout_parse(common->identity.layout, strlen(common->identity.layout),
-							 &common->layout, &why) != KV_OK) {
-		PyErr_Format(PyExc_ValueError, "layout %s: %s", common->identity.layout ? common->identity.layout : "",
-			     why);
+	if (!common->identity.layout || read_layout(common->identity.layout, &common->layout)) {
+		PyErr_Format(PyExc_ValueError, "%s is no layout",
+			     common->identity.layout ? common->identity.layout : "");
 		return -1;
 	}
 
