@@ -120,12 +120,13 @@ kvc_status_t kvc_document(kvc_t *kvc, int what, uint32_t detail, char **p_json, 
 	return status;
 }
 
-kvc_status_t kvc_explain(kvc_space_t *space, const kvc_key_t *keys, uint32_t n, uint8_t *tiers, uint32_t *p_why)
+kvc_status_t kvc_explain_group(kvc_space_t *space, uint32_t group, const kvc_key_t *keys, uint32_t n, uint8_t *tiers,
+			       uint32_t *p_why)
 {
 	uint32_t why = KV_WHY_NONE;
 
-	if (!space || !keys || !tiers) {
-		return kvc_fail(KV_ERR_ARG, "kvc_explain: an argument is NULL");
+	if (!space || !keys || !tiers || !kvc_group_find(space, group)) {
+		return kvc_fail(KV_ERR_ARG, "kvc_explain: an argument is NULL, or the space has no group %u", group);
 	}
 	/* One message takes KVC_EXPLAIN_KEYS keys; the first one that is missing anything says why. */
 	for (uint32_t at = 0; at < n;) {
@@ -134,6 +135,7 @@ kvc_status_t kvc_explain(kvc_space_t *space, const kvc_key_t *keys, uint32_t n, 
 		kv_msg_explain_t msg = {
 			.space = atomic_load(&space->id),
 			.epoch = atomic_load(&space->known_epoch),
+			.group = group,
 			.keys = {keys[at].b, count * (uint32_t)sizeof keys[0]},
 		};
 		kvc_status_t status = ask_and_wait(space->kvc, &msg, &question);
@@ -149,4 +151,9 @@ kvc_status_t kvc_explain(kvc_space_t *space, const kvc_key_t *keys, uint32_t n, 
 	}
 
 	return KVC_OK;
+}
+
+kvc_status_t kvc_explain(kvc_space_t *space, const kvc_key_t *keys, uint32_t n, uint8_t *tiers, uint32_t *p_why)
+{
+	return kvc_explain_group(space, space ? space->groups[0].number : 0, keys, n, tiers, p_why);
 }

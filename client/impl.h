@@ -5,10 +5,10 @@
  * grant.c (what leases and puts share), acquire.c (asking for leases), lease.c, put.c, put_end.c, handle.c (leases
  * and puts of other members), staging.c, report.c, doc.c, error.c.
  *
- * Threads. One owner thread at a time; kvc_match() and kvc_lease_read() run on any thread. They reach shared memory
- * in two ways only:
- *   kvc_match()        through kvc->map between kvc_map_enter() and kvc_map_leave()
- *   kvc_lease_read()   through lease->map, on which the lease holds a reference
+ * Threads. One owner thread at a time; beside it others match, look at leases and read them, and write into puts
+ * (kvc.h says what). They reach shared memory in two ways only:
+ *   kvc_match()                    through kvc->map between kvc_map_enter() and kvc_map_leave()
+ *   kvc_lease_read() and the like  through the map of the lease or put, on which it holds a reference
  * A map is unmapped when it is no longer current, nobody refers to it, and no match is running (kvc_map_reap()).
  */
 #ifndef KVC_IMPL_H

@@ -445,19 +445,29 @@ kvc_status_t kvc_keys_of(const kvc_space_t *space, const kvc_prompt_t *prompt, k
 	return status;
 }
 
-kvc_status_t kvc_key_bind(const kvc_space_t *space, const void *hash, uint32_t len, kvc_key_t *key)
+kvc_status_t kvc_chain_bind(const kvc_chain_t *header, const void *hash, uint32_t len, kvc_key_t *key)
 {
-	kvc_chain_t header;
 	kv_status_t status;
 
-	if (!space || !hash || !key) {
-		return kvc_fail(KV_ERR_ARG, "kvc_key_bind: an argument is NULL");
+	if (!header || !hash || !key) {
+		return kvc_fail(KV_ERR_ARG, "kvc_chain_bind: an argument is NULL");
 	}
-	kvc_chain_begin(space, &header);
-	status = kv_key_bind((const kv_chain_t *)(const void *)&header, hash, len, (kv_key_t *)(void *)key);
+	status = kv_key_bind((const kv_chain_t *)(const void *)header, hash, len, (kv_key_t *)(void *)key);
 	if (status != KV_OK) {
 		return kvc_fail(status, "an engine's hash has 16 to 60 bytes, this one %u", len);
 	}
 
 	return KVC_OK;
+}
+
+kvc_status_t kvc_key_bind(const kvc_space_t *space, const void *hash, uint32_t len, kvc_key_t *key)
+{
+	kvc_chain_t header;
+
+	if (!space) {
+		return kvc_fail(KV_ERR_ARG, "kvc_key_bind: an argument is NULL");
+	}
+	kvc_chain_begin(space, &header);
+
+	return kvc_chain_bind(&header, hash, len, key);
 }

@@ -4,6 +4,7 @@
 #define CALL_MS   1000u
 #define SLICE_US  50u /* longest wait in one go: the heartbeat is looked at this often */
 #define SMOOTHING 8u
+#define PIPELINE  8u /* more plans than these are not under way at once: the engine has not told of empty steps */
 
 /* ---- open and close ---------------------------------------------------------------------------------------------------------- */
 
@@ -282,6 +283,7 @@ void kvx_scheduler_plan(kvx_scheduler_t *scheduler, const void **p_bytes, size_t
 	scheduler->building = 0;
 	scheduler->step++;
 	scheduler->plan_ns = now;
+	scheduler->unstepped++;
 	scheduler->prefill_sent = scheduler->prefill;
 	scheduler->sync_sent = scheduler->sync_loads;
 	scheduler->advanced_sent = scheduler->advanced;
@@ -292,13 +294,14 @@ void kvx_scheduler_plan(kvx_scheduler_t *scheduler, const void **p_bytes, size_t
 
 void kvx_scheduler_stepped(kvx_scheduler_t *scheduler)
 {
-	uint64_t took;
+	const uint64_t took = kv_now_ns(scheduler->env) - scheduler->plan_ns;
+	const uint32_t unstepped = scheduler->unstepped;
 
-	if (!scheduler->plan_ns) {
+	/* Some plans are two steps ahead, some steps never end for us: only the time of one that stands alone is known. */
+	scheduler->unstepped = unstepped > PIPELINE ? 0 : unstepped - (unstepped > 0);
+	if (unstepped != 1) {
 		return;
 	}
-	took = kv_now_ns(scheduler->env) - scheduler->plan_ns;
-	scheduler->plan_ns = 0;
 	if (scheduler->sync_sent || !scheduler->advanced_sent) {
 		return; /* much of it was the load, or nothing was computed */
 	}

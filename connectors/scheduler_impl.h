@@ -121,7 +121,8 @@ struct kvx_scheduler {
 	int slow;        /* the daemon did not answer in time lately: plans do not wait for reservations */
 	uint32_t step;   /* number of the plan being made */
 
-	uint64_t plan_ns; /* when the last plan went out; 0: its step has been counted */
+	uint64_t plan_ns;   /* when the last plan went out */
+	uint32_t unstepped; /* plans since, or whose step has not ended */
 	uint32_t prefill, prefill_sent;
 	int sync_loads, sync_sent;
 	int advanced, advanced_sent;

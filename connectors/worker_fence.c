@@ -6,8 +6,10 @@
 #include <string.h>
 
 #define IMPORT_NS UINT64_C(20000000) /* longest wait for the transfer thread to look at new puts */
-#define SPINS     2000u
-#define NAP_NS    UINT64_C(200000)
+#define RETRY_NS                                                                                                       \
+	UINT64_C(2000000) /* for memory that the daemon has named already and the transfer thread has not read of yet */
+#define SPINS  2000u
+#define NAP_NS UINT64_C(200000)
 
 void kvx_fence_begin(kvx_worker_t *worker)
 {
@@ -57,6 +59,11 @@ static void save_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i)
 	if (wait_imported(worker, save)) {
 		(void)kvx_wsave_copy(worker, save, i, &worker->scratch);
 	}
+	while (atomic_load(&save->state[i]) < KVX_MARK_DONE && !atomic_load(&save->closed) &&
+	       kvx_worker_now() < worker->fence_retry) {
+		kvx_worker_wake(worker);
+		(void)kvx_wsave_copy(worker, save, i, &worker->scratch);
+	}
 	/* The transfer thread may put a block back that it could not reach: then it is given up here. */
 	while (atomic_load(&save->state[i]) < KVX_MARK_DONE) {
 		kvx_wsave_drop_block(worker, save, i);
@@ -84,6 +91,7 @@ void kvx_fence_end(kvx_worker_t *worker)
 	}
 
 	worker->fence_until = start + IMPORT_NS;
+	worker->fence_retry = start + RETRY_NS;
 	for (kvx_wjob_t *job = worker->saves; job; job = job->next) {
 		if (!atomic_load(&job->over)) {
 			save_fenced(worker, (kvx_wsave_t *)job);

@@ -321,6 +321,7 @@ struct kvx_worker {
 	uint64_t *fence; /* bit a block: is about to be reused */
 	uint32_t fence_count;
 	uint64_t fence_until; /* no longer is the transfer thread waited for */
+	uint64_t fence_retry; /* no longer is a copy tried again */
 	kvx_lost_t *lost;
 	uint32_t lost_count;
 	kvx_bytes_t report[2];

@@ -63,7 +63,8 @@ void kvx_move_prepare(const kvx_worker_t *worker, const kvx_wgroup_t *group, con
 
 	for (uint32_t h = 0; h < paged->heads; h++) {
 		memcpy(leaves + (size_t)h * count,
-		       source->leaves + (size_t)(paged->first_head + h) * g->leaves + paged->first_layer * g->pieces,
+		       source->leaves + (size_t)(paged->first_head + h) * g->leaves +
+			       (size_t)paged->first_layer * g->pieces,
 		       count * sizeof *leaves);
 	}
 	scratch->moves[i].data = (void *)(uintptr_t)source->data; /* scatter only reads it */

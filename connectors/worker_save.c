@@ -51,7 +51,7 @@ kvx_wsave_t *kvx_wsave_create(kvx_worker_t *worker, const kvx_plan_save_t *recor
 	save->step = record->step;
 	save->n = record->n;
 	save->begin_ns = kvx_worker_now();
-	save->ids = (uint32_t *)(void *)((uint8_t *)save->state + (record->n + 3u) / 4u * 4u);
+	save->ids = (uint32_t *)(void *)((uint8_t *)save->state + ((size_t)record->n + 3u) / 4u * 4u);
 	memcpy(save->ids, ids, record->n * sizeof *ids);
 	atomic_store(&save->imported, KVC_PENDING);
 	for (uint32_t i = 0; i < save->n; i++) {

@@ -75,7 +75,7 @@ static kvc_status_t make_memory(kvx_wtest_t *test, const kvk_paged_t *engine)
 	}
 	test->paged.base = test->base;
 	for (uint32_t l = 0; l < engine->layers; l++) {
-		test->base[l] = test->memory + (beside ? l * bytes : l * 2 * bytes);
+		test->base[l] = test->memory + (size_t)l * (beside ? bytes : 2 * bytes);
 	}
 
 	return KVC_OK;

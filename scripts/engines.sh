@@ -76,7 +76,8 @@ build_kvd() {
 install_connector() {
 	if ! stamped connector "$1"; then
 		say "installing the connector package"
-		pip install --no-deps --no-build-isolation --force-reinstall ./connectors/vllm || return 1
+		KVD_BUILD=$(cd "$build" && pwd) pip install --no-deps --no-build-isolation --force-reinstall ./connectors/vllm || return 1
+		rm -rf connectors/vllm/build connectors/vllm/*.egg-info
 		stamp connector "$1"
 	fi
 }

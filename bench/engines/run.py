@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import pathlib
+import signal
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -41,6 +42,7 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     args = arguments()
     args.lengths = [int(n) for n in str(args.lengths).split(",")]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     status = 0
     with Bench(args.seed) as bench:
         rig = Rig(bench, args)

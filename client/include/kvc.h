@@ -182,6 +182,8 @@ KVC_API kvc_status_t kvc_keys_of(const kvc_space_t *space, const kvc_prompt_t *p
 				 uint32_t *p_n);
 /* Key of an engine's own hash (16..60 bytes), bound to the space. */
 KVC_API kvc_status_t kvc_key_bind(const kvc_space_t *space, const void *hash, uint32_t len, kvc_key_t *key);
+/* The same from a chain that has just begun, for many: half the work. Good as long as the space's epoch is. */
+KVC_API kvc_status_t kvc_chain_bind(const kvc_chain_t *header, const void *hash, uint32_t len, kvc_key_t *key);
 
 /* Keys that are made when they are looked at: of unit i, counted from 0. Called in no order, on the calling thread and
  * within the call only; a match asks for about 3 log4(n) of them, each once. */
@@ -387,6 +389,9 @@ KVC_API kvc_status_t kvc_document(kvc_t *kvc, int what, uint32_t detail, char **
  * first missing one. */
 KVC_API kvc_status_t kvc_explain(kvc_space_t *space, const kvc_key_t *keys, uint32_t n, uint8_t *tiers,
 				 uint32_t *p_why);
+/* The same of blocks of one group (kvc_explain(): of the first), each named by the key of its last unit. KVC_ERR_ARG: no such group. */
+KVC_API kvc_status_t kvc_explain_group(kvc_space_t *space, uint32_t group, const kvc_key_t *keys, uint32_t n,
+				       uint8_t *tiers, uint32_t *p_why);
 KVC_API void kvc_free(void *p);
 
 #ifdef __cplusplus

@@ -16,7 +16,7 @@
 #define TIER_QUARANTINED 0x40u
 
 typedef struct question {
-	const char *tokens, *space, *identity, *salt;
+	const char *tokens, *space, *identity, *salt, *group;
 } question_t;
 
 /* One prompt and what the daemon says about it. */
@@ -27,6 +27,7 @@ typedef struct prompt {
 	uint8_t *tiers;
 	uint32_t n, why;
 	kvc_space_info_t info;
+	kvc_group_info_t group;
 } prompt_t;
 
 /* ---- the command line ----------------------------------------------------------------------------------------------------- */
@@ -37,10 +38,8 @@ static int parse(const kvctl_t *ctl, int argc, char **argv, question_t *question
 		const char *name;
 		const char **where;
 	} options[] = {
-		{"--tokens", &question->tokens},
-		{"--space", &question->space},
-		{"--identity", &question->identity},
-		{"--salt", &question->salt},
+		{"--tokens", &question->tokens}, {"--space", &question->space}, {"--identity", &question->identity},
+		{"--salt", &question->salt},     {"--group", &question->group},
 	};
 
 	for (int i = 1; i < argc; i++) {
@@ -287,10 +286,22 @@ static void tier_names(uint8_t tiers, char out[64])
 	}
 }
 
+/* Blocks of a window or state are there by themselves: what hits depends on where a request goes on. */
+static void print_alone(const prompt_t *prompt)
+{
+	uint32_t there = 0;
+
+	for (uint32_t i = 0; i < prompt->n; i++) {
+		there += (uint32_t)is_there(prompt->tiers[i]);
+	}
+	printf("%u of %u blocks of this %s group are there\n", there, prompt->n,
+	       prompt->group.rule == KVC_RULE_WINDOW ? "window" : "state");
+}
+
 static void print_table(const kvctl_t *ctl, const prompt_t *prompt)
 {
 	uint32_t hit = first_missing(prompt, 0xff), cpu = first_missing(prompt, KV_TIER_CPU);
-	uint32_t unit = prompt->info.hash_tokens;
+	uint32_t unit = prompt->group.block_tokens;
 
 	printf("%-6s %-15s %-32s %s\n", "block", "tokens", "key", "where");
 	for (uint32_t i = 0; i < prompt->n; i++) {
@@ -301,6 +312,10 @@ static void print_table(const kvctl_t *ctl, const prompt_t *prompt)
 		snprintf(range, sizeof range, "%u-%u", i * unit, (i + 1) * unit - 1);
 		printf("%s%-6u %-15s %s %s%s\n", i == hit ? kvctl_tone(ctl, KVCTL_BAD) : "", i, range, key, tiers,
 		       i == hit ? kvctl_tone_end(ctl) : "");
+	}
+	if (prompt->group.rule != KVC_RULE_FULL) {
+		print_alone(prompt);
+		return;
 	}
 	printf("%u of %u blocks would hit (%u tokens of %u): %u in CPU memory, %u from disk\n", hit, prompt->n,
 	       hit * unit, prompt->n_tokens, cpu, hit - cpu);
@@ -333,6 +348,8 @@ static void print_document(const prompt_t *prompt)
 	}
 	json_object_object_add(json, "tokens", json_object_new_uint64(prompt->n_tokens));
 	json_object_object_add(json, "hash_tokens", json_object_new_uint64(prompt->info.hash_tokens));
+	json_object_object_add(json, "group", json_object_new_uint64(prompt->group.group));
+	json_object_object_add(json, "block_tokens", json_object_new_uint64(prompt->group.block_tokens));
 	json_object_object_add(json, "epoch", json_object_new_uint64(prompt->info.epoch));
 	json_object_object_add(json, "hit_blocks", json_object_new_uint64(hit));
 	json_object_object_add(json, "hit_cpu_blocks", json_object_new_uint64(first_missing(prompt, KV_TIER_CPU)));
@@ -343,22 +360,52 @@ static void print_document(const prompt_t *prompt)
 	json_object_put(json);
 }
 
-static int ask(const kvctl_t *ctl, kvc_space_t *space, const char *salt, prompt_t *prompt)
+/* The group asked for, or the first. */
+static int group_of(const kvctl_t *ctl, const kvc_space_t *space, const char *number, kvc_group_info_t *group)
 {
-	uint32_t cap;
-	kvc_status_t status;
+	kvc_group_info_t groups[KV_MAX_GROUPS];
+	uint32_t count = kvc_space_groups(space, groups, KV_MAX_GROUPS);
+	uint64_t want = groups[0].group;
 
+	if (number && kv_parse_u64(number, &want) != KV_OK) {
+		return kvctl_error(ctl, KV_ERR_ARG, "explain: --group is a number, not %s", number);
+	}
+	for (uint32_t i = 0; i < count; i++) {
+		if (groups[i].group == want) {
+			*group = groups[i];
+			return 0;
+		}
+	}
+
+	return kvctl_error(ctl, KV_ERR_ARG, "explain: the space has no group %s", number);
+}
+
+static int ask(const kvctl_t *ctl, kvc_space_t *space, const question_t *question, prompt_t *prompt)
+{
+	uint32_t cap, units;
+	kvc_status_t status;
+	int code = group_of(ctl, space, question->group, &prompt->group);
+
+	if (code != 0) {
+		return code;
+	}
 	kvc_space_get_info(space, &prompt->info);
+	units = prompt->group.block_tokens / prompt->info.hash_tokens;
 	cap = prompt->n_tokens / prompt->info.hash_tokens;
 	prompt->keys = malloc((cap + 1u) * sizeof *prompt->keys);
 	prompt->tiers = calloc(cap + 1u, 1);
 	if (!prompt->keys || !prompt->tiers) {
 		return kvctl_error(ctl, KV_ERR_NOMEM, "out of memory for %u keys", cap);
 	}
-	status = kvc_keys_of(space, &(kvc_prompt_t){prompt->tokens, prompt->n_tokens, salt}, prompt->keys, cap,
-			     &prompt->n);
+	status = kvc_keys_of(space, &(kvc_prompt_t){prompt->tokens, prompt->n_tokens, question->salt}, prompt->keys,
+			     cap, &prompt->n);
 	if (status == KVC_OK) {
-		status = kvc_explain(space, prompt->keys, prompt->n, prompt->tiers, &prompt->why);
+		prompt->n /= units;
+		for (uint32_t i = 0; i < prompt->n; i++) {
+			prompt->keys[i] = prompt->keys[(i + 1) * units - 1];
+		}
+		status = kvc_explain_group(space, prompt->group.group, prompt->keys, prompt->n, prompt->tiers,
+					   &prompt->why);
 	}
 
 	return status == KVC_OK ? 0 : kvctl_failed(ctl, status);
@@ -375,7 +422,7 @@ static int explain(const kvctl_t *ctl, const question_t *question, const char *i
 	}
 	code = open_space(ctl, kvc, identity, &space);
 	if (code == 0) {
-		code = ask(ctl, space, question->salt, prompt);
+		code = ask(ctl, space, question, prompt);
 	}
 	if (code == 0 && ctl->json) {
 		print_document(prompt);

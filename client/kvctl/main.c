@@ -18,7 +18,8 @@ const kvctl_command_t kvctl_commands[] = {
 	 "  --tokens LIST     token ids: \"1,2,3\", @FILE, or - for standard input\n"
 	 "  --space ID        space by its number in `kvctl status` (default: the only one)\n"
 	 "  --identity TEXT   space by its canonical identity, as `kvctl status --json` shows it: text, or @FILE\n"
-	 "  --salt TEXT       cache salt of the request\n"},
+	 "  --salt TEXT       cache salt of the request\n"
+	 "  --group NUMBER    block group (default: the first)\n"},
 	{"check", kvctl_check, "", "verify the daemon's invariants; exit 2 when one does not hold", ""},
 	{"config", kvctl_config, "[NAME...]", "the options in force and where each comes from", ""},
 	{"stats", kvctl_stats, "[NAME...]", "every metric, or those whose name contains NAME", ""},

@@ -148,7 +148,8 @@ KVC_API uint32_t kvx_scheduler_next(const kvx_scheduler_t *scheduler, const char
 KVC_API void kvx_scheduler_plan(kvx_scheduler_t *scheduler, const void **p_bytes, size_t *p_len);
 /* A rank's report (kvx_worker_report()). Garbage is counted and ignored. */
 KVC_API void kvx_scheduler_report(kvx_scheduler_t *scheduler, const void *bytes, size_t len);
-/* The step of the last plan has ended: what it took teaches the guard. */
+/* The step of the oldest plan has ended: what it took teaches the guard. An engine that plans the next step before the last has ended teaches it
+ * nothing: then every load pays. */
 KVC_API void kvx_scheduler_stepped(kvx_scheduler_t *scheduler);
 /* 1: something waits for a plan to go out in: keep stepping although there are no requests. */
 KVC_API int kvx_scheduler_pending(kvx_scheduler_t *scheduler);

@@ -75,7 +75,7 @@ void kvd_lease_close(kvd_core_t *core, kvd_lease_t *lease);
 /* Bytes of more slots the instance's leases may pin. */
 uint64_t kvd_lease_room(const kvd_core_t *core, const kvd_instance_rec_t *instance);
 uint64_t kvd_lease_expiry(const kvd_core_t *core, uint32_t ttl_ms);
-/* Count what is ready and wait for the first block that is not. */
+/* Of a lease that is not published yet: count what is ready and wait for the first block that is not. */
 void kvd_lease_settle(kvd_core_t *core, kvd_lease_t *lease);
 /* Let go of blocks (from, n], deepest first. */
 void kvd_lease_unhold(kvd_core_t *core, kvd_lease_t *lease, uint32_t from);

@@ -85,12 +85,21 @@ static void wait_for(kvd_core_t *core, kvd_lease_t *lease, uint32_t io_id)
 	io->waiters = lease->self;
 }
 
-void kvd_lease_settle(kvd_core_t *core, kvd_lease_t *lease)
+/* Is the next block still where the lease has said it will be? Not when its fill failed and a later one took another slot. */
+static int in_place(const kvd_core_t *core, const kvd_lease_t *lease, const kvd_block_t *block)
+{
+	return kv_lease_slots(lease->header)[lease->ready - lease->skip] == *kvd_slot_of(&core->ix, block);
+}
+
+static void settle(kvd_core_t *core, kvd_lease_t *lease, int published)
 {
 	kvd_lease_unwait(core, lease);
 	while (lease->ready < lease->n) {
 		const kvd_block_t *block = kvd_block_at(&core->ix, kvd_lease_block(core, lease, lease->ready + 1));
 
+		if (published && !in_place(core, lease, block)) {
+			break;
+		}
 		if (!kvd_in_set(&core->ix, block, KVD_CPU) && !(block->flags & KVD_TRANSIT)) {
 			if (block->flags & KVD_FILLING) {
 				wait_for(core, lease, block->io);
@@ -99,6 +108,11 @@ void kvd_lease_settle(kvd_core_t *core, kvd_lease_t *lease)
 		}
 		lease->ready++;
 	}
+}
+
+void kvd_lease_settle(kvd_core_t *core, kvd_lease_t *lease)
+{
+	settle(core, lease, 0);
 }
 
 static void tell_done(kvd_core_t *core, const kvd_lease_t *lease, kv_status_t status)
@@ -110,7 +124,7 @@ static void tell_done(kvd_core_t *core, const kvd_lease_t *lease, kv_status_t st
 
 void kvd_lease_advance(kvd_core_t *core, kvd_lease_t *lease)
 {
-	kvd_lease_settle(core, lease);
+	settle(core, lease, 1);
 	atomic_store_explicit(&lease->header->ready, lease->ready, memory_order_release);
 	if (lease->ready == lease->n) {
 		tell_done(core, lease, lease->why);

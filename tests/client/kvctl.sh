@@ -44,6 +44,7 @@ run config 0 --socket "$dir/s" config
 run explain 1 --socket "$dir/s" explain --tokens "@$dir/tokens"
 run explain-json 1 --socket "$dir/s" explain --tokens "[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16]" --space 0 --json
 run explain-space 1 --socket "$dir/s" explain --tokens 1 --space 7
+run explain-no-group 64 --socket "$dir/s" explain --tokens "@$dir/tokens" --group 3
 run explain-bad 64 --socket "$dir/s" explain --tokens 1,2,x
 run explain-no-identity 1 --socket "$dir/s" explain --tokens 1 --identity "$(printf 'model=%s\n' typo)"
 run explain-unreachable 69 --socket "$dir/none" explain --tokens 1

@@ -137,6 +137,26 @@ static void p5_waiting_for_the_disk_ends(void **state)
 	bed_free(&bed);
 }
 
+static void p1_a_hash_bound_by_itself_or_from_a_chain_is_one_key(void **state)
+{
+	const uint8_t hash[60] = {7};
+	kvc_chain_t header;
+	kvc_key_t one, other;
+	bed_t bed;
+
+	(void)state;
+	bed_make(&bed, &fake_split);
+	kvc_chain_begin(bed.space, &header);
+	for (uint32_t len = 16; len <= 60; len += 11) {
+		assert_int_equal(kvc_key_bind(bed.space, hash, len, &one), KVC_OK);
+		assert_int_equal(kvc_chain_bind(&header, hash, len, &other), KVC_OK);
+		assert_memory_equal(&one, &other, sizeof one);
+	}
+	assert_int_equal(kvc_chain_bind(&header, hash, 15, &other), KVC_ERR_ARG);
+	assert_int_equal(kvc_chain_bind(&header, NULL, 16, &other), KVC_ERR_ARG);
+	bed_free(&bed);
+}
+
 static void p1_a_miss_is_no_lease(void **state)
 {
 	bed_t bed;
@@ -486,6 +506,7 @@ int main(void)
 		cmocka_unit_test(p1_every_flipped_byte_is_caught),
 		cmocka_unit_test(p1_a_revoked_lease_reads_nothing),
 		cmocka_unit_test(p5_waiting_for_the_disk_ends),
+		cmocka_unit_test(p1_a_hash_bound_by_itself_or_from_a_chain_is_one_key),
 		cmocka_unit_test(p1_a_miss_is_no_lease),
 		cmocka_unit_test(p10_grants_outside_the_lease_area_are_refused),
 		cmocka_unit_test(p3_a_put_in_pieces_becomes_visible_whole),

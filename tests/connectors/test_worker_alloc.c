@@ -21,9 +21,10 @@ static int fails(void)
 void *__real_malloc(size_t size);
 void *__real_calloc(size_t n, size_t size);
 void *__real_realloc(void *p, size_t size);
-void *__wrap_malloc(size_t size);
-void *__wrap_calloc(size_t n, size_t size);
-void *__wrap_realloc(void *p, size_t size);
+/* visible: sanitizers' libraries look for them */
+__attribute__((visibility("default"))) void *__wrap_malloc(size_t size);
+__attribute__((visibility("default"))) void *__wrap_calloc(size_t n, size_t size);
+__attribute__((visibility("default"))) void *__wrap_realloc(void *p, size_t size);
 
 void *__wrap_malloc(size_t size)
 {

@@ -87,6 +87,35 @@ static void p6_a_window_ends_when_one_of_its_blocks_cannot_be_read(void **state)
 	stage_end();
 }
 
+static void p1_a_lease_never_counts_a_block_that_came_to_another_slot(void **state)
+{
+	static u_lease_t third;
+
+	(void)state;
+	stage_disk(32, 4);
+	u_.core->config.read_depth = 1;
+	u_.disk.fail_with = KV_ERR_FAULT;
+	u_.disk.fail_percent = 100;
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 2, 1, &lease_, &reply_), KV_OK);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 2, 0, &lease2_, &reply_), KV_OK);
+	(void)kvd_fills_run(u_.core);
+	u_.disk.fail_percent = 0;
+	u_.disk.hold = 1;
+	u_tick(&u_, 1);
+	u_.disk.hold = 0;
+	(void)kvs_poll(&u_.disk.tier, 1); /* block 1 could not be read; block 0 is next */
+	assert_false(u_lease_alive(&lease_));
+	assert_int_equal(put(50, 51), 1); /* takes the slot it was to have */
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 2, 1, &third, &reply_), KV_OK);
+	assert_int_equal(reply_.ready, 1);
+	u_settle(&u_);
+	u_lease_verify(&u_, &third);
+	assert_int_equal(u_header(m_, third.offset)->ready, 2);
+	assert_false(u_lease_alive(&lease2_));
+	assert_int_equal(u_find_notice(&u_, KV_CODE_LEASE_DONE, lease2_.id)->msg.lease_done.status, KV_ERR_IO);
+	stage_end();
+}
+
 /* A block is bad in a lease: it alone goes, and the leases that have it. */
 static void bad_block(uint32_t disk, uint8_t left)
 {
@@ -334,6 +363,7 @@ int main(void)
 		cmocka_unit_test(p1_blocks_of_a_window_come_from_disk),
 		cmocka_unit_test(p5_without_room_for_all_of_a_window_nothing_is_read),
 		cmocka_unit_test(p6_a_window_ends_when_one_of_its_blocks_cannot_be_read),
+		cmocka_unit_test(p1_a_lease_never_counts_a_block_that_came_to_another_slot),
 		cmocka_unit_test(p1_a_bad_block_without_parent_goes_alone),
 		cmocka_unit_test(p6_a_bad_block_may_be_evicted_before_it_is_taken_down),
 		cmocka_unit_test(p2_durable_is_said_of_each_block_without_parent),

@@ -201,7 +201,7 @@ static void p10_an_identity_that_is_incomplete_or_contradicts_itself_is_refused(
 	assert_int_equal(space_with(watch_, "model=m\n", ""), KV_ERR_IDENTITY);
 	assert_int_equal(space_with(watch_, "rope=none", "rope="), KV_ERR_IDENTITY);
 	assert_int_equal(space_with(watch_, "groups=0:full:16", "groups=0:full"), KV_ERR_IDENTITY);
-	assert_int_equal(space_with(watch_, "groups=0:full:16", "groups=0:window:16:4096"), KV_ERR_UNSUPPORTED);
+	assert_int_equal(space_with(watch_, "groups=0:full:16", "groups=0:window:16:0"), KV_ERR_IDENTITY);
 	assert_int_equal(space_with(watch_, "groups=0:full:16", "groups=0:full:32"), KV_ERR_LAYOUT);
 	assert_int_equal(space_with(watch_, "heads%3D2", "heads%3D4"), KV_ERR_IDENTITY);
 }

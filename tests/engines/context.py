@@ -129,6 +129,9 @@ class Store:
             config |= dict(kv_connector="FaultyConnector", kv_connector_module_path="faulty")
         return config
 
+    def stats(self) -> dict[str, float]:
+        return self.daemon.stats() if self.daemon else {}
+
     def environment(self) -> dict[str, str]:
         return dict(KVD_TEST_BASE="kvd_vllm.connector:KvdConnector" if self.daemon else "naive:NaiveConnector")
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
 import time
 
@@ -47,6 +48,7 @@ def settle(daemon: Daemon) -> None:
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     seed = int(os.environ.get("SEED", "1"))
     draw = random.Random(seed)
     prompts = [[draw.randrange(FIRST_TOKEN, VOCAB) for _ in range(n)] for n in TOKENS]

@@ -29,6 +29,7 @@ class State:
         self.fault = ""
         self.value = 0.0
         self.spoiled = 0
+        self.errors = 0  # blocks that were reported as not loaded
         self.rows: dict[str, numpy.ndarray] = {}
         self.group_of: dict[str, int] = {}
         self.now: list[Places] = []  # loaded inside the coming step
@@ -43,6 +44,12 @@ def set_fault(_engine: Any, fault: str, value: float = 0.0) -> int:
     spoiled, state.spoiled = state.spoiled, 0
     state.fault, state.value = fault, value
     return spoiled
+
+
+def load_errors(_engine: Any) -> int:
+    """Blocks whose load has failed since the last call."""
+    errors, state.errors = state.errors, 0
+    return errors
 
 
 def spoil(places: Places) -> None:
@@ -102,6 +109,7 @@ class FaultyConnector(Base):
         state.group_of = {layer: i for i, group in enumerate(self._kv_cache_config.kv_cache_groups) for layer in group.layer_names}
         self.wrap("start_load_kv", self.load)
         self.wrap("get_transfer_results", self.results)
+        self.wrap("get_block_ids_with_load_errors", self.errors)
 
     def load(self, inner: Callable[..., Any], *arguments: Any, **more: Any) -> None:
         if state.fault == "delay":
@@ -110,6 +118,11 @@ class FaultyConnector(Base):
         for places in state.now:
             spoil(places)
         state.now = []
+
+    def errors(self, inner: Callable[[], set[int]]) -> set[int]:
+        blocks = inner()
+        state.errors += len(blocks or ())
+        return blocks
 
     def results(self, inner: Callable[..., Any], finished_req_ids: set[str]) -> Any:
         results = inner(finished_req_ids)

@@ -10,6 +10,7 @@ All that a Bench has started ends with it. Problems in logs are collected: Bench
 """
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import json
 import os
@@ -55,6 +56,11 @@ class Answer:
     finish: str
 
 
+def die_with_parent() -> None:
+    """In a child, before it becomes what it is to be: it must not outlive a test run that was killed."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
 def wait_for(what: str, seconds: float, condition: Any, pause: float = 0.02) -> Any:
     end = time.monotonic() + seconds * SLOW
     while not (value := condition()):
@@ -84,8 +90,9 @@ class Daemon:
 
     def start(self) -> None:
         arguments = [str(BUILD / "bin" / "kvd"), f"--run_dir={self.path / 'run'}"] + [f"--{k}={v}" for k, v in self.options.items()]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("KVD_")}  # kvd refuses those it does not know
         with open(self.log, "ab") as log:
-            self.process = subprocess.Popen(arguments, stdout=log, stderr=log, start_new_session=True)
+            self.process = subprocess.Popen(arguments, stdout=log, stderr=log, start_new_session=True, env=environment, preexec_fn=die_with_parent)
         wait_for("the daemon to answer", 20, self.answers)
 
     def answers(self) -> bool:
@@ -149,7 +156,7 @@ class Engine:
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, str(HERE / "engine.py"), json.dumps(spec), str(command_in), str(answer_out)], stdin=subprocess.DEVNULL, stdout=log,
-                stderr=log, pass_fds=(command_in, answer_out), start_new_session=True, cwd=bench.path,
+                stderr=log, pass_fds=(command_in, answer_out), start_new_session=True, cwd=bench.path, preexec_fn=die_with_parent,
                 env=os.environ | ENVIRONMENT | dict(PYTHONPATH=path) | environment)
         os.close(command_in)
         os.close(answer_out)

@@ -8,6 +8,7 @@ import argparse
 import importlib
 import importlib.util
 import os
+import signal
 import sys
 import time
 import traceback
@@ -97,6 +98,7 @@ def main() -> int:
     if reason := why_not(args.store):
         print(f"engines: skipped: {reason}")
         return 77
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends with its Bench
     print(f"engines: {len(tests)} tests, store {args.store}, seed {args.seed}, {'short' if args.short else 'full'}", flush=True)
     return run(tests, args)
 

@@ -39,6 +39,10 @@ def prepare(context: Context, store: Store, count: int, **options: object) -> tu
     return engine, prompts, expected
 
 
+def failed(engine: Engine) -> int:
+    return int(engine.call("faulty", "load_errors"))
+
+
 @promise(daemon=True)
 def corrupt_blocks_are_recomputed(context: Context) -> None:
     """bytes in the daemon's memory change behind its back: noticed by the digest, computed, stored anew"""
@@ -50,7 +54,7 @@ def corrupt_blocks_are_recomputed(context: Context) -> None:
     bad = store.daemon.stats()["kvd_bad_blocks_total"]
     if not changed or not bad:
         raise Failed(f"{changed} bytes were changed and {bad:.0f} blocks were found corrupt")
-    context.note(f"{changed} bytes changed, {bad:.0f} blocks found corrupt")
+    context.note(f"{changed} bytes changed, {bad:.0f} blocks found corrupt, {failed(engine)} blocks not loaded")
     must_come_back("corrupt blocks", engine, store, prompts, expected)
     engine.stop()
     store.must_be_clean("the engine has gone")
@@ -66,6 +70,7 @@ def a_lease_lost_before_the_load_is_a_miss(context: Context) -> None:
         engine.reset()
         must_equal("lost leases", expected, engine.generate(prompts))
     engine.call("faulty", "set_fault", fault="")
+    context.note(f"{store.stats()['kvd_leases_expired_total']:.0f} leases expired, {failed(engine)} blocks not loaded")
     must_come_back("lost leases", engine, store, prompts, expected)
     engine.stop()
     store.must_be_clean("the engine has gone")
@@ -89,7 +94,7 @@ def a_stopped_daemon_during_loads_is_a_time_out(context: Context) -> None:
         must_equal("the daemon was stopped", expected, engine.collect(30))
         longest = max(longest, time.monotonic() - began)
         store.daemon.signal(signal.SIGCONT)
-    context.note(f"6 requests took at most {longest:.1f} s with the daemon stopped")
+    context.note(f"6 requests took at most {longest:.1f} s with the daemon stopped, {failed(engine)} blocks not loaded")
     must_come_back("the daemon was stopped", engine, store, prompts, expected)
     engine.stop()
     store.must_be_clean("the engine has gone")

@@ -57,6 +57,25 @@ def an_engine_killed_while_storing_leaves_whole_blocks(context: Context) -> None
     store.must_be_clean("the engine has gone")
 
 
+@promise()
+def the_first_request_of_a_restarted_engine_is_a_hit(context: Context) -> None:
+    """a second after its start an engine has found the store; the first answer comes from there"""
+    context.oracle.prepare("gqa")
+    store = context.store()
+    prompts = context.prompts(2, 500, 900)
+    expected = context.expected("gqa", prompts)
+    context.oracle.stop()
+    for start in range(2):
+        engine = context.engine("gqa", store)
+        time.sleep(1)
+        answers = engine.generate(prompts, together=False)
+        must_equal(f"start {start + 1}", expected, answers)
+        if start == 1 and not all(a.cached for a in answers):
+            raise Failed(f"tokens from the store: {[a.cached for a in answers]}")
+        store.settle()
+        engine.kill()
+
+
 @promise(daemon=True)
 def a_daemon_killed_at_any_moment_costs_hits_only(context: Context) -> None:
     """kill -9 of the daemon in the middle of saves and in the middle of loads, and its restart; then engine and daemon at once"""
@@ -73,6 +92,7 @@ def a_daemon_killed_at_any_moment_costs_hits_only(context: Context) -> None:
         killed_while(context, engine, store, "loading", prompts, expected)
         new = context.prompts(6, 400, 900)
         killed_while(context, engine, store, "saving", new, context.expected("gqa", new))
+    context.note(f"{engine.call('faulty', 'load_errors')} blocks not loaded")
     must_come_back("the daemon was killed", engine, store, prompts, expected)
     if problems := engine.problems():
         raise Failed("\n".join(problems))

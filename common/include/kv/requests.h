@@ -56,7 +56,7 @@
 	X(64, SLAB_ADD, slab_add, KV_ROLE_NONE, "a slab of the namespace; carries its data fd and its digest fd")      \
 	X(65, SLAB_RETIRE, slab_retire, KV_ROLE_NONE, "unmap this slab, then say QUIET")                               \
 	X(66, LEASE_DONE, lease_done, KV_ROLE_NONE, "a lease's blocks are all ready, or will never be")                \
-	X(67, PUT_DONE, put_done, KV_ROLE_NONE, "a put has ended")                                                     \
+	X(67, PUT_DONE, put_done, KV_ROLE_NONE, "a put has ended: to its starter, and to ranks whose QUIET its slots wait for") \
 	X(68, DURABLE, durable, KV_ROLE_NONE, "what of a put survives kill -9 and power loss")
 
 #define KV_FIELDS_hello(F)                                                                                             \

@@ -1,0 +1,99 @@
+/* A worker whose blocks come back with other bytes than went in finds out by itself, and from then on neither loads nor saves. */
+#include "connectors/worker_rig.h"
+#include "engine/check.h"
+
+#include "kvk/move.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <unistd.h>
+
+static const char *kvd_program;
+static const uint32_t eight[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+static atomic_int wrong; /* scatters flip a bit behind the digests' back */
+
+kv_status_t __real_kvk_scatter(const kvk_layout_t *layout, const kvk_paged_t *paged, const kvk_move_t *moves,
+			       uint32_t count, uint32_t *p_bad);
+kv_status_t __wrap_kvk_scatter(const kvk_layout_t *layout, const kvk_paged_t *paged, const kvk_move_t *moves,
+			       uint32_t count, uint32_t *p_bad);
+
+kv_status_t __wrap_kvk_scatter(const kvk_layout_t *layout, const kvk_paged_t *paged, const kvk_move_t *moves,
+			       uint32_t count, uint32_t *p_bad)
+{
+	const kv_status_t status = __real_kvk_scatter(layout, paged, moves, count, p_bad);
+	const size_t stride = paged->block_stride ? paged->block_stride : paged->page_bytes;
+
+	if (atomic_load(&wrong)) {
+		((uint8_t *)paged->base[paged->layers - 1])[moves[0].block * stride + 5] ^= 1;
+	}
+
+	return status;
+}
+
+static void prove(wr_t *wr)
+{
+	const uint64_t until = wr_now_ms() + WR_PATIENCE;
+
+	wr_open_rank(wr, 0, 0);
+	while (kvx_worker_proved(wr->rank[0].worker) == KVC_PENDING && wr_now_ms() < until) {
+		usleep(1000);
+	}
+}
+
+static void p1_a_layout_that_cannot_be_proved_is_not_used(void **state)
+{
+	kvx_worker_stats_t stats = {.struct_size = sizeof stats};
+	kvc_lease_t *lease;
+	kvc_put_t *put;
+	wr_end_t end;
+	rig_t rig;
+	wr_t wr;
+
+	(void)state;
+	rig_init(&rig, kvd_program);
+	rig_start(&rig);
+	wr_init(&wr, &rig, 1);
+	wr_fill(&wr, 1);
+	wr_store(&wr, eight, 8);
+	kvx_worker_close(wr.rank[0].worker);
+
+	atomic_store(&wrong, 1);
+	prove(&wr);
+	atomic_store(&wrong, 0);
+	assert_int_equal(kvx_worker_proved(wr.rank[0].worker), KVC_ERR_CORRUPT);
+	lease = wr_lease(&wr, 0, 8);
+	put = wr_put(&wr, 8, 16);
+	wr_plan(&wr);
+	wr_plan_load(&wr, lease, 0, 7, eight, 8);
+	wr_begin(&wr);
+	kvx_worker_load(wr.rank[0].worker);
+	wr_wait_load(&wr.rank[0], 7, 0, &end);
+	assert_int_equal(end.error_count, 8);
+	wr_plan(&wr);
+	wr_plan_save(&wr, put, KVX_PLAN_EARLY, eight, 8);
+	wr_begin(&wr);
+	(void)wr_wait_dropped(&wr.rank[0]);
+	kvx_worker_get_stats(wr.rank[0].worker, &stats);
+	assert_int_equal(stats.self_test_failures, 1);
+	assert_int_equal(stats.self_tests + stats.load_bytes + stats.save_bytes, 0);
+	kvc_put_free(put);
+	kvc_release(&lease, 1);
+	rig_check_quiet(&rig);
+	wr_fini(&wr);
+	rig_fini(&rig);
+}
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p1_a_layout_that_cannot_be_proved_is_not_used),
+	};
+
+	if (argc < 2) {
+		fprintf(stderr, "usage: %s KVD\n", argv[0]);
+		return 64;
+	}
+	kvd_program = argv[1];
+
+	return cmocka_run_group_tests_name("kvx.worker-proof", tests, NULL, NULL);
+}
