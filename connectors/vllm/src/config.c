@@ -1,7 +1,7 @@
 /* A Python dict into what the C interface takes. */
 #include "kvdpy.h"
 
-#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 int kvdpy_get_object(PyObject *dict, const char *key, PyObject **p_object)
@@ -98,6 +98,39 @@ static int get_identity(PyObject *dict, kvc_identity_t *identity)
 		       : 0;
 }
 
+/* The value after "name=" in a layout text; NULL: it is not there. */
+static const char *value_of(const char *text, const char *name)
+{
+	const char *at = strstr(text, name);
+
+	return at ? at + strlen(name) : NULL;
+}
+
+static int number_in(const char *text, const char *name, uint32_t *p_number)
+{
+	const char *value = value_of(text, name);
+	char *end = NULL;
+	const unsigned long number = value ? strtoul(value, &end, 10) : 0;
+
+	*p_number = (uint32_t)number;
+
+	return value && end != value && number <= UINT32_MAX ? 0 : -1;
+}
+
+/* Which of `count` words it is; count: none. */
+static size_t word_in(const char *text, const char *name, const char *const *words, size_t count)
+{
+	const char *value = value_of(text, name);
+	const size_t len = value ? strcspn(value, " ") : 0;
+	size_t i = value ? 0 : count;
+
+	while (i < count && (strlen(words[i]) != len || memcmp(words[i], value, len) != 0)) {
+		i++;
+	}
+
+	return i;
+}
+
 /* The text was made by our own Python, and the C interface checks what comes of it: it is only taken apart here. An installed libkvx has no function for
  * that. */
 static int read_layout(const char *text, kvk_layout_t *layout)
@@ -108,24 +141,20 @@ static int read_layout(const char *text, kvk_layout_t *layout)
 #undef KVDPY_DTYPE
 	};
 	static const char *const inners[] = {"split", "packed", "opaque"};
-	char dtype[16], inner[16];
-	size_t d = 0, i = 0;
+	const size_t inner_count = sizeof inners / sizeof inners[0];
+	const size_t dtype = word_in(text, " dtype=", dtypes, KVK_DTYPE_COUNT);
+	const size_t inner = word_in(text, " inner=", inners, inner_count);
 
-	if (sscanf(text, "kvk1 heads=%u layers=%u tokens=%u k=%u v=%u dtype=%15s inner=%15s page=%u", &layout->heads,
-		   &layout->layers, &layout->block_tokens, &layout->k_dim, &layout->v_dim, dtype, inner,
-		   &layout->page_bytes) != 8) {
-		return -1;
-	}
-	while (d < KVK_DTYPE_COUNT && strcmp(dtypes[d], dtype) != 0) {
-		d++;
-	}
-	while (i < sizeof inners / sizeof inners[0] && strcmp(inners[i], inner) != 0) {
-		i++;
-	}
-	layout->dtype = (kvk_dtype_t)d;
-	layout->inner = (kvk_inner_t)i;
+	layout->dtype = (kvk_dtype_t)dtype;
+	layout->inner = (kvk_inner_t)inner;
 
-	return d < KVK_DTYPE_COUNT && i < sizeof inners / sizeof inners[0] ? 0 : -1;
+	return dtype == KVK_DTYPE_COUNT || inner == inner_count || number_in(text, " heads=", &layout->heads) ||
+			       number_in(text, " layers=", &layout->layers) ||
+			       number_in(text, " tokens=", &layout->block_tokens) ||
+			       number_in(text, " k=", &layout->k_dim) || number_in(text, " v=", &layout->v_dim) ||
+			       number_in(text, " page=", &layout->page_bytes)
+		       ? -1
+		       : 0;
 }
 
 int kvdpy_get_common(PyObject *dict, kvdpy_common_t *common)
