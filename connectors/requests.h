@@ -50,6 +50,7 @@ typedef struct kvx_request {
 	int outdated;      /* computed with weights that are gone: not saved until it is computed again */
 	uint32_t cpu_tokens, disk_tokens, why;
 	uint64_t match_ns, load_ns;
+	struct kvx_sload *held; /* leased already, until it is admitted; NULL: nothing */
 	kvx_chain_state_t own;
 	kvx_request_group_t groups[];
 } kvx_request_t;

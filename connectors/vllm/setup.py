@@ -57,7 +57,8 @@ def from_pkg_config() -> dict | None:
         return None
     return {
         "include_dirs": [flag[2:] for flag in flags if flag.startswith("-I")],
-        "extra_link_args": [flag for flag in flags if not flag.startswith("-I")],
+        "extra_link_args": [flag for flag in flags if not flag.startswith("-I")] + [f"-Wl,-rpath,{flag[2:]}" for flag in flags if flag.startswith("-L")],
+        "define_macros": [("KVDPY_SHARED", None)],
     }
 
 
@@ -69,9 +70,12 @@ def extension() -> Extension:
         "kvd_vllm._kvd",
         [f"src/{name}.c" for name in SOURCES],
         py_limited_api=True,
-        define_macros=[("Py_LIMITED_API", "0x030b0000"), ("_GNU_SOURCE", None)],
         extra_compile_args=[*FLAGS, "-isystem", sysconfig.get_path("include")],
-        **{**where, "depends": [*where.get("depends", []), "src/kvdpy.h"]},
+        **{
+            **where,
+            "depends": [*where.get("depends", []), "src/kvdpy.h"],
+            "define_macros": [("Py_LIMITED_API", "0x030b0000"), ("_GNU_SOURCE", None), *where.get("define_macros", [])],
+        },
     )
 
 

@@ -45,6 +45,7 @@ def settle(daemon: Daemon) -> None:
         if not stats["kvd_puts"] and stats["kvd_blocks_disk"] >= stats["kvd_blocks"] > 0:
             return
         time.sleep(0.05)
+    raise Failed("the daemon has not written everything to disk in 5 s")
 
 
 def main() -> int:

@@ -117,3 +117,25 @@ def blocks_come_back_from_disk(context: Context) -> None:
     context.note(f"{disk_tokens:.0f} blocks read from disk, {cached(engine.generate(prompts))} tokens cached in the end")
     engine.stop()
     store.must_be_clean("the engine has gone")
+
+
+@promise(daemon=True)
+def long_prompts_come_back_from_disk_at_once(context: Context) -> None:
+    """the first question after a restart of the daemon: 3 prompts, 84 MB, several slabs"""
+    store = context.store(**disk(context) | {"cpu.slab_size": "64MiB", "cpu.size": "512MiB"})
+    assert store.daemon
+    engine = context.engine("bench", store, max_model_len=4352, max_num_batched_tokens=2048, num_gpu_blocks_override=400)
+    prompts = [context.prompt(n) for n in (1000, 2000, 4000)]
+    cold = engine.generate(prompts, together=False)
+    store.settle()
+    time.sleep(1.0)  # written behind
+    for turn in range(2):
+        store.daemon.stop()
+        store.daemon.start()
+        engine.reset()
+        engine.generate(context.prompts(2, 100, 120), 2, together=False)  # attached again
+        time.sleep(0.5)
+        answers = engine.generate(prompts, together=False)
+        must_equal(f"restart {turn + 1}", cold, answers)
+        if [a.cached for a in answers] != [992, 1984, answers[2].cached] or (answers[2].cached or 0) < 3968:
+            raise Failed(f"restart {turn + 1}: {[a.cached for a in answers]} of {[len(p) for p in prompts]} tokens came from disk")

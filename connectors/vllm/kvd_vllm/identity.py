@@ -218,6 +218,8 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: dict[str, Any], co
     if device != "cpu":
         raise Declined(f"memory of device {device} is not served")
     _check_parallel(parallel)
+    if not getattr(cache, "enable_prefix_caching", True):
+        raise Declined("the engine's prefix caching is off: vLLM switches it off where its kernels cannot go on from a prefix (MLA on CPUs), and a hit would give wrong answers")
 
     engine_id = str(vllm_config.kv_transfer_config.engine_id)
     groups = groups_of(kv_cache_config, compat)

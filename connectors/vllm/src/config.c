@@ -1,6 +1,7 @@
 /* A Python dict into what the C interface takes. */
 #include "kvdpy.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 int kvdpy_get_object(PyObject *dict, const char *key, PyObject **p_object)
@@ -97,12 +98,70 @@ static int get_identity(PyObject *dict, kvc_identity_t *identity)
 		       : 0;
 }
 
+/* The value after "name=" in a layout text; NULL: it is not there. */
+static const char *value_of(const char *text, const char *name)
+{
+	const char *at = strstr(text, name);
+
+	return at ? at + strlen(name) : NULL;
+}
+
+static int number_in(const char *text, const char *name, uint32_t *p_number)
+{
+	const char *value = value_of(text, name);
+	char *end = NULL;
+	const unsigned long number = value ? strtoul(value, &end, 10) : 0;
+
+	*p_number = (uint32_t)number;
+
+	return value && end != value && number <= UINT32_MAX ? 0 : -1;
+}
+
+/* Which of `count` words it is; count: none. */
+static size_t word_in(const char *text, const char *name, const char *const *words, size_t count)
+{
+	const char *value = value_of(text, name);
+	const size_t len = value ? strcspn(value, " ") : 0;
+	size_t i = value ? 0 : count;
+
+	while (i < count && (strlen(words[i]) != len || memcmp(words[i], value, len) != 0)) {
+		i++;
+	}
+
+	return i;
+}
+
+/* The text was made by our own Python, and the C interface checks what comes of it: it is only taken apart here. An installed libkvx has no function for
+ * that. */
+static int read_layout(const char *text, kvk_layout_t *layout)
+{
+	static const char *const dtypes[] = {
+#define KVDPY_DTYPE(NAME, name, bytes) name,
+		KVK_DTYPE_LIST(KVDPY_DTYPE)
+#undef KVDPY_DTYPE
+	};
+	static const char *const inners[] = {"split", "packed", "opaque"};
+	const size_t inner_count = sizeof inners / sizeof inners[0];
+	const size_t dtype = word_in(text, " dtype=", dtypes, KVK_DTYPE_COUNT);
+	const size_t inner = word_in(text, " inner=", inners, inner_count);
+
+	layout->dtype = (kvk_dtype_t)dtype;
+	layout->inner = (kvk_inner_t)inner;
+
+	return dtype == KVK_DTYPE_COUNT || inner == inner_count || number_in(text, " heads=", &layout->heads) ||
+			       number_in(text, " layers=", &layout->layers) ||
+			       number_in(text, " tokens=", &layout->block_tokens) ||
+			       number_in(text, " k=", &layout->k_dim) || number_in(text, " v=", &layout->v_dim) ||
+			       number_in(text, " page=", &layout->page_bytes)
+		       ? -1
+		       : 0;
+}
+
 int kvdpy_get_common(PyObject *dict, kvdpy_common_t *common)
 {
 	PyObject *value;
 	char *secret;
 	Py_ssize_t len;
-	const char *why = "it is missing";
 
 	if (kvdpy_get_text(dict, "socket", &common->socket) || kvdpy_get_text(dict, "instance", &common->instance) ||
 	    kvdpy_get_text(dict, "program", &common->program) || kvdpy_get_object(dict, "secret", &value) ||
@@ -112,10 +171,9 @@ int kvdpy_get_common(PyObject *dict, kvdpy_common_t *common)
 
 	common->secret = (const uint8_t *)secret;
 	common->secret_len = (uint32_t)len;
-	if (!common->identity.layout || kvk_layout_parse(common->identity.layout, strlen(common->identity.layout),
-							 &common->layout, &why) != KV_OK) {
-		PyErr_Format(PyExc_ValueError, "layout %s: %s", common->identity.layout ? common->identity.layout : "",
-			     why);
+	if (!common->identity.layout || read_layout(common->identity.layout, &common->layout)) {
+		PyErr_Format(PyExc_ValueError, "%s is no layout",
+			     common->identity.layout ? common->identity.layout : "");
 		return -1;
 	}
 

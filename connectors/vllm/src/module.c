@@ -1,7 +1,9 @@
 /* The module kvd_vllm._kvd. */
 #include "kvdpy.h"
 
+#ifndef KVDPY_SHARED
 #include <string.h>
+#endif
 
 kvdpy_names_t kvdpy_names;
 
@@ -26,6 +28,7 @@ static PyObject *module_stats_table(PyObject *module, PyObject *unused)
 	return kvdpy_stats_table();
 }
 
+#ifndef KVDPY_SHARED /* an installed libkvx keeps these to itself */
 /* check_layout(text): None, or why the canonical layout text is none. */
 static PyObject *module_check_layout(PyObject *module, PyObject *text)
 {
@@ -69,6 +72,7 @@ static PyObject *module_check_paged(PyObject *module, PyObject *args)
 
 	return answer;
 }
+#endif
 
 static PyObject *module_status_name(PyObject *module, PyObject *number)
 {
@@ -81,8 +85,10 @@ static PyObject *module_status_name(PyObject *module, PyObject *number)
 
 static PyMethodDef module_methods[] = {
 	{"stats_table", module_stats_table, METH_NOARGS, "[(name, help)] of all counters"},
+#ifndef KVDPY_SHARED
 	{"check_layout", module_check_layout, METH_O, "None, or why a canonical layout text is wrong"},
 	{"check_paged", module_check_paged, METH_VARARGS, "None, or why a paged cache does not fit a layout"},
+#endif
 	{"status_name", module_status_name, METH_O, "name of a status"},
 	{NULL, NULL, 0, NULL},
 };

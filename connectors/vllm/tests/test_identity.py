@@ -133,6 +133,10 @@ class Configs(unittest.TestCase):
             with self.assertRaisesRegex(Declined, word):
                 self.describe(config, cache)
         config = self.config()
+        config.cache_config.enable_prefix_caching = False
+        with self.assertRaisesRegex(Declined, "prefix caching"):
+            self.describe(config)
+        config = self.config()
         config.parallel_config.pipeline_parallel_size = 2
         with self.assertRaisesRegex(Declined, "pipeline"):
             self.describe(config)
