@@ -107,6 +107,8 @@ static kvc_status_t copy_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t
 	void *data = NULL;
 	kvc_status_t status = kvc_put_block(save->put, i, &data);
 
+	/* Without room for its digests it would be copied for nothing, again and again. */
+	status = status == KVC_OK ? kvc_put_digests(save->put, i, NULL) : status;
 	if (status == KVC_OK) {
 		status = kvx_move_out(worker, save->group, save->layout, save->ids[i], data, scratch);
 		status = status == KVC_OK ? kvc_put_digests(save->put, i, scratch->leaves) : status;
