@@ -143,10 +143,13 @@ kvc_status_t kvx_scheduler_place(kvx_scheduler_t *scheduler, const kvx_ask_t *as
 	kvc_status_t status;
 	uint32_t index;
 
-	if (!kvx_ask_is_sound(ask) || !table || table->struct_size < sizeof *table || (table->n && !table->ids)) {
+	if (!table || table->struct_size < sizeof *table || (table->n && !table->ids)) {
 		return KVC_ERR_ARG;
 	}
 	fence(scheduler, table); /* whatever becomes of the rest: they are going to be written */
+	if (!kvx_ask_is_sound(ask)) {
+		return KVC_ERR_ARG;
+	}
 	request = kvx_requests_get(&scheduler->requests, ask->id, ask->id_len);
 	if (!request) {
 		return KVC_ERR_NOMEM;
