@@ -47,7 +47,7 @@ typedef struct kvx_request {
 	uint64_t era;      /* of the daemon and space when saving began; another one: begin again */
 	int failed;        /* a load has failed: the store is not asked again */
 	int untabled;      /* its table is wrong or incomplete: not saved until the next one */
-	int outdated;      /* computed with weights that are gone: not saved until it is computed again */
+	int outdated;      /* has blocks computed with weights that are gone: not saved until it has others */
 	uint32_t cpu_tokens, disk_tokens, why;
 	uint64_t match_ns, load_ns;
 	kvx_chain_state_t own;

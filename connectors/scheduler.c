@@ -113,11 +113,18 @@ static void fence(kvx_scheduler_t *scheduler, const kvx_table_t *table)
 		}
 		block = &scheduler->blocks[table->ids[i]];
 		block->gen++;
+		block->resets = scheduler->resets;
 		if (block->step != scheduler->step) {
 			block->step = scheduler->step;
 			scheduler->fence[scheduler->fence_count++] = table->ids[i];
 		}
 	}
+}
+
+/* 1: what lies there was computed with weights that are gone. */
+static int is_outdated(const kvx_scheduler_t *scheduler, uint32_t id)
+{
+	return id != KVX_NO_BLOCK && scheduler->blocks[id].resets != scheduler->resets;
 }
 
 /* Every id is a block or none, and the table joins what is there. */
@@ -171,6 +178,7 @@ kvc_status_t kvx_scheduler_place(kvx_scheduler_t *scheduler, const kvx_ask_t *as
 		const uint32_t id = table->ids[i];
 
 		group->places[table->first + i] = (kvx_place_t){id, id == KVX_NO_BLOCK ? 0 : scheduler->blocks[id].gen};
+		request->outdated |= is_outdated(scheduler, id);
 	}
 	group->n = table->first + table->n;
 	if (table->first == 0) {
@@ -382,9 +390,10 @@ void kvx_scheduler_ended(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const
 
 /* ---- reset ------------------------------------------------------------------------------------------------------------------- */
 
+/* With blocks it may be computed, or be loaded at this moment. */
 static void outdate(kvx_request_t *request)
 {
-	request->outdated = request->computed > 0;
+	request->outdated |= request->computed > 0 || request->groups[0].n > 0;
 }
 
 kvc_status_t kvx_scheduler_reset(kvx_scheduler_t *scheduler)
@@ -396,6 +405,7 @@ kvc_status_t kvx_scheduler_reset(kvx_scheduler_t *scheduler)
 	kvx_puts_revoke_all(scheduler);
 	kvx_requests_each(&scheduler->requests, outdate);
 	scheduler->era++;
+	scheduler->resets++;
 	for (uint32_t i = 0; i < scheduler->space_count && status == KVC_OK; i++) {
 		if (kv_now_ns(scheduler->env) >= until) {
 			return KVC_ERR_TIMEOUT;
