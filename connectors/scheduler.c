@@ -114,6 +114,7 @@ static void fence(kvx_scheduler_t *scheduler, const kvx_table_t *table)
 		block = &scheduler->blocks[table->ids[i]];
 		block->gen++;
 		block->resets = scheduler->resets;
+		block->bad = 0;
 		if (block->step != scheduler->step) {
 			block->step = scheduler->step;
 			scheduler->fence[scheduler->fence_count++] = table->ids[i];
@@ -121,10 +122,12 @@ static void fence(kvx_scheduler_t *scheduler, const kvx_table_t *table)
 	}
 }
 
-/* 1: what lies there was computed with weights that are gone. */
+/* 1: what lies there was computed with weights that are gone, or is garbage. What is computed after it must not be saved. */
 static int is_outdated(const kvx_scheduler_t *scheduler, uint32_t id)
 {
-	return id != KVX_NO_BLOCK && scheduler->blocks[id].resets != scheduler->resets;
+	const kvx_block_t *block = id == KVX_NO_BLOCK ? NULL : &scheduler->blocks[id];
+
+	return block && (block->bad || block->resets != scheduler->resets);
 }
 
 /* Every id is a block or none, and the table joins what is there. */
@@ -202,6 +205,7 @@ void kvx_scheduler_preempt(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 	kvx_request_restart(request);
 	request->computed = 0;
 	request->outdated = 0;
+	request->spoilt = 0;
 	request->untabled = 0;
 }
 
@@ -391,8 +395,9 @@ void kvx_scheduler_ended(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const
 /* ---- reset ------------------------------------------------------------------------------------------------------------------- */
 
 /* With blocks it may be computed, or be loaded at this moment. */
-static void outdate(kvx_request_t *request)
+static void outdate(void *ctx, kvx_request_t *request)
 {
+	(void)ctx;
 	request->outdated |= request->computed > 0 || request->groups[0].n > 0;
 }
 
@@ -403,7 +408,7 @@ kvc_status_t kvx_scheduler_reset(kvx_scheduler_t *scheduler)
 
 	/* What is under way is of the old weights, and so is all that is computed now. */
 	kvx_puts_revoke_all(scheduler);
-	kvx_requests_each(&scheduler->requests, outdate);
+	kvx_requests_each(&scheduler->requests, outdate, NULL);
 	scheduler->era++;
 	scheduler->resets++;
 	for (uint32_t i = 0; i < scheduler->space_count && status == KVC_OK; i++) {

@@ -77,6 +77,7 @@ typedef struct kvx_sput {
 /* How often an engine block has been allocated, and when last: in which step, after how many resets. */
 typedef struct kvx_block {
 	uint32_t gen, step, resets;
+	int bad; /* a load within a step has failed to fill it, or one before it, and it has not been computed since */
 } kvx_block_t;
 
 struct kvx_scheduler {
