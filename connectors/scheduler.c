@@ -401,14 +401,19 @@ static void outdate(void *ctx, kvx_request_t *request)
 	request->outdated |= request->computed > 0 || request->groups[0].n > 0;
 }
 
+void kvx_scheduler_revoke(kvx_scheduler_t *scheduler)
+{
+	kvx_puts_revoke_all(scheduler);
+	kvx_requests_each(&scheduler->requests, outdate, NULL);
+}
+
 kvc_status_t kvx_scheduler_reset(kvx_scheduler_t *scheduler)
 {
 	const uint64_t until = kv_now_ns(scheduler->env) + CALL_MS * KVX_MS;
 	kvc_status_t status = scheduler->spaces[0].open ? KVC_OK : KVC_ERR_UNREACHABLE;
 
 	/* What is under way is of the old weights, and so is all that is computed now. */
-	kvx_puts_revoke_all(scheduler);
-	kvx_requests_each(&scheduler->requests, outdate, NULL);
+	kvx_scheduler_revoke(scheduler);
 	scheduler->era++;
 	scheduler->resets++;
 	for (uint32_t i = 0; i < scheduler->space_count && status == KVC_OK; i++) {

@@ -302,7 +302,13 @@ static PyObject *scheduler_ready(PyObject *object, PyObject *unused)
 
 static PyObject *scheduler_turn(PyObject *object, PyObject *on)
 {
-	SELF(object)->off = PyObject_IsTrue(on) != 1;
+	kvdpy_scheduler_t *self = SELF(object);
+
+	self->off = PyObject_IsTrue(on) != 1;
+	if (self->off && self->scheduler) {
+		kvx_scheduler_revoke(
+			self->scheduler); /* blocks may change hands from now on that nobody tells us about */
+	}
 
 	return Py_NewRef(Py_None);
 }

@@ -9,6 +9,7 @@ import ctypes
 import hashlib
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -369,6 +370,33 @@ class Hooks(unittest.TestCase):
         self.assertEqual(engine.scheduler.stats()["matches"], 0)
         engine.scheduler.turn(True)
         self.assertEqual(engine.scheduler.match(request, 0), (96, False))
+
+    def test_what_was_under_way_when_it_was_switched_off_is_not_saved(self) -> None:
+        """Switched off by an error: blocks change hands that nobody is told about."""
+        engine = self.engine()
+        request, table = Request("a", prompt(18, 100)), [1, 2, 3, 4]
+        self.assertEqual(engine.scheduler.match(request, 0), (0, False))
+        engine.scheduler.alloc(request, Blocks(table), 0)
+        self.daemon.process.send_signal(signal.SIGSTOP)
+        try:
+            engine.step(output(new=[("a", (table,), 0, 100)]), lambda: engine.write(request, table, 0, 3))
+            engine.scheduler.turn(False)
+        finally:
+            self.daemon.process.send_signal(signal.SIGCONT)
+        engine.write(Request("b", prompt(19, 100)), table, 0, 3)
+        engine.idle(lambda: engine.scheduler.stats()["late_answers"] > 0, 0.5)
+        stats = engine.scheduler.stats()
+        self.assertEqual((stats["save_blocks"], stats["puts_open"]), (0, 0))
+
+    def test_a_step_that_lacks_a_number_of_tokens_is_an_error(self) -> None:
+        engine = self.engine()
+        request = Request("a", prompt(20, 40))
+        engine.scheduler.alloc(request, Blocks([1, 2]), 0)
+        out = output(new=[("a", ([1, 2],), 0, 40)])
+        out.num_scheduled_tokens = {}
+        engine.scheduler.build(out)
+        self.assertEqual([hook for hook, _ in engine.guard.errors], ["build_connector_meta"])
+        engine.guard.errors.clear()
 
     def test_a_reset_forgets_all_blocks(self) -> None:
         self.saved_by(Request("a", prompt(11, 100)))
