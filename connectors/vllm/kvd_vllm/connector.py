@@ -77,6 +77,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self._space: identity.Space | None = None
         self._c: Any = None
         self._reason = ""
+        self._manager: Any = None
+        self._pool: Any = None
         self._compat = compat.probe()
         try:
             self._options, complaints = options.parse(dict(self._kv_transfer_config.kv_connector_extra_config or {}))
@@ -141,6 +143,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
                 "meta_class": KvdMetadata,
                 "stats_class": self._scheduler_stats,
                 "lora_text": lora_text,
+                "forget": self._forget,
                 "unit_extras": lambda request, at, units: identity.unit_extras(request, at, units, space.hash_tokens),
                 "group_tokens": [group.block_tokens for group in space.groups],
                 "hash_tokens": space.hash_tokens,
@@ -167,6 +170,25 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self.get_kv_connector_stats = c.delta
         logger.info("kvd: %s; %s", _kvd.version, self._compat.line())
         logger.info("kvd: block hashes: %s; groups %s; %s", space.hash_reason, space.identity["groups"], space.identity["layout"])
+
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        self._manager = kv_cache_manager
+        super().bind_kv_cache_manager(kv_cache_manager)
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        self._pool = gpu_block_pool
+
+    def _forget(self, invalid: set[int], requests: dict[str, Any]) -> None:
+        """Blocks of a load that has failed, and those computed after them: the engine has them in its prefix cache since they were allocated, and with the policy
+        'recompute' leaves them there. Until they are computed again, which may take many steps, another request would find garbage."""
+        if self._pool is None:
+            return
+        blocks = set(invalid)
+        for request_id in requests if self._manager is not None else ():
+            for table in self._manager.get_block_ids(request_id):
+                first = next((place for place, block in enumerate(table) if block in invalid), len(table))
+                blocks.update(table[first:])
+        self._pool.evict_blocks(blocks)
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]) -> None:
         """Every rank has said whether it serves its cache: only then is anything matched or saved."""

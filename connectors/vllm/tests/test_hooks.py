@@ -114,6 +114,7 @@ class Engine:
 
     def __init__(self, socket: str, name: str, **options: Any) -> None:
         self.guard = Guard()
+        self.forgotten: list[tuple[set[int], list[str]]] = []
         self.memory = [ctypes.create_string_buffer(BLOCKS * PAGE) for _ in range(LAYERS)]
         foreign = options.get("foreign", 1)
         identity = {
@@ -122,7 +123,7 @@ class Engine:
         }
         common = {"socket": socket, "instance": "hooks-" + name, "secret": hashlib.sha256(name.encode()).digest(), "program": "hooks", "identity": identity, "guard_object": self.guard}
         self.scheduler = _kvd.Scheduler({
-            **common, "meta_class": Meta, "stats_class": dict, "lora_text": str, "unit_extras": self.extras, "group_tokens": [BLOCK], "hash_tokens": BLOCK,
+            **common, "meta_class": Meta, "stats_class": dict, "lora_text": str, "unit_extras": self.extras, "forget": self.forget, "group_tokens": [BLOCK], "hash_tokens": BLOCK,
             "writers": [(0, 0, 1, 0, LAYERS)], "max_blocks": BLOCKS, "foreign": foreign, "guard": 0, "mode": options.get("mode", 1), "wait_us": 50000, "load_ms": 5000,
             "min_tokens": 0, "loads": options.get("loads", 1), "saves": options.get("saves", 1), "publishable": 0,
         })
@@ -131,6 +132,9 @@ class Engine:
                  "tokens": BLOCK, "k": 0, "v": 0, "page": PAGE, "stride": PAGE, "base": [ctypes.addressof(m) for m in self.memory]}
         self.worker = _kvd.Worker({**common, "report_class": lambda reports: SimpleNamespace(reports=reports), "results_class": Results, "stats_class": dict, "rank": 0,
                                    "range": (0, 0, 1, 0, LAYERS), "groups": [paged], "threads": 1, "prefault": 0})
+
+    def forget(self, invalid: set[int], requests: dict[str, Any]) -> None:
+        self.forgotten.append((set(invalid), list(requests)))
 
     @staticmethod
     def extras(request: Request, at: int, units: int) -> list[bytes | None]:
@@ -164,7 +168,7 @@ class Engine:
         results.errors = self.worker.errors()
         self.worker.delta()
         report = self.worker.report()
-        self.scheduler.output(SimpleNamespace(kv_connector_worker_meta=report))
+        self.scheduler.output(SimpleNamespace(kv_connector_worker_meta=report, invalid_block_ids=results.errors))
         self.scheduler.delta()
         return results
 
@@ -346,7 +350,7 @@ class Hooks(unittest.TestCase):
         self.assertEqual(engine.scheduler.delta()["scheduler_internal_errors"], 8)
         engine.guard.errors.clear()
         engine.worker.begin(Meta(b"no plan"))
-        engine.scheduler.output(SimpleNamespace(kv_connector_worker_meta=SimpleNamespace(reports=[b"no report"])))
+        engine.scheduler.output(SimpleNamespace(kv_connector_worker_meta=SimpleNamespace(reports=[b"no report"]), invalid_block_ids=set()))
         self.assertEqual((engine.worker.stats()["bad_plans"], engine.scheduler.stats()["bad_reports"]), (1, 1))
 
     def test_an_interrupt_is_not_swallowed(self) -> None:
@@ -387,6 +391,15 @@ class Hooks(unittest.TestCase):
         engine.idle(lambda: engine.scheduler.stats()["late_answers"] > 0, 0.5)
         stats = engine.scheduler.stats()
         self.assertEqual((stats["save_blocks"], stats["puts_open"]), (0, 0))
+
+    def test_the_engine_forgets_blocks_that_failed_to_load(self) -> None:
+        engine = self.engine()
+        request = Request("a", prompt(21, 100))
+        engine.scheduler.alloc(request, Blocks([1, 2, 3, 4]), 0)
+        engine.scheduler.output(SimpleNamespace(kv_connector_worker_meta=None, invalid_block_ids=set()))
+        self.assertEqual(engine.forgotten, [])
+        engine.scheduler.output(SimpleNamespace(kv_connector_worker_meta=None, invalid_block_ids={2, 3}))
+        self.assertEqual(engine.forgotten, [({2, 3}, ["a"])])
 
     def test_a_step_that_lacks_a_number_of_tokens_is_an_error(self) -> None:
         engine = self.engine()
