@@ -129,10 +129,10 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         assert space is not None
         self._recompute_failed_loads()
         engine_id = str(config.engine_id)
-        adapters: dict[tuple[str, str], str] = {}
+        adapters: dict[tuple, str] = {}
 
         def lora_text(request: Any) -> str:
-            key = (str(getattr(request, "lora_name", "")), str(getattr(request, "lora_path", "")))
+            key = tuple(getattr(request, name, None) for name in ("lora_name", "lora_path", "lora_int_id", "load_inplace"))
             if key not in adapters:
                 adapters[key] = weights.of_adapter(request, engine_id)
             return adapters[key]

@@ -8,6 +8,7 @@ import os
 import pathlib
 import tempfile
 import unittest
+import unittest.mock
 from types import SimpleNamespace
 from typing import Any
 
@@ -113,6 +114,13 @@ class Configs(unittest.TestCase):
         self.assertTrue(weights.of_adapter(request, "e").startswith("a@files:"))
         request.lora_path = str(self.path) + "-gone"
         self.assertEqual(weights.of_adapter(request, "e"), "a@unknown:e")
+
+    def test_an_adapter_reloaded_in_place_or_not_readable_shares_nothing(self) -> None:
+        request = SimpleNamespace(lora_name="a", lora_path=str(self.path), load_inplace=True)
+        self.assertEqual(weights.of_adapter(request, "e"), "")
+        request.load_inplace = False
+        with unittest.mock.patch.object(weights, "_file", side_effect=PermissionError):
+            self.assertEqual(weights.of_adapter(request, "e"), "a@unknown:e")
 
     def test_groups_become_rules(self) -> None:
         window = spec(SlidingWindowSpec, sliding_window=512)
