@@ -82,6 +82,27 @@ static void p1_two_groups_are_loaded_beside_the_steps(void **state)
 }
 
 /* Chunks, then single tokens: a call that fills no block does nothing and next() names the one that does. */
+/* Of a prompt that is loaded as a whole the engine computes the last token again. Its window may begin a block earlier: then the load is a block shorter. */
+static void p1_a_window_of_whole_blocks_leaves_the_last_one_to_compute(void **state)
+{
+	rig_t rig;
+	sr_t sr;
+
+	(void)state;
+	for (int even = 0; even < 2; even++) {
+		start(&rig, &sr, &(sr_options_t){.groups = 2, .foreign = 1, .even_window = even});
+		sr_request(&sr, &a, "a", 1, 0, 160);
+		(void)sr_run(&sr, &a, 0);
+		sr_settle(&sr);
+		sr_request(&sr, &b, "b", 1, 0, 160);
+		b.ask.whole = 1;
+		assert_int_equal(sr_run(&sr, &b, 100), even ? 152 : 160);
+		finish(&sr, &a);
+		finish(&sr, &b);
+		stop(&rig, &sr);
+	}
+}
+
 static void p7_only_steps_that_fill_a_block_save(void **state)
 {
 	uint32_t next;
@@ -525,6 +546,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p1_what_was_saved_is_loaded_into_other_blocks),
 		cmocka_unit_test(p1_two_groups_are_loaded_beside_the_steps),
+		cmocka_unit_test(p1_a_window_of_whole_blocks_leaves_the_last_one_to_compute),
 		cmocka_unit_test(p7_only_steps_that_fill_a_block_save),
 		cmocka_unit_test(p7_small_and_local_hits_are_left_to_the_engine),
 		cmocka_unit_test(p7_a_load_that_others_would_wait_for_goes_beside_the_steps),
