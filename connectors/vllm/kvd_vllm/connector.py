@@ -24,6 +24,7 @@ from kvd_vllm.metrics import KvdPromMetrics, KvdStats
 logger = init_logger("vllm.kvd")
 
 ATTACH_S = 0.25
+RETRY_S = 1.0
 MODES = {"auto": 0, "sync": 1, "async": 2}
 
 
@@ -77,6 +78,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self._space: identity.Space | None = None
         self._c: Any = None
         self._reason = ""
+        self._retry_at = 0.0
         self._manager: Any = None
         self._pool: Any = None
         self._compat = compat.probe()
@@ -369,8 +371,28 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             self._guard.error("reset_cache", error)
             return False
         if status != _kvd.OK:
-            logger.warning("kvd: reset of the space: %s", _kvd.status_name(status))
-        return status == _kvd.OK
+            logger.warning("kvd: the space could not be reset (%s): nothing is matched or saved until it has been", _kvd.status_name(status))
+            self._owe_reset()
+        return True
+
+    def _owe_reset(self) -> None:
+        """False, or an exception, would make the engine's pause or sleep fail because a daemon is absent. So nothing old may be found, and nothing saved."""
+        if not self._reason:
+            self._c.turn(False)
+            self._retry_at = time.monotonic() + RETRY_S
+            self.on_new_request = self._reset_first
+
+    def _reset_first(self, request: Any) -> None:
+        try:
+            if time.monotonic() >= self._retry_at and self._c.ready():
+                self._retry_at = time.monotonic() + RETRY_S
+                if self._c.reset() == _kvd.OK and not self._reason:
+                    logger.info("kvd: the space has been reset; on")
+                    self._c.turn(True)
+                    self.on_new_request = self._c.hello
+        except Exception as error:
+            self._guard.error("on_new_request", error)
+        self._c.hello(request)
 
     # ---- counters --------------------------------------------------------------------------------------------------
 

@@ -45,7 +45,7 @@ static PyObject *do_match(kvdpy_scheduler_t *self, PyObject *request, uint32_t l
 	}
 
 	lose_blocks(self, r, &ask);
-	if (r->no_read || r->no_keys || !self->loads) {
+	if (self->off || r->no_read || r->no_keys || !self->loads) {
 		answer = Py_NewRef(self->nothing);
 	} else if (kvdpy_request_feed(self, r, &ask, ask.ask.tokens) == 0) {
 		kvx_scheduler_match(self->scheduler, &ask.ask, &r->hit);
@@ -65,7 +65,7 @@ static PyObject *scheduler_match(PyObject *object, PyObject *const *args, Py_ssi
 	PyObject *answer = NULL;
 	unsigned long local;
 
-	if (self->off || !self->scheduler) {
+	if (!self->scheduler) {
 		return Py_NewRef(self->nothing);
 	}
 	if (n != 2) {

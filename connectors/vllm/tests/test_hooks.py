@@ -10,6 +10,7 @@ import hashlib
 import os
 import pathlib
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -374,6 +375,17 @@ class Hooks(unittest.TestCase):
         self.assertEqual(engine.scheduler.stats()["matches"], 0)
         engine.scheduler.turn(True)
         self.assertEqual(engine.scheduler.match(request, 0), (96, False))
+
+    def test_blocks_lost_while_it_was_off_are_known_to_be_lost(self) -> None:
+        """Preempted and resumed within a step, as a reset of the engine does it."""
+        engine = self.engine()
+        request = Request("a", prompt(22, 100))
+        engine.prefill(request, [1, 2, 3, 4])
+        engine.scheduler.turn(False)
+        self.assertEqual(engine.scheduler.match(request, 0), (0, False))
+        engine.scheduler.alloc(request, Blocks([5, 6, 7, 8]), 0)
+        meta = engine.scheduler.build(output(cached=[("a", ([5, 6, 7, 8],), 0, 100)], resumed={"a"}, preempted={"a"}))
+        self.assertIn(struct.pack("<IIII", 5, 6, 7, 8), meta.plan)
 
     def test_what_was_under_way_when_it_was_switched_off_is_not_saved(self) -> None:
         """Switched off by an error: blocks change hands that nobody is told about."""

@@ -28,6 +28,34 @@ def cache_config(*groups: tuple[Any, int], num_blocks: int = 64) -> Any:
     return SimpleNamespace(kv_cache_groups=made, num_blocks=num_blocks)
 
 
+class Resets(unittest.TestCase):
+    def test_a_reset_without_a_daemon_is_made_up_for_before_anything_is_found(self) -> None:
+        from kvd_vllm import _kvd, connector
+
+        half = connector.KvdConnector.__new__(connector.KvdConnector)
+        half._reason, half._guard = "", Guard(connector.logger)
+        half._c = c = unittest.mock.Mock()
+        c.reset.return_value, c.ready.return_value = _kvd.PENDING, False
+        self.assertTrue(half.reset_cache())
+        c.turn.assert_called_once_with(False)
+        half._retry_at = 0.0
+        half.on_new_request("a")
+        c.reset.return_value, c.ready.return_value = _kvd.OK, True
+        half.on_new_request("b")
+        self.assertEqual([call.args for call in c.turn.call_args_list], [(False,), (True,)])
+        self.assertIs(half.on_new_request, c.hello)
+        self.assertEqual(c.hello.call_count, 2)
+
+    def test_what_was_declined_stays_off(self) -> None:
+        from kvd_vllm import _kvd, connector
+
+        half = connector.KvdConnector.__new__(connector.KvdConnector)
+        half._reason, half._guard, half._c = "another space", Guard(connector.logger), unittest.mock.Mock()
+        half._c.reset.return_value = _kvd.PENDING
+        self.assertTrue(half.reset_cache())
+        half._c.turn.assert_not_called()
+
+
 class Configs(unittest.TestCase):
     def setUp(self) -> None:
         self.folder = tempfile.TemporaryDirectory()
