@@ -263,11 +263,11 @@ kvc_status_t kvx_request_reserve(kvx_requests_t *requests, kvx_request_t *reques
 	return KVC_OK;
 }
 
-void kvx_requests_each(kvx_requests_t *requests, void (*fn)(kvx_request_t *request))
+void kvx_requests_each(kvx_requests_t *requests, void (*fn)(void *ctx, kvx_request_t *request), void *ctx)
 {
 	for (uint32_t b = 0; b < requests->bucket_count; b++) {
 		for (kvx_request_t *request = requests->buckets[b]; request; request = request->next) {
-			fn(request);
+			fn(ctx, request);
 		}
 	}
 }

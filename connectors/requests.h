@@ -47,7 +47,9 @@ typedef struct kvx_request {
 	uint64_t era;      /* of the daemon and space when saving began; another one: begin again */
 	int failed;        /* a load has failed: the store is not asked again */
 	int untabled;      /* its table is wrong or incomplete: not saved until the next one */
-	int outdated;      /* computed with weights that are gone: not saved until it is computed again */
+	int outdated; /* has blocks computed with weights that are gone, or after garbage: not saved until it has others */
+	uint32_t
+		spoilt; /* its load within a step has failed: blocks before that token are good when it has computed them */
 	uint32_t cpu_tokens, disk_tokens, why;
 	uint64_t match_ns, load_ns;
 	struct kvx_sload *held; /* leased already, until it is admitted; NULL: nothing */
@@ -80,6 +82,6 @@ void kvx_requests_remove(kvx_requests_t *requests, kvx_request_t *request);
 /* Room for n blocks in the table of group `index`. */
 kvc_status_t kvx_request_reserve(kvx_requests_t *requests, kvx_request_t *request, uint32_t index, uint32_t n);
 /* Calls fn for each. */
-void kvx_requests_each(kvx_requests_t *requests, void (*fn)(kvx_request_t *request));
+void kvx_requests_each(kvx_requests_t *requests, void (*fn)(void *ctx, kvx_request_t *request), void *ctx);
 
 #endif

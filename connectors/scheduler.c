@@ -114,11 +114,21 @@ static void fence(kvx_scheduler_t *scheduler, const kvx_table_t *table)
 		}
 		block = &scheduler->blocks[table->ids[i]];
 		block->gen++;
+		block->resets = scheduler->resets;
+		block->bad = 0;
 		if (block->step != scheduler->step) {
 			block->step = scheduler->step;
 			scheduler->fence[scheduler->fence_count++] = table->ids[i];
 		}
 	}
+}
+
+/* 1: what lies there was computed with weights that are gone, or is garbage. What is computed after it must not be saved. */
+static int is_outdated(const kvx_scheduler_t *scheduler, uint32_t id)
+{
+	const kvx_block_t *block = id == KVX_NO_BLOCK ? NULL : &scheduler->blocks[id];
+
+	return block && (block->bad || block->resets != scheduler->resets);
 }
 
 /* Every id is a block or none, and the table joins what is there. */
@@ -144,10 +154,13 @@ kvc_status_t kvx_scheduler_place(kvx_scheduler_t *scheduler, const kvx_ask_t *as
 	kvc_status_t status;
 	uint32_t index;
 
-	if (!kvx_ask_is_sound(ask) || !table || table->struct_size < sizeof *table || (table->n && !table->ids)) {
+	if (!table || table->struct_size < sizeof *table || (table->n && !table->ids)) {
 		return KVC_ERR_ARG;
 	}
 	fence(scheduler, table); /* whatever becomes of the rest: they are going to be written */
+	if (!kvx_ask_is_sound(ask)) {
+		return KVC_ERR_ARG;
+	}
 	request = kvx_requests_get(&scheduler->requests, ask->id, ask->id_len);
 	if (!request) {
 		return KVC_ERR_NOMEM;
@@ -169,6 +182,7 @@ kvc_status_t kvx_scheduler_place(kvx_scheduler_t *scheduler, const kvx_ask_t *as
 		const uint32_t id = table->ids[i];
 
 		group->places[table->first + i] = (kvx_place_t){id, id == KVX_NO_BLOCK ? 0 : scheduler->blocks[id].gen};
+		request->outdated |= is_outdated(scheduler, id);
 	}
 	group->n = table->first + table->n;
 	if (table->first == 0) {
@@ -192,6 +206,7 @@ void kvx_scheduler_preempt(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 	kvx_request_restart(request);
 	request->computed = 0;
 	request->outdated = 0;
+	request->spoilt = 0;
 	request->untabled = 0;
 }
 
@@ -381,9 +396,17 @@ void kvx_scheduler_ended(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const
 
 /* ---- reset ------------------------------------------------------------------------------------------------------------------- */
 
-static void outdate(kvx_request_t *request)
+/* With blocks it may be computed, or be loaded at this moment. */
+static void outdate(void *ctx, kvx_request_t *request)
 {
-	request->outdated = request->computed > 0;
+	(void)ctx;
+	request->outdated |= request->computed > 0 || request->groups[0].n > 0;
+}
+
+void kvx_scheduler_revoke(kvx_scheduler_t *scheduler)
+{
+	kvx_puts_revoke_all(scheduler);
+	kvx_requests_each(&scheduler->requests, outdate, NULL);
 }
 
 kvc_status_t kvx_scheduler_reset(kvx_scheduler_t *scheduler)
@@ -392,9 +415,9 @@ kvc_status_t kvx_scheduler_reset(kvx_scheduler_t *scheduler)
 	kvc_status_t status = scheduler->spaces[0].open ? KVC_OK : KVC_ERR_UNREACHABLE;
 
 	/* What is under way is of the old weights, and so is all that is computed now. */
-	kvx_puts_revoke_all(scheduler);
-	kvx_requests_each(&scheduler->requests, outdate);
+	kvx_scheduler_revoke(scheduler);
 	scheduler->era++;
+	scheduler->resets++;
 	for (uint32_t i = 0; i < scheduler->space_count && status == KVC_OK; i++) {
 		if (kv_now_ns(scheduler->env) >= until) {
 			return KVC_ERR_TIMEOUT;

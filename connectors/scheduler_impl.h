@@ -77,9 +77,10 @@ typedef struct kvx_sput {
 
 /* ---- the scheduling half ------------------------------------------------------------------------------------------------------ */
 
-/* How often an engine block has been allocated, and when last. */
+/* How often an engine block has been allocated, and when last: in which step, after how many resets. */
 typedef struct kvx_block {
-	uint32_t gen, step;
+	uint32_t gen, step, resets;
+	int bad; /* a load within a step has failed to fill it, or one before it, and it has not been computed since */
 } kvx_block_t;
 
 struct kvx_scheduler {
@@ -102,7 +103,8 @@ struct kvx_scheduler {
 	uint64_t token_bytes; /* of all groups, about */
 
 	uint64_t incarnation, era; /* era: counts daemons and resets */
-	kvx_sspace_t *spaces;      /* [KVX_SPACES_MAX] */
+	uint32_t resets;
+	kvx_sspace_t *spaces; /* [KVX_SPACES_MAX] */
 	uint32_t space_count, spaces_untold;
 
 	kvx_sload_t *loads, **loads_end;

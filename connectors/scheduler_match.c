@@ -134,6 +134,22 @@ static void claim(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_fo
 	scheduler->stats.match_hits++;
 }
 
+/* When all tokens are loaded, the engine computes the last one again, in the blocks it was given for all. A window of whole blocks then begins a block
+ * earlier than what was loaded, and a state has that token already. */
+static int may_claim_all(const kvx_scheduler_t *scheduler)
+{
+	for (uint32_t g = 0; g < scheduler->group_count; g++) {
+		const kv_group_t *group = &scheduler->groups[g];
+
+		if (group->rule == KV_RULE_STATE ||
+		    (group->rule == KV_RULE_WINDOW && group->window % group->block_tokens == 0)) {
+			return 0;
+		}
+	}
+
+	return 1;
+}
+
 void kvx_scheduler_match(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_hit_t *hit)
 {
 	const uint64_t start = kv_now_ns(scheduler->env);
@@ -155,7 +171,7 @@ void kvx_scheduler_match(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_h
 		return;
 	}
 	request = kvx_requests_find(&scheduler->requests, ask->id, ask->id_len);
-	tokens = ask->whole ? ask->tokens : ask->tokens - 1u;
+	tokens = ask->whole && may_claim_all(scheduler) ? ask->tokens : ask->tokens - 1u;
 	kvx_keys_view(scheduler, ask, request, number, tokens, &view);
 	if (view.n == 0) {
 		return;

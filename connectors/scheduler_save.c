@@ -285,6 +285,24 @@ static int is_forgotten(const kvx_scheduler_t *scheduler, const kvx_request_t *r
 	return request->era != scheduler->era && request->asked_to > 0;
 }
 
+/* What it has computed since its load failed is what it should be. */
+static void mend(kvx_scheduler_t *scheduler, kvx_request_t *request)
+{
+	for (uint32_t g = 0; g < scheduler->group_count; g++) {
+		const kvx_request_group_t *group = &request->groups[g];
+		const uint32_t full = request->computed / scheduler->groups[g].block_tokens;
+
+		for (uint32_t i = 0; i < full && i < group->n; i++) {
+			if (is_good(scheduler, group, i)) {
+				scheduler->blocks[group->places[i].id].bad = 0;
+			}
+		}
+	}
+	if (request->computed >= request->spoilt) {
+		request->spoilt = 0;
+	}
+}
+
 void kvx_scheduler_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t computed, uint32_t prefill)
 {
 	kvx_request_t *request =
@@ -303,6 +321,9 @@ void kvx_scheduler_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uin
 		kvx_request_restart(request);
 	}
 	request->computed = computed;
+	if (request->spoilt) {
+		mend(scheduler, request);
+	}
 	if (computed >= request->next_at || is_forgotten(scheduler, request)) {
 		save(scheduler, ask, request);
 	}

@@ -159,6 +159,10 @@ KVC_API int kvx_scheduler_pending(kvx_scheduler_t *scheduler);
 /* Forget all blocks of the space (weights changed in place). Waits up to a second. */
 KVC_API kvc_status_t kvx_scheduler_reset(kvx_scheduler_t *scheduler);
 
+/* The caller has lost track of which blocks were given to whom: saves under way are given up, and no request known now is saved before it has been
+ * preempted. */
+KVC_API void kvx_scheduler_revoke(kvx_scheduler_t *scheduler);
+
 /* One request has ended: metrics and prefix-hit records of the daemon. Before kvx_scheduler_finish(), or its hits are not known any more. */
 typedef struct kvx_ended {
 	size_t struct_size;

@@ -30,7 +30,9 @@ static void describe(sr_t *sr)
 					.rope = "r",
 					.hash = sr->foreign ? "test:fnv" : NULL,
 					.hash_tokens = SR_UNIT,
-					.groups = sr->groups > 1 ? "0:full:8,1:window:8:20" : "0:full:8",
+					.groups = sr->groups > 1 ? sr->even_window ? "0:full:8,1:window:8:24"
+										   : "0:full:8,1:window:8:20"
+								 : "0:full:8",
 					.layout = sr->layout_text};
 	sr->writer = (kvc_writer_t){.rank = 0, .head_count = 1, .layer_count = 2};
 }
@@ -53,7 +55,10 @@ kvc_status_t sr_open(sr_t *sr, const rig_t *rig, const sr_options_t *options)
 {
 	kvk_geometry_t geometry;
 
-	*sr = (sr_t){.rig = rig, .groups = options->groups ? options->groups : 1, .foreign = options->foreign};
+	*sr = (sr_t){.rig = rig,
+		     .groups = options->groups ? options->groups : 1,
+		     .even_window = options->even_window,
+		     .foreign = options->foreign};
 	sr->report = (kvx_bytes_t){.data = report_memory, .cap = sizeof report_memory};
 	describe(sr);
 	kvk_layout_geometry(&sr->layout, &geometry);

@@ -29,7 +29,7 @@ typedef struct sr_request {
 
 typedef struct sr {
 	const rig_t *rig;
-	int groups, foreign;
+	int groups, even_window, foreign;
 	kvx_scheduler_t *scheduler;
 	kvk_layout_t layout;
 	char layout_text[KVK_LAYOUT_TEXT_MAX];
@@ -49,8 +49,9 @@ typedef struct sr {
 } sr_t;
 
 typedef struct sr_options {
-	int groups;  /* 1: full; 2: and a window */
-	int foreign; /* the engine's hashes */
+	int groups;      /* 1: full; 2: and a window */
+	int even_window; /* the window is whole blocks */
+	int foreign;     /* the engine's hashes */
 	int guard, mode;
 	int no_hand; /* the stand-in does not attach */
 	uint32_t wait_us;

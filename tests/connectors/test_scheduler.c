@@ -82,6 +82,27 @@ static void p1_two_groups_are_loaded_beside_the_steps(void **state)
 }
 
 /* Chunks, then single tokens: a call that fills no block does nothing and next() names the one that does. */
+/* Of a prompt that is loaded as a whole the engine computes the last token again. Its window may begin a block earlier: then the load is a block shorter. */
+static void p1_a_window_of_whole_blocks_leaves_the_last_one_to_compute(void **state)
+{
+	rig_t rig;
+	sr_t sr;
+
+	(void)state;
+	for (int even = 0; even < 2; even++) {
+		start(&rig, &sr, &(sr_options_t){.groups = 2, .foreign = 1, .even_window = even});
+		sr_request(&sr, &a, "a", 1, 0, 160);
+		(void)sr_run(&sr, &a, 0);
+		sr_settle(&sr);
+		sr_request(&sr, &b, "b", 1, 0, 160);
+		b.ask.whole = 1;
+		assert_int_equal(sr_run(&sr, &b, 100), even ? 152 : 160);
+		finish(&sr, &a);
+		finish(&sr, &b);
+		stop(&rig, &sr);
+	}
+}
+
 static void p7_only_steps_that_fill_a_block_save(void **state)
 {
 	uint32_t next;
@@ -405,11 +426,127 @@ static void p1_after_a_reset_nothing_old_is_found_or_saved(void **state)
 	stop(&rig, &sr);
 }
 
+/* Blocks from before a reset that are used after it, by a load that was under way or as a hit of the engine's own cache: they are not saved. */
+static void p1_what_lay_in_the_engine_before_a_reset_is_not_saved(void **state)
+{
+	kvx_hit_t hit;
+	rig_t rig;
+	sr_t sr;
+
+	(void)state;
+	start(&rig, &sr, &(sr_options_t){.foreign = 1, .mode = KVX_LOAD_ASYNC});
+	sr_request(&sr, &a, "a", 1, 0, 80);
+	(void)sr_run(&sr, &a, 0);
+	sr_settle(&sr);
+	sr_request(&sr, &b, "b", 1, 0, 81);
+	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	assert_int_equal(hit.tokens, 80);
+	sr_place(&sr, &b, 100, 0);
+	kvx_scheduler_load(sr.scheduler, &b.ask, &hit);
+	for (int i = 0; i < 1000 && sr.loads == 0; i++) {
+		(void)sr_step(&sr);
+		usleep(1000);
+	}
+	assert_int_equal(sr.loaded_blocks, 10);
+
+	assert_int_equal(kvx_scheduler_reset(sr.scheduler), KVC_OK);
+	kvc_space_close(sr.space);
+	sr.space = NULL;
+	sr_wait_ready(&sr);
+	kvx_scheduler_advance(sr.scheduler, &b.ask, 81, 1);
+	(void)sr_step(&sr);
+	assert_int_equal(sr.saves, 0);
+
+	sr_request(&sr, &c, "c", 1, 0, 120);
+	sr_place(&sr, &c, 0, 10);
+	kvx_scheduler_advance(sr.scheduler, &c.ask, 120, 40);
+	(void)sr_step(&sr);
+	assert_int_equal(sr.saves, 0);
+	kvx_scheduler_preempt(sr.scheduler, &c.ask);
+	sr_place(&sr, &c, 200, 0);
+	sr_compute(&sr, &c, 0, 15);
+	kvx_scheduler_advance(sr.scheduler, &c.ask, 120, 120);
+	(void)sr_step(&sr);
+	assert_int_equal(sr.save_blocks, 15);
+	finish(&sr, &a);
+	finish(&sr, &b);
+	finish(&sr, &c);
+	stop(&rig, &sr);
+}
+
+/* `to` has the first ten blocks of `from`, found in the engine's own cache, and its own after them. */
+static void place_shared(sr_t *sr, sr_request_t *to, const sr_request_t *from, uint32_t base)
+{
+	const kvx_table_t table = {.struct_size = sizeof table, .n = 15, .fresh = 10, .ids = to->ids[0]};
+
+	for (uint32_t i = 0; i < 15; i++) {
+		to->ids[0][i] = i < 10 ? from->ids[0][i] : base + i;
+	}
+	assert_int_equal(kvx_scheduler_place(sr->scheduler, &to->ask, &table), KVC_OK);
+	kvx_scheduler_advance(sr->scheduler, &to->ask, 120, 40);
+}
+
+/* The engine's cache names the blocks of a load within the step at once. It fails, and until the request has computed them, piece by piece, what others
+ * compute after them is garbage. */
+static void p1_what_was_computed_after_blocks_that_failed_to_load_is_not_saved(void **state)
+{
+	static sr_request_t d, e;
+	uint64_t before;
+	kvx_hit_t hit;
+	rig_t rig;
+	sr_t sr;
+
+	(void)state;
+	start(&rig, &sr, &(sr_options_t){.foreign = 1, .mode = KVX_LOAD_SYNC});
+	sr_request(&sr, &a, "a", 1, 80, 80);
+	(void)sr_run(&sr, &a, 0);
+	finish(&sr, &a);
+	sr_settle(&sr);
+	sr_request(&sr, &b, "b", 2, 80, 88);
+	sr_request(&sr, &c, "c", 3, 80, 120);
+	sr_request(&sr, &d, "d", 4, 80, 120);
+	sr_request(&sr, &e, "e", 5, 80, 120);
+	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	assert_int_equal(hit.tokens, 80);
+	sr_place(&sr, &b, 100, 0);
+	kvx_scheduler_load(sr.scheduler, &b.ask, &hit);
+	place_shared(&sr, &c, &b, 200);
+	sr.fail_loads = 1;
+	(void)sr_step(&sr);
+	assert_int_equal(sr.failed_blocks, 10);
+	sr.fail_loads = 0;
+
+	/* Half of them are there again. One that came with the load, and one that comes now. */
+	kvx_scheduler_advance(sr.scheduler, &b.ask, 40, 40);
+	place_shared(&sr, &d, &b, 250);
+	for (int i = 0; i < 20; i++) {
+		usleep(5000);
+		kvx_scheduler_advance(sr.scheduler, &c.ask, 120, 1);
+		kvx_scheduler_advance(sr.scheduler, &d.ask, 120, 1);
+		(void)sr_step(&sr);
+		assert_int_equal(sr.saves, 0);
+	}
+	/* And all of them. */
+	before = sr_stats(&sr).save_blocks;
+	kvx_scheduler_advance(sr.scheduler, &b.ask, 88, 48);
+	sr_compute(&sr, &b, 0, 11);
+	place_shared(&sr, &e, &b, 300);
+	sr_compute(&sr, &e, 10, 15);
+	(void)sr_step(&sr);
+	assert_int_equal(sr_stats(&sr).save_blocks - before, 6);
+	finish(&sr, &b);
+	finish(&sr, &c);
+	finish(&sr, &d);
+	finish(&sr, &e);
+	stop(&rig, &sr);
+}
+
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p1_what_was_saved_is_loaded_into_other_blocks),
 		cmocka_unit_test(p1_two_groups_are_loaded_beside_the_steps),
+		cmocka_unit_test(p1_a_window_of_whole_blocks_leaves_the_last_one_to_compute),
 		cmocka_unit_test(p7_only_steps_that_fill_a_block_save),
 		cmocka_unit_test(p7_small_and_local_hits_are_left_to_the_engine),
 		cmocka_unit_test(p7_a_load_that_others_would_wait_for_goes_beside_the_steps),
@@ -421,6 +558,8 @@ int main(int argc, char **argv)
 		cmocka_unit_test(p4_leases_no_rank_reports_are_given_back),
 		cmocka_unit_test(p5_a_full_store_costs_old_blocks_only),
 		cmocka_unit_test(p1_after_a_reset_nothing_old_is_found_or_saved),
+		cmocka_unit_test(p1_what_lay_in_the_engine_before_a_reset_is_not_saved),
+		cmocka_unit_test(p1_what_was_computed_after_blocks_that_failed_to_load_is_not_saved),
 	};
 
 	if (argc < 2) {

@@ -61,6 +61,30 @@ def corrupt_blocks_are_recomputed(context: Context) -> None:
 
 
 @promise(daemon=True)
+def nobody_else_uses_blocks_that_failed_to_load(context: Context) -> None:
+    """a long prompt's blocks are corrupt; while it is computed again, piece by piece, others with the same beginning come"""
+    store = context.store()
+    assert store.daemon
+    engine = context.engine("gqa", store, faulty=True, extra=dict(mode="sync"), max_num_batched_tokens=256, max_num_seqs=8, long_prefill_token_threshold=64)
+    shared = context.prompt(960)
+    first, *others = [shared + context.prompt(40) for _ in range(5)]
+    expected = context.expected("gqa", [first, *others])
+    must_equal("cold", expected[:1], engine.generate([first]))
+    store.settle()
+    engine.reset()
+    scribble(store.daemon, 4096)
+    requests = [dict(ids=first, max_tokens=16)] + [dict(ids=p, max_tokens=16, enter_step=1 + i) for i, p in enumerate(others)]
+    must_equal("while the failed blocks were computed", expected, engine.run(requests))
+    if not failed(engine):
+        raise Failed("every block was loaded")
+    store.settle()
+    engine.reset()
+    must_equal("from the store", expected, engine.generate([first, *others]))
+    engine.stop()
+    store.must_be_clean("the engine has gone")
+
+
+@promise(daemon=True)
 def a_lease_lost_before_the_load_is_a_miss(context: Context) -> None:
     """leases that live shorter than the engine takes to use them; memory so small that others need it meanwhile"""
     store = context.store(**{"lease.ttl": "100ms", "cpu.size": "16MiB", "cpu.slab_size": "4MiB"})

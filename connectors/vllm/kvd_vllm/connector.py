@@ -24,6 +24,7 @@ from kvd_vllm.metrics import KvdPromMetrics, KvdStats
 logger = init_logger("vllm.kvd")
 
 ATTACH_S = 0.25
+RETRY_S = 1.0
 MODES = {"auto": 0, "sync": 1, "async": 2}
 
 
@@ -77,6 +78,9 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self._space: identity.Space | None = None
         self._c: Any = None
         self._reason = ""
+        self._retry_at = 0.0
+        self._manager: Any = None
+        self._pool: Any = None
         self._compat = compat.probe()
         try:
             self._options, complaints = options.parse(dict(self._kv_transfer_config.kv_connector_extra_config or {}))
@@ -127,10 +131,10 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         assert space is not None
         self._recompute_failed_loads()
         engine_id = str(config.engine_id)
-        adapters: dict[tuple[str, str], str] = {}
+        adapters: dict[tuple, str] = {}
 
         def lora_text(request: Any) -> str:
-            key = (str(getattr(request, "lora_name", "")), str(getattr(request, "lora_path", "")))
+            key = tuple(getattr(request, name, None) for name in ("lora_name", "lora_path", "lora_int_id", "load_inplace"))
             if key not in adapters:
                 adapters[key] = weights.of_adapter(request, engine_id)
             return adapters[key]
@@ -141,6 +145,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
                 "meta_class": KvdMetadata,
                 "stats_class": self._scheduler_stats,
                 "lora_text": lora_text,
+                "forget": self._forget,
                 "unit_extras": lambda request, at, units: identity.unit_extras(request, at, units, space.hash_tokens),
                 "group_tokens": [group.block_tokens for group in space.groups],
                 "hash_tokens": space.hash_tokens,
@@ -167,6 +172,25 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self.get_kv_connector_stats = c.delta
         logger.info("kvd: %s; %s", _kvd.version, self._compat.line())
         logger.info("kvd: block hashes: %s; groups %s; %s", space.hash_reason, space.identity["groups"], space.identity["layout"])
+
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        self._manager = kv_cache_manager
+        super().bind_kv_cache_manager(kv_cache_manager)
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        self._pool = gpu_block_pool
+
+    def _forget(self, invalid: set[int], requests: dict[str, Any]) -> None:
+        """Blocks of a load that has failed, and those computed after them: the engine has them in its prefix cache since they were allocated, and with the policy
+        'recompute' leaves them there. Until they are computed again, which may take many steps, another request would find garbage."""
+        if self._pool is None:
+            return
+        blocks = set(invalid)
+        for request_id in requests if self._manager is not None else ():
+            for table in self._manager.get_block_ids(request_id):
+                first = next((place for place, block in enumerate(table) if block in invalid), len(table))
+                blocks.update(table[first:])
+        self._pool.evict_blocks(blocks)
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]) -> None:
         """Every rank has said whether it serves its cache: only then is anything matched or saved."""
@@ -347,8 +371,28 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             self._guard.error("reset_cache", error)
             return False
         if status != _kvd.OK:
-            logger.warning("kvd: reset of the space: %s", _kvd.status_name(status))
-        return status == _kvd.OK
+            logger.warning("kvd: the space could not be reset (%s): nothing is matched or saved until it has been", _kvd.status_name(status))
+            self._owe_reset()
+        return True
+
+    def _owe_reset(self) -> None:
+        """False, or an exception, would make the engine's pause or sleep fail because a daemon is absent. So nothing old may be found, and nothing saved."""
+        if not self._reason:
+            self._c.turn(False)
+            self._retry_at = time.monotonic() + RETRY_S
+            self.on_new_request = self._reset_first
+
+    def _reset_first(self, request: Any) -> None:
+        try:
+            if time.monotonic() >= self._retry_at and self._c.ready():
+                self._retry_at = time.monotonic() + RETRY_S
+                if self._c.reset() == _kvd.OK and not self._reason:
+                    logger.info("kvd: the space has been reset; on")
+                    self._c.turn(True)
+                    self.on_new_request = self._c.hello
+        except Exception as error:
+            self._guard.error("on_new_request", error)
+        self._c.hello(request)
 
     # ---- counters --------------------------------------------------------------------------------------------------
 

@@ -71,10 +71,16 @@ def of_model(model_config: object, load_format: str, unknown: str) -> str:
 
 
 def of_adapter(request: object, unknown: str) -> str:
-    """Text that names a LoRA adapter: its name and what is in its files."""
+    """Text that names a LoRA adapter: its name and what is in its files. Empty for one that is reloaded in place: which of its weights a request is computed
+    with, nobody says, so its blocks are neither loaded nor saved."""
+    if getattr(request, "load_inplace", False):
+        return ""
     name = str(getattr(request, "lora_name", "") or getattr(request, "name", ""))
     path = str(getattr(request, "lora_path", "") or getattr(request, "path", ""))
-    found = of_folder(path) if path else None
+    try:
+        found = of_folder(path) if path else None
+    except OSError:  # may not be read, or is changing at this moment
+        found = None
     if found is None and path:
         found = of_hub(path, None)
     return f"{name}@{found or 'unknown:' + unknown}"

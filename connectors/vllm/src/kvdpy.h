@@ -26,6 +26,7 @@
 	X(block_hashes)                                                                                                \
 	X(cache_salt)                                                                                                  \
 	X(get_block_ids)                                                                                               \
+	X(invalid_block_ids)                                                                                           \
 	X(kv_connector_worker_meta)                                                                                    \
 	X(lora_request)                                                                                                \
 	X(mm_features)                                                                                                 \
@@ -137,6 +138,7 @@ typedef struct kvdpy_scheduler {
 	PyObject *meta_empty;  /* one for all steps without a plan */
 	PyObject *lora_text;   /* callable(lora_request) -> str */
 	PyObject *unit_extras; /* callable(request, at, units) -> [bytes|None] */
+	PyObject *forget;      /* callable(block ids that a load has not filled, ids of the requests that live) */
 	uint32_t groups;
 	uint32_t block_tokens[KVDPY_MAX_GROUPS];
 	uint32_t hash_tokens;

@@ -45,7 +45,7 @@ static PyObject *do_match(kvdpy_scheduler_t *self, PyObject *request, uint32_t l
 	}
 
 	lose_blocks(self, r, &ask);
-	if (r->no_read || r->no_keys || !self->loads) {
+	if (self->off || r->no_read || r->no_keys || !self->loads) {
 		answer = Py_NewRef(self->nothing);
 	} else if (kvdpy_request_feed(self, r, &ask, ask.ask.tokens) == 0) {
 		kvx_scheduler_match(self->scheduler, &ask.ask, &r->hit);
@@ -65,7 +65,7 @@ static PyObject *scheduler_match(PyObject *object, PyObject *const *args, Py_ssi
 	PyObject *answer = NULL;
 	unsigned long local;
 
-	if (self->off || !self->scheduler) {
+	if (!self->scheduler) {
 		return Py_NewRef(self->nothing);
 	}
 	if (n != 2) {
@@ -223,6 +223,22 @@ static int take_reports(kvdpy_scheduler_t *self, PyObject *meta)
 	return failed ? -1 : 0;
 }
 
+/* A load within a step has failed. */
+static int forget_invalid(kvdpy_scheduler_t *self, PyObject *output)
+{
+	PyObject *ids = PyObject_GetAttr(output, kvdpy_names.invalid_block_ids);
+	const int some = ids ? PyObject_IsTrue(ids) : -1;
+	PyObject *said = NULL;
+
+	if (some > 0) {
+		said = PyObject_CallFunctionObjArgs(self->forget, ids, self->requests, NULL);
+	}
+	Py_XDECREF(said);
+	Py_XDECREF(ids);
+
+	return some == 0 || said ? 0 : -1;
+}
+
 /* update_connector_output(output) */
 static PyObject *scheduler_output(PyObject *object, PyObject *output)
 {
@@ -234,7 +250,7 @@ static PyObject *scheduler_output(PyObject *object, PyObject *output)
 		return Py_NewRef(Py_None);
 	}
 	meta = PyObject_GetAttr(output, kvdpy_names.kv_connector_worker_meta);
-	failed = !meta || (meta != Py_None && take_reports(self, meta));
+	failed = !meta || (meta != Py_None && take_reports(self, meta)) || forget_invalid(self, output);
 	Py_XDECREF(meta);
 	kvx_scheduler_stepped(self->scheduler);
 
@@ -302,7 +318,13 @@ static PyObject *scheduler_ready(PyObject *object, PyObject *unused)
 
 static PyObject *scheduler_turn(PyObject *object, PyObject *on)
 {
-	SELF(object)->off = PyObject_IsTrue(on) != 1;
+	kvdpy_scheduler_t *self = SELF(object);
+
+	self->off = PyObject_IsTrue(on) != 1;
+	if (self->off && self->scheduler) {
+		kvx_scheduler_revoke(
+			self->scheduler); /* blocks may change hands from now on that nobody tells us about */
+	}
 
 	return Py_NewRef(Py_None);
 }
@@ -349,6 +371,7 @@ static void scheduler_dealloc(PyObject *object)
 	Py_XDECREF(self->stats_class);
 	Py_XDECREF(self->lora_text);
 	Py_XDECREF(self->unit_extras);
+	Py_XDECREF(self->forget);
 	Py_XDECREF(self->nothing);
 	Py_XDECREF(self->released);
 	PyObject_Free(object);
@@ -358,9 +381,10 @@ static void scheduler_dealloc(PyObject *object)
 static int take_callables(kvdpy_scheduler_t *self, PyObject *dict)
 {
 	PyObject *empty = PyBytes_FromStringAndSize("", 0);
-	PyObject **const field[] = {&self->guard.object, &self->meta_class, &self->stats_class, &self->lora_text,
-				    &self->unit_extras};
-	static const char *const key[] = {"guard_object", "meta_class", "stats_class", "lora_text", "unit_extras"};
+	PyObject **const field[] = {&self->guard.object, &self->meta_class,  &self->stats_class,
+				    &self->lora_text,    &self->unit_extras, &self->forget};
+	static const char *const key[] = {"guard_object", "meta_class",  "stats_class",
+					  "lora_text",    "unit_extras", "forget"};
 
 	for (size_t i = 0; i < sizeof key / sizeof key[0]; i++) {
 		PyObject *value;

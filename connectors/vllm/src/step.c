@@ -89,9 +89,12 @@ static int read_count(PyObject *number, uint32_t *p_count)
 {
 	const unsigned long count = number ? PyLong_AsUnsignedLong(number) : 0;
 
+	if (!number && !PyErr_Occurred()) {
+		PyErr_SetString(PyExc_KeyError, "a request without its number of tokens");
+	}
 	*p_count = (uint32_t)count;
 
-	return !number || PyErr_Occurred() ? -1 : 0;
+	return PyErr_Occurred() ? -1 : 0;
 }
 
 /* NewRequestData: scheduled for the first time, or (model runner V2) resumed. */

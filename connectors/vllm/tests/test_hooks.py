@@ -9,6 +9,8 @@ import ctypes
 import hashlib
 import os
 import pathlib
+import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -113,6 +115,7 @@ class Engine:
 
     def __init__(self, socket: str, name: str, **options: Any) -> None:
         self.guard = Guard()
+        self.forgotten: list[tuple[set[int], list[str]]] = []
         self.memory = [ctypes.create_string_buffer(BLOCKS * PAGE) for _ in range(LAYERS)]
         foreign = options.get("foreign", 1)
         identity = {
@@ -121,7 +124,7 @@ class Engine:
         }
         common = {"socket": socket, "instance": "hooks-" + name, "secret": hashlib.sha256(name.encode()).digest(), "program": "hooks", "identity": identity, "guard_object": self.guard}
         self.scheduler = _kvd.Scheduler({
-            **common, "meta_class": Meta, "stats_class": dict, "lora_text": str, "unit_extras": self.extras, "group_tokens": [BLOCK], "hash_tokens": BLOCK,
+            **common, "meta_class": Meta, "stats_class": dict, "lora_text": str, "unit_extras": self.extras, "forget": self.forget, "group_tokens": [BLOCK], "hash_tokens": BLOCK,
             "writers": [(0, 0, 1, 0, LAYERS)], "max_blocks": BLOCKS, "foreign": foreign, "guard": 0, "mode": options.get("mode", 1), "wait_us": 50000, "load_ms": 5000,
             "min_tokens": 0, "loads": options.get("loads", 1), "saves": options.get("saves", 1), "publishable": 0,
         })
@@ -130,6 +133,9 @@ class Engine:
                  "tokens": BLOCK, "k": 0, "v": 0, "page": PAGE, "stride": PAGE, "base": [ctypes.addressof(m) for m in self.memory]}
         self.worker = _kvd.Worker({**common, "report_class": lambda reports: SimpleNamespace(reports=reports), "results_class": Results, "stats_class": dict, "rank": 0,
                                    "range": (0, 0, 1, 0, LAYERS), "groups": [paged], "threads": 1, "prefault": 0})
+
+    def forget(self, invalid: set[int], requests: dict[str, Any]) -> None:
+        self.forgotten.append((set(invalid), list(requests)))
 
     @staticmethod
     def extras(request: Request, at: int, units: int) -> list[bytes | None]:
@@ -163,7 +169,7 @@ class Engine:
         results.errors = self.worker.errors()
         self.worker.delta()
         report = self.worker.report()
-        self.scheduler.output(SimpleNamespace(kv_connector_worker_meta=report))
+        self.scheduler.output(SimpleNamespace(kv_connector_worker_meta=report, invalid_block_ids=results.errors))
         self.scheduler.delta()
         return results
 
@@ -345,7 +351,7 @@ class Hooks(unittest.TestCase):
         self.assertEqual(engine.scheduler.delta()["scheduler_internal_errors"], 8)
         engine.guard.errors.clear()
         engine.worker.begin(Meta(b"no plan"))
-        engine.scheduler.output(SimpleNamespace(kv_connector_worker_meta=SimpleNamespace(reports=[b"no report"])))
+        engine.scheduler.output(SimpleNamespace(kv_connector_worker_meta=SimpleNamespace(reports=[b"no report"]), invalid_block_ids=set()))
         self.assertEqual((engine.worker.stats()["bad_plans"], engine.scheduler.stats()["bad_reports"]), (1, 1))
 
     def test_an_interrupt_is_not_swallowed(self) -> None:
@@ -369,6 +375,53 @@ class Hooks(unittest.TestCase):
         self.assertEqual(engine.scheduler.stats()["matches"], 0)
         engine.scheduler.turn(True)
         self.assertEqual(engine.scheduler.match(request, 0), (96, False))
+
+    def test_blocks_lost_while_it_was_off_are_known_to_be_lost(self) -> None:
+        """Preempted and resumed within a step, as a reset of the engine does it."""
+        engine = self.engine()
+        request = Request("a", prompt(22, 100))
+        engine.prefill(request, [1, 2, 3, 4])
+        engine.scheduler.turn(False)
+        self.assertEqual(engine.scheduler.match(request, 0), (0, False))
+        engine.scheduler.alloc(request, Blocks([5, 6, 7, 8]), 0)
+        meta = engine.scheduler.build(output(cached=[("a", ([5, 6, 7, 8],), 0, 100)], resumed={"a"}, preempted={"a"}))
+        self.assertIn(struct.pack("<IIII", 5, 6, 7, 8), meta.plan)
+
+    def test_what_was_under_way_when_it_was_switched_off_is_not_saved(self) -> None:
+        """Switched off by an error: blocks change hands that nobody is told about."""
+        engine = self.engine()
+        request, table = Request("a", prompt(18, 100)), [1, 2, 3, 4]
+        self.assertEqual(engine.scheduler.match(request, 0), (0, False))
+        engine.scheduler.alloc(request, Blocks(table), 0)
+        self.daemon.process.send_signal(signal.SIGSTOP)
+        try:
+            engine.step(output(new=[("a", (table,), 0, 100)]), lambda: engine.write(request, table, 0, 3))
+            engine.scheduler.turn(False)
+        finally:
+            self.daemon.process.send_signal(signal.SIGCONT)
+        engine.write(Request("b", prompt(19, 100)), table, 0, 3)
+        engine.idle(lambda: engine.scheduler.stats()["late_answers"] > 0, 0.5)
+        stats = engine.scheduler.stats()
+        self.assertEqual((stats["save_blocks"], stats["puts_open"]), (0, 0))
+
+    def test_the_engine_forgets_blocks_that_failed_to_load(self) -> None:
+        engine = self.engine()
+        request = Request("a", prompt(21, 100))
+        engine.scheduler.alloc(request, Blocks([1, 2, 3, 4]), 0)
+        engine.scheduler.output(SimpleNamespace(kv_connector_worker_meta=None, invalid_block_ids=set()))
+        self.assertEqual(engine.forgotten, [])
+        engine.scheduler.output(SimpleNamespace(kv_connector_worker_meta=None, invalid_block_ids={2, 3}))
+        self.assertEqual(engine.forgotten, [({2, 3}, ["a"])])
+
+    def test_a_step_that_lacks_a_number_of_tokens_is_an_error(self) -> None:
+        engine = self.engine()
+        request = Request("a", prompt(20, 40))
+        engine.scheduler.alloc(request, Blocks([1, 2]), 0)
+        out = output(new=[("a", ([1, 2],), 0, 40)])
+        out.num_scheduled_tokens = {}
+        engine.scheduler.build(out)
+        self.assertEqual([hook for hook, _ in engine.guard.errors], ["build_connector_meta"])
+        engine.guard.errors.clear()
 
     def test_a_reset_forgets_all_blocks(self) -> None:
         self.saved_by(Request("a", prompt(11, 100)))

@@ -8,6 +8,7 @@ import os
 import pathlib
 import tempfile
 import unittest
+import unittest.mock
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +26,34 @@ def spec(kind: Any = FullAttentionSpec, **fields: Any) -> Any:
 def cache_config(*groups: tuple[Any, int], num_blocks: int = 64) -> Any:
     made = [SimpleNamespace(layer_names=[f"layers.{g}.{i}" for i in range(n)], kv_cache_spec=s) for g, (s, n) in enumerate(groups)]
     return SimpleNamespace(kv_cache_groups=made, num_blocks=num_blocks)
+
+
+class Resets(unittest.TestCase):
+    def test_a_reset_without_a_daemon_is_made_up_for_before_anything_is_found(self) -> None:
+        from kvd_vllm import _kvd, connector
+
+        half = connector.KvdConnector.__new__(connector.KvdConnector)
+        half._reason, half._guard = "", Guard(connector.logger)
+        half._c = c = unittest.mock.Mock()
+        c.reset.return_value, c.ready.return_value = _kvd.PENDING, False
+        self.assertTrue(half.reset_cache())
+        c.turn.assert_called_once_with(False)
+        half._retry_at = 0.0
+        half.on_new_request("a")
+        c.reset.return_value, c.ready.return_value = _kvd.OK, True
+        half.on_new_request("b")
+        self.assertEqual([call.args for call in c.turn.call_args_list], [(False,), (True,)])
+        self.assertIs(half.on_new_request, c.hello)
+        self.assertEqual(c.hello.call_count, 2)
+
+    def test_what_was_declined_stays_off(self) -> None:
+        from kvd_vllm import _kvd, connector
+
+        half = connector.KvdConnector.__new__(connector.KvdConnector)
+        half._reason, half._guard, half._c = "another space", Guard(connector.logger), unittest.mock.Mock()
+        half._c.reset.return_value = _kvd.PENDING
+        self.assertTrue(half.reset_cache())
+        half._c.turn.assert_not_called()
 
 
 class Configs(unittest.TestCase):
@@ -113,6 +142,13 @@ class Configs(unittest.TestCase):
         self.assertTrue(weights.of_adapter(request, "e").startswith("a@files:"))
         request.lora_path = str(self.path) + "-gone"
         self.assertEqual(weights.of_adapter(request, "e"), "a@unknown:e")
+
+    def test_an_adapter_reloaded_in_place_or_not_readable_shares_nothing(self) -> None:
+        request = SimpleNamespace(lora_name="a", lora_path=str(self.path), load_inplace=True)
+        self.assertEqual(weights.of_adapter(request, "e"), "")
+        request.load_inplace = False
+        with unittest.mock.patch.object(weights, "_file", side_effect=PermissionError):
+            self.assertEqual(weights.of_adapter(request, "e"), "a@unknown:e")
 
     def test_groups_become_rules(self) -> None:
         window = spec(SlidingWindowSpec, sliding_window=512)
