@@ -146,7 +146,7 @@ def blocks_come_back_from_disk(context: Context) -> None:
 @promise(daemon=True)
 def long_prompts_come_back_from_disk_at_once(context: Context) -> None:
     """the first question after a restart of the daemon: 3 prompts, 84 MB, several slabs"""
-    store = context.store(**disk(context) | {"cpu.slab_size": "64MiB", "cpu.size": "512MiB"})
+    store = context.store(**disk(context) | {"cpu.slab_size": "16MiB", "cpu.size": "512MiB"})
     assert store.daemon
     engine = context.engine("bench", store, max_model_len=4352, max_num_batched_tokens=2048, num_gpu_blocks_override=400)
     prompts = [context.prompt(n) for n in (1000, 2000, 4000)]
