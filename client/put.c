@@ -515,7 +515,9 @@ kvc_status_t kvc_put_digests(kvc_put_t *put, uint32_t i, const uint64_t *leaves)
 	if (status != KVC_OK) {
 		return status == KVC_ALREADY ? KVC_OK : status;
 	}
-	memcpy(words, leaves, put->words_a_block * sizeof *words);
+	if (leaves) {
+		memcpy(words, leaves, put->words_a_block * sizeof *words);
+	}
 
 	return KVC_OK;
 }

@@ -124,13 +124,17 @@ void kvc_put_notice_done(kvc_t *kvc, const kv_msg_put_done_t *msg)
 	int known = 0;
 
 	for (; put; put = put->chain) {
-		if (put->grant.id == msg->put && !atomic_load(&put->grant.map->dead)) {
+		if (put->grant.id != msg->put || put->grant.map->incarnation != kvc->incarnation) {
+			continue;
+		}
+		if (!atomic_load(&put->grant.map->dead)) {
 			put->result.status = msg->status;
 			put->result.visible = msg->n < put->n ? msg->n : put->n;
-			known = 1;
 		}
+		known = 1;
 	}
-	/* This member was to write into it and has no view (yet, or any more): none of its writes can come. */
+	/* This member was to write into it and has no view (yet, or any more), not even one of an older session that
+	 * somebody may be writing through: none of its writes can come. */
 	if (!known && msg->status != KV_OK) {
 		kvc_tell(kvc, KV_CODE_QUIET, &quiet);
 	}
@@ -208,7 +212,14 @@ static void let_go(kvc_put_t *put)
 	kv_msg_quiet_t quiet = {.what = 0, .id = put->grant.id};
 	int over = put->result.status != KVC_PENDING;
 
-	if (!put->grant.map || atomic_load(&put->grant.map->dead) || put->result.status == KVC_OK) {
+	if (!put->grant.map || put->result.status == KVC_OK) {
+		return;
+	}
+	if (atomic_load(&put->grant.map->dead)) {
+		/* Another session of the same daemon may have been asked for it meanwhile. */
+		if (put->grant.map->incarnation == kvc->incarnation && kvc->state >= KVC_OPEN) {
+			kvc_tell(kvc, KV_CODE_QUIET, &quiet);
+		}
 		return;
 	}
 	if (put->imported && all_handed(put)) {

@@ -16,6 +16,7 @@ static kv_status_t geometry_take(kvc_space_t *space, const kv_msg_space_open_rep
 {
 	uint32_t head_bytes = reply->heads ? reply->block_bytes / reply->heads : 0;
 	uint32_t layers, pieces;
+	kv_slice_t was = kv_slice_str(space->layout);
 
 	if (reply->space >= KV_MIRROR_MAX_SPACES || reply->epoch == 0 || reply->root.len != sizeof space->root ||
 	    reply->hash_tokens == 0 || reply->hash_tokens > KV_MAX_UNIT_TOKENS) {
@@ -31,12 +32,14 @@ static kv_status_t geometry_take(kvc_space_t *space, const kv_msg_space_open_rep
 	if ((uint64_t)layers * pieces != reply->leaves || reply->leaves > KVC_MAX_LEAVES) {
 		return KV_ERR_PROTO;
 	}
-	/* Re-opened: handles in use were sized by the first answer. */
+	/* Re-opened: handles in use were sized by the first answer, and whoever fills blocks does so in the order of bytes
+	 * it named. A new daemon has that of whoever came first. */
 	if (space->block_bytes &&
 	    (memcmp(space->root, reply->root.data, sizeof space->root) != 0 ||
 	     space->block_bytes != reply->block_bytes || space->heads != reply->heads ||
 	     space->leaves != reply->leaves || space->leaf_bytes != reply->leaf_bytes ||
-	     space->page_bytes != reply->page_bytes || space->hash_tokens != reply->hash_tokens)) {
+	     space->page_bytes != reply->page_bytes || space->hash_tokens != reply->hash_tokens ||
+	     was.len != reply->layout.len || memcmp(was.data, reply->layout.data, was.len) != 0)) {
 		return KV_ERR_LAYOUT;
 	}
 	if (space->block_bytes) {

@@ -52,6 +52,7 @@ typedef struct kvx_request {
 		spoilt; /* its load within a step has failed: blocks before that token are good when it has computed them */
 	uint32_t cpu_tokens, disk_tokens, why;
 	uint64_t match_ns, load_ns;
+	struct kvx_sload *held; /* leased already, until it is admitted; NULL: nothing */
 	kvx_chain_state_t own;
 	kvx_request_group_t groups[];
 } kvx_request_t;

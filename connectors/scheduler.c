@@ -68,6 +68,7 @@ void kvx_scheduler_close(kvx_scheduler_t *scheduler)
 		return;
 	}
 	env = scheduler->env;
+	kvx_holds_close(scheduler);
 	kvx_loads_close(scheduler);
 	kvx_puts_close(scheduler);
 	kvx_spaces_close(scheduler);
@@ -215,6 +216,7 @@ void kvx_scheduler_finish(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 		kvx_ask_is_sound(ask) ? kvx_requests_find(&scheduler->requests, ask->id, ask->id_len) : NULL;
 
 	if (request) {
+		kvx_hold_drop(scheduler, request);
 		kvx_loads_drop(scheduler, request);
 		kvx_requests_remove(&scheduler->requests, request);
 	}
@@ -243,11 +245,10 @@ static void wait_for_answers(kvx_scheduler_t *scheduler, uint64_t now)
 	const uint64_t until = now + scheduler->wait_us * UINT64_C(1000);
 
 	for (;;) {
-		const int loads = kvx_loads_unanswered(scheduler);
-		const int puts = kvx_puts_look(scheduler, now);
+		const int open = kvx_puts_look(scheduler, now);
 		uint64_t left;
 
-		if (!(loads || (puts && !scheduler->slow)) || !kvx_is_alive(scheduler)) {
+		if (!open || scheduler->slow || !kvx_is_alive(scheduler)) {
 			return;
 		}
 		now = kv_now_ns(scheduler->env);
@@ -283,6 +284,7 @@ void kvx_scheduler_plan(kvx_scheduler_t *scheduler, const void **p_bytes, size_t
 	wait_for_answers(scheduler, now);
 	now = kv_now_ns(scheduler->env);
 	kvx_loads_keep(scheduler, now);
+	kvx_holds_keep(scheduler, now);
 
 	kvx_plan_begin(scheduler);
 	kvx_spaces_tell(scheduler);
@@ -334,7 +336,7 @@ int kvx_scheduler_pending(kvx_scheduler_t *scheduler)
 	(void)kvc_poll_us(scheduler->kvc, 0);
 	kvx_spaces_keep(scheduler, now);
 	(void)kvx_puts_look(scheduler, now);
-	if (scheduler->drop_count || kvx_loads_wait(scheduler)) {
+	if (scheduler->drop_count) {
 		return 1;
 	}
 
@@ -436,10 +438,6 @@ void kvx_scheduler_get_stats(const kvx_scheduler_t *scheduler, kvx_scheduler_sta
 	now.struct_size = size;
 	now.requests = scheduler->requests.count;
 	now.puts_open = scheduler->put_count;
-	for (const kvx_sload_t *load = scheduler->loads; load; load = load->next) {
-		for (uint32_t p = 0; p < load->parts; p++) {
-			now.leases_open += load->part[p].lease != NULL;
-		}
-	}
+	now.leases_open = kvx_leases_of(scheduler->loads) + kvx_leases_of(scheduler->holds);
 	memcpy(stats, &now, size);
 }

@@ -47,6 +47,9 @@ typedef struct kvx_sload {
 	uint32_t left; /* ranks that have not reported */
 	uint32_t cpu_tokens, disk_tokens;
 	uint32_t step;
+	uint32_t local, units;       /* held: tokens the engine had, units asked for */
+	uint64_t era, until_ns;      /* held: of which daemon; its answer is waited for until then */
+	uint64_t used_ns;            /* held: asked for last */
 	int sent, failed, timed_out; /* in a plan; a rank brought less; ... in time */
 	int gone, drop;              /* the request has ended; the ranks are to hear of it */
 	uint32_t id_len;
@@ -105,6 +108,8 @@ struct kvx_scheduler {
 	uint32_t space_count, spaces_untold;
 
 	kvx_sload_t *loads, **loads_end;
+	kvx_sload_t *holds; /* leased for requests that may be admitted any moment */
+	uint32_t hold_count;
 	kvx_sput_t *puts, **puts_end, *free_puts;
 	uint32_t load_count, put_count;
 	uint64_t load_number;
@@ -183,13 +188,27 @@ void kvx_spaces_close(kvx_scheduler_t *scheduler);
 void kvx_keys_view(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request, uint32_t number,
 		   uint32_t tokens, kvx_key_view_t *view);
 
+/* scheduler_hold.c */
+/* Lease tokens [ask->local, end) for the request, which may be admitted next; how many from the start are leased, ask->local: none. */
+uint32_t kvx_hold(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t end);
+/* What is held for the request, cut to units [local, units); NULL: nothing that covers them. It is the caller's. */
+kvx_sload_t *kvx_hold_take(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t units);
+void kvx_hold_drop(kvx_scheduler_t *scheduler, kvx_request_t *request);
+/* Renew; give back what nobody has asked for in a while. */
+void kvx_holds_keep(kvx_scheduler_t *scheduler, uint64_t now);
+void kvx_holds_close(kvx_scheduler_t *scheduler);
+/* Which blocks of each group are to come: the parts of `load`. Returns how many blocks. */
+uint32_t kvx_load_ranges(const kvx_scheduler_t *scheduler, const kvc_space_t *space, const kvx_ask_t *ask,
+			 uint32_t units, kvx_sload_t *load);
+void kvx_load_renew(const kvx_scheduler_t *scheduler, kvx_sload_t *load, uint64_t now);
+/* Leases of a list of loads. */
+uint64_t kvx_leases_of(const kvx_sload_t *load);
+/* Its leases are given back, its memory too. */
+void kvx_load_free(kvx_scheduler_t *scheduler, kvx_sload_t *load);
+
 /* scheduler_load.c */
 /* Bytes of the LOAD record of that many units at most. */
 size_t kvx_load_bytes(const kvx_scheduler_t *scheduler, uint32_t units);
-/* 1: a load within this step has no answer yet. */
-int kvx_loads_unanswered(const kvx_scheduler_t *scheduler);
-/* 1: one is to be told yet. */
-int kvx_loads_wait(const kvx_scheduler_t *scheduler);
 void kvx_loads_tell(kvx_scheduler_t *scheduler, uint64_t now);
 void kvx_loads_keep(kvx_scheduler_t *scheduler, uint64_t now);
 void kvx_loads_close(kvx_scheduler_t *scheduler);

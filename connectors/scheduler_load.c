@@ -1,13 +1,12 @@
-/* Loads: leased when the engine has given the blocks, told to the ranks in the step's plan, over when all ranks have said so.
+/* Loads: what was held for the request (scheduler_hold.c) gets its blocks, is told to the ranks in the step's plan, and is over when all ranks have
+ * said so.
  *
  * Once told, a load's leases live until every rank has reported, also when the request is gone: a rank reads them until then. Should a rank never
- * report, they are given back after a few times the ranks' own deadline. A load within a step is told in that step's plan whatever the daemon has
- * said by then; one beside the steps when its lease is there.
+ * report, they are given back after a few times the ranks' own deadline.
  */
 #include "scheduler_impl.h"
 
-#define GIVE_UP  4u   /* times load_ms */
-#define LEASE_MS 100u /* a load beside the steps waits so long for its lease, plan after plan */
+#define GIVE_UP 4u /* times load_ms */
 
 static size_t padded(size_t len)
 {
@@ -27,29 +26,7 @@ size_t kvx_load_bytes(const kvx_scheduler_t *scheduler, uint32_t units)
 	return bytes;
 }
 
-/* ---- asking ------------------------------------------------------------------------------------------------------------------ */
-
-/* Which blocks of each group are to come; returns how many. */
-static uint32_t ranges(const kvx_scheduler_t *scheduler, const kvc_space_t *space, const kvx_ask_t *ask, uint32_t units,
-		       kvx_sload_t *load)
-{
-	uint32_t blocks = 0;
-
-	for (uint32_t g = 0; g < scheduler->group_count; g++) {
-		const uint32_t local = ask->local / scheduler->groups[g].block_tokens;
-		uint32_t first = 0, end = 0;
-
-		kvc_group_range(space, scheduler->groups[g].id, units, &first, &end);
-		first = first > local ? first : local;
-		if (first < end) {
-			load->part[load->parts++] =
-				(kvx_sload_part_t){.group = scheduler->groups[g].id, .first = first, .n = end - first};
-			blocks += end - first;
-		}
-	}
-
-	return blocks;
-}
+/* ---- taking what is held ------------------------------------------------------------------------------------------------------ */
 
 /* The ids of the blocks to be written; of places nobody has given a block for: none. */
 static void name_blocks(const kvx_scheduler_t *scheduler, const kvx_request_t *request, const kvx_sload_part_t *part,
@@ -62,58 +39,21 @@ static void name_blocks(const kvx_scheduler_t *scheduler, const kvx_request_t *r
 	}
 }
 
-static void lease(kvx_scheduler_t *scheduler, kvc_space_t *space, kvx_key_view_t *view, uint32_t units,
-		  kvx_sload_t *load)
+/* Name the engine's blocks in what was held. */
+static void name(const kvx_scheduler_t *scheduler, const kvx_request_t *request, kvx_sload_t *load)
 {
 	for (uint32_t p = 0; p < load->parts; p++) {
-		const kvc_want_t want = {
-			.struct_size = sizeof want,
-			.group = load->part[p].group,
-			.n = units,
-			.skip = load->part[p].first,
-			.ttl_ms = scheduler->load_ms * 2u,
-			.source = &view->source,
-		};
+		kvx_sload_part_t *part = &load->part[p];
 
-		if (view->n < units || kvc_lease_start(space, &want, &load->part[p].lease) != KVC_OK) {
-			load->part[p].lease = NULL;
-		} else if (view->bad) {
-			kvc_release(&load->part[p].lease, 1);
-			load->part[p].lease = NULL;
+		name_blocks(scheduler, request, part, part->ids);
+		for (uint32_t i = 0; i < part->n; i++) {
+			load->blocks += part->ids[i] != KVX_NO_BLOCK;
 		}
 	}
-}
-
-/* A load in one piece of memory: itself, the ids, the request's id. `shape` has the parts. */
-static kvx_sload_t *create(kvx_scheduler_t *scheduler, const kvx_request_t *request, const kvx_sload_t *shape,
-			   uint32_t blocks)
-{
-	kvx_sload_t *load = kv_alloc(scheduler->env, sizeof *load + blocks * sizeof(uint32_t) + request->id_len);
-	uint32_t *ids;
-
-	if (!load) {
-		return NULL;
-	}
-	*load = *shape;
-	ids = (uint32_t *)(void *)(load + 1);
-	for (uint32_t p = 0; p < load->parts; p++) {
-		load->part[p].ids = ids;
-		name_blocks(scheduler, request, &load->part[p], ids);
-		for (uint32_t i = 0; i < load->part[p].n; i++) {
-			load->blocks += ids[i] != KVX_NO_BLOCK;
-		}
-		ids += load->part[p].n;
-	}
-	load->id = (char *)ids;
-	load->id_len = request->id_len;
-	memcpy(load->id, request->id, request->id_len);
-	load->serial = request->serial;
 	load->left = scheduler->writer_count;
-
-	return load;
 }
 
-/* The LOAD record; its parts' ids are the load's own, or those of the request where there was no memory for a load. */
+/* The LOAD record; its parts' ids are the load's own, or those of the request where nothing is held any more. */
 static void tell(kvx_scheduler_t *scheduler, const kvx_sload_t *load, const kvx_request_t *request,
 		 const kvc_handle_t *handles)
 {
@@ -153,99 +93,71 @@ static void add(kvx_scheduler_t *scheduler, kvx_sload_t *load, uint32_t units)
 	scheduler->promised += load->bytes;
 }
 
-void kvx_scheduler_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_hit_t *hit)
+/* What was held is lost, the daemon with it: the ranks report all of it as failed. */
+static void tell_dead(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, const kvx_hit_t *hit)
 {
 	static const kvc_handle_t none[KVX_MAX_GROUPS];
+	kvx_sload_t shape = {
+		.number = ++scheduler->load_number,
+		.space = request->space,
+		.flags = (hit->async ? KVX_PLAN_ASYNC : 0u) | KVX_PLAN_DEAD,
+	};
+
+	(void)kvx_load_ranges(scheduler, scheduler->spaces[request->space].space, ask,
+			      (ask->local + hit->tokens) / scheduler->unit, &shape);
+	kvx_plan_begin(scheduler);
+	tell(scheduler, &shape, request, none);
+	request->failed = 1;
+	scheduler->stats.lease_lost++;
+	scheduler->stats.loads_failed++;
+}
+
+void kvx_scheduler_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_hit_t *hit)
+{
 	kvx_request_t *request =
 		kvx_ask_is_sound(ask) ? kvx_requests_get(&scheduler->requests, ask->id, ask->id_len) : NULL;
-	kvx_sload_t shape = {.asked_ns = kv_now_ns(scheduler->env), .step = scheduler->step};
-	kvx_key_view_t view;
 	kvx_sload_t *load;
-	uint32_t units, blocks;
+	uint32_t units;
 
 	if (!request || !hit || hit->tokens == 0 || request->space >= scheduler->space_count ||
 	    !scheduler->spaces[request->space].space) {
 		return;
 	}
 	units = (ask->local + hit->tokens) / scheduler->unit;
-	shape.number = ++scheduler->load_number;
-	shape.space = request->space;
-	shape.flags = hit->async ? KVX_PLAN_ASYNC : 0;
-	shape.disk_tokens = hit->disk_tokens;
-	shape.cpu_tokens = hit->tokens - hit->disk_tokens;
-	shape.renewed_ns = shape.asked_ns;
-	blocks = ranges(scheduler, scheduler->spaces[shape.space].space, ask, units, &shape);
 	scheduler->stats.loads++;
 	scheduler->stats.loads_async += hit->async != 0;
 	scheduler->stats.load_tokens += hit->tokens;
 	scheduler->stats.disk_tokens += hit->disk_tokens;
 	scheduler->sync_loads += !hit->async;
-
-	load = create(scheduler, request, &shape, blocks);
+	load = kvx_hold_take(scheduler, ask, request, units);
 	if (!load) {
-		kvx_plan_begin(scheduler);
-		shape.flags |= KVX_PLAN_DEAD;
-		tell(scheduler, &shape, request, none);
-		request->failed = 1;
-		scheduler->stats.lease_lost++;
-		scheduler->stats.loads_failed++;
+		tell_dead(scheduler, ask, request, hit);
 		return;
 	}
-	kvx_keys_view(scheduler, ask, request, shape.space, ask->local + hit->tokens, &view);
-	lease(scheduler, scheduler->spaces[shape.space].space, &view, units, load);
+	load->number = ++scheduler->load_number;
+	load->step = scheduler->step;
+	load->flags = hit->async ? KVX_PLAN_ASYNC : 0;
+	load->disk_tokens = hit->disk_tokens;
+	load->cpu_tokens = hit->tokens - hit->disk_tokens;
+	name(scheduler, request, load);
 	add(scheduler, load, units);
 }
 
 /* ---- telling the ranks ------------------------------------------------------------------------------------------------------- */
 
-static int is_pending(const kvx_sload_t *load)
-{
-	for (uint32_t p = 0; p < load->parts; p++) {
-		if (load->part[p].lease && kvc_lease_state(load->part[p].lease) == KVC_PENDING) {
-			return 1;
-		}
-	}
-
-	return 0;
-}
-
-int kvx_loads_unanswered(const kvx_scheduler_t *scheduler)
-{
-	for (const kvx_sload_t *load = scheduler->loads; load; load = load->next) {
-		if (!load->sent && !(load->flags & KVX_PLAN_ASYNC) && is_pending(load)) {
-			return 1;
-		}
-	}
-
-	return 0;
-}
-
-int kvx_loads_wait(const kvx_scheduler_t *scheduler)
-{
-	for (const kvx_sload_t *load = scheduler->loads; load; load = load->next) {
-		if (!load->sent) {
-			return 1;
-		}
-	}
-
-	return 0;
-}
-
-/* What the answers were: handles of what was leased, nothing for the rest. A lease that comes later is given back by libkvc. */
+/* Handles of what is leased still, nothing for the rest. */
 static uint32_t settle(kvx_scheduler_t *scheduler, kvx_sload_t *load, kvc_handle_t *handles)
 {
 	uint32_t leased = 0;
 
 	for (uint32_t p = 0; p < load->parts; p++) {
 		kvx_sload_part_t *part = &load->part[p];
-		const kvc_status_t state = part->lease ? kvc_lease_state(part->lease) : KVC_MISS;
 
-		if (state == KVC_OK && kvc_lease_export(part->lease, &handles[p]) == KVC_OK) {
+		if (kvc_lease_state(part->lease) == KVC_OK && kvc_lease_export(part->lease, &handles[p]) == KVC_OK) {
 			leased++;
 			continue;
 		}
 		handles[p] = (kvc_handle_t){0};
-		scheduler->stats.late_answers += state == KVC_PENDING;
 		kvc_release(&part->lease, 1);
 		part->lease = NULL;
 	}
@@ -270,18 +182,12 @@ static void tell_drops(kvx_scheduler_t *scheduler)
 	}
 }
 
-/* Nobody waits for it in this step, and the answer may come yet. */
-static int may_wait(const kvx_sload_t *load, uint64_t now)
-{
-	return (load->flags & KVX_PLAN_ASYNC) && now - load->asked_ns < LEASE_MS * KVX_MS && is_pending(load);
-}
-
 void kvx_loads_tell(kvx_scheduler_t *scheduler, uint64_t now)
 {
 	for (kvx_sload_t *load = scheduler->loads; load; load = load->next) {
 		kvc_handle_t handles[KVX_MAX_GROUPS];
 
-		if (load->sent || (may_wait(load, now) && kvx_is_alive(scheduler))) {
+		if (load->sent) {
 			continue;
 		}
 		if (settle(scheduler, load, handles) == 0) {
@@ -310,26 +216,17 @@ void kvx_loads_drop(kvx_scheduler_t *scheduler, const kvx_request_t *request)
 
 /* ---- the end ----------------------------------------------------------------------------------------------------------------- */
 
-static void release(kvx_sload_t *load)
-{
-	for (uint32_t p = 0; p < load->parts; p++) {
-		kvc_release(&load->part[p].lease, 1);
-		load->part[p].lease = NULL;
-	}
-}
-
 static void destroy(kvx_scheduler_t *scheduler, kvx_sload_t **link)
 {
 	kvx_sload_t *load = *link;
 
-	release(load);
 	scheduler->drop_count -= (uint32_t)load->drop;
 	*link = load->next;
 	if (scheduler->loads_end == &load->next) {
 		scheduler->loads_end = link;
 	}
 	scheduler->load_count--;
-	kv_free(scheduler->env, load);
+	kvx_load_free(scheduler, load);
 }
 
 typedef struct kvx_spoil {
@@ -460,12 +357,7 @@ void kvx_loads_keep(kvx_scheduler_t *scheduler, uint64_t now)
 			continue;
 		}
 		if (load->sent && now - load->renewed_ns > load_ns) {
-			for (uint32_t p = 0; p < load->parts; p++) {
-				if (load->part[p].lease) {
-					(void)kvc_lease_renew(load->part[p].lease, scheduler->load_ms * 2u);
-				}
-			}
-			load->renewed_ns = now;
+			kvx_load_renew(scheduler, load, now);
 		}
 		link = &load->next;
 	}

@@ -71,7 +71,7 @@ static int prepare(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t nu
 	kvx_request_t *request = kvx_requests_get(&scheduler->requests, ask->id, ask->id_len);
 	const uint32_t tokens = ask->tokens > units * scheduler->unit ? ask->tokens : units * scheduler->unit;
 
-	if (!request || scheduler->load_count >= KVX_LOADS_MAX) {
+	if (!request || scheduler->load_count + scheduler->hold_count >= KVX_LOADS_MAX) {
 		return 0;
 	}
 	request->space = number;
@@ -100,7 +100,8 @@ typedef struct kvx_found {
 static void claim(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_found_t *found, kvx_hit_t *hit)
 {
 	const uint32_t in_cpu = found->cpu > found->local ? found->cpu : found->local;
-	uint32_t cpu = in_cpu - found->local, disk = found->all - in_cpu, most;
+	uint32_t cpu = in_cpu - found->local, disk = found->all - in_cpu, most, leased;
+	kvx_request_t *request;
 	int async;
 
 	if (!pays(scheduler, ask, &cpu, &disk)) {
@@ -120,9 +121,16 @@ static void claim(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_fo
 	    !prepare(scheduler, ask, found->space, (found->local + cpu + disk) / scheduler->unit)) {
 		return;
 	}
-	hit->tokens = cpu + disk;
+	request = kvx_requests_find(&scheduler->requests, ask->id, ask->id_len);
+	leased = kvx_hold(scheduler, ask, request, found->local + cpu + disk) - found->local;
+	if (leased == 0) {
+		hit->why = KV_WHY_TIMEOUT;
+		return;
+	}
+	cpu = cpu < leased ? cpu : leased;
+	hit->tokens = leased;
 	hit->async = async;
-	hit->disk_tokens = disk;
+	hit->disk_tokens = leased - cpu;
 	scheduler->stats.match_hits++;
 }
 

@@ -313,6 +313,9 @@ void kvx_scheduler_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uin
 	if (!request) {
 		return;
 	}
+	if (request->held) {
+		kvx_hold_drop(scheduler, request); /* it runs without */
+	}
 	if (computed < request->asked_to) {
 		kvx_puts_revoke(scheduler, request, scheduler->step - 1u);
 		kvx_request_restart(request);

@@ -29,6 +29,15 @@ void kvx_fence_add(kvx_worker_t *worker, const uint32_t *ids, uint32_t n)
 	}
 }
 
+void kvx_fence_all(kvx_worker_t *worker)
+{
+	kvx_fence_begin(worker);
+	for (uint32_t id = 0; id < worker->max_blocks; id++) {
+		kvx_fence_add(worker, &id, 1);
+	}
+	kvx_fence_end(worker);
+}
+
 /* The put is in this process. Not now: the daemon has to say something first. */
 static int wait_imported(kvx_worker_t *worker, kvx_wsave_t *save)
 {

@@ -204,6 +204,8 @@ void kvx_wsave_drop(kvx_worker_t *worker, kvx_wsave_t *save);
 void kvx_fence_begin(kvx_worker_t *worker);
 void kvx_fence_add(kvx_worker_t *worker, const uint32_t *ids, uint32_t n);
 void kvx_fence_end(kvx_worker_t *worker);
+/* The same of every block. */
+void kvx_fence_all(kvx_worker_t *worker);
 
 /* ---- self-test (worker_selftest.c) ------------------------------------------------------------------------------------------- */
 

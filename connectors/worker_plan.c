@@ -172,8 +172,6 @@ static void first_pass(kvx_worker_t *worker, kvx_cursor_t cursor)
 			take_adapter(worker, (const kvx_plan_space_t *)(const void *)record);
 		} else if (record->type == KVX_RECORD_SAVE) {
 			begin_save(worker, (const kvx_plan_save_t *)(const void *)record);
-		} else if (record->type == KVX_RECORD_DROP) {
-			drop_load(worker, ((const kvx_plan_drop_t *)(const void *)record)->load);
 		}
 	}
 }
@@ -193,6 +191,7 @@ static void fences(kvx_worker_t *worker, kvx_cursor_t cursor)
 	kvx_fence_end(worker);
 }
 
+/* In their order: a request may be gone in the very plan that begins to load for it. */
 static void loads(kvx_worker_t *worker, kvx_cursor_t cursor)
 {
 	const kvx_record_header_t *record;
@@ -200,6 +199,8 @@ static void loads(kvx_worker_t *worker, kvx_cursor_t cursor)
 	while ((record = kvx_cursor_next(&cursor)) != NULL) {
 		if (record->type == KVX_RECORD_LOAD) {
 			begin_load(worker, (const kvx_plan_load_t *)(const void *)record);
+		} else if (record->type == KVX_RECORD_DROP) {
+			drop_load(worker, ((const kvx_plan_drop_t *)(const void *)record)->load);
 		}
 	}
 }
@@ -216,6 +217,7 @@ void kvx_worker_begin(kvx_worker_t *worker, const void *plan, size_t len)
 	}
 	if (!is_plan(plan, len)) {
 		kvx_wcount(&worker->stats.bad_plans, 1);
+		kvx_fence_all(worker); /* which blocks are about to be written is not known */
 		return;
 	}
 	worker->step = ((const kvx_plan_header_t *)plan)->step;

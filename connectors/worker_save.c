@@ -107,6 +107,8 @@ static kvc_status_t copy_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t
 	void *data = NULL;
 	kvc_status_t status = kvc_put_block(save->put, i, &data);
 
+	/* Without room for its digests it would be copied for nothing, again and again. */
+	status = status == KVC_OK ? kvc_put_digests(save->put, i, NULL) : status;
 	if (status == KVC_OK) {
 		status = kvx_move_out(worker, save->group, save->layout, save->ids[i], data, scratch);
 		status = status == KVC_OK ? kvc_put_digests(save->put, i, scratch->leaves) : status;
@@ -169,6 +171,19 @@ void kvx_wsave_drop(kvx_worker_t *worker, kvx_wsave_t *save)
 
 /* ---- the transfer thread ----------------------------------------------------------------------------------------------------- */
 
+/* A block without a source must be one that has no slot: else what lies there would be handed in as its bytes. */
+static kvc_status_t check_sources(kvx_worker_t *worker, const kvx_wsave_t *save)
+{
+	for (uint32_t i = 0; i < save->n; i++) {
+		if (save->ids[i] == KVX_NO_BLOCK && kvc_put_block(save->put, i, NULL) == KVC_OK) {
+			kvx_wcount(&worker->stats.bad_plans, 1);
+			return KVC_ERR_ARG;
+		}
+	}
+
+	return KVC_OK;
+}
+
 /* BUSY: the space is not open yet, or there is no staging now. */
 static kvc_status_t import(kvx_worker_t *worker, kvx_wsave_t *save, uint64_t now)
 {
@@ -178,6 +193,9 @@ static kvc_status_t import(kvx_worker_t *worker, kvx_wsave_t *save, uint64_t now
 	if (status == KVC_OK) {
 		save->layout = &space->layout;
 		status = kvc_put_import(space->space, &save->handle, &worker->range, &save->put);
+	}
+	if (status == KVC_OK) {
+		status = check_sources(worker, save);
 	}
 	if (status == KVC_PENDING || status == KVC_ERR_BUSY) {
 		status = now - save->begin_ns > IMPORT_MS * KVX_NS_A_MS ? KVC_ERR_TIMEOUT : KVC_ERR_BUSY;

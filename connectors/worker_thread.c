@@ -90,14 +90,14 @@ static void step_loads(kvx_worker_t *worker, uint64_t now)
 	worker->run_end = link;
 }
 
-/* One batch of the oldest load that has one. */
-static uint32_t copy_loads(kvx_worker_t *worker)
+/* One batch of the oldest load of a kind that has one. */
+static uint32_t copy_oldest(kvx_worker_t *worker, uint32_t async)
 {
 	for (kvx_wjob_t *job = worker->run; job; job = job->next_run) {
 		kvx_wload_t *load = (kvx_wload_t *)job;
 		uint32_t copied;
 
-		if (job->kind != KVX_WJOB_LOAD || (worker->threads < 2 && !(load->flags & KVX_PLAN_ASYNC))) {
+		if (job->kind != KVX_WJOB_LOAD || (load->flags & KVX_PLAN_ASYNC) != async) {
 			continue;
 		}
 		copied = kvx_wload_copy(worker, load, &worker->transfer_scratch);
@@ -107,6 +107,14 @@ static uint32_t copy_loads(kvx_worker_t *worker)
 	}
 
 	return 0;
+}
+
+/* Loads that a step waits for come before those beside the steps. */
+static uint32_t copy_loads(kvx_worker_t *worker)
+{
+	const uint32_t copied = worker->threads > 1 ? copy_oldest(worker, 0) : 0;
+
+	return copied > 0 ? copied : copy_oldest(worker, KVX_PLAN_ASYNC);
 }
 
 /* All are imported, the oldest is copied; none while loads go on. */

@@ -312,7 +312,7 @@ KVC_API kvc_status_t kvc_put_block(const kvc_put_t *put, uint32_t i, void **p_da
 /* Copy block i in and digest it in the same pass (OK for ALREADY blocks: nothing is copied). */
 KVC_API kvc_status_t kvc_put_write(kvc_put_t *put, uint32_t i, const void *src);
 /* For callers that filled the memory themselves: the leaf digests of block i, [heads][leaves] of this rank's range,
- * copied. KVC_ERR_BUSY from here and kvc_put_write(): see kvc_put_import(). */
+ * copied; NULL: is there room for them? KVC_ERR_BUSY from here and kvc_put_write(): see kvc_put_import(). */
 KVC_API kvc_status_t kvc_put_digests(kvc_put_t *put, uint32_t i, const uint64_t *leaves);
 /* Blocks [first, first + count) are filled by this rank: hand them in, each once. Does not wait. */
 KVC_API kvc_status_t kvc_put_end(kvc_put_t *put, uint32_t first, uint32_t count);

@@ -4,15 +4,15 @@
  * each rank. All are members of one instance. The scheduler half looks up, leases and reserves; what the ranks have to do in a step travels to them as
  * one opaque string of bytes (the plan), and what became of it travels back as another (the report):
  *
- *   new request    match  -> hit         shared memory only, no system call, no state: ask as often as you like
- *   admitted       place, load           the engine has given the blocks: lease them for this request
+ *   new request    match  -> hit         shared memory; what was found is leased once, and held while the request waits: ask as often as you like
+ *   admitted       place, load           the engine has given the blocks: what was held is loaded into them
  *   each step      place, advance        block tables grow; blocks that are full after this step are reserved for saving
  *   end of step    plan   -> bytes       to every rank, then kvx_worker_begin() there
  *   after it       report <- bytes       from every rank that has something to say
  *   gone           finish                the request has ended or was aborted; whatever is under way for it goes on and is cleaned up
  *
- * Promise to the engine: nothing here fails in a way it must handle, nothing waits longer than wait_us, and without a live daemon every call costs
- * microseconds. A lost answer, a full store or an absent daemon is a miss, or a block that is not saved, and a counter.
+ * Promise to the engine: nothing here fails in a way it must handle, nothing waits longer than wait_us (a match: than it is worth), and without a live
+ * daemon every call costs microseconds. A lost answer, a full store or an absent daemon is a miss, or a block that is not saved, and a counter.
  *
  * Keys. With `foreign` set the engine's own block hashes are used: they are asked for one by one through kvx_hashes_t, and only those a search looks
  * at. Otherwise kvd's own chain is kept per request and fed by kvx_scheduler_tokens().
@@ -58,11 +58,11 @@ typedef struct kvx_scheduler_config {
 	const kvc_writer_t *writers; /* who fills which heads and layers: one per rank */
 	uint32_t writer_count;
 	uint32_t max_blocks;
-	int foreign;         /* 1: keys are bound from the engine's hashes */
-	int guard;           /* 1: never slower */
-	int mode;            /* kvx_load_mode_t */
-	uint32_t wait_us;    /* kvx_scheduler_plan() waits at most so long for answers; 0: KVX_WAIT_US */
-	uint32_t load_ms;    /* the ranks give a load up after so long; 0: KVX_STEP_LOAD_MS */
+	int foreign;      /* 1: keys are bound from the engine's hashes */
+	int guard;        /* 1: never slower */
+	int mode;         /* kvx_load_mode_t */
+	uint32_t wait_us; /* kvx_scheduler_plan() waits at most so long for answers, a match at least; 0: KVX_WAIT_US */
+	uint32_t load_ms; /* the ranks give a load up after so long; 0: KVX_STEP_LOAD_MS */
 	uint32_t min_tokens; /* hits of fewer tokens are not worth a load; 0: one unit */
 } kvx_scheduler_config_t;
 
@@ -118,6 +118,9 @@ typedef struct kvx_hit {
 	int async;            /* 1: load beside the steps and tell the engine when it is done */
 	int declined;         /* 1: the guard has said no */
 } kvx_hit_t;
+/* What is promised is leased: the first time for a request that finds something this waits for the daemon's answer, wait_us or a twentieth of what
+ * computing the tokens would take, at most 20 ms. An answer that is late is there when the request asks again (why: KV_WHY_TIMEOUT until then). Held
+ * until load(), advance() or finish(), or for a second in which nobody asks. */
 KVC_API void kvx_scheduler_match(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_hit_t *hit);
 
 /* The request's blocks in `group`, from place `first` on, are ids[n]: appended, or replacing all from there. The engine has just allocated those at
@@ -129,8 +132,8 @@ typedef struct kvx_table {
 } kvx_table_t;
 KVC_API kvc_status_t kvx_scheduler_place(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_table_t *table);
 
-/* Load what match() found: tokens [ask->local, ask->local + hit->tokens), into the blocks placed. Whatever comes of it is in the plan: also a load that
- * could not be leased, which the ranks then report as failed. */
+/* Load what match() found: tokens [ask->local, ask->local + hit->tokens), into the blocks placed. Whatever comes of it is in the plan: also a load whose
+ * lease has been lost since (the daemon died), which the ranks then report as failed. */
 KVC_API void kvx_scheduler_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_hit_t *hit);
 
 /* After this step the request's first `computed` tokens are computed (ask->hashes covers the confirmed ones): reserve for saving what is full and not
@@ -179,7 +182,7 @@ KVC_API void kvx_scheduler_ended(kvx_scheduler_t *scheduler, const kvx_ask_t *as
 	X(loads_failed, "loads that brought less: the engine computes the rest")                                       \
 	X(load_tokens, "tokens asked for")                                                                             \
 	X(disk_tokens, "of them from disk")                                                                            \
-	X(lease_lost, "loads that could not be leased in time")                                                        \
+	X(lease_lost, "hits whose blocks were gone when they were to be leased")                                       \
 	X(saves, "reservations asked for")                                                                             \
 	X(save_blocks, "blocks handed to the ranks for saving")                                                        \
 	X(save_done, "blocks that became visible")                                                                     \

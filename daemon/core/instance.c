@@ -192,7 +192,7 @@ static void puts_revoke(kvd_core_t *core, const kvd_instance_rec_t *instance, co
 	}
 }
 
-static uint32_t puts_quiet(kvd_core_t *core, const kvd_instance_rec_t *instance, uint32_t local)
+static uint32_t puts_quiet(kvd_core_t *core, const kvd_instance_rec_t *instance, uint32_t local, int before)
 {
 	uint32_t freed = 0;
 
@@ -200,7 +200,7 @@ static uint32_t puts_quiet(kvd_core_t *core, const kvd_instance_rec_t *instance,
 		kvd_put_t *put = kvd_pool_at(&core->puts, id);
 
 		id = put->inst_next;
-		freed += kvd_put_quiet(core, put, local);
+		freed += kvd_put_quiet(core, put, local, before);
 	}
 
 	return freed;
@@ -307,7 +307,7 @@ void kvd_member_absorb(kvd_core_t *core, kvd_member_t closed, kvd_member_t by_id
 	instance = kvd_instance_at(core, member->instance);
 	core->now_ns = kv_now_ns(core->env);
 	if (quiet) {
-		(void)puts_quiet(core, instance, member->local);
+		(void)puts_quiet(core, instance, member->local, 0);
 	}
 	for (uint32_t id = instance->puts; id != KVD_NONE;) {
 		kvd_put_t *put = kvd_pool_at(&core->puts, id);
@@ -333,7 +333,7 @@ void kvd_member_dead(kvd_core_t *core, kvd_member_t id)
 	member_close(core, instance, member);
 	kvd_count(core, KV_M_MEMBERS_DIED, instance->puts != KVD_NONE || instance->leases != KVD_NONE ? 1 : 0);
 	puts_revoke(core, instance, NULL);
-	(void)puts_quiet(core, instance, member->local);
+	(void)puts_quiet(core, instance, member->local, 0);
 	member_free(core, instance, member);
 	instance_settle(core, instance);
 }
@@ -370,10 +370,10 @@ kv_status_t kvd_quiet(kvd_core_t *core, kvd_member_t id, const kv_msg_quiet_t *a
 	if (ask->what == 0) {
 		put = kvd_put_find(core, ask->id);
 		if (put && put->instance == member->instance) {
-			reply->freed = kvd_put_quiet(core, put, member->local);
+			reply->freed = kvd_put_quiet(core, put, member->local, 0);
 		}
 	} else if (ask->what == 2) {
-		reply->freed = puts_quiet(core, kvd_instance_at(core, member->instance), member->local);
+		reply->freed = puts_quiet(core, kvd_instance_at(core, member->instance), member->local, 1);
 	} /* else: reads hold nothing back; slabs are the host's */
 
 	return KV_OK;

@@ -249,17 +249,21 @@ void kvd_put_finish(kvd_core_t *core, kvd_put_t *put, kv_status_t why)
 	kvd_put_settle(core, put);
 }
 
-uint32_t kvd_put_quiet(kvd_core_t *core, kvd_put_t *put, uint32_t local)
+uint32_t kvd_put_quiet(kvd_core_t *core, kvd_put_t *put, uint32_t local, int before)
 {
+	const uint64_t bit = UINT64_C(1) << local % 64;
 	uint64_t unquiet = 0;
 	uint32_t freed = 0;
 
 	if (put->running || put->quarantined == 0) {
 		return 0;
 	}
-	put->unquiet[local / 64] &= ~(UINT64_C(1) << local % 64);
+	put->before[local / 64] &= ~bit;
+	if (!before) {
+		put->unquiet[local / 64] &= ~bit;
+	}
 	for (uint32_t w = 0; w < KVD_MEMBER_WORDS; w++) {
-		unquiet |= put->unquiet[w];
+		unquiet |= put->unquiet[w] | put->before[w];
 	}
 	if (unquiet != 0) {
 		return 0;
@@ -281,9 +285,10 @@ void kvd_put_unquiet_move(kvd_put_t *put, uint32_t from, uint32_t to)
 {
 	uint64_t bit = UINT64_C(1) << from % 64;
 
-	if (put->unquiet[from / 64] & bit) {
+	if ((put->unquiet[from / 64] | put->before[from / 64]) & bit) {
 		put->unquiet[from / 64] &= ~bit;
-		put->unquiet[to / 64] |= UINT64_C(1) << to % 64;
+		put->before[from / 64] &= ~bit;
+		put->before[to / 64] |= UINT64_C(1) << to % 64;
 	}
 }
 

@@ -94,6 +94,7 @@ typedef struct kvd_put {
 	kv_lease_header_t *header;
 	uint64_t stamp;
 	uint64_t unquiet[KVD_MEMBER_WORDS]; /* members that may still touch quarantined slots */
+	uint64_t before[KVD_MEMBER_WORDS];  /* members whose older connections may */
 	uint64_t store_seq;                 /* DURABLE: synced when flushed + 1 >= this; 0: not written yet */
 	uint32_t asked;                     /* write-behind was asked for it once; alone: for entry asked - 1 */
 	uint32_t inst_prev, inst_next;
@@ -171,9 +172,10 @@ kv_status_t kvd_put_revoke(kvd_core_t *core, kvd_member_t member, const kv_msg_p
 kvd_put_t *kvd_put_find(kvd_core_t *core, uint64_t id);
 /* RUNNING -> ended: PUT_DONE, claims and room given back, open slots quarantined. */
 void kvd_put_finish(kvd_core_t *core, kvd_put_t *put, kv_status_t why);
-/* A member (by its number in the instance) touches this put's slots no more. Returns slots freed. */
-uint32_t kvd_put_quiet(kvd_core_t *core, kvd_put_t *put, uint32_t local);
-/* Who waits for member `from` to be quiet or gone waits for `to` instead. */
+/* A member (by its number in the instance) touches this put's slots no more; `before`: its older connections do not, this one may. Returns slots
+ * freed. */
+uint32_t kvd_put_quiet(kvd_core_t *core, kvd_put_t *put, uint32_t local, int before);
+/* Who waits for member `from` to be quiet or gone waits for what is now an older connection of `to` instead. */
 void kvd_put_unquiet_move(kvd_put_t *put, uint32_t from, uint32_t to);
 /* Could this rank still write into the put? */
 int kvd_put_writes(const kvd_put_t *put, uint32_t rank);

@@ -134,6 +134,10 @@ static void space_reply(fake_t *fake, const kv_msg_space_open_t *ask, kv_msg_spa
 		reply->block_bytes *= 2;
 		reply->leaves *= 2;
 	}
+	if (atomic_load(&fake->knobs.space_geometry) == 3) {
+		reply->layout =
+			kv_slice_str("kvk1 heads=2 layers=4 tokens=16 k=32 v=32 dtype=bf16 inner=packed page=0");
+	}
 }
 
 /* Documents in the shape of kvd's. */

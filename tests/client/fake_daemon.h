@@ -65,7 +65,8 @@ typedef struct fake_knobs {
 	_Atomic uint32_t join;       /* fake_join_fault_t */
 	_Atomic uint32_t slab;       /* fake_slab_fault_t */
 	_Atomic uint32_t no_heartbeat;
-	_Atomic uint32_t space_geometry; /* 1: leaves that do not fit the block; 2: another block size than before */
+	_Atomic uint32_t space_geometry; /* 1: leaves that do not fit the block; 2: another block size than before;
+						3: another order of bytes in a block */
 	_Atomic uint32_t lease_outside;  /* grants name an offset outside the lease area */
 	_Atomic uint32_t lazy_ready;     /* leases start with nothing ready; fake_ready() moves them */
 	_Atomic uint32_t hold_puts;      /* PUT_DONE is not sent */

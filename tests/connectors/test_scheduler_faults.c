@@ -247,8 +247,8 @@ static void p1_blocks_given_to_a_request_that_is_not_served_are_not_saved(void *
 	stop(&rig, &sr);
 }
 
-/* A lease that does not come in time: the ranks are told that the load is dead, the request computes, the lease goes back when it comes. */
-static void p4_a_late_lease_is_given_back(void **state)
+/* A lease that does not come in time is nothing promised; it is there when the engine asks again, and goes back when the request runs without. */
+static void p7_nothing_is_promised_that_is_not_leased(void **state)
 {
 	kvx_hit_t hit;
 	rig_t rig;
@@ -260,21 +260,55 @@ static void p4_a_late_lease_is_given_back(void **state)
 	(void)sr_run(&sr, &a, 0);
 	sr_settle(&sr);
 	sr_request(&sr, &b, "b", 1, 0, 100);
+	rig_signal(&rig, SIGSTOP);
+	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	assert_int_equal(hit.tokens, 0);
+	assert_int_equal(hit.why, KV_WHY_TIMEOUT);
+	rig_signal(&rig, SIGCONT);
+	for (int i = 0; i < 1000 && hit.tokens == 0; i++) {
+		usleep(1000);
+		(void)sr_step(&sr);
+		kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	}
+	assert_int_equal(hit.tokens, 80);
+	sr_place(&sr, &b, 100, 0);
+	kvx_scheduler_advance(sr.scheduler, &b.ask, 100, 100); /* the engine has computed it instead */
+	(void)sr_step(&sr);
+	assert_int_equal(sr.loads, 0);
+	assert_int_equal(sr_stats(&sr).leases_open, 0);
+	kvx_scheduler_finish(sr.scheduler, &a.ask);
+	kvx_scheduler_finish(sr.scheduler, &b.ask);
+	stop(&rig, &sr);
+}
+
+/* The daemon dies between promise and plan: the ranks are told that the load is dead, and the request computes. */
+static void p7_a_load_whose_daemon_died_is_told_as_failed(void **state)
+{
+	kvx_hit_t hit;
+	rig_t rig;
+	sr_t sr;
+
+	(void)state;
+	start(&rig, &sr, &(sr_options_t){.foreign = 1});
+	sr_request(&sr, &a, "a", 1, 0, 80);
+	(void)sr_run(&sr, &a, 0);
+	sr_settle(&sr);
+	sr_request(&sr, &b, "b", 1, 0, 100);
 	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
 	assert_int_equal(hit.tokens, 80);
 	sr_place(&sr, &b, 100, 0);
-	rig_signal(&rig, SIGSTOP);
+	rig_kill(&rig);
+	(void)kvx_scheduler_pending(sr.scheduler);
 	kvx_scheduler_load(sr.scheduler, &b.ask, &hit);
 	(void)sr_step(&sr);
 	assert_int_equal(sr.dead, 1);
 	assert_int_equal(sr.failed_blocks, 10);
 	assert_int_equal(sr_stats(&sr).lease_lost, 1);
 	assert_int_equal(sr_stats(&sr).leases_open, 0);
-	rig_signal(&rig, SIGCONT);
-	usleep(20000);
 	kvx_scheduler_finish(sr.scheduler, &a.ask);
 	kvx_scheduler_finish(sr.scheduler, &b.ask);
-	stop(&rig, &sr);
+	sr_close(&sr);
+	rig_fini(&rig);
 }
 
 /* Reports and tables that make no sense: counted, ignored. */
@@ -418,7 +452,8 @@ int main(int argc, char **argv)
 		cmocka_unit_test(p7_a_late_answer_goes_out_in_a_later_plan),
 		cmocka_unit_test(p1_blocks_given_away_before_the_answer_are_not_saved),
 		cmocka_unit_test(p1_blocks_given_to_a_request_that_is_not_served_are_not_saved),
-		cmocka_unit_test(p4_a_late_lease_is_given_back),
+		cmocka_unit_test(p7_nothing_is_promised_that_is_not_leased),
+		cmocka_unit_test(p7_a_load_whose_daemon_died_is_told_as_failed),
 		cmocka_unit_test(p10_reports_and_tables_that_make_no_sense_are_refused),
 		cmocka_unit_test(p4_ten_thousand_operations_leak_nothing),
 	};

@@ -159,7 +159,7 @@
 #define KV_FIELDS_put_revoke_reply(F) F(U32, revoked, 0, "blocks that were unfinished")
 
 #define KV_FIELDS_quiet(F)                                                                                             \
-	F(U32, what, 3, "0 a put, 1 a lease, 2 everything of this member, 3 a retired slab")                           \
+	F(U32, what, 3, "0 a put, 1 a lease, 2 all that its older connections touched, 3 a retired slab")                           \
 	F(U64, id, 0, "put, lease or slab id; 0 with `everything`")
 #define KV_FIELDS_quiet_reply(F) F(U32, freed, 0, "slots that became free")
 
