@@ -451,13 +451,9 @@ int main(int argc, char **argv)
 		cmocka_unit_test(p7_a_stopped_daemon_holds_no_step),
 		cmocka_unit_test(p7_a_late_answer_goes_out_in_a_later_plan),
 		cmocka_unit_test(p1_blocks_given_away_before_the_answer_are_not_saved),
-<<<<<<< HEAD
+		cmocka_unit_test(p1_blocks_given_to_a_request_that_is_not_served_are_not_saved),
 		cmocka_unit_test(p7_nothing_is_promised_that_is_not_leased),
 		cmocka_unit_test(p7_a_load_whose_daemon_died_is_told_as_failed),
-=======
-		cmocka_unit_test(p1_blocks_given_to_a_request_that_is_not_served_are_not_saved),
-		cmocka_unit_test(p4_a_late_lease_is_given_back),
->>>>>>> review1
 		cmocka_unit_test(p10_reports_and_tables_that_make_no_sense_are_refused),
 		cmocka_unit_test(p4_ten_thousand_operations_leak_nothing),
 	};
