@@ -48,8 +48,8 @@ typedef struct kvx_request {
 	int failed;        /* a load has failed: the store is not asked again */
 	int untabled;      /* its table is wrong or incomplete: not saved until the next one */
 	int outdated; /* has blocks computed with weights that are gone, or after garbage: not saved until it has others */
-	uint32_t
-		spoilt; /* its load within a step has failed: blocks before that token are good when it has computed them */
+	uint32_t spoilt;      /* its load within a step has failed: blocks before that token are good when computed */
+	uint32_t spoilt_step; /* in a later step than this */
 	uint32_t cpu_tokens, disk_tokens, why;
 	uint64_t match_ns, load_ns;
 	struct kvx_sload *held; /* leased already, until it is admitted; NULL: nothing */

@@ -93,6 +93,62 @@ static void add(kvx_scheduler_t *scheduler, kvx_sload_t *load, uint32_t units)
 	scheduler->promised += load->bytes;
 }
 
+/* ---- blocks that were not filled ------------------------------------------------------------------------------------------------- */
+
+typedef struct kvx_spoil {
+	kvx_scheduler_t *scheduler;
+	const kvx_request_t *by;
+	uint32_t step; /* of the load */
+} kvx_spoil_t;
+
+/* One that has bad blocks in its table: all it computes is garbage. */
+static void spoil_one(void *ctx, kvx_request_t *request)
+{
+	const kvx_spoil_t *spoil = ctx;
+	kvx_scheduler_t *scheduler = spoil->scheduler;
+
+	for (uint32_t g = 0; g < scheduler->group_count && request != spoil->by && !request->outdated; g++) {
+		const kvx_request_group_t *group = &request->groups[g];
+
+		for (uint32_t i = 0; i < group->n && !request->outdated; i++) {
+			const kvx_place_t *place = &group->places[i];
+
+			request->outdated = place->id != KVX_NO_BLOCK && scheduler->blocks[place->id].bad &&
+					    scheduler->blocks[place->id].gen == place->gen;
+		}
+		if (request->outdated) {
+			kvx_puts_revoke(scheduler, request, spoil->step);
+		}
+	}
+}
+
+/* An engine may name the blocks of a load within a step in its own cache at once, and not take them out when the load fails: until the request has
+ * computed them again, others find garbage there. */
+static void spoil(kvx_scheduler_t *scheduler, const kvx_sload_t *load, kvx_request_t *request)
+{
+	for (uint32_t p = 0; p < load->parts; p++) {
+		const kvx_sload_part_t *part = &load->part[p];
+		const kvx_request_group_t *group =
+			request ? &request->groups[kvx_scheduler_group(scheduler, part->group)] : NULL;
+
+		for (uint32_t i = 0; i < part->n; i++) {
+			if (part->ids && part->ids[i] != KVX_NO_BLOCK) {
+				scheduler->blocks[part->ids[i]].bad = 1;
+			}
+		}
+		for (uint32_t i = part->first; group && i < group->n; i++) {
+			if (group->places[i].id != KVX_NO_BLOCK) {
+				scheduler->blocks[group->places[i].id].bad = 1;
+			}
+		}
+	}
+	if (request) {
+		request->spoilt = request->groups[0].n * scheduler->groups[0].block_tokens;
+		request->spoilt_step = load->step;
+	}
+	kvx_requests_each(&scheduler->requests, spoil_one, &(kvx_spoil_t){scheduler, request, load->step});
+}
+
 /* What was held is lost, the daemon with it: the ranks report all of it as failed. */
 static void tell_dead(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, const kvx_hit_t *hit)
 {
@@ -101,12 +157,16 @@ static void tell_dead(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_requ
 		.number = ++scheduler->load_number,
 		.space = request->space,
 		.flags = (hit->async ? KVX_PLAN_ASYNC : 0u) | KVX_PLAN_DEAD,
+		.step = scheduler->step,
 	};
 
 	(void)kvx_load_ranges(scheduler, scheduler->spaces[request->space].space, ask,
 			      (ask->local + hit->tokens) / scheduler->unit, &shape);
 	kvx_plan_begin(scheduler);
 	tell(scheduler, &shape, request, none);
+	if (!hit->async) {
+		spoil(scheduler, &shape, request);
+	}
 	request->failed = 1;
 	scheduler->stats.lease_lost++;
 	scheduler->stats.loads_failed++;
@@ -227,59 +287,6 @@ static void destroy(kvx_scheduler_t *scheduler, kvx_sload_t **link)
 	}
 	scheduler->load_count--;
 	kvx_load_free(scheduler, load);
-}
-
-typedef struct kvx_spoil {
-	kvx_scheduler_t *scheduler;
-	const kvx_request_t *by;
-	uint32_t step; /* of the load */
-} kvx_spoil_t;
-
-/* One that has bad blocks in its table: all it computes is garbage. */
-static void spoil_one(void *ctx, kvx_request_t *request)
-{
-	const kvx_spoil_t *spoil = ctx;
-	kvx_scheduler_t *scheduler = spoil->scheduler;
-
-	for (uint32_t g = 0; g < scheduler->group_count && request != spoil->by && !request->outdated; g++) {
-		const kvx_request_group_t *group = &request->groups[g];
-
-		for (uint32_t i = 0; i < group->n && !request->outdated; i++) {
-			const kvx_place_t *place = &group->places[i];
-
-			request->outdated = place->id != KVX_NO_BLOCK && scheduler->blocks[place->id].bad &&
-					    scheduler->blocks[place->id].gen == place->gen;
-		}
-		if (request->outdated) {
-			kvx_puts_revoke(scheduler, request, spoil->step);
-		}
-	}
-}
-
-/* An engine may name the blocks of a load within a step in its own cache at once, and not take them out when the load fails: until the request has
- * computed them again, others find garbage there. */
-static void spoil(kvx_scheduler_t *scheduler, const kvx_sload_t *load, kvx_request_t *request)
-{
-	for (uint32_t p = 0; p < load->parts; p++) {
-		const kvx_sload_part_t *part = &load->part[p];
-		const kvx_request_group_t *group =
-			request ? &request->groups[kvx_scheduler_group(scheduler, part->group)] : NULL;
-
-		for (uint32_t i = 0; i < part->n; i++) {
-			if (part->ids[i] != KVX_NO_BLOCK) {
-				scheduler->blocks[part->ids[i]].bad = 1;
-			}
-		}
-		for (uint32_t i = part->first; group && i < group->n; i++) {
-			if (group->places[i].id != KVX_NO_BLOCK) {
-				scheduler->blocks[group->places[i].id].bad = 1;
-			}
-		}
-	}
-	if (request) {
-		request->spoilt = request->groups[0].n * scheduler->groups[0].block_tokens;
-	}
-	kvx_requests_each(&scheduler->requests, spoil_one, &(kvx_spoil_t){scheduler, request, load->step});
 }
 
 /* Every load of which the ranks have brought less than was promised. */

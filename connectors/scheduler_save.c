@@ -321,7 +321,7 @@ void kvx_scheduler_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uin
 		kvx_request_restart(request);
 	}
 	request->computed = computed;
-	if (request->spoilt) {
+	if (request->spoilt && request->spoilt_step != scheduler->step) {
 		mend(scheduler, request);
 	}
 	if (computed >= request->next_at || is_forgotten(scheduler, request)) {
