@@ -3,6 +3,7 @@ and at the end. A cache that is not served, and any error at start, leaves a con
 
 from __future__ import annotations
 
+import secrets
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -78,6 +79,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self._space: identity.Space | None = None
         self._c: Any = None
         self._reason = ""
+        self._private = ""  # part of every space's name after the first reset
         self._retry_at = 0.0
         self._manager: Any = None
         self._pool: Any = None
@@ -134,10 +136,12 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         adapters: dict[tuple, str] = {}
 
         def lora_text(request: Any) -> str:
+            if request is None:
+                return "none" + self._private
             key = tuple(getattr(request, name, None) for name in ("lora_name", "lora_path", "lora_int_id", "load_inplace"))
             if key not in adapters:
                 adapters[key] = weights.of_adapter(request, engine_id)
-            return adapters[key]
+            return adapters[key] + self._private
 
         c = self._c = _kvd.Scheduler(
             {
@@ -365,6 +369,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         return {source: tokens for source, tokens in split.items() if tokens}
 
     def reset_cache(self) -> bool | None:
+        """The weights may have been changed in place: what is computed from now on is not what the files' fingerprint says. It goes to spaces of this engine's own."""
+        self._private = self._private or f" reset {secrets.token_hex(8)}"
         try:
             status = self._c.reset() if self._c is not None else _kvd.OK
         except Exception as error:

@@ -121,6 +121,7 @@ typedef struct kvdpy_request {
 	int admitted;                      /* 1: it has been given blocks once */
 	int extra;                         /* 1: its units have extra keys */
 	int no_read;                       /* 1: skip_reading_prefix_cache */
+	int own;                           /* its `lora` is of before (0) or after (1) the engine's first reset */
 	int no_keys;                       /* 1: its tokens may be replaced later, and we would not notice */
 } kvdpy_request_t;
 
@@ -136,7 +137,7 @@ typedef struct kvdpy_scheduler {
 	PyObject *requests;    /* {request_id: kvdpy_request_t} */
 	PyObject *meta_class;  /* of what build() returns: meta_class(plan) */
 	PyObject *meta_empty;  /* one for all steps without a plan */
-	PyObject *lora_text;   /* callable(lora_request) -> str */
+	PyObject *lora_text;   /* callable(lora_request) -> str; after a reset for None as well */
 	PyObject *unit_extras; /* callable(request, at, units) -> [bytes|None] */
 	PyObject *forget;      /* callable(block ids that a load has not filled, ids of the requests that live) */
 	uint32_t groups;
@@ -146,6 +147,7 @@ typedef struct kvdpy_scheduler {
 	uint32_t step; /* counts plans */
 	int foreign, loads, saves;
 	int publishable;    /* 1: requests have num_publishable_block_hashes */
+	int own;            /* 1: reset once: the weights may be others than the files say */
 	int off;            /* 1: nothing is matched or saved; what is under way goes on */
 	PyObject *nothing;  /* (0, False) */
 	PyObject *released; /* (False, None) */

@@ -54,17 +54,33 @@ static int truth_of(PyObject *object, PyObject *name)
 	return truth;
 }
 
-static int read_request(kvdpy_scheduler_t *self, kvdpy_request_t *r)
+/* The text of its adapter: what the space is told apart by. After a reset the base model has one, too. */
+static int read_lora(kvdpy_scheduler_t *self, kvdpy_request_t *r)
 {
 	PyObject *lora = PyObject_GetAttr(r->request, kvdpy_names.lora_request);
-	Py_ssize_t len;
+	PyObject *text;
 
 	if (!lora) {
 		return -1;
 	}
-	r->lora = lora == Py_None ? Py_NewRef(lora) : PyObject_CallFunctionObjArgs(self->lora_text, lora, NULL);
+	text = lora == Py_None && !self->own ? Py_NewRef(lora)
+					     : PyObject_CallFunctionObjArgs(self->lora_text, lora, NULL);
 	Py_DECREF(lora);
-	if (!r->lora) {
+	if (!text) {
+		return -1;
+	}
+	Py_XDECREF(r->lora);
+	r->lora = text;
+	r->own = self->own;
+
+	return 0;
+}
+
+static int read_request(kvdpy_scheduler_t *self, kvdpy_request_t *r)
+{
+	Py_ssize_t len;
+
+	if (read_lora(self, r)) {
 		return -1;
 	}
 	r->id_text = PyUnicode_AsUTF8AndSize(r->id, &len);
@@ -180,7 +196,7 @@ int kvdpy_ask_begin(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *as
 	const Py_ssize_t n = tokens ? PyObject_Size(tokens) : -1;
 
 	Py_XDECREF(tokens);
-	if (n < 0) {
+	if (n < 0 || (r->own != self->own && read_lora(self, r))) {
 		return -1;
 	}
 

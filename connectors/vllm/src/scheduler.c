@@ -335,6 +335,7 @@ static PyObject *scheduler_reset(PyObject *object, PyObject *unused)
 	kvc_status_t status = KVC_ERR_CLOSED;
 
 	(void)unused;
+	self->own = 1;
 	if (self->scheduler) {
 		status = kvx_scheduler_reset(self->scheduler);
 	}

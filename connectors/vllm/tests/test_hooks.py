@@ -430,6 +430,17 @@ class Hooks(unittest.TestCase):
         self.assertEqual(engine.scheduler.reset(), _kvd.OK)
         self.assertEqual(engine.scheduler.match(Request("c", prompt(11, 100)), 0), (0, False))
 
+    def test_what_is_computed_after_a_reset_is_for_this_engine_alone(self) -> None:
+        engine = self.engine()
+        self.assertEqual(engine.scheduler.reset(), _kvd.OK)
+        first = Request("a", prompt(14, 100))
+        self.assertEqual(engine.scheduler.match(first, 0), (0, False))  # opens the space
+        engine.idle(lambda: False, 0.3)
+        engine.prefill(first, [1, 2, 3, 4])
+        engine.saved(3)
+        self.assertEqual(engine.scheduler.match(Request("b", prompt(14, 100)), 0), (96, False))
+        self.assertEqual(self.engine().scheduler.match(Request("c", prompt(14, 100)), 0), (0, False))
+
     def test_requests_whose_tokens_may_change_have_no_keys_of_ours(self) -> None:
         self.saved_by(Request("a", prompt(12, 100)), foreign=0)
         engine = self.engine(foreign=0)
