@@ -134,7 +134,7 @@ struct kvx_scheduler {
 	int sync_loads, sync_sent;
 	int advanced, advanced_sent;
 	uint64_t step_ns; /* a recent step, smoothed */
-	uint64_t next_log_ns;
+	uint64_t next_log_ns, next_attach_ns;
 };
 
 /* The keys of one request, made when looked at. */

@@ -3,7 +3,10 @@
 
 #include "kv/log.h"
 
-#define BYTES_A_NS_MEMORY 4u /* guessed until something has been measured */
+#define BYTES_A_NS_MEMORY 4u    /* guessed until something has been measured */
+#define ATTACH_US         1000u /* a match looks for a daemon so long */
+#define AGAIN_MS          20u   /* and not again before */
+#define SLICE_US          50u
 
 static uint64_t load_ns(const kvx_scheduler_t *scheduler, uint32_t cpu, uint32_t disk)
 {
@@ -150,6 +153,28 @@ static int may_claim_all(const kvx_scheduler_t *scheduler)
 	return 1;
 }
 
+/* An idle engine calls nothing, so a daemon that has come back meanwhile is not attached to. A request is worth looking for it, for a moment and not
+ * for every one. Returns why not, as kvx_space_why(). */
+static uint32_t attach(kvx_scheduler_t *scheduler, uint32_t number)
+{
+	uint64_t now = kv_now_ns(scheduler->env);
+	const uint64_t until = now + ATTACH_US * UINT64_C(1000);
+	uint32_t why = KV_WHY_NO_DAEMON;
+
+	if (now < scheduler->next_attach_ns) {
+		return why;
+	}
+	do {
+		(void)kvc_poll_us(scheduler->kvc, SLICE_US);
+		kvx_spaces_keep(scheduler, now);
+		why = kvx_space_why(scheduler, number);
+		now = kv_now_ns(scheduler->env);
+	} while (why == KV_WHY_NO_DAEMON && kvc_fd(scheduler->kvc) >= 0 && now < until);
+	scheduler->next_attach_ns = now + AGAIN_MS * KVX_MS;
+
+	return why;
+}
+
 void kvx_scheduler_match(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_hit_t *hit)
 {
 	const uint64_t start = kv_now_ns(scheduler->env);
@@ -166,6 +191,9 @@ void kvx_scheduler_match(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_h
 	}
 	number = kvx_space_of(scheduler, ask);
 	hit->why = kvx_space_why(scheduler, number);
+	if (hit->why == KV_WHY_NO_DAEMON && number != UINT32_MAX) {
+		hit->why = attach(scheduler, number);
+	}
 	if (hit->why != KV_WHY_NONE) {
 		scheduler->stats.match_no_daemon += hit->why == KV_WHY_NO_DAEMON || hit->why == KV_WHY_DAEMON_STALE;
 		return;

@@ -157,7 +157,7 @@ class Engine:
             self.process = subprocess.Popen(
                 [sys.executable, str(HERE / "engine.py"), json.dumps(spec), str(command_in), str(answer_out)], stdin=subprocess.DEVNULL, stdout=log,
                 stderr=log, pass_fds=(command_in, answer_out), start_new_session=True, cwd=bench.path, preexec_fn=die_with_parent,
-                env=os.environ | ENVIRONMENT | dict(PYTHONPATH=path) | environment)
+                env=os.environ | ENVIRONMENT | dict(PYTHONPATH=path, TMPDIR=str(bench.path)) | environment)
         os.close(command_in)
         os.close(answer_out)
 

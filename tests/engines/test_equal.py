@@ -67,7 +67,7 @@ def answers_are_equal_multi_process(context: Context) -> None:
     check(context, Case(block=128, chunk=4096, mp=True, users=8))
 
 
-@promise()
+@promise(short=False)
 def answers_are_equal_mha(context: Context) -> None:
     """MHA, in-process engine, chunked prefill, blocks of 32"""
     check(context, Case("mha", restart=not context.short))

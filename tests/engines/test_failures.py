@@ -84,7 +84,7 @@ def nobody_else_uses_blocks_that_failed_to_load(context: Context) -> None:
     store.must_be_clean("the engine has gone")
 
 
-@promise(daemon=True)
+@promise(daemon=True, short=False)
 def a_lease_lost_before_the_load_is_a_miss(context: Context) -> None:
     """leases that live shorter than the engine takes to use them; memory so small that others need it meanwhile"""
     store = context.store(**{"lease.ttl": "100ms", "cpu.size": "16MiB", "cpu.slab_size": "4MiB"})
@@ -162,4 +162,5 @@ def long_prompts_come_back_from_disk_at_once(context: Context) -> None:
         answers = engine.generate(prompts, together=False)
         must_equal(f"restart {turn + 1}", cold, answers)
         if [a.cached for a in answers] != [992, 1984, answers[2].cached] or (answers[2].cached or 0) < 3968:
-            raise Failed(f"restart {turn + 1}: {[a.cached for a in answers]} of {[len(p) for p in prompts]} tokens came from disk")
+            raise Failed(f"restart {turn + 1}: {[a.cached for a in answers]} of {[len(p) for p in prompts]} tokens came from disk; "
+                         f"{engine.call('probes', 'connector')}")
