@@ -15,8 +15,9 @@ import traceback
 
 import promises
 from context import Context
-from harness import BUILD, Bench, Failed
+from harness import BUILD, Bench, Failed, Missed
 
+TRIES = 3  # of a test that has missed only
 MODULES = ("test_equal", "test_controls", "test_killed", "test_shared", "test_failures", "test_leaks", "test_absent")
 
 
@@ -45,17 +46,29 @@ def why_not(store: str) -> str:
 
 
 def run_one(test: promises.Test, args: argparse.Namespace, context: Context) -> str:
-    """What went wrong; empty: nothing."""
+    """What went wrong; empty: nothing. A miss is tried again, and said."""
+    for attempt in range(1, TRIES + 1):
+        context.notes = []
+        context.random.seed(f"{args.seed} {test.name} {attempt}")
+        wrong, missed = try_one(test, context)
+        if not missed or attempt == TRIES:
+            break
+        print(f"missed          {test.name}: {wrong}; once more", flush=True)
+    return wrong
+
+
+def try_one(test: promises.Test, context: Context) -> tuple[str, bool]:
+    """What went wrong, and whether it was a miss only."""
     bench = context.bench
     before = len(bench.engines)
     try:
         test.function(context)
         problems = [problem for engine in bench.engines[before:] for problem in engine.problems()]
-        return "\n".join(["in the engines' logs:"] + problems[:20]) if problems else ""
+        return ("\n".join(["in the engines' logs:"] + problems[:20]) if problems else ""), False
     except Failed as failure:
-        return str(failure)
+        return str(failure), isinstance(failure, Missed)
     except Exception:
-        return traceback.format_exc()
+        return traceback.format_exc(), False
     finally:
         for engine in bench.engines[before:]:
             if engine is not context.oracle.engine:
@@ -71,8 +84,6 @@ def run(tests: list[promises.Test], args: argparse.Namespace) -> int:
         context = Context(bench, args.store, args.short, args.seed)
         for test in tests:
             start = time.monotonic()
-            context.notes = []
-            context.random.seed(f"{args.seed} {test.name}")
             wrong = run_one(test, args, context)
             print(f"{'FAILED' if wrong else 'ok':6s} {time.monotonic() - start:6.1f} s  {test.name}{': ' if context.notes else ''}{'; '.join(context.notes)}",
                   flush=True)

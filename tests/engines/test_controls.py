@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from context import Context, difference
-from harness import Failed
+from harness import Failed, Missed
 from promises import promise
 
 
@@ -24,6 +24,6 @@ def wrong_bytes_are_noticed(context: Context) -> None:
         spoiled = engine.call("faulty", "set_fault", fault="")
         context.note(f"{fault or 'honest'}: {spoiled} pages spoiled, {d.tokens} of {d.requests} answers, logprobs off by {d.logprob:.2g}")
         if fault and not spoiled:
-            raise Failed(f"{fault}: nothing was loaded, so nothing was spoiled")
+            raise Missed(f"{fault}: nothing was loaded, so nothing was spoiled")
         if d.any() != bool(fault):
             raise Failed(f"{fault or 'honest'}: {d}")

@@ -5,7 +5,7 @@ import dataclasses
 from typing import Any
 
 from context import Context, Played, play
-from harness import Failed
+from harness import Failed, Missed
 from promises import promise
 
 SHARE = 0.9  # of the tokens that could come from a cache, at least this many must
@@ -29,7 +29,7 @@ class Case:
 
 def must_hit(what: str, played: Played, share: float = SHARE) -> None:
     if played.share < share:
-        raise Failed(f"{what}: only {played.cached} of {played.possible} tokens came from a cache")
+        raise Missed(f"{what}: only {played.cached} of {played.possible} tokens came from a cache")
 
 
 def check(context: Context, case: Case) -> None:

@@ -7,7 +7,7 @@ import signal
 import time
 
 from context import Context, Prompt, Store, must_equal
-from harness import Answer, Daemon, Engine, Failed
+from harness import Answer, Daemon, Engine, Failed, Missed
 from promises import promise
 from test_killed import cached, disk, must_come_back
 
@@ -53,7 +53,7 @@ def corrupt_blocks_are_recomputed(context: Context) -> None:
     must_equal("corrupt blocks", expected, engine.generate(prompts))
     bad = store.daemon.stats()["kvd_bad_blocks_total"]
     if not changed or not bad:
-        raise Failed(f"{changed} bytes were changed and {bad:.0f} blocks were found corrupt")
+        raise Missed(f"{changed} bytes were changed and {bad:.0f} blocks were found corrupt")
     context.note(f"{changed} bytes changed, {bad:.0f} blocks found corrupt, {failed(engine)} blocks not loaded")
     must_come_back("corrupt blocks", engine, store, prompts, expected)
     engine.stop()
@@ -76,7 +76,7 @@ def nobody_else_uses_blocks_that_failed_to_load(context: Context) -> None:
     requests = [dict(ids=first, max_tokens=16)] + [dict(ids=p, max_tokens=16, enter_step=1 + i) for i, p in enumerate(others)]
     must_equal("while the failed blocks were computed", expected, engine.run(requests))
     if not failed(engine):
-        raise Failed("every block was loaded")
+        raise Missed("every block was loaded")
     store.settle()
     engine.reset()
     must_equal("from the store", expected, engine.generate([first, *others]))
@@ -136,7 +136,7 @@ def blocks_come_back_from_disk(context: Context) -> None:
     must_come_back("restart", engine, store, prompts, expected)
     disk_tokens = store.daemon.stats()["kvd_promoted_total"]
     if not disk_tokens:
-        raise Failed("nothing was read from disk")
+        raise Missed("nothing was read from disk")
     engine.reset()
     context.note(f"{disk_tokens:.0f} blocks read from disk, {cached(engine.generate(prompts))} tokens cached in the end")
     engine.stop()
@@ -162,5 +162,5 @@ def long_prompts_come_back_from_disk_at_once(context: Context) -> None:
         answers = engine.generate(prompts, together=False)
         must_equal(f"restart {turn + 1}", cold, answers)
         if [a.cached for a in answers] != [992, 1984, answers[2].cached] or (answers[2].cached or 0) < 3968:
-            raise Failed(f"restart {turn + 1}: {[a.cached for a in answers]} of {[len(p) for p in prompts]} tokens came from disk; "
+            raise Missed(f"restart {turn + 1}: {[a.cached for a in answers]} of {[len(p) for p in prompts]} tokens came from disk; "
                          f"{engine.call('probes', 'connector')}")

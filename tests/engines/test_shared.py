@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Any
 
 from context import Context, must_equal, play
-from harness import Failed
+from harness import Failed, Missed
 from promises import promise
 
 
@@ -20,7 +20,7 @@ def two_engines_share_one_store(context: Context) -> None:
     store.settle()
     played = play("the second engine", two, dialogue)
     if played.share < 0.9:
-        raise Failed(f"the second engine found {played.cached} of {played.possible} tokens")
+        raise Missed(f"the second engine found {played.cached} of {played.possible} tokens")
     one.reset()
     two.reset()
     prompts, expected = dialogue.flat()
@@ -82,4 +82,4 @@ def must_miss(what: str, answers: list[Any]) -> None:
 
 def must_find(what: str, answers: list[Any]) -> None:
     if not all(a.cached for a in answers):
-        raise Failed(f"{what}: nothing was found: {[a.cached for a in answers]} tokens")
+        raise Missed(f"{what}: nothing was found: {[a.cached for a in answers]} tokens")
