@@ -6,7 +6,7 @@ import statistics
 import time
 
 from context import Context, Prompt, must_equal
-from harness import Answer, Engine, Failed, Missed
+from harness import Answer, Engine, Missed
 from promises import promise
 from test_killed import must_come_back
 

@@ -7,7 +7,7 @@ import signal
 import time
 
 from context import Context, Prompt, Store, must_equal
-from harness import Answer, Daemon, Engine, Failed, Missed
+from harness import Answer, Daemon, Engine, Missed
 from promises import promise
 from test_killed import cached, disk, must_come_back
 
