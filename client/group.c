@@ -1,8 +1,10 @@
 /* Block groups of a space: which blocks of each a sequence needs. */
 #include "impl.h"
 
+/* Of numbers above 0. */
 static uint32_t gcd(uint32_t a, uint32_t b)
 {
+	kv_assert(a > 0);
 	while (b) {
 		uint32_t rest = a % b;
 
@@ -20,8 +22,12 @@ kv_status_t kvc_groups_take(kvc_space_t *space, const kv_group_t *groups, uint32
 	kv_assert(count <= KV_MAX_GROUPS);
 	for (uint32_t i = 0; i < count; i++) {
 		uint32_t units = groups[i].block_tokens / space->hash_tokens;
-		uint64_t both = (uint64_t)granule / gcd(granule, units) * units;
+		uint64_t both;
 
+		if (units == 0) {
+			return KV_ERR_IDENTITY;
+		}
+		both = (uint64_t)granule / gcd(units, granule) * units;
 		if (both > KV_MAX_BLOCKS) {
 			return KV_ERR_IDENTITY;
 		}
