@@ -143,7 +143,7 @@ def blocks_come_back_from_disk(context: Context) -> None:
     store.must_be_clean("the engine has gone")
 
 
-@promise(daemon=True)
+@promise(daemon=True, short=False)
 def long_prompts_come_back_from_disk_at_once(context: Context) -> None:
     """the first question after a restart of the daemon: 3 prompts, 84 MB, several slabs"""
     store = context.store(**disk(context) | {"cpu.slab_size": "16MiB", "cpu.size": "512MiB"})
