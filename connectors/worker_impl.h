@@ -139,6 +139,7 @@ typedef struct kvx_wload {
 	int gone;     /* dropped: nobody asks for its blocks */
 	int reported; /* only finished() has still to name it */
 	uint64_t begin_ns, deadline_ns, end_ns;
+	uint64_t silent_ns;      /* since when the daemon has been silent while it was waited for; 0: it is not */
 	_Atomic uint32_t go;     /* copying may begin */
 	_Atomic uint32_t cancel; /* DROP */
 	_Atomic int32_t cause;   /* PENDING: open; OK: all blocks came; else why not */

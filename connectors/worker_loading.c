@@ -1,6 +1,8 @@
 /* What the transfer thread does for a load: import its leases, say which blocks may be copied, watch it, give back. */
 #include "worker_impl.h"
 
+#define SILENT_MS 200u /* beyond the 50 ms after which a match calls it stale */
+
 /* A part without a lease, or one that begins before it, brings nothing. */
 static kvc_status_t import_part(kvx_wpart_t *part, kvc_space_t *space)
 {
@@ -106,6 +108,18 @@ static int lacks(const kvx_wload_t *load)
 	return 0;
 }
 
+/* The daemon has not moved for a while. One that is starved of processor for a moment goes on, and what it has begun to read is worth waiting for. */
+static int is_silent(const kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
+{
+	if (!kvx_wspace_silent(worker)) {
+		load->silent_ns = 0;
+		return 0;
+	}
+	load->silent_ns = load->silent_ns ? load->silent_ns : now;
+
+	return now - load->silent_ns > SILENT_MS * KVX_NS_A_MS;
+}
+
 /* Nothing new to copy: is there still hope? */
 static void watch(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
 {
@@ -125,7 +139,7 @@ static void watch(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
 			worker->waiting = 1;
 			if (rest < 0) {
 				kvx_wload_close(worker, load, rest);
-			} else if (kvx_wspace_silent(worker)) {
+			} else if (is_silent(worker, load, now)) {
 				kvx_wload_close(worker, load, KVC_ERR_DAEMON_STALE);
 			}
 		}
