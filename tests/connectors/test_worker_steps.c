@@ -251,6 +251,7 @@ static void p1_whatever_is_loaded_is_what_was_computed(void **state)
 	kvx_worker_stats_t stats = {.struct_size = sizeof stats};
 	const char *seed = getenv("KVD_TEST_SEED");
 	world_t *w = calloc(1, sizeof *w);
+	uint32_t looks = 0;
 
 	(void)state;
 	assert_non_null(w);
@@ -284,11 +285,21 @@ static void p1_whatever_is_loaded_is_what_was_computed(void **state)
 	for (uint32_t i = 0; i < PUTS; i++) {
 		kvc_put_free(w->puts[i].put);
 	}
-	kvx_worker_get_stats(w->wr.rank[0].worker, &stats);
+	do { /* what is over is counted when the engine looks next */
+		const void *report;
+		size_t len;
+
+		usleep(1000);
+		kvx_worker_report(w->wr.rank[0].worker, &report, &len);
+		kvx_worker_get_stats(w->wr.rank[0].worker, &stats);
+	} while (stats.marked + stats.loads_open + stats.saves_open > 0 && looks++ < WR_PATIENCE);
 	print_message("%u blocks saved (%u lost), %u loaded, %lu fences\n", w->saves, w->lost, w->loads,
 		      (unsigned long)stats.fences);
 	assert_true(w->loads > 100 && w->saves > 100 && stats.fences > 10);
-	assert_int_equal(stats.loads_failed + stats.marked + stats.loads_open + stats.saves_open, 0);
+	assert_int_equal(stats.loads_failed, 0);
+	assert_int_equal(stats.marked, 0);
+	assert_int_equal(stats.loads_open, 0);
+	assert_int_equal(stats.saves_open, 0);
 	rig_check_quiet(&w->rig);
 	wr_fini(&w->wr);
 	rig_fini(&w->rig);
