@@ -71,6 +71,8 @@ def _tensor_parallel_rank(vllm_config: Any) -> int:
 class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     """One object a half; which one says `role`."""
 
+    _private = ""  # part of every space's name after the first reset
+
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         self._half = "scheduler" if role == KVConnectorRole.SCHEDULER else "worker"
@@ -79,7 +81,6 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self._space: identity.Space | None = None
         self._c: Any = None
         self._reason = ""
-        self._private = ""  # part of every space's name after the first reset
         self._retry_at = 0.0
         self._manager: Any = None
         self._pool: Any = None
