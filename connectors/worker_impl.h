@@ -289,11 +289,12 @@ struct kvx_worker {
 	kvx_gate_t progress; /* the engine waits at it */
 	kvx_gate_t work;     /* helpers wait at it */
 	_Atomic uint32_t asleep, pokes, stop;
-	_Atomic uint32_t overs;    /* jobs that the transfer thread has let go of */
-	_Atomic int32_t proved;    /* kvx_worker_proved() */
-	_Atomic uint32_t unacked;  /* puts of which an acknowledgement is awaited */
-	_Atomic uint32_t jobs_run; /* jobs the transfer thread holds */
-	_Atomic uint16_t *marks;   /* [max_blocks] saves that still have to read the block */
+	_Atomic uint32_t overs;     /* jobs that the transfer thread has let go of */
+	_Atomic int32_t proved;     /* kvx_worker_proved() */
+	_Atomic uint32_t unacked;   /* puts of which an acknowledgement is awaited */
+	_Atomic uint32_t jobs_run;  /* jobs the transfer thread holds */
+	_Atomic uint64_t idle_from; /* from when on the engine is taken to be idle, if no step comes */
+	_Atomic uint16_t *marks;    /* [max_blocks] saves that still have to read the block */
 	kvx_wstats_t stats;
 	int event_fd;
 
@@ -405,7 +406,11 @@ void kvx_worker_fail_block(kvx_worker_t *worker, uint32_t id);
 void kvx_worker_fail_record(kvx_worker_t *worker, const kvx_plan_load_t *record);
 
 /* worker_prefault.c */
-/* A little of it; 0: there is nothing to do. */
+#define KVX_PREFAULT_PAUSE_NS (20 * KVX_NS_A_MS)    /* after a step the next one may follow at once */
+#define KVX_PREFAULT_STEP_NS  (10000 * KVX_NS_A_MS) /* of a step that never ends for the worker */
+/* The engine is at work for that long from now on. */
+void kvx_prefault_after(kvx_worker_t *worker, uint64_t ns);
+/* A little of it; 0: there is nothing to do, or the engine is at work. */
 int kvx_prefault_step(kvx_worker_t *worker);
 
 #endif

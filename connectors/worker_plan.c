@@ -209,6 +209,7 @@ void kvx_worker_begin(kvx_worker_t *worker, const void *plan, size_t len)
 {
 	kvx_cursor_t cursor;
 
+	kvx_prefault_after(worker, KVX_PREFAULT_STEP_NS);
 	kvx_worker_reap(worker);
 	cancel_left(worker);
 	kvx_worker_hand_later(worker, 1); /* their step has not come to its end */
@@ -259,4 +260,5 @@ void kvx_worker_load(kvx_worker_t *worker)
 void kvx_worker_end(kvx_worker_t *worker)
 {
 	kvx_worker_hand_later(worker, 0);
+	kvx_prefault_after(worker, KVX_PREFAULT_PAUSE_NS);
 }

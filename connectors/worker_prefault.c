@@ -1,4 +1,5 @@
 /* In idle times: pages of the engine's cache and of the pool come into this process's page table, so that the first load does not wait for them.
+ * Not while the engine works: threads that compute in lockstep all wait for the one whose core this takes.
  *
  * What the engine has written stays as it is. Memory that cannot be touched like that (of a device, on an old kernel) is left alone.
  */
@@ -61,11 +62,16 @@ static int touch_group(kvx_worker_t *worker, const kvk_paged_t *paged)
 	return 1;
 }
 
+void kvx_prefault_after(kvx_worker_t *worker, uint64_t ns)
+{
+	atomic_store_explicit(&worker->idle_from, kvx_worker_now() + ns, memory_order_relaxed);
+}
+
 int kvx_prefault_step(kvx_worker_t *worker)
 {
 	kvx_wprefault_t *p = &worker->prefaulted;
 
-	if (!worker->prefault) {
+	if (!worker->prefault || kvx_worker_now() < atomic_load_explicit(&worker->idle_from, memory_order_relaxed)) {
 		return 0;
 	}
 	while (p->group < worker->group_count) {

@@ -4,12 +4,13 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <semaphore.h>
 #include <signal.h>
 #include <string.h>
 
-/* One step: short enough for a prompt stop, and for a carve that waits for the address space's lock. */
-#define CHUNK ((uint64_t)2 << 20)
+/* One step: short enough for a prompt stop, and for a carve that waits for the address space's lock while this thread gets little time. */
+#define CHUNK ((uint64_t)128 << 10)
 
 struct kvs_prefault {
 	const kv_env_t *env;
@@ -58,11 +59,20 @@ static int touch_area(kvs_prefault_t *p, const kvs_area_t *area, _Atomic uint64_
 	return 0;
 }
 
+/* Only time that nobody else wants: an engine may compute on the same cores, in threads that wait for each other. */
+static void run_when_idle(void)
+{
+	const struct sched_param none = {0};
+
+	(void)pthread_setschedparam(pthread_self(), SCHED_IDLE, &none);
+}
+
 static void *run(void *arg)
 {
 	kvs_prefault_t *p = arg;
 	uint32_t done = 0;
 
+	run_when_idle();
 	while (!atomic_load(&p->stop)) {
 		if (done == atomic_load_explicit(&p->count, memory_order_acquire)) {
 			sem_wait(&p->work);

@@ -14,6 +14,8 @@ from harness import Answer, Bench, Daemon, Engine, Failed
 from models import FIRST_TOKEN, VOCAB
 
 KINDS = ("none", "example", "naive", "kvd")
+# Engines of all kinds: without huge pages two processes of the same kind differ by up to a fifth, by where their memory happens to lie.
+ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 PAUSE_S = 0.1  # between two measurements: threads of the last one go to sleep
 
 
@@ -34,13 +36,14 @@ class Rig:
         self.titles: dict[str, str] = {}
         self.rows: dict[str, list[tuple[str, dict[str, float]]]] = {}
         self.daemon: Daemon | None = None
+        self.pool: dict[str, str] = {}  # options of the daemon that differ
         self.options: dict[str, Any] = {}
 
     # What is measured
 
     def start(self, kinds: Sequence[str], **options: Any) -> None:
         """An engine of every kind; those with a connector keep what was stored before."""
-        self.options = dict(mp=self.args.mp, max_num_seqs=8) | options
+        self.options = dict(mp=self.args.mp, max_num_seqs=8, environment=ENVIRONMENT) | options
         for kind in kinds:
             self.restart(kind)
 
@@ -59,7 +62,8 @@ class Rig:
         if kind == "kvd":
             if not self.daemon:
                 disk = self.bench.folder("disk")
-                self.daemon = self.bench.daemon(**{"cpu.size": "2GiB", "cpu.slab_size": "64MiB", "nvme.path": str(disk), "nvme.size": "6GiB"})
+                options = {"cpu.size": "2GiB", "cpu.slab_size": "64MiB", "nvme.path": str(disk), "nvme.size": "6GiB"} | self.pool
+                self.daemon = self.bench.daemon(**options)
             return harness.connector("KvdConnector", "kvd_vllm.connector", dict(socket=str(self.daemon.socket)))
         path = self.bench.path / kind if kind == "example" else harness.pathlib.Path("/dev/shm") / f"{self.bench.path.name}-{kind}"
         path.mkdir(exist_ok=True)
