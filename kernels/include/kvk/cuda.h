@@ -1,0 +1,70 @@
+/* kvk/cuda.h -- the CUDA driver, reached through one table of functions that is filled at run time.
+ *
+ * Nothing of CUDA is needed to build or to start: where there is no driver, kvk_cuda_load() says so. Tests put a table of their own in its place, over
+ * host memory and with errors where they want them. Only what is used is in it. Names, arguments and results are the driver's (CUDA Driver API); its
+ * handles are pointers, its device addresses 64-bit numbers.
+ */
+#ifndef KVK_CUDA_H
+#define KVK_CUDA_H
+
+#include "kv/status.h"
+#include "kv/types.h"
+
+typedef struct kvk_cu_context *kvk_cu_context_t;
+typedef struct kvk_cu_module *kvk_cu_module_t;
+typedef struct kvk_cu_function *kvk_cu_function_t;
+typedef struct kvk_cu_stream *kvk_cu_stream_t; /* NULL: the legacy default stream */
+typedef struct kvk_cu_event *kvk_cu_event_t;
+typedef uint64_t kvk_cu_ptr_t;
+
+
+/* Every function returns a CUresult: 0, KVK_CU_NOT_READY or an error. */
+#define KVK_CU_NOT_READY 600
+#define KVK_CUDA_OPS(X)                                                                                                \
+	X(init, cuInit, (unsigned flags))                                                                              \
+	X(driver_version, cuDriverGetVersion, (int *p_version))                                                        \
+	X(device_count, cuDeviceGetCount, (int *p_count))                                                              \
+	X(device_get, cuDeviceGet, (int *p_device, int ordinal))                                                       \
+	X(device_name, cuDeviceGetName, (char *name, int cap, int device))                                             \
+	X(device_attribute, cuDeviceGetAttribute, (int *p_value, int attribute, int device))                           \
+	X(context_retain, cuDevicePrimaryCtxRetain, (kvk_cu_context_t * p_context, int device))                        \
+	X(context_release, cuDevicePrimaryCtxRelease_v2, (int device))                                                 \
+	X(context_push, cuCtxPushCurrent_v2, (kvk_cu_context_t context))                                               \
+	X(context_pop, cuCtxPopCurrent_v2, (kvk_cu_context_t * p_context))                                             \
+	X(module_load, cuModuleLoadData, (kvk_cu_module_t * p_module, const void *image))                              \
+	X(module_unload, cuModuleUnload, (kvk_cu_module_t module))                                                     \
+	X(module_function, cuModuleGetFunction,                                                                        \
+	  (kvk_cu_function_t * p_function, kvk_cu_module_t module, const char *name))                                  \
+	X(function_attribute, cuFuncSetAttribute, (kvk_cu_function_t function, int attribute, int value))              \
+	X(launch, cuLaunchKernel,                                                                                      \
+	  (kvk_cu_function_t function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,   \
+	   unsigned shared_bytes, kvk_cu_stream_t stream, void **params, void **extra))                                \
+	X(mem_alloc, cuMemAlloc_v2, (kvk_cu_ptr_t * p_ptr, size_t bytes))                                              \
+	X(mem_free, cuMemFree_v2, (kvk_cu_ptr_t ptr))                                                                  \
+	X(host_alloc, cuMemHostAlloc, (void **p_base, size_t bytes, unsigned flags))                                   \
+	X(host_free, cuMemFreeHost, (void *base))                                                                      \
+	X(host_register, cuMemHostRegister_v2, (void *base, size_t bytes, unsigned flags))                             \
+	X(host_unregister, cuMemHostUnregister, (void *base))                                                          \
+	X(host_pointer, cuMemHostGetDevicePointer_v2, (kvk_cu_ptr_t * p_ptr, void *base, unsigned flags))              \
+	X(copy_async, cuMemcpyAsync, (kvk_cu_ptr_t dst, kvk_cu_ptr_t src, size_t bytes, kvk_cu_stream_t stream))       \
+	X(stream_create, cuStreamCreateWithPriority, (kvk_cu_stream_t * p_stream, unsigned flags, int priority))       \
+	X(stream_destroy, cuStreamDestroy_v2, (kvk_cu_stream_t stream))                                                \
+	X(stream_wait, cuStreamWaitEvent, (kvk_cu_stream_t stream, kvk_cu_event_t event, unsigned flags))              \
+	X(event_create, cuEventCreate, (kvk_cu_event_t * p_event, unsigned flags))                                     \
+	X(event_destroy, cuEventDestroy_v2, (kvk_cu_event_t event))                                                    \
+	X(event_record, cuEventRecord, (kvk_cu_event_t event, kvk_cu_stream_t stream))                                 \
+	X(event_query, cuEventQuery, (kvk_cu_event_t event))                                                           \
+	X(event_wait, cuEventSynchronize, (kvk_cu_event_t event))                                                      \
+	X(error_name, cuGetErrorName, (int error, const char **p_name))
+
+typedef struct kvk_cuda_ops {
+#define KVK_CUDA_MEMBER(member, symbol, arguments) int(*member) arguments;
+	KVK_CUDA_OPS(KVK_CUDA_MEMBER)
+#undef KVK_CUDA_MEMBER
+} kvk_cuda_ops_t;
+
+/* The machine's driver, loaded once in a process and kept. NULL: there is none, or it is too old; *p_why (may be NULL) is a sentence that stays valid.
+ * Any thread. */
+const kvk_cuda_ops_t *kvk_cuda_load(const char **p_why);
+
+#endif

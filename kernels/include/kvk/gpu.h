@@ -1,0 +1,127 @@
+/* kvk/gpu.h -- kvk/move.h for a paged cache in GPU memory: the same arguments, bytes and digests, in the order of a stream.
+ *
+ * A kvk_gpu_t is one device as one process sees it, in the device's primary context (the one frameworks use). Copies are submitted to a stream, run there
+ * in the stream's order, and are asked about afterwards: nothing here synchronises a stream or the device, and nothing waits but kvk_gpu_wait().
+ * The pool side of a copy is host memory made known with kvk_gpu_register(), or memory of this or of a peer device.
+ *
+ *   ZERO_COPY   the kernel reads and writes pool pages over the link: any range of heads and layers, smallest units, some SMs
+ *   STAGED      the copy engine moves what is contiguous to a ring in the device's memory, the kernel permutes there: whole blocks, few SMs
+ *   EACH        one driver copy a piece: where no kernel runs (no image for the device). No digest is made on the way, so the host makes it
+ *
+ * Threads: every function may be called from any thread; a job belongs to one thread at a time. Not fork-safe.
+ */
+#ifndef KVK_GPU_H
+#define KVK_GPU_H
+
+#include "kvk/cuda.h"
+#include "kvk/move.h"
+
+#include "kv/env.h"
+
+typedef struct kvk_gpu kvk_gpu_t;
+typedef struct kvk_gpu_job kvk_gpu_job_t;
+
+typedef enum kvk_gpu_way {
+	KVK_GPU_AUTO = 0, /* what was fastest when the device was measured (kvk_gpu_measure), else by a rule */
+	KVK_GPU_ZERO_COPY = 1,
+	KVK_GPU_STAGED = 2,
+	KVK_GPU_EACH = 3,
+} kvk_gpu_way_t;
+
+typedef struct kvk_gpu_config {
+	int device;                 /* ordinal, as the driver counts in this process */
+	const kvk_cuda_ops_t *cuda; /* kvk_cuda_load() */
+	const kv_env_t *env;        /* NULL: the real one */
+	uint32_t sms;               /* most SMs a copy takes unless it says otherwise; 0: 8 */
+	uint32_t jobs;              /* most jobs at a time; 0: 64 */
+	uint64_t staging_bytes;     /* ring in device memory for STAGED; 0: 64 MiB; taken at the first use */
+} kvk_gpu_config_t;
+
+/* KV_ERR_UNSUPPORTED: no such device, no kernels in this build for it, or not able to (why: kvk_gpu_why()); KV_ERR_NOMEM; KV_ERR_IO: the driver says no. */
+kv_status_t kvk_gpu_open(const kvk_gpu_config_t *config, kvk_gpu_t **p_gpu);
+/* All jobs must have ended. Unregisters what is still registered. NULL is fine. */
+void kvk_gpu_close(kvk_gpu_t *gpu);
+/* Why the last call on this thread failed, as a sentence with the driver's word for it; never NULL. */
+const char *kvk_gpu_why(void);
+/* "NVIDIA H200, driver 13000, zero copy and staged": for logs and status. Valid until close. */
+const char *kvk_gpu_describe(const kvk_gpu_t *gpu);
+
+/* ---- host memory ------------------------------------------------------------------------------------------------- */
+
+/* Make host memory known to the device, for as long as it stays mapped here: pins it. 0.035 s/GiB on huge pages, 0.6 on small ones. KV_ERR_LIMIT: the
+ * kernel refuses to pin so much (memlock); KV_ERR_IO. Ranges do not overlap. */
+kv_status_t kvk_gpu_register(kvk_gpu_t *gpu, void *base, size_t bytes);
+/* Before it is unmapped. Waits for nothing: no job may use it any more. */
+void kvk_gpu_unregister(kvk_gpu_t *gpu, void *base);
+/* Does the device see all of these bytes? Lock-free against copies. */
+int kvk_gpu_sees(const kvk_gpu_t *gpu, const void *at, size_t bytes);
+
+/* ---- copies ------------------------------------------------------------------------------------------------------ */
+
+typedef enum kvk_gpu_dir {
+	KVK_GPU_GATHER,  /* paged cache -> canonical blocks */
+	KVK_GPU_SCATTER, /* canonical blocks -> paged cache */
+} kvk_gpu_dir_t;
+
+typedef struct kvk_gpu_copy {
+	kvk_gpu_dir_t dir;
+	kvk_gpu_way_t way;
+	const kvk_layout_t *layout; /* read during the call only, as is everything else here but the memory copied */
+	const kvk_paged_t *paged;   /* base[]: device addresses of this device */
+	uint32_t layer, layers;     /* range within the paged cache's layers; layers 0: all of them */
+	/* `data`: pool block, in registered host memory or in device memory. `leaves`: expected digests of a scatter (read during the call), room for those
+	 * of a gather (written by the poll that says OK). Layout of leaves as in kvk/move.h, of all the layers the cache holds, whatever the range. */
+	const kvk_move_t *moves;
+	uint32_t count;
+	uint32_t sms; /* budget; 0: the device's */
+	kvk_cu_stream_t stream;
+} kvk_gpu_copy_t;
+
+/* Enqueue on the stream. KV_ERR_ARG: a block id out of range or memory the device does not see (nothing is enqueued); KV_ERR_BUSY: all jobs are taken;
+ * KV_ERR_IO: the driver refused. count may be 0. */
+kv_status_t kvk_gpu_submit(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kvk_gpu_job_t **p_job);
+/* PENDING: still running. OK: all bytes are there; digests agreed or are in moves[].leaves. KV_ERR_CORRUPT: see kvk_gpu_bad(); the others came.
+ * KV_ERR_IO: the device has failed; nothing is known of the bytes. The same answer again and again. */
+kv_status_t kvk_gpu_poll(kvk_gpu_job_t *job);
+/* The same, waiting up to timeout_us: spinning at first, then sleeping between looks. */
+kv_status_t kvk_gpu_wait(kvk_gpu_job_t *job, uint64_t timeout_us);
+/* After KV_ERR_CORRUPT: is move i bad? */
+int kvk_gpu_bad(const kvk_gpu_job_t *job, uint32_t i);
+/* What is enqueued on this stream from now on runs after the job. */
+kv_status_t kvk_gpu_order(kvk_gpu_job_t *job, kvk_cu_stream_t stream);
+/* Give it back. It must be over, or its copies must not matter any more: memory they use stays in use until they end. */
+void kvk_gpu_end(kvk_gpu_job_t *job);
+
+/* ---- streams ----------------------------------------------------------------------------------------------------- */
+
+/* A stream of the device for copies, at its highest (urgent) or lowest priority, that does not wait for the default stream. Lives until close. */
+kv_status_t kvk_gpu_stream(kvk_gpu_t *gpu, int urgent, kvk_cu_stream_t *p_stream);
+/* What is enqueued on `later` from now on runs after what is on `earlier` now. */
+kv_status_t kvk_gpu_after(kvk_gpu_t *gpu, kvk_cu_stream_t earlier, kvk_cu_stream_t later);
+
+/* ---- choosing ---------------------------------------------------------------------------------------------------- */
+
+/* Measure the ways for this layout and cache between 32 MiB of scratch on both sides, and keep the faster for AUTO: about 30 ms, synchronous, once a device,
+ * layout and process. Without it AUTO takes STAGED for whole blocks of 256 KiB and more, else ZERO_COPY. */
+kv_status_t kvk_gpu_measure(kvk_gpu_t *gpu, const kvk_layout_t *layout, const kvk_paged_t *paged);
+
+/* Counters since open. X(name, help) */
+#define KVK_GPU_STATS(X)                                                                                               \
+	X(gathers, "copies out of the device's cache")                                                                 \
+	X(scatters, "copies into the device's cache")                                                                  \
+	X(bytes, "bytes copied")                                                                                       \
+	X(zero_copy, "copies made by a kernel over the link")                                                          \
+	X(staged, "copies made by the copy engine and a kernel")                                                       \
+	X(each, "copies made piece by piece by the driver")                                                            \
+	X(corrupt, "blocks whose digest did not agree")                                                                \
+	X(busy, "copies refused because all jobs were taken")                                                          \
+	X(failures, "calls the driver refused")                                                                        \
+	X(registered_bytes, "bytes of host memory known to the device, now")
+typedef struct kvk_gpu_stats {
+#define KVK_GPU_STAT(name, help) uint64_t name;
+	KVK_GPU_STATS(KVK_GPU_STAT)
+#undef KVK_GPU_STAT
+} kvk_gpu_stats_t;
+void kvk_gpu_get_stats(const kvk_gpu_t *gpu, kvk_gpu_stats_t *stats);
+
+#endif
