@@ -116,6 +116,12 @@ int kvk_gpu_bulk_fits(const kvk_gpu_args_t *args, uint64_t addresses)
 	return bits % 16 == 0;
 }
 
+uint64_t kvk_gpu_units(const kvk_gpu_args_t *args)
+{
+	/* Heads x layers x pieces of one block are below 2^30: no overflow. */
+	return (uint64_t)args->count * args->heads * args->layers * args->pieces;
+}
+
 /* ---- which way --------------------------------------------------------------------------------------------------- */
 
 uint64_t kvk_gpu_run_bytes(const kvk_layout_t *layout, const kvk_paged_t *paged, uint32_t layers, uint32_t page_bytes)
@@ -166,7 +172,7 @@ static kvk_gpu_way_t by_rule(const kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan)
 static void choose(kvk_gpu_t *gpu, kvk_gpu_plan_t *plan)
 {
 	plan->way = plan->copy->way;
-	if (!gpu->plain[0] || least_leaf(&plan->geometry) < KVK_GPU_LEAF_LEAST) {
+	if (!gpu->plain[0] || (plan->digests && least_leaf(&plan->geometry) < KVK_GPU_LEAF_LEAST)) {
 		plan->way = KVK_GPU_EACH;
 	}
 	if (plan->way == KVK_GPU_AUTO) {
@@ -221,6 +227,9 @@ kv_status_t kvk_gpu_plan(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kvk_gpu_pla
 	}
 	sms = copy->sms ? copy->sms : gpu->sms;
 	plan->sms = sms < gpu->sms_all ? sms : gpu->sms_all;
+	if (kvk_gpu_units(&plan->args) > KVK_GPU_MAX_UNITS) {
+		return kvk_gpu_refuse(KV_ERR_LIMIT, "the copy has too many pages: it takes less in parts");
+	}
 	choose(gpu, plan);
 
 	return KV_OK;

@@ -25,11 +25,12 @@
 #define KVK_GPU_MAX_RANGES 4096u
 #define KVK_GPU_MAX_STREAM 64u
 #define KVK_GPU_MAX_CHOICE 32u
+#define KVK_GPU_MAX_UNITS  (UINT64_C(1) << 31)
 #define KVK_GPU_SLOTS      4u           /* of a ring: copies and kernels that overlap */
 #define KVK_GPU_STAGED_RUN (256u << 10) /* contiguous bytes from which on AUTO stages, unless it was measured */
 #define KVK_GPU_LEAF_LEAST 241u         /* bytes of the smallest leaf the kernels can digest: XXH3's long form */
 #define KVK_GPU_WARPS      (KVK_GPU_THREADS / 32u)
-#define KVK_GPU_PLAIN_GRID 8u /* blocks an SM, of the plain kernels */
+#define KVK_GPU_PLAIN_GRID 2u /* blocks an SM, of the plain kernels */
 #define KVK_GPU_WHY_BYTES  256u
 
 /* Results of the driver that mean something of their own. */
@@ -200,6 +201,8 @@ kv_status_t kvk_gpu_translate(kvk_gpu_t *gpu, const void *at, size_t bytes, uint
 kv_status_t kvk_gpu_plan(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kvk_gpu_plan_t *plan);
 /* Contiguous bytes of a move in the pool, when `layers` of the cache's are moved. */
 uint64_t kvk_gpu_run_bytes(const kvk_layout_t *layout, const kvk_paged_t *paged, uint32_t layers, uint32_t page_bytes);
+/* Pages or pieces: what a warp takes at a time. */
+uint64_t kvk_gpu_units(const kvk_gpu_args_t *args);
 /* May the bulk kernels run with these arguments? `addresses`: all of the pool's and of the cache's, or-ed. */
 int kvk_gpu_bulk_fits(const kvk_gpu_args_t *args, uint64_t addresses);
 

@@ -23,11 +23,6 @@ static uint64_t place(uint64_t *p_end, uint64_t bytes)
 	return at;
 }
 
-static uint64_t leaf_count(const kvk_gpu_args_t *args)
-{
-	return (uint64_t)args->count * args->heads * args->layers * args->pieces;
-}
-
 static shape_t shape_of(const kvk_gpu_plan_t *plan)
 {
 	const kvk_gpu_args_t *args = &plan->args;
@@ -37,7 +32,7 @@ static shape_t shape_of(const kvk_gpu_plan_t *plan)
 	s.bases = place(&s.bytes, (uint64_t)args->layers * sizeof(uint64_t));
 	s.bad = place(&s.bytes, (uint64_t)args->count * sizeof(uint32_t));
 	s.asked = place(&s.bytes, (uint64_t)args->count * sizeof(kvk_move_t));
-	s.leaves = place(&s.bytes, plan->digests ? leaf_count(args) * sizeof(uint64_t) : 0);
+	s.leaves = place(&s.bytes, plan->digests ? kvk_gpu_units(args) * sizeof(uint64_t) : 0);
 
 	return s;
 }
@@ -219,7 +214,7 @@ kv_status_t kvk_gpu_launch(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, const kvk
 {
 	const kvk_gpu_dir_t dir = plan->copy->dir;
 	const int bulk = gpu->bulk[dir] && kvk_gpu_bulk_fits(args, addresses);
-	const uint64_t units = leaf_count(args);
+	const uint64_t units = kvk_gpu_units(args);
 	const uint64_t useful = (units + KVK_GPU_WARPS - 1) / KVK_GPU_WARPS;
 	const uint64_t most = bulk ? plan->sms : (uint64_t)plan->sms * KVK_GPU_PLAIN_GRID;
 	const unsigned grid = (unsigned)(useful < most ? useful : most);
