@@ -122,7 +122,7 @@ KVK_LANE_FN void kvk_xxh3_mix(kvk_xxh3_sum_t *sum, uint64_t word, uint64_t key)
 	sum->neighbour += word;
 }
 
-/* Of the first `stripes` stripes of a block (as 64-bit words), those of this lane. */
+/* Of the first `stripes` stripes of a block (as 64-bit words), those of this lane. More than there are in a block is all of them. */
 KVK_LANE_FN kvk_xxh3_sum_t kvk_xxh3_block(const kvk_xxh3_lane_t *lane, const uint64_t *block, uint32_t stripes)
 {
 	kvk_xxh3_sum_t sum = {0, 0};
@@ -182,26 +182,27 @@ KVK_LANE_FN uint64_t kvk_xxh3_end(uint64_t folds, uint64_t bytes)
 
 /* ---- chunks ------------------------------------------------------------------------------------------------------ */
 
-/* A leaf passes through a stage of KVK_STAGE bytes in chunks. All but the last are KVK_CHUNK, whole blocks; the last one has at least 64 bytes when the
- * leaf has, so that the last stripe never lies across two. */
-#define KVK_CHUNK 4096u
-#define KVK_STAGE (KVK_CHUNK + KVK_XXH3_STRIPE)
+/* A leaf passes through a stage in chunks. All but the last are KVK_CHUNK, whole blocks; the last one has at least 64 bytes when the leaf has, so that the
+ * last stripe never lies across two. Stages begin at multiples of 128 bytes: the copy engine asks a link for whole lines only then (8 % of PCIe's rate). */
+#define KVK_CHUNK      4096u
+#define KVK_CHUNK_MOST (KVK_CHUNK + KVK_XXH3_STRIPE - 1)
+#define KVK_STAGE      (KVK_CHUNK + 128)
 
 KVK_LANE_FN uint32_t kvk_chunk_bytes(uint32_t left)
 {
-	return left < KVK_STAGE ? left : KVK_CHUNK;
+	return left <= KVK_CHUNK_MOST ? left : KVK_CHUNK;
 }
 
-/* How many blocks of a chunk are scrambled, and stripes added after them: the last block of a leaf is not, even when it is whole, and its last stripe is
- * the tail's. */
+/* How many stripes of a chunk are mixed in their order, and how many of its blocks are scrambled: the last block of a leaf is not, even when it is whole,
+ * and its last stripe is the tail's. */
+KVK_LANE_FN uint32_t kvk_chunk_stripes(uint32_t bytes, int last)
+{
+	return (last ? bytes - 1 : bytes) / KVK_XXH3_STRIPE;
+}
+
 KVK_LANE_FN uint32_t kvk_chunk_blocks(uint32_t bytes, int last)
 {
 	return (last ? bytes - 1 : bytes) / KVK_XXH3_BLOCK;
-}
-
-KVK_LANE_FN uint32_t kvk_chunk_stripes(uint32_t bytes)
-{
-	return (bytes - 1) % KVK_XXH3_BLOCK / KVK_XXH3_STRIPE;
 }
 
 #endif
