@@ -208,6 +208,18 @@ int kvk_gpu_sees(const kvk_gpu_t *gpu, const void *at, size_t bytes)
 	return find(gpu, at, bytes, &r);
 }
 
+kv_status_t kvk_gpu_address(kvk_gpu_t *gpu, const void *at, size_t bytes, kvk_cu_ptr_t *p_address)
+{
+	range_t r;
+
+	if (!find(gpu, at, bytes, &r)) {
+		return kvk_gpu_refuse(KV_ERR_ARG, "the memory at %p is not registered", at);
+	}
+	*p_address = r.device + ((uint64_t)(uintptr_t)at - r.base);
+
+	return KV_OK;
+}
+
 /* ---- memory the driver knows ------------------------------------------------------------------------------------- */
 
 /* May kernels of this device use memory of that one? Under the lock. */

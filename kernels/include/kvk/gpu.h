@@ -56,6 +56,8 @@ kv_status_t kvk_gpu_register(kvk_gpu_t *gpu, void *base, size_t bytes);
 void kvk_gpu_unregister(kvk_gpu_t *gpu, void *base);
 /* Does the device see all of these bytes? Lock-free against copies. */
 int kvk_gpu_sees(const kvk_gpu_t *gpu, const void *at, size_t bytes);
+/* Where the device sees it: a paged cache in registered memory is described with such addresses. KV_ERR_ARG: it does not. */
+kv_status_t kvk_gpu_address(kvk_gpu_t *gpu, const void *at, size_t bytes, kvk_cu_ptr_t *p_address);
 
 /* ---- copies ------------------------------------------------------------------------------------------------------ */
 
