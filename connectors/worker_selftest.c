@@ -67,6 +67,7 @@ static kvc_status_t make_memory(kvx_wtest_t *test, const kvk_paged_t *engine)
 	test->paged.first_layer = 0;
 	test->paged.first_head = 0;
 	test->paged.block_stride = beside ? block : 0;
+	test->paged.head_stride = 0;
 	test->base = calloc(engine->layers, sizeof *test->base);
 	test->memory = calloc(2, block);
 	test->leaves = calloc((size_t)test->geometry.heads * test->geometry.leaves, sizeof *test->leaves);
