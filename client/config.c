@@ -87,6 +87,8 @@ kvc_status_t kvc_config_take(kvc_t *kvc, const kvc_config_t *given, kvc_config_t
 	kvc->role = config->role;
 	kvc->rank = config->rank;
 	kvc->observe = config->observe;
+	kvc->on_memory = config->on_memory;
+	kvc->memory_ctx = config->memory_ctx;
 	kvc->timeout_ns = (config->timeout_ms ? config->timeout_ms : KVC_DEFAULT_TIMEOUT_MS) * KVC_NS_A_MS;
 	kvc->spin_ns = (config->spin_us ? config->spin_us : KVC_DEFAULT_SPIN_US) * UINT64_C(1000);
 	if (config->spin_us == UINT32_MAX) {

@@ -269,6 +269,8 @@ struct kvc {
 	uint64_t timeout_ns, spin_ns;
 	uint32_t staging_words;
 	int observe;
+	void (*on_memory)(void *ctx, const kvc_memory_t *memory, int mapped);
+	void *memory_ctx;
 	const volatile uint64_t *guard; /* a page a forked child reads as zero */
 
 	kvc_state_t state;

@@ -80,6 +80,15 @@ static kv_status_t slab_check(const kv_msg_slab_add_t *msg)
 	return KV_OK;
 }
 
+static void tell(const kvc_t *kvc, const kvc_slab_t *slab, int mapped)
+{
+	const kvc_memory_t memory = {slab->data, slab->data_bytes, slab->slot_bytes};
+
+	if (kvc->on_memory) {
+		kvc->on_memory(kvc->memory_ctx, &memory, mapped);
+	}
+}
+
 kv_status_t kvc_slab_add(kvc_t *kvc, const kv_msg_slab_add_t *msg, int data_fd, int digest_fd)
 {
 	kvc_map_t *map = atomic_load(&kvc->map);
@@ -118,6 +127,7 @@ kv_status_t kvc_slab_add(kvc_t *kvc, const kv_msg_slab_add_t *msg, int data_fd, 
 	};
 	atomic_store_explicit(&map->slabs[msg->slab], slab, memory_order_release);
 	kvc->slabs_mapped++;
+	tell(kvc, slab, 1);
 
 	return KV_OK;
 
@@ -170,6 +180,7 @@ void kvc_slab_reap(kvc_t *kvc)
 void kvc_slab_destroy(const kvc_t *kvc, kvc_slab_t *slab)
 {
 	if (*kvc->guard == KVC_GUARD) {
+		tell(kvc, slab, 0);
 		munmap(slab->data, slab->data_bytes);
 		munmap((void *)(uintptr_t)slab->leaves, slab->digest_bytes);
 	}

@@ -1,5 +1,5 @@
 /* The worker: open, close, its counters, and the half of the self-test that needs no daemon. */
-#include "worker_impl.h"
+#include "worker_gpu.h"
 
 #include "kv/env.h"
 
@@ -43,6 +43,8 @@ static kvc_status_t attach(kvx_worker_t *worker, const kvx_worker_config_t *conf
 		.rank = config->rank,
 		.program = config->program,
 		.lazy = 2,
+		.on_memory = worker->gpu ? kvx_slabs_told : NULL,
+		.memory_ctx = worker,
 	};
 	const kvc_status_t status = kvc_attach(&kvc, &worker->kvc);
 
@@ -73,6 +75,9 @@ kvc_status_t kvx_worker_open(const kvx_worker_config_t *config, kvx_worker_t **p
 	atomic_store(&worker->proved, KVC_PENDING);
 
 	status = kvx_worker_keep(worker, config);
+	if (status == KVC_OK && config->memory == KVX_MEMORY_CUDA) {
+		status = kvx_gpu_open(worker, config);
+	}
 	status = status == KVC_OK ? attach(worker, config) : status;
 	status = status == KVC_OK ? kvx_worker_run(worker) : status;
 	if (status != KVC_OK) {
@@ -98,6 +103,7 @@ void kvx_worker_close(kvx_worker_t *worker)
 	}
 	kvx_worker_stop(worker);
 	kvc_detach(worker->kvc);
+	kvx_gpu_close(worker);
 	free_jobs(worker->loads);
 	free_jobs(worker->saves);
 	free_jobs(worker->later);
@@ -134,6 +140,9 @@ kvc_status_t kvx_worker_echo(kvx_worker_t *worker, uint32_t group, uint32_t from
 	if (!of || from >= of->paged.blocks || to >= of->paged.blocks) {
 		return KVC_ERR_ARG;
 	}
+	if (worker->gpu) {
+		return kvx_gpu_echo(worker, of, from, to);
+	}
 	data = calloc(1, worker->geometry.block_bytes);
 	leaves = calloc(words, sizeof *leaves);
 	if (!data || !leaves) {
@@ -144,7 +153,7 @@ kvc_status_t kvx_worker_echo(kvx_worker_t *worker, uint32_t group, uint32_t from
 	if (status == KVC_OK) {
 		kvk_digest_block(&worker->layout, data, leaves, NULL);
 		source = (kvx_source_t){data, leaves};
-		kvx_move_prepare(worker, of, &source, 0, &worker->scratch);
+		kvx_move_prepare(worker, of, &source, &worker->scratch.moves[0], worker->scratch.leaves);
 		worker->scratch.moves[0].block = to;
 		status = (kvc_status_t)kvk_scatter(&worker->layout, &of->paged, worker->scratch.moves, 1, NULL);
 	}
@@ -166,6 +175,9 @@ kvc_status_t kvx_worker_flush(kvx_worker_t *worker, uint32_t timeout_ms)
 	for (;;) {
 		const uint32_t seen = kvx_gate_seen(&worker->progress);
 
+		if (worker->gpu) {
+			kvx_gpu_settle(worker);
+		}
 		kvx_worker_reap(worker);
 		if (!worker->saves && atomic_load(&worker->unacked) == 0) {
 			return KVC_OK;
@@ -188,6 +200,9 @@ void kvx_worker_get_stats(const kvx_worker_t *worker, kvx_worker_stats_t *stats)
 	all.loads_open = atomic_load_explicit(&worker->stats.loads_open, memory_order_relaxed);
 	all.saves_open = atomic_load_explicit(&worker->stats.saves_open, memory_order_relaxed);
 	all.marked = atomic_load_explicit(&worker->stats.marked, memory_order_relaxed);
+	if (worker->gpu) {
+		kvx_gpu_stats(worker, &all);
+	}
 	if (size >= sizeof size) {
 		all.struct_size = size;
 		memcpy(stats, &all, size);

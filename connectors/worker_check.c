@@ -90,6 +90,9 @@ kvc_status_t kvx_worker_check(const kvx_worker_config_t *config)
 	if (config->range.rank != config->rank) {
 		return kvx_worker_refuse("range is another rank's");
 	}
+	if (config->memory != KVX_MEMORY_HOST && config->memory != KVX_MEMORY_CUDA) {
+		return kvx_worker_refuse("the kind of memory is not known");
+	}
 	if (config->threads > KVX_WORKER_THREADS) {
 		return kvx_worker_refuse("more threads than are of use");
 	}

@@ -1,5 +1,5 @@
 /* The crew that copies the synchronous loads of a step: the engine's thread, which waits for them anyway, the transfer thread, and helpers. */
-#include "worker_impl.h"
+#include "worker_gpu.h"
 
 #define SPINS     4000u
 #define NAP_NS    UINT64_C(500000)
@@ -102,10 +102,40 @@ static void wait_let_go(kvx_worker_t *worker, kvx_wload_t *load)
 	}
 }
 
+/* One given up at its deadline may still be in flight: its blocks are looked at with nothing landing. */
+static void fail_load(kvx_worker_t *worker, kvx_wload_t *load)
+{
+	if (worker->gpu) {
+		(void)pthread_mutex_lock(&worker->gpu->lock);
+		kvx_worker_fail_load(worker, load);
+		(void)pthread_mutex_unlock(&worker->gpu->lock);
+	} else {
+		kvx_worker_fail_load(worker, load);
+	}
+}
+
+void kvx_crew_close(kvx_worker_t *worker)
+{
+	int failed = 0;
+
+	for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
+		const kvc_status_t cause = (kvc_status_t)atomic_load(&load->cause);
+
+		if (cause == KVC_ERR_CORRUPT) {
+			wait_let_go(worker, load);
+		}
+		failed |= cause != KVC_OK;
+		fail_load(worker, load);
+	}
+	if (failed) {
+		worker->failed_step[worker->failed_steps++ % KVX_WORKER_STEPS] = worker->step;
+	}
+	worker->sync = NULL;
+}
+
 void kvx_crew_load(kvx_worker_t *worker)
 {
 	kvx_wload_t *loads = worker->sync;
-	int failed = 0;
 
 	for (kvx_wload_t *load = loads; load; load = load->next_sync) {
 		atomic_store(&load->go, 1u);
@@ -120,18 +150,5 @@ void kvx_crew_load(kvx_worker_t *worker)
 	while (atomic_load(&worker->crew_inside) > 0) {
 		kvx_pause();
 	}
-
-	for (kvx_wload_t *load = loads; load; load = load->next_sync) {
-		const kvc_status_t cause = (kvc_status_t)atomic_load(&load->cause);
-
-		if (cause == KVC_ERR_CORRUPT) {
-			wait_let_go(worker, load);
-		}
-		failed |= cause != KVC_OK;
-		kvx_worker_fail_load(worker, load);
-	}
-	if (failed) {
-		worker->failed_step[worker->failed_steps++ % KVX_WORKER_STEPS] = worker->step;
-	}
-	worker->sync = NULL;
+	kvx_crew_close(worker);
 }

@@ -1,7 +1,7 @@
 /* Fences: blocks that the engine is about to write and that a save still has to read. The engine's thread copies them itself; only what the transfer
  * thread is copying at that very moment is waited for. Where a block cannot be copied without the daemon, its save is given up.
  */
-#include "worker_impl.h"
+#include "worker_gpu.h"
 
 #include <string.h>
 
@@ -38,8 +38,7 @@ void kvx_fence_all(kvx_worker_t *worker)
 	kvx_fence_end(worker);
 }
 
-/* The put is in this process. Not now: the daemon has to say something first. */
-static int wait_imported(kvx_worker_t *worker, kvx_wsave_t *save)
+int kvx_fence_wait_imported(kvx_worker_t *worker, kvx_wsave_t *save)
 {
 	for (uint32_t spins = 0; atomic_load(&save->imported) == KVC_PENDING; spins++) {
 		const uint32_t seen = kvx_gate_seen(&worker->progress);
@@ -65,7 +64,7 @@ static void save_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i)
 	if (atomic_load(&save->state[i]) >= KVX_MARK_DONE) {
 		return;
 	}
-	if (wait_imported(worker, save)) {
+	if (kvx_fence_wait_imported(worker, save)) {
 		(void)kvx_wsave_copy(worker, save, i, &worker->scratch);
 	}
 	while (atomic_load(&save->state[i]) < KVX_MARK_DONE && !atomic_load(&save->closed) &&
@@ -101,7 +100,10 @@ void kvx_fence_end(kvx_worker_t *worker)
 
 	worker->fence_until = start + IMPORT_NS;
 	worker->fence_retry = start + RETRY_NS;
-	for (kvx_wjob_t *job = worker->saves; job; job = job->next) {
+	if (worker->gpu) {
+		kvx_gpu_fence(worker);
+	}
+	for (kvx_wjob_t *job = worker->saves; job && !worker->gpu; job = job->next) {
 		if (!atomic_load(&job->over)) {
 			save_fenced(worker, (kvx_wsave_t *)job);
 		}

@@ -8,7 +8,7 @@
  *
  * Files: worker.c (open, close), worker_check.c (configuration), worker_plan.c (begin .. end), worker_thread.c (transfer thread), worker_wait.c (gates,
  * queue), worker_space.c (attachment, spaces), worker_load.c, worker_crew.c (who copies a synchronous load), worker_save.c, worker_fence.c, worker_move.c,
- * worker_report.c, worker_selftest.c, worker_prefault.c.
+ * worker_report.c, worker_selftest.c, worker_prefault.c. Of a cache in GPU memory: worker_gpu.h.
  */
 #ifndef KVX_WORKER_IMPL_H
 #define KVX_WORKER_IMPL_H
@@ -17,6 +17,7 @@
 #include "plan.h"
 
 #include "kv/shm.h"
+#include "kvk/gpu.h"
 #include "kvk/move.h"
 
 #include <pthread.h>
@@ -92,9 +93,13 @@ typedef struct kvx_source {
 /* Block `from` of the group into the pool block at data, missing layers zero; leaves[words]: of this rank's range. */
 kvc_status_t kvx_move_out(const kvx_worker_t *worker, const kvx_wgroup_t *group, const kvk_layout_t *layout,
 			  uint32_t from, void *data, kvx_scratch_t *scratch);
-/* Fill move i of the scratch: expected leaves of this group's layers are copied out of the block's. */
-void kvx_move_prepare(const kvx_worker_t *worker, const kvx_wgroup_t *group, const kvx_source_t *source, uint32_t i,
-		      kvx_scratch_t *scratch);
+/* Fill a move but for its block: expected leaves of this group's layers are copied out of the block's, to leaves[words]. */
+void kvx_move_prepare(const kvx_worker_t *worker, const kvx_wgroup_t *group, const kvx_source_t *source,
+		      kvk_move_t *move, uint64_t *leaves);
+/* Of a padded group. Zero the pages of the rank's range that it has no layer for; */
+void kvx_move_zero(const kvx_worker_t *worker, const kvx_wgroup_t *group, uint8_t *data);
+/* gathered leaves to their places among those of the range, and those of zero pages beside them. */
+void kvx_move_pad(const kvx_worker_t *worker, const kvx_wgroup_t *group, const uint64_t *gathered, uint64_t *leaves);
 
 /* ---- spaces (worker_space.c) ------------------------------------------------------------------------------------------------- */
 
@@ -158,6 +163,8 @@ kvx_wload_t *kvx_wload_create(kvx_worker_t *worker, const kvx_plan_load_t *recor
 void kvx_wload_free(kvx_wload_t *load);
 /* The first cause stays. */
 void kvx_wload_close(kvx_worker_t *worker, kvx_wload_t *load, kvc_status_t cause);
+/* Take up to so many blocks: *p_first and how many. Any thread. */
+uint32_t kvx_wload_take(kvx_wpart_t *part, uint32_t most, uint32_t *p_first);
 /* Copy one batch if there is one: how many blocks. Any thread. */
 uint32_t kvx_wload_copy(kvx_worker_t *worker, kvx_wload_t *load, kvx_scratch_t *scratch);
 int kvx_wload_settled(kvx_wload_t *load);
@@ -194,6 +201,10 @@ void kvx_wsave_free(kvx_wsave_t *save);
 void kvx_wsave_mark(kvx_worker_t *worker, kvx_wsave_t *save);
 /* Copy block i if nobody has: 1 when it was done here. The mark is cleared whatever comes of it. Any thread. */
 int kvx_wsave_copy(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, kvx_scratch_t *scratch);
+/* Block i is the caller's to read; 0: somebody else's. */
+int kvx_wsave_claim(kvx_wsave_t *save, uint32_t i);
+/* It has been read, or never will be. */
+void kvx_wsave_unmark(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, kvx_mark_t end);
 /* Give block i up if nobody has taken it. */
 void kvx_wsave_drop_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i);
 /* Transfer thread. Without p_moved it is imported only. 1: it is over and may be forgotten. */
@@ -207,6 +218,8 @@ void kvx_fence_add(kvx_worker_t *worker, const uint32_t *ids, uint32_t n);
 void kvx_fence_end(kvx_worker_t *worker);
 /* The same of every block. */
 void kvx_fence_all(kvx_worker_t *worker);
+/* The put is in this process. Not now: the daemon has to say something first. */
+int kvx_fence_wait_imported(kvx_worker_t *worker, kvx_wsave_t *save);
 
 /* ---- self-test (worker_selftest.c) ------------------------------------------------------------------------------------------- */
 
@@ -229,6 +242,7 @@ typedef struct kvx_wtest {
 	void **base;
 	uint8_t *memory;
 	uint64_t *leaves;
+	kvk_gpu_job_t *job; /* NULL: none is under way */
 	kvc_key_t key;
 	kvc_space_t *space;
 	kvc_put_t *put;
@@ -239,6 +253,8 @@ typedef struct kvx_wtest {
 } kvx_wtest_t;
 void kvx_wtest_step(kvx_worker_t *worker, uint64_t now);
 void kvx_wtest_fini(kvx_worker_t *worker);
+/* For good: nothing is loaded or saved any more, and why. */
+void kvx_wtest_decline(kvx_worker_t *worker, kvc_status_t why);
 
 /* How far the engine's cache has been touched. */
 typedef struct kvx_wprefault {
@@ -267,8 +283,11 @@ typedef struct kvx_helper {
 	kvx_scratch_t scratch;
 } kvx_helper_t;
 
+typedef struct kvx_wgpu kvx_wgpu_t;
+
 struct kvx_worker {
 	/* constant after open */
+	kvx_wgpu_t *gpu; /* NULL: the cache is in host memory */
 	kvk_layout_t layout;
 	kvk_geometry_t geometry;
 	char layout_text[KVK_LAYOUT_TEXT_MAX];
@@ -394,6 +413,8 @@ int kvx_wspace_silent(const kvx_worker_t *worker);
 void kvx_crew_help(kvx_helper_t *helper);
 /* All synchronous loads of the plan have come or have failed when it returns. */
 void kvx_crew_load(kvx_worker_t *worker);
+/* They have: say so to errors(), and to the saves of this step. */
+void kvx_crew_close(kvx_worker_t *worker);
 
 /* worker_report.c */
 /* Say in the report that a save has come to nothing. */

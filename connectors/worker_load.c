@@ -141,8 +141,7 @@ int kvx_wload_settled(kvx_wload_t *load)
 
 /* ---- copying (any thread) ---------------------------------------------------------------------------------------------------- */
 
-/* Take up to a batch of blocks: *p_first and how many. */
-static uint32_t take(const kvx_worker_t *worker, kvx_wpart_t *part, uint32_t *p_first)
+uint32_t kvx_wload_take(kvx_wpart_t *part, uint32_t most, uint32_t *p_first)
 {
 	uint32_t first = atomic_load(&part->next);
 	uint32_t limit, count;
@@ -152,7 +151,7 @@ static uint32_t take(const kvx_worker_t *worker, kvx_wpart_t *part, uint32_t *p_
 		if (first >= limit) {
 			return 0;
 		}
-		count = limit - first < worker->batch ? limit - first : worker->batch;
+		count = limit - first < most ? limit - first : most;
 	} while (!atomic_compare_exchange_weak(&part->next, &first, first + count));
 	*p_first = first;
 
@@ -169,7 +168,8 @@ static uint32_t prepare(const kvx_worker_t *worker, const kvx_wpart_t *part, uin
 		if (part->ids[i] == KVX_NO_BLOCK) {
 			continue;
 		}
-		kvx_move_prepare(worker, part->group, &part->sources[i], moves, scratch);
+		kvx_move_prepare(worker, part->group, &part->sources[i], &scratch->moves[moves],
+				 scratch->leaves + (size_t)moves * worker->words);
 		scratch->moves[moves].block = part->ids[i];
 		scratch->place[moves] = i;
 		moves++;
@@ -220,7 +220,7 @@ uint32_t kvx_wload_copy(kvx_worker_t *worker, kvx_wload_t *load, kvx_scratch_t *
 		for (uint32_t p = 0; p < load->parts && count == 0; p++) {
 			uint32_t first = 0;
 
-			count = take(worker, &load->part[p], &first);
+			count = kvx_wload_take(&load->part[p], worker->batch, &first);
 			if (count > 0) {
 				copy_taken(worker, load, &load->part[p], first, count, scratch);
 			}

@@ -1,5 +1,5 @@
 /* What the transfer thread does for a load: import its leases, say which blocks may be copied, watch it, give back. */
-#include "worker_impl.h"
+#include "worker_gpu.h"
 
 #define SILENT_MS 200u /* beyond the 50 ms after which a match calls it stale */
 
@@ -61,6 +61,9 @@ static kvc_status_t look(kvx_worker_t *worker, kvx_wpart_t *part)
 
 		if (part->ids[at] != KVX_NO_BLOCK) {
 			status = kvc_lease_block(part->lease, part->first + at, &source->data, &source->leaves);
+			if (status == KVC_OK && worker->gpu) {
+				status = kvx_slabs_ensure(worker, source->data, worker->geometry.block_bytes);
+			}
 		}
 		at += status == KVC_OK;
 		if (at % KVX_WORKER_MOVES == 0) {

@@ -3,8 +3,7 @@
 
 #include <string.h>
 
-/* Zero the pages of the rank's range that the group has no layer for. */
-static void zero_missing(const kvx_worker_t *worker, const kvx_wgroup_t *group, uint8_t *data)
+void kvx_move_zero(const kvx_worker_t *worker, const kvx_wgroup_t *group, uint8_t *data)
 {
 	const kvk_paged_t *paged = &group->paged;
 	const kvc_writer_t *range = &worker->range;
@@ -20,9 +19,7 @@ static void zero_missing(const kvx_worker_t *worker, const kvx_wgroup_t *group, 
 	}
 }
 
-/* Leaves of the group's layers to their places among those of the range, and those of zero pages beside them. */
-static void pad_leaves(const kvx_worker_t *worker, const kvx_wgroup_t *group, const uint64_t *gathered,
-		       uint64_t *leaves)
+void kvx_move_pad(const kvx_worker_t *worker, const kvx_wgroup_t *group, const uint64_t *gathered, uint64_t *leaves)
 {
 	const uint32_t pieces = worker->geometry.pieces;
 	const uint32_t first = group->paged.first_layer - worker->range.layer_first;
@@ -46,20 +43,19 @@ kvc_status_t kvx_move_out(const kvx_worker_t *worker, const kvx_wgroup_t *group,
 	const kvc_status_t status = (kvc_status_t)kvk_gather(layout, &group->paged, &move, 1);
 
 	if (status == KVC_OK && group->padded) {
-		zero_missing(worker, group, data);
-		pad_leaves(worker, group, scratch->gathered, scratch->leaves);
+		kvx_move_zero(worker, group, data);
+		kvx_move_pad(worker, group, scratch->gathered, scratch->leaves);
 	}
 
 	return status;
 }
 
-void kvx_move_prepare(const kvx_worker_t *worker, const kvx_wgroup_t *group, const kvx_source_t *source, uint32_t i,
-		      kvx_scratch_t *scratch)
+void kvx_move_prepare(const kvx_worker_t *worker, const kvx_wgroup_t *group, const kvx_source_t *source,
+		      kvk_move_t *move, uint64_t *leaves)
 {
 	const kvk_geometry_t *g = &worker->geometry;
 	const kvk_paged_t *paged = &group->paged;
 	const uint32_t count = paged->layers * g->pieces;
-	uint64_t *leaves = scratch->leaves + (size_t)i * worker->words;
 
 	for (uint32_t h = 0; h < paged->heads; h++) {
 		memcpy(leaves + (size_t)h * count,
@@ -67,6 +63,6 @@ void kvx_move_prepare(const kvx_worker_t *worker, const kvx_wgroup_t *group, con
 			       (size_t)paged->first_layer * g->pieces,
 		       count * sizeof *leaves);
 	}
-	scratch->moves[i].data = (void *)(uintptr_t)source->data; /* scatter only reads it */
-	scratch->moves[i].leaves = leaves;
+	move->data = (void *)(uintptr_t)source->data; /* scatter only reads it */
+	move->leaves = leaves;
 }

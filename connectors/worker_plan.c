@@ -1,5 +1,5 @@
 /* What a plan asks for, in its order: early saves, fences, loads; the other saves at the end of the step. */
-#include "worker_impl.h"
+#include "worker_gpu.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -53,6 +53,7 @@ static void begin_save(kvx_worker_t *worker, const kvx_plan_save_t *record)
 	if (!save) {
 		kvx_worker_dropped(worker, record->put.id);
 	} else if (record->flags & KVX_PLAN_EARLY) {
+		atomic_store(&save->dropped, worker->gpu && !kvx_gpu_early(worker));
 		hand_save(worker, save);
 	} else {
 		append(&worker->later_end, &save->job);
@@ -210,6 +211,10 @@ void kvx_worker_begin(kvx_worker_t *worker, const void *plan, size_t len)
 	kvx_cursor_t cursor;
 
 	kvx_prefault_after(worker, KVX_PREFAULT_STEP_NS);
+	if (worker->gpu) {
+		kvx_gpu_settle(worker);
+		kvx_gpu_begin(worker);
+	}
 	kvx_worker_reap(worker);
 	cancel_left(worker);
 	kvx_worker_hand_later(worker, 1); /* their step has not come to its end */
@@ -231,11 +236,16 @@ void kvx_worker_begin(kvx_worker_t *worker, const void *plan, size_t len)
 void kvx_worker_start(kvx_worker_t *worker)
 {
 	uint32_t started = 0;
+	int ordered = 0;
 
 	for (kvx_wjob_t *job = worker->loads; job; job = job->next) {
 		kvx_wload_t *load = (kvx_wload_t *)job;
 
 		if (load->flags & KVX_PLAN_ASYNC && !atomic_load_explicit(&load->go, memory_order_relaxed)) {
+			ordered = ordered || !worker->gpu || kvx_gpu_start(worker);
+			if (!ordered) {
+				kvx_wload_close(worker, load, (kvc_status_t)KV_ERR_IO);
+			}
 			atomic_store(&load->go, 1u);
 			started++;
 		}
@@ -253,12 +263,20 @@ void kvx_worker_load(kvx_worker_t *worker)
 		return;
 	}
 	start = kvx_worker_now();
-	kvx_crew_load(worker);
+	if (worker->gpu) {
+		kvx_gpu_load(worker);
+	} else {
+		kvx_crew_load(worker);
+	}
 	kvx_wcount(&worker->stats.load_wait_ns, kvx_worker_now() - start);
 }
 
 void kvx_worker_end(kvx_worker_t *worker)
 {
-	kvx_worker_hand_later(worker, 0);
+	if (worker->gpu) {
+		kvx_gpu_end(worker);
+	} else {
+		kvx_worker_hand_later(worker, 0);
+	}
 	kvx_prefault_after(worker, KVX_PREFAULT_PAUSE_NS);
 }

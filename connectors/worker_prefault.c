@@ -3,7 +3,7 @@
  *
  * What the engine has written stays as it is. Memory that cannot be touched like that (of a device, on an old kernel) is left alone.
  */
-#include "worker_impl.h"
+#include "worker_gpu.h"
 
 #include <sys/mman.h>
 
@@ -71,6 +71,9 @@ int kvx_prefault_step(kvx_worker_t *worker)
 {
 	kvx_wprefault_t *p = &worker->prefaulted;
 
+	if (worker->gpu) {
+		return kvx_slabs_step(worker); /* which touches it, too; the cache is the device's */
+	}
 	if (!worker->prefault || kvx_worker_now() < atomic_load_explicit(&worker->idle_from, memory_order_relaxed)) {
 		return 0;
 	}

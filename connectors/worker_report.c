@@ -1,5 +1,5 @@
 /* What is over: the engine's thread counts it, tells the scheduler in a report, the engine by ids and block ids, and frees it. */
-#include "worker_impl.h"
+#include "worker_gpu.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -274,6 +274,9 @@ uint32_t kvx_worker_errors(kvx_worker_t *worker, uint32_t *ids, uint32_t cap)
 {
 	uint32_t n = 0;
 
+	if (worker->gpu) {
+		kvx_gpu_settle(worker);
+	}
 	kvx_worker_reap(worker);
 	for (uint32_t w = 0; worker->failed_count > 0 && n < cap; w++) {
 		while (worker->failed[w] && n < cap) {

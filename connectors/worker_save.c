@@ -3,7 +3,7 @@
  * A block that is about to be reused is copied by the engine's thread (worker_fence.c), so a save's blocks may be done in any order; they are handed in
  * from the first on. Where one had to be given up, everything behind it is too: a block whose parent is missing cannot become visible.
  */
-#include "worker_impl.h"
+#include "worker_gpu.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -84,8 +84,7 @@ void kvx_wsave_mark(kvx_worker_t *worker, kvx_wsave_t *save)
 
 /* ---- one block (any thread) -------------------------------------------------------------------------------------------------- */
 
-/* It has been read, or never will be. */
-static void unmark(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, kvx_mark_t end)
+void kvx_wsave_unmark(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, kvx_mark_t end)
 {
 	if (end == KVX_MARK_DROPPED) {
 		atomic_store(&save->dropped, 1u);
@@ -95,7 +94,7 @@ static void unmark(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, kvx_mark
 	atomic_store(&save->state[i], (uint8_t)end);
 }
 
-static int claim(kvx_wsave_t *save, uint32_t i)
+int kvx_wsave_claim(kvx_wsave_t *save, uint32_t i)
 {
 	uint8_t waiting = KVX_MARK_WAITING;
 
@@ -134,7 +133,7 @@ static kvc_status_t copy_claimed(kvx_worker_t *worker, kvx_wsave_t *save, uint32
 	if (is_stuck(status)) {
 		atomic_store(&save->state[i], KVX_MARK_WAITING);
 	} else {
-		unmark(worker, save, i, status == KVC_OK ? KVX_MARK_DONE : KVX_MARK_DROPPED);
+		kvx_wsave_unmark(worker, save, i, status == KVC_OK ? KVX_MARK_DONE : KVX_MARK_DROPPED);
 	}
 	kvx_wcount(&worker->stats.save_ns, kvx_worker_now() - start);
 
@@ -146,7 +145,7 @@ int kvx_wsave_copy(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, kvx_scra
 	int done = 0;
 
 	atomic_fetch_add(&save->active, 1u);
-	if (!atomic_load(&save->closed) && atomic_load(&save->imported) == KVC_OK && claim(save, i)) {
+	if (!atomic_load(&save->closed) && atomic_load(&save->imported) == KVC_OK && kvx_wsave_claim(save, i)) {
 		done = copy_claimed(worker, save, i, scratch) == KVC_OK;
 	}
 	atomic_fetch_sub(&save->active, 1u);
@@ -156,8 +155,8 @@ int kvx_wsave_copy(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, kvx_scra
 
 void kvx_wsave_drop_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i)
 {
-	if (claim(save, i)) {
-		unmark(worker, save, i, KVX_MARK_DROPPED);
+	if (kvx_wsave_claim(save, i)) {
+		kvx_wsave_unmark(worker, save, i, KVX_MARK_DROPPED);
 	}
 }
 
@@ -223,12 +222,16 @@ static kvc_status_t hand_in(const kvx_worker_t *worker, kvx_wsave_t *save, int a
 	return status;
 }
 
-/* Nobody copies into the put any more, and it is given back. */
+/* Nobody copies into the put any more, and it is given back. 0: a device still does. */
 static int let_go(kvx_worker_t *worker, kvx_wsave_t *save)
 {
 	atomic_store(&save->closed, 1u);
 	if (atomic_load(&save->dropped)) {
 		kvx_wsave_drop(worker, save);
+	}
+	if (worker->gpu && atomic_load(&save->active) > 0) {
+		worker->waiting = 1;
+		return 0;
 	}
 	while (atomic_load(&save->active) > 0) {
 		kvx_pause();
@@ -250,7 +253,7 @@ static kvc_status_t copy_some(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t 
 	while (save->at < save->n && moved < worker->batch && status == KVC_OK) {
 		const uint8_t state = atomic_load(&save->state[save->at]);
 
-		if (state == KVX_MARK_WAITING && claim(save, save->at)) {
+		if (state == KVX_MARK_WAITING && kvx_wsave_claim(save, save->at)) {
 			status = copy_claimed(worker, save, save->at, &worker->transfer_scratch);
 			moved += status == KVC_OK;
 		} else if (state == KVX_MARK_DONE) {
@@ -279,7 +282,7 @@ static int wait_on(kvx_worker_t *worker, kvx_wsave_t *save, uint64_t now)
 static kvc_status_t go_on(kvx_worker_t *worker, kvx_wsave_t *save, uint64_t now, uint32_t *p_moved)
 {
 	const uint32_t at = save->at, ended = save->ended;
-	kvc_status_t status = copy_some(worker, save, p_moved);
+	kvc_status_t status = worker->gpu ? kvx_gpu_save(worker, save, p_moved) : copy_some(worker, save, p_moved);
 	kvc_status_t handed = hand_in(worker, save, save->at == save->n || status != KVC_OK);
 
 	if (save->at > at || save->ended > ended) {

@@ -1,9 +1,9 @@
 /* The self-test against the daemon: store a block of each group's exact layout in a space of its own, load it into another block, compare.
  *
- * The memory is the self-test's own; blocks lie in it as they do in the engine's cache. The space is told apart by its `extra`, its layout is this rank's
+ * The memory is the self-test's own (of a device: of the host, as the device sees it); blocks lie in it as they do in the engine's cache. The space is told apart by its `extra`, its layout is this rank's
  * share. A daemon that goes away meanwhile is tried again later; other bytes are final.
  */
-#include "worker_impl.h"
+#include "worker_gpu.h"
 
 #include "kv/log.h"
 
@@ -14,10 +14,14 @@
 #define RETRY_NS UINT64_C(200000000)
 #define LIMIT_NS UINT64_C(2000000000) /* for all of it */
 
-static void free_memory(kvx_wtest_t *test)
+static void free_memory(const kvx_worker_t *worker, kvx_wtest_t *test)
 {
 	free(test->base);
-	free(test->memory);
+	if (worker->gpu) {
+		kvx_gpu_test_free(worker, test->memory);
+	} else {
+		free(test->memory);
+	}
 	free(test->leaves);
 	test->base = NULL;
 	test->memory = NULL;
@@ -34,10 +38,13 @@ static void free_handles(kvx_wtest_t *test)
 
 void kvx_wtest_fini(kvx_worker_t *worker)
 {
+	if (worker->gpu) {
+		kvx_gpu_test_stop(worker);
+	}
 	free_handles(&worker->test);
 	kvc_space_close(worker->test.space);
 	worker->test.space = NULL;
-	free_memory(&worker->test);
+	free_memory(worker, &worker->test);
 }
 
 static void again(kvx_worker_t *worker, uint64_t now)
@@ -55,12 +62,29 @@ static size_t layer_bytes(const kvx_wtest_t *test)
 	return test->geometry.block_bytes / test->layout.layers;
 }
 
-/* Blocks of all layers beside each other, as in one allocation for all layers, where the engine's are; else layer after layer. */
-static kvc_status_t make_memory(kvx_wtest_t *test, const kvk_paged_t *engine)
+/* *p_at: where who copies finds it. */
+static kvc_status_t take_memory(kvx_worker_t *worker, size_t bytes, uintptr_t *p_at)
 {
+	kvx_wtest_t *test = &worker->test;
+
+	if (worker->gpu) {
+		return kvx_gpu_test_memory(worker, bytes, &test->memory, p_at);
+	}
+	test->memory = calloc(1, bytes);
+	*p_at = (uintptr_t)test->memory;
+
+	return test->memory ? KVC_OK : KVC_ERR_NOMEM;
+}
+
+/* Blocks of all layers beside each other, as in one allocation for all layers, where the engine's are; else layer after layer. */
+static kvc_status_t make_memory(kvx_worker_t *worker, const kvk_paged_t *engine)
+{
+	kvx_wtest_t *test = &worker->test;
 	const size_t bytes = layer_bytes(test);
 	const size_t block = bytes * engine->layers;
 	const int beside = engine->block_stride >= block;
+	uintptr_t at = 0;
+	kvc_status_t status;
 
 	test->paged = *engine;
 	test->paged.blocks = 2;
@@ -69,14 +93,17 @@ static kvc_status_t make_memory(kvx_wtest_t *test, const kvk_paged_t *engine)
 	test->paged.block_stride = beside ? block : 0;
 	test->paged.head_stride = 0;
 	test->base = calloc(engine->layers, sizeof *test->base);
-	test->memory = calloc(2, block);
 	test->leaves = calloc((size_t)test->geometry.heads * test->geometry.leaves, sizeof *test->leaves);
-	if (!test->base || !test->memory || !test->leaves) {
+	if (!test->base || !test->leaves) {
 		return KVC_ERR_NOMEM;
+	}
+	status = take_memory(worker, 2 * block, &at);
+	if (status != KVC_OK) {
+		return status;
 	}
 	test->paged.base = test->base;
 	for (uint32_t l = 0; l < engine->layers; l++) {
-		test->base[l] = test->memory + (size_t)l * (beside ? bytes : 2 * bytes);
+		test->base[l] = (void *)(at + (size_t)l * (beside ? bytes : 2 * bytes)); /* of a device: its address */
 	}
 
 	return KVC_OK;
@@ -85,8 +112,9 @@ static kvc_status_t make_memory(kvx_wtest_t *test, const kvk_paged_t *engine)
 static uint8_t *block_at(const kvx_wtest_t *test, uint32_t layer, uint32_t block)
 {
 	const size_t stride = test->paged.block_stride ? test->paged.block_stride : layer_bytes(test);
+	const size_t at = (size_t)((uintptr_t)test->base[layer] - (uintptr_t)test->base[0]);
 
-	return (uint8_t *)test->base[layer] + block * stride;
+	return test->memory + at + block * stride;
 }
 
 static void fill(const kvx_wtest_t *test, uint32_t salt)
@@ -125,7 +153,7 @@ static kvc_status_t open_space(kvx_worker_t *worker)
 	test->layout.heads = group->paged.heads;
 	test->layout.layers = group->paged.layers;
 	kvk_layout_geometry(&test->layout, &test->geometry);
-	status = make_memory(test, &group->paged);
+	status = make_memory(worker, &group->paged);
 	if (status != KVC_OK) {
 		return status;
 	}
@@ -156,19 +184,39 @@ static kvc_status_t start_put(kvx_worker_t *worker, uint64_t now)
 	return status;
 }
 
-static kvc_status_t store(kvx_wtest_t *test)
+/* One block; PENDING: a device is at it. */
+static kvc_status_t move_block(kvx_worker_t *worker, kvk_gpu_dir_t dir, const kvk_move_t *move)
 {
-	kvk_layout_t layout;
+	kvx_wtest_t *test = &worker->test;
 	const char *text = kvc_space_layout(test->space);
+	kvk_layout_t layout;
+	kvc_status_t status = (kvc_status_t)kvk_layout_parse(text, strlen(text), &layout, NULL);
+
+	if (status == KVC_OK && worker->gpu) {
+		const kvk_gpu_copy_t copy = {.dir = dir,
+					     .layout = &layout,
+					     .paged = &test->paged,
+					     .moves = move,
+					     .count = 1,
+					     .stream = worker->gpu->urgent};
+
+		status = kvx_slabs_ensure(worker, move->data, test->geometry.block_bytes);
+		return status == KVC_OK ? kvx_gpu_test_move(worker, &copy) : status;
+	}
+	if (status == KVC_OK && dir == KVK_GPU_GATHER) {
+		return (kvc_status_t)kvk_gather(&layout, &test->paged, move, 1);
+	}
+
+	return status == KVC_OK ? (kvc_status_t)kvk_scatter(&layout, &test->paged, move, 1, NULL) : status;
+}
+
+static kvc_status_t store(kvx_worker_t *worker)
+{
+	kvx_wtest_t *test = &worker->test;
 	kvk_move_t move = {.block = 0, .leaves = test->leaves};
 	kvc_status_t status = kvc_put_block(test->put, 0, &move.data);
 
-	if (status == KVC_OK) {
-		status = (kvc_status_t)kvk_layout_parse(text, strlen(text), &layout, NULL);
-	}
-	if (status == KVC_OK) {
-		status = (kvc_status_t)kvk_gather(&layout, &test->paged, &move, 1);
-	}
+	status = status == KVC_OK ? move_block(worker, KVK_GPU_GATHER, &move) : status;
 	status = status == KVC_OK ? kvc_put_digests(test->put, 0, test->leaves) : status;
 
 	return status == KVC_OK ? kvc_put_end(test->put, 0, 1) : status;
@@ -186,8 +234,8 @@ static kvc_status_t putting(kvx_worker_t *worker)
 		return result.status;
 	}
 	if (!test->handed_in && kvc_put_n(test->put) > 0) {
-		status = store(test);
-		if (status != KVC_OK && status != KVX_ERR_FAULT) {
+		status = store(worker);
+		if (status != KVC_OK && status != KVC_PENDING && status != KVX_ERR_FAULT) {
 			return status;
 		}
 		test->handed_in = status == KVC_OK;
@@ -196,12 +244,11 @@ static kvc_status_t putting(kvx_worker_t *worker)
 	return KVC_PENDING;
 }
 
-static kvc_status_t fetch(kvx_wtest_t *test)
+static kvc_status_t fetch(kvx_worker_t *worker)
 {
+	kvx_wtest_t *test = &worker->test;
 	const uint64_t *leaves = NULL;
 	const void *data = NULL;
-	const char *text = kvc_space_layout(test->space);
-	kvk_layout_t layout;
 	kvk_move_t move = {.block = 1};
 	kvc_status_t status = kvc_lease_state(test->lease);
 	kvc_status_t after;
@@ -213,14 +260,11 @@ static kvc_status_t fetch(kvx_wtest_t *test)
 		return KVC_PENDING;
 	}
 	if (status == KVC_OK) {
-		status = (kvc_status_t)kvk_layout_parse(text, strlen(text), &layout, NULL);
-	}
-	if (status == KVC_OK) {
 		memcpy(test->leaves, leaves,
 		       (size_t)test->geometry.heads * test->geometry.leaves * sizeof *test->leaves);
 		move.data = (void *)(uintptr_t)data; /* scatter only reads it */
 		move.leaves = test->leaves;
-		status = (kvc_status_t)kvk_scatter(&layout, &test->paged, &move, 1, NULL);
+		status = move_block(worker, KVK_GPU_SCATTER, &move);
 		/* Taken away meanwhile, after a long pause of this process say: other bytes there prove nothing. */
 		after = kvc_lease_state(test->lease);
 		status = after == KVC_OK ? status : after;
@@ -251,6 +295,12 @@ static void compare(kvx_worker_t *worker, kvc_status_t status)
 	}
 }
 
+void kvx_wtest_decline(kvx_worker_t *worker, kvc_status_t why)
+{
+	worker->test.step = KVX_WTEST_OVER;
+	atomic_store(&worker->proved, why);
+}
+
 /* What the step at hand has come to. */
 static kvc_status_t advance(kvx_worker_t *worker, uint64_t now)
 {
@@ -270,7 +320,7 @@ static kvc_status_t advance(kvx_worker_t *worker, uint64_t now)
 		status = putting(worker);
 		return status == KVC_OK ? kvc_acquire_start(test->space, &test->key, 1, 0, 0, &test->lease) : status;
 	case KVX_WTEST_LEASING:
-		return fetch(test);
+		return fetch(worker);
 	case KVX_WTEST_OVER:
 		break;
 	}
@@ -287,7 +337,9 @@ void kvx_wtest_step(kvx_worker_t *worker, uint64_t now)
 		return;
 	}
 	status = advance(worker, now);
-	if (status == KVC_ERR_CORRUPT || (status == KVC_OK && test->step == KVX_WTEST_LEASING)) {
+	if (test->step == KVX_WTEST_OVER) {
+		kvx_wtest_fini(worker); /* declined on the way */
+	} else if (status == KVC_ERR_CORRUPT || (status == KVC_OK && test->step == KVX_WTEST_LEASING)) {
 		compare(worker, status);
 	} else if (status == KVC_OK) {
 		test->step++;

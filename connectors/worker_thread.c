@@ -1,5 +1,5 @@
 /* The transfer thread: owns the attachment, runs the jobs, loads first. When there is nothing to do it spins for a moment, then sleeps. */
-#include "worker_impl.h"
+#include "worker_gpu.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -170,17 +170,26 @@ static int one_round(kvx_worker_t *worker, int moving)
 	keep_attached(worker, now, moving);
 	take_jobs(worker);
 	step_loads(worker, now);
-	moved = copy_loads(worker);
-	moved += step_saves(worker, now, moved == 0);
+	moved = worker->gpu ? kvx_flight_land(worker) + kvx_gpu_load_beside(worker) : copy_loads(worker);
+	moved += step_saves(worker, now, worker->gpu || moved == 0);
 
 	return moved > 0;
 }
 
 /* ---- sleeping ---------------------------------------------------------------------------------------------------------------- */
 
+/* For something that comes without a message. */
+static int is_waiting(const kvx_worker_t *worker)
+{
+	return worker->waiting || (worker->gpu && atomic_load(&worker->gpu->airborne) > 0);
+}
+
 static uint64_t longest_sleep(const kvx_worker_t *worker, uint64_t nap)
 {
-	if (worker->waiting) {
+	if (worker->gpu && atomic_load(&worker->gpu->loading) > 0) {
+		return NAP_NS;
+	}
+	if (is_waiting(worker)) {
 		return nap;
 	}
 	if (worker->run || atomic_load_explicit(&worker->unacked, memory_order_relaxed)) {
@@ -260,7 +269,7 @@ static void *transfer(void *arg)
 			continue;
 		}
 		sleep_for(worker, seen, longest_sleep(worker, nap));
-		nap = worker->waiting && nap < NAP_MAX_NS ? nap * 2 : NAP_NS;
+		nap = is_waiting(worker) && nap < NAP_MAX_NS ? nap * 2 : NAP_NS;
 	}
 	kvx_wtest_fini(worker);
 	kvx_wspaces_close(worker);
@@ -302,6 +311,9 @@ kvc_status_t kvx_worker_run(kvx_worker_t *worker)
 void kvx_worker_stop(kvx_worker_t *worker)
 {
 	atomic_store(&worker->stop, 1u);
+	if (worker->gpu) {
+		kvx_gpu_quit(worker);
+	}
 	kvx_gate_open(&worker->work);
 	if (worker->started) {
 		atomic_store(&worker->asleep, 1u);

@@ -41,7 +41,9 @@ typedef struct kvk_gpu_args {
 
 /* Names of the kernels in the image, each (kvk_gpu_args_t by value), any grid, block of KVK_GPU_THREADS. The bulk ones need sm_90, every address, stride
  * and length on the way a multiple of 16, and KVK_GPU_SHARED bytes of dynamic shared memory; the plain ones need neither. */
-#define KVK_GPU_THREADS       128
+#ifndef KVK_GPU_THREADS
+#define KVK_GPU_THREADS 256
+#endif
 #define KVK_GPU_SHARED        (200 << 10)
 #define KVK_GPU_GATHER_BULK   "kvk_gather_bulk"
 #define KVK_GPU_SCATTER_BULK  "kvk_scatter_bulk"

@@ -82,6 +82,13 @@ KVC_API const char *kvc_version(void);
 
 enum { KVC_ROLE_SCHEDULER = 0, KVC_ROLE_WORKER = 1, KVC_ROLE_BOTH = 2 };
 
+/* Memory of the pool in this process. */
+typedef struct kvc_memory {
+	void *base;
+	size_t bytes;
+	size_t slot_bytes; /* blocks begin at multiples of it */
+} kvc_memory_t;
+
 typedef struct kvc_config {
 	size_t struct_size;
 	const char *socket;    /* path; NULL: $KVD_SOCKET, else /run/kvd/default.sock */
@@ -98,6 +105,10 @@ typedef struct kvc_config {
 	uint32_t staging_blocks;
 	int lazy; /* 1: kvc_attach succeeds without a daemon and attaches later; 2: nor does it wait for a slow one */
 	int observe; /* 1: do not join an instance: documents and explain only, kvc_match() answers a miss (operators' tools) */
+	/* Told of pool memory: mapped 1 when it has just been mapped, 0 right before it is unmapped, when no lease or put can name it any more. On the
+	 * owner's thread, from within any call; it must not call back. For who has to make memory known to a device. NULL: not told. */
+	void (*on_memory)(void *ctx, const kvc_memory_t *memory, int mapped);
+	void *memory_ctx;
 } kvc_config_t;
 
 /* Connect, join, map the shared memory. KVC_ERR_UNREACHABLE at once when nobody listens. */

@@ -38,6 +38,14 @@ typedef struct kvx_worker_group {
 	const kvk_paged_t *paged; /* its memory stays the engine's and outlives the worker; base[] is copied */
 } kvx_worker_group_t;
 
+struct kvk_cuda_ops;
+
+/* Where the engine's cache is. */
+enum {
+	KVX_MEMORY_HOST = 0,
+	KVX_MEMORY_CUDA = 1, /* base[] are addresses of a CUDA device */
+};
+
 typedef struct kvx_worker_config {
 	size_t struct_size;
 	const char *socket;
@@ -53,6 +61,13 @@ typedef struct kvx_worker_config {
 	uint32_t group_count;
 	uint32_t threads; /* that copy in a synchronous load, the caller included; 0: chosen from the CPUs there are */
 	int prefault; /* 1: touch the cache's and the pool's pages in the background, so that the first load does not pay for it */
+	uint32_t memory; /* KVX_MEMORY_* */
+	/* Of a CUDA device: its ordinal in this process; most SMs that a copy takes (0: chosen); the driver and the kernels (NULL: the machine's, and
+	 * those of this build). */
+	int device;
+	uint32_t sms;
+	const struct kvk_cuda_ops *cuda;
+	const void *image;
 } kvx_worker_config_t;
 
 /* Never waits for the daemon. KVC_ERR_ARG: kvx_worker_why(). KVC_ERR_NOMEM. */
@@ -68,6 +83,8 @@ KVC_API kvc_status_t kvx_worker_echo(kvx_worker_t *worker, uint32_t group, uint3
  * done yet (no daemon). KVC_ERR_CORRUPT: other bytes came back; loads and saves stay off in this process. */
 KVC_API kvc_status_t kvx_worker_proved(const kvx_worker_t *worker);
 
+/* Of a cache in GPU memory: the CUstream that the next step is enqueued on, before begin(); NULL, as at first: the legacy default stream. */
+KVC_API void kvx_worker_stream(kvx_worker_t *worker, void *stream);
 KVC_API void kvx_worker_begin(kvx_worker_t *worker, const void *plan, size_t len);
 KVC_API void kvx_worker_start(kvx_worker_t *worker);
 KVC_API void kvx_worker_load(kvx_worker_t *worker);
@@ -105,13 +122,20 @@ KVC_API kvc_status_t kvx_worker_flush(kvx_worker_t *worker, uint32_t timeout_ms)
 	X(bad_plans, "plans that made no sense")                                                                       \
 	X(self_tests, "self-tests passed")                                                                             \
 	X(self_test_failures, "self-tests that brought other bytes back")                                              \
-	X(attaches, "attachments to a daemon")
+	X(attaches, "attachments to a daemon")                                                                         \
+	X(gpu_bytes, "bytes copied by the GPU")                                                                        \
+	X(gpu_zero_copy, "GPU copies made by a kernel over the link")                                                  \
+	X(gpu_staged, "GPU copies made by the copy engine and a kernel")                                               \
+	X(gpu_each, "GPU copies made piece by piece by the driver")                                                    \
+	X(gpu_failures, "calls the GPU's driver refused")                                                              \
+	X(gpu_refused, "pieces of the pool the GPU could not be given")
 typedef struct kvx_worker_stats {
 	size_t struct_size;
 #define KVX_WORKER_STAT(name, help) uint64_t name;
 	KVX_WORKER_STATS(KVX_WORKER_STAT)
 #undef KVX_WORKER_STAT
 	uint64_t loads_open, saves_open, marked; /* now: loads and saves under way, blocks still to be read */
+	uint64_t registered_bytes;               /* now: of the pool that the GPU sees */
 } kvx_worker_stats_t;
 KVC_API void kvx_worker_get_stats(const kvx_worker_t *worker, kvx_worker_stats_t *stats);
 

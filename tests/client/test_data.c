@@ -498,6 +498,60 @@ static void reports_are_dropped_when_nobody_reads_them(void **state)
 	bed_free(&bed);
 }
 
+/* What on_memory() has said. */
+typedef struct told {
+	kvc_memory_t memory;
+	uint32_t mapped, unmapped;
+	uint8_t first; /* byte of the memory, when it was about to be unmapped */
+} told_t;
+
+static void note_memory(void *ctx, const kvc_memory_t *memory, int mapped)
+{
+	told_t *told = ctx;
+
+	if (mapped) {
+		told->memory = *memory;
+		told->mapped++;
+	} else {
+		assert_ptr_equal(memory->base, told->memory.base);
+		assert_int_equal(memory->bytes, told->memory.bytes);
+		told->first = *(const uint8_t *)memory->base;
+		told->unmapped++;
+	}
+}
+
+/* Who makes it known to a device hears of it in time, both ways: while it is mapped, and while nothing can name it. */
+static void p4_pool_memory_is_announced_while_it_is_mapped(void **state)
+{
+	kvc_lease_t *lease;
+	kvc_config_t config;
+	const void *data;
+	told_t told = {0};
+	bed_t bed;
+
+	(void)state;
+	bed_listen(&bed, &fake_split);
+	config = bed_config(&bed);
+	config.on_memory = note_memory;
+	config.memory_ctx = &told;
+	assert_int_equal(kvc_attach(&config, &bed.kvc), KVC_OK);
+	bed_open(&bed);
+	assert_int_equal(bed_put(&bed, 0, 2), KVC_OK);
+	assert_int_equal(told.mapped, 1);
+	assert_int_equal(kvc_acquire(bed.space, bed.keys, 2, 0, 0, &lease), KVC_OK);
+	assert_int_equal(kvc_lease_block(lease, 1, &data, NULL), KVC_OK);
+	assert_in_range((uintptr_t)data, (uintptr_t)told.memory.base,
+			(uintptr_t)told.memory.base + told.memory.bytes - bed.info.block_bytes);
+	assert_int_equal(((uintptr_t)data - (uintptr_t)told.memory.base) % told.memory.slot_bytes, 0);
+	fake_retire_slab(bed.fake);
+	(void)kvc_poll(bed.kvc, 200);
+	assert_int_equal(told.unmapped, 0);
+	kvc_release(&lease, 1);
+	BED_UNTIL(&bed, told.unmapped == 1);
+	bed_free(&bed);
+	assert_int_equal(told.unmapped, told.mapped);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -518,6 +572,7 @@ int main(void)
 		cmocka_unit_test(p5_a_silent_daemon_costs_the_deadline_and_no_more),
 		cmocka_unit_test(p5_too_many_requests_in_flight_are_refused),
 		cmocka_unit_test(p1_a_retired_slab_stays_until_its_leases_end),
+		cmocka_unit_test(p4_pool_memory_is_announced_while_it_is_mapped),
 		cmocka_unit_test(reports_are_dropped_when_nobody_reads_them),
 	};
 

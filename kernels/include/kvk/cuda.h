@@ -17,7 +17,6 @@ typedef struct kvk_cu_stream *kvk_cu_stream_t; /* NULL: the legacy default strea
 typedef struct kvk_cu_event *kvk_cu_event_t;
 typedef uint64_t kvk_cu_ptr_t;
 
-
 /* Every function returns a CUresult: 0, KVK_CU_NOT_READY or an error. */
 #define KVK_CU_NOT_READY 600
 #define KVK_CUDA_OPS(X)                                                                                                \
@@ -55,6 +54,9 @@ typedef uint64_t kvk_cu_ptr_t;
 	X(event_record, cuEventRecord, (kvk_cu_event_t event, kvk_cu_stream_t stream))                                 \
 	X(event_query, cuEventQuery, (kvk_cu_event_t event))                                                           \
 	X(event_wait, cuEventSynchronize, (kvk_cu_event_t event))                                                      \
+	X(pointer_attribute, cuPointerGetAttribute, (void *p_value, int attribute, kvk_cu_ptr_t ptr))                  \
+	X(peer_can, cuDeviceCanAccessPeer, (int *p_can, int device, int peer))                                         \
+	X(peer_enable, cuCtxEnablePeerAccess, (kvk_cu_context_t peer, unsigned flags))                                 \
 	X(error_name, cuGetErrorName, (int error, const char **p_name))
 
 typedef struct kvk_cuda_ops {

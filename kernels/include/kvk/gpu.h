@@ -35,6 +35,7 @@ typedef struct kvk_gpu_config {
 	uint32_t sms;               /* most SMs a copy takes unless it says otherwise; 0: 8 */
 	uint32_t jobs;              /* most jobs at a time; 0: 64 */
 	uint64_t staging_bytes;     /* ring in device memory for STAGED; 0: 64 MiB; taken at the first use */
+	const void *image;          /* kernels, as the driver loads them; NULL: those of this build */
 } kvk_gpu_config_t;
 
 /* KV_ERR_UNSUPPORTED: no such device, no kernels in this build for it, or not able to (why: kvk_gpu_why()); KV_ERR_NOMEM; KV_ERR_IO: the driver says no. */
@@ -55,6 +56,8 @@ kv_status_t kvk_gpu_register(kvk_gpu_t *gpu, void *base, size_t bytes);
 void kvk_gpu_unregister(kvk_gpu_t *gpu, void *base);
 /* Does the device see all of these bytes? Lock-free against copies. */
 int kvk_gpu_sees(const kvk_gpu_t *gpu, const void *at, size_t bytes);
+/* Where the device sees it: a paged cache in registered memory is described with such addresses. KV_ERR_ARG: it does not. */
+kv_status_t kvk_gpu_address(kvk_gpu_t *gpu, const void *at, size_t bytes, kvk_cu_ptr_t *p_address);
 
 /* ---- copies ------------------------------------------------------------------------------------------------------ */
 

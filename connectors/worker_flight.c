@@ -1,0 +1,109 @@
+/* Flights: jobs on the device, and whom they are for. */
+#include "worker_gpu.h"
+
+static kvx_flight_t *first_free(kvx_flight_t *flights, uint32_t count, uint32_t keep)
+{
+	kvx_flight_t *found = NULL;
+	uint32_t free = 0;
+
+	for (uint32_t i = 0; i < count; i++) {
+		if (!flights[i].job) {
+			found = found ? found : &flights[i];
+			free++;
+		}
+	}
+
+	return free > keep ? found : NULL;
+}
+
+kvx_flight_t *kvx_flight_of_load(kvx_wgpu_t *gpu, uint32_t flags)
+{
+	const uint32_t keep = flags & KVX_PLAN_ASYNC ? KVX_GPU_LOADS - KVX_GPU_BESIDE : 0;
+
+	return first_free(gpu->flights, KVX_GPU_LOADS, keep);
+}
+
+kvx_flight_t *kvx_flight_of_save(kvx_wgpu_t *gpu, int fence)
+{
+	return first_free(gpu->flights + KVX_GPU_LOADS, KVX_GPU_SAVES, fence ? 0 : KVX_GPU_SAVES - KVX_GPU_AHEAD);
+}
+
+kvc_status_t kvx_flight_submit(kvx_worker_t *worker, kvx_flight_t *flight, const kvk_gpu_copy_t *copy)
+{
+	kvx_wgpu_t *gpu = worker->gpu;
+	kvk_gpu_job_t *job = NULL;
+	const kvc_status_t status = (kvc_status_t)kvk_gpu_submit(gpu->gpu, copy, &job);
+
+	if (status == KVC_OK) {
+		flight->job = job;
+		flight->begin_ns = kvx_worker_now();
+		flight->poisoned = 0;
+		atomic_fetch_add(&gpu->airborne, 1u);
+		atomic_fetch_add(&gpu->loading, flight->load ? 1u : 0u);
+	}
+
+	return status;
+}
+
+/* What has become of it. PENDING: in the air. */
+static kvc_status_t ask(kvx_wgpu_t *gpu, const kvx_flight_t *flight)
+{
+	const kvc_status_t status = (kvc_status_t)kvk_gpu_poll(flight->job);
+	const uint64_t quit = atomic_load(&gpu->quit_ns);
+
+	if (status == KVC_PENDING && quit && kvx_worker_now() >= quit) {
+		atomic_store(&gpu->lost, 1u);
+		return (kvc_status_t)KV_ERR_IO;
+	}
+
+	return status;
+}
+
+static void land(kvx_worker_t *worker, kvx_flight_t *flight, kvc_status_t status)
+{
+	kvx_wgpu_t *gpu = worker->gpu;
+	kvk_gpu_job_t *job = flight->job;
+	const uint32_t loading = flight->load ? 1u : 0u;
+
+	/* Once its load or save no longer counts it, that may be gone. */
+	if (flight->load) {
+		if (status != KVC_OK && status != KVC_ERR_CORRUPT) {
+			atomic_store(&gpu->loose, 1u);
+		}
+		kvx_gpu_load_landed(worker, flight, status);
+	} else {
+		kvx_gpu_save_landed(worker, flight, status);
+	}
+	kvk_gpu_end(job);
+	flight->job = NULL;
+	flight->load = NULL;
+	flight->save = NULL;
+	atomic_fetch_sub(&gpu->loading, loading);
+	atomic_fetch_sub(&gpu->airborne, 1u);
+}
+
+uint32_t kvx_flight_land(kvx_worker_t *worker)
+{
+	kvx_wgpu_t *gpu = worker->gpu;
+	uint32_t landed = 0;
+
+	if (atomic_load(&gpu->airborne) == 0) {
+		return 0;
+	}
+	(void)pthread_mutex_lock(&gpu->lock);
+	for (uint32_t i = 0; i < KVX_GPU_FLIGHTS; i++) {
+		kvx_flight_t *flight = &gpu->flights[i];
+		const kvc_status_t status = flight->job ? ask(gpu, flight) : KVC_PENDING;
+
+		if (status != KVC_PENDING) {
+			land(worker, flight, status);
+			landed++;
+		}
+	}
+	(void)pthread_mutex_unlock(&gpu->lock);
+	if (landed > 0) {
+		kvx_gate_open(&worker->progress);
+	}
+
+	return landed;
+}

@@ -1,0 +1,144 @@
+/* worker_gpu.h -- a worker whose engine's cache is in GPU memory: copies are jobs in flight on streams instead of calls that return when done.
+ *
+ *   compute   the engine's own stream
+ *   urgent    loads that a step needs: after what compute had at load(), before what compute gets afterwards; the host does not wait
+ *   beside    loads beside the steps: after what compute had at start()
+ *   low       saves: after what compute had at end(), of early ones at begin()
+ *
+ * A flight is one job and whom it is for. Its load or save counts it as active until it has landed, so lease, put and pool memory stay as long as the
+ * device may use them, whatever else happens. Any thread lands what is over. One lock holds flights and jobs together: asking, submitting and ordering are
+ * done under it, waiting never is. All states are those of loads and saves on hosts (worker_impl.h); a block in flight is TAKEN.
+ *
+ * Files: worker_gpu.c (device, streams, order), worker_flight.c, worker_gpu_load.c, worker_gpu_save.c (and fences), worker_slabs.c (pool memory the device
+ * sees), worker_gpu_test.c (self-tests).
+ */
+#ifndef KVX_WORKER_GPU_H
+#define KVX_WORKER_GPU_H
+
+#include "worker_impl.h"
+
+#define KVX_GPU_MOVES        256u                 /* blocks a job of a load at most */
+#define KVX_GPU_SYNC_BYTES   (UINT64_C(64) << 20) /* of a job that a step needs: few jobs bring all of it */
+#define KVX_GPU_BESIDE_BYTES (UINT64_C(16) << 20) /* of a job beside the steps */
+#define KVX_GPU_SAVE_BYTES   (UINT64_C(8) << 20)  /* of a job of a save */
+#define KVX_GPU_LOADS        32u                  /* jobs of loads in flight; */
+#define KVX_GPU_BESIDE       16u                  /* of these beside the steps */
+#define KVX_GPU_SAVES        16u                  /* jobs of saves in flight; */
+#define KVX_GPU_AHEAD        8u                   /* of these not for a fence */
+#define KVX_GPU_FLIGHTS      (KVX_GPU_LOADS + KVX_GPU_SAVES)
+#define KVX_GPU_JOBS         64u /* flights and self-tests */
+
+/* Free when job is NULL. */
+typedef struct kvx_flight {
+	kvk_gpu_job_t *job;
+	kvx_wload_t *load; /* NULL: a save's */
+	kvx_wpart_t *part;
+	uint32_t first, count; /* of the load's part */
+	kvx_wsave_t *save;
+	uint32_t n;
+	uint32_t place[KVX_WORKER_MOVES]; /* which block of the save a move is of */
+	uint64_t *leaves;                 /* [batch][words]: what its gather finds */
+	uint64_t begin_ns;
+	int poisoned; /* its blocks may have been written meanwhile: what it has read counts for nothing */
+} kvx_flight_t;
+
+/* One slab of the pool; pieces of it are made known to the device one by one. */
+typedef struct kvx_wslab {
+	struct kvx_wslab *next;
+	uint8_t *base;
+	size_t bytes, piece;
+	uint32_t pieces, at; /* before `at` all are known */
+	uint8_t known[];     /* [pieces] */
+} kvx_wslab_t;
+
+struct kvx_wgpu {
+	kvk_gpu_t *gpu;
+	kvk_cu_stream_t urgent, beside, low;
+	uint32_t sync_batch, beside_batch, save_batch;
+	_Atomic uint32_t loose;    /* a copy into the cache may be running that no flight knows of */
+	_Atomic uint32_t airborne; /* flights */
+	_Atomic uint32_t loading;  /* of these for loads */
+	_Atomic uint32_t lost;     /* some were given up at the end: nothing of the device's is freed */
+	_Atomic uint64_t quit_ns;  /* closing: no longer is waited for the device; 0: not closing */
+	_Atomic uint64_t refused;  /* pieces of the pool that could not be made known */
+
+	/* the engine's thread */
+	kvk_cu_stream_t compute;
+	int ended;     /* end() was there, and this step's synchronous loads are not known yet */
+	int unordered; /* saves of this step cannot be put in order after it */
+
+	/* under the lock */
+	pthread_mutex_t lock;
+	kvx_flight_t flights[KVX_GPU_FLIGHTS]; /* loads, then saves */
+	kvk_move_t moves[KVX_GPU_MOVES];
+	uint64_t *expected; /* [KVX_GPU_MOVES at most][words] */
+	uint64_t *padded;   /* [words] */
+
+	/* who owns the attachment */
+	kvx_wslab_t *slabs;
+};
+
+/* worker_gpu.c */
+kvc_status_t kvx_gpu_open(kvx_worker_t *worker, const kvx_worker_config_t *config);
+void kvx_gpu_close(kvx_worker_t *worker);
+/* From now on the device is not waited for much longer. */
+void kvx_gpu_quit(kvx_worker_t *worker);
+/* What is enqueued on `later` from now on runs after what is on `earlier` now. 0: the driver refuses. */
+int kvx_gpu_order(kvx_worker_t *worker, kvk_cu_stream_t earlier, kvk_cu_stream_t later);
+/* begin(): copies nobody knows the end of come before what the engine does next. */
+void kvx_gpu_begin(kvx_worker_t *worker);
+/* Early saves come after what the engine has enqueued. 0: they must not be made. */
+int kvx_gpu_early(kvx_worker_t *worker);
+/* start(): loads beside the steps come after what the engine has enqueued. 0: they must not begin. */
+int kvx_gpu_start(kvx_worker_t *worker);
+/* end(): saves of this step come after it, and are handed over when its synchronous loads are known to have come. */
+void kvx_gpu_end(kvx_worker_t *worker);
+/* Wait for the synchronous loads of the step (at most until their deadline), then hand over the saves that waited for them. */
+void kvx_gpu_settle(kvx_worker_t *worker);
+/* The device's part of the counters. */
+void kvx_gpu_stats(const kvx_worker_t *worker, kvx_worker_stats_t *stats);
+
+/* worker_flight.c */
+/* A free flight for a load, or a save; NULL: there is none now. Lock held. */
+kvx_flight_t *kvx_flight_of_load(kvx_wgpu_t *gpu, uint32_t flags);
+kvx_flight_t *kvx_flight_of_save(kvx_wgpu_t *gpu, int fence);
+/* Lock held. Not OK: nothing is in flight; KV_ERR_BUSY: try again later. */
+kvc_status_t kvx_flight_submit(kvx_worker_t *worker, kvx_flight_t *flight, const kvk_gpu_copy_t *copy);
+/* Land what is over: how many. Any thread. */
+uint32_t kvx_flight_land(kvx_worker_t *worker);
+
+/* worker_gpu_load.c */
+/* Submit what the oldest loads beside the steps have ready: how many blocks. Transfer thread. */
+uint32_t kvx_gpu_load_beside(kvx_worker_t *worker);
+/* All synchronous loads of the plan are submitted, or have failed, when it returns. */
+void kvx_gpu_load(kvx_worker_t *worker);
+/* Lock held. */
+void kvx_gpu_load_landed(kvx_worker_t *worker, kvx_flight_t *flight, kvc_status_t status);
+
+/* worker_gpu_save.c */
+/* Submit some blocks of the save: how many. Transfer thread. */
+kvc_status_t kvx_gpu_save(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t *p_moved);
+/* Blocks of the fence are read, or will be before what the engine enqueues from now on, or are given up. */
+void kvx_gpu_fence(kvx_worker_t *worker);
+/* Lock held. */
+void kvx_gpu_save_landed(kvx_worker_t *worker, kvx_flight_t *flight, kvc_status_t status);
+
+/* worker_slabs.c; who owns the attachment */
+/* kvc_config_t.on_memory. */
+void kvx_slabs_told(void *worker, const kvc_memory_t *memory, int mapped);
+/* The device sees these bytes when it answers OK. Else the worker has declined: KVC_ERR_LIMIT, KV_ERR_IO. */
+kvc_status_t kvx_slabs_ensure(kvx_worker_t *worker, const void *at, size_t bytes);
+/* In idle times: make a little more of the pool known. 0: nothing to do. */
+int kvx_slabs_step(kvx_worker_t *worker);
+
+/* worker_gpu_test.c */
+kvc_status_t kvx_gpu_echo(kvx_worker_t *worker, const kvx_wgroup_t *group, uint32_t from, uint32_t to);
+/* Memory of a self-test that the device and the host both see; *p_device is the device's address of it. */
+kvc_status_t kvx_gpu_test_memory(kvx_worker_t *worker, size_t bytes, uint8_t **p_memory, uintptr_t *p_device);
+void kvx_gpu_test_free(const kvx_worker_t *worker, uint8_t *memory);
+/* Begin or ask: PENDING until it is over. */
+kvc_status_t kvx_gpu_test_move(kvx_worker_t *worker, const kvk_gpu_copy_t *copy);
+/* Nothing of it is under way any more. */
+void kvx_gpu_test_stop(kvx_worker_t *worker);
+
+#endif

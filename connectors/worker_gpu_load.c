@@ -1,0 +1,232 @@
+/* Loads into GPU memory. A batch goes onto a stream when its blocks are there; what it has come to is looked at when it lands: the digests the device has
+ * compared, and the lease, which has to be valid still when all bytes have come. */
+#include "worker_gpu.h"
+
+#define SPINS    4000u
+#define NAP_NS   UINT64_C(100000)
+#define GRACE_NS UINT64_C(20000000) /* past its deadline the engine ends a load itself */
+
+/* ---- one batch --------------------------------------------------------------------------------------------------------------- */
+
+/* The moves of blocks [first, first + count) that are wanted: how many. */
+static uint32_t prepare(const kvx_worker_t *worker, const kvx_wpart_t *part, uint32_t first, uint32_t count)
+{
+	kvx_wgpu_t *gpu = worker->gpu;
+	uint32_t n = 0;
+
+	for (uint32_t i = first; i < first + count; i++) {
+		if (part->ids[i] != KVX_NO_BLOCK) {
+			kvx_move_prepare(worker, part->group, &part->sources[i], &gpu->moves[n],
+					 gpu->expected + (size_t)n * worker->words);
+			gpu->moves[n].block = part->ids[i];
+			n++;
+		}
+	}
+
+	return n;
+}
+
+/* So many more blocks of the load need nothing any more. */
+static void settle_blocks(kvx_worker_t *worker, kvx_wload_t *load, uint32_t count)
+{
+	if (atomic_fetch_sub(&load->left, count) == count) {
+		kvx_wload_close(worker, load, KVC_OK);
+	}
+}
+
+/* Submit what was taken. BUSY: not now; the load counts the flight from here to its landing. */
+static kvc_status_t submit(kvx_worker_t *worker, kvx_flight_t *flight)
+{
+	kvx_wgpu_t *gpu = worker->gpu;
+	kvx_wload_t *load = flight->load;
+	kvx_wpart_t *part = flight->part;
+	const uint32_t moves = prepare(worker, part, flight->first, flight->count);
+	const kvk_gpu_copy_t copy = {.dir = KVK_GPU_SCATTER,
+				     .layout = load->layout,
+				     .paged = &part->group->paged,
+				     .moves = gpu->moves,
+				     .count = moves,
+				     .stream = load->flags & KVX_PLAN_ASYNC ? gpu->beside : gpu->urgent};
+	kvc_status_t status = kvc_lease_state(part->lease);
+
+	if (status != KVC_OK) {
+		return status;
+	}
+	if (moves == 0) {
+		settle_blocks(worker, load, flight->count);
+		return KVC_OK;
+	}
+	atomic_fetch_add(&load->active, 1u);
+	status = kvx_flight_submit(worker, flight, &copy);
+	if (status != KVC_OK) {
+		atomic_fetch_sub(&load->active, 1u);
+	}
+	if (status == (kvc_status_t)KV_ERR_IO) {
+		atomic_store(&gpu->loose, 1u); /* some of it may have been enqueued */
+	}
+
+	return status;
+}
+
+/* A batch of the part, if there is one and a flight for it: how many blocks. Lock held. */
+static uint32_t send_part(kvx_worker_t *worker, kvx_wload_t *load, kvx_wpart_t *part)
+{
+	kvx_wgpu_t *gpu = worker->gpu;
+	kvx_flight_t *flight = kvx_flight_of_load(gpu, load->flags);
+	kvc_status_t status;
+
+	if (!flight) {
+		return 0;
+	}
+	flight->count = kvx_wload_take(part, load->flags & KVX_PLAN_ASYNC ? gpu->beside_batch : gpu->sync_batch,
+				       &flight->first);
+	if (flight->count == 0) {
+		return 0;
+	}
+	flight->load = load;
+	flight->part = part;
+	status = submit(worker, flight);
+	if (status == KVC_ERR_BUSY) {
+		atomic_store(&part->next, flight->first); /* nobody else takes of this load */
+	} else if (status != KVC_OK) {
+		kvx_wload_close(worker, load, status);
+	}
+	if (!flight->job) {
+		flight->load = NULL;
+	}
+
+	return status == KVC_ERR_BUSY ? 0 : flight->count;
+}
+
+/* One batch of the load: how many blocks. */
+static uint32_t send(kvx_worker_t *worker, kvx_wload_t *load)
+{
+	uint32_t count = 0;
+
+	atomic_fetch_add(&load->active, 1u);
+	if (atomic_load(&load->go) && atomic_load(&load->cause) == KVC_PENDING) {
+		(void)pthread_mutex_lock(&worker->gpu->lock);
+		for (uint32_t p = 0; p < load->parts && count == 0; p++) {
+			count = send_part(worker, load, &load->part[p]);
+		}
+		(void)pthread_mutex_unlock(&worker->gpu->lock);
+	}
+	atomic_fetch_sub(&load->active, 1u);
+
+	return count;
+}
+
+void kvx_gpu_load_landed(kvx_worker_t *worker, kvx_flight_t *flight, kvc_status_t status)
+{
+	kvx_wload_t *load = flight->load;
+	kvx_wpart_t *part = flight->part;
+	const kvk_paged_t *paged = &part->group->paged;
+	const kvc_status_t after = kvc_lease_state(part->lease);
+	const kvc_status_t verdict = after != KVC_OK ? after : status;
+	uint32_t good = 0, move = 0;
+
+	if (verdict == KVC_OK || verdict == KVC_ERR_CORRUPT) {
+		for (uint32_t i = flight->first; i < flight->first + flight->count; i++) {
+			if (part->ids[i] == KVX_NO_BLOCK) {
+				continue;
+			}
+			if (status == KVC_ERR_CORRUPT && kvk_gpu_bad(flight->job, move)) {
+				part->ends[i] = KVX_BLOCK_BAD;
+			} else {
+				part->ends[i] = KVX_BLOCK_GOOD;
+				good++;
+			}
+			move++;
+		}
+		atomic_fetch_add(&load->good, good);
+		atomic_fetch_add(&load->bytes,
+				 (uint64_t)good * paged->heads * paged->layers * worker->geometry.page_bytes);
+	}
+	if (verdict == KVC_OK) {
+		settle_blocks(worker, load, flight->count);
+	} else {
+		kvx_wload_close(worker, load, verdict);
+	}
+	atomic_fetch_sub(&load->active, 1u);
+}
+
+/* ---- beside the steps (transfer thread) -------------------------------------------------------------------------------------- */
+
+uint32_t kvx_gpu_load_beside(kvx_worker_t *worker)
+{
+	uint32_t total = 0, count;
+
+	for (kvx_wjob_t *job = worker->run; job; job = job->next_run) {
+		kvx_wload_t *load = (kvx_wload_t *)job;
+
+		if (job->kind != KVX_WJOB_LOAD || !(load->flags & KVX_PLAN_ASYNC)) {
+			continue;
+		}
+		do {
+			count = send(worker, load);
+			total += count;
+		} while (count > 0);
+	}
+
+	return total;
+}
+
+/* ---- within a step (engine's thread) ----------------------------------------------------------------------------------------- */
+
+/* Every block of every load has gone, or the load has failed. */
+static int all_sent(const kvx_worker_t *worker)
+{
+	for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
+		for (uint32_t p = 0; p < load->parts && atomic_load(&load->cause) == KVC_PENDING; p++) {
+			if (atomic_load(&load->part[p].next) < load->part[p].n) {
+				return 0;
+			}
+		}
+	}
+
+	return 1;
+}
+
+static void send_until_sent(kvx_worker_t *worker)
+{
+	uint32_t spins = 0;
+
+	while (!all_sent(worker)) {
+		const uint32_t seen = kvx_gate_seen(&worker->progress);
+		const uint64_t now = kvx_worker_now();
+		uint32_t moved = kvx_flight_land(worker);
+
+		for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
+			moved += send(worker, load);
+			if (now >= load->deadline_ns + GRACE_NS) {
+				kvx_wload_close(worker, load, KVC_ERR_TIMEOUT);
+			}
+		}
+		if (moved > 0) {
+			spins = 0;
+		} else if (spins++ < SPINS) {
+			kvx_pause();
+		} else if (!all_sent(worker)) {
+			kvx_gate_wait(&worker->progress, seen, NAP_NS);
+		}
+	}
+}
+
+void kvx_gpu_load(kvx_worker_t *worker)
+{
+	kvx_wgpu_t *gpu = worker->gpu;
+	const int ordered = kvx_gpu_order(worker, gpu->compute, gpu->urgent);
+
+	for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
+		if (!ordered) {
+			kvx_wload_close(worker, load, (kvc_status_t)KV_ERR_IO);
+		}
+		atomic_store(&load->go, 1u);
+	}
+	kvx_worker_wake(worker);
+	send_until_sent(worker);
+	if (!kvx_gpu_order(worker, gpu->urgent, gpu->compute)) {
+		atomic_store(&gpu->loose, 1u);
+		kvx_gpu_settle(worker); /* then the host waits */
+	}
+}

@@ -1,0 +1,236 @@
+/* A copy in the words of the kernels, and the way it goes. */
+#include "gpu_internal.h"
+
+#include "page.h"
+
+/* ---- rows -------------------------------------------------------------------------------------------------------- */
+
+static kvk_gpu_row_t make_row(kvk_row_t page, kvk_row_t first, kvk_row_t second, size_t bytes)
+{
+	return (kvk_gpu_row_t){.pool_offset = page.offset,
+			       .pool_stride = page.stride,
+			       .cache_offset = first.offset,
+			       .cache_stride = first.stride,
+			       .cache_head = second.offset - first.offset,
+			       .bytes = bytes};
+}
+
+/* Does V begin where a piece of K ends, on both sides and for every token and head? */
+static int beside(const kvk_gpu_row_t *k, const kvk_gpu_row_t *v)
+{
+	return v->bytes > 0 && v->pool_offset == k->pool_offset + k->bytes && v->pool_stride == k->pool_stride &&
+	       v->cache_offset == k->cache_offset + k->bytes && v->cache_stride == k->cache_stride &&
+	       v->cache_head == k->cache_head;
+}
+
+static int in_one(const kvk_gpu_row_t *row)
+{
+	return row->bytes == 0 || (row->pool_stride == row->bytes && row->cache_stride == row->bytes);
+}
+
+/* A row of one piece. */
+static void make_whole(kvk_gpu_row_t *row, uint32_t tokens)
+{
+	row->bytes *= tokens;
+	row->pool_stride = row->bytes;
+	row->cache_stride = row->bytes;
+}
+
+/* Fewer and larger pieces where both sides agree: same bytes, same order, same digest. */
+static void join(kvk_gpu_args_t *args)
+{
+	if (args->interleaved && beside(&args->k, &args->v)) {
+		args->k.bytes += args->v.bytes;
+		args->v = (kvk_gpu_row_t){0};
+	}
+	/* Interleaved and apart: K and V of a token follow each other, so neither is one piece. */
+	if (!in_one(&args->k) || !in_one(&args->v) || (args->interleaved && args->v.bytes > 0)) {
+		return;
+	}
+	make_whole(&args->k, args->tokens);
+	make_whole(&args->v, args->tokens);
+	args->tokens = 1;
+	if (beside(&args->k, &args->v)) {
+		make_whole(&args->k, 2);
+		args->v = (kvk_gpu_row_t){0};
+	}
+}
+
+static void make_rows(const kvk_layout_t *layout, const kvk_paged_t *paged, kvk_gpu_args_t *args)
+{
+	if (layout->inner == KVK_INNER_OPAQUE) {
+		const kvk_row_t whole = {0, layout->page_bytes};
+
+		args->opaque = 1;
+		args->tokens = 1;
+		args->k = make_row(whole, whole, whole, layout->page_bytes);
+		return;
+	}
+
+	const kvk_rows_t page = kvk_page_rows(layout);
+	const kvk_rows_t first = kvk_paged_rows(paged, 0);
+	const kvk_rows_t second = kvk_paged_rows(paged, 1);
+
+	args->tokens = layout->block_tokens;
+	args->interleaved = layout->inner == KVK_INNER_PACKED;
+	args->k = make_row(page.k, first.k, second.k, kvk_k_bytes(layout));
+	if (layout->v_dim > 0) {
+		args->v = make_row(page.v, first.v, second.v, kvk_v_bytes(layout));
+	}
+	join(args);
+}
+
+static void make_args(const kvk_gpu_copy_t *copy, const kvk_geometry_t *g, kvk_gpu_args_t *args)
+{
+	const kvk_layout_t *layout = copy->layout;
+	const kvk_paged_t *paged = copy->paged;
+	const uint64_t first = (uint64_t)paged->first_head * layout->layers + paged->first_layer + copy->layer;
+
+	*args = (kvk_gpu_args_t){
+		.cache_stride = paged->block_stride ? paged->block_stride : kvk_paged_block_bytes(paged),
+		.page_bytes = g->page_bytes,
+		.pool_head = (uint64_t)g->page_bytes * layout->layers,
+		.pool_first = first * g->page_bytes,
+		.count = copy->count,
+		.heads = paged->heads,
+		.layers = copy->layers ? copy->layers : paged->layers,
+		.pieces = g->pieces,
+		.leaf_bytes = g->leaf_bytes,
+	};
+	/* Addresses and leaves are given of the range alone, so that it begins at 0. */
+	args->cache_layers = args->layers;
+	make_rows(layout, paged, args);
+}
+
+static uint64_t row_bits(const kvk_gpu_row_t *row)
+{
+	return row->pool_offset | row->pool_stride | row->cache_offset | row->cache_stride | row->cache_head |
+	       row->bytes;
+}
+
+int kvk_gpu_bulk_fits(const kvk_gpu_args_t *args, uint64_t addresses)
+{
+	const uint64_t bits = addresses | args->cache_stride | args->page_bytes | args->pool_head | args->pool_first |
+			      args->leaf_bytes | row_bits(&args->k) | row_bits(&args->v);
+
+	return bits % 16 == 0;
+}
+
+uint64_t kvk_gpu_units(const kvk_gpu_args_t *args)
+{
+	/* Heads x layers x pieces of one block are below 2^30: no overflow. */
+	return (uint64_t)args->count * args->heads * args->layers * args->pieces;
+}
+
+/* ---- which way --------------------------------------------------------------------------------------------------- */
+
+uint64_t kvk_gpu_run_bytes(const kvk_layout_t *layout, const kvk_paged_t *paged, uint32_t layers, uint32_t page_bytes)
+{
+	const uint64_t run = (uint64_t)layers * page_bytes;
+
+	/* All layers of a head, and the next head follows. */
+	return layers == layout->layers ? run * paged->heads : run;
+}
+
+/* Bytes of the smallest leaf: an opaque page's last may be shorter than the others. */
+static uint32_t least_leaf(const kvk_geometry_t *g)
+{
+	return g->page_bytes - (g->pieces - 1) * g->leaf_bytes;
+}
+
+/* How STAGED would cut it: as many layers at a time as a slot of the ring holds of one block. 0: not one. */
+static int cut_for_stages(const kvk_gpu_t *gpu, kvk_gpu_plan_t *plan)
+{
+	const uint64_t slice = (uint64_t)plan->args.heads * plan->args.page_bytes;
+	const uint64_t fit = kvk_gpu_ring_slot_bytes(gpu) / slice;
+
+	if (fit == 0) {
+		return 0;
+	}
+	plan->staged_layers = fit < plan->args.layers ? (uint32_t)fit : plan->args.layers;
+	plan->staged_steps = (plan->args.layers + plan->staged_layers - 1) / plan->staged_layers;
+
+	return 1;
+}
+
+static kvk_gpu_way_t by_rule(const kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan)
+{
+	const kvk_gpu_copy_t *copy = plan->copy;
+	const uint64_t run = kvk_gpu_run_bytes(copy->layout, copy->paged, plan->args.layers, plan->geometry.page_bytes);
+	kvk_gpu_way_t way = KVK_GPU_AUTO;
+
+	if (plan->args.layers == copy->paged->layers) {
+		way = kvk_gpu_chosen(gpu, copy);
+	}
+	if (way == KVK_GPU_AUTO) {
+		way = run >= KVK_GPU_STAGED_RUN ? KVK_GPU_STAGED : KVK_GPU_ZERO_COPY;
+	}
+
+	return way;
+}
+
+static void choose(kvk_gpu_t *gpu, kvk_gpu_plan_t *plan)
+{
+	plan->way = plan->copy->way;
+	if (!gpu->plain[0] || (plan->digests && least_leaf(&plan->geometry) < KVK_GPU_LEAF_LEAST)) {
+		plan->way = KVK_GPU_EACH;
+	}
+	if (plan->way == KVK_GPU_AUTO) {
+		plan->way = by_rule(gpu, plan);
+	}
+	/* Without a ring, or with one too small for a layer of a block, there is the link. */
+	if (plan->way == KVK_GPU_STAGED &&
+	    (plan->args.count == 0 || !cut_for_stages(gpu, plan) || !kvk_gpu_ring_ready(gpu, plan->copy->dir))) {
+		plan->way = KVK_GPU_ZERO_COPY;
+		plan->staged_steps = 0;
+	}
+}
+
+static kv_status_t check(const kvk_gpu_copy_t *copy)
+{
+	const uint32_t held = copy->paged->layers;
+
+	if (copy->dir != KVK_GPU_GATHER && copy->dir != KVK_GPU_SCATTER) {
+		return kvk_gpu_refuse(KV_ERR_ARG, "a copy is a gather or a scatter");
+	}
+	if ((unsigned)copy->way > KVK_GPU_EACH) {
+		return kvk_gpu_refuse(KV_ERR_ARG, "there is no such way to copy");
+	}
+	if (copy->layer >= held || copy->layers > held - copy->layer || (copy->layers == 0 && copy->layer != 0)) {
+		return kvk_gpu_refuse(KV_ERR_ARG, "layers %u to %u are not in the cache, which has %u", copy->layer,
+				      copy->layer + copy->layers, held);
+	}
+	for (uint32_t i = 0; i < copy->count; i++) {
+		if (copy->moves[i].block >= copy->paged->blocks) {
+			return kvk_gpu_refuse(KV_ERR_ARG, "block %u is not in the cache, which has %u",
+					      copy->moves[i].block, copy->paged->blocks);
+		}
+	}
+
+	return KV_OK;
+}
+
+kv_status_t kvk_gpu_plan(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kvk_gpu_plan_t *plan)
+{
+	const kv_status_t status = check(copy);
+	uint32_t sms;
+
+	if (status != KV_OK) {
+		return status;
+	}
+	*plan = (kvk_gpu_plan_t){.copy = copy};
+	kvk_layout_geometry(copy->layout, &plan->geometry);
+	make_args(copy, &plan->geometry, &plan->args);
+	plan->pool_bytes = plan->geometry.block_bytes;
+	for (uint32_t i = 0; i < copy->count; i++) {
+		plan->digests |= copy->moves[i].leaves != NULL;
+	}
+	sms = copy->sms ? copy->sms : gpu->sms;
+	plan->sms = sms < gpu->sms_all ? sms : gpu->sms_all;
+	if (kvk_gpu_units(&plan->args) > KVK_GPU_MAX_UNITS) {
+		return kvk_gpu_refuse(KV_ERR_LIMIT, "the copy has too many pages: it takes less in parts");
+	}
+	choose(gpu, plan);
+
+	return KV_OK;
+}

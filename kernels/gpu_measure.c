@@ -1,0 +1,243 @@
+/* Which way is faster for a cache on this device: both are timed between scratch of the same shape. */
+#include "gpu_internal.h"
+
+#define SCRATCH_BYTES UINT64_C(32 << 20)
+#define SCRATCH_MOST  UINT64_C(256 << 20) /* of one block: above, nothing is measured */
+#define ROUNDS        3u                  /* the first warms up */
+#define WAIT_US       2000000u
+
+/* Scratch of both sides. */
+typedef struct scratch {
+	kvk_gpu_t *gpu;
+	const kvk_layout_t *layout;
+	kvk_paged_t paged;
+	kvk_cu_ptr_t cache;
+	uint8_t *pool;
+	void **bases;
+	kvk_move_t *moves;
+	uint32_t blocks;
+	kvk_cu_stream_t stream;
+} scratch_t;
+
+/* ---- what was found ---------------------------------------------------------------------------------------------- */
+
+static int same_layout(const kvk_layout_t *a, const kvk_layout_t *b)
+{
+	return a->heads == b->heads && a->layers == b->layers && a->block_tokens == b->block_tokens &&
+	       a->k_dim == b->k_dim && a->v_dim == b->v_dim && a->dtype == b->dtype && a->inner == b->inner &&
+	       a->page_bytes == b->page_bytes;
+}
+
+static const kvk_gpu_choice_t *find_choice(const kvk_gpu_t *gpu, const kvk_layout_t *layout, const kvk_paged_t *paged)
+{
+	/* They are only ever added. */
+	const uint32_t count = atomic_load_explicit(&gpu->choice_count, memory_order_acquire);
+
+	for (uint32_t i = 0; i < count; i++) {
+		const kvk_gpu_choice_t *c = &gpu->choices[i];
+
+		if (c->kind == paged->kind && c->heads == paged->heads && c->layers == paged->layers &&
+		    same_layout(&c->layout, layout)) {
+			return c;
+		}
+	}
+
+	return NULL;
+}
+
+kvk_gpu_way_t kvk_gpu_chosen(const kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy)
+{
+	const kvk_gpu_choice_t *c = find_choice(gpu, copy->layout, copy->paged);
+
+	return c ? c->way[copy->dir] : KVK_GPU_AUTO;
+}
+
+static void keep_choice(kvk_gpu_t *gpu, const kvk_gpu_choice_t *choice)
+{
+	pthread_mutex_lock(&gpu->lock);
+
+	const uint32_t count = atomic_load(&gpu->choice_count);
+
+	if (count < KVK_GPU_MAX_CHOICE) {
+		gpu->choices[count] = *choice;
+		atomic_store_explicit(&gpu->choice_count, count + 1, memory_order_release);
+	}
+	pthread_mutex_unlock(&gpu->lock);
+}
+
+/* ---- scratch ----------------------------------------------------------------------------------------------------- */
+
+static void drop_scratch(scratch_t *s)
+{
+	kvk_gpu_t *gpu = s->gpu;
+
+	if (s->pool) {
+		KVK_GPU_CALL(gpu, host_free, s->pool);
+	}
+	if (s->cache) {
+		KVK_GPU_CALL(gpu, mem_free, s->cache);
+	}
+	if (s->stream) {
+		KVK_GPU_CALL(gpu, stream_destroy, s->stream);
+	}
+	kv_free(gpu->env, s->bases);
+	kv_free(gpu->env, s->moves);
+}
+
+/* As many blocks as can be had of what was wished; the driver may have less pinned memory to give. */
+static kv_status_t take_pool(scratch_t *s, uint64_t block_bytes)
+{
+	void *pool = NULL;
+	kv_status_t status = KV_ERR_NOMEM;
+
+	for (; s->blocks > 0; s->blocks /= 2) {
+		status = KVK_GPU_CALL(s->gpu, host_alloc, &pool, s->blocks * block_bytes, KVK_CU_HOST_MAPPED);
+		if (status == KV_OK) {
+			s->pool = pool;
+			break;
+		}
+	}
+
+	return status;
+}
+
+/* In the context. What was taken before a failure is dropped by the caller. */
+static kv_status_t take_scratch(scratch_t *s, const kvk_paged_t *paged, uint64_t pool_block, uint64_t cache_block)
+{
+	kvk_gpu_t *gpu = s->gpu;
+	kv_status_t status;
+
+	s->bases = kv_alloc(gpu->env, paged->layers * sizeof *s->bases);
+	s->moves = kv_alloc(gpu->env, s->blocks * sizeof *s->moves);
+	if (!s->bases || !s->moves) {
+		return kvk_gpu_refuse(KV_ERR_NOMEM, "out of memory");
+	}
+	status = take_pool(s, pool_block);
+	if (status != KV_OK) {
+		return status;
+	}
+	status = KVK_GPU_CALL(gpu, mem_alloc, &s->cache, s->blocks * paged->layers * cache_block);
+	if (status != KV_OK) {
+		s->cache = 0;
+		return status;
+	}
+	status = KVK_GPU_CALL(gpu, stream_create, &s->stream, KVK_CU_STREAM_OWN, KVK_CU_PRIORITY_HIGH);
+	if (status != KV_OK) {
+		s->stream = NULL;
+		return status;
+	}
+	s->paged = *paged;
+	s->paged.blocks = s->blocks;
+	s->paged.block_stride = cache_block;
+	s->paged.base = s->bases;
+	for (uint32_t l = 0; l < paged->layers; l++) {
+		s->bases[l] =
+			(void *)(uintptr_t)(s->cache + l * s->blocks * cache_block); /* an address of the device */
+	}
+	for (uint32_t i = 0; i < s->blocks; i++) {
+		s->moves[i] = (kvk_move_t){.block = s->blocks - 1 - i, .data = s->pool + i * pool_block};
+	}
+
+	return KV_OK;
+}
+
+/* ---- timing ------------------------------------------------------------------------------------------------------ */
+
+/* Best time of the rounds. */
+static kv_status_t time_way(const scratch_t *s, kvk_gpu_dir_t dir, kvk_gpu_way_t way, uint64_t *p_ns)
+{
+	const kvk_gpu_copy_t copy = {.dir = dir,
+				     .way = way,
+				     .layout = s->layout,
+				     .paged = &s->paged,
+				     .moves = s->moves,
+				     .count = s->blocks,
+				     .stream = s->stream};
+	uint64_t best = UINT64_MAX;
+
+	for (uint32_t round = 0; round < ROUNDS; round++) {
+		const uint64_t start = kv_now_ns(s->gpu->env);
+		kvk_gpu_job_t *job;
+		kv_status_t status = kvk_gpu_submit(s->gpu, &copy, &job);
+		uint64_t ns;
+
+		if (status != KV_OK) {
+			return status;
+		}
+		status = kvk_gpu_wait(job, WAIT_US);
+		ns = kv_now_ns(s->gpu->env) - start;
+		kvk_gpu_end(job);
+		if (status != KV_OK) {
+			return status == KV_PENDING ? kvk_gpu_refuse(KV_ERR_TIMEOUT, "the copies took too long")
+						    : status;
+		}
+		best = round > 0 && ns < best ? ns : best;
+	}
+	*p_ns = best;
+
+	return KV_OK;
+}
+
+static kv_status_t compare(const scratch_t *s, kvk_gpu_choice_t *choice)
+{
+	for (int dir = 0; dir < 2; dir++) {
+		uint64_t link, staged;
+		kv_status_t status = time_way(s, (kvk_gpu_dir_t)dir, KVK_GPU_ZERO_COPY, &link);
+
+		if (status == KV_OK) {
+			status = time_way(s, (kvk_gpu_dir_t)dir, KVK_GPU_STAGED, &staged);
+		}
+		if (status != KV_OK) {
+			return status;
+		}
+		choice->way[dir] = staged < link ? KVK_GPU_STAGED : KVK_GPU_ZERO_COPY;
+		kv_logf(s->gpu->env, KV_LOG_INFO, "gpu",
+			"copies measured device %d dir %s blocks %u zero_copy_us %llu staged_us %llu", s->gpu->ordinal,
+			dir == KVK_GPU_GATHER ? "gather" : "scatter", s->blocks, (unsigned long long)(link / 1000),
+			(unsigned long long)(staged / 1000));
+	}
+
+	return KV_OK;
+}
+
+static kv_status_t measure(kvk_gpu_t *gpu, const kvk_layout_t *layout, const kvk_paged_t *paged)
+{
+	kvk_gpu_choice_t choice = {
+		.layout = *layout, .kind = paged->kind, .heads = paged->heads, .layers = paged->layers};
+	scratch_t s = {.gpu = gpu, .layout = layout};
+	kvk_geometry_t g;
+	kv_status_t status;
+
+	kvk_layout_geometry(layout, &g);
+	if (g.block_bytes > SCRATCH_MOST) {
+		return kvk_gpu_refuse(KV_ERR_UNSUPPORTED, "blocks of %u bytes are too large to measure", g.block_bytes);
+	}
+	s.blocks = g.block_bytes < SCRATCH_BYTES ? (uint32_t)(SCRATCH_BYTES / g.block_bytes) : 1;
+	status = take_scratch(&s, paged, g.block_bytes, (uint64_t)paged->heads * g.page_bytes);
+	if (status == KV_OK) {
+		status = compare(&s, &choice);
+	}
+	drop_scratch(&s);
+	if (status == KV_OK) {
+		keep_choice(gpu, &choice);
+	}
+
+	return status;
+}
+
+kv_status_t kvk_gpu_measure(kvk_gpu_t *gpu, const kvk_layout_t *layout, const kvk_paged_t *paged)
+{
+	kv_status_t status;
+
+	if (!gpu->plain[0] || find_choice(gpu, layout, paged)) {
+		return KV_OK;
+	}
+	status = kvk_gpu_enter(gpu);
+	if (status != KV_OK) {
+		return status;
+	}
+	status = measure(gpu, layout, paged);
+	kvk_gpu_leave(gpu);
+
+	return status;
+}
