@@ -18,7 +18,7 @@ static void measure(kvx_probe_t *probe, const kvx_t *kvx)
 	const kvk_paged_t *p = &kvx->paged;
 
 	probe->payload = kvx->geometry.block_bytes / kvx->layout.layers;
-	probe->stride = p->block_stride ? p->block_stride : probe->payload;
+	probe->stride = p->block_stride && !p->head_stride ? p->block_stride : probe->payload;
 }
 
 kvc_status_t kvx_probe_init(kvx_t *kvx)
@@ -48,6 +48,8 @@ kvc_status_t kvx_probe_init(kvx_t *kvx)
 	}
 	probe->paged = kvx->paged;
 	probe->paged.blocks = 2;
+	probe->paged.block_stride = probe->stride;
+	probe->paged.head_stride = 0;
 	probe->paged.base = probe->base;
 
 	return KVC_OK;

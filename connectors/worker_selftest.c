@@ -91,6 +91,7 @@ static kvc_status_t make_memory(kvx_worker_t *worker, const kvk_paged_t *engine)
 	test->paged.first_layer = 0;
 	test->paged.first_head = 0;
 	test->paged.block_stride = beside ? block : 0;
+	test->paged.head_stride = 0;
 	test->base = calloc(engine->layers, sizeof *test->base);
 	test->leaves = calloc((size_t)test->geometry.heads * test->geometry.leaves, sizeof *test->leaves);
 	if (!test->base || !test->leaves) {

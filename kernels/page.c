@@ -33,12 +33,15 @@ kvk_rows_t kvk_paged_rows(const kvk_paged_t *paged, uint32_t head)
 	const size_t tokens = paged->block_tokens;
 	const size_t heads = paged->heads;
 
-	const size_t page = head * tokens * (k + v);
+	const size_t page = head * kvk_paged_head_stride(paged);
 
 	switch (paged->kind) {
 	case KVK_PAGED_HEAD_TOKEN_KV:
 		/* [head][token][k | v] */
 		return (kvk_rows_t){.k = {page, k + v}, .v = {page + k, k + v}};
+	case KVK_PAGED_HEAD_KV_TOKEN:
+		/* [head]: K [token][k], then V [token][v] */
+		return (kvk_rows_t){.k = {page, k}, .v = {page + tokens * k, v}};
 	case KVK_PAGED_TOKEN_HEAD_KV:
 		/* [token][head][k | v] */
 		return (kvk_rows_t){.k = {head * (k + v), heads * (k + v)}, .v = {head * (k + v) + k, heads * (k + v)}};
@@ -63,6 +66,11 @@ size_t kvk_paged_block_bytes(const kvk_paged_t *paged)
 
 	return (size_t)paged->heads * paged->block_tokens * (paged->k_dim + paged->v_dim) *
 	       kvk_dtype_bytes(paged->dtype);
+}
+
+size_t kvk_paged_head_stride(const kvk_paged_t *paged)
+{
+	return paged->head_stride ? paged->head_stride : kvk_paged_block_bytes(paged) / paged->heads;
 }
 
 uint8_t *kvk_paged_block(const kvk_paged_t *paged, uint32_t layer, uint32_t block)

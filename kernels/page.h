@@ -29,8 +29,11 @@ kvk_rows_t kvk_paged_rows(const kvk_paged_t *paged, uint32_t head);
 size_t kvk_k_bytes(const kvk_layout_t *layout);
 size_t kvk_v_bytes(const kvk_layout_t *layout);
 
-/* Bytes of one block in one layer of a paged cache: all heads held here. */
+/* Bytes of one block in one layer of a paged cache, all heads held here; what lies between heads does not count. */
 size_t kvk_paged_block_bytes(const kvk_paged_t *paged);
+
+/* From a head to the next, in the orders that begin with the head. */
+size_t kvk_paged_head_stride(const kvk_paged_t *paged);
 
 /* Its address; layer counts from this rank's first. */
 uint8_t *kvk_paged_block(const kvk_paged_t *paged, uint32_t layer, uint32_t block);

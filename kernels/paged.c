@@ -18,20 +18,46 @@ static int range_ok(uint32_t first, uint32_t count, uint32_t total)
 	return count > 0 && first < total && count <= total - first;
 }
 
+static int begins_with_head(kvk_paged_kind_t kind)
+{
+	return kind == KVK_PAGED_HEAD_TOKEN_KV || kind == KVK_PAGED_HEAD_KV_TOKEN;
+}
+
+/* Pages of all blocks and heads of a layer, one after another whichever is outermost; what is between them does not matter. */
+static kv_status_t check_strides(const kvk_paged_t *paged, size_t stride, const char **p_why)
+{
+	const size_t head = kvk_paged_head_stride(paged);
+	const size_t page = kvk_paged_block_bytes(paged) / paged->heads;
+	size_t blocks_span, heads_span;
+
+	if (paged->head_stride && !begins_with_head(paged->kind)) {
+		return refuse(p_why, "only an order that begins with the head has a distance between heads");
+	}
+	if (__builtin_mul_overflow(stride, (size_t)paged->blocks, &blocks_span) || blocks_span > PTRDIFF_MAX / 2 ||
+	    __builtin_mul_overflow(head, (size_t)paged->heads, &heads_span) || heads_span > PTRDIFF_MAX / 2) {
+		return refuse(p_why, "the paged cache is larger than the address space");
+	}
+	if (head < page) {
+		return refuse(p_why, "the paged cache's heads overlap");
+	}
+	if (stride < heads_span - head + page && (stride < page || head < blocks_span - stride + page)) {
+		return refuse(p_why, "the paged cache's blocks overlap");
+	}
+
+	return KV_OK;
+}
+
 static kv_status_t check_memory(const kvk_paged_t *paged, const char **p_why)
 {
-	const size_t bytes = kvk_paged_block_bytes(paged);
-	const size_t stride = paged->block_stride ? paged->block_stride : bytes;
-	size_t span;
+	const size_t stride = paged->block_stride ? paged->block_stride : kvk_paged_block_bytes(paged);
+	kv_status_t status;
 
 	if (paged->blocks == 0) {
 		return refuse(p_why, "the paged cache has no blocks");
 	}
-	if (stride < bytes) {
-		return refuse(p_why, "the paged cache's blocks overlap");
-	}
-	if (__builtin_mul_overflow(stride, (size_t)paged->blocks, &span) || span > PTRDIFF_MAX) {
-		return refuse(p_why, "the paged cache is larger than the address space");
+	status = check_strides(paged, stride, p_why);
+	if (status != KV_OK) {
+		return status;
 	}
 	if (!paged->base) {
 		return refuse(p_why, "the paged cache has no memory");

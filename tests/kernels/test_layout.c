@@ -275,12 +275,55 @@ static void p10_a_paged_cache_that_does_not_fit_is_refused(void **state)
 	PAGED_WITH(base, NULL, "memory");
 	PAGED_WITH(block_stride, 4 * 16 * 256 * 2 - 1, "overlap");
 	PAGED_WITH(block_stride, SIZE_MAX / 64, "address space");
+	PAGED_WITH(head_stride, 16 * 256 * 2, "begins with the head");
 	paged.block_stride = 4 * 16 * 256 * 2;
 	assert_int_equal(kvk_paged_check(&paged, &plain, NULL), KV_OK);
 	layer_base[15] = NULL;
 	paged_refused(paged, &plain, "memory");
 	invalid.heads = 0;
 	paged_refused(paged, &invalid, "heads");
+}
+
+#define APART(heads_, blocks_, text)                                                                                   \
+	do {                                                                                                           \
+		paged.head_stride = heads_;                                                                            \
+		paged.block_stride = blocks_;                                                                          \
+		if (*text) {                                                                                           \
+			paged_refused(paged, &plain, text);                                                            \
+		} else {                                                                                               \
+			assert_int_equal(kvk_paged_check(&paged, &plain, NULL), KV_OK);                                \
+		}                                                                                                      \
+	} while (0)
+
+static void p10_heads_apart_may_hold_layers_or_blocks_but_not_each_other(void **state)
+{
+	const size_t page = (size_t)16 * 256 * 2;
+	kvk_paged_t paged = {.kind = KVK_PAGED_HEAD_KV_TOKEN,
+			     .blocks = 100,
+			     .layers = 16,
+			     .heads = 4,
+			     .block_tokens = 16,
+			     .k_dim = 128,
+			     .v_dim = 128,
+			     .dtype = KVK_DTYPE_BF16,
+			     .base = layer_base};
+
+	(void)state;
+	for (size_t i = 0; i < KV_COUNT_OF(layer_base); i++) {
+		layer_base[i] = layer_base;
+	}
+	APART(0, 0, "");
+	APART(page, 4 * page, "");
+	APART(16 * page, 64 * page, "");
+	APART(16 * page, 49 * page, "");
+	APART(16 * page, 49 * page - 1, "overlap");
+	APART(100 * page, page, "");
+	APART(100 * page - 1, page, "overlap");
+	APART(100 * page, page - 1, "overlap");
+	APART(page - 1, 64 * page, "overlap");
+	APART(16 * page, 0, "overlap");
+	APART(SIZE_MAX / 4, SIZE_MAX / 128, "address space");
+	APART(SIZE_MAX / 2, 64 * page, "address space");
 }
 
 int main(void)
@@ -292,6 +335,7 @@ int main(void)
 		cmocka_unit_test(p10_only_canonical_text_is_read),
 		cmocka_unit_test(only_the_inner_order_may_differ),
 		cmocka_unit_test(p10_a_paged_cache_that_does_not_fit_is_refused),
+		cmocka_unit_test(p10_heads_apart_may_hold_layers_or_blocks_but_not_each_other),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

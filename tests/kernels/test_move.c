@@ -54,9 +54,18 @@ static size_t paged_at(const kvk_paged_t *p, uint32_t head, uint32_t token, uint
 	case KVK_PAGED_HEAD_TOKEN_KV:
 		at = ((size_t)head * p->block_tokens + token) * both + in_both + d;
 		break;
+	case KVK_PAGED_HEAD_KV_TOKEN:
+		at = (size_t)head * p->block_tokens * both + (half ? (size_t)p->block_tokens * p->k_dim : 0) +
+		     token * dim + d;
+		break;
 	case KVK_PAGED_OPAQUE:
 	case KVK_PAGED_KIND_COUNT:
 		fail_msg("opaque pages have no elements");
+	}
+	if (p->head_stride) {
+		const size_t packed = p->block_tokens * both * kvk_dtype_bytes(p->dtype);
+
+		return at * kvk_dtype_bytes(p->dtype) + head * (p->head_stride - packed);
 	}
 
 	return at * kvk_dtype_bytes(p->dtype);
@@ -141,6 +150,22 @@ static kvk_layout_t random_layout(kv_test_rng_t *rng, kvk_paged_kind_t kind)
 	return l;
 }
 
+/* Heads apart from each other: the rank's other layers lie between them, or all its blocks. */
+static void pull_heads_apart(kv_test_rng_t *rng, kvk_paged_t *p, size_t *p_layer_step)
+{
+	const size_t page = paged_bytes(p) / p->heads + kv_test_below(rng, 3) * 32;
+
+	if (kv_test_below(rng, 2)) { /* (blocks, heads, layers, page) */
+		p->head_stride = page * p->layers;
+		p->block_stride = p->head_stride * p->heads;
+		*p_layer_step = page;
+	} else { /* (layers, heads, blocks, page) */
+		p->block_stride = page;
+		p->head_stride = page * BLOCKS;
+		*p_layer_step = p->head_stride * p->heads;
+	}
+}
+
 static void make_rank(kv_test_rng_t *rng, const kvk_layout_t *l, kvk_paged_kind_t kind, rank_t *r)
 {
 	kvk_paged_t *p = &r->paged;
@@ -163,6 +188,10 @@ static void make_rank(kv_test_rng_t *rng, const kvk_layout_t *l, kvk_paged_kind_
 		layer_step = stride;
 		p->block_stride = stride * p->layers;
 	}
+	if ((kind == KVK_PAGED_HEAD_TOKEN_KV || kind == KVK_PAGED_HEAD_KV_TOKEN) && kv_test_below(rng, 2)) {
+		pull_heads_apart(rng, p, &layer_step);
+		r->bytes += (size_t)BLOCKS * p->layers * p->heads * 64;
+	}
 	r->memory = malloc(r->bytes);
 	assert_non_null(r->memory);
 	kv_test_fill(rng, r->memory, r->bytes);
@@ -176,7 +205,8 @@ static void make_rank(kv_test_rng_t *rng, const kvk_layout_t *l, kvk_paged_kind_
 static void make_model(kv_test_rng_t *rng, kvk_paged_kind_t kind, model_t *m)
 {
 	static const kvk_paged_kind_t plain[] = {KVK_PAGED_KV_TOKEN_HEAD, KVK_PAGED_HEAD_TOKEN_KV,
-						 KVK_PAGED_TOKEN_HEAD_KV, KVK_PAGED_KV_HEAD_TOKEN};
+						 KVK_PAGED_TOKEN_HEAD_KV, KVK_PAGED_KV_HEAD_TOKEN,
+						 KVK_PAGED_HEAD_KV_TOKEN};
 
 	memset(m, 0, sizeof *m);
 	m->layout = random_layout(rng, kind);
@@ -235,6 +265,15 @@ static void *take(size_t n)
 
 /* ---- tests ----------------------------------------------------------------------------------------------------- */
 
+static void forget(const kvk_paged_t *p, uint32_t layer, uint32_t block)
+{
+	const uint32_t heads = p->head_stride ? p->heads : 1;
+
+	for (uint32_t head = 0; head < heads; head++) {
+		memset(paged_block(p, layer, block) + head * p->head_stride, 0, paged_bytes(p) / heads);
+	}
+}
+
 static void check_model(kv_test_rng_t *rng, kvk_paged_kind_t kind)
 {
 	model_t m;
@@ -274,7 +313,7 @@ static void check_model(kv_test_rng_t *rng, kvk_paged_kind_t kind)
 		/* Scatter after gather puts every byte back where it was, in a cache that has lost them. */
 		memcpy(before, r->memory, r->bytes);
 		for (uint32_t layer = 0; layer < r->paged.layers; layer++) {
-			memset(paged_block(&r->paged, layer, id), 0, paged_bytes(&r->paged));
+			forget(&r->paged, layer, id);
 		}
 		assert_int_equal(kvk_scatter(&m.layout, &r->paged, &move, 1, &bad), KV_OK);
 		assert_memory_equal(r->memory, before, r->bytes);

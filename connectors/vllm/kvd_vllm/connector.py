@@ -240,21 +240,66 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             self._decline(f"internal error at registration: {error!r}")
 
     def register_cross_layers_kv_cache(self, kv_cache: Any, attn_backend: Any) -> None:
-        self._decline("one tensor for all layers was registered although nobody asked for it")
+        """vLLM 0.25, model runner V1: one tensor for all layers, in the order its bytes lie."""
+        try:
+            if self._space is not None:
+                order = attn_backend.get_kv_cache_stride_order(include_num_layers_dimension=True)
+                layers = layout.of_all_layers(kv_cache, order)
+                names = [tensor.shared_by for tensor in self._kv_cache_config.kv_cache_tensors]
+                if len(names) != layers.shape[0]:
+                    raise Declined(f"one tensor for {layers.shape[0]} layers, but {len(names)} are configured")
+                self.register_kv_caches({name: layers[i] for i, shared in enumerate(names) for name in shared})
+        except Declined as declined:
+            self._decline(str(declined))
+        except Exception as error:
+            self._guard.error("register_cross_layers_kv_cache", error)
+            self._decline(f"internal error at registration: {error!r}")
+
+    def _describe(self, tensors: list[list[Any]], rank: int) -> list[dict[str, Any]]:
+        """Every group's cache as the C side takes it."""
+        space = self._space
+        assert space is not None
+        head, layer = space.place(rank)
+        described = []
+        for group, own in zip(space.groups, tensors):
+            if space.shape is None:
+                pages = [layout.opaque(tensor, space.max_blocks, group.page_bytes) for tensor in own]
+            else:
+                pages = [layout.structured(tensor, space.max_blocks, space.shape) for tensor in own]
+            described.append(layout.paged(pages, group.number, layer, head, group.block_tokens))
+        return described
+
+    def _memory(self, tensors: list[list[Any]]) -> dict[str, Any]:
+        """Where the cache is, and how to ask for the stream the engine computes on."""
+        space = self._space
+        assert space is not None
+        devices = {str(tensor.device) for own in tensors for tensor in own}
+        if len(devices) != 1 or tensors[0][0].device.type != space.device:
+            raise Declined(f"the cache lies on {', '.join(sorted(devices))}, not on one {space.device} device")
+        if space.device == "cpu":
+            return {"memory": "cpu", "device": 0, "sms": 0, "stream_of": None}
+        import torch
+
+        raw = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (lambda index: torch.cuda.current_stream(index).cuda_stream)
+        torch.cuda.synchronize()
+        return {"memory": "cuda", "device": tensors[0][0].device.index, "sms": self._options["sms"], "stream_of": raw}
+
+    def _worker(self, config: dict[str, Any]) -> Any:
+        try:
+            return _kvd.Worker(config)
+        except ValueError as error:
+            raise Declined(str(error)) from error
 
     def _open_worker(self, kv_caches: dict[str, Any]) -> None:
         space, chosen = self._space, self._options
         assert space is not None
         rank = _tensor_parallel_rank(self._vllm_config)
         tensors = [[kv_caches[name] for name in group.layers] for group in space.groups]
-        tokens = space.groups[0].block_tokens
-        described = []
-        for group, own in zip(space.groups, tensors):
-            pages = [layout.opaque(tensor, space.max_blocks, group.page_bytes) for tensor in own]
-            described.append(layout.paged(pages, group.number, rank * space.layers, block_tokens=tokens))
-        c = self._c = _kvd.Worker(
+        described = self._describe(tensors, rank)
+        c = self._c = self._worker(
             {
                 **self._common(),
+                **self._memory(tensors),
                 "report_class": KvdReports,
                 "results_class": self._compat["results"],
                 "stats_class": self._worker_stats,
@@ -278,6 +323,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self.build_connector_worker_meta = c.report
         self.get_kv_connector_stats = c.delta
         logger.info("kvd: rank %d: self-test passed for %d groups of %s layers", rank, len(tensors), "+".join(str(len(own)) for own in tensors))
+        if space.device == "cuda":
+            logger.info("kvd: rank %d: %s", rank, layout.sentence(described[0]))
 
     def _close(self) -> None:
         c, self._c = self._c, None
@@ -293,6 +340,20 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             self._guard.error("shutdown", error)
 
     # ---- what both halves do nothing about, or little --------------------------------------------------------------
+
+    @property
+    def prefer_cross_layer_blocks(self) -> bool:
+        """Model runner V1 of 0.25: all layers of a block beside each other in the GPU's memory."""
+        return self._space is not None and self._space.device == "cuda" and self._options["arrange"] == "blocks"
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
+        """On GPUs of 0.25: keys and values of a head together, so that larger pieces are copied. Elsewhere the engine's own choice is as good."""
+        extra = getattr(vllm_config.kv_transfer_config, "kv_connector_extra_config", None) or {}
+        wanted = options.parse({"arrange": extra.get("arrange")})[0]["arrange"]
+        if str(vllm_config.device_config.device_type) != "cuda" or wanted == "engine" or not compat.probe()["cross_layers"]:
+            return None
+        return None if getattr(vllm_config.model_config, "use_mla", False) else "HND"
 
     @property
     def requires_kv_delivery(self) -> bool:

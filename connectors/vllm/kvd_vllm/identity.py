@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvd_vllm import weights
+from kvd_vllm import layout, weights
 from kvd_vllm.compat import Compat
 from kvd_vllm.errors import Declined
 
@@ -49,6 +49,8 @@ class Space:
     world: int
     layers: int  # of a rank
     max_blocks: int
+    device: str = "cpu"  # where the engine's cache is: "cpu" or "cuda"
+    shape: layout.Shape | None = None  # of a rank's page; None: pages are opaque
     notes: list[str] = field(default_factory=list)
 
     def digest(self) -> str:
@@ -56,8 +58,14 @@ class Space:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def writers(self) -> list[tuple[int, int, int, int, int]]:
-        """Who fills what of an opaque block: every rank its own range of layers."""
+        """(rank, first head, heads, first layer, layers): every rank its own heads of all layers; its own layers of an opaque block."""
+        if self.shape is not None:
+            return [(rank, rank * self.shape.heads, self.shape.heads, 0, self.layers) for rank in range(self.world)]
         return [(rank, 0, 1, rank * self.layers, self.layers) for rank in range(self.world)]
+
+    def place(self, rank: int) -> tuple[int, int]:
+        """(first head, first layer) of a rank."""
+        return self.writers()[rank][1], self.writers()[rank][3]
 
 
 def short(dtype: Any) -> str:
@@ -169,14 +177,16 @@ def _model_name(model_config: Any) -> str:
     return os.path.basename(os.path.normpath(name)) if os.path.exists(name) else name
 
 
-def _extra(vllm_config: Any, groups: list[Group], engine_id: str) -> str:
+def _extra(vllm_config: Any, groups: list[Group], engine_id: str, whole: bool) -> str:
+    """`whole`: a block has all heads of the model, however many ranks have filled it."""
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
     names = "\n".join(f"{group.number} {name}" for group in groups for name in group.layers)
     extra: dict[str, Any] = {
         "compute": short(model.dtype),
         "layers": hashlib.sha256(names.encode()).hexdigest()[:16],
-        "tp": parallel.tensor_parallel_size,
     }
+    if not whole:
+        extra["tp"] = parallel.tensor_parallel_size
     overrides = getattr(model, "hf_overrides", None)
     if overrides:
         extra["overrides"] = hashlib.sha256(canonical(overrides if isinstance(overrides, dict) else repr(overrides)).encode()).hexdigest()[:16]
@@ -201,6 +211,44 @@ def _page_format(vllm_config: Any, kv_cache_config: Any, groups: list[Group], co
     return f"vllm-cpu/{compat['version']}/{isa}/{level}/{type(spec).__name__}/{shape}/tp{vllm_config.parallel_config.tensor_parallel_size}"
 
 
+def _cache_dtype(vllm_config: Any) -> str:
+    cache = vllm_config.cache_config
+    return short(vllm_config.model_config.dtype if cache.cache_dtype == "auto" else cache.cache_dtype)
+
+
+def _page_shape(spec: Any, dtype: str) -> layout.Shape:
+    """Of one page of a rank on a GPU, from its spec. A type kvd has no name for is bytes, as with DeepSeek's own packing of a latent vector."""
+    latent = type(spec).__name__ == "MLAAttentionSpec"
+    real = int(getattr(spec, "real_page_size_bytes", spec.page_size_bytes))
+    known = dtype in layout.BYTES
+    size = layout.BYTES[dtype] if known else 1
+    states = spec.block_size * spec.num_kv_heads
+    if getattr(spec, "compress_ratio", 1) != 1 or getattr(spec, "num_head_slots", None) not in (None, spec.num_kv_heads):
+        raise Declined("pages hold something else than one key and value a token and head")
+    if latent:
+        if real % (states * size) != 0 or (known and real != states * size * spec.head_size):
+            raise Declined(f"a page of {real} bytes is not {spec.block_size} latent vectors")
+        return layout.Shape(spec.block_size, 1, real // (states * size), 0, dtype if known else "byte")
+    value = getattr(spec, "head_size_v", None) or spec.head_size
+    if not known or real != states * size * (spec.head_size + value) or (getattr(spec, "page_size_padded", None) is None and spec.page_size_bytes != real):
+        raise Declined(f"a page of {spec.page_size_bytes} bytes holds more than {states} keys and values of type {dtype}")
+    return layout.Shape(spec.block_size, spec.num_kv_heads, spec.head_size, value, dtype)
+
+
+def _shape(vllm_config: Any, kv_cache_config: Any) -> layout.Shape:
+    """The one shape all groups have."""
+    specs = [spec for group in kv_cache_config.kv_cache_groups for spec in _specs(group.kv_cache_spec)]
+    shapes = {_page_shape(spec, _cache_dtype(vllm_config)) for spec in specs}
+    if len(shapes) != 1:
+        raise Declined("KV cache groups have pages of different shapes")
+    shape = shapes.pop()
+    world = vllm_config.parallel_config.tensor_parallel_size
+    total = getattr(vllm_config.model_config, "get_total_num_kv_heads", None)
+    if world > 1 and (shape.v == 0 or (total is not None and int(total()) != world * shape.heads)):
+        raise Declined(f"{world} tensor parallel ranks hold copies of the same KV heads, which is not served by this version")
+    return shape
+
+
 def _check_parallel(parallel: Any) -> None:
     if parallel.pipeline_parallel_size > 1:
         raise Declined("pipeline parallel ranks are not served by this version")
@@ -213,9 +261,7 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: dict[str, Any], co
     """Declined: this cache is not served."""
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
     device = str(vllm_config.device_config.device_type)
-    if device == "cuda":
-        raise Declined("GPU memory is not served by this version")
-    if device != "cpu":
+    if device not in ("cpu", "cuda"):
         raise Declined(f"memory of device {device} is not served")
     _check_parallel(parallel)
     if not getattr(cache, "enable_prefix_caching", True):
@@ -228,23 +274,27 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: dict[str, Any], co
     hash_text, none_hash, reason = _hash(vllm_config, compat, options["hash"])
     layers = max(len(group.layers) for group in groups)
     world = parallel.tensor_parallel_size
-    cache_dtype = short(model.dtype if cache.cache_dtype == "auto" else cache.cache_dtype)
-    layout = f"kvk1 heads=1 layers={world * layers} tokens={block_tokens} k=0 v=0 dtype=byte inner=opaque page={groups[0].page_bytes}"
+    shape = _shape(vllm_config, kv_cache_config) if device == "cuda" else None
+    if shape is not None:
+        text, page_format = layout.layout_text(layers, world * shape.heads, shape), "canonical"
+    else:
+        text = layout.opaque_text(world * layers, block_tokens, groups[0].page_bytes)
+        page_format = _page_format(vllm_config, kv_cache_config, groups, compat)
     identity = {
         "model": options["model"] or _model_name(model),
         "weights": options["weights"] or weights.of_model(model, str(vllm_config.load_config.load_format), engine_id),
-        "dtype": cache_dtype,
+        "dtype": _cache_dtype(vllm_config),
         "quantization": str(model.quantization or "none"),
         "rope": rope_of(model),
         "lora": None,
         "hash": hash_text,
         "hash_tokens": hash_tokens,
         "groups": ",".join(group.text() for group in groups),
-        "layout": layout,
-        "page_format": _page_format(vllm_config, kv_cache_config, groups, compat),
-        "extra": _extra(vllm_config, groups, engine_id),
+        "layout": text,
+        "page_format": page_format,
+        "extra": _extra(vllm_config, groups, engine_id, shape is not None),
     }
-    return Space(identity, groups, hash_tokens, none_hash is not None, reason, none_hash, world, layers, int(kv_cache_config.num_blocks))
+    return Space(identity, groups, hash_tokens, none_hash is not None, reason, none_hash, world, layers, int(kv_cache_config.num_blocks), device, shape)
 
 
 def membership(engine_id: str) -> tuple[str, bytes]:

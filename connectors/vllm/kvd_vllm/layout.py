@@ -8,7 +8,6 @@ from typing import Any
 
 from kvd_vllm import _kvd
 from kvd_vllm.errors import Declined
-from kvd_vllm.identity import short
 
 
 @dataclass(frozen=True)
@@ -25,16 +24,10 @@ class Page:
     base: int  # address of block 0
     blocks: int
     dtype: str
+    apart: int = 0  # bytes from head to head; 0: one after another
 
 
-def _packed(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Elements lie one after another, last dimension fastest."""
-    expect = 1
-    for size, step in zip(reversed(shape), reversed(stride)):
-        if size != 1 and step != expect:
-            return False
-        expect *= size
-    return True
+BYTES = {"f32": 4, "f16": 2, "bf16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1, "int8": 1, "byte": 1}
 
 
 def _block(tensor: Any, num_blocks: int) -> tuple[list[int], list[int], int]:
@@ -63,55 +56,108 @@ def opaque(tensor: Any, num_blocks: int, page_bytes: int) -> Page:
     return Page(_kvd.KIND_OPAQUE, 1, 0, 0, 0, page_bytes, step * size, tensor.data_ptr(), num_blocks, "byte")
 
 
-def structured(tensor: Any, num_blocks: int, block_tokens: int) -> Page:
-    """The layouts of GPU backends that kvd can split by head:
+@dataclass(frozen=True)
+class Shape:
+    """What the engine's configuration says of a page: keys and values of `heads` heads held here. v 0: one vector a token (MLA)."""
 
-    (B, 2, N, H, D)  keys, then values, token by token (FlashAttention NHD)         [block][K|V][token][head][dim]
-    (B, H, N, 2D)    head by head, key and value of a token together                [block][head][token][2 x dim]
-    (B, N, D)        one latent vector a token (MLA)                                [block][token][dim]
+    tokens: int
+    heads: int
+    k: int
+    v: int
+    dtype: str
 
-    Others, (B, H, N, 2D) with tokens outside of heads among them, are described as opaque pages by the caller.
-    """
-    shape, stride, step = _block(tensor, num_blocks)
+
+@dataclass(frozen=True)
+class _Steps:
+    """A block in elements: from head to head, from token to token, from keys to values, from block to block."""
+
+    head: int
+    token: int
+    value: int
+    block: int
+
+
+def _refuse(tensor: Any, why: str) -> Declined:
+    return Declined(f"a KV tensor of shape {tuple(tensor.shape)}, strides {tuple(tensor.stride())}: {why}")
+
+
+def _steps(tensor: Any, num_blocks: int, want: Shape) -> _Steps:
+    """Of the tensors that GPU backends have: (B, 2, N, H, D), (B, H, N, K + V), (B, N, H, K + V) and (B, N, K), in any physical order."""
+    shape, stride = list(tensor.shape), list(tensor.stride())
+    pieces = shape[0] // num_blocks if num_blocks > 0 and shape[0] % num_blocks == 0 else 0
+    if pieces < 1 or want.tokens % pieces != 0:
+        raise _refuse(tensor, f"its first dimension is not {num_blocks} blocks")
+    if stride[-1] != 1 and shape[-1] != 1:
+        raise _refuse(tensor, "the elements of a head are not one after another")
+
+    tokens, both = want.tokens // pieces, want.k + want.v
+    inner = tuple(shape[1:])
+    if want.v and inner == (2, tokens, want.heads, want.k) and want.k == want.v:
+        steps = _Steps(stride[3], stride[2], stride[1], stride[0])
+    elif want.v and inner == (want.heads, tokens, both):
+        steps = _Steps(stride[1], stride[2], want.k, stride[0])
+    elif want.v and inner == (tokens, want.heads, both):
+        steps = _Steps(stride[2], stride[1], want.k, stride[0])
+    elif not want.v and want.heads == 1 and inner == (tokens, want.k):
+        steps = _Steps(0, stride[1], 0, stride[0])
+    else:
+        raise _refuse(tensor, f"no known layout of {tokens} tokens, {want.heads} heads, {want.k} + {want.v} elements")
+    if pieces > 1 and (steps.value >= steps.block or steps.block != tokens * steps.token):
+        raise _refuse(tensor, f"the kernels cut a block of {want.tokens} tokens into {pieces}, and they do not lie like one")
+
+    return _Steps(steps.head, steps.token, steps.value, steps.block * pieces)
+
+
+def _kind(steps: _Steps, want: Shape) -> tuple[int, int] | None:
+    """(kvk_paged_kind_t, elements from head to head or 0); what a dimension of one has as stride does not matter."""
+    tokens, heads, k, v = want.tokens, want.heads, want.k, want.v
+    one, single = heads == 1, tokens == 1
+
+    def lies(head: int, token: int, value: int) -> bool:
+        return (one or steps.head == head) and (single or steps.token == token) and (v == 0 or steps.value == value)
+
+    def apart(page: int) -> int:
+        return 0 if one or steps.head == page else steps.head
+
+    if k == v or v == 0:
+        if lies(k, heads * k, tokens * heads * k):
+            return _kvd.KIND_KV_TOKEN_HEAD, 0
+        if lies(tokens * k, k, heads * tokens * k):
+            return _kvd.KIND_KV_HEAD_TOKEN, 0
+        if lies(steps.head, k, tokens * k):
+            return _kvd.KIND_HEAD_KV_TOKEN, apart(tokens * (k + v))
+    if lies(k + v, heads * (k + v), k):
+        return _kvd.KIND_TOKEN_HEAD_KV, 0
+    if lies(steps.head, k + v, k):
+        return _kvd.KIND_HEAD_TOKEN_KV, apart(tokens * (k + v))
+
+    return None
+
+
+def structured(tensor: Any, num_blocks: int, want: Shape) -> Page:
+    """A layer whose heads kvd can tell apart: found from its strides, whatever made them. Declined: they are of no order kvd knows."""
     size = tensor.element_size()
-    common = {"stride": step * size, "base": tensor.data_ptr(), "blocks": num_blocks, "dtype": short(tensor.dtype)}
-    if not _packed(shape, stride):
-        raise Declined(f"strides {tuple(tensor.stride())} of a KV tensor of shape {tuple(tensor.shape)} are not those of a known layout")
-    if len(shape) == 4 and shape[0] == 2 and shape[1] == block_tokens:
-        _, tokens, heads, dim = shape
-        return Page(_kvd.KIND_KV_TOKEN_HEAD, heads, tokens, dim, dim, 2 * tokens * heads * dim * size, **common)
-    if len(shape) == 3 and shape[1] == block_tokens and shape[2] % 2 == 0:
-        heads, tokens, both = shape
-        return Page(_kvd.KIND_HEAD_TOKEN_KV, heads, tokens, both // 2, both // 2, heads * tokens * both * size, **common)
-    if len(shape) == 2 and shape[0] == block_tokens:
-        tokens, dim = shape
-        return Page(_kvd.KIND_KV_TOKEN_HEAD, 1, tokens, dim, 0, tokens * dim * size, **common)
-    raise Declined(f"a KV tensor of shape {tuple(tensor.shape)} is of no known layout")
+    if size != BYTES[want.dtype]:
+        raise _refuse(tensor, f"its elements have {size} bytes, those of {want.dtype} have {BYTES[want.dtype]}")
+    steps = _steps(tensor, num_blocks, want)
+    kind = _kind(steps, want)
+    if kind is None:
+        raise _refuse(tensor, "its heads and tokens are in no order kvd knows")
+    page = want.tokens * want.heads * (want.k + want.v) * size
+    return Page(kind[0], want.heads, want.tokens, want.k, want.v, page, steps.block * size, tensor.data_ptr(), num_blocks, want.dtype, kind[1] * size)
 
 
-def cross_layers(tensor: Any, num_blocks: int, block_tokens: int) -> list[Page]:
-    """One tensor for all layers (B, L, 2, N, H, D): every layer is a view of it."""
-    if tensor.dim() != 6:
-        raise Declined(f"a KV tensor of all layers of shape {tuple(tensor.shape)} is of no known layout")
-    return [structured(tensor[:, layer], num_blocks, block_tokens) for layer in range(tensor.shape[1])]
-
-
-def describe_layer(tensor: Any, num_blocks: int, block_tokens: int) -> Page:
-    """The layout that says most about a layer: by head where that is known, opaque otherwise."""
-    try:
-        return structured(tensor, num_blocks, block_tokens)
-    except Declined:
-        shape, _, _ = _block(tensor, num_blocks)
-        count = 1
-        for n in shape:
-            count *= n
-        return opaque(tensor, num_blocks, count * tensor.element_size())
+def of_all_layers(tensor: Any, order: Sequence[int]) -> Any:
+    """One tensor for all layers, as it lies, seen as (layers, one layer's dimensions). `order`: which of those each physical dimension is."""
+    if sorted(order) != list(range(tensor.dim())):
+        raise Declined(f"a KV tensor of all layers of shape {tuple(tensor.shape)}, but its dimensions are in the order {tuple(order)}")
+    return tensor.permute([order.index(i) for i in range(tensor.dim())])
 
 
 def paged(pages: Sequence[Page], group: int, first_layer: int, first_head: int = 0, block_tokens: int | None = None) -> dict[str, Any]:
     """kvk_paged_t of a group as _kvd takes it. All layers must lie alike."""
     first = pages[0]
-    alike = ("kind", "heads", "tokens", "k", "v", "page", "stride", "blocks", "dtype")
+    alike = ("kind", "heads", "tokens", "k", "v", "page", "stride", "blocks", "dtype", "apart")
     for other in pages[1:]:
         if any(getattr(first, name) != getattr(other, name) for name in alike):
             raise Declined("the layers of a group do not lie alike")
@@ -130,13 +176,31 @@ def paged(pages: Sequence[Page], group: int, first_layer: int, first_head: int =
         "v": first.v,
         "page": first.page if plain else 0,
         "stride": first.stride,
+        "apart": first.apart,
         "base": [page.base for page in pages],
     }
 
 
-def layout_text(page: Page, layers: int, heads: int, block_tokens: int) -> str:
-    """Canonical text of the pool block that such pages of all ranks make up."""
-    if page.kind == _kvd.KIND_OPAQUE:
-        return f"kvk1 heads=1 layers={layers} tokens={block_tokens} k=0 v=0 dtype=byte inner=opaque page={page.page}"
-    inner = "packed" if page.kind == _kvd.KIND_HEAD_TOKEN_KV else "split"
-    return f"kvk1 heads={heads} layers={layers} tokens={block_tokens} k={page.k} v={page.v} dtype={page.dtype} inner={inner} page=0"
+def layout_text(layers: int, heads: int, want: Shape) -> str:
+    """Canonical text of a pool block with real heads. The same whatever order an engine's own cache has."""
+    return f"kvk1 heads={heads} layers={layers} tokens={want.tokens} k={want.k} v={want.v} dtype={want.dtype} inner=split page=0"
+
+
+def opaque_text(layers: int, tokens: int, page_bytes: int) -> str:
+    """Of a pool block of pages as the engine has them."""
+    return f"kvk1 heads=1 layers={layers} tokens={tokens} k=0 v=0 dtype=byte inner=opaque page={page_bytes}"
+
+
+def sentence(paged: dict[str, Any]) -> str:
+    """For the log: how the cache lies."""
+    orders = {
+        _kvd.KIND_KV_TOKEN_HEAD: "[keys, values][token][head]",
+        _kvd.KIND_KV_HEAD_TOKEN: "[keys, values][head][token]",
+        _kvd.KIND_HEAD_KV_TOKEN: "[head][keys, values][token]",
+        _kvd.KIND_TOKEN_HEAD_KV: "[token][head][key, value]",
+        _kvd.KIND_HEAD_TOKEN_KV: "[head][token][key, value]",
+    }
+    bases = sorted(paged["base"])
+    beside = len(bases) > 1 and bases[-1] - bases[0] < paged["stride"]
+    where = "all layers of a block together" if beside else "layer by layer"
+    return f"the cache lies {orders.get(paged['kind'], 'in opaque pages')}, {where}; {paged['layers']} layers, heads {paged['first_head']} to {paged['first_head'] + paged['heads'] - 1}"

@@ -54,6 +54,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("wait_us", 0, _number(0, 100000), "a step waits at most so long for the daemon's answers; 0: 500"),
     Option("load_ms", 0, _number(0, 600000), "a load is given up after so long; 0: 2000"),
     Option("threads", 0, _number(0, 64), "threads that copy in a synchronous load; 0: chosen from the CPUs there are"),
+    Option("sms", 0, _number(0, 1024), "multiprocessors of a GPU that a copy takes at most; 0: 8"),
+    Option("arrange", "blocks", _choice("blocks", "heads", "engine"), "on GPUs before 0.30 the engine is asked to keep all layers of a block together, or only each head's tokens, or nothing"),
     Option("prefault", True, _flag, "touch the cache's and the pool's pages in the background at start"),
     Option("flush_ms", 1000, _number(0, 60000), "at shutdown saves under way are waited for at most so long"),
     Option("max_errors", 32, _number(1, 1 << 20), "after so many internal errors the connector switches itself off"),

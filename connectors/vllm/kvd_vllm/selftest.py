@@ -29,7 +29,15 @@ def _same(a: Any, b: Any) -> bool:
     """By bytes: a pattern may be no number."""
     import torch
 
-    return bool(torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)))
+    return bool(torch.equal(a.contiguous().view(torch.uint8).cpu(), b.contiguous().view(torch.uint8).cpu()))
+
+
+def _settle(tensor: Any) -> None:
+    """What was written through a GPU tensor is there before others copy it."""
+    if tensor.device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(tensor.device)
 
 
 def _check(group: int, before: list[dict[int, Any]], patterns: list[Any], tensors: list[Any], num_blocks: int) -> None:
@@ -51,6 +59,7 @@ def run(worker: Any, group: int, tensors: list[Any], num_blocks: int) -> None:
     try:
         for tensor, pattern in zip(tensors, patterns):
             _rows(tensor, num_blocks, FROM).copy_(pattern)
+        _settle(tensors[0])
         status = worker.echo(group, FROM, TO)
         if status != _kvd.OK:
             raise Declined(f"self-test: group {group}: {_kvd.status_name(status)}")
@@ -59,3 +68,4 @@ def run(worker: Any, group: int, tensors: list[Any], num_blocks: int) -> None:
         for tensor, saved in zip(tensors, before):
             for block, rows in saved.items():
                 _rows(tensor, num_blocks, block).copy_(rows)
+        _settle(tensors[0])

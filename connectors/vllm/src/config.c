@@ -218,7 +218,7 @@ int kvdpy_get_paged(PyObject *dict, kvdpy_paged_t *paged)
 {
 	kvk_paged_t *p = &paged->paged;
 	uint32_t kind, dtype;
-	PyObject *list, *stride;
+	PyObject *list, *stride, *apart;
 
 	if (kvdpy_get_u32(dict, "kind", &kind) || kvdpy_get_u32(dict, "dtype", &dtype) ||
 	    kvdpy_get_u32(dict, "blocks", &p->blocks) || kvdpy_get_u32(dict, "layers", &p->layers) ||
@@ -226,10 +226,10 @@ int kvdpy_get_paged(PyObject *dict, kvdpy_paged_t *paged)
 	    kvdpy_get_u32(dict, "first_head", &p->first_head) || kvdpy_get_u32(dict, "tokens", &p->block_tokens) ||
 	    kvdpy_get_u32(dict, "k", &p->k_dim) || kvdpy_get_u32(dict, "v", &p->v_dim) ||
 	    kvdpy_get_u32(dict, "page", &p->page_bytes) || kvdpy_get_object(dict, "stride", &stride) ||
-	    kvdpy_get_object(dict, "base", &list)) {
+	    kvdpy_get_object(dict, "apart", &apart) || kvdpy_get_object(dict, "base", &list)) {
 		return -1;
 	}
-	if (kind > KVK_PAGED_OPAQUE || dtype >= KVK_DTYPE_COUNT || p->layers == 0 || p->layers > KVK_MAX_LAYERS) {
+	if (kind >= KVK_PAGED_KIND_COUNT || dtype >= KVK_DTYPE_COUNT || p->layers == 0 || p->layers > KVK_MAX_LAYERS) {
 		PyErr_SetString(PyExc_ValueError, "kind, dtype or layers of the paged cache are out of range");
 		return -1;
 	}
@@ -237,6 +237,9 @@ int kvdpy_get_paged(PyObject *dict, kvdpy_paged_t *paged)
 	p->kind = (kvk_paged_kind_t)kind;
 	p->dtype = (kvk_dtype_t)dtype;
 	p->block_stride = PyLong_AsSize_t(stride);
+	if (!PyErr_Occurred()) {
+		p->head_stride = PyLong_AsSize_t(apart);
+	}
 	if (PyErr_Occurred()) {
 		return -1;
 	}

@@ -103,6 +103,9 @@ static int module_fill(PyObject *module)
 			       PyModule_AddIntConstant(module, "KIND_KV_TOKEN_HEAD", KVK_PAGED_KV_TOKEN_HEAD) ||
 			       PyModule_AddIntConstant(module, "KIND_HEAD_TOKEN_KV", KVK_PAGED_HEAD_TOKEN_KV) ||
 			       PyModule_AddIntConstant(module, "KIND_OPAQUE", KVK_PAGED_OPAQUE) ||
+			       PyModule_AddIntConstant(module, "KIND_TOKEN_HEAD_KV", KVK_PAGED_TOKEN_HEAD_KV) ||
+			       PyModule_AddIntConstant(module, "KIND_KV_HEAD_TOKEN", KVK_PAGED_KV_HEAD_TOKEN) ||
+			       PyModule_AddIntConstant(module, "KIND_HEAD_KV_TOKEN", KVK_PAGED_HEAD_KV_TOKEN) ||
 #define KVDPY_DTYPE(NAME, text, bytes) PyModule_AddIntConstant(module, "DTYPE_" text, KVK_DTYPE_##NAME) ||
 			       KVK_DTYPE_LIST(KVDPY_DTYPE) 0
 #undef KVDPY_DTYPE

@@ -10,7 +10,9 @@ typedef struct kvdpy_worker {
 	PyObject *report_class;  /* report_class([bytes]) */
 	PyObject *results_class; /* KVConnectorTransferResults, or None where the engine has none */
 	PyObject *stats_class;
-	PyObject *nothing; /* (None, None) */
+	PyObject *nothing;   /* (None, None) */
+	PyObject *stream_of; /* callable(device) -> the stream the engine enqueues on now; None: the cache is in host memory */
+	PyObject *device;    /* its number */
 	int groups;
 	kvx_worker_stats_t last;
 } kvdpy_worker_t;
@@ -18,6 +20,26 @@ typedef struct kvdpy_worker {
 #define SELF(object) ((kvdpy_worker_t *)(object))
 
 static PyTypeObject *worker_type;
+
+/* What the engine enqueues from now on goes to the stream that is current: the copies are put in order with that. -1: nobody knows it. */
+static int tell_stream(kvdpy_worker_t *self)
+{
+	PyObject *number;
+	void *stream;
+
+	if (self->stream_of == Py_None || !self->worker) {
+		return 0;
+	}
+	number = PyObject_CallFunctionObjArgs(self->stream_of, self->device, NULL);
+	stream = number ? PyLong_AsVoidPtr(number) : NULL;
+	Py_XDECREF(number);
+	if (PyErr_Occurred()) {
+		return -1;
+	}
+	kvx_worker_stream(self->worker, stream);
+
+	return 0;
+}
 
 /* handle_preemptions(meta) */
 static PyObject *worker_begin(PyObject *object, PyObject *meta)
@@ -27,7 +49,7 @@ static PyObject *worker_begin(PyObject *object, PyObject *meta)
 	char *bytes = NULL;
 	Py_ssize_t len = 0;
 
-	if (!plan || (plan != Py_None && PyBytes_AsStringAndSize(plan, &bytes, &len))) {
+	if (!plan || tell_stream(self) || (plan != Py_None && PyBytes_AsStringAndSize(plan, &bytes, &len))) {
 		Py_XDECREF(plan);
 		return kvdpy_harmless(&self->guard, "handle_preemptions", Py_None);
 	}
@@ -309,14 +331,18 @@ static void worker_dealloc(PyObject *object)
 	Py_XDECREF(self->results_class);
 	Py_XDECREF(self->stats_class);
 	Py_XDECREF(self->nothing);
+	Py_XDECREF(self->stream_of);
+	Py_XDECREF(self->device);
 	PyObject_Free(object);
 	Py_DECREF(type);
 }
 
 static int take_callables(kvdpy_worker_t *self, PyObject *dict)
 {
-	PyObject **const field[] = {&self->guard.object, &self->report_class, &self->results_class, &self->stats_class};
-	static const char *const key[] = {"guard_object", "report_class", "results_class", "stats_class"};
+	PyObject **const field[] = {&self->guard.object, &self->report_class, &self->results_class,
+				    &self->stats_class,  &self->stream_of,    &self->device};
+	static const char *const key[] = {"guard_object", "report_class", "results_class",
+					  "stats_class",  "stream_of",    "device"};
 
 	for (size_t i = 0; i < sizeof key / sizeof key[0]; i++) {
 		PyObject *value;
@@ -358,6 +384,24 @@ static int read_groups(PyObject *dict, kvdpy_paged_t *paged, kvx_worker_group_t 
 	return 0;
 }
 
+/* Where the engine's cache lies. */
+static int read_memory(PyObject *dict, kvx_worker_config_t *c)
+{
+	const char *memory = NULL;
+
+	if (kvdpy_get_text(dict, "memory", &memory) || kvdpy_get_int(dict, "device", &c->device) ||
+	    kvdpy_get_u32(dict, "sms", &c->sms)) {
+		return -1;
+	}
+	if (!memory || (strcmp(memory, "cpu") != 0 && strcmp(memory, "cuda") != 0)) {
+		PyErr_SetString(PyExc_ValueError, "memory must be cpu or cuda");
+		return -1;
+	}
+	c->memory = memory[1] == 'u' ? KVX_MEMORY_CUDA : KVX_MEMORY_HOST;
+
+	return 0;
+}
+
 static int open_worker(kvdpy_worker_t *self, PyObject *dict)
 {
 	kvx_worker_config_t c = {.struct_size = sizeof c};
@@ -371,6 +415,7 @@ static int open_worker(kvdpy_worker_t *self, PyObject *dict)
 	if (!paged || kvdpy_get_common(dict, &common) || kvdpy_get_u32(dict, "rank", &c.rank) ||
 	    kvdpy_get_object(dict, "range", &range) || kvdpy_get_writer(range, &c.range) ||
 	    kvdpy_get_u32(dict, "threads", &c.threads) || kvdpy_get_int(dict, "prefault", &c.prefault) ||
+	    read_memory(dict, &c) ||
 	    read_groups(dict, paged, groups, &c.group_count)) {
 		PyMem_Free(paged);
 		return failed;

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, MLAAttentionSpec, SlidingWindowSpec
 
 from kvd_vllm import compat, identity, options, weights
 from kvd_vllm.errors import Declined, Guard
@@ -157,10 +157,75 @@ class Configs(unittest.TestCase):
         self.assertEqual(space.layers, 4)
         self.assertIn("layers=4 tokens=32", space.identity["layout"])
 
+    def gpu(self, ranks: int = 1, total: int = 8) -> Any:
+        config = self.config("cuda")
+        config.model_config.dtype = torch.bfloat16
+        config.parallel_config.tensor_parallel_size = ranks
+        config.model_config.get_total_num_kv_heads = lambda: total
+        return config
+
+    def test_on_a_gpu_blocks_have_real_heads_and_no_machine(self) -> None:
+        llama = spec(block_size=16, num_kv_heads=8, head_size=128, dtype=torch.bfloat16)
+        space = self.describe(self.gpu(), cache_config((llama, 32)))
+        self.assertEqual(space.identity["layout"], "kvk1 heads=8 layers=32 tokens=16 k=128 v=128 dtype=bf16 inner=split page=0")
+        self.assertEqual((space.identity["page_format"], space.device), ("canonical", "cuda"))
+        self.assertEqual(space.writers(), [(0, 0, 8, 0, 32)])
+
+    def test_ranks_of_a_gpu_engine_hold_heads_and_share_the_space_of_one(self) -> None:
+        one = self.describe(self.gpu(), cache_config((spec(block_size=16, num_kv_heads=8, head_size=128, dtype=torch.bfloat16), 32)))
+        two = self.describe(self.gpu(2), cache_config((spec(block_size=16, num_kv_heads=4, head_size=128, dtype=torch.bfloat16), 32)))
+        self.assertEqual(one.identity, two.identity)
+        self.assertEqual(two.writers(), [(0, 0, 4, 0, 32), (1, 4, 4, 0, 32)])
+        self.assertEqual(two.place(1), (4, 0))
+        with self.assertRaisesRegex(Declined, "copies of the same KV heads"):
+            self.describe(self.gpu(4, 2), cache_config((spec(block_size=16, num_kv_heads=1, head_size=128, dtype=torch.bfloat16), 32)))
+
+    def test_latent_vectors_of_a_gpu_are_one_head(self) -> None:
+        latent = spec(MLAAttentionSpec, block_size=64, num_kv_heads=1, head_size=576, dtype=torch.bfloat16)
+        self.assertIn("heads=1 layers=27 tokens=64 k=576 v=0 dtype=bf16", self.describe(self.gpu(), cache_config((latent, 27))).identity["layout"])
+        with self.assertRaisesRegex(Declined, "copies"):
+            self.describe(self.gpu(2), cache_config((latent, 27)))
+
+    def test_quantised_caches_of_a_gpu_have_their_own_type(self) -> None:
+        config = self.gpu()
+        config.cache_config.cache_dtype = "fp8"
+        byte = spec(block_size=16, num_kv_heads=8, head_size=128, dtype=torch.uint8)
+        self.assertIn("dtype=fp8_e4m3", self.describe(config, cache_config((byte, 32))).identity["layout"])
+        config.cache_config.cache_dtype = "nvfp4"
+        with self.assertRaisesRegex(Declined, "nvfp4"):
+            self.describe(config, cache_config((byte, 32)))
+        config.cache_config.cache_dtype = "auto"
+        with self.assertRaisesRegex(Declined, "holds more than"):
+            self.describe(config, cache_config((byte, 32)))
+
+    def test_groups_of_a_gpu_with_other_heads_are_declined(self) -> None:
+        groups = cache_config(
+            (spec(block_size=16, num_kv_heads=8, head_size=128, dtype=torch.bfloat16), 4), (spec(SlidingWindowSpec, sliding_window=512, block_size=16, num_kv_heads=4, head_size=256, dtype=torch.bfloat16), 4)
+        )
+        with self.assertRaisesRegex(Declined, "different shapes"):
+            self.describe(self.gpu(), groups)
+
+    def test_the_engine_is_asked_for_heads_first_where_that_helps(self) -> None:
+        from kvd_vllm import connector
+
+        def asked(config: Any, **extra: Any) -> str | None:
+            config.kv_transfer_config.kv_connector_extra_config = extra
+            return connector.KvdConnector.get_required_kvcache_layout(config)
+
+        with unittest.mock.patch.object(compat, "probe", return_value={"cross_layers": True}):
+            self.assertEqual(asked(self.gpu()), "HND")
+            self.assertEqual(asked(self.gpu(), arrange="heads"), "HND")
+            self.assertIsNone(asked(self.gpu(), arrange="engine"))
+            self.assertIsNone(asked(self.config()))
+            latent = self.gpu()
+            latent.model_config.use_mla = True
+            self.assertIsNone(asked(latent))
+        with unittest.mock.patch.object(compat, "probe", return_value={"cross_layers": False}):
+            self.assertIsNone(asked(self.gpu()))
+
     def test_what_is_not_served_is_declined_with_a_reason(self) -> None:
         mamba = MambaSpec(block_size=32, shapes=((2, 2),), dtypes=(torch.float32,))
         for config, cache, word in (
-            (self.config("cuda"), None, "GPU"),
             (self.config("xpu"), None, "xpu"),
             (None, cache_config((spec(), 2), (mamba, 2)), "MambaSpec"),
             (None, cache_config((spec(), 2), (spec(SlidingWindowSpec, sliding_window=512, head_size=128), 2)), "different sizes"),

@@ -92,6 +92,7 @@ typedef enum kvk_paged_kind {
 	KVK_PAGED_OPAQUE = 2,        /* [page bytes]               CPU attention, vendor formats                     */
 	KVK_PAGED_TOKEN_HEAD_KV = 3, /* [token][head][K and V]     NHD of vLLM >= 0.26                               */
 	KVK_PAGED_KV_HEAD_TOKEN = 4, /* [K|V][head][token][dim]    HND of vLLM 0.23 to 0.25                          */
+	KVK_PAGED_HEAD_KV_TOKEN = 5, /* [head][K|V][token][dim]    HND of vLLM 0.23 to 0.25, all layers in one tensor */
 	KVK_PAGED_KIND_COUNT
 } kvk_paged_kind_t;
 
@@ -108,6 +109,9 @@ typedef struct kvk_paged {
 	uint32_t page_bytes; /* opaque: bytes of one layer's page                                   */
 	void *const *base;   /* one pointer a layer; borrowed, alive as long as the description     */
 	size_t block_stride; /* bytes from a block to the next in one layer; 0: packed               */
+	size_t head_stride;  /* orders that begin with the head only: bytes from a head to the next; 0: packed. Other
+				layers may lie between, as in (blocks, heads, layers, 2, tokens, dim), or all blocks,
+				as in (layers, heads, blocks, tokens, 2 x dim) */
 } kvk_paged_t;
 
 /* Valid by itself, and for this pool layout (heads, layers, dims and dtype agree). KV_ERR_LAYOUT with a sentence. */

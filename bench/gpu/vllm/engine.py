@@ -1,0 +1,207 @@
+"""One vLLM engine, one process: what it is asked for is in a JSON file, what came of it goes to another after every phase.
+
+phases: cold, gpu (the engine's own cache), hit (the engine's cache dropped first), together, decode, tokens (16 tokens each from the GPU's cache, kept in a
+file), same (16 tokens each without the engine's cache, compared with that file), control (a prompt with a changed beginning answers otherwise)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import model
+
+Prompt = list[int]
+SIZES = {1030: 5, 10250: 5, 32780: 3}
+
+
+def prompts_of(seed: int, lengths: list[int]) -> list[Prompt]:
+    drawn = random.Random(seed)
+    return [[drawn.randrange(10, 4000) for _ in range(n)] for n in lengths]
+
+
+def median(values: list[float]) -> float:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2]
+
+
+class Bench:
+    def __init__(self, order: dict[str, Any], out: Path) -> None:
+        from vllm import LLM, SamplingParams
+
+        self.order, self.out, self.sampling = order, out, SamplingParams
+        self.result: dict[str, Any] = {}
+        folder = model.folder_of(Path(order["models"]), order["shape"], order["weights"] == "drawn")
+        began = time.time()
+        self.llm = LLM(
+            model=str(folder),
+            load_format="auto" if order["weights"] == "drawn" else "dummy",
+            skip_tokenizer_init=True,
+            dtype="bfloat16",
+            enforce_eager=not order["graph"],
+            max_model_len=40960,
+            max_num_batched_tokens=8192,
+            max_num_seqs=64,
+            gpu_memory_utilization=0.8,
+            kv_cache_memory_bytes=order["kv_gib"] << 30,
+            generation_config="vllm",
+            **({"kv_transfer_config": order["connector"]} if order["connector"] else {}),
+        )
+        self.note("engine start s", round(time.time() - began, 1))
+        self.noise = random.Random(time.time_ns())
+
+    def note(self, name: str, value: Any) -> None:
+        self.result[name] = value
+        self.out.write_text(json.dumps(self.result))
+        print(f"{name}: {value}", flush=True)
+
+    def ask(self, prompts: list[Prompt], tokens: int = 1) -> tuple[float, list[int], list[list[int]]]:
+        """Seconds, cached tokens and answers."""
+        params = self.sampling(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        began = time.perf_counter()
+        answers = self.llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+        return time.perf_counter() - began, [a.num_cached_tokens or 0 for a in answers], [list(a.outputs[0].token_ids) for a in answers]
+
+    def stored(self) -> str:
+        """What the daemon has; the same twice: nothing is on its way. Empty without a daemon."""
+        if not self.order["kvctl"]:
+            return ""
+        command = [self.order["kvctl"], "--socket", self.order["socket"], "stats", "kvd_blocks"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout
+
+    def step(self, tokens: int) -> None:
+        """A prompt that fills no block."""
+        self.ask([[self.noise.randrange(10, 4000) for _ in range(10)]], tokens)
+
+    def settle(self) -> None:
+        """Connectors store on later steps, kvd's transfer threads beside them."""
+        before = None
+        for i in range(100):
+            self.step(3)
+            time.sleep(0.3)
+            now = self.stored()
+            if i >= 2 and now == before:
+                return
+            before = now
+        self.note("still storing", before)
+
+    def forget(self) -> None:
+        """The engine's own cache is empty after this."""
+        for _ in range(100):
+            if self.llm.reset_prefix_cache():
+                return
+            self.step(2)
+            time.sleep(0.05)
+        raise RuntimeError("the engine does not give its cache up")
+
+    def times(self, name: str, prompts: list[Prompt], pause: float = 0.0) -> None:
+        took, cached = [], set()
+        for prompt in prompts:
+            seconds, hit, _ = self.ask([prompt])
+            took.append(1e3 * seconds)
+            cached.update(hit)
+            time.sleep(pause)
+        self.note(name, {"ms": round(median(took), 2), "min": round(min(took), 2), "max": round(max(took), 2), "cached": sorted(cached)})
+
+    # ---- phases: timing --------------------------------------------------------------------------------------------
+
+    def by_size(self) -> dict[int, list[Prompt]]:
+        return {n: prompts_of(self.order["seed"] + n, [n] * count) for n, count in SIZES.items()}
+
+    def cold(self) -> None:
+        for n, prompts in self.by_size().items():
+            self.times(f"cold {n}", prompts, 0.3)
+        self.settle()
+
+    def gpu(self) -> None:
+        for n, prompts in self.by_size().items():
+            self.times(f"gpu {n}", prompts)
+
+    def hit(self) -> None:
+        for n, prompts in self.by_size().items():
+            self.forget()
+            self.times(f"hit {n}", prompts)
+
+    def together(self) -> None:
+        prompts = self.by_size()[10250] + prompts_of(self.order["seed"] + 7, [10250] * 3)
+        self.ask(prompts)
+        self.settle()
+        runs = []
+        for _ in range(3):
+            self.forget()
+            runs.append(self.ask(prompts))
+        best = sorted(runs)[1]
+        self.note("8 x 10250 hit", {"ms": round(1e3 * best[0], 1), "min": round(1e3 * min(runs)[0], 1), "cached": sorted(set(best[1]))})
+
+    def decode(self) -> None:
+        runs = []
+        for i in range(3):
+            runs.append(1e3 * self.ask(prompts_of(time.time_ns() + i, [4096] * 16), 32)[0])
+            time.sleep(1)
+        self.note("16 x 4096 cold + 32 tokens", {"ms": round(median(runs), 1), "min": round(min(runs), 1)})
+        one = [1e3 * self.ask(prompts_of(time.time_ns() + i, [100]), 257)[0] / 256 for i in range(3)]
+        self.note("decode step, one request", {"ms": round(median(one), 3)})
+
+    # ---- phases: correctness ---------------------------------------------------------------------------------------
+
+    def checked(self) -> list[Prompt]:
+        drawn = random.Random(self.order["seed"])
+        return prompts_of(self.order["seed"], [drawn.randrange(300, 6000) | 1 for _ in range(self.order["prompts"])])
+
+    def tokens(self) -> None:
+        prompts = self.checked()
+        for prompt in prompts:
+            self.ask([prompt])
+        self.settle()
+        answers = [self.ask([prompt], 16) for prompt in prompts]
+        Path(self.order["tokens"]).write_text(json.dumps([answer[2][0] for answer in answers]))
+        self.note("tokens", {"gpu hits": sum(answer[1][0] > 0 for answer in answers), "of": len(prompts)})
+
+    def same(self) -> None:
+        expected = json.loads(Path(self.order["tokens"]).read_text())
+        self.forget()
+        right, found, short, wrong = 0, 0, [], []
+        for i, prompt in enumerate(self.checked()):
+            _, cached, answer = self.ask([prompt], 16)
+            right += answer[0] == expected[i]
+            found += cached[0]
+            if cached[0] < (len(prompt) - 1) // 16 * 16:
+                short.append((i, len(prompt), cached[0]))
+            if answer[0] != expected[i]:
+                wrong.append((i, len(prompt), cached[0]))
+        self.note("same", {"right": right, "of": len(expected), "hit tokens": found, "not all found": short, "wrong": wrong})
+
+    def control(self) -> None:
+        expected = json.loads(Path(self.order["tokens"]).read_text())
+        other = 0
+        for prompt, answer in zip(self.checked(), expected):
+            other += self.ask([[9] * 16 + prompt[16:]], 16)[2][0] != answer
+        self.note("control", {"answers that change with the first block": other, "of": len(expected)})
+
+    def run(self) -> None:
+        for n in (33, 700, 9000, 2000):
+            self.ask(prompts_of(n, [n]), 3)
+        for phase in self.order["phases"]:
+            getattr(self, phase)()
+        self.settle()
+        self.note("done", True)
+
+
+def main() -> None:
+    order = json.loads(Path(sys.argv[1]).read_text())
+    bench = Bench(order, Path(sys.argv[2]))
+    bench.run()
+    sys.stdout.flush()
+    if order["end"] == "clean":
+        del bench.llm
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
