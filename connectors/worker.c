@@ -14,11 +14,11 @@ uint64_t kvx_worker_now(void)
 	return kv_now_ns(&kv_env_posix);
 }
 
-static uint32_t threads_here(void)
+static uint32_t threads_here(const kvx_worker_t *worker)
 {
-	const long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+	const uint32_t cpus = kvx_cpus_count(&worker->cpus);
 
-	return cpus < 1 ? 1u : cpus > (long)THREADS_MAX ? THREADS_MAX : (uint32_t)cpus;
+	return cpus > THREADS_MAX ? THREADS_MAX : cpus;
 }
 
 static void free_jobs(kvx_wjob_t *job)
@@ -64,7 +64,8 @@ kvc_status_t kvx_worker_open(const kvx_worker_config_t *config, kvx_worker_t **p
 		return KVC_ERR_NOMEM;
 	}
 	worker->event_fd = -1;
-	worker->threads = config->threads ? config->threads : threads_here();
+	kvx_cpus_allowed(&worker->cpus);
+	worker->threads = config->threads ? config->threads : threads_here(worker);
 	worker->prefault = config->prefault;
 	worker->loads_end = &worker->loads;
 	worker->saves_end = &worker->saves;

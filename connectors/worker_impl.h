@@ -8,13 +8,14 @@
  *
  * Files: worker.c (open, close), worker_check.c (configuration), worker_plan.c (begin .. end), worker_thread.c (transfer thread), worker_wait.c (gates,
  * queue), worker_space.c (attachment, spaces), worker_load.c, worker_crew.c (who copies a synchronous load), worker_save.c, worker_fence.c, worker_move.c,
- * worker_report.c, worker_selftest.c, worker_prefault.c. Of a cache in GPU memory: worker_gpu.h.
+ * worker_report.c, worker_selftest.c, worker_prefault.c, worker_cpus.c. Of a cache in GPU memory: worker_gpu.h.
  */
 #ifndef KVX_WORKER_IMPL_H
 #define KVX_WORKER_IMPL_H
 
 #include "kvx_worker.h"
 #include "plan.h"
+#include "worker_cpus.h"
 
 #include "kv/shm.h"
 #include "kvk/gpu.h"
@@ -300,6 +301,7 @@ struct kvx_worker {
 	uint32_t words; /* leaves of this rank's range */
 	uint32_t batch; /* blocks taken at once */
 	uint32_t threads;
+	kvx_cpus_t cpus; /* that the threads may use */
 	int prefault;
 	uint64_t *zero_leaves; /* [pieces] digests of a page of zeros */
 

@@ -3,9 +3,7 @@
 
 #include <errno.h>
 #include <poll.h>
-#include <sched.h>
 #include <signal.h>
-#include <string.h>
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <time.h>
@@ -235,15 +233,6 @@ static int spin(kvx_worker_t *worker, uint32_t seen, uint64_t idle_since)
 
 /* ---- the thread -------------------------------------------------------------------------------------------------------------- */
 
-/* Engines bind their threads to single cores, and children inherit that: use what the process may use. */
-static void use_all_cpus(void)
-{
-	cpu_set_t all;
-
-	memset(&all, 0xff, sizeof all);
-	(void)sched_setaffinity(0, sizeof all, &all);
-}
-
 static void *transfer(void *arg)
 {
 	kvx_worker_t *worker = arg;
@@ -251,7 +240,7 @@ static void *transfer(void *arg)
 	int moving = 0;
 
 	(void)prctl(PR_SET_NAME, "kvx-transfer", 0, 0, 0);
-	use_all_cpus();
+	kvx_cpus_use(&worker->cpus);
 	while (!atomic_load(&worker->stop) || worker->run || !kvx_queue_empty(&worker->queue)) {
 		const uint32_t seen = atomic_load(&worker->pokes);
 
@@ -279,9 +268,11 @@ static void *transfer(void *arg)
 
 static void *help(void *arg)
 {
+	kvx_helper_t *helper = arg;
+
 	(void)prctl(PR_SET_NAME, "kvx-helper", 0, 0, 0);
-	use_all_cpus();
-	kvx_crew_help(arg);
+	kvx_cpus_use(&helper->worker->cpus);
+	kvx_crew_help(helper);
 
 	return NULL;
 }

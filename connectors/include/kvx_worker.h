@@ -16,7 +16,7 @@
  * Promise to the engine: no call waits longer than a load's deadline (load) or the copying of the blocks concerned (begin); the others never wait.
  * finished() with nothing to report is one load of an atomic. Nothing fails in a way the engine must handle.
  *
- * Threads. One thread of the engine calls; the transfer threads are the worker's own, on any CPU the process may use whatever the engine has bound its
+ * Threads. One thread of the engine calls; the transfer threads are the worker's own, on any CPU the process was given, whatever the engine has bound its
  * threads to. Not fork-safe: a child must not call anything.
  */
 #ifndef KVX_WORKER_H
