@@ -38,7 +38,7 @@ static inline void must_kv(kv_status_t status)
 struct bench_t {
 	kvk_gpu_t *gpu;
 	cudaStream_t stream, other;
-	cudaEvent_t begin, end, gate, end_other;
+	cudaEvent_t begin, end, end_other;
 	uint64_t bytes;         // of each memory
 	uint8_t *pool, *pool2;  // registered host memory
 	uint8_t *cache, *hbm;   // device memory
@@ -58,6 +58,33 @@ static inline double timed(cudaStream_t stream, const std::function<void()> &enq
 	CU(cudaEventRecord(bench.begin, stream));
 	enqueue();
 	CU(cudaEventRecord(bench.end, stream));
+	CU(cudaEventSynchronize(bench.end));
+	CU(cudaEventElapsedTime(&ms, bench.begin, bench.end));
+
+	return ms / 1e3;
+}
+
+// Holds a stream until the host has enqueued all that is to be measured: else short copies measure how fast it does.
+static __global__ void hold(volatile int *go)
+{
+	while (*go == 0) {
+	}
+}
+
+static inline double timed_held(cudaStream_t stream, const std::function<void()> &enqueue)
+{
+	static int *go;
+	float ms;
+
+	if (!go) {
+		CU(cudaHostAlloc((void **)&go, sizeof *go, cudaHostAllocMapped));
+	}
+	*(volatile int *)go = 0;
+	hold<<<1, 1, 0, stream>>>(go);
+	CU(cudaEventRecord(bench.begin, stream));
+	enqueue();
+	CU(cudaEventRecord(bench.end, stream));
+	*(volatile int *)go = 1;
 	CU(cudaEventSynchronize(bench.end));
 	CU(cudaEventElapsedTime(&ms, bench.begin, bench.end));
 
@@ -263,6 +290,15 @@ struct gemm {
 		return true;
 	}
 
+	double run_until(volatile int *go)
+	{
+		const double seconds = run();
+
+		*go = 1;
+
+		return seconds;
+	}
+
 	double run()
 	{
 		const float one = 1, zero = 0;
@@ -273,6 +309,23 @@ struct gemm {
 				product(handle, 0, 0, N, N, N, &one, a, bf16, N, b, bf16, N, &zero, c, bf16, N, f32, -1);
 			}
 		}) / TIMES;
+	}
+
+	// The same while a kernel holds SMs and all of their shared memory, and moves nothing: what the missing SMs cost by themselves.
+	double beside_nothing(uint32_t sms)
+	{
+		int *go;
+		double seconds;
+
+		CU(cudaHostAlloc((void **)&go, sizeof *go, cudaHostAllocMapped));
+		*(volatile int *)go = 0;
+		CU(cudaFuncSetAttribute(hold, cudaFuncAttributeMaxDynamicSharedMemorySize, 200 << 10));
+		hold<<<sms, 256, 200 << 10, bench.other>>>(go);
+		seconds = run_until(go);
+		CU(cudaStreamSynchronize(bench.other));
+		CU(cudaFreeHost(go));
+
+		return seconds;
 	}
 
 	// Copies that last longer than the products.
