@@ -33,6 +33,8 @@ static __device__ __forceinline__ void digest_chunk(const kvk_gpu_args_t &args, 
 	}
 }
 
+#define HELD 8 /* vectors a lane has under way at a time */
+
 /* ---- bulk ------------------------------------------------------------------------------------------------------- */
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -58,7 +60,46 @@ static __device__ __forceinline__ uint8_t *stage_of(uint32_t number)
 	return stages + (threadIdx.x / KVK_WARP * STAGES + number % STAGES) * KVK_STAGE;
 }
 
-/* Rows of the cache -> stage. A group for every stage, empty ones after the end, so that groups can be counted. */
+/* Rows of the cache -> stage. */
+template <bool INTERLEAVED>
+static __device__ __forceinline__ void load_rows(const kvk_gpu_args_t &args, const rows_t &rows, const chunk_t &c,
+						 uint8_t *stage)
+{
+#pragma unroll 8
+	for (uint32_t at = threadIdx.x % KVK_WARP * VECTOR; at < c.bytes; at += KVK_WARP * VECTOR) {
+		vector_load(stage + at, cache_at<INTERLEAVED>(args, rows, c.leaf, c.from + at));
+	}
+}
+
+/* Stage -> rows of the cache; several vectors on their way at once. */
+template <bool INTERLEAVED>
+static __device__ __forceinline__ void store_rows(const kvk_gpu_args_t &args, const rows_t &rows, const chunk_t &c,
+						  const uint8_t *stage)
+{
+	for (uint32_t from = threadIdx.x % KVK_WARP * VECTOR; from < c.bytes; from += HELD * KVK_WARP * VECTOR) {
+		uint4 held[HELD];
+
+#pragma unroll
+		for (uint32_t i = 0; i < HELD; i++) {
+			const uint32_t at = from + i * KVK_WARP * VECTOR;
+
+			if (at < c.bytes) {
+				held[i] = *(const uint4 *)(stage + at);
+			}
+		}
+#pragma unroll
+		for (uint32_t i = 0; i < HELD; i++) {
+			const uint32_t at = from + i * KVK_WARP * VECTOR;
+			const uint64_t to = cache_at<INTERLEAVED>(args, rows, c.leaf, c.from + at);
+
+			if (at < c.bytes) {
+				vector_store(to, held[i]);
+			}
+		}
+	}
+}
+
+/* The next chunk into a stage. A group for every stage, empty ones after the end, so that groups can be counted. */
 static __device__ __forceinline__ void fill(const kvk_gpu_args_t &args, const rows_t &rows, walk_t *w, slot_t *slot,
 					    uint8_t *stage)
 {
@@ -68,9 +109,10 @@ static __device__ __forceinline__ void fill(const kvk_gpu_args_t &args, const ro
 		slot->chunk = c;
 	}
 	if (c.bytes > 0) {
-#pragma unroll 4
-		for (uint32_t at = threadIdx.x % KVK_WARP * VECTOR; at < c.bytes; at += KVK_WARP * VECTOR) {
-			vector_load(stage + at, cache_at(args, rows, c.leaf, c.from + at));
+		if (rows.interleaved) {
+			load_rows<true>(args, rows, c, stage);
+		} else {
+			load_rows<false>(args, rows, c, stage);
 		}
 		walk_next<true>(args, w);
 	}
@@ -136,16 +178,6 @@ static __device__ __forceinline__ void request(const kvk_gpu_args_t &args, walk_
 	}
 }
 
-/* Stage -> rows of the cache. */
-static __device__ __forceinline__ void drain(const kvk_gpu_args_t &args, const rows_t &rows, const chunk_t &c,
-					     const uint8_t *stage)
-{
-#pragma unroll 4
-	for (uint32_t at = threadIdx.x % KVK_WARP * VECTOR; at < c.bytes; at += KVK_WARP * VECTOR) {
-		*(uint4 *)cache_at(args, rows, c.leaf, c.from + at) = *(const uint4 *)(stage + at);
-	}
-}
-
 extern "C" __global__ void __launch_bounds__(KVK_GPU_THREADS, 1)
 	kvk_scatter_bulk(const __grid_constant__ kvk_gpu_args_t args)
 {
@@ -176,7 +208,11 @@ extern "C" __global__ void __launch_bounds__(KVK_GPU_THREADS, 1)
 			break;
 		}
 		barrier_wait(&slot->barrier, i / STAGES % 2);
-		drain(args, rows, c, stage);
+		if (rows.interleaved) {
+			store_rows<true>(args, rows, c, stage);
+		} else {
+			store_rows<false>(args, rows, c, stage);
+		}
 		if (args.leaves) {
 			digest_chunk<false>(args, &lane, c, stage);
 		}
@@ -190,8 +226,6 @@ extern "C" __global__ void __launch_bounds__(KVK_GPU_THREADS, 1)
 #endif
 
 /* ---- plain ------------------------------------------------------------------------------------------------------ */
-
-#define HELD 8 /* vectors a lane has under way */
 
 /* The widest vector that all pieces of a leaf are made of, on both sides. */
 static __device__ __forceinline__ uint32_t vector_bytes(const kvk_gpu_args_t &args, const leaf_t &leaf)
@@ -213,7 +247,12 @@ template <bool CACHE>
 static __device__ __forceinline__ uint64_t side_at(const kvk_gpu_args_t &args, const rows_t &rows, const chunk_t &c,
 						   uint32_t at)
 {
-	return CACHE ? cache_at(args, rows, c.leaf, c.from + at) : c.leaf.pool + c.from + at;
+	if (!CACHE) {
+		return c.leaf.pool + c.from + at;
+	}
+
+	return rows.interleaved ? cache_at<true>(args, rows, c.leaf, c.from + at)
+				: cache_at<false>(args, rows, c.leaf, c.from + at);
 }
 
 template <bool GATHER, typename V>

@@ -90,6 +90,12 @@ static __device__ __forceinline__ void vector_load(void *stage, uint64_t from)
 	asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(stage)), "l"(from) : "memory");
 }
 
+static __device__ __forceinline__ void vector_store(uint64_t to, uint4 v)
+{
+	asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+		     : "memory");
+}
+
 static __device__ __forceinline__ void vector_commit(void)
 {
 	asm volatile("cp.async.commit_group;" ::: "memory");

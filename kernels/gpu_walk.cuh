@@ -151,13 +151,15 @@ static __device__ __forceinline__ rows_t rows_of(const kvk_gpu_args_t &args)
 	return rows;
 }
 
+/* Address of byte `at` of a leaf. */
+template <bool INTERLEAVED>
 static __device__ __forceinline__ uint64_t cache_at(const kvk_gpu_args_t &args, const rows_t &rows, const leaf_t &leaf,
 						    uint32_t at)
 {
 	uint32_t token;
 	bool is_v;
 
-	if (rows.interleaved) {
+	if (INTERLEAVED) {
 		token = divide(rows.k, at);
 		at -= token * rows.k.by;
 		is_v = at >= rows.v_from;
@@ -169,7 +171,7 @@ static __device__ __forceinline__ uint64_t cache_at(const kvk_gpu_args_t &args, 
 		at -= token * (is_v ? rows.v.by : rows.k.by);
 	}
 
-	return (is_v ? leaf.v + token * args.v.cache_stride : leaf.k + token * args.k.cache_stride) + at;
+	return (is_v ? leaf.v : leaf.k) + token * (is_v ? args.v.cache_stride : args.k.cache_stride) + at;
 }
 
 /* ---- a warp's way through its leaves, a chunk at a time --------------------------------------------------------------- */
@@ -202,14 +204,19 @@ static __device__ __forceinline__ void walk_enter(walk_t *w)
 	w->chunk.bytes = kvk_chunk_bytes(w->chunk.leaf.bytes);
 }
 
-/* Warps that are neighbours take leaves that are neighbours in the pool. */
+/* A warp takes this many leaves that follow each other: their digests are 32 bytes together, the least that is read over a link. Then the next warp does, so
+ * that all of them work in the same part of the pool. */
+#define NEIGHBOURS 4u
+
 template <bool GATHER> static __device__ __forceinline__ walk_t walk_start(const kvk_gpu_args_t &args)
 {
 	const uint32_t warps = blockDim.x / KVK_WARP;
 	const uint32_t warp = blockIdx.x * warps + threadIdx.x / KVK_WARP;
 	walk_t w;
 
-	w.unit = unit_of(args, threadIdx.x % KVK_WARP * warps * gridDim.x + warp);
+	const uint32_t index = threadIdx.x % KVK_WARP;
+
+	w.unit = unit_of(args, (index / NEIGHBOURS * warps * gridDim.x + warp) * NEIGHBOURS + index % NEIGHBOURS);
 	w.step = unit_of(args, KVK_WARP * warps * gridDim.x);
 	w.leaf = leaf_of<GATHER>(args, w.unit);
 	w.turn = 0;

@@ -18,9 +18,9 @@ static __device__ __forceinline__ uint64_t warp_sum(kvk_xxh3_sum_t sum)
 	return all;
 }
 
-/* The next bytes of a leaf, at most BLOCKS blocks and a stripe. All sums are made before any is used: the lanes' exchanges are long ways that go side by
- * side then, and only the scrambles wait for each other. */
-template <uint32_t BLOCKS>
+/* The next bytes of a leaf, more than BLOCKS - 1 blocks of them, or anything up to BLOCKS and a stripe when they are not FULL. All sums are made before any
+ * is used: the lanes' exchanges are long ways that go side by side then, and only the scrambles wait for each other. */
+template <uint32_t BLOCKS, bool FULL>
 static __device__ __forceinline__ void warp_blocks(kvk_xxh3_lane_t *lane, const uint64_t *words, uint32_t bytes,
 						   bool last)
 {
@@ -32,13 +32,17 @@ static __device__ __forceinline__ void warp_blocks(kvk_xxh3_lane_t *lane, const 
 #pragma unroll
 	for (uint32_t i = 0; i < BLOCKS; i++) {
 		const uint32_t before = i * KVK_XXH3_STRIPES;
+		const bool whole = FULL && i + 1 < BLOCKS;
 
-		sums[i] = warp_sum(kvk_xxh3_block(lane, words + before * 8, stripes > before ? stripes - before : 0));
+		sums[i] = warp_sum(kvk_xxh3_block(lane, words + before * 8,
+						  whole              ? KVK_XXH3_STRIPES
+						  : stripes > before ? stripes - before
+								     : 0));
 	}
 #pragma unroll
 	for (uint32_t i = 0; i < BLOCKS; i++) {
 		lane->acc += sums[i];
-		if (i < blocks) {
+		if ((FULL && i + 1 < BLOCKS) || i < blocks) {
 			kvk_xxh3_scramble(lane);
 		}
 	}
@@ -48,10 +52,12 @@ static __device__ __forceinline__ void warp_blocks(kvk_xxh3_lane_t *lane, const 
 static __device__ __forceinline__ void warp_digest(kvk_xxh3_lane_t *lane, const uint64_t *words, uint32_t bytes,
 						   bool last)
 {
-	if (bytes <= KVK_XXH3_BLOCK) {
-		warp_blocks<1>(lane, words, bytes, last);
+	if (bytes == KVK_CHUNK) {
+		warp_blocks<KVK_CHUNK / KVK_XXH3_BLOCK, true>(lane, words, bytes, last);
+	} else if (bytes <= KVK_XXH3_BLOCK) {
+		warp_blocks<1, false>(lane, words, bytes, last);
 	} else {
-		warp_blocks<KVK_CHUNK / KVK_XXH3_BLOCK>(lane, words, bytes, last);
+		warp_blocks<KVK_CHUNK / KVK_XXH3_BLOCK, false>(lane, words, bytes, last);
 	}
 }
 
