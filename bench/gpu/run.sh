@@ -69,10 +69,11 @@ lanes()
 	build=$build-lanes
 	command -v g++ >/dev/null || { echo "run.sh: skipped: no g++" && exit 77; }
 	build_parts "-DGPU_PROP_IMAGE=\"lanes\""
-	c bench/gpu/lanes_driver.c -Wno-cast-function-type
-	g++ -std=gnu++17 -O2 -g -w -x c++ -I kernels -I bench/gpu -c -o "$build/lanes.o" bench/gpu/lanes.cc
+	c tests/kernels/lanes_driver.c -Wno-cast-function-type
+	g++ -std=gnu++17 -O2 -g -w -x c++ -I kernels -c -o "$build/lanes.o" tests/kernels/lanes.cc
 	rm -f "$build/kernels_cuda.c.o"
-	g++ -o "$build/gpu_prop_lanes" "$build"/{common,kernels}_*.o "$build"/bench_gpu_*.o "$build/lanes.o" "$build/xxh.o" -lpthread
+	g++ -o "$build/gpu_prop_lanes" "$build"/{common,kernels}_*.o "$build"/bench_gpu_gpu_prop.c.o \
+		"$build/tests_kernels_lanes_driver.c.o" "$build/lanes.o" "$build/xxh.o" -lpthread
 	"$build/gpu_prop_lanes" --cases "${CASES:-40}" --flips 100 --mib 1 ${SEED:+--seed "$SEED"}
 }
 
