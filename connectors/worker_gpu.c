@@ -8,8 +8,8 @@
 
 #define NAP_NS   UINT64_C(100000)
 #define SPINS    2000u
-#define QUIT_NS  UINT64_C(10000000000) /* closing: for the device to let go of what it still copies */
-#define GRACE_NS UINT64_C(20000000)    /* past its deadline the engine ends a load itself */
+#define QUIT_NS  UINT64_C(3000000000) /* closing: for the device to let go of what it still copies */
+#define GRACE_NS UINT64_C(20000000)   /* past its deadline the engine ends a load itself */
 
 /* ---- open and close ---------------------------------------------------------------------------------------------------------- */
 
@@ -128,6 +128,16 @@ void kvx_worker_stream(kvx_worker_t *worker, void *stream)
 	if (worker->gpu) {
 		worker->gpu->compute = stream;
 	}
+}
+
+kvc_status_t kvx_gpu_decline(kvx_worker_t *worker, kvc_status_t status)
+{
+	const char *advice = status == KVC_ERR_LIMIT ? "; raise the limit on locked memory (ulimit -l)" : "";
+
+	kv_log(KV_LOG_ERROR, "kvx", "the GPU cannot be used, nothing is loaded or saved: %s%s", kvk_gpu_why(), advice);
+	kvx_wtest_decline(worker, status);
+
+	return status;
 }
 
 /* ---- order ------------------------------------------------------------------------------------------------------------------- */

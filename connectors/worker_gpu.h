@@ -83,6 +83,8 @@ kvc_status_t kvx_gpu_open(kvx_worker_t *worker, const kvx_worker_config_t *confi
 void kvx_gpu_close(kvx_worker_t *worker);
 /* From now on the device is not waited for much longer. */
 void kvx_gpu_quit(kvx_worker_t *worker);
+/* The device will not do, as it has just said: nothing is loaded or saved any more. Transfer thread. Returns the status. */
+kvc_status_t kvx_gpu_decline(kvx_worker_t *worker, kvc_status_t status);
 /* What is enqueued on `later` from now on runs after what is on `earlier` now. 0: the driver refuses. */
 int kvx_gpu_order(kvx_worker_t *worker, kvk_cu_stream_t earlier, kvk_cu_stream_t later);
 /* begin(): copies nobody knows the end of come before what the engine does next. */
