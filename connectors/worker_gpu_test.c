@@ -6,7 +6,7 @@
 
 #define PAGE       ((size_t)4096)
 #define ECHO_US    UINT64_C(10000000) /* the engine is about to start: its stream may hold a warm-up */
-#define GIVE_UP_US UINT64_C(10000000)
+#define GIVE_UP_US UINT64_C(3000000)
 
 /* ---- memory that both see ---------------------------------------------------------------------------------------------------- */
 

@@ -56,7 +56,7 @@ static void drop(kvx_wgpu_t *gpu, const kvc_memory_t *memory)
 	}
 	*link = slab->next;
 	for (uint32_t i = 0; i < slab->pieces; i++) {
-		if (slab->known[i] && !atomic_load(&gpu->lost)) {
+		if (slab->known[i]) {
 			kvk_gpu_unregister(gpu->gpu, slab->base + (size_t)i * slab->piece);
 		}
 	}

@@ -65,17 +65,18 @@ typedef struct kvx_worker_config {
 	uint32_t threads; /* that copy in a synchronous load, the caller included; 0: chosen from the CPUs there are */
 	int prefault; /* 1: touch the cache's and the pool's pages in the background, so that the first load does not pay for it */
 	uint32_t memory; /* KVX_MEMORY_* */
-	/* Of a CUDA device: its ordinal in this process; most SMs that a copy takes (0: chosen); the driver and the kernels (NULL: the machine's, and
-	 * those of this build). */
+	/* Of a CUDA device: its ordinal in this process; most SMs that a copy takes (0: chosen); 1: measure the ways of copying at open (30 ms a group);
+	 * the driver and the kernels (NULL: the machine's, and those of this build). */
 	int device;
 	uint32_t sms;
+	int measure;
 	const struct kvk_cuda_ops *cuda;
 	const void *image;
 } kvx_worker_config_t;
 
 /* Never waits for the daemon. KVC_ERR_ARG: kvx_worker_why(). KVC_ERR_NOMEM. */
 KVC_API kvc_status_t kvx_worker_open(const kvx_worker_config_t *config, kvx_worker_t **p_worker);
-/* Ends the transfer threads; saves not yet copied are given up. NULL is fine. */
+/* Ends the transfer threads; saves not yet copied are given up. A device that still copies is waited for, 3 s at most. NULL is fine. */
 KVC_API void kvx_worker_close(kvx_worker_t *worker);
 KVC_API const char *kvx_worker_why(void);
 

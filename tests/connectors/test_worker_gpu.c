@@ -185,6 +185,33 @@ static void p5_a_device_that_hangs_costs_a_load_its_deadline(void **state)
 	finish(&rig, &wr);
 }
 
+/* It is left to the end of the process: nothing is unmapped under the device. */
+static void p5_a_device_that_hangs_does_not_hold_the_end(void **state)
+{
+	kvc_lease_t *lease;
+	uint64_t begin;
+	rig_t rig;
+	wr_t wr;
+
+	(void)state;
+	start(&rig, &wr);
+	lease = wr_lease(&wr, 0, 8);
+	fake_cuda_hold(1);
+	begin_load(&wr, lease, KVX_PLAN_ASYNC);
+	usleep(20000);
+	begin = wr_now_ms();
+	kvx_worker_close(wr.rank[0].worker);
+	assert_true(wr_now_ms() - begin < 3000 + QUICK_MS);
+	wr.rank[0].worker = NULL;
+	kvc_release(&lease, 1);
+	fake_cuda_hold(0);
+	wr_device_sync();
+	assert_int_equal(fake_cuda_faults(), 0);
+	wr_device_leave();
+	wr_fini(&wr);
+	rig_fini(&rig);
+}
+
 /* ---- verdicts that come late ------------------------------------------------------------------------------------------------- */
 
 /* Whether the load was right is known when the step is over; until then nothing it has computed is stored. */
@@ -498,7 +525,7 @@ static void p1_a_call_the_driver_refuses_costs_a_copy_and_no_wrong_byte(void **s
 
 /* ---- counters ---------------------------------------------------------------------------------------------------------------- */
 
-static void p14_what_the_device_did_is_counted(void **state)
+static void what_the_device_did_is_counted(void **state)
 {
 	kvx_worker_stats_t stats;
 	rig_t rig;
@@ -521,13 +548,14 @@ int main(int argc, char **argv)
 		cmocka_unit_test(p5_a_step_does_not_wait_for_the_bytes_it_loads),
 		cmocka_unit_test(p5_a_fence_does_not_wait_for_the_device),
 		cmocka_unit_test(p5_a_device_that_hangs_costs_a_load_its_deadline),
+		cmocka_unit_test(p5_a_device_that_hangs_does_not_hold_the_end),
 		cmocka_unit_test(p1_what_a_step_computed_from_a_bad_block_is_not_stored),
 		cmocka_unit_test(p1_a_lease_lost_under_a_copy_is_a_failed_load),
 		cmocka_unit_test(p7_a_daemon_killed_under_copies_costs_no_more_than_them),
 		cmocka_unit_test(p10_a_device_that_cannot_be_opened_is_refused_with_a_reason),
 		cmocka_unit_test(p10_a_pool_the_device_cannot_be_given_is_declined),
 		cmocka_unit_test(p1_a_call_the_driver_refuses_costs_a_copy_and_no_wrong_byte),
-		cmocka_unit_test(p14_what_the_device_did_is_counted),
+		cmocka_unit_test(what_the_device_did_is_counted),
 	};
 
 	if (argc < 2) {

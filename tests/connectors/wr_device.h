@@ -7,6 +7,8 @@
 /* Before the first worker, after the last. A test may do the first itself, with a seed. */
 void wr_device_start(uint64_t seed);
 void wr_device_stop(void);
+/* Before wr_device_stop(): something was left on the device, on purpose. */
+void wr_device_leave(void);
 uint8_t *wr_device_alloc(size_t bytes);
 void wr_device_free(uint8_t *memory);
 /* Say where the cache is; the engine's stream. */

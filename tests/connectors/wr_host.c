@@ -11,6 +11,10 @@ void wr_device_stop(void)
 {
 }
 
+void wr_device_leave(void)
+{
+}
+
 uint8_t *wr_device_alloc(size_t bytes)
 {
 	return calloc(1, bytes);
