@@ -3,6 +3,7 @@
 
 fake_t fake;
 static _Thread_local int depth; /* of contexts */
+static _Thread_local int mode;  /* of captures: 0, what threads begin with, is in everybody's way */
 
 /* ---- faults and failures ----------------------------------------------------------------------------------------- */
 
@@ -316,6 +317,24 @@ static int fake_context_pop(kvk_cu_context_t *p_context)
 	BEGIN(context_pop, NEEDS_CONTEXT | GIVES_BACK)
 	*p_context = (kvk_cu_context_t)(uintptr_t)(0x1000 + FAKE_DEVICE_HANDLE);
 	depth--;
+
+	return failing;
+}
+
+/* Taken (2) or given back. */
+static int fake_capture_mode(int *p_mode)
+{
+	const int before = mode;
+
+	BEGIN(capture_mode, NEEDS_CONTEXT | GIVES_BACK)
+	if (*p_mode < 0 || *p_mode > 2) {
+		fake_fault("a capture mode that is none");
+	}
+	if (failing && *p_mode == 2) {
+		return failing;
+	}
+	mode = *p_mode;
+	*p_mode = before;
 
 	return failing;
 }
