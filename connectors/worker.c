@@ -66,6 +66,9 @@ kvc_status_t kvx_worker_open(const kvx_worker_config_t *config, kvx_worker_t **p
 	worker->event_fd = -1;
 	kvx_cpus_allowed(&worker->cpus);
 	worker->threads = config->threads ? config->threads : threads_here(worker);
+	if (config->memory == KVX_MEMORY_CUDA) {
+		worker->threads = 1; /* the device copies */
+	}
 	worker->prefault = config->prefault;
 	worker->loads_end = &worker->loads;
 	worker->saves_end = &worker->saves;
@@ -103,6 +106,9 @@ void kvx_worker_close(kvx_worker_t *worker)
 		kvx_worker_hand_later(worker, 1);
 	}
 	kvx_worker_stop(worker);
+	if (worker->gpu && kvx_gpu_leave(worker)) {
+		return;
+	}
 	kvc_detach(worker->kvc);
 	kvx_gpu_close(worker);
 	free_jobs(worker->loads);

@@ -13,6 +13,7 @@
 #define POLL_NS    UINT64_C(100000)   /* the socket is looked at this often while there is work */
 #define NAP_NS     UINT64_C(50000)    /* something comes without a message: look again soon, */
 #define NAP_MAX_NS UINT64_C(1000000)  /* then less soon */
+#define COPY_NS    UINT64_C(200000)   /* a device copies: it must not run dry */
 #define OPEN_NS    UINT64_C(5000000)  /* jobs wait for others */
 #define AWAY_NS    UINT64_C(20000000) /* no daemon: look for one */
 #define IDLE_NS    UINT64_C(100000000)
@@ -176,10 +177,15 @@ static int one_round(kvx_worker_t *worker, int moving)
 
 /* ---- sleeping ---------------------------------------------------------------------------------------------------------------- */
 
+static int is_copying(const kvx_worker_t *worker)
+{
+	return worker->gpu && atomic_load(&worker->gpu->airborne) > 0;
+}
+
 /* For something that comes without a message. */
 static int is_waiting(const kvx_worker_t *worker)
 {
-	return worker->waiting || (worker->gpu && atomic_load(&worker->gpu->airborne) > 0);
+	return worker->waiting || is_copying(worker);
 }
 
 static uint64_t longest_sleep(const kvx_worker_t *worker, uint64_t nap)
@@ -209,13 +215,20 @@ static void sleep_for(kvx_worker_t *worker, uint32_t seen, uint64_t ns)
 	uint64_t count;
 
 	atomic_store(&worker->asleep, 1u);
-	if (atomic_load(&worker->pokes) == seen && !atomic_load(&worker->stop)) {
+	if (atomic_load(&worker->pokes) == seen && (!atomic_load(&worker->stop) || is_copying(worker))) {
 		(void)ppoll(fds, fds[1].fd >= 0 ? 2 : 1, &time, NULL);
 	}
 	atomic_store(&worker->asleep, 0u);
 	if (fds[0].revents) {
 		(void)!read(worker->event_fd, &count, sizeof count);
 	}
+}
+
+static uint64_t longer(const kvx_worker_t *worker, uint64_t nap)
+{
+	const uint64_t most = is_copying(worker) ? COPY_NS : NAP_MAX_NS;
+
+	return nap < most ? nap * 2 : NAP_NS;
 }
 
 /* Is there reason not to sleep yet? */
@@ -233,6 +246,16 @@ static int spin(kvx_worker_t *worker, uint32_t seen, uint64_t idle_since)
 
 /* ---- the thread -------------------------------------------------------------------------------------------------------------- */
 
+/* When it stops, jobs under way are ended first: where a device hangs they cannot be. */
+static int goes_on(kvx_worker_t *worker)
+{
+	if (!atomic_load(&worker->stop)) {
+		return 1;
+	}
+
+	return (worker->run || !kvx_queue_empty(&worker->queue)) && !(worker->gpu && kvx_gpu_hangs(worker));
+}
+
 static void *transfer(void *arg)
 {
 	kvx_worker_t *worker = arg;
@@ -241,7 +264,7 @@ static void *transfer(void *arg)
 
 	(void)prctl(PR_SET_NAME, "kvx-transfer", 0, 0, 0);
 	kvx_cpus_use(&worker->cpus);
-	while (!atomic_load(&worker->stop) || worker->run || !kvx_queue_empty(&worker->queue)) {
+	while (goes_on(worker)) {
 		const uint32_t seen = atomic_load(&worker->pokes);
 
 		moving = one_round(worker, moving);
@@ -258,10 +281,12 @@ static void *transfer(void *arg)
 			continue;
 		}
 		sleep_for(worker, seen, longest_sleep(worker, nap));
-		nap = is_waiting(worker) && nap < NAP_MAX_NS ? nap * 2 : NAP_NS;
+		nap = is_waiting(worker) ? longer(worker, nap) : NAP_NS;
 	}
-	kvx_wtest_fini(worker);
-	kvx_wspaces_close(worker);
+	if (!worker->run) {
+		kvx_wtest_fini(worker);
+		kvx_wspaces_close(worker);
+	}
 
 	return NULL;
 }

@@ -3,6 +3,7 @@
 
 fake_t fake;
 static _Thread_local int depth; /* of contexts */
+static _Thread_local int mode;  /* of captures: 0, what threads begin with, is in everybody's way */
 
 /* ---- faults and failures ----------------------------------------------------------------------------------------- */
 
@@ -318,6 +319,24 @@ static int fake_context_pop(kvk_cu_context_t *p_context)
 	depth--;
 
 	return failing;
+}
+
+/* Taken (2) or given back. Not counted: it comes with every call, and says no to all or none. */
+static int fake_capture_mode(int *p_mode)
+{
+	const size_t member = offsetof(kvk_cuda_ops_t, capture_mode);
+	const int before = mode;
+
+	if (depth == 0 || *p_mode < 0 || *p_mode > 2) {
+		fake_fault("a capture mode that is none, or out of context");
+	}
+	if (*p_mode == 2 && fake.always_error && fake.always_member == member) {
+		return fake.always_error;
+	}
+	mode = *p_mode;
+	*p_mode = before;
+
+	return 0;
 }
 
 static int fake_peer_can(int *p_can, int device, int peer)

@@ -52,6 +52,8 @@ uint64_t fake_cuda_clock(void *ctx);
 
 /* Device memory is another device's from now on. */
 void fake_cuda_foreign(int foreign);
+/* A kernel of the test's own; args are freed afterwards. */
+void fake_cuda_call(kvk_cu_stream_t stream, void (*call)(void *args), void *args);
 /* Nothing runs while held. */
 void fake_cuda_hold(int held);
 /* Run everything that can run. */

@@ -38,7 +38,7 @@ typedef struct fake_event {
 	fake_marker_t *latest; /* NULL: never recorded */
 } fake_event_t;
 
-typedef enum fake_what { FAKE_COPY, FAKE_LAUNCH, FAKE_RECORD, FAKE_WAIT } fake_what_t;
+typedef enum fake_what { FAKE_COPY, FAKE_LAUNCH, FAKE_CALL, FAKE_RECORD, FAKE_WAIT } fake_what_t;
 
 typedef struct fake_work {
 	fake_what_t what;
@@ -48,6 +48,8 @@ typedef struct fake_work {
 	size_t kernel; /* index in fake_kernels */
 	int shared;
 	kvk_gpu_args_t args;
+	void (*call)(void *call_args);
+	void *call_args;
 	fake_marker_t *marker;
 } fake_work_t;
 

@@ -67,6 +67,10 @@ static int run_one(fake_stream_t *stream)
 	case FAKE_LAUNCH:
 		fake_kernel(work);
 		break;
+	case FAKE_CALL:
+		work->call(work->call_args);
+		free(work->call_args);
+		break;
 	case FAKE_RECORD:
 		work->marker->done = 1;
 		break;
@@ -302,6 +306,15 @@ void fake_cuda_hold(int held)
 	pthread_mutex_lock(&fake.lock);
 	fake.held = held;
 	pthread_mutex_unlock(&fake.lock);
+}
+
+void fake_cuda_call(kvk_cu_stream_t stream, void (*call)(void *args), void *args)
+{
+	fake_work_t *work = fake_work(FAKE_CALL);
+
+	work->call = call;
+	work->call_args = args;
+	fake_enqueue(stream, work);
 }
 
 void fake_cuda_drain(void)
