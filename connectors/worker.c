@@ -102,6 +102,9 @@ void kvx_worker_close(kvx_worker_t *worker)
 		kvx_worker_hand_later(worker, 1);
 	}
 	kvx_worker_stop(worker);
+	if (worker->gpu && kvx_gpu_leave(worker)) {
+		return;
+	}
 	kvc_detach(worker->kvc);
 	kvx_gpu_close(worker);
 	free_jobs(worker->loads);

@@ -28,11 +28,19 @@ kvx_flight_t *kvx_flight_of_save(kvx_wgpu_t *gpu, int fence)
 	return first_free(gpu->flights + KVX_GPU_LOADS, KVX_GPU_SAVES, fence ? 0 : KVX_GPU_SAVES - KVX_GPU_AHEAD);
 }
 
+/* Jobs were too large: from now on they are of so many blocks at most. */
+static void shorten(kvx_wgpu_t *gpu, uint32_t most)
+{
+	gpu->sync_batch = gpu->sync_batch < most ? gpu->sync_batch : most;
+	gpu->beside_batch = gpu->beside_batch < most ? gpu->beside_batch : most;
+	gpu->save_batch = gpu->save_batch < most ? gpu->save_batch : most;
+}
+
 kvc_status_t kvx_flight_submit(kvx_worker_t *worker, kvx_flight_t *flight, const kvk_gpu_copy_t *copy)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
 	kvk_gpu_job_t *job = NULL;
-	const kvc_status_t status = (kvc_status_t)kvk_gpu_submit(gpu->gpu, copy, &job);
+	kvc_status_t status = (kvc_status_t)kvk_gpu_submit(gpu->gpu, copy, &job);
 
 	if (status == KVC_OK) {
 		flight->job = job;
@@ -40,20 +48,9 @@ kvc_status_t kvx_flight_submit(kvx_worker_t *worker, kvx_flight_t *flight, const
 		flight->poisoned = 0;
 		atomic_fetch_add(&gpu->airborne, 1u);
 		atomic_fetch_add(&gpu->loading, flight->load ? 1u : 0u);
-	}
-
-	return status;
-}
-
-/* What has become of it. PENDING: in the air. */
-static kvc_status_t ask(kvx_wgpu_t *gpu, const kvx_flight_t *flight)
-{
-	const kvc_status_t status = (kvc_status_t)kvk_gpu_poll(flight->job);
-	const uint64_t quit = atomic_load(&gpu->quit_ns);
-
-	if (status == KVC_PENDING && quit && kvx_worker_now() >= quit) {
-		atomic_store(&gpu->lost, 1u);
-		return (kvc_status_t)KV_ERR_IO;
+	} else if (status == KVC_ERR_LIMIT && copy->count > 1) {
+		shorten(gpu, copy->count / 2);
+		status = KVC_ERR_BUSY;
 	}
 
 	return status;
@@ -93,7 +90,7 @@ uint32_t kvx_flight_land(kvx_worker_t *worker)
 	(void)pthread_mutex_lock(&gpu->lock);
 	for (uint32_t i = 0; i < KVX_GPU_FLIGHTS; i++) {
 		kvx_flight_t *flight = &gpu->flights[i];
-		const kvc_status_t status = flight->job ? ask(gpu, flight) : KVC_PENDING;
+		const kvc_status_t status = flight->job ? (kvc_status_t)kvk_gpu_poll(flight->job) : KVC_PENDING;
 
 		if (status != KVC_PENDING) {
 			land(worker, flight, status);

@@ -8,8 +8,8 @@
 
 #define NAP_NS   UINT64_C(100000)
 #define SPINS    2000u
-#define QUIT_NS  UINT64_C(10000000000) /* closing: for the device to let go of what it still copies */
-#define GRACE_NS UINT64_C(20000000)    /* past its deadline the engine ends a load itself */
+#define QUIT_NS  UINT64_C(3000000000) /* closing: for the device to let go of what it still copies */
+#define GRACE_NS UINT64_C(20000000)   /* past its deadline the engine ends a load itself */
 
 /* ---- open and close ---------------------------------------------------------------------------------------------------------- */
 
@@ -79,6 +79,17 @@ static kvc_status_t open_device(kvx_wgpu_t *gpu, const kvx_worker_config_t *conf
 	return status == KV_OK ? KVC_OK : refuse("the GPU has no stream for copies", kvk_gpu_why());
 }
 
+/* Not being able to is no failure: then a rule chooses. */
+static void measure(kvx_worker_t *worker)
+{
+	for (uint32_t i = 0; i < worker->group_count; i++) {
+		if (kvk_gpu_measure(worker->gpu->gpu, &worker->layout, &worker->groups[i].paged) != KV_OK) {
+			kv_log(KV_LOG_INFO, "kvx", "ways of copying group %u are not measured: %s",
+			       worker->groups[i].group, kvk_gpu_why());
+		}
+	}
+}
+
 kvc_status_t kvx_gpu_open(kvx_worker_t *worker, const kvx_worker_config_t *config)
 {
 	kvx_wgpu_t *gpu = calloc(1, sizeof *gpu);
@@ -92,6 +103,9 @@ kvc_status_t kvx_gpu_open(kvx_worker_t *worker, const kvx_worker_config_t *confi
 	status = make_room(worker, gpu);
 	status = status == KVC_OK ? open_device(gpu, config) : status;
 	if (status == KVC_OK) {
+		if (config->measure) {
+			measure(worker);
+		}
 		kv_log(KV_LOG_INFO, "kvx", "rank %u copies with %s", worker->range.rank, kvk_gpu_describe(gpu->gpu));
 	}
 
@@ -105,9 +119,7 @@ void kvx_gpu_close(kvx_worker_t *worker)
 	if (!gpu) {
 		return;
 	}
-	if (!atomic_load(&gpu->lost)) {
-		kvk_gpu_close(gpu->gpu);
-	}
+	kvk_gpu_close(gpu->gpu);
 	for (uint32_t i = 0; i < KVX_GPU_FLIGHTS; i++) {
 		free(gpu->flights[i].leaves);
 	}
@@ -123,11 +135,47 @@ void kvx_gpu_quit(kvx_worker_t *worker)
 	atomic_store(&worker->gpu->quit_ns, kvx_worker_now() + QUIT_NS);
 }
 
+int kvx_gpu_hangs(kvx_worker_t *worker)
+{
+	kvx_wgpu_t *gpu = worker->gpu;
+	const uint64_t quit = atomic_load(&gpu->quit_ns);
+
+	if (quit && kvx_worker_now() >= quit && atomic_load(&gpu->airborne) > 0) {
+		atomic_store(&gpu->lost, 1u);
+	}
+
+	return (int)atomic_load(&gpu->lost);
+}
+
+int kvx_gpu_leave(kvx_worker_t *worker)
+{
+	static _Atomic(kvx_worker_t *) all;
+
+	if (!atomic_load(&worker->gpu->lost)) {
+		return 0;
+	}
+	kv_log(KV_LOG_ERROR, "kvx", "the GPU still copies after %u s: memory it may use stays until the process ends",
+	       (unsigned)(QUIT_NS / UINT64_C(1000000000)));
+	worker->gpu->left = atomic_exchange(&all, worker);
+
+	return 1;
+}
+
 void kvx_worker_stream(kvx_worker_t *worker, void *stream)
 {
 	if (worker->gpu) {
 		worker->gpu->compute = stream;
 	}
+}
+
+kvc_status_t kvx_gpu_decline(kvx_worker_t *worker, kvc_status_t status)
+{
+	const char *advice = status == KVC_ERR_LIMIT ? "; raise the limit on locked memory (ulimit -l)" : "";
+
+	kv_log(KV_LOG_ERROR, "kvx", "the GPU cannot be used, nothing is loaded or saved: %s%s", kvk_gpu_why(), advice);
+	kvx_wtest_decline(worker, status);
+
+	return status;
 }
 
 /* ---- order ------------------------------------------------------------------------------------------------------------------- */

@@ -54,11 +54,10 @@ typedef struct kvx_wslab {
 struct kvx_wgpu {
 	kvk_gpu_t *gpu;
 	kvk_cu_stream_t urgent, beside, low;
-	uint32_t sync_batch, beside_batch, save_batch;
 	_Atomic uint32_t loose;    /* a copy into the cache may be running that no flight knows of */
 	_Atomic uint32_t airborne; /* flights */
 	_Atomic uint32_t loading;  /* of these for loads */
-	_Atomic uint32_t lost;     /* some were given up at the end: nothing of the device's is freed */
+	_Atomic uint32_t lost;     /* the device hangs: what it may use is left as it is */
 	_Atomic uint64_t quit_ns;  /* closing: no longer is waited for the device; 0: not closing */
 	_Atomic uint64_t refused;  /* pieces of the pool that could not be made known */
 
@@ -69,13 +68,16 @@ struct kvx_wgpu {
 
 	/* under the lock */
 	pthread_mutex_t lock;
-	kvx_flight_t flights[KVX_GPU_FLIGHTS]; /* loads, then saves */
+	uint32_t sync_batch, beside_batch, save_batch; /* blocks a job */
+	kvx_flight_t flights[KVX_GPU_FLIGHTS];         /* loads, then saves */
 	kvk_move_t moves[KVX_GPU_MOVES];
 	uint64_t *expected; /* [KVX_GPU_MOVES at most][words] */
 	uint64_t *padded;   /* [words] */
 
 	/* who owns the attachment */
 	kvx_wslab_t *slabs;
+
+	kvx_worker_t *left; /* see kvx_gpu_leave() */
 };
 
 /* worker_gpu.c */
@@ -83,6 +85,12 @@ kvc_status_t kvx_gpu_open(kvx_worker_t *worker, const kvx_worker_config_t *confi
 void kvx_gpu_close(kvx_worker_t *worker);
 /* From now on the device is not waited for much longer. */
 void kvx_gpu_quit(kvx_worker_t *worker);
+/* It was waited for long enough: transfer thread, closing. */
+int kvx_gpu_hangs(kvx_worker_t *worker);
+/* A worker whose device hangs is left to the end of the process. 0: it does not. */
+int kvx_gpu_leave(kvx_worker_t *worker);
+/* The device will not do, as it has just said: nothing is loaded or saved any more. Transfer thread. Returns the status. */
+kvc_status_t kvx_gpu_decline(kvx_worker_t *worker, kvc_status_t status);
 /* What is enqueued on `later` from now on runs after what is on `earlier` now. 0: the driver refuses. */
 int kvx_gpu_order(kvx_worker_t *worker, kvk_cu_stream_t earlier, kvk_cu_stream_t later);
 /* begin(): copies nobody knows the end of come before what the engine does next. */

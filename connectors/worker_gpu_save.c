@@ -59,7 +59,7 @@ static void leave(kvx_worker_t *worker, kvx_flight_t *flight, int give_up)
 }
 
 /* One flight with blocks of the save that wait, those of the fence or from the first on, onto the stream: how many. Lock held.
- * BUSY: no flight is free, or the driver has no job; else why a block cannot be copied now, or ever. */
+ * PENDING: no flight is free, or the driver has no job; else why a block cannot be copied now, or ever. */
 static kvc_status_t send(kvx_worker_t *worker, kvx_wsave_t *save, int fence, uint32_t *p_sent)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
@@ -77,7 +77,7 @@ static kvc_status_t send(kvx_worker_t *worker, kvx_wsave_t *save, int fence, uin
 	}
 	flight->save = save;
 	flight->n = 0;
-	for (uint32_t i = save->at; i < save->n && flight->n < gpu->save_batch; i++) {
+	for (uint32_t i = fence ? 0 : save->at; i < save->n && flight->n < gpu->save_batch; i++) {
 		if (atomic_load(&save->state[i]) != KVX_MARK_WAITING || (fence && !is_fenced(worker, save, i))) {
 			continue;
 		}

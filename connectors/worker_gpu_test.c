@@ -1,14 +1,12 @@
 /* Self-tests over a device: an echo in the engine's own cache, and the memory and moves of the one against the daemon. */
 #include "worker_gpu.h"
 
-#include "kv/log.h"
-
 #include <stdlib.h>
 #include <string.h>
 
 #define PAGE       ((size_t)4096)
 #define ECHO_US    UINT64_C(10000000) /* the engine is about to start: its stream may hold a warm-up */
-#define GIVE_UP_US UINT64_C(10000000)
+#define GIVE_UP_US UINT64_C(3000000)
 
 /* ---- memory that both see ---------------------------------------------------------------------------------------------------- */
 
@@ -58,9 +56,7 @@ kvc_status_t kvx_gpu_test_move(kvx_worker_t *worker, const kvk_gpu_copy_t *copy)
 	if (!test->job) {
 		status = (kvc_status_t)kvk_gpu_submit(worker->gpu->gpu, copy, &test->job);
 		if (status == (kvc_status_t)KV_ERR_UNSUPPORTED || status == KVC_ERR_ARG) {
-			kv_log(KV_LOG_ERROR, "kvx", "the GPU cannot copy this cache, nothing is loaded or saved: %s",
-			       kvk_gpu_why());
-			kvx_wtest_decline(worker, (kvc_status_t)KV_ERR_UNSUPPORTED);
+			(void)kvx_gpu_decline(worker, (kvc_status_t)KV_ERR_UNSUPPORTED);
 		}
 		if (status != KVC_OK) {
 			return status;

@@ -68,7 +68,9 @@ static kvc_status_t take_memory(kvx_worker_t *worker, size_t bytes, uintptr_t *p
 	kvx_wtest_t *test = &worker->test;
 
 	if (worker->gpu) {
-		return kvx_gpu_test_memory(worker, bytes, &test->memory, p_at);
+		const kvc_status_t status = kvx_gpu_test_memory(worker, bytes, &test->memory, p_at);
+
+		return status == KVC_ERR_LIMIT ? kvx_gpu_decline(worker, status) : status;
 	}
 	test->memory = calloc(1, bytes);
 	*p_at = (uintptr_t)test->memory;

@@ -6,8 +6,6 @@
  */
 #include "worker_gpu.h"
 
-#include "kv/log.h"
-
 #include <stdlib.h>
 #include <sys/mman.h>
 
@@ -58,7 +56,7 @@ static void drop(kvx_wgpu_t *gpu, const kvc_memory_t *memory)
 	}
 	*link = slab->next;
 	for (uint32_t i = 0; i < slab->pieces; i++) {
-		if (slab->known[i] && !atomic_load(&gpu->lost)) {
+		if (slab->known[i]) {
 			kvk_gpu_unregister(gpu->gpu, slab->base + (size_t)i * slab->piece);
 		}
 	}
@@ -76,16 +74,6 @@ void kvx_slabs_told(void *ctx, const kvc_memory_t *memory, int mapped)
 	}
 }
 
-static kvc_status_t decline(kvx_worker_t *worker, kvc_status_t status)
-{
-	atomic_fetch_add(&worker->gpu->refused, 1u);
-	kvx_wtest_decline(worker, status);
-	kv_log(KV_LOG_ERROR, "kvx", "the GPU cannot be given the pool's memory, nothing is loaded or saved: %s%s",
-	       kvk_gpu_why(), status == KVC_ERR_LIMIT ? "; raise the limit on locked memory (ulimit -l)" : "");
-
-	return status;
-}
-
 static kvc_status_t make_known(kvx_worker_t *worker, kvx_wslab_t *slab, uint32_t i)
 {
 	uint8_t *base = slab->base + (size_t)i * slab->piece;
@@ -99,7 +87,8 @@ static kvc_status_t make_known(kvx_worker_t *worker, kvx_wslab_t *slab, uint32_t
 	(void)madvise(base, bytes, MADV_POPULATE_WRITE);
 	status = (kvc_status_t)kvk_gpu_register(worker->gpu->gpu, base, bytes);
 	if (status != KVC_OK) {
-		return decline(worker, status);
+		atomic_fetch_add(&worker->gpu->refused, 1u);
+		return kvx_gpu_decline(worker, status);
 	}
 	slab->known[i] = 1;
 

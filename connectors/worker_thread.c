@@ -178,10 +178,15 @@ static int one_round(kvx_worker_t *worker, int moving)
 
 /* ---- sleeping ---------------------------------------------------------------------------------------------------------------- */
 
+static int is_copying(const kvx_worker_t *worker)
+{
+	return worker->gpu && atomic_load(&worker->gpu->airborne) > 0;
+}
+
 /* For something that comes without a message. */
 static int is_waiting(const kvx_worker_t *worker)
 {
-	return worker->waiting || (worker->gpu && atomic_load(&worker->gpu->airborne) > 0);
+	return worker->waiting || is_copying(worker);
 }
 
 static uint64_t longest_sleep(const kvx_worker_t *worker, uint64_t nap)
@@ -211,7 +216,7 @@ static void sleep_for(kvx_worker_t *worker, uint32_t seen, uint64_t ns)
 	uint64_t count;
 
 	atomic_store(&worker->asleep, 1u);
-	if (atomic_load(&worker->pokes) == seen && !atomic_load(&worker->stop)) {
+	if (atomic_load(&worker->pokes) == seen && (!atomic_load(&worker->stop) || is_copying(worker))) {
 		(void)ppoll(fds, fds[1].fd >= 0 ? 2 : 1, &time, NULL);
 	}
 	atomic_store(&worker->asleep, 0u);
@@ -244,6 +249,16 @@ static void use_all_cpus(void)
 	(void)sched_setaffinity(0, sizeof all, &all);
 }
 
+/* When it stops, jobs under way are ended first: where a device hangs they cannot be. */
+static int goes_on(kvx_worker_t *worker)
+{
+	if (!atomic_load(&worker->stop)) {
+		return 1;
+	}
+
+	return (worker->run || !kvx_queue_empty(&worker->queue)) && !(worker->gpu && kvx_gpu_hangs(worker));
+}
+
 static void *transfer(void *arg)
 {
 	kvx_worker_t *worker = arg;
@@ -252,7 +267,7 @@ static void *transfer(void *arg)
 
 	(void)prctl(PR_SET_NAME, "kvx-transfer", 0, 0, 0);
 	use_all_cpus();
-	while (!atomic_load(&worker->stop) || worker->run || !kvx_queue_empty(&worker->queue)) {
+	while (goes_on(worker)) {
 		const uint32_t seen = atomic_load(&worker->pokes);
 
 		moving = one_round(worker, moving);
@@ -271,8 +286,10 @@ static void *transfer(void *arg)
 		sleep_for(worker, seen, longest_sleep(worker, nap));
 		nap = is_waiting(worker) && nap < NAP_MAX_NS ? nap * 2 : NAP_NS;
 	}
-	kvx_wtest_fini(worker);
-	kvx_wspaces_close(worker);
+	if (!worker->run) {
+		kvx_wtest_fini(worker);
+		kvx_wspaces_close(worker);
+	}
 
 	return NULL;
 }

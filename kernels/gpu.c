@@ -15,6 +15,8 @@
 #define BULK_MAJOR            9 /* compute capability that has bulk copies */
 
 static _Thread_local char why[KVK_GPU_WHY_BYTES];
+static _Thread_local int inside;       /* how often this thread has entered */
+static _Thread_local int capture_mode; /* its own, while it is inside */
 
 /* ---- calls and their failures ------------------------------------------------------------------------------------ */
 
@@ -66,16 +68,36 @@ kv_status_t kvk_gpu_result(kvk_gpu_t *gpu, size_t member, int error)
 	return error == KVK_CU_OUT_OF_MEMORY ? KV_ERR_NOMEM : KV_ERR_IO;
 }
 
+/* An engine may be capturing a graph on another thread. Asking for an event, or pinning memory, would spoil that unless this thread says that it has nothing
+ * to do with it. */
 kv_status_t kvk_gpu_enter(kvk_gpu_t *gpu)
 {
-	return KVK_GPU_CALL(gpu, context_push, gpu->context);
+	kv_status_t status = KVK_GPU_CALL(gpu, context_push, gpu->context);
+	kvk_cu_context_t popped;
+	int mode = KVK_CU_CAPTURE_OWN;
+
+	if (status != KV_OK || inside++ > 0) {
+		return status;
+	}
+	status = KVK_GPU_CALL(gpu, capture_mode, &mode);
+	if (status != KV_OK) {
+		inside = 0;
+		KVK_GPU_CALL(gpu, context_pop, &popped);
+		return status;
+	}
+	capture_mode = mode;
+
+	return KV_OK;
 }
 
 void kvk_gpu_leave(kvk_gpu_t *gpu)
 {
 	kvk_cu_context_t popped;
 
-	/* It can fail only where every other call does, too. */
+	/* They can fail only where every other call does, too. */
+	if (--inside == 0) {
+		KVK_GPU_CALL(gpu, capture_mode, &capture_mode);
+	}
 	KVK_GPU_CALL(gpu, context_pop, &popped);
 }
 

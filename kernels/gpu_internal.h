@@ -44,6 +44,7 @@
 #define KVK_CU_HOST_MAPPED   3u      /* portable, mapped: the same bits for host_alloc and host_register */
 #define KVK_CU_PRIORITY_HIGH (-1000) /* the driver takes the nearest it has */
 #define KVK_CU_PRIORITY_LOW  1000
+#define KVK_CU_CAPTURE_OWN   2 /* relaxed: this thread's calls do not spoil what another one captures */
 
 /* One range of registered memory. */
 typedef struct kvk_gpu_range {

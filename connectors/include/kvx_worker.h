@@ -3,17 +3,20 @@
  *   begin(plan)   before the engine may write any block of this step: blocks that are about to be reused and not saved yet are saved now; what can be
  *                 loaded beside the steps is started by start()
  *   start()       asynchronous loads of the plan begin
- *   load()        synchronous loads of the plan are in the cache, or have failed, when it returns
+ *   load()        synchronous loads of the plan are in the cache, or have failed, when it returns; of a cache in GPU memory they are put before what the
+ *                 engine enqueues from then on, and errors() knows what has become of them
  *   [the engine computes]
  *   end()         what this step has computed goes to the transfer thread; nothing is waited for
  *   finished()    ids of asynchronous loads that are over, well or not; each exactly once
- *   errors()      blocks whose load failed: the engine computes them
+ *   errors()      blocks whose load failed: the engine computes them. Of a cache in GPU memory asked in each step, after end(): it waits for the bytes of
+ *                 load(), not for the step
  *   report()      bytes for kvx_scheduler_report()
  *
  * A transfer thread owns the attachment to the daemon and moves bytes whether or not the engine steps. Blocks it still has to read are marked; begin()
  * looks at the marks of the blocks the plan says are reused, so that no save ever holds a step but the one that would overwrite its source.
  *
  * Promise to the engine: no call waits longer than a load's deadline (load) or the copying of the blocks concerned (begin); the others never wait.
+ * A device is never waited for but by errors(), and by the calls after it when it was not asked.
  * finished() with nothing to report is one load of an atomic. Nothing fails in a way the engine must handle.
  *
  * Threads. One thread of the engine calls; the transfer threads are the worker's own, on any CPU the process may use whatever the engine has bound its
@@ -62,17 +65,18 @@ typedef struct kvx_worker_config {
 	uint32_t threads; /* that copy in a synchronous load, the caller included; 0: chosen from the CPUs there are */
 	int prefault; /* 1: touch the cache's and the pool's pages in the background, so that the first load does not pay for it */
 	uint32_t memory; /* KVX_MEMORY_* */
-	/* Of a CUDA device: its ordinal in this process; most SMs that a copy takes (0: chosen); the driver and the kernels (NULL: the machine's, and
-	 * those of this build). */
+	/* Of a CUDA device: its ordinal in this process; most SMs that a copy takes (0: chosen); 1: measure the ways of copying at open (30 ms a group);
+	 * the driver and the kernels (NULL: the machine's, and those of this build). */
 	int device;
 	uint32_t sms;
+	int measure;
 	const struct kvk_cuda_ops *cuda;
 	const void *image;
 } kvx_worker_config_t;
 
 /* Never waits for the daemon. KVC_ERR_ARG: kvx_worker_why(). KVC_ERR_NOMEM. */
 KVC_API kvc_status_t kvx_worker_open(const kvx_worker_config_t *config, kvx_worker_t **p_worker);
-/* Ends the transfer threads; saves not yet copied are given up. NULL is fine. */
+/* Ends the transfer threads; saves not yet copied are given up. A device that still copies is waited for, 3 s at most. NULL is fine. */
 KVC_API void kvx_worker_close(kvx_worker_t *worker);
 KVC_API const char *kvx_worker_why(void);
 
@@ -80,7 +84,8 @@ KVC_API const char *kvx_worker_why(void);
  * For the capability self-test at registration, while both blocks are free. */
 KVC_API kvc_status_t kvx_worker_echo(kvx_worker_t *worker, uint32_t group, uint32_t from, uint32_t to);
 /* The second half of the self-test, against the daemon, in a space of its own: store a block, drop it, load it back, compare. OK: passed. PENDING: not
- * done yet (no daemon). KVC_ERR_CORRUPT: other bytes came back; loads and saves stay off in this process. */
+ * done yet (no daemon). Else loads and saves stay off in this process: KVC_ERR_CORRUPT: other bytes came back; of a GPU also KVC_ERR_LIMIT: it cannot be
+ * given the pool's memory (the limit on locked memory), or another error: it cannot copy this cache. */
 KVC_API kvc_status_t kvx_worker_proved(const kvx_worker_t *worker);
 
 /* Of a cache in GPU memory: the CUstream that the next step is enqueued on, before begin(); NULL, as at first: the legacy default stream. */

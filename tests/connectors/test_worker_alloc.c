@@ -1,5 +1,6 @@
 /* Memory runs out at every allocation of a worker once: open() says so and leaves nothing, a plan's loads and saves fail like any others. */
 #include "connectors/worker_rig.h"
+#include "connectors/wr_device.h"
 #include "engine/check.h"
 
 #include <stdio.h>
@@ -55,18 +56,19 @@ static void p5_open_without_memory_says_so_and_leaves_nothing(void **state)
 	kvx_worker_close(wr.rank[0].worker);
 	for (uint32_t n = 1; status == KVC_ERR_NOMEM; n++) {
 		const kvx_worker_group_t group = {0, &wr.rank[0].paged};
-		const kvx_worker_config_t config = {.struct_size = sizeof config,
-						    .socket = rig.socket,
-						    .instance = "worker-test",
-						    .secret = (const uint8_t *)"0123456789abcdef",
-						    .secret_len = 16,
-						    .identity = &wr.identity,
-						    .layout = &wr.layout,
-						    .range = wr.writers[0],
-						    .groups = &group,
-						    .group_count = 1,
-						    .threads = 3};
+		kvx_worker_config_t config = {.struct_size = sizeof config,
+					      .socket = rig.socket,
+					      .instance = "worker-test",
+					      .secret = (const uint8_t *)"0123456789abcdef",
+					      .secret_len = 16,
+					      .identity = &wr.identity,
+					      .layout = &wr.layout,
+					      .range = wr.writers[0],
+					      .groups = &group,
+					      .group_count = 1,
+					      .threads = 3};
 
+		wr_device_config(&config);
 		fail_at = n;
 		status = kvx_worker_open(&config, &wr.rank[0].worker);
 		failed += status == KVC_ERR_NOMEM;

@@ -1,4 +1,5 @@
 #include "connectors/worker_rig.h"
+#include "connectors/wr_device.h"
 #include "engine/check.h"
 
 #include "kv/env.h"
@@ -42,7 +43,7 @@ static void make_cache(wr_t *wr, uint32_t r)
 	wr_rank_t *rank = &wr->rank[r];
 
 	rank->layers = WR_LAYERS / wr->rank_count;
-	rank->cache = calloc((size_t)rank->layers * WR_BLOCKS, WR_PAGE);
+	rank->cache = wr_device_alloc((size_t)rank->layers * WR_BLOCKS * WR_PAGE);
 	assert_non_null(rank->cache);
 	for (uint32_t l = 0; l < rank->layers; l++) {
 		rank->base[l] = rank->cache + (size_t)l * WR_BLOCKS * WR_PAGE;
@@ -67,21 +68,23 @@ static void make_cache(wr_t *wr, uint32_t r)
 void wr_open_rank(wr_t *wr, uint32_t r, int prove)
 {
 	const kvx_worker_group_t groups[2] = {{0, &wr->rank[r].paged}, {1, &wr->rank[r].padded}};
-	const kvx_worker_config_t config = {.struct_size = sizeof config,
-					    .socket = wr->rig->socket,
-					    .instance = "worker-test",
-					    .secret = secret,
-					    .secret_len = sizeof secret,
-					    .rank = r,
-					    .identity = &wr->identity,
-					    .layout = &wr->layout,
-					    .range = wr->writers[r],
-					    .groups = groups,
-					    .group_count = wr->groups ? 2 : 1,
-					    .threads = r == 0 ? 3 : 1};
+	kvx_worker_config_t config = {.struct_size = sizeof config,
+				      .socket = wr->rig->socket,
+				      .instance = "worker-test",
+				      .secret = secret,
+				      .secret_len = sizeof secret,
+				      .rank = r,
+				      .identity = &wr->identity,
+				      .layout = &wr->layout,
+				      .range = wr->writers[r],
+				      .groups = groups,
+				      .group_count = wr->groups ? 2 : 1,
+				      .threads = r == 0 ? 3 : 1};
 	const uint64_t until = wr_now_ms() + WR_PATIENCE;
 
+	wr_device_config(&config);
 	assert_int_equal(kvx_worker_open(&config, &wr->rank[r].worker), KVC_OK);
+	wr_device_stream(wr->rank[r].worker);
 	while (prove && kvx_worker_proved(wr->rank[r].worker) == KVC_PENDING && wr_now_ms() < until) {
 		usleep(1000);
 	}
@@ -116,6 +119,7 @@ void wr_init_with(wr_t *wr, const rig_t *rig, uint32_t ranks, int daemon)
 	wr->rig = rig;
 	wr->rank_count = ranks;
 	wr->timeout_ms = WR_LOAD_MS;
+	wr_device_start(WR_SEED);
 	describe(wr);
 	if (daemon) {
 		attach_scheduler(wr);
@@ -136,8 +140,9 @@ void wr_fini(wr_t *wr)
 {
 	for (uint32_t r = 0; r < wr->rank_count; r++) {
 		kvx_worker_close(wr->rank[r].worker);
-		free(wr->rank[r].cache);
+		wr_device_free(wr->rank[r].cache);
 	}
+	wr_device_stop();
 	kvc_space_close(wr->space);
 	kvc_detach(wr->kvc);
 	kvx_bytes_free(&wr->plan);
@@ -150,18 +155,43 @@ static uint8_t byte_of(uint32_t seed, uint32_t block, uint32_t layer, uint32_t i
 	return (uint8_t)((i * 7u + block * 31u + layer * 101u + seed * 57u) * 2654435761u >> 11);
 }
 
-void wr_fill_block(wr_rank_t *rank, uint32_t block, uint32_t seed, uint32_t as)
+/* A block of a rank, and what its bytes are or should be. */
+typedef struct content {
+	const wr_rank_t *rank;
+	uint32_t block, seed, as;
+	uint32_t *wrong; /* counted */
+} content_t;
+
+static void write_block(void *args)
 {
+	const content_t *c = args;
+	const wr_rank_t *rank = c->rank;
+
 	for (uint32_t l = 0; l < rank->layers; l++) {
-		uint8_t *at = (uint8_t *)rank->base[l] + (size_t)block * WR_PAGE;
+		uint8_t *at = (uint8_t *)rank->base[l] + (size_t)c->block * WR_PAGE;
 
 		for (uint32_t i = 0; i < WR_PAGE; i++) {
-			at[i] = byte_of(seed, as, rank->paged.first_layer + l, i);
+			at[i] = byte_of(c->seed, c->as, rank->paged.first_layer + l, i);
 		}
 	}
 }
 
-int wr_block_is(const wr_rank_t *rank, uint32_t block, uint32_t seed, uint32_t as)
+static content_t *content(const wr_rank_t *rank, uint32_t block, uint32_t seed, uint32_t as)
+{
+	content_t *c = malloc(sizeof *c);
+
+	assert_non_null(c);
+	*c = (content_t){.rank = rank, .block = block, .seed = seed, .as = as};
+
+	return c;
+}
+
+void wr_fill_block(wr_rank_t *rank, uint32_t block, uint32_t seed, uint32_t as)
+{
+	wr_device_call(write_block, content(rank, block, seed, as));
+}
+
+static int block_is(const wr_rank_t *rank, uint32_t block, uint32_t seed, uint32_t as)
 {
 	for (uint32_t l = 0; l < rank->layers; l++) {
 		const uint8_t *at = (const uint8_t *)rank->base[l] + (size_t)block * WR_PAGE;
@@ -174,6 +204,28 @@ int wr_block_is(const wr_rank_t *rank, uint32_t block, uint32_t seed, uint32_t a
 	}
 
 	return 1;
+}
+
+int wr_block_is(const wr_rank_t *rank, uint32_t block, uint32_t seed, uint32_t as)
+{
+	wr_device_sync();
+
+	return block_is(rank, block, seed, as);
+}
+
+static void read_block(void *args)
+{
+	const content_t *c = args;
+
+	*c->wrong += !block_is(c->rank, c->block, c->seed, c->as);
+}
+
+void wr_look_block(const wr_rank_t *rank, uint32_t block, uint32_t seed, uint32_t as, uint32_t *p_wrong)
+{
+	content_t *c = content(rank, block, seed, as);
+
+	c->wrong = p_wrong;
+	wr_device_call(read_block, c);
 }
 
 void wr_fill(wr_t *wr, uint32_t seed)

@@ -13,6 +13,7 @@
 #define WR_KEYS      64u
 #define WR_MAX_RANKS 2u
 #define WR_LOAD_MS   2000u
+#define WR_SEED      UINT64_C(4711)
 #define WR_PATIENCE  5000u /* ms: longer than anything takes that is not broken */
 
 typedef struct wr_rank {
@@ -57,6 +58,8 @@ void wr_open_rank(wr_t *wr, uint32_t rank, int prove);
 void wr_fill(wr_t *wr, uint32_t seed);
 void wr_fill_block(wr_rank_t *rank, uint32_t block, uint32_t seed, uint32_t as);
 int wr_block_is(const wr_rank_t *rank, uint32_t block, uint32_t seed, uint32_t as);
+/* The same as a kernel of the engine sees it, in its turn: *p_wrong is counted when it has not. */
+void wr_look_block(const wr_rank_t *rank, uint32_t block, uint32_t seed, uint32_t as, uint32_t *p_wrong);
 
 /* Plans. */
 void wr_plan(wr_t *wr);

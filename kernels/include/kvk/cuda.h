@@ -30,6 +30,7 @@ typedef uint64_t kvk_cu_ptr_t;
 	X(context_release, cuDevicePrimaryCtxRelease_v2, (int device))                                                 \
 	X(context_push, cuCtxPushCurrent_v2, (kvk_cu_context_t context))                                               \
 	X(context_pop, cuCtxPopCurrent_v2, (kvk_cu_context_t * p_context))                                             \
+	X(capture_mode, cuThreadExchangeStreamCaptureMode, (int *p_mode))                                              \
 	X(module_load, cuModuleLoadData, (kvk_cu_module_t * p_module, const void *image))                              \
 	X(module_unload, cuModuleUnload, (kvk_cu_module_t module))                                                     \
 	X(module_function, cuModuleGetFunction,                                                                        \

@@ -1,0 +1,22 @@
+/* wr_device.h -- where the caches of worker tests lie: wr_host.c: in host memory; wr_cuda.c: in that of the fake driver's device. */
+#ifndef TESTS_CONNECTORS_WR_DEVICE_H
+#define TESTS_CONNECTORS_WR_DEVICE_H
+
+#include "kvx_worker.h"
+
+/* Before the first worker, after the last. A test may do the first itself, with a seed. */
+void wr_device_start(uint64_t seed);
+void wr_device_stop(void);
+/* Before wr_device_stop(): something was left on the device, on purpose. */
+void wr_device_leave(void);
+uint8_t *wr_device_alloc(size_t bytes);
+void wr_device_free(uint8_t *memory);
+/* Say where the cache is; the engine's stream. */
+void wr_device_config(kvx_worker_config_t *config);
+void wr_device_stream(kvx_worker_t *worker);
+/* What a kernel of the engine does: now, or when its stream comes to it. args is freed. */
+void wr_device_call(void (*call)(void *args), void *args);
+/* All of these have been done. */
+void wr_device_sync(void);
+
+#endif

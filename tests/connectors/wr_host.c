@@ -1,0 +1,46 @@
+#include "connectors/wr_device.h"
+
+#include <stdlib.h>
+
+void wr_device_start(uint64_t seed)
+{
+	(void)seed;
+}
+
+void wr_device_stop(void)
+{
+}
+
+void wr_device_leave(void)
+{
+}
+
+uint8_t *wr_device_alloc(size_t bytes)
+{
+	return calloc(1, bytes);
+}
+
+void wr_device_free(uint8_t *memory)
+{
+	free(memory);
+}
+
+void wr_device_config(kvx_worker_config_t *config)
+{
+	config->memory = KVX_MEMORY_HOST;
+}
+
+void wr_device_stream(kvx_worker_t *worker)
+{
+	(void)worker;
+}
+
+void wr_device_call(void (*call)(void *args), void *args)
+{
+	call(args);
+	free(args);
+}
+
+void wr_device_sync(void)
+{
+}

@@ -1,0 +1,62 @@
+/* fake_cuda.h -- a CUDA driver for tests: device memory is host memory, streams are queues that run when somebody looks (or at once), kernels are a slow
+ * reading of kvk_gpu_args_t, and any call may be made to fail. One in a process.
+ *
+ * What a real device would trap is a fault: an address nobody gave it, host memory not registered, a kernel started wrongly, a call out of context. Faults
+ * are counted and said; a test asserts that there is none.
+ */
+#ifndef FAKE_CUDA_H
+#define FAKE_CUDA_H
+
+#include "kv_test.h"
+
+#include "kvk/cuda.h"
+
+typedef struct fake_cuda_config {
+	uint64_t seed;
+	int lazy;    /* streams run at queries, some steps at a time in any order; else at once */
+	int major;   /* compute capability; 9: bulk kernels */
+	int devices; /* 0: one */
+} fake_cuda_config_t;
+
+/* What is there now. All 0 after a good close. */
+typedef struct fake_cuda_live {
+	int64_t memory, pinned, registered, streams, events, modules, contexts;
+} fake_cuda_live_t;
+
+void fake_cuda_start(const fake_cuda_config_t *config);
+/* Frees what is left. */
+void fake_cuda_stop(void);
+const kvk_cuda_ops_t *fake_cuda_ops(void);
+/* Any image it loads. */
+const void *fake_cuda_image(void);
+
+fake_cuda_live_t fake_cuda_live(void);
+int fake_cuda_clean(void); /* nothing left, no fault */
+uint64_t fake_cuda_faults(void);
+
+/* Let the n-th call from now on answer CUDA_ERROR_UNKNOWN; calls that give something back do it nevertheless. 0: none. */
+void fake_cuda_fail_nth(uint64_t n);
+int fake_cuda_failed(void);
+/* Let each call of this member of the table answer `error` until 0 is given. */
+void fake_cuda_fail_always(size_t member, int error);
+
+/* Calls of a member, and bytes and SMs of interest. */
+uint64_t fake_cuda_calls(size_t member);
+uint64_t fake_cuda_bulk_launches(void);
+unsigned fake_cuda_last_grid(void);
+/* Largest pinned allocation it gives; 0: any. */
+void fake_cuda_limit_pinned(size_t bytes);
+/* Nanoseconds that its clock has gone on: so many a byte copied by the engine, so many a kernel's byte over the link. */
+void fake_cuda_costs(uint64_t engine, uint64_t link);
+uint64_t fake_cuda_clock(void *ctx);
+
+/* Device memory is another device's from now on. */
+void fake_cuda_foreign(int foreign);
+/* A kernel of the test's own; args are freed afterwards. */
+void fake_cuda_call(kvk_cu_stream_t stream, void (*call)(void *args), void *args);
+/* Nothing runs while held. */
+void fake_cuda_hold(int held);
+/* Run everything that can run. */
+void fake_cuda_drain(void);
+
+#endif

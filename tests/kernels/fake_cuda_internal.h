@@ -1,0 +1,110 @@
+/* fake_cuda_internal.h -- what the files of the fake driver share. */
+#ifndef FAKE_CUDA_INTERNAL_H
+#define FAKE_CUDA_INTERNAL_H
+
+#include "fake_cuda.h"
+
+#include "../../kernels/gpu_args.h"
+
+#include <pthread.h>
+
+#define CU_INVALID         1
+#define CU_NO_MEMORY       2
+#define CU_NO_IMAGE        209
+#define CU_NOT_FOUND       500
+#define CU_UNKNOWN         999
+#define FAKE_TAG           (UINT64_C(1) << 62) /* addresses of host memory, as the device sees them */
+#define FAKE_RANGES        512u
+#define FAKE_STREAMS       64u
+#define FAKE_SMS           20
+#define FAKE_OPS           64u
+#define FAKE_DEVICE_HANDLE 70
+
+typedef enum fake_kind { FAKE_NONE, FAKE_DEVICE, FAKE_PINNED, FAKE_REGISTERED } fake_kind_t;
+
+typedef struct fake_range {
+	fake_kind_t kind;
+	uint64_t base;
+	size_t bytes;
+} fake_range_t;
+
+/* One recording of an event. Shared by the event, its record and its waits; counted. */
+typedef struct fake_marker {
+	int done;
+	int users;
+} fake_marker_t;
+
+typedef struct fake_event {
+	fake_marker_t *latest; /* NULL: never recorded */
+} fake_event_t;
+
+typedef enum fake_what { FAKE_COPY, FAKE_LAUNCH, FAKE_CALL, FAKE_RECORD, FAKE_WAIT } fake_what_t;
+
+typedef struct fake_work {
+	fake_what_t what;
+	struct fake_work *next;
+	uint64_t dst, src;
+	size_t bytes;
+	size_t kernel; /* index in fake_kernels */
+	int shared;
+	kvk_gpu_args_t args;
+	void (*call)(void *call_args);
+	void *call_args;
+	fake_marker_t *marker;
+} fake_work_t;
+
+typedef struct fake_stream {
+	int used, dropped;
+	fake_work_t *first, *last;
+} fake_stream_t;
+
+typedef struct fake_function {
+	int shared; /* dynamic shared memory it may have */
+} fake_function_t;
+
+static const char *const fake_kernels[] = {KVK_GPU_GATHER_PLAIN, KVK_GPU_SCATTER_PLAIN, KVK_GPU_GATHER_BULK,
+					   KVK_GPU_SCATTER_BULK};
+
+typedef struct fake {
+	fake_cuda_config_t config;
+	kv_test_rng_t rng;
+	pthread_mutex_t lock;
+	fake_cuda_live_t live;
+	fake_range_t ranges[FAKE_RANGES];
+	fake_stream_t streams[FAKE_STREAMS]; /* 0: the default stream */
+	fake_function_t functions[4];
+	_Atomic uint64_t faults, call, fail_at, calls[FAKE_OPS];
+	_Atomic int failed;
+	size_t always_member;
+	int always_error;
+	int foreign; /* device memory is another device's */
+	int held;
+	uint64_t bulk_launches;
+	unsigned last_grid;
+	size_t pinned_limit;
+	uint64_t engine_cost, link_cost;
+	_Atomic uint64_t clock;
+} fake_t;
+
+extern fake_t fake;
+
+void fake_fault(const char *what);
+/* The memory behind an address as the device sees it; NULL and a fault: none. Under the lock. */
+void *fake_resolve(uint64_t at, size_t bytes);
+
+/* fake_stream.c */
+fake_work_t *fake_work(fake_what_t what);
+/* The event's latest recording, or a new one that is. */
+void fake_mark(fake_work_t *work, fake_event_t *event, int fresh);
+void fake_forget(fake_event_t *event); /* under the lock */
+void fake_enqueue(kvk_cu_stream_t stream, fake_work_t *work);
+kvk_cu_stream_t fake_stream_new(void);
+void fake_stream_drop(kvk_cu_stream_t stream);
+void fake_run_all(void); /* under the lock */
+/* Has the event come? Running some work first, or (`all`) all of it. */
+int fake_look(fake_event_t *event, int all);
+
+/* fake_kernel.c */
+void fake_kernel(const fake_work_t *work);
+
+#endif

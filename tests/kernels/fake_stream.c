@@ -1,0 +1,325 @@
+/* Streams of the fake driver: queues whose heads run in any order, as long as waits allow it. */
+#include "fake_cuda_internal.h"
+
+/* ---- work -------------------------------------------------------------------------------------------------------- */
+
+fake_work_t *fake_work(fake_what_t what)
+{
+	fake_work_t *work = calloc(1, sizeof *work);
+
+	work->what = what;
+
+	return work;
+}
+
+static void unmark(fake_marker_t *marker)
+{
+	if (marker && --marker->users == 0) {
+		free(marker);
+	}
+}
+
+void fake_mark(fake_work_t *work, fake_event_t *event, int fresh)
+{
+	pthread_mutex_lock(&fake.lock);
+	if (fresh) {
+		unmark(event->latest);
+		event->latest = calloc(1, sizeof *event->latest);
+		event->latest->users = 1;
+	}
+	work->marker = event->latest;
+	if (work->marker) {
+		work->marker->users++;
+	}
+	pthread_mutex_unlock(&fake.lock);
+}
+
+void fake_forget(fake_event_t *event)
+{
+	unmark(event->latest);
+	free(event);
+}
+
+static void run_copy(const fake_work_t *work)
+{
+	void *dst = fake_resolve(work->dst, work->bytes);
+	const void *src = fake_resolve(work->src, work->bytes);
+
+	if (dst && src) {
+		memcpy(dst, src, work->bytes);
+	}
+	atomic_fetch_add(&fake.clock, fake.engine_cost * work->bytes);
+}
+
+/* Run the head of a stream; 0: there is none, or it waits. */
+static int run_one(fake_stream_t *stream)
+{
+	fake_work_t *work = stream->first;
+
+	if (!work || (work->what == FAKE_WAIT && work->marker && !work->marker->done)) {
+		return 0;
+	}
+	stream->first = work->next;
+	switch (work->what) {
+	case FAKE_COPY:
+		run_copy(work);
+		break;
+	case FAKE_LAUNCH:
+		fake_kernel(work);
+		break;
+	case FAKE_CALL:
+		work->call(work->call_args);
+		free(work->call_args);
+		break;
+	case FAKE_RECORD:
+		work->marker->done = 1;
+		break;
+	case FAKE_WAIT:
+		break;
+	}
+	unmark(work->marker);
+	free(work);
+
+	return 1;
+}
+
+void fake_run_all(void)
+{
+	int ran = 1;
+
+	while (ran) {
+		ran = 0;
+		for (uint32_t i = 0; i < FAKE_STREAMS; i++) {
+			while (run_one(&fake.streams[i])) {
+				ran = 1;
+			}
+		}
+	}
+}
+
+/* Some heads of some streams. */
+static void run_some(void)
+{
+	const uint64_t steps = kv_test_below(&fake.rng, 6);
+
+	for (uint64_t i = 0; i < steps; i++) {
+		const uint64_t from = kv_test_below(&fake.rng, FAKE_STREAMS);
+
+		for (uint32_t k = 0; k < FAKE_STREAMS && !run_one(&fake.streams[(from + k) % FAKE_STREAMS]); k++) {
+		}
+	}
+}
+
+/* ---- streams ----------------------------------------------------------------------------------------------------- */
+
+void fake_enqueue(kvk_cu_stream_t handle, fake_work_t *work)
+{
+	fake_stream_t *stream = handle ? (fake_stream_t *)(void *)handle : &fake.streams[0];
+
+	pthread_mutex_lock(&fake.lock);
+	if (handle && !stream->used) {
+		fake_fault("a stream that is not there");
+	}
+	if (stream->first) {
+		stream->last->next = work;
+	} else {
+		stream->first = work;
+	}
+	stream->last = work;
+	if (!fake.held && !fake.config.lazy) {
+		fake_run_all();
+	} else if (!fake.held && kv_test_below(&fake.rng, 4) == 0) {
+		run_some();
+	}
+	pthread_mutex_unlock(&fake.lock);
+}
+
+kvk_cu_stream_t fake_stream_new(void)
+{
+	kvk_cu_stream_t found = NULL;
+
+	pthread_mutex_lock(&fake.lock);
+	for (uint32_t i = 1; i < FAKE_STREAMS && !found; i++) {
+		fake_stream_t *stream = &fake.streams[i];
+
+		/* What a stream that was given back still has to do is done, sooner or later. */
+		if (!stream->used && !stream->first) {
+			stream->used = 1;
+			fake.live.streams++;
+			found = (kvk_cu_stream_t)(void *)stream;
+		}
+	}
+	pthread_mutex_unlock(&fake.lock);
+
+	return found;
+}
+
+void fake_stream_drop(kvk_cu_stream_t handle)
+{
+	fake_stream_t *stream = (fake_stream_t *)(void *)handle;
+
+	pthread_mutex_lock(&fake.lock);
+	if (!stream->used) {
+		fake_fault("a stream given back twice");
+	}
+	stream->used = 0;
+	fake.live.streams--;
+	pthread_mutex_unlock(&fake.lock);
+}
+
+int fake_look(fake_event_t *event, int all)
+{
+	int done;
+
+	pthread_mutex_lock(&fake.lock);
+	if (all) {
+		fake_run_all();
+	} else if (!fake.held) {
+		run_some();
+	}
+	done = !event->latest || event->latest->done;
+	pthread_mutex_unlock(&fake.lock);
+
+	return done;
+}
+
+/* ---- what tests ask for ------------------------------------------------------------------------------------------ */
+
+void fake_cuda_start(const fake_cuda_config_t *config)
+{
+	memset(&fake, 0, sizeof fake);
+	pthread_mutex_init(&fake.lock, NULL);
+	fake.config = *config;
+	fake.config.devices = config->devices ? config->devices : 1;
+	fake.rng.state = config->seed;
+	fake.streams[0].used = 1;
+	atomic_store(&fake.clock, UINT64_C(1000000000));
+}
+
+void fake_cuda_stop(void)
+{
+	pthread_mutex_lock(&fake.lock);
+	fake_run_all();
+	for (size_t i = 0; i < FAKE_RANGES; i++) {
+		if (fake.ranges[i].kind == FAKE_DEVICE || fake.ranges[i].kind == FAKE_PINNED) {
+			free((void *)(uintptr_t)fake.ranges[i].base);
+		}
+	}
+	pthread_mutex_unlock(&fake.lock);
+	pthread_mutex_destroy(&fake.lock);
+}
+
+const void *fake_cuda_image(void)
+{
+	static const char image[] = "fake";
+
+	return image;
+}
+
+fake_cuda_live_t fake_cuda_live(void)
+{
+	fake_cuda_live_t live;
+
+	pthread_mutex_lock(&fake.lock);
+	live = fake.live;
+	pthread_mutex_unlock(&fake.lock);
+
+	return live;
+}
+
+int fake_cuda_clean(void)
+{
+	const fake_cuda_live_t l = fake_cuda_live();
+	const int left = l.memory || l.pinned || l.registered || l.streams || l.events || l.modules || l.contexts;
+
+	if (left) {
+		printf("# left: memory %d pinned %d registered %d streams %d events %d modules %d contexts %d\n",
+		       (int)l.memory, (int)l.pinned, (int)l.registered, (int)l.streams, (int)l.events, (int)l.modules,
+		       (int)l.contexts);
+	}
+
+	return !left && fake_cuda_faults() == 0;
+}
+
+uint64_t fake_cuda_faults(void)
+{
+	return atomic_load(&fake.faults);
+}
+
+void fake_cuda_fail_nth(uint64_t n)
+{
+	atomic_store(&fake.failed, 0);
+	atomic_store(&fake.fail_at, n ? atomic_load(&fake.call) + n : 0);
+}
+
+int fake_cuda_failed(void)
+{
+	return atomic_load(&fake.failed);
+}
+
+void fake_cuda_fail_always(size_t member, int error)
+{
+	fake.always_member = member;
+	fake.always_error = error;
+}
+
+uint64_t fake_cuda_calls(size_t member)
+{
+	return atomic_load(&fake.calls[member / sizeof(void *)]);
+}
+
+uint64_t fake_cuda_bulk_launches(void)
+{
+	return fake.bulk_launches;
+}
+
+unsigned fake_cuda_last_grid(void)
+{
+	return fake.last_grid;
+}
+
+void fake_cuda_limit_pinned(size_t bytes)
+{
+	fake.pinned_limit = bytes;
+}
+
+void fake_cuda_costs(uint64_t engine, uint64_t link)
+{
+	fake.engine_cost = engine;
+	fake.link_cost = link;
+}
+
+uint64_t fake_cuda_clock(void *ctx)
+{
+	(void)ctx;
+
+	return atomic_fetch_add(&fake.clock, 1);
+}
+
+void fake_cuda_foreign(int foreign)
+{
+	fake.foreign = foreign;
+}
+
+void fake_cuda_hold(int held)
+{
+	pthread_mutex_lock(&fake.lock);
+	fake.held = held;
+	pthread_mutex_unlock(&fake.lock);
+}
+
+void fake_cuda_call(kvk_cu_stream_t stream, void (*call)(void *args), void *args)
+{
+	fake_work_t *work = fake_work(FAKE_CALL);
+
+	work->call = call;
+	work->call_args = args;
+	fake_enqueue(stream, work);
+}
+
+void fake_cuda_drain(void)
+{
+	pthread_mutex_lock(&fake.lock);
+	fake_run_all();
+	pthread_mutex_unlock(&fake.lock);
+}

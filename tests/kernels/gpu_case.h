@@ -1,0 +1,60 @@
+/* gpu_case.h -- a random cache in the fake device's memory, pool blocks beside it, and what the CPU twin makes of the same. */
+#ifndef GPU_CASE_H
+#define GPU_CASE_H
+
+#include "kv_cmocka.h"
+#include "kv_test.h"
+
+#include "fake_cuda.h"
+
+#include "kvk/gpu.h"
+
+#define CASE_LAYERS 8u
+#define CASE_MOVES  24u
+
+/* Where the pool's blocks lie. */
+typedef enum case_pool { CASE_REGISTERED, CASE_PINNED, CASE_ON_DEVICE } case_pool_t;
+
+typedef struct gpu_case {
+	kv_test_rng_t *rng;
+	kvk_gpu_t *gpu;
+	kvk_layout_t layout;
+	kvk_geometry_t g;
+	kvk_paged_t paged;
+	void *base[CASE_LAYERS];
+	kvk_cu_ptr_t cache; /* also the host's address: the fake device is the host */
+	size_t cache_bytes;
+	case_pool_t kind;
+	uint8_t *pool;
+	size_t pool_bytes;
+	uint64_t *leaves; /* [count][per_move] */
+	size_t per_move;
+	kvk_move_t moves[CASE_MOVES];
+	uint32_t count;
+	uint32_t layer, layers;
+	/* the twin's */
+	uint8_t *twin_cache, *twin_pool;
+	uint64_t *twin_leaves;
+} gpu_case_t;
+
+/* Valid layouts of every kind, small. */
+kvk_layout_t gpu_case_layout(kv_test_rng_t *rng, kvk_paged_kind_t kind);
+
+void gpu_case_init(gpu_case_t *c, kv_test_rng_t *rng, kvk_gpu_t *gpu, kvk_paged_kind_t kind);
+void gpu_case_fini(gpu_case_t *c);
+
+/* The copy that is asked for. */
+kvk_gpu_copy_t gpu_case_copy(const gpu_case_t *c, kvk_gpu_dir_t dir, kvk_gpu_way_t way, kvk_cu_stream_t stream);
+
+/* The same by the twin, in its own memory. Digests expected of a scatter are those of the pool's blocks. */
+void gpu_case_twin(gpu_case_t *c, kvk_gpu_dir_t dir);
+/* Cache, pool and leaves are the twin's, bit for bit. */
+void gpu_case_equal(const gpu_case_t *c);
+
+/* New bytes on both sides, the same for the twin; leaves that a scatter finds right. */
+void gpu_case_refill(gpu_case_t *c);
+
+/* A byte of block i that the copy reads on a scatter. */
+size_t gpu_case_some_byte(const gpu_case_t *c, uint32_t i);
+
+#endif

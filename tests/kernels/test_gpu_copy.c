@@ -1,0 +1,270 @@
+/* GPU copies over a fake driver, compared with the CPU twin bit for bit. */
+#include "gpu_case.h"
+
+#define ROUNDS 300
+
+static const kvk_paged_kind_t kinds[] = {KVK_PAGED_KV_TOKEN_HEAD, KVK_PAGED_HEAD_TOKEN_KV, KVK_PAGED_OPAQUE,
+					 KVK_PAGED_TOKEN_HEAD_KV, KVK_PAGED_KV_HEAD_TOKEN};
+static const kvk_gpu_way_t ways[] = {KVK_GPU_AUTO, KVK_GPU_ZERO_COPY, KVK_GPU_STAGED, KVK_GPU_EACH};
+
+static kvk_gpu_t *start(kv_test_env_t *t, kv_test_rng_t *rng, uint64_t staging)
+{
+	const fake_cuda_config_t driver = {
+		.seed = kv_test_rand(rng), .lazy = kv_test_below(rng, 4) != 0, .major = kv_test_below(rng, 2) ? 9 : 8};
+	kvk_gpu_config_t config = {.cuda = fake_cuda_ops(),
+				   .env = &t->env,
+				   .image = fake_cuda_image(),
+				   .staging_bytes = staging,
+				   .jobs = 8};
+	kvk_gpu_t *gpu = NULL;
+
+	fake_cuda_start(&driver);
+	kv_test_env_init(t);
+	assert_int_equal(kvk_gpu_open(&config, &gpu), KV_OK);
+
+	return gpu;
+}
+
+static void stop(kv_test_env_t *t, kvk_gpu_t *gpu)
+{
+	kvk_gpu_close(gpu);
+	assert_true(fake_cuda_clean());
+	assert_int_equal(kv_test_env_live(t), 0);
+	fake_cuda_stop();
+}
+
+/* The fake device gets on at each look. */
+static kv_status_t finish(kvk_gpu_job_t *job)
+{
+	kv_status_t status;
+
+	do {
+		status = kvk_gpu_poll(job);
+	} while (status == KV_PENDING);
+
+	return status;
+}
+
+static int digests_asked(const gpu_case_t *c)
+{
+	int asked = 0;
+
+	for (uint32_t i = 0; i < c->count; i++) {
+		asked |= c->moves[i].leaves != NULL;
+	}
+
+	return asked;
+}
+
+/* A ring of 64 KiB a slot: several steps, blocks cut by layers, blocks too large for it. */
+static void p1_every_way_copies_what_the_twin_copies(void **state)
+{
+	kv_test_rng_t rng = {kv_test_seed()};
+	kvk_gpu_stats_t sum = {0};
+	uint64_t bulk = 0;
+
+	(void)state;
+	for (int round = 0; round < ROUNDS; round++) {
+		kv_test_env_t t;
+		kvk_gpu_t *gpu = start(&t, &rng, UINT64_C(8) << (10 + kv_test_below(&rng, 8)));
+		kvk_gpu_stats_t stats;
+		kvk_cu_stream_t stream = NULL;
+		gpu_case_t c;
+
+		if (kv_test_below(&rng, 2)) {
+			assert_int_equal(kvk_gpu_stream(gpu, 1, &stream), KV_OK);
+		}
+		gpu_case_init(&c, &rng, gpu, kinds[(size_t)round % KV_COUNT_OF(kinds)]);
+		for (int turn = 0; turn < 4; turn++) {
+			const kvk_gpu_dir_t dir = (kvk_gpu_dir_t)(turn % 2);
+			kvk_gpu_way_t way = ways[kv_test_below(&rng, KV_COUNT_OF(ways))];
+			kvk_gpu_copy_t copy = gpu_case_copy(&c, dir, way, stream);
+			kvk_gpu_job_t *job;
+			kv_status_t status;
+
+			copy.sms = (uint32_t)kv_test_below(&rng, 3);
+			status = kvk_gpu_submit(gpu, &copy, &job);
+			assert_int_equal(status, KV_OK);
+			assert_int_equal(finish(job), KV_OK);
+			assert_int_equal(kvk_gpu_poll(job), KV_OK);
+			kvk_gpu_end(job);
+			gpu_case_twin(&c, dir);
+			gpu_case_equal(&c);
+			gpu_case_refill(&c);
+		}
+		kvk_gpu_get_stats(gpu, &stats);
+		assert_int_equal(stats.gathers, 2);
+		assert_int_equal(stats.scatters, 2);
+		assert_int_equal(stats.corrupt + stats.failures + stats.busy, 0);
+		sum.zero_copy += stats.zero_copy;
+		sum.staged += stats.staged;
+		sum.each += stats.each;
+		bulk += fake_cuda_bulk_launches();
+		gpu_case_fini(&c);
+		stop(&t, gpu);
+	}
+	/* The rounds went everywhere. */
+	assert_true(sum.zero_copy > ROUNDS / 2 && sum.staged > ROUNDS / 4 && sum.each > ROUNDS / 4 &&
+		    bulk > ROUNDS / 8);
+}
+
+static void p1_a_flipped_bit_is_told_of_exactly_its_block(void **state)
+{
+	kv_test_rng_t rng = {kv_test_seed()};
+	uint64_t told = 0;
+
+	(void)state;
+	for (int round = 0; round < ROUNDS; round++) {
+		kv_test_env_t t;
+		kvk_gpu_t *gpu = start(&t, &rng, UINT64_C(1) << 20);
+		kvk_gpu_stats_t stats;
+		gpu_case_t c;
+		kvk_gpu_job_t *job;
+		uint32_t broken = 0;
+
+		gpu_case_init(&c, &rng, gpu, kinds[(size_t)round % KV_COUNT_OF(kinds)]);
+		if (digests_asked(&c)) {
+			const kvk_gpu_copy_t copy =
+				gpu_case_copy(&c, KVK_GPU_SCATTER, ways[kv_test_below(&rng, 4)], NULL);
+			size_t at;
+
+			do {
+				broken = (uint32_t)kv_test_below(&rng, c.count);
+			} while (!c.moves[broken].leaves);
+			at = gpu_case_some_byte(&c, broken);
+			c.pool[at] ^= (uint8_t)(1u << kv_test_below(&rng, 8));
+			assert_int_equal(kvk_gpu_submit(gpu, &copy, &job), KV_OK);
+			assert_int_equal(finish(job), KV_ERR_CORRUPT);
+			assert_int_equal(finish(job), KV_ERR_CORRUPT);
+			for (uint32_t i = 0; i < c.count; i++) {
+				assert_int_equal(kvk_gpu_bad(job, i), i == broken);
+			}
+			assert_int_equal(kvk_gpu_bad(job, c.count), 0);
+			kvk_gpu_end(job);
+			kvk_gpu_get_stats(gpu, &stats);
+			assert_int_equal(stats.corrupt, 1);
+			told++;
+
+			/* The others came; nobody checks what has no digests. */
+			c.twin_pool[at] = c.pool[at];
+			gpu_case_twin(&c, KVK_GPU_SCATTER);
+			gpu_case_equal(&c);
+			c.moves[broken].leaves = NULL;
+			assert_int_equal(kvk_gpu_submit(gpu, &copy, &job), KV_OK);
+			assert_int_equal(finish(job), KV_OK);
+			kvk_gpu_end(job);
+		}
+		gpu_case_fini(&c);
+		stop(&t, gpu);
+	}
+	assert_true(told > ROUNDS / 3);
+}
+
+/* Gather on one stream; the scatter of the same blocks into another cache waits for it, by kvk_gpu_order or kvk_gpu_after, while nothing has run yet. */
+static void p1_a_copy_runs_after_what_it_was_ordered_after(void **state)
+{
+	kv_test_rng_t rng = {kv_test_seed()};
+
+	(void)state;
+	for (int round = 0; round < ROUNDS / 2; round++) {
+		kv_test_env_t t;
+		kvk_gpu_t *gpu = start(&t, &rng, UINT64_C(1) << 20);
+		kvk_cu_stream_t streams[2];
+		kvk_gpu_job_t *jobs[2];
+		kvk_gpu_copy_t copy;
+		gpu_case_t c;
+
+		assert_int_equal(kvk_gpu_stream(gpu, 1, &streams[0]), KV_OK);
+		assert_int_equal(kvk_gpu_stream(gpu, 0, &streams[1]), KV_OK);
+		gpu_case_init(&c, &rng, gpu, kinds[(size_t)round % KV_COUNT_OF(kinds)]);
+		for (uint32_t i = 0; i < c.count; i++) {
+			c.moves[i].leaves = NULL;
+		}
+		fake_cuda_hold(1);
+		copy = gpu_case_copy(&c, KVK_GPU_GATHER, ways[kv_test_below(&rng, 4)], streams[0]);
+		assert_int_equal(kvk_gpu_submit(gpu, &copy, &jobs[0]), KV_OK);
+		if (kv_test_below(&rng, 2)) {
+			assert_int_equal(kvk_gpu_order(jobs[0], streams[1]), KV_OK);
+		} else {
+			assert_int_equal(kvk_gpu_after(gpu, streams[0], streams[1]), KV_OK);
+		}
+		/* Into other blocks of the cache: the first becomes the last. */
+		for (uint32_t i = 0; i < c.count; i++) {
+			c.moves[i].block = c.paged.blocks - 1 - c.moves[i].block;
+		}
+		copy = gpu_case_copy(&c, KVK_GPU_SCATTER, ways[kv_test_below(&rng, 4)], streams[1]);
+		assert_int_equal(kvk_gpu_submit(gpu, &copy, &jobs[1]), KV_OK);
+		assert_int_equal(kvk_gpu_poll(jobs[1]), KV_PENDING);
+		fake_cuda_hold(0);
+		assert_int_equal(finish(jobs[1]), KV_OK);
+		assert_int_equal(kvk_gpu_poll(jobs[0]), KV_OK);
+		kvk_gpu_end(jobs[0]);
+		kvk_gpu_end(jobs[1]);
+		for (uint32_t i = 0; i < c.count; i++) {
+			c.moves[i].block = c.paged.blocks - 1 - c.moves[i].block;
+		}
+		gpu_case_twin(&c, KVK_GPU_GATHER);
+		for (uint32_t i = 0; i < c.count; i++) {
+			c.moves[i].block = c.paged.blocks - 1 - c.moves[i].block;
+		}
+		gpu_case_twin(&c, KVK_GPU_SCATTER);
+		gpu_case_equal(&c);
+		gpu_case_fini(&c);
+		stop(&t, gpu);
+	}
+}
+
+/* Several jobs under way at a time, on streams of their own, through one ring; some given back before they have ended. */
+static void p4_jobs_given_back_early_keep_their_memory_until_they_end(void **state)
+{
+	enum { JOBS = 4 };
+	kv_test_rng_t rng = {kv_test_seed()};
+
+	(void)state;
+	for (int round = 0; round < ROUNDS / 6; round++) {
+		kv_test_env_t t;
+		kvk_gpu_t *gpu = start(&t, &rng, UINT64_C(1) << 20);
+		gpu_case_t cases[JOBS];
+		kvk_cu_stream_t streams[JOBS];
+		kvk_gpu_job_t *job;
+
+		for (int i = 0; i < JOBS; i++) {
+			assert_int_equal(kvk_gpu_stream(gpu, 0, &streams[i]), KV_OK);
+			gpu_case_init(&cases[i], &rng, gpu, kinds[kv_test_below(&rng, KV_COUNT_OF(kinds))]);
+		}
+		for (int turn = 0; turn < 3; turn++) {
+			for (int i = 0; i < JOBS; i++) {
+				const kvk_gpu_copy_t copy = gpu_case_copy(&cases[i], KVK_GPU_SCATTER,
+									  ways[kv_test_below(&rng, 4)], streams[i]);
+				kv_status_t status;
+
+				do {
+					status = kvk_gpu_submit(gpu, &copy, &job);
+				} while (status == KV_ERR_BUSY);
+				assert_int_equal(status, KV_OK);
+				kvk_gpu_end(job);
+			}
+		}
+		fake_cuda_drain();
+		for (int i = 0; i < JOBS; i++) {
+			gpu_case_twin(&cases[i], KVK_GPU_SCATTER);
+			gpu_case_equal(&cases[i]);
+		}
+		for (int i = JOBS - 1; i >= 0; i--) {
+			gpu_case_fini(&cases[i]);
+		}
+		stop(&t, gpu);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p1_every_way_copies_what_the_twin_copies),
+		cmocka_unit_test(p1_a_flipped_bit_is_told_of_exactly_its_block),
+		cmocka_unit_test(p1_a_copy_runs_after_what_it_was_ordered_after),
+		cmocka_unit_test(p4_jobs_given_back_early_keep_their_memory_until_they_end),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
