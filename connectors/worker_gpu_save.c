@@ -146,7 +146,8 @@ static kvc_status_t pass(kvx_wsave_t *save)
 kvc_status_t kvx_gpu_save(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t *p_moved)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
-	kvc_status_t status = ensure_next(worker, save);
+	const int full = atomic_load(&gpu->airborne) - atomic_load(&gpu->loading) >= KVX_GPU_AHEAD;
+	kvc_status_t status = full ? KVC_PENDING : ensure_next(worker, save);
 
 	*p_moved = 0;
 	if (status == KVC_OK) {

@@ -303,7 +303,7 @@ void kvk_gpu_close(kvk_gpu_t *gpu)
 	if (!gpu) {
 		return;
 	}
-	/* A driver that refuses to enter is not asked to forget, each thing by itself: that goes with the process. */
+	/* A driver that refuses this refuses the rest, too: what it holds then goes with the process. */
 	entered = kvk_gpu_enter(gpu) == KV_OK;
 	kvk_gpu_jobs_fini(gpu);
 	kvk_gpu_rings_fini(gpu);
@@ -333,7 +333,7 @@ const char *kvk_gpu_describe(const kvk_gpu_t *gpu)
 
 kv_status_t kvk_gpu_stream(kvk_gpu_t *gpu, int urgent, kvk_cu_stream_t *p_stream)
 {
-	kvk_cu_stream_t stream;
+	kvk_cu_stream_t stream = NULL;
 	kv_status_t status = kvk_gpu_enter(gpu);
 
 	if (status != KV_OK) {

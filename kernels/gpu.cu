@@ -8,25 +8,32 @@
 #include "gpu_args.h"
 #include "gpu_walk.cuh"
 
-/* Lane's digest of what was read: out on a gather, compared on a scatter. */
-static __device__ __forceinline__ void check(const kvk_gpu_args_t &args, const walk_t &w, uint64_t digest,
-					     uint64_t expected)
+/* The digest's share of a chunk. After the last one it is known: written by a gather, compared by a scatter. */
+template <bool GATHER>
+static __device__ __forceinline__ void digest_chunk(const kvk_gpu_args_t &args, kvk_xxh3_lane_t *lane, const chunk_t &c,
+						    const uint8_t *stage)
 {
-	if (digest != expected && args.bad && threadIdx.x % KVK_WARP == 0) {
-		((uint32_t *)args.bad)[w.unit.move] = 1;
-	}
-}
-
-/* The digest's share of a chunk; after the last one it is known. */
-static __device__ __forceinline__ uint64_t digest_chunk(kvk_xxh3_lane_t *lane, const walk_t &w, const uint8_t *stage)
-{
-	if (w.from == 0) {
+	if (c.from == 0) {
 		kvk_xxh3_reset(lane);
 	}
-	warp_digest(lane, (const uint64_t *)stage, w.bytes, walk_last(w));
+	warp_digest(lane, (const uint64_t *)stage, c.bytes, chunk_last(c));
+	if (!chunk_last(c)) {
+		return;
+	}
 
-	return walk_last(w) ? warp_digest_end(lane, w.leaf.bytes) : 0;
+	const uint64_t digest = warp_digest_end(lane, c.leaf.bytes);
+
+	if (threadIdx.x % KVK_WARP != 0) {
+		return;
+	}
+	if (GATHER) {
+		*(uint64_t *)c.leaf.digest = digest;
+	} else if (digest != c.leaf.digest && args.bad) {
+		((uint32_t *)args.bad)[c.leaf.move] = 1;
+	}
 }
+
+#define HELD 8 /* vectors a lane has under way at a time */
 
 /* ---- bulk ------------------------------------------------------------------------------------------------------- */
 
@@ -42,20 +49,72 @@ static __device__ __forceinline__ uint64_t digest_chunk(kvk_xxh3_lane_t *lane, c
 
 extern __shared__ __align__(128) uint8_t stages[];
 
+/* What is known of a stage besides its bytes. */
+typedef struct slot {
+	chunk_t chunk;
+	uint64_t barrier; /* scatter: the bytes are here */
+} slot_t;
+
 static __device__ __forceinline__ uint8_t *stage_of(uint32_t number)
 {
 	return stages + (threadIdx.x / KVK_WARP * STAGES + number % STAGES) * KVK_STAGE;
 }
 
-/* Rows of the cache -> stage. A group for every chunk, empty ones after the end, so that groups can be counted. */
-static __device__ __forceinline__ void fill(const kvk_gpu_args_t &args, const rows_t &rows, walk_t *w, uint8_t *stage)
+/* Rows of the cache -> stage. */
+template <bool INTERLEAVED>
+static __device__ __forceinline__ void load_rows(const kvk_gpu_args_t &args, const rows_t &rows, const chunk_t &c,
+						 uint8_t *stage)
 {
-	if (w->more) {
-#pragma unroll 4
-		for (uint32_t at = threadIdx.x % KVK_WARP * VECTOR; at < w->bytes; at += KVK_WARP * VECTOR) {
-			vector_load(stage + at, cache_at(args, rows, w->leaf, w->from + at));
+#pragma unroll 8
+	for (uint32_t at = threadIdx.x % KVK_WARP * VECTOR; at < c.bytes; at += KVK_WARP * VECTOR) {
+		vector_load(stage + at, cache_at<INTERLEAVED>(args, rows, c.leaf, c.from + at));
+	}
+}
+
+/* Stage -> rows of the cache; several vectors on their way at once. */
+template <bool INTERLEAVED>
+static __device__ __forceinline__ void store_rows(const kvk_gpu_args_t &args, const rows_t &rows, const chunk_t &c,
+						  const uint8_t *stage)
+{
+	for (uint32_t from = threadIdx.x % KVK_WARP * VECTOR; from < c.bytes; from += HELD * KVK_WARP * VECTOR) {
+		uint4 held[HELD];
+
+#pragma unroll
+		for (uint32_t i = 0; i < HELD; i++) {
+			const uint32_t at = from + i * KVK_WARP * VECTOR;
+
+			if (at < c.bytes) {
+				held[i] = *(const uint4 *)(stage + at);
+			}
 		}
-		walk_next(args, w);
+#pragma unroll
+		for (uint32_t i = 0; i < HELD; i++) {
+			const uint32_t at = from + i * KVK_WARP * VECTOR;
+			const uint64_t to = cache_at<INTERLEAVED>(args, rows, c.leaf, c.from + at);
+
+			if (at < c.bytes) {
+				vector_store(to, held[i]);
+			}
+		}
+	}
+}
+
+/* The next chunk into a stage. A group for every stage, empty ones after the end, so that groups can be counted. */
+static __device__ __forceinline__ void fill(const kvk_gpu_args_t &args, const rows_t &rows, walk_t *w, slot_t *slot,
+					    uint8_t *stage)
+{
+	const chunk_t &c = w->chunk;
+
+	if (threadIdx.x % KVK_WARP == 0) {
+		slot->chunk = c;
+	}
+	if (c.bytes > 0) {
+		if (rows.interleaved) {
+			load_rows<true>(args, rows, c, stage);
+		} else {
+			load_rows<false>(args, rows, c, stage);
+		}
+		walk_next<true>(args, w);
 	}
 	vector_commit();
 }
@@ -63,122 +122,110 @@ static __device__ __forceinline__ void fill(const kvk_gpu_args_t &args, const ro
 extern "C" __global__ void __launch_bounds__(KVK_GPU_THREADS, 1)
 	kvk_gather_bulk(const __grid_constant__ kvk_gpu_args_t args)
 {
+	__shared__ slot_t all_slots[WARPS][STAGES];
+	slot_t *slots = all_slots[threadIdx.x / KVK_WARP];
 	const uint32_t index = threadIdx.x % KVK_WARP;
 	const rows_t rows = rows_of(args);
-	walk_t w = walk_start(args);
-	walk_t ahead = w;
+	walk_t ahead = walk_start<true>(args);
 	kvk_xxh3_lane_t lane;
 
 	kvk_xxh3_init(&lane, index);
 	for (uint32_t i = 0; i < FILLING; i++) {
-		fill(args, rows, &ahead, stage_of(i));
+		fill(args, rows, &ahead, &slots[i], stage_of(i));
 	}
 
-	for (uint32_t i = 0; w.more; i++) {
+	for (uint32_t i = 0;; i++) {
 		uint8_t *stage = stage_of(i);
 
 		vector_wait<FILLING - 1>();
 		bulk_fence();
 		__syncwarp();
-		if (index == 0) {
-			bulk_store(w.leaf.pool + w.from, stage, w.bytes);
+		const chunk_t c = slots[i % STAGES].chunk;
+
+		if (c.bytes == 0) {
+			break;
 		}
-
-		if (w.leaf.digest) { /* while the store is under way */
-			const uint64_t digest = digest_chunk(&lane, w, stage);
-
-			if (walk_last(w) && index == 0) {
-				*w.leaf.digest = digest;
-			}
+		if (index == 0) {
+			bulk_store(c.leaf.pool + c.from, stage, c.bytes);
+		}
+		if (args.leaves) { /* while the store is under way */
+			digest_chunk<true>(args, &lane, c, stage);
 		}
 
 		if (index == 0) {
 			bulk_stores_read<STORING>();
 		}
 		__syncwarp();
-		fill(args, rows, &ahead, stage_of(i + FILLING));
-		walk_next(args, &w);
+		fill(args, rows, &ahead, &slots[(i + FILLING) % STAGES], stage_of(i + FILLING));
 	}
 	bulk_stores_done();
 }
 
-/* What a scatter's stage has besides its bytes. */
-typedef struct slot {
-	uint64_t barrier; /* the chunk is here, and what its leaf's digest shall be */
-	uint64_t expected;
-} slot_t;
-
-/* Pool -> stage, by lane 0. The expected digest comes the same way: it may lie as far away as the block. */
-static __device__ __forceinline__ void request(const kvk_gpu_args_t &args, walk_t *w, uint8_t *stage, slot_t *slot)
+/* Pool -> stage. */
+static __device__ __forceinline__ void request(const kvk_gpu_args_t &args, walk_t *w, slot_t *slot, uint8_t *stage)
 {
-	if (!w->more) {
-		return;
-	}
+	const chunk_t &c = w->chunk;
+
 	if (threadIdx.x % KVK_WARP == 0) {
-		barrier_expect(&slot->barrier, w->bytes);
-		bulk_load(stage, w->leaf.pool + w->from, w->bytes, &slot->barrier);
-		if (w->leaf.digest && walk_last(*w)) {
-			vector_load_8(&slot->expected, (uint64_t)w->leaf.digest);
+		slot->chunk = c;
+		if (c.bytes > 0) {
+			barrier_expect(&slot->barrier, c.bytes);
+			bulk_load(stage, c.leaf.pool + c.from, c.bytes, &slot->barrier);
 		}
-		vector_arrive(&slot->barrier);
 	}
-	walk_next(args, w);
-}
-
-/* Stage -> rows of the cache. */
-static __device__ __forceinline__ void drain(const kvk_gpu_args_t &args, const rows_t &rows, const walk_t &w,
-					     const uint8_t *stage)
-{
-#pragma unroll 4
-	for (uint32_t at = threadIdx.x % KVK_WARP * VECTOR; at < w.bytes; at += KVK_WARP * VECTOR) {
-		*(uint4 *)cache_at(args, rows, w.leaf, w.from + at) = *(const uint4 *)(stage + at);
+	if (c.bytes > 0) {
+		walk_next<false>(args, w);
 	}
 }
 
 extern "C" __global__ void __launch_bounds__(KVK_GPU_THREADS, 1)
 	kvk_scatter_bulk(const __grid_constant__ kvk_gpu_args_t args)
 {
-	__shared__ slot_t slots[WARPS][STAGES];
-	slot_t *slot = slots[threadIdx.x / KVK_WARP];
+	__shared__ slot_t all_slots[WARPS][STAGES];
+	slot_t *slots = all_slots[threadIdx.x / KVK_WARP];
+	const uint32_t index = threadIdx.x % KVK_WARP;
 	const rows_t rows = rows_of(args);
-	walk_t w = walk_start(args);
-	walk_t ahead = w;
+	walk_t ahead = walk_start<false>(args);
 	kvk_xxh3_lane_t lane;
 
-	kvk_xxh3_init(&lane, threadIdx.x % KVK_WARP);
-	if (threadIdx.x % KVK_WARP < STAGES) {
-		barrier_init(&slot[threadIdx.x % KVK_WARP].barrier, 2); /* the bytes, and the expected digest */
+	kvk_xxh3_init(&lane, index);
+	if (index < STAGES) {
+		barrier_init(&slots[index].barrier, 1);
 		barrier_init_done();
 	}
 	__syncwarp();
 	for (uint32_t i = 0; i < STAGES; i++) {
-		request(args, &ahead, stage_of(i), &slot[i]);
+		request(args, &ahead, &slots[i], stage_of(i));
 	}
+	__syncwarp();
 
-	for (uint32_t i = 0; w.more; i++) {
+	for (uint32_t i = 0;; i++) {
+		slot_t *slot = &slots[i % STAGES];
 		uint8_t *stage = stage_of(i);
+		const chunk_t c = slot->chunk;
 
-		barrier_wait(&slot[i % STAGES].barrier, i / STAGES % 2);
-		drain(args, rows, w, stage);
-		if (w.leaf.digest) {
-			const uint64_t digest = digest_chunk(&lane, w, stage);
-
-			if (walk_last(w)) {
-				check(args, w, digest, slot[i % STAGES].expected);
-			}
+		if (c.bytes == 0) {
+			break;
+		}
+		barrier_wait(&slot->barrier, i / STAGES % 2);
+		if (rows.interleaved) {
+			store_rows<true>(args, rows, c, stage);
+		} else {
+			store_rows<false>(args, rows, c, stage);
+		}
+		if (args.leaves) {
+			digest_chunk<false>(args, &lane, c, stage);
 		}
 
 		__syncwarp(); /* everybody has read the stage: it can be filled again */
-		request(args, &ahead, stage, &slot[i % STAGES]);
-		walk_next(args, &w);
+		request(args, &ahead, slot, stage);
+		__syncwarp();
 	}
 }
 
 #endif
 
 /* ---- plain ------------------------------------------------------------------------------------------------------ */
-
-#define HELD 8 /* vectors a lane has under way */
 
 /* The widest vector that all pieces of a leaf are made of, on both sides. */
 static __device__ __forceinline__ uint32_t vector_bytes(const kvk_gpu_args_t &args, const leaf_t &leaf)
@@ -197,35 +244,40 @@ static __device__ __forceinline__ uint32_t vector_bytes(const kvk_gpu_args_t &ar
 
 /* Where byte `at` of the chunk is, in the cache or in the pool. */
 template <bool CACHE>
-static __device__ __forceinline__ uint64_t side_at(const kvk_gpu_args_t &args, const rows_t &rows, const walk_t &w,
+static __device__ __forceinline__ uint64_t side_at(const kvk_gpu_args_t &args, const rows_t &rows, const chunk_t &c,
 						   uint32_t at)
 {
-	return CACHE ? cache_at(args, rows, w.leaf, w.from + at) : w.leaf.pool + w.from + at;
+	if (!CACHE) {
+		return c.leaf.pool + c.from + at;
+	}
+
+	return rows.interleaved ? cache_at<true>(args, rows, c.leaf, c.from + at)
+				: cache_at<false>(args, rows, c.leaf, c.from + at);
 }
 
 template <bool GATHER, typename V>
-static __device__ __forceinline__ void copy_chunk(const kvk_gpu_args_t &args, const rows_t &rows, const walk_t &w,
+static __device__ __forceinline__ void copy_chunk(const kvk_gpu_args_t &args, const rows_t &rows, const chunk_t &c,
 						  uint8_t *stage)
 {
 	const uint32_t step = KVK_WARP * (uint32_t)sizeof(V);
 
-	for (uint32_t from = threadIdx.x % KVK_WARP * (uint32_t)sizeof(V); from < w.bytes; from += HELD * step) {
+	for (uint32_t from = threadIdx.x % KVK_WARP * (uint32_t)sizeof(V); from < c.bytes; from += HELD * step) {
 		V held[HELD];
 
 #pragma unroll
 		for (uint32_t i = 0; i < HELD; i++) {
 			const uint32_t at = from + i * step;
 
-			if (at < w.bytes) {
-				held[i] = *(const V *)side_at<GATHER>(args, rows, w, at);
+			if (at < c.bytes) {
+				held[i] = *(const V *)side_at<GATHER>(args, rows, c, at);
 			}
 		}
 #pragma unroll
 		for (uint32_t i = 0; i < HELD; i++) {
 			const uint32_t at = from + i * step;
 
-			if (at < w.bytes) {
-				*(V *)side_at<!GATHER>(args, rows, w, at) = held[i];
+			if (at < c.bytes) {
+				*(V *)side_at<!GATHER>(args, rows, c, at) = held[i];
 				*(V *)(stage + at) = held[i];
 			}
 		}
@@ -234,17 +286,17 @@ static __device__ __forceinline__ void copy_chunk(const kvk_gpu_args_t &args, co
 
 template <bool GATHER>
 static __device__ __forceinline__ void copy_by(uint32_t vector, const kvk_gpu_args_t &args, const rows_t &rows,
-					       const walk_t &w, uint8_t *stage)
+					       const chunk_t &c, uint8_t *stage)
 {
 	switch (vector) {
 	case 16:
-		copy_chunk<GATHER, uint4>(args, rows, w, stage);
+		copy_chunk<GATHER, uint4>(args, rows, c, stage);
 		break;
 	case 4:
-		copy_chunk<GATHER, uint32_t>(args, rows, w, stage);
+		copy_chunk<GATHER, uint32_t>(args, rows, c, stage);
 		break;
 	default:
-		copy_chunk<GATHER, uint8_t>(args, rows, w, stage);
+		copy_chunk<GATHER, uint8_t>(args, rows, c, stage);
 	}
 }
 
@@ -256,25 +308,15 @@ template <bool GATHER> static __device__ __forceinline__ void copy_plain(const k
 	kvk_xxh3_lane_t lane;
 
 	kvk_xxh3_init(&lane, threadIdx.x % KVK_WARP);
-	for (walk_t w = walk_start(args); w.more; walk_next(args, &w)) {
-		const uint64_t expected =
-			!GATHER && w.leaf.digest && walk_last(w) ? *w.leaf.digest : 0; /* under way with the bytes */
+	for (walk_t w = walk_start<GATHER>(args); w.chunk.bytes > 0; walk_next<GATHER>(args, &w)) {
+		const chunk_t &c = w.chunk;
 
-		copy_by<GATHER>(vector_bytes(args, w.leaf), args, rows, w, stage);
-		if (!w.leaf.digest) {
-			continue;
+		copy_by<GATHER>(vector_bytes(args, c.leaf), args, rows, c, stage);
+		if (args.leaves) {
+			__syncwarp();
+			digest_chunk<GATHER>(args, &lane, c, stage);
+			__syncwarp(); /* everybody has read the stage */
 		}
-
-		__syncwarp();
-		const uint64_t digest = digest_chunk(&lane, w, stage);
-
-		if (walk_last(w) && GATHER && threadIdx.x % KVK_WARP == 0) {
-			*w.leaf.digest = digest;
-		}
-		if (walk_last(w) && !GATHER) {
-			check(args, w, digest, expected);
-		}
-		__syncwarp(); /* everybody has read the stage */
 	}
 }
 

@@ -90,15 +90,10 @@ static __device__ __forceinline__ void vector_load(void *stage, uint64_t from)
 	asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(stage)), "l"(from) : "memory");
 }
 
-static __device__ __forceinline__ void vector_load_8(void *stage, uint64_t from)
+static __device__ __forceinline__ void vector_store(uint64_t to, uint4 v)
 {
-	asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(stage)), "l"(from) : "memory");
-}
-
-/* This thread's vector loads so far count as one arrival on the barrier, once they have landed. */
-static __device__ __forceinline__ void vector_arrive(uint64_t *barrier)
-{
-	asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+	asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+		     : "memory");
 }
 
 static __device__ __forceinline__ void vector_commit(void)

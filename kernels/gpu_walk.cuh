@@ -53,30 +53,55 @@ static __device__ __forceinline__ void unit_add(const kvk_gpu_args_t &args, unit
 /* ---- leaves ------------------------------------------------------------------------------------------------------ */
 
 typedef struct leaf {
-	uint64_t pool; /* its first byte */
-	uint64_t k, v; /* token 0 of its rows */
-	uint64_t *digest;
-	uint32_t bytes;
+	uint64_t pool;   /* its first byte */
+	uint64_t k, v;   /* token 0 of its rows */
+	uint64_t digest; /* gather: where it goes; scatter: what it shall be */
+	uint32_t move;
+	uint32_t bytes; /* 0: there is no such leaf, nor any behind it */
 } leaf_t;
 
-static __device__ __forceinline__ leaf_t leaf_of(const kvk_gpu_args_t &args, const unit_t &u)
+template <bool GATHER> static __device__ __forceinline__ leaf_t leaf_of(const kvk_gpu_args_t &args, const unit_t &u)
 {
+	leaf_t leaf = {0, 0, 0, 0, u.move, 0};
+
+	if (u.move >= args.count) {
+		return leaf;
+	}
+
 	const kvk_gpu_move_t *move = (const kvk_gpu_move_t *)args.moves + u.move;
 	const uint32_t layer = args.layer + u.layer;
 	const uint64_t in_page = (uint64_t)u.piece * args.leaf_bytes;
 	const uint64_t left = args.page_bytes - in_page;
-	const uint64_t block = ((const uint64_t *)args.bases)[layer] + move->block * args.cache_stride + in_page;
+	const uint64_t base = __ldg((const unsigned long long *)args.bases + layer);
+	const uint64_t block = base + __ldg((const unsigned long long *)&move->block) * args.cache_stride + in_page;
 	const uint64_t number =
 		(((uint64_t)u.move * args.heads + u.head) * args.cache_layers + layer) * args.pieces + u.piece;
-	leaf_t leaf;
 
-	leaf.pool = move->pool + args.pool_first + u.head * args.pool_head + layer * args.page_bytes + in_page;
+	leaf.pool = __ldg((const unsigned long long *)&move->pool) + args.pool_first + u.head * args.pool_head +
+		    layer * args.page_bytes + in_page;
 	leaf.k = block + args.k.cache_offset + u.head * args.k.cache_head;
 	leaf.v = block + args.v.cache_offset + u.head * args.v.cache_head;
-	leaf.digest = args.leaves ? (uint64_t *)args.leaves + number : nullptr;
 	leaf.bytes = (uint32_t)(left < args.leaf_bytes ? left : args.leaf_bytes);
+	if (args.leaves) {
+		leaf.digest =
+			GATHER ? args.leaves + 8 * number : __ldg((const unsigned long long *)args.leaves + number);
+	}
 
 	return leaf;
+}
+
+static __device__ __forceinline__ leaf_t leaf_from_lane(const leaf_t &leaf, uint32_t lane)
+{
+	leaf_t l;
+
+	l.pool = __shfl_sync(KVK_WHOLE, leaf.pool, lane);
+	l.k = __shfl_sync(KVK_WHOLE, leaf.k, lane);
+	l.v = __shfl_sync(KVK_WHOLE, leaf.v, lane);
+	l.digest = __shfl_sync(KVK_WHOLE, leaf.digest, lane);
+	l.move = __shfl_sync(KVK_WHOLE, leaf.move, lane);
+	l.bytes = __shfl_sync(KVK_WHOLE, leaf.bytes, lane);
+
+	return l;
 }
 
 /* ---- rows -------------------------------------------------------------------------------------------------------- */
@@ -126,13 +151,15 @@ static __device__ __forceinline__ rows_t rows_of(const kvk_gpu_args_t &args)
 	return rows;
 }
 
+/* Address of byte `at` of a leaf. */
+template <bool INTERLEAVED>
 static __device__ __forceinline__ uint64_t cache_at(const kvk_gpu_args_t &args, const rows_t &rows, const leaf_t &leaf,
 						    uint32_t at)
 {
 	uint32_t token;
 	bool is_v;
 
-	if (rows.interleaved) {
+	if (INTERLEAVED) {
 		token = divide(rows.k, at);
 		at -= token * rows.k.by;
 		is_v = at >= rows.v_from;
@@ -144,56 +171,76 @@ static __device__ __forceinline__ uint64_t cache_at(const kvk_gpu_args_t &args, 
 		at -= token * (is_v ? rows.v.by : rows.k.by);
 	}
 
-	return (is_v ? leaf.v + token * args.v.cache_stride : leaf.k + token * args.k.cache_stride) + at;
+	return (is_v ? leaf.v : leaf.k) + token * (is_v ? args.v.cache_stride : args.k.cache_stride) + at;
 }
 
 /* ---- a warp's way through its leaves, a chunk at a time --------------------------------------------------------------- */
 
-typedef struct walk {
-	unit_t unit, step;
-	leaf_t leaf;   /* when there is one */
-	uint32_t from; /* the chunk, in the leaf */
-	uint32_t bytes;
-	bool more; /* false: all chunks are done */
-} walk_t;
+/* What passes through a stage at a time. */
+typedef struct chunk {
+	leaf_t leaf;
+	uint32_t from, bytes; /* in the leaf; bytes 0: there are no more */
+} chunk_t;
 
-static __device__ __forceinline__ void walk_enter(const kvk_gpu_args_t &args, walk_t *w)
+static __device__ __forceinline__ bool chunk_last(const chunk_t &c)
 {
-	w->more = w->unit.move < args.count;
-	if (w->more) {
-		w->leaf = leaf_of(args, w->unit);
-		w->from = 0;
-		w->bytes = kvk_chunk_bytes(w->leaf.bytes);
-	}
+	return c.from + c.bytes == c.leaf.bytes;
 }
 
-/* Neighbouring warps take neighbouring leaves, which are neighbours in the pool. */
-static __device__ __forceinline__ walk_t walk_start(const kvk_gpu_args_t &args)
+/* Moves, bases and digests may lie in the host's memory, microseconds away. So each lane looks one of the next 32 leaves up, all at once, and the warp
+ * then takes them from lane after lane. */
+typedef struct walk {
+	unit_t unit; /* this lane's */
+	unit_t step; /* to its next one */
+	leaf_t leaf; /* this lane's */
+	uint32_t turn;
+	chunk_t chunk; /* the warp's */
+} walk_t;
+
+static __device__ __forceinline__ void walk_enter(walk_t *w)
+{
+	w->chunk.leaf = leaf_from_lane(w->leaf, w->turn);
+	w->chunk.from = 0;
+	w->chunk.bytes = kvk_chunk_bytes(w->chunk.leaf.bytes);
+}
+
+/* A warp takes this many leaves that follow each other: their digests are 32 bytes together, the least that is read over a link. Then the next warp does, so
+ * that all of them work in the same part of the pool. */
+#define NEIGHBOURS 4u
+
+template <bool GATHER> static __device__ __forceinline__ walk_t walk_start(const kvk_gpu_args_t &args)
 {
 	const uint32_t warps = blockDim.x / KVK_WARP;
+	const uint32_t warp = blockIdx.x * warps + threadIdx.x / KVK_WARP;
 	walk_t w;
 
-	w.unit = unit_of(args, blockIdx.x * warps + threadIdx.x / KVK_WARP);
-	w.step = unit_of(args, gridDim.x * warps);
-	walk_enter(args, &w);
+	const uint32_t index = threadIdx.x % KVK_WARP;
+
+	w.unit = unit_of(args, (index / NEIGHBOURS * warps * gridDim.x + warp) * NEIGHBOURS + index % NEIGHBOURS);
+	w.step = unit_of(args, KVK_WARP * warps * gridDim.x);
+	w.leaf = leaf_of<GATHER>(args, w.unit);
+	w.turn = 0;
+	walk_enter(&w);
 
 	return w;
 }
 
-static __device__ __forceinline__ bool walk_last(const walk_t &w)
+/* Not after the end. */
+template <bool GATHER> static __device__ __forceinline__ void walk_next(const kvk_gpu_args_t &args, walk_t *w)
 {
-	return w.from + w.bytes == w.leaf.bytes;
-}
-
-static __device__ __forceinline__ void walk_next(const kvk_gpu_args_t &args, walk_t *w)
-{
-	if (!walk_last(*w)) {
-		w->from += w->bytes;
-		w->bytes = kvk_chunk_bytes(w->leaf.bytes - w->from);
+	if (!chunk_last(w->chunk)) {
+		w->chunk.from += w->chunk.bytes;
+		w->chunk.bytes = kvk_chunk_bytes(w->chunk.leaf.bytes - w->chunk.from);
 		return;
 	}
-	unit_add(args, &w->unit, w->step);
-	walk_enter(args, w);
+
+	w->turn++;
+	if (w->turn == KVK_WARP) {
+		unit_add(args, &w->unit, w->step);
+		w->leaf = leaf_of<GATHER>(args, w->unit);
+		w->turn = 0;
+	}
+	walk_enter(w);
 }
 
 #endif

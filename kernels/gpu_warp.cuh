@@ -18,26 +18,46 @@ static __device__ __forceinline__ uint64_t warp_sum(kvk_xxh3_sum_t sum)
 	return all;
 }
 
-/* The next bytes of a leaf. Sums of several blocks are on their way at once; only the scrambles wait for each other. */
+/* The next bytes of a leaf, more than BLOCKS - 1 blocks of them, or anything up to BLOCKS and a stripe when they are not FULL. All sums are made before any
+ * is used: the lanes' exchanges are long ways that go side by side then, and only the scrambles wait for each other. */
+template <uint32_t BLOCKS, bool FULL>
+static __device__ __forceinline__ void warp_blocks(kvk_xxh3_lane_t *lane, const uint64_t *words, uint32_t bytes,
+						   bool last)
+{
+	const uint32_t stripes = kvk_chunk_stripes(bytes, last);
+	const uint32_t blocks = kvk_chunk_blocks(bytes, last);
+	const uint64_t tail = last ? warp_sum(kvk_xxh3_tail(lane, words, bytes)) : 0;
+	uint64_t sums[BLOCKS];
+
+#pragma unroll
+	for (uint32_t i = 0; i < BLOCKS; i++) {
+		const uint32_t before = i * KVK_XXH3_STRIPES;
+		const bool whole = FULL && i + 1 < BLOCKS;
+
+		sums[i] = warp_sum(kvk_xxh3_block(lane, words + before * 8,
+						  whole              ? KVK_XXH3_STRIPES
+						  : stripes > before ? stripes - before
+								     : 0));
+	}
+#pragma unroll
+	for (uint32_t i = 0; i < BLOCKS; i++) {
+		lane->acc += sums[i];
+		if ((FULL && i + 1 < BLOCKS) || i < blocks) {
+			kvk_xxh3_scramble(lane);
+		}
+	}
+	lane->acc += tail;
+}
+
 static __device__ __forceinline__ void warp_digest(kvk_xxh3_lane_t *lane, const uint64_t *words, uint32_t bytes,
 						   bool last)
 {
-	const uint32_t blocks = kvk_chunk_blocks(bytes, last);
-
-#pragma unroll 4
-	for (uint32_t i = 0; i < blocks; i++) {
-		lane->acc += warp_sum(kvk_xxh3_block(lane, words + i * (KVK_XXH3_BLOCK / 8), KVK_XXH3_STRIPES));
-		kvk_xxh3_scramble(lane);
-	}
-
-	if (last) {
-		kvk_xxh3_sum_t sum =
-			kvk_xxh3_block(lane, words + blocks * (KVK_XXH3_BLOCK / 8), kvk_chunk_stripes(bytes));
-		const kvk_xxh3_sum_t tail = kvk_xxh3_tail(lane, words, bytes);
-
-		sum.own += tail.own;
-		sum.neighbour += tail.neighbour;
-		lane->acc += warp_sum(sum);
+	if (bytes == KVK_CHUNK) {
+		warp_blocks<KVK_CHUNK / KVK_XXH3_BLOCK, true>(lane, words, bytes, last);
+	} else if (bytes <= KVK_XXH3_BLOCK) {
+		warp_blocks<1, false>(lane, words, bytes, last);
+	} else {
+		warp_blocks<KVK_CHUNK / KVK_XXH3_BLOCK, false>(lane, words, bytes, last);
 	}
 }
 

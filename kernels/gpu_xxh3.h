@@ -44,7 +44,7 @@ __extension__ typedef unsigned __int128 kvk_u128_t;
 
 /* What a lane keeps: the keys of its place, and its accumulator, the same in all groups after each exchange. */
 typedef struct kvk_xxh3_lane {
-	uint64_t acc;
+	uint64_t acc, first;
 	uint64_t stripe[KVK_XXH3_STRIPES / KVK_XXH3_GROUPS]; /* keys for stripes group, group + 4, ... */
 	uint64_t scramble, last, merge;
 	uint32_t word;  /* of a stripe, and which accumulator: 0 .. 7 */
@@ -68,50 +68,50 @@ KVK_LANE_FN uint64_t kvk_xxh3_key(uint32_t at)
 	return key;
 }
 
-/* Before the first byte of a leaf. */
-KVK_LANE_FN void kvk_xxh3_reset(kvk_xxh3_lane_t *lane)
+/* What accumulator `word` begins with: 32-bit primes 3, 2 and 1, 64-bit primes 1 to 5. */
+KVK_LANE_FN uint64_t kvk_xxh3_first(uint32_t word)
 {
-	switch (lane->word) {
+	switch (word) {
 	case 0:
-		lane->acc = 0xc2b2ae3d; /* 32-bit primes 3, 2 and 1; 64-bit primes 1 to 5 */
-		break;
+		return 0xc2b2ae3d;
 	case 1:
-		lane->acc = 0x9e3779b185ebca87;
-		break;
+		return 0x9e3779b185ebca87;
 	case 2:
-		lane->acc = 0xc2b2ae3d27d4eb4f;
-		break;
+		return 0xc2b2ae3d27d4eb4f;
 	case 3:
-		lane->acc = 0x165667b19e3779f9;
-		break;
+		return 0x165667b19e3779f9;
 	case 4:
-		lane->acc = 0x85ebca77c2b2ae63;
-		break;
+		return 0x85ebca77c2b2ae63;
 	case 5:
-		lane->acc = 0x85ebca77;
-		break;
+		return 0x85ebca77;
 	case 6:
-		lane->acc = 0x27d4eb2f165667c5;
-		break;
+		return 0x27d4eb2f165667c5;
 	default:
-		lane->acc = 0x9e3779b1;
+		return 0x9e3779b1;
 	}
 }
 
-/* Once a lane (0 .. 31); reset is still to come. */
+/* Once a lane (0 .. 31). */
 KVK_LANE_FN void kvk_xxh3_init(kvk_xxh3_lane_t *lane, uint32_t index)
 {
 	const uint32_t from_end = (uint32_t)sizeof kvk_xxh3_secret - KVK_XXH3_STRIPE;
 
-	lane->acc = 0;
 	lane->word = index % 8;
 	lane->group = index / 8;
+	lane->first = kvk_xxh3_first(lane->word);
+	lane->acc = lane->first;
 	for (uint32_t i = 0; i < KVK_XXH3_STRIPES / KVK_XXH3_GROUPS; i++) {
 		lane->stripe[i] = kvk_xxh3_key(8 * (lane->group + KVK_XXH3_GROUPS * i + lane->word));
 	}
 	lane->scramble = kvk_xxh3_key(from_end + 8 * lane->word);
 	lane->last = kvk_xxh3_key(from_end - 7 + 8 * lane->word);
 	lane->merge = kvk_xxh3_key(11 + 8 * lane->word);
+}
+
+/* Before the first byte of a leaf. */
+KVK_LANE_FN void kvk_xxh3_reset(kvk_xxh3_lane_t *lane)
+{
+	lane->acc = lane->first;
 }
 
 KVK_LANE_FN void kvk_xxh3_mix(kvk_xxh3_sum_t *sum, uint64_t word, uint64_t key)
@@ -122,17 +122,18 @@ KVK_LANE_FN void kvk_xxh3_mix(kvk_xxh3_sum_t *sum, uint64_t word, uint64_t key)
 	sum->neighbour += word;
 }
 
-/* Of the first `stripes` stripes of a block (as 64-bit words), those of this lane. */
+/* Of the first `stripes` stripes of a block (as 64-bit words), those of this lane. More than there are in a block is all of them. The words behind are
+ * read, too, and count as nothing: lanes that differ in what they do cost more. */
 KVK_LANE_FN kvk_xxh3_sum_t kvk_xxh3_block(const kvk_xxh3_lane_t *lane, const uint64_t *block, uint32_t stripes)
 {
 	kvk_xxh3_sum_t sum = {0, 0};
 
 	for (uint32_t i = 0; i < KVK_XXH3_STRIPES / KVK_XXH3_GROUPS; i++) {
 		const uint32_t stripe = lane->group + KVK_XXH3_GROUPS * i;
+		const uint64_t word = block[stripe * 8 + lane->word];
+		const int counts = stripes >= KVK_XXH3_STRIPES || stripe < stripes;
 
-		if (stripe < stripes) {
-			kvk_xxh3_mix(&sum, block[stripe * 8 + lane->word], lane->stripe[i]);
-		}
+		kvk_xxh3_mix(&sum, counts ? word : 0, counts ? lane->stripe[i] : 0);
 	}
 
 	return sum;
@@ -182,26 +183,27 @@ KVK_LANE_FN uint64_t kvk_xxh3_end(uint64_t folds, uint64_t bytes)
 
 /* ---- chunks ------------------------------------------------------------------------------------------------------ */
 
-/* A leaf passes through a stage of KVK_STAGE bytes in chunks. All but the last are KVK_CHUNK, whole blocks; the last one has at least 64 bytes when the
- * leaf has, so that the last stripe never lies across two. */
-#define KVK_CHUNK 4096u
-#define KVK_STAGE (KVK_CHUNK + KVK_XXH3_STRIPE)
+/* A leaf passes through a stage in chunks. All but the last are KVK_CHUNK, whole blocks; the last one has at least 64 bytes when the leaf has, so that the
+ * last stripe never lies across two. Stages begin at multiples of 128 bytes: the copy engine asks a link for whole lines only then (8 % of PCIe's rate). */
+#define KVK_CHUNK      4096u
+#define KVK_CHUNK_MOST (KVK_CHUNK + KVK_XXH3_STRIPE - 1)
+#define KVK_STAGE      (KVK_CHUNK + 128)
 
 KVK_LANE_FN uint32_t kvk_chunk_bytes(uint32_t left)
 {
-	return left < KVK_STAGE ? left : KVK_CHUNK;
+	return left <= KVK_CHUNK_MOST ? left : KVK_CHUNK;
 }
 
-/* How many blocks of a chunk are scrambled, and stripes added after them: the last block of a leaf is not, even when it is whole, and its last stripe is
- * the tail's. */
+/* How many stripes of a chunk are mixed in their order, and how many of its blocks are scrambled: the last block of a leaf is not, even when it is whole,
+ * and its last stripe is the tail's. */
+KVK_LANE_FN uint32_t kvk_chunk_stripes(uint32_t bytes, int last)
+{
+	return (last ? bytes - 1 : bytes) / KVK_XXH3_STRIPE;
+}
+
 KVK_LANE_FN uint32_t kvk_chunk_blocks(uint32_t bytes, int last)
 {
 	return (last ? bytes - 1 : bytes) / KVK_XXH3_BLOCK;
-}
-
-KVK_LANE_FN uint32_t kvk_chunk_stripes(uint32_t bytes)
-{
-	return (bytes - 1) % KVK_XXH3_BLOCK / KVK_XXH3_STRIPE;
 }
 
 #endif

@@ -80,7 +80,7 @@ typedef struct fake {
 	int foreign; /* device memory is another device's */
 	int held;
 	uint64_t bulk_launches;
-	unsigned last_grid;
+	_Atomic unsigned last_grid;
 	size_t pinned_limit;
 	uint64_t engine_cost, link_cost;
 	_Atomic uint64_t clock;

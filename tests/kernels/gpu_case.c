@@ -83,17 +83,22 @@ static void make_pool(gpu_case_t *c)
 
 		assert_int_equal(fake_cuda_ops()->mem_alloc(&at, c->pool_bytes), 0);
 		c->pool = (uint8_t *)(uintptr_t)at;
-	} else if (c->kind == CASE_PINNED) {
-		assert_int_equal(fake_cuda_ops()->host_alloc(&base, c->pool_bytes, 3), 0);
+	} else if (c->kind == CASE_PINNED && fake_cuda_ops()->host_alloc(&base, c->pool_bytes, 3) == 0) {
 		c->pool = base;
 	} else {
+		c->kind = CASE_REGISTERED;
 		c->pool = aligned_alloc(4096, (c->pool_bytes + 4095) / 4096 * 4096);
 		assert_int_equal(kvk_gpu_register(c->gpu, c->pool, c->pool_bytes), KV_OK);
 	}
 	for (uint32_t i = 0; i < c->count; i++) {
-		const uint32_t at = kv_test_below(c->rng, 4) ? i : i; /* in order: neighbours can be joined */
+		/* In order, so that neighbours can be joined, but for a pair now and then. */
+		c->moves[i].data = c->pool + i * (c->g.block_bytes + gap);
+		if (i > 0 && kv_test_below(c->rng, 6) == 0) {
+			void *data = c->moves[i].data;
 
-		c->moves[i].data = c->pool + at * (c->g.block_bytes + gap);
+			c->moves[i].data = c->moves[i - 1].data;
+			c->moves[i - 1].data = data;
+		}
 	}
 }
 
@@ -123,8 +128,7 @@ void gpu_case_init(gpu_case_t *c, kv_test_rng_t *rng, kvk_gpu_t *gpu, kvk_paged_
 
 		ids[k] = ids[i];
 		c->moves[i].block = id;
-		c->moves[i].leaves =
-			c->kind != CASE_ON_DEVICE && kv_test_below(rng, 8) ? c->leaves + i * c->per_move : NULL;
+		c->moves[i].leaves = kv_test_below(rng, 8) ? c->leaves + i * c->per_move : NULL;
 	}
 	gpu_case_refill(c);
 }

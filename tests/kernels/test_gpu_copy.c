@@ -19,6 +19,7 @@ static kvk_gpu_t *start(kv_test_env_t *t, kv_test_rng_t *rng, uint64_t staging)
 	kvk_gpu_t *gpu = NULL;
 
 	fake_cuda_start(&driver);
+	fake_cuda_limit_pinned(4 << 20); /* a quick start */
 	kv_test_env_init(t);
 	assert_int_equal(kvk_gpu_open(&config, &gpu), KV_OK);
 
@@ -56,7 +57,19 @@ static int digests_asked(const gpu_case_t *c)
 	return asked;
 }
 
-/* A ring of 64 KiB a slot: several steps, blocks cut by layers, blocks too large for it. */
+static void ask_no_digests(gpu_case_t *c)
+{
+	for (uint32_t i = 0; i < c->count; i++) {
+		c->moves[i].leaves = NULL;
+	}
+}
+
+static uint32_t least_leaf(const gpu_case_t *c)
+{
+	return c->g.page_bytes - (c->g.pieces - 1) * c->g.leaf_bytes;
+}
+
+/* Rings of 1 to 128 KiB a slot: several steps, blocks cut by layers, blocks too large for it. */
 static void p1_every_way_copies_what_the_twin_copies(void **state)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
@@ -67,13 +80,14 @@ static void p1_every_way_copies_what_the_twin_copies(void **state)
 	for (int round = 0; round < ROUNDS; round++) {
 		kv_test_env_t t;
 		kvk_gpu_t *gpu = start(&t, &rng, UINT64_C(8) << (10 + kv_test_below(&rng, 8)));
-		kvk_gpu_stats_t stats;
+		kvk_gpu_stats_t before, stats;
 		kvk_cu_stream_t stream = NULL;
 		gpu_case_t c;
 
 		if (kv_test_below(&rng, 2)) {
 			assert_int_equal(kvk_gpu_stream(gpu, 1, &stream), KV_OK);
 		}
+		kvk_gpu_get_stats(gpu, &before);
 		gpu_case_init(&c, &rng, gpu, kinds[(size_t)round % KV_COUNT_OF(kinds)]);
 		for (int turn = 0; turn < 4; turn++) {
 			const kvk_gpu_dir_t dir = (kvk_gpu_dir_t)(turn % 2);
@@ -84,6 +98,13 @@ static void p1_every_way_copies_what_the_twin_copies(void **state)
 
 			copy.sms = (uint32_t)kv_test_below(&rng, 3);
 			status = kvk_gpu_submit(gpu, &copy, &job);
+			if (status == KV_ERR_UNSUPPORTED) {
+				/* The host cannot read it, and no kernel makes the digests. */
+				assert_true(c.kind == CASE_ON_DEVICE && digests_asked(&c));
+				assert_true(way == KVK_GPU_EACH || least_leaf(&c) <= 240);
+				ask_no_digests(&c);
+				status = kvk_gpu_submit(gpu, &copy, &job);
+			}
 			assert_int_equal(status, KV_OK);
 			assert_int_equal(finish(job), KV_OK);
 			assert_int_equal(kvk_gpu_poll(job), KV_OK);
@@ -95,7 +116,8 @@ static void p1_every_way_copies_what_the_twin_copies(void **state)
 		kvk_gpu_get_stats(gpu, &stats);
 		assert_int_equal(stats.gathers, 2);
 		assert_int_equal(stats.scatters, 2);
-		assert_int_equal(stats.corrupt + stats.failures + stats.busy, 0);
+		assert_int_equal(stats.corrupt + stats.busy, 0);
+		assert_int_equal(stats.failures, before.failures);
 		sum.zero_copy += stats.zero_copy;
 		sum.staged += stats.staged;
 		sum.each += stats.each;
@@ -123,7 +145,7 @@ static void p1_a_flipped_bit_is_told_of_exactly_its_block(void **state)
 		uint32_t broken = 0;
 
 		gpu_case_init(&c, &rng, gpu, kinds[(size_t)round % KV_COUNT_OF(kinds)]);
-		if (digests_asked(&c)) {
+		if (digests_asked(&c) && c.kind != CASE_ON_DEVICE) {
 			const kvk_gpu_copy_t copy =
 				gpu_case_copy(&c, KVK_GPU_SCATTER, ways[kv_test_below(&rng, 4)], NULL);
 			size_t at;
@@ -177,9 +199,7 @@ static void p1_a_copy_runs_after_what_it_was_ordered_after(void **state)
 		assert_int_equal(kvk_gpu_stream(gpu, 1, &streams[0]), KV_OK);
 		assert_int_equal(kvk_gpu_stream(gpu, 0, &streams[1]), KV_OK);
 		gpu_case_init(&c, &rng, gpu, kinds[(size_t)round % KV_COUNT_OF(kinds)]);
-		for (uint32_t i = 0; i < c.count; i++) {
-			c.moves[i].leaves = NULL;
-		}
+		ask_no_digests(&c);
 		fake_cuda_hold(1);
 		copy = gpu_case_copy(&c, KVK_GPU_GATHER, ways[kv_test_below(&rng, 4)], streams[0]);
 		assert_int_equal(kvk_gpu_submit(gpu, &copy, &jobs[0]), KV_OK);
@@ -235,9 +255,12 @@ static void p4_jobs_given_back_early_keep_their_memory_until_they_end(void **sta
 		for (int turn = 0; turn < 3; turn++) {
 			for (int i = 0; i < JOBS; i++) {
 				const kvk_gpu_copy_t copy = gpu_case_copy(&cases[i], KVK_GPU_SCATTER,
-									  ways[kv_test_below(&rng, 4)], streams[i]);
+									  ways[kv_test_below(&rng, 3)], streams[i]);
 				kv_status_t status;
 
+				if (cases[i].kind == CASE_ON_DEVICE && least_leaf(&cases[i]) <= 240) {
+					ask_no_digests(&cases[i]);
+				}
 				do {
 					status = kvk_gpu_submit(gpu, &copy, &job);
 				} while (status == KV_ERR_BUSY);

@@ -28,31 +28,25 @@ static void warp_add(warp_t *warp, const kvk_xxh3_sum_t *sums)
 
 static void warp_chunk(warp_t *warp, const uint64_t *words, uint32_t bytes, int last)
 {
+	const uint32_t stripes = kvk_chunk_stripes(bytes, last);
 	const uint32_t blocks = kvk_chunk_blocks(bytes, last);
 	kvk_xxh3_sum_t sums[LANES];
 
-	for (uint32_t b = 0; b < blocks; b++) {
+	for (uint32_t from = 0; from < stripes; from += KVK_XXH3_STRIPES) {
 		for (uint32_t i = 0; i < LANES; i++) {
-			sums[i] = kvk_xxh3_block(&warp->lane[i], words + b * (KVK_XXH3_BLOCK / 8), KVK_XXH3_STRIPES);
+			sums[i] = kvk_xxh3_block(&warp->lane[i], words + from * 8, stripes - from);
 		}
 		warp_add(warp, sums);
-		for (uint32_t i = 0; i < LANES; i++) {
+		for (uint32_t i = 0; i < LANES && from / KVK_XXH3_STRIPES < blocks; i++) {
 			kvk_xxh3_scramble(&warp->lane[i]);
 		}
 	}
-	if (!last) {
-		return;
+	if (last) {
+		for (uint32_t i = 0; i < LANES; i++) {
+			sums[i] = kvk_xxh3_tail(&warp->lane[i], words, bytes);
+		}
+		warp_add(warp, sums);
 	}
-
-	for (uint32_t i = 0; i < LANES; i++) {
-		const kvk_xxh3_sum_t tail = kvk_xxh3_tail(&warp->lane[i], words, bytes);
-
-		sums[i] =
-			kvk_xxh3_block(&warp->lane[i], words + blocks * (KVK_XXH3_BLOCK / 8), kvk_chunk_stripes(bytes));
-		sums[i].own += tail.own;
-		sums[i].neighbour += tail.neighbour;
-	}
-	warp_add(warp, sums);
 }
 
 static uint64_t warp_end(const warp_t *warp, uint32_t bytes)

@@ -1,0 +1,338 @@
+// gpu_copy.h -- what rows of gpu_copy share: memory, clocks, medians, printing, and a GEMM.
+#ifndef GPU_COPY_H
+#define GPU_COPY_H
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <dlfcn.h>
+#include <functional>
+#include <random>
+#include <string>
+#include <sys/mman.h>
+#include <vector>
+
+#include <cuda_runtime.h>
+
+#define BATCH 4 // copies behind each other in a sample
+
+#define CU(call)                                                                                                       \
+	do {                                                                                                           \
+		const cudaError_t error_ = (call);                                                                     \
+		if (error_ != cudaSuccess) {                                                                           \
+			printf("gpu_copy: line %d: %s: %s\n", __LINE__, #call, cudaGetErrorString(error_));            \
+			exit(1);                                                                                       \
+		}                                                                                                      \
+	} while (0)
+
+static inline void must_kv(kv_status_t status)
+{
+	if (status != KV_OK) {
+		printf("gpu_copy: %s (%d)\n", kvk_gpu_why(), (int)status);
+		exit(1);
+	}
+}
+
+struct bench_t {
+	kvk_gpu_t *gpu;
+	cudaStream_t stream, other;
+	cudaEvent_t begin, end, end_other;
+	uint64_t bytes;         // of each memory
+	uint8_t *pool, *pool2;  // registered host memory
+	uint8_t *cache, *hbm;   // device memory
+	uint8_t *peer;          // of device 1, or null
+	int rounds;
+	const char *only;
+	FILE *json;
+};
+static bench_t bench;
+
+// ---- clocks ------------------------------------------------------------------------------------------------------------
+
+static inline double timed(cudaStream_t stream, const std::function<void()> &enqueue)
+{
+	float ms;
+
+	CU(cudaEventRecord(bench.begin, stream));
+	enqueue();
+	CU(cudaEventRecord(bench.end, stream));
+	CU(cudaEventSynchronize(bench.end));
+	CU(cudaEventElapsedTime(&ms, bench.begin, bench.end));
+
+	return ms / 1e3;
+}
+
+// Holds a stream until the host has enqueued all that is to be measured: else short copies measure how fast it does.
+static __global__ void hold(volatile int *go)
+{
+	while (*go == 0) {
+	}
+}
+
+static inline double timed_held(cudaStream_t stream, const std::function<void()> &enqueue)
+{
+	static int *go;
+	float ms;
+
+	if (!go) {
+		CU(cudaHostAlloc((void **)&go, sizeof *go, cudaHostAllocMapped));
+	}
+	*(volatile int *)go = 0;
+	hold<<<1, 1, 0, stream>>>(go);
+	CU(cudaEventRecord(bench.begin, stream));
+	enqueue();
+	CU(cudaEventRecord(bench.end, stream));
+	*(volatile int *)go = 1;
+	CU(cudaEventSynchronize(bench.end));
+	CU(cudaEventElapsedTime(&ms, bench.begin, bench.end));
+
+	return ms / 1e3;
+}
+
+// Of work on both streams, from the start of both to the end of the later.
+static inline double timed_both(const std::function<void()> &enqueue)
+{
+	return timed(bench.stream, [&] {
+		CU(cudaStreamWaitEvent(bench.other, bench.begin, 0));
+		enqueue();
+		CU(cudaEventRecord(bench.end_other, bench.other));
+		CU(cudaStreamWaitEvent(bench.stream, bench.end_other, 0));
+	});
+}
+
+static inline double median(std::vector<double> v)
+{
+	std::sort(v.begin(), v.end());
+	return v[v.size() / 2];
+}
+
+// ---- rows --------------------------------------------------------------------------------------------------------------
+
+enum goal_t { AT_LEAST, AT_MOST };
+
+static inline std::string text(const char *format, ...)
+{
+	char out[256];
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(out, sizeof out, format, args);
+	va_end(args);
+
+	return out;
+}
+
+// goal 0: none. One round before the counted ones warms everything up.
+static inline void row(const std::string &name, const char *unit, const char *reference, goal_t kind, double goal,
+		       const std::function<double()> &value_of, const std::function<double()> &reference_of)
+{
+	std::vector<double> values, references, ratios;
+
+	for (int i = -1; i < bench.rounds; i++) {
+		const double r = reference_of(), v = value_of();
+
+		if (i >= 0) {
+			values.push_back(v);
+			references.push_back(r);
+			ratios.push_back(v / r);
+		}
+	}
+
+	const double ratio = median(ratios);
+	const bool met = kind == AT_LEAST ? ratio >= goal : ratio <= goal;
+
+	printf("%-58s %8.2f %-4s %8.2f %6.3f  %s", name.c_str(), median(values), unit, median(references), ratio, reference);
+	if (goal > 0) {
+		printf("  goal %s %.3f: %s", kind == AT_LEAST ? ">=" : "<=", goal, met ? "met" : "MISSED");
+	}
+	printf("\n");
+	fflush(stdout);
+	if (!bench.json) {
+		return;
+	}
+	fprintf(bench.json,
+		"{\"name\":\"%s\",\"value\":%.4g,\"unit\":\"%s\",\"reference\":\"%s\",\"reference_value\":%.4g,\"ratio\":%.4f,\"rounds\":%d",
+		name.c_str(), median(values), unit, reference, median(references), ratio, bench.rounds);
+	if (goal > 0) {
+		fprintf(bench.json, ",\"goal\":\"ratio %s %g\",\"goal_met\":%s", kind == AT_LEAST ? ">=" : "<=", goal, met ? "true" : "false");
+	}
+	fprintf(bench.json, "}\n");
+	fflush(bench.json);
+}
+
+// ---- memory ------------------------------------------------------------------------------------------------------------
+
+// Random bytes: zeros would flatter the link.
+static inline uint8_t *host_memory()
+{
+	const uint64_t huge = 2 << 20;
+	uint8_t *p = (uint8_t *)mmap(nullptr, bench.bytes + huge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	uint64_t x = 88172645463325252u;
+
+	if (p == MAP_FAILED) {
+		printf("gpu_copy: out of memory\n");
+		exit(1);
+	}
+	p += (huge - (uintptr_t)p % huge) % huge;
+	madvise(p, bench.bytes, MADV_HUGEPAGE);
+	for (uint64_t i = 0; i < bench.bytes / 8; i++) {
+		x ^= x << 13;
+		x ^= x >> 7;
+		x ^= x << 17;
+		((uint64_t *)p)[i] = x;
+	}
+	must_kv(kvk_gpu_register(bench.gpu, p, bench.bytes));
+
+	return p;
+}
+
+static inline uint8_t *device_memory(int device)
+{
+	uint8_t *p;
+
+	CU(cudaSetDevice(device));
+	CU(cudaMalloc(&p, bench.bytes));
+	CU(cudaMemcpy(p, bench.pool, bench.bytes, cudaMemcpyDefault));
+	CU(cudaSetDevice(0));
+
+	return p;
+}
+
+static inline bool open_bench(int argc, char **argv)
+{
+	const char *why = "";
+	kvk_gpu_config_t config = {};
+	int devices = 0, can = 0;
+
+	bench.rounds = 7;
+	bench.bytes = 384u << 20;
+	for (int i = 1; i + 1 < argc; i += 2) {
+		if (!strcmp(argv[i], "--rounds")) {
+			bench.rounds = atoi(argv[i + 1]);
+		} else if (!strcmp(argv[i], "--mib")) {
+			bench.bytes = strtoull(argv[i + 1], nullptr, 0) << 20;
+		} else if (!strcmp(argv[i], "--only")) {
+			bench.only = argv[i + 1];
+		} else if (!strcmp(argv[i], "--json")) {
+			bench.json = fopen(argv[i + 1], "w");
+		}
+	}
+	config.cuda = kvk_cuda_load(&why);
+	if (!config.cuda || cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 || kvk_gpu_open(&config, &bench.gpu) != KV_OK) {
+		printf("gpu_copy: skipped: %s\n", config.cuda ? kvk_gpu_why() : why);
+		return false;
+	}
+	CU(cudaSetDevice(0));
+	CU(cudaStreamCreateWithFlags(&bench.stream, cudaStreamNonBlocking));
+	CU(cudaStreamCreateWithFlags(&bench.other, cudaStreamNonBlocking));
+	for (cudaEvent_t *event : {&bench.begin, &bench.end, &bench.end_other}) {
+		CU(cudaEventCreate(event));
+	}
+	bench.pool = host_memory();
+	bench.pool2 = host_memory();
+	bench.cache = device_memory(0);
+	bench.hbm = device_memory(0);
+	if (devices > 1) {
+		CU(cudaDeviceCanAccessPeer(&can, 0, 1));
+		if (can) {
+			CU(cudaDeviceEnablePeerAccess(1, 0));
+			bench.peer = device_memory(1);
+		}
+	}
+	printf("# %s; medians of %d rounds, %llu MiB a copy; value, reference, ratio\n", kvk_gpu_describe(bench.gpu), bench.rounds,
+	       (unsigned long long)(bench.bytes >> 20));
+
+	return true;
+}
+
+// ---- a large matrix product ----------------------------------------------------------------------------------------------
+
+// cuBLAS, found at run time: bf16, 8192 x 8192 x 8192, again and again.
+struct gemm {
+	static const int N = 8192, TIMES = 30;
+	typedef int (*create_fn)(void **);
+	typedef int (*stream_fn)(void *, cudaStream_t);
+	typedef int (*gemm_fn)(void *, int, int, int, int, int, const void *, const void *, int, int, const void *, int, int, const void *,
+			       void *, int, int, int, int);
+	void *handle = nullptr, *a = nullptr, *b = nullptr, *c = nullptr;
+	gemm_fn product = nullptr;
+	double alone = 0;
+
+	bool open()
+	{
+		const char *named = getenv("KVD_CUBLAS");
+		void *lib = nullptr;
+
+		for (const char *name : {named ? named : "libcublas.so", "libcublas.so.13", "libcublas.so.12"}) {
+			lib = lib ? lib : dlopen(name, RTLD_NOW | RTLD_GLOBAL);
+		}
+		create_fn create = lib ? (create_fn)dlsym(lib, "cublasCreate_v2") : nullptr;
+		stream_fn set_stream = lib ? (stream_fn)dlsym(lib, "cublasSetStream_v2") : nullptr;
+		product = lib ? (gemm_fn)dlsym(lib, "cublasGemmEx") : nullptr;
+		if (!create || !set_stream || !product || create(&handle) != 0 || set_stream(handle, bench.stream) != 0) {
+			return false;
+		}
+		for (void **m : {&a, &b, &c}) {
+			std::vector<uint16_t> host((size_t)N * N);
+			std::mt19937 rng(3);
+
+			for (auto &x : host) { // bf16 of about -1 .. 1
+				x = (uint16_t)((rng() & 0x807f) | 0x3f00);
+			}
+			CU(cudaMalloc(m, host.size() * 2));
+			CU(cudaMemcpy(*m, host.data(), host.size() * 2, cudaMemcpyHostToDevice));
+		}
+		alone = run();
+		alone = run();
+
+		return true;
+	}
+
+	double run_until(volatile int *go)
+	{
+		const double seconds = run();
+
+		*go = 1;
+
+		return seconds;
+	}
+
+	double run()
+	{
+		const float one = 1, zero = 0;
+		const int bf16 = 14, f32 = 68; // CUDA_R_16BF, CUBLAS_COMPUTE_32F
+
+		return timed(bench.stream, [&] {
+			for (int i = 0; i < TIMES; i++) {
+				product(handle, 0, 0, N, N, N, &one, a, bf16, N, b, bf16, N, &zero, c, bf16, N, f32, -1);
+			}
+		}) / TIMES;
+	}
+
+	// The same while a kernel holds SMs and all of their shared memory, and moves nothing: what the missing SMs cost by themselves.
+	double beside_nothing(uint32_t sms)
+	{
+		int *go;
+		double seconds;
+
+		CU(cudaHostAlloc((void **)&go, sizeof *go, cudaHostAllocMapped));
+		*(volatile int *)go = 0;
+		CU(cudaFuncSetAttribute(hold, cudaFuncAttributeMaxDynamicSharedMemorySize, 200 << 10));
+		hold<<<sms, 256, 200 << 10, bench.other>>>(go);
+		seconds = run_until(go);
+		CU(cudaStreamSynchronize(bench.other));
+		CU(cudaFreeHost(go));
+
+		return seconds;
+	}
+
+	// Copies that last longer than the products.
+	size_t loads(double bytes) const
+	{
+		return (size_t)(alone * TIMES * 1.3 / (bytes / 45e9)) + 2;
+	}
+};
+
+#endif

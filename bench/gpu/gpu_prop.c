@@ -1,0 +1,558 @@
+/* gpu_prop: the device's copies are those of the CPU, bit for bit.
+ *
+ * Draws layouts, caches, ranges and moves from a seed; gathers and scatters them on the device between a paged cache in its memory and blocks in
+ * registered host memory, in its own memory and in a peer's (when there is one); does the same with kvk/move.h over host copies; and compares every byte of
+ * both sides, also those that nobody was to touch, and every digest. Then it flips bits: all must be found, in the right move, and no other.
+ *
+ *     gpu_prop [--seed N] [--cases N] [--flips N] [--mib N]     exit 0: all equal; 1: not; 77: no device here
+ */
+#include "kvk/gpu.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#define MAX_LAYERS 8u
+#define MAX_MOVES  96u
+#define MAX_BLOCK  (8u << 20)
+#define PATIENCE   UINT64_C(60000000) /* us */
+
+typedef enum place { HOST, OWN, PEER, PLACES } place_t;
+static const char *const place_names[] = {"host", "own", "peer"};
+static const char *const way_names[] = {"auto", "zero copy", "staged", "each"};
+
+/* One memory, twice: as the twin and as the device see it. */
+typedef struct area {
+	uint8_t *twin;
+	uint8_t *real;     /* address for the device */
+	kvk_cu_ptr_t ptr;  /* 0: host memory, `real` is read as it is */
+	uint8_t *readback; /* of device memory */
+} area_t;
+
+typedef struct world {
+	const kvk_cuda_ops_t *cuda;
+	kvk_gpu_t *gpu;
+	kvk_cu_context_t context;
+	kvk_cu_stream_t stream;
+	kvk_cu_event_t event;
+	size_t bytes; /* of each area */
+	area_t cache, pools[PLACES];
+	int has_peer;
+	uint64_t rng;
+	uint64_t copies, compared, flips, caught;
+} world_t;
+
+/* One draw. */
+typedef struct draw {
+	kvk_layout_t layout;
+	kvk_geometry_t g;
+	kvk_paged_t paged;
+	void *twin_base[MAX_LAYERS], *real_base[MAX_LAYERS];
+	uint32_t layer, layers, count;
+	size_t block_stride; /* from a pool block to the next */
+	size_t pool_at, cache_bytes;
+	place_t place;
+	kvk_gpu_way_t way;
+	uint32_t sms;
+	uint32_t ids[MAX_MOVES];
+	kvk_move_t twin[MAX_MOVES], real[MAX_MOVES];
+	uint64_t *twin_leaves, *real_leaves;
+	size_t leaves; /* of a move */
+} draw_t;
+
+static uint64_t below(world_t *w, uint64_t n)
+{
+	uint64_t z = w->rng += UINT64_C(0x9e3779b97f4a7c15);
+
+	z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+	z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+
+	return (z ^ (z >> 31)) % n;
+}
+
+static void must(int error, const char *what)
+{
+	if (error != 0) {
+		printf("gpu_prop: %s: error %d, %s\n", what, error, kvk_gpu_why());
+		exit(1);
+	}
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+static uint8_t *host_memory(size_t bytes)
+{
+	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	if (p == MAP_FAILED) {
+		printf("gpu_prop: out of memory\n");
+		exit(1);
+	}
+	madvise(p, bytes, MADV_HUGEPAGE);
+
+	return p;
+}
+
+static void settle(world_t *w)
+{
+	must(w->cuda->event_record(w->event, w->stream), "event_record");
+	must(w->cuda->event_wait(w->event), "event_wait");
+}
+
+/* Twin -> real. */
+static void upload(world_t *w, area_t *a, size_t bytes)
+{
+	if (!a->ptr) {
+		memcpy(a->real, a->twin, bytes);
+		return;
+	}
+	memcpy(a->readback, a->twin, bytes);
+	must(w->cuda->copy_async(a->ptr, (kvk_cu_ptr_t)(uintptr_t)a->readback, bytes, w->stream), "upload");
+	settle(w);
+}
+
+static const uint8_t *download(world_t *w, area_t *a, size_t bytes)
+{
+	if (!a->ptr) {
+		return a->real;
+	}
+	must(w->cuda->copy_async((kvk_cu_ptr_t)(uintptr_t)a->readback, a->ptr, bytes, w->stream), "download");
+	settle(w);
+
+	return a->readback;
+}
+
+static void randomise(world_t *w, area_t *a, size_t bytes)
+{
+	uint64_t x = below(w, UINT64_MAX) | 1;
+
+	for (size_t i = 0; i < bytes / 8; i++) {
+		x ^= x << 13;
+		x ^= x >> 7;
+		x ^= x << 17;
+		memcpy(a->twin + 8 * i, &x, 8);
+	}
+	upload(w, a, bytes);
+}
+
+static void make_area(world_t *w, area_t *a, place_t place)
+{
+	kvk_cu_context_t other, popped;
+	int device;
+
+	a->twin = host_memory(w->bytes);
+	if (place == HOST) {
+		a->real = host_memory(w->bytes);
+		must((int)kvk_gpu_register(w->gpu, a->real, w->bytes), "register");
+		return;
+	}
+	if (place == PEER) {
+		must(w->cuda->device_get(&device, 1), "device 1");
+		must(w->cuda->context_retain(&other, device), "context of device 1");
+		must(w->cuda->context_push(other), "context_push");
+	}
+	must(w->cuda->mem_alloc(&a->ptr, w->bytes), "mem_alloc");
+	if (place == PEER) {
+		must(w->cuda->context_pop(&popped), "context_pop");
+	}
+	a->real = (uint8_t *)(uintptr_t)a->ptr;
+	a->readback = host_memory(w->bytes);
+	must((int)kvk_gpu_register(w->gpu, a->readback, w->bytes), "register");
+}
+
+static int make_world(world_t *w)
+{
+	const char *why;
+	int count = 0, device = 0;
+
+	w->cuda = kvk_cuda_load(&why);
+	if (!w->cuda) {
+		printf("gpu_prop: skipped: %s\n", why);
+		return 77;
+	}
+	if (kvk_gpu_open(&(kvk_gpu_config_t){.cuda = w->cuda, .staging_bytes = 32u << 20}, &w->gpu) != KV_OK) {
+		printf("gpu_prop: skipped: %s\n", kvk_gpu_why());
+		return 77;
+	}
+	must(w->cuda->device_count(&count), "device_count");
+	must(w->cuda->device_get(&device, 0), "device_get");
+	must(w->cuda->context_retain(&w->context, device), "context");
+	must(w->cuda->context_push(w->context), "context_push");
+	must((int)kvk_gpu_stream(w->gpu, 0, &w->stream), "stream");
+	must(w->cuda->event_create(&w->event, 2), "event");
+	w->has_peer = count > 1;
+	make_area(w, &w->cache, OWN);
+	make_area(w, &w->pools[HOST], HOST);
+	make_area(w, &w->pools[OWN], OWN);
+	if (w->has_peer) {
+		make_area(w, &w->pools[PEER], PEER);
+	}
+	printf("gpu_prop: %s, %s, seed 0x%llx\n", kvk_gpu_describe(w->gpu), w->has_peer ? "a peer" : "no peer",
+	       (unsigned long long)w->rng);
+
+	return 0;
+}
+
+/* ---- drawing ----------------------------------------------------------------------------------------------------- */
+
+/* A page of about 256 B << (0 .. 12), in rows of one of many lengths. */
+static void draw_layout(world_t *w, draw_t *d, uint32_t number)
+{
+	static const uint32_t tokens[] = {1, 2, 3, 5, 7, 8, 16, 16, 16, 17, 32, 64, 128};
+	kvk_layout_t *l = &d->layout;
+	const uint64_t page = UINT64_C(256) << number % 13;
+	uint64_t row;
+
+	*l = (kvk_layout_t){.heads = 1 + (uint32_t)below(w, 8), .layers = 1 + (uint32_t)below(w, MAX_LAYERS)};
+	if (below(w, 6) == 0) {
+		l->heads = 1;
+		l->block_tokens = 16;
+		l->inner = KVK_INNER_OPAQUE;
+		l->page_bytes = (uint32_t)(page + (below(w, 2) ? below(w, page) : 0));
+		return;
+	}
+	l->dtype = (kvk_dtype_t)below(w, KVK_DTYPE_COUNT);
+	l->inner = (kvk_inner_t)below(w, 2);
+	l->block_tokens = tokens[below(w, KV_COUNT_OF(tokens))];
+	while (page / l->block_tokens / kvk_dtype_bytes(l->dtype) > 2 * KVK_MAX_DIM) {
+		l->block_tokens *= 2;
+	}
+	row = page / l->block_tokens / kvk_dtype_bytes(l->dtype); /* elements of K and V of a token */
+	row = row < 2 ? 2 : row;
+	l->k_dim = (uint32_t)(row / 2);
+	l->v_dim = l->k_dim;
+	switch (below(w, 6)) {
+	case 0: /* odd ones */
+		l->k_dim = 1 + (uint32_t)below(w, row < KVK_MAX_DIM ? row : KVK_MAX_DIM);
+		l->v_dim = 1 + (uint32_t)below(w, row < KVK_MAX_DIM ? row : KVK_MAX_DIM);
+		break;
+	case 1: /* latent */
+		l->k_dim = (uint32_t)(row < KVK_MAX_DIM ? row : KVK_MAX_DIM);
+		l->v_dim = 0;
+		l->inner = KVK_INNER_SPLIT;
+		break;
+	default:
+		break;
+	}
+}
+
+static void draw_paged(world_t *w, draw_t *d)
+{
+	static const kvk_paged_kind_t kinds[] = {KVK_PAGED_KV_TOKEN_HEAD, KVK_PAGED_HEAD_TOKEN_KV,
+						 KVK_PAGED_TOKEN_HEAD_KV, KVK_PAGED_KV_HEAD_TOKEN};
+	const kvk_layout_t *l = &d->layout;
+	kvk_paged_t *p = &d->paged;
+	size_t bytes;
+
+	*p = (kvk_paged_t){.kind = l->inner == KVK_INNER_OPAQUE ? KVK_PAGED_OPAQUE : kinds[below(w, 4)],
+			   .block_tokens = l->block_tokens,
+			   .k_dim = l->k_dim,
+			   .v_dim = l->v_dim,
+			   .dtype = l->dtype,
+			   .page_bytes = l->page_bytes,
+			   .base = d->real_base};
+	p->first_layer = (uint32_t)below(w, l->layers);
+	p->layers = 1 + (uint32_t)below(w, l->layers - p->first_layer);
+	p->first_head = (uint32_t)below(w, l->heads);
+	p->heads = 1 + (uint32_t)below(w, l->heads - p->first_head);
+	bytes = (size_t)p->heads * d->g.page_bytes;
+	if (below(w, 2)) { /* padding between blocks, sometimes of a kind that no vector likes */
+		p->block_stride = bytes + below(w, 5) * (below(w, 3) ? 16 : 1);
+	}
+}
+
+/* Where blocks and layers lie; as many moves as there is room for. */
+static int draw_places(world_t *w, draw_t *d)
+{
+	kvk_paged_t *p = &d->paged;
+	const size_t stride = p->block_stride ? p->block_stride : (size_t)p->heads * d->g.page_bytes;
+	const size_t grain = below(w, 3) ? 256 : 1 + below(w, 16);
+	size_t at = below(w, 3) ? 0 : below(w, 64) * (below(w, 2) ? 16 : 1);
+	size_t room;
+
+	d->block_stride = d->g.block_bytes + (below(w, 2) ? below(w, 4) * (below(w, 3) ? 16 : 1) : 0);
+	d->pool_at = below(w, 3) ? 0 : below(w, 64) * (below(w, 2) ? 16 : 1);
+	d->count = (uint32_t)below(w, MAX_MOVES + 1);
+	room = (w->bytes - 8192) / d->block_stride;
+	d->count = d->count < room ? d->count : (uint32_t)room;
+	room = (w->bytes - 16384) / p->layers / stride;
+	d->count = d->count < room ? d->count : (uint32_t)room;
+	if (room == 0) {
+		return 0;
+	}
+	p->blocks = d->count + (uint32_t)below(w, room - d->count + 1 < 5 ? room - d->count + 1 : 5);
+	p->blocks = p->blocks ? p->blocks : 1;
+	for (uint32_t i = 0; i < p->layers; i++) {
+		d->twin_base[i] = w->cache.twin + at;
+		d->real_base[i] = w->cache.real + at;
+		at += (stride * p->blocks + grain - 1) / grain * grain;
+	}
+	d->cache_bytes = at;
+
+	return at <= w->bytes;
+}
+
+static int draw(world_t *w, draw_t *d, uint32_t number)
+{
+	static const uint32_t sms[] = {0, 1, 2, 3, 8, 16, 132};
+	const char *why = "too large";
+
+	draw_layout(w, d, number);
+	if (kvk_layout_check(&d->layout, &why) != KV_OK) {
+		return 0;
+	}
+	kvk_layout_geometry(&d->layout, &d->g);
+	draw_paged(w, d);
+	if (d->g.block_bytes > MAX_BLOCK || !draw_places(w, d)) {
+		return 0;
+	}
+	if (kvk_paged_check(&d->paged, &d->layout, &why) != KV_OK) {
+		printf("gpu_prop: a draw that is none: %s\n", why);
+		exit(1);
+	}
+	d->layer = below(w, 2) ? 0 : (uint32_t)below(w, d->paged.layers);
+	d->layers = 1 + (uint32_t)below(w, d->paged.layers - d->layer);
+	d->place = (place_t)below(w, w->has_peer ? 3 : 2);
+	d->way = (kvk_gpu_way_t)below(w, 4);
+	if (d->way == KVK_GPU_EACH && d->paged.layers * d->paged.heads * d->count * d->layout.block_tokens > 2000) {
+		d->way = KVK_GPU_ZERO_COPY; /* right it is, but not quick */
+	}
+	d->sms = sms[below(w, KV_COUNT_OF(sms))];
+	for (uint32_t i = 0; i < d->paged.blocks && i < MAX_MOVES; i++) {
+		d->ids[i] = i;
+	}
+	for (uint32_t i = d->count; i > 1; i--) {
+		const uint32_t j = (uint32_t)below(w, i), id = d->ids[j];
+
+		d->ids[j] = d->ids[i - 1];
+		d->ids[i - 1] = id;
+	}
+	d->leaves = (size_t)d->paged.heads * d->paged.layers * d->g.pieces;
+	d->twin_leaves = calloc(d->count * d->leaves + 1, 8);
+	d->real_leaves = calloc(d->count * d->leaves + 1, 8);
+	for (uint32_t i = 0; i < d->count; i++) {
+		const size_t at = d->pool_at + i * d->block_stride;
+
+		d->twin[i] = (kvk_move_t){d->ids[i], 0, w->pools[d->place].twin + at, d->twin_leaves + i * d->leaves};
+		d->real[i] = (kvk_move_t){d->ids[i], 0, w->pools[d->place].real + at, d->real_leaves + i * d->leaves};
+	}
+
+	return 1;
+}
+
+static void tell(const world_t *w, const draw_t *d, uint32_t number)
+{
+	char text[KVK_LAYOUT_TEXT_MAX] = "?";
+	const kvk_paged_t *p = &d->paged;
+
+	kvk_layout_format(&d->layout, text, sizeof text);
+	printf("  case %u: %s\n  kind %d, %u blocks stride %zu, layers %u+%u heads %u+%u, range %u+%u, %u moves, pool "
+	       "at %zu stride %zu in %s, %s, "
+	       "%u SMs\n",
+	       number, text, (int)p->kind, p->blocks, p->block_stride, p->first_layer, p->layers, p->first_head,
+	       p->heads, d->layer, d->layers, d->count, d->pool_at, d->block_stride, place_names[d->place],
+	       way_names[d->way], d->sms);
+	(void)w;
+}
+
+/* ---- copying and comparing --------------------------------------------------------------------------------------- */
+
+static kv_status_t copy_real(world_t *w, draw_t *d, kvk_gpu_dir_t dir, kvk_gpu_job_t **p_job)
+{
+	const kvk_gpu_copy_t copy = {.dir = dir,
+				     .way = d->way,
+				     .layout = &d->layout,
+				     .paged = &d->paged,
+				     .layer = d->layer,
+				     .layers = d->layers,
+				     .moves = d->real,
+				     .count = d->count,
+				     .sms = d->sms,
+				     .stream = w->stream};
+
+	const kv_status_t status = kvk_gpu_submit(w->gpu, &copy, p_job);
+
+	*p_job = status == KV_OK ? *p_job : NULL;
+	if (status == KV_ERR_UNSUPPORTED) {
+		return status;
+	}
+	must((int)status, "submit");
+	w->copies++;
+
+	return kvk_gpu_wait(*p_job, PATIENCE);
+}
+
+/* The twin knows no ranges of layers: it is given a cache that holds no others. Its digests land where the device's do. */
+static void copy_twin(draw_t *d, kvk_gpu_dir_t dir)
+{
+	kvk_paged_t part = d->paged;
+	const size_t row = (size_t)d->layers * d->g.pieces;
+	uint64_t *leaves = calloc(row * part.heads, 8);
+
+	part.base = d->twin_base + d->layer;
+	part.first_layer += d->layer;
+	part.layers = d->layers;
+	for (uint32_t i = 0; i < d->count; i++) {
+		kvk_move_t move = d->twin[i];
+
+		move.leaves = dir == KVK_GPU_GATHER ? leaves : NULL;
+		if (dir == KVK_GPU_SCATTER) {
+			must((int)kvk_scatter(&d->layout, &part, &move, 1, NULL), "twin scatter");
+			continue;
+		}
+		must((int)kvk_gather(&d->layout, &part, &move, 1), "twin gather");
+		for (uint32_t head = 0; head < part.heads; head++) {
+			memcpy(d->twin[i].leaves + ((size_t)head * d->paged.layers + d->layer) * d->g.pieces,
+			       leaves + head * row, row * 8);
+		}
+	}
+	free(leaves);
+}
+
+static int same(world_t *w, area_t *a, size_t bytes, const char *what)
+{
+	const uint8_t *real = download(w, a, bytes);
+
+	w->compared += bytes;
+	if (memcmp(real, a->twin, bytes) == 0) {
+		return 1;
+	}
+	for (size_t i = 0; i < bytes; i++) {
+		if (real[i] != a->twin[i]) {
+			printf("gpu_prop: %s differs first at byte %zu of %zu\n", what, i, bytes);
+			break;
+		}
+	}
+
+	return 0;
+}
+
+/* Flip one bit in some moves, within what is copied or outside; those within, and only they, must be bad. */
+static int corrupt(world_t *w, draw_t *d)
+{
+	area_t *pool = &w->pools[d->place];
+	const size_t pool_bytes = d->pool_at + d->count * d->block_stride;
+	uint8_t bad[MAX_MOVES] = {0};
+	kvk_gpu_job_t *job;
+	kv_status_t status;
+	uint32_t any = 0;
+	int right = 1;
+
+	for (uint32_t i = 0; i < d->count; i++) {
+		const size_t bit = below(w, (uint64_t)d->g.block_bytes * 8);
+		const size_t page = bit / 8 / d->g.page_bytes;
+		const uint32_t head = (uint32_t)(page / d->layout.layers) - d->paged.first_head;
+		const uint32_t layer = (uint32_t)(page % d->layout.layers) - d->paged.first_layer - d->layer;
+
+		if (below(w, 4) == 0) {
+			continue;
+		}
+		((uint8_t *)d->twin[i].data)[bit / 8] ^= (uint8_t)(1u << bit % 8);
+		bad[i] = head < d->paged.heads && layer < d->layers;
+		any += bad[i];
+	}
+	upload(w, pool, pool_bytes);
+	status = copy_real(w, d, KVK_GPU_SCATTER, &job);
+	if (status != (any ? KV_ERR_CORRUPT : KV_OK)) {
+		printf("gpu_prop: %u blocks are corrupt and the copy says %d\n", any, (int)status);
+		right = 0;
+	}
+	for (uint32_t i = 0; i < d->count; i++) {
+		w->flips += bad[i];
+		w->caught += bad[i] && kvk_gpu_bad(job, i);
+		if (bad[i] != (kvk_gpu_bad(job, i) != 0)) {
+			printf("gpu_prop: move %u is %s\n", i,
+			       bad[i] ? "corrupt and passed" : "right and called corrupt");
+			right = 0;
+		}
+	}
+	kvk_gpu_end(job);
+
+	return right;
+}
+
+/* 1: right; 0: wrong; -1: this cannot be done, and it says so (digests piece by piece of memory that the host does not see). */
+static int run_case(world_t *w, draw_t *d)
+{
+	area_t *pool = &w->pools[d->place];
+	const size_t pool_bytes = d->pool_at + d->count * d->block_stride;
+	kvk_gpu_job_t *job;
+	kv_status_t status;
+	int right;
+
+	randomise(w, &w->cache, d->cache_bytes + 7);
+	randomise(w, pool, pool_bytes + 7);
+	status = copy_real(w, d, KVK_GPU_GATHER, &job);
+	kvk_gpu_end(job);
+	if (status == KV_ERR_UNSUPPORTED && d->place != HOST) {
+		return -1;
+	}
+	copy_twin(d, KVK_GPU_GATHER);
+	right = status == KV_OK && same(w, pool, pool_bytes, "the pool after a gather");
+	if (memcmp(d->twin_leaves, d->real_leaves, d->count * d->leaves * 8) != 0) {
+		printf("gpu_prop: the digests differ\n");
+		right = 0;
+	}
+
+	randomise(w, &w->cache, d->cache_bytes + 7);
+	status = copy_real(w, d, KVK_GPU_SCATTER, &job);
+	kvk_gpu_end(job);
+	copy_twin(d, KVK_GPU_SCATTER);
+	if (status != KV_OK) {
+		printf("gpu_prop: the scatter says %d\n", (int)status);
+		right = 0;
+	}
+
+	return right && same(w, &w->cache, d->cache_bytes, "the cache after a scatter");
+}
+
+static uint64_t option(int argc, char **argv, const char *name, uint64_t otherwise)
+{
+	for (int i = 1; i + 1 < argc; i++) {
+		if (strcmp(argv[i], name) == 0) {
+			return strtoull(argv[i + 1], NULL, 0);
+		}
+	}
+
+	return otherwise;
+}
+
+int main(int argc, char **argv)
+{
+	const uint64_t cases = option(argc, argv, "--cases", 1000), flips = option(argc, argv, "--flips", 10000);
+	world_t w = {.rng = option(argc, argv, "--seed", 0x6b766b67), .bytes = option(argc, argv, "--mib", 16) << 20};
+	uint64_t done = 0, failed = 0, unsupported = 0;
+	const int status = make_world(&w);
+
+	if (status != 0) {
+		return status;
+	}
+	for (uint32_t number = 0; (done < cases || w.flips < flips) && failed < 5; number++) {
+		draw_t d = {0};
+		int right;
+
+		if (!draw(&w, &d, number)) {
+			continue;
+		}
+		right = run_case(&w, &d);
+		if (right < 0) {
+			unsupported++;
+		} else if (right == 0) {
+			failed++;
+			tell(&w, &d, number);
+		} else if (w.flips < flips && !corrupt(&w, &d)) {
+			failed++;
+			tell(&w, &d, number);
+		}
+		done += right >= 0;
+		free(d.twin_leaves);
+		free(d.real_leaves);
+	}
+	printf("gpu_prop: %llu cases, %llu copies, %.1f GB compared, %llu flips, %llu caught, %llu cases failed, %llu "
+	       "not possible\n",
+	       (unsigned long long)done, (unsigned long long)w.copies, (double)w.compared / 1e9,
+	       (unsigned long long)w.flips, (unsigned long long)w.caught, (unsigned long long)failed,
+	       (unsigned long long)unsupported);
+
+	return failed == 0 && w.caught == w.flips ? 0 : 1;
+}

@@ -1,0 +1,66 @@
+#!/bin/bash
+# Build and run the GPU programs on a machine that has a GPU, nvcc and gcc, and nothing else of ours: no CMake, no packages.
+#
+#   bench/gpu/run.sh right [out]   1st part: device == CPU, bit for bit; 10^4 flips; compute-sanitizer       (< 10 minutes)
+#   bench/gpu/run.sh fast [out]    2nd part: the rows of the copy table, each with its reference in the same run (< 10 minutes)
+#   bench/gpu/run.sh build         only build, to run elsewhere: the other parts build nothing when the programs are there
+#
+# BUILD: where to build (default build/gpu). XXHASH_INCLUDE: folder of xxhash.h where the system has none. QUICK=1: a minute or so each.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+part=${1:?right, fast or build}
+out=${2:-build/gpu/out}
+quick=${QUICK:-}
+build=${BUILD:-build/gpu}
+cuda=${CUDA_HOME:-/usr/local/cuda}
+nvcc=$(command -v nvcc || echo "$cuda/bin/nvcc")
+include=(-I kernels/include -I common/include -I kernels ${XXHASH_INCLUDE:+-I "$XXHASH_INCLUDE"})
+
+c()
+{
+	gcc -std=gnu17 -O2 -g -D_GNU_SOURCE -Wall -Wextra "${include[@]}" "${@:2}" -c -o "$build/${1//\//_}.o" "$1"
+}
+
+# The parts of kvd that copy, by hand: what CMake builds where all of its packages are.
+build_all()
+{
+	mkdir -p "$build"
+	"$nvcc" -fatbin -std=c++17 -O3 -lineinfo -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 \
+		-o "$build/gpu.fatbin" kernels/gpu.cu
+	printf '#define XXH_STATIC_LINKING_ONLY\n#define XXH_IMPLEMENTATION\n#include <xxhash.h>\n' >"$build/xxh.c"
+	local file
+	for file in common/{digest,digest_portable,digest_sse2,env,log,text,utf8}.c kernels/*.c; do
+		c "$file" "-DKVK_GPU_FATBIN=\"$PWD/$build/gpu.fatbin\""
+	done
+	c common/digest_avx2.c -mavx2
+	c common/digest_avx512.c -mavx512f -mavx512bw
+	gcc -O2 -w "${include[@]}" -c -o "$build/xxh.o" "$build/xxh.c"
+	c bench/gpu/gpu_prop.c
+	gcc -o "$build/gpu_prop" "$build"/{common,kernels}_*.o "$build/bench_gpu_gpu_prop.c.o" "$build/xxh.o" -ldl -lpthread
+	"$nvcc" -std=c++17 -O2 -arch=sm_90 "${include[@]}" -o "$build/gpu_copy" bench/gpu/gpu_copy.cu \
+		"$build"/{common,kernels}_*.o "$build/xxh.o" -ldl -lpthread
+}
+
+right()
+{
+	local tool cases=${quick:+200}
+	"$build/gpu_prop" --cases "${cases:-2000}" --flips 10000
+	"$build/gpu_prop" --cases "${cases:-2000}" --flips 0 --seed "$RANDOM"
+	for tool in memcheck racecheck; do
+		compute-sanitizer --tool "$tool" --error-exitcode 9 "$build/gpu_prop" --cases 40 --flips 40 --mib 2
+	done
+}
+
+fast()
+{
+	"$build/gpu_copy" ${quick:+--rounds 3} --json "$out/gpu_copy.json"
+}
+
+[ -x "$build/gpu_copy" ] && [ "$part" != build ] || build_all
+mkdir -p "$out"
+case $part in
+right) right 2>&1 | tee "$out/right.log" ;;
+fast) fast 2>&1 | tee "$out/fast.log" ;;
+build) ;;
+*) echo "run.sh: right, fast or build" >&2 && exit 64 ;;
+esac
