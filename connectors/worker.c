@@ -65,6 +65,9 @@ kvc_status_t kvx_worker_open(const kvx_worker_config_t *config, kvx_worker_t **p
 	}
 	worker->event_fd = -1;
 	worker->threads = config->threads ? config->threads : threads_here();
+	if (config->memory == KVX_MEMORY_CUDA) {
+		worker->threads = 1; /* the device copies */
+	}
 	worker->prefault = config->prefault;
 	worker->loads_end = &worker->loads;
 	worker->saves_end = &worker->saves;

@@ -373,6 +373,10 @@ static void p10_a_device_that_cannot_be_opened_is_refused_with_a_reason(void **s
 	assert_non_null(strstr(kvx_worker_why(), "kind of memory"));
 	assert_int_equal(try_open(&wr, KVX_MEMORY_CUDA, 5), KVC_ERR_ARG);
 	assert_non_null(strstr(kvx_worker_why(), "no device 5"));
+	fake_cuda_fail_always(offsetof(kvk_cuda_ops_t, capture_mode), 999);
+	assert_int_equal(try_open(&wr, KVX_MEMORY_CUDA, 0), KVC_ERR_ARG);
+	assert_non_null(strstr(kvx_worker_why(), "CaptureMode"));
+	fake_cuda_fail_always(0, 0);
 	for (uint32_t n = 1;; n++) {
 		kvc_status_t status;
 

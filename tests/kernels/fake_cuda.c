@@ -321,22 +321,22 @@ static int fake_context_pop(kvk_cu_context_t *p_context)
 	return failing;
 }
 
-/* Taken (2) or given back. */
+/* Taken (2) or given back. Not counted: it comes with every call, and says no to all or none. */
 static int fake_capture_mode(int *p_mode)
 {
+	const size_t member = offsetof(kvk_cuda_ops_t, capture_mode);
 	const int before = mode;
 
-	BEGIN(capture_mode, NEEDS_CONTEXT | GIVES_BACK)
-	if (*p_mode < 0 || *p_mode > 2) {
-		fake_fault("a capture mode that is none");
+	if (depth == 0 || *p_mode < 0 || *p_mode > 2) {
+		fake_fault("a capture mode that is none, or out of context");
 	}
-	if (failing && *p_mode == 2) {
-		return failing;
+	if (*p_mode == 2 && fake.always_error && fake.always_member == member) {
+		return fake.always_error;
 	}
 	mode = *p_mode;
 	*p_mode = before;
 
-	return failing;
+	return 0;
 }
 
 static int fake_peer_can(int *p_can, int device, int peer)
