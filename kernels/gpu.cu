@@ -47,7 +47,11 @@ static __device__ __forceinline__ void digest_chunk(const kvk_gpu_args_t &args, 
 #define FILLING (STAGES - STORING) /* the others are being filled */
 #define VECTOR  16u
 
+#if defined(LANES_H) /* a CPU runs it: tests/kernels/lanes.h */
+static __align__(128) uint8_t stages[KVK_GPU_SHARED];
+#else
 extern __shared__ __align__(128) uint8_t stages[];
+#endif
 
 /* What is known of a stage besides its bytes. */
 typedef struct slot {

@@ -39,10 +39,10 @@ struct bench_t {
 	kvk_gpu_t *gpu;
 	cudaStream_t stream, other;
 	cudaEvent_t begin, end, end_other;
-	uint64_t bytes;         // of each memory
-	uint8_t *pool, *pool2;  // registered host memory
-	uint8_t *cache, *hbm;   // device memory
-	uint8_t *peer;          // of device 1, or null
+	uint64_t bytes;        // of each memory
+	uint8_t *pool, *pool2; // registered host memory
+	uint8_t *cache, *hbm;  // device memory
+	uint8_t *peer;         // of device 1, or null
 	int rounds;
 	const char *only;
 	FILE *json;
@@ -110,7 +110,21 @@ static inline double median(std::vector<double> v)
 
 // ---- rows --------------------------------------------------------------------------------------------------------------
 
-enum goal_t { AT_LEAST, AT_MOST };
+// Of a ratio; 0: none.
+struct goal_t {
+	bool least;
+	double ratio;
+};
+
+static inline goal_t at_least(double ratio)
+{
+	return {true, ratio};
+}
+
+static inline goal_t at_most(double ratio)
+{
+	return {false, ratio};
+}
 
 static inline std::string text(const char *format, ...)
 {
@@ -124,8 +138,8 @@ static inline std::string text(const char *format, ...)
 	return out;
 }
 
-// goal 0: none. One round before the counted ones warms everything up.
-static inline void row(const std::string &name, const char *unit, const char *reference, goal_t kind, double goal,
+// One round before the counted ones warms everything up.
+static inline void row(const std::string &name, const char *unit, const char *reference, goal_t goal,
 		       const std::function<double()> &value_of, const std::function<double()> &reference_of)
 {
 	std::vector<double> values, references, ratios;
@@ -141,11 +155,12 @@ static inline void row(const std::string &name, const char *unit, const char *re
 	}
 
 	const double ratio = median(ratios);
-	const bool met = kind == AT_LEAST ? ratio >= goal : ratio <= goal;
+	const bool met = goal.least ? ratio >= goal.ratio : ratio <= goal.ratio;
 
-	printf("%-58s %8.2f %-4s %8.2f %6.3f  %s", name.c_str(), median(values), unit, median(references), ratio, reference);
-	if (goal > 0) {
-		printf("  goal %s %.3f: %s", kind == AT_LEAST ? ">=" : "<=", goal, met ? "met" : "MISSED");
+	printf("%-58s %8.2f %-4s %8.2f %6.3f  %s", name.c_str(), median(values), unit, median(references), ratio,
+	       reference);
+	if (goal.ratio > 0) {
+		printf("  goal %s %.3f: %s", goal.least ? ">=" : "<=", goal.ratio, met ? "met" : "MISSED");
 	}
 	printf("\n");
 	fflush(stdout);
@@ -153,10 +168,12 @@ static inline void row(const std::string &name, const char *unit, const char *re
 		return;
 	}
 	fprintf(bench.json,
-		"{\"name\":\"%s\",\"value\":%.4g,\"unit\":\"%s\",\"reference\":\"%s\",\"reference_value\":%.4g,\"ratio\":%.4f,\"rounds\":%d",
+		"{\"name\":\"%s\",\"value\":%.4g,\"unit\":\"%s\",\"reference\":\"%s\",\"reference_value\":%.4g,"
+		"\"ratio\":%.4f,\"rounds\":%d",
 		name.c_str(), median(values), unit, reference, median(references), ratio, bench.rounds);
-	if (goal > 0) {
-		fprintf(bench.json, ",\"goal\":\"ratio %s %g\",\"goal_met\":%s", kind == AT_LEAST ? ">=" : "<=", goal, met ? "true" : "false");
+	if (goal.ratio > 0) {
+		fprintf(bench.json, ",\"goal\":\"ratio %s %g\",\"goal_met\":%s", goal.least ? ">=" : "<=", goal.ratio,
+			met ? "true" : "false");
 	}
 	fprintf(bench.json, "}\n");
 	fflush(bench.json);
@@ -168,7 +185,8 @@ static inline void row(const std::string &name, const char *unit, const char *re
 static inline uint8_t *host_memory()
 {
 	const uint64_t huge = 2 << 20;
-	uint8_t *p = (uint8_t *)mmap(nullptr, bench.bytes + huge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	uint8_t *p = (uint8_t *)mmap(nullptr, bench.bytes + huge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+				     -1, 0);
 	uint64_t x = 88172645463325252u;
 
 	if (p == MAP_FAILED) {
@@ -220,7 +238,8 @@ static inline bool open_bench(int argc, char **argv)
 		}
 	}
 	config.cuda = kvk_cuda_load(&why);
-	if (!config.cuda || cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 || kvk_gpu_open(&config, &bench.gpu) != KV_OK) {
+	if (!config.cuda || cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 ||
+	    kvk_gpu_open(&config, &bench.gpu) != KV_OK) {
 		printf("gpu_copy: skipped: %s\n", config.cuda ? kvk_gpu_why() : why);
 		return false;
 	}
@@ -241,8 +260,8 @@ static inline bool open_bench(int argc, char **argv)
 			bench.peer = device_memory(1);
 		}
 	}
-	printf("# %s; medians of %d rounds, %llu MiB a copy; value, reference, ratio\n", kvk_gpu_describe(bench.gpu), bench.rounds,
-	       (unsigned long long)(bench.bytes >> 20));
+	printf("# %s; medians of %d rounds, %llu MiB a copy; value, reference, ratio\n", kvk_gpu_describe(bench.gpu),
+	       bench.rounds, (unsigned long long)(bench.bytes >> 20));
 
 	return true;
 }
@@ -254,8 +273,8 @@ struct gemm {
 	static const int N = 8192, TIMES = 30;
 	typedef int (*create_fn)(void **);
 	typedef int (*stream_fn)(void *, cudaStream_t);
-	typedef int (*gemm_fn)(void *, int, int, int, int, int, const void *, const void *, int, int, const void *, int, int, const void *,
-			       void *, int, int, int, int);
+	typedef int (*gemm_fn)(void *, int, int, int, int, int, const void *, const void *, int, int, const void *, int,
+			       int, const void *, void *, int, int, int, int);
 	void *handle = nullptr, *a = nullptr, *b = nullptr, *c = nullptr;
 	gemm_fn product = nullptr;
 	double alone = 0;
@@ -271,7 +290,8 @@ struct gemm {
 		create_fn create = lib ? (create_fn)dlsym(lib, "cublasCreate_v2") : nullptr;
 		stream_fn set_stream = lib ? (stream_fn)dlsym(lib, "cublasSetStream_v2") : nullptr;
 		product = lib ? (gemm_fn)dlsym(lib, "cublasGemmEx") : nullptr;
-		if (!create || !set_stream || !product || create(&handle) != 0 || set_stream(handle, bench.stream) != 0) {
+		if (!create || !set_stream || !product || create(&handle) != 0 ||
+		    set_stream(handle, bench.stream) != 0) {
 			return false;
 		}
 		for (void **m : {&a, &b, &c}) {
@@ -304,11 +324,14 @@ struct gemm {
 		const float one = 1, zero = 0;
 		const int bf16 = 14, f32 = 68; // CUDA_R_16BF, CUBLAS_COMPUTE_32F
 
-		return timed(bench.stream, [&] {
-			for (int i = 0; i < TIMES; i++) {
-				product(handle, 0, 0, N, N, N, &one, a, bf16, N, b, bf16, N, &zero, c, bf16, N, f32, -1);
-			}
-		}) / TIMES;
+		return timed(bench.stream,
+			     [&] {
+				     for (int i = 0; i < TIMES; i++) {
+					     product(handle, 0, 0, N, N, N, &one, a, bf16, N, b, bf16, N, &zero, c,
+						     bf16, N, f32, -1);
+				     }
+			     }) /
+		       TIMES;
 	}
 
 	// The same while a kernel holds SMs and all of their shared memory, and moves nothing: what the missing SMs cost by themselves.

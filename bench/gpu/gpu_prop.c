@@ -15,7 +15,10 @@
 #define MAX_LAYERS 8u
 #define MAX_MOVES  96u
 #define MAX_BLOCK  (8u << 20)
-#define PATIENCE   UINT64_C(60000000) /* us */
+#ifndef GPU_PROP_IMAGE
+#define GPU_PROP_IMAGE NULL /* the build's own */
+#endif
+#define PATIENCE UINT64_C(60000000) /* us */
 
 typedef enum place { HOST, OWN, PEER, PLACES } place_t;
 static const char *const place_names[] = {"host", "own", "peer"};
@@ -170,7 +173,8 @@ static int make_world(world_t *w)
 		printf("gpu_prop: skipped: %s\n", why);
 		return 77;
 	}
-	if (kvk_gpu_open(&(kvk_gpu_config_t){.cuda = w->cuda, .staging_bytes = 32u << 20}, &w->gpu) != KV_OK) {
+	if (kvk_gpu_open(&(kvk_gpu_config_t){.cuda = w->cuda, .staging_bytes = 32u << 20, .image = GPU_PROP_IMAGE},
+			 &w->gpu) != KV_OK) {
 		printf("gpu_prop: skipped: %s\n", kvk_gpu_why());
 		return 77;
 	}
