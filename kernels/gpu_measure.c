@@ -129,6 +129,7 @@ static kv_status_t take_scratch(scratch_t *s, const kvk_paged_t *paged, uint64_t
 	s->paged = *paged;
 	s->paged.blocks = s->blocks;
 	s->paged.block_stride = cache_block;
+	s->paged.head_stride = 0;
 	s->paged.base = s->bases;
 	for (uint32_t l = 0; l < paged->layers; l++) {
 		s->bases[l] =

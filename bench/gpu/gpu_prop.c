@@ -243,12 +243,13 @@ static void draw_layout(world_t *w, draw_t *d, uint32_t number)
 static void draw_paged(world_t *w, draw_t *d)
 {
 	static const kvk_paged_kind_t kinds[] = {KVK_PAGED_KV_TOKEN_HEAD, KVK_PAGED_HEAD_TOKEN_KV,
-						 KVK_PAGED_TOKEN_HEAD_KV, KVK_PAGED_KV_HEAD_TOKEN};
+						 KVK_PAGED_TOKEN_HEAD_KV, KVK_PAGED_KV_HEAD_TOKEN,
+						 KVK_PAGED_HEAD_KV_TOKEN};
 	const kvk_layout_t *l = &d->layout;
 	kvk_paged_t *p = &d->paged;
 	size_t bytes;
 
-	*p = (kvk_paged_t){.kind = l->inner == KVK_INNER_OPAQUE ? KVK_PAGED_OPAQUE : kinds[below(w, 4)],
+	*p = (kvk_paged_t){.kind = l->inner == KVK_INNER_OPAQUE ? KVK_PAGED_OPAQUE : kinds[below(w, 5)],
 			   .block_tokens = l->block_tokens,
 			   .k_dim = l->k_dim,
 			   .v_dim = l->v_dim,
@@ -260,6 +261,12 @@ static void draw_paged(world_t *w, draw_t *d)
 	p->first_head = (uint32_t)below(w, l->heads);
 	p->heads = 1 + (uint32_t)below(w, l->heads - p->first_head);
 	bytes = (size_t)p->heads * d->g.page_bytes;
+	if ((p->kind == KVK_PAGED_HEAD_TOKEN_KV || p->kind == KVK_PAGED_HEAD_KV_TOKEN) && below(w, 2)) {
+		p->head_stride =
+			d->g.page_bytes + below(w, 5) * (below(w, 3) ? 16 : 1); /* as where other layers lie between */
+		bytes = p->heads * p->head_stride;
+		p->block_stride = bytes;
+	}
 	if (below(w, 2)) { /* padding between blocks, sometimes of a kind that no vector likes */
 		p->block_stride = bytes + below(w, 5) * (below(w, 3) ? 16 : 1);
 	}

@@ -36,6 +36,24 @@ static size_t part(kv_test_rng_t *rng, uint32_t all, uint32_t *p_first)
 	return count;
 }
 
+/* Heads apart: the other layers lie between them, or all blocks. From a layer to the next. */
+static size_t pull_heads_apart(gpu_case_t *c)
+{
+	kvk_paged_t *p = &c->paged;
+	const size_t page = c->g.page_bytes + kv_test_below(c->rng, 3) * 64;
+
+	c->cache_bytes = page * p->heads * p->layers * p->blocks;
+	if (kv_test_below(c->rng, 2)) {
+		p->head_stride = page * p->layers;
+		p->block_stride = p->head_stride * p->heads;
+		return page;
+	}
+	p->block_stride = page;
+	p->head_stride = page * p->blocks;
+
+	return p->head_stride * p->heads;
+}
+
 /* Layer by layer, or blocks outermost; with room between blocks or without. */
 static void make_paged(gpu_case_t *c, kvk_paged_kind_t kind)
 {
@@ -58,6 +76,9 @@ static void make_paged(gpu_case_t *c, kvk_paged_kind_t kind)
 	p->block_stride = beside ? stride * p->layers : stride;
 	step = beside ? stride : stride * p->blocks;
 	c->cache_bytes = stride * p->blocks * p->layers;
+	if ((kind == KVK_PAGED_HEAD_KV_TOKEN || kind == KVK_PAGED_HEAD_TOKEN_KV) && kv_test_below(c->rng, 2)) {
+		step = pull_heads_apart(c);
+	}
 	assert_int_equal(fake_cuda_ops()->context_push((kvk_cu_context_t)(uintptr_t)0x1046), 0);
 	assert_int_equal(fake_cuda_ops()->mem_alloc(&c->cache, c->cache_bytes), 0);
 	for (uint32_t i = 0; i < p->layers; i++) {

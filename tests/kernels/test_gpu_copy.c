@@ -4,7 +4,7 @@
 #define ROUNDS 300
 
 static const kvk_paged_kind_t kinds[] = {KVK_PAGED_KV_TOKEN_HEAD, KVK_PAGED_HEAD_TOKEN_KV, KVK_PAGED_OPAQUE,
-					 KVK_PAGED_TOKEN_HEAD_KV, KVK_PAGED_KV_HEAD_TOKEN};
+					 KVK_PAGED_TOKEN_HEAD_KV, KVK_PAGED_KV_HEAD_TOKEN, KVK_PAGED_HEAD_KV_TOKEN};
 static const kvk_gpu_way_t ways[] = {KVK_GPU_AUTO, KVK_GPU_ZERO_COPY, KVK_GPU_STAGED, KVK_GPU_EACH};
 
 static kvk_gpu_t *start(kv_test_env_t *t, kv_test_rng_t *rng, uint64_t staging)

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-POOL_GIB = 28
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -28,16 +27,6 @@ ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
-NATIVE = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"cpu_bytes_to_use": POOL_GIB << 30}}
-LMCACHE = {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}
-LMCACHE_ENV = {"LMCACHE_LOCAL_CPU": "True", "LMCACHE_MAX_LOCAL_CPU_SIZE": str(POOL_GIB), "LMCACHE_CHUNK_SIZE": "256", "LMCACHE_TRACK_USAGE": "false"}
-LMSERVER = {
-    "kv_connector": "LMCacheMPConnector",
-    "kv_connector_module_path": "lmcache.integration.vllm.lmcache_mp_connector",
-    "kv_role": "kv_both",
-    "kv_connector_extra_config": {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": 5555},
-}
-LMSERVER_COMMAND = ["-m", "lmcache.v1.multiprocess.server", "--host", "127.0.0.1", "--port", "5555", "--l1-size-gb", str(POOL_GIB), "--eviction-policy", "LRU", "--max-workers", "4"]
 NOTHING = {"kv_connector": "Nothing", "kv_connector_module_path": "nothing", "kv_role": "kv_both"}
 
 
@@ -70,14 +59,36 @@ CHECKS = [("first engine", ["tokens", "same", "control"]), ("engine restarted", 
 DISK = [("first engine", ["cold"]), ("daemon", ["daemon"]), ("daemon restarted", ["hit"])]
 
 
-def configurations() -> dict[str, Configuration]:
+def native(gib: int) -> dict[str, Any]:
+    return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"cpu_bytes_to_use": gib << 30}}
+
+
+LMCACHE = {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}
+LMSERVER = {
+    "kv_connector": "LMCacheMPConnector",
+    "kv_connector_module_path": "lmcache.integration.vllm.lmcache_mp_connector",
+    "kv_role": "kv_both",
+    "kv_connector_extra_config": {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": 5555},
+}
+
+
+def lmcache(gib: int) -> dict[str, str]:
+    return {"LMCACHE_LOCAL_CPU": "True", "LMCACHE_MAX_LOCAL_CPU_SIZE": str(gib), "LMCACHE_CHUNK_SIZE": "256", "LMCACHE_TRACK_USAGE": "false"}
+
+
+def lmserver(gib: int) -> list[str]:
+    options = {"host": "127.0.0.1", "port": 5555, "l1-size-gb": gib, "eviction-policy": "LRU", "max-workers": 4}
+    return [sys.executable, "-m", "lmcache.v1.multiprocess.server", *(text for name, value in options.items() for text in (f"--{name}", str(value)))]
+
+
+def configurations(gib: int) -> dict[str, Configuration]:
     table: dict[str, Configuration] = {}
     for runner in (2, 1):
         v = f"v{runner}"
         table[f"none-{v}"] = Configuration(None, [("first engine", ["cold", "gpu", "decode"])], runner)
         table[f"nothing-{v}"] = Configuration(NOTHING, [("first engine", ["cold", "gpu", "decode"])], runner)
-        table[f"native-{v}"] = Configuration(NATIVE, [("first engine", ALL)], runner)
-        table[f"lmcache-{v}"] = Configuration(LMCACHE, [("first engine", ALL)], runner, environment=LMCACHE_ENV)
+        table[f"native-{v}"] = Configuration(native(gib), [("first engine", ALL)], runner)
+        table[f"lmcache-{v}"] = Configuration(LMCACHE, [("first engine", ALL)], runner, environment=lmcache(gib))
         table[f"lmserver-{v}"] = Configuration(LMSERVER, CHAIN, runner, server=True)
         table[f"kvd-{v}"] = Configuration(kvd(), CHAIN, runner, "memory")
         table[f"kvd-{v}-async"] = Configuration(kvd(mode="async"), CHAIN, runner, "memory")
@@ -85,7 +96,7 @@ def configurations() -> dict[str, Configuration]:
         table[f"disk-{v}"] = Configuration(kvd(), DISK, runner, "disk")
         table[f"check-{v}"] = Configuration(kvd(guard=False, load_ms=20000), CHECKS, runner, "disk", weights="drawn")
         table[f"check-{v}-async"] = Configuration(kvd(guard=False, load_ms=20000, mode="async"), CHECKS[:2], runner, "memory", weights="drawn")
-        table[f"check-native-{v}"] = Configuration(NATIVE, [("first engine", ["tokens", "same"])], runner, weights="drawn")
+        table[f"check-native-{v}"] = Configuration(native(gib), [("first engine", ["tokens", "same"])], runner, weights="drawn")
     return table
 
 
@@ -97,9 +108,9 @@ class Daemon:
         self.process: subprocess.Popen | None = None
 
     def start(self) -> None:
-        command = [str(self.args.kvd / "bin" / "kvd"), f"--run_dir={self.work / 'run'}", f"--cpu.size={POOL_GIB}GiB"]
+        command = [str(self.args.kvd / "bin" / "kvd"), f"--run_dir={self.work / 'run'}", f"--cpu.size={self.args.pool_gib}GiB"]
         if self.disk:
-            command += [f"--nvme.path={self.work / 'disk'}", f"--nvme.size={POOL_GIB}GiB"]
+            command += [f"--nvme.path={self.work / 'disk'}", f"--nvme.size={self.args.pool_gib}GiB"]
         command += self.args.kvd_option
         self.process = subprocess.Popen(command, stdout=(self.work / "kvd.log").open("ab"), stderr=subprocess.STDOUT, start_new_session=True)
         end = time.monotonic() + 60
@@ -153,6 +164,7 @@ class Run:
             "models": str(self.args.models),
             "kv_gib": self.args.kv_gib,
             "seed": self.args.seed,
+            "sizes": self.args.sizes,
             "prompts": self.args.prompts,
             "tokens": str(work / "tokens.json"),
             "kvctl": daemon.kvctl if daemon else "",
@@ -201,7 +213,7 @@ class Run:
             if daemon:
                 daemon.start()
             if c.server:
-                server = subprocess.Popen([sys.executable, *LMSERVER_COMMAND], stdout=(work / "server.log").open("wb"), stderr=subprocess.STDOUT, start_new_session=True)
+                server = subprocess.Popen(lmserver(self.args.pool_gib), stdout=(work / "server.log").open("wb"), stderr=subprocess.STDOUT, start_new_session=True)
                 time.sleep(12)
             for at, phases in c.engines:
                 if self.end - time.monotonic() < 20:
@@ -263,13 +275,15 @@ def table(results: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    known = configurations()
+    known = configurations(0)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, epilog="configurations: " + " ".join(known))
     parser.add_argument("names", nargs="+", choices=list(known), metavar="CONFIGURATION")
     parser.add_argument("--graph", action="store_true", help="torch.compile and CUDA graphs, as vllm serve does")
     parser.add_argument("--seconds", type=float, default=560, help="no engine starts, and none runs, after so long")
     parser.add_argument("--engine-seconds", type=float, default=0, help="of one engine at most; default 110, with --graph 170")
     parser.add_argument("--shape", default="llama8b")
+    parser.add_argument("--sizes", type=json.loads, default={"1030": 5, "10250": 5, "32780": 3}, help="tokens of a prompt: how many prompts")
+    parser.add_argument("--pool-gib", type=int, default=28, help="of every cache outside of the GPU")
     parser.add_argument("--kv-gib", type=int, default=48)
     parser.add_argument("--prompts", type=int, default=20, help="of a check")
     parser.add_argument("--seed", type=int, default=1)
@@ -286,7 +300,7 @@ def main() -> None:
         if run.end - time.monotonic() < 40:
             run.say(f"{name}: no time left")
             continue
-        run.configuration(name, known[name])
+        run.configuration(name, configurations(args.pool_gib)[name])
     print((args.out / "table.md").read_text() if (args.out / "table.md").exists() else "nothing was run")
     failed = [name for name, engines in run.results.items() if "error" in engines or any(isinstance(f, dict) and "failed" in f for f in engines.values())]
     wrong = [name for name, engines in run.results.items() for f in engines.values() if isinstance(f, dict) and "same" in f and (f["same"]["right"] != f["same"]["of"] or f["same"]["not all found"])]

@@ -18,7 +18,6 @@ from typing import Any
 import model
 
 Prompt = list[int]
-SIZES = {1030: 5, 10250: 5, 32780: 3}
 
 
 def prompts_of(seed: int, lengths: list[int]) -> list[Prompt]:
@@ -54,6 +53,9 @@ class Bench:
             **({"kv_transfer_config": order["connector"]} if order["connector"] else {}),
         )
         self.note("engine start s", round(time.time() - began, 1))
+        self.block = self.llm.llm_engine.vllm_config.cache_config.block_size
+        self.sizes = {int(n): count for n, count in order["sizes"].items()}
+        self.middle = sorted(self.sizes)[len(self.sizes) // 2]
         self.noise = random.Random(time.time_ns())
 
     def note(self, name: str, value: Any) -> None:
@@ -112,7 +114,7 @@ class Bench:
     # ---- phases: timing --------------------------------------------------------------------------------------------
 
     def by_size(self) -> dict[int, list[Prompt]]:
-        return {n: prompts_of(self.order["seed"] + n, [n] * count) for n, count in SIZES.items()}
+        return {n: prompts_of(self.order["seed"] + n, [n] * count) for n, count in self.sizes.items()}
 
     def cold(self) -> None:
         for n, prompts in self.by_size().items():
@@ -129,7 +131,7 @@ class Bench:
             self.times(f"hit {n}", prompts)
 
     def together(self) -> None:
-        prompts = self.by_size()[10250] + prompts_of(self.order["seed"] + 7, [10250] * 3)
+        prompts = (self.by_size()[self.middle] + prompts_of(self.order["seed"] + 7, [self.middle] * 8))[:8]
         self.ask(prompts)
         self.settle()
         runs = []
@@ -137,7 +139,7 @@ class Bench:
             self.forget()
             runs.append(self.ask(prompts))
         best = sorted(runs)[1]
-        self.note("8 x 10250 hit", {"ms": round(1e3 * best[0], 1), "min": round(1e3 * min(runs)[0], 1), "cached": sorted(set(best[1]))})
+        self.note(f"8 x {self.middle} hit", {"ms": round(1e3 * best[0], 1), "min": round(1e3 * min(runs)[0], 1), "cached": sorted(set(best[1]))})
 
     def decode(self) -> None:
         runs = []
@@ -171,7 +173,7 @@ class Bench:
             _, cached, answer = self.ask([prompt], 16)
             right += answer[0] == expected[i]
             found += cached[0]
-            if cached[0] < (len(prompt) - 1) // 16 * 16:
+            if cached[0] < (len(prompt) - 1) // self.block * self.block:
                 short.append((i, len(prompt), cached[0]))
             if answer[0] != expected[i]:
                 wrong.append((i, len(prompt), cached[0]))

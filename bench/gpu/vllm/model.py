@@ -42,12 +42,13 @@ def _draw(folder: Path, c: dict[str, Any]) -> None:
     import torch
     from safetensors.torch import save_file
 
-    generator = torch.Generator(device="cuda").manual_seed(0)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    generator = torch.Generator(device=device).manual_seed(0)
     hidden, inner, dim = c["hidden_size"], c["intermediate_size"], c["head_dim"]
     queries, keys = c["num_attention_heads"] * dim, c["num_key_value_heads"] * dim
 
     def weight(*shape: int) -> Any:
-        return (torch.randn(*shape, generator=generator, device="cuda") / shape[-1] ** 0.5).to(torch.bfloat16).cpu()
+        return (torch.randn(*shape, generator=generator, device=device) / shape[-1] ** 0.5).to(torch.bfloat16).cpu()
 
     tensors = {"model.embed_tokens.weight": weight(c["vocab_size"], hidden) * hidden**0.5, "lm_head.weight": weight(c["vocab_size"], hidden)}
     norms = ["model.norm.weight"]

@@ -7,15 +7,18 @@
 #   lmcache      LMCache in process and as a server
 #   disk         after a restart of the daemon, from its disk
 #   anything else: names of configurations (bench.py --help)
-# Where a machine has no vLLM: .vllm*/site.tar.xz.* are unpacked to ~/v/site; where kvd is not built: a bundle (scripts/offline-bundle) named in KVD_BUNDLE,
+# Where a machine has no vLLM: .vllm[1-9]/site.tar.xz.* (or .vllm0/) are unpacked to ~/v/site; where kvd is not built: a bundle (scripts/offline-bundle) named in KVD_BUNDLE,
 # or .gpu/kvd-*.tar.xz. Results: $OUT (default bench-out): results.json, table.md, log.txt.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 
 site=$HOME/v/site
-if compgen -G '.vllm*/site.tar.xz.*' >/dev/null && [ ! -e "$HOME/v/done" ]; then
+archive=.vllm[1-9]
+compgen -G '.vllm0/site.tar.xz.*' >/dev/null && archive=.vllm0 # without LMCache
+if compgen -G "$archive/site.tar.xz.*" >/dev/null && [ ! -e "$HOME/v/done" ]; then
 	mkdir -p "$site"
-	cat .vllm*/site.tar.xz.* | xz -dc | tar -xf - -C "$site"
+	# shellcheck disable=SC2086
+	cat $archive/site.tar.xz.* | xz -dc | tar -xf - -C "$site"
 	touch "$HOME/v/done"
 fi
 if [ -d "$site" ]; then

@@ -473,7 +473,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _worker_stats(self, delta: dict[str, int]) -> KvdStats:
         if delta.get("worker_self_test_failures"):
-            self._decline("self-test against the daemon: other bytes came back; loads and saves stay off")
+            status = _kvd.status_name(self._c.proved()) if self._c is not None else "unknown"
+            self._decline(f"self-test against the daemon: {status}; loads and saves stay off")
         return KvdStats(data=delta)
 
     @classmethod

@@ -10,9 +10,10 @@ typedef struct kvdpy_worker {
 	PyObject *report_class;  /* report_class([bytes]) */
 	PyObject *results_class; /* KVConnectorTransferResults, or None where the engine has none */
 	PyObject *stats_class;
-	PyObject *nothing;   /* (None, None) */
-	PyObject *stream_of; /* callable(device) -> the stream the engine enqueues on now; None: the cache is in host memory */
-	PyObject *device;    /* its number */
+	PyObject *nothing; /* (None, None) */
+	PyObject *
+		stream_of; /* callable(device) -> the stream the engine enqueues on now; None: the cache is in host memory */
+	PyObject *device; /* its number */
 	int groups;
 	kvx_worker_stats_t last;
 } kvdpy_worker_t;
@@ -187,6 +188,19 @@ static PyObject *worker_results(PyObject *object, PyObject *ids)
 	return results;
 }
 
+/* Of a cache in GPU memory this may wait for the loads of the step; other threads of the engine go on meanwhile. */
+static uint32_t take_errors(kvdpy_worker_t *self, uint32_t *ids, uint32_t cap)
+{
+	PyThreadState *state = self->stream_of == Py_None ? NULL : PyEval_SaveThread();
+	const uint32_t n = kvx_worker_errors(self->worker, ids, cap);
+
+	if (state) {
+		PyEval_RestoreThread(state);
+	}
+
+	return n;
+}
+
 /* get_block_ids_with_load_errors() */
 static PyObject *worker_errors(PyObject *object, PyObject *unused)
 {
@@ -197,7 +211,7 @@ static PyObject *worker_errors(PyObject *object, PyObject *unused)
 	int failed = 0;
 
 	(void)unused;
-	while (set && self->worker && (n = kvx_worker_errors(self->worker, ids, 256)) > 0) {
+	while (set && self->worker && (n = take_errors(self, ids, 256)) > 0) {
 		for (uint32_t i = 0; i < n && self->groups == 1; i++) {
 			PyObject *id = PyLong_FromUnsignedLong(ids[i]);
 
@@ -398,6 +412,7 @@ static int read_memory(PyObject *dict, kvx_worker_config_t *c)
 		return -1;
 	}
 	c->memory = memory[1] == 'u' ? KVX_MEMORY_CUDA : KVX_MEMORY_HOST;
+	c->measure = c->memory == KVX_MEMORY_CUDA;
 
 	return 0;
 }
@@ -415,8 +430,7 @@ static int open_worker(kvdpy_worker_t *self, PyObject *dict)
 	if (!paged || kvdpy_get_common(dict, &common) || kvdpy_get_u32(dict, "rank", &c.rank) ||
 	    kvdpy_get_object(dict, "range", &range) || kvdpy_get_writer(range, &c.range) ||
 	    kvdpy_get_u32(dict, "threads", &c.threads) || kvdpy_get_int(dict, "prefault", &c.prefault) ||
-	    read_memory(dict, &c) ||
-	    read_groups(dict, paged, groups, &c.group_count)) {
+	    read_memory(dict, &c) || read_groups(dict, paged, groups, &c.group_count)) {
 		PyMem_Free(paged);
 		return failed;
 	}
