@@ -10,24 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static const char *kvd_program;
 static sr_request_t a, b;
-
-static void start(rig_t *rig, sr_t *sr, const sr_options_t *options)
-{
-	rig_init(rig, kvd_program);
-	rig_start(rig);
-	sr_open(sr, rig, options);
-	sr_wait_ready(sr);
-}
-
-static void stop(rig_t *rig, sr_t *sr)
-{
-	sr_settle(sr);
-	rig_check_quiet(rig);
-	sr_close(sr);
-	rig_fini(rig);
-}
 
 static uint64_t now_us(void)
 {
@@ -45,7 +28,7 @@ static void p7_without_a_daemon_nothing_is_done_and_nothing_kept(void **state)
 	sr_t sr;
 
 	(void)state;
-	rig_init(&rig, kvd_program);
+	rig_init(&rig, sr_program);
 	sr_open(&sr, &rig, &(sr_options_t){.foreign = 1, .no_hand = 1});
 	sr_request(&sr, &a, "a", 1, 0, 800);
 	start_us = now_us();
@@ -74,10 +57,8 @@ static void p7_hits_come_back_after_the_daemon_was_killed(void **state)
 	sr_t sr;
 
 	(void)state;
-	start(&rig, &sr, &(sr_options_t){.foreign = 1});
-	sr_request(&sr, &a, "a", 1, 0, 160);
-	(void)sr_run(&sr, &a, 0);
-	sr_settle(&sr);
+	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1});
+	sr_store(&sr, &a, "a", 1, 0, 160);
 	for (uint32_t round = 0; round < 3; round++) {
 		rig_kill(&rig);
 		(void)sr_step(&sr); /* notices; without it a match is stale for 50 ms and its load dead */
@@ -98,7 +79,7 @@ static void p7_hits_come_back_after_the_daemon_was_killed(void **state)
 	assert_int_equal(sr_run(&sr, &b, 100), 160);
 	kvx_scheduler_finish(sr.scheduler, &a.ask);
 	kvx_scheduler_finish(sr.scheduler, &b.ask);
-	stop(&rig, &sr);
+	sr_stop(&sr, &rig);
 }
 
 /* Stopped: a plan waits once, and not longer than it may; later ones do not wait; no engine is kept spinning; all is well after SIGCONT. */
@@ -110,7 +91,7 @@ static void p7_a_stopped_daemon_holds_no_step(void **state)
 	sr_t sr;
 
 	(void)state;
-	start(&rig, &sr, &(sr_options_t){.foreign = 1, .wait_us = 500});
+	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1, .wait_us = 500});
 	rig_signal(&rig, SIGSTOP);
 	for (uint32_t i = 0; i < 100; i++) {
 		char id[16];
@@ -139,7 +120,7 @@ static void p7_a_stopped_daemon_holds_no_step(void **state)
 	sr_request(&sr, &a, "last", 1000, 0, 80);
 	(void)sr_run(&sr, &a, 0);
 	kvx_scheduler_finish(sr.scheduler, &a.ask);
-	stop(&rig, &sr);
+	sr_stop(&sr, &rig);
 }
 
 /* An answer that comes after its plan: the engine is asked to step once more, and the blocks go out early. */
@@ -150,7 +131,7 @@ static void p7_a_late_answer_goes_out_in_a_later_plan(void **state)
 	int i;
 
 	(void)state;
-	start(&rig, &sr, &(sr_options_t){.foreign = 1, .wait_us = 1});
+	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1, .wait_us = 1});
 	sr_request(&sr, &a, "a", 1, 0, 160);
 	sr_place(&sr, &a, 0, 0);
 	sr_compute(&sr, &a, 0, 20);
@@ -168,7 +149,7 @@ static void p7_a_late_answer_goes_out_in_a_later_plan(void **state)
 	assert_int_equal(sr.save_blocks, 20);
 	assert_int_equal(sr_stats(&sr).late_answers, 1);
 	kvx_scheduler_finish(sr.scheduler, &a.ask);
-	stop(&rig, &sr);
+	sr_stop(&sr, &rig);
 }
 
 /* The same, but the blocks were allocated to somebody else meanwhile: in the very plan, they still hold what they did; before it, they do not. */
@@ -179,7 +160,7 @@ static void p1_blocks_given_away_before_the_answer_are_not_saved(void **state)
 
 	(void)state;
 	for (uint32_t before = 0; before < 2; before++) {
-		start(&rig, &sr, &(sr_options_t){.foreign = 1, .wait_us = 1});
+		sr_start(&sr, &rig, &(sr_options_t){.foreign = 1, .wait_us = 1});
 		sr_request(&sr, &a, "a", 1, 0, 80);
 		sr_place(&sr, &a, 0, 0);
 		sr_compute(&sr, &a, 0, 10);
@@ -203,7 +184,7 @@ static void p1_blocks_given_away_before_the_answer_are_not_saved(void **state)
 		assert_int_equal(sr.early, !before);
 		assert_int_equal(sr_stats(&sr).save_lost, before ? 10 : 0);
 		kvx_scheduler_finish(sr.scheduler, &b.ask);
-		stop(&rig, &sr);
+		sr_stop(&sr, &rig);
 	}
 }
 
@@ -216,7 +197,7 @@ static void p1_blocks_given_to_a_request_that_is_not_served_are_not_saved(void *
 
 	(void)state;
 	memset(id, 'x', sizeof id);
-	start(&rig, &sr, &(sr_options_t){.foreign = 1, .wait_us = 1});
+	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1, .wait_us = 1});
 	sr_request(&sr, &a, "a", 1, 0, 80);
 	sr_place(&sr, &a, 0, 0);
 	sr_compute(&sr, &a, 0, 10);
@@ -244,7 +225,7 @@ static void p1_blocks_given_to_a_request_that_is_not_served_are_not_saved(void *
 	(void)sr_step(&sr);
 	assert_int_equal(sr.saves, 0);
 	assert_int_equal(sr_stats(&sr).save_lost, 10);
-	stop(&rig, &sr);
+	sr_stop(&sr, &rig);
 }
 
 /* A lease that does not come in time is nothing promised; it is there when the engine asks again, and goes back when the request runs without. */
@@ -255,10 +236,8 @@ static void p7_nothing_is_promised_that_is_not_leased(void **state)
 	sr_t sr;
 
 	(void)state;
-	start(&rig, &sr, &(sr_options_t){.foreign = 1, .wait_us = 1});
-	sr_request(&sr, &a, "a", 1, 0, 80);
-	(void)sr_run(&sr, &a, 0);
-	sr_settle(&sr);
+	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1, .wait_us = 1});
+	sr_store(&sr, &a, "a", 1, 0, 80);
 	sr_request(&sr, &b, "b", 1, 0, 100);
 	rig_signal(&rig, SIGSTOP);
 	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
@@ -278,7 +257,7 @@ static void p7_nothing_is_promised_that_is_not_leased(void **state)
 	assert_int_equal(sr_stats(&sr).leases_open, 0);
 	kvx_scheduler_finish(sr.scheduler, &a.ask);
 	kvx_scheduler_finish(sr.scheduler, &b.ask);
-	stop(&rig, &sr);
+	sr_stop(&sr, &rig);
 }
 
 /* The daemon dies between promise and plan: the ranks are told that the load is dead, and the request computes. */
@@ -289,10 +268,8 @@ static void p7_a_load_whose_daemon_died_is_told_as_failed(void **state)
 	sr_t sr;
 
 	(void)state;
-	start(&rig, &sr, &(sr_options_t){.foreign = 1});
-	sr_request(&sr, &a, "a", 1, 0, 80);
-	(void)sr_run(&sr, &a, 0);
-	sr_settle(&sr);
+	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1});
+	sr_store(&sr, &a, "a", 1, 0, 80);
 	sr_request(&sr, &b, "b", 1, 0, 100);
 	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
 	assert_int_equal(hit.tokens, 80);
@@ -323,7 +300,7 @@ static void p10_reports_and_tables_that_make_no_sense_are_refused(void **state)
 	sr_t sr;
 
 	(void)state;
-	start(&rig, &sr, &(sr_options_t){.foreign = 1});
+	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1});
 	kvx_scheduler_report(sr.scheduler, NULL, 0);
 	kvx_scheduler_report(sr.scheduler, junk, sizeof junk);
 	kvx_scheduler_report(sr.scheduler, junk + 1, 20);
@@ -344,7 +321,7 @@ static void p10_reports_and_tables_that_make_no_sense_are_refused(void **state)
 	assert_int_equal(hit.tokens, 0);
 	kvx_scheduler_advance(sr.scheduler, &ask, 100, 100);
 	kvx_scheduler_finish(sr.scheduler, &ask);
-	stop(&rig, &sr);
+	sr_stop(&sr, &rig);
 }
 
 /* ---- ten thousand operations ------------------------------------------------------------------------------------------------- */
@@ -422,7 +399,7 @@ static void p4_ten_thousand_operations_leak_nothing(void **state)
 
 	(void)state;
 	chaos.rng.state = kv_test_seed();
-	start(&chaos.rig, &chaos.sr, &(sr_options_t){.foreign = 1, .guard = 1, .wait_us = 500});
+	sr_start(&chaos.sr, &chaos.rig, &(sr_options_t){.foreign = 1, .guard = 1, .wait_us = 500});
 	for (uint32_t n = 0; n < 10000; n++) {
 		operate(&chaos);
 		if (n % 2500 == 2499) {
@@ -440,7 +417,7 @@ static void p4_ten_thousand_operations_leak_nothing(void **state)
 	assert_int_equal(sr_stats(&chaos.sr).requests, 0);
 	assert_true(sr_stats(&chaos.sr).loads_done > 100);
 	assert_true(sr_stats(&chaos.sr).save_done > 100);
-	stop(&chaos.rig, &chaos.sr);
+	sr_stop(&chaos.sr, &chaos.rig);
 }
 
 int main(int argc, char **argv)
@@ -462,7 +439,7 @@ int main(int argc, char **argv)
 		(void)fprintf(stderr, "usage: %s <kvd>\n", argv[0]);
 		return 2;
 	}
-	kvd_program = argv[1];
+	sr_program = argv[1];
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
