@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -22,6 +23,7 @@ static void become_daemon(const rig_t *rig)
 	char run_dir[96], disk[96], log[96];
 	int fd;
 
+	(void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* a test that dies leaves no daemon behind */
 	(void)snprintf(run_dir, sizeof run_dir, "--run_dir=%s/run", rig->dir);
 	(void)snprintf(disk, sizeof disk, "--nvme.path=%s/disk", rig->dir);
 	(void)snprintf(log, sizeof log, "%s/log", rig->dir);
