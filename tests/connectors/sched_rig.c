@@ -394,6 +394,17 @@ void sr_settle(sr_t *sr)
 	fail_msg("puts or leases stay open");
 }
 
+void sr_match(sr_t *sr, const sr_request_t *request, kvx_hit_t *hit)
+{
+	for (int i = 0; i < 200; i++) {
+		kvx_scheduler_match(sr->scheduler, &request->ask, hit);
+		if (hit->tokens > 0 || (hit->why != KV_WHY_TIMEOUT && hit->why != KV_WHY_DAEMON_STALE)) {
+			return;
+		}
+		usleep(10000);
+	}
+}
+
 uint32_t sr_run(sr_t *sr, sr_request_t *request, uint32_t base)
 {
 	const uint32_t full = request->n / SR_UNIT;
@@ -401,7 +412,7 @@ uint32_t sr_run(sr_t *sr, sr_request_t *request, uint32_t base)
 	kvx_hit_t hit;
 
 	sr->loads = 0;
-	kvx_scheduler_match(sr->scheduler, &request->ask, &hit);
+	sr_match(sr, request, &hit);
 	sr_place(sr, request, base, 0);
 	if (hit.tokens) {
 		kvx_scheduler_load(sr->scheduler, &request->ask, &hit);

@@ -84,6 +84,8 @@ int sr_is_right(const sr_t *sr, const sr_request_t *request, uint32_t from, uint
 size_t sr_step(sr_t *sr);
 /* Step until nothing is pending and the puts are over; at most two seconds. */
 void sr_settle(sr_t *sr);
+/* Match; again when the daemon only did not get a CPU in time, which is a miss by contract, at most for two seconds. */
+void sr_match(sr_t *sr, const sr_request_t *request, kvx_hit_t *hit);
 /* New request, all of it: match, load, compute, save. Returns what match() found. */
 uint32_t sr_run(sr_t *sr, sr_request_t *request, uint32_t base);
 /* New request that is run into blocks from 0, until all of it is stored. */

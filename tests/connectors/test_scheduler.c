@@ -121,18 +121,18 @@ static void p7_small_and_local_hits_are_left_to_the_engine(void **state)
 
 	sr_request(&sr, &b, "b", 1, 0, 80);
 	b.ask.local = 72;
-	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	sr_match(&sr, &b, &hit);
 	assert_int_equal(hit.tokens, 0);
 	b.ask.whole = 1;
-	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	sr_match(&sr, &b, &hit);
 	assert_int_equal(hit.stored, 80);
 	assert_int_equal(hit.tokens, 0); /* synchronous: one token must be left */
 	b.ask.local = 64;
-	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	sr_match(&sr, &b, &hit);
 	assert_int_equal(hit.tokens, 8);
 	b.ask.local = 0;
 	b.ask.tokens = 7;
-	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	sr_match(&sr, &b, &hit);
 	assert_int_equal(hit.tokens, 0);
 	kvx_scheduler_finish(sr.scheduler, &a.ask);
 	kvx_scheduler_finish(sr.scheduler, &b.ask);
@@ -151,11 +151,11 @@ static void p7_a_load_that_others_would_wait_for_goes_beside_the_steps(void **st
 	sr_store(&sr, &a, "a", 1, 0, 80);
 	kvx_scheduler_finish(sr.scheduler, &a.ask);
 	sr_request(&sr, &b, "b", 1, 0, 200);
-	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	sr_match(&sr, &b, &hit);
 	assert_int_equal(hit.tokens, 80);
 	assert_false(hit.async);
 	b.ask.busy = 3;
-	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	sr_match(&sr, &b, &hit);
 	assert_int_equal(hit.tokens, 80);
 	kvx_scheduler_finish(sr.scheduler, &b.ask);
 	sr_stop(&sr, &rig);
@@ -175,7 +175,7 @@ static void p8_adapters_do_not_share_blocks(void **state)
 	sr_request(&sr, &b, "b", 1, 0, 81);
 	b.ask.lora = "adapter-1:0123";
 	for (int i = 0; i < 50; i++) {
-		kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+		sr_match(&sr, &b, &hit);
 		assert_int_equal(hit.tokens, 0);
 		(void)sr_step(&sr);
 		assert_int_equal(sr.spaces, i == 0);
@@ -183,7 +183,7 @@ static void p8_adapters_do_not_share_blocks(void **state)
 	}
 	assert_int_equal(hit.why, KV_WHY_ABSENT);
 	b.ask.lora = NULL;
-	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	sr_match(&sr, &b, &hit);
 	assert_int_equal(hit.tokens, 80);
 	kvx_scheduler_finish(sr.scheduler, &b.ask);
 	sr_stop(&sr, &rig);
@@ -207,7 +207,7 @@ static void p7_a_request_whose_load_failed_does_not_ask_again(void **state)
 	stats = sr_stats(&sr);
 	assert_int_equal(stats.loads_failed, 1);
 	assert_int_equal(stats.leases_open, 0);
-	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	sr_match(&sr, &b, &hit);
 	assert_int_equal(hit.tokens, 0);
 	for (int i = 0; i < 100 && sr_stats(&sr).save_done < 15; i++) {
 		kvx_scheduler_advance(sr.scheduler, &b.ask, 120, 0);
@@ -276,7 +276,7 @@ static void p4_leases_of_an_aborted_request_live_until_reported(void **state)
 	sr_store(&sr, &a, "a", 1, 0, 80);
 	kvx_scheduler_finish(sr.scheduler, &a.ask);
 	sr_request(&sr, &b, "b", 1, 0, 80);
-	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	sr_match(&sr, &b, &hit);
 	assert_true(hit.async);
 	sr_place(&sr, &b, 100, 0);
 	kvx_scheduler_load(sr.scheduler, &b.ask, &hit);
@@ -313,7 +313,7 @@ static void p4_leases_no_rank_reports_are_given_back(void **state)
 	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1});
 	sr_store(&sr, &a, "a", 1, 0, 80);
 	sr_request(&sr, &b, "b", 1, 0, 100);
-	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	sr_match(&sr, &b, &hit);
 	sr_place(&sr, &b, 100, 0);
 	kvx_scheduler_load(sr.scheduler, &b.ask, &hit);
 	kvx_scheduler_plan(sr.scheduler, &bytes, &len);
@@ -369,7 +369,7 @@ static void p1_after_a_reset_nothing_old_is_found_or_saved(void **state)
 	(void)sr_step(&sr);
 	assert_int_equal(sr.saves, 0);
 	sr_request(&sr, &b, "b", 1, 0, 120);
-	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	sr_match(&sr, &b, &hit);
 	assert_int_equal(hit.stored, 0);
 	kvc_space_close(sr.space);
 	sr.space = NULL;
@@ -395,7 +395,7 @@ static void p1_what_lay_in_the_engine_before_a_reset_is_not_saved(void **state)
 	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1, .mode = KVX_LOAD_ASYNC});
 	sr_store(&sr, &a, "a", 1, 0, 80);
 	sr_request(&sr, &b, "b", 1, 0, 81);
-	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	sr_match(&sr, &b, &hit);
 	assert_int_equal(hit.tokens, 80);
 	sr_place(&sr, &b, 100, 0);
 	kvx_scheduler_load(sr.scheduler, &b.ask, &hit);
@@ -460,7 +460,7 @@ static void after_a_failed_load(int lost)
 	sr_request(&sr, &d, "d", 4, 80, 120);
 	sr_request(&sr, &e, "e", 5, 80, 120);
 	if (!lost) {
-		kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+		sr_match(&sr, &b, &hit);
 	}
 	assert_int_equal(hit.tokens, 80);
 	sr_place(&sr, &b, 100, 0);
