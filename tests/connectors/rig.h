@@ -27,7 +27,7 @@ void rig_fini(rig_t *rig);
 long rig_counter(const rig_t *rig, const char *name);
 /* Wait until write-behind has nothing more to write. */
 void rig_wait_written(const rig_t *rig);
-/* The daemon's own invariants hold, and within two seconds it has neither lease nor put. Fails the test when not. */
+/* The daemon's own invariants hold, and within five seconds it has neither lease nor put. Fails the test when not. */
 void rig_check_quiet(const rig_t *rig);
 
 #endif

@@ -8,6 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
+const char *sr_program;
+
 static const uint8_t secret[16] = "sixteen bytes!!!";
 static _Alignas(8) uint8_t report_memory[1u << 20]; /* never grown: allocations fail in some tests */
 
@@ -392,6 +394,17 @@ void sr_settle(sr_t *sr)
 	fail_msg("puts or leases stay open");
 }
 
+void sr_match(sr_t *sr, const sr_request_t *request, kvx_hit_t *hit)
+{
+	for (int i = 0; i < 200; i++) {
+		kvx_scheduler_match(sr->scheduler, &request->ask, hit);
+		if (hit->tokens > 0 || (hit->why != KV_WHY_TIMEOUT && hit->why != KV_WHY_DAEMON_STALE)) {
+			return;
+		}
+		usleep(10000);
+	}
+}
+
 uint32_t sr_run(sr_t *sr, sr_request_t *request, uint32_t base)
 {
 	const uint32_t full = request->n / SR_UNIT;
@@ -399,7 +412,7 @@ uint32_t sr_run(sr_t *sr, sr_request_t *request, uint32_t base)
 	kvx_hit_t hit;
 
 	sr->loads = 0;
-	kvx_scheduler_match(sr->scheduler, &request->ask, &hit);
+	sr_match(sr, request, &hit);
 	sr_place(sr, request, base, 0);
 	if (hit.tokens) {
 		kvx_scheduler_load(sr->scheduler, &request->ask, &hit);
@@ -431,6 +444,13 @@ uint32_t sr_run(sr_t *sr, sr_request_t *request, uint32_t base)
 	return hit.tokens;
 }
 
+void sr_store(sr_t *sr, sr_request_t *request, const char *id, uint32_t seed, uint32_t shared, uint32_t n)
+{
+	sr_request(sr, request, id, seed, shared, n);
+	(void)sr_run(sr, request, 0);
+	sr_settle(sr);
+}
+
 kvx_scheduler_stats_t sr_stats(const sr_t *sr)
 {
 	kvx_scheduler_stats_t stats = {.struct_size = sizeof stats};
@@ -438,4 +458,22 @@ kvx_scheduler_stats_t sr_stats(const sr_t *sr)
 	kvx_scheduler_get_stats(sr->scheduler, &stats);
 
 	return stats;
+}
+
+/* ---- both ends --------------------------------------------------------------------------------------------------------------- */
+
+void sr_start(sr_t *sr, rig_t *rig, const sr_options_t *options)
+{
+	rig_init(rig, sr_program);
+	rig_start(rig);
+	sr_open(sr, rig, options);
+	sr_wait_ready(sr);
+}
+
+void sr_stop(sr_t *sr, rig_t *rig)
+{
+	sr_settle(sr);
+	rig_check_quiet(rig);
+	sr_close(sr);
+	rig_fini(rig);
 }

@@ -59,6 +59,12 @@ typedef struct sr_options {
 	kvc_status_t (*open)(const kvx_scheduler_config_t *config, kvx_scheduler_t **p_scheduler);
 } sr_options_t;
 
+/* The daemon's path: main() sets it. */
+extern const char *sr_program;
+/* A daemon and a scheduling half, ready; and the end of both, where nothing may be left open. */
+void sr_start(sr_t *sr, rig_t *rig, const sr_options_t *options);
+void sr_stop(sr_t *sr, rig_t *rig);
+
 /* With options->open: its status, and nothing is left open when it is not OK. Else it is OK. */
 kvc_status_t sr_open(sr_t *sr, const rig_t *rig, const sr_options_t *options);
 void sr_close(sr_t *sr);
@@ -78,8 +84,12 @@ int sr_is_right(const sr_t *sr, const sr_request_t *request, uint32_t from, uint
 size_t sr_step(sr_t *sr);
 /* Step until nothing is pending and the puts are over; at most two seconds. */
 void sr_settle(sr_t *sr);
+/* Match; again when the daemon only did not get a CPU in time, which is a miss by contract, at most for two seconds. */
+void sr_match(sr_t *sr, const sr_request_t *request, kvx_hit_t *hit);
 /* New request, all of it: match, load, compute, save. Returns what match() found. */
 uint32_t sr_run(sr_t *sr, sr_request_t *request, uint32_t base);
+/* New request that is run into blocks from 0, until all of it is stored. */
+void sr_store(sr_t *sr, sr_request_t *request, const char *id, uint32_t seed, uint32_t shared, uint32_t n);
 kvx_scheduler_stats_t sr_stats(const sr_t *sr);
 
 #endif

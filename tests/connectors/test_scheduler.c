@@ -6,30 +6,6 @@
 #include <string.h>
 #include <unistd.h>
 
-static const char *kvd_program;
-
-/* A daemon and a scheduling half, ready. */
-static void start(rig_t *rig, sr_t *sr, const sr_options_t *options)
-{
-	rig_init(rig, kvd_program);
-	rig_start(rig);
-	sr_open(sr, rig, options);
-	sr_wait_ready(sr);
-}
-
-static void stop(rig_t *rig, sr_t *sr)
-{
-	sr_settle(sr);
-	rig_check_quiet(rig);
-	sr_close(sr);
-	rig_fini(rig);
-}
-
-static void finish(sr_t *sr, sr_request_t *request)
-{
-	kvx_scheduler_finish(sr->scheduler, &request->ask);
-}
-
 static sr_request_t a, b, c;
 
 static void comes_back(const sr_options_t *options)
@@ -38,10 +14,10 @@ static void comes_back(const sr_options_t *options)
 	rig_t rig;
 	sr_t sr;
 
-	start(&rig, &sr, options);
+	sr_start(&sr, &rig, options);
 	sr_request(&sr, &a, "a", 1, 160, 200);
 	assert_int_equal(sr_run(&sr, &a, 0), 0);
-	finish(&sr, &a);
+	kvx_scheduler_finish(sr.scheduler, &a.ask);
 	sr_settle(&sr);
 	stats = sr_stats(&sr);
 	assert_int_equal(stats.save_done, 25u * (uint32_t)sr.groups);
@@ -52,8 +28,8 @@ static void comes_back(const sr_options_t *options)
 	assert_int_equal(sr_run(&sr, &b, 100), sr.groups > 1 || options->mode == KVX_LOAD_ASYNC ? 200 : 192);
 	sr_request(&sr, &c, "c", 2, 160, 200);
 	assert_int_equal(sr_run(&sr, &c, 200), 160);
-	finish(&sr, &b);
-	finish(&sr, &c);
+	kvx_scheduler_finish(sr.scheduler, &b.ask);
+	kvx_scheduler_finish(sr.scheduler, &c.ask);
 	sr_settle(&sr);
 	stats = sr_stats(&sr);
 	assert_int_equal(stats.loads, 2);
@@ -62,7 +38,7 @@ static void comes_back(const sr_options_t *options)
 	/* Only what was not there was saved. */
 	assert_int_equal(stats.save_done, 30u * (uint32_t)sr.groups);
 	assert_int_equal(stats.save_lost + stats.bad_reports, 0);
-	stop(&rig, &sr);
+	sr_stop(&sr, &rig);
 }
 
 static void p1_what_was_saved_is_loaded_into_other_blocks(void **state)
@@ -90,16 +66,14 @@ static void p1_a_window_of_whole_blocks_leaves_the_last_one_to_compute(void **st
 
 	(void)state;
 	for (int even = 0; even < 2; even++) {
-		start(&rig, &sr, &(sr_options_t){.groups = 2, .foreign = 1, .even_window = even});
-		sr_request(&sr, &a, "a", 1, 0, 160);
-		(void)sr_run(&sr, &a, 0);
-		sr_settle(&sr);
+		sr_start(&sr, &rig, &(sr_options_t){.groups = 2, .foreign = 1, .even_window = even});
+		sr_store(&sr, &a, "a", 1, 0, 160);
 		sr_request(&sr, &b, "b", 1, 0, 160);
 		b.ask.whole = 1;
 		assert_int_equal(sr_run(&sr, &b, 100), even ? 152 : 160);
-		finish(&sr, &a);
-		finish(&sr, &b);
-		stop(&rig, &sr);
+		kvx_scheduler_finish(sr.scheduler, &a.ask);
+		kvx_scheduler_finish(sr.scheduler, &b.ask);
+		sr_stop(&sr, &rig);
 	}
 }
 
@@ -110,7 +84,7 @@ static void p7_only_steps_that_fill_a_block_save(void **state)
 	sr_t sr;
 
 	(void)state;
-	start(&rig, &sr, &(sr_options_t){.foreign = 1});
+	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1});
 	sr_request(&sr, &a, "a", 1, 0, 80);
 	sr_place(&sr, &a, 0, 0);
 	sr_compute(&sr, &a, 0, 10);
@@ -128,10 +102,10 @@ static void p7_only_steps_that_fill_a_block_save(void **state)
 		assert_int_equal(sr.saves, computed == next);
 		assert_int_equal(sr.early, 0);
 	}
-	finish(&sr, &a);
+	kvx_scheduler_finish(sr.scheduler, &a.ask);
 	sr_settle(&sr);
 	assert_int_equal(sr_stats(&sr).save_done, 10);
-	stop(&rig, &sr);
+	sr_stop(&sr, &rig);
 }
 
 /* Less than a unit, nothing beyond what the engine has, too few tokens: no hit. At least one token is left to compute. */
@@ -142,29 +116,27 @@ static void p7_small_and_local_hits_are_left_to_the_engine(void **state)
 	sr_t sr;
 
 	(void)state;
-	start(&rig, &sr, &(sr_options_t){.foreign = 1});
-	sr_request(&sr, &a, "a", 1, 0, 80);
-	(void)sr_run(&sr, &a, 0);
-	sr_settle(&sr);
+	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1});
+	sr_store(&sr, &a, "a", 1, 0, 80);
 
 	sr_request(&sr, &b, "b", 1, 0, 80);
 	b.ask.local = 72;
-	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	sr_match(&sr, &b, &hit);
 	assert_int_equal(hit.tokens, 0);
 	b.ask.whole = 1;
-	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	sr_match(&sr, &b, &hit);
 	assert_int_equal(hit.stored, 80);
 	assert_int_equal(hit.tokens, 0); /* synchronous: one token must be left */
 	b.ask.local = 64;
-	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	sr_match(&sr, &b, &hit);
 	assert_int_equal(hit.tokens, 8);
 	b.ask.local = 0;
 	b.ask.tokens = 7;
-	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	sr_match(&sr, &b, &hit);
 	assert_int_equal(hit.tokens, 0);
-	finish(&sr, &a);
-	finish(&sr, &b);
-	stop(&rig, &sr);
+	kvx_scheduler_finish(sr.scheduler, &a.ask);
+	kvx_scheduler_finish(sr.scheduler, &b.ask);
+	sr_stop(&sr, &rig);
 }
 
 /* Others would wait for a load in the step: without any measurement it is done beside it. */
@@ -175,20 +147,18 @@ static void p7_a_load_that_others_would_wait_for_goes_beside_the_steps(void **st
 	sr_t sr;
 
 	(void)state;
-	start(&rig, &sr, &(sr_options_t){.foreign = 1});
-	sr_request(&sr, &a, "a", 1, 0, 80);
-	(void)sr_run(&sr, &a, 0);
-	finish(&sr, &a);
-	sr_settle(&sr);
+	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1});
+	sr_store(&sr, &a, "a", 1, 0, 80);
+	kvx_scheduler_finish(sr.scheduler, &a.ask);
 	sr_request(&sr, &b, "b", 1, 0, 200);
-	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	sr_match(&sr, &b, &hit);
 	assert_int_equal(hit.tokens, 80);
 	assert_false(hit.async);
 	b.ask.busy = 3;
-	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	sr_match(&sr, &b, &hit);
 	assert_int_equal(hit.tokens, 80);
-	finish(&sr, &b);
-	stop(&rig, &sr);
+	kvx_scheduler_finish(sr.scheduler, &b.ask);
+	sr_stop(&sr, &rig);
 }
 
 /* Equal tokens, another adapter: another space, found under its own name only. */
@@ -199,15 +169,13 @@ static void p8_adapters_do_not_share_blocks(void **state)
 	sr_t sr;
 
 	(void)state;
-	start(&rig, &sr, &(sr_options_t){.foreign = 1});
-	sr_request(&sr, &a, "a", 1, 0, 80);
-	(void)sr_run(&sr, &a, 0);
-	finish(&sr, &a);
-	sr_settle(&sr);
+	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1});
+	sr_store(&sr, &a, "a", 1, 0, 80);
+	kvx_scheduler_finish(sr.scheduler, &a.ask);
 	sr_request(&sr, &b, "b", 1, 0, 81);
 	b.ask.lora = "adapter-1:0123";
 	for (int i = 0; i < 50; i++) {
-		kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+		sr_match(&sr, &b, &hit);
 		assert_int_equal(hit.tokens, 0);
 		(void)sr_step(&sr);
 		assert_int_equal(sr.spaces, i == 0);
@@ -215,10 +183,10 @@ static void p8_adapters_do_not_share_blocks(void **state)
 	}
 	assert_int_equal(hit.why, KV_WHY_ABSENT);
 	b.ask.lora = NULL;
-	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	sr_match(&sr, &b, &hit);
 	assert_int_equal(hit.tokens, 80);
-	finish(&sr, &b);
-	stop(&rig, &sr);
+	kvx_scheduler_finish(sr.scheduler, &b.ask);
+	sr_stop(&sr, &rig);
 }
 
 /* Its load has failed: it is computed, it does not ask again, and what was lost is saved again. */
@@ -230,10 +198,8 @@ static void p7_a_request_whose_load_failed_does_not_ask_again(void **state)
 	sr_t sr;
 
 	(void)state;
-	start(&rig, &sr, &(sr_options_t){.foreign = 1});
-	sr_request(&sr, &a, "a", 1, 0, 80);
-	(void)sr_run(&sr, &a, 0);
-	sr_settle(&sr);
+	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1});
+	sr_store(&sr, &a, "a", 1, 0, 80);
 	sr_request(&sr, &b, "b", 1, 0, 120);
 	sr.fail_loads = 1;
 	assert_int_equal(sr_run(&sr, &b, 100), 80);
@@ -241,7 +207,7 @@ static void p7_a_request_whose_load_failed_does_not_ask_again(void **state)
 	stats = sr_stats(&sr);
 	assert_int_equal(stats.loads_failed, 1);
 	assert_int_equal(stats.leases_open, 0);
-	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	sr_match(&sr, &b, &hit);
 	assert_int_equal(hit.tokens, 0);
 	for (int i = 0; i < 100 && sr_stats(&sr).save_done < 15; i++) {
 		kvx_scheduler_advance(sr.scheduler, &b.ask, 120, 0);
@@ -249,9 +215,9 @@ static void p7_a_request_whose_load_failed_does_not_ask_again(void **state)
 		usleep(2000);
 	}
 	assert_int_equal(sr_stats(&sr).save_done, 15);
-	finish(&sr, &a);
-	finish(&sr, &b);
-	stop(&rig, &sr);
+	kvx_scheduler_finish(sr.scheduler, &a.ask);
+	kvx_scheduler_finish(sr.scheduler, &b.ask);
+	sr_stop(&sr, &rig);
 }
 
 /* Ranks that give saves up: they are asked for again later, and come through. */
@@ -261,7 +227,7 @@ static void p7_saves_given_up_by_a_rank_are_made_again(void **state)
 	sr_t sr;
 
 	(void)state;
-	start(&rig, &sr, &(sr_options_t){.foreign = 1});
+	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1});
 	sr_request(&sr, &a, "a", 1, 0, 80);
 	sr.drop_saves = 1;
 	(void)sr_run(&sr, &a, 0);
@@ -274,8 +240,8 @@ static void p7_saves_given_up_by_a_rank_are_made_again(void **state)
 		usleep(2000);
 	}
 	assert_int_equal(sr_stats(&sr).save_done, 10);
-	finish(&sr, &a);
-	stop(&rig, &sr);
+	kvx_scheduler_finish(sr.scheduler, &a.ask);
+	sr_stop(&sr, &rig);
 }
 
 /* Preempted and resumed elsewhere: what it had saved is loaded, generated tokens too, and nothing is saved twice. */
@@ -285,17 +251,15 @@ static void p7_a_preempted_request_resumes_from_the_store(void **state)
 	sr_t sr;
 
 	(void)state;
-	start(&rig, &sr, &(sr_options_t){.foreign = 1});
-	sr_request(&sr, &a, "a", 1, 0, 160);
-	(void)sr_run(&sr, &a, 0);
-	sr_settle(&sr);
+	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1});
+	sr_store(&sr, &a, "a", 1, 0, 160);
 	kvx_scheduler_preempt(sr.scheduler, &a.ask);
 	memset(sr.cache, 0, (size_t)SR_BLOCKS * sr.block_bytes);
 	assert_int_equal(sr_run(&sr, &a, 300), 152);
 	sr_settle(&sr);
 	assert_int_equal(sr_stats(&sr).save_done, 20);
-	finish(&sr, &a);
-	stop(&rig, &sr);
+	kvx_scheduler_finish(sr.scheduler, &a.ask);
+	sr_stop(&sr, &rig);
 }
 
 /* Aborted while it is being loaded: its leases live until the ranks have said so. */
@@ -308,13 +272,11 @@ static void p4_leases_of_an_aborted_request_live_until_reported(void **state)
 	sr_t sr;
 
 	(void)state;
-	start(&rig, &sr, &(sr_options_t){.foreign = 1, .mode = KVX_LOAD_ASYNC});
-	sr_request(&sr, &a, "a", 1, 0, 80);
-	(void)sr_run(&sr, &a, 0);
-	finish(&sr, &a);
-	sr_settle(&sr);
+	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1, .mode = KVX_LOAD_ASYNC});
+	sr_store(&sr, &a, "a", 1, 0, 80);
+	kvx_scheduler_finish(sr.scheduler, &a.ask);
 	sr_request(&sr, &b, "b", 1, 0, 80);
-	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	sr_match(&sr, &b, &hit);
 	assert_true(hit.async);
 	sr_place(&sr, &b, 100, 0);
 	kvx_scheduler_load(sr.scheduler, &b.ask, &hit);
@@ -323,7 +285,7 @@ static void p4_leases_of_an_aborted_request_live_until_reported(void **state)
 		kvx_scheduler_plan(sr.scheduler, &bytes, &len); /* the first has the fence, one the load */
 		usleep(200);
 	}
-	finish(&sr, &b);
+	kvx_scheduler_finish(sr.scheduler, &b.ask);
 	assert_int_equal(sr_stats(&sr).leases_open, 1);
 	assert_true(kvx_scheduler_pending(sr.scheduler));
 	(void)sr_step(&sr);
@@ -335,7 +297,7 @@ static void p4_leases_of_an_aborted_request_live_until_reported(void **state)
 	kvx_bytes_finish(&sr.report, 1);
 	kvx_scheduler_report(sr.scheduler, sr.report.data, sr.report.len);
 	assert_int_equal(sr_stats(&sr).leases_open, 0);
-	stop(&rig, &sr);
+	sr_stop(&sr, &rig);
 }
 
 /* Ranks that never report: the lease is kept alive past its time to live, then given back. */
@@ -348,12 +310,10 @@ static void p4_leases_no_rank_reports_are_given_back(void **state)
 	sr_t sr;
 
 	(void)state;
-	start(&rig, &sr, &(sr_options_t){.foreign = 1});
-	sr_request(&sr, &a, "a", 1, 0, 80);
-	(void)sr_run(&sr, &a, 0);
-	sr_settle(&sr);
+	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1});
+	sr_store(&sr, &a, "a", 1, 0, 80);
 	sr_request(&sr, &b, "b", 1, 0, 100);
-	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	sr_match(&sr, &b, &hit);
 	sr_place(&sr, &b, 100, 0);
 	kvx_scheduler_load(sr.scheduler, &b.ask, &hit);
 	kvx_scheduler_plan(sr.scheduler, &bytes, &len);
@@ -369,9 +329,9 @@ static void p4_leases_no_rank_reports_are_given_back(void **state)
 	}
 	assert_int_equal(sr_stats(&sr).leases_open, 0);
 	assert_int_equal(sr_stats(&sr).loads_failed, 1);
-	finish(&sr, &a);
-	finish(&sr, &b);
-	stop(&rig, &sr);
+	kvx_scheduler_finish(sr.scheduler, &a.ask);
+	kvx_scheduler_finish(sr.scheduler, &b.ask);
+	sr_stop(&sr, &rig);
 }
 
 /* The store is full of other things, and its blocks are larger in number than memory: saving goes on, old ones make room, nothing leaks. */
@@ -382,16 +342,16 @@ static void p5_a_full_store_costs_old_blocks_only(void **state)
 	sr_t sr;
 
 	(void)state;
-	start(&rig, &sr, &(sr_options_t){.foreign = 1});
+	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1});
 	for (uint32_t i = 0; i < 3000 && sr_stats(&sr).save_done < 20000; i++) {
 		(void)snprintf(id, sizeof id, "r%u", i);
 		sr_request(&sr, &a, id, i + 10u, 0, 1600);
 		(void)sr_run(&sr, &a, i % 2u * 200u);
-		finish(&sr, &a);
+		kvx_scheduler_finish(sr.scheduler, &a.ask);
 	}
 	sr_settle(&sr);
 	assert_true(sr_stats(&sr).save_done > 16384); /* index.max_blocks of the rig's daemon */
-	stop(&rig, &sr);
+	sr_stop(&sr, &rig);
 }
 
 /* The weights have changed in place: nothing of before is found, and what the living had computed is not saved under the new. */
@@ -402,16 +362,14 @@ static void p1_after_a_reset_nothing_old_is_found_or_saved(void **state)
 	sr_t sr;
 
 	(void)state;
-	start(&rig, &sr, &(sr_options_t){.foreign = 1});
-	sr_request(&sr, &a, "a", 1, 0, 120);
-	(void)sr_run(&sr, &a, 0);
-	sr_settle(&sr);
+	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1});
+	sr_store(&sr, &a, "a", 1, 0, 120);
 	assert_int_equal(kvx_scheduler_reset(sr.scheduler), KVC_OK);
 	kvx_scheduler_advance(sr.scheduler, &a.ask, 120, 0);
 	(void)sr_step(&sr);
 	assert_int_equal(sr.saves, 0);
 	sr_request(&sr, &b, "b", 1, 0, 120);
-	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	sr_match(&sr, &b, &hit);
 	assert_int_equal(hit.stored, 0);
 	kvc_space_close(sr.space);
 	sr.space = NULL;
@@ -420,10 +378,10 @@ static void p1_after_a_reset_nothing_old_is_found_or_saved(void **state)
 	sr_settle(&sr);
 	sr_request(&sr, &c, "c", 1, 0, 121);
 	assert_int_equal(sr_run(&sr, &c, 200), 120);
-	finish(&sr, &a);
-	finish(&sr, &b);
-	finish(&sr, &c);
-	stop(&rig, &sr);
+	kvx_scheduler_finish(sr.scheduler, &a.ask);
+	kvx_scheduler_finish(sr.scheduler, &b.ask);
+	kvx_scheduler_finish(sr.scheduler, &c.ask);
+	sr_stop(&sr, &rig);
 }
 
 /* Blocks from before a reset that are used after it, by a load that was under way or as a hit of the engine's own cache: they are not saved. */
@@ -434,12 +392,10 @@ static void p1_what_lay_in_the_engine_before_a_reset_is_not_saved(void **state)
 	sr_t sr;
 
 	(void)state;
-	start(&rig, &sr, &(sr_options_t){.foreign = 1, .mode = KVX_LOAD_ASYNC});
-	sr_request(&sr, &a, "a", 1, 0, 80);
-	(void)sr_run(&sr, &a, 0);
-	sr_settle(&sr);
+	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1, .mode = KVX_LOAD_ASYNC});
+	sr_store(&sr, &a, "a", 1, 0, 80);
 	sr_request(&sr, &b, "b", 1, 0, 81);
-	kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+	sr_match(&sr, &b, &hit);
 	assert_int_equal(hit.tokens, 80);
 	sr_place(&sr, &b, 100, 0);
 	kvx_scheduler_load(sr.scheduler, &b.ask, &hit);
@@ -468,10 +424,10 @@ static void p1_what_lay_in_the_engine_before_a_reset_is_not_saved(void **state)
 	kvx_scheduler_advance(sr.scheduler, &c.ask, 120, 120);
 	(void)sr_step(&sr);
 	assert_int_equal(sr.save_blocks, 15);
-	finish(&sr, &a);
-	finish(&sr, &b);
-	finish(&sr, &c);
-	stop(&rig, &sr);
+	kvx_scheduler_finish(sr.scheduler, &a.ask);
+	kvx_scheduler_finish(sr.scheduler, &b.ask);
+	kvx_scheduler_finish(sr.scheduler, &c.ask);
+	sr_stop(&sr, &rig);
 }
 
 /* `to` has the first ten blocks of `from`, found in the engine's own cache, and its own after them. */
@@ -496,17 +452,15 @@ static void after_a_failed_load(int lost)
 	rig_t rig;
 	sr_t sr;
 
-	start(&rig, &sr, &(sr_options_t){.foreign = 1, .mode = KVX_LOAD_SYNC});
-	sr_request(&sr, &a, "a", 1, 80, 80);
-	(void)sr_run(&sr, &a, 0);
-	finish(&sr, &a);
-	sr_settle(&sr);
+	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1, .mode = KVX_LOAD_SYNC});
+	sr_store(&sr, &a, "a", 1, 80, 80);
+	kvx_scheduler_finish(sr.scheduler, &a.ask);
 	sr_request(&sr, &b, "b", 2, 80, 88);
 	sr_request(&sr, &c, "c", 3, 80, 120);
 	sr_request(&sr, &d, "d", 4, 80, 120);
 	sr_request(&sr, &e, "e", 5, 80, 120);
 	if (!lost) {
-		kvx_scheduler_match(sr.scheduler, &b.ask, &hit);
+		sr_match(&sr, &b, &hit);
 	}
 	assert_int_equal(hit.tokens, 80);
 	sr_place(&sr, &b, 100, 0);
@@ -535,11 +489,11 @@ static void after_a_failed_load(int lost)
 	sr_compute(&sr, &e, 10, 15);
 	(void)sr_step(&sr);
 	assert_int_equal(sr_stats(&sr).save_blocks - before, 6);
-	finish(&sr, &b);
-	finish(&sr, &c);
-	finish(&sr, &d);
-	finish(&sr, &e);
-	stop(&rig, &sr);
+	kvx_scheduler_finish(sr.scheduler, &b.ask);
+	kvx_scheduler_finish(sr.scheduler, &c.ask);
+	kvx_scheduler_finish(sr.scheduler, &d.ask);
+	kvx_scheduler_finish(sr.scheduler, &e.ask);
+	sr_stop(&sr, &rig);
 }
 
 /* The ranks report it, or nothing is leased when they are told. */
@@ -575,7 +529,7 @@ int main(int argc, char **argv)
 		(void)fprintf(stderr, "usage: %s <kvd>\n", argv[0]);
 		return 2;
 	}
-	kvd_program = argv[1];
+	sr_program = argv[1];
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

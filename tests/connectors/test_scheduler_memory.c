@@ -9,7 +9,6 @@
 void *realloc(void *p, size_t n);
 void *plan_realloc(void *p, size_t n);
 
-static const char *kvd_program;
 static kv_test_env_t t;
 static int failing; /* all from now on */
 
@@ -89,7 +88,7 @@ static void p5_want_of_memory_breaks_no_promise(void **state)
 	sr_t sr;
 
 	(void)state;
-	rig_init(&rig, kvd_program);
+	rig_init(&rig, sr_program);
 	rig_start(&rig);
 	env_begin();
 	KV_TEST_EACH_FAILURE(&t, n)
@@ -131,7 +130,7 @@ static void p7_only_steps_that_stand_alone_are_measured(void **state)
 	sr_t sr;
 
 	(void)state;
-	rig_init(&rig, kvd_program);
+	rig_init(&rig, sr_program);
 	env_begin();
 	assert_int_equal(sr_open(&sr, &rig, &options), KVC_OK);
 	for (uint32_t i = 0; i < 20; i++) {
@@ -168,7 +167,7 @@ int main(int argc, char **argv)
 		(void)fprintf(stderr, "usage: %s <kvd>\n", argv[0]);
 		return 2;
 	}
-	kvd_program = argv[1];
+	sr_program = argv[1];
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

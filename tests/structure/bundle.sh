@@ -59,7 +59,7 @@ keeper=
 echo '#include <kvx.h>
 #include <zmq.h>
 int main(void) { int major, minor, patch; zmq_version(&major, &minor, &patch); kvx_config_t none = {0}; kvx_t *kvx; return major == 0 || kvx_attach(&none, &kvx) != KVC_ERR_ARG; }' >"$dir/user.c"
-bare bash -euc ". '$there/activate'; cc '$dir/user.c' -o '$dir/user' \$(pkg-config --cflags --libs kvx libzmq) \$LDFLAGS"
+bare bash -euc ". '$there/activate'; cc '$dir/user.c' -o '$dir/user' \$(pkg-config --cflags --libs kvx libzmq) \$LDFLAGS; test \$(realpath \$(cc -print-file-name=libcrypto.a)) = '$there/lib/libcrypto.a'"
 bare "$dir/user"
 bare ldd "$dir/user" | grep -q "libzmq.* $there/lib/"
 bare bash -euc ". '$there/activate'; pkg-config --exists 'liburing >= 2.3' rocksdb libzmq msgpack libxxhash libcrypto libmicrohttpd yaml-0.1 json-c cmocka"
