@@ -311,7 +311,7 @@ const char *kvk_gpu_describe(const kvk_gpu_t *gpu)
 
 kv_status_t kvk_gpu_stream(kvk_gpu_t *gpu, int urgent, kvk_cu_stream_t *p_stream)
 {
-	kvk_cu_stream_t stream;
+	kvk_cu_stream_t stream = NULL;
 	kv_status_t status = kvk_gpu_enter(gpu);
 
 	if (status != KV_OK) {
