@@ -5,7 +5,7 @@ JOBS ?= $(shell nproc)
 BUILD = build/$(PRESET)
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo demo-vllm test test-engines bench bench-engines lint ci docs install clean
+.PHONY: help deps build bundle demo demo-vllm test test-engines bench bench-engines lint ci docs install clean
 
 help: ## this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ ci: deps ## lint, second compiler, fuzzing, sanitizers
 
 docs: build ## write the generated documentation again
 	@scripts/docs.sh $(BUILD)
+
+bundle: build ## one file with what a machine without network needs (BUNDLE="--dev --tests -o kvd.tar.xz")
+	@scripts/offline-bundle --build $(BUILD) $(BUNDLE)
 
 install: build ## install below PREFIX (default /usr/local); DESTDIR is honoured
 	@cmake --install $(BUILD) $(if $(PREFIX),--prefix $(PREFIX))

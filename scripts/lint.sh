@@ -76,7 +76,7 @@ lint_words() {
 }
 
 lint_shell() {
-	report "$(sources 'scripts/*.sh' '.ci/run' 'tests/*.sh' | xargs shellcheck -S warning -f gcc 2>&1)"
+	report "$(sources 'scripts/*.sh' 'scripts/offline-bundle' 'scripts/bundle/[cprw]*' '.ci/run' 'tests/*.sh' | xargs shellcheck -S warning -f gcc 2>&1)"
 }
 
 [ $# -gt 0 ] || set -- format size includes metrics words shell tidy

@@ -25,6 +25,24 @@
 #define KV_TEST_SEED    UINT64_C(0x6b76642d74657374)
 #define KV_TEST_SKIPPED 77
 
+/* ---- programs under test --------------------------------------------------------------------------------------------------- */
+
+/* A program of the build, by the path it was built at; in a bundle that is run elsewhere, the one of that name in $KV_TEST_BIN. */
+static inline const char *kv_test_program(const char *built)
+{
+	static char path[2][256];
+	static unsigned turn;
+	const char *folder = getenv("KV_TEST_BIN"), *name = strrchr(built, '/');
+
+	if (!folder || !name) {
+		return built;
+	}
+	turn ^= 1u;
+	snprintf(path[turn], sizeof path[turn], "%s%s", folder, name);
+
+	return path[turn];
+}
+
 /* ---- random numbers (splitmix64) ----------------------------------------------------------------------------------------- */
 
 typedef struct kv_test_rng {

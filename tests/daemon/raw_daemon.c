@@ -27,7 +27,7 @@ static pid_t launch(const char *const *argv, const char *out)
 
 		dup2(fd, STDOUT_FILENO);
 		dup2(fd, STDERR_FILENO);
-		execv(RAW_KVD, (char *const *)(uintptr_t)argv);
+		execv(kv_test_program(RAW_KVD), (char *const *)(uintptr_t)argv);
 		_exit(127);
 	}
 	assert_true(pid > 0);
@@ -56,7 +56,7 @@ static int answers(const char *path)
 int raw_daemon_spawn(raw_daemon_t *daemon, const char *const *args, int *p_exit)
 {
 	char run_dir[96];
-	const char *argv[RAW_MAX_ARGS + 16] = {RAW_KVD,
+	const char *argv[RAW_MAX_ARGS + 16] = {kv_test_program(RAW_KVD),
 					       run_dir,
 					       "--keeper=off",
 					       "--http.listen=off",
@@ -173,7 +173,7 @@ int raw_log_has(const raw_daemon_t *daemon, const char *text)
 
 int raw_run(const char *const *args, char *out, size_t cap)
 {
-	const char *argv[RAW_MAX_ARGS + 2] = {RAW_KVD};
+	const char *argv[RAW_MAX_ARGS + 2] = {kv_test_program(RAW_KVD)};
 	char path[] = "/tmp/kvd-test-out-XXXXXX";
 	int fd = mkstemp(path);
 	int wstatus = 0;

@@ -56,7 +56,7 @@ static _Noreturn void become_daemon(const rig_t *rig)
 	for (size_t i = 0; i < KV_COUNT_OF(rig->wrap) && rig->wrap[i]; i++) {
 		argv[n++] = rig->wrap[i];
 	}
-	argv[n++] = E2E_KVD;
+	argv[n++] = kv_test_program(E2E_KVD);
 	for (uint32_t i = 0; i < rig->option_count; i++) {
 		argv[n++] = rig->options[i];
 	}
@@ -234,7 +234,8 @@ int rig_kvctl(const rig_t *rig, const char *arguments, char *out, size_t cap)
 	int wstatus;
 
 	snprintf(path, sizeof path, "%s/kvctl.out", rig->dir);
-	snprintf(command, sizeof command, "%s --socket %s %s >%s 2>&1", E2E_KVCTL, rig->sock, arguments, path);
+	snprintf(command, sizeof command, "%s --socket %s %s >%s 2>&1", kv_test_program(E2E_KVCTL), rig->sock,
+		 arguments, path);
 	wstatus = system(command);
 	slurp(path, out, cap);
 

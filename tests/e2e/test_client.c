@@ -402,8 +402,8 @@ static int kvctl(const bed_t *bed, const char *arguments_text)
 	char command[512];
 	int status;
 
-	snprintf(command, sizeof command, "%s --socket %s %s >%s/out 2>&1", E2E_KVCTL, bed->daemon.sock, arguments_text,
-		 bed->disk);
+	snprintf(command, sizeof command, "%s --socket %s %s >%s/out 2>&1", kv_test_program(E2E_KVCTL),
+		 bed->daemon.sock, arguments_text, bed->disk);
 	status = system(command);
 
 	return WIFEXITED(status) ? WEXITSTATUS(status) : -1;

@@ -181,7 +181,8 @@ class Context:
 
     def engine(self, model: str, store: Store | None = None, faulty: bool = False, extra: dict[str, Any] | None = None, **options: Any) -> Engine:
         connector = store.connector(faulty, **(extra or {})) if store else None
-        return self.bench.engine(model, connector, environment=store.environment() if store else None, **options)
+        environment = (store.environment() if store else {}) | options.pop("environment", {})
+        return self.bench.engine(model, connector, environment=environment, **options)
 
     def prompt(self, tokens: int) -> Prompt:
         return [self.random.randrange(FIRST_TOKEN, VOCAB) for _ in range(tokens)]

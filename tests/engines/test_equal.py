@@ -20,10 +20,12 @@ class Case:
     users: int = 6
     turns: int = 4
     restart: bool = True
+    ranks: int = 1  # tensor parallel, a core each
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def options(self) -> dict[str, Any]:
-        return dict(block_size=self.block, max_num_batched_tokens=self.chunk, mp=self.mp, enable_chunked_prefill=self.chunk < 4096,
+        ranks = dict(tensor_parallel_size=self.ranks, environment=dict(VLLM_CPU_OMP_THREADS_BIND="|".join(str(i) for i in range(self.ranks))))
+        return (ranks if self.ranks > 1 else {}) | dict(block_size=self.block, max_num_batched_tokens=self.chunk, mp=self.mp, enable_chunked_prefill=self.chunk < 4096,
                     num_gpu_blocks_override=512 * 32 // self.block)
 
 
@@ -65,6 +67,12 @@ def answers_are_equal_gqa(context: Context) -> None:
 def answers_are_equal_multi_process(context: Context) -> None:
     """GQA, multi-process engine, whole prompts, blocks of 128"""
     check(context, Case(block=128, chunk=4096, mp=True, users=8))
+
+
+@promise(short=False)
+def answers_are_equal_tensor_parallel(context: Context) -> None:
+    """GQA, two ranks that hold one KV head each"""
+    check(context, Case(mp=True, ranks=2, users=4 if context.short else 12))
 
 
 @promise(short=False)

@@ -94,9 +94,11 @@ int kvdpy_get_paged(PyObject *dict, kvdpy_paged_t *paged);
 
 /* ---- stats.c: counters as dicts ----------------------------------------------------------------------------------- */
 
-/* What has changed since `last` as {name: increment}, and `last` brought up to date; None: nothing. */
-PyObject *kvdpy_scheduler_delta(const kvx_scheduler_stats_t *now, kvx_scheduler_stats_t *last, kvdpy_guard_t *guard);
-PyObject *kvdpy_worker_delta(const kvx_worker_stats_t *now, kvx_worker_stats_t *last, kvdpy_guard_t *guard);
+/* The answer to get_kv_connector_stats(): stats_class({name: increment}) of what has changed since `last`, which is brought up to date; None: nothing. */
+PyObject *kvdpy_scheduler_report(const kvx_scheduler_stats_t *now, kvx_scheduler_stats_t *last, PyObject *stats_class,
+				 kvdpy_guard_t *guard);
+PyObject *kvdpy_worker_report(const kvx_worker_stats_t *now, kvx_worker_stats_t *last, PyObject *stats_class,
+			      kvdpy_guard_t *guard);
 /* Totals and gauges. */
 PyObject *kvdpy_scheduler_dict(const kvx_scheduler_stats_t *now);
 PyObject *kvdpy_worker_dict(const kvx_worker_stats_t *now);

@@ -270,21 +270,14 @@ static PyObject *scheduler_delta(PyObject *object, PyObject *unused)
 {
 	kvdpy_scheduler_t *self = SELF(object);
 	kvx_scheduler_stats_t now = {.struct_size = sizeof now};
-	PyObject *delta, *stats = NULL;
 
 	(void)unused;
 	if (!self->scheduler) {
 		return Py_NewRef(Py_None);
 	}
 	kvx_scheduler_get_stats(self->scheduler, &now);
-	delta = kvdpy_scheduler_delta(&now, &self->last, &self->guard);
-	if (delta) {
-		stats = delta == Py_None ? Py_NewRef(delta)
-					 : PyObject_CallFunctionObjArgs(self->stats_class, delta, NULL);
-		Py_DECREF(delta);
-	}
 
-	return stats ? stats : kvdpy_harmless(&self->guard, "get_kv_connector_stats", Py_None);
+	return kvdpy_scheduler_report(&now, &self->last, self->stats_class, &self->guard);
 }
 
 /* ---- what our own Python calls ----------------------------------------------------------------------------------- */

@@ -1,6 +1,9 @@
 /* Counters as dicts. Names and help come from the tables in kvx_scheduler.h and kvx_worker.h. */
 #include "kvdpy.h"
 
+#include <stddef.h>
+#include <string.h>
+
 #define KVDPY_ERRORS_HELP "errors inside the connector, answered as nothing found or nothing done"
 
 static int put(PyObject *dict, const char *name, uint64_t value)
@@ -13,15 +16,64 @@ static int put(PyObject *dict, const char *name, uint64_t value)
 	return failed ? -1 : 0;
 }
 
-/* One changed counter; the dict is made when the first has. */
-static int put_delta(PyObject **p_dict, const char *name, uint64_t now, uint64_t *last)
-{
-	const uint64_t delta = now - *last;
+/* Counters and gauges of a half, by where they lie in its statistics. */
+typedef struct field {
+	const char *name; /* with the half's name before a counter's */
+	size_t offset;
+} field_t;
 
+typedef struct half {
+	const char *name, *errors;
+	const field_t *counters, *gauges;
+	size_t counter_count, gauge_count;
+} half_t;
+
+#define COUNT_OF(rows) (sizeof(rows) / sizeof(rows)[0])
+
+#define SCHEDULER_AT(name)            offsetof(kvx_scheduler_stats_t, name)
+#define SCHEDULER_COUNTER(name, help) {"scheduler_" #name, SCHEDULER_AT(name)},
+static const field_t scheduler_counters[] = {KVX_SCHEDULER_STATS(SCHEDULER_COUNTER)};
+static const field_t scheduler_gauges[] = {{"requests", SCHEDULER_AT(requests)},
+					   {"leases_open", SCHEDULER_AT(leases_open)},
+					   {"puts_open", SCHEDULER_AT(puts_open)}};
+static const half_t scheduler_half = {
+	.name = "scheduler_",
+	.errors = "scheduler_internal_errors",
+	.counters = scheduler_counters,
+	.gauges = scheduler_gauges,
+	.counter_count = COUNT_OF(scheduler_counters),
+	.gauge_count = COUNT_OF(scheduler_gauges),
+};
+
+#define WORKER_AT(name)            offsetof(kvx_worker_stats_t, name)
+#define WORKER_COUNTER(name, help) {"worker_" #name, WORKER_AT(name)},
+static const field_t worker_counters[] = {KVX_WORKER_STATS(WORKER_COUNTER)};
+static const field_t worker_gauges[] = {
+	{"loads_open", WORKER_AT(loads_open)}, {"saves_open", WORKER_AT(saves_open)}, {"marked", WORKER_AT(marked)}};
+static const half_t worker_half = {
+	.name = "worker_",
+	.errors = "worker_internal_errors",
+	.counters = worker_counters,
+	.gauges = worker_gauges,
+	.counter_count = COUNT_OF(worker_counters),
+	.gauge_count = COUNT_OF(worker_gauges),
+};
+
+static uint64_t read_stat(const void *stats, const field_t *stat)
+{
+	uint64_t value;
+
+	memcpy(&value, (const char *)stats + stat->offset, sizeof value);
+
+	return value;
+}
+
+/* One changed counter; the dict is made when the first has. */
+static int put_delta(PyObject **p_dict, const char *name, uint64_t delta)
+{
 	if (delta == 0) {
 		return 0;
 	}
-	*last = now;
 	if (!*p_dict) {
 		*p_dict = PyDict_New();
 	}
@@ -29,76 +81,89 @@ static int put_delta(PyObject **p_dict, const char *name, uint64_t now, uint64_t
 	return *p_dict ? put(*p_dict, name, delta) : -1;
 }
 
-static PyObject *delta_result(PyObject *dict, int failed)
+/* What has changed since `last` as {name: increment}, None: nothing. */
+static PyObject *changed(const half_t *half, const void *now, const void *last, kvdpy_guard_t *guard)
 {
+	PyObject *dict = NULL;
+	int failed = 0;
+
+	for (size_t i = 0; i < half->counter_count; i++) {
+		const field_t *stat = &half->counters[i];
+
+		failed |= put_delta(&dict, stat->name, read_stat(now, stat) - read_stat(last, stat));
+	}
+	failed |= put_delta(&dict, half->errors, guard->errors - guard->said);
 	if (failed) {
 		Py_XDECREF(dict);
 		return NULL;
 	}
+	guard->said = guard->errors;
 
 	return dict ? dict : Py_NewRef(Py_None);
 }
 
-PyObject *kvdpy_scheduler_delta(const kvx_scheduler_stats_t *now, kvx_scheduler_stats_t *last, kvdpy_guard_t *guard)
+/* The answer to get_kv_connector_stats(). */
+static PyObject *report(const half_t *half, const void *now, const void *last, PyObject *stats_class,
+			kvdpy_guard_t *guard)
 {
-	PyObject *dict = NULL;
-	int failed = 0;
+	PyObject *delta = changed(half, now, last, guard);
+	PyObject *stats = NULL;
 
-#define KVDPY_DELTA(name, help) failed |= put_delta(&dict, "scheduler_" #name, now->name, &last->name);
-	KVX_SCHEDULER_STATS(KVDPY_DELTA)
-#undef KVDPY_DELTA
-	failed |= put_delta(&dict, "scheduler_internal_errors", guard->errors, &guard->said);
+	if (delta) {
+		stats = delta == Py_None ? Py_NewRef(delta) : PyObject_CallFunctionObjArgs(stats_class, delta, NULL);
+		Py_DECREF(delta);
+	}
 
-	return delta_result(dict, failed);
+	return stats ? stats : kvdpy_harmless(guard, "get_kv_connector_stats", Py_None);
 }
 
-PyObject *kvdpy_worker_delta(const kvx_worker_stats_t *now, kvx_worker_stats_t *last, kvdpy_guard_t *guard)
+static PyObject *totals(const half_t *half, const void *now)
 {
-	PyObject *dict = NULL;
-	int failed = 0;
+	const size_t prefix = strlen(half->name);
+	PyObject *dict = PyDict_New();
+	int failed = !dict;
 
-#define KVDPY_DELTA(name, help) failed |= put_delta(&dict, "worker_" #name, now->name, &last->name);
-	KVX_WORKER_STATS(KVDPY_DELTA)
-#undef KVDPY_DELTA
-	failed |= put_delta(&dict, "worker_internal_errors", guard->errors, &guard->said);
+	for (size_t i = 0; i < half->counter_count && !failed; i++) {
+		failed = put(dict, half->counters[i].name + prefix, read_stat(now, &half->counters[i]));
+	}
+	for (size_t i = 0; i < half->gauge_count && !failed; i++) {
+		failed = put(dict, half->gauges[i].name, read_stat(now, &half->gauges[i]));
+	}
+	if (failed) {
+		Py_CLEAR(dict);
+	}
 
-	return delta_result(dict, failed);
+	return dict;
+}
+
+PyObject *kvdpy_scheduler_report(const kvx_scheduler_stats_t *now, kvx_scheduler_stats_t *last, PyObject *stats_class,
+				 kvdpy_guard_t *guard)
+{
+	PyObject *answer = report(&scheduler_half, now, last, stats_class, guard);
+
+	*last = *now;
+
+	return answer;
+}
+
+PyObject *kvdpy_worker_report(const kvx_worker_stats_t *now, kvx_worker_stats_t *last, PyObject *stats_class,
+			      kvdpy_guard_t *guard)
+{
+	PyObject *answer = report(&worker_half, now, last, stats_class, guard);
+
+	*last = *now;
+
+	return answer;
 }
 
 PyObject *kvdpy_scheduler_dict(const kvx_scheduler_stats_t *now)
 {
-	PyObject *dict = PyDict_New();
-	int failed = !dict;
-
-#define KVDPY_TOTAL(name, help) failed = failed || put(dict, #name, now->name);
-	KVX_SCHEDULER_STATS(KVDPY_TOTAL)
-#undef KVDPY_TOTAL
-	failed = failed || put(dict, "requests", now->requests) || put(dict, "leases_open", now->leases_open) ||
-		 put(dict, "puts_open", now->puts_open);
-	if (failed) {
-		Py_XDECREF(dict);
-		return NULL;
-	}
-
-	return dict;
+	return totals(&scheduler_half, now);
 }
 
 PyObject *kvdpy_worker_dict(const kvx_worker_stats_t *now)
 {
-	PyObject *dict = PyDict_New();
-	int failed = !dict;
-
-#define KVDPY_TOTAL(name, help) failed = failed || put(dict, #name, now->name);
-	KVX_WORKER_STATS(KVDPY_TOTAL)
-#undef KVDPY_TOTAL
-	failed = failed || put(dict, "loads_open", now->loads_open) || put(dict, "saves_open", now->saves_open) ||
-		 put(dict, "marked", now->marked);
-	if (failed) {
-		Py_XDECREF(dict);
-		return NULL;
-	}
-
-	return dict;
+	return totals(&worker_half, now);
 }
 
 PyObject *kvdpy_stats_table(void)

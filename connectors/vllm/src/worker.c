@@ -220,21 +220,14 @@ static PyObject *worker_delta(PyObject *object, PyObject *unused)
 {
 	kvdpy_worker_t *self = SELF(object);
 	kvx_worker_stats_t now = {.struct_size = sizeof now};
-	PyObject *delta, *stats = NULL;
 
 	(void)unused;
 	if (!self->worker) {
 		return Py_NewRef(Py_None);
 	}
 	kvx_worker_get_stats(self->worker, &now);
-	delta = kvdpy_worker_delta(&now, &self->last, &self->guard);
-	if (delta) {
-		stats = delta == Py_None ? Py_NewRef(delta)
-					 : PyObject_CallFunctionObjArgs(self->stats_class, delta, NULL);
-		Py_DECREF(delta);
-	}
 
-	return stats ? stats : kvdpy_harmless(&self->guard, "get_kv_connector_stats", Py_None);
+	return kvdpy_worker_report(&now, &self->last, self->stats_class, &self->guard);
 }
 
 /* ---- what our own Python calls ----------------------------------------------------------------------------------- */
