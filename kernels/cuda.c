@@ -10,19 +10,24 @@ static kvk_cuda_ops_t driver;
 static int loaded;
 static char why[256];
 
+static const char *const symbols[] = {
+#define KVK_CUDA_SYMBOL(member, symbol, arguments) #symbol,
+	KVK_CUDA_OPS(KVK_CUDA_SYMBOL)
+#undef KVK_CUDA_SYMBOL
+};
+_Static_assert(sizeof(kvk_cuda_ops_t) == sizeof symbols, "a table of functions and nothing else");
+
 /* Fill the table; the name of the first function the library lacks, or NULL. */
 static const char *fill(void *library, kvk_cuda_ops_t *ops)
 {
-	void *found;
+	for (size_t i = 0; i < KV_COUNT_OF(symbols); i++) {
+		void *found = dlsym(library, symbols[i]);
 
-#define KVK_CUDA_FIND(member, symbol, arguments)                                                                       \
-	found = dlsym(library, #symbol);                                                                               \
-	if (!found) {                                                                                                  \
-		return #symbol;                                                                                        \
-	}                                                                                                              \
-	memcpy(&ops->member, &found, sizeof found);
-	KVK_CUDA_OPS(KVK_CUDA_FIND)
-#undef KVK_CUDA_FIND
+		if (!found) {
+			return symbols[i];
+		}
+		memcpy((uint8_t *)ops + i * sizeof found, &found, sizeof found);
+	}
 
 	return NULL;
 }

@@ -135,6 +135,9 @@ static void leave_job(kvk_gpu_t *gpu, kvk_gpu_job_t *job)
 static void copy_leaves(const kvk_gpu_job_t *job, uint32_t i, int out)
 {
 	const size_t row = (size_t)job->layers * job->pieces;
+
+	kv_assert(job->leaves && job->asked[i].leaves);
+
 	uint64_t *theirs = job->asked[i].leaves + (size_t)job->layer * job->pieces;
 	uint64_t *ours = job->leaves + (size_t)i * job->heads * row;
 
@@ -299,6 +302,7 @@ kv_status_t kvk_gpu_submit(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kvk_gpu_j
 	if (status != KV_OK) {
 		goto out_context;
 	}
+	kv_assert(job);
 	point_into_area(gpu, &plan, &shape, job);
 	status = fill_job(gpu, &plan, job, &bits);
 	if (status != KV_OK) {

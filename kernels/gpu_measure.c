@@ -116,7 +116,7 @@ static kv_status_t take_scratch(scratch_t *s, const kvk_paged_t *paged, uint64_t
 	if (status != KV_OK) {
 		return status;
 	}
-	status = KVK_GPU_CALL(gpu, mem_alloc, &s->cache, s->blocks * paged->layers * cache_block);
+	status = KVK_GPU_CALL(gpu, mem_alloc, &s->cache, (uint64_t)s->blocks * paged->layers * cache_block);
 	if (status != KV_OK) {
 		s->cache = 0;
 		return status;
@@ -132,8 +132,8 @@ static kv_status_t take_scratch(scratch_t *s, const kvk_paged_t *paged, uint64_t
 	s->paged.head_stride = 0;
 	s->paged.base = s->bases;
 	for (uint32_t l = 0; l < paged->layers; l++) {
-		s->bases[l] =
-			(void *)(uintptr_t)(s->cache + l * s->blocks * cache_block); /* an address of the device */
+		s->bases[l] = (void *)(uintptr_t)(s->cache +
+						  (uint64_t)l * s->blocks * cache_block); /* an address of the device */
 	}
 	for (uint32_t i = 0; i < s->blocks; i++) {
 		s->moves[i] = (kvk_move_t){.block = s->blocks - 1 - i, .data = s->pool + i * pool_block};
@@ -182,7 +182,8 @@ static kv_status_t time_way(const scratch_t *s, kvk_gpu_dir_t dir, kvk_gpu_way_t
 static kv_status_t compare(const scratch_t *s, kvk_gpu_choice_t *choice)
 {
 	for (int dir = 0; dir < 2; dir++) {
-		uint64_t link, staged;
+		uint64_t link = 0;
+		uint64_t staged = 0;
 		kv_status_t status = time_way(s, (kvk_gpu_dir_t)dir, KVK_GPU_ZERO_COPY, &link);
 
 		if (status == KV_OK) {

@@ -238,7 +238,7 @@ static kv_status_t do_steps(stage_t *s)
 
 		step.layers = args->layers - step.layer;
 		step.layers = step.layers < plan->staged_layers ? step.layers : plan->staged_layers;
-		step.block_bytes = args->heads * step.layers * args->page_bytes;
+		step.block_bytes = (uint64_t)args->heads * step.layers * args->page_bytes;
 		fit = (uint32_t)(s->ring->slot_bytes / step.block_bytes);
 		while (step.first < args->count && status == KV_OK) {
 			step.count = args->count - step.first < fit ? args->count - step.first : fit;

@@ -6,7 +6,12 @@
  *
  *   ZERO_COPY   the kernel reads and writes pool pages over the link: any range of heads and layers, smallest units, some SMs
  *   STAGED      the copy engine moves what is contiguous to a ring in the device's memory, the kernel permutes there: whole blocks, few SMs
- *   EACH        one driver copy a piece: where no kernel runs (no image for the device). No digest is made on the way, so the host makes it
+ *   EACH        one driver copy a piece: where no kernel runs (none in this build, or none that this driver and device take), and for digests of
+ *               leaves of 240 bytes and less, which the kernels do not make. No digest is made on the way: the host makes it of the pool's block, once
+ *               all copies have ended, in the poll that finds them over. Many small copies: correct, and slow
+ *
+ * A way that cannot be had becomes the next best: EACH in those cases; ZERO_COPY for STAGED without device memory for a ring, or with a layer of a block that
+ * is larger than an eighth of it. kvk_gpu_describe(), the log and the counters say so.
  *
  * Threads: every function may be called from any thread; a job belongs to one thread at a time. Not fork-safe.
  */
@@ -38,7 +43,8 @@ typedef struct kvk_gpu_config {
 	const void *image;          /* kernels, as the driver loads them; NULL: those of this build */
 } kvk_gpu_config_t;
 
-/* KV_ERR_UNSUPPORTED: no such device, no kernels in this build for it, or not able to (why: kvk_gpu_why()); KV_ERR_NOMEM; KV_ERR_IO: the driver says no. */
+/* KV_ERR_UNSUPPORTED: no driver, no such device, or one that cannot use host memory (kvk_gpu_why()); KV_ERR_NOMEM; KV_ERR_IO: the driver says no. Without
+ * kernels it opens all the same, and copies go piece by piece: kvk_gpu_describe() says so. */
 kv_status_t kvk_gpu_open(const kvk_gpu_config_t *config, kvk_gpu_t **p_gpu);
 /* All jobs must have ended. Unregisters what is still registered. NULL is fine. */
 void kvk_gpu_close(kvk_gpu_t *gpu);
@@ -72,7 +78,8 @@ typedef struct kvk_gpu_copy {
 	const kvk_layout_t *layout; /* read during the call only, as is everything else here but the memory copied */
 	const kvk_paged_t *paged;   /* base[]: device addresses of this device */
 	uint32_t layer, layers;     /* range within the paged cache's layers; layers 0: all of them */
-	/* `data`: pool block, in registered host memory or in device memory. `leaves`: expected digests of a scatter (read during the call), room for those
+	/* `data`: pool block, in registered host memory, or in memory the driver knows: pinned by others, of this device, of a peer that this one has access
+	 * to. `leaves`: expected digests of a scatter (read during the call), room for those
 	 * of a gather (written by the poll that says OK). Layout of leaves as in kvk/move.h, of all the layers the cache holds, whatever the range. */
 	const kvk_move_t *moves;
 	uint32_t count;
@@ -81,12 +88,13 @@ typedef struct kvk_gpu_copy {
 } kvk_gpu_copy_t;
 
 /* Enqueue on the stream. KV_ERR_ARG: a block id out of range or memory the device does not see (nothing is enqueued); KV_ERR_BUSY: all jobs are taken;
- * KV_ERR_IO: the driver refused. count may be 0. */
+ * KV_ERR_LIMIT: more leaves than a job has memory for (4 million): take it in parts; KV_ERR_UNSUPPORTED: digests of device memory without kernels;
+ * KV_ERR_IO: the driver refused, and part of the copies may run nevertheless. count may be 0. */
 kv_status_t kvk_gpu_submit(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kvk_gpu_job_t **p_job);
 /* PENDING: still running. OK: all bytes are there; digests agreed or are in moves[].leaves. KV_ERR_CORRUPT: see kvk_gpu_bad(); the others came.
  * KV_ERR_IO: the device has failed; nothing is known of the bytes. The same answer again and again. */
 kv_status_t kvk_gpu_poll(kvk_gpu_job_t *job);
-/* The same, waiting up to timeout_us: spinning at first, then sleeping between looks. */
+/* The same, waiting up to timeout_us, then PENDING: spinning at first, then sleeping between looks. */
 kv_status_t kvk_gpu_wait(kvk_gpu_job_t *job, uint64_t timeout_us);
 /* After KV_ERR_CORRUPT: is move i bad? */
 int kvk_gpu_bad(const kvk_gpu_job_t *job, uint32_t i);
@@ -105,7 +113,8 @@ kv_status_t kvk_gpu_after(kvk_gpu_t *gpu, kvk_cu_stream_t earlier, kvk_cu_stream
 /* ---- choosing ---------------------------------------------------------------------------------------------------- */
 
 /* Measure the ways for this layout and cache between 32 MiB of scratch on both sides, and keep the faster for AUTO: about 30 ms, synchronous, once a device,
- * layout and process. Without it AUTO takes STAGED for whole blocks of 256 KiB and more, else ZERO_COPY. */
+ * layout and process. It is kept for copies of all layers; else, and without it, AUTO takes STAGED where 256 KiB and more lie together in a pool block, else
+ * ZERO_COPY. KV_ERR_NOMEM, KV_ERR_IO, KV_ERR_TIMEOUT, KV_ERR_UNSUPPORTED (blocks above 256 MiB): nothing is kept. */
 kv_status_t kvk_gpu_measure(kvk_gpu_t *gpu, const kvk_layout_t *layout, const kvk_paged_t *paged);
 
 /* Counters since open. X(name, help) */
