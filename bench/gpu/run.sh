@@ -69,7 +69,7 @@ lanes()
 	build=$build-lanes
 	command -v g++ >/dev/null || { echo "run.sh: skipped: no g++" && exit 77; }
 	build_parts "-DGPU_PROP_IMAGE=\"lanes\""
-	c tests/kernels/lanes_driver.c -Wno-cast-function-type
+	c tests/kernels/lanes_driver.c
 	g++ -std=gnu++17 -O2 -g -w -x c++ -I kernels -c -o "$build/lanes.o" tests/kernels/lanes.cc
 	rm -f "$build/kernels_cuda.c.o"
 	g++ -o "$build/gpu_prop_lanes" "$build"/{common,kernels}_*.o "$build"/bench_gpu_gpu_prop.c.o \
