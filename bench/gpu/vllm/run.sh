@@ -7,7 +7,7 @@
 #   lmcache      LMCache in process and as a server
 #   disk         after a restart of the daemon, from its disk
 #   anything else: names of configurations (bench.py --help)
-# Where a machine has no vLLM: .vllm[1-9]/site.tar.xz.* (or .vllm0/) are unpacked to ~/v/site; where kvd is not built: a bundle (scripts/offline-bundle) named in KVD_BUNDLE,
+# Where a machine has no vLLM: .vllm[1-9]/site.tar.xz.* (or .vllm0/) are unpacked to ~/v/site; where kvd is not built: a bundle (scripts/offline-bundle) named in BUNDLE,
 # or .gpu/kvd-*.tar.xz. Results: $OUT (default bench-out): results.json, table.md, log.txt.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
@@ -26,7 +26,7 @@ if [ -d "$site" ]; then
 fi
 
 kvd=build/release
-bundle=${KVD_BUNDLE:-$(compgen -G '.gpu/kvd-*.tar.xz' | head -n 1 || true)}
+bundle=${BUNDLE:-$(compgen -G '.gpu/kvd-*.tar.xz' | head -n 1 || true)}
 if [ -n "$bundle" ]; then
 	kvd=$HOME/k/kvd
 	if [ ! -e "$kvd/done" ]; then
