@@ -27,6 +27,7 @@ static const kv_option_t rows[] = {
 	ROW("cpu.max_blocks", U64, "0", NULL, NULL, NULL, AT_START, cpu_max_blocks, "slots in the CPU tier; 0: as many as fit"),
 	ROW("cpu.huge_pages", ENUM, "auto", NULL, NULL, "auto,on,off", AT_START, cpu_huge_pages, "huge pages under slabs and the mirror: when the kernel gives them, wanted (their lack is a warning), never"),
 	ROW("cpu.prefault", BOOL, "on", NULL, NULL, NULL, AT_START, cpu_prefault, "touch new slabs in the background, so that no client pays for a page's first use"),
+	ROW("cpu.ahead", SIZE, "0", NULL, NULL, NULL, AT_START, cpu_ahead, "memory kept touched ahead of need, beyond the slab in use, for the first block size that fills a slab; that much is then not there for other block sizes. Nodes of one model: cpu.size"),
 	ROW("nvme.path", PATH, "", NULL, NULL, NULL, AT_START, nvme_path, "directory of the disk tier; empty: no disk tier"),
 	ROW("nvme.size", SIZE, "8GiB", "16MiB", NULL, NULL, AT_START, nvme_size, "limit of the disk tier: slot files and metadata together"),
 	ROW("nvme.file_size", SIZE, "256MiB", "1MiB", "64GiB", NULL, AT_START, nvme_file_size, "preallocated size of a slot file, by default at most nvme.size"),

@@ -10,7 +10,7 @@
 typedef struct kvd_options {
 	char run_dir[KV_OPTION_STRING_MAX];
 	char namespaces[KV_OPTION_STRING_MAX];
-	uint64_t cpu_size, cpu_slab_size, cpu_max_blocks;
+	uint64_t cpu_size, cpu_slab_size, cpu_max_blocks, cpu_ahead;
 	int cpu_huge_pages, cpu_prefault;
 	char nvme_path[KV_OPTION_STRING_MAX];
 	uint64_t nvme_size, nvme_file_size, nvme_queue_depth, nvme_flush_interval;

@@ -209,6 +209,7 @@ static void pool_announce(kvs_pool_t *pool)
 	char setting[128];
 
 	pool->huge = pool->config.huge != KVS_HUGE_OFF;
+	pool->ahead_class = KVS_NONE;
 	pool->thp = kvs_thp_works(setting, sizeof setting) && pool->huge;
 	kv_logf(&pool->env, KV_LOG_INFO, "pool",
 		"CPU pool is open limit_bytes %llu slab_bytes %llu max_blocks %llu transparent_huge_pages \"%s\"",

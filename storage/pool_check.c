@@ -70,8 +70,9 @@ static uint64_t reachable(const kvs_pool_t *pool, const kvs_class_t *class)
 	if (class->fresh_slab != KVS_NONE) {
 		n += pool->slabs[class->fresh_slab]->slab.slots - class->fresh_next;
 	}
-	if (class->ahead_slab != KVS_NONE) {
-		n += pool->slabs[class->ahead_slab]->slab.slots;
+	for (uint32_t i = 0, slab = class->ahead_first; i < class->ahead_count; i++) {
+		n += pool->slabs[slab]->slab.slots;
+		slab = pool->slabs[slab]->ahead_next;
 	}
 
 	return n;

@@ -21,20 +21,23 @@
 #define KVS_POOL_MAX_EPOCHS  65536u
 #define KVS_NONE             UINT32_MAX
 
-/* Invariant: free slots of a class = its stack + what is fresh in its fresh and ahead slabs. */
+/* Invariant: free slots of a class = its stack + what is fresh in its fresh slab and those ahead. */
 typedef struct kvs_class {
 	char ns[128];
 	kvs_geometry_t geometry;
 	kv_slot_t stack;     /* slots that were used before, last freed first: their memory is warm */
 	uint32_t fresh_slab; /* slab whose slots [fresh_next, slots) were never given out; KVS_NONE */
 	uint32_t fresh_next;
-	uint32_t ahead_slab; /* a slab carved before it is needed, so that it can be pre-faulted; KVS_NONE */
+	uint32_t ahead_first,
+		ahead_last; /* slabs carved before they are needed, so that they can be pre-faulted; KVS_NONE */
+	uint32_t ahead_count;
 } kvs_class_t;
 
 typedef struct kvs_pool_slab {
 	kvs_slab_t slab;
 	uint32_t slot_class;
 	kvs_ledger_slot_t *slots; /* in the ledger */
+	uint32_t ahead_next;      /* carved after this one, for the same class */
 } kvs_pool_slab_t;
 
 typedef struct kvs_pool_epoch {
@@ -52,6 +55,7 @@ typedef struct kvs_pool {
 	int huge;                 /* still asking for reserved huge pages */
 	int thp;
 	uint64_t carve_after_ns; /* the kernel refused memory: not asked again before */
+	uint32_t ahead_class;    /* the first that has needed a second slab: kvs_pool_ahead() works for it; KVS_NONE */
 
 	kvs_class_t *classes; /* [KVS_POOL_MAX_CLASSES] */
 	uint32_t class_count;

@@ -16,11 +16,58 @@ static int carve(kvs_pool_t *pool, uint32_t slot_class)
 	if (class->fresh_slab == KVS_NONE) {
 		class->fresh_slab = slab;
 		class->fresh_next = 0;
-	} else {
-		class->ahead_slab = slab;
+		return 1;
 	}
+	if (class->ahead_count == 0) {
+		class->ahead_first = slab;
+	} else {
+		pool->slabs[class->ahead_last]->ahead_next = slab;
+	}
+	class->ahead_last = slab;
+	class->ahead_count++;
 
 	return 1;
+}
+
+/* The fresh slab is used up. */
+static void next_fresh(kvs_pool_t *pool, kvs_class_t *class)
+{
+	class->fresh_slab = KVS_NONE;
+	class->fresh_next = 0;
+	if (class->ahead_count > 0) {
+		class->fresh_slab = class->ahead_first;
+		class->ahead_first = pool->slabs[class->fresh_slab]->ahead_next;
+		class->ahead_count--;
+	}
+}
+
+/* A class needs more than its first slab: if none has before, it is the one that memory is kept ready for. */
+static void more_wanted(kvs_pool_t *pool, uint32_t slot_class)
+{
+	if (pool->ahead_class == KVS_NONE) {
+		pool->ahead_class = slot_class;
+	}
+}
+
+void kvs_pool_ahead(kvs_tier_t *tier)
+{
+	kvs_pool_t *pool = kvs_pool_of(tier);
+	const kvs_class_t *class;
+	const kvs_slab_t *last;
+
+	if (!pool->prefault || pool->config.ahead_bytes == 0 || pool->ahead_class == KVS_NONE) {
+		return;
+	}
+	class = &pool->classes[pool->ahead_class];
+	if (class->fresh_slab == KVS_NONE) {
+		return; /* the pool is full, or the next put carves */
+	}
+
+	/* One at a time, touched before the next: no faster than there is time for it. */
+	last = &pool->slabs[class->ahead_count > 0 ? class->ahead_last : class->fresh_slab]->slab;
+	if (kvs_slab_ready(last, last->slots - 1) && class->ahead_count * last->data.bytes < pool->config.ahead_bytes) {
+		carve(pool, pool->ahead_class);
+	}
 }
 
 kv_status_t kvs_pool_class_open(kvs_tier_t *tier, const char *ns, const kvs_geometry_t *geometry, uint32_t *p_class)
@@ -51,7 +98,8 @@ kv_status_t kvs_pool_class_open(kvs_tier_t *tier, const char *ns, const kvs_geom
 	class->geometry = *geometry;
 	class->stack = KV_SLOT_NONE;
 	class->fresh_slab = KVS_NONE;
-	class->ahead_slab = KVS_NONE;
+	class->ahead_first = KVS_NONE;
+	class->ahead_last = KVS_NONE;
 	*p_class = pool->class_count++;
 	/* Pre-faulting starts before the first put. A pool that is full now may have room later. */
 	carve(pool, *p_class);
@@ -89,14 +137,14 @@ static kv_slot_t take_fresh(kvs_pool_t *pool, uint32_t slot_class)
 	class->fresh_next++;
 
 	/* Where one class has the limit to itself, its next slab is begun while a quarter of this one is left. */
-	if (pool->prefault && pool->class_count == 1 && class->ahead_slab == KVS_NONE &&
-	    class->fresh_next == slab->slots - slab->slots / 4u) {
-		carve(pool, slot_class);
+	if (class->fresh_next == slab->slots - slab->slots / 4u) {
+		more_wanted(pool, slot_class);
+		if (pool->prefault && pool->class_count == 1 && class->ahead_count == 0) {
+			carve(pool, slot_class);
+		}
 	}
 	if (class->fresh_next == slab->slots) {
-		class->fresh_slab = class->ahead_slab;
-		class->fresh_next = 0;
-		class->ahead_slab = KVS_NONE;
+		next_fresh(pool, class);
 	}
 
 	return slot;

@@ -1,6 +1,8 @@
 /* The core loop: one thread, epoll, turns. */
 #include "io/session.h"
 
+#include "kvs/pool.h"
+
 #include <errno.h>
 #include <signal.h>
 #include <sys/epoll.h>
@@ -255,6 +257,7 @@ static uint64_t turn(kvd_host_t *host, uint64_t wait_ns)
 	backlog = kvd_sessions_backlog(host);
 	next = kvd_core_tick(host->core);
 	kvd_world_commit(host);
+	kvs_pool_ahead(host->cpu);
 	kvd_world_sync(host);
 	housekeeping(host);
 	kvd_sessions_reap(host);

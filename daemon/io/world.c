@@ -152,6 +152,7 @@ static kv_status_t open_cpu(kvd_host_t *host, char *detail, size_t cap)
 				    .max_blocks = options->cpu_max_blocks,
 				    .huge = (kvs_huge_t)options->cpu_huge_pages,
 				    .prefault = options->cpu_prefault,
+				    .ahead_bytes = options->cpu_ahead,
 				    .incarnation = host->incarnation,
 				    .hold = world_hold,
 				    .hold_ctx = host,

@@ -78,6 +78,72 @@ static void a_slab_is_touched_before_the_first_put(void **state)
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
+/* As the daemon's loop does in idle moments, until there are so many slabs. */
+static void idle_until(kvs_tier_t *tier, uint32_t slabs)
+{
+	for (int i = 0; i < 20000 && kvs_pool_slab_count(tier) < slabs; i++) {
+		kvs_pool_ahead(tier);
+		check(tier);
+		usleep(1000);
+	}
+	assert_int_equal(kvs_pool_slab_count(tier), slabs);
+}
+
+static void take(kvs_tier_t *tier, uint32_t class, uint32_t count)
+{
+	kvs_meta_t meta = meta_of(1);
+	kvs_loc_t loc;
+
+	for (uint32_t i = 0; i < count; i++) {
+		assert_int_equal(kvs_alloc(tier, class, KVS_PUT, 1, &meta, &loc), KV_OK);
+	}
+}
+
+static void p5_memory_is_kept_ready_for_the_size_in_use_and_no_more_of_it_than_said(void **state)
+{
+	kvs_pool_config_t config = pool_config(&metrics, 64u << 20, 4u << 20);
+	kv_test_env_t t;
+	kvs_tier_t *tier;
+	uint32_t other, class, slots;
+
+	(void)state;
+	kv_test_env_init(&t);
+	memset(&metrics, 0, sizeof metrics);
+	config.prefault = 1;
+	config.ahead_bytes = 12u << 20;
+	assert_int_equal(kvs_pool_open(&config, &t.env, &tier), KV_OK);
+	kvs_pool_t *pool = kvs_pool_of(tier);
+
+	/* One that was opened first and is hardly used gets nothing. */
+	assert_int_equal(kvs_class_open(tier, "other", &plain, &other), KV_OK);
+	assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
+	wait_ready(&pool->slabs[0]->slab);
+	wait_ready(&pool->slabs[1]->slab);
+	take(tier, other, 1);
+	idle_until(tier, 2);
+
+	/* From three quarters of the first slab on: three slabs of 4 MiB, and one more for each that is used up. */
+	slots = pool->slabs[1]->slab.slots;
+	take(tier, class, slots - slots / 4u);
+	idle_until(tier, 5);
+	for (int i = 0; i < 100; i++) {
+		kvs_pool_ahead(tier);
+	}
+	assert_int_equal(kvs_pool_slab_count(tier), 5);
+	for (uint32_t s = 6; s <= 8; s++) {
+		take(tier, class, slots);
+		idle_until(tier, s);
+		wait_ready(&pool->slabs[s - 1]->slab);
+	}
+	assert_int_equal(kv_metric_get(&metrics, KV_M_CPU_FIRST_TOUCH), 0);
+	for (uint32_t s = 0; s < 8; s++) {
+		assert_int_equal(pool->slabs[s]->slot_class, s == 0 ? other : class);
+	}
+	check(tier);
+	kvs_close(tier);
+	assert_int_equal(kv_test_env_live(&t), 0);
+}
+
 static void without_prefault_every_first_touch_is_counted_once(void **state)
 {
 	kvs_pool_config_t config = pool_config(&metrics, 1u << 20, 1u << 20);
@@ -231,6 +297,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_slab_is_touched_before_the_first_put),
+		cmocka_unit_test(p5_memory_is_kept_ready_for_the_size_in_use_and_no_more_of_it_than_said),
 		cmocka_unit_test(without_prefault_every_first_touch_is_counted_once),
 		cmocka_unit_test(p5_close_does_not_wait_for_a_whole_slab),
 		cmocka_unit_test(p1_touching_loses_no_byte_a_client_writes),

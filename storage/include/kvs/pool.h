@@ -23,7 +23,8 @@ typedef struct kvs_pool_config {
 		slab_bytes; /* size of a slab; smaller when the limit leaves less, larger (and said) when over 2,047 would be needed */
 	uint64_t max_blocks; /* slots in all; 0: as many as fit. Exact, for replays */
 	kvs_huge_t huge;
-	int prefault; /* 1: a thread touches new slabs */
+	int prefault;         /* 1: a thread touches new slabs */
+	uint64_t ahead_bytes; /* kvs_pool_ahead() keeps so much carved and touched before it is needed; 0: nothing */
 	uint64_t incarnation;
 	kvs_hold_fn hold;
 	void *hold_ctx;
@@ -59,6 +60,10 @@ typedef struct kvs_slab_info {
 /* Slabs are numbered from 0 without gaps. KV_MISS past the last. */
 kv_status_t kvs_pool_slab(kvs_tier_t *pool, uint32_t slab, kvs_slab_info_t *p_info);
 uint32_t kvs_pool_slab_count(kvs_tier_t *pool);
+/* For idle moments, again and again: carve one slab more for the class that was the first to need a second one, when what is ahead of it has been touched
+ * and is less than ahead_bytes. Slabs do not change their class: what is ahead is not there for others. */
+void kvs_pool_ahead(kvs_tier_t *pool);
+
 /* Which registered region (kvs_nvme_register) a slab's memory is from now on: kvs_mem() says so for all its slots. A slab that does not exist is
  * ignored. */
 void kvs_pool_set_region(kvs_tier_t *pool, uint32_t slab, uint32_t region);
