@@ -218,7 +218,7 @@ static void draw_layout(world_t *w, draw_t *d, uint32_t number)
 	l->dtype = (kvk_dtype_t)below(w, KVK_DTYPE_COUNT);
 	l->inner = (kvk_inner_t)below(w, 2);
 	l->block_tokens = tokens[below(w, KV_COUNT_OF(tokens))];
-	while (page / l->block_tokens / kvk_dtype_bytes(l->dtype) > 2 * KVK_MAX_DIM) {
+	while (page / l->block_tokens / kvk_dtype_bytes(l->dtype) > 2u * (size_t)KVK_MAX_DIM) {
 		l->block_tokens *= 2;
 	}
 	row = page / l->block_tokens / kvk_dtype_bytes(l->dtype); /* elements of K and V of a token */
@@ -284,6 +284,9 @@ static int draw_places(world_t *w, draw_t *d)
 	d->block_stride = d->g.block_bytes + (below(w, 2) ? below(w, 4) * (below(w, 3) ? 16 : 1) : 0);
 	d->pool_at = below(w, 3) ? 0 : below(w, 64) * (below(w, 2) ? 16 : 1);
 	d->count = (uint32_t)below(w, MAX_MOVES + 1);
+	if (d->block_stride == 0 || p->layers == 0 || stride == 0) {
+		return 0; /* no layout that was accepted has these */
+	}
 	room = (w->bytes - 8192) / d->block_stride;
 	d->count = d->count < room ? d->count : (uint32_t)room;
 	room = (w->bytes - 16384) / p->layers / stride;
