@@ -52,6 +52,11 @@ static PyObject *worker_begin(PyObject *object, PyObject *meta)
 
 	if (!plan || tell_stream(self) || (plan != Py_None && PyBytes_AsStringAndSize(plan, &bytes, &len))) {
 		Py_XDECREF(plan);
+		if (self->worker) {
+			kvx_worker_begin(
+				self->worker, "",
+				1); /* no plan: what is about to be reused is not known, so all is read before */
+		}
 		return kvdpy_harmless(&self->guard, "handle_preemptions", Py_None);
 	}
 	if (plan != Py_None) {

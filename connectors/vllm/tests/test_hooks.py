@@ -345,6 +345,7 @@ class Hooks(unittest.TestCase):
         self.assertIsNone(engine.scheduler.output(SimpleNamespace(kv_connector_worker_meta=SimpleNamespace(reports=[1]))))
         self.assertEqual(engine.scheduler.finish(None, ()), (False, None))
         self.assertIsNone(engine.worker.begin(SimpleNamespace(plan=3)))
+        self.assertEqual(engine.worker.stats()["bad_plans"], 1, "a plan that cannot be read must fence every block")
         hooks = [hook for hook, _ in engine.guard.errors]
         self.assertEqual(len(hooks), 9, hooks)
         self.assertIsInstance(engine.guard.errors[0][1], AttributeError)
@@ -352,7 +353,7 @@ class Hooks(unittest.TestCase):
         engine.guard.errors.clear()
         engine.worker.begin(Meta(b"no plan"))
         engine.scheduler.output(SimpleNamespace(kv_connector_worker_meta=SimpleNamespace(reports=[b"no report"]), invalid_block_ids=set()))
-        self.assertEqual((engine.worker.stats()["bad_plans"], engine.scheduler.stats()["bad_reports"]), (1, 1))
+        self.assertEqual((engine.worker.stats()["bad_plans"], engine.scheduler.stats()["bad_reports"]), (2, 1))
 
     def test_an_interrupt_is_not_swallowed(self) -> None:
         engine = self.engine()

@@ -1,6 +1,6 @@
 /* kvk/move.h -- gather and scatter between a paged cache and canonical blocks, with leaf digests made on the way.
  *
- * This C code is the specification of the GPU kernels to come: same arguments, same bytes, same digests.
+ * This C code is the specification of the GPU kernels (kvk/gpu.h): same arguments, same bytes, same digests.
  */
 #ifndef KVK_MOVE_H
 #define KVK_MOVE_H
