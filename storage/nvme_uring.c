@@ -14,7 +14,7 @@
 #define WAKE               UINT64_MAX
 #define MAX_STALLS         8u
 #define HEADER_SMALL       8192u /* registered header buffers; bigger headers go vectored */
-#define CHUNK_SHIFT        25u /* regions are registered in pieces of 32 MiB, one a turn: pinning fresh memory takes time */
+#define CHUNK_SHIFT        KVS_PIECE_SHIFT
 #define MAX_CHUNKS         16384u /* the kernel's limit for a table */
 #define REGISTER_AGAIN_NS  50000000ull
 #define SUBMIT_PATIENCE_NS 5000000000ull /* a refused submission is said after this */
@@ -36,12 +36,6 @@ typedef struct place {
 	uint32_t open; /* parts in flight */
 	int error;
 } place_t;
-
-typedef struct region {
-	uint32_t first;  /* index of its first piece in the table */
-	uint32_t pieces; /* registered so far */
-	uint32_t wanted;
-} region_t;
 
 typedef struct ring {
 	struct io_uring uring;
@@ -65,7 +59,8 @@ typedef struct ring {
 	uint32_t open_regions; /* with pieces not registered yet */
 	uint32_t region_cursor;
 	uint64_t register_after_ns;
-	region_t *region;
+	kvs_ring_region_t *region;
+	uint32_t region_changes; /* seen */
 	unsigned char *touched; /* for mincore(): a byte a page of a piece */
 	uint64_t refused_since_ns;
 	int refusal_said;
@@ -107,11 +102,16 @@ static int register_piece(ring_t *r, uint32_t index, void *base, size_t bytes)
 	return io_uring_register_buffers_update_tag(&r->uring, index, &iov, &tag, 1);
 }
 
+static void forget_piece(void *ring, uint32_t index)
+{
+	(void)register_piece(ring, index, NULL, 0);
+}
+
 /* 1: a region has got a piece more. */
 static int register_next(ring_t *r, uint32_t at)
 {
 	const kvs_region_t *memory = &r->nvme->regions[at];
-	region_t *region = &r->region[at];
+	kvs_ring_region_t *region = &r->region[at];
 	size_t start = (size_t)region->pieces << CHUNK_SHIFT;
 	size_t len = memory->bytes - start < (1u << CHUNK_SHIFT) ? memory->bytes - start : 1u << CHUNK_SHIFT;
 	int result;
@@ -143,10 +143,11 @@ static void take_regions(ring_t *r)
 			say_unregistered(r, ENOSPC);
 			return;
 		}
-		r->region[r->region_count++] = (region_t){.first = r->next_buffer, .wanted = (uint32_t)pieces};
+		r->region[r->region_count++] = (kvs_ring_region_t){.first = r->next_buffer, .wanted = (uint32_t)pieces};
 		r->next_buffer += (uint32_t)pieces;
 		r->open_regions++;
 	}
+	r->open_regions += kvs_regions_changed(r->nvme, r->region, &r->region_changes, forget_piece, r);
 }
 
 /* One more piece of memory, if one is waiting and has been touched; else look again in a while. Returns 1 when there may be more at once. */
