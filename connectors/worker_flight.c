@@ -32,6 +32,7 @@ kvx_flight_t *kvx_flight_of_save(kvx_wgpu_t *gpu, int fence)
 static void shorten(kvx_wgpu_t *gpu, uint32_t most)
 {
 	gpu->sync_batch = gpu->sync_batch < most ? gpu->sync_batch : most;
+	gpu->range_batch = gpu->range_batch < most ? gpu->range_batch : most;
 	gpu->beside_batch = gpu->beside_batch < most ? gpu->beside_batch : most;
 	gpu->save_batch = gpu->save_batch < most ? gpu->save_batch : most;
 }
@@ -46,6 +47,7 @@ kvc_status_t kvx_flight_submit(kvx_worker_t *worker, kvx_flight_t *flight, const
 		flight->job = job;
 		flight->begin_ns = kvx_worker_now();
 		flight->poisoned = 0;
+		flight->serial = ++gpu->serial;
 		atomic_fetch_add(&gpu->airborne, 1u);
 		atomic_fetch_add(&gpu->loading, flight->load ? 1u : 0u);
 	} else if (status == KVC_ERR_LIMIT && copy->count > 1) {
