@@ -1,109 +1,15 @@
 /* Loads that come layer by layer: what the engine enqueues for a layer it has named finds that layer, whatever order the device takes its streams in; what it
  * enqueues for one it has not named may not, and then nothing that was computed from it counts. */
-#include "connectors/worker_rig.h"
+#include "connectors/layers_rig.h"
 #include "connectors/wr_device.h"
 #include "engine/check.h"
 #include "kernels/fake_cuda.h"
 
 #include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 #define QUICK_MS 1000u
 #define ROUNDS   12u
-#define NTHS     60u
-
-static const char *kvd_program;
-static const uint32_t eight[8] = {1, 2, 3, 4, 5, 6, 7, 8};
-static const uint32_t other[8] = {21, 30, 23, 40, 25, 50, 27, 63};
-
-static kvx_worker_stats_t stats_of(const wr_t *wr)
-{
-	kvx_worker_stats_t stats = {.struct_size = sizeof stats};
-
-	kvx_worker_get_stats(wr->rank[0].worker, &stats);
-
-	return stats;
-}
-
-static void start(rig_t *rig, wr_t *wr, uint32_t ranks)
-{
-	rig_init(rig, kvd_program);
-	rig_start(rig);
-	*wr = (wr_t){.layer_bytes = 1, .layer_wait_us = WR_PATIENCE * 1000u};
-	wr_init_with(wr, rig, ranks, 1);
-	wr_fill(wr, 1);
-	wr_store(wr, eight, 8);
-}
-
-static void finish(rig_t *rig, wr_t *wr)
-{
-	const kvx_worker_stats_t stats = stats_of(wr);
-
-	assert_int_equal(stats.loads_open + stats.saves_open + stats.marked, 0);
-	wr_fini(wr);
-	rig_fini(rig);
-}
-
-/* Take whatever the workers have to say, until nothing is under way. */
-static void hear_all(wr_t *wr)
-{
-	const uint64_t until = wr_now_ms() + 2 * WR_PATIENCE;
-	kvx_worker_stats_t stats = {.struct_size = sizeof stats};
-	uint32_t ids[WR_BLOCKS], open;
-	const void *bytes;
-	size_t len;
-
-	do {
-		open = 0;
-		for (uint32_t r = 0; r < wr->rank_count; r++) {
-			(void)kvx_worker_errors(wr->rank[r].worker, ids, WR_BLOCKS);
-			kvx_worker_report(wr->rank[r].worker, &bytes, &len);
-			kvx_worker_get_stats(wr->rank[r].worker, &stats);
-			open += (uint32_t)(stats.loads_open + stats.saves_open + stats.marked);
-		}
-		usleep(500);
-		assert_true(wr_now_ms() < until);
-	} while (open > 0);
-}
-
-/* A step that loads `other` has begun: whether it comes layer by layer. */
-static int begin_load(wr_t *wr, const kvc_lease_t *lease)
-{
-	int layered = 0;
-
-	for (uint32_t i = 0; i < 8; i++) { /* a kernel of before */
-		for (uint32_t r = 0; r < wr->rank_count; r++) {
-			wr_fill_block(&wr->rank[r], other[i], 5, i);
-		}
-	}
-	wr_plan(wr);
-	wr_plan_fence(wr, other, 8);
-	wr_plan_load(wr, lease, 0, 7, other, 8);
-	wr_begin(wr);
-	for (uint32_t r = 0; r < wr->rank_count; r++) {
-		kvx_worker_start(wr->rank[r].worker);
-		layered += kvx_worker_load_layers(wr->rank[r].worker);
-	}
-
-	return layered;
-}
-
-static void look_layer(const wr_rank_t *rank, uint32_t layer, uint32_t *p_wrong)
-{
-	for (uint32_t i = 0; i < 8; i++) {
-		wr_look_layer(rank, other[i], layer, eight[i], p_wrong);
-	}
-}
-
-/* What an engine does: name each layer, then read it. */
-static void compute(const wr_rank_t *rank, uint32_t *p_wrong)
-{
-	for (uint32_t l = 0; l < rank->layers; l++) {
-		kvx_worker_layer(rank->worker, l);
-		look_layer(rank, l, p_wrong);
-	}
-}
 
 /* ---- order ------------------------------------------------------------------------------------------------------------------- */
 
@@ -115,17 +21,17 @@ static void check_order(uint32_t ranks)
 	rig_t rig;
 	wr_t wr;
 
-	start(&rig, &wr, ranks);
+	layers_start(&rig, &wr, ranks);
 	for (uint32_t round = 0; round < ROUNDS; round++) {
 		lease = wr_lease(&wr, 0, 8);
 		fake_cuda_hold(round % 2 != 0);
-		assert_int_equal(begin_load(&wr, lease), ranks);
+		assert_int_equal(layers_begin(&wr, lease), ranks);
 		for (uint32_t r = 0; r < ranks; r++) {
-			compute(&wr.rank[r], &wrong);
+			layers_compute(&wr.rank[r], &wrong);
 			kvx_worker_end(wr.rank[r].worker);
 		}
 		for (uint32_t i = 0; i < 8; i++) { /* the next step's */
-			wr_look_block(&wr.rank[0], other[i], 1, eight[i], &wrong);
+			wr_look_block(&wr.rank[0], layers_other[i], 1, layers_eight[i], &wrong);
 		}
 		fake_cuda_hold(0);
 		for (uint32_t r = 0; r < ranks; r++) {
@@ -139,11 +45,11 @@ static void check_order(uint32_t ranks)
 		assert_int_equal(wrong, 0);
 		kvc_release(&lease, 1);
 	}
-	assert_int_equal(stats_of(&wr).layered, ROUNDS);
-	assert_int_equal(stats_of(&wr).layer_skips, 0);
-	assert_int_equal(stats_of(&wr).load_blocks, ROUNDS * 8u);
+	assert_int_equal(layers_stats(&wr).layered, ROUNDS);
+	assert_int_equal(layers_stats(&wr).layer_skips, 0);
+	assert_int_equal(layers_stats(&wr).load_blocks, ROUNDS * 8u);
 	rig_check_quiet(&rig);
-	finish(&rig, &wr);
+	layers_finish(&rig, &wr);
 }
 
 static void p1_a_layer_that_was_named_is_there(void **state)
@@ -170,13 +76,13 @@ static void p1_layers_may_be_named_in_any_order(void **state)
 	wr_t wr;
 
 	(void)state;
-	start(&rig, &wr, 1);
+	layers_start(&rig, &wr, 1);
 	for (uint32_t round = 0; round < ROUNDS; round++) {
 		lease = wr_lease(&wr, 0, 8);
-		assert_int_equal(begin_load(&wr, lease), 1);
+		assert_int_equal(layers_begin(&wr, lease), 1);
 		for (uint32_t i = round % 7; i < round % 7 + 7; i++) {
 			kvx_worker_layer(wr.rank[0].worker, order[i]);
-			look_layer(&wr.rank[0], order[i] < WR_LAYERS ? order[i] : 3, &wrong);
+			layers_look(&wr.rank[0], order[i] < WR_LAYERS ? order[i] : 3, &wrong);
 		}
 		for (uint32_t l = 0; l < WR_LAYERS; l++) {
 			kvx_worker_layer(wr.rank[0].worker, l);
@@ -188,7 +94,7 @@ static void p1_layers_may_be_named_in_any_order(void **state)
 		assert_int_equal(wrong, 0);
 		kvc_release(&lease, 1);
 	}
-	finish(&rig, &wr);
+	layers_finish(&rig, &wr);
 }
 
 static void p5_a_step_does_not_wait_for_its_layers(void **state)
@@ -201,13 +107,13 @@ static void p5_a_step_does_not_wait_for_its_layers(void **state)
 	wr_t wr;
 
 	(void)state;
-	start(&rig, &wr, 1);
+	layers_start(&rig, &wr, 1);
 	lease = wr_lease(&wr, 0, 8);
 	wr.timeout_ms = 20000;
 	fake_cuda_hold(1);
 	begin = wr_now_ms();
-	assert_int_equal(begin_load(&wr, lease), 1);
-	compute(&wr.rank[0], &wrong);
+	assert_int_equal(layers_begin(&wr, lease), 1);
+	layers_compute(&wr.rank[0], &wrong);
 	kvx_worker_end(wr.rank[0].worker);
 	assert_true(wr_now_ms() - begin < QUICK_MS);
 	fake_cuda_hold(0);
@@ -216,7 +122,7 @@ static void p5_a_step_does_not_wait_for_its_layers(void **state)
 	wr_device_sync();
 	assert_int_equal(wrong, 0);
 	kvc_release(&lease, 1);
-	finish(&rig, &wr);
+	layers_finish(&rig, &wr);
 }
 
 /* ---- engines that do not do as they said ------------------------------------------------------------------------------------- */
@@ -230,27 +136,27 @@ static void control_a_layer_read_too_early_is_wrong(void **state)
 	wr_t wr;
 
 	(void)state;
-	start(&rig, &wr, 1);
+	layers_start(&rig, &wr, 1);
 	for (uint32_t round = 0; round < 4 * ROUNDS; round++) {
 		lease = wr_lease(&wr, 0, 8);
 		fake_cuda_hold(1);
-		assert_int_equal(begin_load(&wr, lease), 1);
+		assert_int_equal(layers_begin(&wr, lease), 1);
 		kvx_worker_layer(wr.rank[0].worker, 0);
-		look_layer(&wr.rank[0], 0, &fine);
-		look_layer(&wr.rank[0], WR_LAYERS - 1, &wrong);
+		layers_look(&wr.rank[0], 0, &fine);
+		layers_look(&wr.rank[0], WR_LAYERS - 1, &wrong);
 		for (uint32_t l = 0; l < WR_LAYERS; l++) {
 			kvx_worker_layer(wr.rank[0].worker, l);
 		}
 		kvx_worker_end(wr.rank[0].worker);
 		fake_cuda_hold(0);
-		hear_all(&wr);
+		layers_hear_all(&wr);
 		wr_device_sync();
 		kvc_release(&lease, 1);
 	}
 	print_message("%u of %u blocks were wrong\n", wrong, 4 * ROUNDS * 8);
 	assert_int_equal(fine, 0);
 	assert_true(wrong > 0);
-	finish(&rig, &wr);
+	layers_finish(&rig, &wr);
 }
 
 /* All but one layer named; or none at all, as under a graph of the whole step. */
@@ -262,13 +168,13 @@ static void check_skip(uint32_t named, int end_it)
 	rig_t rig;
 	wr_t wr;
 
-	start(&rig, &wr, 1);
+	layers_start(&rig, &wr, 1);
 	lease = wr_lease(&wr, 0, 8);
 	put = wr_put(&wr, 8, 12);
 	fake_cuda_hold(1);
 	wr_plan(&wr);
-	wr_plan_load(&wr, lease, 0, 7, other, 8);
-	wr_plan_save(&wr, put, 0, eight, 4);
+	wr_plan_load(&wr, lease, 0, 7, layers_other, 8);
+	wr_plan_save(&wr, put, 0, layers_eight, 4);
 	wr_begin(&wr);
 	assert_int_equal(kvx_worker_load_layers(wr.rank[0].worker), 1);
 	for (uint32_t l = 0; l < named; l++) {
@@ -277,7 +183,7 @@ static void check_skip(uint32_t named, int end_it)
 	if (end_it) {
 		kvx_worker_end(wr.rank[0].worker);
 		for (uint32_t i = 0; i < 8; i++) { /* they do come, and before what follows the step */
-			wr_look_block(&wr.rank[0], other[i], 1, eight[i], &wrong);
+			wr_look_block(&wr.rank[0], layers_other[i], 1, layers_eight[i], &wrong);
 		}
 	}
 	fake_cuda_hold(0);
@@ -287,24 +193,24 @@ static void check_skip(uint32_t named, int end_it)
 		wr_begin(&wr);
 	}
 	assert_int_equal(wr_put_wait(&wr, put), KVC_ERR_REVOKED);
-	hear_all(&wr);
+	layers_hear_all(&wr);
 	wr_device_sync();
 	assert_int_equal(wrong, 0);
-	assert_int_equal(stats_of(&wr).layer_skips, 1);
-	assert_int_equal(stats_of(&wr).loads_failed, 1);
-	assert_int_equal(stats_of(&wr).load_lost, 0);
+	assert_int_equal(layers_stats(&wr).layer_skips, 1);
+	assert_int_equal(layers_stats(&wr).loads_failed, 1);
+	assert_int_equal(layers_stats(&wr).load_lost, 0);
 
-	assert_int_equal(begin_load(&wr, lease), 0); /* whole from now on */
+	assert_int_equal(layers_begin(&wr, lease), 0); /* whole from now on */
 	for (uint32_t l = 0; l < WR_LAYERS; l++) {
-		look_layer(&wr.rank[0], l, &wrong);
+		layers_look(&wr.rank[0], l, &wrong);
 	}
 	kvx_worker_end(wr.rank[0].worker);
 	assert_int_equal(kvx_worker_errors(wr.rank[0].worker, ids, WR_BLOCKS), 0);
 	wr_device_sync();
 	assert_int_equal(wrong, 0);
-	hear_all(&wr);
+	layers_hear_all(&wr);
 	kvc_release(&lease, 1);
-	finish(&rig, &wr);
+	layers_finish(&rig, &wr);
 }
 
 static void p1_what_was_computed_without_waiting_counts_for_nothing(void **state)
@@ -333,33 +239,33 @@ static void p1_a_block_with_a_bad_layer_is_bad(void **state)
 	wr_t wr;
 
 	(void)state;
-	start(&rig, &wr, 1);
+	layers_start(&rig, &wr, 1);
 	lease = wr_lease(&wr, 0, 8);
 	put = wr_put(&wr, 8, 12);
 	assert_int_equal(kvc_lease_block(lease, 5, &data, NULL), KVC_OK);
 	((uint8_t *)(uintptr_t)data)[3 * WR_PAGE + 17000] ^= 1;
 	fake_cuda_hold(1);
 	wr_plan(&wr);
-	wr_plan_load(&wr, lease, 0, 7, other, 8);
-	wr_plan_save(&wr, put, 0, eight, 4);
+	wr_plan_load(&wr, lease, 0, 7, layers_other, 8);
+	wr_plan_save(&wr, put, 0, layers_eight, 4);
 	wr_begin(&wr);
 	assert_int_equal(kvx_worker_load_layers(wr.rank[0].worker), 1);
-	compute(&wr.rank[0], &wrong);
+	layers_compute(&wr.rank[0], &wrong);
 	kvx_worker_end(wr.rank[0].worker);
 	usleep(20000);
-	assert_int_equal(stats_of(&wr).saves_open, 0);
+	assert_int_equal(layers_stats(&wr).saves_open, 0);
 	fake_cuda_hold(0);
 	assert_int_equal(kvx_worker_errors(wr.rank[0].worker, ids, WR_BLOCKS), 1);
-	assert_int_equal(ids[0], other[5]);
+	assert_int_equal(ids[0], layers_other[5]);
 	wr_device_sync();
 	assert_int_equal(wrong, 1);
 	assert_int_equal(wr_put_wait(&wr, put), KVC_ERR_REVOKED);
-	hear_all(&wr);
-	assert_int_equal(stats_of(&wr).load_corrupt, 1);
-	assert_int_equal(stats_of(&wr).load_blocks, 7);
+	layers_hear_all(&wr);
+	assert_int_equal(layers_stats(&wr).load_corrupt, 1);
+	assert_int_equal(layers_stats(&wr).load_blocks, 7);
 	kvc_release(&lease, 1);
 	rig_check_quiet(&rig);
-	finish(&rig, &wr);
+	layers_finish(&rig, &wr);
 }
 
 static void p1_a_lease_lost_between_layers_is_a_failed_load(void **state)
@@ -371,22 +277,22 @@ static void p1_a_lease_lost_between_layers_is_a_failed_load(void **state)
 	wr_t wr;
 
 	(void)state;
-	start(&rig, &wr, 1);
+	layers_start(&rig, &wr, 1);
 	lease = wr_lease(&wr, 0, 8);
 	fake_cuda_hold(1);
-	assert_int_equal(begin_load(&wr, lease), 1);
-	compute(&wr.rank[0], &wrong);
+	assert_int_equal(layers_begin(&wr, lease), 1);
+	layers_compute(&wr.rank[0], &wrong);
 	kvx_worker_end(wr.rank[0].worker);
 	kvc_release(&lease, 1);
 	(void)kvc_poll(wr.kvc, 50);
 	usleep(50000);
-	assert_int_equal(stats_of(&wr).loads_open, 1);
+	assert_int_equal(layers_stats(&wr).loads_open, 1);
 	fake_cuda_hold(0);
 	wr_wait_load(&wr.rank[0], 7, 0, &end);
 	assert_int_equal(end.loaded.status, KVC_ERR_REVOKED);
 	assert_int_equal(end.error_count, 8);
 	rig_check_quiet(&rig);
-	finish(&rig, &wr);
+	layers_finish(&rig, &wr);
 }
 
 static void p5_a_device_that_hangs_between_layers_costs_the_deadline(void **state)
@@ -398,23 +304,23 @@ static void p5_a_device_that_hangs_between_layers_costs_the_deadline(void **stat
 	wr_t wr;
 
 	(void)state;
-	start(&rig, &wr, 1);
+	layers_start(&rig, &wr, 1);
 	lease = wr_lease(&wr, 0, 8);
 	wr.timeout_ms = 100;
 	fake_cuda_hold(1);
 	begin = wr_now_ms();
-	if (begin_load(&wr, lease)) { /* else it was not there before its deadline */
-		compute(&wr.rank[0], &wrong);
+	if (layers_begin(&wr, lease)) { /* else it was not there before its deadline */
+		layers_compute(&wr.rank[0], &wrong);
 	}
 	kvx_worker_end(wr.rank[0].worker);
 	assert_int_equal(kvx_worker_errors(wr.rank[0].worker, ids, WR_BLOCKS), 8);
 	assert_true(wr_now_ms() - begin < 100 + QUICK_MS);
 	fake_cuda_hold(0);
-	hear_all(&wr);
-	assert_int_equal(stats_of(&wr).load_timeouts, 1);
+	layers_hear_all(&wr);
+	assert_int_equal(layers_stats(&wr).load_timeouts, 1);
 	kvc_release(&lease, 1);
 	rig_check_quiet(&rig);
-	finish(&rig, &wr);
+	layers_finish(&rig, &wr);
 }
 
 /* The request goes while its layers come; two requests in a step, with blocks that nobody wants. */
@@ -428,7 +334,7 @@ static void p4_loads_of_a_step_end_each_for_itself(void **state)
 	wr_t wr;
 
 	(void)state;
-	start(&rig, &wr, 1);
+	layers_start(&rig, &wr, 1);
 	lease = wr_lease(&wr, 0, 8);
 	wr_plan(&wr);
 	wr_plan_load(&wr, lease, 0, 7, some, 4);
@@ -440,142 +346,57 @@ static void p4_loads_of_a_step_end_each_for_itself(void **state)
 		kvx_worker_layer(wr.rank[0].worker, l);
 		for (uint32_t i = 0; i < 4; i++) {
 			if (some[i] != KVX_NO_BLOCK) {
-				wr_look_layer(&wr.rank[0], some[i], l, eight[i], &wrong);
+				wr_look_layer(&wr.rank[0], some[i], l, layers_eight[i], &wrong);
 			}
 			if (more[i] != KVX_NO_BLOCK) {
-				wr_look_layer(&wr.rank[0], more[i], l, eight[i], &wrong);
+				wr_look_layer(&wr.rank[0], more[i], l, layers_eight[i], &wrong);
 			}
 		}
 	}
 	kvx_worker_end(wr.rank[0].worker);
 	assert_int_equal(kvx_worker_errors(wr.rank[0].worker, ids, WR_BLOCKS), 0);
-	hear_all(&wr);
+	layers_hear_all(&wr);
 	wr_device_sync();
 	assert_int_equal(wrong, 0);
-	assert_int_equal(stats_of(&wr).layered, 3);
-	assert_int_equal(stats_of(&wr).load_blocks, 6);
-	assert_int_equal(stats_of(&wr).loads_failed, 0);
+	assert_int_equal(layers_stats(&wr).layered, 3);
+	assert_int_equal(layers_stats(&wr).load_blocks, 6);
+	assert_int_equal(layers_stats(&wr).loads_failed, 0);
 
 	fake_cuda_hold(1);
-	assert_int_equal(begin_load(&wr, lease), 1);
-	compute(&wr.rank[0], &wrong);
+	assert_int_equal(layers_begin(&wr, lease), 1);
+	layers_compute(&wr.rank[0], &wrong);
 	kvx_worker_end(wr.rank[0].worker);
 	fake_cuda_hold(0);
 	wr_plan(&wr);
 	wr_plan_drop(&wr, 7);
 	wr_begin(&wr);
-	hear_all(&wr);
+	layers_hear_all(&wr);
 	wr_device_sync();
 	assert_int_equal(wrong, 0);
 	kvc_release(&lease, 1);
 	rig_check_quiet(&rig);
-	finish(&rig, &wr);
-}
-
-/* ---- a driver that refuses --------------------------------------------------------------------------------------------------- */
-
-/* What no error names is right, in the step for what was named, and after it. Whether a call was refused. */
-static int one_step(wr_t *wr, uint64_t nth, uint32_t *p_layered)
-{
-	uint32_t ids[WR_BLOCKS], wrong[8] = {0}, count, refused;
-	kvc_lease_t *lease = wr_lease(wr, 0, 8);
-
-	wr_device_sync();
-	fake_cuda_fail_nth(nth);
-	*p_layered += (uint32_t)begin_load(wr, lease);
-	for (uint32_t l = 0; l < WR_LAYERS; l++) {
-		kvx_worker_layer(wr->rank[0].worker, l);
-		for (uint32_t i = 0; i < 8; i++) {
-			wr_look_layer(&wr->rank[0], other[i], l, eight[i], &wrong[i]);
-		}
-	}
-	kvx_worker_end(wr->rank[0].worker);
-	count = kvx_worker_errors(wr->rank[0].worker, ids, WR_BLOCKS);
-	refused = (uint32_t)fake_cuda_failed();
-	fake_cuda_fail_nth(0);
-	wr_plan(wr);
-	wr_begin(wr);
-	wr_device_sync();
-	for (uint32_t i = 0; i < 8; i++) {
-		int failed = 0;
-
-		for (uint32_t e = 0; e < count; e++) {
-			failed = failed || ids[e] == other[i];
-		}
-		assert_true(failed || wrong[i] == 0);
-	}
-	hear_all(wr);
-	kvc_release(&lease, 1);
-
-	return (int)refused;
-}
-
-static void p1_a_call_the_driver_refuses_costs_a_load_and_no_wrong_byte(void **state)
-{
-	uint32_t refused = 0, layered = 0;
-	rig_t rig;
-	wr_t wr;
-
-	(void)state;
-	start(&rig, &wr, 1);
-	for (uint32_t n = 1; n <= NTHS; n++) {
-		refused += (uint32_t)one_step(&wr, n, &layered);
-	}
-	print_message("%u calls refused, %u of %u loads came layer by layer, %u failed\n", refused, layered, NTHS,
-		      (uint32_t)stats_of(&wr).loads_failed);
-	assert_true(refused > NTHS / 2);
-	assert_true(layered > NTHS / 2);
-	assert_int_equal(stats_of(&wr).layer_skips, 0);
-	rig_check_quiet(&rig);
-	finish(&rig, &wr);
-}
-
-/* Orders alone, for good: the host waits instead. */
-static void p1_without_orders_the_host_waits(void **state)
-{
-	uint32_t wrong = 0;
-	kvc_lease_t *lease;
-	rig_t rig;
-	wr_t wr;
-
-	(void)state;
-	start(&rig, &wr, 1);
-	lease = wr_lease(&wr, 0, 8);
-	assert_int_equal(begin_load(&wr, lease), 1);
-	fake_cuda_fail_always(offsetof(kvk_cuda_ops_t, stream_wait), 999);
-	compute(&wr.rank[0], &wrong);
-	kvx_worker_end(wr.rank[0].worker);
-	fake_cuda_fail_always(0, 0);
-	wr_plan(&wr);
-	wr_begin(&wr);
-	hear_all(&wr);
-	wr_device_sync();
-	assert_int_equal(wrong, 0);
-	assert_int_equal(stats_of(&wr).loads_failed, 0);
-	assert_int_equal(stats_of(&wr).layer_skips, 0);
-	kvc_release(&lease, 1);
-	finish(&rig, &wr);
+	layers_finish(&rig, &wr);
 }
 
 /* ---- what comes whole -------------------------------------------------------------------------------------------------------- */
 
-/* The lease covers so many blocks of eight: the others will never be there. */
+/* The lease covers so many blocks of layers_eight: the others will never be there. */
 static void check_whole(wr_t *wr, uint32_t covered)
 {
 	kvc_lease_t *lease = wr_lease(wr, 0, covered);
 	uint32_t wrong = 0, ids[WR_BLOCKS];
 
-	assert_int_equal(begin_load(wr, lease), 0);
+	assert_int_equal(layers_begin(wr, lease), 0);
 	for (uint32_t l = 0; l < WR_LAYERS && covered == 8; l++) {
-		look_layer(&wr->rank[0], l, &wrong);
+		layers_look(&wr->rank[0], l, &wrong);
 	}
 	kvx_worker_layer(wr->rank[0].worker, 2);
 	kvx_worker_end(wr->rank[0].worker);
 	assert_int_equal(kvx_worker_errors(wr->rank[0].worker, ids, WR_BLOCKS), 8 - covered);
 	wr_device_sync();
 	assert_int_equal(wrong, 0);
-	hear_all(wr);
-	assert_int_equal(stats_of(wr).layered + stats_of(wr).layer_skips, 0);
+	layers_hear_all(wr);
+	assert_int_equal(layers_stats(wr).layered + layers_stats(wr).layer_skips, 0);
 	kvc_release(&lease, 1);
 }
 
@@ -585,7 +406,7 @@ static void short_loads_and_slow_ones_come_whole(void **state)
 	wr_t wr;
 
 	(void)state;
-	start(&rig, &wr, 1);
+	layers_start(&rig, &wr, 1);
 	wr.layer_wait_us = 2000;
 	kvx_worker_close(wr.rank[0].worker);
 	wr_open_rank(&wr, 0, 1);
@@ -598,7 +419,7 @@ static void short_loads_and_slow_ones_come_whole(void **state)
 	kvx_worker_close(wr.rank[0].worker);
 	wr_open_rank(&wr, 0, 1);
 	check_whole(&wr, 8);
-	finish(&rig, &wr);
+	layers_finish(&rig, &wr);
 }
 
 int main(int argc, char **argv)
@@ -615,8 +436,6 @@ int main(int argc, char **argv)
 		cmocka_unit_test(p1_a_lease_lost_between_layers_is_a_failed_load),
 		cmocka_unit_test(p5_a_device_that_hangs_between_layers_costs_the_deadline),
 		cmocka_unit_test(p4_loads_of_a_step_end_each_for_itself),
-		cmocka_unit_test(p1_a_call_the_driver_refuses_costs_a_load_and_no_wrong_byte),
-		cmocka_unit_test(p1_without_orders_the_host_waits),
 		cmocka_unit_test(short_loads_and_slow_ones_come_whole),
 	};
 
@@ -624,7 +443,7 @@ int main(int argc, char **argv)
 		fprintf(stderr, "usage: %s KVD\n", argv[0]);
 		return 64;
 	}
-	kvd_program = argv[1];
+	layers_program = argv[1];
 
 	return cmocka_run_group_tests_name("kvx.worker-layers", tests, NULL, NULL);
 }
