@@ -8,6 +8,7 @@
 
 #define NAP_NS        UINT64_C(100000)
 #define LAYER_WAIT_US 1000u
+#define SAVE_SMS      2u
 #define LEAVES_BYTES  (UINT64_C(8) << 20)
 #define SPINS         2000u
 #define QUIT_NS       UINT64_C(3000000000) /* closing: for the device to let go of what it still copies */
@@ -47,6 +48,7 @@ static kvc_status_t make_room(kvx_worker_t *worker, kvx_wgpu_t *gpu, const kvx_w
 
 	gpu->sync_batch = batch_of(worker, KVX_GPU_SYNC_BYTES, KVX_GPU_MOVES);
 	gpu->range_batch = batch_of_leaves(worker, gpu->sync_batch);
+	gpu->save_sms = config->save_sms ? config->save_sms : SAVE_SMS;
 	gpu->layers.least_bytes = config->layer_bytes;
 	gpu->layers.wait_ns = (config->layer_wait_us ? config->layer_wait_us : LAYER_WAIT_US) * UINT64_C(1000);
 	gpu->beside_batch = batch_of(worker, KVX_GPU_BESIDE_BYTES, KVX_GPU_MOVES);

@@ -25,7 +25,7 @@
 #define KVX_GPU_RANGES       32u
 #define KVX_GPU_SYNC_BYTES   (UINT64_C(64) << 20) /* of a job that a step needs: few jobs bring all of it */
 #define KVX_GPU_BESIDE_BYTES (UINT64_C(16) << 20) /* of a job beside the steps */
-#define KVX_GPU_SAVE_BYTES   (UINT64_C(8) << 20)  /* of a job of a save */
+#define KVX_GPU_SAVE_BYTES   (UINT64_C(32) << 20) /* of a job of a save */
 #define KVX_GPU_LOADS        32u                  /* jobs of loads in flight; */
 #define KVX_GPU_BESIDE       16u                  /* of these beside the steps */
 #define KVX_GPU_SAVES        16u                  /* jobs of saves in flight; */
@@ -33,9 +33,13 @@
 #define KVX_GPU_FLIGHTS      (KVX_GPU_LOADS + KVX_GPU_SAVES)
 #define KVX_GPU_JOBS         64u /* flights and self-tests */
 
+/* The stream a flight is on: jobs of one end in the order they were submitted in. */
+typedef enum kvx_lane { KVX_LANE_SYNC, KVX_LANE_BESIDE, KVX_LANE_SAVE, KVX_LANE_FENCE, KVX_LANES } kvx_lane_t;
+
 /* Free when job is NULL. */
 typedef struct kvx_flight {
 	kvk_gpu_job_t *job;
+	kvx_lane_t lane;
 	kvx_wload_t *load; /* NULL: a save's */
 	kvx_wpart_t *part;
 	uint32_t first, count;  /* of the load's part */
@@ -77,6 +81,7 @@ typedef struct kvx_wlayers {
 struct kvx_wgpu {
 	kvk_gpu_t *gpu;
 	kvk_cu_stream_t urgent, beside, low;
+	uint32_t save_sms;
 	_Atomic uint32_t loose;    /* a copy into the cache may be running that no flight knows of */
 	_Atomic uint32_t airborne; /* flights */
 	_Atomic uint32_t loading;  /* of these for loads */

@@ -63,6 +63,7 @@ kvc_status_t kvx_gpu_load_submit(kvx_worker_t *worker, kvx_flight_t *flight)
 				     .stream = load->flags & KVX_PLAN_ASYNC ? gpu->beside : gpu->urgent};
 	kvc_status_t status = kvc_lease_state(part->lease);
 
+	flight->lane = load->flags & KVX_PLAN_ASYNC ? KVX_LANE_BESIDE : KVX_LANE_SYNC;
 	if (status != KVC_OK) {
 		return status;
 	}

@@ -70,6 +70,7 @@ typedef struct kvx_worker_config {
 	 * the driver and the kernels (NULL: the machine's, and those of this build). */
 	int device;
 	uint32_t sms;
+	uint32_t save_sms; /* of a save, beside which the engine computes; 0: chosen */
 	int measure;
 	/* Of a CUDA device: synchronous loads of a step of so many bytes and more come layer by layer, where load_layers() says that they may (0: none), if
 	 * all their blocks are there after so long (0: 1000). */
