@@ -32,6 +32,7 @@ kvx_flight_t *kvx_flight_of_save(kvx_wgpu_t *gpu, int fence)
 static void shorten(kvx_wgpu_t *gpu, uint32_t most)
 {
 	gpu->sync_batch = gpu->sync_batch < most ? gpu->sync_batch : most;
+	gpu->range_batch = gpu->range_batch < most ? gpu->range_batch : most;
 	gpu->beside_batch = gpu->beside_batch < most ? gpu->beside_batch : most;
 	gpu->save_batch = gpu->save_batch < most ? gpu->save_batch : most;
 }
@@ -46,6 +47,7 @@ kvc_status_t kvx_flight_submit(kvx_worker_t *worker, kvx_flight_t *flight, const
 		flight->job = job;
 		flight->begin_ns = kvx_worker_now();
 		flight->poisoned = 0;
+		flight->serial = ++gpu->serial;
 		atomic_fetch_add(&gpu->airborne, 1u);
 		atomic_fetch_add(&gpu->loading, flight->load ? 1u : 0u);
 	} else if (status == KVC_ERR_LIMIT && copy->count > 1) {
@@ -79,6 +81,41 @@ static void land(kvx_worker_t *worker, kvx_flight_t *flight, kvc_status_t status
 	atomic_fetch_sub(&gpu->airborne, 1u);
 }
 
+/* The first of the lane to end; NULL: there is none. */
+static kvx_flight_t *oldest(kvx_wgpu_t *gpu, kvx_lane_t lane)
+{
+	kvx_flight_t *found = NULL;
+
+	for (uint32_t i = 0; i < KVX_GPU_FLIGHTS; i++) {
+		kvx_flight_t *flight = &gpu->flights[i];
+
+		if (flight->job && flight->lane == lane && (!found || flight->serial < found->serial)) {
+			found = flight;
+		}
+	}
+
+	return found;
+}
+
+/* The driver is asked about one flight a lane: whoever asks it holds up who enqueues. */
+static uint32_t land_lane(kvx_worker_t *worker, kvx_lane_t lane)
+{
+	uint32_t landed = 0;
+	kvx_flight_t *flight;
+
+	while ((flight = oldest(worker->gpu, lane)) != NULL) {
+		const kvc_status_t status = (kvc_status_t)kvk_gpu_poll(flight->job);
+
+		if (status == KVC_PENDING) {
+			break;
+		}
+		land(worker, flight, status);
+		landed++;
+	}
+
+	return landed;
+}
+
 uint32_t kvx_flight_land(kvx_worker_t *worker)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
@@ -88,14 +125,8 @@ uint32_t kvx_flight_land(kvx_worker_t *worker)
 		return 0;
 	}
 	(void)pthread_mutex_lock(&gpu->lock);
-	for (uint32_t i = 0; i < KVX_GPU_FLIGHTS; i++) {
-		kvx_flight_t *flight = &gpu->flights[i];
-		const kvc_status_t status = flight->job ? (kvc_status_t)kvk_gpu_poll(flight->job) : KVC_PENDING;
-
-		if (status != KVC_PENDING) {
-			land(worker, flight, status);
-			landed++;
-		}
+	for (uint32_t lane = 0; lane < KVX_LANES; lane++) {
+		landed += land_lane(worker, (kvx_lane_t)lane);
 	}
 	(void)pthread_mutex_unlock(&gpu->lock);
 	if (landed > 0) {

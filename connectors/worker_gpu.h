@@ -9,18 +9,23 @@
  * device may use them, whatever else happens. Any thread lands what is over. One lock holds flights and jobs together: asking, submitting and ordering are
  * done under it, waiting never is. All states are those of loads and saves on hosts (worker_impl.h); a block in flight is TAKEN.
  *
- * Files: worker_gpu.c (device, streams, order), worker_flight.c, worker_gpu_load.c, worker_gpu_save.c (and fences), worker_slabs.c (pool memory the device
- * sees), worker_gpu_test.c (self-tests).
+ * A synchronous load may come layer by layer: the same blocks again and again, each time of the next few layers, and the engine's kernels of a layer wait for
+ * its range alone.
+ *
+ * Files: worker_gpu.c (device, streams, order), worker_flight.c, worker_gpu_load.c, worker_layers.c, worker_gpu_save.c (and fences), worker_slabs.c (pool
+ * memory the device sees), worker_gpu_test.c (self-tests).
  */
 #ifndef KVX_WORKER_GPU_H
 #define KVX_WORKER_GPU_H
 
 #include "worker_impl.h"
 
-#define KVX_GPU_MOVES        256u                 /* blocks a job of a load at most */
+#define KVX_GPU_MOVES        256u  /* blocks a job of a load at most */
+#define KVX_GPU_RANGE_MOVES  1024u /* blocks a job of a layer range at most: one kernel a range, if it can be */
+#define KVX_GPU_RANGES       32u
 #define KVX_GPU_SYNC_BYTES   (UINT64_C(64) << 20) /* of a job that a step needs: few jobs bring all of it */
 #define KVX_GPU_BESIDE_BYTES (UINT64_C(16) << 20) /* of a job beside the steps */
-#define KVX_GPU_SAVE_BYTES   (UINT64_C(8) << 20)  /* of a job of a save */
+#define KVX_GPU_SAVE_BYTES   (UINT64_C(32) << 20) /* of a job of a save */
 #define KVX_GPU_LOADS        32u                  /* jobs of loads in flight; */
 #define KVX_GPU_BESIDE       16u                  /* of these beside the steps */
 #define KVX_GPU_SAVES        16u                  /* jobs of saves in flight; */
@@ -28,12 +33,18 @@
 #define KVX_GPU_FLIGHTS      (KVX_GPU_LOADS + KVX_GPU_SAVES)
 #define KVX_GPU_JOBS         64u /* flights and self-tests */
 
+/* The stream a flight is on: jobs of one end in the order they were submitted in. */
+typedef enum kvx_lane { KVX_LANE_SYNC, KVX_LANE_BESIDE, KVX_LANE_SAVE, KVX_LANE_FENCE, KVX_LANES } kvx_lane_t;
+
 /* Free when job is NULL. */
 typedef struct kvx_flight {
 	kvk_gpu_job_t *job;
+	kvx_lane_t lane;
 	kvx_wload_t *load; /* NULL: a save's */
 	kvx_wpart_t *part;
-	uint32_t first, count; /* of the load's part */
+	uint32_t first, count;  /* of the load's part */
+	uint32_t layer, layers; /* of the load's group; layers 0: all */
+	uint64_t serial;        /* tells whose job it is */
 	kvx_wsave_t *save;
 	uint32_t n;
 	uint32_t place[KVX_WORKER_MOVES]; /* which block of the save a move is of */
@@ -51,9 +62,26 @@ typedef struct kvx_wslab {
 	uint8_t known[];     /* [pieces] */
 } kvx_wslab_t;
 
+/* Synchronous loads that come layer by layer; the engine's thread. */
+typedef struct kvx_wlayers {
+	uint64_t least_bytes; /* of a step's loads; 0: all come whole */
+	uint64_t wait_ns;     /* for all blocks to be there */
+	int off;              /* for good: the engine has skipped a layer */
+	uint32_t count;       /* ranges of the step's loads; 0: they came whole */
+	uint32_t end[KVX_GPU_RANGES];
+	uint32_t waited; /* what the engine enqueues comes after ranges [0, waited) */
+	uint32_t said;   /* layers the engine has named */
+	uint8_t *named;  /* [layers] */
+	struct {
+		kvx_flight_t *flight; /* NULL: none was needed */
+		uint64_t serial;
+	} last[KVX_GPU_RANGES]; /* of those submitted so far, at the end of the range */
+} kvx_wlayers_t;
+
 struct kvx_wgpu {
 	kvk_gpu_t *gpu;
 	kvk_cu_stream_t urgent, beside, low;
+	uint32_t save_sms;
 	_Atomic uint32_t loose;    /* a copy into the cache may be running that no flight knows of */
 	_Atomic uint32_t airborne; /* flights */
 	_Atomic uint32_t loading;  /* of these for loads */
@@ -65,13 +93,15 @@ struct kvx_wgpu {
 	kvk_cu_stream_t compute;
 	int ended;     /* end() was there, and this step's synchronous loads are not known yet */
 	int unordered; /* saves of this step cannot be put in order after it */
+	kvx_wlayers_t layers;
 
 	/* under the lock */
 	pthread_mutex_t lock;
-	uint32_t sync_batch, beside_batch, save_batch; /* blocks a job */
-	kvx_flight_t flights[KVX_GPU_FLIGHTS];         /* loads, then saves */
-	kvk_move_t moves[KVX_GPU_MOVES];
-	uint64_t *expected; /* [KVX_GPU_MOVES at most][words] */
+	uint32_t sync_batch, range_batch, beside_batch, save_batch; /* blocks a job */
+	uint64_t serial;
+	kvx_flight_t flights[KVX_GPU_FLIGHTS]; /* loads, then saves */
+	kvk_move_t moves[KVX_GPU_RANGE_MOVES];
+	uint64_t *expected; /* [the largest batch of a load][words] */
 	uint64_t *padded;   /* [words] */
 
 	/* who owns the attachment */
@@ -118,10 +148,20 @@ uint32_t kvx_flight_land(kvx_worker_t *worker);
 /* worker_gpu_load.c */
 /* Submit what the oldest loads beside the steps have ready: how many blocks. Transfer thread. */
 uint32_t kvx_gpu_load_beside(kvx_worker_t *worker);
-/* All synchronous loads of the plan are submitted, or have failed, when it returns. */
-void kvx_gpu_load(kvx_worker_t *worker);
+/* All synchronous loads of the plan are submitted, or have failed, when it returns. `layers`: they may come layer by layer; 1: they do. */
+int kvx_gpu_load(kvx_worker_t *worker, int layers);
+/* Submit what the flight says of its load. BUSY: not now; the load counts the flight from here to its landing. Lock held. */
+kvc_status_t kvx_gpu_load_submit(kvx_worker_t *worker, kvx_flight_t *flight);
+/* Nothing could be sent: land what is over, end loads that are overdue, else wait a little, unless the gate was opened since `seen`. */
+void kvx_gpu_load_wait(kvx_worker_t *worker, uint32_t seen, uint32_t *p_spins);
 /* Lock held. */
 void kvx_gpu_load_landed(kvx_worker_t *worker, kvx_flight_t *flight, kvc_status_t status);
+
+/* worker_layers.c */
+/* Submit the synchronous loads in layer ranges, if that pays and all their blocks are there. 0: nothing was done. */
+int kvx_layers_send(kvx_worker_t *worker);
+/* No layer is read any more: what the engine has not waited for comes before what it does next. Where a layer was read without, the loads have failed. */
+void kvx_layers_close(kvx_worker_t *worker);
 
 /* worker_gpu_save.c */
 /* Submit some blocks of the save: how many. Transfer thread. */

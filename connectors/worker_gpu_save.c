@@ -6,6 +6,9 @@
 #include "worker_gpu.h"
 
 #define SPINS 2000u
+#define STAGED_LEAST                                                                                                   \
+	(UINT64_C(256)                                                                                                 \
+	 << 10) /* bytes beside each other in the pool, from which on the copy engine is worth its calls */
 
 /* ---- submitting -------------------------------------------------------------------------------------------------------------- */
 
@@ -58,6 +61,17 @@ static void leave(kvx_worker_t *worker, kvx_flight_t *flight, int give_up)
 	}
 }
 
+/* Saves have time, and steps run beside them: a matrix product waits for its slowest SM, so that a copy that takes some costs it far more than their share.
+ * The copy engine takes the link's part then, and a kernel on few SMs the rest. */
+static kvk_gpu_way_t way_of(const kvx_worker_t *worker, const kvx_wsave_t *save)
+{
+	const kvk_paged_t *paged = &save->group->paged;
+	const uint64_t run = (uint64_t)paged->layers * worker->geometry.page_bytes *
+			     (paged->layers == worker->layout.layers ? paged->heads : 1u);
+
+	return run >= STAGED_LEAST ? KVK_GPU_STAGED : KVK_GPU_AUTO;
+}
+
 /* One flight with blocks of the save that wait, those of the fence or from the first on, onto the stream: how many. Lock held.
  * PENDING: no flight is free, or the driver has no job; else why a block cannot be copied now, or ever. */
 static kvc_status_t send(kvx_worker_t *worker, kvx_wsave_t *save, int fence, uint32_t *p_sent)
@@ -68,6 +82,8 @@ static kvc_status_t send(kvx_worker_t *worker, kvx_wsave_t *save, int fence, uin
 			       .layout = save->layout,
 			       .paged = &save->group->paged,
 			       .moves = gpu->moves,
+			       .way = fence ? KVK_GPU_AUTO : way_of(worker, save),
+			       .sms = fence ? 0 : gpu->save_sms,
 			       .stream = fence ? gpu->compute : gpu->low};
 	kvc_status_t status = KVC_OK, sent;
 
@@ -76,6 +92,7 @@ static kvc_status_t send(kvx_worker_t *worker, kvx_wsave_t *save, int fence, uin
 		return KVC_PENDING;
 	}
 	flight->save = save;
+	flight->lane = fence ? KVX_LANE_FENCE : KVX_LANE_SAVE;
 	flight->n = 0;
 	for (uint32_t i = fence ? 0 : save->at; i < save->n && flight->n < gpu->save_batch; i++) {
 		if (atomic_load(&save->state[i]) != KVX_MARK_WAITING || (fence && !is_fenced(worker, save, i))) {

@@ -79,7 +79,9 @@ void wr_open_rank(wr_t *wr, uint32_t r, int prove)
 				      .range = wr->writers[r],
 				      .groups = groups,
 				      .group_count = wr->groups ? 2 : 1,
-				      .threads = r == 0 ? 3 : 1};
+				      .threads = r == 0 ? 3 : 1,
+				      .layer_bytes = wr->layer_bytes,
+				      .layer_wait_us = wr->layer_wait_us};
 	const uint64_t until = wr_now_ms() + WR_PATIENCE;
 
 	wr_device_config(&config);
@@ -158,7 +160,7 @@ static uint8_t byte_of(uint32_t seed, uint32_t block, uint32_t layer, uint32_t i
 /* A block of a rank, and what its bytes are or should be. */
 typedef struct content {
 	const wr_rank_t *rank;
-	uint32_t block, seed, as;
+	uint32_t block, seed, as, layer;
 	uint32_t *wrong; /* counted */
 } content_t;
 
@@ -191,15 +193,24 @@ void wr_fill_block(wr_rank_t *rank, uint32_t block, uint32_t seed, uint32_t as)
 	wr_device_call(write_block, content(rank, block, seed, as));
 }
 
+static int layer_is(const wr_rank_t *rank, uint32_t block, uint32_t l, uint32_t seed, uint32_t as)
+{
+	const uint8_t *at = (const uint8_t *)rank->base[l] + (size_t)block * WR_PAGE;
+
+	for (uint32_t i = 0; i < WR_PAGE; i++) {
+		if (at[i] != byte_of(seed, as, rank->paged.first_layer + l, i)) {
+			return 0;
+		}
+	}
+
+	return 1;
+}
+
 static int block_is(const wr_rank_t *rank, uint32_t block, uint32_t seed, uint32_t as)
 {
 	for (uint32_t l = 0; l < rank->layers; l++) {
-		const uint8_t *at = (const uint8_t *)rank->base[l] + (size_t)block * WR_PAGE;
-
-		for (uint32_t i = 0; i < WR_PAGE; i++) {
-			if (at[i] != byte_of(seed, as, rank->paged.first_layer + l, i)) {
-				return 0;
-			}
+		if (!layer_is(rank, block, l, seed, as)) {
+			return 0;
 		}
 	}
 
@@ -226,6 +237,22 @@ void wr_look_block(const wr_rank_t *rank, uint32_t block, uint32_t seed, uint32_
 
 	c->wrong = p_wrong;
 	wr_device_call(read_block, c);
+}
+
+static void read_layer(void *args)
+{
+	const content_t *c = args;
+
+	*c->wrong += !layer_is(c->rank, c->block, c->layer, c->seed, c->as);
+}
+
+void wr_look_layer(const wr_rank_t *rank, uint32_t block, uint32_t layer, uint32_t as, uint32_t *p_wrong)
+{
+	content_t *c = content(rank, block, 1, as);
+
+	c->wrong = p_wrong;
+	c->layer = layer;
+	wr_device_call(read_layer, c);
 }
 
 void wr_fill(wr_t *wr, uint32_t seed)

@@ -40,10 +40,12 @@ typedef struct wr {
 	const char
 		*groups; /* of the identity; two groups, the second of `layers` layers on each rank. NULL: one group */
 	uint32_t layers;
-	uint32_t forge_n;    /* leases in plans pretend to have so many blocks; 0: no */
-	uint32_t number;     /* of the space that loads name */
-	uint32_t group;      /* named by loads */
-	uint32_t timeout_ms; /* of loads */
+	uint32_t forge_n;     /* leases in plans pretend to have so many blocks; 0: no */
+	uint32_t number;      /* of the space that loads name */
+	uint32_t group;       /* named by loads */
+	uint32_t timeout_ms;  /* of loads */
+	uint64_t layer_bytes; /* kvx_worker_config_t's */
+	uint32_t layer_wait_us;
 } wr_t;
 
 /* Scheduler attached, workers open and proved. */
@@ -60,6 +62,8 @@ void wr_fill_block(wr_rank_t *rank, uint32_t block, uint32_t seed, uint32_t as);
 int wr_block_is(const wr_rank_t *rank, uint32_t block, uint32_t seed, uint32_t as);
 /* The same as a kernel of the engine sees it, in its turn: *p_wrong is counted when it has not. */
 void wr_look_block(const wr_rank_t *rank, uint32_t block, uint32_t seed, uint32_t as, uint32_t *p_wrong);
+
+void wr_look_layer(const wr_rank_t *rank, uint32_t block, uint32_t layer, uint32_t as, uint32_t *p_wrong); /* seed 1 */
 
 /* Plans. */
 void wr_plan(wr_t *wr);
