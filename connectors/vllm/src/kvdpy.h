@@ -114,7 +114,7 @@ typedef struct kvdpy_request {
 	const char *id_text;
 	uint32_t id_len;
 	uint32_t local;    /* tokens the engine had itself when it asked last */
-	uint32_t fed;      /* tokens handed to kvx_scheduler_tokens() */
+	uint32_t fed;      /* tokens kvx_scheduler_tokens() has taken */
 	uint32_t computed; /* after the last step planned */
 	uint32_t step;     /* in which its blocks were given last */
 	uint32_t engine;   /* tokens the engine had itself when it was admitted first */

@@ -325,6 +325,20 @@ class Hooks(unittest.TestCase):
         self.assertEqual(engine.scheduler.match(Request("c", prompt(7, 200), salt="y"), 0), (0, False))
         self.assertEqual(engine.scheduler.match(Request("d", prompt(7, 200), salt="x"), 0), (192, False))
 
+    def test_the_first_request_of_an_adapter_is_served(self) -> None:
+        for foreign in (1, 0):
+            first, again, other = (Request(name, prompt(50 + foreign, 200)) for name in ("a", "b", "c"))
+            first.lora_request = again.lora_request = f"adapter {foreign}"
+            self.saved_by(first, foreign=foreign)
+            engine = self.engine(foreign=foreign)
+            tries = [engine.scheduler.match(again, 0) for _ in range(2)]  # the space is opened: a busy daemon may need longer than a match waits
+            end = time.monotonic() + 20
+            while tries[-1] == (0, False) and time.monotonic() < end:
+                time.sleep(0.05)
+                tries.append(engine.scheduler.match(again, 0))
+            self.assertEqual(tries[-1], (192, False))
+            self.assertEqual(engine.scheduler.match(other, 0), (0, False))
+
     def test_requests_that_do_not_read_the_cache_are_not_loaded(self) -> None:
         self.saved_by(Request("a", prompt(8, 100)))
         engine = self.engine()
