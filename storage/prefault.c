@@ -8,6 +8,7 @@
 #include <semaphore.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/prctl.h>
 
 /* One step: short enough for a prompt stop, and for a carve that waits for the address space's lock while this thread gets little time. */
 #define CHUNK ((uint64_t)128 << 10)
@@ -75,6 +76,7 @@ static void run_when_idle(void)
 {
 	const struct sched_param none = {0};
 
+	(void)prctl(PR_SET_NAME, "kvd-touch", 0, 0, 0);
 	(void)pthread_setschedparam(pthread_self(), SCHED_IDLE, &none);
 }
 
