@@ -3,13 +3,108 @@
 
 #include <string.h>
 
-#define PIECE 1024u /* tokens a sample is scaled to */
+#define MEMORY_BYTES 4.0 /* a nanosecond: guessed until it was measured */
+#define DISK_BYTES   1.0
+#define BEYOND       8u  /* so many times the longest prompt ever measured, nothing is known of computing */
+#define STOP         0.9 /* of what it saves, a load may take */
+#define RESUME       0.8
 
-void kvx_guard_init(kvx_guard_t *guard, uint32_t block_tokens)
+void kvx_guard_init(kvx_guard_t *guard, uint32_t block_tokens, uint64_t token_bytes)
 {
 	memset(guard, 0, sizeof *guard);
 	guard->block_tokens = block_tokens ? block_tokens : 1u;
+	guard->token_bytes = token_bytes ? token_bytes : 1u;
+	guard->cpu.age_ns = KVX_GUARD_AGE_NS;
+	guard->disk.age_ns = KVX_GUARD_AGE_NS;
 }
+
+/* ---- what is known ----------------------------------------------------------------------------------------------------------- */
+
+/* As fitted; where that is less than what was measured near this length, the latter. */
+static double tier_ns(kvx_guard_t *guard, kvx_curve_t *tier, uint32_t tokens, double guess)
+{
+	double fitted, near;
+
+	if (tokens == 0 || tier->known == 0) {
+		return (double)guard->token_bytes * tokens / guess;
+	}
+	fitted = kvx_curve_whole(tier, tokens, 0);
+	near = kvx_curve_near(tier, tokens);
+
+	return fitted > near ? fitted : near;
+}
+
+static double memory_ns(kvx_guard_t *guard, uint32_t tokens)
+{
+	return tier_ns(guard, &guard->cpu, tokens, MEMORY_BYTES);
+}
+
+static double disk_ns(kvx_guard_t *guard, uint32_t tokens)
+{
+	return tier_ns(guard, &guard->disk, tokens, DISK_BYTES);
+}
+
+void kvx_guard_loaded(kvx_guard_t *guard, const kvx_guard_load_t *load)
+{
+	kvx_curve_sample_t sample = {.n = load->cpu, .ns = (double)load->ns, .at_ns = load->now_ns};
+
+	if (load->disk == 0) {
+		kvx_curve_learn(&guard->cpu, &sample);
+		return;
+	}
+	sample.n = load->disk;
+	sample.ns -= memory_ns(guard, load->cpu);
+	sample.ns = sample.ns > 1 ? sample.ns : 1;
+	kvx_curve_learn(&guard->disk, &sample);
+}
+
+void kvx_guard_work_add(kvx_guard_work_t *work, uint32_t before, uint32_t tokens)
+{
+	work->tokens += tokens;
+	work->end = before + tokens > work->end ? before + tokens : work->end;
+	work->square += (double)tokens * (2.0 * before + tokens);
+}
+
+void kvx_guard_computed(kvx_guard_t *guard, const kvx_guard_work_t *work, uint64_t ns)
+{
+	const kvx_curve_sample_t sample = {.n = work->tokens, .q = work->square, .ns = (double)ns};
+
+	guard->farthest = work->end > guard->farthest ? work->end : guard->farthest;
+	kvx_curve_learn(&guard->prefill, &sample);
+}
+
+uint64_t kvx_guard_load_ns(kvx_guard_t *guard, uint32_t cpu, uint32_t disk)
+{
+	return (uint64_t)(memory_ns(guard, cpu) + disk_ns(guard, disk)) + 1u;
+}
+
+static double compute_ns(kvx_guard_t *guard, uint32_t before, uint32_t tokens)
+{
+	kvx_guard_work_t work = {0};
+
+	kvx_guard_work_add(&work, before, tokens);
+
+	return kvx_curve_share(&guard->prefill, work.tokens, work.square);
+}
+
+static int computing_is_known(const kvx_guard_t *guard, uint32_t tokens)
+{
+	return guard->prefill.known > 0 && tokens / BEYOND <= guard->farthest;
+}
+
+uint64_t kvx_guard_compute_ns(kvx_guard_t *guard, uint32_t before, uint32_t tokens)
+{
+	return computing_is_known(guard, tokens) ? (uint64_t)compute_ns(guard, before, tokens) + 1u : 0;
+}
+
+uint64_t kvx_guard_step_ns(kvx_guard_t *guard, const kvx_guard_work_t *work)
+{
+	return computing_is_known(guard, work->tokens)
+		       ? (uint64_t)kvx_curve_whole(&guard->prefill, work->tokens, work->square) + 1u
+		       : 0;
+}
+
+/* ---- what follows ------------------------------------------------------------------------------------------------------------ */
 
 static uint32_t bucket_of(const kvx_guard_t *guard, uint32_t tokens)
 {
@@ -19,105 +114,47 @@ static uint32_t bucket_of(const kvx_guard_t *guard, uint32_t tokens)
 	return bucket < KVX_GUARD_BUCKETS ? bucket : KVX_GUARD_BUCKETS - 1u;
 }
 
-static void learn(const kvx_guard_t *guard, kvx_guard_line_t *line, uint32_t tokens, uint64_t ns)
-{
-	kvx_guard_cell_t *cell = &line->cell[bucket_of(guard, tokens)];
-	uint64_t sorted[KVX_GUARD_SAMPLES] = {0};
-	uint32_t n = 0;
+/* A part of a hit: what loading it takes and saves. */
+typedef struct kvx_guard_part {
+	kvx_guard_stop_t *stop;
+	uint32_t tokens;
+	double load, saves;
+	int known; /* measured often enough; else a piece of it is loaded whenever it is asked for */
+	int of_disk;
+} kvx_guard_part_t;
 
-	/* Over 100 s is a machine that slept, and no time of ours. */
-	if (tokens == 0 || ns == 0 || ns > UINT64_C(100000000000)) {
+static void turn(kvx_guard_t *guard, const kvx_guard_part_t *part, int turned, kvx_guard_answer_t *answer)
+{
+	if (answer->turned) {
 		return;
 	}
-	cell->sample[cell->at] = ns * PIECE / tokens + 1u;
-	cell->at = (cell->at + 1u) % KVX_GUARD_SAMPLES;
-	cell->count += cell->count < KVX_GUARD_SAMPLES;
+	answer->turned = turned;
+	answer->from = guard->block_tokens << bucket_of(guard, part->tokens);
+	answer->of_disk = part->of_disk;
+	answer->load_ns = (uint64_t)part->load;
+	answer->compute_ns = (uint64_t)part->saves;
+}
 
-	for (uint32_t i = 0; i < cell->count; i++) {
-		uint32_t at = n++;
+/* Does the part pay? When it has been stopped before, is it time to see again? */
+static kvx_guard_verdict_t judge(kvx_guard_t *guard, const kvx_guard_part_t *part, uint64_t now,
+				 kvx_guard_answer_t *answer)
+{
+	kvx_guard_stop_t *stop = part->stop;
+	const int pays = part->load < (stop->stopped ? RESUME : STOP) * part->saves;
 
-		while (at > 0 && sorted[at - 1] > cell->sample[i]) {
-			sorted[at] = sorted[at - 1];
-			at--;
+	if (!part->known) {
+		return pays ? KVX_GUARD_PAYS : KVX_GUARD_PROBE;
+	}
+	if (pays) {
+		if (stop->stopped) {
+			turn(guard, part, -1, answer);
 		}
-		sorted[at] = cell->sample[i];
-	}
-	cell->median = sorted[n / 2];
-}
-
-/* The cell of that length, or the nearest that knows something, the longer first. NULL: none does. */
-static const kvx_guard_cell_t *nearest(const kvx_guard_line_t *line, uint32_t bucket)
-{
-	for (uint32_t d = 0; d < KVX_GUARD_BUCKETS; d++) {
-		if (bucket + d < KVX_GUARD_BUCKETS && line->cell[bucket + d].count) {
-			return &line->cell[bucket + d];
-		}
-		if (d <= bucket && line->cell[bucket - d].count) {
-			return &line->cell[bucket - d];
-		}
-	}
-
-	return NULL;
-}
-
-static uint64_t cost(const kvx_guard_t *guard, const kvx_guard_line_t *line, uint32_t tokens)
-{
-	const kvx_guard_cell_t *cell = tokens ? nearest(line, bucket_of(guard, tokens)) : NULL;
-
-	return cell ? cell->median * tokens / PIECE + 1u : 0;
-}
-
-void kvx_guard_loaded(kvx_guard_t *guard, uint32_t cpu, uint32_t disk, uint64_t ns)
-{
-	uint64_t memory;
-
-	if (disk == 0) {
-		learn(guard, &guard->cpu, cpu, ns);
-		return;
-	}
-	memory = cost(guard, &guard->cpu, cpu);
-	learn(guard, &guard->disk, disk, ns > memory ? ns - memory : 1u);
-}
-
-void kvx_guard_computed(kvx_guard_t *guard, uint32_t tokens, uint64_t ns)
-{
-	learn(guard, &guard->prefill, tokens, ns);
-}
-
-uint64_t kvx_guard_load_ns(const kvx_guard_t *guard, uint32_t cpu, uint32_t disk)
-{
-	const uint64_t memory = cost(guard, &guard->cpu, cpu), storage = cost(guard, &guard->disk, disk);
-
-	return (cpu && !memory) || (disk && !storage) ? 0 : memory + storage;
-}
-
-uint64_t kvx_guard_compute_ns(const kvx_guard_t *guard, uint32_t tokens)
-{
-	return cost(guard, &guard->prefill, tokens);
-}
-
-/* Enough measured at the very length to stop it? */
-static int is_sure(const kvx_guard_t *guard, const kvx_guard_line_t *line, uint32_t tokens)
-{
-	return tokens && line->cell[bucket_of(guard, tokens)].count >= KVX_GUARD_LEAST;
-}
-
-/* What to do about a length, when loading and computing take so long (0: unknown). */
-static kvx_guard_verdict_t judge(kvx_guard_stop_t *stop, uint64_t now, uint64_t load, uint64_t compute, int *p_turned)
-{
-	*p_turned = 0;
-	if (!load || !compute) {
-		return stop->stopped ? KVX_GUARD_NO : KVX_GUARD_PAYS;
-	}
-	if (!stop->stopped && load > compute + compute / 10u) {
-		*p_turned = 1;
-		*stop = (kvx_guard_stop_t){.stopped = 1, .probe_ns = now};
-	} else if (stop->stopped && load + load / 10u < compute) {
-		*p_turned = -1;
 		stop->stopped = 0;
+		return KVX_GUARD_PAYS;
 	}
 	if (!stop->stopped) {
-		return KVX_GUARD_PAYS;
+		turn(guard, part, 1, answer);
+		*stop = (kvx_guard_stop_t){.stopped = 1, .probe_ns = now};
 	}
 
 	stop->asked++;
@@ -130,45 +167,104 @@ static kvx_guard_verdict_t judge(kvx_guard_stop_t *stop, uint64_t now, uint64_t 
 	return KVX_GUARD_PROBE;
 }
 
+/* The most tokens of `most` that take so long; a part at its guess is slower than a line through it. */
+static uint32_t piece(const kvx_guard_question_t *q, uint32_t most, double load, double ns)
+{
+	const double tokens = load > 0 ? most * (ns / load) : 0;
+	const uint32_t fit = tokens < most ? (uint32_t)tokens : most;
+
+	return q->grain ? fit / q->grain * q->grain : 0;
+}
+
+/* Nothing was computed yet: memory is loaded, of disk what is worth a bet. */
+static void bet(kvx_guard_t *guard, const kvx_guard_question_t *q, kvx_guard_answer_t *answer)
+{
+	const double load = disk_ns(guard, q->disk);
+
+	answer->cpu = q->cpu;
+	answer->disk = load <= KVX_GUARD_BET_NS ? q->disk : piece(q, q->disk, load, KVX_GUARD_BET_NS);
+	answer->verdict = answer->cpu + answer->disk ? KVX_GUARD_PAYS : KVX_GUARD_NO;
+}
+
+/* Which part of a probe's tokens is loaded. */
+static uint32_t probe(kvx_guard_t *guard, const kvx_guard_question_t *q, const kvx_guard_part_t *part)
+{
+	const uint32_t left = q->total > q->local ? q->total - q->local : 0;
+	const double all = compute_ns(guard, q->local, left > q->cpu + q->disk ? left : q->cpu + q->disk);
+
+	return piece(q, part->tokens, part->load, all / KVX_GUARD_SHARE);
+}
+
 static void decide(kvx_guard_t *guard, const kvx_guard_question_t *q, kvx_guard_answer_t *answer)
 {
-	const uint32_t whole = bucket_of(guard, q->cpu + q->disk), tail = bucket_of(guard, q->disk);
-	kvx_guard_verdict_t of_tail = KVX_GUARD_PAYS;
-	uint64_t load;
-	int ignored, sure;
+	const kvx_guard_part_t head = {
+		.stop = &guard->whole[bucket_of(guard, q->cpu)],
+		.tokens = q->cpu,
+		.load = memory_ns(guard, q->cpu),
+		.saves = compute_ns(guard, q->local, q->cpu),
+		.known = guard->cpu.known >= KVX_GUARD_LEAST,
+	};
+	kvx_guard_part_t tail = {
+		.stop = &guard->tail[bucket_of(guard, q->disk)],
+		.tokens = q->disk,
+		.load = disk_ns(guard, q->disk),
+		.saves = compute_ns(guard, q->local + q->cpu, q->disk),
+		.known = guard->disk.known >= KVX_GUARD_LEAST,
+		.of_disk = 1,
+	};
+	kvx_guard_verdict_t verdict = KVX_GUARD_PAYS;
 
-	*answer = (kvx_guard_answer_t){.verdict = KVX_GUARD_PAYS};
-	if (q->disk && q->cpu) {
-		load = is_sure(guard, &guard->disk, q->disk) || guard->tail[tail].stopped
-			       ? cost(guard, &guard->disk, q->disk)
-			       : 0;
-		of_tail = judge(&guard->tail[tail], q->now_ns, load, kvx_guard_compute_ns(guard, q->disk), &ignored);
-		answer->cut = of_tail == KVX_GUARD_NO;
+	*answer = (kvx_guard_answer_t){.verdict = KVX_GUARD_NO};
+	if (!computing_is_known(guard, q->cpu + q->disk)) {
+		bet(guard, q, answer);
+		return;
+	}
+	if (q->cpu && head.known) {
+		verdict = judge(guard, &head, q->now_ns, answer);
+	}
+	if (verdict != KVX_GUARD_PAYS) { /* what follows may make up for it */
+		tail.load += head.load;
+		tail.saves += head.saves;
+	}
+	if (verdict == KVX_GUARD_PROBE) {
+		answer->cpu = probe(guard, q, &head);
+		answer->verdict = answer->cpu ? KVX_GUARD_PROBE : KVX_GUARD_NO;
+		return;
+	}
+	if (verdict == KVX_GUARD_PAYS && q->cpu) {
+		answer->cpu = q->cpu;
+		answer->verdict = KVX_GUARD_PAYS;
+	}
+	if (q->disk == 0) {
+		return;
 	}
 
-	sure = (answer->cut || !q->disk ? is_sure(guard, &guard->cpu, q->cpu)
-					: is_sure(guard, &guard->disk, q->disk)) ||
-	       guard->whole[whole].stopped;
-	load = sure ? kvx_guard_load_ns(guard, q->cpu, answer->cut ? 0 : q->disk) : 0;
-	answer->verdict = judge(&guard->whole[whole], q->now_ns, load,
-				kvx_guard_compute_ns(guard, q->cpu + (answer->cut ? 0 : q->disk)), &answer->turned);
-	answer->from = guard->block_tokens << whole;
-	if (answer->verdict == KVX_GUARD_PAYS && of_tail == KVX_GUARD_PROBE) {
-		answer->verdict = KVX_GUARD_PROBE;
+	switch (judge(guard, &tail, q->now_ns, answer)) {
+	case KVX_GUARD_PAYS:
+		answer->cpu = q->cpu;
+		answer->disk = q->disk;
+		answer->verdict = KVX_GUARD_PAYS;
+		break;
+	case KVX_GUARD_PROBE:
+		answer->disk = answer->cpu == q->cpu ? probe(guard, q, &tail) : 0;
+		answer->verdict = answer->disk ? KVX_GUARD_PROBE : answer->verdict;
+		break;
+	case KVX_GUARD_NO:
+		break;
 	}
 }
 
-void kvx_guard_ask(kvx_guard_t *guard, const kvx_guard_question_t *question, kvx_guard_answer_t *answer)
+void kvx_guard_ask(kvx_guard_t *guard, const kvx_guard_question_t *q, kvx_guard_answer_t *answer)
 {
-	kvx_guard_said_t *said = &guard->said[question->who % KVX_GUARD_MEMORY];
+	kvx_guard_said_t *said = &guard->said[q->who % KVX_GUARD_MEMORY];
 
-	if (said->who == question->who && said->cpu == question->cpu && said->disk == question->disk && said->ns &&
-	    question->now_ns - said->ns < KVX_GUARD_SAME_NS) {
+	if (said->who == q->who && said->local == q->local && said->cpu == q->cpu && said->disk == q->disk &&
+	    said->ns && q->now_ns - said->ns < KVX_GUARD_SAME_NS) {
 		*answer = said->answer;
 		answer->turned = 0;
 		answer->again = 1;
 		return;
 	}
-	decide(guard, question, answer);
-	*said = (kvx_guard_said_t){question->who, question->now_ns, question->cpu, question->disk, *answer};
+	decide(guard, q, answer);
+	*said = (kvx_guard_said_t){q->who, q->now_ns, q->local, q->cpu, q->disk, *answer};
 }

@@ -8,6 +8,7 @@
  *   LOAD    load id, request id, parts           one part a group: lease handle, blocks' places in the lease, ids to write to
  *   SAVE    put handle, block ids                id i is block i of the put; KVX_NO_BLOCK: nothing to write there (ALREADY)
  *   DROP    load id                              the request is gone: end the load early. finished() and the report still say that it is over
+ *   TIME                                         measure what this step takes the rank, and say so in a report (STEP)
  *
  * A part of a LOAD names all blocks the engine counts on: n of them from place `first` on. The lease may cover fewer (its answer was shortened: places
  * at or beyond kvc_lease_n() have no bytes), may name none at all (lease.incarnation 0), and the load as a whole may have none (KVX_PLAN_DEAD): every
@@ -38,8 +39,10 @@ typedef enum kvx_record {
 	KVX_RECORD_LOAD = 3,
 	KVX_RECORD_SAVE = 4,
 	KVX_RECORD_DROP = 5,
-	KVX_RECORD_LOADED = 16, /* report */
-	KVX_RECORD_DROPPED = 17 /* report */
+	KVX_RECORD_TIME = 6,
+	KVX_RECORD_LOADED = 16,  /* report */
+	KVX_RECORD_DROPPED = 17, /* report */
+	KVX_RECORD_STEP = 18     /* report */
 } kvx_record_t;
 
 /* In front of every record; `bytes` counts from here to the next record and is a multiple of 8. */
@@ -97,6 +100,10 @@ typedef struct kvx_plan_drop {
 	uint64_t load;
 } kvx_plan_drop_t;
 
+typedef struct kvx_plan_time {
+	kvx_record_header_t h;
+} kvx_plan_time_t;
+
 /* A load is over on this rank. */
 typedef struct kvx_report_loaded {
 	kvx_record_header_t h;
@@ -104,7 +111,8 @@ typedef struct kvx_report_loaded {
 	int32_t status;  /* kvc_status_t: OK, or why not all came */
 	uint32_t blocks; /* that came, over all parts */
 	uint64_t bytes;
-	uint64_t ns; /* from begin to end */
+	uint64_t
+		ns; /* from begin to end; of a cache in GPU memory the device's time, without what came before the load */
 } kvx_report_loaded_t;
 
 /* A save was given up on this rank. */
@@ -112,6 +120,14 @@ typedef struct kvx_report_dropped {
 	kvx_record_header_t h;
 	uint64_t put; /* id */
 } kvx_report_dropped_t;
+
+/* A step that was to be timed: what the rank has computed took so long, from the end of begin() to end(), by the clock of who computes. */
+typedef struct kvx_report_step {
+	kvx_record_header_t h;
+	uint32_t step; /* header.step of its plan */
+	uint32_t reserved;
+	uint64_t ns;
+} kvx_report_step_t;
 
 /* Building. Grows as needed; on a failed allocation the buffer is marked and the plan comes out empty. */
 typedef struct kvx_bytes {

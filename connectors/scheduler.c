@@ -1,10 +1,8 @@
 /* The scheduling half: open, tables, plan, report. */
 #include "scheduler_impl.h"
 
-#define CALL_MS   1000u
-#define SLICE_US  50u /* longest wait in one go: the heartbeat is looked at this often */
-#define SMOOTHING 8u
-#define PIPELINE  8u /* more plans than these are not under way at once: the engine has not told of empty steps */
+#define CALL_MS  1000u
+#define SLICE_US 50u /* longest wait in one go: the heartbeat is looked at this often */
 
 /* ---- open and close ---------------------------------------------------------------------------------------------------------- */
 
@@ -242,13 +240,16 @@ int kvx_plan_room(kvx_scheduler_t *scheduler, size_t more)
 /* Answers to what this step has asked for, but not for long, and not from a daemon that has stopped. */
 static void wait_for_answers(kvx_scheduler_t *scheduler, uint64_t now)
 {
-	const uint64_t until = now + scheduler->wait_us * UINT64_C(1000);
+	const uint64_t wait = kvx_time_wait_ns(scheduler), until = now + wait;
 
+	if (wait && !scheduler->slow) {
+		kvx_puts_await(scheduler);
+	}
 	for (;;) {
 		const int open = kvx_puts_look(scheduler, now);
 		uint64_t left;
 
-		if (!open || scheduler->slow || !kvx_is_alive(scheduler)) {
+		if (!open || !wait || scheduler->slow || !kvx_is_alive(scheduler)) {
 			return;
 		}
 		now = kv_now_ns(scheduler->env);
@@ -291,6 +292,7 @@ void kvx_scheduler_plan(kvx_scheduler_t *scheduler, const void **p_bytes, size_t
 	kvx_loads_tell(scheduler, now);
 	scheduler->offered = 0;
 	kvx_puts_tell(scheduler);
+	kvx_time_tell(scheduler);
 	tell_fence(scheduler);
 	kvx_bytes_finish(&scheduler->plan, scheduler->step);
 	kv_assert(!scheduler->plan.failed);
@@ -299,34 +301,6 @@ void kvx_scheduler_plan(kvx_scheduler_t *scheduler, const void **p_bytes, size_t
 
 	scheduler->building = 0;
 	scheduler->step++;
-	scheduler->plan_ns = now;
-	scheduler->unstepped++;
-	scheduler->prefill_sent = scheduler->prefill;
-	scheduler->sync_sent = scheduler->sync_loads;
-	scheduler->advanced_sent = scheduler->advanced;
-	scheduler->prefill = 0;
-	scheduler->sync_loads = 0;
-	scheduler->advanced = 0;
-}
-
-void kvx_scheduler_stepped(kvx_scheduler_t *scheduler)
-{
-	const uint64_t took = kv_now_ns(scheduler->env) - scheduler->plan_ns;
-	const uint32_t unstepped = scheduler->unstepped;
-
-	/* Some plans are two steps ahead, some steps never end for us: only the time of one that stands alone is known. */
-	scheduler->unstepped = unstepped > PIPELINE ? 0 : unstepped - (unstepped > 0);
-	if (unstepped != 1) {
-		return;
-	}
-	if (scheduler->sync_sent || !scheduler->advanced_sent) {
-		return; /* much of it was the load, or nothing was computed */
-	}
-	scheduler->step_ns =
-		scheduler->step_ns ? scheduler->step_ns - scheduler->step_ns / SMOOTHING + took / SMOOTHING : took;
-	if (scheduler->prefill_sent >= scheduler->unit) {
-		kvx_guard_computed(&scheduler->guard, scheduler->prefill_sent, took);
-	}
 }
 
 int kvx_scheduler_pending(kvx_scheduler_t *scheduler)
@@ -361,6 +335,8 @@ void kvx_scheduler_report(kvx_scheduler_t *scheduler, const void *bytes, size_t 
 			kvx_load_reported(scheduler, at);
 		} else if (record->type == KVX_RECORD_DROPPED) {
 			kvx_put_dropped(scheduler, ((const kvx_report_dropped_t *)at)->put);
+		} else if (record->type == KVX_RECORD_STEP) {
+			kvx_time_reported(scheduler, at);
 		}
 	}
 	scheduler->stats.bad_reports += cursor.bad != 0;

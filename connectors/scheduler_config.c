@@ -161,7 +161,7 @@ kvc_status_t kvx_scheduler_take(kvx_scheduler_t *scheduler, const kvx_scheduler_
 	scheduler->wait_us = config->wait_us ? config->wait_us : KVX_WAIT_US;
 	scheduler->load_ms = config->load_ms ? config->load_ms : KVX_STEP_LOAD_MS;
 	scheduler->min_tokens = config->min_tokens ? config->min_tokens : scheduler->unit;
-	kvx_guard_init(&scheduler->guard, scheduler->groups[0].block_tokens);
+	kvx_guard_init(&scheduler->guard, scheduler->groups[0].block_tokens, scheduler->token_bytes);
 
 	return take_arrays(scheduler, config);
 }

@@ -116,9 +116,9 @@ static kvx_sload_t *create(const kvx_scheduler_t *scheduler, const kvx_request_t
 }
 
 /* How long the answer is worth waiting for. Where nothing has been computed yet, loading is taken to be worth it. */
-static uint64_t patience(const kvx_scheduler_t *scheduler, uint32_t tokens)
+static uint64_t patience(kvx_scheduler_t *scheduler, uint32_t local, uint32_t tokens)
 {
-	const uint64_t compute = kvx_guard_compute_ns(&scheduler->guard, tokens);
+	const uint64_t compute = kvx_guard_compute_ns(&scheduler->guard, local, tokens);
 	const uint64_t least = scheduler->wait_us * UINT64_C(1000), most = WAIT_MS * KVX_MS;
 	const uint64_t worth = compute ? compute / 20u : most;
 
@@ -136,7 +136,7 @@ static void start(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_
 		.units = end / scheduler->unit,
 		.asked_ns = now,
 		.renewed_ns = now,
-		.until_ns = now + patience(scheduler, end - ask->local),
+		.until_ns = now + patience(scheduler, ask->local, end - ask->local),
 	};
 	const uint32_t blocks = kvx_load_ranges(scheduler, space, ask, shape.units, &shape);
 	kvx_sload_t *load = create(scheduler, request, &shape, blocks);

@@ -15,6 +15,7 @@
 #define KVX_RUN_BLOCKS  8192u /* most blocks of one put */
 #define KVX_MS          UINT64_C(1000000)
 #define KVX_ADAPTER_MAX 1024u
+#define KVX_TIMED       16u /* steps of which the time may still be reported */
 
 /* ---- spaces: one for each adapter -------------------------------------------------------------------------------------------- */
 
@@ -70,10 +71,20 @@ typedef struct kvx_sput {
 	uint32_t space, group, index; /* group: its number, and its place among ours */
 	uint32_t from, n, granted;    /* blocks [from, from + n) of the request */
 	uint32_t step;                /* the plan that computes them */
+	int awaited;                  /* that plan has waited for the answer */
 	uint32_t cap, id_len;
 	kvx_place_t *places; /* [n] */
 	char id[KVX_MAX_ID];
 } kvx_sput_t;
+
+/* ---- steps ------------------------------------------------------------------------------------------------------------------- */
+
+/* One that the ranks were asked to time. */
+typedef struct kvx_timed {
+	uint32_t step;
+	int asked, prefill;
+	kvx_guard_work_t work;
+} kvx_timed_t;
 
 /* ---- the scheduling half ------------------------------------------------------------------------------------------------------ */
 
@@ -128,11 +139,11 @@ struct kvx_scheduler {
 	int slow;        /* the daemon did not answer in time lately: plans do not wait for reservations */
 	uint32_t step;   /* number of the plan being made */
 
-	uint64_t plan_ns;   /* when the last plan went out */
-	uint32_t unstepped; /* plans since, or whose step has not ended */
-	uint32_t prefill, prefill_sent;
-	int sync_loads, sync_sent;
-	int advanced, advanced_sent;
+	kvx_guard_work_t work; /* of the step being planned; */
+	uint32_t longest;      /* most tokens of one request in it; */
+	uint32_t sync_loads;   /* loads inside it */
+	uint32_t untimed;      /* steps since one was timed */
+	kvx_timed_t timed[KVX_TIMED];
 	uint64_t step_ns; /* a recent step, smoothed */
 	uint64_t next_log_ns, next_attach_ns;
 };
@@ -227,9 +238,20 @@ void kvx_put_dropped(kvx_scheduler_t *scheduler, uint64_t handle);
 void kvx_puts_revoke(kvx_scheduler_t *scheduler, kvx_request_t *request, uint32_t since);
 void kvx_puts_revoke_all(kvx_scheduler_t *scheduler);
 void kvx_puts_close(kvx_scheduler_t *scheduler);
+/* The plan of this step waits for the answers to what the step has asked for. */
+void kvx_puts_await(kvx_scheduler_t *scheduler);
 /* What is next to be saved, in tokens. */
 void kvx_request_next(const kvx_scheduler_t *scheduler, kvx_request_t *request);
 /* See again what of it is stored before more of it is saved. */
 void kvx_request_restart(kvx_request_t *request);
+
+/* scheduler_time.c */
+/* In this step a request computes `tokens` tokens and has `computed` then. */
+void kvx_time_advance(kvx_scheduler_t *scheduler, uint32_t computed, uint32_t tokens);
+/* How long this step's plan may wait for answers. */
+uint64_t kvx_time_wait_ns(kvx_scheduler_t *scheduler);
+/* Ask for the step's time, if it is worth it; the next step begins. */
+void kvx_time_tell(kvx_scheduler_t *scheduler);
+void kvx_time_reported(kvx_scheduler_t *scheduler, const kvx_report_step_t *report);
 
 #endif

@@ -316,7 +316,10 @@ static void learn(kvx_scheduler_t *scheduler, const kvx_sload_t *load)
 	if (load->failed && !load->timed_out) {
 		return; /* how fast it failed says nothing */
 	}
-	kvx_guard_loaded(&scheduler->guard, load->cpu_tokens, load->disk_tokens, load->ns);
+	kvx_guard_loaded(&scheduler->guard, &(kvx_guard_load_t){.cpu = load->cpu_tokens,
+								.disk = load->disk_tokens,
+								.ns = load->ns,
+								.now_ns = kv_now_ns(scheduler->env)});
 	if (request && !load->failed) {
 		request->cpu_tokens += load->cpu_tokens;
 		request->disk_tokens += load->disk_tokens;

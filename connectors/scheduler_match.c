@@ -3,20 +3,12 @@
 
 #include "kv/log.h"
 
-#define BYTES_A_NS_MEMORY 4u    /* guessed until something has been measured */
-#define ATTACH_US         1000u /* a match looks for a daemon so long */
-#define AGAIN_MS          20u   /* and not again before */
-#define SLICE_US          50u
-
-static uint64_t load_ns(const kvx_scheduler_t *scheduler, uint32_t cpu, uint32_t disk)
-{
-	const uint64_t known = kvx_guard_load_ns(&scheduler->guard, cpu, disk);
-
-	return known ? known : (cpu / BYTES_A_NS_MEMORY + disk) * scheduler->token_bytes;
-}
+#define ATTACH_US 1000u /* a match looks for a daemon so long */
+#define AGAIN_MS  20u   /* and not again before */
+#define SLICE_US  50u
 
 /* 1: load beside the steps. */
-static int is_async(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t cpu, uint32_t disk)
+static int is_async(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t cpu, uint32_t disk)
 {
 	if (scheduler->group_count > 1 || scheduler->mode == KVX_LOAD_ASYNC) {
 		return 1;
@@ -28,30 +20,42 @@ static int is_async(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint
 		return 1;
 	}
 
-	return scheduler->step_ns == 0 || load_ns(scheduler, cpu, disk) >= scheduler->step_ns;
+	return scheduler->step_ns == 0 || kvx_guard_load_ns(&scheduler->guard, cpu, disk) >= scheduler->step_ns;
 }
 
 static void log_turn(const kvx_guard_answer_t *answer)
 {
+	const char *where = answer->of_disk ? "disk" : "memory";
+	const double load = (double)answer->load_ns / 1e6, compute = (double)answer->compute_ns / 1e6;
+
 	if (answer->turned > 0) {
 		kv_log(KV_LOG_INFO, "kvx",
-		       "loading from %u tokens on is slower than computing them: stopped, tried again now and then",
-		       answer->from);
+		       "loading %u tokens and more from %s is slower than computing them (%.1f ms, %.1f ms): stopped, "
+		       "a "
+		       "piece is tried now and then",
+		       answer->from, where, load, compute);
 	} else if (answer->turned < 0) {
-		kv_log(KV_LOG_INFO, "kvx", "loading from %u tokens on is faster than computing them again: resumed",
-		       answer->from);
+		kv_log(KV_LOG_INFO, "kvx",
+		       "loading %u tokens and more from %s is faster than computing them again (%.1f ms, %.1f ms): "
+		       "resumed",
+		       answer->from, where, load, compute);
 	}
 }
 
-/* Does it pay? Cuts the part on disk off where that does not. */
+/* Does it pay? Leaves out what does not. */
 static int pays(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t *p_cpu, uint32_t *p_disk)
 {
 	const kvx_guard_question_t question = {
 		.who = kvx_requests_hash(&scheduler->requests, ask->id, ask->id_len) | 1u,
 		.now_ns = kv_now_ns(scheduler->env),
+		.local = ask->local,
 		.cpu = *p_cpu,
 		.disk = *p_disk,
+		.total = ask->tokens,
+		/* What several groups can serve of less is another question. */
+		.grain = scheduler->group_count == 1 ? scheduler->groups[0].block_tokens : 0,
 	};
+	kvx_scheduler_stats_t *stats = &scheduler->stats;
 	kvx_guard_answer_t answer;
 
 	if (!scheduler->guarded) {
@@ -59,11 +63,14 @@ static int pays(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t *p_cp
 	}
 	kvx_guard_ask(&scheduler->guard, &question, &answer);
 	log_turn(&answer);
-	scheduler->stats.guard_stops += answer.turned > 0;
-	scheduler->stats.guard_probes += answer.verdict == KVX_GUARD_PROBE && !answer.again;
-	if (answer.cut) {
-		*p_disk = 0;
+	stats->guard_stops += answer.turned > 0;
+	stats->guard_resumes += answer.turned < 0;
+	if (!answer.again) {
+		stats->guard_probes += answer.verdict == KVX_GUARD_PROBE;
+		stats->guard_cuts += answer.verdict == KVX_GUARD_PAYS && answer.cpu + answer.disk < *p_cpu + *p_disk;
 	}
+	*p_cpu = answer.cpu;
+	*p_disk = answer.disk;
 
 	return answer.verdict != KVX_GUARD_NO;
 }

@@ -308,8 +308,7 @@ void kvx_scheduler_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uin
 	kvx_request_t *request =
 		kvx_ask_is_sound(ask) ? kvx_requests_find(&scheduler->requests, ask->id, ask->id_len) : NULL;
 
-	scheduler->prefill += prefill;
-	scheduler->advanced = 1;
+	kvx_time_advance(scheduler, computed, prefill);
 	if (!request) {
 		return;
 	}
@@ -376,7 +375,7 @@ static int look_asked(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
 		return 0;
 	}
 	scheduler->slow = 0;
-	scheduler->stats.late_answers += put->step != scheduler->step;
+	scheduler->stats.late_answers += put->awaited && put->step != scheduler->step;
 	if (result.status != KVC_PENDING && result.status != KVC_OK) {
 		refused(scheduler, put, result.status, now);
 		return 1;
@@ -434,6 +433,13 @@ int kvx_puts_look(kvx_scheduler_t *scheduler, uint64_t now)
 	}
 
 	return open;
+}
+
+void kvx_puts_await(kvx_scheduler_t *scheduler)
+{
+	for (kvx_sput_t *put = scheduler->puts; put; put = put->next) {
+		put->awaited |= put->step == scheduler->step;
+	}
 }
 
 int kvx_puts_wait(const kvx_scheduler_t *scheduler, uint64_t now)

@@ -50,6 +50,9 @@ kvc_status_t kvx_flight_submit(kvx_worker_t *worker, kvx_flight_t *flight, const
 		flight->serial = ++gpu->serial;
 		atomic_fetch_add(&gpu->airborne, 1u);
 		atomic_fetch_add(&gpu->loading, flight->load ? 1u : 0u);
+		if (flight->load) {
+			kvx_clock_sent(gpu, flight->load, copy->stream);
+		}
 	} else if (status == KVC_ERR_LIMIT && copy->count > 1) {
 		shorten(gpu, copy->count / 2);
 		status = KVC_ERR_BUSY;

@@ -119,6 +119,7 @@ kvc_status_t kvx_gpu_open(kvx_worker_t *worker, const kvx_worker_config_t *confi
 	status = make_room(worker, gpu, config);
 	status = status == KVC_OK ? open_device(gpu, config) : status;
 	if (status == KVC_OK) {
+		kvx_clocks_open(gpu);
 		if (config->measure) {
 			measure(worker);
 		}
@@ -135,6 +136,7 @@ void kvx_gpu_close(kvx_worker_t *worker)
 	if (!gpu) {
 		return;
 	}
+	kvx_clocks_close(gpu);
 	kvk_gpu_close(gpu->gpu);
 	for (uint32_t i = 0; i < KVX_GPU_FLIGHTS; i++) {
 		free(gpu->flights[i].leaves);

@@ -32,6 +32,8 @@
 #define KVX_GPU_AHEAD        8u                   /* of these not for a fence */
 #define KVX_GPU_FLIGHTS      (KVX_GPU_LOADS + KVX_GPU_SAVES)
 #define KVX_GPU_JOBS         64u /* flights and self-tests */
+#define KVX_GPU_CLOCKS       16u /* loads that are timed at a time */
+#define KVX_GPU_STEPS        4u  /* steps that are */
 
 /* The stream a flight is on: jobs of one end in the order they were submitted in. */
 typedef enum kvx_lane { KVX_LANE_SYNC, KVX_LANE_BESIDE, KVX_LANE_SAVE, KVX_LANE_FENCE, KVX_LANES } kvx_lane_t;
@@ -78,6 +80,15 @@ typedef struct kvx_wlayers {
 	} last[KVX_GPU_RANGES]; /* of those submitted so far, at the end of the range */
 } kvx_wlayers_t;
 
+typedef enum kvx_clock_state { KVX_CLOCK_FREE = 0, KVX_CLOCK_RUNS = 1 } kvx_clock_state_t;
+
+/* The engine's thread; a load's is stopped by who submits for it. */
+typedef struct kvx_wclock {
+	kvk_gpu_clock_t *clock; /* NULL: could not be had */
+	kvx_clock_state_t state;
+	uint32_t step;
+} kvx_wclock_t;
+
 struct kvx_wgpu {
 	kvk_gpu_t *gpu;
 	kvk_cu_stream_t urgent, beside, low;
@@ -94,6 +105,8 @@ struct kvx_wgpu {
 	int ended;     /* end() was there, and this step's synchronous loads are not known yet */
 	int unordered; /* saves of this step cannot be put in order after it */
 	kvx_wlayers_t layers;
+	kvx_wclock_t clocks[KVX_GPU_CLOCKS], steps[KVX_GPU_STEPS];
+	uint32_t step_at; /* the next to be used */
 
 	/* under the lock */
 	pthread_mutex_t lock;
@@ -144,6 +157,14 @@ kvx_flight_t *kvx_flight_of_save(kvx_wgpu_t *gpu, int fence);
 kvc_status_t kvx_flight_submit(kvx_worker_t *worker, kvx_flight_t *flight, const kvk_gpu_copy_t *copy);
 /* Land what is over: how many. Any thread. */
 uint32_t kvx_flight_land(kvx_worker_t *worker);
+
+/* worker_clock.c */
+void kvx_clocks_open(kvx_wgpu_t *gpu);
+void kvx_clocks_close(kvx_wgpu_t *gpu);
+/* The load's copies may begin where the stream is now, if there is a clock for it. Before the load goes. */
+void kvx_clock_load(kvx_worker_t *worker, kvx_wload_t *load, kvk_cu_stream_t stream);
+/* Copies of it end where the stream is now. Lock held. */
+void kvx_clock_sent(kvx_wgpu_t *gpu, const kvx_wload_t *load, kvk_cu_stream_t stream);
 
 /* worker_gpu_load.c */
 /* Submit what the oldest loads beside the steps have ready: how many blocks. Transfer thread. */

@@ -251,6 +251,8 @@ int kvx_gpu_load(kvx_worker_t *worker, int layers)
 	for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
 		if (!ordered) {
 			kvx_wload_close(worker, load, (kvc_status_t)KV_ERR_IO);
+		} else {
+			kvx_clock_load(worker, load, gpu->urgent);
 		}
 		atomic_store(&load->go, 1u);
 	}

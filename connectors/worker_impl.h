@@ -148,6 +148,7 @@ typedef struct kvx_wload {
 	int reported; /* only finished() has still to name it */
 	int skipped; /* the engine did not say of each layer that it was about to read it: what it computed may be garbage */
 	uint32_t ranges; /* of layers that it comes in: 1 but for synchronous ones of a cache in GPU memory */
+	uint32_t clock;  /* which of the device's times it, from 1; 0: none */
 	uint64_t begin_ns, deadline_ns, end_ns;
 	uint64_t silent_ns;      /* since when the daemon has been silent while it was waited for; 0: it is not */
 	_Atomic uint32_t go;     /* copying may begin */
@@ -343,6 +344,8 @@ struct kvx_worker {
 	uint32_t overs_seen;
 	uint32_t untold;                        /* asynchronous loads that are over and not named yet */
 	uint32_t step;                          /* of the plan at hand */
+	int timed;                              /* it is to be timed, */
+	uint64_t timed_ns;                      /* since then */
 	uint32_t failed_step[KVX_WORKER_STEPS]; /* plans of which a synchronous load has failed */
 	uint32_t failed_steps;                  /* how many ever */
 	uint64_t *failed;                       /* bit a block: its load has failed and errors() has not said so */
@@ -431,6 +434,20 @@ void kvx_worker_fail_load(kvx_worker_t *worker, kvx_wload_t *load);
 void kvx_worker_reap(kvx_worker_t *worker);
 void kvx_worker_fail_block(kvx_worker_t *worker, uint32_t id);
 void kvx_worker_fail_record(kvx_worker_t *worker, const kvx_plan_load_t *record);
+
+/* A step took so long. */
+void kvx_worker_stepped(kvx_worker_t *worker, uint32_t step, uint64_t ns);
+
+/* worker_clock.c */
+/* The plan asks for the time of its step; */
+void kvx_clock_ask(kvx_worker_t *worker);
+/* begin() is over; end() begins. */
+void kvx_clock_begin(kvx_worker_t *worker);
+void kvx_clock_end(kvx_worker_t *worker);
+/* Of a device: steps that are over go into the report. */
+void kvx_clock_look(kvx_worker_t *worker);
+/* How long a load that is over took. */
+uint64_t kvx_clock_took(kvx_worker_t *worker, kvx_wload_t *load);
 
 /* worker_prefault.c */
 #define KVX_PREFAULT_PAUSE_NS (20 * KVX_NS_A_MS)    /* after a step the next one may follow at once */

@@ -202,6 +202,8 @@ static void loads(kvx_worker_t *worker, kvx_cursor_t cursor)
 			begin_load(worker, (const kvx_plan_load_t *)(const void *)record);
 		} else if (record->type == KVX_RECORD_DROP) {
 			drop_load(worker, ((const kvx_plan_drop_t *)(const void *)record)->load);
+		} else if (record->type == KVX_RECORD_TIME) {
+			kvx_clock_ask(worker);
 		}
 	}
 }
@@ -218,6 +220,7 @@ void kvx_worker_begin(kvx_worker_t *worker, const void *plan, size_t len)
 	kvx_worker_reap(worker);
 	cancel_left(worker);
 	kvx_worker_hand_later(worker, 1); /* their step has not come to its end */
+	worker->timed = 0;
 	if (len == 0) {
 		return;
 	}
@@ -231,6 +234,7 @@ void kvx_worker_begin(kvx_worker_t *worker, const void *plan, size_t len)
 	first_pass(worker, cursor);
 	fences(worker, cursor);
 	loads(worker, cursor);
+	kvx_clock_begin(worker);
 }
 
 void kvx_worker_start(kvx_worker_t *worker)
@@ -245,6 +249,8 @@ void kvx_worker_start(kvx_worker_t *worker)
 			ordered = ordered || !worker->gpu || kvx_gpu_start(worker);
 			if (!ordered) {
 				kvx_wload_close(worker, load, (kvc_status_t)KV_ERR_IO);
+			} else if (worker->gpu) {
+				kvx_clock_load(worker, load, worker->gpu->beside);
 			}
 			atomic_store(&load->go, 1u);
 			started++;
@@ -286,6 +292,7 @@ int kvx_worker_load_layers(kvx_worker_t *worker)
 
 void kvx_worker_end(kvx_worker_t *worker)
 {
+	kvx_clock_end(worker);
 	if (worker->gpu) {
 		kvx_gpu_end(worker);
 	} else {

@@ -63,6 +63,16 @@ static void report_loaded(kvx_worker_t *worker, uint64_t id, const kvx_report_lo
 	}
 }
 
+void kvx_worker_stepped(kvx_worker_t *worker, uint32_t step, uint64_t ns)
+{
+	kvx_report_step_t *record = kvx_bytes_record(open_report(worker), KVX_RECORD_STEP, sizeof *record);
+
+	if (record) {
+		record->step = step;
+		record->ns = ns;
+	}
+}
+
 void kvx_worker_dropped(kvx_worker_t *worker, uint64_t put)
 {
 	kvx_report_dropped_t *record = kvx_bytes_record(open_report(worker), KVX_RECORD_DROPPED, sizeof *record);
@@ -120,7 +130,7 @@ static void load_over(kvx_worker_t *worker, kvx_wload_t *load)
 										     : cause,
 					  .blocks = atomic_load(&load->good),
 					  .bytes = atomic_load(&load->bytes),
-					  .ns = load->end_ns - load->begin_ns};
+					  .ns = kvx_clock_took(worker, load)};
 	kvx_wstats_t *stats = &worker->stats;
 	const int lost = cause < 0 && cause != KVC_ERR_TIMEOUT && cause != KVC_ERR_CORRUPT;
 
@@ -296,6 +306,7 @@ void kvx_worker_report(kvx_worker_t *worker, const void **p_bytes, size_t *p_len
 	kvx_bytes_t *report;
 
 	kvx_worker_reap(worker);
+	kvx_clock_look(worker);
 	report = &worker->report[worker->report_at];
 	*p_bytes = NULL;
 	*p_len = 0;

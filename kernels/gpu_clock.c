@@ -38,13 +38,17 @@ err_clock:
 
 void kvk_gpu_clock_close(kvk_gpu_clock_t *clock)
 {
+	int entered;
+
 	if (!clock) {
 		return;
 	}
-	if (clock->at[0] && kvk_gpu_enter(clock->gpu) == KV_OK) {
-		for (uint32_t i = 0; i < 2 && clock->at[i]; i++) {
-			(void)KVK_GPU_CALL(clock->gpu, event_destroy, clock->at[i]);
-		}
+	/* A driver that refuses this refuses the rest, too: what it holds then goes with the process. */
+	entered = kvk_gpu_enter(clock->gpu) == KV_OK;
+	for (uint32_t i = 0; i < 2 && clock->at[i]; i++) {
+		(void)KVK_GPU_CALL(clock->gpu, event_destroy, clock->at[i]);
+	}
+	if (entered) {
 		kvk_gpu_leave(clock->gpu);
 	}
 	kv_free(clock->gpu->env, clock);

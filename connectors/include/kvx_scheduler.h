@@ -17,8 +17,8 @@
  * Keys. With `foreign` set the engine's own block hashes are used: they are asked for one by one through kvx_hashes_t, and only those a search looks
  * at. Otherwise kvd's own chain is kept per request and fed by kvx_scheduler_tokens().
  *
- * Never slower. Measured load times per length are held against measured prefill times (guard.h). Where loading does not pay, match() answers nothing
- * for that length and tries again now and then.
+ * Never slower. Loads and steps that compute prompts are timed by the ranks; what loading a hit would take, from memory and from disk, is held against what
+ * computing it would (guard.h). A part that does not pay is left out of what match() answers: the tail on disk, or all. A small piece is tried now and then.
  *
  * Units. A unit is identity.hash_tokens tokens; a group's block is a whole number of units. Group numbers are those of identity.groups. Block ids are
  * the engine's, below max_blocks, unique over all groups; KVX_NO_BLOCK where a group has none at that place.
@@ -58,11 +58,13 @@ typedef struct kvx_scheduler_config {
 	const kvc_writer_t *writers; /* who fills which heads and layers: one per rank */
 	uint32_t writer_count;
 	uint32_t max_blocks;
-	int foreign;      /* 1: keys are bound from the engine's hashes */
-	int guard;        /* 1: never slower */
-	int mode;         /* kvx_load_mode_t */
-	uint32_t wait_us; /* kvx_scheduler_plan() waits at most so long for answers, a match at least; 0: KVX_WAIT_US */
-	uint32_t load_ms; /* the ranks give a load up after so long; 0: KVX_STEP_LOAD_MS */
+	int foreign; /* 1: keys are bound from the engine's hashes */
+	int guard;   /* 1: never slower */
+	int mode;    /* kvx_load_mode_t */
+	uint32_t
+		wait_us; /* kvx_scheduler_plan() waits at most so long for answers (less where that is more than a 128th of the step; not at all
+			   * where requests only generate), a match at least; 0: KVX_WAIT_US */
+	uint32_t load_ms;    /* the ranks give a load up after so long; 0: KVX_STEP_LOAD_MS */
 	uint32_t min_tokens; /* hits of fewer tokens are not worth a load; 0: one unit */
 } kvx_scheduler_config_t;
 
@@ -141,6 +143,8 @@ KVC_API void kvx_scheduler_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask
  * stored. `prefill`: tokens of it that this step computes. Less than before: blocks were lost and are computed again. */
 KVC_API void kvx_scheduler_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t computed,
 				   uint32_t prefill);
+/* The same of a request that is not to be saved: the step computes `prefill` tokens of it. For the guard. */
+KVC_API void kvx_scheduler_computes(kvx_scheduler_t *scheduler, uint32_t computed, uint32_t prefill);
 /* Its block table is void (preempted); kvx_scheduler_place() gives the new one. */
 KVC_API void kvx_scheduler_preempt(kvx_scheduler_t *scheduler, const kvx_ask_t *ask);
 KVC_API void kvx_scheduler_finish(kvx_scheduler_t *scheduler, const kvx_ask_t *ask);
@@ -152,9 +156,6 @@ KVC_API uint32_t kvx_scheduler_next(const kvx_scheduler_t *scheduler, const char
 KVC_API void kvx_scheduler_plan(kvx_scheduler_t *scheduler, const void **p_bytes, size_t *p_len);
 /* A rank's report (kvx_worker_report()). Garbage is counted and ignored. */
 KVC_API void kvx_scheduler_report(kvx_scheduler_t *scheduler, const void *bytes, size_t len);
-/* The step of the oldest plan has ended: what it took teaches the guard. An engine that plans the next step before the last has ended teaches it
- * nothing: then every load pays. */
-KVC_API void kvx_scheduler_stepped(kvx_scheduler_t *scheduler);
 /* 1: something waits for a plan to go out in: keep stepping although there are no requests. */
 KVC_API int kvx_scheduler_pending(kvx_scheduler_t *scheduler);
 /* Forget all blocks of the space (weights changed in place). Waits up to a second. */
@@ -192,7 +193,10 @@ KVC_API void kvx_scheduler_ended(kvx_scheduler_t *scheduler, const kvx_ask_t *as
 	X(late_answers, "answers of the daemon that came after the plan")                                              \
 	X(bad_reports, "reports of a rank that made no sense")                                                         \
 	X(guard_stops, "lengths at which loading was stopped")                                                         \
-	X(guard_probes, "loads made only to see whether it pays again")                                                \
+	X(guard_resumes, "lengths at which loading was resumed")                                                       \
+	X(guard_cuts, "hits loaded in part, because loading the rest is slower than computing it")                     \
+	X(guard_probes, "hits of which a piece was loaded only to see whether it pays")                                \
+	X(guard_steps, "steps whose time was measured")                                                                \
 	X(attaches, "attachments to a daemon")                                                                         \
 	X(spaces_refused, "requests of adapters for which there was no space")
 typedef struct kvx_scheduler_stats {

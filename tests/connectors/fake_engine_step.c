@@ -364,7 +364,6 @@ static void step(fe_t *fe)
 	take_errors(fe);
 	take_finished(fe);
 	take_reports(fe);
-	kvx_scheduler_stepped(fe->scheduler);
 	fe->steps++;
 	if (fe->computed_tokens == before && is_loading(fe)) {
 		usleep(100);

@@ -370,7 +370,6 @@ size_t sr_step(sr_t *sr)
 	if (sr->report.len) {
 		kvx_scheduler_report(sr->scheduler, sr->report.data, sr->report.len);
 	}
-	kvx_scheduler_stepped(sr->scheduler);
 
 	return len;
 }

@@ -79,7 +79,7 @@ static void p1_a_window_of_whole_blocks_leaves_the_last_one_to_compute(void **st
 
 static void p7_only_steps_that_fill_a_block_save(void **state)
 {
-	uint32_t next;
+	uint32_t next, asked = 1;
 	rig_t rig;
 	sr_t sr;
 
@@ -98,9 +98,9 @@ static void p7_only_steps_that_fill_a_block_save(void **state)
 		next = kvx_scheduler_next(sr.scheduler, "a", 1);
 		assert_int_equal(next, (computed - 1u) / 8u * 8u + 8u);
 		kvx_scheduler_advance(sr.scheduler, &a.ask, computed, 0);
+		assert_int_equal(sr_stats(&sr).saves, asked + (computed == next));
+		asked += computed == next;
 		(void)sr_step(&sr);
-		assert_int_equal(sr.saves, computed == next);
-		assert_int_equal(sr.early, 0);
 	}
 	kvx_scheduler_finish(sr.scheduler, &a.ask);
 	sr_settle(&sr);

@@ -120,48 +120,9 @@ static void p5_want_of_memory_breaks_no_promise(void **state)
 	rig_fini(&rig);
 }
 
-/* Steps that overlap have no time of their own; steps the engine tells nothing about do not hide those it does for ever. */
-static void p7_only_steps_that_stand_alone_are_measured(void **state)
-{
-	const sr_options_t options = {.foreign = 1, .open = open_in, .no_hand = 1};
-	const void *bytes;
-	size_t len;
-	rig_t rig;
-	sr_t sr;
-
-	(void)state;
-	rig_init(&rig, sr_program);
-	env_begin();
-	assert_int_equal(sr_open(&sr, &rig, &options), KVC_OK);
-	for (uint32_t i = 0; i < 20; i++) {
-		sr.scheduler->advanced = 1;
-		sr.scheduler->prefill = 100;
-		kvx_scheduler_plan(sr.scheduler, &bytes, &len);
-		if (i > 0) {
-			kvx_scheduler_stepped(sr.scheduler);
-		}
-	}
-	assert_int_equal(kvx_guard_compute_ns(&sr.scheduler->guard, 100), 0);
-	for (uint32_t i = 0; i < 20; i++) {
-		kvx_scheduler_plan(sr.scheduler, &bytes, &len);
-	}
-	for (uint32_t i = 0; i < 3; i++) {
-		sr.scheduler->advanced = 1;
-		sr.scheduler->prefill = 100;
-		kvx_scheduler_plan(sr.scheduler, &bytes, &len);
-		usleep(1000);
-		kvx_scheduler_stepped(sr.scheduler);
-	}
-	assert_true(kvx_guard_compute_ns(&sr.scheduler->guard, 100) >= 1000000);
-	sr_close(&sr);
-	assert_int_equal(kv_test_env_live(&t), 0);
-	rig_fini(&rig);
-}
-
 int main(int argc, char **argv)
 {
-	const struct CMUnitTest tests[] = {cmocka_unit_test(p5_want_of_memory_breaks_no_promise),
-					   cmocka_unit_test(p7_only_steps_that_stand_alone_are_measured)};
+	const struct CMUnitTest tests[] = {cmocka_unit_test(p5_want_of_memory_breaks_no_promise)};
 
 	if (argc < 2) {
 		(void)fprintf(stderr, "usage: %s <kvd>\n", argv[0]);

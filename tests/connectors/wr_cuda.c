@@ -71,6 +71,26 @@ void wr_device_call(void (*call)(void *args), void *args)
 	fake_cuda_call(compute, call, args);
 }
 
+void wr_device_take(uint64_t ns)
+{
+	fake_cuda_advance(ns);
+}
+
+void wr_device_hold(int held)
+{
+	fake_cuda_hold(held);
+}
+
+void wr_device_cost(uint64_t ns)
+{
+	fake_cuda_costs(ns, ns);
+}
+
+int wr_device_runs_behind(void)
+{
+	return 1;
+}
+
 void wr_device_sync(void)
 {
 	const kvk_cuda_ops_t *cuda = fake_cuda_ops();

@@ -16,6 +16,12 @@ void wr_device_config(kvx_worker_config_t *config);
 void wr_device_stream(kvx_worker_t *worker);
 /* What a kernel of the engine does: now, or when its stream comes to it. args is freed. */
 void wr_device_call(void (*call)(void *args), void *args);
+/* Of such a call: what it does takes so long, by the clock of who does it. */
+void wr_device_take(uint64_t ns);
+/* Nothing of it is done while held; a byte copied takes the device so long; 1: it does things later than it is told. */
+void wr_device_hold(int held);
+void wr_device_cost(uint64_t ns);
+int wr_device_runs_behind(void);
 /* All of these have been done. */
 void wr_device_sync(void);
 

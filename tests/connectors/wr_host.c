@@ -1,6 +1,7 @@
 #include "connectors/wr_device.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 void wr_device_start(uint64_t seed)
 {
@@ -39,6 +40,26 @@ void wr_device_call(void (*call)(void *args), void *args)
 {
 	call(args);
 	free(args);
+}
+
+void wr_device_take(uint64_t ns)
+{
+	usleep((useconds_t)(ns / 1000u));
+}
+
+void wr_device_hold(int held)
+{
+	(void)held;
+}
+
+void wr_device_cost(uint64_t ns)
+{
+	(void)ns;
+}
+
+int wr_device_runs_behind(void)
+{
+	return 0;
 }
 
 void wr_device_sync(void)

@@ -269,7 +269,6 @@ static PyObject *scheduler_output(PyObject *object, PyObject *output)
 	meta = PyObject_GetAttr(output, kvdpy_names.kv_connector_worker_meta);
 	failed = !meta || (meta != Py_None && take_reports(self, meta)) || forget_invalid(self, output);
 	Py_XDECREF(meta);
-	kvx_scheduler_stepped(self->scheduler);
 
 	return failed ? kvdpy_harmless(&self->guard, "update_connector_output", Py_None) : Py_NewRef(Py_None);
 }

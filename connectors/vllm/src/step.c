@@ -74,6 +74,8 @@ static int step_item(kvdpy_scheduler_t *self, kvdpy_item_t *item)
 	if (!failed && self->saves && !self->off && !r->no_keys) {
 		failed = kvdpy_request_feed(self, r, &ask, computed);
 		kvx_scheduler_advance(self->scheduler, &ask.ask, computed, item->tokens);
+	} else {
+		kvx_scheduler_computes(self->scheduler, computed, item->tokens);
 	}
 	kvdpy_ask_end(&ask);
 

@@ -1,0 +1,76 @@
+/* What steps take: the ranks are asked to time them, the guard learns from the answers, and plans wait no longer than is little beside their step.
+ *
+ * An engine may plan a step before the last has ended, so only a rank knows when one begins and ends (worker_clock.c). Every step that computes more than
+ * single tokens is timed, of the others one in SELDOM; not those with loads inside.
+ */
+#include "scheduler_impl.h"
+
+#define SELDOM    16u
+#define SMOOTHING 8u
+#define PART      128u /* of what a step takes, its plan may wait one in so many */
+
+/* More than single tokens of requests that generate. */
+static int is_prefill(const kvx_scheduler_t *scheduler)
+{
+	return scheduler->longest >= scheduler->unit;
+}
+
+void kvx_time_advance(kvx_scheduler_t *scheduler, uint32_t computed, uint32_t tokens)
+{
+	scheduler->longest = tokens > scheduler->longest ? tokens : scheduler->longest;
+	kvx_guard_work_add(&scheduler->work, computed > tokens ? computed - tokens : 0, tokens);
+}
+
+void kvx_scheduler_computes(kvx_scheduler_t *scheduler, uint32_t computed, uint32_t prefill)
+{
+	kvx_time_advance(scheduler, computed, prefill);
+}
+
+uint64_t kvx_time_wait_ns(kvx_scheduler_t *scheduler)
+{
+	const uint64_t most = scheduler->wait_us * UINT64_C(1000);
+	uint64_t worth;
+
+	if (!is_prefill(scheduler)) {
+		return 0; /* a block or two of requests that generate can be saved a step later */
+	}
+	worth = kvx_guard_step_ns(&scheduler->guard, &scheduler->work) / PART;
+
+	return worth && worth < most ? worth : most;
+}
+
+void kvx_time_tell(kvx_scheduler_t *scheduler)
+{
+	const int prefill = is_prefill(scheduler);
+	kvx_timed_t *timed = &scheduler->timed[scheduler->step % KVX_TIMED];
+
+	scheduler->untimed++;
+	if (scheduler->work.tokens && !scheduler->sync_loads && (prefill || scheduler->untimed >= SELDOM) &&
+	    kvx_plan_room(scheduler, sizeof(kvx_plan_time_t))) {
+		(void)kvx_bytes_record(&scheduler->plan, KVX_RECORD_TIME, sizeof(kvx_plan_time_t));
+		*timed =
+			(kvx_timed_t){.step = scheduler->step, .asked = 1, .prefill = prefill, .work = scheduler->work};
+		scheduler->untimed = 0;
+	}
+	scheduler->work = (kvx_guard_work_t){0};
+	scheduler->longest = 0;
+	scheduler->sync_loads = 0;
+}
+
+/* The first rank that answers: they go in step. */
+void kvx_time_reported(kvx_scheduler_t *scheduler, const kvx_report_step_t *report)
+{
+	kvx_timed_t *timed = &scheduler->timed[report->step % KVX_TIMED];
+
+	if (!timed->asked || timed->step != report->step || report->ns == 0) {
+		return;
+	}
+	timed->asked = 0;
+	scheduler->stats.guard_steps++;
+	scheduler->step_ns = scheduler->step_ns
+				     ? scheduler->step_ns - scheduler->step_ns / SMOOTHING + report->ns / SMOOTHING
+				     : report->ns;
+	if (timed->prefill) {
+		kvx_guard_computed(&scheduler->guard, &timed->work, report->ns);
+	}
+}

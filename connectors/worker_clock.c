@@ -1,0 +1,136 @@
+/* What steps and loads take, by the clock of who does them: the host's, or the device's, which an engine that runs ahead of it cannot see.
+ *
+ * A step runs from the end of begin() to end(). A load of a device's cache runs from where its copies may begin, which is after all that the engine had
+ * enqueued, to the end of the last one. Clocks are started and read by the engine's thread; a load's is stopped by whoever submits its copies, under the lock.
+ */
+#include "worker_gpu.h"
+
+/* ---- steps ------------------------------------------------------------------------------------------------------------------- */
+
+void kvx_clock_ask(kvx_worker_t *worker)
+{
+	worker->timed = 1;
+}
+
+void kvx_clock_begin(kvx_worker_t *worker)
+{
+	kvx_wgpu_t *gpu = worker->gpu;
+
+	if (!worker->timed) {
+		return;
+	}
+	worker->timed_ns = kvx_worker_now();
+	if (gpu) {
+		kvx_wclock_t *clock = &gpu->steps[gpu->step_at];
+
+		worker->timed = clock->clock && clock->state == KVX_CLOCK_FREE &&
+				kvk_gpu_clock_mark(clock->clock, 0, gpu->compute) == KV_OK;
+	}
+}
+
+void kvx_clock_end(kvx_worker_t *worker)
+{
+	kvx_wgpu_t *gpu = worker->gpu;
+
+	if (!worker->timed) {
+		return;
+	}
+	worker->timed = 0;
+	if (!gpu) {
+		kvx_worker_stepped(worker, worker->step, kvx_worker_now() - worker->timed_ns);
+		return;
+	}
+	if (kvk_gpu_clock_mark(gpu->steps[gpu->step_at].clock, 1, gpu->compute) == KV_OK) {
+		gpu->steps[gpu->step_at].state = KVX_CLOCK_RUNS;
+		gpu->steps[gpu->step_at].step = worker->step;
+		gpu->step_at = (gpu->step_at + 1u) % KVX_GPU_STEPS;
+	}
+}
+
+void kvx_clock_look(kvx_worker_t *worker)
+{
+	kvx_wgpu_t *gpu = worker->gpu;
+
+	for (uint32_t i = 0; gpu && i < KVX_GPU_STEPS; i++) {
+		kvx_wclock_t *clock = &gpu->steps[i];
+		uint64_t ns = 0;
+		kv_status_t status;
+
+		if (clock->state != KVX_CLOCK_RUNS) {
+			continue;
+		}
+		status = kvk_gpu_clock_read(clock->clock, &ns);
+		if (status == KV_PENDING) {
+			continue;
+		}
+		clock->state = KVX_CLOCK_FREE;
+		if (status == KV_OK) {
+			kvx_worker_stepped(worker, clock->step, ns);
+		}
+	}
+}
+
+/* ---- loads ------------------------------------------------------------------------------------------------------------------- */
+
+void kvx_clock_load(kvx_worker_t *worker, kvx_wload_t *load, kvk_cu_stream_t stream)
+{
+	kvx_wgpu_t *gpu = worker->gpu;
+
+	for (uint32_t i = 0; i < KVX_GPU_CLOCKS && !load->clock; i++) {
+		kvx_wclock_t *clock = &gpu->clocks[i];
+
+		if (clock->clock && clock->state == KVX_CLOCK_FREE &&
+		    kvk_gpu_clock_mark(clock->clock, 0, stream) == KV_OK) {
+			clock->state = KVX_CLOCK_RUNS;
+			load->clock = i + 1u;
+		}
+	}
+}
+
+void kvx_clock_sent(kvx_wgpu_t *gpu, const kvx_wload_t *load, kvk_cu_stream_t stream)
+{
+	if (load->clock) {
+		(void)kvk_gpu_clock_mark(gpu->clocks[load->clock - 1u].clock, 1, stream);
+	}
+}
+
+uint64_t kvx_clock_took(kvx_worker_t *worker, kvx_wload_t *load)
+{
+	const uint64_t wall = load->end_ns - load->begin_ns;
+	kvx_wclock_t *clock;
+	uint64_t ns = 0;
+	kv_status_t status;
+
+	if (!load->clock) {
+		return wall;
+	}
+	clock = &worker->gpu->clocks[load->clock - 1u];
+	status = kvk_gpu_clock_read(clock->clock, &ns);
+	clock->state = KVX_CLOCK_FREE;
+	load->clock = 0;
+
+	return status == KV_OK && ns < wall ? ns : wall;
+}
+
+/* ---- open and close ---------------------------------------------------------------------------------------------------------- */
+
+/* What cannot be had is not timed. */
+void kvx_clocks_open(kvx_wgpu_t *gpu)
+{
+	for (uint32_t i = 0; i < KVX_GPU_STEPS; i++) {
+		(void)kvk_gpu_clock_open(gpu->gpu, &gpu->steps[i].clock);
+	}
+	for (uint32_t i = 0; i < KVX_GPU_CLOCKS; i++) {
+		(void)kvk_gpu_clock_open(gpu->gpu, &gpu->clocks[i].clock);
+	}
+}
+
+void kvx_clocks_close(kvx_wgpu_t *gpu)
+{
+	for (uint32_t i = 0; i < KVX_GPU_STEPS; i++) {
+		kvk_gpu_clock_close(gpu->steps[i].clock);
+	}
+	for (uint32_t i = 0; i < KVX_GPU_CLOCKS; i++) {
+		kvk_gpu_clock_close(gpu->clocks[i].clock);
+	}
+}

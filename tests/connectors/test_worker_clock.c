@@ -1,0 +1,177 @@
+/* What a worker says that steps and loads took: the time of who computes, not of who enqueues. */
+#include "connectors/worker_rig.h"
+#include "connectors/wr_device.h"
+#include "engine/check.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MS UINT64_C(1000000)
+
+static const char *kvd_program;
+static const uint32_t eight[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+static const uint32_t other[8] = {21, 30, 23, 40, 25, 50, 27, 63};
+
+static void take_ms(void *args)
+{
+	wr_device_take(*(const uint64_t *)args * MS);
+}
+
+/* The engine computes for so long. */
+static void compute(uint64_t ms)
+{
+	uint64_t *args = malloc(sizeof *args);
+
+	*args = ms;
+	wr_device_call(take_ms, args);
+}
+
+static void begin_step(wr_t *wr, int timed)
+{
+	wr_plan(wr);
+	if (timed) {
+		(void)kvx_bytes_record(&wr->plan, KVX_RECORD_TIME, sizeof(kvx_plan_time_t));
+	}
+	wr_begin(wr);
+	kvx_worker_start(wr->rank[0].worker);
+	kvx_worker_load(wr->rank[0].worker);
+}
+
+/* Times of steps in the report, and of which. */
+static uint32_t steps_of(wr_t *wr, kvx_report_step_t *steps, uint32_t cap)
+{
+	const kvx_record_header_t *record;
+	const void *bytes;
+	kvx_cursor_t cursor;
+	uint32_t n = 0;
+	size_t len;
+
+	kvx_worker_report(wr->rank[0].worker, &bytes, &len);
+	if (len == 0) {
+		return 0;
+	}
+	assert_true(kvx_cursor_open(&cursor, KVX_REPORT_MAGIC, bytes, len));
+	while ((record = kvx_cursor_next(&cursor)) != NULL) {
+		assert_int_equal(record->type, KVX_RECORD_STEP);
+		assert_true(n < cap);
+		memcpy(&steps[n++], record, sizeof steps[0]);
+	}
+	assert_false(cursor.bad);
+
+	return n;
+}
+
+static void p7_a_step_is_timed_by_who_computes_it(void **state)
+{
+	kvx_report_step_t steps[4];
+	rig_t rig;
+	wr_t wr;
+
+	(void)state;
+	rig_init(&rig, kvd_program);
+	rig_start(&rig);
+	wr_init(&wr, &rig, 1);
+	compute(20); /* of an earlier step */
+	begin_step(&wr, 1);
+	compute(5);
+	kvx_worker_end(wr.rank[0].worker);
+	compute(20); /* sampling */
+	wr_device_sync();
+	assert_int_equal(steps_of(&wr, steps, 4), 1);
+	assert_int_equal(steps[0].step, wr.step);
+	assert_in_range(steps[0].ns, 4990000, 19 * MS);
+
+	/* Nobody asks; a step that does not end. */
+	begin_step(&wr, 0);
+	compute(5);
+	kvx_worker_end(wr.rank[0].worker);
+	begin_step(&wr, 1);
+	begin_step(&wr, 0);
+	kvx_worker_end(wr.rank[0].worker);
+	wr_device_sync();
+	assert_int_equal(steps_of(&wr, steps, 4), 0);
+
+	/* Two are enqueued before the first has ended. */
+	begin_step(&wr, 1);
+	compute(3);
+	kvx_worker_end(wr.rank[0].worker);
+	begin_step(&wr, 1);
+	compute(9);
+	kvx_worker_end(wr.rank[0].worker);
+	wr_device_sync();
+	assert_int_equal(steps_of(&wr, steps, 4), 2);
+	assert_int_equal(steps[0].step + 1, steps[1].step);
+	assert_in_range(steps[0].ns, 2990000, 9 * MS);
+	assert_in_range(steps[1].ns, 8990000, 30 * MS);
+	wr_fini(&wr);
+	rig_fini(&rig);
+}
+
+/* What the engine has enqueued before a load is no part of it. */
+static void load_behind(wr_t *wr, uint32_t flags)
+{
+	kvc_lease_t *lease = wr_lease(wr, 0, 8);
+	const uint64_t begin = wr_now_ms();
+	uint64_t wall;
+	wr_end_t end;
+
+	wr_device_hold(1);
+	compute(200);
+	wr_plan(wr);
+	wr_plan_fence(wr, other, 8);
+	wr_plan_load(wr, lease, flags, 7, other, 8);
+	wr_begin(wr);
+	kvx_worker_start(wr->rank[0].worker);
+	kvx_worker_load(wr->rank[0].worker);
+	kvx_worker_end(wr->rank[0].worker);
+	usleep(20000);
+	wr_device_hold(0);
+	wr_wait_load(&wr->rank[0], 7, (flags & KVX_PLAN_ASYNC) != 0, &end);
+	wall = (wr_now_ms() - begin + 1) * MS;
+	assert_int_equal(end.loaded.status, KVC_OK);
+	assert_int_equal(end.loaded.blocks, 8);
+	assert_true(end.loaded.ns <= wall);
+	if (wr_device_runs_behind()) {
+		assert_in_range(end.loaded.ns, end.loaded.bytes - end.loaded.bytes / 100,
+				10 * end.loaded.bytes); /* a byte takes it 1 ns or more */
+	}
+	kvc_release(&lease, 1);
+}
+
+static void p7_a_load_is_timed_without_what_it_waits_behind(void **state)
+{
+	rig_t rig;
+	wr_t wr;
+
+	(void)state;
+	rig_init(&rig, kvd_program);
+	rig_start(&rig);
+	wr_init(&wr, &rig, 1);
+	wr_fill(&wr, 1);
+	wr_store(&wr, eight, 8);
+	wr_device_cost(1);
+	load_behind(&wr, 0);
+	load_behind(&wr, KVX_PLAN_ASYNC);
+	wr_device_cost(0);
+	rig_check_quiet(&rig);
+	wr_fini(&wr);
+	rig_fini(&rig);
+}
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p7_a_step_is_timed_by_who_computes_it),
+		cmocka_unit_test(p7_a_load_is_timed_without_what_it_waits_behind),
+	};
+
+	if (argc < 2) {
+		fprintf(stderr, "usage: %s KVD\n", argv[0]);
+		return 64;
+	}
+	kvd_program = argv[1];
+
+	return cmocka_run_group_tests_name("kvx.worker-clock", tests, NULL, NULL);
+}
