@@ -1,6 +1,7 @@
 /* Jobs: their memory, what is enqueued for them, and how they end. */
 #include "gpu_internal.h"
 
+#include <stdlib.h>
 #include <time.h>
 
 #define ALIGNMENT     UINT64_C(256)
@@ -11,7 +12,7 @@
 
 /* Offsets within a job's memory. */
 typedef struct shape {
-	uint64_t moves, bases, leaves, bad, asked, bytes;
+	uint64_t moves, bases, leaves, bad, asked, place, inputs, bytes;
 } shape_t;
 
 static uint64_t place(uint64_t *p_end, uint64_t bytes)
@@ -30,9 +31,12 @@ static shape_t shape_of(const kvk_gpu_plan_t *plan)
 
 	s.moves = place(&s.bytes, (uint64_t)(1 + plan->staged_steps) * args->count * sizeof(kvk_gpu_move_t));
 	s.bases = place(&s.bytes, (uint64_t)args->layers * sizeof(uint64_t));
+	s.inputs = s.bytes;
+	s.leaves = place(&s.bytes, plan->digests ? kvk_gpu_units(args) * sizeof(uint64_t) : 0);
+	s.inputs = plan->copy->dir == KVK_GPU_SCATTER ? s.bytes : s.inputs;
 	s.bad = place(&s.bytes, (uint64_t)args->count * sizeof(uint32_t));
 	s.asked = place(&s.bytes, (uint64_t)args->count * sizeof(kvk_move_t));
-	s.leaves = place(&s.bytes, plan->digests ? kvk_gpu_units(args) * sizeof(uint64_t) : 0);
+	s.place = place(&s.bytes, plan->way == KVK_GPU_STAGED ? (uint64_t)args->count * sizeof(uint32_t) : 0);
 
 	return s;
 }
@@ -157,11 +161,46 @@ static void point_into_area(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, const sh
 	job->bases = (uint64_t *)(void *)(base + s->bases);
 	job->bad = (uint32_t *)(void *)(base + s->bad);
 	job->asked = (kvk_move_t *)(void *)(base + s->asked);
+	job->place = plan->way == KVK_GPU_STAGED ? (uint32_t *)(void *)(base + s->place) : NULL;
 	job->leaves = plan->digests ? (uint64_t *)(void *)(base + s->leaves) : NULL;
+	job->inputs = s->inputs;
+	job->start_at = at;
 	job->moves_at = at + s->moves;
 	job->bases_at = at + s->bases;
 	job->bad_at = at + s->bad;
 	job->leaves_at = plan->digests ? at + s->leaves : 0;
+}
+
+static int by_pool(const void *a, const void *b)
+{
+	const kvk_gpu_move_t *x = a, *y = b;
+
+	return x->pool < y->pool ? -1 : x->pool > y->pool;
+}
+
+/* Moves in the order of their blocks in the pool, so that the copy engine finds neighbours beside each other. moves[].block is the caller's number of the
+ * move until now, and its block from now on. */
+static void settle_order(const kvk_gpu_plan_t *plan, int sorted, kvk_gpu_job_t *job)
+{
+	int ascending = 1;
+
+	for (uint32_t i = 1; i < job->count; i++) {
+		ascending &= job->moves[i - 1].pool <= job->moves[i].pool;
+	}
+	if (!job->place || !sorted || ascending) {
+		job->place = NULL;
+	} else {
+		qsort(job->moves, job->count, sizeof *job->moves, by_pool);
+	}
+	for (uint32_t k = 0; k < job->count; k++) {
+		const uint32_t i = (uint32_t)job->moves[k].block;
+
+		job->asked[k] = plan->copy->moves[i];
+		job->moves[k].block = job->asked[k].block;
+		if (job->place) {
+			job->place[i] = k;
+		}
+	}
 }
 
 /* Addresses of both sides, what was asked for, what is expected. *p_bits: all addresses, or-ed. KV_ERR_ARG: memory nobody sees. */
@@ -172,6 +211,7 @@ static kv_status_t fill_job(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, kvk_gpu_
 
 	job->dir = copy->dir;
 	job->way = plan->way;
+	job->near = 1;
 	job->layout = *copy->layout;
 	job->count = copy->count;
 	job->heads = plan->args.heads;
@@ -197,12 +237,15 @@ static kv_status_t fill_job(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, kvk_gpu_
 		if (plan->way == KVK_GPU_EACH && move->leaves && !host) {
 			return kvk_gpu_refuse(KV_ERR_UNSUPPORTED, "no digests of device memory without kernels");
 		}
-		job->moves[i].block = move->block;
-		job->asked[i] = *move;
+		job->moves[i].block = i;
 		job->bad[i] = 0;
+		job->near &= !host;
 		bits |= job->moves[i].pool;
-		if (move->leaves && copy->dir == KVK_GPU_SCATTER) {
-			copy_leaves(job, i, 0);
+	}
+	settle_order(plan, gpu->tune.sorted, job);
+	for (uint32_t k = 0; k < job->count; k++) {
+		if (job->asked[k].leaves && copy->dir == KVK_GPU_SCATTER) {
+			copy_leaves(job, k, 0);
 		}
 	}
 	*p_bits = bits;
@@ -212,32 +255,42 @@ static kv_status_t fill_job(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, kvk_gpu_
 
 /* ---- enqueueing -------------------------------------------------------------------------------------------------- */
 
-kv_status_t kvk_gpu_launch(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, const kvk_gpu_args_t *args, uint64_t addresses,
-			   kvk_cu_stream_t stream)
+kv_status_t kvk_gpu_launch(kvk_gpu_t *gpu, const kvk_gpu_launch_t *launch, const kvk_gpu_args_t *args)
 {
-	const kvk_gpu_dir_t dir = plan->copy->dir;
-	const int bulk = gpu->bulk[dir] && kvk_gpu_bulk_fits(args, addresses);
+	const kvk_gpu_dir_t dir = launch->dir;
+	const int bulk = gpu->bulk[dir] && kvk_gpu_bulk_fits(args, launch->addresses);
+	const int wide = bulk && launch->near && gpu->wide[dir] && gpu->tune.wide;
+	const unsigned threads = wide ? KVK_GPU_THREADS_WIDE : KVK_GPU_THREADS;
 	const uint64_t units = kvk_gpu_units(args);
-	const uint64_t useful = (units + KVK_GPU_WARPS - 1) / KVK_GPU_WARPS;
-	const uint64_t most = bulk ? plan->sms : (uint64_t)plan->sms * KVK_GPU_PLAIN_GRID;
+	const uint64_t useful = (units + threads / 32u - 1) / (threads / 32u);
+	const uint64_t most = bulk ? launch->sms : (uint64_t)launch->sms * KVK_GPU_PLAIN_GRID;
 	const unsigned grid = (unsigned)(useful < most ? useful : most);
+	const kvk_cu_function_t function = wide ? gpu->wide[dir] : bulk ? gpu->bulk[dir] : gpu->plain[dir];
 	kvk_gpu_args_t by_value = *args;
 	void *params[] = {&by_value};
 
-	return KVK_GPU_CALL(gpu, launch, bulk ? gpu->bulk[dir] : gpu->plain[dir], grid, 1, 1, KVK_GPU_THREADS, 1, 1,
-			    bulk ? KVK_GPU_SHARED : 0, stream, params, NULL);
+	return KVK_GPU_CALL(gpu, launch, function, grid, 1, 1, threads, 1, 1, bulk ? KVK_GPU_SHARED : 0, launch->stream,
+			    params, NULL);
 }
 
 static kv_status_t zero_copy(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, const kvk_gpu_job_t *job, uint64_t bits)
 {
+	const kvk_gpu_copy_t *copy = plan->copy;
+	const kvk_gpu_launch_t launch = {
+		.dir = copy->dir, .sms = plan->sms, .near = job->near, .addresses = bits, .stream = copy->stream};
+	const uint64_t inputs =
+		kvk_gpu_upload(gpu, job, job->near ? KVK_GPU_UPLOAD_NEAR : KVK_GPU_UPLOAD_LINK, copy->stream);
 	kvk_gpu_args_t args = plan->args;
 
-	args.moves = job->moves_at;
-	args.bases = job->bases_at;
+	args.moves = inputs + (job->moves_at - job->start_at);
+	args.bases = inputs + (job->bases_at - job->start_at);
 	args.leaves = job->leaves_at;
+	if (job->leaves_at && copy->dir == KVK_GPU_SCATTER) {
+		args.leaves = inputs + (job->leaves_at - job->start_at);
+	}
 	args.bad = job->leaves_at ? job->bad_at : 0;
 
-	return kvk_gpu_launch(gpu, plan, &args, bits, plan->copy->stream);
+	return kvk_gpu_launch(gpu, &launch, &args);
 }
 
 static void count_copy(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan)
@@ -409,7 +462,7 @@ kv_status_t kvk_gpu_wait(kvk_gpu_job_t *job, uint64_t timeout_us)
 
 int kvk_gpu_bad(const kvk_gpu_job_t *job, uint32_t i)
 {
-	return job->status == KV_ERR_CORRUPT && i < job->count && job->bad[i] != 0;
+	return job->status == KV_ERR_CORRUPT && i < job->count && job->bad[job->place ? job->place[i] : i] != 0;
 }
 
 kv_status_t kvk_gpu_order(kvk_gpu_job_t *job, kvk_cu_stream_t stream)

@@ -406,11 +406,15 @@ static int fake_launch(kvk_cu_function_t function, unsigned gx, unsigned gy, uns
 	fake_work_t *work;
 
 	BEGIN(launch, NEEDS_CONTEXT)
-	if (gx == 0 || gy != 1 || gz != 1 || bx != KVK_GPU_THREADS || by != 1 || bz != 1 || extra) {
+
+	const size_t kernel = (size_t)((fake_function_t *)(void *)function - fake.functions);
+
+	if (gx == 0 || gy != 1 || gz != 1 || by != 1 || bz != 1 || extra ||
+	    bx != (kernel < FAKE_WIDE ? KVK_GPU_THREADS : KVK_GPU_THREADS_WIDE)) {
 		fake_fault("a kernel started with a wrong shape");
 	}
 	work = fake_work(FAKE_LAUNCH);
-	work->kernel = (size_t)((fake_function_t *)(void *)function - fake.functions);
+	work->kernel = kernel;
 	work->shared = (int)shared_bytes;
 	memcpy(&work->args, params[0], sizeof work->args);
 	fake.last_grid = gx;
@@ -425,9 +429,29 @@ static int fake_copy_async(kvk_cu_ptr_t dst, kvk_cu_ptr_t src, size_t bytes, kvk
 
 	BEGIN(copy_async, NEEDS_CONTEXT)
 	work = fake_work(FAKE_COPY);
-	work->dst = dst;
-	work->src = src;
-	work->bytes = bytes;
+	work->piece = (fake_piece_t){dst, src, bytes};
+	fake_enqueue(stream, work);
+
+	return 0;
+}
+
+/* Copies of a batch have no order among themselves: a draw. */
+static int fake_copy_batch(kvk_cu_ptr_t *dst, kvk_cu_ptr_t *src, size_t *bytes, size_t count, kvk_cu_copy_kind_t *kinds,
+			   size_t *first, size_t kind_count, kvk_cu_stream_t stream)
+{
+	fake_work_t *work;
+
+	BEGIN(copy_batch, NEEDS_CONTEXT)
+	if (!stream || count == 0 || kind_count != 1 || first[0] != 0 || kinds[0].order != KVK_CU_COPY_IN_ORDER) {
+		fake_fault("a batch that is none");
+		return CU_INVALID;
+	}
+	work = fake_work(FAKE_BATCH);
+	work->count = count;
+	work->pieces = calloc(count, sizeof *work->pieces);
+	for (size_t i = 0; i < count; i++) {
+		work->pieces[i] = (fake_piece_t){dst[i], src[i], bytes[i]};
+	}
 	fake_enqueue(stream, work);
 
 	return 0;
@@ -477,6 +501,15 @@ static int fake_event_destroy(kvk_cu_event_t event)
 	pthread_mutex_unlock(&fake.lock);
 
 	return failing;
+}
+
+static int fake_stream_capturing(kvk_cu_stream_t stream, int *p_status)
+{
+	BEGIN(stream_capturing, NEEDS_CONTEXT)
+	(void)stream;
+	*p_status = 0;
+
+	return 0;
 }
 
 static int fake_stream_wait(kvk_cu_stream_t stream, kvk_cu_event_t event, unsigned flags)
@@ -554,7 +587,7 @@ const kvk_cuda_ops_t *fake_cuda_ops(void)
 {
 	static const kvk_cuda_ops_t ops = {
 #define FAKE_OP(member, symbol, arguments) .member = fake_##member,
-		KVK_CUDA_OPS(FAKE_OP)
+		KVK_CUDA_OPS(FAKE_OP) KVK_CUDA_OPTIONAL_OPS(FAKE_OP)
 #undef FAKE_OP
 	};
 

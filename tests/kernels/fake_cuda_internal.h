@@ -40,13 +40,19 @@ typedef struct fake_event {
 	int timed;
 } fake_event_t;
 
-typedef enum fake_what { FAKE_COPY, FAKE_LAUNCH, FAKE_CALL, FAKE_RECORD, FAKE_WAIT } fake_what_t;
+typedef enum fake_what { FAKE_COPY, FAKE_BATCH, FAKE_LAUNCH, FAKE_CALL, FAKE_RECORD, FAKE_WAIT } fake_what_t;
+
+typedef struct fake_piece {
+	uint64_t dst, src;
+	size_t bytes;
+} fake_piece_t;
 
 typedef struct fake_work {
 	fake_what_t what;
 	struct fake_work *next;
-	uint64_t dst, src;
-	size_t bytes;
+	fake_piece_t piece;
+	fake_piece_t *pieces; /* FAKE_BATCH: [count] */
+	size_t count;
 	size_t kernel; /* index in fake_kernels */
 	int shared;
 	kvk_gpu_args_t args;
@@ -65,7 +71,10 @@ typedef struct fake_function {
 } fake_function_t;
 
 static const char *const fake_kernels[] = {KVK_GPU_GATHER_PLAIN, KVK_GPU_SCATTER_PLAIN, KVK_GPU_GATHER_BULK,
-					   KVK_GPU_SCATTER_BULK};
+					   KVK_GPU_SCATTER_BULK, KVK_GPU_GATHER_WIDE,   KVK_GPU_SCATTER_WIDE};
+#define FAKE_KERNELS 6u
+#define FAKE_BULK    2u /* from this one on */
+#define FAKE_WIDE    4u
 
 typedef struct fake {
 	fake_cuda_config_t config;
@@ -74,7 +83,7 @@ typedef struct fake {
 	fake_cuda_live_t live;
 	fake_range_t ranges[FAKE_RANGES];
 	fake_stream_t streams[FAKE_STREAMS]; /* 0: the default stream */
-	fake_function_t functions[4];
+	fake_function_t functions[FAKE_KERNELS];
 	_Atomic uint64_t faults, call, fail_at, calls[FAKE_OPS];
 	_Atomic int failed;
 	size_t always_member;

@@ -14,7 +14,7 @@ typedef struct page {
 
 static int is_gather(size_t kernel)
 {
-	return kernel == 0 || kernel == 2;
+	return kernel % 2 == 0;
 }
 
 static void copy_bytes(const page_t *p, uint64_t pool, uint64_t cache, uint64_t bytes)
@@ -144,7 +144,7 @@ void fake_kernel(const fake_work_t *work)
 			digest_page(&p, move, layer);
 		}
 	}
-	if (work->kernel >= 2) {
+	if (work->kernel >= FAKE_BULK) {
 		check_bulk(work, addresses);
 	}
 	atomic_fetch_add(&fake.clock, (moves && moves[0].pool & FAKE_TAG ? fake.link_cost : 1) * pages * a->page_bytes);

@@ -40,15 +40,24 @@ void fake_forget(fake_event_t *event)
 	free(event);
 }
 
-static void run_copy(const fake_work_t *work)
+static void run_copy(const fake_piece_t *piece)
 {
-	void *dst = fake_resolve(work->dst, work->bytes);
-	const void *src = fake_resolve(work->src, work->bytes);
+	void *dst = fake_resolve(piece->dst, piece->bytes);
+	const void *src = fake_resolve(piece->src, piece->bytes);
 
 	if (dst && src) {
-		memcpy(dst, src, work->bytes);
+		memcpy(dst, src, piece->bytes);
 	}
-	atomic_fetch_add(&fake.clock, fake.engine_cost * work->bytes);
+	atomic_fetch_add(&fake.clock, fake.engine_cost * piece->bytes);
+}
+
+static void run_batch(const fake_work_t *work)
+{
+	const size_t first = kv_test_below(&fake.rng, work->count);
+
+	for (size_t i = 0; i < work->count; i++) {
+		run_copy(&work->pieces[(first + i) % work->count]);
+	}
 }
 
 /* Run the head of a stream; 0: there is none, or it waits. */
@@ -62,7 +71,10 @@ static int run_one(fake_stream_t *stream)
 	stream->first = work->next;
 	switch (work->what) {
 	case FAKE_COPY:
-		run_copy(work);
+		run_copy(&work->piece);
+		break;
+	case FAKE_BATCH:
+		run_batch(work);
 		break;
 	case FAKE_LAUNCH:
 		fake_kernel(work);
@@ -79,6 +91,7 @@ static int run_one(fake_stream_t *stream)
 		break;
 	}
 	unmark(work->marker);
+	free(work->pieces);
 	free(work);
 
 	return 1;

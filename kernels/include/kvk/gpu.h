@@ -11,7 +11,7 @@
  *               all copies have ended, in the poll that finds them over. Many small copies: correct, and slow
  *
  * A way that cannot be had becomes the next best: EACH in those cases; ZERO_COPY for STAGED without device memory for a ring, or with a layer of a block that
- * is larger than an eighth of it. kvk_gpu_describe(), the log and the counters say so.
+ * is larger than a sixteenth of it. kvk_gpu_describe(), the log and the counters say so.
  *
  * Threads: every function may be called from any thread; a job belongs to one thread at a time. Not fork-safe.
  */
@@ -39,7 +39,7 @@ typedef struct kvk_gpu_config {
 	const kv_env_t *env;        /* NULL: the real one */
 	uint32_t sms;               /* most SMs a copy takes unless it says otherwise; 0: 8 */
 	uint32_t jobs;              /* most jobs at a time; 0: 64 */
-	uint64_t staging_bytes;     /* ring in device memory for STAGED; 0: 64 MiB; taken at the first use */
+	uint64_t staging_bytes;     /* ring in device memory for STAGED; 0: 128 MiB; taken at the first use */
 	const void *image;          /* kernels, as the driver loads them; NULL: those of this build */
 } kvk_gpu_config_t;
 
