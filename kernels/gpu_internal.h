@@ -4,9 +4,9 @@
  * gpu_memory.c   host memory the device sees, and the pinned memory that arguments of jobs lie in
  * gpu_args.c     a copy, described for the kernels; which way it goes
  * gpu_jobs.c     submit, poll, wait, end
- *   gpu_clock.c    what the device's clock says of its streams
- *   gpu_upload.c   arguments of jobs once more in the device's memory
- *   gpu_stage.c    way STAGED; gpu_each.c way EACH; gpu_measure.c which way is faster; gpu_tune.c what benches may change
+ * gpu_clock.c    what the device's clock says of its streams
+ * gpu_upload.c   arguments of jobs once more in the device's memory
+ * gpu_stage.c    way STAGED; gpu_each.c way EACH; gpu_measure.c which way is faster; gpu_tune.c what benches may change
  */
 #ifndef KVK_GPU_INTERNAL_H
 #define KVK_GPU_INTERNAL_H

@@ -280,8 +280,8 @@ static void p5_neighbours_in_the_pool_are_one_copy(void **state)
 
 	(void)state;
 	for (int round = 0; round < ROUNDS; round++) {
-		kv_test_env_t t;
-		kvk_gpu_t *gpu = start(&t, &rng, UINT64_C(64) << 20);
+		gpu_rig_t rig;
+		kvk_gpu_t *gpu = start(&rig, &rng, UINT64_C(64) << 20);
 		kvk_gpu_tune_t choice;
 		kvk_gpu_copy_t copy;
 		kvk_gpu_job_t *job;
@@ -304,13 +304,13 @@ static void p5_neighbours_in_the_pool_are_one_copy(void **state)
 
 			copy = gpu_case_copy(&c, KVK_GPU_SCATTER, KVK_GPU_STAGED, NULL);
 			assert_int_equal(kvk_gpu_submit(gpu, &copy, &job), KV_OK);
-			assert_int_equal(finish(job), KV_OK);
+			assert_int_equal(gpu_rig_finish(job), KV_OK);
 			kvk_gpu_end(job);
 			assert_true(fake_cuda_calls(copies) + fake_cuda_calls(batches) <= before + STEPS);
 			together++;
 		}
 		gpu_case_fini(&c);
-		stop(&t, gpu);
+		gpu_rig_fini(&rig);
 	}
 	assert_true(together > 0);
 }
