@@ -295,7 +295,7 @@ static void p5_neighbours_in_the_pool_are_one_copy(void **state)
 		kvk_gpu_set_tune(gpu, &choice);
 		gpu_case_init(&c, &rng, gpu, kinds[(size_t)round % KV_COUNT_OF(kinds)]);
 		whole = c.paged.heads == c.layout.heads && c.layers == c.layout.layers && c.paged.layers == c.layers;
-		ask_no_digests(&c);
+		gpu_case_ask_no_digests(&c);
 		for (uint32_t i = 0; i < c.count; i++) { /* without gaps, and shuffled */
 			c.moves[i].data = c.pool + (size_t)((i * 7 + 3) % c.count) * c.g.block_bytes;
 		}

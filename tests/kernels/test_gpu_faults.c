@@ -249,13 +249,6 @@ static void p6_without_kernels_copies_go_piece_by_piece(void **state)
 	gpu_rig_fini(&rig);
 }
 
-static void ask_no_digests(gpu_case_t *c)
-{
-	for (uint32_t i = 0; i < c->count; i++) {
-		c->moves[i].leaves = NULL;
-	}
-}
-
 /* Whatever part of a staged copy was enqueued when a call failed: another stream's, which takes the same memory of the ring at once, is right. */
 static void p6_a_staged_copy_cut_short_spoils_no_other(void **state)
 {
@@ -284,7 +277,7 @@ static void p6_a_staged_copy_cut_short_spoils_no_other(void **state)
 					gpu_case_fini(&c[i]);
 				}
 			} while (c[i].count < 6);
-			ask_no_digests(&c[i]);
+			gpu_case_ask_no_digests(&c[i]);
 		}
 		copy = gpu_case_copy(&c[0], (kvk_gpu_dir_t)(round % 2), KVK_GPU_STAGED, streams[0]);
 		fake_cuda_fail_nth(12 + kv_test_below(&rng, 60));
