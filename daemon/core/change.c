@@ -5,7 +5,7 @@
 #define AGAIN_NS        UINT64_C(100000000)
 #define IDLE_NS         UINT64_C(10000000000)
 #define COLDER_FACTOR   2u
-#define COLDER_BY       16u /* requests */
+#define COLDER_BY       4u /* requests */
 #define MAX_SLABS       (KV_SLOT_MAX_SLAB + 2u) /* and one for "no slot" */
 
 static const kvs_change_ops_t *ops_of(const kvd_core_t *core)
@@ -20,9 +20,10 @@ void kvd_change_ask(kvd_core_t *core, uint32_t slot_class)
 	kvd_class_t *class = &core->classes[slot_class];
 
 	class->used_ns = core->now_ns;
-	if (core->class_count > 1 && ops_of(core) && core->change.want == KVD_NONE &&
+	if (core->class_count > 1 && !class->wants && core->now_ns >= class->ask_after_ns && ops_of(core) &&
 	    ops_of(core)->is_short(core->tier[KVD_CPU], class->tier_class[KVD_CPU])) {
-		core->change.want = slot_class;
+		class->wants = 1;
+		core->change.wanting++;
 	}
 }
 
@@ -101,12 +102,15 @@ static int coldest(kvd_core_t *core, uint32_t slot_class, uint64_t *p_age)
 	return 1;
 }
 
-/* May a slab with blocks be taken from this class at all? */
+static int is_idle(const kvd_core_t *core, uint32_t slot_class)
+{
+	return core->now_ns - core->classes[slot_class].used_ns >= IDLE_NS;
+}
+
+/* May a slab whose blocks have to be evicted be taken from this class at all? */
 static int may_give(const kvd_core_t *core, uint32_t from)
 {
-	const kvd_class_t *class = &core->classes[from];
-
-	return class->slabs > 1 || (class->slabs == 1 && core->now_ns - class->used_ns >= IDLE_NS);
+	return core->classes[from].slabs > 1 || is_idle(core, from);
 }
 
 /* The class that has to give, if one does: that with the coldest block, when it is colder enough than the coldest of `to`. */
@@ -126,12 +130,12 @@ static uint32_t coldest_class(kvd_core_t *core, uint32_t to)
 	return from;
 }
 
-/* Would the class's free slots elsewhere take in what the slab holds? */
-static int fits_elsewhere(kvd_core_t *core, const kvs_slab_look_t *look)
+/* Has the class slots enough without this slab: for what is in it, and, while it is in use, for as much again? */
+static int can_spare(kvd_core_t *core, const kvs_slab_look_t *look, uint32_t from)
 {
 	uint64_t free_slots = ops_of(core)->free_slots(core->tier[KVD_CPU], look->slot_class);
 
-	return free_slots - (look->slots - look->taken) >= look->taken;
+	return free_slots >= (is_idle(core, from) ? look->slots : 2u * (uint64_t)look->slots);
 }
 
 /* Fewer blocks to move; and there must be something to be had from it. */
@@ -147,44 +151,35 @@ static void prefer(kvd_core_t *core, choice_t *choice, uint32_t slab, const kvs_
 	}
 }
 
-/* Count each class's slabs; an empty one of another class is taken at once. */
-static choice_t survey(kvd_core_t *core, uint32_t to)
+static void count_slabs(kvd_core_t *core)
 {
-	kvs_tier_t *tier = core->tier[KVD_CPU];
-	choice_t choice = {.slab = KVD_NONE, .to = to};
 	kvs_slab_look_t look;
 
 	for (uint32_t i = 0; i < core->class_count; i++) {
 		core->classes[i].slabs = 0;
 	}
-	for (uint32_t slab = 0; slab < ops_of(core)->slabs(tier); slab++) {
-		uint32_t from;
+	for (uint32_t slab = 0; slab < ops_of(core)->slabs(core->tier[KVD_CPU]); slab++) {
+		uint32_t class = ops_of(core)->look(core->tier[KVD_CPU], slab, &look) == KV_OK && !look.retired
+					 ? class_of(core, look.slot_class)
+					 : KVD_NONE;
 
-		if (ops_of(core)->look(tier, slab, &look) != KV_OK || look.retired) {
-			continue;
-		}
-		from = class_of(core, look.slot_class);
-		if (from == KVD_NONE) {
-			continue;
-		}
-		core->classes[from].slabs++;
-		if (from != to && look.taken == 0) {
-			prefer(core, &choice, slab, &look);
+		if (class != KVD_NONE) {
+			core->classes[class].slabs++;
 		}
 	}
-
-	return choice;
 }
 
-/* The slab with blocks that is cheapest to empty. */
-static choice_t full_slab(kvd_core_t *core, uint32_t to)
+/* The slab that is cheapest to empty: of those a class can spare, else of those of the class whose blocks are the coldest. */
+static choice_t choose(kvd_core_t *core, uint32_t to)
 {
 	kvs_tier_t *tier = core->tier[KVD_CPU];
-	uint32_t cold = coldest_class(core, to), named[MAX_SLABS];
+	uint32_t named[MAX_SLABS], cold;
 	choice_t easy = {.slab = KVD_NONE, .to = to}, other = easy;
 	kvs_slab_look_t look;
 
+	count_slabs(core);
 	count_named(core, named);
+	cold = coldest_class(core, to);
 	for (uint32_t slab = 0; slab < ops_of(core)->slabs(tier); slab++) {
 		uint32_t from;
 
@@ -193,10 +188,10 @@ static choice_t full_slab(kvd_core_t *core, uint32_t to)
 			continue;
 		}
 		from = class_of(core, look.slot_class);
-		if (from == KVD_NONE || from == to || !may_give(core, from)) {
+		if (from == KVD_NONE || from == to) {
 			continue;
 		}
-		if (fits_elsewhere(core, &look)) {
+		if (can_spare(core, &look, from)) {
 			prefer(core, &easy, slab, &look);
 		} else if (from == cold) {
 			prefer(core, &other, slab, &look);
@@ -206,23 +201,35 @@ static choice_t full_slab(kvd_core_t *core, uint32_t to)
 	return easy.slab != KVD_NONE ? easy : other;
 }
 
+/* The next class in turn that wants something. */
+static uint32_t next_class(kvd_core_t *core)
+{
+	kvd_change_t *change = &core->change;
+
+	for (;;) {
+		uint32_t class = change->turn++ % core->class_count;
+
+		if (core->classes[class].wants) {
+			core->classes[class].wants = 0;
+			change->wanting--;
+			return class;
+		}
+	}
+}
+
 static int pick(kvd_core_t *core)
 {
 	kvd_change_t *change = &core->change;
-	uint32_t to = change->want;
+	uint32_t to = next_class(core);
 	choice_t choice;
 
-	change->want = KVD_NONE;
-	change->next_ns = core->now_ns + AGAIN_NS; /* for the case that nothing is found */
 	if (!ops_of(core)->is_short(core->tier[KVD_CPU], core->classes[to].tier_class[KVD_CPU])) {
-		return 0;
+		return 1;
 	}
-	choice = survey(core, to);
+	choice = choose(core, to);
 	if (choice.slab == KVD_NONE) {
-		choice = full_slab(core, to);
-	}
-	if (choice.slab == KVD_NONE) {
-		return 0;
+		core->classes[to].ask_after_ns = core->now_ns + AGAIN_NS;
+		return 1;
 	}
 	ops_of(core)->leave(core->tier[KVD_CPU], choice.slab);
 	change->slab = choice.slab;
@@ -231,7 +238,6 @@ static int pick(kvd_core_t *core)
 	change->index = change->moved = 0;
 	change->named = kvd_change_count(core);
 	change->give_up_ns = core->now_ns + GIVE_UP_NS;
-	change->next_ns = 0;
 
 	return 1;
 }
@@ -364,7 +370,7 @@ int kvd_change_run(kvd_core_t *core)
 	kvs_slab_look_t look;
 
 	if (change->slab == KVD_NONE) {
-		return change->want != KVD_NONE && core->now_ns >= change->next_ns ? pick(core) : 0;
+		return change->wanting > 0 && core->now_ns >= change->next_ns ? pick(core) : 0;
 	}
 	if (ops_of(core)->look(tier, change->slab, &look) != KV_OK || (!look.retired && !look.leaving)) {
 		end(core); /* its memory has come back */

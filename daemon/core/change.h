@@ -3,9 +3,10 @@
  *   none --a class is short of slots, and another has memory that is colder--> EMPTYING --no slot is taken--> RETIRED --its memory has come back--> none
  *                                                       EMPTYING --no progress for a second--> none (the slab stays with its class)
  *
- * Whose memory: a slab nobody uses; else that of a class whose free slots would take in what the slab holds; else that of the class whose coldest block is
- * the coldest of all. That block must be more than twice as long unused as the coldest one of the class that is short, unless that one has nothing it
- * could evict: so two busy classes do not take slabs from each other in turn. The last slab is left to a class that was used in the last ten seconds.
+ * Whose memory: that of a class that can spare it, since it has free slots enough without the slab (and, unless it was not used for ten seconds, another
+ * slab's worth of them left); else that of the class whose coldest block is the coldest of all. That block must have been unused more than twice as long as
+ * the coldest one of the class that is short, unless that one has nothing it could evict: so two busy classes do not take slabs from each other in turn.
+ * A class that was used in the last ten seconds keeps its last slab.
  *
  * Emptying: the class that gives evicts its coldest blocks, as it would for itself, and the blocks of the slab move to the slots that come free. No lease
  * names a slot of the slab meanwhile (`named`); one that is opened while it is emptied is waited for.
@@ -16,7 +17,8 @@
 #include "core.h"
 
 typedef struct kvd_change {
-	uint32_t want;    /* class that is short of slots; KVD_NONE */
+	uint32_t wanting; /* classes that are short of slots */
+	uint32_t turn;    /* the class that is looked at next */
 	uint32_t slab;    /* KVD_NONE: none is in change */
 	uint32_t from;    /* classes */
 	uint32_t to;

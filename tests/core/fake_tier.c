@@ -1,5 +1,7 @@
 #include "fake_tier.h"
 
+#include "kv/digest.h"
+
 static fake_tier_t *fake_of(kvs_tier_t *tier)
 {
 	return (fake_tier_t *)tier;
@@ -156,7 +158,7 @@ static kv_status_t fake_load(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *d
 	if (!slot || slot->state != KVS_READY) {
 		return KV_MISS;
 	}
-	status = enqueue(fake, (fake_op_t){.done = done, .arg = arg, .to = dst->data, .slot = loc.slot, .kind = 0});
+	status = enqueue(fake, (fake_op_t){.done = done, .arg = arg, .to = dst->data, .mem = *dst, .slot = loc.slot, .kind = 0});
 	if (status == KV_OK) {
 		slot->busy++;
 		fake->loads++;
@@ -251,6 +253,20 @@ static int fake_event_fd(kvs_tier_t *tier)
 	return -1;
 }
 
+/* A block is one word in here; the rest of it is what lies there. */
+static void digest_whole(const kvs_geometry_t *g, const kvs_mem_t *mem)
+{
+	for (uint32_t h = 0; h < g->heads; h++) {
+		for (uint32_t l = 0; l < g->leaves; l++) {
+			size_t offset, len;
+
+			kvs_leaf_range(g, h, l, &offset, &len);
+			mem->leaves[h * g->leaves + l] = kv_digest((const uint8_t *)mem->data + offset, len);
+		}
+		mem->roots[h] = kv_digest_root(mem->leaves + (size_t)h * g->leaves, g->leaves);
+	}
+}
+
 static void complete(fake_tier_t *fake, uint32_t which, int closing)
 {
 	fake_op_t op = fake->ops[which];
@@ -263,6 +279,9 @@ static void complete(fake_tier_t *fake, uint32_t which, int closing)
 		slot->busy--;
 		if (op.status == KV_OK && op.kind == 0) {
 			*op.to = slot->bytes;
+			if (fake->whole) {
+				digest_whole(&fake->classes[slot->slot_class].geometry, &op.mem);
+			}
 		} else if (op.status == KV_OK) {
 			slot->bytes = *op.to;
 			slot->state = slot->freed ? slot->state : KVS_READY;

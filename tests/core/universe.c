@@ -204,6 +204,7 @@ void universe_init(universe_t *u, const u_config_t *config, const fake_tier_t *d
 	} else if (u->has_disk) {
 		fake_tier_init(&u->disk, 1, config->disk_slots, config->seed + 3);
 	}
+	u->disk.whole = u->pool != NULL;
 	u->config = (kvd_core_config_t){
 		.incarnation = 77,
 		.max_index_blocks = config->max_blocks,
