@@ -149,6 +149,8 @@ void kvc_slab_retire(kvc_t *kvc, uint32_t number)
 		slab->next_retired = map->retired;
 		map->retired = slab;
 		kvc_slab_reap(kvc);
+	} else { /* it went before we heard of it */
+		kvc_tell(kvc, KV_CODE_QUIET, &(kv_msg_quiet_t){.what = 3, .id = number});
 	}
 }
 

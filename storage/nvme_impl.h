@@ -114,11 +114,24 @@ typedef struct kvs_io {
 	void *ring;        /* kvs_ring_t of nvme_uring.c */
 } kvs_io_t;
 
-/* Memory that transfers will use; constant once region_count has passed it. */
+/* Memory that transfers will use; constant once region_count has passed it, but for `state`:
+ *   LIVE --the owner--> LEAVING --the ring thread--> GONE --the owner, with other memory--> FRESH --the ring thread--> LIVE */
+typedef enum kvs_region_state { KVS_REGION_LIVE, KVS_REGION_LEAVING, KVS_REGION_GONE, KVS_REGION_FRESH } kvs_region_state_t;
 typedef struct kvs_region {
 	uint8_t *base;
 	size_t bytes;
+	_Atomic uint32_t state;
+	size_t most_bytes; /* its pieces' part of the ring's table is for so many */
 } kvs_region_t;
+
+/* The ring thread's side of it. */
+typedef struct kvs_ring_region {
+	uint32_t first;  /* index of its first piece in the table */
+	uint32_t pieces; /* registered so far */
+	uint32_t wanted;
+} kvs_ring_region_t;
+
+#define KVS_PIECE_SHIFT 25u /* regions are registered in pieces of 32 MiB, one a turn: pinning fresh memory takes time */
 
 typedef struct kvs_waiter {
 	kvs_done_fn done;
@@ -219,6 +232,7 @@ typedef struct kvs_nvme {
 	int uring;
 	kvs_region_t *regions; /* KVS_MAX_REGIONS */
 	_Atomic uint32_t region_count;
+	_Atomic uint32_t region_changes; /* regions that the owner has made LEAVING or FRESH */
 	kvs_bell_t owner; /* its fd is the tier's event fd */
 	kvs_commit_t *commit;
 	pthread_t commit_thread;
@@ -299,6 +313,10 @@ void kvs_threads_stop(kvs_nvme_t *nvme);
 /* ---- nvme_region.c ---- */
 /* Registration touches every page; whoever pre-faults the memory does that better than the ring thread. `page` has a byte for each page. */
 int kvs_region_is_touched(void *base, size_t bytes, unsigned char *page);
+/* The ring thread: take out what is LEAVING, with `forget` for each piece, and take in what is FRESH. Returns by how many there are more (modulo 2^32) with
+ * pieces to be registered. `seen` is the caller's, 0 at first. */
+uint32_t kvs_regions_changed(kvs_nvme_t *nvme, kvs_ring_region_t *regions, uint32_t *seen,
+			     void (*forget)(void *ring, uint32_t index), void *ring);
 
 /* ---- nvme_uring.c, nvme_sync.c: I/O threads ---- */
 void *kvs_uring_main(void *io);

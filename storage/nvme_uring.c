@@ -358,7 +358,7 @@ static int ring_memory(kvs_ring_t *r)
 	r->free_place = kv_alloc(env, r->cap * sizeof *r->free_place);
 	r->ready = kv_alloc(env, r->cap * sizeof *r->ready);
 	r->region = kv_alloc(env, KVS_MAX_REGIONS * sizeof *r->region);
-	r->touched = kv_alloc(env, (1u << KVS_CHUNK_SHIFT) / KVS_PAGE);
+	r->touched = kv_alloc(env, (1u << KVS_PIECE_SHIFT) / KVS_PAGE);
 	r->headers = map_headers((size_t)r->cap * KVS_HEADER_SMALL);
 	r->big_headers = map_headers((size_t)r->cap * KVS_SLOTHDR_MAX);
 	if (!r->place || !r->free_place || !r->ready || !r->region || !r->touched || !r->headers || !r->big_headers) {

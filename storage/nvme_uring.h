@@ -7,8 +7,6 @@
 #include <liburing.h>
 
 #define KVS_HEADER_SMALL 8192u /* registered header buffers; bigger headers go vectored */
-#define KVS_CHUNK_SHIFT                                                                                                \
-	25u /* regions are registered in pieces of 32 MiB, one a turn: pinning fresh memory takes time */
 
 typedef struct kvs_part {
 	struct iovec iov[2];
@@ -26,12 +24,6 @@ typedef struct kvs_place {
 	uint32_t open; /* parts in flight */
 	int error;
 } kvs_place_t;
-
-typedef struct kvs_ringed {
-	uint32_t first;  /* index of its first piece in the table */
-	uint32_t pieces; /* registered so far */
-	uint32_t wanted;
-} kvs_ringed_t;
 
 typedef struct kvs_ring {
 	struct io_uring uring;
@@ -60,8 +52,9 @@ typedef struct kvs_ring {
 	uint32_t open_regions; /* with pieces not registered yet */
 	uint32_t region_cursor;
 	uint64_t register_after_ns;
-	kvs_ringed_t *region;
-	unsigned char *touched; /* for mincore(): a byte a page of a piece */
+	kvs_ring_region_t *region;
+	uint32_t region_changes; /* seen */
+	unsigned char *touched;  /* for mincore(): a byte a page of a piece */
 	uint64_t refused_since_ns;
 	int refusal_said;
 } kvs_ring_t;

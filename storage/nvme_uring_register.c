@@ -22,13 +22,18 @@ static int register_piece(kvs_ring_t *r, uint32_t index, void *base, size_t byte
 	return io_uring_register_buffers_update_tag(&r->uring, index, &iov, &tag, 1);
 }
 
+static void forget_piece(void *ring, uint32_t index)
+{
+	(void)register_piece(ring, index, NULL, 0);
+}
+
 /* 1: a region has got a piece more. */
 static int register_next(kvs_ring_t *r, uint32_t at)
 {
 	const kvs_region_t *memory = &r->nvme->regions[at];
-	kvs_ringed_t *region = &r->region[at];
-	size_t start = (size_t)region->pieces << KVS_CHUNK_SHIFT;
-	size_t len = memory->bytes - start < (1u << KVS_CHUNK_SHIFT) ? memory->bytes - start : 1u << KVS_CHUNK_SHIFT;
+	kvs_ring_region_t *region = &r->region[at];
+	size_t start = (size_t)region->pieces << KVS_PIECE_SHIFT;
+	size_t len = memory->bytes - start < (1u << KVS_PIECE_SHIFT) ? memory->bytes - start : 1u << KVS_PIECE_SHIFT;
 	int result;
 
 	if (!kvs_region_is_touched(memory->base + start, len, r->touched)) {
@@ -53,16 +58,17 @@ static void take_regions(kvs_ring_t *r)
 
 	while (r->fixed_buffers && r->region_count < count) {
 		uint64_t pieces =
-			(r->nvme->regions[r->region_count].bytes + (1u << KVS_CHUNK_SHIFT) - 1u) >> KVS_CHUNK_SHIFT;
+			(r->nvme->regions[r->region_count].bytes + (1u << KVS_PIECE_SHIFT) - 1u) >> KVS_PIECE_SHIFT;
 
 		if (pieces > MAX_CHUNKS - r->next_buffer) {
 			say_unregistered(r, ENOSPC);
 			return;
 		}
-		r->region[r->region_count++] = (kvs_ringed_t){.first = r->next_buffer, .wanted = (uint32_t)pieces};
+		r->region[r->region_count++] = (kvs_ring_region_t){.first = r->next_buffer, .wanted = (uint32_t)pieces};
 		r->next_buffer += (uint32_t)pieces;
 		r->open_regions++;
 	}
+	r->open_regions += kvs_regions_changed(r->nvme, r->region, &r->region_changes, forget_piece, r);
 }
 
 int kvs_ring_register_some(kvs_ring_t *r)
@@ -106,12 +112,12 @@ uint32_t kvs_ring_buffer(const kvs_ring_t *r, const kvs_xfer_t *xfer)
 	}
 	start = (size_t)(data - memory->base);
 	last = start + xfer->cls->payload_bytes - 1u;
-	if (start >> KVS_CHUNK_SHIFT != last >> KVS_CHUNK_SHIFT ||
-	    start >> KVS_CHUNK_SHIFT >= r->region[xfer->mem.region].pieces) {
+	if (start >> KVS_PIECE_SHIFT != last >> KVS_PIECE_SHIFT ||
+	    start >> KVS_PIECE_SHIFT >= r->region[xfer->mem.region].pieces) {
 		return KVS_NONE;
 	}
 
-	return r->region[xfer->mem.region].first + (uint32_t)(start >> KVS_CHUNK_SHIFT);
+	return r->region[xfer->mem.region].first + (uint32_t)(start >> KVS_PIECE_SHIFT);
 }
 
 int kvs_ring_use_file(kvs_ring_t *r, const kvs_xfer_t *xfer)

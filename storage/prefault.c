@@ -13,15 +13,25 @@
 /* One step: short enough for a prompt stop, and for a carve that waits for the address space's lock while this thread gets little time. */
 #define CHUNK ((uint64_t)128 << 10)
 
+/* An entry of the queue: who wants to have the slab back tries QUEUED -> DROPPED; when it is too late, `halt` ends the touching within a chunk.
+ * No lock: this thread runs when nobody else does, and whoever waited for it would wait as long. */
+typedef enum entry_state { QUEUED, TOUCHED, DROPPED } entry_state_t;
+typedef struct entry {
+	kvs_slab_t *slab;
+	atomic_int state;
+	atomic_int halt;
+} entry_t;
+
 struct kvs_prefault {
 	const kv_env_t *env;
 	const kvs_sys_t *sys;
 	pthread_t thread;
 	sem_t work; /* posted once for each slab and once for the stop */
 	atomic_int stop;
-	_Atomic uint32_t count; /* slabs added: slab[0 .. count) */
+	_Atomic uint64_t count; /* entries [done, count) of the ring are waiting or in work */
+	_Atomic uint64_t done;
 	uint32_t cap;
-	kvs_slab_t **slab;
+	entry_t *ring;
 };
 
 /* 0 or -errno. Neither way changes a byte: clients may be writing already. */
@@ -39,13 +49,14 @@ static int touch(const kvs_sys_t *sys, uint8_t *base, uint64_t n)
 	return error;
 }
 
-static int touch_area(kvs_prefault_t *p, const kvs_area_t *area, _Atomic uint64_t *ready)
+static int touch_area(kvs_prefault_t *p, const entry_t *entry, const kvs_area_t *area, _Atomic uint64_t *ready)
 {
 	for (uint64_t at = 0; at < area->bytes; at += CHUNK) {
 		uint64_t n = area->bytes - at < CHUNK ? area->bytes - at : CHUNK;
 		int error;
 
-		if (atomic_load_explicit(&p->stop, memory_order_relaxed)) {
+		if (atomic_load_explicit(&p->stop, memory_order_relaxed) ||
+		    atomic_load_explicit(&entry->halt, memory_order_relaxed)) {
 			return 0;
 		}
 		error = touch(p->sys, area->base + at, n);
@@ -69,10 +80,28 @@ static void run_when_idle(void)
 	(void)pthread_setschedparam(pthread_self(), SCHED_IDLE, &none);
 }
 
+static void touch_slab(kvs_prefault_t *p, entry_t *entry)
+{
+	int queued = QUEUED, error;
+	kvs_slab_t *slab = entry->slab;
+
+	if (!atomic_compare_exchange_strong(&entry->state, &queued, TOUCHED)) {
+		return;
+	}
+	error = touch_area(p, entry, &slab->digest, NULL);
+	if (!error) {
+		error = touch_area(p, entry, &slab->data, &slab->ready_bytes);
+	}
+	if (error) {
+		kv_logf(p->env, KV_LOG_WARN, "pool", "pre-fault of a slab ended early slab %u error \"%s\"",
+			slab->number, strerror(-error));
+	}
+}
+
 static void *run(void *arg)
 {
 	kvs_prefault_t *p = arg;
-	uint32_t done = 0;
+	uint64_t done = 0;
 
 	run_when_idle();
 	while (!atomic_load(&p->stop)) {
@@ -80,17 +109,8 @@ static void *run(void *arg)
 			sem_wait(&p->work);
 			continue;
 		}
-
-		kvs_slab_t *slab = p->slab[done++];
-		int error = touch_area(p, &slab->digest, NULL);
-
-		if (!error) {
-			error = touch_area(p, &slab->data, &slab->ready_bytes);
-		}
-		if (error) {
-			kv_logf(p->env, KV_LOG_WARN, "pool", "pre-fault of a slab ended early slab %u error \"%s\"",
-				slab->number, strerror(-error));
-		}
+		touch_slab(p, &p->ring[done % p->cap]);
+		atomic_store_explicit(&p->done, ++done, memory_order_release);
 	}
 
 	return NULL;
@@ -108,9 +128,9 @@ kv_status_t kvs_prefault_start(uint32_t max_slabs, const kvs_sys_t *sys, const k
 	p->env = env;
 	p->sys = sys;
 	p->cap = max_slabs;
-	p->slab = kv_alloc(env, max_slabs * sizeof(kvs_slab_t *));
-	if (!p->slab || sem_init(&p->work, 0, 0) != 0) {
-		goto err_slab;
+	p->ring = kv_alloc(env, max_slabs * sizeof *p->ring);
+	if (!p->ring || sem_init(&p->work, 0, 0) != 0) {
+		goto err_ring;
 	}
 
 	/* Signals belong to the daemon's loop. */
@@ -127,20 +147,44 @@ kv_status_t kvs_prefault_start(uint32_t max_slabs, const kvs_sys_t *sys, const k
 
 err_work:
 	sem_destroy(&p->work);
-err_slab:
-	kv_free(env, p->slab);
+err_ring:
+	kv_free(env, p->ring);
 	kv_free(env, p);
 	return KV_ERR_NOMEM;
 }
 
 void kvs_prefault_add(kvs_prefault_t *prefault, kvs_slab_t *slab)
 {
-	uint32_t n = atomic_load_explicit(&prefault->count, memory_order_relaxed);
+	uint64_t n = atomic_load_explicit(&prefault->count, memory_order_relaxed);
+	entry_t *entry = &prefault->ring[n % prefault->cap];
 
-	kv_assert(n < prefault->cap);
-	prefault->slab[n] = slab;
+	if (n - atomic_load_explicit(&prefault->done, memory_order_acquire) == prefault->cap) {
+		return; /* the thread is far behind: whoever uses the slab touches it */
+	}
+	entry->slab = slab;
+	atomic_store_explicit(&entry->state, QUEUED, memory_order_relaxed);
+	atomic_store_explicit(&entry->halt, 0, memory_order_relaxed);
+	slab->ticket = n + 1u;
 	atomic_store_explicit(&prefault->count, n + 1u, memory_order_release);
 	sem_post(&prefault->work);
+}
+
+int kvs_prefault_drop(kvs_prefault_t *prefault, const kvs_slab_t *slab)
+{
+	entry_t *entry;
+	int queued = QUEUED;
+
+	if (!prefault || slab->ticket == 0 ||
+	    atomic_load_explicit(&prefault->done, memory_order_acquire) >= slab->ticket) {
+		return 1;
+	}
+	entry = &prefault->ring[(slab->ticket - 1u) % prefault->cap];
+	if (atomic_compare_exchange_strong(&entry->state, &queued, DROPPED) || queued == DROPPED) {
+		return 1;
+	}
+	atomic_store_explicit(&entry->halt, 1, memory_order_relaxed);
+
+	return 0;
 }
 
 void kvs_prefault_stop(kvs_prefault_t *prefault)
@@ -153,6 +197,6 @@ void kvs_prefault_stop(kvs_prefault_t *prefault)
 	sem_post(&prefault->work);
 	pthread_join(prefault->thread, NULL);
 	sem_destroy(&prefault->work);
-	kv_free(prefault->env, prefault->slab);
+	kv_free(prefault->env, prefault->ring);
 	kv_free(prefault->env, prefault);
 }

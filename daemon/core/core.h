@@ -4,7 +4,7 @@
  * the tests and (later) `kvctl simulate` run the same code. Long work is cut into quanta of at most 20 us, run by kvd_core_tick().
  *
  * Hosts:    daemon/io (sockets), tests/core (a seeded universe).
- * Files:    index.h (radix tree), block.h, lease.h, put.h, space.h, instance.h, policy.h, mirror.h, check.h
+ * Files:    index.h (radix tree), block.h, lease.h, put.h, space.h, instance.h, policy.h, change.h, mirror.h, check.h
  */
 #ifndef KVD_CORE_H
 #define KVD_CORE_H

@@ -4,6 +4,7 @@
 
 #include "area.h"
 #include "block.h"
+#include "change.h"
 #include "core.h"
 #include "dismantle.h"
 #include "events.h"
@@ -74,6 +75,7 @@ struct kvd_core {
 	void *staging_ctx;
 	kvd_answer_fn answer;
 	void *answer_ctx;
+	kvd_change_t change;
 	uint32_t pending_resets;
 	uint32_t outstanding; /* callbacks the tiers owe us */
 	int closing;          /* destroyed; memory goes with the last callback */

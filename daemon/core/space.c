@@ -123,6 +123,7 @@ static kv_status_t class_open(kvd_core_t *core, const kvd_space_open_t *ask, uin
 		core->classes[*p_class].ns = ask->ns;
 		core->classes[*p_class].tier_class[KVD_CPU] = tier_class[KVD_CPU];
 		core->classes[*p_class].slot_bytes = slot_stride(&ask->geometry);
+		kvd_change_ask(core, *p_class);
 	}
 
 	return status;

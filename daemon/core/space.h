@@ -23,6 +23,8 @@ typedef struct kvd_class {
 	uint32_t tier_class[KVD_TIERS]; /* the tiers' numbers; KVD_NONE: none            */
 	uint64_t slot_bytes;            /* charged a slot                                */
 	kvd_order_t order[KVD_TIERS];
+	uint64_t used_ns; /* when a slot of the CPU tier was last asked for, or a lease given         */
+	uint32_t slabs;   /* of the CPU tier, when they were counted last (change.h)                  */
 } kvd_class_t;
 
 typedef struct kvd_space {

@@ -184,7 +184,7 @@ uint32_t kvd_count_fds(void)
 static uint32_t check_fds(kvd_host_t *host, kv_text_t *text)
 {
 	uint32_t open = kvd_count_fds();
-	uint32_t slabs = kvs_pool_slab_count(host->cpu) - host->own_slabs;
+	uint32_t slabs = kvs_pool_slabs_held(host->cpu) - host->own_slabs;
 	uint32_t known = host->own_fds + host->session_count + kvd_entries_fds(host) + 2 * slabs;
 	uint32_t slack = FD_SLACK;
 	char detail[160];

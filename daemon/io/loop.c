@@ -271,7 +271,8 @@ static uint64_t turn(kvd_host_t *host, uint64_t wait_ns)
 	next = kvd_core_tick(host->core);
 	kvd_world_commit(host);
 	kvs_pool_ahead(host->cpu);
-	kvd_world_sync(host);
+	kvd_slabs_turn(host);
+	kvd_slabs_sync(host);
 	housekeeping(host);
 	kvd_sessions_reap(host);
 	kvd_entries_reap(host);

@@ -312,12 +312,12 @@ static void fake_close(kvs_tier_t *tier)
 }
 
 static const kvs_tier_ops_t ops_cpu = {
-	"CPU",      fake_class_open, fake_alloc, fake_set_state, fake_free,      fake_mem,
+	"CPU", NULL,      fake_class_open, fake_alloc, fake_set_state, fake_free,      fake_mem,
 	fake_store, fake_load,       fake_flush, fake_epoch_set, fake_epoch_get, fake_recover,
 	fake_usage, fake_event_fd,   fake_poll,  fake_in_flight, fake_check,     fake_close,
 };
 static const kvs_tier_ops_t ops_disk = {
-	"DISK",     fake_class_open, fake_alloc, fake_set_state, fake_free,      fake_mem,
+	"DISK", NULL,     fake_class_open, fake_alloc, fake_set_state, fake_free,      fake_mem,
 	fake_store, fake_load,       fake_flush, fake_epoch_set, fake_epoch_get, fake_recover,
 	fake_usage, fake_event_fd,   fake_poll,  fake_in_flight, fake_check,     fake_close,
 };

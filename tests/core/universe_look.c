@@ -86,7 +86,7 @@ void u_lease_verify(universe_t *u, const u_lease_t *lease)
 	slots = kv_lease_slots(header);
 	assert_true(header->ready <= header->n + lease->skip && header->n + lease->skip <= lease->n);
 	for (uint32_t i = lease->skip; i < header->ready; i++) {
-		if (*fake_bytes(&u->cpu, slots[i - lease->skip]) != u_word(&lease->keys[i], lease->group)) {
+		if (*u_bytes(u, slots[i - lease->skip]) != u_word(&lease->keys[i], lease->group)) {
 			fail_msg("lease %llu block %u: wrong bytes", (unsigned long long)lease->id, i);
 		}
 	}
