@@ -16,6 +16,7 @@
 #define MAX_STALLS         8u
 #define SUBMIT_PATIENCE_NS 5000000000ull /* a refused submission is said after this */
 #define VERIFY_BATCH       2u
+#define SLOW_BATCH         4u
 #define STORE_BATCH        16u     /* ends of stores are waited for, and told, together: at most this many, */
 #define STORE_WAIT_NS      1000000 /* and as long as one comes within this */
 
@@ -82,7 +83,8 @@ static kvs_part_t vectored(const kvs_place_t *place)
 		.buffer = KVS_NONE};
 }
 
-static void start(kvs_ring_t *r, kvs_xfer_t *xfer)
+/* 1: in registered memory. */
+static int start(kvs_ring_t *r, kvs_xfer_t *xfer)
 {
 	uint32_t at = r->free_place[--r->free_count];
 	kvs_place_t *place = &r->place[at];
@@ -108,6 +110,8 @@ static void start(kvs_ring_t *r, kvs_xfer_t *xfer)
 		submit_part(r, at, 1);
 	}
 	submit_part(r, at, 0);
+
+	return buffer != KVS_NONE;
 }
 
 /* Back to the owner. Only a store that went well can wait to be told. */
@@ -127,9 +131,13 @@ static void tell(kvs_ring_t *r)
 	r->tell = 0;
 }
 
+/* Loads into memory that is not registered are few a turn: it may never have been used, and then the kernel finds pages for it while it takes the
+ * request; what has been read meanwhile must not wait for all of them. */
 static void start_queued(kvs_ring_t *r)
 {
-	while (r->in_flight < r->depth && r->free_count > 0) {
+	uint32_t slow = 0;
+
+	while (r->in_flight < r->depth && r->free_count > 0 && slow < SLOW_BATCH) {
 		kvs_xfer_t *xfer = kvs_queue_pop(&r->io->in);
 
 		if (!xfer) {
@@ -140,7 +148,7 @@ static void start_queued(kvs_ring_t *r)
 			give_back(r, xfer);
 			continue;
 		}
-		start(r, xfer);
+		slow += !start(r, xfer) && xfer->kind == KVS_LOAD;
 	}
 }
 
