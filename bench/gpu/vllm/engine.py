@@ -1,7 +1,8 @@
 """One vLLM engine, one process: what it is asked for is in a JSON file, what came of it goes to another after every phase.
 
-phases: cold, gpu (the engine's own cache), hit (the engine's cache dropped first), together, decode, tokens (16 tokens each from the GPU's cache, kept in a
-file), same (16 tokens each without the engine's cache, compared with that file), control (a prompt with a changed beginning answers otherwise)
+phases: cold, gpu (the engine's own cache), hit (the engine's cache dropped first), fresh (other prompts, cold), together, decode, tokens (16 tokens each from
+the GPU's cache, kept in a file), same (16 tokens each without the engine's cache, compared with that file), control (a prompt with a changed beginning answers
+otherwise), turns (short rounds of cold, gpu and decode, in turns with other engines on the same GPU)
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Bench:
             max_model_len=40960,
             max_num_batched_tokens=8192,
             max_num_seqs=64,
-            gpu_memory_utilization=0.8,
+            gpu_memory_utilization=order["share"],
+            tensor_parallel_size=order["gpus"],
             kv_cache_memory_bytes=order["kv_gib"] << 30,
             generation_config="vllm",
             **({"kv_transfer_config": order["connector"]} if order["connector"] else {}),
@@ -86,7 +88,7 @@ class Bench:
         before = None
         for i in range(100):
             self.step(3)
-            time.sleep(0.3)
+            time.sleep(self.order["pause"])
             now = self.stored()
             if i >= 2 and now == before:
                 return
@@ -118,7 +120,7 @@ class Bench:
 
     def cold(self) -> None:
         for n, prompts in self.by_size().items():
-            self.times(f"cold {n}", prompts, 0.3)
+            self.times(f"cold {n}", prompts, self.order["pause"])
         self.settle()
 
     def gpu(self) -> None:
@@ -129,6 +131,11 @@ class Bench:
         for n, prompts in self.by_size().items():
             self.forget()
             self.times(f"hit {n}", prompts)
+
+    def fresh(self) -> None:
+        for n, prompts in self.by_size().items():
+            self.times(f"fresh {n}", prompts_of(self.order["seed"] + n + 1, [n] * len(prompts)), self.order["pause"])
+        self.settle()
 
     def together(self) -> None:
         prompts = (self.by_size()[self.middle] + prompts_of(self.order["seed"] + 7, [self.middle] * 8))[:8]
@@ -145,10 +152,41 @@ class Bench:
         runs = []
         for i in range(3):
             runs.append(1e3 * self.ask(prompts_of(time.time_ns() + i, [4096] * 16), 32)[0])
-            time.sleep(1)
+            time.sleep(3 * self.order["pause"])
         self.note("16 x 4096 cold + 32 tokens", {"ms": round(median(runs), 1), "min": round(min(runs), 1)})
         one = [1e3 * self.ask(prompts_of(time.time_ns() + i, [100]), 257)[0] / 256 for i in range(3)]
         self.note("decode step, one request", {"ms": round(median(one), 3)})
+
+    def turns(self) -> None:
+        """One number in a file says whose turn it is: round * engines + place."""
+        turn = Path(self.order["turn"]["file"])
+        of, me = self.order["turn"]["of"], self.order["turn"]["me"]
+        rounds: dict[str, list[float]] = {}
+        self.note("ready", True)
+        for i in range(self.order["turn"]["rounds"]):
+            while turn.read_text() != str(i * of + me):
+                time.sleep(0.005)
+            for what, seconds in self.round(i).items():
+                rounds.setdefault(what, []).append(round(1e3 * seconds, 3))
+            self.settle()
+            part = turn.with_suffix(f".{me}")
+            part.write_text(str(i * of + me + 1))
+            part.replace(turn)
+            for what, took in rounds.items():
+                self.result[what] = {"ms": round(median(took), 2), "min": min(took), "max": max(took), "rounds": took}
+            self.note("rounds", i + 1)
+
+    def round(self, i: int) -> dict[str, float]:
+        """Seconds of each, the prompts of a round the same for all engines, new to all."""
+        took: dict[str, float] = {}
+        for n in self.sizes:
+            prompts = prompts_of(self.order["seed"] + 1000 * (i + 1) + n, [n] * (3 if n < 4096 else 2 if n < 20000 else 1))
+            cold = [self.ask([prompt])[0] for prompt in prompts]
+            took[f"cold {n}"] = sum(cold) / len(cold)
+            took[f"gpu {n}"] = median([self.ask([prompt])[0] for prompt in prompts * 3])
+        took["decode step, one request"] = self.ask(prompts_of(self.order["seed"] + 1000 * (i + 1), [100]), 129)[0] / 128
+        took["16 x 4096 cold + 32 tokens"] = self.ask(prompts_of(self.order["seed"] + 1000 * (i + 1) + 7, [4096] * 16), 32)[0]
+        return took
 
     # ---- phases: correctness ---------------------------------------------------------------------------------------
 

@@ -486,7 +486,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         if delta.get("scheduler_attaches"):
             logger.info("kvd: attached to the daemon")
         if delta.get("scheduler_guard_stops"):
-            logger.info("kvd: for some lengths loading is slower than computing here: they are computed, and tried again now and then")
+            logger.info("kvd: some hits, or the part of them on disk, take longer to load than to compute here: they are computed, and a piece is tried now and then")
         return KvdStats(data=delta)
 
     def _worker_stats(self, delta: dict[str, int]) -> KvdStats:

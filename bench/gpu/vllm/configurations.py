@@ -1,0 +1,112 @@
+"""What is measured: which engines, with which connector, one after another or in turns, and how long that takes."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+NOTHING = {"kv_connector": "Nothing", "kv_connector_module_path": "nothing", "kv_role": "kv_both"}
+LMCACHE = {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}
+LMSERVER = {
+    "kv_connector": "LMCacheMPConnector",
+    "kv_connector_module_path": "lmcache.integration.vllm.lmcache_mp_connector",
+    "kv_role": "kv_both",
+    "kv_connector_extra_config": {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": 5555},
+}
+# Several GPUs: nothing may use NVLink multicast, which can put a host's GPUs out of service.
+TWO_GPUS = {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
+}
+
+
+def kvd(**extra: Any) -> dict[str, Any]:
+    return {
+        "kv_connector": "KvdConnector",
+        "kv_connector_module_path": "kvd_vllm.connector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"socket": "SOCKET", **extra},
+    }
+
+
+def native(gib: int) -> dict[str, Any]:
+    return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"cpu_bytes_to_use": gib << 30}}
+
+
+def lmcache(gib: int) -> dict[str, str]:
+    return {"LMCACHE_LOCAL_CPU": "True", "LMCACHE_MAX_LOCAL_CPU_SIZE": str(gib), "LMCACHE_CHUNK_SIZE": "256", "LMCACHE_TRACK_USAGE": "false"}
+
+
+def lmserver(gib: int) -> list[str]:
+    options = {"host": "127.0.0.1", "port": 5555, "l1-size-gb": gib, "eviction-policy": "LRU", "max-workers": 4}
+    return [sys.executable, "-m", "lmcache.v1.multiprocess.server", *(text for name, value in options.items() for text in (f"--{name}", str(value)))]
+
+
+@dataclass
+class Configuration:
+    """`engines`: (name, phases) one after another; "daemon" as phases restarts the daemon instead. Or `ring`: engines of these connectors at once, in turns."""
+
+    connector: dict[str, Any] | None
+    engines: list[tuple[str, list[str]]]
+    runner: int = 2
+    daemon: str = ""  # "": none; "memory"; "disk": with a disk tier
+    server: bool = False  # LMCache's
+    environment: dict[str, str] = field(default_factory=dict)
+    weights: str = "dummy"
+    gpus: int = 1
+    kv_gib: int = 0  # 0: as asked for
+    ring: dict[str, dict[str, Any] | None] = field(default_factory=dict)
+
+    def seconds(self, graph: bool, rounds: int) -> int:
+        """About what it takes on an H200: import and start, then the phases; the first engine of a run with CUDA graphs COMPILE more."""
+        start = 32 if graph else 24
+        if self.ring:
+            return start * len(self.ring) + rounds * 5 * len(self.ring)
+        engines = [phases for _, phases in self.engines if phases != ["daemon"]]
+        return sum(start + sum(COST.get(phase, 5) for phase in phases) for phases in engines) + (15 if self.server else 3)
+
+
+COMPILE = 30
+COST = {"cold": 12, "fresh": 12, "gpu": 1, "hit": 4, "together": 6, "decode": 12, "tokens": 25, "same": 15, "control": 10}
+ALL = ["cold", "gpu", "hit", "together"]
+CHAIN = [("first engine", ALL), ("engine restarted", ["hit", "together"])]
+CHECKS = [("first engine", ["tokens", "same", "control"]), ("engine restarted", ["same"]), ("daemon", ["daemon"]), ("daemon restarted", ["same"])]
+DISK = [("first engine", ["cold"]), ("daemon", ["daemon"]), ("daemon restarted", ["hit", "fresh"])]
+FULL = [("first engine", ["cold"]), ("engine restarted", ["hit"])]
+
+
+def of_runner(runner: int, gib: int) -> dict[str, Configuration]:
+    return {
+        "none": Configuration(None, [("first engine", ["cold", "gpu", "decode"])], runner),
+        "nothing": Configuration(NOTHING, [("first engine", ["cold", "gpu", "decode"])], runner),
+        "ring": Configuration(None, [], runner, "memory", ring={"none": None, "nothing": NOTHING, "kvd": kvd()}),
+        "native": Configuration(native(gib), [("first engine", ALL)], runner),
+        "lmcache": Configuration(LMCACHE, [("first engine", ALL)], runner, environment=lmcache(gib)),
+        "lmserver": Configuration(LMSERVER, [("first engine", ALL)], runner, server=True),
+        "kvd": Configuration(kvd(), CHAIN, runner, "memory"),
+        "kvd-whole": Configuration(kvd(layers=False), CHAIN[:1], runner, "memory"),
+        "kvd-async": Configuration(kvd(mode="async"), CHAIN, runner, "memory"),
+        "kvd-plain": Configuration(kvd(arrange="engine"), CHAIN, runner, "memory"),
+        "disk": Configuration(kvd(), DISK, runner, "disk"),
+        "full": Configuration(kvd(), FULL, runner, "memory", kv_gib=108),
+        "check": Configuration(kvd(guard=False, load_ms=20000), CHECKS, runner, "disk", weights="drawn"),
+        "check-async": Configuration(kvd(guard=False, load_ms=20000, mode="async"), CHECKS[:2], runner, "memory", weights="drawn"),
+        "check-native": Configuration(native(gib), [("first engine", ["tokens", "same"])], runner, weights="drawn"),
+        "none-tp2": Configuration(None, [("first engine", ["cold", "gpu"])], runner, gpus=2, environment=TWO_GPUS),
+        "native-tp2": Configuration(native(gib), [("first engine", ALL)], runner, gpus=2, environment=TWO_GPUS),
+        "kvd-tp2": Configuration(kvd(), CHAIN, runner, "memory", gpus=2, environment=TWO_GPUS),
+        "check-tp2": Configuration(kvd(guard=False, load_ms=20000), CHECKS[:2], runner, "memory", weights="drawn", gpus=2, environment=TWO_GPUS),
+    }
+
+
+def configurations(gib: int) -> dict[str, Configuration]:
+    table = {}
+    for runner in (2, 1):
+        for name, configuration in of_runner(runner, gib).items():
+            stem, _, rest = name.partition("-")
+            table[f"{stem}-v{runner}{'-' + rest if rest else ''}"] = configuration
+    return table

@@ -1,0 +1,47 @@
+"""As much of vLLM as bench/gpu/vllm asks for, without a model: an answer follows from the prompt, a cache is a set of prompts, and so is what a connector keeps."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+BLOCK = 16
+
+
+class SamplingParams:
+    def __init__(self, **options: Any) -> None:
+        self.max_tokens = options["max_tokens"]
+
+
+class LLM:
+    def __init__(self, **options: Any) -> None:
+        if os.environ.get("FAKE_VLLM_FAILS") and os.environ["FAKE_VLLM_FAILS"] in json.dumps(options):
+            raise RuntimeError("this engine does not start")
+        assert options["tensor_parallel_size"] in (1, 2) and 0 < options["gpu_memory_utilization"] < 1
+        connector = options.get("kv_transfer_config")
+        socket = (connector or {}).get("kv_connector_extra_config", {}).get("socket")
+        self.kept = Path(socket).with_name("kept") if socket else None  # what a daemon would have
+        self.serves = bool(connector) and connector["kv_connector"] != "Nothing"
+        self.outside: set[str] = set(self.kept.read_text().split()) if self.kept and self.kept.exists() else set()
+        self.inside: set[str] = set()
+        self.llm_engine = SimpleNamespace(vllm_config=SimpleNamespace(cache_config=SimpleNamespace(block_size=BLOCK)))
+
+    def reset_prefix_cache(self) -> bool:
+        self.inside.clear()
+        return True
+
+    def generate(self, prompts: list[dict[str, list[int]]], params: SamplingParams, use_tqdm: bool) -> list[Any]:
+        return [self.answer(prompt["prompt_token_ids"], params.max_tokens) for prompt in prompts]
+
+    def answer(self, prompt: list[int], tokens: int) -> Any:
+        key = str(hash(tuple(prompt)))
+        cached = (len(prompt) - 1) // BLOCK * BLOCK if key in self.inside | self.outside else 0
+        self.inside.add(key)
+        if self.serves:
+            self.outside.add(key)
+        if self.kept:
+            self.kept.write_text("\n".join(self.outside))
+        return SimpleNamespace(num_cached_tokens=cached, outputs=[SimpleNamespace(token_ids=[(int(key) + i) % 4000 for i in range(tokens)])])

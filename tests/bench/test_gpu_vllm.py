@@ -1,0 +1,122 @@
+"""bench/gpu/vllm without a GPU: every configuration is built and run with engines that have no model, and what came of it is judged by its goals."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCH = ROOT / "bench" / "gpu" / "vllm"
+sys.path[:0] = [str(BENCH), str(ROOT / "connectors" / "vllm")]
+
+import goals  # noqa: E402
+from configurations import configurations  # noqa: E402
+from kvd_vllm import options  # noqa: E402
+
+NAMES = [name for name in configurations(1) if "-v2" in name or name == "ring-v1"]
+
+
+class Runs(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory(prefix="kvd-bench-")
+        self.addCleanup(folder.cleanup)
+        self.at = Path(folder.name)
+        (self.at / "models" / "tiny_drawn").mkdir(parents=True)
+        (self.at / "models" / "tiny_drawn" / "done").touch()
+        (self.at / "kvd" / "bin").mkdir(parents=True)
+        for name, text in (("kvd", "exec sleep 100"), ("kvctl", "echo kvd_blocks 1")):
+            program = self.at / "kvd" / "bin" / name
+            program.write_text(f"#!/bin/sh\n{text}\n")
+            program.chmod(0o755)
+
+    def run_bench(self, *arguments: str, **environment: str) -> tuple[int, str]:
+        fake = {"PYTHONPATH": str(ROOT / "tests" / "bench" / "fake"), "PATH": os.environ["PATH"], **environment}
+        folders = [f"--{name}={self.at / name}" for name in ("kvd", "models", "work", "out")]
+        small = ["--shape=tiny", '--sizes={"40": 2, "100": 2, "200": 1}', "--prompts=3", "--rounds=2", "--pause=0", "--caution=0", "--least=0"]
+        done = subprocess.run([sys.executable, str(BENCH / "bench.py"), *folders, *small, *arguments], env=fake, capture_output=True, text=True, timeout=300)
+        return done.returncode, done.stdout + done.stderr
+
+    def results(self) -> dict:
+        return json.loads((self.at / "out" / "results.json").read_text())["results"]
+
+    def test_every_configuration_runs_to_its_end(self) -> None:
+        status, text = self.run_bench(*NAMES)
+        self.assertEqual(status, 0, text)
+        results = self.results()
+        self.assertEqual(set(results), set(NAMES))
+        for name in NAMES:
+            configuration = configurations(1)[name]
+            engines = list(configuration.ring) or [at for at, phases in configuration.engines if phases != ["daemon"]]
+            for at in engines:
+                self.assertTrue(results[name][at]["done"], (name, at))
+        table = (self.at / "out" / "goals.md").read_text()
+        self.assertNotIn("failed", table)
+        for runner in ("v1", "v2"):
+            self.assertEqual([results[f"ring-{runner}"][member]["rounds"] for member in ("none", "nothing", "kvd")], [2, 2, 2])
+            self.assertEqual(len(results[f"ring-{runner}"]["kvd"]["cold 100"]["rounds"]), 2)
+        self.assertIn("check-v2, daemon restarted | 3 of 3 | all equal, all found | met", table)
+
+    def test_what_fails_or_finds_no_time_is_said_and_the_rest_is_kept(self) -> None:
+        self.assertEqual(self.run_bench("none-v2")[0], 0)
+        status, text = self.run_bench("ring-v1", "native-v2", FAKE_VLLM_FAILS="Nothing")
+        self.assertEqual(status, 1, text)
+        self.assertIn("this engine does not start", text)
+        self.assertIn("failed", self.results()["ring-v1"]["nothing"])
+        self.assertTrue(self.results()["native-v2"]["first engine"]["done"])
+        self.assertTrue(self.results()["none-v2"]["first engine"]["done"])
+        status, text = self.run_bench("kvd-v2", "--seconds=5", "--caution=1")
+        self.assertEqual(status, 1)  # what failed before is still in the table
+        self.assertIn("kvd-v2: no time left: it takes about", text)
+
+    def test_the_two_parts_fit_into_ten_minutes_each(self) -> None:
+        for part in ("part1", "part2", "check", "check-async", "full", "tp2"):
+            done = subprocess.run(["bash", str(BENCH / "run.sh"), part, "--dry-run"], env={"PATH": os.environ["PATH"], "HOME": str(self.at)}, capture_output=True, text=True)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            last = done.stdout.splitlines()[-1].split()
+            self.assertLess(int(last[1]), 620, done.stdout)
+
+    def test_the_connector_knows_every_option_it_is_given(self) -> None:
+        for name, configuration in configurations(1).items():
+            for connector in [configuration.connector, *configuration.ring.values()]:
+                if connector and connector["kv_connector"] == "KvdConnector":
+                    self.assertEqual(options.parse(connector["kv_connector_extra_config"])[1], [], name)
+
+
+class Goals(unittest.TestCase):
+    def test_a_goal_is_met_missed_or_not_run(self) -> None:
+        def hits(ms: list[float]) -> dict:
+            return {"first engine": {f"hit {n}": {"ms": value} for n, value in zip(("1030", "10250", "32780"), ms)} | {"8 x 10250 hit": {"ms": ms[1] * 8}}}
+
+        def member(extra: float) -> dict:
+            what = {"cold 1030": 30.0, "cold 10250": 270.0, "cold 32780": 1200.0, "gpu 1030": 9.0, "decode step, one request": 4.8}
+            return {name: {"ms": ms, "rounds": [ms * (1 + extra), ms * (1 + extra) * 1.01]} for name, ms in what.items()}
+
+        disk = {"daemon restarted": {"hit 1030": {"ms": 30.3}, "fresh 1030": {"ms": 30.0}, "hit 10250": {"ms": 300.0}, "fresh 10250": {"ms": 270.0}}}
+        table = goals.table(
+            {
+                "kvd-v1": hits([12.0, 31.0, 84.0]),
+                "native-v1": hits([17.0, 40.0, 83.0]),
+                "ring-v2": {"none": member(0), "nothing": member(0.001), "kvd": member(0.002)},
+                "ring-v1": {"none": member(0), "kvd": member(0.06)},
+                "disk-v2": disk,
+            }
+        )
+        row = {line.split("|")[1].strip(): line.split("|")[4].strip() for line in table.splitlines()[2:]}
+        self.assertEqual([row[f"hit {n}, v1, first engine"] for n in (1030, 10250, 32780)], ["met", "MISSED", "MISSED"])
+        self.assertEqual(row["hit 1030, v1, engine restarted"], "not run")
+        self.assertEqual(row["8 x 10250 hit, v1"], "met")
+        self.assertEqual(row["cold 10250, v2: beside no connector"], "met")
+        self.assertEqual(row["cold 10250, v1: beside no connector"], "MISSED")
+        self.assertEqual(row["gpu 1030, v1: beside no connector"], "MISSED")
+        self.assertEqual(row["gpu 10250, v1: beside no connector"], "not run")
+        self.assertEqual(row["from disk 1030, v2, guard on"], "met")
+        self.assertEqual(row["from disk 10250, v2, guard on"], "MISSED")
+
+
+if __name__ == "__main__":
+    unittest.main()
