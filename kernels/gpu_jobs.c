@@ -266,8 +266,21 @@ kv_status_t kvk_gpu_launch(kvk_gpu_t *gpu, const kvk_gpu_launch_t *launch, const
 	const uint64_t most = bulk ? launch->sms : (uint64_t)launch->sms * KVK_GPU_PLAIN_GRID;
 	const unsigned grid = (unsigned)(useful < most ? useful : most);
 	const kvk_cu_function_t function = wide ? gpu->wide[dir] : bulk ? gpu->bulk[dir] : gpu->plain[dir];
+	const uint32_t cluster = gpu->tune.cluster;
 	kvk_gpu_args_t by_value = *args;
 	void *params[] = {&by_value};
+
+	if (bulk && cluster > 1 && grid % cluster == 0 && gpu->cuda->launch_with) {
+		kvk_cu_launch_attribute_t beside = {.id = KVK_CU_LAUNCH_CLUSTER, .value = {cluster, 1, 1}};
+		const kvk_cu_launch_t with = {.grid = {grid, 1, 1},
+					      .block = {threads, 1, 1},
+					      .shared_bytes = KVK_GPU_SHARED,
+					      .stream = launch->stream,
+					      .attributes = &beside,
+					      .attribute_count = 1};
+
+		return KVK_GPU_CALL(gpu, launch_with, &with, function, params, NULL);
+	}
 
 	return KVK_GPU_CALL(gpu, launch, function, grid, 1, 1, threads, 1, 1, bulk ? KVK_GPU_SHARED : 0, launch->stream,
 			    params, NULL);

@@ -14,6 +14,7 @@ void kvk_gpu_tune_init(kvk_gpu_t *gpu)
 				     .sorted = 1,
 				     .taper = 1,
 				     .uploads = KVK_GPU_UPLOAD_STAGED | KVK_GPU_UPLOAD_NEAR,
+				     .cluster = 1,
 				     .wide = 1};
 }
 
@@ -32,5 +33,6 @@ void kvk_gpu_set_tune(kvk_gpu_t *gpu, const kvk_gpu_tune_t *tune)
 	gpu->tune = *tune;
 	gpu->tune.slots = within(tune->slots, 2, KVK_GPU_SLOTS_MOST);
 	gpu->tune.copy_streams = within(tune->copy_streams, 0, KVK_GPU_LINES_MOST - 1);
+	gpu->tune.cluster = within(tune->cluster, 1, 8);
 	gpu->tune.kernel_streams = within(tune->kernel_streams, 1, KVK_GPU_LINES_MOST - gpu->tune.copy_streams);
 }

@@ -423,6 +423,20 @@ static int fake_launch(kvk_cu_function_t function, unsigned gx, unsigned gy, uns
 	return 0;
 }
 
+static int fake_launch_with(const kvk_cu_launch_t *launch, kvk_cu_function_t function, void **params, void **extra)
+{
+	const unsigned *g = launch->grid, *b = launch->block;
+
+	if (launch->attribute_count != 1 || launch->attributes->id != KVK_CU_LAUNCH_CLUSTER ||
+	    launch->attributes->value[0] == 0 || g[0] % launch->attributes->value[0] != 0) {
+		fake_fault("a cluster that the grid is not made of");
+	}
+	atomic_fetch_add(&fake.calls[offsetof(kvk_cuda_ops_t, launch_with) / sizeof(void *)], 1);
+
+	return fake_launch(function, g[0], g[1], g[2], b[0], b[1], b[2], launch->shared_bytes, launch->stream, params,
+			   extra);
+}
+
 static int fake_copy_async(kvk_cu_ptr_t dst, kvk_cu_ptr_t src, size_t bytes, kvk_cu_stream_t stream)
 {
 	fake_work_t *work;

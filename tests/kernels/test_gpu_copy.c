@@ -23,6 +23,7 @@ static void tune(kv_test_rng_t *rng, kvk_gpu_t *gpu)
 				      .sorted = kv_test_below(rng, 2) != 0,
 				      .taper = kv_test_below(rng, 2) != 0,
 				      .uploads = (uint32_t)kv_test_below(rng, 8),
+				      .cluster = (uint32_t)kv_test_below(rng, 3),
 				      .wide = kv_test_below(rng, 2) != 0};
 
 	if (kv_test_below(rng, 3) != 0) {

@@ -73,11 +73,27 @@ typedef struct kvk_cu_copy_kind {
 #define KVK_CU_COPY_IN_ORDER    1
 #define KVK_CU_COPY_BESIDE_WORK 1u /* flag: rather not by the SMs */
 
+/* A launch with attributes. */
+typedef struct kvk_cu_launch_attribute {
+	int id;
+	int unused;
+	unsigned value[16];
+} kvk_cu_launch_attribute_t;
+typedef struct kvk_cu_launch {
+	unsigned grid[3], block[3], shared_bytes;
+	kvk_cu_stream_t stream;
+	kvk_cu_launch_attribute_t *attributes;
+	unsigned attribute_count;
+} kvk_cu_launch_t;
+#define KVK_CU_LAUNCH_CLUSTER 4 /* value[0..2]: blocks that run at the same time, on SMs beside each other */
+
 /* Those that a driver may lack: NULL then. */
 #define KVK_CUDA_OPTIONAL_OPS(X)                                                                                       \
 	X(copy_batch, cuMemcpyBatchAsync_v2,                                                                           \
 	  (kvk_cu_ptr_t * dst, kvk_cu_ptr_t * src, size_t * bytes, size_t count, kvk_cu_copy_kind_t * kinds,           \
-	   size_t * first, size_t kind_count, kvk_cu_stream_t stream)) /* 13.0; of no order among themselves */
+	   size_t * first, size_t kind_count, kvk_cu_stream_t stream)) /* 13.0; of no order among themselves */         \
+	X(launch_with, cuLaunchKernelEx,                                                                               \
+	  (const kvk_cu_launch_t *launch, kvk_cu_function_t function, void **params, void **extra)) /* 11.8 */
 
 typedef struct kvk_cuda_ops {
 #define KVK_CUDA_MEMBER(member, symbol, arguments) int(*member) arguments;
