@@ -1,22 +1,23 @@
 /* Touching new slabs in the background, so that no put pays for the kernel's zeroing. */
 #include "guard.h"
+#include "idle.h"
 #include "slab.h"
 
 #include <errno.h>
 #include <pthread.h>
-#include <sched.h>
 #include <semaphore.h>
 #include <signal.h>
 #include <string.h>
 
-/* One step: short enough for a prompt stop, and for a carve that waits for the address space's lock while this thread gets little time. */
-#define CHUNK ((uint64_t)128 << 10)
+/* One step: short enough for a prompt stop, for a carve that waits for the address space's lock, and for an engine that wants the core again. */
+#define CHUNK ((uint64_t)512 << 10)
 
 struct kvs_prefault {
 	const kv_env_t *env;
 	const kvs_sys_t *sys;
 	pthread_t thread;
-	sem_t work; /* posted once for each slab and once for the stop */
+	kvs_idle_t *idle; /* an engine may compute on the same cores, in threads that wait for each other */
+	sem_t work;       /* posted once for each slab and once for the stop */
 	atomic_int stop;
 	_Atomic uint32_t count; /* slabs added: slab[0 .. count) */
 	uint32_t cap;
@@ -44,6 +45,7 @@ static int touch_area(kvs_prefault_t *p, const kvs_area_t *area, _Atomic uint64_
 		uint64_t n = area->bytes - at < CHUNK ? area->bytes - at : CHUNK;
 		int error;
 
+		kvs_idle_wait(p->idle);
 		if (atomic_load_explicit(&p->stop, memory_order_relaxed)) {
 			return 0;
 		}
@@ -59,20 +61,11 @@ static int touch_area(kvs_prefault_t *p, const kvs_area_t *area, _Atomic uint64_
 	return 0;
 }
 
-/* Only time that nobody else wants: an engine may compute on the same cores, in threads that wait for each other. */
-static void run_when_idle(void)
-{
-	const struct sched_param none = {0};
-
-	(void)pthread_setschedparam(pthread_self(), SCHED_IDLE, &none);
-}
-
 static void *run(void *arg)
 {
 	kvs_prefault_t *p = arg;
 	uint32_t done = 0;
 
-	run_when_idle();
 	while (!atomic_load(&p->stop)) {
 		if (done == atomic_load_explicit(&p->count, memory_order_acquire)) {
 			sem_wait(&p->work);
@@ -114,7 +107,7 @@ kv_status_t kvs_prefault_start(uint32_t max_slabs, const kvs_sys_t *sys, const k
 	/* Signals belong to the daemon's loop. */
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
-	int error = pthread_create(&p->thread, NULL, run, p);
+	int error = kvs_idle_start(&p->idle) != KV_OK || pthread_create(&p->thread, NULL, run, p) != 0;
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	if (error) {
 		goto err_work;
@@ -124,6 +117,7 @@ kv_status_t kvs_prefault_start(uint32_t max_slabs, const kvs_sys_t *sys, const k
 	return KV_OK;
 
 err_work:
+	kvs_idle_free(p->idle);
 	sem_destroy(&p->work);
 err_slab:
 	kv_free(env, p->slab);
@@ -149,7 +143,9 @@ void kvs_prefault_stop(kvs_prefault_t *prefault)
 
 	atomic_store(&prefault->stop, 1);
 	sem_post(&prefault->work);
+	kvs_idle_stop(prefault->idle);
 	pthread_join(prefault->thread, NULL);
+	kvs_idle_free(prefault->idle);
 	sem_destroy(&prefault->work);
 	kv_free(prefault->env, prefault->slab);
 	kv_free(prefault->env, prefault);

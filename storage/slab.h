@@ -59,7 +59,7 @@ typedef struct kvs_prefault kvs_prefault_t;
 kv_status_t kvs_prefault_start(uint32_t max_slabs, const kvs_sys_t *sys, const kv_env_t *env,
 			       kvs_prefault_t **p_prefault);
 void kvs_prefault_add(kvs_prefault_t *prefault, kvs_slab_t *slab);
-/* Ends the thread within one chunk (128 KiB) and frees everything. NULL is fine. */
+/* Ends the thread within one chunk (512 KiB) and frees everything. NULL is fine. */
 void kvs_prefault_stop(kvs_prefault_t *prefault);
 
 #endif
