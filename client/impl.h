@@ -76,6 +76,7 @@ typedef struct kvc_map {
 
 	const kv_mirror_header_t *mirror;
 	size_t mirror_bytes;
+	uint64_t stale_ns; /* a heartbeat this old is that of a dead or stopped daemon */
 	const kv_mirror_bucket_t *buckets;
 	uint64_t bucket_mask;
 	const _Atomic uint64_t *epochs;

@@ -52,6 +52,11 @@ static kv_status_t mirror_check(kvc_t *kvc, kvc_map_t *map)
 		return KV_ERR_PROTO;
 	}
 
+	if (header->stale_ns > KV_MIRROR_STALE_MAX_NS) {
+		return KV_ERR_PROTO;
+	}
+
+	map->stale_ns = header->stale_ns ? header->stale_ns : KV_MIRROR_STALE_NS;
 	map->buckets = (const kv_mirror_bucket_t *)((const uint8_t *)header + buckets);
 	map->bucket_mask = count - 1;
 	map->epochs = (const _Atomic uint64_t *)((const uint8_t *)header + epochs);

@@ -275,13 +275,14 @@ const char *kvc_space_layout(const kvc_space_t *space)
 	return space->layout;
 }
 
-/* A match gives up after 50 ms; what is asked by message has a deadline and may outlast a hiccup, but not a stop. */
+/* A match gives up when the heartbeat is stale; what is asked by message has a deadline and may outlast a hiccup, but not a stop. */
 static int is_hung(const kvc_t *kvc, const kvc_map_t *map)
 {
 	uint64_t beat = atomic_load_explicit(&map->mirror->heartbeat_ns, memory_order_relaxed);
 	uint64_t now = kv_now_ns(&kvc->env);
+	uint64_t longest = map->stale_ns > KVC_HUNG_NS ? map->stale_ns : KVC_HUNG_NS;
 
-	return now > beat && now - beat > KVC_HUNG_NS;
+	return now > beat && now - beat > longest;
 }
 
 kvc_status_t kvc_space_usable(kvc_space_t *space)

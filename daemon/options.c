@@ -56,6 +56,7 @@ static const kv_option_t rows[] = {
 	ROW("limits.frames_per_turn", U64, "32", "1", "4096", NULL, AT_START, limits_frames_turn, "frames of one session that are handled before it is the next one's turn"),
 	ROW("limits.hello_time", DURATION, "1s", "10ms", "60s", NULL, AT_START, limits_hello_time, "a connection that has not said HELLO by then is closed"),
 	ROW("limits.frame_time", DURATION, "10s", "10ms", "10m", NULL, AT_START, limits_frame_time, "a frame that has begun must be complete after this, else the connection is closed"),
+	ROW("limits.silence", DURATION, "50ms", "50ms", "10s", NULL, AT_START, limits_silence, "a heartbeat older than this means to clients that the daemon is dead or stopped, and what they look for is a miss; longer where it may have to wait that long for a CPU"),
 	ROW("http.listen", STRING, "127.0.0.1:9464", NULL, NULL, NULL, AT_START, http_listen, "host:port of /metrics, /healthz and /readyz; off: none"),
 	ROW("http.allow_remote", BOOL, "off", NULL, NULL, NULL, AT_START, http_allow_remote, "allow http.listen to be reached from other machines; there is no authentication"),
 	ROW("http.connections", U64, "32", "1", "1024", NULL, AT_START, http_connections, "HTTP connections at a time"),

@@ -1,20 +1,20 @@
 /* Touching new slabs in the background, so that no put pays for the kernel's zeroing. */
 #include "guard.h"
+#include "idle.h"
 #include "slab.h"
 
 #include <errno.h>
 #include <pthread.h>
-#include <sched.h>
 #include <semaphore.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
 
-/* One step: short enough for a prompt stop, and for a carve that waits for the address space's lock while this thread gets little time. */
-#define CHUNK ((uint64_t)128 << 10)
+/* One step: short enough for a prompt stop, for a carve that waits for the address space's lock, and for an engine that wants the core again. */
+#define CHUNK ((uint64_t)256 << 10)
 
 /* An entry of the queue: who wants to have the slab back tries QUEUED -> DROPPED; when it is too late, `halt` ends the touching within a chunk.
- * No lock: this thread runs when nobody else does, and whoever waited for it would wait as long. */
+ * No lock: who wants it back waits for nothing. */
 typedef enum entry_state { QUEUED, TOUCHED, DROPPED } entry_state_t;
 typedef struct entry {
 	kvs_slab_t *slab;
@@ -26,7 +26,8 @@ struct kvs_prefault {
 	const kv_env_t *env;
 	const kvs_sys_t *sys;
 	pthread_t thread;
-	sem_t work; /* posted once for each slab and once for the stop */
+	kvs_idle_t *idle; /* an engine may compute on the same cores, in threads that wait for each other */
+	sem_t work;       /* posted once for each slab and once for the stop */
 	atomic_int stop;
 	_Atomic uint64_t count; /* entries [done, count) of the ring are waiting or in work */
 	_Atomic uint64_t done;
@@ -55,6 +56,7 @@ static int touch_area(kvs_prefault_t *p, const entry_t *entry, const kvs_area_t 
 		uint64_t n = area->bytes - at < CHUNK ? area->bytes - at : CHUNK;
 		int error;
 
+		kvs_idle_wait(p->idle);
 		if (atomic_load_explicit(&p->stop, memory_order_relaxed) ||
 		    atomic_load_explicit(&entry->halt, memory_order_relaxed)) {
 			return 0;
@@ -69,15 +71,6 @@ static int touch_area(kvs_prefault_t *p, const entry_t *entry, const kvs_area_t 
 	}
 
 	return 0;
-}
-
-/* Only time that nobody else wants: an engine may compute on the same cores, in threads that wait for each other. */
-static void run_when_idle(void)
-{
-	const struct sched_param none = {0};
-
-	(void)prctl(PR_SET_NAME, "kvd-touch", 0, 0, 0);
-	(void)pthread_setschedparam(pthread_self(), SCHED_IDLE, &none);
 }
 
 static void touch_slab(kvs_prefault_t *p, entry_t *entry)
@@ -103,7 +96,7 @@ static void *run(void *arg)
 	kvs_prefault_t *p = arg;
 	uint64_t done = 0;
 
-	run_when_idle();
+	(void)prctl(PR_SET_NAME, "kvd-touch", 0, 0, 0);
 	while (!atomic_load(&p->stop)) {
 		if (done == atomic_load_explicit(&p->count, memory_order_acquire)) {
 			sem_wait(&p->work);
@@ -136,7 +129,7 @@ kv_status_t kvs_prefault_start(uint32_t max_slabs, const kvs_sys_t *sys, const k
 	/* Signals belong to the daemon's loop. */
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
-	int error = pthread_create(&p->thread, NULL, run, p);
+	int error = kvs_idle_start(&p->idle) != KV_OK || pthread_create(&p->thread, NULL, run, p) != 0;
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	if (error) {
 		goto err_work;
@@ -146,6 +139,7 @@ kv_status_t kvs_prefault_start(uint32_t max_slabs, const kvs_sys_t *sys, const k
 	return KV_OK;
 
 err_work:
+	kvs_idle_free(p->idle);
 	sem_destroy(&p->work);
 err_ring:
 	kv_free(env, p->ring);
@@ -182,7 +176,9 @@ int kvs_prefault_drop(kvs_prefault_t *prefault, const kvs_slab_t *slab)
 	if (atomic_compare_exchange_strong(&entry->state, &queued, DROPPED) || queued == DROPPED) {
 		return 1;
 	}
-	atomic_store_explicit(&entry->halt, 1, memory_order_relaxed);
+	if (!atomic_exchange(&entry->halt, 1)) {
+		kvs_idle_wake(prefault->idle);
+	}
 
 	return 0;
 }
@@ -195,7 +191,9 @@ void kvs_prefault_stop(kvs_prefault_t *prefault)
 
 	atomic_store(&prefault->stop, 1);
 	sem_post(&prefault->work);
+	kvs_idle_stop(prefault->idle);
 	pthread_join(prefault->thread, NULL);
+	kvs_idle_free(prefault->idle);
 	sem_destroy(&prefault->work);
 	kv_free(prefault->env, prefault->ring);
 	kv_free(prefault->env, prefault);

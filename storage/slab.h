@@ -63,7 +63,7 @@ void kvs_prefault_add(kvs_prefault_t *prefault, kvs_slab_t *slab);
 /* 1: the thread is not in the slab and will not be, it may be destroyed. 0: it is, and has been told to leave it after one chunk; ask again. `prefault`
  * may be NULL. */
 int kvs_prefault_drop(kvs_prefault_t *prefault, const kvs_slab_t *slab);
-/* Ends the thread within one chunk (128 KiB) and frees everything. NULL is fine. */
+/* Ends the thread within one chunk (256 KiB) and frees everything. NULL is fine. */
 void kvs_prefault_stop(kvs_prefault_t *prefault);
 
 #endif

@@ -94,6 +94,7 @@ typedef struct kvd_core_config {
 	uint32_t read_depth;           /* disk reads in flight */
 	int write_behind;              /* 1: eager, parent first */
 	kvd_policy_kind_t policy;
+	uint64_t stale_ns; /* heartbeats may be so old (kv/shm.h); 0: the usual */
 } kvd_core_config_t;
 
 /* Nothing of `world` is copied but the struct itself; tiers stay the host's and are closed after kvd_core_destroy().

@@ -32,6 +32,7 @@ kv_status_t kvd_namespace_add(kvd_core_t *core, const char *name, void *mirror, 
 	}
 	memcpy(ns->name, name, strlen(name) + 1);
 	kvd_mirror_init(&ns->mirror, mirror, core->config.max_index_blocks, core->config.incarnation);
+	ns->mirror.header->stale_ns = core->config.stale_ns;
 	kvd_mirror_heartbeat(&ns->mirror, kv_now_ns(core->env));
 	*p_ns = core->ns_count;
 	core->ns[core->ns_count++] = ns;

@@ -12,9 +12,9 @@
 #define WR_BLOCKS    64u    /* of the engine */
 #define WR_KEYS      64u
 #define WR_MAX_RANKS 2u
-#define WR_LOAD_MS   2000u
+#define WR_LOAD_MS   20000u
 #define WR_SEED      UINT64_C(4711)
-#define WR_PATIENCE  5000u /* ms: longer than anything takes that is not broken */
+#define WR_PATIENCE  60000u /* ms: longer than anything takes that is not broken */
 
 typedef struct wr_rank {
 	kvx_worker_t *worker;
