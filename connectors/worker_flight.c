@@ -50,6 +50,7 @@ kvc_status_t kvx_flight_submit(kvx_worker_t *worker, kvx_flight_t *flight, const
 		flight->serial = ++gpu->serial;
 		atomic_fetch_add(&gpu->airborne, 1u);
 		atomic_fetch_add(&gpu->loading, flight->load ? 1u : 0u);
+		atomic_fetch_add(&gpu->leaving, flight->load ? 0u : copy->count);
 	} else if (status == KVC_ERR_LIMIT && copy->count > 1) {
 		shorten(gpu, copy->count / 2);
 		status = KVC_ERR_BUSY;
@@ -76,8 +77,8 @@ static void land(kvx_worker_t *worker, kvx_flight_t *flight, kvc_status_t status
 	kvk_gpu_end(job);
 	flight->job = NULL;
 	flight->load = NULL;
-	flight->save = NULL;
 	atomic_fetch_sub(&gpu->loading, loading);
+	atomic_fetch_sub(&gpu->leaving, loading ? 0u : flight->n);
 	atomic_fetch_sub(&gpu->airborne, 1u);
 }
 
