@@ -26,13 +26,13 @@
 #define KVX_GPU_SYNC_BYTES   (UINT64_C(64) << 20) /* of a job that a step needs: few jobs bring all of it */
 #define KVX_GPU_BESIDE_BYTES (UINT64_C(16) << 20) /* of a job beside the steps */
 #define KVX_GPU_SAVE_BYTES   (UINT64_C(32) << 20) /* of a job of a save */
-#define KVX_GPU_LOADS        32u                  /* jobs of loads in flight; */
+#define KVX_GPU_LOADS        128u                 /* jobs of loads in flight: a step does not wait to send its own; */
 #define KVX_GPU_BESIDE       16u                  /* of these beside the steps */
 #define KVX_GPU_SAVES        16u                  /* jobs of saves in flight; */
 #define KVX_GPU_AHEAD        8u                   /* of these not for a fence, */
 #define KVX_GPU_AHEAD_BYTES  (UINT64_C(64) << 20) /* and bytes in them: a fence waits for them */
 #define KVX_GPU_FLIGHTS      (KVX_GPU_LOADS + KVX_GPU_SAVES)
-#define KVX_GPU_JOBS         64u /* flights and self-tests */
+#define KVX_GPU_JOBS         160u /* flights and self-tests */
 
 /* The stream a flight is on: jobs of one end in the order they were submitted in. */
 typedef enum kvx_lane { KVX_LANE_SYNC, KVX_LANE_BESIDE, KVX_LANE_SAVE, KVX_LANE_FENCE, KVX_LANES } kvx_lane_t;
