@@ -50,6 +50,7 @@ kvc_status_t kvx_flight_submit(kvx_worker_t *worker, kvx_flight_t *flight, const
 		flight->serial = ++gpu->serial;
 		atomic_fetch_add(&gpu->airborne, 1u);
 		atomic_fetch_add(&gpu->loading, flight->load ? 1u : 0u);
+		atomic_fetch_add(&gpu->leaving, flight->load ? 0u : copy->count);
 		if (flight->load) {
 			kvx_clock_sent(gpu, flight->load, copy->stream);
 		}
@@ -79,8 +80,8 @@ static void land(kvx_worker_t *worker, kvx_flight_t *flight, kvc_status_t status
 	kvk_gpu_end(job);
 	flight->job = NULL;
 	flight->load = NULL;
-	flight->save = NULL;
 	atomic_fetch_sub(&gpu->loading, loading);
+	atomic_fetch_sub(&gpu->leaving, loading ? 0u : flight->n);
 	atomic_fetch_sub(&gpu->airborne, 1u);
 }
 

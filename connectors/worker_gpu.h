@@ -5,7 +5,7 @@
  *   beside    loads beside the steps: after what compute had at start()
  *   low       saves: after what compute had at end(), of early ones at begin()
  *
- * A flight is one job and whom it is for. Its load or save counts it as active until it has landed, so lease, put and pool memory stay as long as the
+ * A flight is one job and whom it is for: a load, or as many saves as have blocks for it. They count it as active until it has landed, so lease, put and pool memory stay as long as the
  * device may use them, whatever else happens. Any thread lands what is over. One lock holds flights and jobs together: asking, submitting and ordering are
  * done under it, waiting never is. All states are those of loads and saves on hosts (worker_impl.h); a block in flight is TAKEN.
  *
@@ -26,12 +26,13 @@
 #define KVX_GPU_SYNC_BYTES   (UINT64_C(64) << 20) /* of a job that a step needs: few jobs bring all of it */
 #define KVX_GPU_BESIDE_BYTES (UINT64_C(16) << 20) /* of a job beside the steps */
 #define KVX_GPU_SAVE_BYTES   (UINT64_C(32) << 20) /* of a job of a save */
-#define KVX_GPU_LOADS        32u                  /* jobs of loads in flight; */
+#define KVX_GPU_LOADS        128u                 /* jobs of loads in flight: a step does not wait to send its own; */
 #define KVX_GPU_BESIDE       16u                  /* of these beside the steps */
 #define KVX_GPU_SAVES        16u                  /* jobs of saves in flight; */
-#define KVX_GPU_AHEAD        8u                   /* of these not for a fence */
+#define KVX_GPU_AHEAD        8u                   /* of these not for a fence, */
+#define KVX_GPU_AHEAD_BYTES  (UINT64_C(64) << 20) /* and bytes in them: a fence waits for them */
 #define KVX_GPU_FLIGHTS      (KVX_GPU_LOADS + KVX_GPU_SAVES)
-#define KVX_GPU_JOBS         64u /* flights and self-tests */
+#define KVX_GPU_JOBS         160u /* flights and self-tests */
 #define KVX_GPU_CLOCKS       16u /* loads that are timed at a time */
 #define KVX_GPU_STEPS        4u  /* steps that are */
 
@@ -44,13 +45,13 @@ typedef struct kvx_flight {
 	kvx_lane_t lane;
 	kvx_wload_t *load; /* NULL: a save's */
 	kvx_wpart_t *part;
-	uint32_t first, count;  /* of the load's part */
-	uint32_t layer, layers; /* of the load's group; layers 0: all */
-	uint64_t serial;        /* tells whose job it is */
-	kvx_wsave_t *save;
-	uint32_t n;
-	uint32_t place[KVX_WORKER_MOVES]; /* which block of the save a move is of */
-	uint64_t *leaves;                 /* [batch][words]: what its gather finds */
+	uint32_t first, count;                /* of the load's part */
+	uint32_t layer, layers;               /* of the load's group; layers 0: all */
+	uint64_t serial;                      /* tells whose job it is */
+	uint32_t n;                           /* moves, of saves */
+	kvx_wsave_t *saves[KVX_WORKER_MOVES]; /* of one group: whose a move is; each counts as active there */
+	uint32_t place[KVX_WORKER_MOVES];     /* which block of the save it is of */
+	uint64_t *leaves;                     /* [batch][words]: what its gather finds */
 	uint64_t begin_ns;
 	int poisoned; /* its blocks may have been written meanwhile: what it has read counts for nothing */
 } kvx_flight_t;
@@ -96,6 +97,7 @@ struct kvx_wgpu {
 	_Atomic uint32_t loose;    /* a copy into the cache may be running that no flight knows of */
 	_Atomic uint32_t airborne; /* flights */
 	_Atomic uint32_t loading;  /* of these for loads */
+	_Atomic uint32_t leaving;  /* blocks in those for saves */
 	_Atomic uint32_t lost;     /* the device hangs: what it may use is left as it is */
 	_Atomic uint64_t quit_ns;  /* closing: no longer is waited for the device; 0: not closing */
 	_Atomic uint64_t refused;  /* pieces of the pool that could not be made known */
@@ -185,7 +187,7 @@ int kvx_layers_send(kvx_worker_t *worker);
 void kvx_layers_close(kvx_worker_t *worker);
 
 /* worker_gpu_save.c */
-/* Submit some blocks of the save: how many. Transfer thread. */
+/* Submit some blocks of the save, and of those behind it while there is room: how many. Transfer thread. */
 kvc_status_t kvx_gpu_save(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t *p_moved);
 /* Blocks of the fence are read, or will be before what the engine enqueues from now on, or are given up. */
 void kvx_gpu_fence(kvx_worker_t *worker);

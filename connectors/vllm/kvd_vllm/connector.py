@@ -277,12 +277,12 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         if len(devices) != 1 or tensors[0][0].device.type != space.device:
             raise Declined(f"the cache lies on {', '.join(sorted(devices))}, not on one {space.device} device")
         if space.device == "cpu":
-            return {"memory": "cpu", "device": 0, "sms": 0, "stream_of": None}
+            return {"memory": "cpu", "device": 0, "sms": 0, "save_sms": 0, "stream_of": None}
         import torch
 
         raw = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (lambda index: torch.cuda.current_stream(index).cuda_stream)
         torch.cuda.synchronize()
-        return {"memory": "cuda", "device": tensors[0][0].device.index, "sms": self._options["sms"], "stream_of": raw}
+        return {"memory": "cuda", "device": tensors[0][0].device.index, "sms": self._options["sms"], "save_sms": self._options["save_sms"], "stream_of": raw}
 
     def _layers(self) -> tuple[dict[str, int], tuple[Any, ...]] | None:
         """Names of the layers, by which the engine waits for each, and the modes it does that in. None: loads come whole."""

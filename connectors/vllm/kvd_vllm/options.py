@@ -55,6 +55,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("load_ms", 0, _number(0, 600000), "a load is given up after so long; 0: 2000"),
     Option("threads", 0, _number(0, 64), "threads that copy in a synchronous load; 0: chosen from the CPUs there are"),
     Option("sms", 0, _number(0, 1024), "multiprocessors of a GPU that a copy takes at most; 0: 8"),
+    Option("save_sms", 0, _number(0, 1024), "the same of a save, which runs beside the engine's own kernels; 0: 2"),
     Option("layers", True, _flag, "on GPUs a load within a step comes layer by layer, where the engine waits for each layer by itself"),
     Option("layers_mb", 96, _number(0, 1 << 20), "if all of the step's loads have so many MiB and more: shorter ones are over before layers pay"),
     Option("arrange", "blocks", _choice("blocks", "heads", "engine"), "on GPUs before 0.30 the engine is asked to keep all layers of a block together, or only each head's tokens, or nothing"),

@@ -456,7 +456,8 @@ static int read_memory(PyObject *dict, kvx_worker_config_t *c)
 	uint32_t layers_mb = 0;
 
 	if (kvdpy_get_text(dict, "memory", &memory) || kvdpy_get_int(dict, "device", &c->device) ||
-	    kvdpy_get_u32(dict, "sms", &c->sms) || kvdpy_get_u32(dict, "layers_mb", &layers_mb)) {
+	    kvdpy_get_u32(dict, "sms", &c->sms) || kvdpy_get_u32(dict, "save_sms", &c->save_sms) ||
+	    kvdpy_get_u32(dict, "layers_mb", &layers_mb)) {
 		return -1;
 	}
 	if (!memory || (strcmp(memory, "cpu") != 0 && strcmp(memory, "cuda") != 0)) {
