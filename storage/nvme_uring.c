@@ -61,7 +61,7 @@ typedef struct ring {
 	uint64_t register_after_ns;
 	kvs_ring_region_t *region;
 	uint32_t region_changes; /* seen */
-	unsigned char *touched; /* for mincore(): a byte a page of a piece */
+	unsigned char *touched;  /* for mincore(): a byte a page of a piece */
 	uint64_t refused_since_ns;
 	int refusal_said;
 } ring_t;
