@@ -12,8 +12,8 @@
 #include <string.h>
 #include <sys/un.h>
 
-#define LIVE     1
-#define AT_START 0
+#define LIVE       1
+#define AT_START   0
 #define AHEAD_MOST (UINT64_C(1) << 30)
 #define ROW(name, type, fallback, min, max, choices, live, member, help)                                               \
 	{                                                                                                              \

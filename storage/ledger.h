@@ -12,8 +12,8 @@ typedef struct kvs_ledger {
 	kvs_ledger_header_t *header;
 	kvs_ledger_claim_t *claims;
 	uint32_t claim_count;
-	uint32_t places;        /* slabs at a time */
-	uint64_t *touched;      /* [places] bytes of each chunk that have been written to: sealed memory is not given back */
+	uint32_t places;   /* slabs at a time */
+	uint64_t *touched; /* [places] bytes of each chunk that have been written to: sealed memory is not given back */
 	uint64_t charged_bytes; /* header, claims, chunks: what may have been touched */
 } kvs_ledger_t;
 

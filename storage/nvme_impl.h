@@ -116,7 +116,12 @@ typedef struct kvs_io {
 
 /* Memory that transfers will use; constant once region_count has passed it, but for `state`:
  *   LIVE --the owner--> LEAVING --the ring thread--> GONE --the owner, with other memory--> FRESH --the ring thread--> LIVE */
-typedef enum kvs_region_state { KVS_REGION_LIVE, KVS_REGION_LEAVING, KVS_REGION_GONE, KVS_REGION_FRESH } kvs_region_state_t;
+typedef enum kvs_region_state {
+	KVS_REGION_LIVE,
+	KVS_REGION_LEAVING,
+	KVS_REGION_GONE,
+	KVS_REGION_FRESH
+} kvs_region_state_t;
 typedef struct kvs_region {
 	uint8_t *base;
 	size_t bytes;
@@ -131,7 +136,8 @@ typedef struct kvs_ring_region {
 	uint32_t wanted;
 } kvs_ring_region_t;
 
-#define KVS_PIECE_SHIFT 25u /* regions are registered in pieces of 32 MiB, one a turn: pinning fresh memory takes time */
+#define KVS_PIECE_SHIFT                                                                                                \
+	25u /* regions are registered in pieces of 32 MiB, one a turn: pinning fresh memory takes time */
 
 typedef struct kvs_waiter {
 	kvs_done_fn done;
@@ -233,7 +239,7 @@ typedef struct kvs_nvme {
 	kvs_region_t *regions; /* KVS_MAX_REGIONS */
 	_Atomic uint32_t region_count;
 	_Atomic uint32_t region_changes; /* regions that the owner has made LEAVING or FRESH */
-	kvs_bell_t owner; /* its fd is the tier's event fd */
+	kvs_bell_t owner;                /* its fd is the tier's event fd */
 	kvs_commit_t *commit;
 	pthread_t commit_thread;
 	int commit_started;

@@ -97,7 +97,8 @@ uint32_t kvs_regions_changed(kvs_nvme_t *nvme, kvs_ring_region_t *regions, uint3
 			regions[i].pieces = regions[i].wanted = 0;
 			atomic_store_explicit(&memory->state, KVS_REGION_GONE, memory_order_release);
 		} else if (state == KVS_REGION_FRESH) {
-			regions[i].wanted = (uint32_t)((memory->bytes + (1u << KVS_PIECE_SHIFT) - 1u) >> KVS_PIECE_SHIFT);
+			regions[i].wanted =
+				(uint32_t)((memory->bytes + (1u << KVS_PIECE_SHIFT) - 1u) >> KVS_PIECE_SHIFT);
 			more++;
 			/* When it is leaving again already, the next turn sees it. */
 			(void)atomic_compare_exchange_strong(&memory->state, &state, KVS_REGION_LIVE);

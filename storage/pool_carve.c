@@ -117,8 +117,8 @@ static void enter(kvs_pool_t *pool, kvs_pool_slab_t *p)
 {
 	const kvs_slab_t *slab = &p->slab;
 	kvs_class_t *class = &pool->classes[p->slot_class];
-	uint64_t bytes = slab->data.bytes + slab->digest.bytes +
-			 kvs_ledger_cost(&pool->ledger, slab->number, slab->slots);
+	uint64_t bytes =
+		slab->data.bytes + slab->digest.bytes + kvs_ledger_cost(&pool->ledger, slab->number, slab->slots);
 
 	p->slots = kvs_ledger_add(&pool->ledger, slab, p->slot_class, class->ns);
 	p->stack = KVS_NONE;

@@ -178,10 +178,10 @@ static void let_go(kvs_pool_t *pool, kvs_pool_slab_t *p, int unmapped)
 	uint64_t digest_bytes = p->slab.digest.bytes;
 
 	drop_names(pool, p->slab.number);
-	if (!unmapped && fallocate(p->slab.data.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
-				   (off_t)p->slab.data.bytes) != 0) {
-		kv_logf(&pool->env, KV_LOG_WARN, "pool", "the pages of a retired slab stay with those who map it slab %u",
-			p->slab.number);
+	if (!unmapped &&
+	    fallocate(p->slab.data.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)p->slab.data.bytes) != 0) {
+		kv_logf(&pool->env, KV_LOG_WARN, "pool",
+			"the pages of a retired slab stay with those who map it slab %u", p->slab.number);
 	}
 	pool->usage.charged_bytes -= p->slab.data.bytes;
 	pool->held--;

@@ -105,7 +105,8 @@ static kv_status_t check_class(checker_t *c, uint32_t number)
 	uint64_t listed[KVS_LISTS] = {0, 0}, there[KVS_LISTS] = {0, 0}, free_slots = 0;
 
 	for (kvs_list_t list = KVS_WARM; list < KVS_LISTS; list++) {
-		for (uint32_t i = class->first[list]; i != KVS_NONE && listed[list] <= pool->slab_count; listed[list]++) {
+		for (uint32_t i = class->first[list]; i != KVS_NONE && listed[list] <= pool->slab_count;
+		     listed[list]++) {
 			i = pool->slabs[i]->next[list];
 		}
 	}
@@ -119,7 +120,8 @@ static kv_status_t check_class(checker_t *c, uint32_t number)
 		}
 	}
 	if (memcmp(listed, there, sizeof there) != 0 || free_slots != class->free_slots) {
-		return fail(c, "class %u: %llu and %llu slabs listed, %llu and %llu there; %llu slots free, %llu counted",
+		return fail(c,
+			    "class %u: %llu and %llu slabs listed, %llu and %llu there; %llu slots free, %llu counted",
 			    number, (unsigned long long)listed[0], (unsigned long long)listed[1],
 			    (unsigned long long)there[0], (unsigned long long)there[1], (unsigned long long)free_slots,
 			    (unsigned long long)class->free_slots);

@@ -178,7 +178,8 @@ static void account(kvs_pool_t *pool, kvs_pool_slab_t *p, kvs_state_t from, kvs_
 	++*slots[new];
 	p->taken += (from == KVS_FREE ? 1u : 0u) - (to == KVS_FREE ? 1u : 0u);
 	if (p->state == KVS_SLAB_USED) {
-		pool->classes[p->slot_class].free_slots += (to == KVS_FREE ? 1u : 0u) - (uint64_t)(from == KVS_FREE ? 1u : 0u);
+		pool->classes[p->slot_class].free_slots +=
+			(to == KVS_FREE ? 1u : 0u) - (uint64_t)(from == KVS_FREE ? 1u : 0u);
 	}
 	if (old == SUM_USED) {
 		u->used_bytes -= stride;

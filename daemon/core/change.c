@@ -5,7 +5,7 @@
 #define AGAIN_NS        UINT64_C(100000000)
 #define IDLE_NS         UINT64_C(10000000000)
 #define COLDER_FACTOR   2u
-#define COLDER_BY       4u /* requests */
+#define COLDER_BY       4u                      /* requests */
 #define MAX_SLABS       (KV_SLOT_MAX_SLAB + 2u) /* and one for "no slot" */
 
 static const kvs_change_ops_t *ops_of(const kvd_core_t *core)

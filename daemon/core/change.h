@@ -22,9 +22,9 @@ typedef struct kvd_change {
 	uint32_t slab;    /* KVD_NONE: none is in change */
 	uint32_t from;    /* classes */
 	uint32_t to;
-	uint32_t index;   /* slot to look at next */
-	uint32_t moved;   /* slots emptied since the last time round */
-	uint64_t named;   /* slots of it that open leases name */
+	uint32_t index; /* slot to look at next */
+	uint32_t moved; /* slots emptied since the last time round */
+	uint64_t named; /* slots of it that open leases name */
 	uint64_t give_up_ns;
 	uint64_t next_ns; /* none is picked before */
 } kvd_change_t;

@@ -23,9 +23,9 @@ typedef struct kvd_class {
 	uint32_t tier_class[KVD_TIERS]; /* the tiers' numbers; KVD_NONE: none            */
 	uint64_t slot_bytes;            /* charged a slot                                */
 	kvd_order_t order[KVD_TIERS];
-	uint64_t used_ns; /* when a slot of the CPU tier was last asked for, or a lease given         */
-	uint32_t slabs;   /* of the CPU tier, when they were counted last (change.h)                  */
-	uint32_t wants;   /* 1: it is short of slots, and waits for its turn to get a slab            */
+	uint64_t used_ns;      /* when a slot of the CPU tier was last asked for, or a lease given         */
+	uint32_t slabs;        /* of the CPU tier, when they were counted last (change.h)                  */
+	uint32_t wants;        /* 1: it is short of slots, and waits for its turn to get a slab            */
 	uint64_t ask_after_ns; /* it does not ask before: there was none for it                       */
 } kvd_class_t;
 

@@ -158,7 +158,8 @@ static kv_status_t fake_load(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *d
 	if (!slot || slot->state != KVS_READY) {
 		return KV_MISS;
 	}
-	status = enqueue(fake, (fake_op_t){.done = done, .arg = arg, .to = dst->data, .mem = *dst, .slot = loc.slot, .kind = 0});
+	status = enqueue(
+		fake, (fake_op_t){.done = done, .arg = arg, .to = dst->data, .mem = *dst, .slot = loc.slot, .kind = 0});
 	if (status == KV_OK) {
 		slot->busy++;
 		fake->loads++;
@@ -331,14 +332,14 @@ static void fake_close(kvs_tier_t *tier)
 }
 
 static const kvs_tier_ops_t ops_cpu = {
-	"CPU", NULL,      fake_class_open, fake_alloc, fake_set_state, fake_free,      fake_mem,
-	fake_store, fake_load,       fake_flush, fake_epoch_set, fake_epoch_get, fake_recover,
-	fake_usage, fake_event_fd,   fake_poll,  fake_in_flight, fake_check,     fake_close,
+	"CPU",         NULL,      fake_class_open, fake_alloc,     fake_set_state, fake_free,    fake_mem,
+	fake_store,    fake_load, fake_flush,      fake_epoch_set, fake_epoch_get, fake_recover, fake_usage,
+	fake_event_fd, fake_poll, fake_in_flight,  fake_check,     fake_close,
 };
 static const kvs_tier_ops_t ops_disk = {
-	"DISK", NULL,     fake_class_open, fake_alloc, fake_set_state, fake_free,      fake_mem,
-	fake_store, fake_load,       fake_flush, fake_epoch_set, fake_epoch_get, fake_recover,
-	fake_usage, fake_event_fd,   fake_poll,  fake_in_flight, fake_check,     fake_close,
+	"DISK",        NULL,      fake_class_open, fake_alloc,     fake_set_state, fake_free,    fake_mem,
+	fake_store,    fake_load, fake_flush,      fake_epoch_set, fake_epoch_get, fake_recover, fake_usage,
+	fake_event_fd, fake_poll, fake_in_flight,  fake_check,     fake_close,
 };
 
 void fake_tier_init(fake_tier_t *fake, int disk, uint32_t cap, uint64_t seed)

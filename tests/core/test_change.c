@@ -1,12 +1,12 @@
 /* Slabs change their block size: the core over a real pool, with the host's part played here. */
 #include "universe.h"
 
-#define SIZES   3u
-#define SLAB    (128u << 10)
-#define DEPTH   32u
-#define CHAINS  24u
-#define LEASES  12u
-#define PUTS    6u
+#define SIZES  3u
+#define SLAB   (128u << 10)
+#define DEPTH  32u
+#define CHAINS 24u
+#define LEASES 12u
+#define PUTS   6u
 
 static universe_t u_;
 static u_member_t *m_;

@@ -342,19 +342,18 @@ const kv_group_t u_groups[U_GROUPS] = {{.id = 0, .rule = KV_RULE_FULL, .block_to
 
 kvd_space_info_t u_space(universe_t *u, uint32_t ns, const char *name)
 {
-	kvd_space_open_t ask = {
-		.ns = u->ns[ns],
-		.identity = name,
-		.identity_len = (uint32_t)strlen(name),
-		.hash_tokens = 16,
-		.groups = u_groups,
-		.group_count = U_GROUPS,
-		.geometry = {.block_bytes = u->block_bytes,
-			     .heads = 2,
-			     .leaves = 2,
-			     .leaf_bytes = u->block_bytes / 4,
-			     .page_bytes = u->block_bytes / 4},
-		.layout = "layout"};
+	kvd_space_open_t ask = {.ns = u->ns[ns],
+				.identity = name,
+				.identity_len = (uint32_t)strlen(name),
+				.hash_tokens = 16,
+				.groups = u_groups,
+				.group_count = U_GROUPS,
+				.geometry = {.block_bytes = u->block_bytes,
+					     .heads = 2,
+					     .leaves = 2,
+					     .leaf_bytes = u->block_bytes / 4,
+					     .page_bytes = u->block_bytes / 4},
+				.layout = "layout"};
 	kvd_space_info_t info;
 
 	memcpy(ask.root, name, strlen(name) < 31 ? strlen(name) : 31);

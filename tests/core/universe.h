@@ -67,8 +67,8 @@ typedef struct universe {
 	kv_test_rng_t rng;
 	kv_metrics_t metrics;
 	fake_tier_t cpu, disk;
-	kvs_tier_t *pool;          /* the real CPU tier instead of `cpu`; NULL: not */
-	uint32_t block_bytes;      /* of spaces opened from now on */
+	kvs_tier_t *pool;     /* the real CPU tier instead of `cpu`; NULL: not */
+	uint32_t block_bytes; /* of spaces opened from now on */
 	int has_disk;
 	kvd_core_config_t config;
 	kvd_core_t *core;
@@ -99,7 +99,7 @@ typedef struct universe {
 
 typedef struct u_config {
 	uint32_t cpu_slots;
-	uint32_t disk_slots; /* 0: no disk tier */
+	uint32_t disk_slots;    /* 0: no disk tier */
 	kvs_pool_config_t pool; /* limit_bytes > 0: a real pool is the CPU tier */
 	uint64_t max_blocks;
 	kvd_policy_kind_t policy;

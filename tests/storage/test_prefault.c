@@ -99,6 +99,15 @@ static void take(kvs_tier_t *tier, uint32_t class, uint32_t count)
 	}
 }
 
+static uint32_t slabs_of(kvs_tier_t *tier, uint32_t class)
+{
+	kvs_class_look_t look;
+
+	assert_int_equal(kvs_pool_class(tier, class, &look), KV_OK);
+
+	return look.slabs;
+}
+
 static void p5_memory_is_kept_ready_for_the_size_in_use_and_no_more_of_it_than_said(void **state)
 {
 	kvs_pool_config_t config = pool_config(&metrics, 64u << 20, 4u << 20);
@@ -110,36 +119,114 @@ static void p5_memory_is_kept_ready_for_the_size_in_use_and_no_more_of_it_than_s
 	kv_test_env_init(&t);
 	memset(&metrics, 0, sizeof metrics);
 	config.prefault = 1;
-	config.ahead_bytes = 12u << 20;
+	config.ahead_bytes = 10u << 20; /* and slabs are whole: 12 MiB */
 	assert_int_equal(kvs_pool_open(&config, &t.env, &tier), KV_OK);
 	kvs_pool_t *pool = kvs_pool_of(tier);
 
-	/* One that was opened first and is hardly used gets nothing. */
+	/* A size that has been registered gets it before its first put, slab after slab, each touched before the next. */
 	assert_int_equal(kvs_class_open(tier, "other", &plain, &other), KV_OK);
-	assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
-	wait_ready(&pool->slabs[0]->slab);
-	wait_ready(&pool->slabs[1]->slab);
-	take(tier, other, 1);
-	idle_until(tier, 2);
-
-	/* From three quarters of the first slab on: three slabs of 4 MiB, and one more for each that is used up. */
-	slots = pool->slabs[1]->slab.slots;
-	take(tier, class, slots - slots / 4u);
-	idle_until(tier, 5);
+	idle_until(tier, 4);
 	for (int i = 0; i < 100; i++) {
 		kvs_pool_ahead(tier);
 	}
-	assert_int_equal(kvs_pool_slab_count(tier), 5);
-	for (uint32_t s = 6; s <= 8; s++) {
+	assert_int_equal(slabs_of(tier, other), 4);
+	wait_ready(&pool->slabs[3]->slab);
+
+	/* The next one too, and from then on the one that takes memory; one slab more for each that is used up. */
+	assert_int_equal(kvs_class_open(tier, "ns", &opaque, &class), KV_OK);
+	idle_until(tier, 8);
+	wait_ready(&pool->slabs[7]->slab);
+	slots = pool->slabs[4]->slab.slots;
+	for (uint32_t s = 9; s <= 11; s++) {
 		take(tier, class, slots);
 		idle_until(tier, s);
 		wait_ready(&pool->slabs[s - 1]->slab);
 	}
-	assert_int_equal(kv_metric_get(&metrics, KV_M_CPU_FIRST_TOUCH), 0);
-	for (uint32_t s = 0; s < 8; s++) {
-		assert_int_equal(pool->slabs[s]->slot_class, s == 0 ? other : class);
+	take(tier, other, 1);
+	for (int i = 0; i < 100; i++) {
+		kvs_pool_ahead(tier);
 	}
+	assert_int_equal(slabs_of(tier, other), 4);
+	assert_int_equal(slabs_of(tier, class), 7);
+	assert_int_equal(kv_metric_get(&metrics, KV_M_CPU_FIRST_TOUCH), 0);
 	check(tier);
+	kvs_close(tier);
+	assert_int_equal(kv_test_env_live(&t), 0);
+}
+
+/* `all`: the first size registered has the whole pool, at once. */
+static void p5_the_first_size_takes_all_of_the_pool_when_told_so(void **state)
+{
+	kvs_pool_config_t config = pool_config(&metrics, 160u << 20, 4u << 20);
+	kv_test_env_t t;
+	kvs_tier_t *tier;
+	uint32_t class, other, slabs;
+	kvs_usage_t u;
+
+	(void)state;
+	kv_test_env_init(&t);
+	memset(&metrics, 0, sizeof metrics);
+	config.prefault = 1;
+	config.ahead_bytes = KVS_AHEAD_ALL;
+	assert_int_equal(kvs_pool_open(&config, &t.env, &tier), KV_OK);
+	for (int i = 0; i < 4; i++) {
+		kvs_pool_ahead(tier); /* of nothing */
+	}
+	assert_int_equal(kvs_pool_slab_count(tier), 0);
+	assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
+	for (int i = 0; i < 4; i++) { /* without waiting for the pages */
+		kvs_pool_ahead(tier);
+	}
+	kvs_usage(tier, &u);
+	assert_true(u.limit_bytes - u.charged_bytes < 16384);
+	slabs = kvs_pool_slab_count(tier);
+	for (uint32_t s = 0; s < slabs; s++) {
+		wait_ready(&kvs_pool_of(tier)->slabs[s]->slab);
+	}
+	assert_int_equal(kvs_class_open(tier, "other", &plain, &other), KV_OK);
+	assert_int_equal(slabs_of(tier, other), 0);
+
+	/* What is not used is there for others all the same. */
+	tier->ops->change->leave(tier, slabs - 2);
+	assert_int_equal(tier->ops->change->retire(tier, slabs - 2, other), KV_OK);
+	assert_int_equal(kvs_pool_release(tier, slabs - 2, 1), KV_OK);
+	kvs_pool_ahead(tier);
+	assert_int_equal(slabs_of(tier, other), 1);
+	check(tier);
+	kvs_close(tier);
+	assert_int_equal(kv_test_env_live(&t), 0);
+}
+
+/* A slab that is retired while it is being touched: it is let go within a chunk, and one that only waits for it at once. */
+static void p5_a_slab_is_let_go_while_it_is_being_touched(void **state)
+{
+	kvs_pool_config_t config = pool_config(&metrics, 1200u << 20, 256u << 20);
+	kv_test_env_t t;
+	kvs_tier_t *tier;
+	uint32_t class, other;
+
+	(void)state;
+	kv_test_env_init(&t);
+	memset(&metrics, 0, sizeof metrics);
+	config.prefault = 1;
+	config.ahead_bytes = KVS_AHEAD_ALL;
+	assert_int_equal(kvs_pool_open(&config, &t.env, &tier), KV_OK);
+	assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
+	kvs_pool_ahead(tier);
+	assert_int_equal(kvs_class_open(tier, "other", &plain, &other), KV_OK);
+	usleep(2000);
+	for (uint32_t s = 0; s < 4; s++) {
+		kv_status_t status = KV_ERR_BUSY;
+
+		tier->ops->change->leave(tier, s);
+		assert_int_equal(tier->ops->change->retire(tier, s, other), KV_OK);
+		for (int i = 0; i < 20000 && status == KV_ERR_BUSY; i++) {
+			status = kvs_pool_release(tier, s, 1);
+			usleep(status == KV_ERR_BUSY ? 1000 : 0);
+		}
+		assert_int_equal(status, KV_OK);
+		check(tier);
+	}
 	kvs_close(tier);
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
@@ -298,6 +385,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_slab_is_touched_before_the_first_put),
 		cmocka_unit_test(p5_memory_is_kept_ready_for_the_size_in_use_and_no_more_of_it_than_said),
+		cmocka_unit_test(p5_the_first_size_takes_all_of_the_pool_when_told_so),
+		cmocka_unit_test(p5_a_slab_is_let_go_while_it_is_being_touched),
 		cmocka_unit_test(without_prefault_every_first_touch_is_counted_once),
 		cmocka_unit_test(p5_close_does_not_wait_for_a_whole_slab),
 		cmocka_unit_test(p1_touching_loses_no_byte_a_client_writes),

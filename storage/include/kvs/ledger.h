@@ -32,9 +32,9 @@ typedef struct kvs_ledger_header {
 	uint64_t limit_bytes;       /* of the pool */
 	uint64_t claims_offset;
 	uint64_t slabs_offset;
-	uint32_t claims_cap; /* a power of two */
+	uint32_t claims_cap;         /* a power of two */
 	_Atomic uint32_t slab_count; /* places that have had a slab */
-	uint64_t chunk_stride; /* from place to place, a multiple of a page */
+	uint64_t chunk_stride;       /* from place to place, a multiple of a page */
 } kvs_ledger_header_t;
 
 /* One open lease or put. id 0: empty. Home of an id: kvs_ledger_home(); the next place is the next one, wrapping. */
@@ -57,7 +57,7 @@ typedef struct kvs_ledger_claim {
 typedef struct kvs_ledger_slab {
 	uint32_t number;
 	_Atomic uint32_t slots; /* 0: no slab has this number now */
-	uint32_t stride; /* bytes from slot to slot */
+	uint32_t stride;        /* bytes from slot to slot */
 	uint32_t slot_class;
 	kvs_geometry_t geometry;
 	uint32_t huge; /* 1: the data memfd is of 2 MiB pages */

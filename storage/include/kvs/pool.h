@@ -27,7 +27,7 @@ typedef struct kvs_pool_config {
 		slab_bytes; /* size of a slab; smaller when the limit leaves less, larger (and said) when over 2,047 would be needed */
 	uint64_t max_blocks; /* slots in all; 0: as many as fit. Exact, for replays */
 	kvs_huge_t huge;
-	int prefault;         /* 1: a thread touches new slabs */
+	int prefault; /* 1: a thread touches new slabs */
 	/* kvs_pool_ahead() keeps so much carved and touched before it is needed; 0: nothing. KVS_AHEAD_ALL: the first class takes all there is. */
 	uint64_t ahead_bytes;
 	uint64_t incarnation;

@@ -137,7 +137,7 @@ typedef struct kvs_change_ops {
 } kvs_change_ops_t;
 
 typedef struct kvs_tier_ops {
-	const char *medium; /* "CPU", "DISK" */
+	const char *medium;             /* "CPU", "DISK" */
 	const kvs_change_ops_t *change; /* NULL: a slab keeps its class */
 	kv_status_t (*class_open)(kvs_tier_t *tier, const char *ns, const kvs_geometry_t *geometry, uint32_t *p_class);
 	kv_status_t (*alloc)(kvs_tier_t *tier, uint32_t slot_class, kvs_state_t state, uint64_t owner,
