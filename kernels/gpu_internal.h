@@ -3,7 +3,7 @@
  * gpu.c          the device: open, streams, calls of the driver and how they fail
  * gpu_memory.c   host memory the device sees, and the pinned memory that arguments of jobs lie in
  * gpu_args.c     a copy, described for the kernels; which way it goes
- * gpu_jobs.c     submit, poll, wait, end
+ * gpu_jobs.c     submit, poll, wait, end; gpu_graph.c those that are a part of a graph
  * gpu_upload.c   arguments of jobs once more in the device's memory
  * gpu_stage.c    way STAGED; gpu_each.c way EACH; gpu_measure.c which way is faster; gpu_tune.c what benches may change
  */
@@ -69,6 +69,7 @@ typedef struct kvk_gpu_plan {
 	kvk_gpu_way_t way;
 	uint32_t sms;
 	int digests;            /* some move has leaves */
+	int captured;           /* the stream is: the copy becomes a part of a graph */
 	uint32_t staged_layers; /* layers a step of STAGED takes */
 	uint32_t staged_steps;  /* ceil(layers / staged_layers); other ways: 0 */
 	uint64_t pool_bytes;    /* of a block */
@@ -97,6 +98,12 @@ struct kvk_gpu_job {
 	uint32_t *bad;
 	kvk_move_t *asked; /* of the caller: data, leaves */
 	uint32_t *place;   /* of the caller's moves among these; NULL: as they came */
+	/* Of a graph: */
+	int captured;
+	_Atomic uint32_t *word;  /* launches of the graph that have ended; written by the device */
+	uint32_t seen, answered; /* its value at kvk_gpu_again(); when a poll answered last */
+	uint64_t corrupt;        /* blocks counted as such */
+	uint64_t word_at;
 	uint64_t start_at, moves_at, bases_at, leaves_at, bad_at; /* the same, as the device sees them */
 
 	kvk_gpu_dir_t dir;
@@ -166,6 +173,7 @@ struct kvk_gpu {
 	kvk_cu_function_t plain[2]; /* by direction; NULL: no kernels */
 	kvk_cu_function_t bulk[2];  /* NULL: not on this device */
 	kvk_cu_function_t wide[2];  /* likewise */
+	kvk_cu_function_t tick;     /* as plain */
 	uint32_t sms_all, sms;
 	uint64_t ring_bytes;
 	char name[96];
@@ -248,6 +256,15 @@ typedef struct kvk_gpu_launch {
 } kvk_gpu_launch_t;
 
 kv_status_t kvk_gpu_launch(kvk_gpu_t *gpu, const kvk_gpu_launch_t *launch, const kvk_gpu_args_t *args);
+
+/* The copies have ended well: hand out digests, or look at what the device thought of them. */
+kv_status_t kvk_gpu_conclude(kvk_gpu_job_t *job);
+
+/* ---- gpu_graph.c ------------------------------------------------------------------------------------------------- */
+
+/* Behind the copies of a graph. */
+kv_status_t kvk_gpu_graph_tick(kvk_gpu_t *gpu, const kvk_gpu_job_t *job, kvk_cu_stream_t stream);
+kv_status_t kvk_gpu_graph_poll(kvk_gpu_job_t *job);
 
 /* ---- gpu_tune.c -------------------------------------------------------------------------------------------------- */
 

@@ -50,6 +50,15 @@ void fake_cuda_limit_pinned(size_t bytes);
 void fake_cuda_costs(uint64_t engine, uint64_t link);
 uint64_t fake_cuda_clock(void *ctx);
 
+/* What begins and ends a capture, as the driver has it. `mode` 0: calls of any thread that might wait for the device spoil it, unless that thread has exchanged
+ * its mode; 2: none does. A call that is illegal while something is captured is an error, a fault, and spoils the capture. */
+typedef struct fake_graph fake_graph_t;
+void fake_cuda_capture(kvk_cu_stream_t stream, int mode);
+/* NULL: it was spoiled. */
+fake_graph_t *fake_cuda_captured(kvk_cu_stream_t stream);
+void fake_cuda_graph_launch(const fake_graph_t *graph, kvk_cu_stream_t stream);
+void fake_cuda_graph_free(fake_graph_t *graph);
+
 /* Device memory is another device's from now on. */
 void fake_cuda_foreign(int foreign);
 /* A kernel of the test's own; args are freed afterwards. */
