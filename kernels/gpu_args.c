@@ -181,10 +181,13 @@ static void choose(kvk_gpu_t *gpu, kvk_gpu_plan_t *plan)
 	if (plan->way == KVK_GPU_AUTO) {
 		plan->way = by_rule(gpu, plan);
 	}
+	if (plan->far && plan->way == KVK_GPU_ZERO_COPY) {
+		plan->way = KVK_GPU_STAGED;
+	}
 	/* Without a ring, or with one too small for a layer of a block, there is the link. A ring belongs to all streams, so none can capture its work. */
 	if (plan->way == KVK_GPU_STAGED && (plan->captured || plan->args.count == 0 || !cut_for_stages(gpu, plan) ||
 					    !kvk_gpu_ring_ready(gpu, plan->copy->dir))) {
-		plan->way = KVK_GPU_ZERO_COPY;
+		plan->way = plan->far ? KVK_GPU_EACH : KVK_GPU_ZERO_COPY;
 		plan->staged_steps = 0;
 	}
 }
@@ -234,7 +237,7 @@ static kv_status_t check(const kvk_gpu_copy_t *copy)
 	return KV_OK;
 }
 
-kv_status_t kvk_gpu_plan(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kvk_gpu_plan_t *plan)
+kv_status_t kvk_gpu_plan(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, int far, kvk_gpu_plan_t *plan)
 {
 	kv_status_t status = check(copy);
 	uint32_t sms;
@@ -242,7 +245,7 @@ kv_status_t kvk_gpu_plan(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kvk_gpu_pla
 	if (status != KV_OK) {
 		return status;
 	}
-	*plan = (kvk_gpu_plan_t){.copy = copy};
+	*plan = (kvk_gpu_plan_t){.copy = copy, .far = far};
 	status = ask_capture(gpu, plan);
 	if (status != KV_OK) {
 		return status;

@@ -70,6 +70,7 @@ typedef struct kvk_gpu_plan {
 	uint32_t sms;
 	int digests;            /* some move has leaves */
 	int captured;           /* the stream is: the copy becomes a part of a graph */
+	int far;                /* some block lies where no kernel reaches it: only the driver's copies do */
 	uint32_t staged_layers; /* layers a step of STAGED takes */
 	uint32_t staged_steps;  /* ceil(layers / staged_layers); other ways: 0 */
 	uint64_t pool_bytes;    /* of a block */
@@ -191,7 +192,7 @@ struct kvk_gpu {
 	kvk_cu_stream_t streams[KVK_GPU_MAX_STREAM];
 	uint32_t stream_count;
 	kvk_cu_event_t order; /* of kvk_gpu_after() */
-	uint64_t peers;       /* bit: device whose memory this one may use */
+	uint64_t peers, far;  /* bit: device whose memory kernels of this one may use; may not */
 
 	pthread_mutex_t ranges_lock; /* writers */
 	kvk_gpu_table_t *tables;     /* two */
@@ -228,13 +229,20 @@ void kvk_gpu_count(_Atomic uint64_t *counter, uint64_t n);
 /* Tables, lock and area; undone by fini, which unregisters what is left (in the context). */
 kv_status_t kvk_gpu_memory_init(kvk_gpu_t *gpu);
 void kvk_gpu_memory_fini(kvk_gpu_t *gpu);
-/* Device address of memory that the device sees: registered, else known to the driver. KV_ERR_ARG. *p_host: can the CPU read it? */
-kv_status_t kvk_gpu_translate(kvk_gpu_t *gpu, const void *at, size_t bytes, uint64_t *p_address, int *p_host);
+typedef enum kvk_gpu_place {
+	KVK_GPU_HOST, /* the CPU can read it */
+	KVK_GPU_NEAR, /* of a device, and kernels reach it */
+	KVK_GPU_FAR,  /* of another device, and they do not */
+} kvk_gpu_place_t;
+
+/* Device address of memory that the device sees: registered, else known to the driver. KV_ERR_ARG. */
+kv_status_t kvk_gpu_translate(kvk_gpu_t *gpu, const void *at, size_t bytes, uint64_t *p_address,
+			      kvk_gpu_place_t *p_place);
 
 /* ---- gpu_args.c -------------------------------------------------------------------------------------------------- */
 
-/* Check a copy and choose its way. KV_ERR_ARG, KV_ERR_UNSUPPORTED. */
-kv_status_t kvk_gpu_plan(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kvk_gpu_plan_t *plan);
+/* Check a copy and choose its way; `far` as in the plan. KV_ERR_ARG, KV_ERR_UNSUPPORTED. */
+kv_status_t kvk_gpu_plan(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, int far, kvk_gpu_plan_t *plan);
 /* Contiguous bytes of a move in the pool, when `layers` of the cache's are moved. */
 uint64_t kvk_gpu_run_bytes(const kvk_layout_t *layout, const kvk_paged_t *paged, uint32_t layers, uint32_t page_bytes);
 /* Pages or pieces: what a warp takes at a time. */

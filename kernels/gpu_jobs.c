@@ -207,7 +207,8 @@ static void settle_order(const kvk_gpu_plan_t *plan, int sorted, kvk_gpu_job_t *
 	}
 }
 
-/* Addresses of both sides, what was asked for, what is expected. *p_bits: all addresses, or-ed. KV_ERR_ARG: memory nobody sees. */
+/* Addresses of both sides, what was asked for, what is expected. *p_bits: all addresses, or-ed. KV_ERR_ARG: memory nobody sees. KV_ERR_UNREACHABLE: far
+ * memory, and it is not planned for. */
 static kv_status_t fill_job(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, kvk_gpu_job_t *job, uint64_t *p_bits)
 {
 	const kvk_gpu_copy_t *copy = plan->copy;
@@ -236,19 +237,22 @@ static kv_status_t fill_job(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, kvk_gpu_
 	}
 	for (uint32_t i = 0; i < copy->count; i++) {
 		const kvk_move_t *move = &copy->moves[i];
-		int host = 0;
+		kvk_gpu_place_t at = KVK_GPU_HOST;
 		const kv_status_t status =
-			kvk_gpu_translate(gpu, move->data, plan->pool_bytes, &job->moves[i].pool, &host);
+			kvk_gpu_translate(gpu, move->data, plan->pool_bytes, &job->moves[i].pool, &at);
 
 		if (status != KV_OK) {
 			return status;
 		}
-		if (plan->way == KVK_GPU_EACH && move->leaves && !host) {
+		if (at == KVK_GPU_FAR && !plan->far) {
+			return KV_ERR_UNREACHABLE;
+		}
+		if (plan->way == KVK_GPU_EACH && move->leaves && at != KVK_GPU_HOST) {
 			return kvk_gpu_refuse(KV_ERR_UNSUPPORTED, "no digests of device memory without kernels");
 		}
 		job->moves[i].block = i;
 		job->bad[i] = 0;
-		job->near &= !host;
+		job->near &= at != KVK_GPU_HOST;
 		bits |= job->moves[i].pool;
 	}
 	settle_order(plan, gpu->tune.sorted, job);
@@ -328,6 +332,7 @@ static void count_copy(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan)
 						    : &c->zero_copy,
 		      1);
 	kvk_gpu_count(&c->captured, plan->captured != 0);
+	kvk_gpu_count(&c->far, plan->far != 0);
 }
 
 /* In the context. A failure half way leaves copies on the stream: then the job is left to end by itself. */
@@ -361,6 +366,34 @@ static kv_status_t enqueue(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, kvk_gpu_j
 	return status;
 }
 
+/* A plan, and a job that is filled for it. */
+static kv_status_t prepare(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, int far, kvk_gpu_plan_t *plan,
+			   kvk_gpu_job_t **p_job, uint64_t *p_bits)
+{
+	kv_status_t status = kvk_gpu_plan(gpu, copy, far, plan);
+	kvk_gpu_job_t *job = NULL;
+	shape_t shape;
+
+	if (status != KV_OK) {
+		return status;
+	}
+	shape = shape_of(plan);
+	status = take_job(gpu, shape.bytes, &job);
+	if (status != KV_OK) {
+		return status;
+	}
+	kv_assert(job);
+	point_into_area(gpu, plan, &shape, job);
+	status = fill_job(gpu, plan, job, p_bits);
+	if (status != KV_OK) {
+		give_job(gpu, job);
+		return status;
+	}
+	*p_job = job;
+
+	return KV_OK;
+}
+
 kv_status_t kvk_gpu_submit(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kvk_gpu_job_t **p_job)
 {
 	kvk_gpu_plan_t plan;
@@ -371,22 +404,11 @@ kv_status_t kvk_gpu_submit(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kvk_gpu_j
 	if (status != KV_OK) {
 		return KV_ERR_IO;
 	}
-	status = kvk_gpu_plan(gpu, copy, &plan);
-	if (status != KV_OK) {
-		goto out_context;
+	status = prepare(gpu, copy, 0, &plan, &job, &bits);
+	if (status == KV_ERR_UNREACHABLE) {
+		status = prepare(gpu, copy, 1, &plan, &job, &bits);
 	}
-
-	const shape_t shape = shape_of(&plan);
-
-	status = take_job(gpu, shape.bytes, &job);
 	if (status != KV_OK) {
-		goto out_context;
-	}
-	kv_assert(job);
-	point_into_area(gpu, &plan, &shape, job);
-	status = fill_job(gpu, &plan, job, &bits);
-	if (status != KV_OK) {
-		give_job(gpu, job);
 		goto out_context;
 	}
 	status = enqueue(gpu, &plan, job, bits);

@@ -346,7 +346,7 @@ static int fake_capture_mode(int *p_mode)
 static int fake_peer_can(int *p_can, int device, int peer)
 {
 	BEGIN(peer_can, 0)
-	*p_can = device != peer;
+	*p_can = device != peer && !fake.unlinked;
 	return 0;
 }
 

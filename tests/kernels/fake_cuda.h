@@ -61,6 +61,8 @@ void fake_cuda_graph_free(fake_graph_t *graph);
 
 /* Device memory is another device's from now on. */
 void fake_cuda_foreign(int foreign);
+/* No device can use another one's memory. */
+void fake_cuda_unlink(void);
 /* A kernel of the test's own; args are freed afterwards. */
 void fake_cuda_call(kvk_cu_stream_t stream, void (*call)(void *args), void *args);
 /* Nothing runs while held. */

@@ -105,6 +105,7 @@ typedef struct fake {
 	size_t always_member;
 	int always_error;
 	int foreign; /* device memory is another device's */
+	int unlinked;
 	int held;
 	uint64_t bulk_launches;
 	fake_graph_t *capture; /* the one that is going on; one at a time */

@@ -487,6 +487,11 @@ void fake_cuda_foreign(int foreign)
 	fake.foreign = foreign;
 }
 
+void fake_cuda_unlink(void)
+{
+	fake.unlinked = 1;
+}
+
 void fake_cuda_hold(int held)
 {
 	pthread_mutex_lock(&fake.lock);
