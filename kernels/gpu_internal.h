@@ -3,7 +3,7 @@
  * gpu.c          the device: open, streams, calls of the driver and how they fail
  * gpu_memory.c   host memory the device sees, and the pinned memory that arguments of jobs lie in
  * gpu_args.c     a copy, described for the kernels; which way it goes
- * gpu_jobs.c     submit, poll, wait, end
+ * gpu_jobs.c     submit, poll, wait, end; gpu_graph.c those that are a part of a graph
  * gpu_clock.c    what the device's clock says of its streams
  * gpu_upload.c   arguments of jobs once more in the device's memory
  * gpu_stage.c    way STAGED; gpu_each.c way EACH; gpu_measure.c which way is faster; gpu_tune.c what benches may change
@@ -70,6 +70,8 @@ typedef struct kvk_gpu_plan {
 	kvk_gpu_way_t way;
 	uint32_t sms;
 	int digests;            /* some move has leaves */
+	int captured;           /* the stream is: the copy becomes a part of a graph */
+	int far;                /* some block lies where no kernel reaches it: only the driver's copies do */
 	uint32_t staged_layers; /* layers a step of STAGED takes */
 	uint32_t staged_steps;  /* ceil(layers / staged_layers); other ways: 0 */
 	uint64_t pool_bytes;    /* of a block */
@@ -98,6 +100,12 @@ struct kvk_gpu_job {
 	uint32_t *bad;
 	kvk_move_t *asked; /* of the caller: data, leaves */
 	uint32_t *place;   /* of the caller's moves among these; NULL: as they came */
+	/* Of a graph: */
+	int captured;
+	_Atomic uint32_t *word;  /* launches of the graph that have ended; written by the device */
+	uint32_t seen, answered; /* its value at kvk_gpu_again(); when a poll answered last */
+	uint64_t corrupt;        /* blocks counted as such */
+	uint64_t word_at;
 	uint64_t start_at, moves_at, bases_at, leaves_at, bad_at; /* the same, as the device sees them */
 
 	kvk_gpu_dir_t dir;
@@ -167,6 +175,7 @@ struct kvk_gpu {
 	kvk_cu_function_t plain[2]; /* by direction; NULL: no kernels */
 	kvk_cu_function_t bulk[2];  /* NULL: not on this device */
 	kvk_cu_function_t wide[2];  /* likewise */
+	kvk_cu_function_t tick;     /* as plain */
 	uint32_t sms_all, sms;
 	uint64_t ring_bytes;
 	char name[96];
@@ -184,7 +193,7 @@ struct kvk_gpu {
 	kvk_cu_stream_t streams[KVK_GPU_MAX_STREAM];
 	uint32_t stream_count;
 	kvk_cu_event_t order; /* of kvk_gpu_after() */
-	uint64_t peers;       /* bit: device whose memory this one may use */
+	uint64_t peers, far;  /* bit: device whose memory kernels of this one may use; may not */
 
 	pthread_mutex_t ranges_lock; /* writers */
 	kvk_gpu_table_t *tables;     /* two */
@@ -221,13 +230,20 @@ void kvk_gpu_count(_Atomic uint64_t *counter, uint64_t n);
 /* Tables, lock and area; undone by fini, which unregisters what is left (in the context). */
 kv_status_t kvk_gpu_memory_init(kvk_gpu_t *gpu);
 void kvk_gpu_memory_fini(kvk_gpu_t *gpu);
-/* Device address of memory that the device sees: registered, else known to the driver. KV_ERR_ARG. *p_host: can the CPU read it? */
-kv_status_t kvk_gpu_translate(kvk_gpu_t *gpu, const void *at, size_t bytes, uint64_t *p_address, int *p_host);
+typedef enum kvk_gpu_place {
+	KVK_GPU_HOST, /* the CPU can read it */
+	KVK_GPU_NEAR, /* of a device, and kernels reach it */
+	KVK_GPU_FAR,  /* of another device, and they do not */
+} kvk_gpu_place_t;
+
+/* Device address of memory that the device sees: registered, else known to the driver. KV_ERR_ARG. */
+kv_status_t kvk_gpu_translate(kvk_gpu_t *gpu, const void *at, size_t bytes, uint64_t *p_address,
+			      kvk_gpu_place_t *p_place);
 
 /* ---- gpu_args.c -------------------------------------------------------------------------------------------------- */
 
-/* Check a copy and choose its way. KV_ERR_ARG, KV_ERR_UNSUPPORTED. */
-kv_status_t kvk_gpu_plan(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kvk_gpu_plan_t *plan);
+/* Check a copy and choose its way; `far` as in the plan. KV_ERR_ARG, KV_ERR_UNSUPPORTED. */
+kv_status_t kvk_gpu_plan(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, int far, kvk_gpu_plan_t *plan);
 /* Contiguous bytes of a move in the pool, when `layers` of the cache's are moved. */
 uint64_t kvk_gpu_run_bytes(const kvk_layout_t *layout, const kvk_paged_t *paged, uint32_t layers, uint32_t page_bytes);
 /* Pages or pieces: what a warp takes at a time. */
@@ -249,6 +265,15 @@ typedef struct kvk_gpu_launch {
 } kvk_gpu_launch_t;
 
 kv_status_t kvk_gpu_launch(kvk_gpu_t *gpu, const kvk_gpu_launch_t *launch, const kvk_gpu_args_t *args);
+
+/* The copies have ended well: hand out digests, or look at what the device thought of them. */
+kv_status_t kvk_gpu_conclude(kvk_gpu_job_t *job);
+
+/* ---- gpu_graph.c ------------------------------------------------------------------------------------------------- */
+
+/* Behind the copies of a graph. */
+kv_status_t kvk_gpu_graph_tick(kvk_gpu_t *gpu, const kvk_gpu_job_t *job, kvk_cu_stream_t stream);
+kv_status_t kvk_gpu_graph_poll(kvk_gpu_job_t *job);
 
 /* ---- gpu_tune.c -------------------------------------------------------------------------------------------------- */
 

@@ -12,7 +12,7 @@
 
 /* Offsets within a job's memory. */
 typedef struct shape {
-	uint64_t moves, bases, leaves, bad, asked, place, inputs, bytes;
+	uint64_t moves, bases, leaves, bad, asked, place, word, inputs, bytes;
 } shape_t;
 
 static uint64_t place(uint64_t *p_end, uint64_t bytes)
@@ -36,6 +36,7 @@ static shape_t shape_of(const kvk_gpu_plan_t *plan)
 	s.inputs = plan->copy->dir == KVK_GPU_SCATTER ? s.bytes : s.inputs;
 	s.bad = place(&s.bytes, (uint64_t)args->count * sizeof(uint32_t));
 	s.asked = place(&s.bytes, (uint64_t)args->count * sizeof(kvk_move_t));
+	s.word = place(&s.bytes, plan->captured ? sizeof(uint32_t) : 0);
 	s.place = place(&s.bytes, plan->way == KVK_GPU_STAGED ? (uint64_t)args->count * sizeof(uint32_t) : 0);
 
 	return s;
@@ -163,6 +164,9 @@ static void point_into_area(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, const sh
 	job->asked = (kvk_move_t *)(void *)(base + s->asked);
 	job->place = plan->way == KVK_GPU_STAGED ? (uint32_t *)(void *)(base + s->place) : NULL;
 	job->leaves = plan->digests ? (uint64_t *)(void *)(base + s->leaves) : NULL;
+	job->captured = plan->captured;
+	job->word = (_Atomic uint32_t *)(void *)(base + s->word);
+	job->word_at = at + s->word;
 	job->inputs = s->inputs;
 	job->start_at = at;
 	job->moves_at = at + s->moves;
@@ -203,7 +207,8 @@ static void settle_order(const kvk_gpu_plan_t *plan, int sorted, kvk_gpu_job_t *
 	}
 }
 
-/* Addresses of both sides, what was asked for, what is expected. *p_bits: all addresses, or-ed. KV_ERR_ARG: memory nobody sees. */
+/* Addresses of both sides, what was asked for, what is expected. *p_bits: all addresses, or-ed. KV_ERR_ARG: memory nobody sees. KV_ERR_UNREACHABLE: far
+ * memory, and it is not planned for. */
 static kv_status_t fill_job(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, kvk_gpu_job_t *job, uint64_t *p_bits)
 {
 	const kvk_gpu_copy_t *copy = plan->copy;
@@ -212,6 +217,11 @@ static kv_status_t fill_job(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, kvk_gpu_
 	job->dir = copy->dir;
 	job->way = plan->way;
 	job->near = 1;
+	job->corrupt = 0;
+	if (job->captured) {
+		atomic_store(job->word, 0);
+		job->seen = job->answered = 0;
+	}
 	job->layout = *copy->layout;
 	job->count = copy->count;
 	job->heads = plan->args.heads;
@@ -227,19 +237,22 @@ static kv_status_t fill_job(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, kvk_gpu_
 	}
 	for (uint32_t i = 0; i < copy->count; i++) {
 		const kvk_move_t *move = &copy->moves[i];
-		int host = 0;
+		kvk_gpu_place_t at = KVK_GPU_HOST;
 		const kv_status_t status =
-			kvk_gpu_translate(gpu, move->data, plan->pool_bytes, &job->moves[i].pool, &host);
+			kvk_gpu_translate(gpu, move->data, plan->pool_bytes, &job->moves[i].pool, &at);
 
 		if (status != KV_OK) {
 			return status;
 		}
-		if (plan->way == KVK_GPU_EACH && move->leaves && !host) {
+		if (at == KVK_GPU_FAR && !plan->far) {
+			return KV_ERR_UNREACHABLE;
+		}
+		if (plan->way == KVK_GPU_EACH && move->leaves && at != KVK_GPU_HOST) {
 			return kvk_gpu_refuse(KV_ERR_UNSUPPORTED, "no digests of device memory without kernels");
 		}
 		job->moves[i].block = i;
 		job->bad[i] = 0;
-		job->near &= !host;
+		job->near &= at != KVK_GPU_HOST;
 		bits |= job->moves[i].pool;
 	}
 	settle_order(plan, gpu->tune.sorted, job);
@@ -291,8 +304,9 @@ static kv_status_t zero_copy(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, const k
 	const kvk_gpu_copy_t *copy = plan->copy;
 	const kvk_gpu_launch_t launch = {
 		.dir = copy->dir, .sms = plan->sms, .near = job->near, .addresses = bits, .stream = copy->stream};
-	const uint64_t inputs =
-		kvk_gpu_upload(gpu, job, job->near ? KVK_GPU_UPLOAD_NEAR : KVK_GPU_UPLOAD_LINK, copy->stream);
+	/* An upload is on a stream that nobody captures. */
+	const uint32_t who = job->near ? KVK_GPU_UPLOAD_NEAR : KVK_GPU_UPLOAD_LINK;
+	const uint64_t inputs = job->captured ? job->start_at : kvk_gpu_upload(gpu, job, who, copy->stream);
 	kvk_gpu_args_t args = plan->args;
 
 	args.moves = inputs + (job->moves_at - job->start_at);
@@ -317,6 +331,8 @@ static void count_copy(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan)
 		      : plan->way == KVK_GPU_STAGED ? &c->staged
 						    : &c->zero_copy,
 		      1);
+	kvk_gpu_count(&c->captured, plan->captured != 0);
+	kvk_gpu_count(&c->far, plan->far != 0);
 }
 
 /* In the context. A failure half way leaves copies on the stream: then the job is left to end by itself. */
@@ -339,12 +355,43 @@ static kv_status_t enqueue(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, kvk_gpu_j
 			break;
 		}
 	}
-	if (KVK_GPU_CALL(gpu, event_record, job->event, stream) != KV_OK) {
+	if (job->captured) {
+		status = status == KV_OK ? kvk_gpu_graph_tick(gpu, job, stream) : status;
+		job->lost = status != KV_OK; /* the graph may be launched nevertheless */
+	} else if (KVK_GPU_CALL(gpu, event_record, job->event, stream) != KV_OK) {
 		job->lost = 1;
 		status = KV_ERR_IO;
 	}
 
 	return status;
+}
+
+/* A plan, and a job that is filled for it. */
+static kv_status_t prepare(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, int far, kvk_gpu_plan_t *plan,
+			   kvk_gpu_job_t **p_job, uint64_t *p_bits)
+{
+	kv_status_t status = kvk_gpu_plan(gpu, copy, far, plan);
+	kvk_gpu_job_t *job = NULL;
+	shape_t shape;
+
+	if (status != KV_OK) {
+		return status;
+	}
+	shape = shape_of(plan);
+	status = take_job(gpu, shape.bytes, &job);
+	if (status != KV_OK) {
+		return status;
+	}
+	kv_assert(job);
+	point_into_area(gpu, plan, &shape, job);
+	status = fill_job(gpu, plan, job, p_bits);
+	if (status != KV_OK) {
+		give_job(gpu, job);
+		return status;
+	}
+	*p_job = job;
+
+	return KV_OK;
 }
 
 kv_status_t kvk_gpu_submit(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kvk_gpu_job_t **p_job)
@@ -357,22 +404,11 @@ kv_status_t kvk_gpu_submit(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kvk_gpu_j
 	if (status != KV_OK) {
 		return KV_ERR_IO;
 	}
-	status = kvk_gpu_plan(gpu, copy, &plan);
-	if (status != KV_OK) {
-		goto out_context;
+	status = prepare(gpu, copy, 0, &plan, &job, &bits);
+	if (status == KV_ERR_UNREACHABLE) {
+		status = prepare(gpu, copy, 1, &plan, &job, &bits);
 	}
-
-	const shape_t shape = shape_of(&plan);
-
-	status = take_job(gpu, shape.bytes, &job);
 	if (status != KV_OK) {
-		goto out_context;
-	}
-	kv_assert(job);
-	point_into_area(gpu, &plan, &shape, job);
-	status = fill_job(gpu, &plan, job, &bits);
-	if (status != KV_OK) {
-		give_job(gpu, job);
 		goto out_context;
 	}
 	status = enqueue(gpu, &plan, job, bits);
@@ -393,8 +429,7 @@ out_context:
 
 /* ---- ending ------------------------------------------------------------------------------------------------------ */
 
-/* The copies have ended well: hand out digests, or look at what the device thought of them. */
-static kv_status_t conclude(kvk_gpu_job_t *job)
+kv_status_t kvk_gpu_conclude(kvk_gpu_job_t *job)
 {
 	uint64_t corrupt = 0;
 
@@ -411,7 +446,8 @@ static kv_status_t conclude(kvk_gpu_job_t *job)
 		}
 	}
 	if (corrupt > 0) {
-		kvk_gpu_count(&job->gpu->counters.corrupt, corrupt);
+		kvk_gpu_count(&job->gpu->counters.corrupt, corrupt - job->corrupt);
+		job->corrupt = corrupt;
 		return kvk_gpu_refuse(KV_ERR_CORRUPT, "%llu of %u blocks do not match their digests",
 				      (unsigned long long)corrupt, job->count);
 	}
@@ -424,6 +460,9 @@ kv_status_t kvk_gpu_poll(kvk_gpu_job_t *job)
 	kvk_gpu_t *gpu = job->gpu;
 	int error;
 
+	if (job->captured) {
+		return kvk_gpu_graph_poll(job);
+	}
 	if (job->state == KVK_GPU_JOB_OVER) {
 		return job->status;
 	}
@@ -433,8 +472,9 @@ kv_status_t kvk_gpu_poll(kvk_gpu_job_t *job)
 			kvk_gpu_leave(gpu);
 			return KV_PENDING;
 		}
-		job->status = kvk_gpu_result(gpu, offsetof(kvk_cuda_ops_t, event_query), error) == KV_OK ? conclude(job)
-													 : KV_ERR_IO;
+		job->status = kvk_gpu_result(gpu, offsetof(kvk_cuda_ops_t, event_query), error) == KV_OK
+				      ? kvk_gpu_conclude(job)
+				      : KV_ERR_IO;
 		kvk_gpu_leave(gpu);
 	} else {
 		job->status = KV_ERR_IO;
@@ -481,8 +521,12 @@ int kvk_gpu_bad(const kvk_gpu_job_t *job, uint32_t i)
 kv_status_t kvk_gpu_order(kvk_gpu_job_t *job, kvk_cu_stream_t stream)
 {
 	kvk_gpu_t *gpu = job->gpu;
-	kv_status_t status = kvk_gpu_enter(gpu);
+	kv_status_t status;
 
+	if (job->captured) {
+		return kvk_gpu_refuse(KV_ERR_ARG, "the copy is of a graph: streams are ordered after its launches");
+	}
+	status = kvk_gpu_enter(gpu);
 	if (status == KV_OK) {
 		status = KVK_GPU_CALL(gpu, stream_wait, stream, job->event, 0);
 		kvk_gpu_leave(gpu);
@@ -493,8 +537,10 @@ kv_status_t kvk_gpu_order(kvk_gpu_job_t *job, kvk_cu_stream_t stream)
 
 void kvk_gpu_end(kvk_gpu_job_t *job)
 {
-	/* A query that failed says nothing about what the device still does. */
-	if (job && job->state == KVK_GPU_JOB_OVER && job->status != KV_ERR_IO) {
+	/* A query that failed says nothing about what the device still does. That of a graph is over when the caller says so. */
+	if (job && job->captured) {
+		give_job(job->gpu, job);
+	} else if (job && job->state == KVK_GPU_JOB_OVER && job->status != KV_ERR_IO) {
 		give_job(job->gpu, job);
 	} else if (job) {
 		leave_job(job->gpu, job);

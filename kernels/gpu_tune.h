@@ -29,8 +29,9 @@ typedef struct kvk_gpu_tune {
 	int taper;  /* small steps where nothing runs beside them: the last of a scatter, the first of a gather */
 	/* Kernels */
 	uint32_t uploads; /* KVK_GPU_UPLOAD_* */
-	uint32_t cluster; /* blocks put on SMs beside each other, so that other kernels' clusters find whole neighbourhoods: 1 .. 8 */
-	int wide;         /* twice the warps an SM, with half the stages each, where nothing goes over a link */
+	uint32_t
+		cluster; /* blocks put on SMs beside each other, so that other kernels' clusters find whole neighbourhoods: 1 .. 8 */
+	int wide; /* twice the warps an SM, with half the stages each, where nothing goes over a link */
 } kvk_gpu_tune_t;
 
 #ifdef __cplusplus

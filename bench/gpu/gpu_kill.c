@@ -36,7 +36,7 @@ typedef struct killer {
 	uint64_t started[KILL_WORKERS]; /* rounds when it was started last */
 	uint64_t daemon_rounds;         /* of all, when the daemon was */
 	uint64_t rng;
-	uint32_t daemon_kills, worker_kills, busy_kills, stuck, died;
+	uint32_t daemon_kills, worker_kills, busy_kills, stuck, died, no_device;
 } killer_t;
 
 /* What has to be as it was. */
@@ -164,6 +164,7 @@ static int ended_badly(killer_t *k, uint32_t i)
 	       WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
 	k->worker[i] = 0;
 	k->died++;
+	k->no_device += WIFEXITED(status) && WEXITSTATUS(status) == 77;
 
 	return 1;
 }
@@ -495,6 +496,9 @@ static int run(killer_t *k)
 	if (k->daemon > 0) {
 		kill(k->daemon, SIGTERM);
 		waitpid(k->daemon, NULL, 0);
+	}
+	if (k->no_device > 0) {
+		return 77;
 	}
 	after = look(k);
 

@@ -13,7 +13,8 @@ void fake_fault(const char *what)
 	printf("# fake device: %s\n", what);
 }
 
-enum { NEEDS_CONTEXT = 1, GIVES_BACK = 2 };
+/* WAITS: it may wait for the device, so that no capture of other threads bears it. */
+enum { NEEDS_CONTEXT = 1, GIVES_BACK = 2, WAITS = 4 };
 
 /* Begin a call: the error it shall answer, or 0. */
 static int begin(size_t member, int flags)
@@ -31,6 +32,9 @@ static int begin(size_t member, int flags)
 	}
 	if (fake.always_error && fake.always_member == member) {
 		error = fake.always_error;
+	}
+	if (flags & WAITS && fake_spoils(mode)) {
+		error = CU_UNSUPPORTED;
 	}
 
 	return error;
@@ -106,7 +110,7 @@ static int fake_mem_alloc(kvk_cu_ptr_t *p_ptr, size_t bytes)
 {
 	void *base;
 
-	BEGIN(mem_alloc, NEEDS_CONTEXT)
+	BEGIN(mem_alloc, NEEDS_CONTEXT | WAITS)
 	base = aligned_alloc(256, (bytes + 255) / 256 * 256);
 	memset(base, 0xd5, bytes);
 	pthread_mutex_lock(&fake.lock);
@@ -120,7 +124,7 @@ static int fake_mem_alloc(kvk_cu_ptr_t *p_ptr, size_t bytes)
 
 static int fake_mem_free(kvk_cu_ptr_t ptr)
 {
-	BEGIN(mem_free, NEEDS_CONTEXT | GIVES_BACK)
+	BEGIN(mem_free, NEEDS_CONTEXT | GIVES_BACK | WAITS)
 	pthread_mutex_lock(&fake.lock);
 	fake_run_all();
 	if (drop_range(FAKE_DEVICE, ptr) == 0) {
@@ -134,7 +138,7 @@ static int fake_mem_free(kvk_cu_ptr_t ptr)
 
 static int fake_host_alloc(void **p_base, size_t bytes, unsigned flags)
 {
-	BEGIN(host_alloc, NEEDS_CONTEXT)
+	BEGIN(host_alloc, NEEDS_CONTEXT | WAITS)
 	if (flags != 3 || (fake.pinned_limit && bytes > fake.pinned_limit)) {
 		return CU_NO_MEMORY;
 	}
@@ -149,7 +153,7 @@ static int fake_host_alloc(void **p_base, size_t bytes, unsigned flags)
 
 static int fake_host_free(void *base)
 {
-	BEGIN(host_free, NEEDS_CONTEXT | GIVES_BACK)
+	BEGIN(host_free, NEEDS_CONTEXT | GIVES_BACK | WAITS)
 	pthread_mutex_lock(&fake.lock);
 	fake_run_all();
 	if (drop_range(FAKE_PINNED, (uint64_t)(uintptr_t)base) == 0) {
@@ -165,7 +169,7 @@ static int fake_host_register(void *base, size_t bytes, unsigned flags)
 {
 	int error;
 
-	BEGIN(host_register, NEEDS_CONTEXT)
+	BEGIN(host_register, NEEDS_CONTEXT | WAITS)
 	if (flags != 3) {
 		return CU_INVALID;
 	}
@@ -179,7 +183,7 @@ static int fake_host_register(void *base, size_t bytes, unsigned flags)
 
 static int fake_host_unregister(void *base)
 {
-	BEGIN(host_unregister, NEEDS_CONTEXT | GIVES_BACK)
+	BEGIN(host_unregister, NEEDS_CONTEXT | GIVES_BACK | WAITS)
 	pthread_mutex_lock(&fake.lock);
 	if (drop_range(FAKE_REGISTERED, (uint64_t)(uintptr_t)base) == 0) {
 		fake.live.registered--;
@@ -342,7 +346,7 @@ static int fake_capture_mode(int *p_mode)
 static int fake_peer_can(int *p_can, int device, int peer)
 {
 	BEGIN(peer_can, 0)
-	*p_can = device != peer;
+	*p_can = device != peer && !fake.unlinked;
 	return 0;
 }
 
@@ -410,7 +414,9 @@ static int fake_launch(kvk_cu_function_t function, unsigned gx, unsigned gy, uns
 	const size_t kernel = (size_t)((fake_function_t *)(void *)function - fake.functions);
 
 	if (gx == 0 || gy != 1 || gz != 1 || by != 1 || bz != 1 || extra ||
-	    bx != (kernel < FAKE_WIDE ? KVK_GPU_THREADS : KVK_GPU_THREADS_WIDE)) {
+	    bx != (kernel == FAKE_TICK  ? KVK_GPU_THREADS_TICK
+		   : kernel < FAKE_WIDE ? KVK_GPU_THREADS
+					: KVK_GPU_THREADS_WIDE)) {
 		fake_fault("a kernel started with a wrong shape");
 	}
 	work = fake_work(FAKE_LAUNCH);
@@ -520,48 +526,54 @@ static int fake_event_destroy(kvk_cu_event_t event)
 static int fake_stream_capturing(kvk_cu_stream_t stream, int *p_status)
 {
 	BEGIN(stream_capturing, NEEDS_CONTEXT)
-	(void)stream;
-	*p_status = 0;
+	*p_status = fake_is_capturing(stream);
 
 	return 0;
 }
 
 static int fake_stream_wait(kvk_cu_stream_t stream, kvk_cu_event_t event, unsigned flags)
 {
-	fake_work_t *work;
-
 	BEGIN(stream_wait, NEEDS_CONTEXT)
 	if (flags != 0) {
 		fake_fault("a wait of an unknown kind");
 	}
-	work = fake_work(FAKE_WAIT);
-	fake_mark(work, (fake_event_t *)(void *)event, 0);
-	fake_enqueue(stream, work);
 
-	return 0;
+	return fake_wait(stream, (fake_event_t *)(void *)event);
 }
 
 static int fake_event_record(kvk_cu_event_t event, kvk_cu_stream_t stream)
 {
-	fake_work_t *work;
-
 	BEGIN(event_record, NEEDS_CONTEXT)
-	work = fake_work(FAKE_RECORD);
-	fake_mark(work, (fake_event_t *)(void *)event, 1);
-	fake_enqueue(stream, work);
+	return fake_record(stream, (fake_event_t *)(void *)event);
+}
+
+/* One recorded in a capture has not happened: only the graph's launches do. */
+static int in_capture(kvk_cu_event_t event)
+{
+	if (((fake_event_t *)(void *)event)->graph) {
+		fake_spoil("an event of a capture is asked about");
+		return CU_CAPTURED_EVENT;
+	}
 
 	return 0;
 }
 
 static int fake_event_query(kvk_cu_event_t event)
 {
-	BEGIN(event_query, NEEDS_CONTEXT)
+	BEGIN(event_query, NEEDS_CONTEXT | WAITS)
+	if (in_capture(event)) {
+		return CU_CAPTURED_EVENT;
+	}
+
 	return fake_look((fake_event_t *)(void *)event, 0) ? 0 : KVK_CU_NOT_READY;
 }
 
 static int fake_event_wait(kvk_cu_event_t event)
 {
-	BEGIN(event_wait, NEEDS_CONTEXT | GIVES_BACK)
+	BEGIN(event_wait, NEEDS_CONTEXT | GIVES_BACK | WAITS)
+	if (in_capture(event)) {
+		return CU_CAPTURED_EVENT;
+	}
 	if (!fake_look((fake_event_t *)(void *)event, 1)) {
 		fake_fault("a wait that does not end");
 	}

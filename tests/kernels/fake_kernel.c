@@ -121,7 +121,17 @@ static void check_bulk(const fake_work_t *work, uint64_t addresses)
 	fake.bulk_launches++;
 }
 
-void fake_kernel(const fake_work_t *work)
+/* Launches of a graph follow each other. */
+static void tick(const kvk_gpu_args_t *a)
+{
+	_Atomic uint32_t *word = fake_resolve(a->bad, sizeof *word);
+
+	if (word) {
+		atomic_fetch_add(word, 1);
+	}
+}
+
+static void copy_pages(const fake_work_t *work)
 {
 	const kvk_gpu_args_t *a = &work->args;
 	const kvk_gpu_move_t *moves = fake_resolve(a->moves, a->count * sizeof *moves);
@@ -149,4 +159,13 @@ void fake_kernel(const fake_work_t *work)
 	}
 	atomic_fetch_add(&fake.clock, (moves && moves[0].pool & FAKE_TAG ? fake.link_cost : 1) * pages * a->page_bytes);
 	free(canonical);
+}
+
+void fake_kernel(const fake_work_t *work)
+{
+	if (work->kernel == FAKE_TICK) {
+		tick(&work->args);
+	} else {
+		copy_pages(work);
+	}
 }

@@ -12,7 +12,8 @@ void lanes_launch(const char *name, unsigned grid, unsigned threads, const kvk_g
 
 static char handle; /* of everything */
 static const char *const kernels[] = {KVK_GPU_GATHER_BULK,  KVK_GPU_SCATTER_BULK, KVK_GPU_GATHER_WIDE,
-				      KVK_GPU_SCATTER_WIDE, KVK_GPU_GATHER_PLAIN, KVK_GPU_SCATTER_PLAIN};
+				      KVK_GPU_SCATTER_WIDE, KVK_GPU_TICK,         KVK_GPU_GATHER_PLAIN,
+				      KVK_GPU_SCATTER_PLAIN};
 
 static int nothing(void)
 {

@@ -91,7 +91,7 @@ typedef struct kvk_cu_launch {
 #define KVK_CUDA_OPTIONAL_OPS(X)                                                                                       \
 	X(copy_batch, cuMemcpyBatchAsync_v2,                                                                           \
 	  (kvk_cu_ptr_t * dst, kvk_cu_ptr_t * src, size_t * bytes, size_t count, kvk_cu_copy_kind_t * kinds,           \
-	   size_t * first, size_t kind_count, kvk_cu_stream_t stream)) /* 13.0; of no order among themselves */         \
+	   size_t * first, size_t kind_count, kvk_cu_stream_t stream)) /* 13.0; of no order among themselves */        \
 	X(launch_with, cuLaunchKernelEx,                                                                               \
 	  (const kvk_cu_launch_t *launch, kvk_cu_function_t function, void **params, void **extra)) /* 11.8 */
 
