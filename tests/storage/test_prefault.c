@@ -110,7 +110,7 @@ static void p5_memory_is_kept_ready_for_the_size_in_use_and_no_more_of_it_than_s
 	kv_test_env_init(&t);
 	memset(&metrics, 0, sizeof metrics);
 	config.prefault = 1;
-	config.ahead_bytes = 12u << 20;
+	config.ahead_bytes = 10u << 20; /* and slabs are whole: 12 MiB */
 	assert_int_equal(kvs_pool_open(&config, &t.env, &tier), KV_OK);
 	kvs_pool_t *pool = kvs_pool_of(tier);
 
