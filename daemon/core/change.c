@@ -74,7 +74,7 @@ uint64_t kvd_change_count(kvd_core_t *core)
 typedef struct choice {
 	uint32_t slab; /* KVD_NONE: none */
 	uint32_t from, to;
-	uint32_t taken;
+	uint32_t taken, slots;
 } choice_t;
 
 static uint32_t class_of(const kvd_core_t *core, uint32_t tier_class)
@@ -107,10 +107,10 @@ static int is_idle(const kvd_core_t *core, uint32_t slot_class)
 	return core->now_ns - core->classes[slot_class].used_ns >= IDLE_NS;
 }
 
-/* May a slab whose blocks have to be evicted be taken from this class at all? */
-static int may_give(const kvd_core_t *core, uint32_t from)
+/* May a slab of so many slots, whose blocks have to be evicted, be taken from this class at all? */
+static int may_give(const kvd_core_t *core, uint32_t from, uint32_t slots)
 {
-	return core->classes[from].slabs > 1 || is_idle(core, from);
+	return core->classes[from].slots - slots >= slots / 2u || is_idle(core, from);
 }
 
 /* The class that has to give, if one does: that with the coldest block, when it is colder enough than the coldest of `to`. */
@@ -121,7 +121,8 @@ static uint32_t coldest_class(kvd_core_t *core, uint32_t to)
 	uint64_t least = coldest(core, to, &own) ? COLDER_FACTOR * own + COLDER_BY : 0;
 
 	for (uint32_t i = 0; i < core->class_count; i++) {
-		if (i != to && may_give(core, i) && coldest(core, i, &age) && age >= least && age >= most) {
+		if (i != to && core->classes[i].slots > 0 && may_give(core, i, core->classes[i].largest) &&
+		    coldest(core, i, &age) && age >= least && age >= most) {
 			most = age;
 			from = i;
 		}
@@ -138,25 +139,28 @@ static int can_spare(kvd_core_t *core, const kvs_slab_look_t *look, uint32_t fro
 	return free_slots >= (is_idle(core, from) ? look->slots : 2u * (uint64_t)look->slots);
 }
 
-/* Fewer blocks to move; and there must be something to be had from it. */
+/* The smaller part of it taken, else the larger one; and there must be something to be had from it. */
 static void prefer(kvd_core_t *core, choice_t *choice, uint32_t slab, const kvs_slab_look_t *look)
 {
+	uint64_t old = (uint64_t)choice->taken * look->slots, new = (uint64_t)look->taken * choice->slots;
 	uint32_t to = core->classes[choice->to].tier_class[KVD_CPU];
 
-	if ((choice->slab == KVD_NONE || look->taken < choice->taken) &&
+	if ((choice->slab == KVD_NONE || new < old || (new == old && look->slots > choice->slots)) &&
 	    ops_of(core)->gain(core->tier[KVD_CPU], slab, to) > 0) {
 		choice->slab = slab;
 		choice->from = class_of(core, look->slot_class);
 		choice->taken = look->taken;
+		choice->slots = look->slots;
 	}
 }
 
-static void count_slabs(kvd_core_t *core)
+static void count_slots(kvd_core_t *core)
 {
 	kvs_slab_look_t look;
 
 	for (uint32_t i = 0; i < core->class_count; i++) {
-		core->classes[i].slabs = 0;
+		core->classes[i].slots = 0;
+		core->classes[i].largest = 0;
 	}
 	for (uint32_t slab = 0; slab < ops_of(core)->slabs(core->tier[KVD_CPU]); slab++) {
 		uint32_t class = ops_of(core)->look(core->tier[KVD_CPU], slab, &look) == KV_OK && !look.retired
@@ -164,7 +168,10 @@ static void count_slabs(kvd_core_t *core)
 					 : KVD_NONE;
 
 		if (class != KVD_NONE) {
-			core->classes[class].slabs++;
+			kvd_class_t *c = &core->classes[class];
+
+			c->slots += look.slots;
+			c->largest = look.slots > c->largest ? look.slots : c->largest;
 		}
 	}
 }
@@ -177,7 +184,7 @@ static choice_t choose(kvd_core_t *core, uint32_t to)
 	choice_t easy = {.slab = KVD_NONE, .to = to}, other = easy;
 	kvs_slab_look_t look;
 
-	count_slabs(core);
+	count_slots(core);
 	count_named(core, named);
 	cold = coldest_class(core, to);
 	for (uint32_t slab = 0; slab < ops_of(core)->slabs(tier); slab++) {
@@ -193,7 +200,7 @@ static choice_t choose(kvd_core_t *core, uint32_t to)
 		}
 		if (can_spare(core, &look, from)) {
 			prefer(core, &easy, slab, &look);
-		} else if (from == cold) {
+		} else if (from == cold && may_give(core, from, look.slots)) {
 			prefer(core, &other, slab, &look);
 		}
 	}

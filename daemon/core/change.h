@@ -6,7 +6,7 @@
  * Whose memory: that of a class that can spare it, since it has free slots enough without the slab (and, unless it was not used for ten seconds, another
  * slab's worth of them left); else that of the class whose coldest block is the coldest of all. That block must have been unused more than twice as long as
  * the coldest one of the class that is short, unless that one has nothing it could evict: so two busy classes do not take slabs from each other in turn.
- * A class that was used in the last ten seconds keeps its last slab.
+ * A class that was used in the last ten seconds keeps half a slab at the least.
  *
  * Emptying: the class that gives evicts its coldest blocks, as it would for itself, and the blocks of the slab move to the slots that come free. No lease
  * names a slot of the slab meanwhile (`named`); one that is opened while it is emptied is waited for.
