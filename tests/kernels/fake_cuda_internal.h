@@ -77,8 +77,8 @@ typedef struct fake {
 	fake_function_t functions[4];
 	_Atomic uint64_t faults, call, fail_at, calls[FAKE_OPS];
 	_Atomic int failed;
-	size_t always_member;
-	int always_error;
+	_Atomic size_t always_member;
+	_Atomic int always_error;
 	int foreign; /* device memory is another device's */
 	int held;
 	uint64_t bulk_launches;
