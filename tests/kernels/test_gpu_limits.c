@@ -438,8 +438,8 @@ static void take_5_ms(void *args)
 
 static void p7_the_devices_clock_tells_what_a_stream_took(void **state)
 {
-	kv_test_env_t t;
-	kvk_gpu_t *gpu = start(&t, &hopper, 4);
+	gpu_rig_t rig;
+	kvk_gpu_t *gpu = start(&rig, NULL, 4);
 	kvk_gpu_clock_t *clock = NULL;
 	kvk_cu_stream_t stream = NULL;
 	uint64_t ns = 0;
@@ -480,7 +480,7 @@ static void p7_the_devices_clock_tells_what_a_stream_took(void **state)
 		kvk_gpu_clock_close(clock);
 	}
 	kvk_gpu_clock_close(NULL);
-	stop(&t, gpu);
+	gpu_rig_fini(&rig);
 }
 
 int main(void)
