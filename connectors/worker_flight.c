@@ -37,6 +37,18 @@ static void shorten(kvx_wgpu_t *gpu, uint32_t most)
 	gpu->save_batch = gpu->save_batch < most ? gpu->save_batch : most;
 }
 
+/* Behind the last of its lane. */
+static void join_lane(kvx_wgpu_t *gpu, kvx_flight_t *flight)
+{
+	flight->next = NULL;
+	if (gpu->first[flight->lane]) {
+		gpu->last[flight->lane]->next = flight;
+	} else {
+		gpu->first[flight->lane] = flight;
+	}
+	gpu->last[flight->lane] = flight;
+}
+
 kvc_status_t kvx_flight_submit(kvx_worker_t *worker, kvx_flight_t *flight, const kvk_gpu_copy_t *copy)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
@@ -48,6 +60,7 @@ kvc_status_t kvx_flight_submit(kvx_worker_t *worker, kvx_flight_t *flight, const
 		flight->begin_ns = kvx_worker_now();
 		flight->poisoned = 0;
 		flight->serial = ++gpu->serial;
+		join_lane(gpu, flight);
 		atomic_fetch_add(&gpu->airborne, 1u);
 		atomic_fetch_add(&gpu->loading, flight->load ? 1u : 0u);
 		atomic_fetch_add(&gpu->leaving, flight->load ? 0u : copy->count);
@@ -85,34 +98,20 @@ static void land(kvx_worker_t *worker, kvx_flight_t *flight, kvc_status_t status
 	atomic_fetch_sub(&gpu->airborne, 1u);
 }
 
-/* The first of the lane to end; NULL: there is none. */
-static kvx_flight_t *oldest(kvx_wgpu_t *gpu, kvx_lane_t lane)
-{
-	kvx_flight_t *found = NULL;
-
-	for (uint32_t i = 0; i < KVX_GPU_FLIGHTS; i++) {
-		kvx_flight_t *flight = &gpu->flights[i];
-
-		if (flight->job && flight->lane == lane && (!found || flight->serial < found->serial)) {
-			found = flight;
-		}
-	}
-
-	return found;
-}
-
 /* The driver is asked about one flight a lane: whoever asks it holds up who enqueues. */
 static uint32_t land_lane(kvx_worker_t *worker, kvx_lane_t lane)
 {
-	uint32_t landed = 0;
+	kvx_wgpu_t *gpu = worker->gpu;
 	kvx_flight_t *flight;
+	uint32_t landed = 0;
 
-	while ((flight = oldest(worker->gpu, lane)) != NULL) {
+	while ((flight = gpu->first[lane]) != NULL) {
 		const kvc_status_t status = (kvc_status_t)kvk_gpu_poll(flight->job);
 
 		if (status == KVC_PENDING) {
 			break;
 		}
+		gpu->first[lane] = flight->next;
 		land(worker, flight, status);
 		landed++;
 	}

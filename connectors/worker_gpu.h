@@ -43,7 +43,8 @@ typedef enum kvx_lane { KVX_LANE_SYNC, KVX_LANE_BESIDE, KVX_LANE_SAVE, KVX_LANE_
 typedef struct kvx_flight {
 	kvk_gpu_job_t *job;
 	kvx_lane_t lane;
-	kvx_wload_t *load; /* NULL: a save's */
+	struct kvx_flight *next; /* in the lane, later */
+	kvx_wload_t *load;       /* NULL: a save's */
 	kvx_wpart_t *part;
 	uint32_t first, count;                /* of the load's part */
 	uint32_t layer, layers;               /* of the load's group; layers 0: all */
@@ -114,6 +115,7 @@ struct kvx_wgpu {
 	pthread_mutex_t lock;
 	uint32_t sync_batch, range_batch, beside_batch, save_batch; /* blocks a job */
 	uint64_t serial;
+	kvx_flight_t *first[KVX_LANES], *last[KVX_LANES];
 	kvx_flight_t flights[KVX_GPU_FLIGHTS]; /* loads, then saves */
 	kvk_move_t moves[KVX_GPU_RANGE_MOVES];
 	uint64_t *expected; /* [the largest batch of a load][words] */

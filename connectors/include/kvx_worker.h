@@ -4,7 +4,7 @@
  *                 loaded beside the steps is started by start()
  *   start()       asynchronous loads of the plan begin
  *   load()        synchronous loads of the plan are in the cache, or have failed, when it returns; of a cache in GPU memory they are put before what the
- *                 engine enqueues from then on, and errors() knows what has become of them
+ *                 engine enqueues from then on, and errors() knows what has become of them; load_layers(): layer by layer, as layer() names them
  *   [the engine computes]
  *   end()         what this step has computed goes to the transfer thread; nothing is waited for
  *   finished()    ids of asynchronous loads that are over, well or not; each exactly once

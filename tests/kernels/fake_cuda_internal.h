@@ -104,8 +104,8 @@ typedef struct fake {
 	fake_function_t functions[FAKE_KERNELS];
 	_Atomic uint64_t faults, call, fail_at, calls[FAKE_OPS];
 	_Atomic int failed;
-	size_t always_member;
-	int always_error;
+	_Atomic size_t always_member;
+	_Atomic int always_error;
 	int foreign; /* device memory is another device's */
 	int unlinked;
 	int held;
