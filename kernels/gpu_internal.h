@@ -4,6 +4,7 @@
  * gpu_memory.c   host memory the device sees, and the pinned memory that arguments of jobs lie in
  * gpu_args.c     a copy, described for the kernels; which way it goes
  * gpu_jobs.c     submit, poll, wait, end; gpu_graph.c those that are a part of a graph
+ * gpu_clock.c    what the device's clock says of its streams
  * gpu_upload.c   arguments of jobs once more in the device's memory
  * gpu_stage.c    way STAGED; gpu_each.c way EACH; gpu_measure.c which way is faster; gpu_tune.c what benches may change
  */

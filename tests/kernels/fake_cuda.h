@@ -49,6 +49,8 @@ void fake_cuda_limit_pinned(size_t bytes);
 /* Nanoseconds that its clock has gone on: so many a byte copied by the engine, so many a kernel's byte over the link. */
 void fake_cuda_costs(uint64_t engine, uint64_t link);
 uint64_t fake_cuda_clock(void *ctx);
+/* What runs now takes so long. */
+void fake_cuda_advance(uint64_t ns);
 
 /* What begins and ends a capture, as the driver has it. `mode` 0: calls of any thread that might wait for the device spoil it, unless that thread has exchanged
  * its mode; 2: none does. A call that is illegal while something is captured is an error, a fault, and spoils the capture. */

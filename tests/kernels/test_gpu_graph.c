@@ -1,5 +1,5 @@
 /* Copies that become a part of a CUDA graph: what moves when, what may be asked, and that no call is made that would spoil the capture. */
-#include "gpu_case.h"
+#include "gpu_rig.h"
 
 #ifdef KVD_SANITIZE /* several times slower */
 #define ROUNDS 60
@@ -11,40 +11,24 @@
 static const kvk_paged_kind_t kinds[] = {KVK_PAGED_KV_TOKEN_HEAD, KVK_PAGED_HEAD_TOKEN_KV, KVK_PAGED_OPAQUE,
 					 KVK_PAGED_KV_HEAD_TOKEN};
 
-static kvk_gpu_t *start(kv_test_env_t *t, kv_test_rng_t *rng, const void *image)
+static kvk_gpu_t *start(gpu_rig_t *rig, kv_test_rng_t *rng, const void *image)
 {
 	const fake_cuda_config_t driver = {
 		.seed = kv_test_rand(rng), .lazy = 1, .major = kv_test_below(rng, 2) ? 9 : 8};
-	const kvk_gpu_config_t config = {
-		.cuda = fake_cuda_ops(), .env = &t->env, .image = image, .staging_bytes = UINT64_C(1) << 20, .jobs = 4};
-	kvk_gpu_t *gpu = NULL;
 
-	fake_cuda_start(&driver);
+	gpu_rig_init(rig, &driver);
 	fake_cuda_limit_pinned(1 << 20);
-	kv_test_env_init(t);
-	assert_int_equal(kvk_gpu_open(&config, &gpu), KV_OK);
+	rig->config.image = image;
+	rig->config.jobs = 4;
 
-	return gpu;
-}
-
-static void stop(kv_test_env_t *t, kvk_gpu_t *gpu)
-{
-	kvk_gpu_close(gpu);
-	assert_true(fake_cuda_clean());
-	assert_int_equal(kv_test_env_live(t), 0);
-	fake_cuda_stop();
+	return gpu_rig_open(rig);
 }
 
 static kv_status_t finish(kvk_gpu_job_t *job)
 {
-	kv_status_t status;
-
 	fake_cuda_drain();
-	do {
-		status = kvk_gpu_poll(job);
-	} while (status == KV_PENDING);
 
-	return status;
+	return gpu_rig_finish(job);
 }
 
 /* Digests that somebody can make: by a kernel, or by the host, which has to see the block. */
@@ -71,8 +55,8 @@ static void p1_a_captured_copy_is_made_at_each_launch_of_the_graph(void **state)
 	(void)state;
 	for (int round = 0; round < ROUNDS; round++) {
 		const kvk_gpu_dir_t dir = (kvk_gpu_dir_t)(round % 2);
-		kv_test_env_t t;
-		kvk_gpu_t *gpu = start(&t, &rng, fake_cuda_image());
+		gpu_rig_t rig;
+		kvk_gpu_t *gpu = start(&rig, &rng, fake_cuda_image());
 		kvk_cu_stream_t streams[2];
 		kvk_gpu_job_t *job = NULL, *other = NULL;
 		kvk_gpu_copy_t copy;
@@ -122,7 +106,7 @@ static void p1_a_captured_copy_is_made_at_each_launch_of_the_graph(void **state)
 		fake_cuda_graph_free(graph);
 		gpu_case_fini(&beside);
 		gpu_case_fini(&c);
-		stop(&t, gpu);
+		gpu_rig_fini(&rig);
 	}
 }
 
@@ -133,8 +117,8 @@ static void p1_a_bit_flipped_between_launches_is_told_of_at_the_next(void **stat
 
 	(void)state;
 	for (int round = 0; round < ROUNDS; round++) {
-		kv_test_env_t t;
-		kvk_gpu_t *gpu = start(&t, &rng, fake_cuda_image());
+		gpu_rig_t rig;
+		kvk_gpu_t *gpu = start(&rig, &rng, fake_cuda_image());
 		kvk_cu_stream_t stream;
 		kvk_gpu_job_t *job = NULL;
 		kvk_gpu_copy_t copy;
@@ -175,7 +159,7 @@ static void p1_a_bit_flipped_between_launches_is_told_of_at_the_next(void **stat
 		kvk_gpu_end(job);
 		fake_cuda_graph_free(graph);
 		gpu_case_fini(&c);
-		stop(&t, gpu);
+		gpu_rig_fini(&rig);
 	}
 	assert_true(told > ROUNDS);
 }
@@ -188,8 +172,8 @@ static void p6_the_fake_driver_minds_what_spoils_a_capture(void **state)
 
 	(void)state;
 	for (int what = 0; what < 6; what++) {
-		kv_test_env_t t;
-		kvk_gpu_t *gpu = start(&t, &rng, fake_cuda_image());
+		gpu_rig_t rig;
+		kvk_gpu_t *gpu = start(&rig, &rng, fake_cuda_image());
 		kvk_cu_stream_t stream, other;
 		kvk_cu_context_t context;
 		kvk_cu_event_t event;
@@ -243,8 +227,8 @@ static void p6_the_fake_driver_minds_what_spoils_a_capture(void **state)
 static void p10_what_a_captured_copy_is_not_asked(void **state)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
-	kv_test_env_t t;
-	kvk_gpu_t *gpu = start(&t, &rng, fake_cuda_image());
+	gpu_rig_t rig;
+	kvk_gpu_t *gpu = start(&rig, &rng, fake_cuda_image());
 	kvk_cu_stream_t stream, other;
 	kvk_gpu_job_t *job = NULL, *none = NULL;
 	fake_graph_t *graph;
@@ -283,7 +267,7 @@ static void p10_what_a_captured_copy_is_not_asked(void **state)
 	kvk_gpu_close(gpu);
 	fake_cuda_stop();
 
-	gpu = start(&t, &rng, "no image that it knows");
+	gpu = start(&rig, &rng, "no image that it knows");
 	assert_int_equal(kvk_gpu_stream(gpu, 1, &stream), KV_OK);
 	some_case(&c, &rng, gpu, KVK_PAGED_KV_TOKEN_HEAD);
 	copy = gpu_case_copy(&c, KVK_GPU_GATHER, KVK_GPU_AUTO, stream);
@@ -291,7 +275,7 @@ static void p10_what_a_captured_copy_is_not_asked(void **state)
 	assert_int_equal(kvk_gpu_submit(gpu, &copy, &job), KV_ERR_UNSUPPORTED);
 	fake_cuda_graph_free(fake_cuda_captured(stream));
 	gpu_case_fini(&c);
-	stop(&t, gpu);
+	gpu_rig_fini(&rig);
 }
 
 /* Any call of a submit under capture fails once: the capture is given up, and the next copy is as good as any. */
@@ -302,8 +286,8 @@ static void p6_a_call_that_fails_under_capture_costs_the_graph_only(void **state
 
 	(void)state;
 	for (uint64_t n = 1; n < 60; n++) {
-		kv_test_env_t t;
-		kvk_gpu_t *gpu = start(&t, &rng, fake_cuda_image());
+		gpu_rig_t rig;
+		kvk_gpu_t *gpu = start(&rig, &rng, fake_cuda_image());
 		kvk_gpu_job_t *job = NULL;
 		kvk_cu_stream_t stream;
 		kvk_gpu_copy_t copy;
@@ -333,7 +317,7 @@ static void p6_a_call_that_fails_under_capture_costs_the_graph_only(void **state
 		gpu_case_twin(&c, KVK_GPU_GATHER);
 		gpu_case_equal(&c);
 		gpu_case_fini(&c);
-		stop(&t, gpu);
+		gpu_rig_fini(&rig);
 	}
 	assert_true(failed > 5);
 }
