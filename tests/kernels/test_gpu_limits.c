@@ -279,12 +279,9 @@ static void p1_the_device_sees_what_is_registered_and_nothing_else(void **state)
 static void copy_on_device(gpu_case_t *c, kvk_gpu_way_t way)
 {
 	const kvk_gpu_copy_t copy = gpu_case_copy(c, KVK_GPU_GATHER, way, NULL);
-	kvk_gpu_job_t *job = NULL;
 
 	gpu_case_refill(c);
-	assert_int_equal(kvk_gpu_submit(c->gpu, &copy, &job), KV_OK);
-	assert_int_equal(gpu_rig_finish(job), KV_OK);
-	kvk_gpu_end(job);
+	gpu_rig_copy(c->gpu, &copy);
 	gpu_case_twin(c, KVK_GPU_GATHER);
 	gpu_case_equal(c);
 }
