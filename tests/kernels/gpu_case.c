@@ -174,6 +174,22 @@ void gpu_case_fini(gpu_case_t *c)
 	free(c->twin_pool);
 }
 
+void gpu_case_usual(gpu_case_t *c, kv_test_rng_t *rng, kvk_gpu_t *gpu, kvk_paged_kind_t kind)
+{
+	gpu_case_init(c, rng, gpu, kind);
+	while (c->kind != CASE_REGISTERED || c->count < 2 || c->g.page_bytes <= 240) {
+		gpu_case_fini(c);
+		gpu_case_init(c, rng, gpu, kind);
+	}
+}
+
+void gpu_case_ask_no_digests(gpu_case_t *c)
+{
+	for (uint32_t i = 0; i < c->count; i++) {
+		c->moves[i].leaves = NULL;
+	}
+}
+
 kvk_gpu_copy_t gpu_case_copy(const gpu_case_t *c, kvk_gpu_dir_t dir, kvk_gpu_way_t way, kvk_cu_stream_t stream)
 {
 	return (kvk_gpu_copy_t){.dir = dir,

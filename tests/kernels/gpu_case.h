@@ -41,7 +41,12 @@ typedef struct gpu_case {
 kvk_layout_t gpu_case_layout(kv_test_rng_t *rng, kvk_paged_kind_t kind);
 
 void gpu_case_init(gpu_case_t *c, kv_test_rng_t *rng, kvk_gpu_t *gpu, kvk_paged_kind_t kind);
+/* Some case with two moves or more, whose pool is registered host memory and whose pages the kernels can digest. */
+void gpu_case_usual(gpu_case_t *c, kv_test_rng_t *rng, kvk_gpu_t *gpu, kvk_paged_kind_t kind);
 void gpu_case_fini(gpu_case_t *c);
+
+/* Its moves from now on are without. */
+void gpu_case_ask_no_digests(gpu_case_t *c);
 
 /* The copy that is asked for. */
 kvk_gpu_copy_t gpu_case_copy(const gpu_case_t *c, kvk_gpu_dir_t dir, kvk_gpu_way_t way, kvk_cu_stream_t stream);

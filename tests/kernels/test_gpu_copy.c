@@ -1,5 +1,5 @@
 /* GPU copies over a fake driver, compared with the CPU twin bit for bit. */
-#include "gpu_case.h"
+#include "gpu_rig.h"
 
 #ifdef KVD_SANITIZE /* several times slower */
 #define ROUNDS 80
@@ -11,43 +11,17 @@ static const kvk_paged_kind_t kinds[] = {KVK_PAGED_KV_TOKEN_HEAD, KVK_PAGED_HEAD
 					 KVK_PAGED_TOKEN_HEAD_KV, KVK_PAGED_KV_HEAD_TOKEN, KVK_PAGED_HEAD_KV_TOKEN};
 static const kvk_gpu_way_t ways[] = {KVK_GPU_AUTO, KVK_GPU_ZERO_COPY, KVK_GPU_STAGED, KVK_GPU_EACH};
 
-static kvk_gpu_t *start(kv_test_env_t *t, kv_test_rng_t *rng, uint64_t staging)
+/* A device of some kind, with room for some blocks and not for others. */
+static kvk_gpu_t *start(gpu_rig_t *rig, kv_test_rng_t *rng, uint64_t staging)
 {
 	const fake_cuda_config_t driver = {
 		.seed = kv_test_rand(rng), .lazy = kv_test_below(rng, 4) != 0, .major = kv_test_below(rng, 2) ? 9 : 8};
-	kvk_gpu_config_t config = {.cuda = fake_cuda_ops(),
-				   .env = &t->env,
-				   .image = fake_cuda_image(),
-				   .staging_bytes = staging,
-				   .jobs = 8};
-	kvk_gpu_t *gpu = NULL;
 
-	fake_cuda_start(&driver);
-	fake_cuda_limit_pinned(4 << 20); /* a quick start */
-	kv_test_env_init(t);
-	assert_int_equal(kvk_gpu_open(&config, &gpu), KV_OK);
+	gpu_rig_init(rig, &driver);
+	rig->config.staging_bytes = staging;
+	fake_cuda_limit_pinned(4 << 20);
 
-	return gpu;
-}
-
-static void stop(kv_test_env_t *t, kvk_gpu_t *gpu)
-{
-	kvk_gpu_close(gpu);
-	assert_true(fake_cuda_clean());
-	assert_int_equal(kv_test_env_live(t), 0);
-	fake_cuda_stop();
-}
-
-/* The fake device gets on at each look. */
-static kv_status_t finish(kvk_gpu_job_t *job)
-{
-	kv_status_t status;
-
-	do {
-		status = kvk_gpu_poll(job);
-	} while (status == KV_PENDING);
-
-	return status;
+	return gpu_rig_open(rig);
 }
 
 static int digests_asked(const gpu_case_t *c)
@@ -59,13 +33,6 @@ static int digests_asked(const gpu_case_t *c)
 	}
 
 	return asked;
-}
-
-static void ask_no_digests(gpu_case_t *c)
-{
-	for (uint32_t i = 0; i < c->count; i++) {
-		c->moves[i].leaves = NULL;
-	}
 }
 
 static uint32_t least_leaf(const gpu_case_t *c)
@@ -82,8 +49,8 @@ static void p1_every_way_copies_what_the_twin_copies(void **state)
 
 	(void)state;
 	for (int round = 0; round < ROUNDS; round++) {
-		kv_test_env_t t;
-		kvk_gpu_t *gpu = start(&t, &rng, UINT64_C(8) << (10 + kv_test_below(&rng, 8)));
+		gpu_rig_t rig;
+		kvk_gpu_t *gpu = start(&rig, &rng, UINT64_C(8) << (10 + kv_test_below(&rng, 8)));
 		kvk_gpu_stats_t before, stats;
 		kvk_cu_stream_t stream = NULL;
 		gpu_case_t c;
@@ -106,11 +73,11 @@ static void p1_every_way_copies_what_the_twin_copies(void **state)
 				/* The host cannot read it, and no kernel makes the digests. */
 				assert_true(c.kind == CASE_ON_DEVICE && digests_asked(&c));
 				assert_true(way == KVK_GPU_EACH || least_leaf(&c) <= 240);
-				ask_no_digests(&c);
+				gpu_case_ask_no_digests(&c);
 				status = kvk_gpu_submit(gpu, &copy, &job);
 			}
 			assert_int_equal(status, KV_OK);
-			assert_int_equal(finish(job), KV_OK);
+			assert_int_equal(gpu_rig_finish(job), KV_OK);
 			assert_int_equal(kvk_gpu_poll(job), KV_OK);
 			kvk_gpu_end(job);
 			gpu_case_twin(&c, dir);
@@ -127,7 +94,7 @@ static void p1_every_way_copies_what_the_twin_copies(void **state)
 		sum.each += stats.each;
 		bulk += fake_cuda_bulk_launches();
 		gpu_case_fini(&c);
-		stop(&t, gpu);
+		gpu_rig_fini(&rig);
 	}
 	/* The rounds went everywhere. */
 	assert_true(sum.zero_copy > ROUNDS / 2 && sum.staged > ROUNDS / 4 && sum.each > ROUNDS / 4 &&
@@ -141,8 +108,8 @@ static void p1_a_flipped_bit_is_told_of_exactly_its_block(void **state)
 
 	(void)state;
 	for (int round = 0; round < ROUNDS; round++) {
-		kv_test_env_t t;
-		kvk_gpu_t *gpu = start(&t, &rng, UINT64_C(1) << 20);
+		gpu_rig_t rig;
+		kvk_gpu_t *gpu = start(&rig, &rng, UINT64_C(1) << 20);
 		kvk_gpu_stats_t stats;
 		gpu_case_t c;
 		kvk_gpu_job_t *job;
@@ -160,8 +127,8 @@ static void p1_a_flipped_bit_is_told_of_exactly_its_block(void **state)
 			at = gpu_case_some_byte(&c, broken);
 			c.pool[at] ^= (uint8_t)(1u << kv_test_below(&rng, 8));
 			assert_int_equal(kvk_gpu_submit(gpu, &copy, &job), KV_OK);
-			assert_int_equal(finish(job), KV_ERR_CORRUPT);
-			assert_int_equal(finish(job), KV_ERR_CORRUPT);
+			assert_int_equal(gpu_rig_finish(job), KV_ERR_CORRUPT);
+			assert_int_equal(gpu_rig_finish(job), KV_ERR_CORRUPT);
 			for (uint32_t i = 0; i < c.count; i++) {
 				assert_int_equal(kvk_gpu_bad(job, i), i == broken);
 			}
@@ -176,12 +143,10 @@ static void p1_a_flipped_bit_is_told_of_exactly_its_block(void **state)
 			gpu_case_twin(&c, KVK_GPU_SCATTER);
 			gpu_case_equal(&c);
 			c.moves[broken].leaves = NULL;
-			assert_int_equal(kvk_gpu_submit(gpu, &copy, &job), KV_OK);
-			assert_int_equal(finish(job), KV_OK);
-			kvk_gpu_end(job);
+			gpu_rig_copy(gpu, &copy);
 		}
 		gpu_case_fini(&c);
-		stop(&t, gpu);
+		gpu_rig_fini(&rig);
 	}
 	assert_true(told > ROUNDS / 3);
 }
@@ -193,8 +158,8 @@ static void p1_a_copy_runs_after_what_it_was_ordered_after(void **state)
 
 	(void)state;
 	for (int round = 0; round < ROUNDS / 2; round++) {
-		kv_test_env_t t;
-		kvk_gpu_t *gpu = start(&t, &rng, UINT64_C(1) << 20);
+		gpu_rig_t rig;
+		kvk_gpu_t *gpu = start(&rig, &rng, UINT64_C(1) << 20);
 		kvk_cu_stream_t streams[2];
 		kvk_gpu_job_t *jobs[2];
 		kvk_gpu_copy_t copy;
@@ -203,7 +168,7 @@ static void p1_a_copy_runs_after_what_it_was_ordered_after(void **state)
 		assert_int_equal(kvk_gpu_stream(gpu, 1, &streams[0]), KV_OK);
 		assert_int_equal(kvk_gpu_stream(gpu, 0, &streams[1]), KV_OK);
 		gpu_case_init(&c, &rng, gpu, kinds[(size_t)round % KV_COUNT_OF(kinds)]);
-		ask_no_digests(&c);
+		gpu_case_ask_no_digests(&c);
 		fake_cuda_hold(1);
 		copy = gpu_case_copy(&c, KVK_GPU_GATHER, ways[kv_test_below(&rng, 4)], streams[0]);
 		assert_int_equal(kvk_gpu_submit(gpu, &copy, &jobs[0]), KV_OK);
@@ -220,7 +185,7 @@ static void p1_a_copy_runs_after_what_it_was_ordered_after(void **state)
 		assert_int_equal(kvk_gpu_submit(gpu, &copy, &jobs[1]), KV_OK);
 		assert_int_equal(kvk_gpu_poll(jobs[1]), KV_PENDING);
 		fake_cuda_hold(0);
-		assert_int_equal(finish(jobs[1]), KV_OK);
+		assert_int_equal(gpu_rig_finish(jobs[1]), KV_OK);
 		assert_int_equal(kvk_gpu_poll(jobs[0]), KV_OK);
 		kvk_gpu_end(jobs[0]);
 		kvk_gpu_end(jobs[1]);
@@ -234,7 +199,7 @@ static void p1_a_copy_runs_after_what_it_was_ordered_after(void **state)
 		gpu_case_twin(&c, KVK_GPU_SCATTER);
 		gpu_case_equal(&c);
 		gpu_case_fini(&c);
-		stop(&t, gpu);
+		gpu_rig_fini(&rig);
 	}
 }
 
@@ -246,8 +211,8 @@ static void p4_jobs_given_back_early_keep_their_memory_until_they_end(void **sta
 
 	(void)state;
 	for (int round = 0; round < ROUNDS / 6; round++) {
-		kv_test_env_t t;
-		kvk_gpu_t *gpu = start(&t, &rng, UINT64_C(1) << 20);
+		gpu_rig_t rig;
+		kvk_gpu_t *gpu = start(&rig, &rng, UINT64_C(1) << 20);
 		gpu_case_t cases[JOBS];
 		kvk_cu_stream_t streams[JOBS];
 		kvk_gpu_job_t *job;
@@ -263,7 +228,7 @@ static void p4_jobs_given_back_early_keep_their_memory_until_they_end(void **sta
 				kv_status_t status;
 
 				if (cases[i].kind == CASE_ON_DEVICE && least_leaf(&cases[i]) <= 240) {
-					ask_no_digests(&cases[i]);
+					gpu_case_ask_no_digests(&cases[i]);
 				}
 				do {
 					status = kvk_gpu_submit(gpu, &copy, &job);
@@ -280,7 +245,7 @@ static void p4_jobs_given_back_early_keep_their_memory_until_they_end(void **sta
 		for (int i = JOBS - 1; i >= 0; i--) {
 			gpu_case_fini(&cases[i]);
 		}
-		stop(&t, gpu);
+		gpu_rig_fini(&rig);
 	}
 }
 

@@ -1,5 +1,5 @@
 /* What GPU copies do when the driver refuses: any call, each resource, at any time. */
-#include "gpu_case.h"
+#include "gpu_rig.h"
 
 #define MAX_CALLS 20000u
 #ifdef KVD_SANITIZE /* several times slower */
@@ -15,43 +15,9 @@
 
 static const kvk_paged_kind_t kinds[] = {KVK_PAGED_KV_TOKEN_HEAD, KVK_PAGED_HEAD_TOKEN_KV, KVK_PAGED_OPAQUE};
 
-static void start(kv_test_env_t *t, uint64_t seed, int lazy)
+static void start(gpu_rig_t *rig, uint64_t seed, int lazy)
 {
-	const fake_cuda_config_t driver = {.seed = seed, .lazy = lazy, .major = 9};
-
-	fake_cuda_start(&driver);
-	fake_cuda_limit_pinned(256 << 10); /* quick to start, little to measure */
-	kv_test_env_init(t);
-}
-
-static kv_status_t open_gpu(kv_test_env_t *t, kvk_gpu_t **p_gpu)
-{
-	const kvk_gpu_config_t config = {.cuda = fake_cuda_ops(),
-					 .env = &t->env,
-					 .image = fake_cuda_image(),
-					 .staging_bytes = UINT64_C(1) << 20,
-					 .jobs = 16};
-
-	return kvk_gpu_open(&config, p_gpu);
-}
-
-static void stop(kv_test_env_t *t, kvk_gpu_t *gpu)
-{
-	kvk_gpu_close(gpu);
-	assert_true(fake_cuda_clean());
-	assert_int_equal(kv_test_env_live(t), 0);
-	fake_cuda_stop();
-}
-
-static kv_status_t finish(kvk_gpu_job_t *job)
-{
-	kv_status_t status;
-
-	do {
-		status = kvk_gpu_poll(job);
-	} while (status == KV_PENDING);
-
-	return status;
+	gpu_rig_init(rig, &(fake_cuda_config_t){.seed = seed, .lazy = lazy, .major = 9});
 }
 
 /* Everything a copy uses. Returns how many of the copies failed. */
@@ -76,7 +42,7 @@ static int copy_all_ways(gpu_case_t *c)
 		}
 		failures += kvk_gpu_order(job, stream) != KV_OK;
 		failures += kvk_gpu_after(c->gpu, stream, NULL) != KV_OK;
-		status = finish(job);
+		status = gpu_rig_finish(job);
 		assert_true(status == KV_OK || status == KV_ERR_IO);
 		failures += status != KV_OK;
 		kvk_gpu_end(job);
@@ -98,19 +64,16 @@ static void p6_any_call_of_the_driver_may_fail(void **state)
 
 		while (failed && n < MAX_CALLS) {
 			kv_test_rng_t same = {seed};
-			kv_test_env_t t;
-			kvk_gpu_t *gpu = NULL;
+			gpu_rig_t rig;
+			kvk_gpu_t *gpu;
 			kvk_gpu_copy_t copy;
-			kvk_gpu_job_t *job;
 			gpu_case_t c;
 
-			start(&t, seed, 1);
-			assert_int_equal(open_gpu(&t, &gpu), KV_OK);
+			start(&rig, seed, 1);
+			gpu = gpu_rig_open(&rig);
 			gpu_case_init(&c, &same, gpu, kinds[kind]);
 			if (c.kind == CASE_ON_DEVICE) {
-				for (uint32_t i = 0; i < c.count; i++) {
-					c.moves[i].leaves = NULL;
-				}
+				gpu_case_ask_no_digests(&c);
 			}
 			fake_cuda_limit_pinned(32 << 10); /* little to measure */
 			/* The many pieces of way EACH are much the same. */
@@ -124,13 +87,11 @@ static void p6_any_call_of_the_driver_may_fail(void **state)
 			fake_cuda_drain();
 			gpu_case_refill(&c);
 			copy = gpu_case_copy(&c, KVK_GPU_SCATTER, (kvk_gpu_way_t)(n % 4), NULL);
-			assert_int_equal(kvk_gpu_submit(gpu, &copy, &job), KV_OK);
-			assert_int_equal(finish(job), KV_OK);
-			kvk_gpu_end(job);
+			gpu_rig_copy(gpu, &copy);
 			gpu_case_twin(&c, KVK_GPU_SCATTER);
 			gpu_case_equal(&c);
 			gpu_case_fini(&c);
-			stop(&t, gpu);
+			gpu_rig_fini(&rig);
 		}
 		assert_true(n > 50 && n < MAX_CALLS);
 	}
@@ -143,55 +104,54 @@ static void p6_open_fails_whole_or_opens(void **state)
 
 	(void)state;
 	while (failed && ++n < MAX_CALLS) {
-		kv_test_env_t t;
-		kvk_gpu_t *gpu = NULL;
+		gpu_rig_t rig;
 		kv_status_t status;
 
-		start(&t, n, 0);
+		start(&rig, n, 0);
 		fake_cuda_fail_nth(n);
-		status = open_gpu(&t, &gpu);
+		status = gpu_rig_try_open(&rig);
 		failed = fake_cuda_failed();
 		assert_true(status == KV_OK || status == KV_ERR_IO || status == KV_ERR_UNSUPPORTED);
-		assert_int_equal(status == KV_OK, gpu != NULL);
+		assert_int_equal(status == KV_OK, rig.gpu != NULL);
 		assert_true(failed || status == KV_OK);
 		fake_cuda_fail_nth(0);
-		stop(&t, gpu);
+		gpu_rig_fini(&rig);
 	}
 	assert_true(n > 20 && n < MAX_CALLS);
 }
 
 static void p6_open_and_measure_live_without_memory(void **state)
 {
-	kv_test_env_t t;
+	gpu_rig_t rig;
 	kv_test_rng_t rng = {kv_test_seed()};
 
 	(void)state;
-	start(&t, 1, 0);
-	KV_TEST_EACH_FAILURE(&t, n)
+	start(&rig, 1, 0);
+	KV_TEST_EACH_FAILURE(&rig.t, n)
 	{
-		kvk_gpu_t *gpu = NULL;
-		const kv_status_t status = open_gpu(&t, &gpu);
+		const kv_status_t status = gpu_rig_try_open(&rig);
 
-		assert_int_equal(status, kv_test_failed(&t) ? KV_ERR_NOMEM : KV_OK);
-		kvk_gpu_close(gpu);
+		assert_int_equal(status, kv_test_failed(&rig.t) ? KV_ERR_NOMEM : KV_OK);
+		kvk_gpu_close(rig.gpu);
+		rig.gpu = NULL;
 		assert_true(fake_cuda_clean());
-		assert_int_equal(kv_test_env_live(&t), 0);
+		assert_int_equal(kv_test_env_live(&rig.t), 0);
 	}
 	fake_cuda_stop();
 
 	for (uint64_t n = 1; n <= 2; n++) {
-		kvk_gpu_t *gpu = NULL;
+		kvk_gpu_t *gpu;
 		gpu_case_t c;
 
-		start(&t, 1, 0);
-		assert_int_equal(open_gpu(&t, &gpu), KV_OK);
+		start(&rig, 1, 0);
+		gpu = gpu_rig_open(&rig);
 		gpu_case_init(&c, &rng, gpu, KVK_PAGED_OPAQUE);
-		kv_test_fail_nth(&t, n);
+		kv_test_fail_nth(&rig.t, n);
 		assert_int_equal(kvk_gpu_measure(gpu, &c.layout, &c.paged), KV_ERR_NOMEM);
-		kv_test_fail_nth(&t, 0);
+		kv_test_fail_nth(&rig.t, 0);
 		assert_int_equal(kvk_gpu_measure(gpu, &c.layout, &c.paged), KV_OK);
 		gpu_case_fini(&c);
-		stop(&t, gpu);
+		gpu_rig_fini(&rig);
 	}
 }
 
@@ -201,13 +161,13 @@ static void p6_registering_fails_whole_or_registers(void **state)
 
 	(void)state;
 	for (uint64_t n = 1; n < 6; n++) {
-		kv_test_env_t t;
-		kvk_gpu_t *gpu = NULL;
+		gpu_rig_t rig;
+		kvk_gpu_t *gpu;
 		kvk_gpu_stats_t stats;
 		kv_status_t status;
 
-		start(&t, n, 0);
-		assert_int_equal(open_gpu(&t, &gpu), KV_OK);
+		start(&rig, n, 0);
+		gpu = gpu_rig_open(&rig);
 		fake_cuda_fail_nth(n);
 		status = kvk_gpu_register(gpu, memory[0], sizeof memory[0]);
 		kvk_gpu_get_stats(gpu, &stats);
@@ -222,20 +182,20 @@ static void p6_registering_fails_whole_or_registers(void **state)
 		assert_false(kvk_gpu_sees(gpu, memory[0], 1));
 		kvk_gpu_unregister(gpu, memory[0]);
 		assert_int_equal(kvk_gpu_register(gpu, memory[1], sizeof memory[1]), KV_OK);
-		stop(&t, gpu); /* unregisters what is left */
+		gpu_rig_fini(&rig); /* unregisters what is left */
 	}
 }
 
 static void p6_a_pin_that_the_kernel_refuses_is_a_limit(void **state)
 {
 	static _Alignas(4096) uint8_t memory[4096];
-	kv_test_env_t t;
-	kvk_gpu_t *gpu = NULL;
+	gpu_rig_t rig;
+	kvk_gpu_t *gpu;
 	kvk_gpu_stats_t before, stats;
 
 	(void)state;
-	start(&t, 1, 0);
-	assert_int_equal(open_gpu(&t, &gpu), KV_OK);
+	start(&rig, 1, 0);
+	gpu = gpu_rig_open(&rig);
 	kvk_gpu_get_stats(gpu, &before);
 	fake_cuda_fail_always(offsetof(kvk_cuda_ops_t, host_register), 2);
 	assert_int_equal(kvk_gpu_register(gpu, memory, sizeof memory), KV_ERR_LIMIT);
@@ -246,7 +206,7 @@ static void p6_a_pin_that_the_kernel_refuses_is_a_limit(void **state)
 	fake_cuda_fail_always(0, 0);
 	kvk_gpu_get_stats(gpu, &stats);
 	assert_int_equal(stats.failures, before.failures + 2);
-	stop(&t, gpu);
+	gpu_rig_fini(&rig);
 }
 
 /* One copy each way, all right, whatever the device lacks. */
@@ -254,42 +214,29 @@ static void copy_and_compare(gpu_case_t *c, kvk_gpu_way_t way)
 {
 	for (int dir = 0; dir < 2; dir++) {
 		const kvk_gpu_copy_t copy = gpu_case_copy(c, (kvk_gpu_dir_t)dir, way, NULL);
-		kvk_gpu_job_t *job;
 
-		assert_int_equal(kvk_gpu_submit(c->gpu, &copy, &job), KV_OK);
-		assert_int_equal(finish(job), KV_OK);
-		kvk_gpu_end(job);
+		gpu_rig_copy(c->gpu, &copy);
 		gpu_case_twin(c, (kvk_gpu_dir_t)dir);
 		gpu_case_equal(c);
 		gpu_case_refill(c);
 	}
 }
 
-/* A case with moves whose pool is host memory. */
-static void some_case(gpu_case_t *c, kv_test_rng_t *rng, kvk_gpu_t *gpu)
-{
-	gpu_case_init(c, rng, gpu, KVK_PAGED_TOKEN_HEAD_KV);
-	while (c->kind == CASE_ON_DEVICE || c->count == 0 || c->g.page_bytes <= 240) {
-		gpu_case_fini(c);
-		gpu_case_init(c, rng, gpu, KVK_PAGED_TOKEN_HEAD_KV);
-	}
-}
-
 static void p6_without_kernels_copies_go_piece_by_piece(void **state)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
-	const kvk_gpu_config_t config = {.cuda = fake_cuda_ops(), .image = "made for another device"};
-	kv_test_env_t t;
-	kvk_gpu_t *gpu = NULL;
+	gpu_rig_t rig;
+	kvk_gpu_t *gpu;
 	kvk_gpu_stats_t stats;
 	gpu_case_t c;
 
 	(void)state;
-	start(&t, 1, 1);
-	assert_int_equal(kvk_gpu_open(&config, &gpu), KV_OK);
+	start(&rig, 1, 1);
+	rig.config.image = "made for another device";
+	gpu = gpu_rig_open(&rig);
 	assert_non_null(strstr(kvk_gpu_describe(gpu), "Fake 0"));
 	assert_non_null(strstr(kvk_gpu_describe(gpu), "piece by piece: cuModuleLoadData"));
-	some_case(&c, &rng, gpu);
+	gpu_case_usual(&c, &rng, gpu, KVK_PAGED_TOKEN_HEAD_KV);
 	assert_int_equal(kvk_gpu_measure(gpu, &c.layout, &c.paged), KV_OK);
 	copy_and_compare(&c, KVK_GPU_AUTO);
 	copy_and_compare(&c, KVK_GPU_STAGED);
@@ -297,22 +244,22 @@ static void p6_without_kernels_copies_go_piece_by_piece(void **state)
 	assert_int_equal(stats.each, 4);
 	assert_int_equal(fake_cuda_calls(offsetof(kvk_cuda_ops_t, launch)), 0);
 	gpu_case_fini(&c);
-	stop(&t, gpu);
+	gpu_rig_fini(&rig);
 }
 
 static void p6_without_a_ring_whole_blocks_go_over_the_link(void **state)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
-	kv_test_env_t t;
-	kvk_gpu_t *gpu = NULL;
+	gpu_rig_t rig;
+	kvk_gpu_t *gpu;
 	kvk_gpu_stats_t before, stats;
 	gpu_case_t c;
 
 	(void)state;
-	start(&t, 1, 1);
-	assert_int_equal(open_gpu(&t, &gpu), KV_OK);
+	start(&rig, 1, 1);
+	gpu = gpu_rig_open(&rig);
 	assert_non_null(strstr(kvk_gpu_describe(gpu), "zero copy and staged"));
-	some_case(&c, &rng, gpu);
+	gpu_case_usual(&c, &rng, gpu, KVK_PAGED_TOKEN_HEAD_KV);
 	kvk_gpu_get_stats(gpu, &before);
 	fake_cuda_fail_always(offsetof(kvk_cuda_ops_t, mem_alloc), 2);
 	copy_and_compare(&c, KVK_GPU_STAGED);
@@ -322,42 +269,40 @@ static void p6_without_a_ring_whole_blocks_go_over_the_link(void **state)
 	assert_int_equal(stats.staged, 0);
 	assert_int_equal(stats.zero_copy, 4);
 	assert_int_equal(stats.failures, before.failures + 2); /* it is asked for once a direction */
-	assert_int_equal(atomic_load(&t.lines[1]), 2);         /* and said */
+	assert_int_equal(atomic_load(&rig.t.lines[1]), 2);     /* and said */
 	gpu_case_fini(&c);
-	stop(&t, gpu);
+	gpu_rig_fini(&rig);
 }
 
 static void p6_with_little_pinned_memory_there_are_fewer_jobs(void **state)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
-	kv_test_env_t t;
-	kvk_gpu_t *gpu = NULL;
+	gpu_rig_t rig;
+	kvk_gpu_t *gpu;
 	gpu_case_t c;
 
 	(void)state;
-	start(&t, 1, 1);
+	start(&rig, 1, 1);
 	fake_cuda_limit_pinned(1 << 20);
-	assert_int_equal(open_gpu(&t, &gpu), KV_OK);
+	gpu = gpu_rig_open(&rig);
 	fake_cuda_limit_pinned(0);
-	some_case(&c, &rng, gpu);
+	gpu_case_usual(&c, &rng, gpu, KVK_PAGED_TOKEN_HEAD_KV);
 	fake_cuda_limit_pinned(1);
 	copy_and_compare(&c, KVK_GPU_AUTO);
 	assert_int_equal(kvk_gpu_measure(gpu, &c.layout, &c.paged), KV_ERR_NOMEM);
 	copy_and_compare(&c, KVK_GPU_AUTO);
 	gpu_case_fini(&c);
-	kvk_gpu_close(gpu);
-	gpu = NULL;
+	kvk_gpu_close(rig.gpu);
+	rig.gpu = NULL;
 	fake_cuda_limit_pinned(1000);
-	assert_int_equal(open_gpu(&t, &gpu), KV_ERR_NOMEM);
-	assert_null(gpu);
-	stop(&t, gpu);
+	assert_int_equal(gpu_rig_try_open(&rig), KV_ERR_NOMEM);
+	assert_null(rig.gpu);
+	gpu_rig_fini(&rig);
 }
 
 static void p10_what_is_no_device_is_not_supported(void **state)
 {
-	kvk_gpu_config_t config = {0};
-	kv_test_env_t t;
-	kvk_gpu_t *gpu = NULL;
+	gpu_rig_t rig;
 	const char *why = NULL;
 	const kvk_cuda_ops_t *driver = kvk_cuda_load(&why);
 
@@ -365,19 +310,20 @@ static void p10_what_is_no_device_is_not_supported(void **state)
 	assert_non_null(why);
 	assert_true(strlen(why) > 10);
 	assert_ptr_equal(driver, kvk_cuda_load(NULL));
-	start(&t, 1, 0);
-	assert_int_equal(kvk_gpu_open(&config, &gpu), KV_ERR_UNSUPPORTED);
-	config.cuda = fake_cuda_ops();
-	config.device = 1;
-	assert_int_equal(kvk_gpu_open(&config, &gpu), KV_ERR_UNSUPPORTED);
+	start(&rig, 1, 0);
+	rig.config.cuda = NULL;
+	assert_int_equal(gpu_rig_try_open(&rig), KV_ERR_UNSUPPORTED);
+	rig.config.cuda = fake_cuda_ops();
+	rig.config.device = 1;
+	assert_int_equal(gpu_rig_try_open(&rig), KV_ERR_UNSUPPORTED);
 	assert_string_equal(kvk_gpu_why(), "there is no device 1: the driver counts 1");
-	config.device = -1;
-	assert_int_equal(kvk_gpu_open(&config, &gpu), KV_ERR_UNSUPPORTED);
-	config.device = 0;
+	rig.config.device = -1;
+	assert_int_equal(gpu_rig_try_open(&rig), KV_ERR_UNSUPPORTED);
+	rig.config.device = 0;
 	fake_cuda_fail_always(offsetof(kvk_cuda_ops_t, init), 100);
-	assert_int_equal(kvk_gpu_open(&config, &gpu), KV_ERR_UNSUPPORTED);
+	assert_int_equal(gpu_rig_try_open(&rig), KV_ERR_UNSUPPORTED);
 	assert_non_null(strstr(kvk_gpu_why(), "cuInit answered"));
-	stop(&t, NULL);
+	gpu_rig_fini(&rig);
 }
 
 int main(void)

@@ -1,55 +1,14 @@
 /* What GPU copies refuse, how much they take at a time, what they know of memory, and how they choose. */
-#include "gpu_case.h"
+#include "gpu_rig.h"
 
 #include <pthread.h>
 
-static kvk_gpu_t *start(kv_test_env_t *t, const fake_cuda_config_t *driver, uint32_t jobs)
+static kvk_gpu_t *start(gpu_rig_t *rig, const fake_cuda_config_t *driver, uint32_t jobs)
 {
-	const kvk_gpu_config_t config = {.cuda = fake_cuda_ops(),
-					 .env = &t->env,
-					 .image = fake_cuda_image(),
-					 .staging_bytes = UINT64_C(4) << 20,
-					 .jobs = jobs};
-	kvk_gpu_t *gpu = NULL;
+	gpu_rig_init(rig, driver);
+	rig->config.jobs = jobs;
 
-	fake_cuda_start(driver);
-	fake_cuda_limit_pinned(256 << 10);
-	kv_test_env_init(t);
-	assert_int_equal(kvk_gpu_open(&config, &gpu), KV_OK);
-	fake_cuda_limit_pinned(0);
-
-	return gpu;
-}
-
-static void stop(kv_test_env_t *t, kvk_gpu_t *gpu)
-{
-	kvk_gpu_close(gpu);
-	assert_true(fake_cuda_clean());
-	assert_int_equal(kv_test_env_live(t), 0);
-	fake_cuda_stop();
-}
-
-static kv_status_t finish(kvk_gpu_job_t *job)
-{
-	kv_status_t status;
-
-	do {
-		status = kvk_gpu_poll(job);
-	} while (status == KV_PENDING);
-
-	return status;
-}
-
-static const fake_cuda_config_t hopper = {.seed = 1, .lazy = 1, .major = 9};
-
-/* Some case with moves, whose pool is host memory and whose pages the kernels can digest. */
-static void some_case(gpu_case_t *c, kv_test_rng_t *rng, kvk_gpu_t *gpu)
-{
-	gpu_case_init(c, rng, gpu, KVK_PAGED_HEAD_TOKEN_KV);
-	while (c->kind != CASE_REGISTERED || c->count < 2 || c->g.page_bytes <= 240) {
-		gpu_case_fini(c);
-		gpu_case_init(c, rng, gpu, KVK_PAGED_HEAD_TOKEN_KV);
-	}
+	return gpu_rig_open(rig);
 }
 
 /* ---- refusals ---------------------------------------------------------------------------------------------------- */
@@ -57,14 +16,14 @@ static void some_case(gpu_case_t *c, kv_test_rng_t *rng, kvk_gpu_t *gpu)
 static void p10_a_copy_that_cannot_be_meant_enqueues_nothing(void **state)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
-	kv_test_env_t t;
-	kvk_gpu_t *gpu = start(&t, &hopper, 4);
+	gpu_rig_t rig;
+	kvk_gpu_t *gpu = start(&rig, NULL, 4);
 	kvk_gpu_job_t *job = NULL;
 	uint8_t *unseen = malloc(1 << 20);
 	gpu_case_t c;
 
 	(void)state;
-	some_case(&c, &rng, gpu);
+	gpu_case_usual(&c, &rng, gpu, KVK_PAGED_HEAD_TOKEN_KV);
 
 	const kvk_gpu_copy_t good = gpu_case_copy(&c, KVK_GPU_SCATTER, KVK_GPU_AUTO, NULL);
 	kvk_move_t last = c.moves[c.count - 1];
@@ -101,20 +60,18 @@ static void p10_a_copy_that_cannot_be_meant_enqueues_nothing(void **state)
 
 	/* None of them took a job for good. */
 	for (int i = 0; i < 8; i++) {
-		assert_int_equal(kvk_gpu_submit(gpu, &good, &job), KV_OK);
-		assert_int_equal(finish(job), KV_OK);
-		kvk_gpu_end(job);
+		gpu_rig_copy(gpu, &good);
 	}
 	free(unseen);
 	gpu_case_fini(&c);
-	stop(&t, gpu);
+	gpu_rig_fini(&rig);
 }
 
 static void p10_memory_is_registered_once(void **state)
 {
 	static _Alignas(4096) uint8_t memory[16384];
-	kv_test_env_t t;
-	kvk_gpu_t *gpu = start(&t, &hopper, 4);
+	gpu_rig_t rig;
+	kvk_gpu_t *gpu = start(&rig, NULL, 4);
 
 	(void)state;
 	assert_int_equal(kvk_gpu_register(gpu, memory + 4096, 8192), KV_OK);
@@ -131,7 +88,7 @@ static void p10_memory_is_registered_once(void **state)
 	kvk_gpu_unregister(gpu, memory + 1);
 	kvk_gpu_unregister(gpu, NULL);
 	assert_true(kvk_gpu_sees(gpu, memory, 4096));
-	stop(&t, gpu);
+	gpu_rig_fini(&rig);
 }
 
 /* ---- limits ------------------------------------------------------------------------------------------------------ */
@@ -139,15 +96,15 @@ static void p10_memory_is_registered_once(void **state)
 static void p5_jobs_are_bounded_and_come_back(void **state)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
-	kv_test_env_t t;
-	kvk_gpu_t *gpu = start(&t, &hopper, 3);
+	gpu_rig_t rig;
+	kvk_gpu_t *gpu = start(&rig, NULL, 3);
 	kvk_gpu_job_t *jobs[3];
 	kvk_gpu_job_t *more = NULL;
 	kvk_gpu_stats_t stats;
 	gpu_case_t c;
 
 	(void)state;
-	some_case(&c, &rng, gpu);
+	gpu_case_usual(&c, &rng, gpu, KVK_PAGED_HEAD_TOKEN_KV);
 
 	const kvk_gpu_copy_t copy = gpu_case_copy(&c, KVK_GPU_SCATTER, KVK_GPU_ZERO_COPY, NULL);
 
@@ -171,7 +128,7 @@ static void p5_jobs_are_bounded_and_come_back(void **state)
 	kvk_gpu_end(NULL);
 	fake_cuda_drain();
 	gpu_case_fini(&c);
-	stop(&t, gpu);
+	gpu_rig_fini(&rig);
 }
 
 /* The memory of arguments, of 256 KiB here, ends before the jobs do. */
@@ -179,8 +136,8 @@ static void p5_memory_of_arguments_is_bounded_and_comes_back(void **state)
 {
 	enum { MANY = 4096 };
 	kv_test_rng_t rng = {kv_test_seed()};
-	kv_test_env_t t;
-	kvk_gpu_t *gpu = start(&t, &hopper, 64);
+	gpu_rig_t rig;
+	kvk_gpu_t *gpu = start(&rig, NULL, 64);
 	kvk_move_t *moves = calloc(MANY, sizeof *moves);
 	kvk_gpu_job_t *jobs[64];
 	kvk_gpu_job_t *job = NULL;
@@ -189,7 +146,7 @@ static void p5_memory_of_arguments_is_bounded_and_comes_back(void **state)
 	int taken = 0;
 
 	(void)state;
-	some_case(&c, &rng, gpu);
+	gpu_case_usual(&c, &rng, gpu, KVK_PAGED_HEAD_TOKEN_KV);
 	for (int i = 0; i < MANY; i++) {
 		moves[i] = c.moves[0];
 		moves[i].leaves = NULL;
@@ -222,23 +179,24 @@ static void p5_memory_of_arguments_is_bounded_and_comes_back(void **state)
 	fake_cuda_hold(0);
 	free(moves);
 	gpu_case_fini(&c);
-	stop(&t, gpu);
+	gpu_rig_fini(&rig);
 }
 
 static void p5_a_wait_ends_in_time(void **state)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
-	kvk_gpu_config_t config = {.cuda = fake_cuda_ops(), .image = fake_cuda_image()};
-	kvk_gpu_t *gpu = NULL;
+	gpu_rig_t rig;
+	kvk_gpu_t *gpu;
 	kvk_gpu_job_t *job;
 	kvk_gpu_copy_t copy;
 	gpu_case_t c;
 	uint64_t start_ns;
 
 	(void)state;
-	fake_cuda_start(&hopper);
-	assert_int_equal(kvk_gpu_open(&config, &gpu), KV_OK);
-	some_case(&c, &rng, gpu);
+	gpu_rig_init(&rig, NULL);
+	rig.config.env = NULL; /* time that goes on by itself */
+	gpu = gpu_rig_open(&rig);
+	gpu_case_usual(&c, &rng, gpu, KVK_PAGED_HEAD_TOKEN_KV);
 	copy = gpu_case_copy(&c, KVK_GPU_SCATTER, KVK_GPU_AUTO, NULL);
 	fake_cuda_hold(1);
 	assert_int_equal(kvk_gpu_submit(gpu, &copy, &job), KV_OK);
@@ -249,37 +207,32 @@ static void p5_a_wait_ends_in_time(void **state)
 	assert_int_equal(kvk_gpu_wait(job, 10000000), KV_OK);
 	kvk_gpu_end(job);
 	gpu_case_fini(&c);
-	kvk_gpu_close(gpu);
-	assert_true(fake_cuda_clean());
-	fake_cuda_stop();
+	gpu_rig_fini(&rig);
 }
 
 static void p5_a_copy_takes_no_more_sms_than_it_may(void **state)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
-	kv_test_env_t t;
-	kvk_gpu_t *gpu = start(&t, &hopper, 4);
+	gpu_rig_t rig;
+	kvk_gpu_t *gpu = start(&rig, NULL, 4);
 	gpu_case_t c;
 
 	(void)state;
 	for (int round = 0; round < 40; round++) {
-		some_case(&c, &rng, gpu);
+		gpu_case_usual(&c, &rng, gpu, KVK_PAGED_HEAD_TOKEN_KV);
 		for (uint32_t sms = 1; sms < 64; sms *= 2) {
 			kvk_gpu_copy_t copy = gpu_case_copy(&c, KVK_GPU_SCATTER, KVK_GPU_ZERO_COPY, NULL);
 			const uint64_t bulk = fake_cuda_bulk_launches();
-			kvk_gpu_job_t *job;
 
 			copy.sms = sms;
-			assert_int_equal(kvk_gpu_submit(gpu, &copy, &job), KV_OK);
-			assert_int_equal(finish(job), KV_OK);
-			kvk_gpu_end(job);
+			gpu_rig_copy(gpu, &copy);
 			/* Bulk kernels have an SM for themselves; of plain ones two blocks fit. The device has 20. */
 			assert_true(fake_cuda_last_grid() <=
 				    (sms < 20 ? sms : 20) * (fake_cuda_bulk_launches() > bulk ? 1 : 2));
 		}
 		gpu_case_fini(&c);
 	}
-	stop(&t, gpu);
+	gpu_rig_fini(&rig);
 }
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
@@ -290,8 +243,8 @@ static void p1_the_device_sees_what_is_registered_and_nothing_else(void **state)
 	enum { PAGES = 64, RANGES = 24 };
 	static _Alignas(4096) uint8_t memory[PAGES][64];
 	kv_test_rng_t rng = {kv_test_seed()};
-	kv_test_env_t t;
-	kvk_gpu_t *gpu = start(&t, &hopper, 1);
+	gpu_rig_t rig;
+	kvk_gpu_t *gpu = start(&rig, NULL, 1);
 	int owner[PAGES] = {0};
 
 	(void)state;
@@ -320,15 +273,15 @@ static void p1_the_device_sees_what_is_registered_and_nothing_else(void **state)
 			}
 		}
 	}
-	stop(&t, gpu);
+	gpu_rig_fini(&rig);
 }
 
 static void p8_memory_of_a_peer_is_used_only_with_access_to_it(void **state)
 {
 	const fake_cuda_config_t driver = {.seed = 1, .lazy = 1, .major = 9, .devices = 2};
 	kv_test_rng_t rng = {kv_test_seed()};
-	kv_test_env_t t;
-	kvk_gpu_t *gpu = start(&t, &driver, 4);
+	gpu_rig_t rig;
+	kvk_gpu_t *gpu = start(&rig, &driver, 4);
 	kvk_gpu_job_t *job = NULL;
 	gpu_case_t c;
 
@@ -347,12 +300,12 @@ static void p8_memory_of_a_peer_is_used_only_with_access_to_it(void **state)
 	fake_cuda_fail_always(offsetof(kvk_cuda_ops_t, peer_enable), 704); /* somebody else has enabled it */
 	assert_int_equal(kvk_gpu_submit(gpu, &copy, &job), KV_OK);
 	fake_cuda_fail_always(0, 0);
-	assert_int_equal(finish(job), KV_OK);
+	assert_int_equal(gpu_rig_finish(job), KV_OK);
 	kvk_gpu_end(job);
 	gpu_case_twin(&c, KVK_GPU_GATHER);
 	gpu_case_equal(&c);
 	gpu_case_fini(&c);
-	stop(&t, gpu);
+	gpu_rig_fini(&rig);
 }
 
 /* ---- choosing ---------------------------------------------------------------------------------------------------- */
@@ -364,21 +317,20 @@ static void p5_auto_takes_what_was_faster(void **state)
 
 	(void)state;
 	for (int staged = 0; staged < 2; staged++) {
-		kv_test_env_t t;
+		gpu_rig_t rig;
 		kvk_gpu_t *gpu;
 		kvk_gpu_stats_t before, after;
-		kvk_gpu_job_t *job;
 		kvk_gpu_copy_t copy;
 		gpu_case_t c;
 
-		gpu = start(&t, &hopper, 4);
-		t.env.now_ns = fake_cuda_clock;
+		gpu = start(&rig, NULL, 4);
+		rig.t.env.now_ns = fake_cuda_clock;
 		fake_cuda_costs(staged ? 1 : 40, staged ? 40 : 1);
-		some_case(&c, &rng, gpu);
+		gpu_case_usual(&c, &rng, gpu, KVK_PAGED_HEAD_TOKEN_KV);
 		while (staged &&
 		       (c.paged.head_stride == 0 || c.paged.heads == 1)) { /* what is measured lies otherwise */
 			gpu_case_fini(&c);
-			some_case(&c, &rng, gpu);
+			gpu_case_usual(&c, &rng, gpu, KVK_PAGED_HEAD_TOKEN_KV);
 		}
 		c.layer = c.layers = 0;
 		fake_cuda_limit_pinned(1 << 20);
@@ -387,14 +339,12 @@ static void p5_auto_takes_what_was_faster(void **state)
 		kvk_gpu_get_stats(gpu, &before);
 		assert_int_equal(before.gathers, 6);
 		copy = gpu_case_copy(&c, KVK_GPU_GATHER, KVK_GPU_AUTO, NULL);
-		assert_int_equal(kvk_gpu_submit(gpu, &copy, &job), KV_OK);
-		assert_int_equal(finish(job), KV_OK);
-		kvk_gpu_end(job);
+		gpu_rig_copy(gpu, &copy);
 		kvk_gpu_get_stats(gpu, &after);
 		assert_int_equal(after.staged - before.staged, staged);
 		assert_int_equal(after.zero_copy - before.zero_copy, !staged);
 		gpu_case_fini(&c);
-		stop(&t, gpu);
+		gpu_rig_fini(&rig);
 	}
 }
 
@@ -419,7 +369,7 @@ static void *copy_on(void *arg)
 		kv_status_t status = kvk_gpu_submit(w->gpu, &copy, &job);
 
 		if (status == KV_OK && kv_test_below(&w->rng, 3)) {
-			status = finish(job);
+			status = gpu_rig_finish(job);
 		}
 		if (status == KV_OK) {
 			kvk_gpu_end(job);
@@ -450,15 +400,15 @@ static void p6_threads_copy_while_others_register(void **state)
 {
 	enum { THREADS = 4 };
 	kv_test_rng_t rng = {kv_test_seed()};
-	kv_test_env_t t;
-	kvk_gpu_t *gpu = start(&t, &hopper, 6);
+	gpu_rig_t rig;
+	kvk_gpu_t *gpu = start(&rig, NULL, 6);
 	worker_t workers[THREADS] = {0};
 
 	(void)state;
 	for (int i = 0; i < THREADS; i++) {
 		workers[i].gpu = gpu;
 		workers[i].rng.state = kv_test_rand(&rng);
-		some_case(&workers[i].c, &rng, gpu);
+		gpu_case_usual(&workers[i].c, &rng, gpu, KVK_PAGED_HEAD_TOKEN_KV);
 	}
 	for (int i = 0; i < THREADS; i++) {
 		assert_int_equal(pthread_create(&workers[i].thread, NULL, i ? copy_on : register_on, &workers[i]), 0);
@@ -475,7 +425,62 @@ static void p6_threads_copy_while_others_register(void **state)
 		gpu_case_equal(&workers[i].c);
 		gpu_case_fini(&workers[i].c);
 	}
-	stop(&t, gpu);
+	gpu_rig_fini(&rig);
+}
+
+/* ---- clocks ------------------------------------------------------------------------------------------------------ */
+
+static void take_5_ms(void *args)
+{
+	(void)args;
+	fake_cuda_advance(5000000);
+}
+
+static void p7_the_devices_clock_tells_what_a_stream_took(void **state)
+{
+	gpu_rig_t rig;
+	kvk_gpu_t *gpu = start(&rig, NULL, 4);
+	kvk_gpu_clock_t *clock = NULL;
+	kvk_cu_stream_t stream = NULL;
+	uint64_t ns = 0;
+
+	(void)state;
+	assert_int_equal(kvk_gpu_stream(gpu, 1, &stream), KV_OK);
+	assert_int_equal(kvk_gpu_clock_open(gpu, &clock), KV_OK);
+	assert_int_equal(kvk_gpu_clock_read(clock, &ns), KV_ERR_ARG);
+	fake_cuda_hold(1);
+	fake_cuda_call(stream, take_5_ms, NULL);
+	assert_int_equal(kvk_gpu_clock_mark(clock, 0, stream), KV_OK);
+	assert_int_equal(kvk_gpu_clock_read(clock, &ns), KV_ERR_ARG);
+	fake_cuda_call(stream, take_5_ms, NULL);
+	assert_int_equal(kvk_gpu_clock_mark(clock, 1, stream), KV_OK);
+	assert_int_equal(kvk_gpu_clock_read(clock, &ns), KV_PENDING);
+	fake_cuda_call(stream, take_5_ms, NULL);
+	assert_int_equal(kvk_gpu_clock_mark(clock, 1, stream), KV_OK);
+	fake_cuda_hold(0);
+	fake_cuda_drain();
+	assert_int_equal(kvk_gpu_clock_read(clock, &ns), KV_OK);
+	assert_in_range(ns, 9990000, 10010000);
+	/* Started again: what it said before is forgotten. */
+	assert_int_equal(kvk_gpu_clock_mark(clock, 0, stream), KV_OK);
+	assert_int_equal(kvk_gpu_clock_read(clock, &ns), KV_ERR_ARG);
+	fake_cuda_fail_always(offsetof(kvk_cuda_ops_t, event_record), 999);
+	assert_int_equal(kvk_gpu_clock_mark(clock, 1, stream), KV_ERR_IO);
+	assert_int_equal(kvk_gpu_clock_read(clock, &ns), KV_ERR_ARG);
+	fake_cuda_fail_always(0, 0);
+	kvk_gpu_clock_close(clock);
+	for (uint64_t n = 1; n < 6; n++) {
+		kv_status_t status;
+
+		clock = NULL;
+		fake_cuda_fail_nth(n);
+		status = kvk_gpu_clock_open(gpu, &clock);
+		fake_cuda_fail_nth(0);
+		assert_int_equal(status == KV_OK, clock != NULL);
+		kvk_gpu_clock_close(clock);
+	}
+	kvk_gpu_clock_close(NULL);
+	gpu_rig_fini(&rig);
 }
 
 int main(void)
@@ -491,6 +496,7 @@ int main(void)
 		cmocka_unit_test(p8_memory_of_a_peer_is_used_only_with_access_to_it),
 		cmocka_unit_test(p5_auto_takes_what_was_faster),
 		cmocka_unit_test(p6_threads_copy_while_others_register),
+		cmocka_unit_test(p7_the_devices_clock_tells_what_a_stream_took),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
