@@ -373,7 +373,7 @@ uint64_t kvd_core_tick(kvd_core_t *core)
 	}
 	kvd_durable_run(core);
 	if (core->tier[KVD_DISK]) {
-		kvd_flush_run(core, core->durable_owed > 0);
+		kvd_flush_run(core);
 		(void)kvs_poll(core->tier[KVD_DISK], 0); /* start what was queued */
 	}
 	kvd_events_flush(core);

@@ -52,7 +52,7 @@ struct kvd_core {
 	uint32_t fills_queued, reads, writes;
 	uint32_t transit, written;          /* blocks flagged TRANSIT, WRITTEN */
 	uint64_t stores, flushing, flushed; /* sequence numbers of finished stores */
-	uint64_t flush_due_ns;              /* 0: nothing to flush */
+	uint64_t flush_due_ns;              /* 0: nothing to flush; in the time to come: the last one failed */
 	uint64_t write_after_ns;            /* no write-behind is started before */
 	uint64_t write_wait_ns;             /* how long it waited after the last failure; 0: the last write went well */
 	int flush_busy;

@@ -17,7 +17,8 @@ static int is_calm(const universe_t *u)
 
 	return core->dead_nodes == KVD_NONE && core->dead_trees == KVD_NONE && core->fill_head == KVD_NONE &&
 	       core->ix.queue_head == KVD_NONE && core->reads + core->writes == 0 && !core->flush_busy &&
-	       core->flush_due_ns == 0 && core->run_head == KVD_NONE && !core->showing && core->outstanding == 0;
+	       (core->flush_due_ns == 0 || core->durable_owed == 0) && core->run_head == KVD_NONE && !core->showing &&
+	       core->outstanding == 0;
 }
 
 void u_settle(universe_t *u)
