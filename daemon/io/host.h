@@ -68,13 +68,14 @@ struct kvd_host {
 	kvd_source_t keeper;
 	kvd_source_t cpu_ready;
 	kvd_source_t disk_ready;
-	uint64_t look_ns;        /* when spinning last looked at a socket */
-	uint64_t busy_until_ns;  /* spin until then */
-	uint64_t asked_ns;       /* when the last turn with a request ended */
-	uint64_t gap_ns;         /* moving average of the time between two of them */
-	uint64_t next_drain_ns;  /* report rings, timeouts */
-	uint64_t next_second_ns; /* gauges */
-	uint32_t frames;         /* handled in this turn */
+	uint64_t look_ns;          /* when spinning last looked at a socket */
+	uint64_t busy_until_ns;    /* spin until then */
+	uint64_t hurried_until_ns; /* sleeps have ended late: shorter ones until then */
+	uint64_t asked_ns;         /* when the last turn with a request ended */
+	uint64_t gap_ns;           /* moving average of the time between two of them */
+	uint64_t next_drain_ns;    /* report rings, timeouts */
+	uint64_t next_second_ns;   /* gauges */
+	uint32_t frames;           /* handled in this turn */
 	int accept_paused;
 	uint64_t accept_again_ns;
 

@@ -20,7 +20,7 @@
 #define KV_MIRROR_MAX_SPACES   4096u
 #define KV_MIRROR_HEADER_BYTES 4096u
 #define KV_MIRROR_STALE_NS     UINT64_C(50000000) /* an older heartbeat is a miss with reason DAEMON_STALE */
-#define KV_MIRROR_HEARTBEAT_NS UINT64_C(10000000) /* how often the core loop stores it (at the latest every 20 ms) */
+#define KV_MIRROR_HEARTBEAT_NS UINT64_C(20000000) /* the core loop stores it at the latest after this */
 
 typedef struct kv_mirror_header {
 	uint64_t magic;
