@@ -209,7 +209,7 @@ typedef struct kvs_nvme {
 	uint64_t dirty_in;  /* slots ever put on the list */
 	uint64_t dirty_out; /* and taken from it */
 	uint64_t dirty_since_ns;
-	_Atomic int dirty_hint; /* for the commit thread's timer */
+	_Atomic int dirty_hint; /* the commit thread keeps time */
 
 	kvs_xfer_t *xfers;
 	uint32_t xfer_cap;
@@ -305,8 +305,9 @@ void kvs_xfer_begin(kvs_xfer_t *xfer, void *header);
 void kvs_xfer_verify(kvs_xfer_t *xfer, void *header);
 /* errno -> xfer->status and xfer->error. */
 void kvs_xfer_fail(kvs_xfer_t *xfer, int error);
-/* Hand it back to the owner. */
+/* Hand it back to the owner, and wake it if it sleeps; one waking may do for several. */
 void kvs_xfer_return(kvs_io_t *io, kvs_xfer_t *xfer);
+void kvs_xfer_tell(kvs_io_t *io);
 /* Drop `done` bytes from the front of iov[*p_count]. */
 void kvs_iov_advance(struct iovec *iov, uint32_t *p_count, size_t done);
 
@@ -331,6 +332,8 @@ void *kvs_sync_main(void *io);
 kv_status_t kvs_nvme_flush(kvs_tier_t *tier, kvs_done_fn done, void *arg);
 kv_status_t kvs_nvme_epoch_set(kvs_tier_t *tier, const kvs_epoch_t *epoch, kvs_done_fn done, void *arg);
 uint64_t kvs_nvme_epoch_get(kvs_tier_t *tier, const uint8_t root[32]);
+/* Something is to be committed, or tried again, within the flush interval: the tier's event fd becomes readable when it is due. */
+void kvs_commit_expect(kvs_nvme_t *nvme);
 /* Take the answer of a commit and start the next when one is due. Returns callbacks run. */
 uint32_t kvs_commit_step(kvs_nvme_t *nvme);
 void *kvs_commit_main(void *nvme);
