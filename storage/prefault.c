@@ -1,5 +1,6 @@
 /* Touching new slabs in the background, so that no put pays for the kernel's zeroing. */
 #include "guard.h"
+#include "maker.h"
 #include "slab.h"
 
 #include <errno.h>
@@ -8,6 +9,7 @@
 #include <semaphore.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/prctl.h>
 
 /* One step: short enough for a prompt stop, and for a carve that waits for the address space's lock while this thread gets little time. */
 #define CHUNK ((uint64_t)128 << 10)
@@ -21,6 +23,8 @@ typedef struct entry {
 	atomic_int halt;
 } entry_t;
 
+#define HUGE ((uint64_t)2 << 20)
+
 struct kvs_prefault {
 	const kv_env_t *env;
 	const kvs_sys_t *sys;
@@ -30,6 +34,9 @@ struct kvs_prefault {
 	_Atomic uint64_t count; /* entries [done, count) of the ring are waiting or in work */
 	_Atomic uint64_t done;
 	uint32_t cap;
+	kvs_maker_t *maker;    /* NULL: no huge pages */
+	int huge;              /* the thread's: they are worth trying */
+	_Atomic int collapsed; /* there is one */
 	entry_t *ring;
 };
 
@@ -48,22 +55,41 @@ static int touch(const kvs_sys_t *sys, uint8_t *base, uint64_t n)
 	return error;
 }
 
+/* The step at `at`: bytes that exist now, or -errno. A huge page costs a tenth of the small ones in its place, here and wherever it is used. */
+static int64_t touch_step(kvs_prefault_t *p, const entry_t *entry, const kvs_area_t *area, uint64_t at)
+{
+	uint64_t left = area->bytes - at, n = left < CHUNK ? left : CHUNK;
+	int error;
+
+	if (p->huge && !entry->slab->huge && left >= HUGE && ((uintptr_t)area->base + at) % HUGE == 0) {
+		error = kvs_maker_make(p->maker, area->base + at);
+		if (!error) {
+			atomic_store_explicit(&p->collapsed, 1, memory_order_relaxed);
+			return (int64_t)HUGE;
+		}
+		p->huge = error != -EINVAL;
+	}
+	error = touch(p->sys, area->base + at, n);
+
+	return error ? error : (int64_t)n;
+}
+
 static int touch_area(kvs_prefault_t *p, const entry_t *entry, const kvs_area_t *area, _Atomic uint64_t *ready)
 {
-	for (uint64_t at = 0; at < area->bytes; at += CHUNK) {
-		uint64_t n = area->bytes - at < CHUNK ? area->bytes - at : CHUNK;
-		int error;
+	for (uint64_t at = 0; at < area->bytes;) {
+		int64_t n;
 
 		if (atomic_load_explicit(&p->stop, memory_order_relaxed) ||
 		    atomic_load_explicit(&entry->halt, memory_order_relaxed)) {
 			return 0;
 		}
-		error = touch(p->sys, area->base + at, n);
-		if (error) {
-			return error;
+		n = touch_step(p, entry, area, at);
+		if (n < 0) {
+			return (int)n;
 		}
+		at += (uint64_t)n;
 		if (ready) {
-			atomic_store_explicit(ready, at + n, memory_order_release);
+			atomic_store_explicit(ready, at, memory_order_release);
 		}
 	}
 
@@ -75,6 +101,7 @@ static void run_when_idle(void)
 {
 	const struct sched_param none = {0};
 
+	(void)prctl(PR_SET_NAME, "kvd-touch", 0, 0, 0);
 	(void)pthread_setschedparam(pthread_self(), SCHED_IDLE, &none);
 }
 
@@ -114,7 +141,12 @@ static void *run(void *arg)
 	return NULL;
 }
 
-kv_status_t kvs_prefault_start(uint32_t max_slabs, const kvs_sys_t *sys, const kv_env_t *env,
+int kvs_prefault_huge(const kvs_prefault_t *prefault)
+{
+	return prefault && atomic_load_explicit(&prefault->collapsed, memory_order_relaxed);
+}
+
+kv_status_t kvs_prefault_start(uint32_t max_slabs, const kvs_sys_t *sys, int huge, const kv_env_t *env,
 			       kvs_prefault_t **p_prefault)
 {
 	kvs_prefault_t *p = kv_alloc(env, sizeof *p);
@@ -126,6 +158,8 @@ kv_status_t kvs_prefault_start(uint32_t max_slabs, const kvs_sys_t *sys, const k
 	p->env = env;
 	p->sys = sys;
 	p->cap = max_slabs;
+	p->maker = huge && sys->collapse ? kvs_maker_start(sys, env) : NULL;
+	p->huge = p->maker != NULL;
 	p->ring = kv_alloc(env, max_slabs * sizeof *p->ring);
 	if (!p->ring || sem_init(&p->work, 0, 0) != 0) {
 		goto err_ring;
@@ -146,6 +180,7 @@ kv_status_t kvs_prefault_start(uint32_t max_slabs, const kvs_sys_t *sys, const k
 err_work:
 	sem_destroy(&p->work);
 err_ring:
+	kvs_maker_stop(p->maker);
 	kv_free(env, p->ring);
 	kv_free(env, p);
 	return KV_ERR_NOMEM;
@@ -194,6 +229,7 @@ void kvs_prefault_stop(kvs_prefault_t *prefault)
 	atomic_store(&prefault->stop, 1);
 	sem_post(&prefault->work);
 	pthread_join(prefault->thread, NULL);
+	kvs_maker_stop(prefault->maker);
 	sem_destroy(&prefault->work);
 	kv_free(prefault->env, prefault->ring);
 	kv_free(prefault->env, prefault);
