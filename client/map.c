@@ -1,6 +1,8 @@
 /* The shared memory of one incarnation: checked once when it is mapped, unmapped when nobody can be in it any more. */
 #include "impl.h"
 
+#include "kv/map.h"
+
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -16,7 +18,7 @@ kv_status_t kvc_map_fd(int fd, uint64_t bytes, int prot, void **p_base)
 	    (uint64_t)st.st_size < bytes) {
 		return KV_ERR_PROTO;
 	}
-	base = mmap(NULL, bytes, prot, MAP_SHARED, fd, 0);
+	base = kv_map_shared(fd, bytes, prot);
 	if (base == MAP_FAILED) {
 		return KV_ERR_NOMEM;
 	}

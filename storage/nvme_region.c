@@ -7,6 +7,10 @@ int kvs_region_is_touched(void *base, size_t bytes, unsigned char *page)
 {
 	size_t pages = bytes / KVS_PAGE;
 
+	/* It is touched from the front: the last page mostly says it all, for a thousandth of the price. */
+	if (pages > 0 && mincore((uint8_t *)base + (pages - 1) * KVS_PAGE, KVS_PAGE, page) == 0 && !(page[0] & 1u)) {
+		return 0;
+	}
 	if (mincore(base, pages * KVS_PAGE, page) != 0) {
 		return 1;
 	}

@@ -277,20 +277,35 @@ static void refused(kvs_ring_t *r, int error)
 	nanosleep(&pause, NULL);
 }
 
-/* Sleep until something has ended or the bell rings; while only stores are under way, until several have ended. */
+/* -ETIME is nothing to complain of. */
+static int wait_until(kvs_ring_t *r, uint32_t want, uint64_t ns)
+{
+	struct __kernel_timespec limit = {.tv_sec = (int64_t)(ns / 1000000000u),
+					  .tv_nsec = (int64_t)(ns % 1000000000u)};
+	struct io_uring_cqe *cqe;
+
+	return io_uring_submit_and_wait_timeout(&r->uring, &cqe, want, &limit, NULL);
+}
+
+/* Sleep until something has ended or the bell rings; while only stores are under way, until several have ended; while nothing is, until memory may
+ * have been touched that waits to be registered. */
 static int wait_for_some(kvs_ring_t *r)
 {
-	struct __kernel_timespec limit = {.tv_nsec = STORE_WAIT_NS};
 	uint32_t want = kvs_queue_empty(&r->io->in) ? r->in_flight : r->in_flight / 4u;
-	struct io_uring_cqe *cqe;
 	int result;
 
 	want = want < STORE_BATCH ? want : STORE_BATCH;
+	if (r->batches && r->in_flight == 0 && r->fixed_buffers && r->open_regions > 0) {
+		uint64_t now = kv_now_ns(r->nvme->env);
+
+		result = wait_until(r, 1, r->register_after_ns > now ? r->register_after_ns - now : 1u);
+		return result == -ETIME ? 0 : result;
+	}
 	if (!r->batches || r->loads > 0 || want < 2 || r->store_waited) {
 		r->store_waited = 0;
 		return io_uring_submit_and_wait(&r->uring, 1);
 	}
-	result = io_uring_submit_and_wait_timeout(&r->uring, &cqe, want, &limit, NULL);
+	result = wait_until(r, want, STORE_WAIT_NS);
 	r->store_waited = result == -ETIME;
 	r->tell |= r->store_waited;
 

@@ -52,6 +52,7 @@ typedef struct kvs_ring {
 	uint32_t open_regions; /* with pieces not registered yet */
 	uint32_t region_cursor;
 	uint64_t register_after_ns;
+	uint64_t register_wait_ns;
 	kvs_ring_region_t *region;
 	uint32_t region_changes; /* seen */
 	unsigned char *touched;  /* for mincore(): a byte a page of a piece */
@@ -62,7 +63,8 @@ typedef struct kvs_ring {
 /* ---- nvme_uring_register.c ---- */
 /* Tables for memory and files; without them transfers go on, at more cost. */
 void kvs_ring_register(kvs_ring_t *r);
-/* One more piece of memory, if one is waiting and has been touched; else look again in a while. Returns 1 when there may be more at once. */
+/* One more piece of memory, if one is waiting and has been touched; else look again in a while. Not while somebody waits for loads: pinning takes
+ * milliseconds. Returns 1 when there may be more at once. */
 int kvs_ring_register_some(kvs_ring_t *r);
 /* Table index of the piece that holds all of the payload; KVS_NONE: none does. */
 uint32_t kvs_ring_buffer(const kvs_ring_t *r, const kvs_xfer_t *xfer);

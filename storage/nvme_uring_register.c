@@ -3,8 +3,9 @@
 
 #include <string.h>
 
-#define MAX_CHUNKS        16384u /* the kernel's limit for a table */
-#define REGISTER_AGAIN_NS 50000000ull
+#define MAX_CHUNKS        16384u        /* the kernel's limit for a table */
+#define REGISTER_AGAIN_NS 50000000ull   /* when nothing more had been touched: looked at again after this, */
+#define REGISTER_MOST_NS  1600000000ull /* then less and less often */
 
 static void say_unregistered(kvs_ring_t *r, int error)
 {
@@ -55,6 +56,7 @@ static int register_next(kvs_ring_t *r, uint32_t at)
 static void take_regions(kvs_ring_t *r)
 {
 	uint32_t count = atomic_load_explicit(&r->nvme->region_count, memory_order_acquire);
+	uint32_t open = r->open_regions;
 
 	while (r->fixed_buffers && r->region_count < count) {
 		uint64_t pieces =
@@ -69,6 +71,9 @@ static void take_regions(kvs_ring_t *r)
 		r->open_regions++;
 	}
 	r->open_regions += kvs_regions_changed(r->nvme, r->region, &r->region_changes, forget_piece, r);
+	if (r->open_regions > open) {
+		r->register_after_ns = r->register_wait_ns = 0;
+	}
 }
 
 int kvs_ring_register_some(kvs_ring_t *r)
@@ -76,7 +81,7 @@ int kvs_ring_register_some(kvs_ring_t *r)
 	uint64_t now;
 
 	take_regions(r);
-	if (!r->fixed_buffers || r->open_regions == 0) {
+	if (!r->fixed_buffers || r->open_regions == 0 || r->loads + r->ready_count > 0) {
 		return 0;
 	}
 	now = kv_now_ns(r->nvme->env);
@@ -88,10 +93,13 @@ int kvs_ring_register_some(kvs_ring_t *r)
 
 		if (r->region[at].pieces < r->region[at].wanted && register_next(r, at)) {
 			r->region_cursor = at;
+			r->register_wait_ns = 0;
 			return 1;
 		}
 	}
-	r->register_after_ns = now + REGISTER_AGAIN_NS;
+	r->register_wait_ns = r->register_wait_ns ? 2 * r->register_wait_ns : REGISTER_AGAIN_NS;
+	r->register_wait_ns = r->register_wait_ns < REGISTER_MOST_NS ? r->register_wait_ns : REGISTER_MOST_NS;
+	r->register_after_ns = now + r->register_wait_ns;
 
 	return 0;
 }

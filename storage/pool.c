@@ -230,7 +230,8 @@ static kv_status_t pool_memory(kvs_pool_t *pool)
 		return KV_ERR_NOMEM;
 	}
 
-	return config->prefault ? kvs_prefault_start(KVS_POOL_MAX_SLABS, pool->sys, &pool->env, &pool->prefault)
+	return config->prefault ? kvs_prefault_start(KVS_POOL_MAX_SLABS, pool->sys, config->huge != KVS_HUGE_OFF,
+						     &pool->env, &pool->prefault)
 				: KV_OK;
 }
 

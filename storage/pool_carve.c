@@ -214,6 +214,10 @@ void kvs_pool_ahead(kvs_tier_t *tier)
 	kvs_pool_t *pool = kvs_pool_of(tier);
 	int all = pool->config.ahead_bytes == KVS_AHEAD_ALL;
 
+	if (!pool->thp && kvs_prefault_huge(pool->prefault)) {
+		pool->thp = 1;
+		kv_metric_set(pool->config.metrics, KV_M_CPU_HUGE_PAGES, 1);
+	}
 	if (!pool->prefault || pool->config.ahead_bytes == 0 || pool->ahead_class == KVS_NONE) {
 		return;
 	}

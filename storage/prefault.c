@@ -12,6 +12,7 @@
 
 /* One step: short enough for a prompt stop, for a carve that waits for the address space's lock, and for an engine that wants the core again. */
 #define CHUNK ((uint64_t)256 << 10)
+#define HUGE  ((uint64_t)2 << 20) /* as one page a quarter of the work of a small step */
 
 /* An entry of the queue: who wants to have the slab back tries QUEUED -> DROPPED; when it is too late, `halt` ends the touching within a chunk.
  * No lock: who wants it back waits for nothing. */
@@ -32,6 +33,8 @@ struct kvs_prefault {
 	_Atomic uint64_t count; /* entries [done, count) of the ring are waiting or in work */
 	_Atomic uint64_t done;
 	uint32_t cap;
+	int huge;              /* the thread's: they are worth trying */
+	_Atomic int collapsed; /* there is one */
 	entry_t *ring;
 };
 
@@ -50,23 +53,42 @@ static int touch(const kvs_sys_t *sys, uint8_t *base, uint64_t n)
 	return error;
 }
 
+/* The step at `at`: bytes that exist now, or -errno. A huge page costs a tenth of the small ones in its place, here and wherever it is used. */
+static int64_t touch_step(kvs_prefault_t *p, const entry_t *entry, const kvs_area_t *area, uint64_t at)
+{
+	uint64_t left = area->bytes - at, n = left < CHUNK ? left : CHUNK;
+	int error;
+
+	if (p->huge && !entry->slab->huge && left >= HUGE && ((uintptr_t)area->base + at) % HUGE == 0) {
+		error = p->sys->collapse(area->base + at);
+		if (!error) {
+			atomic_store_explicit(&p->collapsed, 1, memory_order_relaxed);
+			return (int64_t)HUGE;
+		}
+		p->huge = error != -EINVAL;
+	}
+	error = touch(p->sys, area->base + at, n);
+
+	return error ? error : (int64_t)n;
+}
+
 static int touch_area(kvs_prefault_t *p, const entry_t *entry, const kvs_area_t *area, _Atomic uint64_t *ready)
 {
-	for (uint64_t at = 0; at < area->bytes; at += CHUNK) {
-		uint64_t n = area->bytes - at < CHUNK ? area->bytes - at : CHUNK;
-		int error;
+	for (uint64_t at = 0; at < area->bytes;) {
+		int64_t n;
 
 		kvs_idle_wait(p->idle);
 		if (atomic_load_explicit(&p->stop, memory_order_relaxed) ||
 		    atomic_load_explicit(&entry->halt, memory_order_relaxed)) {
 			return 0;
 		}
-		error = touch(p->sys, area->base + at, n);
-		if (error) {
-			return error;
+		n = touch_step(p, entry, area, at);
+		if (n < 0) {
+			return (int)n;
 		}
+		at += (uint64_t)n;
 		if (ready) {
-			atomic_store_explicit(ready, at + n, memory_order_release);
+			atomic_store_explicit(ready, at, memory_order_release);
 		}
 	}
 
@@ -109,7 +131,12 @@ static void *run(void *arg)
 	return NULL;
 }
 
-kv_status_t kvs_prefault_start(uint32_t max_slabs, const kvs_sys_t *sys, const kv_env_t *env,
+int kvs_prefault_huge(const kvs_prefault_t *prefault)
+{
+	return prefault && atomic_load_explicit(&prefault->collapsed, memory_order_relaxed);
+}
+
+kv_status_t kvs_prefault_start(uint32_t max_slabs, const kvs_sys_t *sys, int huge, const kv_env_t *env,
 			       kvs_prefault_t **p_prefault)
 {
 	kvs_prefault_t *p = kv_alloc(env, sizeof *p);
@@ -121,6 +148,7 @@ kv_status_t kvs_prefault_start(uint32_t max_slabs, const kvs_sys_t *sys, const k
 	p->env = env;
 	p->sys = sys;
 	p->cap = max_slabs;
+	p->huge = huge && sys->collapse;
 	p->ring = kv_alloc(env, max_slabs * sizeof *p->ring);
 	if (!p->ring || sem_init(&p->work, 0, 0) != 0) {
 		goto err_ring;

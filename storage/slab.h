@@ -57,8 +57,11 @@ int kvs_thp_works(char *detail, size_t cap);
 
 /* The pre-fault thread. Slabs are added and dropped from one thread. */
 typedef struct kvs_prefault kvs_prefault_t;
-kv_status_t kvs_prefault_start(uint32_t max_slabs, const kvs_sys_t *sys, const kv_env_t *env,
+/* huge: on huge pages where the kernel makes them when asked. */
+kv_status_t kvs_prefault_start(uint32_t max_slabs, const kvs_sys_t *sys, int huge, const kv_env_t *env,
 			       kvs_prefault_t **p_prefault);
+/* 1: it has made one. */
+int kvs_prefault_huge(const kvs_prefault_t *prefault);
 void kvs_prefault_add(kvs_prefault_t *prefault, kvs_slab_t *slab);
 /* 1: the thread is not in the slab and will not be, it may be destroyed. 0: it is, and has been told to leave it after one chunk; ask again. `prefault`
  * may be NULL. */

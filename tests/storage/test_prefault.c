@@ -5,6 +5,7 @@
 #include "../../storage/pool_priv.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -380,6 +381,95 @@ static void p6_a_machine_without_memory_ends_the_prefault_not_the_pool(void **st
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
+#define HUGE_PAGE (UINT64_C(2) << 20)
+
+static atomic_uint collapse_calls;
+static int collapse_answer;
+
+static int fake_collapse(void *base)
+{
+	assert_int_equal((uintptr_t)base % HUGE_PAGE, 0);
+	atomic_fetch_add(&collapse_calls, 1);
+
+	return collapse_answer ? collapse_answer : kvs_sys_posix.populate(base, HUGE_PAGE);
+}
+
+/* Slabs of 8 MiB, the first one ready: how many huge pages were asked for. */
+static uint32_t asked_for(kvs_huge_t huge, int answer)
+{
+	kvs_pool_config_t config = pool_config(&metrics, 24u << 20, 8u << 20);
+	kvs_sys_t sys = kvs_sys_posix;
+	kv_test_env_t t;
+	const kvs_slab_t *slab;
+	kvs_tier_t *tier;
+	uint32_t class;
+
+	kv_test_env_init(&t);
+	memset(&metrics, 0, sizeof metrics);
+	sys.collapse = fake_collapse;
+	atomic_store(&collapse_calls, 0);
+	collapse_answer = answer;
+	config.prefault = 1;
+	config.huge = huge;
+	assert_int_equal(kvs_pool_open_with(&config, &t.env, &sys, &tier), KV_OK);
+	assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
+	slab = &kvs_pool_of(tier)->slabs[0]->slab;
+	assert_true(slab->data.bytes > 3 * HUGE_PAGE);
+	wait_ready(slab);
+	assert_int_equal(given(&slab->data), slab->data.bytes);
+	kvs_pool_ahead(tier);
+	if (huge == KVS_HUGE_OFF || (answer != 0 && !kvs_thp_works((char[64]){0}, 64))) {
+		assert_int_equal(kv_metric_get(&metrics, KV_M_CPU_HUGE_PAGES), 0);
+	} else {
+		assert_int_equal(kv_metric_get(&metrics, KV_M_CPU_HUGE_PAGES), 1);
+	}
+	put(tier, class, &plain, 1);
+	check(tier);
+	kvs_close(tier);
+	assert_int_equal(kv_test_env_live(&t), 0);
+
+	return atomic_load(&collapse_calls);
+}
+
+static void a_slab_gets_huge_pages_where_the_kernel_makes_them_when_asked(void **state)
+{
+	(void)state;
+	assert_in_range(asked_for(KVS_HUGE_AUTO, 0), 3, 4);
+	assert_in_range(asked_for(KVS_HUGE_AUTO, -ENOMEM), 3, 4); /* none now: small ones, and the next is tried */
+	assert_in_range(asked_for(KVS_HUGE_AUTO, -EEXIST), 3, 4);
+	assert_int_equal(asked_for(KVS_HUGE_AUTO, -EINVAL), 1); /* never here */
+	assert_int_equal(asked_for(KVS_HUGE_OFF, 0), 0);
+}
+
+/* The real call: what has been written is left alone, what nobody has touched becomes one page that reads as zeroes. */
+static void a_huge_page_is_made_only_where_nothing_is(void **state)
+{
+	kvs_area_t area;
+	unsigned char there[HUGE_PAGE / 4096];
+	int result;
+
+	(void)state;
+	assert_int_equal(kvs_area_create(&kvs_sys_posix, "test", 3 * HUGE_PAGE, 0, F_SEAL_SHRINK | F_SEAL_GROW, &area),
+			 0);
+	assert_int_equal((uintptr_t)area.base % HUGE_PAGE, 0);
+	area.base[HUGE_PAGE + 5000] = 7;
+	assert_int_equal(kvs_sys_posix.collapse(area.base + HUGE_PAGE), -EEXIST);
+	assert_int_equal(area.base[HUGE_PAGE + 5000], 7);
+	result = kvs_sys_posix.collapse(area.base);
+	if (result != 0) {
+		print_message("no huge pages here: %s\n", strerror(-result));
+	} else {
+		assert_int_equal(mincore(area.base, HUGE_PAGE, there), 0);
+		for (size_t i = 0; i < sizeof there; i++) {
+			assert_int_equal(there[i] & 1, 1);
+		}
+	}
+	for (size_t i = 0; i < HUGE_PAGE; i += 4096) {
+		assert_int_equal(area.base[i], 0);
+	}
+	kvs_area_destroy(&area);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -391,6 +481,8 @@ int main(void)
 		cmocka_unit_test(p5_close_does_not_wait_for_a_whole_slab),
 		cmocka_unit_test(p1_touching_loses_no_byte_a_client_writes),
 		cmocka_unit_test(a_kernel_without_populate_is_served_by_touching),
+		cmocka_unit_test(a_slab_gets_huge_pages_where_the_kernel_makes_them_when_asked),
+		cmocka_unit_test(a_huge_page_is_made_only_where_nothing_is),
 		cmocka_unit_test(p6_a_machine_without_memory_ends_the_prefault_not_the_pool),
 	};
 
