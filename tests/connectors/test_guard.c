@@ -375,7 +375,7 @@ static void p7_the_same_history_gives_the_same_answers(void **state)
 		fresh();
 		rng.state = kv_test_seed();
 		who = 0;
-		for (uint32_t i = 0; i < 5000; i++) {
+		for (uint32_t i = 0; i < 1500; i++) {
 			const uint32_t cpu = (uint32_t)kv_test_below(&rng, 1u << kv_test_below(&rng, 22));
 			const uint32_t disk = (uint32_t)kv_test_below(&rng, 2) ? cpu / 3u : 0;
 
