@@ -8,6 +8,7 @@
  *
  * --host 1: caches in host memory, small blocks: the harness without a device. --control 1: one worker lies; exit status 0 means that somebody noticed.
  * Exit status: 0: as above; 1: not; 77: there is no device. */
+#include "gpu_engine.h"
 #include "gpu_kill.h"
 
 #include <errno.h>
@@ -342,7 +343,7 @@ static int probe(const kill_options_t *options)
 	snprintf(path, sizeof path, "%s/free", options->dir);
 	file = fopen(path, "w");
 	if (file) {
-		fprintf(file, "%llu\n", (unsigned long long)kill_memory_free_bytes(options->host));
+		fprintf(file, "%llu\n", (unsigned long long)memory_free_bytes(options->host));
 		fclose(file);
 	}
 
