@@ -77,22 +77,22 @@ fast()
 
 gemm()
 {
-	copies gemm 120
+	copies gemm 100
 }
 
 choose()
 {
-	copies choose 70
+	copies choose 60
 }
 
 right()
 {
 	local tool cases=${quick:+200}
-	limited 60 "$build/gpu_prop" --cases "${cases:-700}" --flips 10000
-	limited 40 "$build/gpu_prop" --cases "${cases:-400}" --flips 0 --seed "$RANDOM"
-	limited 40 "$build/gpu_prop" --cases "${cases:-300}" --flips 200 --peer 1
+	limited 70 "$build/gpu_prop" --cases "${cases:-700}" --flips 10000
+	limited 25 "$build/gpu_prop" --cases "${cases:-400}" --flips 0 --seed "$RANDOM"
+	limited 25 "$build/gpu_prop" --cases "${cases:-300}" --flips 200 --peer 1
 	for tool in memcheck racecheck; do
-		limited 60 compute-sanitizer --tool "$tool" --error-exitcode 9 "$build/gpu_prop" --cases 20 --flips 20 --mib 2
+		limited 38 compute-sanitizer --tool "$tool" --error-exitcode 9 "$build/gpu_prop" --cases 12 --flips 12 --mib 2
 	done
 }
 
@@ -117,7 +117,7 @@ through_kvx()
 		echo "run.sh: loads through kvx skipped: no build of kvd here, and no bundle (BUNDLE=)"
 		return
 	fi
-	limited 60 "$program" ${quick:+--rounds 3} --json "$out/kvx.json"
+	limited 40 "$program" ${quick:+--rounds 3} --json "$out/kvx.json"
 }
 
 kill_loop()
@@ -129,8 +129,8 @@ kill_loop()
 		echo "run.sh: kills skipped: no build of kvd here, and no bundle (BUNDLE=)"
 		return
 	fi
-	limited 30 "$program" --kills 3 --workers 2 --control 1 --seconds 20
-	limited 180 "$program" --kills "$kills" --seconds 160
+	limited 22 "$program" --kills 3 --workers 2 --control 1 --seconds 15
+	limited 170 "$program" --kills "$kills" --seconds 150
 }
 
 part1()
