@@ -218,8 +218,7 @@ static void rows_gemm()
 		for (uint32_t sms : {8u, 2u}) {
 			row(
 				text("%s while %u SMs are busy with nothing", name.c_str(), sms), "ms", "GEMM alone",
-				at_most(0), [&] { return g.beside_nothing(sms) * 1e3; },
-				[&] { return g.run() * 1e3; });
+				at_most(0), [&] { return g.beside_nothing(sms) * 1e3; }, [&] { return g.run() * 1e3; });
 		}
 		row(
 			text("%s while the copy engine loads", name.c_str()), "ms", "GEMM alone", at_most(0),

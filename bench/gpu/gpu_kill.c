@@ -8,6 +8,7 @@
  *
  * --host 1: caches in host memory, small blocks: the harness without a device. --control 1: one worker lies; exit status 0 means that somebody noticed.
  * Exit status: 0: as above; 1: not; 77: there is no device. */
+#include "gpu_engine.h"
 #include "gpu_kill.h"
 
 #include <errno.h>
@@ -203,10 +204,11 @@ static int is_ripe(const killer_t *k, uint32_t victim)
 static int choose(killer_t *k, uint32_t *p_victim)
 {
 	const uint64_t until = now_ms() + STUCK_MS;
+	const uint32_t workers = k->options.workers > 0 ? k->options.workers : 1;
 
 	while (now_ms() < until) {
-		const uint32_t drawn = (uint32_t)(kill_random(&k->rng) % (4 * k->options.workers));
-		const uint32_t victim = drawn < k->options.workers ? DAEMON : drawn % k->options.workers;
+		const uint32_t drawn = (uint32_t)kill_random(&k->rng);
+		const uint32_t victim = drawn % 4 == 0 ? DAEMON : drawn / 4 % workers;
 
 		for (uint32_t i = 0; i < k->options.workers; i++) {
 			if (ended_badly(k, i)) {
@@ -263,7 +265,7 @@ static int survivors_go_on(killer_t *k, uint32_t victim, const uint64_t *rounds)
 
 static int kill_one(killer_t *k)
 {
-	uint64_t rounds[KILL_WORKERS];
+	uint64_t rounds[KILL_WORKERS] = {0};
 	uint32_t victim;
 
 	if (!choose(k, &victim)) {
@@ -342,7 +344,7 @@ static int probe(const kill_options_t *options)
 	snprintf(path, sizeof path, "%s/free", options->dir);
 	file = fopen(path, "w");
 	if (file) {
-		fprintf(file, "%llu\n", (unsigned long long)kill_memory_free_bytes(options->host));
+		fprintf(file, "%llu\n", (unsigned long long)memory_free_bytes(options->host));
 		fclose(file);
 	}
 
@@ -479,7 +481,7 @@ static int wants_more(const killer_t *k)
 static int run(killer_t *k)
 {
 	const uint64_t start = now_ms();
-	const uint64_t until = start + k->options.seconds * 1000u;
+	const uint64_t until = start + (uint64_t)k->options.seconds * 1000u;
 	const footprint_t before = look(k);
 	footprint_t after;
 	int sound, going;

@@ -2,9 +2,6 @@
 #ifndef GPU_KILL_H
 #define GPU_KILL_H
 
-#include "kvc.h"
-#include "kvk/cuda.h"
-
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -13,7 +10,6 @@
 #define KILL_CHAINS  64u /* prompts there are: any worker knows what their blocks hold */
 #define KILL_LENGTH  12u /* blocks of each */
 #define KILL_BLOCKS  64u /* of an engine's cache */
-#define KILL_LAYERS  32u
 
 /* What a worker has done since it was started first; seen by the parent. */
 typedef struct kill_count {
@@ -39,7 +35,7 @@ typedef struct kill_options {
 /* Blocks of 32 KiB, not of 2 MiB: where the CPU moves them. */
 static inline int kill_is_small(const kill_options_t *options)
 {
-#ifdef KILL_FAKE
+#ifdef ENGINE_FAKE
 	(void)options;
 
 	return 1;
@@ -62,26 +58,5 @@ static inline uint64_t kill_random(uint64_t *state)
 
 /* Save and load until SIGTERM. Exit status: 0; 3: wrong bytes were loaded; 4: it could not begin; 77: there is no device. */
 int kill_worker(const kill_options_t *options, uint32_t number, kill_state_t *state);
-
-/* ---- gpu_kill_memory.c ------------------------------------------------------------------------------------------- */
-
-/* Memory of an engine's cache, and how the engine gets at it. One in a process. */
-int kill_memory_open(int host); /* 0: there; 77: no device, which is said */
-void kill_memory_close(void);
-/* NULL: refused. */
-uint8_t *kill_memory_take(size_t bytes);
-void kill_memory_give(uint8_t *memory);
-/* The engine's own host memory that copies go through. */
-uint8_t *kill_memory_bounce(size_t bytes);
-/* Enqueued as an engine does; kill_memory_settle() waits for them. */
-void kill_memory_write(uint8_t *to, const uint8_t *bounce, size_t bytes);
-void kill_memory_read(uint8_t *bounce, const uint8_t *from, size_t bytes);
-void kill_memory_settle(void);
-/* The driver, the kernels (NULL: the build's) and the engine's stream; host: all NULL. */
-const kvk_cuda_ops_t *kill_memory_cuda(void);
-const void *kill_memory_image(void);
-void *kill_memory_stream(void);
-/* Free bytes of the device's memory; 0: not known. Opens and closes the device. */
-uint64_t kill_memory_free_bytes(int host);
 
 #endif

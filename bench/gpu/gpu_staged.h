@@ -136,8 +136,8 @@ static void rows_choose()
 			prime(s);
 			for (bool load : {true, false}) {
 				row(
-					text("inside one GPU %s, %u heads, %s warps, arguments %s",
-					     load ? "in" : "out", HEADS / ranks, choice & 1 ? "16" : "8",
+					text("inside one GPU %s, %u heads, %s warps, arguments %s", load ? "in" : "out",
+					     HEADS / ranks, choice & 1 ? "16" : "8",
 					     choice & 2 ? "uploaded" : "in host memory"),
 					"GB/s", "cudaMemcpyAsync inside", at_least(0),
 					[&] {

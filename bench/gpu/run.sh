@@ -2,14 +2,14 @@
 # Build and run the GPU programs on a machine that has a GPU, nvcc and gcc, and nothing else of ours: no CMake, no packages.
 #
 #   bench/gpu/run.sh part1 [out]   the table of copies: each row with its reference in the same run, its goal, met or missed    (< 10 minutes)
-#   bench/gpu/run.sh part2 [out]   matrix products beside copies; device == CPU, bit for bit, 10^4 flips, compute-sanitizer; 200 kills  (< 10 minutes)
+#   bench/gpu/run.sh part2 [out]   loads through kvx; matrix products beside copies; 200 kills; device == CPU, 10^4 flips, compute-sanitizer  (< 10 minutes)
 #   bench/gpu/run.sh all [out]     both
 #   bench/gpu/run.sh build         only build, to run elsewhere: the other parts build nothing when the programs are there
-#   bench/gpu/run.sh right|fast|gemm|choose|kill [out]   a piece of the parts
+#   bench/gpu/run.sh right|fast|gemm|choose|kill|kvx [out]   a piece of the parts
 #   bench/gpu/run.sh lanes         no GPU: the kernels lane by lane on the CPU, the same property test; needs g++ (else 77)
 #
 # out (default build/gpu/out) gets the logs, *.json (a line a row) and goals.txt. BUILD: where to build (default build/gpu). XXHASH_INCLUDE: folder of
-# xxhash.h where the system has none. KVD_CUBLAS: cuBLAS where the system does not find it. The kills need a build of kvd: build/release, a bundle
+# xxhash.h where the system has none. KVD_CUBLAS: cuBLAS where the system does not find it. The kills and kvx need a build of kvd: build/release, a bundle
 # (scripts/offline-bundle) named in BUNDLE, or .gpu/kvd-*.tar.xz. QUICK=1: a minute or so each.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -77,49 +77,60 @@ fast()
 
 gemm()
 {
-	copies gemm 150
+	copies gemm 100
 }
 
 choose()
 {
-	copies choose 90
+	copies choose 60
 }
 
 right()
 {
 	local tool cases=${quick:+200}
-	limited 60 "$build/gpu_prop" --cases "${cases:-700}" --flips 10000
-	limited 40 "$build/gpu_prop" --cases "${cases:-400}" --flips 0 --seed "$RANDOM"
-	limited 40 "$build/gpu_prop" --cases "${cases:-300}" --flips 200 --peer 1
+	limited 70 "$build/gpu_prop" --cases "${cases:-700}" --flips 10000
+	limited 25 "$build/gpu_prop" --cases "${cases:-400}" --flips 0 --seed "$RANDOM"
+	limited 25 "$build/gpu_prop" --cases "${cases:-300}" --flips 200 --peer 1
 	for tool in memcheck racecheck; do
-		limited 60 compute-sanitizer --tool "$tool" --error-exitcode 9 "$build/gpu_prop" --cases 20 --flips 20 --mib 2
+		limited 38 compute-sanitizer --tool "$tool" --error-exitcode 9 "$build/gpu_prop" --cases 12 --flips 12 --mib 2
 	done
 }
 
-# Where kvd-gpu-kill is: of a bundle, or of a build.
-kill_program()
+# Where a program of kvd's build is: of a bundle, or of a build.
+program_of()
 {
 	local bundle=${BUNDLE:-$(compgen -G '.gpu/kvd-*.tar.xz' | head -n 1 || true)}
 	if [ -n "$bundle" ]; then
 		mkdir -p "$build/kvd"
 		[ -e "$build/kvd/bin/kvd" ] || tar -xf "$bundle" -C "$build/kvd" --strip-components=1
-		echo "$build/kvd/bin/kvd-gpu-kill"
+		echo "$build/kvd/bin/$1"
 	else
-		echo "build/release/bin/kvd-gpu-kill"
+		echo "build/release/bin/$1"
 	fi
+}
+
+through_kvx()
+{
+	local program
+	program=$(program_of kvd-gpu-load)
+	if [ ! -x "$program" ]; then
+		echo "run.sh: loads through kvx skipped: no build of kvd here, and no bundle (BUNDLE=)"
+		return
+	fi
+	limited 40 "$program" ${quick:+--rounds 3} --json "$out/kvx.json"
 }
 
 kill_loop()
 {
 	local program kills=200
 	[ -z "$quick" ] || kills=20
-	program=$(kill_program)
+	program=$(program_of kvd-gpu-kill)
 	if [ ! -x "$program" ]; then
 		echo "run.sh: kills skipped: no build of kvd here, and no bundle (BUNDLE=)"
 		return
 	fi
-	limited 30 "$program" --kills 3 --workers 2 --control 1 --seconds 20
-	limited 185 "$program" --kills "$kills" --seconds 165
+	limited 22 "$program" --kills 3 --workers 2 --control 1 --seconds 15
+	limited 170 "$program" --kills "$kills" --seconds 150
 }
 
 part1()
@@ -129,6 +140,7 @@ part1()
 
 part2()
 {
+	through_kvx
 	gemm
 	kill_loop
 	right
@@ -165,6 +177,7 @@ lanes()
 
 case $part in
 part1 | part2 | right | fast | gemm | choose | build) ;;
+kvx) part=through_kvx ;;
 kill) part=kill_loop ;;
 all)
 	"$0" part1 "$out"
@@ -174,7 +187,7 @@ lanes)
 	lanes
 	exit
 	;;
-*) echo "run.sh: part1, part2, all, build, lanes, right, fast, gemm, choose or kill" >&2 && exit 64 ;;
+*) echo "run.sh: part1, part2, all, build, lanes, right, fast, gemm, choose, kill or kvx" >&2 && exit 64 ;;
 esac
 if [ "$part" = build ] || [ ! -x "$build/gpu_copy" ]; then
 	build_all

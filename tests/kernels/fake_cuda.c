@@ -1,4 +1,4 @@
-/* The driver's calls; what streams do is in fake_stream.c, what kernels do in fake_kernel.c. */
+/* The driver's calls; what streams do is in fake_stream.c, what kernels do and which memory there is in fake_kernel.c. */
 #include "fake_cuda_internal.h"
 
 fake_t fake;
@@ -48,64 +48,6 @@ static int begin(size_t member, int flags)
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* Under the lock. */
-static fake_range_t *range_of(uint64_t at, fake_kind_t kind)
-{
-	for (size_t i = 0; i < FAKE_RANGES; i++) {
-		fake_range_t *r = &fake.ranges[i];
-
-		if (r->kind == kind && r->base <= at && at < r->base + r->bytes) {
-			return r;
-		}
-	}
-
-	return NULL;
-}
-
-static int add_range(fake_kind_t kind, void *base, size_t bytes)
-{
-	for (size_t i = 0; i < FAKE_RANGES; i++) {
-		if (fake.ranges[i].kind == FAKE_NONE) {
-			fake.ranges[i] = (fake_range_t){kind, (uint64_t)(uintptr_t)base, bytes};
-			return 0;
-		}
-	}
-	fake_fault("too many ranges for the test");
-
-	return CU_UNKNOWN;
-}
-
-static int drop_range(fake_kind_t kind, uint64_t base)
-{
-	fake_range_t *r = range_of(base, kind);
-
-	if (!r || r->base != base) {
-		fake_fault("memory given back that was not given");
-		return CU_INVALID;
-	}
-	r->kind = FAKE_NONE;
-
-	return 0;
-}
-
-void *fake_resolve(uint64_t at, size_t bytes)
-{
-	const int tagged = (at & FAKE_TAG) != 0;
-	const uint64_t plain = at & ~FAKE_TAG;
-
-	for (size_t i = 0; i < FAKE_RANGES; i++) {
-		const fake_range_t *r = &fake.ranges[i];
-		const int host = r->kind == FAKE_PINNED || r->kind == FAKE_REGISTERED;
-
-		if (r->kind != FAKE_NONE && host == tagged && r->base <= plain && plain + bytes <= r->base + r->bytes) {
-			return (void *)(uintptr_t)plain;
-		}
-	}
-	fake_fault("an address that the device does not see");
-
-	return NULL;
-}
-
 static int fake_mem_alloc(kvk_cu_ptr_t *p_ptr, size_t bytes)
 {
 	void *base;
@@ -114,7 +56,7 @@ static int fake_mem_alloc(kvk_cu_ptr_t *p_ptr, size_t bytes)
 	base = aligned_alloc(256, (bytes + 255) / 256 * 256);
 	memset(base, 0xd5, bytes);
 	pthread_mutex_lock(&fake.lock);
-	add_range(FAKE_DEVICE, base, bytes);
+	fake_range_add(FAKE_DEVICE, base, bytes);
 	fake.live.memory++;
 	pthread_mutex_unlock(&fake.lock);
 	*p_ptr = (kvk_cu_ptr_t)(uintptr_t)base;
@@ -127,7 +69,7 @@ static int fake_mem_free(kvk_cu_ptr_t ptr)
 	BEGIN(mem_free, NEEDS_CONTEXT | GIVES_BACK | WAITS)
 	pthread_mutex_lock(&fake.lock);
 	fake_run_all();
-	if (drop_range(FAKE_DEVICE, ptr) == 0) {
+	if (fake_range_drop(FAKE_DEVICE, ptr) == 0) {
 		free((void *)(uintptr_t)ptr);
 		fake.live.memory--;
 	}
@@ -144,7 +86,7 @@ static int fake_host_alloc(void **p_base, size_t bytes, unsigned flags)
 	}
 	*p_base = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
 	pthread_mutex_lock(&fake.lock);
-	add_range(FAKE_PINNED, *p_base, bytes);
+	fake_range_add(FAKE_PINNED, *p_base, bytes);
 	fake.live.pinned++;
 	pthread_mutex_unlock(&fake.lock);
 
@@ -156,7 +98,7 @@ static int fake_host_free(void *base)
 	BEGIN(host_free, NEEDS_CONTEXT | GIVES_BACK | WAITS)
 	pthread_mutex_lock(&fake.lock);
 	fake_run_all();
-	if (drop_range(FAKE_PINNED, (uint64_t)(uintptr_t)base) == 0) {
+	if (fake_range_drop(FAKE_PINNED, (uint64_t)(uintptr_t)base) == 0) {
 		free(base);
 		fake.live.pinned--;
 	}
@@ -174,7 +116,7 @@ static int fake_host_register(void *base, size_t bytes, unsigned flags)
 		return CU_INVALID;
 	}
 	pthread_mutex_lock(&fake.lock);
-	error = add_range(FAKE_REGISTERED, base, bytes);
+	error = fake_range_add(FAKE_REGISTERED, base, bytes);
 	fake.live.registered++;
 	pthread_mutex_unlock(&fake.lock);
 
@@ -185,7 +127,7 @@ static int fake_host_unregister(void *base)
 {
 	BEGIN(host_unregister, NEEDS_CONTEXT | GIVES_BACK | WAITS)
 	pthread_mutex_lock(&fake.lock);
-	if (drop_range(FAKE_REGISTERED, (uint64_t)(uintptr_t)base) == 0) {
+	if (fake_range_drop(FAKE_REGISTERED, (uint64_t)(uintptr_t)base) == 0) {
 		fake.live.registered--;
 	}
 	pthread_mutex_unlock(&fake.lock);
@@ -209,8 +151,8 @@ static int fake_pointer_attribute(void *p_value, int attribute, kvk_cu_ptr_t ptr
 	BEGIN(pointer_attribute, NEEDS_CONTEXT)
 	pthread_mutex_lock(&fake.lock);
 
-	const int device = range_of(ptr, FAKE_DEVICE) != NULL;
-	const int host = range_of(ptr, FAKE_PINNED) != NULL;
+	const int device = fake_range_of(ptr, FAKE_DEVICE) != NULL;
+	const int host = fake_range_of(ptr, FAKE_PINNED) != NULL;
 
 	if (!device && !host) {
 		error = CU_INVALID;

@@ -143,6 +143,10 @@ void fake_run_all(void); /* under the lock */
 int fake_look(fake_event_t *event, int all);
 
 /* fake_kernel.c */
+/* The range that an address is in, NULL: none; a new one, one that goes: an error of the driver. All under the lock. */
+fake_range_t *fake_range_of(uint64_t at, fake_kind_t kind);
+int fake_range_add(fake_kind_t kind, void *base, size_t bytes);
+int fake_range_drop(fake_kind_t kind, uint64_t base);
 void fake_kernel(const fake_work_t *work);
 
 #endif

@@ -1,7 +1,68 @@
-/* The kernels, as gpu_args.h has them in words: one byte range after the other, digests by libxxhash. */
+/* Memory that the device sees, and the kernels, as gpu_args.h has them in words: one byte range after the other, digests by libxxhash. */
 #include "fake_cuda_internal.h"
 
 #include <xxhash.h>
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+fake_range_t *fake_range_of(uint64_t at, fake_kind_t kind)
+{
+	for (size_t i = 0; i < FAKE_RANGES; i++) {
+		fake_range_t *r = &fake.ranges[i];
+
+		if (r->kind == kind && r->base <= at && at < r->base + r->bytes) {
+			return r;
+		}
+	}
+
+	return NULL;
+}
+
+int fake_range_add(fake_kind_t kind, void *base, size_t bytes)
+{
+	for (size_t i = 0; i < FAKE_RANGES; i++) {
+		if (fake.ranges[i].kind == FAKE_NONE) {
+			fake.ranges[i] = (fake_range_t){kind, (uint64_t)(uintptr_t)base, bytes};
+			return 0;
+		}
+	}
+	fake_fault("too many ranges for the test");
+
+	return CU_UNKNOWN;
+}
+
+int fake_range_drop(fake_kind_t kind, uint64_t base)
+{
+	fake_range_t *r = fake_range_of(base, kind);
+
+	if (!r || r->base != base) {
+		fake_fault("memory given back that was not given");
+		return CU_INVALID;
+	}
+	r->kind = FAKE_NONE;
+
+	return 0;
+}
+
+void *fake_resolve(uint64_t at, size_t bytes)
+{
+	const int tagged = (at & FAKE_TAG) != 0;
+	const uint64_t plain = at & ~FAKE_TAG;
+
+	for (size_t i = 0; i < FAKE_RANGES; i++) {
+		const fake_range_t *r = &fake.ranges[i];
+		const int host = r->kind == FAKE_PINNED || r->kind == FAKE_REGISTERED;
+
+		if (r->kind != FAKE_NONE && host == tagged && r->base <= plain && plain + bytes <= r->base + r->bytes) {
+			return (void *)(uintptr_t)plain;
+		}
+	}
+	fake_fault("an address that the device does not see");
+
+	return NULL;
+}
+
+/* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
 /* One page of a move while it is copied. */
 typedef struct page {

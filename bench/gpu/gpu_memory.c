@@ -1,12 +1,12 @@
-/* The cache's memory: of the device, of the fake driver's device (KILL_FAKE), or the host's. */
-#include "gpu_kill.h"
+/* The cache's memory: of the device, of the fake driver's device (ENGINE_FAKE), or the host's. */
+#include "gpu_engine.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#ifdef KILL_FAKE
+#ifdef ENGINE_FAKE
 #include "fake_cuda.h"
 #endif
 
@@ -22,7 +22,7 @@ static int device;
 
 static const kvk_cuda_ops_t *find_driver(void)
 {
-#ifdef KILL_FAKE
+#ifdef ENGINE_FAKE
 	fake_cuda_start(&(fake_cuda_config_t){.seed = 1, .lazy = 1, .major = 9});
 
 	return fake_cuda_ops();
@@ -31,23 +31,23 @@ static const kvk_cuda_ops_t *find_driver(void)
 	const kvk_cuda_ops_t *found = kvk_cuda_load(&why);
 
 	if (!found) {
-		printf("gpu_kill: %s\n", why);
+		printf("gpu: %s\n", why);
 	}
 
 	return found;
 #endif
 }
 
-const void *kill_memory_image(void)
+const void *memory_image(void)
 {
-#ifdef KILL_FAKE
+#ifdef ENGINE_FAKE
 	return fake_cuda_image();
 #else
 	return NULL;
 #endif
 }
 
-int kill_memory_open(int host)
+int memory_open(int host)
 {
 	int count = 0;
 
@@ -56,20 +56,20 @@ int kill_memory_open(int host)
 	}
 	cuda = find_driver();
 	if (!cuda || cuda->init(0) != 0 || cuda->device_count(&count) != 0 || count == 0) {
-		printf("gpu_kill: skipped: there is no device\n");
+		printf("gpu: skipped: there is no device\n");
 		return 77;
 	}
 	if (cuda->device_get(&device, 0) != 0 || cuda->context_retain(&context, device) != 0 ||
 	    cuda->context_push(context) != 0 || cuda->stream_create(&stream, 1, 0) != 0 ||
 	    cuda->event_create(&event, 2) != 0) {
-		printf("gpu_kill: the device cannot be used\n");
+		printf("gpu: the device cannot be used\n");
 		return 4;
 	}
 
 	return 0;
 }
 
-void kill_memory_close(void)
+void memory_close(void)
 {
 	kvk_cu_context_t popped;
 
@@ -86,7 +86,7 @@ void kill_memory_close(void)
 	cuda->context_release(device);
 }
 
-uint8_t *kill_memory_take(size_t bytes)
+uint8_t *memory_take(size_t bytes)
 {
 	kvk_cu_ptr_t at = 0;
 
@@ -97,7 +97,7 @@ uint8_t *kill_memory_take(size_t bytes)
 	return cuda->mem_alloc(&at, bytes) == 0 ? (uint8_t *)(uintptr_t)at : NULL;
 }
 
-void kill_memory_give(uint8_t *memory)
+void memory_give(uint8_t *memory)
 {
 	if (cuda) {
 		cuda->mem_free((kvk_cu_ptr_t)(uintptr_t)memory);
@@ -106,7 +106,7 @@ void kill_memory_give(uint8_t *memory)
 	}
 }
 
-uint8_t *kill_memory_bounce(size_t bytes)
+uint8_t *memory_bounce(size_t bytes)
 {
 	void *base = NULL;
 
@@ -119,7 +119,7 @@ uint8_t *kill_memory_bounce(size_t bytes)
 	return bounce;
 }
 
-void kill_memory_write(uint8_t *to, const uint8_t *from, size_t bytes)
+void memory_write(uint8_t *to, const uint8_t *from, size_t bytes)
 {
 	if (cuda) {
 		cuda->copy_async((kvk_cu_ptr_t)(uintptr_t)to, bounce_at + (kvk_cu_ptr_t)(from - bounce), bytes, stream);
@@ -128,7 +128,7 @@ void kill_memory_write(uint8_t *to, const uint8_t *from, size_t bytes)
 	}
 }
 
-void kill_memory_read(uint8_t *to, const uint8_t *from, size_t bytes)
+void memory_read(uint8_t *to, const uint8_t *from, size_t bytes)
 {
 	if (cuda) {
 		cuda->copy_async(bounce_at + (kvk_cu_ptr_t)(to - bounce), (kvk_cu_ptr_t)(uintptr_t)from, bytes, stream);
@@ -137,7 +137,7 @@ void kill_memory_read(uint8_t *to, const uint8_t *from, size_t bytes)
 	}
 }
 
-void kill_memory_settle(void)
+void memory_settle(void)
 {
 	if (cuda) {
 		cuda->event_record(event, stream);
@@ -145,27 +145,27 @@ void kill_memory_settle(void)
 	}
 }
 
-const kvk_cuda_ops_t *kill_memory_cuda(void)
+const kvk_cuda_ops_t *memory_cuda(void)
 {
 	return cuda;
 }
 
-void *kill_memory_stream(void)
+void *memory_stream(void)
 {
 	return stream;
 }
 
-uint64_t kill_memory_free_bytes(int host)
+uint64_t memory_free_bytes(int host)
 {
 	uint64_t bytes = 0;
-#ifdef KILL_FAKE
+#ifdef ENGINE_FAKE
 	(void)host;
 #else
 	int (*get_info)(size_t * p_free, size_t * p_total) = NULL;
 	size_t free_bytes = 0, total = 0;
 	void *library, *found;
 
-	if (host || kill_memory_open(0) != 0) {
+	if (host || memory_open(0) != 0) {
 		return 0;
 	}
 	library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -174,7 +174,7 @@ uint64_t kill_memory_free_bytes(int host)
 	if (get_info && get_info(&free_bytes, &total) == 0) {
 		bytes = free_bytes;
 	}
-	kill_memory_close();
+	memory_close();
 #endif
 
 	return bytes;
