@@ -154,6 +154,15 @@ void kvc_slab_retire(kvc_t *kvc, uint32_t number)
 	}
 }
 
+/* Of the oldest live lease or put; UINT64_MAX: none. */
+static uint64_t oldest_serial(const kvc_t *kvc)
+{
+	uint64_t lease = kvc->leases ? kvc->leases->serial : UINT64_MAX;
+	uint64_t put = kvc->puts ? kvc->puts->serial : UINT64_MAX;
+
+	return lease < put ? lease : put;
+}
+
 void kvc_slab_reap(kvc_t *kvc)
 {
 	kvc_map_t *map = atomic_load(&kvc->map);
@@ -163,7 +172,7 @@ void kvc_slab_reap(kvc_t *kvc)
 	if (!link || !*link) {
 		return;
 	}
-	oldest = kvc_oldest_serial(kvc);
+	oldest = oldest_serial(kvc);
 	while (*link) {
 		kvc_slab_t *slab = *link;
 		kv_msg_quiet_t msg = {.what = 3, .id = slab->number};

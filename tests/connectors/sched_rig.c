@@ -460,12 +460,22 @@ kvx_scheduler_stats_t sr_stats(const sr_t *sr)
 
 /* ---- both ends --------------------------------------------------------------------------------------------------------------- */
 
+static void turn(void *ctx)
+{
+	sr_t *sr = ctx;
+
+	(void)kvx_scheduler_pending(sr->scheduler);
+	(void)kvc_poll(sr->kvc, 0);
+}
+
 void sr_start(sr_t *sr, rig_t *rig, const sr_options_t *options)
 {
 	rig_init(rig, sr_program);
 	rig->silence = options->silence ? options->silence : rig->silence;
 	rig_start(rig);
 	sr_open(sr, rig, options);
+	rig->turn = turn;
+	rig->turn_ctx = sr;
 	sr_wait_ready(sr);
 }
 

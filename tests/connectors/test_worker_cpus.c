@@ -76,7 +76,7 @@ static uint32_t bound_threads(const cpu_set_t *expected)
 
 static void open_and_check(const cpu_set_t *expected)
 {
-	const rig_t rig = {.socket = "/nonexistent/kvd.sock"};
+	rig_t rig = {.socket = "/nonexistent/kvd.sock"};
 	wr_t wr = {0};
 	uint32_t waited = 0;
 

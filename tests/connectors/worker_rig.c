@@ -116,7 +116,12 @@ static void attach_scheduler(wr_t *wr)
 	assert_int_equal(n, WR_KEYS);
 }
 
-void wr_init_with(wr_t *wr, const rig_t *rig, uint32_t ranks, int daemon)
+static void turn(void *ctx)
+{
+	(void)kvc_poll(((wr_t *)ctx)->kvc, 0);
+}
+
+void wr_init_with(wr_t *wr, rig_t *rig, uint32_t ranks, int daemon)
 {
 	wr->rig = rig;
 	wr->rank_count = ranks;
@@ -125,6 +130,8 @@ void wr_init_with(wr_t *wr, const rig_t *rig, uint32_t ranks, int daemon)
 	describe(wr);
 	if (daemon) {
 		attach_scheduler(wr);
+		rig->turn = turn;
+		rig->turn_ctx = wr;
 	}
 	for (uint32_t r = 0; r < ranks; r++) {
 		make_cache(wr, r);
@@ -132,7 +139,7 @@ void wr_init_with(wr_t *wr, const rig_t *rig, uint32_t ranks, int daemon)
 	}
 }
 
-void wr_init(wr_t *wr, const rig_t *rig, uint32_t ranks)
+void wr_init(wr_t *wr, rig_t *rig, uint32_t ranks)
 {
 	*wr = (wr_t){0};
 	wr_init_with(wr, rig, ranks, 1);
@@ -140,6 +147,7 @@ void wr_init(wr_t *wr, const rig_t *rig, uint32_t ranks)
 
 void wr_fini(wr_t *wr)
 {
+	wr->rig->turn = NULL;
 	for (uint32_t r = 0; r < wr->rank_count; r++) {
 		kvx_worker_close(wr->rank[r].worker);
 		wr_device_free(wr->rank[r].cache);

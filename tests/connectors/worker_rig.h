@@ -25,7 +25,7 @@ typedef struct wr_rank {
 } wr_rank_t;
 
 typedef struct wr {
-	const rig_t *rig;
+	rig_t *rig;
 	kvk_layout_t layout;
 	char layout_text[KVK_LAYOUT_TEXT_MAX];
 	kvc_identity_t identity;
@@ -49,9 +49,9 @@ typedef struct wr {
 } wr_t;
 
 /* Scheduler attached, workers open and proved. */
-void wr_init(wr_t *wr, const rig_t *rig, uint32_t ranks);
+void wr_init(wr_t *wr, rig_t *rig, uint32_t ranks);
 /* The same of a wr_t that is set up already; without a daemon there is neither scheduler nor proof. */
-void wr_init_with(wr_t *wr, const rig_t *rig, uint32_t ranks, int daemon);
+void wr_init_with(wr_t *wr, rig_t *rig, uint32_t ranks, int daemon);
 void wr_fini(wr_t *wr);
 /* Open the rank's worker again, after it was closed; waits until it is proved when `prove`. */
 void wr_open_rank(wr_t *wr, uint32_t rank, int prove);

@@ -173,7 +173,7 @@ static void p9_each_group_has_a_kind_vllm_knows(void **state)
 
 /* ---- the ring --------------------------------------------------------------------------------------------------------- */
 
-#define RECORDS 200000u
+#define RECORDS 20000u /* 1000 times around the ring; each time waits for the other thread to get a CPU */
 
 static void *ring_reader(void *arg)
 {
