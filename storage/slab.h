@@ -63,10 +63,10 @@ kv_status_t kvs_prefault_start(uint32_t max_slabs, const kvs_sys_t *sys, int hug
 /* 1: it has made one. */
 int kvs_prefault_huge(const kvs_prefault_t *prefault);
 void kvs_prefault_add(kvs_prefault_t *prefault, kvs_slab_t *slab);
-/* 1: the thread is not in the slab and will not be, it may be destroyed. 0: it is, and has been told to leave it after one chunk; ask again. `prefault`
+/* 1: the thread is not in the slab and will not be, it may be destroyed. 0: it is, and has been told to leave it after one step; ask again. `prefault`
  * may be NULL. */
 int kvs_prefault_drop(kvs_prefault_t *prefault, const kvs_slab_t *slab);
-/* Ends the thread within one chunk (256 KiB) and frees everything. NULL is fine. */
+/* Ends the thread within one step (256 KiB, or one huge page) and frees everything. NULL is fine. */
 void kvs_prefault_stop(kvs_prefault_t *prefault);
 
 #endif

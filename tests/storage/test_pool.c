@@ -475,6 +475,96 @@ static void the_keeper_is_handed_every_new_memfd(void **state)
 	close_pool(&t, pool);
 }
 
+static void drop(void *ctx, const char *name)
+{
+	strcat(strcat(strcat(ctx, "-"), name), " ");
+}
+
+/* A slab that a client keeps mapped after it was retired: its pages go, it reads zeros, and the memory is another class's at once. Its number and its
+ * digests, which cannot be taken away, are not, until the client has let go; old locations in it stay stale for ever. */
+static void p5_the_pages_of_a_slab_that_somebody_keeps_are_taken_away(void **state)
+{
+	kvs_pool_config_t config = pool_config(&metrics, 400u << 10, 100000);
+	const kvs_change_ops_t *ops;
+	kvs_slab_info_t info;
+	kvs_usage_t before, after;
+	kvs_meta_t meta = meta_of(1);
+	char log[512] = "";
+	kv_test_env_t t;
+	kvs_tier_t *pool;
+	kvs_loc_t old, loc;
+	kvs_mem_t mem;
+	uint8_t *mine;
+	struct stat st;
+	uint32_t a, b;
+	int fd;
+
+	(void)state;
+	config.hold = hold;
+	config.drop = drop;
+	config.hold_ctx = log;
+	pool = open_pool(&t, &config);
+	ops = pool->ops->change;
+	assert_int_equal(kvs_class_open(pool, "ns", &plain, &a), KV_OK);
+	while (kvs_alloc(pool, a, KVS_PUT, 1, &meta, &loc) == KV_OK) {
+		assert_int_equal(kvs_set_state(pool, loc, KVS_READY), KV_OK);
+	}
+	assert_int_equal(kvs_class_open(pool, "ns", &opaque, &b), KV_OK);
+	assert_int_equal(ops->is_short(pool, b), 1);
+	assert_int_equal(kvs_alloc(pool, b, KVS_PUT, 1, &meta, &loc), KV_ERR_FULL);
+	old = (kvs_loc_t){kv_slot_make(0, 0), 1};
+	assert_int_equal(kvs_mem(pool, old, &mem), KV_OK);
+	memset(mem.data, 7, 4096);
+	assert_int_equal(kvs_pool_slab(pool, 0, &info), KV_OK);
+	fd = dup(info.data_fd);
+	mine = mmap(NULL, info.bytes, PROT_READ, MAP_SHARED, fd, 0);
+	assert_true(mine != MAP_FAILED && mine[0] == 7);
+
+	assert_int_equal(ops->retire(pool, 0, b), KV_MISS); /* it has not been told to leave */
+	ops->leave(pool, 0);
+	assert_int_equal(ops->retire(pool, 0, b), KV_ERR_BUSY);
+	assert_int_equal(kvs_pool_release(pool, 0, 1), KV_MISS);
+	for (uint32_t i = 0; i < info.slots; i++) {
+		kvs_free(pool, (kvs_loc_t){kv_slot_make(0, i), 1});
+	}
+	assert_int_equal(kvs_alloc(pool, a, KVS_PUT, 1, &meta, &loc), KV_ERR_FULL); /* not of this slab */
+	assert_int_equal(ops->retire(pool, 0, b), KV_OK);
+	check(pool);
+	kvs_usage(pool, &before);
+	log[0] = '\0';
+	assert_int_equal(kvs_pool_release(pool, 0, 0), KV_OK);
+	check(pool);
+	assert_non_null(strstr(log, "-slab.0 -digest.0 slab."));
+	assert_int_equal(fstat(fd, &st), 0);
+	assert_int_equal(st.st_blocks, 0);
+	assert_int_equal(mine[0], 0);
+	assert_int_equal(kvs_alloc(pool, b, KVS_PUT, 1, &meta, &loc), KV_OK);
+	assert_int_not_equal(kv_slot_slab(loc.slot), 0);
+	assert_int_equal(kvs_pool_release(pool, 0, 1), KV_OK);
+	check(pool);
+	kvs_usage(pool, &after);
+	assert_true(after.charged_bytes <= after.limit_bytes && before.charged_bytes <= before.limit_bytes);
+	assert_int_equal(kvs_mem(pool, old, &mem), KV_MISS);
+
+	/* The number's next slab: the first slot's generation goes on. */
+	assert_int_equal(kvs_pool_slab(pool, 0, &info), KV_MISS);
+	ops->leave(pool, 1);
+	for (uint32_t i = 0; i < 16; i++) {
+		kvs_free(pool, (kvs_loc_t){kv_slot_make(1, i), 1});
+	}
+	assert_int_equal(ops->retire(pool, 1, b), KV_OK);
+	assert_int_equal(kvs_pool_release(pool, 1, 1), KV_OK);
+	assert_int_equal(kvs_pool_slab(pool, 0, &info), KV_OK);
+	do {
+		assert_int_equal(kvs_alloc(pool, b, KVS_PUT, 1, &meta, &loc), KV_OK);
+	} while (kv_slot_slab(loc.slot) != 0);
+	assert_int_equal(loc.gen, 2);
+	assert_int_equal(kvs_mem(pool, old, &mem), KV_MISS);
+	munmap(mine, info.bytes);
+	close(fd);
+	close_pool(&t, pool);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -490,6 +580,7 @@ int main(void)
 		cmocka_unit_test(epochs_are_remembered_in_memory),
 		cmocka_unit_test(p4_check_finds_every_broken_sum),
 		cmocka_unit_test(the_keeper_is_handed_every_new_memfd),
+		cmocka_unit_test(p5_the_pages_of_a_slab_that_somebody_keeps_are_taken_away),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
