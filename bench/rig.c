@@ -45,7 +45,7 @@ _Noreturn static void run_daemon(const rig_t *rig)
 	char self[PATH_MAX];
 	char program[PATH_MAX + 8];
 	char run_dir[96];
-	char *argv[RIG_MAX_OPTIONS + 8];
+	char *argv[RIG_MAX_OPTIONS + 9];
 	ssize_t len = readlink("/proc/self/exe", self, sizeof self - 1);
 	int n = 0;
 	char *slash;
@@ -59,6 +59,7 @@ _Noreturn static void run_daemon(const rig_t *rig)
 	argv[n++] = (char *)"--http.listen=off";
 	argv[n++] = (char *)"--keeper=off";
 	argv[n++] = (char *)"--log.level=warn";
+	argv[n++] = (char *)"--limits.silence=10s"; /* a busy machine makes figures worse, not wrong */
 	for (int i = 0; i < RIG_MAX_OPTIONS && rig->options[i]; i++) {
 		argv[n++] = (char *)rig->options[i];
 	}

@@ -1,356 +1,32 @@
-/* The states of an attachment: connect, HELLO, JOIN, spaces opened again, ready; and back to the start when the
- * daemon has gone. */
+/* The life of an attachment, and what its session tells those who live in it. Everything of libkvc meets here. */
 #include "impl.h"
 
 #include "config.h"
 
-#include <errno.h>
-#include <poll.h>
-#include <stdio.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
-static void joined(kvc_t *kvc, void *object, const kvc_answer_t *answer);
+/* ---- what a session tells ---------------------------------------------------------------------------------------- */
 
-uint64_t kvc_deadline(const kvc_t *kvc, uint32_t timeout_ms)
+/* No lease is left to be released, and no put goes on. */
+static void session_lost(kvc_t *kvc)
 {
-	return kv_now_ns(&kvc->env) + (timeout_ms ? timeout_ms * KVC_NS_A_MS : kvc->timeout_ns);
-}
-
-kvc_status_t kvc_detached(const kvc_t *kvc)
-{
-	kv_status_t status = kvc->why_detached == KV_OK ? KV_ERR_CLOSED : kvc->why_detached;
-
-	if (!kvc->why_text[0]) {
-		return kvc_fail(status, "the session with kvd at %s is being opened again", kvc->socket);
-	}
-
-	return kvc_fail(status, "%s", kvc->why_text);
-}
-
-/* ---- losing a session -------------------------------------------------------------------------------------------- */
-
-static void back_off(kvc_t *kvc)
-{
-	kvc->next_try_ns = kv_now_ns(&kvc->env) + kvc->backoff_ns;
-	kvc->backoff_ns = kvc->backoff_ns * 2 < KVC_BACKOFF_MAX_NS ? kvc->backoff_ns * 2 : KVC_BACKOFF_MAX_NS;
-}
-
-void kvc_session_lost(kvc_t *kvc, kv_status_t status, const char *why)
-{
-	if (kvc->state == KVC_DETACHED) {
-		return;
-	}
-	/* A daemon that ends every session right away is not asked a hundred times a second. */
-	if (kvc->state == KVC_READY && kv_now_ns(&kvc->env) - kvc->ready_ns > KVC_BACKOFF_MAX_NS) {
-		kvc->backoff_ns = KVC_BACKOFF_MIN_NS;
-	}
-	if (atomic_load(&kvc->map)) {
-		kvc->old_incarnation = kvc->incarnation;
-	}
-	kvc->state = KVC_DETACHED;
-	kvc->incarnation = 0;
-	kvc->reopening = 0;
-	kvc->why_detached = status;
-	snprintf(kvc->why_text, sizeof kvc->why_text, "kvd at %s: %s", kvc->socket, why);
-
-	for (kvc_space_t *space = kvc->spaces; space; space = space->next) {
-		atomic_store(&space->epoch, 0);
-	}
-	kvc_map_retire(kvc);
-	kvc_channel_close(kvc, KV_ERR_CLOSED);
 	kvc_puts_lost(kvc);
 	kvc->backlog_len = 0;
-	kvc->owes_quiet = 0;
-	back_off(kvc);
 }
 
-/* ---- gaining one ------------------------------------------------------------------------------------------------- */
-
-static void ready_when_open(kvc_t *kvc)
+static void session_settles(kvc_t *kvc)
 {
-	if (kvc->state == KVC_OPEN && kvc->reopening == 0) {
-		kvc->state = KVC_READY;
-		kvc->ready_ns = kv_now_ns(&kvc->env);
-		kvc->why_detached = KV_OK;
-		kvc->why_text[0] = '\0';
-	}
-}
-
-void kvc_reopened(kvc_t *kvc)
-{
-	if (kvc->reopening) {
-		kvc->reopening--;
-	}
-	ready_when_open(kvc);
-}
-
-static void opened(kvc_t *kvc)
-{
-	kvc->state = KVC_OPEN;
-	for (kvc_space_t *space = kvc->spaces; space; space = space->next) {
-		if (kvc_space_ask(space) == KV_OK) {
-			kvc->reopening++;
-		}
-	}
-	ready_when_open(kvc);
-}
-
-static void refused(kvc_t *kvc, const char *what, const kvc_answer_t *answer)
-{
-	char why[256];
-
-	if (answer->status == KV_ERR_CLOSED && !answer->detail[0]) {
-		return; /* the session is ending already */
-	}
-	if (answer->expired) {
-		kvc_session_lost(kvc, answer->status, "it did not answer in time; is it stopped?");
-		return;
-	}
-	snprintf(why, sizeof why, "%s failed: %s%s%.160s", what, kv_status_text(answer->status),
-		 answer->detail[0] ? ": " : "", answer->detail);
-	kvc_session_lost(kvc, answer->status, why);
-}
-
-static void joined(kvc_t *kvc, void *object, const kvc_answer_t *answer)
-{
-	(void)object;
-	if (answer->status != KV_OK) {
-		refused(kvc, "joining the instance", answer);
-		return;
-	}
-	if (kvc->old_incarnation) {
-		kvc_count(&kvc->counters.reattaches, 1);
-	}
-	opened(kvc);
-}
-
-static void join(kvc_t *kvc)
-{
-	int pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0u);
-	kv_msg_join_t msg = {
-		.instance = kv_slice_str(kvc->instance),
-		.secret = {kvc->secret, kvc->secret_len},
-		.role = kvc->role,
-		.rank = kvc->rank,
-		.staging_words = kvc->staging_words,
-	};
-	kvc_ask_t ask = {.code = KV_CODE_JOIN, .msg = &msg, .done = joined, .fd = pidfd};
-	kv_status_t status;
-
-	if (pidfd < 0) {
-		kvc_session_lost(kvc, KV_ERR_PIDFD_REQUIRED, "this kernel gives no pidfd (Linux 5.3 does)");
-		return;
-	}
-	/* Naming the old incarnation says that no copy of ours is in its memory any more. */
-	kvc_map_reap(kvc);
-	msg.old_incarnation = kvc->retired ? 0 : kvc->old_incarnation;
-	kvc->owes_quiet = kvc->retired != NULL;
-
-	kvc->state = KVC_JOIN;
-	status = kvc_send(kvc, &ask);
-	close(pidfd);
-	if (status != KV_OK) {
-		kvc_session_lost(kvc, status, "JOIN could not be sent");
-	}
-}
-
-static void greeted(kvc_t *kvc, void *object, const kvc_answer_t *answer)
-{
-	(void)object;
-	if (answer->status != KV_OK) {
-		refused(kvc, "opening a session", answer);
-		return;
-	}
-	if (answer->reply->hello_reply.version != KV_WIRE_VERSION || answer->reply->hello_reply.incarnation == 0) {
-		kvc_session_lost(kvc, KV_ERR_VERSION,
-				 "it speaks another version of the protocol; use a libkvc of its release");
-		return;
-	}
-	kvc->incarnation = answer->reply->hello_reply.incarnation;
-	kvc->channel.max_body = answer->reply->hello_reply.max_frame;
-	if (kvc->observe) {
-		opened(kvc);
-	} else {
-		join(kvc);
-	}
-}
-
-/* "connection refused": the C library's words, as part of a sentence. */
-static const char *reason_text(int reason, char *out, size_t cap)
-{
-	snprintf(out, cap, "%s", strerrordesc_np(reason) ? strerrordesc_np(reason) : "unknown error");
-	out[0] = out[0] >= 'A' && out[0] <= 'Z' ? (char)(out[0] + 32) : out[0];
-
-	return out;
-}
-
-static void connect_now(kvc_t *kvc)
-{
-	char text[96];
-	kv_msg_hello_t msg = {.version = KV_WIRE_VERSION, .program = kv_slice_str(kvc->program)};
-	kvc_ask_t ask = {.code = KV_CODE_HELLO, .msg = &msg, .done = greeted, .fd = -1};
-	int reason = 0;
-	kv_status_t status = kv_sock_connect(kvc->socket, &kvc->channel.fd, &reason);
-
-	if (status != KV_OK) {
-		kvc->channel.fd = -1;
-		kvc->why_detached = status;
-		snprintf(kvc->why_text, sizeof kvc->why_text, "cannot reach kvd at %s (%s); %s", kvc->socket,
-			 reason ? reason_text(reason, text, sizeof text) : kv_status_text(status),
-			 reason == EACCES ? "are you in its group?" : "is it running?");
-		back_off(kvc);
-		return;
-	}
-	kvc->channel.max_body = KV_WIRE_MAX_BODY_BEFORE_HELLO;
-	kvc->state = KVC_HELLO;
-	status = kvc_send(kvc, &ask);
-	if (status != KV_OK) {
-		kvc_session_lost(kvc, status, "HELLO could not be sent");
-	}
-}
-
-/* ---- polling ----------------------------------------------------------------------------------------------------- */
-
-/* Spaces another member has reset: learn the new epoch. */
-static void refresh_spaces(kvc_t *kvc)
-{
-	for (kvc_space_t *space = kvc->spaces; space; space = space->next) {
-		if (!space->opening && atomic_exchange(&space->stale, 0u)) {
-			(void)kvc_space_ask(space);
-		}
-	}
-}
-
-static void settle(kvc_t *kvc)
-{
-	kvc_map_reap(kvc);
-	if (kvc->state != KVC_READY) {
-		return;
-	}
-	if (kvc->owes_quiet && !kvc->retired) {
-		kv_msg_quiet_t msg = {.what = 2};
-
-		kvc->owes_quiet = 0;
-		kvc_tell(kvc, KV_CODE_QUIET, &msg);
-	}
-	refresh_spaces(kvc);
+	kvc_spaces_refresh(kvc);
 	kvc_slab_reap(kvc);
 	kvc_lease_flush(kvc);
 }
 
-void kvc_pump(kvc_t *kvc)
-{
-	kv_status_t status;
-
-	if (kvc->state == KVC_DETACHED && kv_now_ns(&kvc->env) >= kvc->next_try_ns) {
-		connect_now(kvc);
-	}
-	if (kvc->state != KVC_DETACHED) {
-		status = kvc_receive(kvc);
-		if (status != KV_OK) {
-			kvc_session_lost(kvc, status,
-					 status == KV_ERR_CLOSED ? "it has closed the connection"
-								 : "it broke the protocol: session closed");
-		}
-	}
-	if (kvc->channel.in_flight) {
-		kvc_expire(kvc, kv_now_ns(&kvc->env));
-	}
-	settle(kvc);
-	if (kvc->state != KVC_DETACHED && kvc_flush(kvc) == KV_ERR_CLOSED) {
-		kvc_session_lost(kvc, KV_ERR_CLOSED, "it has closed the connection");
-	}
-}
-
-kvc_status_t kvc_enter(kvc_t *kvc)
-{
-	kvc_status_t status = kvc_check_process(kvc);
-
-	if (status == KVC_OK) {
-		kvc_pump(kvc);
-	}
-
-	return status;
-}
-
-void kvc_sleep(kvc_t *kvc, uint64_t ns)
-{
-	kvc_channel_t *channel = &kvc->channel;
-	uint64_t now = kv_now_ns(&kvc->env);
-	struct pollfd fd = {.fd = channel->fd, .events = POLLIN};
-	struct timespec time;
-
-	if (channel->out_head < channel->out_tail) {
-		fd.events |= POLLOUT;
-	}
-	if (kvc->state == KVC_DETACHED) {
-		uint64_t left = kvc->next_try_ns > now ? kvc->next_try_ns - now : 0;
-
-		ns = left < ns ? left : ns;
-	}
-	if (channel->next_deadline != UINT64_MAX) {
-		uint64_t left = channel->next_deadline > now ? channel->next_deadline - now : 0;
-
-		ns = left < ns ? left : ns;
-	}
-	time = (struct timespec){.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
-	(void)ppoll(&fd, 1, &time, NULL);
-}
-
-kv_status_t kvc_wait(kvc_t *kvc, kvc_done_fn done, const void *object, uint64_t deadline)
-{
-	uint64_t spin_until = kv_now_ns(&kvc->env) + kvc->spin_ns;
-
-	for (;;) {
-		uint64_t now;
-
-		kvc_pump(kvc);
-		if (done(object)) {
-			return KV_OK;
-		}
-		now = kv_now_ns(&kvc->env);
-		if (now >= deadline) {
-			return KV_ERR_TIMEOUT;
-		}
-		if (now < spin_until) {
-			kvc_pause();
-		} else {
-			kvc_sleep(kvc, deadline - now);
-		}
-	}
-}
-
-static kvc_status_t poll_ns(kvc_t *kvc, uint64_t ns)
-{
-	kvc_status_t status;
-
-	if (!kvc) {
-		return kvc_fail(KV_ERR_ARG, "kvc_poll: no attachment given");
-	}
-	status = kvc_enter(kvc);
-	if (status == KVC_OK && ns) {
-		kvc_sleep(kvc, ns);
-		kvc_pump(kvc);
-	}
-	if (status != KVC_OK) {
-		return status;
-	}
-
-	return kvc->state == KVC_READY ? KVC_OK : kvc_detached(kvc);
-}
-
-kvc_status_t kvc_poll(kvc_t *kvc, uint32_t timeout_ms)
-{
-	return poll_ns(kvc, timeout_ms * KVC_NS_A_MS);
-}
-
-kvc_status_t kvc_poll_us(kvc_t *kvc, uint32_t timeout_us)
-{
-	return poll_ns(kvc, timeout_us * KVC_NS_A_US);
-}
+static const kvc_events_t events = {
+	.frame = kvc_dispatch,
+	.opened = kvc_spaces_ask,
+	.lost = session_lost,
+	.settle = session_settles,
+};
 
 /* ---- the life of an attachment ----------------------------------------------------------------------------------- */
 
@@ -413,6 +89,7 @@ kvc_status_t kvc_attach_env(const kvc_config_t *given, const kv_env_t *env, kvc_
 		return kvc_fail(KV_ERR_NOMEM, "out of memory for an attachment of %zu bytes", sizeof *kvc);
 	}
 	kvc->env = *env;
+	kvc->events = &events;
 	kvc->channel.fd = -1;
 	kvc->backoff_ns = KVC_BACKOFF_MIN_NS;
 	made = guard_create(kvc);
@@ -472,6 +149,18 @@ void kvc_detach(kvc_t *kvc)
 		(void)kvc_flush(kvc);
 	}
 	destroy(kvc);
+}
+
+/* What is left of its leases and puts goes back. */
+void kvc_space_close(kvc_space_t *space)
+{
+	if (!space) {
+		return;
+	}
+	kvc_space_unlink(space);
+	kvc_leases_of_space_end(space);
+	kvc_puts_of_space_end(space);
+	kvc_space_free(space);
 }
 
 int kvc_fd(const kvc_t *kvc)

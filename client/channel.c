@@ -8,6 +8,11 @@
 #define KVC_OUT_FIRST 65536u
 #define KVC_NONE      UINT32_MAX
 
+uint64_t kvc_deadline(const kvc_t *kvc, uint32_t timeout_ms)
+{
+	return kv_now_ns(&kvc->env) + (timeout_ms ? timeout_ms * KVC_NS_A_MS : kvc->timeout_ns);
+}
+
 static void pending_reset(kvc_channel_t *channel)
 {
 	for (uint32_t i = 0; i < KVC_MAX_PENDING; i++) {
@@ -346,8 +351,8 @@ static kv_status_t in_reserve(kvc_t *kvc)
 	return KV_OK;
 }
 
-/* Dispatch every whole frame in the buffer and move the rest to its front. */
-static kv_status_t in_frames(kvc_t *kvc)
+/* Hand on every whole frame in the buffer and move the rest to its front. */
+static kv_status_t in_frames(kvc_t *kvc, kvc_frame_fn frame)
 {
 	kvc_channel_t *channel = &kvc->channel;
 	size_t at = 0;
@@ -364,7 +369,7 @@ static kv_status_t in_frames(kvc_t *kvc)
 		if (channel->in_len - at - sizeof header < header.body) {
 			break;
 		}
-		status = kvc_dispatch(kvc, &header, channel->in + at + sizeof header);
+		status = frame(kvc, &header, channel->in + at + sizeof header);
 		if (status != KV_OK) {
 			return status;
 		}
@@ -399,7 +404,7 @@ static kv_status_t take_fds(kvc_channel_t *channel, const int *fds, uint32_t cou
 	return KV_OK;
 }
 
-kv_status_t kvc_receive(kvc_t *kvc)
+kv_status_t kvc_receive(kvc_t *kvc, kvc_frame_fn frame)
 {
 	kvc_channel_t *channel = &kvc->channel;
 	kv_status_t status = KV_OK;
@@ -422,7 +427,7 @@ kv_status_t kvc_receive(kvc_t *kvc)
 		channel->in_len += len;
 		status = take_fds(channel, fds, fd_count);
 		if (status == KV_OK) {
-			status = in_frames(kvc);
+			status = in_frames(kvc, frame);
 		}
 		if (status != KV_OK || (len < room && fd_count == 0)) {
 			return status;

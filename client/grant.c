@@ -1,4 +1,4 @@
-/* What leases and puts share: their header and slots in the lease area, and the lists they live in. */
+/* What leases and puts share: their header and slots in the lease area. */
 #include "impl.h"
 
 kv_status_t kvc_grant_take(kvc_t *kvc, uint64_t id, uint64_t offset, uint32_t slots, kv_lease_kind_t kind,
@@ -56,12 +56,4 @@ kv_status_t kvc_grant_check(const kvc_grant_t *grant)
 kv_slot_t kvc_grant_slot(const kvc_grant_t *grant, uint32_t i)
 {
 	return i < grant->slots ? __atomic_load_n(&kv_lease_slots(grant->header)[i], __ATOMIC_RELAXED) : KV_SLOT_NONE;
-}
-
-uint64_t kvc_oldest_serial(const kvc_t *kvc)
-{
-	uint64_t lease = kvc->leases ? kvc->leases->serial : UINT64_MAX;
-	uint64_t put = kvc->puts ? kvc->puts->serial : UINT64_MAX;
-
-	return lease < put ? lease : put;
 }

@@ -1,9 +1,16 @@
 /* client/impl.h -- the insides of libkvc. Nothing here is exported.
  *
- * Files: attach.c (states of the attachment, polling), channel.c (frames and pending requests), dispatch.c (what
- * arrives), map.c (shared memory of one incarnation), slab.c, space.c, group.c (block groups of a space), match.c,
- * grant.c (what leases and puts share), acquire.c (asking for leases), lease.c, put.c, put_end.c, handle.c (leases
- * and puts of other members), staging.c, report.c, doc.c, error.c.
+ * Files, from the bottom up; none calls into one of a later line but through what it was given (an answer's handler, kvc_events_t):
+ *   error.c, config.c, group.c, copy.c      sentences; what the caller gave; block groups of a space; verified copies
+ *   channel.c, area.c                       frames and pending requests; memory that came as a descriptor
+ *   slab.c, map.c                           shared memory of one incarnation
+ *   grant.c, staging.c                      what leases and puts share
+ *   session.c                               states of a session, polling, waiting
+ *   space.c, match.c, report.c, doc.c
+ *   lease.c, put.c
+ *   acquire.c, put_end.c, handle.c          asking for leases; handing blocks in; leases and puts of other members
+ *   dispatch.c                              what arrives
+ *   attach.c                                the life of an attachment
  *
  * Threads. One owner thread at a time; beside it others match, look at leases and read them, and write into puts
  * (kvc.h says what). They reach shared memory in two ways only:
@@ -76,6 +83,7 @@ typedef struct kvc_map {
 
 	const kv_mirror_header_t *mirror;
 	size_t mirror_bytes;
+	uint64_t stale_ns; /* a heartbeat this old is that of a dead or stopped daemon */
 	const kv_mirror_bucket_t *buckets;
 	uint64_t bucket_mask;
 	const _Atomic uint64_t *epochs;
@@ -105,6 +113,8 @@ typedef struct kvc_answer {
 	int expired; /* our deadline has passed; of a PUT_END the answer is still expected */
 } kvc_answer_t;
 typedef void (*kvc_answer_fn)(kvc_t *kvc, void *object, const kvc_answer_t *answer);
+/* One whole frame. PROTO, TOO_BIG, ...: the session must end. */
+typedef kv_status_t (*kvc_frame_fn)(kvc_t *kvc, const kv_frame_header_t *header, const uint8_t *body);
 
 typedef struct kvc_pending {
 	uint64_t id;        /* 0: free */
@@ -250,6 +260,15 @@ typedef struct kvc_counters {
 		corrupt, reattaches, timeouts, reports_dropped;
 } kvc_counters_t;
 
+/* What a session tells those who live in it, none of whom it knows. There is one table, in attach.c. */
+typedef struct kvc_events {
+	kvc_frame_fn frame; /* a frame has come */
+	uint32_t (*opened)(
+		kvc_t *kvc); /* spaces can be asked for; how many are: the session is ready after as many kvc_reopened() */
+	void (*lost)(kvc_t *kvc);   /* it is over: its channel is closed, its map retired */
+	void (*settle)(kvc_t *kvc); /* it is ready, and time for what has been left for later */
+} kvc_events_t;
+
 typedef enum kvc_state {
 	KVC_DETACHED,
 	KVC_HELLO, /* connected, HELLO sent */
@@ -260,6 +279,7 @@ typedef enum kvc_state {
 
 struct kvc {
 	kv_env_t env;
+	const kvc_events_t *events;
 	char socket[KVC_MAX_SOCKET_PATH];
 	char instance[129];
 	uint8_t secret[32];
@@ -325,8 +345,8 @@ void kvc_channel_close(kvc_t *kvc, kv_status_t status);
  * over). */
 kv_status_t kvc_send(kvc_t *kvc, const kvc_ask_t *ask);
 kv_status_t kvc_flush(kvc_t *kvc);
-/* Read and dispatch what has arrived. CLOSED or PROTO: the session must end. */
-kv_status_t kvc_receive(kvc_t *kvc);
+/* Read what has arrived and hand on every frame of it. CLOSED or PROTO: the session must end. */
+kv_status_t kvc_receive(kvc_t *kvc, kvc_frame_fn frame);
 /* End requests whose deadline has passed. */
 void kvc_expire(kvc_t *kvc, uint64_t now);
 /* The object goes away: its requests are nobody's. */
@@ -336,14 +356,15 @@ kvc_pending_t *kvc_pending_find(kvc_t *kvc, uint64_t id);
 void kvc_pending_free(kvc_t *kvc, kvc_pending_t *pending);
 /* A request nobody waits for. */
 void kvc_tell(kvc_t *kvc, uint16_t code, const void *msg);
+/* timeout_ms from now; 0: the attachment's. */
+uint64_t kvc_deadline(const kvc_t *kvc, uint32_t timeout_ms);
 
 /* ---- dispatch.c -------------------------------------------------------------------------------------------------- */
 
-/* One whole frame. Takes the frame's descriptors out of the channel's queue. PROTO, TOO_BIG, ...: the session must
- * end. */
+/* A kvc_frame_fn. Takes the frame's descriptors out of the channel's queue. */
 kv_status_t kvc_dispatch(kvc_t *kvc, const kv_frame_header_t *header, const uint8_t *body);
 
-/* ---- attach.c ---------------------------------------------------------------------------------------------------- */
+/* ---- session.c --------------------------------------------------------------------------------------------------- */
 
 /* Every call of the owner starts here: fork guard, then what has arrived, deadlines, re-attach. OK also while
  * detached. */
@@ -356,13 +377,15 @@ typedef int (*kvc_done_fn)(const void *object);
 kv_status_t kvc_wait(kvc_t *kvc, kvc_done_fn done, const void *object, uint64_t deadline);
 /* Sleep until something arrives, at most `ns`. */
 void kvc_sleep(kvc_t *kvc, uint64_t ns);
-uint64_t kvc_deadline(const kvc_t *kvc, uint32_t timeout_ms);
 /* Why nothing can be asked now: UNREACHABLE or CLOSED with a sentence. */
 kvc_status_t kvc_detached(const kvc_t *kvc);
 /* One SPACE_OPEN of a re-attach has ended. */
 void kvc_reopened(kvc_t *kvc);
 
-/* ---- map.c, slab.c ----------------------------------------------------------------------------------------------- */
+/* ---- area.c, map.c, slab.c --------------------------------------------------------------------------------------- */
+
+/* Map `bytes` of fd, checked against its real size and its seals. */
+kv_status_t kvc_map_fd(int fd, uint64_t bytes, int prot, void **p_base);
 
 typedef struct kvc_join_fds {
 	int mirror, leases, member;
@@ -379,9 +402,6 @@ void kvc_map_reap(kvc_t *kvc);
 void kvc_map_destroy_all(kvc_t *kvc);
 kvc_map_t *kvc_map_enter(kvc_t *kvc);
 void kvc_map_leave(kvc_t *kvc);
-/* Map `bytes` of fd, checked against its real size and its seals. */
-kv_status_t kvc_map_fd(int fd, uint64_t bytes, int prot, void **p_base);
-
 kv_status_t kvc_slab_add(kvc_t *kvc, const kv_msg_slab_add_t *msg, int data_fd, int digest_fd);
 void kvc_slab_retire(kvc_t *kvc, uint32_t number);
 /* Unmap retired slabs that no lease or put can name any more, and say so. */
@@ -393,12 +413,16 @@ kv_status_t kvc_slab_find(const kvc_map_t *map, const kvc_space_t *space, kv_slo
 
 /* ---- space.c ----------------------------------------------------------------------------------------------------- */
 
-/* Ask for the space (again). */
-kv_status_t kvc_space_ask(kvc_space_t *space);
+/* Ask for all spaces (again): how many requests were sent. */
+uint32_t kvc_spaces_ask(kvc_t *kvc);
+/* Those that another member has reset: learn the new epoch. */
+void kvc_spaces_refresh(kvc_t *kvc);
 /* kvc_enter(), then OK when requests of a member can name the space. */
 kvc_status_t kvc_space_usable(kvc_space_t *space);
 /* The daemon or the mirror knows another epoch. */
 void kvc_space_stale(kvc_space_t *space);
+/* Out of the attachment: nothing that arrives reaches it any more. Then kvc_space_free(). */
+void kvc_space_unlink(kvc_space_t *space);
 void kvc_space_free(kvc_space_t *space);
 
 /* Where leaf `leaf` of head `head` lies in a block. */
@@ -449,8 +473,6 @@ void kvc_lease_flush(kvc_t *kvc);
 void kvc_leases_destroy(kvc_t *kvc);
 /* The space goes: what is left of its leases goes back. */
 void kvc_leases_of_space_end(kvc_space_t *space);
-/* Oldest live lease or put; UINT64_MAX: none. */
-uint64_t kvc_oldest_serial(const kvc_t *kvc);
 
 kvc_put_t *kvc_put_new(kvc_space_t *space);
 void kvc_put_forget(kvc_put_t *put);

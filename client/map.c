@@ -1,35 +1,7 @@
 /* The shared memory of one incarnation: checked once when it is mapped, unmapped when nobody can be in it any more. */
 #include "impl.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-
-kv_status_t kvc_map_fd(int fd, uint64_t bytes, int prot, void **p_base)
-{
-	struct stat st;
-	int seals = fcntl(fd, F_GET_SEALS);
-	void *base;
-
-	/* Memory that somebody can cut off under us ends in SIGBUS: only memory sealed against shrinking is used. */
-	if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(fd, &st) != 0 || bytes == 0 || bytes > SIZE_MAX / 2 ||
-	    (uint64_t)st.st_size < bytes) {
-		return KV_ERR_PROTO;
-	}
-	base = mmap(NULL, bytes, prot, MAP_SHARED, fd, 0);
-	if (base == MAP_FAILED) {
-		return KV_ERR_NOMEM;
-	}
-	if (madvise(base, bytes, MADV_DONTFORK) != 0) {
-		munmap(base, bytes);
-		return KV_ERR_UNSUPPORTED;
-	}
-	/* Fewer TLB misses where the kernel gives huge pages; nothing is lost where it does not. */
-	(void)madvise(base, bytes, MADV_HUGEPAGE);
-	*p_base = base;
-
-	return KV_OK;
-}
 
 static kv_status_t mirror_check(kvc_t *kvc, kvc_map_t *map)
 {
@@ -52,6 +24,11 @@ static kv_status_t mirror_check(kvc_t *kvc, kvc_map_t *map)
 		return KV_ERR_PROTO;
 	}
 
+	if (header->stale_ns > KV_MIRROR_STALE_MAX_NS) {
+		return KV_ERR_PROTO;
+	}
+
+	map->stale_ns = header->stale_ns ? header->stale_ns : KV_MIRROR_STALE_NS;
 	map->buckets = (const kv_mirror_bucket_t *)((const uint8_t *)header + buckets);
 	map->bucket_mask = count - 1;
 	map->epochs = (const _Atomic uint64_t *)((const uint8_t *)header + epochs);

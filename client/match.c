@@ -229,7 +229,7 @@ static kv_miss_reason_t alive(const kvc_space_t *space, const kvc_map_t *map)
 	}
 	now = kv_now_ns(&space->kvc->env);
 	age = now > beat ? now - beat : beat - now; /* a beat from the future is of another clock */
-	if (age > KV_MIRROR_STALE_NS) {
+	if (age > map->stale_ns) {
 		return KV_WHY_DAEMON_STALE;
 	}
 	if (epoch == 0) {

@@ -88,27 +88,6 @@ void kvc_puts_destroy(kvc_t *kvc)
 	}
 }
 
-void kvc_puts_of_space_end(kvc_space_t *space)
-{
-	kvc_t *kvc = space->kvc;
-	kvc_put_t *next;
-
-	for (kvc_put_t *put = kvc->puts; put; put = next) {
-		next = put->next;
-		if (put->space == space && !put->freed) {
-			kvc_put_free(put);
-		}
-	}
-	/* Those with a PUT_END in flight stay until its answer; they must not look at the space any more. */
-	for (kvc_put_t *put = kvc->puts; put; put = next) {
-		next = put->next;
-		if (put->space == space) {
-			kvc_forget(kvc, put);
-			kvc_put_forget(put);
-		}
-	}
-}
-
 /* All puts of the session that has just ended are over. */
 void kvc_puts_lost(kvc_t *kvc)
 {

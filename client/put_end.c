@@ -251,6 +251,27 @@ void kvc_put_free(kvc_put_t *put)
 	kvc_map_reap(kvc);
 }
 
+void kvc_puts_of_space_end(kvc_space_t *space)
+{
+	kvc_t *kvc = space->kvc;
+	kvc_put_t *next;
+
+	for (kvc_put_t *put = kvc->puts; put; put = next) {
+		next = put->next;
+		if (put->space == space && !put->freed) {
+			kvc_put_free(put);
+		}
+	}
+	/* Those with a PUT_END in flight stay until its answer; they must not look at the space any more. */
+	for (kvc_put_t *put = kvc->puts; put; put = next) {
+		next = put->next;
+		if (put->space == space) {
+			kvc_forget(kvc, put);
+			kvc_put_forget(put);
+		}
+	}
+}
+
 /* Handed in in two parts, so that the daemon works on the first while the rest is being copied. */
 static kvc_status_t write_and_end(kvc_put_t *put, const void *const *blocks)
 {

@@ -149,7 +149,18 @@ void kvc_slab_retire(kvc_t *kvc, uint32_t number)
 		slab->next_retired = map->retired;
 		map->retired = slab;
 		kvc_slab_reap(kvc);
+	} else { /* it went before we heard of it */
+		kvc_tell(kvc, KV_CODE_QUIET, &(kv_msg_quiet_t){.what = 3, .id = number});
 	}
+}
+
+/* Of the oldest live lease or put; UINT64_MAX: none. */
+static uint64_t oldest_serial(const kvc_t *kvc)
+{
+	uint64_t lease = kvc->leases ? kvc->leases->serial : UINT64_MAX;
+	uint64_t put = kvc->puts ? kvc->puts->serial : UINT64_MAX;
+
+	return lease < put ? lease : put;
 }
 
 void kvc_slab_reap(kvc_t *kvc)
@@ -161,7 +172,7 @@ void kvc_slab_reap(kvc_t *kvc)
 	if (!link || !*link) {
 		return;
 	}
-	oldest = kvc_oldest_serial(kvc);
+	oldest = oldest_serial(kvc);
 	while (*link) {
 		kvc_slab_t *slab = *link;
 		kv_msg_quiet_t msg = {.what = 3, .id = slab->number};

@@ -86,19 +86,40 @@ static void space_opened(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 	}
 }
 
-kv_status_t kvc_space_ask(kvc_space_t *space)
+/* Ask for the space (again). */
+static kv_status_t ask(kvc_space_t *space)
 {
 	kv_msg_space_open_t msg = {
 		.identity = {(const uint8_t *)space->text, space->text_len},
 		.layout = kv_slice_str(space->asked_layout),
 	};
-	kvc_ask_t ask = {.code = KV_CODE_SPACE_OPEN, .msg = &msg, .done = space_opened, .object = space, .fd = -1};
-	kv_status_t status = kvc_send(space->kvc, &ask);
+	kvc_ask_t request = {.code = KV_CODE_SPACE_OPEN, .msg = &msg, .done = space_opened, .object = space, .fd = -1};
+	kv_status_t status = kvc_send(space->kvc, &request);
 
 	space->opening = status == KV_OK;
 	space->open_status = status == KV_OK ? KV_PENDING : status;
 
 	return status;
+}
+
+uint32_t kvc_spaces_ask(kvc_t *kvc)
+{
+	uint32_t asked = 0;
+
+	for (kvc_space_t *space = kvc->spaces; space; space = space->next) {
+		asked += ask(space) == KV_OK;
+	}
+
+	return asked;
+}
+
+void kvc_spaces_refresh(kvc_t *kvc)
+{
+	for (kvc_space_t *space = kvc->spaces; space; space = space->next) {
+		if (!space->opening && atomic_exchange(&space->stale, 0u)) {
+			(void)ask(space);
+		}
+	}
 }
 
 static kv_identity_t identity_of(const kvc_identity_t *given, char groups[32], char hash_tokens[16])
@@ -185,7 +206,7 @@ kvc_status_t kvc_space_open_start(kvc_t *kvc, const kvc_identity_t *identity, kv
 	space->kvc = kvc;
 	status = identity_take(space, identity);
 	if (status == KVC_OK) {
-		status = (kvc_status_t)kvc_space_ask(space);
+		status = (kvc_status_t)ask(space);
 	}
 	if (status != KVC_OK) {
 		kvc_space_free(space);
@@ -222,7 +243,8 @@ kvc_status_t kvc_space_open(kvc_t *kvc, const kvc_identity_t *identity, kvc_spac
 		status = kvc_fail(KV_ERR_TIMEOUT, "kvd at %s did not answer in time; is it stopped?", kvc->socket);
 	}
 	if (status != KVC_OK) {
-		kvc_space_close(space);
+		kvc_space_unlink(space);
+		kvc_space_free(space);
 		return status;
 	}
 	*p_space = space;
@@ -237,14 +259,10 @@ void kvc_space_free(kvc_space_t *space)
 	kv_free(&env, space);
 }
 
-void kvc_space_close(kvc_space_t *space)
+void kvc_space_unlink(kvc_space_t *space)
 {
-	kvc_space_t **link;
+	kvc_space_t **link = &space->kvc->spaces;
 
-	if (!space) {
-		return;
-	}
-	link = &space->kvc->spaces;
 	while (*link && *link != space) {
 		link = &(*link)->next;
 	}
@@ -255,9 +273,6 @@ void kvc_space_close(kvc_space_t *space)
 		kvc_reopened(space->kvc);
 	}
 	kvc_forget(space->kvc, space);
-	kvc_leases_of_space_end(space);
-	kvc_puts_of_space_end(space);
-	kvc_space_free(space);
 }
 
 void kvc_space_get_info(const kvc_space_t *space, kvc_space_info_t *info)
@@ -275,13 +290,14 @@ const char *kvc_space_layout(const kvc_space_t *space)
 	return space->layout;
 }
 
-/* A match gives up after 50 ms; what is asked by message has a deadline and may outlast a hiccup, but not a stop. */
+/* A match gives up when the heartbeat is stale; what is asked by message has a deadline and may outlast a hiccup, but not a stop. */
 static int is_hung(const kvc_t *kvc, const kvc_map_t *map)
 {
 	uint64_t beat = atomic_load_explicit(&map->mirror->heartbeat_ns, memory_order_relaxed);
 	uint64_t now = kv_now_ns(&kvc->env);
+	uint64_t longest = map->stale_ns > KVC_HUNG_NS ? map->stale_ns : KVC_HUNG_NS;
 
-	return now > beat && now - beat > KVC_HUNG_NS;
+	return now > beat && now - beat > longest;
 }
 
 kvc_status_t kvc_space_usable(kvc_space_t *space)

@@ -210,14 +210,15 @@ static void print_mirror(void)
 	HEADER_ROW(kv_mirror_header_t, buckets_offset, "bytes from the start, a multiple of 4096");
 	HEADER_ROW(kv_mirror_header_t, epochs_offset, "u64 epoch[4096], by space id; 0: no such space");
 	HEADER_ROW(kv_mirror_header_t, total_bytes, "size of the mirror");
-	printf("\nA heartbeat older than %llu ms makes every match a miss (reason %d). A bucket is %zu bytes: a u32 "
+	HEADER_ROW(kv_mirror_header_t, stale_ns, "how old a heartbeat may be (option limits.silence); 0: 50 ms");
+	printf("\nA heartbeat older than stale_ns makes every match a miss (reason %d). A bucket is %zu bytes: a u32 "
 	       "sequence (odd while the daemon\n"
 	       "writes) and %u entries of %zu bytes. A key's home bucket is its first 8 bytes & (bucket_count - 1); a "
 	       "search goes on to the next\n"
 	       "bucket until one whose first entry has overflow 0, at most %u buckets.\n\n"
 	       "| offset | bytes | field of an entry | meaning |\n|---|---|---|---|\n",
-	       (unsigned long long)(KV_MIRROR_STALE_NS / 1000000), KV_WHY_DAEMON_STALE, sizeof(kv_mirror_bucket_t),
-	       KV_MIRROR_WAYS, sizeof(kv_mirror_entry_t), KV_MIRROR_MAX_PROBE);
+	       KV_WHY_DAEMON_STALE, sizeof(kv_mirror_bucket_t), KV_MIRROR_WAYS, sizeof(kv_mirror_entry_t),
+	       KV_MIRROR_MAX_PROBE);
 	HEADER_ROW(kv_mirror_entry_t, key, "block key");
 	HEADER_ROW(kv_mirror_entry_t, group, "block group");
 	HEADER_ROW(kv_mirror_entry_t, tiers, "bits: 1 CPU, 2 disk, 4 GPU, 8 remote; 0: an empty place");

@@ -174,7 +174,7 @@ kvc_status_t kvx_scheduler_tokens(kvx_scheduler_t *scheduler, const kvx_ask_t *a
 	}
 	number = kvx_space_of(scheduler, ask);
 	if (number == UINT32_MAX || !scheduler->spaces[number].open) {
-		return KVC_OK; /* without a space there is nothing to begin a chain with */
+		return KVC_ERR_UNREACHABLE; /* without a space there is nothing to begin a chain with */
 	}
 	space = scheduler->spaces[number].space;
 	request = kvx_requests_get(&scheduler->requests, ask->id, ask->id_len);
@@ -190,6 +190,9 @@ kvc_status_t kvx_scheduler_tokens(kvx_scheduler_t *scheduler, const kvx_ask_t *a
 	}
 	if (own->epoch == 0) {
 		return KVC_OK;
+	}
+	if (own->epoch != epoch_of(space)) {
+		return KVC_ERR_STALE_EPOCH;
 	}
 	if (units->at != own->given) {
 		forget(own);

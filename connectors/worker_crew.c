@@ -124,7 +124,7 @@ void kvx_crew_close(kvx_worker_t *worker)
 		if (cause == KVC_ERR_CORRUPT) {
 			wait_let_go(worker, load);
 		}
-		failed |= cause != KVC_OK;
+		failed |= cause != KVC_OK || load->skipped;
 		fail_load(worker, load);
 	}
 	if (failed) {

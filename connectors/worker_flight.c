@@ -32,8 +32,21 @@ kvx_flight_t *kvx_flight_of_save(kvx_wgpu_t *gpu, int fence)
 static void shorten(kvx_wgpu_t *gpu, uint32_t most)
 {
 	gpu->sync_batch = gpu->sync_batch < most ? gpu->sync_batch : most;
+	gpu->range_batch = gpu->range_batch < most ? gpu->range_batch : most;
 	gpu->beside_batch = gpu->beside_batch < most ? gpu->beside_batch : most;
 	gpu->save_batch = gpu->save_batch < most ? gpu->save_batch : most;
+}
+
+/* Behind the last of its lane. */
+static void join_lane(kvx_wgpu_t *gpu, kvx_flight_t *flight)
+{
+	flight->next = NULL;
+	if (gpu->first[flight->lane]) {
+		gpu->last[flight->lane]->next = flight;
+	} else {
+		gpu->first[flight->lane] = flight;
+	}
+	gpu->last[flight->lane] = flight;
 }
 
 kvc_status_t kvx_flight_submit(kvx_worker_t *worker, kvx_flight_t *flight, const kvk_gpu_copy_t *copy)
@@ -46,8 +59,11 @@ kvc_status_t kvx_flight_submit(kvx_worker_t *worker, kvx_flight_t *flight, const
 		flight->job = job;
 		flight->begin_ns = kvx_worker_now();
 		flight->poisoned = 0;
+		flight->serial = ++gpu->serial;
+		join_lane(gpu, flight);
 		atomic_fetch_add(&gpu->airborne, 1u);
 		atomic_fetch_add(&gpu->loading, flight->load ? 1u : 0u);
+		atomic_fetch_add(&gpu->leaving, flight->load ? 0u : copy->count);
 		if (flight->load) {
 			kvx_clock_sent(gpu, flight->load, copy->stream);
 		}
@@ -77,9 +93,30 @@ static void land(kvx_worker_t *worker, kvx_flight_t *flight, kvc_status_t status
 	kvk_gpu_end(job);
 	flight->job = NULL;
 	flight->load = NULL;
-	flight->save = NULL;
 	atomic_fetch_sub(&gpu->loading, loading);
+	atomic_fetch_sub(&gpu->leaving, loading ? 0u : flight->n);
 	atomic_fetch_sub(&gpu->airborne, 1u);
+}
+
+/* The driver is asked about one flight a lane: whoever asks it holds up who enqueues. */
+static uint32_t land_lane(kvx_worker_t *worker, kvx_lane_t lane)
+{
+	kvx_wgpu_t *gpu = worker->gpu;
+	kvx_flight_t *flight;
+	uint32_t landed = 0;
+
+	while ((flight = gpu->first[lane]) != NULL) {
+		const kvc_status_t status = (kvc_status_t)kvk_gpu_poll(flight->job);
+
+		if (status == KVC_PENDING) {
+			break;
+		}
+		gpu->first[lane] = flight->next;
+		land(worker, flight, status);
+		landed++;
+	}
+
+	return landed;
 }
 
 uint32_t kvx_flight_land(kvx_worker_t *worker)
@@ -91,14 +128,8 @@ uint32_t kvx_flight_land(kvx_worker_t *worker)
 		return 0;
 	}
 	(void)pthread_mutex_lock(&gpu->lock);
-	for (uint32_t i = 0; i < KVX_GPU_FLIGHTS; i++) {
-		kvx_flight_t *flight = &gpu->flights[i];
-		const kvc_status_t status = flight->job ? (kvc_status_t)kvk_gpu_poll(flight->job) : KVC_PENDING;
-
-		if (status != KVC_PENDING) {
-			land(worker, flight, status);
-			landed++;
-		}
+	for (uint32_t lane = 0; lane < KVX_LANES; lane++) {
+		landed += land_lane(worker, (kvx_lane_t)lane);
 	}
 	(void)pthread_mutex_unlock(&gpu->lock);
 	if (landed > 0) {

@@ -6,10 +6,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define NAP_NS   UINT64_C(100000)
-#define SPINS    2000u
-#define QUIT_NS  UINT64_C(3000000000) /* closing: for the device to let go of what it still copies */
-#define GRACE_NS UINT64_C(20000000)   /* past its deadline the engine ends a load itself */
+#define NAP_NS        UINT64_C(100000)
+#define LAYER_WAIT_US 1000u
+#define SAVE_SMS      2u
+#define LEAVES_BYTES  (UINT64_C(8) << 20)
+#define SPINS         2000u
+#define QUIT_NS       UINT64_C(3000000000) /* closing: for the device to let go of what it still copies */
+#define GRACE_NS      UINT64_C(20000000)   /* past its deadline the engine ends a load itself */
 
 /* ---- open and close ---------------------------------------------------------------------------------------------------------- */
 
@@ -30,18 +33,31 @@ static uint32_t batch_of(const kvx_worker_t *worker, uint64_t bytes, uint32_t mo
 	return blocks < 1 ? 1u : blocks > most ? most : (uint32_t)blocks;
 }
 
-static kvc_status_t make_room(kvx_worker_t *worker, kvx_wgpu_t *gpu)
+/* Blocks a job of a layer range: as many as there is room for leaves of, which are expected one by one where a rank has some of the layers only. */
+static uint32_t batch_of_leaves(const kvx_worker_t *worker, uint32_t least)
+{
+	const uint64_t blocks = LEAVES_BYTES / (worker->words * sizeof(uint64_t));
+
+	return blocks < least ? least : blocks > KVX_GPU_RANGE_MOVES ? KVX_GPU_RANGE_MOVES : (uint32_t)blocks;
+}
+
+static kvc_status_t make_room(kvx_worker_t *worker, kvx_wgpu_t *gpu, const kvx_worker_config_t *config)
 {
 	const uint32_t first_save = KVX_GPU_LOADS;
 	uint32_t most;
 
 	gpu->sync_batch = batch_of(worker, KVX_GPU_SYNC_BYTES, KVX_GPU_MOVES);
+	gpu->range_batch = batch_of_leaves(worker, gpu->sync_batch);
+	gpu->save_sms = config->save_sms ? config->save_sms : SAVE_SMS;
+	gpu->layers.least_bytes = config->layer_bytes;
+	gpu->layers.wait_ns = (config->layer_wait_us ? config->layer_wait_us : LAYER_WAIT_US) * UINT64_C(1000);
 	gpu->beside_batch = batch_of(worker, KVX_GPU_BESIDE_BYTES, KVX_GPU_MOVES);
 	gpu->save_batch = batch_of(worker, KVX_GPU_SAVE_BYTES, KVX_WORKER_MOVES);
-	most = gpu->sync_batch;
+	most = gpu->range_batch;
 	gpu->expected = calloc((size_t)most * worker->words, sizeof *gpu->expected);
 	gpu->padded = calloc(worker->words, sizeof *gpu->padded);
-	if (!gpu->expected || !gpu->padded) {
+	gpu->layers.named = calloc(worker->groups[0].paged.layers, sizeof *gpu->layers.named);
+	if (!gpu->expected || !gpu->padded || !gpu->layers.named) {
 		return KVC_ERR_NOMEM;
 	}
 	for (uint32_t i = first_save; i < KVX_GPU_FLIGHTS; i++) {
@@ -100,7 +116,7 @@ kvc_status_t kvx_gpu_open(kvx_worker_t *worker, const kvx_worker_config_t *confi
 	}
 	(void)pthread_mutex_init(&gpu->lock, NULL);
 	worker->gpu = gpu;
-	status = make_room(worker, gpu);
+	status = make_room(worker, gpu, config);
 	status = status == KVC_OK ? open_device(gpu, config) : status;
 	if (status == KVC_OK) {
 		kvx_clocks_open(gpu);
@@ -127,6 +143,7 @@ void kvx_gpu_close(kvx_worker_t *worker)
 	}
 	free(gpu->expected);
 	free(gpu->padded);
+	free(gpu->layers.named);
 	(void)pthread_mutex_destroy(&gpu->lock);
 	free(gpu);
 	worker->gpu = NULL;
@@ -268,6 +285,7 @@ void kvx_gpu_settle(kvx_worker_t *worker)
 	kvx_wgpu_t *gpu = worker->gpu;
 	const uint64_t start = kvx_worker_now();
 
+	kvx_layers_close(worker);
 	if (worker->sync && atomic_load(&worker->sync->go)) {
 		wait_settled(worker);
 		kvx_crew_close(worker);
@@ -283,6 +301,7 @@ void kvx_gpu_end(kvx_worker_t *worker)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
 
+	kvx_layers_close(worker);
 	if (worker->later) {
 		gpu->unordered = !kvx_gpu_order(worker, gpu->compute, gpu->low);
 	}

@@ -5,41 +5,54 @@
  *   beside    loads beside the steps: after what compute had at start()
  *   low       saves: after what compute had at end(), of early ones at begin()
  *
- * A flight is one job and whom it is for. Its load or save counts it as active until it has landed, so lease, put and pool memory stay as long as the
+ * A flight is one job and whom it is for: a load, or as many saves as have blocks for it. They count it as active until it has landed, so lease, put and pool memory stay as long as the
  * device may use them, whatever else happens. Any thread lands what is over. One lock holds flights and jobs together: asking, submitting and ordering are
  * done under it, waiting never is. All states are those of loads and saves on hosts (worker_impl.h); a block in flight is TAKEN.
  *
- * Files: worker_gpu.c (device, streams, order), worker_flight.c, worker_gpu_load.c, worker_gpu_save.c (and fences), worker_slabs.c (pool memory the device
- * sees), worker_gpu_test.c (self-tests).
+ * A synchronous load may come layer by layer: the same blocks again and again, each time of the next few layers, and the engine's kernels of a layer wait for
+ * its range alone.
+ *
+ * Files: worker_gpu.c (device, streams, order), worker_flight.c, worker_gpu_load.c, worker_layers.c, worker_gpu_save.c (and fences), worker_slabs.c (pool
+ * memory the device sees), worker_gpu_test.c (self-tests).
  */
 #ifndef KVX_WORKER_GPU_H
 #define KVX_WORKER_GPU_H
 
 #include "worker_impl.h"
 
-#define KVX_GPU_MOVES        256u                 /* blocks a job of a load at most */
+#define KVX_GPU_MOVES        256u  /* blocks a job of a load at most */
+#define KVX_GPU_RANGE_MOVES  1024u /* blocks a job of a layer range at most: one kernel a range, if it can be */
+#define KVX_GPU_RANGES       32u
 #define KVX_GPU_SYNC_BYTES   (UINT64_C(64) << 20) /* of a job that a step needs: few jobs bring all of it */
 #define KVX_GPU_BESIDE_BYTES (UINT64_C(16) << 20) /* of a job beside the steps */
-#define KVX_GPU_SAVE_BYTES   (UINT64_C(8) << 20)  /* of a job of a save */
-#define KVX_GPU_LOADS        32u                  /* jobs of loads in flight; */
+#define KVX_GPU_SAVE_BYTES   (UINT64_C(32) << 20) /* of a job of a save */
+#define KVX_GPU_LOADS        128u                 /* jobs of loads in flight: a step does not wait to send its own; */
 #define KVX_GPU_BESIDE       16u                  /* of these beside the steps */
 #define KVX_GPU_SAVES        16u                  /* jobs of saves in flight; */
-#define KVX_GPU_AHEAD        8u                   /* of these not for a fence */
+#define KVX_GPU_AHEAD        8u                   /* of these not for a fence, */
+#define KVX_GPU_AHEAD_BYTES  (UINT64_C(64) << 20) /* and bytes in them: a fence waits for them */
 #define KVX_GPU_FLIGHTS      (KVX_GPU_LOADS + KVX_GPU_SAVES)
-#define KVX_GPU_JOBS         64u /* flights and self-tests */
+#define KVX_GPU_JOBS         160u /* flights and self-tests */
 #define KVX_GPU_CLOCKS       16u /* loads that are timed at a time */
 #define KVX_GPU_STEPS        4u  /* steps that are */
+
+/* The stream a flight is on: jobs of one end in the order they were submitted in. */
+typedef enum kvx_lane { KVX_LANE_SYNC, KVX_LANE_BESIDE, KVX_LANE_SAVE, KVX_LANE_FENCE, KVX_LANES } kvx_lane_t;
 
 /* Free when job is NULL. */
 typedef struct kvx_flight {
 	kvk_gpu_job_t *job;
-	kvx_wload_t *load; /* NULL: a save's */
+	kvx_lane_t lane;
+	struct kvx_flight *next; /* in the lane, later */
+	kvx_wload_t *load;       /* NULL: a save's */
 	kvx_wpart_t *part;
-	uint32_t first, count; /* of the load's part */
-	kvx_wsave_t *save;
-	uint32_t n;
-	uint32_t place[KVX_WORKER_MOVES]; /* which block of the save a move is of */
-	uint64_t *leaves;                 /* [batch][words]: what its gather finds */
+	uint32_t first, count;                /* of the load's part */
+	uint32_t layer, layers;               /* of the load's group; layers 0: all */
+	uint64_t serial;                      /* tells whose job it is */
+	uint32_t n;                           /* moves, of saves */
+	kvx_wsave_t *saves[KVX_WORKER_MOVES]; /* of one group: whose a move is; each counts as active there */
+	uint32_t place[KVX_WORKER_MOVES];     /* which block of the save it is of */
+	uint64_t *leaves;                     /* [batch][words]: what its gather finds */
 	uint64_t begin_ns;
 	int poisoned; /* its blocks may have been written meanwhile: what it has read counts for nothing */
 } kvx_flight_t;
@@ -53,6 +66,22 @@ typedef struct kvx_wslab {
 	uint8_t known[];     /* [pieces] */
 } kvx_wslab_t;
 
+/* Synchronous loads that come layer by layer; the engine's thread. */
+typedef struct kvx_wlayers {
+	uint64_t least_bytes; /* of a step's loads; 0: all come whole */
+	uint64_t wait_ns;     /* for all blocks to be there */
+	int off;              /* for good: the engine has skipped a layer */
+	uint32_t count;       /* ranges of the step's loads; 0: they came whole */
+	uint32_t end[KVX_GPU_RANGES];
+	uint32_t waited; /* what the engine enqueues comes after ranges [0, waited) */
+	uint32_t said;   /* layers the engine has named */
+	uint8_t *named;  /* [layers] */
+	struct {
+		kvx_flight_t *flight; /* NULL: none was needed */
+		uint64_t serial;
+	} last[KVX_GPU_RANGES]; /* of those submitted so far, at the end of the range */
+} kvx_wlayers_t;
+
 typedef enum kvx_clock_state { KVX_CLOCK_FREE = 0, KVX_CLOCK_RUNS = 1 } kvx_clock_state_t;
 
 /* The engine's thread; a load's is stopped by who submits for it. */
@@ -65,9 +94,11 @@ typedef struct kvx_wclock {
 struct kvx_wgpu {
 	kvk_gpu_t *gpu;
 	kvk_cu_stream_t urgent, beside, low;
+	uint32_t save_sms;
 	_Atomic uint32_t loose;    /* a copy into the cache may be running that no flight knows of */
 	_Atomic uint32_t airborne; /* flights */
 	_Atomic uint32_t loading;  /* of these for loads */
+	_Atomic uint32_t leaving;  /* blocks in those for saves */
 	_Atomic uint32_t lost;     /* the device hangs: what it may use is left as it is */
 	_Atomic uint64_t quit_ns;  /* closing: no longer is waited for the device; 0: not closing */
 	_Atomic uint64_t refused;  /* pieces of the pool that could not be made known */
@@ -76,15 +107,18 @@ struct kvx_wgpu {
 	kvk_cu_stream_t compute;
 	int ended;     /* end() was there, and this step's synchronous loads are not known yet */
 	int unordered; /* saves of this step cannot be put in order after it */
+	kvx_wlayers_t layers;
 	kvx_wclock_t clocks[KVX_GPU_CLOCKS], steps[KVX_GPU_STEPS];
 	uint32_t step_at; /* the next to be used */
 
 	/* under the lock */
 	pthread_mutex_t lock;
-	uint32_t sync_batch, beside_batch, save_batch; /* blocks a job */
-	kvx_flight_t flights[KVX_GPU_FLIGHTS];         /* loads, then saves */
-	kvk_move_t moves[KVX_GPU_MOVES];
-	uint64_t *expected; /* [KVX_GPU_MOVES at most][words] */
+	uint32_t sync_batch, range_batch, beside_batch, save_batch; /* blocks a job */
+	uint64_t serial;
+	kvx_flight_t *first[KVX_LANES], *last[KVX_LANES];
+	kvx_flight_t flights[KVX_GPU_FLIGHTS]; /* loads, then saves */
+	kvk_move_t moves[KVX_GPU_RANGE_MOVES];
+	uint64_t *expected; /* [the largest batch of a load][words] */
 	uint64_t *padded;   /* [words] */
 
 	/* who owns the attachment */
@@ -139,13 +173,23 @@ void kvx_clock_sent(kvx_wgpu_t *gpu, const kvx_wload_t *load, kvk_cu_stream_t st
 /* worker_gpu_load.c */
 /* Submit what the oldest loads beside the steps have ready: how many blocks. Transfer thread. */
 uint32_t kvx_gpu_load_beside(kvx_worker_t *worker);
-/* All synchronous loads of the plan are submitted, or have failed, when it returns. */
-void kvx_gpu_load(kvx_worker_t *worker);
+/* All synchronous loads of the plan are submitted, or have failed, when it returns. `layers`: they may come layer by layer; 1: they do. */
+int kvx_gpu_load(kvx_worker_t *worker, int layers);
+/* Submit what the flight says of its load. BUSY: not now; the load counts the flight from here to its landing. Lock held. */
+kvc_status_t kvx_gpu_load_submit(kvx_worker_t *worker, kvx_flight_t *flight);
+/* Nothing could be sent: land what is over, end loads that are overdue, else wait a little, unless the gate was opened since `seen`. */
+void kvx_gpu_load_wait(kvx_worker_t *worker, uint32_t seen, uint32_t *p_spins);
 /* Lock held. */
 void kvx_gpu_load_landed(kvx_worker_t *worker, kvx_flight_t *flight, kvc_status_t status);
 
+/* worker_layers.c */
+/* Submit the synchronous loads in layer ranges, if that pays and all their blocks are there. 0: nothing was done. */
+int kvx_layers_send(kvx_worker_t *worker);
+/* No layer is read any more: what the engine has not waited for comes before what it does next. Where a layer was read without, the loads have failed. */
+void kvx_layers_close(kvx_worker_t *worker);
+
 /* worker_gpu_save.c */
-/* Submit some blocks of the save: how many. Transfer thread. */
+/* Submit some blocks of the save, and of those behind it while there is room: how many. Transfer thread. */
 kvc_status_t kvx_gpu_save(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t *p_moved);
 /* Blocks of the fence are read, or will be before what the engine enqueues from now on, or are given up. */
 void kvx_gpu_fence(kvx_worker_t *worker);

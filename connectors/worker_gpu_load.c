@@ -8,6 +8,15 @@
 
 /* ---- one batch --------------------------------------------------------------------------------------------------------------- */
 
+/* Leaves of all layers lie in the block's as a move wants them: they are read there. */
+static void expect(const kvx_worker_t *worker, const kvx_wpart_t *part, const kvx_source_t *source, kvk_move_t *move)
+{
+	const uint64_t *leaves = source->leaves + (size_t)part->group->paged.first_head * worker->geometry.leaves;
+
+	move->data = (void *)(uintptr_t)source->data; /* scatter only reads both */
+	move->leaves = (uint64_t *)(uintptr_t)leaves;
+}
+
 /* The moves of blocks [first, first + count) that are wanted: how many. */
 static uint32_t prepare(const kvx_worker_t *worker, const kvx_wpart_t *part, uint32_t first, uint32_t count)
 {
@@ -15,12 +24,16 @@ static uint32_t prepare(const kvx_worker_t *worker, const kvx_wpart_t *part, uin
 	uint32_t n = 0;
 
 	for (uint32_t i = first; i < first + count; i++) {
-		if (part->ids[i] != KVX_NO_BLOCK) {
+		if (part->ids[i] == KVX_NO_BLOCK) {
+			continue;
+		}
+		if (part->group->paged.layers == worker->layout.layers) {
+			expect(worker, part, &part->sources[i], &gpu->moves[n]);
+		} else {
 			kvx_move_prepare(worker, part->group, &part->sources[i], &gpu->moves[n],
 					 gpu->expected + (size_t)n * worker->words);
-			gpu->moves[n].block = part->ids[i];
-			n++;
 		}
+		gpu->moves[n++].block = part->ids[i];
 	}
 
 	return n;
@@ -34,8 +47,7 @@ static void settle_blocks(kvx_worker_t *worker, kvx_wload_t *load, uint32_t coun
 	}
 }
 
-/* Submit what was taken. BUSY: not now; the load counts the flight from here to its landing. */
-static kvc_status_t submit(kvx_worker_t *worker, kvx_flight_t *flight)
+kvc_status_t kvx_gpu_load_submit(kvx_worker_t *worker, kvx_flight_t *flight)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
 	kvx_wload_t *load = flight->load;
@@ -44,11 +56,14 @@ static kvc_status_t submit(kvx_worker_t *worker, kvx_flight_t *flight)
 	const kvk_gpu_copy_t copy = {.dir = KVK_GPU_SCATTER,
 				     .layout = load->layout,
 				     .paged = &part->group->paged,
+				     .layer = flight->layer,
+				     .layers = flight->layers,
 				     .moves = gpu->moves,
 				     .count = moves,
 				     .stream = load->flags & KVX_PLAN_ASYNC ? gpu->beside : gpu->urgent};
 	kvc_status_t status = kvc_lease_state(part->lease);
 
+	flight->lane = load->flags & KVX_PLAN_ASYNC ? KVX_LANE_BESIDE : KVX_LANE_SYNC;
 	if (status != KVC_OK) {
 		return status;
 	}
@@ -85,7 +100,9 @@ static uint32_t send_part(kvx_worker_t *worker, kvx_wload_t *load, kvx_wpart_t *
 	}
 	flight->load = load;
 	flight->part = part;
-	status = submit(worker, flight);
+	flight->layer = 0;
+	flight->layers = 0;
+	status = kvx_gpu_load_submit(worker, flight);
 	if (status == KVC_ERR_BUSY) {
 		atomic_store(&part->next, flight->first); /* nobody else takes of this load */
 	} else if (status != KVC_OK) {
@@ -132,7 +149,7 @@ void kvx_gpu_load_landed(kvx_worker_t *worker, kvx_flight_t *flight, kvc_status_
 			}
 			if (status == KVC_ERR_CORRUPT && kvk_gpu_bad(flight->job, move)) {
 				part->ends[i] = KVX_BLOCK_BAD;
-			} else {
+			} else if (++part->came[i] == load->ranges) {
 				part->ends[i] = KVX_BLOCK_GOOD;
 				good++;
 			}
@@ -187,32 +204,46 @@ static int all_sent(const kvx_worker_t *worker)
 	return 1;
 }
 
+void kvx_gpu_load_wait(kvx_worker_t *worker, uint32_t seen, uint32_t *p_spins)
+{
+	const uint64_t now = kvx_worker_now();
+
+	if (kvx_flight_land(worker) > 0) {
+		*p_spins = 0;
+		return;
+	}
+	for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
+		if (now >= load->deadline_ns + GRACE_NS) {
+			kvx_wload_close(worker, load, KVC_ERR_TIMEOUT);
+		}
+	}
+	if ((*p_spins)++ < SPINS) {
+		kvx_pause();
+	} else {
+		kvx_gate_wait(&worker->progress, seen, NAP_NS);
+	}
+}
+
 static void send_until_sent(kvx_worker_t *worker)
 {
 	uint32_t spins = 0;
 
 	while (!all_sent(worker)) {
 		const uint32_t seen = kvx_gate_seen(&worker->progress);
-		const uint64_t now = kvx_worker_now();
-		uint32_t moved = kvx_flight_land(worker);
+		uint32_t moved = 0;
 
 		for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
 			moved += send(worker, load);
-			if (now >= load->deadline_ns + GRACE_NS) {
-				kvx_wload_close(worker, load, KVC_ERR_TIMEOUT);
-			}
 		}
 		if (moved > 0) {
 			spins = 0;
-		} else if (spins++ < SPINS) {
-			kvx_pause();
 		} else if (!all_sent(worker)) {
-			kvx_gate_wait(&worker->progress, seen, NAP_NS);
+			kvx_gpu_load_wait(worker, seen, &spins);
 		}
 	}
 }
 
-void kvx_gpu_load(kvx_worker_t *worker)
+int kvx_gpu_load(kvx_worker_t *worker, int layers)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
 	const int ordered = kvx_gpu_order(worker, gpu->compute, gpu->urgent);
@@ -226,9 +257,14 @@ void kvx_gpu_load(kvx_worker_t *worker)
 		atomic_store(&load->go, 1u);
 	}
 	kvx_worker_wake(worker);
+	if (layers && ordered && kvx_layers_send(worker)) {
+		return 1;
+	}
 	send_until_sent(worker);
 	if (!kvx_gpu_order(worker, gpu->urgent, gpu->compute)) {
 		atomic_store(&gpu->loose, 1u);
 		kvx_gpu_settle(worker); /* then the host waits */
 	}
+
+	return 0;
 }

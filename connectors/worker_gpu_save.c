@@ -6,6 +6,9 @@
 #include "worker_gpu.h"
 
 #define SPINS 2000u
+#define STAGED_LEAST                                                                                                   \
+	(UINT64_C(256)                                                                                                 \
+	 << 10) /* bytes beside each other in the pool, from which on the copy engine is worth its calls */
 
 /* ---- submitting -------------------------------------------------------------------------------------------------------------- */
 
@@ -17,10 +20,9 @@ static int is_fenced(const kvx_worker_t *worker, const kvx_wsave_t *save, uint32
 }
 
 /* Put block i of the save into the flight. Not OK: it stays as it was; ALREADY: there is nothing to do. */
-static kvc_status_t board(kvx_worker_t *worker, kvx_flight_t *flight, uint32_t i)
+static kvc_status_t board(kvx_worker_t *worker, kvx_flight_t *flight, kvx_wsave_t *save, uint32_t i)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
-	kvx_wsave_t *save = flight->save;
 	void *data = NULL;
 	kvc_status_t status = kvc_put_block(save->put, i, &data);
 
@@ -39,23 +41,71 @@ static kvc_status_t board(kvx_worker_t *worker, kvx_flight_t *flight, uint32_t i
 	if (save->group->padded) {
 		kvx_move_zero(worker, save->group, data);
 	}
+	atomic_fetch_add(&save->active, 1u);
 	gpu->moves[flight->n] = (kvk_move_t){
 		.block = save->ids[i], .data = data, .leaves = flight->leaves + (size_t)flight->n * worker->words};
+	flight->saves[flight->n] = save;
 	flight->place[flight->n++] = i;
 
 	return KVC_OK;
+}
+
+/* Blocks of the save that wait, those of the fence or from the first on. Not OK: why the next one cannot be copied now, or ever. */
+static kvc_status_t board_some(kvx_worker_t *worker, kvx_flight_t *flight, kvx_wsave_t *save, int fence)
+{
+	kvc_status_t status = KVC_OK;
+
+	for (uint32_t i = fence ? 0 : save->at; i < save->n && flight->n < worker->gpu->save_batch; i++) {
+		if (atomic_load(&save->state[i]) != KVX_MARK_WAITING || (fence && !is_fenced(worker, save, i))) {
+			continue;
+		}
+		status = board(worker, flight, save, i);
+		if (status != KVC_OK && status != KVC_ALREADY) {
+			return status;
+		}
+	}
+
+	return KVC_OK;
+}
+
+/* What one step has to save are many puts, some of a block each: those behind the save come with it. What of them cannot is seen to in their own turn. */
+static void board_others(kvx_worker_t *worker, kvx_flight_t *flight, const kvx_wsave_t *save)
+{
+	for (kvx_wjob_t *job = save->job.next_run; job && flight->n < worker->gpu->save_batch; job = job->next_run) {
+		kvx_wsave_t *other = (kvx_wsave_t *)job;
+
+		if (job->kind == KVX_WJOB_SAVE && other->group == save->group && other->layout == save->layout &&
+		    atomic_load(&other->imported) == KVC_OK && !atomic_load(&other->dropped) &&
+		    !atomic_load(&other->closed)) {
+			(void)board_some(worker, flight, other, 0);
+		}
+	}
 }
 
 /* What was put into the flight is given up, or put back. */
 static void leave(kvx_worker_t *worker, kvx_flight_t *flight, int give_up)
 {
 	for (uint32_t m = 0; m < flight->n; m++) {
+		kvx_wsave_t *save = flight->saves[m];
+
 		if (give_up) {
-			kvx_wsave_unmark(worker, flight->save, flight->place[m], KVX_MARK_DROPPED);
+			kvx_wsave_unmark(worker, save, flight->place[m], KVX_MARK_DROPPED);
 		} else {
-			atomic_store(&flight->save->state[flight->place[m]], KVX_MARK_WAITING);
+			atomic_store(&save->state[flight->place[m]], KVX_MARK_WAITING);
 		}
+		atomic_fetch_sub(&save->active, 1u);
 	}
+}
+
+/* Saves have time, and steps run beside them: a matrix product waits for its slowest SM, so that a copy that takes some costs it far more than their share.
+ * The copy engine takes the link's part then, and a kernel on few SMs the rest. */
+static kvk_gpu_way_t way_of(const kvx_worker_t *worker, const kvx_wsave_t *save)
+{
+	const kvk_paged_t *paged = &save->group->paged;
+	const uint64_t run = (uint64_t)paged->layers * worker->geometry.page_bytes *
+			     (paged->layers == worker->layout.layers ? paged->heads : 1u);
+
+	return run >= STAGED_LEAST ? KVK_GPU_STAGED : KVK_GPU_AUTO;
 }
 
 /* One flight with blocks of the save that wait, those of the fence or from the first on, onto the stream: how many. Lock held.
@@ -68,38 +118,29 @@ static kvc_status_t send(kvx_worker_t *worker, kvx_wsave_t *save, int fence, uin
 			       .layout = save->layout,
 			       .paged = &save->group->paged,
 			       .moves = gpu->moves,
+			       .way = fence ? KVK_GPU_AUTO : way_of(worker, save),
+			       .sms = fence ? 0 : gpu->save_sms,
 			       .stream = fence ? gpu->compute : gpu->low};
-	kvc_status_t status = KVC_OK, sent;
+	kvc_status_t status, sent;
 
 	*p_sent = 0;
 	if (!flight) {
 		return KVC_PENDING;
 	}
-	flight->save = save;
+	flight->lane = fence ? KVX_LANE_FENCE : KVX_LANE_SAVE;
 	flight->n = 0;
-	for (uint32_t i = fence ? 0 : save->at; i < save->n && flight->n < gpu->save_batch; i++) {
-		if (atomic_load(&save->state[i]) != KVX_MARK_WAITING || (fence && !is_fenced(worker, save, i))) {
-			continue;
-		}
-		status = board(worker, flight, i);
-		if (status != KVC_OK && status != KVC_ALREADY) {
-			break;
-		}
+	status = board_some(worker, flight, save, fence);
+	if (status == KVC_OK && !fence) {
+		board_others(worker, flight, save);
 	}
-	status = status == KVC_ALREADY ? KVC_OK : status;
 	if (flight->n > 0) {
 		copy.count = flight->n;
-		atomic_fetch_add(&save->active, 1u);
 		sent = kvx_flight_submit(worker, flight, &copy);
 		*p_sent = sent == KVC_OK ? flight->n : 0;
 		if (sent != KVC_OK) {
-			atomic_fetch_sub(&save->active, 1u);
 			leave(worker, flight, sent != KVC_ERR_BUSY);
 			status = sent == KVC_ERR_BUSY ? KVC_PENDING : sent;
 		}
-	}
-	if (!flight->job) {
-		flight->save = NULL;
 	}
 
 	return status;
@@ -146,7 +187,8 @@ static kvc_status_t pass(kvx_wsave_t *save)
 kvc_status_t kvx_gpu_save(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t *p_moved)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
-	const int full = atomic_load(&gpu->airborne) - atomic_load(&gpu->loading) >= KVX_GPU_AHEAD;
+	const int full = atomic_load(&gpu->airborne) - atomic_load(&gpu->loading) >= KVX_GPU_AHEAD ||
+			 (uint64_t)atomic_load(&gpu->leaving) * worker->geometry.block_bytes >= KVX_GPU_AHEAD_BYTES;
 	kvc_status_t status = full ? KVC_PENDING : ensure_next(worker, save);
 
 	*p_moved = 0;
@@ -166,7 +208,7 @@ kvc_status_t kvx_gpu_save(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t *p_m
 /* It has been read: its digests go where the daemon looks for them. */
 static kvc_status_t take_over(kvx_worker_t *worker, const kvx_flight_t *flight, uint32_t m)
 {
-	const kvx_wsave_t *save = flight->save;
+	const kvx_wsave_t *save = flight->saves[m];
 	uint64_t *leaves = flight->leaves + (size_t)m * worker->words;
 
 	if (save->group->padded) {
@@ -179,20 +221,20 @@ static kvc_status_t take_over(kvx_worker_t *worker, const kvx_flight_t *flight, 
 
 void kvx_gpu_save_landed(kvx_worker_t *worker, kvx_flight_t *flight, kvc_status_t status)
 {
-	kvx_wsave_t *save = flight->save;
-	const uint64_t bytes =
-		(uint64_t)save->group->paged.heads * save->group->paged.layers * worker->geometry.page_bytes;
+	const kvk_paged_t *paged = &flight->saves[0]->group->paged;
+	const uint64_t bytes = (uint64_t)paged->heads * paged->layers * worker->geometry.page_bytes;
 	uint32_t done = 0;
 
 	for (uint32_t m = 0; m < flight->n; m++) {
 		const int good = status == KVC_OK && !flight->poisoned && take_over(worker, flight, m) == KVC_OK;
+		kvx_wsave_t *save = flight->saves[m];
 
 		kvx_wsave_unmark(worker, save, flight->place[m], good ? KVX_MARK_DONE : KVX_MARK_DROPPED);
 		done += good ? 1u : 0u;
+		atomic_fetch_sub(&save->active, 1u); /* it may be gone now */
 	}
 	kvx_wcount(&worker->stats.save_bytes, done * bytes);
 	kvx_wcount(&worker->stats.save_ns, kvx_worker_now() - flight->begin_ns);
-	atomic_fetch_sub(&save->active, 1u);
 }
 
 /* ---- fences (engine's thread) ------------------------------------------------------------------------------------------------ */
@@ -257,7 +299,7 @@ static void drop_waiting(kvx_worker_t *worker, kvx_wsave_t *save)
 static void order_flight(kvx_worker_t *worker, kvx_flight_t *flight)
 {
 	for (uint32_t m = 0; m < flight->n; m++) {
-		if (is_fenced(worker, flight->save, flight->place[m])) {
+		if (is_fenced(worker, flight->saves[m], flight->place[m])) {
 			if (kvk_gpu_order(flight->job, worker->gpu->compute) != KV_OK) {
 				flight->poisoned = 1;
 			}

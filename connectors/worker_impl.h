@@ -130,6 +130,8 @@ typedef struct kvx_wpart {
 	uint32_t *ids;          /* [n] */
 	kvx_source_t *sources;  /* [n], filled up to `limit` */
 	uint8_t *ends;          /* [n] kvx_block_end_t, written by who copies */
+	uint8_t *came;          /* [n] layer ranges of it that have come; of a cache in GPU memory */
+	uint32_t at;            /* blocks sent of the layer range at hand */
 	kvc_lease_t *lease;     /* transfer thread's; copiers look at its state */
 	uint32_t reach;         /* blocks of it the lease covers */
 	_Atomic uint32_t next;  /* taken */
@@ -141,17 +143,19 @@ typedef struct kvx_wload {
 	uint64_t id;
 	uint32_t space, flags, parts, id_len;
 	int imported;
-	int failed;     /* errors() has been told its blocks */
-	int gone;       /* dropped: nobody asks for its blocks */
-	int reported;   /* only finished() has still to name it */
-	uint32_t clock; /* which of the device's times it, from 1; 0: none */
+	int failed;   /* errors() has been told its blocks */
+	int gone;     /* dropped: nobody asks for its blocks */
+	int reported; /* only finished() has still to name it */
+	int skipped; /* the engine did not say of each layer that it was about to read it: what it computed may be garbage */
+	uint32_t ranges; /* of layers that it comes in: 1 but for synchronous ones of a cache in GPU memory */
+	uint32_t clock;  /* which of the device's times it, from 1; 0: none */
 	uint64_t begin_ns, deadline_ns, end_ns;
 	uint64_t silent_ns;      /* since when the daemon has been silent while it was waited for; 0: it is not */
 	_Atomic uint32_t go;     /* copying may begin */
 	_Atomic uint32_t cancel; /* DROP */
 	_Atomic int32_t cause;   /* PENDING: open; OK: all blocks came; else why not */
 	_Atomic uint32_t active; /* copiers inside */
-	_Atomic uint32_t left;   /* blocks not yet good */
+	_Atomic uint32_t left;   /* blocks not yet good, times ranges */
 	_Atomic uint32_t good;   /* blocks copied and verified */
 	_Atomic uint64_t bytes;
 	char *request; /* [id_len] */

@@ -17,7 +17,7 @@ static size_t arrays_size(const kvx_plan_load_t *record)
 	size_t size = 0;
 
 	for (uint32_t p = 0; p < record->parts; p++) {
-		size += (size_t)part->n * (sizeof(kvx_source_t) + sizeof(uint32_t) + 1u);
+		size += (size_t)part->n * (sizeof(kvx_source_t) + sizeof(uint32_t) + 2u);
 		part = kvx_plan_part_next(part);
 	}
 
@@ -40,7 +40,7 @@ static int part_is_sound(const kvx_wgroup_t *group, const kvx_plan_part_t *part)
 	return 1;
 }
 
-/* Take the part over; the arrays begin at *p_sources, *p_ids, *p_ends. Blocks nobody wants are good from the start. */
+/* Take the part over; its arrays begin there, that of what came behind the ends. Blocks nobody wants are good from the start. */
 static void take_part(kvx_wpart_t *to, const kvx_plan_part_t *part, kvx_source_t *sources, uint32_t *ids, uint8_t *ends)
 {
 	to->handle = part->lease;
@@ -49,6 +49,7 @@ static void take_part(kvx_wpart_t *to, const kvx_plan_part_t *part, kvx_source_t
 	to->sources = sources;
 	to->ids = ids;
 	to->ends = ends;
+	to->came = ends + part->n;
 	memcpy(ids, kvx_plan_part_ids(part), part->n * sizeof *ids);
 	for (uint32_t i = 0; i < part->n; i++) {
 		ends[i] = ids[i] == KVX_NO_BLOCK ? KVX_BLOCK_GOOD : KVX_BLOCK_OPEN;
@@ -69,7 +70,7 @@ static int take_parts(kvx_worker_t *worker, kvx_wload_t *load, const kvx_plan_lo
 	}
 	ids = (uint32_t *)(void *)(sources + total);
 	ends = (uint8_t *)(ids + total);
-	load->request = (char *)(ends + total);
+	load->request = (char *)(ends + (size_t)2 * total);
 	memcpy(load->request, kvx_plan_load_id(record), record->id_len);
 
 	part = kvx_plan_part_first(record);
@@ -83,7 +84,7 @@ static int take_parts(kvx_worker_t *worker, kvx_wload_t *load, const kvx_plan_lo
 		take_part(to, part, sources, ids, ends);
 		sources += part->n;
 		ids += part->n;
-		ends += part->n;
+		ends += (size_t)2 * part->n;
 		part = kvx_plan_part_next(part);
 	}
 	atomic_store(&load->left, total);
@@ -104,6 +105,7 @@ kvx_wload_t *kvx_wload_create(kvx_worker_t *worker, const kvx_plan_load_t *recor
 	load->space = record->space;
 	load->flags = record->flags;
 	load->parts = record->parts;
+	load->ranges = 1;
 	load->id_len = record->id_len;
 	load->begin_ns = kvx_worker_now();
 	load->deadline_ns = load->begin_ns + record->timeout_ms * KVX_NS_A_MS;

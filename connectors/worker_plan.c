@@ -261,20 +261,33 @@ void kvx_worker_start(kvx_worker_t *worker)
 	}
 }
 
-void kvx_worker_load(kvx_worker_t *worker)
+static int load_sync(kvx_worker_t *worker, int layers)
 {
+	int layered = 0;
 	uint64_t start;
 
 	if (!worker->sync) {
-		return;
+		return 0;
 	}
 	start = kvx_worker_now();
 	if (worker->gpu) {
-		kvx_gpu_load(worker);
+		layered = kvx_gpu_load(worker, layers);
 	} else {
 		kvx_crew_load(worker);
 	}
 	kvx_wcount(&worker->stats.load_wait_ns, kvx_worker_now() - start);
+
+	return layered;
+}
+
+void kvx_worker_load(kvx_worker_t *worker)
+{
+	(void)load_sync(worker, 0);
+}
+
+int kvx_worker_load_layers(kvx_worker_t *worker)
+{
+	return load_sync(worker, 1);
 }
 
 void kvx_worker_end(kvx_worker_t *worker)

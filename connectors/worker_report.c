@@ -22,7 +22,7 @@ void kvx_worker_fail_block(kvx_worker_t *worker, uint32_t id)
 
 void kvx_worker_fail_load(kvx_worker_t *worker, kvx_wload_t *load)
 {
-	if (load->failed || load->gone || atomic_load(&load->cause) == KVC_OK) {
+	if (load->failed || load->gone || (atomic_load(&load->cause) == KVC_OK && !load->skipped)) {
 		return;
 	}
 	load->failed = 1;
@@ -30,7 +30,7 @@ void kvx_worker_fail_load(kvx_worker_t *worker, kvx_wload_t *load)
 		const kvx_wpart_t *part = &load->part[p];
 
 		for (uint32_t i = 0; i < part->n; i++) {
-			if (part->ends[i] != KVX_BLOCK_GOOD) {
+			if (part->ends[i] != KVX_BLOCK_GOOD || load->skipped) {
 				kvx_worker_fail_block(worker, part->ids[i]);
 			}
 		}
@@ -125,12 +125,14 @@ static uint32_t count_bad(const kvx_wload_t *load)
 
 static void load_over(kvx_worker_t *worker, kvx_wload_t *load)
 {
-	const kvx_report_loaded_t what = {.status = atomic_load(&load->cause),
+	const kvc_status_t cause = (kvc_status_t)atomic_load(&load->cause);
+	const kvx_report_loaded_t what = {.status = cause == KVC_OK && load->skipped ? (kvc_status_t)KV_ERR_UNSUPPORTED
+										     : cause,
 					  .blocks = atomic_load(&load->good),
 					  .bytes = atomic_load(&load->bytes),
 					  .ns = kvx_clock_took(worker, load)};
 	kvx_wstats_t *stats = &worker->stats;
-	const int lost = what.status < 0 && what.status != KVC_ERR_TIMEOUT && what.status != KVC_ERR_CORRUPT;
+	const int lost = cause < 0 && cause != KVC_ERR_TIMEOUT && cause != KVC_ERR_CORRUPT;
 
 	kvx_worker_fail_load(worker, load);
 	report_loaded(worker, load->id, &what);

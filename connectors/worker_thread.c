@@ -170,6 +170,9 @@ static int one_round(kvx_worker_t *worker, int moving)
 	take_jobs(worker);
 	step_loads(worker, now);
 	moved = worker->gpu ? kvx_flight_land(worker) + kvx_gpu_load_beside(worker) : copy_loads(worker);
+	if (worker->gpu) {
+		(void)step_saves(worker, now, 0); /* then they go together */
+	}
 	moved += step_saves(worker, now, worker->gpu || moved == 0);
 
 	return moved > 0;

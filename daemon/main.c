@@ -61,7 +61,7 @@ static kv_status_t open_http(kvd_host_t *host, char *detail, size_t cap)
 static void ready(kvd_host_t *host)
 {
 	host->own_fds = kvd_count_fds();
-	host->own_slabs = kvs_pool_slab_count(host->cpu);
+	host->own_slabs = kvs_pool_slabs_held(host->cpu);
 	atomic_store(&host->health.ready, 1);
 	kv_log(KV_LOG_INFO, "main", "ready: version %s run_dir %s namespaces %s disk %s restarts %u", KVD_VERSION,
 	       host->options->run_dir, host->options->namespaces, host->disk ? host->options->nvme_path : "none",

@@ -5,14 +5,16 @@
 #include "kv/types.h"
 #include "kv/units.h"
 #include "kv/wire.h"
+#include "kvs/pool.h"
 
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/un.h>
 
-#define LIVE     1
-#define AT_START 0
+#define LIVE       1
+#define AT_START   0
+#define AHEAD_MOST (UINT64_C(1) << 30)
 #define ROW(name, type, fallback, min, max, choices, live, member, help)                                               \
 	{                                                                                                              \
 		name, KV_OPTION_##type, fallback, min, max, choices, live, offsetof(kvd_options_t, member), help       \
@@ -27,7 +29,7 @@ static const kv_option_t rows[] = {
 	ROW("cpu.max_blocks", U64, "0", NULL, NULL, NULL, AT_START, cpu_max_blocks, "slots in the CPU tier; 0: as many as fit"),
 	ROW("cpu.huge_pages", ENUM, "auto", NULL, NULL, "auto,on,off", AT_START, cpu_huge_pages, "huge pages under slabs and the mirror: when the kernel gives them, wanted (their lack is a warning), never"),
 	ROW("cpu.prefault", BOOL, "on", NULL, NULL, NULL, AT_START, cpu_prefault, "touch new slabs in the background, so that no client pays for a page's first use"),
-	ROW("cpu.ahead", SIZE, "0", NULL, NULL, NULL, AT_START, cpu_ahead, "memory kept touched ahead of need, beyond the slab in use, for the first block size that fills a slab; that much is then not there for other block sizes. Nodes of one model: cpu.size"),
+	ROW("cpu.ahead", STRING, "auto", NULL, NULL, NULL, AT_START, cpu_ahead, "memory kept touched ahead of need, beyond the slab in use, for the block size that was registered or needed memory last: a size; auto: a quarter of cpu.size, at most 1GiB; all: the first block size takes the whole pool at once, for nodes where engines pin it. Another block size gets of it what is not used"),
 	ROW("nvme.path", PATH, "", NULL, NULL, NULL, AT_START, nvme_path, "directory of the disk tier; empty: no disk tier"),
 	ROW("nvme.size", SIZE, "8GiB", "16MiB", NULL, NULL, AT_START, nvme_size, "limit of the disk tier: slot files and metadata together"),
 	ROW("nvme.file_size", SIZE, "256MiB", "1MiB", "64GiB", NULL, AT_START, nvme_file_size, "preallocated size of a slot file, by default at most nvme.size"),
@@ -54,6 +56,7 @@ static const kv_option_t rows[] = {
 	ROW("limits.frames_per_turn", U64, "32", "1", "4096", NULL, AT_START, limits_frames_turn, "frames of one session that are handled before it is the next one's turn"),
 	ROW("limits.hello_time", DURATION, "1s", "10ms", "60s", NULL, AT_START, limits_hello_time, "a connection that has not said HELLO by then is closed"),
 	ROW("limits.frame_time", DURATION, "10s", "10ms", "10m", NULL, AT_START, limits_frame_time, "a frame that has begun must be complete after this, else the connection is closed"),
+	ROW("limits.silence", DURATION, "50ms", "50ms", "10s", NULL, AT_START, limits_silence, "a heartbeat older than this means to clients that the daemon is dead or stopped, and what they look for is a miss; longer where it may have to wait that long for a CPU"),
 	ROW("http.listen", STRING, "127.0.0.1:9464", NULL, NULL, NULL, AT_START, http_listen, "host:port of /metrics, /healthz and /readyz; off: none"),
 	ROW("http.allow_remote", BOOL, "off", NULL, NULL, NULL, AT_START, http_allow_remote, "allow http.listen to be reached from other machines; there is no authentication"),
 	ROW("http.connections", U64, "32", "1", "1024", NULL, AT_START, http_connections, "HTTP connections at a time"),
@@ -165,12 +168,34 @@ static int has_port(const char *listen)
 	return colon && kv_parse_u64(colon + 1, &port) == KV_OK && port >= 1 && port <= 65535;
 }
 
+kv_status_t kvd_ahead_parse(const kvd_options_t *options, uint64_t *p_bytes)
+{
+	const char *text = options->cpu_ahead;
+
+	if (strcmp(text, "auto") == 0) {
+		*p_bytes = options->cpu_size / 4u < AHEAD_MOST ? options->cpu_size / 4u : AHEAD_MOST;
+		return KV_OK;
+	}
+	if (strcmp(text, "all") == 0 || strcmp(text, "100%") == 0) {
+		*p_bytes = KVS_AHEAD_ALL;
+		return KV_OK;
+	}
+
+	return kv_parse_size(text, p_bytes);
+}
+
 static kv_status_t check_together(const kvd_options_t *options, kv_option_error_t *error)
 {
+	uint64_t ahead;
+
 	if (options->cpu_slab_size > options->cpu_size) {
 		return say(error, KV_ERR_CONFIG,
 			   "cpu.slab_size is larger than cpu.size (%llu and %llu bytes); make it smaller",
 			   (unsigned long long)options->cpu_slab_size, (unsigned long long)options->cpu_size);
+	}
+	if (kvd_ahead_parse(options, &ahead) != KV_OK) {
+		return say(error, KV_ERR_CONFIG, "cpu.ahead: \"%s\" is neither a size nor auto nor all",
+			   options->cpu_ahead);
 	}
 	if (options->nvme_path[0] && options->nvme_file_size > options->nvme_size) {
 		return say(error, KV_ERR_CONFIG,

@@ -10,7 +10,8 @@
 typedef struct kvd_options {
 	char run_dir[KV_OPTION_STRING_MAX];
 	char namespaces[KV_OPTION_STRING_MAX];
-	uint64_t cpu_size, cpu_slab_size, cpu_max_blocks, cpu_ahead;
+	uint64_t cpu_size, cpu_slab_size, cpu_max_blocks;
+	char cpu_ahead[KV_OPTION_STRING_MAX];
 	int cpu_huge_pages, cpu_prefault;
 	char nvme_path[KV_OPTION_STRING_MAX];
 	uint64_t nvme_size, nvme_file_size, nvme_queue_depth, nvme_flush_interval;
@@ -21,7 +22,7 @@ typedef struct kvd_options {
 	uint64_t instance_max_pinned, instance_max_unfinished, instance_lease_area;
 	uint64_t limits_sessions, limits_instances, limits_members, limits_spaces, limits_leases;
 	uint64_t limits_send_queue, limits_receive, limits_staging, limits_frames_turn;
-	uint64_t limits_hello_time, limits_frame_time;
+	uint64_t limits_hello_time, limits_frame_time, limits_silence;
 	char http_listen[KV_OPTION_STRING_MAX];
 	int http_allow_remote;
 	uint64_t http_connections;
@@ -60,6 +61,9 @@ typedef struct kvd_setup {
 /* Defaults, then the file, then KVD_* of the environment (KVD_SOCKET belongs to clients and is left alone), then the command line; checks of options that
  * belong together come last. KV_ERR_CONFIG, KV_ERR_IO, KV_ERR_PATH (a socket path would not fit): *error is the sentence. */
 kv_status_t kvd_setup_read(int argc, char **argv, char **environment, kvd_setup_t *setup, kv_option_error_t *error);
+
+/* Bytes that cpu.ahead means; KVS_AHEAD_ALL: all. KV_ERR_ARG or the like: it is no size and no word it knows. */
+kv_status_t kvd_ahead_parse(const kvd_options_t *options, uint64_t *p_bytes);
 
 /* Print what an action other than KVD_RUN and KVD_CHECK_CONFIG asks for. Returns the exit code. */
 int kvd_describe(kvd_action_t action);

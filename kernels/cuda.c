@@ -12,18 +12,20 @@ static char why[256];
 
 static const char *const symbols[] = {
 #define KVK_CUDA_SYMBOL(member, symbol, arguments) #symbol,
-	KVK_CUDA_OPS(KVK_CUDA_SYMBOL)
+	KVK_CUDA_OPS(KVK_CUDA_SYMBOL) KVK_CUDA_OPTIONAL_OPS(KVK_CUDA_SYMBOL)
 #undef KVK_CUDA_SYMBOL
 };
+#define KVK_CUDA_ONE(member, symbol, arguments) +1
+enum { NEEDED = 0 KVK_CUDA_OPS(KVK_CUDA_ONE) };
 _Static_assert(sizeof(kvk_cuda_ops_t) == sizeof symbols, "a table of functions and nothing else");
 
-/* Fill the table; the name of the first function the library lacks, or NULL. */
+/* Fill the table; the name of the first function the library lacks and has to have, or NULL. */
 static const char *fill(void *library, kvk_cuda_ops_t *ops)
 {
 	for (size_t i = 0; i < KV_COUNT_OF(symbols); i++) {
 		void *found = dlsym(library, symbols[i]);
 
-		if (!found) {
+		if (!found && i < NEEDED) {
 			return symbols[i];
 		}
 		memcpy((uint8_t *)ops + i * sizeof found, &found, sizeof found);

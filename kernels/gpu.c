@@ -22,7 +22,7 @@ static _Thread_local int capture_mode; /* its own, while it is inside */
 
 static const char *const symbols[] = {
 #define KVK_CUDA_SYMBOL(member, symbol, arguments) #symbol,
-	KVK_CUDA_OPS(KVK_CUDA_SYMBOL)
+	KVK_CUDA_OPS(KVK_CUDA_SYMBOL) KVK_CUDA_OPTIONAL_OPS(KVK_CUDA_SYMBOL)
 #undef KVK_CUDA_SYMBOL
 };
 
@@ -150,11 +150,26 @@ static kv_status_t ask_device(kvk_gpu_t *gpu, int *p_bulk)
 	return KV_OK;
 }
 
+/* Both or none. */
+static int load_bulk(kvk_gpu_t *gpu, kvk_cu_function_t *functions, const char *const *names)
+{
+	for (int i = 0; i < 2; i++) {
+		if (KVK_GPU_CALL(gpu, module_function, &functions[i], gpu->module, names[i]) != KV_OK ||
+		    KVK_GPU_CALL(gpu, function_attribute, functions[i], FUNCTION_SHARED, KVK_GPU_SHARED) != KV_OK) {
+			functions[0] = functions[1] = NULL;
+			return 0;
+		}
+	}
+
+	return 1;
+}
+
 /* Why there are no kernels; NULL: there are. Not a failure: copies then go piece by piece. */
 static const char *load_kernels(kvk_gpu_t *gpu, const void *image, int bulk)
 {
 	static const char *const plain[2] = {KVK_GPU_GATHER_PLAIN, KVK_GPU_SCATTER_PLAIN};
 	static const char *const bulks[2] = {KVK_GPU_GATHER_BULK, KVK_GPU_SCATTER_BULK};
+	static const char *const wides[2] = {KVK_GPU_GATHER_WIDE, KVK_GPU_SCATTER_WIDE};
 
 	if (!image) {
 		return "this build has no GPU kernels";
@@ -169,12 +184,12 @@ static const char *load_kernels(kvk_gpu_t *gpu, const void *image, int bulk)
 			return kvk_gpu_why();
 		}
 	}
-	for (int i = 0; i < 2 && bulk; i++) {
-		if (KVK_GPU_CALL(gpu, module_function, &gpu->bulk[i], gpu->module, bulks[i]) != KV_OK ||
-		    KVK_GPU_CALL(gpu, function_attribute, gpu->bulk[i], FUNCTION_SHARED, KVK_GPU_SHARED) != KV_OK) {
-			gpu->bulk[0] = gpu->bulk[1] = NULL;
-			break;
-		}
+	if (KVK_GPU_CALL(gpu, module_function, &gpu->tick, gpu->module, KVK_GPU_TICK) != KV_OK) {
+		gpu->plain[0] = gpu->plain[1] = NULL;
+		return kvk_gpu_why();
+	}
+	if (bulk && load_bulk(gpu, gpu->bulk, bulks)) {
+		load_bulk(gpu, gpu->wide, wides);
 	}
 
 	return NULL;
@@ -219,6 +234,7 @@ static kv_status_t open_parts(kvk_gpu_t *gpu, const kvk_gpu_config_t *config, in
 		goto err_jobs;
 	}
 	kvk_gpu_rings_init(gpu);
+	kvk_gpu_mirror_init(gpu);
 	pthread_mutex_init(&gpu->lock, NULL);
 
 	return KV_OK;
@@ -251,6 +267,7 @@ kv_status_t kvk_gpu_open(const kvk_gpu_config_t *config, kvk_gpu_t **p_gpu)
 	}
 	gpu->cuda = config->cuda;
 	gpu->env = env;
+	kvk_gpu_tune_init(gpu);
 	gpu->ring_bytes = config->staging_bytes ? config->staging_bytes : KVK_GPU_RING_BYTES;
 	status = find_device(gpu, config->device);
 	if (status == KV_OK) {
@@ -307,6 +324,7 @@ void kvk_gpu_close(kvk_gpu_t *gpu)
 	entered = kvk_gpu_enter(gpu) == KV_OK;
 	kvk_gpu_jobs_fini(gpu);
 	kvk_gpu_rings_fini(gpu);
+	kvk_gpu_mirror_fini(gpu);
 	for (uint32_t i = 0; i < gpu->stream_count; i++) {
 		KVK_GPU_CALL(gpu, stream_destroy, gpu->streams[i]);
 	}

@@ -41,11 +41,16 @@ static __device__ __forceinline__ void digest_chunk(const kvk_gpu_args_t &args, 
 
 #include "gpu_bulk.cuh"
 
-#define WARPS   (KVK_GPU_THREADS / KVK_WARP)
-#define STAGES  (KVK_GPU_SHARED / WARPS / KVK_STAGE)
-#define STORING (STAGES / 3)       /* stages of a gather that may still be read by stores */
-#define FILLING (STAGES - STORING) /* the others are being filled */
-#define VECTOR  16u
+#define VECTOR 16u
+
+/* How many warps share the stages of an SM. Few with many stages each have the most on their way to memory that is far; where it is near, more warps get more
+ * done between a request and its answer. */
+template <uint32_t THREADS> struct sharing {
+	static const uint32_t warps = THREADS / KVK_WARP;
+	static const uint32_t stages = KVK_GPU_SHARED / warps / KVK_STAGE;
+	static const uint32_t storing = stages / 3;       /* of a gather: may still be read by stores */
+	static const uint32_t filling = stages - storing; /* the others are being filled */
+};
 
 #if defined(LANES_H) /* a CPU runs it: tests/kernels/lanes.h */
 static __align__(128) uint8_t stages[KVK_GPU_SHARED];
@@ -59,7 +64,7 @@ typedef struct slot {
 	uint64_t barrier; /* scatter: the bytes are here */
 } slot_t;
 
-static __device__ __forceinline__ uint8_t *stage_of(uint32_t number)
+template <uint32_t STAGES> static __device__ __forceinline__ uint8_t *stage_of(uint32_t number)
 {
 	return stages + (threadIdx.x / KVK_WARP * STAGES + number % STAGES) * KVK_STAGE;
 }
@@ -123,10 +128,10 @@ static __device__ __forceinline__ void fill(const kvk_gpu_args_t &args, const ro
 	vector_commit();
 }
 
-extern "C" __global__ void __launch_bounds__(KVK_GPU_THREADS, 1)
-	kvk_gather_bulk(const __grid_constant__ kvk_gpu_args_t args)
+template <uint32_t THREADS> static __device__ __forceinline__ void gather_bulk(const kvk_gpu_args_t &args)
 {
-	__shared__ slot_t all_slots[WARPS][STAGES];
+	const uint32_t STAGES = sharing<THREADS>::stages, FILLING = sharing<THREADS>::filling;
+	__shared__ slot_t all_slots[sharing<THREADS>::warps][STAGES];
 	slot_t *slots = all_slots[threadIdx.x / KVK_WARP];
 	const uint32_t index = threadIdx.x % KVK_WARP;
 	const rows_t rows = rows_of(args);
@@ -135,11 +140,11 @@ extern "C" __global__ void __launch_bounds__(KVK_GPU_THREADS, 1)
 
 	kvk_xxh3_init(&lane, index);
 	for (uint32_t i = 0; i < FILLING; i++) {
-		fill(args, rows, &ahead, &slots[i], stage_of(i));
+		fill(args, rows, &ahead, &slots[i], stage_of<STAGES>(i));
 	}
 
 	for (uint32_t i = 0;; i++) {
-		uint8_t *stage = stage_of(i);
+		uint8_t *stage = stage_of<STAGES>(i);
 
 		vector_wait<FILLING - 1>();
 		bulk_fence();
@@ -157,12 +162,24 @@ extern "C" __global__ void __launch_bounds__(KVK_GPU_THREADS, 1)
 		}
 
 		if (index == 0) {
-			bulk_stores_read<STORING>();
+			bulk_stores_read<sharing<THREADS>::storing>();
 		}
 		__syncwarp();
-		fill(args, rows, &ahead, &slots[(i + FILLING) % STAGES], stage_of(i + FILLING));
+		fill(args, rows, &ahead, &slots[(i + FILLING) % STAGES], stage_of<STAGES>(i + FILLING));
 	}
 	bulk_stores_done();
+}
+
+extern "C" __global__ void __launch_bounds__(KVK_GPU_THREADS, 1)
+	kvk_gather_bulk(const __grid_constant__ kvk_gpu_args_t args)
+{
+	gather_bulk<KVK_GPU_THREADS>(args);
+}
+
+extern "C" __global__ void __launch_bounds__(KVK_GPU_THREADS_WIDE, 1)
+	kvk_gather_wide(const __grid_constant__ kvk_gpu_args_t args)
+{
+	gather_bulk<KVK_GPU_THREADS_WIDE>(args);
 }
 
 /* Pool -> stage. */
@@ -182,10 +199,10 @@ static __device__ __forceinline__ void request(const kvk_gpu_args_t &args, walk_
 	}
 }
 
-extern "C" __global__ void __launch_bounds__(KVK_GPU_THREADS, 1)
-	kvk_scatter_bulk(const __grid_constant__ kvk_gpu_args_t args)
+template <uint32_t THREADS> static __device__ __forceinline__ void scatter_bulk(const kvk_gpu_args_t &args)
 {
-	__shared__ slot_t all_slots[WARPS][STAGES];
+	const uint32_t STAGES = sharing<THREADS>::stages;
+	__shared__ slot_t all_slots[sharing<THREADS>::warps][STAGES];
 	slot_t *slots = all_slots[threadIdx.x / KVK_WARP];
 	const uint32_t index = threadIdx.x % KVK_WARP;
 	const rows_t rows = rows_of(args);
@@ -199,13 +216,13 @@ extern "C" __global__ void __launch_bounds__(KVK_GPU_THREADS, 1)
 	}
 	__syncwarp();
 	for (uint32_t i = 0; i < STAGES; i++) {
-		request(args, &ahead, &slots[i], stage_of(i));
+		request(args, &ahead, &slots[i], stage_of<STAGES>(i));
 	}
 	__syncwarp();
 
 	for (uint32_t i = 0;; i++) {
 		slot_t *slot = &slots[i % STAGES];
-		uint8_t *stage = stage_of(i);
+		uint8_t *stage = stage_of<STAGES>(i);
 		const chunk_t c = slot->chunk;
 
 		if (c.bytes == 0) {
@@ -225,6 +242,18 @@ extern "C" __global__ void __launch_bounds__(KVK_GPU_THREADS, 1)
 		request(args, &ahead, slot, stage);
 		__syncwarp();
 	}
+}
+
+extern "C" __global__ void __launch_bounds__(KVK_GPU_THREADS, 1)
+	kvk_scatter_bulk(const __grid_constant__ kvk_gpu_args_t args)
+{
+	scatter_bulk<KVK_GPU_THREADS>(args);
+}
+
+extern "C" __global__ void __launch_bounds__(KVK_GPU_THREADS_WIDE, 1)
+	kvk_scatter_wide(const __grid_constant__ kvk_gpu_args_t args)
+{
+	scatter_bulk<KVK_GPU_THREADS_WIDE>(args);
 }
 
 #endif
@@ -334,4 +363,14 @@ extern "C" __global__ void __launch_bounds__(KVK_GPU_THREADS, 2)
 	kvk_scatter_plain(const __grid_constant__ kvk_gpu_args_t args)
 {
 	copy_plain<false>(args);
+}
+
+/* Behind the copies of a graph: one launch of it has ended. Its launches follow each other, so nobody else writes the word. */
+extern "C" __global__ void kvk_tick(const __grid_constant__ kvk_gpu_args_t args)
+{
+	volatile uint32_t *word = (volatile uint32_t *)args.bad;
+
+	if (threadIdx.x == 0) {
+		*word = *word + 1;
+	}
 }

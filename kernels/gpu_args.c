@@ -3,6 +3,9 @@
 
 #include "page.h"
 
+#define CAPTURE_NONE    0
+#define CAPTURE_INVALID 2
+
 /* ---- rows -------------------------------------------------------------------------------------------------------- */
 
 static kvk_gpu_row_t make_row(kvk_row_t page, kvk_row_t first, kvk_row_t second, size_t bytes)
@@ -178,12 +181,36 @@ static void choose(kvk_gpu_t *gpu, kvk_gpu_plan_t *plan)
 	if (plan->way == KVK_GPU_AUTO) {
 		plan->way = by_rule(gpu, plan);
 	}
-	/* Without a ring, or with one too small for a layer of a block, there is the link. */
-	if (plan->way == KVK_GPU_STAGED &&
-	    (plan->args.count == 0 || !cut_for_stages(gpu, plan) || !kvk_gpu_ring_ready(gpu, plan->copy->dir))) {
-		plan->way = KVK_GPU_ZERO_COPY;
+	if (plan->far && plan->way == KVK_GPU_ZERO_COPY) {
+		plan->way = KVK_GPU_STAGED;
+	}
+	/* Without a ring, or with one too small for a layer of a block, there is the link. A ring belongs to all streams, so none can capture its work. */
+	if (plan->way == KVK_GPU_STAGED && (plan->captured || plan->args.count == 0 || !cut_for_stages(gpu, plan) ||
+					    !kvk_gpu_ring_ready(gpu, plan->copy->dir))) {
+		plan->way = plan->far ? KVK_GPU_EACH : KVK_GPU_ZERO_COPY;
 		plan->staged_steps = 0;
 	}
+}
+
+/* Is the copy to become a part of a graph? */
+static kv_status_t ask_capture(kvk_gpu_t *gpu, kvk_gpu_plan_t *plan)
+{
+	int capture = CAPTURE_NONE;
+	const kv_status_t status = KVK_GPU_CALL(gpu, stream_capturing, plan->copy->stream, &capture);
+
+	if (status != KV_OK) {
+		return KV_ERR_IO;
+	}
+	if (capture == CAPTURE_INVALID) {
+		return kvk_gpu_refuse(KV_ERR_IO, "the stream's capture has been spoiled");
+	}
+	plan->captured = capture != CAPTURE_NONE;
+	if (plan->captured && !gpu->tick) {
+		return kvk_gpu_refuse(KV_ERR_UNSUPPORTED,
+				      "without kernels nothing tells when a graph's copies have come");
+	}
+
+	return KV_OK;
 }
 
 static kv_status_t check(const kvk_gpu_copy_t *copy)
@@ -210,15 +237,19 @@ static kv_status_t check(const kvk_gpu_copy_t *copy)
 	return KV_OK;
 }
 
-kv_status_t kvk_gpu_plan(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kvk_gpu_plan_t *plan)
+kv_status_t kvk_gpu_plan(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, int far, kvk_gpu_plan_t *plan)
 {
-	const kv_status_t status = check(copy);
+	kv_status_t status = check(copy);
 	uint32_t sms;
 
 	if (status != KV_OK) {
 		return status;
 	}
-	*plan = (kvk_gpu_plan_t){.copy = copy};
+	*plan = (kvk_gpu_plan_t){.copy = copy, .far = far};
+	status = ask_capture(gpu, plan);
+	if (status != KV_OK) {
+		return status;
+	}
 	kvk_layout_geometry(copy->layout, &plan->geometry);
 	make_args(copy, &plan->geometry, &plan->args);
 	plan->pool_bytes = plan->geometry.block_bytes;

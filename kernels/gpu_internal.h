@@ -3,9 +3,10 @@
  * gpu.c          the device: open, streams, calls of the driver and how they fail
  * gpu_memory.c   host memory the device sees, and the pinned memory that arguments of jobs lie in
  * gpu_args.c     a copy, described for the kernels; which way it goes
- * gpu_jobs.c     submit, poll, wait, end
+ * gpu_jobs.c     submit, poll, wait, end; gpu_graph.c those that are a part of a graph
  * gpu_clock.c    what the device's clock says of its streams
- * gpu_stage.c    way STAGED; gpu_each.c way EACH; gpu_measure.c which way is faster
+ * gpu_upload.c   arguments of jobs once more in the device's memory
+ * gpu_stage.c    way STAGED; gpu_each.c way EACH; gpu_measure.c which way is faster; gpu_tune.c what benches may change
  */
 #ifndef KVK_GPU_INTERNAL_H
 #define KVK_GPU_INTERNAL_H
@@ -13,13 +14,14 @@
 #include "kvk/gpu.h"
 
 #include "gpu_args.h"
+#include "gpu_tune.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
 
 #define KVK_GPU_JOBS       64u
 #define KVK_GPU_SMS        8u
-#define KVK_GPU_RING_BYTES (UINT64_C(64) << 20)
+#define KVK_GPU_RING_BYTES (UINT64_C(128) << 20)
 #define KVK_GPU_AREA_BYTES (UINT64_C(32) << 20) /* of pinned memory for arguments of jobs */
 #define KVK_GPU_AREA_LEAST (UINT64_C(256) << 10)
 #define KVK_GPU_MAX_JOBS   4096u
@@ -27,18 +29,19 @@
 #define KVK_GPU_MAX_STREAM 64u
 #define KVK_GPU_MAX_CHOICE 32u
 #define KVK_GPU_MAX_UNITS  (UINT64_C(1) << 31)
-#define KVK_GPU_SLOTS      4u           /* of a ring: copies and kernels that overlap */
+#define KVK_GPU_TAPER      (2u << 20)   /* bytes of the smallest step of STAGED that blocks are put together for */
 #define KVK_GPU_STAGED_RUN (256u << 10) /* contiguous bytes from which on AUTO stages, unless it was measured */
 #define KVK_GPU_LEAF_LEAST 241u         /* bytes of the smallest leaf the kernels can digest: XXH3's long form */
-#define KVK_GPU_WARPS      (KVK_GPU_THREADS / 32u)
-#define KVK_GPU_PLAIN_GRID 2u /* blocks an SM, of the plain kernels */
+#define KVK_GPU_PLAIN_GRID 2u           /* blocks an SM, of the plain kernels */
 #define KVK_GPU_WHY_BYTES  256u
 
 /* Results of the driver that mean something of their own. */
+#define KVK_CU_INVALID       1
 #define KVK_CU_OUT_OF_MEMORY 2
 #define KVK_CU_NO_DEVICE     100
 #define KVK_CU_OS_ERROR      304
 #define KVK_CU_NOT_PERMITTED 800
+#define KVK_CU_NOT_SUPPORTED 801
 #define KVK_CU_PEER_ON       704
 #define KVK_CU_EVENT_NO_TIME 2u
 #define KVK_CU_STREAM_OWN    1u      /* does not wait for the default stream */
@@ -67,6 +70,8 @@ typedef struct kvk_gpu_plan {
 	kvk_gpu_way_t way;
 	uint32_t sms;
 	int digests;            /* some move has leaves */
+	int captured;           /* the stream is: the copy becomes a part of a graph */
+	int far;                /* some block lies where no kernel reaches it: only the driver's copies do */
 	uint32_t staged_layers; /* layers a step of STAGED takes */
 	uint32_t staged_steps;  /* ceil(layers / staged_layers); other ways: 0 */
 	uint64_t pool_bytes;    /* of a block */
@@ -88,37 +93,63 @@ struct kvk_gpu_job {
 	kvk_gpu_job_t *next; /* free: any order; else by place in the area */
 
 	uint64_t at, bytes;    /* in the area */
+	uint64_t inputs;       /* bytes of it, from its start, that kernels read: moves, bases, expected digests */
 	kvk_gpu_move_t *moves; /* [count]; STAGED: behind them [staged_steps][count], where they lie in the ring */
 	uint64_t *bases;
 	uint64_t *leaves; /* [count][heads][layers][pieces] of the range that is copied; NULL: none */
 	uint32_t *bad;
-	kvk_move_t *asked;                              /* of the caller: data, leaves */
-	uint64_t moves_at, bases_at, leaves_at, bad_at; /* the same, as the device sees them */
+	kvk_move_t *asked; /* of the caller: data, leaves */
+	uint32_t *place;   /* of the caller's moves among these; NULL: as they came */
+	/* Of a graph: */
+	int captured;
+	_Atomic uint32_t *word;  /* launches of the graph that have ended; written by the device */
+	uint32_t seen, answered; /* its value at kvk_gpu_again(); when a poll answered last */
+	uint64_t corrupt;        /* blocks counted as such */
+	uint64_t word_at;
+	uint64_t start_at, moves_at, bases_at, leaves_at, bad_at; /* the same, as the device sees them */
 
 	kvk_gpu_dir_t dir;
 	kvk_gpu_way_t way;
+	int near; /* no block lies in host memory */
 	kvk_layout_t layout;
 	uint32_t count, heads, layers, pieces;
 	uint32_t layer, cache_layers;   /* where the range lies in the caller's leaves */
 	uint64_t pool_first, pool_head; /* way EACH: the host makes the digests */
 };
 
-/* A part of a ring: what uses its memory is enqueued on its stream, so that nothing else orders it. */
+/* A part of a ring. */
 typedef struct kvk_gpu_slot {
+	kvk_cu_ptr_t at;
+	kvk_cu_event_t filled, empty; /* when they were recorded last */
+} kvk_gpu_slot_t;
+
+/* A stream of a ring. */
+typedef struct kvk_gpu_line {
 	kvk_cu_stream_t stream;
 	kvk_cu_event_t done;
-	kvk_cu_ptr_t at;
-} kvk_gpu_slot_t;
+} kvk_gpu_line_t;
 
 typedef struct kvk_gpu_ring {
 	pthread_mutex_t lock; /* a copy enqueues its steps without another one's between */
 	atomic_int state;     /* 0: not made yet, 1: there, -1: cannot be had */
+	int broken;           /* a step was enqueued in part: nothing is known of the slots until all lines have met */
 	uint32_t turn;
 	uint64_t slot_bytes;
 	kvk_cu_ptr_t memory;
 	kvk_cu_event_t start;
-	kvk_gpu_slot_t slots[KVK_GPU_SLOTS];
+	uint32_t slot_count, line_count;
+	kvk_gpu_slot_t slots[KVK_GPU_SLOTS_MOST];
+	kvk_gpu_line_t lines[KVK_GPU_LINES_MOST];
 } kvk_gpu_ring_t;
+
+/* The area once more, in the device's memory: what a job's kernels read lies there at the same place, once its upload has come. */
+typedef struct kvk_gpu_mirror {
+	pthread_mutex_t lock;
+	atomic_int state; /* as a ring's */
+	kvk_cu_ptr_t memory;
+	kvk_cu_stream_t stream;
+	kvk_cu_event_t come;
+} kvk_gpu_mirror_t;
 
 /* What kvk_gpu_measure() found. */
 typedef struct kvk_gpu_choice {
@@ -143,6 +174,8 @@ struct kvk_gpu {
 	kvk_cu_module_t module;
 	kvk_cu_function_t plain[2]; /* by direction; NULL: no kernels */
 	kvk_cu_function_t bulk[2];  /* NULL: not on this device */
+	kvk_cu_function_t wide[2];  /* likewise */
+	kvk_cu_function_t tick;     /* as plain */
 	uint32_t sms_all, sms;
 	uint64_t ring_bytes;
 	char name[96];
@@ -160,13 +193,16 @@ struct kvk_gpu {
 	kvk_cu_stream_t streams[KVK_GPU_MAX_STREAM];
 	uint32_t stream_count;
 	kvk_cu_event_t order; /* of kvk_gpu_after() */
-	uint64_t peers;       /* bit: device whose memory this one may use */
+	uint64_t peers, far;  /* bit: device whose memory kernels of this one may use; may not */
 
 	pthread_mutex_t ranges_lock; /* writers */
 	kvk_gpu_table_t *tables;     /* two */
 	atomic_uint current;
 
+	kvk_gpu_tune_t tune;
+	atomic_int no_batch;     /* the driver has the call and does not take it */
 	kvk_gpu_ring_t rings[2]; /* by direction */
+	kvk_gpu_mirror_t mirror;
 	kvk_gpu_choice_t choices[KVK_GPU_MAX_CHOICE];
 	atomic_uint choice_count;
 	kvk_gpu_counters_t counters;
@@ -194,13 +230,20 @@ void kvk_gpu_count(_Atomic uint64_t *counter, uint64_t n);
 /* Tables, lock and area; undone by fini, which unregisters what is left (in the context). */
 kv_status_t kvk_gpu_memory_init(kvk_gpu_t *gpu);
 void kvk_gpu_memory_fini(kvk_gpu_t *gpu);
-/* Device address of memory that the device sees: registered, else known to the driver. KV_ERR_ARG. *p_host: can the CPU read it? */
-kv_status_t kvk_gpu_translate(kvk_gpu_t *gpu, const void *at, size_t bytes, uint64_t *p_address, int *p_host);
+typedef enum kvk_gpu_place {
+	KVK_GPU_HOST, /* the CPU can read it */
+	KVK_GPU_NEAR, /* of a device, and kernels reach it */
+	KVK_GPU_FAR,  /* of another device, and they do not */
+} kvk_gpu_place_t;
+
+/* Device address of memory that the device sees: registered, else known to the driver. KV_ERR_ARG. */
+kv_status_t kvk_gpu_translate(kvk_gpu_t *gpu, const void *at, size_t bytes, uint64_t *p_address,
+			      kvk_gpu_place_t *p_place);
 
 /* ---- gpu_args.c -------------------------------------------------------------------------------------------------- */
 
-/* Check a copy and choose its way. KV_ERR_ARG, KV_ERR_UNSUPPORTED. */
-kv_status_t kvk_gpu_plan(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kvk_gpu_plan_t *plan);
+/* Check a copy and choose its way; `far` as in the plan. KV_ERR_ARG, KV_ERR_UNSUPPORTED. */
+kv_status_t kvk_gpu_plan(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, int far, kvk_gpu_plan_t *plan);
 /* Contiguous bytes of a move in the pool, when `layers` of the cache's are moved. */
 uint64_t kvk_gpu_run_bytes(const kvk_layout_t *layout, const kvk_paged_t *paged, uint32_t layers, uint32_t page_bytes);
 /* Pages or pieces: what a warp takes at a time. */
@@ -212,13 +255,43 @@ int kvk_gpu_bulk_fits(const kvk_gpu_args_t *args, uint64_t addresses);
 
 kv_status_t kvk_gpu_jobs_init(kvk_gpu_t *gpu, uint32_t count);
 void kvk_gpu_jobs_fini(kvk_gpu_t *gpu);
-/* Start a kernel. `addresses` as above. */
-kv_status_t kvk_gpu_launch(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, const kvk_gpu_args_t *args, uint64_t addresses,
-			   kvk_cu_stream_t stream);
+/* How a kernel is started. */
+typedef struct kvk_gpu_launch {
+	kvk_gpu_dir_t dir;
+	uint32_t sms;
+	int near;           /* nothing goes over a link */
+	uint64_t addresses; /* as above */
+	kvk_cu_stream_t stream;
+} kvk_gpu_launch_t;
+
+kv_status_t kvk_gpu_launch(kvk_gpu_t *gpu, const kvk_gpu_launch_t *launch, const kvk_gpu_args_t *args);
+
+/* The copies have ended well: hand out digests, or look at what the device thought of them. */
+kv_status_t kvk_gpu_conclude(kvk_gpu_job_t *job);
+
+/* ---- gpu_graph.c ------------------------------------------------------------------------------------------------- */
+
+/* Behind the copies of a graph. */
+kv_status_t kvk_gpu_graph_tick(kvk_gpu_t *gpu, const kvk_gpu_job_t *job, kvk_cu_stream_t stream);
+kv_status_t kvk_gpu_graph_poll(kvk_gpu_job_t *job);
+
+/* ---- gpu_tune.c -------------------------------------------------------------------------------------------------- */
+
+void kvk_gpu_tune_init(kvk_gpu_t *gpu);
+
+/* ---- gpu_upload.c ------------------------------------------------------------------------------------------------ */
+
+void kvk_gpu_mirror_init(kvk_gpu_t *gpu);
+void kvk_gpu_mirror_fini(kvk_gpu_t *gpu);
+/* Where kernels that are enqueued on the stream from now on read the job's inputs: in the device's memory, if `who` (KVK_GPU_UPLOAD_*) is to and that
+ * can be had, else where the host has written them. */
+uint64_t kvk_gpu_upload(kvk_gpu_t *gpu, const kvk_gpu_job_t *job, uint32_t who, kvk_cu_stream_t stream);
 
 /* ---- gpu_stage.c, gpu_each.c, gpu_measure.c ---------------------------------------------------------------------- */
 
 void kvk_gpu_rings_init(kvk_gpu_t *gpu);
+/* No copy is under way: the next one makes them anew. */
+void kvk_gpu_rings_drop(kvk_gpu_t *gpu);
 void kvk_gpu_rings_fini(kvk_gpu_t *gpu);
 /* Is there a ring for this direction? Made at the first call (in the context or not). */
 int kvk_gpu_ring_ready(kvk_gpu_t *gpu, kvk_gpu_dir_t dir);

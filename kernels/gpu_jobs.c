@@ -1,6 +1,7 @@
 /* Jobs: their memory, what is enqueued for them, and how they end. */
 #include "gpu_internal.h"
 
+#include <stdlib.h>
 #include <time.h>
 
 #define ALIGNMENT     UINT64_C(256)
@@ -11,7 +12,7 @@
 
 /* Offsets within a job's memory. */
 typedef struct shape {
-	uint64_t moves, bases, leaves, bad, asked, bytes;
+	uint64_t moves, bases, leaves, bad, asked, place, word, inputs, bytes;
 } shape_t;
 
 static uint64_t place(uint64_t *p_end, uint64_t bytes)
@@ -30,9 +31,13 @@ static shape_t shape_of(const kvk_gpu_plan_t *plan)
 
 	s.moves = place(&s.bytes, (uint64_t)(1 + plan->staged_steps) * args->count * sizeof(kvk_gpu_move_t));
 	s.bases = place(&s.bytes, (uint64_t)args->layers * sizeof(uint64_t));
+	s.inputs = s.bytes;
+	s.leaves = place(&s.bytes, plan->digests ? kvk_gpu_units(args) * sizeof(uint64_t) : 0);
+	s.inputs = plan->copy->dir == KVK_GPU_SCATTER ? s.bytes : s.inputs;
 	s.bad = place(&s.bytes, (uint64_t)args->count * sizeof(uint32_t));
 	s.asked = place(&s.bytes, (uint64_t)args->count * sizeof(kvk_move_t));
-	s.leaves = place(&s.bytes, plan->digests ? kvk_gpu_units(args) * sizeof(uint64_t) : 0);
+	s.word = place(&s.bytes, plan->captured ? sizeof(uint32_t) : 0);
+	s.place = place(&s.bytes, plan->way == KVK_GPU_STAGED ? (uint64_t)args->count * sizeof(uint32_t) : 0);
 
 	return s;
 }
@@ -157,14 +162,53 @@ static void point_into_area(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, const sh
 	job->bases = (uint64_t *)(void *)(base + s->bases);
 	job->bad = (uint32_t *)(void *)(base + s->bad);
 	job->asked = (kvk_move_t *)(void *)(base + s->asked);
+	job->place = plan->way == KVK_GPU_STAGED ? (uint32_t *)(void *)(base + s->place) : NULL;
 	job->leaves = plan->digests ? (uint64_t *)(void *)(base + s->leaves) : NULL;
+	job->captured = plan->captured;
+	job->word = (_Atomic uint32_t *)(void *)(base + s->word);
+	job->word_at = at + s->word;
+	job->inputs = s->inputs;
+	job->start_at = at;
 	job->moves_at = at + s->moves;
 	job->bases_at = at + s->bases;
 	job->bad_at = at + s->bad;
 	job->leaves_at = plan->digests ? at + s->leaves : 0;
 }
 
-/* Addresses of both sides, what was asked for, what is expected. *p_bits: all addresses, or-ed. KV_ERR_ARG: memory nobody sees. */
+static int by_pool(const void *a, const void *b)
+{
+	const kvk_gpu_move_t *x = a, *y = b;
+
+	return x->pool < y->pool ? -1 : x->pool > y->pool;
+}
+
+/* Moves in the order of their blocks in the pool, so that the copy engine finds neighbours beside each other. moves[].block is the caller's number of the
+ * move until now, and its block from now on. */
+static void settle_order(const kvk_gpu_plan_t *plan, int sorted, kvk_gpu_job_t *job)
+{
+	int ascending = 1;
+
+	for (uint32_t i = 1; i < job->count; i++) {
+		ascending &= job->moves[i - 1].pool <= job->moves[i].pool;
+	}
+	if (!job->place || !sorted || ascending) {
+		job->place = NULL;
+	} else {
+		qsort(job->moves, job->count, sizeof *job->moves, by_pool);
+	}
+	for (uint32_t k = 0; k < job->count; k++) {
+		const uint32_t i = (uint32_t)job->moves[k].block;
+
+		job->asked[k] = plan->copy->moves[i];
+		job->moves[k].block = job->asked[k].block;
+		if (job->place) {
+			job->place[i] = k;
+		}
+	}
+}
+
+/* Addresses of both sides, what was asked for, what is expected. *p_bits: all addresses, or-ed. KV_ERR_ARG: memory nobody sees. KV_ERR_UNREACHABLE: far
+ * memory, and it is not planned for. */
 static kv_status_t fill_job(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, kvk_gpu_job_t *job, uint64_t *p_bits)
 {
 	const kvk_gpu_copy_t *copy = plan->copy;
@@ -172,6 +216,12 @@ static kv_status_t fill_job(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, kvk_gpu_
 
 	job->dir = copy->dir;
 	job->way = plan->way;
+	job->near = 1;
+	job->corrupt = 0;
+	if (job->captured) {
+		atomic_store(job->word, 0);
+		job->seen = job->answered = 0;
+	}
 	job->layout = *copy->layout;
 	job->count = copy->count;
 	job->heads = plan->args.heads;
@@ -187,22 +237,28 @@ static kv_status_t fill_job(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, kvk_gpu_
 	}
 	for (uint32_t i = 0; i < copy->count; i++) {
 		const kvk_move_t *move = &copy->moves[i];
-		int host = 0;
+		kvk_gpu_place_t at = KVK_GPU_HOST;
 		const kv_status_t status =
-			kvk_gpu_translate(gpu, move->data, plan->pool_bytes, &job->moves[i].pool, &host);
+			kvk_gpu_translate(gpu, move->data, plan->pool_bytes, &job->moves[i].pool, &at);
 
 		if (status != KV_OK) {
 			return status;
 		}
-		if (plan->way == KVK_GPU_EACH && move->leaves && !host) {
+		if (at == KVK_GPU_FAR && !plan->far) {
+			return KV_ERR_UNREACHABLE;
+		}
+		if (plan->way == KVK_GPU_EACH && move->leaves && at != KVK_GPU_HOST) {
 			return kvk_gpu_refuse(KV_ERR_UNSUPPORTED, "no digests of device memory without kernels");
 		}
-		job->moves[i].block = move->block;
-		job->asked[i] = *move;
+		job->moves[i].block = i;
 		job->bad[i] = 0;
+		job->near &= at != KVK_GPU_HOST;
 		bits |= job->moves[i].pool;
-		if (move->leaves && copy->dir == KVK_GPU_SCATTER) {
-			copy_leaves(job, i, 0);
+	}
+	settle_order(plan, gpu->tune.sorted, job);
+	for (uint32_t k = 0; k < job->count; k++) {
+		if (job->asked[k].leaves && copy->dir == KVK_GPU_SCATTER) {
+			copy_leaves(job, k, 0);
 		}
 	}
 	*p_bits = bits;
@@ -212,32 +268,56 @@ static kv_status_t fill_job(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, kvk_gpu_
 
 /* ---- enqueueing -------------------------------------------------------------------------------------------------- */
 
-kv_status_t kvk_gpu_launch(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, const kvk_gpu_args_t *args, uint64_t addresses,
-			   kvk_cu_stream_t stream)
+kv_status_t kvk_gpu_launch(kvk_gpu_t *gpu, const kvk_gpu_launch_t *launch, const kvk_gpu_args_t *args)
 {
-	const kvk_gpu_dir_t dir = plan->copy->dir;
-	const int bulk = gpu->bulk[dir] && kvk_gpu_bulk_fits(args, addresses);
+	const kvk_gpu_dir_t dir = launch->dir;
+	const int bulk = gpu->bulk[dir] && kvk_gpu_bulk_fits(args, launch->addresses);
+	const int wide = bulk && launch->near && gpu->wide[dir] && gpu->tune.wide;
+	const unsigned threads = wide ? KVK_GPU_THREADS_WIDE : KVK_GPU_THREADS;
 	const uint64_t units = kvk_gpu_units(args);
-	const uint64_t useful = (units + KVK_GPU_WARPS - 1) / KVK_GPU_WARPS;
-	const uint64_t most = bulk ? plan->sms : (uint64_t)plan->sms * KVK_GPU_PLAIN_GRID;
+	const uint64_t useful = (units + threads / 32u - 1) / (threads / 32u);
+	const uint64_t most = bulk ? launch->sms : (uint64_t)launch->sms * KVK_GPU_PLAIN_GRID;
 	const unsigned grid = (unsigned)(useful < most ? useful : most);
+	const kvk_cu_function_t function = wide ? gpu->wide[dir] : bulk ? gpu->bulk[dir] : gpu->plain[dir];
+	const uint32_t cluster = gpu->tune.cluster;
 	kvk_gpu_args_t by_value = *args;
 	void *params[] = {&by_value};
 
-	return KVK_GPU_CALL(gpu, launch, bulk ? gpu->bulk[dir] : gpu->plain[dir], grid, 1, 1, KVK_GPU_THREADS, 1, 1,
-			    bulk ? KVK_GPU_SHARED : 0, stream, params, NULL);
+	if (bulk && cluster > 1 && grid % cluster == 0 && gpu->cuda->launch_with) {
+		kvk_cu_launch_attribute_t beside = {.id = KVK_CU_LAUNCH_CLUSTER, .value = {cluster, 1, 1}};
+		const kvk_cu_launch_t with = {.grid = {grid, 1, 1},
+					      .block = {threads, 1, 1},
+					      .shared_bytes = KVK_GPU_SHARED,
+					      .stream = launch->stream,
+					      .attributes = &beside,
+					      .attribute_count = 1};
+
+		return KVK_GPU_CALL(gpu, launch_with, &with, function, params, NULL);
+	}
+
+	return KVK_GPU_CALL(gpu, launch, function, grid, 1, 1, threads, 1, 1, bulk ? KVK_GPU_SHARED : 0, launch->stream,
+			    params, NULL);
 }
 
 static kv_status_t zero_copy(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, const kvk_gpu_job_t *job, uint64_t bits)
 {
+	const kvk_gpu_copy_t *copy = plan->copy;
+	const kvk_gpu_launch_t launch = {
+		.dir = copy->dir, .sms = plan->sms, .near = job->near, .addresses = bits, .stream = copy->stream};
+	/* An upload is on a stream that nobody captures. */
+	const uint32_t who = job->near ? KVK_GPU_UPLOAD_NEAR : KVK_GPU_UPLOAD_LINK;
+	const uint64_t inputs = job->captured ? job->start_at : kvk_gpu_upload(gpu, job, who, copy->stream);
 	kvk_gpu_args_t args = plan->args;
 
-	args.moves = job->moves_at;
-	args.bases = job->bases_at;
+	args.moves = inputs + (job->moves_at - job->start_at);
+	args.bases = inputs + (job->bases_at - job->start_at);
 	args.leaves = job->leaves_at;
+	if (job->leaves_at && copy->dir == KVK_GPU_SCATTER) {
+		args.leaves = inputs + (job->leaves_at - job->start_at);
+	}
 	args.bad = job->leaves_at ? job->bad_at : 0;
 
-	return kvk_gpu_launch(gpu, plan, &args, bits, plan->copy->stream);
+	return kvk_gpu_launch(gpu, &launch, &args);
 }
 
 static void count_copy(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan)
@@ -251,6 +331,8 @@ static void count_copy(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan)
 		      : plan->way == KVK_GPU_STAGED ? &c->staged
 						    : &c->zero_copy,
 		      1);
+	kvk_gpu_count(&c->captured, plan->captured != 0);
+	kvk_gpu_count(&c->far, plan->far != 0);
 }
 
 /* In the context. A failure half way leaves copies on the stream: then the job is left to end by itself. */
@@ -273,12 +355,43 @@ static kv_status_t enqueue(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, kvk_gpu_j
 			break;
 		}
 	}
-	if (KVK_GPU_CALL(gpu, event_record, job->event, stream) != KV_OK) {
+	if (job->captured) {
+		status = status == KV_OK ? kvk_gpu_graph_tick(gpu, job, stream) : status;
+		job->lost = status != KV_OK; /* the graph may be launched nevertheless */
+	} else if (KVK_GPU_CALL(gpu, event_record, job->event, stream) != KV_OK) {
 		job->lost = 1;
 		status = KV_ERR_IO;
 	}
 
 	return status;
+}
+
+/* A plan, and a job that is filled for it. */
+static kv_status_t prepare(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, int far, kvk_gpu_plan_t *plan,
+			   kvk_gpu_job_t **p_job, uint64_t *p_bits)
+{
+	kv_status_t status = kvk_gpu_plan(gpu, copy, far, plan);
+	kvk_gpu_job_t *job = NULL;
+	shape_t shape;
+
+	if (status != KV_OK) {
+		return status;
+	}
+	shape = shape_of(plan);
+	status = take_job(gpu, shape.bytes, &job);
+	if (status != KV_OK) {
+		return status;
+	}
+	kv_assert(job);
+	point_into_area(gpu, plan, &shape, job);
+	status = fill_job(gpu, plan, job, p_bits);
+	if (status != KV_OK) {
+		give_job(gpu, job);
+		return status;
+	}
+	*p_job = job;
+
+	return KV_OK;
 }
 
 kv_status_t kvk_gpu_submit(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kvk_gpu_job_t **p_job)
@@ -291,22 +404,11 @@ kv_status_t kvk_gpu_submit(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kvk_gpu_j
 	if (status != KV_OK) {
 		return KV_ERR_IO;
 	}
-	status = kvk_gpu_plan(gpu, copy, &plan);
-	if (status != KV_OK) {
-		goto out_context;
+	status = prepare(gpu, copy, 0, &plan, &job, &bits);
+	if (status == KV_ERR_UNREACHABLE) {
+		status = prepare(gpu, copy, 1, &plan, &job, &bits);
 	}
-
-	const shape_t shape = shape_of(&plan);
-
-	status = take_job(gpu, shape.bytes, &job);
 	if (status != KV_OK) {
-		goto out_context;
-	}
-	kv_assert(job);
-	point_into_area(gpu, &plan, &shape, job);
-	status = fill_job(gpu, &plan, job, &bits);
-	if (status != KV_OK) {
-		give_job(gpu, job);
 		goto out_context;
 	}
 	status = enqueue(gpu, &plan, job, bits);
@@ -327,8 +429,7 @@ out_context:
 
 /* ---- ending ------------------------------------------------------------------------------------------------------ */
 
-/* The copies have ended well: hand out digests, or look at what the device thought of them. */
-static kv_status_t conclude(kvk_gpu_job_t *job)
+kv_status_t kvk_gpu_conclude(kvk_gpu_job_t *job)
 {
 	uint64_t corrupt = 0;
 
@@ -345,7 +446,8 @@ static kv_status_t conclude(kvk_gpu_job_t *job)
 		}
 	}
 	if (corrupt > 0) {
-		kvk_gpu_count(&job->gpu->counters.corrupt, corrupt);
+		kvk_gpu_count(&job->gpu->counters.corrupt, corrupt - job->corrupt);
+		job->corrupt = corrupt;
 		return kvk_gpu_refuse(KV_ERR_CORRUPT, "%llu of %u blocks do not match their digests",
 				      (unsigned long long)corrupt, job->count);
 	}
@@ -358,6 +460,9 @@ kv_status_t kvk_gpu_poll(kvk_gpu_job_t *job)
 	kvk_gpu_t *gpu = job->gpu;
 	int error;
 
+	if (job->captured) {
+		return kvk_gpu_graph_poll(job);
+	}
 	if (job->state == KVK_GPU_JOB_OVER) {
 		return job->status;
 	}
@@ -367,8 +472,9 @@ kv_status_t kvk_gpu_poll(kvk_gpu_job_t *job)
 			kvk_gpu_leave(gpu);
 			return KV_PENDING;
 		}
-		job->status = kvk_gpu_result(gpu, offsetof(kvk_cuda_ops_t, event_query), error) == KV_OK ? conclude(job)
-													 : KV_ERR_IO;
+		job->status = kvk_gpu_result(gpu, offsetof(kvk_cuda_ops_t, event_query), error) == KV_OK
+				      ? kvk_gpu_conclude(job)
+				      : KV_ERR_IO;
 		kvk_gpu_leave(gpu);
 	} else {
 		job->status = KV_ERR_IO;
@@ -409,14 +515,18 @@ kv_status_t kvk_gpu_wait(kvk_gpu_job_t *job, uint64_t timeout_us)
 
 int kvk_gpu_bad(const kvk_gpu_job_t *job, uint32_t i)
 {
-	return job->status == KV_ERR_CORRUPT && i < job->count && job->bad[i] != 0;
+	return job->status == KV_ERR_CORRUPT && i < job->count && job->bad[job->place ? job->place[i] : i] != 0;
 }
 
 kv_status_t kvk_gpu_order(kvk_gpu_job_t *job, kvk_cu_stream_t stream)
 {
 	kvk_gpu_t *gpu = job->gpu;
-	kv_status_t status = kvk_gpu_enter(gpu);
+	kv_status_t status;
 
+	if (job->captured) {
+		return kvk_gpu_refuse(KV_ERR_ARG, "the copy is of a graph: streams are ordered after its launches");
+	}
+	status = kvk_gpu_enter(gpu);
 	if (status == KV_OK) {
 		status = KVK_GPU_CALL(gpu, stream_wait, stream, job->event, 0);
 		kvk_gpu_leave(gpu);
@@ -427,8 +537,10 @@ kv_status_t kvk_gpu_order(kvk_gpu_job_t *job, kvk_cu_stream_t stream)
 
 void kvk_gpu_end(kvk_gpu_job_t *job)
 {
-	/* A query that failed says nothing about what the device still does. */
-	if (job && job->state == KVK_GPU_JOB_OVER && job->status != KV_ERR_IO) {
+	/* A query that failed says nothing about what the device still does. That of a graph is over when the caller says so. */
+	if (job && job->captured) {
+		give_job(job->gpu, job);
+	} else if (job && job->state == KVK_GPU_JOB_OVER && job->status != KV_ERR_IO) {
 		give_job(job->gpu, job);
 	} else if (job) {
 		leave_job(job->gpu, job);

@@ -222,24 +222,20 @@ kv_status_t kvk_gpu_address(kvk_gpu_t *gpu, const void *at, size_t bytes, kvk_cu
 
 /* ---- memory the driver knows ------------------------------------------------------------------------------------- */
 
-/* May kernels of this device use memory of that one? Under the lock. */
-static int reach_peer(kvk_gpu_t *gpu, int ordinal)
+static int enable_peer(kvk_gpu_t *gpu, int ordinal)
 {
 	kvk_cu_context_t context;
 	int device, can, error;
 
-	if (ordinal == gpu->ordinal) {
-		return 1;
-	}
-	if (ordinal < 0 || ordinal >= 64) {
+	if (KVK_GPU_CALL(gpu, device_get, &device, ordinal) != KV_OK ||
+	    KVK_GPU_CALL(gpu, peer_can, &can, gpu->device, device) != KV_OK) {
 		return 0;
 	}
-	if (gpu->peers >> ordinal & 1) {
-		return 1;
+	if (!can) {
+		kvk_gpu_refuse(KV_ERR_UNSUPPORTED, "the devices are not linked");
+		return 0;
 	}
-	if (KVK_GPU_CALL(gpu, device_get, &device, ordinal) != KV_OK ||
-	    KVK_GPU_CALL(gpu, peer_can, &can, gpu->device, device) != KV_OK || !can ||
-	    KVK_GPU_CALL(gpu, context_retain, &context, device) != KV_OK) {
+	if (KVK_GPU_CALL(gpu, context_retain, &context, device) != KV_OK) {
 		return 0;
 	}
 	error = gpu->cuda->peer_enable(context, 0);
@@ -248,9 +244,32 @@ static int reach_peer(kvk_gpu_t *gpu, int ordinal)
 		KVK_GPU_CALL(gpu, context_release, device);
 		return 0;
 	}
-	gpu->peers |= UINT64_C(1) << ordinal;
 
 	return 1;
+}
+
+/* May kernels of this device use memory of that one? Asked and said once. Under the lock. */
+static int reach_peer(kvk_gpu_t *gpu, int ordinal)
+{
+	if (ordinal == gpu->ordinal) {
+		return 1;
+	}
+	if (ordinal < 0 || ordinal >= 64) {
+		return 0;
+	}
+	if ((gpu->peers | gpu->far) >> ordinal & 1) {
+		return gpu->peers >> ordinal & 1;
+	}
+	if (enable_peer(gpu, ordinal)) {
+		gpu->peers |= UINT64_C(1) << ordinal;
+		return 1;
+	}
+	gpu->far |= UINT64_C(1) << ordinal;
+	kv_logf(gpu->env, KV_LOG_WARN, "gpu",
+		"no access to a peer's memory: the driver copies it to a ring and from there device %d peer %d why %s",
+		gpu->ordinal, ordinal, kvk_gpu_why());
+
+	return 0;
 }
 
 static kv_status_t not_seen(const void *at)
@@ -259,7 +278,8 @@ static kv_status_t not_seen(const void *at)
 }
 
 /* Pointers that the driver does not know are no failure of it: nothing is counted. */
-static kv_status_t ask_driver(kvk_gpu_t *gpu, const void *at, size_t bytes, uint64_t *p_address, int *p_host)
+static kv_status_t ask_driver(kvk_gpu_t *gpu, const void *at, size_t bytes, uint64_t *p_address,
+			      kvk_gpu_place_t *p_place)
 {
 	const kvk_cu_ptr_t first = (kvk_cu_ptr_t)(uintptr_t)at;
 	kvk_cu_ptr_t from, to;
@@ -278,17 +298,24 @@ static kv_status_t ask_driver(kvk_gpu_t *gpu, const void *at, size_t bytes, uint
 		reached = reach_peer(gpu, ordinal);
 		pthread_mutex_unlock(&gpu->lock);
 	}
-	if (!reached || gpu->cuda->pointer_attribute(&from, POINTER_DEVICE, first) != 0 ||
+	if (!reached) { /* the driver's copies take the address everybody knows it by */
+		*p_address = first;
+		*p_place = KVK_GPU_FAR;
+		return gpu->cuda->pointer_attribute(&ordinal, POINTER_ORDINAL, first + bytes - 1) == 0 ? KV_OK
+												       : not_seen(at);
+	}
+	if (gpu->cuda->pointer_attribute(&from, POINTER_DEVICE, first) != 0 ||
 	    gpu->cuda->pointer_attribute(&to, POINTER_DEVICE, first + bytes - 1) != 0 || to - from != bytes - 1) {
 		return not_seen(at);
 	}
 	*p_address = from;
-	*p_host = type == MEMORY_TYPE_HOST;
+	*p_place = type == MEMORY_TYPE_HOST ? KVK_GPU_HOST : KVK_GPU_NEAR;
 
 	return KV_OK;
 }
 
-kv_status_t kvk_gpu_translate(kvk_gpu_t *gpu, const void *at, size_t bytes, uint64_t *p_address, int *p_host)
+kv_status_t kvk_gpu_translate(kvk_gpu_t *gpu, const void *at, size_t bytes, uint64_t *p_address,
+			      kvk_gpu_place_t *p_place)
 {
 	range_t r;
 
@@ -297,11 +324,11 @@ kv_status_t kvk_gpu_translate(kvk_gpu_t *gpu, const void *at, size_t bytes, uint
 	}
 	if (find(gpu, at, bytes, &r)) {
 		*p_address = r.device + ((uint64_t)(uintptr_t)at - r.base);
-		*p_host = 1;
+		*p_place = KVK_GPU_HOST;
 		return KV_OK;
 	}
 
-	return ask_driver(gpu, at, bytes, p_address, p_host);
+	return ask_driver(gpu, at, bytes, p_address, p_place);
 }
 
 /* ---- init and fini ----------------------------------------------------------------------------------------------- */

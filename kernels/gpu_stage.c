@@ -1,11 +1,17 @@
 /* Way STAGED: the copy engine between the pool and a ring in the device's memory, a kernel between the ring and the cache.
  *
- * Each direction has a ring of slots with a stream of its own each. A step takes the next slot: its copies and its kernel go to the slot's stream, so that
- * the steps of neighbouring slots overlap and those of one slot follow each other, whichever job they belong to. The slots wait for the caller's
- * stream before the first step, and the caller's stream for the slots after the last. */
+ * Each direction has a ring of slots and streams of its own, its lines. A step takes the next slot and has two halves, the copies and the kernel; which comes
+ * first is the direction. Copies go to the copy lines in turn, kernels to the kernel lines, which share the SMs: so the copy engine has its next work
+ * before it has done the last, whatever the kernels do. A slot's events order its halves, and the next step that takes it:
+ *
+ *     first half:  wait empty, work, record filled        second half:  wait filled, work, record empty
+ *
+ * The first halves wait for the caller's stream, and the caller's stream for all lines after the last step. Where nothing can run beside a half (the
+ * kernel of a scatter's last step, of a gather's first) the steps are small. */
 #include "gpu_internal.h"
 
 #define SLOT_GRAIN UINT64_C(256)
+#define BATCH_MOST 256u /* copies in a call */
 
 /* A copy under way: the same for all of its steps. */
 typedef struct stage {
@@ -14,7 +20,9 @@ typedef struct stage {
 	const kvk_gpu_plan_t *plan;
 	const kvk_gpu_job_t *job;
 	uint64_t base_bits;
-	int used[KVK_GPU_SLOTS]; /* slots that wait for the caller's stream already */
+	uint64_t inputs_at;           /* of the job, as kernels see it */
+	int used[KVK_GPU_LINES_MOST]; /* lines that wait for the caller's stream already */
+	uint32_t turn;                /* after the last step */
 } stage_t;
 
 /* Blocks [first, first + count), layers [layer, layer + layers) of the range. */
@@ -22,6 +30,7 @@ typedef struct step {
 	uint32_t first, count;
 	uint32_t layer, layers;
 	uint32_t row; /* of job->moves */
+	uint32_t turn;
 	uint64_t block_bytes;
 	kvk_gpu_slot_t *slot;
 } step_t;
@@ -30,7 +39,7 @@ typedef struct step {
 
 uint64_t kvk_gpu_ring_slot_bytes(const kvk_gpu_t *gpu)
 {
-	return gpu->ring_bytes / 2 / KVK_GPU_SLOTS / SLOT_GRAIN * SLOT_GRAIN;
+	return gpu->ring_bytes / 2 / gpu->tune.slots / SLOT_GRAIN * SLOT_GRAIN;
 }
 
 void kvk_gpu_rings_init(kvk_gpu_t *gpu)
@@ -40,34 +49,81 @@ void kvk_gpu_rings_init(kvk_gpu_t *gpu)
 	}
 }
 
-static void drop_ring(kvk_gpu_t *gpu, kvk_gpu_ring_t *ring)
+static void drop_event(kvk_gpu_t *gpu, kvk_cu_event_t *event)
 {
-	for (uint32_t i = 0; i < KVK_GPU_SLOTS; i++) {
-		kvk_gpu_slot_t *slot = &ring->slots[i];
-
-		if (slot->stream) {
-			KVK_GPU_CALL(gpu, stream_destroy, slot->stream);
-		}
-		if (slot->done) {
-			KVK_GPU_CALL(gpu, event_destroy, slot->done);
-		}
-	}
-	if (ring->start) {
-		KVK_GPU_CALL(gpu, event_destroy, ring->start);
-	}
-	if (ring->memory) {
-		KVK_GPU_CALL(gpu, mem_free, ring->memory);
+	if (*event) {
+		KVK_GPU_CALL(gpu, event_destroy, *event);
+		*event = NULL;
 	}
 }
 
-void kvk_gpu_rings_fini(kvk_gpu_t *gpu)
+static void drop_ring(kvk_gpu_t *gpu, kvk_gpu_ring_t *ring)
+{
+	for (uint32_t i = 0; i < KVK_GPU_LINES_MOST; i++) {
+		if (ring->lines[i].stream) {
+			KVK_GPU_CALL(gpu, stream_destroy, ring->lines[i].stream);
+			ring->lines[i].stream = NULL;
+		}
+		drop_event(gpu, &ring->lines[i].done);
+	}
+	for (uint32_t i = 0; i < KVK_GPU_SLOTS_MOST; i++) {
+		drop_event(gpu, &ring->slots[i].filled);
+		drop_event(gpu, &ring->slots[i].empty);
+	}
+	drop_event(gpu, &ring->start);
+	if (ring->memory) {
+		KVK_GPU_CALL(gpu, mem_free, ring->memory);
+		ring->memory = 0;
+	}
+}
+
+void kvk_gpu_rings_drop(kvk_gpu_t *gpu)
 {
 	for (int dir = 0; dir < 2; dir++) {
 		if (atomic_load(&gpu->rings[dir].state) > 0) {
 			drop_ring(gpu, &gpu->rings[dir]);
 		}
+		atomic_store(&gpu->rings[dir].state, 0);
+	}
+}
+
+void kvk_gpu_rings_fini(kvk_gpu_t *gpu)
+{
+	kvk_gpu_rings_drop(gpu);
+	for (int dir = 0; dir < 2; dir++) {
 		pthread_mutex_destroy(&gpu->rings[dir].lock);
 	}
+}
+
+static kv_status_t make_event(kvk_gpu_t *gpu, kvk_cu_event_t *p_event)
+{
+	const kv_status_t status = KVK_GPU_CALL(gpu, event_create, p_event, KVK_CU_EVENT_NO_TIME);
+
+	if (status != KV_OK) {
+		*p_event = NULL;
+	}
+
+	return status;
+}
+
+static kv_status_t make_lines(kvk_gpu_t *gpu, kvk_gpu_ring_t *ring)
+{
+	const kvk_gpu_tune_t *tune = &gpu->tune;
+	kv_status_t status = KV_OK;
+
+	ring->line_count = tune->copy_streams ? tune->copy_streams + tune->kernel_streams : tune->slots;
+	for (uint32_t i = 0; i < ring->line_count && status == KV_OK; i++) {
+		kvk_gpu_line_t *line = &ring->lines[i];
+
+		status = KVK_GPU_CALL(gpu, stream_create, &line->stream, KVK_CU_STREAM_OWN, KVK_CU_PRIORITY_HIGH);
+		if (status != KV_OK) {
+			line->stream = NULL;
+			break;
+		}
+		status = make_event(gpu, &line->done);
+	}
+
+	return status;
 }
 
 static kv_status_t make_ring(kvk_gpu_t *gpu, kvk_gpu_ring_t *ring)
@@ -75,31 +131,23 @@ static kv_status_t make_ring(kvk_gpu_t *gpu, kvk_gpu_ring_t *ring)
 	kv_status_t status;
 
 	ring->slot_bytes = kvk_gpu_ring_slot_bytes(gpu);
-	status = KVK_GPU_CALL(gpu, mem_alloc, &ring->memory, ring->slot_bytes * KVK_GPU_SLOTS);
+	ring->slot_count = gpu->tune.slots;
+	ring->broken = 0;
+	status = KVK_GPU_CALL(gpu, mem_alloc, &ring->memory, ring->slot_bytes * ring->slot_count);
 	if (status != KV_OK) {
 		ring->memory = 0;
 		return status;
 	}
-	status = KVK_GPU_CALL(gpu, event_create, &ring->start, KVK_CU_EVENT_NO_TIME);
-	if (status != KV_OK) {
-		ring->start = NULL;
-	}
-	for (uint32_t i = 0; i < KVK_GPU_SLOTS && status == KV_OK; i++) {
+	status = make_event(gpu, &ring->start);
+	for (uint32_t i = 0; i < ring->slot_count && status == KV_OK; i++) {
 		kvk_gpu_slot_t *slot = &ring->slots[i];
 
 		slot->at = ring->memory + i * ring->slot_bytes;
-		status = KVK_GPU_CALL(gpu, stream_create, &slot->stream, KVK_CU_STREAM_OWN, KVK_CU_PRIORITY_HIGH);
-		if (status != KV_OK) {
-			slot->stream = NULL;
-			break;
-		}
-		status = KVK_GPU_CALL(gpu, event_create, &slot->done, KVK_CU_EVENT_NO_TIME);
-		if (status != KV_OK) {
-			slot->done = NULL;
-		}
+		status = make_event(gpu, &slot->filled);
+		status = status == KV_OK ? make_event(gpu, &slot->empty) : status;
 	}
 
-	return status;
+	return status == KV_OK ? make_lines(gpu, ring) : status;
 }
 
 int kvk_gpu_ring_ready(kvk_gpu_t *gpu, kvk_gpu_dir_t dir)
@@ -123,116 +171,235 @@ int kvk_gpu_ring_ready(kvk_gpu_t *gpu, kvk_gpu_dir_t dir)
 	return atomic_load(&ring->state) > 0;
 }
 
-/* ---- one step ---------------------------------------------------------------------------------------------------- */
+/* ---- copies of a step -------------------------------------------------------------------------------------------- */
 
-/* Bytes that lie together on both sides, not enqueued yet. */
-typedef struct run {
-	uint64_t pool, ring, bytes;
-} run_t;
+/* Pieces that lie together on both sides, not enqueued yet. */
+typedef struct batch {
+	const stage_t *stage;
+	kvk_cu_stream_t stream;
+	size_t count;
+	kvk_cu_ptr_t dst[BATCH_MOST], src[BATCH_MOST];
+	size_t bytes[BATCH_MOST];
+} batch_t;
 
-static kv_status_t copy_run(const stage_t *s, const step_t *step, const run_t *run)
+/* KV_ERR_UNSUPPORTED: there is no such call, or it does not take these. */
+static kv_status_t flush_at_once(batch_t *b)
 {
-	if (run->bytes == 0) {
+	kvk_gpu_t *gpu = b->stage->gpu;
+	kvk_cu_copy_kind_t kind = {.order = KVK_CU_COPY_IN_ORDER, .flags = KVK_CU_COPY_BESIDE_WORK};
+	size_t first = 0;
+	int error;
+
+	if (!gpu->tune.batch || !gpu->cuda->copy_batch || b->count < 2 || atomic_load(&gpu->no_batch)) {
+		return KV_ERR_UNSUPPORTED;
+	}
+	error = gpu->cuda->copy_batch(b->dst, b->src, b->bytes, b->count, &kind, &first, 1, b->stream);
+	if (error == KVK_CU_INVALID || error == KVK_CU_NOT_SUPPORTED) {
+		atomic_store(&gpu->no_batch, 1);
+		kv_logf(gpu->env, KV_LOG_INFO, "gpu", "copies go one by one: cuMemcpyBatchAsync answered %d device %d",
+			error, gpu->ordinal);
+		return KV_ERR_UNSUPPORTED;
+	}
+
+	return kvk_gpu_result(gpu, offsetof(kvk_cuda_ops_t, copy_batch), error);
+}
+
+static kv_status_t flush(batch_t *b)
+{
+	kv_status_t status = flush_at_once(b);
+
+	if (status == KV_ERR_UNSUPPORTED) {
+		status = KV_OK;
+		for (size_t i = 0; i < b->count && status == KV_OK; i++) {
+			status = KVK_GPU_CALL(b->stage->gpu, copy_async, b->dst[i], b->src[i], b->bytes[i], b->stream);
+		}
+	}
+	b->count = 0;
+
+	return status;
+}
+
+static kv_status_t add_piece(batch_t *b, uint64_t pool, uint64_t ring, uint64_t bytes)
+{
+	const int in = b->stage->plan->copy->dir == KVK_GPU_SCATTER;
+	const uint64_t dst = in ? ring : pool;
+	const uint64_t src = in ? pool : ring;
+	kv_status_t status = KV_OK;
+
+	if (b->count > 0 && b->dst[b->count - 1] + b->bytes[b->count - 1] == dst &&
+	    b->src[b->count - 1] + b->bytes[b->count - 1] == src) {
+		b->bytes[b->count - 1] += bytes;
 		return KV_OK;
 	}
-	if (s->plan->copy->dir == KVK_GPU_SCATTER) {
-		return KVK_GPU_CALL(s->gpu, copy_async, run->ring, run->pool, run->bytes, step->slot->stream);
+	if (b->count == BATCH_MOST) {
+		status = flush(b);
 	}
+	b->dst[b->count] = dst;
+	b->src[b->count] = src;
+	b->bytes[b->count++] = bytes;
 
-	return KVK_GPU_CALL(s->gpu, copy_async, run->pool, run->ring, run->bytes, step->slot->stream);
+	return status;
 }
 
 /* Between the pool and the slot, where all layers of a step and all heads lie behind each other. */
-static kv_status_t copy_blocks(const stage_t *s, const step_t *step)
+static kv_status_t copy_blocks(const stage_t *s, const step_t *step, kvk_cu_stream_t stream)
 {
 	const kvk_gpu_args_t *args = &s->plan->args;
 	const uint64_t piece = step->layers * args->page_bytes;
 	const uint64_t pool_first = args->pool_first + step->layer * args->page_bytes;
 	uint64_t ring = step->slot->at;
-	run_t run = {0};
+	kv_status_t status = KV_OK;
+	batch_t batch;
 
+	batch.stage = s;
+	batch.stream = stream;
+	batch.count = 0;
 	for (uint32_t i = 0; i < step->count; i++) {
-		const uint64_t pool = s->job->moves[step->first + i].pool + pool_first;
+		uint64_t pool = s->job->moves[step->first + i].pool + pool_first;
 
-		for (uint32_t head = 0; head < args->heads; head++, ring += piece) {
-			const uint64_t from = pool + head * args->pool_head;
-			kv_status_t status;
-
-			if (run.bytes > 0 && from == run.pool + run.bytes) {
-				run.bytes += piece;
-				continue;
-			}
-			status = copy_run(s, step, &run);
-			if (status != KV_OK) {
-				return status;
-			}
-			run = (run_t){from, ring, piece};
+		for (uint32_t head = 0; head < args->heads && status == KV_OK; head++) {
+			status = add_piece(&batch, pool, ring, piece);
+			pool += args->pool_head;
+			ring += piece;
 		}
 	}
 
-	return copy_run(s, step, &run);
+	return status == KV_OK ? flush(&batch) : status;
+}
+
+/* ---- the kernel of a step ---------------------------------------------------------------------------------------- */
+
+static uint64_t first_move(const stage_t *s, const step_t *step)
+{
+	return (uint64_t)step->row * s->job->count + step->first;
+}
+
+/* What the kernel will read: before it is uploaded. */
+static kv_status_t tell_moves(stage_t *s, step_t *step)
+{
+	kvk_gpu_move_t *moves = s->job->moves + first_move(s, step);
+
+	for (uint32_t i = 0; i < step->count; i++) {
+		moves[i] = (kvk_gpu_move_t){.pool = step->slot->at + i * step->block_bytes,
+					    .block = s->job->moves[step->first + i].block};
+	}
+
+	return KV_OK;
 }
 
 /* Between the slot and the cache. */
-static kv_status_t permute(const stage_t *s, const step_t *step)
+static kv_status_t permute(const stage_t *s, const step_t *step, kvk_cu_stream_t stream)
 {
 	const kvk_gpu_job_t *job = s->job;
-	const uint64_t row = (uint64_t)step->row * job->count + step->first;
 	kvk_gpu_args_t args = s->plan->args;
+	kvk_gpu_launch_t launch = {.near = 1, .addresses = s->base_bits | step->slot->at | step->block_bytes};
+	const kvk_gpu_tune_t *tune = &s->gpu->tune;
 
-	for (uint32_t i = 0; i < step->count; i++) {
-		job->moves[row + i] = (kvk_gpu_move_t){.pool = step->slot->at + i * step->block_bytes,
-						       .block = job->moves[step->first + i].block};
-	}
-	args.moves = job->moves_at + row * sizeof(kvk_gpu_move_t);
-	args.bases = job->bases_at + step->layer * sizeof(uint64_t);
+	args.moves = s->inputs_at + (job->moves_at - job->start_at) + first_move(s, step) * sizeof(kvk_gpu_move_t);
+	args.bases = s->inputs_at + (job->bases_at - job->start_at) + step->layer * sizeof(uint64_t);
 	if (job->leaves_at) {
 		const uint64_t leaf =
 			((uint64_t)step->first * args.heads * args.cache_layers + step->layer) * args.pieces;
+		const uint64_t leaves = s->plan->copy->dir == KVK_GPU_GATHER
+						? job->leaves_at
+						: s->inputs_at + (job->leaves_at - job->start_at);
 
-		args.leaves = job->leaves_at + leaf * sizeof(uint64_t);
+		args.leaves = leaves + leaf * sizeof(uint64_t);
 		args.bad = job->bad_at + step->first * sizeof(uint32_t);
 	}
 	args.count = step->count;
 	args.layers = step->layers;
 	args.pool_first = 0;
 	args.pool_head = step->layers * args.page_bytes;
+	launch.sms = s->plan->sms;
+	if (tune->copy_streams && launch.sms > tune->kernel_streams) {
+		launch.sms = (launch.sms + tune->kernel_streams - 1) / tune->kernel_streams;
+	}
+	launch.dir = s->plan->copy->dir;
+	launch.stream = stream;
 
-	return kvk_gpu_launch(s->gpu, s->plan, &args, s->base_bits | step->slot->at | step->block_bytes,
-			      step->slot->stream);
+	return kvk_gpu_launch(s->gpu, &launch, &args);
+}
+
+/* ---- one step ---------------------------------------------------------------------------------------------------- */
+
+static kv_status_t do_half(const stage_t *s, const step_t *step, int kernel, kvk_cu_stream_t stream)
+{
+	return kernel ? permute(s, step, stream) : copy_blocks(s, step, stream);
+}
+
+/* The line of one half. */
+static uint32_t line_of(const stage_t *s, const step_t *step, int kernel)
+{
+	const kvk_gpu_tune_t *tune = &s->gpu->tune;
+
+	if (tune->copy_streams == 0) {
+		return step->turn % s->ring->slot_count;
+	}
+
+	return kernel ? tune->copy_streams + step->turn % tune->kernel_streams : step->turn % tune->copy_streams;
 }
 
 static kv_status_t do_step(stage_t *s, step_t *step)
 {
-	const uint32_t turn = s->ring->turn++ % KVK_GPU_SLOTS;
+	kvk_gpu_t *gpu = s->gpu;
+	const int kernel_first = s->plan->copy->dir == KVK_GPU_GATHER;
+	const uint32_t first = line_of(s, step, kernel_first);
+	const uint32_t second = line_of(s, step, !kernel_first);
+	const kvk_cu_stream_t before = s->ring->lines[first].stream;
+	const kvk_cu_stream_t after = s->ring->lines[second].stream;
 	kv_status_t status = KV_OK;
 
-	step->slot = &s->ring->slots[turn];
-	if (!s->used[turn]) {
-		status = KVK_GPU_CALL(s->gpu, stream_wait, step->slot->stream, s->ring->start, 0);
-		if (status != KV_OK) {
-			return status;
-		}
-		s->used[turn] = 1;
+	if (!s->used[first]) {
+		status = KVK_GPU_CALL(gpu, stream_wait, before, s->ring->start, 0);
+		s->used[first] = 1;
 	}
-	if (s->plan->copy->dir == KVK_GPU_SCATTER) {
-		status = copy_blocks(s, step);
-		return status == KV_OK ? permute(s, step) : status;
+	if (status == KV_OK && first != second) {
+		status = KVK_GPU_CALL(gpu, stream_wait, before, step->slot->empty, 0);
 	}
-	status = permute(s, step);
+	if (status == KV_OK) {
+		status = do_half(s, step, kernel_first, before);
+	}
+	if (status == KV_OK && first != second) {
+		s->used[second] = 1;
+		status = KVK_GPU_CALL(gpu, event_record, step->slot->filled, before);
+		status = status == KV_OK ? KVK_GPU_CALL(gpu, stream_wait, after, step->slot->filled, 0) : status;
+	}
+	if (status == KV_OK) {
+		status = do_half(s, step, !kernel_first, after);
+	}
+	if (status == KV_OK && first != second) {
+		status = KVK_GPU_CALL(gpu, event_record, step->slot->empty, after);
+	}
 
-	return status == KV_OK ? copy_blocks(s, step) : status;
+	return status;
 }
 
 /* ---- all of them ------------------------------------------------------------------------------------------------- */
 
-static kv_status_t do_steps(stage_t *s)
+/* Blocks of the next step, of `left`; `done` came before it. */
+static uint32_t step_blocks(const stage_t *s, const step_t *step, uint32_t fit, uint32_t done, uint32_t left)
+{
+	const uint32_t least = (uint32_t)((KVK_GPU_TAPER + step->block_bytes - 1) / step->block_bytes);
+	uint32_t n = fit;
+
+	if (s->gpu->tune.taper) {
+		n = s->plan->copy->dir == KVK_GPU_SCATTER ? (left + 1) / 2 : done;
+		n = n < least ? least : n;
+		n = n < fit ? n : fit;
+	}
+
+	return n < left ? n : left;
+}
+
+static kv_status_t for_steps(stage_t *s, kv_status_t (*visit)(stage_t *s, step_t *step))
 {
 	const kvk_gpu_plan_t *plan = s->plan;
 	const kvk_gpu_args_t *args = &plan->args;
 	kv_status_t status = KV_OK;
+	uint32_t turn = s->ring->turn;
 
-	for (uint32_t row = 0; row < plan->staged_steps; row++) {
+	for (uint32_t row = 0; row < plan->staged_steps && status == KV_OK; row++) {
 		step_t step = {.layer = row * plan->staged_layers, .row = 1 + row};
 		uint32_t fit;
 
@@ -241,30 +408,77 @@ static kv_status_t do_steps(stage_t *s)
 		step.block_bytes = (uint64_t)args->heads * step.layers * args->page_bytes;
 		fit = (uint32_t)(s->ring->slot_bytes / step.block_bytes);
 		while (step.first < args->count && status == KV_OK) {
-			step.count = args->count - step.first < fit ? args->count - step.first : fit;
-			status = do_step(s, &step);
+			step.count = step_blocks(s, &step, fit, step.first, args->count - step.first);
+			step.turn = turn++;
+			step.slot = &s->ring->slots[step.turn % s->ring->slot_count];
+			status = visit(s, &step);
 			step.first += step.count;
 		}
-		if (status != KV_OK) {
-			break;
+	}
+	s->turn = turn;
+
+	return status;
+}
+
+/* The caller's stream goes on after the lines. */
+static kv_status_t join_lines(const stage_t *s)
+{
+	kv_status_t status = KV_OK;
+
+	for (uint32_t i = 0; i < s->ring->line_count; i++) {
+		const kvk_gpu_line_t *line = &s->ring->lines[i];
+
+		if (s->used[i] && (KVK_GPU_CALL(s->gpu, event_record, line->done, line->stream) != KV_OK ||
+				   KVK_GPU_CALL(s->gpu, stream_wait, s->plan->copy->stream, line->done, 0) != KV_OK)) {
+			status = KV_ERR_IO;
 		}
 	}
 
 	return status;
 }
 
-/* The caller's stream goes on after the slots. */
-static kv_status_t join_slots(const stage_t *s)
+/* After a step that was enqueued in part no event says when its slot is free: every line waits for all others. */
+static kv_status_t mend(kvk_gpu_t *gpu, kvk_gpu_ring_t *ring)
 {
 	kv_status_t status = KV_OK;
 
-	for (uint32_t i = 0; i < KVK_GPU_SLOTS; i++) {
-		const kvk_gpu_slot_t *slot = &s->ring->slots[i];
+	for (uint32_t i = 0; i < ring->line_count && status == KV_OK; i++) {
+		status = KVK_GPU_CALL(gpu, event_record, ring->lines[i].done, ring->lines[i].stream);
+	}
+	for (uint32_t i = 0; i < ring->line_count * ring->line_count && status == KV_OK; i++) {
+		status = KVK_GPU_CALL(gpu, stream_wait, ring->lines[i / ring->line_count].stream,
+				      ring->lines[i % ring->line_count].done, 0);
+	}
+	if (status == KV_OK) {
+		ring->broken = 0;
+	}
 
-		if (s->used[i] && (KVK_GPU_CALL(s->gpu, event_record, slot->done, slot->stream) != KV_OK ||
-				   KVK_GPU_CALL(s->gpu, stream_wait, s->plan->copy->stream, slot->done, 0) != KV_OK)) {
-			status = KV_ERR_IO;
-		}
+	return status;
+}
+
+/* Under the ring's lock. */
+static kv_status_t stage(stage_t *s, kvk_gpu_job_t *job)
+{
+	kvk_gpu_t *gpu = s->gpu;
+	kv_status_t status = s->ring->broken ? mend(gpu, s->ring) : KV_OK;
+
+	if (status != KV_OK) {
+		return status;
+	}
+	status = for_steps(s, tell_moves);
+	if (status == KV_OK) {
+		s->inputs_at = kvk_gpu_upload(gpu, job, KVK_GPU_UPLOAD_STAGED, s->plan->copy->stream);
+		status = KVK_GPU_CALL(gpu, event_record, s->ring->start, s->plan->copy->stream);
+	}
+	if (status != KV_OK) {
+		return status;
+	}
+	status = for_steps(s, do_step);
+	s->ring->broken = status != KV_OK;
+	s->ring->turn = s->turn;
+	if (join_lines(s) != KV_OK) {
+		job->lost = 1; /* its event would not tell of the lines' work */
+		status = KV_ERR_IO;
 	}
 
 	return status;
@@ -280,14 +494,7 @@ kv_status_t kvk_gpu_stage(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, kvk_gpu_jo
 		s.base_bits |= job->bases[l];
 	}
 	pthread_mutex_lock(&ring->lock);
-	status = KVK_GPU_CALL(gpu, event_record, ring->start, plan->copy->stream);
-	if (status == KV_OK) {
-		status = do_steps(&s);
-		if (join_slots(&s) != KV_OK) {
-			job->lost = 1; /* its event would not tell of the slots' work */
-			status = KV_ERR_IO;
-		}
-	}
+	status = stage(&s, job);
 	pthread_mutex_unlock(&ring->lock);
 
 	return status;

@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 form=${1:-full}
 [ $# -eq 0 ] || shift
 python=$(scripts/engines.sh)
-for unit in layout identity; do
+for unit in layout identity layers; do
 	"$python" "connectors/vllm/tests/test_$unit.py"
 done
 exec "$python" tests/engines/run.py "--$form" "$@"

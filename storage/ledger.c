@@ -3,6 +3,7 @@
 
 #include "leaf.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 
@@ -35,63 +36,105 @@ uint64_t kvs_ledger_fixed_bytes(uint64_t limit_bytes)
 	return KVS_LEDGER_PAGE + page_up(claims_cap(limit_bytes) * sizeof(kvs_ledger_claim_t));
 }
 
-/* No set of slabs within the limit needs more: a slot is at least one page of data, a chunk wastes less than two pages. */
-static uint64_t most_bytes(uint64_t limit_bytes)
-{
-	uint64_t slots = limit_bytes / SMALLEST_STRIDE;
-	uint64_t slabs = slots < KV_SLOT_MAX_SLAB + 1u ? slots : KV_SLOT_MAX_SLAB + 1u;
+/* Most slabs are whole; each class may have a few that are not. Where places run out, a slab has to go before another comes. */
+#define SPARE_PLACES 256u
 
-	return kvs_ledger_fixed_bytes(limit_bytes) + page_up(slots * sizeof(kvs_ledger_slot_t)) +
-	       slabs * 2u * KVS_LEDGER_PAGE;
+static uint32_t places_for(const kvs_ledger_size_t *size)
+{
+	uint64_t places = 2u * (size->limit_bytes / size->slab_bytes) + SPARE_PLACES;
+	uint64_t most = size->limit_bytes / SMALLEST_STRIDE;
+
+	places = places < most ? places : most;
+	places = places < KV_SLOT_MAX_SLAB + 1u ? places : KV_SLOT_MAX_SLAB + 1u;
+
+	return places ? (uint32_t)places : 1u;
 }
 
-int kvs_ledger_create(kvs_ledger_t *ledger, const kvs_sys_t *sys, uint64_t limit_bytes, uint64_t incarnation)
+/* A slot is at least one page of data. */
+static uint64_t stride_for(const kvs_ledger_size_t *size)
 {
-	uint64_t bytes = most_bytes(limit_bytes);
+	uint64_t slots = size->slab_bytes / SMALLEST_STRIDE;
+	uint64_t most = size->limit_bytes / SMALLEST_STRIDE;
+
+	slots = slots < most ? slots : most;
+	slots = slots < KV_SLOT_MAX_INDEX + 1u ? slots : KV_SLOT_MAX_INDEX + 1u;
+
+	return kvs_ledger_chunk_bytes(slots ? slots : 1u);
+}
+
+int kvs_ledger_create(kvs_ledger_t *ledger, const kvs_sys_t *sys, const kv_env_t *env, const kvs_ledger_size_t *size)
+{
+	uint64_t fixed = kvs_ledger_fixed_bytes(size->limit_bytes), stride = stride_for(size);
+	uint32_t places = places_for(size);
+	uint64_t bytes = fixed + places * stride;
+	uint64_t *touched = kv_alloc(env, places * sizeof *touched);
 	kvs_area_t area;
-	int error = kvs_area_create(sys, "kvd-ledger", bytes, 0, SEALS, &area);
+	int error = touched ? kvs_area_create(sys, "kvd-ledger", bytes, 0, SEALS, &area) : -ENOMEM;
 
 	if (error) {
+		kv_free(env, touched);
 		return error;
 	}
 
-	uint64_t fixed = kvs_ledger_fixed_bytes(limit_bytes);
 	kvs_ledger_header_t *header = (kvs_ledger_header_t *)area.base;
 
 	header->version = KVS_LEDGER_VERSION;
 	header->slot_record_bytes = sizeof(kvs_ledger_slot_t);
-	header->incarnation = incarnation;
+	header->incarnation = size->incarnation;
 	header->total_bytes = bytes;
-	header->limit_bytes = limit_bytes;
+	header->limit_bytes = size->limit_bytes;
 	header->claims_offset = KVS_LEDGER_PAGE;
 	header->slabs_offset = fixed;
-	header->claims_cap = claims_cap(limit_bytes);
+	header->claims_cap = claims_cap(size->limit_bytes);
+	header->chunk_stride = stride;
 	atomic_signal_fence(memory_order_seq_cst);
 	header->magic = KVS_LEDGER_MAGIC;
 	*ledger = (kvs_ledger_t){
 		.area = area,
 		.header = header,
 		.claims = (kvs_ledger_claim_t *)(area.base + header->claims_offset),
-		.next_chunk = fixed,
+		.places = places,
+		.touched = touched,
 		.charged_bytes = fixed,
 	};
 
 	return 0;
 }
 
-void kvs_ledger_destroy(kvs_ledger_t *ledger)
+void kvs_ledger_destroy(kvs_ledger_t *ledger, const kv_env_t *env)
 {
 	kvs_area_destroy(&ledger->area);
+	kv_free(env, ledger->touched);
+	ledger->touched = NULL;
+}
+
+static kvs_ledger_slab_t *chunk_at(const kvs_ledger_t *ledger, uint32_t number)
+{
+	const kvs_ledger_header_t *header = ledger->header;
+
+	kv_assert(number < ledger->places);
+
+	return (kvs_ledger_slab_t *)(ledger->area.base + header->slabs_offset + number * header->chunk_stride);
+}
+
+uint64_t kvs_ledger_cost(const kvs_ledger_t *ledger, uint32_t number, uint64_t slots)
+{
+	uint64_t chunk = kvs_ledger_chunk_bytes(slots);
+
+	return chunk > ledger->touched[number] ? chunk - ledger->touched[number] : 0;
 }
 
 kvs_ledger_slot_t *kvs_ledger_add(kvs_ledger_t *ledger, const kvs_slab_t *slab, uint32_t slot_class, const char *ns)
 {
 	uint64_t chunk = kvs_ledger_chunk_bytes(slab->slots);
-	kvs_ledger_slab_t *head = (kvs_ledger_slab_t *)(ledger->area.base + ledger->next_chunk);
+	uint32_t count = atomic_load_explicit(&ledger->header->slab_count, memory_order_relaxed);
+	kvs_ledger_slab_t *head = chunk_at(ledger, slab->number);
 
-	kv_assert(ledger->next_chunk + chunk <= ledger->area.bytes);
+	kv_assert(chunk <= ledger->header->chunk_stride && slab->number <= count &&
+		  atomic_load_explicit(&head->slots, memory_order_relaxed) == 0);
+	ledger->charged_bytes += kvs_ledger_cost(ledger, slab->number, slab->slots);
+	ledger->touched[slab->number] += kvs_ledger_cost(ledger, slab->number, slab->slots);
 	head->number = slab->number;
-	head->slots = slab->slots;
 	head->stride = slab->stride;
 	head->slot_class = slot_class;
 	head->geometry = slab->geometry;
@@ -100,11 +143,17 @@ kvs_ledger_slot_t *kvs_ledger_add(kvs_ledger_t *ledger, const kvs_slab_t *slab, 
 	head->digest_bytes = slab->digest.bytes;
 	head->chunk_bytes = chunk;
 	snprintf(head->ns, sizeof head->ns, "%s", ns);
-	ledger->next_chunk += chunk;
-	ledger->charged_bytes += chunk;
-	atomic_store_explicit(&ledger->header->slab_count, slab->number + 1u, memory_order_release);
+	atomic_store_explicit(&head->slots, slab->slots, memory_order_release);
+	if (slab->number == count) {
+		atomic_store_explicit(&ledger->header->slab_count, count + 1u, memory_order_release);
+	}
 
 	return (kvs_ledger_slot_t *)(head + 1);
+}
+
+void kvs_ledger_remove(kvs_ledger_t *ledger, uint32_t number)
+{
+	atomic_store_explicit(&chunk_at(ledger, number)->slots, 0, memory_order_release);
 }
 
 /* The first store of every change. The fence keeps the compiler from moving the fields before it; a killed process has executed a prefix of its

@@ -61,6 +61,13 @@ static kv_status_t check_header(reader_t *r)
 	if (atomic_load_explicit(&h->slab_count, memory_order_acquire) > KV_SLOT_MAX_SLAB + 1u) {
 		return refuse(r, KV_ERR_CORRUPT, "more slabs than slot numbers allow");
 	}
+	if (h->chunk_stride == 0 || !is_page_multiple(h->chunk_stride) ||
+	    (r->bytes - h->slabs_offset) / h->chunk_stride <
+		    atomic_load_explicit(&h->slab_count, memory_order_acquire)) {
+		return refuse(r, KV_ERR_CORRUPT, "%u places of %llu bytes do not fit",
+			      atomic_load_explicit(&h->slab_count, memory_order_acquire),
+			      (unsigned long long)h->chunk_stride);
+	}
 
 	return KV_OK;
 }
@@ -91,24 +98,22 @@ static kv_status_t check_slot(reader_t *r, const kvs_ledger_slab_t *slab, uint32
 	return KV_OK;
 }
 
-/* `left` bytes from the chunk's start to the end of the ledger. */
-static kv_status_t check_slab_head(reader_t *r, const kvs_ledger_slab_t *slab, uint32_t number, uint64_t left)
+static kv_status_t check_slab_head(reader_t *r, const kvs_ledger_slab_t *slab, uint32_t number)
 {
-	if (left < sizeof *slab) {
-		return refuse(r, KV_ERR_CORRUPT, "slab %u lies past the end", number);
-	}
-	if (slab->number != number || slab->slots == 0 || slab->slots > KV_SLOT_MAX_INDEX + 1u) {
+	uint32_t slots = atomic_load_explicit(&slab->slots, memory_order_acquire);
+
+	if (slab->number != number || slots > KV_SLOT_MAX_INDEX + 1u) {
 		return refuse(r, KV_ERR_CORRUPT, "slab %u calls itself %u and has %u slots", number, slab->number,
-			      slab->slots);
+			      slots);
 	}
-	if (slab->chunk_bytes != kvs_ledger_chunk_bytes(slab->slots) || slab->chunk_bytes > left) {
-		return refuse(r, KV_ERR_CORRUPT, "the records of slab %u lie past the end", number);
+	if (slab->chunk_bytes != kvs_ledger_chunk_bytes(slots) || slab->chunk_bytes > r->header->chunk_stride) {
+		return refuse(r, KV_ERR_CORRUPT, "the records of slab %u leave its place", number);
 	}
 	if (kvs_geometry_check(&slab->geometry) != KV_OK || slab->stride != kvs_geometry_stride(&slab->geometry)) {
 		return refuse(r, KV_ERR_CORRUPT, "slab %u has an impossible geometry", number);
 	}
-	if (slab->data_bytes / slab->slots < slab->stride ||
-	    slab->digest_bytes / slab->slots < kvs_geometry_digest_bytes(&slab->geometry)) {
+	if (slab->data_bytes / slots < slab->stride ||
+	    slab->digest_bytes / slots < kvs_geometry_digest_bytes(&slab->geometry)) {
 		return refuse(r, KV_ERR_CORRUPT, "slab %u is too small for its slots", number);
 	}
 	if (memchr(slab->ns, '\0', sizeof slab->ns) == NULL || slab->ns[0] == '\0') {
@@ -120,23 +125,22 @@ static kv_status_t check_slab_head(reader_t *r, const kvs_ledger_slab_t *slab, u
 
 static kv_status_t check_slabs(reader_t *r)
 {
-	uint64_t at = r->header->slabs_offset;
 	uint32_t count = atomic_load_explicit(&r->header->slab_count, memory_order_acquire);
 
 	for (uint32_t number = 0; number < count; number++) {
-		const kvs_ledger_slab_t *slab = (const kvs_ledger_slab_t *)(r->base + at);
-		kv_status_t status = check_slab_head(r, slab, number, r->bytes - at);
+		const kvs_ledger_slab_t *slab = kvs_ledger_slab(r->base, number);
+		kv_status_t status = slab ? check_slab_head(r, slab, number) : KV_OK;
+		uint32_t slots = slab && status == KV_OK ? atomic_load(&slab->slots) : 0;
 
-		for (uint32_t i = 0; status == KV_OK && i < slab->slots; i++) {
+		for (uint32_t i = 0; i < slots && status == KV_OK; i++) {
 			status = check_slot(r, slab, i);
 		}
 		if (status != KV_OK) {
 			return status;
 		}
-		r->sum.slots += slab->slots;
-		at += slab->chunk_bytes;
+		r->sum.slots += slots;
+		r->sum.slabs += slab ? 1 : 0;
 	}
-	r->sum.slabs = count;
 
 	return KV_OK;
 }
@@ -161,10 +165,9 @@ static kv_status_t check_claims(reader_t *r)
 			continue;
 		}
 
-		const kvs_ledger_slab_t *slab = kvs_ledger_slab(r->base, kv_slot_slab(claim->slot));
-
-		if (!slab || kv_slot_index(claim->slot) >= slab->slots) {
-			return refuse(r, KV_ERR_CORRUPT, "claim %llu names slot %u, which does not exist",
+		/* A put may name a slot of a slab that has gone since: its block went before. */
+		if (kv_slot_slab(claim->slot) >= atomic_load(&r->header->slab_count)) {
+			return refuse(r, KV_ERR_CORRUPT, "claim %llu names slot %u, which never was",
 				      (unsigned long long)id, claim->slot);
 		}
 	}
@@ -197,14 +200,12 @@ kv_status_t kvs_ledger_check(const void *base, uint64_t bytes, kvs_ledger_summar
 const kvs_ledger_slab_t *kvs_ledger_slab(const void *base, uint32_t slab)
 {
 	const kvs_ledger_header_t *header = base;
-	uint64_t at = header->slabs_offset;
+	const kvs_ledger_slab_t *chunk;
 
 	if (slab >= atomic_load_explicit(&header->slab_count, memory_order_acquire)) {
 		return NULL;
 	}
-	for (uint32_t i = 0; i < slab; i++) {
-		at += ((const kvs_ledger_slab_t *)((const uint8_t *)base + at))->chunk_bytes;
-	}
+	chunk = (const kvs_ledger_slab_t *)((const uint8_t *)base + header->slabs_offset + slab * header->chunk_stride);
 
-	return (const kvs_ledger_slab_t *)((const uint8_t *)base + at);
+	return atomic_load_explicit(&chunk->slots, memory_order_acquire) > 0 ? chunk : NULL;
 }

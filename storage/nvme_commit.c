@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #define RETRY_NS     1000000000ull
@@ -96,11 +97,23 @@ static void run_turn(kvs_nvme_t *nvme, kvs_commit_t *c)
 	c->meta_bytes = kvs_metadb_bytes(nvme->meta_path);
 }
 
-static int timer_ms(const kvs_nvme_t *nvme)
+/* Rows that wait: until their time has come. Nothing to commit: until somebody rings. */
+static int sleep_ms(kvs_nvme_t *nvme)
 {
-	uint64_t ms = nvme->config.flush_interval_ns / 2000000u;
+	uint64_t ms = (nvme->config.flush_interval_ns + 999999u) / 1000000u;
+
+	if (!atomic_load(&nvme->dirty_hint)) {
+		return -1;
+	}
 
 	return ms < 1u ? 1 : ms > 1000u ? 1000 : (int)ms;
+}
+
+void kvs_commit_expect(kvs_nvme_t *nvme)
+{
+	if (!atomic_exchange(&nvme->dirty_hint, 1)) {
+		kvs_bell_ring(&nvme->commit_bell);
+	}
 }
 
 void *kvs_commit_main(void *arg)
@@ -109,6 +122,7 @@ void *kvs_commit_main(void *arg)
 	kvs_commit_t *c = nvme->commit;
 	struct pollfd wait = {.fd = nvme->commit_bell.fd, .events = POLLIN};
 
+	(void)prctl(PR_SET_NAME, "kvd-commit", 0, 0, 0);
 	while (1) {
 		if (atomic_load(&c->state) == 1) {
 			run_turn(nvme, c);
@@ -121,11 +135,11 @@ void *kvs_commit_main(void *arg)
 		}
 		kvs_bell_arm(&nvme->commit_bell);
 		if (atomic_load(&c->state) != 1 && !atomic_load(&nvme->commit_stop)) {
-			int rung = poll(&wait, 1, timer_ms(nvme));
+			int rung = poll(&wait, 1, sleep_ms(nvme));
 
 			if (rung > 0) {
 				kvs_bell_clear(&nvme->commit_bell);
-			} else if (atomic_load_explicit(&nvme->dirty_hint, memory_order_relaxed)) {
+			} else if (atomic_load(&nvme->dirty_hint)) {
 				kvs_bell_ring(&nvme->owner);
 			}
 		}
@@ -180,7 +194,7 @@ static void collect_rows(kvs_nvme_t *nvme, kvs_commit_t *c)
 		add_change(nvme, c, slot, s);
 	}
 	nvme->dirty_since_ns = kv_now_ns(nvme->env);
-	atomic_store_explicit(&nvme->dirty_hint, nvme->dirty_head != KV_SLOT_NONE, memory_order_relaxed);
+	atomic_store(&nvme->dirty_hint, nvme->dirty_head != KV_SLOT_NONE);
 }
 
 static void collect_files(kvs_nvme_t *nvme, kvs_commit_t *c)
@@ -200,7 +214,7 @@ static void collect_files(kvs_nvme_t *nvme, kvs_commit_t *c)
 static void try_later(kvs_nvme_t *nvme)
 {
 	nvme->commit_after_ns = kv_now_ns(nvme->env) + RETRY_NS;
-	atomic_store_explicit(&nvme->dirty_hint, 1, memory_order_relaxed);
+	kvs_commit_expect(nvme);
 }
 
 static void ask(kvs_nvme_t *nvme)

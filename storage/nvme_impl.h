@@ -114,11 +114,30 @@ typedef struct kvs_io {
 	void *ring;        /* kvs_ring_t of nvme_uring.c */
 } kvs_io_t;
 
-/* Memory that transfers will use; constant once region_count has passed it. */
+/* Memory that transfers will use; constant once region_count has passed it, but for `state`:
+ *   LIVE --the owner--> LEAVING --the ring thread--> GONE --the owner, with other memory--> FRESH --the ring thread--> LIVE */
+typedef enum kvs_region_state {
+	KVS_REGION_LIVE,
+	KVS_REGION_LEAVING,
+	KVS_REGION_GONE,
+	KVS_REGION_FRESH
+} kvs_region_state_t;
 typedef struct kvs_region {
 	uint8_t *base;
 	size_t bytes;
+	_Atomic uint32_t state;
+	size_t most_bytes; /* its pieces' part of the ring's table is for so many */
 } kvs_region_t;
+
+/* The ring thread's side of it. */
+typedef struct kvs_ring_region {
+	uint32_t first;  /* index of its first piece in the table */
+	uint32_t pieces; /* registered so far */
+	uint32_t wanted;
+} kvs_ring_region_t;
+
+#define KVS_PIECE_SHIFT                                                                                                \
+	25u /* regions are registered in pieces of 32 MiB, one a turn: pinning fresh memory takes time */
 
 typedef struct kvs_waiter {
 	kvs_done_fn done;
@@ -190,7 +209,7 @@ typedef struct kvs_nvme {
 	uint64_t dirty_in;  /* slots ever put on the list */
 	uint64_t dirty_out; /* and taken from it */
 	uint64_t dirty_since_ns;
-	_Atomic int dirty_hint; /* for the commit thread's timer */
+	_Atomic int dirty_hint; /* the commit thread keeps time */
 
 	kvs_xfer_t *xfers;
 	uint32_t xfer_cap;
@@ -219,7 +238,8 @@ typedef struct kvs_nvme {
 	int uring;
 	kvs_region_t *regions; /* KVS_MAX_REGIONS */
 	_Atomic uint32_t region_count;
-	kvs_bell_t owner; /* its fd is the tier's event fd */
+	_Atomic uint32_t region_changes; /* regions that the owner has made LEAVING or FRESH */
+	kvs_bell_t owner;                /* its fd is the tier's event fd */
 	kvs_commit_t *commit;
 	pthread_t commit_thread;
 	int commit_started;
@@ -285,8 +305,9 @@ void kvs_xfer_begin(kvs_xfer_t *xfer, void *header);
 void kvs_xfer_verify(kvs_xfer_t *xfer, void *header);
 /* errno -> xfer->status and xfer->error. */
 void kvs_xfer_fail(kvs_xfer_t *xfer, int error);
-/* Hand it back to the owner. */
+/* Hand it back to the owner, and wake it if it sleeps; one waking may do for several. */
 void kvs_xfer_return(kvs_io_t *io, kvs_xfer_t *xfer);
+void kvs_xfer_tell(kvs_io_t *io);
 /* Drop `done` bytes from the front of iov[*p_count]. */
 void kvs_iov_advance(struct iovec *iov, uint32_t *p_count, size_t done);
 
@@ -298,6 +319,10 @@ void kvs_threads_stop(kvs_nvme_t *nvme);
 /* ---- nvme_region.c ---- */
 /* Registration touches every page; whoever pre-faults the memory does that better than the ring thread. `page` has a byte for each page. */
 int kvs_region_is_touched(void *base, size_t bytes, unsigned char *page);
+/* The ring thread: take out what is LEAVING, with `forget` for each piece, and take in what is FRESH. Returns by how many there are more (modulo 2^32) with
+ * pieces to be registered. `seen` is the caller's, 0 at first. */
+uint32_t kvs_regions_changed(kvs_nvme_t *nvme, kvs_ring_region_t *regions, uint32_t *seen,
+			     void (*forget)(void *ring, uint32_t index), void *ring);
 
 /* ---- nvme_uring.c, nvme_sync.c: I/O threads ---- */
 void *kvs_uring_main(void *io);
@@ -307,6 +332,8 @@ void *kvs_sync_main(void *io);
 kv_status_t kvs_nvme_flush(kvs_tier_t *tier, kvs_done_fn done, void *arg);
 kv_status_t kvs_nvme_epoch_set(kvs_tier_t *tier, const kvs_epoch_t *epoch, kvs_done_fn done, void *arg);
 uint64_t kvs_nvme_epoch_get(kvs_tier_t *tier, const uint8_t root[32]);
+/* Something is to be committed, or tried again, within the flush interval: the tier's event fd becomes readable when it is due. */
+void kvs_commit_expect(kvs_nvme_t *nvme);
 /* Take the answer of a commit and start the next when one is due. Returns callbacks run. */
 uint32_t kvs_commit_step(kvs_nvme_t *nvme);
 void *kvs_commit_main(void *nvme);

@@ -154,7 +154,7 @@ void kvs_nvme_strike(kvs_nvme_t *nvme, const char *doing, int error)
 	nvme->off = 1;
 	nvme->probe_wait_ns = PROBE_FIRST_NS;
 	nvme->probe_after_ns = kv_now_ns(nvme->env) + PROBE_FIRST_NS;
-	atomic_store_explicit(&nvme->dirty_hint, 1, memory_order_relaxed);
+	kvs_commit_expect(nvme);
 	kv_metric_set(nvme->metrics, KV_M_DISK_OFF, 1);
 	kv_logf(nvme->env, KV_LOG_ERROR, "nvme",
 		"the disk tier is switched off after %u errors in a row; it is tried again later", nvme->strikes);

@@ -38,7 +38,7 @@ void kvs_slot_dirty(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s)
 
 	if (nvme->dirty_in == nvme->dirty_out) {
 		nvme->dirty_since_ns = kv_now_ns(nvme->env);
-		atomic_store_explicit(&nvme->dirty_hint, 1, memory_order_relaxed);
+		kvs_commit_expect(nvme);
 	}
 	s->flags |= KVS_SLOT_DIRTY;
 	s->next_dirty = KV_SLOT_NONE;

@@ -3,6 +3,7 @@
 
 #include <poll.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 
 #define MAX_STALLS 8u
 
@@ -52,6 +53,7 @@ static void run(kvs_io_t *io, kvs_xfer_t *xfer, void *header)
 		}
 	}
 	kvs_xfer_return(io, xfer);
+	kvs_xfer_tell(io);
 }
 
 void *kvs_sync_main(void *arg)
@@ -59,6 +61,7 @@ void *kvs_sync_main(void *arg)
 	kvs_io_t *io = arg;
 	void *header = io->ring; /* KVS_SLOTHDR_MAX bytes, page-aligned, the opener's */
 
+	(void)prctl(PR_SET_NAME, "kvd-disk", 0, 0, 0);
 	while (1) {
 		kvs_xfer_t *xfer = kvs_queue_pop(&io->in);
 

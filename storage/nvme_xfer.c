@@ -62,6 +62,10 @@ void kvs_xfer_return(kvs_io_t *io, kvs_xfer_t *xfer)
 {
 	/* As many places as transfers: it cannot be full. */
 	kv_assert(kvs_queue_push(&io->out, xfer));
+}
+
+void kvs_xfer_tell(kvs_io_t *io)
+{
 	kvs_bell_ring(&io->nvme->owner);
 }
 

@@ -53,10 +53,12 @@ static void pool_close(kvs_tier_t *tier)
 
 	kvs_prefault_stop(pool->prefault);
 	for (uint32_t i = 0; i < pool->slab_count; i++) {
-		kvs_slab_destroy(&pool->slabs[i]->slab, &env);
-		kv_free(&env, pool->slabs[i]);
+		if (pool->slabs[i]) {
+			kvs_slab_destroy(&pool->slabs[i]->slab, &env);
+			kv_free(&env, pool->slabs[i]);
+		}
 	}
-	kvs_ledger_destroy(&pool->ledger);
+	kvs_ledger_destroy(&pool->ledger, &env);
 	kv_free(&env, pool->epochs);
 	kv_free(&env, pool->slabs);
 	kv_free(&env, pool->classes);
@@ -65,6 +67,7 @@ static void pool_close(kvs_tier_t *tier)
 
 static const kvs_tier_ops_t pool_ops = {
 	.medium = "CPU",
+	.change = &kvs_pool_change_ops,
 	.class_open = kvs_pool_class_open,
 	.alloc = kvs_pool_alloc,
 	.set_state = kvs_pool_set_state,
@@ -96,7 +99,7 @@ kvs_pool_slab_t *kvs_pool_find(const kvs_pool_t *pool, kvs_loc_t loc, kvs_ledger
 	uint32_t number = kv_slot_slab(loc.slot);
 	uint32_t index = kv_slot_index(loc.slot);
 
-	if (number >= pool->slab_count || index >= pool->slabs[number]->slab.slots) {
+	if (number >= pool->slab_count || !pool->slabs[number] || index >= pool->slabs[number]->slab.slots) {
 		return NULL;
 	}
 
@@ -121,14 +124,18 @@ kv_status_t kvs_pool_slab(kvs_tier_t *tier, uint32_t slab, kvs_slab_info_t *p_in
 {
 	kvs_pool_t *pool = kvs_pool_of(tier);
 
-	if (slab >= pool->slab_count) {
+	if (slab >= pool->slab_count || !pool->slabs[slab]) {
 		return KV_MISS;
 	}
 
-	const kvs_slab_t *s = &pool->slabs[slab]->slab;
+	const kvs_pool_slab_t *p = pool->slabs[slab];
+	const kvs_slab_t *s = &p->slab;
 
 	*p_info = (kvs_slab_info_t){
 		.slab = slab,
+		.serial = p->serial,
+		.retired = p->state >= KVS_SLAB_RETIRED,
+		.slot_class = p->slot_class,
 		.slots = s->slots,
 		.slot_bytes = s->stride,
 		.geometry = s->geometry,
@@ -139,7 +146,7 @@ kv_status_t kvs_pool_slab(kvs_tier_t *tier, uint32_t slab, kvs_slab_info_t *p_in
 		.huge = s->huge,
 		.base = s->data.base,
 		.ready_bytes = atomic_load_explicit(&s->ready_bytes, memory_order_acquire),
-		.ns = pool->classes[pool->slabs[slab]->slot_class].ns,
+		.ns = pool->classes[p->slot_class].ns,
 	};
 
 	return KV_OK;
@@ -150,11 +157,47 @@ uint32_t kvs_pool_slab_count(kvs_tier_t *tier)
 	return kvs_pool_of(tier)->slab_count;
 }
 
+uint64_t kvs_pool_version(const kvs_tier_t *tier)
+{
+	return ((const kvs_pool_t *)tier)->version;
+}
+
+uint32_t kvs_pool_slabs_held(const kvs_tier_t *tier)
+{
+	return ((const kvs_pool_t *)tier)->held;
+}
+
+kv_status_t kvs_pool_class(kvs_tier_t *tier, uint32_t slot_class, kvs_class_look_t *p_look)
+{
+	const kvs_pool_t *pool = kvs_pool_of(tier);
+
+	if (slot_class >= pool->class_count) {
+		return KV_MISS;
+	}
+
+	const kvs_class_t *class = &pool->classes[slot_class];
+
+	*p_look = (kvs_class_look_t){
+		.ns = class->ns, .block_bytes = class->geometry.block_bytes, .free_slots = class->free_slots};
+	for (uint32_t i = 0; i < pool->slab_count; i++) {
+		const kvs_pool_slab_t *p = pool->slabs[i];
+
+		if (p && p->slot_class == slot_class && p->state < KVS_SLAB_RETIRED) {
+			p_look->slabs++;
+			p_look->slots += p->slab.slots;
+			p_look->bytes += p->slab.data.bytes;
+			p_look->ready_bytes += atomic_load_explicit(&p->slab.ready_bytes, memory_order_relaxed);
+		}
+	}
+
+	return KV_OK;
+}
+
 void kvs_pool_set_region(kvs_tier_t *tier, uint32_t slab, uint32_t region)
 {
 	kvs_pool_t *pool = kvs_pool_of(tier);
 
-	if (slab < pool->slab_count) {
+	if (slab < pool->slab_count && pool->slabs[slab]) {
 		pool->slabs[slab]->slab.region = region;
 	}
 }
@@ -179,14 +222,16 @@ static kv_status_t pool_memory(kvs_pool_t *pool)
 		return KV_ERR_NOMEM;
 	}
 
-	int error = kvs_ledger_create(&pool->ledger, pool->sys, config->limit_bytes, config->incarnation);
+	const kvs_ledger_size_t size = {config->limit_bytes, config->slab_bytes, config->incarnation};
+	int error = kvs_ledger_create(&pool->ledger, pool->sys, &pool->env, &size);
 
 	if (error) {
 		kv_logf(&pool->env, KV_LOG_ERROR, "pool", "no memory for the ledger error \"%s\"", strerror(-error));
 		return KV_ERR_NOMEM;
 	}
 
-	return config->prefault ? kvs_prefault_start(KVS_POOL_MAX_SLABS, pool->sys, &pool->env, &pool->prefault)
+	return config->prefault ? kvs_prefault_start(KVS_POOL_MAX_SLABS, pool->sys, config->huge != KVS_HUGE_OFF,
+						     &pool->env, &pool->prefault)
 				: KV_OK;
 }
 
@@ -241,13 +286,13 @@ kv_status_t kvs_pool_open_with(const kvs_pool_config_t *config, const kv_env_t *
 	pool->config = *config;
 	pool->env = *env;
 	pool->sys = sys;
+	pool_slab_size(pool);
 	status = pool_memory(pool);
 	if (status != KV_OK) {
 		pool_close(&pool->tier);
 		return status;
 	}
 
-	pool_slab_size(pool);
 	pool_announce(pool);
 	pool->usage.limit_bytes = config->limit_bytes;
 	pool->usage.charged_bytes = fixed;

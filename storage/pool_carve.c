@@ -9,10 +9,30 @@
 /* How long the kernel is not asked again after it has refused memory. */
 #define RETRY_NS UINT64_C(1000000000)
 
-uint64_t kvs_pool_slab_cost(const kvs_geometry_t *geometry, uint64_t slots, uint64_t page)
+/* The number the next slab gets; KVS_NONE: all are taken. Low ones first: their part of the ledger has been touched already. */
+static uint32_t next_number(const kvs_pool_t *pool)
+{
+	for (uint32_t i = 0; pool->slab_count > pool->held && i < pool->slab_count; i++) {
+		if (!pool->slabs[i]) {
+			return i;
+		}
+	}
+
+	return pool->slab_count < pool->ledger.places ? pool->slab_count : KVS_NONE;
+}
+
+static uint64_t cost(const kvs_pool_t *pool, const kvs_geometry_t *geometry, uint64_t slots, uint64_t page,
+		     uint32_t number)
 {
 	return kvs_slab_data_bytes(geometry, slots, page) + kvs_slab_digest_bytes(geometry, slots) +
-	       kvs_ledger_chunk_bytes(slots);
+	       kvs_ledger_cost(&pool->ledger, number, slots);
+}
+
+uint64_t kvs_pool_slab_cost(const kvs_pool_t *pool, const kvs_geometry_t *geometry, uint64_t slots, uint64_t page)
+{
+	uint32_t number = next_number(pool);
+
+	return cost(pool, geometry, slots, page, number == KVS_NONE ? 0 : number);
 }
 
 static uint64_t smaller(uint64_t a, uint64_t b)
@@ -21,15 +41,19 @@ static uint64_t smaller(uint64_t a, uint64_t b)
 }
 
 /* The most slots that slab size, limit, max_blocks and slot numbers allow the next slab. */
-static uint32_t plan(const kvs_pool_t *pool, const kvs_geometry_t *geometry, uint64_t page)
+uint32_t kvs_pool_plan(const kvs_pool_t *pool, const kvs_geometry_t *geometry, uint64_t page, uint64_t extra)
 {
-	uint64_t room = pool->usage.limit_bytes - pool->usage.charged_bytes;
+	uint64_t room = pool->usage.limit_bytes - pool->usage.charged_bytes + extra;
 	uint64_t stride = kvs_geometry_stride(geometry);
 	uint64_t most = smaller(KV_SLOT_MAX_INDEX + 1u, room / stride);
 	uint64_t least = 0;
+	uint32_t number = most > 0 ? next_number(pool) : KVS_NONE;
 
+	if (number == KVS_NONE) {
+		return 0;
+	}
 	most = smaller(most, pool->config.slab_bytes < stride ? 1u : pool->config.slab_bytes / stride);
-	if (pool->config.max_blocks > 0) {
+	if (pool->config.max_blocks > 0 && extra == 0) {
 		most = smaller(most, pool->config.max_blocks - pool->usage.slots);
 	}
 
@@ -37,7 +61,7 @@ static uint32_t plan(const kvs_pool_t *pool, const kvs_geometry_t *geometry, uin
 	while (least < most) {
 		uint64_t middle = least + (most - least + 1u) / 2u;
 
-		if (kvs_pool_slab_cost(geometry, middle, page) <= room) {
+		if (cost(pool, geometry, middle, page, number) <= room) {
 			least = middle;
 		} else {
 			most = middle - 1u;
@@ -59,7 +83,7 @@ static void without_huge(kvs_pool_t *pool, int error)
 static int create(kvs_pool_t *pool, kvs_pool_slab_t *p, int huge, uint32_t slots)
 {
 	p->slab.geometry = pool->classes[p->slot_class].geometry;
-	p->slab.number = pool->slab_count;
+	p->slab.number = next_number(pool);
 	p->slab.slots = slots;
 	p->slab.huge = huge;
 
@@ -70,7 +94,7 @@ static int create(kvs_pool_t *pool, kvs_pool_slab_t *p, int huge, uint32_t slots
 static int create_best(kvs_pool_t *pool, kvs_pool_slab_t *p)
 {
 	const kvs_geometry_t *geometry = &pool->classes[p->slot_class].geometry;
-	uint32_t slots = pool->huge ? plan(pool, geometry, KVS_HUGE_PAGE) : 0;
+	uint32_t slots = pool->huge ? kvs_pool_plan(pool, geometry, KVS_HUGE_PAGE, 0) : 0;
 
 	if (slots > 0) {
 		int error = create(pool, p, 1, slots);
@@ -83,24 +107,40 @@ static int create_best(kvs_pool_t *pool, kvs_pool_slab_t *p)
 		}
 		without_huge(pool, error);
 	}
-	slots = plan(pool, geometry, 4096u);
+	slots = kvs_pool_plan(pool, geometry, 4096u, 0);
 
 	return slots > 0 ? create(pool, p, 0, slots) : 1;
+}
+
+/* Into the ledger and the sums, and where its class finds it. */
+static void enter(kvs_pool_t *pool, kvs_pool_slab_t *p)
+{
+	const kvs_slab_t *slab = &p->slab;
+	kvs_class_t *class = &pool->classes[p->slot_class];
+	uint64_t bytes =
+		slab->data.bytes + slab->digest.bytes + kvs_ledger_cost(&pool->ledger, slab->number, slab->slots);
+
+	p->slots = kvs_ledger_add(&pool->ledger, slab, p->slot_class, class->ns);
+	p->stack = KVS_NONE;
+	p->serial = ++pool->version;
+	pool->slabs[slab->number] = p;
+	pool->slab_count += slab->number == pool->slab_count;
+	pool->held++;
+	pool->usage.slots += slab->slots;
+	pool->usage.free_slots += slab->slots;
+	pool->usage.charged_bytes += bytes;
+	kv_assert(pool->usage.charged_bytes <= pool->usage.limit_bytes);
+	class->free_slots += slab->slots;
+	class->newest = slab->number;
+	kvs_pool_link(pool, p, KVS_FRESH, 0);
 }
 
 static void admit(kvs_pool_t *pool, kvs_pool_slab_t *p)
 {
 	const kvs_slab_t *slab = &p->slab;
-	const kvs_class_t *class = &pool->classes[p->slot_class];
 	char name[32];
 
-	p->slots = kvs_ledger_add(&pool->ledger, slab, p->slot_class, class->ns);
-	pool->slabs[pool->slab_count++] = p;
-	pool->usage.slots += slab->slots;
-	pool->usage.free_slots += slab->slots;
-	pool->usage.charged_bytes += slab->data.bytes + slab->digest.bytes + kvs_ledger_chunk_bytes(slab->slots);
-	kv_assert(pool->usage.charged_bytes <= pool->usage.limit_bytes);
-
+	enter(pool, p);
 	if (pool->prefault) {
 		kvs_prefault_add(pool->prefault, &p->slab);
 	}
@@ -114,15 +154,14 @@ static void admit(kvs_pool_t *pool, kvs_pool_slab_t *p)
 	kvs_pool_gauges(pool);
 }
 
-kv_status_t kvs_pool_carve(kvs_pool_t *pool, uint32_t slot_class, uint32_t *p_slab)
+kv_status_t kvs_pool_carve(kvs_pool_t *pool, uint32_t slot_class)
 {
-	if (pool->slab_count == KVS_POOL_MAX_SLABS ||
-	    (pool->carve_after_ns > 0 && kv_now_ns(&pool->env) < pool->carve_after_ns)) {
+	if (pool->carve_after_ns > 0 && kv_now_ns(&pool->env) < pool->carve_after_ns) {
 		return KV_ERR_FULL;
 	}
 
 	/* A full pool is asked again and again: it answers before anything is allocated. */
-	if (plan(pool, &pool->classes[slot_class].geometry, 4096u) == 0) {
+	if (kvs_pool_plan(pool, &pool->classes[slot_class].geometry, 4096u, 0) == 0) {
 		return KV_ERR_FULL;
 	}
 
@@ -139,15 +178,53 @@ kv_status_t kvs_pool_carve(kvs_pool_t *pool, uint32_t slot_class, uint32_t *p_sl
 	if (error < 0) {
 		pool->carve_after_ns = kv_now_ns(&pool->env) + RETRY_NS;
 		kv_logf(&pool->env, KV_LOG_WARN, "pool", "no new slab, trying again in a second slab %u error \"%s\"",
-			pool->slab_count, strerror(-error));
+			next_number(pool), strerror(-error));
 	}
 	if (error) {
 		return KV_ERR_FULL;
 	}
 
 	pool->carve_after_ns = 0;
-	*p_slab = p->slab.number;
 	admit(pool, p);
 
 	return KV_OK;
+}
+
+/* ---- ahead of need ----------------------------------------------------------------------------------------------------- */
+
+#define ALL_AT_A_TIME 16u /* slabs carved in one turn of a loop: a carve takes some 50 us */
+
+/* Is the class's last slab touched, and less ready beyond the slab in use than there should be? */
+static int is_due(const kvs_pool_t *pool, const kvs_class_t *class)
+{
+	const kvs_pool_slab_t *newest = class->newest == KVS_NONE ? NULL : pool->slabs[class->newest];
+	const kvs_pool_slab_t *used = class->first[KVS_FRESH] == KVS_NONE ? NULL : pool->slabs[class->first[KVS_FRESH]];
+	uint64_t slots = class->free_slots - (used ? used->slab.slots - used->fresh : 0);
+
+	/* One at a time, touched before the next: no faster than there is time for it. */
+	if (newest && newest->state == KVS_SLAB_USED && !kvs_slab_ready(&newest->slab, newest->slab.slots - 1)) {
+		return 0;
+	}
+
+	return slots * kvs_geometry_stride(&class->geometry) < pool->config.ahead_bytes;
+}
+
+void kvs_pool_ahead(kvs_tier_t *tier)
+{
+	kvs_pool_t *pool = kvs_pool_of(tier);
+	int all = pool->config.ahead_bytes == KVS_AHEAD_ALL;
+
+	if (!pool->thp && kvs_prefault_huge(pool->prefault)) {
+		pool->thp = 1;
+		kv_metric_set(pool->config.metrics, KV_M_CPU_HUGE_PAGES, 1);
+	}
+	if (!pool->prefault || pool->config.ahead_bytes == 0 || pool->ahead_class == KVS_NONE) {
+		return;
+	}
+	for (uint32_t i = 0; i < (all ? ALL_AT_A_TIME : 1u); i++) {
+		if ((!all && !is_due(pool, &pool->classes[pool->ahead_class])) ||
+		    kvs_pool_carve(pool, pool->ahead_class) != KV_OK) {
+			return;
+		}
+	}
 }

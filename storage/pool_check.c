@@ -8,6 +8,7 @@
 typedef struct checker {
 	const kvs_pool_t *pool;
 	kvs_usage_t sum;
+	uint32_t held;
 	char *detail;
 	size_t cap;
 } checker_t;
@@ -30,16 +31,29 @@ static int has_size(const kvs_area_t *area)
 	return fstat(area->fd, &st) == 0 && (uint64_t)st.st_size == area->bytes;
 }
 
-static kv_status_t check_slab(checker_t *c, uint32_t number)
+/* Free slots that alloc can reach in a slab; bounded, should its stack run in a circle. */
+static uint64_t reachable(const kvs_pool_slab_t *p)
 {
-	const kvs_pool_slab_t *p = c->pool->slabs[number];
+	uint64_t n = p->slab.slots - p->fresh;
 
-	if (p->slab.number != number || !has_size(&p->slab.data) || !has_size(&p->slab.digest)) {
-		return fail(c, "slab %u is not of the size it was made", number);
+	for (uint32_t i = p->stack; i != KVS_NONE && n <= p->slab.slots; n++) {
+		i = p->slab.next[i];
 	}
 
+	return n;
+}
+
+/* The slots of a slab that has not been retired. */
+static kv_status_t check_slots(checker_t *c, const kvs_pool_slab_t *p)
+{
+	uint32_t taken = 0, open = 0;
+
 	for (uint32_t i = 0; i < p->slab.slots; i++) {
-		switch (kvs_ledger_state(&p->slots[i])) {
+		kvs_state_t state = kvs_ledger_state(&p->slots[i]);
+
+		taken += state != KVS_FREE;
+		open += state != KVS_FREE && state != KVS_READY;
+		switch (state) {
 		case KVS_FREE:
 			c->sum.free_slots++;
 			break;
@@ -54,35 +68,72 @@ static kv_status_t check_slab(checker_t *c, uint32_t number)
 		}
 	}
 	c->sum.slots += p->slab.slots;
-	c->sum.charged_bytes += p->slab.data.bytes + p->slab.digest.bytes + kvs_ledger_chunk_bytes(p->slab.slots);
+	if (taken != p->taken || open != p->open || reachable(p) != p->slab.slots - taken) {
+		return fail(c, "slab %u: %u slots are taken and %u open, %u and %u are counted, %llu can be reached",
+			    p->slab.number, taken, open, p->taken, p->open, (unsigned long long)reachable(p));
+	}
 
 	return KV_OK;
 }
 
-/* Free slots that alloc can reach; bounded, should a stack run in a circle. */
-static uint64_t reachable(const kvs_pool_t *pool, const kvs_class_t *class)
+static kv_status_t check_slab(checker_t *c, uint32_t number)
 {
-	uint64_t n = 0;
+	const kvs_pool_slab_t *p = c->pool->slabs[number];
 
-	for (kv_slot_t slot = class->stack; slot != KV_SLOT_NONE && n <= pool->usage.slots; n++) {
-		slot = pool->slabs[kv_slot_slab(slot)]->slab.next[kv_slot_index(slot)];
+	c->sum.charged_bytes += c->pool->ledger.touched[number];
+	if (!p) {
+		return KV_OK;
 	}
-	if (class->fresh_slab != KVS_NONE) {
-		n += pool->slabs[class->fresh_slab]->slab.slots - class->fresh_next;
+	if (p->state == KVS_SLAB_GHOST) {
+		c->sum.charged_bytes += p->slab.digest.bytes;
+		return KV_OK;
 	}
-	for (uint32_t i = 0, slab = class->ahead_first; i < class->ahead_count; i++) {
-		n += pool->slabs[slab]->slab.slots;
-		slab = pool->slabs[slab]->ahead_next;
+	if (p->slab.number != number || !has_size(&p->slab.data) || !has_size(&p->slab.digest)) {
+		return fail(c, "slab %u is not of the size it was made", number);
+	}
+	c->held++;
+	c->sum.charged_bytes += p->slab.data.bytes + p->slab.digest.bytes;
+
+	return p->state == KVS_SLAB_RETIRED ? KV_OK : check_slots(c, p);
+}
+
+/* Lists and count of a class's free slots. */
+static kv_status_t check_class(checker_t *c, uint32_t number)
+{
+	const kvs_pool_t *pool = c->pool;
+	const kvs_class_t *class = &pool->classes[number];
+	uint64_t listed[KVS_LISTS] = {0, 0}, there[KVS_LISTS] = {0, 0}, free_slots = 0;
+
+	for (kvs_list_t list = KVS_WARM; list < KVS_LISTS; list++) {
+		for (uint32_t i = class->first[list]; i != KVS_NONE && listed[list] <= pool->slab_count;
+		     listed[list]++) {
+			i = pool->slabs[i]->next[list];
+		}
+	}
+	for (uint32_t i = 0; i < pool->slab_count; i++) {
+		const kvs_pool_slab_t *p = pool->slabs[i];
+
+		if (p && p->slot_class == number && p->state == KVS_SLAB_USED) {
+			there[KVS_WARM] += p->stack != KVS_NONE;
+			there[KVS_FRESH] += p->fresh < p->slab.slots;
+			free_slots += p->slab.slots - p->taken;
+		}
+	}
+	if (memcmp(listed, there, sizeof there) != 0 || free_slots != class->free_slots) {
+		return fail(c,
+			    "class %u: %llu and %llu slabs listed, %llu and %llu there; %llu slots free, %llu counted",
+			    number, (unsigned long long)listed[0], (unsigned long long)listed[1],
+			    (unsigned long long)there[0], (unsigned long long)there[1], (unsigned long long)free_slots,
+			    (unsigned long long)class->free_slots);
 	}
 
-	return n;
+	return KV_OK;
 }
 
 kv_status_t kvs_pool_check(kvs_tier_t *tier, char *detail, size_t cap)
 {
 	const kvs_pool_t *pool = kvs_pool_of(tier);
 	checker_t c = {.pool = pool, .detail = detail, .cap = cap};
-	uint64_t free_slots = 0;
 
 	c.sum.limit_bytes = pool->config.limit_bytes;
 	c.sum.charged_bytes = kvs_ledger_fixed_bytes(pool->config.limit_bytes);
@@ -94,7 +145,11 @@ kv_status_t kvs_pool_check(kvs_tier_t *tier, char *detail, size_t cap)
 		}
 	}
 	for (uint32_t i = 0; i < pool->class_count; i++) {
-		free_slots += reachable(pool, &pool->classes[i]);
+		kv_status_t status = check_class(&c, i);
+
+		if (status != KV_OK) {
+			return status;
+		}
 	}
 
 	if (memcmp(&c.sum, &pool->usage, sizeof c.sum) != 0) {
@@ -105,17 +160,16 @@ kv_status_t kvs_pool_check(kvs_tier_t *tier, char *detail, size_t cap)
 			    (unsigned long long)c.sum.quarantined_slots, (unsigned long long)c.sum.slots,
 			    (unsigned long long)c.sum.charged_bytes);
 	}
-	if (free_slots != c.sum.free_slots ||
-	    c.sum.free_slots + c.sum.used_slots + c.sum.quarantined_slots != c.sum.slots) {
-		return fail(&c, "%llu slots are free, %llu can be reached", (unsigned long long)c.sum.free_slots,
-			    (unsigned long long)free_slots);
+	if (c.sum.free_slots + c.sum.used_slots + c.sum.quarantined_slots != c.sum.slots || c.held != pool->held) {
+		return fail(&c, "%llu slots in %u slabs, %u are counted", (unsigned long long)c.sum.slots, c.held,
+			    pool->held);
 	}
 	if (pool->ledger.area.bytes != pool->ledger.header->total_bytes || !has_size(&pool->ledger.area) ||
 	    c.sum.charged_bytes > c.sum.limit_bytes) {
 		return fail(&c, "charged %llu bytes of %llu", (unsigned long long)c.sum.charged_bytes,
 			    (unsigned long long)c.sum.limit_bytes);
 	}
-	snprintf(detail, cap, "%llu slots in %u slabs", (unsigned long long)c.sum.slots, pool->slab_count);
+	snprintf(detail, cap, "%llu slots in %u slabs", (unsigned long long)c.sum.slots, c.held);
 
 	return KV_OK;
 }

@@ -3,7 +3,8 @@
  *   pool.c        open and close, the ops table
  *   pool_check.c  the sums, counted again
  *   pool_slots.c  classes, alloc, states, free
- *   pool_carve.c  new slabs within the limit
+ *   pool_carve.c  new slabs within the limit, and memory ahead of need
+ *   pool_change.c slabs that go, so that another class may have their memory
  *   pool_data.c   bytes and digests, claims, epochs
  *
  * Everything runs on the owner's thread but the pre-fault thread, which reads a slab's areas and writes its ready_bytes.
@@ -21,23 +22,33 @@
 #define KVS_POOL_MAX_EPOCHS  65536u
 #define KVS_NONE             UINT32_MAX
 
-/* Invariant: free slots of a class = its stack + what is fresh in its fresh slab and those ahead. */
+/* A class has two lists of its slabs: those with slots that were used before (the one where a slot was freed last is first: its memory is warm), and those
+ * with slots that were never given out (the oldest is first: the pre-fault thread has reached it first). A slab that is leaving is in neither. */
+typedef enum kvs_list { KVS_WARM = 0, KVS_FRESH = 1, KVS_LISTS = 2 } kvs_list_t;
+
 typedef struct kvs_class {
 	char ns[128];
 	kvs_geometry_t geometry;
-	kv_slot_t stack;     /* slots that were used before, last freed first: their memory is warm */
-	uint32_t fresh_slab; /* slab whose slots [fresh_next, slots) were never given out; KVS_NONE */
-	uint32_t fresh_next;
-	uint32_t ahead_first,
-		ahead_last; /* slabs carved before they are needed, so that they can be pre-faulted; KVS_NONE */
-	uint32_t ahead_count;
+	uint32_t first[KVS_LISTS], last[KVS_LISTS]; /* slabs; KVS_NONE */
+	uint64_t free_slots;                        /* of slabs that are not leaving */
+	uint32_t newest;                            /* the slab carved last; KVS_NONE */
 } kvs_class_t;
 
+typedef enum kvs_slab_state { KVS_SLAB_USED, KVS_SLAB_LEAVING, KVS_SLAB_RETIRED, KVS_SLAB_GHOST } kvs_slab_state_t;
+
+/* Invariant: the free slots of a slab = its stack + those that are fresh = slots - taken. */
 typedef struct kvs_pool_slab {
 	kvs_slab_t slab;
 	uint32_t slot_class;
+	uint32_t for_class; /* RETIRED: whose turn it is */
+	kvs_slab_state_t state;
+	uint64_t serial;
 	kvs_ledger_slot_t *slots; /* in the ledger */
-	uint32_t ahead_next;      /* carved after this one, for the same class */
+	uint32_t stack;           /* index of the slot freed last; KVS_NONE */
+	uint32_t fresh;           /* slots [fresh, slots) were never given out */
+	uint32_t taken;           /* slots that are not FREE */
+	uint32_t open;            /* of them, not READY */
+	uint32_t prev[KVS_LISTS], next[KVS_LISTS];
 } kvs_pool_slab_t;
 
 typedef struct kvs_pool_epoch {
@@ -55,12 +66,14 @@ typedef struct kvs_pool {
 	int huge;                 /* still asking for reserved huge pages */
 	int thp;
 	uint64_t carve_after_ns; /* the kernel refused memory: not asked again before */
-	uint32_t ahead_class;    /* the first that has needed a second slab: kvs_pool_ahead() works for it; KVS_NONE */
+	uint32_t ahead_class;    /* kvs_pool_ahead() works for it; KVS_NONE */
 
 	kvs_class_t *classes; /* [KVS_POOL_MAX_CLASSES] */
 	uint32_t class_count;
-	kvs_pool_slab_t **slabs; /* [KVS_POOL_MAX_SLABS] */
-	uint32_t slab_count;
+	kvs_pool_slab_t **slabs; /* [KVS_POOL_MAX_SLABS], NULL where a slab has gone */
+	uint32_t slab_count;     /* numbers that have been used */
+	uint32_t held;           /* slabs whose memory is ours */
+	uint64_t version;        /* slabs that have come and gone */
 	kvs_pool_epoch_t *epochs;
 	uint32_t epoch_count;
 	uint32_t epoch_cap;
@@ -88,9 +101,19 @@ kv_status_t kvs_pool_alloc(kvs_tier_t *tier, uint32_t slot_class, kvs_state_t st
 kv_status_t kvs_pool_set_state(kvs_tier_t *tier, kvs_loc_t loc, kvs_state_t state);
 void kvs_pool_free(kvs_tier_t *tier, kvs_loc_t loc);
 
+/* In or out of one of its class's lists. */
+void kvs_pool_link(kvs_pool_t *pool, kvs_pool_slab_t *p, kvs_list_t list, int first);
+void kvs_pool_unlink(kvs_pool_t *pool, kvs_pool_slab_t *p, kvs_list_t list);
+
 /* pool_carve.c: a new slab for the class, within the limit. KV_ERR_FULL when none fits or the kernel refuses. */
-kv_status_t kvs_pool_carve(kvs_pool_t *pool, uint32_t slot_class, uint32_t *p_slab);
-uint64_t kvs_pool_slab_cost(const kvs_geometry_t *geometry, uint64_t slots, uint64_t page);
+kv_status_t kvs_pool_carve(kvs_pool_t *pool, uint32_t slot_class);
+/* Bytes of data, digests and records; of the records as far as the place has not been charged for them. */
+uint64_t kvs_pool_slab_cost(const kvs_pool_t *pool, const kvs_geometry_t *geometry, uint64_t slots, uint64_t page);
+/* The most slots the next slab could have, if `extra` bytes more were free. */
+uint32_t kvs_pool_plan(const kvs_pool_t *pool, const kvs_geometry_t *geometry, uint64_t page, uint64_t extra);
+
+/* pool_change.c */
+extern const kvs_change_ops_t kvs_pool_change_ops;
 
 /* pool_data.c */
 kv_status_t kvs_pool_mem(kvs_tier_t *tier, kvs_loc_t loc, kvs_mem_t *p_mem);

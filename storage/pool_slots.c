@@ -4,69 +4,50 @@
 #include "kv/digest.h"
 #include "leaf.h"
 
-/* A new slab becomes the class's fresh one, or waits behind it. */
-static int carve(kvs_pool_t *pool, uint32_t slot_class)
-{
-	kvs_class_t *class = &pool->classes[slot_class];
-	uint32_t slab;
+/* ---- lists of slabs -------------------------------------------------------------------------------------------------- */
 
-	if (kvs_pool_carve(pool, slot_class, &slab) != KV_OK) {
-		return 0;
-	}
-	if (class->fresh_slab == KVS_NONE) {
-		class->fresh_slab = slab;
-		class->fresh_next = 0;
-		return 1;
-	}
-	if (class->ahead_count == 0) {
-		class->ahead_first = slab;
+void kvs_pool_link(kvs_pool_t *pool, kvs_pool_slab_t *p, kvs_list_t list, int first)
+{
+	kvs_class_t *class = &pool->classes[p->slot_class];
+	uint32_t self = p->slab.number;
+
+	p->prev[list] = first ? KVS_NONE : class->last[list];
+	p->next[list] = first ? class->first[list] : KVS_NONE;
+	if (p->prev[list] == KVS_NONE) {
+		class->first[list] = self;
 	} else {
-		pool->slabs[class->ahead_last]->ahead_next = slab;
+		pool->slabs[p->prev[list]]->next[list] = self;
 	}
-	class->ahead_last = slab;
-	class->ahead_count++;
-
-	return 1;
-}
-
-/* The fresh slab is used up. */
-static void next_fresh(kvs_pool_t *pool, kvs_class_t *class)
-{
-	class->fresh_slab = KVS_NONE;
-	class->fresh_next = 0;
-	if (class->ahead_count > 0) {
-		class->fresh_slab = class->ahead_first;
-		class->ahead_first = pool->slabs[class->fresh_slab]->ahead_next;
-		class->ahead_count--;
+	if (p->next[list] == KVS_NONE) {
+		class->last[list] = self;
+	} else {
+		pool->slabs[p->next[list]]->prev[list] = self;
 	}
 }
 
-/* A class needs more than its first slab: if none has before, it is the one that memory is kept ready for. */
-static void more_wanted(kvs_pool_t *pool, uint32_t slot_class)
+void kvs_pool_unlink(kvs_pool_t *pool, kvs_pool_slab_t *p, kvs_list_t list)
 {
-	if (pool->ahead_class == KVS_NONE) {
+	kvs_class_t *class = &pool->classes[p->slot_class];
+
+	if (p->prev[list] == KVS_NONE) {
+		class->first[list] = p->next[list];
+	} else {
+		pool->slabs[p->prev[list]]->next[list] = p->next[list];
+	}
+	if (p->next[list] == KVS_NONE) {
+		class->last[list] = p->prev[list];
+	} else {
+		pool->slabs[p->next[list]]->prev[list] = p->prev[list];
+	}
+}
+
+/* ---- classes --------------------------------------------------------------------------------------------------------- */
+
+/* The class whose memory is kept ready: of the first one all there is, or of the one that was in want of fresh memory last. */
+static void keep_ready(kvs_pool_t *pool, uint32_t slot_class)
+{
+	if (pool->config.ahead_bytes != KVS_AHEAD_ALL || pool->ahead_class == KVS_NONE) {
 		pool->ahead_class = slot_class;
-	}
-}
-
-void kvs_pool_ahead(kvs_tier_t *tier)
-{
-	kvs_pool_t *pool = kvs_pool_of(tier);
-	const kvs_class_t *class;
-	const kvs_slab_t *last;
-
-	if (!pool->prefault || pool->config.ahead_bytes == 0 || pool->ahead_class == KVS_NONE) {
-		return;
-	}
-	class = &pool->classes[pool->ahead_class];
-	if (class->fresh_slab == KVS_NONE) {
-		return; /* the pool is full, or the next put carves */
-	}
-
-	/* One at a time, touched before the next: no faster than there is time for it. */
-	last = &pool->slabs[class->ahead_count > 0 ? class->ahead_last : class->fresh_slab]->slab;
-	if (kvs_slab_ready(last, last->slots - 1) && class->ahead_count * last->data.bytes < pool->config.ahead_bytes) {
-		carve(pool, pool->ahead_class);
 	}
 }
 
@@ -85,6 +66,7 @@ kv_status_t kvs_pool_class_open(kvs_tier_t *tier, const char *ns, const kvs_geom
 	for (uint32_t i = 0; i < pool->class_count; i++) {
 		if (strcmp(pool->classes[i].ns, ns) == 0 && kvs_geometry_equal(&pool->classes[i].geometry, geometry)) {
 			*p_class = i;
+			keep_ready(pool, i);
 			return KV_OK;
 		}
 	}
@@ -96,55 +78,62 @@ kv_status_t kvs_pool_class_open(kvs_tier_t *tier, const char *ns, const kvs_geom
 
 	memcpy(class->ns, ns, len + 1);
 	class->geometry = *geometry;
-	class->stack = KV_SLOT_NONE;
-	class->fresh_slab = KVS_NONE;
-	class->ahead_first = KVS_NONE;
-	class->ahead_last = KVS_NONE;
+	memset(class->first, 0xff, sizeof class->first);
+	memset(class->last, 0xff, sizeof class->last);
+	class->newest = KVS_NONE;
 	*p_class = pool->class_count++;
+	keep_ready(pool, *p_class);
 	/* Pre-faulting starts before the first put. A pool that is full now may have room later. */
-	carve(pool, *p_class);
+	(void)kvs_pool_carve(pool, *p_class);
 
 	return KV_OK;
 }
 
+/* ---- slots ----------------------------------------------------------------------------------------------------------- */
+
 /* A slot that was used before. */
-static kv_slot_t take_warm(const kvs_pool_t *pool, kvs_class_t *class)
+static kv_slot_t take_warm(kvs_pool_t *pool, const kvs_class_t *class)
 {
-	kv_slot_t slot = class->stack;
+	kvs_pool_slab_t *p;
+	uint32_t index;
 
-	if (slot != KV_SLOT_NONE) {
-		class->stack = pool->slabs[kv_slot_slab(slot)]->slab.next[kv_slot_index(slot)];
-	}
-
-	return slot;
-}
-
-/* A slot nobody had yet: of the older slab first, which the pre-fault thread has reached first. */
-static kv_slot_t take_fresh(kvs_pool_t *pool, uint32_t slot_class)
-{
-	kvs_class_t *class = &pool->classes[slot_class];
-
-	if (class->fresh_slab == KVS_NONE && !carve(pool, slot_class)) {
+	if (class->first[KVS_WARM] == KVS_NONE) {
 		return KV_SLOT_NONE;
 	}
+	p = pool->slabs[class->first[KVS_WARM]];
+	index = p->stack;
+	p->stack = p->slab.next[index];
+	if (p->stack == KVS_NONE) {
+		kvs_pool_unlink(pool, p, KVS_WARM);
+	}
 
-	const kvs_slab_t *slab = &pool->slabs[class->fresh_slab]->slab;
-	kv_slot_t slot = kv_slot_make(class->fresh_slab, class->fresh_next);
+	return kv_slot_make(p->slab.number, index);
+}
 
-	if (!kvs_slab_ready(slab, class->fresh_next)) {
+/* A slot nobody had yet. */
+static kv_slot_t take_fresh(kvs_pool_t *pool, uint32_t slot_class)
+{
+	const kvs_class_t *class = &pool->classes[slot_class];
+	kvs_pool_slab_t *p;
+	kv_slot_t slot;
+
+	if (class->first[KVS_FRESH] == KVS_NONE && kvs_pool_carve(pool, slot_class) != KV_OK) {
+		return KV_SLOT_NONE;
+	}
+	p = pool->slabs[class->first[KVS_FRESH]];
+	slot = kv_slot_make(p->slab.number, p->fresh);
+	if (!kvs_slab_ready(&p->slab, p->fresh)) {
 		kv_metric_add(pool->config.metrics, KV_M_CPU_FIRST_TOUCH, 1);
 	}
-	class->fresh_next++;
+	p->fresh++;
+	keep_ready(pool, slot_class);
 
-	/* Where one class has the limit to itself, its next slab is begun while a quarter of this one is left. */
-	if (class->fresh_next == slab->slots - slab->slots / 4u) {
-		more_wanted(pool, slot_class);
-		if (pool->prefault && pool->class_count == 1 && class->ahead_count == 0) {
-			carve(pool, slot_class);
-		}
+	/* The next slab is begun while a quarter of this one is left. */
+	if (p->fresh == p->slab.slots - p->slab.slots / 4u && pool->prefault && p->next[KVS_FRESH] == KVS_NONE) {
+		(void)kvs_pool_carve(pool, slot_class);
 	}
-	if (class->fresh_next == slab->slots) {
-		next_fresh(pool, class);
+	if (p->fresh == p->slab.slots) {
+		kvs_pool_unlink(pool, p, KVS_FRESH);
 	}
 
 	return slot;
@@ -165,13 +154,21 @@ static sum_t sum_of(kvs_state_t state)
 	}
 }
 
-static void account(kvs_pool_t *pool, uint32_t stride, kvs_state_t from, kvs_state_t to)
+/* Neither free nor whole. */
+static uint32_t is_open(kvs_state_t state)
+{
+	return state != KVS_FREE && state != KVS_READY;
+}
+
+static void account(kvs_pool_t *pool, kvs_pool_slab_t *p, kvs_state_t from, kvs_state_t to)
 {
 	kvs_usage_t *u = &pool->usage;
+	uint32_t stride = p->slab.stride;
 	uint64_t *slots[] = {&u->free_slots, &u->used_slots, &u->quarantined_slots};
 	sum_t old = sum_of(from);
 	sum_t new = sum_of(to);
 
+	p->open += is_open(to) - is_open(from);
 	if (old == new) {
 		return;
 	}
@@ -179,6 +176,11 @@ static void account(kvs_pool_t *pool, uint32_t stride, kvs_state_t from, kvs_sta
 	kv_assert(*slots[old] > 0);
 	--*slots[old];
 	++*slots[new];
+	p->taken += (from == KVS_FREE ? 1u : 0u) - (to == KVS_FREE ? 1u : 0u);
+	if (p->state == KVS_SLAB_USED) {
+		pool->classes[p->slot_class].free_slots +=
+			(to == KVS_FREE ? 1u : 0u) - (uint64_t)(from == KVS_FREE ? 1u : 0u);
+	}
 	if (old == SUM_USED) {
 		u->used_bytes -= stride;
 	} else if (old == SUM_QUARANTINED) {
@@ -216,17 +218,25 @@ kv_status_t kvs_pool_alloc(kvs_tier_t *tier, uint32_t slot_class, kvs_state_t st
 	kv_assert(kvs_ledger_state(record) == KVS_FREE);
 	p_loc->slot = slot;
 	p_loc->gen = kvs_ledger_take(record, state, owner, p->slab.geometry.block_bytes, meta);
-	account(pool, p->slab.stride, KVS_FREE, state);
+	account(pool, p, KVS_FREE, state);
 
 	return KV_OK;
 }
 
-static void push(kvs_pool_t *pool, kvs_pool_slab_t *p, kv_slot_t slot)
+static void push(kvs_pool_t *pool, kvs_pool_slab_t *p, uint32_t index)
 {
-	kvs_class_t *class = &pool->classes[p->slot_class];
+	const kvs_class_t *class = &pool->classes[p->slot_class];
+	uint32_t below = p->stack;
 
-	p->slab.next[kv_slot_index(slot)] = class->stack;
-	class->stack = slot;
+	p->slab.next[index] = below;
+	p->stack = index;
+	if (p->state != KVS_SLAB_USED || class->first[KVS_WARM] == p->slab.number) {
+		return;
+	}
+	if (below != KVS_NONE) {
+		kvs_pool_unlink(pool, p, KVS_WARM);
+	}
+	kvs_pool_link(pool, p, KVS_WARM, 1);
 }
 
 /* The edges of the diagram in kvs/tier.h; FREE is left by alloc only. */
@@ -255,9 +265,9 @@ static void move(kvs_pool_t *pool, kvs_pool_slab_t *p, kvs_loc_t loc, kvs_state_
 		digest = kv_digest_root(kvs_slab_roots(&p->slab, index), p->slab.geometry.heads);
 	}
 	kvs_ledger_move(record, to, digest);
-	account(pool, p->slab.stride, from, to);
+	account(pool, p, from, to);
 	if (to == KVS_FREE) {
-		push(pool, p, loc.slot);
+		push(pool, p, index);
 	}
 }
 

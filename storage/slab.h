@@ -19,9 +19,10 @@ typedef struct kvs_slab {
 	kvs_area_t data;
 	kvs_area_t digest;
 	_Atomic uint64_t ready_bytes; /* [0, ready_bytes) of data have been pre-faulted */
-	uint32_t *next;               /* [slots]: the slot below in its class's stack of free slots */
+	uint32_t *next;               /* [slots]: the slot below in the stack of free slots */
 	int huge;                     /* on huge pages of the pool reserved for them */
 	uint32_t region;              /* of kvs_mem_t */
+	uint64_t ticket;              /* the pre-fault thread's; 0: never added */
 } kvs_slab_t;
 
 /* Bytes of a slab's parts for so many slots; `page` is 4096 or KVS_HUGE_PAGE and rounds the data. */
@@ -54,12 +55,18 @@ static inline int kvs_slab_ready(const kvs_slab_t *slab, uint32_t index)
 /* 1 when transparent huge pages work for shared memory on this machine; `detail` gets the kernel's setting. */
 int kvs_thp_works(char *detail, size_t cap);
 
-/* The pre-fault thread. Slabs are added from one thread and never leave before stop. */
+/* The pre-fault thread. Slabs are added and dropped from one thread. */
 typedef struct kvs_prefault kvs_prefault_t;
-kv_status_t kvs_prefault_start(uint32_t max_slabs, const kvs_sys_t *sys, const kv_env_t *env,
+/* huge: on huge pages where the kernel makes them when asked. */
+kv_status_t kvs_prefault_start(uint32_t max_slabs, const kvs_sys_t *sys, int huge, const kv_env_t *env,
 			       kvs_prefault_t **p_prefault);
+/* 1: it has made one. */
+int kvs_prefault_huge(const kvs_prefault_t *prefault);
 void kvs_prefault_add(kvs_prefault_t *prefault, kvs_slab_t *slab);
-/* Ends the thread within one chunk (128 KiB) and frees everything. NULL is fine. */
+/* 1: the thread is not in the slab and will not be, it may be destroyed. 0: it is, and has been told to leave it after one chunk; ask again. `prefault`
+ * may be NULL. */
+int kvs_prefault_drop(kvs_prefault_t *prefault, const kvs_slab_t *slab);
+/* Ends the thread within one chunk (256 KiB) and frees everything. NULL is fine. */
 void kvs_prefault_stop(kvs_prefault_t *prefault);
 
 #endif

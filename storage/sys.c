@@ -1,6 +1,8 @@
 /* Sealed shared memory. */
 #include "sys.h"
 
+#include "kv/map.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -12,6 +14,10 @@
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
+#endif
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
 #endif
 
 #define MFD_HUGE_2MIB (21u << 26) /* log2 of the page size, as <linux/memfd.h> has it */
@@ -39,7 +45,7 @@ static int posix_resize(int fd, uint64_t bytes)
 
 static int posix_map(int fd, uint64_t bytes, void **p_base)
 {
-	void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	void *base = kv_map_shared(fd, bytes, PROT_READ | PROT_WRITE);
 
 	if (base == MAP_FAILED) {
 		return -errno;
@@ -66,12 +72,34 @@ static int posix_populate(void *base, uint64_t bytes)
 	return madvise(base, bytes, MADV_POPULATE_WRITE) == 0 ? 0 : -errno;
 }
 
+/* What is there already stays as it is: to move it would cost more than it brings, and somebody is at work there. */
+static int posix_collapse(void *base)
+{
+	unsigned char there[KV_HUGE_PAGE / 4096u];
+
+	if (mincore(base, KV_HUGE_PAGE, there) != 0) {
+		return -errno;
+	}
+	for (size_t i = 0; i < sizeof there; i++) {
+		if (there[i] & 1u) {
+			return -EEXIST;
+		}
+	}
+	/* It wants one page to begin with. */
+	if (madvise(base, 4096, MADV_POPULATE_WRITE) != 0) {
+		return -errno;
+	}
+
+	return madvise(base, KV_HUGE_PAGE, MADV_COLLAPSE) == 0 ? 0 : -errno;
+}
+
 const kvs_sys_t kvs_sys_posix = {
 	.memfd = posix_memfd,
 	.resize = posix_resize,
 	.map = posix_map,
 	.seal = posix_seal,
 	.populate = posix_populate,
+	.collapse = posix_collapse,
 };
 
 int kvs_area_create(const kvs_sys_t *sys, const char *name, uint64_t bytes, int huge, int seals, kvs_area_t *p_area)

@@ -3,7 +3,7 @@
 // Every row has its reference measured in the same round: value, reference and ratio are medians over rounds. A line of a table each, and a JSON line
 // each into the file of --json. Digests are made and compared unless a row says otherwise.
 //
-//     gpu_copy [--rounds N] [--mib N] [--json FILE] [--only WORD]
+//     gpu_copy [--rounds N] [--mib N] [--json FILE] [--only FAMILY,...]
 #define _Noreturn __attribute__((noreturn)) // C's word
 extern "C" {
 #include "kvk/gpu.h"
@@ -24,12 +24,14 @@ struct shape {
 };
 
 // Fragments of `fragment` bytes, K and V of one head and layer; blocks in an order of chance on both sides.
+// apart: every second place of the pool is somebody else's, so that no two blocks are neighbours there.
 static void make_shape(shape &s, uint32_t fragment, kvk_paged_kind_t kind, uint8_t *pool, bool digests,
-		       uint32_t ranks = 1)
+		       uint32_t ranks = 1, bool apart = false)
 {
 	const uint32_t heads = HEADS / ranks;
 	const uint64_t block = (uint64_t)HEADS * LAYERS * fragment, held = block / ranks;
-	const uint32_t count = (uint32_t)(bench.bytes / block);
+	const uint64_t stride = apart ? 2 * block : block;
+	const uint32_t count = (uint32_t)(bench.bytes / stride);
 
 	s.layout = {};
 	s.layout.heads = HEADS;
@@ -60,7 +62,7 @@ static void make_shape(shape &s, uint32_t fragment, kvk_paged_kind_t kind, uint8
 	}
 	std::shuffle(order.begin(), order.end(), std::mt19937(7));
 	for (uint32_t i = 0; i < count; i++) {
-		s.moves[i] = {order[i], 0, pool + (uint64_t)order[count - 1 - i] * block,
+		s.moves[i] = {order[i], 0, pool + (uint64_t)order[count - 1 - i] * stride,
 			      digests ? s.leaves.data() + (uint64_t)i * heads * LAYERS : nullptr};
 	}
 }
@@ -151,63 +153,6 @@ static void rows_link()
 			text("zero copy store %u B in rows of 256 B, %u SMs", c.fragment, c.sms), "GB/s",
 			"cudaMemcpyAsync, one piece", at_least(c.out),
 			[&] { return copy_rate(s, KVK_GPU_GATHER, KVK_GPU_ZERO_COPY, c.sms); },
-			[&] { return memcpy_rate(bench.pool, bench.cache, s.bytes); });
-	}
-}
-
-// Blocks by the copy engine alone, a call each, over one or more streams: what is left of the link when it is cut into blocks.
-static double blocks_rate(const shape &s, int streams)
-{
-	const uint64_t block = s.bytes / s.moves.size();
-	static cudaStream_t ring[4];
-	static cudaEvent_t done[4];
-
-	for (int i = 0; i < 4 && !ring[i]; i++) {
-		CU(cudaStreamCreateWithFlags(&ring[i], cudaStreamNonBlocking));
-		CU(cudaEventCreate(&done[i]));
-	}
-	const double seconds = timed(bench.stream, [&] {
-		for (int i = 0; i < streams; i++) {
-			CU(cudaStreamWaitEvent(ring[i], bench.begin, 0));
-		}
-		for (size_t i = 0; i < s.moves.size(); i++) {
-			CU(cudaMemcpyAsync(bench.cache + i * block, s.moves[i].data, block, cudaMemcpyDefault,
-					   ring[i / 4 % streams]));
-		}
-		for (int i = 0; i < streams; i++) {
-			CU(cudaEventRecord(done[i], ring[i]));
-			CU(cudaStreamWaitEvent(bench.stream, done[i], 0));
-		}
-	});
-
-	return (double)s.bytes / seconds / 1e9;
-}
-
-static void rows_staged()
-{
-	for (int streams : {1, 4}) {
-		shape s;
-
-		make_shape(s, 8192, KVK_PAGED_KV_TOKEN_HEAD, bench.pool, true);
-		row(
-			text("copy engine alone, 2 MiB a call, %d streams", streams), "GB/s",
-			"cudaMemcpyAsync, one piece", at_least(0), [&] { return blocks_rate(s, streams); },
-			[&] { return memcpy_rate(bench.cache, bench.pool, s.bytes); });
-	}
-	for (uint32_t sms : {2u, 4u}) {
-		shape s;
-
-		make_shape(s, 8192, KVK_PAGED_KV_TOKEN_HEAD, bench.pool, true);
-		prime(s);
-		row(
-			text("staged load of 2 MiB blocks, %u SMs", sms), "GB/s", "cudaMemcpyAsync, one piece",
-			at_least(sms == 4 ? 0.98 : 0),
-			[&] { return copy_rate(s, KVK_GPU_SCATTER, KVK_GPU_STAGED, sms); },
-			[&] { return memcpy_rate(bench.cache, bench.pool, s.bytes); });
-		row(
-			text("staged store of 2 MiB blocks, %u SMs", sms), "GB/s", "cudaMemcpyAsync, one piece",
-			at_least(sms == 4 ? 0.98 : 0),
-			[&] { return copy_rate(s, KVK_GPU_GATHER, KVK_GPU_STAGED, sms); },
 			[&] { return memcpy_rate(bench.pool, bench.cache, s.bytes); });
 	}
 }
@@ -406,7 +351,7 @@ static void rows_peer()
 		return;
 	}
 	for (uint32_t fragment : {4096u, 8192u, 16384u}) {
-		for (uint32_t sms : {16u, 32u, 64u}) {
+		for (uint32_t sms : {16u, 32u, 64u, 132u}) {
 			shape s;
 
 			make_shape(s, fragment, KVK_PAGED_KV_TOKEN_HEAD, bench.peer, true);
@@ -415,7 +360,7 @@ static void rows_peer()
 				row(
 					text("peer %s %u B in rows of 256 B, %u SMs", load ? "load" : "store", fragment,
 					     sms),
-					"GB/s", "cudaMemcpyPeer", at_least(sms == 32 ? 0.93 : 0),
+					"GB/s", "cudaMemcpyPeer", at_least(sms == 132 ? 0.93 : 0),
 					[&] {
 						return copy_rate(s, load ? KVK_GPU_SCATTER : KVK_GPU_GATHER,
 								 KVK_GPU_ZERO_COPY, sms);
@@ -451,78 +396,15 @@ static void rows_digests()
 	}
 }
 
-// How much longer large matrix products take while blocks are loaded all the time.
-static void rows_gemm()
+#include "gpu_gemm.h"
+#include "gpu_staged.h"
+
+// --only: names with commas between.
+static bool wanted(const char *name)
 {
-	gemm g;
-	shape s;
+	const std::string all = std::string(",") + (bench.only ? bench.only : "") + ",";
 
-	if (!g.open()) {
-		printf("slowdown of a GEMM: skipped, no cuBLAS is found (KVD_CUBLAS names it)\n");
-		return;
-	}
-	make_shape(s, 8192, KVK_PAGED_KV_TOKEN_HEAD, bench.pool, true);
-	prime(s);
-	const struct {
-		kvk_gpu_way_t way;
-		uint32_t sms;
-	} cases[] = {{KVK_GPU_ZERO_COPY, 8},
-		     {KVK_GPU_ZERO_COPY, 4},
-		     {KVK_GPU_ZERO_COPY, 2},
-		     {KVK_GPU_STAGED, 2},
-		     {KVK_GPU_STAGED, 1}};
-
-	for (uint32_t sms : {8u, 2u}) {
-		row(
-			text("GEMM while %u SMs are busy with nothing", sms), "ms", "GEMM alone", at_most(0),
-			[&] { return g.beside_nothing(sms) * 1e3; }, [&] { return g.run() * 1e3; });
-	}
-	row(
-		"GEMM while the copy engine loads", "ms", "GEMM alone", at_most(0),
-		[&] {
-			for (size_t i = 0; i < g.loads((double)s.bytes); i++) {
-				CU(cudaMemcpyAsync(bench.hbm, bench.pool, s.bytes, cudaMemcpyDefault, bench.other));
-			}
-			const double seconds = g.run();
-			CU(cudaStreamSynchronize(bench.other));
-			return seconds * 1e3;
-		},
-		[&] { return g.run() * 1e3; });
-	for (const auto &c : cases) {
-		const kvk_gpu_way_t way = c.way;
-		const uint32_t sms = c.sms;
-		double rate = 0;
-
-		row(
-			text("GEMM while loading, %s, %u SMs", way == KVK_GPU_STAGED ? "staged" : "zero copy", sms),
-			"ms", "GEMM alone", at_most(way == KVK_GPU_STAGED ? 1.02 : 1.07),
-			[&] {
-				std::vector<kvk_gpu_job_t *> jobs(g.loads((double)s.bytes));
-				cudaEvent_t begin, end;
-				float ms;
-				double seconds;
-
-				CU(cudaEventCreate(&begin));
-				CU(cudaEventCreate(&end));
-				CU(cudaEventRecord(begin, bench.other));
-				for (auto &job : jobs) {
-					job = submit(s, KVK_GPU_SCATTER, way, sms, bench.other);
-				}
-				CU(cudaEventRecord(end, bench.other));
-				seconds = g.run();
-				CU(cudaEventSynchronize(end));
-				CU(cudaEventElapsedTime(&ms, begin, end));
-				rate = (double)s.bytes * (double)jobs.size() / ms / 1e6;
-				for (auto job : jobs) {
-					finish(job);
-				}
-				CU(cudaEventDestroy(begin));
-				CU(cudaEventDestroy(end));
-				return seconds * 1e3;
-			},
-			[&] { return g.run() * 1e3; });
-		printf("    loading went on at %.1f GB/s beside it\n", rate);
-	}
+	return !bench.only || all.find(std::string(",") + name + ",") != std::string::npos;
 }
 
 int main(int argc, char **argv)
@@ -532,13 +414,13 @@ int main(int argc, char **argv)
 		void (*run)();
 	} families[] = {{"link", rows_link},       {"staged", rows_staged}, {"both", rows_both},
 			{"digests", rows_digests}, {"rivals", rows_rivals}, {"hbm", rows_hbm},
-			{"peer", rows_peer},       {"gemm", rows_gemm}};
+			{"peer", rows_peer},       {"gemm", rows_gemm},     {"choose", rows_choose}};
 
 	if (!open_bench(argc, argv)) {
 		return 77;
 	}
 	for (const auto &family : families) {
-		if (!bench.only || strcmp(bench.only, family.name) == 0) {
+		if (wanted(family.name)) {
 			family.run();
 		}
 	}

@@ -16,6 +16,8 @@
 
 #include <cuda_runtime.h>
 
+#include "gpu_tune.h"
+
 #define BATCH 4 // copies behind each other in a sample
 
 #define CU(call)                                                                                                       \
@@ -63,6 +65,24 @@ static inline double timed(cudaStream_t stream, const std::function<void()> &enq
 
 	return ms / 1e3;
 }
+
+// Other choices inside kernels/ than the defaults, for as long as it lives.
+struct tuned {
+	kvk_gpu_tune_t before;
+
+	explicit tuned(const std::function<void(kvk_gpu_tune_t &)> &change)
+	{
+		kvk_gpu_get_tune(bench.gpu, &before);
+		kvk_gpu_tune_t tune = before;
+
+		change(tune);
+		kvk_gpu_set_tune(bench.gpu, &tune);
+	}
+	~tuned()
+	{
+		kvk_gpu_set_tune(bench.gpu, &before);
+	}
+};
 
 // Holds a stream until the host has enqueued all that is to be measured: else short copies measure how fast it does.
 static __global__ void hold(volatile int *go)
@@ -265,97 +285,5 @@ static inline bool open_bench(int argc, char **argv)
 
 	return true;
 }
-
-// ---- a large matrix product ----------------------------------------------------------------------------------------------
-
-// cuBLAS, found at run time: bf16, 8192 x 8192 x 8192, again and again.
-struct gemm {
-	static const int N = 8192, TIMES = 30;
-	typedef int (*create_fn)(void **);
-	typedef int (*stream_fn)(void *, cudaStream_t);
-	typedef int (*gemm_fn)(void *, int, int, int, int, int, const void *, const void *, int, int, const void *, int,
-			       int, const void *, void *, int, int, int, int);
-	void *handle = nullptr, *a = nullptr, *b = nullptr, *c = nullptr;
-	gemm_fn product = nullptr;
-	double alone = 0;
-
-	bool open()
-	{
-		const char *named = getenv("KVD_CUBLAS");
-		void *lib = nullptr;
-
-		for (const char *name : {named ? named : "libcublas.so", "libcublas.so.13", "libcublas.so.12"}) {
-			lib = lib ? lib : dlopen(name, RTLD_NOW | RTLD_GLOBAL);
-		}
-		create_fn create = lib ? (create_fn)dlsym(lib, "cublasCreate_v2") : nullptr;
-		stream_fn set_stream = lib ? (stream_fn)dlsym(lib, "cublasSetStream_v2") : nullptr;
-		product = lib ? (gemm_fn)dlsym(lib, "cublasGemmEx") : nullptr;
-		if (!create || !set_stream || !product || create(&handle) != 0 ||
-		    set_stream(handle, bench.stream) != 0) {
-			return false;
-		}
-		for (void **m : {&a, &b, &c}) {
-			std::vector<uint16_t> host((size_t)N * N);
-			std::mt19937 rng(3);
-
-			for (auto &x : host) { // bf16 of about -1 .. 1
-				x = (uint16_t)((rng() & 0x807f) | 0x3f00);
-			}
-			CU(cudaMalloc(m, host.size() * 2));
-			CU(cudaMemcpy(*m, host.data(), host.size() * 2, cudaMemcpyHostToDevice));
-		}
-		alone = run();
-		alone = run();
-
-		return true;
-	}
-
-	double run_until(volatile int *go)
-	{
-		const double seconds = run();
-
-		*go = 1;
-
-		return seconds;
-	}
-
-	double run()
-	{
-		const float one = 1, zero = 0;
-		const int bf16 = 14, f32 = 68; // CUDA_R_16BF, CUBLAS_COMPUTE_32F
-
-		return timed(bench.stream,
-			     [&] {
-				     for (int i = 0; i < TIMES; i++) {
-					     product(handle, 0, 0, N, N, N, &one, a, bf16, N, b, bf16, N, &zero, c,
-						     bf16, N, f32, -1);
-				     }
-			     }) /
-		       TIMES;
-	}
-
-	// The same while a kernel holds SMs and all of their shared memory, and moves nothing: what the missing SMs cost by themselves.
-	double beside_nothing(uint32_t sms)
-	{
-		int *go;
-		double seconds;
-
-		CU(cudaHostAlloc((void **)&go, sizeof *go, cudaHostAllocMapped));
-		*(volatile int *)go = 0;
-		CU(cudaFuncSetAttribute(hold, cudaFuncAttributeMaxDynamicSharedMemorySize, 200 << 10));
-		hold<<<sms, 256, 200 << 10, bench.other>>>(go);
-		seconds = run_until(go);
-		CU(cudaStreamSynchronize(bench.other));
-		CU(cudaFreeHost(go));
-
-		return seconds;
-	}
-
-	// Copies that last longer than the products.
-	size_t loads(double bytes) const
-	{
-		return (size_t)(alone * TIMES * 1.3 / (bytes / 45e9)) + 2;
-	}
-};
 
 #endif

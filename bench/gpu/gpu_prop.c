@@ -4,46 +4,14 @@
  * registered host memory, in its own memory and in a peer's (when there is one); does the same with kvk/move.h over host copies; and compares every byte of
  * both sides, also those that nobody was to touch, and every digest. Then it flips bits: all must be found, in the right move, and no other.
  *
- *     gpu_prop [--seed N] [--cases N] [--flips N] [--mib N]     exit 0: all equal; 1: not; 77: no device here
+ *     gpu_prop [--seed N] [--cases N] [--flips N] [--mib N] [--peer 1]     exit 0: all equal; 1: not; 77: no device here
+ *
+ * A quarter of the copies are captured into a graph and launched twice. --peer 1: all blocks in the memory of a second device.
  */
-#include "kvk/gpu.h"
+#include "gpu_prop_world.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-
-#define MAX_LAYERS 8u
-#define MAX_MOVES  96u
-#define MAX_BLOCK  (8u << 20)
-#ifndef GPU_PROP_IMAGE
-#define GPU_PROP_IMAGE NULL /* the build's own */
-#endif
-#define PATIENCE UINT64_C(60000000) /* us */
-
-typedef enum place { HOST, OWN, PEER, PLACES } place_t;
 static const char *const place_names[] = {"host", "own", "peer"};
 static const char *const way_names[] = {"auto", "zero copy", "staged", "each"};
-
-/* One memory, twice: as the twin and as the device see it. */
-typedef struct area {
-	uint8_t *twin;
-	uint8_t *real;     /* address for the device */
-	kvk_cu_ptr_t ptr;  /* 0: host memory, `real` is read as it is */
-	uint8_t *readback; /* of device memory */
-} area_t;
-
-typedef struct world {
-	const kvk_cuda_ops_t *cuda;
-	kvk_gpu_t *gpu;
-	kvk_cu_context_t context;
-	kvk_cu_stream_t stream;
-	kvk_cu_event_t event;
-	size_t bytes; /* of each area */
-	area_t cache, pools[PLACES];
-	int has_peer;
-	uint64_t rng;
-	uint64_t copies, compared, flips, caught;
-} world_t;
 
 /* One draw. */
 typedef struct draw {
@@ -62,140 +30,6 @@ typedef struct draw {
 	uint64_t *twin_leaves, *real_leaves;
 	size_t leaves; /* of a move */
 } draw_t;
-
-static uint64_t below(world_t *w, uint64_t n)
-{
-	uint64_t z = w->rng += UINT64_C(0x9e3779b97f4a7c15);
-
-	z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-	z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
-
-	return (z ^ (z >> 31)) % n;
-}
-
-static void must(int error, const char *what)
-{
-	if (error != 0) {
-		printf("gpu_prop: %s: error %d, %s\n", what, error, kvk_gpu_why());
-		exit(1);
-	}
-}
-
-/* ---- memory ------------------------------------------------------------------------------------------------------ */
-
-static uint8_t *host_memory(size_t bytes)
-{
-	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-	if (p == MAP_FAILED) {
-		printf("gpu_prop: out of memory\n");
-		exit(1);
-	}
-	madvise(p, bytes, MADV_HUGEPAGE);
-
-	return p;
-}
-
-static void settle(world_t *w)
-{
-	must(w->cuda->event_record(w->event, w->stream), "event_record");
-	must(w->cuda->event_wait(w->event), "event_wait");
-}
-
-/* Twin -> real. */
-static void upload(world_t *w, area_t *a, size_t bytes)
-{
-	if (!a->ptr) {
-		memcpy(a->real, a->twin, bytes);
-		return;
-	}
-	memcpy(a->readback, a->twin, bytes);
-	must(w->cuda->copy_async(a->ptr, (kvk_cu_ptr_t)(uintptr_t)a->readback, bytes, w->stream), "upload");
-	settle(w);
-}
-
-static const uint8_t *download(world_t *w, area_t *a, size_t bytes)
-{
-	if (!a->ptr) {
-		return a->real;
-	}
-	must(w->cuda->copy_async((kvk_cu_ptr_t)(uintptr_t)a->readback, a->ptr, bytes, w->stream), "download");
-	settle(w);
-
-	return a->readback;
-}
-
-static void randomise(world_t *w, area_t *a, size_t bytes)
-{
-	uint64_t x = below(w, UINT64_MAX) | 1;
-
-	for (size_t i = 0; i < bytes / 8; i++) {
-		x ^= x << 13;
-		x ^= x >> 7;
-		x ^= x << 17;
-		memcpy(a->twin + 8 * i, &x, 8);
-	}
-	upload(w, a, bytes);
-}
-
-static void make_area(world_t *w, area_t *a, place_t place)
-{
-	kvk_cu_context_t other, popped;
-	int device;
-
-	a->twin = host_memory(w->bytes);
-	if (place == HOST) {
-		a->real = host_memory(w->bytes);
-		must((int)kvk_gpu_register(w->gpu, a->real, w->bytes), "register");
-		return;
-	}
-	if (place == PEER) {
-		must(w->cuda->device_get(&device, 1), "device 1");
-		must(w->cuda->context_retain(&other, device), "context of device 1");
-		must(w->cuda->context_push(other), "context_push");
-	}
-	must(w->cuda->mem_alloc(&a->ptr, w->bytes), "mem_alloc");
-	if (place == PEER) {
-		must(w->cuda->context_pop(&popped), "context_pop");
-	}
-	a->real = (uint8_t *)(uintptr_t)a->ptr;
-	a->readback = host_memory(w->bytes);
-	must((int)kvk_gpu_register(w->gpu, a->readback, w->bytes), "register");
-}
-
-static int make_world(world_t *w)
-{
-	const char *why;
-	int count = 0, device = 0;
-
-	w->cuda = kvk_cuda_load(&why);
-	if (!w->cuda) {
-		printf("gpu_prop: skipped: %s\n", why);
-		return 77;
-	}
-	if (kvk_gpu_open(&(kvk_gpu_config_t){.cuda = w->cuda, .staging_bytes = 32u << 20, .image = GPU_PROP_IMAGE},
-			 &w->gpu) != KV_OK) {
-		printf("gpu_prop: skipped: %s\n", kvk_gpu_why());
-		return 77;
-	}
-	must(w->cuda->device_count(&count), "device_count");
-	must(w->cuda->device_get(&device, 0), "device_get");
-	must(w->cuda->context_retain(&w->context, device), "context");
-	must(w->cuda->context_push(w->context), "context_push");
-	must((int)kvk_gpu_stream(w->gpu, 0, &w->stream), "stream");
-	must(w->cuda->event_create(&w->event, 2), "event");
-	w->has_peer = count > 1;
-	make_area(w, &w->cache, OWN);
-	make_area(w, &w->pools[HOST], HOST);
-	make_area(w, &w->pools[OWN], OWN);
-	if (w->has_peer) {
-		make_area(w, &w->pools[PEER], PEER);
-	}
-	printf("gpu_prop: %s, %s, seed 0x%llx\n", kvk_gpu_describe(w->gpu), w->has_peer ? "a peer" : "no peer",
-	       (unsigned long long)w->rng);
-
-	return 0;
-}
 
 /* ---- drawing ----------------------------------------------------------------------------------------------------- */
 
@@ -326,7 +160,7 @@ static int draw(world_t *w, draw_t *d, uint32_t number)
 	}
 	d->layer = below(w, 2) ? 0 : (uint32_t)below(w, d->paged.layers);
 	d->layers = 1 + (uint32_t)below(w, d->paged.layers - d->layer);
-	d->place = (place_t)below(w, w->has_peer ? 3 : 2);
+	d->place = w->peer_only ? PEER : (place_t)below(w, w->has_peer ? 3 : 2);
 	d->way = (kvk_gpu_way_t)below(w, 4);
 	if (d->way == KVK_GPU_EACH && d->paged.layers * d->paged.heads * d->count * d->layout.block_tokens > 2000) {
 		d->way = KVK_GPU_ZERO_COPY; /* right it is, but not quick */
@@ -371,6 +205,40 @@ static void tell(const world_t *w, const draw_t *d, uint32_t number)
 
 /* ---- copying and comparing --------------------------------------------------------------------------------------- */
 
+/* The same copy as a graph that is launched twice; both launches have to say the same. */
+static kv_status_t copy_in_graph(world_t *w, const kvk_gpu_copy_t *copy, kvk_gpu_job_t **p_job)
+{
+	void *graph = NULL, *exec = NULL;
+	kv_status_t status, answers[2];
+
+	must(w->graphs.begin(w->stream, 0), "begin a capture");
+	status = kvk_gpu_submit(w->gpu, copy, p_job);
+	*p_job = status == KV_OK ? *p_job : NULL;
+	must(w->graphs.end(w->stream, &graph), "end a capture");
+	if (status == KV_OK) {
+		must(w->graphs.instantiate(&exec, graph, 0), "instantiate a graph");
+		for (int i = 0; i < 2; i++) {
+			must((int)kvk_gpu_again(*p_job), "again");
+			must(w->graphs.launch(exec, w->stream), "launch a graph");
+			answers[i] = kvk_gpu_wait(*p_job, PATIENCE);
+			w->copies++;
+			w->launches++;
+		}
+		if (answers[0] != answers[1]) {
+			printf("gpu_prop: the launches of a graph say %d and %d\n", (int)answers[0], (int)answers[1]);
+			exit(1);
+		}
+		status = answers[1];
+		settle(w);
+		must(w->graphs.drop_exec(exec), "drop a graph");
+	} else if (status != KV_ERR_UNSUPPORTED) {
+		must((int)status, "submit under capture");
+	}
+	must(w->graphs.drop(graph), "drop a graph");
+
+	return status;
+}
+
 static kv_status_t copy_real(world_t *w, draw_t *d, kvk_gpu_dir_t dir, kvk_gpu_job_t **p_job)
 {
 	const kvk_gpu_copy_t copy = {.dir = dir,
@@ -383,6 +251,10 @@ static kv_status_t copy_real(world_t *w, draw_t *d, kvk_gpu_dir_t dir, kvk_gpu_j
 				     .count = d->count,
 				     .sms = d->sms,
 				     .stream = w->stream};
+
+	if (w->has_graphs && below(w, 4) == 0) {
+		return copy_in_graph(w, &copy, p_job);
+	}
 
 	const kv_status_t status = kvk_gpu_submit(w->gpu, &copy, p_job);
 
@@ -534,7 +406,9 @@ static uint64_t option(int argc, char **argv, const char *name, uint64_t otherwi
 int main(int argc, char **argv)
 {
 	const uint64_t cases = option(argc, argv, "--cases", 1000), flips = option(argc, argv, "--flips", 10000);
-	world_t w = {.rng = option(argc, argv, "--seed", 0x6b766b67), .bytes = option(argc, argv, "--mib", 16) << 20};
+	world_t w = {.rng = option(argc, argv, "--seed", 0x6b766b67),
+		     .bytes = option(argc, argv, "--mib", 16) << 20,
+		     .peer_only = option(argc, argv, "--peer", 0) != 0};
 	uint64_t done = 0, failed = 0, unsupported = 0;
 	const int status = make_world(&w);
 
@@ -562,11 +436,12 @@ int main(int argc, char **argv)
 		free(d.twin_leaves);
 		free(d.real_leaves);
 	}
-	printf("gpu_prop: %llu cases, %llu copies, %.1f GB compared, %llu flips, %llu caught, %llu cases failed, %llu "
+	printf("gpu_prop: %llu cases, %llu copies (%llu launches of graphs), %.1f GB compared, %llu flips, %llu "
+	       "caught, %llu cases failed, %llu "
 	       "not possible\n",
-	       (unsigned long long)done, (unsigned long long)w.copies, (double)w.compared / 1e9,
-	       (unsigned long long)w.flips, (unsigned long long)w.caught, (unsigned long long)failed,
-	       (unsigned long long)unsupported);
+	       (unsigned long long)done, (unsigned long long)w.copies, (unsigned long long)w.launches,
+	       (double)w.compared / 1e9, (unsigned long long)w.flips, (unsigned long long)w.caught,
+	       (unsigned long long)failed, (unsigned long long)unsupported);
 
 	return failed == 0 && w.caught == w.flips ? 0 : 1;
 }

@@ -1,15 +1,19 @@
 #!/bin/bash
 # Build and run the GPU programs on a machine that has a GPU, nvcc and gcc, and nothing else of ours: no CMake, no packages.
 #
-#   bench/gpu/run.sh right [out]   1st part: device == CPU, bit for bit; 10^4 flips; compute-sanitizer       (< 10 minutes)
-#   bench/gpu/run.sh fast [out]    2nd part: the rows of the copy table, each with its reference in the same run (< 10 minutes)
+#   bench/gpu/run.sh part1 [out]   the table of copies: each row with its reference in the same run, its goal, met or missed    (< 10 minutes)
+#   bench/gpu/run.sh part2 [out]   loads through kvx; matrix products beside copies; 200 kills; device == CPU, 10^4 flips, compute-sanitizer  (< 10 minutes)
+#   bench/gpu/run.sh all [out]     both
 #   bench/gpu/run.sh build         only build, to run elsewhere: the other parts build nothing when the programs are there
+#   bench/gpu/run.sh right|fast|gemm|choose|kill|kvx [out]   a piece of the parts
 #   bench/gpu/run.sh lanes         no GPU: the kernels lane by lane on the CPU, the same property test; needs g++ (else 77)
 #
-# BUILD: where to build (default build/gpu). XXHASH_INCLUDE: folder of xxhash.h where the system has none. QUICK=1: a minute or so each.
+# out (default build/gpu/out) gets the logs, *.json (a line a row) and goals.txt. BUILD: where to build (default build/gpu). XXHASH_INCLUDE: folder of
+# xxhash.h where the system has none. KVD_CUBLAS: cuBLAS where the system does not find it. The kills and kvx need a build of kvd: build/release, a bundle
+# (scripts/offline-bundle) named in BUNDLE, or .gpu/kvd-*.tar.xz. QUICK=1: a minute or so each.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-part=${1:?right, fast, build or lanes}
+part=${1:?part1, part2, all, build, lanes, or a piece}
 out=${2:-build/gpu/out}
 quick=${QUICK:-}
 build=${BUILD:-build/gpu}
@@ -48,19 +52,113 @@ build_all()
 		"$build"/{common,kernels}_*.o "$build/xxh.o" -ldl -lpthread
 }
 
-right()
+# At most so many seconds, whatever comes; a piece that fails or is cut off does not keep the others from running.
+limited()
 {
-	local tool cases=${quick:+200}
-	"$build/gpu_prop" --cases "${cases:-2000}" --flips 10000
-	"$build/gpu_prop" --cases "${cases:-2000}" --flips 0 --seed "$RANDOM"
-	for tool in memcheck racecheck; do
-		compute-sanitizer --tool "$tool" --error-exitcode 9 "$build/gpu_prop" --cases 40 --flips 40 --mib 2
-	done
+	local status=0
+	timeout "$@" || status=$?
+	if [ "$status" -eq 77 ]; then
+		echo "run.sh: skipped: ${*:2}"
+	elif [ "$status" -ne 0 ]; then
+		echo "run.sh: status $status (124: cut off after $1 s): ${*:2}"
+		failed=1
+	fi
+}
+
+copies() # families, seconds
+{
+	limited "$2" "$build/gpu_copy" ${quick:+--rounds 3} --only "$1" --json "$out/${1%%,*}.json"
 }
 
 fast()
 {
-	"$build/gpu_copy" ${quick:+--rounds 3} --json "$out/gpu_copy.json"
+	copies link,staged,both,digests,rivals,hbm,peer 560
+}
+
+gemm()
+{
+	copies gemm 100
+}
+
+choose()
+{
+	copies choose 60
+}
+
+right()
+{
+	local tool cases=${quick:+200}
+	limited 70 "$build/gpu_prop" --cases "${cases:-700}" --flips 10000
+	limited 25 "$build/gpu_prop" --cases "${cases:-400}" --flips 0 --seed "$RANDOM"
+	limited 25 "$build/gpu_prop" --cases "${cases:-300}" --flips 200 --peer 1
+	for tool in memcheck racecheck; do
+		limited 38 compute-sanitizer --tool "$tool" --error-exitcode 9 "$build/gpu_prop" --cases 12 --flips 12 --mib 2
+	done
+}
+
+# Where a program of kvd's build is: of a bundle, or of a build.
+program_of()
+{
+	local bundle=${BUNDLE:-$(compgen -G '.gpu/kvd-*.tar.xz' | head -n 1 || true)}
+	if [ -n "$bundle" ]; then
+		mkdir -p "$build/kvd"
+		[ -e "$build/kvd/bin/kvd" ] || tar -xf "$bundle" -C "$build/kvd" --strip-components=1
+		echo "$build/kvd/bin/$1"
+	else
+		echo "build/release/bin/$1"
+	fi
+}
+
+through_kvx()
+{
+	local program
+	program=$(program_of kvd-gpu-load)
+	if [ ! -x "$program" ]; then
+		echo "run.sh: loads through kvx skipped: no build of kvd here, and no bundle (BUNDLE=)"
+		return
+	fi
+	limited 40 "$program" ${quick:+--rounds 3} --json "$out/kvx.json"
+}
+
+kill_loop()
+{
+	local program kills=200
+	[ -z "$quick" ] || kills=20
+	program=$(program_of kvd-gpu-kill)
+	if [ ! -x "$program" ]; then
+		echo "run.sh: kills skipped: no build of kvd here, and no bundle (BUNDLE=)"
+		return
+	fi
+	limited 22 "$program" --kills 3 --workers 2 --control 1 --seconds 15
+	limited 170 "$program" --kills "$kills" --seconds 150
+}
+
+part1()
+{
+	fast
+}
+
+part2()
+{
+	through_kvx
+	gemm
+	kill_loop
+	right
+	choose
+}
+
+# Rows that have a goal, the missed ones first.
+goals()
+{
+	local file
+	for file in "$out"/*.json; do
+		[ -e "$file" ] || continue
+		awk -F'"' '/"goal_met"/ {
+			match($0, /"ratio":[0-9.]+/); ratio = substr($0, RSTART + 8, RLENGTH - 8)
+			match($0, /"goal":"[^"]*"/); goal = substr($0, RSTART + 8, RLENGTH - 9)
+			printf "%-7s %-78s %8s  %s\n", /"goal_met":true/ ? "met" : "MISSED", $4, ratio, goal
+		}' "$file"
+	done | sort -s -k1,1 | tee "$out/goals.txt"
 }
 
 # The driver's table is lanes_driver.c's, which loads any image.
@@ -78,14 +176,29 @@ lanes()
 }
 
 case $part in
-right | fast | build)
-	[ -x "$build/gpu_copy" ] && [ "$part" != build ] || build_all
+part1 | part2 | right | fast | gemm | choose | build) ;;
+kvx) part=through_kvx ;;
+kill) part=kill_loop ;;
+all)
+	"$0" part1 "$out"
+	exec "$0" part2 "$out"
 	;;
 lanes)
 	lanes
 	exit
 	;;
-*) echo "run.sh: right, fast, build or lanes" >&2 && exit 64 ;;
+*) echo "run.sh: part1, part2, all, build, lanes, right, fast, gemm, choose, kill or kvx" >&2 && exit 64 ;;
 esac
+if [ "$part" = build ] || [ ! -x "$build/gpu_copy" ]; then
+	build_all
+fi
+[ "$part" != build ] || exit 0
 mkdir -p "$out"
-[ "$part" = build ] || "$part" 2>&1 | tee "$out/$part.log"
+failed=0
+start=$SECONDS
+{
+	"$part"
+	goals
+	echo "run.sh: $part took $((SECONDS - start)) s"
+	exit "$failed"
+} 2>&1 | tee "$out/$part.log"

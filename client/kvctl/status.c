@@ -116,6 +116,7 @@ static void print_screen(const kvctl_t *ctl, struct json_object *json, struct js
 	printf("tiers\n");
 	print_tier(ctl, "cpu", kvctl_member(tiers, "cpu"));
 	print_tier(ctl, "disk", kvctl_member(tiers, "disk"));
+	print_rows("slabs", kvctl_member(json, "slabs"));
 	print_hits(stats);
 	printf("index\n");
 	print_numbers(core);

@@ -101,7 +101,8 @@ typedef struct kvx_ask {
 
 /* Own keys only: tokens [at, at + n) of the request are these, at being what was given before; only whole units are used. extra[i], extra_len[i]:
  * canonical extra keys of the i-th unit that starts in this piece (salt, images); NULL arrays: none. KVC_ERR_ARG: token ids or `at` wrong: the request
- * then has no keys. */
+ * then has no keys. KVC_ERR_UNREACHABLE: its space is not open yet (a match tries to open it), KVC_ERR_STALE_EPOCH: it has another epoch since: nothing
+ * was taken, begin again with `at` 0. */
 typedef struct kvx_units {
 	size_t struct_size;
 	uint32_t at, n;

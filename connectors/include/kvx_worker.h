@@ -4,7 +4,7 @@
  *                 loaded beside the steps is started by start()
  *   start()       asynchronous loads of the plan begin
  *   load()        synchronous loads of the plan are in the cache, or have failed, when it returns; of a cache in GPU memory they are put before what the
- *                 engine enqueues from then on, and errors() knows what has become of them
+ *                 engine enqueues from then on, and errors() knows what has become of them; load_layers(): layer by layer, as layer() names them
  *   [the engine computes]
  *   end()         what this step has computed goes to the transfer thread; nothing is waited for
  *   finished()    ids of asynchronous loads that are over, well or not; each exactly once
@@ -70,7 +70,12 @@ typedef struct kvx_worker_config {
 	 * the driver and the kernels (NULL: the machine's, and those of this build). */
 	int device;
 	uint32_t sms;
+	uint32_t save_sms; /* of a save, beside which the engine computes; 0: chosen */
 	int measure;
+	/* Of a CUDA device: synchronous loads of a step of so many bytes and more come layer by layer, where load_layers() says that they may (0: none), if
+	 * all their blocks are there after so long (0: 1000). */
+	uint64_t layer_bytes;
+	uint32_t layer_wait_us;
 	const struct kvk_cuda_ops *cuda;
 	const void *image;
 } kvx_worker_config_t;
@@ -94,6 +99,12 @@ KVC_API void kvx_worker_stream(kvx_worker_t *worker, void *stream);
 KVC_API void kvx_worker_begin(kvx_worker_t *worker, const void *plan, size_t len);
 KVC_API void kvx_worker_start(kvx_worker_t *worker);
 KVC_API void kvx_worker_load(kvx_worker_t *worker);
+/* load() by an engine that calls layer() for each layer of the cache before it enqueues what reads that layer, on the stream of this step. 1: it has to:
+ * each layer is put before what is enqueued from its layer() on. 0: all layers are, as with load(), and layer() does nothing. */
+KVC_API int kvx_worker_load_layers(kvx_worker_t *worker);
+/* `layer` of the first group's paged cache is about to be read; one beyond its layers: so is everything. Waits for nothing. If some layer is not named before
+ * end(), or errors(), blocks of these loads count as failed, and load_layers() is load() from then on. */
+KVC_API void kvx_worker_layer(kvx_worker_t *worker, uint32_t layer);
 KVC_API void kvx_worker_end(kvx_worker_t *worker);
 
 /* The next id of an asynchronous load that is over: its length, at most cap bytes of it copied; 0: there is none. *p_failed (may be NULL): 1 when not
@@ -118,6 +129,8 @@ KVC_API kvc_status_t kvx_worker_flush(kvx_worker_t *worker, uint32_t timeout_ms)
 	X(load_bytes, "bytes loaded")                                                                                  \
 	X(load_ns, "nanoseconds from a load's start to its end, summed")                                               \
 	X(load_wait_ns, "nanoseconds the engine waited in steps for loads")                                            \
+	X(layered, "loads within a step that came layer by layer")                                                     \
+	X(layer_skips, "of these, those of which the engine had read a layer without waiting for it")                  \
 	X(saves, "saves begun")                                                                                        \
 	X(save_blocks, "blocks handed in")                                                                             \
 	X(save_bytes, "bytes saved")                                                                                   \

@@ -338,7 +338,8 @@ kv_status_t kvd_make_room(kvd_core_t *core, uint32_t slot_class, kvd_set_t t)
 	return KV_OK;
 }
 
-kv_status_t kvd_slot_alloc(kvd_core_t *core, uint32_t slot_class, kvd_set_t t, const kvd_use_t *use, kvs_loc_t *p_loc)
+/* The tier's, or after as many evictions as it takes. */
+static kv_status_t alloc(kvd_core_t *core, uint32_t slot_class, kvd_set_t t, const kvd_use_t *use, kvs_loc_t *p_loc)
 {
 	uint32_t tier_class = core->classes[slot_class].tier_class[t];
 	kv_status_t status = kvs_alloc(core->tier[t], tier_class, use->state, use->owner, use->meta, p_loc);
@@ -351,4 +352,15 @@ kv_status_t kvd_slot_alloc(kvd_core_t *core, uint32_t slot_class, kvd_set_t t, c
 	}
 
 	return status == KV_ERR_FULL ? KV_ERR_BUSY : status;
+}
+
+kv_status_t kvd_slot_alloc(kvd_core_t *core, uint32_t slot_class, kvd_set_t t, const kvd_use_t *use, kvs_loc_t *p_loc)
+{
+	kv_status_t status = alloc(core, slot_class, t, use, p_loc);
+
+	if (t == KVD_CPU) {
+		kvd_change_ask(core, slot_class);
+	}
+
+	return status;
 }

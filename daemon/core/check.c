@@ -179,9 +179,20 @@ static int disk_agrees(kvd_core_t *core, char *why, size_t cap)
 	return tier_agrees(core, KVD_DISK, why, cap);
 }
 
+static int change_agrees(kvd_core_t *core, char *why, size_t cap)
+{
+	uint64_t named = kvd_change_count(core);
+
+	snprintf(why, cap, "slab %u in change, leases name %llu of its slots, counted %llu", core->change.slab,
+		 (unsigned long long)named, (unsigned long long)core->change.named);
+
+	return named == core->change.named;
+}
+
 const kvd_check_t kvd_checks[] = {
 	{"index", "P3", index_agrees},   {"pins", "P4", pins_agree},        {"caps", "P5", caps_agree},
 	{"cpu_slots", "P4", cpu_agrees}, {"disk_slots", "P4", disk_agrees}, {"mirror", "P3", mirror_agrees},
+	{"change", "P4", change_agrees},
 };
 const uint32_t kvd_check_count = KV_COUNT_OF(kvd_checks);
 

@@ -111,6 +111,7 @@ kv_status_t kvd_core_create(const kvd_core_config_t *config, const kvd_world_t *
 	memset(core->pending_heads, 0xff, sizeof core->pending_heads);
 	core->now_ns = kv_now_ns(core->env);
 	core->wheel_at = core->now_ns >> KVD_WHEEL_SHIFT;
+	core->change = (kvd_change_t){.slab = KVD_NONE};
 	core->ghost_mask = ghost_count(config->max_index_blocks) - 1;
 
 	status = pools_init(core);
@@ -342,6 +343,7 @@ static int quantum(kvd_core_t *core)
 
 	more |= kvd_dismantle_run(core);
 	more |= kvd_space_fill_mirrors(core);
+	more |= kvd_change_run(core);
 
 	return more;
 }
@@ -371,7 +373,7 @@ uint64_t kvd_core_tick(kvd_core_t *core)
 	}
 	kvd_durable_run(core);
 	if (core->tier[KVD_DISK]) {
-		kvd_flush_run(core, core->durable_owed > 0);
+		kvd_flush_run(core);
 		(void)kvs_poll(core->tier[KVD_DISK], 0); /* start what was queued */
 	}
 	kvd_events_flush(core);

@@ -4,7 +4,7 @@
  * the tests and (later) `kvctl simulate` run the same code. Long work is cut into quanta of at most 20 us, run by kvd_core_tick().
  *
  * Hosts:    daemon/io (sockets), tests/core (a seeded universe).
- * Files:    index.h (radix tree), block.h, lease.h, put.h, space.h, instance.h, policy.h, mirror.h, check.h
+ * Files:    index.h (radix tree), block.h, lease.h, put.h, space.h, instance.h, policy.h, change.h, mirror.h, check.h
  */
 #ifndef KVD_CORE_H
 #define KVD_CORE_H
@@ -94,6 +94,7 @@ typedef struct kvd_core_config {
 	uint32_t read_depth;           /* disk reads in flight */
 	int write_behind;              /* 1: eager, parent first */
 	kvd_policy_kind_t policy;
+	uint64_t stale_ns; /* heartbeats may be so old (kv/shm.h); 0: the usual */
 } kvd_core_config_t;
 
 /* Nothing of `world` is copied but the struct itself; tiers stay the host's and are closed after kvd_core_destroy().

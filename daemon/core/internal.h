@@ -4,6 +4,7 @@
 
 #include "area.h"
 #include "block.h"
+#include "change.h"
 #include "core.h"
 #include "dismantle.h"
 #include "events.h"
@@ -51,7 +52,7 @@ struct kvd_core {
 	uint32_t fills_queued, reads, writes;
 	uint32_t transit, written;          /* blocks flagged TRANSIT, WRITTEN */
 	uint64_t stores, flushing, flushed; /* sequence numbers of finished stores */
-	uint64_t flush_due_ns;              /* 0: nothing to flush */
+	uint64_t flush_due_ns;              /* 0: nothing to flush; in the time to come: the last one failed */
 	uint64_t write_after_ns;            /* no write-behind is started before */
 	uint64_t write_wait_ns;             /* how long it waited after the last failure; 0: the last write went well */
 	int flush_busy;
@@ -74,6 +75,7 @@ struct kvd_core {
 	void *staging_ctx;
 	kvd_answer_fn answer;
 	void *answer_ctx;
+	kvd_change_t change;
 	uint32_t pending_resets;
 	uint32_t outstanding; /* callbacks the tiers owe us */
 	int closing;          /* destroyed; memory goes with the last callback */

@@ -156,6 +156,9 @@ void kvd_lease_close(kvd_core_t *core, kvd_lease_t *lease)
 		kvd_lease_unhold(core, lease, 0);
 		kvd_claim_drop(core, lease->claim);
 	}
+	if (lease->named > 0) {
+		kvd_change_name(core, kv_lease_slots(lease->header), lease->named, 0);
+	}
 	if (lease->extent != KVD_NONE) {
 		kvd_area_give(&instance->area, lease->extent);
 	}
@@ -233,6 +236,9 @@ kv_status_t kvd_lease_publish(kvd_core_t *core, const kvd_space_t *space, kvd_le
 	atomic_store_explicit(&header->n, lease->n - lease->skip, memory_order_relaxed);
 	atomic_store_explicit(&header->ready, lease->ready, memory_order_relaxed);
 	write_slots(core, lease, id, (uint32_t *)(void *)(header + 1));
+	lease->named = lease->n - lease->skip;
+	kvd_change_name(core, kv_lease_slots(header), lease->named, 1);
+	core->classes[space->slot_class].used_ns = core->now_ns;
 	status = claim(core, lease, block);
 	if (status != KV_OK) {
 		return status;

@@ -33,6 +33,7 @@ typedef struct kvd_lease {
 	uint32_t n, skip, ready;
 	uint32_t hold_from; /* blocks [hold_from, n), counted from 0, are held; n: none */
 	uint32_t extent;
+	uint32_t named; /* slots in the header, from its publication on */
 	kv_lease_header_t *header;
 	kv_status_t why; /* why n is less than it was */
 	uint64_t bytes;  /* counted against the instance's cap */

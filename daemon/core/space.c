@@ -32,6 +32,7 @@ kv_status_t kvd_namespace_add(kvd_core_t *core, const char *name, void *mirror, 
 	}
 	memcpy(ns->name, name, strlen(name) + 1);
 	kvd_mirror_init(&ns->mirror, mirror, core->config.max_index_blocks, core->config.incarnation);
+	ns->mirror.header->stale_ns = core->config.stale_ns;
 	kvd_mirror_heartbeat(&ns->mirror, kv_now_ns(core->env));
 	*p_ns = core->ns_count;
 	core->ns[core->ns_count++] = ns;
@@ -123,6 +124,7 @@ static kv_status_t class_open(kvd_core_t *core, const kvd_space_open_t *ask, uin
 		core->classes[*p_class].ns = ask->ns;
 		core->classes[*p_class].tier_class[KVD_CPU] = tier_class[KVD_CPU];
 		core->classes[*p_class].slot_bytes = slot_stride(&ask->geometry);
+		kvd_change_ask(core, *p_class);
 	}
 
 	return status;

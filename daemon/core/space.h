@@ -23,6 +23,11 @@ typedef struct kvd_class {
 	uint32_t tier_class[KVD_TIERS]; /* the tiers' numbers; KVD_NONE: none            */
 	uint64_t slot_bytes;            /* charged a slot                                */
 	kvd_order_t order[KVD_TIERS];
+	uint64_t used_ns;      /* when a slot of the CPU tier was last asked for, or a lease given         */
+	uint64_t slots;        /* of the CPU tier, when they were counted last (change.h)                */
+	uint32_t largest;      /* of a slab of these                                                     */
+	uint32_t wants;        /* 1: it is short of slots, and waits for its turn to get a slab            */
+	uint64_t ask_after_ns; /* it does not ask before: there was none for it                       */
 } kvd_class_t;
 
 typedef struct kvd_space {

@@ -264,7 +264,7 @@ static void stored(kvd_core_t *core)
 	core->stores++;
 	core->durable_look = 1;
 	if (core->flush_due_ns == 0) {
-		core->flush_due_ns = core->now_ns + UINT64_C(200000000);
+		core->flush_due_ns = core->now_ns;
 	}
 }
 

@@ -60,7 +60,7 @@ int kvd_writes_paused(const kvd_core_t *core);
 /* Will the block be on disk soon without anybody's doing? Not while writes fail. */
 int kvd_write_expected(kvd_core_t *core, uint32_t block);
 
-/* Start a flush when something was stored since the last one; `seq` of a store is durable once flushed >= seq. */
-void kvd_flush_run(kvd_core_t *core, int now);
+/* Start a flush when something was stored since the last one and a put waits for that; `seq` of a store is durable once flushed >= seq. */
+void kvd_flush_run(kvd_core_t *core);
 
 #endif

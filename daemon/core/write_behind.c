@@ -1,4 +1,5 @@
-/* Eager, parent first: which block goes to disk next, and when the device is asked to sync. */
+/* Eager, parent first: which block goes to disk next, and when the device is asked to sync: when somebody waits for it. What nobody waits for the tier
+ * commits in its own time. */
 #include "internal.h"
 
 #define FLUSH_RETRY_NS    UINT64_C(1000000000)
@@ -156,11 +157,11 @@ static void flush_done(void *arg, kv_status_t status)
 	}
 }
 
-void kvd_flush_run(kvd_core_t *core, int now)
+void kvd_flush_run(kvd_core_t *core)
 {
 	kv_status_t status;
 
-	if (core->flush_busy || core->flush_due_ns == 0 || (!now && core->now_ns < core->flush_due_ns)) {
+	if (core->flush_busy || core->flush_due_ns == 0 || core->durable_owed == 0) {
 		return;
 	}
 	core->flush_busy = 1;

@@ -31,6 +31,28 @@ static void put_tier(kv_text_t *text, const char *name, kvs_tier_t *tier)
 		     (unsigned long long)u.quarantined_bytes, kvs_in_flight(tier));
 }
 
+/* Block sizes of the namespace, and the slabs each has. */
+static void put_classes(kvd_host_t *host, const kvd_namespace_t *ns, kv_text_t *text)
+{
+	kvs_class_look_t look;
+	const char *comma = "";
+
+	kv_text_addf(text, "\"slabs\":[");
+	for (uint32_t i = 0; kvs_pool_class(host->cpu, i, &look) == KV_OK; i++) {
+		if (strcmp(look.ns, ns->name) != 0) {
+			continue;
+		}
+		kv_text_addf(text,
+			     "%s{\"block_bytes\":%u,\"slabs\":%u,\"bytes\":%llu,\"touched_bytes\":%llu,\"slots\":%llu,"
+			     "\"free_slots\":%llu}",
+			     comma, look.block_bytes, look.slabs, (unsigned long long)look.bytes,
+			     (unsigned long long)look.ready_bytes, (unsigned long long)look.slots,
+			     (unsigned long long)look.free_slots);
+		comma = ",";
+	}
+	kv_text_addf(text, "],");
+}
+
 /* What is not as good as it could be, one sentence each. */
 static void put_degraded(kvd_host_t *host, kv_text_t *text)
 {
@@ -107,6 +129,7 @@ static void status_json(kvd_host_t *host, const kvd_namespace_t *ns, uint32_t de
 	kv_text_addf(text, ",");
 	put_tier(text, "disk", host->disk);
 	kv_text_addf(text, "},");
+	put_classes(host, ns, text);
 	put_degraded(host, text);
 	/* A fault, as opposed to a fact of the machine or the configuration. */
 	kv_text_addf(text, ",\"healthy\":%s,\"core\":",
@@ -184,7 +207,7 @@ uint32_t kvd_count_fds(void)
 static uint32_t check_fds(kvd_host_t *host, kv_text_t *text)
 {
 	uint32_t open = kvd_count_fds();
-	uint32_t slabs = kvs_pool_slab_count(host->cpu) - host->own_slabs;
+	uint32_t slabs = kvs_pool_slabs_held(host->cpu) - host->own_slabs;
 	uint32_t known = host->own_fds + host->session_count + kvd_entries_fds(host) + 2 * slabs;
 	uint32_t slack = FD_SLACK;
 	char detail[160];

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -288,6 +289,7 @@ static void *publish_thread(void *arg)
 	struct pollfd wait = {.fd = publisher->wake_fd, .events = POLLIN};
 	uint64_t count;
 
+	(void)prctl(PR_SET_NAME, "kvd-events", 0, 0, 0);
 	while (!atomic_load(&publisher->stop)) {
 		drain_all(publisher);
 		atomic_store(&publisher->asleep, 1);

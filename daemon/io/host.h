@@ -7,6 +7,7 @@
  *   listener.c  one socket a namespace, accept          join.c      members, instances and their shared areas
  *   session.c   bytes <-> frames, limits, queues        space.c     SPACE_OPEN: identity, layout, groups
  *   world.c     the core's way out: tiers, notices      document.c  STATUS, STATS, CHECK, CONFIG as JSON
+ *   slabs.c     slabs that come and go
  *   events.c    publisher thread, ZeroMQ                http.c      /metrics, /healthz, /readyz
  */
 #ifndef KVD_IO_HOST_H
@@ -67,13 +68,14 @@ struct kvd_host {
 	kvd_source_t keeper;
 	kvd_source_t cpu_ready;
 	kvd_source_t disk_ready;
-	uint64_t look_ns;        /* when spinning last looked at a socket */
-	uint64_t busy_until_ns;  /* spin until then */
-	uint64_t asked_ns;       /* when the last turn with a request ended */
-	uint64_t gap_ns;         /* moving average of the time between two of them */
-	uint64_t next_drain_ns;  /* report rings, timeouts */
-	uint64_t next_second_ns; /* gauges */
-	uint32_t frames;         /* handled in this turn */
+	uint64_t look_ns;          /* when spinning last looked at a socket */
+	uint64_t busy_until_ns;    /* spin until then */
+	uint64_t hurried_until_ns; /* sleeps have ended late: shorter ones until then */
+	uint64_t asked_ns;         /* when the last turn with a request ended */
+	uint64_t gap_ns;           /* moving average of the time between two of them */
+	uint64_t next_drain_ns;    /* report rings, timeouts */
+	uint64_t next_second_ns;   /* gauges */
+	uint32_t frames;           /* handled in this turn */
 	int accept_paused;
 	uint64_t accept_again_ns;
 
@@ -83,7 +85,7 @@ struct kvd_host {
 	kvd_world_t world;
 	kvd_core_config_t core_config;
 	kvd_core_t *core;
-	uint32_t slabs_seen; /* slabs of the pool that members have been told of */
+	struct kvd_slabs *slabs; /* what members have been told */
 	kvd_publisher_t *publisher;
 	struct kvd_http *http;
 	uint32_t own_fds; /* descriptors open, and slabs among them, when the start was over */
@@ -144,12 +146,24 @@ void kvd_world_close(kvd_host_t *host);
 /* Create and destroy the core on top of them. */
 kv_status_t kvd_world_core(kvd_host_t *host, char *detail, size_t cap);
 void kvd_world_core_end(kvd_host_t *host);
-/* Tell members of slabs carved since the last call; call it before anything that can name their slots is sent. */
-void kvd_world_sync(kvd_host_t *host);
-/* Tell one new member of all slabs of its namespace. */
-void kvd_world_greet(kvd_host_t *host, kvd_session_t *session);
+/* Send a notice; fds (two, borrowed) or NULL. */
+void kvd_send_notice(kvd_host_t *host, kvd_session_t *session, uint16_t code, const kv_msg_t *msg, const int *fds);
 /* Pass the events of the call that has just ended on as one batch. */
 void kvd_world_commit(kvd_host_t *host);
+
+/* ---- slabs.c ------------------------------------------------------------------------------------------------------------- */
+
+kv_status_t kvd_slabs_open(kvd_host_t *host);
+void kvd_slabs_close(kvd_host_t *host);
+/* Tell members of slabs that were carved or retired since the last call; call it before anything that can name their slots is sent. */
+void kvd_slabs_sync(kvd_host_t *host);
+/* Tell one new member of all slabs of its namespace. */
+void kvd_slabs_greet(kvd_host_t *host, kvd_session_t *session);
+/* A member has unmapped a retired slab; it has gone, and with it all it has mapped. */
+void kvd_slabs_quiet(kvd_host_t *host, kvd_member_t member, uint64_t slab);
+void kvd_slabs_member_gone(kvd_host_t *host, kvd_member_t member);
+/* Once a turn: give back the memory of retired slabs that nobody maps, or has mapped for too long. */
+void kvd_slabs_turn(kvd_host_t *host);
 
 /* ---- join.c ------------------------------------------------------------------------------------------------------------ */
 
@@ -164,6 +178,12 @@ void kvd_entries_drain(kvd_host_t *host);
 /* Free members that have gone and the areas of instances the core has done with. */
 void kvd_entries_reap(kvd_host_t *host);
 void kvd_entries_fini(kvd_host_t *host);
+/* Members of a namespace, with and without a session; at most cap of them. Returns how many there are. */
+typedef struct kvd_mapper {
+	kvd_member_t id;
+	uint32_t role;
+} kvd_mapper_t;
+uint32_t kvd_entries_of(const kvd_host_t *host, const char *ns, kvd_mapper_t *out, uint32_t cap);
 /* Members with a session, and descriptors held for members and instances. */
 uint32_t kvd_entries_attached(const kvd_host_t *host);
 uint32_t kvd_entries_fds(const kvd_host_t *host);

@@ -92,6 +92,21 @@ uint32_t kvd_entries_attached(const kvd_host_t *host)
 	return n;
 }
 
+uint32_t kvd_entries_of(const kvd_host_t *host, const char *ns, kvd_mapper_t *out, uint32_t cap)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < KVD_MEMBER_BUCKETS; i++) {
+		for (const kvd_member_entry_t *member = host->members[i]; member; member = member->next) {
+			if (strcmp(member->ns->name, ns) == 0 && n++ < cap) {
+				out[n - 1] = (kvd_mapper_t){member->id, member->role};
+			}
+		}
+	}
+
+	return n;
+}
+
 uint32_t kvd_entries_fds(const kvd_host_t *host)
 {
 	uint32_t n = 0;
@@ -199,6 +214,7 @@ static void member_gone(kvd_host_t *host, kvd_member_entry_t *member)
 	kvd_loop_remove(host, &member->source);
 	snprintf(name, sizeof name, "pidfd.%llu", (unsigned long long)member->id);
 	kvd_keeper_drop(host->setup->keeper_fd, name);
+	kvd_slabs_member_gone(host, member->id);
 	kvd_member_dead(host->core, member->id);
 	kvd_world_commit(host);
 	/* epoll may have named it in this very turn: freed when the turn is over. */

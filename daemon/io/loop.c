@@ -15,7 +15,9 @@
 #define SPIN_LOOKS   4u /* direct looks at the hot session for one at everybody */
 #define DRAIN_NS     UINT64_C(10000000)
 #define SECOND_NS    UINT64_C(1000000000)
-#define HEARTBEAT_NS KV_MIRROR_HEARTBEAT_NS /* never sleep longer */
+#define HEARTBEAT_NS KV_MIRROR_HEARTBEAT_NS /* never sleep longer, */
+#define HURRIED_NS   (HEARTBEAT_NS / 2)     /* nor longer than this on a machine so busy */
+#define LATE_NS      UINT64_C(3000000)      /* that a sleep has lately ended this much too late */
 #define STALL_NS     UINT64_C(20000000)
 #define BRIEF_NS     UINT64_C(30000)
 #define LONG_GAP_NS  UINT64_C(20000000)
@@ -240,16 +242,27 @@ static void set_busy(kvd_host_t *host, uint64_t now)
 	host->busy_until_ns = now + (2 * host->gap_ns <= most && 2 * host->gap_ns > brief ? 2 * host->gap_ns : brief);
 }
 
+/* The heartbeat is to be seen as fresh: whoever is woken late gets up earlier. */
+static uint64_t longest_sleep(kvd_host_t *host, uint64_t slept_ns, uint64_t wait_ns, uint64_t now)
+{
+	if (wait_ns > 0 && slept_ns > wait_ns + LATE_NS) {
+		host->hurried_until_ns = now + SECOND_NS;
+	}
+
+	return now < host->hurried_until_ns ? HURRIED_NS : HEARTBEAT_NS;
+}
+
 /* Returns how long the next turn may sleep. */
 static uint64_t turn(kvd_host_t *host, uint64_t wait_ns)
 {
 	struct epoll_event events[EVENTS];
-	uint64_t start, next;
+	uint64_t slept = kv_now_ns(host->env), start, next, longest;
 	int n, backlog;
 
 	host->frames = 0;
 	n = wait_for_events(host, events, wait_ns);
 	start = host->frames > 0 ? host->look_ns : kv_now_ns(host->env);
+	longest = longest_sleep(host, start - slept, wait_ns, start);
 	for (int i = 0; i < n; i++) {
 		kvd_source_t *source = events[i].data.ptr;
 		source->ready(host, source, events[i].events);
@@ -258,7 +271,8 @@ static uint64_t turn(kvd_host_t *host, uint64_t wait_ns)
 	next = kvd_core_tick(host->core);
 	kvd_world_commit(host);
 	kvs_pool_ahead(host->cpu);
-	kvd_world_sync(host);
+	kvd_slabs_turn(host);
+	kvd_slabs_sync(host);
 	housekeeping(host);
 	kvd_sessions_reap(host);
 	kvd_entries_reap(host);
@@ -274,7 +288,7 @@ static uint64_t turn(kvd_host_t *host, uint64_t wait_ns)
 		return 0;
 	}
 
-	return next < HEARTBEAT_NS ? next : HEARTBEAT_NS;
+	return next < longest ? next : longest;
 }
 
 void kvd_loop_run(kvd_host_t *host)

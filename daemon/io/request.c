@@ -56,7 +56,10 @@ static kv_status_t core_request(kvd_host_t *host, kvd_call_t *call)
 	kv_status_t status = kvd_core_request(host->core, &ask, call->reply, &call->detail);
 
 	kvd_world_commit(host);
-	kvd_world_sync(host);
+	kvd_slabs_sync(host);
+	if (call->header->code == KV_CODE_QUIET && status == KV_OK && call->ask->quiet.what == 3) {
+		kvd_slabs_quiet(host, ask.member, call->ask->quiet.id);
+	}
 
 	return status;
 }
@@ -151,7 +154,7 @@ kv_status_t kvd_request_frame(kvd_host_t *host, kvd_session_t *session, const kv
 	}
 	kvd_request_answer(host, &call, status);
 	if (header->code == KV_CODE_JOIN && status == KV_OK) {
-		kvd_world_greet(host, session);
+		kvd_slabs_greet(host, session);
 	}
 	kv_metric_observe_ns(&host->metrics, KV_M_REQUEST_TIME, kv_now_ns(host->env) - start);
 

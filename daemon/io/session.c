@@ -234,6 +234,25 @@ static void flush_out(kvd_host_t *host, kvd_session_t *session)
 	kvd_loop_change(host, &session->source, EPOLLIN);
 }
 
+void kvd_session_forget(kvd_session_t *session, const int fds[2])
+{
+	for (kvd_out_t **link = &session->out; *link;) {
+		kvd_out_t *out = *link;
+
+		/* Descriptors go with a frame's first byte. */
+		if (out->done > 0 || out->fds[0] != fds[0] || out->fds[1] != fds[1]) {
+			link = &out->next;
+			continue;
+		}
+		*link = out->next;
+		if (session->out_tail == &out->next) {
+			session->out_tail = link;
+		}
+		session->out_bytes -= sizeof(kvd_out_t) + out->header.body;
+		free(out);
+	}
+}
+
 /* ---- input ----------------------------------------------------------------------------------------------------------- */
 
 /* The peer has broken the protocol: count, say why if its header can be trusted, end. */

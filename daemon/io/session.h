@@ -55,6 +55,8 @@ void kvd_session_read(kvd_host_t *host, kvd_session_t *session);
 /* Queue one frame. fds (borrowed, -1 ends the list) or NULL. */
 void kvd_session_send(kvd_host_t *host, kvd_session_t *session, const kv_frame_header_t *header, const uint8_t *body,
 		      const int *fds);
+/* These two descriptors are about to be closed: a frame that would still hand them over goes. */
+void kvd_session_forget(kvd_session_t *session, const int fds[2]);
 /* End it at the end of this turn. */
 void kvd_session_doom(kvd_host_t *host, kvd_session_t *session);
 /* Sessions with whole frames left over: their share of this turn. Returns 1 when some still have. */

@@ -8,7 +8,7 @@
 
 /* ---- what the core calls --------------------------------------------------------------------------------------------- */
 
-static void send_notice(kvd_host_t *host, kvd_session_t *session, uint16_t code, const kv_msg_t *msg, const int *fds)
+void kvd_send_notice(kvd_host_t *host, kvd_session_t *session, uint16_t code, const kv_msg_t *msg, const int *fds)
 {
 	const kv_request_t *notice = kv_request_find(code);
 	kv_frame_header_t header = {.magic = KV_WIRE_MAGIC,
@@ -28,10 +28,10 @@ static void world_notify(void *ctx, kvd_member_t member, uint16_t code, const kv
 	kvd_host_t *host = ctx;
 	kvd_session_t *session;
 
-	kvd_world_sync(host);
+	kvd_slabs_sync(host);
 	session = kvd_entry_session(kvd_entry_find(host, member));
 	if (session) {
-		send_notice(host, session, code, msg, NULL);
+		kvd_send_notice(host, session, code, msg, NULL);
 	}
 }
 
@@ -80,61 +80,6 @@ static void world_hold(void *ctx, const char *name, int fd)
 	kvd_keeper_hold(((kvd_host_t *)ctx)->setup->keeper_fd, name, fd);
 }
 
-/* ---- slabs ----------------------------------------------------------------------------------------------------------- */
-
-static void tell_slab(kvd_host_t *host, kvd_session_t *session, const kvs_slab_info_t *info)
-{
-	int fds[KV_WIRE_MAX_FDS] = {info->data_fd, info->digest_fd, -1};
-	kv_msg_t msg = {.slab_add = {.slab = info->slab,
-				     .slots = info->slots,
-				     .slot_bytes = info->slot_bytes,
-				     .block_bytes = info->geometry.block_bytes,
-				     .heads = info->geometry.heads,
-				     .leaves = info->geometry.leaves,
-				     .bytes = info->bytes,
-				     .digest_bytes = info->digest_bytes}};
-
-	if (strcmp(info->ns, session->ns->name) == 0) {
-		send_notice(host, session, KV_CODE_SLAB_ADD, &msg, fds);
-	}
-}
-
-void kvd_world_sync(kvd_host_t *host)
-{
-	uint32_t count = kvs_pool_slab_count(host->cpu);
-
-	while (host->slabs_seen < count) {
-		kvs_slab_info_t info;
-		kv_status_t status = kvs_pool_slab(host->cpu, host->slabs_seen, &info);
-
-		kv_assert(status == KV_OK);
-		host->slabs_seen++;
-		/* On huge pages a transfer without registration costs less. */
-		if (host->disk && !info.huge) {
-			uint32_t region = UINT32_MAX;
-
-			kvs_nvme_register(host->disk, info.base, info.bytes, &region);
-			kvs_pool_set_region(host->cpu, info.slab, region);
-		}
-		for (kvd_session_t *session = host->sessions; session; session = session->next) {
-			if (session->member) {
-				tell_slab(host, session, &info);
-			}
-		}
-	}
-}
-
-void kvd_world_greet(kvd_host_t *host, kvd_session_t *session)
-{
-	for (uint32_t i = 0; i < host->slabs_seen; i++) {
-		kvs_slab_info_t info;
-
-		if (kvs_pool_slab(host->cpu, i, &info) == KV_OK) {
-			tell_slab(host, session, &info);
-		}
-	}
-}
-
 void kvd_world_commit(kvd_host_t *host)
 {
 	if (host->publisher) {
@@ -142,25 +87,38 @@ void kvd_world_commit(kvd_host_t *host)
 	}
 }
 
+static void world_drop(void *ctx, const char *name)
+{
+	kvd_keeper_drop(((kvd_host_t *)ctx)->setup->keeper_fd, name);
+}
+
 /* ---- open and close -------------------------------------------------------------------------------------------------- */
 
 static kv_status_t open_cpu(kvd_host_t *host, char *detail, size_t cap)
 {
 	const kvd_options_t *options = host->options;
+	uint64_t ahead = 0;
+	kv_status_t status = kvd_ahead_parse(options, &ahead);
 	kvs_pool_config_t config = {.limit_bytes = options->cpu_size,
 				    .slab_bytes = options->cpu_slab_size,
 				    .max_blocks = options->cpu_max_blocks,
 				    .huge = (kvs_huge_t)options->cpu_huge_pages,
 				    .prefault = options->cpu_prefault,
-				    .ahead_bytes = options->cpu_ahead,
+				    .ahead_bytes = ahead,
 				    .incarnation = host->incarnation,
 				    .hold = world_hold,
+				    .drop = world_drop,
 				    .hold_ctx = host,
 				    .metrics = &host->metrics};
-	kv_status_t status = kvs_guard_install();
 
 	if (status == KV_OK) {
+		status = kvs_guard_install();
+	}
+	if (status == KV_OK) {
 		status = kvs_pool_open(&config, host->env, &host->cpu);
+	}
+	if (status == KV_OK) {
+		status = kvd_slabs_open(host);
 	}
 	if (status != KV_OK) {
 		snprintf(detail, cap, "cannot set up the CPU tier: %s", kv_status_text(status));
@@ -218,6 +176,7 @@ void kvd_world_close(kvd_host_t *host)
 	host->disk = NULL;
 	kvs_close(host->cpu);
 	host->cpu = NULL;
+	kvd_slabs_close(host);
 }
 
 kv_status_t kvd_world_core(kvd_host_t *host, char *detail, size_t cap)
@@ -240,6 +199,7 @@ kv_status_t kvd_world_core(kvd_host_t *host, char *detail, size_t cap)
 		.read_depth = (uint32_t)options->nvme_queue_depth,
 		.write_behind = options->nvme_write_behind,
 		.policy = (kvd_policy_kind_t)options->policy,
+		.stale_ns = options->limits_silence,
 	};
 	status = kvd_core_create(&host->core_config, &host->world, &host->core);
 	if (status != KV_OK) {

@@ -28,6 +28,8 @@ typedef struct bed {
 	uint8_t *dst[BED_KEYS];
 } bed_t;
 
+#define BED_TIMEOUT_MS 20000u /* of calls: who runs into it has waited for nothing */
+
 static inline uint64_t test_now_ms(void)
 {
 	return kv_now_ns(&kv_env_posix) / 1000000u;
@@ -37,7 +39,7 @@ static inline kvc_config_t bed_config(const bed_t *bed)
 {
 	return (kvc_config_t){.struct_size = sizeof(kvc_config_t),
 			      .socket = bed->path,
-			      .timeout_ms = 3000,
+			      .timeout_ms = BED_TIMEOUT_MS,
 			      .spin_us = 20,
 			      .staging_blocks = 16};
 }
@@ -132,7 +134,7 @@ static inline void bed_check_read(bed_t *bed, uint32_t from, uint32_t n)
 /* Poll until the condition holds, 3 s at most. */
 #define BED_UNTIL(bed, condition)                                                                                      \
 	do {                                                                                                           \
-		uint64_t until_ = test_now_ms() + 3000;                                                                \
+		uint64_t until_ = test_now_ms() + 60000;                                                               \
 		while (!(condition) && test_now_ms() < until_) {                                                       \
 			(void)kvc_poll((bed)->kvc, 5);                                                                 \
 		}                                                                                                      \

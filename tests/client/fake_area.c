@@ -40,6 +40,7 @@ void fake_areas_make(fake_t *fake)
 	fake->mirror = fake_area_make(mirror_bytes(FAKE_BUCKETS), 1);
 	mirror_init(fake->mirror.base, FAKE_BUCKETS, fake->incarnation);
 	mirror_epoch(fake->mirror.base, 0, fake->epoch);
+	((kv_mirror_header_t *)fake->mirror.base)->stale_ns = FAKE_STALE_NS;
 
 	fake->leases = fake_area_make(FAKE_LEASE_BYTES, 1);
 	leases = (kv_lease_area_header_t *)fake->leases.base;
@@ -111,6 +112,9 @@ void fake_areas_spoil(fake_t *fake, fake_session_t *session, kv_msg_join_reply_t
 		break;
 	case FAKE_JOIN_MIRROR_EPOCHS:
 		mirror->epochs_offset = reply->mirror_bytes - 8u;
+		break;
+	case FAKE_JOIN_MIRROR_STALE:
+		mirror->stale_ns = UINT64_MAX;
 		break;
 	case FAKE_JOIN_INCARNATION:
 		mirror->incarnation++;

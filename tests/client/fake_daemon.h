@@ -10,7 +10,8 @@
 
 #include <stdatomic.h>
 
-#define FAKE_SLOTS 256u
+#define FAKE_SLOTS    256u
+#define FAKE_STALE_NS 2000000000u /* its heartbeat may be so old: more than a busy machine takes */
 
 /* What JOIN hands out wrongly. */
 typedef enum fake_join_fault {
@@ -22,7 +23,8 @@ typedef enum fake_join_fault {
 	FAKE_JOIN_MIRROR_BUCKETS, /* not a power of two */
 	FAKE_JOIN_MIRROR_OUTSIDE, /* buckets end behind the area */
 	FAKE_JOIN_MIRROR_EPOCHS,
-	FAKE_JOIN_INCARNATION, /* another than HELLO's */
+	FAKE_JOIN_MIRROR_STALE, /* never */
+	FAKE_JOIN_INCARNATION,  /* another than HELLO's */
 	FAKE_JOIN_LEASE_VERSION,
 	FAKE_JOIN_RING, /* ring outside the member area */
 	FAKE_JOIN_STAGING,

@@ -38,6 +38,7 @@ static inline void bed_make(bed_t *bed, uint64_t buckets)
 	mirror_epoch(bed->mirror, 3, 1);
 	mirror_beat(bed->mirror, kv_now_ns(&bed->t.env));
 
+	bed->map.stale_ns = KV_MIRROR_STALE_NS;
 	bed->map.mirror = (const kv_mirror_header_t *)bed->mirror;
 	bed->map.buckets = (const kv_mirror_bucket_t *)(bed->mirror + bed->map.mirror->buckets_offset);
 	bed->map.bucket_mask = buckets - 1;

@@ -103,6 +103,13 @@ static void p7_a_stopped_daemon_is_a_miss_within_50_ms(void **state)
 	assert_int_equal(match(&bed, 1).n, 0);
 	assert_int_equal(match(&bed, 1).why, KV_WHY_DAEMON_STALE);
 
+	/* One that may be silent for longer. */
+	bed.map.stale_ns = 4 * KV_MIRROR_STALE_NS;
+	assert_int_equal(match(&bed, 1).n, 1);
+	kv_test_advance(&bed.t, 3 * KV_MIRROR_STALE_NS);
+	assert_int_equal(match(&bed, 1).why, KV_WHY_DAEMON_STALE);
+	bed.map.stale_ns = KV_MIRROR_STALE_NS;
+
 	/* A clock that is not ours. */
 	mirror_beat(bed.mirror, kv_now_ns(&bed.t.env) + KV_MIRROR_STALE_NS + 1);
 	assert_int_equal(match(&bed, 1).why, KV_WHY_DAEMON_STALE);

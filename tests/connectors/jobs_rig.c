@@ -34,9 +34,9 @@ void bench_open(bench_t *b, uint32_t poll_blocks)
 		.layout = &layout,
 		.paged = &b->paged,
 		.poll_bytes = poll_blocks * LAYERS * FLOATS * 4u,
-		.load_ms = 200,
-		.save_ms = 400,
-		.attach_ms = 100,
+		.load_ms = JOBS_MS,
+		.save_ms = JOBS_MS,
+		.attach_ms = JOBS_MS,
 	};
 	assert_int_equal(kvx_attach(&config, &b->kvx), KVC_OK);
 }

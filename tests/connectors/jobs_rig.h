@@ -9,6 +9,7 @@
 #define LAYERS  2u
 #define FLOATS  (2u * TOKENS * 2u * 16u) /* K and V of one layer's block: [token][2 heads][16] */
 #define MAX_JOB 20u
+#define JOBS_MS 5000u /* what attaching, loads and saves may take where a prompt does not say less */
 
 extern const kvk_layout_t layout;
 

@@ -10,8 +10,15 @@ typedef struct rig {
 	char dir[64];
 	char socket[96];
 	const char *program;
-	pid_t pid; /* 0: not running */
+	const char *
+		silence; /* limits.silence of the next start: of a stopped daemon little enough to wait for it, of one on a busy machine far too much */
+	pid_t pid;       /* 0: not running */
+	/* What a live engine does all the time, while the rig waits for the daemon: hear it, and give back what it grants too late. NULL: nothing */
+	void (*turn)(void *ctx);
+	void *turn_ctx;
 } rig_t;
+
+#define RIG_SILENCE "10s"
 
 /* Make the directory; nothing runs yet. */
 void rig_init(rig_t *rig, const char *program);
@@ -27,7 +34,7 @@ void rig_fini(rig_t *rig);
 long rig_counter(const rig_t *rig, const char *name);
 /* Wait until write-behind has nothing more to write. */
 void rig_wait_written(const rig_t *rig);
-/* The daemon's own invariants hold, and within five seconds it has neither lease nor put. Fails the test when not. */
+/* The daemon's own invariants hold, and soon it has neither lease nor put. Fails the test when not. */
 void rig_check_quiet(const rig_t *rig);
 
 #endif

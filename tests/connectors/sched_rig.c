@@ -82,7 +82,7 @@ kvc_status_t sr_open(sr_t *sr, const rig_t *rig, const sr_options_t *options)
 					       .guard = options->guard,
 					       .mode = options->mode,
 					       .wait_us = options->wait_us ? options->wait_us : SR_WAIT_US,
-					       .load_ms = 500};
+					       .load_ms = options->load_ms ? options->load_ms : SR_LOAD_MS};
 	const kvc_status_t status = (options->open ? options->open : kvx_scheduler_open)(&config, &sr->scheduler);
 
 	if (status != KVC_OK) {
@@ -116,7 +116,7 @@ void sr_close(sr_t *sr)
 
 void sr_wait_ready(sr_t *sr)
 {
-	for (int i = 0; i < 4000; i++) {
+	for (int i = 0; i < 30000; i++) {
 		(void)sr_step(sr);
 		if (!sr->space) {
 			(void)kvc_space_open_start(sr->kvc, &sr->identity, &sr->space);
@@ -250,7 +250,7 @@ static uint32_t read_part(sr_t *sr, const kvx_plan_part_t *part, uint32_t flags,
 		return 0;
 	}
 	end = kvc_lease_n(lease) < part->first + part->n ? kvc_lease_n(lease) : part->first + part->n;
-	if (kvc_lease_wait(lease, end, 500) == KVC_OK) {
+	if (kvc_lease_wait(lease, end, SR_LOAD_MS) == KVC_OK) {
 		for (uint32_t i = part->first; i < end; i++) {
 			void *to = sr->cache + (size_t)ids[i - part->first] * sr->block_bytes;
 			uint32_t bad;
@@ -376,7 +376,7 @@ size_t sr_step(sr_t *sr)
 
 void sr_settle(sr_t *sr)
 {
-	for (int i = 0; i < 2000; i++) {
+	for (int i = 0; i < 30000; i++) {
 		kvx_scheduler_stats_t stats;
 
 		(void)kvx_scheduler_pending(sr->scheduler);
@@ -395,12 +395,11 @@ void sr_settle(sr_t *sr)
 
 void sr_match(sr_t *sr, const sr_request_t *request, kvx_hit_t *hit)
 {
-	for (int i = 0; i < 200; i++) {
-		kvx_scheduler_match(sr->scheduler, &request->ask, hit);
-		if (hit->tokens > 0 || (hit->why != KV_WHY_TIMEOUT && hit->why != KV_WHY_DAEMON_STALE)) {
-			return;
-		}
-		usleep(10000);
+	kvx_scheduler_match(sr->scheduler, &request->ask, hit);
+	if (hit->tokens == 0 && (hit->why == KV_WHY_TIMEOUT || hit->why == KV_WHY_DAEMON_STALE)) {
+		fail_msg("the daemon does not answer: reason %u, answers late %lu, leases lost %lu: %s", hit->why,
+			 (unsigned long)sr_stats(sr).late_answers, (unsigned long)sr_stats(sr).lease_lost,
+			 kvc_last_error());
 	}
 }
 
@@ -461,11 +460,22 @@ kvx_scheduler_stats_t sr_stats(const sr_t *sr)
 
 /* ---- both ends --------------------------------------------------------------------------------------------------------------- */
 
+static void turn(void *ctx)
+{
+	sr_t *sr = ctx;
+
+	(void)kvx_scheduler_pending(sr->scheduler);
+	(void)kvc_poll(sr->kvc, 0);
+}
+
 void sr_start(sr_t *sr, rig_t *rig, const sr_options_t *options)
 {
 	rig_init(rig, sr_program);
+	rig->silence = options->silence ? options->silence : rig->silence;
 	rig_start(rig);
 	sr_open(sr, rig, options);
+	rig->turn = turn;
+	rig->turn_ctx = sr;
 	sr_wait_ready(sr);
 }
 

@@ -14,7 +14,8 @@
 #define SR_BLOCKS     512u
 #define SR_MAX_TOKENS 2048u
 #define SR_PUTS       2048u
-#define SR_WAIT_US    200000u /* on a busy machine an answer takes its time */
+#define SR_WAIT_US    5000000u /* on a busy machine an answer takes its time */
+#define SR_LOAD_MS    10000u
 
 /* A request: its tokens, and the hash of the prefix up to each block. */
 typedef struct sr_request {
@@ -54,7 +55,8 @@ typedef struct sr_options {
 	int foreign;     /* the engine's hashes */
 	int guard, mode;
 	int no_hand; /* the stand-in does not attach */
-	uint32_t wait_us;
+	uint32_t wait_us, load_ms;
+	const char *silence; /* NULL: the rig's */
 	/* NULL: kvx_scheduler_open() */
 	kvc_status_t (*open)(const kvx_scheduler_config_t *config, kvx_scheduler_t **p_scheduler);
 } sr_options_t;
@@ -82,9 +84,9 @@ int sr_is_right(const sr_t *sr, const sr_request_t *request, uint32_t from, uint
 
 /* Make the plan and do what it says; reports go back. Returns its length. */
 size_t sr_step(sr_t *sr);
-/* Step until nothing is pending and the puts are over; at most two seconds. */
+/* Step until nothing is pending and the puts are over. */
 void sr_settle(sr_t *sr);
-/* Match; again when the daemon only did not get a CPU in time, which is a miss by contract, at most for two seconds. */
+/* Match; a miss must be one of blocks, not of a daemon that does not answer. */
 void sr_match(sr_t *sr, const sr_request_t *request, kvx_hit_t *hit);
 /* New request, all of it: match, load, compute, save. Returns what match() found. */
 uint32_t sr_run(sr_t *sr, sr_request_t *request, uint32_t base);

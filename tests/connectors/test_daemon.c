@@ -35,7 +35,6 @@ static void run_once(const rig_t *rig, uint64_t seed, chat_totals_t *totals)
 	kve_engine_destroy(engine);
 }
 
-/* A loaded machine may keep the daemon from its heartbeat for 50 ms, which is a miss by contract: a warm run has three attempts. */
 static void p1_tokens_are_equal_with_and_without_the_cache(void **state)
 {
 	chat_totals_t cold, warm;
@@ -46,15 +45,11 @@ static void p1_tokens_are_equal_with_and_without_the_cache(void **state)
 	rig_start(&rig);
 	for (uint64_t seed = 1; seed <= 4; seed++) {
 		const uint64_t alone = answers_alone(seed);
-		int attempts = 0;
 
 		run_once(&rig, seed, &cold);
 		assert_true(cold.answers == alone);
-		do {
-			run_once(&rig, seed, &warm);
-			assert_true(warm.answers == alone);
-			attempts++;
-		} while (attempts < 3 && warm.cpu_tokens + warm.disk_tokens <= warm.prompt_tokens * 9 / 10);
+		run_once(&rig, seed, &warm);
+		assert_true(warm.answers == alone);
 		assert_true(warm.cpu_tokens + warm.disk_tokens > warm.prompt_tokens * 9 / 10);
 	}
 	rig_check_quiet(&rig);

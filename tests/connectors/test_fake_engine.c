@@ -28,6 +28,7 @@ static void run(const char *what, const fe_options_t *options, uint64_t requests
 	rig_t rig;
 
 	rig_init(&rig, kvd_program);
+	rig.silence = options->faults ? "50ms" : rig.silence;
 	rig_start(&rig);
 	fe_open(&fe, &rig, options);
 	fe_run(&fe, requests);

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define QUICK_MS 1000u /* far less than a load's deadline here, far more than a busy machine needs */
+#define QUICK_MS 10000u /* far less than a load's deadline here, far more than a busy machine needs */
 #define SLOW_MS  60000u
 
 static const char *kvd_program;
@@ -25,13 +25,19 @@ static kvx_worker_stats_t stats_of(const wr_rank_t *rank)
 	return stats;
 }
 
-static void start(rig_t *rig, wr_t *wr, uint32_t ranks)
+static void start_silent(rig_t *rig, wr_t *wr, uint32_t ranks, const char *silence)
 {
 	rig_init(rig, kvd_program);
+	rig->silence = silence;
 	rig_start(rig);
 	wr_init(wr, rig, ranks);
 	wr_fill(wr, 1);
 	wr_store(wr, first_eight, 8);
+}
+
+static void start(rig_t *rig, wr_t *wr, uint32_t ranks)
+{
+	start_silent(rig, wr, ranks, RIG_SILENCE);
 }
 
 static void finish(rig_t *rig, wr_t *wr)
@@ -251,7 +257,7 @@ static void p5_a_stopped_daemon_fails_a_load_long_before_its_deadline(void **sta
 	wr_t wr;
 
 	(void)state;
-	start(&rig, &wr, 1);
+	start_silent(&rig, &wr, 1, "50ms");
 	wr.timeout_ms = SLOW_MS;
 	lease = wr_lease(&wr, 0, 8);
 	rig_signal(&rig, SIGSTOP);
@@ -439,9 +445,8 @@ static void kill_amid_jobs(rig_t *rig, wr_t *wr, uint32_t round)
 /* At many moments; with a new daemon everything works again. */
 static void p7_a_daemon_killed_under_loads_and_saves_costs_no_more_than_them(void **state)
 {
-	const uint64_t begin = wr_now_ms();
 	kvc_lease_t *lease;
-	uint64_t before;
+	uint64_t before, begin;
 	rig_t rig;
 	wr_t wr;
 
@@ -449,6 +454,7 @@ static void p7_a_daemon_killed_under_loads_and_saves_costs_no_more_than_them(voi
 	for (uint32_t round = 0; round < 6; round++) {
 		start(&rig, &wr, 1);
 		before = kvc_incarnation(wr.kvc);
+		begin = wr_now_ms();
 		kill_amid_jobs(&rig, &wr, round);
 		for (uint32_t i = 0; i < WR_PATIENCE; i++) {
 			hear(&wr.rank[0]);
@@ -459,6 +465,7 @@ static void p7_a_daemon_killed_under_loads_and_saves_costs_no_more_than_them(voi
 		}
 		hear(&wr.rank[0]);
 		assert_int_equal(stats_of(&wr.rank[0]).marked, 0);
+		assert_true(wr_now_ms() - begin < SLOW_MS);
 
 		rig_start(&rig);
 		settle(&wr, before);
@@ -472,7 +479,6 @@ static void p7_a_daemon_killed_under_loads_and_saves_costs_no_more_than_them(voi
 		rig_check_quiet(&rig);
 		finish(&rig, &wr);
 	}
-	assert_true(wr_now_ms() - begin < SLOW_MS);
 }
 
 /* Whatever is under way when the engine ends is given up, and nothing of it stays. */

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define QUICK_MS 1000u
+#define QUICK_MS 10000u
 #define NTHS     28u /* calls of the driver that fail, of those while there is a daemon */
 
 static const char *kvd_program;

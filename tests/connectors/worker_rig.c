@@ -79,7 +79,9 @@ void wr_open_rank(wr_t *wr, uint32_t r, int prove)
 				      .range = wr->writers[r],
 				      .groups = groups,
 				      .group_count = wr->groups ? 2 : 1,
-				      .threads = r == 0 ? 3 : 1};
+				      .threads = r == 0 ? 3 : 1,
+				      .layer_bytes = wr->layer_bytes,
+				      .layer_wait_us = wr->layer_wait_us};
 	const uint64_t until = wr_now_ms() + WR_PATIENCE;
 
 	wr_device_config(&config);
@@ -114,7 +116,12 @@ static void attach_scheduler(wr_t *wr)
 	assert_int_equal(n, WR_KEYS);
 }
 
-void wr_init_with(wr_t *wr, const rig_t *rig, uint32_t ranks, int daemon)
+static void turn(void *ctx)
+{
+	(void)kvc_poll(((wr_t *)ctx)->kvc, 0);
+}
+
+void wr_init_with(wr_t *wr, rig_t *rig, uint32_t ranks, int daemon)
 {
 	wr->rig = rig;
 	wr->rank_count = ranks;
@@ -123,6 +130,8 @@ void wr_init_with(wr_t *wr, const rig_t *rig, uint32_t ranks, int daemon)
 	describe(wr);
 	if (daemon) {
 		attach_scheduler(wr);
+		rig->turn = turn;
+		rig->turn_ctx = wr;
 	}
 	for (uint32_t r = 0; r < ranks; r++) {
 		make_cache(wr, r);
@@ -130,7 +139,7 @@ void wr_init_with(wr_t *wr, const rig_t *rig, uint32_t ranks, int daemon)
 	}
 }
 
-void wr_init(wr_t *wr, const rig_t *rig, uint32_t ranks)
+void wr_init(wr_t *wr, rig_t *rig, uint32_t ranks)
 {
 	*wr = (wr_t){0};
 	wr_init_with(wr, rig, ranks, 1);
@@ -138,6 +147,7 @@ void wr_init(wr_t *wr, const rig_t *rig, uint32_t ranks)
 
 void wr_fini(wr_t *wr)
 {
+	wr->rig->turn = NULL;
 	for (uint32_t r = 0; r < wr->rank_count; r++) {
 		kvx_worker_close(wr->rank[r].worker);
 		wr_device_free(wr->rank[r].cache);
@@ -158,7 +168,7 @@ static uint8_t byte_of(uint32_t seed, uint32_t block, uint32_t layer, uint32_t i
 /* A block of a rank, and what its bytes are or should be. */
 typedef struct content {
 	const wr_rank_t *rank;
-	uint32_t block, seed, as;
+	uint32_t block, seed, as, layer;
 	uint32_t *wrong; /* counted */
 } content_t;
 
@@ -191,15 +201,24 @@ void wr_fill_block(wr_rank_t *rank, uint32_t block, uint32_t seed, uint32_t as)
 	wr_device_call(write_block, content(rank, block, seed, as));
 }
 
+static int layer_is(const wr_rank_t *rank, uint32_t block, uint32_t l, uint32_t seed, uint32_t as)
+{
+	const uint8_t *at = (const uint8_t *)rank->base[l] + (size_t)block * WR_PAGE;
+
+	for (uint32_t i = 0; i < WR_PAGE; i++) {
+		if (at[i] != byte_of(seed, as, rank->paged.first_layer + l, i)) {
+			return 0;
+		}
+	}
+
+	return 1;
+}
+
 static int block_is(const wr_rank_t *rank, uint32_t block, uint32_t seed, uint32_t as)
 {
 	for (uint32_t l = 0; l < rank->layers; l++) {
-		const uint8_t *at = (const uint8_t *)rank->base[l] + (size_t)block * WR_PAGE;
-
-		for (uint32_t i = 0; i < WR_PAGE; i++) {
-			if (at[i] != byte_of(seed, as, rank->paged.first_layer + l, i)) {
-				return 0;
-			}
+		if (!layer_is(rank, block, l, seed, as)) {
+			return 0;
 		}
 	}
 
@@ -226,6 +245,22 @@ void wr_look_block(const wr_rank_t *rank, uint32_t block, uint32_t seed, uint32_
 
 	c->wrong = p_wrong;
 	wr_device_call(read_block, c);
+}
+
+static void read_layer(void *args)
+{
+	const content_t *c = args;
+
+	*c->wrong += !layer_is(c->rank, c->block, c->layer, c->seed, c->as);
+}
+
+void wr_look_layer(const wr_rank_t *rank, uint32_t block, uint32_t layer, uint32_t as, uint32_t *p_wrong)
+{
+	content_t *c = content(rank, block, 1, as);
+
+	c->wrong = p_wrong;
+	c->layer = layer;
+	wr_device_call(read_layer, c);
 }
 
 void wr_fill(wr_t *wr, uint32_t seed)
@@ -319,29 +354,13 @@ void wr_begin(wr_t *wr)
 
 /* ---- the store --------------------------------------------------------------------------------------------------------------- */
 
-/* A busy machine may keep the daemon from beating for a second: ask again. */
-static int ask_again(kvc_status_t status, uint64_t until)
-{
-	if (status != KVC_ERR_DAEMON_STALE || wr_now_ms() >= until) {
-		return 0;
-	}
-	usleep(10000);
-
-	return 1;
-}
-
 kvc_put_t *wr_put(wr_t *wr, uint32_t from, uint32_t n)
 {
 	const kvc_put_options_t options = {
 		.struct_size = sizeof options, .writers = wr->writers, .writer_count = wr->rank_count};
-	const uint64_t until = wr_now_ms() + WR_PATIENCE;
 	kvc_put_t *put = NULL;
-	kvc_status_t status;
 
-	do {
-		status = kvc_put_start(wr->space, wr->keys, from, n, &options, &put);
-	} while (ask_again(status, until));
-	assert_int_equal(status, KVC_OK);
+	assert_int_equal(kvc_put_start(wr->space, wr->keys, from, n, &options, &put), KVC_OK);
 	assert_int_equal(kvc_put_ready(put, WR_PATIENCE), KVC_OK);
 	assert_int_equal(kvc_put_n(put), n - from);
 
@@ -394,14 +413,9 @@ kvc_status_t wr_put_wait(wr_t *wr, kvc_put_t *put)
 
 kvc_lease_t *wr_lease(wr_t *wr, uint32_t skip, uint32_t n)
 {
-	const uint64_t until = wr_now_ms() + WR_PATIENCE;
 	kvc_lease_t *lease = NULL;
-	kvc_status_t status;
 
-	do {
-		status = kvc_acquire(wr->space, wr->keys, n, skip, 60000, &lease);
-	} while (ask_again(status, until));
-	assert_int_equal(status, KVC_OK);
+	assert_int_equal(kvc_acquire(wr->space, wr->keys, n, skip, 60000, &lease), KVC_OK);
 	assert_int_equal(kvc_lease_n(lease), n);
 
 	return lease;

@@ -12,9 +12,9 @@
 #define WR_BLOCKS    64u    /* of the engine */
 #define WR_KEYS      64u
 #define WR_MAX_RANKS 2u
-#define WR_LOAD_MS   2000u
+#define WR_LOAD_MS   20000u
 #define WR_SEED      UINT64_C(4711)
-#define WR_PATIENCE  5000u /* ms: longer than anything takes that is not broken */
+#define WR_PATIENCE  60000u /* ms: longer than anything takes that is not broken */
 
 typedef struct wr_rank {
 	kvx_worker_t *worker;
@@ -25,7 +25,7 @@ typedef struct wr_rank {
 } wr_rank_t;
 
 typedef struct wr {
-	const rig_t *rig;
+	rig_t *rig;
 	kvk_layout_t layout;
 	char layout_text[KVK_LAYOUT_TEXT_MAX];
 	kvc_identity_t identity;
@@ -40,16 +40,18 @@ typedef struct wr {
 	const char
 		*groups; /* of the identity; two groups, the second of `layers` layers on each rank. NULL: one group */
 	uint32_t layers;
-	uint32_t forge_n;    /* leases in plans pretend to have so many blocks; 0: no */
-	uint32_t number;     /* of the space that loads name */
-	uint32_t group;      /* named by loads */
-	uint32_t timeout_ms; /* of loads */
+	uint32_t forge_n;     /* leases in plans pretend to have so many blocks; 0: no */
+	uint32_t number;      /* of the space that loads name */
+	uint32_t group;       /* named by loads */
+	uint32_t timeout_ms;  /* of loads */
+	uint64_t layer_bytes; /* kvx_worker_config_t's */
+	uint32_t layer_wait_us;
 } wr_t;
 
 /* Scheduler attached, workers open and proved. */
-void wr_init(wr_t *wr, const rig_t *rig, uint32_t ranks);
+void wr_init(wr_t *wr, rig_t *rig, uint32_t ranks);
 /* The same of a wr_t that is set up already; without a daemon there is neither scheduler nor proof. */
-void wr_init_with(wr_t *wr, const rig_t *rig, uint32_t ranks, int daemon);
+void wr_init_with(wr_t *wr, rig_t *rig, uint32_t ranks, int daemon);
 void wr_fini(wr_t *wr);
 /* Open the rank's worker again, after it was closed; waits until it is proved when `prove`. */
 void wr_open_rank(wr_t *wr, uint32_t rank, int prove);
@@ -60,6 +62,8 @@ void wr_fill_block(wr_rank_t *rank, uint32_t block, uint32_t seed, uint32_t as);
 int wr_block_is(const wr_rank_t *rank, uint32_t block, uint32_t seed, uint32_t as);
 /* The same as a kernel of the engine sees it, in its turn: *p_wrong is counted when it has not. */
 void wr_look_block(const wr_rank_t *rank, uint32_t block, uint32_t seed, uint32_t as, uint32_t *p_wrong);
+
+void wr_look_layer(const wr_rank_t *rank, uint32_t block, uint32_t layer, uint32_t as, uint32_t *p_wrong); /* seed 1 */
 
 /* Plans. */
 void wr_plan(wr_t *wr);

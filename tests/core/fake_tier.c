@@ -1,5 +1,7 @@
 #include "fake_tier.h"
 
+#include "kv/digest.h"
+
 static fake_tier_t *fake_of(kvs_tier_t *tier)
 {
 	return (fake_tier_t *)tier;
@@ -156,7 +158,8 @@ static kv_status_t fake_load(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *d
 	if (!slot || slot->state != KVS_READY) {
 		return KV_MISS;
 	}
-	status = enqueue(fake, (fake_op_t){.done = done, .arg = arg, .to = dst->data, .slot = loc.slot, .kind = 0});
+	status = enqueue(
+		fake, (fake_op_t){.done = done, .arg = arg, .to = dst->data, .mem = *dst, .slot = loc.slot, .kind = 0});
 	if (status == KV_OK) {
 		slot->busy++;
 		fake->loads++;
@@ -251,6 +254,20 @@ static int fake_event_fd(kvs_tier_t *tier)
 	return -1;
 }
 
+/* A block is one word in here; the rest of it is what lies there. */
+static void digest_whole(const kvs_geometry_t *g, const kvs_mem_t *mem)
+{
+	for (uint32_t h = 0; h < g->heads; h++) {
+		for (uint32_t l = 0; l < g->leaves; l++) {
+			size_t offset, len;
+
+			kvs_leaf_range(g, h, l, &offset, &len);
+			mem->leaves[h * g->leaves + l] = kv_digest((const uint8_t *)mem->data + offset, len);
+		}
+		mem->roots[h] = kv_digest_root(mem->leaves + (size_t)h * g->leaves, g->leaves);
+	}
+}
+
 static void complete(fake_tier_t *fake, uint32_t which, int closing)
 {
 	fake_op_t op = fake->ops[which];
@@ -263,6 +280,9 @@ static void complete(fake_tier_t *fake, uint32_t which, int closing)
 		slot->busy--;
 		if (op.status == KV_OK && op.kind == 0) {
 			*op.to = slot->bytes;
+			if (fake->whole) {
+				digest_whole(&fake->classes[slot->slot_class].geometry, &op.mem);
+			}
 		} else if (op.status == KV_OK) {
 			slot->bytes = *op.to;
 			slot->state = slot->freed ? slot->state : KVS_READY;
@@ -312,14 +332,14 @@ static void fake_close(kvs_tier_t *tier)
 }
 
 static const kvs_tier_ops_t ops_cpu = {
-	"CPU",      fake_class_open, fake_alloc, fake_set_state, fake_free,      fake_mem,
-	fake_store, fake_load,       fake_flush, fake_epoch_set, fake_epoch_get, fake_recover,
-	fake_usage, fake_event_fd,   fake_poll,  fake_in_flight, fake_check,     fake_close,
+	"CPU",         NULL,      fake_class_open, fake_alloc,     fake_set_state, fake_free,    fake_mem,
+	fake_store,    fake_load, fake_flush,      fake_epoch_set, fake_epoch_get, fake_recover, fake_usage,
+	fake_event_fd, fake_poll, fake_in_flight,  fake_check,     fake_close,
 };
 static const kvs_tier_ops_t ops_disk = {
-	"DISK",     fake_class_open, fake_alloc, fake_set_state, fake_free,      fake_mem,
-	fake_store, fake_load,       fake_flush, fake_epoch_set, fake_epoch_get, fake_recover,
-	fake_usage, fake_event_fd,   fake_poll,  fake_in_flight, fake_check,     fake_close,
+	"DISK",        NULL,      fake_class_open, fake_alloc,     fake_set_state, fake_free,    fake_mem,
+	fake_store,    fake_load, fake_flush,      fake_epoch_set, fake_epoch_get, fake_recover, fake_usage,
+	fake_event_fd, fake_poll, fake_in_flight,  fake_check,     fake_close,
 };
 
 void fake_tier_init(fake_tier_t *fake, int disk, uint32_t cap, uint64_t seed)

@@ -27,6 +27,7 @@ typedef struct fake_op {
 	kvs_done_fn done;
 	void *arg;
 	uint64_t *to;
+	kvs_mem_t mem; /* of a load */
 	uint64_t value;
 	uint32_t slot;
 	kv_status_t status;
@@ -62,6 +63,7 @@ typedef struct fake_tier {
 	kv_status_t fail_with;
 	int off;              /* stores are refused: TIER_OFF */
 	uint32_t queue_limit; /* BUSY beyond */
+	int whole;            /* loads go to memory of whole blocks: digests are computed */
 	int ordered;          /* slots lie parents first: recover in one pass */
 	uint64_t loads, stores, flushes;
 	uint64_t tries; /* stores asked for, refused and failed ones too */

@@ -1,5 +1,7 @@
 #include "universe.h"
 
+#include "kv/digest.h"
+
 /* ---- the world ------------------------------------------------------------------------------------------------------------------ */
 
 static void world_notify(void *ctx, kvd_member_t member, uint16_t code, const kv_msg_t *msg)
@@ -87,29 +89,66 @@ static void world_unclaim(void *ctx, uint64_t id)
 	((universe_t *)ctx)->claims--;
 }
 
+uint64_t *u_bytes(universe_t *u, kv_slot_t slot)
+{
+	kvs_slab_info_t info;
+
+	if (!u->pool) {
+		return fake_bytes(&u->cpu, slot);
+	}
+	assert_int_equal(kvs_pool_slab(u->pool, kv_slot_slab(slot), &info), KV_OK);
+	assert_true(kv_slot_index(slot) < info.slots);
+
+	return (uint64_t *)(void *)((uint8_t *)info.base + (uint64_t)kv_slot_index(slot) * info.slot_bytes);
+}
+
+/* What the ranks would have said: the digests of what lies in the slot. */
+static kv_status_t pool_digests(universe_t *u, kvs_loc_t loc, const kvs_leaf_span_t *span)
+{
+	const uint8_t *data = (const uint8_t *)u_bytes(u, loc.slot);
+	uint64_t values[4];
+	kvs_slab_info_t info;
+
+	assert_int_equal(kvs_pool_slab(u->pool, kv_slot_slab(loc.slot), &info), KV_OK);
+	for (uint32_t h = 0; h < span->heads; h++) {
+		for (uint32_t l = 0; l < span->count; l++) {
+			size_t offset, len;
+
+			kvs_leaf_range(&info.geometry, span->head + h, span->leaf + l, &offset, &len);
+			values[h * span->count + l] = kv_digest(data + offset, len);
+		}
+	}
+
+	return kvs_pool_digests(u->pool, loc, span, values);
+}
+
 static kv_status_t world_digests(void *ctx, kvs_loc_t loc, const kvs_leaf_span_t *span, const uint64_t *values)
 {
 	universe_t *u = ctx;
 
 	assert_true(span->head + span->heads <= 2 && span->leaf + span->count <= 2 && span->heads > 0 &&
 		    span->count > 0);
+	u->digest_words += (uint64_t)span->heads * span->count;
+	if (u->pool) {
+		return pool_digests(u, loc, span);
+	}
 	for (uint32_t h = 0; h < span->heads; h++) {
 		for (uint32_t l = 0; l < span->count; l++) {
 			u->cpu.slots[loc.slot].leaves[(span->head + h) * 2 + span->leaf + l] =
 				values[h * span->count + l];
 		}
 	}
-	u->digest_words += (uint64_t)span->heads * span->count;
 
 	return KV_OK;
 }
 
 static kv_status_t world_seal(void *ctx, kvs_loc_t loc)
 {
-	(void)loc;
-	((universe_t *)ctx)->seals++;
+	universe_t *u = ctx;
 
-	return KV_OK;
+	u->seals++;
+
+	return u->pool ? kvs_pool_seal(u->pool, loc) : KV_OK;
 }
 
 static kv_status_t world_staging(void *ctx, kvd_member_t member, uint64_t first, uint32_t words, uint64_t *out)
@@ -150,6 +189,14 @@ void universe_init(universe_t *u, const u_config_t *config, const fake_tier_t *d
 	kv_test_env_init(&u->env);
 	u->rng.state = config->seed;
 	u->env.rng.state = config->seed + 1;
+	u->block_bytes = 4096;
+	if (config->pool.limit_bytes > 0) {
+		kvs_pool_config_t pool = config->pool;
+
+		pool.incarnation = 77;
+		pool.metrics = &u->metrics;
+		assert_int_equal(kvs_pool_open(&pool, &u->env.env, &u->pool), KV_OK);
+	}
 	fake_tier_init(&u->cpu, 0, config->cpu_slots, config->seed + 2);
 	u->has_disk = disk || config->disk_slots > 0;
 	if (disk) {
@@ -157,6 +204,7 @@ void universe_init(universe_t *u, const u_config_t *config, const fake_tier_t *d
 	} else if (u->has_disk) {
 		fake_tier_init(&u->disk, 1, config->disk_slots, config->seed + 3);
 	}
+	u->disk.whole = u->pool != NULL;
 	u->config = (kvd_core_config_t){
 		.incarnation = 77,
 		.max_index_blocks = config->max_blocks,
@@ -173,7 +221,7 @@ void universe_init(universe_t *u, const u_config_t *config, const fake_tier_t *d
 		.policy = config->policy,
 	};
 	world.env = u->env.env;
-	world.cpu = &u->cpu.tier;
+	world.cpu = u->pool ? u->pool : &u->cpu.tier;
 	world.disk = u->has_disk ? &u->disk.tier : NULL;
 	assert_int_equal(kvd_core_create(&u->config, &world, &u->core), KV_OK);
 	kvd_core_set_staging(u->core, world_staging, u);
@@ -203,6 +251,9 @@ void universe_fini(universe_t *u)
 	if (u->has_disk) {
 		kvs_close(&u->disk.tier);
 		fake_tier_fini(&u->disk);
+	}
+	if (u->pool) {
+		kvs_close(u->pool);
 	}
 	assert_int_equal(kv_test_env_live(&u->env), 0);
 	world_end(u);
@@ -291,15 +342,18 @@ const kv_group_t u_groups[U_GROUPS] = {{.id = 0, .rule = KV_RULE_FULL, .block_to
 
 kvd_space_info_t u_space(universe_t *u, uint32_t ns, const char *name)
 {
-	kvd_space_open_t ask = {
-		.ns = u->ns[ns],
-		.identity = name,
-		.identity_len = (uint32_t)strlen(name),
-		.hash_tokens = 16,
-		.groups = u_groups,
-		.group_count = U_GROUPS,
-		.geometry = {.block_bytes = 4096, .heads = 2, .leaves = 2, .leaf_bytes = 1024, .page_bytes = 1024},
-		.layout = "layout"};
+	kvd_space_open_t ask = {.ns = u->ns[ns],
+				.identity = name,
+				.identity_len = (uint32_t)strlen(name),
+				.hash_tokens = 16,
+				.groups = u_groups,
+				.group_count = U_GROUPS,
+				.geometry = {.block_bytes = u->block_bytes,
+					     .heads = 2,
+					     .leaves = 2,
+					     .leaf_bytes = u->block_bytes / 4,
+					     .page_bytes = u->block_bytes / 4},
+				.layout = "layout"};
 	kvd_space_info_t info;
 
 	memcpy(ask.root, name, strlen(name) < 31 ? strlen(name) : 31);
@@ -436,7 +490,7 @@ void u_put_write(universe_t *u, const u_put_t *put)
 
 	for (uint32_t i = 0; i < put->n && put->id; i++) {
 		if (slots[i] != KV_SLOT_NONE) {
-			*fake_bytes(&u->cpu, slots[i]) = u_word(&put->keys[i], put->group);
+			*u_bytes(u, slots[i]) = u_word(&put->keys[i], put->group);
 		}
 	}
 }

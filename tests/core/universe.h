@@ -13,6 +13,7 @@
 #include "fake_tier.h"
 #include "internal.h"
 #include "kv_test.h"
+#include "kvs/pool.h"
 
 #define U_MEMBERS     24u
 #define U_NOTICES     8192u
@@ -66,6 +67,8 @@ typedef struct universe {
 	kv_test_rng_t rng;
 	kv_metrics_t metrics;
 	fake_tier_t cpu, disk;
+	kvs_tier_t *pool;     /* the real CPU tier instead of `cpu`; NULL: not */
+	uint32_t block_bytes; /* of spaces opened from now on */
 	int has_disk;
 	kvd_core_config_t config;
 	kvd_core_t *core;
@@ -96,7 +99,8 @@ typedef struct universe {
 
 typedef struct u_config {
 	uint32_t cpu_slots;
-	uint32_t disk_slots; /* 0: no disk tier */
+	uint32_t disk_slots;    /* 0: no disk tier */
+	kvs_pool_config_t pool; /* limit_bytes > 0: a real pool is the CPU tier */
 	uint64_t max_blocks;
 	kvd_policy_kind_t policy;
 	uint64_t seed;
@@ -111,6 +115,9 @@ static inline int u_alone(uint32_t group)
 {
 	return group == 1 || group == 2;
 }
+
+/* First word of a slot in the CPU tier. */
+uint64_t *u_bytes(universe_t *u, kv_slot_t slot);
 
 /* A core with namespaces "a" and "b". The disk of an earlier universe can be kept: pass it in `disk`. */
 void universe_init(universe_t *u, const u_config_t *config, const fake_tier_t *disk);

@@ -17,7 +17,8 @@ static int is_calm(const universe_t *u)
 
 	return core->dead_nodes == KVD_NONE && core->dead_trees == KVD_NONE && core->fill_head == KVD_NONE &&
 	       core->ix.queue_head == KVD_NONE && core->reads + core->writes == 0 && !core->flush_busy &&
-	       core->flush_due_ns == 0 && core->run_head == KVD_NONE && !core->showing && core->outstanding == 0;
+	       (core->flush_due_ns == 0 || core->durable_owed == 0) && core->run_head == KVD_NONE && !core->showing &&
+	       core->outstanding == 0;
 }
 
 void u_settle(universe_t *u)
@@ -85,7 +86,7 @@ void u_lease_verify(universe_t *u, const u_lease_t *lease)
 	slots = kv_lease_slots(header);
 	assert_true(header->ready <= header->n + lease->skip && header->n + lease->skip <= lease->n);
 	for (uint32_t i = lease->skip; i < header->ready; i++) {
-		if (*fake_bytes(&u->cpu, slots[i - lease->skip]) != u_word(&lease->keys[i], lease->group)) {
+		if (*u_bytes(u, slots[i - lease->skip]) != u_word(&lease->keys[i], lease->group)) {
 			fail_msg("lease %llu block %u: wrong bytes", (unsigned long long)lease->id, i);
 		}
 	}

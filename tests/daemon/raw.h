@@ -12,7 +12,7 @@
 
 #include <sys/types.h>
 
-#define RAW_TIMEOUT_MS 10000
+#define RAW_TIMEOUT_MS 60000
 #define RAW_MAX_ARGS   24
 
 /* ---- a daemon ---------------------------------------------------------------------------------------------------------- */

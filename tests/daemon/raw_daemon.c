@@ -65,8 +65,9 @@ int raw_daemon_spawn(raw_daemon_t *daemon, const char *const *args, int *p_exit)
 					       "--cpu.prefault=off",
 					       "--cpu.huge_pages=off",
 					       "--index.max_blocks=4096",
-					       "--spin=0us"};
-	size_t argc = 10;
+					       "--spin=0us",
+					       "--limits.silence=10s"};
+	size_t argc = 11;
 	uint64_t deadline = now_ms() + RAW_TIMEOUT_MS;
 	int wstatus;
 

@@ -10,7 +10,7 @@ static int watch_; /* a well-behaved session: it must never notice anything */
 
 static int setup(void **state)
 {
-	static const char *const args[] = {"--limits.hello_time=500ms", "--limits.frame_time=300ms", NULL};
+	static const char *const args[] = {"--limits.hello_time=3s", "--limits.frame_time=2s", NULL};
 
 	(void)state;
 	raw_daemon_start(&daemon_, args);
@@ -275,7 +275,7 @@ static void p5_a_connection_that_says_nothing_is_closed(void **state)
 	int fd = raw_connect(daemon_.sock);
 
 	(void)state;
-	assert_true(raw_closed(fd, 3000));
+	assert_true(raw_closed(fd, RAW_TIMEOUT_MS));
 	assert_int_equal(raw_metric(watch_, "kvd_idle_closed_total"), before + 1);
 	close(fd);
 }
@@ -288,7 +288,7 @@ static void p5_a_frame_sent_byte_by_byte_is_closed_at_its_deadline(void **state)
 	int alive = 1;
 
 	(void)state;
-	for (size_t i = 0; alive && i < 100; i++) {
+	for (size_t i = 0; alive && i < 1000; i++) {
 		alive = raw_bytes(fd, i < sizeof header ? (const uint8_t *)&header + i : (const uint8_t *)"", 1);
 		usleep(20000);
 	}

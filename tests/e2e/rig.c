@@ -24,8 +24,9 @@ void rig_option(rig_t *rig, const char *format, ...)
 void rig_init(rig_t *rig, int disk)
 {
 	static const char *const usual[] = {
-		"--keeper=off",       "--http.listen=off",    "--cpu.size=8MiB",         "--cpu.slab_size=1MiB",
-		"--cpu.prefault=off", "--cpu.huge_pages=off", "--index.max_blocks=4096", "--spin=0us"};
+		"--keeper=off",        "--http.listen=off",    "--cpu.size=8MiB",         "--cpu.slab_size=1MiB",
+		"--cpu.prefault=off",  "--cpu.huge_pages=off", "--index.max_blocks=4096", "--spin=0us",
+		"--limits.silence=10s"};
 
 	memset(rig, 0, sizeof *rig);
 	kv_test_dir_make(rig->dir, sizeof rig->dir);

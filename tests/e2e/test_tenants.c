@@ -88,6 +88,26 @@ static void *subscribe(void *context, const rig_t *rig, const char *name)
 	return socket;
 }
 
+static int comes(void *socket, long timeout_ms)
+{
+	zmq_pollitem_t item = {.socket = socket, .events = ZMQ_POLLIN};
+
+	return zmq_poll(&item, 1, timeout_ms) == 1;
+}
+
+/* A subscription takes effect in the background: put until one is told of. */
+static void wait_until_told(tenants_t *t, void *socket)
+{
+	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
+	kvc_key_t keys[1];
+
+	for (uint64_t seed = 100; !comes(socket, 50); seed++) {
+		assert_true(rig_now_ms() < deadline);
+		user_keys(&t->here, seed, 1, keys);
+		assert_int_equal(user_put(&t->here, keys, 0, 1, 0, NULL), KVC_OK);
+	}
+}
+
 /* Everything that comes within 200 ms of silence. */
 static uint32_t drain(void *socket, const char *forbidden)
 {
@@ -115,11 +135,13 @@ static void p8_no_document_and_no_event_shows_another_tenant(void **state)
 	events = subscribe(context, &t.rig, "rival.events");
 	hits = subscribe(context, &t.rig, "rival.hits");
 	own = subscribe(context, &t.rig, "default.events");
-	usleep(300000); /* a subscription takes effect in the background */
+	wait_until_told(&t, own);
+	(void)drain(own, "rival");
 	assert_int_equal(user_put(&t.here, t.here_keys, 0, LEN, 1, NULL), KVC_OK);
 	const kvc_report_t report = {.struct_size = sizeof report, .query_tokens = 96, .hit_cpu_tokens = 96};
 	kvc_report(t.here.space, &report);
 	assert_true(rig_metric_reaches(&t.rig, "kvd_prefix_query_tokens_total", 96));
+	assert_true(comes(own, RIG_WAIT_MS));
 	assert_true(drain(own, "rival") > 0);
 	assert_int_equal(drain(events, ""), 0);
 	assert_int_equal(drain(hits, ""), 0);

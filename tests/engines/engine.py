@@ -19,10 +19,24 @@ def start(spec: Json) -> Any:
     from vllm.v1.engine.llm_engine import LLMEngine
     import probes
     probes.count_preemptions()
+    probes.count_drafts()
     options = dict(dtype="float32", enforce_eager=True, seed=0, disable_log_stats=True, generation_config="vllm") | spec["options"]
     if spec.get("connector"):
         options["kv_transfer_config"] = KVTransferConfig(**spec["connector"])
     return LLMEngine.from_engine_args(EngineArgs(model=spec["model"], **options))
+
+
+def adapter(described: Json | None) -> Any:
+    from vllm.lora.request import LoRARequest
+    return LoRARequest(described["name"], described["number"], described["path"]) if described else None
+
+
+def image(seed: int) -> Any:
+    """Coloured squares of that seed."""
+    import numpy
+    from PIL import Image
+    points = numpy.random.default_rng(seed).integers(0, 256, (7, 7, 3), dtype=numpy.uint8)
+    return Image.fromarray(points.repeat(8, 0).repeat(8, 1))
 
 
 class Requests:
@@ -43,11 +57,14 @@ class Requests:
         prompt: Json = dict(prompt_token_ids=r["ids"])
         if r.get("salt"):
             prompt["cache_salt"] = r["salt"]
-        params = SamplingParams(temperature=0, max_tokens=r.get("max_tokens", 16), ignore_eos=True, logprobs=0, detokenize=False)
+        if "image" in r:
+            prompt["multi_modal_data"] = dict(image=image(r["image"]))
+        params = SamplingParams(temperature=0, max_tokens=r.get("max_tokens", 16), ignore_eos=True, logprobs=0, detokenize=False,
+                                allowed_token_ids=r.get("allowed"))
         self.started[i] = time.perf_counter()
         name = f"{os.getpid()}-{i}"
         self.ids[name] = i
-        self.internal[i] = self.engine.add_request(name, prompt, params)
+        self.internal[i] = self.engine.add_request(name, prompt, params, lora_request=adapter(r.get("adapter")))
 
     def note(self, output: Any, now: float) -> None:
         i = self.ids[output.request_id]

@@ -4,12 +4,14 @@ KVD_TEST_BASE names the connector below it (module:class). faulty.set_fault(engi
     zeros        every block that is loaded becomes zeros
     page         every eighth block that is loaded gets, in one layer, the page of its neighbour
     delay        a step's loads begin `value` milliseconds late
+    draft        a block is saved before the step that overwrites its rejected drafts (one request at a time)
 """
 from __future__ import annotations
 
 import functools
 import importlib
 import os
+import struct
 import time
 from typing import Any, Callable
 
@@ -34,13 +36,14 @@ class State:
         self.group_of: dict[str, int] = {}
         self.now: list[Places] = []  # loaded inside the coming step
         self.later: dict[str, Places] = {}  # by request: loaded beside the steps
+        self.written = 0  # tokens whose places the last step has written, drafts too
 
 
 state = State()
 
 
 def set_fault(_engine: Any, fault: str, value: float = 0.0) -> int:
-    """Returns how many pages were spoiled since the last call."""
+    """Returns how many pages (draft: blocks) were spoiled since the last call."""
     spoiled, state.spoiled = state.spoiled, 0
     state.fault, state.value = fault, value
     return spoiled
@@ -64,6 +67,22 @@ def spoil(places: Places) -> None:
                 state.spoiled += 1
 
 
+SAVE, EARLY = 4, 4  # connectors/plan.h: KVX_RECORD_SAVE, KVX_PLAN_EARLY
+
+
+def early(plan: bytes) -> tuple[bytes, int]:
+    """The plan with all that is to be saved after the step saved before it; how many blocks."""
+    out, at, count = bytearray(plan), 16, 0
+    while at < len(out):
+        kind, size = struct.unpack_from("II", out, at)
+        if kind == SAVE:
+            flags, n = struct.unpack_from("II", out, at + 16)
+            count += n if not flags & EARLY else 0
+            struct.pack_into("I", out, at + 16, flags | EARLY)
+        at += size
+    return bytes(out), count
+
+
 def rows_of(tensor: torch.Tensor) -> numpy.ndarray:
     """A block's page of this layer, as a row of bytes that can be written."""
     raw = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
@@ -77,9 +96,11 @@ class FaultyConnector(Base):
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self.asked: tuple[str, int, bool] = ("", 0, False)
+        self.block = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
         if role == KVConnectorRole.SCHEDULER:
             self.wrap("get_num_new_matched_tokens", self.match)
             self.wrap("update_state_after_alloc", self.placed)
+            self.wrap("build_connector_meta", self.planned)
 
     def wrap(self, hook: str, around: Callable[..., Any]) -> None:
         setattr(self, hook, functools.partial(around, getattr(self, hook)))
@@ -102,6 +123,20 @@ class FaultyConnector(Base):
             state.later[name] = places
         else:
             state.now.append(places)
+
+    def planned(self, inner: Callable[..., Any], output: Any) -> Any:
+        """A connector that takes what was scheduled for computed would save a block as soon as its last place was written, be it with a draft."""
+        meta, cached = inner(output), output.scheduled_cached_reqs
+        if state.fault == "draft" and len(cached.req_ids) == 1:
+            had = cached.num_computed_tokens[0]
+            if state.written // self.block * self.block > had and meta.plan:  # a block's end was written, and then rejected
+                plan, count = early(meta.plan)
+                meta = type(meta)(plan)
+                state.spoiled += count
+            state.written = had + output.num_scheduled_tokens[cached.req_ids[0]]
+        else:
+            state.written = 0
+        return meta
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         super().register_kv_caches(kv_caches)

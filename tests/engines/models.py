@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 Config = dict[str, Any]
 Weights = dict[str, numpy.ndarray]
 VOCAB = 4096
+IMAGE_TOKEN = 9  # where a prompt has an image; it becomes 16 tokens
 FIRST_TOKEN = 10  # below are those that mean something
 
 
@@ -44,11 +45,21 @@ def mla() -> Config:
                 topk_group=1, routed_scaling_factor=1.0, scoring_func="softmax", norm_topk_prob=False)
 
 
+def llava() -> Config:
+    """The GQA model with eyes: CLIP's, of images of 56 x 56 points."""
+    vision = dict(model_type="clip_vision_model", hidden_act="quick_gelu", hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+                  num_attention_heads=2, image_size=56, patch_size=14, projection_dim=64)
+    return dict(architectures=["LlavaForConditionalGeneration"], model_type="llava", image_token_index=IMAGE_TOKEN, text_config=SHAPES["gqa"](),
+                vision_config=vision, vision_feature_layer=-1, vision_feature_select_strategy="default", projector_hidden_act="gelu",
+                tie_word_embeddings=False, torch_dtype="float32")
+
+
 SHAPES: dict[str, Callable[[], Config]] = {
     "gqa": lambda: llama(256, 512, 4, 8, 2),
     "mha": lambda: llama(256, 512, 4, 4, 4),
     "hybrid": hybrid,
     "mla": mla,
+    "llava": llava,
     "bench": lambda: llama(512, 1536, 6, 8, 4),  # 23 M parameters; 12 KiB of fp32 cache a token
 }
 
@@ -94,7 +105,40 @@ def layer(draw: Draw, c: Config, prefix: str) -> Weights:
                   prefix + "mlp.down_proj.weight": draw.matrix(hidden, inner)}
 
 
+def eyes(draw: Draw, c: Config, hidden: int) -> Weights:
+    """CLIP's tower, and what makes its vectors tokens of a model of that hidden size."""
+    size, inner, patch = c["hidden_size"], c["intermediate_size"], c["patch_size"]
+    places = (c["image_size"] // patch) ** 2 + 1
+    out: Weights = {}
+
+    def linear(name: str, outputs: int, inputs: int) -> None:
+        out.update({name + ".weight": draw.matrix(outputs, inputs), name + ".bias": numpy.zeros(outputs, dtype=numpy.float32)})
+
+    def norm(name: str) -> None:
+        out.update({name + ".weight": numpy.ones(size, dtype=numpy.float32), name + ".bias": numpy.zeros(size, dtype=numpy.float32)})
+    prefix = "vision_tower.vision_model."
+    out[prefix + "embeddings.class_embedding"] = draw.matrix(1, size)[0]
+    out[prefix + "embeddings.patch_embedding.weight"] = draw.matrix(size, 3 * patch * patch).reshape(size, 3, patch, patch)
+    out[prefix + "embeddings.position_embedding.weight"] = draw.matrix(places, size)
+    norm(prefix + "pre_layrnorm")
+    norm(prefix + "post_layernorm")
+    for i in range(c["num_hidden_layers"]):
+        at = f"{prefix}encoder.layers.{i}."
+        for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            linear(f"{at}self_attn.{name}", size, size)
+        norm(at + "layer_norm1")
+        norm(at + "layer_norm2")
+        linear(at + "mlp.fc1", inner, size)
+        linear(at + "mlp.fc2", size, inner)
+    linear("multi_modal_projector.linear_1", hidden, size)
+    linear("multi_modal_projector.linear_2", hidden, hidden)
+    return out
+
+
 def weights(c: Config, seed: int) -> Weights:
+    if c["model_type"] == "llava":
+        text = {f"language_model.{name}": value for name, value in weights(c["text_config"], seed).items()}
+        return text | eyes(Draw(seed), c["vision_config"], c["text_config"]["hidden_size"])
     draw, hidden = Draw(seed), c["hidden_size"]
     gemma = c["model_type"] == "gemma3_text"
     out = {"model.embed_tokens.weight": draw.matrix(c["vocab_size"], hidden, 2 if gemma else hidden ** 0.5),
@@ -104,6 +148,20 @@ def weights(c: Config, seed: int) -> Weights:
     for i in range(c["num_hidden_layers"]):
         out |= layer(draw, c, f"model.layers.{i}.")
     return out
+
+
+def processor(path: pathlib.Path) -> None:
+    """What turns an image into points and places in the prompt."""
+    text = json.loads((path / "tokenizer.json").read_text())
+    words = text["model"]["vocab"]
+    words["<image>"] = words.pop(f"w{IMAGE_TOKEN}")
+    text["added_tokens"] = [dict(id=IMAGE_TOKEN, content="<image>", single_word=False, lstrip=False, rstrip=False, normalized=False, special=True)]
+    (path / "tokenizer.json").write_text(json.dumps(text))
+    (path / "preprocessor_config.json").write_text(json.dumps(dict(
+        image_processor_type="CLIPImageProcessor", do_resize=True, size=dict(shortest_edge=56), do_center_crop=True, crop_size=dict(height=56, width=56),
+        do_rescale=True, rescale_factor=1 / 255, do_normalize=True, image_mean=[0.5] * 3, image_std=[0.5] * 3, resample=3)))
+    (path / "processor_config.json").write_text(json.dumps(dict(
+        processor_class="LlavaProcessor", image_token="<image>", patch_size=14, vision_feature_select_strategy="default", num_additional_image_tokens=1)))
 
 
 def tokenizer(path: pathlib.Path) -> None:
@@ -127,8 +185,28 @@ def make(shape: str, root: str, seed: int = 0) -> str:
     config = SHAPES[shape]()
     (scratch / "config.json").write_text(json.dumps(config, indent=1))
     tokenizer(scratch)
+    if "vision_config" in config:
+        processor(scratch)
     save_file(weights(config, seed), str(scratch / "model.safetensors"), metadata=dict(format="pt"))
     os.rename(scratch, path)
+    return str(path)
+
+
+def adapter(shape: str, root: str, seed: int, rank: int = 8) -> str:
+    """The folder of a LoRA adapter for the attention of that shape, drawn so that its answers are others than the model's."""
+    path = pathlib.Path(root) / f"{shape}-adapter-{seed}"
+    path.mkdir(parents=True)
+    draw, c = Draw(1000 + seed), SHAPES[shape]()
+    hidden, size = c["hidden_size"], c["head_dim"]
+    q, kv = c["num_attention_heads"] * size, c["num_key_value_heads"] * size
+    out: Weights = {}
+    for i in range(c["num_hidden_layers"]):
+        for name, outputs, inputs in (("q_proj", q, hidden), ("k_proj", kv, hidden), ("v_proj", kv, hidden), ("o_proj", hidden, q)):
+            prefix = f"base_model.model.model.layers.{i}.self_attn.{name}"
+            out |= {prefix + ".lora_A.weight": draw.matrix(rank, inputs), prefix + ".lora_B.weight": draw.matrix(outputs, rank)}
+    save_file(out, str(path / "adapter_model.safetensors"), metadata=dict(format="pt"))
+    (path / "adapter_config.json").write_text(json.dumps(dict(
+        peft_type="LORA", task_type="CAUSAL_LM", r=rank, lora_alpha=rank, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"], bias="none")))
     return str(path)
 
 

@@ -9,7 +9,12 @@ def preemptions(engine: Any) -> int:
     return counted["preemptions"]
 
 
-counted = {"preemptions": 0}
+def drafts(engine: Any) -> dict[str, int]:
+    """Tokens that were drafted, and of these the accepted ones, since the start."""
+    return {name: counted[name] for name in ("drafted", "accepted")}
+
+
+counted = {"preemptions": 0, "drafted": 0, "accepted": 0}
 
 
 def count_preemptions() -> None:
@@ -21,6 +26,18 @@ def count_preemptions() -> None:
         counted["preemptions"] += 1
         return original(self, *arguments, **more)
     Scheduler._preempt_request = preempt  # type: ignore[method-assign]
+
+
+def count_drafts() -> None:
+    """Speculative decoding: the scheduler counts only where its statistics are on."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+    original = Scheduler.make_spec_decoding_stats
+
+    def make(self: Any, *arguments: Any, **more: Any) -> Any:
+        counted["drafted"] += more["num_draft_tokens"]
+        counted["accepted"] += more["num_accepted_tokens"]
+        return original(self, *arguments, **more)
+    Scheduler.make_spec_decoding_stats = make  # type: ignore[method-assign]
 
 
 def connector(engine: Any) -> dict[str, int]:

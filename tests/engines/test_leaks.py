@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from context import Context, Store, difference, must_equal
+from context import Context, Dialogue, Store, difference, must_equal
 from harness import Engine, Failed, Missed
 from promises import promise
 
@@ -27,17 +27,13 @@ def aborted_batch(context: Context, prompts: list[list[int]], count: int) -> lis
     return out
 
 
-@promise()
-def aborts_leave_nothing_behind(context: Context) -> None:
-    """200 requests (2,000 in the full form) aborted at random moments among others, prompts partly stored; the others' answers are right"""
-    context.oracle.prepare("gqa")
+def abort(context: Context, mode: str, dialogue: Dialogue, count: int) -> None:
     store = context.store()
-    engine = context.engine("gqa", store, max_num_batched_tokens=256)
-    dialogue = context.dialogue("gqa", 8, 3, max_tokens=24)
+    engine = context.engine("gqa", store, extra=dict(mode=mode), max_num_batched_tokens=256)
     prompts, expected = dialogue.flat()
     want = {tuple(p): a for p, a in zip(prompts, expected)}
     aborted = 0
-    while aborted < (200 if context.short else 2000):
+    while aborted < count:
         engine.reset()
         batch = aborted_batch(context, prompts, 60)
         answers = engine.run(batch)
@@ -45,14 +41,24 @@ def aborts_leave_nothing_behind(context: Context) -> None:
             if answer.finish == "aborted":
                 aborted += 1
             elif (d := difference([want[tuple(request["ids"])]], [answer])).any():
-                raise Failed(f"after {aborted} aborts, request {i} of {len(batch)}, {len(request['ids'])} tokens, {answer.cached} cached, was not "
-                             f"aborted and its answer is wrong: {d}")
+                raise Failed(f"mode {mode}, after {aborted} aborts, request {i} of {len(batch)}, {len(request['ids'])} tokens, {answer.cached} cached, was "
+                             f"not aborted and its answer is wrong: {d}")
         store.settle()
-    must_hold_nothing(f"{aborted} aborts", engine, store)
-    context.note(f"{aborted} aborts")
+    must_hold_nothing(f"mode {mode}, {aborted} aborts", engine, store)
+    context.note(f"mode {mode}: {aborted} aborts")
     must_equal("after the aborts", expected, engine.generate(prompts, 24))
     engine.stop()
     store.must_be_clean("the engine has gone")
+
+
+@promise()
+def aborts_leave_nothing_behind(context: Context) -> None:
+    """200 requests (2,000 in the full form, in each load mode some) aborted at random moments among others, prompts partly stored; the others' answers
+    are right"""
+    context.oracle.prepare("gqa")
+    dialogue = context.dialogue("gqa", 8, 3, max_tokens=24)
+    for mode, count in [("auto", 200)] if context.short else [("auto", 800), ("sync", 600), ("async", 600)]:
+        abort(context, mode, dialogue, count)
 
 
 @promise()

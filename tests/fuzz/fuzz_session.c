@@ -71,7 +71,7 @@ static void turn(int peer)
 		uint64_t before = host_->sessions->requests;
 		kvd_session_read(host_, host_->sessions);
 		kvd_core_tick(host_->core);
-		kvd_world_sync(host_);
+		kvd_slabs_sync(host_);
 		if (host_->sessions->requests == before && !host_->sessions->backlog) {
 			break;
 		}

@@ -1,4 +1,4 @@
-/* The driver's calls; what streams do is in fake_stream.c, what kernels do in fake_kernel.c. */
+/* The driver's calls; what streams do is in fake_stream.c, what kernels do and which memory there is in fake_kernel.c. */
 #include "fake_cuda_internal.h"
 
 fake_t fake;
@@ -13,7 +13,8 @@ void fake_fault(const char *what)
 	printf("# fake device: %s\n", what);
 }
 
-enum { NEEDS_CONTEXT = 1, GIVES_BACK = 2 };
+/* WAITS: it may wait for the device, so that no capture of other threads bears it. */
+enum { NEEDS_CONTEXT = 1, GIVES_BACK = 2, WAITS = 4 };
 
 /* Begin a call: the error it shall answer, or 0. */
 static int begin(size_t member, int flags)
@@ -32,6 +33,9 @@ static int begin(size_t member, int flags)
 	if (fake.always_error && fake.always_member == member) {
 		error = fake.always_error;
 	}
+	if (flags & WAITS && fake_spoils(mode)) {
+		error = CU_UNSUPPORTED;
+	}
 
 	return error;
 }
@@ -44,73 +48,15 @@ static int begin(size_t member, int flags)
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* Under the lock. */
-static fake_range_t *range_of(uint64_t at, fake_kind_t kind)
-{
-	for (size_t i = 0; i < FAKE_RANGES; i++) {
-		fake_range_t *r = &fake.ranges[i];
-
-		if (r->kind == kind && r->base <= at && at < r->base + r->bytes) {
-			return r;
-		}
-	}
-
-	return NULL;
-}
-
-static int add_range(fake_kind_t kind, void *base, size_t bytes)
-{
-	for (size_t i = 0; i < FAKE_RANGES; i++) {
-		if (fake.ranges[i].kind == FAKE_NONE) {
-			fake.ranges[i] = (fake_range_t){kind, (uint64_t)(uintptr_t)base, bytes};
-			return 0;
-		}
-	}
-	fake_fault("too many ranges for the test");
-
-	return CU_UNKNOWN;
-}
-
-static int drop_range(fake_kind_t kind, uint64_t base)
-{
-	fake_range_t *r = range_of(base, kind);
-
-	if (!r || r->base != base) {
-		fake_fault("memory given back that was not given");
-		return CU_INVALID;
-	}
-	r->kind = FAKE_NONE;
-
-	return 0;
-}
-
-void *fake_resolve(uint64_t at, size_t bytes)
-{
-	const int tagged = (at & FAKE_TAG) != 0;
-	const uint64_t plain = at & ~FAKE_TAG;
-
-	for (size_t i = 0; i < FAKE_RANGES; i++) {
-		const fake_range_t *r = &fake.ranges[i];
-		const int host = r->kind == FAKE_PINNED || r->kind == FAKE_REGISTERED;
-
-		if (r->kind != FAKE_NONE && host == tagged && r->base <= plain && plain + bytes <= r->base + r->bytes) {
-			return (void *)(uintptr_t)plain;
-		}
-	}
-	fake_fault("an address that the device does not see");
-
-	return NULL;
-}
-
 static int fake_mem_alloc(kvk_cu_ptr_t *p_ptr, size_t bytes)
 {
 	void *base;
 
-	BEGIN(mem_alloc, NEEDS_CONTEXT)
+	BEGIN(mem_alloc, NEEDS_CONTEXT | WAITS)
 	base = aligned_alloc(256, (bytes + 255) / 256 * 256);
 	memset(base, 0xd5, bytes);
 	pthread_mutex_lock(&fake.lock);
-	add_range(FAKE_DEVICE, base, bytes);
+	fake_range_add(FAKE_DEVICE, base, bytes);
 	fake.live.memory++;
 	pthread_mutex_unlock(&fake.lock);
 	*p_ptr = (kvk_cu_ptr_t)(uintptr_t)base;
@@ -120,10 +66,10 @@ static int fake_mem_alloc(kvk_cu_ptr_t *p_ptr, size_t bytes)
 
 static int fake_mem_free(kvk_cu_ptr_t ptr)
 {
-	BEGIN(mem_free, NEEDS_CONTEXT | GIVES_BACK)
+	BEGIN(mem_free, NEEDS_CONTEXT | GIVES_BACK | WAITS)
 	pthread_mutex_lock(&fake.lock);
 	fake_run_all();
-	if (drop_range(FAKE_DEVICE, ptr) == 0) {
+	if (fake_range_drop(FAKE_DEVICE, ptr) == 0) {
 		free((void *)(uintptr_t)ptr);
 		fake.live.memory--;
 	}
@@ -134,13 +80,13 @@ static int fake_mem_free(kvk_cu_ptr_t ptr)
 
 static int fake_host_alloc(void **p_base, size_t bytes, unsigned flags)
 {
-	BEGIN(host_alloc, NEEDS_CONTEXT)
+	BEGIN(host_alloc, NEEDS_CONTEXT | WAITS)
 	if (flags != 3 || (fake.pinned_limit && bytes > fake.pinned_limit)) {
 		return CU_NO_MEMORY;
 	}
 	*p_base = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
 	pthread_mutex_lock(&fake.lock);
-	add_range(FAKE_PINNED, *p_base, bytes);
+	fake_range_add(FAKE_PINNED, *p_base, bytes);
 	fake.live.pinned++;
 	pthread_mutex_unlock(&fake.lock);
 
@@ -149,10 +95,10 @@ static int fake_host_alloc(void **p_base, size_t bytes, unsigned flags)
 
 static int fake_host_free(void *base)
 {
-	BEGIN(host_free, NEEDS_CONTEXT | GIVES_BACK)
+	BEGIN(host_free, NEEDS_CONTEXT | GIVES_BACK | WAITS)
 	pthread_mutex_lock(&fake.lock);
 	fake_run_all();
-	if (drop_range(FAKE_PINNED, (uint64_t)(uintptr_t)base) == 0) {
+	if (fake_range_drop(FAKE_PINNED, (uint64_t)(uintptr_t)base) == 0) {
 		free(base);
 		fake.live.pinned--;
 	}
@@ -165,12 +111,12 @@ static int fake_host_register(void *base, size_t bytes, unsigned flags)
 {
 	int error;
 
-	BEGIN(host_register, NEEDS_CONTEXT)
+	BEGIN(host_register, NEEDS_CONTEXT | WAITS)
 	if (flags != 3) {
 		return CU_INVALID;
 	}
 	pthread_mutex_lock(&fake.lock);
-	error = add_range(FAKE_REGISTERED, base, bytes);
+	error = fake_range_add(FAKE_REGISTERED, base, bytes);
 	fake.live.registered++;
 	pthread_mutex_unlock(&fake.lock);
 
@@ -179,9 +125,9 @@ static int fake_host_register(void *base, size_t bytes, unsigned flags)
 
 static int fake_host_unregister(void *base)
 {
-	BEGIN(host_unregister, NEEDS_CONTEXT | GIVES_BACK)
+	BEGIN(host_unregister, NEEDS_CONTEXT | GIVES_BACK | WAITS)
 	pthread_mutex_lock(&fake.lock);
-	if (drop_range(FAKE_REGISTERED, (uint64_t)(uintptr_t)base) == 0) {
+	if (fake_range_drop(FAKE_REGISTERED, (uint64_t)(uintptr_t)base) == 0) {
 		fake.live.registered--;
 	}
 	pthread_mutex_unlock(&fake.lock);
@@ -205,8 +151,8 @@ static int fake_pointer_attribute(void *p_value, int attribute, kvk_cu_ptr_t ptr
 	BEGIN(pointer_attribute, NEEDS_CONTEXT)
 	pthread_mutex_lock(&fake.lock);
 
-	const int device = range_of(ptr, FAKE_DEVICE) != NULL;
-	const int host = range_of(ptr, FAKE_PINNED) != NULL;
+	const int device = fake_range_of(ptr, FAKE_DEVICE) != NULL;
+	const int host = fake_range_of(ptr, FAKE_PINNED) != NULL;
 
 	if (!device && !host) {
 		error = CU_INVALID;
@@ -342,7 +288,7 @@ static int fake_capture_mode(int *p_mode)
 static int fake_peer_can(int *p_can, int device, int peer)
 {
 	BEGIN(peer_can, 0)
-	*p_can = device != peer;
+	*p_can = device != peer && !fake.unlinked;
 	return 0;
 }
 
@@ -406,11 +352,17 @@ static int fake_launch(kvk_cu_function_t function, unsigned gx, unsigned gy, uns
 	fake_work_t *work;
 
 	BEGIN(launch, NEEDS_CONTEXT)
-	if (gx == 0 || gy != 1 || gz != 1 || bx != KVK_GPU_THREADS || by != 1 || bz != 1 || extra) {
+
+	const size_t kernel = (size_t)((fake_function_t *)(void *)function - fake.functions);
+
+	if (gx == 0 || gy != 1 || gz != 1 || by != 1 || bz != 1 || extra ||
+	    bx != (kernel == FAKE_TICK  ? KVK_GPU_THREADS_TICK
+		   : kernel < FAKE_WIDE ? KVK_GPU_THREADS
+					: KVK_GPU_THREADS_WIDE)) {
 		fake_fault("a kernel started with a wrong shape");
 	}
 	work = fake_work(FAKE_LAUNCH);
-	work->kernel = (size_t)((fake_function_t *)(void *)function - fake.functions);
+	work->kernel = kernel;
 	work->shared = (int)shared_bytes;
 	memcpy(&work->args, params[0], sizeof work->args);
 	fake.last_grid = gx;
@@ -419,15 +371,49 @@ static int fake_launch(kvk_cu_function_t function, unsigned gx, unsigned gy, uns
 	return 0;
 }
 
+static int fake_launch_with(const kvk_cu_launch_t *launch, kvk_cu_function_t function, void **params, void **extra)
+{
+	const unsigned *g = launch->grid, *b = launch->block;
+
+	if (launch->attribute_count != 1 || launch->attributes->id != KVK_CU_LAUNCH_CLUSTER ||
+	    launch->attributes->value[0] == 0 || g[0] % launch->attributes->value[0] != 0) {
+		fake_fault("a cluster that the grid is not made of");
+	}
+	atomic_fetch_add(&fake.calls[offsetof(kvk_cuda_ops_t, launch_with) / sizeof(void *)], 1);
+
+	return fake_launch(function, g[0], g[1], g[2], b[0], b[1], b[2], launch->shared_bytes, launch->stream, params,
+			   extra);
+}
+
 static int fake_copy_async(kvk_cu_ptr_t dst, kvk_cu_ptr_t src, size_t bytes, kvk_cu_stream_t stream)
 {
 	fake_work_t *work;
 
 	BEGIN(copy_async, NEEDS_CONTEXT)
 	work = fake_work(FAKE_COPY);
-	work->dst = dst;
-	work->src = src;
-	work->bytes = bytes;
+	work->piece = (fake_piece_t){dst, src, bytes};
+	fake_enqueue(stream, work);
+
+	return 0;
+}
+
+/* Copies of a batch have no order among themselves: a draw. */
+static int fake_copy_batch(kvk_cu_ptr_t *dst, kvk_cu_ptr_t *src, size_t *bytes, size_t count, kvk_cu_copy_kind_t *kinds,
+			   size_t *first, size_t kind_count, kvk_cu_stream_t stream)
+{
+	fake_work_t *work;
+
+	BEGIN(copy_batch, NEEDS_CONTEXT)
+	if (!stream || count == 0 || kind_count != 1 || first[0] != 0 || kinds[0].order != KVK_CU_COPY_IN_ORDER) {
+		fake_fault("a batch that is none");
+		return CU_INVALID;
+	}
+	work = fake_work(FAKE_BATCH);
+	work->count = count;
+	work->pieces = calloc(count, sizeof *work->pieces);
+	for (size_t i = 0; i < count; i++) {
+		work->pieces[i] = (fake_piece_t){dst[i], src[i], bytes[i]};
+	}
 	fake_enqueue(stream, work);
 
 	return 0;
@@ -479,42 +465,57 @@ static int fake_event_destroy(kvk_cu_event_t event)
 	return failing;
 }
 
-static int fake_stream_wait(kvk_cu_stream_t stream, kvk_cu_event_t event, unsigned flags)
+static int fake_stream_capturing(kvk_cu_stream_t stream, int *p_status)
 {
-	fake_work_t *work;
-
-	BEGIN(stream_wait, NEEDS_CONTEXT)
-	if (flags != 0) {
-		fake_fault("a wait of an unknown kind");
-	}
-	work = fake_work(FAKE_WAIT);
-	fake_mark(work, (fake_event_t *)(void *)event, 0);
-	fake_enqueue(stream, work);
+	BEGIN(stream_capturing, NEEDS_CONTEXT)
+	*p_status = fake_is_capturing(stream);
 
 	return 0;
 }
 
+static int fake_stream_wait(kvk_cu_stream_t stream, kvk_cu_event_t event, unsigned flags)
+{
+	BEGIN(stream_wait, NEEDS_CONTEXT)
+	if (flags != 0) {
+		fake_fault("a wait of an unknown kind");
+	}
+
+	return fake_wait(stream, (fake_event_t *)(void *)event);
+}
+
 static int fake_event_record(kvk_cu_event_t event, kvk_cu_stream_t stream)
 {
-	fake_work_t *work;
-
 	BEGIN(event_record, NEEDS_CONTEXT)
-	work = fake_work(FAKE_RECORD);
-	fake_mark(work, (fake_event_t *)(void *)event, 1);
-	fake_enqueue(stream, work);
+	return fake_record(stream, (fake_event_t *)(void *)event);
+}
+
+/* One recorded in a capture has not happened: only the graph's launches do. */
+static int in_capture(kvk_cu_event_t event)
+{
+	if (((fake_event_t *)(void *)event)->graph) {
+		fake_spoil("an event of a capture is asked about");
+		return CU_CAPTURED_EVENT;
+	}
 
 	return 0;
 }
 
 static int fake_event_query(kvk_cu_event_t event)
 {
-	BEGIN(event_query, NEEDS_CONTEXT)
+	BEGIN(event_query, NEEDS_CONTEXT | WAITS)
+	if (in_capture(event)) {
+		return CU_CAPTURED_EVENT;
+	}
+
 	return fake_look((fake_event_t *)(void *)event, 0) ? 0 : KVK_CU_NOT_READY;
 }
 
 static int fake_event_wait(kvk_cu_event_t event)
 {
-	BEGIN(event_wait, NEEDS_CONTEXT | GIVES_BACK)
+	BEGIN(event_wait, NEEDS_CONTEXT | GIVES_BACK | WAITS)
+	if (in_capture(event)) {
+		return CU_CAPTURED_EVENT;
+	}
 	if (!fake_look((fake_event_t *)(void *)event, 1)) {
 		fake_fault("a wait that does not end");
 	}
@@ -554,7 +555,7 @@ const kvk_cuda_ops_t *fake_cuda_ops(void)
 {
 	static const kvk_cuda_ops_t ops = {
 #define FAKE_OP(member, symbol, arguments) .member = fake_##member,
-		KVK_CUDA_OPS(FAKE_OP)
+		KVK_CUDA_OPS(FAKE_OP) KVK_CUDA_OPTIONAL_OPS(FAKE_OP)
 #undef FAKE_OP
 	};
 

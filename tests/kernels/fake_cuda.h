@@ -52,8 +52,19 @@ uint64_t fake_cuda_clock(void *ctx);
 /* What runs now takes so long. */
 void fake_cuda_advance(uint64_t ns);
 
+/* What begins and ends a capture, as the driver has it. `mode` 0: calls of any thread that might wait for the device spoil it, unless that thread has exchanged
+ * its mode; 2: none does. A call that is illegal while something is captured is an error, a fault, and spoils the capture. */
+typedef struct fake_graph fake_graph_t;
+void fake_cuda_capture(kvk_cu_stream_t stream, int mode);
+/* NULL: it was spoiled. */
+fake_graph_t *fake_cuda_captured(kvk_cu_stream_t stream);
+void fake_cuda_graph_launch(const fake_graph_t *graph, kvk_cu_stream_t stream);
+void fake_cuda_graph_free(fake_graph_t *graph);
+
 /* Device memory is another device's from now on. */
 void fake_cuda_foreign(int foreign);
+/* No device can use another one's memory. */
+void fake_cuda_unlink(void);
 /* A kernel of the test's own; args are freed afterwards. */
 void fake_cuda_call(kvk_cu_stream_t stream, void (*call)(void *args), void *args);
 /* Nothing runs while held. */

@@ -13,6 +13,9 @@
 #define CU_NO_IMAGE        209
 #define CU_NOT_FOUND       500
 #define CU_UNKNOWN         999
+#define CU_UNSUPPORTED     900 /* while a stream is captured */
+#define CU_ISOLATION       905
+#define CU_CAPTURED_EVENT  907
 #define FAKE_TAG           (UINT64_C(1) << 62) /* addresses of host memory, as the device sees them */
 #define FAKE_RANGES        512u
 #define FAKE_STREAMS       64u
@@ -36,17 +39,24 @@ typedef struct fake_marker {
 } fake_marker_t;
 
 typedef struct fake_event {
-	fake_marker_t *latest; /* NULL: never recorded */
+	fake_marker_t *latest;    /* NULL: never recorded */
+	struct fake_graph *graph; /* recorded in its capture last */
 	int timed;
 } fake_event_t;
 
-typedef enum fake_what { FAKE_COPY, FAKE_LAUNCH, FAKE_CALL, FAKE_RECORD, FAKE_WAIT } fake_what_t;
+typedef enum fake_what { FAKE_COPY, FAKE_BATCH, FAKE_LAUNCH, FAKE_CALL, FAKE_RECORD, FAKE_WAIT } fake_what_t;
+
+typedef struct fake_piece {
+	uint64_t dst, src;
+	size_t bytes;
+} fake_piece_t;
 
 typedef struct fake_work {
 	fake_what_t what;
 	struct fake_work *next;
-	uint64_t dst, src;
-	size_t bytes;
+	fake_piece_t piece;
+	fake_piece_t *pieces; /* FAKE_BATCH: [count] */
+	size_t count;
 	size_t kernel; /* index in fake_kernels */
 	int shared;
 	kvk_gpu_args_t args;
@@ -55,9 +65,21 @@ typedef struct fake_work {
 	fake_marker_t *marker;
 } fake_work_t;
 
+typedef struct fake_queue {
+	fake_work_t *first, *last;
+} fake_queue_t;
+
+/* Work of all streams of a capture, in the order in which it was enqueued: one that is legal. */
+struct fake_graph {
+	fake_queue_t queue;
+	int mode, spoiled;
+	struct fake_stream *origin;
+};
+
 typedef struct fake_stream {
 	int used, dropped;
 	fake_work_t *first, *last;
+	fake_graph_t *graph; /* being captured into */
 } fake_stream_t;
 
 typedef struct fake_function {
@@ -65,7 +87,12 @@ typedef struct fake_function {
 } fake_function_t;
 
 static const char *const fake_kernels[] = {KVK_GPU_GATHER_PLAIN, KVK_GPU_SCATTER_PLAIN, KVK_GPU_GATHER_BULK,
-					   KVK_GPU_SCATTER_BULK};
+					   KVK_GPU_SCATTER_BULK, KVK_GPU_GATHER_WIDE,   KVK_GPU_SCATTER_WIDE,
+					   KVK_GPU_TICK};
+#define FAKE_KERNELS 7u
+#define FAKE_BULK    2u /* from this one on */
+#define FAKE_WIDE    4u
+#define FAKE_TICK    6u
 
 typedef struct fake {
 	fake_cuda_config_t config;
@@ -74,14 +101,16 @@ typedef struct fake {
 	fake_cuda_live_t live;
 	fake_range_t ranges[FAKE_RANGES];
 	fake_stream_t streams[FAKE_STREAMS]; /* 0: the default stream */
-	fake_function_t functions[4];
+	fake_function_t functions[FAKE_KERNELS];
 	_Atomic uint64_t faults, call, fail_at, calls[FAKE_OPS];
 	_Atomic int failed;
-	size_t always_member;
-	int always_error;
+	_Atomic size_t always_member;
+	_Atomic int always_error;
 	int foreign; /* device memory is another device's */
+	int unlinked;
 	int held;
 	uint64_t bulk_launches;
+	fake_graph_t *capture; /* the one that is going on; one at a time */
 	_Atomic unsigned last_grid;
 	size_t pinned_limit;
 	uint64_t engine_cost, link_cost;
@@ -102,11 +131,22 @@ void fake_forget(fake_event_t *event); /* under the lock */
 void fake_enqueue(kvk_cu_stream_t stream, fake_work_t *work);
 kvk_cu_stream_t fake_stream_new(void);
 void fake_stream_drop(kvk_cu_stream_t stream);
+/* Work of a stream that may be captured; an error. */
+int fake_record(kvk_cu_stream_t stream, fake_event_t *event);
+int fake_wait(kvk_cu_stream_t stream, fake_event_t *event);
+int fake_is_capturing(kvk_cu_stream_t stream);
+/* Does this call spoil the capture that is going on? Then it does, and is a fault. */
+int fake_spoils(int thread_mode);
+void fake_spoil(const char *what);
 void fake_run_all(void); /* under the lock */
 /* Has the event come? Running some work first, or (`all`) all of it. */
 int fake_look(fake_event_t *event, int all);
 
 /* fake_kernel.c */
+/* The range that an address is in, NULL: none; a new one, one that goes: an error of the driver. All under the lock. */
+fake_range_t *fake_range_of(uint64_t at, fake_kind_t kind);
+int fake_range_add(fake_kind_t kind, void *base, size_t bytes);
+int fake_range_drop(fake_kind_t kind, uint64_t base);
 void fake_kernel(const fake_work_t *work);
 
 #endif

@@ -1,7 +1,68 @@
-/* The kernels, as gpu_args.h has them in words: one byte range after the other, digests by libxxhash. */
+/* Memory that the device sees, and the kernels, as gpu_args.h has them in words: one byte range after the other, digests by libxxhash. */
 #include "fake_cuda_internal.h"
 
 #include <xxhash.h>
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+fake_range_t *fake_range_of(uint64_t at, fake_kind_t kind)
+{
+	for (size_t i = 0; i < FAKE_RANGES; i++) {
+		fake_range_t *r = &fake.ranges[i];
+
+		if (r->kind == kind && r->base <= at && at < r->base + r->bytes) {
+			return r;
+		}
+	}
+
+	return NULL;
+}
+
+int fake_range_add(fake_kind_t kind, void *base, size_t bytes)
+{
+	for (size_t i = 0; i < FAKE_RANGES; i++) {
+		if (fake.ranges[i].kind == FAKE_NONE) {
+			fake.ranges[i] = (fake_range_t){kind, (uint64_t)(uintptr_t)base, bytes};
+			return 0;
+		}
+	}
+	fake_fault("too many ranges for the test");
+
+	return CU_UNKNOWN;
+}
+
+int fake_range_drop(fake_kind_t kind, uint64_t base)
+{
+	fake_range_t *r = fake_range_of(base, kind);
+
+	if (!r || r->base != base) {
+		fake_fault("memory given back that was not given");
+		return CU_INVALID;
+	}
+	r->kind = FAKE_NONE;
+
+	return 0;
+}
+
+void *fake_resolve(uint64_t at, size_t bytes)
+{
+	const int tagged = (at & FAKE_TAG) != 0;
+	const uint64_t plain = at & ~FAKE_TAG;
+
+	for (size_t i = 0; i < FAKE_RANGES; i++) {
+		const fake_range_t *r = &fake.ranges[i];
+		const int host = r->kind == FAKE_PINNED || r->kind == FAKE_REGISTERED;
+
+		if (r->kind != FAKE_NONE && host == tagged && r->base <= plain && plain + bytes <= r->base + r->bytes) {
+			return (void *)(uintptr_t)plain;
+		}
+	}
+	fake_fault("an address that the device does not see");
+
+	return NULL;
+}
+
+/* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
 /* One page of a move while it is copied. */
 typedef struct page {
@@ -14,7 +75,7 @@ typedef struct page {
 
 static int is_gather(size_t kernel)
 {
-	return kernel == 0 || kernel == 2;
+	return kernel % 2 == 0;
 }
 
 static void copy_bytes(const page_t *p, uint64_t pool, uint64_t cache, uint64_t bytes)
@@ -121,7 +182,17 @@ static void check_bulk(const fake_work_t *work, uint64_t addresses)
 	fake.bulk_launches++;
 }
 
-void fake_kernel(const fake_work_t *work)
+/* Launches of a graph follow each other. */
+static void tick(const kvk_gpu_args_t *a)
+{
+	_Atomic uint32_t *word = fake_resolve(a->bad, sizeof *word);
+
+	if (word) {
+		atomic_fetch_add(word, 1);
+	}
+}
+
+static void copy_pages(const fake_work_t *work)
 {
 	const kvk_gpu_args_t *a = &work->args;
 	const kvk_gpu_move_t *moves = fake_resolve(a->moves, a->count * sizeof *moves);
@@ -144,9 +215,18 @@ void fake_kernel(const fake_work_t *work)
 			digest_page(&p, move, layer);
 		}
 	}
-	if (work->kernel >= 2) {
+	if (work->kernel >= FAKE_BULK) {
 		check_bulk(work, addresses);
 	}
 	atomic_fetch_add(&fake.clock, (moves && moves[0].pool & FAKE_TAG ? fake.link_cost : 1) * pages * a->page_bytes);
 	free(canonical);
+}
+
+void fake_kernel(const fake_work_t *work)
+{
+	if (work->kernel == FAKE_TICK) {
+		tick(&work->args);
+	} else {
+		copy_pages(work);
+	}
 }

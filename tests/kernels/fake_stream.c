@@ -40,15 +40,24 @@ void fake_forget(fake_event_t *event)
 	free(event);
 }
 
-static void run_copy(const fake_work_t *work)
+static void run_copy(const fake_piece_t *piece)
 {
-	void *dst = fake_resolve(work->dst, work->bytes);
-	const void *src = fake_resolve(work->src, work->bytes);
+	void *dst = fake_resolve(piece->dst, piece->bytes);
+	const void *src = fake_resolve(piece->src, piece->bytes);
 
 	if (dst && src) {
-		memcpy(dst, src, work->bytes);
+		memcpy(dst, src, piece->bytes);
 	}
-	atomic_fetch_add(&fake.clock, fake.engine_cost * work->bytes);
+	atomic_fetch_add(&fake.clock, fake.engine_cost * piece->bytes);
+}
+
+static void run_batch(const fake_work_t *work)
+{
+	const size_t first = kv_test_below(&fake.rng, work->count);
+
+	for (size_t i = 0; i < work->count; i++) {
+		run_copy(&work->pieces[(first + i) % work->count]);
+	}
 }
 
 /* Run the head of a stream; 0: there is none, or it waits. */
@@ -62,7 +71,10 @@ static int run_one(fake_stream_t *stream)
 	stream->first = work->next;
 	switch (work->what) {
 	case FAKE_COPY:
-		run_copy(work);
+		run_copy(&work->piece);
+		break;
+	case FAKE_BATCH:
+		run_batch(work);
 		break;
 	case FAKE_LAUNCH:
 		fake_kernel(work);
@@ -79,6 +91,7 @@ static int run_one(fake_stream_t *stream)
 		break;
 	}
 	unmark(work->marker);
+	free(work->pieces);
 	free(work);
 
 	return 1;
@@ -111,15 +124,188 @@ static void run_some(void)
 	}
 }
 
+/* ---- captures ---------------------------------------------------------------------------------------------------- */
+
+static fake_stream_t *stream_of(kvk_cu_stream_t handle)
+{
+	return handle ? (fake_stream_t *)(void *)handle : &fake.streams[0];
+}
+
+static void capture(fake_graph_t *graph, fake_work_t *work)
+{
+	if (work->what != FAKE_COPY && work->what != FAKE_LAUNCH) {
+		fake_fault("work that no graph takes");
+		graph->spoiled = 1;
+	}
+	if (graph->queue.first) {
+		graph->queue.last->next = work;
+	} else {
+		graph->queue.first = work;
+	}
+	graph->queue.last = work;
+}
+
+void fake_spoil(const char *what)
+{
+	fake_fault(what);
+	pthread_mutex_lock(&fake.lock);
+	if (fake.capture) {
+		fake.capture->spoiled = 1;
+	}
+	pthread_mutex_unlock(&fake.lock);
+}
+
+int fake_spoils(int thread_mode)
+{
+	int does;
+
+	pthread_mutex_lock(&fake.lock);
+	does = fake.capture && fake.capture->mode == 0 && thread_mode != 2;
+	pthread_mutex_unlock(&fake.lock);
+	if (does) {
+		fake_spoil("a call that is not to be made while something is captured");
+	}
+
+	return does;
+}
+
+int fake_is_capturing(kvk_cu_stream_t handle)
+{
+	fake_graph_t *graph;
+	int status;
+
+	pthread_mutex_lock(&fake.lock);
+	graph = stream_of(handle)->graph;
+	status = !graph ? 0 : graph->spoiled ? 2 : 1;
+	pthread_mutex_unlock(&fake.lock);
+
+	return status;
+}
+
+int fake_record(kvk_cu_stream_t handle, fake_event_t *event)
+{
+	fake_graph_t *graph;
+	fake_work_t *work;
+
+	pthread_mutex_lock(&fake.lock);
+	graph = stream_of(handle)->graph;
+	event->graph = graph;
+	pthread_mutex_unlock(&fake.lock);
+	if (graph) {
+		return 0;
+	}
+	work = fake_work(FAKE_RECORD);
+	fake_mark(work, event, 1);
+	fake_enqueue(handle, work);
+
+	return 0;
+}
+
+int fake_wait(kvk_cu_stream_t handle, fake_event_t *event)
+{
+	fake_stream_t *stream = stream_of(handle);
+	fake_graph_t *of_event, *of_stream;
+	fake_work_t *work;
+
+	pthread_mutex_lock(&fake.lock);
+	of_event = event->graph;
+	of_stream = stream->graph;
+	if (of_event && !of_stream) {
+		stream->graph = of_event; /* it takes part from now on */
+	}
+	pthread_mutex_unlock(&fake.lock);
+	if (of_stream && of_event != of_stream) {
+		fake_spoil("a stream that is captured waits for what is not in the graph");
+		return CU_ISOLATION;
+	}
+	if (of_event) {
+		return 0;
+	}
+	work = fake_work(FAKE_WAIT);
+	fake_mark(work, event, 0);
+	fake_enqueue(handle, work);
+
+	return 0;
+}
+
+void fake_cuda_capture(kvk_cu_stream_t handle, int mode)
+{
+	fake_stream_t *stream = stream_of(handle);
+	fake_graph_t *graph = calloc(1, sizeof *graph);
+
+	pthread_mutex_lock(&fake.lock);
+	if (fake.capture || stream->graph || !handle) {
+		fake_fault("a capture within another, or of the default stream");
+	}
+	graph->mode = mode;
+	graph->origin = stream;
+	stream->graph = graph;
+	fake.capture = graph;
+	pthread_mutex_unlock(&fake.lock);
+}
+
+fake_graph_t *fake_cuda_captured(kvk_cu_stream_t handle)
+{
+	fake_graph_t *graph;
+	int spoiled;
+
+	pthread_mutex_lock(&fake.lock);
+	graph = stream_of(handle)->graph;
+	fake.capture = NULL;
+	for (uint32_t i = 0; i < FAKE_STREAMS; i++) {
+		fake_stream_t *stream = &fake.streams[i];
+
+		if (stream->graph && stream != graph->origin) {
+			fake_fault("a stream that took part in a capture and has not come back");
+		}
+		stream->graph = NULL;
+	}
+	spoiled = graph->spoiled;
+	pthread_mutex_unlock(&fake.lock);
+	if (spoiled) {
+		fake_cuda_graph_free(graph);
+		graph = NULL;
+	}
+
+	return graph;
+}
+
+void fake_cuda_graph_launch(const fake_graph_t *graph, kvk_cu_stream_t stream)
+{
+	for (const fake_work_t *work = graph->queue.first; work; work = work->next) {
+		fake_work_t *copy = fake_work(work->what);
+
+		*copy = *work;
+		copy->next = NULL;
+		fake_enqueue(stream, copy);
+	}
+}
+
+void fake_cuda_graph_free(fake_graph_t *graph)
+{
+	while (graph->queue.first) {
+		fake_work_t *work = graph->queue.first;
+
+		graph->queue.first = work->next;
+		free(work);
+	}
+	free(graph);
+}
+
 /* ---- streams ----------------------------------------------------------------------------------------------------- */
 
 void fake_enqueue(kvk_cu_stream_t handle, fake_work_t *work)
 {
-	fake_stream_t *stream = handle ? (fake_stream_t *)(void *)handle : &fake.streams[0];
+	fake_stream_t *stream = stream_of(handle);
 
 	pthread_mutex_lock(&fake.lock);
 	if (handle && !stream->used) {
 		fake_fault("a stream that is not there");
+	}
+	if (stream->graph) {
+		capture(stream->graph, work);
+		pthread_mutex_unlock(&fake.lock);
+		return;
 	}
 	if (stream->first) {
 		stream->last->next = work;
@@ -160,8 +346,8 @@ void fake_stream_drop(kvk_cu_stream_t handle)
 	fake_stream_t *stream = (fake_stream_t *)(void *)handle;
 
 	pthread_mutex_lock(&fake.lock);
-	if (!stream->used) {
-		fake_fault("a stream given back twice");
+	if (!stream->used || stream->graph) {
+		fake_fault("a stream given back twice, or while it is captured");
 	}
 	stream->used = 0;
 	fake.live.streams--;
@@ -305,6 +491,11 @@ void fake_cuda_advance(uint64_t ns)
 void fake_cuda_foreign(int foreign)
 {
 	fake.foreign = foreign;
+}
+
+void fake_cuda_unlink(void)
+{
+	fake.unlinked = 1;
 }
 
 void fake_cuda_hold(int held)

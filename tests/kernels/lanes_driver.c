@@ -11,7 +11,8 @@
 void lanes_launch(const char *name, unsigned grid, unsigned threads, const kvk_gpu_args_t *args);
 
 static char handle; /* of everything */
-static const char *const kernels[] = {KVK_GPU_GATHER_BULK, KVK_GPU_SCATTER_BULK, KVK_GPU_GATHER_PLAIN,
+static const char *const kernels[] = {KVK_GPU_GATHER_BULK,  KVK_GPU_SCATTER_BULK, KVK_GPU_GATHER_WIDE,
+				      KVK_GPU_SCATTER_WIDE, KVK_GPU_TICK,         KVK_GPU_GATHER_PLAIN,
 				      KVK_GPU_SCATTER_PLAIN};
 
 static int nothing(void)
@@ -46,6 +47,13 @@ static int name_it(char *name, int cap, int device)
 	snprintf(name, (size_t)cap, "lanes on a CPU");
 
 	return 0;
+}
+
+static int not_capturing(kvk_cu_stream_t stream, int *p_status)
+{
+	(void)stream;
+
+	return zero(p_status);
 }
 
 /* Of an H200, but for the SMs. */
@@ -178,6 +186,7 @@ const kvk_cuda_ops_t *kvk_cuda_load(const char **p_why)
 		.copy_async = copy,
 		AS(stream_create, give_handle),
 		AS(stream_destroy, nothing),
+		.stream_capturing = not_capturing,
 		AS(stream_wait, nothing),
 		AS(event_create, give_handle),
 		AS(event_destroy, nothing),

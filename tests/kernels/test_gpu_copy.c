@@ -1,6 +1,8 @@
 /* GPU copies over a fake driver, compared with the CPU twin bit for bit. */
 #include "gpu_rig.h"
 
+#include "../../kernels/gpu_tune.h"
+
 #ifdef KVD_SANITIZE /* several times slower */
 #define ROUNDS 80
 #else
@@ -10,6 +12,24 @@
 static const kvk_paged_kind_t kinds[] = {KVK_PAGED_KV_TOKEN_HEAD, KVK_PAGED_HEAD_TOKEN_KV, KVK_PAGED_OPAQUE,
 					 KVK_PAGED_TOKEN_HEAD_KV, KVK_PAGED_KV_HEAD_TOKEN, KVK_PAGED_HEAD_KV_TOKEN};
 static const kvk_gpu_way_t ways[] = {KVK_GPU_AUTO, KVK_GPU_ZERO_COPY, KVK_GPU_STAGED, KVK_GPU_EACH};
+
+/* Any of the choices that a bench may make. */
+static void tune(kv_test_rng_t *rng, kvk_gpu_t *gpu)
+{
+	const kvk_gpu_tune_t drawn = {.slots = (uint32_t)kv_test_below(rng, 10),
+				      .copy_streams = (uint32_t)kv_test_below(rng, 4),
+				      .kernel_streams = (uint32_t)kv_test_below(rng, 4),
+				      .batch = kv_test_below(rng, 2) != 0,
+				      .sorted = kv_test_below(rng, 2) != 0,
+				      .taper = kv_test_below(rng, 2) != 0,
+				      .uploads = (uint32_t)kv_test_below(rng, 8),
+				      .cluster = (uint32_t)kv_test_below(rng, 3),
+				      .wide = kv_test_below(rng, 2) != 0};
+
+	if (kv_test_below(rng, 3) != 0) {
+		kvk_gpu_set_tune(gpu, &drawn);
+	}
+}
 
 /* A device of some kind, with room for some blocks and not for others. */
 static kvk_gpu_t *start(gpu_rig_t *rig, kv_test_rng_t *rng, uint64_t staging)
@@ -21,7 +41,10 @@ static kvk_gpu_t *start(gpu_rig_t *rig, kv_test_rng_t *rng, uint64_t staging)
 	rig->config.staging_bytes = staging;
 	fake_cuda_limit_pinned(4 << 20);
 
-	return gpu_rig_open(rig);
+	gpu_rig_open(rig);
+	tune(rng, rig->gpu);
+
+	return rig->gpu;
 }
 
 static int digests_asked(const gpu_case_t *c)
@@ -249,12 +272,55 @@ static void p4_jobs_given_back_early_keep_their_memory_until_they_end(void **sta
 	}
 }
 
+/* Blocks beside each other in the pool, in an order of chance: one copy a step, and so few calls. */
+static void p5_neighbours_in_the_pool_are_one_copy(void **state)
+{
+	enum { STEPS = 8 };
+	const size_t copies = offsetof(kvk_cuda_ops_t, copy_async), batches = offsetof(kvk_cuda_ops_t, copy_batch);
+	kv_test_rng_t rng = {kv_test_seed()};
+	uint64_t together = 0;
+
+	(void)state;
+	for (int round = 0; round < ROUNDS; round++) {
+		gpu_rig_t rig;
+		kvk_gpu_t *gpu = start(&rig, &rng, UINT64_C(64) << 20);
+		kvk_gpu_tune_t choice;
+		kvk_gpu_copy_t copy;
+		gpu_case_t c;
+		int whole;
+
+		kvk_gpu_get_tune(gpu, &choice);
+		choice.sorted = 1;
+		choice.uploads = 0;
+		choice.copy_streams = 2;
+		kvk_gpu_set_tune(gpu, &choice);
+		gpu_case_init(&c, &rng, gpu, kinds[(size_t)round % KV_COUNT_OF(kinds)]);
+		whole = c.paged.heads == c.layout.heads && c.layers == c.layout.layers && c.paged.layers == c.layers;
+		gpu_case_ask_no_digests(&c);
+		for (uint32_t i = 0; i < c.count; i++) { /* without gaps, and shuffled */
+			c.moves[i].data = c.pool + (size_t)((i * 7 + 3) % c.count) * c.g.block_bytes;
+		}
+		if (whole && c.count % 7 != 0) {
+			const uint64_t before = fake_cuda_calls(copies) + fake_cuda_calls(batches);
+
+			copy = gpu_case_copy(&c, KVK_GPU_SCATTER, KVK_GPU_STAGED, NULL);
+			gpu_rig_copy(gpu, &copy);
+			assert_true(fake_cuda_calls(copies) + fake_cuda_calls(batches) <= before + STEPS);
+			together++;
+		}
+		gpu_case_fini(&c);
+		gpu_rig_fini(&rig);
+	}
+	assert_true(together > 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p1_every_way_copies_what_the_twin_copies),
 		cmocka_unit_test(p1_a_flipped_bit_is_told_of_exactly_its_block),
 		cmocka_unit_test(p1_a_copy_runs_after_what_it_was_ordered_after),
+		cmocka_unit_test(p5_neighbours_in_the_pool_are_one_copy),
 		cmocka_unit_test(p4_jobs_given_back_early_keep_their_memory_until_they_end),
 	};
 

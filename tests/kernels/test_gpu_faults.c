@@ -1,6 +1,8 @@
 /* What GPU copies do when the driver refuses: any call, each resource, at any time. */
 #include "gpu_rig.h"
 
+#include "../../kernels/gpu_tune.h"
+
 #define MAX_CALLS 20000u
 #ifdef KVD_SANITIZE /* several times slower */
 #define STRIDE 151u
@@ -247,6 +249,89 @@ static void p6_without_kernels_copies_go_piece_by_piece(void **state)
 	gpu_rig_fini(&rig);
 }
 
+/* Whatever part of a staged copy was enqueued when a call failed: another stream's, which takes the same memory of the ring at once, is right. */
+static void p6_a_staged_copy_cut_short_spoils_no_other(void **state)
+{
+	const kvk_gpu_tune_t tune = {.slots = 3, .copy_streams = 2, .kernel_streams = 2, .taper = 1};
+	kv_test_rng_t rng = {kv_test_seed()};
+	uint32_t cut = 0;
+
+	(void)state;
+	for (uint64_t round = 0; round < 400; round++) {
+		gpu_rig_t rig;
+		kvk_gpu_t *gpu;
+		gpu_case_t c[2];
+		kvk_cu_stream_t streams[2];
+		kvk_gpu_copy_t copy;
+		kvk_gpu_job_t *job = NULL;
+
+		start(&rig, kv_test_rand(&rng), 1);
+		rig.config.staging_bytes = UINT64_C(16) << (10 + round % 4);
+		gpu = gpu_rig_open(&rig);
+		kvk_gpu_set_tune(gpu, &tune);
+		for (int i = 0; i < 2; i++) {
+			assert_int_equal(kvk_gpu_stream(gpu, 0, &streams[i]), KV_OK);
+			do {
+				gpu_case_init(&c[i], &rng, gpu, KVK_PAGED_HEAD_TOKEN_KV);
+				if (c[i].count < 6) {
+					gpu_case_fini(&c[i]);
+				}
+			} while (c[i].count < 6);
+			gpu_case_ask_no_digests(&c[i]);
+		}
+		copy = gpu_case_copy(&c[0], (kvk_gpu_dir_t)(round % 2), KVK_GPU_STAGED, streams[0]);
+		fake_cuda_fail_nth(12 + kv_test_below(&rng, 60));
+		if (kvk_gpu_submit(gpu, &copy, &job) == KV_OK) {
+			kvk_gpu_end(job);
+		} else {
+			cut++;
+		}
+		fake_cuda_fail_nth(0);
+		copy = gpu_case_copy(&c[1], (kvk_gpu_dir_t)(round % 2), KVK_GPU_STAGED, streams[1]);
+		gpu_rig_copy(gpu, &copy);
+		gpu_case_twin(&c[1], (kvk_gpu_dir_t)(round % 2));
+		gpu_case_equal(&c[1]);
+		fake_cuda_drain();
+		gpu_case_fini(&c[1]);
+		gpu_case_fini(&c[0]);
+		gpu_rig_fini(&rig);
+	}
+	assert_true(cut > 40);
+}
+
+/* A driver that has the call and does not take it: one by one, and it is asked once. */
+static void p6_without_batches_copies_go_one_by_one(void **state)
+{
+	const size_t member = offsetof(kvk_cuda_ops_t, copy_batch);
+	kv_test_rng_t rng = {kv_test_seed()};
+	gpu_rig_t rig;
+	kvk_gpu_t *gpu;
+	kvk_gpu_stats_t before;
+	gpu_case_t c;
+
+	(void)state;
+	start(&rig, 1, 1);
+	gpu = gpu_rig_open(&rig);
+	kvk_gpu_get_stats(gpu, &before); /* pinned memory was asked for in vain */
+	fake_cuda_fail_always(member, 801);
+	for (int round = 0; round < 20; round++) {
+		kvk_gpu_copy_t copy;
+		kvk_gpu_stats_t stats;
+
+		gpu_case_init(&c, &rng, gpu, kinds[(size_t)round % KV_COUNT_OF(kinds)]);
+		gpu_case_ask_no_digests(&c);
+		copy = gpu_case_copy(&c, KVK_GPU_GATHER, KVK_GPU_STAGED, NULL);
+		gpu_rig_copy(gpu, &copy);
+		gpu_case_twin(&c, KVK_GPU_GATHER);
+		gpu_case_equal(&c);
+		kvk_gpu_get_stats(gpu, &stats);
+		assert_int_equal(stats.failures, before.failures);
+		gpu_case_fini(&c);
+	}
+	assert_int_equal(fake_cuda_calls(member), 1);
+	gpu_rig_fini(&rig);
+}
+
 static void p6_without_a_ring_whole_blocks_go_over_the_link(void **state)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
@@ -335,6 +420,8 @@ int main(void)
 		cmocka_unit_test(p6_registering_fails_whole_or_registers),
 		cmocka_unit_test(p6_a_pin_that_the_kernel_refuses_is_a_limit),
 		cmocka_unit_test(p6_without_kernels_copies_go_piece_by_piece),
+		cmocka_unit_test(p6_a_staged_copy_cut_short_spoils_no_other),
+		cmocka_unit_test(p6_without_batches_copies_go_one_by_one),
 		cmocka_unit_test(p6_without_a_ring_whole_blocks_go_over_the_link),
 		cmocka_unit_test(p6_with_little_pinned_memory_there_are_fewer_jobs),
 		cmocka_unit_test(p10_what_is_no_device_is_not_supported),

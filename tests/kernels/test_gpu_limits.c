@@ -276,36 +276,55 @@ static void p1_the_device_sees_what_is_registered_and_nothing_else(void **state)
 	gpu_rig_fini(&rig);
 }
 
-static void p8_memory_of_a_peer_is_used_only_with_access_to_it(void **state)
+static void copy_on_device(gpu_case_t *c, kvk_gpu_way_t way)
 {
+	const kvk_gpu_copy_t copy = gpu_case_copy(c, KVK_GPU_GATHER, way, NULL);
+
+	gpu_case_refill(c);
+	gpu_rig_copy(c->gpu, &copy);
+	gpu_case_twin(c, KVK_GPU_GATHER);
+	gpu_case_equal(c);
+}
+
+/* A peer that may be used, one whose access somebody else has enabled, one that refuses, one without a link. */
+static void p8_memory_of_a_peer_is_used_by_kernels_only_with_access_to_it(void **state)
+{
+	static const int answers[] = {0, 704, 217, -1};
 	const fake_cuda_config_t driver = {.seed = 1, .lazy = 1, .major = 9, .devices = 2};
 	kv_test_rng_t rng = {kv_test_seed()};
-	gpu_rig_t rig;
-	kvk_gpu_t *gpu = start(&rig, &driver, 4);
-	kvk_gpu_job_t *job = NULL;
-	gpu_case_t c;
 
 	(void)state;
-	gpu_case_init(&c, &rng, gpu, KVK_PAGED_HEAD_TOKEN_KV);
-	while (c.kind != CASE_ON_DEVICE || c.count == 0 || c.g.page_bytes <= 240) {
-		gpu_case_fini(&c);
+	for (size_t i = 0; i < KV_COUNT_OF(answers); i++) {
+		const int reached = answers[i] == 0 || answers[i] == 704;
+		gpu_rig_t rig;
+		kvk_gpu_t *gpu = start(&rig, &driver, 4);
+		kvk_gpu_stats_t stats;
+		uint64_t asked;
+		gpu_case_t c;
+
 		gpu_case_init(&c, &rng, gpu, KVK_PAGED_HEAD_TOKEN_KV);
+		while (c.kind != CASE_ON_DEVICE || c.count == 0 || c.g.page_bytes <= 240) {
+			gpu_case_fini(&c);
+			gpu_case_init(&c, &rng, gpu, KVK_PAGED_HEAD_TOKEN_KV);
+		}
+		fake_cuda_foreign(1);
+		if (answers[i] < 0) {
+			fake_cuda_unlink();
+		} else {
+			fake_cuda_fail_always(offsetof(kvk_cuda_ops_t, peer_enable), answers[i]);
+		}
+		copy_on_device(&c, KVK_GPU_ZERO_COPY);
+		asked = fake_cuda_calls(offsetof(kvk_cuda_ops_t, peer_can));
+		copy_on_device(&c, KVK_GPU_AUTO);
+		assert_int_equal(fake_cuda_calls(offsetof(kvk_cuda_ops_t, peer_can)), asked); /* it is known */
+		fake_cuda_fail_always(0, 0);
+		kvk_gpu_get_stats(gpu, &stats);
+		assert_int_equal(stats.far, reached ? 0 : 2);
+		assert_int_equal(stats.staged, stats.far);
+		assert_int_equal(stats.zero_copy, reached ? 2 : 0);
+		gpu_case_fini(&c);
+		gpu_rig_fini(&rig);
 	}
-
-	const kvk_gpu_copy_t copy = gpu_case_copy(&c, KVK_GPU_GATHER, KVK_GPU_ZERO_COPY, NULL);
-
-	fake_cuda_foreign(1);
-	fake_cuda_fail_always(offsetof(kvk_cuda_ops_t, peer_enable), 217);
-	assert_int_equal(kvk_gpu_submit(gpu, &copy, &job), KV_ERR_ARG);
-	fake_cuda_fail_always(offsetof(kvk_cuda_ops_t, peer_enable), 704); /* somebody else has enabled it */
-	assert_int_equal(kvk_gpu_submit(gpu, &copy, &job), KV_OK);
-	fake_cuda_fail_always(0, 0);
-	assert_int_equal(gpu_rig_finish(job), KV_OK);
-	kvk_gpu_end(job);
-	gpu_case_twin(&c, KVK_GPU_GATHER);
-	gpu_case_equal(&c);
-	gpu_case_fini(&c);
-	gpu_rig_fini(&rig);
 }
 
 /* ---- choosing ---------------------------------------------------------------------------------------------------- */
@@ -493,7 +512,7 @@ int main(void)
 		cmocka_unit_test(p5_a_wait_ends_in_time),
 		cmocka_unit_test(p5_a_copy_takes_no_more_sms_than_it_may),
 		cmocka_unit_test(p1_the_device_sees_what_is_registered_and_nothing_else),
-		cmocka_unit_test(p8_memory_of_a_peer_is_used_only_with_access_to_it),
+		cmocka_unit_test(p8_memory_of_a_peer_is_used_by_kernels_only_with_access_to_it),
 		cmocka_unit_test(p5_auto_takes_what_was_faster),
 		cmocka_unit_test(p6_threads_copy_while_others_register),
 		cmocka_unit_test(p7_the_devices_clock_tells_what_a_stream_took),

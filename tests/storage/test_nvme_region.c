@@ -46,6 +46,52 @@ static void p1_registered_memory_gives_the_same_bytes(void **state)
 	munmap(slab, bytes);
 }
 
+/* Memory that is unmapped, and other memory that comes to lie at its address, often: never are old pages used for new ones. */
+static void p1_memory_may_go_and_other_memory_come(void **state)
+{
+	const size_t bytes = 36 * MIB;
+	fixture_t f;
+	uint8_t *slab = NULL;
+	uint32_t region, first = UINT32_MAX;
+	kvs_loc_t loc;
+	block_t b;
+
+	(void)state;
+	fixture_init(&f, NULL);
+	fixture_begin(&f, &found);
+	for (uint32_t round = 0; round < 30; round++) {
+		kvs_meta_t meta = meta_of(1, round + 1, 1);
+		int gone = 0;
+		kvs_mem_t mem;
+
+		slab = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+		assert_true(slab != MAP_FAILED);
+		kvs_nvme_register(f.tier, slab, bytes, &region);
+		first = round == 0 ? region : first;
+		assert_int_equal(region, first); /* the place comes back */
+		usleep(round % 3 * 30000);       /* sometimes none, sometimes some of it is registered */
+		block_fill(&plain, &meta.key, &b);
+		mem = b.mem;
+		mem.data = slab + (round % 2 ? 0 : 33 * MIB);
+		mem.region = region;
+		memcpy(mem.data, b.data, plain.block_bytes);
+		assert_int_equal(kvs_alloc(f.tier, f.slot_class, KVS_PUT, 1, &meta, &loc), KV_OK);
+		assert_int_equal(store_wait(f.tier, loc, &mem), KV_OK);
+		memset(mem.data, 0, plain.block_bytes);
+		assert_int_equal(load_wait(f.tier, loc, &mem), KV_OK);
+		assert_memory_equal(mem.data, b.data, plain.block_bytes);
+		assert_int_equal(get_block(&f, &plain, 1, round + 1, loc), KV_OK);
+		for (int i = 0; i < 20000 && !gone; i++) {
+			gone = kvs_nvme_unregister(f.tier, region);
+			usleep(gone ? 0 : 1000);
+		}
+		assert_int_equal(gone, 1);
+		munmap(slab, bytes);
+	}
+	assert_int_equal(kvs_nvme_unregister(f.tier, UINT32_MAX), 1);
+	fixture_fini(&f);
+}
+
 /* The ring has pinned the pages of a slab; a client takes one out of the file, and what lies there now is another page. */
 static void p2_a_hole_in_a_slab_does_not_cost_the_block_on_disk(void **state)
 {
@@ -115,6 +161,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p1_registered_memory_gives_the_same_bytes),
+		cmocka_unit_test(p1_memory_may_go_and_other_memory_come),
 		cmocka_unit_test(p2_a_hole_in_a_slab_does_not_cost_the_block_on_disk),
 		cmocka_unit_test(p5_registering_takes_no_time_however_much_is_mapped),
 	};

@@ -419,8 +419,14 @@ static void p4_check_finds_every_broken_sum(void **state)
 	DAMAGED(uint32_t, pool->slabs[0]->slab.number, 1);
 	DAMAGED(uint64_t, pool->slabs[0]->slab.data.bytes, 4096);
 	DAMAGED(uint32_t, pool->slabs[0]->slab.next[kv_slot_index(loc[0].slot)], loc[1].slot); /* a circle */
-	DAMAGED(uint32_t, pool->classes[class].stack, KV_SLOT_NONE);
-	DAMAGED(uint32_t, pool->classes[class].fresh_next, 5);
+	DAMAGED(uint32_t, pool->slabs[0]->stack, KVS_NONE);
+	DAMAGED(uint32_t, pool->slabs[0]->fresh, 5);
+	DAMAGED(uint32_t, pool->slabs[0]->taken, 1);
+	DAMAGED(uint32_t, pool->slabs[0]->open, 4);
+	DAMAGED(uint32_t, pool->classes[class].first[KVS_WARM], KVS_NONE);
+	DAMAGED(uint32_t, pool->classes[class].first[KVS_FRESH], KVS_NONE);
+	DAMAGED(uint64_t, pool->classes[class].free_slots, 1);
+	DAMAGED(uint32_t, pool->held, 0);
 	DAMAGED(uint64_t, pool->ledger.area.bytes, 4096);
 	close_pool(&t, tier);
 }

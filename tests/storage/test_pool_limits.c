@@ -60,7 +60,7 @@ static void p5_the_limit_holds_to_the_byte_and_wastes_no_block(void **state)
 		assert_int_equal(u.used_slots, n);
 		assert_true(u.charged_bytes <= limit);
 		assert_true(kvs_pool_slab_count(pool) < KVS_POOL_MAX_SLABS);
-		assert_true(u.charged_bytes + kvs_pool_slab_cost(g, 1, 4096) > limit);
+		assert_true(u.charged_bytes + kvs_pool_slab_cost(kvs_pool_of(pool), g, 1, 4096) > limit);
 		assert_int_equal(kv_metric_get(&metrics, KV_M_CPU_BYTES), u.charged_bytes);
 		check(pool);
 		kvs_close(pool);

@@ -176,6 +176,106 @@ static void step(kvs_tier_t *pool, model_t *m, kv_test_rng_t *rng)
 	}
 }
 
+/* ---- with slabs that go ------------------------------------------------------------------------------------------------- */
+
+#define NUMBERS 512u
+
+/* What is known of a slab: told to leave, retired, its memory gone but its number not. */
+typedef enum fate { STAYS, LEAVES, GONE, GHOST } fate_t;
+
+/* No location of a slab that has left may be given out; all that is in it stays readable. */
+static void step_change(kvs_tier_t *pool, fate_t *fate, kv_test_rng_t *rng)
+{
+	const kvs_change_ops_t *ops = pool->ops->change;
+	uint32_t count = ops->slabs(pool), slab = count ? (uint32_t)kv_test_below(rng, count) : 0;
+	uint32_t to = (uint32_t)kv_test_below(rng, 3);
+	kvs_slab_look_t look;
+	kv_status_t status = ops->look(pool, slab, &look);
+
+	assert_true(count <= NUMBERS);
+	assert_int_equal(status, fate[slab] == GHOST || (fate[slab] == STAYS && status == KV_MISS) ? KV_MISS : KV_OK);
+	if (status == KV_OK && fate[slab] == STAYS) {
+		assert_true(!look.leaving && !look.retired);
+		ops->leave(pool, slab);
+		fate[slab] = LEAVES;
+	} else if (fate[slab] == LEAVES && look.taken == 0) {
+		assert_int_equal(ops->retire(pool, slab, to), KV_OK);
+		fate[slab] = GONE;
+	} else if (fate[slab] == LEAVES) {
+		assert_int_equal(ops->retire(pool, slab, to), KV_ERR_BUSY);
+		if (kv_test_below(rng, 3) == 0) {
+			ops->stay(pool, slab);
+			fate[slab] = STAYS;
+		}
+	} else if (fate[slab] >= GONE) {
+		int unmapped = (int)kv_test_below(rng, 2);
+
+		status = kvs_pool_release(pool, slab, unmapped);
+		assert_true(status == KV_OK || (fate[slab] == GONE && status == KV_ERR_BUSY));
+		if (status == KV_OK) {
+			fate[slab] = unmapped ? STAYS : GHOST;
+		}
+	}
+}
+
+static void run_changes(int prefault)
+{
+	kvs_pool_config_t config = pool_config(&metrics, 3u << 20, 150000);
+	static fate_t fate[NUMBERS];
+	static model_t m;
+	uint64_t retired = kv_metric_get(&metrics, KV_M_SLABS_RETIRED);
+	kv_test_rng_t rng;
+	kv_test_env_t t;
+	kvs_tier_t *pool;
+	uint32_t class;
+
+	memset(&m, 0, sizeof m);
+	memset(fate, 0, sizeof fate);
+	kv_test_env_init(&t);
+	rng.state = kv_test_seed() + 7u + (uint64_t)prefault;
+	config.prefault = prefault;
+	assert_int_equal(kvs_pool_open(&config, &t.env, &pool), KV_OK);
+	for (uint32_t i = 0; i < 3; i++) {
+		assert_int_equal(kvs_class_open(pool, ns_of[i], geometry_of[i], &class), KV_OK);
+	}
+	for (uint32_t i = 0; i < STEPS; i++) {
+		uint32_t before = m.n;
+
+		step(pool, &m, &rng);
+		if (m.n > before) {
+			assert_int_equal(fate[kv_slot_slab(m.block[before].loc.slot)], STAYS);
+		}
+		if (i % 4 == 0) {
+			step_change(pool, fate, &rng);
+		}
+		/* Every now and then little is held, so that slabs come empty. */
+		while (i % 400 == 0 && m.n > 8) {
+			kvs_free(pool, m.block[8].loc);
+			bury(&m, 8);
+		}
+		compare(pool, &m);
+		if (i % 64 == 0) {
+			check(pool);
+		}
+	}
+	assert_true(kv_metric_get(&metrics, KV_M_SLABS_RETIRED) - retired > 20);
+	check(pool);
+	kvs_close(pool);
+	assert_int_equal(kv_test_env_live(&t), 0);
+}
+
+static void p4_sums_hold_while_slabs_come_and_go(void **state)
+{
+	(void)state;
+	run_changes(0);
+}
+
+static void p4_sums_hold_while_slabs_come_and_go_under_the_prefault_thread(void **state)
+{
+	(void)state;
+	run_changes(1);
+}
+
 static void run_model(int prefault)
 {
 	kvs_pool_config_t config = pool_config(&metrics, 3u << 20, 150000);
@@ -229,6 +329,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p4_sums_hold_after_every_step),
 		cmocka_unit_test(p4_sums_hold_with_the_prefault_thread_running),
+		cmocka_unit_test(p4_sums_hold_while_slabs_come_and_go),
+		cmocka_unit_test(p4_sums_hold_while_slabs_come_and_go_under_the_prefault_thread),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,6 +1,7 @@
 #!/bin/bash
 # What scripts/offline-bundle packs runs where it is unpacked, with no library from elsewhere but libc's and the C++ one's: bundle.sh BUILD_DIR
-set -euo pipefail
+set -Eeuo pipefail
+trap 'echo "bundle.sh: line $LINENO: $BASH_COMMAND"; cat "$dir/kvd.log" 2>/dev/null || true' ERR
 cd "$(dirname "$0")/../.."
 build=$1
 dir=$(mktemp -d /tmp/kvd-test-XXXXXX)
@@ -39,9 +40,9 @@ done
 
 # It works: a daemon, an operator, and an engine that finds what another has left, equal to one without a cache.
 bare "$there/bin/kvd" --version | grep -q kvd
-env -i PATH=/usr/bin:/bin "$there/bin/kvd" --run_dir="$dir/run" --cpu.size=256MiB --http.listen=off >"$dir/kvd.log" 2>&1 &
+env -i PATH=/usr/bin:/bin "$there/bin/kvd" --run_dir="$dir/run" --cpu.size=256MiB --http.listen=off --limits.silence=10s >"$dir/kvd.log" 2>&1 &
 keeper=$!
-for _ in $(seq 100); do
+for _ in $(seq 1200); do
 	bare "$there/bin/kvctl" --socket "$dir/run/default.sock" status >/dev/null 2>&1 && break
 	sleep 0.05
 done

@@ -63,6 +63,9 @@
 	X(CPU_LIMIT_BYTES, kvd_cpu_limit_bytes, KV_METRIC_GAUGE, "limit of the CPU pool")                              \
 	X(CPU_QUARANTINED_BYTES, kvd_cpu_quarantined_bytes, KV_METRIC_GAUGE, "slot bytes in quarantine")               \
 	X(CPU_FIRST_TOUCH, kvd_cpu_first_touch_total, KV_METRIC_COUNTER, "slots given out before they were pre-faulted") \
+	X(SLABS_RETIRED, kvd_slabs_retired_total, KV_METRIC_COUNTER, "slabs whose memory went to another block size") \
+	X(SLABS_KEPT, kvd_slabs_kept, KV_METRIC_GAUGE, "retired slabs that a member has not unmapped in time: their pages were taken away") \
+	X(BLOCKS_MOVED, kvd_blocks_moved_total, KV_METRIC_COUNTER, "blocks copied out of slabs that were to be retired") \
 	X(CPU_HUGE_PAGES, kvd_cpu_huge_pages, KV_METRIC_GAUGE, "1 when the pool lies on huge pages")                   \
 	X(SLAB_FAULTS, kvd_slab_faults_total, KV_METRIC_COUNTER, "copies or digests that hit memory a client had taken away") \
 	X(DISK_BYTES, kvd_disk_bytes, KV_METRIC_GAUGE, "bytes of the disk tier: slot files and metadata")              \

@@ -19,8 +19,9 @@
 #define KV_MIRROR_MAGIC        UINT64_C(0x31524f5252494d4b) /* "KMIRROR1" */
 #define KV_MIRROR_MAX_SPACES   4096u
 #define KV_MIRROR_HEADER_BYTES 4096u
-#define KV_MIRROR_STALE_NS     UINT64_C(50000000) /* an older heartbeat is a miss with reason DAEMON_STALE */
-#define KV_MIRROR_HEARTBEAT_NS UINT64_C(10000000) /* how often the core loop stores it (at the latest every 20 ms) */
+#define KV_MIRROR_STALE_NS     UINT64_C(50000000) /* stale_ns of a daemon that does not say it, and the least there is */
+#define KV_MIRROR_STALE_MAX_NS UINT64_C(10000000000)
+#define KV_MIRROR_HEARTBEAT_NS UINT64_C(20000000) /* the core loop stores it at the latest after this */
 
 typedef struct kv_mirror_header {
 	uint64_t magic;
@@ -32,6 +33,7 @@ typedef struct kv_mirror_header {
 	uint64_t buckets_offset;       /* bytes from the start of the memfd, a multiple of 4096 */
 	uint64_t epochs_offset;        /* _Atomic uint64_t epoch[KV_MIRROR_MAX_SPACES]; 0: no such space */
 	uint64_t total_bytes;
+	uint64_t stale_ns; /* an older heartbeat is a miss with reason DAEMON_STALE; 0: KV_MIRROR_STALE_NS */
 } kv_mirror_header_t;
 
 /* One resident block of one group. tiers == 0 marks an empty place. */

@@ -64,11 +64,20 @@ def _sync_loads() -> bool:
     return "has_sync_kv_loads" in _fields("vllm.v1.core.sched.output", "SchedulerOutput")
 
 
+def _eager_modes() -> tuple[Any, ...]:
+    """Modes of CUDA graphs in which attention runs from Python, so that each layer is waited for; none if a forward context does not tell."""
+    if not {"attn_metadata", "cudagraph_runtime_mode", "ubatch_slices"} <= _fields("vllm.forward_context", "ForwardContext"):
+        return ()
+    modes = _has("vllm.config", "CUDAGraphMode")
+    return tuple(getattr(modes, name) for name in ("NONE", "PIECEWISE") if hasattr(modes, name))
+
+
 ROWS: tuple[Row, ...] = (
     Row("version", lambda: getattr(_module("vllm"), "__version__", "unknown"), "named in page formats that may change with it"),
     Row("results", lambda: _has(BASE, "KVConnectorTransferResults"), "0.30: get_transfer_results() asks for sent, received and failed at once; before: get_finished()"),
     Row("failed_recving", lambda: "failed_recving" in _fields(BASE, "KVConnectorTransferResults"), "0.30: a whole load can fail, so several KV groups can be served"),
     Row("sync_loads", _sync_loads, "0.30: start_load_kv() comes after the forward in steps without a synchronous load; before: always ahead of it"),
+    Row("eager_modes", _eager_modes, "what a forward context calls a step whose layers can be waited for one by one"),
     Row("hit_sources", lambda: _has("vllm.v1.metrics.cache_hit_source", "CacheHitSource"), "0.32: hits are labelled host or disk"),
     Row("cross_layers", lambda: _has(BASE, "KVConnectorBase_V1.register_cross_layers_kv_cache") is not None, "0.25.1: one tensor for all layers may be registered"),
     Row("cache_tensors", _tensors, "0.30: KVCacheTensor gives layer and block strides; 0.25.1: who shares it"),

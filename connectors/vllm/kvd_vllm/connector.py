@@ -277,12 +277,22 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         if len(devices) != 1 or tensors[0][0].device.type != space.device:
             raise Declined(f"the cache lies on {', '.join(sorted(devices))}, not on one {space.device} device")
         if space.device == "cpu":
-            return {"memory": "cpu", "device": 0, "sms": 0, "stream_of": None}
+            return {"memory": "cpu", "device": 0, "sms": 0, "save_sms": 0, "stream_of": None}
         import torch
 
         raw = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (lambda index: torch.cuda.current_stream(index).cuda_stream)
         torch.cuda.synchronize()
-        return {"memory": "cuda", "device": tensors[0][0].device.index, "sms": self._options["sms"], "stream_of": raw}
+        return {"memory": "cuda", "device": tensors[0][0].device.index, "sms": self._options["sms"], "save_sms": self._options["save_sms"], "stream_of": raw}
+
+    def _layers(self) -> tuple[dict[str, int], tuple[Any, ...]] | None:
+        """Names of the layers, by which the engine waits for each, and the modes it does that in. None: loads come whole."""
+        space, config = self._space, self._vllm_config
+        assert space is not None
+        if space.device != "cuda" or not self._options["layers"] or not self._compat["eager_modes"]:
+            return None
+        if len(space.groups) > 1 or getattr(config, "speculative_config", None) is not None or getattr(config.parallel_config, "use_ubatching", False):
+            return None  # loads come beside the steps; layers are read after the step's own; two halves of a step run through each other
+        return {name: number for number, name in enumerate(space.groups[0].layers)}, self._compat["eager_modes"]
 
     def _worker(self, config: dict[str, Any]) -> Any:
         try:
@@ -296,6 +306,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         rank = _tensor_parallel_rank(self._vllm_config)
         tensors = [[kv_caches[name] for name in group.layers] for group in space.groups]
         described = self._describe(tensors, rank)
+        layers = self._layers()
         c = self._c = self._worker(
             {
                 **self._common(),
@@ -308,6 +319,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
                 "groups": described,
                 "threads": chosen["threads"],
                 "prefault": int(chosen["prefault"]),
+                "layers": layers,
+                "layers_mb": chosen["layers_mb"],
             }
         )
         for group, own in zip(space.groups, tensors):
@@ -316,6 +329,11 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self.bind_connector_metadata = c.start
         self.start_load_kv = c.load
         self.wait_for_save = c.end
+        if layers is not None:
+            self.has_connector_metadata = c.asks
+            self.wait_for_layer_load = c.layer
+            self.save_kv_layer = c.kept
+            logger.info("kvd: rank %d: loads within a step of %d MiB and more come layer by layer, once a step has waited for each of the %d layers", rank, chosen["layers_mb"], len(layers[0]))
         self.get_finished = c.finished
         if self._compat["results"] is not None:
             self.get_transfer_results = c.results
@@ -360,7 +378,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         return False
 
     def has_connector_metadata(self) -> bool:
-        """False keeps the engine from calling wait_for_layer_load() and save_kv_layer() around every layer: nothing is done there."""
+        """False keeps the engine from calling wait_for_layer_load() and save_kv_layer() around every layer: nothing is done there. On GPUs the C side answers."""
         return False
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:

@@ -114,7 +114,7 @@ typedef struct kvdpy_request {
 	const char *id_text;
 	uint32_t id_len;
 	uint32_t local;    /* tokens the engine had itself when it asked last */
-	uint32_t fed;      /* tokens handed to kvx_scheduler_tokens() */
+	uint32_t fed;      /* tokens kvx_scheduler_tokens() has taken */
 	uint32_t computed; /* after the last step planned */
 	uint32_t step;     /* in which its blocks were given last */
 	uint32_t engine;   /* tokens the engine had itself when it was admitted first */
@@ -177,5 +177,33 @@ int kvdpy_request_feed(kvdpy_scheduler_t *self, kvdpy_request_t *request, kvdpy_
 int kvdpy_place(kvdpy_scheduler_t *self, kvdpy_request_t *request, kvdpy_ask_t *ask, PyObject *tables, int append);
 
 int kvdpy_worker_init(PyObject *module);
+
+/* ---- layers.c ----------------------------------------------------------------------------------------------------- */
+
+#define KVDPY_MODES 8u
+
+typedef struct kvdpy_layers {
+	PyObject *names; /* {name: number}; NULL: loads come whole */
+	PyObject *modes; /* of CUDA graphs, in which attention runs from Python */
+	uint32_t count;
+	uint32_t trusted;           /* bit a mode: each layer has been named in a step of it */
+	uint8_t tries[KVDPY_MODES]; /* steps of the mode in which only some were */
+	int mode;                   /* of the step at hand */
+	int asked;                  /* in this step the engine shall name its layers: */
+	int layered;                /* its loads come layer by layer, else it is watched */
+	int strange;                /* a layer was not on the step's stream */
+	uint32_t seen;
+	uint8_t *named; /* [count] */
+} kvdpy_layers_t;
+/* Key "layers": ({name: number}, (mode, ..)), or None. */
+int kvdpy_layers_init(kvdpy_layers_t *layers, PyObject *dict);
+void kvdpy_layers_fini(kvdpy_layers_t *layers);
+/* start_load_kv(context): load, layer by layer where that may be. */
+void kvdpy_layers_load(kvdpy_layers_t *layers, kvx_worker_t *worker, PyObject *context);
+/* wait_for_layer_load(name), in a step that has asked for it. */
+void kvdpy_layers_named(kvdpy_layers_t *layers, kvx_worker_t *worker, PyObject *name, int own_stream);
+void kvdpy_layers_end(kvdpy_layers_t *layers);
+/* A step that has not ended is gone. */
+void kvdpy_layers_clear(kvdpy_layers_t *layers);
 
 #endif

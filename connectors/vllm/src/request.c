@@ -267,15 +267,25 @@ static int read_extras(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvx_units_t 
 	return *p_list ? 0 : -1;
 }
 
+/* Has its space been opened? Cheaper than reading tokens for nothing. */
+static int may_begin(kvdpy_scheduler_t *self, kvdpy_ask_t *ask)
+{
+	const kvx_units_t none = {.struct_size = sizeof none};
+
+	return kvx_scheduler_tokens(self->scheduler, &ask->ask, &none) != KVC_ERR_UNREACHABLE;
+}
+
 static int feed_piece(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *ask, kvx_units_t *units)
 {
 	PyObject *extras = NULL;
+	kvc_status_t status;
 
 	if (r->extra && read_extras(self, r, units, &extras)) {
 		return -1;
 	}
-	kvx_scheduler_tokens(self->scheduler, &ask->ask, units); /* a bad token: the request has no keys then */
-	r->fed = units->at + units->n;
+	status = kvx_scheduler_tokens(self->scheduler, &ask->ask,
+				      units); /* a bad token: taken, but the request has no keys */
+	r->fed = status == KVC_ERR_UNREACHABLE || status == KVC_ERR_STALE_EPOCH ? 0 : units->at + units->n;
 	Py_XDECREF(extras);
 
 	return 0;
@@ -285,11 +295,11 @@ int kvdpy_request_feed(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t 
 {
 	static uint32_t tokens[FEED_TOKENS]; /* under the interpreter's lock */
 	const uint32_t end = upto < ask->ask.tokens ? upto : ask->ask.tokens;
-	uint32_t most = FEED_TOKENS / self->hash_tokens;
+	uint32_t most = FEED_TOKENS / self->hash_tokens, was;
 	PyObject *list;
 	int failed = 0;
 
-	if (self->foreign || end < r->fed + self->hash_tokens) {
+	if (self->foreign || end < r->fed + self->hash_tokens || (r->fed == 0 && !may_begin(self, ask))) {
 		return 0;
 	}
 	list = tokens_of(r->request);
@@ -298,7 +308,7 @@ int kvdpy_request_feed(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t 
 	}
 
 	most = most > FEED_UNITS ? FEED_UNITS : most;
-	while (!failed && end >= r->fed + self->hash_tokens) {
+	do {
 		const uint32_t left = (end - r->fed) / self->hash_tokens;
 		kvx_units_t units = {
 			.struct_size = sizeof units,
@@ -307,8 +317,9 @@ int kvdpy_request_feed(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t 
 			.tokens = tokens,
 		};
 
+		was = r->fed;
 		failed = read_tokens(list, units.at, units.n, tokens) || feed_piece(self, r, ask, &units);
-	}
+	} while (!failed && r->fed > was && end >= r->fed + self->hash_tokens);
 	Py_DECREF(list);
 
 	return failed ? -1 : 0;

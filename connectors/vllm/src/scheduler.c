@@ -28,6 +28,24 @@ static void lose_blocks(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t
 	r->computed = 0;
 }
 
+/* Keys of our own begin with the space, and it is a match that opens the space of an adapter seen for the first time: then once more. */
+static int look_up(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *ask)
+{
+	for (int turn = 0; turn < 2; turn++) {
+		if (kvdpy_request_feed(self, r, ask, ask->ask.tokens)) {
+			return -1;
+		}
+		if (turn == 0 || r->fed > 0) {
+			kvx_scheduler_match(self->scheduler, &ask->ask, &r->hit);
+		}
+		if (self->foreign || r->fed > 0) {
+			break;
+		}
+	}
+
+	return 0;
+}
+
 static PyObject *do_match(kvdpy_scheduler_t *self, PyObject *request, uint32_t local)
 {
 	kvdpy_request_t *r = kvdpy_request_of(self, request);
@@ -47,8 +65,7 @@ static PyObject *do_match(kvdpy_scheduler_t *self, PyObject *request, uint32_t l
 	lose_blocks(self, r, &ask);
 	if (self->off || r->no_read || r->no_keys || !self->loads) {
 		answer = Py_NewRef(self->nothing);
-	} else if (kvdpy_request_feed(self, r, &ask, ask.ask.tokens) == 0) {
-		kvx_scheduler_match(self->scheduler, &ask.ask, &r->hit);
+	} else if (look_up(self, r, &ask) == 0) {
 		answer = r->hit.tokens ? Py_BuildValue("(IO)", r->hit.tokens, r->hit.async ? Py_True : Py_False)
 				       : Py_NewRef(self->nothing);
 	}

@@ -14,6 +14,8 @@ typedef struct kvdpy_worker {
 	PyObject *
 		stream_of; /* callable(device) -> the stream the engine enqueues on now; None: the cache is in host memory */
 	PyObject *device; /* its number */
+	void *stream;     /* of the step */
+	kvdpy_layers_t layers;
 	int groups;
 	kvx_worker_stats_t last;
 } kvdpy_worker_t;
@@ -22,22 +24,27 @@ typedef struct kvdpy_worker {
 
 static PyTypeObject *worker_type;
 
-/* What the engine enqueues from now on goes to the stream that is current: the copies are put in order with that. -1: nobody knows it. */
+/* The stream that is current. -1: nobody knows it. */
+static int current_stream(kvdpy_worker_t *self, void **p_stream)
+{
+	PyObject *number = PyObject_CallFunctionObjArgs(self->stream_of, self->device, NULL);
+
+	*p_stream = number ? PyLong_AsVoidPtr(number) : NULL;
+	Py_XDECREF(number);
+
+	return PyErr_Occurred() ? -1 : 0;
+}
+
+/* What the engine enqueues from now on goes there: the copies are put in order with that. */
 static int tell_stream(kvdpy_worker_t *self)
 {
-	PyObject *number;
-	void *stream;
-
 	if (self->stream_of == Py_None || !self->worker) {
 		return 0;
 	}
-	number = PyObject_CallFunctionObjArgs(self->stream_of, self->device, NULL);
-	stream = number ? PyLong_AsVoidPtr(number) : NULL;
-	Py_XDECREF(number);
-	if (PyErr_Occurred()) {
+	if (current_stream(self, &self->stream)) {
 		return -1;
 	}
-	kvx_worker_stream(self->worker, stream);
+	kvx_worker_stream(self->worker, self->stream);
 
 	return 0;
 }
@@ -50,6 +57,7 @@ static PyObject *worker_begin(PyObject *object, PyObject *meta)
 	char *bytes = NULL;
 	Py_ssize_t len = 0;
 
+	kvdpy_layers_clear(&self->layers);
 	if (!plan || tell_stream(self) || (plan != Py_None && PyBytes_AsStringAndSize(plan, &bytes, &len))) {
 		Py_XDECREF(plan);
 		if (self->worker) {
@@ -86,16 +94,52 @@ static PyObject *worker_start(PyObject *object, PyObject *meta)
 /* start_load_kv(forward_context, **kwargs) */
 static PyObject *worker_load(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-	kvx_worker_t *worker = SELF(object)->worker;
-	PyThreadState *state;
+	kvdpy_worker_t *self = SELF(object);
+	PyObject *context = PyTuple_Size(args) > 0 ? PyTuple_GetItem(args, 0) : NULL;
 
+	(void)kwargs;
+	if (self->worker) {
+		kvdpy_layers_load(&self->layers, self->worker, context);
+	}
+
+	return Py_NewRef(Py_None);
+}
+
+/* has_connector_metadata() */
+static PyObject *worker_asks(PyObject *object, PyObject *unused)
+{
+	(void)unused;
+
+	return Py_NewRef(SELF(object)->layers.asked ? Py_True : Py_False);
+}
+
+/* wait_for_layer_load(name) */
+static PyObject *worker_layer(PyObject *object, PyObject *name)
+{
+	kvdpy_worker_t *self = SELF(object);
+	void *stream = self->stream;
+	PyObject *answer = NULL;
+
+	if (!self->layers.asked || !self->worker) {
+		return Py_NewRef(Py_None);
+	}
+	if (!self->layers.layered && self->stream_of != Py_None && current_stream(self, &stream)) {
+		answer = kvdpy_harmless(&self->guard, "wait_for_layer_load", Py_None);
+		if (!answer) {
+			return NULL;
+		}
+	}
+	kvdpy_layers_named(&self->layers, self->worker, name, !answer && stream == self->stream);
+
+	return answer ? answer : Py_NewRef(Py_None);
+}
+
+/* save_kv_layer(name, tensor, metadata) */
+static PyObject *worker_kept(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+	(void)object;
 	(void)args;
 	(void)kwargs;
-	if (worker) {
-		state = PyEval_SaveThread();
-		kvx_worker_load(worker);
-		PyEval_RestoreThread(state);
-	}
 
 	return Py_NewRef(Py_None);
 }
@@ -107,6 +151,7 @@ static PyObject *worker_end(PyObject *object, PyObject *unused)
 	if (SELF(object)->worker) {
 		kvx_worker_end(SELF(object)->worker);
 	}
+	kvdpy_layers_end(&SELF(object)->layers);
 
 	return Py_NewRef(Py_None);
 }
@@ -352,6 +397,7 @@ static void worker_dealloc(PyObject *object)
 	Py_XDECREF(self->nothing);
 	Py_XDECREF(self->stream_of);
 	Py_XDECREF(self->device);
+	kvdpy_layers_fini(&self->layers);
 	PyObject_Free(object);
 	Py_DECREF(type);
 }
@@ -407,9 +453,11 @@ static int read_groups(PyObject *dict, kvdpy_paged_t *paged, kvx_worker_group_t 
 static int read_memory(PyObject *dict, kvx_worker_config_t *c)
 {
 	const char *memory = NULL;
+	uint32_t layers_mb = 0;
 
 	if (kvdpy_get_text(dict, "memory", &memory) || kvdpy_get_int(dict, "device", &c->device) ||
-	    kvdpy_get_u32(dict, "sms", &c->sms)) {
+	    kvdpy_get_u32(dict, "sms", &c->sms) || kvdpy_get_u32(dict, "save_sms", &c->save_sms) ||
+	    kvdpy_get_u32(dict, "layers_mb", &layers_mb)) {
 		return -1;
 	}
 	if (!memory || (strcmp(memory, "cpu") != 0 && strcmp(memory, "cuda") != 0)) {
@@ -418,6 +466,7 @@ static int read_memory(PyObject *dict, kvx_worker_config_t *c)
 	}
 	c->memory = memory[1] == 'u' ? KVX_MEMORY_CUDA : KVX_MEMORY_HOST;
 	c->measure = c->memory == KVX_MEMORY_CUDA;
+	c->layer_bytes = layers_mb ? (uint64_t)layers_mb << 20 : 1; /* of those that are asked for */
 
 	return 0;
 }
@@ -475,7 +524,7 @@ static PyObject *worker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 
 	memset((char *)self + sizeof(PyObject), 0, sizeof *self - sizeof(PyObject));
 	self->last.struct_size = sizeof self->last;
-	if (take_callables(self, dict) || open_worker(self, dict)) {
+	if (take_callables(self, dict) || kvdpy_layers_init(&self->layers, dict) || open_worker(self, dict)) {
 		Py_DECREF((PyObject *)self);
 		return NULL;
 	}
@@ -488,6 +537,9 @@ static PyMethodDef worker_methods[] = {
 	{"begin", worker_begin, METH_O, "handle_preemptions"},
 	{"start", worker_start, METH_O, "bind_connector_metadata"},
 	{"load", FAST(worker_load), METH_VARARGS | METH_KEYWORDS, "start_load_kv"},
+	{"asks", worker_asks, METH_NOARGS, "has_connector_metadata"},
+	{"layer", worker_layer, METH_O, "wait_for_layer_load"},
+	{"kept", FAST(worker_kept), METH_VARARGS | METH_KEYWORDS, "save_kv_layer"},
 	{"end", worker_end, METH_NOARGS, "wait_for_save"},
 	{"finished", worker_finished, METH_O, "get_finished"},
 	{"results", worker_results, METH_O, "get_transfer_results"},

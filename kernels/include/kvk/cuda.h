@@ -49,6 +49,7 @@ typedef uint64_t kvk_cu_ptr_t;
 	X(copy_async, cuMemcpyAsync, (kvk_cu_ptr_t dst, kvk_cu_ptr_t src, size_t bytes, kvk_cu_stream_t stream))       \
 	X(stream_create, cuStreamCreateWithPriority, (kvk_cu_stream_t * p_stream, unsigned flags, int priority))       \
 	X(stream_destroy, cuStreamDestroy_v2, (kvk_cu_stream_t stream))                                                \
+	X(stream_capturing, cuStreamIsCapturing, (kvk_cu_stream_t stream, int *p_status))                              \
 	X(stream_wait, cuStreamWaitEvent, (kvk_cu_stream_t stream, kvk_cu_event_t event, unsigned flags))              \
 	X(event_create, cuEventCreate, (kvk_cu_event_t * p_event, unsigned flags))                                     \
 	X(event_destroy, cuEventDestroy_v2, (kvk_cu_event_t event))                                                    \
@@ -61,9 +62,43 @@ typedef uint64_t kvk_cu_ptr_t;
 	X(peer_enable, cuCtxEnablePeerAccess, (kvk_cu_context_t peer, unsigned flags))                                 \
 	X(error_name, cuGetErrorName, (int error, const char **p_name))
 
+/* Of all copies of a batch from number first[k] on. */
+typedef struct kvk_cu_copy_kind {
+	int order; /* of reading the source; KVK_CU_COPY_IN_ORDER: the stream's */
+	struct {
+		int type, id;
+	} source, destination; /* of memory that lies nowhere in particular: not used */
+	unsigned flags;
+} kvk_cu_copy_kind_t;
+#define KVK_CU_COPY_IN_ORDER    1
+#define KVK_CU_COPY_BESIDE_WORK 1u /* flag: rather not by the SMs */
+
+/* A launch with attributes. */
+typedef struct kvk_cu_launch_attribute {
+	int id;
+	int unused;
+	unsigned value[16];
+} kvk_cu_launch_attribute_t;
+typedef struct kvk_cu_launch {
+	unsigned grid[3], block[3], shared_bytes;
+	kvk_cu_stream_t stream;
+	kvk_cu_launch_attribute_t *attributes;
+	unsigned attribute_count;
+} kvk_cu_launch_t;
+#define KVK_CU_LAUNCH_CLUSTER 4 /* value[0..2]: blocks that run at the same time, on SMs beside each other */
+
+/* Those that a driver may lack: NULL then. */
+#define KVK_CUDA_OPTIONAL_OPS(X)                                                                                       \
+	X(copy_batch, cuMemcpyBatchAsync_v2,                                                                           \
+	  (kvk_cu_ptr_t * dst, kvk_cu_ptr_t * src, size_t * bytes, size_t count, kvk_cu_copy_kind_t * kinds,           \
+	   size_t * first, size_t kind_count, kvk_cu_stream_t stream)) /* 13.0; of no order among themselves */        \
+	X(launch_with, cuLaunchKernelEx,                                                                               \
+	  (const kvk_cu_launch_t *launch, kvk_cu_function_t function, void **params, void **extra)) /* 11.8 */
+
 typedef struct kvk_cuda_ops {
 #define KVK_CUDA_MEMBER(member, symbol, arguments) int(*member) arguments;
 	KVK_CUDA_OPS(KVK_CUDA_MEMBER)
+	KVK_CUDA_OPTIONAL_OPS(KVK_CUDA_MEMBER)
 #undef KVK_CUDA_MEMBER
 } kvk_cuda_ops_t;
 

@@ -10,8 +10,8 @@
  *               leaves of 240 bytes and less, which the kernels do not make. No digest is made on the way: the host makes it of the pool's block, once
  *               all copies have ended, in the poll that finds them over. Many small copies: correct, and slow
  *
- * A way that cannot be had becomes the next best: EACH in those cases; ZERO_COPY for STAGED without device memory for a ring, or with a layer of a block that
- * is larger than an eighth of it. kvk_gpu_describe(), the log and the counters say so.
+ * A way that cannot be had becomes the next best: EACH in those cases; STAGED, else EACH, for a peer's memory that this device has no access to; ZERO_COPY for STAGED without device memory for a ring, or with a layer of a block that
+ * is larger than a sixteenth of it. kvk_gpu_describe(), the log and the counters say so.
  *
  * Threads: every function may be called from any thread; a job belongs to one thread at a time. Not fork-safe.
  */
@@ -39,7 +39,7 @@ typedef struct kvk_gpu_config {
 	const kv_env_t *env;        /* NULL: the real one */
 	uint32_t sms;               /* most SMs a copy takes unless it says otherwise; 0: 8 */
 	uint32_t jobs;              /* most jobs at a time; 0: 64 */
-	uint64_t staging_bytes;     /* ring in device memory for STAGED; 0: 64 MiB; taken at the first use */
+	uint64_t staging_bytes;     /* ring in device memory for STAGED; 0: 128 MiB; taken at the first use */
 	const void *image;          /* kernels, as the driver loads them; NULL: those of this build */
 } kvk_gpu_config_t;
 
@@ -78,8 +78,7 @@ typedef struct kvk_gpu_copy {
 	const kvk_layout_t *layout; /* read during the call only, as is everything else here but the memory copied */
 	const kvk_paged_t *paged;   /* base[]: device addresses of this device */
 	uint32_t layer, layers;     /* range within the paged cache's layers; layers 0: all of them */
-	/* `data`: pool block, in registered host memory, or in memory the driver knows: pinned by others, of this device, of a peer that this one has access
-	 * to. `leaves`: expected digests of a scatter (read during the call), room for those
+	/* `data`: pool block, in registered host memory, or in memory the driver knows: pinned by others, of this device, of a peer. `leaves`: expected digests of a scatter (read during the call), room for those
 	 * of a gather (written by the poll that says OK). Layout of leaves as in kvk/move.h, of all the layers the cache holds, whatever the range. */
 	const kvk_move_t *moves;
 	uint32_t count;
@@ -102,6 +101,25 @@ int kvk_gpu_bad(const kvk_gpu_job_t *job, uint32_t i);
 kv_status_t kvk_gpu_order(kvk_gpu_job_t *job, kvk_cu_stream_t stream);
 /* Give it back. It must be over, or its copies must not matter any more: memory they use stays in use until they end. */
 void kvk_gpu_end(kvk_gpu_job_t *job);
+
+/* ---- copies of a graph ------------------------------------------------------------------------------------------- */
+
+/* kvk_gpu_submit() on a stream that is being captured makes the copy a part of the graph: every launch of the graph copies the same moves between the same
+ * memory again, in its place among the graph's other work, and compares or makes their digests again. Ways are ZERO_COPY and EACH (STAGED becomes
+ * ZERO_COPY); KV_ERR_UNSUPPORTED without kernels; after another error the capture is to be given up.
+ *
+ * The job belongs to the graph. It is taken until kvk_gpu_end(), which comes when no launch of the graph is on its way or will follow; so do the memory copied
+ * and the room for leaves of a gather. kvk_gpu_poll() and kvk_gpu_wait() answer of all launches that have ended since kvk_gpu_again(), or ever: PENDING: none
+ * has; OK and CORRUPT as above, the latter when any of them was bad. They call nothing of the driver, so that they are legal beside any capture; that a
+ * launch failed is the graph's to know: it stays PENDING. kvk_gpu_order(): KV_ERR_ARG.
+ *
+ *     kvk_gpu_again(job);  launch the graph;  kvk_gpu_wait(job, timeout_us);
+ */
+
+/* Forget the launches there were, before the next: none may be on its way. KV_ERR_ARG: not of a graph. */
+kv_status_t kvk_gpu_again(kvk_gpu_job_t *job);
+/* A word that counts the launches that have ended, in pinned memory, for who polls many of them himself. Valid until kvk_gpu_end(). NULL: not of a graph. */
+const volatile uint32_t *kvk_gpu_word(const kvk_gpu_job_t *job);
 
 /* ---- streams ----------------------------------------------------------------------------------------------------- */
 
@@ -138,6 +156,8 @@ kv_status_t kvk_gpu_measure(kvk_gpu_t *gpu, const kvk_layout_t *layout, const kv
 	X(zero_copy, "copies made by a kernel over the link")                                                          \
 	X(staged, "copies made by the copy engine and a kernel")                                                       \
 	X(each, "copies made piece by piece by the driver")                                                            \
+	X(far, "copies of a peer's memory that kernels of this device may not use")                                    \
+	X(captured, "copies that have become a part of a graph")                                                       \
 	X(corrupt, "blocks whose digest did not agree")                                                                \
 	X(busy, "copies refused because all jobs were taken")                                                          \
 	X(failures, "calls the driver refused")                                                                        \

@@ -3,11 +3,12 @@
  *
  *   offset 0        kvs_ledger_header_t                       one page
  *   claims_offset   kvs_ledger_claim_t claim[claims_cap]      open-addressed by id, rounded up to a page
- *   slabs_offset    chunk of slab 0, chunk of slab 1, ...     each: kvs_ledger_slab_t, then kvs_ledger_slot_t slot[slots], rounded up to a page
+ *   slabs_offset    place of slab 0, place of slab 1, ...     chunk_stride bytes each: kvs_ledger_slab_t, then kvs_ledger_slot_t slot[slots]
  *
- * The file is sized at start for all slabs the limit allows; pages behind the last chunk have never been touched and cost nothing.
+ * The file is sized at start for all slabs the limit allows; pages that have never been touched cost nothing. A place's slab may go and another one
+ * come: `slots` is 0 in between, and the slots' generations go on counting.
  *
- * Crash rules: slab_count is stored after the chunk it admits is complete. A slot's change stores state QUARANTINED first, then the other fields,
+ * Crash rules: slab_count and a slab's `slots` are stored after the chunk they admit is complete. A slot's change stores state QUARANTINED first, then the other fields,
  * then the new state: the fields of a QUARANTINED slot, its generation excepted, may be half of each. A claim's id is stored last and cleared
  * first; while claims move, one may be there twice, never not at all.
  */
@@ -19,7 +20,7 @@
 #include <stdatomic.h>
 
 #define KVS_LEDGER_MAGIC   UINT64_C(0x3152454744454c4b) /* "KLEDGER1" */
-#define KVS_LEDGER_VERSION 1u
+#define KVS_LEDGER_VERSION 2u
 #define KVS_LEDGER_PAGE    4096u
 
 typedef struct kvs_ledger_header {
@@ -31,8 +32,9 @@ typedef struct kvs_ledger_header {
 	uint64_t limit_bytes;       /* of the pool */
 	uint64_t claims_offset;
 	uint64_t slabs_offset;
-	uint32_t claims_cap; /* a power of two */
-	_Atomic uint32_t slab_count;
+	uint32_t claims_cap;         /* a power of two */
+	_Atomic uint32_t slab_count; /* places that have had a slab */
+	uint64_t chunk_stride;       /* from place to place, a multiple of a page */
 } kvs_ledger_header_t;
 
 /* One open lease or put. id 0: empty. Home of an id: kvs_ledger_home(); the next place is the next one, wrapping. */
@@ -51,11 +53,11 @@ typedef struct kvs_ledger_claim {
 	uint8_t reserved[15];
 } kvs_ledger_claim_t;
 
-/* Head of a slab's chunk. Never changes. */
+/* Head of a slab's chunk. Changes only while `slots` is 0. */
 typedef struct kvs_ledger_slab {
 	uint32_t number;
-	uint32_t slots;
-	uint32_t stride; /* bytes from slot to slot */
+	_Atomic uint32_t slots; /* 0: no slab has this number now */
+	uint32_t stride;        /* bytes from slot to slot */
 	uint32_t slot_class;
 	kvs_geometry_t geometry;
 	uint32_t huge; /* 1: the data memfd is of 2 MiB pages */
@@ -81,7 +83,7 @@ typedef struct kvs_ledger_slot {
 	uint8_t reserved[15];
 } kvs_ledger_slot_t;
 
-_Static_assert(sizeof(kvs_ledger_header_t) == 64, "ledger header");
+_Static_assert(sizeof(kvs_ledger_header_t) == 72, "ledger header");
 _Static_assert(sizeof(kvs_ledger_claim_t) == 80, "ledger claim");
 _Static_assert(sizeof(kvs_ledger_slab_t) == 192, "ledger slab");
 _Static_assert(sizeof(kvs_ledger_slot_t) == 128, "ledger slot is two cache lines");
@@ -102,7 +104,7 @@ static inline uint64_t kvs_ledger_chunk_bytes(uint64_t slots)
 /* What a ledger says, summed up. */
 typedef struct kvs_ledger_summary {
 	uint64_t incarnation;
-	uint32_t slabs;
+	uint32_t slabs; /* that are there now */
 	uint64_t slots;
 	uint64_t by_state[6]; /* kvs_state_t */
 	uint64_t used_bytes;  /* slot bytes of PUT, FILLING, READY, TRANSIT */
@@ -115,7 +117,7 @@ typedef struct kvs_ledger_summary {
 kv_status_t kvs_ledger_check(const void *base, uint64_t bytes, kvs_ledger_summary_t *p_summary, char *detail,
 			     size_t cap);
 
-/* A slab's chunk in a ledger that has passed kvs_ledger_check(); NULL past the last. */
+/* A slab's chunk in a ledger that has passed kvs_ledger_check(); NULL when no slab has this number. */
 const kvs_ledger_slab_t *kvs_ledger_slab(const void *base, uint32_t slab);
 static inline const kvs_ledger_slot_t *kvs_ledger_slots(const kvs_ledger_slab_t *slab)
 {

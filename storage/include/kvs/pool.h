@@ -16,6 +16,10 @@ typedef enum kvs_huge { KVS_HUGE_AUTO = 0, KVS_HUGE_ON = 1, KVS_HUGE_OFF = 2 } k
 
 /* Hand a new fd to the keeper (which duplicates it). Names: "ledger", "slab.<n>", "digest.<n>". May be NULL. */
 typedef void (*kvs_hold_fn)(void *ctx, const char *name, int fd);
+/* That slab's fd is about to be closed: the keeper closes its duplicate. May be NULL. */
+typedef void (*kvs_drop_fn)(void *ctx, const char *name);
+
+#define KVS_AHEAD_ALL UINT64_MAX
 
 typedef struct kvs_pool_config {
 	uint64_t limit_bytes; /* slabs, digest tables and ledger together */
@@ -23,10 +27,12 @@ typedef struct kvs_pool_config {
 		slab_bytes; /* size of a slab; smaller when the limit leaves less, larger (and said) when over 2,047 would be needed */
 	uint64_t max_blocks; /* slots in all; 0: as many as fit. Exact, for replays */
 	kvs_huge_t huge;
-	int prefault;         /* 1: a thread touches new slabs */
-	uint64_t ahead_bytes; /* kvs_pool_ahead() keeps so much carved and touched before it is needed; 0: nothing */
+	int prefault; /* 1: a thread touches new slabs */
+	/* kvs_pool_ahead() keeps so much carved and touched before it is needed; 0: nothing. KVS_AHEAD_ALL: the first class takes all there is. */
+	uint64_t ahead_bytes;
 	uint64_t incarnation;
 	kvs_hold_fn hold;
+	kvs_drop_fn drop;
 	void *hold_ctx;
 	kv_metrics_t *metrics; /* counters are added here; not NULL */
 } kvs_pool_config_t;
@@ -35,7 +41,7 @@ typedef struct kvs_pool_config {
  * can fail later, inside kvs_alloc (KV_ERR_FULL, logged, tried again after a second).
  *
  * kvs_class_open() carves the first slab at once, so that it is pre-faulted before the first put; KV_ERR_LAYOUT: the leaves do not tile the block.
- * While there is one class only, its next slab is begun when a quarter of the last is left. Freed slots are given out again last in, first out.
+ * The next slab is begun when a quarter of the last is left. Freed slots are given out again last in, first out, those of one slab together.
  * kvs_store() and kvs_load() end inside the call; store wants PUT or FILLING and leaves the state alone; load answers KV_ERR_ARG before the slot is
  * READY or TRANSIT and KV_MISS in quarantine. kvs_free() takes a slot from any state. */
 kv_status_t kvs_pool_open(const kvs_pool_config_t *config, const kv_env_t *env, kvs_tier_t **p_tier);
@@ -44,6 +50,9 @@ kv_status_t kvs_pool_open(const kvs_pool_config_t *config, const kv_env_t *env, 
 typedef struct kvs_slab_info {
 	uint32_t slab;
 	uint32_t slots;
+	uint64_t serial; /* never 0, and no other slab's: numbers come back, serials do not */
+	int retired;     /* 1: clients are to unmap it; nothing names its slots any more */
+	uint32_t slot_class;
 	uint32_t slot_bytes; /* stride */
 	kvs_geometry_t geometry;
 	uint64_t bytes;
@@ -57,12 +66,31 @@ typedef struct kvs_slab_info {
 		ready_bytes; /* [0, ready_bytes) have been pre-faulted; pinning the rest would fault it in on the caller's time */
 } kvs_slab_info_t;
 
-/* Slabs are numbered from 0 without gaps. KV_MISS past the last. */
+/* KV_MISS: no slab has this number now. Numbers are below kvs_pool_slab_count(), a number is free while its slab's memory is gone. */
 kv_status_t kvs_pool_slab(kvs_tier_t *pool, uint32_t slab, kvs_slab_info_t *p_info);
 uint32_t kvs_pool_slab_count(kvs_tier_t *pool);
-/* For idle moments, again and again: carve one slab more for the class that was the first to need a second one, when what is ahead of it has been touched
- * and is less than ahead_bytes. Slabs do not change their class: what is ahead is not there for others. */
+/* Changes whenever a slab has come or has been retired. */
+uint64_t kvs_pool_version(const kvs_tier_t *pool);
+/* Slabs whose descriptors are open. */
+uint32_t kvs_pool_slabs_held(const kvs_tier_t *pool);
+/* For idle moments, again and again: carve one slab more for the class that was opened, or took fresh memory, last, when what is ahead of it has been
+ * touched and is less than ahead_bytes. */
 void kvs_pool_ahead(kvs_tier_t *pool);
+
+/* A retired slab's memory goes back, and the class it was retired for gets a slab of it at once. `unmapped`: by every client; else its pages are taken
+ * away under those that still map it (they read zeros; pages pinned by them stay theirs), and its number and digests stay taken until a second call
+ * says so. KV_ERR_BUSY: the pre-fault thread is still in it, ask again. KV_MISS: no such slab, or not retired. */
+kv_status_t kvs_pool_release(kvs_tier_t *pool, uint32_t slab, int unmapped);
+
+/* Slabs and slots of each class, for people. KV_MISS past the last class. */
+typedef struct kvs_class_look {
+	const char *ns;
+	uint32_t block_bytes;
+	uint32_t slabs;
+	uint64_t slots, free_slots;
+	uint64_t bytes, ready_bytes; /* of slabs; of them touched */
+} kvs_class_look_t;
+kv_status_t kvs_pool_class(kvs_tier_t *pool, uint32_t slot_class, kvs_class_look_t *p_look);
 
 /* Which registered region (kvs_nvme_register) a slab's memory is from now on: kvs_mem() says so for all its slots. A slab that does not exist is
  * ignored. */

@@ -102,8 +102,43 @@ typedef void (*kvs_done_fn)(void *arg, kv_status_t status);
 /* One block found at open. Return other than KV_OK to have it dropped (its slot is freed). */
 typedef kv_status_t (*kvs_found_fn)(void *arg, uint32_t slot_class, kvs_loc_t loc, const kvs_meta_t *meta);
 
+/* A slab as those see it who decide which class it should belong to. */
+typedef struct kvs_slab_look {
+	uint32_t slot_class;
+	uint32_t slots;
+	uint32_t taken; /* not FREE */
+	uint32_t open;  /* of them, not READY either */
+	int leaving;    /* 1: gives out no slot any more */
+	int retired;    /* 1: empty for good; its memory is still there */
+} kvs_slab_look_t;
+
+/* Slabs that change their class (the CPU tier only):
+ *
+ *   USED --leave--> LEAVING --every slot FREE, retire--> RETIRED --nobody maps it--> its memory is another class's
+ *   LEAVING --stay--> USED
+ */
+typedef struct kvs_change_ops {
+	/* Slabs are numbered below this. */
+	uint32_t (*slabs)(kvs_tier_t *tier);
+	/* KV_MISS: there is no such slab now. */
+	kv_status_t (*look)(kvs_tier_t *tier, uint32_t slab, kvs_slab_look_t *p_look);
+	/* Slots of another class that its memory would make. */
+	uint32_t (*gain)(kvs_tier_t *tier, uint32_t slab, uint32_t for_class);
+	/* What a READY slot holds. KV_MISS: the slot is in another state, or does not exist. */
+	kv_status_t (*slot)(kvs_tier_t *tier, kv_slot_t slot, kvs_loc_t *p_loc, kvs_meta_t *p_meta);
+	/* Free slots that alloc would give, of all of a class's slabs. */
+	uint64_t (*free_slots)(kvs_tier_t *tier, uint32_t slot_class);
+	/* 1: less than a quarter of a slab is free, and no memory is left for another slab. */
+	int (*is_short)(kvs_tier_t *tier, uint32_t slot_class);
+	void (*leave)(kvs_tier_t *tier, uint32_t slab);
+	void (*stay)(kvs_tier_t *tier, uint32_t slab);
+	/* KV_ERR_BUSY: a slot is not FREE. What comes free is for `for_class`. */
+	kv_status_t (*retire)(kvs_tier_t *tier, uint32_t slab, uint32_t for_class);
+} kvs_change_ops_t;
+
 typedef struct kvs_tier_ops {
-	const char *medium; /* "CPU", "DISK" */
+	const char *medium;             /* "CPU", "DISK" */
+	const kvs_change_ops_t *change; /* NULL: a slab keeps its class */
 	kv_status_t (*class_open)(kvs_tier_t *tier, const char *ns, const kvs_geometry_t *geometry, uint32_t *p_class);
 	kv_status_t (*alloc)(kvs_tier_t *tier, uint32_t slot_class, kvs_state_t state, uint64_t owner,
 			     const kvs_meta_t *meta, kvs_loc_t *p_loc);

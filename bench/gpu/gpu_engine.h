@@ -1,0 +1,79 @@
+/* gpu_engine.h -- an engine without a model, as the kill loop and the bench of loads have it: a cache in a device's memory (or the host's), a kvx_worker_t beside
+ * it, and a second member in the scheduler's place that leases, reserves and writes plans. One in a process. */
+#ifndef GPU_ENGINE_H
+#define GPU_ENGINE_H
+
+#include "kvc.h"
+#include "kvk/cuda.h"
+#include "kvx_worker.h"
+#include "plan.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define ENGINE_TOKENS 16u
+#define ENGINE_LAYERS 32u
+#define ENGINE_ASK_MS 2000u
+
+typedef struct engine {
+	/* Set before engine_open(). */
+	const char *program, *socket;
+	int host, small;            /* cache in host memory; blocks of 32 KiB, not of 2 MiB */
+	uint32_t blocks;            /* of the cache */
+	uint32_t length;            /* blocks of a prompt, at most */
+	volatile const int *p_over; /* give up opening when it is not 0; may be NULL */
+	/* Made by it. */
+	char instance[48];
+	kvk_layout_t layout;
+	char layout_text[KVK_LAYOUT_TEXT_MAX];
+	kvk_paged_t paged;
+	void *base[ENGINE_LAYERS];
+	uint8_t *cache;
+	size_t piece, block_bytes; /* of a block in a layer; in all */
+	kvc_identity_t identity;
+	kvc_writer_t writer;
+	kvx_worker_t *worker;
+	kvc_t *kvc;
+	kvc_space_t *space;
+	kvx_bytes_t plan;
+	uint32_t step;
+	uint64_t load;
+} engine_t;
+
+uint64_t engine_now_ns(void);
+
+/* 0, after a sentence: it could not. Memory (below) is open. The daemon may come and go. */
+int engine_open(engine_t *e);
+void engine_close(engine_t *e);
+/* Keys of prompt number `chain`, `length` of them. */
+kvc_status_t engine_keys(const engine_t *e, uint64_t chain, kvc_key_t *keys);
+
+/* A step that says that these blocks have new owners: what is still to be read of them is read first. engine_end() follows. */
+void engine_fence(engine_t *e, const uint32_t *ids, uint32_t n);
+/* A step that saves the first n blocks of a put, from these blocks; 0: nothing is to be written, or it cannot. */
+int engine_save(engine_t *e, const kvc_put_t *put, const uint32_t *ids, uint32_t n);
+/* A step that loads n leased blocks to these blocks. engine_end() has been called: what is bad is told by kvx_worker_errors(). */
+int engine_load(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint32_t n);
+void engine_end(engine_t *e);
+
+/* ---- gpu_memory.c: memory of an engine's cache, and how the engine gets at it -------------------------------------- */
+
+int memory_open(int host); /* 0: there; 77: no device, which is said; 4: it cannot be used */
+void memory_close(void);
+/* NULL: refused. */
+uint8_t *memory_take(size_t bytes);
+void memory_give(uint8_t *memory);
+/* The engine's own host memory that copies go through: one of them. */
+uint8_t *memory_bounce(size_t bytes);
+/* Enqueued as an engine does; memory_settle() waits for them. */
+void memory_write(uint8_t *to, const uint8_t *bounce, size_t bytes);
+void memory_read(uint8_t *bounce, const uint8_t *from, size_t bytes);
+void memory_settle(void);
+/* The driver, the kernels (NULL: the build's) and the engine's stream; host: all NULL. */
+const kvk_cuda_ops_t *memory_cuda(void);
+const void *memory_image(void);
+void *memory_stream(void);
+/* Free bytes of the device's memory; 0: not known. Opens and closes the device. */
+uint64_t memory_free_bytes(int host);
+
+#endif

@@ -1,0 +1,240 @@
+// gpu_gemm.h -- rows of matrix products that run while blocks are loaded; part of gpu_copy.cu.
+//
+// A product is cut into tiles, a wave of them for all SMs at a time; with some SMs taken a wave more may be needed, which costs a shape of few waves much and
+// one of many waves little. So several shapes are reported, the cost of SMs that do nothing beside them, and the product that was told how many SMs it has.
+#ifndef GPU_GEMM_H
+#define GPU_GEMM_H
+
+struct gemm_shape {
+	int m, n, k;
+	bool large; // the goals are about it
+};
+
+// cuBLAS, found at run time: bf16, again and again.
+struct gemm {
+	static const int TIMES = 24;
+	typedef int (*create_fn)(void **);
+	typedef int (*stream_fn)(void *, cudaStream_t);
+	typedef int (*target_fn)(void *, int);
+	typedef int (*gemm_fn)(void *, int, int, int, int, int, const void *, const void *, int, int, const void *, int,
+			       int, const void *, void *, int, int, int, int);
+	void *handle = nullptr, *a = nullptr, *b = nullptr, *c = nullptr;
+	gemm_fn product = nullptr;
+	target_fn set_target = nullptr;
+	gemm_shape shape = {};
+	double alone = 0;
+
+	bool open(const std::vector<gemm_shape> &shapes)
+	{
+		const char *named = getenv("KVD_CUBLAS");
+		void *lib = nullptr;
+		size_t most = 0;
+
+		for (const char *name : {named ? named : "libcublas.so", "libcublas.so.13", "libcublas.so.12"}) {
+			lib = lib ? lib : dlopen(name, RTLD_NOW | RTLD_GLOBAL);
+		}
+		create_fn create = lib ? (create_fn)dlsym(lib, "cublasCreate_v2") : nullptr;
+		stream_fn set_stream = lib ? (stream_fn)dlsym(lib, "cublasSetStream_v2") : nullptr;
+		product = lib ? (gemm_fn)dlsym(lib, "cublasGemmEx") : nullptr;
+		set_target = lib ? (target_fn)dlsym(lib, "cublasSetSmCountTarget") : nullptr;
+		if (!create || !set_stream || !product || create(&handle) != 0 ||
+		    set_stream(handle, bench.stream) != 0) {
+			return false;
+		}
+		for (const gemm_shape &s : shapes) {
+			most = std::max({most, (size_t)s.m * s.k, (size_t)s.k * s.n, (size_t)s.m * s.n});
+		}
+		for (void **m : {&a, &b, &c}) {
+			std::vector<uint16_t> host(most);
+			std::mt19937 rng(3);
+
+			for (auto &x : host) { // bf16 of about -1 .. 1
+				x = (uint16_t)((rng() & 0x807f) | 0x3f00);
+			}
+			CU(cudaMalloc(m, host.size() * 2));
+			CU(cudaMemcpy(*m, host.data(), host.size() * 2, cudaMemcpyHostToDevice));
+		}
+
+		return true;
+	}
+
+	void take(const gemm_shape &s)
+	{
+		shape = s;
+		run();
+		alone = run();
+	}
+
+	// sms 0: all of them.
+	bool tell(uint32_t sms)
+	{
+		return set_target && set_target(handle, (int)sms) == 0;
+	}
+
+	double run_until(volatile int *go)
+	{
+		const double seconds = run();
+
+		*go = 1;
+
+		return seconds;
+	}
+
+	double run()
+	{
+		const float one = 1, zero = 0;
+		const int bf16 = 14, f32 = 68; // CUDA_R_16BF, CUBLAS_COMPUTE_32F
+
+		return timed(bench.stream,
+			     [&] {
+				     for (int i = 0; i < TIMES; i++) {
+					     product(handle, 0, 0, shape.m, shape.n, shape.k, &one, a, bf16, shape.m, b,
+						     bf16, shape.k, &zero, c, bf16, shape.m, f32, -1);
+				     }
+			     }) /
+		       TIMES;
+	}
+
+	// The same while a kernel holds SMs and all of their shared memory, and moves nothing: what the missing SMs cost by themselves.
+	double beside_nothing(uint32_t sms)
+	{
+		int *go;
+		double seconds;
+
+		CU(cudaHostAlloc((void **)&go, sizeof *go, cudaHostAllocMapped));
+		*(volatile int *)go = 0;
+		CU(cudaFuncSetAttribute(hold, cudaFuncAttributeMaxDynamicSharedMemorySize, 200 << 10));
+		hold<<<sms, 256, 200 << 10, bench.other>>>(go);
+		seconds = run_until(go);
+		CU(cudaStreamSynchronize(bench.other));
+		CU(cudaFreeHost(go));
+
+		return seconds;
+	}
+
+	// While blocks are loaded all the time; *p_rate: how fast.
+	double beside_loads(::shape &s, kvk_gpu_way_t way, uint32_t sms, double *p_rate)
+	{
+		std::vector<kvk_gpu_job_t *> jobs(loads((double)s.bytes));
+		cudaEvent_t begin, end;
+		double seconds;
+		float ms;
+
+		CU(cudaEventCreate(&begin));
+		CU(cudaEventCreate(&end));
+		CU(cudaEventRecord(begin, bench.other));
+		for (auto &job : jobs) {
+			job = submit(s, KVK_GPU_SCATTER, way, sms, bench.other);
+		}
+		CU(cudaEventRecord(end, bench.other));
+		seconds = run();
+		CU(cudaEventSynchronize(end));
+		CU(cudaEventElapsedTime(&ms, begin, end));
+		*p_rate = (double)s.bytes * (double)jobs.size() / ms / 1e6;
+		for (auto job : jobs) {
+			finish(job);
+		}
+		CU(cudaEventDestroy(begin));
+		CU(cudaEventDestroy(end));
+
+		return seconds;
+	}
+
+	double beside_engine(uint64_t bytes)
+	{
+		for (size_t i = 0; i < loads((double)bytes); i++) {
+			CU(cudaMemcpyAsync(bench.hbm, bench.pool, bytes, cudaMemcpyDefault, bench.other));
+		}
+		const double seconds = run();
+
+		CU(cudaStreamSynchronize(bench.other));
+
+		return seconds;
+	}
+
+	// Copies that last longer than the products.
+	size_t loads(double bytes) const
+	{
+		return (size_t)(alone * TIMES * 1.6 / (bytes / 45e9)) + 2;
+	}
+};
+
+static void gemm_row(gemm &g, shape &s, kvk_gpu_way_t way, uint32_t sms, const std::string &how)
+{
+	const double goal = way == KVK_GPU_STAGED ? 1.02 : 1.07;
+	double rate = 0;
+
+	row(
+		text("GEMM %dx%dx%d while loading, %s, %u SMs%s", g.shape.m, g.shape.n, g.shape.k,
+		     way == KVK_GPU_STAGED ? "staged" : "zero copy", sms, how.c_str()),
+		"ms", "GEMM alone", at_most(g.shape.large && how.empty() && (sms == 8 || sms == 2) ? goal : 0),
+		[&] { return g.beside_loads(s, way, sms, &rate) * 1e3; }, [&] { return g.run() * 1e3; });
+	printf("    loading went on at %.1f GB/s beside it\n", rate);
+}
+
+// The product knows how many SMs are left, as an engine may that sets a budget aside.
+static void gemm_told(gemm &g, shape &s, kvk_gpu_way_t way, uint32_t sms)
+{
+	int all = 0;
+	double rate = 0;
+
+	CU(cudaDeviceGetAttribute(&all, cudaDevAttrMultiProcessorCount, 0));
+	if (!g.tell(0)) {
+		return;
+	}
+	row(
+		text("GEMM %dx%dx%d told of %d SMs while loading, %s, %u SMs", g.shape.m, g.shape.n, g.shape.k,
+		     all - (int)sms, way == KVK_GPU_STAGED ? "staged" : "zero copy", sms),
+		"ms", "GEMM alone", at_most(way == KVK_GPU_STAGED ? 1.02 : 1.07),
+		[&] {
+			g.tell((uint32_t)all - sms);
+			g.run(); // another kernel may be chosen, and is loaded
+			const double seconds = g.beside_loads(s, way, sms, &rate);
+			g.tell(0);
+			return seconds * 1e3;
+		},
+		[&] { return g.run() * 1e3; });
+	printf("    loading went on at %.1f GB/s beside it\n", rate);
+}
+
+// How much longer large matrix products take while blocks are loaded all the time.
+static void rows_gemm()
+{
+	const std::vector<gemm_shape> shapes = {
+		{8192, 8192, 8192, false}, {4096, 14336, 4096, false}, {16384, 16384, 8192, true}};
+	gemm g;
+	shape s;
+
+	if (!g.open(shapes)) {
+		printf("slowdown of a GEMM: skipped, no cuBLAS is found (KVD_CUBLAS names it)\n");
+		return;
+	}
+	make_shape(s, 8192, KVK_PAGED_KV_TOKEN_HEAD, bench.pool, true);
+	prime(s);
+	for (const gemm_shape &of : shapes) {
+		const std::string name = text("GEMM %dx%dx%d", of.m, of.n, of.k);
+
+		g.take(of);
+		for (uint32_t sms : {8u, 2u}) {
+			row(
+				text("%s while %u SMs are busy with nothing", name.c_str(), sms), "ms", "GEMM alone",
+				at_most(0), [&] { return g.beside_nothing(sms) * 1e3; }, [&] { return g.run() * 1e3; });
+		}
+		row(
+			text("%s while the copy engine loads", name.c_str()), "ms", "GEMM alone", at_most(0),
+			[&] { return g.beside_engine(s.bytes) * 1e3; }, [&] { return g.run() * 1e3; });
+		gemm_row(g, s, KVK_GPU_ZERO_COPY, 8, "");
+		gemm_row(g, s, KVK_GPU_ZERO_COPY, 4, "");
+		gemm_row(g, s, KVK_GPU_STAGED, 2, "");
+		gemm_row(g, s, KVK_GPU_STAGED, 1, "");
+		gemm_told(g, s, KVK_GPU_ZERO_COPY, 8);
+		gemm_told(g, s, KVK_GPU_STAGED, 2);
+		for (uint32_t cluster : {2u, 8u}) {
+			tuned with([&](kvk_gpu_tune_t &t) { t.cluster = cluster; });
+
+			gemm_row(g, s, KVK_GPU_ZERO_COPY, 8, text(", clusters of %u", cluster));
+		}
+	}
+}
+
+#endif

@@ -1,0 +1,600 @@
+/* gpu_kill: kill -9 of daemon and engines while their copies are under way, again and again.
+ *
+ * Starts a kvd (beside this program) and workers that save and load blocks of known content through kvx_worker_t, between GPU memory and kvd's. Kills one of
+ * them at a random moment at which bytes are on their way, waits until all others have gone on, starts it again. In the end nobody has loaded a wrong byte,
+ * the daemon's invariants hold with neither lease nor put left, and the device's free memory, pinned pages and shared memory are what they were before.
+ *
+ *     gpu_kill [--kills N] [--seconds N] [--workers N] [--seed N] [--host 1] [--control 1]
+ *
+ * --host 1: caches in host memory, small blocks: the harness without a device. --control 1: one worker lies; exit status 0 means that somebody noticed.
+ * Exit status: 0: as above; 1: not; 77: there is no device. */
+#include "gpu_engine.h"
+#include "gpu_kill.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define STUCK_MS    20000u /* a survivor that has done nothing for so long is stuck */
+#define MOMENT_MS   2000u  /* to wait for bytes on their way */
+#define SLACK_BYTES (UINT64_C(64) << 20)
+#define DAEMON      UINT32_MAX
+
+typedef struct killer {
+	kill_options_t options;
+	kill_state_t *state;
+	char self[PATH_MAX];
+	pid_t daemon, worker[KILL_WORKERS];
+	uint64_t started[KILL_WORKERS]; /* rounds when it was started last */
+	uint64_t daemon_rounds;         /* of all, when the daemon was */
+	uint64_t rng;
+	uint32_t daemon_kills, worker_kills, busy_kills, stuck, died, no_device;
+} killer_t;
+
+/* What has to be as it was. */
+typedef struct footprint {
+	uint64_t device_free, pinned_pages, shared_kib;
+} footprint_t;
+
+static uint64_t now_ms(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+
+	return (uint64_t)ts.tv_sec * 1000u + (uint64_t)ts.tv_nsec / 1000000u;
+}
+
+/* ---- processes --------------------------------------------------------------------------------------------------------- */
+
+_Noreturn static void become_daemon(const killer_t *k)
+{
+	const int small = kill_is_small(&k->options);
+	char program[PATH_MAX], run_dir[96], disk[96], log[96];
+	int fd;
+
+	(void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+	snprintf(program, sizeof program, "%.*s/kvd", (int)(strrchr(k->self, '/') - k->self), k->self);
+	snprintf(run_dir, sizeof run_dir, "--run_dir=%s/run", k->options.dir);
+	snprintf(disk, sizeof disk, "--nvme.path=%s/disk", k->options.dir);
+	snprintf(log, sizeof log, "%s/log", k->options.dir);
+	fd = open(log, O_WRONLY | O_CREAT | O_APPEND, 0600);
+	if (fd >= 0) {
+		(void)dup2(fd, STDOUT_FILENO);
+		(void)dup2(fd, STDERR_FILENO);
+	}
+	execl(program, program, run_dir, disk, "--keeper=off", "--http.listen=off",
+	      small ? "--cpu.size=12MiB" : "--cpu.size=512MiB",
+	      small ? "--cpu.slab_size=2MiB" : "--cpu.slab_size=64MiB",
+	      small ? "--nvme.size=16MiB" : "--nvme.size=512MiB",
+	      small ? "--nvme.file_size=4MiB" : "--nvme.file_size=64MiB", "--nvme.sync=off", (char *)NULL);
+	_exit(127);
+}
+
+static kvc_t *look_in(const killer_t *k)
+{
+	const kvc_config_t config = {.struct_size = sizeof config, .socket = k->options.socket, .observe = 1};
+	kvc_t *kvc = NULL;
+
+	return kvc_attach(&config, &kvc) == KVC_OK ? kvc : NULL;
+}
+
+/* 0: it does not come up. */
+static int start_daemon(killer_t *k)
+{
+	const uint64_t until = now_ms() + STUCK_MS;
+
+	k->daemon = fork();
+	if (k->daemon == 0) {
+		become_daemon(k);
+	}
+	k->daemon_rounds = 0;
+	for (uint32_t i = 0; i < k->options.workers; i++) {
+		k->daemon_rounds += atomic_load(&k->state->worker[i].saves);
+	}
+	while (now_ms() < until) {
+		kvc_t *kvc = look_in(k);
+
+		if (kvc) {
+			kvc_detach(kvc);
+			return 1;
+		}
+		usleep(2000);
+	}
+	printf("gpu_kill: the daemon does not start: see %s/log\n", k->options.dir);
+
+	return 0;
+}
+
+static pid_t run_self(killer_t *k, char *what, char *number)
+{
+	char seed[24], dir[80];
+	char *argv[] = {k->self,
+			what,
+			number,
+			(char *)"--dir",
+			dir,
+			(char *)"--seed",
+			seed,
+			(char *)"--host",
+			(char *)(k->options.host ? "1" : "0"),
+			(char *)"--control",
+			(char *)(k->options.control ? "1" : "0"),
+			NULL};
+	const pid_t pid = fork();
+
+	if (pid == 0) {
+		(void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+		snprintf(seed, sizeof seed, "%llu", (unsigned long long)k->options.seed);
+		snprintf(dir, sizeof dir, "%s", k->options.dir);
+		execv(k->self, argv);
+		_exit(127);
+	}
+
+	return pid;
+}
+
+static void start_worker(killer_t *k, uint32_t i)
+{
+	char number[16];
+
+	snprintf(number, sizeof number, "%u", i);
+	atomic_store(&k->state->worker[i].busy, 0);
+	k->started[i] = atomic_load(&k->state->worker[i].rounds);
+	k->worker[i] = run_self(k, (char *)"--worker", number);
+}
+
+/* What a process that ends by itself has to say. */
+static int ended_badly(killer_t *k, uint32_t i)
+{
+	int status = 0;
+
+	if (waitpid(k->worker[i], &status, WNOHANG) != k->worker[i]) {
+		return 0;
+	}
+	printf("gpu_kill: worker %u ended by itself: %s %d\n", i, WIFEXITED(status) ? "status" : "signal",
+	       WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
+	k->worker[i] = 0;
+	k->died++;
+	k->no_device += WIFEXITED(status) && WEXITSTATUS(status) == 77;
+
+	return 1;
+}
+
+/* ---- killing ----------------------------------------------------------------------------------------------------------- */
+
+static int is_busy(const killer_t *k, uint32_t victim)
+{
+	int busy = 0;
+
+	for (uint32_t i = 0; i < k->options.workers; i++) {
+		if (victim == DAEMON || victim == i) {
+			busy |= atomic_load(&k->state->worker[i].busy) != 0;
+		}
+	}
+
+	return busy;
+}
+
+/* It has done something since it was started: there is something to interrupt. */
+static int is_ripe(const killer_t *k, uint32_t victim)
+{
+	uint64_t saves = 0;
+
+	if (victim != DAEMON) {
+		return atomic_load(&k->state->worker[victim].rounds) > k->started[victim] + 1;
+	}
+	for (uint32_t i = 0; i < k->options.workers; i++) {
+		saves += atomic_load(&k->state->worker[i].saves);
+	}
+
+	return saves > k->daemon_rounds;
+}
+
+/* A ripe one: a quarter of the time the daemon. Returns 0 when somebody died by himself or nobody ripens. */
+static int choose(killer_t *k, uint32_t *p_victim)
+{
+	const uint64_t until = now_ms() + STUCK_MS;
+	const uint32_t workers = k->options.workers > 0 ? k->options.workers : 1;
+
+	while (now_ms() < until) {
+		const uint32_t drawn = (uint32_t)kill_random(&k->rng);
+		const uint32_t victim = drawn % 4 == 0 ? DAEMON : drawn / 4 % workers;
+
+		for (uint32_t i = 0; i < k->options.workers; i++) {
+			if (ended_badly(k, i)) {
+				return 0;
+			}
+		}
+		if (is_ripe(k, victim)) {
+			*p_victim = victim;
+			return 1;
+		}
+		usleep(500);
+	}
+	printf("gpu_kill: nobody does anything any more\n");
+	k->stuck++;
+
+	return 0;
+}
+
+static void strike(killer_t *k, uint32_t victim)
+{
+	const uint64_t until = now_ms() + MOMENT_MS;
+	const pid_t pid = victim == DAEMON ? k->daemon : k->worker[victim];
+
+	while (!is_busy(k, victim) && now_ms() < until) {
+	}
+	usleep((useconds_t)(kill_random(&k->rng) % 600));
+	k->busy_kills += (uint32_t)is_busy(k, victim);
+	kill(pid, SIGKILL);
+	waitpid(pid, NULL, 0);
+	*(victim == DAEMON ? &k->daemon_kills : &k->worker_kills) += 1;
+}
+
+/* Everybody but the victim gets on with it. */
+static int survivors_go_on(killer_t *k, uint32_t victim, const uint64_t *rounds)
+{
+	const uint64_t until = now_ms() + STUCK_MS;
+
+	for (uint32_t i = 0; i < k->options.workers; i++) {
+		while (i != victim && atomic_load(&k->state->worker[i].rounds) <= rounds[i]) {
+			if (ended_badly(k, i)) {
+				return 0;
+			}
+			if (now_ms() > until) {
+				printf("gpu_kill: worker %u is stuck\n", i);
+				k->stuck++;
+				return 0;
+			}
+			usleep(500);
+		}
+	}
+
+	return 1;
+}
+
+static int kill_one(killer_t *k)
+{
+	uint64_t rounds[KILL_WORKERS] = {0};
+	uint32_t victim;
+
+	if (!choose(k, &victim)) {
+		return 0;
+	}
+	strike(k, victim);
+	for (uint32_t i = 0; i < k->options.workers; i++) {
+		rounds[i] = atomic_load(&k->state->worker[i].rounds);
+	}
+	if (victim != DAEMON) {
+		start_worker(k, victim);
+	} else if (!start_daemon(k)) {
+		return 0;
+	}
+
+	return survivors_go_on(k, victim, rounds);
+}
+
+/* ---- before and after -------------------------------------------------------------------------------------------------- */
+
+/* A number behind a name in a file of lines "name[:] number". */
+static uint64_t read_number(const char *path, const char *name)
+{
+	FILE *file = fopen(path, "r");
+	char line[256];
+	uint64_t n = 0;
+
+	while (file && fgets(line, sizeof line, file)) {
+		if (strncmp(line, name, strlen(name)) == 0) {
+			n = strtoull(line + strlen(name), NULL, 10);
+		}
+	}
+	if (file) {
+		fclose(file);
+	}
+
+	return n;
+}
+
+/* The device is looked at by a process of its own, which is gone before the next look. */
+static uint64_t device_free(killer_t *k)
+{
+	char path[96], text[32] = "";
+	const pid_t pid = run_self(k, (char *)"--probe", (char *)"1");
+	FILE *file;
+
+	waitpid(pid, NULL, 0);
+	snprintf(path, sizeof path, "%s/free", k->options.dir);
+	file = fopen(path, "r");
+	if (file) {
+		if (!fgets(text, sizeof text, file)) {
+			text[0] = '\0';
+		}
+		fclose(file);
+	}
+
+	return strtoull(text, NULL, 10);
+}
+
+static footprint_t look(killer_t *k)
+{
+	footprint_t f = {.device_free = device_free(k)};
+
+	f.pinned_pages = read_number("/proc/vmstat", "nr_foll_pin_acquired ") -
+			 read_number("/proc/vmstat", "nr_foll_pin_released ");
+	f.shared_kib = read_number("/proc/meminfo", "Shmem:");
+
+	return f;
+}
+
+static int probe(const kill_options_t *options)
+{
+	char path[96];
+	FILE *file;
+
+	snprintf(path, sizeof path, "%s/free", options->dir);
+	file = fopen(path, "w");
+	if (file) {
+		fprintf(file, "%llu\n", (unsigned long long)memory_free_bytes(options->host));
+		fclose(file);
+	}
+
+	return 0;
+}
+
+/* Is all of it back? Other programs of a machine with a device use a little, too; what those of one without do is not known. */
+static int is_back(const footprint_t *before, const footprint_t *after)
+{
+	return before->device_free == 0 || (after->device_free + SLACK_BYTES >= before->device_free &&
+					    after->pinned_pages * 4096 <= before->pinned_pages * 4096 + SLACK_BYTES &&
+					    after->shared_kib * 1024 <= before->shared_kib * 1024 + SLACK_BYTES);
+}
+
+static int is_zero(const char *json, const char *name)
+{
+	const char *at = strstr(json, name);
+
+	return at && strtol(at + strlen(name), NULL, 10) == 0;
+}
+
+static int is_quiet(kvc_t *kvc)
+{
+	char *json = NULL;
+	int quiet;
+
+	if (kvc_document(kvc, KVC_DOC_STATS, 0, &json, NULL) != KVC_OK) {
+		return 0;
+	}
+	quiet = is_zero(json, "\"kvd_leases\":") && is_zero(json, "\"kvd_puts\":");
+	kvc_free(json);
+
+	return quiet;
+}
+
+/* No lease, no put, no broken invariant, once the workers have gone. */
+static int daemon_is_sound(const killer_t *k)
+{
+	const uint64_t until = now_ms() + 5000;
+	kvc_t *kvc = look_in(k);
+	uint32_t failed = 1;
+	char *json = NULL;
+	int quiet = 0;
+
+	if (!kvc) {
+		printf("gpu_kill: the daemon does not answer\n");
+		return 0;
+	}
+	while (!quiet && now_ms() < until) {
+		quiet = is_quiet(kvc);
+		usleep(quiet ? 0 : 20000);
+	}
+	if (kvc_document(kvc, KVC_DOC_CHECK, 0, &json, &failed) == KVC_OK) {
+		kvc_free(json);
+	}
+	kvc_detach(kvc);
+	if (!quiet || failed > 0) {
+		printf("gpu_kill: the daemon has %s, and %u checks fail\n", quiet ? "no lease" : "leases or puts left",
+		       failed);
+	}
+
+	return quiet && failed == 0;
+}
+
+/* ---- all of it --------------------------------------------------------------------------------------------------------- */
+
+static void stop_workers(killer_t *k)
+{
+	for (uint32_t i = 0; i < k->options.workers; i++) {
+		const uint64_t until = now_ms() + STUCK_MS;
+
+		if (k->worker[i] <= 0) {
+			continue;
+		}
+		kill(k->worker[i], SIGTERM);
+		while (waitpid(k->worker[i], NULL, WNOHANG) == 0) {
+			if (now_ms() > until) {
+				printf("gpu_kill: worker %u does not end\n", i);
+				k->stuck++;
+				kill(k->worker[i], SIGKILL);
+			}
+			usleep(1000);
+		}
+	}
+}
+
+static int report(const killer_t *k, const footprint_t *before, const footprint_t *after, int sound, uint64_t ms)
+{
+	const uint32_t kills = k->daemon_kills + k->worker_kills;
+	uint64_t saves = 0, loads = 0, blocks = 0, wrong = 0, bytes = 0, failed = 0, misses = 0;
+	int good;
+
+	for (uint32_t i = 0; i < k->options.workers; i++) {
+		const kill_count_t *c = &k->state->worker[i];
+
+		saves += atomic_load(&c->saves);
+		loads += atomic_load(&c->loads);
+		blocks += atomic_load(&c->blocks);
+		wrong += atomic_load(&c->wrong);
+		failed += atomic_load(&c->failed);
+		misses += atomic_load(&c->misses);
+		bytes += atomic_load(&c->saved_bytes) + atomic_load(&c->loaded_bytes);
+	}
+	good = sound && k->stuck == 0 && is_back(before, after) && loads > 0 && saves > 0;
+	good = good && (k->options.control ? wrong > 0 : wrong == 0 && k->died == 0 && kills >= k->options.kills);
+	printf("gpu_kill: seed 0x%llx, %u of %u kills in %.0f s: %u of the daemon, %u of workers, %u with bytes on "
+	       "their "
+	       "way; %llu saves, %llu loads, %.1f GB, %llu blocks compared, %llu wrong; %llu interrupted, %llu misses; "
+	       "%u stuck, %u died; free on the device %llu then %llu MiB, pinned %llu then %llu pages, shared %llu "
+	       "then %llu MiB%s: %s\n",
+	       (unsigned long long)k->options.seed, kills, k->options.kills, (double)ms / 1e3, k->daemon_kills,
+	       k->worker_kills, k->busy_kills, (unsigned long long)saves, (unsigned long long)loads,
+	       (double)bytes / 1e9, (unsigned long long)blocks, (unsigned long long)wrong, (unsigned long long)failed,
+	       (unsigned long long)misses, k->stuck, k->died, (unsigned long long)before->device_free >> 20,
+	       (unsigned long long)after->device_free >> 20, (unsigned long long)before->pinned_pages,
+	       (unsigned long long)after->pinned_pages, (unsigned long long)before->shared_kib >> 10,
+	       (unsigned long long)after->shared_kib >> 10,
+	       k->options.control ? "; a control: wrong bytes are wanted" : "", good ? "good" : "BAD");
+
+	return good ? 0 : 1;
+}
+
+static int wants_more(const killer_t *k)
+{
+	uint64_t wrong = 0;
+
+	for (uint32_t i = 0; i < k->options.workers; i++) {
+		wrong += atomic_load(&k->state->worker[i].wrong);
+	}
+
+	return k->daemon_kills + k->worker_kills < k->options.kills || (k->options.control && wrong == 0);
+}
+
+static int run(killer_t *k)
+{
+	const uint64_t start = now_ms();
+	const uint64_t until = start + (uint64_t)k->options.seconds * 1000u;
+	const footprint_t before = look(k);
+	footprint_t after;
+	int sound, going;
+
+	going = start_daemon(k);
+	for (uint32_t i = 0; i < k->options.workers && going; i++) {
+		start_worker(k, i);
+	}
+	while (going && wants_more(k) && now_ms() < until) {
+		going = kill_one(k);
+	}
+	stop_workers(k);
+	sound = going && daemon_is_sound(k);
+	if (k->daemon > 0) {
+		kill(k->daemon, SIGTERM);
+		waitpid(k->daemon, NULL, 0);
+	}
+	if (k->no_device > 0) {
+		return 77;
+	}
+	after = look(k);
+
+	return report(k, &before, &after, sound || k->options.control, now_ms() - start);
+}
+
+static kill_state_t *map_state(const char *dir)
+{
+	char path[96];
+	void *state = MAP_FAILED;
+	int fd;
+
+	snprintf(path, sizeof path, "%s/state", dir);
+	fd = open(path, O_RDWR | O_CREAT, 0600);
+	if (fd >= 0 && ftruncate(fd, sizeof(kill_state_t)) == 0) {
+		state = mmap(NULL, sizeof(kill_state_t), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	}
+
+	return state == MAP_FAILED ? NULL : state;
+}
+
+static uint64_t option(int argc, char **argv, const char *name, uint64_t otherwise)
+{
+	for (int i = 1; i + 1 < argc; i++) {
+		if (strcmp(argv[i], name) == 0) {
+			return strtoull(argv[i + 1], NULL, 0);
+		}
+	}
+
+	return otherwise;
+}
+
+static const char *option_text(int argc, char **argv, const char *name)
+{
+	for (int i = 1; i + 1 < argc; i++) {
+		if (strcmp(argv[i], name) == 0) {
+			return argv[i + 1];
+		}
+	}
+
+	return NULL;
+}
+
+static void remove_dir(const char *dir)
+{
+	char command[96];
+
+	snprintf(command, sizeof command, "rm -rf -- '%s'", dir);
+	if (system(command) != 0) {
+		printf("gpu_kill: %s is left behind\n", dir);
+	}
+}
+
+int main(int argc, char **argv)
+{
+	killer_t k = {.options = {.seed = option(argc, argv, "--seed", 0),
+				  .kills = (uint32_t)option(argc, argv, "--kills", 200),
+				  .seconds = (uint32_t)option(argc, argv, "--seconds", 165),
+				  .workers = (uint32_t)option(argc, argv, "--workers", 4),
+				  .host = option(argc, argv, "--host", 0) != 0,
+				  .control = option(argc, argv, "--control", 0) != 0}};
+	const char *dir = option_text(argc, argv, "--dir");
+	const uint64_t worker = option(argc, argv, "--worker", UINT64_MAX);
+	const ssize_t len = readlink("/proc/self/exe", k.self, sizeof k.self - 1);
+	int status;
+
+	k.self[len > 0 ? len : 0] = '\0';
+	k.options.workers = k.options.workers < 1 ? 1 : k.options.workers;
+	k.options.workers = k.options.workers < KILL_WORKERS ? k.options.workers : KILL_WORKERS;
+	snprintf(k.options.dir, sizeof k.options.dir, "%s", dir ? dir : "/tmp/kvd-gpu-kill.XXXXXX");
+	if (!dir && !mkdtemp(k.options.dir)) {
+		perror("gpu_kill: mkdtemp");
+		return 1;
+	}
+	snprintf(k.options.socket, sizeof k.options.socket, "%s/run/default.sock", k.options.dir);
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	if (option(argc, argv, "--probe", 0)) {
+		return probe(&k.options);
+	}
+	k.state = map_state(k.options.dir);
+	if (!k.state) {
+		return 1;
+	}
+	if (worker < KILL_WORKERS) {
+		return kill_worker(&k.options, (uint32_t)worker, k.state);
+	}
+	if (k.options.seed == 0) {
+		k.options.seed = (uint64_t)time(NULL);
+	}
+	k.rng = k.options.seed;
+	printf("gpu_kill: seed 0x%llx, %u kills, %u workers, %s memory\n", (unsigned long long)k.options.seed,
+	       k.options.kills, k.options.workers, k.options.host ? "host" : "device");
+	status = run(&k);
+	remove_dir(k.options.dir);
+
+	return status;
+}

@@ -1,0 +1,172 @@
+/* Loads that come layer by layer: in which steps the engine can be trusted to name each layer before it reads it.
+ *
+ * It does so where attention runs from Python, around every layer (wait_for_layer_load), and not in a graph of the whole step. Which of the two a step is,
+ * its forward context says before it is computed. That does not tell whether every layer of this model is named, by its own name and on the step's stream;
+ * so in each mode a step is watched first, in which loads come whole. A layer that is skipped later is found by the worker, and its loads have failed.
+ *
+ * In all other steps has_connector_metadata() is false, and the engine calls nothing around its layers.
+ */
+#include "kvdpy.h"
+
+#include <string.h>
+
+#define TRIES 8u /* steps of a mode that named some layers and not all: then it is not watched any more */
+
+/* ---- configuration ----------------------------------------------------------------------------------------------- */
+
+int kvdpy_layers_init(kvdpy_layers_t *layers, PyObject *dict)
+{
+	PyObject *value;
+	Py_ssize_t modes;
+
+	if (kvdpy_get_object(dict, "layers", &value)) {
+		return -1;
+	}
+	if (value == Py_None) {
+		return 0;
+	}
+	if (!PyTuple_Check(value) ||
+	    !PyArg_ParseTuple(value, "O!O!", &PyDict_Type, &layers->names, &PyTuple_Type, &layers->modes)) {
+		layers->names = NULL;
+		layers->modes = NULL;
+		PyErr_SetString(PyExc_TypeError, "layers must be None or ({name: number}, (mode, ..))");
+		return -1;
+	}
+	(void)Py_NewRef(layers->names);
+	(void)Py_NewRef(layers->modes);
+	modes = PyTuple_Size(layers->modes);
+	layers->count = (uint32_t)PyDict_Size(layers->names);
+	if (modes > (Py_ssize_t)KVDPY_MODES || layers->count == 0) {
+		PyErr_SetString(PyExc_ValueError, "layers must be some names and at most 8 modes");
+		return -1;
+	}
+	layers->named = PyMem_Calloc(layers->count, 1);
+	if (!layers->named) {
+		PyErr_NoMemory();
+		return -1;
+	}
+
+	return 0;
+}
+
+void kvdpy_layers_fini(kvdpy_layers_t *layers)
+{
+	Py_XDECREF(layers->names);
+	Py_XDECREF(layers->modes);
+	PyMem_Free(layers->named);
+}
+
+/* ---- a step ------------------------------------------------------------------------------------------------------ */
+
+/* Attribute of the forward context; NULL: it has none, or it is None. */
+static PyObject *part_of(PyObject *context, const char *name)
+{
+	PyObject *value = PyObject_GetAttrString(context, name);
+
+	if (!value || value == Py_None) {
+		PyErr_Clear();
+		Py_XDECREF(value);
+		return NULL;
+	}
+
+	return value;
+}
+
+/* Number of the step's mode, if attention runs from Python in it; -1: it may not. */
+static int mode_of(const kvdpy_layers_t *layers, PyObject *context)
+{
+	PyObject *metadata = part_of(context, "attn_metadata");
+	PyObject *halves = part_of(context, "ubatch_slices");
+	PyObject *mode = part_of(context, "cudagraph_runtime_mode");
+	int found = -1;
+
+	/* Without metadata no layer is named; a list is of two halves of a step that run through each other. */
+	if (metadata && PyDict_Check(metadata) && !halves) {
+		for (Py_ssize_t i = 0; i < PyTuple_Size(layers->modes) && found < 0; i++) {
+			found = PyTuple_GetItem(layers->modes, i) == mode ? (int)i : -1;
+		}
+	}
+	Py_XDECREF(metadata);
+	Py_XDECREF(halves);
+	Py_XDECREF(mode);
+
+	return found;
+}
+
+void kvdpy_layers_clear(kvdpy_layers_t *layers)
+{
+	layers->asked = 0;
+	layers->layered = 0;
+}
+
+void kvdpy_layers_load(kvdpy_layers_t *layers, kvx_worker_t *worker, PyObject *context)
+{
+	PyThreadState *state;
+	int mode = -1, trusted;
+
+	kvdpy_layers_clear(layers);
+	if (layers->names && context && context != Py_None) {
+		mode = mode_of(layers, context);
+	}
+	trusted = mode >= 0 && layers->trusted >> mode & 1u;
+	state = PyEval_SaveThread();
+	if (trusted) {
+		layers->layered = kvx_worker_load_layers(worker);
+	} else {
+		kvx_worker_load(worker);
+	}
+	PyEval_RestoreThread(state);
+	if (layers->layered || (mode >= 0 && !trusted && layers->tries[mode] < TRIES)) {
+		layers->asked = 1;
+		layers->mode = mode;
+		layers->seen = 0;
+		layers->strange = 0;
+		memset(layers->named, 0, layers->count);
+	}
+}
+
+/* The name's number; `count` when it is not one of ours. */
+static uint32_t number_of(const kvdpy_layers_t *layers, PyObject *name)
+{
+	PyObject *number = PyDict_GetItemWithError(layers->names, name);
+	unsigned long value;
+
+	if (!number) {
+		PyErr_Clear();
+		return layers->count;
+	}
+	value = PyLong_AsUnsignedLong(number);
+	if (PyErr_Occurred()) {
+		PyErr_Clear();
+		return layers->count;
+	}
+
+	return value < layers->count ? (uint32_t)value : layers->count;
+}
+
+void kvdpy_layers_named(kvdpy_layers_t *layers, kvx_worker_t *worker, PyObject *name, int own_stream)
+{
+	const uint32_t layer = number_of(layers, name);
+
+	if (layers->layered) {
+		kvx_worker_layer(worker, layer);
+		return;
+	}
+	layers->strange |= !own_stream;
+	if (layer < layers->count && !layers->named[layer]) {
+		layers->named[layer] = 1;
+		layers->seen++;
+	}
+}
+
+void kvdpy_layers_end(kvdpy_layers_t *layers)
+{
+	if (layers->asked && !layers->layered) {
+		if (layers->seen == layers->count && !layers->strange) {
+			layers->trusted |= 1u << layers->mode;
+		} else if (layers->seen > 0) {
+			layers->tries[layers->mode]++;
+		}
+	}
+	kvdpy_layers_clear(layers);
+}

@@ -1,0 +1,90 @@
+#include "idle.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <semaphore.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+struct kvs_idle {
+	sem_t ask; /* somebody waits, or the end */
+	sem_t told;
+	atomic_int stop, end;
+};
+
+static void wait_on(sem_t *sem)
+{
+	while (sem_wait(sem) != 0) {
+	}
+}
+
+static void *run(void *arg)
+{
+	static const struct sched_param none;
+	kvs_idle_t *idle = arg;
+
+	(void)pthread_setschedparam(pthread_self(), SCHED_IDLE, &none);
+	wait_on(&idle->ask);
+	while (!atomic_load(&idle->end)) {
+		sem_post(&idle->told);
+		wait_on(&idle->ask);
+	}
+	sem_destroy(&idle->ask);
+	sem_destroy(&idle->told);
+	free(idle);
+
+	return NULL;
+}
+
+kv_status_t kvs_idle_start(kvs_idle_t **p_idle)
+{
+	kvs_idle_t *idle = calloc(1, sizeof *idle); /* outlives its user's environment */
+	pthread_attr_t alone;
+	pthread_t thread;
+
+	if (!idle || sem_init(&idle->ask, 0, 0) != 0 || sem_init(&idle->told, 0, 0) != 0 ||
+	    pthread_attr_init(&alone) != 0) {
+		goto err_idle;
+	}
+	(void)pthread_attr_setdetachstate(&alone, PTHREAD_CREATE_DETACHED);
+	if (pthread_create(&thread, &alone, run, idle) != 0) {
+		goto err_attr;
+	}
+	(void)pthread_attr_destroy(&alone);
+	*p_idle = idle;
+
+	return KV_OK;
+
+err_attr:
+	(void)pthread_attr_destroy(&alone);
+err_idle:
+	free(idle);
+	return KV_ERR_NOMEM;
+}
+
+void kvs_idle_wait(kvs_idle_t *idle)
+{
+	if (!atomic_load(&idle->stop)) {
+		sem_post(&idle->ask);
+		wait_on(&idle->told);
+	}
+}
+
+void kvs_idle_wake(kvs_idle_t *idle)
+{
+	sem_post(&idle->told);
+}
+
+void kvs_idle_stop(kvs_idle_t *idle)
+{
+	atomic_store(&idle->stop, 1);
+	kvs_idle_wake(idle);
+}
+
+void kvs_idle_free(kvs_idle_t *idle)
+{
+	if (idle) {
+		atomic_store(&idle->end, 1);
+		sem_post(&idle->ask);
+	}
+}

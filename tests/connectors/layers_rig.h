@@ -1,0 +1,23 @@
+/* layers_rig.h -- an engine whose loads come layer by layer. */
+#ifndef TESTS_CONNECTORS_LAYERS_RIG_H
+#define TESTS_CONNECTORS_LAYERS_RIG_H
+
+#include "connectors/worker_rig.h"
+
+extern const char *layers_program;     /* kvd */
+extern const uint32_t layers_eight[8]; /* engine blocks that are stored */
+extern const uint32_t layers_other[8]; /* that are loaded to */
+
+void layers_start(rig_t *rig, wr_t *wr, uint32_t ranks);
+void layers_finish(rig_t *rig, wr_t *wr);
+kvx_worker_stats_t layers_stats(const wr_t *wr);
+/* Take whatever the workers have to say, until nothing is under way. */
+void layers_hear_all(wr_t *wr);
+/* A step that loads `other` has begun: on how many ranks it comes layer by layer. */
+int layers_begin(wr_t *wr, const kvc_lease_t *lease);
+/* A kernel that reads the layer of all of them. */
+void layers_look(const wr_rank_t *rank, uint32_t layer, uint32_t *p_wrong);
+/* What an engine does: name each layer, then read it. */
+void layers_compute(const wr_rank_t *rank, uint32_t *p_wrong);
+
+#endif

@@ -1,0 +1,584 @@
+/* Slabs change their block size: the core over a real pool, with the host's part played here. */
+#include "universe.h"
+
+#define SIZES  3u
+#define SLAB   (128u << 10)
+#define DEPTH  32u
+#define CHAINS 24u
+#define LEASES 12u
+#define PUTS   6u
+
+static universe_t u_;
+static u_member_t *m_;
+static kvd_space_info_t space_[SIZES];
+static const uint32_t size_[SIZES] = {4096, 8192, 16384};
+static kv_key_t keys_[SIZES][CHAINS][DEPTH];
+
+/* So many slabs and what goes with them, but no room for one more. */
+static void stage(uint32_t slabs, uint32_t disk_slots)
+{
+	u_config_t config = {.disk_slots = disk_slots, .max_blocks = 4096, .seed = kv_test_seed()};
+
+	config.pool = (kvs_pool_config_t){
+		.limit_bytes = 24576u + slabs * (SLAB + 12288u), .slab_bytes = SLAB, .huge = KVS_HUGE_OFF};
+	universe_init(&u_, &config, NULL);
+	m_ = u_join(&u_, 0, "engine", 2, 0);
+	for (uint32_t s = 0; s < SIZES; s++) {
+		for (uint32_t c = 0; c < CHAINS; c++) {
+			u_chain(NULL, 100 * s + c + 1, keys_[s][c], DEPTH);
+		}
+	}
+}
+
+static void open_space(uint32_t s)
+{
+	static const char *const names[SIZES] = {"small", "middle", "large"};
+
+	u_.block_bytes = size_[s];
+	space_[s] = u_space(&u_, 0, names[s]);
+}
+
+static uint32_t slabs_of(uint32_t s)
+{
+	kvs_class_look_t look;
+
+	for (uint32_t i = 0; kvs_pool_class(u_.pool, i, &look) == KV_OK; i++) {
+		if (look.block_bytes == size_[s]) {
+			return look.slabs;
+		}
+	}
+
+	return 0;
+}
+
+/* The host: nobody maps what has been retired. Returns how many slabs have gone. */
+static uint32_t release_all(int unmapped)
+{
+	uint32_t gone = 0;
+
+	for (uint32_t i = 0; i < kvs_pool_slab_count(u_.pool); i++) {
+		kvs_slab_info_t info;
+
+		if (kvs_pool_slab(u_.pool, i, &info) == KV_OK && info.retired) {
+			assert_int_equal(kvs_pool_release(u_.pool, i, unmapped), KV_OK);
+			gone++;
+		}
+	}
+
+	return gone;
+}
+
+static void turns(uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		u_tick(&u_, 10);
+		(void)release_all(1);
+		universe_check(&u_);
+	}
+}
+
+/* Chain c of size s is put; returns the blocks that are visible then. */
+static uint32_t put_chain(uint32_t s, uint32_t c)
+{
+	(void)u_put(&u_, m_, &space_[s], keys_[s][c], 0, DEPTH);
+	universe_check(&u_);
+
+	return u_visible(&u_, 0, &space_[s], keys_[s][c], DEPTH);
+}
+
+/* All chains, twice, with time between: what is there in the end. */
+static uint32_t fill(uint32_t s)
+{
+	uint32_t there = 0;
+
+	for (uint32_t round = 0; round < 2; round++) {
+		for (uint32_t c = 0; c < CHAINS; c++) {
+			(void)put_chain(s, c);
+			turns(12);
+		}
+	}
+	for (uint32_t c = 0; c < CHAINS; c++) {
+		there += u_visible(&u_, 0, &space_[s], keys_[s][c], DEPTH);
+	}
+
+	return there;
+}
+
+static void read_back(uint32_t s)
+{
+	kv_msg_acquire_reply_t reply;
+	static u_lease_t lease;
+
+	for (uint32_t c = 0; c < CHAINS; c++) {
+		uint32_t n = u_visible(&u_, 0, &space_[s], keys_[s][c], DEPTH);
+
+		if (n > 0) {
+			assert_int_equal(u_acquire(&u_, m_, &space_[s], keys_[s][c], n, 0, &lease, &reply), KV_OK);
+			u_lease_verify(&u_, &lease);
+			assert_int_equal(u_release(&u_, m_, lease.id), KV_OK);
+		}
+	}
+}
+
+static void stage_end(void)
+{
+	u_.disk.hold = 0;
+	for (uint32_t i = 0; i < U_MEMBERS; i++) {
+		if (u_.members[i].id) {
+			u_dead(&u_, &u_.members[i]);
+		}
+	}
+	u_settle(&u_);
+	(void)release_all(1);
+	turns(3);
+	assert_int_equal(u_.core->claims.used + u_.core->leases.used + u_.core->puts.used + u_.core->ios.used, 0);
+	universe_fini(&u_);
+}
+
+/* The promise: a pool full of one model's blocks is no wall for the next model, nor for the first one when it comes back. */
+static void p5_a_second_block_size_gets_memory_from_the_first_and_back(void **state)
+{
+	uint32_t whole;
+
+	(void)state;
+	stage(8, 0);
+	open_space(0);
+	whole = fill(0);
+	print_message("# %u slabs, %u blocks\n", slabs_of(0), whole);
+	assert_true(slabs_of(0) == 8 && whole >= 8 * 30);
+	read_back(0);
+
+	open_space(1);
+	assert_int_equal(slabs_of(1), 0);
+	turns(20);
+	assert_true(slabs_of(1) >= 1); /* before its first put */
+	assert_int_equal(put_chain(1, 0), slabs_of(1) * (SLAB / size_[1]) >= DEPTH ? DEPTH : 16);
+	assert_true(fill(1) >= 4 * 15);
+	assert_true(slabs_of(1) >= 5);
+	read_back(1);
+	read_back(0);
+
+	(void)fill(0);
+	assert_true(slabs_of(0) >= 5);
+	read_back(0);
+	read_back(1);
+	assert_true(kv_metric_get(&u_.metrics, KV_M_SLABS_RETIRED) >= 8);
+	stage_end();
+}
+
+/* The control: the same where nothing may change, and the second model has nothing. */
+static void p5_without_a_change_the_second_block_size_has_nothing(void **state)
+{
+	(void)state;
+	stage(8, 0);
+	open_space(0);
+	(void)fill(0);
+	u_.core->change.next_ns = UINT64_MAX;
+	open_space(1);
+	assert_int_equal(fill(1), 0);
+	assert_int_equal(slabs_of(1), 0);
+	u_.core->change.next_ns = 0;
+	assert_true(fill(1) > 0);
+	stage_end();
+}
+
+/* A chain of the first size is asked for many times. */
+static void heat(uint32_t c)
+{
+	kv_msg_acquire_reply_t reply;
+	static u_lease_t lease;
+
+	for (uint32_t i = 0; i < 50; i++) {
+		assert_int_equal(u_acquire(&u_, m_, &space_[0], keys_[0][c], DEPTH, 0, &lease, &reply), KV_OK);
+		assert_int_equal(u_release(&u_, m_, lease.id), KV_OK);
+	}
+}
+
+/* Who gives loses its coldest blocks, and only so many. */
+static void p1_what_is_not_the_coldest_stays_and_keeps_its_bytes(void **state)
+{
+	uint32_t before = 0, after = 0, hot = 0;
+
+	(void)state;
+	stage(8, 0);
+	open_space(0);
+	for (uint32_t c = 0; c < 8; c++) {
+		assert_int_equal(put_chain(0, c), DEPTH);
+	}
+	turns(1);
+	for (uint32_t c = 0; c < 8; c++) {
+		before += u_visible(&u_, 0, &space_[0], keys_[0][c], DEPTH);
+	}
+	heat(0); /* put first, asked for last */
+	heat(1);
+	open_space(2);
+	turns(30);
+	assert_true(slabs_of(2) >= 1);
+	for (uint32_t c = 0; c < 8; c++) {
+		uint32_t there = u_visible(&u_, 0, &space_[0], keys_[0][c], DEPTH);
+
+		after += there;
+		hot += c < 2 ? there : 0;
+	}
+	assert_int_equal(hot, 2 * DEPTH);
+	assert_true(before - after <= 33 * (kv_metric_get(&u_.metrics, KV_M_SLABS_RETIRED)));
+	assert_true(after < before);
+	assert_true(kv_metric_get(&u_.metrics, KV_M_BLOCKS_MOVED) > 0);
+	read_back(0);
+	stage_end();
+}
+
+/* A slab that a lease names is left alone; when all are named, nothing changes until they end. */
+static void p1_no_slot_that_a_lease_names_is_taken(void **state)
+{
+	static u_lease_t lease[8];
+	kv_msg_acquire_reply_t reply;
+
+	(void)state;
+	stage(8, 0);
+	open_space(0);
+	for (uint32_t c = 0; c < 8; c++) {
+		assert_int_equal(put_chain(0, c), DEPTH);
+	}
+	turns(1);
+	for (uint32_t c = 0; c < 8; c++) {
+		uint32_t n = u_visible(&u_, 0, &space_[0], keys_[0][c], DEPTH);
+
+		assert_int_equal(u_acquire(&u_, m_, &space_[0], keys_[0][c], n, 0, &lease[c], &reply), KV_OK);
+	}
+	open_space(1);
+	for (uint32_t i = 0; i < 40; i++) {
+		(void)put_chain(1, 0);
+		turns(3);
+		for (uint32_t c = 0; c < 8; c++) {
+			assert_true(u_lease_alive(&lease[c]));
+			u_lease_verify(&u_, &lease[c]);
+		}
+	}
+	assert_int_equal(kv_metric_get(&u_.metrics, KV_M_SLABS_RETIRED), 0);
+	for (uint32_t c = 0; c < 8; c++) {
+		assert_int_equal(u_release(&u_, m_, lease[c].id), KV_OK);
+	}
+	(void)put_chain(1, 0);
+	turns(40);
+	assert_true(put_chain(1, 0) >= 16);
+	stage_end();
+}
+
+/* Two models in use at the same time: each keeps what it has, or slabs would go back and forth for ever. */
+static void p5_two_busy_block_sizes_do_not_take_slabs_in_turn(void **state)
+{
+	uint64_t settled = 0;
+
+	(void)state;
+	stage(8, 0);
+	open_space(0);
+	(void)fill(0);
+	open_space(1);
+	for (uint32_t round = 0; round < 40; round++) {
+		if (round == 20) {
+			settled = kv_metric_get(&u_.metrics, KV_M_SLABS_RETIRED);
+		}
+		for (uint32_t c = 0; c < CHAINS; c++) {
+			(void)put_chain(0, c);
+			(void)put_chain(1, (c + round) % CHAINS);
+			turns(4);
+		}
+	}
+	print_message("# %u and %u slabs, %llu changes, %llu of them late\n", slabs_of(0), slabs_of(1),
+		      (unsigned long long)kv_metric_get(&u_.metrics, KV_M_SLABS_RETIRED),
+		      (unsigned long long)(kv_metric_get(&u_.metrics, KV_M_SLABS_RETIRED) - settled));
+	assert_true(slabs_of(0) >= 2 && slabs_of(1) >= 2);
+	assert_true(kv_metric_get(&u_.metrics, KV_M_SLABS_RETIRED) - settled <= 2);
+	stage_end();
+}
+
+/* Somebody does not unmap a slab: one waits, no second one is begun, and everybody goes on with what there is. */
+static void p5_a_member_that_does_not_unmap_holds_one_slab_and_nobody_else(void **state)
+{
+	kvs_slab_info_t info;
+	uint32_t waiting = 0;
+
+	(void)state;
+	stage(8, 0);
+	open_space(0);
+	(void)fill(0);
+	open_space(1);
+	for (uint32_t i = 0; i < 100; i++) {
+		(void)put_chain(1, 0);
+		(void)put_chain(0, i % CHAINS);
+		u_tick(&u_, 10);
+		universe_check(&u_);
+		waiting = 0;
+		for (uint32_t s = 0; s < kvs_pool_slab_count(u_.pool); s++) {
+			waiting += kvs_pool_slab(u_.pool, s, &info) == KV_OK && info.retired;
+		}
+		assert_true(waiting <= 1);
+	}
+	assert_int_equal(waiting, 1);
+	assert_int_equal(u_visible(&u_, 0, &space_[1], keys_[1][0], DEPTH), 0);
+
+	/* Its pages are taken away: the memory is there, the number not yet. */
+	assert_int_equal(release_all(0), 1);
+	u_tick(&u_, 10);
+	universe_check(&u_);
+	assert_true(put_chain(1, 0) > 0);
+	assert_true(release_all(1) >= 1);
+	universe_check(&u_);
+	read_back(1);
+	stage_end();
+}
+
+/* A block somebody has scribbled on is not carried over, and not offered. */
+static void p1_a_scribbled_block_is_not_moved(void **state)
+{
+	kvs_slab_info_t info;
+	uint32_t there = 0;
+
+	(void)state;
+	stage(8, 0);
+	open_space(0);
+	for (uint32_t c = 0; c < 8; c++) {
+		(void)put_chain(0, c);
+	}
+	for (uint32_t s = 0; s < kvs_pool_slab_count(u_.pool); s++) {
+		assert_int_equal(kvs_pool_slab(u_.pool, s, &info), KV_OK);
+		for (uint32_t i = 0; i < info.slots; i += 3) {
+			((uint8_t *)info.base)[(uint64_t)i * info.slot_bytes + 2000] ^= 1;
+		}
+	}
+	heat(0);
+	open_space(1);
+	turns(60);
+	assert_true(slabs_of(1) >= 1);
+	assert_true(kv_metric_get(&u_.metrics, KV_M_BAD_BLOCKS) > 0);
+	for (uint32_t c = 0; c < 8; c++) {
+		there += u_visible(&u_, 0, &space_[0], keys_[0][c], DEPTH);
+	}
+	assert_true(there < 8 * DEPTH);
+	stage_end();
+}
+
+/* ---- anything at any moment ------------------------------------------------------------------------------------------ */
+
+typedef struct life {
+	u_member_t *members[4];
+	u_lease_t leases[LEASES];
+	u_put_t puts[PUTS];
+	uint32_t put_size[PUTS];
+} life_t;
+
+static life_t life_;
+
+static uint32_t below(uint32_t n)
+{
+	return (uint32_t)kv_test_below(&u_.rng, n);
+}
+
+/* Leases and puts of a member that is no more. */
+static void forget(const u_member_t *m)
+{
+	for (uint32_t i = 0; i < LEASES; i++) {
+		life_.leases[i].id = life_.leases[i].member == m ? 0 : life_.leases[i].id;
+	}
+	for (uint32_t i = 0; i < PUTS; i++) {
+		life_.puts[i].id = life_.puts[i].member == m ? 0 : life_.puts[i].id;
+	}
+}
+
+static void do_member(uint32_t i)
+{
+	char name[8] = "one";
+
+	if (life_.members[i] && life_.members[i]->id) {
+		forget(life_.members[i]);
+		u_dead(&u_, life_.members[i]);
+		life_.members[i] = NULL;
+	}
+	name[0] = (char)('a' + i);
+	life_.members[i] = u_join(&u_, 0, name, 2, 0);
+}
+
+static void do_put(void)
+{
+	uint32_t s = below(SIZES), c = below(CHAINS), i = below(PUTS), n = 1 + below(DEPTH);
+	u_member_t *m = life_.members[below(4)];
+	kv_msg_put_start_reply_t reply;
+
+	if (life_.puts[i].id) {
+		u_put_t *put = &life_.puts[i];
+		const kv_lease_header_t *header = u_header(put->member, put->offset);
+
+		/* A rank looks before it writes; nothing ends the put meanwhile. */
+		if (atomic_load(&header->id) == put->id && atomic_load(&header->state) == KV_LEASE_ACTIVE) {
+			u_put_write(&u_, put);
+		}
+		if (below(4) == 0) {
+			(void)u_put_revoke(&u_, put->member, put->id);
+		} else {
+			(void)u_put_end(&u_, put->member, put, 0, put->n);
+		}
+		put->id = 0;
+		return;
+	}
+	if (u_put_start(&u_, m, &space_[s], keys_[s][c], 0, n, below(4) == 0, &life_.puts[i], &reply) != KV_OK) {
+		life_.puts[i].id = 0;
+	}
+}
+
+static void do_lease(void)
+{
+	uint32_t s = below(SIZES), c = below(CHAINS), i = below(LEASES), n = 1 + below(DEPTH);
+	kv_msg_acquire_reply_t reply;
+
+	if (life_.leases[i].id) {
+		u_lease_verify(&u_, &life_.leases[i]);
+		(void)u_release(&u_, life_.leases[i].member, life_.leases[i].id);
+		life_.leases[i].id = 0;
+		return;
+	}
+	if (u_acquire(&u_, life_.members[below(4)], &space_[s], keys_[s][c], n, below(n), &life_.leases[i], &reply) !=
+	    KV_OK) {
+		life_.leases[i].id = 0;
+	}
+}
+
+static void do_host(void)
+{
+	for (uint32_t i = 0; i < kvs_pool_slab_count(u_.pool); i++) {
+		kvs_slab_info_t info;
+
+		if (below(3) == 0 && kvs_pool_slab(u_.pool, i, &info) == KV_OK && info.retired) {
+			assert_int_equal(kvs_pool_release(u_.pool, i, (int)below(2)), KV_OK);
+		}
+	}
+}
+
+static void do_reset(void)
+{
+	uint32_t s = below(SIZES);
+	kv_msg_t ask = {.space_reset = {.space = space_[s].space, .epoch = space_[s].epoch}}, reply;
+	kv_status_t status = u_request(&u_, life_.members[0], KV_CODE_SPACE_RESET, &ask, &reply);
+
+	space_[s].epoch += status == KV_OK || status == KV_PENDING;
+}
+
+static void step(void)
+{
+	switch (below(16)) {
+	case 0:
+		do_host();
+		break;
+	case 1:
+	case 2:
+	case 3:
+		u_tick(&u_, 1 + below(40));
+		break;
+	case 4:
+	case 5:
+	case 6:
+	case 7:
+	case 8:
+	case 9:
+		do_put();
+		break;
+	case 10:
+		if (below(40) == 0) {
+			do_member(below(4));
+		} else if (below(60) == 0) {
+			do_reset();
+		}
+		break;
+	default:
+		do_lease();
+		break;
+	}
+}
+
+static void run_life(uint32_t disk_slots, uint32_t steps)
+{
+	stage(6, disk_slots);
+	memset(&life_, 0, sizeof life_);
+	u_.disk.shuffle = 1;
+	for (uint32_t s = 0; s < SIZES; s++) {
+		open_space(s);
+	}
+	for (uint32_t i = 0; i < 4; i++) {
+		do_member(i);
+	}
+	for (uint32_t i = 0; i < steps; i++) {
+		u_.disk.fail_percent = disk_slots && i % 1000 > 800 ? 20 : 0;
+		step();
+		universe_check(&u_);
+		for (uint32_t l = 0; l < LEASES && i % 8 == 0; l++) {
+			u_lease_verify(&u_, &life_.leases[l]);
+		}
+		u_.notice_count = 0;
+	}
+	print_message("# %llu changes\n", (unsigned long long)kv_metric_get(&u_.metrics, KV_M_SLABS_RETIRED));
+	assert_true(kv_metric_get(&u_.metrics, KV_M_SLABS_RETIRED) > 0);
+	stage_end();
+}
+
+static void p4_slabs_that_change_at_any_moment_lose_and_mix_nothing(void **state)
+{
+	(void)state;
+	run_life(0, 12000);
+}
+
+static void p4_slabs_that_change_beside_a_disk_lose_and_mix_nothing(void **state)
+{
+	(void)state;
+	run_life(300, 12000);
+}
+
+/* Every allocation fails once while slabs change. */
+static void p4_any_allocation_may_fail_while_slabs_change(void **state)
+{
+	(void)state;
+	for (uint64_t n = 1;; n++) {
+		int failed;
+
+		stage(4, 0);
+		open_space(0);
+		for (uint32_t c = 0; c < 4; c++) {
+			(void)put_chain(0, c);
+		}
+		open_space(1);
+		kv_test_fail_nth(&u_.env, n);
+		for (uint32_t c = 0; c < 8; c++) {
+			(void)put_chain(1, c);
+			turns(12);
+			(void)put_chain(0, c);
+		}
+		failed = kv_test_failed(&u_.env);
+		kv_test_fail_nth(&u_.env, 0);
+		kv_test_advance(&u_.env, UINT64_C(2000000000));
+		assert_true(fill(1) > 0);
+		read_back(0);
+		read_back(1);
+		stage_end();
+		if (!failed) {
+			assert_true(n > 10);
+			break;
+		}
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p5_a_second_block_size_gets_memory_from_the_first_and_back),
+		cmocka_unit_test(p5_without_a_change_the_second_block_size_has_nothing),
+		cmocka_unit_test(p1_what_is_not_the_coldest_stays_and_keeps_its_bytes),
+		cmocka_unit_test(p1_no_slot_that_a_lease_names_is_taken),
+		cmocka_unit_test(p5_two_busy_block_sizes_do_not_take_slabs_in_turn),
+		cmocka_unit_test(p5_a_member_that_does_not_unmap_holds_one_slab_and_nobody_else),
+		cmocka_unit_test(p1_a_scribbled_block_is_not_moved),
+		cmocka_unit_test(p4_slabs_that_change_at_any_moment_lose_and_mix_nothing),
+		cmocka_unit_test(p4_slabs_that_change_beside_a_disk_lose_and_mix_nothing),
+		cmocka_unit_test(p4_any_allocation_may_fail_while_slabs_change),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,358 @@
+/* Two models of other block sizes on one daemon: slabs change hands, whatever those who map them are doing. */
+#include "e2e/rig.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+
+#define LARGE_BYTES  32768u
+#define LARGE_LAYOUT "kvk1 heads=2 layers=4 tokens=16 k=64 v=64 dtype=bf16 inner=split page=0"
+#define TALKS        16u
+#define DEPTH        32u
+
+typedef struct model {
+	kvc_t *kvc;
+	kvc_space_t *space;
+	uint32_t bytes;
+	uint32_t mapped, unmapped; /* as on_memory has said */
+	uint64_t mapped_bytes;
+	kvc_key_t keys[TALKS][DEPTH];
+} model_t;
+
+static uint8_t blocks_[DEPTH][LARGE_BYTES], have_[LARGE_BYTES];
+
+static void fill(const kvc_key_t *key, uint8_t *out, uint32_t bytes)
+{
+	kv_test_rng_t rng;
+
+	memcpy(&rng.state, key->b + 8, sizeof rng.state);
+	kv_test_fill(&rng, out, bytes);
+}
+
+static void told(void *ctx, const kvc_memory_t *memory, int mapped)
+{
+	model_t *model = ctx;
+
+	model->mapped += mapped ? 1u : 0u;
+	model->unmapped += mapped ? 0u : 1u;
+	model->mapped_bytes += mapped ? memory->bytes : 0u - (uint64_t)memory->bytes;
+}
+
+static void attach(model_t *model, const rig_t *rig, const char *name, uint32_t bytes)
+{
+	const kvc_config_t config = {.struct_size = sizeof config,
+				     .socket = rig->sock,
+				     .program = name,
+				     .staging_blocks = 256,
+				     .on_memory = told,
+				     .memory_ctx = model};
+	kvc_identity_t identity = user_identity(name);
+
+	*model = (model_t){.bytes = bytes};
+	identity.layout = bytes == LARGE_BYTES ? LARGE_LAYOUT : RIG_LAYOUT;
+	if (kvc_attach(&config, &model->kvc) != KVC_OK ||
+	    kvc_space_open(model->kvc, &identity, &model->space) != KVC_OK) {
+		fail_msg("%s", kvc_last_error());
+	}
+	for (uint32_t t = 0; t < TALKS; t++) {
+		const user_t as_user = {.kvc = model->kvc, .space = model->space};
+
+		user_keys(&as_user, 100 * bytes + t, DEPTH, model->keys[t]);
+	}
+}
+
+static kvc_status_t put(model_t *model, uint32_t talk)
+{
+	const void *src[DEPTH];
+	const kvc_put_options_t options = {.struct_size = sizeof options, .blocks = src};
+
+	for (uint32_t i = 0; i < DEPTH; i++) {
+		fill(&model->keys[talk][i], blocks_[i], model->bytes);
+		src[i] = blocks_[i];
+	}
+
+	return kvc_put(model->space, model->keys[talk], 0, DEPTH, &options, NULL);
+}
+
+/* How much of a talk there is; all of it is read and compared. */
+static uint32_t get(model_t *model, uint32_t talk)
+{
+	static uint8_t want[LARGE_BYTES];
+	void *const dst[1] = {have_};
+	kvc_lease_t *lease = NULL;
+	kvc_match_t match;
+	uint32_t n = 0;
+
+	(void)kvc_poll(model->kvc, 0);
+	kvc_match(model->space, model->keys[talk], DEPTH, &match);
+	if (match.n == 0 || kvc_acquire(model->space, model->keys[talk], match.n, 0, 0, &lease) != KVC_OK) {
+		return 0;
+	}
+	for (; n < kvc_lease_n(lease) && kvc_lease_wait(lease, n + 1, 0) == KVC_OK &&
+	       kvc_lease_read(lease, n, 1, dst, NULL) == KVC_OK;
+	     n++) {
+		fill(&model->keys[talk][n], want, model->bytes);
+		assert_memory_equal(have_, want, model->bytes);
+	}
+	kvc_release(&lease, 1);
+
+	return n;
+}
+
+static uint32_t get_all(model_t *model)
+{
+	uint32_t n = 0;
+
+	for (uint32_t t = 0; t < TALKS; t++) {
+		n += get(model, t);
+	}
+
+	return n;
+}
+
+/* Work until the model has so many blocks at a time, or for 20 s. */
+static void grow_to(model_t *model, uint32_t blocks, model_t *beside)
+{
+	const uint64_t deadline = rig_now_ms() + 60000;
+	uint32_t n = 0;
+
+	while (n < blocks) {
+		for (uint32_t t = 0; t < TALKS; t++) {
+			(void)put(model, t);
+			(void)kvc_poll(model->kvc, 2);
+			if (beside) {
+				(void)kvc_poll(beside->kvc, 0);
+			}
+		}
+		n = get_all(model);
+		if (rig_now_ms() > deadline) {
+			fail_msg("%u blocks, not %u", n, blocks);
+		}
+	}
+}
+
+/* The models look at their sockets until nothing that was retired is mapped any more. */
+static void all_unmapped(const rig_t *rig, model_t *one, model_t *other)
+{
+	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
+
+	do {
+		(void)kvc_poll(one->kvc, 5);
+		(void)kvc_poll(other->kvc, 5);
+	} while (rig_metric(rig, "kvd_slabs_kept") != 0 && rig_now_ms() < deadline);
+	assert_int_equal(rig_metric(rig, "kvd_slabs_kept"), 0);
+}
+
+static void end(rig_t *rig)
+{
+	rig_check_quiet(rig);
+	rig_fini(rig);
+}
+
+/* 8 MiB of pool: some 480 small blocks or 240 large ones. */
+static void p5_each_of_two_models_gets_the_pool_when_the_other_is_cold(void **state)
+{
+	model_t small, large;
+	uint32_t left;
+	rig_t rig;
+
+	(void)state;
+	rig_init(&rig, 0);
+	rig_start(&rig);
+	attach(&small, &rig, "small", RIG_BLOCK_BYTES);
+	grow_to(&small, 440, NULL);
+	attach(&large, &rig, "large", LARGE_BYTES);
+	grow_to(&large, 150, &small);
+	left = get_all(&small);
+	printf("# %u small blocks are left, %llu slabs have changed\n", left,
+	       (unsigned long long)rig_metric(&rig, "kvd_slabs_retired_total"));
+	assert_true(left < 440 && small.unmapped > 0 && small.unmapped < small.mapped);
+	assert_true(rig_metric(&rig, "kvd_slabs_retired_total") >= 4);
+	grow_to(&small, 300, &large);
+	assert_true(get_all(&large) < 150);
+	all_unmapped(&rig, &small, &large);
+	kvc_detach(small.kvc);
+	kvc_detach(large.kvc);
+	assert_int_equal(small.mapped, small.unmapped);
+	end(&rig);
+}
+
+/* The same beside a disk tier that has the slabs' pages registered: what is evicted comes back from there, in slots of other slabs. */
+static void p1_what_changing_slabs_evicted_comes_back_from_disk(void **state)
+{
+	model_t small, large;
+	rig_t rig;
+
+	(void)state;
+	rig_init(&rig, 1);
+	rig_option(&rig, "--cpu.prefault=on");
+	rig_start(&rig);
+	attach(&small, &rig, "small", RIG_BLOCK_BYTES);
+	grow_to(&small, 400, NULL);
+	rig_written(&rig);
+	attach(&large, &rig, "large", LARGE_BYTES);
+	grow_to(&large, 150, &small);
+	assert_true(rig_metric(&rig, "kvd_slabs_retired_total") >= 3);
+	for (uint32_t round = 0; round < 3; round++) {
+		(void)get_all(&large);
+		(void)kvc_poll(small.kvc, 1);
+		assert_true(get_all(&small) >= 400);
+	}
+	kvc_detach(small.kvc);
+	kvc_detach(large.kvc);
+	end(&rig);
+}
+
+/* An engine that is idle does not look at its socket: its slabs' pages are taken away after a moment. When it wakes up it goes on. */
+static void p5_an_idle_engine_holds_nothing_up(void **state)
+{
+	model_t small, large;
+	rig_t rig;
+
+	(void)state;
+	rig_init(&rig, 0);
+	rig_start(&rig);
+	attach(&small, &rig, "small", RIG_BLOCK_BYTES);
+	grow_to(&small, 440, NULL);
+	attach(&large, &rig, "large", LARGE_BYTES);
+	grow_to(&large, 150, NULL);
+	assert_true(rig_metric(&rig, "kvd_slabs_kept") >= 3);
+	assert_int_equal(small.unmapped, 0);
+	(void)get_all(&small);
+	all_unmapped(&rig, &small, &large);
+	assert_true(small.unmapped >= 3);
+	grow_to(&small, 200, &large);
+	kvc_detach(small.kvc);
+	kvc_detach(large.kvc);
+	end(&rig);
+}
+
+typedef struct stopped {
+	const rig_t *rig;
+} stopped_t;
+
+static void live_and_stop(void *arg, int ready)
+{
+	const stopped_t *s = arg;
+	model_t small;
+
+	attach(&small, s->rig, "small", RIG_BLOCK_BYTES);
+	grow_to(&small, 440, NULL);
+	child_say(ready);
+	for (;;) { /* in the middle of whatever comes */
+		(void)put(&small, (uint32_t)rig_now_ms() % TALKS);
+		(void)get(&small, (uint32_t)rig_now_ms() % TALKS);
+	}
+}
+
+/* One that is stopped in the middle of its work, and then killed. */
+static void p6_a_stopped_engine_and_a_killed_one_hold_nothing_up(void **state)
+{
+	stopped_t s;
+	model_t large;
+	rig_t rig;
+	pid_t pid;
+
+	(void)state;
+	rig_init(&rig, 0);
+	rig_option(&rig, "--lease.ttl=300ms");
+	rig_start(&rig);
+	s.rig = &rig;
+	pid = child_start(live_and_stop, &s);
+	kill(pid, SIGSTOP);
+	attach(&large, &rig, "large", LARGE_BYTES);
+	grow_to(&large, 120, NULL);
+	assert_true(rig_metric(&rig, "kvd_slabs_kept") >= 1);
+	kill(pid, SIGKILL);
+	kill(pid, SIGCONT);
+	assert_int_equal(waitpid(pid, NULL, 0), pid);
+	assert_true(rig_metric_is(&rig, "kvd_slabs_kept", 0));
+	grow_to(&large, 150, NULL);
+	kvc_detach(large.kvc);
+	end(&rig);
+}
+
+/* Poll until the daemon has announced so many bytes; nothing has been put. */
+static void announced(model_t *model, uint64_t bytes)
+{
+	const uint64_t deadline = rig_now_ms() + 20000;
+
+	while (model->mapped_bytes < bytes && rig_now_ms() < deadline) {
+		(void)kvc_poll(model->kvc, 5);
+	}
+	assert_true(model->mapped_bytes >= bytes);
+}
+
+/* Registration of a space is enough: memory is carved, touched and announced before the first put. */
+static void p5_memory_is_announced_before_the_first_put(void **state)
+{
+	static const struct {
+		const char *option;
+		uint64_t least, most;
+	} cases[] = {
+		{"--cpu.ahead=auto", 3u << 20, 4u << 20}, /* the slab in use, and a quarter of 8 MiB */
+		{"--cpu.ahead=4MiB", 5u << 20, 6u << 20},
+		{"--cpu.ahead=all", 7u << 20, 8u << 20},
+		{"--cpu.ahead=0", 1u << 20, 1u << 20},
+	};
+
+	(void)state;
+	for (size_t i = 0; i < KV_COUNT_OF(cases); i++) {
+		model_t model;
+		rig_t rig;
+
+		rig_init(&rig, 0);
+		rig_option(&rig, "--cpu.prefault=on");
+		rig_option(&rig, "%s", cases[i].option);
+		rig_start(&rig);
+		attach(&model, &rig, "small", RIG_BLOCK_BYTES);
+		announced(&model, cases[i].least - (1u << 16));
+		for (uint32_t p = 0; p < 10; p++) {
+			(void)kvc_poll(model.kvc, 20);
+		}
+		assert_true(model.mapped_bytes <= cases[i].most);
+		assert_int_equal(put(&model, 0), KVC_OK);
+		assert_int_equal(get(&model, 0), DEPTH);
+		kvc_detach(model.kvc);
+		end(&rig);
+	}
+}
+
+/* All of it taken by the first model: the second one gets what is not used. */
+static void p5_a_pool_taken_ahead_is_there_for_the_next_model(void **state)
+{
+	model_t small, large;
+	char text[8192];
+	rig_t rig;
+
+	(void)state;
+	rig_init(&rig, 0);
+	rig_option(&rig, "--cpu.prefault=on");
+	rig_option(&rig, "--cpu.ahead=all");
+	rig_start(&rig);
+	attach(&small, &rig, "small", RIG_BLOCK_BYTES);
+	announced(&small, (7u << 20) - (1u << 16));
+	assert_int_equal(put(&small, 0), KVC_OK);
+	attach(&large, &rig, "large", LARGE_BYTES);
+	grow_to(&large, 100, &small);
+	assert_int_equal(get(&small, 0), DEPTH);
+	assert_int_equal(rig_kvctl(&rig, "status", text, sizeof text), 0);
+	assert_non_null(strstr(text, "slabs\n  block_bytes 16384"));
+	assert_non_null(strstr(text, "block_bytes 32768"));
+	kvc_detach(small.kvc);
+	kvc_detach(large.kvc);
+	end(&rig);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p5_each_of_two_models_gets_the_pool_when_the_other_is_cold),
+		cmocka_unit_test(p1_what_changing_slabs_evicted_comes_back_from_disk),
+		cmocka_unit_test(p5_an_idle_engine_holds_nothing_up),
+		cmocka_unit_test(p6_a_stopped_engine_and_a_killed_one_hold_nothing_up),
+		cmocka_unit_test(p5_memory_is_announced_before_the_first_put),
+		cmocka_unit_test(p5_a_pool_taken_ahead_is_there_for_the_next_model),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,76 @@
+/* A machine all of whose CPUs are busy: memory is touched ahead in nobody's time, and nobody waits for that. */
+#include "pool_test.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#define MOST_MS                                                                                                        \
+	3000u /* of one call, which takes some 100; who waits for a thread that gets no time does so for 5 to 15 seconds */
+
+static atomic_int over;
+
+static void *burn(void *arg)
+{
+	(void)arg;
+	while (!atomic_load_explicit(&over, memory_order_relaxed)) {
+	}
+
+	return NULL;
+}
+
+static uint64_t now_ms(void)
+{
+	return kv_now_ns(&kv_env_posix) / 1000000u;
+}
+
+static void p5_no_call_waits_for_memory_touched_ahead(void **state)
+{
+	static kv_metrics_t metrics;
+	kvs_pool_config_t config = pool_config(&metrics, 64u << 20, 4u << 20);
+	const size_t count = 4u * (size_t)sysconf(_SC_NPROCESSORS_ONLN);
+	pthread_t *burners = calloc(count, sizeof *burners);
+	kvs_meta_t meta = meta_of(1);
+	uint64_t begin, longest = 0;
+	kvs_tier_t *tier;
+	kv_test_env_t t;
+	uint32_t class;
+	kvs_loc_t loc;
+	kv_status_t status;
+
+	(void)state;
+	kv_test_env_init(&t);
+	config.prefault = 1;
+	for (size_t i = 0; i < count; i++) {
+		assert_int_equal(pthread_create(&burners[i], NULL, burn, NULL), 0);
+	}
+	for (int round = 0; round < 3; round++) {
+		assert_int_equal(kvs_pool_open(&config, &t.env, &tier), KV_OK);
+		assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
+		status = KV_OK;
+		while (status == KV_OK) { /* until it is full */
+			begin = now_ms();
+			status = kvs_alloc(tier, class, KVS_PUT, 1, &meta, &loc);
+			longest = now_ms() - begin > longest ? now_ms() - begin : longest;
+		}
+		begin = now_ms();
+		kvs_close(tier);
+		longest = now_ms() - begin > longest ? now_ms() - begin : longest;
+	}
+	atomic_store(&over, 1);
+	for (size_t i = 0; i < count; i++) {
+		pthread_join(burners[i], NULL);
+	}
+	free(burners);
+	printf("# longest call: %lu ms\n", (unsigned long)longest);
+	assert_true(longest < MOST_MS);
+	assert_int_equal(kv_test_env_live(&t), 0);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p5_no_call_waits_for_memory_touched_ahead),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
