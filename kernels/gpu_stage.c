@@ -287,13 +287,32 @@ static kv_status_t tell_moves(stage_t *s, step_t *step)
 	return KV_OK;
 }
 
+/* Kernel lines that a copy takes: no more than it has SMs. */
+static uint32_t kernel_lines(const stage_t *s)
+{
+	const uint32_t lines = s->gpu->tune.kernel_streams;
+
+	return s->plan->sms < lines ? s->plan->sms : lines;
+}
+
+/* The share of the budget that a step's kernel has, so that those beside each other keep to it. */
+static uint32_t line_sms(const stage_t *s, const step_t *step)
+{
+	const uint32_t lines = kernel_lines(s);
+
+	if (s->gpu->tune.copy_streams == 0) {
+		return s->plan->sms;
+	}
+
+	return s->plan->sms / lines + (step->turn % lines < s->plan->sms % lines);
+}
+
 /* Between the slot and the cache. */
 static kv_status_t permute(const stage_t *s, const step_t *step, kvk_cu_stream_t stream)
 {
 	const kvk_gpu_job_t *job = s->job;
 	kvk_gpu_args_t args = s->plan->args;
 	kvk_gpu_launch_t launch = {.near = 1, .addresses = s->base_bits | step->slot->at | step->block_bytes};
-	const kvk_gpu_tune_t *tune = &s->gpu->tune;
 
 	args.moves = s->inputs_at + (job->moves_at - job->start_at) + first_move(s, step) * sizeof(kvk_gpu_move_t);
 	args.bases = s->inputs_at + (job->bases_at - job->start_at) + step->layer * sizeof(uint64_t);
@@ -311,10 +330,7 @@ static kv_status_t permute(const stage_t *s, const step_t *step, kvk_cu_stream_t
 	args.layers = step->layers;
 	args.pool_first = 0;
 	args.pool_head = step->layers * args.page_bytes;
-	launch.sms = s->plan->sms;
-	if (tune->copy_streams && launch.sms > tune->kernel_streams) {
-		launch.sms = (launch.sms + tune->kernel_streams - 1) / tune->kernel_streams;
-	}
+	launch.sms = line_sms(s, step);
 	launch.dir = s->plan->copy->dir;
 	launch.stream = stream;
 
@@ -337,7 +353,7 @@ static uint32_t line_of(const stage_t *s, const step_t *step, int kernel)
 		return step->turn % s->ring->slot_count;
 	}
 
-	return kernel ? tune->copy_streams + step->turn % tune->kernel_streams : step->turn % tune->copy_streams;
+	return kernel ? tune->copy_streams + step->turn % kernel_lines(s) : step->turn % tune->copy_streams;
 }
 
 static kv_status_t do_step(stage_t *s, step_t *step)

@@ -365,7 +365,9 @@ static int fake_launch(kvk_cu_function_t function, unsigned gx, unsigned gy, uns
 	work->kernel = kernel;
 	work->shared = (int)shared_bytes;
 	memcpy(&work->args, params[0], sizeof work->args);
-	fake.last_grid = gx;
+	if (kernel != FAKE_TICK) {
+		fake_take_sms(stream, kernel < FAKE_BULK ? (gx + 1) / 2 : gx); /* two plain blocks fit an SM */
+	}
 	fake_enqueue(stream, work);
 
 	return 0;

@@ -43,7 +43,8 @@ void fake_cuda_fail_always(size_t member, int error);
 /* Calls of a member, and bytes and SMs of interest. */
 uint64_t fake_cuda_calls(size_t member);
 uint64_t fake_cuda_bulk_launches(void);
-unsigned fake_cuda_last_grid(void);
+/* Most SMs that kernels could have at the same time since it was asked last: the largest of each stream, together. */
+unsigned fake_cuda_sms(void);
 /* Largest pinned allocation it gives; 0: any. */
 void fake_cuda_limit_pinned(size_t bytes);
 /* Nanoseconds that its clock has gone on: so many a byte copied by the engine, so many a kernel's byte over the link. */

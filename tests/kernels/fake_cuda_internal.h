@@ -78,6 +78,7 @@ struct fake_graph {
 
 typedef struct fake_stream {
 	int used, dropped;
+	unsigned sms;
 	fake_work_t *first, *last;
 	fake_graph_t *graph; /* being captured into */
 } fake_stream_t;
@@ -111,7 +112,6 @@ typedef struct fake {
 	int held;
 	uint64_t bulk_launches;
 	fake_graph_t *capture; /* the one that is going on; one at a time */
-	_Atomic unsigned last_grid;
 	size_t pinned_limit;
 	uint64_t engine_cost, link_cost;
 	_Atomic uint64_t clock;
@@ -134,6 +134,7 @@ void fake_stream_drop(kvk_cu_stream_t stream);
 /* Work of a stream that may be captured; an error. */
 int fake_record(kvk_cu_stream_t stream, fake_event_t *event);
 int fake_wait(kvk_cu_stream_t stream, fake_event_t *event);
+void fake_take_sms(kvk_cu_stream_t stream, unsigned sms);
 int fake_is_capturing(kvk_cu_stream_t stream);
 /* Does this call spoil the capture that is going on? Then it does, and is a fault. */
 int fake_spoils(int thread_mode);

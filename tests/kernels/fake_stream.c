@@ -321,6 +321,29 @@ void fake_enqueue(kvk_cu_stream_t handle, fake_work_t *work)
 	pthread_mutex_unlock(&fake.lock);
 }
 
+void fake_take_sms(kvk_cu_stream_t handle, unsigned sms)
+{
+	fake_stream_t *stream = stream_of(handle);
+
+	pthread_mutex_lock(&fake.lock);
+	stream->sms = stream->sms > sms ? stream->sms : sms;
+	pthread_mutex_unlock(&fake.lock);
+}
+
+unsigned fake_cuda_sms(void)
+{
+	unsigned all = 0;
+
+	pthread_mutex_lock(&fake.lock);
+	for (uint32_t i = 0; i < FAKE_STREAMS; i++) {
+		all += fake.streams[i].sms;
+		fake.streams[i].sms = 0;
+	}
+	pthread_mutex_unlock(&fake.lock);
+
+	return all;
+}
+
 kvk_cu_stream_t fake_stream_new(void)
 {
 	kvk_cu_stream_t found = NULL;
@@ -458,11 +481,6 @@ uint64_t fake_cuda_calls(size_t member)
 uint64_t fake_cuda_bulk_launches(void)
 {
 	return fake.bulk_launches;
-}
-
-unsigned fake_cuda_last_grid(void)
-{
-	return fake.last_grid;
 }
 
 void fake_cuda_limit_pinned(size_t bytes)
