@@ -4,6 +4,7 @@
  * gpu_memory.c   host memory the device sees, and the pinned memory that arguments of jobs lie in
  * gpu_args.c     a copy, described for the kernels; which way it goes
  * gpu_jobs.c     submit, poll, wait, end
+ * gpu_clock.c    what the device's clock says of its streams
  * gpu_stage.c    way STAGED; gpu_each.c way EACH; gpu_measure.c which way is faster
  */
 #ifndef KVK_GPU_INTERNAL_H

@@ -18,7 +18,7 @@ from context import Context
 from harness import BUILD, Bench, Failed, Missed
 
 TRIES = 3  # of a test that has missed only
-MODULES = ("test_equal", "test_controls", "test_killed", "test_shared", "test_failures", "test_leaks", "test_absent")
+MODULES = ("test_equal", "test_controls", "test_killed", "test_shared", "test_adapters", "test_images", "test_drafts", "test_failures", "test_leaks", "test_absent")
 
 
 def arguments() -> argparse.Namespace:
@@ -27,7 +27,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--full", action="store_true", help="everything (default)")
     parser.add_argument("--store", choices=("kvd", "naive"), default="kvd", help="naive: the baseline, to prove the tests")
     parser.add_argument("--seed", type=int, default=int(os.environ.get("SEED", "1")))
-    parser.add_argument("--only", nargs="+", default=[], metavar="TEXT", help="tests whose name contains one of these")
+    parser.add_argument("--only", nargs="+", default=[], metavar="TEXT", help="tests of these names, or whose name contains one of these")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--keep", action="store_true", help="keep the folder with the logs")
     parser.add_argument("--fail-fast", action="store_true")
@@ -101,7 +101,8 @@ def main() -> int:
     args = arguments()
     for module in MODULES:
         importlib.import_module(module)
-    tests = [t for t in promises.tests if (not args.only or any(text in t.name for text in args.only))
+    names = {t.name for t in promises.tests}
+    tests = [t for t in promises.tests if (not args.only or any(text == t.name or (text in t.name and text not in names) for text in args.only))
              and (args.store == "kvd" or not t.daemon) and (t.short or not args.short)]
     if args.list:
         print("\n".join(f"{t.name:44s} {t.function.__doc__ or ''}" for t in tests))

@@ -456,11 +456,12 @@ static int fake_stream_destroy(kvk_cu_stream_t stream)
 static int fake_event_create(kvk_cu_event_t *p_event, unsigned flags)
 {
 	BEGIN(event_create, NEEDS_CONTEXT)
-	if (flags != 2) {
-		fake_fault("an event that takes the time");
+	if (flags != 2 && flags != 0) {
+		fake_fault("an event of an unknown kind");
 	}
 	pthread_mutex_lock(&fake.lock);
 	*p_event = calloc(1, sizeof(fake_event_t));
+	((fake_event_t *)(void *)*p_event)->timed = flags == 0;
 	fake.live.events++;
 	pthread_mutex_unlock(&fake.lock);
 
@@ -519,6 +520,27 @@ static int fake_event_wait(kvk_cu_event_t event)
 	}
 
 	return failing;
+}
+
+static int fake_event_elapsed(float *p_ms, kvk_cu_event_t start, kvk_cu_event_t end)
+{
+	const fake_event_t *from = (const fake_event_t *)(const void *)start;
+	const fake_event_t *to = (const fake_event_t *)(const void *)end;
+	int error = 0;
+
+	BEGIN(event_elapsed, NEEDS_CONTEXT)
+	pthread_mutex_lock(&fake.lock);
+	if (!from->timed || !to->timed || !from->latest || !to->latest) {
+		fake_fault("the time between events that do not have it");
+		error = CU_INVALID;
+	} else if (!from->latest->done || !to->latest->done) {
+		error = KVK_CU_NOT_READY;
+	} else {
+		*p_ms = (float)(((double)to->latest->at - (double)from->latest->at) / 1e6);
+	}
+	pthread_mutex_unlock(&fake.lock);
+
+	return error;
 }
 
 static int fake_error_name(int error, const char **p_name)

@@ -49,6 +49,8 @@ void fake_cuda_limit_pinned(size_t bytes);
 /* Nanoseconds that its clock has gone on: so many a byte copied by the engine, so many a kernel's byte over the link. */
 void fake_cuda_costs(uint64_t engine, uint64_t link);
 uint64_t fake_cuda_clock(void *ctx);
+/* What runs now takes so long. */
+void fake_cuda_advance(uint64_t ns);
 
 /* Device memory is another device's from now on. */
 void fake_cuda_foreign(int foreign);

@@ -32,10 +32,12 @@ typedef struct fake_range {
 typedef struct fake_marker {
 	int done;
 	int users;
+	uint64_t at; /* done: what the fake clock said */
 } fake_marker_t;
 
 typedef struct fake_event {
 	fake_marker_t *latest; /* NULL: never recorded */
+	int timed;
 } fake_event_t;
 
 typedef enum fake_what { FAKE_COPY, FAKE_LAUNCH, FAKE_CALL, FAKE_RECORD, FAKE_WAIT } fake_what_t;

@@ -73,6 +73,7 @@ static int run_one(fake_stream_t *stream)
 		break;
 	case FAKE_RECORD:
 		work->marker->done = 1;
+		work->marker->at = atomic_load(&fake.clock);
 		break;
 	case FAKE_WAIT:
 		break;
@@ -294,6 +295,11 @@ uint64_t fake_cuda_clock(void *ctx)
 	(void)ctx;
 
 	return atomic_fetch_add(&fake.clock, 1);
+}
+
+void fake_cuda_advance(uint64_t ns)
+{
+	atomic_fetch_add(&fake.clock, ns);
 }
 
 void fake_cuda_foreign(int foreign)

@@ -184,6 +184,7 @@ const kvk_cuda_ops_t *kvk_cuda_load(const char **p_why)
 		AS(event_record, nothing),
 		AS(event_query, nothing),
 		AS(event_wait, nothing),
+		AS(event_elapsed, nothing),
 		AS(capture_mode, nothing),
 		.pointer_attribute = pointer_attribute,
 		AS(peer_can, zero),

@@ -428,6 +428,61 @@ static void p6_threads_copy_while_others_register(void **state)
 	gpu_rig_fini(&rig);
 }
 
+/* ---- clocks ------------------------------------------------------------------------------------------------------ */
+
+static void take_5_ms(void *args)
+{
+	(void)args;
+	fake_cuda_advance(5000000);
+}
+
+static void p7_the_devices_clock_tells_what_a_stream_took(void **state)
+{
+	gpu_rig_t rig;
+	kvk_gpu_t *gpu = start(&rig, NULL, 4);
+	kvk_gpu_clock_t *clock = NULL;
+	kvk_cu_stream_t stream = NULL;
+	uint64_t ns = 0;
+
+	(void)state;
+	assert_int_equal(kvk_gpu_stream(gpu, 1, &stream), KV_OK);
+	assert_int_equal(kvk_gpu_clock_open(gpu, &clock), KV_OK);
+	assert_int_equal(kvk_gpu_clock_read(clock, &ns), KV_ERR_ARG);
+	fake_cuda_hold(1);
+	fake_cuda_call(stream, take_5_ms, NULL);
+	assert_int_equal(kvk_gpu_clock_mark(clock, 0, stream), KV_OK);
+	assert_int_equal(kvk_gpu_clock_read(clock, &ns), KV_ERR_ARG);
+	fake_cuda_call(stream, take_5_ms, NULL);
+	assert_int_equal(kvk_gpu_clock_mark(clock, 1, stream), KV_OK);
+	assert_int_equal(kvk_gpu_clock_read(clock, &ns), KV_PENDING);
+	fake_cuda_call(stream, take_5_ms, NULL);
+	assert_int_equal(kvk_gpu_clock_mark(clock, 1, stream), KV_OK);
+	fake_cuda_hold(0);
+	fake_cuda_drain();
+	assert_int_equal(kvk_gpu_clock_read(clock, &ns), KV_OK);
+	assert_in_range(ns, 9990000, 10010000);
+	/* Started again: what it said before is forgotten. */
+	assert_int_equal(kvk_gpu_clock_mark(clock, 0, stream), KV_OK);
+	assert_int_equal(kvk_gpu_clock_read(clock, &ns), KV_ERR_ARG);
+	fake_cuda_fail_always(offsetof(kvk_cuda_ops_t, event_record), 999);
+	assert_int_equal(kvk_gpu_clock_mark(clock, 1, stream), KV_ERR_IO);
+	assert_int_equal(kvk_gpu_clock_read(clock, &ns), KV_ERR_ARG);
+	fake_cuda_fail_always(0, 0);
+	kvk_gpu_clock_close(clock);
+	for (uint64_t n = 1; n < 6; n++) {
+		kv_status_t status;
+
+		clock = NULL;
+		fake_cuda_fail_nth(n);
+		status = kvk_gpu_clock_open(gpu, &clock);
+		fake_cuda_fail_nth(0);
+		assert_int_equal(status == KV_OK, clock != NULL);
+		kvk_gpu_clock_close(clock);
+	}
+	kvk_gpu_clock_close(NULL);
+	gpu_rig_fini(&rig);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -441,6 +496,7 @@ int main(void)
 		cmocka_unit_test(p8_memory_of_a_peer_is_used_only_with_access_to_it),
 		cmocka_unit_test(p5_auto_takes_what_was_faster),
 		cmocka_unit_test(p6_threads_copy_while_others_register),
+		cmocka_unit_test(p7_the_devices_clock_tells_what_a_stream_took),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -158,7 +158,10 @@ class Engine:
 
     def step(self, out: SimpleNamespace, compute: Any = None) -> Results:
         """One step in vLLM's order of calls."""
-        meta = self.scheduler.build(out)
+        return self.work(self.scheduler.build(out), compute)
+
+    def work(self, meta: Any, compute: Any = None) -> Results:
+        """The worker's half of a step, and what the scheduler hears of it."""
         self.worker.begin(meta)
         self.worker.start(meta)
         self.worker.load(None)

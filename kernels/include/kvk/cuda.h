@@ -55,6 +55,7 @@ typedef uint64_t kvk_cu_ptr_t;
 	X(event_record, cuEventRecord, (kvk_cu_event_t event, kvk_cu_stream_t stream))                                 \
 	X(event_query, cuEventQuery, (kvk_cu_event_t event))                                                           \
 	X(event_wait, cuEventSynchronize, (kvk_cu_event_t event))                                                      \
+	X(event_elapsed, cuEventElapsedTime, (float *p_ms, kvk_cu_event_t start, kvk_cu_event_t end))                  \
 	X(pointer_attribute, cuPointerGetAttribute, (void *p_value, int attribute, kvk_cu_ptr_t ptr))                  \
 	X(peer_can, cuDeviceCanAccessPeer, (int *p_can, int device, int peer))                                         \
 	X(peer_enable, cuCtxEnablePeerAccess, (kvk_cu_context_t peer, unsigned flags))                                 \

@@ -110,6 +110,19 @@ kv_status_t kvk_gpu_stream(kvk_gpu_t *gpu, int urgent, kvk_cu_stream_t *p_stream
 /* What is enqueued on `later` from now on runs after what is on `earlier` now. */
 kv_status_t kvk_gpu_after(kvk_gpu_t *gpu, kvk_cu_stream_t earlier, kvk_cu_stream_t later);
 
+/* ---- clocks ------------------------------------------------------------------------------------------------------ */
+
+/* The time the device takes from one point of its streams to another, on its own clock: nothing waits for it. One thread at a time. */
+typedef struct kvk_gpu_clock kvk_gpu_clock_t;
+/* KV_ERR_NOMEM, KV_ERR_IO. */
+kv_status_t kvk_gpu_clock_open(kvk_gpu_t *gpu, kvk_gpu_clock_t **p_clock);
+/* Before its device. NULL is fine. */
+void kvk_gpu_clock_close(kvk_gpu_clock_t *clock);
+/* Start it (end 0; it is then not stopped any more), or stop it, once or again, when the stream comes to here. KV_ERR_IO: it is not. */
+kv_status_t kvk_gpu_clock_mark(kvk_gpu_clock_t *clock, int end, kvk_cu_stream_t stream);
+/* PENDING: the device has not come to its end. KV_ERR_ARG: not started and stopped. KV_ERR_IO. */
+kv_status_t kvk_gpu_clock_read(kvk_gpu_clock_t *clock, uint64_t *p_ns);
+
 /* ---- choosing ---------------------------------------------------------------------------------------------------- */
 
 /* Measure the ways for this layout and cache between 32 MiB of scratch on both sides, and keep the faster for AUTO: about 30 ms, synchronous, once a device,
