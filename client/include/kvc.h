@@ -11,8 +11,9 @@
  * is. Blocking forms take a timeout. After the daemon has died or restarted, calls answer KVC_ERR_UNREACHABLE,
  * KVC_ERR_CLOSED or a miss at once; kvc_poll() (and any call) re-attaches by itself, and every lease and put of before
  * is over (a lease KVC_ERR_REVOKED, a put's result KVC_ERR_CLOSED). A daemon that is stopped is a miss after 50 ms and
- * KVC_ERR_DAEMON_STALE after a second. kvc_poll() alone drives everything: kvc_lease_state(), kvc_lease_ready(),
- * kvc_lease_rest(), kvc_put_export() and kvc_put_get_result() say how far it is and never wait.
+ * KVC_ERR_DAEMON_STALE after a second, or both after its option limits.silence where that is longer. kvc_poll() alone
+ * drives everything: kvc_lease_state(), kvc_lease_ready(), kvc_lease_rest(), kvc_put_export() and kvc_put_get_result()
+ * say how far it is and never wait.
  *
  * Threads. A kvc_t and everything made from it belong to one thread at a time: its owner, who polls. Any thread may,
  * beside the owner and beside each other, call
