@@ -480,6 +480,30 @@ static void drop(void *ctx, const char *name)
 	strcat(strcat(strcat(ctx, "-"), name), " ");
 }
 
+/* The number's next slab: the first slot's generation goes on. */
+static void a_number_used_again(kvs_tier_t *pool, uint32_t class, kvs_loc_t old)
+{
+	const kvs_change_ops_t *ops = pool->ops->change;
+	kvs_meta_t meta = meta_of(1);
+	kvs_slab_info_t info;
+	kvs_loc_t loc;
+	kvs_mem_t mem;
+
+	assert_int_equal(kvs_pool_slab(pool, 0, &info), KV_MISS);
+	ops->leave(pool, 1);
+	for (uint32_t i = 0; i < 16; i++) {
+		kvs_free(pool, (kvs_loc_t){kv_slot_make(1, i), 1});
+	}
+	assert_int_equal(ops->retire(pool, 1, class), KV_OK);
+	assert_int_equal(kvs_pool_release(pool, 1, 1), KV_OK);
+	assert_int_equal(kvs_pool_slab(pool, 0, &info), KV_OK);
+	do {
+		assert_int_equal(kvs_alloc(pool, class, KVS_PUT, 1, &meta, &loc), KV_OK);
+	} while (kv_slot_slab(loc.slot) != 0);
+	assert_int_equal(loc.gen, 2);
+	assert_int_equal(kvs_mem(pool, old, &mem), KV_MISS);
+}
+
 /* A slab that a client keeps mapped after it was retired: its pages go, it reads zeros, and the memory is another class's at once. Its number and its
  * digests, which cannot be taken away, are not, until the client has let go; old locations in it stay stale for ever. */
 static void p5_the_pages_of_a_slab_that_somebody_keeps_are_taken_away(void **state)
@@ -546,20 +570,7 @@ static void p5_the_pages_of_a_slab_that_somebody_keeps_are_taken_away(void **sta
 	assert_true(after.charged_bytes <= after.limit_bytes && before.charged_bytes <= before.limit_bytes);
 	assert_int_equal(kvs_mem(pool, old, &mem), KV_MISS);
 
-	/* The number's next slab: the first slot's generation goes on. */
-	assert_int_equal(kvs_pool_slab(pool, 0, &info), KV_MISS);
-	ops->leave(pool, 1);
-	for (uint32_t i = 0; i < 16; i++) {
-		kvs_free(pool, (kvs_loc_t){kv_slot_make(1, i), 1});
-	}
-	assert_int_equal(ops->retire(pool, 1, b), KV_OK);
-	assert_int_equal(kvs_pool_release(pool, 1, 1), KV_OK);
-	assert_int_equal(kvs_pool_slab(pool, 0, &info), KV_OK);
-	do {
-		assert_int_equal(kvs_alloc(pool, b, KVS_PUT, 1, &meta, &loc), KV_OK);
-	} while (kv_slot_slab(loc.slot) != 0);
-	assert_int_equal(loc.gen, 2);
-	assert_int_equal(kvs_mem(pool, old, &mem), KV_MISS);
+	a_number_used_again(pool, b, old);
 	munmap(mine, info.bytes);
 	close(fd);
 	close_pool(&t, pool);
