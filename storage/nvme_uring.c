@@ -117,9 +117,9 @@ static int start(kvs_ring_t *r, kvs_xfer_t *xfer)
 /* Back to the owner. Only a store that went well can wait to be told. */
 static void give_back(kvs_ring_t *r, kvs_xfer_t *xfer)
 {
-	kvs_xfer_return(r->io, xfer);
-	r->untold++;
 	r->tell |= xfer->kind != KVS_STORE || xfer->status != KV_OK;
+	r->untold++;
+	kvs_xfer_return(r->io, xfer); /* and is the owner's from here on */
 }
 
 static void tell(kvs_ring_t *r)
