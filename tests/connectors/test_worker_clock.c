@@ -39,6 +39,12 @@ static void begin_step(wr_t *wr, int timed)
 	kvx_worker_load(wr->rank[0].worker);
 }
 
+/* Milliseconds of a device, which no other program holds up; a host may take any time. */
+static uint64_t at_most(uint64_t ms)
+{
+	return wr_device_runs_behind() ? ms * MS : UINT64_MAX;
+}
+
 /* Times of steps in the report, and of which. */
 static uint32_t steps_of(wr_t *wr, kvx_report_step_t *steps, uint32_t cap)
 {
@@ -81,7 +87,7 @@ static void p7_a_step_is_timed_by_who_computes_it(void **state)
 	wr_device_sync();
 	assert_int_equal(steps_of(&wr, steps, 4), 1);
 	assert_int_equal(steps[0].step, wr.step);
-	assert_in_range(steps[0].ns, 4990000, 19 * MS);
+	assert_in_range(steps[0].ns, 4990000, at_most(19));
 
 	/* Nobody asks; a step that does not end. */
 	begin_step(&wr, 0);
@@ -103,8 +109,8 @@ static void p7_a_step_is_timed_by_who_computes_it(void **state)
 	wr_device_sync();
 	assert_int_equal(steps_of(&wr, steps, 4), 2);
 	assert_int_equal(steps[0].step + 1, steps[1].step);
-	assert_in_range(steps[0].ns, 2990000, 9 * MS);
-	assert_in_range(steps[1].ns, 8990000, 30 * MS);
+	assert_in_range(steps[0].ns, 2990000, at_most(9));
+	assert_in_range(steps[1].ns, 8990000, at_most(20));
 	wr_fini(&wr);
 	rig_fini(&rig);
 }
