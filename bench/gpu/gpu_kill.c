@@ -431,23 +431,26 @@ static void stop_workers(killer_t *k)
 	}
 }
 
+static uint64_t sum_of(const killer_t *k, size_t offset)
+{
+	uint64_t sum = 0;
+
+	for (uint32_t i = 0; i < k->options.workers; i++) {
+		sum += atomic_load(
+			(const _Atomic uint64_t *)(const void *)((const uint8_t *)&k->state->worker[i] + offset));
+	}
+
+	return sum;
+}
+#define SUM(k, field) sum_of(k, offsetof(kill_count_t, field))
+
 static int report(const killer_t *k, const footprint_t *before, const footprint_t *after, int sound, uint64_t ms)
 {
 	const uint32_t kills = k->daemon_kills + k->worker_kills;
-	uint64_t saves = 0, loads = 0, blocks = 0, wrong = 0, bytes = 0, failed = 0, misses = 0;
+	const uint64_t saves = SUM(k, saves), loads = SUM(k, loads), blocks = SUM(k, blocks), wrong = SUM(k, wrong);
+	const uint64_t failed = SUM(k, failed), misses = SUM(k, misses);
+	const uint64_t bytes = SUM(k, saved_bytes) + SUM(k, loaded_bytes);
 	int good;
-
-	for (uint32_t i = 0; i < k->options.workers; i++) {
-		const kill_count_t *c = &k->state->worker[i];
-
-		saves += atomic_load(&c->saves);
-		loads += atomic_load(&c->loads);
-		blocks += atomic_load(&c->blocks);
-		wrong += atomic_load(&c->wrong);
-		failed += atomic_load(&c->failed);
-		misses += atomic_load(&c->misses);
-		bytes += atomic_load(&c->saved_bytes) + atomic_load(&c->loaded_bytes);
-	}
 	good = sound && k->stuck == 0 && is_back(before, after) && loads > 0 && saves > 0;
 	good = good && (k->options.control ? wrong > 0 : wrong == 0 && k->died == 0 && kills >= k->options.kills);
 	printf("gpu_kill: seed 0x%llx, %u of %u kills in %.0f s: %u of the daemon, %u of workers, %u with bytes on "
@@ -469,13 +472,7 @@ static int report(const killer_t *k, const footprint_t *before, const footprint_
 
 static int wants_more(const killer_t *k)
 {
-	uint64_t wrong = 0;
-
-	for (uint32_t i = 0; i < k->options.workers; i++) {
-		wrong += atomic_load(&k->state->worker[i].wrong);
-	}
-
-	return k->daemon_kills + k->worker_kills < k->options.kills || (k->options.control && wrong == 0);
+	return k->daemon_kills + k->worker_kills < k->options.kills || (k->options.control && SUM(k, wrong) == 0);
 }
 
 static int run(killer_t *k)
@@ -492,6 +489,9 @@ static int run(killer_t *k)
 	}
 	while (going && wants_more(k) && now_ms() < until) {
 		going = kill_one(k);
+	}
+	while (going && !k->options.control && SUM(k, loads) == 0 && now_ms() < until) {
+		usleep(10000); /* on a slow machine nobody has come to it yet */
 	}
 	stop_workers(k);
 	sound = going && daemon_is_sound(k);

@@ -305,8 +305,8 @@ static const char *option(int argc, char **argv, const char *name, const char *o
 int main(int argc, char **argv)
 {
 	const int host = strcmp(option(argc, argv, "--host", "0"), "0") != 0;
-	bench_t b = {.rounds = (uint32_t)atoi(option(argc, argv, "--rounds", "7")),
-		     .blocks = (uint32_t)atoi(option(argc, argv, "--blocks", host ? "97" : "640"))};
+	bench_t b = {.rounds = (uint32_t)strtoul(option(argc, argv, "--rounds", "7"), NULL, 0),
+		     .blocks = (uint32_t)strtoul(option(argc, argv, "--blocks", host ? "97" : "640"), NULL, 0)};
 	char command[96];
 	int status = memory_open(host);
 

@@ -252,6 +252,11 @@ fake_graph_t *fake_cuda_captured(kvk_cu_stream_t handle)
 	pthread_mutex_lock(&fake.lock);
 	graph = stream_of(handle)->graph;
 	fake.capture = NULL;
+	if (!graph) {
+		fake_fault("no capture to end");
+		pthread_mutex_unlock(&fake.lock);
+		return NULL;
+	}
 	for (uint32_t i = 0; i < FAKE_STREAMS; i++) {
 		fake_stream_t *stream = &fake.streams[i];
 

@@ -4,7 +4,7 @@
 #include "../../kernels/gpu_tune.h"
 
 #ifdef KVD_SANITIZE /* several times slower */
-#define ROUNDS 80
+#define ROUNDS 48
 #else
 #define ROUNDS 300
 #endif

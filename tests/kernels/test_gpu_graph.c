@@ -2,7 +2,7 @@
 #include "gpu_rig.h"
 
 #ifdef KVD_SANITIZE /* several times slower */
-#define ROUNDS 60
+#define ROUNDS 24
 #else
 #define ROUNDS 200
 #endif
