@@ -127,7 +127,8 @@ static void p1_a_block_reused_at_once_was_saved_before(void **state)
 	rig_init(&rig, kvd_program);
 	rig_start(&rig);
 	wr_init(&wr, &rig, 2);
-	for (uint32_t round = 0; round < 20; round++) {
+	/* A transfer thread that gets no CPU for 20 ms gives its save up, and says so: then once more. */
+	for (uint32_t round = 0; round < 20 || (saved < 10 && round < 400); round++) {
 		wr_fill(&wr, 1);
 		before = given_up(&wr);
 		put = wr_put(&wr, 0, 8);
@@ -152,16 +153,16 @@ static void p1_a_block_reused_at_once_was_saved_before(void **state)
 			check_moved(&wr, first_eight, other_eight, 8);
 			kvc_release(&lease, 1);
 			saved++;
+		} else {
+			assert_true(given_up(&wr) > before);
 		}
 		assert_int_equal(kvc_space_reset(wr.space), KVC_OK);
 	}
-	for (uint32_t r = 0; r < 2;
-	     r++) { /* the last one may have been given up by one rank while the other still copied */
+	/* The last one may have been given up by one rank while the other still copied. */
+	for (uint32_t r = 0; r < 2; r++) {
 		assert_int_equal(kvx_worker_flush(wr.rank[r].worker, WR_PATIENCE), KVC_OK);
 	}
-	/* On a busy machine a transfer thread may get no time at all for 20 ms; then a save is given up, and says so. */
 	assert_true(saved >= 10);
-	assert_true(saved == 20 || given_up(&wr) > 0);
 	assert_true(stats_of(&wr.rank[0]).fences + stats_of(&wr.rank[1]).fences > 0);
 	assert_int_equal(stats_of(&wr.rank[0]).marked + stats_of(&wr.rank[1]).marked, 0);
 	wr_fini(&wr);

@@ -96,11 +96,11 @@ class Daemon:
     def __init__(self) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="kvd-hooks-")
         self.socket = self.folder.name + "/default.sock"
-        options = {"run_dir": self.folder.name, "cpu.size": "64MiB", "cpu.slab_size": "4MiB", "index.max_blocks": "4096", "http.listen": "off", "keeper": "off", "log.level": "warn"}
+        options = {"run_dir": self.folder.name, "cpu.size": "64MiB", "cpu.slab_size": "4MiB", "index.max_blocks": "4096", "http.listen": "off", "keeper": "off", "log.level": "warn", "limits.silence": "10s"}
         program = os.environ.get("HOOKS_PROGRAM", "kvd")
         environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
         self.process = subprocess.Popen([program, *(f"--{name}={value}" for name, value in options.items())], env=environment)
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while not pathlib.Path(self.socket).exists() and time.monotonic() < end:
             time.sleep(0.01)
 
@@ -125,7 +125,7 @@ class Engine:
         common = {"socket": socket, "instance": "hooks-" + name, "secret": hashlib.sha256(name.encode()).digest(), "program": "hooks", "identity": identity, "guard_object": self.guard}
         self.scheduler = _kvd.Scheduler({
             **common, "meta_class": Meta, "stats_class": dict, "lora_text": str, "unit_extras": self.extras, "forget": self.forget, "group_tokens": [BLOCK], "hash_tokens": BLOCK,
-            "writers": [(0, 0, 1, 0, LAYERS)], "max_blocks": BLOCKS, "foreign": foreign, "guard": 0, "mode": options.get("mode", 1), "wait_us": 50000, "load_ms": 5000,
+            "writers": [(0, 0, 1, 0, LAYERS)], "max_blocks": BLOCKS, "foreign": foreign, "guard": 0, "mode": options.get("mode", 1), "wait_us": 5000000, "load_ms": 20000,
             "min_tokens": 0, "loads": options.get("loads", 1), "saves": options.get("saves", 1), "publishable": 0,
         })
         self.scheduler.turn(True)
@@ -143,7 +143,7 @@ class Engine:
         return [request.cache_salt.encode() if at == 0 and i == 0 and request.cache_salt else None for i in range(units)]
 
     def wait(self) -> None:
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while not (self.scheduler.ready() and self.worker.proved() == _kvd.OK) and time.monotonic() < end:
             self.step(output())
             time.sleep(0.005)
@@ -177,7 +177,7 @@ class Engine:
         self.scheduler.delta()
         return results
 
-    def idle(self, condition: Any, seconds: float = 20) -> None:
+    def idle(self, condition: Any, seconds: float = 60) -> None:
         end = time.monotonic() + seconds
         while not condition() and time.monotonic() < end:
             self.step(output())
@@ -269,7 +269,7 @@ class Hooks(unittest.TestCase):
         self.assertEqual(engine.scheduler.match(request, 0), (128, True))
         engine.scheduler.alloc(request, Blocks([11, 12, 13, 14]), 128)
         seen: list[str] = []
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while not seen and time.monotonic() < end:
             seen += engine.step(output()).finished_recving
         for _ in range(20):
