@@ -196,7 +196,7 @@ class Engine:
 
     def submit(self, requests: list[dict[str, Any]], limit_s: float = ANSWER_S) -> None:
         """Start a batch of requests (see engine.Requests) and come back at once; collect() waits for it."""
-        self.send(do="generate", requests=requests, limit_s=limit_s)
+        self.send(do="generate", requests=requests, limit_s=limit_s * SLOW)
 
     def collect(self, limit_s: float = ANSWER_S) -> list[Answer]:
         return [Answer(**answer) for answer in self.receive(limit_s)["answers"]]
