@@ -38,7 +38,7 @@ void layers_finish(rig_t *rig, wr_t *wr)
 
 void layers_hear_all(wr_t *wr)
 {
-	const uint64_t until = wr_now_ms() + 2 * WR_PATIENCE;
+	const uint64_t until = wr_now_ms() + UINT64_C(2) * WR_PATIENCE;
 	kvx_worker_stats_t stats = {.struct_size = sizeof stats};
 	uint32_t ids[WR_BLOCKS], open;
 	const void *bytes;
