@@ -118,7 +118,7 @@ static void p1_a_block_reused_at_once_was_saved_before(void **state)
 {
 	kvc_lease_t *lease;
 	kvc_put_t *put;
-	uint32_t saved = 0;
+	uint32_t saved = 0, rounds = 0;
 	uint64_t before;
 	rig_t rig;
 	wr_t wr;
@@ -153,9 +153,8 @@ static void p1_a_block_reused_at_once_was_saved_before(void **state)
 			check_moved(&wr, first_eight, other_eight, 8);
 			kvc_release(&lease, 1);
 			saved++;
-		} else {
-			assert_true(given_up(&wr) > before);
 		}
+		rounds++;
 		assert_int_equal(kvc_space_reset(wr.space), KVC_OK);
 	}
 	/* The last one may have been given up by one rank while the other still copied. */
@@ -163,6 +162,7 @@ static void p1_a_block_reused_at_once_was_saved_before(void **state)
 		assert_int_equal(kvx_worker_flush(wr.rank[r].worker, WR_PATIENCE), KVC_OK);
 	}
 	assert_true(saved >= 10);
+	assert_true(saved == rounds || given_up(&wr) > 0);
 	assert_true(stats_of(&wr.rank[0]).fences + stats_of(&wr.rank[1]).fences > 0);
 	assert_int_equal(stats_of(&wr.rank[0]).marked + stats_of(&wr.rank[1]).marked, 0);
 	wr_fini(&wr);
