@@ -159,6 +159,7 @@ kvc_status_t kvx_scheduler_take(kvx_scheduler_t *scheduler, const kvx_scheduler_
 	scheduler->guarded = config->guard != 0;
 	scheduler->mode = (kvx_load_mode_t)config->mode;
 	scheduler->wait_us = config->wait_us ? config->wait_us : KVX_WAIT_US;
+	scheduler->wait_asked = config->wait_us != 0;
 	scheduler->load_ms = config->load_ms ? config->load_ms : KVX_STEP_LOAD_MS;
 	scheduler->min_tokens = config->min_tokens ? config->min_tokens : scheduler->unit;
 	kvx_guard_init(&scheduler->guard, scheduler->groups[0].block_tokens, scheduler->token_bytes);

@@ -109,7 +109,8 @@ struct kvx_scheduler {
 	int foreign, guarded;
 	kvx_load_mode_t mode;
 	uint32_t wait_us, load_ms, min_tokens;
-	char *text; /* storage of the strings of `identity` */
+	int wait_asked; /* wait_us is the caller's: whatever the step is worth */
+	char *text;     /* storage of the strings of `identity` */
 	kvc_identity_t identity;
 	uint64_t token_bytes; /* of all groups, about */
 

@@ -34,6 +34,9 @@ uint64_t kvx_time_wait_ns(kvx_scheduler_t *scheduler)
 	if (!is_prefill(scheduler)) {
 		return 0; /* a block or two of requests that generate can be saved a step later */
 	}
+	if (scheduler->wait_asked) {
+		return most;
+	}
 	worth = kvx_guard_step_ns(&scheduler->guard, &scheduler->work) / PART;
 
 	return worth && worth < most ? worth : most;

@@ -61,9 +61,9 @@ typedef struct kvx_scheduler_config {
 	int foreign; /* 1: keys are bound from the engine's hashes */
 	int guard;   /* 1: never slower */
 	int mode;    /* kvx_load_mode_t */
-	uint32_t
-		wait_us; /* kvx_scheduler_plan() waits at most so long for answers (less where that is more than a 128th of the step; not at all
-			   * where requests only generate), a match at least; 0: KVX_WAIT_US */
+	/* kvx_scheduler_plan() waits at most so long for answers, and not at all where requests only generate; a match waits at least so long.
+	 * 0: KVX_WAIT_US, in plans no more than a 128th of what the step is expected to take. */
+	uint32_t wait_us;
 	uint32_t load_ms;    /* the ranks give a load up after so long; 0: KVX_STEP_LOAD_MS */
 	uint32_t min_tokens; /* hits of fewer tokens are not worth a load; 0: one unit */
 } kvx_scheduler_config_t;

@@ -44,6 +44,7 @@ static void open_scheduler(fe_t *fe)
 					       .foreign = fe->options.foreign,
 					       .guard = fe->options.guard,
 					       .mode = fe->options.mode,
+					       .wait_us = FE_WAIT_US,
 					       .load_ms = FE_LOAD_MS};
 
 	assert_int_equal(kvx_scheduler_open(&config, &fe->scheduler), KVC_OK);

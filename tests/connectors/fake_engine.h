@@ -20,7 +20,9 @@
 #define FE_RANKS    2u
 #define FE_WINDOW   40u  /* tokens of the second group */
 #define FE_BUDGET   128u /* tokens a step */
-#define FE_LOAD_MS  5000u
+#define FE_WAIT_US                                                                                                     \
+	50000u /* on a busy machine an answer takes its time; a daemon that is stopped costs so much a step */
+#define FE_LOAD_MS 5000u
 
 typedef enum fe_state { FE_FREE, FE_WAITING, FE_LOADING, FE_RUNNING, FE_ABORTED } fe_state_t;
 

@@ -125,12 +125,16 @@ static void p7_a_plan_waits_for_little_of_its_step(void **state)
 	(void)state;
 	open_alone(&rig, &sr);
 	sr.scheduler->wait_us = 500;
+	sr.scheduler->wait_asked = 0;
 	kvx_scheduler_computes(sr.scheduler, 1000, 1000);
 	assert_int_equal(kvx_time_wait_ns(sr.scheduler), 500000); /* nothing is known */
 	assert_true(plan_step(&sr, 0, 0, &step));
 	tell_step(&sr, step, 10u * MS);
 	kvx_scheduler_computes(sr.scheduler, 1000, 1000);
 	assert_in_range(kvx_time_wait_ns(sr.scheduler), 75000, 80000);
+	sr.scheduler->wait_asked = 1;
+	assert_int_equal(kvx_time_wait_ns(sr.scheduler), 500000);
+	sr.scheduler->wait_asked = 0;
 	kvx_scheduler_computes(sr.scheduler, 8000, 7000);
 	assert_in_range(kvx_time_wait_ns(sr.scheduler), 500000, 500000);
 	(void)plan_step(&sr, 0, 0, &step);

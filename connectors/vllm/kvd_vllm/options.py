@@ -51,7 +51,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("mode", "auto", _choice("auto", "sync", "async"), "loads inside a step, beside the steps, or whichever is shorter"),
     Option("guard", True, _flag, "load no part of a hit, in memory or on disk, that is measured to take longer than computing it"),
     Option("min_tokens", 0, _number(0, 1 << 24), "shorter hits are not loaded; 0: one block"),
-    Option("wait_us", 0, _number(0, 100000), "a step that computes prompts waits at most so long for the daemon's answers; 0: 500"),
+    Option("wait_us", 0, _number(0, 100000), "a step that computes prompts waits at most so long for the daemon's answers; 0: 500, and a 128th of the step"),
     Option("load_ms", 0, _number(0, 600000), "a load is given up after so long; 0: 2000"),
     Option("threads", 0, _number(0, 64), "threads that copy in a synchronous load; 0: chosen from the CPUs there are"),
     Option("sms", 0, _number(0, 1024), "multiprocessors of a GPU that a copy takes at most; 0: 8"),
