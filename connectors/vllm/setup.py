@@ -14,7 +14,6 @@ from setuptools import Extension, setup
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-SOURCES = ["config", "guard", "module", "request", "scheduler", "stats", "step", "worker"]
 ARCHIVES = ["connectors/libkvx_static.a", "kernels/libkv_kernels.a", "common/libkv_common.a"]
 FLAGS = ["-std=gnu17", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wstrict-prototypes", "-Werror"]
 NOTHING = (
@@ -68,7 +67,7 @@ def extension() -> Extension:
         raise SystemExit(NOTHING)
     return Extension(
         "kvd_vllm._kvd",
-        [f"src/{name}.c" for name in SOURCES],
+        sorted(f"src/{source.name}" for source in (HERE / "src").glob("*.c")),
         py_limited_api=True,
         extra_compile_args=[*FLAGS, "-isystem", sysconfig.get_path("include")],
         **{

@@ -38,6 +38,13 @@ for program in "$there"/libexec/kv*; do
 	fi
 done
 
+# The package's module is whole: Python binds every symbol of what it loads. (No wheel: no Python headers where the bundle was made.)
+for wheel in "$there"/wheels/*.whl; do
+	[ -e "$wheel" ] || break
+	python3 -c 'import sys, zipfile; zipfile.ZipFile(sys.argv[1]).extractall(sys.argv[2])' "$wheel" "$dir/package"
+	PYTHONPATH="$dir/package/kvd_vllm" python3 -c 'import _kvd'
+done
+
 # It works: a daemon, an operator, and an engine that finds what another has left, equal to one without a cache.
 bare "$there/bin/kvd" --version | grep -q kvd
 env -i PATH=/usr/bin:/bin "$there/bin/kvd" --run_dir="$dir/run" --cpu.size=256MiB --http.listen=off --limits.silence=10s >"$dir/kvd.log" 2>&1 &
