@@ -194,25 +194,34 @@ kv_status_t kvs_pool_carve(kvs_pool_t *pool, uint32_t slot_class)
 
 #define ALL_AT_A_TIME 16u /* slabs carved in one turn of a loop: a carve takes some 50 us */
 
-/* Is the class's last slab touched, and less ready beyond the slab in use than there should be? */
-static int is_due(const kvs_pool_t *pool, const kvs_class_t *class)
+/* Bytes of the class beyond the slab in use. */
+static uint64_t ahead_of(const kvs_pool_t *pool, const kvs_class_t *class)
+{
+	const kvs_pool_slab_t *used = class->first[KVS_FRESH] == KVS_NONE ? NULL : pool->slabs[class->first[KVS_FRESH]];
+
+	return (class->free_slots - (used ? used->slab.slots - used->fresh : 0)) *
+	       (uint64_t)kvs_geometry_stride(&class->geometry);
+}
+
+/* Is the class's last slab touched, and less beyond the slab in use than there should be? */
+static int is_due(const kvs_pool_t *pool, const kvs_class_t *class, uint64_t wanted)
 {
 	const kvs_pool_slab_t *newest = class->newest == KVS_NONE ? NULL : pool->slabs[class->newest];
-	const kvs_pool_slab_t *used = class->first[KVS_FRESH] == KVS_NONE ? NULL : pool->slabs[class->first[KVS_FRESH]];
-	uint64_t slots = class->free_slots - (used ? used->slab.slots - used->fresh : 0);
 
 	/* One at a time, touched before the next: no faster than there is time for it. */
 	if (newest && newest->state == KVS_SLAB_USED && !kvs_slab_ready(&newest->slab, newest->slab.slots - 1)) {
 		return 0;
 	}
 
-	return slots * kvs_geometry_stride(&class->geometry) < pool->config.ahead_bytes;
+	return ahead_of(pool, class) < wanted;
 }
 
-void kvs_pool_ahead(kvs_tier_t *tier)
+void kvs_pool_ahead(kvs_tier_t *tier, int busy)
 {
 	kvs_pool_t *pool = kvs_pool_of(tier);
-	int all = pool->config.ahead_bytes == KVS_AHEAD_ALL;
+	const int all = pool->config.ahead_bytes == KVS_AHEAD_ALL;
+	const uint64_t wanted = busy ? pool->config.ahead_bytes / 2u : pool->config.ahead_bytes;
+	const kvs_class_t *class;
 
 	if (!pool->thp && kvs_prefault_huge(pool->prefault)) {
 		pool->thp = 1;
@@ -221,9 +230,10 @@ void kvs_pool_ahead(kvs_tier_t *tier)
 	if (!pool->prefault || pool->config.ahead_bytes == 0 || pool->ahead_class == KVS_NONE) {
 		return;
 	}
+	class = &pool->classes[pool->ahead_class];
+	kvs_prefault_pause(pool->prefault, !all && busy && ahead_of(pool, class) >= wanted);
 	for (uint32_t i = 0; i < (all ? ALL_AT_A_TIME : 1u); i++) {
-		if ((!all && !is_due(pool, &pool->classes[pool->ahead_class])) ||
-		    kvs_pool_carve(pool, pool->ahead_class) != KV_OK) {
+		if ((!all && !is_due(pool, class, wanted)) || kvs_pool_carve(pool, pool->ahead_class) != KV_OK) {
 			return;
 		}
 	}

@@ -9,10 +9,12 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <time.h>
 
 /* One step: short enough for a prompt stop, for a carve that waits for the address space's lock, and for an engine that wants the core again. */
-#define CHUNK ((uint64_t)256 << 10)
-#define HUGE  ((uint64_t)2 << 20) /* as one page a quarter of the work of a small step */
+#define CHUNK    ((uint64_t)256 << 10)
+#define PAUSE_NS 20000000
+#define HUGE     ((uint64_t)2 << 20) /* as one page a quarter of the work of a small step */
 
 /* An entry of the queue: who wants to have the slab back tries QUEUED -> DROPPED; when it is too late, `halt` ends the touching within a chunk.
  * No lock: who wants it back waits for nothing. */
@@ -30,6 +32,7 @@ struct kvs_prefault {
 	kvs_idle_t *idle; /* an engine may compute on the same cores, in threads that wait for each other */
 	sem_t work;       /* posted once for each slab and once for the stop */
 	atomic_int stop;
+	atomic_int paused;
 	_Atomic uint64_t count; /* entries [done, count) of the ring are waiting or in work */
 	_Atomic uint64_t done;
 	uint32_t cap;
@@ -72,12 +75,22 @@ static int64_t touch_step(kvs_prefault_t *p, const entry_t *entry, const kvs_are
 	return error ? error : (int64_t)n;
 }
 
+static int is_paused(const kvs_prefault_t *p, const entry_t *entry)
+{
+	return atomic_load_explicit(&p->paused, memory_order_relaxed) &&
+	       !atomic_load_explicit(&p->stop, memory_order_relaxed) &&
+	       !atomic_load_explicit(&entry->halt, memory_order_relaxed);
+}
+
 static int touch_area(kvs_prefault_t *p, const entry_t *entry, const kvs_area_t *area, _Atomic uint64_t *ready)
 {
 	for (uint64_t at = 0; at < area->bytes;) {
 		int64_t n;
 
 		kvs_idle_wait(p->idle);
+		while (is_paused(p, entry)) {
+			(void)nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
+		}
 		if (atomic_load_explicit(&p->stop, memory_order_relaxed) ||
 		    atomic_load_explicit(&entry->halt, memory_order_relaxed)) {
 			return 0;
@@ -173,6 +186,11 @@ err_ring:
 	kv_free(env, p->ring);
 	kv_free(env, p);
 	return KV_ERR_NOMEM;
+}
+
+void kvs_prefault_pause(kvs_prefault_t *prefault, int paused)
+{
+	atomic_store_explicit(&prefault->paused, paused, memory_order_relaxed);
 }
 
 void kvs_prefault_add(kvs_prefault_t *prefault, kvs_slab_t *slab)

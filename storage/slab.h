@@ -62,6 +62,8 @@ kv_status_t kvs_prefault_start(uint32_t max_slabs, const kvs_sys_t *sys, int hug
 			       kvs_prefault_t **p_prefault);
 /* 1: it has made one. */
 int kvs_prefault_huge(const kvs_prefault_t *prefault);
+/* While 1, no slab is touched any further: others want the memory's bandwidth and the locks, and there is enough for them. Any thread. */
+void kvs_prefault_pause(kvs_prefault_t *prefault, int paused);
 void kvs_prefault_add(kvs_prefault_t *prefault, kvs_slab_t *slab);
 /* 1: the thread is not in the slab and will not be, it may be destroyed. 0: it is, and has been told to leave it after one step; ask again. `prefault`
  * may be NULL. */

@@ -21,6 +21,7 @@
 #define STALL_NS     UINT64_C(20000000)
 #define BRIEF_NS     UINT64_C(30000)
 #define LONG_GAP_NS  UINT64_C(20000000)
+#define QUIET_NS     UINT64_C(200000000) /* after the last request nobody is busy */
 
 kv_status_t kvd_loop_add(kvd_host_t *host, kvd_source_t *source, uint32_t events)
 {
@@ -270,7 +271,7 @@ static uint64_t turn(kvd_host_t *host, uint64_t wait_ns)
 	backlog = kvd_sessions_backlog(host);
 	next = kvd_core_tick(host->core);
 	kvd_world_commit(host);
-	kvs_pool_ahead(host->cpu);
+	kvs_pool_ahead(host->cpu, start < host->asked_ns + QUIET_NS);
 	kvd_slabs_turn(host);
 	kvd_slabs_sync(host);
 	housekeeping(host);

@@ -83,7 +83,7 @@ static void a_slab_is_touched_before_the_first_put(void **state)
 static void idle_until(kvs_tier_t *tier, uint32_t slabs)
 {
 	for (int i = 0; i < 200000 && kvs_pool_slab_count(tier) < slabs; i++) {
-		kvs_pool_ahead(tier);
+		kvs_pool_ahead(tier, 0);
 		check(tier);
 		usleep(1000);
 	}
@@ -128,7 +128,7 @@ static void p5_memory_is_kept_ready_for_the_size_in_use_and_no_more_of_it_than_s
 	assert_int_equal(kvs_class_open(tier, "other", &plain, &other), KV_OK);
 	idle_until(tier, 4);
 	for (int i = 0; i < 100; i++) {
-		kvs_pool_ahead(tier);
+		kvs_pool_ahead(tier, 0);
 	}
 	assert_int_equal(slabs_of(tier, other), 4);
 	wait_ready(&pool->slabs[3]->slab);
@@ -145,7 +145,7 @@ static void p5_memory_is_kept_ready_for_the_size_in_use_and_no_more_of_it_than_s
 	}
 	take(tier, other, 1);
 	for (int i = 0; i < 100; i++) {
-		kvs_pool_ahead(tier);
+		kvs_pool_ahead(tier, 0);
 	}
 	assert_int_equal(slabs_of(tier, other), 4);
 	assert_int_equal(slabs_of(tier, class), 7);
@@ -171,12 +171,12 @@ static void p5_the_first_size_takes_all_of_the_pool_when_told_so(void **state)
 	config.ahead_bytes = KVS_AHEAD_ALL;
 	assert_int_equal(kvs_pool_open(&config, &t.env, &tier), KV_OK);
 	for (int i = 0; i < 4; i++) {
-		kvs_pool_ahead(tier); /* of nothing */
+		kvs_pool_ahead(tier, 0); /* of nothing */
 	}
 	assert_int_equal(kvs_pool_slab_count(tier), 0);
 	assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
 	for (int i = 0; i < 4; i++) { /* without waiting for the pages */
-		kvs_pool_ahead(tier);
+		kvs_pool_ahead(tier, 0);
 	}
 	kvs_usage(tier, &u);
 	assert_true(u.limit_bytes - u.charged_bytes < 16384);
@@ -191,7 +191,7 @@ static void p5_the_first_size_takes_all_of_the_pool_when_told_so(void **state)
 	tier->ops->change->leave(tier, slabs - 2);
 	assert_int_equal(tier->ops->change->retire(tier, slabs - 2, other), KV_OK);
 	assert_int_equal(kvs_pool_release(tier, slabs - 2, 1), KV_OK);
-	kvs_pool_ahead(tier);
+	kvs_pool_ahead(tier, 0);
 	assert_int_equal(slabs_of(tier, other), 1);
 	check(tier);
 	kvs_close(tier);
@@ -213,7 +213,7 @@ static void p5_a_slab_is_let_go_while_it_is_being_touched(void **state)
 	config.ahead_bytes = KVS_AHEAD_ALL;
 	assert_int_equal(kvs_pool_open(&config, &t.env, &tier), KV_OK);
 	assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
-	kvs_pool_ahead(tier);
+	kvs_pool_ahead(tier, 0);
 	assert_int_equal(kvs_class_open(tier, "other", &plain, &other), KV_OK);
 	usleep(2000);
 	for (uint32_t s = 0; s < 4; s++) {
@@ -417,7 +417,7 @@ static uint32_t asked_for(kvs_huge_t huge, int answer)
 	assert_true(slab->data.bytes > 3 * HUGE_PAGE);
 	wait_ready(slab);
 	assert_int_equal(given(&slab->data), slab->data.bytes);
-	kvs_pool_ahead(tier);
+	kvs_pool_ahead(tier, 0);
 	if (huge == KVS_HUGE_OFF || (answer != 0 && !kvs_thp_works((char[64]){0}, 64))) {
 		assert_int_equal(kv_metric_get(&metrics, KV_M_CPU_HUGE_PAGES), 0);
 	} else {

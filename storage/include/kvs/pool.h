@@ -74,8 +74,8 @@ uint64_t kvs_pool_version(const kvs_tier_t *pool);
 /* Slabs whose descriptors are open. */
 uint32_t kvs_pool_slabs_held(const kvs_tier_t *pool);
 /* For idle moments, again and again: carve one slab more for the class that was opened, or took fresh memory, last, when what is ahead of it has been
- * touched and is less than ahead_bytes. */
-void kvs_pool_ahead(kvs_tier_t *pool);
+ * touched and is less than ahead_bytes; less than half of it while somebody is busy with blocks, whom the touching would take memory bandwidth and locks from. */
+void kvs_pool_ahead(kvs_tier_t *pool, int busy);
 
 /* A retired slab's memory goes back, and the class it was retired for gets a slab of it at once. `unmapped`: by every client; else its pages are taken
  * away under those that still map it (they read zeros; pages pinned by them stay theirs), and its number and digests stay taken until a second call
