@@ -155,6 +155,51 @@ static void p5_memory_is_kept_ready_for_the_size_in_use_and_no_more_of_it_than_s
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
+/* Half of it is enough while blocks move, and once there is that nothing is touched until they rest. */
+static void p5_memory_is_touched_ahead_while_blocks_rest(void **state)
+{
+	kvs_pool_config_t config = pool_config(&metrics, 64u << 20, 4u << 20);
+	kv_test_env_t t;
+	kvs_tier_t *tier;
+	uint32_t class;
+
+	(void)state;
+	kv_test_env_init(&t);
+	memset(&metrics, 0, sizeof metrics);
+	config.prefault = 1;
+	config.ahead_bytes = 24u << 20;
+	assert_int_equal(kvs_pool_open(&config, &t.env, &tier), KV_OK);
+	kvs_pool_t *pool = kvs_pool_of(tier);
+
+	assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
+	for (int i = 0; i < 200000 && slabs_of(tier, class) < 4; i++) {
+		kvs_pool_ahead(tier, 1);
+		usleep(1000);
+	}
+	for (int i = 0; i < 100; i++) {
+		kvs_pool_ahead(tier, 1);
+		usleep(1000);
+	}
+	assert_in_range(slabs_of(tier, class), 4,
+			5); /* a slab is a little less than 4 MiB of blocks, and one is in use */
+
+	/* There is enough: what has been begun waits too. */
+	kvs_prefault_pause(pool->prefault, 1);
+	usleep(100000);
+	assert_int_equal(kvs_pool_carve(pool, class), KV_OK);
+	usleep(100000);
+	assert_int_equal(atomic_load(&pool->slabs[pool->classes[class].newest]->slab.ready_bytes), 0);
+	for (uint32_t i = 0; i < 100; i++) {
+		kvs_pool_ahead(tier, 1);
+	}
+	assert_int_equal(atomic_load(&pool->slabs[pool->classes[class].newest]->slab.ready_bytes), 0);
+	idle_until(tier, 8);
+	wait_ready(&pool->slabs[7]->slab);
+	check(tier);
+	kvs_close(tier);
+	assert_int_equal(kv_test_env_live(&t), 0);
+}
+
 /* `all`: the first size registered has the whole pool, at once. */
 static void p5_the_first_size_takes_all_of_the_pool_when_told_so(void **state)
 {
@@ -475,6 +520,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_slab_is_touched_before_the_first_put),
 		cmocka_unit_test(p5_memory_is_kept_ready_for_the_size_in_use_and_no_more_of_it_than_said),
+		cmocka_unit_test(p5_memory_is_touched_ahead_while_blocks_rest),
 		cmocka_unit_test(p5_the_first_size_takes_all_of_the_pool_when_told_so),
 		cmocka_unit_test(p5_a_slab_is_let_go_while_it_is_being_touched),
 		cmocka_unit_test(without_prefault_every_first_touch_is_counted_once),
