@@ -10,11 +10,21 @@ struct kvs_idle {
 	sem_t ask; /* somebody waits, or the end */
 	sem_t told;
 	atomic_int stop, end;
+	atomic_int users; /* its owner and its thread: whoever leaves last frees it */
 };
 
 static void wait_on(sem_t *sem)
 {
 	while (sem_wait(sem) != 0) {
+	}
+}
+
+static void leave(kvs_idle_t *idle)
+{
+	if (atomic_fetch_sub(&idle->users, 1) == 1) {
+		sem_destroy(&idle->ask);
+		sem_destroy(&idle->told);
+		free(idle);
 	}
 }
 
@@ -29,9 +39,7 @@ static void *run(void *arg)
 		sem_post(&idle->told);
 		wait_on(&idle->ask);
 	}
-	sem_destroy(&idle->ask);
-	sem_destroy(&idle->told);
-	free(idle);
+	leave(idle);
 
 	return NULL;
 }
@@ -46,6 +54,7 @@ kv_status_t kvs_idle_start(kvs_idle_t **p_idle)
 	    pthread_attr_init(&alone) != 0) {
 		goto err_idle;
 	}
+	atomic_store(&idle->users, 2);
 	(void)pthread_attr_setdetachstate(&alone, PTHREAD_CREATE_DETACHED);
 	if (pthread_create(&thread, &alone, run, idle) != 0) {
 		goto err_attr;
@@ -86,5 +95,6 @@ void kvs_idle_free(kvs_idle_t *idle)
 	if (idle) {
 		atomic_store(&idle->end, 1);
 		sem_post(&idle->ask);
+		leave(idle);
 	}
 }

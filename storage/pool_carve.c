@@ -203,6 +203,21 @@ static uint64_t ahead_of(const kvs_pool_t *pool, const kvs_class_t *class)
 	       (uint64_t)kvs_geometry_stride(&class->geometry);
 }
 
+/* Of these, bytes that have been touched: all but the rest of the last slab. */
+static uint64_t ready_ahead_of(const kvs_pool_t *pool, const kvs_class_t *class)
+{
+	const uint64_t ahead = ahead_of(pool, class);
+	uint64_t rest = 0;
+
+	if (class->newest != KVS_NONE) {
+		const kvs_slab_t *newest = &pool->slabs[class->newest]->slab;
+
+		rest = newest->data.bytes - atomic_load_explicit(&newest->ready_bytes, memory_order_relaxed);
+	}
+
+	return ahead > rest ? ahead - rest : 0;
+}
+
 /* Is the class's last slab touched, and less beyond the slab in use than there should be? */
 static int is_due(const kvs_pool_t *pool, const kvs_class_t *class, uint64_t wanted)
 {
@@ -231,7 +246,7 @@ void kvs_pool_ahead(kvs_tier_t *tier, int busy)
 		return;
 	}
 	class = &pool->classes[pool->ahead_class];
-	kvs_prefault_pause(pool->prefault, !all && busy && ahead_of(pool, class) >= wanted);
+	kvs_prefault_pause(pool->prefault, !all && busy && ready_ahead_of(pool, class) >= wanted);
 	for (uint32_t i = 0; i < (all ? ALL_AT_A_TIME : 1u); i++) {
 		if ((!all && !is_due(pool, class, wanted)) || kvs_pool_carve(pool, pool->ahead_class) != KV_OK) {
 			return;

@@ -14,7 +14,7 @@
 /* One step: short enough for a prompt stop, for a carve that waits for the address space's lock, and for an engine that wants the core again. */
 #define CHUNK    ((uint64_t)256 << 10)
 #define PAUSE_NS 20000000
-#define HUGE     ((uint64_t)2 << 20) /* as one page a quarter of the work of a small step */
+#define HUGE     ((uint64_t)2 << 20) /* as one page about the work of a small step */
 
 /* An entry of the queue: who wants to have the slab back tries QUEUED -> DROPPED; when it is too late, `halt` ends the touching within a chunk.
  * No lock: who wants it back waits for nothing. */
