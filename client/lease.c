@@ -199,7 +199,7 @@ kvc_status_t kvc_lease_wait(kvc_lease_t *lease, uint32_t n, uint32_t timeout_ms)
 		return status;
 	}
 	for (;;) {
-		kvc_status_t rest;
+		const kvc_status_t rest = kvc_lease_rest(lease);
 
 		status = kvc_lease_state(lease);
 		if (status != KVC_OK && status != KVC_PENDING) {
@@ -211,7 +211,6 @@ kvc_status_t kvc_lease_wait(kvc_lease_t *lease, uint32_t n, uint32_t timeout_ms)
 		if (status == KVC_OK && kvc_lease_ready(lease) >= n) {
 			return KVC_OK;
 		}
-		rest = kvc_lease_rest(lease);
 		if (rest != KVC_OK) {
 			return kvc_fail((kv_status_t)rest, "only %u of %u blocks could be read: %s",
 					kvc_lease_ready(lease), n, kvc_status_text(rest));
@@ -238,6 +237,7 @@ kvc_status_t kvc_lease_block(const kvc_lease_t *lease, uint32_t i, const void **
 {
 	uint8_t *data = NULL;
 	const uint64_t *leaves = NULL;
+	const kvc_status_t rest = kvc_lease_rest(lease);
 	kv_status_t found;
 	kvc_status_t status = kvc_check_process(lease->space->kvc);
 
@@ -251,8 +251,7 @@ kvc_status_t kvc_lease_block(const kvc_lease_t *lease, uint32_t i, const void **
 		return kvc_fail(KV_ERR_ARG, "block %u is not in the lease's [%u, %u)", i, lease->skip, lease->n);
 	}
 	if (i >= kvc_lease_ready(lease)) {
-		status = kvc_lease_rest(lease);
-		return status == KVC_OK ? KVC_PENDING : kvc_fail((kv_status_t)status, "block %u could not be read", i);
+		return rest == KVC_OK ? KVC_PENDING : kvc_fail((kv_status_t)rest, "block %u could not be read", i);
 	}
 	found = kvc_slab_find(lease->grant.map, lease->space, kvc_grant_slot(&lease->grant, i - lease->skip), &data,
 			      &leaves);

@@ -175,7 +175,7 @@ static void stand_still(kvx_load_t *load, uint64_t now)
 
 	if (now >= load->job.deadline_ns) {
 		finish(load, KVC_ERR_TIMEOUT);
-	} else if (rest < 0) {
+	} else if (rest < 0 && ready(load) <= load->done) { /* asked after `rest`: no more will come */
 		finish(load, rest);
 	} else if (daemon_is_silent(load)) {
 		finish(load, KVC_ERR_DAEMON_STALE);

@@ -123,6 +123,12 @@ static int is_silent(const kvx_worker_t *worker, kvx_wload_t *load, uint64_t now
 	return now - load->silent_ns > SILENT_MS * KVX_NS_A_MS;
 }
 
+/* Blocks that are there and not taken yet. After kvc_lease_rest() has failed: the last ones. */
+static int more_to_take(kvx_wpart_t *part)
+{
+	return kvc_lease_ready(part->lease) > part->first + atomic_load(&part->limit);
+}
+
 /* Nothing new to copy: is there still hope? */
 static void watch(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
 {
@@ -132,7 +138,7 @@ static void watch(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
 		kvx_wload_close(worker, load, lacks(load) ? KVC_MISS : KVC_OK);
 	}
 	for (uint32_t p = 0; p < load->parts && atomic_load(&load->cause) == KVC_PENDING; p++) {
-		const kvx_wpart_t *part = &load->part[p];
+		kvx_wpart_t *part = &load->part[p];
 		const kvc_status_t state = part->lease ? kvc_lease_state(part->lease) : KVC_OK;
 		const kvc_status_t rest = part->lease ? kvc_lease_rest(part->lease) : KVC_OK;
 
@@ -140,7 +146,7 @@ static void watch(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
 			kvx_wload_close(worker, load, state);
 		} else if (atomic_load(&part->limit) < part->reach) {
 			worker->waiting = 1;
-			if (rest < 0) {
+			if (rest < 0 && !more_to_take(part)) {
 				kvx_wload_close(worker, load, rest);
 			} else if (is_silent(worker, load, now)) {
 				kvx_wload_close(worker, load, KVC_ERR_DAEMON_STALE);

@@ -273,7 +273,8 @@ KVC_API uint32_t kvc_lease_skip(const kvc_lease_t *lease);
 KVC_API uint32_t kvc_lease_disk(const kvc_lease_t *lease);
 /* Wait until `n` blocks are ready. KVC_ERR_TIMEOUT, KVC_ERR_REVOKED, or why the rest will never be ready. */
 KVC_API kvc_status_t kvc_lease_wait(kvc_lease_t *lease, uint32_t n, uint32_t timeout_ms);
-/* OK: blocks that are not ready yet will be; else why they never will. Does not wait. */
+/* OK: blocks that are not ready yet will be; else why they never will. Does not wait. Once it is not OK, kvc_lease_ready()
+ * is final: ask for the number of blocks after this, or what came in between counts as lost. */
 KVC_API kvc_status_t kvc_lease_rest(const kvc_lease_t *lease);
 /* Memory of block i (skip <= i < ready), read-only by contract, and its digests: leaves[heads][leaves]. Valid while
  * kvc_lease_state() is OK, so check it again after the copy. Any of p_data, p_leaves may be NULL. */

@@ -2,11 +2,13 @@
 #include "client_test.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <time.h>
 
 #define ROUNDS 8u
 #define BLOCKS 4u
+#define CUTS   10000u
 
 typedef struct crowd {
 	bed_t bed;
@@ -152,10 +154,67 @@ static void p1_other_threads_match_and_read_while_sessions_come_and_go(void **st
 	bed_free(&crowd.bed);
 }
 
+/* The daemon's way with a block that cannot be read: what came before it is ready, then the lease ends there. */
+typedef struct cutter {
+	bed_t *bed;
+	_Atomic uint32_t round, done;
+} cutter_t;
+
+static void *cut_for_ever(void *context)
+{
+	cutter_t *cutter = context;
+
+	for (uint32_t round = 1; round <= CUTS; round++) {
+		while (atomic_load(&cutter->round) != round) {
+			sched_yield();
+		}
+		fake_ready(cutter->bed->fake, 1, KV_PENDING);
+		fake_cut(cutter->bed->fake, 1);
+		atomic_store(&cutter->done, round);
+	}
+
+	return NULL;
+}
+
+static void p6_what_came_before_a_lost_block_is_served_however_late_one_looks(void **state)
+{
+	cutter_t cutter = {0};
+	kvc_lease_t *lease = NULL;
+	pthread_t thread;
+	bed_t bed;
+
+	(void)state;
+	bed_make(&bed, &fake_split);
+	cutter.bed = &bed;
+	assert_int_equal(bed_put(&bed, 0, BLOCKS), KVC_OK);
+	atomic_store(&fake_knobs(bed.fake)->lazy_ready, 1);
+	assert_int_equal(kvc_acquire(bed.space, bed.keys, BLOCKS, 0, 0, &lease), KVC_OK);
+	assert_int_equal(pthread_create(&thread, NULL, cut_for_ever, &cutter), 0);
+	for (uint32_t round = 1; round <= CUTS; round++) {
+		kvc_status_t status = KVC_PENDING;
+
+		fake_cut(bed.fake, BLOCKS);
+		fake_ready(bed.fake, 0, KV_PENDING);
+		atomic_store(&cutter.round, round);
+		while (round % 2 && status == KVC_PENDING) {
+			status = kvc_lease_block(lease, 0, NULL, NULL);
+		}
+		assert_int_equal(round % 2 ? status : kvc_lease_wait(lease, 1, 0), KVC_OK);
+		assert_int_equal(kvc_lease_wait(lease, 2, 0), (kvc_status_t)KV_ERR_IO);
+		while (atomic_load(&cutter.done) != round) {
+			sched_yield();
+		}
+	}
+	assert_int_equal(pthread_join(thread, NULL), 0);
+	kvc_release(&lease, 1);
+	bed_free(&bed);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p1_other_threads_match_and_read_while_sessions_come_and_go),
+		cmocka_unit_test(p6_what_came_before_a_lost_block_is_served_however_late_one_looks),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
