@@ -240,6 +240,9 @@ typedef enum kvk_gpu_place {
 kv_status_t kvk_gpu_translate(kvk_gpu_t *gpu, const void *at, size_t bytes, uint64_t *p_address,
 			      kvk_gpu_place_t *p_place);
 
+/* Do all of these bytes lie in one registration, or in one piece of memory that the driver gave? It refuses a copy that goes from one into the next. */
+int kvk_gpu_in_one(kvk_gpu_t *gpu, const void *at, size_t bytes);
+
 /* ---- gpu_args.c -------------------------------------------------------------------------------------------------- */
 
 /* Check a copy and choose its way; `far` as in the plan. KV_ERR_ARG, KV_ERR_UNSUPPORTED. */

@@ -4,6 +4,7 @@
 #define POINTER_MEMORY_TYPE 2
 #define POINTER_DEVICE      3 /* the address a kernel of this context uses */
 #define POINTER_ORDINAL     9
+#define POINTER_START       11 /* of the piece of memory it is in */
 #define MEMORY_TYPE_HOST    1
 
 /* ---- the table of registered ranges ------------------------------------------------------------------------------ */
@@ -329,6 +330,19 @@ kv_status_t kvk_gpu_translate(kvk_gpu_t *gpu, const void *at, size_t bytes, uint
 	}
 
 	return ask_driver(gpu, at, bytes, p_address, p_place);
+}
+
+int kvk_gpu_in_one(kvk_gpu_t *gpu, const void *at, size_t bytes)
+{
+	const kvk_cu_ptr_t first = (kvk_cu_ptr_t)(uintptr_t)at;
+	kvk_cu_ptr_t start = 0, other = 0;
+
+	if (kvk_gpu_sees(gpu, at, bytes)) {
+		return 1;
+	}
+
+	return gpu->cuda->pointer_attribute(&start, POINTER_START, first) == 0 &&
+	       gpu->cuda->pointer_attribute(&other, POINTER_START, first + bytes - 1) == 0 && start == other;
 }
 
 /* ---- init and fini ----------------------------------------------------------------------------------------------- */

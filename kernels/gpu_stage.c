@@ -177,6 +177,7 @@ int kvk_gpu_ring_ready(kvk_gpu_t *gpu, kvk_gpu_dir_t dir)
 typedef struct batch {
 	const stage_t *stage;
 	kvk_cu_stream_t stream;
+	int apart; /* the next one is a copy of its own */
 	size_t count;
 	kvk_cu_ptr_t dst[BATCH_MOST], src[BATCH_MOST];
 	size_t bytes[BATCH_MOST];
@@ -226,7 +227,7 @@ static kv_status_t add_piece(batch_t *b, uint64_t pool, uint64_t ring, uint64_t 
 	const uint64_t src = in ? pool : ring;
 	kv_status_t status = KV_OK;
 
-	if (b->count > 0 && b->dst[b->count - 1] + b->bytes[b->count - 1] == dst &&
+	if (b->count > 0 && !b->apart && b->dst[b->count - 1] + b->bytes[b->count - 1] == dst &&
 	    b->src[b->count - 1] + b->bytes[b->count - 1] == src) {
 		b->bytes[b->count - 1] += bytes;
 		return KV_OK;
@@ -237,8 +238,18 @@ static kv_status_t add_piece(batch_t *b, uint64_t pool, uint64_t ring, uint64_t 
 	b->dst[b->count] = dst;
 	b->src[b->count] = src;
 	b->bytes[b->count++] = bytes;
+	b->apart = 0;
 
 	return status;
+}
+
+/* May block i be copied together with the one before it? */
+static int follows(const stage_t *s, uint32_t i)
+{
+	const uint8_t *before = s->job->asked[i - 1].data;
+	const uint64_t bytes = s->plan->pool_bytes;
+
+	return (const uint8_t *)s->job->asked[i].data == before + bytes && kvk_gpu_in_one(s->gpu, before, 2 * bytes);
 }
 
 /* Between the pool and the slot, where all layers of a step and all heads lie behind each other. */
@@ -257,6 +268,7 @@ static kv_status_t copy_blocks(const stage_t *s, const step_t *step, kvk_cu_stre
 	for (uint32_t i = 0; i < step->count; i++) {
 		uint64_t pool = s->job->moves[step->first + i].pool + pool_first;
 
+		batch.apart = i > 0 && !follows(s, step->first + i);
 		for (uint32_t head = 0; head < args->heads && status == KV_OK; head++) {
 			status = add_piece(&batch, pool, ring, piece);
 			pool += args->pool_head;

@@ -151,8 +151,8 @@ static int fake_pointer_attribute(void *p_value, int attribute, kvk_cu_ptr_t ptr
 	BEGIN(pointer_attribute, NEEDS_CONTEXT)
 	pthread_mutex_lock(&fake.lock);
 
-	const int device = fake_range_of(ptr, FAKE_DEVICE) != NULL;
-	const int host = fake_range_of(ptr, FAKE_PINNED) != NULL;
+	const fake_range_t *device = fake_range_of(ptr, FAKE_DEVICE);
+	const fake_range_t *host = fake_range_of(ptr, FAKE_PINNED);
 
 	if (!device && !host) {
 		error = CU_INVALID;
@@ -160,6 +160,8 @@ static int fake_pointer_attribute(void *p_value, int attribute, kvk_cu_ptr_t ptr
 		*(unsigned *)p_value = device ? 2 : 1;
 	} else if (attribute == 9) {
 		*(int *)p_value = fake.foreign ? 1 : 0;
+	} else if (attribute == 11) {
+		*(kvk_cu_ptr_t *)p_value = host ? host->base : device->base;
 	} else {
 		*(kvk_cu_ptr_t *)p_value = host ? ptr | FAKE_TAG : ptr;
 	}

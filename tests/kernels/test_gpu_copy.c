@@ -314,6 +314,51 @@ static void p5_neighbours_in_the_pool_are_one_copy(void **state)
 	assert_true(together > 0);
 }
 
+static int is_whole(const gpu_case_t *c)
+{
+	return c->paged.heads == c->layout.heads && c->paged.layers == c->layout.layers &&
+	       (c->layers == 0 || c->layers == c->layout.layers);
+}
+
+/* The pool in two registrations that follow each other, as pieces of a slab do, or slabs: the driver refuses a copy that goes from one into the other. */
+static void p1_no_copy_goes_from_one_registration_into_the_next(void **state)
+{
+	kv_test_rng_t rng = {kv_test_seed()};
+
+	(void)state;
+	for (int round = 0; round < ROUNDS / 12; round++) {
+		gpu_rig_t rig;
+		kvk_gpu_t *gpu = start(&rig, &rng, UINT64_C(64) << 20);
+		gpu_case_t c;
+		size_t at;
+
+		gpu_case_usual(&c, &rng, gpu, kinds[(size_t)round % KV_COUNT_OF(kinds)]);
+		while (!is_whole(&c)) { /* else blocks are no neighbours */
+			gpu_case_fini(&c);
+			gpu_case_usual(&c, &rng, gpu, kinds[(size_t)round % KV_COUNT_OF(kinds)]);
+		}
+		at = (1 + kv_test_below(&rng, c.count - 1)) * c.g.block_bytes;
+		for (uint32_t i = 0; i < c.count; i++) { /* without gaps */
+			c.moves[i].data = c.pool + (size_t)i * c.g.block_bytes;
+		}
+		gpu_case_refill(&c);
+		kvk_gpu_unregister(gpu, c.pool);
+		assert_int_equal(kvk_gpu_register(gpu, c.pool, at), KV_OK);
+		assert_int_equal(kvk_gpu_register(gpu, c.pool + at, c.pool_bytes - at), KV_OK);
+		for (int dir = 0; dir < 2; dir++) {
+			const kvk_gpu_copy_t copy = gpu_case_copy(&c, (kvk_gpu_dir_t)dir, KVK_GPU_STAGED, NULL);
+
+			gpu_case_twin(&c, (kvk_gpu_dir_t)dir);
+			gpu_rig_copy(gpu, &copy);
+			gpu_case_equal(&c);
+		}
+		assert_int_equal(fake_cuda_faults(), 0);
+		kvk_gpu_unregister(gpu, c.pool + at);
+		gpu_case_fini(&c);
+		gpu_rig_fini(&rig);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -321,6 +366,7 @@ int main(void)
 		cmocka_unit_test(p1_a_flipped_bit_is_told_of_exactly_its_block),
 		cmocka_unit_test(p1_a_copy_runs_after_what_it_was_ordered_after),
 		cmocka_unit_test(p5_neighbours_in_the_pool_are_one_copy),
+		cmocka_unit_test(p1_no_copy_goes_from_one_registration_into_the_next),
 		cmocka_unit_test(p4_jobs_given_back_early_keep_their_memory_until_they_end),
 	};
 
