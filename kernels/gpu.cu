@@ -371,6 +371,7 @@ extern "C" __global__ void kvk_tick(const __grid_constant__ kvk_gpu_args_t args)
 	volatile uint32_t *word = (volatile uint32_t *)args.bad;
 
 	if (threadIdx.x == 0) {
+		__threadfence_system(); /* who sees the word sees what the copies wrote, digests and verdicts too */
 		*word = *word + 1;
 	}
 }

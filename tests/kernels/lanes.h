@@ -63,6 +63,10 @@ template <typename T> static inline T lanes_exchange(T value, unsigned from, int
 #define __shfl_xor_sync(mask, value, bits) lanes_exchange(value, threadIdx.x % 32 ^ (bits), __LINE__)
 #define __syncwarp()                       lanes_meet(__LINE__)
 
+static inline void __threadfence_system()
+{
+}
+
 // ---- arithmetic --------------------------------------------------------------------------------------------------------
 
 template <typename T> static inline T __ldg(const T *at)
