@@ -78,6 +78,13 @@ class Runs(unittest.TestCase):
         self.assertEqual(status, 1)  # what failed before is still in the table
         self.assertIn("kvd-v2: no time left: it takes about", text)
 
+    def test_an_engine_that_dies_in_its_turn_takes_no_time_from_the_others(self) -> None:
+        status, text = self.run_bench("ring-v2", "native-v2", "--seconds=30", FAKE_VLLM_DIES="Nothing")
+        self.assertEqual(status, 1, text)
+        self.assertEqual(self.results()["ring-v2"]["nothing"]["failed"], 3)
+        self.assertEqual(self.results()["ring-v2"]["none"]["rounds"], 1)
+        self.assertTrue(self.results()["native-v2"]["first engine"]["done"], text)
+
     def test_the_two_parts_fit_into_ten_minutes_each(self) -> None:
         for part in ("part1", "part2", "check", "check-async", "full", "tp2"):
             done = subprocess.run(["bash", str(BENCH / "run.sh"), part, "--dry-run"], env={"PATH": os.environ["PATH"], "HOME": str(self.at)}, capture_output=True, text=True)

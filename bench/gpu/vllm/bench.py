@@ -165,6 +165,14 @@ class Run:
             if not self.finish(child, stem, name, at, self.limit()):
                 return
 
+    def wait_for_turns(self, c: Configuration, work: Path, children: dict[str, subprocess.Popen]) -> None:
+        """Until all have ended. One that ends before it is done, or hangs, would keep the others waiting for its turn until no time is left for anybody."""
+        until = time.monotonic() + min(self.left(), max(self.limit(), 2 * c.turns(self.args.rounds)))
+        while time.monotonic() < until and any(child.poll() is None for child in children.values()):
+            if any(child.poll() is not None and not read(work / f"{member}.json").get("done") for member, child in children.items()):
+                return
+            time.sleep(0.2)
+
     def in_turns(self, name: str, c: Configuration, work: Path, daemon: Daemon | None) -> None:
         """Started one after another, so that the later ones find what the first has compiled; then round by round."""
         turn = work / "turn"
@@ -182,9 +190,9 @@ class Run:
                     break
             else:
                 turn.write_text("0")
-            all_ready = turn.read_text() != "-1"
+                self.wait_for_turns(c, work, children)
             for member, child in children.items():
-                self.finish(child, work / member, name, member, self.left() if all_ready else 1)
+                self.finish(child, work / member, name, member, 1)
         finally:
             for child in children.values():
                 end_group(child)

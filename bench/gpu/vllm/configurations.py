@@ -61,11 +61,15 @@ class Configuration:
     kv_gib: int = 0  # 0: as asked for
     ring: dict[str, dict[str, Any] | None] = field(default_factory=dict)
 
+    def turns(self, rounds: int) -> int:
+        """About what the rounds of a ring take, in seconds."""
+        return rounds * 5 * len(self.ring)
+
     def seconds(self, graph: bool, rounds: int) -> int:
         """About what it takes on an H200: import and start, then the phases; the first engine of a run with CUDA graphs COMPILE more."""
         start = 32 if graph else 24
         if self.ring:
-            return start * len(self.ring) + rounds * 5 * len(self.ring)
+            return start * len(self.ring) + self.turns(rounds)
         engines = [phases for _, phases in self.engines if phases != ["daemon"]]
         return sum(start + sum(COST.get(phase, 5) for phase in phases) for phases in engines) + (15 if self.server else 3)
 
