@@ -101,8 +101,12 @@ program_of()
 {
 	local bundle=${BUNDLE:-$(compgen -G '.gpu/kvd-*.tar.xz' | head -n 1 || true)}
 	if [ -n "$bundle" ]; then
-		mkdir -p "$build/kvd"
-		[ -e "$build/kvd/bin/kvd" ] || tar -xf "$bundle" -C "$build/kvd" --strip-components=1
+		if [ "$(cat "$build/kvd/of" 2>/dev/null)" != "$(cksum <"$bundle")" ]; then
+			rm -rf "$build/kvd"
+			mkdir -p "$build/kvd"
+			tar -xf "$bundle" -C "$build/kvd" --strip-components=1
+			cksum <"$bundle" >"$build/kvd/of"
+		fi
 		echo "$build/kvd/bin/$1"
 	else
 		echo "build/release/bin/$1"

@@ -8,8 +8,10 @@ try:
     import json
     import os
     import subprocess
+    import tarfile
     import tempfile
     import unittest
+    import zipfile
     from pathlib import Path
 except ModuleNotFoundError as error:
     print(f"# SKIP: this Python has no standard library ({error})")
@@ -97,6 +99,44 @@ class Runs(unittest.TestCase):
             for connector in [configuration.connector, *configuration.ring.values()]:
                 if connector and connector["kv_connector"] == "KvdConnector":
                     self.assertEqual(options.parse(connector["kv_connector_extra_config"])[1], [], name)
+
+
+class Bundles(unittest.TestCase):
+    """Both run.sh unpack a bundle once, and another one that has come in its place."""
+
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory(prefix="kvd-bench-")
+        self.addCleanup(folder.cleanup)
+        self.at = Path(folder.name)
+        (self.at / "build").mkdir()
+        (self.at / "build" / "gpu_copy").write_text("")
+        (self.at / "build" / "gpu_copy").chmod(0o755)  # there is nothing to build
+
+    def bundle(self, number: int) -> str:
+        root = self.at / "kvd-0-none"
+        (root / "bin").mkdir(parents=True, exist_ok=True)
+        (root / "wheels").mkdir(exist_ok=True)
+        program = root / "bin" / "kvd-gpu-load"
+        program.write_text(f"#!/bin/sh\necho bundle {number}\n")
+        program.chmod(0o755)
+        with zipfile.ZipFile(root / "wheels" / "kvd_vllm-0-none.whl", "w") as wheel:
+            wheel.writestr("number", str(number))
+        with tarfile.open(self.at / "kvd.tar.xz", "w:xz") as archive:
+            archive.add(root, root.name)
+        return str(self.at / "kvd.tar.xz")
+
+    def run_script(self, script: str, *arguments: str) -> str:
+        environment = {"PATH": os.environ["PATH"], "HOME": str(self.at), "BUILD": str(self.at / "build"), "BUNDLE": str(self.at / "kvd.tar.xz")}
+        done = subprocess.run(["bash", str(ROOT / script), *arguments], env=environment, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        return done.stdout
+
+    def test_what_runs_is_of_the_bundle_that_is_there(self) -> None:
+        for number in (1, 1, 2):
+            self.bundle(number)
+            self.assertIn(f"bundle {number}\n", self.run_script("bench/gpu/run.sh", "kvx", str(self.at / "out")))
+            self.run_script("bench/gpu/vllm/run.sh", "none-v2", "--dry-run")
+            self.assertEqual((self.at / "k" / "site" / "number").read_text(), str(number))
 
 
 class Goals(unittest.TestCase):

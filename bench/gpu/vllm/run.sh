@@ -30,12 +30,12 @@ kvd=build/release
 bundle=${BUNDLE:-$(compgen -G '.gpu/kvd-*.tar.xz' | head -n 1 || true)}
 if [ -n "$bundle" ]; then
 	kvd=$HOME/k/kvd
-	if [ ! -e "$kvd/done" ]; then
+	if [ "$(cat "$kvd/done" 2>/dev/null)" != "$(cksum <"$bundle")" ]; then
 		rm -rf "$HOME/k"
 		mkdir -p "$kvd" "$HOME/k/site"
 		tar -xf "$bundle" -C "$kvd" --strip-components=1
 		python3 -m zipfile -e "$kvd"/wheels/kvd_vllm-*.whl "$HOME/k/site"
-		touch "$kvd/done"
+		cksum <"$bundle" >"$kvd/done"
 	fi
 	export PYTHONPATH="$HOME/k/site:${PYTHONPATH:-}"
 fi
