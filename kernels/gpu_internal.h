@@ -88,7 +88,8 @@ struct kvk_gpu_job {
 	kvk_gpu_t *gpu;
 	kvk_cu_event_t event;
 	_Atomic kvk_gpu_job_state_t state;
-	int lost; /* nothing tells when its copies end: its memory is not used again */
+	int refused; /* the driver has taken a part of it */
+	int lost;    /* nothing tells when its copies end: its memory is not used again */
 	kv_status_t status;
 	kvk_gpu_job_t *next; /* free: any order; else by place in the area */
 

@@ -335,7 +335,7 @@ static void count_copy(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan)
 	kvk_gpu_count(&c->far, plan->far != 0);
 }
 
-/* In the context. A failure half way leaves copies on the stream: then the job is left to end by itself. */
+/* In the context. A failure half way leaves copies on the stream: the job's event tells when they have ended, unless it is lost. */
 static kv_status_t enqueue(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, kvk_gpu_job_t *job, uint64_t bits)
 {
 	const kvk_cu_stream_t stream = plan->copy->stream;
@@ -411,14 +411,16 @@ kv_status_t kvk_gpu_submit(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kvk_gpu_j
 	if (status != KV_OK) {
 		goto out_context;
 	}
-	status = enqueue(gpu, &plan, job, bits);
-	if (status != KV_OK) {
+	job->refused = enqueue(gpu, &plan, job, bits) != KV_OK;
+	if (job->refused && (job->lost || job->captured)) {
 		leave_job(gpu, job);
 		status = KV_ERR_IO;
 		goto out_context;
 	}
 	job->status = KV_PENDING;
-	count_copy(gpu, &plan);
+	if (!job->refused) {
+		count_copy(gpu, &plan);
+	}
 	*p_job = job;
 
 out_context:
@@ -455,6 +457,12 @@ kv_status_t kvk_gpu_conclude(kvk_gpu_job_t *job)
 	return KV_OK;
 }
 
+static kv_status_t verdict(kvk_gpu_job_t *job)
+{
+	return job->refused ? kvk_gpu_refuse(KV_ERR_IO, "the driver has refused a part of the copy")
+			    : kvk_gpu_conclude(job);
+}
+
 kv_status_t kvk_gpu_poll(kvk_gpu_job_t *job)
 {
 	kvk_gpu_t *gpu = job->gpu;
@@ -472,9 +480,8 @@ kv_status_t kvk_gpu_poll(kvk_gpu_job_t *job)
 			kvk_gpu_leave(gpu);
 			return KV_PENDING;
 		}
-		job->status = kvk_gpu_result(gpu, offsetof(kvk_cuda_ops_t, event_query), error) == KV_OK
-				      ? kvk_gpu_conclude(job)
-				      : KV_ERR_IO;
+		job->status = kvk_gpu_result(gpu, offsetof(kvk_cuda_ops_t, event_query), error) == KV_OK ? verdict(job)
+													 : KV_ERR_IO;
 		kvk_gpu_leave(gpu);
 	} else {
 		job->status = KV_ERR_IO;

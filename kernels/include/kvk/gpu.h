@@ -88,10 +88,11 @@ typedef struct kvk_gpu_copy {
 
 /* Enqueue on the stream. KV_ERR_ARG: a block id out of range or memory the device does not see (nothing is enqueued); KV_ERR_BUSY: all jobs are taken;
  * KV_ERR_LIMIT: more leaves than a job has memory for (4 million): take it in parts; KV_ERR_UNSUPPORTED: digests of device memory without kernels;
- * KV_ERR_IO: the driver refused, and part of the copies may run nevertheless. count may be 0. */
+ * KV_ERR_IO: the driver refuses, and nothing will tell when what it has taken ends (that it took a part otherwise: the poll says so). count may be 0. */
 kv_status_t kvk_gpu_submit(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kvk_gpu_job_t **p_job);
 /* PENDING: still running. OK: all bytes are there; digests agreed or are in moves[].leaves. KV_ERR_CORRUPT: see kvk_gpu_bad(); the others came.
- * KV_ERR_IO: the device has failed; nothing is known of the bytes. The same answer again and again. */
+ * KV_ERR_IO: the device has failed, or the driver has refused a part of the copy and what it took has ended; nothing is known of the bytes. The same answer
+ * again and again. */
 kv_status_t kvk_gpu_poll(kvk_gpu_job_t *job);
 /* The same, waiting up to timeout_us, then PENDING: spinning at first, then sleeping between looks. */
 kv_status_t kvk_gpu_wait(kvk_gpu_job_t *job, uint64_t timeout_us);
