@@ -17,10 +17,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define MAX_ROUNDS 64u
-#define WAIT_MS    60000u
-#define BOUNCE     (64u << 20)
-#define GOAL       0.9
+#define MAX_ROUNDS  64u
+#define WAIT_MS     60000u
+#define BOUNCE      (64u << 20)
+#define GOAL        0.9
+#define SAVE_BLOCKS 64u /* of one put: an instance may leave half of the pool unfinished, not all of it */
 
 typedef struct bench {
 	engine_t engine;
@@ -46,14 +47,15 @@ _Noreturn static void become_daemon(const bench_t *b)
 	snprintf(program, sizeof program, "%.*s/kvd", slash ? (int)(slash - self) : 0, self);
 	snprintf(run_dir, sizeof run_dir, "--run_dir=%s/run", b->dir);
 	snprintf(log, sizeof log, "%s/log", b->dir);
-	snprintf(size, sizeof size, "--cpu.size=%zuMiB", (b->blocks * b->engine.block_bytes >> 20) * 5 / 4 + 256);
+	snprintf(size, sizeof size, "--cpu.size=%zuMiB",
+		 (b->blocks * b->engine.block_bytes >> 20) * 5 / 4 + (b->engine.small ? 8 : 256));
 	fd = open(log, O_WRONLY | O_CREAT | O_APPEND, 0600);
 	if (fd >= 0) {
 		(void)dup2(fd, STDOUT_FILENO);
 		(void)dup2(fd, STDERR_FILENO);
 	}
-	execl(program, program, run_dir, size, "--cpu.slab_size=128MiB", "--keeper=off", "--http.listen=off",
-	      (char *)NULL);
+	execl(program, program, run_dir, size, b->engine.small ? "--cpu.slab_size=2MiB" : "--cpu.slab_size=128MiB",
+	      "--keeper=off", "--http.listen=off", (char *)NULL);
 	_exit(127);
 }
 
@@ -133,22 +135,34 @@ static uint32_t wrong_blocks(bench_t *b, uint64_t seed)
 
 /* ---- steps ------------------------------------------------------------------------------------------------------------- */
 
-static int save(bench_t *b)
+static kvc_status_t save_part(bench_t *b, uint32_t from, uint32_t n)
 {
 	engine_t *e = &b->engine;
 	const kvc_put_options_t options = {.struct_size = sizeof options, .writers = &e->writer, .writer_count = 1};
 	kvc_put_t *put = NULL;
-	kvc_status_t status = engine_keys(e, 1, b->keys);
+	kvc_status_t status = kvc_put_start(e->space, b->keys, from, from + n, &options, &put);
 
-	status = status == KVC_OK ? kvc_put_start(e->space, b->keys, 0, b->blocks, &options, &put) : status;
 	status = status == KVC_OK ? kvc_put_ready(put, WAIT_MS) : status;
-	if (status == KVC_OK && kvc_put_n(put) == b->blocks && engine_save(e, put, b->ids, b->blocks)) {
+	if (status == KVC_OK && kvc_put_n(put) == n && engine_save(e, put, b->ids + from, n)) {
 		status = kvc_put_wait(put, 0, WAIT_MS);
 	} else {
 		status = status == KVC_OK ? KVC_ERR_FULL : status;
 	}
 	if (put) {
 		kvc_put_free(put);
+	}
+
+	return status;
+}
+
+static int save(bench_t *b)
+{
+	kvc_status_t status = engine_keys(&b->engine, 1, b->keys);
+
+	for (uint32_t from = 0; from < b->blocks && status == KVC_OK; from += SAVE_BLOCKS) {
+		const uint32_t left = b->blocks - from;
+
+		status = save_part(b, from, left < SAVE_BLOCKS ? left : SAVE_BLOCKS);
 	}
 	if (status != KVC_OK) {
 		printf("gpu_load: %u blocks cannot be saved: %s\n", b->blocks, kvc_status_name(status));
