@@ -11,6 +11,7 @@
 # out (default build/gpu/out) gets the logs, *.json (a line a row) and goals.txt. BUILD: where to build (default build/gpu). XXHASH_INCLUDE: folder of
 # xxhash.h where the system has none. KVD_CUBLAS: cuBLAS where the system does not find it. The kills, kvx and disk need a build of kvd: build/release, a bundle
 # (scripts/offline-bundle) named in BUNDLE, or .gpu/kvd-*.tar.xz. DISK: where the disk tier is measured (else TMPDIR, or /tmp). QUICK=1: a minute or so each.
+# SECONDS_A_PART: what has not begun by then is left out, what runs is cut off (585).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 part=${1:?part1, part2, all, build, lanes, or a piece}
@@ -52,15 +53,20 @@ build_all()
 		"$build"/{common,kernels}_*.o "$build/xxh.o" -ldl -lpthread
 }
 
-# At most so many seconds, whatever comes; a piece that fails or is cut off does not keep the others from running.
+# At most so many seconds, and what is left of the part's; a piece that fails or is cut off does not keep the others from running.
 limited()
 {
-	local status=0
-	timeout "$@" || status=$?
+	local status=0 left=$((start + ${SECONDS_A_PART:-585} - SECONDS))
+	if [ "$left" -le 0 ]; then
+		echo "run.sh: no time is left in this part: ${*:2}"
+		failed=1
+		return
+	fi
+	timeout -k 10 "$((left < $1 ? left : $1))" "${@:2}" || status=$?
 	if [ "$status" -eq 77 ]; then
 		echo "run.sh: skipped: ${*:2}"
 	elif [ "$status" -ne 0 ]; then
-		echo "run.sh: status $status (124: cut off after $1 s): ${*:2}"
+		echo "run.sh: status $status (124, 137: cut off after $((left < $1 ? left : $1)) s): ${*:2}"
 		failed=1
 	fi
 }
