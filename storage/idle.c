@@ -9,6 +9,7 @@
 struct kvs_idle {
 	sem_t ask; /* somebody waits, or the end */
 	sem_t told;
+	atomic_int woken;
 	atomic_int stop, end;
 	atomic_int users; /* its owner and its thread: whoever leaves last frees it */
 };
@@ -73,14 +74,22 @@ err_idle:
 
 void kvs_idle_wait(kvs_idle_t *idle)
 {
-	if (!atomic_load(&idle->stop)) {
+	if (atomic_load(&idle->stop)) {
+		return;
+	}
+	/* Answers to waits that were cut short: they say nothing of now, and would add up. */
+	while (sem_trywait(&idle->told) == 0) {
+	}
+	if (!atomic_load(&idle->woken) && !atomic_load(&idle->stop)) {
 		sem_post(&idle->ask);
 		wait_on(&idle->told);
 	}
+	(void)atomic_exchange(&idle->woken, 0);
 }
 
 void kvs_idle_wake(kvs_idle_t *idle)
 {
+	atomic_store(&idle->woken, 1);
 	sem_post(&idle->told);
 }
 

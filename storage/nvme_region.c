@@ -39,7 +39,7 @@ static uint32_t free_region(kvs_nvme_t *nvme, uint32_t count, size_t bytes)
 static void tell(kvs_nvme_t *nvme, kvs_region_t *region, kvs_region_state_t state)
 {
 	atomic_store_explicit(&region->state, state, memory_order_release);
-	atomic_fetch_add_explicit(&nvme->region_changes, 1u, memory_order_release);
+	atomic_fetch_add(&nvme->region_changes, 1u); /* one order with the bell: it rings, or the reader sees this */
 	kvs_bell_ring(&nvme->io[0].bell);
 }
 
@@ -62,7 +62,7 @@ void kvs_nvme_register(kvs_tier_t *tier, void *base, size_t bytes, uint32_t *p_r
 		return;
 	}
 	nvme->regions[at].most_bytes = bytes;
-	atomic_store_explicit(&nvme->region_count, count + 1u, memory_order_release);
+	atomic_store(&nvme->region_count, count + 1u);
 	kvs_bell_ring(&nvme->io[0].bell);
 }
 

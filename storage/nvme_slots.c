@@ -227,10 +227,8 @@ kv_status_t kvs_nvme_class_open(kvs_tier_t *tier, const char *ns, const kvs_geom
 			return KV_OK;
 		}
 	}
-	if (nvme->off) {
-		return KV_ERR_TIER_OFF;
-	}
 
+	/* Also while the tier is off: the blocks have their place in memory, and on disk as soon as it is back. */
 	memcpy(record.ns, ns, ns_len);
 	record.slots_per_file = choose_slots(nvme, header_bytes + kvs_page_up(geometry->block_bytes));
 	status = kvs_super_class_add(&nvme->super, &record, p_class);

@@ -324,7 +324,7 @@ static void turn(kvs_ring_t *r)
 		verify_some(r);
 	} else {
 		kvs_bell_arm(&r->io->bell);
-		more |= !kvs_queue_empty(&r->io->in) && r->in_flight < r->depth;
+		more |= (!kvs_queue_empty(&r->io->in) && r->in_flight < r->depth) || kvs_ring_memory_waits(r);
 		if (more || atomic_load(&r->io->stop)) {
 			result = io_uring_submit_and_get_events(&r->uring);
 		} else {

@@ -66,6 +66,8 @@ void kvs_ring_register(kvs_ring_t *r);
 /* One more piece of memory, if one is waiting and has been touched; else look again in a while. Not while somebody waits for loads: pinning takes
  * milliseconds. Returns 1 when there may be more at once. */
 int kvs_ring_register_some(kvs_ring_t *r);
+/* 1: the owner has told of memory that has come or goes since kvs_ring_register_some() looked. */
+int kvs_ring_memory_waits(const kvs_ring_t *r);
 /* Table index of the piece that holds all of the payload; KVS_NONE: none does. */
 uint32_t kvs_ring_buffer(const kvs_ring_t *r, const kvs_xfer_t *xfer);
 /* 1: requests may name the file by its number. */

@@ -76,6 +76,12 @@ static void take_regions(kvs_ring_t *r)
 	}
 }
 
+int kvs_ring_memory_waits(const kvs_ring_t *r)
+{
+	return atomic_load(&r->nvme->region_changes) != r->region_changes ||
+	       (r->fixed_buffers && atomic_load(&r->nvme->region_count) > r->region_count);
+}
+
 int kvs_ring_register_some(kvs_ring_t *r)
 {
 	uint64_t now;

@@ -83,6 +83,8 @@ static int open_worker(engine_t *e)
 					    .groups = &group,
 					    .group_count = 1,
 					    .memory = memory_cuda() ? KVX_MEMORY_CUDA : KVX_MEMORY_HOST,
+					    .layer_bytes = e->layer_bytes,
+					    .layer_wait_us = e->layer_wait_us,
 					    .cuda = memory_cuda(),
 					    .image = memory_image()};
 	const uint64_t until = now_ms() + PROVE_MS;
@@ -236,7 +238,8 @@ int engine_save(engine_t *e, const kvc_put_t *put, const uint32_t *ids, uint32_t
 	return places != NULL;
 }
 
-int engine_load(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint32_t n)
+/* The plan of a step that loads n leased blocks: 0: it cannot be written. */
+static int plan_load(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint32_t n)
 {
 	kvx_plan_part_t part = {.n = n};
 	kvx_plan_load_t *load;
@@ -249,11 +252,17 @@ int engine_load(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint
 		return 0;
 	}
 	load->load = ++e->load;
-	load->timeout_ms = LOAD_MS;
+	load->timeout_ms = e->load_ms ? e->load_ms : LOAD_MS;
 	load->parts = 1;
 	load->id_len = 4;
-	if (!kvx_bytes_append(&e->plan, "load", 4) || !kvx_bytes_append(&e->plan, &part, sizeof part) ||
-	    !kvx_bytes_append(&e->plan, ids, n * sizeof *ids)) {
+
+	return kvx_bytes_append(&e->plan, "load", 4) && kvx_bytes_append(&e->plan, &part, sizeof part) &&
+	       kvx_bytes_append(&e->plan, ids, n * sizeof *ids);
+}
+
+int engine_load(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint32_t n)
+{
+	if (!plan_load(e, lease, ids, n)) {
 		return 0;
 	}
 	begin(e);
@@ -262,4 +271,30 @@ int engine_load(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint
 	engine_end(e);
 
 	return 1;
+}
+
+int engine_load_first(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint64_t *p_ns, int *p_layered)
+{
+	uint64_t start;
+
+	if (!plan_load(e, lease, ids, kvc_lease_n(lease))) {
+		return 0;
+	}
+	start = engine_now_ns();
+	begin(e);
+	kvx_worker_start(e->worker);
+	*p_layered = kvx_worker_load_layers(e->worker);
+	kvx_worker_layer(e->worker, 0);
+	memory_settle();
+	*p_ns = engine_now_ns() - start;
+
+	return 1;
+}
+
+void engine_load_rest(engine_t *e)
+{
+	for (uint32_t l = 1; l < e->layout.layers; l++) {
+		kvx_worker_layer(e->worker, l);
+	}
+	engine_end(e);
 }

@@ -22,6 +22,9 @@ typedef struct engine {
 	uint32_t blocks;            /* of the cache */
 	uint32_t length;            /* blocks of a prompt, at most */
 	volatile const int *p_over; /* give up opening when it is not 0; may be NULL */
+	uint32_t load_ms;           /* a load is given up after so long; 0: 5000 */
+	uint64_t layer_bytes;       /* loads of so many bytes and more may come layer by layer; 0: none */
+	uint32_t layer_wait_us;     /* if all blocks are there after so long; 0: the worker's own */
 	/* Made by it. */
 	char instance[48];
 	kvk_layout_t layout;
@@ -54,6 +57,10 @@ void engine_fence(engine_t *e, const uint32_t *ids, uint32_t n);
 int engine_save(engine_t *e, const kvc_put_t *put, const uint32_t *ids, uint32_t n);
 /* A step that loads n leased blocks to these blocks. engine_end() has been called: what is bad is told by kvx_worker_errors(). */
 int engine_load(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint32_t n);
+/* The same layer by layer, until the host has seen the engine's stream get past what layer 0 waits for: *p_ns from the plan's being handed over.
+ * *p_layered 0: the worker has loaded all layers at once. After 1, engine_load_rest() follows. */
+int engine_load_first(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint64_t *p_ns, int *p_layered);
+void engine_load_rest(engine_t *e);
 void engine_end(engine_t *e);
 
 /* ---- gpu_memory.c: memory of an engine's cache, and how the engine gets at it -------------------------------------- */

@@ -1,294 +1,108 @@
-/* gpu_load: acquire and load of a long prefix from kvd's CPU pool into GPU memory, through kvx_worker_t, against one plain copy of as many bytes.
+/* gpu_load: acquire and load of a long prefix through kvx_worker_t, from kvd's CPU pool or its disk tier into GPU memory. Lines of a table and of JSON, as
+ * gpu_copy's, each with its reference, taken in turn in the same run.
  *
- * Starts a kvd (beside this program), saves a prompt of 640 blocks of 2 MiB (10,240 tokens of an 8B shape), and then, in turn: one cudaMemcpyAsync of as many
- * pinned bytes, and lease + load + verdict of all digests, on the host's clock. Bytes are compared once. A line of a table and a JSON line, as gpu_copy's.
+ * Starts a kvd (beside this program) and saves prompts of 640 blocks of 2 MiB (10,240 tokens of an 8B shape). Bytes are compared before times are taken.
+ *   memory  lease + load + verdict of all digests, against one plain copy of as many pinned bytes, on the host's clock; and how long a load that comes layer by
+ *           layer takes until its first layer may be read, against that layer's bytes at the rate of the plain copy
+ *   disk    lease + load + verdict of a prompt that lies in the disk tier alone, against reading as many bytes with io_uring and O_DIRECT from a file beside it
  *
- *     gpu_load [--rounds N] [--blocks N] [--json FILE] [--host 1]     exit 0: measured; 1: wrong bytes, or it could not; 77: no device
+ *     kvd-gpu-load [--only memory|disk] [--rounds N] [--blocks N] [--json FILE] [--host 1] [--small 0] [--dir DIR] [--seconds N]
+ *     --host 1: a cache in host memory, and blocks of 32 KiB unless --small 0
+ *     exit 0: measured; 1: wrong bytes, or it could not; 77: no device, or no disk to measure in DIR (TMPDIR, or /tmp), which is said
  */
-#include "gpu_engine.h"
+#include "gpu_load.h"
 
-#include <fcntl.h>
-#include <limits.h>
-#include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#define MAX_ROUNDS 64u
-#define WAIT_MS    60000u
-#define BOUNCE     (64u << 20)
 #define GOAL       0.9
+#define GOAL_FIRST 1.5
+#define TRIES      4u /* to have the first load come layer by layer */
+#define WARM_UP    2u /* rounds that do not count: memory is made known to the device */
 
-typedef struct bench {
-	engine_t engine;
-	char dir[64], socket[96];
-	pid_t daemon;
-	uint8_t *bounce;
-	size_t bounce_bytes;
-	kvc_key_t *keys;
-	uint32_t *ids, *bad;
-	uint32_t blocks, rounds;
-} bench_t;
-
-/* ---- the daemon -------------------------------------------------------------------------------------------------------- */
-
-_Noreturn static void become_daemon(const bench_t *b)
+static uint32_t check_layers(load_bench_t *b)
 {
-	char self[PATH_MAX] = "", program[PATH_MAX + 8], run_dir[96], log[96], size[48];
-	const ssize_t len = readlink("/proc/self/exe", self, sizeof self - 1);
-	const char *slash = len > 0 ? strrchr(self, '/') : NULL;
-	int fd;
+	uint32_t wrong, early = 0;
+	int layered = 0;
 
-	(void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-	snprintf(program, sizeof program, "%.*s/kvd", slash ? (int)(slash - self) : 0, self);
-	snprintf(run_dir, sizeof run_dir, "--run_dir=%s/run", b->dir);
-	snprintf(log, sizeof log, "%s/log", b->dir);
-	snprintf(size, sizeof size, "--cpu.size=%zuMiB", (b->blocks * b->engine.block_bytes >> 20) * 5 / 4 + 256);
-	fd = open(log, O_WRONLY | O_CREAT | O_APPEND, 0600);
-	if (fd >= 0) {
-		(void)dup2(fd, STDOUT_FILENO);
-		(void)dup2(fd, STDERR_FILENO);
-	}
-	execl(program, program, run_dir, size, "--cpu.slab_size=128MiB", "--keeper=off", "--http.listen=off",
-	      (char *)NULL);
-	_exit(127);
-}
-
-static int start_daemon(bench_t *b)
-{
-	const kvc_config_t config = {.struct_size = sizeof config, .socket = b->socket, .observe = 1};
-
-	b->daemon = fork();
-	if (b->daemon == 0) {
-		become_daemon(b);
-	}
-	for (int i = 0; i < 2000; i++) {
-		kvc_t *kvc = NULL;
-
-		if (kvc_attach(&config, &kvc) == KVC_OK) {
-			kvc_detach(kvc);
+	for (uint32_t i = 0; i < TRIES && !layered; i++) {
+		load_spoil(b);
+		if (load_first(b, 0, &layered, &early) <= 0) {
 			return 1;
 		}
-		usleep(5000);
 	}
-	printf("gpu_load: the daemon does not start: see %s/log\n", b->dir);
-
-	return 0;
-}
-
-/* ---- bytes ------------------------------------------------------------------------------------------------------------- */
-
-static void fill(uint8_t *out, size_t bytes, uint64_t seed)
-{
-	uint64_t x = seed * UINT64_C(0x9e3779b97f4a7c15) | 1;
-
-	for (size_t i = 0; i < bytes / 8; i++) {
-		x ^= x << 13;
-		x ^= x >> 7;
-		x ^= x << 17;
-		memcpy(out + 8 * i, &x, 8);
-	}
-}
-
-static uint8_t *piece_of(const bench_t *b, uint32_t block, uint32_t layer)
-{
-	return (uint8_t *)b->engine.base[layer] + (size_t)b->ids[block] * b->engine.piece;
-}
-
-/* The blocks get bytes of their own, of a block at a time; `seed` 0: others. */
-static void write_cache(bench_t *b, uint64_t seed)
-{
-	const engine_t *e = &b->engine;
-
-	for (uint32_t i = 0; i < b->blocks; i++) {
-		fill(b->bounce, e->block_bytes, seed ? seed + i : 1);
-		for (uint32_t l = 0; l < e->layout.layers; l++) {
-			memory_write(piece_of(b, i, l), b->bounce + l * e->piece, e->piece);
-		}
-		memory_settle();
-	}
-}
-
-static uint32_t wrong_blocks(bench_t *b, uint64_t seed)
-{
-	const engine_t *e = &b->engine;
-	uint8_t *expected = malloc(e->block_bytes);
-	uint32_t wrong = expected ? 0 : b->blocks;
-
-	for (uint32_t i = 0; i < b->blocks && expected; i++) {
-		for (uint32_t l = 0; l < e->layout.layers; l++) {
-			memory_read(b->bounce + l * e->piece, piece_of(b, i, l), e->piece);
-		}
-		memory_settle();
-		fill(expected, e->block_bytes, seed + i);
-		wrong += memcmp(expected, b->bounce, e->block_bytes) != 0;
-	}
-	free(expected);
+	wrong = early + load_wrong(b, 0);
+	printf("gpu_load: %u blocks loaded %s, %u wrong\n", b->blocks,
+	       layered ? "layer by layer" : "whole where layers were asked for", wrong);
 
 	return wrong;
 }
 
-/* ---- steps ------------------------------------------------------------------------------------------------------------- */
-
-static int save(bench_t *b)
+/* Saved, loaded whole and layer by layer, and looked at: wrong blocks, or 1 after a sentence. */
+static uint32_t check(load_bench_t *b, int layers)
 {
-	engine_t *e = &b->engine;
-	const kvc_put_options_t options = {.struct_size = sizeof options, .writers = &e->writer, .writer_count = 1};
-	kvc_put_t *put = NULL;
-	kvc_status_t status = engine_keys(e, 1, b->keys);
+	uint32_t wrong;
 
-	status = status == KVC_OK ? kvc_put_start(e->space, b->keys, 0, b->blocks, &options, &put) : status;
-	status = status == KVC_OK ? kvc_put_ready(put, WAIT_MS) : status;
-	if (status == KVC_OK && kvc_put_n(put) == b->blocks && engine_save(e, put, b->ids, b->blocks)) {
-		status = kvc_put_wait(put, 0, WAIT_MS);
-	} else {
-		status = status == KVC_OK ? KVC_ERR_FULL : status;
+	load_write(b, 0);
+	if (!load_save(b, 0, 0)) {
+		return 1;
 	}
-	if (put) {
-		kvc_put_free(put);
+	load_spoil(b);
+	if (load_whole(b, 0) <= 0) {
+		return 1;
 	}
-	if (status != KVC_OK) {
-		printf("gpu_load: %u blocks cannot be saved: %s\n", b->blocks, kvc_status_name(status));
-	}
+	wrong = load_wrong(b, 0);
+	printf("gpu_load: %u blocks saved and loaded, %u wrong\n", b->blocks, wrong);
 
-	return status == KVC_OK;
+	return layers ? wrong + check_layers(b) : wrong;
 }
 
-/* Seconds from the question to the verdict; 0: it failed. */
-static double load(bench_t *b)
-{
-	engine_t *e = &b->engine;
-	const uint64_t start = engine_now_ns();
-	kvc_lease_t *lease = NULL;
-	kvc_status_t status = kvc_acquire(e->space, b->keys, b->blocks, 0, WAIT_MS, &lease);
-	uint32_t bad = b->blocks;
-	uint64_t end;
-
-	if (status == KVC_OK && kvc_lease_n(lease) == b->blocks && engine_load(e, lease, b->ids, b->blocks)) {
-		bad = kvx_worker_errors(e->worker, b->bad, b->blocks);
-	}
-	end = engine_now_ns();
-	if (lease) {
-		kvc_release(&lease, 1);
-	}
-	if (bad > 0) {
-		printf("gpu_load: a load failed: %s, %u blocks\n", kvc_status_name(status), bad);
-		return 0;
-	}
-
-	return (double)(end - start) / 1e9;
-}
-
-/* One plain copy of as many bytes, in pieces of the engine's pinned memory. */
-static double plain(bench_t *b)
-{
-	const size_t bytes = b->blocks * b->engine.block_bytes;
-	const uint64_t start = engine_now_ns();
-
-	for (size_t at = 0; at < bytes; at += b->bounce_bytes) {
-		const size_t n = bytes - at < b->bounce_bytes ? bytes - at : b->bounce_bytes;
-
-		memory_write(b->engine.cache + at, b->bounce, n);
-	}
-	memory_settle();
-
-	return (double)(engine_now_ns() - start) / 1e9;
-}
-
-/* ---- all of it --------------------------------------------------------------------------------------------------------- */
-
-static int by_size(const void *a, const void *b)
-{
-	const double x = *(const double *)a, y = *(const double *)b;
-
-	return x < y ? -1 : x > y;
-}
-
-static double median(double *values, uint32_t n)
-{
-	qsort(values, n, sizeof *values, by_size);
-
-	return values[n / 2];
-}
-
-static int measure(bench_t *b, const char *json)
+static int memory_rows(load_bench_t *b)
 {
 	const double gb = (double)(b->blocks * b->engine.block_bytes) / 1e9;
-	double ours[MAX_ROUNDS], theirs[MAX_ROUNDS], ratios[MAX_ROUNDS];
-	char name[96];
-	FILE *file;
+	const uint32_t layers = b->engine.layout.layers;
+	const int by_layers = memory_cuda() != NULL;
+	char name[96], name_first[96];
+	load_row_t all = {name, "GB/s", "cudaMemcpyAsync of as many bytes", 1, GOAL, {0}, {0}, {0}, 0};
+	load_row_t first = {name_first, "ms", "its bytes at the rate of that copy", 0, GOAL_FIRST, {0}, {0}, {0}, 0};
+	uint32_t whole = 0;
 
-	for (uint32_t i = 0; i < b->rounds + 2; i++) { /* two warm up: memory is made known to the device */
-		const uint32_t at = i < 2 ? 0 : i - 2;
-		const double link = plain(b), seconds = load(b);
+	if (check(b, by_layers) > 0) {
+		return 1;
+	}
+	for (uint32_t i = 0; i < b->rounds + WARM_UP && !load_late(b); i++) {
+		const double link = load_plain(b), seconds = load_whole(b, 0);
+		int layered = 1;
+		const double until = by_layers ? load_first(b, 0, &layered, NULL) : 1;
 
-		if (seconds <= 0) {
+		if (seconds <= 0 || until <= 0) {
 			return 1;
 		}
-		theirs[at] = gb / link;
-		ours[at] = gb / seconds;
-		ratios[at] = link / seconds;
+		if (i >= WARM_UP) {
+			load_row_add(&all, gb / seconds, gb / link, link / seconds);
+			load_row_add(&first, until * 1e3, link / layers * 1e3, until * layers / link);
+			whole += !layered;
+		}
 	}
-
-	const double value = median(ours, b->rounds), reference = median(theirs, b->rounds);
-	const double ratio = median(ratios, b->rounds);
-
+	if (all.rounds == 0) {
+		printf("gpu_load: no time is left to measure (--seconds)\n");
+		return 1;
+	}
 	snprintf(name, sizeof name, "acquire and load of %u blocks (%.2f GiB) through kvx", b->blocks,
 		 gb * 1e9 / (double)(1u << 30));
-	printf("%-58s %8.2f GB/s %8.2f %6.3f  cudaMemcpyAsync of as many bytes  goal >= %.3f: %s\n", name, value,
-	       reference, ratio, GOAL, ratio >= GOAL ? "met" : "MISSED");
-	file = json ? fopen(json, "w") : NULL;
-	if (file) {
-		fprintf(file,
-			"{\"name\":\"%s\",\"value\":%.4g,\"unit\":\"GB/s\",\"reference\":\"cudaMemcpyAsync of as many "
-			"bytes\","
-			"\"reference_value\":%.4g,\"ratio\":%.4f,\"rounds\":%u,\"goal\":\"ratio >= "
-			"%g\",\"goal_met\":%s}\n",
-			name, value, reference, ratio, b->rounds, GOAL, ratio >= GOAL ? "true" : "false");
-		fclose(file);
+	snprintf(name_first, sizeof name_first, "first of %u layers (%.1f MiB) of that load is ready", layers,
+		 gb * 1e9 / layers / (double)(1u << 20));
+	load_row_print(b, &all);
+	if (!by_layers) {
+		printf("gpu_load: the first layer: skipped: loads come layer by layer in GPU memory only\n");
+		return 0;
+	}
+	load_row_print(b, &first);
+	if (whole > 0) {
+		printf("gpu_load: in %u of %u rounds the load came whole, not layer by layer\n", whole, all.rounds);
 	}
 
 	return 0;
-}
-
-static int run(bench_t *b, const char *json)
-{
-	uint32_t wrong;
-	int status = 1;
-
-	if (!engine_open(&b->engine)) {
-		return 1;
-	}
-	b->bounce_bytes = BOUNCE > b->engine.block_bytes ? BOUNCE : b->engine.block_bytes;
-	b->bounce = memory_bounce(b->bounce_bytes);
-	b->keys = calloc(b->blocks, sizeof *b->keys);
-	b->ids = calloc(b->blocks, sizeof *b->ids);
-	b->bad = calloc(b->blocks, sizeof *b->bad);
-	if (b->bounce && b->keys && b->ids && b->bad) {
-		for (uint32_t i = 0; i < b->blocks; i++) { /* in no order of the pool's */
-			b->ids[i] = (uint32_t)((uint64_t)i * 7919u % b->blocks);
-		}
-		write_cache(b, 1000);
-		status = save(b) ? 0 : 1;
-	}
-	if (status == 0) {
-		write_cache(b, 0);
-		status = load(b) > 0 ? 0 : 1;
-	}
-	if (status == 0) {
-		wrong = wrong_blocks(b, 1000);
-		printf("gpu_load: %u blocks saved and loaded, %u wrong\n", b->blocks, wrong);
-		status = wrong > 0 ? 1 : measure(b, json);
-	}
-	engine_close(&b->engine);
-	free(b->keys);
-	free(b->ids);
-	free(b->bad);
-
-	return status;
 }
 
 static const char *option(int argc, char **argv, const char *name, const char *otherwise)
@@ -302,40 +116,73 @@ static const char *option(int argc, char **argv, const char *name, const char *o
 	return otherwise;
 }
 
+/* Blocks of 32 KiB, not of 2 MiB: where the CPU moves them. */
+#ifdef ENGINE_FAKE
+#define IS_SMALL(host) 1
+#define LAYER_WAIT_US  1000000u /* the machine may be busy */
+#else
+#define IS_SMALL(host) (host)
+#define LAYER_WAIT_US  0u
+#endif
+
+static int run(load_bench_t *b)
+{
+	const char *why = b->base ? load_disk_why(b->base, b->blocks * b->engine.block_bytes) : NULL;
+	int status;
+
+	if (why) {
+		printf("gpu_load: the disk tier: skipped: %s: %s\n", b->base, why);
+		return 77;
+	}
+	status = !load_open(b) ? 1 : b->base ? load_disk_row(b) : memory_rows(b);
+	load_close(b);
+
+	return status;
+}
+
 int main(int argc, char **argv)
 {
+	const char *only = option(argc, argv, "--only", "memory"), *json = option(argc, argv, "--json", NULL);
+	const char *temporary = getenv("TMPDIR");
 	const int host = strcmp(option(argc, argv, "--host", "0"), "0") != 0;
-	bench_t b = {.rounds = (uint32_t)strtoul(option(argc, argv, "--rounds", "7"), NULL, 0),
-		     .blocks = (uint32_t)strtoul(option(argc, argv, "--blocks", host ? "97" : "640"), NULL, 0)};
-	char command[96];
-	int status = memory_open(host);
+	const int small = strcmp(option(argc, argv, "--small", IS_SMALL(host) ? "1" : "0"), "0") != 0;
+	const int disk = strcmp(only, "disk") == 0;
+	load_bench_t b = {.rounds = (uint32_t)strtoul(option(argc, argv, "--rounds", "7"), NULL, 0),
+			  .blocks = (uint32_t)strtoul(option(argc, argv, "--blocks", small ? "97" : "640"), NULL, 0)};
+	int status;
 
+	if (!disk && strcmp(only, "memory") != 0) {
+		printf("gpu_load: --only memory or --only disk\n");
+		return 64;
+	}
+	status = memory_open(host);
 	if (status != 0) {
 		return status;
 	}
-	b.rounds = b.rounds < 1 ? 1 : b.rounds < MAX_ROUNDS ? b.rounds : MAX_ROUNDS;
+	load_catch();
+	b.rounds = b.rounds < 1 ? 1 : b.rounds < LOAD_ROUNDS_MAX ? b.rounds : LOAD_ROUNDS_MAX;
 	b.blocks = b.blocks < 1 || b.blocks % 7919u == 0 ? 1 : b.blocks;
-	snprintf(b.dir, sizeof b.dir, "/tmp/kvd-gpu-load.XXXXXX");
-	if (!mkdtemp(b.dir)) {
-		perror("gpu_load: mkdtemp");
-		return 1;
-	}
-	snprintf(b.socket, sizeof b.socket, "%s/run/default.sock", b.dir);
+	b.until_ns = engine_now_ns() + strtoull(option(argc, argv, "--seconds", "300"), NULL, 0) * 1000000000u;
+	b.base = disk ? option(argc, argv, "--dir", temporary && temporary[0] ? temporary : "/tmp") : NULL;
 	b.engine = (engine_t){.program = "gpu_load",
-			      .socket = b.socket,
 			      .host = host,
-			      .small = host,
+			      .small = small,
 			      .blocks = b.blocks,
-			      .length = b.blocks};
-	b.engine.block_bytes = host ? 32u << 10 : 2u << 20;
-	status = start_daemon(&b) ? run(&b, option(argc, argv, "--json", NULL)) : 1;
-	kill(b.daemon, SIGTERM);
-	waitpid(b.daemon, NULL, 0);
-	memory_close();
-	snprintf(command, sizeof command, "rm -rf -- '%s'", b.dir);
-	if (system(command) != 0) {
-		printf("gpu_load: %s is left behind\n", b.dir);
+			      .length = b.blocks,
+			      .load_ms = disk ? 20000 : 0,
+			      .layer_bytes = 1,
+			      .layer_wait_us = LAYER_WAIT_US,
+			      .block_bytes = small ? 32u << 10 : 2u << 20};
+	b.json = json ? fopen(json, "w") : NULL;
+	if (json && !b.json) {
+		perror("gpu_load: --json");
+		status = 1;
 	}
+	status = status == 0 ? run(&b) : status;
+	if (b.json) {
+		fclose(b.json);
+	}
+	memory_close();
 
 	return status;
 }

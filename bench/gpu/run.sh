@@ -2,15 +2,16 @@
 # Build and run the GPU programs on a machine that has a GPU, nvcc and gcc, and nothing else of ours: no CMake, no packages.
 #
 #   bench/gpu/run.sh part1 [out]   the table of copies: each row with its reference in the same run, its goal, met or missed    (< 10 minutes)
-#   bench/gpu/run.sh part2 [out]   loads through kvx; matrix products beside copies; 200 kills; device == CPU, 10^4 flips, compute-sanitizer  (< 10 minutes)
+#   bench/gpu/run.sh part2 [out]   loads through kvx, from memory and from disk; matrix products beside copies; 200 kills; device == CPU, 10^4 flips, compute-sanitizer  (< 10 minutes)
 #   bench/gpu/run.sh all [out]     both
 #   bench/gpu/run.sh build         only build, to run elsewhere: the other parts build nothing when the programs are there
-#   bench/gpu/run.sh right|fast|gemm|choose|kill|kvx [out]   a piece of the parts
+#   bench/gpu/run.sh right|fast|gemm|choose|kill|kvx|disk [out]   a piece of the parts
 #   bench/gpu/run.sh lanes         no GPU: the kernels lane by lane on the CPU, the same property test; needs g++ (else 77)
 #
 # out (default build/gpu/out) gets the logs, *.json (a line a row) and goals.txt. BUILD: where to build (default build/gpu). XXHASH_INCLUDE: folder of
-# xxhash.h where the system has none. KVD_CUBLAS: cuBLAS where the system does not find it. The kills and kvx need a build of kvd: build/release, a bundle
-# (scripts/offline-bundle) named in BUNDLE, or .gpu/kvd-*.tar.xz. QUICK=1: a minute or so each.
+# xxhash.h where the system has none. KVD_CUBLAS: cuBLAS where the system does not find it. The kills, kvx and disk need a build of kvd: build/release, a bundle
+# (scripts/offline-bundle) named in BUNDLE, or .gpu/kvd-*.tar.xz. DISK: where the disk tier is measured (else TMPDIR, or /tmp). QUICK=1: a minute or so each.
+# SECONDS_A_PART: what has not begun by then is left out, what runs is cut off (585).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 part=${1:?part1, part2, all, build, lanes, or a piece}
@@ -52,22 +53,27 @@ build_all()
 		"$build"/{common,kernels}_*.o "$build/xxh.o" -ldl -lpthread
 }
 
-# At most so many seconds, whatever comes; a piece that fails or is cut off does not keep the others from running.
+# At most so many seconds, and what is left of the part's; a piece that fails or is cut off does not keep the others from running.
 limited()
 {
-	local status=0
-	timeout "$@" || status=$?
+	local status=0 left=$((start + ${SECONDS_A_PART:-585} - SECONDS))
+	if [ "$left" -le 0 ]; then
+		echo "run.sh: no time is left in this part: ${*:2}"
+		failed=1
+		return
+	fi
+	timeout -k 10 "$((left < $1 ? left : $1))" "${@:2}" || status=$?
 	if [ "$status" -eq 77 ]; then
 		echo "run.sh: skipped: ${*:2}"
 	elif [ "$status" -ne 0 ]; then
-		echo "run.sh: status $status (124: cut off after $1 s): ${*:2}"
+		echo "run.sh: status $status (124, 137: cut off after $((left < $1 ? left : $1)) s): ${*:2}"
 		failed=1
 	fi
 }
 
 copies() # families, seconds
 {
-	limited "$2" "$build/gpu_copy" ${quick:+--rounds 3} --only "$1" --json "$out/${1%%,*}.json"
+	limited "$2" env ${cublas:+KVD_CUBLAS="$cublas"} "$build/gpu_copy" ${quick:+--rounds 3} --only "$1" --json "$out/${1%%,*}.json"
 }
 
 fast()
@@ -121,7 +127,18 @@ through_kvx()
 		echo "run.sh: loads through kvx skipped: no build of kvd here, and no bundle (BUNDLE=)"
 		return
 	fi
-	limited 40 "$program" ${quick:+--rounds 3} --json "$out/kvx.json"
+	limited 40 "$program" ${quick:+--rounds 3} --seconds 35 --json "$out/kvx.json"
+}
+
+from_disk()
+{
+	local program
+	program=$(program_of kvd-gpu-load)
+	if [ ! -x "$program" ]; then
+		echo "run.sh: loads from disk skipped: no build of kvd here, and no bundle (BUNDLE=)"
+		return
+	fi
+	limited 58 "$program" --only disk ${quick:+--rounds 3} ${DISK:+--dir "$DISK"} --seconds 45 --json "$out/disk.json"
 }
 
 kill_loop()
@@ -145,6 +162,7 @@ part1()
 part2()
 {
 	through_kvx
+	from_disk
 	gemm
 	kill_loop
 	right
@@ -182,6 +200,7 @@ lanes()
 case $part in
 part1 | part2 | right | fast | gemm | choose | build) ;;
 kvx) part=through_kvx ;;
+disk) part=from_disk ;;
 kill) part=kill_loop ;;
 all)
 	"$0" part1 "$out"
@@ -191,12 +210,14 @@ lanes)
 	lanes
 	exit
 	;;
-*) echo "run.sh: part1, part2, all, build, lanes, right, fast, gemm, choose, kill or kvx" >&2 && exit 64 ;;
+*) echo "run.sh: part1, part2, all, build, lanes, right, fast, gemm, choose, kill, kvx or disk" >&2 && exit 64 ;;
 esac
 if [ "$part" = build ] || [ ! -x "$build/gpu_copy" ]; then
 	build_all
 fi
 [ "$part" != build ] || exit 0
+cublas=${KVD_CUBLAS:-}
+unset KVD_CUBLAS # kvd refuses variables of its prefix that it does not know
 mkdir -p "$out"
 failed=0
 start=$SECONDS

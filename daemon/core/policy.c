@@ -184,7 +184,11 @@ static void mark_place(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_
 	if (id == KVD_NONE && *at == KVD_NONE) {
 		return; /* a touch in mid-run is forgotten; the run's own mark is still there */
 	}
-	if (id == KVD_NONE) { /* the younger mark above moves down and speaks for this block too */
+	if (id == KVD_NONE) {                   /* the younger mark above moves down and speaks for this block too */
+		if (mark_at(ix, *at)->parked) { /* by the block it leaves, whoever holds that one */
+			detach(ix, order, *at, t);
+			order_add_oldest(ix, order, *at);
+		}
 		mark_at(ix, *at)->pos = block->pos;
 		return;
 	}

@@ -130,9 +130,9 @@ void kvd_sessions_reap(kvd_host_t *host)
 				kvd_entry_session_ended(host, session->member);
 			}
 			session_free(host, session);
+			host->doomed_count--; /* what others are told of its end may have doomed one of them: the next turn's */
 		}
 	}
-	host->doomed_count = 0;
 	kvd_listeners_resume(host);
 }
 

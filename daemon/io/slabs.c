@@ -236,6 +236,7 @@ static int let_go(kvd_host_t *host, uint32_t slab)
 	if (told->state == LEAVING && host->disk && !kvs_nvme_unregister(host->disk, told->region)) {
 		return 0;
 	}
+	told->region = UINT32_MAX; /* its place may be another slab's at the next turn */
 	if (told->mapped > 0) {
 		if (told->state == LEAVING && kv_now_ns(host->env) - told->since_ns >= WAIT_NS) {
 			keep(host, slab);

@@ -278,12 +278,76 @@ static void p4_a_failing_allocation_leaves_the_index_as_it_was(void **state)
 	end();
 }
 
+/* Block `pos` of a path, in memory. */
+static uint32_t path_grow(uint32_t parent, uint64_t stamp)
+{
+	kvs_meta_t meta = {0};
+	uint32_t id;
+
+	kv_test_fill(&env_.rng, meta.key.b, sizeof meta.key.b);
+	assert_int_equal(kvd_index_insert(&ix_, tree_, parent, &meta, &id), KV_OK);
+	kvd_index_join(&ix_, id, KVD_CPU);
+	kvd_policy_lru.join(&ix_, &order_[KVD_CPU], KVD_CPU, id, stamp);
+
+	return id;
+}
+
+static void path_cut(uint32_t id)
+{
+	kvd_policy_lru.leave(&ix_, &order_[KVD_CPU], KVD_CPU, id);
+	kvd_index_leave(&ix_, id, KVD_CPU);
+	kvd_index_remove(&ix_, id);
+}
+
+/* A put goes on below a block that a younger request has touched, that the put has pinned and that was therefore passed over; and so many touches in
+ * mid-run lie elsewhere that there is no mark for the new block. */
+static void p6_without_a_mark_to_spare_a_parked_one_moves_down(void **state)
+{
+	kvd_order_t *order = &order_[KVD_CPU];
+	uint32_t path[KVD_RUN_MAX], pinned, below;
+	uint64_t stamp = 10;
+
+	(void)state;
+	kv_test_env_init(&env_);
+	assert_int_equal(kvd_index_init(&ix_, &env_.env, UINT64_C(2) * KVD_RUN_MAX), KV_OK);
+	assert_int_equal(kvd_tree_create(&ix_, &tree_), KV_OK);
+	kvd_order_init(order);
+	for (uint32_t i = 0; i < KVD_RUN_MAX; i++) {
+		path[i] = path_grow(i > 0 ? path[i - 1] : KVD_NONE, 1);
+	}
+	pinned = path_grow(KVD_NONE, 5);
+	kvd_policy_lru.touch(&ix_, order, KVD_CPU, pinned, stamp);
+	kvd_block_at(&ix_, pinned)->holds = kvd_block_at(&ix_, path[KVD_RUN_MAX - 1])->holds = 1;
+	assert_int_equal(kvd_policy_lru.victim(&ix_, order, KVD_CPU), KVD_NONE);
+	for (uint32_t i = KVD_RUN_MAX - 1; i-- > 0;) {
+		kvd_policy_lru.touch(&ix_, order, KVD_CPU, path[i], ++stamp);
+	}
+	assert_true(KVD_TIERS * (uint64_t)ix_.nodes.used + ix_.extra_marks >= ix_.marks.made);
+
+	below = path_grow(pinned, 5);
+	kvd_block_at(&ix_, pinned)->holds = 0;
+	kvd_policy_lru.unpin(&ix_, order, KVD_CPU, pinned);
+	assert_int_equal(kvd_policy_lru.victim(&ix_, order, KVD_CPU), below);
+	path_cut(below);
+	assert_int_equal(kvd_policy_lru.victim(&ix_, order, KVD_CPU), pinned);
+	path_cut(pinned);
+	kvd_block_at(&ix_, path[KVD_RUN_MAX - 1])->holds = 0;
+	kvd_policy_lru.unpin(&ix_, order, KVD_CPU, path[KVD_RUN_MAX - 1]);
+	for (uint32_t i = KVD_RUN_MAX; i-- > 0;) {
+		assert_int_equal(kvd_policy_lru.victim(&ix_, order, KVD_CPU), path[i]);
+		path_cut(path[i]);
+	}
+	assert_int_equal(order->count, 0);
+	end();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p3_the_index_equals_a_list_of_blocks_that_know_their_parents),
 		cmocka_unit_test(p3_a_run_is_cut_and_grows_together_again),
 		cmocka_unit_test(p5_victims_are_those_of_a_plain_lru_list),
+		cmocka_unit_test(p6_without_a_mark_to_spare_a_parked_one_moves_down),
 		cmocka_unit_test(p4_a_failing_allocation_leaves_the_index_as_it_was),
 	};
 

@@ -70,55 +70,90 @@ static void p5_each_allocation_may_fail(void **state)
 	fixture_fini(&f);
 }
 
-/* Writes beyond a file size limit fail: a short write first, then errors. */
+/* Writes beyond a file size limit fail, a short one first, then with errors, until the tier has had enough of them. Blocks 1 to 4 are good before. */
+static void switch_off(fixture_t *f, struct rlimit *before)
+{
+	struct rlimit small;
+	kvs_loc_t loc;
+
+	signal(SIGXFSZ, SIG_IGN);
+	assert_int_equal(put_block(f, &plain, 1, 1, &loc), KV_OK);
+	assert_int_equal(getrlimit(RLIMIT_FSIZE, before), 0);
+	small = (struct rlimit){.rlim_cur = 16384 * 4 + 1024, .rlim_max = before->rlim_max};
+	assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+	for (uint32_t d = 2; d <= 4; d++) {
+		assert_int_equal(put_block(f, &plain, 1, d, &loc), KV_OK);
+	}
+	assert_int_equal(flush_wait(f->tier), KV_OK);
+	for (uint32_t failed = 0; failed < 8; failed++) {
+		assert_int_equal(put_block(f, &plain, 1, 5 + failed, &loc), KV_ERR_IO);
+	}
+	assert_int_equal(kv_metric_get(&f->metrics, KV_M_DISK_OFF), 1);
+}
+
+static void wait_on_again(fixture_t *f, const struct rlimit *before)
+{
+	const uint64_t deadline = real_now(NULL) + UINT64_C(8000000000);
+
+	assert_int_equal(setrlimit(RLIMIT_FSIZE, before), 0);
+	while (kv_metric_get(&f->metrics, KV_M_DISK_OFF) == 1) {
+		struct pollfd wait = {.fd = kvs_event_fd(f->tier), .events = POLLIN};
+
+		poll(&wait, 1, 5000); /* it wakes its owner for the probe */
+		kvs_poll(f->tier, 64);
+		assert_true(real_now(NULL) < deadline);
+	}
+}
+
 static void p6_failed_writes_are_quarantined_and_too_many_switch_the_tier_off_for_a_while(void **state)
 {
-	struct rlimit before, small;
+	struct rlimit before;
 	fixture_t f;
 	kvs_usage_t usage;
 	kvs_loc_t loc;
-	uint32_t failed = 0;
-	uint64_t deadline;
 
 	(void)state;
-	signal(SIGXFSZ, SIG_IGN);
 	fixture_init(&f, NULL);
 	fixture_begin(&f, &found);
-	assert_int_equal(put_block(&f, &plain, 1, 1, &loc), KV_OK);
-	assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
-	small = (struct rlimit){.rlim_cur = 16384 * 4 + 1024, .rlim_max = before.rlim_max};
-	assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
-	for (uint32_t d = 2; d <= 4; d++) {
-		assert_int_equal(put_block(&f, &plain, 1, d, &loc), KV_OK);
-	}
-	assert_int_equal(flush_wait(f.tier), KV_OK);
-	while (failed < 8) {
-		assert_int_equal(put_block(&f, &plain, 1, 5 + failed, &loc), KV_ERR_IO);
-		failed++;
-	}
+	switch_off(&f, &before);
 	kvs_usage(f.tier, &usage);
 	assert_int_equal(usage.quarantined_slots, 8);
-	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_OFF), 1);
 	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_ERRORS), 8);
 	assert_int_equal(put_block(&f, &plain, 1, 20, &loc), KV_ERR_TIER_OFF);
 	assert_int_equal(flush_wait(f.tier), KV_ERR_TIER_OFF);
 	assert_int_equal(epoch_wait(f.tier, 9), KV_ERR_TIER_OFF);
 	check_sums(&f);
 
-	assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
-	deadline = real_now(NULL) + UINT64_C(8000000000);
-	while (kv_metric_get(&f.metrics, KV_M_DISK_OFF) == 1) {
-		struct pollfd wait = {.fd = kvs_event_fd(f.tier), .events = POLLIN};
-
-		poll(&wait, 1, 5000); /* it wakes its owner for the probe */
-		kvs_poll(f.tier, 64);
-		assert_true(real_now(NULL) < deadline);
-	}
+	wait_on_again(&f, &before);
 	assert_int_equal(put_block(&f, &plain, 1, 5, &loc), KV_OK);
 	assert_int_equal(flush_wait(f.tier), KV_OK);
 	fixture_close(&f);
 	fixture_begin(&f, &found);
 	assert_int_equal(found.count, 5); /* what failed was never acknowledged, and is not there */
+	fixture_fini(&f);
+}
+
+/* Else a model that attaches meanwhile would have no cache in memory either. */
+static void p6_a_size_of_blocks_that_is_new_while_the_tier_is_off_is_kept_there_later(void **state)
+{
+	struct rlimit before;
+	fixture_t f;
+	kvs_loc_t loc;
+
+	(void)state;
+	fixture_init(&f, NULL);
+	fixture_begin(&f, &found);
+	switch_off(&f, &before);
+	assert_int_equal(kvs_class_open(f.tier, "default", &opaque, &f.slot_class), KV_OK);
+	assert_int_equal(put_block(&f, &opaque, 2, 1, &loc), KV_ERR_TIER_OFF);
+
+	wait_on_again(&f, &before);
+	assert_int_equal(put_block(&f, &opaque, 2, 1, &loc), KV_OK);
+	assert_int_equal(get_block(&f, &opaque, 2, 1, loc), KV_OK);
+	assert_int_equal(flush_wait(f.tier), KV_OK);
+	fixture_close(&f);
+	fixture_begin(&f, &found);
+	assert_int_equal(found.count, 5);
 	fixture_fini(&f);
 }
 
@@ -435,6 +470,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p5_each_allocation_may_fail),
 		cmocka_unit_test(p6_failed_writes_are_quarantined_and_too_many_switch_the_tier_off_for_a_while),
+		cmocka_unit_test(p6_a_size_of_blocks_that_is_new_while_the_tier_is_off_is_kept_there_later),
 		cmocka_unit_test(p6_memory_that_is_taken_away_is_a_fault_and_the_block_stays_good),
 		cmocka_unit_test(p6_a_kernel_without_io_uring_is_served_by_plain_calls),
 		cmocka_unit_test(p5_submissions_refused_for_a_while_go_through_later),

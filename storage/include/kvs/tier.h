@@ -164,8 +164,8 @@ struct kvs_tier {
 };
 
 /* Find or create the class of slots with this geometry in a namespace. Slots of one class are interchangeable.
- * KV_ERR_LIMIT: too many classes. KV_ERR_LAYOUT: impossible geometry. KV_ERR_ARG: no name, or one too long. KV_ERR_TIER_OFF. The CPU tier carves the
- * class's first slab here, when there is room. */
+ * KV_ERR_LIMIT: too many classes. KV_ERR_LAYOUT: impossible geometry. KV_ERR_ARG: no name, or one too long. A tier that is off knows
+ * the class too, and will have its blocks later. The CPU tier carves the class's first slab here, when there is room. */
 static inline kv_status_t kvs_class_open(kvs_tier_t *t, const char *ns, const kvs_geometry_t *g, uint32_t *p_class)
 {
 	return t->ops->class_open(t, ns, g, p_class);

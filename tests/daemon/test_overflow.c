@@ -1,0 +1,115 @@
+/* A session that cannot take what it is sent is closed at once, whoever's doing it was. */
+#include "daemon/raw.h"
+
+#define PUTS  64u
+#define SPARE UINT64_C(20) /* replies less than would overflow a queue: fewer bytes than the notices of PUTS puts */
+
+static raw_daemon_t daemon_;
+static int watch_;
+
+static int setup(void **state)
+{
+	static const char *const args[] = {"--limits.send_queue=64KiB", NULL};
+
+	(void)state;
+	raw_daemon_start(&daemon_, args);
+	watch_ = raw_open(daemon_.sock);
+
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	(void)state;
+	close(watch_);
+	raw_daemon_end(&daemon_);
+
+	return 0;
+}
+
+static void ask_and_do_not_read(raw_member_t *member, uint64_t count)
+{
+	const kv_msg_quiet_t ask = {.what = 0};
+
+	for (uint64_t id = 1; id <= count; id++) {
+		raw_send(member->fd, KV_CODE_QUIET, 1000000u + id, &ask, NULL, 0);
+	}
+}
+
+/* Requests after which a member that reads nothing is closed. */
+static uint64_t find_limit(const char *name)
+{
+	uint64_t overflows = raw_metric(watch_, "kvd_send_overflows_total"), polls = 1, before, after;
+	raw_member_t member;
+
+	raw_join(&member, daemon_.sock, name);
+	before = raw_metric(watch_, "kvd_requests_total");
+	ask_and_do_not_read(&member, 4000);
+	while (raw_metric(watch_, "kvd_send_overflows_total") == overflows) {
+		polls++;
+		usleep(1000);
+	}
+	after = raw_metric(watch_, "kvd_requests_total");
+	raw_leave(&member);
+
+	return after - before - polls - 1;
+}
+
+/* Read what is still there: does the end come? */
+static int ends(int fd)
+{
+	raw_frame_t frame;
+
+	while (raw_recv(fd, 3000, &frame)) {
+	}
+
+	return raw_closed(fd, 0);
+}
+
+static void p5_a_member_whose_queue_overflows_as_another_one_leaves_is_closed(void **state)
+{
+	const kv_msg_quiet_t quiet = {.what = 2};
+	raw_member_t first, second, last;
+	kv_msg_put_start_reply_t put;
+	kv_msg_quiet_reply_t freed;
+	kv_key_t keys[PUTS];
+	uint64_t limit, overflows, requests;
+
+	(void)state;
+	raw_keys(1, keys, PUTS);
+	raw_join(&first, daemon_.sock, "crowd");
+	assert_int_equal(raw_space(&first, "crowd"), KV_OK);
+	for (uint32_t i = 0; i < PUTS; i++) {
+		assert_int_equal(raw_put_start(&first, NULL, 0, &keys[i], 1, &put), KV_OK);
+	}
+	limit = find_limit("other");
+	assert_true(limit > 2 * SPARE && limit < 4000);
+
+	/* Of the same instance, and able to write into its puts: it is told of the end of each. */
+	raw_join(&second, daemon_.sock, "crowd");
+	overflows = raw_metric(watch_, "kvd_send_overflows_total");
+	requests = raw_metric(watch_, "kvd_requests_total");
+	ask_and_do_not_read(&second, limit - SPARE);
+	assert_int_equal(raw_metric_reaches(watch_, "kvd_requests_total", requests + limit - SPARE), 1);
+	usleep(50000);
+	assert_int_equal(raw_metric(watch_, "kvd_send_overflows_total"), overflows);
+	close(first.fd);
+	assert_int_equal(raw_metric_reaches(watch_, "kvd_send_overflows_total", overflows + 1), 1);
+	assert_int_equal(ends(second.fd), 1);
+
+	raw_join(&last, daemon_.sock, "crowd");
+	assert_int_equal(raw_call(last.fd, KV_CODE_QUIET, &quiet, &freed), KV_OK);
+	raw_leave(&last);
+	raw_leave(&second);
+	first.fd = -1;
+	raw_leave(&first);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p5_a_member_whose_queue_overflows_as_another_one_leaves_is_closed),
+	};
+
+	return cmocka_run_group_tests(tests, setup, teardown);
+}

@@ -1,0 +1,176 @@
+/* Slabs that come and go, as the host tells of them: pool, disk tier and members are played here. */
+#include "io/session.h"
+
+#include "kv_cmocka.h"
+#include "kvs/nvme.h"
+#include "kvs/pool.h"
+
+#include <stdlib.h>
+
+#define SLABS   4u
+#define REGIONS 4u
+
+typedef enum part_state { LIVE, GOING, GONE } part_state_t;
+
+static kvs_slab_info_t slab_[SLABS];
+static int there_[SLABS];
+static uint64_t version_, now_ns_;
+static part_state_t region_[REGIONS];
+static uint32_t region_count_;
+
+/* ---- what slabs.c calls ------------------------------------------------------------------------------------------------ */
+
+uint64_t kvs_pool_version(const kvs_tier_t *pool)
+{
+	(void)pool;
+
+	return version_;
+}
+
+uint32_t kvs_pool_slab_count(kvs_tier_t *pool)
+{
+	(void)pool;
+
+	return SLABS;
+}
+
+kv_status_t kvs_pool_slab(kvs_tier_t *pool, uint32_t slab, kvs_slab_info_t *p_info)
+{
+	(void)pool;
+	*p_info = slab_[slab];
+
+	return there_[slab] ? KV_OK : KV_MISS;
+}
+
+void kvs_pool_set_region(kvs_tier_t *pool, uint32_t slab, uint32_t region)
+{
+	(void)pool;
+	(void)slab;
+	(void)region;
+}
+
+kv_status_t kvs_pool_release(kvs_tier_t *pool, uint32_t slab, int unmapped)
+{
+	(void)pool;
+	there_[slab] = there_[slab] && !unmapped;
+
+	return KV_OK;
+}
+
+/* Places of memory that has gone are used again, as by the real one. */
+void kvs_nvme_register(kvs_tier_t *disk, void *base, size_t bytes, uint32_t *p_region)
+{
+	uint32_t at = 0;
+
+	(void)disk;
+	(void)base;
+	(void)bytes;
+	while (at < region_count_ && region_[at] != GONE) {
+		at++;
+	}
+	region_count_ += at == region_count_;
+	region_[at] = LIVE;
+	*p_region = at;
+}
+
+int kvs_nvme_unregister(kvs_tier_t *disk, uint32_t region)
+{
+	(void)disk;
+	if (region >= region_count_) {
+		return 1;
+	}
+	region_[region] = region_[region] == LIVE ? GOING : GONE;
+
+	return region_[region] == GONE;
+}
+
+/* One engine maps everything; it has not looked at its socket. */
+uint32_t kvd_entries_of(const kvd_host_t *host, const char *ns, kvd_mapper_t *out, uint32_t cap)
+{
+	(void)host;
+	(void)ns;
+	if (cap > 0) {
+		out[0] = (kvd_mapper_t){.id = 1, .role = 2};
+	}
+
+	return 1;
+}
+
+void kvd_session_forget(kvd_session_t *session, const int fds[2])
+{
+	(void)session;
+	(void)fds;
+}
+
+void kvd_send_notice(kvd_host_t *host, kvd_session_t *session, uint16_t code, const kv_msg_t *msg, const int *fds)
+{
+	(void)host;
+	(void)session;
+	(void)code;
+	(void)msg;
+	(void)fds;
+}
+
+/* ---- tests ---------------------------------------------------------------------------------------------------------------- */
+
+static uint64_t now(void *ctx)
+{
+	(void)ctx;
+
+	return now_ns_;
+}
+
+static void carve(uint32_t slab)
+{
+	slab_[slab] = (kvs_slab_info_t){.slab = slab, .serial = ++version_, .bytes = 1u << 20, .ns = "default"};
+	there_[slab] = 1;
+}
+
+static void p4_a_slab_that_waits_for_its_members_leaves_the_memory_of_others_registered(void **state)
+{
+	static const kvd_options_t options = {.cpu_size = 16u << 20};
+	static kvs_tier_t tier;
+	kv_env_t env = kv_env_posix;
+	kvd_host_t *host = calloc(1, sizeof *host);
+
+	(void)state;
+	assert_non_null(host);
+	env.now_ns = now;
+	host->env = &env;
+	host->options = &options;
+	host->cpu = host->disk = &tier;
+	assert_int_equal(kvd_slabs_open(host), KV_OK);
+	carve(0);
+	kvd_slabs_sync(host);
+	slab_[0].retired = 1;
+	version_++;
+	kvd_slabs_sync(host);
+	for (int i = 0; i < 3; i++) {
+		kvd_slabs_turn(host);
+	}
+	assert_int_equal(region_[0], GONE);
+	assert_int_equal(there_[0], 1);
+
+	carve(1); /* while the engine still maps the first: its memory takes the place that came free */
+	kvd_slabs_sync(host);
+	assert_int_equal(region_[0], LIVE);
+	for (int i = 0; i < 3; i++) {
+		kvd_slabs_turn(host);
+	}
+	assert_int_equal(region_[0], LIVE);
+	kvd_slabs_quiet(host, 1, 0);
+	kvd_slabs_turn(host);
+	assert_int_equal(there_[0], 0);
+	assert_int_equal(region_[0], LIVE);
+	kvd_slabs_close(host);
+	free(host);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p4_a_slab_that_waits_for_its_members_leaves_the_memory_of_others_registered),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
