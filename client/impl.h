@@ -51,6 +51,7 @@
 #define KVC_MAX_STAGING_WORDS (1u << 24)
 #define KVC_BACKOFF_MIN_NS    UINT64_C(10000000)
 #define KVC_BACKOFF_MAX_NS    UINT64_C(1000000000)
+#define KVC_REOPEN_NS         UINT64_C(200000000)  /* before a space that was open is asked for again */
 #define KVC_HUNG_NS           UINT64_C(1000000000) /* without a heartbeat: nothing is asked any more */
 #define KVC_NS_A_MS           UINT64_C(1000000)
 #define KVC_NS_A_US           UINT64_C(1000)
@@ -179,6 +180,7 @@ struct kvc_space {
 	_Atomic uint32_t stale;       /* a match or an answer has seen another epoch: open it again */
 	int opening;
 	kv_status_t open_status; /* PENDING while opening */
+	uint64_t again_ns;       /* could not be opened again just then: asked for at this time; 0: no */
 	uint8_t root[32];
 	uint32_t hash_tokens;
 	uint32_t group_count;
@@ -415,7 +417,7 @@ kv_status_t kvc_slab_find(const kvc_map_t *map, const kvc_space_t *space, kv_slo
 
 /* Ask for all spaces (again): how many requests were sent. */
 uint32_t kvc_spaces_ask(kvc_t *kvc);
-/* Those that another member has reset: learn the new epoch. */
+/* Those that another member has reset: learn the new epoch. Those that could not be opened again after a re-attach: ask once more. */
 void kvc_spaces_refresh(kvc_t *kvc);
 /* kvc_enter(), then OK when requests of a member can name the space. */
 kvc_status_t kvc_space_usable(kvc_space_t *space);
