@@ -33,6 +33,7 @@
 #include <stdatomic.h>
 
 #define KVC_MAX_PENDING     1024u       /* requests in flight                                      */
+#define KVC_TOLD_ID         1u          /* of requests whose answer nobody waits for; no pending request has it */
 #define KVC_MAX_OUT         (64u << 20) /* bytes waiting for the socket                             */
 #define KVC_MAX_FDS_QUEUED  16u         /* descriptors received ahead of their frames               */
 #define KVC_MAX_BACKLOG     4096u       /* lease ids waiting to be released; RELEASE holds as many  */
@@ -343,8 +344,8 @@ kv_status_t kvc_channel_init(kvc_t *kvc);
 void kvc_channel_fini(kvc_t *kvc);
 /* Close the socket and forget what was queued; every pending request ends with `status`. */
 void kvc_channel_close(kvc_t *kvc, kv_status_t status);
-/* Queue a request and send what fits. BUSY: too much in flight. CLOSED: the socket has gone (the session is then
- * over). */
+/* Queue a request and send what fits. BUSY: too much in flight, which never holds up one without a handler: its answer is not kept for. CLOSED: the
+ * socket has gone (the session is then over). */
 kv_status_t kvc_send(kvc_t *kvc, const kvc_ask_t *ask);
 kv_status_t kvc_flush(kvc_t *kvc);
 /* Read what has arrived and hand on every frame of it. CLOSED or PROTO: the session must end. */
@@ -356,7 +357,7 @@ void kvc_forget(kvc_t *kvc, const void *object);
 /* The pending request of a reply, or NULL. */
 kvc_pending_t *kvc_pending_find(kvc_t *kvc, uint64_t id);
 void kvc_pending_free(kvc_t *kvc, kvc_pending_t *pending);
-/* A request nobody waits for. */
+/* A request nobody waits for. Gets through however many answers are awaited. */
 void kvc_tell(kvc_t *kvc, uint16_t code, const void *msg);
 /* timeout_ms from now; 0: the attachment's. */
 uint64_t kvc_deadline(const kvc_t *kvc, uint32_t timeout_ms);
