@@ -195,6 +195,7 @@ struct kvc_space {
 	uint32_t layers; /* pages a head */
 	uint32_t pieces; /* leaves a page */
 	kv_status_t reset_status;
+	uint32_t puts_left; /* closed; but the daemon still has to take what was handed in through so many puts */
 	uint32_t text_len;
 	char text[KV_MAX_TEXT + 1u]; /* canonical identity */
 	char asked_layout[KVC_MAX_LAYOUT_TEXT + 1u];
@@ -484,6 +485,7 @@ void kvc_put_notice_done(kvc_t *kvc, const kv_msg_put_done_t *msg);
 void kvc_put_notice_durable(kvc_t *kvc, const kv_msg_durable_t *msg);
 void kvc_puts_lost(kvc_t *kvc);
 void kvc_puts_destroy(kvc_t *kvc);
+/* The same of its puts. While space->puts_left is not 0, the last of them frees the space. */
 void kvc_puts_of_space_end(kvc_space_t *space);
 /* Is the range within the space? Sets the words a block has in it. */
 kv_status_t kvc_put_range(const kvc_space_t *space, const kvc_writer_t *range, uint32_t *p_words);

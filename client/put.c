@@ -49,7 +49,8 @@ static void unbind(kvc_t *kvc, const kvc_put_t *put)
 
 void kvc_put_forget(kvc_put_t *put)
 {
-	kvc_t *kvc = put->space->kvc;
+	kvc_space_t *space = put->space;
+	kvc_t *kvc = space->kvc;
 
 	/* Staging of an older session has gone with it. */
 	if (!put->staging_lost) {
@@ -72,6 +73,9 @@ void kvc_put_forget(kvc_put_t *put)
 	kvc->puts_open--;
 	put->next = kvc->free_puts;
 	kvc->free_puts = put;
+	if (space->puts_left && --space->puts_left == 0) {
+		kvc_space_free(space);
+	}
 }
 
 void kvc_puts_destroy(kvc_t *kvc)
