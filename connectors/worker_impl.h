@@ -340,6 +340,8 @@ struct kvx_worker {
 	kvx_wjob_t **later_end;
 	kvx_wjob_t *adapters;
 	kvx_wjob_t **adapters_end;
+	kvx_wjob_t *untold_adapters; /* that the queue had no room for: handed over with the next plan */
+	kvx_wjob_t **untold_adapters_end;
 	kvx_wload_t *sync; /* synchronous loads of this plan */
 	uint32_t overs_seen;
 	uint32_t untold;                        /* asynchronous loads that are over and not named yet */
