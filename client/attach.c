@@ -160,7 +160,9 @@ void kvc_space_close(kvc_space_t *space)
 	kvc_space_unlink(space);
 	kvc_leases_of_space_end(space);
 	kvc_puts_of_space_end(space);
-	kvc_space_free(space);
+	if (!space->puts_left) {
+		kvc_space_free(space);
+	}
 }
 
 int kvc_fd(const kvc_t *kvc)

@@ -282,7 +282,7 @@ kv_status_t kvc_send(kvc_t *kvc, const kvc_ask_t *ask)
 	const kv_request_t *request = kv_request_find(ask->code);
 	kv_frame_header_t header = {
 		.magic = KV_WIRE_MAGIC, .version = KV_WIRE_VERSION, .kind = KV_FRAME_REQUEST, .code = ask->code};
-	kvc_pending_t *pending;
+	kvc_pending_t *pending = NULL;
 	size_t size;
 	kv_status_t status;
 
@@ -303,12 +303,14 @@ kv_status_t kvc_send(kvc_t *kvc, const kvc_ask_t *ask)
 	if (status != KV_OK) {
 		return status;
 	}
-	pending = pending_new(kvc, ask);
-	if (!pending) {
-		return KV_ERR_BUSY;
+	if (ask->done) {
+		pending = pending_new(kvc, ask);
+		if (!pending) {
+			return KV_ERR_BUSY;
+		}
 	}
 
-	header.id = pending->id;
+	header.id = pending ? pending->id : KVC_TOLD_ID;
 	header.fds = ask->fd >= 0;
 	memcpy(channel->out + channel->out_tail, &header, sizeof header);
 	channel->out_tail += sizeof header + header.body;

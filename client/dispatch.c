@@ -81,7 +81,7 @@ static kv_status_t on_reply(kvc_t *kvc, const kv_frame_header_t *header, const u
 	kvc_answer_t answer = {.status = (kv_status_t)header->status, .detail = detail};
 	kv_status_t status;
 
-	if (!request || !pending || pending->code != header->code) {
+	if (!request || (pending ? pending->code != header->code : header->id != KVC_TOLD_ID)) {
 		return KV_ERR_PROTO;
 	}
 	if (header->status == KV_OK) {
@@ -92,6 +92,9 @@ static kv_status_t on_reply(kvc_t *kvc, const kv_frame_header_t *header, const u
 	}
 	if (status != KV_OK) {
 		return status;
+	}
+	if (!pending) {
+		return KV_OK; /* to what was only told */
 	}
 	snprintf(detail, sizeof detail, "%.*s", (int)text.len, (const char *)text.data);
 	if (strcmp(detail, kv_status_text(answer.status)) == 0) {

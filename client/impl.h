@@ -33,6 +33,7 @@
 #include <stdatomic.h>
 
 #define KVC_MAX_PENDING     1024u       /* requests in flight                                      */
+#define KVC_TOLD_ID         1u          /* of requests whose answer nobody waits for; no pending request has it */
 #define KVC_MAX_OUT         (64u << 20) /* bytes waiting for the socket                             */
 #define KVC_MAX_FDS_QUEUED  16u         /* descriptors received ahead of their frames               */
 #define KVC_MAX_BACKLOG     4096u       /* lease ids waiting to be released; RELEASE holds as many  */
@@ -51,6 +52,7 @@
 #define KVC_MAX_STAGING_WORDS (1u << 24)
 #define KVC_BACKOFF_MIN_NS    UINT64_C(10000000)
 #define KVC_BACKOFF_MAX_NS    UINT64_C(1000000000)
+#define KVC_REOPEN_NS         UINT64_C(200000000)  /* before a space that was open is asked for again */
 #define KVC_HUNG_NS           UINT64_C(1000000000) /* without a heartbeat: nothing is asked any more */
 #define KVC_NS_A_MS           UINT64_C(1000000)
 #define KVC_NS_A_US           UINT64_C(1000)
@@ -179,6 +181,7 @@ struct kvc_space {
 	_Atomic uint32_t stale;       /* a match or an answer has seen another epoch: open it again */
 	int opening;
 	kv_status_t open_status; /* PENDING while opening */
+	uint64_t again_ns;       /* could not be opened again just then: asked for at this time; 0: no */
 	uint8_t root[32];
 	uint32_t hash_tokens;
 	uint32_t group_count;
@@ -192,6 +195,7 @@ struct kvc_space {
 	uint32_t layers; /* pages a head */
 	uint32_t pieces; /* leaves a page */
 	kv_status_t reset_status;
+	uint32_t puts_left; /* closed; but the daemon still has to take what was handed in through so many puts */
 	uint32_t text_len;
 	char text[KV_MAX_TEXT + 1u]; /* canonical identity */
 	char asked_layout[KVC_MAX_LAYOUT_TEXT + 1u];
@@ -341,8 +345,8 @@ kv_status_t kvc_channel_init(kvc_t *kvc);
 void kvc_channel_fini(kvc_t *kvc);
 /* Close the socket and forget what was queued; every pending request ends with `status`. */
 void kvc_channel_close(kvc_t *kvc, kv_status_t status);
-/* Queue a request and send what fits. BUSY: too much in flight. CLOSED: the socket has gone (the session is then
- * over). */
+/* Queue a request and send what fits. BUSY: too much in flight, which never holds up one without a handler: its answer is not kept for. CLOSED: the
+ * socket has gone (the session is then over). */
 kv_status_t kvc_send(kvc_t *kvc, const kvc_ask_t *ask);
 kv_status_t kvc_flush(kvc_t *kvc);
 /* Read what has arrived and hand on every frame of it. CLOSED or PROTO: the session must end. */
@@ -354,7 +358,7 @@ void kvc_forget(kvc_t *kvc, const void *object);
 /* The pending request of a reply, or NULL. */
 kvc_pending_t *kvc_pending_find(kvc_t *kvc, uint64_t id);
 void kvc_pending_free(kvc_t *kvc, kvc_pending_t *pending);
-/* A request nobody waits for. */
+/* A request nobody waits for. Gets through however many answers are awaited. */
 void kvc_tell(kvc_t *kvc, uint16_t code, const void *msg);
 /* timeout_ms from now; 0: the attachment's. */
 uint64_t kvc_deadline(const kvc_t *kvc, uint32_t timeout_ms);
@@ -415,7 +419,7 @@ kv_status_t kvc_slab_find(const kvc_map_t *map, const kvc_space_t *space, kv_slo
 
 /* Ask for all spaces (again): how many requests were sent. */
 uint32_t kvc_spaces_ask(kvc_t *kvc);
-/* Those that another member has reset: learn the new epoch. */
+/* Those that another member has reset: learn the new epoch. Those that could not be opened again after a re-attach: ask once more. */
 void kvc_spaces_refresh(kvc_t *kvc);
 /* kvc_enter(), then OK when requests of a member can name the space. */
 kvc_status_t kvc_space_usable(kvc_space_t *space);
@@ -481,6 +485,7 @@ void kvc_put_notice_done(kvc_t *kvc, const kv_msg_put_done_t *msg);
 void kvc_put_notice_durable(kvc_t *kvc, const kv_msg_durable_t *msg);
 void kvc_puts_lost(kvc_t *kvc);
 void kvc_puts_destroy(kvc_t *kvc);
+/* The same of its puts. While space->puts_left is not 0, the last of them frees the space. */
 void kvc_puts_of_space_end(kvc_space_t *space);
 /* Is the range within the space? Sets the words a block has in it. */
 kv_status_t kvc_put_range(const kvc_space_t *space, const kvc_writer_t *range, uint32_t *p_words);

@@ -49,7 +49,8 @@ static void unbind(kvc_t *kvc, const kvc_put_t *put)
 
 void kvc_put_forget(kvc_put_t *put)
 {
-	kvc_t *kvc = put->space->kvc;
+	kvc_space_t *space = put->space;
+	kvc_t *kvc = space->kvc;
 
 	/* Staging of an older session has gone with it. */
 	if (!put->staging_lost) {
@@ -72,6 +73,9 @@ void kvc_put_forget(kvc_put_t *put)
 	kvc->puts_open--;
 	put->next = kvc->free_puts;
 	kvc->free_puts = put;
+	if (space->puts_left && --space->puts_left == 0) {
+		kvc_space_free(space);
+	}
 }
 
 void kvc_puts_destroy(kvc_t *kvc)
@@ -174,13 +178,29 @@ static kv_status_t granted(kvc_t *kvc, kvc_put_t *put, const kv_msg_put_start_re
 	return status;
 }
 
+/* It was granted and cannot be kept: nobody will write there. */
+static void decline(kvc_t *kvc, kvc_put_t *put, uint64_t id)
+{
+	kv_msg_put_revoke_t revoke = {.put = id};
+	kv_msg_quiet_t quiet = {.what = 0, .id = id};
+
+	kvc_grant_drop(&put->grant);
+	kvc_tell(kvc, KV_CODE_PUT_REVOKE, &revoke);
+	kvc_tell(kvc, KV_CODE_QUIET, &quiet);
+}
+
 static void started(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 {
 	kvc_put_t *put = object;
 	kv_status_t status = answer->status;
 
 	if (status == KV_OK) {
-		status = granted(kvc, put, &answer->reply->put_start_reply);
+		const kv_msg_put_start_reply_t *reply = &answer->reply->put_start_reply;
+
+		status = granted(kvc, put, reply);
+		if (status != KV_OK && reply->put) {
+			decline(kvc, put, reply->put);
+		}
 	}
 	if (status == KV_ERR_STALE_EPOCH) {
 		kvc_space_stale(put->space);

@@ -262,13 +262,9 @@ void kvc_puts_of_space_end(kvc_space_t *space)
 			kvc_put_free(put);
 		}
 	}
-	/* Those with a PUT_END in flight stay until its answer; they must not look at the space any more. */
-	for (kvc_put_t *put = kvc->puts; put; put = next) {
-		next = put->next;
-		if (put->space == space) {
-			kvc_forget(kvc, put);
-			kvc_put_forget(put);
-		}
+	/* The daemon may still read the staging of those with a PUT_END in flight: they stay, and the space's memory with them. */
+	for (kvc_put_t *put = kvc->puts; put; put = put->next) {
+		space->puts_left += put->space == space;
 	}
 }
 

@@ -61,6 +61,18 @@ static kv_status_t geometry_take(kvc_space_t *space, const kv_msg_space_open_rep
 	return KV_OK;
 }
 
+/* How asking for it has ended. One that was open is asked for again, unless the answer would be the same: its handle is to survive whatever the daemon
+ * was too busy for when it was attached to again. */
+static void asked(kvc_space_t *space, kv_status_t status)
+{
+	space->opening = 0;
+	space->open_status = status;
+	if (status < 0 && atomic_load(&space->known_epoch) != 0 && atomic_load(&space->epoch) == 0 &&
+	    kv_status_retry(status) != KV_RETRY_NO) {
+		space->again_ns = kv_now_ns(&space->kvc->env) + KVC_REOPEN_NS;
+	}
+}
+
 static void space_opened(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 {
 	kvc_space_t *space = object;
@@ -79,8 +91,7 @@ static void space_opened(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 		kvc_fail(status, "opening the space: %s%s%.200s", kv_status_text(status), answer->detail[0] ? ": " : "",
 			 answer->detail);
 	}
-	space->opening = 0;
-	space->open_status = status;
+	asked(space, status);
 	if (answer->status != KV_ERR_CLOSED || kvc->state != KVC_DETACHED) {
 		kvc_reopened(kvc);
 	}
@@ -96,8 +107,13 @@ static kv_status_t ask(kvc_space_t *space)
 	kvc_ask_t request = {.code = KV_CODE_SPACE_OPEN, .msg = &msg, .done = space_opened, .object = space, .fd = -1};
 	kv_status_t status = kvc_send(space->kvc, &request);
 
-	space->opening = status == KV_OK;
-	space->open_status = status == KV_OK ? KV_PENDING : status;
+	space->again_ns = 0;
+	if (status == KV_OK) {
+		space->opening = 1;
+		space->open_status = KV_PENDING;
+	} else {
+		asked(space, status);
+	}
 
 	return status;
 }
@@ -116,7 +132,9 @@ uint32_t kvc_spaces_ask(kvc_t *kvc)
 void kvc_spaces_refresh(kvc_t *kvc)
 {
 	for (kvc_space_t *space = kvc->spaces; space; space = space->next) {
-		if (!space->opening && atomic_exchange(&space->stale, 0u)) {
+		const int due = space->again_ns && kv_now_ns(&kvc->env) >= space->again_ns;
+
+		if (!space->opening && (atomic_exchange(&space->stale, 0u) || due)) {
 			(void)ask(space);
 		}
 	}

@@ -74,6 +74,7 @@ kvc_status_t kvx_worker_open(const kvx_worker_config_t *config, kvx_worker_t **p
 	worker->saves_end = &worker->saves;
 	worker->later_end = &worker->later;
 	worker->adapters_end = &worker->adapters;
+	worker->untold_adapters_end = &worker->untold_adapters;
 	worker->run_end = &worker->run;
 	worker->space_top = 1;
 	atomic_store(&worker->proved, KVC_PENDING);
@@ -115,6 +116,7 @@ void kvx_worker_close(kvx_worker_t *worker)
 	free_jobs(worker->saves);
 	free_jobs(worker->later);
 	free_jobs(worker->adapters);
+	free_jobs(worker->untold_adapters);
 	kvx_bytes_free(&worker->report[0]);
 	kvx_bytes_free(&worker->report[1]);
 	kvx_scratch_fini(&worker->scratch);

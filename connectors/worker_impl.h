@@ -30,8 +30,8 @@
 #define KVX_WORKER_MOVES   32u          /* blocks a batch */
 #define KVX_WORKER_BATCH   (256u << 10) /* bytes a batch */
 #define KVX_WORKER_THREADS 16u
-#define KVX_WORKER_STEPS   8u                           /* plans with a failed load that are remembered */
-#define KVX_WORKER_LOST    64u                          /* ids of loads there was no memory for */
+#define KVX_WORKER_STEPS   8u    /* plans with a failed load that are remembered */
+#define KVX_WORKER_LOST    1024u /* ids of loads there was no memory for: as many as a scheduler has at a time */
 #define KVX_ERR_FAULT      ((kvc_status_t)KV_ERR_FAULT) /* a slab this process has not heard of yet */
 #define KVX_NS_A_MS        UINT64_C(1000000)
 
@@ -340,6 +340,8 @@ struct kvx_worker {
 	kvx_wjob_t **later_end;
 	kvx_wjob_t *adapters;
 	kvx_wjob_t **adapters_end;
+	kvx_wjob_t *untold_adapters; /* that the queue had no room for: handed over with the next plan */
+	kvx_wjob_t **untold_adapters_end;
 	kvx_wload_t *sync; /* synchronous loads of this plan */
 	uint32_t overs_seen;
 	uint32_t untold;                        /* asynchronous loads that are over and not named yet */

@@ -129,6 +129,21 @@ static void cancel_left(kvx_worker_t *worker)
 
 /* ---- plans ------------------------------------------------------------------------------------------------------------------- */
 
+/* The scheduler says once only what an adapter's number is: where the queue is full, it goes with a later plan. */
+static void hand_adapters(kvx_worker_t *worker)
+{
+	while (worker->untold_adapters) {
+		kvx_wjob_t *job = worker->untold_adapters;
+
+		if (!kvx_worker_hand(worker, job)) {
+			return;
+		}
+		worker->untold_adapters = job->next;
+		append(&worker->adapters_end, job);
+	}
+	worker->untold_adapters_end = &worker->untold_adapters;
+}
+
 static void take_adapter(kvx_worker_t *worker, const kvx_plan_space_t *record)
 {
 	kvx_wadapter_t *adapter = NULL;
@@ -143,10 +158,8 @@ static void take_adapter(kvx_worker_t *worker, const kvx_plan_space_t *record)
 	adapter->job.kind = KVX_WJOB_SPACE;
 	adapter->number = record->number;
 	memcpy(adapter->text, kvx_plan_space_text(record), record->text_len);
-	append(&worker->adapters_end, &adapter->job);
-	if (!kvx_worker_hand(worker, &adapter->job)) {
-		kvx_worker_over(worker, &adapter->job);
-	}
+	append(&worker->untold_adapters_end, &adapter->job);
+	hand_adapters(worker);
 }
 
 /* Each record is whole and lies within the plan. */
@@ -221,6 +234,7 @@ void kvx_worker_begin(kvx_worker_t *worker, const void *plan, size_t len)
 	cancel_left(worker);
 	kvx_worker_hand_later(worker, 1); /* their step has not come to its end */
 	worker->timed = 0;
+	hand_adapters(worker);
 	if (len == 0) {
 		return;
 	}

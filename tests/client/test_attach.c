@@ -369,6 +369,34 @@ static void p1_a_space_that_changed_the_order_of_its_bytes_is_not_used_again(voi
 	changes_shape(3);
 }
 
+/* A daemon that has just come up is busy, or slow. */
+static void p7_a_space_that_could_not_be_opened_again_at_once_is_opened_later(void **state)
+{
+	kvc_match_t match = {0};
+
+	(void)state;
+	for (int mute = 0; mute < 2; mute++) {
+		kvc_config_t config;
+		bed_t bed;
+
+		bed_listen(&bed, &fake_split);
+		config = bed_config(&bed);
+		config.timeout_ms = mute ? 1500 : BED_TIMEOUT_MS;
+		assert_int_equal(kvc_attach(&config, &bed.kvc), KVC_OK);
+		bed_open(&bed);
+		assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
+		atomic_store(&fake_knobs(bed.fake)->fail_status, KV_ERR_BUSY);
+		atomic_store(mute ? &fake_knobs(bed.fake)->mute : &fake_knobs(bed.fake)->fail_code, KV_CODE_SPACE_OPEN);
+		fake_drop_sessions(bed.fake);
+		BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->joins) == 2 && kvc_poll(bed.kvc, 1) == KVC_OK);
+		assert_int_not_equal(kvc_space_state(bed.space), KVC_OK);
+		atomic_store(mute ? &fake_knobs(bed.fake)->mute : &fake_knobs(bed.fake)->fail_code, 0);
+		BED_UNTIL(&bed, (kvc_match(bed.space, bed.keys, 4, &match), match.n == 4));
+		assert_int_equal(kvc_space_state(bed.space), KVC_OK);
+		bed_free(&bed);
+	}
+}
+
 static void p1_a_reset_by_another_member_is_noticed(void **state)
 {
 	bed_t bed;
@@ -530,6 +558,7 @@ int main(void)
 		cmocka_unit_test(p1_a_put_of_an_older_session_is_not_quiet_before_it_is_freed),
 		cmocka_unit_test(p7_a_space_that_changed_its_shape_is_not_used_again),
 		cmocka_unit_test(p1_a_space_that_changed_the_order_of_its_bytes_is_not_used_again),
+		cmocka_unit_test(p7_a_space_that_could_not_be_opened_again_at_once_is_opened_later),
 		cmocka_unit_test(p1_a_reset_by_another_member_is_noticed),
 		cmocka_unit_test(p6_a_forked_child_is_told_so),
 		cmocka_unit_test(p7_a_space_can_be_opened_without_waiting),

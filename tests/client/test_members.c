@@ -221,6 +221,87 @@ static void p4_a_view_freed_early_ends_the_put_and_one_that_is_done_does_not(voi
 	pair_free(&pair);
 }
 
+/* The daemon reads them when it comes to that request, which may be after the space was closed. */
+static void p1_digests_that_were_handed_in_stay_where_they_are_until_they_are_read(void **state)
+{
+	kvc_put_options_t options = {.struct_size = sizeof options, .writers = &all, .writer_count = 1};
+	kvc_put_t *first, *second = NULL, *view = NULL, *late = NULL;
+	kvc_identity_t identity = bed_identity();
+	kvc_lease_t *asked = NULL, *lease = NULL;
+	kvc_handle_t handle, handle2;
+	kvc_space_t *other = NULL;
+	pair_t pair;
+
+	(void)state;
+	pair_make(&pair, &fake_split);
+	assert_int_equal(kvc_space_open(pair.worker, &identity, &other), KVC_OK);
+	first = start(&pair, 0, 1, &handle);
+	assert_int_equal(kvc_put_start(pair.bed.space, pair.bed.keys + 8, 0, 1, &options, &second), KVC_OK);
+	assert_int_equal(kvc_put_ready(second, 0), KVC_OK);
+	assert_int_equal(kvc_put_export(second, &handle2), KVC_OK);
+	assert_int_equal(kvc_put_import(pair.space, &handle, &all, &view), KVC_OK);
+	assert_int_equal(kvc_put_write(view, 0, pair.bed.src[0]), KVC_OK);
+
+	/* It is busy with another request. */
+	atomic_store(&fake_knobs(pair.bed.fake)->delay_code, KV_CODE_ACQUIRE);
+	assert_int_equal(kvc_acquire_start(other, pair.bed.keys, 1, 0, 0, &asked), KVC_OK);
+	BED_UNTIL(&pair.bed, atomic_load(&fake_seen(pair.bed.fake)->acquires) == 1);
+	assert_int_equal(kvc_put_end(view, 0, 1), KVC_OK);
+	kvc_space_close(pair.space);
+	assert_int_equal(kvc_put_import(other, &handle2, &all, &late), KVC_OK);
+	assert_int_equal(kvc_put_write(late, 0, pair.bed.src[8]), KVC_OK);
+	atomic_store(&fake_knobs(pair.bed.fake)->release, 1);
+
+	BED_UNTIL(&pair.bed, result_of(first) == KVC_OK);
+	assert_int_equal(kvc_put_end(late, 0, 1), KVC_OK);
+	BED_UNTIL(&pair.bed, result_of(second) == KVC_OK);
+	assert_int_equal(kvc_acquire(pair.bed.space, pair.bed.keys, 1, 0, 0, &lease), KVC_OK);
+	assert_int_equal(kvc_lease_read(lease, 0, 1, (void *const *)pair.bed.dst, NULL), KVC_OK);
+	bed_check_read(&pair.bed, 0, 1);
+	kvc_release(&lease, 1);
+	kvc_release(&asked, 1);
+	kvc_put_free(late);
+	kvc_put_free(first);
+	kvc_put_free(second);
+	pair_free(&pair);
+}
+
+/* So many answers may be awaited and no more; but what is given up is not asked for, it is said. */
+static void p4_what_is_given_up_is_said_however_much_is_in_flight(void **state)
+{
+	static kvc_lease_t *leases[1024];
+	uint32_t revokes, quiets, n = 0;
+	kvc_status_t status = KVC_OK;
+	kvc_lease_t *lease = NULL;
+	kvc_handle_t handle;
+	kvc_put_t *put;
+	pair_t pair;
+
+	(void)state;
+	pair_make(&pair, &fake_split);
+	assert_int_equal(bed_put(&pair.bed, 0, 1), KVC_OK);
+	assert_int_equal(kvc_acquire(pair.bed.space, pair.bed.keys, 1, 0, 0, &lease), KVC_OK);
+	put = start(&pair, 1, 3, &handle);
+	revokes = atomic_load(&fake_seen(pair.bed.fake)->revokes);
+	quiets = atomic_load(&fake_seen(pair.bed.fake)->quiets);
+	atomic_store(&fake_knobs(pair.bed.fake)->mute, KV_CODE_ACQUIRE);
+	while (n < 1024 && status == KVC_OK) {
+		status = kvc_acquire_start(pair.bed.space, pair.bed.keys, 1, 0, 0, &leases[n]);
+		n += status == KVC_OK;
+	}
+	assert_int_equal(kvc_acquire_start(pair.bed.space, pair.bed.keys, 1, 0, 0, &leases[0]), KVC_ERR_BUSY);
+
+	assert_int_equal(fake_open_leases(pair.bed.fake), 2);
+	kvc_put_free(put);
+	kvc_release(&lease, 1);
+	BED_UNTIL(&pair.bed, fake_open_leases(pair.bed.fake) == 0);
+	BED_UNTIL(&pair.bed, atomic_load(&fake_seen(pair.bed.fake)->quiets) > quiets);
+	assert_int_equal(atomic_load(&fake_seen(pair.bed.fake)->revokes), revokes + 1);
+	assert_int_equal(kvc_poll(pair.bed.kvc, 1), KVC_OK); /* nor has it ended the session */
+	kvc_release(leases, n);
+	pair_free(&pair);
+}
+
 static void p10_handles_that_do_not_agree_with_their_header_are_refused(void **state)
 {
 	kvc_put_t *put, *view = NULL;
@@ -380,6 +461,8 @@ int main(void)
 		cmocka_unit_test(p10_a_block_with_more_leaves_than_staging_is_refused_in_words),
 		cmocka_unit_test(a_scheduler_takes_no_staging_though_its_rank_is_a_ranks),
 		cmocka_unit_test(p4_a_view_freed_early_ends_the_put_and_one_that_is_done_does_not),
+		cmocka_unit_test(p1_digests_that_were_handed_in_stay_where_they_are_until_they_are_read),
+		cmocka_unit_test(p4_what_is_given_up_is_said_however_much_is_in_flight),
 		cmocka_unit_test(p10_handles_that_do_not_agree_with_their_header_are_refused),
 		cmocka_unit_test(p5_a_view_learns_that_the_rest_of_a_lease_never_comes),
 		cmocka_unit_test(p3_blocks_of_a_window_are_leased_all_or_none),

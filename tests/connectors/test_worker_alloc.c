@@ -12,11 +12,13 @@ static const uint32_t eight[8] = {1, 2, 3, 4, 5, 6, 7, 8};
 
 /* ---- allocations of the sources under test (--wrap) -------------------------------------------------------------------------- */
 
+#define EACH UINT32_MAX
+
 static _Thread_local uint32_t fail_at; /* 1: the next one; 0: none */
 
 static int fails(void)
 {
-	return fail_at > 0 && --fail_at == 0;
+	return fail_at == EACH || (fail_at > 0 && --fail_at == 0);
 }
 
 void *__real_malloc(size_t size);
@@ -142,11 +144,50 @@ static void p7_a_plan_without_memory_fails_like_any_other(void **state)
 	}
 }
 
+/* An engine waits for as long as it is not told. */
+static void p7_every_load_there_was_no_memory_for_is_named(void **state)
+{
+	static uint8_t named[1024];
+	rig_t rig = {.socket = "/nonexistent/kvd.sock"};
+	wr_t wr = {0};
+	char id[16];
+	int failed = 0;
+
+	(void)state;
+	wr_init_with(&wr, &rig, 1, 0);
+	wr_plan(&wr);
+	for (uint32_t i = 0; i < 1024; i++) { /* as many as a scheduler has at a time */
+		kvx_plan_load_t *load = kvx_bytes_record(&wr.plan, KVX_RECORD_LOAD, sizeof *load);
+
+		assert_non_null(load);
+		load->load = i + 1;
+		load->flags = KVX_PLAN_ASYNC;
+		load->id_len = sizeof i;
+		kvx_bytes_append(&wr.plan, &i, sizeof i);
+	}
+	fail_at = EACH;
+	wr_begin(&wr);
+	kvx_worker_start(wr.rank[0].worker);
+	kvx_worker_end(wr.rank[0].worker);
+	fail_at = 0;
+	for (uint32_t n = 0; n < 1024; n++) {
+		uint32_t i = UINT32_MAX;
+
+		assert_int_equal(kvx_worker_finished(wr.rank[0].worker, id, sizeof id, &failed), sizeof i);
+		memcpy(&i, id, sizeof i);
+		assert_true(failed && i < 1024 && !named[i]);
+		named[i] = 1;
+	}
+	assert_int_equal(kvx_worker_finished(wr.rank[0].worker, id, sizeof id, &failed), 0);
+	wr_fini(&wr);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p5_open_without_memory_says_so_and_leaves_nothing),
 		cmocka_unit_test(p7_a_plan_without_memory_fails_like_any_other),
+		cmocka_unit_test(p7_every_load_there_was_no_memory_for_is_named),
 	};
 
 	return cmocka_run_group_tests_name("kvx.worker-alloc", tests, NULL, NULL);

@@ -1,10 +1,14 @@
-/* A worker whose blocks come back with other bytes than went in finds out by itself, and from then on neither loads nor saves. */
+/* A worker whose blocks come back with other bytes than went in finds out by itself, and from then on neither loads nor saves. And one whose transfer
+ * thread is held up. */
 #include "connectors/worker_rig.h"
 #include "engine/check.h"
 
+#include "kv/shm.h"
 #include "kvk/gpu.h"
 #include "kvk/move.h"
 
+#include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -52,6 +56,24 @@ kv_status_t __wrap_kvk_gpu_submit(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kv
 	other.paged = &paged;
 
 	return __real_kvk_gpu_submit(gpu, &other, p_job);
+}
+
+static atomic_int held, waits; /* the transfer thread is, and is there */
+
+kvc_status_t __real_kvc_poll(kvc_t *kvc, uint32_t timeout_ms);
+kvc_status_t __wrap_kvc_poll(kvc_t *kvc, uint32_t timeout_ms);
+
+kvc_status_t __wrap_kvc_poll(kvc_t *kvc, uint32_t timeout_ms)
+{
+	char name[16] = "";
+
+	(void)pthread_getname_np(pthread_self(), name, sizeof name);
+	while (atomic_load(&held) && strcmp(name, "kvx-transfer") == 0) {
+		atomic_store(&waits, 1);
+		usleep(1000);
+	}
+
+	return __real_kvc_poll(kvc, timeout_ms);
 }
 
 static void prove(wr_t *wr)
@@ -107,10 +129,65 @@ static void p1_a_layout_that_cannot_be_proved_is_not_used(void **state)
 	rig_fini(&rig);
 }
 
+/* It is told once only. */
+static void p7_an_adapter_the_queue_had_no_room_for_is_known_later(void **state)
+{
+	const uint64_t until = wr_now_ms() + WR_PATIENCE;
+	kvc_match_t match;
+	kvc_lease_t *lease;
+	wr_end_t end;
+	rig_t rig;
+	wr_t wr;
+
+	(void)state;
+	rig_init(&rig, kvd_program);
+	rig_start(&rig);
+	wr_init(&wr, &rig, 1);
+	wr_fill(&wr, 1);
+	wr_store(&wr, eight, 8);
+	lease = wr_lease(&wr, 0, 8);
+	rig_signal(&rig, SIGSTOP); /* a space that is known stays unopened, and is waited for */
+	do {
+		usleep(1000);
+		kvc_match(wr.space, wr.keys, 8, &match);
+	} while (match.why != KV_WHY_DAEMON_STALE && wr_now_ms() < until);
+	atomic_store(&held, 1);
+	do {
+		wr_plan(&wr);
+		wr_plan_space(&wr, 2, "other");
+		wr_begin(&wr);
+		usleep(1000);
+	} while (!atomic_load(&waits) && wr_now_ms() < until);
+	wr_plan(&wr);
+	for (uint32_t i = 0; i < 1024; i++) {
+		wr_plan_space(&wr, 2, "other");
+	}
+	wr_plan_space(&wr, 1, "adapter");
+	wr_begin(&wr);
+
+	atomic_store(&held, 0);
+	wr.number = 1;
+	wr.timeout_ms = 300;
+	do {
+		wr_plan(&wr);
+		wr_plan_load(&wr, lease, 0, 7, eight, 8);
+		wr_begin(&wr);
+		kvx_worker_load(wr.rank[0].worker);
+		wr_wait_load(&wr.rank[0], 7, 0, &end);
+	} while ((end.loaded.status == KVC_ERR_BUSY || end.loaded.status == KVC_ERR_ARG) && wr_now_ms() < until);
+	assert_true(end.loaded.status == KVC_ERR_DAEMON_STALE || end.loaded.status == KVC_ERR_TIMEOUT);
+	rig_signal(&rig, SIGCONT);
+	kvc_release(&lease, 1);
+	rig_check_quiet(&rig);
+	wr_fini(&wr);
+	rig_fini(&rig);
+}
+
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p1_a_layout_that_cannot_be_proved_is_not_used),
+		cmocka_unit_test(p7_an_adapter_the_queue_had_no_room_for_is_known_later),
 	};
 
 	if (argc < 2) {

@@ -82,7 +82,7 @@ typedef enum kv_lease_state {
 
 typedef enum kv_lease_kind { KV_LEASE_READ = 1, KV_LEASE_PUT = 2 } kv_lease_kind_t;
 
-/* 64 bytes, at the offset the reply names; the u32 slots follow it at once. Members look at id and state before a copy and again
+/* 64 bytes, at the offset the reply names; the u32 slots follow it at once. Members look at state and id, in this order, before a copy and again
  * after it: a change is a failed load. */
 typedef struct kv_lease_header {
 	_Atomic uint64_t id; /* never reused within an incarnation */
