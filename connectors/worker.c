@@ -80,6 +80,7 @@ kvc_status_t kvx_worker_open(const kvx_worker_config_t *config, kvx_worker_t **p
 	atomic_store(&worker->proved, KVC_PENDING);
 
 	status = kvx_worker_keep(worker, config);
+	status = status == KVC_OK ? kvx_worker_reserve_reports(worker) : status;
 	if (status == KVC_OK && config->memory == KVX_MEMORY_CUDA) {
 		status = kvx_gpu_open(worker, config);
 	}

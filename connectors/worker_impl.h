@@ -435,6 +435,8 @@ void kvx_worker_fail_load(kvx_worker_t *worker, kvx_wload_t *load);
 /* Look at what is over: report, errors, free. Engine's thread. */
 void kvx_worker_reap(kvx_worker_t *worker);
 void kvx_worker_fail_block(kvx_worker_t *worker, uint32_t id);
+/* Room for all that a report may hold; KVC_ERR_NOMEM. */
+kvc_status_t kvx_worker_reserve_reports(kvx_worker_t *worker);
 void kvx_worker_fail_record(kvx_worker_t *worker, const kvx_plan_load_t *record);
 
 /* A step took so long. */

@@ -39,6 +39,18 @@ void kvx_worker_fail_load(kvx_worker_t *worker, kvx_wload_t *load)
 
 /* ---- the report -------------------------------------------------------------------------------------------------------------- */
 
+/* Taken at the start: a report that could not grow would be none at all, and its loads and saves would stay open until the scheduler gives them up. */
+kvc_status_t kvx_worker_reserve_reports(kvx_worker_t *worker)
+{
+	for (uint32_t i = 0; i < 2; i++) {
+		if (!kvx_bytes_reserve(&worker->report[i], REPORT_MAX + sizeof(kvx_report_loaded_t))) {
+			return KVC_ERR_NOMEM;
+		}
+	}
+
+	return KVC_OK;
+}
+
 static kvx_bytes_t *open_report(kvx_worker_t *worker)
 {
 	kvx_bytes_t *report = &worker->report[worker->report_at];

@@ -144,6 +144,19 @@ static void p7_a_plan_without_memory_fails_like_any_other(void **state)
 	}
 }
 
+static void plan_loads(wr_t *wr, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++) { /* as many as a scheduler has at a time */
+		kvx_plan_load_t *load = kvx_bytes_record(&wr->plan, KVX_RECORD_LOAD, sizeof *load);
+
+		assert_non_null(load);
+		load->load = i + 1;
+		load->flags = KVX_PLAN_ASYNC;
+		load->id_len = sizeof i;
+		kvx_bytes_append(&wr->plan, &i, sizeof i);
+	}
+}
+
 /* An engine waits for as long as it is not told. */
 static void p7_every_load_there_was_no_memory_for_is_named(void **state)
 {
@@ -156,15 +169,7 @@ static void p7_every_load_there_was_no_memory_for_is_named(void **state)
 	(void)state;
 	wr_init_with(&wr, &rig, 1, 0);
 	wr_plan(&wr);
-	for (uint32_t i = 0; i < 1024; i++) { /* as many as a scheduler has at a time */
-		kvx_plan_load_t *load = kvx_bytes_record(&wr.plan, KVX_RECORD_LOAD, sizeof *load);
-
-		assert_non_null(load);
-		load->load = i + 1;
-		load->flags = KVX_PLAN_ASYNC;
-		load->id_len = sizeof i;
-		kvx_bytes_append(&wr.plan, &i, sizeof i);
-	}
+	plan_loads(&wr, 1024);
 	fail_at = EACH;
 	wr_begin(&wr);
 	kvx_worker_start(wr.rank[0].worker);
@@ -182,12 +187,52 @@ static void p7_every_load_there_was_no_memory_for_is_named(void **state)
 	wr_fini(&wr);
 }
 
+/* A scheduler keeps leases and slots for as long as it is not told. */
+static void p7_what_is_over_is_reported_without_memory(void **state)
+{
+	rig_t rig = {.socket = "/nonexistent/kvd.sock"};
+	const kvc_handle_t put = {.incarnation = 5, .id = 9, .offset = 4096, .kind = 2, .n = 8};
+	const kvx_record_header_t *record;
+	uint32_t loaded = 0, dropped = 0;
+	kvx_plan_save_t *save;
+	const void *bytes;
+	wr_t wr = {0};
+	kvx_cursor_t cursor;
+	size_t len;
+
+	(void)state;
+	wr_init_with(&wr, &rig, 1, 0);
+	wr_plan(&wr);
+	plan_loads(&wr, 1024);
+	save = kvx_bytes_record(&wr.plan, KVX_RECORD_SAVE, sizeof *save);
+	save->n = 8;
+	save->flags = KVX_PLAN_EARLY;
+	save->put = put;
+	kvx_bytes_append(&wr.plan, eight, sizeof eight);
+	fail_at = EACH;
+	wr_begin(&wr);
+	kvx_worker_start(wr.rank[0].worker);
+	kvx_worker_end(wr.rank[0].worker);
+	kvx_worker_report(wr.rank[0].worker, &bytes, &len);
+	fail_at = 0;
+	assert_true(kvx_cursor_open(&cursor, KVX_REPORT_MAGIC, bytes, len));
+	while ((record = kvx_cursor_next(&cursor)) != NULL) {
+		loaded += record->type == KVX_RECORD_LOADED;
+		dropped += record->type == KVX_RECORD_DROPPED;
+	}
+	assert_false(cursor.bad);
+	assert_int_equal(loaded, 1024);
+	assert_int_equal(dropped, 1);
+	wr_fini(&wr);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p5_open_without_memory_says_so_and_leaves_nothing),
 		cmocka_unit_test(p7_a_plan_without_memory_fails_like_any_other),
 		cmocka_unit_test(p7_every_load_there_was_no_memory_for_is_named),
+		cmocka_unit_test(p7_what_is_over_is_reported_without_memory),
 	};
 
 	return cmocka_run_group_tests_name("kvx.worker-alloc", tests, NULL, NULL);
