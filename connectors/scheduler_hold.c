@@ -8,9 +8,10 @@
  */
 #include "scheduler_impl.h"
 
-#define SLICE_US 50u   /* longest wait in one go: the heartbeat is looked at this often */
-#define WAIT_MS  20u   /* longest wait for an answer */
-#define IDLE_MS  1000u /* held for a request that nobody asks about */
+#define SLICE_US   50u   /* longest wait in one go: the heartbeat is looked at this often */
+#define WAIT_MS    20u   /* longest wait for an answer */
+#define IDLE_MS    1000u /* held for a request that nobody asks about */
+#define RETRY_PART 8u    /* of the time between renewals passes until one that could not be sent is tried again */
 
 uint32_t kvx_load_ranges(const kvx_scheduler_t *scheduler, const kvc_space_t *space, const kvx_ask_t *ask,
 			 uint32_t units, kvx_sload_t *load)
@@ -35,12 +36,16 @@ uint32_t kvx_load_ranges(const kvx_scheduler_t *scheduler, const kvc_space_t *sp
 
 void kvx_load_renew(const kvx_scheduler_t *scheduler, kvx_sload_t *load, uint64_t now)
 {
+	const uint64_t every = scheduler->load_ms * KVX_MS;
+	int sent = 1;
+
 	for (uint32_t p = 0; p < load->parts; p++) {
-		if (load->part[p].lease) {
-			(void)kvc_lease_renew(load->part[p].lease, scheduler->load_ms * 2u);
+		if (load->part[p].lease && kvc_lease_renew(load->part[p].lease, scheduler->load_ms * 2u) != KVC_OK) {
+			sent = 0;
 		}
 	}
-	load->renewed_ns = now;
+	/* The next in its turn would be the end of the lease. */
+	load->renewed_ns = sent ? now : now - every + every / RETRY_PART;
 }
 
 uint64_t kvx_leases_of(const kvx_sload_t *load)

@@ -5,6 +5,8 @@
 #include "kv_test.h"
 #include "scheduler_impl.h"
 
+#include <unistd.h>
+
 #define MS UINT64_C(1000000)
 
 static uint32_t waits; /* times somebody slept for an answer of the daemon */
@@ -16,6 +18,20 @@ kvc_status_t __wrap_kvc_poll_us(kvc_t *kvc, uint32_t timeout_us)
 	waits += timeout_us > 0;
 
 	return __real_kvc_poll_us(kvc, timeout_us);
+}
+
+static uint32_t refuse; /* renewals that find no room in the queue to the daemon */
+
+kvc_status_t __real_kvc_lease_renew(kvc_lease_t *lease, uint32_t ttl_ms);
+kvc_status_t __wrap_kvc_lease_renew(kvc_lease_t *lease, uint32_t ttl_ms);
+kvc_status_t __wrap_kvc_lease_renew(kvc_lease_t *lease, uint32_t ttl_ms)
+{
+	if (refuse > 0) {
+		refuse--;
+		return KVC_ERR_BUSY;
+	}
+
+	return __real_kvc_lease_renew(lease, ttl_ms);
 }
 
 /* Without a daemon: the guard and its steps need none. */
@@ -183,6 +199,56 @@ static void p7_a_step_that_generates_waits_for_no_answer(void **state)
 	sr_stop(&sr, &rig);
 }
 
+static void report_loaded(sr_t *sr, const kvx_sload_t *load)
+{
+	kvx_report_loaded_t *record;
+
+	kvx_bytes_reset(&sr->report, KVX_REPORT_MAGIC);
+	record = kvx_bytes_record(&sr->report, KVX_RECORD_LOADED, sizeof *record);
+	record->load = load->number;
+	record->blocks = load->blocks;
+	record->ns = 1000;
+	kvx_bytes_finish(&sr->report, 1);
+	kvx_scheduler_report(sr->scheduler, sr->report.data, sr->report.len);
+}
+
+/* A rank is slow to read, and the queue to the daemon is full when its lease is to be renewed. */
+static void p7_a_lease_that_could_not_be_renewed_is_renewed_in_time(void **state)
+{
+	static sr_request_t request;
+	const kvx_sload_t *load;
+	const void *bytes;
+	kvx_hit_t hit;
+	uint64_t start;
+	size_t len;
+	rig_t rig;
+	sr_t sr;
+
+	(void)state;
+	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1, .mode = KVX_LOAD_SYNC, .load_ms = 1000});
+	sr_store(&sr, &request, "first", 1, 0, 80);
+	kvx_scheduler_finish(sr.scheduler, &request.ask);
+	sr_request(&sr, &request, "second", 1, 0, 100);
+	sr_match(&sr, &request, &hit);
+	assert_int_equal(hit.tokens, 80);
+	sr_place(&sr, &request, 100, 0);
+	kvx_scheduler_load(sr.scheduler, &request.ask, &hit);
+	refuse = 1;
+	start = kv_now_ns(&kv_env_posix);
+	while (kv_now_ns(&kv_env_posix) - start < 2600u * MS) { /* leased for 2 s */
+		kvx_scheduler_plan(sr.scheduler, &bytes, &len);
+		usleep(150000); /* a step */
+	}
+	assert_int_equal(refuse, 0);
+	load = sr.scheduler->loads;
+	assert_non_null(load);
+	assert_int_equal(kvc_lease_state(load->part[0].lease), KVC_OK);
+	report_loaded(&sr, load);
+	assert_int_equal(sr_stats(&sr).loads_done, 1);
+	kvx_scheduler_finish(sr.scheduler, &request.ask);
+	sr_stop(&sr, &rig);
+}
+
 /* ---- what of a hit is loaded -------------------------------------------------------------------------------------------------- */
 
 /* Microseconds a token. */
@@ -303,6 +369,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(p7_steps_that_compute_prompts_are_timed),
 		cmocka_unit_test(p7_a_plan_waits_for_little_of_its_step),
 		cmocka_unit_test(p7_a_step_that_generates_waits_for_no_answer),
+		cmocka_unit_test(p7_a_lease_that_could_not_be_renewed_is_renewed_in_time),
 		cmocka_unit_test(p7_a_part_that_does_not_pay_is_not_loaded),
 		cmocka_unit_test(p7_a_disk_is_tried_by_a_piece),
 	};
