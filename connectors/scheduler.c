@@ -114,6 +114,8 @@ static void fence(kvx_scheduler_t *scheduler, const kvx_table_t *table)
 		block->gen++;
 		block->resets = scheduler->resets;
 		block->bad = 0;
+		scheduler->spoilt -= block->doubt == KVX_SPOILT;
+		block->doubt = 0;
 		if (block->step != scheduler->step) {
 			block->step = scheduler->step;
 			scheduler->fence[scheduler->fence_count++] = table->ids[i];
@@ -198,6 +200,7 @@ void kvx_scheduler_preempt(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 	if (!request) {
 		return;
 	}
+	kvx_loads_doubt(scheduler, request);
 	for (uint32_t g = 0; g < scheduler->group_count; g++) {
 		request->groups[g].n = 0;
 	}
@@ -215,6 +218,7 @@ void kvx_scheduler_finish(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 
 	if (request) {
 		kvx_hold_drop(scheduler, request);
+		kvx_loads_doubt(scheduler, request);
 		kvx_loads_drop(scheduler, request);
 		kvx_requests_remove(&scheduler->requests, request);
 	}

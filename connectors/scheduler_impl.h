@@ -15,6 +15,7 @@
 #define KVX_RUN_BLOCKS  8192u /* most blocks of one put */
 #define KVX_MS          UINT64_C(1000000)
 #define KVX_ADAPTER_MAX 1024u
+#define KVX_SPOILT      UINT64_MAX
 #define KVX_TIMED       16u /* steps of which the time may still be reported */
 
 /* ---- spaces: one for each adapter -------------------------------------------------------------------------------------------- */
@@ -53,6 +54,7 @@ typedef struct kvx_sload {
 	uint64_t used_ns;            /* held: asked for last */
 	int sent, failed, timed_out; /* in a plan; a rank brought less; ... in time */
 	int gone, drop;              /* the request has ended; the ranks are to hear of it */
+	int doubted;                 /* blocks carry its number */
 	uint32_t id_len;
 	char *id;
 	kvx_sload_part_t part[KVX_MAX_GROUPS];
@@ -92,6 +94,9 @@ typedef struct kvx_timed {
 typedef struct kvx_block {
 	uint32_t gen, step, resets;
 	int bad; /* a load within a step has failed to fill it, or one before it, and it has not been computed since */
+	/* Number of the load within a step that this, or what this was computed after, was to come from, when its request lost it before the ranks had
+	 * reported; KVX_SPOILT: it has failed. 0: none. */
+	uint64_t doubt;
 } kvx_block_t;
 
 struct kvx_scheduler {
@@ -131,6 +136,7 @@ struct kvx_scheduler {
 	uint64_t *events; /* the same */
 
 	kvx_block_t *blocks; /* [max_blocks] */
+	uint32_t spoilt;     /* the engine has not been told of so many of them */
 	uint32_t *fence;     /* [max_blocks]: allocated in this step */
 	uint32_t fence_count;
 	kvx_bytes_t plan;
@@ -225,6 +231,8 @@ void kvx_loads_tell(kvx_scheduler_t *scheduler, uint64_t now);
 void kvx_loads_keep(kvx_scheduler_t *scheduler, uint64_t now);
 void kvx_loads_close(kvx_scheduler_t *scheduler);
 void kvx_load_reported(kvx_scheduler_t *scheduler, const kvx_report_loaded_t *report);
+/* The request loses its blocks: those that hang on a load within a step are remembered until the ranks have said how it went. */
+void kvx_loads_doubt(kvx_scheduler_t *scheduler, const kvx_request_t *request);
 /* The request is gone: end its asynchronous loads early. */
 void kvx_loads_drop(kvx_scheduler_t *scheduler, const kvx_request_t *request);
 

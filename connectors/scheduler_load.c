@@ -122,6 +122,55 @@ static void spoil_one(void *ctx, kvx_request_t *request)
 	}
 }
 
+void kvx_loads_doubt(kvx_scheduler_t *scheduler, const kvx_request_t *request)
+{
+	for (kvx_sload_t *load = scheduler->loads; load; load = load->next) {
+		const kvx_sload_part_t *part = &load->part[0]; /* of several groups there is no load within a step */
+		const kvx_request_group_t *group = &request->groups[0];
+
+		if (load->serial != request->serial || (load->flags & KVX_PLAN_ASYNC)) {
+			continue;
+		}
+		for (uint32_t i = part->first; i < group->n; i++) {
+			const kvx_place_t *place = &group->places[i];
+			kvx_block_t *block = place->id == KVX_NO_BLOCK ? NULL : &scheduler->blocks[place->id];
+
+			if (block && block->gen == place->gen && block->doubt != KVX_SPOILT) {
+				block->doubt = load->number;
+				load->doubted = 1;
+			}
+		}
+	}
+}
+
+static void spoil_doubted(kvx_scheduler_t *scheduler, const kvx_sload_t *load)
+{
+	for (uint32_t i = 0; load->doubted && i < scheduler->max_blocks; i++) {
+		kvx_block_t *block = &scheduler->blocks[i];
+
+		if (block->doubt == load->number) {
+			block->bad = 1;
+			block->doubt = KVX_SPOILT;
+			scheduler->spoilt++;
+		}
+	}
+}
+
+uint32_t kvx_scheduler_spoilt(kvx_scheduler_t *scheduler, uint32_t *ids, uint32_t cap)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; scheduler->spoilt > 0 && n < cap && i < scheduler->max_blocks; i++) {
+		if (scheduler->blocks[i].doubt == KVX_SPOILT) {
+			scheduler->blocks[i].doubt = 0;
+			scheduler->spoilt--;
+			ids[n++] = i;
+		}
+	}
+
+	return n;
+}
+
 /* An engine may name the blocks of a load within a step in its own cache at once, and not take them out when the load fails: until the request has
  * computed them again, others find garbage there. */
 static void spoil(kvx_scheduler_t *scheduler, const kvx_sload_t *load, kvx_request_t *request)
@@ -142,6 +191,7 @@ static void spoil(kvx_scheduler_t *scheduler, const kvx_sload_t *load, kvx_reque
 			}
 		}
 	}
+	spoil_doubted(scheduler, load);
 	if (request) {
 		request->spoilt = request->groups[0].n * scheduler->groups[0].block_tokens;
 		request->spoilt_step = load->step;

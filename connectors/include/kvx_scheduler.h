@@ -156,6 +156,9 @@ KVC_API uint32_t kvx_scheduler_next(const kvx_scheduler_t *scheduler, const char
 KVC_API void kvx_scheduler_plan(kvx_scheduler_t *scheduler, const void **p_bytes, size_t *p_len);
 /* A rank's report (kvx_worker_report()). Garbage is counted and ignored. */
 KVC_API void kvx_scheduler_report(kvx_scheduler_t *scheduler, const void *bytes, size_t len);
+/* Blocks, by id, that hang on a load within a step which a report has said to have failed, of requests that had lost them by then: preempted, or at an end.
+ * An engine that has them in a cache of its own takes them out. Each is named once; returns how many, at most `cap`: ask again. */
+KVC_API uint32_t kvx_scheduler_spoilt(kvx_scheduler_t *scheduler, uint32_t *ids, uint32_t cap);
 /* 1: something waits for a plan to go out in: keep stepping although there are no requests. */
 KVC_API int kvx_scheduler_pending(kvx_scheduler_t *scheduler);
 /* Forget all blocks of the space (weights changed in place). Waits up to a second. */

@@ -199,14 +199,14 @@ static void p7_a_step_that_generates_waits_for_no_answer(void **state)
 	sr_stop(&sr, &rig);
 }
 
-static void report_loaded(sr_t *sr, const kvx_sload_t *load)
+static void report_loaded(sr_t *sr, const kvx_sload_t *load, uint32_t blocks)
 {
 	kvx_report_loaded_t *record;
 
 	kvx_bytes_reset(&sr->report, KVX_REPORT_MAGIC);
 	record = kvx_bytes_record(&sr->report, KVX_RECORD_LOADED, sizeof *record);
 	record->load = load->number;
-	record->blocks = load->blocks;
+	record->blocks = blocks;
 	record->ns = 1000;
 	kvx_bytes_finish(&sr->report, 1);
 	kvx_scheduler_report(sr->scheduler, sr->report.data, sr->report.len);
@@ -243,9 +243,48 @@ static void p7_a_lease_that_could_not_be_renewed_is_renewed_in_time(void **state
 	load = sr.scheduler->loads;
 	assert_non_null(load);
 	assert_int_equal(kvc_lease_state(load->part[0].lease), KVC_OK);
-	report_loaded(&sr, load);
+	report_loaded(&sr, load, load->blocks);
 	assert_int_equal(sr_stats(&sr).loads_done, 1);
 	kvx_scheduler_finish(sr.scheduler, &request.ask);
+	sr_stop(&sr, &rig);
+}
+
+/* The engine may have cached what it computed after a load whose failure it learns of when the request is gone. */
+static void p1_what_came_after_a_failed_load_of_a_request_that_is_gone_is_named(void **state)
+{
+	static sr_request_t request, other;
+	uint32_t ids[SR_BLOCKS], n = 0;
+	const void *bytes;
+	kvx_hit_t hit;
+	size_t len;
+	rig_t rig;
+	sr_t sr;
+
+	(void)state;
+	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1, .mode = KVX_LOAD_SYNC});
+	sr_store(&sr, &request, "first", 1, 0, 80);
+	kvx_scheduler_finish(sr.scheduler, &request.ask);
+	for (uint32_t good = 0; good < 2; good++) {
+		sr_request(&sr, &request, good ? "good" : "bad", 1, 0, 160);
+		sr_match(&sr, &request, &hit);
+		assert_int_equal(hit.tokens, 80);
+		sr_place(&sr, &request, 100, 0);
+		kvx_scheduler_load(sr.scheduler, &request.ask, &hit);
+		kvx_scheduler_plan(sr.scheduler, &bytes, &len);
+		kvx_scheduler_finish(sr.scheduler, &request.ask);
+		sr_request(&sr, &other, "other", 2, 0, 40); /* gets five of its blocks */
+		sr_place(&sr, &other, 115, 0);
+		report_loaded(&sr, sr.scheduler->loads, good ? 10 : 9);
+		n = kvx_scheduler_spoilt(sr.scheduler, ids, 4);
+		assert_int_equal(n, good ? 0 : 4);
+		n += kvx_scheduler_spoilt(sr.scheduler, ids + n, SR_BLOCKS - n);
+		assert_int_equal(n, good ? 0 : 15);
+		for (uint32_t i = 0; i < n; i++) {
+			assert_int_equal(ids[i], 100 + i);
+		}
+		assert_int_equal(kvx_scheduler_spoilt(sr.scheduler, ids, SR_BLOCKS), 0);
+		kvx_scheduler_finish(sr.scheduler, &other.ask);
+	}
 	sr_stop(&sr, &rig);
 }
 
@@ -370,6 +409,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(p7_a_plan_waits_for_little_of_its_step),
 		cmocka_unit_test(p7_a_step_that_generates_waits_for_no_answer),
 		cmocka_unit_test(p7_a_lease_that_could_not_be_renewed_is_renewed_in_time),
+		cmocka_unit_test(p1_what_came_after_a_failed_load_of_a_request_that_is_gone_is_named),
 		cmocka_unit_test(p7_a_part_that_does_not_pay_is_not_loaded),
 		cmocka_unit_test(p7_a_disk_is_tried_by_a_piece),
 	};

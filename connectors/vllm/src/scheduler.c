@@ -240,13 +240,36 @@ static int take_reports(kvdpy_scheduler_t *self, PyObject *meta)
 	return failed ? -1 : 0;
 }
 
+/* With the blocks that requests had lost by the time their load failed. */
+static PyObject *with_spoilt(kvdpy_scheduler_t *self, PyObject *ids)
+{
+	PyObject *all = PySet_New(ids == Py_None ? NULL : ids);
+	uint32_t spoilt[256];
+	uint32_t n;
+
+	while (all && (n = kvx_scheduler_spoilt(self->scheduler, spoilt, 256)) > 0) {
+		for (uint32_t i = 0; all && i < n; i++) {
+			PyObject *id = PyLong_FromUnsignedLong(spoilt[i]);
+
+			if (!id || PySet_Add(all, id)) {
+				Py_CLEAR(all);
+			}
+			Py_XDECREF(id);
+		}
+	}
+
+	return all;
+}
+
 /* A load within a step has failed. */
 static int forget_invalid(kvdpy_scheduler_t *self, PyObject *output)
 {
-	PyObject *ids = PyObject_GetAttr(output, kvdpy_names.invalid_block_ids);
+	PyObject *invalid = PyObject_GetAttr(output, kvdpy_names.invalid_block_ids);
+	PyObject *ids = invalid ? with_spoilt(self, invalid) : NULL;
 	const int some = ids ? PyObject_IsTrue(ids) : -1;
 	PyObject *said = NULL;
 
+	Py_XDECREF(invalid);
 	if (some > 0) {
 		said = PyObject_CallFunctionObjArgs(self->forget, ids, self->requests, NULL);
 	}

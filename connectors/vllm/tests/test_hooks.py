@@ -212,6 +212,17 @@ def prompt(seed: int, n: int) -> list[int]:
     return [(seed * 7919 + i * 31) % 4000 for i in range(n)]
 
 
+def without_leases(meta: Meta) -> Meta:
+    """The plan's loads find nothing: the daemon has lost what was leased."""
+    plan, at = bytearray(meta.plan), 16
+    while at < len(plan):
+        kind, size = struct.unpack_from("=II", plan, at)
+        if kind == 3:
+            plan[at + 20] |= 2
+        at += size
+    return Meta(bytes(plan))
+
+
 class Hooks(unittest.TestCase):
     daemon: Daemon
 
@@ -431,6 +442,25 @@ class Hooks(unittest.TestCase):
         self.assertEqual(engine.forgotten, [])
         engine.scheduler.output(SimpleNamespace(kv_connector_worker_meta=None, invalid_block_ids={2, 3}))
         self.assertEqual(engine.forgotten, [({2, 3}, ["a"])])
+
+    def test_the_engine_forgets_what_a_request_that_has_ended_computed_after_a_failed_load(self) -> None:
+        self.saved_by(Request("a", prompt(61, 100)))
+        for lose in ("finished", "preempted"):
+            engine = self.engine()
+            request = Request(lose, prompt(61, 200))
+            table = [11, 12, 13, 14, 15, 16, 17]
+            tokens, _ = engine.scheduler.match(request, 0)
+            self.assertEqual(tokens, 96)
+            engine.scheduler.alloc(request, Blocks(table), tokens)
+            meta = without_leases(engine.scheduler.build(output(new=[(lose, (table,), tokens, 104)])))
+            ahead = output() if lose == "finished" else output(preempted={lose})
+            if lose == "finished":
+                engine.scheduler.finish(request, (table,))
+            ahead = engine.scheduler.build(ahead)  # the next step is planned before the first is over
+            self.assertEqual(engine.work(meta).errors, {11, 12, 13})
+            self.assertEqual([blocks for blocks, _ in engine.forgotten], [set(table)])
+            engine.work(ahead)
+            self.assertEqual(len(engine.forgotten), 1)
 
     def test_a_step_that_lacks_a_number_of_tokens_is_an_error(self) -> None:
         engine = self.engine()
