@@ -243,8 +243,8 @@ void kvx_puts_tell(kvx_scheduler_t *scheduler);
 /* 1: one is granted and not handed out, or an answer is due any moment. */
 int kvx_puts_wait(const kvx_scheduler_t *scheduler, uint64_t now);
 void kvx_put_dropped(kvx_scheduler_t *scheduler, uint64_t handle);
-/* What the request has reserved since that plan is given back: it may be garbage. */
-void kvx_puts_revoke(kvx_scheduler_t *scheduler, kvx_request_t *request, uint32_t since);
+/* What the request, which may be gone, has reserved since that plan is given back: it may be garbage. */
+void kvx_puts_revoke(kvx_scheduler_t *scheduler, uint64_t serial, uint32_t since);
 void kvx_puts_revoke_all(kvx_scheduler_t *scheduler);
 void kvx_puts_close(kvx_scheduler_t *scheduler);
 /* The plan of this step waits for the answers to what the step has asked for. */

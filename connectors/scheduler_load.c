@@ -117,7 +117,7 @@ static void spoil_one(void *ctx, kvx_request_t *request)
 					    scheduler->blocks[place->id].gen == place->gen;
 		}
 		if (request->outdated) {
-			kvx_puts_revoke(scheduler, request, spoil->step);
+			kvx_puts_revoke(scheduler, request->serial, spoil->step);
 		}
 	}
 }
@@ -355,8 +355,8 @@ static void fail(kvx_scheduler_t *scheduler, kvx_sload_t *load)
 	if (request) {
 		request->failed = 1;
 		kvx_request_restart(request); /* a damaged block has been dropped meanwhile */
-		kvx_puts_revoke(scheduler, request, load->step);
 	}
+	kvx_puts_revoke(scheduler, load->serial, load->step);
 }
 
 static void learn(kvx_scheduler_t *scheduler, const kvx_sload_t *load)

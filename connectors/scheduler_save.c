@@ -316,7 +316,7 @@ void kvx_scheduler_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uin
 		kvx_hold_drop(scheduler, request); /* it runs without */
 	}
 	if (computed < request->asked_to) {
-		kvx_puts_revoke(scheduler, request, scheduler->step - 1u);
+		kvx_puts_revoke(scheduler, request->serial, scheduler->step - 1u);
 		kvx_request_restart(request);
 	}
 	request->computed = computed;
@@ -536,14 +536,14 @@ void kvx_put_dropped(kvx_scheduler_t *scheduler, uint64_t handle)
 	}
 }
 
-void kvx_puts_revoke(kvx_scheduler_t *scheduler, kvx_request_t *request, uint32_t since)
+void kvx_puts_revoke(kvx_scheduler_t *scheduler, uint64_t serial, uint32_t since)
 {
 	kvx_sput_t **link = &scheduler->puts;
 
 	while (*link) {
 		kvx_sput_t *put = *link;
 
-		if (put->serial == request->serial && (int32_t)(put->step - since) >= 0) {
+		if (put->serial == serial && (int32_t)(put->step - since) >= 0) {
 			scheduler->stats.save_lost += put->granted;
 			ask_again(scheduler, put, put->from, 0);
 			end(scheduler, link);

@@ -288,6 +288,38 @@ static void p1_what_came_after_a_failed_load_of_a_request_that_is_gone_is_named(
 	sr_stop(&sr, &rig);
 }
 
+/* Plans are a step ahead: the request is aborted when the step after that of its load has been planned, and before the load is known to have failed. */
+static void p1_saves_after_a_failed_load_of_a_request_that_is_gone_are_given_up(void **state)
+{
+	static sr_request_t request;
+	const void *bytes;
+	kvx_hit_t hit;
+	size_t len;
+	rig_t rig;
+	sr_t sr;
+
+	(void)state;
+	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1, .mode = KVX_LOAD_SYNC});
+	sr_store(&sr, &request, "first", 1, 0, 80);
+	kvx_scheduler_finish(sr.scheduler, &request.ask);
+	sr_settle(&sr);
+	sr_request(&sr, &request, "second", 1, 0, 160);
+	sr_match(&sr, &request, &hit);
+	assert_int_equal(hit.tokens, 80);
+	sr_place(&sr, &request, 100, 0);
+	kvx_scheduler_load(sr.scheduler, &request.ask, &hit);
+	for (uint32_t computed = 120; computed <= 160; computed += 40) {
+		kvx_scheduler_advance(sr.scheduler, &request.ask, computed, 40);
+		kvx_scheduler_plan(sr.scheduler, &bytes, &len);
+	}
+	assert_int_equal(sr_stats(&sr).puts_open, 2);
+	kvx_scheduler_finish(sr.scheduler, &request.ask);
+	report_loaded(&sr, sr.scheduler->loads, 9);
+	assert_int_equal(sr_stats(&sr).puts_open, 0);
+	assert_int_equal(sr_stats(&sr).save_lost, 10);
+	sr_stop(&sr, &rig);
+}
+
 /* ---- what of a hit is loaded -------------------------------------------------------------------------------------------------- */
 
 /* Microseconds a token. */
@@ -410,6 +442,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(p7_a_step_that_generates_waits_for_no_answer),
 		cmocka_unit_test(p7_a_lease_that_could_not_be_renewed_is_renewed_in_time),
 		cmocka_unit_test(p1_what_came_after_a_failed_load_of_a_request_that_is_gone_is_named),
+		cmocka_unit_test(p1_saves_after_a_failed_load_of_a_request_that_is_gone_are_given_up),
 		cmocka_unit_test(p7_a_part_that_does_not_pay_is_not_loaded),
 		cmocka_unit_test(p7_a_disk_is_tried_by_a_piece),
 	};
