@@ -65,6 +65,14 @@ run replay-unknown 64 replay --bogus
 run help-explain 0 explain --help
 run help-explain-json 0 explain --help --json
 
+# What could not be written was not said: the document is longer than stdio's buffer.
+"$kvctl" help requests --json >/dev/full
+code=$?
+if [ "$code" -ne 75 ]; then
+	echo "full: exit code $code, not 75"
+	failed=1
+fi
+
 eval "exec ${FAKE[1]}>&-"
 wait
 exit $failed
