@@ -5,7 +5,7 @@ set -euo pipefail
 kvctl=$1
 dir=$(mktemp -d /tmp/kvd-test-replay.XXXXXX)
 daemon=
-trap 'kill -9 $daemon 2>/dev/null; rm -rf "$dir"' EXIT
+trap 'kill -9 $daemon 2>/dev/null || true; rm -rf "$dir"' EXIT
 bad=0
 
 field() { sed -n "s/.*\"$1\":\([0-9.]*\).*/\1/p" <<<"$2"; }
