@@ -153,7 +153,7 @@ int main(int argc, char **argv)
 	}
 	if (setup.action == KVD_CHECK_CONFIG) {
 		printf("kvd: the configuration is valid\n");
-		return 0;
+		return fflush(stdout) == 0 ? 0 : kv_status_exit_code(KV_ERR_IO);
 	}
 	if (setup.action != KVD_RUN) {
 		return kvd_describe(setup.action);

@@ -17,11 +17,25 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+/* What is opened in the place of a closed standard stream would get our log lines, shared memory too. */
+static void fill_streams(void)
+{
+	int fd;
+
+	do {
+		fd = open("/dev/null", O_RDWR); /* the lowest free number */
+	} while (fd >= 0 && fd <= STDERR_FILENO);
+	if (fd >= 0) {
+		close(fd);
+	}
+}
+
 void kvd_process_prepare(void)
 {
 	struct rlimit files;
 	sigset_t set;
 
+	fill_streams();
 	umask(0077);
 	if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < files.rlim_max) {
 		files.rlim_cur = files.rlim_max;

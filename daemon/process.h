@@ -4,7 +4,7 @@
 
 #include "options.h"
 
-/* Before any thread is started: umask 0077, descriptors up to the hard limit, no new privileges, SIGPIPE ignored, the signals of the loop blocked. */
+/* Before any thread is started and any file kept open: closed standard streams become /dev/null, umask 0077, descriptors up to the hard limit, no new privileges, SIGPIPE ignored, the signals of the loop blocked. */
 void kvd_process_prepare(void);
 
 /* Make run_dir and lock it. KV_ERR_LOCKED: another daemon runs there; KV_ERR_PATH. `detail` gets a sentence. */

@@ -172,14 +172,14 @@ static void drop_names(const kvs_pool_t *pool, uint32_t slab)
 	}
 }
 
-/* Our mapping and descriptors; of memory that others still map the pages too, which seals against resizing do not forbid. */
-static void let_go(kvs_pool_t *pool, kvs_pool_slab_t *p, int unmapped)
+/* Our mapping and descriptors, and the pages, which seals against resizing do not forbid: a mapping or a descriptor we have not heard of (the keeper's
+ * whose message was lost, a process's of a connection before) would keep what the limit no longer counts. */
+static void let_go(kvs_pool_t *pool, kvs_pool_slab_t *p)
 {
 	uint64_t digest_bytes = p->slab.digest.bytes;
 
 	drop_names(pool, p->slab.number);
-	if (!unmapped &&
-	    fallocate(p->slab.data.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)p->slab.data.bytes) != 0) {
+	if (fallocate(p->slab.data.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)p->slab.data.bytes) != 0) {
 		kv_logf(&pool->env, KV_LOG_WARN, "pool",
 			"the pages of a retired slab stay with those who map it slab %u", p->slab.number);
 	}
@@ -206,7 +206,7 @@ kv_status_t kvs_pool_release(kvs_tier_t *tier, uint32_t slab, int unmapped)
 		if (!kvs_prefault_drop(pool->prefault, &p->slab)) {
 			return KV_ERR_BUSY;
 		}
-		let_go(pool, p, unmapped);
+		let_go(pool, p);
 	}
 	if (unmapped) {
 		pool->usage.charged_bytes -= p->slab.digest.bytes;

@@ -74,6 +74,7 @@ static char *text_of(const kvctl_t *ctl, const char *argument)
 	FILE *file = stdin;
 	char *text;
 	size_t len;
+	int failed;
 
 	if (!argument) {
 		return NULL;
@@ -90,8 +91,14 @@ static char *text_of(const kvctl_t *ctl, const char *argument)
 	}
 	text = malloc(MAX_INPUT + 1u);
 	len = text ? fread(text, 1, MAX_INPUT + 1u, file) : 0;
+	failed = ferror(file);
 	if (file != stdin) {
 		fclose(file);
+	}
+	if (text && (failed || memchr(text, '\0', len))) {
+		(void)kvctl_error(ctl, KV_ERR_ARG, "%s %s", argument, failed ? "cannot be read" : "is not text");
+		free(text);
+		return NULL;
 	}
 	if (!text || len > MAX_INPUT) {
 		(void)kvctl_error(ctl, KV_ERR_ARG, "%s has more than %u bytes", argument, MAX_INPUT);

@@ -116,26 +116,38 @@ static kv_status_t add_request(reader_t *reader, json_object *object)
 	return KV_OK;
 }
 
+/* A line with its end, or as much of it as shows that it is too long; a trace of one endless line costs no more memory. 0: there is none. */
+static size_t read_line(FILE *file, char line[MAX_LINE + 2u])
+{
+	size_t len = 0;
+	int c = 0;
+
+	while (len <= MAX_LINE && c != '\n' && (c = getc_unlocked(file)) != EOF) {
+		line[len++] = (char)c;
+	}
+	line[len] = '\0';
+
+	return len;
+}
+
 static kv_status_t read_lines(reader_t *reader, FILE *file, uint32_t limit, uint32_t *p_line)
 {
 	json_tokener *tokener = json_tokener_new_ex(8);
-	char *line = NULL;
-	size_t cap = 0;
-	ssize_t len;
-	kv_status_t status = tokener ? KV_OK : KV_ERR_NOMEM;
+	char *line = malloc(MAX_LINE + 2u);
+	size_t len;
+	kv_status_t status = tokener && line ? KV_OK : KV_ERR_NOMEM;
 
 	if (tokener) {
 		json_tokener_set_flags(tokener, JSON_TOKENER_STRICT);
 	}
-	while (status == KV_OK && (limit == 0 || reader->trace->count < limit) &&
-	       (len = getline(&line, &cap, file)) >= 0) {
+	while (status == KV_OK && (limit == 0 || reader->trace->count < limit) && (len = read_line(file, line)) > 0) {
 		json_object *object;
 
 		(*p_line)++;
-		if (strspn(line, " \t\r\n") == (size_t)len) {
+		if (strspn(line, " \t\r\n") == len) {
 			continue;
 		}
-		if ((size_t)len > MAX_LINE) {
+		if (len > MAX_LINE) {
 			status = KV_ERR_TOO_BIG;
 			break;
 		}

@@ -46,6 +46,9 @@ run explain-json 1 --socket "$dir/s" explain --tokens "[1,2,3,4,5,6,7,8,9,10,11,
 run explain-space 1 --socket "$dir/s" explain --tokens 1 --space 7
 run explain-no-group 64 --socket "$dir/s" explain --tokens "@$dir/tokens" --group 3
 run explain-bad 64 --socket "$dir/s" explain --tokens 1,2,x
+run explain-directory 64 --socket "$dir/s" explain --tokens "@$dir"
+printf '1,2\0x' >"$dir/zero"
+run explain-not-text 64 --socket "$dir/s" explain --tokens "@$dir/zero"
 run explain-no-identity 1 --socket "$dir/s" explain --tokens 1 --identity "$(printf 'model=%s\n' typo)"
 run explain-unreachable 69 --socket "$dir/none" explain --tokens 1
 run explain-unreachable-json 69 --socket "$dir/none" explain --tokens 1 --json
@@ -64,6 +67,26 @@ run replay-bad-number 64 replay --trace x --blocks 0 --json
 run replay-unknown 64 replay --bogus
 run help-explain 0 explain --help
 run help-explain-json 0 explain --help --json
+
+# A line that is too long is refused at once, its end is not waited for.
+mkfifo "$dir/long"
+exec 9<>"$dir/long"
+head -c 4198000 /dev/zero >&9 &
+timeout 20 "$kvctl" replay --trace "$dir/long"
+code=$?
+if [ "$code" -ne 65 ]; then
+	echo "long line: exit code $code, not 65"
+	failed=1
+fi
+exec 9>&-
+
+# What could not be written was not said: the document is longer than stdio's buffer.
+"$kvctl" help requests --json >/dev/full
+code=$?
+if [ "$code" -ne 75 ]; then
+	echo "full: exit code $code, not 75"
+	failed=1
+fi
 
 eval "exec ${FAKE[1]}>&-"
 wait

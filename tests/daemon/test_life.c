@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -472,6 +473,42 @@ static void p6_a_start_that_fails_is_not_repeated(void **state)
 	raw_daemon_end(&daemon);
 }
 
+/* Else its ledger, or a file on disk, takes the place of standard error and gets the log lines. */
+static void p6_a_daemon_started_with_closed_streams_logs_into_nothing_of_its_own(void **state)
+{
+	raw_daemon_t daemon = {0};
+	char run_dir[96], name[64], target[96];
+
+	(void)state;
+	kv_test_dir_make(daemon.dir, sizeof daemon.dir);
+	snprintf(daemon.sock, sizeof daemon.sock, "%s/default.sock", daemon.dir);
+	snprintf(run_dir, sizeof run_dir, "--run_dir=%s", daemon.dir);
+	daemon.pid = fork();
+	if (daemon.pid == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		for (int i = 0; i <= STDERR_FILENO; i++) {
+			close(i);
+		}
+		execl(kv_test_program(RAW_KVD), "kvd", run_dir, "--keeper=off", "--http.listen=off", "--cpu.size=8MiB",
+		      "--index.max_blocks=4096", (char *)NULL);
+		_exit(127);
+	}
+	assert_true(daemon.pid > 0);
+	for (int i = 0; i < 10000 && access(daemon.sock, F_OK) != 0; i++) {
+		usleep(1000);
+	}
+	for (int i = 0; i <= STDERR_FILENO; i++) {
+		ssize_t n;
+
+		snprintf(name, sizeof name, "/proc/%d/fd/%d", (int)daemon.pid, i);
+		n = readlink(name, target, sizeof target - 1);
+		assert_true(n > 0);
+		target[n] = '\0';
+		assert_string_equal(target, "/dev/null");
+	}
+	raw_daemon_end(&daemon);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -489,6 +526,7 @@ int main(void)
 		cmocka_unit_test(p6_the_keeper_gives_up_on_a_daemon_that_keeps_dying),
 		cmocka_unit_test(p6_a_daemon_ends_when_its_keeper_is_killed),
 		cmocka_unit_test(p6_a_start_that_fails_is_not_repeated),
+		cmocka_unit_test(p6_a_daemon_started_with_closed_streams_logs_into_nothing_of_its_own),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -4,7 +4,8 @@
 set -euo pipefail
 kvctl=$1
 dir=$(mktemp -d /tmp/kvd-test-replay.XXXXXX)
-trap 'rm -rf "$dir"' EXIT
+daemon=
+trap 'kill -9 $daemon 2>/dev/null || true; rm -rf "$dir"' EXIT
 bad=0
 
 field() { sed -n "s/.*\"$1\":\([0-9.]*\).*/\1/p" <<<"$2"; }
@@ -63,4 +64,20 @@ refuse "a negative length"
 refuse "a cut-off line"
 { head -n 1 "$dir/trace"; echo '{"timestamp": 1, "input_length": 5, "output_length": 1, "hash_ids": ["x"]}'; } >"$dir/broken"
 refuse "an id that is no number"
+
+# A daemon that dies midway: what it had evicted before cannot be taken off a count that is gone.
+awk 'BEGIN { for (i = 1; i <= 4000; i++) printf "{\"timestamp\": %d, \"input_length\": 1024, \"output_length\": 1, \"hash_ids\": [%d, %d]}\n", i, 2 * i, 2 * i + 1 }' >"$dir/endless"
+"$(dirname "$kvctl")/kvd" --run_dir="$dir/run" --cpu.size=4MiB --http.listen=off --events.enabled=off --keeper=off 2>"$dir/log" &
+daemon=$!
+evicted() { field kvd_evicted_cpu_total "$("$kvctl" --socket "$dir/run/default.sock" stats kvd_evicted_cpu_total --json 2>/dev/null)"; }
+until [ "$(evicted)" ]; do sleep 0.01; done
+"$kvctl" --socket "$dir/run/default.sock" replay --trace "$dir/endless" --limit 800 >/dev/null
+before=$(evicted)
+"$kvctl" --socket "$dir/run/default.sock" --timeout 100ms replay --trace "$dir/endless" --json >"$dir/out" &
+replay=$!
+until [ "$(evicted)" -gt "$before" ]; do sleep 0.01; done
+kill -9 $daemon
+wait $replay $daemon || true
+daemon=
+expect "evictions of a daemon that has gone" "$(field evictions "$(cat "$dir/out")")" 0
 exit $bad

@@ -300,6 +300,43 @@ static void p6_descriptors_run_out_and_come_back(void **state)
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
+/* The keeper's descriptor whose word was lost, a mapping of the same process's connection before: what the limit no longer counts is nobody's. */
+static void p5_a_slab_leaves_no_pages_with_whoever_has_it_unheard_of(void **state)
+{
+	kvs_pool_config_t config = pool_config(&metrics, 400u << 10, 100000);
+	kvs_slab_info_t info;
+	kv_test_env_t t;
+	kvs_tier_t *pool;
+	kvs_meta_t meta = meta_of(1);
+	kvs_loc_t loc;
+	kvs_mem_t mem;
+	struct stat st;
+	uint32_t class;
+	int fd;
+
+	(void)state;
+	kv_test_env_init(&t);
+	assert_int_equal(kvs_pool_open(&config, &t.env, &pool), KV_OK);
+	assert_int_equal(kvs_class_open(pool, "ns", &plain, &class), KV_OK);
+	assert_int_equal(kvs_alloc(pool, class, KVS_PUT, 1, &meta, &loc), KV_OK);
+	assert_int_equal(kvs_mem(pool, loc, &mem), KV_OK);
+	memset(mem.data, 7, 4096);
+	assert_int_equal(kvs_pool_slab(pool, kv_slot_slab(loc.slot), &info), KV_OK);
+	fd = dup(info.data_fd);
+	assert_true(fd >= 0 && fstat(fd, &st) == 0 && st.st_blocks > 0);
+
+	pool->ops->change->leave(pool, info.slab);
+	kvs_free(pool, loc);
+	assert_int_equal(pool->ops->change->retire(pool, info.slab, class), KV_OK);
+	assert_int_equal(kvs_pool_release(pool, info.slab, 1), KV_OK);
+	assert_int_equal(fstat(fd, &st), 0);
+	assert_int_equal(st.st_blocks, 0);
+	close(fd);
+	check(pool);
+	kvs_close(pool);
+	assert_int_equal(kv_test_env_live(&t), 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -310,6 +347,7 @@ int main(void)
 		cmocka_unit_test(p6_no_descriptor_is_not_taken_for_no_huge_page),
 		cmocka_unit_test(p6_every_failed_allocation_is_survived),
 		cmocka_unit_test(p6_descriptors_run_out_and_come_back),
+		cmocka_unit_test(p5_a_slab_leaves_no_pages_with_whoever_has_it_unheard_of),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -77,9 +77,9 @@ uint32_t kvs_pool_slabs_held(const kvs_tier_t *pool);
  * touched and is less than ahead_bytes; less than half of it while somebody is busy with blocks, whom the touching would take memory bandwidth and locks from. */
 void kvs_pool_ahead(kvs_tier_t *pool, int busy);
 
-/* A retired slab's memory goes back, and the class it was retired for gets a slab of it at once. `unmapped`: by every client; else its pages are taken
- * away under those that still map it (they read zeros; pages pinned by them stay theirs), and its number and digests stay taken until a second call
- * says so. KV_ERR_BUSY: the pre-fault thread is still in it, ask again. KV_MISS: no such slab, or not retired. */
+/* A retired slab's memory goes back, and the class it was retired for gets a slab of it at once. Its pages are taken away, under those too that still map
+ * it (they read zeros; pages pinned by them stay theirs). `unmapped`: by every client; else its number and digests stay taken until a second call says
+ * so. KV_ERR_BUSY: the pre-fault thread is still in it, ask again. KV_MISS: no such slab, or not retired. */
 kv_status_t kvs_pool_release(kvs_tier_t *pool, uint32_t slab, int unmapped);
 
 /* Slabs and slots of each class, for people. KV_MISS past the last class. */
