@@ -27,12 +27,14 @@ void rig_start(rig_t *rig);
 void rig_signal(const rig_t *rig, int signal);
 /* kill -9 and wait. */
 void rig_kill(rig_t *rig);
+/* A clean end: what has been written to disk is there for the next start. */
+void rig_stop(rig_t *rig);
 /* Stop what runs and remove the directory. */
 void rig_fini(rig_t *rig);
 
 /* A value of the daemon's statistics; -1: no such one. */
 long rig_counter(const rig_t *rig, const char *name);
-/* Wait until write-behind has nothing more to write. */
+/* Wait until all blocks are on disk. */
 void rig_wait_written(const rig_t *rig);
 /* The daemon's own invariants hold, and soon it has neither lease nor put. Fails the test when not. */
 void rig_check_quiet(const rig_t *rig);

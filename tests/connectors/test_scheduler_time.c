@@ -343,7 +343,7 @@ static void teach(sr_t *sr, double compute, double memory, double disk)
 static void restart(rig_t *rig, sr_t *sr)
 {
 	rig_wait_written(rig);
-	rig_kill(rig);
+	rig_stop(rig); /* what is on disk is committed, too */
 	rig_start(rig);
 	sr_wait_ready(sr);
 }
