@@ -240,14 +240,17 @@ static int take_reports(kvdpy_scheduler_t *self, PyObject *meta)
 	return failed ? -1 : 0;
 }
 
-/* With the blocks that requests had lost by the time their load failed. */
+/* With the blocks that requests had lost by the time their load failed; as a rule there are none, and the engine's own set does. */
 static PyObject *with_spoilt(kvdpy_scheduler_t *self, PyObject *ids)
 {
-	PyObject *all = PySet_New(ids == Py_None ? NULL : ids);
 	uint32_t spoilt[256];
-	uint32_t n;
+	uint32_t n = kvx_scheduler_spoilt(self->scheduler, spoilt, 256);
+	PyObject *all = n > 0 ? PySet_New(ids == Py_None ? NULL : ids) : ids;
 
-	while (all && (n = kvx_scheduler_spoilt(self->scheduler, spoilt, 256)) > 0) {
+	if (n == 0) {
+		Py_INCREF(all);
+	}
+	for (; all && n > 0; n = kvx_scheduler_spoilt(self->scheduler, spoilt, 256)) {
 		for (uint32_t i = 0; all && i < n; i++) {
 			PyObject *id = PyLong_FromUnsignedLong(spoilt[i]);
 
