@@ -119,39 +119,34 @@ program_of()
 	fi
 }
 
-through_kvx()
+# A program of kvd's and its arguments, for at most so many seconds.
+of_kvd()
 {
-	local program
-	program=$(program_of kvd-gpu-load)
+	local seconds=$1 program
+	program=$(program_of "$2")
 	if [ ! -x "$program" ]; then
-		echo "run.sh: loads through kvx skipped: no build of kvd here, and no bundle (BUNDLE=)"
+		echo "run.sh: $2 skipped: no build of kvd here, and no bundle (BUNDLE=)"
 		return
 	fi
-	limited 40 "$program" ${quick:+--rounds 3} --seconds 35 --json "$out/kvx.json"
+	limited "$seconds" "$program" "${@:3}"
+}
+
+through_kvx()
+{
+	of_kvd 40 kvd-gpu-load ${quick:+--rounds 3} --seconds 35 --json "$out/kvx.json"
 }
 
 from_disk()
 {
-	local program
-	program=$(program_of kvd-gpu-load)
-	if [ ! -x "$program" ]; then
-		echo "run.sh: loads from disk skipped: no build of kvd here, and no bundle (BUNDLE=)"
-		return
-	fi
-	limited 58 "$program" --only disk ${quick:+--rounds 3} ${DISK:+--dir "$DISK"} --seconds 45 --json "$out/disk.json"
+	of_kvd 58 kvd-gpu-load --only disk ${quick:+--rounds 3} ${DISK:+--dir "$DISK"} --seconds 45 --json "$out/disk.json"
 }
 
 kill_loop()
 {
-	local program kills=200
+	local kills=200
 	[ -z "$quick" ] || kills=20
-	program=$(program_of kvd-gpu-kill)
-	if [ ! -x "$program" ]; then
-		echo "run.sh: kills skipped: no build of kvd here, and no bundle (BUNDLE=)"
-		return
-	fi
-	limited 22 "$program" --kills 3 --workers 2 --control 1 --seconds 15
-	limited 170 "$program" --kills "$kills" --seconds 150
+	of_kvd 22 kvd-gpu-kill --kills 3 --workers 2 --control 1 --seconds 15
+	of_kvd 170 kvd-gpu-kill --kills "$kills" --seconds 150
 }
 
 part1()
