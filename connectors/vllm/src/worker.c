@@ -16,6 +16,7 @@ typedef struct kvdpy_worker {
 	PyObject *device; /* its number */
 	void *stream;     /* of the step */
 	kvdpy_layers_t layers;
+	kvdpy_early_t early;
 	int groups;
 	kvx_worker_stats_t last;
 } kvdpy_worker_t;
@@ -57,6 +58,7 @@ static PyObject *worker_begin(PyObject *object, PyObject *meta)
 	char *bytes = NULL;
 	Py_ssize_t len = 0;
 
+	kvdpy_early_begun(&self->early);
 	kvdpy_layers_clear(&self->layers);
 	if (!plan || tell_stream(self) || (plan != Py_None && PyBytes_AsStringAndSize(plan, &bytes, &len))) {
 		Py_XDECREF(plan);
@@ -78,6 +80,28 @@ static PyObject *worker_begin(PyObject *object, PyObject *meta)
 	Py_DECREF(plan);
 
 	return Py_NewRef(Py_None);
+}
+
+void kvdpy_worker_early(PyObject *object, const kvdpy_plan_t *plan)
+{
+	kvdpy_worker_t *self = SELF(object);
+	const uint32_t flags =
+		(plan->after_computed ? KVX_EARLY_COMPUTED : 0u) | (self->layers.trusted ? KVX_EARLY_LAYERS : 0u);
+	PyThreadState *state;
+	void *stream;
+
+	if (!self->worker) {
+		return;
+	}
+	if (current_stream(self, &stream)) {
+		PyErr_Clear(); /* begin() will ask again, and say so */
+		return;
+	}
+	if (stream == self->stream) { /* else what came before is somewhere else */
+		state = PyEval_SaveThread();
+		(void)kvx_worker_early(self->worker, plan->bytes, plan->len, flags);
+		PyEval_RestoreThread(state);
+	}
 }
 
 /* bind_connector_metadata(meta) */
@@ -374,6 +398,7 @@ static PyObject *worker_close(PyObject *object, PyObject *unused)
 
 	(void)unused;
 	SELF(object)->worker = NULL;
+	kvdpy_early_leave(&SELF(object)->early);
 	state = PyEval_SaveThread();
 	kvx_worker_close(worker);
 	PyEval_RestoreThread(state);
@@ -388,6 +413,7 @@ static void worker_dealloc(PyObject *object)
 	kvdpy_worker_t *self = SELF(object);
 	PyTypeObject *type = Py_TYPE(object);
 
+	kvdpy_early_leave(&self->early);
 	kvx_worker_close(self->worker);
 	Py_XDECREF(self->guard.object);
 	Py_XDECREF(self->config);
@@ -479,12 +505,13 @@ static int open_worker(kvdpy_worker_t *self, PyObject *dict)
 	kvdpy_common_t common;
 	PyObject *range;
 	kvc_status_t status;
-	int failed = -1;
+	int failed = -1, early = 0;
 
 	if (!paged || kvdpy_get_common(dict, &common) || kvdpy_get_u32(dict, "rank", &c.rank) ||
 	    kvdpy_get_object(dict, "range", &range) || kvdpy_get_writer(range, &c.range) ||
 	    kvdpy_get_u32(dict, "threads", &c.threads) || kvdpy_get_int(dict, "prefault", &c.prefault) ||
-	    read_memory(dict, &c) || read_groups(dict, paged, groups, &c.group_count)) {
+	    kvdpy_get_int(dict, "early", &early) || read_memory(dict, &c) ||
+	    read_groups(dict, paged, groups, &c.group_count)) {
 		PyMem_Free(paged);
 		return failed;
 	}
@@ -503,6 +530,9 @@ static int open_worker(kvdpy_worker_t *self, PyObject *dict)
 	if (status != KVC_OK) {
 		PyErr_Format(PyExc_ValueError, "%s: %s", kvc_status_name(status), kvx_worker_why());
 		return failed;
+	}
+	if (early && self->stream_of != Py_None) {
+		kvdpy_early_join(&self->early, (PyObject *)self, common.instance);
 	}
 
 	return 0;
