@@ -10,6 +10,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
@@ -78,11 +79,19 @@ static ssize_t write_when_free(int fd, const char *line, size_t len)
 	return n;
 }
 
-/* RWF_NOWAIT leaves the flags of a descriptor we may share with others alone; where a file type does not know it, poll first. */
+static int is_file(int fd)
+{
+	struct stat st;
+
+	return fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
+}
+
+/* RWF_NOWAIT leaves the flags of a descriptor we may share with others alone; where a file type does not know it, poll first. A file has no reader
+ * to wait for, and with RWF_NOWAIT XFS and btrfs refuse what would take a lock or a block: up to every line. */
 static void write_line(int fd, char *line, size_t len)
 {
 	struct iovec part = {.iov_base = line, .iov_len = len};
-	ssize_t n = pwritev2(fd, &part, 1, -1, RWF_NOWAIT);
+	ssize_t n = is_file(fd) ? write(fd, line, len) : pwritev2(fd, &part, 1, -1, RWF_NOWAIT);
 
 	if (n < 0 && errno != EAGAIN && errno != EPIPE) {
 		n = write_when_free(fd, line, len);
