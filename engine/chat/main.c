@@ -30,7 +30,7 @@ static const char usage_text[] =
 	"  --socket PATH            kvd's socket (default $KVD_SOCKET, else /run/kvd/default.sock)\n"
 	"  --no-cache               compute everything, without kvd\n"
 	"  --seed N --users N --branches N --turns N --systems N --system-tokens N --message-tokens N --new-tokens N\n"
-	"  --phase TEXT             name of this run in what is printed\n"
+	"  --phase TEXT             name of this run in what is printed, at most 64 bytes\n"
 	"  --log FILE               append a JSON object a request\n"
 	"  --write-reference FILE   write a hash of every answer\n"
 	"  --reference FILE         compare with them; exit 1 when an answer differs\n"
@@ -101,7 +101,7 @@ static int set_text(options_t *o, int code, const char *value)
 		return 0;
 	case OPT_PHASE:
 		o->phase = value;
-		return 0;
+		return strlen(value) <= REPORT_MAX_PHASE ? 0 : -1;
 	case OPT_LOG:
 		o->log = value;
 		return 0;
