@@ -169,10 +169,13 @@ static void compute(kve_engine_t *engine)
 static uint32_t advance(kve_engine_t *engine)
 {
 	uint32_t computable = 0;
+	int full = 0;
 
 	for (kve_job_t *job = engine->jobs; job; job = job->next) {
-		if (job->request.state == KVE_WAITING) {
+		/* Nobody overtakes who waits for room: small ones could for ever. */
+		if (job->request.state == KVE_WAITING && !full) {
 			kve_job_admit(engine, job);
+			full = job->request.state == KVE_WAITING;
 		}
 		if (job->request.state == KVE_LOADING) {
 			kve_job_loaded(engine, job);
