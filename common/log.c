@@ -4,6 +4,7 @@
 #include "kv/text.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -64,6 +65,26 @@ kv_status_t kv_log_level_parse(const char *name, kv_log_level_t *p_level)
 	return KV_ERR_ARG;
 }
 
+/* A terminal that nobody reads is ready as long as it has any room, and a write waits for room for all of the line: unless the description is one
+ * that does not wait. Ours may be shared, so it is opened anew; one we may not open is written as it is. */
+static ssize_t write_now(int fd, const char *line, size_t len)
+{
+	char path[32];
+	int own = -1;
+	ssize_t n;
+
+	if (isatty(fd)) {
+		(void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+		own = open(path, O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+	}
+	n = write(own >= 0 ? own : fd, line, len);
+	if (own >= 0) {
+		close(own);
+	}
+
+	return n;
+}
+
 /* Bytes written, or -1 when the line would have to wait (or the fd is gone). */
 static ssize_t write_when_free(int fd, const char *line, size_t len)
 {
@@ -72,7 +93,7 @@ static ssize_t write_when_free(int fd, const char *line, size_t len)
 
 	pthread_mutex_lock(&write_lock);
 	if (poll(&ready, 1, 0) == 1 && (ready.revents & POLLOUT)) {
-		n = write(fd, line, len);
+		n = write_now(fd, line, len);
 	}
 	pthread_mutex_unlock(&write_lock);
 

@@ -120,6 +120,34 @@ static void p5_a_full_pipe_costs_lines_never_time(void **state)
 	close_pipe();
 }
 
+/* A terminal with a little room says that it is ready, and then waits for the rest. */
+static void p5_a_terminal_that_nobody_reads_costs_lines_never_time(void **state)
+{
+	uint64_t before = kv_log_dropped();
+	int master = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC), fd, flags;
+	const char *name = master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0 ? ptsname(master) : NULL;
+
+	(void)state;
+	if (!name) {
+		print_message("# SKIP: no terminals here\n");
+		skip();
+	}
+	fd = open(name, O_RDWR | O_NOCTTY | O_CLOEXEC);
+	assert_true(fd >= 0);
+	flags = fcntl(fd, F_GETFL);
+	kv_log_set_fd(fd);
+	alarm(20);
+	for (int i = 0; i < 3000; i++) {
+		kv_log(KV_LOG_INFO, "io", "line %d of a log that nobody reads, long enough to fill a terminal", i);
+	}
+	alarm(0);
+	assert_true(kv_log_dropped() - before > 1000);
+	assert_int_equal(fcntl(fd, F_GETFL), flags);
+	kv_log_set_fd(-1);
+	close(fd);
+	close(master);
+}
+
 static void p6_a_closed_reader_or_descriptor_only_counts(void **state)
 {
 	uint64_t before = kv_log_dropped();
@@ -252,6 +280,7 @@ int main(void)
 		cmocka_unit_test(lines_above_the_level_are_dropped),
 		cmocka_unit_test(p10_a_line_cannot_be_forged_or_overrun),
 		cmocka_unit_test(p5_a_full_pipe_costs_lines_never_time),
+		cmocka_unit_test(p5_a_terminal_that_nobody_reads_costs_lines_never_time),
 		cmocka_unit_test(p6_a_closed_reader_or_descriptor_only_counts),
 		cmocka_unit_test(a_file_and_a_socket_take_lines_too),
 		cmocka_unit_test(a_file_takes_every_line_when_its_file_system_would_rather_not_now),
