@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -109,14 +110,32 @@ static int is_file(int fd)
 
 /* RWF_NOWAIT leaves the flags of a descriptor we may share with others alone; where a file type does not know it, poll first. A file has no reader
  * to wait for, and with RWF_NOWAIT XFS and btrfs refuse what would take a lock or a block: up to every line. */
-static void write_line(int fd, char *line, size_t len)
+static ssize_t write_some(int fd, char *line, size_t len)
 {
 	struct iovec part = {.iov_base = line, .iov_len = len};
 	ssize_t n = is_file(fd) ? write(fd, line, len) : pwritev2(fd, &part, 1, -1, RWF_NOWAIT);
 
-	if (n < 0 && errno != EAGAIN && errno != EPIPE) {
-		n = write_when_free(fd, line, len);
+	return n < 0 && errno != EAGAIN && errno != EPIPE ? write_when_free(fd, line, len) : n;
+}
+
+/* Nobody reads any more: that must not end the program, which may be an engine that has not thought of SIGPIPE. It is kept from this thread, and taken
+ * back if it came of this line. */
+static void write_line(int fd, char *line, size_t len)
+{
+	const struct timespec now = {0};
+	sigset_t broken, before, pending;
+	ssize_t n;
+
+	sigemptyset(&broken);
+	sigaddset(&broken, SIGPIPE);
+	pthread_sigmask(SIG_BLOCK, &broken, &before);
+	sigpending(&pending);
+	n = write_some(fd, line, len);
+	if (n < 0 && errno == EPIPE && !sigismember(&pending, SIGPIPE)) {
+		while (sigtimedwait(&broken, NULL, &now) < 0 && errno == EINTR) {
+		}
 	}
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	if (n != (ssize_t)len) {
 		atomic_fetch_add_explicit(&log_dropped, 1, memory_order_relaxed);
 	}

@@ -10,6 +10,7 @@
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <sys/wait.h>
 #include <time.h>
 
 static int ends[2];
@@ -166,6 +167,44 @@ static void p6_a_closed_reader_or_descriptor_only_counts(void **state)
 	kv_log_set_fd(-1);
 }
 
+/* Writes a line nobody can read any more, with SIGPIPE as it is when nobody thought of it. 0: nothing came of it. */
+static int write_to_nobody(void)
+{
+	sigset_t none, mask, pending;
+
+	sigemptyset(&none);
+	signal(SIGPIPE, SIG_DFL);
+	sigprocmask(SIG_SETMASK, &none, NULL);
+	kv_log(KV_LOG_WARN, "kvx", "the daemon has gone");
+	sigprocmask(SIG_SETMASK, NULL, &mask);
+	sigpending(&pending);
+
+	return sigismember(&mask, SIGPIPE) || sigismember(&pending, SIGPIPE);
+}
+
+static void p7_an_engine_survives_a_line_that_nobody_reads_any_more(void **state)
+{
+	int pair[2], wstatus = 0;
+
+	(void)state;
+	assert_int_equal(pipe(ends), 0);
+	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+	close(ends[0]);
+	close(pair[0]);
+	for (int i = 0; i < 2; i++) {
+		pid_t pid = fork();
+
+		if (pid == 0) {
+			kv_log_set_fd(i ? pair[1] : ends[1]);
+			_exit(write_to_nobody());
+		}
+		assert_int_equal(waitpid(pid, &wstatus, 0), pid);
+		assert_int_equal(wstatus, 0);
+	}
+	close(ends[1]);
+	close(pair[1]);
+}
+
 static void a_file_and_a_socket_take_lines_too(void **state)
 {
 	char dir[128], path[256], out[4096];
@@ -282,6 +321,7 @@ int main(void)
 		cmocka_unit_test(p5_a_full_pipe_costs_lines_never_time),
 		cmocka_unit_test(p5_a_terminal_that_nobody_reads_costs_lines_never_time),
 		cmocka_unit_test(p6_a_closed_reader_or_descriptor_only_counts),
+		cmocka_unit_test(p7_an_engine_survives_a_line_that_nobody_reads_any_more),
 		cmocka_unit_test(a_file_and_a_socket_take_lines_too),
 		cmocka_unit_test(a_file_takes_every_line_when_its_file_system_would_rather_not_now),
 		cmocka_unit_test(levels_have_names),
