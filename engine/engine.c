@@ -232,7 +232,7 @@ uint32_t kve_engine_flush(kve_engine_t *engine, uint32_t timeout_ms)
 		(void)advance(engine);
 		open = 0;
 		for (const kve_job_t *job = engine->jobs; job; job = job->next) {
-			open += job->request.state == KVE_DONE && !job->closed;
+			open += job->save || (job->request.state == KVE_DONE && !job->closed);
 		}
 		(void)sweep(engine);
 	} while (open > 0 && kv_now_ns(&kv_env_posix) < deadline);
