@@ -19,6 +19,7 @@
 
 /* With its newline below PIPE_BUF, so that a pipe takes a line whole or not at all. */
 #define LINE_MAX_BYTES 2048u
+#define DAY_S          86400
 
 static _Atomic int log_level = KV_LOG_INFO;
 static _Atomic int log_fd = -1;
@@ -26,6 +27,7 @@ static _Atomic uint64_t log_dropped;
 
 /* Between "poll says there is room" and the write no other thread of ours may take that room. */
 static pthread_mutex_t write_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t forks_seen_to = PTHREAD_ONCE_INIT;
 
 static const char *const level_names[] = {"error", "warn", "info", "debug"};
 
@@ -86,17 +88,34 @@ static ssize_t write_now(int fd, const char *line, size_t len)
 	return n;
 }
 
+static void take_lock(void)
+{
+	pthread_mutex_lock(&write_lock);
+}
+
+static void drop_lock(void)
+{
+	pthread_mutex_unlock(&write_lock);
+}
+
+/* A child shall not find it taken for ever by a thread that it does not have. */
+static void keep_lock_over_forks(void)
+{
+	(void)pthread_atfork(take_lock, drop_lock, drop_lock);
+}
+
 /* Bytes written, or -1 when the line would have to wait (or the fd is gone). */
 static ssize_t write_when_free(int fd, const char *line, size_t len)
 {
 	struct pollfd ready = {.fd = fd, .events = POLLOUT};
 	ssize_t n = -1;
 
-	pthread_mutex_lock(&write_lock);
+	(void)pthread_once(&forks_seen_to, keep_lock_over_forks);
+	take_lock();
 	if (poll(&ready, 1, 0) == 1 && (ready.revents & POLLOUT)) {
 		n = write_now(fd, line, len);
 	}
-	pthread_mutex_unlock(&write_lock);
+	drop_lock();
 
 	return n;
 }
@@ -151,14 +170,28 @@ static void scrub(char *text, size_t len)
 	}
 }
 
+/* The date of a day, counted from 1970. Not gmtime_r(): it takes a lock of the C library's, which a child may find taken for ever. */
+static void date_of(int64_t day, int *p_year, int *p_month, int *p_day)
+{
+	const int64_t since = day + 719468; /* days from 0000-03-01: a leap day is a year's last one */
+	const int64_t era = since / 146097, of_era = since % 146097;
+	const int64_t year = (of_era - of_era / 1460 + of_era / 36524 - of_era / 146096) / 365;
+	const int64_t of_year = of_era - (365 * year + year / 4 - year / 100);
+	const int64_t month = (5 * of_year + 2) / 153; /* 0: March */
+
+	*p_day = (int)(of_year - (153 * month + 2) / 5) + 1;
+	*p_month = (int)(month < 10 ? month + 3 : month - 9);
+	*p_year = (int)(era * 400 + year + (month >= 10));
+}
+
 void kv_log_line(kv_log_level_t level, const char *component, const char *line)
 {
 	char buffer[LINE_MAX_BYTES];
 	kv_text_t text = kv_text(buffer, sizeof buffer - 1);
 	int fd = atomic_load_explicit(&log_fd, memory_order_relaxed);
 	int saved_errno = errno;
+	int year, month, day, second;
 	struct timespec now;
-	struct tm utc;
 	size_t len;
 
 	if ((int)level > atomic_load_explicit(&log_level, memory_order_relaxed)) {
@@ -166,10 +199,10 @@ void kv_log_line(kv_log_level_t level, const char *component, const char *line)
 	}
 
 	clock_gettime(CLOCK_REALTIME, &now);
-	gmtime_r(&now.tv_sec, &utc);
-	kv_text_addf(&text, "%04d-%02d-%02dT%02d:%02d:%02d.%03ldZ %-5s %s: ", utc.tm_year + 1900, utc.tm_mon + 1,
-		     utc.tm_mday, utc.tm_hour, utc.tm_min, utc.tm_sec, now.tv_nsec / 1000000, kv_log_level_name(level),
-		     component);
+	date_of(now.tv_sec / DAY_S, &year, &month, &day);
+	second = (int)(now.tv_sec % DAY_S);
+	kv_text_addf(&text, "%04d-%02d-%02dT%02d:%02d:%02d.%03ldZ %-5s %s: ", year, month, day, second / 3600,
+		     second / 60 % 60, second % 60, now.tv_nsec / 1000000, kv_log_level_name(level), component);
 	kv_text_add(&text, line, strlen(line));
 
 	len = kv_text_fits(&text) ? text.len : sizeof buffer - 2;
