@@ -112,12 +112,14 @@ static kv_status_t make_event(kvk_gpu_t *gpu, kvk_cu_event_t *p_event)
 
 static kv_status_t make_lines(kvk_gpu_t *gpu, kvk_gpu_ring_t *ring)
 {
+	/* Somebody waits for what is loaded; what is saved takes what others leave. */
+	const int priority = ring == &gpu->rings[KVK_GPU_SCATTER] ? KVK_CU_PRIORITY_HIGH : KVK_CU_PRIORITY_LOW;
 	kv_status_t status = KV_OK;
 
 	for (uint32_t i = 0; i < KVK_GPU_LINES && status == KV_OK; i++) {
 		kvk_gpu_line_t *line = &ring->lines[i];
 
-		status = KVK_GPU_CALL(gpu, stream_create, &line->stream, KVK_CU_STREAM_OWN, KVK_CU_PRIORITY_HIGH);
+		status = KVK_GPU_CALL(gpu, stream_create, &line->stream, KVK_CU_STREAM_OWN, priority);
 		if (status != KV_OK) {
 			line->stream = NULL;
 			break;
