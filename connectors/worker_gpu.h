@@ -12,7 +12,7 @@
  * A synchronous load may come layer by layer: the same blocks again and again, each time of the next few layers, and the engine's kernels of a layer wait for
  * its range alone.
  *
- * Files: worker_gpu.c (device, streams, order), worker_flight.c, worker_gpu_load.c, worker_layers.c, worker_gpu_save.c (and fences), worker_slabs.c (pool
+ * Files: worker_gpu.c (device, streams, order), worker_flight.c, worker_gpu_load.c, worker_layers.c, worker_early.c, worker_gpu_save.c (and fences), worker_slabs.c (pool
  * memory the device sees), worker_gpu_test.c (self-tests).
  */
 #ifndef KVX_WORKER_GPU_H

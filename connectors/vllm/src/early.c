@@ -13,8 +13,10 @@
 
 static kvdpy_early_t *all;
 
-void kvdpy_early_join(kvdpy_early_t *early, PyObject *worker, const char *instance)
+void kvdpy_early_join(kvdpy_worker_t *worker, const char *instance)
 {
+	kvdpy_early_t *early = &worker->early;
+
 	early->worker = worker;
 	early->instance = instance;
 	early->next = all;
@@ -81,9 +83,28 @@ static int writes_blocks(PyObject *output)
 	return zeroes ? zeroes : has_some(output, kvdpy_names.kv_cache_block_copies);
 }
 
+/* Begin them, if the worker is between two steps. */
+static void begin(kvdpy_worker_t *worker, const kvdpy_plan_t *plan)
+{
+	const uint32_t flags =
+		(plan->after_computed ? KVX_EARLY_COMPUTED : 0u) | (worker->layers.trusted ? KVX_EARLY_LAYERS : 0u);
+	PyThreadState *state;
+	void *stream;
+
+	if (kvdpy_current_stream(worker, &stream)) {
+		PyErr_Clear(); /* the hook will ask again, and say so */
+		return;
+	}
+	if (stream == worker->stream && worker->worker) { /* else what came before is somewhere else */
+		state = PyEval_SaveThread();
+		(void)kvx_worker_early(worker->worker, plan->bytes, plan->len, flags);
+		PyEval_RestoreThread(state);
+	}
+}
+
 void kvdpy_early_planned(kvdpy_scheduler_t *self, PyObject *output, const kvdpy_plan_t *plan)
 {
-	kvdpy_early_t *early = self->early ? partner(self->early) : NULL;
+	kvdpy_early_t *early = self->early ? partner(self->instance) : NULL;
 	int writes;
 
 	if (!early || early->owed++ > 0 || plan->len == 0 || !early->called ||
@@ -92,9 +113,9 @@ void kvdpy_early_planned(kvdpy_scheduler_t *self, PyObject *output, const kvdpy_
 	}
 	writes = writes_blocks(output);
 	if (writes == 0) {
-		PyObject *worker = Py_NewRef(early->worker);
+		PyObject *worker = Py_NewRef((PyObject *)early->worker);
 
-		kvdpy_worker_early(worker, plan);
+		begin(early->worker, plan);
 		Py_DECREF(worker);
 	} else if (writes < 0) {
 		PyErr_Clear();

@@ -500,14 +500,13 @@ static int open_scheduler(kvdpy_scheduler_t *self, PyObject *dict)
 	kvdpy_common_t common;
 	kvc_writer_t *writers;
 	kvc_status_t status;
-	int early = 0;
 
 	if (kvdpy_get_common(dict, &common) || kvdpy_get_u32(dict, "max_blocks", &c.max_blocks) ||
 	    kvdpy_get_int(dict, "foreign", &c.foreign) || kvdpy_get_int(dict, "guard", &c.guard) ||
 	    kvdpy_get_int(dict, "mode", &c.mode) || kvdpy_get_u32(dict, "wait_us", &c.wait_us) ||
 	    kvdpy_get_u32(dict, "load_ms", &c.load_ms) || kvdpy_get_u32(dict, "min_tokens", &c.min_tokens) ||
 	    kvdpy_get_int(dict, "loads", &self->loads) || kvdpy_get_int(dict, "saves", &self->saves) ||
-	    kvdpy_get_int(dict, "publishable", &self->publishable) || kvdpy_get_int(dict, "early", &early)) {
+	    kvdpy_get_int(dict, "publishable", &self->publishable) || kvdpy_get_int(dict, "early", &self->early)) {
 		return -1;
 	}
 	writers = read_writers(dict, &c.writer_count);
@@ -524,7 +523,7 @@ static int open_scheduler(kvdpy_scheduler_t *self, PyObject *dict)
 	c.layout = &common.layout;
 	c.writers = writers;
 	self->foreign = c.foreign;
-	self->early = early ? common.instance : NULL;
+	self->instance = common.instance;
 	status = kvx_scheduler_open(&c, &self->scheduler);
 	PyMem_Free(writers);
 	if (status != KVC_OK) {

@@ -3,30 +3,11 @@
 
 #include <string.h>
 
-typedef struct kvdpy_worker {
-	PyObject_HEAD kvx_worker_t *worker;
-	kvdpy_guard_t guard;
-	PyObject *config;        /* keeps the texts alive */
-	PyObject *report_class;  /* report_class([bytes]) */
-	PyObject *results_class; /* KVConnectorTransferResults, or None where the engine has none */
-	PyObject *stats_class;
-	PyObject *nothing; /* (None, None) */
-	PyObject *
-		stream_of; /* callable(device) -> the stream the engine enqueues on now; None: the cache is in host memory */
-	PyObject *device; /* its number */
-	void *stream;     /* of the step */
-	kvdpy_layers_t layers;
-	kvdpy_early_t early;
-	int groups;
-	kvx_worker_stats_t last;
-} kvdpy_worker_t;
-
 #define SELF(object) ((kvdpy_worker_t *)(object))
 
 static PyTypeObject *worker_type;
 
-/* The stream that is current. -1: nobody knows it. */
-static int current_stream(kvdpy_worker_t *self, void **p_stream)
+int kvdpy_current_stream(kvdpy_worker_t *self, void **p_stream)
 {
 	PyObject *number = PyObject_CallFunctionObjArgs(self->stream_of, self->device, NULL);
 
@@ -42,7 +23,7 @@ static int tell_stream(kvdpy_worker_t *self)
 	if (self->stream_of == Py_None || !self->worker) {
 		return 0;
 	}
-	if (current_stream(self, &self->stream)) {
+	if (kvdpy_current_stream(self, &self->stream)) {
 		return -1;
 	}
 	kvx_worker_stream(self->worker, self->stream);
@@ -80,28 +61,6 @@ static PyObject *worker_begin(PyObject *object, PyObject *meta)
 	Py_DECREF(plan);
 
 	return Py_NewRef(Py_None);
-}
-
-void kvdpy_worker_early(PyObject *object, const kvdpy_plan_t *plan)
-{
-	kvdpy_worker_t *self = SELF(object);
-	const uint32_t flags =
-		(plan->after_computed ? KVX_EARLY_COMPUTED : 0u) | (self->layers.trusted ? KVX_EARLY_LAYERS : 0u);
-	PyThreadState *state;
-	void *stream;
-
-	if (!self->worker) {
-		return;
-	}
-	if (current_stream(self, &stream)) {
-		PyErr_Clear(); /* begin() will ask again, and say so */
-		return;
-	}
-	if (stream == self->stream) { /* else what came before is somewhere else */
-		state = PyEval_SaveThread();
-		(void)kvx_worker_early(self->worker, plan->bytes, plan->len, flags);
-		PyEval_RestoreThread(state);
-	}
 }
 
 /* bind_connector_metadata(meta) */
@@ -147,7 +106,7 @@ static PyObject *worker_layer(PyObject *object, PyObject *name)
 	if (!self->layers.asked || !self->worker) {
 		return Py_NewRef(Py_None);
 	}
-	if (!self->layers.layered && self->stream_of != Py_None && current_stream(self, &stream)) {
+	if (!self->layers.layered && self->stream_of != Py_None && kvdpy_current_stream(self, &stream)) {
 		answer = kvdpy_harmless(&self->guard, "wait_for_layer_load", Py_None);
 		if (!answer) {
 			return NULL;
@@ -532,7 +491,7 @@ static int open_worker(kvdpy_worker_t *self, PyObject *dict)
 		return failed;
 	}
 	if (early && self->stream_of != Py_None) {
-		kvdpy_early_join(&self->early, (PyObject *)self, common.instance);
+		kvdpy_early_join(self, common.instance);
 	}
 
 	return 0;

@@ -81,6 +81,28 @@ class Which(unittest.TestCase):
         self.assertNotIn(CUDAGraphMode.FULL, self.layers()[1])
 
 
+class Early(unittest.TestCase):
+    """Whether loads may begin when their step is planned, as far as the configuration says."""
+
+    def early(self, given: dict[str, Any] | None = None, known: bool = True, device: str = "cuda", ranks: int = 1) -> bool:
+        half = connector.KvdConnector.__new__(connector.KvdConnector)
+        half._compat = {"known_steps": known}
+        half._options = options.parse(given or {})[0]
+        half._space = SimpleNamespace(device=device, world=1)
+        half._vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(world_size=ranks))
+        return half._early()
+
+    def test_one_rank_on_a_gpu_with_steps_that_are_known(self) -> None:
+        self.assertTrue(self.early())
+        self.assertFalse(self.early({"early": False}))
+        self.assertFalse(self.early(known=False))
+        self.assertFalse(self.early(device="cpu"))
+        self.assertFalse(self.early(ranks=2))
+
+    def test_this_engines_steps_are_known(self) -> None:
+        self.assertTrue(compat.probe()["known_steps"])
+
+
 class Steps(unittest.TestCase):
     """The module with a real forward context; the cache is in host memory."""
 
