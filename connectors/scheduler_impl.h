@@ -54,7 +54,7 @@ typedef struct kvx_sload {
 	uint64_t used_ns;            /* held: asked for last */
 	int sent, failed, timed_out; /* in a plan; a rank brought less; ... in time */
 	int gone, drop;              /* the request has ended; the ranks are to hear of it */
-	int doubted;                 /* blocks carry its number */
+	int lost, doubted; /* the request has lost the blocks; those that are nobody else's since carry its number */
 	uint32_t id_len;
 	char *id;
 	kvx_sload_part_t part[KVX_MAX_GROUPS];
