@@ -209,7 +209,7 @@ void kvx_keys_view(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_r
 /* scheduler_hold.c */
 /* Lease tokens [ask->local, end) for the request, which may be admitted next; how many from the start are leased, ask->local: none. */
 uint32_t kvx_hold(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t end);
-/* What is held for the request, cut to units [local, units); NULL: nothing that covers them. It is the caller's. */
+/* What is held for the request, cut to units [local, units), without leases when they are lost; NULL: nothing that covers them. It is the caller's. */
 kvx_sload_t *kvx_hold_take(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t units);
 void kvx_hold_drop(kvx_scheduler_t *scheduler, kvx_request_t *request);
 /* Renew; give back what nobody has asked for in a while. */

@@ -201,7 +201,7 @@ static void spoil(kvx_scheduler_t *scheduler, const kvx_sload_t *load, kvx_reque
 	kvx_requests_each(&scheduler->requests, spoil_one, &(kvx_spoil_t){scheduler, request, load->step});
 }
 
-/* What was held is lost, the daemon with it: the ranks report all of it as failed. */
+/* Nothing is held any more, so there is nothing to remember it by: the ranks report all of it as failed. */
 static void tell_dead(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, const kvx_hit_t *hit)
 {
 	static const kvc_handle_t none[KVX_MAX_GROUPS];
@@ -265,7 +265,8 @@ static uint32_t settle(kvx_scheduler_t *scheduler, kvx_sload_t *load, kvc_handle
 	for (uint32_t p = 0; p < load->parts; p++) {
 		kvx_sload_part_t *part = &load->part[p];
 
-		if (kvc_lease_state(part->lease) == KVC_OK && kvc_lease_export(part->lease, &handles[p]) == KVC_OK) {
+		if (part->lease && kvc_lease_state(part->lease) == KVC_OK &&
+		    kvc_lease_export(part->lease, &handles[p]) == KVC_OK) {
 			leased++;
 			continue;
 		}

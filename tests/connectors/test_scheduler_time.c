@@ -326,6 +326,61 @@ static void p1_saves_after_a_failed_load_of_a_request_that_is_gone_are_given_up(
 	sr_stop(&sr, &rig);
 }
 
+/* What is leased for it is of another daemon than the one that is asked now. */
+static void lose_hold(sr_t *sr, const sr_request_t *request)
+{
+	kvx_requests_find(&sr->scheduler->requests, request->ask.id, request->ask.id_len)->held->era--;
+}
+
+/* A load that cannot be done any more when its step begins fails like any other: while the ranks have not said so, the request may end ... */
+static void p1_what_came_after_a_lost_load_of_a_request_that_is_gone_is_named(void **state)
+{
+	static sr_request_t request;
+	uint32_t ids[SR_BLOCKS];
+	const void *bytes;
+	kvx_hit_t hit;
+	size_t len;
+	rig_t rig;
+	sr_t sr;
+
+	(void)state;
+	begin_load(&sr, &rig, &request, &hit);
+	lose_hold(&sr, &request);
+	kvx_scheduler_load(sr.scheduler, &request.ask, &hit);
+	kvx_scheduler_plan(sr.scheduler, &bytes, &len);
+	kvx_scheduler_finish(sr.scheduler, &request.ask);
+	report_loaded(&sr, sr.scheduler->load_number, 0);
+	assert_int_equal(kvx_scheduler_spoilt(sr.scheduler, ids, SR_BLOCKS), 20);
+	assert_int_equal(sr_stats(&sr).lease_lost, 1);
+	sr_stop(&sr, &rig);
+}
+
+/* ... or steps may be planned that save what they compute after it. */
+static void p1_saves_after_a_lost_load_are_given_up(void **state)
+{
+	static sr_request_t request;
+	const void *bytes;
+	kvx_hit_t hit;
+	size_t len;
+	rig_t rig;
+	sr_t sr;
+
+	(void)state;
+	begin_load(&sr, &rig, &request, &hit);
+	lose_hold(&sr, &request);
+	kvx_scheduler_load(sr.scheduler, &request.ask, &hit);
+	for (uint32_t computed = 120; computed <= 160; computed += 40) {
+		kvx_scheduler_advance(sr.scheduler, &request.ask, computed, 40);
+		kvx_scheduler_plan(sr.scheduler, &bytes, &len);
+	}
+	assert_int_equal(sr_stats(&sr).puts_open, 2);
+	report_loaded(&sr, sr.scheduler->load_number, 0);
+	assert_int_equal(sr_stats(&sr).puts_open, 0);
+	assert_int_equal(sr_stats(&sr).loads_failed, 1);
+	kvx_scheduler_finish(sr.scheduler, &request.ask);
+	sr_stop(&sr, &rig);
+}
+
 /* Its blocks are another request's by the time its load is known to have failed. */
 static void p7_a_failed_load_of_a_request_that_is_gone_costs_others_no_saves(void **state)
 {
@@ -477,6 +532,8 @@ int main(int argc, char **argv)
 		cmocka_unit_test(p7_a_lease_that_could_not_be_renewed_is_renewed_in_time),
 		cmocka_unit_test(p1_what_came_after_a_failed_load_of_a_request_that_is_gone_is_named),
 		cmocka_unit_test(p1_saves_after_a_failed_load_of_a_request_that_is_gone_are_given_up),
+		cmocka_unit_test(p1_what_came_after_a_lost_load_of_a_request_that_is_gone_is_named),
+		cmocka_unit_test(p1_saves_after_a_lost_load_are_given_up),
 		cmocka_unit_test(p7_a_failed_load_of_a_request_that_is_gone_costs_others_no_saves),
 		cmocka_unit_test(p7_a_part_that_does_not_pay_is_not_loaded),
 		cmocka_unit_test(p7_a_disk_is_tried_by_a_piece),
