@@ -70,7 +70,10 @@ awk 'BEGIN { for (i = 1; i <= 4000; i++) printf "{\"timestamp\": %d, \"input_len
 "$(dirname "$kvctl")/kvd" --run_dir="$dir/run" --cpu.size=4MiB --http.listen=off --events.enabled=off --keeper=off 2>"$dir/log" &
 daemon=$!
 evicted() { field kvd_evicted_cpu_total "$("$kvctl" --socket "$dir/run/default.sock" stats kvd_evicted_cpu_total --json 2>/dev/null)"; }
-until [ "$(evicted)" ]; do sleep 0.01; done
+until [ "$(evicted)" ]; do
+	kill -0 $daemon || { cat "$dir/log"; exit 1; }
+	sleep 0.01
+done
 "$kvctl" --socket "$dir/run/default.sock" replay --trace "$dir/endless" --limit 800 >/dev/null
 before=$(evicted)
 "$kvctl" --socket "$dir/run/default.sock" --timeout 100ms replay --trace "$dir/endless" --json >"$dir/out" 2>"$dir/said" &
