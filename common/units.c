@@ -101,11 +101,11 @@ static kv_status_t parse_quantity(const char *text, const unit_t *units, size_t 
 	} else if (!unit && whole == 0) {
 		unit = units;
 	}
-	if (!unit || __builtin_mul_overflow(whole, unit->factor, &value)) {
+	if (!unit || __builtin_mul_overflow(whole, unit->factor, &value) || value > MAX_VALUE) {
 		return KV_ERR_ARG;
 	}
 
-	/* factor / scale first would lose digits; both terms stay below 2^63 because fraction < scale. */
+	/* factor / scale first would lose digits; neither term is above 2^63 (fraction < scale), so their sum fits. */
 	value += (uint64_t)((__extension__(unsigned __int128) fraction * unit->factor) / scale);
 	if (value > MAX_VALUE) {
 		return KV_ERR_ARG;

@@ -3,13 +3,14 @@
  *   match --lease--> held --admitted--> load (scheduler_load.c)
  *                    held --runs without, gone, or not asked for in a while--> given back
  *
- * The answer is waited for as long as it is worth it: a twentieth of what computing would take, within bounds. One that comes later is there when the
+ * The answer is waited for as long as it is worth it: an eighth of what computing would take, within bounds. One that comes later is there when the
  * engine asks again.
  */
 #include "scheduler_impl.h"
 
 #define SLICE_US   50u   /* longest wait in one go: the heartbeat is looked at this often */
-#define WAIT_MS    20u   /* longest wait for an answer */
+#define WAIT_MS    20u   /* longest wait for an answer; */
+#define WORTH      8u    /* of what computing would take, one in so many: no answer is a miss */
 #define IDLE_MS    1000u /* held for a request that nobody asks about */
 #define RETRY_PART 8u    /* of the time between renewals passes until one that could not be sent is tried again */
 
@@ -125,7 +126,7 @@ static uint64_t patience(kvx_scheduler_t *scheduler, uint32_t local, uint32_t to
 {
 	const uint64_t compute = kvx_guard_compute_ns(&scheduler->guard, local, tokens);
 	const uint64_t least = scheduler->wait_us * UINT64_C(1000), most = WAIT_MS * KVX_MS;
-	const uint64_t worth = compute ? compute / 20u : most;
+	const uint64_t worth = compute ? compute / WORTH : most;
 
 	return worth < least ? least : worth < most ? worth : most;
 }

@@ -5,6 +5,8 @@
  */
 #include "worker_gpu.h"
 
+#define END_NS UINT64_C(200000)
+
 /* ---- steps ------------------------------------------------------------------------------------------------------------------- */
 
 void kvx_clock_ask(kvx_worker_t *worker)
@@ -96,7 +98,7 @@ void kvx_clock_sent(kvx_wgpu_t *gpu, const kvx_wload_t *load, kvk_cu_stream_t st
 
 uint64_t kvx_clock_took(kvx_worker_t *worker, kvx_wload_t *load)
 {
-	const uint64_t wall = load->end_ns - load->begin_ns;
+	const uint64_t wall = load->end_ns - load->begin_ns, until = kvx_worker_now() + END_NS;
 	kvx_wclock_t *clock;
 	uint64_t ns = 0;
 	kv_status_t status;
@@ -105,7 +107,10 @@ uint64_t kvx_clock_took(kvx_worker_t *worker, kvx_wload_t *load)
 		return wall;
 	}
 	clock = &worker->gpu->clocks[load->clock - 1u];
-	status = kvk_gpu_clock_read(clock->clock, &ns);
+	/* Its end is what the stream has next after the last job, which is over. */
+	do {
+		status = kvk_gpu_clock_read(clock->clock, &ns);
+	} while (status == KV_PENDING && kvx_worker_now() < until);
 	clock->state = KVX_CLOCK_FREE;
 	load->clock = 0;
 

@@ -32,7 +32,6 @@ kvx_flight_t *kvx_flight_of_save(kvx_wgpu_t *gpu, int fence)
 static void shorten(kvx_wgpu_t *gpu, uint32_t most)
 {
 	gpu->sync_batch = gpu->sync_batch < most ? gpu->sync_batch : most;
-	gpu->range_batch = gpu->range_batch < most ? gpu->range_batch : most;
 	gpu->beside_batch = gpu->beside_batch < most ? gpu->beside_batch : most;
 	gpu->save_batch = gpu->save_batch < most ? gpu->save_batch : most;
 }

@@ -33,28 +33,27 @@ static uint32_t batch_of(const kvx_worker_t *worker, uint64_t bytes, uint32_t mo
 	return blocks < 1 ? 1u : blocks > most ? most : (uint32_t)blocks;
 }
 
-/* Blocks a job of a layer range: as many as there is room for leaves of, which are expected one by one where a rank has some of the layers only. */
-static uint32_t batch_of_leaves(const kvx_worker_t *worker, uint32_t least)
+/* Blocks a job that a step needs: as many as there is room for leaves of, which are expected one by one where a rank has some of the layers only. After the
+ * last copy of a job its last kernel runs alone, so few jobs are better than many. */
+static uint32_t batch_of_step(const kvx_worker_t *worker)
 {
+	const uint32_t least = batch_of(worker, KVX_GPU_SYNC_BYTES, KVX_GPU_MOVES);
 	const uint64_t blocks = LEAVES_BYTES / (worker->words * sizeof(uint64_t));
 
-	return blocks < least ? least : blocks > KVX_GPU_RANGE_MOVES ? KVX_GPU_RANGE_MOVES : (uint32_t)blocks;
+	return blocks < least ? least : blocks > KVX_GPU_SYNC_MOVES ? KVX_GPU_SYNC_MOVES : (uint32_t)blocks;
 }
 
 static kvc_status_t make_room(kvx_worker_t *worker, kvx_wgpu_t *gpu, const kvx_worker_config_t *config)
 {
 	const uint32_t first_save = KVX_GPU_LOADS;
-	uint32_t most;
 
-	gpu->sync_batch = batch_of(worker, KVX_GPU_SYNC_BYTES, KVX_GPU_MOVES);
-	gpu->range_batch = batch_of_leaves(worker, gpu->sync_batch);
+	gpu->sync_batch = batch_of_step(worker);
 	gpu->save_sms = config->save_sms ? config->save_sms : SAVE_SMS;
 	gpu->layers.least_bytes = config->layer_bytes;
 	gpu->layers.wait_ns = (config->layer_wait_us ? config->layer_wait_us : LAYER_WAIT_US) * UINT64_C(1000);
 	gpu->beside_batch = batch_of(worker, KVX_GPU_BESIDE_BYTES, KVX_GPU_MOVES);
 	gpu->save_batch = batch_of(worker, KVX_GPU_SAVE_BYTES, KVX_WORKER_MOVES);
-	most = gpu->range_batch;
-	gpu->expected = calloc((size_t)most * worker->words, sizeof *gpu->expected);
+	gpu->expected = calloc((size_t)gpu->sync_batch * worker->words, sizeof *gpu->expected);
 	gpu->padded = calloc(worker->words, sizeof *gpu->padded);
 	gpu->layers.named = calloc(worker->groups[0].paged.layers, sizeof *gpu->layers.named);
 	if (!gpu->expected || !gpu->padded || !gpu->layers.named) {

@@ -20,10 +20,10 @@
 
 #include "worker_impl.h"
 
-#define KVX_GPU_MOVES        256u  /* blocks a job of a load at most */
-#define KVX_GPU_RANGE_MOVES  1024u /* blocks a job of a layer range at most: one kernel a range, if it can be */
+#define KVX_GPU_MOVES        256u  /* blocks a job of a load beside the steps at most */
+#define KVX_GPU_SYNC_MOVES   1024u /* of one that a step needs: one job a load or layer range, if it can be */
 #define KVX_GPU_RANGES       32u
-#define KVX_GPU_SYNC_BYTES   (UINT64_C(64) << 20) /* of a job that a step needs: few jobs bring all of it */
+#define KVX_GPU_SYNC_BYTES   (UINT64_C(64) << 20) /* of such a job, at least */
 #define KVX_GPU_BESIDE_BYTES (UINT64_C(16) << 20) /* of a job beside the steps */
 #define KVX_GPU_SAVE_BYTES   (UINT64_C(32) << 20) /* of a job of a save */
 #define KVX_GPU_LOADS        128u                 /* jobs of loads in flight: a step does not wait to send its own; */
@@ -113,11 +113,11 @@ struct kvx_wgpu {
 
 	/* under the lock */
 	pthread_mutex_t lock;
-	uint32_t sync_batch, range_batch, beside_batch, save_batch; /* blocks a job */
+	uint32_t sync_batch, beside_batch, save_batch; /* blocks a job */
 	uint64_t serial;
 	kvx_flight_t *first[KVX_LANES], *last[KVX_LANES];
 	kvx_flight_t flights[KVX_GPU_FLIGHTS]; /* loads, then saves */
-	kvk_move_t moves[KVX_GPU_RANGE_MOVES];
+	kvk_move_t moves[KVX_GPU_SYNC_MOVES];
 	uint64_t *expected; /* [the largest batch of a load][words] */
 	uint64_t *padded;   /* [words] */
 

@@ -143,7 +143,7 @@ static uint32_t send_blocks(kvx_worker_t *worker, kvx_wload_t *load, kvx_wpart_t
 	flight->load = load;
 	flight->part = part;
 	flight->first = part->at;
-	flight->count = left < gpu->range_batch ? left : gpu->range_batch;
+	flight->count = left < gpu->sync_batch ? left : gpu->sync_batch;
 	flight->layer = r > 0 ? l->end[r - 1] : 0;
 	flight->layers = l->end[r] - flight->layer;
 	status = kvx_gpu_load_submit(worker, flight);

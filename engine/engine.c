@@ -169,10 +169,13 @@ static void compute(kve_engine_t *engine)
 static uint32_t advance(kve_engine_t *engine)
 {
 	uint32_t computable = 0;
+	int full = 0;
 
 	for (kve_job_t *job = engine->jobs; job; job = job->next) {
-		if (job->request.state == KVE_WAITING) {
+		/* Nobody overtakes who waits for room: small ones could for ever. */
+		if (job->request.state == KVE_WAITING && !full) {
 			kve_job_admit(engine, job);
+			full = job->request.state == KVE_WAITING;
 		}
 		if (job->request.state == KVE_LOADING) {
 			kve_job_loaded(engine, job);
@@ -229,7 +232,7 @@ uint32_t kve_engine_flush(kve_engine_t *engine, uint32_t timeout_ms)
 		(void)advance(engine);
 		open = 0;
 		for (const kve_job_t *job = engine->jobs; job; job = job->next) {
-			open += job->request.state == KVE_DONE && !job->closed;
+			open += job->save || (job->request.state == KVE_DONE && !job->closed);
 		}
 		(void)sweep(engine);
 	} while (open > 0 && kv_now_ns(&kv_env_posix) < deadline);

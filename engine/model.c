@@ -185,7 +185,8 @@ static kv_status_t check_spans(const kve_config_t *c, const kve_cache_t *cache, 
 	for (uint32_t s = 0; s < n_spans; s++) {
 		const kve_span_t *span = &spans[s];
 
-		if (span->n == 0 || span->n > KVE_MAX_ROWS - rows || span->start > c->max_tokens - span->n) {
+		if (span->n == 0 || span->n > KVE_MAX_ROWS - rows || span->n > c->max_tokens ||
+		    span->start > c->max_tokens - span->n) {
 			return KV_ERR_ARG;
 		}
 		for (uint32_t i = 0; i < span->n; i++) {

@@ -151,17 +151,17 @@ static kv_status_t ask_device(kvk_gpu_t *gpu, int *p_bulk)
 }
 
 /* Both or none. */
-static int load_bulk(kvk_gpu_t *gpu, kvk_cu_function_t *functions, const char *const *names)
+static void load_bulk(kvk_gpu_t *gpu, const char *const *names)
 {
+	kvk_cu_function_t *bulk = gpu->bulk;
+
 	for (int i = 0; i < 2; i++) {
-		if (KVK_GPU_CALL(gpu, module_function, &functions[i], gpu->module, names[i]) != KV_OK ||
-		    KVK_GPU_CALL(gpu, function_attribute, functions[i], FUNCTION_SHARED, KVK_GPU_SHARED) != KV_OK) {
-			functions[0] = functions[1] = NULL;
-			return 0;
+		if (KVK_GPU_CALL(gpu, module_function, &bulk[i], gpu->module, names[i]) != KV_OK ||
+		    KVK_GPU_CALL(gpu, function_attribute, bulk[i], FUNCTION_SHARED, KVK_GPU_SHARED) != KV_OK) {
+			bulk[0] = bulk[1] = NULL;
+			return;
 		}
 	}
-
-	return 1;
 }
 
 /* Why there are no kernels; NULL: there are. Not a failure: copies then go piece by piece. */
@@ -169,7 +169,6 @@ static const char *load_kernels(kvk_gpu_t *gpu, const void *image, int bulk)
 {
 	static const char *const plain[2] = {KVK_GPU_GATHER_PLAIN, KVK_GPU_SCATTER_PLAIN};
 	static const char *const bulks[2] = {KVK_GPU_GATHER_BULK, KVK_GPU_SCATTER_BULK};
-	static const char *const wides[2] = {KVK_GPU_GATHER_WIDE, KVK_GPU_SCATTER_WIDE};
 
 	if (!image) {
 		return "this build has no GPU kernels";
@@ -188,8 +187,8 @@ static const char *load_kernels(kvk_gpu_t *gpu, const void *image, int bulk)
 		gpu->plain[0] = gpu->plain[1] = NULL;
 		return kvk_gpu_why();
 	}
-	if (bulk && load_bulk(gpu, gpu->bulk, bulks)) {
-		load_bulk(gpu, gpu->wide, wides);
+	if (bulk) {
+		load_bulk(gpu, bulks);
 	}
 
 	return NULL;
@@ -267,7 +266,6 @@ kv_status_t kvk_gpu_open(const kvk_gpu_config_t *config, kvk_gpu_t **p_gpu)
 	}
 	gpu->cuda = config->cuda;
 	gpu->env = env;
-	kvk_gpu_tune_init(gpu);
 	gpu->ring_bytes = config->staging_bytes ? config->staging_bytes : KVK_GPU_RING_BYTES;
 	status = find_device(gpu, config->device);
 	if (status == KV_OK) {

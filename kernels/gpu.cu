@@ -43,14 +43,11 @@ static __device__ __forceinline__ void digest_chunk(const kvk_gpu_args_t &args, 
 
 #define VECTOR 16u
 
-/* How many warps share the stages of an SM. Few with many stages each have the most on their way to memory that is far; where it is near, more warps get more
- * done between a request and its answer. */
-template <uint32_t THREADS> struct sharing {
-	static const uint32_t warps = THREADS / KVK_WARP;
-	static const uint32_t stages = KVK_GPU_SHARED / warps / KVK_STAGE;
-	static const uint32_t storing = stages / 3;       /* of a gather: may still be read by stores */
-	static const uint32_t filling = stages - storing; /* the others are being filled */
-};
+/* Few warps with many stages each have the most on their way to memory that is far. */
+#define WARPS   (KVK_GPU_THREADS / KVK_WARP)
+#define STAGES  (KVK_GPU_SHARED / WARPS / KVK_STAGE)
+#define STORING (STAGES / 3)       /* of a gather: may still be read by stores */
+#define FILLING (STAGES - STORING) /* the others are being filled */
 
 #if defined(LANES_H) /* a CPU runs it: tests/kernels/lanes.h */
 static __align__(128) uint8_t stages[KVK_GPU_SHARED];
@@ -64,7 +61,7 @@ typedef struct slot {
 	uint64_t barrier; /* scatter: the bytes are here */
 } slot_t;
 
-template <uint32_t STAGES> static __device__ __forceinline__ uint8_t *stage_of(uint32_t number)
+static __device__ __forceinline__ uint8_t *stage_of(uint32_t number)
 {
 	return stages + (threadIdx.x / KVK_WARP * STAGES + number % STAGES) * KVK_STAGE;
 }
@@ -128,10 +125,10 @@ static __device__ __forceinline__ void fill(const kvk_gpu_args_t &args, const ro
 	vector_commit();
 }
 
-template <uint32_t THREADS> static __device__ __forceinline__ void gather_bulk(const kvk_gpu_args_t &args)
+extern "C" __global__ void __launch_bounds__(KVK_GPU_THREADS, 1)
+	kvk_gather_bulk(const __grid_constant__ kvk_gpu_args_t args)
 {
-	const uint32_t STAGES = sharing<THREADS>::stages, FILLING = sharing<THREADS>::filling;
-	__shared__ slot_t all_slots[sharing<THREADS>::warps][STAGES];
+	__shared__ slot_t all_slots[WARPS][STAGES];
 	slot_t *slots = all_slots[threadIdx.x / KVK_WARP];
 	const uint32_t index = threadIdx.x % KVK_WARP;
 	const rows_t rows = rows_of(args);
@@ -140,11 +137,11 @@ template <uint32_t THREADS> static __device__ __forceinline__ void gather_bulk(c
 
 	kvk_xxh3_init(&lane, index);
 	for (uint32_t i = 0; i < FILLING; i++) {
-		fill(args, rows, &ahead, &slots[i], stage_of<STAGES>(i));
+		fill(args, rows, &ahead, &slots[i], stage_of(i));
 	}
 
 	for (uint32_t i = 0;; i++) {
-		uint8_t *stage = stage_of<STAGES>(i);
+		uint8_t *stage = stage_of(i);
 
 		vector_wait<FILLING - 1>();
 		bulk_fence();
@@ -162,24 +159,12 @@ template <uint32_t THREADS> static __device__ __forceinline__ void gather_bulk(c
 		}
 
 		if (index == 0) {
-			bulk_stores_read<sharing<THREADS>::storing>();
+			bulk_stores_read<STORING>();
 		}
 		__syncwarp();
-		fill(args, rows, &ahead, &slots[(i + FILLING) % STAGES], stage_of<STAGES>(i + FILLING));
+		fill(args, rows, &ahead, &slots[(i + FILLING) % STAGES], stage_of(i + FILLING));
 	}
 	bulk_stores_done();
-}
-
-extern "C" __global__ void __launch_bounds__(KVK_GPU_THREADS, 1)
-	kvk_gather_bulk(const __grid_constant__ kvk_gpu_args_t args)
-{
-	gather_bulk<KVK_GPU_THREADS>(args);
-}
-
-extern "C" __global__ void __launch_bounds__(KVK_GPU_THREADS_WIDE, 1)
-	kvk_gather_wide(const __grid_constant__ kvk_gpu_args_t args)
-{
-	gather_bulk<KVK_GPU_THREADS_WIDE>(args);
 }
 
 /* Pool -> stage. */
@@ -199,10 +184,10 @@ static __device__ __forceinline__ void request(const kvk_gpu_args_t &args, walk_
 	}
 }
 
-template <uint32_t THREADS> static __device__ __forceinline__ void scatter_bulk(const kvk_gpu_args_t &args)
+extern "C" __global__ void __launch_bounds__(KVK_GPU_THREADS, 1)
+	kvk_scatter_bulk(const __grid_constant__ kvk_gpu_args_t args)
 {
-	const uint32_t STAGES = sharing<THREADS>::stages;
-	__shared__ slot_t all_slots[sharing<THREADS>::warps][STAGES];
+	__shared__ slot_t all_slots[WARPS][STAGES];
 	slot_t *slots = all_slots[threadIdx.x / KVK_WARP];
 	const uint32_t index = threadIdx.x % KVK_WARP;
 	const rows_t rows = rows_of(args);
@@ -216,13 +201,13 @@ template <uint32_t THREADS> static __device__ __forceinline__ void scatter_bulk(
 	}
 	__syncwarp();
 	for (uint32_t i = 0; i < STAGES; i++) {
-		request(args, &ahead, &slots[i], stage_of<STAGES>(i));
+		request(args, &ahead, &slots[i], stage_of(i));
 	}
 	__syncwarp();
 
 	for (uint32_t i = 0;; i++) {
 		slot_t *slot = &slots[i % STAGES];
-		uint8_t *stage = stage_of<STAGES>(i);
+		uint8_t *stage = stage_of(i);
 		const chunk_t c = slot->chunk;
 
 		if (c.bytes == 0) {
@@ -242,18 +227,6 @@ template <uint32_t THREADS> static __device__ __forceinline__ void scatter_bulk(
 		request(args, &ahead, slot, stage);
 		__syncwarp();
 	}
-}
-
-extern "C" __global__ void __launch_bounds__(KVK_GPU_THREADS, 1)
-	kvk_scatter_bulk(const __grid_constant__ kvk_gpu_args_t args)
-{
-	scatter_bulk<KVK_GPU_THREADS>(args);
-}
-
-extern "C" __global__ void __launch_bounds__(KVK_GPU_THREADS_WIDE, 1)
-	kvk_scatter_wide(const __grid_constant__ kvk_gpu_args_t args)
-{
-	scatter_bulk<KVK_GPU_THREADS_WIDE>(args);
 }
 
 #endif

@@ -156,20 +156,35 @@ static int cut_for_stages(const kvk_gpu_t *gpu, kvk_gpu_plan_t *plan)
 	return 1;
 }
 
+/* Some of the layers: the copy engine takes them by rows, which are to be long, many in a call: where blocks lie beside each other. */
+static int rows_pay(const kvk_gpu_plan_t *plan)
+{
+	const kvk_gpu_args_t *args = &plan->args;
+	const uint64_t row = args->layers * args->page_bytes;
+	const ptrdiff_t block = (ptrdiff_t)plan->pool_bytes;
+	uint64_t calls = args->count;
+
+	for (uint32_t i = 1; i < args->count && args->heads * args->pool_head == plan->pool_bytes; i++) {
+		const ptrdiff_t apart =
+			(const uint8_t *)plan->copy->moves[i].data - (const uint8_t *)plan->copy->moves[i - 1].data;
+
+		calls -= apart == block || apart == -block;
+	}
+
+	return row >= KVK_GPU_STAGED_ROW && args->count * args->heads * row >= calls * KVK_GPU_STAGED_CALL;
+}
+
 static kvk_gpu_way_t by_rule(const kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan)
 {
 	const kvk_gpu_copy_t *copy = plan->copy;
 	const uint64_t run = kvk_gpu_run_bytes(copy->layout, copy->paged, plan->args.layers, plan->geometry.page_bytes);
-	kvk_gpu_way_t way = KVK_GPU_AUTO;
+	const int some = plan->args.layers < copy->layout->layers;
 
-	if (plan->args.layers == copy->paged->layers) {
-		way = kvk_gpu_chosen(gpu, copy);
-	}
-	if (way == KVK_GPU_AUTO) {
-		way = run >= KVK_GPU_STAGED_RUN ? KVK_GPU_STAGED : KVK_GPU_ZERO_COPY;
+	if (plan->args.layers == copy->paged->layers && kvk_gpu_chosen(gpu, copy) != KVK_GPU_AUTO) {
+		return kvk_gpu_chosen(gpu, copy);
 	}
 
-	return way;
+	return (some ? rows_pay(plan) : run >= KVK_GPU_STAGED_RUN) ? KVK_GPU_STAGED : KVK_GPU_ZERO_COPY;
 }
 
 static void choose(kvk_gpu_t *gpu, kvk_gpu_plan_t *plan)

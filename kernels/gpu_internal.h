@@ -6,7 +6,7 @@
  * gpu_jobs.c     submit, poll, wait, end; gpu_graph.c those that are a part of a graph
  * gpu_clock.c    what the device's clock says of its streams
  * gpu_upload.c   arguments of jobs once more in the device's memory
- * gpu_stage.c    way STAGED; gpu_each.c way EACH; gpu_measure.c which way is faster; gpu_tune.c what benches may change
+ * gpu_stage.c    way STAGED; gpu_each.c way EACH; gpu_measure.c which way is faster
  */
 #ifndef KVK_GPU_INTERNAL_H
 #define KVK_GPU_INTERNAL_H
@@ -14,26 +14,29 @@
 #include "kvk/gpu.h"
 
 #include "gpu_args.h"
-#include "gpu_tune.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
 
-#define KVK_GPU_JOBS       64u
-#define KVK_GPU_SMS        8u
-#define KVK_GPU_RING_BYTES (UINT64_C(128) << 20)
-#define KVK_GPU_AREA_BYTES (UINT64_C(32) << 20) /* of pinned memory for arguments of jobs */
-#define KVK_GPU_AREA_LEAST (UINT64_C(256) << 10)
-#define KVK_GPU_MAX_JOBS   4096u
-#define KVK_GPU_MAX_RANGES 4096u
-#define KVK_GPU_MAX_STREAM 64u
-#define KVK_GPU_MAX_CHOICE 32u
-#define KVK_GPU_MAX_UNITS  (UINT64_C(1) << 31)
-#define KVK_GPU_TAPER      (2u << 20)   /* bytes of the smallest step of STAGED that blocks are put together for */
-#define KVK_GPU_STAGED_RUN (256u << 10) /* contiguous bytes from which on AUTO stages, unless it was measured */
-#define KVK_GPU_LEAF_LEAST 241u         /* bytes of the smallest leaf the kernels can digest: XXH3's long form */
-#define KVK_GPU_PLAIN_GRID 2u           /* blocks an SM, of the plain kernels */
-#define KVK_GPU_WHY_BYTES  256u
+#define KVK_GPU_JOBS        64u
+#define KVK_GPU_SMS         8u
+#define KVK_GPU_RING_BYTES  (UINT64_C(128) << 20)
+#define KVK_GPU_SLOTS       4u /* of a ring: fewer and larger are copied in fewer calls, between which the link is idle */
+#define KVK_GPU_LINES       2u                   /* of a ring: copies, kernels */
+#define KVK_GPU_AREA_BYTES  (UINT64_C(32) << 20) /* of pinned memory for arguments of jobs */
+#define KVK_GPU_AREA_LEAST  (UINT64_C(256) << 10)
+#define KVK_GPU_MAX_JOBS    4096u
+#define KVK_GPU_MAX_RANGES  4096u
+#define KVK_GPU_MAX_STREAM  64u
+#define KVK_GPU_MAX_CHOICE  32u
+#define KVK_GPU_MAX_UNITS   (UINT64_C(1) << 31)
+#define KVK_GPU_TAPER       (2u << 20)   /* bytes of the smallest step of STAGED that blocks are put together for */
+#define KVK_GPU_STAGED_RUN  (256u << 10) /* contiguous bytes from which on AUTO stages, unless it was measured; */
+#define KVK_GPU_STAGED_ROW  (32u << 10)  /* of some of the layers: bytes of a row, */
+#define KVK_GPU_STAGED_CALL (2u << 20)   /* and of a call, on the average */
+#define KVK_GPU_LEAF_LEAST  241u         /* bytes of the smallest leaf the kernels can digest: XXH3's long form */
+#define KVK_GPU_PLAIN_GRID  2u           /* blocks an SM, of the plain kernels */
+#define KVK_GPU_WHY_BYTES   256u
 
 /* Results of the driver that mean something of their own. */
 #define KVK_CU_INVALID       1
@@ -111,7 +114,6 @@ struct kvk_gpu_job {
 
 	kvk_gpu_dir_t dir;
 	kvk_gpu_way_t way;
-	int near; /* no block lies in host memory */
 	kvk_layout_t layout;
 	uint32_t count, heads, layers, pieces;
 	uint32_t layer, cache_layers;   /* where the range lies in the caller's leaves */
@@ -138,9 +140,8 @@ typedef struct kvk_gpu_ring {
 	uint64_t slot_bytes;
 	kvk_cu_ptr_t memory;
 	kvk_cu_event_t start;
-	uint32_t slot_count, line_count;
-	kvk_gpu_slot_t slots[KVK_GPU_SLOTS_MOST];
-	kvk_gpu_line_t lines[KVK_GPU_LINES_MOST];
+	kvk_gpu_slot_t slots[KVK_GPU_SLOTS];
+	kvk_gpu_line_t lines[KVK_GPU_LINES];
 } kvk_gpu_ring_t;
 
 /* The area once more, in the device's memory: what a job's kernels read lies there at the same place, once its upload has come. */
@@ -175,7 +176,6 @@ struct kvk_gpu {
 	kvk_cu_module_t module;
 	kvk_cu_function_t plain[2]; /* by direction; NULL: no kernels */
 	kvk_cu_function_t bulk[2];  /* NULL: not on this device */
-	kvk_cu_function_t wide[2];  /* likewise */
 	kvk_cu_function_t tick;     /* as plain */
 	uint32_t sms_all, sms;
 	uint64_t ring_bytes;
@@ -200,7 +200,6 @@ struct kvk_gpu {
 	kvk_gpu_table_t *tables;     /* two */
 	atomic_uint current;
 
-	kvk_gpu_tune_t tune;
 	atomic_int no_batch;     /* the driver has the call and does not take it */
 	kvk_gpu_ring_t rings[2]; /* by direction */
 	kvk_gpu_mirror_t mirror;
@@ -263,7 +262,6 @@ void kvk_gpu_jobs_fini(kvk_gpu_t *gpu);
 typedef struct kvk_gpu_launch {
 	kvk_gpu_dir_t dir;
 	uint32_t sms;
-	int near;           /* nothing goes over a link */
 	uint64_t addresses; /* as above */
 	kvk_cu_stream_t stream;
 } kvk_gpu_launch_t;
@@ -279,17 +277,13 @@ kv_status_t kvk_gpu_conclude(kvk_gpu_job_t *job);
 kv_status_t kvk_gpu_graph_tick(kvk_gpu_t *gpu, const kvk_gpu_job_t *job, kvk_cu_stream_t stream);
 kv_status_t kvk_gpu_graph_poll(kvk_gpu_job_t *job);
 
-/* ---- gpu_tune.c -------------------------------------------------------------------------------------------------- */
-
-void kvk_gpu_tune_init(kvk_gpu_t *gpu);
-
 /* ---- gpu_upload.c ------------------------------------------------------------------------------------------------ */
 
 void kvk_gpu_mirror_init(kvk_gpu_t *gpu);
 void kvk_gpu_mirror_fini(kvk_gpu_t *gpu);
-/* Where kernels that are enqueued on the stream from now on read the job's inputs: in the device's memory, if `who` (KVK_GPU_UPLOAD_*) is to and that
- * can be had, else where the host has written them. */
-uint64_t kvk_gpu_upload(kvk_gpu_t *gpu, const kvk_gpu_job_t *job, uint32_t who, kvk_cu_stream_t stream);
+/* Where kernels that are enqueued on the stream from now on read the job's inputs: in the device's memory, if that can be had, else where the host has
+ * written them. */
+uint64_t kvk_gpu_upload(kvk_gpu_t *gpu, const kvk_gpu_job_t *job, kvk_cu_stream_t stream);
 
 /* ---- gpu_stage.c, gpu_each.c, gpu_measure.c ---------------------------------------------------------------------- */
 

@@ -184,14 +184,14 @@ static int by_pool(const void *a, const void *b)
 
 /* Moves in the order of their blocks in the pool, so that the copy engine finds neighbours beside each other. moves[].block is the caller's number of the
  * move until now, and its block from now on. */
-static void settle_order(const kvk_gpu_plan_t *plan, int sorted, kvk_gpu_job_t *job)
+static void settle_order(const kvk_gpu_plan_t *plan, kvk_gpu_job_t *job)
 {
 	int ascending = 1;
 
 	for (uint32_t i = 1; i < job->count; i++) {
 		ascending &= job->moves[i - 1].pool <= job->moves[i].pool;
 	}
-	if (!job->place || !sorted || ascending) {
+	if (!job->place || ascending) {
 		job->place = NULL;
 	} else {
 		qsort(job->moves, job->count, sizeof *job->moves, by_pool);
@@ -216,7 +216,6 @@ static kv_status_t fill_job(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, kvk_gpu_
 
 	job->dir = copy->dir;
 	job->way = plan->way;
-	job->near = 1;
 	job->corrupt = 0;
 	if (job->captured) {
 		atomic_store(job->word, 0);
@@ -252,10 +251,9 @@ static kv_status_t fill_job(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, kvk_gpu_
 		}
 		job->moves[i].block = i;
 		job->bad[i] = 0;
-		job->near &= at != KVK_GPU_HOST;
 		bits |= job->moves[i].pool;
 	}
-	settle_order(plan, gpu->tune.sorted, job);
+	settle_order(plan, job);
 	for (uint32_t k = 0; k < job->count; k++) {
 		if (job->asked[k].leaves && copy->dir == KVK_GPU_SCATTER) {
 			copy_leaves(job, k, 0);
@@ -272,41 +270,23 @@ kv_status_t kvk_gpu_launch(kvk_gpu_t *gpu, const kvk_gpu_launch_t *launch, const
 {
 	const kvk_gpu_dir_t dir = launch->dir;
 	const int bulk = gpu->bulk[dir] && kvk_gpu_bulk_fits(args, launch->addresses);
-	const int wide = bulk && launch->near && gpu->wide[dir] && gpu->tune.wide;
-	const unsigned threads = wide ? KVK_GPU_THREADS_WIDE : KVK_GPU_THREADS;
 	const uint64_t units = kvk_gpu_units(args);
-	const uint64_t useful = (units + threads / 32u - 1) / (threads / 32u);
+	const uint64_t useful = (units + KVK_GPU_THREADS / 32u - 1) / (KVK_GPU_THREADS / 32u);
 	const uint64_t most = bulk ? launch->sms : (uint64_t)launch->sms * KVK_GPU_PLAIN_GRID;
 	const unsigned grid = (unsigned)(useful < most ? useful : most);
-	const kvk_cu_function_t function = wide ? gpu->wide[dir] : bulk ? gpu->bulk[dir] : gpu->plain[dir];
-	const uint32_t cluster = gpu->tune.cluster;
 	kvk_gpu_args_t by_value = *args;
 	void *params[] = {&by_value};
 
-	if (bulk && cluster > 1 && grid % cluster == 0 && gpu->cuda->launch_with) {
-		kvk_cu_launch_attribute_t beside = {.id = KVK_CU_LAUNCH_CLUSTER, .value = {cluster, 1, 1}};
-		const kvk_cu_launch_t with = {.grid = {grid, 1, 1},
-					      .block = {threads, 1, 1},
-					      .shared_bytes = KVK_GPU_SHARED,
-					      .stream = launch->stream,
-					      .attributes = &beside,
-					      .attribute_count = 1};
-
-		return KVK_GPU_CALL(gpu, launch_with, &with, function, params, NULL);
-	}
-
-	return KVK_GPU_CALL(gpu, launch, function, grid, 1, 1, threads, 1, 1, bulk ? KVK_GPU_SHARED : 0, launch->stream,
-			    params, NULL);
+	return KVK_GPU_CALL(gpu, launch, bulk ? gpu->bulk[dir] : gpu->plain[dir], grid, 1, 1, KVK_GPU_THREADS, 1, 1,
+			    bulk ? KVK_GPU_SHARED : 0, launch->stream, params, NULL);
 }
 
 static kv_status_t zero_copy(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, const kvk_gpu_job_t *job, uint64_t bits)
 {
 	const kvk_gpu_copy_t *copy = plan->copy;
-	const kvk_gpu_launch_t launch = {
-		.dir = copy->dir, .sms = plan->sms, .near = job->near, .addresses = bits, .stream = copy->stream};
+	const kvk_gpu_launch_t launch = {.dir = copy->dir, .sms = plan->sms, .addresses = bits, .stream = copy->stream};
 	/* An upload is on a stream that nobody captures. */
-	const uint32_t who = job->near ? KVK_GPU_UPLOAD_NEAR : KVK_GPU_UPLOAD_LINK;
-	const uint64_t inputs = job->captured ? job->start_at : kvk_gpu_upload(gpu, job, who, copy->stream);
+	const uint64_t inputs = job->captured ? job->start_at : kvk_gpu_upload(gpu, job, copy->stream);
 	kvk_gpu_args_t args = plan->args;
 
 	args.moves = inputs + (job->moves_at - job->start_at);

@@ -1,17 +1,20 @@
 /* Way STAGED: the copy engine between the pool and a ring in the device's memory, a kernel between the ring and the cache.
  *
- * Each direction has a ring of slots and streams of its own, its lines. A step takes the next slot and has two halves, the copies and the kernel; which comes
- * first is the direction. Copies go to the copy lines in turn, kernels to the kernel lines, which share the SMs: so the copy engine has its next work
- * before it has done the last, whatever the kernels do. A slot's events order its halves, and the next step that takes it:
+ * Each direction has a ring of slots and two lines, streams of its own: copies go to one, kernels to the other. A step takes the next slot and has two halves,
+ * the copies and the kernel; which comes first is the direction. So the copy engine has its next work before it has done the last, whatever the kernels do. A
+ * slot's events order its halves, and the next step that takes it:
  *
  *     first half:  wait empty, work, record filled        second half:  wait filled, work, record empty
  *
- * The first halves wait for the caller's stream, and the caller's stream for all lines after the last step. Where nothing can run beside a half (the
- * kernel of a scatter's last step, of a gather's first) the steps are small. */
+ * The first halves wait for the caller's stream, and the caller's stream for both lines after the last step; of a scatter whose blocks are ready, only kernels
+ * wait, so that one copy's blocks are on their way while the kernels of the one before still run. Where nothing can run beside a half (the kernel of a scatter's
+ * last step, of a gather's first) the steps are small. */
 #include "gpu_internal.h"
 
 #define SLOT_GRAIN UINT64_C(256)
 #define BATCH_MOST 256u /* copies in a call */
+
+typedef enum line { COPIES, KERNELS } line_t;
 
 /* A copy under way: the same for all of its steps. */
 typedef struct stage {
@@ -20,9 +23,10 @@ typedef struct stage {
 	const kvk_gpu_plan_t *plan;
 	const kvk_gpu_job_t *job;
 	uint64_t base_bits;
-	uint64_t inputs_at;           /* of the job, as kernels see it */
-	int used[KVK_GPU_LINES_MOST]; /* lines that wait for the caller's stream already */
-	uint32_t turn;                /* after the last step */
+	uint64_t inputs_at;        /* of the job, as kernels see it */
+	int used[KVK_GPU_LINES];   /* lines that have work of it */
+	int waited[KVK_GPU_LINES]; /* lines that wait for the caller's stream */
+	uint32_t turn;             /* after the last step */
 } stage_t;
 
 /* Blocks [first, first + count), layers [layer, layer + layers) of the range. */
@@ -39,7 +43,7 @@ typedef struct step {
 
 uint64_t kvk_gpu_ring_slot_bytes(const kvk_gpu_t *gpu)
 {
-	return gpu->ring_bytes / 2 / gpu->tune.slots / SLOT_GRAIN * SLOT_GRAIN;
+	return gpu->ring_bytes / 2 / KVK_GPU_SLOTS / SLOT_GRAIN * SLOT_GRAIN;
 }
 
 void kvk_gpu_rings_init(kvk_gpu_t *gpu)
@@ -59,14 +63,14 @@ static void drop_event(kvk_gpu_t *gpu, kvk_cu_event_t *event)
 
 static void drop_ring(kvk_gpu_t *gpu, kvk_gpu_ring_t *ring)
 {
-	for (uint32_t i = 0; i < KVK_GPU_LINES_MOST; i++) {
+	for (uint32_t i = 0; i < KVK_GPU_LINES; i++) {
 		if (ring->lines[i].stream) {
 			KVK_GPU_CALL(gpu, stream_destroy, ring->lines[i].stream);
 			ring->lines[i].stream = NULL;
 		}
 		drop_event(gpu, &ring->lines[i].done);
 	}
-	for (uint32_t i = 0; i < KVK_GPU_SLOTS_MOST; i++) {
+	for (uint32_t i = 0; i < KVK_GPU_SLOTS; i++) {
 		drop_event(gpu, &ring->slots[i].filled);
 		drop_event(gpu, &ring->slots[i].empty);
 	}
@@ -108,14 +112,14 @@ static kv_status_t make_event(kvk_gpu_t *gpu, kvk_cu_event_t *p_event)
 
 static kv_status_t make_lines(kvk_gpu_t *gpu, kvk_gpu_ring_t *ring)
 {
-	const kvk_gpu_tune_t *tune = &gpu->tune;
+	/* Somebody waits for what is loaded; what is saved takes what others leave. */
+	const int priority = ring == &gpu->rings[KVK_GPU_SCATTER] ? KVK_CU_PRIORITY_HIGH : KVK_CU_PRIORITY_LOW;
 	kv_status_t status = KV_OK;
 
-	ring->line_count = tune->copy_streams ? tune->copy_streams + tune->kernel_streams : tune->slots;
-	for (uint32_t i = 0; i < ring->line_count && status == KV_OK; i++) {
+	for (uint32_t i = 0; i < KVK_GPU_LINES && status == KV_OK; i++) {
 		kvk_gpu_line_t *line = &ring->lines[i];
 
-		status = KVK_GPU_CALL(gpu, stream_create, &line->stream, KVK_CU_STREAM_OWN, KVK_CU_PRIORITY_HIGH);
+		status = KVK_GPU_CALL(gpu, stream_create, &line->stream, KVK_CU_STREAM_OWN, priority);
 		if (status != KV_OK) {
 			line->stream = NULL;
 			break;
@@ -131,15 +135,14 @@ static kv_status_t make_ring(kvk_gpu_t *gpu, kvk_gpu_ring_t *ring)
 	kv_status_t status;
 
 	ring->slot_bytes = kvk_gpu_ring_slot_bytes(gpu);
-	ring->slot_count = gpu->tune.slots;
 	ring->broken = 0;
-	status = KVK_GPU_CALL(gpu, mem_alloc, &ring->memory, ring->slot_bytes * ring->slot_count);
+	status = KVK_GPU_CALL(gpu, mem_alloc, &ring->memory, ring->slot_bytes * KVK_GPU_SLOTS);
 	if (status != KV_OK) {
 		ring->memory = 0;
 		return status;
 	}
 	status = make_event(gpu, &ring->start);
-	for (uint32_t i = 0; i < ring->slot_count && status == KV_OK; i++) {
+	for (uint32_t i = 0; i < KVK_GPU_SLOTS && status == KV_OK; i++) {
 		kvk_gpu_slot_t *slot = &ring->slots[i];
 
 		slot->at = ring->memory + i * ring->slot_bytes;
@@ -191,7 +194,7 @@ static kv_status_t flush_at_once(batch_t *b)
 	size_t first = 0;
 	int error;
 
-	if (!gpu->tune.batch || !gpu->cuda->copy_batch || b->count < 2 || atomic_load(&gpu->no_batch)) {
+	if (!gpu->cuda->copy_batch || b->count < 2 || atomic_load(&gpu->no_batch)) {
 		return KV_ERR_UNSUPPORTED;
 	}
 	error = gpu->cuda->copy_batch(b->dst, b->src, b->bytes, b->count, &kind, &first, 1, b->stream);
@@ -252,12 +255,10 @@ static int follows(const stage_t *s, uint32_t i)
 	return (const uint8_t *)s->job->asked[i].data == before + bytes && kvk_gpu_in_one(s->gpu, before, 2 * bytes);
 }
 
-/* Between the pool and the slot, where all layers of a step and all heads lie behind each other. */
-static kv_status_t copy_blocks(const stage_t *s, const step_t *step, kvk_cu_stream_t stream)
+/* Of each head all that the pool has, so of each block one piece. */
+static kv_status_t copy_pieces(const stage_t *s, const step_t *step, kvk_cu_stream_t stream)
 {
-	const kvk_gpu_args_t *args = &s->plan->args;
-	const uint64_t piece = step->layers * args->page_bytes;
-	const uint64_t pool_first = args->pool_first + step->layer * args->page_bytes;
+	const uint64_t piece = s->plan->args.heads * s->plan->args.pool_head;
 	uint64_t ring = step->slot->at;
 	kv_status_t status = KV_OK;
 	batch_t batch;
@@ -265,18 +266,52 @@ static kv_status_t copy_blocks(const stage_t *s, const step_t *step, kvk_cu_stre
 	batch.stage = s;
 	batch.stream = stream;
 	batch.count = 0;
-	for (uint32_t i = 0; i < step->count; i++) {
-		uint64_t pool = s->job->moves[step->first + i].pool + pool_first;
-
+	for (uint32_t i = 0; i < step->count && status == KV_OK; i++) {
 		batch.apart = i > 0 && !follows(s, step->first + i);
-		for (uint32_t head = 0; head < args->heads && status == KV_OK; head++) {
-			status = add_piece(&batch, pool, ring, piece);
-			pool += args->pool_head;
-			ring += piece;
-		}
+		status = add_piece(&batch, s->job->moves[step->first + i].pool + s->plan->args.pool_first, ring, piece);
+		ring += piece;
 	}
 
 	return status == KV_OK ? flush(&batch) : status;
+}
+
+/* Of each head some layers: rows that lie as far from each other as heads do, also where a block follows another. */
+static kv_status_t copy_rows(const stage_t *s, const step_t *step, kvk_cu_stream_t stream)
+{
+	const kvk_gpu_args_t *args = &s->plan->args;
+	const uint64_t width = step->layers * args->page_bytes;
+	const int joins = args->heads * args->pool_head == s->plan->pool_bytes;
+	kvk_cu_side_t pool = {.type = KVK_CU_SIDE_ANY, .pitch = args->pool_head};
+	kvk_cu_side_t ring = {.type = KVK_CU_SIDE_ANY, .pitch = width, .at = step->slot->at};
+	kv_status_t status = KV_OK;
+	uint32_t blocks;
+
+	for (uint32_t i = 0; i < step->count && status == KV_OK; i += blocks) {
+		const int in = s->plan->copy->dir == KVK_GPU_SCATTER;
+		kvk_cu_rows_t rows = {.width = width};
+
+		blocks = 1;
+		while (joins && i + blocks < step->count && follows(s, step->first + i + blocks)) {
+			blocks++;
+		}
+		pool.at = s->job->moves[step->first + i].pool + args->pool_first + step->layer * args->page_bytes;
+		rows.height = (size_t)blocks * args->heads;
+		rows.from = in ? pool : ring;
+		rows.to = in ? ring : pool;
+		status = KVK_GPU_CALL(s->gpu, copy_rows, &rows, stream);
+		ring.at += rows.height * width;
+	}
+
+	return status;
+}
+
+/* Between the pool and the slot, where all layers of a step and all heads lie behind each other. */
+static kv_status_t copy_blocks(const stage_t *s, const step_t *step, kvk_cu_stream_t stream)
+{
+	const kvk_gpu_args_t *args = &s->plan->args;
+
+	return step->layers * args->page_bytes == args->pool_head ? copy_pieces(s, step, stream)
+								  : copy_rows(s, step, stream);
 }
 
 /* ---- the kernel of a step ---------------------------------------------------------------------------------------- */
@@ -299,32 +334,12 @@ static kv_status_t tell_moves(stage_t *s, step_t *step)
 	return KV_OK;
 }
 
-/* Kernel lines that a copy takes: no more than it has SMs. */
-static uint32_t kernel_lines(const stage_t *s)
-{
-	const uint32_t lines = s->gpu->tune.kernel_streams;
-
-	return s->plan->sms < lines ? s->plan->sms : lines;
-}
-
-/* The share of the budget that a step's kernel has, so that those beside each other keep to it. */
-static uint32_t line_sms(const stage_t *s, const step_t *step)
-{
-	const uint32_t lines = kernel_lines(s);
-
-	if (s->gpu->tune.copy_streams == 0) {
-		return s->plan->sms;
-	}
-
-	return s->plan->sms / lines + (step->turn % lines < s->plan->sms % lines);
-}
-
 /* Between the slot and the cache. */
 static kv_status_t permute(const stage_t *s, const step_t *step, kvk_cu_stream_t stream)
 {
 	const kvk_gpu_job_t *job = s->job;
 	kvk_gpu_args_t args = s->plan->args;
-	kvk_gpu_launch_t launch = {.near = 1, .addresses = s->base_bits | step->slot->at | step->block_bytes};
+	kvk_gpu_launch_t launch = {.addresses = s->base_bits | step->slot->at | step->block_bytes};
 
 	args.moves = s->inputs_at + (job->moves_at - job->start_at) + first_move(s, step) * sizeof(kvk_gpu_move_t);
 	args.bases = s->inputs_at + (job->bases_at - job->start_at) + step->layer * sizeof(uint64_t);
@@ -342,7 +357,7 @@ static kv_status_t permute(const stage_t *s, const step_t *step, kvk_cu_stream_t
 	args.layers = step->layers;
 	args.pool_first = 0;
 	args.pool_head = step->layers * args.page_bytes;
-	launch.sms = line_sms(s, step);
+	launch.sms = s->plan->sms;
 	launch.dir = s->plan->copy->dir;
 	launch.stream = stream;
 
@@ -351,56 +366,55 @@ static kv_status_t permute(const stage_t *s, const step_t *step, kvk_cu_stream_t
 
 /* ---- one step ---------------------------------------------------------------------------------------------------- */
 
-static kv_status_t do_half(const stage_t *s, const step_t *step, int kernel, kvk_cu_stream_t stream)
+/* The caller's stream comes before the first halves; where the blocks of a scatter are ready, before its kernels. */
+static kv_status_t wait_start(stage_t *s, line_t line)
 {
-	return kernel ? permute(s, step, stream) : copy_blocks(s, step, stream);
+	const kvk_gpu_copy_t *copy = s->plan->copy;
+	const line_t waits = copy->dir == KVK_GPU_SCATTER && !copy->ready ? COPIES : KERNELS;
+
+	if (line != waits || s->waited[line]) {
+		return KV_OK;
+	}
+	s->waited[line] = 1;
+
+	return KVK_GPU_CALL(s->gpu, stream_wait, s->ring->lines[line].stream, s->ring->start, 0);
 }
 
-/* The line of one half. */
-static uint32_t line_of(const stage_t *s, const step_t *step, int kernel)
+static kv_status_t do_half(stage_t *s, const step_t *step, line_t line)
 {
-	const kvk_gpu_tune_t *tune = &s->gpu->tune;
+	const kvk_cu_stream_t stream = s->ring->lines[line].stream;
+	const kv_status_t status = wait_start(s, line);
 
-	if (tune->copy_streams == 0) {
-		return step->turn % s->ring->slot_count;
+	s->used[line] = 1;
+	if (status != KV_OK) {
+		return status;
 	}
 
-	return kernel ? tune->copy_streams + step->turn % kernel_lines(s) : step->turn % tune->copy_streams;
+	return line == KERNELS ? permute(s, step, stream) : copy_blocks(s, step, stream);
 }
 
 static kv_status_t do_step(stage_t *s, step_t *step)
 {
 	kvk_gpu_t *gpu = s->gpu;
-	const int kernel_first = s->plan->copy->dir == KVK_GPU_GATHER;
-	const uint32_t first = line_of(s, step, kernel_first);
-	const uint32_t second = line_of(s, step, !kernel_first);
+	const line_t first = s->plan->copy->dir == KVK_GPU_GATHER ? KERNELS : COPIES;
+	const line_t second = first == KERNELS ? COPIES : KERNELS;
 	const kvk_cu_stream_t before = s->ring->lines[first].stream;
 	const kvk_cu_stream_t after = s->ring->lines[second].stream;
-	kv_status_t status = KV_OK;
+	kv_status_t status = KVK_GPU_CALL(gpu, stream_wait, before, step->slot->empty, 0);
 
-	if (!s->used[first]) {
-		status = KVK_GPU_CALL(gpu, stream_wait, before, s->ring->start, 0);
-		s->used[first] = 1;
-	}
-	if (status == KV_OK && first != second) {
-		status = KVK_GPU_CALL(gpu, stream_wait, before, step->slot->empty, 0);
+	if (status == KV_OK) {
+		status = do_half(s, step, first);
 	}
 	if (status == KV_OK) {
-		status = do_half(s, step, kernel_first, before);
-	}
-	if (status == KV_OK && first != second) {
 		s->used[second] = 1;
 		status = KVK_GPU_CALL(gpu, event_record, step->slot->filled, before);
 		status = status == KV_OK ? KVK_GPU_CALL(gpu, stream_wait, after, step->slot->filled, 0) : status;
 	}
 	if (status == KV_OK) {
-		status = do_half(s, step, !kernel_first, after);
-	}
-	if (status == KV_OK && first != second) {
-		status = KVK_GPU_CALL(gpu, event_record, step->slot->empty, after);
+		status = do_half(s, step, second);
 	}
 
-	return status;
+	return status == KV_OK ? KVK_GPU_CALL(gpu, event_record, step->slot->empty, after) : status;
 }
 
 /* ---- all of them ------------------------------------------------------------------------------------------------- */
@@ -409,13 +423,11 @@ static kv_status_t do_step(stage_t *s, step_t *step)
 static uint32_t step_blocks(const stage_t *s, const step_t *step, uint32_t fit, uint32_t done, uint32_t left)
 {
 	const uint32_t least = (uint32_t)((KVK_GPU_TAPER + step->block_bytes - 1) / step->block_bytes);
-	uint32_t n = fit;
+	uint32_t n;
 
-	if (s->gpu->tune.taper) {
-		n = s->plan->copy->dir == KVK_GPU_SCATTER ? (left + 1) / 2 : done;
-		n = n < least ? least : n;
-		n = n < fit ? n : fit;
-	}
+	n = s->plan->copy->dir == KVK_GPU_SCATTER ? (left + 1) / 2 : done;
+	n = n < least ? least : n;
+	n = n < fit ? n : fit;
 
 	return n < left ? n : left;
 }
@@ -438,7 +450,7 @@ static kv_status_t for_steps(stage_t *s, kv_status_t (*visit)(stage_t *s, step_t
 		while (step.first < args->count && status == KV_OK) {
 			step.count = step_blocks(s, &step, fit, step.first, args->count - step.first);
 			step.turn = turn++;
-			step.slot = &s->ring->slots[step.turn % s->ring->slot_count];
+			step.slot = &s->ring->slots[step.turn % KVK_GPU_SLOTS];
 			status = visit(s, &step);
 			step.first += step.count;
 		}
@@ -453,7 +465,7 @@ static kv_status_t join_lines(const stage_t *s)
 {
 	kv_status_t status = KV_OK;
 
-	for (uint32_t i = 0; i < s->ring->line_count; i++) {
+	for (uint32_t i = 0; i < KVK_GPU_LINES; i++) {
 		const kvk_gpu_line_t *line = &s->ring->lines[i];
 
 		if (s->used[i] && (KVK_GPU_CALL(s->gpu, event_record, line->done, line->stream) != KV_OK ||
@@ -465,17 +477,16 @@ static kv_status_t join_lines(const stage_t *s)
 	return status;
 }
 
-/* After a step that was enqueued in part no event says when its slot is free: every line waits for all others. */
+/* After a step that was enqueued in part no event says when its slot is free: each line waits for the other. */
 static kv_status_t mend(kvk_gpu_t *gpu, kvk_gpu_ring_t *ring)
 {
 	kv_status_t status = KV_OK;
 
-	for (uint32_t i = 0; i < ring->line_count && status == KV_OK; i++) {
+	for (uint32_t i = 0; i < KVK_GPU_LINES && status == KV_OK; i++) {
 		status = KVK_GPU_CALL(gpu, event_record, ring->lines[i].done, ring->lines[i].stream);
 	}
-	for (uint32_t i = 0; i < ring->line_count * ring->line_count && status == KV_OK; i++) {
-		status = KVK_GPU_CALL(gpu, stream_wait, ring->lines[i / ring->line_count].stream,
-				      ring->lines[i % ring->line_count].done, 0);
+	for (uint32_t i = 0; i < KVK_GPU_LINES && status == KV_OK; i++) {
+		status = KVK_GPU_CALL(gpu, stream_wait, ring->lines[i].stream, ring->lines[1 - i].done, 0);
 	}
 	if (status == KV_OK) {
 		ring->broken = 0;
@@ -495,7 +506,7 @@ static kv_status_t stage(stage_t *s, kvk_gpu_job_t *job)
 	}
 	status = for_steps(s, tell_moves);
 	if (status == KV_OK) {
-		s->inputs_at = kvk_gpu_upload(gpu, job, KVK_GPU_UPLOAD_STAGED, s->plan->copy->stream);
+		s->inputs_at = kvk_gpu_upload(gpu, job, s->plan->copy->stream);
 		status = KVK_GPU_CALL(gpu, event_record, s->ring->start, s->plan->copy->stream);
 	}
 	if (status != KV_OK) {

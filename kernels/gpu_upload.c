@@ -72,14 +72,11 @@ static int ready(kvk_gpu_t *gpu)
 	return atomic_load(&m->state) > 0;
 }
 
-uint64_t kvk_gpu_upload(kvk_gpu_t *gpu, const kvk_gpu_job_t *job, uint32_t who, kvk_cu_stream_t stream)
+uint64_t kvk_gpu_upload(kvk_gpu_t *gpu, const kvk_gpu_job_t *job, kvk_cu_stream_t stream)
 {
 	kvk_gpu_mirror_t *m = &gpu->mirror;
 	uint64_t at = job->start_at;
 
-	if (!(gpu->tune.uploads & who)) {
-		return at;
-	}
 	pthread_mutex_lock(&m->lock);
 	/* An upload that nobody waits for does no harm: those that go to the same place later come after it. */
 	if (ready(gpu) &&

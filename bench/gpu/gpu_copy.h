@@ -16,8 +16,6 @@
 
 #include <cuda_runtime.h>
 
-#include "gpu_tune.h"
-
 #define BATCH 4 // copies behind each other in a sample
 
 #define CU(call)                                                                                                       \
@@ -65,24 +63,6 @@ static inline double timed(cudaStream_t stream, const std::function<void()> &enq
 
 	return ms / 1e3;
 }
-
-// Other choices inside kernels/ than the defaults, for as long as it lives.
-struct tuned {
-	kvk_gpu_tune_t before;
-
-	explicit tuned(const std::function<void(kvk_gpu_tune_t &)> &change)
-	{
-		kvk_gpu_get_tune(bench.gpu, &before);
-		kvk_gpu_tune_t tune = before;
-
-		change(tune);
-		kvk_gpu_set_tune(bench.gpu, &tune);
-	}
-	~tuned()
-	{
-		kvk_gpu_set_tune(bench.gpu, &before);
-	}
-};
 
 // Holds a stream until the host has enqueued all that is to be measured: else short copies measure how fast it does.
 static __global__ void hold(volatile int *go)
@@ -226,13 +206,15 @@ static inline uint8_t *host_memory()
 	return p;
 }
 
-static inline uint8_t *device_memory(int device)
+static inline uint8_t *device_memory(int device, uint64_t times)
 {
 	uint8_t *p;
 
 	CU(cudaSetDevice(device));
-	CU(cudaMalloc(&p, bench.bytes));
-	CU(cudaMemcpy(p, bench.pool, bench.bytes, cudaMemcpyDefault));
+	CU(cudaMalloc(&p, times * bench.bytes));
+	for (uint64_t i = 0; i < times; i++) {
+		CU(cudaMemcpy(p + i * bench.bytes, bench.pool, bench.bytes, cudaMemcpyDefault));
+	}
 	CU(cudaSetDevice(0));
 
 	return p;
@@ -271,13 +253,13 @@ static inline bool open_bench(int argc, char **argv)
 	}
 	bench.pool = host_memory();
 	bench.pool2 = host_memory();
-	bench.cache = device_memory(0);
-	bench.hbm = device_memory(0);
+	bench.cache = device_memory(0, 1);
+	bench.hbm = device_memory(0, 1);
 	if (devices > 1) {
 		CU(cudaDeviceCanAccessPeer(&can, 0, 1));
 		if (can) {
 			CU(cudaDeviceEnablePeerAccess(1, 0));
-			bench.peer = device_memory(1);
+			bench.peer = device_memory(1, 1);
 		}
 	}
 	printf("# %s; medians of %d rounds, %llu MiB a copy; value, reference, ratio\n", kvk_gpu_describe(bench.gpu),

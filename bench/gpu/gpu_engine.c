@@ -83,6 +83,7 @@ static int open_worker(engine_t *e)
 					    .groups = &group,
 					    .group_count = 1,
 					    .memory = memory_cuda() ? KVX_MEMORY_CUDA : KVX_MEMORY_HOST,
+					    .sms = e->sms,
 					    .layer_bytes = e->layer_bytes,
 					    .layer_wait_us = e->layer_wait_us,
 					    .cuda = memory_cuda(),

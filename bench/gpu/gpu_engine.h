@@ -25,6 +25,7 @@ typedef struct engine {
 	uint32_t load_ms;           /* a load is given up after so long; 0: 5000 */
 	uint64_t layer_bytes;       /* loads of so many bytes and more may come layer by layer; 0: none */
 	uint32_t layer_wait_us;     /* if all blocks are there after so long; 0: the worker's own */
+	uint32_t sms;               /* of loads; 0: the worker's own */
 	/* Made by it. */
 	char instance[48];
 	kvk_layout_t layout;

@@ -229,11 +229,6 @@ static void rows_gemm()
 		gemm_row(g, s, KVK_GPU_STAGED, 1, "");
 		gemm_told(g, s, KVK_GPU_ZERO_COPY, 8);
 		gemm_told(g, s, KVK_GPU_STAGED, 2);
-		for (uint32_t cluster : {2u, 8u}) {
-			tuned with([&](kvk_gpu_tune_t &t) { t.cluster = cluster; });
-
-			gemm_row(g, s, KVK_GPU_ZERO_COPY, 8, text(", clusters of %u", cluster));
-		}
 	}
 }
 

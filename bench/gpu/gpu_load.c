@@ -6,7 +6,7 @@
  *           layer takes until its first layer may be read, against that layer's bytes at the rate of the plain copy
  *   disk    lease + load + verdict of a prompt that lies in the disk tier alone, against reading as many bytes with io_uring and O_DIRECT from a file beside it
  *
- *     kvd-gpu-load [--only memory|disk] [--rounds N] [--blocks N] [--json FILE] [--host 1] [--small 0] [--dir DIR] [--seconds N]
+ *     kvd-gpu-load [--only memory|disk] [--rounds N] [--blocks N] [--json FILE] [--host 1] [--small 0] [--dir DIR] [--seconds N] [--sms N]
  *     --host 1: a cache in host memory, and blocks of 32 KiB unless --small 0
  *     exit 0: measured; 1: wrong bytes, or it could not; 77: no device, or no disk to measure in DIR (TMPDIR, or /tmp), which is said
  */
@@ -48,7 +48,7 @@ static uint32_t check(load_bench_t *b, int layers)
 		return 1;
 	}
 	load_spoil(b);
-	if (load_whole(b, 0) <= 0) {
+	if (load_whole(b, 0, NULL) <= 0) {
 		return 1;
 	}
 	wrong = load_wrong(b, 0);
@@ -65,13 +65,14 @@ static int memory_rows(load_bench_t *b)
 	char name[96], name_first[96];
 	load_row_t all = {name, "GB/s", "cudaMemcpyAsync of as many bytes", 1, GOAL, {0}, {0}, {0}, 0};
 	load_row_t first = {name_first, "ms", "its bytes at the rate of that copy", 0, GOAL_FIRST, {0}, {0}, {0}, 0};
+	load_parts_t parts = {0};
 	uint32_t whole = 0;
 
 	if (check(b, by_layers) > 0) {
 		return 1;
 	}
 	for (uint32_t i = 0; i < b->rounds + WARM_UP && !load_late(b); i++) {
-		const double link = load_plain(b), seconds = load_whole(b, 0);
+		const double link = load_plain(b), seconds = load_whole(b, 0, &parts);
 		int layered = 1;
 		const double until = by_layers ? load_first(b, 0, &layered, NULL) : 1;
 
@@ -93,6 +94,8 @@ static int memory_rows(load_bench_t *b)
 	snprintf(name_first, sizeof name_first, "first of %u layers (%.1f MiB) of that load is ready", layers,
 		 gb * 1e9 / layers / (double)(1u << 20));
 	load_row_print(b, &all);
+	printf("    of the last one: lease %.3f ms, until all was enqueued %.3f, until its verdict %.3f\n",
+	       parts.lease * 1e3, parts.sent * 1e3, parts.verdict * 1e3);
 	if (!by_layers) {
 		printf("gpu_load: the first layer: skipped: loads come layer by layer in GPU memory only\n");
 		return 0;
@@ -170,6 +173,7 @@ int main(int argc, char **argv)
 			      .blocks = b.blocks,
 			      .length = b.blocks,
 			      .load_ms = disk ? 20000 : 0,
+			      .sms = (uint32_t)strtoul(option(argc, argv, "--sms", "0"), NULL, 0),
 			      .layer_bytes = 1,
 			      .layer_wait_us = LAYER_WAIT_US,
 			      .block_bytes = small ? 32u << 10 : 2u << 20};

@@ -55,8 +55,14 @@ uint32_t load_wrong(load_bench_t *b, uint32_t prompt);
 
 /* Save what is in the cache as a prompt; durable: until it is on disk. 0, after a sentence: it could not. */
 int load_save(load_bench_t *b, uint32_t prompt, int durable);
-/* Seconds from asking for the lease until the verdict on the last block; 0, after a sentence: it failed. */
-double load_whole(load_bench_t *b, uint32_t prompt);
+/* Of a load's seconds. */
+typedef struct load_parts {
+	double lease, sent,
+		verdict; /* until it is granted, from there until all copies are enqueued, from there until the last block has come well */
+} load_parts_t;
+
+/* Seconds from asking for the lease until the verdict on the last block; 0, after a sentence: it failed. p_parts may be NULL. */
+double load_whole(load_bench_t *b, uint32_t prompt, load_parts_t *p_parts);
 /* Seconds until layer 0 of a load layer by layer is there (engine_load_first()); all blocks came well. 0, after a sentence: it failed.
  * p_wrong not NULL: blocks whose layer 0 does not hold the prompt's bytes at that time. */
 double load_first(load_bench_t *b, uint32_t prompt, int *p_layered, uint32_t *p_wrong);

@@ -66,7 +66,7 @@ static int check(load_bench_t *b)
 		uint32_t wrong;
 
 		load_spoil(b);
-		if (!on_disk_only(b, p) || load_whole(b, p) <= 0) {
+		if (!on_disk_only(b, p) || load_whole(b, p, NULL) <= 0) {
 			return 0;
 		}
 		wrong = load_wrong(b, p);
@@ -91,7 +91,7 @@ static int measure(load_bench_t *b, load_raw_t *raw)
 	for (uint32_t i = 0; i < b->rounds && !load_late(b); i++) {
 		const uint32_t prompt = i % LOAD_PROMPTS;
 		const double theirs = load_raw_read(raw);
-		const double ours = theirs > 0 && on_disk_only(b, prompt) ? load_whole(b, prompt) : 0;
+		const double ours = theirs > 0 && on_disk_only(b, prompt) ? load_whole(b, prompt, NULL) : 0;
 
 		if (ours <= 0) {
 			return 1;

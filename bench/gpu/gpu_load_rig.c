@@ -358,16 +358,18 @@ int load_save(load_bench_t *b, uint32_t prompt, int durable)
 	return status == KVC_OK;
 }
 
-double load_whole(load_bench_t *b, uint32_t prompt)
+double load_whole(load_bench_t *b, uint32_t prompt, load_parts_t *p_parts)
 {
 	engine_t *e = &b->engine;
 	const uint64_t start = engine_now_ns();
 	kvc_lease_t *lease = NULL;
 	kvc_status_t status = kvc_acquire(e->space, b->keys[prompt], b->blocks, 0, WAIT_MS, &lease);
+	const uint64_t leased = engine_now_ns();
 	uint32_t bad = b->blocks;
-	uint64_t end;
+	uint64_t sent = leased, end;
 
 	if (status == KVC_OK && kvc_lease_n(lease) == b->blocks && engine_load(e, lease, b->ids, b->blocks)) {
+		sent = engine_now_ns();
 		bad = kvx_worker_errors(e->worker, b->bad, b->blocks);
 	}
 	end = engine_now_ns();
@@ -375,6 +377,12 @@ double load_whole(load_bench_t *b, uint32_t prompt)
 	if (bad > 0) {
 		printf("gpu_load: a load failed: %s, %u blocks\n", kvc_status_name(status), bad);
 		return 0;
+	}
+
+	if (p_parts) {
+		*p_parts = (load_parts_t){.lease = (double)(leased - start) / 1e9,
+					  .sent = (double)(sent - leased) / 1e9,
+					  .verdict = (double)(end - sent) / 1e9};
 	}
 
 	return (double)(end - start) / 1e9;

@@ -250,6 +250,7 @@ static kv_status_t copy_real(world_t *w, draw_t *d, kvk_gpu_dir_t dir, kvk_gpu_j
 				     .moves = d->real,
 				     .count = d->count,
 				     .sms = d->sms,
+				     .ready = (int)below(w, 2), /* nothing writes the pool meanwhile */
 				     .stream = w->stream};
 
 	if (w->has_graphs && below(w, 4) == 0) {

@@ -1,4 +1,4 @@
-// gpu_staged.h -- rows of whole blocks that the copy engine moves, and the choices inside kernels/ that they decide between; part of gpu_copy.cu.
+// gpu_staged.h -- rows of whole blocks that the copy engine moves; part of gpu_copy.cu.
 #ifndef GPU_STAGED_H
 #define GPU_STAGED_H
 
@@ -41,6 +41,41 @@ static double blocks_rate(const shape &s, int streams)
 	return (double)s.bytes / seconds / 1e9;
 }
 
+// Rows of `width` bytes out of every `pitch` of the pool, which is how layers of a head lie in a block, in one call.
+static double pitched_rate(uint64_t width, uint64_t pitch, bool load)
+{
+	const uint64_t rows = bench.bytes / pitch;
+	const double seconds = timed(bench.stream, [&] {
+		for (int i = 0; i < BATCH; i++) {
+			uint8_t *pool = bench.pool + i * width;
+
+			CU(cudaMemcpy2DAsync(load ? bench.cache : pool, load ? width : pitch, load ? pool : bench.cache,
+					     load ? pitch : width, width, rows, cudaMemcpyDefault, bench.stream));
+		}
+	});
+
+	return (double)(rows * width) * BATCH / seconds / 1e9;
+}
+
+static void rows_pitched()
+{
+	for (uint64_t width : {8u << 10, 16u << 10, 32u << 10, 48u << 10}) {
+		for (bool load : {true, false}) {
+			row(
+				text("copy engine alone, %s, %u KiB of every 256 in one call", load ? "load" : "store",
+				     (unsigned)(width >> 10)),
+				"GB/s", "cudaMemcpyAsync, one piece", at_least(0),
+				[&] { return pitched_rate(width, 256 << 10, load); },
+				[&] {
+					const uint64_t bytes = bench.bytes / (256 << 10) * width;
+
+					return load ? memcpy_rate(bench.cache, bench.pool, bytes)
+						    : memcpy_rate(bench.pool, bench.cache, bytes);
+				});
+		}
+	}
+}
+
 static void rows_staged_of(const std::string &how, uint32_t sms, bool apart, double goal)
 {
 	shape s;
@@ -62,6 +97,27 @@ static void rows_staged_of(const std::string &how, uint32_t sms, bool apart, dou
 	}
 }
 
+// A range of layers, as a load that comes layer by layer has it.
+static void rows_layers()
+{
+	for (uint32_t layers : {1u, 2u, 4u, 6u}) {
+		for (kvk_gpu_way_t way : {KVK_GPU_ZERO_COPY, KVK_GPU_STAGED}) {
+			shape s;
+
+			make_shape(s, 8192, KVK_PAGED_KV_TOKEN_HEAD, bench.pool, true);
+			prime(s);
+			s.layers = layers;
+			s.bytes = s.bytes / LAYERS * layers;
+			row(
+				text("%s load of %u of 32 layers, 8 SMs",
+				     way == KVK_GPU_STAGED ? "staged" : "zero copy", layers),
+				"GB/s", "cudaMemcpyAsync, one piece", at_least(0),
+				[&] { return copy_rate(s, KVK_GPU_SCATTER, way, 8); },
+				[&] { return memcpy_rate(bench.cache, bench.pool, s.bytes); });
+		}
+	}
+}
+
 static void rows_staged()
 {
 	for (int streams : {1, 4, 0}) {
@@ -74,80 +130,12 @@ static void rows_staged()
 			"GB/s", "cudaMemcpyAsync, one piece", at_least(0), [&] { return blocks_rate(s, streams); },
 			[&] { return memcpy_rate(bench.cache, bench.pool, s.bytes); });
 	}
+	rows_pitched();
 	rows_staged_of("", 4, false, 0.98);
 	rows_staged_of("", 4, true, 0.98);
 	rows_staged_of("", 2, true, 0);
 	rows_staged_of("", 8, true, 0);
-}
-
-// What the defaults are compared with: one thing changed at a time. For choosing, without a goal.
-static void rows_choose()
-{
-	const struct {
-		const char *name;
-		std::function<void(kvk_gpu_tune_t &)> change;
-	} staged[] = {{", 4 slots with a stream each, a call a block",
-		       [](kvk_gpu_tune_t &t) {
-			       t.slots = 4;
-			       t.copy_streams = 0;
-			       t.batch = t.sorted = t.taper = t.wide = 0;
-			       t.uploads = 0;
-		       }},
-		      {", a call a block", [](kvk_gpu_tune_t &t) { t.batch = 0; }},
-		      {", one copy stream", [](kvk_gpu_tune_t &t) { t.copy_streams = 1; }},
-		      {", one kernel stream", [](kvk_gpu_tune_t &t) { t.kernel_streams = 1; }},
-		      {", three kernel streams", [](kvk_gpu_tune_t &t) { t.kernel_streams = 3; }},
-		      {", 4 slots", [](kvk_gpu_tune_t &t) { t.slots = 4; }},
-		      {", a stream a slot", [](kvk_gpu_tune_t &t) { t.copy_streams = 0; }},
-		      {", no taper", [](kvk_gpu_tune_t &t) { t.taper = 0; }},
-		      {", no uploads", [](kvk_gpu_tune_t &t) { t.uploads = 0; }},
-		      {", 8 warps an SM", [](kvk_gpu_tune_t &t) { t.wide = 0; }}};
-
-	for (const auto &c : staged) {
-		tuned with(c.change);
-
-		rows_staged_of(c.name, 4, true, 0);
-	}
-	for (uint32_t fragment : {4096u, 16384u}) {
-		for (bool uploads : {false, true}) {
-			tuned with([&](kvk_gpu_tune_t &t) { t.uploads = uploads ? KVK_GPU_UPLOAD_LINK : 0; });
-			shape s;
-
-			make_shape(s, fragment, KVK_PAGED_KV_TOKEN_HEAD, bench.pool, true);
-			prime(s);
-			row(
-				text("zero copy load %u B, 8 SMs, arguments %s", fragment,
-				     uploads ? "uploaded" : "in host memory"),
-				"GB/s", "cudaMemcpyAsync, one piece", at_least(0),
-				[&] { return copy_rate(s, KVK_GPU_SCATTER, KVK_GPU_ZERO_COPY, 8); },
-				[&] { return memcpy_rate(bench.cache, bench.pool, s.bytes); });
-		}
-	}
-	for (uint32_t choice : {0u, 1u, 2u, 3u}) {
-		tuned with([&](kvk_gpu_tune_t &t) {
-			t.wide = choice & 1;
-			t.uploads = choice & 2 ? KVK_GPU_UPLOAD_NEAR : 0;
-		});
-
-		for (uint32_t ranks : {1u, 4u}) {
-			shape s;
-
-			make_shape(s, 8192, KVK_PAGED_KV_TOKEN_HEAD, bench.hbm, true, ranks);
-			prime(s);
-			for (bool load : {true, false}) {
-				row(
-					text("inside one GPU %s, %u heads, %s warps, arguments %s", load ? "in" : "out",
-					     HEADS / ranks, choice & 1 ? "16" : "8",
-					     choice & 2 ? "uploaded" : "in host memory"),
-					"GB/s", "cudaMemcpyAsync inside", at_least(0),
-					[&] {
-						return copy_rate(s, load ? KVK_GPU_SCATTER : KVK_GPU_GATHER,
-								 KVK_GPU_ZERO_COPY, 1024);
-					},
-					[&] { return memcpy_rate(bench.cache, bench.hbm, s.bytes); });
-			}
-		}
-	}
+	rows_layers();
 }
 
 #endif

@@ -5,7 +5,7 @@
 #   bench/gpu/run.sh part2 [out]   loads through kvx, from memory and from disk; matrix products beside copies; 200 kills; device == CPU, 10^4 flips, compute-sanitizer  (< 10 minutes)
 #   bench/gpu/run.sh all [out]     both
 #   bench/gpu/run.sh build         only build, to run elsewhere: the other parts build nothing when the programs are there
-#   bench/gpu/run.sh right|fast|gemm|choose|kill|kvx|disk [out]   a piece of the parts
+#   bench/gpu/run.sh right|fast|gemm|kill|kvx|disk [out]   a piece of the parts
 #   bench/gpu/run.sh lanes         no GPU: the kernels lane by lane on the CPU, the same property test; needs g++ (else 77)
 #
 # out (default build/gpu/out) gets the logs, *.json (a line a row) and goals.txt. BUILD: where to build (default build/gpu). XXHASH_INCLUDE: folder of
@@ -71,24 +71,20 @@ limited()
 	fi
 }
 
-copies() # families, seconds
+copies() # families, seconds, options
 {
-	limited "$2" "$build/gpu_copy" ${quick:+--rounds 3} --only "$1" --json "$out/${1%%,*}.json"
+	limited "$2" "$build/gpu_copy" ${quick:+--rounds 3} --only "$1" --json "$out/${1%%,*}.json" "${@:3}"
 }
 
 fast()
 {
-	copies link,staged,both,digests,rivals,hbm,peer 560
+	copies link,both,digests,rivals,hbm,peer 400
+	copies staged 150 --mib 1280
 }
 
 gemm()
 {
 	copies gemm 100
-}
-
-choose()
-{
-	copies choose 60
 }
 
 right()
@@ -161,7 +157,6 @@ part2()
 	gemm
 	kill_loop
 	right
-	choose
 }
 
 # Rows that have a goal, the missed ones first.
@@ -193,7 +188,7 @@ lanes()
 }
 
 case $part in
-part1 | part2 | right | fast | gemm | choose | build) ;;
+part1 | part2 | right | fast | gemm | build) ;;
 kvx) part=through_kvx ;;
 disk) part=from_disk ;;
 kill) part=kill_loop ;;
@@ -205,7 +200,7 @@ lanes)
 	lanes
 	exit
 	;;
-*) echo "run.sh: part1, part2, all, build, lanes, right, fast, gemm, choose, kill, kvx or disk" >&2 && exit 64 ;;
+*) echo "run.sh: part1, part2, all, build, lanes, right, fast, gemm, kill, kvx or disk" >&2 && exit 64 ;;
 esac
 if [ "$part" = build ] || [ ! -x "$build/gpu_copy" ]; then
 	build_all

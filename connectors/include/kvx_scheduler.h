@@ -121,7 +121,7 @@ typedef struct kvx_hit {
 	int async;            /* 1: load beside the steps and tell the engine when it is done */
 	int declined;         /* 1: the guard has said no */
 } kvx_hit_t;
-/* What is promised is leased: the first time for a request that finds something this waits for the daemon's answer, wait_us or a twentieth of what
+/* What is promised is leased: the first time for a request that finds something this waits for the daemon's answer, wait_us or an eighth of what
  * computing the tokens would take, at most 20 ms. An answer that is late is there when the request asks again (why: KV_WHY_TIMEOUT until then). Held
  * until load(), advance() or finish(), or for a second in which nobody asks. */
 KVC_API void kvx_scheduler_match(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_hit_t *hit);

@@ -192,6 +192,19 @@ static void enqueue(kvd_host_t *host, kvd_session_t *session, const kvd_out_t *h
 	session->out_bytes += bytes;
 }
 
+/* What was to be sent is lost. A peer that has gone misses nothing, and what it has sent still counts; one that is there would wait for it. */
+static void give_up(kvd_host_t *host, kvd_session_t *session, kv_status_t status)
+{
+	if (status == KV_ERR_CLOSED) {
+		session->mute = 1;
+		return;
+	}
+	kv_log(KV_LOG_WARN, "io",
+	       "a frame cannot be sent and its session is closed: session %llu program %s why \"%s\"",
+	       (unsigned long long)session->id, session->program, kv_status_text(status));
+	kvd_session_doom(host, session);
+}
+
 void kvd_session_send(kvd_host_t *host, kvd_session_t *session, const kv_frame_header_t *header, const uint8_t *body,
 		      const int *fds)
 {
@@ -210,7 +223,7 @@ void kvd_session_send(kvd_host_t *host, kvd_session_t *session, const kv_frame_h
 	if (status == KV_PENDING) {
 		enqueue(host, session, &head, body);
 	} else if (status != KV_OK) {
-		session->mute = 1;
+		give_up(host, session, status);
 	}
 }
 
@@ -224,7 +237,10 @@ static void flush_out(kvd_host_t *host, kvd_session_t *session)
 			return;
 		}
 		if (status != KV_OK) {
-			session->mute = 1;
+			give_up(host, session, status);
+		}
+		if (session->doomed) {
+			return;
 		}
 		session->out = out->next;
 		session->out_bytes -= sizeof(kvd_out_t) + out->header.body;
@@ -465,7 +481,7 @@ static void session_ready(kvd_host_t *host, kvd_source_t *source, uint32_t event
 	if (events & EPOLLOUT) {
 		flush_out(host, session);
 	}
-	if (events & (EPOLLIN | EPOLLHUP | EPOLLERR) && !session->backlog) {
+	if (events & (EPOLLIN | EPOLLHUP | EPOLLERR) && !session->backlog && !session->doomed) {
 		kvd_session_read(host, session);
 		host->hot = session;
 	}

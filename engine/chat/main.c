@@ -9,6 +9,7 @@
 #define EXIT_DIFFERENT 1
 #define EXIT_USAGE     64
 #define EXIT_SETUP     70
+#define EXIT_WRITE     74
 #define FLUSH_MS       10000u
 
 typedef struct options {
@@ -29,7 +30,7 @@ static const char usage_text[] =
 	"  --socket PATH            kvd's socket (default $KVD_SOCKET, else /run/kvd/default.sock)\n"
 	"  --no-cache               compute everything, without kvd\n"
 	"  --seed N --users N --branches N --turns N --systems N --system-tokens N --message-tokens N --new-tokens N\n"
-	"  --phase TEXT             name of this run in what is printed\n"
+	"  --phase TEXT             name of this run in what is printed, at most 64 bytes\n"
 	"  --log FILE               append a JSON object a request\n"
 	"  --write-reference FILE   write a hash of every answer\n"
 	"  --reference FILE         compare with them; exit 1 when an answer differs\n"
@@ -100,7 +101,7 @@ static int set_text(options_t *o, int code, const char *value)
 		return 0;
 	case OPT_PHASE:
 		o->phase = value;
-		return 0;
+		return strlen(value) <= REPORT_MAX_PHASE ? 0 : -1;
 	case OPT_LOG:
 		o->log = value;
 		return 0;
@@ -247,11 +248,21 @@ static int open_file(const char *path, const char *mode, FILE **p_file)
 	return *p_file ? 0 : -1;
 }
 
-static void close_file(FILE *file)
+/* 0 when all that was written to it is there; stdio forgets a buffer whose write has failed, so the last flush may find nothing to do. */
+static int close_file(FILE *file, const char *path)
 {
-	if (file) {
-		(void)fclose(file);
+	if (!file) {
+		return 0;
 	}
+
+	const int failed = ferror(file);
+
+	if (fclose(file) == 0 && !failed) {
+		return 0;
+	}
+	fprintf(stderr, "%s: not everything could be written\n", path);
+
+	return -1;
 }
 
 static void print_report(const options_t *o, report_t *report, kve_engine_t *engine)
@@ -318,9 +329,12 @@ int main(int argc, char **argv)
 	    open_file(options.reference, "r", &report.reference) == 0) {
 		rc = run(&options, &report);
 	}
-	close_file(report.reference);
-	close_file(report.reference_out);
-	close_file(report.log);
+	if (report.reference) {
+		(void)fclose(report.reference);
+	}
 
-	return rc;
+	const int lost = close_file(report.reference_out, options.write_reference) +
+			 close_file(report.log, options.log) + close_file(stdout, "standard output");
+
+	return lost != 0 && rc == 0 ? EXIT_WRITE : rc;
 }

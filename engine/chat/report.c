@@ -1,7 +1,10 @@
 #include "report.h"
 
+#include "kv/text.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 
 static uint64_t hash_tokens(uint64_t hash, const uint32_t *tokens, uint32_t n)
 {
@@ -14,7 +17,11 @@ static uint64_t hash_tokens(uint64_t hash, const uint32_t *tokens, uint32_t n)
 
 void report_begin(report_t *report, const char *phase)
 {
+	kv_text_t json;
+
 	*report = (report_t){.phase = phase, .hash = UINT64_C(0xcbf29ce484222325)};
+	json = kv_text(report->phase_json, sizeof report->phase_json);
+	kv_text_json_n(&json, phase, strnlen(phase, REPORT_MAX_PHASE));
 }
 
 /* Is this answer the reference's? Every line of the reference is one request, in the same order. */
@@ -38,11 +45,11 @@ void report_end(report_t *report)
 static void log_request(report_t *report, const kve_request_t *r, uint64_t answer)
 {
 	fprintf(report->log,
-		"{\"phase\":\"%s\",\"session\":%" PRIu64
+		"{\"phase\":%s,\"session\":%" PRIu64
 		",\"turn\":%u,\"prompt_tokens\":%u,\"cpu_tokens\":%u,\"disk_tokens\":%u,"
 		"\"ttft_ns\":%" PRIu64 ",\"load_ns\":%" PRIu64 ",\"load_cause\":\"%s\",\"answer\":\"%016" PRIx64
 		"\"}\n",
-		report->phase, r->session, r->turn, r->n_prompt, r->load.cpu_tokens, r->load.disk_tokens,
+		report->phase_json, r->session, r->turn, r->n_prompt, r->load.cpu_tokens, r->load.disk_tokens,
 		r->first_token_ns - r->submit_ns, r->load.load_ns, kvc_status_name(r->load.cause), answer);
 	(void)fflush(report->log);
 }
@@ -136,9 +143,9 @@ void report_row(report_t *r, FILE *out)
 void report_json(report_t *r, const kvx_stats_t *stats, FILE *out)
 {
 	fprintf(out,
-		"{\"phase\":\"%s\",\"requests\":%u,\"prompt_tokens\":%" PRIu64 ",\"output_tokens\":%" PRIu64
+		"{\"phase\":%s,\"requests\":%u,\"prompt_tokens\":%" PRIu64 ",\"output_tokens\":%" PRIu64
 		",\"hit_cpu_tokens\":%" PRIu64 ",\"hit_disk_tokens\":%" PRIu64,
-		r->phase, r->requests, r->prompt_tokens, r->output_tokens, r->cpu_tokens, r->disk_tokens);
+		r->phase_json, r->requests, r->prompt_tokens, r->output_tokens, r->cpu_tokens, r->disk_tokens);
 	fprintf(out,
 		",\"ttft_cold_ns\":%" PRIu64 ",\"cold\":%u,\"ttft_warm_ns\":%" PRIu64
 		",\"warm\":%u,\"different\":%u,\"hash\":\"%016" PRIx64 "\"",

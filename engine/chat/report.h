@@ -7,12 +7,14 @@
 #include <stdio.h>
 
 #define REPORT_MAX_REQUESTS 4096u
+#define REPORT_MAX_PHASE    64u
 
 typedef struct report {
-	const char *phase;
-	FILE *log;           /* a JSON object a request, flushed at once; NULL: none     */
-	FILE *reference_out; /* hash of each answer; NULL: none                          */
-	FILE *reference;     /* such hashes of a run without cache; NULL: not compared   */
+	const char *phase; /* at most REPORT_MAX_PHASE bytes                                  */
+	char phase_json[6u * REPORT_MAX_PHASE + 3u]; /* the same as a JSON string, quotes and all */
+	FILE *log;                                   /* a JSON object a request, flushed at once; NULL: none     */
+	FILE *reference_out;                         /* hash of each answer; NULL: none                          */
+	FILE *reference;                             /* such hashes of a run without cache; NULL: not compared   */
 	uint32_t requests;
 	uint64_t prompt_tokens, cpu_tokens, disk_tokens, output_tokens;
 	uint64_t hash;      /* of all answers                                           */

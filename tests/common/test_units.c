@@ -53,6 +53,8 @@ static void sizes_mean_what_their_unit_says(void **state)
 		"18446744073709551616",
 		"1GiB\n",
 		"nan",
+		"18446744073709551.699kB", /* over 64 bits by its fraction alone */
+		"18446.9PB",
 	};
 	uint64_t value;
 
@@ -84,8 +86,8 @@ static void a_duration_has_a_unit(void **state)
 		{"7ns", 7},
 		{"0.5ns", 0},
 	};
-	static const char *const bad[] = {"",     "1", "30", "1.5",     "-1s",   "1 s",
-					  "1sec", "S", "1S", "106752d", "1m30s", "0.0"};
+	static const char *const bad[] = {"",  "1",  "30",      "1.5",   "-1s", "1 s",       "1sec",
+					  "S", "1S", "106752d", "1m30s", "0.0", "213503.99d"};
 	uint64_t value;
 
 	(void)state;

@@ -213,6 +213,36 @@ static void p4_aborted_requests_give_their_blocks_back(void **state)
 	kve_engine_destroy(engine);
 }
 
+/* It needs every block there is, and one-block requests keep coming. */
+static void p5_a_long_request_is_not_overtaken_for_ever(void **state)
+{
+	enum { STEPS = 200 };
+	const kve_engine_config_t config = {.model = kve_config_tiny, .cache_blocks = 8, .max_running = 8};
+	uint32_t tokens[100] = {0}, served = 0;
+	const kve_ask_t small = {.tokens = tokens, .n_tokens = 8, .max_new = 8};
+	const kve_ask_t large = {.tokens = tokens, .n_tokens = 100, .max_new = 28};
+	kve_request_t *requests[STEPS], *waits;
+	kve_engine_t *engine;
+
+	(void)state;
+	assert_int_equal(kve_engine_create(&config, &engine), KV_OK);
+	for (uint32_t step = 0; step < STEPS; step++) {
+		assert_int_equal(kve_engine_submit(engine, &small, &requests[step]), KV_OK);
+		if (step == 0) {
+			assert_int_equal(kve_engine_submit(engine, &large, &waits), KV_OK);
+		}
+		(void)kve_engine_step(engine);
+	}
+	assert_int_equal(waits->state, KVE_DONE);
+	while (kve_engine_step(engine) > 0) {
+	}
+	for (uint32_t step = 0; step < STEPS; step++) {
+		served += requests[step]->state == KVE_DONE;
+	}
+	assert_int_equal(served, STEPS);
+	kve_engine_destroy(engine);
+}
+
 static void p10_contradictory_configurations_are_refused_with_a_sentence(void **state)
 {
 	parts_t p;
@@ -253,6 +283,7 @@ int main(void)
 		cmocka_unit_test(p7_the_engine_computes_everything_itself),
 		cmocka_unit_test(p10_bad_requests_are_refused),
 		cmocka_unit_test(p4_aborted_requests_give_their_blocks_back),
+		cmocka_unit_test(p5_a_long_request_is_not_overtaken_for_ever),
 		cmocka_unit_test(p10_contradictory_configurations_are_refused_with_a_sentence),
 	};
 

@@ -97,6 +97,38 @@ static void p7_hits_come_from_disk_after_the_daemon_was_killed(void **state)
 	rig_fini(&rig);
 }
 
+/* The prompt's blocks are saved while the request goes on. */
+static void a_flush_waits_for_the_saves_of_running_requests_too(void **state)
+{
+	uint32_t tokens[600];
+	const kve_ask_t ask = {.tokens = tokens, .n_tokens = 600, .max_new = 100};
+	kvx_stats_t stats = {.struct_size = sizeof stats};
+	kve_request_t *request;
+	kve_engine_t *engine;
+	uint64_t seed = 51;
+	rig_t rig;
+
+	(void)state;
+	rig_init(&rig, kvd_program);
+	rig_start(&rig);
+	engine = chat_engine(rig.socket);
+	for (uint32_t i = 0; i < 600; i++) {
+		tokens[i] = below(&seed, kve_config_tiny.vocab);
+	}
+	assert_int_equal(kve_engine_submit(engine, &ask, &request), KV_OK);
+	while (request->state != KVE_DECODE) {
+		(void)kve_engine_step(engine);
+	}
+	assert_int_equal(kve_engine_flush(engine, 5000), 0);
+	kvx_get_stats(kve_engine_store(engine), &stats);
+	assert_int_equal(stats.saves, 1);
+	assert_int_equal(stats.save_done, 1);
+	assert_int_equal(request->state, KVE_DECODE);
+	kve_engine_destroy(engine);
+	rig_check_quiet(&rig);
+	rig_fini(&rig);
+}
+
 static void abort_some(void *ctx, kve_engine_t *engine)
 {
 	uint64_t *seed = ctx;
@@ -319,6 +351,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p1_tokens_are_equal_with_and_without_the_cache),
 		cmocka_unit_test(p7_hits_come_from_disk_after_the_daemon_was_killed),
+		cmocka_unit_test(a_flush_waits_for_the_saves_of_running_requests_too),
 		cmocka_unit_test(p4_aborts_at_random_moments_leave_no_lease_and_no_put),
 		cmocka_unit_test(p1_every_cache_layout_passes_its_self_test_and_a_round_trip),
 	};

@@ -1,8 +1,16 @@
 /* A session that cannot take what it is sent is closed at once, whoever's doing it was. */
 #include "daemon/raw.h"
 
+#include <linux/capability.h>
+#include <sys/pidfd.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+
 #define PUTS  64u
 #define SPARE UINT64_C(20) /* replies less than would overflow a queue: fewer bytes than the notices of PUTS puts */
+
+#define IN_FLIGHT 300u /* descriptors nobody has received yet */
 
 static raw_daemon_t daemon_;
 static int watch_;
@@ -105,11 +113,47 @@ static void p5_a_member_whose_queue_overflows_as_another_one_leaves_is_closed(vo
 	raw_leave(&first);
 }
 
+/* A user may have as many descriptors on their way as a process may have open; then the kernel takes no more. */
+static void p5_a_member_whose_descriptors_cannot_be_sent_is_closed_and_may_come_again(void **state)
+{
+	const struct rlimit few = {IN_FLIGHT / 2, IN_FLIGHT / 2};
+	int pair[2], fds[16], fd = raw_open(daemon_.sock), pidfd = pidfd_open(getpid(), 0);
+	const kv_msg_join_t ask = {.instance = kv_slice_str("late"), .secret = kv_slice_str("0123456789abcdef")};
+	struct rlimit before;
+	raw_member_t member;
+
+	(void)state;
+	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+	for (size_t i = 0; i < KV_COUNT_OF(fds); i++) {
+		fds[i] = pair[0];
+	}
+	for (uint32_t sent = 0; sent < IN_FLIGHT; sent += KV_COUNT_OF(fds)) {
+		assert_int_equal(raw_bytes_fds(pair[0], "x", 1, fds, KV_COUNT_OF(fds)), 1);
+	}
+	assert_int_equal(prlimit(daemon_.pid, RLIMIT_NOFILE, &few, &before), 0);
+
+	raw_send(fd, KV_CODE_JOIN, 1, &ask, &pidfd, 1);
+	assert_int_equal(raw_closed(fd, 5000), 1);
+	assert_int_equal(raw_log_has(&daemon_, "a frame cannot be sent"), 1);
+
+	close(pair[0]);
+	close(pair[1]);
+	raw_join(&member, daemon_.sock, "late");
+	raw_leave(&member);
+	close(pidfd);
+	close(fd);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p5_a_member_whose_queue_overflows_as_another_one_leaves_is_closed),
+		cmocka_unit_test(p5_a_member_whose_descriptors_cannot_be_sent_is_closed_and_may_come_again),
 	};
+
+	/* Who has these is not counted; the daemon shall not have them. */
+	(void)prctl(PR_CAPBSET_DROP, CAP_SYS_RESOURCE);
+	(void)prctl(PR_CAPBSET_DROP, CAP_SYS_ADMIN);
 
 	return cmocka_run_group_tests(tests, setup, teardown);
 }

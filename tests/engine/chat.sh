@@ -1,5 +1,5 @@
 #!/bin/sh
-# kve-chat calls answers different when one is, or when one is missing: chat.sh KVE_CHAT
+# kve-chat calls answers different when one is, or when one is missing; what it could not write is an error; its JSON is JSON: chat.sh KVE_CHAT
 set -eu
 chat="$1 --no-cache --users 2 --branches 1 --turns 2 --systems 1 --system-tokens 64 --message-tokens 16 --new-tokens 4"
 dir=$(mktemp -d /tmp/kvd-test-XXXXXX)
@@ -22,3 +22,21 @@ sed '1s/.*/0123456789abcdef/' "$dir/good" >"$dir/ref"
 says 1 NO
 sed '$d' "$dir/good" >"$dir/ref"
 says 1 NO
+
+# Nothing that it was to write is lost in silence.
+fails() {
+	code=0
+	"$@" >"$dir/out" 2>"$dir/err" || code=$?
+	[ "$code" -eq 74 ]
+}
+lost() { $chat "$@" >/dev/full; }
+fails $chat --write-reference /dev/full
+grep -q '^/dev/full: ' "$dir/err"
+fails $chat --log /dev/full
+fails lost --json
+
+# A phase is one's own text.
+$chat --json --log "$dir/log" --phase 'a "b" \c' >"$dir/out"
+for file in out log; do
+	grep -q '^{"phase":"a \\"b\\" \\\\c","' "$dir/$file"
+done

@@ -222,6 +222,27 @@ static void bad_spans_are_refused_and_compute_nothing(void **state)
 	rig_close(&rig);
 }
 
+/* What is beyond max_tokens has no angle in the rope's table and no place among the scores. */
+static void no_span_reaches_beyond_the_longest_sequence(void **state)
+{
+	kve_config_t shortest = kve_config_tiny;
+	uint32_t tokens[KVE_MAX_ROWS] = {0};
+	rig_t rig;
+
+	(void)state;
+	shortest.max_tokens = 16;
+	rig_open(&rig, &shortest);
+	for (uint32_t n = 1; n <= KVE_MAX_ROWS; n++) {
+		for (uint32_t start = 0; start <= 17; start++) {
+			const kve_span_t span = {tokens, n, start, rig.blocks, rig.logits};
+
+			assert_int_equal(kve_model_forward(rig.model, &rig.cache, &span, 1),
+					 start + n <= 16 ? KV_OK : KV_ERR_ARG);
+		}
+	}
+	rig_close(&rig);
+}
+
 static void our_exp_sin_cos_and_log_are_right(void **state)
 {
 	uint64_t seed = 17;
@@ -275,6 +296,7 @@ int main(void)
 		cmocka_unit_test(one_early_token_changes_the_output),
 		cmocka_unit_test(the_bits_of_a_seed_never_change),
 		cmocka_unit_test(bad_spans_are_refused_and_compute_nothing),
+		cmocka_unit_test(no_span_reaches_beyond_the_longest_sequence),
 		cmocka_unit_test(our_exp_sin_cos_and_log_are_right),
 		cmocka_unit_test(shapes_that_cannot_be_are_refused),
 	};

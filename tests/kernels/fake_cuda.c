@@ -358,9 +358,7 @@ static int fake_launch(kvk_cu_function_t function, unsigned gx, unsigned gy, uns
 	const size_t kernel = (size_t)((fake_function_t *)(void *)function - fake.functions);
 
 	if (gx == 0 || gy != 1 || gz != 1 || by != 1 || bz != 1 || extra ||
-	    bx != (kernel == FAKE_TICK  ? KVK_GPU_THREADS_TICK
-		   : kernel < FAKE_WIDE ? KVK_GPU_THREADS
-					: KVK_GPU_THREADS_WIDE)) {
+	    bx != (kernel == FAKE_TICK ? KVK_GPU_THREADS_TICK : KVK_GPU_THREADS)) {
 		fake_fault("a kernel started with a wrong shape");
 	}
 	work = fake_work(FAKE_LAUNCH);
@@ -373,20 +371,6 @@ static int fake_launch(kvk_cu_function_t function, unsigned gx, unsigned gy, uns
 	fake_enqueue(stream, work);
 
 	return 0;
-}
-
-static int fake_launch_with(const kvk_cu_launch_t *launch, kvk_cu_function_t function, void **params, void **extra)
-{
-	const unsigned *g = launch->grid, *b = launch->block;
-
-	if (launch->attribute_count != 1 || launch->attributes->id != KVK_CU_LAUNCH_CLUSTER ||
-	    launch->attributes->value[0] == 0 || g[0] % launch->attributes->value[0] != 0) {
-		fake_fault("a cluster that the grid is not made of");
-	}
-	atomic_fetch_add(&fake.calls[offsetof(kvk_cuda_ops_t, launch_with) / sizeof(void *)], 1);
-
-	return fake_launch(function, g[0], g[1], g[2], b[0], b[1], b[2], launch->shared_bytes, launch->stream, params,
-			   extra);
 }
 
 static int fake_copy_async(kvk_cu_ptr_t dst, kvk_cu_ptr_t src, size_t bytes, kvk_cu_stream_t stream)
@@ -417,6 +401,29 @@ static int fake_copy_batch(kvk_cu_ptr_t *dst, kvk_cu_ptr_t *src, size_t *bytes, 
 	work->pieces = calloc(count, sizeof *work->pieces);
 	for (size_t i = 0; i < count; i++) {
 		work->pieces[i] = (fake_piece_t){dst[i], src[i], bytes[i]};
+	}
+	fake_enqueue(stream, work);
+
+	return 0;
+}
+
+/* Rows are pieces of a batch. */
+static int fake_copy_rows(const kvk_cu_rows_t *rows, kvk_cu_stream_t stream)
+{
+	fake_work_t *work;
+
+	BEGIN(copy_rows, NEEDS_CONTEXT)
+	if (!stream || rows->width == 0 || rows->height == 0 || rows->from.type != KVK_CU_SIDE_ANY ||
+	    rows->to.type != KVK_CU_SIDE_ANY || rows->from.pitch < rows->width || rows->to.pitch < rows->width) {
+		fake_fault("rows that are none");
+		return CU_INVALID;
+	}
+	work = fake_work(FAKE_BATCH);
+	work->count = rows->height;
+	work->pieces = calloc(rows->height, sizeof *work->pieces);
+	for (size_t i = 0; i < rows->height; i++) {
+		work->pieces[i] = (fake_piece_t){rows->to.at + i * rows->to.pitch, rows->from.at + i * rows->from.pitch,
+						 rows->width};
 	}
 	fake_enqueue(stream, work);
 
@@ -534,6 +541,7 @@ static int fake_event_elapsed(float *p_ms, kvk_cu_event_t start, kvk_cu_event_t 
 	int error = 0;
 
 	BEGIN(event_elapsed, NEEDS_CONTEXT)
+	(void)fake_look((fake_event_t *)(void *)end, 0);
 	pthread_mutex_lock(&fake.lock);
 	if (!from->timed || !to->timed || !from->latest || !to->latest) {
 		fake_fault("the time between events that do not have it");

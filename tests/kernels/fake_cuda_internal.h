@@ -88,12 +88,10 @@ typedef struct fake_function {
 } fake_function_t;
 
 static const char *const fake_kernels[] = {KVK_GPU_GATHER_PLAIN, KVK_GPU_SCATTER_PLAIN, KVK_GPU_GATHER_BULK,
-					   KVK_GPU_SCATTER_BULK, KVK_GPU_GATHER_WIDE,   KVK_GPU_SCATTER_WIDE,
-					   KVK_GPU_TICK};
-#define FAKE_KERNELS 7u
+					   KVK_GPU_SCATTER_BULK, KVK_GPU_TICK};
+#define FAKE_KERNELS 5u
 #define FAKE_BULK    2u /* from this one on */
-#define FAKE_WIDE    4u
-#define FAKE_TICK    6u
+#define FAKE_TICK    4u
 
 typedef struct fake {
 	fake_cuda_config_t config;

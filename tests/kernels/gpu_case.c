@@ -86,6 +86,7 @@ static void make_paged(gpu_case_t *c, kvk_paged_kind_t kind)
 	}
 	assert_int_equal(kvk_paged_check(p, l, NULL), KV_OK);
 	c->layers = (uint32_t)part(c->rng, p->layers, &c->layer);
+	c->ready = kv_test_below(c->rng, 2) != 0;
 	if (c->layers == p->layers && kv_test_below(c->rng, 2)) {
 		c->layers = 0;
 	}
@@ -200,6 +201,7 @@ kvk_gpu_copy_t gpu_case_copy(const gpu_case_t *c, kvk_gpu_dir_t dir, kvk_gpu_way
 				.layers = c->layers,
 				.moves = c->moves,
 				.count = c->count,
+				.ready = c->ready,
 				.stream = stream};
 }
 

@@ -32,6 +32,7 @@ typedef struct gpu_case {
 	kvk_move_t moves[CASE_MOVES];
 	uint32_t count;
 	uint32_t layer, layers;
+	int ready; /* see kvk_gpu_copy_t */
 	/* the twin's */
 	uint8_t *twin_cache, *twin_pool;
 	uint64_t *twin_leaves;

@@ -11,8 +11,7 @@
 void lanes_launch(const char *name, unsigned grid, unsigned threads, const kvk_gpu_args_t *args);
 
 static char handle; /* of everything */
-static const char *const kernels[] = {KVK_GPU_GATHER_BULK,  KVK_GPU_SCATTER_BULK, KVK_GPU_GATHER_WIDE,
-				      KVK_GPU_SCATTER_WIDE, KVK_GPU_TICK,         KVK_GPU_GATHER_PLAIN,
+static const char *const kernels[] = {KVK_GPU_GATHER_BULK, KVK_GPU_SCATTER_BULK, KVK_GPU_TICK, KVK_GPU_GATHER_PLAIN,
 				      KVK_GPU_SCATTER_PLAIN};
 
 static int nothing(void)
@@ -132,6 +131,15 @@ static int copy(kvk_cu_ptr_t dst, kvk_cu_ptr_t src, size_t bytes, kvk_cu_stream_
 	return 0;
 }
 
+static int copy_rows(const kvk_cu_rows_t *rows, kvk_cu_stream_t stream)
+{
+	for (size_t i = 0; i < rows->height; i++) {
+		(void)copy(rows->to.at + i * rows->to.pitch, rows->from.at + i * rows->from.pitch, rows->width, stream);
+	}
+
+	return 0;
+}
+
 /* All memory is this device's, and lies where it lies. */
 static int pointer_attribute(void *p_value, int which, kvk_cu_ptr_t ptr)
 {
@@ -184,6 +192,7 @@ const kvk_cuda_ops_t *kvk_cuda_load(const char **p_why)
 		AS(host_unregister, nothing),
 		.host_pointer = host_pointer,
 		.copy_async = copy,
+		.copy_rows = copy_rows,
 		AS(stream_create, give_handle),
 		AS(stream_destroy, nothing),
 		.stream_capturing = not_capturing,

@@ -1,8 +1,6 @@
 /* GPU copies over a fake driver, compared with the CPU twin bit for bit. */
 #include "gpu_rig.h"
 
-#include "../../kernels/gpu_tune.h"
-
 #ifdef KVD_SANITIZE /* several times slower */
 #define ROUNDS 48
 #else
@@ -12,24 +10,6 @@
 static const kvk_paged_kind_t kinds[] = {KVK_PAGED_KV_TOKEN_HEAD, KVK_PAGED_HEAD_TOKEN_KV, KVK_PAGED_OPAQUE,
 					 KVK_PAGED_TOKEN_HEAD_KV, KVK_PAGED_KV_HEAD_TOKEN, KVK_PAGED_HEAD_KV_TOKEN};
 static const kvk_gpu_way_t ways[] = {KVK_GPU_AUTO, KVK_GPU_ZERO_COPY, KVK_GPU_STAGED, KVK_GPU_EACH};
-
-/* Any of the choices that a bench may make. */
-static void tune(kv_test_rng_t *rng, kvk_gpu_t *gpu)
-{
-	const kvk_gpu_tune_t drawn = {.slots = (uint32_t)kv_test_below(rng, 10),
-				      .copy_streams = (uint32_t)kv_test_below(rng, 4),
-				      .kernel_streams = (uint32_t)kv_test_below(rng, 4),
-				      .batch = kv_test_below(rng, 2) != 0,
-				      .sorted = kv_test_below(rng, 2) != 0,
-				      .taper = kv_test_below(rng, 2) != 0,
-				      .uploads = (uint32_t)kv_test_below(rng, 8),
-				      .cluster = (uint32_t)kv_test_below(rng, 3),
-				      .wide = kv_test_below(rng, 2) != 0};
-
-	if (kv_test_below(rng, 3) != 0) {
-		kvk_gpu_set_tune(gpu, &drawn);
-	}
-}
 
 /* A device of some kind, with room for some blocks and not for others. */
 static kvk_gpu_t *start(gpu_rig_t *rig, kv_test_rng_t *rng, uint64_t staging)
@@ -41,10 +21,7 @@ static kvk_gpu_t *start(gpu_rig_t *rig, kv_test_rng_t *rng, uint64_t staging)
 	rig->config.staging_bytes = staging;
 	fake_cuda_limit_pinned(4 << 20);
 
-	gpu_rig_open(rig);
-	tune(rng, rig->gpu);
-
-	return rig->gpu;
+	return gpu_rig_open(rig);
 }
 
 static int digests_asked(const gpu_case_t *c)
@@ -205,6 +182,7 @@ static void p1_a_copy_runs_after_what_it_was_ordered_after(void **state)
 			c.moves[i].block = c.paged.blocks - 1 - c.moves[i].block;
 		}
 		copy = gpu_case_copy(&c, KVK_GPU_SCATTER, ways[kv_test_below(&rng, 4)], streams[1]);
+		copy.ready = 0;
 		assert_int_equal(kvk_gpu_submit(gpu, &copy, &jobs[1]), KV_OK);
 		assert_int_equal(kvk_gpu_poll(jobs[1]), KV_PENDING);
 		fake_cuda_hold(0);
@@ -224,6 +202,52 @@ static void p1_a_copy_runs_after_what_it_was_ordered_after(void **state)
 		gpu_case_fini(&c);
 		gpu_rig_fini(&rig);
 	}
+}
+
+/* Blocks of the pool that are ready are read early, but into the cache they go after what the stream has: a gather of what lies there. */
+static void p1_a_scatter_of_ready_blocks_writes_in_its_turn(void **state)
+{
+	kv_test_rng_t rng = {kv_test_seed()};
+	uint32_t seen = 0;
+
+	(void)state;
+	for (int round = 0; round < ROUNDS / 2; round++) {
+		gpu_rig_t rig;
+		kvk_gpu_t *gpu = start(&rig, &rng, UINT64_C(1) << 20);
+		kvk_cu_stream_t stream;
+		kvk_gpu_job_t *jobs[2];
+		kvk_move_t in[CASE_MOVES];
+		kvk_gpu_copy_t copy;
+		gpu_case_t c;
+
+		assert_int_equal(kvk_gpu_stream(gpu, 1, &stream), KV_OK);
+		gpu_case_init(&c, &rng, gpu, kinds[(size_t)round % KV_COUNT_OF(kinds)]);
+		gpu_case_ask_no_digests(&c);
+		c.count /= 2;
+		for (uint32_t i = 0; i < c.count; i++) {
+			in[i] = (kvk_move_t){.block = c.moves[i].block, .data = c.moves[c.count + i].data};
+		}
+		fake_cuda_hold(1);
+		copy = gpu_case_copy(&c, KVK_GPU_GATHER, ways[kv_test_below(&rng, 4)], stream);
+		assert_int_equal(kvk_gpu_submit(gpu, &copy, &jobs[0]), KV_OK);
+		copy = gpu_case_copy(&c, KVK_GPU_SCATTER, ways[kv_test_below(&rng, 4)], stream);
+		copy.moves = in;
+		copy.ready = 1;
+		assert_int_equal(kvk_gpu_submit(gpu, &copy, &jobs[1]), KV_OK);
+		fake_cuda_hold(0);
+		for (int i = 1; i >= 0; i--) {
+			assert_int_equal(gpu_rig_finish(jobs[i]), KV_OK);
+			kvk_gpu_end(jobs[i]);
+		}
+		gpu_case_twin(&c, KVK_GPU_GATHER);
+		memcpy(c.moves, in, c.count * sizeof *in);
+		gpu_case_twin(&c, KVK_GPU_SCATTER);
+		gpu_case_equal(&c);
+		seen += c.count;
+		gpu_case_fini(&c);
+		gpu_rig_fini(&rig);
+	}
+	assert_true(seen > 0);
 }
 
 /* Several jobs under way at a time, on streams of their own, through one ring; some given back before they have ended. */
@@ -284,16 +308,10 @@ static void p5_neighbours_in_the_pool_are_one_copy(void **state)
 	for (int round = 0; round < ROUNDS; round++) {
 		gpu_rig_t rig;
 		kvk_gpu_t *gpu = start(&rig, &rng, UINT64_C(64) << 20);
-		kvk_gpu_tune_t choice;
 		kvk_gpu_copy_t copy;
 		gpu_case_t c;
 		int whole;
 
-		kvk_gpu_get_tune(gpu, &choice);
-		choice.sorted = 1;
-		choice.uploads = 0;
-		choice.copy_streams = 2;
-		kvk_gpu_set_tune(gpu, &choice);
 		gpu_case_init(&c, &rng, gpu, kinds[(size_t)round % KV_COUNT_OF(kinds)]);
 		whole = c.paged.heads == c.layout.heads && c.layers == c.layout.layers && c.paged.layers == c.layers;
 		gpu_case_ask_no_digests(&c);
@@ -312,6 +330,76 @@ static void p5_neighbours_in_the_pool_are_one_copy(void **state)
 		gpu_rig_fini(&rig);
 	}
 	assert_true(together > 0);
+}
+
+/* Eight blocks of 8 heads and 8 layers, pages of 8 KiB; `apart`: every second place of the pool. How often the ring is used for 1 and for 4 of the layers. */
+static void ranges(int apart, uint64_t *p_staged)
+{
+	enum { BLOCKS = 8, LAYERS = 8, PAGE = 8192, BLOCK = 8 * LAYERS * PAGE };
+	gpu_rig_t rig;
+	kvk_gpu_t *gpu;
+	kvk_layout_t layout = {.heads = 8, .layers = LAYERS, .block_tokens = 16, .k_dim = 128, .v_dim = 128};
+	kvk_paged_t paged = {.kind = KVK_PAGED_KV_TOKEN_HEAD, .blocks = BLOCKS, .layers = LAYERS, .heads = 8};
+	void *base[LAYERS];
+	kvk_move_t moves[BLOCKS] = {0};
+	uint8_t *pool = aligned_alloc(4096, 2 * BLOCKS * BLOCK);
+	kvk_cu_context_t context;
+	int device;
+	kvk_cu_ptr_t cache;
+
+	gpu_rig_init(&rig, NULL);
+	rig.config.staging_bytes = UINT64_C(64) << 20;
+	gpu = gpu_rig_open(&rig);
+	layout.dtype = paged.dtype = KVK_DTYPE_BF16;
+	layout.inner = KVK_INNER_SPLIT;
+	paged.block_tokens = layout.block_tokens;
+	paged.k_dim = paged.v_dim = layout.k_dim;
+	paged.base = base;
+	assert_int_equal(fake_cuda_ops()->device_get(&device, 0), 0);
+	assert_int_equal(fake_cuda_ops()->context_retain(&context, device), 0);
+	assert_int_equal(fake_cuda_ops()->context_push(context), 0);
+	assert_int_equal(fake_cuda_ops()->mem_alloc(&cache, BLOCKS * BLOCK), 0);
+	assert_int_equal(kvk_gpu_register(gpu, pool, 2 * BLOCKS * BLOCK), KV_OK);
+	memset(pool, 7, 2 * BLOCKS * BLOCK);
+	for (uint32_t i = 0; i < BLOCKS; i++) {
+		base[i] = (void *)(uintptr_t)(cache + i * BLOCKS * (BLOCK / LAYERS));
+		moves[i] = (kvk_move_t){.block = i, .data = pool + (apart ? 2 * i : i) * (size_t)BLOCK};
+	}
+	for (uint32_t layers = 1; layers <= 4; layers += 3) {
+		const kvk_gpu_copy_t copy = {.dir = KVK_GPU_SCATTER,
+					     .layout = &layout,
+					     .paged = &paged,
+					     .layer = 2,
+					     .layers = layers,
+					     .moves = moves,
+					     .count = BLOCKS};
+		kvk_gpu_stats_t before, after;
+
+		kvk_gpu_get_stats(gpu, &before);
+		gpu_rig_copy(gpu, &copy);
+		kvk_gpu_get_stats(gpu, &after);
+		*p_staged++ = after.staged - before.staged;
+	}
+	kvk_gpu_unregister(gpu, pool);
+	fake_cuda_ops()->mem_free(cache);
+	fake_cuda_ops()->context_pop(&context);
+	fake_cuda_ops()->context_release(device);
+	free(pool);
+	gpu_rig_fini(&rig);
+}
+
+static void p5_some_layers_go_by_rows_where_rows_are_long_and_blocks_lie_together(void **state)
+{
+	const size_t rows = offsetof(kvk_cuda_ops_t, copy_rows);
+	uint64_t staged[2];
+
+	(void)state;
+	ranges(1, staged);
+	assert_int_equal(staged[0] + staged[1], 0);
+	ranges(0, staged);
+	assert_int_equal(staged[0], 0);
+	assert_int_equal(staged[1], 1);
+	assert_in_range(fake_cuda_calls(rows), 1, 4); /* eight blocks, in small steps at the end */
 }
 
 static int is_whole(const gpu_case_t *c)
@@ -365,7 +453,9 @@ int main(void)
 		cmocka_unit_test(p1_every_way_copies_what_the_twin_copies),
 		cmocka_unit_test(p1_a_flipped_bit_is_told_of_exactly_its_block),
 		cmocka_unit_test(p1_a_copy_runs_after_what_it_was_ordered_after),
+		cmocka_unit_test(p1_a_scatter_of_ready_blocks_writes_in_its_turn),
 		cmocka_unit_test(p5_neighbours_in_the_pool_are_one_copy),
+		cmocka_unit_test(p5_some_layers_go_by_rows_where_rows_are_long_and_blocks_lie_together),
 		cmocka_unit_test(p1_no_copy_goes_from_one_registration_into_the_next),
 		cmocka_unit_test(p4_jobs_given_back_early_keep_their_memory_until_they_end),
 	};

@@ -112,6 +112,7 @@ class Run:
             "kvctl": daemon.kvctl if daemon else "",
             "socket": daemon.socket if daemon else "",
             "end": "abrupt",
+            "profile": str(self.args.out.resolve() / "profile"),
             "pause": self.args.pause,
         }
 
@@ -119,6 +120,7 @@ class Run:
         order["connector"] = json.loads(json.dumps(order["connector"]).replace("SOCKET", order["socket"]))
         stem.with_suffix(".order").write_text(json.dumps(order))
         environment = {**os.environ, **ENVIRONMENT, **c.environment, "VLLM_USE_V2_MODEL_RUNNER": str(c.runner - 1)}
+        environment["BENCH_WATCH"] = str(stem.with_suffix(".watch"))
         environment["PYTHONPATH"] = f"{HERE}:{environment.get('PYTHONPATH', '')}"
         command = [sys.executable, str(HERE / "engine.py"), str(stem.with_suffix(".order")), str(stem.with_suffix(".json"))]
         return subprocess.Popen(command, stdout=stem.with_suffix(".log").open("wb"), stderr=subprocess.STDOUT, env=environment, start_new_session=True)

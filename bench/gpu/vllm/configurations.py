@@ -75,7 +75,7 @@ class Configuration:
 
 
 COMPILE = 30
-COST = {"cold": 12, "fresh": 12, "gpu": 1, "hit": 4, "together": 6, "decode": 12, "tokens": 25, "same": 15, "control": 10}
+COST = {"trace": 20, "cold": 12, "fresh": 12, "gpu": 1, "hit": 4, "together": 6, "decode": 12, "tokens": 25, "same": 15, "control": 10}
 ALL = ["cold", "gpu", "hit", "together"]
 CHAIN = [("first engine", ALL), ("engine restarted", ["hit", "together"])]
 CHECKS = [("first engine", ["tokens", "same", "control"]), ("engine restarted", ["same"]), ("daemon", ["daemon"]), ("daemon restarted", ["same"])]
@@ -92,6 +92,7 @@ def of_runner(runner: int, gib: int) -> dict[str, Configuration]:
         "lmcache": Configuration(LMCACHE, [("first engine", ALL)], runner, environment=lmcache(gib)),
         "lmserver": Configuration(LMSERVER, [("first engine", ALL)], runner, server=True),
         "kvd": Configuration(kvd(), CHAIN, runner, "memory"),
+        "trace": Configuration({**kvd(), "kv_connector": "Watched", "kv_connector_module_path": "watched"}, [("first engine", ["cold", "trace"])], runner, "memory"),
         "kvd-whole": Configuration(kvd(layers=False), CHAIN[:1], runner, "memory"),
         "kvd-async": Configuration(kvd(mode="async"), CHAIN, runner, "memory"),
         "kvd-plain": Configuration(kvd(arrange="engine"), CHAIN, runner, "memory"),

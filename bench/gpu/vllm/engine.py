@@ -2,7 +2,8 @@
 
 phases: cold, gpu (the engine's own cache), hit (the engine's cache dropped first), fresh (other prompts, cold), together, decode, tokens (16 tokens each from
 the GPU's cache, kept in a file), same (16 tokens each without the engine's cache, compared with that file), control (a prompt with a changed beginning answers
-otherwise), turns (short rounds of cold, gpu and decode, in turns with other engines on the same GPU)
+otherwise), turns (short rounds of cold, gpu and decode, in turns with other engines on the same GPU), trace (when each of the connector's hooks was called during
+own hits and hits; then one of each size under torch's profiler)
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class Bench:
             kv_cache_memory_bytes=order["kv_gib"] << 30,
             generation_config="vllm",
             **({"kv_transfer_config": order["connector"]} if order["connector"] else {}),
+            **({"profiler_config": {"profiler": "torch", "torch_profiler_dir": order["profile"], "ignore_frontend": True}} if "trace" in order["phases"] else {}),
         )
         self.note("engine start s", round(time.time() - began, 1))
         self.block = self.llm.llm_engine.vllm_config.cache_config.block_size
@@ -187,6 +189,28 @@ class Bench:
         took["decode step, one request"] = self.ask(prompts_of(self.order["seed"] + 1000 * (i + 1), [100]), 129)[0] / 128
         took["16 x 4096 cold + 32 tokens"] = self.ask(prompts_of(self.order["seed"] + 1000 * (i + 1) + 7, [4096] * 16), 32)[0]
         return took
+
+    def trace(self) -> None:
+        import watched
+
+        for n, prompts in self.by_size().items():
+            for what in ("gpu", "hit"):
+                if what == "hit":
+                    self.forget()
+                else:
+                    self.ask(prompts[:3])  # what another size has pushed out
+                for prompt in prompts[:3]:
+                    began = time.perf_counter_ns()
+                    self.ask([prompt])
+                    ended = time.perf_counter_ns()
+                    self.step(2)
+                    self.note(f"trace {what} {n}", watched.of_request(Path(os.environ["BENCH_WATCH"]), began, ended))
+        self.forget()
+        for name in ("hits", "own hits"):
+            self.llm.start_profile(profile_prefix=name.replace(" ", "_"))
+            for prompts in self.by_size().values():
+                self.ask(prompts[:1])
+            self.llm.stop_profile()
 
     # ---- phases: correctness ---------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 /* kve/engine.h -- the reference engine: requests in, greedy tokens out, continuous batching, and a true user of libkvx.
  *
- * Life of a request:  WAITING (for cache blocks) -> LOADING (its cached prefix) -> PREFILL (the rest, in chunks) -> DECODE -> DONE.
+ * Life of a request:  WAITING (for cache blocks, in order of arrival) -> LOADING (its cached prefix) -> PREFILL (the rest, in chunks) -> DECODE -> DONE.
  * Full blocks are saved behind its back: the prompt's when prefill has ended, the generated ones when the request has. With or without a store, the
  * tokens are the same: what is not loaded is computed, to the same bits.
  *

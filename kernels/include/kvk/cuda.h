@@ -17,6 +17,21 @@ typedef struct kvk_cu_stream *kvk_cu_stream_t; /* NULL: the legacy default strea
 typedef struct kvk_cu_event *kvk_cu_event_t;
 typedef uint64_t kvk_cu_ptr_t;
 
+/* Rows of a pitch, on one side of a copy. */
+typedef struct kvk_cu_side {
+	size_t x, y; /* 0 */
+	int type;    /* KVK_CU_SIDE_ANY */
+	const void *host;
+	kvk_cu_ptr_t at;
+	void *array;
+	size_t pitch;
+} kvk_cu_side_t;
+#define KVK_CU_SIDE_ANY 4 /* whatever memory lies at `at` */
+typedef struct kvk_cu_rows {
+	kvk_cu_side_t from, to;
+	size_t width, height; /* bytes, rows */
+} kvk_cu_rows_t;
+
 /* Every function returns a CUresult: 0, KVK_CU_NOT_READY or an error. */
 #define KVK_CU_NOT_READY 600
 #define KVK_CUDA_OPS(X)                                                                                                \
@@ -47,6 +62,7 @@ typedef uint64_t kvk_cu_ptr_t;
 	X(host_unregister, cuMemHostUnregister, (void *base))                                                          \
 	X(host_pointer, cuMemHostGetDevicePointer_v2, (kvk_cu_ptr_t * p_ptr, void *base, unsigned flags))              \
 	X(copy_async, cuMemcpyAsync, (kvk_cu_ptr_t dst, kvk_cu_ptr_t src, size_t bytes, kvk_cu_stream_t stream))       \
+	X(copy_rows, cuMemcpy2DAsync_v2, (const kvk_cu_rows_t *rows, kvk_cu_stream_t stream))                          \
 	X(stream_create, cuStreamCreateWithPriority, (kvk_cu_stream_t * p_stream, unsigned flags, int priority))       \
 	X(stream_destroy, cuStreamDestroy_v2, (kvk_cu_stream_t stream))                                                \
 	X(stream_capturing, cuStreamIsCapturing, (kvk_cu_stream_t stream, int *p_status))                              \
@@ -73,27 +89,11 @@ typedef struct kvk_cu_copy_kind {
 #define KVK_CU_COPY_IN_ORDER    1
 #define KVK_CU_COPY_BESIDE_WORK 1u /* flag: rather not by the SMs */
 
-/* A launch with attributes. */
-typedef struct kvk_cu_launch_attribute {
-	int id;
-	int unused;
-	unsigned value[16];
-} kvk_cu_launch_attribute_t;
-typedef struct kvk_cu_launch {
-	unsigned grid[3], block[3], shared_bytes;
-	kvk_cu_stream_t stream;
-	kvk_cu_launch_attribute_t *attributes;
-	unsigned attribute_count;
-} kvk_cu_launch_t;
-#define KVK_CU_LAUNCH_CLUSTER 4 /* value[0..2]: blocks that run at the same time, on SMs beside each other */
-
 /* Those that a driver may lack: NULL then. */
 #define KVK_CUDA_OPTIONAL_OPS(X)                                                                                       \
 	X(copy_batch, cuMemcpyBatchAsync_v2,                                                                           \
 	  (kvk_cu_ptr_t * dst, kvk_cu_ptr_t * src, size_t * bytes, size_t count, kvk_cu_copy_kind_t * kinds,           \
-	   size_t * first, size_t kind_count, kvk_cu_stream_t stream)) /* 13.0; of no order among themselves */        \
-	X(launch_with, cuLaunchKernelEx,                                                                               \
-	  (const kvk_cu_launch_t *launch, kvk_cu_function_t function, void **params, void **extra)) /* 11.8 */
+	   size_t * first, size_t kind_count, kvk_cu_stream_t stream)) /* 13.0; of no order among themselves */
 
 typedef struct kvk_cuda_ops {
 #define KVK_CUDA_MEMBER(member, symbol, arguments) int(*member) arguments;

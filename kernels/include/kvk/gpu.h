@@ -83,6 +83,9 @@ typedef struct kvk_gpu_copy {
 	const kvk_move_t *moves;
 	uint32_t count;
 	uint32_t sms; /* budget; 0: the device's */
+	/* Of a scatter: nothing that the stream has still to do writes these blocks in the pool, so they may be read before it has come to the copy. The cache is
+	 * written in the stream's order in any case. */
+	int ready;
 	kvk_cu_stream_t stream;
 } kvk_gpu_copy_t;
 

@@ -1,0 +1,83 @@
+"""kvd's connector with a clock around each hook: where the time of a hit goes on the host.
+
+Every hook's beginning and length is appended to the file that BENCH_WATCH names when a request has finished; of_request() puts them beside the request's own clock.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any, Callable
+
+from kvd_vllm.connector import KvdConnector
+
+HOOKS = (
+    "on_new_request",
+    "get_num_new_matched_tokens",
+    "update_state_after_alloc",
+    "build_connector_meta",
+    "handle_preemptions",
+    "bind_connector_metadata",
+    "start_load_kv",
+    "wait_for_layer_load",
+    "wait_for_save",
+    "get_finished",
+    "get_block_ids_with_load_errors",
+    "build_connector_worker_meta",
+    "update_connector_output",
+    "request_finished",
+    "request_finished_all_groups",
+)
+LAST = HOOKS[-2:]
+
+_events: list[tuple[str, int, int]] = []
+
+
+def _timed(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter_ns()
+        answer = hook(*args, **kwargs)
+        _events.append((name, began, time.perf_counter_ns() - began))
+        if name in LAST:
+            _write()
+        return answer
+
+    return call
+
+
+def _write() -> None:
+    with open(os.environ["BENCH_WATCH"], "a") as file:
+        file.writelines(json.dumps(event) + "\n" for event in _events)
+    _events.clear()
+
+
+class Watched(KvdConnector):
+    """A half sets its hooks when it opens: the scheduler's at once, the worker's when the caches are registered."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        if self._half == "scheduler":
+            self._watch()
+
+    def _open_worker(self, kv_caches: dict[str, Any]) -> None:
+        super()._open_worker(kv_caches)
+        self._watch()
+
+    def _watch(self) -> None:
+        for name in HOOKS:
+            setattr(self, name, _timed(name, getattr(self, name)))
+
+
+def of_request(file: Path, began: int, ended: int) -> dict[str, Any]:
+    """Of each hook: milliseconds from the request's beginning to its first call and to the end of its last, how many calls, and what they took."""
+    found: dict[str, dict[str, Any]] = {}
+    for line in file.read_text().splitlines():
+        name, at, took = json.loads(line)
+        if began <= at <= ended:
+            of = found.setdefault(name, {"first": round((at - began) / 1e6, 3), "calls": 0, "took": 0.0})
+            of["last end"] = round((at + took - began) / 1e6, 3)
+            of["calls"] += 1
+            of["took"] = round(of["took"] + took / 1e6, 3)
+    return {**found, "all": round((ended - began) / 1e6, 3)}
