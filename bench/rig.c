@@ -96,6 +96,7 @@ int rig_start(rig_t *rig, uint32_t timeout_ms)
 			return 0;
 		}
 		if (waitpid(rig->pid, NULL, WNOHANG) == rig->pid) {
+			rig->pid = 0;
 			break;
 		}
 		usleep(500);

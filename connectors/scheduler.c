@@ -389,6 +389,26 @@ void kvx_scheduler_revoke(kvx_scheduler_t *scheduler)
 	kvx_requests_each(&scheduler->requests, outdate, NULL);
 }
 
+/* What the space of an adapter holds is not known before the daemon has said which it is. One that was refused serves nothing. */
+static kvc_status_t reset_space(kvx_scheduler_t *scheduler, const kvx_sspace_t *space, uint64_t until)
+{
+	uint64_t now = kv_now_ns(scheduler->env);
+
+	while (space->space && !space->open && now < until && kvx_is_alive(scheduler)) {
+		(void)kvc_poll_us(scheduler->kvc, SLICE_US);
+		kvx_spaces_keep(scheduler, now);
+		now = kv_now_ns(scheduler->env);
+	}
+	if (now >= until) {
+		return KVC_ERR_TIMEOUT;
+	}
+	if (!space->space) {
+		return KVC_OK;
+	}
+
+	return space->open ? kvc_space_reset(space->space) : KVC_ERR_UNREACHABLE;
+}
+
 kvc_status_t kvx_scheduler_reset(kvx_scheduler_t *scheduler)
 {
 	const uint64_t until = kv_now_ns(scheduler->env) + CALL_MS * KVX_MS;
@@ -399,12 +419,7 @@ kvc_status_t kvx_scheduler_reset(kvx_scheduler_t *scheduler)
 	scheduler->era++;
 	scheduler->resets++;
 	for (uint32_t i = 0; i < scheduler->space_count && status == KVC_OK; i++) {
-		if (kv_now_ns(scheduler->env) >= until) {
-			return KVC_ERR_TIMEOUT;
-		}
-		if (scheduler->spaces[i].open) {
-			status = kvc_space_reset(scheduler->spaces[i].space);
-		}
+		status = reset_space(scheduler, &scheduler->spaces[i], until);
 	}
 
 	return status;

@@ -216,16 +216,22 @@ static uint32_t leased(const kvx_scheduler_t *scheduler, const kvx_sload_t *load
 	return load->units * scheduler->unit;
 }
 
-/* Does what is held, or asked for, cover this? */
-static int covers(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request, uint32_t units)
+/* Are the blocks held, or asked for, those, or more? */
+static int fits(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request, uint32_t units)
 {
 	const kvx_sload_t *held = request->held;
 
-	if (held->era != scheduler->era || held->space != request->space || held->local > ask->local) {
+	if (held->space != request->space || held->local > ask->local) {
 		return 0;
 	}
 
 	return scheduler->group_count == 1 ? held->units >= units : held->units == units && held->local == ask->local;
+}
+
+/* And of the daemon that is there now? */
+static int covers(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request, uint32_t units)
+{
+	return request->held->era == scheduler->era && fits(scheduler, ask, request, units);
 }
 
 /* ---- used by match, load, finish --------------------------------------------------------------------------------------------- */
@@ -300,13 +306,19 @@ static void cut(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t
 kvx_sload_t *kvx_hold_take(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t units)
 {
 	kvx_sload_t *load = request->held;
+	int lost;
 
-	if (!load || !covers(scheduler, ask, request, units) || state_of(load) != KVC_OK) {
+	if (!load || !fits(scheduler, ask, request, units)) {
 		kvx_hold_drop(scheduler, request);
 		return NULL;
 	}
+	lost = load->era != scheduler->era || state_of(load) != KVC_OK;
 	unlink_hold(scheduler, request);
 	cut(scheduler, ask, units, load);
+	for (uint32_t p = 0; lost && p < load->parts; p++) {
+		kvc_release(&load->part[p].lease, 1);
+		load->part[p].lease = NULL;
+	}
 
 	return load;
 }

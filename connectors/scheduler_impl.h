@@ -54,7 +54,7 @@ typedef struct kvx_sload {
 	uint64_t used_ns;            /* held: asked for last */
 	int sent, failed, timed_out; /* in a plan; a rank brought less; ... in time */
 	int gone, drop;              /* the request has ended; the ranks are to hear of it */
-	int doubted;                 /* blocks carry its number */
+	int lost, doubted; /* the request has lost the blocks; those that are nobody else's since carry its number */
 	uint32_t id_len;
 	char *id;
 	kvx_sload_part_t part[KVX_MAX_GROUPS];
@@ -209,7 +209,7 @@ void kvx_keys_view(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_r
 /* scheduler_hold.c */
 /* Lease tokens [ask->local, end) for the request, which may be admitted next; how many from the start are leased, ask->local: none. */
 uint32_t kvx_hold(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t end);
-/* What is held for the request, cut to units [local, units); NULL: nothing that covers them. It is the caller's. */
+/* What is held for the request, cut to units [local, units), without leases when they are lost; NULL: nothing that covers them. It is the caller's. */
 kvx_sload_t *kvx_hold_take(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t units);
 void kvx_hold_drop(kvx_scheduler_t *scheduler, kvx_request_t *request);
 /* Renew; give back what nobody has asked for in a while. */

@@ -128,9 +128,10 @@ void kvx_loads_doubt(kvx_scheduler_t *scheduler, const kvx_request_t *request)
 		const kvx_sload_part_t *part = &load->part[0]; /* of several groups there is no load within a step */
 		const kvx_request_group_t *group = &request->groups[0];
 
-		if (load->serial != request->serial || (load->flags & KVX_PLAN_ASYNC)) {
+		if (load->serial != request->serial || (load->flags & KVX_PLAN_ASYNC) || load->lost) {
 			continue;
 		}
+		load->lost = 1;
 		for (uint32_t i = part->first; i < group->n; i++) {
 			const kvx_place_t *place = &group->places[i];
 			kvx_block_t *block = place->id == KVX_NO_BLOCK ? NULL : &scheduler->blocks[place->id];
@@ -171,35 +172,36 @@ uint32_t kvx_scheduler_spoilt(kvx_scheduler_t *scheduler, uint32_t *ids, uint32_
 	return n;
 }
 
-/* An engine may name the blocks of a load within a step in its own cache at once, and not take them out when the load fails: until the request has
- * computed them again, others find garbage there. */
-static void spoil(kvx_scheduler_t *scheduler, const kvx_sload_t *load, kvx_request_t *request)
+/* What the request still has: the load's own blocks, and those after them. */
+static void spoil_table(kvx_scheduler_t *scheduler, const kvx_sload_t *load, kvx_request_t *request)
 {
 	for (uint32_t p = 0; p < load->parts; p++) {
 		const kvx_sload_part_t *part = &load->part[p];
-		const kvx_request_group_t *group =
-			request ? &request->groups[kvx_scheduler_group(scheduler, part->group)] : NULL;
+		const kvx_request_group_t *group = &request->groups[kvx_scheduler_group(scheduler, part->group)];
 
-		for (uint32_t i = 0; i < part->n; i++) {
-			if (part->ids && part->ids[i] != KVX_NO_BLOCK) {
-				scheduler->blocks[part->ids[i]].bad = 1;
-			}
-		}
-		for (uint32_t i = part->first; group && i < group->n; i++) {
+		for (uint32_t i = part->first; i < group->n; i++) {
 			if (group->places[i].id != KVX_NO_BLOCK) {
 				scheduler->blocks[group->places[i].id].bad = 1;
 			}
 		}
 	}
-	spoil_doubted(scheduler, load);
+	request->spoilt = request->groups[0].n * scheduler->groups[0].block_tokens;
+	request->spoilt_step = load->step;
+}
+
+/* An engine may name the blocks of a load within a step in its own cache at once, and not take them out when the load fails: until the request has
+ * computed them again, others find garbage there. */
+static void spoil(kvx_scheduler_t *scheduler, const kvx_sload_t *load, kvx_request_t *request)
+{
+	request = load->lost ? NULL : request; /* its blocks are others by now */
 	if (request) {
-		request->spoilt = request->groups[0].n * scheduler->groups[0].block_tokens;
-		request->spoilt_step = load->step;
+		spoil_table(scheduler, load, request);
 	}
+	spoil_doubted(scheduler, load);
 	kvx_requests_each(&scheduler->requests, spoil_one, &(kvx_spoil_t){scheduler, request, load->step});
 }
 
-/* What was held is lost, the daemon with it: the ranks report all of it as failed. */
+/* Nothing is held any more, so there is nothing to remember it by: the ranks report all of it as failed. */
 static void tell_dead(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, const kvx_hit_t *hit)
 {
 	static const kvc_handle_t none[KVX_MAX_GROUPS];
@@ -263,7 +265,8 @@ static uint32_t settle(kvx_scheduler_t *scheduler, kvx_sload_t *load, kvc_handle
 	for (uint32_t p = 0; p < load->parts; p++) {
 		kvx_sload_part_t *part = &load->part[p];
 
-		if (kvc_lease_state(part->lease) == KVC_OK && kvc_lease_export(part->lease, &handles[p]) == KVC_OK) {
+		if (part->lease && kvc_lease_state(part->lease) == KVC_OK &&
+		    kvc_lease_export(part->lease, &handles[p]) == KVC_OK) {
 			leased++;
 			continue;
 		}

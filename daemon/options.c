@@ -291,7 +291,22 @@ static kv_status_t take_assignment(const char *arg, kvd_setup_t *setup, kv_optio
 	return kv_options_set(&kvd_option_table, name, equals + 1, &setup->options, setup->sources, error);
 }
 
-/* The environment without what belongs to clients. */
+/* Variables of our prefix that are for clients, builds and scripts: who has them exported can start a daemon all the same. */
+static int is_for_others(const char *entry)
+{
+	static const char *const names[] = {"KVD_SOCKET", "KVD_BUILD", "KVD_VENV", "KVD_PYTHON", "KVD_CUBLAS"};
+
+	for (size_t i = 0; i < KV_COUNT_OF(names); i++) {
+		size_t len = strlen(names[i]);
+
+		if (strncmp(entry, names[i], len) == 0 && entry[len] == '=') {
+			return 1;
+		}
+	}
+
+	return 0;
+}
+
 static kv_status_t read_environment(char **environment, kvd_setup_t *setup, kv_option_error_t *error)
 {
 	size_t count = 0, kept = 0;
@@ -304,7 +319,7 @@ static kv_status_t read_environment(char **environment, kvd_setup_t *setup, kv_o
 		return say(error, KV_ERR_NOMEM, "out of memory");
 	}
 	for (size_t i = 0; i < count; i++) {
-		if (strncmp(environment[i], "KVD_SOCKET=", 11) != 0) {
+		if (!is_for_others(environment[i])) {
 			ours[kept++] = environment[i];
 		}
 	}

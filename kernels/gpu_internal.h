@@ -38,6 +38,8 @@
 #define KVK_GPU_PLAIN_GRID  2u           /* blocks an SM, of the plain kernels */
 #define KVK_GPU_WHY_BYTES   256u
 
+#define KVK_GPU_NO_STREAM UINTPTR_MAX
+
 /* Results of the driver that mean something of their own. */
 #define KVK_CU_INVALID       1
 #define KVK_CU_OUT_OF_MEMORY 2
@@ -201,6 +203,7 @@ struct kvk_gpu {
 	atomic_uint current;
 
 	atomic_int no_batch;     /* the driver has the call and does not take it */
+	atomic_uintptr_t linked; /* stream of the last scatter, if its kernel reads the link */
 	kvk_gpu_ring_t rings[2]; /* by direction */
 	kvk_gpu_mirror_t mirror;
 	kvk_gpu_choice_t choices[KVK_GPU_MAX_CHOICE];

@@ -296,6 +296,9 @@ static kv_status_t zero_copy(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, const k
 		args.leaves = inputs + (job->leaves_at - job->start_at);
 	}
 	args.bad = job->leaves_at ? job->bad_at : 0;
+	if (copy->dir == KVK_GPU_SCATTER) {
+		atomic_store(&gpu->linked, (uintptr_t)copy->stream);
+	}
 
 	return kvk_gpu_launch(gpu, &launch, &args);
 }

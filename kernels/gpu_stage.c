@@ -24,6 +24,7 @@ typedef struct stage {
 	const kvk_gpu_job_t *job;
 	uint64_t base_bits;
 	uint64_t inputs_at;        /* of the job, as kernels see it */
+	int early;                 /* copies do not wait for the caller's stream */
 	int used[KVK_GPU_LINES];   /* lines that have work of it */
 	int waited[KVK_GPU_LINES]; /* lines that wait for the caller's stream */
 	uint32_t turn;             /* after the last step */
@@ -369,8 +370,7 @@ static kv_status_t permute(const stage_t *s, const step_t *step, kvk_cu_stream_t
 /* The caller's stream comes before the first halves; where the blocks of a scatter are ready, before its kernels. */
 static kv_status_t wait_start(stage_t *s, line_t line)
 {
-	const kvk_gpu_copy_t *copy = s->plan->copy;
-	const line_t waits = copy->dir == KVK_GPU_SCATTER && !copy->ready ? COPIES : KERNELS;
+	const line_t waits = s->plan->copy->dir == KVK_GPU_SCATTER && !s->early ? COPIES : KERNELS;
 
 	if (line != waits || s->waited[line]) {
 		return KV_OK;
@@ -529,6 +529,11 @@ kv_status_t kvk_gpu_stage(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, kvk_gpu_jo
 	stage_t s = {.gpu = gpu, .ring = ring, .plan = plan, .job = job};
 	kv_status_t status;
 
+	/* If the copy engine shared the link with the kernel before it, what was asked for first would come later. */
+	if (plan->copy->dir == KVK_GPU_SCATTER) {
+		s.early = atomic_exchange(&gpu->linked, KVK_GPU_NO_STREAM) != (uintptr_t)plan->copy->stream &&
+			  plan->copy->ready;
+	}
 	for (uint32_t l = 0; l < job->layers; l++) {
 		s.base_bits |= job->bases[l];
 	}

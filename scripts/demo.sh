@@ -36,11 +36,12 @@ fail() {
 	exit 1
 }
 
-# Wait until a command succeeds: wait_for SECONDS WHAT COMMAND...
+# Wait until a command succeeds, as long as there is a keeper: wait_for SECONDS WHAT COMMAND...
 wait_for() {
 	local end=$((SECONDS + $1)) what=$2
 	shift 2
 	until "$@"; do
+		kill -0 "$keeper" 2>/dev/null || fail "kvd has ended: waited for $what"
 		[ "$SECONDS" -lt "$end" ] || fail "waited too long for $what"
 		sleep 0.05
 	done

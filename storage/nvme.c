@@ -417,6 +417,11 @@ static void abandon(kvs_nvme_t *nvme)
 			nvme->xfers[i].done(nvme->xfers[i].arg, KV_ERR_CLOSED);
 		}
 	}
+}
+
+/* Flushes and epochs that found no end: there was never memory for the superblock's image, or the device has not answered. */
+static void tell_waiters(const kvs_nvme_t *nvme)
+{
 	for (uint32_t i = 0; i < nvme->waiter_count; i++) {
 		nvme->waiters[i].done(nvme->waiters[i].arg, KV_ERR_CLOSED);
 	}
@@ -445,6 +450,7 @@ static void close_tier(kvs_tier_t *tier)
 		poll(&wait, 1, 10);
 	} while (kv_now_ns(nvme->env) < deadline);
 
+	tell_waiters(nvme);
 	if (nvme->in_flight > 0 || atomic_load(&nvme->commit->state) != 0) {
 		abandon(nvme);
 		return;

@@ -50,7 +50,6 @@ static uint64_t now_ms(void)
 	struct timespec ts;
 
 	clock_gettime(CLOCK_MONOTONIC, &ts);
-
 	return (uint64_t)ts.tv_sec * 1000u + (uint64_t)ts.tv_nsec / 1000000u;
 }
 
@@ -101,7 +100,7 @@ static int start_daemon(killer_t *k)
 	for (uint32_t i = 0; i < k->options.workers; i++) {
 		k->daemon_rounds += atomic_load(&k->state->worker[i].saves);
 	}
-	while (now_ms() < until) {
+	while (k->daemon > 0 && now_ms() < until) {
 		kvc_t *kvc = look_in(k);
 
 		if (kvc) {
@@ -109,6 +108,7 @@ static int start_daemon(killer_t *k)
 			return 1;
 		}
 		usleep(2000);
+		k->daemon = waitpid(k->daemon, NULL, WNOHANG) == k->daemon ? 0 : k->daemon;
 	}
 	printf("gpu_kill: the daemon does not start: see %s/log\n", k->options.dir);
 

@@ -73,7 +73,7 @@ limited()
 
 copies() # families, seconds, options
 {
-	limited "$2" env ${cublas:+KVD_CUBLAS="$cublas"} "$build/gpu_copy" ${quick:+--rounds 3} --only "$1" --json "$out/${1%%,*}.json" "${@:3}"
+	limited "$2" "$build/gpu_copy" ${quick:+--rounds 3} --only "$1" --json "$out/${1%%,*}.json" "${@:3}"
 }
 
 fast()
@@ -206,8 +206,6 @@ if [ "$part" = build ] || [ ! -x "$build/gpu_copy" ]; then
 	build_all
 fi
 [ "$part" != build ] || exit 0
-cublas=${KVD_CUBLAS:-}
-unset KVD_CUBLAS # kvd refuses variables of its prefix that it does not know
 mkdir -p "$out"
 failed=0
 start=$SECONDS

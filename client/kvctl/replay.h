@@ -39,7 +39,7 @@ typedef struct replay_result {
 	uint64_t bytes_read;
 	uint64_t bytes_written;
 	uint64_t failures; /* requests that a failed call cut short */
-	int32_t status;    /* why the client gave up, KVC_OK when it did not */
+	int32_t status;    /* why the client gave up: it had no daemon, or no longer; KVC_OK when it did not */
 } replay_result_t;
 
 /* Replay this client's requests. Samples are indexed by the request's number in the trace. */

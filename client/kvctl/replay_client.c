@@ -124,6 +124,15 @@ static uint32_t read_blocks(client_t *client, kvc_lease_t *lease, uint32_t n)
 	return done;
 }
 
+/* A call has failed. Without the daemon, or with the next one, whose cache is empty, no figure says what this cache does: then no more requests. */
+static void failed(client_t *client, kvc_status_t status)
+{
+	client->result->failures++;
+	if (status == KVC_ERR_CLOSED || status == KVC_ERR_UNREACHABLE) {
+		client->result->status = status;
+	}
+}
+
 /* Lease what is resident of the prompt and read it. The lease stays until the caller releases it. */
 static uint32_t load(client_t *client, uint32_t wanted, uint32_t *p_cpu, uint64_t *p_ns, kvc_lease_t **p_lease)
 {
@@ -140,7 +149,7 @@ static uint32_t load(client_t *client, uint32_t wanted, uint32_t *p_cpu, uint64_
 		*p_cpu = n - (kvc_lease_disk(*p_lease) < n ? kvc_lease_disk(*p_lease) : n);
 	}
 	if (status != KVC_OK && status != KVC_MISS) {
-		client->result->failures++;
+		failed(client, status);
 	}
 	*p_ns = now_ns() - start;
 
@@ -176,7 +185,9 @@ static uint64_t store(client_t *client, uint32_t from, uint32_t n)
 	}
 	client->result->put_blocks += visible;
 	client->result->put_failed_blocks += n - from - visible;
-	client->result->failures += status != KVC_OK;
+	if (status != KVC_OK) {
+		failed(client, status);
+	}
 
 	return now_ns() - start;
 }
@@ -244,13 +255,18 @@ static int open_client(client_t *client, const replay_plan_t *plan)
 void replay_client(const replay_plan_t *plan, replay_samples_t samples, replay_result_t *result)
 {
 	client_t client = {.plan = plan, .result = result};
+	uint32_t next = plan->client;
 
-	if (open_client(&client, plan)) {
-		for (uint32_t i = plan->client; i < plan->trace->count; i += plan->clients) {
-			replay_request(&client, i, samples);
-		}
-	} else {
+	if (!open_client(&client, plan)) {
 		fprintf(stderr, "kvctl: client %u: %s\n", plan->client, kvc_last_error());
+	}
+	while (result->status == KVC_OK && next < plan->trace->count) {
+		replay_request(&client, next, samples);
+		next += plan->clients;
+	}
+	if (result->requests > 0 && result->status != KVC_OK) {
+		fprintf(stderr, "kvctl: client %u gave up after %llu requests: %s\n", plan->client,
+			(unsigned long long)result->requests, kv_status_text((kv_status_t)result->status));
 	}
 
 	kvc_detach(client.kvc);

@@ -161,7 +161,7 @@ KVC_API void kvx_scheduler_report(kvx_scheduler_t *scheduler, const void *bytes,
 KVC_API uint32_t kvx_scheduler_spoilt(kvx_scheduler_t *scheduler, uint32_t *ids, uint32_t cap);
 /* 1: something waits for a plan to go out in: keep stepping although there are no requests. */
 KVC_API int kvx_scheduler_pending(kvx_scheduler_t *scheduler);
-/* Forget all blocks of the space (weights changed in place). Waits up to a second. */
+/* Forget all blocks of the model and of the adapters asked about so far (weights changed in place). Waits up to a second, also for what is being opened. */
 KVC_API kvc_status_t kvx_scheduler_reset(kvx_scheduler_t *scheduler);
 
 /* The caller has lost track of which blocks were given to whom: saves under way are given up, and no request known now is saved before it has been

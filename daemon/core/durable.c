@@ -37,10 +37,11 @@ static void settle_for_less(kvd_core_t *core, kvd_put_t *put)
 	core->durable_look = 1;
 }
 
-/* Will `store_seq` never be flushed, as things stand? */
-static int flush_failed(const kvd_core_t *core)
+/* Has the flush failed that was for `store_seq`? What came after it began waits for the next one. */
+static int flush_failed(const kvd_core_t *core, uint64_t store_seq)
 {
-	return !core->flush_busy && core->flush_status != KV_OK && core->flush_due_ns > core->now_ns;
+	return !core->flush_busy && core->flush_status != KV_OK && core->flush_due_ns > core->now_ns &&
+	       core->flushing + 1 >= store_seq;
 }
 
 static void look_alone(kvd_core_t *core, kvd_put_t *put)
@@ -56,7 +57,7 @@ static void look_alone(kvd_core_t *core, kvd_put_t *put)
 	}
 	put->store_seq = put->store_seq ? put->store_seq : core->stores + 1;
 	if (n > 0 && core->flushed + 1 < put->store_seq) {
-		if (flush_failed(core)) {
+		if (flush_failed(core, put->store_seq)) {
 			answer(core, put, 0, core->flush_status);
 		}
 		return;
@@ -101,7 +102,7 @@ static void look(kvd_core_t *core, kvd_put_t *put)
 			return;
 		}
 		answer(core, put, kvd_depth_of(&core->ix, block), put->status);
-	} else if (flush_failed(core)) {
+	} else if (flush_failed(core, put->store_seq)) {
 		answer(core, put, 0, core->flush_status);
 	}
 }

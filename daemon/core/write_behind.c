@@ -161,7 +161,8 @@ void kvd_flush_run(kvd_core_t *core)
 {
 	kv_status_t status;
 
-	if (core->flush_busy || core->flush_due_ns == 0 || core->durable_owed == 0) {
+	if (core->flush_busy || core->flush_due_ns == 0 || core->flush_due_ns > core->now_ns ||
+	    core->durable_owed == 0) {
 		return;
 	}
 	core->flush_busy = 1;

@@ -7,8 +7,6 @@
 #define LATE 400u /* kernels */
 
 const char *layers_program;
-const uint32_t layers_eight[8] = {1, 2, 3, 4, 5, 6, 7, 8};
-const uint32_t layers_other[8] = {21, 30, 23, 40, 25, 50, 27, 63};
 
 kvx_worker_stats_t layers_stats(const wr_t *wr)
 {
@@ -26,7 +24,7 @@ void layers_start(rig_t *rig, wr_t *wr, uint32_t ranks)
 	*wr = (wr_t){.layer_bytes = 1, .layer_wait_us = WR_PATIENCE * 1000u};
 	wr_init_with(wr, rig, ranks, 1);
 	wr_fill(wr, 1);
-	wr_store(wr, layers_eight, 8);
+	wr_store(wr, wr_eight, 8);
 }
 
 void layers_finish(rig_t *rig, wr_t *wr)
@@ -65,12 +63,12 @@ int layers_begin(wr_t *wr, const kvc_lease_t *lease)
 
 	for (uint32_t i = 0; i < 8; i++) { /* a kernel of before */
 		for (uint32_t r = 0; r < wr->rank_count; r++) {
-			wr_fill_block(&wr->rank[r], layers_other[i], 5, i);
+			wr_fill_block(&wr->rank[r], wr_other[i], 5, i);
 		}
 	}
 	wr_plan(wr);
-	wr_plan_fence(wr, layers_other, 8);
-	wr_plan_load(wr, lease, 0, 7, layers_other, 8);
+	wr_plan_fence(wr, wr_other, 8);
+	wr_plan_load(wr, lease, 0, 7, wr_other, 8);
 	wr_begin(wr);
 	for (uint32_t r = 0; r < wr->rank_count; r++) {
 		kvx_worker_start(wr->rank[r].worker);
@@ -83,7 +81,7 @@ int layers_begin(wr_t *wr, const kvc_lease_t *lease)
 void layers_look(const wr_rank_t *rank, uint32_t layer, uint32_t *p_wrong)
 {
 	for (uint32_t i = 0; i < 8; i++) {
-		wr_look_layer(rank, layers_other[i], layer, layers_eight[i], p_wrong);
+		wr_look_layer(rank, wr_other[i], layer, wr_eight[i], p_wrong);
 	}
 }
 

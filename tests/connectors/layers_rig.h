@@ -4,9 +4,7 @@
 
 #include "connectors/worker_rig.h"
 
-extern const char *layers_program;     /* kvd */
-extern const uint32_t layers_eight[8]; /* engine blocks that are stored */
-extern const uint32_t layers_other[8]; /* that are loaded to */
+extern const char *layers_program; /* kvd */
 
 void layers_start(rig_t *rig, wr_t *wr, uint32_t ranks);
 void layers_finish(rig_t *rig, wr_t *wr);

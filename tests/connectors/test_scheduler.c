@@ -365,82 +365,6 @@ static void p5_a_full_store_costs_old_blocks_only(void **state)
 	sr_stop(&sr, &rig);
 }
 
-/* The weights have changed in place: nothing of before is found, and what the living had computed is not saved under the new. */
-static void p1_after_a_reset_nothing_old_is_found_or_saved(void **state)
-{
-	kvx_hit_t hit;
-	rig_t rig;
-	sr_t sr;
-
-	(void)state;
-	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1});
-	sr_store(&sr, &a, "a", 1, 0, 120);
-	assert_int_equal(kvx_scheduler_reset(sr.scheduler), KVC_OK);
-	kvx_scheduler_advance(sr.scheduler, &a.ask, 120, 0);
-	(void)sr_step(&sr);
-	assert_int_equal(sr.saves, 0);
-	sr_request(&sr, &b, "b", 1, 0, 120);
-	sr_match(&sr, &b, &hit);
-	assert_int_equal(hit.stored, 0);
-	kvc_space_close(sr.space);
-	sr.space = NULL;
-	sr_wait_ready(&sr);
-	assert_int_equal(sr_run(&sr, &b, 100), 0);
-	sr_settle(&sr);
-	sr_request(&sr, &c, "c", 1, 0, 121);
-	assert_int_equal(sr_run(&sr, &c, 200), 120);
-	kvx_scheduler_finish(sr.scheduler, &a.ask);
-	kvx_scheduler_finish(sr.scheduler, &b.ask);
-	kvx_scheduler_finish(sr.scheduler, &c.ask);
-	sr_stop(&sr, &rig);
-}
-
-/* Blocks from before a reset that are used after it, by a load that was under way or as a hit of the engine's own cache: they are not saved. */
-static void p1_what_lay_in_the_engine_before_a_reset_is_not_saved(void **state)
-{
-	kvx_hit_t hit;
-	rig_t rig;
-	sr_t sr;
-
-	(void)state;
-	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1, .mode = KVX_LOAD_ASYNC});
-	sr_store(&sr, &a, "a", 1, 0, 80);
-	sr_request(&sr, &b, "b", 1, 0, 81);
-	sr_match(&sr, &b, &hit);
-	assert_int_equal(hit.tokens, 80);
-	sr_place(&sr, &b, 100, 0);
-	kvx_scheduler_load(sr.scheduler, &b.ask, &hit);
-	for (int i = 0; i < 1000 && sr.loads == 0; i++) {
-		(void)sr_step(&sr);
-		usleep(1000);
-	}
-	assert_int_equal(sr.loaded_blocks, 10);
-
-	assert_int_equal(kvx_scheduler_reset(sr.scheduler), KVC_OK);
-	kvc_space_close(sr.space);
-	sr.space = NULL;
-	sr_wait_ready(&sr);
-	kvx_scheduler_advance(sr.scheduler, &b.ask, 81, 1);
-	(void)sr_step(&sr);
-	assert_int_equal(sr.saves, 0);
-
-	sr_request(&sr, &c, "c", 1, 0, 120);
-	sr_place(&sr, &c, 0, 10);
-	kvx_scheduler_advance(sr.scheduler, &c.ask, 120, 40);
-	(void)sr_step(&sr);
-	assert_int_equal(sr.saves, 0);
-	kvx_scheduler_preempt(sr.scheduler, &c.ask);
-	sr_place(&sr, &c, 200, 0);
-	sr_compute(&sr, &c, 0, 15);
-	kvx_scheduler_advance(sr.scheduler, &c.ask, 120, 120);
-	(void)sr_step(&sr);
-	assert_int_equal(sr.save_blocks, 15);
-	kvx_scheduler_finish(sr.scheduler, &a.ask);
-	kvx_scheduler_finish(sr.scheduler, &b.ask);
-	kvx_scheduler_finish(sr.scheduler, &c.ask);
-	sr_stop(&sr, &rig);
-}
-
 /* `to` has the first ten blocks of `from`, found in the engine's own cache, and its own after them. */
 static void place_shared(sr_t *sr, sr_request_t *to, const sr_request_t *from, uint32_t base)
 {
@@ -531,8 +455,6 @@ int main(int argc, char **argv)
 		cmocka_unit_test(p4_leases_of_an_aborted_request_live_until_reported),
 		cmocka_unit_test(p4_leases_no_rank_reports_are_given_back),
 		cmocka_unit_test(p5_a_full_store_costs_old_blocks_only),
-		cmocka_unit_test(p1_after_a_reset_nothing_old_is_found_or_saved),
-		cmocka_unit_test(p1_what_lay_in_the_engine_before_a_reset_is_not_saved),
 		cmocka_unit_test(p1_what_was_computed_after_blocks_that_failed_to_load_is_not_saved),
 	};
 

@@ -8,8 +8,6 @@
 #include <unistd.h>
 
 static const char *kvd_program;
-static const uint32_t first_eight[8] = {1, 2, 3, 4, 5, 6, 7, 8};
-static const uint32_t other_eight[8] = {21, 30, 23, 40, 25, 50, 27, 63};
 
 static void check_moved(wr_t *wr, const uint32_t *from, const uint32_t *to, uint32_t n)
 {
@@ -48,22 +46,18 @@ static void stored_blocks_come_back(uint32_t ranks, uint32_t flags)
 	rig_t rig;
 	wr_t wr;
 
-	rig_init(&rig, kvd_program);
-	rig_start(&rig);
-	wr_init(&wr, &rig, ranks);
-	wr_fill(&wr, 1);
-	wr_store(&wr, first_eight, 8);
+	wr_start(&wr, &rig, kvd_program, ranks);
 	lease = wr_lease(&wr, 0, 8);
 	if (flags & KVX_PLAN_ASYNC) {
 		wr_plan(&wr);
-		wr_plan_load(&wr, lease, flags, 7, other_eight, 8);
+		wr_plan_load(&wr, lease, flags, 7, wr_other, 8);
 		wr_begin(&wr);
 		for (uint32_t r = 0; r < ranks; r++) {
 			kvx_worker_start(wr.rank[r].worker);
 		}
 	} else {
-		load_sync(&wr, lease, other_eight, 8);
-		check_moved(&wr, first_eight, other_eight, 8);
+		load_sync(&wr, lease, wr_other, 8);
+		check_moved(&wr, wr_eight, wr_other, 8);
 	}
 	for (uint32_t r = 0; r < ranks; r++) {
 		wr_wait_load(&wr.rank[r], 7, flags & KVX_PLAN_ASYNC, &end);
@@ -73,11 +67,9 @@ static void stored_blocks_come_back(uint32_t ranks, uint32_t flags)
 		assert_int_equal(end.error_count + (uint32_t)end.failed, 0);
 		wr_check_silent(&wr.rank[r]);
 	}
-	check_moved(&wr, first_eight, other_eight, 8);
+	check_moved(&wr, wr_eight, wr_other, 8);
 	kvc_release(&lease, 1);
-	rig_check_quiet(&rig);
-	wr_fini(&wr);
-	rig_fini(&rig);
+	wr_finish(&wr, &rig);
 }
 
 static void p1_blocks_loaded_within_a_step_are_those_saved(void **state)
@@ -133,9 +125,9 @@ static void p1_a_block_reused_at_once_was_saved_before(void **state)
 		before = given_up(&wr);
 		put = wr_put(&wr, 0, 8);
 		wr_plan(&wr);
-		wr_plan_save(&wr, put, round % 2 ? KVX_PLAN_EARLY : 0, first_eight, 8);
+		wr_plan_save(&wr, put, round % 2 ? KVX_PLAN_EARLY : 0, wr_eight, 8);
 		if (round % 2) {
-			wr_plan_fence(&wr, first_eight, 8);
+			wr_plan_fence(&wr, wr_eight, 8);
 		}
 		wr_begin(&wr);
 		for (uint32_t r = 0; r < 2 && round % 2 == 0; r++) {
@@ -143,14 +135,14 @@ static void p1_a_block_reused_at_once_was_saved_before(void **state)
 		}
 		if (round % 2 == 0) {
 			wr_plan(&wr);
-			wr_plan_fence(&wr, first_eight, 8);
+			wr_plan_fence(&wr, wr_eight, 8);
 			wr_begin(&wr);
 		}
 		wr_fill(&wr, 2); /* the engine's next step */
 		if (is_saved(&wr, put, before)) {
 			lease = wr_lease(&wr, 0, 8);
-			load_sync(&wr, lease, other_eight, 8);
-			check_moved(&wr, first_eight, other_eight, 8);
+			load_sync(&wr, lease, wr_other, 8);
+			check_moved(&wr, wr_eight, wr_other, 8);
 			kvc_release(&lease, 1);
 			saved++;
 		}

@@ -8,8 +8,6 @@
 #include <string.h>
 #include <unistd.h>
 
-static const uint32_t eight[8] = {1, 2, 3, 4, 5, 6, 7, 8};
-
 /* ---- allocations of the sources under test (--wrap) -------------------------------------------------------------------------- */
 
 #define EACH UINT32_MAX
@@ -101,7 +99,7 @@ static void run_plan(wr_t *wr, uint32_t n)
 	save->n = 8;
 	save->flags = KVX_PLAN_EARLY;
 	save->put = put;
-	kvx_bytes_append(&wr->plan, eight, sizeof eight);
+	kvx_bytes_append(&wr->plan, wr_eight, sizeof wr_eight);
 	for (uint32_t i = 0; i < 2; i++) {
 		load = kvx_bytes_record(&wr->plan, KVX_RECORD_LOAD, sizeof *load);
 		load->load = i + 1;
@@ -110,7 +108,7 @@ static void run_plan(wr_t *wr, uint32_t n)
 		load->id_len = 1;
 		kvx_bytes_append(&wr->plan, i ? "b" : "a", 1);
 		kvx_bytes_append(&wr->plan, &part, sizeof part);
-		kvx_bytes_append(&wr->plan, eight + 4 * i, 4 * sizeof *eight);
+		kvx_bytes_append(&wr->plan, wr_eight + 4 * i, 4 * sizeof *wr_eight);
 	}
 	kvx_bytes_finish(&wr->plan, wr->step);
 
@@ -208,7 +206,7 @@ static void p7_what_is_over_is_reported_without_memory(void **state)
 	save->n = 8;
 	save->flags = KVX_PLAN_EARLY;
 	save->put = put;
-	kvx_bytes_append(&wr.plan, eight, sizeof eight);
+	kvx_bytes_append(&wr.plan, wr_eight, sizeof wr_eight);
 	fail_at = EACH;
 	wr_begin(&wr);
 	kvx_worker_start(wr.rank[0].worker);

@@ -11,8 +11,6 @@
 #define MS UINT64_C(1000000)
 
 static const char *kvd_program;
-static const uint32_t eight[8] = {1, 2, 3, 4, 5, 6, 7, 8};
-static const uint32_t other[8] = {21, 30, 23, 40, 25, 50, 27, 63};
 
 static void take_ms(void *args)
 {
@@ -76,9 +74,7 @@ static void p7_a_step_is_timed_by_who_computes_it(void **state)
 	wr_t wr;
 
 	(void)state;
-	rig_init(&rig, kvd_program);
-	rig_start(&rig);
-	wr_init(&wr, &rig, 1);
+	wr_start(&wr, &rig, kvd_program, 1);
 	compute(20); /* of an earlier step */
 	begin_step(&wr, 1);
 	compute(5);
@@ -111,8 +107,7 @@ static void p7_a_step_is_timed_by_who_computes_it(void **state)
 	assert_int_equal(steps[0].step + 1, steps[1].step);
 	assert_in_range(steps[0].ns, 2990000, at_most(9));
 	assert_in_range(steps[1].ns, 8990000, at_most(20));
-	wr_fini(&wr);
-	rig_fini(&rig);
+	wr_finish(&wr, &rig);
 }
 
 /* What the engine has enqueued before a load is no part of it. */
@@ -126,8 +121,8 @@ static void load_behind(wr_t *wr, uint32_t flags)
 	wr_device_hold(1);
 	compute(200);
 	wr_plan(wr);
-	wr_plan_fence(wr, other, 8);
-	wr_plan_load(wr, lease, flags, 7, other, 8);
+	wr_plan_fence(wr, wr_other, 8);
+	wr_plan_load(wr, lease, flags, 7, wr_other, 8);
 	wr_begin(wr);
 	kvx_worker_start(wr->rank[0].worker);
 	kvx_worker_load(wr->rank[0].worker);
@@ -152,18 +147,12 @@ static void p7_a_load_is_timed_without_what_it_waits_behind(void **state)
 	wr_t wr;
 
 	(void)state;
-	rig_init(&rig, kvd_program);
-	rig_start(&rig);
-	wr_init(&wr, &rig, 1);
-	wr_fill(&wr, 1);
-	wr_store(&wr, eight, 8);
+	wr_start(&wr, &rig, kvd_program, 1);
 	wr_device_cost(1);
 	load_behind(&wr, 0);
 	load_behind(&wr, KVX_PLAN_ASYNC);
 	wr_device_cost(0);
-	rig_check_quiet(&rig);
-	wr_fini(&wr);
-	rig_fini(&rig);
+	wr_finish(&wr, &rig);
 }
 
 int main(int argc, char **argv)

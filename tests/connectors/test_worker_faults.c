@@ -12,9 +12,7 @@
 #define SLOW_MS  60000u
 
 static const char *kvd_program;
-static const uint32_t first_eight[8] = {1, 2, 3, 4, 5, 6, 7, 8};
 static const uint32_t nine[9] = {20, 21, 22, 23, 24, 25, 26, 27, 28};
-static const uint32_t other_eight[8] = {21, 30, 23, 40, 25, 50, 27, 63};
 
 static kvx_worker_stats_t stats_of(const wr_rank_t *rank)
 {
@@ -32,7 +30,7 @@ static void start_silent(rig_t *rig, wr_t *wr, uint32_t ranks, const char *silen
 	rig_start(rig);
 	wr_init(wr, rig, ranks);
 	wr_fill(wr, 1);
-	wr_store(wr, first_eight, 8);
+	wr_store(wr, wr_eight, 8);
 }
 
 static void start(rig_t *rig, wr_t *wr, uint32_t ranks)
@@ -104,14 +102,14 @@ static void corrupt_blocks_are_errors(uint32_t flags)
 	assert_int_equal(kvc_lease_block(lease, 5, &data, NULL), KVC_OK);
 	byte = (uint8_t *)(uintptr_t)data + 3 * WR_PAGE + 17000;
 	*byte ^= 1;
-	run_load(&wr, lease, flags, other_eight, 8);
+	run_load(&wr, lease, flags, wr_other, 8);
 	wr_wait_load(&wr.rank[0], 7, flags & KVX_PLAN_ASYNC, &end);
 	assert_int_equal(end.loaded.status, KVC_ERR_CORRUPT);
-	assert_true(names(&end, other_eight[5]));
+	assert_true(names(&end, wr_other[5]));
 	assert_int_equal(end.error_count, 8 - end.loaded.blocks);
 	for (uint32_t i = 0; i < 5; i++) {
-		assert_false(names(&end, other_eight[i]));
-		assert_true(wr_block_is(&wr.rank[0], other_eight[i], 1, first_eight[i]));
+		assert_false(names(&end, wr_other[i]));
+		assert_true(wr_block_is(&wr.rank[0], wr_other[i], 1, wr_eight[i]));
 	}
 	assert_int_equal(stats_of(&wr.rank[0]).load_corrupt, 1);
 	kvc_release(&lease, 1);
@@ -137,13 +135,13 @@ static void load_fails(wr_t *wr, const kvc_lease_t *lease, uint32_t flags, kvc_s
 	const uint64_t start = wr_now_ms();
 	wr_end_t end;
 
-	run_load(wr, lease, flags, other_eight, 8);
+	run_load(wr, lease, flags, wr_other, 8);
 	wr_wait_load(&wr->rank[0], 7, flags & KVX_PLAN_ASYNC, &end);
 	assert_int_equal(end.loaded.status, why);
 	assert_int_equal(end.loaded.blocks, good);
 	assert_int_equal(end.error_count, 8 - good);
 	for (uint32_t i = 0; i < 8; i++) {
-		assert_int_equal(names(&end, other_eight[i]), i >= good);
+		assert_int_equal(names(&end, wr_other[i]), i >= good);
 	}
 	assert_true(wr_now_ms() - start < QUICK_MS);
 }
@@ -179,7 +177,7 @@ static void p7_a_released_lease_is_a_failed_load(void **state)
 	for (uint32_t round = 0; round < 2; round++) {
 		lease = wr_lease(&wr, 0, 8);
 		wr_plan(&wr);
-		wr_plan_load(&wr, lease, round ? KVX_PLAN_ASYNC : 0, 7, other_eight, 8);
+		wr_plan_load(&wr, lease, round ? KVX_PLAN_ASYNC : 0, 7, wr_other, 8);
 		kvc_release(&lease, 1);
 		(void)kvc_poll(wr.kvc, 50);
 		usleep(50000);
@@ -235,7 +233,7 @@ static void p5_a_load_ends_at_its_deadline(void **state)
 	lease = wr_lease(&wr, 0, 8);
 	begin = wr_now_ms();
 	wr_plan(&wr);
-	wr_plan_load(&wr, lease, KVX_PLAN_ASYNC, 7, other_eight, 8);
+	wr_plan_load(&wr, lease, KVX_PLAN_ASYNC, 7, wr_other, 8);
 	wr_begin(&wr);
 	wr_wait_load(&wr.rank[0], 7, 1, &end);
 	assert_true(wr_now_ms() - begin >= 299 && wr_now_ms() - begin < 300 + QUICK_MS);
@@ -266,7 +264,7 @@ static void p5_a_stopped_daemon_fails_a_load_long_before_its_deadline(void **sta
 		wr.number = round + 1;
 		wr_plan(&wr);
 		wr_plan_space(&wr, round + 1, round ? "adapter-b" : "adapter-a");
-		wr_plan_load(&wr, lease, round ? KVX_PLAN_ASYNC : 0, 7, other_eight, 8);
+		wr_plan_load(&wr, lease, round ? KVX_PLAN_ASYNC : 0, 7, wr_other, 8);
 		wr_begin(&wr);
 		kvx_worker_start(wr.rank[0].worker);
 		kvx_worker_load(wr.rank[0].worker);
@@ -276,7 +274,7 @@ static void p5_a_stopped_daemon_fails_a_load_long_before_its_deadline(void **sta
 		assert_int_equal(end.error_count, 8);
 	}
 	wr.number = 0;
-	run_load(&wr, lease, 0, other_eight, 8);
+	run_load(&wr, lease, 0, wr_other, 8);
 	wr_wait_load(&wr.rank[0], 7, 0, &end);
 	rig_signal(&rig, SIGCONT);
 	assert_int_equal(end.loaded.status, KVC_OK);
@@ -300,7 +298,7 @@ static void p4_a_dropped_load_ends_early_and_is_named_once(void **state)
 	lease = wr_lease(&wr, 0, 8);
 	begin = wr_now_ms();
 	wr_plan(&wr);
-	wr_plan_load(&wr, lease, KVX_PLAN_ASYNC, 7, other_eight, 8);
+	wr_plan_load(&wr, lease, KVX_PLAN_ASYNC, 7, wr_other, 8);
 	wr_begin(&wr);
 	usleep(20000);
 	wr_plan(&wr);
@@ -333,9 +331,9 @@ static void p1_saves_of_a_step_whose_load_failed_are_dropped(void **state)
 
 		put = wr_put(&wr, 8, 12);
 		wr_plan(&wr);
-		wr_plan_load(&wr, NULL, 0, 7, other_eight, 8);
+		wr_plan_load(&wr, NULL, 0, 7, wr_other, 8);
 		if (later == 0) {
-			wr_plan_save(&wr, put, 0, first_eight, 4);
+			wr_plan_save(&wr, put, 0, wr_eight, 4);
 		}
 		wr_begin(&wr);
 		kvx_worker_start(worker);
@@ -344,7 +342,7 @@ static void p1_saves_of_a_step_whose_load_failed_are_dropped(void **state)
 		for (uint32_t step = 1; step <= later; step++) {
 			wr_plan(&wr);
 			if (step == later) {
-				wr_plan_save(&wr, put, 0, first_eight, 4);
+				wr_plan_save(&wr, put, 0, wr_eight, 4);
 			}
 			wr_begin(&wr);
 			kvx_worker_end(worker);
@@ -384,8 +382,8 @@ static void p7_without_a_daemon_everything_fails_at_once(void **state)
 		save->n = 8;
 		save->flags = KVX_PLAN_EARLY;
 		save->put = nobody;
-		kvx_bytes_append(&wr.plan, first_eight, sizeof first_eight);
-		wr_plan_fence(&wr, first_eight, 8);
+		kvx_bytes_append(&wr.plan, wr_eight, sizeof wr_eight);
+		wr_plan_fence(&wr, wr_eight, 8);
 		wr_begin(&wr);
 		kvx_worker_end(wr.rank[0].worker);
 		assert_true(wr_wait_dropped(&wr.rank[0]) == 9);
@@ -471,10 +469,10 @@ static void p7_a_daemon_killed_under_loads_and_saves_costs_no_more_than_them(voi
 		settle(&wr, before);
 		wr_fill(&wr, 3);
 		assert_int_equal(kvc_space_reset(wr.space), KVC_OK);
-		wr_store(&wr, first_eight, 8);
+		wr_store(&wr, wr_eight, 8);
 		lease = wr_lease(&wr, 0, 8);
 		load_fails(&wr, lease, 0, KVC_OK, 8);
-		assert_true(wr_block_is(&wr.rank[0], other_eight[7], 3, first_eight[7]));
+		assert_true(wr_block_is(&wr.rank[0], wr_other[7], 3, wr_eight[7]));
 		kvc_release(&lease, 1);
 		rig_check_quiet(&rig);
 		finish(&rig, &wr);
@@ -495,8 +493,8 @@ static void p4_a_worker_closed_amid_loads_and_saves_leaves_nothing(void **state)
 		lease = wr_lease(&wr, 0, 8);
 		put = wr_put(&wr, 8, 16);
 		wr_plan(&wr);
-		wr_plan_load(&wr, lease, round % 2 ? KVX_PLAN_ASYNC : 0, 7, other_eight, 8);
-		wr_plan_save(&wr, put, round % 3 ? KVX_PLAN_EARLY : 0, first_eight, 8);
+		wr_plan_load(&wr, lease, round % 2 ? KVX_PLAN_ASYNC : 0, 7, wr_other, 8);
+		wr_plan_save(&wr, put, round % 3 ? KVX_PLAN_EARLY : 0, wr_eight, 8);
 		wr_begin(&wr);
 		kvx_worker_start(wr.rank[0].worker);
 		if (round % 4 == 0) {
@@ -508,7 +506,7 @@ static void p4_a_worker_closed_amid_loads_and_saves_leaves_nothing(void **state)
 		kvc_release(&lease, 1);
 		wr_open_rank(&wr, 0, 1);
 		assert_int_equal(kvc_space_reset(wr.space), KVC_OK);
-		wr_store(&wr, first_eight, 8);
+		wr_store(&wr, wr_eight, 8);
 	}
 	rig_check_quiet(&rig);
 	finish(&rig, &wr);

@@ -14,8 +14,6 @@
 #define NTHS     28u /* calls of the driver that fail, of those while there is a daemon */
 
 static const char *kvd_program;
-static const uint32_t eight[8] = {1, 2, 3, 4, 5, 6, 7, 8};
-static const uint32_t other[8] = {21, 30, 23, 40, 25, 50, 27, 63};
 
 static kvx_worker_stats_t stats_of(const wr_t *wr)
 {
@@ -28,11 +26,7 @@ static kvx_worker_stats_t stats_of(const wr_t *wr)
 
 static void start(rig_t *rig, wr_t *wr)
 {
-	rig_init(rig, kvd_program);
-	rig_start(rig);
-	wr_init(wr, rig, 1);
-	wr_fill(wr, 1);
-	wr_store(wr, eight, 8);
+	wr_start(wr, rig, kvd_program, 1);
 }
 
 static void finish(rig_t *rig, wr_t *wr)
@@ -68,8 +62,8 @@ static void hear_all(wr_t *wr)
 static void begin_load(wr_t *wr, const kvc_lease_t *lease, uint32_t flags)
 {
 	wr_plan(wr);
-	wr_plan_fence(wr, other, 8);
-	wr_plan_load(wr, lease, flags, 7, other, 8);
+	wr_plan_fence(wr, wr_other, 8);
+	wr_plan_load(wr, lease, flags, 7, wr_other, 8);
 	wr_begin(wr);
 	kvx_worker_start(wr->rank[0].worker);
 	kvx_worker_load(wr->rank[0].worker);
@@ -96,7 +90,7 @@ static void p5_a_step_does_not_wait_for_the_bytes_it_loads(void **state)
 	begin = wr_now_ms();
 	begin_load(&wr, lease, 0);
 	for (uint32_t i = 0; i < 8; i++) {
-		wr_look_block(&wr.rank[0], other[i], 1, eight[i], &wrong); /* the step's kernels */
+		wr_look_block(&wr.rank[0], wr_other[i], 1, wr_eight[i], &wrong); /* the step's kernels */
 	}
 	kvx_worker_end(worker);
 	assert_true(wr_now_ms() - begin < QUICK_MS);
@@ -128,13 +122,13 @@ static void p5_a_fence_does_not_wait_for_the_device(void **state)
 		put = wr_put(&wr, 0, 8);
 		fake_cuda_hold(1);
 		wr_plan(&wr);
-		wr_plan_save(&wr, put, 0, eight, 8);
+		wr_plan_save(&wr, put, 0, wr_eight, 8);
 		wr_begin(&wr);
 		kvx_worker_end(wr.rank[0].worker);
 		usleep(round % 2 ? 0 : 20000); /* submitted by the fence, or before it */
 		begin = wr_now_ms();
 		wr_plan(&wr);
-		wr_plan_fence(&wr, eight, 8);
+		wr_plan_fence(&wr, wr_eight, 8);
 		wr_begin(&wr);
 		assert_true(wr_now_ms() - begin < QUICK_MS);
 		wr_fill(&wr, 2);
@@ -144,7 +138,7 @@ static void p5_a_fence_does_not_wait_for_the_device(void **state)
 			lease = wr_lease(&wr, 0, 8);
 			begin_load(&wr, lease, 0);
 			for (uint32_t i = 0; i < 8; i++) {
-				assert_true(wr_block_is(&wr.rank[0], other[i], 1, eight[i]));
+				assert_true(wr_block_is(&wr.rank[0], wr_other[i], 1, wr_eight[i]));
 			}
 			hear_all(&wr);
 			kvc_release(&lease, 1);
@@ -232,8 +226,8 @@ static void p1_what_a_step_computed_from_a_bad_block_is_not_stored(void **state)
 	((uint8_t *)(uintptr_t)data)[3 * WR_PAGE + 17000] ^= 1;
 	fake_cuda_hold(1);
 	wr_plan(&wr);
-	wr_plan_load(&wr, lease, 0, 7, other, 8);
-	wr_plan_save(&wr, put, 0, eight, 4);
+	wr_plan_load(&wr, lease, 0, 7, wr_other, 8);
+	wr_plan_save(&wr, put, 0, wr_eight, 4);
 	wr_begin(&wr);
 	kvx_worker_load(wr.rank[0].worker);
 	kvx_worker_end(wr.rank[0].worker);
@@ -242,7 +236,7 @@ static void p1_what_a_step_computed_from_a_bad_block_is_not_stored(void **state)
 	fake_cuda_hold(0);
 	end.error_count = kvx_worker_errors(wr.rank[0].worker, end.errors, WR_BLOCKS);
 	assert_int_equal(end.error_count, 1);
-	assert_int_equal(end.errors[0], other[5]);
+	assert_int_equal(end.errors[0], wr_other[5]);
 	assert_int_equal(wr_put_wait(&wr, put), KVC_ERR_REVOKED);
 	hear_all(&wr);
 	assert_int_equal(stats_of(&wr).save_dropped, 1);
@@ -297,8 +291,8 @@ static void p7_a_daemon_killed_under_copies_costs_no_more_than_them(void **state
 	put = wr_put(&wr, 8, 16);
 	fake_cuda_hold(1);
 	wr_plan(&wr);
-	wr_plan_load(&wr, lease, KVX_PLAN_ASYNC, 7, other, 8);
-	wr_plan_save(&wr, put, 0, eight, 8);
+	wr_plan_load(&wr, lease, KVX_PLAN_ASYNC, 7, wr_other, 8);
+	wr_plan_save(&wr, put, 0, wr_eight, 8);
 	wr_begin(&wr);
 	kvx_worker_start(wr.rank[0].worker);
 	kvx_worker_end(wr.rank[0].worker);
@@ -320,11 +314,11 @@ static void p7_a_daemon_killed_under_copies_costs_no_more_than_them(void **state
 	usleep(100000);
 	wr_fill(&wr, 3);
 	assert_int_equal(kvc_space_reset(wr.space), KVC_OK);
-	wr_store(&wr, eight, 8);
+	wr_store(&wr, wr_eight, 8);
 	lease = wr_lease(&wr, 0, 8);
 	begin_load(&wr, lease, 0);
 	for (uint32_t i = 0; i < 8; i++) {
-		assert_true(wr_block_is(&wr.rank[0], other[i], 3, eight[i]));
+		assert_true(wr_block_is(&wr.rank[0], wr_other[i], 3, wr_eight[i]));
 	}
 	hear_all(&wr);
 	kvc_release(&lease, 1);
@@ -439,9 +433,9 @@ static int save_and_load(wr_t *wr, uint32_t flags)
 	uint32_t named = !flags;
 
 	wr_plan(wr);
-	wr_plan_fence(wr, other, 8);
-	wr_plan_load(wr, lease, flags, 7, other, 8);
-	wr_plan_save(wr, put, 0, eight, 8);
+	wr_plan_fence(wr, wr_other, 8);
+	wr_plan_load(wr, lease, flags, 7, wr_other, 8);
+	wr_plan_save(wr, put, 0, wr_eight, 8);
 	wr_begin(wr);
 	kvx_worker_start(wr->rank[0].worker);
 	kvx_worker_load(wr->rank[0].worker);
@@ -455,16 +449,16 @@ static int save_and_load(wr_t *wr, uint32_t flags)
 		assert_true(wr_now_ms() < until);
 	} while (!named);
 	wr_plan(wr);
-	wr_plan_fence(wr, eight, 8);
+	wr_plan_fence(wr, wr_eight, 8);
 	wr_begin(wr);
 	for (uint32_t i = 0; i < 8; i++) { /* what has failed is computed again */
-		if (failed[other[i]]) {
-			wr_fill_block(&wr->rank[0], other[i], 1, eight[i]);
+		if (failed[wr_other[i]]) {
+			wr_fill_block(&wr->rank[0], wr_other[i], 1, wr_eight[i]);
 		}
 	}
 	for (uint32_t i = 0; i < 8; i++) {
-		wr_look_block(&wr->rank[0], other[i], 1, eight[i], &wrong);
-		wr_fill_block(&wr->rank[0], eight[i], 9, eight[i]);
+		wr_look_block(&wr->rank[0], wr_other[i], 1, wr_eight[i], &wrong);
+		wr_fill_block(&wr->rank[0], wr_eight[i], 9, wr_eight[i]);
 	}
 	refused = fake_cuda_failed();
 	fake_cuda_fail_nth(0);
@@ -489,12 +483,12 @@ static void check_stored(wr_t *wr)
 	}
 	lease = wr_lease(wr, 8, match.n);
 	wr_plan(wr);
-	wr_plan_load(wr, lease, 0, 7, other, match.n - 8);
+	wr_plan_load(wr, lease, 0, 7, wr_other, match.n - 8);
 	wr_begin(wr);
 	kvx_worker_load(wr->rank[0].worker);
 	kvx_worker_end(wr->rank[0].worker);
 	for (uint32_t i = 0; i < match.n - 8; i++) {
-		assert_true(wr_block_is(&wr->rank[0], other[i], 1, eight[i]));
+		assert_true(wr_block_is(&wr->rank[0], wr_other[i], 1, wr_eight[i]));
 	}
 	hear_all(wr);
 	kvc_release(&lease, 1);
@@ -512,7 +506,7 @@ static void p1_a_call_the_driver_refuses_costs_a_copy_and_no_wrong_byte(void **s
 	for (uint32_t round = 0; round < NTHS; round++) {
 		wr_fill(&wr, 1);
 		assert_int_equal(kvc_space_reset(wr.space), KVC_OK);
-		wr_store(&wr, eight, 8);
+		wr_store(&wr, wr_eight, 8);
 		wr_device_sync();
 		fake_cuda_fail_nth(1 + (round < NTHS / 2 ? round : below(&seed, 200)));
 		failures += save_and_load(&wr, round % 2 ? KVX_PLAN_ASYNC : 0) ? 1u : 0u;

@@ -22,7 +22,7 @@ static int one_step(wr_t *wr, uint64_t nth, uint32_t *p_layered)
 	for (uint32_t l = 0; l < WR_LAYERS; l++) {
 		kvx_worker_layer(wr->rank[0].worker, l);
 		for (uint32_t i = 0; i < 8; i++) {
-			wr_look_layer(&wr->rank[0], layers_other[i], l, layers_eight[i], &wrong[i]);
+			wr_look_layer(&wr->rank[0], wr_other[i], l, wr_eight[i], &wrong[i]);
 		}
 	}
 	kvx_worker_end(wr->rank[0].worker);
@@ -36,7 +36,7 @@ static int one_step(wr_t *wr, uint64_t nth, uint32_t *p_layered)
 		int failed = 0;
 
 		for (uint32_t e = 0; e < count; e++) {
-			failed = failed || ids[e] == layers_other[i];
+			failed = failed || ids[e] == wr_other[i];
 		}
 		assert_true(failed || wrong[i] == 0);
 	}
@@ -66,7 +66,7 @@ static void p1_a_call_the_driver_refuses_costs_a_load_and_no_wrong_byte(void **s
 	layers_finish(&rig, &wr);
 }
 
-/* One copy of two loads: nobody knows when it ends, and it was the last of its range. The layers_other load is as good as ever. */
+/* One copy of two loads: nobody knows when it ends, and it was the last of its range. The wr_other load is as good as ever. */
 static uint32_t lose_one(wr_t *wr, uint64_t nth)
 {
 	uint32_t ids[WR_BLOCKS], wrong[8] = {0}, count, failed = 0;
@@ -74,13 +74,13 @@ static uint32_t lose_one(wr_t *wr, uint64_t nth)
 	uint64_t until;
 
 	for (uint32_t i = 0; i < 8; i++) {
-		wr_fill_block(&wr->rank[0], layers_other[i], 5, i);
+		wr_fill_block(&wr->rank[0], wr_other[i], 5, i);
 	}
 	wr_device_sync();
 	fake_cuda_hold(1);
 	wr_plan(wr);
-	wr_plan_load(wr, lease, 0, 7, layers_other, 4);
-	wr_plan_load(wr, rest, 0, 8, layers_other + 4, 4);
+	wr_plan_load(wr, lease, 0, 7, wr_other, 4);
+	wr_plan_load(wr, rest, 0, 8, wr_other + 4, 4);
 	wr_begin(wr);
 	assert_int_equal(kvx_worker_load_layers(wr->rank[0].worker), 1);
 	fake_cuda_fail_nth(nth); /* of those the transfer thread asks with */
@@ -92,7 +92,7 @@ static uint32_t lose_one(wr_t *wr, uint64_t nth)
 	for (uint32_t l = 0; l < WR_LAYERS; l++) {
 		kvx_worker_layer(wr->rank[0].worker, l);
 		for (uint32_t i = 0; i < 8; i++) {
-			wr_look_layer(&wr->rank[0], layers_other[i], l, layers_eight[i], &wrong[i]);
+			wr_look_layer(&wr->rank[0], wr_other[i], l, wr_eight[i], &wrong[i]);
 		}
 	}
 	kvx_worker_end(wr->rank[0].worker);
@@ -105,7 +105,7 @@ static uint32_t lose_one(wr_t *wr, uint64_t nth)
 		int named = 0;
 
 		for (uint32_t e = 0; e < count; e++) {
-			named = named || ids[e] == layers_other[i];
+			named = named || ids[e] == wr_other[i];
 		}
 		assert_true(named || wrong[i] == 0);
 		failed += (uint32_t)named;

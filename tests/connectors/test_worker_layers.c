@@ -31,7 +31,7 @@ static void check_order(uint32_t ranks)
 			kvx_worker_end(wr.rank[r].worker);
 		}
 		for (uint32_t i = 0; i < 8; i++) { /* the next step's */
-			wr_look_block(&wr.rank[0], layers_other[i], 1, layers_eight[i], &wrong);
+			wr_look_block(&wr.rank[0], wr_other[i], 1, wr_eight[i], &wrong);
 		}
 		fake_cuda_hold(0);
 		for (uint32_t r = 0; r < ranks; r++) {
@@ -173,8 +173,8 @@ static void check_skip(uint32_t named, int end_it)
 	put = wr_put(&wr, 8, 12);
 	fake_cuda_hold(1);
 	wr_plan(&wr);
-	wr_plan_load(&wr, lease, 0, 7, layers_other, 8);
-	wr_plan_save(&wr, put, 0, layers_eight, 4);
+	wr_plan_load(&wr, lease, 0, 7, wr_other, 8);
+	wr_plan_save(&wr, put, 0, wr_eight, 4);
 	wr_begin(&wr);
 	assert_int_equal(kvx_worker_load_layers(wr.rank[0].worker), 1);
 	for (uint32_t l = 0; l < named; l++) {
@@ -183,7 +183,7 @@ static void check_skip(uint32_t named, int end_it)
 	if (end_it) {
 		kvx_worker_end(wr.rank[0].worker);
 		for (uint32_t i = 0; i < 8; i++) { /* they do come, and before what follows the step */
-			wr_look_block(&wr.rank[0], layers_other[i], 1, layers_eight[i], &wrong);
+			wr_look_block(&wr.rank[0], wr_other[i], 1, wr_eight[i], &wrong);
 		}
 	}
 	fake_cuda_hold(0);
@@ -246,8 +246,8 @@ static void p1_a_block_with_a_bad_layer_is_bad(void **state)
 	((uint8_t *)(uintptr_t)data)[3 * WR_PAGE + 17000] ^= 1;
 	fake_cuda_hold(1);
 	wr_plan(&wr);
-	wr_plan_load(&wr, lease, 0, 7, layers_other, 8);
-	wr_plan_save(&wr, put, 0, layers_eight, 4);
+	wr_plan_load(&wr, lease, 0, 7, wr_other, 8);
+	wr_plan_save(&wr, put, 0, wr_eight, 4);
 	wr_begin(&wr);
 	assert_int_equal(kvx_worker_load_layers(wr.rank[0].worker), 1);
 	layers_compute(&wr.rank[0], &wrong);
@@ -256,7 +256,7 @@ static void p1_a_block_with_a_bad_layer_is_bad(void **state)
 	assert_int_equal(layers_stats(&wr).saves_open, 0);
 	fake_cuda_hold(0);
 	assert_int_equal(kvx_worker_errors(wr.rank[0].worker, ids, WR_BLOCKS), 1);
-	assert_int_equal(ids[0], layers_other[5]);
+	assert_int_equal(ids[0], wr_other[5]);
 	wr_device_sync();
 	assert_int_equal(wrong, 1);
 	assert_int_equal(wr_put_wait(&wr, put), KVC_ERR_REVOKED);
@@ -346,10 +346,10 @@ static void p4_loads_of_a_step_end_each_for_itself(void **state)
 		kvx_worker_layer(wr.rank[0].worker, l);
 		for (uint32_t i = 0; i < 4; i++) {
 			if (some[i] != KVX_NO_BLOCK) {
-				wr_look_layer(&wr.rank[0], some[i], l, layers_eight[i], &wrong);
+				wr_look_layer(&wr.rank[0], some[i], l, wr_eight[i], &wrong);
 			}
 			if (more[i] != KVX_NO_BLOCK) {
-				wr_look_layer(&wr.rank[0], more[i], l, layers_eight[i], &wrong);
+				wr_look_layer(&wr.rank[0], more[i], l, wr_eight[i], &wrong);
 			}
 		}
 	}
@@ -380,7 +380,7 @@ static void p4_loads_of_a_step_end_each_for_itself(void **state)
 
 /* ---- what comes whole -------------------------------------------------------------------------------------------------------- */
 
-/* The lease covers so many blocks of layers_eight: the others will never be there. */
+/* The lease covers so many blocks of wr_eight: the others will never be there. */
 static void check_whole(wr_t *wr, uint32_t covered)
 {
 	kvc_lease_t *lease = wr_lease(wr, 0, covered);

@@ -12,7 +12,6 @@
 #define IDLE_PC 10u /* percent of a CPU: far more than it needs, far less than a thread that spins */
 
 static const char *kvd_program;
-static const uint32_t eight[8] = {1, 2, 3, 4, 5, 6, 7, 8};
 
 static kvx_worker_stats_t stats_of(const wr_rank_t *rank)
 {
@@ -53,7 +52,7 @@ static void p1_a_plan_that_makes_no_sense_is_a_fence_of_all_blocks(void **state)
 	rig_signal(&rig, SIGSTOP); /* the adapter's space stays unopened, the save waits for it */
 	wr_plan(&wr);
 	wr_plan_space(&wr, 1, "somebody");
-	wr_plan_save(&wr, put, 0, eight, 8);
+	wr_plan_save(&wr, put, 0, wr_eight, 8);
 	save = (kvx_plan_save_t *)(void *)(wr.plan.data + wr.plan.record);
 	save->space = 1;
 	wr_begin(&wr);
@@ -79,7 +78,7 @@ static void p1_a_granted_block_that_nobody_writes_is_not_handed_in(void **state)
 	(void)state;
 	start(&rig, &wr);
 	put = wr_put(&wr, 0, 8);
-	memcpy(ids, eight, sizeof ids);
+	memcpy(ids, wr_eight, sizeof ids);
 	ids[3] = KVX_NO_BLOCK;
 	wr_plan(&wr);
 	wr_plan_save(&wr, put, 0, ids, 8);
@@ -102,7 +101,7 @@ static void p4_a_load_dropped_in_its_own_plan_names_no_blocks(void **state)
 	(void)state;
 	start(&rig, &wr);
 	wr_plan(&wr);
-	wr_plan_load(&wr, NULL, KVX_PLAN_ASYNC, 7, eight, 8);
+	wr_plan_load(&wr, NULL, KVX_PLAN_ASYNC, 7, wr_eight, 8);
 	wr_plan_drop(&wr, 7);
 	wr_begin(&wr);
 	kvx_worker_start(wr.rank[0].worker);
@@ -149,7 +148,7 @@ static void p5_a_worker_that_waits_burns_no_cpu(void **state)
 	check_idle("daemon stopped");
 	wr_plan(&wr);
 	wr_plan_space(&wr, 1, "somebody");
-	wr_plan_save(&wr, put, 0, eight, 8);
+	wr_plan_save(&wr, put, 0, wr_eight, 8);
 	save = (kvx_plan_save_t *)(void *)(wr.plan.data + wr.plan.record);
 	save->space = 1;
 	wr_begin(&wr);

@@ -15,7 +15,6 @@
 #include <unistd.h>
 
 static const char *kvd_program;
-static const uint32_t eight[8] = {1, 2, 3, 4, 5, 6, 7, 8};
 static atomic_int wrong; /* scatters flip a bit behind the digests' back */
 
 kv_status_t __real_kvk_scatter(const kvk_layout_t *layout, const kvk_paged_t *paged, const kvk_move_t *moves,
@@ -96,11 +95,7 @@ static void p1_a_layout_that_cannot_be_proved_is_not_used(void **state)
 	wr_t wr;
 
 	(void)state;
-	rig_init(&rig, kvd_program);
-	rig_start(&rig);
-	wr_init(&wr, &rig, 1);
-	wr_fill(&wr, 1);
-	wr_store(&wr, eight, 8);
+	wr_start(&wr, &rig, kvd_program, 1);
 	kvx_worker_close(wr.rank[0].worker);
 
 	atomic_store(&wrong, 1);
@@ -110,13 +105,13 @@ static void p1_a_layout_that_cannot_be_proved_is_not_used(void **state)
 	lease = wr_lease(&wr, 0, 8);
 	put = wr_put(&wr, 8, 16);
 	wr_plan(&wr);
-	wr_plan_load(&wr, lease, 0, 7, eight, 8);
+	wr_plan_load(&wr, lease, 0, 7, wr_eight, 8);
 	wr_begin(&wr);
 	kvx_worker_load(wr.rank[0].worker);
 	wr_wait_load(&wr.rank[0], 7, 0, &end);
 	assert_int_equal(end.error_count, 8);
 	wr_plan(&wr);
-	wr_plan_save(&wr, put, KVX_PLAN_EARLY, eight, 8);
+	wr_plan_save(&wr, put, KVX_PLAN_EARLY, wr_eight, 8);
 	wr_begin(&wr);
 	(void)wr_wait_dropped(&wr.rank[0]);
 	kvx_worker_get_stats(wr.rank[0].worker, &stats);
@@ -124,9 +119,7 @@ static void p1_a_layout_that_cannot_be_proved_is_not_used(void **state)
 	assert_int_equal(stats.self_tests + stats.load_bytes + stats.save_bytes, 0);
 	kvc_put_free(put);
 	kvc_release(&lease, 1);
-	rig_check_quiet(&rig);
-	wr_fini(&wr);
-	rig_fini(&rig);
+	wr_finish(&wr, &rig);
 }
 
 /* It is told once only. */
@@ -140,11 +133,7 @@ static void p7_an_adapter_the_queue_had_no_room_for_is_known_later(void **state)
 	wr_t wr;
 
 	(void)state;
-	rig_init(&rig, kvd_program);
-	rig_start(&rig);
-	wr_init(&wr, &rig, 1);
-	wr_fill(&wr, 1);
-	wr_store(&wr, eight, 8);
+	wr_start(&wr, &rig, kvd_program, 1);
 	lease = wr_lease(&wr, 0, 8);
 	rig_signal(&rig, SIGSTOP); /* a space that is known stays unopened, and is waited for */
 	do {
@@ -170,7 +159,7 @@ static void p7_an_adapter_the_queue_had_no_room_for_is_known_later(void **state)
 	wr.timeout_ms = 300;
 	do {
 		wr_plan(&wr);
-		wr_plan_load(&wr, lease, 0, 7, eight, 8);
+		wr_plan_load(&wr, lease, 0, 7, wr_eight, 8);
 		wr_begin(&wr);
 		kvx_worker_load(wr.rank[0].worker);
 		wr_wait_load(&wr.rank[0], 7, 0, &end);
@@ -178,9 +167,7 @@ static void p7_an_adapter_the_queue_had_no_room_for_is_known_later(void **state)
 	assert_true(end.loaded.status == KVC_ERR_DAEMON_STALE || end.loaded.status == KVC_ERR_TIMEOUT);
 	rig_signal(&rig, SIGCONT);
 	kvc_release(&lease, 1);
-	rig_check_quiet(&rig);
-	wr_fini(&wr);
-	rig_fini(&rig);
+	wr_finish(&wr, &rig);
 }
 
 int main(int argc, char **argv)

@@ -9,6 +9,9 @@
 #include <string.h>
 #include <unistd.h>
 
+const uint32_t wr_eight[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+const uint32_t wr_other[8] = {21, 30, 23, 40, 25, 50, 27, 63};
+
 static const uint8_t secret[16] = "sixteen bytes!!!";
 
 uint64_t wr_now_ms(void)
@@ -156,6 +159,22 @@ void wr_fini(wr_t *wr)
 	kvc_space_close(wr->space);
 	kvc_detach(wr->kvc);
 	kvx_bytes_free(&wr->plan);
+}
+
+void wr_start(wr_t *wr, rig_t *rig, const char *program, uint32_t ranks)
+{
+	rig_init(rig, program);
+	rig_start(rig);
+	wr_init(wr, rig, ranks);
+	wr_fill(wr, 1);
+	wr_store(wr, wr_eight, 8);
+}
+
+void wr_finish(wr_t *wr, rig_t *rig)
+{
+	rig_check_quiet(rig);
+	wr_fini(wr);
+	rig_fini(rig);
 }
 
 /* ---- bytes ------------------------------------------------------------------------------------------------------------------- */

@@ -48,11 +48,17 @@ typedef struct wr {
 	uint32_t layer_wait_us;
 } wr_t;
 
+extern const uint32_t wr_eight[8]; /* engine blocks that are stored */
+extern const uint32_t wr_other[8]; /* that are loaded to */
+
 /* Scheduler attached, workers open and proved. */
 void wr_init(wr_t *wr, rig_t *rig, uint32_t ranks);
 /* The same of a wr_t that is set up already; without a daemon there is neither scheduler nor proof. */
 void wr_init_with(wr_t *wr, rig_t *rig, uint32_t ranks, int daemon);
 void wr_fini(wr_t *wr);
+/* The same with a daemon of its own, in which wr_eight are stored with seed 1; and the end of both, when nothing is open any more. */
+void wr_start(wr_t *wr, rig_t *rig, const char *program, uint32_t ranks);
+void wr_finish(wr_t *wr, rig_t *rig);
 /* Open the rank's worker again, after it was closed; waits until it is proved when `prove`. */
 void wr_open_rank(wr_t *wr, uint32_t rank, int prove);
 

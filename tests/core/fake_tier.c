@@ -172,7 +172,8 @@ static kv_status_t fake_flush(kvs_tier_t *tier, kvs_done_fn done, void *arg)
 {
 	fake_of(tier)->flushes++;
 
-	return enqueue(fake_of(tier), (fake_op_t){.done = done, .arg = arg, .kind = 2});
+	return enqueue(fake_of(tier),
+		       (fake_op_t){.done = done, .arg = arg, .status = fake_of(tier)->flush_status, .kind = 2});
 }
 
 static kv_status_t fake_epoch_set(kvs_tier_t *tier, const kvs_epoch_t *epoch, kvs_done_fn done, void *arg)

@@ -61,10 +61,11 @@ typedef struct fake_tier {
 	int hold;              /* nothing completes */
 	uint32_t fail_percent; /* of loads and stores */
 	kv_status_t fail_with;
-	int off;              /* stores are refused: TIER_OFF */
-	uint32_t queue_limit; /* BUSY beyond */
-	int whole;            /* loads go to memory of whole blocks: digests are computed */
-	int ordered;          /* slots lie parents first: recover in one pass */
+	kv_status_t flush_status; /* how flushes end */
+	int off;                  /* stores are refused: TIER_OFF */
+	uint32_t queue_limit;     /* BUSY beyond */
+	int whole;                /* loads go to memory of whole blocks: digests are computed */
+	int ordered;              /* slots lie parents first: recover in one pass */
 	uint64_t loads, stores, flushes;
 	uint64_t tries; /* stores asked for, refused and failed ones too */
 } fake_tier_t;

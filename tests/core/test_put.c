@@ -343,6 +343,46 @@ static void p2_durable_is_said_after_the_flush_and_once(void **state)
 	stage_end();
 }
 
+/* A disk that takes no metadata: as long as another put waits for its writes each flush would fail like the one before. */
+static void p5_a_flush_that_failed_is_not_asked_for_again_at_once(void **state)
+{
+	uint32_t depth;
+
+	(void)state;
+	stage(64, 64);
+	u_.disk.flush_status = KV_ERR_NOSPC;
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 8, 1, &put_, &reply_), KV_OK);
+	u_put_write(&u_, &put_);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 8), KV_OK);
+	for (uint32_t i = 0; i < 100 && u_.disk.flushes == 0; i++) {
+		u_tick(&u_, 1);
+	}
+	depth = u_.core->config.write_behind_depth;
+	u_.core->config.write_behind_depth = 0; /* no write begins */
+	assert_int_equal(u_put_start(&u_, m_, &space_, fork_, 8, 12, 1, &other_, &reply_), KV_OK);
+	u_put_write(&u_, &other_);
+	assert_int_equal(u_put_end(&u_, m_, &other_, 0, 4), KV_OK);
+	u_tick(&u_, 50);
+	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.status, KV_ERR_NOSPC);
+	assert_int_equal(u_.disk.flushes, 1);
+	kv_test_advance(&u_.env, 1000000000);
+	u_tick(&u_, 50);
+	assert_int_equal(u_.disk.flushes, 2);
+
+	/* What no flush has failed for waits for the next one. */
+	u_.disk.flush_status = KV_OK;
+	u_.core->config.write_behind_depth = depth;
+	u_tick(&u_, 50);
+	assert_int_equal(u_.disk.stores, 12);
+	assert_int_equal(u_count_notices(&u_, KV_CODE_DURABLE, other_.id), 0);
+	kv_test_advance(&u_.env, 1000000000);
+	u_tick(&u_, 50);
+	assert_int_equal(u_.disk.flushes, 3);
+	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, other_.id)->msg.durable.n, 12);
+	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, other_.id)->msg.durable.status, KV_OK);
+	stage_end();
+}
+
 /* The heartbeat of all namespaces goes on while a long prompt becomes visible. */
 static void p5_a_long_put_takes_several_turns(void **state)
 {
@@ -504,6 +544,7 @@ int main(void)
 		cmocka_unit_test(p2_a_put_under_a_parent_on_disk_is_written_through),
 		cmocka_unit_test(p2_what_the_disk_refuses_is_said),
 		cmocka_unit_test(p2_durable_is_said_after_the_flush_and_once),
+		cmocka_unit_test(p5_a_flush_that_failed_is_not_asked_for_again_at_once),
 		cmocka_unit_test(p5_a_long_put_takes_several_turns),
 		cmocka_unit_test(p2_what_the_disk_has_evicted_meanwhile_is_not_promised),
 		cmocka_unit_test(p2_a_write_that_failed_is_tried_again),

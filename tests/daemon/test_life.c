@@ -495,6 +495,7 @@ static void p6_a_daemon_started_with_closed_streams_logs_into_nothing_of_its_own
 	}
 	assert_true(daemon.pid > 0);
 	for (int i = 0; i < 10000 && access(daemon.sock, F_OK) != 0; i++) {
+		assert_int_equal(waitpid(daemon.pid, NULL, WNOHANG), 0);
 		usleep(1000);
 	}
 	for (int i = 0; i <= STDERR_FILENO; i++) {

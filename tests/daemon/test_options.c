@@ -110,12 +110,26 @@ static void p10_the_last_source_wins(void **state)
 			 kv_status_exit_code(KV_ERR_CONFIG)); /* the command line has the last word */
 	setenv("KVD_POLICY", "wrong", 1);
 	refused("--config", path, KV_ERR_CONFIG, "KVD_POLICY");
-	setenv("KVD_SOCKET", "/a/clients/own", 1);
 	unsetenv("KVD_POLICY");
 	const char *const good[] = {"--config", path, "--check-config", NULL};
 	assert_int_equal(raw_run(good, out_, sizeof out_), 0);
-	unsetenv("KVD_SOCKET");
 	kv_test_dir_remove(dir);
+}
+
+static void p6_what_is_exported_for_clients_and_scripts_stops_no_daemon(void **state)
+{
+	static const char *const names[] = {"KVD_SOCKET", "KVD_BUILD", "KVD_VENV", "KVD_PYTHON", "KVD_CUBLAS"};
+	const char *const args[] = {"--check-config", NULL};
+
+	(void)state;
+	for (size_t i = 0; i < KV_COUNT_OF(names); i++) {
+		setenv(names[i], "/somewhere", 1);
+		assert_int_equal(raw_run(args, out_, sizeof out_), 0);
+		unsetenv(names[i]);
+	}
+	setenv("KVD_BUILDS", "/somewhere", 1);
+	refused("--check-config", NULL, KV_ERR_CONFIG, "KVD_BUILDS");
+	unsetenv("KVD_BUILDS");
 }
 
 static void p10_help_and_version_start_nothing(void **state)
@@ -161,6 +175,7 @@ int main(void)
 		cmocka_unit_test(p10_a_socket_path_that_does_not_fit_is_refused_before_the_start),
 		cmocka_unit_test(p8_http_is_not_reachable_from_outside_unless_said_twice),
 		cmocka_unit_test(p10_the_last_source_wins),
+		cmocka_unit_test(p6_what_is_exported_for_clients_and_scripts_stops_no_daemon),
 		cmocka_unit_test(p10_help_and_version_start_nothing),
 		cmocka_unit_test(p10_sample_and_page_are_those_of_the_table),
 	};

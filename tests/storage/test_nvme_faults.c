@@ -185,6 +185,48 @@ static void p6_memory_that_is_taken_away_is_a_fault_and_the_block_stays_good(voi
 	close(fd);
 }
 
+static _Atomic int starved;
+static _Atomic uint64_t hurry_ns;
+
+static void *alloc_unless_starved(void *ctx, size_t n)
+{
+	return atomic_load(&starved) ? NULL : kv_test_env_alloc(ctx, n);
+}
+
+/* Starved, each look at the clock takes a second, so that a deadline comes soon. */
+static uint64_t now_in_a_hurry(void *ctx)
+{
+	if (atomic_load(&starved)) {
+		atomic_fetch_add(&hurry_ns, UINT64_C(1000000000));
+	}
+
+	return real_now(ctx) + atomic_load(&hurry_ns);
+}
+
+/* No memory for the superblock's image: neither an epoch nor the flush behind it comes to an end, and nothing is in flight. */
+static void p5_a_flush_that_never_came_to_an_end_is_told_that_the_tier_is_closed(void **state)
+{
+	outcome_t epoch = {0}, flush = {0};
+	fixture_t f;
+
+	(void)state;
+	fixture_init(&f, NULL);
+	f.test.env.alloc = alloc_unless_starved;
+	f.test.env.now_ns = now_in_a_hurry;
+	fixture_begin(&f, &found);
+	assert_int_equal(kvs_epoch_set(f.tier, &(kvs_epoch_t){space_root, "default", "model=test\n", 2}, note, &epoch),
+			 KV_OK);
+	assert_int_equal(kvs_flush(f.tier, note, &flush), KV_OK);
+	atomic_store(&starved, 1);
+	fixture_close(&f);
+	atomic_store(&starved, 0);
+	assert_int_equal(epoch.calls, 1);
+	assert_int_equal(epoch.status, KV_ERR_CLOSED);
+	assert_int_equal(flush.calls, 1);
+	assert_int_equal(flush.status, KV_ERR_CLOSED);
+	fixture_fini(&f);
+}
+
 /* ---- children: a fresh program under strace, or without privileges ------------------------------------------------------------- */
 
 /* Everything works, and the gauge says how. */
@@ -472,6 +514,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(p6_failed_writes_are_quarantined_and_too_many_switch_the_tier_off_for_a_while),
 		cmocka_unit_test(p6_a_size_of_blocks_that_is_new_while_the_tier_is_off_is_kept_there_later),
 		cmocka_unit_test(p6_memory_that_is_taken_away_is_a_fault_and_the_block_stays_good),
+		cmocka_unit_test(p5_a_flush_that_never_came_to_an_end_is_told_that_the_tier_is_closed),
 		cmocka_unit_test(p6_a_kernel_without_io_uring_is_served_by_plain_calls),
 		cmocka_unit_test(p5_submissions_refused_for_a_while_go_through_later),
 		cmocka_unit_test(p2_a_failed_sync_is_never_acknowledged_nor_retried_blindly),

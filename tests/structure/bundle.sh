@@ -51,6 +51,7 @@ env -i PATH=/usr/bin:/bin "$there/bin/kvd" --run_dir="$dir/run" --cpu.size=256Mi
 keeper=$!
 for _ in $(seq 1200); do
 	bare "$there/bin/kvctl" --socket "$dir/run/default.sock" status >/dev/null 2>&1 && break
+	kill -0 "$keeper"
 	sleep 0.05
 done
 bare "$there/bin/kvctl" --socket "$dir/run/default.sock" version | grep -q '^kvd  *[0-9]'

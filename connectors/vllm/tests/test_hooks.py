@@ -101,7 +101,10 @@ class Daemon:
         environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
         self.process = subprocess.Popen([program, *(f"--{name}={value}" for name, value in options.items())], env=environment)
         end = time.monotonic() + 60
-        while not pathlib.Path(self.socket).exists() and time.monotonic() < end:
+        while not pathlib.Path(self.socket).exists():
+            if self.process.poll() is not None or time.monotonic() >= end:
+                self.stop()
+                raise RuntimeError(f"kvd has not started: exit code {self.process.returncode}")
             time.sleep(0.01)
 
     def stop(self) -> None:
