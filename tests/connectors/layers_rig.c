@@ -122,24 +122,24 @@ void layers_plan(wr_t *wr, const kvc_lease_t *lease)
 {
 	layers_be_late();
 	for (uint32_t i = 0; i < 8; i++) {
-		wr_fill_block(&wr->rank[0], layers_other[i], 5, i);
+		wr_fill_block(&wr->rank[0], wr_other[i], 5, i);
 	}
 	wr_plan(wr);
-	wr_plan_fence(wr, layers_other, 8);
-	wr_plan_load(wr, lease, 0, 7, layers_other, 8);
+	wr_plan_fence(wr, wr_other, 8);
+	wr_plan_load(wr, lease, 0, 7, wr_other, 8);
 }
 
 void layers_look_all(wr_t *wr, uint32_t seed, uint32_t *p_wrong)
 {
 	for (uint32_t i = 0; i < 8; i++) {
-		wr_look_block(&wr->rank[0], layers_other[i], seed, layers_eight[i], p_wrong);
+		wr_look_block(&wr->rank[0], wr_other[i], seed, wr_eight[i], p_wrong);
 	}
 }
 
 void layers_write(wr_t *wr, uint32_t seed)
 {
 	for (uint32_t i = 0; i < 8; i++) {
-		wr_fill_block(&wr->rank[0], layers_other[i], seed, layers_eight[i]);
+		wr_fill_block(&wr->rank[0], wr_other[i], seed, wr_eight[i]);
 	}
 }
 

@@ -138,15 +138,15 @@ static void p1_what_is_still_to_be_saved_is_read_before_a_load_begun_early(void 
 		put = wr_put(&wr, key, key + 8);
 		fake_cuda_hold(1);
 		wr_plan(&wr);
-		wr_plan_save(&wr, put, 0, layers_other, 8);
+		wr_plan_save(&wr, put, 0, wr_other, 8);
 		wr_begin(&wr);
 		kvx_worker_end(wr.rank[0].worker);
 		(void)kvx_worker_errors(wr.rank[0].worker, ids, WR_BLOCKS);
 		kvx_worker_report(wr.rank[0].worker, &(const void *){NULL}, &(size_t){0});
 		lease = wr_lease(&wr, 0, 8);
 		wr_plan(&wr);
-		wr_plan_fence(&wr, layers_other, 8);
-		wr_plan_load(&wr, lease, 0, 7, layers_other, 8);
+		wr_plan_fence(&wr, wr_other, 8);
+		wr_plan_load(&wr, lease, 0, 7, wr_other, 8);
 		assert_int_equal(layers_early(&wr, ALL), 1);
 		fake_cuda_hold(0);
 		layers_go_on(&wr);
@@ -159,7 +159,7 @@ static void p1_what_is_still_to_be_saved_is_read_before_a_load_begun_early(void 
 
 		lease = wr_lease(&wr, key, key + 8); /* what has been stored */
 		wr_plan(&wr);
-		wr_plan_load(&wr, lease, 0, 8, layers_other, 8);
+		wr_plan_load(&wr, lease, 0, 8, wr_other, 8);
 		wr_begin(&wr);
 		kvx_worker_load(wr.rank[0].worker);
 		layers_look_all(&wr, 1 + round, &wrong);
@@ -187,7 +187,7 @@ static void begin_other(wr_t *wr, other_plan_t which)
 		kvx_worker_begin(worker, "", 1);
 	} else {
 		wr_plan(wr);
-		wr_plan_fence(wr, layers_other, 8);
+		wr_plan_fence(wr, wr_other, 8);
 		wr_begin(wr);
 	}
 }
@@ -207,7 +207,7 @@ static void p1_blocks_of_a_step_that_never_comes_are_written_by_nobody(void **st
 		lease = wr_lease(&wr, 0, 8);
 		put = wr_put(&wr, 8, 12);
 		layers_plan(&wr, lease);
-		wr_plan_save(&wr, put, 0, layers_eight, 4);
+		wr_plan_save(&wr, put, 0, wr_eight, 4);
 		assert_int_equal(layers_early(&wr, round % 2 ? ALL : KVX_EARLY_COMPUTED), 1);
 		begin_other(&wr, (other_plan_t)(round % OTHERS));
 		kvx_worker_start(wr.rank[0].worker);
@@ -280,7 +280,7 @@ static void p1_late_hooks_of_the_step_before_do_not_touch_it(void **state)
 	lease = wr_lease(&wr, 0, 8);
 	put = wr_put(&wr, 8, 12);
 	layers_plan(&wr, lease);
-	wr_plan_save(&wr, put, 0, layers_eight, 4);
+	wr_plan_save(&wr, put, 0, wr_eight, 4);
 	assert_int_equal(layers_early(&wr, ALL), 1);
 	kvx_worker_layer(wr.rank[0].worker, 0);
 	kvx_worker_end(wr.rank[0].worker);
@@ -317,7 +317,7 @@ static void p1_a_step_that_never_asks_for_its_loads_has_lost_them(void **state)
 		lease = wr_lease(&wr, 0, 8);
 		put = wr_put(&wr, 8, 12);
 		layers_plan(&wr, lease);
-		wr_plan_save(&wr, put, 0, layers_eight, 4);
+		wr_plan_save(&wr, put, 0, wr_eight, 4);
 		assert_int_equal(layers_early(&wr, ALL), 1);
 		layers_go_on(&wr);
 		if (round == 0) {
@@ -402,13 +402,13 @@ static void only_plans_with_loads_of_their_step_are_begun_early(void **state)
 	layers_start(&rig, &wr, 1);
 	lease = wr_lease(&wr, 0, 8);
 	wr_plan(&wr);
-	wr_plan_fence(&wr, layers_other, 8);
+	wr_plan_fence(&wr, wr_other, 8);
 	assert_int_equal(layers_early(&wr, ALL), 0);
 	wr_plan(&wr);
-	wr_plan_load(&wr, lease, KVX_PLAN_ASYNC, 7, layers_other, 8);
+	wr_plan_load(&wr, lease, KVX_PLAN_ASYNC, 7, wr_other, 8);
 	assert_int_equal(layers_early(&wr, ALL), 0);
 	wr_plan(&wr);
-	wr_plan_load(&wr, NULL, 0, 7, layers_other, 8);
+	wr_plan_load(&wr, NULL, 0, 7, wr_other, 8);
 	assert_int_equal(layers_early(&wr, ALL), 0);
 	layers_plan(&wr, lease);
 	(void)kvx_bytes_record(&wr.plan, KVX_RECORD_TIME, sizeof(kvx_plan_time_t));

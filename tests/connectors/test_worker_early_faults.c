@@ -24,15 +24,15 @@ static int change_stream(wr_t *wr, kvk_cu_stream_t second, uint32_t key, uint64_
 	fake_cuda_hold(1);
 	layers_be_late();
 	wr_plan(wr);
-	wr_plan_save(wr, put, 0, layers_eight, 4);
+	wr_plan_save(wr, put, 0, wr_eight, 4);
 	wr_begin(wr);
 	kvx_worker_end(worker);
 	(void)kvx_worker_errors(worker, ids, WR_BLOCKS);
 	kvx_worker_report(worker, &(const void *){NULL}, &(size_t){0});
 	lease = wr_lease(wr, 0, 8);
 	wr_plan(wr);
-	wr_plan_fence(wr, layers_eight, 4);
-	wr_plan_load(wr, lease, 0, 7, layers_other, 8);
+	wr_plan_fence(wr, wr_eight, 4);
+	wr_plan_load(wr, lease, 0, 7, wr_other, 8);
 	usleep(2000); /* for the save to be on the device */
 	fake_cuda_fail_nth(nth);
 	assert_int_equal(layers_early(wr, ALL), 1);
@@ -42,7 +42,7 @@ static int change_stream(wr_t *wr, kvk_cu_stream_t second, uint32_t key, uint64_
 	layers_go_on(wr);
 	kvx_worker_load(worker);
 	for (uint32_t i = 0; i < 4; i++) {
-		wr_fill_block(&wr->rank[0], layers_eight[i], 9, i);
+		wr_fill_block(&wr->rank[0], wr_eight[i], 9, i);
 	}
 	kvx_worker_end(worker);
 	fake_cuda_hold(0);
@@ -69,7 +69,7 @@ static void p1_the_engine_may_change_its_stream(void **state)
 		const int saved = change_stream(&wr, second, key, nth);
 
 		for (uint32_t i = 0; i < 4; i++) {
-			wr_fill_block(&wr.rank[0], layers_eight[i], 1, layers_eight[i]);
+			wr_fill_block(&wr.rank[0], wr_eight[i], 1, wr_eight[i]);
 		}
 		wr_device_sync();
 		wr_device_swap(NULL);
@@ -81,11 +81,11 @@ static void p1_the_engine_may_change_its_stream(void **state)
 		lease = wr_lease(&wr, key, key + 4); /* what has been stored was read before it was written */
 		key += 4;
 		wr_plan(&wr);
-		wr_plan_load(&wr, lease, 0, 8, layers_other, 4);
+		wr_plan_load(&wr, lease, 0, 8, wr_other, 4);
 		wr_begin(&wr);
 		kvx_worker_load(wr.rank[0].worker);
 		for (uint32_t i = 0; i < 4; i++) {
-			wr_look_block(&wr.rank[0], layers_other[i], 1, layers_eight[i], &wrong);
+			wr_look_block(&wr.rank[0], wr_other[i], 1, wr_eight[i], &wrong);
 		}
 		kvx_worker_end(wr.rank[0].worker);
 		layers_hear_all(&wr);
@@ -117,14 +117,14 @@ static void p1_a_bad_block_begun_early_is_named_by_its_step(void **state)
 	assert_int_equal(kvc_lease_block(lease, 5, &data, NULL), KVC_OK);
 	((uint8_t *)(uintptr_t)data)[3 * WR_PAGE + 17000] ^= 1;
 	layers_plan(&wr, lease);
-	wr_plan_save(&wr, put, 0, layers_eight, 4);
+	wr_plan_save(&wr, put, 0, wr_eight, 4);
 	assert_int_equal(layers_early(&wr, ALL), 1);
 	usleep(20000);
 	layers_go_on(&wr);
 	kvx_worker_load(wr.rank[0].worker);
 	kvx_worker_end(wr.rank[0].worker);
 	assert_int_equal(kvx_worker_errors(wr.rank[0].worker, ids, WR_BLOCKS), 1);
-	assert_int_equal(ids[0], layers_other[5]);
+	assert_int_equal(ids[0], wr_other[5]);
 	assert_int_equal(wr_put_wait(&wr, put), KVC_ERR_REVOKED);
 	layers_hear_all(&wr);
 	assert_int_equal(layers_stats(&wr).load_corrupt, 1);
@@ -156,7 +156,7 @@ static void p7_what_is_not_there_is_left_to_the_step(void **state)
 	layers_go_on(&wr);
 	assert_int_equal(kvx_worker_load_layers(wr.rank[0].worker), 0);
 	for (uint32_t i = 0; i < 6; i++) {
-		wr_look_block(&wr.rank[0], layers_other[i], 1, layers_eight[i], &wrong);
+		wr_look_block(&wr.rank[0], wr_other[i], 1, wr_eight[i], &wrong);
 	}
 	kvx_worker_end(wr.rank[0].worker);
 	assert_int_equal(kvx_worker_errors(wr.rank[0].worker, ids, WR_BLOCKS), 2);
@@ -189,7 +189,7 @@ static void p7_a_daemon_that_dies_after_a_plan_costs_its_loads(void **state)
 		kvx_worker_load(wr.rank[0].worker);
 		for (uint32_t i = 0; i < 8; i++) {
 			wrong[i] = 0;
-			wr_look_block(&wr.rank[0], layers_other[i], 1, layers_eight[i], &wrong[i]);
+			wr_look_block(&wr.rank[0], wr_other[i], 1, wr_eight[i], &wrong[i]);
 		}
 		kvx_worker_end(wr.rank[0].worker);
 		fake_cuda_hold(0);
@@ -199,7 +199,7 @@ static void p7_a_daemon_that_dies_after_a_plan_costs_its_loads(void **state)
 			int failed = 0;
 
 			for (uint32_t e = 0; e < count; e++) {
-				failed = failed || ids[e] == layers_other[i];
+				failed = failed || ids[e] == wr_other[i];
 			}
 			assert_true(failed || wrong[i] == 0);
 		}
@@ -238,7 +238,7 @@ static void p1_a_call_the_driver_refuses_costs_a_load_begun_early_and_no_wrong_b
 		for (uint32_t l = 0; l < WR_LAYERS; l++) {
 			kvx_worker_layer(wr.rank[0].worker, l);
 			for (uint32_t i = 0; i < 8; i++) {
-				wr_look_layer(&wr.rank[0], layers_other[i], l, layers_eight[i], &wrong[i]);
+				wr_look_layer(&wr.rank[0], wr_other[i], l, wr_eight[i], &wrong[i]);
 			}
 		}
 		kvx_worker_end(wr.rank[0].worker);
@@ -252,7 +252,7 @@ static void p1_a_call_the_driver_refuses_costs_a_load_begun_early_and_no_wrong_b
 			int failed = 0;
 
 			for (uint32_t e = 0; e < count; e++) {
-				failed = failed || ids[e] == layers_other[i];
+				failed = failed || ids[e] == wr_other[i];
 			}
 			assert_true(failed || wrong[i] == 0);
 		}
