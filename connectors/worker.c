@@ -135,6 +135,7 @@ void kvx_worker_close(kvx_worker_t *worker)
 	free(worker->marks);
 	free(worker->zero_leaves);
 	free(worker->identity_text);
+	free(worker->early.plan);
 	free(worker);
 }
 
@@ -185,7 +186,7 @@ kvc_status_t kvx_worker_flush(kvx_worker_t *worker, uint32_t timeout_ms)
 	for (;;) {
 		const uint32_t seen = kvx_gate_seen(&worker->progress);
 
-		if (worker->gpu) {
+		if (worker->gpu && !worker->early.begun) {
 			kvx_gpu_settle(worker);
 		}
 		kvx_worker_reap(worker);

@@ -284,6 +284,7 @@ void kvx_gpu_settle(kvx_worker_t *worker)
 	kvx_wgpu_t *gpu = worker->gpu;
 	const uint64_t start = kvx_worker_now();
 
+	kvx_gpu_load_cancel(worker);
 	kvx_layers_close(worker);
 	if (worker->sync && atomic_load(&worker->sync->go)) {
 		wait_settled(worker);
@@ -300,6 +301,7 @@ void kvx_gpu_end(kvx_worker_t *worker)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
 
+	kvx_gpu_load_cancel(worker);
 	kvx_layers_close(worker);
 	if (worker->later) {
 		gpu->unordered = !kvx_gpu_order(worker, gpu->compute, gpu->low);

@@ -12,7 +12,7 @@
  * A synchronous load may come layer by layer: the same blocks again and again, each time of the next few layers, and the engine's kernels of a layer wait for
  * its range alone.
  *
- * Files: worker_gpu.c (device, streams, order), worker_flight.c, worker_gpu_load.c, worker_layers.c, worker_gpu_save.c (and fences), worker_slabs.c (pool
+ * Files: worker_gpu.c (device, streams, order), worker_flight.c, worker_gpu_load.c, worker_layers.c, worker_early.c, worker_gpu_save.c (and fences), worker_slabs.c (pool
  * memory the device sees), worker_gpu_test.c (self-tests).
  */
 #ifndef KVX_WORKER_GPU_H
@@ -107,6 +107,7 @@ struct kvx_wgpu {
 	kvk_cu_stream_t compute;
 	int ended;     /* end() was there, and this step's synchronous loads are not known yet */
 	int unordered; /* saves of this step cannot be put in order after it */
+	int sent;      /* its synchronous loads have begun, and load() has not come yet */
 	kvx_wlayers_t layers;
 	kvx_wclock_t clocks[KVX_GPU_CLOCKS], steps[KVX_GPU_STEPS];
 	uint32_t step_at; /* the next to be used */
@@ -175,6 +176,10 @@ void kvx_clock_sent(kvx_wgpu_t *gpu, const kvx_wload_t *load, kvk_cu_stream_t st
 uint32_t kvx_gpu_load_beside(kvx_worker_t *worker);
 /* All synchronous loads of the plan are submitted, or have failed, when it returns. `layers`: they may come layer by layer; 1: they do. */
 int kvx_gpu_load(kvx_worker_t *worker, int layers);
+/* Before load(): submit what is there of them soon; `layers`: in the order of layers, if that pays. */
+void kvx_gpu_load_early(kvx_worker_t *worker, int layers);
+/* There were such loads, and load() has not come: no more of them is sent, what was comes before what the engine enqueues from now on, and they have failed. */
+void kvx_gpu_load_cancel(kvx_worker_t *worker);
 /* Submit what the flight says of its load. BUSY: not now; the load counts the flight from here to its landing. Lock held. */
 kvc_status_t kvx_gpu_load_submit(kvx_worker_t *worker, kvx_flight_t *flight);
 /* Nothing could be sent: land what is over, end loads that are overdue, else wait a little, unless the gate was opened since `seen`. */
@@ -183,6 +188,8 @@ void kvx_gpu_load_wait(kvx_worker_t *worker, uint32_t seen, uint32_t *p_spins);
 void kvx_gpu_load_landed(kvx_worker_t *worker, kvx_flight_t *flight, kvc_status_t status);
 
 /* worker_layers.c */
+/* Wait a little for all blocks of the synchronous loads. 0: some are not there, or will not be. */
+int kvx_layers_there(kvx_worker_t *worker);
 /* Submit the synchronous loads in layer ranges, if that pays and all their blocks are there. 0: nothing was done. */
 int kvx_layers_send(kvx_worker_t *worker);
 /* No layer is read any more: what the engine has not waited for comes before what it does next. Where a layer was read without, the loads have failed. */

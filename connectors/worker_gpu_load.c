@@ -225,18 +225,26 @@ void kvx_gpu_load_wait(kvx_worker_t *worker, uint32_t seen, uint32_t *p_spins)
 	}
 }
 
+/* A batch of each load that has one: how many blocks. */
+static uint32_t send_some(kvx_worker_t *worker)
+{
+	uint32_t moved = 0;
+
+	for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
+		moved += send(worker, load);
+	}
+
+	return moved;
+}
+
 static void send_until_sent(kvx_worker_t *worker)
 {
 	uint32_t spins = 0;
 
 	while (!all_sent(worker)) {
 		const uint32_t seen = kvx_gate_seen(&worker->progress);
-		uint32_t moved = 0;
 
-		for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
-			moved += send(worker, load);
-		}
-		if (moved > 0) {
+		if (send_some(worker) > 0) {
 			spins = 0;
 		} else if (!all_sent(worker)) {
 			kvx_gpu_load_wait(worker, seen, &spins);
@@ -244,7 +252,8 @@ static void send_until_sent(kvx_worker_t *worker)
 	}
 }
 
-int kvx_gpu_load(kvx_worker_t *worker, int layers)
+/* Their copies may begin, after all that the engine has enqueued. 0: the driver refuses, so they have failed. */
+static int let_go(kvx_worker_t *worker)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
 	const int ordered = kvx_gpu_order(worker, gpu->compute, gpu->urgent);
@@ -258,14 +267,74 @@ int kvx_gpu_load(kvx_worker_t *worker, int layers)
 		atomic_store(&load->go, 1u);
 	}
 	kvx_worker_wake(worker);
-	if (layers && ordered && kvx_layers_send(worker)) {
-		return 1;
+
+	return ordered;
+}
+
+void kvx_gpu_load_early(kvx_worker_t *worker, int layers)
+{
+	worker->gpu->sent = 1;
+	if (!let_go(worker)) {
+		return;
 	}
-	send_until_sent(worker);
+	if (kvx_layers_there(worker) && layers && kvx_layers_send(worker)) {
+		return;
+	}
+	while (send_some(worker) > 0) {
+	}
+}
+
+void kvx_gpu_load_cancel(kvx_worker_t *worker)
+{
+	kvx_wgpu_t *gpu = worker->gpu;
+
+	if (!gpu->sent) {
+		return;
+	}
+	gpu->sent = 0;
+	gpu->layers.count = 0;
+	for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
+		load->skipped = 1; /* also what has come: nobody has waited for it */
+		atomic_store(&load->cancel, 1u);
+	}
+	kvx_worker_wake(worker);
+	if (!kvx_gpu_order(worker, gpu->urgent, gpu->compute)) {
+		atomic_store(&gpu->loose, 1u);
+	}
+}
+
+/* What the engine enqueues from now on comes after all of them. */
+static void put_before(kvx_worker_t *worker)
+{
+	kvx_wgpu_t *gpu = worker->gpu;
+
 	if (!kvx_gpu_order(worker, gpu->urgent, gpu->compute)) {
 		atomic_store(&gpu->loose, 1u);
 		kvx_gpu_settle(worker); /* then the host waits */
 	}
+}
+
+int kvx_gpu_load(kvx_worker_t *worker, int layers)
+{
+	kvx_wgpu_t *gpu = worker->gpu;
+	const int early = gpu->sent;
+	int layered;
+
+	gpu->sent = 0;
+	if (early) {
+		layered = layers && gpu->layers.count > 0;
+	} else {
+		layered = let_go(worker) && layers && kvx_layers_send(worker);
+	}
+	if (layered) {
+		for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
+			kvx_wcount(&worker->stats.layered, 1);
+		}
+		return 1;
+	}
+	gpu->layers.count = 0; /* whatever order they were sent in */
+	send_until_sent(worker);
+	put_before(worker);
 
 	return 0;
 }

@@ -6,7 +6,7 @@
  *   a load or save   made by the engine -> queue -> transfer thread -> `over` -> freed by the engine
  *   a copy           active++, is it still open?, take blocks, copy, active--; who closes a job waits until active is 0
  *
- * Files: worker.c (open, close), worker_check.c (configuration), worker_plan.c (begin .. end), worker_thread.c (transfer thread), worker_wait.c (gates,
+ * Files: worker.c (open, close), worker_check.c (configuration), worker_plan.c (begin .. end), worker_early.c, worker_thread.c (transfer thread), worker_wait.c (gates,
  * queue), worker_space.c (attachment, spaces), worker_load.c, worker_crew.c (who copies a synchronous load), worker_save.c, worker_fence.c, worker_move.c,
  * worker_report.c, worker_selftest.c, worker_prefault.c, worker_cpus.c. Of a cache in GPU memory: worker_gpu.h.
  */
@@ -291,6 +291,19 @@ typedef struct kvx_helper {
 
 typedef struct kvx_wgpu kvx_wgpu_t;
 
+/* A plan begun before the engine's begin(); the engine's thread. */
+typedef struct kvx_wearly {
+	int begun;     /* and begin() has not come yet */
+	uint8_t *plan; /* its bytes */
+	size_t len, cap;
+	void *stream; /* the engine's, as it was then */
+} kvx_wearly_t;
+
+/* Calls there were since begin(): with all of them a step is over. */
+#define KVX_HAD_END    1u
+#define KVX_HAD_ERRORS 2u
+#define KVX_HAD_REPORT 4u
+
 struct kvx_worker {
 	/* constant after open */
 	kvx_wgpu_t *gpu; /* NULL: the cache is in host memory */
@@ -344,8 +357,10 @@ struct kvx_worker {
 	kvx_wjob_t **untold_adapters_end;
 	kvx_wload_t *sync; /* synchronous loads of this plan */
 	uint32_t overs_seen;
-	uint32_t untold;                        /* asynchronous loads that are over and not named yet */
-	uint32_t step;                          /* of the plan at hand */
+	uint32_t untold; /* asynchronous loads that are over and not named yet */
+	uint32_t step;   /* of the plan at hand */
+	uint32_t had;    /* KVX_HAD_* */
+	kvx_wearly_t early;
 	int timed;                              /* it is to be timed, */
 	uint64_t timed_ns;                      /* since then */
 	uint32_t failed_step[KVX_WORKER_STEPS]; /* plans of which a synchronous load has failed */
@@ -407,8 +422,14 @@ void kvx_worker_acknowledged(kvx_worker_t *worker);
 int kvx_worker_hand(kvx_worker_t *worker, kvx_wjob_t *job);
 
 /* worker_plan.c */
+/* begin(), whatever was begun before. */
+void kvx_worker_begin_plan(kvx_worker_t *worker, const void *plan, size_t len);
 /* The saves that wait for the end of the step: go on with them, or give them up in good order. */
 void kvx_worker_hand_later(kvx_worker_t *worker, int drop);
+
+/* worker_early.c */
+/* begin(): it is the plan that was begun early, so nothing is left to do. 0: it is not, and that one is gone. */
+int kvx_early_came(kvx_worker_t *worker, const void *plan, size_t len);
 
 /* worker_space.c */
 void kvx_wspace_adopt(kvx_worker_t *worker, kvx_wadapter_t *adapter);

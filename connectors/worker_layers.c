@@ -93,7 +93,7 @@ static int all_there(const kvx_worker_t *worker)
 }
 
 /* Where some still have to be read from a disk, what is there is better sent at once. */
-static int wait_there(kvx_worker_t *worker)
+int kvx_layers_there(kvx_worker_t *worker)
 {
 	const uint64_t until = kvx_worker_now() + worker->gpu->layers.wait_ns;
 	uint32_t spins = 0;
@@ -123,7 +123,7 @@ static int will_do(kvx_worker_t *worker)
 		return 0;
 	}
 
-	return wanted_bytes(worker) >= l->least_bytes && wait_there(worker);
+	return wanted_bytes(worker) >= l->least_bytes && kvx_layers_there(worker);
 }
 
 /* ---- sending ----------------------------------------------------------------------------------------------------------------- */
@@ -223,7 +223,6 @@ int kvx_layers_send(kvx_worker_t *worker)
 	for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
 		load->ranges = l->count;
 		atomic_store(&load->left, atomic_load(&load->left) * l->count);
-		kvx_wcount(&worker->stats.layered, 1);
 	}
 	for (uint32_t r = 0; r < l->count; r++) {
 		send_range(worker, r);
@@ -277,7 +276,7 @@ void kvx_worker_layer(kvx_worker_t *worker, uint32_t layer)
 	kvx_wlayers_t *l = gpu ? &gpu->layers : NULL;
 	uint32_t r;
 
-	if (!l || l->count == 0) {
+	if (!l || l->count == 0 || gpu->sent) {
 		return;
 	}
 	if (layer < worker->groups[0].paged.layers && !l->named[layer]) {

@@ -221,10 +221,11 @@ static void loads(kvx_worker_t *worker, kvx_cursor_t cursor)
 	}
 }
 
-void kvx_worker_begin(kvx_worker_t *worker, const void *plan, size_t len)
+void kvx_worker_begin_plan(kvx_worker_t *worker, const void *plan, size_t len)
 {
 	kvx_cursor_t cursor;
 
+	worker->had = 0;
 	kvx_prefault_after(worker, KVX_PREFAULT_STEP_NS);
 	if (worker->gpu) {
 		kvx_gpu_settle(worker);
@@ -248,7 +249,14 @@ void kvx_worker_begin(kvx_worker_t *worker, const void *plan, size_t len)
 	first_pass(worker, cursor);
 	fences(worker, cursor);
 	loads(worker, cursor);
-	kvx_clock_begin(worker);
+}
+
+void kvx_worker_begin(kvx_worker_t *worker, const void *plan, size_t len)
+{
+	if (!kvx_early_came(worker, plan, len)) {
+		kvx_worker_begin_plan(worker, plan, len);
+		kvx_clock_begin(worker);
+	}
 }
 
 void kvx_worker_start(kvx_worker_t *worker)
@@ -306,6 +314,10 @@ int kvx_worker_load_layers(kvx_worker_t *worker)
 
 void kvx_worker_end(kvx_worker_t *worker)
 {
+	if (worker->early.begun) {
+		return; /* of a step that is gone: what waited for it was given up when the next was begun */
+	}
+	worker->had |= KVX_HAD_END;
 	kvx_clock_end(worker);
 	if (worker->gpu) {
 		kvx_gpu_end(worker);

@@ -298,6 +298,10 @@ uint32_t kvx_worker_errors(kvx_worker_t *worker, uint32_t *ids, uint32_t cap)
 {
 	uint32_t n = 0;
 
+	if (worker->early.begun) {
+		return 0; /* the step before has said all; what fails of the next is said when it is computed */
+	}
+	worker->had |= KVX_HAD_ERRORS;
 	if (worker->gpu) {
 		kvx_gpu_settle(worker);
 	}
@@ -317,6 +321,7 @@ void kvx_worker_report(kvx_worker_t *worker, const void **p_bytes, size_t *p_len
 {
 	kvx_bytes_t *report;
 
+	worker->had |= worker->early.begun ? 0u : KVX_HAD_REPORT;
 	kvx_worker_reap(worker);
 	kvx_clock_look(worker);
 	report = &worker->report[worker->report_at];

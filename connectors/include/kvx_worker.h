@@ -96,6 +96,14 @@ KVC_API kvc_status_t kvx_worker_proved(const kvx_worker_t *worker);
 
 /* Of a cache in GPU memory: the CUstream that the next step is enqueued on, before begin(); NULL, as at first: the legacy default stream. */
 KVC_API void kvx_worker_stream(kvx_worker_t *worker, void *stream);
+/* begin() and start() of a plan with synchronous loads, and the sending of these, as soon as it is made: an engine whose halves share a thread prepares its
+ * inputs between the plan and begin(), and may enqueue nothing there that touches blocks of the plan. The begin() with the same bytes that follows finds it
+ * done; start() and load() have to come as ever. Any other begin() gives it up, as a step that is gone, and so does closing. Waits 1 ms at most (layer_wait_us).
+ * 1: begun. 0: nothing has happened: not of a device; no synchronous loads; the step before is not over: since its begin() errors(), report() and (with
+ * COMPUTED) end() have to have been called. */
+#define KVX_EARLY_COMPUTED 1u /* the step before computes something: it has an end() */
+#define KVX_EARLY_LAYERS   2u /* load_layers() may follow */
+KVC_API int kvx_worker_early(kvx_worker_t *worker, const void *plan, size_t len, uint32_t flags);
 KVC_API void kvx_worker_begin(kvx_worker_t *worker, const void *plan, size_t len);
 KVC_API void kvx_worker_start(kvx_worker_t *worker);
 KVC_API void kvx_worker_load(kvx_worker_t *worker);
@@ -131,6 +139,7 @@ KVC_API kvc_status_t kvx_worker_flush(kvx_worker_t *worker, uint32_t timeout_ms)
 	X(load_wait_ns, "nanoseconds the engine waited in steps for loads")                                            \
 	X(layered, "loads within a step that came layer by layer")                                                     \
 	X(layer_skips, "of these, those of which the engine had read a layer without waiting for it")                  \
+	X(loads_early, "loads within a step that were begun when it was planned")                                      \
 	X(saves, "saves begun")                                                                                        \
 	X(save_blocks, "blocks handed in")                                                                             \
 	X(save_bytes, "bytes saved")                                                                                   \

@@ -4,6 +4,8 @@
 
 #include <unistd.h>
 
+#define LATE 400u /* kernels */
+
 const char *layers_program;
 
 kvx_worker_stats_t layers_stats(const wr_t *wr)
@@ -89,4 +91,67 @@ void layers_compute(const wr_rank_t *rank, uint32_t *p_wrong)
 		kvx_worker_layer(rank->worker, l);
 		layers_look(rank, l, p_wrong);
 	}
+}
+
+int layers_early(wr_t *wr, uint32_t flags)
+{
+	kvx_bytes_finish(&wr->plan, wr->step);
+
+	return kvx_worker_early(wr->rank[0].worker, wr->plan.data, wr->plan.len, flags);
+}
+
+void layers_go_on(wr_t *wr)
+{
+	kvx_worker_begin(wr->rank[0].worker, wr->plan.data, wr->plan.len);
+	kvx_worker_start(wr->rank[0].worker);
+}
+
+static void nothing(void *args)
+{
+	(void)args;
+}
+
+void layers_be_late(void)
+{
+	for (uint32_t i = 0; i < LATE; i++) {
+		wr_device_call(nothing, NULL);
+	}
+}
+
+void layers_plan(wr_t *wr, const kvc_lease_t *lease)
+{
+	layers_be_late();
+	for (uint32_t i = 0; i < 8; i++) {
+		wr_fill_block(&wr->rank[0], wr_other[i], 5, i);
+	}
+	wr_plan(wr);
+	wr_plan_fence(wr, wr_other, 8);
+	wr_plan_load(wr, lease, 0, 7, wr_other, 8);
+}
+
+void layers_look_all(wr_t *wr, uint32_t seed, uint32_t *p_wrong)
+{
+	for (uint32_t i = 0; i < 8; i++) {
+		wr_look_block(&wr->rank[0], wr_other[i], seed, wr_eight[i], p_wrong);
+	}
+}
+
+void layers_write(wr_t *wr, uint32_t seed)
+{
+	for (uint32_t i = 0; i < 8; i++) {
+		wr_fill_block(&wr->rank[0], wr_other[i], seed, wr_eight[i]);
+	}
+}
+
+void layers_idle_step(wr_t *wr)
+{
+	uint32_t ids[WR_BLOCKS];
+	const void *bytes;
+	size_t len;
+
+	wr_plan(wr);
+	wr_begin(wr);
+	kvx_worker_end(wr->rank[0].worker);
+	assert_int_equal(kvx_worker_errors(wr->rank[0].worker, ids, WR_BLOCKS), 0);
+	kvx_worker_report(wr->rank[0].worker, &bytes, &len);
 }

@@ -18,4 +18,18 @@ void layers_look(const wr_rank_t *rank, uint32_t layer, uint32_t *p_wrong);
 /* What an engine does: name each layer, then read it. */
 void layers_compute(const wr_rank_t *rank, uint32_t *p_wrong);
 
+/* Loads that begin when they are planned, on one rank. */
+/* kvx_worker_early() of the plan at hand; begin() and start() of it. */
+int layers_early(wr_t *wr, uint32_t flags);
+void layers_go_on(wr_t *wr);
+/* What is enqueued from now on runs late. */
+void layers_be_late(void);
+/* A kernel of the step before writes `other`, late; then a plan that loads them. */
+void layers_plan(wr_t *wr, const kvc_lease_t *lease);
+/* Kernels that look whether `other` have what is stored, and that write them. */
+void layers_look_all(wr_t *wr, uint32_t seed, uint32_t *p_wrong);
+void layers_write(wr_t *wr, uint32_t seed);
+/* A step in which nothing is done, with all its hooks. */
+void layers_idle_step(wr_t *wr);
+
 #endif

@@ -2,7 +2,7 @@
 #include "engine/check.h"
 #include "kernels/fake_cuda.h"
 
-static kvk_cu_stream_t compute;
+static kvk_cu_stream_t compute, first;
 static kvk_cu_context_t context;
 static int running, device, left;
 
@@ -64,6 +64,13 @@ void wr_device_config(kvx_worker_config_t *config)
 void wr_device_stream(kvx_worker_t *worker)
 {
 	kvx_worker_stream(worker, compute);
+}
+
+void wr_device_swap(void *stream)
+{
+	first = first ? first : compute;
+	compute = stream ? stream : first;
+	first = stream ? first : NULL;
 }
 
 void wr_device_call(void (*call)(void *args), void *args)

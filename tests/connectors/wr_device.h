@@ -14,6 +14,8 @@ void wr_device_free(uint8_t *memory);
 /* Say where the cache is; the engine's stream. */
 void wr_device_config(kvx_worker_config_t *config);
 void wr_device_stream(kvx_worker_t *worker);
+/* Of a device: the engine's kernels go onto that stream from now on; NULL: onto its first one again. The worker is not told. */
+void wr_device_swap(void *stream);
 /* What a kernel of the engine does: now, or when its stream comes to it. args is freed. */
 void wr_device_call(void (*call)(void *args), void *args);
 /* Of such a call: what it does takes so long, by the clock of who does it. */

@@ -64,6 +64,20 @@ def _sync_loads() -> bool:
     return "has_sync_kv_loads" in _fields("vllm.v1.core.sched.output", "SchedulerOutput")
 
 
+# What a step may ask of a rank in 0.25.1 and 0.32. What is written before the forward, and where, is known for these; C looks at the two that write blocks.
+STEP = frozenset(
+    """scheduled_new_reqs scheduled_cached_reqs num_scheduled_tokens total_num_scheduled_tokens scheduled_spec_decode_tokens scheduled_encoder_inputs
+    scheduled_encoder_input_stats num_common_prefix_blocks finished_req_ids free_encoder_mm_hashes preempted_req_ids has_structured_output_requests
+    pending_structured_output_tokens num_invalid_spec_tokens kv_connector_metadata has_sync_kv_loads aux_output_connector_metadata ec_connector_metadata
+    ec_manager_metadata new_block_ids_to_zero kv_cache_block_copies kv_connector_block_state num_spec_tokens_to_schedule""".split()
+)
+
+
+def _known_steps() -> bool:
+    fields = _fields("vllm.v1.core.sched.output", "SchedulerOutput")
+    return bool(fields) and fields <= STEP
+
+
 def _eager_modes() -> tuple[Any, ...]:
     """Modes of CUDA graphs in which attention runs from Python, so that each layer is waited for; none if a forward context does not tell."""
     if not {"attn_metadata", "cudagraph_runtime_mode", "ubatch_slices"} <= _fields("vllm.forward_context", "ForwardContext"):
@@ -77,6 +91,7 @@ ROWS: tuple[Row, ...] = (
     Row("results", lambda: _has(BASE, "KVConnectorTransferResults"), "0.30: get_transfer_results() asks for sent, received and failed at once; before: get_finished()"),
     Row("failed_recving", lambda: "failed_recving" in _fields(BASE, "KVConnectorTransferResults"), "0.30: a whole load can fail, so several KV groups can be served"),
     Row("sync_loads", _sync_loads, "0.30: start_load_kv() comes after the forward in steps without a synchronous load; before: always ahead of it"),
+    Row("known_steps", _known_steps, "a step asks for nothing that is not known here, so its loads may begin before the engine prepares it"),
     Row("eager_modes", _eager_modes, "what a forward context calls a step whose layers can be waited for one by one"),
     Row("hit_sources", lambda: _has("vllm.v1.metrics.cache_hit_source", "CacheHitSource"), "0.32: hits are labelled host or disk"),
     Row("cross_layers", lambda: _has(BASE, "KVConnectorBase_V1.register_cross_layers_kv_cache") is not None, "0.25.1: one tensor for all layers may be registered"),

@@ -165,6 +165,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
                 "loads": int(config.is_kv_consumer),
                 "saves": int(config.is_kv_producer),
                 "publishable": int(bool(self._compat["publishable"])),
+                "early": int(self._early()),
             }
         )
         self.get_num_new_matched_tokens = c.match
@@ -294,6 +295,11 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             return None  # loads come beside the steps; layers are read after the step's own; two halves of a step run through each other
         return {name: number for number, name in enumerate(space.groups[0].layers)}, self._compat["eager_modes"]
 
+    def _early(self) -> bool:
+        """Whether loads may begin when their step is planned. The halves share a process and a thread only if there is one rank; they look themselves whether they do."""
+        assert self._space is not None
+        return bool(self._options["early"] and self._compat["known_steps"] and int(getattr(self._vllm_config.parallel_config, "world_size", self._space.world)) == 1 and self._space.device == "cuda")
+
     def _worker(self, config: dict[str, Any]) -> Any:
         try:
             return _kvd.Worker(config)
@@ -321,6 +327,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
                 "prefault": int(chosen["prefault"]),
                 "layers": layers,
                 "layers_mb": chosen["layers_mb"],
+                "early": int(self._early()),
             }
         )
         for group, own in zip(space.groups, tensors):

@@ -12,6 +12,8 @@
 #include "kvx_scheduler.h"
 #include "kvx_worker.h"
 
+#include <pthread.h>
+
 /* A slot's function as the object pointer that the interpreter wants. */
 #define KVDPY_SLOT(function) (__extension__(void *)(function))
 
@@ -27,10 +29,12 @@
 	X(cache_salt)                                                                                                  \
 	X(get_block_ids)                                                                                               \
 	X(invalid_block_ids)                                                                                           \
+	X(kv_cache_block_copies)                                                                                       \
 	X(kv_connector_worker_meta)                                                                                    \
 	X(lora_request)                                                                                                \
 	X(mm_features)                                                                                                 \
 	X(new_block_ids)                                                                                               \
+	X(new_block_ids_to_zero)                                                                                       \
 	X(num_computed_tokens)                                                                                         \
 	X(num_output_tokens)                                                                                           \
 	X(num_prompt_tokens)                                                                                           \
@@ -147,6 +151,8 @@ typedef struct kvdpy_scheduler {
 	uint32_t hash_tokens;
 	uint32_t busy; /* requests in the last step */
 	uint32_t step; /* counts plans */
+	const char *instance;
+	int early; /* 1: a worker of it in this process may begin loads when they are planned */
 	int foreign, loads, saves;
 	int publishable;    /* 1: requests have num_publishable_block_hashes */
 	int own;            /* 1: reset once: the weights may be others than the files say */
@@ -176,7 +182,31 @@ int kvdpy_request_feed(kvdpy_scheduler_t *self, kvdpy_request_t *request, kvdpy_
 /* `tables`: a sequence with a list of block ids per group: the whole table, or what is appended to it. */
 int kvdpy_place(kvdpy_scheduler_t *self, kvdpy_request_t *request, kvdpy_ask_t *ask, PyObject *tables, int append);
 
-int kvdpy_worker_init(PyObject *module);
+/* ---- early.c ------------------------------------------------------------------------------------------------------- */
+
+/* The plan of a step, as soon as it is made. */
+typedef struct kvdpy_plan {
+	const void *bytes;
+	size_t len;
+	int after_computed; /* the step before computes something */
+} kvdpy_plan_t;
+
+/* What a worker is known by to the scheduler of its instance. */
+typedef struct kvdpy_early {
+	struct kvdpy_early *next;
+	struct kvdpy_worker *worker; /* it leaves before it goes */
+	const char *instance;
+	pthread_t thread; /* that called begin() last */
+	int called;
+	uint32_t owed; /* plans made that begin() has not been called with */
+} kvdpy_early_t;
+void kvdpy_early_join(struct kvdpy_worker *worker, const char *instance);
+/* Fine for one that has not joined. */
+void kvdpy_early_leave(kvdpy_early_t *early);
+/* begin() was called. */
+void kvdpy_early_begun(kvdpy_early_t *early);
+/* build() has made a plan: its loads begin now if they may. Leaves no exception. */
+void kvdpy_early_planned(kvdpy_scheduler_t *self, PyObject *output, const kvdpy_plan_t *plan);
 
 /* ---- layers.c ----------------------------------------------------------------------------------------------------- */
 
@@ -205,5 +235,29 @@ void kvdpy_layers_named(kvdpy_layers_t *layers, kvx_worker_t *worker, PyObject *
 void kvdpy_layers_end(kvdpy_layers_t *layers);
 /* A step that has not ended is gone. */
 void kvdpy_layers_clear(kvdpy_layers_t *layers);
+
+/* ---- worker.c ------------------------------------------------------------------------------------------------------ */
+
+typedef struct kvdpy_worker {
+	PyObject_HEAD kvx_worker_t *worker;
+	kvdpy_guard_t guard;
+	PyObject *config;        /* keeps the texts alive */
+	PyObject *report_class;  /* report_class([bytes]) */
+	PyObject *results_class; /* KVConnectorTransferResults, or None where the engine has none */
+	PyObject *stats_class;
+	PyObject *nothing; /* (None, None) */
+	PyObject *
+		stream_of; /* callable(device) -> the stream the engine enqueues on now; None: the cache is in host memory */
+	PyObject *device; /* its number */
+	void *stream;     /* of the step */
+	kvdpy_layers_t layers;
+	kvdpy_early_t early;
+	int groups;
+	kvx_worker_stats_t last;
+} kvdpy_worker_t;
+
+int kvdpy_worker_init(PyObject *module);
+/* The stream that is current. -1: nobody knows it. */
+int kvdpy_current_stream(kvdpy_worker_t *self, void **p_stream);
 
 #endif

@@ -506,7 +506,7 @@ static int open_scheduler(kvdpy_scheduler_t *self, PyObject *dict)
 	    kvdpy_get_int(dict, "mode", &c.mode) || kvdpy_get_u32(dict, "wait_us", &c.wait_us) ||
 	    kvdpy_get_u32(dict, "load_ms", &c.load_ms) || kvdpy_get_u32(dict, "min_tokens", &c.min_tokens) ||
 	    kvdpy_get_int(dict, "loads", &self->loads) || kvdpy_get_int(dict, "saves", &self->saves) ||
-	    kvdpy_get_int(dict, "publishable", &self->publishable)) {
+	    kvdpy_get_int(dict, "publishable", &self->publishable) || kvdpy_get_int(dict, "early", &self->early)) {
 		return -1;
 	}
 	writers = read_writers(dict, &c.writer_count);
@@ -523,6 +523,7 @@ static int open_scheduler(kvdpy_scheduler_t *self, PyObject *dict)
 	c.layout = &common.layout;
 	c.writers = writers;
 	self->foreign = c.foreign;
+	self->instance = common.instance;
 	status = kvx_scheduler_open(&c, &self->scheduler);
 	PyMem_Free(writers);
 	if (status != KVC_OK) {

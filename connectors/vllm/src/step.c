@@ -246,9 +246,8 @@ static int walk(kvdpy_scheduler_t *self, PyObject *output)
 
 PyObject *kvdpy_build(kvdpy_scheduler_t *self, PyObject *output)
 {
+	kvdpy_plan_t plan = {.after_computed = self->busy > 0};
 	PyObject *bytes, *meta;
-	const void *plan;
-	size_t len;
 
 	if (walk(self, output)) {
 		meta = kvdpy_harmless(&self->guard, "build_connector_meta",
@@ -260,13 +259,17 @@ PyObject *kvdpy_build(kvdpy_scheduler_t *self, PyObject *output)
 	}
 	self->step = self->step == UINT32_MAX ? 1 : self->step + 1;
 
-	kvx_scheduler_plan(self->scheduler, &plan, &len);
-	if (len == 0) {
-		return Py_NewRef(self->meta_empty);
+	kvx_scheduler_plan(self->scheduler, &plan.bytes, &plan.len);
+	if (plan.len == 0) {
+		meta = Py_NewRef(self->meta_empty);
+	} else {
+		bytes = PyBytes_FromStringAndSize(plan.bytes, (Py_ssize_t)plan.len);
+		meta = bytes ? PyObject_CallFunctionObjArgs(self->meta_class, bytes, NULL) : NULL;
+		Py_XDECREF(bytes);
 	}
-	bytes = PyBytes_FromStringAndSize(plan, (Py_ssize_t)len);
-	meta = bytes ? PyObject_CallFunctionObjArgs(self->meta_class, bytes, NULL) : NULL;
-	Py_XDECREF(bytes);
+	if (meta) {
+		kvdpy_early_planned(self, output, &plan);
+	}
 
 	return meta;
 }

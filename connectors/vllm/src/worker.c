@@ -3,29 +3,11 @@
 
 #include <string.h>
 
-typedef struct kvdpy_worker {
-	PyObject_HEAD kvx_worker_t *worker;
-	kvdpy_guard_t guard;
-	PyObject *config;        /* keeps the texts alive */
-	PyObject *report_class;  /* report_class([bytes]) */
-	PyObject *results_class; /* KVConnectorTransferResults, or None where the engine has none */
-	PyObject *stats_class;
-	PyObject *nothing; /* (None, None) */
-	PyObject *
-		stream_of; /* callable(device) -> the stream the engine enqueues on now; None: the cache is in host memory */
-	PyObject *device; /* its number */
-	void *stream;     /* of the step */
-	kvdpy_layers_t layers;
-	int groups;
-	kvx_worker_stats_t last;
-} kvdpy_worker_t;
-
 #define SELF(object) ((kvdpy_worker_t *)(object))
 
 static PyTypeObject *worker_type;
 
-/* The stream that is current. -1: nobody knows it. */
-static int current_stream(kvdpy_worker_t *self, void **p_stream)
+int kvdpy_current_stream(kvdpy_worker_t *self, void **p_stream)
 {
 	PyObject *number = PyObject_CallFunctionObjArgs(self->stream_of, self->device, NULL);
 
@@ -41,7 +23,7 @@ static int tell_stream(kvdpy_worker_t *self)
 	if (self->stream_of == Py_None || !self->worker) {
 		return 0;
 	}
-	if (current_stream(self, &self->stream)) {
+	if (kvdpy_current_stream(self, &self->stream)) {
 		return -1;
 	}
 	kvx_worker_stream(self->worker, self->stream);
@@ -57,6 +39,7 @@ static PyObject *worker_begin(PyObject *object, PyObject *meta)
 	char *bytes = NULL;
 	Py_ssize_t len = 0;
 
+	kvdpy_early_begun(&self->early);
 	kvdpy_layers_clear(&self->layers);
 	if (!plan || tell_stream(self) || (plan != Py_None && PyBytes_AsStringAndSize(plan, &bytes, &len))) {
 		Py_XDECREF(plan);
@@ -123,7 +106,7 @@ static PyObject *worker_layer(PyObject *object, PyObject *name)
 	if (!self->layers.asked || !self->worker) {
 		return Py_NewRef(Py_None);
 	}
-	if (!self->layers.layered && self->stream_of != Py_None && current_stream(self, &stream)) {
+	if (!self->layers.layered && self->stream_of != Py_None && kvdpy_current_stream(self, &stream)) {
 		answer = kvdpy_harmless(&self->guard, "wait_for_layer_load", Py_None);
 		if (!answer) {
 			return NULL;
@@ -374,6 +357,7 @@ static PyObject *worker_close(PyObject *object, PyObject *unused)
 
 	(void)unused;
 	SELF(object)->worker = NULL;
+	kvdpy_early_leave(&SELF(object)->early);
 	state = PyEval_SaveThread();
 	kvx_worker_close(worker);
 	PyEval_RestoreThread(state);
@@ -388,6 +372,7 @@ static void worker_dealloc(PyObject *object)
 	kvdpy_worker_t *self = SELF(object);
 	PyTypeObject *type = Py_TYPE(object);
 
+	kvdpy_early_leave(&self->early);
 	kvx_worker_close(self->worker);
 	Py_XDECREF(self->guard.object);
 	Py_XDECREF(self->config);
@@ -479,12 +464,13 @@ static int open_worker(kvdpy_worker_t *self, PyObject *dict)
 	kvdpy_common_t common;
 	PyObject *range;
 	kvc_status_t status;
-	int failed = -1;
+	int failed = -1, early = 0;
 
 	if (!paged || kvdpy_get_common(dict, &common) || kvdpy_get_u32(dict, "rank", &c.rank) ||
 	    kvdpy_get_object(dict, "range", &range) || kvdpy_get_writer(range, &c.range) ||
 	    kvdpy_get_u32(dict, "threads", &c.threads) || kvdpy_get_int(dict, "prefault", &c.prefault) ||
-	    read_memory(dict, &c) || read_groups(dict, paged, groups, &c.group_count)) {
+	    kvdpy_get_int(dict, "early", &early) || read_memory(dict, &c) ||
+	    read_groups(dict, paged, groups, &c.group_count)) {
 		PyMem_Free(paged);
 		return failed;
 	}
@@ -503,6 +489,9 @@ static int open_worker(kvdpy_worker_t *self, PyObject *dict)
 	if (status != KVC_OK) {
 		PyErr_Format(PyExc_ValueError, "%s: %s", kvc_status_name(status), kvx_worker_why());
 		return failed;
+	}
+	if (early && self->stream_of != Py_None) {
+		kvdpy_early_join(self, common.instance);
 	}
 
 	return 0;

@@ -129,14 +129,14 @@ class Engine:
         self.scheduler = _kvd.Scheduler({
             **common, "meta_class": Meta, "stats_class": dict, "lora_text": str, "unit_extras": self.extras, "forget": self.forget, "group_tokens": [BLOCK], "hash_tokens": BLOCK,
             "writers": [(0, 0, 1, 0, LAYERS)], "max_blocks": BLOCKS, "foreign": foreign, "guard": 0, "mode": options.get("mode", 1), "wait_us": 5000000, "load_ms": 20000,
-            "min_tokens": 0, "loads": options.get("loads", 1), "saves": options.get("saves", 1), "publishable": 0,
+            "min_tokens": 0, "loads": options.get("loads", 1), "saves": options.get("saves", 1), "publishable": 0, "early": options.get("early", 0),
         })
         self.scheduler.turn(True)
         paged = {"group": 0, "kind": _kvd.KIND_OPAQUE, "dtype": _kvd.DTYPE_byte, "blocks": BLOCKS, "layers": LAYERS, "first_layer": 0, "heads": 1, "first_head": 0,
                  "tokens": BLOCK, "k": 0, "v": 0, "page": PAGE, "stride": PAGE, "apart": 0, "base": [ctypes.addressof(m) for m in self.memory]}
         self.worker = _kvd.Worker({**common, "report_class": lambda reports: SimpleNamespace(reports=reports), "results_class": Results, "stats_class": dict, "rank": 0,
                                    "range": (0, 0, 1, 0, LAYERS), "groups": [paged], "threads": 1, "prefault": 0, "memory": "cpu", "device": 0, "sms": 0, "save_sms": 0, "stream_of": options.get("stream_of"),
-                                   "layers": options.get("layers"), "layers_mb": 0})
+                                   "layers": options.get("layers"), "layers_mb": 0, "early": options.get("early", 0)})
 
     def forget(self, invalid: set[int], requests: dict[str, Any]) -> None:
         self.forgotten.append((set(invalid), list(requests)))

@@ -81,6 +81,28 @@ class Which(unittest.TestCase):
         self.assertNotIn(CUDAGraphMode.FULL, self.layers()[1])
 
 
+class Early(unittest.TestCase):
+    """Whether loads may begin when their step is planned, as far as the configuration says."""
+
+    def early(self, given: dict[str, Any] | None = None, known: bool = True, device: str = "cuda", ranks: int = 1) -> bool:
+        half = connector.KvdConnector.__new__(connector.KvdConnector)
+        half._compat = {"known_steps": known}
+        half._options = options.parse(given or {})[0]
+        half._space = SimpleNamespace(device=device, world=1)
+        half._vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(world_size=ranks))
+        return half._early()
+
+    def test_one_rank_on_a_gpu_with_steps_that_are_known(self) -> None:
+        self.assertTrue(self.early())
+        self.assertFalse(self.early({"early": False}))
+        self.assertFalse(self.early(known=False))
+        self.assertFalse(self.early(device="cpu"))
+        self.assertFalse(self.early(ranks=2))
+
+    def test_this_engines_steps_are_known(self) -> None:
+        self.assertTrue(compat.probe()["known_steps"])
+
+
 class Steps(unittest.TestCase):
     """The module with a real forward context; the cache is in host memory."""
 
@@ -101,7 +123,7 @@ class Steps(unittest.TestCase):
         return _kvd.Worker({
             "socket": folder + "/nobody.sock", "instance": "layers", "secret": bytes(32), "program": "layers", "identity": identity, "guard_object": self, "report_class": list,
             "results_class": None, "stats_class": dict, "rank": 0, "range": (0, 0, 1, 0, len(NAMES)), "groups": [paged], "threads": 1, "prefault": 0, "memory": "cpu", "device": 0,
-            "sms": 0, "save_sms": 0, "stream_of": None, "layers": ({name: i for i, name in enumerate(NAMES)}, compat.probe()["eager_modes"]), "layers_mb": 0,
+            "sms": 0, "save_sms": 0, "stream_of": None, "layers": ({name: i for i, name in enumerate(NAMES)}, compat.probe()["eager_modes"]), "layers_mb": 0, "early": 0,
         })
 
     def error(self, hook: str, error: BaseException) -> None:

@@ -1,0 +1,143 @@
+"""When a worker is told of a plan before the engine tells it: asking for the engine's stream, which it does then, shows it. As test_hooks.py, whose engine it
+drives; the cache is in host memory, so that nothing else comes of it."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import unittest
+from types import SimpleNamespace
+from typing import Any
+
+from test_hooks import Engine, Meta, Request, Blocks, output, prompt
+
+
+class Early(unittest.TestCase):
+    def setUp(self) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        self.asked = 0
+        self.stream: Any = 7
+        self.engines: list[Engine] = []
+        self.requests = 0
+        self.engine = self.make("early")
+
+    def tearDown(self) -> None:
+        for engine in self.engines:
+            self.assertEqual(engine.guard.errors, [])
+            self.assertEqual(engine.worker.stats()["loads_early"], 0)
+            engine.close()
+        self.folder.cleanup()
+
+    def make(self, name: str, **options: Any) -> Engine:
+        engine = Engine(self.folder.name + "/nobody.sock", name, **{"early": 1, "stream_of": self.stream_of, **options})
+        self.engines.append(engine)
+        return engine
+
+    def stream_of(self, device: int) -> Any:
+        self.asked += 1
+        return self.stream
+
+    def plan(self, engine: Engine | None = None, **extra: Any) -> tuple[bool, Any]:
+        """Build a plan with something in it. Whether the worker was told, and the plan."""
+        engine = engine or self.engine
+        request = Request(f"r{self.requests}", prompt(1, 40))
+        self.requests += 1
+        engine.scheduler.match(request, 0)
+        engine.scheduler.alloc(request, Blocks([1, 2]), 0)
+        out = output(new=[(request.request_id, ([1, 2],), 0, 40)])
+        for name, value in extra.items():
+            setattr(out, name, value)
+        before = self.asked
+        meta = engine.scheduler.build(out)
+        self.assertNotEqual(meta.plan, b"")
+        return self.asked > before, meta
+
+    def step(self, engine: Engine | None = None, **extra: Any) -> bool:
+        told, meta = self.plan(engine, **extra)
+        (engine or self.engine).work(meta)
+        return told
+
+    def test_a_plan_is_told_once_the_worker_has_had_a_step(self) -> None:
+        self.assertFalse(self.step(), "nobody knows which thread calls it")
+        for _ in range(3):
+            self.assertTrue(self.step())
+
+    def test_an_empty_plan_is_not_told_and_counts_all_the_same(self) -> None:
+        self.step()
+        before = self.asked
+        meta = self.engine.scheduler.build(output())
+        self.assertEqual((meta.plan, self.asked), (b"", before))
+        self.assertFalse(self.plan()[0], "the worker has not begun the one before")
+
+    def test_a_plan_does_not_overtake_another(self) -> None:
+        self.step()
+        self.assertTrue(self.plan()[0])
+        told, meta = self.plan()
+        self.assertFalse(told)
+        self.engine.work(meta)
+        told, meta = self.plan()
+        self.assertFalse(told, "one of two is still to come")
+        self.engine.work(meta)
+        self.engine.work(meta)
+        self.assertTrue(self.step())
+
+    def test_steps_that_write_blocks_before_the_forward_are_not_told(self) -> None:
+        self.step()
+        for name in ("new_block_ids_to_zero", "kv_cache_block_copies"):
+            self.assertFalse(self.step(**{name: [3]}))
+            self.assertTrue(self.step(**{name: []}))
+            self.assertTrue(self.step(**{name: None}))
+
+            class Strange:
+                def __bool__(self) -> bool:
+                    raise ValueError
+
+            self.assertFalse(self.step(**{name: Strange()}))
+
+    def test_another_thread_tells_nothing(self) -> None:
+        self.step()
+        told: list[bool] = []
+        thread = threading.Thread(target=lambda: told.append(self.step()))
+        thread.start()
+        thread.join()
+        self.assertEqual(told, [False])
+        self.assertFalse(self.step(), "that thread has called it last")
+        self.assertTrue(self.step())
+
+    def test_a_stream_nobody_knows_is_the_hooks_error_and_not_the_plans(self) -> None:
+        self.step()
+        self.stream = "no stream"
+        told, meta = self.plan()
+        self.assertTrue(told)
+        self.assertEqual(self.engine.guard.errors, [])
+        self.stream = 7
+        self.engine.work(meta)
+        self.assertTrue(self.step())
+
+    def test_it_can_be_turned_off_on_either_side(self) -> None:
+        for n, options in enumerate(({"early": 0}, {"stream_of": None})):
+            engine = self.make(f"off{n}", **options)
+            self.step(engine)
+            self.assertFalse(self.step(engine))
+
+    def test_a_worker_of_another_instance_is_not_told(self) -> None:
+        other = self.make("another")
+        self.step()
+        self.step(other)
+        before = self.asked
+        self.engine.worker.close()
+        self.assertFalse(self.plan()[0])
+        self.assertEqual(self.asked, before)
+        self.assertTrue(self.step(other))
+
+    def test_of_two_workers_of_an_instance_none_is_told(self) -> None:
+        second = self.make("early")
+        self.step()
+        self.assertFalse(self.step())
+        second.worker.close()
+        self.step()
+        self.assertTrue(self.step())
+
+
+if __name__ == "__main__":
+    unittest.main()
