@@ -59,6 +59,17 @@ static kvdpy_early_t *partner(const char *instance)
 	return found;
 }
 
+/* What went wrong, a hook will meet again and say so. -1: it is an interrupt, which passes through. */
+static int harmless(void)
+{
+	if (!PyErr_ExceptionMatches(PyExc_Exception)) {
+		return -1;
+	}
+	PyErr_Clear();
+
+	return 0;
+}
+
 /* 1: the output's list is there and not empty. -1: an exception. */
 static int has_some(PyObject *output, PyObject *name)
 {
@@ -66,8 +77,7 @@ static int has_some(PyObject *output, PyObject *name)
 	int some;
 
 	if (!list) {
-		PyErr_Clear(); /* an engine that has no such thing */
-		return 0;
+		return harmless(); /* an engine that has no such thing */
 	}
 	some = PyObject_IsTrue(list);
 	Py_DECREF(list);
@@ -84,7 +94,7 @@ static int writes_blocks(PyObject *output)
 }
 
 /* Begin them, if the worker is between two steps. */
-static void begin(kvdpy_worker_t *worker, const kvdpy_plan_t *plan)
+static int begin(kvdpy_worker_t *worker, const kvdpy_plan_t *plan)
 {
 	const uint32_t flags =
 		(plan->after_computed ? KVX_EARLY_COMPUTED : 0u) | (worker->layers.trusted ? KVX_EARLY_LAYERS : 0u);
@@ -92,32 +102,34 @@ static void begin(kvdpy_worker_t *worker, const kvdpy_plan_t *plan)
 	void *stream;
 
 	if (kvdpy_current_stream(worker, &stream)) {
-		PyErr_Clear(); /* the hook will ask again, and say so */
-		return;
+		return harmless();
 	}
 	if (stream == worker->stream && worker->worker) { /* else what came before is somewhere else */
 		state = PyEval_SaveThread();
 		(void)kvx_worker_early(worker->worker, plan->bytes, plan->len, flags);
 		PyEval_RestoreThread(state);
 	}
+
+	return 0;
 }
 
-void kvdpy_early_planned(kvdpy_scheduler_t *self, PyObject *output, const kvdpy_plan_t *plan)
+int kvdpy_early_planned(kvdpy_scheduler_t *self, PyObject *output, const kvdpy_plan_t *plan)
 {
 	kvdpy_early_t *early = self->early ? partner(self->instance) : NULL;
-	int writes;
+	PyObject *worker;
+	int writes, status;
 
 	if (!early || early->owed++ > 0 || plan->len == 0 || !early->called ||
 	    !pthread_equal(early->thread, pthread_self())) {
-		return;
+		return 0;
 	}
 	writes = writes_blocks(output);
-	if (writes == 0) {
-		PyObject *worker = Py_NewRef((PyObject *)early->worker);
-
-		begin(early->worker, plan);
-		Py_DECREF(worker);
-	} else if (writes < 0) {
-		PyErr_Clear();
+	if (writes != 0) {
+		return writes < 0 ? harmless() : 0;
 	}
+	worker = Py_NewRef((PyObject *)early->worker);
+	status = begin(early->worker, plan);
+	Py_DECREF(worker);
+
+	return status;
 }

@@ -205,8 +205,8 @@ void kvdpy_early_join(struct kvdpy_worker *worker, const char *instance);
 void kvdpy_early_leave(kvdpy_early_t *early);
 /* begin() was called. */
 void kvdpy_early_begun(kvdpy_early_t *early);
-/* build() has made a plan: its loads begin now if they may. Leaves no exception. */
-void kvdpy_early_planned(kvdpy_scheduler_t *self, PyObject *output, const kvdpy_plan_t *plan);
+/* build() has made a plan: its loads begin now if they may. -1: interrupted. */
+int kvdpy_early_planned(kvdpy_scheduler_t *self, PyObject *output, const kvdpy_plan_t *plan);
 
 /* ---- layers.c ----------------------------------------------------------------------------------------------------- */
 

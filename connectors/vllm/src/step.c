@@ -267,8 +267,8 @@ PyObject *kvdpy_build(kvdpy_scheduler_t *self, PyObject *output)
 		meta = bytes ? PyObject_CallFunctionObjArgs(self->meta_class, bytes, NULL) : NULL;
 		Py_XDECREF(bytes);
 	}
-	if (meta) {
-		kvdpy_early_planned(self, output, &plan);
+	if (meta && kvdpy_early_planned(self, output, &plan)) {
+		Py_CLEAR(meta);
 	}
 
 	return meta;

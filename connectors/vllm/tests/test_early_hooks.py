@@ -35,6 +35,8 @@ class Early(unittest.TestCase):
 
     def stream_of(self, device: int) -> Any:
         self.asked += 1
+        if isinstance(self.stream, BaseException):
+            raise self.stream
         return self.stream
 
     def plan(self, engine: Engine | None = None, **extra: Any) -> tuple[bool, Any]:
@@ -113,6 +115,22 @@ class Early(unittest.TestCase):
         self.stream = 7
         self.engine.work(meta)
         self.assertTrue(self.step())
+
+    def test_an_interrupt_is_not_swallowed(self) -> None:
+        self.step()
+        self.stream = KeyboardInterrupt()
+        with self.assertRaises(KeyboardInterrupt):
+            self.plan()
+        self.stream = 7
+
+        class Interrupted:
+            def __bool__(self) -> bool:
+                raise KeyboardInterrupt
+
+        engine = self.make("interrupted")
+        self.step(engine)
+        with self.assertRaises(KeyboardInterrupt):
+            self.plan(engine, new_block_ids_to_zero=Interrupted())
 
     def test_it_can_be_turned_off_on_either_side(self) -> None:
         for n, options in enumerate(({"early": 0}, {"stream_of": None})):
