@@ -13,9 +13,10 @@
 
 #include <string.h>
 
-#define PARTS  5u /* the largest range has a fifth of the layers */
-#define SPINS  4000u
-#define NAP_NS UINT64_C(100000)
+#define PARTS    5u /* the largest range has a fifth of the layers */
+#define SPINS    4000u
+#define NAP_NS   UINT64_C(100000)
+#define BLOCK_NS 2000u /* that the transfer thread takes to look a block up, where it is busy */
 
 /* ---- which ranges ------------------------------------------------------------------------------------------------------------ */
 
@@ -59,9 +60,9 @@ static uint32_t range_of(const kvx_wlayers_t *l, uint32_t layer)
 
 /* ---- whether ----------------------------------------------------------------------------------------------------------------- */
 
-static uint64_t wanted_bytes(const kvx_worker_t *worker)
+/* Blocks of the step's loads that go somewhere. */
+static uint64_t wanted_blocks(const kvx_worker_t *worker)
 {
-	const kvk_paged_t *paged = &worker->groups[0].paged;
 	uint64_t blocks = 0;
 
 	for (const kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
@@ -72,7 +73,7 @@ static uint64_t wanted_bytes(const kvx_worker_t *worker)
 		}
 	}
 
-	return blocks * paged->heads * paged->layers * worker->geometry.page_bytes;
+	return blocks;
 }
 
 /* 1: every block of every load may be taken; -1: of one, that will not be. */
@@ -95,7 +96,8 @@ static int all_there(const kvx_worker_t *worker)
 /* Where some still have to be read from a disk, what is there is better sent at once. */
 int kvx_layers_there(kvx_worker_t *worker)
 {
-	const uint64_t until = kvx_worker_now() + worker->gpu->layers.wait_ns;
+	const uint64_t looking = wanted_blocks(worker) * BLOCK_NS;
+	const uint64_t until = kvx_worker_now() + worker->gpu->layers.wait_ns + looking;
 	uint32_t spins = 0;
 	int there;
 
@@ -117,13 +119,17 @@ int kvx_layers_there(kvx_worker_t *worker)
 static int will_do(kvx_worker_t *worker)
 {
 	const kvx_wlayers_t *l = &worker->gpu->layers;
+	const kvk_paged_t *paged = &worker->groups[0].paged;
+	uint64_t block_bytes;
 
 	/* Several groups share block ids, and their loads come beside the steps. */
-	if (l->least_bytes == 0 || l->off || worker->group_count > 1 || worker->groups[0].paged.layers < 2) {
+	if (l->least_bytes == 0 || l->off || worker->group_count > 1 || paged->layers < 2) {
 		return 0;
 	}
 
-	return wanted_bytes(worker) >= l->least_bytes && kvx_layers_there(worker);
+	block_bytes = (uint64_t)paged->heads * paged->layers * worker->geometry.page_bytes;
+
+	return wanted_blocks(worker) * block_bytes >= l->least_bytes && kvx_layers_there(worker);
 }
 
 /* ---- sending ----------------------------------------------------------------------------------------------------------------- */

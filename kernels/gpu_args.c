@@ -156,14 +156,18 @@ static int cut_for_stages(const kvk_gpu_t *gpu, kvk_gpu_plan_t *plan)
 	return 1;
 }
 
-/* Some of the layers: the copy engine takes them by rows, which are to be long, many in a call: where blocks lie beside each other. */
+/* Some of the layers: the copy engine takes them by rows, which are to be long, and many in a call: where blocks lie beside each other. */
 static int rows_pay(const kvk_gpu_plan_t *plan)
 {
 	const kvk_gpu_args_t *args = &plan->args;
 	const uint64_t row = args->layers * args->page_bytes;
+	const uint64_t bytes = args->count * args->heads * row;
 	const ptrdiff_t block = (ptrdiff_t)plan->pool_bytes;
 	uint64_t calls = args->count;
 
+	if (row < KVK_GPU_STAGED_ROW || bytes < KVK_GPU_STAGED_JOB) {
+		return 0;
+	}
 	for (uint32_t i = 1; i < args->count && args->heads * args->pool_head == plan->pool_bytes; i++) {
 		const ptrdiff_t apart =
 			(const uint8_t *)plan->copy->moves[i].data - (const uint8_t *)plan->copy->moves[i - 1].data;
@@ -171,7 +175,7 @@ static int rows_pay(const kvk_gpu_plan_t *plan)
 		calls -= apart == block || apart == -block;
 	}
 
-	return row >= KVK_GPU_STAGED_ROW && args->count * args->heads * row >= calls * KVK_GPU_STAGED_CALL;
+	return bytes >= calls * KVK_GPU_STAGED_CALL;
 }
 
 static kvk_gpu_way_t by_rule(const kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan)

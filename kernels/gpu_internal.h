@@ -32,11 +32,13 @@
 #define KVK_GPU_MAX_UNITS   (UINT64_C(1) << 31)
 #define KVK_GPU_TAPER       (2u << 20)   /* bytes of the smallest step of STAGED that blocks are put together for */
 #define KVK_GPU_STAGED_RUN  (256u << 10) /* contiguous bytes from which on AUTO stages, unless it was measured; */
-#define KVK_GPU_STAGED_ROW  (32u << 10)  /* of some of the layers: bytes of a row, */
-#define KVK_GPU_STAGED_CALL (2u << 20)   /* and of a call, on the average */
-#define KVK_GPU_LEAF_LEAST  241u         /* bytes of the smallest leaf the kernels can digest: XXH3's long form */
-#define KVK_GPU_PLAIN_GRID  2u           /* blocks an SM, of the plain kernels */
-#define KVK_GPU_WHY_BYTES   256u
+#define KVK_GPU_STAGED_ROW  (48u << 10)  /* of some of the layers: bytes of a row, */
+#define KVK_GPU_STAGED_CALL (2u << 20)   /* of a call, on the average, */
+#define KVK_GPU_STAGED_JOB                                                                                             \
+	(UINT64_C(256) << 20)   /* and of all: the host's calls for less cost more than the link gains */
+#define KVK_GPU_LEAF_LEAST 241u /* bytes of the smallest leaf the kernels can digest: XXH3's long form */
+#define KVK_GPU_PLAIN_GRID 2u   /* blocks an SM, of the plain kernels */
+#define KVK_GPU_WHY_BYTES  256u
 
 #define KVK_GPU_NO_STREAM UINTPTR_MAX
 

@@ -98,7 +98,7 @@ KVC_API kvc_status_t kvx_worker_proved(const kvx_worker_t *worker);
 KVC_API void kvx_worker_stream(kvx_worker_t *worker, void *stream);
 /* begin() and start() of a plan with synchronous loads, and the sending of these, as soon as it is made: an engine whose halves share a thread prepares its
  * inputs between the plan and begin(), and may enqueue nothing there that touches blocks of the plan. The begin() with the same bytes that follows finds it
- * done; start() and load() have to come as ever. Any other begin() gives it up, as a step that is gone, and so does closing. Waits 1 ms at most (layer_wait_us).
+ * done; start() and load() have to come as ever. Any other begin() gives it up, as a step that is gone, and so does closing. Waits 1 ms (layer_wait_us) and 2 us a block at most.
  * 1: begun. 0: nothing has happened: not of a device; no synchronous loads; the step before is not over: since its begin() errors(), report() and (with
  * COMPUTED) end() have to have been called. */
 #define KVX_EARLY_COMPUTED 1u /* the step before computes something: it has an end() */
