@@ -10,6 +10,7 @@ try:
     import subprocess
     import tarfile
     import tempfile
+    import time
     import unittest
     import zipfile
     from pathlib import Path
@@ -25,7 +26,7 @@ import goals  # noqa: E402
 from configurations import configurations  # noqa: E402
 from kvd_vllm import options  # noqa: E402
 
-KINDS = ("none-v1", "ring-v1", "ring-v2", "native-v2", "lmserver-v2", "kvd-v1-whole", "disk-v2", "full-v1", "check-v2", "kvd-v2-tp2")  # one of each
+KINDS = ("none-v1", "ring-v1", "ring-v2", "native-v2", "lmserver-v2", "kvd-v1-whole", "disk-v2", "full-v1", "check-v2", "kvd-v2-tp2", "trace-v2")  # one of each
 
 
 class Runs(unittest.TestCase):
@@ -36,16 +37,21 @@ class Runs(unittest.TestCase):
         (self.at / "models" / "tiny_drawn").mkdir(parents=True)
         (self.at / "models" / "tiny_drawn" / "done").touch()
         (self.at / "kvd" / "bin").mkdir(parents=True)
-        for name, text in (("kvd", "exec sleep 100"), ("kvctl", "echo kvd_blocks 1")):
+        for name, text in (("kvd", "echo $$ >\"$0.pid\"; exec sleep 100"), ("kvctl", "echo kvd_blocks 1")):
             program = self.at / "kvd" / "bin" / name
             program.write_text(f"#!/bin/sh\n{text}\n")
             program.chmod(0o755)
 
-    def run_bench(self, *arguments: str, **environment: str) -> tuple[int, str]:
-        fake = {"PYTHONPATH": str(ROOT / "tests" / "bench" / "fake"), "PATH": os.environ["PATH"], **environment}
+    def environment(self, **more: str) -> dict[str, str]:
+        return {"PYTHONPATH": str(ROOT / "tests" / "bench" / "fake"), "PATH": os.environ["PATH"], **more}
+
+    def command(self, *arguments: str) -> list[str]:
         folders = [f"--{name}={self.at / name}" for name in ("kvd", "models", "work", "out")]
         small = ["--shape=tiny", '--sizes={"40": 2, "100": 2, "200": 1}', "--prompts=3", "--rounds=2", "--pause=0", "--caution=0", "--least=0"]
-        done = subprocess.run([sys.executable, str(BENCH / "bench.py"), *folders, *small, *arguments], env=fake, capture_output=True, text=True, timeout=300)
+        return [sys.executable, str(BENCH / "bench.py"), *folders, *small, *arguments]
+
+    def run_bench(self, *arguments: str, **environment: str) -> tuple[int, str]:
+        done = subprocess.run(self.command(*arguments), env=self.environment(**environment), capture_output=True, text=True, timeout=300)
         return done.returncode, done.stdout + done.stderr
 
     def results(self) -> dict:
@@ -86,6 +92,18 @@ class Runs(unittest.TestCase):
         self.assertEqual(self.results()["ring-v2"]["nothing"]["failed"], 3)
         self.assertEqual(self.results()["ring-v2"]["none"]["rounds"], 1)
         self.assertTrue(self.results()["native-v2"]["first engine"]["done"], text)
+
+    def test_one_that_is_terminated_leaves_nothing_behind(self) -> None:
+        pids = [self.at / "engine.pid", self.at / "kvd" / "bin" / "kvd.pid"]
+        bench = subprocess.Popen(self.command("kvd-v2"), env=self.environment(FAKE_VLLM_HANGS=str(pids[0])), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        end = time.monotonic() + 60
+        while not all(pid.exists() and pid.read_text() for pid in pids) and bench.poll() is None and time.monotonic() < end:
+            time.sleep(0.02)
+        bench.terminate()
+        self.assertEqual(bench.wait(60), 143)
+        for pid in pids:
+            with self.assertRaises(ProcessLookupError):
+                os.kill(int(pid.read_text()), 0)
 
     def test_the_two_parts_fit_into_ten_minutes_each(self) -> None:
         for part in ("part1", "part2", "check", "check-async", "full", "tp2"):

@@ -40,7 +40,7 @@ class Daemon:
         self.process: subprocess.Popen | None = None
 
     def start(self) -> None:
-        command = [str(self.args.kvd / "bin" / "kvd"), f"--run_dir={self.work / 'run'}", f"--cpu.size={self.args.pool_gib}GiB", f"--cpu.ahead={self.args.ahead}"]
+        command = [str(self.args.kvd / "bin" / "kvd"), f"--run_dir={self.work / 'run'}", f"--cpu.size={self.args.pool_gib}GiB", f"--cpu.ahead={self.args.ahead}", "--http.listen=off"]
         if self.disk:
             command += [f"--nvme.path={self.work / 'disk'}", f"--nvme.size={self.args.pool_gib}GiB"]
         command += self.args.kvd_option
@@ -132,7 +132,8 @@ class Run:
             status: Any = child.wait(max(limit, 1))
         except subprocess.TimeoutExpired:
             status = "out of time"
-        end_group(child)  # the engine's other processes, and the engine when it is late
+        finally:
+            end_group(child)  # the engine's other processes, and the engine when it is late or nobody waits any more
         found = read(stem.with_suffix(".json"))
         found["seconds"] = round(time.monotonic() - began, 1)
         if status != 0 or not found.get("done"):
@@ -340,6 +341,7 @@ def main() -> None:
         return
     args.out.mkdir(parents=True, exist_ok=True)
     args.kvd = args.kvd.resolve()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends, too
     run = Run(args)
     run.all()
     print((args.out / "table.md").read_text() if (args.out / "table.md").exists() else "nothing was run")

@@ -32,6 +32,19 @@ def median(values: list[float]) -> float:
     return ordered[len(ordered) // 2]
 
 
+def hooks_of(file: Path, began: int, ended: int) -> dict[str, Any]:
+    """Of each hook (watched.py): milliseconds from the request's beginning to its first call and to the end of its last, how many calls, and what they took."""
+    found: dict[str, Any] = {}
+    for line in file.read_text().splitlines() if file.exists() else ():
+        name, at, took = json.loads(line)
+        if began <= at <= ended:
+            of = found.setdefault(name, {"first": round((at - began) / 1e6, 3), "calls": 0, "took": 0.0})
+            of["last end"] = round((at + took - began) / 1e6, 3)
+            of["calls"] += 1
+            of["took"] = round(of["took"] + took / 1e6, 3)
+    return {**found, "all": round((ended - began) / 1e6, 3)}
+
+
 class Bench:
     def __init__(self, order: dict[str, Any], out: Path) -> None:
         from vllm import LLM, SamplingParams
@@ -191,8 +204,6 @@ class Bench:
         return took
 
     def trace(self) -> None:
-        import watched
-
         for n, prompts in self.by_size().items():
             for what in ("gpu", "hit"):
                 if what == "hit":
@@ -204,7 +215,7 @@ class Bench:
                     self.ask([prompt])
                     ended = time.perf_counter_ns()
                     self.step(2)
-                    self.note(f"trace {what} {n}", watched.of_request(Path(os.environ["BENCH_WATCH"]), began, ended))
+                    self.note(f"trace {what} {n}", hooks_of(Path(os.environ["BENCH_WATCH"]), began, ended))
         self.forget()
         for name in ("hits", "own hits"):
             self.llm.start_profile(profile_prefix=name.replace(" ", "_"))

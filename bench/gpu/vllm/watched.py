@@ -1,6 +1,6 @@
 """kvd's connector with a clock around each hook: where the time of a hit goes on the host.
 
-Every hook's beginning and length is appended to the file that BENCH_WATCH names when a request has finished; of_request() puts them beside the request's own clock.
+Every hook's beginning and length is appended to the file that BENCH_WATCH names when a request has finished; engine.py puts them beside the request's own clock.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from pathlib import Path
 from typing import Any, Callable
 
 from kvd_vllm.connector import KvdConnector
@@ -68,16 +67,3 @@ class Watched(KvdConnector):
     def _watch(self) -> None:
         for name in HOOKS:
             setattr(self, name, _timed(name, getattr(self, name)))
-
-
-def of_request(file: Path, began: int, ended: int) -> dict[str, Any]:
-    """Of each hook: milliseconds from the request's beginning to its first call and to the end of its last, how many calls, and what they took."""
-    found: dict[str, dict[str, Any]] = {}
-    for line in file.read_text().splitlines():
-        name, at, took = json.loads(line)
-        if began <= at <= ended:
-            of = found.setdefault(name, {"first": round((at - began) / 1e6, 3), "calls": 0, "took": 0.0})
-            of["last end"] = round((at + took - began) / 1e6, 3)
-            of["calls"] += 1
-            of["took"] = round(of["took"] + took / 1e6, 3)
-    return {**found, "all": round((ended - began) / 1e6, 3)}

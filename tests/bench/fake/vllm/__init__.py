@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,16 +26,26 @@ class LLM:
         socket = (connector or {}).get("kv_connector_extra_config", {}).get("socket")
         self.kept = Path(socket).with_name("kept") if socket else None  # what a daemon would have
         self.dies = bool(os.environ.get("FAKE_VLLM_DIES")) and os.environ["FAKE_VLLM_DIES"] in json.dumps(options)
+        self.profiles = bool(options.get("profiler_config"))
         self.serves = bool(connector) and connector["kv_connector"] != "Nothing"
         self.outside: set[str] = set(self.kept.read_text().split()) if self.kept and self.kept.exists() else set()
         self.inside: set[str] = set()
         self.llm_engine = SimpleNamespace(vllm_config=SimpleNamespace(cache_config=SimpleNamespace(block_size=BLOCK)))
+
+    def start_profile(self, profile_prefix: str) -> None:
+        assert profile_prefix and self.profiles
+
+    def stop_profile(self) -> None:
+        assert self.profiles
 
     def reset_prefix_cache(self) -> bool:
         self.inside.clear()
         return True
 
     def generate(self, prompts: list[dict[str, list[int]]], params: SamplingParams, use_tqdm: bool) -> list[Any]:
+        if os.environ.get("FAKE_VLLM_HANGS"):
+            Path(os.environ["FAKE_VLLM_HANGS"]).write_text(str(os.getpid()))
+            time.sleep(100)
         if self.dies and len(prompts) == 16:  # in the middle of a round
             os._exit(3)
         return [self.answer(prompt["prompt_token_ids"], params.max_tokens) for prompt in prompts]
