@@ -257,6 +257,9 @@ typedef struct kvdpy_worker {
 } kvdpy_worker_t;
 
 int kvdpy_worker_init(PyObject *module);
+
+/* ---- stream.c ------------------------------------------------------------------------------------------------------ */
+
 /* The stream that is current. -1: nobody knows it. */
 int kvdpy_current_stream(kvdpy_worker_t *self, void **p_stream);
 

@@ -7,16 +7,6 @@
 
 static PyTypeObject *worker_type;
 
-int kvdpy_current_stream(kvdpy_worker_t *self, void **p_stream)
-{
-	PyObject *number = PyObject_CallFunctionObjArgs(self->stream_of, self->device, NULL);
-
-	*p_stream = number ? PyLong_AsVoidPtr(number) : NULL;
-	Py_XDECREF(number);
-
-	return PyErr_Occurred() ? -1 : 0;
-}
-
 /* What the engine enqueues from now on goes there: the copies are put in order with that. */
 static int tell_stream(kvdpy_worker_t *self)
 {
