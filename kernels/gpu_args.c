@@ -161,7 +161,7 @@ static int rows_pay(const kvk_gpu_plan_t *plan)
 {
 	const kvk_gpu_args_t *args = &plan->args;
 	const uint64_t row = args->layers * args->page_bytes;
-	const uint64_t bytes = args->count * args->heads * row;
+	const uint64_t bytes = row * args->count * args->heads;
 	const ptrdiff_t block = (ptrdiff_t)plan->pool_bytes;
 	uint64_t calls = args->count;
 

@@ -9,13 +9,19 @@ kvdpy_names_t kvdpy_names;
 
 static int intern_names(void)
 {
-#define KVDPY_INTERN(name)                                                                                             \
-	kvdpy_names.name = PyUnicode_InternFromString(#name);                                                          \
-	if (!kvdpy_names.name) {                                                                                       \
-		return -1;                                                                                             \
+#define KVDPY_NAME(name) {#name, &kvdpy_names.name},
+	static const struct {
+		const char *text;
+		PyObject **p_name;
+	} all[] = {KVDPY_NAMES(KVDPY_NAME)};
+#undef KVDPY_NAME
+
+	for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+		*all[i].p_name = PyUnicode_InternFromString(all[i].text);
+		if (!*all[i].p_name) {
+			return -1;
+		}
 	}
-	KVDPY_NAMES(KVDPY_INTERN)
-#undef KVDPY_INTERN
 
 	return 0;
 }
