@@ -57,13 +57,19 @@ typedef struct kvx_flight {
 	int poisoned; /* its blocks may have been written meanwhile: what it has read counts for nothing */
 } kvx_flight_t;
 
+typedef struct kvx_wpiece {
+	uint64_t again_ns; /* refused: not tried before */
+	uint32_t tries;    /* that were refused */
+	int known;
+} kvx_wpiece_t;
+
 /* One slab of the pool; pieces of it are made known to the device one by one. */
 typedef struct kvx_wslab {
 	struct kvx_wslab *next;
 	uint8_t *base;
-	size_t bytes, piece;
-	uint32_t pieces, at; /* before `at` all are known */
-	uint8_t known[];     /* [pieces] */
+	size_t bytes, each;   /* of the slab, of a piece */
+	uint32_t pieces, at;  /* before `at` all have been tried */
+	kvx_wpiece_t piece[]; /* [pieces] */
 } kvx_wslab_t;
 
 /* Synchronous loads that come layer by layer; the engine's thread. */
@@ -101,7 +107,7 @@ struct kvx_wgpu {
 	_Atomic uint32_t leaving;  /* blocks in those for saves */
 	_Atomic uint32_t lost;     /* the device hangs: what it may use is left as it is */
 	_Atomic uint64_t quit_ns;  /* closing: no longer is waited for the device; 0: not closing */
-	_Atomic uint64_t refused;  /* pieces of the pool that could not be made known */
+	_Atomic uint64_t refused;  /* tries to make a piece of the pool known that failed */
 
 	/* the engine's thread */
 	kvk_cu_stream_t compute;
@@ -124,6 +130,7 @@ struct kvx_wgpu {
 
 	/* who owns the attachment */
 	kvx_wslab_t *slabs;
+	uint32_t waiting; /* pieces that were refused, and are tried again */
 
 	kvx_worker_t *left; /* see kvx_gpu_leave() */
 };
@@ -206,7 +213,8 @@ void kvx_gpu_save_landed(kvx_worker_t *worker, kvx_flight_t *flight, kvc_status_
 /* worker_slabs.c; who owns the attachment */
 /* kvc_config_t.on_memory. */
 void kvx_slabs_told(void *worker, const kvc_memory_t *memory, int mapped);
-/* The device sees these bytes when it answers OK. Else the worker has declined: KVC_ERR_LIMIT, KV_ERR_IO. */
+/* The device sees these bytes when it answers OK. KVC_ERR_BUSY: the driver has refused them, ask again later; KVC_ERR_NOMEM: there is no room to remember
+ * that; else the worker has declined. */
 kvc_status_t kvx_slabs_ensure(kvx_worker_t *worker, const void *at, size_t bytes);
 /* In idle times: make a little more of the pool known. 0: nothing to do. */
 int kvx_slabs_step(kvx_worker_t *worker);

@@ -2,9 +2,12 @@
  * piece, in idle times or when a block in it is wanted. All calls but the last, of detaching, are the transfer thread's.
  *
  * Pinning is bounded by the process's limit on locked memory. Where the limit is reached the worker declines: a pool of which only a part can be used is
- * a cache whose hits fail.
+ * a cache whose hits fail. What a driver refuses for another reason may pass: the piece is tried again, with longer and longer pauses, and blocks in it
+ * are not there meanwhile. Only where it goes on is the pool declined.
  */
 #include "worker_gpu.h"
+
+#include "kv/log.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -15,31 +18,39 @@
 
 #define PIECE                                                                                                          \
 	((size_t)256 << 20) /* bytes made known at once: 10 ms where pages are huge, 150 ms where they are small */
+#define TRIES    8u
+#define PAUSE_NS (20 * KVX_NS_A_MS) /* after the first refusal, twice as long after each further one: 2.5 s in all */
 
 static size_t piece_bytes(const kvx_wslab_t *slab, uint32_t i)
 {
-	const size_t left = slab->bytes - (size_t)i * slab->piece;
+	const size_t left = slab->bytes - (size_t)i * slab->each;
 
-	return left < slab->piece ? left : slab->piece;
+	return left < slab->each ? left : slab->each;
 }
 
 /* No block lies in two pieces. */
 static void add(kvx_wgpu_t *gpu, const kvc_memory_t *memory)
 {
 	const size_t slots = PIECE / memory->slot_bytes;
-	const size_t piece = (slots ? slots : 1) * memory->slot_bytes;
-	const uint32_t pieces = (uint32_t)((memory->bytes + piece - 1) / piece);
-	kvx_wslab_t *slab = calloc(1, sizeof *slab + pieces);
+	const size_t each = (slots ? slots : 1) * memory->slot_bytes;
+	const uint32_t pieces = (uint32_t)((memory->bytes + each - 1) / each);
+	kvx_wslab_t *slab = calloc(1, sizeof *slab + pieces * sizeof *slab->piece);
 
 	if (!slab) {
 		return; /* blocks in it cannot be made known: see kvx_slabs_ensure() */
 	}
 	slab->base = memory->base;
 	slab->bytes = memory->bytes;
-	slab->piece = piece;
+	slab->each = each;
 	slab->pieces = pieces;
 	slab->next = gpu->slabs;
 	gpu->slabs = slab;
+}
+
+/* It was refused, and is to be tried again. */
+static int is_waiting(const kvx_wpiece_t *piece)
+{
+	return piece->tries > 0 && !piece->known;
 }
 
 static void drop(kvx_wgpu_t *gpu, const kvc_memory_t *memory)
@@ -56,9 +67,10 @@ static void drop(kvx_wgpu_t *gpu, const kvc_memory_t *memory)
 	}
 	*link = slab->next;
 	for (uint32_t i = 0; i < slab->pieces; i++) {
-		if (slab->known[i]) {
-			kvk_gpu_unregister(gpu->gpu, slab->base + (size_t)i * slab->piece);
+		if (slab->piece[i].known) {
+			kvk_gpu_unregister(gpu->gpu, slab->base + (size_t)i * slab->each);
 		}
+		gpu->waiting -= is_waiting(&slab->piece[i]) ? 1u : 0u;
 	}
 	free(slab);
 }
@@ -74,23 +86,49 @@ void kvx_slabs_told(void *ctx, const kvc_memory_t *memory, int mapped)
 	}
 }
 
+/* BUSY: it is tried again. */
+static kvc_status_t refuse(kvx_worker_t *worker, kvx_wpiece_t *piece, size_t bytes, kvc_status_t status)
+{
+	kvx_wgpu_t *gpu = worker->gpu;
+
+	atomic_fetch_add(&gpu->refused, 1u);
+	if (status == KVC_ERR_LIMIT || piece->tries + 1 >= TRIES) {
+		return kvx_gpu_decline(worker, status);
+	}
+	if (gpu->waiting == 0) {
+		kv_log(KV_LOG_WARN, "kvx",
+		       "the GPU cannot be given %zu bytes of the pool now, loads from there fail; trying again: %s",
+		       bytes, kvk_gpu_why());
+	}
+	gpu->waiting += piece->tries == 0 ? 1u : 0u;
+	piece->again_ns = kvx_worker_now() + (PAUSE_NS << piece->tries);
+	piece->tries++;
+
+	return KVC_ERR_BUSY;
+}
+
 static kvc_status_t make_known(kvx_worker_t *worker, kvx_wslab_t *slab, uint32_t i)
 {
-	uint8_t *base = slab->base + (size_t)i * slab->piece;
+	const kvc_status_t proved = (kvc_status_t)atomic_load_explicit(&worker->proved, memory_order_relaxed);
+	kvx_wpiece_t *piece = &slab->piece[i];
+	uint8_t *base = slab->base + (size_t)i * slab->each;
 	const size_t bytes = piece_bytes(slab, i);
 	kvc_status_t status;
 
-	if (slab->known[i]) {
-		return KVC_OK;
+	if (piece->known || proved < 0) {
+		return piece->known ? KVC_OK : proved;
+	}
+	if (is_waiting(piece) && kvx_worker_now() < piece->again_ns) {
+		return KVC_ERR_BUSY;
 	}
 	/* libkvc has asked for huge pages; many pages at once are cheaper than a fault for each. */
 	(void)madvise(base, bytes, MADV_POPULATE_WRITE);
 	status = (kvc_status_t)kvk_gpu_register(worker->gpu->gpu, base, bytes);
 	if (status != KVC_OK) {
-		atomic_fetch_add(&worker->gpu->refused, 1u);
-		return kvx_gpu_decline(worker, status);
+		return refuse(worker, piece, bytes, status);
 	}
-	slab->known[i] = 1;
+	worker->gpu->waiting -= is_waiting(piece) ? 1u : 0u;
+	piece->known = 1;
 
 	return KVC_OK;
 }
@@ -105,11 +143,27 @@ kvc_status_t kvx_slabs_ensure(kvx_worker_t *worker, const void *at, size_t bytes
 	}
 	for (kvx_wslab_t *slab = gpu->slabs; slab; slab = slab->next) {
 		if (first >= slab->base && first < slab->base + slab->bytes) {
-			return make_known(worker, slab, (uint32_t)((size_t)(first - slab->base) / slab->piece));
+			return make_known(worker, slab, (uint32_t)((size_t)(first - slab->base) / slab->each));
 		}
 	}
 
 	return KVC_ERR_NOMEM;
+}
+
+/* The first piece whose pause is over. */
+static int try_again(kvx_worker_t *worker)
+{
+	const uint64_t now = kvx_worker_now();
+
+	for (kvx_wslab_t *slab = worker->gpu->slabs; slab && worker->gpu->waiting > 0; slab = slab->next) {
+		for (uint32_t i = 0; i < slab->pieces; i++) {
+			if (is_waiting(&slab->piece[i]) && now >= slab->piece[i].again_ns) {
+				return make_known(worker, slab, i) == KVC_OK;
+			}
+		}
+	}
+
+	return 0;
 }
 
 int kvx_slabs_step(kvx_worker_t *worker)
@@ -122,5 +176,5 @@ int kvx_slabs_step(kvx_worker_t *worker)
 		}
 	}
 
-	return 0;
+	return proved >= 0 && try_again(worker);
 }

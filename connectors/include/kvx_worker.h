@@ -156,7 +156,7 @@ KVC_API kvc_status_t kvx_worker_flush(kvx_worker_t *worker, uint32_t timeout_ms)
 	X(gpu_staged, "GPU copies made by the copy engine and a kernel")                                               \
 	X(gpu_each, "GPU copies made piece by piece by the driver")                                                    \
 	X(gpu_failures, "calls the GPU's driver refused")                                                              \
-	X(gpu_refused, "pieces of the pool the GPU could not be given")
+	X(gpu_refused, "times the driver refused to let the GPU see a piece of the pool")
 typedef struct kvx_worker_stats {
 	size_t struct_size;
 #define KVX_WORKER_STAT(name, help) uint64_t name;
