@@ -2,7 +2,7 @@
  *
  * A half knows the other by the instance's name. The worker's half may be told of a plan before the engine tells it, if
  *   - there is one such worker, of one rank, and its hooks are called by the thread that plans,
- *   - each plan before this one has reached it (begin()), so that it is the next,
+ *   - each plan before this one has reached it (begin()), or one behind that has, so that it is the next,
  *   - the engine enqueues nothing between the plan and the step that writes blocks by itself,
  *   - it still enqueues where it did in the step before.
  * Whether the step before is over, the worker knows itself (kvx_worker_early()). All of this is under the interpreter's lock.
@@ -35,9 +35,10 @@ void kvdpy_early_leave(kvdpy_early_t *early)
 	}
 }
 
-void kvdpy_early_begun(kvdpy_early_t *early)
+/* Plans come in their order: of those before the last one none comes after it. An engine that was interrupted has lost one. */
+void kvdpy_early_begun(kvdpy_early_t *early, const PyObject *plan)
 {
-	early->owed -= early->owed > 0;
+	early->owed = plan && plan == early->last ? 0 : early->owed - (early->owed > 0);
 	early->thread = pthread_self();
 	early->called = 1;
 }
@@ -119,6 +120,9 @@ int kvdpy_early_planned(kvdpy_scheduler_t *self, PyObject *output, const kvdpy_p
 	PyObject *worker;
 	int writes, status;
 
+	if (early) {
+		early->last = plan->told;
+	}
 	if (!early || early->owed++ > 0 || plan->len == 0 || !early->called ||
 	    !pthread_equal(early->thread, pthread_self())) {
 		return 0;

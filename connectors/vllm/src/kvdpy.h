@@ -188,7 +188,8 @@ int kvdpy_place(kvdpy_scheduler_t *self, kvdpy_request_t *request, kvdpy_ask_t *
 typedef struct kvdpy_plan {
 	const void *bytes;
 	size_t len;
-	int after_computed; /* the step before computes something */
+	int after_computed;   /* the step before computes something */
+	const PyObject *told; /* what the engine is given of it; NULL: it is empty */
 } kvdpy_plan_t;
 
 /* What a worker is known by to the scheduler of its instance. */
@@ -198,13 +199,14 @@ typedef struct kvdpy_early {
 	const char *instance;
 	pthread_t thread; /* that called begin() last */
 	int called;
-	uint32_t owed; /* plans made that begin() has not been called with */
+	uint32_t owed;        /* plans made that begin() has not been called with, */
+	const PyObject *last; /* the last of them; NULL: it is empty. Not owned, only compared */
 } kvdpy_early_t;
 void kvdpy_early_join(struct kvdpy_worker *worker, const char *instance);
 /* Fine for one that has not joined. */
 void kvdpy_early_leave(kvdpy_early_t *early);
-/* begin() was called. */
-void kvdpy_early_begun(kvdpy_early_t *early);
+/* begin() was called with this; NULL: with nothing that makes sense. */
+void kvdpy_early_begun(kvdpy_early_t *early, const PyObject *plan);
 /* build() has made a plan: its loads begin now if they may. -1: interrupted. */
 int kvdpy_early_planned(kvdpy_scheduler_t *self, PyObject *output, const kvdpy_plan_t *plan);
 

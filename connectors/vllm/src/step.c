@@ -266,6 +266,7 @@ PyObject *kvdpy_build(kvdpy_scheduler_t *self, PyObject *output)
 		bytes = PyBytes_FromStringAndSize(plan.bytes, (Py_ssize_t)plan.len);
 		meta = bytes ? PyObject_CallFunctionObjArgs(self->meta_class, bytes, NULL) : NULL;
 		Py_XDECREF(bytes);
+		plan.told = bytes;
 	}
 	if (meta && kvdpy_early_planned(self, output, &plan)) {
 		Py_CLEAR(meta);

@@ -29,7 +29,7 @@ static PyObject *worker_begin(PyObject *object, PyObject *meta)
 	char *bytes = NULL;
 	Py_ssize_t len = 0;
 
-	kvdpy_early_begun(&self->early);
+	kvdpy_early_begun(&self->early, plan);
 	kvdpy_layers_clear(&self->layers);
 	if (!plan || tell_stream(self) || (plan != Py_None && PyBytes_AsStringAndSize(plan, &bytes, &len))) {
 		Py_XDECREF(plan);

@@ -71,16 +71,37 @@ class Early(unittest.TestCase):
         self.assertEqual((meta.plan, self.asked), (b"", before))
         self.assertFalse(self.plan()[0], "the worker has not begun the one before")
 
+    def test_a_plan_does_not_overtake_an_empty_one(self) -> None:
+        self.step()
+        first = self.plan()[1]
+        empty = self.engine.scheduler.build(output())
+        self.engine.work(first)
+        told, meta = self.plan()
+        self.assertFalse(told, "the empty one is still to come")
+        self.engine.work(empty)
+        self.engine.work(meta)
+        self.assertTrue(self.step())
+
     def test_a_plan_does_not_overtake_another(self) -> None:
         self.step()
-        self.assertTrue(self.plan()[0])
+        plans = [self.plan() for _ in range(3)]
+        self.assertEqual([told for told, _ in plans], [True, False, False])
+        for _, meta in plans[:2]:
+            self.engine.work(meta)
+        told, last = self.plan()
+        self.assertFalse(told, "one is still to come")
+        self.engine.work(plans[2][1])
+        self.assertFalse(self.plan()[0], "and another")
+        self.engine.work(last)
+
+    def test_a_plan_the_engine_has_lost_is_not_waited_for_when_a_later_one_has_come(self) -> None:
+        self.step()
+        self.assertTrue(self.plan()[0], "this one is lost,")
+        self.engine.scheduler.build(output())  # and an empty one
         told, meta = self.plan()
-        self.assertFalse(told)
+        self.assertFalse(told, "they may still come")
         self.engine.work(meta)
-        told, meta = self.plan()
-        self.assertFalse(told, "one of two is still to come")
-        self.engine.work(meta)
-        self.engine.work(meta)
+        self.assertTrue(self.step(), "they do not, after this one")
         self.assertTrue(self.step())
 
     def test_steps_that_write_blocks_before_the_forward_are_not_told(self) -> None:
@@ -122,6 +143,8 @@ class Early(unittest.TestCase):
         with self.assertRaises(KeyboardInterrupt):
             self.plan()
         self.stream = 7
+        self.assertFalse(self.step(), "what was interrupted is lost")
+        self.assertTrue(self.step())
 
         class Interrupted:
             def __bool__(self) -> bool:
