@@ -323,6 +323,16 @@ kvx_sload_t *kvx_hold_take(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx
 	return load;
 }
 
+kvx_sload_t *kvx_hold_lost(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request,
+			   uint32_t units)
+{
+	kvx_sload_t shape = {.space = request->space, .era = scheduler->era, .local = ask->local, .units = units};
+	const uint32_t blocks = kvx_load_ranges(scheduler, scheduler->spaces[request->space].space, ask, units, &shape);
+
+	return kvx_plan_room(scheduler, kvx_load_bytes(scheduler, units)) ? create(scheduler, request, &shape, blocks)
+									  : NULL;
+}
+
 void kvx_holds_keep(kvx_scheduler_t *scheduler, uint64_t now)
 {
 	kvx_sload_t *next;

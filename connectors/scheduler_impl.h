@@ -211,6 +211,9 @@ void kvx_keys_view(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_r
 uint32_t kvx_hold(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t end);
 /* What is held for the request, cut to units [local, units), without leases when they are lost; NULL: nothing that covers them. It is the caller's. */
 kvx_sload_t *kvx_hold_take(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t units);
+/* The same where there is nothing that covers them, without leases; NULL: no memory. */
+kvx_sload_t *kvx_hold_lost(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request,
+			   uint32_t units);
 void kvx_hold_drop(kvx_scheduler_t *scheduler, kvx_request_t *request);
 /* Renew; give back what nobody has asked for in a while. */
 void kvx_holds_keep(kvx_scheduler_t *scheduler, uint64_t now);

@@ -201,7 +201,7 @@ static void spoil(kvx_scheduler_t *scheduler, const kvx_sload_t *load, kvx_reque
 	kvx_requests_each(&scheduler->requests, spoil_one, &(kvx_spoil_t){scheduler, request, load->step});
 }
 
-/* Nothing is held any more, so there is nothing to remember it by: the ranks report all of it as failed. */
+/* Nothing is held any more, and there is no memory to remember it by: the ranks report all of it as failed. */
 static void tell_dead(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, const kvx_hit_t *hit)
 {
 	static const kvc_handle_t none[KVX_MAX_GROUPS];
@@ -242,6 +242,7 @@ void kvx_scheduler_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const 
 	scheduler->stats.disk_tokens += hit->disk_tokens;
 	scheduler->sync_loads += !hit->async;
 	load = kvx_hold_take(scheduler, ask, request, units);
+	load = load ? load : kvx_hold_lost(scheduler, ask, request, units);
 	if (!load) {
 		tell_dead(scheduler, ask, request, hit);
 		return;

@@ -120,9 +120,44 @@ static void p5_want_of_memory_breaks_no_promise(void **state)
 	rig_fini(&rig);
 }
 
+/* Nor can be remembered what was given back before the engine came to load it: the ranks are told all the same. */
+static void p5_a_lost_load_there_is_no_memory_for_is_told_as_failed(void **state)
+{
+	static sr_request_t request;
+	const sr_options_t options = {.foreign = 1, .open = open_in, .mode = KVX_LOAD_SYNC};
+	kvx_hit_t hit;
+	rig_t rig;
+	sr_t sr;
+
+	(void)state;
+	env_begin();
+	sr_start(&sr, &rig, &options);
+	sr_store(&sr, &request, "first", 1, 0, 80);
+	kvx_scheduler_finish(sr.scheduler, &request.ask);
+	sr_request(&sr, &request, "second", 1, 0, 160);
+	sr_match(&sr, &request, &hit);
+	assert_int_equal(hit.tokens, 80);
+	sr_place(&sr, &request, 100, 0);
+	kvx_hold_drop(sr.scheduler, kvx_requests_find(&sr.scheduler->requests, "second", 6));
+	failing = 1;
+	kvx_scheduler_load(sr.scheduler, &request.ask, &hit);
+	(void)sr_step(&sr);
+	failing = 0;
+	assert_int_equal(sr.dead, 1);
+	assert_int_equal(sr.failed_blocks, 10);
+	assert_null(sr.scheduler->loads);
+	assert_int_equal(sr_stats(&sr).loads_failed, 1);
+	kvx_scheduler_finish(sr.scheduler, &request.ask);
+	sr_stop(&sr, &rig);
+	assert_int_equal(kv_test_env_live(&t), 0);
+}
+
 int main(int argc, char **argv)
 {
-	const struct CMUnitTest tests[] = {cmocka_unit_test(p5_want_of_memory_breaks_no_promise)};
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p5_want_of_memory_breaks_no_promise),
+		cmocka_unit_test(p5_a_lost_load_there_is_no_memory_for_is_told_as_failed),
+	};
 
 	if (argc < 2) {
 		(void)fprintf(stderr, "usage: %s <kvd>\n", argv[0]);

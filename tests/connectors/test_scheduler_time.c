@@ -326,10 +326,16 @@ static void p1_saves_after_a_failed_load_of_a_request_that_is_gone_are_given_up(
 	sr_stop(&sr, &rig);
 }
 
-/* What is leased for it is of another daemon than the one that is asked now. */
-static void lose_hold(sr_t *sr, const sr_request_t *request)
+/* What is leased for it is of another daemon than the one that is asked now; or it was given back, as nobody had asked for it in a while. */
+static void lose_hold(sr_t *sr, const sr_request_t *request, int all)
 {
-	kvx_requests_find(&sr->scheduler->requests, request->ask.id, request->ask.id_len)->held->era--;
+	kvx_request_t *found = kvx_requests_find(&sr->scheduler->requests, request->ask.id, request->ask.id_len);
+
+	if (all) {
+		kvx_hold_drop(sr->scheduler, found);
+	} else {
+		found->held->era--;
+	}
 }
 
 /* A load that cannot be done any more when its step begins fails like any other: while the ranks have not said so, the request may end ... */
@@ -344,15 +350,17 @@ static void p1_what_came_after_a_lost_load_of_a_request_that_is_gone_is_named(vo
 	sr_t sr;
 
 	(void)state;
-	begin_load(&sr, &rig, &request, &hit);
-	lose_hold(&sr, &request);
-	kvx_scheduler_load(sr.scheduler, &request.ask, &hit);
-	kvx_scheduler_plan(sr.scheduler, &bytes, &len);
-	kvx_scheduler_finish(sr.scheduler, &request.ask);
-	report_loaded(&sr, sr.scheduler->load_number, 0);
-	assert_int_equal(kvx_scheduler_spoilt(sr.scheduler, ids, SR_BLOCKS), 20);
-	assert_int_equal(sr_stats(&sr).lease_lost, 1);
-	sr_stop(&sr, &rig);
+	for (int all = 0; all < 2; all++) {
+		begin_load(&sr, &rig, &request, &hit);
+		lose_hold(&sr, &request, all);
+		kvx_scheduler_load(sr.scheduler, &request.ask, &hit);
+		kvx_scheduler_plan(sr.scheduler, &bytes, &len);
+		kvx_scheduler_finish(sr.scheduler, &request.ask);
+		report_loaded(&sr, sr.scheduler->load_number, 0);
+		assert_int_equal(kvx_scheduler_spoilt(sr.scheduler, ids, SR_BLOCKS), 20);
+		assert_int_equal(sr_stats(&sr).lease_lost, 1);
+		sr_stop(&sr, &rig);
+	}
 }
 
 /* ... or steps may be planned that save what they compute after it. */
@@ -366,19 +374,21 @@ static void p1_saves_after_a_lost_load_are_given_up(void **state)
 	sr_t sr;
 
 	(void)state;
-	begin_load(&sr, &rig, &request, &hit);
-	lose_hold(&sr, &request);
-	kvx_scheduler_load(sr.scheduler, &request.ask, &hit);
-	for (uint32_t computed = 120; computed <= 160; computed += 40) {
-		kvx_scheduler_advance(sr.scheduler, &request.ask, computed, 40);
-		kvx_scheduler_plan(sr.scheduler, &bytes, &len);
+	for (int all = 0; all < 2; all++) {
+		begin_load(&sr, &rig, &request, &hit);
+		lose_hold(&sr, &request, all);
+		kvx_scheduler_load(sr.scheduler, &request.ask, &hit);
+		for (uint32_t computed = 120; computed <= 160; computed += 40) {
+			kvx_scheduler_advance(sr.scheduler, &request.ask, computed, 40);
+			kvx_scheduler_plan(sr.scheduler, &bytes, &len);
+		}
+		assert_int_equal(sr_stats(&sr).puts_open, 2);
+		report_loaded(&sr, sr.scheduler->load_number, 0);
+		assert_int_equal(sr_stats(&sr).puts_open, 0);
+		assert_int_equal(sr_stats(&sr).loads_failed, 1);
+		kvx_scheduler_finish(sr.scheduler, &request.ask);
+		sr_stop(&sr, &rig);
 	}
-	assert_int_equal(sr_stats(&sr).puts_open, 2);
-	report_loaded(&sr, sr.scheduler->load_number, 0);
-	assert_int_equal(sr_stats(&sr).puts_open, 0);
-	assert_int_equal(sr_stats(&sr).loads_failed, 1);
-	kvx_scheduler_finish(sr.scheduler, &request.ask);
-	sr_stop(&sr, &rig);
 }
 
 /* Its blocks are another request's by the time its load is known to have failed. */
