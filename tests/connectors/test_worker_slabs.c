@@ -15,28 +15,43 @@
 
 static const char *kvd_program;
 static atomic_uint refusals;        /* calls that are refused from now on, */
-static _Atomic(kv_status_t) answer; /* with this one */
-static atomic_uintptr_t spared;     /* memory that is not; 0: all is, 1: the next that is asked for */
+static _Atomic(kv_status_t) answer; /* with this one, */
+static atomic_int sparing;          /* but not for the memory */
+static atomic_uintptr_t wanted;     /* that was asked for last to write there */
+static atomic_int stuck;            /* nobody gets any; when somebody has asked, it is the limit */
 
 kv_status_t __real_kvk_gpu_register(kvk_gpu_t *gpu, void *base, size_t bytes);
 kv_status_t __wrap_kvk_gpu_register(kvk_gpu_t *gpu, void *base, size_t bytes);
+kvc_status_t __real_kvc_put_block(const kvc_put_t *put, uint32_t i, void **p_data);
+kvc_status_t __wrap_kvc_put_block(const kvc_put_t *put, uint32_t i, void **p_data);
 
 kv_status_t __wrap_kvk_gpu_register(kvk_gpu_t *gpu, void *base, size_t bytes)
 {
-	uintptr_t next = 1;
+	const uintptr_t at = atomic_load(&wanted) - (uintptr_t)base;
 
-	if (bytes < LARGE || atomic_compare_exchange_strong(&spared, &next, (uintptr_t)base) ||
-	    atomic_load(&spared) == (uintptr_t)base || atomic_load(&refusals) == 0) {
+	if (bytes < LARGE || atomic_load(&refusals) == 0 || (atomic_load(&sparing) && at < bytes)) {
 		return __real_kvk_gpu_register(gpu, base, bytes);
 	}
 	atomic_fetch_sub(&refusals, 1u);
 
-	return atomic_load(&answer);
+	return atomic_load(&stuck) && atomic_load(&wanted) ? KV_ERR_LIMIT : atomic_load(&answer);
 }
 
-static void refuse(uint32_t calls, kv_status_t status, uintptr_t spare)
+kvc_status_t __wrap_kvc_put_block(const kvc_put_t *put, uint32_t i, void **p_data)
 {
-	atomic_store(&spared, spare);
+	const kvc_status_t status = __real_kvc_put_block(put, i, p_data);
+
+	if (status == KVC_OK && p_data) {
+		atomic_store(&wanted, (uintptr_t)*p_data);
+	}
+
+	return atomic_load(&stuck) ? (kvc_status_t)KV_ERR_FAULT : status;
+}
+
+static void refuse(uint32_t calls, kv_status_t status, int spare)
+{
+	atomic_store(&wanted, 0);
+	atomic_store(&sparing, spare);
 	atomic_store(&answer, status);
 	atomic_store(&refusals, calls);
 }
@@ -137,7 +152,7 @@ static void p10_saves_wait_for_memory_the_driver_refuses_for_a_moment(void **sta
 	wr_finish(&wr, &rig);
 }
 
-/* Two slabs, one of them refused: a load from there fails at once, the other one comes; and when the driver gives way, both do. */
+/* Two slabs, and that without room for the self-test is refused: a load from there fails at once, the other one comes; and when the driver gives way, both do. */
 static void p10_only_blocks_in_refused_memory_are_not_there(void **state)
 {
 	const uint32_t from[2] = {0, STORED - BEHIND};
@@ -196,6 +211,23 @@ static void p10_memory_that_is_refused_again_and_again_is_declined(void **state)
 	wr_finish(&wr, &rig);
 }
 
+/* Memory is refused while the self-test has a block to write. */
+static void p4_a_worker_that_declines_gives_back_what_its_self_test_has(void **state)
+{
+	rig_t rig;
+	wr_t wr;
+
+	(void)state;
+	wr_start(&wr, &rig, kvd_program, 1);
+	kvx_worker_close(wr.rank[0].worker);
+	refuse(UINT32_MAX, KV_ERR_IO, 0);
+	atomic_store(&stuck, 1);
+	assert_int_equal(proved_at_last(&wr), KVC_ERR_LIMIT);
+	atomic_store(&stuck, 0);
+	refuse(0, KV_OK, 0);
+	wr_finish(&wr, &rig); /* the daemon has nothing of it */
+}
+
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
@@ -203,6 +235,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(p10_saves_wait_for_memory_the_driver_refuses_for_a_moment),
 		cmocka_unit_test(p10_only_blocks_in_refused_memory_are_not_there),
 		cmocka_unit_test(p10_memory_that_is_refused_again_and_again_is_declined),
+		cmocka_unit_test(p4_a_worker_that_declines_gives_back_what_its_self_test_has),
 	};
 
 	if (argc != 2) {
