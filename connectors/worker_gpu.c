@@ -13,7 +13,7 @@
 #define SPINS         2000u
 #define QUIT_NS       UINT64_C(3000000000) /* closing: for the device to let go of what it still copies */
 #define GRACE_NS      UINT64_C(20000000)   /* past its deadline the engine ends a load itself */
-#define CROWD         16u                  /* tokens of a request that a step computes: its kernels are of many waves of all SMs */
+#define CROWD         16u /* tokens of a request that a step computes: its kernels are of many waves of all SMs */
 
 /* ---- open and close ---------------------------------------------------------------------------------------------------------- */
 

@@ -34,10 +34,10 @@
 #define KVK_GPU_STAGED_RUN  (256u << 10) /* contiguous bytes from which on AUTO stages, unless it was measured; */
 #define KVK_GPU_STAGED_ROW  (48u << 10)  /* of some of the layers: bytes of a row, */
 #define KVK_GPU_STAGED_CALL (2u << 20)   /* of a call, on the average; less cost the host more than the link gains */
-#define KVK_GPU_LARGE_JOB  (UINT64_C(256) << 20) /* bytes of a job in whose time its first and last step count little */
-#define KVK_GPU_LEAF_LEAST 241u /* bytes of the smallest leaf the kernels can digest: XXH3's long form */
-#define KVK_GPU_PLAIN_GRID 2u   /* blocks an SM, of the plain kernels */
-#define KVK_GPU_WHY_BYTES  256u
+#define KVK_GPU_LARGE_JOB   (UINT64_C(256) << 20) /* bytes of a job in whose time its first and last step count little */
+#define KVK_GPU_LEAF_LEAST  241u /* bytes of the smallest leaf the kernels can digest: XXH3's long form */
+#define KVK_GPU_PLAIN_GRID  2u   /* blocks an SM, of the plain kernels */
+#define KVK_GPU_WHY_BYTES   256u
 
 #define KVK_GPU_NO_STREAM UINTPTR_MAX
 

@@ -352,7 +352,7 @@ static void p7_a_disk_is_tried_by_a_piece(void **state)
 	restart(&rig, &sr);
 	kvx_guard_init(&sr.scheduler->guard, SR_UNIT, 1000);
 	kvx_guard_work_add(&work, 0, 1000);
-	kvx_guard_computed(&sr.scheduler->guard, &work, 900u * 1000u); /* 0.9 us a token, 1 us to load it */
+	kvx_guard_computed(&sr.scheduler->guard, &work, UINT64_C(900000)); /* 0.9 us a token, 1 us to load it */
 	sr_request(&sr, &request, "piece", 0, 0, 2000);
 	loaded = sr_run(&sr, &request, 0);
 	assert_in_range(loaded, SR_UNIT, 2000 * 9 / 10 / KVX_GUARD_SHARE);
