@@ -153,16 +153,14 @@ typedef struct timing {
 	uint32_t jobs;
 } timing_t;
 
-/* All that were submitted are over and given back, whatever came of them. */
+/* All that were submitted are given back; after one that did not come to a good end nobody waits for the others. */
 static kv_status_t wait_all(kvk_gpu_job_t **jobs, uint32_t n)
 {
 	kv_status_t all = KV_OK;
 
 	for (uint32_t i = 0; i < n; i++) {
-		const kv_status_t status = kvk_gpu_wait(jobs[i], WAIT_US);
-
+		all = all == KV_OK ? kvk_gpu_wait(jobs[i], WAIT_US) : all;
 		kvk_gpu_end(jobs[i]);
-		all = all == KV_OK ? status : all;
 	}
 
 	return all == KV_PENDING ? kvk_gpu_refuse(KV_ERR_TIMEOUT, "the copies took too long") : all;
