@@ -150,10 +150,13 @@ struct gemm {
 		return seconds;
 	}
 
-	double beside_engine(uint64_t bytes)
+	double beside_engine(uint64_t bytes, bool save)
 	{
+		void *to = save ? bench.pool2 : bench.hbm;
+		const void *from = save ? bench.hbm : bench.pool;
+
 		for (size_t i = 0; i < loads((double)bytes); i++) {
-			CU(cudaMemcpyAsync(bench.hbm, bench.pool, bytes, cudaMemcpyDefault, bench.other));
+			CU(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, bench.other));
 		}
 		const double seconds = run();
 
@@ -216,9 +219,12 @@ static void gemm_rows(gemm &g, shape &s, const gemm_work &work)
 			text("%s while %u SMs are busy with nothing", work.name.c_str(), sms), "ms", "alone",
 			at_most(0), [&] { return g.beside_nothing(sms) * 1e3; }, [&] { return g.run() * 1e3; });
 	}
-	row(
-		text("%s while the copy engine loads", work.name.c_str()), "ms", "alone", at_most(0),
-		[&] { return g.beside_engine(s.bytes) * 1e3; }, [&] { return g.run() * 1e3; });
+	for (bool save : {false, true}) {
+		row(
+			text("%s while the copy engine %s", work.name.c_str(), save ? "saves" : "loads"), "ms", "alone",
+			at_most(0), [&] { return g.beside_engine(s.bytes, save) * 1e3; },
+			[&] { return g.run() * 1e3; });
+	}
 	for (kvk_gpu_dir_t dir : {KVK_GPU_SCATTER, KVK_GPU_GATHER}) {
 		for (uint32_t sms : {2u, 8u, 32u, 132u}) {
 			gemm_row(g, s, dir, KVK_GPU_STAGED, sms, large && dir == KVK_GPU_SCATTER ? 1.02 : 0);
