@@ -20,6 +20,9 @@
 /* With its newline below PIPE_BUF, so that a pipe takes a line whole or not at all. */
 #define LINE_MAX_BYTES 2048u
 #define DAY_S          86400
+/* While somebody else writes to a terminal, poll says that there is no room, and a write that does not wait is refused. A line takes a microsecond or two,
+ * so many looks take 10. */
+#define TERMINAL_LOOKS 16u
 
 static _Atomic int log_level = KV_LOG_INFO;
 static _Atomic int log_fd = -1;
@@ -27,6 +30,8 @@ static _Atomic uint64_t log_dropped;
 
 /* Between "poll says there is room" and the write no other thread of ours may take that room. */
 static pthread_mutex_t write_lock = PTHREAD_MUTEX_INITIALIZER;
+/* Under it: the last line stayed out, so nobody reads. One look then, until a line is taken again. */
+static int unread;
 static pthread_once_t forks_seen_to = PTHREAD_ONCE_INIT;
 
 static const char *const level_names[] = {"error", "warn", "info", "debug"};
@@ -109,12 +114,18 @@ static ssize_t write_when_free(int fd, const char *line, size_t len)
 {
 	struct pollfd ready = {.fd = fd, .events = POLLOUT};
 	ssize_t n = -1;
+	unsigned looks;
 
 	(void)pthread_once(&forks_seen_to, keep_lock_over_forks);
 	take_lock();
-	if (poll(&ready, 1, 0) == 1 && (ready.revents & POLLOUT)) {
-		n = write_now(fd, line, len);
+	looks = !unread && isatty(fd) ? TERMINAL_LOOKS : 1;
+	errno = EAGAIN;
+	for (unsigned i = 0; i < looks && n < 0 && errno == EAGAIN; i++) {
+		if (poll(&ready, 1, 0) == 1 && (ready.revents & POLLOUT)) {
+			n = write_now(fd, line, len);
+		}
 	}
+	unread = n < 0;
 	drop_lock();
 
 	return n;

@@ -414,14 +414,14 @@ kv_status_t kv_options_file(const kv_option_table_t *table, const char *path, vo
 		status = fail_file(error, path, "it is not a regular file");
 		goto done;
 	}
-	if (st.st_size > (off_t)FILE_MAX_BYTES) {
-		status = fail_file(error, path, "it is larger than 1MiB");
-		goto done;
-	}
-	text = malloc(FILE_MAX_BYTES);
-	len = text ? read_all(fd, text, FILE_MAX_BYTES) : -1;
+	text = malloc(FILE_MAX_BYTES + 1);
+	len = text ? read_all(fd, text, FILE_MAX_BYTES + 1) : -1;
 	if (len < 0) {
 		status = fail_file(error, path, strerror(errno));
+		goto done;
+	}
+	if (len > (ssize_t)FILE_MAX_BYTES) {
+		status = fail_file(error, path, "it is larger than 1MiB");
 		goto done;
 	}
 	status = kv_options_text(table, path, (kv_slice_t){(const uint8_t *)text, (uint32_t)len}, values, sources,

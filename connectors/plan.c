@@ -159,6 +159,8 @@ static size_t fixed_size(uint32_t magic, uint32_t type)
 		return plan ? sizeof(kvx_plan_drop_t) : 0;
 	case KVX_RECORD_TIME:
 		return plan ? sizeof(kvx_plan_time_t) : 0;
+	case KVX_RECORD_WORK:
+		return plan ? sizeof(kvx_plan_work_t) : 0;
 	case KVX_RECORD_LOADED:
 		return plan ? 0 : sizeof(kvx_report_loaded_t);
 	case KVX_RECORD_DROPPED:

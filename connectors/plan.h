@@ -9,6 +9,7 @@
  *   SAVE    put handle, block ids                id i is block i of the put; KVX_NO_BLOCK: nothing to write there (ALREADY)
  *   DROP    load id                              the request is gone: end the load early. finished() and the report still say that it is over
  *   TIME                                         measure what this step takes the rank, and say so in a report (STEP)
+ *   WORK    tokens, microseconds                 what the step computes; without it, single tokens of requests that generate, or nothing
  *
  * A part of a LOAD names all blocks the engine counts on: n of them from place `first` on. The lease may cover fewer (its answer was shortened: places
  * at or beyond kvc_lease_n() have no bytes), may name none at all (lease.incarnation 0), and the load as a whole may have none (KVX_PLAN_DEAD): every
@@ -40,6 +41,7 @@ typedef enum kvx_record {
 	KVX_RECORD_SAVE = 4,
 	KVX_RECORD_DROP = 5,
 	KVX_RECORD_TIME = 6,
+	KVX_RECORD_WORK = 7,
 	KVX_RECORD_LOADED = 16,  /* report */
 	KVX_RECORD_DROPPED = 17, /* report */
 	KVX_RECORD_STEP = 18     /* report */
@@ -103,6 +105,12 @@ typedef struct kvx_plan_drop {
 typedef struct kvx_plan_time {
 	kvx_record_header_t h;
 } kvx_plan_time_t;
+
+typedef struct kvx_plan_work {
+	kvx_record_header_t h;
+	uint32_t longest; /* tokens that one of its requests computes, at most */
+	uint32_t us;      /* about; 0: not known */
+} kvx_plan_work_t;
 
 /* A load is over on this rank. */
 typedef struct kvx_report_loaded {

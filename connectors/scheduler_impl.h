@@ -151,7 +151,8 @@ struct kvx_scheduler {
 	uint32_t sync_loads;   /* loads inside it */
 	uint32_t untimed;      /* steps since one was timed */
 	kvx_timed_t timed[KVX_TIMED];
-	uint64_t step_ns; /* a recent step, smoothed */
+	uint64_t step_ns;  /* a recent step, smoothed; */
+	uint64_t light_ns; /* one of single tokens */
 	uint64_t next_log_ns, next_attach_ns;
 };
 

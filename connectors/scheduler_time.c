@@ -1,4 +1,5 @@
-/* What steps take: the ranks are asked to time them, the guard learns from the answers, and plans wait no longer than is little beside their step.
+/* What steps take: the ranks are asked to time them, the guard learns from the answers, plans wait no longer than is little beside their step, and the ranks
+ * are told what a step computes while they copy.
  *
  * An engine may plan a step before the last has ended, so only a rank knows when one begins and ends (worker_clock.c). Every step that computes more than
  * single tokens is timed, of the others one in SELDOM; not those with loads inside.
@@ -42,11 +43,34 @@ uint64_t kvx_time_wait_ns(kvx_scheduler_t *scheduler)
 	return worth && worth < most ? worth : most;
 }
 
+/* What computing takes: few tokens as long as one a request, which the guard does not learn from. */
+static uint32_t work_us(kvx_scheduler_t *scheduler)
+{
+	uint64_t ns = kvx_guard_step_ns(&scheduler->guard, &scheduler->work);
+
+	ns = ns > scheduler->light_ns ? ns : scheduler->light_ns;
+
+	return ns / 1000u < UINT32_MAX ? (uint32_t)(ns / 1000u) : UINT32_MAX;
+}
+
+static void tell_work(kvx_scheduler_t *scheduler)
+{
+	kvx_plan_work_t *record;
+
+	if ((!is_prefill(scheduler) && !scheduler->sync_loads) || !kvx_plan_room(scheduler, sizeof *record)) {
+		return;
+	}
+	record = kvx_bytes_record(&scheduler->plan, KVX_RECORD_WORK, sizeof *record);
+	record->longest = scheduler->longest;
+	record->us = work_us(scheduler);
+}
+
 void kvx_time_tell(kvx_scheduler_t *scheduler)
 {
 	const int prefill = is_prefill(scheduler);
 	kvx_timed_t *timed = &scheduler->timed[scheduler->step % KVX_TIMED];
 
+	tell_work(scheduler);
 	scheduler->untimed++;
 	if (scheduler->work.tokens && !scheduler->sync_loads && (prefill || scheduler->untimed >= SELDOM) &&
 	    kvx_plan_room(scheduler, sizeof(kvx_plan_time_t))) {
@@ -60,6 +84,11 @@ void kvx_time_tell(kvx_scheduler_t *scheduler)
 	scheduler->sync_loads = 0;
 }
 
+static void smooth(uint64_t *p_mean, uint64_t ns)
+{
+	*p_mean = *p_mean ? *p_mean - *p_mean / SMOOTHING + ns / SMOOTHING : ns;
+}
+
 /* The first rank that answers: they go in step. */
 void kvx_time_reported(kvx_scheduler_t *scheduler, const kvx_report_step_t *report)
 {
@@ -70,10 +99,10 @@ void kvx_time_reported(kvx_scheduler_t *scheduler, const kvx_report_step_t *repo
 	}
 	timed->asked = 0;
 	scheduler->stats.guard_steps++;
-	scheduler->step_ns = scheduler->step_ns
-				     ? scheduler->step_ns - scheduler->step_ns / SMOOTHING + report->ns / SMOOTHING
-				     : report->ns;
+	smooth(&scheduler->step_ns, report->ns);
 	if (timed->prefill) {
 		kvx_guard_computed(&scheduler->guard, &timed->work, report->ns);
+	} else {
+		smooth(&scheduler->light_ns, report->ns);
 	}
 }

@@ -13,6 +13,7 @@
 #define SPINS         2000u
 #define QUIT_NS       UINT64_C(3000000000) /* closing: for the device to let go of what it still copies */
 #define GRACE_NS      UINT64_C(20000000)   /* past its deadline the engine ends a load itself */
+#define CROWD         16u /* tokens of a request that a step computes: its kernels are of many waves of all SMs */
 
 /* ---- open and close ---------------------------------------------------------------------------------------------------------- */
 
@@ -213,6 +214,12 @@ void kvx_gpu_begin(kvx_worker_t *worker)
 	}
 	gpu->ended = 0;
 	gpu->unordered = 0;
+}
+
+void kvx_gpu_work(kvx_worker_t *worker, const kvx_plan_work_t *work)
+{
+	worker->gpu->layers.work_us = work->us;
+	atomic_store(&worker->gpu->crowded, work->longest >= CROWD);
 }
 
 int kvx_gpu_early(kvx_worker_t *worker)

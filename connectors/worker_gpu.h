@@ -48,6 +48,7 @@ typedef struct kvx_flight {
 	kvx_wpart_t *part;
 	uint32_t first, count;                /* of the load's part */
 	uint32_t layer, layers;               /* of the load's group; layers 0: all */
+	uint32_t ranges;                      /* of the load's ranges these are */
 	uint64_t serial;                      /* tells whose job it is */
 	uint32_t n;                           /* moves, of saves */
 	kvx_wsave_t *saves[KVX_WORKER_MOVES]; /* of one group: whose a move is; each counts as active there */
@@ -77,6 +78,8 @@ typedef struct kvx_wlayers {
 	uint64_t least_bytes; /* of a step's loads; 0: all come whole */
 	uint64_t wait_ns;     /* for all blocks to be there */
 	int off;              /* for good: the engine has skipped a layer */
+	uint32_t work_us;     /* what the step computes beside its loads; 0: not known */
+	double rate;          /* bytes of loads a microsecond; 0: not known */
 	uint32_t count;       /* ranges of the step's loads; 0: they came whole */
 	uint32_t end[KVX_GPU_RANGES];
 	uint32_t waited; /* what the engine enqueues comes after ranges [0, waited) */
@@ -101,6 +104,7 @@ struct kvx_wgpu {
 	kvk_gpu_t *gpu;
 	kvk_cu_stream_t urgent, beside, low;
 	uint32_t save_sms;
+	_Atomic uint32_t crowded;  /* the step computes prompts */
 	_Atomic uint32_t loose;    /* a copy into the cache may be running that no flight knows of */
 	_Atomic uint32_t airborne; /* flights */
 	_Atomic uint32_t loading;  /* of these for loads */
@@ -150,6 +154,8 @@ kvc_status_t kvx_gpu_decline(kvx_worker_t *worker, kvc_status_t status);
 int kvx_gpu_order(kvx_worker_t *worker, kvk_cu_stream_t earlier, kvk_cu_stream_t later);
 /* begin(): copies nobody knows the end of come before what the engine does next. */
 void kvx_gpu_begin(kvx_worker_t *worker);
+/* What the step computes. */
+void kvx_gpu_work(kvx_worker_t *worker, const kvx_plan_work_t *work);
 /* Early saves come after what the engine has enqueued. 0: they must not be made. */
 int kvx_gpu_early(kvx_worker_t *worker);
 /* start(): loads beside the steps come after what the engine has enqueued. 0: they must not begin. */
@@ -197,6 +203,8 @@ void kvx_gpu_load_landed(kvx_worker_t *worker, kvx_flight_t *flight, kvc_status_
 /* worker_layers.c */
 /* Wait a little for all blocks of the synchronous loads. 0: some are not there, or will not be. */
 int kvx_layers_there(kvx_worker_t *worker);
+/* A load of so many bytes took the device so long. */
+void kvx_layers_learn(kvx_worker_t *worker, uint64_t bytes, uint64_t ns);
 /* Submit the synchronous loads in layer ranges, if that pays and all their blocks are there. 0: nothing was done. */
 int kvx_layers_send(kvx_worker_t *worker);
 /* No layer is read any more: what the engine has not waited for comes before what it does next. Where a layer was read without, the loads have failed. */

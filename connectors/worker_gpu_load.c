@@ -69,7 +69,7 @@ kvc_status_t kvx_gpu_load_submit(kvx_worker_t *worker, kvx_flight_t *flight)
 		return status;
 	}
 	if (moves == 0) {
-		settle_blocks(worker, load, flight->count);
+		settle_blocks(worker, load, flight->count * flight->ranges);
 		return KVC_OK;
 	}
 	atomic_fetch_add(&load->active, 1u);
@@ -103,6 +103,7 @@ static uint32_t send_part(kvx_worker_t *worker, kvx_wload_t *load, kvx_wpart_t *
 	flight->part = part;
 	flight->layer = 0;
 	flight->layers = 0;
+	flight->ranges = load->ranges;
 	status = kvx_gpu_load_submit(worker, flight);
 	if (status == KVC_ERR_BUSY) {
 		atomic_store(&part->next, flight->first); /* nobody else takes of this load */
@@ -150,9 +151,10 @@ void kvx_gpu_load_landed(kvx_worker_t *worker, kvx_flight_t *flight, kvc_status_
 			}
 			if (status == KVC_ERR_CORRUPT && kvk_gpu_bad(flight->job, move)) {
 				part->ends[i] = KVX_BLOCK_BAD;
-			} else if (++part->came[i] == load->ranges) {
-				part->ends[i] = KVX_BLOCK_GOOD;
-				good++;
+			} else {
+				part->came[i] = (uint8_t)(part->came[i] + flight->ranges);
+				part->ends[i] = part->came[i] == load->ranges ? KVX_BLOCK_GOOD : part->ends[i];
+				good += part->came[i] == load->ranges;
 			}
 			move++;
 		}
@@ -161,7 +163,7 @@ void kvx_gpu_load_landed(kvx_worker_t *worker, kvx_flight_t *flight, kvc_status_
 				 (uint64_t)good * paged->heads * paged->layers * worker->geometry.page_bytes);
 	}
 	if (verdict == KVC_OK) {
-		settle_blocks(worker, load, flight->count);
+		settle_blocks(worker, load, flight->count * flight->ranges);
 	} else {
 		kvx_wload_close(worker, load, verdict);
 	}

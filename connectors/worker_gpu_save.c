@@ -98,12 +98,17 @@ static void leave(kvx_worker_t *worker, kvx_flight_t *flight, int give_up)
 }
 
 /* Saves have time, and steps run beside them: a matrix product waits for its slowest SM, so that a copy that takes some costs it far more than their share.
- * The copy engine takes the link's part then, and a kernel on few SMs the rest. */
+ * Beside products of many waves the copy engine takes the link's part, and a kernel on few SMs the rest, which gets them between two waves. Those of a step
+ * that generates are of a wave or less and wait for the memory: there, one kernel that reads the cache once and writes the pool disturbs them least. */
 static kvk_gpu_way_t way_of(const kvx_worker_t *worker, const kvx_wsave_t *save)
 {
 	const kvk_paged_t *paged = &save->group->paged;
 	const uint64_t run = (uint64_t)paged->layers * worker->geometry.page_bytes *
 			     (paged->layers == worker->layout.layers ? paged->heads : 1u);
+
+	if (!atomic_load(&worker->gpu->crowded)) {
+		return KVK_GPU_ZERO_COPY;
+	}
 
 	return run >= STAGED_LEAST ? KVK_GPU_STAGED : KVK_GPU_AUTO;
 }

@@ -131,7 +131,8 @@ typedef struct kvx_wpart {
 	kvx_source_t *sources;  /* [n], filled up to `limit` */
 	uint8_t *ends;          /* [n] kvx_block_end_t, written by who copies */
 	uint8_t *came;          /* [n] layer ranges of it that have come; of a cache in GPU memory */
-	uint32_t at;            /* blocks sent of the layer range at hand */
+	uint32_t at;            /* blocks sent of the layer range at hand; */
+	uint32_t whole;         /* before these, all layers of a block came together */
 	kvc_lease_t *lease;     /* transfer thread's; copiers look at its state */
 	uint32_t reach;         /* blocks of it the lease covers */
 	_Atomic uint32_t next;  /* taken */

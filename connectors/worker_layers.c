@@ -4,6 +4,9 @@
  * Ranges are small at both ends: the first is what the engine waits for before it can begin, and when the last has come, the engine computes that range
  * alone. Between them they are larger, for each range costs a launch.
  *
+ * Whole blocks come faster than their layers one by one, and of a step that computes less than it loads, most of what comes layer by layer has nothing computed
+ * beside it. So where it is known what the step computes, the first blocks come whole, and as many by layers as are loaded meanwhile.
+ *
  * The engine names each layer before it enqueues what reads it. If by the end of the step it has not named one, that layer may have been read before it was
  * there: then all blocks of these loads have failed, what the step computed is not stored, and loads come whole from then on.
  */
@@ -17,6 +20,7 @@
 #define SPINS    4000u
 #define NAP_NS   UINT64_C(100000)
 #define BLOCK_NS 2000u /* that the transfer thread takes to look a block up, where it is busy */
+#define FADE     64u   /* the best rate seen counts a part in so many less with each load */
 
 /* ---- which ranges ------------------------------------------------------------------------------------------------------------ */
 
@@ -132,15 +136,66 @@ static int will_do(kvx_worker_t *worker)
 	return wanted_blocks(worker) * block_bytes >= l->least_bytes && kvx_layers_there(worker);
 }
 
+/* ---- what comes whole -------------------------------------------------------------------------------------------------------- */
+
+void kvx_layers_learn(kvx_worker_t *worker, uint64_t bytes, uint64_t ns)
+{
+	kvx_wlayers_t *l = &worker->gpu->layers;
+	const double rate = ns ? (double)bytes * 1e3 / (double)ns : 0;
+
+	/* Several loads of a step each take as long as all: the best is of one that was alone. */
+	if (bytes >= l->least_bytes) {
+		l->rate -= l->rate / FADE;
+		l->rate = rate > l->rate ? rate : l->rate;
+	}
+}
+
+/* How many of the step's blocks come whole, before the others. */
+static uint64_t whole_blocks(const kvx_worker_t *worker)
+{
+	const kvx_wlayers_t *l = &worker->gpu->layers;
+	const kvk_paged_t *paged = &worker->groups[0].paged;
+	const double bytes = (double)paged->heads * paged->layers * worker->geometry.page_bytes;
+	const double all = (double)wanted_blocks(worker), beside = l->work_us * l->rate / bytes;
+
+	/* Few are not worth jobs of their own. */
+	return beside > 0 && (all - beside) * bytes >= (double)l->least_bytes ? (uint64_t)(all - beside) : 0;
+}
+
+static void cut(kvx_worker_t *worker)
+{
+	uint64_t whole = whole_blocks(worker);
+
+	for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
+		for (uint32_t p = 0; p < load->parts; p++) {
+			kvx_wpart_t *part = &load->part[p];
+
+			part->whole = whole < part->n ? (uint32_t)whole : part->n;
+			whole -= part->whole;
+		}
+	}
+}
+
 /* ---- sending ----------------------------------------------------------------------------------------------------------------- */
 
-/* The next blocks of the part in layers of range r: how many; 0: not now, or the load has failed. Lock held. */
-static uint32_t send_blocks(kvx_worker_t *worker, kvx_wload_t *load, kvx_wpart_t *part, uint32_t r)
+/* Once over the step's blocks: those that come whole, or the others' layers of range r. */
+typedef struct kvx_wpass {
+	int whole;
+	uint32_t r; /* 0 where they come whole: the engine's first layer waits for them */
+} kvx_wpass_t;
+
+static uint32_t end_of(const kvx_wpart_t *part, const kvx_wpass_t *pass)
+{
+	return pass->whole ? part->whole : part->n;
+}
+
+/* The next blocks of the part: how many; 0: not now, or the load has failed. Lock held. */
+static uint32_t send_blocks(kvx_worker_t *worker, kvx_wload_t *load, kvx_wpart_t *part, const kvx_wpass_t *pass)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
 	kvx_wlayers_t *l = &gpu->layers;
 	kvx_flight_t *flight = kvx_flight_of_load(gpu, load->flags);
-	const uint32_t left = part->n - part->at;
+	const uint32_t left = end_of(part, pass) - part->at, r = pass->r;
 	kvc_status_t status;
 
 	if (!flight) {
@@ -151,7 +206,8 @@ static uint32_t send_blocks(kvx_worker_t *worker, kvx_wload_t *load, kvx_wpart_t
 	flight->first = part->at;
 	flight->count = left < gpu->sync_batch ? left : gpu->sync_batch;
 	flight->layer = r > 0 ? l->end[r - 1] : 0;
-	flight->layers = l->end[r] - flight->layer;
+	flight->layers = pass->whole ? 0 : l->end[r] - flight->layer;
+	flight->ranges = pass->whole ? load->ranges : 1u;
 	status = kvx_gpu_load_submit(worker, flight);
 	if (flight->job) {
 		l->last[r].flight = flight;
@@ -170,8 +226,8 @@ static uint32_t send_blocks(kvx_worker_t *worker, kvx_wload_t *load, kvx_wpart_t
 	return flight->count;
 }
 
-/* Blocks of the load that range r still lacks: 1 when there are none. */
-static int send_load(kvx_worker_t *worker, kvx_wload_t *load, uint32_t r)
+/* Blocks of the load that the pass still lacks: 1 when there are none. */
+static int send_load(kvx_worker_t *worker, kvx_wload_t *load, const kvx_wpass_t *pass)
 {
 	int sent = 1;
 
@@ -179,9 +235,9 @@ static int send_load(kvx_worker_t *worker, kvx_wload_t *load, uint32_t r)
 	for (uint32_t p = 0; p < load->parts && sent; p++) {
 		kvx_wpart_t *part = &load->part[p];
 
-		while (part->at < part->n && sent && atomic_load(&load->cause) == KVC_PENDING) {
+		while (part->at < end_of(part, pass) && sent && atomic_load(&load->cause) == KVC_PENDING) {
 			(void)pthread_mutex_lock(&worker->gpu->lock);
-			sent = send_blocks(worker, load, part, r) > 0 || atomic_load(&load->cause) != KVC_PENDING;
+			sent = send_blocks(worker, load, part, pass) > 0 || atomic_load(&load->cause) != KVC_PENDING;
 			(void)pthread_mutex_unlock(&worker->gpu->lock);
 		}
 	}
@@ -190,23 +246,23 @@ static int send_load(kvx_worker_t *worker, kvx_wload_t *load, uint32_t r)
 	return sent;
 }
 
-static void send_range(kvx_worker_t *worker, uint32_t r)
+static void send_pass(kvx_worker_t *worker, const kvx_wpass_t *pass)
 {
 	kvx_wlayers_t *l = &worker->gpu->layers;
 	uint32_t spins = 0;
 
-	if (r > 0) {
-		l->last[r] = l->last[r - 1];
+	if (pass->r > 0) {
+		l->last[pass->r] = l->last[pass->r - 1];
 	}
 	for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
 		for (uint32_t p = 0; p < load->parts; p++) {
-			load->part[p].at = 0;
+			load->part[p].at = pass->whole ? 0 : load->part[p].whole;
 		}
 	}
 	for (kvx_wload_t *load = worker->sync; load;) {
 		const uint32_t seen = kvx_gate_seen(&worker->progress);
 
-		if (send_load(worker, load, r)) {
+		if (send_load(worker, load, pass)) {
 			load = load->next_sync;
 		} else {
 			kvx_gpu_load_wait(worker, seen, &spins);
@@ -230,8 +286,10 @@ int kvx_layers_send(kvx_worker_t *worker)
 		load->ranges = l->count;
 		atomic_store(&load->left, atomic_load(&load->left) * l->count);
 	}
+	cut(worker);
+	send_pass(worker, &(kvx_wpass_t){.whole = 1});
 	for (uint32_t r = 0; r < l->count; r++) {
-		send_range(worker, r);
+		send_pass(worker, &(kvx_wpass_t){.r = r});
 	}
 	for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
 		for (uint32_t p = 0; p < load->parts; p++) {

@@ -176,6 +176,23 @@ static int is_plan(const void *plan, size_t len)
 	return !cursor.bad;
 }
 
+/* What the step computes: where no record says so, little. */
+static void take_work(kvx_worker_t *worker, kvx_cursor_t cursor)
+{
+	static const kvx_plan_work_t little;
+	const kvx_plan_work_t *work = &little;
+	const kvx_record_header_t *record;
+
+	while ((record = kvx_cursor_next(&cursor)) != NULL) {
+		if (record->type == KVX_RECORD_WORK) {
+			work = (const kvx_plan_work_t *)(const void *)record;
+		}
+	}
+	if (worker->gpu) {
+		kvx_gpu_work(worker, work);
+	}
+}
+
 /* Adapters and early saves, which the fences may concern. */
 static void first_pass(kvx_worker_t *worker, kvx_cursor_t cursor)
 {
@@ -223,7 +240,7 @@ static void loads(kvx_worker_t *worker, kvx_cursor_t cursor)
 
 void kvx_worker_begin_plan(kvx_worker_t *worker, const void *plan, size_t len)
 {
-	kvx_cursor_t cursor;
+	kvx_cursor_t cursor = {0};
 
 	worker->had = 0;
 	kvx_prefault_after(worker, KVX_PREFAULT_STEP_NS);
@@ -237,6 +254,7 @@ void kvx_worker_begin_plan(kvx_worker_t *worker, const void *plan, size_t len)
 	worker->timed = 0;
 	hand_adapters(worker);
 	if (len == 0) {
+		take_work(worker, cursor);
 		return;
 	}
 	if (!is_plan(plan, len)) {
@@ -246,6 +264,7 @@ void kvx_worker_begin_plan(kvx_worker_t *worker, const void *plan, size_t len)
 	}
 	worker->step = ((const kvx_plan_header_t *)plan)->step;
 	(void)kvx_cursor_open(&cursor, KVX_PLAN_MAGIC, plan, len);
+	take_work(worker, cursor);
 	first_pass(worker, cursor);
 	fences(worker, cursor);
 	loads(worker, cursor);

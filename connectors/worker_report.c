@@ -154,6 +154,9 @@ static void load_over(kvx_worker_t *worker, kvx_wload_t *load)
 	kvx_wcount(&stats->loads_failed, what.status != KVC_OK);
 	kvx_wcount(&stats->load_timeouts, what.status == KVC_ERR_TIMEOUT);
 	kvx_wcount(&stats->load_lost, (uint64_t)lost);
+	if (worker->gpu && what.status == KVC_OK) {
+		kvx_layers_learn(worker, what.bytes, what.ns);
+	}
 	if (what.status == KVC_ERR_CORRUPT) {
 		kvx_wcount(&stats->load_corrupt, count_bad(load));
 	}

@@ -165,7 +165,7 @@ static int rows_pay(const kvk_gpu_plan_t *plan)
 	const ptrdiff_t block = (ptrdiff_t)plan->pool_bytes;
 	uint64_t calls = args->count;
 
-	if (row < KVK_GPU_STAGED_ROW || bytes < KVK_GPU_STAGED_JOB) {
+	if (row < KVK_GPU_STAGED_ROW || bytes < KVK_GPU_LARGE_JOB) {
 		return 0;
 	}
 	for (uint32_t i = 1; i < args->count && args->heads * args->pool_head == plan->pool_bytes; i++) {
@@ -181,11 +181,14 @@ static int rows_pay(const kvk_gpu_plan_t *plan)
 static kvk_gpu_way_t by_rule(const kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan)
 {
 	const kvk_gpu_copy_t *copy = plan->copy;
-	const uint64_t run = kvk_gpu_run_bytes(copy->layout, copy->paged, plan->args.layers, plan->geometry.page_bytes);
-	const int some = plan->args.layers < copy->layout->layers;
+	const kvk_gpu_args_t *args = &plan->args;
+	const uint64_t run = kvk_gpu_run_bytes(copy->layout, copy->paged, args->layers, plan->geometry.page_bytes);
+	const uint64_t bytes = args->layers * args->page_bytes * args->heads * args->count;
+	const int some = args->layers < copy->layout->layers;
+	const kvk_gpu_way_t measured = kvk_gpu_chosen(gpu, copy, bytes);
 
-	if (plan->args.layers == copy->paged->layers && kvk_gpu_chosen(gpu, copy) != KVK_GPU_AUTO) {
-		return kvk_gpu_chosen(gpu, copy);
+	if (args->layers == copy->paged->layers && measured != KVK_GPU_AUTO) {
+		return measured;
 	}
 
 	return (some ? rows_pay(plan) : run >= KVK_GPU_STAGED_RUN) ? KVK_GPU_STAGED : KVK_GPU_ZERO_COPY;

@@ -33,12 +33,11 @@
 #define KVK_GPU_TAPER       (2u << 20)   /* bytes of the smallest step of STAGED that blocks are put together for */
 #define KVK_GPU_STAGED_RUN  (256u << 10) /* contiguous bytes from which on AUTO stages, unless it was measured; */
 #define KVK_GPU_STAGED_ROW  (48u << 10)  /* of some of the layers: bytes of a row, */
-#define KVK_GPU_STAGED_CALL (2u << 20)   /* of a call, on the average, */
-#define KVK_GPU_STAGED_JOB                                                                                             \
-	(UINT64_C(256) << 20)   /* and of all: the host's calls for less cost more than the link gains */
-#define KVK_GPU_LEAF_LEAST 241u /* bytes of the smallest leaf the kernels can digest: XXH3's long form */
-#define KVK_GPU_PLAIN_GRID 2u   /* blocks an SM, of the plain kernels */
-#define KVK_GPU_WHY_BYTES  256u
+#define KVK_GPU_STAGED_CALL (2u << 20)   /* of a call, on the average; less cost the host more than the link gains */
+#define KVK_GPU_LARGE_JOB   (UINT64_C(256) << 20) /* bytes of a job in whose time its first and last step count little */
+#define KVK_GPU_LEAF_LEAST  241u /* bytes of the smallest leaf the kernels can digest: XXH3's long form */
+#define KVK_GPU_PLAIN_GRID  2u   /* blocks an SM, of the plain kernels */
+#define KVK_GPU_WHY_BYTES   256u
 
 #define KVK_GPU_NO_STREAM UINTPTR_MAX
 
@@ -162,7 +161,7 @@ typedef struct kvk_gpu_choice {
 	kvk_layout_t layout;
 	kvk_paged_kind_t kind;
 	uint32_t heads, layers;
-	kvk_gpu_way_t way[2]; /* by direction */
+	kvk_gpu_way_t way[2][2]; /* by direction; of small jobs and of large ones */
 } kvk_gpu_choice_t;
 
 typedef struct kvk_gpu_counters {
@@ -306,7 +305,7 @@ kv_status_t kvk_gpu_each(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, const kvk_g
 /* All copies have ended: make the digests of a gather, compare those of a scatter, in job->leaves and job->bad. */
 void kvk_gpu_each_digest(kvk_gpu_job_t *job);
 
-/* What was measured for this cache; KVK_GPU_AUTO: nothing. */
-kvk_gpu_way_t kvk_gpu_chosen(const kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy);
+/* What was measured for this cache and a copy of so many bytes; KVK_GPU_AUTO: nothing. */
+kvk_gpu_way_t kvk_gpu_chosen(const kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, uint64_t bytes);
 
 #endif

@@ -1,10 +1,12 @@
-/* Which way is faster for a cache on this device: both are timed between scratch of the same shape. */
+/* Which way is faster for a cache on this device: both are timed between scratch of the same shape. One job, and several behind each other: the first and the
+ * last step of a staged copy have nothing beside them, which counts in a small job and not in a large one. */
 #include "gpu_internal.h"
 
-#define SCRATCH_BYTES UINT64_C(32 << 20)
-#define SCRATCH_MOST  UINT64_C(256 << 20) /* of one block: above, nothing is measured */
-#define ROUNDS        3u                  /* the first warms up */
+#define SCRATCH_BYTES (UINT64_C(32) << 20)
+#define SCRATCH_MOST  (UINT64_C(256) << 20) /* of one block: above, nothing is measured */
+#define ROUNDS        3u                    /* the first warms up */
 #define WAIT_US       2000000u
+#define JOBS          8u /* like a large one */
 
 /* Scratch of both sides. */
 typedef struct scratch {
@@ -45,11 +47,11 @@ static const kvk_gpu_choice_t *find_choice(const kvk_gpu_t *gpu, const kvk_layou
 	return NULL;
 }
 
-kvk_gpu_way_t kvk_gpu_chosen(const kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy)
+kvk_gpu_way_t kvk_gpu_chosen(const kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, uint64_t bytes)
 {
 	const kvk_gpu_choice_t *c = find_choice(gpu, copy->layout, copy->paged);
 
-	return c ? c->way[copy->dir] : KVK_GPU_AUTO;
+	return c ? c->way[copy->dir][bytes >= KVK_GPU_LARGE_JOB] : KVK_GPU_AUTO;
 }
 
 static void keep_choice(kvk_gpu_t *gpu, const kvk_gpu_choice_t *choice)
@@ -144,33 +146,65 @@ static kv_status_t take_scratch(scratch_t *s, const kvk_paged_t *paged, uint64_t
 
 /* ---- timing ------------------------------------------------------------------------------------------------------ */
 
-/* Best time of the rounds. */
-static kv_status_t time_way(const scratch_t *s, kvk_gpu_dir_t dir, kvk_gpu_way_t way, uint64_t *p_ns)
+/* What is timed: the same copy so many times behind each other. */
+typedef struct timing {
+	kvk_gpu_dir_t dir;
+	kvk_gpu_way_t way;
+	uint32_t jobs;
+} timing_t;
+
+/* All that were submitted are given back; after one that did not come to a good end nobody waits for the others. */
+static kv_status_t wait_all(kvk_gpu_job_t **jobs, uint32_t n)
 {
-	const kvk_gpu_copy_t copy = {.dir = dir,
-				     .way = way,
+	kv_status_t all = KV_OK;
+
+	for (uint32_t i = 0; i < n; i++) {
+		all = all == KV_OK ? kvk_gpu_wait(jobs[i], WAIT_US) : all;
+		kvk_gpu_end(jobs[i]);
+	}
+
+	return all == KV_PENDING ? kvk_gpu_refuse(KV_ERR_TIMEOUT, "the copies took too long") : all;
+}
+
+static kv_status_t time_once(const scratch_t *s, const timing_t *t, uint64_t *p_ns)
+{
+	const kvk_gpu_copy_t copy = {.dir = t->dir,
+				     .way = t->way,
 				     .layout = s->layout,
 				     .paged = &s->paged,
 				     .moves = s->moves,
 				     .count = s->blocks,
+				     .ready = 1,
 				     .stream = s->stream};
+	const uint64_t start = kv_now_ns(s->gpu->env);
+	kvk_gpu_job_t *jobs[JOBS];
+	kv_status_t status = KV_OK, over;
+	uint32_t n = 0;
+
+	while (n < t->jobs && status == KV_OK) {
+		status = kvk_gpu_submit(s->gpu, &copy, &jobs[n]);
+		n += status == KV_OK;
+	}
+	over = wait_all(jobs, n);
+	*p_ns = kv_now_ns(s->gpu->env) - start;
+	if (status == KV_ERR_BUSY && n > 0) { /* fewer jobs at a time, with either way */
+		status = KV_OK;
+	}
+
+	return status == KV_OK ? over : status;
+}
+
+/* Best time of the rounds. */
+static kv_status_t time_way(const scratch_t *s, const timing_t *t, uint64_t *p_ns)
+{
 	uint64_t best = UINT64_MAX;
 
 	for (uint32_t round = 0; round < ROUNDS; round++) {
-		const uint64_t start = kv_now_ns(s->gpu->env);
-		kvk_gpu_job_t *job;
-		kv_status_t status = kvk_gpu_submit(s->gpu, &copy, &job);
 		uint64_t ns;
+		const kv_status_t status = time_once(s, t, &ns);
 
 		if (status != KV_OK) {
 			return status;
-		}
-		status = kvk_gpu_wait(job, WAIT_US);
-		ns = kv_now_ns(s->gpu->env) - start;
-		kvk_gpu_end(job);
-		if (status != KV_OK) {
-			return status == KV_PENDING ? kvk_gpu_refuse(KV_ERR_TIMEOUT, "the copies took too long")
-						    : status;
 		}
 		best = round > 0 && ns < best ? ns : best;
 	}
@@ -179,27 +213,35 @@ static kv_status_t time_way(const scratch_t *s, kvk_gpu_dir_t dir, kvk_gpu_way_t
 	return KV_OK;
 }
 
-static kv_status_t compare(const scratch_t *s, kvk_gpu_choice_t *choice)
+static kv_status_t compare_of(const scratch_t *s, kvk_gpu_choice_t *choice, kvk_gpu_dir_t dir, int large)
 {
-	for (int dir = 0; dir < 2; dir++) {
-		uint64_t link = 0;
-		uint64_t staged = 0;
-		kv_status_t status = time_way(s, (kvk_gpu_dir_t)dir, KVK_GPU_ZERO_COPY, &link);
+	const uint32_t jobs = large ? JOBS : 1u;
+	uint64_t link = 0, staged = 0;
+	kv_status_t status = time_way(s, &(timing_t){dir, KVK_GPU_ZERO_COPY, jobs}, &link);
 
-		if (status == KV_OK) {
-			status = time_way(s, (kvk_gpu_dir_t)dir, KVK_GPU_STAGED, &staged);
-		}
-		if (status != KV_OK) {
-			return status;
-		}
-		choice->way[dir] = staged < link ? KVK_GPU_STAGED : KVK_GPU_ZERO_COPY;
+	if (status == KV_OK) {
+		status = time_way(s, &(timing_t){dir, KVK_GPU_STAGED, jobs}, &staged);
+	}
+	if (status == KV_OK) {
+		choice->way[dir][large] = staged < link ? KVK_GPU_STAGED : KVK_GPU_ZERO_COPY;
 		kv_logf(s->gpu->env, KV_LOG_INFO, "gpu",
 			"copies measured device %d dir %s blocks %u zero_copy_us %llu staged_us %llu", s->gpu->ordinal,
-			dir == KVK_GPU_GATHER ? "gather" : "scatter", s->blocks, (unsigned long long)(link / 1000),
-			(unsigned long long)(staged / 1000));
+			dir == KVK_GPU_GATHER ? "gather" : "scatter", s->blocks * jobs,
+			(unsigned long long)(link / 1000), (unsigned long long)(staged / 1000));
 	}
 
-	return KV_OK;
+	return status;
+}
+
+static kv_status_t compare(const scratch_t *s, kvk_gpu_choice_t *choice)
+{
+	kv_status_t status = KV_OK;
+
+	for (int i = 0; i < 4 && status == KV_OK; i++) {
+		status = compare_of(s, choice, i / 2 ? KVK_GPU_SCATTER : KVK_GPU_GATHER, i % 2);
+	}
+
+	return status;
 }
 
 static kv_status_t measure(kvk_gpu_t *gpu, const kvk_layout_t *layout, const kvk_paged_t *paged)

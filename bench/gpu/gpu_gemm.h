@@ -10,9 +10,15 @@ struct gemm_shape {
 	bool large; // the goals are about it
 };
 
+// What is timed: products one after another, so often.
+struct gemm_work {
+	std::string name;
+	std::vector<gemm_shape> products;
+	int times;
+};
+
 // cuBLAS, found at run time: bf16, again and again.
 struct gemm {
-	static const int TIMES = 24;
 	typedef int (*create_fn)(void **);
 	typedef int (*stream_fn)(void *, cudaStream_t);
 	typedef int (*target_fn)(void *, int);
@@ -21,10 +27,10 @@ struct gemm {
 	void *handle = nullptr, *a = nullptr, *b = nullptr, *c = nullptr;
 	gemm_fn product = nullptr;
 	target_fn set_target = nullptr;
-	gemm_shape shape = {};
+	gemm_work work;
 	double alone = 0;
 
-	bool open(const std::vector<gemm_shape> &shapes)
+	bool open(const std::vector<gemm_work> &works)
 	{
 		const char *named = getenv("KVD_CUBLAS");
 		void *lib = nullptr;
@@ -41,8 +47,10 @@ struct gemm {
 		    set_stream(handle, bench.stream) != 0) {
 			return false;
 		}
-		for (const gemm_shape &s : shapes) {
-			most = std::max({most, (size_t)s.m * s.k, (size_t)s.k * s.n, (size_t)s.m * s.n});
+		for (const gemm_work &w : works) {
+			for (const gemm_shape &s : w.products) {
+				most = std::max({most, (size_t)s.m * s.k, (size_t)s.k * s.n, (size_t)s.m * s.n});
+			}
 		}
 		for (void **m : {&a, &b, &c}) {
 			std::vector<uint16_t> host(most);
@@ -58,9 +66,9 @@ struct gemm {
 		return true;
 	}
 
-	void take(const gemm_shape &s)
+	void take(const gemm_work &w)
 	{
-		shape = s;
+		work = w;
 		run();
 		alone = run();
 	}
@@ -87,12 +95,14 @@ struct gemm {
 
 		return timed(bench.stream,
 			     [&] {
-				     for (int i = 0; i < TIMES; i++) {
-					     product(handle, 0, 0, shape.m, shape.n, shape.k, &one, a, bf16, shape.m, b,
-						     bf16, shape.k, &zero, c, bf16, shape.m, f32, -1);
+				     for (int i = 0; i < work.times; i++) {
+					     for (const gemm_shape &s : work.products) {
+						     product(handle, 1, 0, s.m, s.n, s.k, &one, a, bf16, s.k, b, bf16,
+							     s.k, &zero, c, bf16, s.m, f32, -1);
+					     }
 				     }
 			     }) /
-		       TIMES;
+		       work.times;
 	}
 
 	// The same while a kernel holds SMs and all of their shared memory, and moves nothing: what the missing SMs cost by themselves.
@@ -112,8 +122,8 @@ struct gemm {
 		return seconds;
 	}
 
-	// While blocks are loaded all the time; *p_rate: how fast.
-	double beside_loads(::shape &s, kvk_gpu_way_t way, uint32_t sms, double *p_rate)
+	// While blocks are copied all the time; *p_rate: how fast.
+	double beside_copies(shape &s, kvk_gpu_dir_t dir, kvk_gpu_way_t way, uint32_t sms, double *p_rate)
 	{
 		std::vector<kvk_gpu_job_t *> jobs(loads((double)s.bytes));
 		cudaEvent_t begin, end;
@@ -124,7 +134,7 @@ struct gemm {
 		CU(cudaEventCreate(&end));
 		CU(cudaEventRecord(begin, bench.other));
 		for (auto &job : jobs) {
-			job = submit(s, KVK_GPU_SCATTER, way, sms, bench.other);
+			job = submit(s, dir, way, sms, bench.other);
 		}
 		CU(cudaEventRecord(end, bench.other));
 		seconds = run();
@@ -140,10 +150,13 @@ struct gemm {
 		return seconds;
 	}
 
-	double beside_engine(uint64_t bytes)
+	double beside_engine(uint64_t bytes, bool save)
 	{
+		void *to = save ? bench.pool2 : bench.hbm;
+		const void *from = save ? bench.hbm : bench.pool;
+
 		for (size_t i = 0; i < loads((double)bytes); i++) {
-			CU(cudaMemcpyAsync(bench.hbm, bench.pool, bytes, cudaMemcpyDefault, bench.other));
+			CU(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, bench.other));
 		}
 		const double seconds = run();
 
@@ -155,21 +168,20 @@ struct gemm {
 	// Copies that last longer than the products.
 	size_t loads(double bytes) const
 	{
-		return (size_t)(alone * TIMES * 1.6 / (bytes / 45e9)) + 2;
+		return (size_t)(alone * work.times * 1.6 / (bytes / 45e9)) + 2;
 	}
 };
 
-static void gemm_row(gemm &g, shape &s, kvk_gpu_way_t way, uint32_t sms, const std::string &how)
+static void gemm_row(gemm &g, shape &s, kvk_gpu_dir_t dir, kvk_gpu_way_t way, uint32_t sms, double goal)
 {
-	const double goal = way == KVK_GPU_STAGED ? 1.02 : 1.07;
 	double rate = 0;
 
 	row(
-		text("GEMM %dx%dx%d while loading, %s, %u SMs%s", g.shape.m, g.shape.n, g.shape.k,
-		     way == KVK_GPU_STAGED ? "staged" : "zero copy", sms, how.c_str()),
-		"ms", "GEMM alone", at_most(g.shape.large && how.empty() && (sms == 8 || sms == 2) ? goal : 0),
-		[&] { return g.beside_loads(s, way, sms, &rate) * 1e3; }, [&] { return g.run() * 1e3; });
-	printf("    loading went on at %.1f GB/s beside it\n", rate);
+		text("%s while %s, %s, %u SMs", g.work.name.c_str(), dir == KVK_GPU_GATHER ? "saving" : "loading",
+		     way == KVK_GPU_STAGED ? "staged" : "zero copy", sms),
+		"ms", "alone", at_most(goal), [&] { return g.beside_copies(s, dir, way, sms, &rate) * 1e3; },
+		[&] { return g.run() * 1e3; });
+	printf("    copies went on at %.1f GB/s beside it\n", rate);
 }
 
 // The product knows how many SMs are left, as an engine may that sets a budget aside.
@@ -183,52 +195,72 @@ static void gemm_told(gemm &g, shape &s, kvk_gpu_way_t way, uint32_t sms)
 		return;
 	}
 	row(
-		text("GEMM %dx%dx%d told of %d SMs while loading, %s, %u SMs", g.shape.m, g.shape.n, g.shape.k,
-		     all - (int)sms, way == KVK_GPU_STAGED ? "staged" : "zero copy", sms),
-		"ms", "GEMM alone", at_most(way == KVK_GPU_STAGED ? 1.02 : 1.07),
+		text("%s told of %d SMs while loading, %s, %u SMs", g.work.name.c_str(), all - (int)sms,
+		     way == KVK_GPU_STAGED ? "staged" : "zero copy", sms),
+		"ms", "alone", at_most(way == KVK_GPU_STAGED ? 1.02 : 1.07),
 		[&] {
 			g.tell((uint32_t)all - sms);
 			g.run(); // another kernel may be chosen, and is loaded
-			const double seconds = g.beside_loads(s, way, sms, &rate);
+			const double seconds = g.beside_copies(s, KVK_GPU_SCATTER, way, sms, &rate);
 			g.tell(0);
 			return seconds * 1e3;
 		},
 		[&] { return g.run() * 1e3; });
-	printf("    loading went on at %.1f GB/s beside it\n", rate);
+	printf("    copies went on at %.1f GB/s beside it\n", rate);
 }
 
-// How much longer large matrix products take while blocks are loaded all the time.
+static void gemm_rows(gemm &g, shape &s, const gemm_work &work)
+{
+	const bool large = work.products[0].large;
+
+	g.take(work);
+	for (uint32_t sms : {8u, 2u}) {
+		row(
+			text("%s while %u SMs are busy with nothing", work.name.c_str(), sms), "ms", "alone",
+			at_most(0), [&] { return g.beside_nothing(sms) * 1e3; }, [&] { return g.run() * 1e3; });
+	}
+	for (bool save : {false, true}) {
+		row(
+			text("%s while the copy engine %s", work.name.c_str(), save ? "saves" : "loads"), "ms", "alone",
+			at_most(0), [&] { return g.beside_engine(s.bytes, save) * 1e3; },
+			[&] { return g.run() * 1e3; });
+	}
+	for (kvk_gpu_dir_t dir : {KVK_GPU_SCATTER, KVK_GPU_GATHER}) {
+		for (uint32_t sms : {2u, 8u, 32u, 132u}) {
+			gemm_row(g, s, dir, KVK_GPU_STAGED, sms, large && dir == KVK_GPU_SCATTER ? 1.02 : 0);
+		}
+		gemm_row(g, s, dir, KVK_GPU_ZERO_COPY, 8, large && dir == KVK_GPU_SCATTER ? 1.07 : 0);
+		gemm_row(g, s, dir, KVK_GPU_ZERO_COPY, 2, 0);
+	}
+	if (large) {
+		gemm_told(g, s, KVK_GPU_ZERO_COPY, 8);
+		gemm_told(g, s, KVK_GPU_STAGED, 2);
+	}
+}
+
+// How much longer large matrix products, and those of a step that decodes, take while blocks are copied all the time.
 static void rows_gemm()
 {
-	const std::vector<gemm_shape> shapes = {
-		{8192, 8192, 8192, false}, {4096, 14336, 4096, false}, {16384, 16384, 8192, true}};
+	// A layer of an 8B model, as wide as its weights, for 8 requests: each of them about one wave of all SMs.
+	const gemm_work decode = {
+		"decode layer, 8 requests",
+		{{6144, 8, 4096, false}, {4096, 8, 4096, false}, {28672, 8, 4096, false}, {4096, 8, 14336, false}},
+		240};
+	std::vector<gemm_work> works = {decode};
 	gemm g;
 	shape s;
 
-	if (!g.open(shapes)) {
+	for (const gemm_shape &of : {gemm_shape{8192, 8192, 8192, false}, gemm_shape{16384, 16384, 8192, true}}) {
+		works.push_back({text("GEMM %dx%dx%d", of.m, of.n, of.k), {of}, 24});
+	}
+	if (!g.open(works)) {
 		printf("slowdown of a GEMM: skipped, no cuBLAS is found (KVD_CUBLAS names it)\n");
 		return;
 	}
 	make_shape(s, 8192, KVK_PAGED_KV_TOKEN_HEAD, bench.pool, true);
 	prime(s);
-	for (const gemm_shape &of : shapes) {
-		const std::string name = text("GEMM %dx%dx%d", of.m, of.n, of.k);
-
-		g.take(of);
-		for (uint32_t sms : {8u, 2u}) {
-			row(
-				text("%s while %u SMs are busy with nothing", name.c_str(), sms), "ms", "GEMM alone",
-				at_most(0), [&] { return g.beside_nothing(sms) * 1e3; }, [&] { return g.run() * 1e3; });
-		}
-		row(
-			text("%s while the copy engine loads", name.c_str()), "ms", "GEMM alone", at_most(0),
-			[&] { return g.beside_engine(s.bytes) * 1e3; }, [&] { return g.run() * 1e3; });
-		gemm_row(g, s, KVK_GPU_ZERO_COPY, 8, "");
-		gemm_row(g, s, KVK_GPU_ZERO_COPY, 4, "");
-		gemm_row(g, s, KVK_GPU_STAGED, 2, "");
-		gemm_row(g, s, KVK_GPU_STAGED, 1, "");
-		gemm_told(g, s, KVK_GPU_ZERO_COPY, 8);
-		gemm_told(g, s, KVK_GPU_STAGED, 2);
+	for (const gemm_work &work : works) {
+		gemm_rows(g, s, work);
 	}
 }
 

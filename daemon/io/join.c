@@ -33,8 +33,9 @@ struct kvd_member_entry {
 	kvd_session_t *session; /* NULL: its connection has ended */
 	kvd_area_t area;
 	uint64_t staging_offset, staging_words;
-	uint64_t tail;    /* reports read; the copy in the area is for the member only */
-	uint64_t dropped; /* reports it could not write, as far as they are counted */
+	uint64_t tail;      /* reports read; the copy in the area is for the member only */
+	uint64_t dropped;   /* reports it could not write, as far as they are counted */
+	uint64_t looked_ns; /* when that was */
 	uint64_t process; /* equal to another's whose pidfd has not fired either: the same process; 0: cannot be told */
 	uint32_t role, rank;
 	int fired; /* the pidfd has: it touches nothing any more */
@@ -159,11 +160,16 @@ static void drain_records(kvd_host_t *host, kvd_member_entry_t *member, uint64_t
 static void drain(kvd_host_t *host, kvd_member_entry_t *member, uint32_t limit)
 {
 	kv_member_area_header_t *header = member->area.base;
-	uint64_t head = 0, dropped = 0;
+	uint64_t now = kv_now_ns(host->env), head = 0, dropped = 0;
 
-	if (stable_word(&header->dropped, &dropped) && dropped > member->dropped) {
-		kv_metric_add(&host->metrics, KV_M_LOST_REPORTS, dropped - member->dropped);
+	if (stable_word(&header->dropped, &dropped)) {
+		uint64_t lost = dropped - member->dropped;
+		/* To drop one takes a client more than a nanosecond: a larger step is no count. */
+		int is_count = lost <= kv_now_ns(host->env) - member->looked_ns;
+
+		kv_metric_add(&host->metrics, is_count ? KV_M_LOST_REPORTS : KV_M_BAD_REPORTS, is_count ? lost : 1);
 		member->dropped = dropped;
+		member->looked_ns = now;
 	}
 	if (!stable_word(&header->head, &head) || head == member->tail) {
 		return;
@@ -569,6 +575,7 @@ kv_status_t kvd_join_request(kvd_host_t *host, kvd_call_t *call)
 
 	call->fds[0] = -1; /* the member's from now on */
 	member->session = call->session;
+	member->looked_ns = kv_now_ns(host->env);
 	member->process = process;
 	member->role = join.role;
 	member->rank = join.rank;

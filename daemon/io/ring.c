@@ -1,11 +1,10 @@
-/* Records between two threads. Each is a word with its length, then its bytes; a length of SKIP sends the reader to the ring's beginning. */
+/* Records between two threads. Each is a word with its length, then its bytes. Behind the ring's end is as much memory again for the one that crosses it. */
 #include "io/ring.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #define WORD UINT64_C(8)
-#define SKIP UINT64_MAX
 
 kv_status_t kvd_ring_init(kvd_ring_t *ring, uint64_t size)
 {
@@ -15,7 +14,7 @@ kv_status_t kvd_ring_init(kvd_ring_t *ring, uint64_t size)
 		power *= 2;
 	}
 	memset(ring, 0, sizeof *ring);
-	ring->base = malloc(power);
+	ring->base = malloc(2 * power);
 	if (!ring->base) {
 		return KV_ERR_NOMEM;
 	}
@@ -35,26 +34,14 @@ static uint8_t *at(const kvd_ring_t *ring, uint64_t position)
 	return ring->base + (position & (ring->size - 1));
 }
 
-static void store_word(kvd_ring_t *ring, uint64_t position, uint64_t value)
-{
-	memcpy(at(ring, position), &value, sizeof value);
-}
-
 void *kvd_ring_extend(kvd_ring_t *ring, size_t n)
 {
 	uint64_t tail = atomic_load_explicit(&ring->tail, memory_order_acquire);
 	uint64_t fill = ring->fill ? ring->fill : WORD;
 	uint64_t want = fill + (n + WORD - 1) / WORD * WORD;
-	uint64_t to_end = ring->size - (ring->open & (ring->size - 1));
-	uint64_t open = want > to_end ? ring->open + to_end : ring->open;
 
-	if (want > ring->size || want < n || open + want - tail > ring->size) {
+	if (want > ring->size || want < n || ring->open + want - tail > ring->size) {
 		return NULL;
-	}
-	if (open != ring->open) {
-		memmove(at(ring, open), at(ring, ring->open), ring->fill);
-		store_word(ring, ring->open, SKIP);
-		ring->open = open;
 	}
 	ring->fill = want;
 
@@ -68,7 +55,9 @@ void *kvd_ring_record(kvd_ring_t *ring)
 
 void kvd_ring_commit(kvd_ring_t *ring)
 {
-	store_word(ring, ring->open, ring->fill - WORD);
+	uint64_t len = ring->fill - WORD;
+
+	memcpy(at(ring, ring->open), &len, sizeof len);
 	ring->open += ring->fill;
 	ring->fill = 0;
 	atomic_store_explicit(&ring->head, ring->open, memory_order_release);
@@ -94,11 +83,6 @@ const void *kvd_ring_peek(kvd_ring_t *ring, size_t *p_len)
 		return NULL;
 	}
 	memcpy(&len, at(ring, tail), sizeof len);
-	if (len == SKIP) {
-		tail += ring->size - (tail & (ring->size - 1));
-		atomic_store_explicit(&ring->tail, tail, memory_order_release);
-		memcpy(&len, at(ring, tail), sizeof len);
-	}
 	*p_len = len;
 
 	return at(ring, tail) + WORD;

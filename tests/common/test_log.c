@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -157,6 +158,76 @@ static void p5_a_terminal_that_nobody_reads_costs_lines_never_time(void **state)
 	alarm(0);
 	assert_true(kv_log_dropped() - before > 1000);
 	assert_int_equal(fcntl(fd, F_GETFL), flags);
+	kv_log_set_fd(-1);
+	close(fd);
+	close(master);
+}
+
+/* While somebody else writes to a terminal it looks full, and a write that will not wait is refused: so many looks and writes from now on. -1: for ever. */
+static _Atomic int busy_looks, busy_writes, looks;
+int __real_poll(struct pollfd *fds, nfds_t n, int timeout);
+int __wrap_poll(struct pollfd *fds, nfds_t n, int timeout);
+int __wrap_poll(struct pollfd *fds, nfds_t n, int timeout)
+{
+	assert_int_equal(timeout, 0);
+	looks++;
+	if (busy_looks != 0) {
+		busy_looks -= busy_looks > 0;
+		return 0;
+	}
+
+	return __real_poll(fds, n, timeout);
+}
+
+ssize_t __real_write(int fd, const void *data, size_t n);
+ssize_t __wrap_write(int fd, const void *data, size_t n);
+ssize_t __wrap_write(int fd, const void *data, size_t n)
+{
+	if (busy_writes != 0) {
+		busy_writes -= busy_writes > 0;
+		errno = EAGAIN;
+		return -1;
+	}
+
+	return __real_write(fd, data, n);
+}
+
+static void p5_a_terminal_that_another_program_is_just_writing_to_takes_the_line(void **state)
+{
+	uint64_t before = kv_log_dropped();
+	int master = -1, fd = open_terminal(&master);
+	char out[4096];
+
+	(void)state;
+	if (fd < 0) {
+		print_message("# SKIP: no terminals here\n");
+		skip();
+	}
+	kv_log_set_fd(fd);
+	kv_log(KV_LOG_INFO, "io", "nil");
+	assert_int_equal(read(master, out, sizeof out), 40);
+	busy_looks = 3;
+	busy_writes = 3;
+	kv_log(KV_LOG_INFO, "io", "one");
+	assert_int_equal(kv_log_dropped(), before);
+	assert_int_equal(read(master, out, sizeof out), 40); /* a terminal's newline is two */
+	assert_int_equal(busy_looks, 0);
+	assert_int_equal(busy_writes, 0);
+
+	/* One that stays so costs the line and a few looks; the lines after it cost one each, until it takes one again. */
+	for (int round = 0; round < 2; round++) {
+		looks = 0;
+		*(round ? &busy_writes : &busy_looks) = -1;
+		kv_log(KV_LOG_INFO, "io", "two");
+		assert_in_range(looks, 2, 32);
+		looks = 0;
+		kv_log(KV_LOG_INFO, "io", "three");
+		assert_int_equal(looks, 1);
+		busy_looks = busy_writes = 0;
+		kv_log(KV_LOG_INFO, "io", "four");
+		assert_int_equal(looks, 2);
+	}
+	assert_int_equal(kv_log_dropped(), before + 4);
 	kv_log_set_fd(-1);
 	close(fd);
 	close(master);
@@ -401,6 +472,7 @@ int main(void)
 		cmocka_unit_test(p10_a_line_cannot_be_forged_or_overrun),
 		cmocka_unit_test(p5_a_full_pipe_costs_lines_never_time),
 		cmocka_unit_test(p5_a_terminal_that_nobody_reads_costs_lines_never_time),
+		cmocka_unit_test(p5_a_terminal_that_another_program_is_just_writing_to_takes_the_line),
 		cmocka_unit_test(p7_a_child_forked_while_others_log_can_log),
 		cmocka_unit_test(p6_a_closed_reader_or_descriptor_only_counts),
 		cmocka_unit_test(p7_an_engine_survives_a_line_that_nobody_reads_any_more),

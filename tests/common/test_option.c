@@ -4,6 +4,8 @@
 
 #include "kv/option.h"
 
+#include <unistd.h>
+
 typedef struct values {
 	uint64_t size;
 	uint64_t slab_size;
@@ -336,6 +338,54 @@ static void p10_a_file_that_cannot_be_read_says_so(void **state)
 	kv_test_dir_remove(dir);
 }
 
+/* What somebody appends to the file between our look at its size and the first byte that we read. */
+static const char *grows;
+static size_t grows_by;
+ssize_t __real_read(int fd, void *out, size_t n);
+ssize_t __wrap_read(int fd, void *out, size_t n);
+ssize_t __wrap_read(int fd, void *out, size_t n)
+{
+	if (grows) {
+		FILE *file = fopen(grows, "a");
+
+		grows = NULL;
+		assert_non_null(file);
+		for (size_t i = 1; i < grows_by; i++) {
+			putc('#', file);
+		}
+		putc('\n', file);
+		assert_int_equal(fclose(file), 0);
+	}
+
+	return __real_read(fd, out, n);
+}
+
+static void p10_a_file_that_grows_while_it_is_read_is_not_cut(void **state)
+{
+	const char *const text = "policy: fifo\n";
+	char dir[128], path[256];
+	fixture_t f;
+
+	(void)state;
+	kv_test_dir_make(dir, sizeof dir);
+	snprintf(path, sizeof path, "%s/kvd.conf", dir);
+	for (size_t over = 0; over < 2; over++) {
+		FILE *file = fopen(path, "w");
+
+		fputs(text, file);
+		fclose(file);
+		read_text(&f, "");
+		grows = path;
+		grows_by = (1u << 20) - strlen(text) + over;
+		assert_int_equal(kv_options_file(&table, path, &f.values, f.sources, &f.error),
+				 over ? KV_ERR_IO : KV_OK);
+		assert_null(grows);
+		assert_int_equal(f.values.policy, over ? 0 : 1);
+	}
+	assert_non_null(strstr(f.error.text, "it is larger than 1MiB"));
+	kv_test_dir_remove(dir);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -351,6 +401,7 @@ int main(void)
 		cmocka_unit_test(the_sample_file_is_valid_and_equals_the_defaults),
 		cmocka_unit_test(help_names_every_option_and_json_is_counted_like_snprintf),
 		cmocka_unit_test(p10_a_file_that_cannot_be_read_says_so),
+		cmocka_unit_test(p10_a_file_that_grows_while_it_is_read_is_not_cut),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -72,6 +72,7 @@ static void build(kvx_bytes_t *bytes, uint32_t fences)
 	add_load(bytes);
 	add_ids(bytes, KVX_RECORD_SAVE, sizeof(kvx_plan_save_t), 5);
 	(void)kvx_bytes_record(bytes, KVX_RECORD_DROP, sizeof(kvx_plan_drop_t));
+	(void)kvx_bytes_record(bytes, KVX_RECORD_WORK, sizeof(kvx_plan_work_t));
 	add_ids(bytes, KVX_RECORD_FENCE, sizeof(kvx_plan_fence_t), fences);
 	kvx_bytes_finish(bytes, 77);
 }
@@ -121,6 +122,7 @@ static void p1_what_was_written_is_read(void **state)
 	record = kvx_cursor_next(&cursor);
 	assert_int_equal(kvx_plan_save_ids((const void *)record)[4], 12);
 	assert_int_equal(kvx_cursor_next(&cursor)->type, KVX_RECORD_DROP);
+	assert_int_equal(kvx_cursor_next(&cursor)->type, KVX_RECORD_WORK);
 	record = kvx_cursor_next(&cursor);
 	assert_int_equal(kvx_plan_fence_ids((const void *)record)[999], 2997);
 	assert_null(kvx_cursor_next(&cursor));
@@ -140,7 +142,7 @@ static void p10_a_plan_is_no_report_and_a_piece_is_neither(void **state)
 
 	(void)state;
 	build(&bytes, 10);
-	assert_int_equal(count(bytes.data, bytes.len, KVX_PLAN_MAGIC, &bad), 5);
+	assert_int_equal(count(bytes.data, bytes.len, KVX_PLAN_MAGIC, &bad), 6);
 	assert_false(bad);
 	(void)count(bytes.data, bytes.len, KVX_REPORT_MAGIC, &bad);
 	assert_true(bad);

@@ -378,6 +378,82 @@ static void p4_loads_of_a_step_end_each_for_itself(void **state)
 	layers_finish(&rig, &wr);
 }
 
+/* ---- some blocks whole, the others by layers ----------------------------------------------------------------------------------- */
+
+static uint64_t jobs_of(const kvx_worker_stats_t *stats)
+{
+	return stats->gpu_zero_copy + stats->gpu_staged + stats->gpu_each;
+}
+
+/* A step that computes so long, and two loads in it, with blocks nobody wants. How many jobs that took. */
+static uint64_t load_beside(wr_t *wr, const kvc_lease_t *lease, uint32_t us, uint32_t *p_wrong)
+{
+	static const uint32_t to[12] = {21, 22, 23, KVX_NO_BLOCK, 24, 26, 27, 28, 25, 50, KVX_NO_BLOCK, 63};
+	const kvx_worker_stats_t before = layers_stats(wr);
+	kvx_worker_stats_t after;
+	kvx_plan_work_t *work;
+
+	for (uint32_t i = 0; i < 12; i++) { /* a kernel of before */
+		if (to[i] != KVX_NO_BLOCK) {
+			wr_fill_block(&wr->rank[0], to[i], 5, i);
+		}
+	}
+	wr_plan(wr);
+	work = kvx_bytes_record(&wr->plan, KVX_RECORD_WORK, sizeof *work);
+	work->longest = 10;
+	work->us = us;
+	wr_plan_load(wr, lease, 0, 7, to, 8);
+	wr_plan_load(wr, lease, 0, 8, to + 8, 4);
+	wr_begin(wr);
+	assert_int_equal(kvx_worker_load_layers(wr->rank[0].worker), 1);
+	for (uint32_t l = 0; l < WR_LAYERS; l++) {
+		kvx_worker_layer(wr->rank[0].worker, l);
+		for (uint32_t i = 0; i < 12; i++) {
+			if (to[i] != KVX_NO_BLOCK) {
+				wr_look_layer(&wr->rank[0], to[i], l, wr_eight[i % 8], p_wrong);
+			}
+		}
+	}
+	kvx_worker_end(wr->rank[0].worker);
+	fake_cuda_hold(0);
+	layers_hear_all(wr);
+	wr_device_sync();
+	after = layers_stats(wr);
+	assert_int_equal(after.load_blocks - before.load_blocks, 10);
+	assert_int_equal(after.load_bytes - before.load_bytes, 10u * WR_LAYERS * WR_PAGE);
+	assert_int_equal(after.loads_failed + after.layer_skips, 0);
+
+	return jobs_of(&after) - jobs_of(&before);
+}
+
+/* However long the step computes, which says how many blocks come by layers: all, some, hardly any. */
+static void p1_a_layer_of_blocks_that_came_whole_is_there_too(void **state)
+{
+	uint64_t all_by_layers, jobs, more = 0;
+	uint32_t wrong = 0;
+	kvc_lease_t *lease;
+	rig_t rig;
+	wr_t wr;
+
+	(void)state;
+	layers_start(&rig, &wr, 1);
+	fake_cuda_costs(1, 1); /* so that loads take the device some time */
+	lease = wr_lease(&wr, 0, 8);
+	all_by_layers = load_beside(&wr, lease, 0, &wrong); /* not known */
+	assert_int_equal(load_beside(&wr, lease, UINT32_MAX, &wrong), all_by_layers);
+	for (uint32_t us = 1; us < 1u << 20; us *= 2) {
+		fake_cuda_hold(us % 5 < 3);
+		jobs = load_beside(&wr, lease, us, &wrong);
+		more += jobs != all_by_layers;
+		assert_in_range(jobs, 2, all_by_layers + 2);
+	}
+	assert_int_equal(wrong, 0);
+	assert_true(more > 0);
+	kvc_release(&lease, 1);
+	rig_check_quiet(&rig);
+	layers_finish(&rig, &wr);
+}
+
 /* ---- what comes whole -------------------------------------------------------------------------------------------------------- */
 
 /* The lease covers so many blocks of wr_eight: the others will never be there. */
@@ -436,6 +512,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(p1_a_lease_lost_between_layers_is_a_failed_load),
 		cmocka_unit_test(p5_a_device_that_hangs_between_layers_costs_the_deadline),
 		cmocka_unit_test(p4_loads_of_a_step_end_each_for_itself),
+		cmocka_unit_test(p1_a_layer_of_blocks_that_came_whole_is_there_too),
 		cmocka_unit_test(short_loads_and_slow_ones_come_whole),
 	};
 

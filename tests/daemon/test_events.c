@@ -235,6 +235,42 @@ static void p5_the_ring_keeps_records_whole_and_in_order(void **state)
 	kvd_ring_fini(&ring);
 }
 
+/* One record at a time, of each length at each place. */
+static void p5_a_record_that_fits_an_empty_ring_is_taken_wherever_it_begins(void **state)
+{
+	static const size_t lens[] = {4096 - 8, 2048, 2048 + 8,
+				      3000}; /* with their words an odd number of words a round */
+	uint8_t want[4096];
+	kvd_ring_t ring;
+	size_t len;
+
+	(void)state;
+	assert_int_equal(kvd_ring_init(&ring, 4096), KV_OK);
+	for (size_t r = 0; r < KV_COUNT_OF(lens) * 4096 / 8; r++) {
+		size_t n = lens[r % KV_COUNT_OF(lens)];
+
+		for (size_t i = 0; i < n; i++) {
+			want[i] = (uint8_t)(r + i / 8);
+		}
+		for (size_t at = 0; at < n; at += 512) {
+			size_t piece = n - at < 512 ? n - at : 512;
+			void *to = kvd_ring_extend(&ring, piece);
+
+			assert_non_null(to);
+			memcpy(to, want + at, piece);
+		}
+		kvd_ring_commit(&ring);
+		const void *record = kvd_ring_peek(&ring, &len);
+		assert_non_null(record);
+		assert_int_equal(len, n);
+		assert_memory_equal(record, want, n);
+		kvd_ring_pop(&ring);
+		assert_null(kvd_ring_peek(&ring, &len));
+	}
+	assert_null(kvd_ring_extend(&ring, 4096));
+	kvd_ring_fini(&ring);
+}
+
 /* ---- the publisher ---------------------------------------------------------------------------------------------------- */
 
 typedef struct subscriber {
@@ -452,6 +488,7 @@ int main(void)
 		cmocka_unit_test(p9_each_tier_has_a_medium_routers_know),
 		cmocka_unit_test(p9_each_group_has_a_kind_vllm_knows),
 		cmocka_unit_test(p5_the_ring_keeps_records_whole_and_in_order),
+		cmocka_unit_test(p5_a_record_that_fits_an_empty_ring_is_taken_wherever_it_begins),
 		cmocka_unit_test(p9_batches_are_numbered_from_zero_and_a_lost_one_leaves_a_gap),
 		cmocka_unit_test(p8_namespaces_have_endpoints_of_their_own),
 		cmocka_unit_test(p9_a_prefix_hit_is_one_map_on_its_own_endpoint),

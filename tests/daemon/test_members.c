@@ -326,6 +326,32 @@ static void p6_reports_are_copied_out_once_and_checked(void **state)
 	raw_leave(&member);
 }
 
+/* No client can have dropped that many: whatever it is, it is not a count. The counts after it are taken from there. */
+static void p6_a_count_of_lost_reports_that_cannot_be_is_refused(void **state)
+{
+	static const uint64_t garbage[] = {UINT64_C(1) << 60, UINT64_MAX, 0, UINT64_C(1) << 40};
+	uint64_t lost = raw_metric(watch_, "kvd_lost_reports_total"), bad = raw_metric(watch_, "kvd_bad_reports_total");
+	raw_member_t member;
+
+	(void)state;
+	raw_join(&member, daemon_.sock, "miscounter");
+	kv_member_area_header_t *header = (kv_member_area_header_t *)(void *)member.area;
+	for (size_t i = 0; i < KV_COUNT_OF(garbage); i++) {
+		atomic_store(&header->dropped, garbage[i]);
+		assert_true(raw_metric_reaches(watch_, "kvd_bad_reports_total", ++bad));
+		assert_int_equal(raw_metric(watch_, "kvd_lost_reports_total"), lost);
+		atomic_fetch_add(&header->dropped, 1000); /* within the 10 ms and more between two looks */
+		lost += 1000;
+		assert_true(raw_metric_reaches(watch_, "kvd_lost_reports_total", lost));
+		assert_int_equal(raw_metric(watch_, "kvd_lost_reports_total"), lost);
+	}
+	atomic_store(&header->dropped, UINT64_C(1) << 61); /* and at the end */
+	raw_leave(&member);
+	assert_true(raw_metric_reaches(watch_, "kvd_bad_reports_total", ++bad));
+	assert_int_equal(raw_metric(watch_, "kvd_bad_reports_total"), bad);
+	assert_int_equal(raw_metric(watch_, "kvd_lost_reports_total"), lost);
+}
+
 /* ---- dying ------------------------------------------------------------------------------------------------------------ */
 
 static kv_key_t victim_keys_[2 * N];
@@ -558,6 +584,7 @@ int main(void)
 		cmocka_unit_test(p8_a_namespace_sees_nothing_of_another),
 		cmocka_unit_test(p9_a_put_is_announced_to_subscribers),
 		cmocka_unit_test(p6_reports_are_copied_out_once_and_checked),
+		cmocka_unit_test(p6_a_count_of_lost_reports_that_cannot_be_is_refused),
 		cmocka_unit_test(p4_a_client_killed_with_a_lease_and_half_a_put_leaves_nothing),
 		cmocka_unit_test(p1_memory_a_member_may_still_touch_waits_for_its_death),
 		cmocka_unit_test(p4_a_process_that_attaches_again_leaves_nothing_behind),

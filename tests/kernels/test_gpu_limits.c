@@ -1,4 +1,5 @@
 /* What GPU copies refuse, how much they take at a time, what they know of memory, and how they choose. */
+#include "gpu_internal.h"
 #include "gpu_rig.h"
 
 #include <pthread.h>
@@ -330,7 +331,18 @@ static void p8_memory_of_a_peer_is_used_by_kernels_only_with_access_to_it(void *
 
 /* ---- choosing ---------------------------------------------------------------------------------------------------- */
 
-/* Where the engine is slow, or the link is, for kernels: what was measured is taken, whatever the size. */
+/* As many blocks as fit into the memory that may be pinned, to the next power of two. */
+static void check_measured_bytes(const gpu_case_t *c, const kvk_gpu_stats_t *stats, uint64_t pinned)
+{
+	const uint64_t a_job = stats->bytes / (stats->gathers + stats->scatters);
+	kvk_geometry_t g;
+
+	kvk_layout_geometry(&c->layout, &g);
+	assert_in_range(a_job / ((uint64_t)c->paged.heads * c->paged.layers * g.page_bytes) * g.block_bytes,
+			pinned / 2 - g.block_bytes, pinned);
+}
+
+/* Where the engine is slow, or the link is, for kernels: what was measured is taken, of one job and, for large ones, of several behind each other. */
 static void p5_auto_takes_what_was_faster(void **state)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
@@ -357,8 +369,11 @@ static void p5_auto_takes_what_was_faster(void **state)
 		assert_int_equal(kvk_gpu_measure(gpu, &c.layout, &c.paged), KV_OK);
 		assert_int_equal(kvk_gpu_measure(gpu, &c.layout, &c.paged), KV_OK); /* known already */
 		kvk_gpu_get_stats(gpu, &before);
-		assert_int_equal(before.gathers, 6);
+		assert_int_equal(before.gathers, 6 + 6 * 4); /* there are 4 jobs */
+		check_measured_bytes(&c, &before, 1 << 20);
 		copy = gpu_case_copy(&c, KVK_GPU_GATHER, KVK_GPU_AUTO, NULL);
+		assert_int_equal(kvk_gpu_chosen(gpu, &copy, KVK_GPU_LARGE_JOB),
+				 staged ? KVK_GPU_STAGED : KVK_GPU_ZERO_COPY);
 		gpu_rig_copy(gpu, &copy);
 		kvk_gpu_get_stats(gpu, &after);
 		assert_int_equal(after.staged - before.staged, staged);

@@ -113,6 +113,7 @@ class Run:
             "socket": daemon.socket if daemon else "",
             "end": "abrupt",
             "profile": str(self.args.out.resolve() / "profile"),
+            "profiled": c.profiled,
             "pause": self.args.pause,
         }
 
@@ -176,8 +177,17 @@ class Run:
                 return
             time.sleep(0.2)
 
+    def are_ready(self, work: Path, children: dict[str, subprocess.Popen]) -> bool:
+        """Waits until all of them are, or one never will be."""
+        until = time.monotonic() + self.limit()
+        while time.monotonic() < until and all(child.poll() is None for child in children.values()):
+            if all(read(work / f"{member}.json").get("ready") for member in children):
+                return True
+            time.sleep(0.2)
+        return False
+
     def in_turns(self, name: str, c: Configuration, work: Path, daemon: Daemon | None) -> None:
-        """Started one after another, so that the later ones find what the first has compiled; then round by round."""
+        """Started one after another, so that the later ones find what the first has compiled, unless that is there; then round by round."""
         turn = work / "turn"
         turn.write_text("-1")
         children: dict[str, subprocess.Popen] = {}
@@ -185,13 +195,10 @@ class Run:
         try:
             for me, (member, connector) in enumerate(c.ring.items()):
                 place = {"file": str(turn), "me": me, "of": len(c.ring), "rounds": self.args.rounds}
-                children[member] = self.start(c, work / member, {**self.order(c, work, daemon), **share, "connector": connector, "turn": place})
-                until = time.monotonic() + self.limit()
-                while not read(work / f"{member}.json").get("ready") and children[member].poll() is None and time.monotonic() < until:
-                    time.sleep(0.2)
-                if not read(work / f"{member}.json").get("ready"):
+                children[member] = self.start(c, work / member, {**self.order(c, work, daemon), **share, "connector": connector, "turn": place, "profile": str(self.args.out.resolve() / "profile" / member)})
+                if not self.args.at_once and not self.are_ready(work, children):
                     break
-            else:
+            if len(children) == len(c.ring) and self.are_ready(work, children):
                 turn.write_text("0")
                 self.wait_for_turns(c, work, children)
             for member, child in children.items():
@@ -232,7 +239,7 @@ class Run:
 
     def all(self) -> None:
         for name in self.args.names:
-            c = configurations(self.args.pool_gib)[name]
+            c = chosen(self.args, name)
             needed = c.seconds(self.args.graph, self.args.rounds) + (COMPILE if self.args.graph and not self.started else 0)
             if self.left() < needed * self.args.caution:
                 self.say(f"{name}: no time left: it takes about {needed} s, there are {self.left():.0f}")
@@ -299,10 +306,16 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def chosen(args: argparse.Namespace, name: str) -> Configuration:
+    c = configurations(args.pool_gib)[name]
+    c.ring = {member: connector for member, connector in c.ring.items() if not args.ring or member in args.ring.split(",")}
+    return c
+
+
 def dry_run(args: argparse.Namespace) -> None:
     total = COMPILE if args.graph else 0
     for name in args.names:
-        c = configurations(args.pool_gib)[name]
+        c = chosen(args, name)
         seconds = c.seconds(args.graph, args.rounds)
         total += seconds
         plan = ", then ".join(f"{at} ({' '.join(phases)})" for at, phases in c.engines) or f"in {args.rounds} rounds: {', '.join(c.ring)}"
@@ -330,6 +343,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("."))
     parser.add_argument("--ahead", default="all", help="memory the daemon prepares before it is needed: cpu.ahead")
     parser.add_argument("--rounds", type=int, default=5, help="of engines that take turns")
+    parser.add_argument("--at-once", action="store_true", help="start them together: what they compile is there")
+    parser.add_argument("--ring", help="which of them: none,kvd; all by default")
     parser.add_argument("--ring-kv-gib", type=int, default=20, help="of each of them")
     parser.add_argument("--least", type=float, default=20, help="no engine is started with fewer seconds left")
     parser.add_argument("--caution", type=float, default=0.7, help="a configuration is begun when so much of what it takes is left")

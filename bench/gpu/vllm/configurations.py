@@ -33,6 +33,10 @@ def kvd(**extra: Any) -> dict[str, Any]:
     }
 
 
+def watched(connector: dict[str, Any], name: str = "Watched") -> dict[str, Any]:
+    return {**connector, "kv_connector": name, "kv_connector_module_path": "watched"}
+
+
 def native(gib: int) -> dict[str, Any]:
     return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"cpu_bytes_to_use": gib << 30}}
 
@@ -60,6 +64,7 @@ class Configuration:
     gpus: int = 1
     kv_gib: int = 0  # 0: as asked for
     ring: dict[str, dict[str, Any] | None] = field(default_factory=dict)
+    profiled: bool = False  # steps of each of the ring's engines under torch's profiler, last
 
     def turns(self, rounds: int) -> int:
         """About what the rounds of a ring take, in seconds."""
@@ -75,7 +80,7 @@ class Configuration:
 
 
 COMPILE = 30
-COST = {"trace": 20, "cold": 12, "fresh": 12, "gpu": 1, "hit": 4, "together": 6, "decode": 12, "tokens": 25, "same": 15, "control": 10}
+COST = {"trace": 10, "profile": 10, "cold": 12, "fresh": 12, "gpu": 1, "hit": 4, "together": 6, "decode": 12, "tokens": 25, "same": 15, "control": 10}
 ALL = ["cold", "gpu", "hit", "together"]
 CHAIN = [("first engine", ALL), ("engine restarted", ["hit", "together"])]
 CHECKS = [("first engine", ["tokens", "same", "control"]), ("engine restarted", ["same"]), ("daemon", ["daemon"]), ("daemon restarted", ["same"])]
@@ -92,7 +97,9 @@ def of_runner(runner: int, gib: int) -> dict[str, Configuration]:
         "lmcache": Configuration(LMCACHE, [("first engine", ALL)], runner, environment=lmcache(gib)),
         "lmserver": Configuration(LMSERVER, [("first engine", ALL)], runner, server=True),
         "kvd": Configuration(kvd(), CHAIN, runner, "memory"),
-        "trace": Configuration({**kvd(), "kv_connector": "Watched", "kv_connector_module_path": "watched"}, [("first engine", ["cold", "trace"])], runner, "memory"),
+        "trace": Configuration(watched(kvd()), [("first engine", ["cold", "trace", "profile"])], runner, "memory"),
+        "steps": Configuration(None, [], runner, "memory", ring={"nothing": watched(NOTHING, "WatchedNothing"), "no saves": watched({**kvd(), "kv_role": "kv_consumer"}), "kvd": watched(kvd())}, profiled=True),
+        "trace-none": Configuration(None, [("first engine", ["cold", "profile"])], runner),
         "kvd-whole": Configuration(kvd(layers=False), CHAIN[:1], runner, "memory"),
         "kvd-async": Configuration(kvd(mode="async"), CHAIN, runner, "memory"),
         "kvd-plain": Configuration(kvd(arrange="engine"), CHAIN, runner, "memory"),

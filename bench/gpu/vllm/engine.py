@@ -3,7 +3,7 @@
 phases: cold, gpu (the engine's own cache), hit (the engine's cache dropped first), fresh (other prompts, cold), together, decode, tokens (16 tokens each from
 the GPU's cache, kept in a file), same (16 tokens each without the engine's cache, compared with that file), control (a prompt with a changed beginning answers
 otherwise), turns (short rounds of cold, gpu and decode, in turns with other engines on the same GPU), trace (when each of the connector's hooks was called during
-own hits and hits; then one of each size under torch's profiler)
+own hits and hits), profile (own hits, hits and steps under torch's profiler)
 """
 
 from __future__ import annotations
@@ -32,6 +32,11 @@ def median(values: list[float]) -> float:
     return ordered[len(ordered) // 2]
 
 
+def lower(values: list[float]) -> float:
+    """The quartile: of what a busy host makes longer now and then, and never shorter."""
+    return sorted(values)[len(values) // 4]
+
+
 def hooks_of(file: Path, began: int, ended: int) -> dict[str, Any]:
     """Of each hook (watched.py): milliseconds from the request's beginning to its first call and to the end of its last, how many calls, and what they took."""
     found: dict[str, Any] = {}
@@ -43,6 +48,13 @@ def hooks_of(file: Path, began: int, ended: int) -> dict[str, Any]:
             of["calls"] += 1
             of["took"] = round(of["took"] + took / 1e6, 3)
     return {**found, "all": round((ended - began) / 1e6, 3)}
+
+
+def steps_of(file: Path, began: int, ended: int) -> list[float]:
+    """Milliseconds from each step's plan to the next one's."""
+    events = [json.loads(line) for line in file.read_text().splitlines()]
+    at = sorted(at for name, at, _ in events if name == "build_connector_meta" and began <= at <= ended)
+    return [round((b - a) / 1e6, 2) for a, b in zip(at, at[1:])]
 
 
 class Bench:
@@ -67,7 +79,7 @@ class Bench:
             kv_cache_memory_bytes=order["kv_gib"] << 30,
             generation_config="vllm",
             **({"kv_transfer_config": order["connector"]} if order["connector"] else {}),
-            **({"profiler_config": {"profiler": "torch", "torch_profiler_dir": order["profile"], "ignore_frontend": True}} if "trace" in order["phases"] else {}),
+            **({"profiler_config": {"profiler": "torch", "torch_profiler_dir": order["profile"], "ignore_frontend": True}} if "profile" in order["phases"] or order["profiled"] else {}),
         )
         self.note("engine start s", round(time.time() - began, 1))
         self.block = self.llm.llm_engine.vllm_config.cache_config.block_size
@@ -195,11 +207,19 @@ class Bench:
         """Seconds of each, the prompts of a round the same for all engines, new to all."""
         took: dict[str, float] = {}
         for n in self.sizes:
-            prompts = prompts_of(self.order["seed"] + 1000 * (i + 1) + n, [n] * (3 if n < 4096 else 2 if n < 20000 else 1))
-            cold = [self.ask([prompt])[0] for prompt in prompts]
-            took[f"cold {n}"] = sum(cold) / len(cold)
-            took[f"gpu {n}"] = median([self.ask([prompt])[0] for prompt in prompts * 3])
+            prompts = prompts_of(self.order["seed"] + 1000 * (i + 1) + n, [n] * (12 if n < 4096 else 2 if n < 20000 else 1))
+            took[f"cold {n}"] = lower([self.ask([prompt])[0] for prompt in prompts])
+            took[f"gpu {n}"] = lower([self.ask([prompt])[0] for prompt in prompts * (24 // len(prompts))])
+        long = prompts_of(self.order["seed"] + 1000 * (i + 1) + 5, [max(self.sizes) - 1000])
+        took[f"{len(long[0])} cold + 64 tokens"] = self.ask(long, 64)[0]
+        self.settle()  # else it is the saves of those before that are beside them
+        began = time.perf_counter_ns()
         took["decode step, one request"] = self.ask(prompts_of(self.order["seed"] + 1000 * (i + 1), [100]), 129)[0] / 128
+        watched = Path(os.environ["BENCH_WATCH"])
+        if watched.exists():
+            self.note(f"steps {i}", steps_of(watched, began, time.perf_counter_ns()))
+        if self.order["profiled"] and i + 1 == self.order["turn"]["rounds"]:
+            self.profile_of("steps", [], 24)
         took["16 x 4096 cold + 32 tokens"] = self.ask(prompts_of(self.order["seed"] + 1000 * (i + 1) + 7, [4096] * 16), 32)[0]
         return took
 
@@ -216,12 +236,21 @@ class Bench:
                     ended = time.perf_counter_ns()
                     self.step(2)
                     self.note(f"trace {what} {n}", hooks_of(Path(os.environ["BENCH_WATCH"]), began, ended))
+
+    def profile_of(self, name: str, prompts: list[Prompt], steps: int) -> None:
+        self.llm.start_profile(profile_prefix=name)
+        for prompt in prompts:
+            self.ask([prompt])
+        if steps:
+            self.step(steps)
+        self.llm.stop_profile()
+
+    def profile(self) -> None:
+        first = [prompts[0] for prompts in self.by_size().values()]
         self.forget()
-        for name in ("hits", "own hits"):
-            self.llm.start_profile(profile_prefix=name.replace(" ", "_"))
-            for prompts in self.by_size().values():
-                self.ask(prompts[:1])
-            self.llm.stop_profile()
+        self.profile_of("hits", first, 0)
+        self.profile_of("own_hits", first, 0)
+        self.profile_of("steps", [], 24)
 
     # ---- phases: correctness ---------------------------------------------------------------------------------------
 

@@ -69,7 +69,8 @@ def differences(ring: dict[str, Any], what: str, of: str) -> list[tuple[float, f
 def in_turns(results: dict[str, Any]) -> Iterator[Row]:
     for runner in ("v2", "v1"):
         ring = results.get(f"ring-{runner}", {})
-        wanted = [f"gpu {n}" for n in sizes_of(results)] + [f"cold {n}" for n in sizes_of(results)] + ["16 x 4096 cold + 32 tokens", "decode step, one request"]
+        wanted = [f"gpu {n}" for n in sizes_of(results)] + [f"cold {n}" for n in sizes_of(results)]
+        wanted += sorted({what for found in ring.values() if isinstance(found, dict) for what in found if " cold + " in what} | {"16 x 4096 cold + 32 tokens"}) + ["decode step, one request"]
         for what in wanted:
             found, idle = differences(ring, what, "kvd"), differences(ring, what, "nothing")
             which = 0 if what.startswith("gpu") else 1

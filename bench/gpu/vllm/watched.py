@@ -1,4 +1,4 @@
-"""kvd's connector with a clock around each hook: where the time of a hit goes on the host.
+"""Connectors with a clock around each hook: where the time of a hit goes on the host, and how long steps take.
 
 Every hook's beginning and length is appended to the file that BENCH_WATCH names when a request has finished; engine.py puts them beside the request's own clock.
 """
@@ -11,6 +11,7 @@ import time
 from typing import Any, Callable
 
 from kvd_vllm.connector import KvdConnector
+from nothing import Nothing
 
 HOOKS = (
     "on_new_request",
@@ -52,6 +53,12 @@ def _write() -> None:
     _events.clear()
 
 
+def watch(connector: Any) -> None:
+    for name in HOOKS:
+        if hasattr(connector, name):
+            setattr(connector, name, _timed(name, getattr(connector, name)))
+
+
 class Watched(KvdConnector):
     """A half sets its hooks when it opens: the scheduler's at once, the worker's when the caches are registered."""
 
@@ -65,5 +72,10 @@ class Watched(KvdConnector):
         self._watch()
 
     def _watch(self) -> None:
-        for name in HOOKS:
-            setattr(self, name, _timed(name, getattr(self, name)))
+        watch(self)
+
+
+class WatchedNothing(Nothing):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        watch(self)

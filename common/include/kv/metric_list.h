@@ -44,7 +44,7 @@
 	X(PARENT_LOST, kvd_parent_lost_total, KV_METRIC_COUNTER, "put blocks whose parent never came")                 \
 	X(NOT_ADMITTED, kvd_not_admitted_total, KV_METRIC_COUNTER, "blocks a tier refused")                            \
 	X(BAD_BLOCKS, kvd_bad_blocks_total, KV_METRIC_COUNTER, "blocks quarantined because their bytes were wrong")    \
-	X(BAD_REPORTS, kvd_bad_reports_total, KV_METRIC_COUNTER, "report records refused")                             \
+	X(BAD_REPORTS, kvd_bad_reports_total, KV_METRIC_COUNTER, "report records refused, and counts of them that cannot be") \
 	X(LOST_REPORTS, kvd_lost_reports_total, KV_METRIC_COUNTER, "report records clients dropped because their ring was full") \
 	X(BAD_STAGING, kvd_bad_staging_total, KV_METRIC_COUNTER, "put ends whose digests lay outside the staging area or could not be read") \
 	/* index and mirror */                                                                                         \
