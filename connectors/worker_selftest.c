@@ -335,10 +335,13 @@ void kvx_wtest_step(kvx_worker_t *worker, uint64_t now)
 	kvx_wtest_t *test = &worker->test;
 	kvc_status_t status;
 
-	if (test->step == KVX_WTEST_OVER && test->space) {
-		kvx_wtest_fini(worker); /* declined meanwhile: memory was refused in an idle moment, or to a load */
+	if (test->step == KVX_WTEST_OVER) {
+		if (test->space) { /* declined meanwhile: memory was refused in an idle moment, or to a load */
+			kvx_wtest_fini(worker);
+		}
+		return;
 	}
-	if (test->step == KVX_WTEST_OVER || now < test->next_ns || kvc_incarnation(worker->kvc) == 0) {
+	if (now < test->next_ns || kvc_incarnation(worker->kvc) == 0) {
 		return;
 	}
 	status = advance(worker, now);
