@@ -191,6 +191,7 @@ class Run:
         turn = work / "turn"
         turn.write_text("-1")
         children: dict[str, subprocess.Popen] = {}
+        clocks = watch_clocks(self.args.out / f"{name}-clocks.csv")
         share = {"kv_gib": self.args.ring_kv_gib, "share": 0.9 / len(c.ring), "phases": ["turns"]}
         try:
             for me, (member, connector) in enumerate(c.ring.items()):
@@ -204,7 +205,7 @@ class Run:
             for member, child in children.items():
                 self.finish(child, work / member, name, member, 1)
         finally:
-            for child in children.values():
+            for child in [*children.values(), *clocks]:
                 end_group(child)
 
     # ---- configurations ------------------------------------------------------------------------------------------------
@@ -245,6 +246,14 @@ class Run:
                 self.say(f"{name}: no time left: it takes about {needed} s, there are {self.left():.0f}")
                 continue
             self.configuration(name, c)
+
+
+def watch_clocks(file: Path) -> list[subprocess.Popen]:
+    """The GPU's clocks and power ten times a second, with the time, to be put beside that of the rounds (`at` in the results): a turn may find the device slower."""
+    asked = ["nvidia-smi", "--query-gpu=timestamp,clocks.sm,clocks.mem,power.draw,temperature.gpu", "--format=csv,noheader", "-lms", "100"]
+    if shutil.which(asked[0]) is None:
+        return []
+    return [subprocess.Popen(asked, stdout=file.open("wb"), stderr=subprocess.DEVNULL, start_new_session=True)]
 
 
 def end_group(child: subprocess.Popen) -> None:
@@ -298,7 +307,7 @@ def table(results: dict[str, Any]) -> str:
                 continue
             for what, value in found.items():
                 label = what if at == "first engine" else f"{at}: {what}"
-                if what != "done":
+                if what != "done" and not what.startswith(("at ", "steps ")):
                     rows.setdefault(label, {})[name] = cell(value)
     names = list(results)
     lines = ["| | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]

@@ -193,7 +193,8 @@ class Bench:
         for i in range(self.order["turn"]["rounds"]):
             while turn.read_text() != str(i * of + me):
                 time.sleep(0.005)
-            for what, seconds in self.round(i).items():
+            at = {"from": time.time()}
+            for what, seconds in self.round(i, at).items():
                 rounds.setdefault(what, []).append(round(1e3 * seconds, 3))
             self.settle()
             part = turn.with_suffix(f".{me}")
@@ -201,10 +202,11 @@ class Bench:
             part.replace(turn)
             for what, took in rounds.items():
                 self.result[what] = {"ms": round(median(took), 2), "min": min(took), "max": max(took), "rounds": took}
+            self.note(f"at {i}", {what: round(when, 2) for what, when in at.items()})
             self.note("rounds", i + 1)
 
-    def round(self, i: int) -> dict[str, float]:
-        """Seconds of each, the prompts of a round the same for all engines, new to all."""
+    def round(self, i: int, at: dict[str, float]) -> dict[str, float]:
+        """Seconds of each, the prompts of a round the same for all engines, new to all; `at`: when."""
         took: dict[str, float] = {}
         for n in self.sizes:
             prompts = prompts_of(self.order["seed"] + 1000 * (i + 1) + n, [n] * (12 if n < 4096 else 2 if n < 20000 else 1))
@@ -213,8 +215,10 @@ class Bench:
         long = prompts_of(self.order["seed"] + 1000 * (i + 1) + 5, [max(self.sizes) - 1000])
         took[f"{len(long[0])} cold + 64 tokens"] = self.ask(long, 64)[0]
         self.settle()  # else it is the saves of those before that are beside them
+        at["steps"] = time.time()
         began = time.perf_counter_ns()
         took["decode step, one request"] = self.ask(prompts_of(self.order["seed"] + 1000 * (i + 1), [100]), 129)[0] / 128
+        at["steps over"] = time.time()
         watched = Path(os.environ["BENCH_WATCH"])
         if watched.exists():
             self.note(f"steps {i}", steps_of(watched, began, time.perf_counter_ns()))
