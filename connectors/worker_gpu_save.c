@@ -153,7 +153,7 @@ static kvc_status_t send(kvx_worker_t *worker, kvx_wsave_t *save, int fence, uin
 
 /* ---- the transfer thread ----------------------------------------------------------------------------------------------------- */
 
-/* The device sees the next blocks' memory. */
+/* The device sees the next blocks' memory, or that of the first of them: those before memory that is refused now can go. */
 static kvc_status_t ensure_next(kvx_worker_t *worker, const kvx_wsave_t *save)
 {
 	kvc_status_t status = KVC_OK;
@@ -171,7 +171,7 @@ static kvc_status_t ensure_next(kvx_worker_t *worker, const kvx_wsave_t *save)
 		looked++;
 	}
 
-	return status;
+	return status == KVC_ERR_BUSY && looked > 1 ? KVC_OK : status;
 }
 
 /* Past what has been read. REVOKED: something was given up. */
@@ -194,7 +194,7 @@ kvc_status_t kvx_gpu_save(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t *p_m
 	kvx_wgpu_t *gpu = worker->gpu;
 	const int full = atomic_load(&gpu->airborne) - atomic_load(&gpu->loading) >= KVX_GPU_AHEAD ||
 			 (uint64_t)atomic_load(&gpu->leaving) * worker->geometry.block_bytes >= KVX_GPU_AHEAD_BYTES;
-	kvc_status_t status = full ? KVC_PENDING : ensure_next(worker, save);
+	kvc_status_t status = full ? KVC_PENDING : ensure_next(worker, save), passed;
 
 	*p_moved = 0;
 	if (status == KVC_OK) {
@@ -207,7 +207,9 @@ kvc_status_t kvx_gpu_save(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t *p_m
 		status = KVC_OK;
 	}
 
-	return status == KVC_OK ? pass(save) : status;
+	passed = pass(save);
+
+	return passed == KVC_OK ? status : passed;
 }
 
 /* It has been read: its digests go where the daemon looks for them. */

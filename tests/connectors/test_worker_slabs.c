@@ -152,6 +152,26 @@ static void p10_saves_wait_for_memory_the_driver_refuses_for_a_moment(void **sta
 	wr_finish(&wr, &rig);
 }
 
+/* They have waited for the rest for a second; what the device did see is stored by then. */
+static void p6_blocks_of_a_save_before_memory_that_is_refused_are_stored(void **state)
+{
+	kvc_match_t match;
+	rig_t rig;
+	wr_t wr;
+
+	(void)state;
+	wr_start(&wr, &rig, kvd_program, 1);
+	refuse(UINT32_MAX, KV_ERR_IO, 0);
+	assert_int_not_equal(save_behind(&wr), KVC_OK);
+	refuse(0, KV_OK, 0);
+	kvc_match(wr.space, wr.keys, STORED, &match);
+	print_message("%u of %u blocks\n", match.n, STORED);
+	assert_in_range(match.n, 9, STORED - 1);
+	assert_int_equal(kvx_worker_proved(wr.rank[0].worker), KVC_OK);
+	assert_int_equal(save_behind(&wr), KVC_OK);
+	wr_finish(&wr, &rig);
+}
+
 /* Two slabs, and that without room for the self-test is refused: a load from there fails at once, the other one comes; and when the driver gives way, both do. */
 static void p10_only_blocks_in_refused_memory_are_not_there(void **state)
 {
@@ -233,6 +253,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p10_memory_the_driver_refuses_for_a_moment_is_tried_again),
 		cmocka_unit_test(p10_saves_wait_for_memory_the_driver_refuses_for_a_moment),
+		cmocka_unit_test(p6_blocks_of_a_save_before_memory_that_is_refused_are_stored),
 		cmocka_unit_test(p10_only_blocks_in_refused_memory_are_not_there),
 		cmocka_unit_test(p10_memory_that_is_refused_again_and_again_is_declined),
 		cmocka_unit_test(p4_a_worker_that_declines_gives_back_what_its_self_test_has),
