@@ -441,7 +441,7 @@ static void p1_a_layer_of_blocks_that_came_whole_is_there_too(void **state)
 	lease = wr_lease(&wr, 0, 8);
 	all_by_layers = load_beside(&wr, lease, 0, &wrong); /* not known */
 	assert_int_equal(load_beside(&wr, lease, UINT32_MAX, &wrong), all_by_layers);
-	for (uint32_t us = 1; us < 1u << 20; us *= 2) {
+	for (uint32_t us = 1; us < 1u << 20; us *= 6) {
 		fake_cuda_hold(us % 5 < 3);
 		jobs = load_beside(&wr, lease, us, &wrong);
 		more += jobs != all_by_layers;
