@@ -6,7 +6,7 @@
 #define SCRATCH_MOST  (UINT64_C(256) << 20) /* of one block: above, nothing is measured */
 #define ROUNDS        3u                    /* the first warms up */
 #define WAIT_US       2000000u
-#define JOBS          8u /* like a large one */
+#define JOBS          16u /* like a large one */
 
 /* Scratch of both sides. */
 typedef struct scratch {

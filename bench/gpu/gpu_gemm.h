@@ -1,4 +1,4 @@
-// gpu_gemm.h -- rows of matrix products that run while blocks are loaded; part of gpu_copy.cu.
+// gpu_gemm.h -- rows of matrix products that run while blocks are copied; part of gpu_copy.cu.
 //
 // A product is cut into tiles, a wave of them for all SMs at a time; with some SMs taken a wave more may be needed, which costs a shape of few waves much and
 // one of many waves little. So several shapes are reported, the cost of SMs that do nothing beside them, and the product that was told how many SMs it has.

@@ -125,24 +125,31 @@ static void begin_load(sr_t *sr, rig_t *rig, sr_request_t *request, kvx_hit_t *p
 	sr_place(sr, request, 100, 0);
 }
 
+/* Two steps, each of which computes and saves five blocks after the load. */
+static void plan_two_steps(sr_t *sr, const sr_request_t *request)
+{
+	const void *bytes;
+	size_t len;
+
+	for (uint32_t computed = 120; computed <= 160; computed += 40) {
+		kvx_scheduler_advance(sr->scheduler, &request->ask, computed, 40);
+		kvx_scheduler_plan(sr->scheduler, &bytes, &len);
+	}
+	assert_int_equal(sr_stats(sr).puts_open, 2);
+}
+
 /* Plans are a step ahead: the request is aborted when the step after that of its load has been planned, and before the load is known to have failed. */
 static void p1_saves_after_a_failed_load_of_a_request_that_is_gone_are_given_up(void **state)
 {
 	static sr_request_t request;
-	const void *bytes;
 	kvx_hit_t hit;
-	size_t len;
 	rig_t rig;
 	sr_t sr;
 
 	(void)state;
 	begin_load(&sr, &rig, &request, &hit);
 	kvx_scheduler_load(sr.scheduler, &request.ask, &hit);
-	for (uint32_t computed = 120; computed <= 160; computed += 40) {
-		kvx_scheduler_advance(sr.scheduler, &request.ask, computed, 40);
-		kvx_scheduler_plan(sr.scheduler, &bytes, &len);
-	}
-	assert_int_equal(sr_stats(&sr).puts_open, 2);
+	plan_two_steps(&sr, &request);
 	kvx_scheduler_finish(sr.scheduler, &request.ask);
 	report_loaded(&sr, sr.scheduler->load_number, 9);
 	assert_int_equal(sr_stats(&sr).puts_open, 0);
@@ -150,16 +157,20 @@ static void p1_saves_after_a_failed_load_of_a_request_that_is_gone_are_given_up(
 	sr_stop(&sr, &rig);
 }
 
-/* What is leased for it is of another daemon than the one that is asked now; or it was given back, as nobody had asked for it in a while. */
-static void lose_hold(sr_t *sr, const sr_request_t *request, int all)
+/* The same, and what is leased for it is of another daemon than the one that is asked now; or it was given back, as nobody had asked for it in a while. */
+static void begin_lost_load(sr_t *sr, rig_t *rig, sr_request_t *request, int all)
 {
-	kvx_request_t *found = kvx_requests_find(&sr->scheduler->requests, request->ask.id, request->ask.id_len);
+	kvx_request_t *found;
+	kvx_hit_t hit;
 
+	begin_load(sr, rig, request, &hit);
+	found = kvx_requests_find(&sr->scheduler->requests, request->ask.id, request->ask.id_len);
 	if (all) {
 		kvx_hold_drop(sr->scheduler, found);
 	} else {
 		found->held->era--;
 	}
+	kvx_scheduler_load(sr->scheduler, &request->ask, &hit);
 }
 
 /* A load that cannot be done any more when its step begins fails like any other: while the ranks have not said so, the request may end ... */
@@ -168,16 +179,13 @@ static void p1_what_came_after_a_lost_load_of_a_request_that_is_gone_is_named(vo
 	static sr_request_t request;
 	uint32_t ids[SR_BLOCKS];
 	const void *bytes;
-	kvx_hit_t hit;
 	size_t len;
 	rig_t rig;
 	sr_t sr;
 
 	(void)state;
 	for (int all = 0; all < 2; all++) {
-		begin_load(&sr, &rig, &request, &hit);
-		lose_hold(&sr, &request, all);
-		kvx_scheduler_load(sr.scheduler, &request.ask, &hit);
+		begin_lost_load(&sr, &rig, &request, all);
 		kvx_scheduler_plan(sr.scheduler, &bytes, &len);
 		kvx_scheduler_finish(sr.scheduler, &request.ask);
 		report_loaded(&sr, sr.scheduler->load_number, 0);
@@ -191,22 +199,13 @@ static void p1_what_came_after_a_lost_load_of_a_request_that_is_gone_is_named(vo
 static void p1_saves_after_a_lost_load_are_given_up(void **state)
 {
 	static sr_request_t request;
-	const void *bytes;
-	kvx_hit_t hit;
-	size_t len;
 	rig_t rig;
 	sr_t sr;
 
 	(void)state;
 	for (int all = 0; all < 2; all++) {
-		begin_load(&sr, &rig, &request, &hit);
-		lose_hold(&sr, &request, all);
-		kvx_scheduler_load(sr.scheduler, &request.ask, &hit);
-		for (uint32_t computed = 120; computed <= 160; computed += 40) {
-			kvx_scheduler_advance(sr.scheduler, &request.ask, computed, 40);
-			kvx_scheduler_plan(sr.scheduler, &bytes, &len);
-		}
-		assert_int_equal(sr_stats(&sr).puts_open, 2);
+		begin_lost_load(&sr, &rig, &request, all);
+		plan_two_steps(&sr, &request);
 		report_loaded(&sr, sr.scheduler->load_number, 0);
 		assert_int_equal(sr_stats(&sr).puts_open, 0);
 		assert_int_equal(sr_stats(&sr).loads_failed, 1);

@@ -77,6 +77,14 @@ static kvc_status_t proved_at_last(wr_t *wr)
 	return kvx_worker_proved(wr->rank[0].worker);
 }
 
+/* Closed, and what is opened next is refused all memory of the pool, with this answer. */
+static void start_refused(wr_t *wr, rig_t *rig, kv_status_t status)
+{
+	wr_start(wr, rig, kvd_program, 1);
+	kvx_worker_close(wr->rank[0].worker);
+	refuse(UINT32_MAX, status, 0);
+}
+
 /* A step that loads eight blocks: what it has come to. */
 static void load_eight(wr_t *wr, uint32_t from, wr_end_t *end)
 {
@@ -218,9 +226,7 @@ static void p10_memory_that_is_refused_again_and_again_is_declined(void **state)
 	wr_t wr;
 
 	(void)state;
-	wr_start(&wr, &rig, kvd_program, 1);
-	kvx_worker_close(wr.rank[0].worker);
-	refuse(UINT32_MAX, KV_ERR_IO, 0);
+	start_refused(&wr, &rig, KV_ERR_IO);
 	assert_int_equal(proved_at_last(&wr), KV_ERR_IO);
 	assert_int_equal(stats_of(&wr).gpu_refused, TRIES);
 	kvx_worker_close(wr.rank[0].worker);
@@ -238,9 +244,7 @@ static void p4_a_worker_that_declines_gives_back_what_its_self_test_has(void **s
 	wr_t wr;
 
 	(void)state;
-	wr_start(&wr, &rig, kvd_program, 1);
-	kvx_worker_close(wr.rank[0].worker);
-	refuse(UINT32_MAX, KV_ERR_IO, 0);
+	start_refused(&wr, &rig, KV_ERR_IO);
 	atomic_store(&stuck, 1);
 	assert_int_equal(proved_at_last(&wr), KVC_ERR_LIMIT);
 	atomic_store(&stuck, 0);

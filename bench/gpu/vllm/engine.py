@@ -212,7 +212,7 @@ class Bench:
             prompts = prompts_of(self.order["seed"] + 1000 * (i + 1) + n, [n] * (12 if n < 4096 else 2 if n < 20000 else 1))
             took[f"cold {n}"] = lower([self.ask([prompt])[0] for prompt in prompts])
             took[f"gpu {n}"] = lower([self.ask([prompt])[0] for prompt in prompts * (24 // len(prompts))])
-        long = prompts_of(self.order["seed"] + 1000 * (i + 1) + 5, [max(self.sizes) - 1000])
+        long = prompts_of(self.order["seed"] + 1000 * (i + 1) + 5, [max(self.sizes)])
         took[f"{len(long[0])} cold + 64 tokens"] = self.ask(long, 64)[0]
         self.settle()  # else it is the saves of those before that are beside them
         at["steps"] = time.time()
