@@ -317,7 +317,8 @@ def table(results: dict[str, Any]) -> str:
 
 def chosen(args: argparse.Namespace, name: str) -> Configuration:
     c = configurations(args.pool_gib)[name]
-    c.ring = {member: connector for member, connector in c.ring.items() if not args.ring or member in args.ring.split(",")}
+    if c.ring and args.ring:
+        c.ring = {member: c.ring[member.partition(".")[0]] for member in args.ring.split(",")}
     return c
 
 
@@ -353,7 +354,7 @@ def main() -> None:
     parser.add_argument("--ahead", default="all", help="memory the daemon prepares before it is needed: cpu.ahead")
     parser.add_argument("--rounds", type=int, default=5, help="of engines that take turns")
     parser.add_argument("--at-once", action="store_true", help="start them together: what they compile is there")
-    parser.add_argument("--ring", help="which of them: none,kvd; all by default")
+    parser.add_argument("--ring", help="which of them, in the order they start: none,kvd; all by default; nothing.2 is one more that does nothing")
     parser.add_argument("--ring-kv-gib", type=int, default=20, help="of each of them")
     parser.add_argument("--least", type=float, default=20, help="no engine is started with fewer seconds left")
     parser.add_argument("--caution", type=float, default=0.7, help="a configuration is begun when so much of what it takes is left")
