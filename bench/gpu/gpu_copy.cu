@@ -412,6 +412,7 @@ static void rows_digests()
 }
 
 #include "gpu_gemm.h"
+#include "gpu_idle.h"
 #include "gpu_staged.h"
 
 // --only: names with commas between.
@@ -427,7 +428,8 @@ int main(int argc, char **argv)
 	const struct {
 		const char *name;
 		void (*run)();
-	} families[] = {{"link", rows_link},       {"staged", rows_staged}, {"both", rows_both},
+	} families[] = {{"idle", rows_idle}, // first
+			{"link", rows_link},       {"staged", rows_staged}, {"both", rows_both},
 			{"digests", rows_digests}, {"rivals", rows_rivals}, {"hbm", rows_hbm},
 			{"peer", rows_peer},       {"gemm", rows_gemm}};
 

@@ -78,7 +78,7 @@ copies() # families, seconds, options
 
 fast()
 {
-	copies link,both,digests,rivals,hbm,peer 400
+	copies idle,link,both,digests,rivals,hbm,peer 400
 	copies staged 150 --mib 1280
 }
 
