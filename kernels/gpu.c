@@ -232,6 +232,7 @@ static kv_status_t open_parts(kvk_gpu_t *gpu, const kvk_gpu_config_t *config, in
 	if (status != KV_OK) {
 		goto err_jobs;
 	}
+	kvk_gpu_starters_init(gpu);
 	kvk_gpu_rings_init(gpu);
 	kvk_gpu_mirror_init(gpu);
 	pthread_mutex_init(&gpu->lock, NULL);
@@ -323,6 +324,7 @@ void kvk_gpu_close(kvk_gpu_t *gpu)
 	kvk_gpu_jobs_fini(gpu);
 	kvk_gpu_rings_fini(gpu);
 	kvk_gpu_mirror_fini(gpu);
+	kvk_gpu_starters_fini(gpu);
 	for (uint32_t i = 0; i < gpu->stream_count; i++) {
 		KVK_GPU_CALL(gpu, stream_destroy, gpu->streams[i]);
 	}

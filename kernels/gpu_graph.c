@@ -6,8 +6,10 @@ kv_status_t kvk_gpu_graph_tick(kvk_gpu_t *gpu, const kvk_gpu_job_t *job, kvk_cu_
 {
 	kvk_gpu_args_t args = {.bad = job->word_at};
 	void *params[] = {&args};
+	const kvk_cu_kernel_t kernel = {
+		.function = gpu->tick, .grid = {1, 1, 1}, .block = {KVK_GPU_THREADS_TICK, 1, 1}, .params = params};
 
-	return KVK_GPU_CALL(gpu, launch, gpu->tick, 1, 1, 1, KVK_GPU_THREADS_TICK, 1, 1, 0, stream, params, NULL);
+	return kvk_gpu_start_plain(gpu, &kernel, stream);
 }
 
 kv_status_t kvk_gpu_graph_poll(kvk_gpu_job_t *job)

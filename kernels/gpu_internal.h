@@ -28,6 +28,7 @@
 #define KVK_GPU_MAX_JOBS    4096u
 #define KVK_GPU_MAX_RANGES  4096u
 #define KVK_GPU_MAX_STREAM  64u
+#define KVK_GPU_STARTERS    16u /* streams whose kernels do not wait for each other only because they are launched alike */
 #define KVK_GPU_MAX_CHOICE  32u
 #define KVK_GPU_MAX_UNITS   (UINT64_C(1) << 31)
 #define KVK_GPU_TAPER       (2u << 20)   /* bytes of the smallest step of STAGED that blocks are put together for */
@@ -164,6 +165,14 @@ typedef struct kvk_gpu_choice {
 	kvk_gpu_way_t way[2][2]; /* by direction; of small jobs and of large ones */
 } kvk_gpu_choice_t;
 
+/* The graph of one kernel with which kernels get to a stream. */
+typedef struct kvk_gpu_starter {
+	kvk_cu_stream_t stream;
+	kvk_cu_graph_t graph;
+	kvk_cu_node_t node;
+	kvk_cu_exec_t exec;
+} kvk_gpu_starter_t;
+
 typedef struct kvk_gpu_counters {
 #define KVK_GPU_STAT(name, help) _Atomic uint64_t name;
 	KVK_GPU_STATS(KVK_GPU_STAT)
@@ -198,6 +207,11 @@ struct kvk_gpu {
 	uint32_t stream_count;
 	kvk_cu_event_t order; /* of kvk_gpu_after() */
 	uint64_t peers, far;  /* bit: device whose memory kernels of this one may use; may not */
+
+	pthread_mutex_t starters_lock;
+	kvk_gpu_starter_t starters[KVK_GPU_STARTERS];
+	uint32_t starter_count;
+	int no_starters; /* the driver does not make them */
 
 	pthread_mutex_t ranges_lock; /* writers */
 	kvk_gpu_table_t *tables;     /* two */
@@ -268,12 +282,22 @@ typedef struct kvk_gpu_launch {
 	uint32_t sms;
 	uint64_t addresses; /* as above */
 	kvk_cu_stream_t stream;
+	int captured; /* into the graph of who captures the stream */
 } kvk_gpu_launch_t;
 
 kv_status_t kvk_gpu_launch(kvk_gpu_t *gpu, const kvk_gpu_launch_t *launch, const kvk_gpu_args_t *args);
 
 /* The copies have ended well: hand out digests, or look at what the device thought of them. */
 kv_status_t kvk_gpu_conclude(kvk_gpu_job_t *job);
+
+/* ---- gpu_start.c ------------------------------------------------------------------------------------------------- */
+
+void kvk_gpu_starters_init(kvk_gpu_t *gpu);
+void kvk_gpu_starters_fini(kvk_gpu_t *gpu);
+/* Launch a kernel on a stream that nobody captures. */
+kv_status_t kvk_gpu_start(kvk_gpu_t *gpu, const kvk_cu_kernel_t *kernel, kvk_cu_stream_t stream);
+/* The same by the driver's plain call, on any stream. */
+kv_status_t kvk_gpu_start_plain(kvk_gpu_t *gpu, const kvk_cu_kernel_t *kernel, kvk_cu_stream_t stream);
 
 /* ---- gpu_graph.c ------------------------------------------------------------------------------------------------- */
 

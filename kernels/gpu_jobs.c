@@ -276,15 +276,24 @@ kv_status_t kvk_gpu_launch(kvk_gpu_t *gpu, const kvk_gpu_launch_t *launch, const
 	const unsigned grid = (unsigned)(useful < most ? useful : most);
 	kvk_gpu_args_t by_value = *args;
 	void *params[] = {&by_value};
+	const kvk_cu_kernel_t kernel = {.function = bulk ? gpu->bulk[dir] : gpu->plain[dir],
+					.grid = {grid, 1, 1},
+					.block = {KVK_GPU_THREADS, 1, 1},
+					.shared_bytes = bulk ? KVK_GPU_SHARED : 0,
+					.params = params};
 
-	return KVK_GPU_CALL(gpu, launch, bulk ? gpu->bulk[dir] : gpu->plain[dir], grid, 1, 1, KVK_GPU_THREADS, 1, 1,
-			    bulk ? KVK_GPU_SHARED : 0, launch->stream, params, NULL);
+	return launch->captured ? kvk_gpu_start_plain(gpu, &kernel, launch->stream)
+				: kvk_gpu_start(gpu, &kernel, launch->stream);
 }
 
 static kv_status_t zero_copy(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, const kvk_gpu_job_t *job, uint64_t bits)
 {
 	const kvk_gpu_copy_t *copy = plan->copy;
-	const kvk_gpu_launch_t launch = {.dir = copy->dir, .sms = plan->sms, .addresses = bits, .stream = copy->stream};
+	const kvk_gpu_launch_t launch = {.dir = copy->dir,
+					 .sms = plan->sms,
+					 .addresses = bits,
+					 .stream = copy->stream,
+					 .captured = job->captured};
 	/* An upload is on a stream that nobody captures. */
 	const uint64_t inputs = job->captured ? job->start_at : kvk_gpu_upload(gpu, job, copy->stream);
 	kvk_gpu_args_t args = plan->args;

@@ -13,11 +13,7 @@ void fake_fault(const char *what)
 	printf("# fake device: %s\n", what);
 }
 
-/* WAITS: it may wait for the device, so that no capture of other threads bears it. */
-enum { NEEDS_CONTEXT = 1, GIVES_BACK = 2, WAITS = 4 };
-
-/* Begin a call: the error it shall answer, or 0. */
-static int begin(size_t member, int flags)
+int fake_begin(size_t member, int flags)
 {
 	const uint64_t call = atomic_fetch_add(&fake.call, 1) + 1;
 	int error = 0;
@@ -39,12 +35,6 @@ static int begin(size_t member, int flags)
 
 	return error;
 }
-
-#define BEGIN(member, flags)                                                                                           \
-	const int failing = begin(offsetof(kvk_cuda_ops_t, member), flags);                                            \
-	if (failing && !((flags)&GIVES_BACK)) {                                                                        \
-		return failing;                                                                                        \
-	}
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
@@ -347,31 +337,6 @@ static int fake_function_attribute(kvk_cu_function_t function, int attribute, in
 }
 
 /* ---- streams and events ------------------------------------------------------------------------------------------ */
-
-static int fake_launch(kvk_cu_function_t function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
-		       unsigned bz, unsigned shared_bytes, kvk_cu_stream_t stream, void **params, void **extra)
-{
-	fake_work_t *work;
-
-	BEGIN(launch, NEEDS_CONTEXT)
-
-	const size_t kernel = (size_t)((fake_function_t *)(void *)function - fake.functions);
-
-	if (gx == 0 || gy != 1 || gz != 1 || by != 1 || bz != 1 || extra ||
-	    bx != (kernel == FAKE_TICK ? KVK_GPU_THREADS_TICK : KVK_GPU_THREADS)) {
-		fake_fault("a kernel started with a wrong shape");
-	}
-	work = fake_work(FAKE_LAUNCH);
-	work->kernel = kernel;
-	work->shared = (int)shared_bytes;
-	memcpy(&work->args, params[0], sizeof work->args);
-	if (kernel != FAKE_TICK) {
-		fake_take_sms(stream, kernel < FAKE_BULK ? (gx + 1) / 2 : gx); /* two plain blocks fit an SM */
-	}
-	fake_enqueue(stream, work);
-
-	return 0;
-}
 
 static int fake_copy_async(kvk_cu_ptr_t dst, kvk_cu_ptr_t src, size_t bytes, kvk_cu_stream_t stream)
 {

@@ -20,7 +20,7 @@ typedef struct fake_cuda_config {
 
 /* What is there now. All 0 after a good close. */
 typedef struct fake_cuda_live {
-	int64_t memory, pinned, registered, streams, events, modules, contexts;
+	int64_t memory, pinned, registered, streams, events, modules, contexts, graphs;
 } fake_cuda_live_t;
 
 void fake_cuda_start(const fake_cuda_config_t *config);
@@ -42,6 +42,7 @@ void fake_cuda_fail_always(size_t member, int error);
 
 /* Calls of a member, and bytes and SMs of interest. */
 uint64_t fake_cuda_calls(size_t member);
+uint64_t fake_cuda_launches(void); /* of kernels, by themselves or as graphs */
 uint64_t fake_cuda_bulk_launches(void);
 /* Most SMs that kernels could have at the same time since it was asked last: the largest of each stream, together. */
 unsigned fake_cuda_sms(void);

@@ -121,6 +121,28 @@ void fake_fault(const char *what);
 /* The memory behind an address as the device sees it; NULL and a fault: none. Under the lock. */
 void *fake_resolve(uint64_t at, size_t bytes);
 
+/* WAITS: it may wait for the device, so that no capture of other threads bears it. */
+enum { NEEDS_CONTEXT = 1, GIVES_BACK = 2, WAITS = 4 };
+/* Begin a call: the error it shall answer, or 0. */
+int fake_begin(size_t member, int flags);
+#define BEGIN(member, flags)                                                                                           \
+	const int failing = fake_begin(offsetof(kvk_cuda_ops_t, member), flags);                                       \
+	if (failing && !((flags)&GIVES_BACK)) {                                                                        \
+		return failing;                                                                                        \
+	}
+
+/* fake_launch.c */
+int fake_launch(kvk_cu_function_t function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+		unsigned bz, unsigned shared_bytes, kvk_cu_stream_t stream, void **params, void **extra);
+int fake_graph_create(kvk_cu_graph_t *p_graph, unsigned flags);
+int fake_graph_destroy(kvk_cu_graph_t graph);
+int fake_graph_add(kvk_cu_node_t *p_node, kvk_cu_graph_t graph, const kvk_cu_node_t *after, size_t after_count,
+		   const kvk_cu_kernel_t *kernel);
+int fake_graph_exec(kvk_cu_exec_t *p_exec, kvk_cu_graph_t graph, unsigned long long flags);
+int fake_graph_change(kvk_cu_exec_t exec, kvk_cu_node_t node, const kvk_cu_kernel_t *kernel);
+int fake_graph_launch(kvk_cu_exec_t exec, kvk_cu_stream_t stream);
+int fake_graph_drop(kvk_cu_exec_t exec);
+
 /* fake_stream.c */
 fake_work_t *fake_work(fake_what_t what);
 /* The event's latest recording, or a new one that is. */

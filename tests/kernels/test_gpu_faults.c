@@ -304,7 +304,7 @@ static void p6_without_kernels_copies_go_piece_by_piece(void **state)
 	copy_and_compare(&c, KVK_GPU_STAGED);
 	kvk_gpu_get_stats(gpu, &stats);
 	assert_int_equal(stats.each, 4);
-	assert_int_equal(fake_cuda_calls(offsetof(kvk_cuda_ops_t, launch)), 0);
+	assert_int_equal(fake_cuda_launches(), 0);
 	gpu_case_fini(&c);
 	gpu_rig_fini(&rig);
 }

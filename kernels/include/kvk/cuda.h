@@ -15,6 +15,9 @@ typedef struct kvk_cu_module *kvk_cu_module_t;
 typedef struct kvk_cu_function *kvk_cu_function_t;
 typedef struct kvk_cu_stream *kvk_cu_stream_t; /* NULL: the legacy default stream */
 typedef struct kvk_cu_event *kvk_cu_event_t;
+typedef struct kvk_cu_graph *kvk_cu_graph_t;
+typedef struct kvk_cu_node *kvk_cu_node_t; /* of a graph, as long as that is there */
+typedef struct kvk_cu_exec *kvk_cu_exec_t; /* a graph as it can be launched */
 typedef uint64_t kvk_cu_ptr_t;
 
 /* Rows of a pitch, on one side of a copy. */
@@ -89,11 +92,30 @@ typedef struct kvk_cu_copy_kind {
 #define KVK_CU_COPY_IN_ORDER    1
 #define KVK_CU_COPY_BESIDE_WORK 1u /* flag: rather not by the SMs */
 
+/* A kernel as a node of a graph. The parameters are copied when it is given. */
+typedef struct kvk_cu_kernel {
+	kvk_cu_function_t function;
+	unsigned grid[3], block[3], shared_bytes;
+	void **params, **extra;
+	void *kernel, *context; /* NULL: the function says */
+} kvk_cu_kernel_t;
+
 /* Those that a driver may lack: NULL then. */
 #define KVK_CUDA_OPTIONAL_OPS(X)                                                                                       \
 	X(copy_batch, cuMemcpyBatchAsync_v2,                                                                           \
 	  (kvk_cu_ptr_t * dst, kvk_cu_ptr_t * src, size_t * bytes, size_t count, kvk_cu_copy_kind_t * kinds,           \
-	   size_t * first, size_t kind_count, kvk_cu_stream_t stream)) /* 13.0; of no order among themselves */
+	   size_t * first, size_t kind_count, kvk_cu_stream_t stream)) /* 13.0; of no order among themselves */        \
+	X(graph_create, cuGraphCreate, (kvk_cu_graph_t * p_graph, unsigned flags))                                     \
+	X(graph_destroy, cuGraphDestroy, (kvk_cu_graph_t graph))                                                       \
+	X(graph_add, cuGraphAddKernelNode_v2,                                                                          \
+	  (kvk_cu_node_t * p_node, kvk_cu_graph_t graph, const kvk_cu_node_t *after, size_t after_count,               \
+	   const kvk_cu_kernel_t *kernel)) /* 12.0 */                                                                  \
+	X(graph_exec, cuGraphInstantiateWithFlags,                                                                     \
+	  (kvk_cu_exec_t * p_exec, kvk_cu_graph_t graph, unsigned long long flags))                                    \
+	X(graph_change, cuGraphExecKernelNodeSetParams_v2,                                                             \
+	  (kvk_cu_exec_t exec, kvk_cu_node_t node, const kvk_cu_kernel_t *kernel)) /* of launches to come */           \
+	X(graph_launch, cuGraphLaunch, (kvk_cu_exec_t exec, kvk_cu_stream_t stream))                                   \
+	X(graph_drop, cuGraphExecDestroy, (kvk_cu_exec_t exec))
 
 typedef struct kvk_cuda_ops {
 #define KVK_CUDA_MEMBER(member, symbol, arguments) int(*member) arguments;

@@ -1,0 +1,166 @@
+/* How kernels get to streams: as graphs of one, and what is done where the driver makes none. */
+#include "gpu_rig.h"
+
+#ifdef KVD_SANITIZE /* several times slower */
+#define ROUNDS 10
+#else
+#define ROUNDS 60
+#endif
+#define STREAMS 20u /* more than have a graph of their own */
+
+#define OF(member)    offsetof(kvk_cuda_ops_t, member)
+#define CALLS(member) fake_cuda_calls(OF(member))
+
+static const kvk_gpu_way_t ways[] = {KVK_GPU_ZERO_COPY, KVK_GPU_STAGED};
+
+/* Out and in, both ways of copying with kernels, as the twin does. */
+static void copy_and_compare(kvk_gpu_t *gpu, kv_test_rng_t *rng, kvk_cu_stream_t stream)
+{
+	for (size_t i = 0; i < 2 * KV_COUNT_OF(ways); i++) {
+		const kvk_gpu_dir_t dir = (kvk_gpu_dir_t)(i % 2);
+		kvk_gpu_copy_t copy;
+		gpu_case_t c;
+
+		gpu_case_usual(&c, rng, gpu, KVK_PAGED_KV_TOKEN_HEAD);
+		copy = gpu_case_copy(&c, dir, ways[i / 2], stream);
+		gpu_rig_copy(gpu, &copy);
+		gpu_case_twin(&c, dir);
+		gpu_case_equal(&c);
+		gpu_case_fini(&c);
+	}
+}
+
+static void p5_kernels_come_as_graphs_made_once_a_stream(void **state)
+{
+	kv_test_rng_t rng = {kv_test_seed()};
+	kvk_cu_stream_t streams[2];
+	uint64_t made;
+	gpu_rig_t rig;
+	kvk_gpu_t *gpu;
+
+	(void)state;
+	gpu_rig_init(&rig, NULL);
+	gpu = gpu_rig_open(&rig);
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(kvk_gpu_stream(gpu, i, &streams[i]), KV_OK);
+		copy_and_compare(gpu, &rng, streams[i]);
+	}
+	made = CALLS(graph_exec);
+	assert_int_equal(made, 4); /* two streams, and that of each ring's kernels */
+	for (int round = 0; round < ROUNDS; round++) {
+		copy_and_compare(gpu, &rng, streams[round % 2]);
+	}
+	assert_int_equal(CALLS(graph_exec), made);
+	assert_int_equal(CALLS(launch), 0);
+	assert_true(CALLS(graph_launch) >= UINT64_C(4) * (ROUNDS + 2));
+	gpu_rig_fini(&rig);
+}
+
+/* Copies of many streams on their way at once: each kernel has the arguments it was launched with. */
+static void p1_streams_that_share_a_graph_copy_their_own(void **state)
+{
+	kv_test_rng_t rng = {kv_test_seed()};
+
+	(void)state;
+	for (int round = 0; round < ROUNDS; round++) {
+		const kvk_gpu_dir_t dir = (kvk_gpu_dir_t)(round % 2);
+		kvk_gpu_job_t *jobs[STREAMS];
+		gpu_case_t cases[STREAMS];
+		gpu_rig_t rig;
+		kvk_gpu_t *gpu;
+
+		gpu_rig_init(&rig, NULL);
+		fake_cuda_limit_pinned(8 << 20);
+		rig.config.jobs = STREAMS;
+		gpu = gpu_rig_open(&rig);
+		for (uint32_t i = 0; i < STREAMS; i++) {
+			kvk_cu_stream_t stream;
+			kvk_gpu_copy_t copy;
+
+			assert_int_equal(kvk_gpu_stream(gpu, 1, &stream), KV_OK);
+			gpu_case_usual(&cases[i], &rng, gpu, KVK_PAGED_KV_TOKEN_HEAD);
+			copy = gpu_case_copy(&cases[i], dir, KVK_GPU_ZERO_COPY, stream);
+			assert_int_equal(kvk_gpu_submit(gpu, &copy, &jobs[i]), KV_OK);
+		}
+		for (uint32_t i = 0; i < STREAMS; i++) {
+			assert_int_equal(gpu_rig_finish(jobs[i]), KV_OK);
+			kvk_gpu_end(jobs[i]);
+			gpu_case_twin(&cases[i], dir);
+			gpu_case_equal(&cases[i]);
+			gpu_case_fini(&cases[i]);
+		}
+		assert_true(CALLS(graph_exec) < STREAMS);
+		assert_int_equal(CALLS(graph_launch), STREAMS);
+		gpu_rig_fini(&rig);
+	}
+}
+
+/* Refused at the first copy, or not there at all. */
+static void p6_without_graphs_kernels_are_launched_plainly(void **state)
+{
+	static const size_t members[] = {OF(graph_create), OF(graph_add), OF(graph_exec), OF(graph_change)};
+	kv_test_rng_t rng = {kv_test_seed()};
+
+	(void)state;
+	for (size_t i = 0; i < 2 * KV_COUNT_OF(members); i++) {
+		const size_t member = members[i / 2];
+		kvk_cuda_ops_t ops = *fake_cuda_ops();
+		kvk_cu_stream_t stream;
+		gpu_rig_t rig;
+		kvk_gpu_t *gpu;
+
+		gpu_rig_init(&rig, NULL);
+		if (i % 2 == 0) {
+			memset((uint8_t *)&ops + member, 0, sizeof(void *));
+			rig.config.cuda = &ops;
+		}
+		gpu = gpu_rig_open(&rig);
+		assert_int_equal(kvk_gpu_stream(gpu, 1, &stream), KV_OK);
+		fake_cuda_fail_always(member, 801);
+		copy_and_compare(gpu, &rng, stream);
+		copy_and_compare(gpu, &rng, stream);
+		fake_cuda_fail_always(0, 0);
+		assert_int_equal(fake_cuda_calls(member), i % 2);
+		assert_int_equal(CALLS(graph_launch), 0);
+		assert_true(CALLS(launch) >= 8);
+		gpu_rig_fini(&rig);
+	}
+}
+
+static void p6_a_launch_that_fails_is_a_copy_that_fails(void **state)
+{
+	kv_test_rng_t rng = {kv_test_seed()};
+	kvk_gpu_job_t *job = NULL;
+	kvk_gpu_copy_t copy;
+	gpu_case_t c;
+	gpu_rig_t rig;
+	kvk_gpu_t *gpu;
+
+	(void)state;
+	gpu_rig_init(&rig, NULL);
+	gpu = gpu_rig_open(&rig);
+	gpu_case_usual(&c, &rng, gpu, KVK_PAGED_KV_TOKEN_HEAD);
+	copy = gpu_case_copy(&c, KVK_GPU_SCATTER, KVK_GPU_ZERO_COPY, NULL);
+	fake_cuda_fail_always(OF(graph_launch), 719);
+	assert_int_equal(kvk_gpu_submit(gpu, &copy, &job), KV_OK);
+	assert_non_null(strstr(kvk_gpu_why(), "cuGraphLaunch"));
+	assert_int_equal(gpu_rig_finish(job), KV_ERR_IO);
+	kvk_gpu_end(job);
+	fake_cuda_fail_always(0, 0);
+	gpu_case_fini(&c);
+	copy_and_compare(gpu, &rng, NULL);
+	assert_int_equal(CALLS(launch), 0);
+	gpu_rig_fini(&rig);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p5_kernels_come_as_graphs_made_once_a_stream),
+		cmocka_unit_test(p1_streams_that_share_a_graph_copy_their_own),
+		cmocka_unit_test(p6_without_graphs_kernels_are_launched_plainly),
+		cmocka_unit_test(p6_a_launch_that_fails_is_a_copy_that_fails),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
