@@ -7,9 +7,11 @@
 #include "kvx_worker.h"
 #include "plan.h"
 
-#define WR_LAYERS    6u
-#define WR_PAGE      20000u /* two leaves, the second shorter */
-#define WR_BLOCKS    64u    /* of the engine */
+#define WR_LAYERS 6u
+#ifndef WR_PAGE
+#define WR_PAGE 20000u /* two leaves, the second shorter */
+#endif
+#define WR_BLOCKS    64u /* of the engine */
 #define WR_KEYS      64u
 #define WR_MAX_RANKS 2u
 #define WR_LOAD_MS   20000u

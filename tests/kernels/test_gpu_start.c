@@ -30,7 +30,7 @@ static void copy_and_compare(kvk_gpu_t *gpu, kv_test_rng_t *rng, kvk_cu_stream_t
 	}
 }
 
-static void p5_kernels_come_as_graphs_made_once_a_stream(void **state)
+static void kernels_come_as_graphs_made_once_a_stream(void **state)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	kvk_cu_stream_t streams[2];
@@ -156,7 +156,7 @@ static void p6_a_launch_that_fails_is_a_copy_that_fails(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p5_kernels_come_as_graphs_made_once_a_stream),
+		cmocka_unit_test(kernels_come_as_graphs_made_once_a_stream),
 		cmocka_unit_test(p1_streams_that_share_a_graph_copy_their_own),
 		cmocka_unit_test(p6_without_graphs_kernels_are_launched_plainly),
 		cmocka_unit_test(p6_a_launch_that_fails_is_a_copy_that_fails),
