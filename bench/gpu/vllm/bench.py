@@ -318,6 +318,9 @@ def table(results: dict[str, Any]) -> str:
 def chosen(args: argparse.Namespace, name: str) -> Configuration:
     c = configurations(args.pool_gib)[name]
     if c.ring and args.ring:
+        unknown = {member.partition(".")[0] for member in args.ring.split(",")} - set(c.ring)
+        if unknown:
+            raise SystemExit(f"{name} takes turns of {', '.join(c.ring)}: no {', '.join(sorted(unknown))}")
         c.ring = {member: c.ring[member.partition(".")[0]] for member in args.ring.split(",")}
     return c
 

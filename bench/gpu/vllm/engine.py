@@ -1,9 +1,9 @@
 """One vLLM engine, one process: what it is asked for is in a JSON file, what came of it goes to another after every phase.
 
-phases: cold, gpu (the engine's own cache), hit (the engine's cache dropped first), fresh (other prompts, cold), together, decode, tokens (16 tokens each from
-the GPU's cache, kept in a file), same (16 tokens each without the engine's cache, compared with that file), control (a prompt with a changed beginning answers
-otherwise), turns (short rounds of cold, gpu and decode, in turns with other engines on the same GPU), trace (when each of the connector's hooks was called during
-own hits and hits), profile (own hits, hits and steps under torch's profiler)
+phases: cold, gpu (the engine's own cache), hit (the engine's cache dropped first), again (the same once more), fresh (other prompts, cold), together, decode,
+tokens (16 tokens each from the GPU's cache, kept in a file), same (16 tokens each without the engine's cache, compared with that file), control (a prompt with a
+changed beginning answers otherwise), turns (short rounds of cold, gpu and decode, in turns with other engines on the same GPU), trace (when each of the
+connector's hooks was called during own hits and hits), profile (own hits, hits and steps under torch's profiler)
 """
 
 from __future__ import annotations
@@ -154,10 +154,13 @@ class Bench:
         for n, prompts in self.by_size().items():
             self.times(f"gpu {n}", prompts)
 
-    def hit(self) -> None:
+    def hit(self, name: str = "hit") -> None:
         for n, prompts in self.by_size().items():
             self.forget()
-            self.times(f"hit {n}", prompts)
+            self.times(f"{name} {n}", prompts)
+
+    def again(self) -> None:
+        self.hit("again")
 
     def fresh(self) -> None:
         for n, prompts in self.by_size().items():
