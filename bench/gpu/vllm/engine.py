@@ -92,12 +92,24 @@ class Bench:
         self.out.write_text(json.dumps(self.result))
         print(f"{name}: {value}", flush=True)
 
+    def exactly(self, tokens: int) -> Any:
+        return self.sampling(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+
     def ask(self, prompts: list[Prompt], tokens: int = 1) -> tuple[float, list[int], list[list[int]]]:
         """Seconds, cached tokens and answers."""
-        params = self.sampling(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
         began = time.perf_counter()
-        answers = self.llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+        answers = self.llm.generate([{"prompt_token_ids": p} for p in prompts], self.exactly(tokens), use_tqdm=False)
         return time.perf_counter() - began, [a.num_cached_tokens or 0 for a in answers], [list(a.outputs[0].token_ids) for a in answers]
+
+    def pace(self, prompt: Prompt, tokens: int) -> float:
+        """Seconds from one token to the next, the median: without what the request takes before its first one and after its last."""
+        engine = self.llm.llm_engine
+        engine.add_request(f"pace {time.time_ns()}", {"prompt_token_ids": prompt}, self.exactly(tokens))
+        at = []
+        while engine.has_unfinished_requests():
+            if engine.step():
+                at.append(time.perf_counter())
+        return median([b - a for a, b in zip(at, at[1:])])
 
     def stored(self) -> str:
         """What the daemon has; the same twice: nothing is on its way. Empty without a daemon."""
@@ -184,7 +196,7 @@ class Bench:
             runs.append(1e3 * self.ask(prompts_of(time.time_ns() + i, [4096] * 16), 32)[0])
             time.sleep(3 * self.order["pause"])
         self.note("16 x 4096 cold + 32 tokens", {"ms": round(median(runs), 1), "min": round(min(runs), 1)})
-        one = [1e3 * self.ask(prompts_of(time.time_ns() + i, [100]), 257)[0] / 256 for i in range(3)]
+        one = [1e3 * self.pace(prompts_of(time.time_ns() + i, [100])[0], 257) for i in range(3)]
         self.note("decode step, one request", {"ms": round(median(one), 3)})
 
     def turns(self) -> None:
@@ -220,7 +232,7 @@ class Bench:
         self.settle()  # else it is the saves of those before that are beside them
         at["steps"] = time.time()
         began = time.perf_counter_ns()
-        took["decode step, one request"] = self.ask(prompts_of(self.order["seed"] + 1000 * (i + 1), [100]), 129)[0] / 128
+        took["decode step, one request"] = self.pace(prompts_of(self.order["seed"] + 1000 * (i + 1), [100])[0], 129)
         at["steps over"] = time.time()
         watched = Path(os.environ["BENCH_WATCH"])
         if watched.exists():

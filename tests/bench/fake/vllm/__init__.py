@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import time
@@ -17,6 +18,25 @@ class SamplingParams:
         self.max_tokens = options["max_tokens"]
 
 
+class Engine:
+    """A token a step, for one request."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.llm, self.left = llm, 0
+        self.vllm_config = SimpleNamespace(cache_config=SimpleNamespace(block_size=BLOCK))
+
+    def add_request(self, request_id: str, prompt: dict[str, list[int]], params: SamplingParams) -> None:
+        assert request_id and self.left == 0
+        self.answer, self.left = self.llm.answer(prompt["prompt_token_ids"], params.max_tokens), params.max_tokens
+
+    def has_unfinished_requests(self) -> bool:
+        return self.left > 0
+
+    def step(self) -> list[Any]:
+        self.left -= 1
+        return [self.answer]
+
+
 class LLM:
     def __init__(self, **options: Any) -> None:
         if os.environ.get("FAKE_VLLM_FAILS") and os.environ["FAKE_VLLM_FAILS"] in json.dumps(options):
@@ -26,17 +46,23 @@ class LLM:
         socket = (connector or {}).get("kv_connector_extra_config", {}).get("socket")
         self.kept = Path(socket).with_name("kept") if socket else None  # what a daemon would have
         self.dies = bool(os.environ.get("FAKE_VLLM_DIES")) and os.environ["FAKE_VLLM_DIES"] in json.dumps(options)
-        self.profiles = bool(options.get("profiler_config"))
+        self.profiles = options.get("profiler_config", {}).get("torch_profiler_dir")
         self.serves = bool(connector) and connector["kv_connector"] != "Nothing"
         self.outside: set[str] = set(self.kept.read_text().split()) if self.kept and self.kept.exists() else set()
         self.inside: set[str] = set()
-        self.llm_engine = SimpleNamespace(vllm_config=SimpleNamespace(cache_config=SimpleNamespace(block_size=BLOCK)))
+        self.llm_engine = Engine(self)
 
     def start_profile(self, profile_prefix: str) -> None:
         assert profile_prefix and self.profiles
+        self.prefix = profile_prefix
 
     def stop_profile(self) -> None:
-        assert self.profiles
+        """Three kernels on a stream, two between which the host was late, and one elsewhere."""
+        folder = Path(self.profiles)
+        folder.mkdir(parents=True, exist_ok=True)
+        kernels = [{"cat": "kernel", "ts": ts, "dur": 2.0, "args": {"stream": stream}} for ts, stream in ((10.0, 7), (12.5, 7), (14.75, 7), (100.0, 7), (11.0, 13))]
+        with gzip.open(folder / f"{self.prefix}_rank0.1.pt.trace.json.gz", "wt") as file:
+            json.dump({"traceEvents": [{"cat": "cpu_op"}, *kernels]}, file)
 
     def reset_prefix_cache(self) -> bool:
         self.inside.clear()
