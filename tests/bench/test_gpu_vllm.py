@@ -72,6 +72,7 @@ class Runs(unittest.TestCase):
         for runner in ("v1", "v2"):
             self.assertEqual([results[f"ring-{runner}"][member]["rounds"] for member in ("none", "nothing", "kvd")], [2, 2, 2])
             self.assertEqual(len(results[f"ring-{runner}"]["kvd"]["cold 100"]["rounds"]), 2)
+        self.assertEqual(results["steps-v2"]["kvd"]["between kernels"], {"kernels": 4, "mean us": 0.375, "median us": 0.5})
         self.assertIn("check-v2, daemon restarted | 3 of 3 | all equal, all found | met", table)
 
     def test_what_fails_or_finds_no_time_is_said_and_the_rest_is_kept(self) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import goals
 from configurations import COMPILE, Configuration, configurations, lmserver
+from gaps import gaps
 
 HERE = Path(__file__).resolve().parent
 ENVIRONMENT = {
@@ -204,6 +205,9 @@ class Run:
                 self.wait_for_turns(c, work, children)
             for member, child in children.items():
                 self.finish(child, work / member, name, member, 1)
+                for profile in sorted((self.args.out / "profile" / member).glob("steps_*.gz")):
+                    self.results[name][member]["between kernels"] = found = gaps(profile)
+                    self.say(f"{name}, {member}: between kernels: {json.dumps(found)}")
         finally:
             for child in [*children.values(), *clocks]:
                 end_group(child)
