@@ -211,7 +211,7 @@ struct kvk_gpu {
 	pthread_mutex_t starters_lock;
 	kvk_gpu_starter_t starters[KVK_GPU_STARTERS];
 	uint32_t starter_count;
-	int no_starters; /* the driver does not make them */
+	int no_starters; /* the driver does not have, or make, them */
 
 	pthread_mutex_t ranges_lock; /* writers */
 	kvk_gpu_table_t *tables;     /* two */

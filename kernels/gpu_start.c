@@ -1,17 +1,30 @@
 /* How kernels get to a stream: as graphs of one kernel.
  *
- * Once eight kernels were launched on other streams than the engine's, any two kernels of the process have 0.35 us more between them, for good: 3 % of a step
- * that generates. Kernels of graphs are not counted (H200, driver 13.0; docs/decisions/017-kernels-as-graphs.md). An executable graph runs one launch after
- * another, so each stream has one of its own; streams that find no room share one, which only puts their kernels in an order. Launching it with other
- * arguments than before takes the host 5 us, a plain launch 2.
+ * Once eight kernels were launched, one at a time, on other streams than the engine's, any two kernels of the process have 0.34 us more between them, for
+ * good: 2 to 3 % of a step that generates. Kernels of graphs are not counted (H200, driver 13.0; docs/decisions/017-kernels-as-graphs.md). An executable
+ * graph runs one launch after another, so each stream has one of its own; streams that find no room share one, which only puts their kernels in an order.
+ * Launching it with other arguments than before takes the host 5 us, a plain launch 2.
  */
 #include "gpu_internal.h"
 
 #include "kv/log.h"
 
+static void give_up(kvk_gpu_t *gpu, const char *why)
+{
+	gpu->no_starters = 1;
+	kv_logf(gpu->env, KV_LOG_INFO, "gpu", "kernels are launched without graphs device %d why %s", gpu->ordinal,
+		why);
+}
+
 void kvk_gpu_starters_init(kvk_gpu_t *gpu)
 {
+	const kvk_cuda_ops_t *cuda = gpu->cuda;
+
 	pthread_mutex_init(&gpu->starters_lock, NULL);
+	if (!cuda->graph_create || !cuda->graph_destroy || !cuda->graph_add || !cuda->graph_exec ||
+	    !cuda->graph_change || !cuda->graph_launch || !cuda->graph_drop) {
+		give_up(gpu, "the driver has no such calls");
+	}
 }
 
 static void drop(kvk_gpu_t *gpu, const kvk_gpu_starter_t *starter)
@@ -30,12 +43,6 @@ void kvk_gpu_starters_fini(kvk_gpu_t *gpu)
 		drop(gpu, &gpu->starters[i]);
 	}
 	pthread_mutex_destroy(&gpu->starters_lock);
-}
-
-static int knows_graphs(const kvk_cuda_ops_t *cuda)
-{
-	return cuda->graph_create && cuda->graph_destroy && cuda->graph_add && cuda->graph_exec && cuda->graph_change &&
-	       cuda->graph_launch && cuda->graph_drop;
 }
 
 static kv_status_t make(kvk_gpu_t *gpu, const kvk_cu_kernel_t *kernel, kvk_gpu_starter_t *starter)
@@ -58,19 +65,12 @@ static kv_status_t make(kvk_gpu_t *gpu, const kvk_cu_kernel_t *kernel, kvk_gpu_s
 	return status;
 }
 
-static void give_up(kvk_gpu_t *gpu)
-{
-	gpu->no_starters = 1;
-	kv_logf(gpu->env, KV_LOG_INFO, "gpu", "kernels are launched without graphs device %d why %s", gpu->ordinal,
-		kvk_gpu_why());
-}
-
 /* Under the lock. NULL: there is none. */
 static const kvk_gpu_starter_t *starter_of(kvk_gpu_t *gpu, const kvk_cu_kernel_t *kernel, kvk_cu_stream_t stream)
 {
 	kvk_gpu_starter_t made = {.stream = stream};
 
-	if (gpu->no_starters || !knows_graphs(gpu->cuda)) {
+	if (gpu->no_starters) {
 		return NULL;
 	}
 	for (uint32_t i = 0; i < gpu->starter_count; i++) {
@@ -82,7 +82,7 @@ static const kvk_gpu_starter_t *starter_of(kvk_gpu_t *gpu, const kvk_cu_kernel_t
 		return &gpu->starters[KVK_GPU_STARTERS - 1];
 	}
 	if (make(gpu, kernel, &made) != KV_OK) {
-		give_up(gpu);
+		give_up(gpu, kvk_gpu_why());
 		return NULL;
 	}
 	gpu->starters[gpu->starter_count] = made;
@@ -105,7 +105,7 @@ kv_status_t kvk_gpu_start(kvk_gpu_t *gpu, const kvk_cu_kernel_t *kernel, kvk_cu_
 	pthread_mutex_lock(&gpu->starters_lock);
 	starter = starter_of(gpu, kernel, stream);
 	if (starter && KVK_GPU_CALL(gpu, graph_change, starter->exec, starter->node, kernel) != KV_OK) {
-		give_up(gpu);
+		give_up(gpu, kvk_gpu_why());
 		starter = NULL;
 	}
 	if (starter) {

@@ -62,6 +62,14 @@ static void count(int more)
 	pthread_mutex_unlock(&fake.lock);
 }
 
+static int give_back(void *single, int failing)
+{
+	free(single);
+	count(-1);
+
+	return failing;
+}
+
 int fake_graph_create(kvk_cu_graph_t *p_graph, unsigned flags)
 {
 	BEGIN(graph_create, NEEDS_CONTEXT)
@@ -77,10 +85,7 @@ int fake_graph_create(kvk_cu_graph_t *p_graph, unsigned flags)
 int fake_graph_destroy(kvk_cu_graph_t graph)
 {
 	BEGIN(graph_destroy, NEEDS_CONTEXT | GIVES_BACK)
-	free(graph);
-	count(-1);
-
-	return failing;
+	return give_back(graph, failing);
 }
 
 int fake_graph_add(kvk_cu_node_t *p_node, kvk_cu_graph_t graph, const kvk_cu_node_t *after, size_t after_count,
@@ -142,8 +147,5 @@ int fake_graph_launch(kvk_cu_exec_t exec, kvk_cu_stream_t stream)
 int fake_graph_drop(kvk_cu_exec_t exec)
 {
 	BEGIN(graph_drop, NEEDS_CONTEXT | GIVES_BACK)
-	free(exec);
-	count(-1);
-
-	return failing;
+	return give_back(exec, failing);
 }

@@ -13,6 +13,14 @@
 
 static const kvk_gpu_way_t ways[] = {KVK_GPU_ZERO_COPY, KVK_GPU_STAGED};
 
+static kvk_gpu_t *start(gpu_rig_t *rig, const kvk_cuda_ops_t *ops)
+{
+	gpu_rig_init(rig, NULL);
+	rig->config.cuda = ops ? ops : rig->config.cuda;
+
+	return gpu_rig_open(rig);
+}
+
 /* Out and in, both ways of copying with kernels, as the twin does. */
 static void copy_and_compare(kvk_gpu_t *gpu, kv_test_rng_t *rng, kvk_cu_stream_t stream)
 {
@@ -36,11 +44,9 @@ static void kernels_come_as_graphs_made_once_a_stream(void **state)
 	kvk_cu_stream_t streams[2];
 	uint64_t made;
 	gpu_rig_t rig;
-	kvk_gpu_t *gpu;
+	kvk_gpu_t *gpu = start(&rig, NULL);
 
 	(void)state;
-	gpu_rig_init(&rig, NULL);
-	gpu = gpu_rig_open(&rig);
 	for (int i = 0; i < 2; i++) {
 		assert_int_equal(kvk_gpu_stream(gpu, i, &streams[i]), KV_OK);
 		copy_and_compare(gpu, &rng, streams[i]);
@@ -95,7 +101,7 @@ static void p1_streams_that_share_a_graph_copy_their_own(void **state)
 	}
 }
 
-/* Refused at the first copy, or not there at all. */
+/* Refused at the first copy, or not there at all; the log says it once. */
 static void p6_without_graphs_kernels_are_launched_plainly(void **state)
 {
 	static const size_t members[] = {OF(graph_create), OF(graph_add), OF(graph_exec), OF(graph_change)};
@@ -109,12 +115,10 @@ static void p6_without_graphs_kernels_are_launched_plainly(void **state)
 		gpu_rig_t rig;
 		kvk_gpu_t *gpu;
 
-		gpu_rig_init(&rig, NULL);
 		if (i % 2 == 0) {
 			memset((uint8_t *)&ops + member, 0, sizeof(void *));
-			rig.config.cuda = &ops;
 		}
-		gpu = gpu_rig_open(&rig);
+		gpu = start(&rig, i % 2 == 0 ? &ops : NULL);
 		assert_int_equal(kvk_gpu_stream(gpu, 1, &stream), KV_OK);
 		fake_cuda_fail_always(member, 801);
 		copy_and_compare(gpu, &rng, stream);
@@ -123,6 +127,7 @@ static void p6_without_graphs_kernels_are_launched_plainly(void **state)
 		assert_int_equal(fake_cuda_calls(member), i % 2);
 		assert_int_equal(CALLS(graph_launch), 0);
 		assert_true(CALLS(launch) >= 8);
+		assert_int_equal(atomic_load(&rig.t.lines[KV_LOG_INFO]), 2); /* the device is open; and that */
 		gpu_rig_fini(&rig);
 	}
 }
@@ -134,11 +139,9 @@ static void p6_a_launch_that_fails_is_a_copy_that_fails(void **state)
 	kvk_gpu_copy_t copy;
 	gpu_case_t c;
 	gpu_rig_t rig;
-	kvk_gpu_t *gpu;
+	kvk_gpu_t *gpu = start(&rig, NULL);
 
 	(void)state;
-	gpu_rig_init(&rig, NULL);
-	gpu = gpu_rig_open(&rig);
 	gpu_case_usual(&c, &rng, gpu, KVK_PAGED_KV_TOKEN_HEAD);
 	copy = gpu_case_copy(&c, KVK_GPU_SCATTER, KVK_GPU_ZERO_COPY, NULL);
 	fake_cuda_fail_always(OF(graph_launch), 719);
