@@ -449,6 +449,17 @@ void sr_store(sr_t *sr, sr_request_t *request, const char *id, uint32_t seed, ui
 	sr_settle(sr);
 }
 
+void sr_find(sr_t *sr, sr_request_t *request, uint32_t n, kvx_hit_t *p_hit)
+{
+	sr_store(sr, request, "first", 1, 0, 80);
+	kvx_scheduler_finish(sr->scheduler, &request->ask);
+	sr_settle(sr);
+	sr_request(sr, request, "second", 1, 0, n);
+	sr_match(sr, request, p_hit);
+	assert_int_equal(p_hit->tokens, 80);
+	sr_place(sr, request, 100, 0);
+}
+
 kvx_scheduler_stats_t sr_stats(const sr_t *sr)
 {
 	kvx_scheduler_stats_t stats = {.struct_size = sizeof stats};

@@ -92,6 +92,8 @@ void sr_match(sr_t *sr, const sr_request_t *request, kvx_hit_t *hit);
 uint32_t sr_run(sr_t *sr, sr_request_t *request, uint32_t base);
 /* New request that is run into blocks from 0, until all of it is stored. */
 void sr_store(sr_t *sr, sr_request_t *request, const char *id, uint32_t seed, uint32_t shared, uint32_t n);
+/* Ten blocks are stored, by a request that has finished. Another one, "second", of n tokens finds them and has its blocks, from 100 on. */
+void sr_find(sr_t *sr, sr_request_t *request, uint32_t n, kvx_hit_t *p_hit);
 kvx_scheduler_stats_t sr_stats(const sr_t *sr);
 
 #endif

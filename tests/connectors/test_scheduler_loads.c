@@ -50,12 +50,7 @@ static void p7_a_lease_that_could_not_be_renewed_is_renewed_in_time(void **state
 
 	(void)state;
 	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1, .mode = KVX_LOAD_SYNC, .load_ms = 1000});
-	sr_store(&sr, &request, "first", 1, 0, 80);
-	kvx_scheduler_finish(sr.scheduler, &request.ask);
-	sr_request(&sr, &request, "second", 1, 0, 100);
-	sr_match(&sr, &request, &hit);
-	assert_int_equal(hit.tokens, 80);
-	sr_place(&sr, &request, 100, 0);
+	sr_find(&sr, &request, 100, &hit);
 	kvx_scheduler_load(sr.scheduler, &request.ask, &hit);
 	refuse = 1;
 	start = kv_now_ns(&kv_env_posix);
@@ -116,13 +111,7 @@ static void p1_what_came_after_a_failed_load_of_a_request_that_is_gone_is_named(
 static void begin_load(sr_t *sr, rig_t *rig, sr_request_t *request, kvx_hit_t *p_hit)
 {
 	sr_start(sr, rig, &(sr_options_t){.foreign = 1, .mode = KVX_LOAD_SYNC});
-	sr_store(sr, request, "first", 1, 0, 80);
-	kvx_scheduler_finish(sr->scheduler, &request->ask);
-	sr_settle(sr);
-	sr_request(sr, request, "second", 1, 0, 160);
-	sr_match(sr, request, p_hit);
-	assert_int_equal(p_hit->tokens, 80);
-	sr_place(sr, request, 100, 0);
+	sr_find(sr, request, 160, p_hit);
 }
 
 /* Two steps, each of which computes and saves five blocks after the load. */

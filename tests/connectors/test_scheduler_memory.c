@@ -132,12 +132,7 @@ static void p5_a_lost_load_there_is_no_memory_for_is_told_as_failed(void **state
 	(void)state;
 	env_begin();
 	sr_start(&sr, &rig, &options);
-	sr_store(&sr, &request, "first", 1, 0, 80);
-	kvx_scheduler_finish(sr.scheduler, &request.ask);
-	sr_request(&sr, &request, "second", 1, 0, 160);
-	sr_match(&sr, &request, &hit);
-	assert_int_equal(hit.tokens, 80);
-	sr_place(&sr, &request, 100, 0);
+	sr_find(&sr, &request, 160, &hit);
 	kvx_hold_drop(sr.scheduler, kvx_requests_find(&sr.scheduler->requests, "second", 6));
 	failing = 1;
 	kvx_scheduler_load(sr.scheduler, &request.ask, &hit);
