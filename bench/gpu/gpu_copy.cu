@@ -4,95 +4,7 @@
 // each into the file of --json. Digests are made and compared unless a row says otherwise.
 //
 //     gpu_copy [--rounds N] [--mib N] [--json FILE] [--only FAMILY,...]
-#define _Noreturn __attribute__((noreturn)) // C's word
-extern "C" {
-#include "kvk/gpu.h"
-}
-#include "gpu_copy.h"
-
-// ---- a cache and blocks in the shape of a row --------------------------------------------------------------------------
-
-static const uint32_t HEADS = 8, LAYERS = 32, DIM = 128, ROW = 256; // bf16: rows of 256 B
-
-struct shape {
-	kvk_layout_t layout;
-	kvk_paged_t paged;
-	std::vector<void *> base;
-	std::vector<kvk_move_t> moves;
-	std::vector<uint64_t> leaves;
-	uint64_t bytes;
-	uint32_t layers = 0; // the first so many; 0: all
-};
-
-// Of `ranks` ranks one, whose heads are a part of each block: the pool then has so many times the bytes. Fragments of `fragment` bytes, K and V of one head and layer; blocks in an order of chance on both sides.
-// apart: every second place of the pool is somebody else's, so that no two blocks are neighbours there.
-static void make_shape(shape &s, uint32_t fragment, kvk_paged_kind_t kind, uint8_t *pool, bool digests,
-		       uint32_t ranks = 1, bool apart = false)
-{
-	const uint32_t heads = HEADS / ranks;
-	const uint64_t block = (uint64_t)HEADS * LAYERS * fragment, held = block / ranks;
-	const uint64_t stride = apart ? 2 * block : block;
-	const uint32_t count = (uint32_t)(ranks * bench.bytes / stride);
-
-	s.layout = {};
-	s.layout.heads = HEADS;
-	s.layout.layers = LAYERS;
-	s.layout.block_tokens = fragment / (2 * ROW);
-	s.layout.k_dim = s.layout.v_dim = DIM;
-	s.layout.dtype = KVK_DTYPE_BF16;
-	s.layout.inner = kind == KVK_PAGED_HEAD_TOKEN_KV ? KVK_INNER_PACKED : KVK_INNER_SPLIT;
-	s.base.resize(LAYERS);
-	for (uint32_t i = 0; i < LAYERS; i++) {
-		s.base[i] = bench.cache + (uint64_t)i * count * heads * fragment;
-	}
-	s.paged = {};
-	s.paged.kind = kind;
-	s.paged.blocks = count;
-	s.paged.layers = LAYERS;
-	s.paged.heads = heads;
-	s.paged.block_tokens = s.layout.block_tokens;
-	s.paged.k_dim = s.paged.v_dim = DIM;
-	s.paged.dtype = KVK_DTYPE_BF16;
-	s.paged.base = s.base.data();
-	s.bytes = held * count;
-	s.moves.resize(count);
-	s.leaves.assign((uint64_t)count * heads * LAYERS, 0);
-	std::vector<uint32_t> order(count);
-	for (uint32_t i = 0; i < count; i++) {
-		order[i] = i;
-	}
-	std::shuffle(order.begin(), order.end(), std::mt19937(7));
-	for (uint32_t i = 0; i < count; i++) {
-		s.moves[i] = {order[i], 0, pool + (uint64_t)order[count - 1 - i] * stride,
-			      digests ? s.leaves.data() + (uint64_t)i * heads * LAYERS : nullptr};
-	}
-}
-
-static kvk_gpu_job_t *submit(shape &s, kvk_gpu_dir_t dir, kvk_gpu_way_t way, uint32_t sms, cudaStream_t stream)
-{
-	kvk_gpu_copy_t copy = {};
-	kvk_gpu_job_t *job;
-
-	copy.dir = dir;
-	copy.way = way;
-	copy.layout = &s.layout;
-	copy.paged = &s.paged;
-	copy.moves = s.moves.data();
-	copy.count = (uint32_t)s.moves.size();
-	copy.layers = s.layers;
-	copy.sms = sms;
-	copy.ready = dir == KVK_GPU_SCATTER; // the pool's bytes are never on their way
-	copy.stream = (kvk_cu_stream_t)stream;
-	must_kv(kvk_gpu_submit(bench.gpu, &copy, &job));
-
-	return job;
-}
-
-static void finish(kvk_gpu_job_t *job)
-{
-	must_kv(kvk_gpu_wait(job, 60000000));
-	kvk_gpu_end(job);
-}
+#include "gpu_shape.h"
 
 // Several copies behind each other, so that what the host does for one runs while the one before it copies.
 static double copy_rate(shape &s, kvk_gpu_dir_t dir, kvk_gpu_way_t way, uint32_t sms)
@@ -339,7 +251,7 @@ static void rows_hbm()
 		for (bool digests : {true, false}) {
 			shape s;
 
-			make_shape(s, 8192, c.kind, bench.hbm, digests, c.ranks);
+			make_shape(s, 8192, c.kind, bench.hbm, digests, {c.ranks, false});
 			prime(s);
 			for (bool load : {true, false}) {
 				row(
@@ -412,30 +324,22 @@ static void rows_digests()
 }
 
 #include "gpu_gemm.h"
-#include "gpu_idle.h"
 #include "gpu_staged.h"
-
-// --only: names with commas between.
-static bool wanted(const char *name)
-{
-	const std::string all = std::string(",") + (bench.only ? bench.only : "") + ",";
-
-	return !bench.only || all.find(std::string(",") + name + ",") != std::string::npos;
-}
 
 int main(int argc, char **argv)
 {
 	const struct {
 		const char *name;
 		void (*run)();
-	} families[] = {{"idle", rows_idle}, // first
-			{"link", rows_link},       {"staged", rows_staged}, {"both", rows_both},
+	} families[] = {{"link", rows_link},       {"staged", rows_staged}, {"both", rows_both},
 			{"digests", rows_digests}, {"rivals", rows_rivals}, {"hbm", rows_hbm},
 			{"peer", rows_peer},       {"gemm", rows_gemm}};
 
-	if (!open_bench(argc, argv)) {
+	parse_options(argc, argv);
+	if (!open_bench()) {
 		return 77;
 	}
+	print_head();
 	for (const auto &family : families) {
 		if (wanted(family.name)) {
 			family.run();

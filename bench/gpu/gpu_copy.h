@@ -1,4 +1,4 @@
-// gpu_copy.h -- what rows of gpu_copy share: memory, clocks, medians, printing, and a GEMM.
+// gpu_copy.h -- what rows of gpu_copy and gpu_after share: options, memory, clocks, medians and printing.
 #ifndef GPU_COPY_H
 #define GPU_COPY_H
 
@@ -22,7 +22,7 @@
 	do {                                                                                                           \
 		const cudaError_t error_ = (call);                                                                     \
 		if (error_ != cudaSuccess) {                                                                           \
-			printf("gpu_copy: line %d: %s: %s\n", __LINE__, #call, cudaGetErrorString(error_));            \
+			printf("line %d: %s: %s\n", __LINE__, #call, cudaGetErrorString(error_));                      \
 			exit(1);                                                                                       \
 		}                                                                                                      \
 	} while (0)
@@ -30,7 +30,7 @@
 static inline void must_kv(kv_status_t status)
 {
 	if (status != KV_OK) {
-		printf("gpu_copy: %s (%d)\n", kvk_gpu_why(), (int)status);
+		printf("%s (%d)\n", kvk_gpu_why(), (int)status);
 		exit(1);
 	}
 }
@@ -190,7 +190,7 @@ static inline uint8_t *host_memory()
 	uint64_t x = 88172645463325252u;
 
 	if (p == MAP_FAILED) {
-		printf("gpu_copy: out of memory\n");
+		printf("out of memory\n");
 		exit(1);
 	}
 	p += (huge - (uintptr_t)p % huge) % huge;
@@ -220,12 +220,8 @@ static inline uint8_t *device_memory(int device, uint64_t times)
 	return p;
 }
 
-static inline bool open_bench(int argc, char **argv)
+static inline void parse_options(int argc, char **argv)
 {
-	const char *why = "";
-	kvk_gpu_config_t config = {};
-	int devices = 0, can = 0;
-
 	bench.rounds = 7;
 	bench.bytes = 384u << 20;
 	for (int i = 1; i + 1 < argc; i += 2) {
@@ -239,10 +235,26 @@ static inline bool open_bench(int argc, char **argv)
 			bench.json = fopen(argv[i + 1], "w");
 		}
 	}
+}
+
+// --only: names with commas between.
+static inline bool wanted(const char *name)
+{
+	const std::string all = std::string(",") + (bench.only ? bench.only : "") + ",";
+
+	return !bench.only || all.find(std::string(",") + name + ",") != std::string::npos;
+}
+
+static inline bool open_bench()
+{
+	const char *why = "";
+	kvk_gpu_config_t config = {};
+	int devices = 0, can = 0;
+
 	config.cuda = kvk_cuda_load(&why);
 	if (!config.cuda || cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 ||
 	    kvk_gpu_open(&config, &bench.gpu) != KV_OK) {
-		printf("gpu_copy: skipped: %s\n", config.cuda ? kvk_gpu_why() : why);
+		printf("skipped: %s\n", config.cuda ? kvk_gpu_why() : why);
 		return false;
 	}
 	CU(cudaSetDevice(0));
@@ -262,10 +274,14 @@ static inline bool open_bench(int argc, char **argv)
 			bench.peer = device_memory(1, 1);
 		}
 	}
-	printf("# %s; medians of %d rounds, %llu MiB a copy; value, reference, ratio\n", kvk_gpu_describe(bench.gpu),
-	       bench.rounds, (unsigned long long)(bench.bytes >> 20));
 
 	return true;
+}
+
+static inline void print_head()
+{
+	printf("# %s; medians of %d rounds, %llu MiB a copy; value, reference, ratio\n", kvk_gpu_describe(bench.gpu),
+	       bench.rounds, (unsigned long long)(bench.bytes >> 20));
 }
 
 #endif

@@ -80,7 +80,7 @@ static void rows_staged_of(const std::string &how, uint32_t sms, bool apart, dou
 {
 	shape s;
 
-	make_shape(s, 8192, KVK_PAGED_KV_TOKEN_HEAD, bench.pool, true, 1, apart);
+	make_shape(s, 8192, KVK_PAGED_KV_TOKEN_HEAD, bench.pool, true, {1, apart});
 	prime(s);
 	for (bool load : {true, false}) {
 		const kvk_gpu_dir_t dir = load ? KVK_GPU_SCATTER : KVK_GPU_GATHER;
@@ -123,7 +123,7 @@ static void rows_staged()
 	for (int streams : {1, 4, 0}) {
 		shape s;
 
-		make_shape(s, 8192, KVK_PAGED_KV_TOKEN_HEAD, bench.pool, true, 1, true);
+		make_shape(s, 8192, KVK_PAGED_KV_TOKEN_HEAD, bench.pool, true, {1, true});
 		row(
 			streams ? text("copy engine alone, 2 MiB a call, %d streams", streams)
 				: std::string("copy engine alone, 2 MiB pieces in one call"),

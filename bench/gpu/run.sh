@@ -5,7 +5,7 @@
 #   bench/gpu/run.sh part2 [out]   loads through kvx, from memory and from disk; matrix products beside copies; 200 kills; device == CPU, 10^4 flips, compute-sanitizer  (< 10 minutes)
 #   bench/gpu/run.sh all [out]     both
 #   bench/gpu/run.sh build         only build, to run elsewhere: the other parts build nothing when the programs are there
-#   bench/gpu/run.sh right|fast|gemm|kill|kvx|disk [out]   a piece of the parts
+#   bench/gpu/run.sh right|fast|after|gemm|kill|kvx|disk [out]   a piece of the parts
 #   bench/gpu/run.sh lanes         no GPU: the kernels lane by lane on the CPU, the same property test; needs g++ (else 77)
 #
 # out (default build/gpu/out) gets the logs, *.json (a line a row) and goals.txt. BUILD: where to build (default build/gpu). XXHASH_INCLUDE: folder of
@@ -44,13 +44,16 @@ build_parts()
 
 build_all()
 {
+	local program
 	mkdir -p "$build"
 	"$nvcc" -fatbin -std=c++17 -O3 -lineinfo -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 \
 		-o "$build/gpu.fatbin" kernels/gpu.cu
 	build_parts "-DKVK_GPU_FATBIN=\"$(realpath "$build")/gpu.fatbin\""
 	gcc -o "$build/gpu_prop" "$build"/{common,kernels}_*.o "$build/bench_gpu_gpu_prop.c.o" "$build/xxh.o" -ldl -lpthread
-	"$nvcc" -std=c++17 -O2 -arch=sm_90 "${include[@]}" -o "$build/gpu_copy" bench/gpu/gpu_copy.cu \
-		"$build"/{common,kernels}_*.o "$build/xxh.o" -ldl -lpthread
+	for program in gpu_copy gpu_after; do
+		"$nvcc" -std=c++17 -O2 -arch=sm_90 "${include[@]}" -o "$build/$program" "bench/gpu/$program.cu" \
+			"$build"/{common,kernels}_*.o "$build/xxh.o" -ldl -lpthread
+	done
 }
 
 # At most so many seconds, and what is left of the part's; a piece that fails or is cut off does not keep the others from running.
@@ -76,9 +79,15 @@ copies() # families, seconds, options
 	limited "$2" "$build/gpu_copy" ${quick:+--rounds 3} --only "$1" --json "$out/${1%%,*}.json" "${@:3}"
 }
 
+after()
+{
+	limited 60 "$build/gpu_after" ${quick:+--rounds 3} --mib 64 --json "$out/after.json"
+}
+
 fast()
 {
-	copies idle,link,both,digests,rivals,hbm,peer 400
+	after
+	copies link,both,digests,rivals,hbm,peer 400
 	copies staged 150 --mib 1280
 }
 
@@ -188,7 +197,7 @@ lanes()
 }
 
 case $part in
-part1 | part2 | right | fast | gemm | build) ;;
+part1 | part2 | right | fast | after | gemm | build) ;;
 kvx) part=through_kvx ;;
 disk) part=from_disk ;;
 kill) part=kill_loop ;;
@@ -200,7 +209,7 @@ lanes)
 	lanes
 	exit
 	;;
-*) echo "run.sh: part1, part2, all, build, lanes, right, fast, gemm, kill, kvx or disk" >&2 && exit 64 ;;
+*) echo "run.sh: part1, part2, all, build, lanes, right, fast, after, gemm, kill, kvx or disk" >&2 && exit 64 ;;
 esac
 if [ "$part" = build ] || [ ! -x "$build/gpu_copy" ]; then
 	build_all
