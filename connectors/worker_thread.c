@@ -13,7 +13,7 @@
 #define POLL_NS    UINT64_C(100000)   /* the socket is looked at this often while there is work */
 #define NAP_NS     UINT64_C(50000)    /* something comes without a message: look again soon, */
 #define NAP_MAX_NS UINT64_C(1000000)  /* then less soon */
-#define COPY_NS    UINT64_C(200000)   /* a device copies: it must not run dry */
+#define COPY_NS    UINT64_C(100000)   /* a device copies: it must not run dry */
 #define OPEN_NS    UINT64_C(5000000)  /* jobs wait for others */
 #define AWAY_NS    UINT64_C(20000000) /* no daemon: look for one */
 #define IDLE_NS    UINT64_C(100000000)
@@ -231,7 +231,7 @@ static uint64_t longer(const kvx_worker_t *worker, uint64_t nap)
 {
 	const uint64_t most = is_copying(worker) ? COPY_NS : NAP_MAX_NS;
 
-	return nap < most ? nap * 2 : NAP_NS;
+	return nap * 2 < most ? nap * 2 : most;
 }
 
 /* Is there reason not to sleep yet? */
