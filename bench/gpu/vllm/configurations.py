@@ -68,7 +68,7 @@ class Configuration:
 
     def turns(self, rounds: int) -> int:
         """About what the rounds of a ring take, in seconds."""
-        return rounds * 5 * len(self.ring)
+        return rounds * 10 * len(self.ring)
 
     def seconds(self, graph: bool, rounds: int) -> int:
         """About what it takes on an H200: import and start, then the phases; the first engine of a run with CUDA graphs COMPILE more."""

@@ -164,6 +164,8 @@ class Bench:
 
     def gpu(self) -> None:
         for n, prompts in self.by_size().items():
+            for prompt in prompts:
+                self.ask([prompt])  # what hits of another size have dropped
             self.times(f"gpu {n}", prompts)
 
     def hit(self, name: str = "hit") -> None:
