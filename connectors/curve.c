@@ -45,6 +45,7 @@ void kvx_curve_learn(kvx_curve_t *curve, const kvx_curve_sample_t *sample)
 		curve->count[size]++;
 		curve->known++;
 	}
+	curve->most = sample->n > curve->most ? sample->n : curve->most;
 	curve->newest_ns = sample->at_ns > curve->newest_ns ? sample->at_ns : curve->newest_ns;
 	curve->stale = 1;
 }

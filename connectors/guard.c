@@ -5,8 +5,8 @@
 
 #define MEMORY_BYTES 4.0 /* a nanosecond: guessed until it was measured */
 #define DISK_BYTES   1.0
-#define BEYOND       8u  /* so many times the longest prompt ever measured, nothing is known of computing */
-#define STOP         0.9 /* of what it saves, a load may take */
+#define MUCH         512u /* tokens computed at once, beside which it is little what a step takes whatever it computes */
+#define STOP         0.9  /* of what it saves, a load may take */
 #define RESUME       0.8
 
 void kvx_guard_init(kvx_guard_t *guard, uint32_t block_tokens, uint64_t token_bytes)
@@ -61,7 +61,6 @@ void kvx_guard_loaded(kvx_guard_t *guard, const kvx_guard_load_t *load)
 void kvx_guard_work_add(kvx_guard_work_t *work, uint32_t before, uint32_t tokens)
 {
 	work->tokens += tokens;
-	work->end = before + tokens > work->end ? before + tokens : work->end;
 	work->square += (double)tokens * (2.0 * before + tokens);
 }
 
@@ -69,7 +68,6 @@ void kvx_guard_computed(kvx_guard_t *guard, const kvx_guard_work_t *work, uint64
 {
 	const kvx_curve_sample_t sample = {.n = work->tokens, .q = work->square, .ns = (double)ns};
 
-	guard->farthest = work->end > guard->farthest ? work->end : guard->farthest;
 	kvx_curve_learn(&guard->prefill, &sample);
 }
 
@@ -87,9 +85,15 @@ static double compute_ns(kvx_guard_t *guard, uint32_t before, uint32_t tokens)
 	return kvx_curve_share(&guard->prefill, work.tokens, work.square);
 }
 
+/* So many have to have been computed in one step before it is known what computing `tokens` adds to one: of fewer, most of the time may be the step's own. */
+static uint32_t enough(uint32_t tokens)
+{
+	return tokens / 2u < MUCH ? tokens / 2u : MUCH;
+}
+
 static int computing_is_known(const kvx_guard_t *guard, uint32_t tokens)
 {
-	return guard->prefill.known > 0 && tokens / BEYOND <= guard->farthest;
+	return guard->prefill.most > 0 && guard->prefill.most >= enough(tokens);
 }
 
 uint64_t kvx_guard_compute_ns(kvx_guard_t *guard, uint32_t before, uint32_t tokens)
@@ -167,6 +171,11 @@ static kvx_guard_verdict_t judge(kvx_guard_t *guard, const kvx_guard_part_t *par
 	return KVX_GUARD_PROBE;
 }
 
+static uint32_t minus(uint32_t a, uint32_t b)
+{
+	return a > b ? a - b : 0;
+}
+
 /* The most tokens of `most` that take so long; a part at its guess is slower than a line through it. */
 static uint32_t piece(const kvx_guard_question_t *q, uint32_t most, double load, double ns)
 {
@@ -176,20 +185,26 @@ static uint32_t piece(const kvx_guard_question_t *q, uint32_t most, double load,
 	return q->grain ? fit / q->grain * q->grain : 0;
 }
 
-/* Nothing was computed yet: memory is loaded, of disk what is worth a bet. */
+/* Too little was computed yet: memory is loaded, of disk what is worth a bet. Enough is left to be computed that the next one needs no bet; where a hit may not
+ * be cut, every other one is left. */
 static void bet(kvx_guard_t *guard, const kvx_guard_question_t *q, kvx_guard_answer_t *answer)
 {
-	const double load = disk_ns(guard, q->disk);
+	const uint32_t hit = q->cpu + q->disk, rest = minus(q->total, q->local + hit);
+	const uint32_t most = minus(q->disk, minus(enough(hit), rest));
 
 	answer->cpu = q->cpu;
-	answer->disk = load <= KVX_GUARD_BET_NS ? q->disk : piece(q, q->disk, load, KVX_GUARD_BET_NS);
+	if (q->grain) {
+		answer->disk = piece(q, most, disk_ns(guard, most), KVX_GUARD_BET_NS);
+	} else {
+		answer->disk = guard->bets++ % 2u == 0 && disk_ns(guard, q->disk) <= KVX_GUARD_BET_NS ? q->disk : 0;
+	}
 	answer->verdict = answer->cpu + answer->disk ? KVX_GUARD_PAYS : KVX_GUARD_NO;
 }
 
 /* Which part of a probe's tokens is loaded. */
 static uint32_t probe(kvx_guard_t *guard, const kvx_guard_question_t *q, const kvx_guard_part_t *part)
 {
-	const uint32_t left = q->total > q->local ? q->total - q->local : 0;
+	const uint32_t left = minus(q->total, q->local);
 	const double all = compute_ns(guard, q->local, left > q->cpu + q->disk ? left : q->cpu + q->disk);
 
 	return piece(q, part->tokens, part->load, all / KVX_GUARD_SHARE);

@@ -7,7 +7,8 @@
  *
  * What is not known: memory is trusted until it was measured three times. Disk is taken at its guess (a byte a nanosecond) until it was measured: where
  * that does not pay, and every 32nd time or once in 30 s where measurements say so, a piece is loaded all the same, to see: as long as it takes a 64th of the
- * computing that is to be done anyway. Before any step was measured, as much is loaded from disk as takes a quarter of a second at the guess.
+ * computing that is to be done anyway. Before a step was measured that computed half as many tokens, or 512, at most a quarter of a second of disk is bet (at
+ * the guess, or as measured), and so many tokens of the hit are left to be computed, which tells: an engine all of whose prompts are stored would never learn.
  *
  * Loads are remembered for five minutes beyond the last one, steps for ever.
  *
@@ -66,7 +67,7 @@ typedef struct kvx_guard {
 	uint32_t block_tokens;
 	uint64_t token_bytes; /* about */
 	kvx_curve_t prefill, cpu, disk;
-	uint32_t farthest;                         /* token of which the computing was measured */
+	uint32_t bets;                             /* on hits that may not be cut */
 	kvx_guard_stop_t whole[KVX_GUARD_BUCKETS]; /* the part in memory, or all of a hit that has none there */
 	kvx_guard_stop_t tail[KVX_GUARD_BUCKETS];  /* the part on disk */
 	kvx_guard_said_t said[KVX_GUARD_MEMORY];
@@ -83,7 +84,6 @@ void kvx_guard_loaded(kvx_guard_t *guard, const kvx_guard_load_t *load);
 /* What a step computes: tokens, and the sum over its requests of n (2 p + n), for n tokens after p others. */
 typedef struct kvx_guard_work {
 	uint32_t tokens;
-	uint32_t end; /* largest p + n */
 	double square;
 } kvx_guard_work_t;
 void kvx_guard_work_add(kvx_guard_work_t *work, uint32_t before, uint32_t tokens);

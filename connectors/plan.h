@@ -129,7 +129,8 @@ typedef struct kvx_report_dropped {
 	uint64_t put; /* id */
 } kvx_report_dropped_t;
 
-/* A step that was to be timed: what the rank has computed took so long, from the end of begin() to end(), by the clock of who computes. */
+/* A step that was to be timed: what the rank has computed took so long, from the end of begin() (of load() where it loads) to end(), by the clock of who computes.
+ * Not told of a step that computes while it loads. */
 typedef struct kvx_report_step {
 	kvx_record_header_t h;
 	uint32_t step; /* header.step of its plan */

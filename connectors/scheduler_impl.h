@@ -84,7 +84,7 @@ typedef struct kvx_sput {
 /* One that the ranks were asked to time. */
 typedef struct kvx_timed {
 	uint32_t step;
-	int asked, prefill;
+	int asked, prefill, alone; /* one request computes all of it */
 	kvx_guard_work_t work;
 } kvx_timed_t;
 

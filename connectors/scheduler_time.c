@@ -2,7 +2,7 @@
  * are told what a step computes while they copy.
  *
  * An engine may plan a step before the last has ended, so only a rank knows when one begins and ends (worker_clock.c). Every step that computes more than
- * single tokens is timed, of the others one in SELDOM; not those with loads inside.
+ * single tokens, or loads, is timed, of the others one in SELDOM; of one that loads what comes after that, unless it comes layer by layer.
  */
 #include "scheduler_impl.h"
 
@@ -43,7 +43,7 @@ uint64_t kvx_time_wait_ns(kvx_scheduler_t *scheduler)
 	return worth && worth < most ? worth : most;
 }
 
-/* What computing takes: few tokens as long as one a request, which the guard does not learn from. */
+/* What computing takes: few tokens as long as one a request. */
 static uint32_t work_us(kvx_scheduler_t *scheduler)
 {
 	uint64_t ns = kvx_guard_step_ns(&scheduler->guard, &scheduler->work);
@@ -67,16 +67,19 @@ static void tell_work(kvx_scheduler_t *scheduler)
 
 void kvx_time_tell(kvx_scheduler_t *scheduler)
 {
-	const int prefill = is_prefill(scheduler);
+	const int prefill = is_prefill(scheduler), loads = scheduler->sync_loads > 0;
 	kvx_timed_t *timed = &scheduler->timed[scheduler->step % KVX_TIMED];
 
 	tell_work(scheduler);
 	scheduler->untimed++;
-	if (scheduler->work.tokens && !scheduler->sync_loads && (prefill || scheduler->untimed >= SELDOM) &&
+	if (scheduler->work.tokens && (prefill || loads || scheduler->untimed >= SELDOM) &&
 	    kvx_plan_room(scheduler, sizeof(kvx_plan_time_t))) {
 		(void)kvx_bytes_record(&scheduler->plan, KVX_RECORD_TIME, sizeof(kvx_plan_time_t));
-		*timed =
-			(kvx_timed_t){.step = scheduler->step, .asked = 1, .prefill = prefill, .work = scheduler->work};
+		*timed = (kvx_timed_t){.step = scheduler->step,
+				       .asked = 1,
+				       .prefill = prefill,
+				       .alone = scheduler->longest == scheduler->work.tokens,
+				       .work = scheduler->work};
 		scheduler->untimed = 0;
 	}
 	scheduler->work = (kvx_guard_work_t){0};
@@ -100,9 +103,10 @@ void kvx_time_reported(kvx_scheduler_t *scheduler, const kvx_report_step_t *repo
 	timed->asked = 0;
 	scheduler->stats.guard_steps++;
 	smooth(&scheduler->step_ns, report->ns);
-	if (timed->prefill) {
+	if (timed->prefill || timed->alone) { /* many that generate: how much they read counts, not what is computed */
 		kvx_guard_computed(&scheduler->guard, &timed->work, report->ns);
-	} else {
+	}
+	if (!timed->prefill) {
 		smooth(&scheduler->light_ns, report->ns);
 	}
 }

@@ -1,7 +1,8 @@
 /* What steps and loads take, by the clock of who does them: the host's, or the device's, which an engine that runs ahead of it cannot see.
  *
- * A step runs from the end of begin() to end(). A load of a device's cache runs from where its copies may begin, which is after all that the engine had
- * enqueued, to the end of the last one. Clocks are started and read by the engine's thread; a load's is stopped by whoever submits its copies, under the lock.
+ * A step runs from the end of begin(), or of load() where the engine waits for all that the step loads, to end(). A load of a device's cache runs from where
+ * its copies may begin, which is after all that the engine had enqueued, to the end of the last one. Clocks are started and read by the engine's thread; a
+ * load's is stopped by whoever submits its copies, under the lock.
  */
 #include "worker_gpu.h"
 
@@ -11,33 +12,42 @@
 
 void kvx_clock_ask(kvx_worker_t *worker)
 {
-	worker->timed = 1;
+	worker->timing = KVX_TIMING_ASKED;
 }
 
 void kvx_clock_begin(kvx_worker_t *worker)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
 
-	if (!worker->timed) {
+	if (worker->timing != KVX_TIMING_ASKED) {
 		return;
 	}
+	worker->timing = KVX_TIMING_RUNS;
 	worker->timed_ns = kvx_worker_now();
 	if (gpu) {
 		kvx_wclock_t *clock = &gpu->steps[gpu->step_at];
 
-		worker->timed = clock->clock && clock->state == KVX_CLOCK_FREE &&
-				kvk_gpu_clock_mark(clock->clock, 0, gpu->compute) == KV_OK;
+		if (!clock->clock || clock->state != KVX_CLOCK_FREE ||
+		    kvk_gpu_clock_mark(clock->clock, 0, gpu->compute) != KV_OK) {
+			kvx_clock_drop(worker);
+		}
 	}
+}
+
+void kvx_clock_drop(kvx_worker_t *worker)
+{
+	worker->timing = KVX_TIMING_NONE;
 }
 
 void kvx_clock_end(kvx_worker_t *worker)
 {
+	const int runs = worker->timing == KVX_TIMING_RUNS;
 	kvx_wgpu_t *gpu = worker->gpu;
 
-	if (!worker->timed) {
+	kvx_clock_drop(worker);
+	if (!runs) {
 		return;
 	}
-	worker->timed = 0;
 	if (!gpu) {
 		kvx_worker_stepped(worker, worker->step, kvx_worker_now() - worker->timed_ns);
 		return;

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Synchronous loads of the plan. 0 as well: it makes no sense, or its step is to be timed, and the engine's begin() starts that. */
+/* Synchronous loads of the plan; 0 as well: it makes no sense. */
 static uint32_t loads_of(const void *plan, size_t len)
 {
 	const kvx_record_header_t *record;
@@ -20,9 +20,6 @@ static uint32_t loads_of(const void *plan, size_t len)
 		return 0;
 	}
 	while ((record = kvx_cursor_next(&cursor)) != NULL) {
-		if (record->type == KVX_RECORD_TIME) {
-			return 0;
-		}
 		if (record->type == KVX_RECORD_LOAD) {
 			const kvx_plan_load_t *load = (const kvx_plan_load_t *)(const void *)record;
 

@@ -305,6 +305,9 @@ typedef struct kvx_wearly {
 #define KVX_HAD_ERRORS 2u
 #define KVX_HAD_REPORT 4u
 
+/* Of the step at hand: nobody wants its time; from when on what it computes is timed is still to come; it is timed. */
+typedef enum kvx_timing { KVX_TIMING_NONE = 0, KVX_TIMING_ASKED = 1, KVX_TIMING_RUNS = 2 } kvx_timing_t;
+
 struct kvx_worker {
 	/* constant after open */
 	kvx_wgpu_t *gpu; /* NULL: the cache is in host memory */
@@ -362,8 +365,8 @@ struct kvx_worker {
 	uint32_t step;   /* of the plan at hand */
 	uint32_t had;    /* KVX_HAD_* */
 	kvx_wearly_t early;
-	int timed;                              /* it is to be timed, */
-	uint64_t timed_ns;                      /* since then */
+	kvx_timing_t timing;
+	uint64_t timed_ns;                      /* since then the step is timed, where a host computes */
 	uint32_t failed_step[KVX_WORKER_STEPS]; /* plans of which a synchronous load has failed */
 	uint32_t failed_steps;                  /* how many ever */
 	uint64_t *failed;                       /* bit a block: its load has failed and errors() has not said so */
@@ -467,8 +470,10 @@ void kvx_worker_stepped(kvx_worker_t *worker, uint32_t step, uint64_t ns);
 /* worker_clock.c */
 /* The plan asks for the time of its step; */
 void kvx_clock_ask(kvx_worker_t *worker);
-/* begin() is over; end() begins. */
+/* What is computed comes now: begin() is over, or all loads inside the step are; end() begins. */
 void kvx_clock_begin(kvx_worker_t *worker);
+/* It computes while it loads: what takes how long is not to be told. */
+void kvx_clock_drop(kvx_worker_t *worker);
 void kvx_clock_end(kvx_worker_t *worker);
 /* Of a device: steps that are over go into the report. */
 void kvx_clock_look(kvx_worker_t *worker);

@@ -251,7 +251,7 @@ void kvx_worker_begin_plan(kvx_worker_t *worker, const void *plan, size_t len)
 	kvx_worker_reap(worker);
 	cancel_left(worker);
 	kvx_worker_hand_later(worker, 1); /* their step has not come to its end */
-	worker->timed = 0;
+	kvx_clock_drop(worker);
 	hand_adapters(worker);
 	if (len == 0) {
 		take_work(worker, cursor);
@@ -274,6 +274,8 @@ void kvx_worker_begin(kvx_worker_t *worker, const void *plan, size_t len)
 {
 	if (!kvx_early_came(worker, plan, len)) {
 		kvx_worker_begin_plan(worker, plan, len);
+	}
+	if (!worker->sync) {
 		kvx_clock_begin(worker);
 	}
 }
@@ -317,6 +319,11 @@ static int load_sync(kvx_worker_t *worker, int layers)
 		kvx_crew_load(worker);
 	}
 	kvx_wcount(&worker->stats.load_wait_ns, kvx_worker_now() - start);
+	if (layered) {
+		kvx_clock_drop(worker);
+	} else {
+		kvx_clock_begin(worker);
+	}
 
 	return layered;
 }

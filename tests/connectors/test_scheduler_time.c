@@ -108,9 +108,9 @@ static void p7_steps_that_compute_prompts_are_timed(void **state)
 	}
 	assert_int_equal(timed, 10);
 	assert_false(plan_step(&sr, 0, 0, &step)); /* nothing is computed */
-	sr.scheduler->sync_loads = 1;              /* much of it is the load */
-	assert_false(plan_step(&sr, 0, 100, &step));
-	assert_true(plan_step(&sr, 0, 100, &step));
+	sr.scheduler->sync_loads = 1;              /* what comes after the load */
+	assert_true(plan_step(&sr, 1000, 2, &step));
+	assert_false(plan_step(&sr, 1000, 2, &step));
 	kvx_scheduler_computes(sr.scheduler, 100, 100); /* not to be saved */
 	assert_true(plan_step(&sr, 0, 0, &step));
 
@@ -176,8 +176,8 @@ static void p7_ranks_are_told_what_a_step_computes(void **state)
 	tell_step(&sr, step, 5u * MS);
 	told = plan_work(&sr, 1000, 10, 1);
 	assert_int_equal(told.work.longest, 10);
-	assert_int_equal(told.work.us, 5000);
-	assert_in_range(plan_work(&sr, 0, 2000, 1).work.us, 19800, 20200);
+	assert_in_range(told.work.us, 5000, 5100);
+	assert_in_range(plan_work(&sr, 0, 2000, 1).work.us, 14800, 15200); /* five are any step's */
 	close_alone(&rig, &sr);
 }
 

@@ -43,30 +43,6 @@ static uint64_t at_most(uint64_t ms)
 	return wr_device_runs_behind() ? ms * MS : UINT64_MAX;
 }
 
-/* Times of steps in the report, and of which. */
-static uint32_t steps_of(wr_t *wr, kvx_report_step_t *steps, uint32_t cap)
-{
-	const kvx_record_header_t *record;
-	const void *bytes;
-	kvx_cursor_t cursor;
-	uint32_t n = 0;
-	size_t len;
-
-	kvx_worker_report(wr->rank[0].worker, &bytes, &len);
-	if (len == 0) {
-		return 0;
-	}
-	assert_true(kvx_cursor_open(&cursor, KVX_REPORT_MAGIC, bytes, len));
-	while ((record = kvx_cursor_next(&cursor)) != NULL) {
-		assert_int_equal(record->type, KVX_RECORD_STEP);
-		assert_true(n < cap);
-		memcpy(&steps[n++], record, sizeof steps[0]);
-	}
-	assert_false(cursor.bad);
-
-	return n;
-}
-
 static void p7_a_step_is_timed_by_who_computes_it(void **state)
 {
 	kvx_report_step_t steps[4];
@@ -81,7 +57,7 @@ static void p7_a_step_is_timed_by_who_computes_it(void **state)
 	kvx_worker_end(wr.rank[0].worker);
 	compute(20); /* sampling */
 	wr_device_sync();
-	assert_int_equal(steps_of(&wr, steps, 4), 1);
+	assert_int_equal(wr_hear_steps(&wr, steps, 4), 1);
 	assert_int_equal(steps[0].step, wr.step);
 	assert_in_range(steps[0].ns, 4990000, at_most(19));
 
@@ -93,7 +69,7 @@ static void p7_a_step_is_timed_by_who_computes_it(void **state)
 	begin_step(&wr, 0);
 	kvx_worker_end(wr.rank[0].worker);
 	wr_device_sync();
-	assert_int_equal(steps_of(&wr, steps, 4), 0);
+	assert_int_equal(wr_hear_steps(&wr, steps, 4), 0);
 
 	/* Two are enqueued before the first has ended. */
 	begin_step(&wr, 1);
@@ -103,10 +79,51 @@ static void p7_a_step_is_timed_by_who_computes_it(void **state)
 	compute(9);
 	kvx_worker_end(wr.rank[0].worker);
 	wr_device_sync();
-	assert_int_equal(steps_of(&wr, steps, 4), 2);
+	assert_int_equal(wr_hear_steps(&wr, steps, 4), 2);
 	assert_int_equal(steps[0].step + 1, steps[1].step);
 	assert_in_range(steps[0].ns, 2990000, at_most(9));
 	assert_in_range(steps[1].ns, 8990000, at_most(20));
+	wr_finish(&wr, &rig);
+}
+
+/* The device copies for 50 ms, the engine computes for 5 after that. */
+static void p7_a_step_that_loads_is_timed_once_it_has_loaded(void **state)
+{
+	const uint64_t bytes = UINT64_C(8) * WR_LAYERS * WR_PAGE;
+	kvx_report_step_t steps[4];
+	kvc_lease_t *lease;
+	rig_t rig;
+	wr_t wr;
+
+	(void)state;
+	wr_start(&wr, &rig, kvd_program, 1);
+	wr_device_cost(50u * MS / bytes);
+	for (uint32_t round = 0; round < 4; round++) {
+		lease = wr_lease(&wr, 0, 8);
+		wr_plan(&wr);
+		wr_plan_fence(&wr, wr_other, 8);
+		wr_plan_load(&wr, lease, 0, 7, wr_other, 8);
+		(void)kvx_bytes_record(&wr.plan, KVX_RECORD_TIME, sizeof(kvx_plan_time_t));
+		wr_begin(&wr);
+		kvx_worker_start(wr.rank[0].worker);
+		if (round < 3) {
+			kvx_worker_load(wr.rank[0].worker);
+		} /* else a step in which the engine forgets it: when it could compute is not known */
+		compute(5);
+		kvx_worker_end(wr.rank[0].worker);
+		wr_device_sync();
+		if (round < 3) {
+			assert_int_equal(wr_hear_steps(&wr, steps, 4), 1);
+			assert_int_equal(steps[0].step, wr.step);
+			assert_in_range(steps[0].ns, 4990000, at_most(19));
+		} else {
+			begin_step(&wr, 0);
+			kvx_worker_end(wr.rank[0].worker);
+			assert_int_equal(wr_hear_steps(&wr, steps, 4), 0);
+		}
+		kvc_release(&lease, 1);
+	}
+	wr_device_cost(0);
 	wr_finish(&wr, &rig);
 }
 
@@ -159,6 +176,7 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p7_a_step_is_timed_by_who_computes_it),
+		cmocka_unit_test(p7_a_step_that_loads_is_timed_once_it_has_loaded),
 		cmocka_unit_test(p7_a_load_is_timed_without_what_it_waits_behind),
 	};
 

@@ -391,6 +391,40 @@ static void p1_a_step_that_is_not_over_is_not_overtaken(void **state)
 	layers_finish(&rig, &wr);
 }
 
+/* By layers it computes while it loads: what took how long cannot be told. */
+static void p7_a_step_begun_early_is_timed_once_it_has_loaded(void **state)
+{
+	kvx_report_step_t steps[2];
+	uint32_t wrong = 0;
+	kvc_lease_t *lease;
+	rig_t rig;
+	wr_t wr;
+
+	(void)state;
+	layers_start(&rig, &wr, 1);
+	for (int layers = 0; layers < 2; layers++) {
+		lease = wr_lease(&wr, 0, 8);
+		layers_plan(&wr, lease);
+		(void)kvx_bytes_record(&wr.plan, KVX_RECORD_TIME, sizeof(kvx_plan_time_t));
+		assert_int_equal(layers_early(&wr, ALL), 1);
+		layers_go_on(&wr);
+		if (layers) {
+			assert_int_equal(kvx_worker_load_layers(wr.rank[0].worker), 1);
+			layers_compute(&wr.rank[0], &wrong);
+		} else {
+			kvx_worker_load(wr.rank[0].worker);
+		}
+		kvx_worker_end(wr.rank[0].worker);
+		wr_device_sync();
+		assert_int_equal(wr_hear_steps(&wr, steps, 2), !layers);
+		assert_true(layers || steps[0].step == wr.step);
+		kvc_release(&lease, 1);
+	}
+	assert_int_equal(wrong, 0);
+	assert_int_equal(layers_stats(&wr).loads_early, 2);
+	layers_finish(&rig, &wr);
+}
+
 static void only_plans_with_loads_of_their_step_are_begun_early(void **state)
 {
 	const uint64_t nonsense[4] = {1, 2, 3, 4};
@@ -409,9 +443,6 @@ static void only_plans_with_loads_of_their_step_are_begun_early(void **state)
 	assert_int_equal(layers_early(&wr, ALL), 0);
 	wr_plan(&wr);
 	wr_plan_load(&wr, NULL, 0, 7, wr_other, 8);
-	assert_int_equal(layers_early(&wr, ALL), 0);
-	layers_plan(&wr, lease);
-	(void)kvx_bytes_record(&wr.plan, KVX_RECORD_TIME, sizeof(kvx_plan_time_t));
 	assert_int_equal(layers_early(&wr, ALL), 0);
 	assert_int_equal(kvx_worker_early(wr.rank[0].worker, nonsense, sizeof nonsense, ALL), 0);
 	assert_int_equal(kvx_worker_early(wr.rank[0].worker, NULL, 0, ALL), 0);
@@ -436,6 +467,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(p1_late_hooks_of_the_step_before_do_not_touch_it),
 		cmocka_unit_test(p1_a_step_that_never_asks_for_its_loads_has_lost_them),
 		cmocka_unit_test(p1_a_step_that_is_not_over_is_not_overtaken),
+		cmocka_unit_test(p7_a_step_begun_early_is_timed_once_it_has_loaded),
 		cmocka_unit_test(only_plans_with_loads_of_their_step_are_begun_early),
 	};
 

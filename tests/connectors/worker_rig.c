@@ -482,6 +482,51 @@ static int one_record(wr_rank_t *rank, uint32_t type, void *out, size_t size)
 	return 1;
 }
 
+/* Of one report. */
+static uint32_t steps_of(wr_rank_t *rank, kvx_report_step_t *steps, uint32_t cap)
+{
+	const kvx_record_header_t *record;
+	const void *bytes;
+	kvx_cursor_t cursor;
+	uint32_t n = 0;
+	size_t len;
+
+	kvx_worker_report(rank->worker, &bytes, &len);
+	if (len == 0) {
+		return 0;
+	}
+	assert_true(kvx_cursor_open(&cursor, KVX_REPORT_MAGIC, bytes, len));
+	while ((record = kvx_cursor_next(&cursor)) != NULL) {
+		if (record->type == KVX_RECORD_LOADED) {
+			continue;
+		}
+		assert_int_equal(record->type, KVX_RECORD_STEP);
+		assert_true(n < cap);
+		memcpy(&steps[n++], record, sizeof steps[0]);
+	}
+	assert_false(cursor.bad);
+
+	return n;
+}
+
+uint32_t wr_hear_steps(wr_t *wr, kvx_report_step_t *steps, uint32_t cap)
+{
+	const uint64_t until = wr_now_ms() + WR_PATIENCE;
+	kvx_worker_stats_t stats = {.struct_size = sizeof stats};
+	kvx_worker_t *worker = wr->rank[0].worker;
+	uint32_t ids[WR_BLOCKS], n = 0;
+
+	do {
+		assert_true(wr_now_ms() < until);
+		(void)kvx_worker_errors(worker, ids, WR_BLOCKS);
+		kvx_worker_get_stats(worker, &stats);
+		n += steps_of(&wr->rank[0], steps + n, cap - n);
+		usleep(stats.loads_open ? 500 : 0);
+	} while (stats.loads_open);
+
+	return n;
+}
+
 void wr_wait_load(wr_rank_t *rank, uint64_t load, int async, wr_end_t *end)
 {
 	const uint64_t until = wr_now_ms() + WR_PATIENCE;

@@ -104,6 +104,8 @@ typedef struct wr_end {
 	uint32_t errors[WR_BLOCKS];
 	uint32_t error_count;
 } wr_end_t;
+/* Until no load is open: times of steps, as the first rank reports them. */
+uint32_t wr_hear_steps(wr_t *wr, kvx_report_step_t *steps, uint32_t cap);
 void wr_wait_load(wr_rank_t *rank, uint64_t load, int async, wr_end_t *end);
 /* The next DROPPED of the rank's reports, waited for: its put. */
 uint64_t wr_wait_dropped(wr_rank_t *rank);
