@@ -1,9 +1,9 @@
 /* How kernels get to a stream: as graphs of one kernel.
  *
  * Once eight kernels were launched, one at a time, on other streams than the engine's, any two kernels of the process have 0.34 us more between them, for
- * good: 2 to 3 % of a step that generates. Kernels of graphs are not counted (H200, driver 13.0; docs/decisions/017-kernels-as-graphs.md). An executable
- * graph runs one launch after another, so each stream has one of its own; streams that find no room share one, which only puts their kernels in an order.
- * Launching it with other arguments than before takes the host 5 us, a plain launch 2.
+ * good: 2 to 3 % of a step that generates. Kernels of graphs are not counted (H200, driver 13.0, on some machines; docs/decisions/017-kernels-as-graphs.md).
+ * An executable graph runs one launch after another, so each stream has one of its own; streams that find no room share one, which only puts their kernels
+ * in an order. Launching it with other arguments than before takes the host 5 us, a plain launch 2.
  */
 #include "gpu_internal.h"
 
