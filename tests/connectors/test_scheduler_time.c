@@ -362,6 +362,49 @@ static void p7_a_disk_is_tried_by_a_piece(void **state)
 	sr_stop(&sr, &rig);
 }
 
+/* The number of the step that was to be timed and computes so many tokens. */
+static uint32_t timed_of(const sr_t *sr, uint32_t tokens)
+{
+	for (uint32_t i = 0; i < KVX_TIMED; i++) {
+		if (sr->scheduler->timed[i].asked && sr->scheduler->timed[i].work.tokens == tokens) {
+			return sr->scheduler->timed[i].step;
+		}
+	}
+	fail_msg("no step of %u tokens is timed", (unsigned)tokens);
+
+	return 0;
+}
+
+/* Engine and daemon were restarted, and all that is asked for is on disk: the first hit leaves enough to be computed, and its step tells. */
+static void p7_the_first_hit_on_a_disk_tells_what_computing_takes(void **state)
+{
+	static sr_request_t request;
+	kvx_guard_t *guard;
+	uint32_t loaded;
+	rig_t rig;
+	sr_t sr;
+
+	(void)state;
+	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1, .guard = 1, .mode = KVX_LOAD_SYNC});
+	sr_store(&sr, &request, "first", 0, 0, 2000);
+	kvx_scheduler_finish(sr.scheduler, &request.ask);
+	restart(&rig, &sr);
+	guard = &sr.scheduler->guard;
+	kvx_guard_init(guard, SR_UNIT, 100000); /* 0.1 ms a token, at the guess */
+	sr_request(&sr, &request, "bet", 0, 0, 2000);
+	loaded = sr_run(&sr, &request, 0);
+	assert_int_equal(loaded, 2000 - 512);
+	assert_int_equal(kvx_guard_compute_ns(guard, 0, 2000), 0);
+	tell_step(&sr, timed_of(&sr, 512), 51200u * MS);
+	assert_in_range(kvx_guard_compute_ns(guard, 0, 512), 51100u * MS, 51300u * MS);
+	kvx_scheduler_finish(sr.scheduler, &request.ask);
+	sr_settle(&sr);
+	sr_request(&sr, &request, "known", 0, 0, 2000);
+	assert_int_equal(sr_run(&sr, &request, 0), 2000 - SR_UNIT);
+	kvx_scheduler_finish(sr.scheduler, &request.ask);
+	sr_stop(&sr, &rig);
+}
+
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
@@ -371,6 +414,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(p7_a_step_that_generates_waits_for_no_answer),
 		cmocka_unit_test(p7_a_part_that_does_not_pay_is_not_loaded),
 		cmocka_unit_test(p7_a_disk_is_tried_by_a_piece),
+		cmocka_unit_test(p7_the_first_hit_on_a_disk_tells_what_computing_takes),
 	};
 
 	if (argc < 2) {
