@@ -49,8 +49,8 @@ shift
 case $part in
 check) set -- check-v2 check-v1 "$@" ;;
 check-async) set -- check-v2-async check-v1-async "$@" ;;
-part1) set -- --graph kvd-v2 native-v2 ring-v2 lmcache-v2 lmserver-v2 kvd-v2-whole "$@" ;;
-part2) set -- --graph kvd-v1 native-v1 ring-v1 disk-v1 kvd-v1-whole disk-v2 "$@" ;;
+part1) set -- --graph --rounds 3 kvd-v2 native-v2 ring-v2 lmcache-v2 lmserver-v2 kvd-v2-whole "$@" ;;
+part2) set -- --graph --rounds 3 kvd-v1 native-v1 ring-v1 disk-v1 disk-v2 "$@" ;;
 full) set -- full-v1 full-v2 "$@" ;;
 tp2) set -- --graph check-v2-tp2 none-v2-tp2 kvd-v2-tp2 native-v2-tp2 "$@" ;;
 *) set -- "$part" "$@" ;;
