@@ -6,11 +6,6 @@
 
 #define FIRST_CAP 4096u
 
-static size_t padded(size_t len)
-{
-	return (len + 7u) & ~(size_t)7u;
-}
-
 /* ---- building ---------------------------------------------------------------------------------------------------------------- */
 
 int kvx_bytes_reserve(kvx_bytes_t *bytes, size_t more)
@@ -41,7 +36,7 @@ int kvx_bytes_reserve(kvx_bytes_t *bytes, size_t more)
 /* `len` zeroed bytes at the end, padded; NULL when there is no room for them. */
 static uint8_t *extend(kvx_bytes_t *bytes, size_t len)
 {
-	const size_t size = padded(len);
+	const size_t size = kvx_padded(len);
 	uint8_t *at;
 
 	if (bytes->failed || len > KVX_PLAN_BYTES_MAX || !kvx_bytes_reserve(bytes, size)) {
@@ -175,13 +170,13 @@ static size_t fixed_size(uint32_t magic, uint32_t type)
 /* Bytes of n ids; SIZE_MAX where they cannot fit into `room`. */
 static size_t ids_size(uint32_t n, size_t room)
 {
-	return n <= room / sizeof(uint32_t) ? padded((size_t)n * sizeof(uint32_t)) : SIZE_MAX;
+	return n <= room / sizeof(uint32_t) ? kvx_padded((size_t)n * sizeof(uint32_t)) : SIZE_MAX;
 }
 
 /* All parts of a load lie in `room` bytes and fill them. */
 static int parts_fit(const kvx_plan_load_t *load, size_t room)
 {
-	const size_t id = padded(load->id_len);
+	const size_t id = kvx_padded(load->id_len);
 	const uint8_t *at = (const uint8_t *)(load + 1) + id;
 
 	if (load->load == 0 || load->id_len == 0 || load->id_len > KVX_MAX_ID || load->parts > KVX_MAX_GROUPS ||
@@ -216,7 +211,7 @@ static int tail_fits(const kvx_record_header_t *record, size_t room)
 	case KVX_RECORD_SPACE: {
 		const kvx_plan_space_t *space = at;
 
-		return space->number != 0 && space->text_len <= room && padded(space->text_len) == room;
+		return space->number != 0 && space->text_len <= room && kvx_padded(space->text_len) == room;
 	}
 	case KVX_RECORD_FENCE:
 		return ids_size(((const kvx_plan_fence_t *)at)->n, room) == room;
@@ -276,13 +271,13 @@ const char *kvx_plan_load_id(const kvx_plan_load_t *load)
 
 const kvx_plan_part_t *kvx_plan_part_first(const kvx_plan_load_t *load)
 {
-	return (const kvx_plan_part_t *)(const void *)((const uint8_t *)(load + 1) + padded(load->id_len));
+	return (const kvx_plan_part_t *)(const void *)((const uint8_t *)(load + 1) + kvx_padded(load->id_len));
 }
 
 const kvx_plan_part_t *kvx_plan_part_next(const kvx_plan_part_t *part)
 {
 	return (const kvx_plan_part_t *)(const void *)((const uint8_t *)(part + 1) +
-						       padded((size_t)part->n * sizeof(uint32_t)));
+						       kvx_padded((size_t)part->n * sizeof(uint32_t)));
 }
 
 const uint32_t *kvx_plan_part_ids(const kvx_plan_part_t *part)

@@ -138,6 +138,12 @@ typedef struct kvx_report_step {
 	uint64_t ns;
 } kvx_report_step_t;
 
+/* Records, and what is variable in them, begin at multiples of eight bytes. */
+static inline size_t kvx_padded(size_t len)
+{
+	return (len + 7u) & ~(size_t)7u;
+}
+
 /* Building. Grows as needed; on a failed allocation the buffer is marked and the plan comes out empty. */
 typedef struct kvx_bytes {
 	uint8_t *data;

@@ -88,17 +88,6 @@ int kvx_scheduler_ready(const kvx_scheduler_t *scheduler)
 	return kvx_space_why(scheduler, 0) == KV_WHY_NONE;
 }
 
-uint32_t kvx_scheduler_group(const kvx_scheduler_t *scheduler, uint32_t number)
-{
-	for (uint32_t g = 0; g < scheduler->group_count; g++) {
-		if (scheduler->groups[g].id == number) {
-			return g;
-		}
-	}
-
-	return UINT32_MAX;
-}
-
 /* ---- block tables ------------------------------------------------------------------------------------------------------------ */
 
 /* These blocks belong to somebody else from this step on. */
@@ -225,21 +214,6 @@ void kvx_scheduler_finish(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 }
 
 /* ---- the plan ---------------------------------------------------------------------------------------------------------------- */
-
-void kvx_plan_begin(kvx_scheduler_t *scheduler)
-{
-	if (!scheduler->building) {
-		kvx_bytes_reset(&scheduler->plan, KVX_PLAN_MAGIC);
-		scheduler->building = 1;
-	}
-}
-
-int kvx_plan_room(kvx_scheduler_t *scheduler, size_t more)
-{
-	kvx_plan_begin(scheduler);
-
-	return kvx_bytes_reserve(&scheduler->plan, scheduler->promised + scheduler->offered + more);
-}
 
 /* Answers to what this step has asked for, but not for long, and not from a daemon that has stopped. */
 static void wait_for_answers(kvx_scheduler_t *scheduler, uint64_t now)

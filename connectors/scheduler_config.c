@@ -166,3 +166,14 @@ kvc_status_t kvx_scheduler_take(kvx_scheduler_t *scheduler, const kvx_scheduler_
 
 	return take_arrays(scheduler, config);
 }
+
+uint32_t kvx_scheduler_group(const kvx_scheduler_t *scheduler, uint32_t number)
+{
+	for (uint32_t g = 0; g < scheduler->group_count; g++) {
+		if (scheduler->groups[g].id == number) {
+			return g;
+		}
+	}
+
+	return UINT32_MAX;
+}

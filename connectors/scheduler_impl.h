@@ -170,6 +170,17 @@ typedef struct kvx_key_view {
 /* scheduler_config.c */
 kvc_status_t kvx_scheduler_refuse(const char *why);
 kvc_status_t kvx_scheduler_take(kvx_scheduler_t *scheduler, const kvx_scheduler_config_t *config);
+/* Index of a group among ours; UINT32_MAX: no such one. */
+uint32_t kvx_scheduler_group(const kvx_scheduler_t *scheduler, uint32_t number);
+
+/* scheduler_room.c */
+/* Start this step's plan, once. */
+void kvx_plan_begin(kvx_scheduler_t *scheduler);
+/* Room for so many bytes beside what is certain. 0: there is none. */
+int kvx_plan_room(kvx_scheduler_t *scheduler, size_t more);
+/* Bytes of a FENCE of all blocks; of the LOAD record of that many units at most. */
+size_t kvx_fence_bytes(uint32_t max_blocks);
+size_t kvx_load_bytes(const kvx_scheduler_t *scheduler, uint32_t units);
 
 /* scheduler.c */
 kvc_status_t kvx_scheduler_open_in(const kv_env_t *env, const kvx_scheduler_config_t *config,
@@ -178,17 +189,6 @@ static inline int kvx_ask_is_sound(const kvx_ask_t *ask)
 {
 	return ask && ask->struct_size >= sizeof *ask && ask->id && ask->id_len > 0 && ask->id_len <= KVX_MAX_ID;
 }
-/* Index of a group among ours; UINT32_MAX: no such one. */
-uint32_t kvx_scheduler_group(const kvx_scheduler_t *scheduler, uint32_t number);
-/* Start this step's plan, once. */
-void kvx_plan_begin(kvx_scheduler_t *scheduler);
-/* Bytes of a FENCE of all blocks. */
-static inline size_t kvx_fence_bytes(uint32_t max_blocks)
-{
-	return sizeof(kvx_plan_fence_t) + (size_t)max_blocks * sizeof(uint32_t) + 8u;
-}
-/* Room for so many bytes beside what is certain. 0: there is none. */
-int kvx_plan_room(kvx_scheduler_t *scheduler, size_t more);
 
 /* scheduler_space.c */
 /* Number of the ask's space, UINT32_MAX: refused. Opens it when it is new. */
@@ -229,8 +229,6 @@ uint64_t kvx_leases_of(const kvx_sload_t *load);
 void kvx_load_free(kvx_scheduler_t *scheduler, kvx_sload_t *load);
 
 /* scheduler_load.c */
-/* Bytes of the LOAD record of that many units at most. */
-size_t kvx_load_bytes(const kvx_scheduler_t *scheduler, uint32_t units);
 void kvx_loads_tell(kvx_scheduler_t *scheduler, uint64_t now);
 void kvx_loads_keep(kvx_scheduler_t *scheduler, uint64_t now);
 void kvx_loads_close(kvx_scheduler_t *scheduler);

@@ -8,24 +8,6 @@
 
 #define GIVE_UP 4u /* times load_ms */
 
-static size_t padded(size_t len)
-{
-	return (len + 7u) & ~(size_t)7u;
-}
-
-size_t kvx_load_bytes(const kvx_scheduler_t *scheduler, uint32_t units)
-{
-	size_t bytes = sizeof(kvx_plan_load_t) + KVX_MAX_ID;
-
-	for (uint32_t g = 0; g < scheduler->group_count; g++) {
-		const size_t blocks = (size_t)units * scheduler->unit / scheduler->groups[g].block_tokens;
-
-		bytes += sizeof(kvx_plan_part_t) + padded(blocks * sizeof(uint32_t));
-	}
-
-	return bytes;
-}
-
 /* ---- taking what is held ------------------------------------------------------------------------------------------------------ */
 
 /* The ids of the blocks to be written; of places nobody has given a block for: none. */
