@@ -9,11 +9,6 @@
 
 #define THREADS_MAX 4u /* more do not make memory faster */
 
-uint64_t kvx_worker_now(void)
-{
-	return kv_now_ns(&kv_env_posix);
-}
-
 static uint32_t threads_here(const kvx_worker_t *worker)
 {
 	const uint32_t cpus = kvx_cpus_count(&worker->cpus);

@@ -6,9 +6,10 @@
  *   a load or save   made by the engine -> queue -> transfer thread -> `over` -> freed by the engine
  *   a copy           active++, is it still open?, take blocks, copy, active--; who closes a job waits until active is 0
  *
- * Files: worker.c (open, close), worker_check.c (configuration), worker_plan.c (begin .. end), worker_early.c, worker_thread.c (transfer thread), worker_wait.c (gates,
- * queue), worker_space.c (attachment, spaces), worker_load.c, worker_crew.c (who copies a synchronous load), worker_save.c, worker_fence.c, worker_move.c,
- * worker_report.c, worker_selftest.c, worker_prefault.c, worker_cpus.c. Of a cache in GPU memory: worker_gpu.h.
+ * Files: worker.c (open, close), worker_check.c (configuration), worker_plan.c (begin .. end), worker_early.c, worker_thread.c (transfer thread), worker_hand.c
+ * (what the threads hand each other), worker_wait.c (gates, queue), worker_space.c (attachment, spaces), worker_load.c, worker_crew.c (who copies a synchronous
+ * load), worker_save.c, worker_fence.c, worker_move.c, worker_clock.c (what takes how long), worker_report.c, worker_selftest.c, worker_prefault.c,
+ * worker_cpus.c. Of a cache in GPU memory: worker_gpu.h.
  */
 #ifndef KVX_WORKER_IMPL_H
 #define KVX_WORKER_IMPL_H
@@ -17,6 +18,7 @@
 #include "plan.h"
 #include "worker_cpus.h"
 
+#include "kv/env.h"
 #include "kv/shm.h"
 #include "kvk/gpu.h"
 #include "kvk/move.h"
@@ -402,7 +404,10 @@ static inline void kvx_wcount(_Atomic uint64_t *counter, uint64_t n)
 	atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
 }
 
-uint64_t kvx_worker_now(void);
+static inline uint64_t kvx_worker_now(void)
+{
+	return kv_now_ns(&kv_env_posix);
+}
 
 /* worker_check.c */
 /* KVC_ERR_ARG and a sentence in kvx_worker_why(). */
@@ -416,14 +421,16 @@ void kvx_scratch_fini(kvx_scratch_t *scratch);
 /* worker_thread.c */
 kvc_status_t kvx_worker_run(kvx_worker_t *worker);
 void kvx_worker_stop(kvx_worker_t *worker);
+
+/* worker_hand.c */
 /* Wake the transfer thread if it sleeps. */
 void kvx_worker_wake(kvx_worker_t *worker);
+/* Hand over; 0: the queue is full. */
+int kvx_worker_hand(kvx_worker_t *worker, kvx_wjob_t *job);
 /* The transfer thread (or the engine's, of a job never handed over) has let go of it. */
 void kvx_worker_over(kvx_worker_t *worker, kvx_wjob_t *job);
 /* Note how many puts still wait for an answer. */
 void kvx_worker_acknowledged(kvx_worker_t *worker);
-/* Hand over; 0: the queue is full. */
-int kvx_worker_hand(kvx_worker_t *worker, kvx_wjob_t *job);
 
 /* worker_plan.c */
 /* begin(), whatever was begun before. */
