@@ -84,7 +84,8 @@ typedef struct kvx_sput {
 /* One that the ranks were asked to time. */
 typedef struct kvx_timed {
 	uint32_t step;
-	int asked, prefill, alone; /* one request computes all of it */
+	int asked, prefill, loads;
+	int alone; /* one request computes all of it */
 	kvx_guard_work_t work;
 } kvx_timed_t;
 
@@ -151,7 +152,7 @@ struct kvx_scheduler {
 	uint32_t sync_loads;   /* loads inside it */
 	uint32_t untimed;      /* steps since one was timed */
 	kvx_timed_t timed[KVX_TIMED];
-	uint64_t step_ns;  /* a recent step, smoothed; */
+	uint64_t step_ns;  /* a recent step that loads nothing, smoothed; */
 	uint64_t light_ns; /* one of single tokens */
 	uint64_t next_log_ns, next_attach_ns;
 };

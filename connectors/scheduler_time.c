@@ -78,6 +78,7 @@ void kvx_time_tell(kvx_scheduler_t *scheduler)
 		*timed = (kvx_timed_t){.step = scheduler->step,
 				       .asked = 1,
 				       .prefill = prefill,
+				       .loads = loads,
 				       .alone = scheduler->longest == scheduler->work.tokens,
 				       .work = scheduler->work};
 		scheduler->untimed = 0;
@@ -102,7 +103,9 @@ void kvx_time_reported(kvx_scheduler_t *scheduler, const kvx_report_step_t *repo
 	}
 	timed->asked = 0;
 	scheduler->stats.guard_steps++;
-	smooth(&scheduler->step_ns, report->ns);
+	if (!timed->loads) { /* else a hit that leaves little to compute would make steps look short */
+		smooth(&scheduler->step_ns, report->ns);
+	}
 	if (timed->prefill || timed->alone) { /* many that generate: how much they read counts, not what is computed */
 		kvx_guard_computed(&scheduler->guard, &timed->work, report->ns);
 	}

@@ -128,13 +128,20 @@ static void p7_steps_that_compute_prompts_are_timed(void **state)
 	assert_int_equal(sr_stats(&sr).bad_reports, 0);
 	assert_int_equal(sr.scheduler->step_ns, 10u * MS - 10u * MS / 8u + 20u * MS / 8u);
 
+	sr.scheduler->sync_loads = 1;
+	assert_true(plan_step(&sr, 1000, 2, &step));
+	tell_step(&sr, step, 1u * MS);
+	assert_int_equal(sr_stats(&sr).guard_steps, 3);
+	assert_int_equal(sr.scheduler->light_ns, 1u * MS);
+	assert_int_equal(sr.scheduler->step_ns, 10u * MS - 10u * MS / 8u + 20u * MS / 8u);
+
 	/* Too late: the place is another step's by now. */
 	assert_true(plan_step(&sr, 0, 1000, &first));
 	for (uint32_t i = 0; i < KVX_TIMED; i++) {
 		assert_true(plan_step(&sr, 0, 1000, &step));
 	}
 	tell_step(&sr, first, 10u * MS);
-	assert_int_equal(sr_stats(&sr).guard_steps, 2);
+	assert_int_equal(sr_stats(&sr).guard_steps, 3);
 	close_alone(&rig, &sr);
 }
 
