@@ -121,6 +121,7 @@ typedef struct kvdpy_request {
 	uint32_t fed;      /* tokens kvx_scheduler_tokens() has taken */
 	uint32_t computed; /* after the last step planned */
 	uint32_t step;     /* in which its blocks were given last */
+	uint32_t ran;      /* the last one it was in */
 	uint32_t engine;   /* tokens the engine had itself when it was admitted first */
 	kvx_hit_t hit;
 	uint32_t placed[KVDPY_MAX_GROUPS]; /* blocks known of each group */
@@ -149,8 +150,10 @@ typedef struct kvdpy_scheduler {
 	uint32_t groups;
 	uint32_t block_tokens[KVDPY_MAX_GROUPS];
 	uint32_t hash_tokens;
-	uint32_t busy; /* requests in the last step */
-	uint32_t step; /* counts plans */
+	uint32_t ran;   /* requests in the last step; */
+	uint32_t ended; /* of these, since */
+	uint32_t built; /* its number */
+	uint32_t step;  /* counts plans */
 	const char *instance;
 	int early; /* 1: a worker of it in this process may begin loads when they are planned */
 	int foreign, loads, saves;
@@ -181,6 +184,8 @@ kvdpy_request_t *kvdpy_request_of(kvdpy_scheduler_t *self, PyObject *request);
 int kvdpy_request_feed(kvdpy_scheduler_t *self, kvdpy_request_t *request, kvdpy_ask_t *ask, uint32_t upto);
 /* `tables`: a sequence with a list of block ids per group: the whole table, or what is appended to it. */
 int kvdpy_place(kvdpy_scheduler_t *self, kvdpy_request_t *request, kvdpy_ask_t *ask, PyObject *tables, int append);
+/* It has ended, and is not known any more; 0, or -1 with an exception. */
+int kvdpy_request_finish(kvdpy_scheduler_t *self, PyObject *request);
 
 /* ---- early.c ------------------------------------------------------------------------------------------------------- */
 

@@ -205,7 +205,7 @@ int kvdpy_ask_begin(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *as
 				     .id_len = r->id_len,
 				     .tokens = (uint32_t)n,
 				     .local = r->local,
-				     .busy = self->busy,
+				     .busy = self->ran - self->ended,
 				     .whole = 1}};
 	if (r->lora != Py_None) {
 		ask->ask.lora = PyUnicode_AsUTF8AndSize(r->lora, NULL);
@@ -387,4 +387,43 @@ int kvdpy_place(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *ask, P
 	}
 
 	return 0;
+}
+
+static uint32_t number_of(PyObject *object, PyObject *name)
+{
+	PyObject *value = PyObject_GetAttr(object, name);
+	const unsigned long number = value ? PyLong_AsUnsignedLong(value) : 0;
+
+	Py_XDECREF(value);
+
+	return PyErr_Occurred() ? 0 : (uint32_t)number;
+}
+
+int kvdpy_request_finish(kvdpy_scheduler_t *self, PyObject *request)
+{
+	kvdpy_request_t *r = kvdpy_request_of(self, request);
+	kvx_ended_t ended = {.struct_size = sizeof ended};
+	kvdpy_ask_t ask;
+
+	if (!r || kvdpy_ask_begin(self, r, &ask)) {
+		Py_XDECREF((PyObject *)r);
+		return -1;
+	}
+
+	ended.prompt_tokens = number_of(request, kvdpy_names.num_prompt_tokens);
+	ended.output_tokens = number_of(request, kvdpy_names.num_output_tokens);
+	ended.engine_tokens = r->engine;
+	if (!PyErr_Occurred() && r->admitted) {
+		kvx_scheduler_ended(self->scheduler, &ask.ask, &ended);
+	}
+	kvx_scheduler_finish(self->scheduler, &ask.ask);
+	kvdpy_ask_end(&ask);
+	self->ended += r->ran == self->built && self->ended < self->ran;
+	if (PyDict_DelItem(self->requests, r->id)) {
+		Py_DECREF((PyObject *)r);
+		return -1;
+	}
+	Py_DECREF((PyObject *)r);
+
+	return PyErr_Occurred() ? -1 : 0;
 }

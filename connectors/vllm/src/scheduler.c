@@ -164,44 +164,6 @@ static PyObject *scheduler_build(PyObject *object, PyObject *output)
 	return meta ? meta : kvdpy_harmless(&self->guard, "build_connector_meta", self->meta_empty);
 }
 
-static uint32_t number_of(PyObject *object, PyObject *name)
-{
-	PyObject *value = PyObject_GetAttr(object, name);
-	const unsigned long number = value ? PyLong_AsUnsignedLong(value) : 0;
-
-	Py_XDECREF(value);
-
-	return PyErr_Occurred() ? 0 : (uint32_t)number;
-}
-
-static int do_finish(kvdpy_scheduler_t *self, PyObject *request)
-{
-	kvdpy_request_t *r = kvdpy_request_of(self, request);
-	kvx_ended_t ended = {.struct_size = sizeof ended};
-	kvdpy_ask_t ask;
-
-	if (!r || kvdpy_ask_begin(self, r, &ask)) {
-		Py_XDECREF((PyObject *)r);
-		return -1;
-	}
-
-	ended.prompt_tokens = number_of(request, kvdpy_names.num_prompt_tokens);
-	ended.output_tokens = number_of(request, kvdpy_names.num_output_tokens);
-	ended.engine_tokens = r->engine;
-	if (!PyErr_Occurred() && r->admitted) {
-		kvx_scheduler_ended(self->scheduler, &ask.ask, &ended);
-	}
-	kvx_scheduler_finish(self->scheduler, &ask.ask);
-	kvdpy_ask_end(&ask);
-	if (PyDict_DelItem(self->requests, r->id)) {
-		Py_DECREF((PyObject *)r);
-		return -1;
-	}
-	Py_DECREF((PyObject *)r);
-
-	return PyErr_Occurred() ? -1 : 0;
-}
-
 /* request_finished(request, block_ids), request_finished_all_groups(request, block_ids) */
 static PyObject *scheduler_finish(PyObject *object, PyObject *const *args, Py_ssize_t n)
 {
@@ -212,7 +174,7 @@ static PyObject *scheduler_finish(PyObject *object, PyObject *const *args, Py_ss
 	}
 	if (n != 2) {
 		bad_call("finish", 2);
-	} else if (do_finish(self, args[0]) == 0) {
+	} else if (kvdpy_request_finish(self, args[0]) == 0) {
 		return Py_NewRef(self->released);
 	}
 

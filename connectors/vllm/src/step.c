@@ -61,6 +61,7 @@ static int step_item(kvdpy_scheduler_t *self, kvdpy_item_t *item)
 	kvdpy_ask_t ask;
 	int failed;
 
+	r->ran = self->step;
 	if (idle(self, item)) {
 		r->computed = computed;
 		return 0;
@@ -238,7 +239,9 @@ static int walk(kvdpy_scheduler_t *self, PyObject *output)
 	}
 	failed = walk_preempted(self, output) || walk_new(self, output, scheduled) ||
 		 walk_cached(self, output, scheduled);
-	self->busy = (uint32_t)PyDict_Size(scheduled);
+	self->ran = (uint32_t)PyDict_Size(scheduled);
+	self->ended = 0;
+	self->built = self->step;
 	Py_DECREF(scheduled);
 
 	return failed;
@@ -246,7 +249,7 @@ static int walk(kvdpy_scheduler_t *self, PyObject *output)
 
 PyObject *kvdpy_build(kvdpy_scheduler_t *self, PyObject *output)
 {
-	kvdpy_plan_t plan = {.after_computed = self->busy > 0};
+	kvdpy_plan_t plan = {.after_computed = self->ran > 0};
 	PyObject *bytes, *meta;
 
 	if (walk(self, output)) {
