@@ -32,6 +32,7 @@
 	X(kv_cache_block_copies)                                                                                       \
 	X(kv_connector_worker_meta)                                                                                    \
 	X(lora_request)                                                                                                \
+	X(max_tokens)                                                                                                  \
 	X(mm_features)                                                                                                 \
 	X(new_block_ids)                                                                                               \
 	X(new_block_ids_to_zero)                                                                                       \
@@ -121,7 +122,8 @@ typedef struct kvdpy_request {
 	uint32_t fed;      /* tokens kvx_scheduler_tokens() has taken */
 	uint32_t computed; /* after the last step planned */
 	uint32_t step;     /* in which its blocks were given last */
-	uint32_t ran;      /* the last one it was in */
+	uint32_t goes;     /* the last one after which it goes on */
+	uint32_t single;   /* tokens of the prompt where one token is wanted after it; 0: more are */
 	uint32_t engine;   /* tokens the engine had itself when it was admitted first */
 	kvx_hit_t hit;
 	uint32_t placed[KVDPY_MAX_GROUPS]; /* blocks known of each group */
@@ -151,7 +153,7 @@ typedef struct kvdpy_scheduler {
 	uint32_t block_tokens[KVDPY_MAX_GROUPS];
 	uint32_t hash_tokens;
 	uint32_t ran;   /* requests in the last step; */
-	uint32_t ended; /* of these, since */
+	uint32_t going; /* of these, those that go on: the next step is theirs, too */
 	uint32_t built; /* its number */
 	uint32_t step;  /* counts plans */
 	const char *instance;

@@ -76,6 +76,27 @@ static int read_lora(kvdpy_scheduler_t *self, kvdpy_request_t *r)
 	return 0;
 }
 
+static uint32_t number_of(PyObject *object, PyObject *name)
+{
+	PyObject *value = PyObject_GetAttr(object, name);
+	const unsigned long number = value ? PyLong_AsUnsignedLong(value) : 0;
+
+	Py_XDECREF(value);
+
+	return PyErr_Occurred() ? 0 : (uint32_t)number;
+}
+
+/* An engine that computes prompts for another asks for one token. */
+static uint32_t single_of(PyObject *request)
+{
+	const uint32_t most = number_of(request, kvdpy_names.max_tokens);
+	const uint32_t prompt = most == 1 ? number_of(request, kvdpy_names.num_prompt_tokens) : 0;
+
+	PyErr_Clear(); /* then that is not known */
+
+	return prompt;
+}
+
 static int read_request(kvdpy_scheduler_t *self, kvdpy_request_t *r)
 {
 	Py_ssize_t len;
@@ -89,6 +110,7 @@ static int read_request(kvdpy_scheduler_t *self, kvdpy_request_t *r)
 	}
 
 	r->id_len = (uint32_t)len;
+	r->single = single_of(r->request);
 	r->no_keys = !self->foreign && truth_of(r->request, kvdpy_names.resumable);
 	r->no_read = truth_of(r->request, kvdpy_names.skip_reading_prefix_cache);
 	r->extra = truth_of(r->request, kvdpy_names.cache_salt) || truth_of(r->request, kvdpy_names.mm_features) ||
@@ -205,7 +227,7 @@ int kvdpy_ask_begin(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *as
 				     .id_len = r->id_len,
 				     .tokens = (uint32_t)n,
 				     .local = r->local,
-				     .busy = self->ran - self->ended,
+				     .busy = self->going,
 				     .whole = 1}};
 	if (r->lora != Py_None) {
 		ask->ask.lora = PyUnicode_AsUTF8AndSize(r->lora, NULL);
@@ -389,16 +411,6 @@ int kvdpy_place(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *ask, P
 	return 0;
 }
 
-static uint32_t number_of(PyObject *object, PyObject *name)
-{
-	PyObject *value = PyObject_GetAttr(object, name);
-	const unsigned long number = value ? PyLong_AsUnsignedLong(value) : 0;
-
-	Py_XDECREF(value);
-
-	return PyErr_Occurred() ? 0 : (uint32_t)number;
-}
-
 int kvdpy_request_finish(kvdpy_scheduler_t *self, PyObject *request)
 {
 	kvdpy_request_t *r = kvdpy_request_of(self, request);
@@ -418,7 +430,7 @@ int kvdpy_request_finish(kvdpy_scheduler_t *self, PyObject *request)
 	}
 	kvx_scheduler_finish(self->scheduler, &ask.ask);
 	kvdpy_ask_end(&ask);
-	self->ended += r->ran == self->built && self->ended < self->ran;
+	self->going -= self->going > 0 && r->goes == self->built;
 	if (PyDict_DelItem(self->requests, r->id)) {
 		Py_DECREF((PyObject *)r);
 		return -1;

@@ -61,7 +61,10 @@ static int step_item(kvdpy_scheduler_t *self, kvdpy_item_t *item)
 	kvdpy_ask_t ask;
 	int failed;
 
-	r->ran = self->step;
+	if (r->single == 0 || computed < r->single) {
+		r->goes = self->step;
+		self->going++;
+	}
 	if (idle(self, item)) {
 		r->computed = computed;
 		return 0;
@@ -237,11 +240,11 @@ static int walk(kvdpy_scheduler_t *self, PyObject *output)
 	if (!scheduled) {
 		return -1;
 	}
+	self->going = 0;
+	self->built = self->step;
 	failed = walk_preempted(self, output) || walk_new(self, output, scheduled) ||
 		 walk_cached(self, output, scheduled);
 	self->ran = (uint32_t)PyDict_Size(scheduled);
-	self->ended = 0;
-	self->built = self->step;
 	Py_DECREF(scheduled);
 
 	return failed;

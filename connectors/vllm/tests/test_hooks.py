@@ -40,8 +40,9 @@ class Guard:
 class Request:
     """What the connector reads of vLLM's."""
 
-    def __init__(self, name: str, tokens: list[int], salt: str | None = None) -> None:
+    def __init__(self, name: str, tokens: list[int], salt: str | None = None, max_tokens: int = 16) -> None:
         self.request_id = name
+        self.max_tokens = max_tokens
         self._all_token_ids = list(tokens)
         self.block_hashes: list[bytes] = []
         self.lora_request = None
@@ -296,15 +297,23 @@ class Hooks(unittest.TestCase):
         engine.step(output(new=[("b-12345", ([11, 12, 13, 14],), 127, 1)]))
         engine.scheduler.finish(request, ([11, 12, 13, 14],))
 
+    def begin(self, engine: Engine, requests: list[Request]) -> None:
+        for r in requests:
+            self.assertEqual(engine.scheduler.match(r, 0), (0, False))
+        engine.step(output(new=[(r.request_id, ([20 + i, 30 + i],), 0, 40) for i, r in enumerate(requests)]))
+
     def test_a_load_is_inside_the_step_when_nobody_would_wait_for_it(self) -> None:
         self.saved_by(Request("a", prompt(6, 128)))
         engine = self.engine(mode=0)
         running = [Request("other", prompt(60, 40)), Request("third", prompt(61, 40))]
-        for name, ended, is_async in (("b", 0, False), ("c", 0, True), ("d", 1, True), ("e", 1, False)):
+        for name, ended, is_async in (("b", 0, False), ("c", 0, True), ("d", 1, True), ("e", 1, False), ("f", 0, True), ("g", 0, False)):
             if name == "c":
-                for r in running:
-                    self.assertEqual(engine.scheduler.match(r, 0), (0, False))
-                engine.step(output(new=[(r.request_id, ([20 + i, 30 + i],), 0, 40) for i, r in enumerate(running)]))
+                self.begin(engine, running)
+            if name == "f":  # one of a single answer token, the first half of its prompt; then the rest
+                running.append(Request("single", prompt(62, 80), max_tokens=1))
+                self.begin(engine, running)
+            if name == "g":
+                engine.step(output(cached=[("single", ([30],), 40, 40)]))
             for _ in range(ended):
                 engine.scheduler.finish(running.pop(), ([],))
             request = Request(name, prompt(6, 128))
