@@ -149,7 +149,8 @@ struct kvx_scheduler {
 
 	kvx_guard_work_t work; /* of the step being planned; */
 	uint32_t longest;      /* most tokens of one request in it; */
-	uint32_t sync_loads;   /* loads inside it */
+	uint32_t sync_loads;   /* loads inside it, */
+	uint64_t inside_ns;    /* and what they take */
 	uint32_t untimed;      /* steps since one was timed */
 	kvx_timed_t timed[KVX_TIMED];
 	uint64_t step_ns;  /* a recent step that loads nothing, smoothed; */

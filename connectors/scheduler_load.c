@@ -222,7 +222,11 @@ void kvx_scheduler_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const 
 	scheduler->stats.loads_async += hit->async != 0;
 	scheduler->stats.load_tokens += hit->tokens;
 	scheduler->stats.disk_tokens += hit->disk_tokens;
-	scheduler->sync_loads += !hit->async;
+	if (!hit->async) {
+		scheduler->sync_loads++;
+		scheduler->inside_ns +=
+			kvx_guard_load_ns(&scheduler->guard, hit->tokens - hit->disk_tokens, hit->disk_tokens);
+	}
 	load = kvx_hold_take(scheduler, ask, request, units);
 	load = load ? load : kvx_hold_lost(scheduler, ask, request, units);
 	if (!load) {

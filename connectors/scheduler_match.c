@@ -6,21 +6,27 @@
 #define ATTACH_US 1000u /* a match looks for a daemon so long */
 #define AGAIN_MS  20u   /* and not again before */
 #define SLICE_US  50u
+#define INSIDE_NS UINT64_C(250000000) /* loads that wait for each other take at most so long together */
 
-/* 1: load beside the steps. */
+/* 1: load beside the steps. Inside one everybody waits for all of its loads. */
 static int is_async(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t cpu, uint32_t disk)
 {
+	const uint64_t inside_ns = scheduler->inside_ns + kvx_guard_load_ns(&scheduler->guard, cpu, disk);
+
 	if (scheduler->group_count > 1 || scheduler->mode == KVX_LOAD_ASYNC) {
 		return 1;
 	}
-	if (scheduler->mode == KVX_LOAD_SYNC || ask->busy == 0) {
+	if (scheduler->mode == KVX_LOAD_SYNC) {
 		return 0;
+	}
+	if (ask->busy == 0) {
+		return scheduler->sync_loads > 0 && inside_ns >= INSIDE_NS;
 	}
 	if (disk > 0 && disk >= cpu / 3u) {
 		return 1;
 	}
 
-	return scheduler->step_ns == 0 || kvx_guard_load_ns(&scheduler->guard, cpu, disk) >= scheduler->step_ns;
+	return scheduler->step_ns == 0 || inside_ns >= scheduler->step_ns;
 }
 
 static void log_turn(const kvx_guard_answer_t *answer)

@@ -343,6 +343,52 @@ static void p7_a_part_that_does_not_pay_is_not_loaded(void **state)
 	sr_stop(&sr, &rig);
 }
 
+/* A hit of 992 tokens, a tenth of a second in memory: is it loaded beside the steps? It is admitted to the step at hand. */
+static int goes_beside(sr_t *sr, sr_request_t *request, uint32_t number, uint32_t busy)
+{
+	char id[8];
+	kvx_hit_t hit;
+
+	(void)snprintf(id, sizeof id, "r%u", (unsigned)number);
+	sr_request(sr, request, id, 0, 0, 1000);
+	request->ask.busy = busy;
+	sr_match(sr, request, &hit);
+	assert_int_equal(hit.tokens, 1000 - SR_UNIT);
+	sr_place(sr, request, number % 4 * 125, 0);
+	kvx_scheduler_load(sr->scheduler, &request->ask, &hit);
+
+	return hit.async;
+}
+
+static void p7_loads_inside_a_step_wait_for_each_other_only_so_long(void **state)
+{
+	static sr_request_t requests[4];
+	rig_t rig;
+	sr_t sr;
+
+	(void)state;
+	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1});
+	sr_store(&sr, &requests[0], "first", 0, 0, 1000);
+	kvx_scheduler_finish(sr.scheduler, &requests[0].ask);
+	for (uint32_t round = 0; round < 4; round++) {
+		const uint32_t busy = round % 2;
+
+		teach(&sr, 1000, 100, 100);
+		sr.scheduler->step_ns = 150u * MS;
+		for (uint32_t i = 0; i < 4;
+		     i++) { /* two of them in a quarter of a second, one beside a step of 150 ms */
+			assert_int_equal(goes_beside(&sr, &requests[i], 4 * round + i, busy), i >= (busy ? 1u : 2u));
+		}
+		(void)sr_step(&sr);
+		sr_settle(&sr);
+		for (uint32_t i = 0; i < 4; i++) {
+			kvx_scheduler_finish(sr.scheduler, &requests[i].ask);
+		}
+		sr_settle(&sr);
+	}
+	sr_stop(&sr, &rig);
+}
+
 /* Nothing is known of the disk, and its guess does not pay: a piece is loaded, which is measured. */
 static void p7_a_disk_is_tried_by_a_piece(void **state)
 {
@@ -420,6 +466,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(p7_a_plan_waits_for_little_of_its_step),
 		cmocka_unit_test(p7_a_step_that_generates_waits_for_no_answer),
 		cmocka_unit_test(p7_a_part_that_does_not_pay_is_not_loaded),
+		cmocka_unit_test(p7_loads_inside_a_step_wait_for_each_other_only_so_long),
 		cmocka_unit_test(p7_a_disk_is_tried_by_a_piece),
 		cmocka_unit_test(p7_the_first_hit_on_a_disk_tells_what_computing_takes),
 	};
