@@ -143,6 +143,34 @@ def blocks_come_back_from_disk(context: Context) -> None:
     store.must_be_clean("the engine has gone")
 
 
+@promise(daemon=True)
+def the_first_hit_on_a_disk_tells_what_computing_takes(context: Context) -> None:
+    """engine and daemon restarted, all prompts stored, what does not pay is not loaded: the first hit is loaded in part; the others whole, or but for a piece not"""
+    store = context.store(**disk(context) | {"cpu.slab_size": "16MiB", "cpu.size": "512MiB"})
+    assert store.daemon
+    options = dict(extra=dict(guard=True), max_model_len=2048, max_num_batched_tokens=2048, num_gpu_blocks_override=400)
+    prompts = [context.prompt(1500) for _ in range(4)]
+    whole, least = 1472, 512
+    engine = context.engine("bench", store, **options)
+    cold = engine.generate(prompts, together=False)
+    store.settle()
+    time.sleep(1.0)  # written behind
+    engine.stop()
+    store.daemon.stop()
+    store.daemon.start()
+    engine = context.engine("bench", store, **options)
+    answers = engine.generate(prompts, together=False)
+    must_equal("restart", cold, answers)
+    found = [a.cached or 0 for a in answers]
+    context.note(f"{found} of {whole} tokens were loaded")
+    if not 0 < found[0] <= len(prompts[0]) - least:
+        raise Missed(f"the first hit: {found[0]} of {whole} tokens from disk; {engine.call('probes', 'connector')}")
+    if any(whole / 8 < n < whole for n in found[1:]):
+        raise Missed(f"a hit after the first was a bet, too: {found} of {whole} tokens from disk; {engine.call('probes', 'connector')}")
+    engine.stop()
+    store.must_be_clean("the engine has gone")
+
+
 @promise(daemon=True, short=False)
 def long_prompts_come_back_from_disk_at_once(context: Context) -> None:
     """the first question after a restart of the daemon: 3 prompts, 84 MB, several slabs"""
