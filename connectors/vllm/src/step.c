@@ -63,7 +63,8 @@ static int step_item(kvdpy_scheduler_t *self, kvdpy_item_t *item)
 
 	if (r->single == 0 || computed < r->single) {
 		r->goes = self->step;
-		self->going++;
+	} else {
+		self->going--;
 	}
 	if (idle(self, item)) {
 		r->computed = computed;
@@ -240,11 +241,11 @@ static int walk(kvdpy_scheduler_t *self, PyObject *output)
 	if (!scheduled) {
 		return -1;
 	}
-	self->going = 0;
+	self->ran = (uint32_t)PyDict_Size(scheduled);
+	self->going = self->ran;
 	self->built = self->step;
 	failed = walk_preempted(self, output) || walk_new(self, output, scheduled) ||
 		 walk_cached(self, output, scheduled);
-	self->ran = (uint32_t)PyDict_Size(scheduled);
 	Py_DECREF(scheduled);
 
 	return failed;

@@ -297,31 +297,6 @@ class Hooks(unittest.TestCase):
         engine.step(output(new=[("b-12345", ([11, 12, 13, 14],), 127, 1)]))
         engine.scheduler.finish(request, ([11, 12, 13, 14],))
 
-    def begin(self, engine: Engine, requests: list[Request]) -> None:
-        for r in requests:
-            self.assertEqual(engine.scheduler.match(r, 0), (0, False))
-        engine.step(output(new=[(r.request_id, ([20 + i, 30 + i],), 0, 40) for i, r in enumerate(requests)]))
-
-    def test_a_load_is_inside_the_step_when_nobody_would_wait_for_it(self) -> None:
-        self.saved_by(Request("a", prompt(6, 128)))
-        engine = self.engine(mode=0)
-        running = [Request("other", prompt(60, 40)), Request("third", prompt(61, 40))]
-        for name, ended, is_async in (("b", 0, False), ("c", 0, True), ("d", 1, True), ("e", 1, False), ("f", 0, True), ("g", 0, False)):
-            if name == "c":
-                self.begin(engine, running)
-            if name == "f":  # one of a single answer token, the first half of its prompt; then the rest
-                running.append(Request("single", prompt(62, 80), max_tokens=1))
-                self.begin(engine, running)
-            if name == "g":
-                engine.step(output(cached=[("single", ([30],), 40, 40)]))
-            for _ in range(ended):
-                engine.scheduler.finish(running.pop(), ([],))
-            request = Request(name, prompt(6, 128))
-            tokens, found = engine.scheduler.match(request, 0)
-            self.assertEqual((tokens > 0, found), (True, is_async), name)
-            engine.scheduler.finish(request, ([],))  # refused again: it was in no step
-        self.assertEqual(engine.guard.errors, [])
-
     def test_chunks_and_decoded_tokens_are_saved_too(self) -> None:
         engine = self.engine()
         request = Request("a", prompt(4, 100))
