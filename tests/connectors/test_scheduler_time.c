@@ -283,6 +283,17 @@ static void restart(rig_t *rig, sr_t *sr)
 	sr_wait_ready(sr);
 }
 
+/* n tokens are stored, on disk alone. */
+static void start_stored(rig_t *rig, sr_t *sr, uint32_t n)
+{
+	static sr_request_t request;
+
+	sr_start(sr, rig, &(sr_options_t){.foreign = 1, .guard = 1, .mode = KVX_LOAD_SYNC});
+	sr_store(sr, &request, "first", 0, 0, n);
+	kvx_scheduler_finish(sr->scheduler, &request.ask);
+	restart(rig, sr);
+}
+
 static void p7_a_part_that_does_not_pay_is_not_loaded(void **state)
 {
 	static sr_request_t all, head;
@@ -291,10 +302,7 @@ static void p7_a_part_that_does_not_pay_is_not_loaded(void **state)
 	sr_t sr;
 
 	(void)state;
-	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1, .guard = 1, .mode = KVX_LOAD_SYNC});
-	sr_store(&sr, &all, "first", 0, 0, 1000);
-	kvx_scheduler_finish(sr.scheduler, &all.ask);
-	restart(&rig, &sr);
+	start_stored(&rig, &sr, 1000);
 
 	/* All of it is on disk. */
 	teach(&sr, 20, 2, 50);
@@ -399,10 +407,7 @@ static void p7_a_disk_is_tried_by_a_piece(void **state)
 	sr_t sr;
 
 	(void)state;
-	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1, .guard = 1, .mode = KVX_LOAD_SYNC});
-	sr_store(&sr, &request, "first", 0, 0, 2000);
-	kvx_scheduler_finish(sr.scheduler, &request.ask);
-	restart(&rig, &sr);
+	start_stored(&rig, &sr, 2000);
 	kvx_guard_init(&sr.scheduler->guard, SR_UNIT, 1000);
 	kvx_guard_work_add(&work, 0, 1000);
 	kvx_guard_computed(&sr.scheduler->guard, &work, UINT64_C(900000)); /* 0.9 us a token, 1 us to load it */
@@ -438,10 +443,7 @@ static void p7_the_first_hit_on_a_disk_tells_what_computing_takes(void **state)
 	sr_t sr;
 
 	(void)state;
-	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1, .guard = 1, .mode = KVX_LOAD_SYNC});
-	sr_store(&sr, &request, "first", 0, 0, 2000);
-	kvx_scheduler_finish(sr.scheduler, &request.ask);
-	restart(&rig, &sr);
+	start_stored(&rig, &sr, 2000);
 	guard = &sr.scheduler->guard;
 	kvx_guard_init(guard, SR_UNIT, 100000); /* 0.1 ms a token, at the guess */
 	sr_request(&sr, &request, "bet", 0, 0, 2000);
