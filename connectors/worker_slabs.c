@@ -28,8 +28,8 @@ static size_t piece_bytes(const kvx_wslab_t *slab, uint32_t i)
 	return left < slab->each ? left : slab->each;
 }
 
-/* No block lies in two pieces. */
-static void add(kvx_wgpu_t *gpu, const kvc_memory_t *memory)
+/* No block lies in two pieces. 0: there is no memory to list it. */
+static int add(kvx_wgpu_t *gpu, const kvc_memory_t *memory)
 {
 	const size_t slots = PIECE / memory->slot_bytes;
 	const size_t each = (slots ? slots : 1) * memory->slot_bytes;
@@ -37,7 +37,7 @@ static void add(kvx_wgpu_t *gpu, const kvc_memory_t *memory)
 	kvx_wslab_t *slab = calloc(1, sizeof *slab + pieces * sizeof *slab->piece);
 
 	if (!slab) {
-		return; /* blocks in it cannot be made known: see kvx_slabs_ensure() */
+		return 0;
 	}
 	slab->base = memory->base;
 	slab->bytes = memory->bytes;
@@ -45,6 +45,8 @@ static void add(kvx_wgpu_t *gpu, const kvc_memory_t *memory)
 	slab->pieces = pieces;
 	slab->next = gpu->slabs;
 	gpu->slabs = slab;
+
+	return 1;
 }
 
 /* It was refused, and is to be tried again. */
@@ -79,10 +81,11 @@ void kvx_slabs_told(void *ctx, const kvc_memory_t *memory, int mapped)
 {
 	kvx_worker_t *worker = ctx;
 
-	if (mapped) {
-		add(worker->gpu, memory);
-	} else {
+	if (!mapped) {
 		drop(worker->gpu, memory);
+	} else if (!add(worker->gpu, memory)) {
+		kv_log(KV_LOG_ERROR, "kvx", "no memory to list a slab of the pool: nothing is loaded or saved");
+		kvx_wtest_decline(worker, KVC_ERR_NOMEM);
 	}
 }
 

@@ -91,7 +91,7 @@ KVC_API const char *kvx_worker_why(void);
 KVC_API kvc_status_t kvx_worker_echo(kvx_worker_t *worker, uint32_t group, uint32_t from, uint32_t to);
 /* The second half of the self-test, against the daemon, in a space of its own: store a block, drop it, load it back, compare. OK: passed. PENDING: not
  * done yet (no daemon). Else loads and saves stay off in this process: KVC_ERR_CORRUPT: other bytes came back; of a GPU also KVC_ERR_LIMIT: it cannot be
- * given the pool's memory (the limit on locked memory), or another error: it cannot copy this cache. */
+ * given the pool's memory (the limit on locked memory), KVC_ERR_NOMEM: nor list it, or another error: it cannot copy this cache. */
 KVC_API kvc_status_t kvx_worker_proved(const kvx_worker_t *worker);
 
 /* Of a cache in GPU memory: the CUstream that the next step is enqueued on, before begin(); NULL, as at first: the legacy default stream. */

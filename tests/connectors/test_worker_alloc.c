@@ -2,6 +2,7 @@
 #include "connectors/worker_rig.h"
 #include "connectors/wr_device.h"
 #include "engine/check.h"
+#include "worker_gpu.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -155,6 +156,27 @@ static void plan_loads(wr_t *wr, uint32_t n)
 	}
 }
 
+/* Else its blocks would never be there, and nothing would say why. */
+static void p5_a_worker_that_cannot_list_a_slab_declines(void **state)
+{
+	rig_t rig = {.socket = "/nonexistent/kvd.sock"};
+	const kvc_memory_t memory = {.base = (uint8_t *)&rig, .bytes = sizeof rig, .slot_bytes = 64};
+	wr_t wr = {0};
+
+	(void)state;
+	wr_init_with(&wr, &rig, 1, 0);
+	if (!wr.rank[0].worker->gpu) {
+		wr_fini(&wr);
+		print_message("# skipped: the host sees all of the pool, nothing is listed\n");
+		skip();
+	}
+	fail_at = 1;
+	kvx_slabs_told(wr.rank[0].worker, &memory, 1);
+	fail_at = 0;
+	assert_int_equal(kvx_worker_proved(wr.rank[0].worker), KVC_ERR_NOMEM);
+	wr_fini(&wr);
+}
+
 /* An engine waits for as long as it is not told. */
 static void p7_every_load_there_was_no_memory_for_is_named(void **state)
 {
@@ -229,6 +251,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p5_open_without_memory_says_so_and_leaves_nothing),
 		cmocka_unit_test(p7_a_plan_without_memory_fails_like_any_other),
+		cmocka_unit_test(p5_a_worker_that_cannot_list_a_slab_declines),
 		cmocka_unit_test(p7_every_load_there_was_no_memory_for_is_named),
 		cmocka_unit_test(p7_what_is_over_is_reported_without_memory),
 	};
