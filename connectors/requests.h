@@ -53,6 +53,7 @@ typedef struct kvx_request {
 	uint32_t cpu_tokens, disk_tokens, why;
 	uint64_t match_ns, load_ns;
 	struct kvx_sload *held; /* leased already, until it is admitted; NULL: nothing */
+	size_t offered;         /* bytes of plans that wait for a load of what was found */
 	kvx_chain_state_t own;
 	kvx_request_group_t groups[];
 } kvx_request_t;

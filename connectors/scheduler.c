@@ -207,6 +207,7 @@ void kvx_scheduler_finish(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 
 	if (request) {
 		kvx_hold_drop(scheduler, request);
+		kvx_plan_offer(scheduler, request, 0);
 		kvx_loads_doubt(scheduler, request);
 		kvx_loads_drop(scheduler, request);
 		kvx_requests_remove(&scheduler->requests, request);
@@ -268,7 +269,6 @@ void kvx_scheduler_plan(kvx_scheduler_t *scheduler, const void **p_bytes, size_t
 	kvx_plan_begin(scheduler);
 	kvx_spaces_tell(scheduler);
 	kvx_loads_tell(scheduler, now);
-	scheduler->offered = 0;
 	kvx_puts_tell(scheduler);
 	kvx_time_tell(scheduler);
 	tell_fence(scheduler);

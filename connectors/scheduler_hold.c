@@ -329,8 +329,7 @@ kvx_sload_t *kvx_hold_lost(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, con
 	kvx_sload_t shape = {.space = request->space, .era = scheduler->era, .local = ask->local, .units = units};
 	const uint32_t blocks = kvx_load_ranges(scheduler, scheduler->spaces[request->space].space, ask, units, &shape);
 
-	return kvx_plan_room(scheduler, kvx_load_bytes(scheduler, units)) ? create(scheduler, request, &shape, blocks)
-									  : NULL;
+	return create(scheduler, request, &shape, blocks);
 }
 
 void kvx_holds_keep(kvx_scheduler_t *scheduler, uint64_t now)

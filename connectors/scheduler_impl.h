@@ -142,7 +142,7 @@ struct kvx_scheduler {
 	uint32_t fence_count;
 	kvx_bytes_t plan;
 	size_t promised; /* bytes the plan will need for what is already certain */
-	size_t offered;  /* and for the hits of this step that may be loaded yet */
+	size_t offered;  /* and for hits that may be loaded yet: of all requests */
 	int building;    /* the plan has been started */
 	int slow;        /* the daemon did not answer in time lately: plans do not wait for reservations */
 	uint32_t step;   /* number of the plan being made */
@@ -180,6 +180,8 @@ uint32_t kvx_scheduler_group(const kvx_scheduler_t *scheduler, uint32_t number);
 void kvx_plan_begin(kvx_scheduler_t *scheduler);
 /* Room for so many bytes beside what is certain. 0: there is none. */
 int kvx_plan_room(kvx_scheduler_t *scheduler, size_t more);
+/* So many bytes are kept for the request's load, whichever plan that comes in; 0: none any more. */
+void kvx_plan_offer(kvx_scheduler_t *scheduler, kvx_request_t *request, size_t bytes);
 /* Bytes of a FENCE of all blocks; of the LOAD record of that many units at most. */
 size_t kvx_fence_bytes(uint32_t max_blocks);
 size_t kvx_load_bytes(const kvx_scheduler_t *scheduler, uint32_t units);

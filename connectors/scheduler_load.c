@@ -75,6 +75,17 @@ static void add(kvx_scheduler_t *scheduler, kvx_sload_t *load, uint32_t units)
 	scheduler->promised += load->bytes;
 }
 
+/* The room match() has kept for the load is there for its record, in the plan being made. 0: nothing was offered, and there is none. */
+static int take_room(kvx_scheduler_t *scheduler, kvx_request_t *request, uint32_t units)
+{
+	const size_t bytes = kvx_load_bytes(scheduler, units), offered = request->offered;
+	const int there = kvx_plan_room(scheduler, bytes > offered ? bytes - offered : 0);
+
+	kvx_plan_offer(scheduler, request, 0);
+
+	return there;
+}
+
 /* ---- blocks that were not filled ------------------------------------------------------------------------------------------------- */
 
 typedef struct kvx_spoil {
@@ -196,7 +207,6 @@ static void tell_dead(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_requ
 
 	(void)kvx_load_ranges(scheduler, scheduler->spaces[request->space].space, ask,
 			      (ask->local + hit->tokens) / scheduler->unit, &shape);
-	kvx_plan_begin(scheduler);
 	tell(scheduler, &shape, request, none);
 	if (!hit->async) {
 		spoil(scheduler, &shape, request);
@@ -218,6 +228,9 @@ void kvx_scheduler_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const 
 		return;
 	}
 	units = (ask->local + hit->tokens) / scheduler->unit;
+	if (!take_room(scheduler, request, units)) {
+		return;
+	}
 	scheduler->stats.loads++;
 	scheduler->stats.loads_async += hit->async != 0;
 	scheduler->stats.load_tokens += hit->tokens;

@@ -86,6 +86,7 @@ static int prepare(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t nu
 {
 	kvx_request_t *request = kvx_requests_get(&scheduler->requests, ask->id, ask->id_len);
 	const uint32_t tokens = ask->tokens > units * scheduler->unit ? ask->tokens : units * scheduler->unit;
+	const size_t bytes = kvx_load_bytes(scheduler, units);
 
 	if (!request || scheduler->load_count + scheduler->hold_count >= KVX_LOADS_MAX) {
 		return 0;
@@ -99,10 +100,11 @@ static int prepare(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t nu
 		}
 	}
 
-	if (!kvx_plan_room(scheduler, kvx_load_bytes(scheduler, units))) {
+	kvx_plan_offer(scheduler, request, 0);
+	if (!kvx_plan_room(scheduler, bytes)) {
 		return 0;
 	}
-	scheduler->offered += kvx_load_bytes(scheduler, units);
+	kvx_plan_offer(scheduler, request, bytes);
 
 	return 1;
 }

@@ -16,6 +16,13 @@ int kvx_plan_room(kvx_scheduler_t *scheduler, size_t more)
 	return kvx_bytes_reserve(&scheduler->plan, scheduler->promised + scheduler->offered + more);
 }
 
+void kvx_plan_offer(kvx_scheduler_t *scheduler, kvx_request_t *request, size_t bytes)
+{
+	scheduler->offered -= request->offered;
+	scheduler->offered += bytes;
+	request->offered = bytes;
+}
+
 size_t kvx_fence_bytes(uint32_t max_blocks)
 {
 	return kvx_padded(sizeof(kvx_plan_fence_t)) + kvx_padded((size_t)max_blocks * sizeof(uint32_t));

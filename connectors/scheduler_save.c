@@ -315,6 +315,7 @@ void kvx_scheduler_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uin
 	if (request->held) {
 		kvx_hold_drop(scheduler, request); /* it runs without */
 	}
+	kvx_plan_offer(scheduler, request, 0);
 	if (computed < request->asked_to) {
 		kvx_puts_revoke(scheduler, request->serial, scheduler->step - 1u);
 		kvx_request_restart(request);

@@ -123,7 +123,8 @@ typedef struct kvx_hit {
 } kvx_hit_t;
 /* What is promised is leased: the first time for a request that finds something this waits for the daemon's answer, wait_us or an eighth of what
  * computing the tokens would take, at most 20 ms. An answer that is late is there when the request asks again (why: KV_WHY_TIMEOUT until then). Held
- * until load(), advance() or finish(), or for a second in which nobody asks. */
+ * until load(), advance() or finish(), or for a second in which nobody asks. The memory that telling the ranks takes is kept until load(), advance() or
+ * finish(), however many plans are made meanwhile. */
 KVC_API void kvx_scheduler_match(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_hit_t *hit);
 
 /* The request's blocks in `group`, from place `first` on, are ids[n]: appended, or replacing all from there. The engine has just allocated those at

@@ -147,11 +147,53 @@ static void p5_a_lost_load_there_is_no_memory_for_is_told_as_failed(void **state
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
+/* What several matches have found may be loaded in one plan, later: each has kept what telling the ranks takes. */
+static void p5_loads_found_in_earlier_steps_need_no_memory(void **state)
+{
+	enum { LOADS = 8, BLOCKS = 120 }; /* more than fit beside each other in a plan of one of them */
+	static sr_request_t request[LOADS];
+	const sr_options_t options = {.foreign = 1, .open = open_in, .mode = KVX_LOAD_SYNC};
+	kvx_hit_t hit[LOADS];
+	rig_t rig;
+	sr_t sr;
+
+	(void)state;
+	env_begin();
+	sr_start(&sr, &rig, &options);
+	sr_store(&sr, &request[0], "first", 0, BLOCKS * SR_UNIT, BLOCKS * SR_UNIT);
+	for (uint32_t i = 0; i < LOADS; i++) {
+		char id[16];
+
+		(void)snprintf(id, sizeof id, "later %u", i);
+		sr_request(&sr, &request[i], id, i + 1u, BLOCKS * SR_UNIT, (BLOCKS + 2) * SR_UNIT);
+		sr_match(&sr, &request[i], &hit[i]);
+		assert_int_equal(hit[i].tokens, BLOCKS * SR_UNIT);
+		sr_place(&sr, &request[i], 0, UINT32_MAX); /* the same bytes into the same blocks */
+		(void)sr_step(&sr);
+	}
+	failing = 1;
+	for (uint32_t i = 0; i < LOADS; i++) {
+		kvx_scheduler_load(sr.scheduler, &request[i].ask, &hit[i]);
+	}
+	assert_true(sr_step(&sr) > 4096);
+	failing = 0;
+	assert_int_equal(sr.loads, LOADS);
+	assert_int_equal(sr.loaded_blocks, LOADS * BLOCKS);
+	for (uint32_t i = 0; i < LOADS; i++) {
+		assert_true(sr_is_right(&sr, &request[i], 0, BLOCKS));
+		kvx_scheduler_finish(sr.scheduler, &request[i].ask);
+	}
+	assert_int_equal(sr.scheduler->offered, 0);
+	sr_stop(&sr, &rig);
+	assert_int_equal(kv_test_env_live(&t), 0);
+}
+
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p5_want_of_memory_breaks_no_promise),
 		cmocka_unit_test(p5_a_lost_load_there_is_no_memory_for_is_told_as_failed),
+		cmocka_unit_test(p5_loads_found_in_earlier_steps_need_no_memory),
 	};
 
 	if (argc < 2) {
