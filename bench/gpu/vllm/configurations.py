@@ -97,7 +97,7 @@ def of_runner(runner: int, gib: int) -> dict[str, Configuration]:
         "lmcache": Configuration(LMCACHE, [("first engine", ALL)], runner, environment=lmcache(gib)),
         "lmserver": Configuration(LMSERVER, [("first engine", ALL)], runner, server=True),
         "kvd": Configuration(kvd(), CHAIN, runner, "memory"),
-        "trace": Configuration(watched(kvd()), [("first engine", ["cold", "trace", "profile"])], runner, "memory"),
+        "trace": Configuration(watched(kvd()), [("first engine", ["cold", "trace", "profile"]), ("engine restarted", ["trace", "again"])], runner, "memory"),
         "steps": Configuration(None, [], runner, "memory", ring={"nothing": watched(NOTHING, "WatchedNothing"), "no saves": watched({**kvd(), "kv_role": "kv_consumer"}), "kvd": watched(kvd())}, profiled=True),
         "trace-none": Configuration(None, [("first engine", ["cold", "profile"])], runner),
         "kvd-whole": Configuration(kvd(layers=False), CHAIN[:1], runner, "memory"),

@@ -150,7 +150,7 @@ class Bench:
             took.append(1e3 * seconds)
             cached.update(hit)
             time.sleep(pause)
-        self.note(name, {"ms": round(median(took), 2), "min": round(min(took), 2), "max": round(max(took), 2), "cached": sorted(cached)})
+        self.note(name, {"ms": round(median(took), 2), "min": round(min(took), 2), "max": round(max(took), 2), "each": [round(ms, 2) for ms in took], "cached": sorted(cached)})
 
     # ---- phases: timing --------------------------------------------------------------------------------------------
 
@@ -245,18 +245,18 @@ class Bench:
         return took
 
     def trace(self) -> None:
+        """Hits first, as after a restart."""
         for n, prompts in self.by_size().items():
-            for what in ("gpu", "hit"):
-                if what == "hit":
-                    self.forget()
-                else:
-                    self.ask(prompts[:3])  # what another size has pushed out
-                for prompt in prompts[:3]:
-                    began = time.perf_counter_ns()
-                    self.ask([prompt])
-                    ended = time.perf_counter_ns()
-                    self.step(2)
-                    self.note(f"trace {what} {n}", hooks_of(Path(os.environ["BENCH_WATCH"]), began, ended))
+            self.forget()
+            for what in ("hit", "gpu"):
+                self.note(f"trace {what} {n}", [self.traced(prompt) for prompt in prompts])
+
+    def traced(self, prompt: Prompt) -> dict[str, Any]:
+        began = time.perf_counter_ns()
+        self.ask([prompt])
+        ended = time.perf_counter_ns()
+        self.step(2)
+        return hooks_of(Path(os.environ["BENCH_WATCH"]), began, ended)
 
     def profile_of(self, name: str, prompts: list[Prompt], steps: int) -> None:
         self.llm.start_profile(profile_prefix=name)
