@@ -275,7 +275,7 @@ kv_status_t kvk_gpu_open(const kvk_gpu_config_t *config, kvk_gpu_t **p_gpu)
 	if (status != KV_OK) {
 		goto err_gpu;
 	}
-	gpu->sms = config->sms ? config->sms : KVK_GPU_SMS;
+	gpu->sms = config->sms;
 	status = KVK_GPU_CALL(gpu, context_retain, &gpu->context, gpu->device);
 	if (status != KV_OK) {
 		goto err_gpu;

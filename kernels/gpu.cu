@@ -192,6 +192,7 @@ extern "C" __global__ void __launch_bounds__(KVK_GPU_THREADS, 1)
 	const uint32_t index = threadIdx.x % KVK_WARP;
 	const rows_t rows = rows_of(args);
 	walk_t ahead = walk_start<false>(args);
+	const uint32_t on_their_way = args.ahead > 0 && args.ahead < STAGES ? args.ahead : STAGES;
 	kvk_xxh3_lane_t lane;
 
 	kvk_xxh3_init(&lane, index);
@@ -200,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(KVK_GPU_THREADS, 1)
 		barrier_init_done();
 	}
 	__syncwarp();
-	for (uint32_t i = 0; i < STAGES; i++) {
+	for (uint32_t i = 0; i < on_their_way; i++) {
 		request(args, &ahead, &slots[i], stage_of(i));
 	}
 	__syncwarp();
@@ -223,8 +224,8 @@ extern "C" __global__ void __launch_bounds__(KVK_GPU_THREADS, 1)
 			digest_chunk<false>(args, &lane, c, stage);
 		}
 
-		__syncwarp(); /* everybody has read the stage: it can be filled again */
-		request(args, &ahead, slot, stage);
+		__syncwarp(); /* everybody has read the stage: it can be filled again, and so can all before it */
+		request(args, &ahead, &slots[(i + on_their_way) % STAGES], stage_of(i + on_their_way));
 		__syncwarp();
 	}
 }

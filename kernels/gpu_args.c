@@ -1,6 +1,7 @@
 /* A copy in the words of the kernels, and the way it goes. */
 #include "gpu_internal.h"
 
+#include "gpu_xxh3.h"
 #include "page.h"
 
 #define CAPTURE_NONE    0
@@ -259,10 +260,18 @@ static kv_status_t check(const kvk_gpu_copy_t *copy)
 	return KV_OK;
 }
 
+/* What is left to the rest is worth more than what a copy no longer gains. */
+static uint32_t sms_of(const kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, const kvk_gpu_args_t *args)
+{
+	const uint32_t usual = args->leaf_bytes < KVK_CHUNK ? KVK_GPU_SMS_SMALL : KVK_GPU_SMS;
+	const uint32_t sms = copy->sms ? copy->sms : gpu->sms ? gpu->sms : usual;
+
+	return sms < gpu->sms_all ? sms : gpu->sms_all;
+}
+
 kv_status_t kvk_gpu_plan(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, int far, kvk_gpu_plan_t *plan)
 {
 	kv_status_t status = check(copy);
-	uint32_t sms;
 
 	if (status != KV_OK) {
 		return status;
@@ -278,8 +287,7 @@ kv_status_t kvk_gpu_plan(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, int far, kv
 	for (uint32_t i = 0; i < copy->count; i++) {
 		plan->digests |= copy->moves[i].leaves != NULL;
 	}
-	sms = copy->sms ? copy->sms : gpu->sms;
-	plan->sms = sms < gpu->sms_all ? sms : gpu->sms_all;
+	plan->sms = sms_of(gpu, copy, &plan->args);
 	if (kvk_gpu_units(&plan->args) > KVK_GPU_MAX_UNITS) {
 		return kvk_gpu_refuse(KV_ERR_LIMIT, "the copy has too many pages: it takes less in parts");
 	}

@@ -19,7 +19,8 @@
 #include <stdatomic.h>
 
 #define KVK_GPU_JOBS        64u
-#define KVK_GPU_SMS         8u
+#define KVK_GPU_SMS         4u /* fill the link, */
+#define KVK_GPU_SMS_SMALL   8u /* and so many with leaves of less than a chunk */
 #define KVK_GPU_RING_BYTES  (UINT64_C(128) << 20)
 #define KVK_GPU_SLOTS       4u /* of a ring: fewer and larger are copied in fewer calls, between which the link is idle */
 #define KVK_GPU_LINES       2u                   /* of a ring: copies, kernels */
@@ -36,6 +37,7 @@
 #define KVK_GPU_STAGED_ROW  (48u << 10)  /* of some of the layers: bytes of a row, */
 #define KVK_GPU_STAGED_CALL (2u << 20)   /* of a call, on the average; less cost the host more than the link gains */
 #define KVK_GPU_LARGE_JOB   (UINT64_C(256) << 20) /* bytes of a job in whose time its first and last step count little */
+#define KVK_GPU_WINDOW      (256u << 10)          /* bytes that a scatter has on their way over the link */
 #define KVK_GPU_LEAF_LEAST  241u /* bytes of the smallest leaf the kernels can digest: XXH3's long form */
 #define KVK_GPU_PLAIN_GRID  2u   /* blocks an SM, of the plain kernels */
 #define KVK_GPU_WHY_BYTES   256u
@@ -96,6 +98,7 @@ struct kvk_gpu_job {
 	kvk_cu_event_t event;
 	_Atomic kvk_gpu_job_state_t state;
 	int refused; /* the driver has taken a part of it */
+	int near;    /* some block lies in a device's memory */
 	int lost;    /* nothing tells when its copies end: its memory is not used again */
 	kv_status_t status;
 	kvk_gpu_job_t *next; /* free: any order; else by place in the area */
@@ -189,7 +192,7 @@ struct kvk_gpu {
 	kvk_cu_function_t plain[2]; /* by direction; NULL: no kernels */
 	kvk_cu_function_t bulk[2];  /* NULL: not on this device */
 	kvk_cu_function_t tick;     /* as plain */
-	uint32_t sms_all, sms;
+	uint32_t sms_all, sms;      /* sms 0: what fills the link */
 	uint64_t ring_bytes;
 	char name[96];
 	char description[KVK_GPU_WHY_BYTES + 160];
@@ -281,6 +284,7 @@ typedef struct kvk_gpu_launch {
 	kvk_gpu_dir_t dir;
 	uint32_t sms;
 	uint64_t addresses; /* as above */
+	uint64_t window;    /* bytes of a scatter that may be on their way at a time; 0: any number */
 	kvk_cu_stream_t stream;
 	int captured; /* into the graph of who captures the stream */
 } kvk_gpu_launch_t;

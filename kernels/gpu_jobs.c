@@ -1,5 +1,6 @@
 /* Jobs: their memory, what is enqueued for them, and how they end. */
 #include "gpu_internal.h"
+#include "gpu_xxh3.h"
 
 #include <stdlib.h>
 #include <time.h>
@@ -217,6 +218,7 @@ static kv_status_t fill_job(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, kvk_gpu_
 	job->dir = copy->dir;
 	job->way = plan->way;
 	job->corrupt = 0;
+	job->near = 0;
 	if (job->captured) {
 		atomic_store(job->word, 0);
 		job->seen = job->answered = 0;
@@ -249,6 +251,7 @@ static kv_status_t fill_job(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, kvk_gpu_
 		if (plan->way == KVK_GPU_EACH && move->leaves && at != KVK_GPU_HOST) {
 			return kvk_gpu_refuse(KV_ERR_UNSUPPORTED, "no digests of device memory without kernels");
 		}
+		job->near |= at == KVK_GPU_NEAR;
 		job->moves[i].block = i;
 		job->bad[i] = 0;
 		bits |= job->moves[i].pool;
@@ -266,6 +269,15 @@ static kv_status_t fill_job(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, kvk_gpu_
 
 /* ---- enqueueing -------------------------------------------------------------------------------------------------- */
 
+/* Chunks a warp may have on their way so that all of them have no more than the window, and each has one. 0: any number. */
+static uint32_t ahead_of(const kvk_gpu_launch_t *launch, const kvk_gpu_args_t *args, unsigned grid)
+{
+	const uint64_t chunk = args->leaf_bytes < KVK_CHUNK ? args->leaf_bytes : KVK_CHUNK;
+	const uint64_t round = grid * (KVK_GPU_THREADS / 32u) * chunk;
+
+	return launch->window == 0 ? 0 : launch->window > round ? (uint32_t)(launch->window / round) : 1u;
+}
+
 kv_status_t kvk_gpu_launch(kvk_gpu_t *gpu, const kvk_gpu_launch_t *launch, const kvk_gpu_args_t *args)
 {
 	const kvk_gpu_dir_t dir = launch->dir;
@@ -282,6 +294,8 @@ kv_status_t kvk_gpu_launch(kvk_gpu_t *gpu, const kvk_gpu_launch_t *launch, const
 					.shared_bytes = bulk ? KVK_GPU_SHARED : 0,
 					.params = params};
 
+	by_value.ahead = ahead_of(launch, args, grid);
+
 	return launch->captured ? kvk_gpu_start_plain(gpu, &kernel, launch->stream)
 				: kvk_gpu_start(gpu, &kernel, launch->stream);
 }
@@ -289,9 +303,11 @@ kv_status_t kvk_gpu_launch(kvk_gpu_t *gpu, const kvk_gpu_launch_t *launch, const
 static kv_status_t zero_copy(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, const kvk_gpu_job_t *job, uint64_t bits)
 {
 	const kvk_gpu_copy_t *copy = plan->copy;
+	const uint32_t window = copy->window ? copy->window : KVK_GPU_WINDOW;
 	const kvk_gpu_launch_t launch = {.dir = copy->dir,
 					 .sms = plan->sms,
 					 .addresses = bits,
+					 .window = copy->dir == KVK_GPU_SCATTER && !job->near ? window : 0,
 					 .stream = copy->stream,
 					 .captured = job->captured};
 	/* An upload is on a stream that nobody captures. */

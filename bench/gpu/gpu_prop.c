@@ -24,7 +24,7 @@ typedef struct draw {
 	size_t pool_at, cache_bytes;
 	place_t place;
 	kvk_gpu_way_t way;
-	uint32_t sms;
+	uint32_t sms, window;
 	uint32_t ids[MAX_MOVES];
 	kvk_move_t twin[MAX_MOVES], real[MAX_MOVES];
 	uint64_t *twin_leaves, *real_leaves;
@@ -143,6 +143,7 @@ static int draw_places(world_t *w, draw_t *d)
 static int draw(world_t *w, draw_t *d, uint32_t number)
 {
 	static const uint32_t sms[] = {0, 1, 2, 3, 8, 16, 132};
+	static const uint32_t windows[] = {0, 1, 96u << 10, 512u << 10, UINT32_MAX};
 	const char *why = "too large";
 
 	draw_layout(w, d, number);
@@ -166,6 +167,7 @@ static int draw(world_t *w, draw_t *d, uint32_t number)
 		d->way = KVK_GPU_ZERO_COPY; /* right it is, but not quick */
 	}
 	d->sms = sms[below(w, KV_COUNT_OF(sms))];
+	d->window = windows[below(w, KV_COUNT_OF(windows))];
 	for (uint32_t i = 0; i < d->paged.blocks && i < MAX_MOVES; i++) {
 		d->ids[i] = i;
 	}
@@ -196,10 +198,10 @@ static void tell(const world_t *w, const draw_t *d, uint32_t number)
 	kvk_layout_format(&d->layout, text, sizeof text);
 	printf("  case %u: %s\n  kind %d, %u blocks stride %zu, layers %u+%u heads %u+%u, range %u+%u, %u moves, pool "
 	       "at %zu stride %zu in %s, %s, "
-	       "%u SMs\n",
+	       "%u SMs, %u on their way\n",
 	       number, text, (int)p->kind, p->blocks, p->block_stride, p->first_layer, p->layers, p->first_head,
 	       p->heads, d->layer, d->layers, d->count, d->pool_at, d->block_stride, place_names[d->place],
-	       way_names[d->way], d->sms);
+	       way_names[d->way], d->sms, d->window);
 	(void)w;
 }
 
@@ -250,6 +252,7 @@ static kv_status_t copy_real(world_t *w, draw_t *d, kvk_gpu_dir_t dir, kvk_gpu_j
 				     .moves = d->real,
 				     .count = d->count,
 				     .sms = d->sms,
+				     .window = d->window,
 				     .ready = (int)below(w, 2), /* nothing writes the pool meanwhile */
 				     .stream = w->stream};
 

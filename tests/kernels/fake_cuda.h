@@ -46,6 +46,8 @@ uint64_t fake_cuda_launches(void); /* of kernels, by themselves or as graphs */
 uint64_t fake_cuda_bulk_launches(void);
 /* Most SMs that kernels could have at the same time since it was asked last: the largest of each stream, together. */
 unsigned fake_cuda_sms(void);
+/* Most bytes that a bulk scatter could have on their way since it was asked last; UINT64_MAX: as many as it has room for. */
+uint64_t fake_cuda_on_their_way(void);
 /* Largest pinned allocation it gives; 0: any. */
 void fake_cuda_limit_pinned(size_t bytes);
 /* Nanoseconds that its clock has gone on: so many a byte copied by the engine, so many a kernel's byte over the link. */

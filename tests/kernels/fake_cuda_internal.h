@@ -91,6 +91,7 @@ static const char *const fake_kernels[] = {KVK_GPU_GATHER_PLAIN, KVK_GPU_SCATTER
 					   KVK_GPU_SCATTER_BULK, KVK_GPU_TICK};
 #define FAKE_KERNELS 5u
 #define FAKE_BULK    2u /* from this one on */
+#define FAKE_SCATTER 3u /* the bulk one */
 #define FAKE_TICK    4u
 
 typedef struct fake {
@@ -109,6 +110,7 @@ typedef struct fake {
 	int unlinked;
 	int held;
 	uint64_t bulk_launches;
+	uint64_t on_their_way;
 	fake_graph_t *capture; /* the one that is going on; one at a time */
 	size_t pinned_limit;
 	uint64_t engine_cost, link_cost;

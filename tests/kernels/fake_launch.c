@@ -1,6 +1,8 @@
 /* Kernels that are launched, by themselves and as graphs of one. */
 #include "fake_cuda_internal.h"
 
+#include "../../kernels/gpu_xxh3.h"
+
 /* A graph of one kernel, and the same as it can be launched: its arguments are its own. The node is the graph. */
 typedef struct fake_single {
 	int full, runs;
@@ -23,6 +25,29 @@ static void set(fake_single_t *single, const kvk_cu_kernel_t *kernel)
 	}
 }
 
+static void take_window(const fake_single_t *single)
+{
+	const kvk_gpu_args_t *args = &single->args;
+	const uint64_t chunk = args->leaf_bytes < KVK_CHUNK ? args->leaf_bytes : KVK_CHUNK;
+	const uint64_t bytes = args->ahead ? single->grid * (KVK_GPU_THREADS / 32u) * args->ahead * chunk : UINT64_MAX;
+
+	pthread_mutex_lock(&fake.lock);
+	fake.on_their_way = fake.on_their_way > bytes ? fake.on_their_way : bytes;
+	pthread_mutex_unlock(&fake.lock);
+}
+
+uint64_t fake_cuda_on_their_way(void)
+{
+	uint64_t bytes;
+
+	pthread_mutex_lock(&fake.lock);
+	bytes = fake.on_their_way;
+	fake.on_their_way = 0;
+	pthread_mutex_unlock(&fake.lock);
+
+	return bytes;
+}
+
 static void start(const fake_single_t *single, kvk_cu_stream_t stream)
 {
 	fake_work_t *work = fake_work(FAKE_LAUNCH);
@@ -32,6 +57,9 @@ static void start(const fake_single_t *single, kvk_cu_stream_t stream)
 	work->args = single->args;
 	if (single->kernel != FAKE_TICK) { /* two plain blocks fit an SM */
 		fake_take_sms(stream, single->kernel < FAKE_BULK ? (single->grid + 1) / 2 : single->grid);
+	}
+	if (single->kernel == FAKE_SCATTER) {
+		take_window(single);
 	}
 	fake_enqueue(stream, work);
 }
