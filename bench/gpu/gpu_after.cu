@@ -5,7 +5,7 @@
 // graph of small kernels on the default stream, as engines have it, before and after the work, which is on another stream. One goal: of kvd's copies.
 //
 //     gpu_after [--rounds N] [--mib N] [--json FILE] [--only ROW,...]
-#include "gpu_shape.h"
+#include "gpu_step.h"
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,57 +13,6 @@
 static const int WORK = 20; // times
 
 // ---- the engine --------------------------------------------------------------------------------------------------------
-
-static __global__ void little(float *x, int n)
-{
-	const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
-
-	if (i < n) {
-		x[i] = x[i] * 1.0001f + 1.0f;
-	}
-}
-
-static __global__ void reads(const float4 *from, float *to, int n)
-{
-	float sum = 0;
-
-	for (int i = (int)(blockIdx.x * blockDim.x + threadIdx.x); i < n; i += (int)(gridDim.x * blockDim.x)) {
-		sum += from[i].x + from[i].y + from[i].z + from[i].w;
-	}
-	if (sum == 12345.0f) { // never, which the compiler does not know
-		*to = sum;
-	}
-}
-
-static __global__ void nothing()
-{
-}
-
-// Every second kernel reads 16 MiB of weights, more of them than the device's cache holds.
-static cudaGraphExec_t make_step()
-{
-	const int threads = 256, blocks = 132, parts = 24;
-	const int read = (16 << 20) / (int)sizeof(float4);
-	cudaGraphExec_t step;
-	cudaGraph_t graph;
-	float4 *weights;
-	float *x;
-
-	CU(cudaMalloc(&x, (size_t)blocks * threads * sizeof *x));
-	CU(cudaMemset(x, 0, (size_t)blocks * threads * sizeof *x));
-	CU(cudaMalloc(&weights, (size_t)parts * read * sizeof *weights));
-	CU(cudaMemset(weights, 0, (size_t)parts * read * sizeof *weights));
-	CU(cudaStreamBeginCapture(bench.stream, cudaStreamCaptureModeThreadLocal));
-	for (int i = 0; i < 220; i++) {
-		little<<<blocks, threads, 0, bench.stream>>>(x, blocks * threads);
-		reads<<<2 * blocks, threads, 0, bench.stream>>>(weights + (size_t)(i % parts) * read, x, read);
-	}
-	CU(cudaStreamEndCapture(bench.stream, &graph));
-	CU(cudaGraphInstantiate(&step, graph, 0));
-	CU(cudaDeviceSynchronize());
-
-	return step;
-}
 
 static double step_ms(cudaGraphExec_t step)
 {
@@ -80,6 +29,10 @@ static double step_ms(cudaGraphExec_t step)
 }
 
 // ---- the work ----------------------------------------------------------------------------------------------------------
+
+static __global__ void nothing()
+{
+}
 
 static void launch(int n, bool at_once)
 {
@@ -162,7 +115,11 @@ static int measure(const work &w, bool first)
 	if (first) {
 		print_head();
 	}
-	cudaGraphExec_t step = make_step();
+	small_step small;
+
+	small.open();
+	const cudaGraphExec_t step = small.graph;
+
 	step_ms(step);
 	for (int i = 0; i < bench.rounds; i++) {
 		before.push_back(step_ms(step));

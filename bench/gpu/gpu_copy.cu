@@ -4,7 +4,9 @@
 // each into the file of --json. Digests are made and compared unless a row says otherwise.
 //
 //     gpu_copy [--rounds N] [--mib N] [--json FILE] [--only FAMILY,...]
-#include "gpu_shape.h"
+#include "gpu_step.h"
+
+#include <unistd.h>
 
 // Several copies behind each other, so that what the host does for one runs while the one before it copies.
 static double copy_rate(shape &s, kvk_gpu_dir_t dir, kvk_gpu_way_t way, uint32_t sms)
@@ -51,8 +53,9 @@ static void rows_link()
 	const struct {
 		uint32_t fragment, sms;
 		double in, out;
-	} cases[] = {{1024, 8, 0, 0}, {1024, 16, 0.84, 0.84}, {4096, 4, 0, 0},        {4096, 8, 0.92, 0.945},
-		     {8192, 2, 0, 0}, {8192, 4, 0, 0},        {8192, 8, 0.92, 0.945}, {16384, 8, 0.92, 0.945}};
+	} cases[] = {{1024, 4, 0, 0}, {1024, 8, 0, 0},        {1024, 16, 0.84, 0.84},
+		     {4096, 4, 0, 0}, {4096, 8, 0.92, 0.945}, {8192, 2, 0, 0},
+		     {8192, 4, 0, 0}, {8192, 8, 0.92, 0.945}, {16384, 8, 0.92, 0.945}};
 
 	for (const auto &c : cases) {
 		shape s;
@@ -323,6 +326,7 @@ static void rows_digests()
 	}
 }
 
+#include "gpu_beside.h"
 #include "gpu_gemm.h"
 #include "gpu_staged.h"
 
@@ -333,7 +337,7 @@ int main(int argc, char **argv)
 		void (*run)();
 	} families[] = {{"link", rows_link},       {"staged", rows_staged}, {"both", rows_both},
 			{"digests", rows_digests}, {"rivals", rows_rivals}, {"hbm", rows_hbm},
-			{"peer", rows_peer},       {"gemm", rows_gemm}};
+			{"peer", rows_peer},       {"gemm", rows_gemm},     {"beside", rows_beside}};
 
 	parse_options(argc, argv);
 	if (!open_bench()) {

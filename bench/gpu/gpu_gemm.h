@@ -214,7 +214,7 @@ static void gemm_rows(gemm &g, shape &s, const gemm_work &work)
 	const bool large = work.products[0].large;
 
 	g.take(work);
-	for (uint32_t sms : {8u, 2u}) {
+	for (uint32_t sms : {8u, 4u, 2u}) {
 		row(
 			text("%s while %u SMs are busy with nothing", work.name.c_str(), sms), "ms", "alone",
 			at_most(0), [&] { return g.beside_nothing(sms) * 1e3; }, [&] { return g.run() * 1e3; });
@@ -230,6 +230,7 @@ static void gemm_rows(gemm &g, shape &s, const gemm_work &work)
 			gemm_row(g, s, dir, KVK_GPU_STAGED, sms, large && dir == KVK_GPU_SCATTER ? 1.02 : 0);
 		}
 		gemm_row(g, s, dir, KVK_GPU_ZERO_COPY, 8, large && dir == KVK_GPU_SCATTER ? 1.07 : 0);
+		gemm_row(g, s, dir, KVK_GPU_ZERO_COPY, 4, large && dir == KVK_GPU_SCATTER ? 1.07 : 0);
 		gemm_row(g, s, dir, KVK_GPU_ZERO_COPY, 2, 0);
 	}
 	if (large) {

@@ -87,7 +87,7 @@ after()
 fast()
 {
 	after
-	copies link,both,digests,rivals,hbm,peer 400
+	copies link,beside,both,digests,rivals,hbm,peer 420
 	copies staged 150 --mib 1280
 }
 
