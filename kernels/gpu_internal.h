@@ -279,18 +279,6 @@ int kvk_gpu_bulk_fits(const kvk_gpu_args_t *args, uint64_t addresses);
 
 kv_status_t kvk_gpu_jobs_init(kvk_gpu_t *gpu, uint32_t count);
 void kvk_gpu_jobs_fini(kvk_gpu_t *gpu);
-/* How a kernel is started. */
-typedef struct kvk_gpu_launch {
-	kvk_gpu_dir_t dir;
-	uint32_t sms;
-	uint64_t addresses; /* as above */
-	uint64_t window;    /* bytes of a scatter that may be on their way at a time; 0: any number */
-	kvk_cu_stream_t stream;
-	int captured; /* into the graph of who captures the stream */
-} kvk_gpu_launch_t;
-
-kv_status_t kvk_gpu_launch(kvk_gpu_t *gpu, const kvk_gpu_launch_t *launch, const kvk_gpu_args_t *args);
-
 /* The copies have ended well: hand out digests, or look at what the device thought of them. */
 kv_status_t kvk_gpu_conclude(kvk_gpu_job_t *job);
 
@@ -298,6 +286,18 @@ kv_status_t kvk_gpu_conclude(kvk_gpu_job_t *job);
 
 void kvk_gpu_starters_init(kvk_gpu_t *gpu);
 void kvk_gpu_starters_fini(kvk_gpu_t *gpu);
+/* How a kernel is started. */
+typedef struct kvk_gpu_launch {
+	kvk_gpu_dir_t dir;
+	uint32_t sms;
+	uint64_t addresses; /* all of the pool's and of the cache's, or-ed */
+	uint64_t window;    /* bytes of a scatter that may be on their way at a time; 0: any number */
+	kvk_cu_stream_t stream;
+	int captured; /* into the graph of who captures the stream */
+} kvk_gpu_launch_t;
+
+/* The copy kernel that these arguments allow, on as many SMs as it has work for. */
+kv_status_t kvk_gpu_launch(kvk_gpu_t *gpu, const kvk_gpu_launch_t *launch, const kvk_gpu_args_t *args);
 /* Launch a kernel on a stream that nobody captures. */
 kv_status_t kvk_gpu_start(kvk_gpu_t *gpu, const kvk_cu_kernel_t *kernel, kvk_cu_stream_t stream);
 /* The same by the driver's plain call, on any stream. */

@@ -6,6 +6,7 @@
  * in an order. Launching it with other arguments than before takes the host 5 us, a plain launch 2.
  */
 #include "gpu_internal.h"
+#include "gpu_xxh3.h"
 
 #include "kv/log.h"
 
@@ -114,4 +115,37 @@ kv_status_t kvk_gpu_start(kvk_gpu_t *gpu, const kvk_cu_kernel_t *kernel, kvk_cu_
 	pthread_mutex_unlock(&gpu->starters_lock);
 
 	return starter ? status : kvk_gpu_start_plain(gpu, kernel, stream);
+}
+
+/* ---- copies ------------------------------------------------------------------------------------------------------- */
+
+/* Chunks a warp may have on their way so that all of them have no more than the window, and each has one. 0: any number. */
+static uint32_t ahead_of(const kvk_gpu_launch_t *launch, const kvk_gpu_args_t *args, unsigned grid)
+{
+	const uint64_t chunk = args->leaf_bytes < KVK_CHUNK ? args->leaf_bytes : KVK_CHUNK;
+	const uint64_t round = (uint64_t)grid * (KVK_GPU_THREADS / 32u) * chunk;
+
+	return launch->window == 0 ? 0 : launch->window > round ? (uint32_t)(launch->window / round) : 1u;
+}
+
+kv_status_t kvk_gpu_launch(kvk_gpu_t *gpu, const kvk_gpu_launch_t *launch, const kvk_gpu_args_t *args)
+{
+	const kvk_gpu_dir_t dir = launch->dir;
+	const int bulk = gpu->bulk[dir] && kvk_gpu_bulk_fits(args, launch->addresses);
+	const uint64_t units = kvk_gpu_units(args);
+	const uint64_t useful = (units + KVK_GPU_THREADS / 32u - 1) / (KVK_GPU_THREADS / 32u);
+	const uint64_t most = bulk ? launch->sms : (uint64_t)launch->sms * KVK_GPU_PLAIN_GRID;
+	const unsigned grid = (unsigned)(useful < most ? useful : most);
+	kvk_gpu_args_t by_value = *args;
+	void *params[] = {&by_value};
+	const kvk_cu_kernel_t kernel = {.function = bulk ? gpu->bulk[dir] : gpu->plain[dir],
+					.grid = {grid, 1, 1},
+					.block = {KVK_GPU_THREADS, 1, 1},
+					.shared_bytes = bulk ? KVK_GPU_SHARED : 0,
+					.params = params};
+
+	by_value.ahead = ahead_of(launch, args, grid);
+
+	return launch->captured ? kvk_gpu_start_plain(gpu, &kernel, launch->stream)
+				: kvk_gpu_start(gpu, &kernel, launch->stream);
 }
