@@ -36,8 +36,7 @@ typedef struct kvk_gpu_args {
 	uint32_t leaf_bytes;   /* of every leaf, but an opaque page's last */
 	uint32_t interleaved;  /* digest order: 0 all of K, then all of V; 1 K and V of a token, then the next */
 	uint32_t opaque;
-	uint32_t
-		ahead; /* scatter, bulk: chunks a warp has on their way at a time; 0: as many as there are stages for */
+	uint32_t ahead; /* bulk scatter: chunks of a warp on their way at a time; 0: one a stage */
 	kvk_gpu_row_t k, v;
 } kvk_gpu_args_t;
 

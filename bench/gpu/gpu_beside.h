@@ -8,7 +8,7 @@
 
 #include "gpu_step.h"
 
-struct beside {
+struct beside_t {
 	small_step step;
 	bool as_graph;
 	int *go;
@@ -18,7 +18,7 @@ struct beside {
 typedef std::function<void()> work_t;
 
 // Milliseconds of a step that is enqueued first, and let go when the copies are under way.
-static double beside_ms(beside &b, const work_t &copies)
+static double beside_ms(beside_t &b, const work_t &copies)
 {
 	cudaEvent_t over;
 	float ms;
@@ -48,7 +48,7 @@ static double beside_ms(beside &b, const work_t &copies)
 	return ms;
 }
 
-static void beside_row(beside &b, const std::string &name, const work_t &copies)
+static void beside_row(beside_t &b, const std::string &name, const work_t &copies)
 {
 	for (bool as_graph : {false, true}) {
 		b.as_graph = as_graph;
@@ -64,7 +64,7 @@ static void beside_row(beside &b, const std::string &name, const work_t &copies)
 	}
 }
 
-static void beside_copies(beside &b, shape &s, kvk_gpu_dir_t dir, kvk_gpu_way_t way, uint32_t sms)
+static void beside_copies(beside_t &b, shape &s, kvk_gpu_dir_t dir, kvk_gpu_way_t way, uint32_t sms)
 {
 	std::vector<kvk_gpu_job_t *> jobs(8);
 	const std::string window = s.window ? text(", %u KiB on their way", s.window >> 10) : "";
@@ -89,7 +89,7 @@ static void beside_copies(beside &b, shape &s, kvk_gpu_dir_t dir, kvk_gpu_way_t 
 	finish_all();
 }
 
-static void beside_engine(beside &b, uint64_t bytes, bool save)
+static void beside_engine(beside_t &b, uint64_t bytes, bool save)
 {
 	void *to = save ? bench.pool2 : bench.hbm;
 	const void *from = save ? bench.hbm : bench.pool;
@@ -102,7 +102,7 @@ static void beside_engine(beside &b, uint64_t bytes, bool save)
 }
 
 // How fast a load is with so much on its way, and what that costs.
-static void beside_window(beside &b, shape &s, uint32_t sms, uint32_t kib)
+static void beside_window(beside_t &b, shape &s, uint32_t sms, uint32_t kib)
 {
 	s.window = kib << 10;
 	row(
@@ -116,7 +116,7 @@ static void beside_window(beside &b, shape &s, uint32_t sms, uint32_t kib)
 
 static void rows_beside()
 {
-	beside b;
+	beside_t b;
 	shape s;
 
 	b.step.open();

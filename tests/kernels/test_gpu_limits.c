@@ -231,6 +231,9 @@ static void p5_a_copy_takes_no_more_sms_than_it_may(void **state)
 				(void)fake_cuda_sms();
 				gpu_rig_copy(gpu, &copy);
 				assert_true(fake_cuda_sms() <= (sms < 20 ? sms : 20)); /* the device has 20 */
+				copy.sms = 0;
+				gpu_rig_copy(gpu, &copy);
+				assert_true(fake_cuda_sms() <= (c.g.leaf_bytes < KVK_CHUNK ? 8u : 4u));
 			}
 		}
 		gpu_case_fini(&c);
