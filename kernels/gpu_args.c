@@ -260,13 +260,17 @@ static kv_status_t check(const kvk_gpu_copy_t *copy)
 	return KV_OK;
 }
 
-/* What is left to the rest is worth more than what a copy no longer gains. */
-static uint32_t sms_of(const kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, const kvk_gpu_args_t *args)
+/* As much as fills the link: what is left to the rest is worth more than what a copy no longer gains. */
+static void budget(const kvk_gpu_t *gpu, kvk_gpu_plan_t *plan)
 {
-	const uint32_t usual = args->leaf_bytes < KVK_CHUNK ? KVK_GPU_SMS_SMALL : KVK_GPU_SMS;
-	const uint32_t sms = copy->sms ? copy->sms : gpu->sms ? gpu->sms : usual;
+	const kvk_gpu_copy_t *copy = plan->copy;
+	const uint32_t few = plan->args.leaf_bytes < KVK_CHUNK ? KVK_GPU_SMS_SMALL : KVK_GPU_SMS;
+	const int wide = kvk_gpu_is_wide(gpu, copy);
+	const uint32_t window = copy->window ? copy->window : wide ? UINT32_MAX : KVK_GPU_WINDOW;
+	const uint32_t sms = copy->sms ? copy->sms : gpu->sms ? gpu->sms : wide ? KVK_GPU_SMS_WIDE : few;
 
-	return sms < gpu->sms_all ? sms : gpu->sms_all;
+	plan->sms = sms < gpu->sms_all ? sms : gpu->sms_all;
+	plan->window = window < UINT32_MAX ? window : 0;
 }
 
 kv_status_t kvk_gpu_plan(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, int far, kvk_gpu_plan_t *plan)
@@ -287,7 +291,7 @@ kv_status_t kvk_gpu_plan(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, int far, kv
 	for (uint32_t i = 0; i < copy->count; i++) {
 		plan->digests |= copy->moves[i].leaves != NULL;
 	}
-	plan->sms = sms_of(gpu, copy, &plan->args);
+	budget(gpu, plan);
 	if (kvk_gpu_units(&plan->args) > KVK_GPU_MAX_UNITS) {
 		return kvk_gpu_refuse(KV_ERR_LIMIT, "the copy has too many pages: it takes less in parts");
 	}

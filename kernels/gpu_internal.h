@@ -19,8 +19,9 @@
 #include <stdatomic.h>
 
 #define KVK_GPU_JOBS        64u
-#define KVK_GPU_SMS         4u /* fill the link, */
-#define KVK_GPU_SMS_SMALL   8u /* and so many with leaves of less than a chunk */
+#define KVK_GPU_SMS         4u  /* fill the link, */
+#define KVK_GPU_SMS_WIDE    16u /* where they do not, */
+#define KVK_GPU_SMS_SMALL   8u  /* and so many with leaves of less than a chunk */
 #define KVK_GPU_RING_BYTES  (UINT64_C(128) << 20)
 #define KVK_GPU_SLOTS       4u /* of a ring: fewer and larger are copied in fewer calls, between which the link is idle */
 #define KVK_GPU_LINES       2u                   /* of a ring: copies, kernels */
@@ -78,6 +79,7 @@ typedef struct kvk_gpu_plan {
 	kvk_geometry_t geometry;
 	kvk_gpu_way_t way;
 	uint32_t sms;
+	uint32_t window;        /* of a scatter over the link; 0: any number of bytes */
 	int digests;            /* some move has leaves */
 	int captured;           /* the stream is: the copy becomes a part of a graph */
 	int far;                /* some block lies where no kernel reaches it: only the driver's copies do */
@@ -166,6 +168,7 @@ typedef struct kvk_gpu_choice {
 	kvk_paged_kind_t kind;
 	uint32_t heads, layers;
 	kvk_gpu_way_t way[2][2]; /* by direction; of small jobs and of large ones */
+	int wide;                /* the link takes more than few SMs and KVK_GPU_WINDOW bring */
 } kvk_gpu_choice_t;
 
 /* The graph of one kernel with which kernels get to a stream. */
@@ -335,5 +338,7 @@ void kvk_gpu_each_digest(kvk_gpu_job_t *job);
 
 /* What was measured for this cache and a copy of so many bytes; KVK_GPU_AUTO: nothing. */
 kvk_gpu_way_t kvk_gpu_chosen(const kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, uint64_t bytes);
+/* Was more to be had of the link with many SMs and all that they have room for on its way? */
+int kvk_gpu_is_wide(const kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy);
 
 #endif

@@ -271,11 +271,10 @@ static kv_status_t fill_job(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, kvk_gpu_
 static kv_status_t zero_copy(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, const kvk_gpu_job_t *job, uint64_t bits)
 {
 	const kvk_gpu_copy_t *copy = plan->copy;
-	const uint32_t window = copy->window ? copy->window : KVK_GPU_WINDOW;
 	const kvk_gpu_launch_t launch = {.dir = copy->dir,
 					 .sms = plan->sms,
 					 .addresses = bits,
-					 .window = copy->dir == KVK_GPU_SCATTER && !job->near ? window : 0,
+					 .window = copy->dir == KVK_GPU_SCATTER && !job->near ? plan->window : 0,
 					 .stream = copy->stream,
 					 .captured = job->captured};
 	/* An upload is on a stream that nobody captures. */

@@ -1,5 +1,6 @@
 /* Which way is faster for a cache on this device: both are timed between scratch of the same shape. One job, and several behind each other: the first and the
- * last step of a staged copy have nothing beside them, which counts in a small job and not in a large one. */
+ * last step of a staged copy have nothing beside them, which counts in a small job and not in a large one. Before that, whether the link is one that few SMs
+ * with little on its way fill: another may have several times the rate. */
 #include "gpu_internal.h"
 
 #define SCRATCH_BYTES (UINT64_C(32) << 20)
@@ -7,6 +8,7 @@
 #define ROUNDS        3u                    /* the first warms up */
 #define WAIT_US       2000000u
 #define JOBS          16u /* like a large one */
+#define WORTH         8u  /* more SMs, and more on its way, are to gain one part in so many */
 
 /* Scratch of both sides. */
 typedef struct scratch {
@@ -52,6 +54,13 @@ kvk_gpu_way_t kvk_gpu_chosen(const kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, u
 	const kvk_gpu_choice_t *c = find_choice(gpu, copy->layout, copy->paged);
 
 	return c ? c->way[copy->dir][bytes >= KVK_GPU_LARGE_JOB] : KVK_GPU_AUTO;
+}
+
+int kvk_gpu_is_wide(const kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy)
+{
+	const kvk_gpu_choice_t *c = find_choice(gpu, copy->layout, copy->paged);
+
+	return c && c->wide;
 }
 
 static void keep_choice(kvk_gpu_t *gpu, const kvk_gpu_choice_t *choice)
@@ -151,6 +160,7 @@ typedef struct timing {
 	kvk_gpu_dir_t dir;
 	kvk_gpu_way_t way;
 	uint32_t jobs;
+	int wide;
 } timing_t;
 
 /* All that were submitted are given back; after one that did not come to a good end nobody waits for the others. */
@@ -174,6 +184,8 @@ static kv_status_t time_once(const scratch_t *s, const timing_t *t, uint64_t *p_
 				     .paged = &s->paged,
 				     .moves = s->moves,
 				     .count = s->blocks,
+				     .sms = t->wide ? KVK_GPU_SMS_WIDE : 0,
+				     .window = t->wide ? UINT32_MAX : 0,
 				     .ready = 1,
 				     .stream = s->stream};
 	const uint64_t start = kv_now_ns(s->gpu->env);
@@ -217,10 +229,10 @@ static kv_status_t compare_of(const scratch_t *s, kvk_gpu_choice_t *choice, kvk_
 {
 	const uint32_t jobs = large ? JOBS : 1u;
 	uint64_t link = 0, staged = 0;
-	kv_status_t status = time_way(s, &(timing_t){dir, KVK_GPU_ZERO_COPY, jobs}, &link);
+	kv_status_t status = time_way(s, &(timing_t){dir, KVK_GPU_ZERO_COPY, jobs, choice->wide}, &link);
 
 	if (status == KV_OK) {
-		status = time_way(s, &(timing_t){dir, KVK_GPU_STAGED, jobs}, &staged);
+		status = time_way(s, &(timing_t){dir, KVK_GPU_STAGED, jobs, choice->wide}, &staged);
 	}
 	if (status == KV_OK) {
 		choice->way[dir][large] = staged < link ? KVK_GPU_STAGED : KVK_GPU_ZERO_COPY;
@@ -233,9 +245,31 @@ static kv_status_t compare_of(const scratch_t *s, kvk_gpu_choice_t *choice, kvk_
 	return status;
 }
 
+/* Nothing to choose where the SMs are the caller's. */
+static kv_status_t see_width(const scratch_t *s, kvk_gpu_choice_t *choice)
+{
+	uint64_t narrow = 0, wide = 0;
+	kv_status_t status;
+
+	if (s->gpu->sms) {
+		return KV_OK;
+	}
+	status = time_way(s, &(timing_t){KVK_GPU_SCATTER, KVK_GPU_ZERO_COPY, JOBS, 0}, &narrow);
+	if (status == KV_OK) {
+		status = time_way(s, &(timing_t){KVK_GPU_SCATTER, KVK_GPU_ZERO_COPY, JOBS, 1}, &wide);
+	}
+	if (status == KV_OK) {
+		choice->wide = wide < narrow - narrow / WORTH;
+		kv_logf(s->gpu->env, KV_LOG_INFO, "gpu", "link measured device %d narrow_us %llu wide_us %llu",
+			s->gpu->ordinal, (unsigned long long)(narrow / 1000), (unsigned long long)(wide / 1000));
+	}
+
+	return status;
+}
+
 static kv_status_t compare(const scratch_t *s, kvk_gpu_choice_t *choice)
 {
-	kv_status_t status = KV_OK;
+	kv_status_t status = see_width(s, choice);
 
 	for (int i = 0; i < 4 && status == KV_OK; i++) {
 		status = compare_of(s, choice, i / 2 ? KVK_GPU_SCATTER : KVK_GPU_GATHER, i % 2);

@@ -50,6 +50,8 @@ unsigned fake_cuda_sms(void);
 uint64_t fake_cuda_on_their_way(void);
 /* Largest pinned allocation it gives; 0: any. */
 void fake_cuda_limit_pinned(size_t bytes);
+/* A bulk scatter of host memory with a bound on what is on its way takes so many times as long. */
+void fake_cuda_narrow(uint64_t times);
 /* Nanoseconds that its clock has gone on: so many a byte copied by the engine, so many a kernel's byte over the link. */
 void fake_cuda_costs(uint64_t engine, uint64_t link);
 uint64_t fake_cuda_clock(void *ctx);

@@ -113,7 +113,7 @@ typedef struct fake {
 	uint64_t on_their_way;
 	fake_graph_t *capture; /* the one that is going on; one at a time */
 	size_t pinned_limit;
-	uint64_t engine_cost, link_cost;
+	uint64_t engine_cost, link_cost, narrow_cost;
 	_Atomic uint64_t clock;
 } fake_t;
 

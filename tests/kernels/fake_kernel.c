@@ -192,6 +192,13 @@ static void tick(const kvk_gpu_args_t *a)
 	}
 }
 
+static uint64_t cost_of(const kvk_gpu_args_t *a, const kvk_gpu_move_t *moves)
+{
+	const uint64_t narrow = a->ahead && fake.narrow_cost ? fake.narrow_cost : 1;
+
+	return moves && moves[0].pool & FAKE_TAG ? fake.link_cost * narrow : 1;
+}
+
 static void copy_pages(const fake_work_t *work)
 {
 	const kvk_gpu_args_t *a = &work->args;
@@ -218,7 +225,7 @@ static void copy_pages(const fake_work_t *work)
 	if (work->kernel >= FAKE_BULK) {
 		check_bulk(work, addresses);
 	}
-	atomic_fetch_add(&fake.clock, (moves && moves[0].pool & FAKE_TAG ? fake.link_cost : 1) * pages * a->page_bytes);
+	atomic_fetch_add(&fake.clock, cost_of(a, moves) * pages * a->page_bytes);
 	free(canonical);
 }
 

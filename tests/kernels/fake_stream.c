@@ -499,6 +499,11 @@ void fake_cuda_costs(uint64_t engine, uint64_t link)
 	fake.link_cost = link;
 }
 
+void fake_cuda_narrow(uint64_t times)
+{
+	fake.narrow_cost = times;
+}
+
 uint64_t fake_cuda_clock(void *ctx)
 {
 	(void)ctx;

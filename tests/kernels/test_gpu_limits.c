@@ -241,46 +241,6 @@ static void p5_a_copy_takes_no_more_sms_than_it_may(void **state)
 	gpu_rig_fini(&rig);
 }
 
-/* More would not come faster, and an engine's launches would wait behind it. Memory of a device is not behind the link. */
-static void p5_a_load_has_no_more_on_its_way_than_it_may(void **state)
-{
-	static const uint32_t windows[] = {0, 1, 64u << 10, 256u << 10, 1u << 20};
-	kv_test_rng_t rng = {kv_test_seed()};
-	gpu_rig_t rig;
-	kvk_gpu_t *gpu = start(&rig, NULL, 4);
-	uint32_t near = 0, behind = 0;
-	gpu_case_t c;
-
-	(void)state;
-	while (near < 40 || behind < 40) {
-		gpu_case_init(&c, &rng, gpu, KVK_PAGED_HEAD_TOKEN_KV);
-		gpu_case_ask_no_digests(&c); /* which no kernel makes of small leaves */
-		for (uint32_t i = 0; i < KV_COUNT_OF(windows); i++) {
-			const uint64_t asked = windows[i] ? windows[i] : 256u << 10;
-			kvk_gpu_copy_t copy = gpu_case_copy(&c, KVK_GPU_SCATTER, KVK_GPU_ZERO_COPY, NULL);
-			uint64_t came;
-
-			copy.sms = 1u << i;
-			copy.window = windows[i];
-			(void)fake_cuda_on_their_way();
-			gpu_rig_copy(gpu, &copy);
-			came = fake_cuda_on_their_way();
-			if (came == 0) {
-				continue; /* no moves, or none for a bulk kernel */
-			}
-			near += c.kind == CASE_ON_DEVICE;
-			behind += c.kind != CASE_ON_DEVICE;
-			if (c.kind == CASE_ON_DEVICE) {
-				assert_int_equal(came, UINT64_MAX);
-			} else { /* a chunk a warp in any case */
-				assert_true(came <= asked || came <= copy.sms * (KVK_GPU_THREADS / 32u) * KVK_CHUNK);
-			}
-		}
-		gpu_case_fini(&c);
-	}
-	gpu_rig_fini(&rig);
-}
-
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 /* Ranges in a model of pages, each with the number of its range. */
@@ -571,7 +531,6 @@ int main(void)
 		cmocka_unit_test(p5_memory_of_arguments_is_bounded_and_comes_back),
 		cmocka_unit_test(p5_a_wait_ends_in_time),
 		cmocka_unit_test(p5_a_copy_takes_no_more_sms_than_it_may),
-		cmocka_unit_test(p5_a_load_has_no_more_on_its_way_than_it_may),
 		cmocka_unit_test(p1_the_device_sees_what_is_registered_and_nothing_else),
 		cmocka_unit_test(p8_memory_of_a_peer_is_used_by_kernels_only_with_access_to_it),
 		cmocka_unit_test(p5_auto_takes_what_was_faster),

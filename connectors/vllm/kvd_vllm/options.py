@@ -54,7 +54,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("wait_us", 0, _number(0, 100000), "a step that computes prompts waits at most so long for the daemon's answers; 0: 500, and a 128th of the step"),
     Option("load_ms", 0, _number(0, 600000), "a load is given up after so long; 0: 2000"),
     Option("threads", 0, _number(0, 64), "threads that copy in a synchronous load; 0: chosen from the CPUs there are"),
-    Option("sms", 0, _number(0, 1024), "multiprocessors of a GPU that a copy takes at most; 0: 4, with pieces below 4 KiB 8"),
+    Option("sms", 0, _number(0, 1024), "multiprocessors of a GPU that a copy takes at most; 0: 4, with pieces below 4 KiB 8, where the link takes more 16"),
     Option("save_sms", 0, _number(0, 1024), "the same of a save, which runs beside the engine's own kernels; 0: 2"),
     Option("layers", True, _flag, "on GPUs a load within a step comes layer by layer, where the engine waits for each layer by itself"),
     Option("layers_mb", 96, _number(0, 1 << 20), "if all of the step's loads have so many MiB and more: shorter ones are over before layers pay"),

@@ -37,10 +37,10 @@ typedef struct kvk_gpu_config {
 	int device;                 /* ordinal, as the driver counts in this process */
 	const kvk_cuda_ops_t *cuda; /* kvk_cuda_load() */
 	const kv_env_t *env;        /* NULL: the real one */
-	uint32_t sms;           /* most SMs a copy takes unless it says otherwise; 0: 4, with leaves below 4 KiB 8 */
-	uint32_t jobs;          /* most jobs at a time; 0: 64 */
-	uint64_t staging_bytes; /* ring in device memory for STAGED; 0: 128 MiB; taken at the first use */
-	const void *image;      /* kernels, as the driver loads them; NULL: those of this build */
+	uint32_t sms;               /* most SMs a copy takes unless it says otherwise; 0: 4 to 16 (kvk_gpu_measure) */
+	uint32_t jobs;              /* most jobs at a time; 0: 64 */
+	uint64_t staging_bytes;     /* ring in device memory for STAGED; 0: 128 MiB; taken at the first use */
+	const void *image;          /* kernels, as the driver loads them; NULL: those of this build */
 } kvk_gpu_config_t;
 
 /* KV_ERR_UNSUPPORTED: no driver, no such device, or one that cannot use host memory (kvk_gpu_why()); KV_ERR_NOMEM; KV_ERR_IO: the driver says no. Without
@@ -83,8 +83,9 @@ typedef struct kvk_gpu_copy {
 	const kvk_move_t *moves;
 	uint32_t count;
 	uint32_t sms; /* budget; 0: the device's */
-	/* Of a scatter that reads host memory with a kernel: bytes on their way over the link at a time, 4 KiB a warp at least; 0: 256 KiB. More than the link's
-	 * rate times its latency bring nothing: they wait in front of it, and with them all else that the device reads there, an engine's launches first of all. */
+	/* Of a scatter that reads host memory with a kernel: bytes on their way over the link at a time, 4 KiB a warp at least; 0: 256 KiB, or as measured;
+	 * UINT32_MAX: any number. More than the link's rate times its latency bring nothing: they wait in front of it, and with them all else that the device
+	 * reads there, an engine's launches first of all. */
 	uint32_t window;
 	/* Of a scatter: nothing that the stream has still to do writes these blocks in the pool, so they may be read before it has come to the copy. The cache is
 	 * written in the stream's order in any case. */
@@ -151,8 +152,10 @@ kv_status_t kvk_gpu_clock_read(kvk_gpu_clock_t *clock, uint64_t *p_ns);
 /* ---- choosing ---------------------------------------------------------------------------------------------------- */
 
 /* Measure the ways for this layout and cache between 32 MiB of scratch on both sides, and keep the faster for AUTO, of small jobs and of large ones
- * (from 256 MiB on; sixteen behind each other): 0.15 s, synchronous, once a device, layout and process. It is kept for copies of all layers; else, and without it, AUTO takes STAGED where 256 KiB and more lie together in a pool block, else
- * ZERO_COPY. KV_ERR_NOMEM, KV_ERR_IO, KV_ERR_TIMEOUT, KV_ERR_UNSUPPORTED (blocks above 256 MiB): nothing is kept. */
+ * (from 256 MiB on; sixteen behind each other), for copies of all layers; else, and without it, AUTO takes STAGED where 256 KiB and more lie together in a pool
+ * block, else ZERO_COPY. Before that, whether the link takes more than 4 SMs (8 with leaves below 4 KiB) and 256 KiB on their way bring: then a copy of which
+ * nobody says otherwise takes 16 SMs and all that they have room for. 0.25 s, synchronous, once a device, layout and process. KV_ERR_NOMEM, KV_ERR_IO,
+ * KV_ERR_TIMEOUT, KV_ERR_UNSUPPORTED (blocks above 256 MiB): nothing is kept. */
 kv_status_t kvk_gpu_measure(kvk_gpu_t *gpu, const kvk_layout_t *layout, const kvk_paged_t *paged);
 
 /* Counters since open. X(name, help) */

@@ -1,0 +1,115 @@
+/* What a load takes of the link, and of the device's SMs, when nobody says. */
+#include "gpu_internal.h"
+#include "gpu_rig.h"
+#include "gpu_xxh3.h"
+
+static kvk_gpu_t *start(gpu_rig_t *rig)
+{
+	gpu_rig_init(rig, NULL);
+	rig->config.jobs = 4;
+
+	return gpu_rig_open(rig);
+}
+
+/* More would not come faster, and an engine's launches would wait behind it. Memory of a device is not behind the link. */
+static void p5_a_load_has_no_more_on_its_way_than_it_may(void **state)
+{
+	static const uint32_t windows[] = {0, 1, 64u << 10, 256u << 10, 1u << 20};
+	kv_test_rng_t rng = {kv_test_seed()};
+	gpu_rig_t rig;
+	kvk_gpu_t *gpu = start(&rig);
+	uint32_t near = 0, behind = 0;
+	gpu_case_t c;
+
+	(void)state;
+	while (near < 40 || behind < 40) {
+		gpu_case_init(&c, &rng, gpu, KVK_PAGED_HEAD_TOKEN_KV);
+		gpu_case_ask_no_digests(&c); /* which no kernel makes of small leaves */
+		for (uint32_t i = 0; i < KV_COUNT_OF(windows); i++) {
+			const uint64_t asked = windows[i] ? windows[i] : 256u << 10;
+			kvk_gpu_copy_t copy = gpu_case_copy(&c, KVK_GPU_SCATTER, KVK_GPU_ZERO_COPY, NULL);
+			uint64_t came;
+
+			copy.sms = 1u << i;
+			copy.window = windows[i];
+			(void)fake_cuda_on_their_way();
+			gpu_rig_copy(gpu, &copy);
+			came = fake_cuda_on_their_way();
+			if (came == 0) {
+				continue; /* no moves, or none for a bulk kernel */
+			}
+			near += c.kind == CASE_ON_DEVICE;
+			behind += c.kind != CASE_ON_DEVICE;
+			if (c.kind == CASE_ON_DEVICE) {
+				assert_int_equal(came, UINT64_MAX);
+			} else { /* a chunk a warp in any case */
+				assert_true(came <= asked || came <= copy.sms * (KVK_GPU_THREADS / 32u) * KVK_CHUNK);
+			}
+		}
+		gpu_case_fini(&c);
+	}
+	gpu_rig_fini(&rig);
+}
+
+/* A scatter of all layers that a bulk kernel makes. */
+static kvk_gpu_copy_t draw(gpu_case_t *c, kv_test_rng_t *rng, kvk_gpu_t *gpu)
+{
+	for (;;) {
+		kvk_gpu_copy_t copy;
+
+		gpu_case_usual(c, rng, gpu, KVK_PAGED_HEAD_TOKEN_KV);
+		c->layer = c->layers = 0;
+		copy = gpu_case_copy(c, KVK_GPU_SCATTER, KVK_GPU_ZERO_COPY, NULL);
+		(void)fake_cuda_on_their_way();
+		gpu_rig_copy(gpu, &copy);
+		if (fake_cuda_on_their_way() > 0) {
+			return copy;
+		}
+		gpu_case_fini(c);
+	}
+}
+
+/* A link of several times the rate is not filled by few SMs with little on its way: that is measured. Whoever says how many SMs there are is believed. */
+static void p5_a_link_that_takes_more_is_given_more(void **state)
+{
+	kv_test_rng_t rng = {kv_test_seed()};
+
+	(void)state;
+	for (int round = 0; round < 6; round++) {
+		const int wide = round % 2, told = round / 2 == 2;
+		gpu_rig_t rig;
+		kvk_gpu_t *gpu;
+		kvk_gpu_copy_t copy;
+		gpu_case_t c;
+
+		gpu_rig_init(&rig, NULL);
+		rig.t.env.now_ns = fake_cuda_clock;
+		rig.config.sms = told ? 3 : 0;
+		gpu = gpu_rig_open(&rig);
+		fake_cuda_costs(40, 10);
+		fake_cuda_narrow(wide ? 3 : 1);
+		fake_cuda_limit_pinned(1 << 20);
+		copy = draw(&c, &rng, gpu);
+		assert_false(kvk_gpu_is_wide(gpu, &copy));
+		assert_int_equal(kvk_gpu_measure(gpu, &c.layout, &c.paged), KV_OK);
+		assert_int_equal(kvk_gpu_is_wide(gpu, &copy), wide && !told);
+
+		(void)fake_cuda_sms();
+		(void)fake_cuda_on_their_way();
+		gpu_rig_copy(gpu, &copy);
+		assert_int_equal(fake_cuda_on_their_way() > 256u << 10, wide && !told);
+		assert_true(fake_cuda_sms() <= (told ? 3u : wide ? 16u : 8u));
+		gpu_case_fini(&c);
+		gpu_rig_fini(&rig);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p5_a_load_has_no_more_on_its_way_than_it_may),
+		cmocka_unit_test(p5_a_link_that_takes_more_is_given_more),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
