@@ -50,11 +50,15 @@ def cores_busy(seconds: float) -> float:
     return (ticks() - began) / os.sysconf("SC_CLK_TCK") / seconds
 
 
+def events_of(file: Path) -> list[tuple[str, int, int]]:
+    """What watched.py has written: hook, beginning, length. Nothing where nobody watches."""
+    return [tuple(json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
+
+
 def hooks_of(file: Path, began: int, ended: int) -> dict[str, Any]:
     """Of each hook (watched.py): milliseconds from the request's beginning to its first call and to the end of its last, how many calls, and what they took."""
     found: dict[str, Any] = {}
-    for line in file.read_text().splitlines() if file.exists() else ():
-        name, at, took = json.loads(line)
+    for name, at, took in events_of(file):
         if began <= at <= ended:
             of = found.setdefault(name, {"first": round((at - began) / 1e6, 3), "calls": 0, "took": 0.0})
             of["last end"] = round((at + took - began) / 1e6, 3)
@@ -65,8 +69,7 @@ def hooks_of(file: Path, began: int, ended: int) -> dict[str, Any]:
 
 def steps_of(file: Path, began: int, ended: int) -> list[float]:
     """Milliseconds from each step's plan to the next one's."""
-    events = [json.loads(line) for line in file.read_text().splitlines()]
-    at = sorted(at for name, at, _ in events if name == "build_connector_meta" and began <= at <= ended)
+    at = sorted(at for name, at, _ in events_of(file) if name == "build_connector_meta" and began <= at <= ended)
     return [round((b - a) / 1e6, 2) for a, b in zip(at, at[1:])]
 
 
@@ -201,8 +204,11 @@ class Bench:
             self.times(f"fresh {n}", prompts_of(self.order["seed"] + n + 1, [n] * len(prompts)), self.order["pause"])
         self.settle()
 
+    def together_prompts(self) -> list[Prompt]:
+        return (self.by_size()[self.middle] + prompts_of(self.order["seed"] + 7, [self.middle] * 8))[:8]
+
     def together(self) -> None:
-        prompts = (self.by_size()[self.middle] + prompts_of(self.order["seed"] + 7, [self.middle] * 8))[:8]
+        prompts = self.together_prompts()
         self.ask(prompts)
         self.settle()
         runs = []
@@ -269,14 +275,21 @@ class Bench:
         for n, prompts in self.by_size().items():
             self.forget()
             for what in ("hit", "gpu"):
-                self.note(f"trace {what} {n}", [self.traced(prompt) for prompt in prompts])
+                self.note(f"trace {what} {n}", [self.traced([prompt]) for prompt in prompts])
+        together = self.together_prompts()
+        self.ask(together)
+        self.settle()
+        self.forget()
+        self.note(f"trace {len(together)} x {self.middle} hit", self.traced(together))
 
-    def traced(self, prompt: Prompt) -> dict[str, Any]:
+    def traced(self, prompts: list[Prompt]) -> dict[str, Any]:
+        """Each hook, and from plan to plan."""
+        watched = Path(os.environ["BENCH_WATCH"])
         began = time.perf_counter_ns()
-        self.ask([prompt])
+        self.ask(prompts)
         ended = time.perf_counter_ns()
         self.step(2)
-        return hooks_of(Path(os.environ["BENCH_WATCH"]), began, ended)
+        return {**hooks_of(watched, began, ended), "steps": steps_of(watched, began, ended)}
 
     def profile_of(self, name: str, prompts: list[Prompt], steps: int) -> None:
         self.llm.start_profile(profile_prefix=name)
