@@ -207,16 +207,32 @@ class Bench:
     def together_prompts(self) -> list[Prompt]:
         return (self.by_size()[self.middle] + prompts_of(self.order["seed"] + 7, [self.middle] * 8))[:8]
 
+    def at_once(self, prompts: list[Prompt]) -> tuple[list[float], list[int]]:
+        """Milliseconds until each has its token, in that order, and cached tokens."""
+        engine = self.llm.llm_engine
+        took, cached = [], []
+        began = time.perf_counter()
+        for i, prompt in enumerate(prompts):
+            engine.add_request(f"at once {began} {i}", {"prompt_token_ids": prompt}, self.exactly(1))
+        while engine.has_unfinished_requests():
+            for answer in engine.step():
+                if answer.finished:
+                    took.append(1e3 * (time.perf_counter() - began))
+                    cached.append(answer.num_cached_tokens or 0)
+        return took, cached
+
     def together(self) -> None:
+        """The last one's answer counts, and on the average they are there before."""
         prompts = self.together_prompts()
         self.ask(prompts)
         self.settle()
         runs = []
         for _ in range(3):
             self.forget()
-            runs.append(self.ask(prompts))
-        best = sorted(runs)[1]
-        self.note(f"8 x {self.middle} hit", {"ms": round(1e3 * best[0], 1), "min": round(1e3 * min(runs)[0], 1), "cached": sorted(set(best[1]))})
+            runs.append(self.at_once(prompts))
+        runs.sort(key=lambda run: run[0][-1])
+        took, cached = runs[1]
+        self.note(f"8 x {self.middle} hit", {"ms": round(took[-1], 1), "min": round(runs[0][0][-1], 1), "mean": round(sum(took) / len(took), 1), "each": [round(ms, 1) for ms in took], "cached": sorted(set(cached))})
 
     def decode(self) -> None:
         runs = []

@@ -56,8 +56,9 @@ def together(results: dict[str, Any]) -> Iterator[Row]:
     rival = best_rival(results, what)
     for runner in ("v1", "v2"):
         ms = milliseconds(results, f"kvd-{runner}", "first engine", what)
+        mean = results.get(f"kvd-{runner}", {}).get("first engine", {}).get(what, {}).get("mean")
         met = None if ms is None or rival is None else ms <= TOGETHER * rival
-        yield f"{what}, {runner}", "" if ms is None else f"{ms:g} ms", f"<= 0.9 x best rival ({rival:g})" if rival else "best rival not run", verdict(met)
+        yield f"{what}, {runner}", "" if ms is None else f"{ms:g} ms" + (f", one {mean:g} on the average" if mean else ""), f"<= 0.9 x best rival ({rival:g})" if rival else "best rival not run", verdict(met)
 
 
 def differences(ring: dict[str, Any], what: str, of: str) -> list[tuple[float, float]]:

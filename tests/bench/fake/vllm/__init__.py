@@ -19,22 +19,30 @@ class SamplingParams:
 
 
 class Engine:
-    """A token a step, for one request."""
+    """A token a step, for each request."""
 
     def __init__(self, llm: LLM) -> None:
-        self.llm, self.left = llm, 0
+        self.llm = llm
+        self.left: dict[str, int] = {}
+        self.answers: dict[str, Any] = {}
         self.vllm_config = SimpleNamespace(cache_config=SimpleNamespace(block_size=BLOCK))
 
     def add_request(self, request_id: str, prompt: dict[str, list[int]], params: SamplingParams) -> None:
-        assert request_id and self.left == 0
-        self.answer, self.left = self.llm.answer(prompt["prompt_token_ids"], params.max_tokens), params.max_tokens
+        assert request_id and request_id not in self.left
+        self.answers[request_id], self.left[request_id] = self.llm.answer(prompt["prompt_token_ids"], params.max_tokens), params.max_tokens
 
     def has_unfinished_requests(self) -> bool:
-        return self.left > 0
+        return bool(self.left)
 
     def step(self) -> list[Any]:
-        self.left -= 1
-        return [self.answer]
+        given = []
+        for name in list(self.left):
+            self.left[name] -= 1
+            self.answers[name].finished = self.left[name] == 0
+            given.append(self.answers[name])
+            if self.left[name] == 0:
+                del self.left[name], self.answers[name]
+        return given
 
 
 class LLM:
