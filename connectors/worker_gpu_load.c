@@ -60,6 +60,7 @@ kvc_status_t kvx_gpu_load_submit(kvx_worker_t *worker, kvx_flight_t *flight)
 				     .layers = flight->layers,
 				     .moves = gpu->moves,
 				     .count = moves,
+				     .of = part->n,
 				     .ready = 1, /* leased: nobody writes there */
 				     .stream = load->flags & KVX_PLAN_ASYNC ? gpu->beside : gpu->urgent};
 	kvc_status_t status = kvc_lease_state(part->lease);

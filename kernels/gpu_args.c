@@ -184,7 +184,8 @@ static kvk_gpu_way_t by_rule(const kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan)
 	const kvk_gpu_copy_t *copy = plan->copy;
 	const kvk_gpu_args_t *args = &plan->args;
 	const uint64_t run = kvk_gpu_run_bytes(copy->layout, copy->paged, args->layers, plan->geometry.page_bytes);
-	const uint64_t bytes = args->layers * args->page_bytes * args->heads * args->count;
+	const uint64_t moves = copy->of > args->count ? copy->of : args->count;
+	const uint64_t bytes = args->layers * args->page_bytes * args->heads * moves;
 	const int some = args->layers < copy->layout->layers;
 	const kvk_gpu_way_t measured = kvk_gpu_chosen(gpu, copy, bytes);
 

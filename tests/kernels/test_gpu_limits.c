@@ -387,6 +387,36 @@ static void p5_auto_takes_what_was_faster(void **state)
 	}
 }
 
+/* A job of a large load is as one of many that follow each other: what is faster for one that is alone does not hold for it. */
+static void p5_a_part_goes_the_way_of_all(void **state)
+{
+	kv_test_rng_t rng = {kv_test_seed()};
+	gpu_rig_t rig;
+	kvk_gpu_t *gpu = start(&rig, NULL, 4);
+	gpu_case_t c;
+
+	(void)state;
+	gpu_case_usual(&c, &rng, gpu, KVK_PAGED_HEAD_TOKEN_KV);
+	c.layer = c.layers = 0;
+	assert_int_equal(kvk_gpu_measure(gpu, &c.layout, &c.paged), KV_OK);
+	gpu->choices[0].way[KVK_GPU_SCATTER][0] = KVK_GPU_ZERO_COPY;
+	gpu->choices[0].way[KVK_GPU_SCATTER][1] = KVK_GPU_STAGED;
+	for (uint32_t all = 0; all < 2; all++) {
+		const uint64_t block = (uint64_t)c.paged.heads * c.paged.layers * c.g.page_bytes;
+		kvk_gpu_copy_t copy = gpu_case_copy(&c, KVK_GPU_SCATTER, KVK_GPU_AUTO, NULL);
+		kvk_gpu_stats_t before, after;
+
+		copy.of = all ? (uint32_t)(KVK_GPU_LARGE_JOB / block + 1) : 0;
+		kvk_gpu_get_stats(gpu, &before);
+		gpu_rig_copy(gpu, &copy);
+		kvk_gpu_get_stats(gpu, &after);
+		assert_int_equal(after.staged - before.staged, all);
+		assert_int_equal(after.zero_copy - before.zero_copy, !all);
+	}
+	gpu_case_fini(&c);
+	gpu_rig_fini(&rig);
+}
+
 /* ---- threads ----------------------------------------------------------------------------------------------------- */
 
 typedef struct worker {
@@ -534,6 +564,7 @@ int main(void)
 		cmocka_unit_test(p1_the_device_sees_what_is_registered_and_nothing_else),
 		cmocka_unit_test(p8_memory_of_a_peer_is_used_by_kernels_only_with_access_to_it),
 		cmocka_unit_test(p5_auto_takes_what_was_faster),
+		cmocka_unit_test(p5_a_part_goes_the_way_of_all),
 		cmocka_unit_test(p6_threads_copy_while_others_register),
 		cmocka_unit_test(p7_the_devices_clock_tells_what_a_stream_took),
 	};
