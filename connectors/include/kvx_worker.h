@@ -66,7 +66,7 @@ typedef struct kvx_worker_config {
 		threads; /* that copy in a synchronous load, the caller included; 0: chosen from the CPUs there are. Not of a device's cache */
 	int prefault; /* 1: touch the cache's and the pool's pages in the background, so that the first load does not pay for it */
 	uint32_t memory; /* KVX_MEMORY_* */
-	/* Of a CUDA device: its ordinal in this process; most SMs that a copy takes (0: chosen); 1: measure the ways of copying at open (0.25 s a group);
+	/* Of a CUDA device: its ordinal in this process; most SMs that a copy takes (0: chosen); 1: measure the ways of copying at open (0.2 s a group);
 	 * the driver and the kernels (NULL: the machine's, and those of this build). */
 	int device;
 	uint32_t sms;

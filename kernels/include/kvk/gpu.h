@@ -156,7 +156,7 @@ kv_status_t kvk_gpu_clock_read(kvk_gpu_clock_t *clock, uint64_t *p_ns);
 /* Measure the ways for this layout and cache between 32 MiB of scratch on both sides, and keep the faster for AUTO, of small jobs and of large ones
  * (from 256 MiB on; sixteen behind each other), for copies of all layers; else, and without it, AUTO takes STAGED where 256 KiB and more lie together in a pool
  * block, else ZERO_COPY. Before that, whether the link takes more than 4 SMs (8 with leaves below 4 KiB) and 256 KiB on their way bring: then a copy of which
- * nobody says otherwise takes 16 SMs and all that they have room for. 0.25 s, synchronous, once a device, layout and process. KV_ERR_NOMEM, KV_ERR_IO,
+ * nobody says otherwise takes 16 SMs and all that they have room for. 0.2 s, synchronous, once a device, layout and process. KV_ERR_NOMEM, KV_ERR_IO,
  * KV_ERR_TIMEOUT, KV_ERR_UNSUPPORTED (blocks above 256 MiB): nothing is kept. */
 kv_status_t kvk_gpu_measure(kvk_gpu_t *gpu, const kvk_layout_t *layout, const kvk_paged_t *paged);
 
