@@ -136,7 +136,7 @@ typedef struct kvx_table {
 } kvx_table_t;
 KVC_API kvc_status_t kvx_scheduler_place(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_table_t *table);
 
-/* Load what match() found: tokens [ask->local, ask->local + hit->tokens), into the blocks placed. Whatever comes of it is in the plan: also a load whose
+/* Load what the request's last match() found, with the same `local`: tokens [ask->local, ask->local + hit->tokens), into the blocks placed. Whatever comes of it is in the plan: also a load whose
  * lease has been lost since (the daemon died), which the ranks then report as failed. */
 KVC_API void kvx_scheduler_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_hit_t *hit);
 

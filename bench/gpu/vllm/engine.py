@@ -135,7 +135,7 @@ class Bench:
         return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout
 
     def calm(self) -> None:
-        """Processes that compile for an engine go on for a while after its start, and an engine that waits for a core launches kernels half as fast."""
+        """Some engines launched kernels half as fast in the second after their start; what else a machine does then, as compiling for them, is waited for."""
         began = time.time()
         while (busy := cores_busy(0.25)) > CALM and time.time() - began < 10:
             pass
