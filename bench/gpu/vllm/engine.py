@@ -20,7 +20,6 @@ from typing import Any
 import model
 
 Prompt = list[int]
-CALM = 3  # cores of the machine that others may use, another GPU's engine among them
 
 
 def prompts_of(seed: int, lengths: list[int]) -> list[Prompt]:
@@ -36,18 +35,6 @@ def median(values: list[float]) -> float:
 def lower(values: list[float]) -> float:
     """The quartile: of what a busy host makes longer now and then, and never shorter."""
     return sorted(values)[len(values) // 4]
-
-
-def cores_busy(seconds: float) -> float:
-    """Of this machine, on the average."""
-
-    def ticks() -> int:
-        return sum(int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:4])
-
-    began = ticks()
-    time.sleep(seconds)
-
-    return (ticks() - began) / os.sysconf("SC_CLK_TCK") / seconds
 
 
 def events_of(file: Path) -> list[tuple[str, int, int]]:
@@ -133,13 +120,6 @@ class Bench:
             return ""
         command = [self.order["kvctl"], "--socket", self.order["socket"], "stats", "kvd_blocks"]
         return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout
-
-    def calm(self) -> None:
-        """Some engines launched kernels half as fast in the second after their start; what else a machine does then, as compiling for them, is waited for."""
-        began = time.time()
-        while (busy := cores_busy(0.25)) > CALM and time.time() - began < 10:
-            pass
-        self.note("calm", {"after s": round(time.time() - began, 1), "cores busy": round(busy, 1)})
 
     def step(self, tokens: int) -> None:
         """A prompt that fills no block."""
@@ -361,7 +341,6 @@ class Bench:
     def run(self) -> None:
         for n in (33, 700, 9000, 2000):
             self.ask(prompts_of(n, [n]), 3)
-        self.calm()
         for phase in self.order["phases"]:
             getattr(self, phase)()
         self.settle()
