@@ -38,15 +38,18 @@ def lower(values: list[float]) -> float:
 
 
 def events_of(file: Path) -> list[tuple[str, int, int]]:
-    """What watched.py has written: hook, beginning, length. Nothing where nobody watches."""
+    """What watched.py has written: hook, beginning, length; or "+" and a counter, when, how much more. Nothing where nobody watches."""
     return [tuple(json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def hooks_of(file: Path, began: int, ended: int) -> dict[str, Any]:
-    """Of each hook (watched.py): milliseconds from the request's beginning to its first call and to the end of its last, how many calls, and what they took."""
+    """Of each hook (watched.py): milliseconds from the request's beginning to its first call and to the end of its last, how many calls, and what they took;
+    and what kvd has counted meanwhile."""
     found: dict[str, Any] = {}
     for name, at, took in events_of(file):
-        if began <= at <= ended:
+        if began <= at <= ended and name.startswith("+"):
+            found[name] = found.get(name, 0) + took
+        elif began <= at <= ended:
             of = found.setdefault(name, {"first": round((at - began) / 1e6, 3), "calls": 0, "took": 0.0})
             of["last end"] = round((at + took - began) / 1e6, 3)
             of["calls"] += 1

@@ -1,6 +1,7 @@
 """Connectors with a clock around each hook: where the time of a hit goes on the host, and how long steps take.
 
-Every hook's beginning and length is appended to the file that BENCH_WATCH names when a request has finished; engine.py puts them beside the request's own clock.
+Every hook's beginning and length is appended to the file that BENCH_WATCH names when a request has finished, and what kvd counts; engine.py puts them beside the
+request's own clock.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ HOOKS = (
     "get_block_ids_with_load_errors",
     "build_connector_worker_meta",
     "update_connector_output",
+    "get_kv_connector_stats",
     "request_finished",
     "request_finished_all_groups",
 )
 LAST = HOOKS[-2:]
+COUNTERS = "get_kv_connector_stats"
 
 _events: list[tuple[str, int, int]] = []
 
@@ -40,6 +43,8 @@ def _timed(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
         began = time.perf_counter_ns()
         answer = hook(*args, **kwargs)
         _events.append((name, began, time.perf_counter_ns() - began))
+        if name == COUNTERS and answer is not None:
+            _events.extend((f"+{counter}", began, more) for counter, more in answer.data.items())
         if name in LAST:
             _write()
         return answer
