@@ -6,7 +6,9 @@
 #define ATTACH_US 1000u /* a match looks for a daemon so long */
 #define AGAIN_MS  20u   /* and not again before */
 #define SLICE_US  50u
-#define INSIDE_NS UINT64_C(250000000) /* loads that wait for each other take at most so long together */
+#define INSIDE_NS                                                                                                      \
+	UINT64_C(                                                                                                      \
+		25000000) /* loads of a step, which all of them wait for, take at most so long together: docs/decisions/015 */
 
 /* 1: load beside the steps. Inside one everybody waits for all of its loads. */
 static int is_async(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t cpu, uint32_t disk)

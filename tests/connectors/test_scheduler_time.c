@@ -351,7 +351,7 @@ static void p7_a_part_that_does_not_pay_is_not_loaded(void **state)
 	sr_stop(&sr, &rig);
 }
 
-/* A hit of 992 tokens, a tenth of a second in memory: is it loaded beside the steps? It is admitted to the step at hand. */
+/* A hit of 992 tokens, ten milliseconds in memory: is it loaded beside the steps? It is admitted to the step at hand. */
 static int goes_beside(sr_t *sr, sr_request_t *request, uint32_t number, uint32_t busy)
 {
 	char id[8];
@@ -381,10 +381,9 @@ static void p7_loads_inside_a_step_wait_for_each_other_only_so_long(void **state
 	for (uint32_t round = 0; round < 4; round++) {
 		const uint32_t busy = round % 2;
 
-		teach(&sr, 1000, 100, 100);
-		sr.scheduler->step_ns = 150u * MS;
-		for (uint32_t i = 0; i < 4;
-		     i++) { /* two of them in a quarter of a second, one beside a step of 150 ms */
+		teach(&sr, 1000, 10, 10);
+		sr.scheduler->step_ns = 15u * MS;
+		for (uint32_t i = 0; i < 4; i++) { /* two of them in 25 ms, one beside a step of 15 */
 			assert_int_equal(goes_beside(&sr, &requests[i], 4 * round + i, busy), i >= (busy ? 1u : 2u));
 		}
 		(void)sr_step(&sr);
