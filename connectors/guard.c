@@ -48,6 +48,9 @@ void kvx_guard_loaded(kvx_guard_t *guard, const kvx_guard_load_t *load)
 {
 	kvx_curve_sample_t sample = {.n = load->cpu, .ns = (double)load->ns, .at_ns = load->now_ns};
 
+	if (load->ns == 0) {
+		return; /* nobody knows */
+	}
 	if (load->disk == 0) {
 		kvx_curve_learn(&guard->cpu, &sample);
 		return;

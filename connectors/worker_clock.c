@@ -3,6 +3,9 @@
  * A step runs from the end of begin(), or of load() where the engine waits for all that the step loads, to end(). A load of a device's cache runs from where
  * its copies may begin, which is after all that the engine had enqueued, to the end of the last one. Clocks are started and read by the engine's thread; a
  * load's is stopped by whoever submits its copies, under the lock.
+ *
+ * Loads that come together wait for each other. That is no part of what a load takes, or a burst of hits would make memory look slower than computing: of a
+ * load whose blocks were all there, only its own time counts: from where those before it have come, or its part of what comes together, layer by layer.
  */
 #include "worker_gpu.h"
 
@@ -99,6 +102,13 @@ void kvx_clock_load(kvx_worker_t *worker, kvx_wload_t *load, kvk_cu_stream_t str
 	}
 }
 
+void kvx_clock_turn(kvx_wgpu_t *gpu, const kvx_wload_t *load, kvk_cu_stream_t stream)
+{
+	if (load->clock && !load->sent && !load->of && atomic_load(&load->there)) {
+		(void)kvk_gpu_clock_mark(gpu->clocks[load->clock - 1u].clock, 0, stream);
+	}
+}
+
 void kvx_clock_sent(kvx_wgpu_t *gpu, const kvx_wload_t *load, kvk_cu_stream_t stream)
 {
 	if (load->clock) {
@@ -106,7 +116,8 @@ void kvx_clock_sent(kvx_wgpu_t *gpu, const kvx_wload_t *load, kvk_cu_stream_t st
 	}
 }
 
-uint64_t kvx_clock_took(kvx_worker_t *worker, kvx_wload_t *load)
+/* By the device's clock; 0: it has none for this load. */
+static uint64_t device_took(kvx_worker_t *worker, kvx_wload_t *load)
 {
 	const uint64_t wall = load->end_ns - load->begin_ns, until = kvx_worker_now() + END_NS;
 	kvx_wclock_t *clock;
@@ -114,7 +125,7 @@ uint64_t kvx_clock_took(kvx_worker_t *worker, kvx_wload_t *load)
 	kv_status_t status;
 
 	if (!load->clock) {
-		return wall;
+		return atomic_load(&load->there) ? 0 : wall;
 	}
 	clock = &worker->gpu->clocks[load->clock - 1u];
 	/* Its end is what the stream has next after the last job, which is over. */
@@ -125,6 +136,28 @@ uint64_t kvx_clock_took(kvx_worker_t *worker, kvx_wload_t *load)
 	load->clock = 0;
 
 	return status == KV_OK && ns < wall ? ns : wall;
+}
+
+/* Of a load that waited for no block: without what others before it took. */
+static uint64_t host_took(kvx_worker_t *worker, const kvx_wload_t *load)
+{
+	const uint64_t wall = load->end_ns - load->begin_ns, others = worker->served_ns - load->served_ns;
+	const uint64_t ns = wall > others ? wall - others : 0;
+
+	worker->served_ns += ns;
+
+	return ns;
+}
+
+uint64_t kvx_clock_took(kvx_worker_t *worker, kvx_wload_t *load)
+{
+	if (worker->gpu) {
+		const uint64_t ns = device_took(worker, load);
+
+		return load->of ? ns * load->wanted / load->of : ns;
+	}
+
+	return atomic_load(&load->there) ? host_took(worker, load) : load->end_ns - load->begin_ns;
 }
 
 /* ---- open and close ---------------------------------------------------------------------------------------------------------- */

@@ -181,6 +181,8 @@ void kvx_clocks_open(kvx_wgpu_t *gpu);
 void kvx_clocks_close(kvx_wgpu_t *gpu);
 /* The load's copies may begin where the stream is now, if there is a clock for it. Before the load goes. */
 void kvx_clock_load(kvx_worker_t *worker, kvx_wload_t *load, kvk_cu_stream_t stream);
+/* Its copies begin where the stream is now, behind those of others, if it has waited for nothing else. Lock held. */
+void kvx_clock_turn(kvx_wgpu_t *gpu, const kvx_wload_t *load, kvk_cu_stream_t stream);
 /* Copies of it end where the stream is now. Lock held. */
 void kvx_clock_sent(kvx_wgpu_t *gpu, const kvx_wload_t *load, kvk_cu_stream_t stream);
 

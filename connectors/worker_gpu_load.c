@@ -74,8 +74,11 @@ kvc_status_t kvx_gpu_load_submit(kvx_worker_t *worker, kvx_flight_t *flight)
 		return KVC_OK;
 	}
 	atomic_fetch_add(&load->active, 1u);
+	kvx_clock_turn(gpu, load, copy.stream);
 	status = kvx_flight_submit(worker, flight, &copy);
-	if (status != KVC_OK) {
+	if (status == KVC_OK) {
+		load->sent = 1;
+	} else {
 		atomic_fetch_sub(&load->active, 1u);
 	}
 	if (status == (kvc_status_t)KV_ERR_IO) {

@@ -152,8 +152,13 @@ typedef struct kvx_wload {
 	int skipped; /* the engine did not say of each layer that it was about to read it: what it computed may be garbage */
 	uint32_t ranges; /* of layers that it comes in: 1 but for synchronous ones of a cache in GPU memory */
 	uint32_t clock;  /* which of the device's times it, from 1; 0: none */
+	uint32_t wanted; /* blocks that go somewhere, */
+	uint32_t of;     /* and those of all loads that it comes with layer by layer; 0: it comes by itself */
+	int sent;        /* some of it was submitted; under the lock */
 	uint64_t begin_ns, deadline_ns, end_ns;
+	uint64_t served_ns;      /* the worker's when it began */
 	uint64_t silent_ns;      /* since when the daemon has been silent while it was waited for; 0: it is not */
+	_Atomic uint32_t there;  /* no block was waited for */
 	_Atomic uint32_t go;     /* copying may begin */
 	_Atomic uint32_t cancel; /* DROP */
 	_Atomic int32_t cause;   /* PENDING: open; OK: all blocks came; else why not */
@@ -368,7 +373,8 @@ struct kvx_worker {
 	uint32_t had;    /* KVX_HAD_* */
 	kvx_wearly_t early;
 	kvx_timing_t timing;
-	uint64_t timed_ns;                      /* since then the step is timed, where a host computes */
+	uint64_t timed_ns;  /* since then the step is timed, where a host computes */
+	uint64_t served_ns; /* what all loads so far have taken, of those that waited for no block */
 	uint32_t failed_step[KVX_WORKER_STEPS]; /* plans of which a synchronous load has failed */
 	uint32_t failed_steps;                  /* how many ever */
 	uint64_t *failed;                       /* bit a block: its load has failed and errors() has not said so */

@@ -65,16 +65,12 @@ static uint32_t range_of(const kvx_wlayers_t *l, uint32_t layer)
 /* ---- whether ----------------------------------------------------------------------------------------------------------------- */
 
 /* Blocks of the step's loads that go somewhere. */
-static uint64_t wanted_blocks(const kvx_worker_t *worker)
+static uint32_t wanted_blocks(const kvx_worker_t *worker)
 {
-	uint64_t blocks = 0;
+	uint32_t blocks = 0;
 
 	for (const kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
-		for (uint32_t p = 0; p < load->parts; p++) {
-			for (uint32_t i = 0; i < load->part[p].n; i++) {
-				blocks += load->part[p].ids[i] != KVX_NO_BLOCK;
-			}
-		}
+		blocks += load->wanted;
 	}
 
 	return blocks;
@@ -100,7 +96,7 @@ static int all_there(const kvx_worker_t *worker)
 /* Where some still have to be read from a disk, what is there is better sent at once. */
 int kvx_layers_there(kvx_worker_t *worker)
 {
-	const uint64_t looking = wanted_blocks(worker) * BLOCK_NS;
+	const uint64_t looking = (uint64_t)wanted_blocks(worker) * BLOCK_NS;
 	const uint64_t until = kvx_worker_now() + worker->gpu->layers.wait_ns + looking;
 	uint32_t spins = 0;
 	int there;
@@ -143,8 +139,8 @@ void kvx_layers_learn(kvx_worker_t *worker, uint64_t bytes, uint64_t ns)
 	kvx_wlayers_t *l = &worker->gpu->layers;
 	const double rate = ns ? (double)bytes * 1e3 / (double)ns : 0;
 
-	/* Several loads of a step each take as long as all: the best is of one that was alone. */
-	if (bytes >= l->least_bytes) {
+	/* The best: others may be on the link. */
+	if (ns && bytes >= l->least_bytes) {
 		l->rate -= l->rate / FADE;
 		l->rate = rate > l->rate ? rate : l->rate;
 	}
@@ -273,6 +269,7 @@ static void send_pass(kvx_worker_t *worker, const kvx_wpass_t *pass)
 int kvx_layers_send(kvx_worker_t *worker)
 {
 	kvx_wlayers_t *l = &worker->gpu->layers;
+	const uint32_t all = wanted_blocks(worker);
 
 	if (!will_do(worker)) {
 		return 0;
@@ -284,6 +281,7 @@ int kvx_layers_send(kvx_worker_t *worker)
 	l->last[0].flight = NULL;
 	for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
 		load->ranges = l->count;
+		load->of = all;
 		atomic_store(&load->left, atomic_load(&load->left) * l->count);
 	}
 	cut(worker);

@@ -40,9 +40,12 @@ static int part_is_sound(const kvx_wgroup_t *group, const kvx_plan_part_t *part)
 	return 1;
 }
 
-/* Take the part over; its arrays begin there, that of what came behind the ends. Blocks nobody wants are good from the start. */
-static void take_part(kvx_wpart_t *to, const kvx_plan_part_t *part, kvx_source_t *sources, uint32_t *ids, uint8_t *ends)
+/* Take the part over; its arrays begin there, that of what came behind the ends. Blocks nobody wants are good from the start. How many are wanted. */
+static uint32_t take_part(kvx_wpart_t *to, const kvx_plan_part_t *part, kvx_source_t *sources, uint32_t *ids,
+			  uint8_t *ends)
 {
+	uint32_t wanted = 0;
+
 	to->handle = part->lease;
 	to->n = part->n;
 	to->first = part->first;
@@ -53,7 +56,10 @@ static void take_part(kvx_wpart_t *to, const kvx_plan_part_t *part, kvx_source_t
 	memcpy(ids, kvx_plan_part_ids(part), part->n * sizeof *ids);
 	for (uint32_t i = 0; i < part->n; i++) {
 		ends[i] = ids[i] == KVX_NO_BLOCK ? KVX_BLOCK_GOOD : KVX_BLOCK_OPEN;
+		wanted += ids[i] != KVX_NO_BLOCK;
 	}
+
+	return wanted;
 }
 
 static int take_parts(kvx_worker_t *worker, kvx_wload_t *load, const kvx_plan_load_t *record)
@@ -81,7 +87,7 @@ static int take_parts(kvx_worker_t *worker, kvx_wload_t *load, const kvx_plan_lo
 		if (!part_is_sound(to->group, part)) {
 			return 0;
 		}
-		take_part(to, part, sources, ids, ends);
+		load->wanted += take_part(to, part, sources, ids, ends);
 		sources += part->n;
 		ids += part->n;
 		ends += (size_t)2 * part->n;
@@ -108,6 +114,7 @@ kvx_wload_t *kvx_wload_create(kvx_worker_t *worker, const kvx_plan_load_t *recor
 	load->ranges = 1;
 	load->id_len = record->id_len;
 	load->begin_ns = kvx_worker_now();
+	load->served_ns = worker->served_ns;
 	load->deadline_ns = load->begin_ns + record->timeout_ms * KVX_NS_A_MS;
 	atomic_store(&load->cause, KVC_PENDING);
 	if (!take_parts(worker, load, record)) {

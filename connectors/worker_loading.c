@@ -172,9 +172,33 @@ static void let_go(kvx_worker_t *worker, kvx_wload_t *load)
 	kvx_worker_over(worker, &load->job);
 }
 
+/* 1: all blocks that the leases cover may be copied. */
+static int look_all(kvx_worker_t *worker, kvx_wload_t *load)
+{
+	int all = 1;
+
+	for (uint32_t p = 0; p < load->parts; p++) {
+		kvx_wpart_t *part = &load->part[p];
+		kvc_status_t status;
+
+		if (!part->lease || atomic_load(&part->limit) >= part->reach) {
+			continue;
+		}
+		status = look(worker, part);
+		if (status < 0 && status != KVX_ERR_FAULT) {
+			kvx_wload_close(worker, load, status);
+		}
+		all = all && atomic_load(&part->limit) >= part->reach;
+	}
+
+	return all;
+}
+
 static void keep_going(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
 {
+	const int first = !load->imported;
 	kvc_status_t status = KVC_OK;
+	int all;
 
 	if (atomic_load(&load->cancel) || atomic_load(&worker->stop)) {
 		kvx_wload_close(worker, load, KVC_MISS);
@@ -191,15 +215,10 @@ static void keep_going(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
 			kvx_wload_close(worker, load, status);
 		}
 	}
-	for (uint32_t p = 0; p < load->parts && load->imported; p++) {
-		kvx_wpart_t *part = &load->part[p];
-
-		if (!part->lease || atomic_load(&part->limit) >= part->reach) {
-			continue;
-		}
-		status = look(worker, part);
-		if (status < 0 && status != KVX_ERR_FAULT) {
-			kvx_wload_close(worker, load, status);
+	if (load->imported) {
+		all = look_all(worker, load);
+		if (first && all) {
+			atomic_store(&load->there, 1u);
 		}
 	}
 	watch(worker, load, now);

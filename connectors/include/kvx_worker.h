@@ -135,7 +135,7 @@ KVC_API kvc_status_t kvx_worker_flush(kvx_worker_t *worker, uint32_t timeout_ms)
 	X(load_lost, "loads whose lease or daemon went away")                                                          \
 	X(load_blocks, "blocks loaded and verified")                                                                   \
 	X(load_bytes, "bytes loaded")                                                                                  \
-	X(load_ns, "nanoseconds from a load's start to its end, summed")                                               \
+	X(load_ns, "nanoseconds that loads took, of several at a time each its own part, summed")                      \
 	X(load_wait_ns, "nanoseconds the engine waited in steps for loads")                                            \
 	X(layered, "loads within a step that came layer by layer")                                                     \
 	X(layer_skips, "of these, those of which the engine had read a layer without waiting for it")                  \
