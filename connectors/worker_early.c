@@ -71,11 +71,11 @@ int kvx_worker_early(kvx_worker_t *worker, const void *plan, size_t len, uint32_
 	kvx_worker_begin_plan(worker, plan, len);
 	worker->early.begun = 1;
 	worker->early.stream = worker->gpu->compute;
-	kvx_worker_start(worker);
 	start = kvx_worker_now();
 	if (worker->sync) {
 		kvx_gpu_load_early(worker, flags & KVX_EARLY_LAYERS ? 1 : 0);
 	}
+	kvx_worker_start(worker); /* what gives way to these is behind them from the start */
 	kvx_wcount(&worker->stats.loads_early, loads);
 	kvx_wcount(&worker->stats.load_wait_ns, kvx_worker_now() - start);
 

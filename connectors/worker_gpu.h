@@ -187,8 +187,8 @@ void kvx_clock_turn(kvx_wgpu_t *gpu, const kvx_wload_t *load, kvk_cu_stream_t st
 void kvx_clock_sent(kvx_wgpu_t *gpu, const kvx_wload_t *load, kvk_cu_stream_t stream);
 
 /* worker_gpu_load.c */
-/* Submit what the oldest loads beside the steps have ready: how many blocks. Transfer thread. */
-uint32_t kvx_gpu_load_beside(kvx_worker_t *worker);
+/* Submit what the oldest loads beside the steps have ready, unless a step's are on their way: how many blocks. Transfer thread. */
+uint32_t kvx_gpu_load_beside(kvx_worker_t *worker, uint64_t now);
 /* All synchronous loads of the plan are submitted, or have failed, when it returns. `layers`: they may come layer by layer; 1: they do. */
 int kvx_gpu_load(kvx_worker_t *worker, int layers);
 /* Before load(): submit what is there of them soon; `layers`: in the order of layers, if that pays. */

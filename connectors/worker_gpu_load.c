@@ -4,7 +4,8 @@
 
 #define SPINS    4000u
 #define NAP_NS   UINT64_C(100000)
-#define GRACE_NS UINT64_C(20000000) /* past its deadline the engine ends a load itself */
+#define GRACE_NS UINT64_C(20000000)  /* past its deadline the engine ends a load itself */
+#define HASTE_NS UINT64_C(500000000) /* before its deadline a load gives way no more */
 
 /* ---- one batch --------------------------------------------------------------------------------------------------------------- */
 
@@ -176,14 +177,31 @@ void kvx_gpu_load_landed(kvx_worker_t *worker, kvx_flight_t *flight, kvc_status_
 
 /* ---- beside the steps (transfer thread) -------------------------------------------------------------------------------------- */
 
-uint32_t kvx_gpu_load_beside(kvx_worker_t *worker)
+/* Loads of a step are on their way: two streams would share the link, and a step waits for one of them. */
+static int step_loads(kvx_wgpu_t *gpu)
 {
+	int some;
+
+	(void)pthread_mutex_lock(&gpu->lock);
+	some = gpu->first[KVX_LANE_SYNC] != NULL;
+	(void)pthread_mutex_unlock(&gpu->lock);
+
+	return some;
+}
+
+uint32_t kvx_gpu_load_beside(kvx_worker_t *worker, uint64_t now)
+{
+	const int busy = atomic_load(&worker->gpu->loading) > 0 && step_loads(worker->gpu);
 	uint32_t total = 0, count;
 
 	for (kvx_wjob_t *job = worker->run; job; job = job->next_run) {
 		kvx_wload_t *load = (kvx_wload_t *)job;
 
 		if (job->kind != KVX_WJOB_LOAD || !(load->flags & KVX_PLAN_ASYNC)) {
+			continue;
+		}
+		if (busy && now + HASTE_NS < load->deadline_ns) {
+			worker->waiting = 1;
 			continue;
 		}
 		do {

@@ -134,7 +134,7 @@ static int one_round(kvx_worker_t *worker, int moving)
 	keep_attached(worker, now, moving);
 	take_jobs(worker);
 	step_loads(worker, now);
-	moved = worker->gpu ? kvx_flight_land(worker) + kvx_gpu_load_beside(worker) : copy_loads(worker);
+	moved = worker->gpu ? kvx_flight_land(worker) + kvx_gpu_load_beside(worker, now) : copy_loads(worker);
 	if (worker->gpu) {
 		(void)step_saves(worker, now, 0); /* then they go together */
 	}

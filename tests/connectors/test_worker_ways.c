@@ -1,10 +1,15 @@
-/* How saves leave the device beside a step, with blocks that are large enough for either way: built with pages of their own size (WR_PAGE). */
+/* How saves leave the device beside a step, with blocks that are large enough for either way: built with pages of their own size (WR_PAGE). Which loads come
+ * first. */
 #include "connectors/layers_rig.h"
 #include "engine/check.h"
+#include "kernels/fake_cuda.h"
 
+#include <stddef.h>
 #include <stdio.h>
+#include <unistd.h>
 
 #define SAVED 8u
+#define SOON  400u /* ms; a load that has no more time does not give way */
 
 typedef struct ways {
 	uint64_t zero_copy, staged;
@@ -72,10 +77,83 @@ static void saves_go_through_the_ring_beside_prompts_only(void **state)
 	layers_finish(&rig, &wr);
 }
 
+/* Kernels and copies that the driver was asked for. */
+static uint64_t asked(void)
+{
+	return fake_cuda_launches() + fake_cuda_calls(offsetof(kvk_cuda_ops_t, copy_async)) +
+	       fake_cuda_calls(offsetof(kvk_cuda_ops_t, copy_batch));
+}
+
+/* Has the load beside the steps failed? */
+static int wait_named(wr_t *wr)
+{
+	const uint64_t until = wr_now_ms() + WR_PATIENCE;
+	uint32_t ids[WR_BLOCKS];
+	int failed = 0;
+	char id[16];
+
+	(void)kvx_worker_errors(wr->rank[0].worker, ids, WR_BLOCKS);
+	while (kvx_worker_finished(wr->rank[0].worker, id, sizeof id, &failed) == 0) {
+		assert_true(wr_now_ms() < until);
+		usleep(500);
+	}
+
+	return failed;
+}
+
+/* A step waits for its loads, and the link would be shared: loads beside the steps are sent when these have come, or when their own time runs out. */
+static void p7_loads_beside_the_steps_give_way_to_those_of_a_step(void **state)
+{
+	static const uint32_t beside[SAVED] = {11, 32, 13, 42, 15, 52, 17, 61};
+	uint64_t of_step = 0;
+	rig_t rig;
+	wr_t wr;
+
+	(void)state;
+	layers_start(&rig, &wr, 1);
+	for (uint32_t round = 0; round < 4; round++) {
+		const int soon = round % 2 != 0;
+		const uint64_t before = asked(), until = wr_now_ms() + WR_PATIENCE;
+		kvc_lease_t *lease = wr_lease(&wr, 0, SAVED);
+		int failed;
+
+		fake_cuda_hold(1);
+		wr.timeout_ms = WR_PATIENCE;
+		layers_plan(&wr, lease);
+		wr.timeout_ms = soon ? SOON : WR_PATIENCE;
+		wr_plan_load(&wr, lease, KVX_PLAN_ASYNC, 8, beside, SAVED);
+		assert_int_equal(layers_early(&wr, KVX_EARLY_COMPUTED), 1);
+		if (!soon) {
+			of_step = asked() - before;
+			usleep(50000);
+			assert_int_equal(asked() - before, of_step);
+		}
+		while (soon && asked() - before == of_step) {
+			assert_true(wr_now_ms() < until);
+			usleep(500);
+		}
+		layers_go_on(&wr);
+		kvx_worker_load(wr.rank[0].worker);
+		kvx_worker_end(wr.rank[0].worker);
+		fake_cuda_hold(0);
+		failed = wait_named(&wr);
+		assert_true(!failed || soon); /* it may come too late */
+		layers_hear_all(&wr);
+		for (uint32_t b = 0; b < SAVED; b++) {
+			assert_true(wr_block_is(&wr.rank[0], wr_other[b], 1, wr_eight[b]));
+			assert_true(failed || wr_block_is(&wr.rank[0], beside[b], 1, wr_eight[b]));
+		}
+		kvc_release(&lease, 1);
+	}
+	rig_check_quiet(&rig);
+	layers_finish(&rig, &wr);
+}
+
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(saves_go_through_the_ring_beside_prompts_only),
+		cmocka_unit_test(p7_loads_beside_the_steps_give_way_to_those_of_a_step),
 	};
 
 	if (argc != 2) {
