@@ -349,7 +349,7 @@ def main() -> None:
     parser.add_argument("--engine-seconds", type=float, default=0, help="of one engine at most; default 110, with --graph 170")
     parser.add_argument("--shape", default="llama8b")
     parser.add_argument("--sizes", type=json.loads, default={"1030": 5, "10250": 5, "32780": 3}, help="tokens of a prompt: how many prompts")
-    parser.add_argument("--pool-gib", type=int, default=28, help="of every cache outside of the GPU")
+    parser.add_argument("--pool-gib", type=int, default=36, help="of every cache outside of the GPU")
     parser.add_argument("--kv-gib", type=int, default=48)
     parser.add_argument("--prompts", type=int, default=20, help="of a check")
     parser.add_argument("--seed", type=int, default=1)

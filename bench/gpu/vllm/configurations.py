@@ -80,9 +80,9 @@ class Configuration:
 
 
 COMPILE = 30
-COST = {"trace": 10, "profile": 10, "cold": 12, "fresh": 12, "gpu": 1, "hit": 4, "together": 6, "decode": 12, "tokens": 25, "same": 15, "control": 10}
-ALL = ["cold", "gpu", "hit", "together"]
-CHAIN = [("first engine", ALL), ("engine restarted", ["hit", "gpu", "together", "again"])]
+COST = {"trace": 10, "profile": 10, "cold": 12, "fresh": 12, "gpu": 1, "hit": 4, "together": 6, "burst": 4, "decode": 12, "tokens": 25, "same": 15, "control": 10}
+ALL = ["cold", "gpu", "hit", "together", "burst"]
+CHAIN = [("first engine", ALL), ("engine restarted", ["hit", "gpu", "together", "burst", "again"])]
 CHECKS = [("first engine", ["tokens", "same", "control"]), ("engine restarted", ["same"]), ("daemon", ["daemon"]), ("daemon restarted", ["same"])]
 DISK = [("first engine", ["cold"]), ("daemon", ["daemon"]), ("daemon restarted", ["hit", "fresh"])]
 FULL = [("first engine", ["cold"]), ("engine restarted", ["hit"])]

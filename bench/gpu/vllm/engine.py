@@ -1,6 +1,6 @@
 """One vLLM engine, one process: what it is asked for is in a JSON file, what came of it goes to another after every phase.
 
-phases: cold, gpu (the engine's own cache), hit (the engine's cache dropped first), again (the same once more), fresh (other prompts, cold), together, decode,
+phases: cold, gpu (the engine's own cache), hit (the engine's cache dropped first), again (the same once more), fresh (other prompts, cold), together, burst, decode,
 tokens (16 tokens each from the GPU's cache, kept in a file), same (16 tokens each without the engine's cache, compared with that file), control (a prompt with a
 changed beginning answers otherwise), turns (short rounds of cold, gpu and decode, in turns with other engines on the same GPU), trace (when each of the
 connector's hooks was called during own hits and hits), profile (own hits, hits and steps under torch's profiler)
@@ -20,6 +20,7 @@ from typing import Any
 import model
 
 Prompt = list[int]
+BURST = 48
 
 
 def prompts_of(seed: int, lengths: list[int]) -> list[Prompt]:
@@ -204,18 +205,26 @@ class Bench:
                     cached.append(answer.num_cached_tokens or 0)
         return took, cached
 
-    def together(self) -> None:
+    def hits_at_once(self, prompts: list[Prompt], rounds: int) -> list[dict[str, Any]]:
         """The last one's answer counts, and on the average they are there before."""
-        prompts = self.together_prompts()
         self.ask(prompts)
         self.settle()
-        runs = []
-        for _ in range(3):
+        found = []
+        for _ in range(rounds):
             self.forget()
-            runs.append(self.at_once(prompts))
-        runs.sort(key=lambda run: run[0][-1])
-        took, cached = runs[1]
-        self.note(f"8 x {self.middle} hit", {"ms": round(took[-1], 1), "min": round(runs[0][0][-1], 1), "mean": round(sum(took) / len(took), 1), "each": [round(ms, 1) for ms in took], "cached": sorted(set(cached))})
+            took, cached = self.at_once(prompts)
+            found.append({"ms": round(took[-1], 1), "mean": round(sum(took) / len(took), 1), "each": [round(ms, 1) for ms in took], "cached": sorted(set(cached))})
+        return found
+
+    def together(self) -> None:
+        runs = sorted(self.hits_at_once(self.together_prompts(), 3), key=lambda run: run["ms"])
+        self.note(f"8 x {self.middle} hit", {**runs[1], "min": runs[0]["ms"]})
+
+    def burst(self) -> None:
+        """Many short ones: do they stay hits?"""
+        n = min(self.sizes)
+        runs = self.hits_at_once(prompts_of(self.order["seed"] + 8, [n] * BURST), 5)
+        self.note(f"{BURST} x {n} hit", {"ms": median([run["ms"] for run in runs]), "mean": median([run["mean"] for run in runs]), "rounds": [[run["ms"], run["mean"], run["cached"]] for run in runs]})
 
     def decode(self) -> None:
         runs = []
