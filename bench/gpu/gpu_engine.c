@@ -176,12 +176,10 @@ kvc_status_t engine_keys(const engine_t *e, uint64_t chain, kvc_key_t *keys)
 
 /* ---- steps ------------------------------------------------------------------------------------------------------------- */
 
-static void *new_plan(engine_t *e, uint32_t type, size_t size)
+static void new_plan(engine_t *e)
 {
 	kvx_bytes_reset(&e->plan, KVX_PLAN_MAGIC);
 	e->step++;
-
-	return kvx_bytes_record(&e->plan, type, size);
 }
 
 static void begin(engine_t *e)
@@ -192,8 +190,10 @@ static void begin(engine_t *e)
 
 void engine_fence(engine_t *e, const uint32_t *ids, uint32_t n)
 {
-	kvx_plan_fence_t *record = new_plan(e, KVX_RECORD_FENCE, sizeof *record);
+	kvx_plan_fence_t *record;
 
+	new_plan(e);
+	record = kvx_bytes_record(&e->plan, KVX_RECORD_FENCE, sizeof *record);
 	if (record) {
 		record->n = n;
 		kvx_bytes_append(&e->plan, ids, n * sizeof *ids);
@@ -222,7 +222,8 @@ int engine_save(engine_t *e, const kvc_put_t *put, const uint32_t *ids, uint32_t
 	if (kvc_put_export(put, &handle) != KVC_OK) {
 		return 0;
 	}
-	save = new_plan(e, KVX_RECORD_SAVE, sizeof *save);
+	new_plan(e);
+	save = kvx_bytes_record(&e->plan, KVX_RECORD_SAVE, sizeof *save);
 	if (!save) {
 		return 0;
 	}
@@ -239,8 +240,8 @@ int engine_save(engine_t *e, const kvc_put_t *put, const uint32_t *ids, uint32_t
 	return places != NULL;
 }
 
-/* The plan of a step that loads n leased blocks: 0: it cannot be written. */
-static int plan_load(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint32_t n)
+/* One more record of the plan, of a load of n leased blocks: 0: it cannot be written. */
+static int add_load(engine_t *e, const kvc_lease_t *lease, uint32_t flags, const uint32_t *ids, uint32_t n)
 {
 	kvx_plan_part_t part = {.n = n};
 	kvx_plan_load_t *load;
@@ -248,17 +249,26 @@ static int plan_load(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids,
 	if (kvc_lease_export(lease, &part.lease) != KVC_OK) {
 		return 0;
 	}
-	load = new_plan(e, KVX_RECORD_LOAD, sizeof *load);
+	load = kvx_bytes_record(&e->plan, KVX_RECORD_LOAD, sizeof *load);
 	if (!load) {
 		return 0;
 	}
 	load->load = ++e->load;
+	load->flags = flags;
 	load->timeout_ms = e->load_ms ? e->load_ms : LOAD_MS;
 	load->parts = 1;
 	load->id_len = 4;
 
 	return kvx_bytes_append(&e->plan, "load", 4) && kvx_bytes_append(&e->plan, &part, sizeof part) &&
 	       kvx_bytes_append(&e->plan, ids, n * sizeof *ids);
+}
+
+/* The plan of a step that loads n leased blocks: 0: it cannot be written. */
+static int plan_load(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint32_t n)
+{
+	new_plan(e);
+
+	return add_load(e, lease, 0, ids, n);
 }
 
 int engine_load(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint32_t n)
@@ -272,6 +282,33 @@ int engine_load(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint
 	engine_end(e);
 
 	return 1;
+}
+
+int engine_load_beside(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint32_t n, uint32_t count)
+{
+	const uint64_t until = engine_now_ns() + (e->load_ms ? e->load_ms : LOAD_MS) * UINT64_C(2000000);
+	uint32_t good = 0, over = 0;
+
+	new_plan(e);
+	for (uint32_t i = 0; i < count; i++) {
+		if (!add_load(e, lease, KVX_PLAN_ASYNC, ids, n)) {
+			return 0;
+		}
+	}
+	begin(e);
+	kvx_worker_start(e->worker);
+	engine_end(e);
+	while (over < count && engine_now_ns() < until) {
+		int failed = 0;
+		char id[8];
+
+		if (kvx_worker_finished(e->worker, id, sizeof id, &failed) > 0) {
+			good += !failed;
+			over++;
+		}
+	}
+
+	return good == count;
 }
 
 int engine_load_first(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint64_t *p_ns, int *p_layered)

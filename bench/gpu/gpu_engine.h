@@ -58,7 +58,9 @@ void engine_fence(engine_t *e, const uint32_t *ids, uint32_t n);
 int engine_save(engine_t *e, const kvc_put_t *put, const uint32_t *ids, uint32_t n);
 /* A step that loads n leased blocks to these blocks. engine_end() has been called: what is bad is told by kvx_worker_errors(). */
 int engine_load(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint32_t n);
-/* The same layer by layer, until the host has seen the engine's stream get past what layer 0 waits for: *p_ns from the plan's being handed over.
+/* A step beside which the same is loaded so many times, one after another; until all of them have come. 0: one has not. */
+int engine_load_beside(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint32_t n, uint32_t count);
+/* A load layer by layer, until the host has seen the engine's stream get past what layer 0 waits for: *p_ns from the plan's being handed over.
  * *p_layered 0: the worker has loaded all layers at once. After 1, engine_load_rest() follows. */
 int engine_load_first(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint64_t *p_ns, int *p_layered);
 void engine_load_rest(engine_t *e);

@@ -2,8 +2,8 @@
  * gpu_copy's, each with its reference, taken in turn in the same run.
  *
  * Starts a kvd (beside this program) and saves prompts of 640 blocks of 2 MiB (10,240 tokens of an 8B shape). Bytes are compared before times are taken.
- *   memory  lease + load + verdict of all digests, against one plain copy of as many pinned bytes, on the host's clock; and how long a load that comes layer by
- *           layer takes until its first layer may be read, against that layer's bytes at the rate of the plain copy
+ *   memory  lease + load + verdict of all digests, against one plain copy of as many pinned bytes, on the host's clock; eight of them at a time beside the
+ *           steps; and how long a load that comes layer by layer takes until its first layer may be read, against that layer's bytes at the rate of the plain copy
  *   disk    lease + load + verdict of a prompt that lies in the disk tier alone, against reading as many bytes with io_uring and O_DIRECT from a file beside it
  *
  *     kvd-gpu-load [--only memory|disk] [--rounds N] [--blocks N] [--json FILE] [--host 1] [--small 0] [--dir DIR] [--seconds N] [--sms N]
@@ -18,6 +18,7 @@
 #define GOAL       0.9
 #define GOAL_FIRST 1.5
 #define TRIES      4u /* to have the first load come layer by layer */
+#define TOGETHER   8u /* loads beside the steps at a time */
 #define WARM_UP    2u /* rounds that do not count: memory is made known to the device */
 
 static uint32_t check_layers(load_bench_t *b)
@@ -62,8 +63,9 @@ static int memory_rows(load_bench_t *b)
 	const double gb = (double)(b->blocks * b->engine.block_bytes) / 1e9;
 	const uint32_t layers = b->engine.layout.layers;
 	const int by_layers = memory_cuda() != NULL;
-	char name[96], name_first[96];
+	char name[96], name_beside[96], name_first[96];
 	load_row_t all = {name, "GB/s", "cudaMemcpyAsync of as many bytes", 1, GOAL, {0}, {0}, {0}, 0};
+	load_row_t beside = {name_beside, "GB/s", "cudaMemcpyAsync of as many bytes", 1, GOAL, {0}, {0}, {0}, 0};
 	load_row_t first = {name_first, "ms", "its bytes at the rate of that copy", 0, GOAL_FIRST, {0}, {0}, {0}, 0};
 	load_parts_t parts = {0};
 	uint32_t whole = 0;
@@ -73,14 +75,16 @@ static int memory_rows(load_bench_t *b)
 	}
 	for (uint32_t i = 0; i < b->rounds + WARM_UP && !load_late(b); i++) {
 		const double link = load_plain(b), seconds = load_whole(b, 0, &parts);
+		const double eight = load_beside(b, 0, TOGETHER) / TOGETHER;
 		int layered = 1;
 		const double until = by_layers ? load_first(b, 0, &layered, NULL) : 1;
 
-		if (seconds <= 0 || until <= 0) {
+		if (seconds <= 0 || eight <= 0 || until <= 0) {
 			return 1;
 		}
 		if (i >= WARM_UP) {
 			load_row_add(&all, gb / seconds, gb / link, link / seconds);
+			load_row_add(&beside, gb / eight, gb / link, link / eight);
 			load_row_add(&first, until * 1e3, link / layers * 1e3, until * layers / link);
 			whole += !layered;
 		}
@@ -91,10 +95,12 @@ static int memory_rows(load_bench_t *b)
 	}
 	snprintf(name, sizeof name, "acquire and load of %u blocks (%.2f GiB) through kvx", b->blocks,
 		 gb * 1e9 / (double)(1u << 30));
+	snprintf(name_beside, sizeof name_beside, "%u of these loads at a time beside the steps", TOGETHER);
 	snprintf(name_first, sizeof name_first, "first of %u layers (%.1f MiB) of that load is ready", layers,
 		 gb * 1e9 / layers / (double)(1u << 20));
 	load_row_print(b, &all);
-	printf("    of the last one: lease %.3f ms, until all was enqueued %.3f, until its verdict %.3f\n",
+	load_row_print(b, &beside);
+	printf("    of the last single one: lease %.3f ms, until all was enqueued %.3f, until its verdict %.3f\n",
 	       parts.lease * 1e3, parts.sent * 1e3, parts.verdict * 1e3);
 	if (!by_layers) {
 		printf("gpu_load: the first layer: skipped: loads come layer by layer in GPU memory only\n");

@@ -63,6 +63,8 @@ typedef struct load_parts {
 
 /* Seconds from asking for the lease until the verdict on the last block; 0, after a sentence: it failed. p_parts may be NULL. */
 double load_whole(load_bench_t *b, uint32_t prompt, load_parts_t *p_parts);
+/* Seconds from asking for the lease until the same has been loaded beside a step so many times, one after another; 0, after a sentence: it failed. */
+double load_beside(load_bench_t *b, uint32_t prompt, uint32_t count);
 /* Seconds until layer 0 of a load layer by layer is there (engine_load_first()); all blocks came well. 0, after a sentence: it failed.
  * p_wrong not NULL: blocks whose layer 0 does not hold the prompt's bytes at that time. */
 double load_first(load_bench_t *b, uint32_t prompt, int *p_layered, uint32_t *p_wrong);

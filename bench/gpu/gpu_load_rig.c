@@ -388,6 +388,25 @@ double load_whole(load_bench_t *b, uint32_t prompt, load_parts_t *p_parts)
 	return (double)(end - start) / 1e9;
 }
 
+double load_beside(load_bench_t *b, uint32_t prompt, uint32_t count)
+{
+	engine_t *e = &b->engine;
+	const uint64_t start = engine_now_ns();
+	kvc_lease_t *lease = NULL;
+	kvc_status_t status = kvc_acquire(e->space, b->keys[prompt], b->blocks, 0, WAIT_MS, &lease);
+	int good = status == KVC_OK && kvc_lease_n(lease) == b->blocks &&
+		   engine_load_beside(e, lease, b->ids, b->blocks, count);
+	const uint64_t end = engine_now_ns();
+
+	good = kvx_worker_errors(e->worker, b->bad, b->blocks) == 0 && good;
+	kvc_release(&lease, 1);
+	if (!good) {
+		printf("gpu_load: a load beside the steps failed: %s\n", kvc_status_name(status));
+	}
+
+	return good ? (double)(end - start) / 1e9 : 0;
+}
+
 double load_first(load_bench_t *b, uint32_t prompt, int *p_layered, uint32_t *p_wrong)
 {
 	engine_t *e = &b->engine;
