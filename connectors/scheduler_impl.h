@@ -43,8 +43,9 @@ typedef struct kvx_sload {
 	uint64_t number;
 	uint64_t serial; /* of the request */
 	uint64_t asked_ns, renewed_ns;
-	uint64_t ns;  /* longest of the ranks so far */
-	size_t bytes; /* of its record at most: promised */
+	uint64_t ns;        /* longest of the ranks so far */
+	uint64_t inside_ns; /* as expected, where it is inside a step; else 0 */
+	size_t bytes;       /* of its record at most: promised */
 	uint32_t space, flags, parts, blocks;
 	uint32_t left; /* ranks that have not reported */
 	uint32_t cpu_tokens, disk_tokens;
@@ -149,8 +150,7 @@ struct kvx_scheduler {
 
 	kvx_guard_work_t work; /* of the step being planned; */
 	uint32_t longest;      /* most tokens of one request in it; */
-	uint32_t sync_loads;   /* loads inside it, */
-	uint64_t inside_ns;    /* and what they take */
+	uint32_t sync_loads;   /* loads inside it */
 	uint32_t untimed;      /* steps since one was timed */
 	kvx_timed_t timed[KVX_TIMED];
 	uint64_t step_ns;  /* a recent step that loads nothing, smoothed; */

@@ -237,8 +237,6 @@ void kvx_scheduler_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const 
 	scheduler->stats.disk_tokens += hit->disk_tokens;
 	if (!hit->async) {
 		scheduler->sync_loads++;
-		scheduler->inside_ns +=
-			kvx_guard_load_ns(&scheduler->guard, hit->tokens - hit->disk_tokens, hit->disk_tokens);
 	}
 	load = kvx_hold_take(scheduler, ask, request, units);
 	load = load ? load : kvx_hold_lost(scheduler, ask, request, units);
@@ -251,6 +249,7 @@ void kvx_scheduler_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const 
 	load->flags = hit->async ? KVX_PLAN_ASYNC : 0;
 	load->disk_tokens = hit->disk_tokens;
 	load->cpu_tokens = hit->tokens - hit->disk_tokens;
+	load->inside_ns = hit->async ? 0 : kvx_guard_load_ns(&scheduler->guard, load->cpu_tokens, load->disk_tokens);
 	name(scheduler, request, load);
 	add(scheduler, load, units);
 }

@@ -10,10 +10,10 @@
 	UINT64_C(                                                                                                      \
 		25000000) /* loads of a step, which all of them wait for, take at most so long together: docs/decisions/015 */
 
-/* 1: load beside the steps. Inside one everybody waits for all of its loads. */
+/* 1: load beside the steps. Inside one everybody waits for all of its loads; of an engine that plans ahead also those whose answer a step before has ready. */
 static int is_async(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t cpu, uint32_t disk)
 {
-	const uint64_t inside_ns = scheduler->inside_ns + kvx_guard_load_ns(&scheduler->guard, cpu, disk);
+	uint64_t inside_ns = kvx_guard_load_ns(&scheduler->guard, cpu, disk);
 
 	if (scheduler->group_count > 1 || scheduler->mode == KVX_LOAD_ASYNC) {
 		return 1;
@@ -21,8 +21,11 @@ static int is_async(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t c
 	if (scheduler->mode == KVX_LOAD_SYNC) {
 		return 0;
 	}
+	for (const kvx_sload_t *load = scheduler->loads; load; load = load->next) {
+		inside_ns += load->inside_ns;
+	}
 	if (ask->busy == 0) {
-		return scheduler->sync_loads > 0 && inside_ns >= INSIDE_NS;
+		return scheduler->loads && inside_ns >= INSIDE_NS;
 	}
 	if (disk > 0 && disk >= cpu / 3u) {
 		return 1;

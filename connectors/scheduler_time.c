@@ -86,7 +86,6 @@ void kvx_time_tell(kvx_scheduler_t *scheduler)
 	scheduler->work = (kvx_guard_work_t){0};
 	scheduler->longest = 0;
 	scheduler->sync_loads = 0;
-	scheduler->inside_ns = 0;
 }
 
 static void smooth(uint64_t *p_mean, uint64_t ns)

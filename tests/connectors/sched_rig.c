@@ -367,7 +367,7 @@ size_t sr_step(sr_t *sr)
 	}
 	assert_false(cursor.bad);
 	kvx_bytes_finish(&sr->report, 1);
-	if (sr->report.len) {
+	if (sr->report.len && !sr->ahead) {
 		kvx_scheduler_report(sr->scheduler, sr->report.data, sr->report.len);
 	}
 

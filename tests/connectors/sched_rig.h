@@ -43,7 +43,8 @@ typedef struct sr {
 	kvc_put_t *puts[SR_PUTS]; /* views still open */
 	uint32_t put_count;
 	kvx_bytes_t report;
-	int drop_saves, fail_loads; /* knobs */
+	int drop_saves, fail_loads; /* knobs: */
+	int ahead;                  /* the report of a step is left to be given by hand */
 	/* of the last plan */
 	uint32_t saves, early, save_blocks, loads, dead, async, fences, drops, spaces;
 	uint32_t loaded_blocks, failed_blocks;

@@ -396,6 +396,39 @@ static void p7_loads_inside_a_step_wait_for_each_other_only_so_long(void **state
 	sr_stop(&sr, &rig);
 }
 
+/* It has the answers of a step when it has planned, and begun, the next one: a load inside that would hold them up; and one that is waited for beside the steps
+ * would be overtaken. */
+static void p7_an_engine_that_plans_ahead_waits_for_one_load_inside_at_a_time(void **state)
+{
+	static sr_request_t requests[3];
+	rig_t rig;
+	sr_t sr;
+
+	(void)state;
+	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1});
+	sr_store(&sr, &requests[0], "first", 0, 0, 1000);
+	kvx_scheduler_finish(sr.scheduler, &requests[0].ask);
+	for (uint32_t round = 0; round < 6; round++) {
+		const int large = round % 2 != 0;
+
+		teach(&sr, 1000, large ? 30 : 10, 30);
+		assert_false(goes_beside(&sr, &requests[0], 3 * round, 0)); /* nobody waits: however long */
+		sr.ahead = 1;
+		(void)sr_step(&sr);
+		assert_int_equal(goes_beside(&sr, &requests[1], 3 * round + 1, 0), large);
+		kvx_scheduler_report(sr.scheduler, sr.report.data, sr.report.len);
+		teach(&sr, 1000, large ? 30 : 10, 30); /* the stand-in is faster */
+		assert_int_equal(goes_beside(&sr, &requests[2], 3 * round + 2, 0), large);
+		sr.ahead = 0;
+		sr_settle(&sr);
+		for (uint32_t i = 0; i < 3; i++) {
+			kvx_scheduler_finish(sr.scheduler, &requests[i].ask);
+		}
+		sr_settle(&sr);
+	}
+	sr_stop(&sr, &rig);
+}
+
 /* Nothing is known of the disk, and its guess does not pay: a piece is loaded, which is measured. */
 static void p7_a_disk_is_tried_by_a_piece(void **state)
 {
@@ -468,6 +501,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(p7_a_step_that_generates_waits_for_no_answer),
 		cmocka_unit_test(p7_a_part_that_does_not_pay_is_not_loaded),
 		cmocka_unit_test(p7_loads_inside_a_step_wait_for_each_other_only_so_long),
+		cmocka_unit_test(p7_an_engine_that_plans_ahead_waits_for_one_load_inside_at_a_time),
 		cmocka_unit_test(p7_a_disk_is_tried_by_a_piece),
 		cmocka_unit_test(p7_the_first_hit_on_a_disk_tells_what_computing_takes),
 	};
