@@ -287,8 +287,11 @@ class Bench:
         together = self.together_prompts()
         self.ask(together)
         self.settle()
-        self.forget()
-        self.note(f"trace {len(together)} x {self.middle} hit", self.traced(together))
+        traces = []
+        for _ in range(3):
+            self.forget()
+            traces.append(self.traced(together))
+        self.note(f"trace {len(together)} x {self.middle} hit", traces)
 
     def traced(self, prompts: list[Prompt]) -> dict[str, Any]:
         """Each hook, and from plan to plan."""
