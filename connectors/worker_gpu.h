@@ -24,10 +24,10 @@
 #define KVX_GPU_SYNC_MOVES   1024u /* of one that a step needs: one job a load or layer range, if it can be */
 #define KVX_GPU_RANGES       32u
 #define KVX_GPU_SYNC_BYTES   (UINT64_C(64) << 20) /* of such a job, at least */
-#define KVX_GPU_BESIDE_BYTES (UINT64_C(32) << 20) /* of a job beside the steps */
+#define KVX_GPU_BESIDE_BYTES (UINT64_C(16) << 20) /* of a job beside the steps */
 #define KVX_GPU_SAVE_BYTES   (UINT64_C(32) << 20) /* of a job of a save */
 #define KVX_GPU_LOADS        128u                 /* jobs of loads in flight: a step does not wait to send its own; */
-#define KVX_GPU_BESIDE       4u  /* of these beside the steps: a load that a step needs is behind them */
+#define KVX_GPU_BESIDE       8u  /* of these beside the steps: a load that a step needs is behind them */
 #define KVX_GPU_SAVES        16u /* jobs of saves in flight; */
 #define KVX_GPU_AHEAD        8u  /* of these not for a fence, */
 #define KVX_GPU_AHEAD_BYTES  (UINT64_C(64) << 20) /* and bytes in them: a fence waits for them */

@@ -62,6 +62,7 @@ kvc_status_t kvx_gpu_load_submit(kvx_worker_t *worker, kvx_flight_t *flight)
 				     .moves = gpu->moves,
 				     .count = moves,
 				     .of = part->n,
+				     .rest = flight->layers ? 0 : part->n - flight->first - flight->count,
 				     .ready = 1, /* leased: nobody writes there */
 				     .stream = load->flags & KVX_PLAN_ASYNC ? gpu->beside : gpu->urgent};
 	kvc_status_t status = kvc_lease_state(part->lease);

@@ -179,22 +179,23 @@ static kv_status_t wait_all(kvk_gpu_job_t **jobs, uint32_t n)
 
 static kv_status_t time_once(const scratch_t *s, const timing_t *t, uint64_t *p_ns)
 {
-	const kvk_gpu_copy_t copy = {.dir = t->dir,
-				     .way = t->way,
-				     .layout = s->layout,
-				     .paged = &s->paged,
-				     .moves = s->moves,
-				     .count = s->blocks,
-				     .sms = t->wide ? KVK_GPU_SMS_WIDE : 0,
-				     .window = t->wide ? UINT32_MAX : 0,
-				     .ready = 1,
-				     .stream = s->stream};
+	kvk_gpu_copy_t copy = {.dir = t->dir,
+			       .way = t->way,
+			       .layout = s->layout,
+			       .paged = &s->paged,
+			       .moves = s->moves,
+			       .count = s->blocks,
+			       .sms = t->wide ? KVK_GPU_SMS_WIDE : 0,
+			       .window = t->wide ? UINT32_MAX : 0,
+			       .ready = 1,
+			       .stream = s->stream};
 	const uint64_t start = kv_now_ns(s->gpu->env);
 	kvk_gpu_job_t *jobs[JOBS];
 	kv_status_t status = KV_OK, over;
 	uint32_t n = 0;
 
 	while (n < t->jobs && status == KV_OK) {
+		copy.rest = (t->jobs - 1 - n) * s->blocks;
 		status = kvk_gpu_submit(s->gpu, &copy, &jobs[n]);
 		n += status == KV_OK;
 	}

@@ -425,7 +425,11 @@ static uint32_t step_blocks(const stage_t *s, const step_t *step, uint32_t fit, 
 	const uint32_t least = (uint32_t)((KVK_GPU_TAPER + step->block_bytes - 1) / step->block_bytes);
 	uint32_t n;
 
-	n = s->plan->copy->dir == KVK_GPU_SCATTER ? (left + 1) / 2 : done;
+	if (s->plan->copy->dir == KVK_GPU_SCATTER) {
+		n = s->plan->copy->rest ? left : (left + 1) / 2;
+	} else {
+		n = done;
+	}
 	n = n < least ? least : n;
 	n = n < fit ? n : fit;
 

@@ -332,63 +332,112 @@ static void p5_neighbours_in_the_pool_are_one_copy(void **state)
 	assert_true(together > 0);
 }
 
-/* Blocks of 8 heads and 12 layers, pages of 8 KiB, which nobody has written: they take no memory. `apart`: every second place of the pool. How often the ring
- * is used for 1 and for 6 of the layers. */
-static void ranges(int apart, uint64_t *p_staged)
-{
-	enum { BLOCKS = 700, HELD = 2, LAYERS = 12, PAGE = 8192, BLOCK = 8 * LAYERS * PAGE };
-	const kvk_cuda_ops_t *cuda = fake_cuda_ops();
+/* Blocks of 8 heads and 12 layers, pages of 8 KiB, which nobody has written: they take no memory. */
+enum { BLOCKS = 700, HELD = 2, LAYERS = 12, PAGE = 8192, BLOCK = 8 * LAYERS * PAGE };
+
+typedef struct large {
 	gpu_rig_t rig;
 	kvk_gpu_t *gpu;
-	kvk_layout_t layout = {.heads = 8, .layers = LAYERS, .block_tokens = 16, .k_dim = 128, .v_dim = 128};
-	kvk_paged_t paged = {.kind = KVK_PAGED_KV_TOKEN_HEAD, .blocks = HELD, .layers = LAYERS, .heads = 8};
+	kvk_layout_t layout;
+	kvk_paged_t paged;
 	void *base[LAYERS];
-	kvk_move_t moves[BLOCKS] = {0};
-	uint8_t *pool = aligned_alloc(4096, (size_t)2 * BLOCKS * BLOCK);
+	kvk_move_t moves[BLOCKS];
+	uint8_t *pool;
 	kvk_cu_context_t context;
 	kvk_cu_ptr_t cache;
 	int device;
+} large_t;
 
-	gpu_rig_init(&rig, NULL);
-	rig.config.staging_bytes = UINT64_C(64) << 20;
-	gpu = gpu_rig_open(&rig);
-	layout.dtype = paged.dtype = KVK_DTYPE_BF16;
-	layout.inner = KVK_INNER_SPLIT;
-	paged.block_tokens = layout.block_tokens;
-	paged.k_dim = paged.v_dim = layout.k_dim;
-	paged.base = base;
-	assert_int_equal(cuda->device_get(&device, 0), 0);
-	assert_int_equal(cuda->context_retain(&context, device), 0);
-	assert_int_equal(cuda->context_push(context), 0);
-	assert_int_equal(cuda->mem_alloc(&cache, (size_t)HELD * BLOCK), 0);
-	assert_int_equal(kvk_gpu_register(gpu, pool, (size_t)2 * BLOCKS * BLOCK), KV_OK);
+/* `apart`: every second place of the pool. */
+static void large_init(large_t *l, int apart)
+{
+	const kvk_cuda_ops_t *cuda = fake_cuda_ops();
+
+	*l = (large_t){.layout = {.heads = 8, .layers = LAYERS, .block_tokens = 16, .k_dim = 128, .v_dim = 128},
+		       .paged = {.kind = KVK_PAGED_KV_TOKEN_HEAD, .blocks = HELD, .layers = LAYERS, .heads = 8},
+		       .pool = aligned_alloc(4096, (size_t)2 * BLOCKS * BLOCK)};
+	gpu_rig_init(&l->rig, NULL);
+	l->rig.config.staging_bytes = UINT64_C(64) << 20;
+	l->gpu = gpu_rig_open(&l->rig);
+	l->layout.dtype = l->paged.dtype = KVK_DTYPE_BF16;
+	l->layout.inner = KVK_INNER_SPLIT;
+	l->paged.block_tokens = l->layout.block_tokens;
+	l->paged.k_dim = l->paged.v_dim = l->layout.k_dim;
+	l->paged.base = l->base;
+	assert_int_equal(cuda->device_get(&l->device, 0), 0);
+	assert_int_equal(cuda->context_retain(&l->context, l->device), 0);
+	assert_int_equal(cuda->context_push(l->context), 0);
+	assert_int_equal(cuda->mem_alloc(&l->cache, (size_t)HELD * BLOCK), 0);
+	assert_int_equal(kvk_gpu_register(l->gpu, l->pool, (size_t)2 * BLOCKS * BLOCK), KV_OK);
 	for (uint32_t i = 0; i < LAYERS; i++) {
-		base[i] = (void *)(uintptr_t)(cache + (size_t)i * HELD * (BLOCK / LAYERS));
+		l->base[i] = (void *)(uintptr_t)(l->cache + (size_t)i * HELD * (BLOCK / LAYERS));
 	}
 	for (uint32_t i = 0; i < BLOCKS; i++) {
-		moves[i] = (kvk_move_t){.block = i % HELD, .data = pool + (apart ? 2 * i : i) * (size_t)BLOCK};
+		l->moves[i] = (kvk_move_t){.block = i % HELD, .data = l->pool + (apart ? 2 * i : i) * (size_t)BLOCK};
 	}
+}
+
+static void large_fini(large_t *l)
+{
+	const kvk_cuda_ops_t *cuda = fake_cuda_ops();
+
+	kvk_gpu_unregister(l->gpu, l->pool);
+	cuda->mem_free(l->cache);
+	cuda->context_pop(&l->context);
+	cuda->context_release(l->device);
+	free(l->pool);
+	gpu_rig_fini(&l->rig);
+}
+
+/* How often the ring is used for 1 and for 6 of the layers. */
+static void ranges(int apart, uint64_t *p_staged)
+{
+	static large_t l;
+
+	large_init(&l, apart);
 	for (uint32_t layers = 1; layers <= 6; layers += 5) {
 		const kvk_gpu_copy_t copy = {.dir = KVK_GPU_SCATTER,
-					     .layout = &layout,
-					     .paged = &paged,
+					     .layout = &l.layout,
+					     .paged = &l.paged,
 					     .layer = 2,
 					     .layers = layers,
-					     .moves = moves,
+					     .moves = l.moves,
 					     .count = BLOCKS};
 		kvk_gpu_stats_t before, after;
 
-		kvk_gpu_get_stats(gpu, &before);
-		gpu_rig_copy(gpu, &copy);
-		kvk_gpu_get_stats(gpu, &after);
+		kvk_gpu_get_stats(l.gpu, &before);
+		gpu_rig_copy(l.gpu, &copy);
+		kvk_gpu_get_stats(l.gpu, &after);
 		*p_staged++ = after.staged - before.staged;
 	}
-	kvk_gpu_unregister(gpu, pool);
-	cuda->mem_free(cache);
-	cuda->context_pop(&context);
-	cuda->context_release(device);
-	free(pool);
-	gpu_rig_fini(&rig);
+	large_fini(&l);
+}
+
+/* Ten of them fit a slot. The last ones go by fewer and fewer, so that little is left when the link is idle, unless others come behind them. */
+static void p5_a_part_of_a_load_is_not_cut_small_at_its_end(void **state)
+{
+	static large_t l;
+
+	(void)state;
+	large_init(&l, 0);
+	for (uint32_t rest = 0; rest <= 1; rest++) {
+		const kvk_gpu_copy_t copy = {.dir = KVK_GPU_SCATTER,
+					     .way = KVK_GPU_STAGED,
+					     .layout = &l.layout,
+					     .paged = &l.paged,
+					     .moves = l.moves,
+					     .count = 30,
+					     .rest = rest};
+		const uint64_t before = fake_cuda_launches();
+
+		gpu_rig_copy(l.gpu, &copy);
+		if (rest > 0) {
+			assert_int_equal(fake_cuda_launches() - before, 3);
+		} else {
+			assert_true(fake_cuda_launches() - before > 3);
+		}
+	}
+	large_fini(&l);
 }
 
 static void p5_some_layers_go_by_rows_where_rows_are_long_and_blocks_lie_together(void **state)
@@ -459,6 +508,7 @@ int main(void)
 		cmocka_unit_test(p1_a_scatter_of_ready_blocks_writes_in_its_turn),
 		cmocka_unit_test(p5_neighbours_in_the_pool_are_one_copy),
 		cmocka_unit_test(p5_some_layers_go_by_rows_where_rows_are_long_and_blocks_lie_together),
+		cmocka_unit_test(p5_a_part_of_a_load_is_not_cut_small_at_its_end),
 		cmocka_unit_test(p1_no_copy_goes_from_one_registration_into_the_next),
 		cmocka_unit_test(p4_jobs_given_back_early_keep_their_memory_until_they_end),
 	};

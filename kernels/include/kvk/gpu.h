@@ -84,6 +84,8 @@ typedef struct kvk_gpu_copy {
 	uint32_t count;
 	/* Moves of which these are a part, the others right before and behind them on the stream: AUTO goes by all of them. 0: these are all. */
 	uint32_t of;
+	/* And so many of these come behind this job: a scatter need not end in small steps, beside whose kernels the link would be idle. */
+	uint32_t rest;
 	uint32_t sms; /* budget; 0: the device's */
 	/* Of a scatter that reads host memory with a kernel: bytes on their way over the link at a time, 4 KiB a warp at least; 0: 256 KiB, or as measured;
 	 * UINT32_MAX: any number. More than the link's rate times its latency bring nothing: they wait in front of it, and with them all else that the device
