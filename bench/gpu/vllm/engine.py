@@ -191,6 +191,9 @@ class Bench:
     def together_prompts(self) -> list[Prompt]:
         return (self.by_size()[self.middle] + prompts_of(self.order["seed"] + 7, [self.middle] * 8))[:8]
 
+    def burst_prompts(self) -> list[Prompt]:
+        return prompts_of(self.order["seed"] + 8, [min(self.sizes)] * BURST)
+
     def at_once(self, prompts: list[Prompt]) -> tuple[list[float], list[int]]:
         """Milliseconds until each has its token, in that order, and cached tokens."""
         engine = self.llm.llm_engine
@@ -222,9 +225,8 @@ class Bench:
 
     def burst(self) -> None:
         """Many short ones: do they stay hits?"""
-        n = min(self.sizes)
-        runs = self.hits_at_once(prompts_of(self.order["seed"] + 8, [n] * BURST), 5)
-        self.note(f"{BURST} x {n} hit", {"ms": median([run["ms"] for run in runs]), "mean": median([run["mean"] for run in runs]), "rounds": [[run["ms"], run["mean"], run["cached"]] for run in runs]})
+        runs = self.hits_at_once(self.burst_prompts(), 5)
+        self.note(f"{BURST} x {min(self.sizes)} hit", {"ms": median([run["ms"] for run in runs]), "mean": median([run["mean"] for run in runs]), "rounds": [[run["ms"], run["mean"], run["cached"]] for run in runs]})
 
     def decode(self) -> None:
         runs = []
@@ -284,14 +286,14 @@ class Bench:
             self.forget()
             for what in ("hit", "gpu"):
                 self.note(f"trace {what} {n}", [self.traced([prompt]) for prompt in prompts])
-        together = self.together_prompts()
-        self.ask(together)
-        self.settle()
-        traces = []
-        for _ in range(3):
-            self.forget()
-            traces.append(self.traced(together))
-        self.note(f"trace {len(together)} x {self.middle} hit", traces)
+        for together in (self.together_prompts(), self.burst_prompts()):
+            self.ask(together)
+            self.settle()
+            traces = []
+            for _ in range(3):
+                self.forget()
+                traces.append(self.traced(together))
+            self.note(f"trace {len(together)} x {len(together[0])} hit", traces)
 
     def traced(self, prompts: list[Prompt]) -> dict[str, Any]:
         """Each hook, and from plan to plan."""
