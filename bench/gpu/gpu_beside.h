@@ -8,9 +8,14 @@
 
 #include "gpu_step.h"
 
+static const int INPUTS = 8; // of a step: each is copied in before a kernel may read it
+
+enum beside_kind { ONE_BY_ONE, AS_GRAPH, COPIES_IN, BESIDE_KINDS };
+
 struct beside_t {
 	small_step step;
-	bool as_graph;
+	beside_kind kind;
+	char *inputs; // pinned
 	int *go;
 	int short_rounds; // the copies were over before the step
 };
@@ -27,10 +32,12 @@ static double beside_ms(beside_t &b, const work_t &copies)
 	*(volatile int *)b.go = 0;
 	hold<<<1, 1, 0, bench.stream>>>(b.go);
 	CU(cudaEventRecord(bench.begin, bench.stream));
-	if (b.as_graph) {
+	if (b.kind == AS_GRAPH) {
 		CU(cudaGraphLaunch(b.step.graph, bench.stream));
-	} else {
+	} else if (b.kind == ONE_BY_ONE) {
 		b.step.launch(bench.stream);
+	} else {
+		b.step.copy_in(b.inputs, INPUTS, bench.stream);
 	}
 	CU(cudaEventRecord(bench.end, bench.stream));
 	if (copies) {
@@ -50,12 +57,14 @@ static double beside_ms(beside_t &b, const work_t &copies)
 
 static void beside_row(beside_t &b, const std::string &name, const work_t &copies)
 {
-	for (bool as_graph : {false, true}) {
-		b.as_graph = as_graph;
+	for (int kind = 0; kind < BESIDE_KINDS; kind++) {
+		b.kind = (beside_kind)kind;
 		b.short_rounds = 0;
 		row(
-			text("step of %d small kernels %s while %s", 2 * STEP_PAIRS,
-			     as_graph ? "as a graph" : "one by one", name.c_str()),
+			kind == COPIES_IN
+				? text("%d copies of 4 KiB in, a kernel behind each, while %s", INPUTS, name.c_str())
+				: text("step of %d small kernels %s while %s", 2 * STEP_PAIRS,
+				       kind == AS_GRAPH ? "as a graph" : "one by one", name.c_str()),
 			"ms", "alone", at_most(0), [&] { return beside_ms(b, copies); },
 			[&] { return beside_ms(b, nullptr); });
 		if (b.short_rounds > 0) {
@@ -121,6 +130,7 @@ static void rows_beside()
 
 	b.step.open();
 	CU(cudaHostAlloc((void **)&b.go, sizeof *b.go, cudaHostAllocMapped));
+	CU(cudaHostAlloc((void **)&b.inputs, INPUTS * small_step::INPUT, cudaHostAllocDefault));
 	make_shape(s, 8192, KVK_PAGED_KV_TOKEN_HEAD, bench.pool, true);
 	prime(s);
 	for (bool save : {false, true}) {

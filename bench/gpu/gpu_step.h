@@ -30,6 +30,7 @@ static __global__ void reads(const float4 *from, float *to, int n)
 // Every second kernel reads 16 MiB of weights, more of them than the device's cache holds.
 struct small_step {
 	static const int THREADS = 256, BLOCKS = 132, PARTS = 24, READ = (16 << 20) / (int)sizeof(float4);
+	static const size_t INPUT = 4096;
 	float4 *weights = nullptr;
 	float *x = nullptr;
 	cudaGraphExec_t graph = nullptr;
@@ -47,6 +48,15 @@ struct small_step {
 		CU(cudaStreamEndCapture(bench.stream, &captured));
 		CU(cudaGraphInstantiate(&graph, captured, 0));
 		CU(cudaDeviceSynchronize());
+	}
+
+	// What an engine does before it computes: each of its tables is copied in, and read by a kernel.
+	void copy_in(const char *inputs, int count, cudaStream_t stream)
+	{
+		for (int i = 0; i < count; i++) {
+			CU(cudaMemcpyAsync(x, inputs + i * INPUT, INPUT, cudaMemcpyHostToDevice, stream));
+			little<<<1, THREADS, 0, stream>>>(x, (int)(INPUT / sizeof *x));
+		}
 	}
 
 	void launch(cudaStream_t stream)

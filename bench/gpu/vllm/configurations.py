@@ -80,8 +80,8 @@ class Configuration:
 
 
 COMPILE = 30
-COST = {"trace": 10, "profile": 10, "cold": 12, "fresh": 12, "gpu": 1, "hit": 4, "together": 6, "burst": 4, "decode": 12, "tokens": 25, "same": 15, "control": 10}
-ALL = ["cold", "gpu", "hit", "together", "burst"]
+COST = {"trace": 10, "profile": 10, "cold": 12, "fresh": 12, "gpu": 1, "hit": 4, "together": 6, "burst": 3, "steady": 4, "decode": 12, "tokens": 25, "same": 15, "control": 10}
+ALL = ["cold", "gpu", "hit", "together", "burst", "steady"]
 CHAIN = [("first engine", ALL), ("engine restarted", ["hit", "gpu", "together", "burst", "again"])]
 CHECKS = [("first engine", ["tokens", "same", "control"]), ("engine restarted", ["same"]), ("daemon", ["daemon"]), ("daemon restarted", ["same"])]
 DISK = [("first engine", ["cold"]), ("daemon", ["daemon"]), ("daemon restarted", ["hit", "fresh"])]
@@ -97,7 +97,7 @@ def of_runner(runner: int, gib: int) -> dict[str, Configuration]:
         "lmcache": Configuration(LMCACHE, [("first engine", ALL)], runner, environment=lmcache(gib)),
         "lmserver": Configuration(LMSERVER, [("first engine", ALL)], runner, server=True),
         "kvd": Configuration(kvd(), CHAIN, runner, "memory"),
-        "trace": Configuration(watched(kvd()), [("first engine", ["cold", "trace"]), ("engine restarted", ["trace"])], runner, "memory"),
+        "trace": Configuration(watched(kvd()), [("first engine", ["cold", "trace", "steady"]), ("engine restarted", ["trace"])], runner, "memory"),
         "profile": Configuration(kvd(), [("first engine", ["cold", "profile"])], runner, "memory"),
         "steps": Configuration(None, [], runner, "memory", ring={"nothing": watched(NOTHING, "WatchedNothing"), "no saves": watched({**kvd(), "kv_role": "kv_consumer"}), "kvd": watched(kvd())}, profiled=True),
         "profile-none": Configuration(None, [("first engine", ["cold", "profile"])], runner),

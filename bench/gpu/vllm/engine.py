@@ -1,6 +1,6 @@
 """One vLLM engine, one process: what it is asked for is in a JSON file, what came of it goes to another after every phase.
 
-phases: cold, gpu (the engine's own cache), hit (the engine's cache dropped first), again (the same once more), fresh (other prompts, cold), together, burst, decode,
+phases: cold, gpu (the engine's own cache), hit (the engine's cache dropped first), again (the same once more), fresh (other prompts, cold), together, burst, steady, decode,
 tokens (16 tokens each from the GPU's cache, kept in a file), same (16 tokens each without the engine's cache, compared with that file), control (a prompt with a
 changed beginning answers otherwise), turns (short rounds of cold, gpu and decode, in turns with other engines on the same GPU), trace (when each of the
 connector's hooks was called during own hits and hits), profile (own hits, hits and steps under torch's profiler)
@@ -21,6 +21,7 @@ import model
 
 Prompt = list[int]
 BURST = 48
+GENERATED, ALONE = 160, 40  # tokens of a request that hits come beside, and before them
 
 
 def prompts_of(seed: int, lengths: list[int]) -> list[Prompt]:
@@ -228,6 +229,41 @@ class Bench:
         runs = self.hits_at_once(self.burst_prompts(), 5)
         self.note(f"{BURST} x {min(self.sizes)} hit", {"ms": median([run["ms"] for run in runs]), "mean": median([run["mean"] for run in runs]), "rounds": [[run["ms"], run["mean"], run["cached"]] for run in runs]})
 
+    def steady(self) -> None:
+        """What a request that generates notices of hits that come meanwhile: from token to token, from when the engine has all of them on."""
+        prompts = self.together_prompts()
+        self.ask(prompts)
+        self.settle()
+        runs = [self.beside_hits(prompts) for _ in range(3)]
+        self.note(f"8 x {self.middle} hit beside one that generates", sorted(runs, key=lambda run: run["ms"])[1])
+
+    def beside_hits(self, prompts: list[Prompt]) -> dict[str, Any]:
+        self.forget()
+        engine = self.llm.llm_engine
+        at, took, began = [], [], 0.0
+        engine.add_request(f"steady {time.time_ns()}", {"prompt_token_ids": prompts_of(time.time_ns(), [100])[0]}, self.exactly(GENERATED))
+        while engine.has_unfinished_requests():
+            answers = engine.step()
+            now = time.perf_counter()
+            took += [1e3 * (now - began) for answer in answers if not answer.request_id.startswith("steady")]
+            at += [now for answer in answers if answer.request_id.startswith("steady")]
+            if len(at) == ALONE and not began:
+                began = time.perf_counter()
+                for i, prompt in enumerate(prompts):
+                    engine.add_request(f"at once {began} {i}", {"prompt_token_ids": prompt}, self.exactly(1))
+                added = time.perf_counter()
+        gaps = [(1e3 * (b - a), b) for a, b in zip(at, at[1:])]
+        alone = [gap for gap, when in gaps if when < began]
+        beside = [gap for gap, when in gaps if added + 0.005 < when < began + took[-1] / 1e3]
+        return {
+            "ms": round(took[-1], 1),
+            "mean": round(sum(took) / len(took), 1),
+            "each": [round(ms, 1) for ms in took],
+            "step": round(median(alone), 2),
+            "beside": round(sum(beside) / max(1, len(beside)), 2),
+            "longest": round(max(beside, default=0.0), 2),
+        }
+
     def decode(self) -> None:
         runs = []
         for i in range(3):
@@ -299,10 +335,10 @@ class Bench:
         """Each hook, and from plan to plan."""
         watched = Path(os.environ["BENCH_WATCH"])
         began = time.perf_counter_ns()
-        self.ask(prompts)
+        took, _ = self.at_once(prompts)
         ended = time.perf_counter_ns()
         self.step(2)
-        return {**hooks_of(watched, began, ended), "steps": steps_of(watched, began, ended)}
+        return {**hooks_of(watched, began, ended), "steps": steps_of(watched, began, ended), "each": [round(ms, 1) for ms in took]}
 
     def profile_of(self, name: str, prompts: list[Prompt], steps: int) -> None:
         self.llm.start_profile(profile_prefix=name)

@@ -30,6 +30,7 @@ class Engine:
     def add_request(self, request_id: str, prompt: dict[str, list[int]], params: SamplingParams) -> None:
         assert request_id and request_id not in self.left
         self.answers[request_id], self.left[request_id] = self.llm.answer(prompt["prompt_token_ids"], params.max_tokens), params.max_tokens
+        self.answers[request_id].request_id = request_id
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.left)
