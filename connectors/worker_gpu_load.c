@@ -48,13 +48,16 @@ static void settle_blocks(kvx_worker_t *worker, kvx_wload_t *load, uint32_t coun
 	}
 }
 
+/* Beside the steps by kernels: what an engine copies in before it computes waits until the copy engine has nothing of a load on its way. */
 kvc_status_t kvx_gpu_load_submit(kvx_worker_t *worker, kvx_flight_t *flight)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
 	kvx_wload_t *load = flight->load;
 	kvx_wpart_t *part = flight->part;
 	const uint32_t moves = prepare(worker, part, flight->first, flight->count);
+	const int beside = (load->flags & KVX_PLAN_ASYNC) != 0;
 	const kvk_gpu_copy_t copy = {.dir = KVK_GPU_SCATTER,
+				     .way = beside ? KVK_GPU_ZERO_COPY : KVK_GPU_AUTO,
 				     .layout = load->layout,
 				     .paged = &part->group->paged,
 				     .layer = flight->layer,
@@ -64,10 +67,10 @@ kvc_status_t kvx_gpu_load_submit(kvx_worker_t *worker, kvx_flight_t *flight)
 				     .of = part->n,
 				     .rest = flight->layers ? 0 : part->n - flight->first - flight->count,
 				     .ready = 1, /* leased: nobody writes there */
-				     .stream = load->flags & KVX_PLAN_ASYNC ? gpu->beside : gpu->urgent};
+				     .stream = beside ? gpu->beside : gpu->urgent};
 	kvc_status_t status = kvc_lease_state(part->lease);
 
-	flight->lane = load->flags & KVX_PLAN_ASYNC ? KVX_LANE_BESIDE : KVX_LANE_SYNC;
+	flight->lane = beside ? KVX_LANE_BESIDE : KVX_LANE_SYNC;
 	if (status != KVC_OK) {
 		return status;
 	}

@@ -84,6 +84,37 @@ static uint64_t asked(void)
 	       fake_cuda_calls(offsetof(kvk_cuda_ops_t, copy_batch));
 }
 
+/* The ring is faster, and what an engine copies in before it computes waits behind all that the copy engine has on its way. */
+static void p7_a_load_beside_the_steps_leaves_the_copy_engine_to_the_engine(void **state)
+{
+	rig_t rig;
+	wr_t wr;
+
+	(void)state;
+	layers_start(&rig, &wr, 1);
+	for (uint32_t flags = 0; flags <= KVX_PLAN_ASYNC; flags += KVX_PLAN_ASYNC) {
+		const kvx_worker_stats_t before = layers_stats(&wr);
+		kvc_lease_t *lease = wr_lease(&wr, 0, SAVED);
+		kvx_worker_stats_t after;
+		wr_end_t end;
+
+		wr_plan(&wr);
+		wr_plan_load(&wr, lease, flags, 7, wr_other, SAVED);
+		wr_begin(&wr);
+		kvx_worker_start(wr.rank[0].worker);
+		kvx_worker_load(wr.rank[0].worker);
+		kvx_worker_end(wr.rank[0].worker);
+		wr_wait_load(&wr.rank[0], 7, flags != 0, &end);
+		after = layers_stats(&wr);
+		assert_int_equal(end.loaded.status, KVC_OK);
+		assert_int_equal(after.gpu_staged - before.gpu_staged, flags == 0);
+		assert_int_equal(after.gpu_zero_copy - before.gpu_zero_copy, flags != 0);
+		kvc_release(&lease, 1);
+	}
+	rig_check_quiet(&rig);
+	layers_finish(&rig, &wr);
+}
+
 /* Has the load beside the steps failed? */
 static int wait_named(wr_t *wr)
 {
@@ -153,6 +184,7 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(saves_go_through_the_ring_beside_prompts_only),
+		cmocka_unit_test(p7_a_load_beside_the_steps_leaves_the_copy_engine_to_the_engine),
 		cmocka_unit_test(p7_loads_beside_the_steps_give_way_to_those_of_a_step),
 	};
 
