@@ -6,9 +6,7 @@
 #define ATTACH_US 1000u /* a match looks for a daemon so long */
 #define AGAIN_MS  20u   /* and not again before */
 #define SLICE_US  50u
-#define INSIDE_NS                                                                                                      \
-	UINT64_C(                                                                                                      \
-		25000000) /* loads of a step, which all of them wait for, take at most so long together: docs/decisions/015 */
+#define INSIDE_NS UINT64_C(25000000) /* loads that wait for each other, at most: docs/decisions/015 */
 
 /* 1: load beside the steps. Inside one everybody waits for all of its loads; of an engine that plans ahead also those whose answer a step before has ready. */
 static int is_async(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t cpu, uint32_t disk)

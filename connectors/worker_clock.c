@@ -102,6 +102,11 @@ void kvx_clock_load(kvx_worker_t *worker, kvx_wload_t *load, kvk_cu_stream_t str
 	}
 }
 
+int kvx_clock_begun(const kvx_wgpu_t *gpu, const kvx_wload_t *load)
+{
+	return load->clock && kvk_gpu_clock_begun(gpu->clocks[load->clock - 1u].clock);
+}
+
 void kvx_clock_turn(kvx_wgpu_t *gpu, const kvx_wload_t *load, kvk_cu_stream_t stream)
 {
 	if (load->clock && !load->sent && !load->of && atomic_load(&load->there)) {

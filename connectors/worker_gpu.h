@@ -2,7 +2,7 @@
  *
  *   compute   the engine's own stream
  *   urgent    loads that a step needs: after what compute had at load(), before what compute gets afterwards; the host does not wait
- *   beside    loads beside the steps: after what compute had at start()
+ *   beside    loads beside the steps, by kernels: after what compute had at start()
  *   low       saves: after what compute had at end(), of early ones at begin()
  *
  * A flight is one job and whom it is for: a load, or as many saves as have blocks for it. They count it as active until it has landed, so lease, put and pool memory stay as long as the
@@ -183,11 +183,13 @@ void kvx_clocks_close(kvx_wgpu_t *gpu);
 void kvx_clock_load(kvx_worker_t *worker, kvx_wload_t *load, kvk_cu_stream_t stream);
 /* Its copies begin where the stream is now, behind those of others, if it has waited for nothing else. Lock held. */
 void kvx_clock_turn(kvx_wgpu_t *gpu, const kvx_wload_t *load, kvk_cu_stream_t stream);
+/* Its copies may run: the device has done what they come behind. 0: it has not, or there is no clock for it. Lock held, some of it in flight. */
+int kvx_clock_begun(const kvx_wgpu_t *gpu, const kvx_wload_t *load);
 /* Copies of it end where the stream is now. Lock held. */
 void kvx_clock_sent(kvx_wgpu_t *gpu, const kvx_wload_t *load, kvk_cu_stream_t stream);
 
 /* worker_gpu_load.c */
-/* Submit what the oldest loads beside the steps have ready, unless a step's are on their way: how many blocks. Transfer thread. */
+/* Submit what the oldest loads beside the steps have ready, unless the device copies a step's: how many blocks. Transfer thread. */
 uint32_t kvx_gpu_load_beside(kvx_worker_t *worker, uint64_t now);
 /* All synchronous loads of the plan are submitted, or have failed, when it returns. `layers`: they may come layer by layer; 1: they do. */
 int kvx_gpu_load(kvx_worker_t *worker, int layers);

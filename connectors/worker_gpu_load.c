@@ -181,21 +181,23 @@ void kvx_gpu_load_landed(kvx_worker_t *worker, kvx_flight_t *flight, kvc_status_
 
 /* ---- beside the steps (transfer thread) -------------------------------------------------------------------------------------- */
 
-/* Loads of a step are on their way: two streams would share the link, and a step waits for one of them. */
+/* The device copies what a step waits for, and two streams would share the link. Not while that is behind the step before. */
 static int step_loads(kvx_wgpu_t *gpu)
 {
-	int some;
+	const kvx_flight_t *flight;
+	int begun;
 
 	(void)pthread_mutex_lock(&gpu->lock);
-	some = gpu->first[KVX_LANE_SYNC] != NULL;
+	flight = gpu->first[KVX_LANE_SYNC];
+	begun = flight && kvx_clock_begun(gpu, flight->load);
 	(void)pthread_mutex_unlock(&gpu->lock);
 
-	return some;
+	return begun;
 }
 
 uint32_t kvx_gpu_load_beside(kvx_worker_t *worker, uint64_t now)
 {
-	const int busy = atomic_load(&worker->gpu->loading) > 0 && step_loads(worker->gpu);
+	int busy = -1; /* not known yet */
 	uint32_t total = 0, count;
 
 	for (kvx_wjob_t *job = worker->run; job; job = job->next_run) {
@@ -204,6 +206,7 @@ uint32_t kvx_gpu_load_beside(kvx_worker_t *worker, uint64_t now)
 		if (job->kind != KVX_WJOB_LOAD || !(load->flags & KVX_PLAN_ASYNC)) {
 			continue;
 		}
+		busy = busy < 0 ? step_loads(worker->gpu) : busy;
 		if (busy && now + HASTE_NS < load->deadline_ns) {
 			worker->waiting = 1;
 			continue;

@@ -73,6 +73,19 @@ kv_status_t kvk_gpu_clock_mark(kvk_gpu_clock_t *clock, int end, kvk_cu_stream_t 
 	return status;
 }
 
+int kvk_gpu_clock_begun(const kvk_gpu_clock_t *clock)
+{
+	int begun;
+
+	if (!clock->marked[0] || kvk_gpu_enter(clock->gpu) != KV_OK) {
+		return 0;
+	}
+	begun = clock->gpu->cuda->event_query(clock->at[0]) == 0;
+	kvk_gpu_leave(clock->gpu);
+
+	return begun;
+}
+
 kv_status_t kvk_gpu_clock_read(kvk_gpu_clock_t *clock, uint64_t *p_ns)
 {
 	kv_status_t status;

@@ -132,34 +132,50 @@ static int wait_named(wr_t *wr)
 	return failed;
 }
 
-/* A step waits for its loads, and the link would be shared: loads beside the steps are sent when these have come, or when their own time runs out. */
+/* What is beside a step's load in flight: copies of the load that the device has begun, or that are behind a step before. */
+typedef struct giving {
+	int begun, soon;
+} giving_t;
+
+/* A plan of a load inside the step and of one beside it has begun. */
+static void begin_both(wr_t *wr, const kvc_lease_t *lease, giving_t giving, const uint32_t *beside)
+{
+	fake_cuda_drain();
+	fake_cuda_hold(giving.begun ? 2 : 1);
+	wr->timeout_ms = WR_PATIENCE;
+	wr_plan(wr);
+	wr_plan_fence(wr, wr_other, SAVED);
+	wr_plan_load(wr, lease, 0, 7, wr_other, SAVED);
+	wr->timeout_ms = giving.soon ? SOON : WR_PATIENCE;
+	wr_plan_load(wr, lease, KVX_PLAN_ASYNC, 8, beside, SAVED);
+	assert_int_equal(layers_early(wr, KVX_EARLY_COMPUTED), 1);
+}
+
+/* A step waits for its loads, and the link would be shared: loads beside the steps are sent when these have come, or when their own time runs out; and as long
+ * as these cannot begin. */
 static void p7_loads_beside_the_steps_give_way_to_those_of_a_step(void **state)
 {
 	static const uint32_t beside[SAVED] = {11, 32, 13, 42, 15, 52, 17, 61};
+	static const giving_t givings[] = {{1, 0}, {1, 1}, {0, 0}, {1, 0}, {0, 1}};
 	uint64_t of_step = 0;
 	rig_t rig;
 	wr_t wr;
 
 	(void)state;
 	layers_start(&rig, &wr, 1);
-	for (uint32_t round = 0; round < 4; round++) {
-		const int soon = round % 2 != 0;
+	for (size_t round = 0; round < KV_COUNT_OF(givings); round++) {
+		const int waits = givings[round].begun && !givings[round].soon;
 		const uint64_t before = asked(), until = wr_now_ms() + WR_PATIENCE;
 		kvc_lease_t *lease = wr_lease(&wr, 0, SAVED);
 		int failed;
 
-		fake_cuda_hold(1);
-		wr.timeout_ms = WR_PATIENCE;
-		layers_plan(&wr, lease);
-		wr.timeout_ms = soon ? SOON : WR_PATIENCE;
-		wr_plan_load(&wr, lease, KVX_PLAN_ASYNC, 8, beside, SAVED);
-		assert_int_equal(layers_early(&wr, KVX_EARLY_COMPUTED), 1);
-		if (!soon) {
+		begin_both(&wr, lease, givings[round], beside);
+		if (waits) {
 			of_step = asked() - before;
 			usleep(50000);
 			assert_int_equal(asked() - before, of_step);
 		}
-		while (soon && asked() - before == of_step) {
+		while (!waits && asked() - before == of_step) {
 			assert_true(wr_now_ms() < until);
 			usleep(500);
 		}
@@ -168,7 +184,7 @@ static void p7_loads_beside_the_steps_give_way_to_those_of_a_step(void **state)
 		kvx_worker_end(wr.rank[0].worker);
 		fake_cuda_hold(0);
 		failed = wait_named(&wr);
-		assert_true(!failed || soon); /* it may come too late */
+		assert_true(!failed || givings[round].soon); /* it may come too late */
 		layers_hear_all(&wr);
 		for (uint32_t b = 0; b < SAVED; b++) {
 			assert_true(wr_block_is(&wr.rank[0], wr_other[b], 1, wr_eight[b]));

@@ -73,7 +73,7 @@ void fake_cuda_foreign(int foreign);
 void fake_cuda_unlink(void);
 /* A kernel of the test's own; args are freed afterwards. */
 void fake_cuda_call(kvk_cu_stream_t stream, void (*call)(void *args), void *args);
-/* Nothing runs while held. */
+/* Nothing runs while held; 2: no kernel and no copy, but what comes before them, at once. */
 void fake_cuda_hold(int held);
 /* Run everything that can run. */
 void fake_cuda_drain(void);

@@ -68,6 +68,9 @@ static int run_one(fake_stream_t *stream)
 	if (!work || (work->what == FAKE_WAIT && work->marker && !work->marker->done)) {
 		return 0;
 	}
+	if (fake.held == 2 && work->what != FAKE_RECORD && work->what != FAKE_WAIT) {
+		return 0;
+	}
 	stream->first = work->next;
 	switch (work->what) {
 	case FAKE_COPY:
@@ -318,7 +321,7 @@ void fake_enqueue(kvk_cu_stream_t handle, fake_work_t *work)
 		stream->first = work;
 	}
 	stream->last = work;
-	if (!fake.held && !fake.config.lazy) {
+	if (fake.held == 2 || (!fake.held && !fake.config.lazy)) {
 		fake_run_all();
 	} else if (!fake.held && kv_test_below(&fake.rng, 4) == 0) {
 		run_some();
@@ -389,7 +392,7 @@ int fake_look(fake_event_t *event, int all)
 	pthread_mutex_lock(&fake.lock);
 	if (all) {
 		fake_run_all();
-	} else if (!fake.held) {
+	} else if (fake.held != 1) {
 		run_some();
 	}
 	done = !event->latest || event->latest->done;

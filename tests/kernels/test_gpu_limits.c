@@ -520,6 +520,7 @@ static void p7_the_devices_clock_tells_what_a_stream_took(void **state)
 	assert_int_equal(kvk_gpu_stream(gpu, 1, &stream), KV_OK);
 	assert_int_equal(kvk_gpu_clock_open(gpu, &clock), KV_OK);
 	assert_int_equal(kvk_gpu_clock_read(clock, &ns), KV_ERR_ARG);
+	assert_false(kvk_gpu_clock_begun(clock));
 	fake_cuda_hold(1);
 	fake_cuda_call(stream, take_5_ms, NULL);
 	assert_int_equal(kvk_gpu_clock_mark(clock, 0, stream), KV_OK);
@@ -527,12 +528,14 @@ static void p7_the_devices_clock_tells_what_a_stream_took(void **state)
 	fake_cuda_call(stream, take_5_ms, NULL);
 	assert_int_equal(kvk_gpu_clock_mark(clock, 1, stream), KV_OK);
 	assert_int_equal(kvk_gpu_clock_read(clock, &ns), KV_PENDING);
+	assert_false(kvk_gpu_clock_begun(clock));
 	fake_cuda_call(stream, take_5_ms, NULL);
 	assert_int_equal(kvk_gpu_clock_mark(clock, 1, stream), KV_OK);
 	fake_cuda_hold(0);
 	fake_cuda_drain();
 	assert_int_equal(kvk_gpu_clock_read(clock, &ns), KV_OK);
 	assert_in_range(ns, 9990000, 10010000);
+	assert_true(kvk_gpu_clock_begun(clock));
 	/* Started again: what it said before is forgotten. */
 	assert_int_equal(kvk_gpu_clock_mark(clock, 0, stream), KV_OK);
 	assert_int_equal(kvk_gpu_clock_read(clock, &ns), KV_ERR_ARG);

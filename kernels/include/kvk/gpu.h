@@ -150,6 +150,8 @@ kv_status_t kvk_gpu_clock_open(kvk_gpu_t *gpu, kvk_gpu_clock_t **p_clock);
 void kvk_gpu_clock_close(kvk_gpu_clock_t *clock);
 /* Start it (end 0; it is then not stopped any more), or stop it, once or again, when the stream comes to here. KV_ERR_IO: it is not. */
 kv_status_t kvk_gpu_clock_mark(kvk_gpu_clock_t *clock, int end, kvk_cu_stream_t stream);
+/* The device has come to where it was started last. 0: it has not, or nobody can tell. */
+int kvk_gpu_clock_begun(const kvk_gpu_clock_t *clock);
 /* PENDING: the device has not come to its end. KV_ERR_ARG: not started and stopped. KV_ERR_IO. */
 kv_status_t kvk_gpu_clock_read(kvk_gpu_clock_t *clock, uint64_t *p_ns);
 
