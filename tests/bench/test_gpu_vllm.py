@@ -167,10 +167,11 @@ class Goals(unittest.TestCase):
             what = {"cold 1030": 30.0, "cold 10250": 270.0, "cold 32780": 1200.0, "gpu 1030": 9.0, "decode step, one request": 4.8}
             return {name: {"ms": ms, "rounds": [ms * (1 + extra), ms * (1 + extra) * 1.01]} for name, ms in what.items()}
 
+        together = {"48 x 1030 hit": {"ms": 180.0, "mean": 120.0, "rounds": [[180.0, 120.0, [1024]], [240.0, 190.0, [0, 1024]]]}, "8 x 10250 hit beside one that generates": {"step": 4.8, "beside": 5.7, "longest": 17.2}}
         disk = {"daemon restarted": {"hit 1030": {"ms": 30.3}, "fresh 1030": {"ms": 30.0}, "hit 10250": {"ms": 300.0}, "fresh 10250": {"ms": 270.0}}}
         table = goals.table(
             {
-                "kvd-v1": hits([12.0, 31.0, 84.0]),
+                "kvd-v1": {"first engine": hits([12.0, 31.0, 84.0])["first engine"] | together},
                 "native-v1": hits([17.0, 40.0, 83.0]),
                 "ring-v2": {"none": member(0), "nothing": member(0.001), "kvd": member(0.002)},
                 "ring-v1": {"none": member(0), "kvd": member(0.06)},
@@ -181,6 +182,8 @@ class Goals(unittest.TestCase):
         self.assertEqual([row[f"hit {n}, v1, first engine"] for n in (1030, 10250, 32780)], ["met", "MISSED", "MISSED"])
         self.assertEqual(row["hit 1030, v1, engine restarted"], "not run")
         self.assertEqual(row["8 x 10250 hit, v1"], "met")
+        self.assertEqual([row[f"{what}, v1"] for what in ("short hits together", "beside long hits")], ["MISSED", "met"])
+        self.assertEqual(row["beside long hits, v2"], "not run")
         self.assertEqual(row["cold 10250, v2: beside no connector"], "met")
         self.assertEqual(row["cold 10250, v1: beside no connector"], "MISSED")
         self.assertEqual(row["gpu 1030, v1: beside no connector"], "MISSED")
