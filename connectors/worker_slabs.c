@@ -16,8 +16,8 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-#define PIECE                                                                                                          \
-	((size_t)256 << 20) /* bytes made known at once: 10 ms where pages are huge, 150 ms where they are small */
+/* Bytes made known at once, about: 10 ms where pages are huge, 150 ms where they are small. */
+#define PIECE    ((size_t)256 << 20)
 #define TRIES    8u
 #define PAUSE_NS (20 * KVX_NS_A_MS) /* after the first refusal, twice as long after each further one: 2.5 s in all */
 
@@ -28,11 +28,13 @@ static size_t piece_bytes(const kvx_wslab_t *slab, uint32_t i)
 	return left < slab->each ? left : slab->each;
 }
 
-/* No block lies in two pieces. 0: there is no memory to list it. */
+/* No block lies in two pieces, and none is a small rest: a large pool is of thousands of slabs, and the device knows only so many pieces. 0: there is no
+ * memory to list it. */
 static int add(kvx_wgpu_t *gpu, const kvc_memory_t *memory)
 {
-	const size_t slots = PIECE / memory->slot_bytes;
-	const size_t each = (slots ? slots : 1) * memory->slot_bytes;
+	const size_t slots = (memory->bytes + memory->slot_bytes - 1) / memory->slot_bytes;
+	const size_t about = (memory->bytes + PIECE / 2) / PIECE, parts = about ? about : 1;
+	const size_t each = (slots + parts - 1) / parts * memory->slot_bytes;
 	const uint32_t pieces = (uint32_t)((memory->bytes + each - 1) / each);
 	kvx_wslab_t *slab = calloc(1, sizeof *slab + pieces * sizeof *slab->piece);
 

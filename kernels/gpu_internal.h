@@ -28,7 +28,7 @@
 #define KVK_GPU_AREA_BYTES  (UINT64_C(32) << 20) /* of pinned memory for arguments of jobs */
 #define KVK_GPU_AREA_LEAST  (UINT64_C(256) << 10)
 #define KVK_GPU_MAX_JOBS    4096u
-#define KVK_GPU_MAX_RANGES  4096u
+#define KVK_GPU_MAX_RANGES  65536u /* pieces of a pool: of 256 MiB they are 16 TiB */
 #define KVK_GPU_MAX_STREAM  64u
 #define KVK_GPU_STARTERS    16u /* streams whose kernels do not wait for each other only because they are launched alike */
 #define KVK_GPU_MAX_CHOICE  32u
