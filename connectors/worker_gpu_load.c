@@ -48,6 +48,14 @@ static void settle_blocks(kvx_worker_t *worker, kvx_wload_t *load, uint32_t coun
 	}
 }
 
+/* Blocks of the part that come whole behind these; what comes layer by layer is another way's. */
+static uint32_t behind(const kvx_wload_t *load, const kvx_wpart_t *part, const kvx_flight_t *flight)
+{
+	const uint32_t end = load->of ? part->whole : part->n, at = flight->first + flight->count;
+
+	return flight->layers || end < at ? 0 : end - at;
+}
+
 /* Beside the steps by kernels: what an engine copies in before it computes waits until the copy engine has nothing of a load on its way. */
 kvc_status_t kvx_gpu_load_submit(kvx_worker_t *worker, kvx_flight_t *flight)
 {
@@ -65,7 +73,7 @@ kvc_status_t kvx_gpu_load_submit(kvx_worker_t *worker, kvx_flight_t *flight)
 				     .moves = gpu->moves,
 				     .count = moves,
 				     .of = part->n,
-				     .rest = flight->layers ? 0 : part->n - flight->first - flight->count,
+				     .rest = behind(load, part, flight),
 				     .ready = 1, /* leased: nobody writes there */
 				     .stream = beside ? gpu->beside : gpu->urgent};
 	kvc_status_t status = kvc_lease_state(part->lease);
