@@ -33,7 +33,7 @@
 #define KVX_GPU_AHEAD_BYTES  (UINT64_C(64) << 20) /* and bytes in them: a fence waits for them */
 #define KVX_GPU_FLIGHTS      (KVX_GPU_LOADS + KVX_GPU_SAVES)
 #define KVX_GPU_JOBS         160u /* flights and self-tests */
-#define KVX_GPU_CLOCKS       16u  /* loads that are timed at a time */
+#define KVX_GPU_CLOCKS       64u  /* loads that are timed at a time; of more nobody knows what they took */
 #define KVX_GPU_STEPS        4u   /* steps that are */
 
 /* The stream a flight is on: jobs of one end in the order they were submitted in. */

@@ -351,6 +351,23 @@ static void p7_a_part_that_does_not_pay_is_not_loaded(void **state)
 	sr_stop(&sr, &rig);
 }
 
+/* A prompt of 1,000 tokens is stored that others find. */
+static void start_first(rig_t *rig, sr_t *sr, sr_request_t *request)
+{
+	sr_start(sr, rig, &(sr_options_t){.foreign = 1});
+	sr_store(sr, request, "first", 0, 0, 1000);
+	kvx_scheduler_finish(sr->scheduler, &request->ask);
+}
+
+static void finish_all(sr_t *sr, const sr_request_t *requests, uint32_t count)
+{
+	sr_settle(sr);
+	for (uint32_t i = 0; i < count; i++) {
+		kvx_scheduler_finish(sr->scheduler, &requests[i].ask);
+	}
+	sr_settle(sr);
+}
+
 /* A hit of 992 tokens, ten milliseconds in memory: is it loaded beside the steps? It is admitted to the step at hand. */
 static int goes_beside(sr_t *sr, sr_request_t *request, uint32_t number, uint32_t busy)
 {
@@ -375,9 +392,7 @@ static void p7_loads_inside_a_step_wait_for_each_other_only_so_long(void **state
 	sr_t sr;
 
 	(void)state;
-	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1});
-	sr_store(&sr, &requests[0], "first", 0, 0, 1000);
-	kvx_scheduler_finish(sr.scheduler, &requests[0].ask);
+	start_first(&rig, &sr, &requests[0]);
 	for (uint32_t round = 0; round < 4; round++) {
 		const uint32_t busy = round % 2;
 
@@ -387,11 +402,7 @@ static void p7_loads_inside_a_step_wait_for_each_other_only_so_long(void **state
 			assert_int_equal(goes_beside(&sr, &requests[i], 4 * round + i, busy), i >= (busy ? 1u : 2u));
 		}
 		(void)sr_step(&sr);
-		sr_settle(&sr);
-		for (uint32_t i = 0; i < 4; i++) {
-			kvx_scheduler_finish(sr.scheduler, &requests[i].ask);
-		}
-		sr_settle(&sr);
+		finish_all(&sr, requests, 4);
 	}
 	sr_stop(&sr, &rig);
 }
@@ -405,9 +416,7 @@ static void p7_an_engine_that_plans_ahead_waits_for_one_load_inside_at_a_time(vo
 	sr_t sr;
 
 	(void)state;
-	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1});
-	sr_store(&sr, &requests[0], "first", 0, 0, 1000);
-	kvx_scheduler_finish(sr.scheduler, &requests[0].ask);
+	start_first(&rig, &sr, &requests[0]);
 	for (uint32_t round = 0; round < 6; round++) {
 		const int large = round % 2 != 0;
 
@@ -420,11 +429,7 @@ static void p7_an_engine_that_plans_ahead_waits_for_one_load_inside_at_a_time(vo
 		teach(&sr, 1000, large ? 30 : 10, 30); /* the stand-in is faster */
 		assert_int_equal(goes_beside(&sr, &requests[2], 3 * round + 2, 0), large);
 		sr.ahead = 0;
-		sr_settle(&sr);
-		for (uint32_t i = 0; i < 3; i++) {
-			kvx_scheduler_finish(sr.scheduler, &requests[i].ask);
-		}
-		sr_settle(&sr);
+		finish_all(&sr, requests, 3);
 	}
 	sr_stop(&sr, &rig);
 }
