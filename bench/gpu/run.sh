@@ -110,7 +110,7 @@ right()
 # Where a program of kvd's build is: of a bundle, or of a build.
 program_of()
 {
-	local bundle=${BUNDLE:-$(compgen -G '.gpu/kvd-*.tar.xz' | head -n 1 || true)}
+	local bundle=${BUNDLE:-$(compgen -G '.gpu/kvd-*.tar.xz' | sed -n 1p || true)}
 	if [ -n "$bundle" ]; then
 		if [ "$(cat "$build/kvd/of" 2>/dev/null)" != "$(cksum <"$bundle")" ]; then
 			rm -rf "$build/kvd"

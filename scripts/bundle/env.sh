@@ -4,7 +4,7 @@
 needs='@GLIBC@'
 have=$(getconf GNU_LIBC_VERSION 2>/dev/null)
 have=${have#glibc }
-if [ -n "$have" ] && [ "$(printf '%s\n%s\n' "$needs" "$have" | sort -V | head -n 1)" != "$needs" ]; then
+if [ -n "$have" ] && [ "$(printf '%s\n%s\n' "$needs" "$have" | sort -V | sed -n 1p)" != "$needs" ]; then
 	echo "kvd: this machine has glibc $have and the bundle needs $needs: make the bundle on an older system" >&2
 	exit 69
 fi

@@ -27,7 +27,8 @@ there=$(echo "$dir"/there/kvd-*)
 bare() { env -i PATH=/usr/bin:/bin "$@"; }
 
 # Complete: the machine gives libc and the C++ library, the bundle all else.
-bare "$there/check" | grep -qx 'all libraries are found'
+bare "$there/check" >"$dir/check"
+grep -qx 'all libraries are found' "$dir/check"
 for program in "$there"/libexec/kv*; do
 	# shellcheck disable=SC2016
 	foreign=$(bare "$there/bin/with-kvd" ldd "$program" | awk '$3 ~ /^\// {print $3}' | grep -v "^$there/" |
@@ -46,7 +47,7 @@ for wheel in "$there"/wheels/*.whl; do
 done
 
 # It works: a daemon, an operator, and an engine that finds what another has left, equal to one without a cache.
-bare "$there/bin/kvd" --version | grep -q kvd
+[[ $(bare "$there/bin/kvd" --version) == kvd* ]]
 env -i PATH=/usr/bin:/bin "$there/bin/kvd" --run_dir="$dir/run" --cpu.size=256MiB --http.listen=off --limits.silence=10s >"$dir/kvd.log" 2>&1 &
 keeper=$!
 for _ in $(seq 1200); do
@@ -54,7 +55,8 @@ for _ in $(seq 1200); do
 	kill -0 "$keeper"
 	sleep 0.05
 done
-bare "$there/bin/kvctl" --socket "$dir/run/default.sock" version | grep -q '^kvd  *[0-9]'
+bare "$there/bin/kvctl" --socket "$dir/run/default.sock" version >"$dir/version"
+grep -q '^kvd  *[0-9]' "$dir/version"
 chat() { bare "$there/bin/kve-chat" --users 1 --branches 1 --turns 2 --systems 1 --system-tokens 64 --message-tokens 16 --new-tokens 4 "$@" >"$dir/chat" || { cat "$dir/chat"; exit 1; }; }
 chat --no-cache --write-reference "$dir/reference"
 chat --socket "$dir/run/default.sock" --reference "$dir/reference"
@@ -70,5 +72,5 @@ echo '#include <kvx.h>
 int main(void) { int major, minor, patch; zmq_version(&major, &minor, &patch); kvx_config_t none = {0}; kvx_t *kvx; return major == 0 || kvx_attach(&none, &kvx) != KVC_ERR_ARG; }' >"$dir/user.c"
 bare bash -euc ". '$there/activate'; cc '$dir/user.c' -o '$dir/user' \$(pkg-config --cflags --libs kvx libzmq) \$LDFLAGS; test \$(realpath \$(cc -print-file-name=libcrypto.a)) = '$there/lib/libcrypto.a'"
 bare "$dir/user"
-bare ldd "$dir/user" | grep -q "libzmq.* $there/lib/"
+[[ $(bare ldd "$dir/user") == *libzmq*" $there/lib/"* ]]
 bare bash -euc ". '$there/activate'; pkg-config --exists 'liburing >= 2.3' rocksdb libzmq msgpack libxxhash libcrypto libmicrohttpd yaml-0.1 json-c cmocka"

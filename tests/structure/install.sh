@@ -8,7 +8,8 @@ trap 'rm -rf "$dir"' EXIT
 prefix=$dir/opt/kvd
 
 cmake --install "$build" --prefix "$prefix" >/dev/null
-"$prefix/bin/kvctl" version --socket "$dir/none" | grep -q "not reachable"
+"$prefix/bin/kvctl" version --socket "$dir/none" >"$dir/version"
+grep -q "not reachable" "$dir/version"
 "$prefix/sbin/kvd" --config "$prefix/etc/kvd/kvd.conf" --check-config >/dev/null
 
 # A program of the user's, in C and in C++, by pkg-config alone.

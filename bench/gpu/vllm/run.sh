@@ -27,7 +27,7 @@ if [ -d "$site" ]; then
 fi
 
 kvd=build/release
-bundle=${BUNDLE:-$(compgen -G '.gpu/kvd-*.tar.xz' | head -n 1 || true)}
+bundle=${BUNDLE:-$(compgen -G '.gpu/kvd-*.tar.xz' | sed -n 1p || true)}
 if [ -n "$bundle" ]; then
 	kvd=$HOME/k/kvd
 	if [ "$(cat "$kvd/done" 2>/dev/null)" != "$(cksum <"$bundle")" ]; then
