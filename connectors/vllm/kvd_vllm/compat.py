@@ -104,6 +104,75 @@ ROWS: tuple[Row, ...] = (
 )
 
 
+@dataclass(frozen=True)
+class Mode:
+    """How an engine runs, as far as the recovery from a failed load depends on it."""
+
+    version: str
+    device: str
+    runner: str  # V1, V2 or unknown
+    scheduling: str  # synchronous, asynchronous or unknown
+    drafts: bool  # speculative decoding
+
+    def text(self) -> str:
+        more = ", speculative decoding" if self.drafts else ""
+        return f"vLLM {self.version} on {self.device}, model runner {self.runner}, {self.scheduling} scheduling{more}"
+
+
+def mode_of(vllm_config: Any, version: str) -> Mode:
+    """A scheduler class of the user's own is unknown, and so is what a configuration does not say."""
+    scheduler = getattr(vllm_config, "scheduler_config", None)
+    asynchronous = getattr(scheduler, "async_scheduling", None) if getattr(scheduler, "scheduler_cls", None) is None else None
+    return Mode(
+        version.partition("+")[0],
+        str(vllm_config.device_config.device_type),
+        {True: "V2", False: "V1"}.get(getattr(vllm_config, "use_v2_model_runner", None), "unknown"),
+        {True: "asynchronous", False: "synchronous"}.get(asynchronous, "unknown"),
+        getattr(vllm_config, "speculative_config", None) is not None,
+    )
+
+
+WAYS = {
+    "sync": "a step waits for its loads",
+    "layers": "each layer of a step waits for its part of the loads",
+    "early": "the loads of a step begin when it is planned",
+}
+
+
+@dataclass(frozen=True)
+class Survivor:
+    """An engine that answers right after a failed load of these ways, and the test that proves it. (Decision 019.)"""
+
+    mode: Mode
+    ways: frozenset[str]
+    proof: str
+
+
+SURVIVORS: tuple[Survivor, ...] = (
+    Survivor(Mode("0.32.0", "cpu", "V1", "synchronous", False), frozenset({"sync"}), "tests/engines: nobody_else_uses_blocks_that_failed_to_load"),
+)
+
+
+@dataclass(frozen=True)
+class LoadWays:
+    """The ways that kvd uses in this engine beside asynchronous loads, and a sentence for the log. refused: the user asked for another one."""
+
+    ways: frozenset[str]
+    sentence: str
+    refused: bool
+
+
+def load_ways(mode: Mode, wanted: str, groups: int = 1, survivors: tuple[Survivor, ...] = SURVIVORS) -> LoadWays:
+    """wanted: option `mode`; groups: of the KV cache. An engine that is in no row gets asynchronous loads only."""
+    row = next((row for row in survivors if row.mode == mode), None)
+    if wanted == "async":
+        return LoadWays(frozenset(), "loads are asynchronous: mode=async", False)
+    if row is not None and groups == 1:
+        return LoadWays(row.ways, f"synchronous loads are used ({', '.join(sorted(row.ways))}): {mode.text()} survives a failed one ({row.proof})", False)
+    why = f"{mode.text()} is not known to survive a failed synchronous load" if row is None else f"there are {groups} KV groups"
+    return LoadWays(frozenset(), f"loads are asynchronous{', mode=sync is refused' if wanted == 'sync' else ''}: {why}", wanted == "sync")
+
+
 class Compat:
     """The table with its values for the vLLM that is there."""
 

@@ -3,6 +3,7 @@ and at the end. A cache that is not served, and any error at start, leaves a con
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from dataclasses import dataclass, field
@@ -84,6 +85,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self._retry_at = 0.0
         self._manager: Any = None
         self._pool: Any = None
+        self._ways_told = False
         self._compat = compat.probe()
         try:
             self._options, complaints = options.parse(dict(self._kv_transfer_config.kv_connector_extra_config or {}))
@@ -91,6 +93,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             for complaint in complaints:
                 logger.warning("kvd: %s", complaint)
             self._space = identity.describe(vllm_config, kv_cache_config, self._options, self._compat)
+            self._ways = compat.load_ways(compat.mode_of(vllm_config, self._compat["version"]), self._options["mode"], len(self._space.groups))
             if role == KVConnectorRole.SCHEDULER:
                 self._open_scheduler()
         except Declined as declined:
@@ -158,7 +161,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
                 "max_blocks": space.max_blocks,
                 "foreign": int(space.foreign),
                 "guard": int(chosen["guard"]),
-                "mode": MODES["async" if len(space.groups) > 1 else chosen["mode"]],
+                "mode": MODES[chosen["mode"] if "sync" in self._ways.ways else "async"],
                 "wait_us": chosen["wait_us"],
                 "load_ms": chosen["load_ms"],
                 "min_tokens": chosen["min_tokens"],
@@ -177,6 +180,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self.has_pending_push_work = c.pending
         self.get_kv_connector_stats = c.delta
         logger.info("kvd: %s; %s", _kvd.version, self._compat.line())
+        logger.log(logging.WARNING if self._ways.refused else logging.INFO, "kvd: %s", self._ways.sentence)
         logger.info("kvd: block hashes: %s; groups %s; %s", space.hash_reason, space.identity["groups"], space.identity["layout"])
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
@@ -289,7 +293,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         """Names of the layers, by which the engine waits for each, and the modes it does that in. None: loads come whole."""
         space, config = self._space, self._vllm_config
         assert space is not None
-        if space.device != "cuda" or not self._options["layers"] or not self._compat["eager_modes"]:
+        if space.device != "cuda" or not self._options["layers"] or "layers" not in self._ways.ways or not self._compat["eager_modes"]:
             return None
         if len(space.groups) > 1 or getattr(config, "speculative_config", None) is not None or getattr(config.parallel_config, "use_ubatching", False):
             return None  # loads come beside the steps; layers are read after the step's own; two halves of a step run through each other
@@ -298,7 +302,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     def _early(self) -> bool:
         """Whether loads may begin when their step is planned. The halves share a process and a thread only if there is one rank; they look themselves whether they do."""
         assert self._space is not None
-        return bool(self._options["early"] and self._compat["known_steps"] and int(getattr(self._vllm_config.parallel_config, "world_size", self._space.world)) == 1 and self._space.device == "cuda")
+        wanted = self._options["early"] and "early" in self._ways.ways
+        return bool(wanted and self._compat["known_steps"] and int(getattr(self._vllm_config.parallel_config, "world_size", self._space.world)) == 1 and self._space.device == "cuda")
 
     def _worker(self, config: dict[str, Any]) -> Any:
         try:
@@ -494,7 +499,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             logger.info("kvd: attached to the daemon")
         if delta.get("scheduler_guard_stops"):
             logger.info("kvd: some hits, or the part of them on disk, take longer to load than to compute here: they are computed, and a piece is tried now and then")
-        return KvdStats(data=delta)
+        told, self._ways_told = self._ways_told, True
+        return KvdStats(data=delta if told else delta | {f"load_way_{way}": int(way in self._ways.ways) for way in compat.WAYS})
 
     def _worker_stats(self, delta: dict[str, int]) -> KvdStats:
         if delta.get("worker_self_test_failures"):

@@ -48,7 +48,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("model", None, str, "name of the model in the identity; default its Hugging Face name or the name of its folder"),
     Option("weights", None, str, "fingerprint of the weights; default computed from the files (or the resolved commit)"),
     Option("hash", "auto", _choice("auto", "engine", "own"), "whose block hashes name blocks: the engine's where they are stable, or kvd's own"),
-    Option("mode", "auto", _choice("auto", "sync", "async"), "loads inside a step, beside the steps, or (`auto`) inside where those who wait for them wait less than a step, or 25 ms where nobody else would"),
+    Option("mode", "auto", _choice("auto", "sync", "async"), "loads inside a step, beside the steps, or (`auto`) inside where those who wait for them wait less than a step, or 25 ms where nobody else would; inside only in an engine that survives a failed one (below): elsewhere `sync` is refused"),
     Option("guard", True, _flag, "load no part of a hit, in memory or on disk, that is measured to take longer than computing it"),
     Option("min_tokens", 0, _number(0, 1 << 24), "shorter hits are not loaded; 0: one block"),
     Option("wait_us", 0, _number(0, 100000), "a step that computes prompts waits at most so long for the daemon's answers; 0: 500, and a 128th of the step"),

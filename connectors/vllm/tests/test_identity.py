@@ -326,9 +326,18 @@ class Rest(unittest.TestCase):
         config = SimpleNamespace(kv_transfer_config=None)
         prom = metrics.KvdPromMetrics(config, {Gauge: Gauge, Counter: Counter, Histogram: Histogram}, ["engine"], {0: ["0"]})
         prom.observe({"worker_load_ns": 1500000000, "scheduler_matches": 2, "of a newer version": 1}, 0)
-        prom.observe({"scheduler_matches": 1}, 0)
+        prom.observe({"scheduler_matches": 1, "load_way_sync": 1, "load_way_early": 0}, 0)
         self.assertEqual(REGISTRY.get_sample_value("kvd:worker_load_seconds_total", {"engine": "0"}), 1.5)
         self.assertEqual(REGISTRY.get_sample_value("kvd:scheduler_matches_total", {"engine": "0"}), 3)
+        self.assertEqual([REGISTRY.get_sample_value(f"kvd:load_way_{way}", {"engine": "0"}) for way in ("sync", "early")], [1, 0])
+
+    def test_the_chosen_ways_are_told_once(self) -> None:
+        from kvd_vllm import connector
+
+        half = connector.KvdConnector.__new__(connector.KvdConnector)
+        half._ways, half._ways_told = compat.LoadWays(frozenset({"sync"}), "", False), False
+        self.assertEqual(half._scheduler_stats({"scheduler_matches": 1}).data, {"scheduler_matches": 1, "load_way_sync": 1, "load_way_layers": 0, "load_way_early": 0})
+        self.assertEqual(half._scheduler_stats({"scheduler_matches": 1}).data, {"scheduler_matches": 1})
 
 
 if __name__ == "__main__":

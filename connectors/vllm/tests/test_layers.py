@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import unittest
 import unittest.mock
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,13 +55,18 @@ class Around(unittest.TestCase):
         self.assertEqual(self.run_layer(NAMES[3]), ["attention"])
 
 
+def ways_of(ways: Iterable[str]) -> compat.LoadWays:
+    return compat.LoadWays(frozenset(ways), "", False)
+
+
 class Which(unittest.TestCase):
     """What the connector tells the module."""
 
-    def layers(self, given: dict[str, Any] | None = None, groups: int = 1, device: str = "cuda", **config: Any) -> Any:
+    def layers(self, given: dict[str, Any] | None = None, groups: int = 1, device: str = "cuda", ways: Iterable[str] = compat.WAYS, **config: Any) -> Any:
         half = connector.KvdConnector.__new__(connector.KvdConnector)
         half._compat = compat.probe()
         half._options = options.parse(given or {})[0]
+        half._ways = ways_of(ways)
         half._space = SimpleNamespace(device=device, groups=[SimpleNamespace(layers=tuple(NAMES)) for _ in range(groups)])
         half._vllm_config = SimpleNamespace(**{"speculative_config": None, "parallel_config": SimpleNamespace(use_ubatching=False), **config})
         return half._layers()
@@ -73,6 +79,7 @@ class Which(unittest.TestCase):
     def test_where_layers_may_be_read_otherwise_loads_come_whole(self) -> None:
         self.assertIsNone(self.layers({"layers": False}))
         self.assertIsNone(self.layers(groups=2))
+        self.assertIsNone(self.layers(ways=("sync",)))
         self.assertIsNone(self.layers(device="cpu"))
         self.assertIsNone(self.layers(speculative_config=object()))
         self.assertIsNone(self.layers(parallel_config=SimpleNamespace(use_ubatching=True)))
@@ -84,10 +91,11 @@ class Which(unittest.TestCase):
 class Early(unittest.TestCase):
     """Whether loads may begin when their step is planned, as far as the configuration says."""
 
-    def early(self, given: dict[str, Any] | None = None, known: bool = True, device: str = "cuda", ranks: int = 1) -> bool:
+    def early(self, given: dict[str, Any] | None = None, known: bool = True, device: str = "cuda", ranks: int = 1, ways: Iterable[str] = compat.WAYS) -> bool:
         half = connector.KvdConnector.__new__(connector.KvdConnector)
         half._compat = {"known_steps": known}
         half._options = options.parse(given or {})[0]
+        half._ways = ways_of(ways)
         half._space = SimpleNamespace(device=device, world=1)
         half._vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(world_size=ranks))
         return half._early()
@@ -98,6 +106,7 @@ class Early(unittest.TestCase):
         self.assertFalse(self.early(known=False))
         self.assertFalse(self.early(device="cpu"))
         self.assertFalse(self.early(ranks=2))
+        self.assertFalse(self.early(ways=("sync",)))
 
     def test_this_engines_steps_are_known(self) -> None:
         self.assertTrue(compat.probe()["known_steps"])
