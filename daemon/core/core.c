@@ -67,7 +67,7 @@ static kv_status_t pools_init(kvd_core_t *core)
 		{&core->instances, sizeof(kvd_instance_rec_t), config->max_instances},
 		{&core->members, sizeof(kvd_member_rec_t), config->max_members},
 	};
-	kv_status_t status = kvd_index_init(&core->ix, core->env, config->max_index_blocks);
+	kv_status_t status = kvd_index_init(&core->ix, core->env, core->world.metrics, config->max_index_blocks);
 
 	for (size_t i = 0; i < KV_COUNT_OF(pools) && status == KV_OK; i++) {
 		status = kvd_pool_init(pools[i].pool, core->env, (uint32_t)pools[i].item, (uint32_t)pools[i].limit);
@@ -136,6 +136,7 @@ void kvd_core_destroy(kvd_core_t *core)
 		return;
 	}
 	kvd_puts_free(core);
+	kvd_leases_free(core);
 	core->closing = 1;
 	if (core->outstanding == 0) {
 		core_free(core);

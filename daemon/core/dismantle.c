@@ -24,8 +24,7 @@ void kvd_quarantine(kvd_core_t *core, uint32_t id)
 	(void)kvd_index_cut(&core->ix, id); /* without memory the run's first blocks go too */
 	top = block->node;
 	node = kvd_node_at(&core->ix, top);
-	node->flags |= KVD_NODE_DEAD;
-	core->ix.dead_nodes++;
+	kvd_index_kill(&core->ix, top);
 	kvd_queue_remove(&core->ix, top);
 	node->queue_next = KVD_NONE;
 	if (core->dead_nodes ==
@@ -58,7 +57,7 @@ void kvd_quarantine(kvd_core_t *core, uint32_t id)
 /* Every lease whose path goes through the block reads it, or something that goes with it. */
 static void revoke_through(kvd_core_t *core, uint32_t id)
 {
-	uint32_t depth = kvd_depth_of(&core->ix, kvd_block_at(&core->ix, id));
+	uint64_t question = kvd_index_question(&core->ix);
 
 	for (uint32_t c = kvd_block_at(&core->ix, id)->claims;
 	     c != KVD_NONE;) { /* those that end here, and all that have it by itself */
@@ -76,7 +75,8 @@ static void revoke_through(kvd_core_t *core, uint32_t id)
 			kvd_lease_t *lease = kvd_pool_at(&core->leases, l);
 
 			l = lease->inst_next;
-			if (!lease->alone && lease->n >= depth && kvd_lease_block(core, lease, depth) == id) {
+			if (!lease->alone &&
+			    kvd_index_passes(&core->ix, kvd_lease_block(core, lease, lease->n), id, question)) {
 				kvd_lease_end(core, lease, KV_ERR_REVOKED);
 			}
 		}

@@ -40,22 +40,68 @@ static void table_remove(kvd_index_t *ix, uint32_t id)
 	*link = block->hash_next;
 }
 
+#define BELOW_DEAD UINT64_MAX /* an answer that holds for good */
+
+/* Is run `id` or one above it `top` (KVD_NONE: any dead top)? Each run on the way keeps the answer, so that the next walk ends there: a chain of
+ * runs of one block each, asked for at every depth, is walked once and not once a depth. */
+static int find_above(const kvd_index_t *ix, uint32_t id, uint32_t top, uint64_t no, uint64_t yes)
+{
+	uint32_t at = id;
+	uint64_t answer = no, steps = 0;
+
+	for (; at != KVD_NONE; at = kvd_node_at(ix, at)->parent, steps++) {
+		const kvd_node_t *node = kvd_node_at(ix, at);
+
+		if (node->answer == yes || (top == KVD_NONE ? (node->flags & KVD_NODE_DEAD) != 0 : at == top)) {
+			answer = yes;
+			break;
+		}
+		if (node->answer == no) {
+			break;
+		}
+	}
+	for (; id != at; id = kvd_node_at(ix, id)->parent) {
+		kvd_node_at(ix, id)->answer = answer;
+	}
+	kv_metric_add(ix->metrics, KV_M_INDEX_STEPS, steps);
+
+	return answer == yes;
+}
+
 /* Is the node, or one above it, being taken down? */
 static int node_dead(const kvd_index_t *ix, uint32_t id)
 {
-	if (ix->dead_nodes == 0) {
-		return 0;
-	}
-	while (id != KVD_NONE) {
-		const kvd_node_t *node = kvd_node_at(ix, id);
+	const kvd_tree_t *tree = kvd_tree_at(ix, kvd_node_at(ix, id)->tree);
 
-		if (node->flags & KVD_NODE_DEAD) {
-			return 1;
-		}
-		id = node->parent;
+	return tree->dead_nodes > 0 && find_above(ix, id, KVD_NONE, tree->alive, BELOW_DEAD);
+}
+
+void kvd_index_kill(kvd_index_t *ix, uint32_t id)
+{
+	kvd_node_t *node = kvd_node_at(ix, id);
+	kvd_tree_t *tree = kvd_tree_at(ix, node->tree);
+
+	node->flags |= KVD_NODE_DEAD;
+	ix->dead_nodes++;
+	tree->dead_nodes++;
+	tree->alive = ++ix->answers;
+}
+
+uint64_t kvd_index_question(kvd_index_t *ix)
+{
+	return ix->answers += 2;
+}
+
+int kvd_index_passes(const kvd_index_t *ix, uint32_t id, uint32_t above_id, uint64_t question)
+{
+	const kvd_block_t *block = kvd_block_at(ix, id), *above = kvd_block_at(ix, above_id);
+
+	if (block->node == above->node) {
+		return block->pos >= above->pos;
 	}
 
-	return 0;
+	return kvd_node_of(ix, block)->tree == kvd_node_of(ix, above)->tree &&
+	       find_above(ix, block->node, above->node, question - 1, question);
 }
 
 int kvd_index_dead(const kvd_index_t *ix, const kvd_block_t *block)
@@ -82,7 +128,7 @@ uint32_t kvd_index_find(const kvd_index_t *ix, uint32_t tree, const kv_key_t *ke
 
 uint32_t kvd_index_leaving(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group)
 {
-	uint32_t link = ix->dead_nodes > 0 ? ix->heads[place_of(ix, key, group)] : 0;
+	uint32_t link = kvd_tree_at(ix, tree)->dead_nodes > 0 ? ix->heads[place_of(ix, key, group)] : 0;
 
 	while (link != 0) {
 		const kvd_block_t *block = kvd_block_at(ix, link - 1);
@@ -234,6 +280,7 @@ static void node_destroy(kvd_index_t *ix, uint32_t id)
 	kvd_queue_remove(ix, id);
 	if (node->flags & KVD_NODE_DEAD) {
 		ix->dead_nodes--;
+		kvd_tree_at(ix, node->tree)->dead_nodes--;
 	}
 	kv_free(ix->env, node->slots);
 	kvd_pool_put(&ix->nodes, id);
@@ -519,9 +566,34 @@ uint32_t kvd_index_ancestor(const kvd_index_t *ix, uint32_t id, uint32_t depth)
 
 	while (depth <= node->depth0) {
 		node = kvd_node_at(ix, node->parent);
+		kv_metric_add(ix->metrics, KV_M_INDEX_STEPS, 1);
 	}
 
 	return node->ids[depth - node->depth0 - 1];
+}
+
+void kvd_index_path(const kvd_index_t *ix, uint32_t id, uint32_t skip, uint32_t *ids, uint32_t *slots)
+{
+	const kvd_node_t *node = kvd_node_of(ix, kvd_block_at(ix, id));
+	uint32_t n = kvd_depth_of(ix, kvd_block_at(ix, id));
+
+	for (;;) { /* one copy a run */
+		uint32_t first = node->depth0 > skip ? node->depth0 : skip;
+
+		if (ids) {
+			memcpy(ids + (first - skip), node->ids + (first - node->depth0), (n - first) * sizeof *ids);
+		}
+		if (slots) {
+			memcpy(slots + (first - skip), node->slots + (first - node->depth0),
+			       (n - first) * sizeof *slots);
+		}
+		if (node->depth0 <= skip) {
+			return;
+		}
+		n = node->depth0;
+		node = kvd_node_at(ix, node->parent);
+		kv_metric_add(ix->metrics, KV_M_INDEX_STEPS, 1);
+	}
 }
 
 uint32_t kvd_index_depth_in(const kvd_index_t *ix, uint32_t id, kvd_set_t t)
@@ -531,11 +603,12 @@ uint32_t kvd_index_depth_in(const kvd_index_t *ix, uint32_t id, kvd_set_t t)
 	uint32_t upto = block->pos + 1u;
 
 	while (node->n[t] == 0) {
-		if (node->parent == KVD_NONE) {
+		if (node->parent == KVD_NONE || kvd_tree_at(ix, node->tree)->in[t] == 0) {
 			return 0;
 		}
 		node = kvd_node_at(ix, node->parent);
 		upto = node->len;
+		kv_metric_add(ix->metrics, KV_M_INDEX_STEPS, 1);
 	}
 
 	return node->depth0 + (node->n[t] < upto ? node->n[t] : upto);

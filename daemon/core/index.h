@@ -24,6 +24,7 @@
 
 #include "pool.h"
 
+#include "kv/metric.h"
 #include "kvs/tier.h"
 
 #define KVD_TIERS   2u
@@ -83,6 +84,7 @@ typedef struct kvd_node {
 	uint32_t marks[KVD_TIERS];       /* deepest first                                                  */
 	uint32_t queue_prev, queue_next; /* write-behind                                                  */
 	uint32_t flags;
+	uint64_t answer; /* the last question about the path to this run, and its answer, as a number (decision 026) */
 	uint32_t *slots; /* [cap] CPU slots; KV_SLOT_NONE: none                            */
 	uint32_t *ids;   /* [cap] blocks; same allocation                                  */
 } kvd_node_t;
@@ -94,11 +96,13 @@ typedef struct kvd_tree {
 	uint32_t ns;         /* KVD_NONE: recovered, not opened yet                            */
 	uint32_t slot_class; /* space.h                                                        */
 	uint32_t first_child;
-	uint32_t hidden;  /* 1: no lookup finds anything in it                              */
-	uint32_t puts;    /* that refer to it: an empty hidden tree stays until the last has ended */
-	uint32_t leaving; /* 1: on the list of trees to take down */
-	uint32_t mute;    /* 1: new blocks are not announced yet (events.h) */
-	uint32_t cursor;  /* next run of a walk in quanta (parents first); KVD_NONE: none    */
+	uint32_t hidden;     /* 1: no lookup finds anything in it                              */
+	uint32_t puts;       /* that refer to it: an empty hidden tree stays until the last has ended */
+	uint32_t leaving;    /* 1: on the list of trees to take down */
+	uint32_t mute;       /* 1: new blocks are not announced yet (events.h) */
+	uint32_t cursor;     /* next run of a walk in quanta (parents first); KVD_NONE: none    */
+	uint32_t dead_nodes; /* its nodes flagged dead at their top */
+	uint64_t alive;      /* the answer of runs that were not below one of them when the last one was added */
 	uint64_t epoch;
 	uint64_t blocks;
 	uint64_t in[KVD_TIERS];
@@ -107,17 +111,20 @@ typedef struct kvd_tree {
 
 typedef struct kvd_index {
 	const kv_env_t *env;
+	kv_metrics_t *metrics;
 	kvd_pool_t blocks, nodes, marks, trees;
 	uint32_t *heads; /* block + 1; 0: empty                                            */
 	uint64_t head_mask;
 	uint64_t seed[2];
-	uint64_t dead_nodes;             /* nodes flagged dead at their top                                */
+	uint64_t dead_nodes;             /* nodes flagged dead at their top, of all trees                  */
+	uint64_t answers;                /* numbers given to answers of walks                              */
 	uint64_t extra_marks;            /* marks beyond one a node and tier                               */
 	uint32_t queue_head, queue_tail; /* write-behind's nodes, oldest first                             */
 	uint64_t queued;
 } kvd_index_t;
 
-kv_status_t kvd_index_init(kvd_index_t *ix, const kv_env_t *env, uint64_t max_blocks);
+/* Both are borrowed until kvd_index_fini(). KV_ERR_ARG: max_blocks is 0 or too large; KV_ERR_NOMEM. */
+kv_status_t kvd_index_init(kvd_index_t *ix, const kv_env_t *env, kv_metrics_t *metrics, uint64_t max_blocks);
 void kvd_index_fini(kvd_index_t *ix);
 
 kv_status_t kvd_tree_create(kvd_index_t *ix, uint32_t *p_tree);
@@ -167,8 +174,14 @@ uint8_t kvd_index_tiers(const kvd_index_t *ix, uint32_t ns, const kv_key_t *key,
 uint32_t kvd_index_leaving(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group);
 /* Is a block of this key being taken down in the tree, and no other one there? */
 int kvd_index_quarantined(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group);
-/* Is the block below a node that is being taken down? */
+/* Is the block below a node that is being taken down? O(1), but for one visit of each run after each kvd_index_kill() in its tree. */
 int kvd_index_dead(const kvd_index_t *ix, const kvd_block_t *block);
+/* The node and everything below are dead from now on. */
+void kvd_index_kill(kvd_index_t *ix, uint32_t node);
+/* The number of a new question for kvd_index_passes(). */
+uint64_t kvd_index_question(kvd_index_t *ix);
+/* Does the path to `block` pass through `above`, or end there? One question about one `above` visits each run once, however many blocks are asked for. */
+int kvd_index_passes(const kvd_index_t *ix, uint32_t block, uint32_t above, uint64_t question);
 
 /* Add a block under `parent` (KVD_NONE: at the root). It is in no set yet. KV_ERR_LIMIT: the index is full; KV_ERR_NOMEM. */
 kv_status_t kvd_index_insert(kvd_index_t *ix, uint32_t tree, uint32_t parent, const kvs_meta_t *meta,
@@ -187,6 +200,8 @@ void kvd_index_leave(kvd_index_t *ix, uint32_t block, kvd_set_t t);
 uint32_t kvd_index_parent(const kvd_index_t *ix, uint32_t block);
 /* The block of this depth on the path to `block`; depth is 1 .. the block's own. */
 uint32_t kvd_index_ancestor(const kvd_index_t *ix, uint32_t block, uint32_t depth);
+/* Ids and CPU slots of the blocks on the path to `block` below depth `skip`, shallow first; either array may be NULL. */
+void kvd_index_path(const kvd_index_t *ix, uint32_t block, uint32_t skip, uint32_t *ids, uint32_t *slots);
 /* Depth of the deepest block on the path to `block` that is in the set; 0: none. */
 uint32_t kvd_index_depth_in(const kvd_index_t *ix, uint32_t block, kvd_set_t t);
 

@@ -3,12 +3,12 @@
 
 #include <stdio.h>
 
-kv_status_t kvd_index_init(kvd_index_t *ix, const kv_env_t *env, uint64_t max_blocks)
+kv_status_t kvd_index_init(kvd_index_t *ix, const kv_env_t *env, kv_metrics_t *metrics, uint64_t max_blocks)
 {
 	uint64_t heads = 1024;
 	kv_status_t status;
 
-	*ix = (kvd_index_t){.env = env, .queue_head = KVD_NONE, .queue_tail = KVD_NONE};
+	*ix = (kvd_index_t){.env = env, .metrics = metrics, .queue_head = KVD_NONE, .queue_tail = KVD_NONE};
 	if (max_blocks == 0 || max_blocks > INT32_MAX / 4) {
 		return KV_ERR_ARG;
 	}

@@ -115,27 +115,10 @@ static uint32_t climb(kvd_core_t *core, const kvd_space_t *space, const kv_msg_a
 	return KVD_NONE;
 }
 
-/* Slots of blocks (skip, n] of the path to `id`: one copy a run. */
-static void copy_slots(const kvd_index_t *ix, uint32_t id, uint32_t skip, uint32_t n, uint32_t *out)
-{
-	const kvd_node_t *node = kvd_node_of(ix, kvd_block_at(ix, id));
-
-	for (;;) {
-		uint32_t first = node->depth0 > skip ? node->depth0 : skip;
-
-		memcpy(out + (first - skip), node->slots + (first - node->depth0), (n - first) * sizeof *out);
-		if (node->depth0 <= skip) {
-			return;
-		}
-		n = node->depth0;
-		node = kvd_node_at(ix, node->parent);
-	}
-}
-
 static void write_slots(kvd_core_t *core, const kvd_lease_t *lease, uint32_t last, uint32_t *out)
 {
 	if (!lease->alone) {
-		copy_slots(&core->ix, last, lease->skip, lease->n, out);
+		kvd_index_path(&core->ix, last, lease->skip, NULL, out);
 		return;
 	}
 	for (uint32_t i = 0; i < lease->claim_count; i++) {
@@ -165,6 +148,21 @@ void kvd_lease_close(kvd_core_t *core, kvd_lease_t *lease)
 	instance->pinned_bytes -= lease->bytes;
 	lease->id = 0;
 	kvd_pool_put(&core->leases, lease->self);
+}
+
+void kvd_leases_free(kvd_core_t *core)
+{
+	for (uint32_t i = core->instance_list; i != KVD_NONE; i = kvd_instance_at(core, i)->next) {
+		for (uint32_t l = kvd_instance_at(core, i)->leases; l != KVD_NONE;) {
+			kvd_lease_t *lease = kvd_pool_at(&core->leases, l);
+
+			kv_free(core->env, lease->path);
+			if (lease->claims != &lease->claim) {
+				kv_free(core->env, lease->claims);
+			}
+			l = lease->inst_next;
+		}
+	}
 }
 
 kv_status_t kvd_lease_create(kvd_core_t *core, kvd_instance_rec_t *instance, const kvd_lease_t *ask,

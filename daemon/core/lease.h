@@ -32,6 +32,7 @@ typedef struct kvd_lease {
 	uint32_t claim_count;
 	uint32_t n, skip, ready;
 	uint32_t hold_from; /* blocks [hold_from, n), counted from 0, are held; n: none */
+	uint32_t *path;     /* of a full group: their ids; NULL: none is held */
 	uint32_t extent;
 	uint32_t named; /* slots in the header, from its publication on */
 	kv_lease_header_t *header;
@@ -84,6 +85,8 @@ void kvd_lease_unwait(kvd_core_t *core, kvd_lease_t *lease);
 /* The block of this depth on the lease's path. */
 uint32_t kvd_lease_block(kvd_core_t *core, const kvd_lease_t *lease, uint32_t depth);
 
+/* The memory of all leases, with the core. */
+void kvd_leases_free(kvd_core_t *core);
 /* End what has expired; 1 while there is more to do. */
 int kvd_leases_expire(kvd_core_t *core, uint64_t now_ns);
 

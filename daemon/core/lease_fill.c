@@ -6,6 +6,10 @@ uint32_t kvd_lease_block(kvd_core_t *core, const kvd_lease_t *lease, uint32_t de
 	const kvd_claim_t *claim =
 		kvd_pool_at(&core->claims, lease->alone ? lease->claims[depth - lease->skip - 1] : lease->claim);
 
+	if (lease->path && depth > lease->hold_from) {
+		return lease->path[depth - lease->hold_from - 1];
+	}
+
 	return lease->alone ? claim->block : kvd_index_ancestor(&core->ix, claim->block, depth);
 }
 
@@ -18,6 +22,8 @@ void kvd_lease_unhold(kvd_core_t *core, kvd_lease_t *lease, uint32_t from)
 		kvd_unhold(core, kvd_lease_block(core, lease, depth));
 	}
 	if (from == lease->hold_from) {
+		kv_free(core->env, lease->path);
+		lease->path = NULL;
 		lease->hold_from = lease->n;
 	}
 }
@@ -38,10 +44,19 @@ static void shorten(kvd_core_t *core, kvd_lease_t *lease, uint32_t n)
 void kvd_lease_reserve(kvd_core_t *core, kvd_lease_t *lease, uint32_t cpu_depth)
 {
 	uint32_t from = cpu_depth > lease->skip ? cpu_depth : lease->skip;
-	uint32_t depth;
+	uint32_t deepest = kvd_lease_block(core, lease, lease->n);
+	uint32_t hold_from = cpu_depth > lease->skip ? cpu_depth - 1 : lease->skip;
+	uint32_t depth, *path = kv_alloc(core->env, (lease->n - hold_from) * sizeof *path);
 
+	if (!path) {
+		shorten(core, lease, from);
+		return;
+	}
+	/* Held blocks keep their ids: the path is collected once, and no later step walks it again (decision 026). */
+	kvd_index_path(&core->ix, deepest, hold_from, path, NULL);
+	lease->path = path;
 	/* Hold first: making room must not take what this very lease needs. The block above the first fill is held with them. */
-	lease->hold_from = cpu_depth > lease->skip ? cpu_depth - 1 : lease->skip;
+	lease->hold_from = hold_from;
 	for (depth = lease->hold_from + 1; depth <= lease->n; depth++) {
 		kvd_hold(core, kvd_lease_block(core, lease, depth));
 	}

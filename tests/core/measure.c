@@ -1,6 +1,6 @@
 /* What the core itself costs, without sockets and bytes. Prints; judges nothing. Built with the tests, run by hand:
  *
- *     core_measure            acquire + release of 8,192 resident blocks, puts, evictions, recovery of 1 M blocks
+ *     core_measure            acquire + release of 8,192 resident blocks, puts, evictions, a hostile chain on disk, recovery of 1 M blocks
  */
 #include "universe.h"
 
@@ -78,6 +78,55 @@ static void measure_acquire(universe_t *u, u_member_t *m, const kvd_space_info_t
 	qsort(times, ROUNDS, sizeof *times, by_value);
 	printf("acquire+release %6.0f ns p50, %.0f ns p99 of %u resident blocks\n", (double)times[ROUNDS / 2],
 	       (double)times[ROUNDS * 99 / 100], BLOCKS);
+}
+
+/* A chain on disk with a branch at every block, so that every run has one block: the longest path a client can make. */
+static void measure_hostile(void)
+{
+	static universe_t u;
+	fake_tier_t disk;
+	kvs_geometry_t geometry = {
+		.block_bytes = 4096, .heads = 2, .leaves = 2, .leaf_bytes = 1024, .page_bytes = 1024};
+	kv_key_t *keys = calloc(BLOCKS, sizeof *keys), ladder[KV_MAX_LADDER];
+	kv_msg_t ask = {.acquire = {.n = BLOCKS}}, reply;
+	kvd_space_info_t space;
+	uint32_t slot_class;
+	u_member_t *m;
+	uint64_t start, steps;
+
+	fake_tier_init(&disk, 1, 2 * BLOCKS, 1);
+	assert_int_equal(kvs_class_open(&disk.tier, "a", &geometry, &slot_class), KV_OK);
+	u_chain(NULL, 1, keys, BLOCKS);
+	for (uint32_t i = 0; i < 2 * BLOCKS; i++) { /* a block of the chain, then its sibling */
+		kvs_meta_t meta = {.epoch = 1, .depth = i / 2 + 1, .root = "model", .key = keys[i / 2]};
+		kvs_loc_t loc;
+
+		meta.key.b[0] ^= (uint8_t)(i & 1);
+		if (i >= 2) {
+			meta.parent = keys[i / 2 - 1];
+		}
+		assert_int_equal(kvs_alloc(&disk.tier, slot_class, KVS_FILLING, 0, &meta, &loc), KV_OK);
+		disk.slots[loc.slot].state = KVS_READY;
+	}
+	memcpy(disk.roots[0].root, "model", 5);
+	disk.roots[0].epoch = 1;
+	disk.root_count = 1;
+	disk.ordered = 1;
+	universe_init(&u, &(u_config_t){.cpu_slots = 2 * BLOCKS, .max_blocks = 4 * BLOCKS, .seed = 1}, &disk);
+	m = u_join(&u, 0, "engine", 2, 0);
+	space = u_space(&u, 0, "model");
+	ask.acquire.space = space.space;
+	ask.acquire.epoch = space.epoch;
+	ask.acquire.ladder = (kv_slice_t){(const uint8_t *)ladder, ladder_make(keys, BLOCKS, ladder) * KV_KEY_BYTES};
+	steps = kv_metric_get(&u.metrics, KV_M_INDEX_STEPS);
+	start = real_ns();
+	assert_int_equal(u_request(&u, m, KV_CODE_ACQUIRE, &ask, &reply), KV_OK);
+	start = real_ns() - start;
+	assert_int_equal(reply.acquire_reply.n_disk, BLOCKS);
+	printf("acquire hostile %6.2f ms, %llu runs visited, %u blocks on disk that all branch\n", (double)start / 1e6,
+	       (unsigned long long)(kv_metric_get(&u.metrics, KV_M_INDEX_STEPS) - steps), BLOCKS);
+	universe_fini(&u);
+	free(keys);
 }
 
 static kv_status_t found_nothing(void *arg, uint32_t slot_class, kvs_loc_t loc, const kvs_meta_t *meta)
@@ -158,6 +207,7 @@ int main(void)
 	printf("evict          %7.1f ns a block\n", (double)(real_ns() - start) / BLOCKS);
 	universe_fini(&u);
 	free(keys);
+	measure_hostile();
 	measure_recovery();
 
 	return 0;

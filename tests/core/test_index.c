@@ -18,6 +18,7 @@ typedef struct model {
 } model_t;
 
 static kv_test_env_t env_;
+static kv_metrics_t metrics_;
 static kvd_index_t ix_;
 static kvd_order_t order_[KVD_TIERS];
 static uint32_t tree_;
@@ -27,7 +28,7 @@ static uint64_t clock_;
 static void begin(void)
 {
 	kv_test_env_init(&env_);
-	assert_int_equal(kvd_index_init(&ix_, &env_.env, MODEL), KV_OK);
+	assert_int_equal(kvd_index_init(&ix_, &env_.env, &metrics_, MODEL), KV_OK);
 	assert_int_equal(kvd_tree_create(&ix_, &tree_), KV_OK);
 	kvd_order_init(&order_[KVD_CPU]);
 	kvd_order_init(&order_[KVD_DISK]);
@@ -309,7 +310,7 @@ static void p6_without_a_mark_to_spare_a_parked_one_moves_down(void **state)
 
 	(void)state;
 	kv_test_env_init(&env_);
-	assert_int_equal(kvd_index_init(&ix_, &env_.env, UINT64_C(2) * KVD_RUN_MAX), KV_OK);
+	assert_int_equal(kvd_index_init(&ix_, &env_.env, &metrics_, UINT64_C(2) * KVD_RUN_MAX), KV_OK);
 	assert_int_equal(kvd_tree_create(&ix_, &tree_), KV_OK);
 	kvd_order_init(order);
 	for (uint32_t i = 0; i < KVD_RUN_MAX; i++) {

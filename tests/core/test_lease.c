@@ -529,6 +529,84 @@ static void p8_a_namespace_sees_nothing_of_another(void **state)
 	stage_end();
 }
 
+/* The first n blocks of keys_, each of them a run of its own: below each hangs one more block. */
+static void put_branched(uint32_t n)
+{
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, n), n);
+	memcpy(fork_, keys_, n * sizeof *keys_);
+	for (uint32_t i = 1; i < n; i++) {
+		u_chain(&keys_[i - 1], 1000 + i, &fork_[i], 1);
+		assert_int_equal(u_put(&u_, m_, &space_, fork_, i, i + 1), 1);
+		fork_[i] = keys_[i];
+	}
+	u_settle(&u_);
+}
+
+static uint64_t steps(void)
+{
+	return kv_metric_get(&u_.metrics, KV_M_INDEX_STEPS);
+}
+
+static void p5_a_lease_visits_each_run_of_its_path_a_few_times(void **state)
+{
+	uint64_t before;
+
+	(void)state;
+	stage(1024, 2048);
+	put_branched(512);
+	while (kvd_core_evict_one(u_.core, KV_TIER_CPU) == KV_OK) {
+	}
+	before = steps();
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 512, 0, &lease_, &reply_), KV_OK);
+	assert_int_equal(reply_.n_disk, 512);
+	u_settle(&u_);
+	assert_int_equal(u_header(m_, lease_.offset)->ready, 512);
+	u_lease_verify(&u_, &lease_);
+	assert_int_equal(u_release(&u_, m_, lease_.id), KV_OK);
+	assert_in_range(steps() - before, 1, UINT64_C(16) * 512);
+	stage_end();
+}
+
+static void p5_many_leases_of_one_path_cost_one_walk_when_a_block_is_bad(void **state)
+{
+	kv_msg_t ask, reply;
+	uint64_t before;
+
+	(void)state;
+	stage(1024, 0);
+	put_branched(512);
+	for (uint32_t i = 0; i < 256; i++) {
+		assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 512 - i, 0, &lease_, &reply_), KV_OK);
+	}
+	before = steps();
+	ask = (kv_msg_t){.bad_block = {.lease = lease_.id, .index = 0}};
+	assert_int_equal(u_request(&u_, m_, KV_CODE_BAD_BLOCK, &ask, &reply), KV_OK);
+	u_settle(&u_);
+	assert_in_range(steps() - before, 1, UINT64_C(16) * 512);
+	stage_end();
+}
+
+static void p5_lookups_beside_a_subtree_being_taken_down_do_not_walk_to_the_root(void **state)
+{
+	kv_msg_t ask, reply;
+	uint64_t before;
+
+	(void)state;
+	stage(1024, 0);
+	put_branched(512);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 511, 0, &lease_, &reply_), KV_OK);
+	ask = (kv_msg_t){.bad_block = {.lease = lease_.id, .index = 510}};
+	assert_int_equal(u_request(&u_, m_, KV_CODE_BAD_BLOCK, &ask, &reply), KV_OK);
+	before = steps();
+	for (uint32_t i = 0; i < 256; i++) { /* those that live, and those that go */
+		assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 510, 510, &lease2_, &reply_), KV_OK);
+		assert_int_equal(reply_.n, 510);
+		assert_int_equal(u_visible(&u_, 0, &space_, &keys_[511], 1), 0);
+	}
+	assert_in_range(steps() - before, 1, UINT64_C(16) * 512);
+	stage_end();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -554,6 +632,9 @@ int main(void)
 		cmocka_unit_test(p4_an_instance_nobody_speaks_for_ends_when_no_slot_waits),
 		cmocka_unit_test(p8_a_secret_opens_its_own_instance_only),
 		cmocka_unit_test(p8_a_namespace_sees_nothing_of_another),
+		cmocka_unit_test(p5_a_lease_visits_each_run_of_its_path_a_few_times),
+		cmocka_unit_test(p5_many_leases_of_one_path_cost_one_walk_when_a_block_is_bad),
+		cmocka_unit_test(p5_lookups_beside_a_subtree_being_taken_down_do_not_walk_to_the_root),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -51,6 +51,7 @@
 	X(BLOCKS, kvd_blocks, KV_METRIC_GAUGE, "blocks in the index")                                                  \
 	X(BLOCKS_CPU, kvd_blocks_cpu, KV_METRIC_GAUGE, "blocks in the CPU set")                                        \
 	X(BLOCKS_DISK, kvd_blocks_disk, KV_METRIC_GAUGE, "blocks in the disk set")                                     \
+	X(INDEX_STEPS, kvd_index_steps_total, KV_METRIC_COUNTER, "runs of the index visited by walks towards a root")  \
 	X(MIRROR_LEFT_OUT, kvd_mirror_left_out_total, KV_METRIC_COUNTER, "blocks that found no place in the mirror")   \
 	X(EVICTED_CPU, kvd_evicted_cpu_total, KV_METRIC_COUNTER, "blocks evicted from the CPU set")                    \
 	X(EVICTED_DISK, kvd_evicted_disk_total, KV_METRIC_COUNTER, "blocks evicted from the disk set")                 \
