@@ -217,13 +217,17 @@ static const uint32_t *tokens_of(const kvd_put_t *put, uint32_t index)
 	return put->tokens ? put->tokens + (size_t)index * put->block_tokens : NULL;
 }
 
-/* Into the index; when that is full, the least wanted blocks make room. */
+/* Into the index; when that is full, the least wanted blocks make room. The claim alone leaves the disk copy of a parent that is in memory too to be
+ * evicted, so the parent is held meanwhile: the new block may join below that very copy. */
 static kv_status_t insert(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t parent, uint32_t *p_block)
 {
 	kvs_meta_t meta;
 	kv_status_t status;
 
 	kvd_put_meta(core, put, index, &meta);
+	if (parent != KVD_NONE) {
+		kvd_hold(core, parent);
+	}
 	status = kvd_index_insert(&core->ix, put->tree, parent, &meta, p_block);
 	for (uint32_t tries = 0; status == KV_ERR_LIMIT && tries < 16; tries++) {
 		int freed = core->tier[KVD_DISK] && kvd_make_room(core, put->slot_class, KVD_DISK) == KV_OK;
@@ -233,6 +237,9 @@ static kv_status_t insert(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint
 			break;
 		}
 		status = kvd_index_insert(&core->ix, put->tree, parent, &meta, p_block);
+	}
+	if (parent != KVD_NONE) {
+		kvd_unhold(core, parent);
 	}
 
 	return status == KV_ERR_LIMIT ? KV_ERR_NOT_ADMITTED : status;

@@ -298,6 +298,41 @@ static void p2_a_put_under_a_parent_on_disk_is_written_through(void **state)
 	stage_end();
 }
 
+/* While the block is written its parent comes into memory too; the room it needs in the index is then not made by dropping the parent's disk copy. */
+static void p3_room_in_the_index_is_not_made_by_dropping_the_parents_disk_copy(void **state)
+{
+	kv_msg_acquire_reply_t acquired;
+	kv_key_t apart[2];
+	u_lease_t lease;
+	uint8_t tiers[8];
+
+	(void)state;
+	stage(16, 64);
+	u_chain(NULL, 3, apart, 2);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
+	u_settle(&u_);
+	for (int i = 0; i < 4; i++) {
+		assert_int_equal(kvd_core_evict_one(u_.core, KV_TIER_CPU), KV_OK);
+	}
+	u_.core->config.write_behind = 0;
+	assert_int_equal(u_put(&u_, m_, &space_, apart, 0, 2), 2);
+	u_.disk.hold = 1;
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 4, 0, &lease, &acquired), KV_OK);
+	u_tick(&u_, 1); /* its reads are under way, and go on without it */
+	assert_int_equal(u_release(&u_, m_, lease.id), KV_OK);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 4, 5, 0, &put_, &reply_), KV_OK);
+	u_put_write(&u_, &put_);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 1), KV_OK);
+	assert_int_equal(u_.core->writes, 1);
+	u_.core->ix.blocks.limit = u_.core->ix.blocks.used;
+	u_.disk.hold = 0;
+	u_settle(&u_);
+	u_explain(&u_, 0, &space_, keys_, 5, tiers);
+	assert_int_equal(tiers[3], KV_TIER_CPU | KV_TIER_DISK);
+	assert_int_equal(tiers[4] & KV_TIER_DISK, KV_TIER_DISK);
+	stage_end();
+}
+
 static void p2_what_the_disk_refuses_is_said(void **state)
 {
 	(void)state;
@@ -542,6 +577,7 @@ int main(void)
 		cmocka_unit_test(p5_unfinished_bytes_are_capped),
 		cmocka_unit_test(p4_a_revoked_puts_slots_wait_until_its_writers_are_quiet),
 		cmocka_unit_test(p2_a_put_under_a_parent_on_disk_is_written_through),
+		cmocka_unit_test(p3_room_in_the_index_is_not_made_by_dropping_the_parents_disk_copy),
 		cmocka_unit_test(p2_what_the_disk_refuses_is_said),
 		cmocka_unit_test(p2_durable_is_said_after_the_flush_and_once),
 		cmocka_unit_test(p5_a_flush_that_failed_is_not_asked_for_again_at_once),
