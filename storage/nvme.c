@@ -430,7 +430,8 @@ static void tell_waiters(const kvs_nvme_t *nvme)
 static int is_quiet(const kvs_nvme_t *nvme)
 {
 	return nvme->in_flight == 0 && nvme->waiter_count == 0 && atomic_load(&nvme->commit->state) == 0 &&
-	       (nvme->off || nvme->commit_after_ns || (nvme->dirty_in == nvme->dirty_out && !nvme->super_dirty));
+	       (nvme->health >= KVS_HEALTH_READ_ONLY || nvme->commit_after_ns ||
+		(nvme->dirty_in == nvme->dirty_out && !nvme->super_dirty));
 }
 
 static void close_tier(kvs_tier_t *tier)
@@ -478,6 +479,7 @@ static const kvs_tier_ops_t nvme_ops = {
 	.in_flight = in_flight,
 	.check = kvs_nvme_check,
 	.close = close_tier,
+	.state = kvs_nvme_state,
 };
 
 static kv_status_t open_all(kvs_nvme_t *nvme, const telling_t *detail)

@@ -10,10 +10,10 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/prctl.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
-#define RETRY_NS     1000000000ull
-#define PROBE_MAX_NS 60000000000ull
+#define RETRY_NS 1000000000ull
 
 /* ---- the commit thread --------------------------------------------------------------------------------------------------- */
 
@@ -57,23 +57,26 @@ static kv_status_t write_rows(kvs_nvme_t *nvme, const kvs_commit_t *c)
 	return kvs_metadb_commit(nvme->db, nvme->config.sync);
 }
 
-/* Does the directory take and sync a page again? */
-static kv_status_t probe(kvs_nvme_t *nvme)
+/* Does the directory take and sync a page again, and is there room for `wanted` bytes? Sets errno when not. */
+static kv_status_t probe(kvs_nvme_t *nvme, uint64_t wanted)
 {
 	static const char page[KVS_PAGE];
-	kv_status_t status = KV_ERR_IO;
+	struct statvfs room;
 	int fd = openat(nvme->dir_fd, "probe", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+	int error = 0;
 
 	if (fd < 0) {
-		return status;
+		return errno == ENOSPC || errno == EDQUOT ? KV_ERR_NOSPC : KV_ERR_IO;
 	}
-	if (pwrite(fd, page, sizeof page, 0) == (ssize_t)sizeof page && fsync(fd) == 0) {
-		status = KV_OK;
+	if (pwrite(fd, page, sizeof page, 0) != (ssize_t)sizeof page || fsync(fd) != 0) {
+		error = errno;
+	} else if (fstatvfs(fd, &room) == 0 && (uint64_t)room.f_bavail * room.f_frsize < wanted) {
+		error = ENOSPC;
 	}
 	close(fd);
 	unlinkat(nvme->dir_fd, "probe", 0);
 
-	return status;
+	return error == 0 ? KV_OK : error == ENOSPC || error == EDQUOT ? KV_ERR_NOSPC : KV_ERR_IO;
 }
 
 static void run_turn(kvs_nvme_t *nvme, kvs_commit_t *c)
@@ -82,7 +85,7 @@ static void run_turn(kvs_nvme_t *nvme, kvs_commit_t *c)
 	c->sync_status = KV_OK;
 	c->status = KV_OK;
 	if (c->probe) {
-		c->status = probe(nvme);
+		c->status = probe(nvme, c->space_wanted);
 		return;
 	}
 	if (c->image) {
@@ -319,21 +322,34 @@ static void rows_done(kvs_nvme_t *nvme, const kvs_commit_t *c)
 	if (c->count > 0) {
 		kv_metric_add(nvme->metrics, KV_M_DISK_COMMITS, 1);
 	}
+	if (c->count > 0 || c->super_written) {
+		kvs_fault_forget(nvme, KVS_FAULT_META);
+	}
+	if (c->file_count > 0) {
+		kvs_fault_forget(nvme, KVS_FAULT_SYNC);
+	}
 }
 
-static uint32_t take_probe(kvs_nvme_t *nvme, const kvs_commit_t *c)
-{
-	if (c->status == KV_OK) {
-		nvme->off = 0;
-		nvme->strikes = 0;
-		kv_metric_set(nvme->metrics, KV_M_DISK_OFF, 0);
-		kv_logf(nvme->env, KV_LOG_INFO, "nvme", "the disk tier is on again");
-	} else {
-		nvme->probe_wait_ns = nvme->probe_wait_ns * 2u > PROBE_MAX_NS ? PROBE_MAX_NS : nvme->probe_wait_ns * 2u;
-		nvme->probe_after_ns = kv_now_ns(nvme->env) + nvme->probe_wait_ns;
-	}
+/* Faults that a page written and synced speaks for. */
+static const kvs_fault_t probed[] = {KVS_FAULT_SPACE, KVS_FAULT_WRITE, KVS_FAULT_SYNC, KVS_FAULT_READ};
 
-	return 0;
+static void take_probe(kvs_nvme_t *nvme, const kvs_commit_t *c)
+{
+	for (size_t i = 0; i < KV_COUNT_OF(probed); i++) {
+		kvs_fault_t fault = probed[i];
+
+		if (!nvme->faults[fault].active) {
+			continue;
+		}
+		if (c->status == KV_OK || (c->status == KV_ERR_NOSPC && fault != KVS_FAULT_SPACE)) {
+			kvs_fault_clear(nvme, fault);
+		} else {
+			kvs_fault_raise(nvme, fault, "writing a page to try the device", kv_status_text(c->status));
+		}
+	}
+	if (c->status == KV_OK) {
+		nvme->read_errors = nvme->write_errors = 0;
+	}
 }
 
 static uint32_t take_answer(kvs_nvme_t *nvme)
@@ -343,13 +359,16 @@ static uint32_t take_answer(kvs_nvme_t *nvme)
 	uint32_t ran = 0;
 
 	if (c->probe) {
-		return take_probe(nvme, c);
+		take_probe(nvme, c);
+		return 0;
 	}
+	c->super_written = had_image && c->super_status == KV_OK;
 	kv_free(nvme->env, c->image);
 	c->image = NULL;
 	nvme->meta_bytes = c->meta_bytes;
 	if (c->sync_status != KV_OK) {
-		kvs_nvme_strike(nvme, "syncing slot files", EIO);
+		kv_metric_add(nvme->metrics, KV_M_DISK_ERRORS, 1);
+		kvs_fault_raise(nvme, KVS_FAULT_SYNC, "syncing slot files", kv_status_text(c->sync_status));
 		nvme->slots_dirty |= c->sync_dir;
 		nvme->failed_syncs++;
 		quarantine_unsynced(nvme, c);
@@ -358,10 +377,16 @@ static uint32_t take_answer(kvs_nvme_t *nvme)
 		rows_done(nvme, c);
 	} else {
 		nvme->super_dirty |= had_image && c->super_status != KV_OK;
-		if (c->status == KV_ERR_NOSPC) {
-			kv_metric_add(nvme->metrics, KV_M_DISK_ERRORS, 1); /* full, not broken */
+		if (c->status == KV_ERR_NOSPC) { /* full, not broken */
+			kv_metric_add(nvme->metrics, KV_M_DISK_ERRORS, 1);
+			if (!nvme->faults[KVS_FAULT_SPACE].active) {
+				nvme->space_wanted = KVS_PAGE;
+				kvs_fault_raise(nvme, KVS_FAULT_SPACE, "committing metadata",
+						kv_status_text(c->status));
+			}
 		} else if (c->sync_status == KV_OK) {
-			kvs_nvme_strike(nvme, "committing metadata", EIO);
+			kv_metric_add(nvme->metrics, KV_M_DISK_ERRORS, 1);
+			kvs_fault_raise(nvme, KVS_FAULT_META, "committing metadata", kv_status_text(c->status));
 		}
 		rows_failed(nvme, c);
 	}
@@ -406,7 +431,29 @@ static void begin_drain(kvs_nvme_t *nvme)
 static void begin_probe(kvs_nvme_t *nvme)
 {
 	nvme->commit->probe = 1;
+	nvme->commit->space_wanted = nvme->faults[KVS_FAULT_SPACE].active ? nvme->space_wanted : 0;
 	ask(nvme);
+}
+
+static int probe_is_due(const kvs_nvme_t *nvme, uint64_t now)
+{
+	for (size_t i = 0; i < KV_COUNT_OF(probed) && !nvme->closing; i++) {
+		if (kvs_fault_is_due(nvme, probed[i], now)) {
+			return 1;
+		}
+	}
+
+	return 0;
+}
+
+/* Every waiter is told that nothing can be made durable now. */
+static uint32_t refuse_waiters(kvs_nvme_t *nvme)
+{
+	begin_drain(nvme);
+	nvme->draining = 0;
+	nvme->super_turn = nvme->super_asked;
+
+	return answer_waiters(nvme, 0, KV_ERR_TIER_OFF) + answer_waiters(nvme, 1, KV_ERR_TIER_OFF);
 }
 
 static int is_due(const kvs_nvme_t *nvme, uint64_t now)
@@ -436,16 +483,16 @@ uint32_t kvs_commit_step(kvs_nvme_t *nvme)
 		ran = take_answer(nvme);
 		atomic_store(&nvme->commit->state, 0);
 	}
-	if (nvme->off) {
-		begin_drain(nvme);
-		nvme->draining = 0;
-		nvme->super_turn = nvme->super_asked;
-		ran += answer_waiters(nvme, 0, KV_ERR_TIER_OFF);
-		ran += answer_waiters(nvme, 1, KV_ERR_TIER_OFF);
-		if (now >= nvme->probe_after_ns && !nvme->closing) {
-			begin_probe(nvme);
-		}
+	if (probe_is_due(nvme, now)) {
+		begin_probe(nvme);
 		return ran;
+	}
+	if (nvme->health >= KVS_HEALTH_READ_ONLY) {
+		ran += refuse_waiters(nvme);
+		if (!kvs_fault_is_due(nvme, KVS_FAULT_META, now)) {
+			return ran;
+		}
+		nvme->commit_after_ns = 0;
 	}
 	if (!nvme->draining && flush_is_wanted(nvme)) {
 		begin_drain(nvme);
@@ -480,7 +527,7 @@ kv_status_t kvs_nvme_flush(kvs_tier_t *tier, kvs_done_fn done, void *arg)
 	if (!done) {
 		return KV_ERR_ARG;
 	}
-	if (nvme->off) {
+	if (nvme->health >= KVS_HEALTH_READ_ONLY) {
 		return KV_ERR_TIER_OFF;
 	}
 
@@ -495,7 +542,7 @@ kv_status_t kvs_nvme_epoch_set(kvs_tier_t *tier, const kvs_epoch_t *epoch, kvs_d
 	if (!done || !epoch->ns || !epoch->identity) {
 		return KV_ERR_ARG;
 	}
-	if (nvme->off) {
+	if (nvme->health >= KVS_HEALTH_READ_ONLY) {
 		return KV_ERR_TIER_OFF;
 	}
 	if (nvme->waiter_count == KVS_MAX_WAITERS) {

@@ -249,6 +249,13 @@ kv_status_t kvs_file_carve(kvs_nvme_t *nvme, kvs_dclass_t *cls)
 	}
 
 	status = file_create(nvme, cls, number);
+	if (status == KV_OK) {
+		kvs_fault_forget(nvme, KVS_FAULT_SPACE);
+	}
+	if (status == KV_ERR_NOSPC && !nvme->faults[KVS_FAULT_SPACE].active) {
+		nvme->space_wanted = bytes;
+		kvs_fault_raise(nvme, KVS_FAULT_SPACE, "making a slot file", kv_status_text(status));
+	}
 	if (status == KV_ERR_NOSPC || status == KV_ERR_IO) {
 		kv_metric_add(nvme->metrics, KV_M_DISK_ERRORS, 1);
 		nvme->carve_after_ns = now + CARVE_RETRY_NS;

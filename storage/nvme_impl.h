@@ -155,10 +155,12 @@ typedef struct kvs_change {
 typedef struct kvs_commit {
 	_Atomic int state; /* 0: the owner's, 1: asked, 2: answered */
 	int probe;         /* only see whether the device works again */
-	uint8_t *image;    /* superblock; NULL: unchanged */
+	uint64_t space_wanted;
+	uint8_t *image; /* superblock; NULL: unchanged */
 	size_t image_len;
-	int sync_dir; /* the directory of slot files */
-	int covers;   /* the owner's: this turn makes the waiting flush true */
+	int sync_dir;      /* the directory of slot files */
+	int super_written; /* the owner's: the image of this turn is on disk */
+	int covers;        /* the owner's: this turn makes the waiting flush true */
 	uint32_t file_count;
 	uint32_t files[KVS_MAX_FILES];
 	int fds[KVS_MAX_FILES];
@@ -169,6 +171,31 @@ typedef struct kvs_commit {
 	kv_status_t status;       /* out: rows */
 	uint64_t meta_bytes;      /* out: bytes of RocksDB's files */
 } kvs_commit_t;
+
+/* What can stop the tier (nvme_state.c). Each fault is raised by what fails, and cleared by what shows that it works again:
+ *   SPACE  carving, a slot write or a row had no room    the probe page is written and synced, and the room wanted is there
+ *   WRITE  several slot writes failed in a row           the probe
+ *   SYNC   a sync failed                                 the probe
+ *   META   rows could not be committed                   a commit of rows; who owns the metadata retries when kvs_fault_is_due()
+ *   FILES  the directory of slot files is not the one that is open        it is back
+ *   READ   several slot reads failed in a row            the probe */
+typedef enum kvs_fault {
+	KVS_FAULT_SPACE,
+	KVS_FAULT_WRITE,
+	KVS_FAULT_SYNC,
+	KVS_FAULT_META,
+	KVS_FAULT_FILES,
+	KVS_FAULT_READ,
+	KVS_FAULTS
+} kvs_fault_t;
+
+typedef struct kvs_fault_state {
+	int active;
+	uint64_t since_ns;
+	uint64_t retry_ns; /* the next try */
+	uint64_t wait_ns;  /* the pause before it; grows until kvs_fault_forget() */
+	char reason[sizeof((kvs_tier_state_t *)0)->reason];
+} kvs_fault_state_t;
 
 typedef struct kvs_nvme {
 	kvs_tier_t base;
@@ -246,10 +273,11 @@ typedef struct kvs_nvme {
 	kvs_bell_t commit_bell;
 	_Atomic int commit_stop;
 
-	uint32_t strikes; /* device errors in a row */
-	int off;
-	uint64_t probe_after_ns;
-	uint64_t probe_wait_ns;
+	uint32_t read_errors; /* in a row */
+	uint32_t write_errors;
+	kvs_health_t health;
+	kvs_fault_state_t faults[KVS_FAULTS];
+	uint64_t space_wanted; /* bytes that SPACE lacks */
 	int closing;
 } kvs_nvme_t;
 
@@ -295,8 +323,16 @@ kv_status_t kvs_nvme_store(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *src
 kv_status_t kvs_nvme_load(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *dst, kvs_done_fn done, void *arg);
 uint32_t kvs_nvme_poll(kvs_tier_t *tier, uint32_t max);
 void kvs_nvme_kick(kvs_nvme_t *nvme);
-/* Count a device error; enough of them in a row switch the tier off. */
-void kvs_nvme_strike(kvs_nvme_t *nvme, const char *doing, int error);
+
+/* ---- nvme_state.c: what stops the tier, and when it is tried again (owner) ---- */
+/* `fault` is there, or is still there after a try: the next try comes after a pause twice as long, 0.1 s to 60 s. `doing`: "syncing slot files". */
+void kvs_fault_raise(kvs_nvme_t *nvme, kvs_fault_t fault, const char *doing, const char *why);
+/* It is not there any more. clear: the pause goes on growing if it comes back; forget: the pause begins anew. */
+void kvs_fault_clear(kvs_nvme_t *nvme, kvs_fault_t fault);
+void kvs_fault_forget(kvs_nvme_t *nvme, kvs_fault_t fault);
+/* 1: it is active and its next try is due. */
+int kvs_fault_is_due(const kvs_nvme_t *nvme, kvs_fault_t fault, uint64_t now);
+void kvs_nvme_state(kvs_tier_t *tier, kvs_tier_state_t *p_state);
 
 /* ---- nvme_xfer.c: what both kinds of I/O thread do with a transfer ---- */
 /* Store: write the header into `header`. */

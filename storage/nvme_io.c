@@ -3,9 +3,8 @@
 
 #include <unistd.h>
 
-#define STRIKES        8u
-#define PROBE_FIRST_NS 1000000000ull
-#define KICK_BATCH     32u
+#define ERRORS_IN_A_ROW 8u
+#define KICK_BATCH      32u
 
 static kvs_xfer_t *xfer_take(kvs_nvme_t *nvme)
 {
@@ -35,6 +34,7 @@ static void xfer_submit(kvs_nvme_t *nvme, kvs_xfer_t *xfer, kvs_loc_t loc)
 {
 	uint32_t number = kv_slot_slab(loc.slot);
 	kvs_io_t *io = &nvme->io[nvme->next_worker];
+	int pushed;
 
 	nvme->next_worker = (nvme->next_worker + 1u) % nvme->workers;
 	xfer->cls = kvs_slot_class(nvme, loc.slot);
@@ -46,7 +46,8 @@ static void xfer_submit(kvs_nvme_t *nvme, kvs_xfer_t *xfer, kvs_loc_t loc)
 	kvs_slot_get(nvme, loc.slot)->io++;
 
 	/* As many places as transfers: it cannot be full. */
-	kv_assert(kvs_queue_push(&io->in, xfer));
+	pushed = kvs_queue_push(&io->in, xfer);
+	kv_assert(pushed);
 	if (++io->unkicked >= KICK_BATCH) {
 		kvs_nvme_kick(nvme);
 	}
@@ -82,7 +83,7 @@ kv_status_t kvs_nvme_store(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *src
 	if ((s->state != KVS_PUT && s->state != KVS_FILLING) || s->io > 0 || (s->flags & KVS_SLOT_STORED)) {
 		return KV_ERR_ARG;
 	}
-	if (nvme->off) {
+	if (nvme->health >= KVS_HEALTH_READ_ONLY) {
 		return KV_ERR_TIER_OFF;
 	}
 	xfer = xfer_take(nvme);
@@ -123,7 +124,7 @@ kv_status_t kvs_nvme_load(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *dst,
 	if (!(s->flags & KVS_SLOT_STORED) || s->io == UINT16_MAX) {
 		return s->io == UINT16_MAX ? KV_ERR_BUSY : KV_ERR_ARG;
 	}
-	if (nvme->off) {
+	if (nvme->health == KVS_HEALTH_OFF) {
 		return KV_ERR_TIER_OFF;
 	}
 	xfer = xfer_take(nvme);
@@ -139,25 +140,19 @@ kv_status_t kvs_nvme_load(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *dst,
 	return KV_OK;
 }
 
-void kvs_nvme_strike(kvs_nvme_t *nvme, const char *doing, int error)
+/* Count a device error; enough of them in a row are a fault of the tier. */
+static void count_error(kvs_nvme_t *nvme, kvs_fault_t fault, const char *doing, int error)
 {
-	kv_metric_add(nvme->metrics, KV_M_DISK_ERRORS, 1);
-	nvme->strikes++;
-	if (nvme->strikes <= 3u || nvme->strikes == STRIKES) {
-		kv_logf(nvme->env, KV_LOG_ERROR, "nvme", "%s failed: %s; errors in a row %u", doing, strerror(error),
-			nvme->strikes);
-	}
-	if (nvme->strikes < STRIKES || nvme->off) {
-		return;
-	}
+	uint32_t *in_a_row = fault == KVS_FAULT_READ ? &nvme->read_errors : &nvme->write_errors;
 
-	nvme->off = 1;
-	nvme->probe_wait_ns = PROBE_FIRST_NS;
-	nvme->probe_after_ns = kv_now_ns(nvme->env) + PROBE_FIRST_NS;
-	kvs_commit_expect(nvme);
-	kv_metric_set(nvme->metrics, KV_M_DISK_OFF, 1);
-	kv_logf(nvme->env, KV_LOG_ERROR, "nvme",
-		"the disk tier is switched off after %u errors in a row; it is tried again later", nvme->strikes);
+	kv_metric_add(nvme->metrics, KV_M_DISK_ERRORS, 1);
+	*in_a_row += 1;
+	if (*in_a_row <= 3u) {
+		kv_logf(nvme->env, KV_LOG_ERROR, "nvme", "%s failed: %s", doing, strerror(error));
+	}
+	if (*in_a_row >= ERRORS_IN_A_ROW && !nvme->faults[fault].active) {
+		kvs_fault_raise(nvme, fault, doing, strerror(error));
+	}
 }
 
 static void count_turn(kvs_nvme_t *nvme, const kvs_xfer_t *xfer)
@@ -177,7 +172,7 @@ static void finish_store(kvs_nvme_t *nvme, kvs_xfer_t *xfer, kvs_dslot_t *s)
 		xfer->status = KV_ERR_IO;
 	}
 	if (xfer->status == KV_OK) {
-		nvme->strikes = 0;
+		nvme->write_errors = 0;
 		nvme->recs[s->rec].digest = xfer->digest;
 		nvme->files[kv_slot_slab(xfer->slot)].dirty = 1;
 		kv_metric_add(nvme->metrics, KV_M_DISK_WRITTEN_BYTES, xfer->cls->stride);
@@ -191,9 +186,13 @@ static void finish_store(kvs_nvme_t *nvme, kvs_xfer_t *xfer, kvs_dslot_t *s)
 
 	/* What is on the device now is unknown: nothing may be read from there before it has been written anew. */
 	if (xfer->status == KV_ERR_IO && xfer->error) {
-		kvs_nvme_strike(nvme, "writing a slot", xfer->error);
+		count_error(nvme, KVS_FAULT_WRITE, "writing a slot", xfer->error);
 	} else if (xfer->status == KV_ERR_NOSPC) {
 		kv_metric_add(nvme->metrics, KV_M_DISK_ERRORS, 1);
+		if (!nvme->faults[KVS_FAULT_SPACE].active) {
+			nvme->space_wanted = xfer->cls->stride;
+			kvs_fault_raise(nvme, KVS_FAULT_SPACE, "writing a slot", strerror(xfer->error));
+		}
 	}
 	if (s->state != KVS_QUARANTINED) {
 		kvs_slot_move(nvme, xfer->slot, s, KVS_QUARANTINED);
@@ -203,12 +202,12 @@ static void finish_store(kvs_nvme_t *nvme, kvs_xfer_t *xfer, kvs_dslot_t *s)
 static void finish_load(kvs_nvme_t *nvme, const kvs_xfer_t *xfer, kvs_dslot_t *s)
 {
 	if (xfer->status == KV_OK || xfer->status == KV_ERR_CORRUPT) {
-		nvme->strikes = 0;
+		nvme->read_errors = 0;
 		kv_metric_add(nvme->metrics, KV_M_DISK_READ_BYTES, xfer->cls->stride);
 		kv_metric_observe_ns(nvme->metrics, KV_M_DISK_READ_TIME, kv_now_ns(nvme->env) - xfer->start_ns);
 	}
 	if (xfer->status == KV_ERR_IO) {
-		kvs_nvme_strike(nvme, "reading a slot", xfer->error);
+		count_error(nvme, KVS_FAULT_READ, "reading a slot", xfer->error);
 	}
 	if (xfer->status == KV_ERR_CORRUPT) {
 		kv_metric_add(nvme->metrics, KV_M_DISK_CORRUPT, 1);

@@ -264,7 +264,7 @@ kv_status_t kvs_nvme_alloc(kvs_tier_t *tier, uint32_t slot_class, kvs_state_t st
 	if (slot_class >= nvme->super.class_count || !meta || (state != KVS_PUT && state != KVS_FILLING)) {
 		return KV_ERR_ARG;
 	}
-	if (nvme->off) {
+	if (nvme->health >= KVS_HEALTH_READ_ONLY) {
 		return KV_ERR_TIER_OFF;
 	}
 	if (!is_recorded(nvme, meta)) {

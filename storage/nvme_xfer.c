@@ -60,8 +60,9 @@ void kvs_xfer_fail(kvs_xfer_t *xfer, int error)
 
 void kvs_xfer_return(kvs_io_t *io, kvs_xfer_t *xfer)
 {
-	/* As many places as transfers: it cannot be full. */
-	kv_assert(kvs_queue_push(&io->out, xfer));
+	int pushed = kvs_queue_push(&io->out, xfer);
+
+	kv_assert(pushed); /* as many places as transfers: it cannot be full */
 }
 
 void kvs_xfer_tell(kvs_io_t *io)

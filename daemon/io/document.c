@@ -13,6 +13,7 @@
 
 static void put_tier(kv_text_t *text, const char *name, kvs_tier_t *tier)
 {
+	kvs_tier_state_t state;
 	kvs_usage_t u;
 
 	if (!tier) {
@@ -20,15 +21,16 @@ static void put_tier(kv_text_t *text, const char *name, kvs_tier_t *tier)
 		return;
 	}
 	kvs_usage(tier, &u);
+	kvs_tier_state(tier, &state);
 	kv_text_addf(text,
 		     "\"%s\":{\"medium\":\"%s\",\"limit_bytes\":%llu,\"charged_bytes\":%llu,\"slots\":%llu,\"free_"
 		     "slots\":%llu,"
 		     "\"used_slots\":%llu,\"quarantined_slots\":%llu,\"used_bytes\":%llu,\"quarantined_bytes\":%llu,"
-		     "\"in_flight\":%u}",
+		     "\"in_flight\":%u,\"state\":\"%s\"}",
 		     name, tier->ops->medium, (unsigned long long)u.limit_bytes, (unsigned long long)u.charged_bytes,
 		     (unsigned long long)u.slots, (unsigned long long)u.free_slots, (unsigned long long)u.used_slots,
 		     (unsigned long long)u.quarantined_slots, (unsigned long long)u.used_bytes,
-		     (unsigned long long)u.quarantined_bytes, kvs_in_flight(tier));
+		     (unsigned long long)u.quarantined_bytes, kvs_in_flight(tier), kvs_health_name(state.health));
 }
 
 /* Block sizes of the namespace, and the slabs each has. */
@@ -53,10 +55,25 @@ static void put_classes(kvd_host_t *host, const kvd_namespace_t *ns, kv_text_t *
 	kv_text_addf(text, "],");
 }
 
+static kvs_health_t disk_state(kvd_host_t *host, char *sentence, size_t cap)
+{
+	kvs_tier_state_t state = {.health = KVS_HEALTH_OK};
+
+	if (host->disk) {
+		kvs_tier_state(host->disk, &state);
+	}
+	snprintf(sentence, cap, "the disk tier is %s: %s; it is tried again", kvs_health_name(state.health),
+		 state.reason);
+
+	return state.health;
+}
+
 /* What is not as good as it could be, one sentence each. */
 static void put_degraded(kvd_host_t *host, kv_text_t *text)
 {
 	const kv_metrics_t *m = &host->metrics;
+	char disk[192];
+	const kvs_health_t health = disk_state(host, disk, sizeof disk);
 	const struct {
 		int is;
 		const char *sentence;
@@ -66,7 +83,7 @@ static void put_degraded(kvd_host_t *host, kv_text_t *text)
 		 "the CPU pool is not on huge pages"},
 		{!host->disk, "there is no disk tier: nothing survives a restart"},
 		{kv_metric_get(m, KV_M_DISK_FALLBACK) != 0, "io_uring is not available: the disk tier uses plain I/O"},
-		{kv_metric_get(m, KV_M_DISK_OFF) != 0, "the disk tier is switched off after a fault"},
+		{health != KVS_HEALTH_OK, disk},
 		{host->disk && !host->options->nvme_sync, "nvme.sync is off: nothing is really durable"},
 		{host->accept_paused, "no descriptors are left for new sessions"},
 		{host->setup->restarts > 0, "the daemon has crashed and was restarted"},
@@ -133,7 +150,9 @@ static void status_json(kvd_host_t *host, const kvd_namespace_t *ns, uint32_t de
 	put_degraded(host, text);
 	/* A fault, as opposed to a fact of the machine or the configuration. */
 	kv_text_addf(text, ",\"healthy\":%s,\"core\":",
-		     host->accept_paused || kv_metric_get(&host->metrics, KV_M_DISK_OFF) != 0 ? "false" : "true");
+		     host->accept_paused || kv_metric_get(&host->metrics, KV_M_DISK_STATE) >= KVS_HEALTH_READ_ONLY
+			     ? "false"
+			     : "true");
 	out = rest(text, &cap);
 	text->len += kvd_core_status_json(host->core, ns->id, detail, out, cap);
 	if (detail >= 2) {

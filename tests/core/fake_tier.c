@@ -335,12 +335,12 @@ static void fake_close(kvs_tier_t *tier)
 static const kvs_tier_ops_t ops_cpu = {
 	"CPU",         NULL,      fake_class_open, fake_alloc,     fake_set_state, fake_free,    fake_mem,
 	fake_store,    fake_load, fake_flush,      fake_epoch_set, fake_epoch_get, fake_recover, fake_usage,
-	fake_event_fd, fake_poll, fake_in_flight,  fake_check,     fake_close,
+	fake_event_fd, fake_poll, fake_in_flight,  fake_check,     fake_close,     NULL,
 };
 static const kvs_tier_ops_t ops_disk = {
 	"DISK",        NULL,      fake_class_open, fake_alloc,     fake_set_state, fake_free,    fake_mem,
 	fake_store,    fake_load, fake_flush,      fake_epoch_set, fake_epoch_get, fake_recover, fake_usage,
-	fake_event_fd, fake_poll, fake_in_flight,  fake_check,     fake_close,
+	fake_event_fd, fake_poll, fake_in_flight,  fake_check,     fake_close,     NULL,
 };
 
 void fake_tier_init(fake_tier_t *fake, int disk, uint32_t cap, uint64_t seed)

@@ -71,7 +71,7 @@ static void p5_each_allocation_may_fail(void **state)
 }
 
 /* Writes beyond a file size limit fail, a short one first, then with errors, until the tier has had enough of them. Blocks 1 to 4 are good before. */
-static void switch_off(fixture_t *f, struct rlimit *before)
+static void switch_off(fixture_t *f, struct rlimit *before, kvs_loc_t *p_fourth)
 {
 	struct rlimit small;
 	kvs_loc_t loc;
@@ -82,21 +82,21 @@ static void switch_off(fixture_t *f, struct rlimit *before)
 	small = (struct rlimit){.rlim_cur = 16384 * 4 + 1024, .rlim_max = before->rlim_max};
 	assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
 	for (uint32_t d = 2; d <= 4; d++) {
-		assert_int_equal(put_block(f, &plain, 1, d, &loc), KV_OK);
+		assert_int_equal(put_block(f, &plain, 1, d, p_fourth), KV_OK);
 	}
 	assert_int_equal(flush_wait(f->tier), KV_OK);
 	for (uint32_t failed = 0; failed < 8; failed++) {
 		assert_int_equal(put_block(f, &plain, 1, 5 + failed, &loc), KV_ERR_IO);
 	}
-	assert_int_equal(kv_metric_get(&f->metrics, KV_M_DISK_OFF), 1);
+	assert_int_equal(kv_metric_get(&f->metrics, KV_M_DISK_STATE), KVS_HEALTH_READ_ONLY);
 }
 
-static void wait_on_again(fixture_t *f, const struct rlimit *before)
+/* The tier tries by itself, and works again. */
+static void wait_works(fixture_t *f)
 {
-	const uint64_t deadline = real_now(NULL) + UINT64_C(8000000000);
+	const uint64_t deadline = real_now(NULL) + UINT64_C(20000000000);
 
-	assert_int_equal(setrlimit(RLIMIT_FSIZE, before), 0);
-	while (kv_metric_get(&f->metrics, KV_M_DISK_OFF) == 1) {
+	while (kv_metric_get(&f->metrics, KV_M_DISK_STATE) != KVS_HEALTH_OK) {
 		struct pollfd wait = {.fd = kvs_event_fd(f->tier), .events = POLLIN};
 
 		poll(&wait, 1, 5000); /* it wakes its owner for the probe */
@@ -105,17 +105,28 @@ static void wait_on_again(fixture_t *f, const struct rlimit *before)
 	}
 }
 
+static void wait_on_again(fixture_t *f, const struct rlimit *before)
+{
+	assert_int_equal(setrlimit(RLIMIT_FSIZE, before), 0);
+	wait_works(f);
+}
+
 static void p6_failed_writes_are_quarantined_and_too_many_switch_the_tier_off_for_a_while(void **state)
 {
 	struct rlimit before;
 	fixture_t f;
+	kvs_tier_state_t tier;
 	kvs_usage_t usage;
-	kvs_loc_t loc;
+	kvs_loc_t loc, fourth;
 
 	(void)state;
 	fixture_init(&f, NULL);
 	fixture_begin(&f, &found);
-	switch_off(&f, &before);
+	switch_off(&f, &before, &fourth);
+	kvs_tier_state(f.tier, &tier);
+	assert_int_equal(tier.health, KVS_HEALTH_READ_ONLY);
+	assert_string_equal(tier.reason, "writing a slot: File too large");
+	assert_int_equal(get_block(&f, &plain, 1, 4, fourth), KV_OK);
 	kvs_usage(f.tier, &usage);
 	assert_int_equal(usage.quarantined_slots, 8);
 	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_ERRORS), 8);
@@ -143,7 +154,7 @@ static void p6_a_size_of_blocks_that_is_new_while_the_tier_is_off_is_kept_there_
 	(void)state;
 	fixture_init(&f, NULL);
 	fixture_begin(&f, &found);
-	switch_off(&f, &before);
+	switch_off(&f, &before, &loc);
 	assert_int_equal(kvs_class_open(f.tier, "default", &opaque, &f.slot_class), KV_OK);
 	assert_int_equal(put_block(&f, &opaque, 2, 1, &loc), KV_ERR_TIER_OFF);
 
@@ -276,6 +287,7 @@ static int child_sync_dir(const char *dir)
 	for (uint32_t chain = 1; chain <= 2; chain++) {
 		assert_int_equal(put_block(&f, &plain, chain, 1, &loc), KV_OK);
 		assert_int_equal(flush_wait(f.tier), KV_ERR_IO);
+		wait_works(&f);
 	}
 	assert_int_equal(put_block(&f, &plain, 3, 1, &loc), KV_OK);
 	assert_int_equal(flush_wait(f.tier), KV_OK);

@@ -92,6 +92,24 @@ typedef struct kvs_usage {
 	uint64_t quarantined_bytes;
 } kvs_usage_t;
 
+/* What a tier can do now. Whatever stops it is tried again with growing pauses; a restart is never needed. */
+typedef enum kvs_health {
+	KVS_HEALTH_OK = 0,
+	KVS_HEALTH_FULL = 1, /* the file system has no room for more files; blocks in place of evicted ones are taken */
+	KVS_HEALTH_READ_ONLY = 2, /* no block is taken, no flush and no epoch: TIER_OFF; loads go on */
+	KVS_HEALTH_OFF = 3,       /* loads are refused too: TIER_OFF */
+} kvs_health_t;
+
+typedef struct kvs_tier_state {
+	kvs_health_t health;
+	uint64_t since_ns; /* clock of the environment */
+	uint64_t retry_ns; /* the next try */
+	char reason[128];  /* what failed and why; "" while all is well */
+} kvs_tier_state_t;
+
+/* "ok", "full", "read_only", "off": the word of status and documents. */
+const char *kvs_health_name(kvs_health_t health);
+
 typedef struct kvs_tier kvs_tier_t;
 
 /* Ends a transfer. `status`: OK, or KV_ERR_CORRUPT (header or digest), KV_ERR_FAULT (memory taken away), KV_ERR_IO, KV_ERR_NOSPC,
@@ -157,6 +175,7 @@ typedef struct kvs_tier_ops {
 	uint32_t (*in_flight)(kvs_tier_t *tier);
 	kv_status_t (*check)(kvs_tier_t *tier, char *detail, size_t cap);
 	void (*close)(kvs_tier_t *tier);
+	void (*state)(kvs_tier_t *tier, kvs_tier_state_t *p_state); /* NULL: always OK */
 } kvs_tier_ops_t;
 
 struct kvs_tier {
@@ -237,6 +256,13 @@ static inline kv_status_t kvs_recover(kvs_tier_t *t, kvs_found_fn found, void *a
 static inline void kvs_usage(kvs_tier_t *t, kvs_usage_t *p_usage)
 {
 	t->ops->usage(t, p_usage);
+}
+static inline void kvs_tier_state(kvs_tier_t *t, kvs_tier_state_t *p_state)
+{
+	*p_state = (kvs_tier_state_t){.health = KVS_HEALTH_OK};
+	if (t->ops->state) {
+		t->ops->state(t, p_state);
+	}
 }
 /* Readable when kvs_tier_poll() has something to do; -1: never. */
 static inline int kvs_event_fd(kvs_tier_t *t)
