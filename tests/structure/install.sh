@@ -10,7 +10,9 @@ prefix=$dir/opt/kvd
 cmake --install "$build" --prefix "$prefix" >/dev/null
 "$prefix/bin/kvctl" version --socket "$dir/none" >"$dir/version"
 grep -q "not reachable" "$dir/version"
-"$prefix/sbin/kvd" --config "$prefix/etc/kvd/kvd.conf" --check-config >/dev/null
+"$prefix/bin/kvd" --config "$prefix/etc/kvd/kvd.conf" --check-config >/dev/null
+echo '{"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [1]}' >"$dir/trace"
+PATH=/usr/bin:/bin "$prefix/bin/kvctl" replay --trace "$dir/trace" --blocks 4 >/dev/null
 
 # A program of the user's, in C and in C++, by pkg-config alone.
 PKG_CONFIG_PATH=$(dirname "$(find "$prefix" -name kvx.pc)")
@@ -41,7 +43,7 @@ sed -i 's/= kv[cx]_config_t()/= {0}/' "$dir/user.c"
 "$dir/user"
 
 # The unit names what was installed, and an edited configuration outlives the next installation.
-grep -qx "ExecStart=$prefix/sbin/kvd --config $prefix/etc/kvd/kvd.conf" "$prefix/lib/systemd/system/kvd.service"
+grep -qx "ExecStart=$prefix/bin/kvd --config $prefix/etc/kvd/kvd.conf" "$prefix/lib/systemd/system/kvd.service"
 if command -v systemd-analyze >/dev/null; then
 	systemd-analyze verify "$prefix/lib/systemd/system/kvd.service"
 fi
