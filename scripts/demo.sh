@@ -117,7 +117,7 @@ replay() {
 		awk -v seed="$seed" -f scripts/demo-trace.awk >"$trace"
 	fi
 	say "kvctl replay --trace $trace ($(wc -l <"$trace") requests)"
-	"$build/bin/kvctl" replay --socket "$socket" --trace "$trace" || fail "the replay found wrong bytes or did not end"
+	"$build/bin/kvctl" replay --live --socket "$socket" --trace "$trace" || fail "the replay found wrong bytes or did not end"
 }
 
 # Equal answers alone would also come from a cache that never gives anything.

@@ -24,11 +24,12 @@ const kvctl_command_t kvctl_commands[] = {
 	{"config", kvctl_config, "[NAME...]", "the options in force and where each comes from", ""},
 	{"stats", kvctl_stats, "[NAME...]", "every metric, or those whose name contains NAME", ""},
 	{"version", kvctl_version, "", "versions of kvctl, libkvc and the daemon", ""},
-	{"replay", kvctl_replay, "--trace FILE",
+	{"replay", kvctl_replay, "--trace FILE --blocks C | --live",
 	 "drive a daemon with a request trace, every byte checked; exit 2 when one was wrong",
 	 "  --trace FILE      requests, one JSON object a line (Mooncake's format); - is standard input\n"
-	 "  --blocks C        without --socket: start a private daemon of exactly C blocks, no disk;\n"
-	 "                    a request offers its first C blocks\n"
+	 "  --blocks C        start a private daemon of exactly C blocks, no disk; a request offers\n"
+	 "                    its first C blocks\n"
+	 "  --live            drive the daemon of --socket instead: its own blocks may be evicted\n"
 	 "  --policy NAME     eviction policy of the private daemon: lru (default), fifo\n"
 	 "  --clients N       client processes; request i goes to client i modulo N (default 1)\n"
 	 "  --block-bytes N   bytes of a block (default 4KiB)\n"

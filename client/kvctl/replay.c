@@ -18,11 +18,12 @@
 
 typedef struct options {
 	const char *trace;
-	const char *policy; /* NULL: a running daemon */
+	const char *policy; /* of a private daemon; NULL: lru */
 	uint64_t blocks;
 	uint64_t clients;
 	uint64_t block_bytes;
 	uint64_t limit;
+	int live; /* drive the daemon of --socket; else a private one */
 } options_t;
 
 /* Shared between the client processes. */
@@ -120,29 +121,31 @@ static replay_result_t run_clients(replay_plan_t plan, board_t *board)
 	return sum;
 }
 
-static uint64_t evictions(const char *socket)
+/* Blocks the daemon has evicted, 0 when it does not say. The status of attaching to it. */
+static kvc_status_t evictions(const char *socket, uint64_t *p_count)
 {
 	kvc_config_t config = {.struct_size = sizeof config, .socket = socket, .observe = 1, .program = "kvctl replay"};
 	json_object *root = NULL;
 	json_object *value;
-	uint64_t count = 0;
 	char *json = NULL;
 	kvc_t *kvc;
+	kvc_status_t status = kvc_attach(&config, &kvc);
 
-	if (kvc_attach(&config, &kvc) != KVC_OK) {
-		return 0;
+	*p_count = 0;
+	if (status != KVC_OK) {
+		return status;
 	}
 	if (kvc_document(kvc, KVC_DOC_STATS, 0, &json, NULL) == KVC_OK) {
 		root = json_tokener_parse(json);
 	}
 	if (root && json_object_object_get_ex(root, "kvd_evicted_cpu_total", &value)) {
-		count = json_object_get_uint64(value);
+		*p_count = json_object_get_uint64(value);
 	}
 	json_object_put(root);
 	kvc_free(json);
 	kvc_detach(kvc);
 
-	return count;
+	return KVC_OK;
 }
 
 static void add_percentiles(json_object *root, const char *name, percentiles_t p)
@@ -240,6 +243,25 @@ static int parse_number(const kvctl_t *ctl, const char *name, const char *text, 
 	return 1;
 }
 
+/* A replay stores its own blocks and evicts others: into a daemon that serves engines only by --live. */
+static int choose_daemon(const kvctl_t *ctl, const options_t *o)
+{
+	const char *wrong = NULL;
+
+	if (!o->live && ctl->socket) {
+		wrong = "--socket names a daemon in use: --live drives it, and evicts what it holds";
+	} else if (!o->live && !o->blocks) {
+		wrong = "--blocks C starts a private daemon of C blocks, --live drives the daemon of --socket";
+	} else if (o->live && o->policy) {
+		wrong = "--policy is for a private daemon, not for --live";
+	}
+	if (wrong) {
+		(void)kvctl_error(ctl, KV_ERR_ARG, "replay: %s", wrong);
+	}
+
+	return !wrong;
+}
+
 static int parse_options(const kvctl_t *ctl, int argc, char **argv, options_t *o)
 {
 	static const struct option names[] = {
@@ -249,6 +271,7 @@ static int parse_options(const kvctl_t *ctl, int argc, char **argv, options_t *o
 		{"clients", required_argument, NULL, 'c'},
 		{"block-bytes", required_argument, NULL, 's'},
 		{"limit", required_argument, NULL, 'l'},
+		{"live", no_argument, NULL, 'v'},
 		{NULL, 0, NULL, 0},
 	};
 	int ok = 1;
@@ -278,6 +301,9 @@ static int parse_options(const kvctl_t *ctl, int argc, char **argv, options_t *o
 		case 'l':
 			ok = parse_number(ctl, "limit", optarg, 1, UINT32_MAX, &o->limit);
 			break;
+		case 'v':
+			o->live = 1;
+			break;
 		default:
 			(void)kvctl_error(ctl, KV_ERR_ARG, "replay: unknown option or missing value: %s",
 					  argv[optind - 1]);
@@ -290,13 +316,17 @@ static int parse_options(const kvctl_t *ctl, int argc, char **argv, options_t *o
 		ok = 0;
 	}
 
-	return ok;
+	return ok && choose_daemon(ctl, o);
+}
+
+static size_t board_bytes(uint32_t requests)
+{
+	return sizeof(board_t) + 3u * (size_t)requests * sizeof(uint64_t);
 }
 
 static board_t *map_board(uint32_t requests)
 {
-	size_t bytes = sizeof(board_t) + 3u * (size_t)requests * sizeof(uint64_t);
-	void *board = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	void *board = mmap(NULL, board_bytes(requests), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 
 	return board == MAP_FAILED ? NULL : board;
 }
@@ -313,17 +343,23 @@ static int run(const kvctl_t *ctl, const options_t *options, const trace_t *trac
 		.timeout_ms = ctl->timeout_ms ? ctl->timeout_ms : DEFAULT_TIMEOUT_MS,
 	};
 	board_t *board = map_board(trace->count);
-	uint64_t before = evictions(socket), after;
+	uint64_t before, after;
 	percentiles_t times[3];
 	replay_samples_t samples;
 	replay_result_t result;
 	uint64_t evicted;
+	kvc_status_t status;
 
 	if (!board) {
 		return kvctl_error(ctl, KV_ERR_NOMEM, "out of memory");
 	}
+	status = evictions(socket, &before);
+	if (status != KVC_OK) {
+		munmap(board, board_bytes(trace->count));
+		return kvctl_failed(ctl, status);
+	}
 	result = run_clients(plan, board);
-	after = evictions(socket);
+	(void)evictions(socket, &after);
 	evicted = after < before ? after : after - before; /* less: another daemon's, or none answers */
 	samples = samples_of(board, trace->count);
 	times[0] = percentiles(samples.match_ns, trace->count);
@@ -334,7 +370,7 @@ static int run(const kvctl_t *ctl, const options_t *options, const trace_t *trac
 	} else {
 		print_human(options, &result, evicted, times);
 	}
-	munmap(board, sizeof(board_t) + 3u * (size_t)trace->count * sizeof(uint64_t));
+	munmap(board, board_bytes(trace->count));
 	if (result.wrong_bytes) {
 		return 2;
 	}
@@ -355,7 +391,7 @@ int kvctl_replay(const kvctl_t *ctl, int argc, char **argv)
 		return kv_status_exit_code(KV_ERR_ARG);
 	}
 	status = trace_read(options.trace, (uint32_t)options.limit, &trace, detail, sizeof detail);
-	if (status == KV_OK && options.blocks && !ctl->socket) {
+	if (status == KV_OK && !options.live) {
 		status = private_daemon_start(&daemon, (uint32_t)options.blocks, (uint32_t)options.block_bytes,
 					      options.policy ? options.policy : "lru", detail, sizeof detail);
 		if (status != KV_OK) {
@@ -366,7 +402,7 @@ int kvctl_replay(const kvctl_t *ctl, int argc, char **argv)
 		return kvctl_error(ctl, status, "%s", detail);
 	}
 
-	code = run(ctl, &options, &trace, daemon.pid ? daemon.socket : ctl->socket);
+	code = run(ctl, &options, &trace, options.live ? ctl->socket : daemon.socket);
 	private_daemon_stop(&daemon);
 	trace_free(&trace);
 

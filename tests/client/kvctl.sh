@@ -32,6 +32,7 @@ run() {
 coproc FAKE { exec "$fake" "$dir/s"; }
 read -r _ <&"${FAKE[0]}"
 printf '%s\n' "$(seq -s ', ' 1 35)" >"$dir/tokens"
+echo '{"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [1]}' >"$dir/trace"
 
 run status 2 status --socket "$dir/s"
 run status-json 2 status --json --socket="$dir/s"
@@ -65,6 +66,10 @@ run no-value 64 status --socket
 run replay-no-trace 64 replay --json
 run replay-bad-number 64 replay --trace x --blocks 0 --json
 run replay-unknown 64 replay --bogus
+run replay-no-daemon 64 replay --trace "$dir/trace" --json
+run replay-not-live 64 replay --trace "$dir/trace" --socket "$dir/s"
+run replay-live-policy 64 replay --trace "$dir/trace" --live --policy lru
+run replay-unreachable 69 replay --trace "$dir/trace" --live --socket "$dir/none"
 run help-explain 0 explain --help
 run help-explain-json 0 explain --help --json
 
@@ -72,7 +77,7 @@ run help-explain-json 0 explain --help --json
 mkfifo "$dir/long"
 exec 9<>"$dir/long"
 head -c 4198000 /dev/zero >&9 &
-timeout 20 "$kvctl" replay --trace "$dir/long"
+timeout 20 "$kvctl" replay --trace "$dir/long" --blocks 4
 code=$?
 if [ "$code" -ne 65 ]; then
 	echo "long line: exit code $code, not 65"

@@ -74,9 +74,9 @@ until [ "$(evicted)" ]; do
 	kill -0 $daemon || { cat "$dir/log"; exit 1; }
 	sleep 0.01
 done
-"$kvctl" --socket "$dir/run/default.sock" replay --trace "$dir/endless" --limit 800 >/dev/null
+"$kvctl" --socket "$dir/run/default.sock" replay --live --trace "$dir/endless" --limit 800 >/dev/null
 before=$(evicted)
-"$kvctl" --socket "$dir/run/default.sock" --timeout 100ms replay --trace "$dir/endless" --json >"$dir/out" 2>"$dir/said" &
+"$kvctl" --socket "$dir/run/default.sock" --timeout 100ms replay --live --trace "$dir/endless" --json >"$dir/out" 2>"$dir/said" &
 replay=$!
 until [ "$(evicted)" -gt "$before" ]; do sleep 0.01; done
 kill -9 $daemon
