@@ -15,7 +15,8 @@ from models import FIRST_TOKEN, VOCAB
 
 KINDS = ("none", "example", "naive", "kvd")
 # Engines of all kinds: without huge pages two processes of the same kind differ by up to a fifth, by where their memory happens to lie.
-ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+# The same cores for all: by default vLLM reserves one, and one more with a connector. Two of two reserved leaves none, and then it takes both.
+ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "VLLM_CPU_NUM_OF_RESERVED_CPU": "1"}
 PAUSE_S = 0.1  # between two measurements: threads of the last one go to sleep
 
 
