@@ -397,11 +397,12 @@ static int find_env(const kv_option_table_t *table, const char *name)
 	return -1;
 }
 
-static kv_status_t unknown_env(const kv_option_table_t *table, const char *name, kv_option_error_t *error)
+static void warn_unknown_env(const kv_option_table_t *table, const char *name, kv_option_warn_t warn)
 {
 	char(*storage)[KV_OPTION_NAME_MAX] = calloc(table->count + 1, sizeof *storage);
 	const char **names = calloc(table->count + 1, sizeof *names);
 	const char *near = NULL;
+	char sentence[400];
 
 	if (storage && names) {
 		for (size_t i = 0; i < table->count; i++) {
@@ -409,16 +410,15 @@ static kv_status_t unknown_env(const kv_option_table_t *table, const char *name,
 		}
 		near = kv_nearest(name, names, table->count);
 	}
-	kv_option_fail(error, "", 0, 0, "unknown environment variable %s%s%s%s", name, near ? "; did you mean `" : "",
-		       near ? near : "", near ? "`?" : "");
+	snprintf(sentence, sizeof sentence, "unknown environment variable %s is ignored%s%s%s", name,
+		 near ? "; did you mean `" : "", near ? near : "", near ? "`?" : "");
+	warn(sentence);
 	free(names);
 	free(storage);
-
-	return KV_ERR_CONFIG;
 }
 
 static kv_status_t take_env(const kv_option_table_t *table, const char *entry, kv_option_pending_t *pending,
-			    kv_option_error_t *error)
+			    kv_option_warn_t warn, kv_option_error_t *error)
 {
 	size_t len = strcspn(entry, "=");
 	char name[KV_OPTION_NAME_MAX], why[400];
@@ -429,7 +429,10 @@ static kv_status_t take_env(const kv_option_table_t *table, const char *entry, k
 		i = find_env(table, name);
 	}
 	if (i < 0) {
-		return unknown_env(table, name, error);
+		if (warn) {
+			warn_unknown_env(table, name, warn);
+		}
+		return KV_OK;
 	}
 	if (kv_option_parse(&table->options[i], entry + len + 1, &pending[i].value, why, sizeof why) != KV_OK) {
 		return kv_option_fail(error, "", 0, 0, "%s: %s", name, why);
@@ -440,7 +443,7 @@ static kv_status_t take_env(const kv_option_table_t *table, const char *entry, k
 }
 
 kv_status_t kv_options_env(const kv_option_table_t *table, char **environ_p, void *values, kv_option_source_t *sources,
-			   kv_option_error_t *error)
+			   kv_option_warn_t warn, kv_option_error_t *error)
 {
 	size_t prefix = strlen(table->env_prefix);
 	kv_option_pending_t *pending = calloc(table->count, sizeof *pending);
@@ -456,7 +459,7 @@ kv_status_t kv_options_env(const kv_option_table_t *table, char **environ_p, voi
 		    strncmp(*environ_p + prefix, "TEST_", 5) == 0) {
 			continue;
 		}
-		status = take_env(table, *environ_p, pending, error);
+		status = take_env(table, *environ_p, pending, warn, error);
 	}
 	if (status == KV_OK) {
 		kv_option_commit(table, pending, KV_SOURCE_ENV, values, sources);

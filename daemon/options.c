@@ -307,6 +307,11 @@ static int is_for_others(const char *entry)
 	return 0;
 }
 
+static void warn(const char *sentence)
+{
+	kv_log(KV_LOG_WARN, "options", "%s", sentence);
+}
+
 static kv_status_t read_environment(char **environment, kvd_setup_t *setup, kv_option_error_t *error)
 {
 	size_t count = 0, kept = 0;
@@ -323,16 +328,21 @@ static kv_status_t read_environment(char **environment, kvd_setup_t *setup, kv_o
 			ours[kept++] = environment[i];
 		}
 	}
-	kv_status_t status = kv_options_env(&kvd_option_table, ours, &setup->options, setup->sources, error);
+	/* The keeper has warned already. */
+	kv_status_t status = kv_options_env(&kvd_option_table, ours, &setup->options, setup->sources,
+					    setup->keeper_fd < 0 ? warn : NULL, error);
 	free(ours);
 
 	return status;
 }
 
+/* What must be known before the rest is read: the file, and whether the keeper has started us. */
 static kv_status_t find_config(int argc, char **argv, kvd_setup_t *setup, kv_option_error_t *error)
 {
 	for (int i = 1; i < argc && argv[i]; i++) {
 		const char *path = NULL;
+
+		(void)take_kept(argv[i], setup);
 
 		if (strncmp(argv[i], "--config=", 9) == 0) {
 			path = argv[i] + 9;

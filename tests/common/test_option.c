@@ -189,28 +189,42 @@ static void p5_deep_or_long_input_is_refused(void **state)
 	assert_non_null(strstr(f.error.text, "longer than 511"));
 }
 
+static char warned_[400];
+static int warnings_;
+
+static void keep_warning(const char *sentence)
+{
+	snprintf(warned_, sizeof warned_, "%s", sentence);
+	warnings_++;
+}
+
 static void assignments_and_the_environment_follow_the_same_rules(void **state)
 {
 	char *good[] = {"PATH=/bin", "KVD_CPU_SIZE=1GiB", "KVD_ODD_ONE=2", "KVD_TEST_SEED=5", "KVD_SPIN=no", NULL};
 	char *unknown[] = {"KVD_SPIN=no", "KVD_CPU_SIEZ=1GiB", NULL};
-	char *bad[] = {"KVD_SPIN=no", "KVD_POLICY=mru", NULL};
+	char *bad[] = {"KVD_SPIN=no", "KVD_CPU_SIEZ=1GiB", "KVD_POLICY=mru", NULL};
 	char *bare[] = {"KVD_SPIN", NULL};
 	fixture_t f;
 
 	(void)state;
 	read_text(&f, "");
-	assert_int_equal(kv_options_env(&table, good, &f.values, f.sources, &f.error), KV_OK);
+	assert_int_equal(kv_options_env(&table, good, &f.values, f.sources, keep_warning, &f.error), KV_OK);
 	assert_true(f.values.size == 1u << 30 && f.values.odd == 2 && f.values.spin == 0);
 	assert_int_equal(f.sources[0], KV_SOURCE_ENV);
 
 	read_text(&f, "");
-	assert_int_equal(kv_options_env(&table, unknown, &f.values, f.sources, &f.error), KV_ERR_CONFIG);
-	assert_string_equal(f.error.text, "unknown environment variable KVD_CPU_SIEZ; did you mean `KVD_CPU_SIZE`?");
-	assert_int_equal(f.values.spin, 1);
-	assert_int_equal(kv_options_env(&table, bad, &f.values, f.sources, &f.error), KV_ERR_CONFIG);
+	assert_int_equal(warnings_, 0);
+	assert_int_equal(kv_options_env(&table, unknown, &f.values, f.sources, keep_warning, &f.error), KV_OK);
+	assert_string_equal(warned_,
+			    "unknown environment variable KVD_CPU_SIEZ is ignored; did you mean `KVD_CPU_SIZE`?");
+	assert_int_equal(f.values.spin, 0);
+	assert_int_equal(kv_options_env(&table, bare, &f.values, f.sources, keep_warning, &f.error), KV_OK);
+	assert_int_equal(warnings_, 2);
+
+	read_text(&f, "");
+	assert_int_equal(kv_options_env(&table, bad, &f.values, f.sources, NULL, &f.error), KV_ERR_CONFIG);
 	assert_non_null(strstr(f.error.text, "KVD_POLICY: `mru` is not one of"));
 	assert_int_equal(f.values.spin, 1);
-	assert_int_equal(kv_options_env(&table, bare, &f.values, f.sources, &f.error), KV_ERR_CONFIG);
 
 	assert_int_equal(kv_options_set(&table, "cpu.size", "2GiB", &f.values, f.sources, &f.error), KV_OK);
 	assert_true(f.values.size == UINT64_C(2) << 30 && f.sources[0] == KV_SOURCE_COMMAND);

@@ -94,7 +94,7 @@ class Daemon:
 
     def start(self) -> None:
         arguments = [str(BUILD / "bin" / "kvd"), f"--run_dir={self.path / 'run'}"] + [f"--{k}={v}" for k, v in self.options.items()]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("KVD_")}  # kvd refuses those it does not know
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("KVD_")}  # they would configure it
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(arguments, stdout=log, stderr=log, start_new_session=True, env=environment, preexec_fn=die_with_parent)
         wait_for("the daemon to answer", 20, self.answers)

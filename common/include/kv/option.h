@@ -74,10 +74,13 @@ kv_status_t kv_options_text(const kv_option_table_t *table, const char *name, kv
 kv_status_t kv_options_set(const kv_option_table_t *table, const char *name, const char *value, void *values,
 			   kv_option_source_t *sources, kv_option_error_t *error);
 
-/* Every variable that starts with env_prefix; one the table does not know is an error with the nearest name. env_prefix followed by
- * TEST_ is left to tests. On an error nothing has changed. */
+/* Gets one sentence, valid during the call only. */
+typedef void (*kv_option_warn_t)(const char *sentence);
+
+/* Every variable that starts with env_prefix. One the table does not know is somebody else's, or misspelt: `warn` (NULL: nobody) gets a sentence with the
+ * nearest name, and the others count. env_prefix followed by TEST_ is left to tests. On KV_ERR_CONFIG (a bad value) or KV_ERR_NOMEM nothing has changed. */
 kv_status_t kv_options_env(const kv_option_table_t *table, char **environ_p, void *values, kv_option_source_t *sources,
-			   kv_option_error_t *error);
+			   kv_option_warn_t warn, kv_option_error_t *error);
 
 /* The value of one option as text, as kv_options_set() would take it back. */
 char *kv_option_text(const kv_option_t *option, const void *values, char *out, size_t cap);
