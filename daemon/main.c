@@ -2,6 +2,7 @@
 #include "io/http.h"
 #include "io/session.h"
 #include "kvs/pool.h"
+#include "memory.h"
 #include "process.h"
 
 #include <stdio.h>
@@ -142,12 +143,30 @@ static int fail(kv_status_t status, const kv_option_error_t *error)
 	return kv_status_exit_code(status);
 }
 
+/* Memory that others use now may be free when the daemon starts: a configuration is not wrong for it. A daemon of the keeper's starts whatever there is,
+ * for its predecessor's memory goes only when engines have let go of it. */
+static kv_status_t check_memory(const kvd_setup_t *setup, kv_option_error_t *error)
+{
+	kv_status_t status =
+		setup->lock_fd < 0 ? kvd_memory_check(&setup->options, error->text, sizeof error->text) : KV_OK;
+
+	if (status == KV_ERR_NOMEM && setup->action == KVD_CHECK_CONFIG) {
+		kv_log(KV_LOG_WARN, "main", "%s", error->text);
+		return KV_OK;
+	}
+
+	return status;
+}
+
 int main(int argc, char **argv)
 {
 	static kvd_setup_t setup;
 	kv_option_error_t error;
 	kv_status_t status = kvd_setup_read(argc, argv, environ, &setup, &error);
 
+	if (status == KV_OK && setup.action <= KVD_CHECK_CONFIG) {
+		status = check_memory(&setup, &error);
+	}
 	if (status != KV_OK) {
 		return fail(status, &error);
 	}

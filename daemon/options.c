@@ -24,7 +24,7 @@
 static const kv_option_t rows[] = {
 	ROW("run_dir", PATH, "/run/kvd", NULL, NULL, NULL, AT_START, run_dir, "directory of the sockets and of the lock that keeps a second daemon out; created when missing"),
 	ROW("namespaces", LIST, "default", NULL, NULL, NULL, AT_START, namespaces, "tenants: each has a socket <run_dir>/<name>.sock of its own and shares nothing with the others"),
-	ROW("cpu.size", SIZE, "1GiB", "4MiB", NULL, NULL, AT_START, cpu_size, "limit of the CPU tier: slabs, digests and ledger together"),
+	ROW("cpu.size", SIZE, "1GiB", "4MiB", NULL, NULL, AT_START, cpu_size, "limit of the CPU tier: slabs, digests and ledger together; refused at the start when the machine, a control group or a resource limit leaves less"),
 	ROW("cpu.slab_size", SIZE, "64MiB", "1MiB", "64GiB", NULL, AT_START, cpu_slab_size, "size of a slab, by default at most cpu.size; the last ones are smaller when the limit leaves less"),
 	ROW("cpu.max_blocks", U64, "0", NULL, NULL, NULL, AT_START, cpu_max_blocks, "slots in the CPU tier; 0: as many as fit"),
 	ROW("cpu.huge_pages", ENUM, "auto", NULL, NULL, "auto,on,off", AT_START, cpu_huge_pages, "huge pages under slabs and the mirror: when the kernel gives them, wanted (their lack is a warning), never"),

@@ -1,0 +1,229 @@
+/* Memory of the machine, of the control groups and of the process, before the pool takes it page by page and the kernel ends somebody for it. */
+#include "memory.h"
+
+#include "kv/types.h"
+#include "kv/units.h"
+#include "kvs/pool.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#define FILE_BYTES 16384u
+#define HUGE_PAGE  (UINT64_C(2) << 20)
+#define HUGE_DIR   "/sys/kernel/mm/hugepages/hugepages-2048kB/"
+
+typedef struct bound {
+	uint64_t bytes;
+	char by[320]; /* whose it is, for the sentence */
+} bound_t;
+
+typedef struct memory {
+	uint64_t huge_all, huge_free; /* reserved huge pages, which count for no control group */
+	bound_t limit;                /* ordinary memory that can be had at all */
+	bound_t room;                 /* and now */
+} memory_t;
+
+/* Where a version of control groups keeps its numbers. */
+typedef struct cgroup_files {
+	const char *root, *limit, *usage, *inactive, *active;
+} cgroup_files_t;
+
+static const cgroup_files_t version_1 = {"/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
+					 "\ntotal_inactive_file ", "\ntotal_active_file "};
+static const cgroup_files_t version_2 = {"/sys/fs/cgroup", "memory.max", "memory.current", "\ninactive_file ",
+					 "\nactive_file "};
+
+/* A small file as text; 0: it cannot be read. */
+static int read_text(const char *path, char *out)
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t n = fd >= 0 ? read(fd, out, FILE_BYTES - 1) : -1;
+
+	if (fd >= 0) {
+		close(fd);
+	}
+	out[n > 0 ? n : 0] = '\0';
+
+	return n > 0;
+}
+
+/* The number a file consists of; UINT64_MAX: none ("max", no such file). */
+static uint64_t read_number(const char *dir, const char *name)
+{
+	char path[640], text[FILE_BYTES], *end;
+	unsigned long long value;
+
+	snprintf(path, sizeof path, "%s/%s", dir, name);
+	if (!read_text(path, text)) {
+		return UINT64_MAX;
+	}
+	value = strtoull(text, &end, 10);
+
+	return end == text ? UINT64_MAX : value;
+}
+
+/* The number behind a word; 0: the word is not there. */
+static uint64_t number_after(const char *text, const char *word)
+{
+	const char *at = strstr(text, word);
+
+	return at ? strtoull(at + strlen(word), NULL, 10) : 0;
+}
+
+static void lower(bound_t *bound, uint64_t bytes, const char *by, const char *path)
+{
+	if (bytes < bound->bytes) {
+		bound->bytes = bytes;
+		snprintf(bound->by, sizeof bound->by, "%s%.256s", by, path);
+	}
+}
+
+static void look_at_machine(int huge, memory_t *memory)
+{
+	char text[FILE_BYTES];
+	uint64_t all = read_number(HUGE_DIR, "nr_hugepages"), unused = read_number(HUGE_DIR, "free_hugepages"),
+		 promised = read_number(HUGE_DIR, "resv_hugepages");
+
+	if (huge && all != UINT64_MAX && unused != UINT64_MAX && promised != UINT64_MAX) {
+		memory->huge_all = all * HUGE_PAGE;
+		memory->huge_free = (unused > promised ? unused - promised : 0) * HUGE_PAGE;
+	}
+	if (read_text("/proc/meminfo", text) && strstr(text, "MemTotal:") && strstr(text, "\nMemAvailable:")) {
+		uint64_t total = number_after(text, "MemTotal:"), reserved = number_after(text, "\nHugetlb:");
+
+		lower(&memory->limit, 1024u * (total > reserved ? total - reserved : 0), "this machine", "");
+		lower(&memory->room, 1024u * number_after(text, "\nMemAvailable:"), "this machine", "");
+	}
+}
+
+/* One control group: what it may have, and what of that is free or would be given back at once. */
+static void look_at_group(const cgroup_files_t *files, const char *dir, memory_t *memory)
+{
+	uint64_t limit = read_number(dir, files->limit), high = read_number(dir, "memory.high"), used, files_cached;
+	char path[640], text[FILE_BYTES];
+	const char *path_in;
+
+	limit = high < limit ? high : limit; /* beyond it the kernel makes us wait for memory without end */
+	if (limit == UINT64_MAX) {
+		return;
+	}
+	used = read_number(dir, files->usage);
+	snprintf(path, sizeof path, "%s/memory.stat", dir);
+	(void)read_text(path, text);
+	files_cached = number_after(text, files->inactive) + number_after(text, files->active);
+	used = used == UINT64_MAX || used < files_cached ? 0 : used - files_cached;
+	path_in = dir[strlen(files->root)] ? dir + strlen(files->root) : "/";
+	lower(&memory->limit, limit, "control group ", path_in);
+	lower(&memory->room, limit > used ? limit - used : 0, "control group ", path_in);
+}
+
+/* The group and all above it: each has a limit of its own. In a container the path may not exist below the root that is mounted there. */
+static void look_at_groups(const cgroup_files_t *files, const char *path, size_t len, memory_t *memory)
+{
+	char dir[512];
+	size_t root = strlen(files->root);
+	int n = snprintf(dir, sizeof dir, "%s%.*s", files->root, (int)len, path);
+
+	if (n < 0 || (size_t)n >= sizeof dir) {
+		return;
+	}
+	for (;;) {
+		char *slash;
+
+		look_at_group(files, dir, memory);
+		slash = strrchr(dir + root, '/');
+		if (!slash) {
+			return;
+		}
+		*slash = '\0';
+	}
+}
+
+/* Lines are ID:CONTROLLERS:PATH; version 2 has no controllers. */
+static void look_at_control_groups(memory_t *memory)
+{
+	char text[FILE_BYTES];
+
+	if (!read_text("/proc/self/cgroup", text)) {
+		return;
+	}
+	for (char *line = text, *next; line && *line; line = next) {
+		char *controllers = strchr(line, ':'), *path;
+
+		next = strchr(line, '\n');
+		next = next ? next + 1 : NULL;
+		path = controllers ? strchr(controllers + 1, ':') : NULL;
+		if (!path || (next && path > next)) {
+			continue;
+		}
+		size_t len = strcspn(path + 1, "\n");
+		if (path == controllers + 1) {
+			look_at_groups(&version_2, path + 1, len, memory);
+		} else if (path - controllers == 7 && strncmp(controllers, ":memory:", 8) == 0) {
+			look_at_groups(&version_1, path + 1, len, memory);
+		}
+	}
+}
+
+static kv_status_t check_limits(const kvd_options_t *options, char *detail, size_t cap)
+{
+	static const struct {
+		int which;
+		const char *name;
+	} limits[] = {{RLIMIT_AS, "RLIMIT_AS (ulimit -v)"}, {RLIMIT_FSIZE, "RLIMIT_FSIZE (ulimit -f)"}};
+	const uint64_t need[] = {options->cpu_size, options->cpu_slab_size};
+	static const char *const option[] = {"cpu.size", "cpu.slab_size"};
+	struct rlimit limit;
+	char a[32], b[32];
+
+	for (size_t i = 0; i < KV_COUNT_OF(limits); i++) {
+		if (getrlimit((__rlimit_resource_t)limits[i].which, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+		    limit.rlim_cur < need[i]) {
+			snprintf(detail, cap,
+				 "%s is %s, but %s of this process is %s; make one smaller or the other larger",
+				 option[i], kv_format_size(need[i], a, sizeof a), limits[i].name,
+				 kv_format_size(limit.rlim_cur, b, sizeof b));
+			return KV_ERR_CONFIG;
+		}
+	}
+
+	return KV_OK;
+}
+
+kv_status_t kvd_memory_check(const kvd_options_t *options, char *detail, size_t cap)
+{
+	memory_t memory = {.limit.bytes = UINT64_MAX, .room.bytes = UINT64_MAX};
+	uint64_t size = options->cpu_size, huge;
+	kv_status_t status = check_limits(options, detail, cap);
+	char a[32], b[32], c[32];
+
+	if (status != KV_OK) {
+		return status;
+	}
+	look_at_machine(options->cpu_huge_pages != KVS_HUGE_OFF, &memory);
+	look_at_control_groups(&memory);
+	huge = size < memory.huge_all ? size : memory.huge_all;
+	if (size - huge > memory.limit.bytes) {
+		snprintf(detail, cap,
+			 "cpu.size is %s, but there can be no more than %s (%s) and %s of reserved huge pages; make it "
+			 "smaller",
+			 kv_format_size(size, a, sizeof a), kv_format_size(memory.limit.bytes, b, sizeof b),
+			 memory.limit.by, kv_format_size(memory.huge_all, c, sizeof c));
+		return KV_ERR_CONFIG;
+	}
+	huge = size < memory.huge_free ? size : memory.huge_free;
+	if (size - huge > memory.room.bytes) {
+		snprintf(detail, cap,
+			 "cpu.size is %s, but only %s (%s) and %s of reserved huge pages are available now; make it "
+			 "smaller, or stop what uses the memory",
+			 kv_format_size(size, a, sizeof a), kv_format_size(memory.room.bytes, b, sizeof b),
+			 memory.room.by, kv_format_size(memory.huge_free, c, sizeof c));
+		return KV_ERR_NOMEM;
+	}
+
+	return KV_OK;
+}
