@@ -40,10 +40,13 @@ static const kv_option_t rows[] = {
 	ROW("nvme.flush_interval", DURATION, "50ms", "1ms", "10s", NULL, AT_START, nvme_flush_interval, "metadata is written at the latest after this"),
 	ROW("nvme.write_behind", BOOL, "on", NULL, NULL, NULL, AT_START, nvme_write_behind, "write new blocks to disk at once, parents first"),
 	ROW("index.max_blocks", U64, "1048576", "1024", "268435456", NULL, AT_START, index_max_blocks, "blocks the index may hold; sizes the mirror of every namespace"),
+	ROW("share.cpu", LIST, "", NULL, NULL, NULL, AT_START, share[0], "shares of cpu.size: name=40% or name=2GiB, one word a namespace; those not named have equal parts of the rest. A namespace's pinned, unfinished and quarantined bytes end at its share; what others leave idle it may borrow"),
+	ROW("share.disk", LIST, "", NULL, NULL, NULL, AT_START, share[1], "shares of nvme.size, in the same way"),
+	ROW("share.index", LIST, "", NULL, NULL, NULL, AT_START, share[2], "shares of index.max_blocks, in percent or blocks"),
 	ROW("policy", ENUM, "lru", NULL, NULL, "lru,fifo", AT_START, policy, "which leaf is evicted first"),
 	ROW("lease.ttl", DURATION, "60s", "100ms", "24h", NULL, AT_START, lease_ttl, "life of a read lease, by default and at most"),
-	ROW("instance.max_pinned", SIZE, "0", NULL, NULL, NULL, AT_START, instance_max_pinned, "bytes the read leases of one instance may keep from eviction; 0: cpu.size"),
-	ROW("instance.max_unfinished", SIZE, "0", NULL, NULL, NULL, AT_START, instance_max_unfinished, "bytes of one instance's unfinished puts; 0: half of cpu.size"),
+	ROW("instance.max_pinned", SIZE, "0", NULL, NULL, NULL, AT_START, instance_max_pinned, "bytes the read leases of one instance may keep from eviction; 0: these and its unfinished puts together, half of its namespace's share"),
+	ROW("instance.max_unfinished", SIZE, "0", NULL, NULL, NULL, AT_START, instance_max_unfinished, "bytes of one instance's unfinished puts; 0: these and its leases together, half of its namespace's share"),
 	ROW("instance.lease_area", SIZE, "16MiB", "1MiB", "1GiB", NULL, AT_START, instance_lease_area, "shared memory for the slot lists of one instance's leases and puts; only touched pages count"),
 	ROW("limits.sessions", U64, "1024", "1", "65536", NULL, AT_START, limits_sessions, "open connections, all namespaces together"),
 	ROW("limits.instances", U64, "256", "1", "4096", NULL, AT_START, limits_instances, "live instances"),
@@ -216,7 +219,9 @@ static kv_status_t check_together(const kvd_options_t *options, kv_option_error_
 		}
 	}
 
-	return check_namespaces(options, error);
+	kv_status_t status = check_namespaces(options, error);
+
+	return status == KV_OK ? kvd_shares_check(options, error->text, sizeof error->text) : status;
 }
 
 /* --kept=<socket>,<lock>,<restarts>: what the keeper hands on. */

@@ -463,6 +463,8 @@ static void close_tier(kvs_tier_t *tier)
 static const kvs_tier_ops_t nvme_ops = {
 	.medium = "DISK",
 	.class_open = kvs_nvme_class_open,
+	.class_ns = kvs_nvme_class_ns,
+	.class_bytes = kvs_nvme_class_bytes,
 	.alloc = kvs_nvme_alloc,
 	.set_state = kvs_nvme_set_state,
 	.free = kvs_nvme_free,

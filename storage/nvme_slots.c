@@ -241,6 +241,18 @@ kv_status_t kvs_nvme_class_open(kvs_tier_t *tier, const char *ns, const kvs_geom
 	return KV_OK;
 }
 
+const char *kvs_nvme_class_ns(kvs_tier_t *tier, uint32_t slot_class)
+{
+	return kvs_nvme(tier)->super.classes[slot_class].ns;
+}
+
+uint64_t kvs_nvme_class_bytes(kvs_tier_t *tier, uint32_t slot_class)
+{
+	const kvs_dclass_t *cls = &kvs_nvme(tier)->classes[slot_class];
+
+	return cls->files * cls->slots_per_file * cls->stride;
+}
+
 /* What the superblock does not name would be dropped by the next start, acknowledged or not. */
 static int is_recorded(const kvs_nvme_t *nvme, const kvs_meta_t *meta)
 {

@@ -69,6 +69,8 @@ static const kvs_tier_ops_t pool_ops = {
 	.medium = "CPU",
 	.change = &kvs_pool_change_ops,
 	.class_open = kvs_pool_class_open,
+	.class_ns = kvs_pool_class_ns,
+	.class_bytes = kvs_pool_class_bytes,
 	.alloc = kvs_pool_alloc,
 	.set_state = kvs_pool_set_state,
 	.free = kvs_pool_free,
@@ -191,6 +193,16 @@ kv_status_t kvs_pool_class(kvs_tier_t *tier, uint32_t slot_class, kvs_class_look
 	}
 
 	return KV_OK;
+}
+
+const char *kvs_pool_class_ns(kvs_tier_t *tier, uint32_t slot_class)
+{
+	return kvs_pool_of(tier)->classes[slot_class].ns;
+}
+
+uint64_t kvs_pool_class_bytes(kvs_tier_t *tier, uint32_t slot_class)
+{
+	return kvs_pool_of(tier)->classes[slot_class].bytes;
 }
 
 void kvs_pool_set_region(kvs_tier_t *tier, uint32_t slab, uint32_t region)

@@ -131,6 +131,7 @@ static void enter(kvs_pool_t *pool, kvs_pool_slab_t *p)
 	pool->usage.charged_bytes += bytes;
 	kv_assert(pool->usage.charged_bytes <= pool->usage.limit_bytes);
 	class->free_slots += slab->slots;
+	class->bytes += slab->data.bytes;
 	class->newest = slab->number;
 	kvs_pool_link(pool, p, KVS_FRESH, 0);
 }

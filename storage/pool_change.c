@@ -96,6 +96,22 @@ static void lists(kvs_pool_t *pool, kvs_pool_slab_t *p, int in)
 	}
 }
 
+static uint64_t change_unit(kvs_tier_t *tier, uint32_t slot_class)
+{
+	(void)slot_class;
+
+	return kvs_pool_of(tier)->config.slab_bytes;
+}
+
+/* Memory that has been retired is the next slab at once when it comes back: the core sees that by itself. */
+static int change_is_coming(kvs_tier_t *tier, uint32_t slot_class)
+{
+	(void)tier;
+	(void)slot_class;
+
+	return 0;
+}
+
 static void change_leave(kvs_tier_t *tier, uint32_t slab)
 {
 	kvs_pool_t *pool = kvs_pool_of(tier);
@@ -151,9 +167,11 @@ const kvs_change_ops_t kvs_pool_change_ops = {
 	.slabs = change_slabs,
 	.look = change_look,
 	.gain = change_gain,
+	.unit = change_unit,
 	.slot = change_slot,
 	.free_slots = change_free_slots,
 	.is_short = change_is_short,
+	.is_coming = change_is_coming,
 	.leave = change_leave,
 	.stay = change_stay,
 	.retire = change_retire,
@@ -184,6 +202,7 @@ static void let_go(kvs_pool_t *pool, kvs_pool_slab_t *p)
 			"the pages of a retired slab stay with those who map it slab %u", p->slab.number);
 	}
 	pool->usage.charged_bytes -= p->slab.data.bytes;
+	pool->classes[p->slot_class].bytes -= p->slab.data.bytes;
 	pool->held--;
 	kvs_slab_destroy(&p->slab, &pool->env);
 	p->slab.digest.bytes = digest_bytes; /* charged until nobody maps them */

@@ -31,6 +31,7 @@ typedef struct kvs_class {
 	kvs_geometry_t geometry;
 	uint32_t first[KVS_LISTS], last[KVS_LISTS]; /* slabs; KVS_NONE */
 	uint64_t free_slots;                        /* of slabs that are not leaving */
+	uint64_t bytes;                             /* of slabs whose memory is ours */
 	uint32_t newest;                            /* the slab carved last; KVS_NONE */
 } kvs_class_t;
 
@@ -96,6 +97,8 @@ void kvs_pool_gauges(const kvs_pool_t *pool);
 
 /* pool_slots.c */
 kv_status_t kvs_pool_class_open(kvs_tier_t *tier, const char *ns, const kvs_geometry_t *geometry, uint32_t *p_class);
+const char *kvs_pool_class_ns(kvs_tier_t *tier, uint32_t slot_class);
+uint64_t kvs_pool_class_bytes(kvs_tier_t *tier, uint32_t slot_class);
 kv_status_t kvs_pool_alloc(kvs_tier_t *tier, uint32_t slot_class, kvs_state_t state, uint64_t owner,
 			   const kvs_meta_t *meta, kvs_loc_t *p_loc);
 kv_status_t kvs_pool_set_state(kvs_tier_t *tier, kvs_loc_t loc, kvs_state_t state);

@@ -78,7 +78,7 @@ static void print_hits(struct json_object *stats)
 /* What people call the thing: its name, or the first line of its identity. */
 static void print_name(struct json_object *row)
 {
-	static const char *const names[] = {"program", "instance", "identity"};
+	static const char *const names[] = {"program", "instance", "resource", "identity"};
 
 	for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
 		const char *text = kvctl_str(row, names[i]);
@@ -120,6 +120,7 @@ static void print_screen(const kvctl_t *ctl, struct json_object *json, struct js
 	print_hits(stats);
 	printf("index\n");
 	print_numbers(core);
+	print_rows("shares", kvctl_member(core, "shares"));
 	print_rows("spaces", kvctl_member(core, "spaces"));
 	print_rows("instances", kvctl_member(core, "instances"));
 	print_rows("sessions", kvctl_member(json, "sessions"));

@@ -12,10 +12,21 @@ static kvd_claim_t *claim_at(kvd_core_t *core, uint32_t id)
 	return kvd_pool_at(&core->claims, id);
 }
 
+/* Blocks that are pinned from now on (`more`), or not any longer, are their namespace's. */
+static void count_pinned(kvd_core_t *core, uint32_t block, uint32_t blocks, int more)
+{
+	const kvd_class_t *class = &core->classes[kvd_tree_of(&core->ix, kvd_block_at(&core->ix, block))->slot_class];
+	kvd_ns_t *ns = core->ns[class->ns];
+
+	ns->pinned_blocks += more ? blocks : (uint64_t)0 - blocks;
+	ns->pinned_bytes += (more ? blocks : (uint64_t)0 - blocks) * class->slot_bytes;
+}
+
 static void claim_link(kvd_core_t *core, uint32_t id, uint32_t block_id)
 {
 	kvd_block_t *block = kvd_block_at(&core->ix, block_id);
 	kvd_claim_t *claim = claim_at(core, id);
+	int first = block->claims == KVD_NONE;
 
 	claim->block = block_id;
 	claim->prev = KVD_NONE;
@@ -24,6 +35,9 @@ static void claim_link(kvd_core_t *core, uint32_t id, uint32_t block_id)
 		claim_at(core, claim->next)->prev = id;
 	}
 	block->claims = id;
+	if (first) {
+		count_pinned(core, block_id, kvd_index_pin(&core->ix, block_id), 1);
+	}
 }
 
 static void claim_unlink(kvd_core_t *core, uint32_t id)
@@ -37,6 +51,9 @@ static void claim_unlink(kvd_core_t *core, uint32_t id)
 	}
 	if (claim->next != KVD_NONE) {
 		claim_at(core, claim->next)->prev = claim->prev;
+	}
+	if (kvd_block_at(&core->ix, claim->block)->claims == KVD_NONE) {
+		count_pinned(core, claim->block, kvd_index_unpin(&core->ix, claim->block), 0);
 	}
 }
 
@@ -358,9 +375,7 @@ kv_status_t kvd_slot_alloc(kvd_core_t *core, uint32_t slot_class, kvd_set_t t, c
 {
 	kv_status_t status = alloc(core, slot_class, t, use, p_loc);
 
-	if (t == KVD_CPU) {
-		kvd_change_ask(core, slot_class);
-	}
+	kvd_change_ask(core, slot_class, t);
 
 	return status;
 }

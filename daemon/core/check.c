@@ -77,9 +77,7 @@ static int caps_agree(kvd_core_t *core, char *why, size_t cap)
 		     l = ((kvd_lease_t *)kvd_pool_at(&core->leases, l))->inst_next) {
 			pinned += ((kvd_lease_t *)kvd_pool_at(&core->leases, l))->bytes;
 		}
-		if (pinned != instance->pinned_bytes || pinned > core->config.max_pinned_bytes ||
-		    instance->unfinished_bytes > core->config.max_unfinished_bytes ||
-		    !kvd_area_sound(&instance->area)) {
+		if (pinned != instance->pinned_bytes || !kvd_area_sound(&instance->area)) {
 			snprintf(why, cap, "instance %s: pinned %llu of %llu unfinished %llu", instance->name,
 				 (unsigned long long)pinned, (unsigned long long)instance->pinned_bytes,
 				 (unsigned long long)instance->unfinished_bytes);
@@ -87,6 +85,55 @@ static int caps_agree(kvd_core_t *core, char *why, size_t cap)
 		}
 	}
 	snprintf(why, cap, "pinned and unfinished bytes are within their limits");
+
+	return 1;
+}
+
+/* Blocks and pins of a namespace, counted again. */
+static void sum_namespace(kvd_core_t *core, uint32_t ns, kvd_ns_t *sum)
+{
+	for (uint32_t t = 0; t < core->ix.trees.made; t++) {
+		const kvd_tree_t *tree = kvd_tree_at(&core->ix, t);
+
+		if (!tree->live || tree->slot_class == KVD_NONE || core->classes[tree->slot_class].ns != ns) {
+			continue;
+		}
+		sum->blocks += tree->blocks;
+		for (uint32_t n = tree->first_child; n != KVD_NONE; n = kvd_index_next(&core->ix, n)) {
+			uint32_t pinned = kvd_node_at(&core->ix, n)->pinned;
+
+			sum->pinned_blocks += pinned;
+			sum->pinned_bytes += pinned * core->classes[tree->slot_class].slot_bytes;
+		}
+	}
+	for (uint32_t i = core->instance_list; i != KVD_NONE; i = kvd_instance_at(core, i)->next) {
+		const kvd_instance_rec_t *instance = kvd_instance_at(core, i);
+
+		sum->unfinished_bytes += instance->ns == ns ? instance->unfinished_bytes : 0;
+	}
+}
+
+static int shares_agree(kvd_core_t *core, char *why, size_t cap)
+{
+	for (uint32_t n = 0; n < core->ns_count; n++) {
+		const kvd_ns_t *ns = core->ns[n];
+		kvd_ns_t sum = {0};
+
+		sum_namespace(core, n, &sum);
+		if (sum.blocks != ns->blocks || sum.pinned_blocks != ns->pinned_blocks ||
+		    sum.pinned_bytes != ns->pinned_bytes || sum.unfinished_bytes != ns->unfinished_bytes ||
+		    kvd_irreclaimable(core, n) > ns->share[KVD_SHARE_CPU]) {
+			snprintf(why, cap,
+				 "namespace %u: blocks %llu of %llu, pinned %llu of %llu, unfinished %llu of %llu, "
+				 "share %llu",
+				 n, (unsigned long long)sum.blocks, (unsigned long long)ns->blocks,
+				 (unsigned long long)sum.pinned_bytes, (unsigned long long)ns->pinned_bytes,
+				 (unsigned long long)sum.unfinished_bytes, (unsigned long long)ns->unfinished_bytes,
+				 (unsigned long long)ns->share[KVD_SHARE_CPU]);
+			return 0;
+		}
+	}
+	snprintf(why, cap, "what is pinned and unfinished is within each namespace's share");
 
 	return 1;
 }
@@ -183,16 +230,16 @@ static int change_agrees(kvd_core_t *core, char *why, size_t cap)
 {
 	uint64_t named = kvd_change_count(core);
 
-	snprintf(why, cap, "slab %u in change, leases name %llu of its slots, counted %llu", core->change.slab,
-		 (unsigned long long)named, (unsigned long long)core->change.named);
+	snprintf(why, cap, "slab %u in change, leases name %llu of its slots, counted %llu", core->change[KVD_CPU].slab,
+		 (unsigned long long)named, (unsigned long long)core->change[KVD_CPU].named);
 
-	return named == core->change.named;
+	return named == core->change[KVD_CPU].named;
 }
 
 const kvd_check_t kvd_checks[] = {
 	{"index", "P3", index_agrees},   {"pins", "P4", pins_agree},        {"caps", "P5", caps_agree},
 	{"cpu_slots", "P4", cpu_agrees}, {"disk_slots", "P4", disk_agrees}, {"mirror", "P3", mirror_agrees},
-	{"change", "P4", change_agrees},
+	{"change", "P4", change_agrees}, {"shares", "P5", shares_agree},
 };
 const uint32_t kvd_check_count = KV_COUNT_OF(kvd_checks);
 

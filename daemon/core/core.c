@@ -111,7 +111,7 @@ kv_status_t kvd_core_create(const kvd_core_config_t *config, const kvd_world_t *
 	memset(core->pending_heads, 0xff, sizeof core->pending_heads);
 	core->now_ns = kv_now_ns(core->env);
 	core->wheel_at = core->now_ns >> KVD_WHEEL_SHIFT;
-	core->change = (kvd_change_t){.slab = KVD_NONE};
+	core->change[KVD_CPU].slab = core->change[KVD_DISK].slab = KVD_NONE;
 	core->ghost_mask = ghost_count(config->max_index_blocks) - 1;
 
 	status = pools_init(core);
@@ -226,7 +226,8 @@ static const char *detail_of(kv_status_t status)
 	case KV_ERR_UNSUPPORTED:
 		return "the space has no such group";
 	case KV_ERR_BUSY:
-		return "pinned or unfinished bytes of the instance are at their limit, or nothing can be evicted";
+		return "pinned or unfinished bytes of the instance or its namespace are at their limit, or nothing can "
+		       "be evicted";
 	default:
 		return NULL;
 	}

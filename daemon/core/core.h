@@ -86,13 +86,15 @@ typedef struct kvd_core_config {
 	uint32_t max_spaces;       /* per namespace, <= KV_MIRROR_MAX_SPACES */
 	uint32_t max_instances;
 	uint32_t max_members;
-	uint32_t max_leases;           /* per instance */
-	uint64_t max_pinned_bytes;     /* per instance: slots read leases keep from eviction, promotions included */
-	uint64_t max_unfinished_bytes; /* per instance: slots of unfinished puts */
-	uint64_t lease_ttl_ns;         /* default, and the largest granted */
-	uint32_t write_behind_depth;   /* disk writes in flight */
-	uint32_t read_depth;           /* disk reads in flight */
-	int write_behind;              /* 1: eager, parent first */
+	uint32_t max_leases; /* per instance */
+	uint64_t
+		max_pinned_bytes; /* per instance: slots read leases keep from eviction, promotions included; 0: with */
+	uint64_t
+		max_unfinished_bytes; /* per instance: slots of unfinished puts; 0: both together half of the CPU share */
+	uint64_t lease_ttl_ns;        /* default, and the largest granted */
+	uint32_t write_behind_depth; /* disk writes in flight */
+	uint32_t read_depth;         /* disk reads in flight */
+	int write_behind;            /* 1: eager, parent first */
 	kvd_policy_kind_t policy;
 	uint64_t stale_ns; /* heartbeats may be so old (kv/shm.h); 0: the usual */
 } kvd_core_config_t;
@@ -108,6 +110,11 @@ void kvd_core_destroy(kvd_core_t *core);
 uint64_t kvd_mirror_bytes(const kvd_core_config_t *config);
 /* `mirror`: zeroed, page-aligned memory of kvd_mirror_bytes(), shared with clients by the host. */
 kv_status_t kvd_namespace_add(kvd_core_t *core, const char *name, void *mirror, uint32_t *p_ns);
+/* What a namespace has a share of (share.h). */
+typedef enum kvd_resource { KVD_SHARE_CPU, KVD_SHARE_DISK, KVD_SHARE_INDEX, KVD_SHARES } kvd_resource_t;
+/* Bytes of the two tiers, blocks of the index. 0, the value without this call: an equal part of what the other namespaces were not given. KV_ERR_ARG: no
+ * such namespace. */
+kv_status_t kvd_namespace_share(kvd_core_t *core, uint32_t ns, const uint64_t given[KVD_SHARES]);
 /* Take in what the disk tier has kept. Call once, after all namespaces are there and before members join. Spaces appear when they are opened;
  * until then their blocks wait under their root digest. */
 kv_status_t kvd_core_recover(kvd_core_t *core);

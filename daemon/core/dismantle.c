@@ -83,19 +83,19 @@ static void revoke_through(kvd_core_t *core, uint32_t id)
 	}
 }
 
-/* A leaf of the CPU set at or below the block. KVD_NONE: there is none, or *p_steps are used up. */
-static uint32_t cpu_leaf(const kvd_core_t *core, uint32_t id, uint32_t *p_steps)
+/* A leaf of the set at or below the block. KVD_NONE: there is none, or *p_steps are used up. */
+static uint32_t leaf_below(const kvd_core_t *core, uint32_t id, kvd_set_t t, uint32_t *p_steps)
 {
 	const kvd_block_t *block = kvd_block_at(&core->ix, id);
 	const kvd_node_t *node = kvd_node_of(&core->ix, block);
 
-	if (!kvd_in_set(&core->ix, block, KVD_CPU)) {
+	if (!kvd_in_set(&core->ix, block, t)) {
 		return KVD_NONE;
 	}
-	while (node->n[KVD_CPU] == node->len && node->kids[KVD_CPU] > 0) {
+	while (node->n[t] == node->len && node->kids[t] > 0) {
 		const kvd_node_t *below = kvd_node_at(&core->ix, node->first_child);
 
-		while (below->n[KVD_CPU] == 0 || (below->flags & KVD_NODE_DEAD)) {
+		while (below->n[t] == 0 || (below->flags & KVD_NODE_DEAD)) {
 			below = kvd_node_at(&core->ix, below->next);
 			if (--*p_steps == 0) {
 				return KVD_NONE;
@@ -107,7 +107,30 @@ static uint32_t cpu_leaf(const kvd_core_t *core, uint32_t id, uint32_t *p_steps)
 		}
 	}
 
-	return --*p_steps == 0 ? KVD_NONE : node->ids[node->n[KVD_CPU] - 1];
+	return --*p_steps == 0 ? KVD_NONE : node->ids[node->n[t] - 1];
+}
+
+kv_status_t kvd_evict_below(kvd_core_t *core, uint32_t id, kvd_set_t t, int force)
+{
+	uint32_t steps = DROP_STEPS, leaf = leaf_below(core, id, t, &steps);
+	const kvd_block_t *block = leaf == KVD_NONE ? NULL : kvd_block_at(&core->ix, leaf);
+
+	while (block && force && !kvd_evictable(&core->ix, block, t) && block->claims != KVD_NONE) {
+		const kvd_claim_t *claim = kvd_pool_at(&core->claims, block->claims);
+		kvd_lease_t *lease = claim->kind == KVD_CLAIM_LEASE ? kvd_lease_find(core, claim->owner) : NULL;
+
+		if (lease) {
+			kvd_lease_end(core, lease, KV_ERR_REVOKED);
+		} else {
+			kvd_put_lose(core, block->claims);
+		}
+	}
+	if (!block || !kvd_evictable(&core->ix, block, t)) {
+		return KV_MISS;
+	}
+	kvd_block_evict(core, leaf, t);
+
+	return KV_OK;
 }
 
 /* No lease reads it any more. A put that is pinned to it goes on below the disk copy, if there is one. */
@@ -136,7 +159,7 @@ void kvd_quarantine_cpu(kvd_core_t *core, uint32_t id)
 	if (kvd_in_set(&core->ix, block, KVD_DISK) && !kvd_tree_of(&core->ix, block)->hidden &&
 	    !kvd_index_dead(&core->ix, block)) {
 		revoke_through(core, id);
-		while ((leaf = cpu_leaf(core, id, &steps)) != KVD_NONE) {
+		while ((leaf = leaf_below(core, id, KVD_CPU, &steps)) != KVD_NONE) {
 			lose_cpu_leaf(core, leaf);
 		}
 		if (steps > 0) {

@@ -22,4 +22,7 @@ void kvd_tree_release(kvd_core_t *core, uint32_t tree);
 /* One quantum; 1 while there is more. */
 int kvd_dismantle_run(kvd_core_t *core);
 
+/* Evict a leaf of tier t's set at or below a block of it. `force`: leases that pin it end, and puts go on without it. KV_MISS: it cannot go now. */
+kv_status_t kvd_evict_below(kvd_core_t *core, uint32_t block, kvd_set_t t, int force);
+
 #endif

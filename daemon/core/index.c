@@ -143,6 +143,25 @@ uint32_t kvd_index_leaving(const kvd_index_t *ix, uint32_t tree, const kv_key_t 
 	return KVD_NONE;
 }
 
+uint32_t kvd_index_in_slot(const kvd_index_t *ix, const kv_key_t *key, uint8_t group, kvd_set_t t, kvs_loc_t loc)
+{
+	uint32_t link = ix->heads[place_of(ix, key, group)];
+
+	while (link != 0) {
+		const kvd_block_t *block = kvd_block_at(ix, link - 1);
+		kvs_loc_t at = t == KVD_DISK ? block->disk : (kvs_loc_t){*kvd_slot_of(ix, block), block->cpu_gen};
+
+		if (kv_key_equal(&block->key, key) && block->group == group && at.slot == loc.slot &&
+		    at.gen == loc.gen && kvd_in_set(ix, block, t) && !kvd_tree_of(ix, block)->hidden &&
+		    !kvd_index_dead(ix, block)) {
+			return link - 1;
+		}
+		link = block->hash_next;
+	}
+
+	return KVD_NONE;
+}
+
 int kvd_index_quarantined(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group)
 {
 	uint32_t link = ix->heads[place_of(ix, key, group)];
@@ -321,6 +340,20 @@ static void marks_split(kvd_index_t *ix, kvd_node_t *from, uint32_t head, uint32
 	*link = KVD_NONE;
 }
 
+/* Pins of the blocks that `head` has taken over from `node`, whose length is that of the rest already. */
+static void pins_split(kvd_index_t *ix, kvd_node_t *node, kvd_node_t *head)
+{
+	for (uint32_t i = 0; node->claimed > 0 && i < head->len; i++) {
+		if (kvd_block_at(ix, head->ids[i])->claims != KVD_NONE) {
+			head->claimed++;
+			node->claimed--;
+		}
+	}
+	head->pinned = node->pinned < head->len ? node->pinned : head->len;
+	node->pinned -= head->pinned;
+	head->pinned_kids = node->pinned > 0 ? 1 : 0;
+}
+
 /* The first `pos` blocks of a run become a run of their own, its parent. The rest keeps its id and its children. */
 static kv_status_t node_split(kvd_index_t *ix, uint32_t id, uint32_t pos)
 {
@@ -357,6 +390,7 @@ static kv_status_t node_split(kvd_index_t *ix, uint32_t id, uint32_t pos)
 		head->kids[t] = node->n[t] > 0 ? 1 : 0;
 		marks_split(ix, node, head_id, pos, t);
 	}
+	pins_split(ix, node, head);
 	cursor_move(ix, id, head_id);
 	child_unlink(ix, id);
 	child_link(ix, node->parent, head_id);
@@ -420,6 +454,8 @@ static void node_merge(kvd_index_t *ix, uint32_t id)
 		marks_merge(ix, node, child_id, len, t);
 	}
 
+	child->claimed += node->claimed;
+	child->pinned = child->pinned > 0 ? len + child->pinned : node->pinned;
 	if (node->flags & KVD_NODE_QUEUED) {
 		kvd_queue_push(ix, child_id);
 	}
@@ -469,6 +505,13 @@ static kv_status_t run_for(kvd_index_t *ix, uint32_t tree, uint32_t parent, uint
 	return KV_OK;
 }
 
+static void tally(kvd_tree_t *tree, uint64_t add)
+{
+	if (tree->tally) {
+		*tree->tally += add;
+	}
+}
+
 kv_status_t kvd_index_insert(kvd_index_t *ix, uint32_t tree, uint32_t parent, const kvs_meta_t *meta, uint32_t *p_block)
 {
 	uint32_t id, node_id;
@@ -501,6 +544,7 @@ kv_status_t kvd_index_insert(kvd_index_t *ix, uint32_t tree, uint32_t parent, co
 	node->ids[node->len] = id;
 	node->len++;
 	kvd_tree_at(ix, tree)->blocks++;
+	tally(kvd_tree_at(ix, tree), 1);
 	table_add(ix, id);
 	*p_block = id;
 
@@ -528,6 +572,7 @@ void kvd_index_remove(kvd_index_t *ix, uint32_t id)
 	table_remove(ix, id);
 	kvd_pool_put(&ix->blocks, id);
 	tree->blocks--;
+	tally(tree, UINT64_MAX);
 	node->len--;
 
 	if (node->len == 0) {
@@ -612,6 +657,82 @@ uint32_t kvd_index_depth_in(const kvd_index_t *ix, uint32_t id, kvd_set_t t)
 	}
 
 	return node->depth0 + (node->n[t] < upto ? node->n[t] : upto);
+}
+
+/* ---- pins ------------------------------------------------------------------------------------------------------------------- */
+
+uint32_t kvd_index_depth_pinned(const kvd_index_t *ix, uint32_t id)
+{
+	const kvd_block_t *block = kvd_block_at(ix, id);
+	const kvd_node_t *node = kvd_node_of(ix, block);
+	uint32_t upto = block->pos + 1u;
+
+	while (node->pinned == 0) {
+		if (node->parent == KVD_NONE) {
+			return 0;
+		}
+		node = kvd_node_at(ix, node->parent);
+		upto = node->len;
+	}
+
+	return node->depth0 + (node->pinned < upto ? node->pinned : upto);
+}
+
+uint32_t kvd_index_pin(kvd_index_t *ix, uint32_t id)
+{
+	const kvd_block_t *block = kvd_block_at(ix, id);
+	kvd_node_t *node = kvd_node_of(ix, block);
+	uint32_t upto = block->pos + 1u, fresh = 0;
+
+	node->claimed++;
+	for (;;) {
+		uint32_t before = node->pinned;
+
+		if (before < upto) {
+			node->pinned = upto;
+			fresh += upto - before;
+		}
+		if (before > 0 || node->parent == KVD_NONE) { /* what is pinned at all has pinned the path above it */
+			return fresh;
+		}
+		node = kvd_node_at(ix, node->parent);
+		node->pinned_kids++;
+		upto = node->len;
+	}
+}
+
+/* How much of the run its own claims and its children keep pinned. One look at each block that is let go. */
+static uint32_t still_pinned(const kvd_index_t *ix, const kvd_node_t *node)
+{
+	uint32_t pinned = node->claimed > 0 ? node->pinned : 0;
+
+	if (node->pinned_kids > 0) {
+		return node->len;
+	}
+	while (pinned > 0 && kvd_block_at(ix, node->ids[pinned - 1])->claims == KVD_NONE) {
+		pinned--;
+	}
+
+	return pinned;
+}
+
+uint32_t kvd_index_unpin(kvd_index_t *ix, uint32_t id)
+{
+	kvd_node_t *node = kvd_node_of(ix, kvd_block_at(ix, id));
+	uint32_t freed = 0;
+
+	node->claimed--;
+	for (;;) {
+		uint32_t pinned = still_pinned(ix, node);
+
+		freed += node->pinned - pinned;
+		node->pinned = pinned;
+		if (pinned > 0 || node->parent == KVD_NONE) {
+			return freed;
+		}
+		node = kvd_node_at(ix, node->parent);
+		node->pinned_kids--;
+	}
 }
 
 /* ---- sets ------------------------------------------------------------------------------------------------------------------- */

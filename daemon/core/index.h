@@ -13,6 +13,9 @@
  * State of a block, per tier:   out --join (parent is in, run's next)--> in --leave (no child is in)--> out
  * State of a block:             insert --> known --> remove (in no set, no child, nobody holds it)
  *
+ * A claim pins its block and the path above it, so the pinned blocks of a run are a prefix of it as well: `pinned` counts them, once however many claims
+ * they have (docs/decisions/025).
+ *
  * Blocks of `window` and `state` groups have no parent: each is a run of one block at the root. Trivially prefix-closed, it joins and leaves by itself;
  * a tree may have as many of them as the index holds.
  *
@@ -81,6 +84,9 @@ typedef struct kvd_node {
 	uint32_t len, cap;
 	uint32_t n[KVD_TIERS];
 	uint32_t kids[KVD_TIERS];        /* child nodes whose first block is in the set                    */
+	uint32_t pinned;                 /* blocks [0, pinned) of the run lie on the path to a claim       */
+	uint32_t pinned_kids;            /* child nodes with pinned blocks                                 */
+	uint32_t claimed;                /* blocks of the run that have claims                             */
 	uint32_t marks[KVD_TIERS];       /* deepest first                                                  */
 	uint32_t queue_prev, queue_next; /* write-behind                                                  */
 	uint32_t flags;
@@ -105,6 +111,7 @@ typedef struct kvd_tree {
 	uint64_t alive;      /* the answer of runs that were not below one of them when the last one was added */
 	uint64_t epoch;
 	uint64_t blocks;
+	uint64_t *tally; /* counts the blocks of all trees of one owner (share.h); NULL: nobody counts    */
 	uint64_t in[KVD_TIERS];
 	uint8_t root[32];
 } kvd_tree_t;
@@ -172,6 +179,8 @@ uint32_t kvd_index_find(const kvd_index_t *ix, uint32_t tree, const kv_key_t *ke
 uint8_t kvd_index_tiers(const kvd_index_t *ix, uint32_t ns, const kv_key_t *key, uint8_t group);
 /* A block of this key that is being taken down in the tree and is not UNTOLD; KVD_NONE: none. */
 uint32_t kvd_index_leaving(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group);
+/* The visible block of this key whose slot in tier t's set is at `loc`, of any tree; KVD_NONE: none. */
+uint32_t kvd_index_in_slot(const kvd_index_t *ix, const kv_key_t *key, uint8_t group, kvd_set_t t, kvs_loc_t loc);
 /* Is a block of this key being taken down in the tree, and no other one there? */
 int kvd_index_quarantined(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group);
 /* Is the block below a node that is being taken down? O(1), but for one visit of each run after each kvd_index_kill() in its tree. */
@@ -204,6 +213,12 @@ uint32_t kvd_index_ancestor(const kvd_index_t *ix, uint32_t block, uint32_t dept
 void kvd_index_path(const kvd_index_t *ix, uint32_t block, uint32_t skip, uint32_t *ids, uint32_t *slots);
 /* Depth of the deepest block on the path to `block` that is in the set; 0: none. */
 uint32_t kvd_index_depth_in(const kvd_index_t *ix, uint32_t block, kvd_set_t t);
+
+/* Depth of the deepest pinned block on the path to `block`; 0: none. */
+uint32_t kvd_index_depth_pinned(const kvd_index_t *ix, uint32_t block);
+/* The block has its first claim, or has lost its last one. Returns how many blocks are pinned, or let go, by that. */
+uint32_t kvd_index_pin(kvd_index_t *ix, uint32_t block);
+uint32_t kvd_index_unpin(kvd_index_t *ix, uint32_t block);
 
 /* Make the block the first of its run, so that its subtree is a node's subtree. KV_ERR_NOMEM, KV_ERR_LIMIT. */
 kv_status_t kvd_index_cut(kvd_index_t *ix, uint32_t block);

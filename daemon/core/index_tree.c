@@ -155,12 +155,13 @@ typedef struct kvd_sums {
 static const char *children_wrong(const kvd_index_t *ix, uint32_t id)
 {
 	const kvd_node_t *node = kvd_node_at(ix, id);
-	uint32_t children = 0, kids[KVD_TIERS] = {0, 0};
+	uint32_t children = 0, kids[KVD_TIERS] = {0, 0}, pinned = 0;
 
 	for (uint32_t c = node->first_child; c != KVD_NONE; c = kvd_node_at(ix, c)->next) {
 		const kvd_node_t *child = kvd_node_at(ix, c);
 
 		children++;
+		pinned += child->pinned > 0 ? 1 : 0;
 		for (kvd_set_t t = KVD_CPU; t < KVD_TIERS; t++) {
 			kids[t] += child->n[t] > 0 && !(child->flags & KVD_NODE_DEAD) ? 1 : 0;
 			if (child->n[t] > 0 && node->n[t] < node->len && !(child->flags & KVD_NODE_DEAD)) {
@@ -170,6 +171,9 @@ static const char *children_wrong(const kvd_index_t *ix, uint32_t id)
 		if (child->parent != id || child->tree != node->tree || child->depth0 != node->depth0 + node->len) {
 			return "a child disagrees with its parent";
 		}
+	}
+	if (pinned != node->pinned_kids || (pinned > 0 && node->pinned != node->len)) {
+		return "pinned children are miscounted";
 	}
 	if (children != node->children || kids[KVD_CPU] != node->kids[KVD_CPU] ||
 	    kids[KVD_DISK] != node->kids[KVD_DISK]) {
@@ -207,6 +211,7 @@ static const char *marks_wrong(const kvd_index_t *ix, uint32_t id, kvd_set_t t, 
 static const char *run_wrong(const kvd_index_t *ix, uint32_t id, kvd_sums_t *sums)
 {
 	const kvd_node_t *node = kvd_node_at(ix, id);
+	uint32_t claimed = 0, deepest = 0;
 
 	if (node->len == 0 || node->len > KVD_RUN_MAX || node->len > node->cap || node->n[KVD_CPU] > node->len ||
 	    node->n[KVD_DISK] > node->len) {
@@ -219,6 +224,10 @@ static const char *run_wrong(const kvd_index_t *ix, uint32_t id, kvd_sums_t *sum
 		if (block->node != id || block->pos != i) {
 			return "a block does not know its run";
 		}
+		if (block->claims != KVD_NONE) {
+			claimed++;
+			deepest = i + 1;
+		}
 		if ((node->slots[i] != KV_SLOT_NONE) != (i < node->n[KVD_CPU] || filled) ||
 		    (i < node->n[KVD_CPU] && filled)) {
 			return "a block's CPU slot and its state disagree";
@@ -230,6 +239,9 @@ static const char *run_wrong(const kvd_index_t *ix, uint32_t id, kvd_sums_t *sum
 		    kvd_index_find(ix, node->tree, &block->key, block->group) != node->ids[i]) {
 			return "a block is not found by its key";
 		}
+	}
+	if (claimed != node->claimed || (node->pinned_kids == 0 && deepest != node->pinned)) {
+		return "a run's pins are miscounted";
 	}
 	sums->blocks += node->len;
 	sums->in[KVD_CPU] += node->n[KVD_CPU];

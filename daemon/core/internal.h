@@ -15,6 +15,7 @@
 #include "policy.h"
 #include "pool.h"
 #include "put.h"
+#include "share.h"
 #include "space.h"
 #include "transfer.h"
 
@@ -31,6 +32,7 @@ struct kvd_core {
 	kvd_index_t ix;
 	kvd_ns_t *ns[KVD_MAX_NAMESPACES];
 	uint32_t ns_count;
+	uint64_t unowned_blocks; /* of trees whose namespace is not configured */
 	kvd_class_t *classes;
 	uint32_t class_count, class_cap;
 
@@ -75,7 +77,7 @@ struct kvd_core {
 	void *staging_ctx;
 	kvd_answer_fn answer;
 	void *answer_ctx;
-	kvd_change_t change;
+	kvd_change_t change[KVD_TIERS];
 	uint32_t pending_resets;
 	uint32_t outstanding; /* callbacks the tiers owe us */
 	int closing;          /* destroyed; memory goes with the last callback */

@@ -269,9 +269,7 @@ uint64_t kvd_lease_expiry(const kvd_core_t *core, uint32_t ttl_ms)
 
 uint64_t kvd_lease_room(const kvd_core_t *core, const kvd_instance_rec_t *instance)
 {
-	return instance->pinned_bytes < core->config.max_pinned_bytes
-		       ? core->config.max_pinned_bytes - instance->pinned_bytes
-		       : 0;
+	return kvd_instance_room(core, instance, core->config.max_pinned_bytes, instance->pinned_bytes);
 }
 
 /* Lease blocks (skip, depth] of the path to `id`, or as many as the limits and the room allow. */
@@ -283,17 +281,16 @@ static kv_status_t lease_open(kvd_core_t *core, const kvd_space_t *space, const 
 	uint64_t room = kvd_lease_room(core, instance) / slot_bytes;
 	uint32_t depth = kvd_depth_of(&core->ix, kvd_block_at(&core->ix, id));
 	uint32_t n = depth - ask->skip > room ? ask->skip + (uint32_t)room : depth;
+	uint64_t most = kvd_index_depth_pinned(&core->ix, id) + kvd_pin_room(core, space->ns, space->slot_class);
 	uint32_t cpu_depth, before;
-	kvd_lease_t draft = {.instance = member->instance,
-			     .member = member->id,
-			     .n = n,
-			     .skip = ask->skip,
-			     .ready = n,
-			     .hold_from = n,
-			     .stamp = core->stamp};
+	kvd_lease_t draft = {
+		.instance = member->instance, .member = member->id, .skip = ask->skip, .stamp = core->stamp};
 	kvd_lease_t *lease;
 	kv_status_t status;
 
+	kvd_count(core, KV_M_SHARE_FULL, n > most ? 1 : 0);
+	n = n > most ? (uint32_t)most : n; /* skipped blocks are pinned too */
+	draft.n = draft.ready = draft.hold_from = n;
 	if (n <= ask->skip) {
 		return instance->lease_count >= core->config.max_leases ? KV_ERR_LIMIT : KV_ERR_BUSY;
 	}

@@ -86,7 +86,14 @@ void kvd_entry_free(kvd_core_t *core, kvd_put_t *put, kvd_entry_t *entry)
 {
 	kvs_free(core->tier[KVD_CPU], entry->loc);
 	entry->loc.slot = KV_SLOT_NONE;
-	kvd_instance_at(core, put->instance)->unfinished_bytes -= put->slot_bytes;
+	kvd_count_unfinished(core, kvd_instance_at(core, put->instance), put->slot_bytes, 0);
+}
+
+int kvd_put_may_pin(const kvd_core_t *core, const kvd_put_t *put, uint32_t block)
+{
+	uint32_t depth = kvd_depth_of(&core->ix, kvd_block_at(&core->ix, block));
+
+	return depth - kvd_index_depth_pinned(&core->ix, block) <= kvd_pin_room(core, put->ns, put->slot_class);
 }
 
 kv_status_t kvd_put_pin(kvd_core_t *core, kvd_put_t *put, uint32_t block)
@@ -210,7 +217,7 @@ static void entry_lose(kvd_core_t *core, kvd_put_t *put, uint32_t index)
 		kvd_entry_free(core, put, entry);
 		entry->state = KVD_ENTRY_LOST;
 	} else if (entry->state == KVD_ENTRY_THROUGH) { /* the write in flight gives the slot back */
-		kvd_instance_at(core, put->instance)->unfinished_bytes -= put->slot_bytes;
+		kvd_count_unfinished(core, kvd_instance_at(core, put->instance), put->slot_bytes, 0);
 		entry->state = KVD_ENTRY_LOST;
 	}
 }

@@ -159,6 +159,8 @@ int kvd_put_stored(kvd_core_t *core, kvd_put_t *put, uint32_t *p_n);
 uint32_t kvd_put_on_disk(kvd_core_t *core, const kvd_put_t *put, uint32_t n);
 /* The put's claim now hangs on `block`. */
 kv_status_t kvd_put_pin(kvd_core_t *core, kvd_put_t *put, uint32_t block);
+/* May the put pin the path down to `block`: is there room for it within the namespace's share? */
+int kvd_put_may_pin(const kvd_core_t *core, const kvd_put_t *put, uint32_t block);
 /* Forget an ended put that nothing is owed to. */
 void kvd_put_settle(kvd_core_t *core, kvd_put_t *put);
 

@@ -217,8 +217,10 @@ static const uint32_t *tokens_of(const kvd_put_t *put, uint32_t index)
 	return put->tokens ? put->tokens + (size_t)index * put->block_tokens : NULL;
 }
 
-/* Into the index; when that is full, the least wanted blocks make room. The claim alone leaves the disk copy of a parent that is in memory too to be
- * evicted, so the parent is held meanwhile: the new block may join below that very copy. */
+#define INDEX_TRIES 64u
+
+/* Into the index; when that is full, the least wanted blocks of the namespace furthest over its share make room. The claim alone leaves the disk copy of a
+ * parent that is in memory too to be evicted, so the parent is held meanwhile: the new block may join below that very copy. */
 static kv_status_t insert(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t parent, uint32_t *p_block)
 {
 	kvs_meta_t meta;
@@ -229,11 +231,8 @@ static kv_status_t insert(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint
 		kvd_hold(core, parent);
 	}
 	status = kvd_index_insert(&core->ix, put->tree, parent, &meta, p_block);
-	for (uint32_t tries = 0; status == KV_ERR_LIMIT && tries < 16; tries++) {
-		int freed = core->tier[KVD_DISK] && kvd_make_room(core, put->slot_class, KVD_DISK) == KV_OK;
-
-		freed |= kvd_make_room(core, put->slot_class, KVD_CPU) == KV_OK;
-		if (!freed) {
+	for (uint32_t tries = 0; status == KV_ERR_LIMIT && tries < INDEX_TRIES; tries++) {
+		if (kvd_make_index_room(core, put->ns) != KV_OK) {
 			break;
 		}
 		status = kvd_index_insert(&core->ix, put->tree, parent, &meta, p_block);
@@ -258,7 +257,7 @@ static kvd_turn_t publish_cpu(kvd_core_t *core, kvd_put_t *put, uint32_t index, 
 	block = kvd_block_at(&core->ix, id);
 	block->cpu_gen = entry->loc.gen;
 	*kvd_slot_of(&core->ix, block) = entry->loc.slot;
-	kvd_instance_at(core, put->instance)->unfinished_bytes -= put->slot_bytes;
+	kvd_count_unfinished(core, kvd_instance_at(core, put->instance), put->slot_bytes, 0);
 	kvd_block_join(core, id, KVD_CPU, put->stamp, tokens_of(put, index));
 	entry_visible(core, put, index, id, KVD_ENTRY_VISIBLE);
 
@@ -307,6 +306,10 @@ static kvd_turn_t parent_of(kvd_core_t *core, kvd_put_t *put, uint32_t index, ui
 	}
 	if (kvd_depth_of(&core->ix, kvd_block_at(&core->ix, *p_parent)) != put->depth0 + index) {
 		return end_put(core, put, KV_ERR_ARG);
+	}
+
+	if (put->claim == KVD_NONE && !kvd_put_may_pin(core, put, *p_parent)) {
+		return end_put(core, put, KV_ERR_BUSY);
 	}
 
 	return kvd_put_pin(core, put, *p_parent) == KV_OK ? KVD_TURN_GO_ON : end_put(core, put, KV_ERR_NOMEM);
@@ -391,7 +394,7 @@ static kvd_turn_t publish_disk(kvd_core_t *core, kvd_put_t *put, uint32_t index,
 	if (kvd_index_can_join(&core->ix, block, KVD_CPU)) {
 		block->cpu_gen = entry->loc.gen;
 		*kvd_slot_of(&core->ix, block) = entry->loc.slot;
-		kvd_instance_at(core, put->instance)->unfinished_bytes -= put->slot_bytes;
+		kvd_count_unfinished(core, kvd_instance_at(core, put->instance), put->slot_bytes, 0);
 		kvd_block_join(core, id, KVD_CPU, put->stamp, tokens_of(put, index));
 	} else {
 		kvd_entry_free(core, put, entry);

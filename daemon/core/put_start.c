@@ -261,19 +261,22 @@ static void put_fill(kvd_core_t *core, kvd_put_t *put, const kvd_draft_t *draft)
 	put->stamp = core->stamp;
 }
 
-/* Is the entry's block visible? Of a group without parents it may be anywhere in the put. */
-static int already_take(kvd_core_t *core, kvd_put_t *put, uint32_t index)
+/* Is the entry's block visible? Of a group without parents it may be anywhere in the put. KV_MISS: it is not. KV_ERR_BUSY: no more may be pinned. */
+static kv_status_t already_take(kvd_core_t *core, kvd_put_t *put, uint32_t index)
 {
 	uint32_t id = put->alone ? kvd_index_find(&core->ix, put->tree, &put->entries[index].key, (uint8_t)put->group)
 				 : KVD_NONE;
 
 	if (id == KVD_NONE) {
-		return 0;
+		return KV_MISS;
+	}
+	if (!kvd_put_may_pin(core, put, id)) {
+		return KV_ERR_BUSY;
 	}
 	kvd_entry_pin(core, put, index, id); /* room for the others is not made by dropping it */
 	put->already++;
 
-	return 1;
+	return KV_OK;
 }
 
 /* Slots for the keys that are not visible, as many as limits and room allow. */
@@ -285,23 +288,36 @@ static kv_status_t slots_take(kvd_core_t *core, kvd_put_t *put, const kvd_draft_
 		kvd_entry_t *entry = &put->entries[i];
 		kvs_meta_t meta;
 
-		if (already_take(core, put, i)) {
+		status = already_take(core, put, i);
+		if (status == KV_OK) {
 			continue;
+		}
+		if (status != KV_MISS) {
+			return status;
 		}
 		if (put->alone && kvd_pending_mine(core, put, &entry->key)) {
 			return KV_ERR_ARG; /* the same key twice */
 		}
-		if (draft->instance->unfinished_bytes + put->slot_bytes > core->config.max_unfinished_bytes) {
+		if (kvd_pin_room(core, put->ns, put->slot_class) == 0) {
+			kvd_count(core, KV_M_SHARE_FULL, 1);
+			return KV_ERR_BUSY;
+		}
+		if (kvd_instance_room(core, draft->instance, core->config.max_unfinished_bytes,
+				      draft->instance->unfinished_bytes) < put->slot_bytes) {
 			return KV_ERR_BUSY;
 		}
 		kvd_put_meta(core, put, i, &meta);
 		status = kvd_slot_alloc(core, put->slot_class, KVD_CPU, &(kvd_use_t){KVS_PUT, put->id, &meta},
 					&entry->loc);
+		if (status == KV_OK && !kvd_may_open(core, put->ns, entry->loc)) {
+			kvs_free(core->tier[KVD_CPU], entry->loc);
+			status = KV_ERR_BUSY;
+		}
 		if (status != KV_OK) {
 			entry->loc.slot = KV_SLOT_NONE;
 			return status;
 		}
-		draft->instance->unfinished_bytes += put->slot_bytes;
+		kvd_count_unfinished(core, draft->instance, put->slot_bytes, 1);
 		status = kvd_pending_add(core, put, i);
 		if (status != KV_OK) {
 			kvd_entry_free(core, put, entry);
@@ -392,7 +408,7 @@ static kv_status_t put_create(kvd_core_t *core, const kvd_draft_t *draft, kvd_pu
 	put_link(core, put, draft->instance);
 	status = arrays_make(core, put, draft);
 	if (status == KV_OK && draft->base != KVD_NONE) {
-		status = kvd_put_pin(core, put, draft->base);
+		status = kvd_put_may_pin(core, put, draft->base) ? kvd_put_pin(core, put, draft->base) : KV_ERR_BUSY;
 	}
 	if (status == KV_OK) {
 		status = kvd_area_take(&draft->instance->area,

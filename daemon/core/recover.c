@@ -8,6 +8,20 @@ typedef struct kvd_recovery {
 	uint64_t refused;
 } kvd_recovery_t;
 
+/* The namespace of a class of the disk tier; KVD_NONE: it is not configured any more. */
+static uint32_t ns_of_class(const kvd_core_t *core, uint32_t tier_class)
+{
+	const char *name = kvs_class_ns(core->tier[KVD_DISK], tier_class);
+
+	for (uint32_t n = 0; n < core->ns_count; n++) {
+		if (strcmp(core->ns[n]->name, name) == 0) {
+			return n;
+		}
+	}
+
+	return KVD_NONE;
+}
+
 static kv_status_t tree_of_root(kvd_recovery_t *recovery, uint32_t tier_class, const kvs_meta_t *meta)
 {
 	kvd_core_t *core = recovery->core;
@@ -23,7 +37,7 @@ static kv_status_t tree_of_root(kvd_recovery_t *recovery, uint32_t tier_class, c
 			return core->classes[tree->slot_class].tier_class[KVD_DISK] == tier_class ? KV_OK : KV_ERR_ARG;
 		}
 	}
-	status = kvd_class_find(core, tier_classes, &slot_class);
+	status = kvd_class_find(core, tier_classes, ns_of_class(core, tier_class), &slot_class);
 	if (status == KV_OK) {
 		status = kvd_tree_create(&core->ix, &recovery->tree);
 	}
@@ -32,6 +46,8 @@ static kv_status_t tree_of_root(kvd_recovery_t *recovery, uint32_t tier_class, c
 	}
 	tree = kvd_tree_at(&core->ix, recovery->tree);
 	tree->slot_class = slot_class;
+	tree->tally = core->classes[slot_class].ns == KVD_NONE ? &core->unowned_blocks
+							       : &core->ns[core->classes[slot_class].ns]->blocks;
 	tree->epoch = meta->epoch;
 	memcpy(tree->root, meta->root, sizeof tree->root);
 

@@ -36,6 +36,7 @@ kv_status_t kvd_namespace_add(kvd_core_t *core, const char *name, void *mirror, 
 	kvd_mirror_heartbeat(&ns->mirror, kv_now_ns(core->env));
 	*p_ns = core->ns_count;
 	core->ns[core->ns_count++] = ns;
+	kvd_shares_settle(core);
 
 	return KV_OK;
 }
@@ -76,7 +77,7 @@ static uint64_t slot_stride(const kvs_geometry_t *geometry)
 }
 
 /* The class of these tiers' classes, made when it is new. */
-kv_status_t kvd_class_find(kvd_core_t *core, const uint32_t tier_class[KVD_TIERS], uint32_t *p_class)
+kv_status_t kvd_class_find(kvd_core_t *core, const uint32_t tier_class[KVD_TIERS], uint32_t ns, uint32_t *p_class)
 {
 	kvd_set_t by = tier_class[KVD_DISK] != KVD_NONE ? KVD_DISK : KVD_CPU;
 	kvd_class_t *made;
@@ -99,7 +100,7 @@ kv_status_t kvd_class_find(kvd_core_t *core, const uint32_t tier_class[KVD_TIERS
 		core->class_cap = cap;
 	}
 	made = &core->classes[core->class_count];
-	*made = (kvd_class_t){.ns = KVD_NONE, .tier_class = {tier_class[KVD_CPU], tier_class[KVD_DISK]}};
+	*made = (kvd_class_t){.ns = ns, .tier_class = {tier_class[KVD_CPU], tier_class[KVD_DISK]}};
 	kvd_order_init(&made->order[KVD_CPU]);
 	kvd_order_init(&made->order[KVD_DISK]);
 	*p_class = core->class_count++;
@@ -118,13 +119,18 @@ static kv_status_t class_open(kvd_core_t *core, const kvd_space_open_t *ask, uin
 					&tier_class[KVD_DISK]);
 	}
 	if (status == KV_OK) {
-		status = kvd_class_find(core, tier_class, p_class);
+		status = kvd_class_find(core, tier_class, ask->ns, p_class);
 	}
 	if (status == KV_OK) {
-		core->classes[*p_class].ns = ask->ns;
 		core->classes[*p_class].tier_class[KVD_CPU] = tier_class[KVD_CPU];
 		core->classes[*p_class].slot_bytes = slot_stride(&ask->geometry);
-		kvd_change_ask(core, *p_class);
+		for (kvd_set_t t = KVD_CPU; t < KVD_TIERS; t++) {
+			if (core->tier[t] && core->tier[t]->ops->change) {
+				core->classes[*p_class].unit[t] =
+					core->tier[t]->ops->change->unit(core->tier[t], tier_class[t]);
+			}
+			kvd_change_ask(core, *p_class, t);
+		}
 	}
 
 	return status;
@@ -191,6 +197,7 @@ static void tree_adopt(kvd_core_t *core, const kvd_space_t *space)
 	kvd_tree_t *tree = kvd_tree_at(&core->ix, space->tree);
 
 	tree->ns = space->ns;
+	tree->tally = &core->ns[space->ns]->blocks;
 	tree->space = space->id;
 	tree->slot_class = space->slot_class;
 	tree->epoch = space->epoch;

@@ -17,17 +17,19 @@
 #define KVD_MAX_NAMESPACES 256u
 #define KVD_NS_NAME_MAX    64u
 
-/* Slots that can replace each other: one namespace, one geometry. Eviction for a class takes from it alone. */
+/* Slots that can replace each other: one namespace, one geometry. */
 typedef struct kvd_class {
-	uint32_t ns;                    /* KVD_NONE: recovered from disk, not opened yet */
+	uint32_t ns;                    /* KVD_NONE: found on disk, and the namespace is not configured */
 	uint32_t tier_class[KVD_TIERS]; /* the tiers' numbers; KVD_NONE: none            */
 	uint64_t slot_bytes;            /* charged a slot                                */
 	kvd_order_t order[KVD_TIERS];
-	uint64_t used_ns;      /* when a slot of the CPU tier was last asked for, or a lease given         */
-	uint64_t slots;        /* of the CPU tier, when they were counted last (change.h)                */
-	uint32_t largest;      /* of a slab of these                                                     */
-	uint32_t wants;        /* 1: it is short of slots, and waits for its turn to get a slab            */
-	uint64_t ask_after_ns; /* it does not ask before: there was none for it                       */
+	uint64_t used_ns; /* when a slot was last asked for, or a lease given */
+	/* change.h, of each tier: */
+	uint64_t unit[KVD_TIERS];         /* bytes of a whole slab or file                                */
+	uint64_t slots[KVD_TIERS];        /* when they were counted last                                  */
+	uint32_t largest[KVD_TIERS];      /* of a slab of these                                           */
+	uint32_t wants[KVD_TIERS];        /* 1: it is short of slots, and waits for its turn to get a slab */
+	uint64_t ask_after_ns[KVD_TIERS]; /* it does not ask before: there was none for it                */
 } kvd_class_t;
 
 typedef struct kvd_space {
@@ -52,6 +54,10 @@ typedef struct kvd_ns {
 	kvd_mirror_t mirror;
 	kvd_space_t **spaces; /* [max_spaces], by id; 0 is not used            */
 	uint32_t space_count;
+	uint64_t given[KVD_SHARES], share[KVD_SHARES]; /* as configured, 0: not; in force (share.h)   */
+	uint64_t blocks;                               /* in the index                                */
+	uint64_t pinned_blocks, pinned_bytes;          /* on the path to a claim, each counted once   */
+	uint64_t unfinished_blocks, unfinished_bytes;  /* slots of puts, those in quarantine too      */
 } kvd_ns_t;
 
 /* The space of a request with keys. KV_ERR_NOT_FOUND, KV_ERR_STALE_EPOCH. */
@@ -72,7 +78,7 @@ int kvd_space_fill_mirrors(kvd_core_t *core);
 void kvd_space_left(kvd_core_t *core, uint32_t ns, uint32_t id);
 void kvd_spaces_fini(kvd_core_t *core);
 
-/* The class made of these tiers' classes; a new one when there is none. */
-kv_status_t kvd_class_find(kvd_core_t *core, const uint32_t tier_class[KVD_TIERS], uint32_t *p_class);
+/* The class made of these tiers' classes; a new one, of namespace ns, when there is none. */
+kv_status_t kvd_class_find(kvd_core_t *core, const uint32_t tier_class[KVD_TIERS], uint32_t ns, uint32_t *p_class);
 
 #endif

@@ -140,6 +140,25 @@ static void space_json(kvd_core_t *core, kvd_json_t *json, const kvd_space_t *sp
 	kvd_json_close(json, '}');
 }
 
+static void shares_json(const kvd_core_t *core, kvd_json_t *json, uint32_t ns)
+{
+	static const char *const names[KVD_SHARES] = {"cpu", "disk", "index"};
+
+	kvd_json_open(json, "shares", '[');
+	for (kvd_resource_t what = 0; what < KVD_SHARES; what++) {
+		kvd_json_open(json, NULL, '{');
+		kvd_json_text(json, "resource", names[what]);
+		kvd_json_u64(json, "share", kvd_share_of(core, ns, what));
+		kvd_json_u64(json, "used", kvd_share_used(core, ns, what));
+		kvd_json_u64(json, "borrowed", kvd_share_over(core, ns, what, 0));
+		if (what == KVD_SHARE_CPU) {
+			kvd_json_u64(json, "irreclaimable", kvd_irreclaimable(core, ns));
+		}
+		kvd_json_close(json, '}');
+	}
+	kvd_json_close(json, ']');
+}
+
 static uint32_t put_count(kvd_core_t *core, const kvd_instance_rec_t *instance)
 {
 	uint32_t count = 0;
@@ -202,6 +221,9 @@ size_t kvd_core_status_json(kvd_core_t *core, uint32_t ns, uint32_t detail, char
 	}
 	kvd_json_close(&json, ']');
 
+	if (name_space) {
+		shares_json(core, &json, ns);
+	}
 	kvd_json_open(&json, "spaces", '[');
 	for (uint32_t id = 1; detail >= 1 && name_space && id <= name_space->space_count; id++) {
 		space_json(core, &json, name_space->spaces[id]);

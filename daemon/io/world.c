@@ -191,9 +191,8 @@ kv_status_t kvd_world_core(kvd_host_t *host, char *detail, size_t cap)
 		.max_instances = (uint32_t)options->limits_instances,
 		.max_members = (uint32_t)options->limits_members,
 		.max_leases = (uint32_t)options->limits_leases,
-		.max_pinned_bytes = options->instance_max_pinned ? options->instance_max_pinned : options->cpu_size,
-		.max_unfinished_bytes =
-			options->instance_max_unfinished ? options->instance_max_unfinished : options->cpu_size / 2,
+		.max_pinned_bytes = options->instance_max_pinned,
+		.max_unfinished_bytes = options->instance_max_unfinished,
 		.lease_ttl_ns = options->lease_ttl,
 		.write_behind_depth = (uint32_t)options->nvme_queue_depth,
 		.read_depth = (uint32_t)options->nvme_queue_depth,

@@ -35,6 +35,23 @@ static kv_status_t fake_class_open(kvs_tier_t *tier, const char *ns, const kvs_g
 	return KV_OK;
 }
 
+static const char *fake_class_ns(kvs_tier_t *tier, uint32_t slot_class)
+{
+	return fake_of(tier)->classes[slot_class].ns;
+}
+
+static uint64_t fake_class_bytes(kvs_tier_t *tier, uint32_t slot_class)
+{
+	const fake_tier_t *fake = fake_of(tier);
+	uint64_t bytes = 0;
+
+	for (uint32_t i = 0; i < fake->cap; i++) {
+		bytes += fake->slots[i].state != KVS_FREE && fake->slots[i].slot_class == slot_class ? 4096 : 0;
+	}
+
+	return bytes;
+}
+
 static kv_status_t fake_alloc(kvs_tier_t *tier, uint32_t slot_class, kvs_state_t state, uint64_t owner,
 			      const kvs_meta_t *meta, kvs_loc_t *p_loc)
 {
@@ -333,14 +350,16 @@ static void fake_close(kvs_tier_t *tier)
 }
 
 static const kvs_tier_ops_t ops_cpu = {
-	"CPU",         NULL,      fake_class_open, fake_alloc,     fake_set_state, fake_free,    fake_mem,
-	fake_store,    fake_load, fake_flush,      fake_epoch_set, fake_epoch_get, fake_recover, fake_usage,
-	fake_event_fd, fake_poll, fake_in_flight,  fake_check,     fake_close,     NULL,
+	"CPU",          NULL,           fake_class_open, fake_class_ns, fake_class_bytes, fake_alloc,
+	fake_set_state, fake_free,      fake_mem,        fake_store,    fake_load,        fake_flush,
+	fake_epoch_set, fake_epoch_get, fake_recover,    fake_usage,    fake_event_fd,    fake_poll,
+	fake_in_flight, fake_check,     fake_close,      NULL,
 };
 static const kvs_tier_ops_t ops_disk = {
-	"DISK",        NULL,      fake_class_open, fake_alloc,     fake_set_state, fake_free,    fake_mem,
-	fake_store,    fake_load, fake_flush,      fake_epoch_set, fake_epoch_get, fake_recover, fake_usage,
-	fake_event_fd, fake_poll, fake_in_flight,  fake_check,     fake_close,     NULL,
+	"DISK",         NULL,           fake_class_open, fake_class_ns, fake_class_bytes, fake_alloc,
+	fake_set_state, fake_free,      fake_mem,        fake_store,    fake_load,        fake_flush,
+	fake_epoch_set, fake_epoch_get, fake_recover,    fake_usage,    fake_event_fd,    fake_poll,
+	fake_in_flight, fake_check,     fake_close,      NULL,
 };
 
 void fake_tier_init(fake_tier_t *fake, int disk, uint32_t cap, uint64_t seed)

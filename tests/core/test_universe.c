@@ -9,11 +9,12 @@
 #define DEPTH  48u
 #define LEASES 24u
 #define PUTS   12u
+#define SPACES 4u
 
 typedef struct life {
 	universe_t u;
-	kvd_space_info_t space[2];
-	kv_key_t keys[CHAINS][DEPTH]; /* chains share beginnings */
+	kvd_space_info_t space[SPACES]; /* two of each namespace */
+	kv_key_t keys[CHAINS][DEPTH];   /* chains share beginnings */
 	u_lease_t leases[LEASES];
 	u_put_t puts[PUTS];
 	uint32_t put_space[PUTS];
@@ -59,7 +60,7 @@ static void do_join(life_t *l)
 		live += l->u.members[i].id != 0;
 	}
 	if (live < 10) {
-		(void)u_join(&l->u, 0, names[below(l, 3)], (uint32_t)below(l, 3), (uint32_t)below(l, 2));
+		(void)u_join(&l->u, below(l, 4) == 0, names[below(l, 3)], (uint32_t)below(l, 3), (uint32_t)below(l, 2));
 	}
 }
 
@@ -69,6 +70,17 @@ static void some_group(life_t *l)
 	static const uint8_t groups[] = {0, 0, 0, 1, 1, 2, 5};
 
 	l->u.group = groups[below(l, sizeof groups)];
+}
+
+/* A space that the member may ask for. */
+static uint32_t some_space(life_t *l, const u_member_t *m)
+{
+	return (m ? 2 * m->ns : 0) + (below(l, 8) == 0 ? 1 : 0);
+}
+
+static uint32_t ns_of(uint32_t space)
+{
+	return space / 2;
 }
 
 /* ALREADY blocks have no slot, all others have one. */
@@ -86,13 +98,12 @@ static void check_already(const u_put_t *put, uint32_t already)
 static void do_put_start(life_t *l)
 {
 	u_member_t *m = some_member(l);
-	uint32_t which = (uint32_t)below(l, PUTS), chain = (uint32_t)below(l, CHAINS),
-		 space = (uint32_t)below(l, 8) == 0;
+	uint32_t which = (uint32_t)below(l, PUTS), chain = (uint32_t)below(l, CHAINS), space = some_space(l, m);
 	uint32_t visible, first, n;
 	kv_msg_put_start_reply_t reply;
 
 	some_group(l);
-	visible = u_visible(&l->u, 0, &l->space[space], l->keys[chain], DEPTH);
+	visible = u_visible(&l->u, ns_of(space), &l->space[space], l->keys[chain], DEPTH);
 	first = (uint32_t)below(l, u_alone(l->u.group) ? DEPTH : visible + 4);
 	n = first + 1 + (uint32_t)below(l, 12);
 
@@ -158,7 +169,7 @@ static void do_put_revoke(life_t *l)
 static void acquire_alone(life_t *l, u_member_t *m, uint32_t which, uint32_t space, const kv_key_t *keys, uint32_t n)
 {
 	uint32_t some = l->u.group == 2 ? 1 : 1 + (uint32_t)below(l, 6), skip = n > some ? n - some : 0;
-	uint32_t visible = u_visible(&l->u, 0, &l->space[space], &keys[skip], n - skip);
+	uint32_t visible = u_visible(&l->u, ns_of(space), &l->space[space], &keys[skip], n - skip);
 	kv_msg_acquire_reply_t reply;
 	kv_status_t status = u_acquire(&l->u, m, &l->space[space], keys, n, skip, &l->leases[which], &reply);
 
@@ -175,8 +186,7 @@ static void acquire_alone(life_t *l, u_member_t *m, uint32_t which, uint32_t spa
 static void do_acquire(life_t *l)
 {
 	u_member_t *m = some_member(l);
-	uint32_t which = (uint32_t)below(l, LEASES), chain = (uint32_t)below(l, CHAINS),
-		 space = (uint32_t)below(l, 8) == 0;
+	uint32_t which = (uint32_t)below(l, LEASES), chain = (uint32_t)below(l, CHAINS), space = some_space(l, m);
 	uint32_t n = 1 + (uint32_t)below(l, DEPTH), skip = below(l, 3) ? 0 : (uint32_t)below(l, n + 1);
 	kv_msg_acquire_reply_t reply;
 
@@ -268,7 +278,7 @@ static void do_leave(life_t *l)
 static void do_reset(life_t *l)
 {
 	u_member_t *m = some_member(l);
-	uint32_t space = (uint32_t)below(l, 2);
+	uint32_t space = (m ? 2 * m->ns : 0) + (uint32_t)below(l, 2);
 	kv_msg_t ask = {.space_reset = {.space = l->space[space].space, .epoch = l->space[space].epoch}}, reply;
 
 	if (m && below(l, 6) == 0) {
@@ -357,11 +367,11 @@ static void check(life_t *l)
 	}
 }
 
-static int nowhere(universe_t *u, const kvd_space_info_t *space, const kv_key_t *keys)
+static int nowhere(universe_t *u, uint32_t ns, const kvd_space_info_t *space, const kv_key_t *keys)
 {
 	uint8_t tiers[DEPTH], any = 0;
 
-	u_explain(u, 0, space, keys, DEPTH, tiers);
+	u_explain(u, ns, space, keys, DEPTH, tiers);
 	for (uint32_t i = 0; i < DEPTH; i++) {
 		any |= tiers[i];
 	}
@@ -403,16 +413,17 @@ static void calm_down(life_t *l)
 			assert_int_equal(usage.quarantined_slots, 0);
 		}
 	}
-	for (uint32_t c = 0; c < CHAINS * U_GROUPS; c++) {
+	for (uint32_t c = 0; c < 2 * CHAINS * U_GROUPS; c++) {
 		uint8_t tiers[DEPTH];
 		const kv_key_t *keys = l->keys[c % CHAINS];
+		uint32_t ns = c / CHAINS / U_GROUPS;
 
-		u->group = u_groups[c / CHAINS].id;
+		u->group = u_groups[c / CHAINS % U_GROUPS].id;
 
-		u_explain(u, 0, &l->space[0], keys, DEPTH, tiers);
+		u_explain(u, ns, &l->space[2 * ns], keys, DEPTH, tiers);
 		for (uint32_t i = 0; i < DEPTH; i++) {
-			if (nowhere(u, &l->space[1], keys)) {
-				assert_int_equal(u_mirror_tiers(u, 0, &keys[i]), tiers[i]);
+			if (nowhere(u, ns, &l->space[2 * ns + 1], keys)) {
+				assert_int_equal(u_mirror_tiers(u, ns, &keys[i]), tiers[i]);
 			}
 		}
 	}
@@ -428,14 +439,22 @@ static void live(uint64_t seed, uint32_t steps)
 			     .seed = seed};
 	int restart = config.disk_slots > 0 && seed % 5 == 0;
 
+	if (seed % 2) { /* shares that are met all the time; in the others what is there is the limit */
+		const uint64_t shares[2][KVD_SHARES] = {{24 * 4096, 50 * 4096, config.max_blocks / 2},
+							{16 * 4096, 40 * 4096, config.max_blocks / 2}};
+
+		memcpy(config.share, shares, sizeof shares);
+	}
+
 	for (int run = 0; run <= restart; run++) {
 		memset(&l, 0, sizeof l);
 		universe_init(&l.u, &config, run ? &disk : NULL);
 		l.u.rng.state = seed + 1000 * (uint64_t)run;
 		l.u.cpu.shuffle = l.u.disk.shuffle = 1;
 		l.u.disk.queue_limit = seed % 2 ? 4 : 0;
-		l.space[0] = u_space(&l.u, 0, "model");
-		l.space[1] = u_space(&l.u, 0, "other");
+		for (uint32_t s = 0; s < SPACES; s++) {
+			l.space[s] = u_space(&l.u, ns_of(s), s % 2 ? "other" : "model");
+		}
 		l.u.rng.state = seed;
 		make_keys(&l);
 		for (uint32_t i = 0; i < steps; i++) {

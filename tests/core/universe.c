@@ -184,6 +184,7 @@ void universe_init(universe_t *u, const u_config_t *config, const fake_tier_t *d
 			     .unclaim = world_unclaim,
 			     .digests = world_digests,
 			     .seal = world_seal};
+	uint64_t given[KVD_SHARES];
 
 	memset(u, 0, sizeof *u);
 	kv_test_env_init(&u->env);
@@ -230,6 +231,10 @@ void universe_init(universe_t *u, const u_config_t *config, const fake_tier_t *d
 		u->mirror[i] = aligned_alloc(4096, kvd_mirror_bytes(&u->config));
 		memset(u->mirror[i], 0, kvd_mirror_bytes(&u->config));
 		assert_int_equal(kvd_namespace_add(u->core, i ? "b" : "a", u->mirror[i], &u->ns[i]), KV_OK);
+		for (uint32_t what = 0; what < KVD_SHARES; what++) { /* a test that says nothing of shares has none */
+			given[what] = config->share[i][what] ? config->share[i][what] : UINT64_MAX / 4;
+		}
+		assert_int_equal(kvd_namespace_share(u->core, u->ns[i], given), KV_OK);
 	}
 	assert_int_equal(kvd_core_recover(u->core), KV_OK);
 }
@@ -296,7 +301,7 @@ u_member_t *u_join(universe_t *u, uint32_t ns, const char *instance, uint32_t ro
 		member = u->members[i].id == 0 ? &u->members[i] : NULL;
 	}
 	assert_non_null(member);
-	*member = (u_member_t){.instance = id, .area = u->areas[place].area, .role = role, .rank = rank};
+	*member = (u_member_t){.instance = id, .area = u->areas[place].area, .ns = ns, .role = role, .rank = rank};
 	assert_int_equal(kvd_member_add(u->core, id, &join, &member->id), KV_OK);
 
 	return member;

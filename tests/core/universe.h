@@ -34,7 +34,7 @@ typedef struct u_member {
 	kvd_member_t id;
 	kvd_instance_t instance;
 	uint8_t *area; /* lease area of the instance */
-	uint32_t role, rank;
+	uint32_t ns, role, rank;
 	int closed;
 } u_member_t;
 
@@ -103,6 +103,7 @@ typedef struct u_config {
 	kvs_pool_config_t pool; /* limit_bytes > 0: a real pool is the CPU tier */
 	uint64_t max_blocks;
 	kvd_policy_kind_t policy;
+	uint64_t share[2][KVD_SHARES]; /* of the namespaces; 0: no end */
 	uint64_t seed;
 } u_config_t;
 

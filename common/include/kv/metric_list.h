@@ -40,6 +40,7 @@
 	X(PUT_ALREADY, kvd_put_already_total, KV_METRIC_COUNTER, "put blocks that were visible already")               \
 	X(PUT_DUPLICATES, kvd_put_duplicates_total, KV_METRIC_COUNTER, "put blocks that lost to another instance's copy") \
 	X(PUT_BUSY, kvd_put_busy_total, KV_METRIC_COUNTER, "puts cut short at a limit")                                \
+	X(SHARE_FULL, kvd_share_full_total, KV_METRIC_COUNTER, "acquires and puts cut short because their namespace's irreclaimable bytes were at its share") \
 	X(NO_PARENT, kvd_no_parent_total, KV_METRIC_COUNTER, "puts below an unknown parent")                           \
 	X(PARENT_LOST, kvd_parent_lost_total, KV_METRIC_COUNTER, "put blocks whose parent never came")                 \
 	X(NOT_ADMITTED, kvd_not_admitted_total, KV_METRIC_COUNTER, "blocks a tier refused")                            \
@@ -66,6 +67,7 @@
 	X(CPU_FIRST_TOUCH, kvd_cpu_first_touch_total, KV_METRIC_COUNTER, "slots given out before they were pre-faulted") \
 	X(SLABS_RETIRED, kvd_slabs_retired_total, KV_METRIC_COUNTER, "slabs whose memory went to another block size") \
 	X(SLABS_KEPT, kvd_slabs_kept, KV_METRIC_GAUGE, "retired slabs that a member has not unmapped in time: their pages were taken away") \
+	X(SLABS_RECLAIMED, kvd_slabs_reclaimed_total, KV_METRIC_COUNTER, "slabs and slot files that a namespace over its share began to give to another") \
 	X(BLOCKS_MOVED, kvd_blocks_moved_total, KV_METRIC_COUNTER, "blocks copied out of slabs that were to be retired") \
 	X(CPU_HUGE_PAGES, kvd_cpu_huge_pages, KV_METRIC_GAUGE, "1 when the pool lies on huge pages")                   \
 	X(SLAB_FAULTS, kvd_slab_faults_total, KV_METRIC_COUNTER, "copies or digests that hit memory a client had taken away") \

@@ -120,17 +120,17 @@ typedef void (*kvs_done_fn)(void *arg, kv_status_t status);
 /* One block found at open. Return other than KV_OK to have it dropped (its slot is freed). */
 typedef kv_status_t (*kvs_found_fn)(void *arg, uint32_t slot_class, kvs_loc_t loc, const kvs_meta_t *meta);
 
-/* A slab as those see it who decide which class it should belong to. */
+/* A slab, or a slot file, as those see it who decide which class it should belong to. */
 typedef struct kvs_slab_look {
 	uint32_t slot_class;
 	uint32_t slots;
 	uint32_t taken; /* not FREE */
-	uint32_t open;  /* of them, not READY either */
+	uint32_t open;  /* of them, not READY either; of a file: 0 */
 	int leaving;    /* 1: gives out no slot any more */
 	int retired;    /* 1: empty for good; its memory is still there */
 } kvs_slab_look_t;
 
-/* Slabs that change their class (the CPU tier only):
+/* Slabs and slot files that change their class. A file that has been retired goes by itself when its rows have:
  *
  *   USED --leave--> LEAVING --every slot FREE, retire--> RETIRED --nobody maps it--> its memory is another class's
  *   LEAVING --stay--> USED
@@ -142,12 +142,16 @@ typedef struct kvs_change_ops {
 	kv_status_t (*look)(kvs_tier_t *tier, uint32_t slab, kvs_slab_look_t *p_look);
 	/* Slots of another class that its memory would make. */
 	uint32_t (*gain)(kvs_tier_t *tier, uint32_t slab, uint32_t for_class);
-	/* What a READY slot holds. KV_MISS: the slot is in another state, or does not exist. */
+	/* Bytes of a whole slab of the class. */
+	uint64_t (*unit)(kvs_tier_t *tier, uint32_t slot_class);
+	/* What a READY slot holds; of a slot of a file key and group only. KV_MISS: the slot is in another state, or does not exist. */
 	kv_status_t (*slot)(kvs_tier_t *tier, kv_slot_t slot, kvs_loc_t *p_loc, kvs_meta_t *p_meta);
 	/* Free slots that alloc would give, of all of a class's slabs. */
 	uint64_t (*free_slots)(kvs_tier_t *tier, uint32_t slot_class);
 	/* 1: less than a quarter of a slab is free, and no memory is left for another slab. */
 	int (*is_short)(kvs_tier_t *tier, uint32_t slot_class);
+	/* 1: what was retired for the class will be its own soon. */
+	int (*is_coming)(kvs_tier_t *tier, uint32_t slot_class);
 	void (*leave)(kvs_tier_t *tier, uint32_t slab);
 	void (*stay)(kvs_tier_t *tier, uint32_t slab);
 	/* KV_ERR_BUSY: a slot is not FREE. What comes free is for `for_class`. */
@@ -156,8 +160,10 @@ typedef struct kvs_change_ops {
 
 typedef struct kvs_tier_ops {
 	const char *medium;             /* "CPU", "DISK" */
-	const kvs_change_ops_t *change; /* NULL: a slab keeps its class */
+	const kvs_change_ops_t *change; /* NULL: slots have no class, every one of them is anybody's */
 	kv_status_t (*class_open)(kvs_tier_t *tier, const char *ns, const kvs_geometry_t *geometry, uint32_t *p_class);
+	const char *(*class_ns)(kvs_tier_t *tier, uint32_t slot_class);
+	uint64_t (*class_bytes)(kvs_tier_t *tier, uint32_t slot_class);
 	kv_status_t (*alloc)(kvs_tier_t *tier, uint32_t slot_class, kvs_state_t state, uint64_t owner,
 			     const kvs_meta_t *meta, kvs_loc_t *p_loc);
 	kv_status_t (*set_state)(kvs_tier_t *tier, kvs_loc_t loc, kvs_state_t state);
@@ -188,6 +194,18 @@ struct kvs_tier {
 static inline kv_status_t kvs_class_open(kvs_tier_t *t, const char *ns, const kvs_geometry_t *g, uint32_t *p_class)
 {
 	return t->ops->class_open(t, ns, g, p_class);
+}
+
+/* The namespace of a class that class_open or recover has named; the tier's memory, and good until it closes. */
+static inline const char *kvs_class_ns(kvs_tier_t *t, uint32_t slot_class)
+{
+	return t->ops->class_ns(t, slot_class);
+}
+
+/* Bytes of the slabs or slot files that the class has, empty slots included: what its namespace is charged. */
+static inline uint64_t kvs_class_bytes(kvs_tier_t *t, uint32_t slot_class)
+{
+	return t->ops->class_bytes(t, slot_class);
 }
 
 /* Take a free slot and give it to `owner` (put or lease id) in `state` (PUT or FILLING). May carve a new slab or file within the tier's limit.

@@ -1,0 +1,425 @@
+/* Shares: two namespaces beside each other, one of which takes what it can get. */
+#include "universe.h"
+
+#define DEPTH 32u
+
+static universe_t u_;
+static u_member_t *m_[2];
+static kvd_space_info_t space_[2];
+
+static void stage(const u_config_t *config)
+{
+	universe_init(&u_, config, NULL);
+	for (uint32_t i = 0; i < 2; i++) {
+		m_[i] = u_join(&u_, i, "engine", 2, 0);
+		space_[i] = u_space(&u_, i, "model");
+	}
+}
+
+static void stage_end(void)
+{
+	universe_check(&u_);
+	for (uint32_t i = 0; i < U_MEMBERS; i++) {
+		if (u_.members[i].id) {
+			u_dead(&u_, &u_.members[i]);
+		}
+	}
+	u_.disk.hold = 0;
+	u_settle(&u_);
+	universe_check(&u_);
+	assert_int_equal(u_.core->claims.used + u_.core->leases.used + u_.core->puts.used + u_.core->ios.used, 0);
+	universe_fini(&u_);
+}
+
+static void chain_of(uint32_t ns, uint32_t c, kv_key_t keys[DEPTH])
+{
+	u_chain(NULL, 1000 * (ns + 1) + c, keys, DEPTH);
+}
+
+/* Chain c of the namespace is put and written to disk. */
+static void put_chain(uint32_t ns, uint32_t c)
+{
+	kv_key_t keys[DEPTH];
+
+	chain_of(ns, c, keys);
+	(void)u_put(&u_, m_[ns], &space_[ns], keys, 0, DEPTH);
+	u_settle(&u_);
+	universe_check(&u_);
+}
+
+static uint32_t visible(uint32_t ns, uint32_t c)
+{
+	kv_key_t keys[DEPTH];
+
+	chain_of(ns, c, keys);
+
+	return u_visible(&u_, ns, &space_[ns], keys, DEPTH);
+}
+
+static uint32_t visible_of(uint32_t ns, uint32_t chains)
+{
+	uint32_t blocks = 0;
+
+	for (uint32_t c = 0; c < chains; c++) {
+		blocks += visible(ns, c);
+	}
+
+	return blocks;
+}
+
+static kv_status_t acquire(uint32_t ns, uint32_t c, uint32_t n, uint32_t skip, u_lease_t *lease,
+			   kv_msg_acquire_reply_t *reply)
+{
+	kv_key_t keys[DEPTH];
+
+	chain_of(ns, c, keys);
+
+	return u_acquire(&u_, m_[ns], &space_[ns], keys, n, skip, lease, reply);
+}
+
+/* ---- the index --------------------------------------------------------------------------------------------------------- */
+
+/* The promise: an index filled by one namespace is no wall for another, whatever class and tier its blocks are in. */
+static void p5_an_index_full_of_one_namespace_admits_another(void **state)
+{
+	(void)state;
+	stage(&(u_config_t){.cpu_slots = 900,
+			    .disk_slots = 900,
+			    .max_blocks = 512,
+			    .share = {[0] = {0, 0, 256}, [1] = {0, 0, 256}},
+			    .seed = kv_test_seed()});
+	for (uint32_t c = 0; c < 20; c++) {
+		put_chain(0, c);
+		for (uint32_t i = 0; i < DEPTH && c % 2; i++) { /* half of them are on disk only */
+			(void)kvd_core_evict_one(u_.core, KV_TIER_CPU);
+		}
+	}
+	assert_true(u_.core->ix.blocks.used > 512 - DEPTH); /* what is idle is lent */
+	for (uint32_t c = 0; c < 8; c++) {
+		put_chain(1, c);
+		assert_int_equal(visible(1, c), DEPTH);
+	}
+	assert_int_equal(visible_of(1, 8), 256);
+	/* And whoever is within its share keeps it. */
+	for (uint32_t c = 20; c < 40; c++) {
+		put_chain(0, c);
+	}
+	assert_int_equal(visible_of(1, 8), 256);
+	stage_end();
+}
+
+/* Of two that are over their shares the one that is over by more gives, and the coldest it has. */
+static void p5_the_namespace_furthest_over_its_share_gives(void **state)
+{
+	(void)state;
+	stage(&(u_config_t){.cpu_slots = 400,
+			    .max_blocks = 320,
+			    .share = {[0] = {0, 0, 64}, [1] = {0, 0, 128}},
+			    .seed = kv_test_seed()});
+	for (uint32_t c = 0; c < 5; c++) {
+		put_chain(1, c); /* 160, 32 over */
+	}
+	for (uint32_t c = 0; c < 5; c++) {
+		put_chain(0, c); /* 160, 96 over */
+	}
+	put_chain(1, 5);
+	assert_int_equal(visible_of(1, 6), 6 * DEPTH);
+	assert_int_equal(visible(0, 0), 0);
+	assert_int_equal(visible_of(0, 5), 4 * DEPTH);
+	put_chain(1, 6); /* equally far over now: each gives for itself */
+	put_chain(0, 5);
+	assert_int_equal(visible_of(1, 7), 6 * DEPTH);
+	assert_int_equal(visible_of(0, 6), 4 * DEPTH);
+	stage_end();
+}
+
+/* ---- what cannot be reclaimed ------------------------------------------------------------------------------------------ */
+
+/* Skipped blocks are pinned like the others, and a block that many leases pin is counted once. */
+static void p5_pins_end_at_the_share_and_count_once(void **state)
+{
+	static u_lease_t leases[8];
+	kv_msg_acquire_reply_t reply;
+	uint32_t pinned = 0;
+
+	(void)state;
+	stage(&(u_config_t){.cpu_slots = 300,
+			    .max_blocks = 512,
+			    .share = {[0] = {100 * 4096}, [1] = {100 * 4096}},
+			    .seed = kv_test_seed()});
+	for (uint32_t c = 0; c < 8; c++) {
+		put_chain(0, c); /* 256 blocks, far over its share */
+	}
+	for (uint32_t i = 0; i < 8; i++) { /* the same chain: 32 blocks of the share of 100 */
+		assert_int_equal(acquire(0, 0, DEPTH, 0, &leases[i], &reply), KV_OK);
+		assert_int_equal(reply.n, DEPTH);
+	}
+	assert_int_equal(kvd_irreclaimable(u_.core, u_.ns[0]), DEPTH * 4096);
+	for (uint32_t i = 1; i < 8; i++) {
+		assert_int_equal(u_release(&u_, m_[0], leases[i].id), KV_OK);
+	}
+	for (uint32_t c = 1; c < 8; c++) { /* one block leased of each, all of it pinned */
+		kv_status_t status = acquire(0, c, DEPTH, DEPTH - 1, &leases[c], &reply);
+
+		assert_true(status == KV_OK || status == KV_ERR_BUSY);
+		pinned += status == KV_OK ? DEPTH : 0;
+		universe_check(&u_);
+	}
+	assert_int_equal(pinned, 2 * DEPTH);
+	assert_int_equal(acquire(0, 7, DEPTH, 0, &leases[7], &reply), KV_OK);
+	assert_int_equal(reply.n, 100 - 3 * DEPTH);
+	universe_check(&u_);
+	/* The other one has its share. */
+	for (uint32_t c = 0; c < 3; c++) {
+		put_chain(1, c);
+		assert_int_equal(visible(1, c), DEPTH);
+	}
+	stage_end();
+}
+
+/* Slots of unfinished puts, those in quarantine too, end at the share, with the parents the puts pin. */
+static void p5_unfinished_and_quarantined_slots_end_at_the_share(void **state)
+{
+	kv_msg_put_start_reply_t reply;
+	static u_put_t puts[8];
+	kv_key_t keys[DEPTH];
+	uint32_t slots = 0;
+
+	(void)state;
+	stage(&(u_config_t){.cpu_slots = 300,
+			    .max_blocks = 512,
+			    .share = {[0] = {100 * 4096}, [1] = {100 * 4096}},
+			    .seed = kv_test_seed()});
+	for (uint32_t c = 0; c < 8; c++) {
+		chain_of(0, c, keys);
+		if (u_put_start(&u_, m_[0], &space_[0], keys, 0, DEPTH, 0, &puts[c], &reply) == KV_OK) {
+			slots += puts[c].n;
+			(void)u_put_revoke(&u_, m_[0], puts[c].id); /* and never quiet */
+		}
+		universe_check(&u_);
+	}
+	assert_int_equal(slots, 100);
+	assert_int_equal(kvd_irreclaimable(u_.core, u_.ns[0]), 100 * 4096);
+	put_chain(1, 0);
+	assert_int_equal(visible(1, 0), DEPTH);
+	stage_end();
+}
+
+/* Half of the share is an instance's. */
+static void p5_an_instance_has_half_of_its_namespaces_share(void **state)
+{
+	kv_msg_put_start_reply_t reply;
+	kv_msg_acquire_reply_t leased;
+	static u_lease_t lease;
+	static u_put_t put;
+	kv_key_t keys[DEPTH];
+
+	(void)state;
+	stage(&(u_config_t){.cpu_slots = 300, .max_blocks = 512, .share = {[0] = {40 * 4096}}, .seed = kv_test_seed()});
+	u_.core->config.max_pinned_bytes = u_.core->config.max_unfinished_bytes = 0;
+	chain_of(0, 0, keys);
+	assert_int_equal(u_put(&u_, m_[0], &space_[0], keys, 0, DEPTH), 20);
+	assert_int_equal(acquire(0, 0, 20, 4, &lease, &leased), KV_OK);
+	assert_int_equal(leased.n, 20);
+	chain_of(0, 1, keys);
+	assert_int_equal(u_put_start(&u_, m_[0], &space_[0], keys, 0, DEPTH, 0, &put, &reply), KV_OK);
+	assert_int_equal(put.n, 4);
+	m_[0] = u_join(&u_, 0, "another", 2, 0);
+	chain_of(0, 2, keys);
+	assert_int_equal(u_put_start(&u_, m_[0], &space_[0], keys, 0, DEPTH, 0, &put, &reply), KV_OK);
+	assert_int_equal(put.n, 16); /* 20 pinned and 4 unfinished of 40 */
+	stage_end();
+}
+
+/* Without a word each has an equal part of what is left. */
+static void p5_shares_that_nobody_gave_are_equal(void **state)
+{
+	const uint64_t none[KVD_SHARES] = {0}, some[KVD_SHARES] = {[KVD_SHARE_INDEX] = 100};
+
+	(void)state;
+	stage(&(u_config_t){.cpu_slots = 300, .disk_slots = 200, .max_blocks = 512, .seed = kv_test_seed()});
+	for (uint32_t n = 0; n < 2; n++) {
+		assert_int_equal(kvd_namespace_share(u_.core, u_.ns[n], none), KV_OK);
+	}
+	for (uint32_t n = 0; n < 2; n++) {
+		assert_int_equal(kvd_share_of(u_.core, u_.ns[n], KVD_SHARE_CPU), 150 * 4096);
+		assert_int_equal(kvd_share_of(u_.core, u_.ns[n], KVD_SHARE_DISK), 100 * 4096);
+		assert_int_equal(kvd_share_of(u_.core, u_.ns[n], KVD_SHARE_INDEX), 256);
+	}
+	assert_int_equal(kvd_namespace_share(u_.core, u_.ns[1], some), KV_OK);
+	assert_int_equal(kvd_share_of(u_.core, u_.ns[0], KVD_SHARE_INDEX), 412);
+	assert_int_equal(kvd_share_of(u_.core, u_.ns[1], KVD_SHARE_INDEX), 100);
+	assert_int_equal(kvd_share_of(u_.core, u_.ns[1], KVD_SHARE_CPU), 150 * 4096);
+	assert_int_equal(kvd_namespace_share(u_.core, 7, some), KV_ERR_ARG);
+	stage_end();
+}
+
+/* ---- memory that is lent ----------------------------------------------------------------------------------------------- */
+
+#define SLAB  (128u << 10)
+#define SLABS 8u
+
+/* A real pool: SLABS slabs of one chain of DEPTH blocks each, half of them each namespace's share. */
+static void stage_pool(void)
+{
+	u_config_t config = {.max_blocks = 4096, .seed = kv_test_seed()};
+
+	config.pool = (kvs_pool_config_t){
+		.limit_bytes = 24576u + SLABS * (SLAB + 12288u), .slab_bytes = SLAB, .huge = KVS_HUGE_OFF};
+	config.share[0][KVD_SHARE_CPU] = config.share[1][KVD_SHARE_CPU] = config.pool.limit_bytes / 2;
+	universe_init(&u_, &config, NULL);
+	m_[0] = u_join(&u_, 0, "engine", 2, 0);
+	space_[0] = u_space(&u_, 0, "model");
+}
+
+/* The host: nobody maps what has been retired. */
+static void turns(uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		u_tick(&u_, 10);
+		for (uint32_t s = 0; s < kvs_pool_slab_count(u_.pool); s++) {
+			kvs_slab_info_t info;
+
+			if (kvs_pool_slab(u_.pool, s, &info) == KV_OK && info.retired) {
+				assert_int_equal(kvs_pool_release(u_.pool, s, 1), KV_OK);
+			}
+		}
+	}
+	universe_check(&u_);
+}
+
+static void other_comes(void)
+{
+	m_[1] = u_join(&u_, 1, "engine", 2, 0);
+	space_[1] = u_space(&u_, 1, "model");
+	turns(40);
+}
+
+/* Everything of the namespace is asked for all the time: no age would make it give. */
+static void heat(uint32_t ns, uint32_t chains)
+{
+	kv_msg_acquire_reply_t reply;
+	static u_lease_t lease;
+
+	for (uint32_t i = 0; i < 20 * chains; i++) {
+		uint32_t n = visible(ns, i % chains);
+
+		if (n > 0) {
+			assert_int_equal(acquire(ns, i % chains, n, 0, &lease, &reply), KV_OK);
+			u_lease_verify(&u_, &lease);
+			assert_int_equal(u_release(&u_, m_[ns], lease.id), KV_OK);
+		}
+	}
+}
+
+static uint64_t used(uint32_t ns)
+{
+	return kvd_share_used(u_.core, u_.ns[ns], KVD_SHARE_CPU);
+}
+
+static void fill(uint32_t ns, uint32_t chains)
+{
+	for (uint32_t round = 0; round < 3; round++) {
+		for (uint32_t c = 0; c < chains; c++) {
+			put_chain(ns, c);
+			turns(12);
+		}
+	}
+}
+
+static void pool_end(void)
+{
+	turns(5);
+	stage_end();
+}
+
+static void p5_memory_that_was_lent_comes_back_to_its_owner(void **state)
+{
+	(void)state;
+	stage_pool();
+	fill(0, SLABS);
+	assert_int_equal(used(0), SLABS * SLAB); /* what is idle is lent */
+	heat(0, SLABS);
+	other_comes();
+	assert_true(used(1) >= SLAB); /* before its first put */
+	fill(1, 4);
+	assert_int_equal(used(1), 4 * SLAB);
+	assert_in_range(visible_of(1, 4), 4 * DEPTH - 4, 4 * DEPTH);
+
+	/* And it stays: the other one gives for itself from now on. */
+	heat(0, SLABS);
+	fill(0, 3 * SLABS);
+	assert_int_equal(used(0), 4 * SLAB);
+	assert_in_range(visible_of(1, 4), 4 * DEPTH - 4, 4 * DEPTH);
+	heat(1, 4);
+	fill(1, SLABS);
+	assert_int_equal(used(1), 4 * SLAB);
+	pool_end();
+}
+
+/* Leases do not hold back what was lent: they end, and whoever reads sees that before it uses a byte. */
+static void p5_leases_do_not_hold_back_what_was_lent(void **state)
+{
+	static u_lease_t leases[SLABS];
+	kv_msg_acquire_reply_t reply;
+	uint32_t alive = 0;
+
+	(void)state;
+	stage_pool();
+	fill(0, SLABS);
+	for (uint32_t c = 0; c < SLABS; c++) {
+		assert_int_equal(acquire(0, c, 16, 0, &leases[c], &reply), KV_OK);
+		assert_int_equal(reply.n, 16);
+	}
+	other_comes();
+	fill(1, 4);
+	assert_int_equal(used(1), 4 * SLAB);
+	for (uint32_t c = 0; c < SLABS; c++) {
+		alive += u_lease_alive(&leases[c]) ? 1 : 0;
+		u_lease_verify(&u_, &leases[c]);
+	}
+	assert_in_range(alive, 1, SLABS - 4);
+	pool_end();
+}
+
+/* Nor do open puts: a slab with one open slot counts whole, so their slabs end at the share. */
+static void p5_open_puts_do_not_hold_back_what_was_lent(void **state)
+{
+	kv_msg_put_start_reply_t reply;
+	static u_put_t puts[4 * SLABS];
+	kv_key_t keys[DEPTH];
+	uint32_t slots = 0;
+
+	(void)state;
+	stage_pool();
+	fill(0, SLABS);
+	for (uint32_t c = 0; c < 4 * SLABS; c++) { /* a slot here, a slot there: each is that of the coldest block */
+		chain_of(0, 100 + c, keys);
+		if (u_put_start(&u_, m_[0], &space_[0], keys, 0, 1, 0, &puts[c], &reply) == KV_OK) {
+			slots += puts[c].n;
+		}
+		heat(0, 1 + c % SLABS);
+	}
+	assert_true(slots > 0);
+	other_comes();
+	fill(1, 4);
+	assert_int_equal(used(1), 4 * SLAB);
+	pool_end();
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p5_an_index_full_of_one_namespace_admits_another),
+		cmocka_unit_test(p5_the_namespace_furthest_over_its_share_gives),
+		cmocka_unit_test(p5_pins_end_at_the_share_and_count_once),
+		cmocka_unit_test(p5_unfinished_and_quarantined_slots_end_at_the_share),
+		cmocka_unit_test(p5_an_instance_has_half_of_its_namespaces_share),
+		cmocka_unit_test(p5_shares_that_nobody_gave_are_equal),
+		cmocka_unit_test(p5_memory_that_was_lent_comes_back_to_its_owner),
+		cmocka_unit_test(p5_leases_do_not_hold_back_what_was_lent),
+		cmocka_unit_test(p5_open_puts_do_not_hold_back_what_was_lent),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
