@@ -15,7 +15,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
 /* Room for more descriptors than we take: what fits is received and closed by us, what does not the kernel closes. */
 typedef union control {
 	struct cmsghdr align;
-	char bytes[CMSG_SPACE(KV_WIRE_MAX_FDS * sizeof(int))];
+	char bytes[CMSG_SPACE(KV_WIRE_MAX_FDS * sizeof(int)) + CMSG_SPACE(sizeof(struct ucred))];
 } control_t;
 
 static kv_status_t address_of(const char *path, struct sockaddr_un *address)
@@ -273,33 +273,56 @@ static uint32_t take_fds(const struct cmsghdr *head, int fds[KV_WIRE_MAX_FDS], u
 	return count;
 }
 
-static uint32_t collect_fds(struct msghdr *message, int fds[KV_WIRE_MAX_FDS])
+static void collect(struct msghdr *message, kv_sock_extra_t *extra)
 {
+	struct ucred sender;
 	uint32_t count = 0;
 
+	extra->sender = 0;
 	for (struct cmsghdr *head = CMSG_FIRSTHDR(message); head; head = CMSG_NXTHDR(message, head)) {
 		if (head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS) {
-			count += take_fds(head, fds, count);
+			count += take_fds(head, extra->fds, count);
+		} else if (head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_CREDENTIALS) {
+			memcpy(&sender, CMSG_DATA(head), sizeof sender);
+			extra->sender = sender.pid;
 		}
 	}
-
+	extra->fd_count = count;
 	if (count <= KV_WIRE_MAX_FDS && !(message->msg_flags & MSG_CTRUNC)) {
-		return count;
+		return;
 	}
 	for (uint32_t i = 0; i < count && i < KV_WIRE_MAX_FDS; i++) {
-		close(fds[i]);
+		close(extra->fds[i]);
 	}
+	extra->fd_count = UINT32_MAX;
+}
 
-	return UINT32_MAX;
+kv_status_t kv_sock_ask_sender(int fd)
+{
+	const int on = 1;
+
+	return setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof on) == 0 ? KV_OK : KV_ERR_IO;
 }
 
 kv_status_t kv_sock_recv(int fd, uint8_t *out, size_t cap, size_t *p_len, int fds[KV_WIRE_MAX_FDS],
 			 uint32_t *p_fd_count)
 {
+	kv_sock_extra_t extra = {.fd_count = 0};
+	kv_status_t status = kv_sock_recv_from(fd, out, cap, p_len, &extra);
+
+	if (status == KV_OK) {
+		*p_fd_count = extra.fd_count;
+		memcpy(fds, extra.fds, sizeof extra.fds);
+	}
+
+	return status;
+}
+
+kv_status_t kv_sock_recv_from(int fd, uint8_t *out, size_t cap, size_t *p_len, kv_sock_extra_t *extra)
+{
 	struct iovec part = {.iov_base = out, .iov_len = cap};
 	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
 	control_t control;
-	uint32_t count;
 	ssize_t n;
 
 	if (cap == 0) {
@@ -314,12 +337,11 @@ kv_status_t kv_sock_recv(int fd, uint8_t *out, size_t cap, size_t *p_len, int fd
 		return status_of_errno(errno);
 	}
 
-	count = collect_fds(&message, fds);
+	collect(&message, extra);
 	if (n == 0) {
 		return KV_ERR_CLOSED;
 	}
 	*p_len = (size_t)n;
-	*p_fd_count = count;
 
 	return KV_OK;
 }

@@ -48,6 +48,7 @@ static const kv_option_t rows[] = {
 	ROW("instance.max_pinned", SIZE, "0", NULL, NULL, NULL, AT_START, instance_max_pinned, "bytes the read leases of one instance may keep from eviction; 0: these and its unfinished puts together, half of its namespace's share"),
 	ROW("instance.max_unfinished", SIZE, "0", NULL, NULL, NULL, AT_START, instance_max_unfinished, "bytes of one instance's unfinished puts; 0: these and its leases together, half of its namespace's share"),
 	ROW("instance.lease_area", SIZE, "16MiB", "1MiB", "1GiB", NULL, AT_START, instance_lease_area, "shared memory for the slot lists of one instance's leases and puts; only touched pages count"),
+	ROW("members.trusted", LIST, "", NULL, NULL, NULL, AT_START, members_trusted, "namespaces whose members may join with a pidfd that is not proved to be their own: for engines whose process ids the daemon cannot see, before Linux 6.9"),
 	ROW("limits.sessions", U64, "1024", "1", "65536", NULL, AT_START, limits_sessions, "open connections, all namespaces together"),
 	ROW("limits.instances", U64, "256", "1", "4096", NULL, AT_START, limits_instances, "live instances"),
 	ROW("limits.members", U64, "1024", "1", "16384", NULL, AT_START, limits_members, "live members"),
@@ -89,6 +90,20 @@ size_t kvd_list_word(const char *list, uint32_t n, const char **p_word)
 	*p_word = list;
 
 	return strcspn(list, ",");
+}
+
+int kvd_list_has(const char *list, const char *word)
+{
+	const char *at;
+	size_t len;
+
+	for (uint32_t i = 0; (len = kvd_list_word(list, i, &at)) > 0; i++) {
+		if (strlen(word) == len && memcmp(at, word, len) == 0) {
+			return 1;
+		}
+	}
+
+	return 0;
 }
 
 static kv_status_t say(kv_option_error_t *error, kv_status_t status, const char *format, ...)
@@ -157,6 +172,23 @@ static kv_status_t check_namespaces(const kvd_options_t *options, kv_option_erro
 	return KV_OK;
 }
 
+static kv_status_t check_trusted(const kvd_options_t *options, kv_option_error_t *error)
+{
+	const char *word;
+	char name[65];
+	size_t len;
+
+	for (uint32_t i = 0; (len = kvd_list_word(options->members_trusted, i, &word)) > 0; i++) {
+		snprintf(name, sizeof name, "%.*s", (int)len, word);
+		if (len >= sizeof name || !kvd_list_has(options->namespaces, name)) {
+			return say(error, KV_ERR_CONFIG, "members.trusted: \"%.*s\" is not one of the namespaces",
+				   (int)len, word);
+		}
+	}
+
+	return KV_OK;
+}
+
 static int is_loopback(const char *listen)
 {
 	return strncmp(listen, "127.", 4) == 0 || strncmp(listen, "localhost:", 10) == 0 ||
@@ -190,6 +222,7 @@ kv_status_t kvd_ahead_parse(const kvd_options_t *options, uint64_t *p_bytes)
 static kv_status_t check_together(const kvd_options_t *options, kv_option_error_t *error)
 {
 	uint64_t ahead;
+	kv_status_t status;
 
 	if (options->cpu_slab_size > options->cpu_size) {
 		return say(error, KV_ERR_CONFIG,
@@ -219,7 +252,10 @@ static kv_status_t check_together(const kvd_options_t *options, kv_option_error_
 		}
 	}
 
-	kv_status_t status = check_namespaces(options, error);
+	status = check_namespaces(options, error);
+	if (status == KV_OK) {
+		status = check_trusted(options, error);
+	}
 
 	return status == KV_OK ? kvd_shares_check(options, error->text, sizeof error->text) : status;
 }

@@ -21,6 +21,7 @@ typedef struct kvd_options {
 	int policy;
 	uint64_t lease_ttl;
 	uint64_t instance_max_pinned, instance_max_unfinished, instance_lease_area;
+	char members_trusted[KV_OPTION_STRING_MAX];
 	uint64_t limits_sessions, limits_instances, limits_members, limits_spaces, limits_leases;
 	uint64_t limits_send_queue, limits_receive, limits_staging, limits_frames_turn;
 	uint64_t limits_hello_time, limits_frame_time, limits_silence;
@@ -76,5 +77,6 @@ int kvd_describe(kvd_action_t action);
 
 /* The n-th word of a comma-separated list: its length, 0 past the last. */
 size_t kvd_list_word(const char *list, uint32_t n, const char **p_word);
+int kvd_list_has(const char *list, const char *word);
 
 #endif

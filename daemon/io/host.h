@@ -7,7 +7,7 @@
  *   listener.c  one socket a namespace, accept          join.c      members, instances and their shared areas
  *   session.c   bytes <-> frames, limits, queues        space.c     SPACE_OPEN: identity, layout, groups
  *   world.c     the core's way out: tiers, notices      document.c  STATUS, STATS, CHECK, CONFIG as JSON
- *   slabs.c     slabs that come and go
+ *   slabs.c     slabs that come and go                  pidfd.c     whose pidfd a member hands in
  *   events.c    publisher thread, ZeroMQ                http.c      /metrics, /healthz, /readyz
  */
 #ifndef KVD_IO_HOST_H
@@ -40,6 +40,7 @@ typedef struct kvd_namespace {
 	char path[108];
 	uint32_t id; /* the core's number */
 	uint32_t index;
+	int trusted; /* members may join unproved (members.trusted) */
 	kvd_area_t mirror;
 } kvd_namespace_t;
 

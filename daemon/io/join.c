@@ -9,8 +9,6 @@
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #define RING_RECORDS  1024u
@@ -388,48 +386,6 @@ void kvd_entries_fini(kvd_host_t *host)
 
 /* ---- JOIN ------------------------------------------------------------------------------------------------------------ */
 
-#define PIDFS_MAGIC     0x50494446 /* linux/magic.h of 6.9 and later */
-#define PROCESS_OF_INFO (UINT64_C(1) << 63)
-
-/* A number that tells the pidfd's process from all others that live. In pidfs (Linux 6.9) the inode is the process; before, its id as we see it. */
-static uint64_t process_of(int fd, long pid)
-{
-	struct statfs fs;
-	struct stat info;
-
-	if (fstatfs(fd, &fs) == 0 && fs.f_type == PIDFS_MAGIC && fstat(fd, &info) == 0) {
-		return PROCESS_OF_INFO | (uint64_t)info.st_ino;
-	}
-
-	return pid > 0 ? (uint64_t)pid : 0;
-}
-
-/* A pidfd of a live process: its fdinfo says so (the number means nothing across namespaces), and it is not readable yet. */
-static int pidfd_is_live(int fd, uint64_t *p_process)
-{
-	struct pollfd look = {.fd = fd, .events = POLLIN};
-	char path[64], line[256];
-	long pid = 0;
-	int named = 0;
-	FILE *info;
-
-	snprintf(path, sizeof path, "/proc/self/fdinfo/%d", fd);
-	info = fopen(path, "re");
-	if (!info) {
-		return 0;
-	}
-	while (fgets(line, sizeof line, info)) {
-		if (strncmp(line, "Pid:", 4) == 0) {
-			named = 1;
-			pid = strtol(line + 4, NULL, 10);
-		}
-	}
-	fclose(info);
-	*p_process = process_of(fd, pid);
-
-	return named && poll(&look, 1, 0) == 0;
-}
-
 /* The areas of a new member: its own, and its instance's when that is new. */
 static kv_status_t member_area(const kvd_options_t *options, const kv_msg_join_t *ask, kvd_member_entry_t *member)
 {
@@ -539,6 +495,25 @@ err_free:
 	return status;
 }
 
+/* Slots that a member's death frees wait for its pidfd: a pidfd of somebody else would free them too early or never (decision 026). */
+static kv_status_t pidfd_allowed(kvd_host_t *host, kvd_call_t *call, uint64_t *p_process)
+{
+	kvd_pidfd_t whose = call->fd_count == 1 ? kvd_pidfd_check(call->session, p_process) : KVD_PIDFD_BAD;
+
+	if (whose == KVD_PIDFD_BAD) {
+		kv_metric_add(&host->metrics, KV_M_PIDFD_REFUSED, 1);
+		return KV_ERR_PIDFD_REQUIRED;
+	}
+	if (whose == KVD_PIDFD_UNPROVED && !call->session->ns->trusted) {
+		kv_metric_add(&host->metrics, KV_M_PIDFD_UNPROVED, 1);
+		call->detail = "the daemon cannot prove that the pidfd is the joining process's own; where it does not "
+			       "see the process ids of its clients, Linux 6.9 or the option members.trusted is needed";
+		return KV_ERR_PIDFD_REQUIRED;
+	}
+
+	return KV_OK;
+}
+
 kv_status_t kvd_join_request(kvd_host_t *host, kvd_call_t *call)
 {
 	const kv_msg_join_t *ask = &call->ask->join;
@@ -558,9 +533,9 @@ kv_status_t kvd_join_request(kvd_host_t *host, kvd_call_t *call)
 		call->detail = "this connection has joined already";
 		return KV_ERR_EXISTS;
 	}
-	if (call->fd_count != 1 || !pidfd_is_live(call->fds[0], &process)) {
-		kv_metric_add(&host->metrics, KV_M_PIDFD_REFUSED, 1);
-		return KV_ERR_PIDFD_REQUIRED;
+	status = pidfd_allowed(host, call, &process);
+	if (status != KV_OK) {
+		return status;
 	}
 	if (ask->secret.len < 16 || ask->instance.len == 0) {
 		call->detail = "an instance has an id, and a secret of 16 to 32 bytes";

@@ -64,6 +64,7 @@ static kv_status_t namespace_open(kvd_host_t *host, kvd_namespace_t *ns, const c
 	kv_status_t status;
 
 	memcpy(ns->name, word, len);
+	ns->trusted = kvd_list_has(host->options->members_trusted, ns->name);
 	if ((size_t)snprintf(ns->path, sizeof ns->path, "%s/%s.sock", host->options->run_dir, ns->name) >=
 	    sizeof ns->path) {
 		return KV_ERR_PATH;
@@ -96,6 +97,7 @@ static kv_status_t listen_all(kvd_host_t *host, char *detail, size_t cap)
 				 strerror(error));
 			return status;
 		}
+		(void)kv_sock_ask_sender(ns->source.fd); /* for what is sent before we accept */
 		ns->source.ready = listener_ready;
 		status = kvd_loop_add(host, &ns->source, EPOLLIN);
 		if (status != KV_OK) {

@@ -46,6 +46,7 @@ void kvd_session_open(kvd_host_t *host, kvd_namespace_t *ns, int fd)
 	session->opened_ns = kv_now_ns(host->env);
 	session->out_tail = &session->out;
 	session_peer(session);
+	(void)kv_sock_ask_sender(fd); /* without it no member is proved, and joins are refused */
 	if (kvd_loop_add(host, &session->source, EPOLLIN) != KV_OK) {
 		goto err_free_in;
 	}
@@ -383,22 +384,23 @@ static kv_status_t fill(kvd_session_t *session)
 {
 	size_t room = session->in_cap - session->in_len;
 	size_t len = 0;
-	int fds[KV_WIRE_MAX_FDS] = {-1, -1, -1};
-	uint32_t count = 0;
-	kv_status_t status = kv_sock_recv(session->source.fd, session->in + session->in_len, room, &len, fds, &count);
+	kv_sock_extra_t extra = {.fds = {-1, -1, -1}};
+	kv_status_t status = kv_sock_recv_from(session->source.fd, session->in + session->in_len, room, &len, &extra);
 
 	if (status != KV_OK) {
 		return status;
 	}
 	session->in_len += len;
-	if (count == UINT32_MAX) {
+	if (extra.fd_count == UINT32_MAX) {
 		return KV_ERR_PROTO;
 	}
-	for (uint32_t i = 0; i < count; i++) {
+	for (uint32_t i = 0; i < extra.fd_count; i++) {
 		if (session->fd_count < KV_WIRE_MAX_FDS) {
-			session->fds[session->fd_count++] = fds[i];
+			session->fds_sender =
+				session->fd_count == 0 || session->fds_sender == extra.sender ? extra.sender : 0;
+			session->fds[session->fd_count++] = extra.fds[i];
 		} else {
-			close(fds[i]);
+			close(extra.fds[i]);
 			status = KV_ERR_PROTO;
 		}
 	}

@@ -39,6 +39,7 @@ struct kvd_session {
 	size_t in_cap, in_off, in_len;
 	int fds[KV_WIRE_MAX_FDS]; /* came along and wait for their frame */
 	uint32_t fd_count;
+	pid_t fds_sender;    /* process that sent them (kv_sock_extra_t) */
 	uint64_t partial_ns; /* since when a frame is incomplete; 0: none is */
 	int backlog;         /* whole frames are left for the next turn */
 
@@ -89,6 +90,17 @@ void kvd_request_answer(kvd_host_t *host, const kvd_call_t *call, kv_status_t st
 /* The core's late answer (SPACE_RESET). */
 void kvd_request_late(void *ctx, kvd_member_t member, uint16_t code, uint64_t frame_id, kv_status_t status,
 		      const kv_msg_t *reply);
+
+/* ---- pidfd.c ----------------------------------------------------------------------------------------------------------- */
+
+typedef enum kvd_pidfd {
+	KVD_PIDFD_BAD,      /* no pidfd, or of a process that has ended */
+	KVD_PIDFD_UNPROVED, /* of a live process that may be another one than the sender */
+	KVD_PIDFD_OWN,      /* of the very process that sent it */
+} kvd_pidfd_t;
+
+/* Whose pidfd is fds[0] of the session? *p_process, unless it is bad: a number that no other live process has; 0: it cannot be told. */
+kvd_pidfd_t kvd_pidfd_check(const kvd_session_t *session, uint64_t *p_process);
 
 /* join.c, space.c, document.c */
 kv_status_t kvd_join_request(kvd_host_t *host, kvd_call_t *call);

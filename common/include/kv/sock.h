@@ -4,6 +4,8 @@
 
 #include "kv/wire.h"
 
+#include <sys/types.h>
+
 /* Connect to a daemon. KV_ERR_PATH: path does not fit sockaddr_un (107 bytes); KV_ERR_UNREACHABLE: nobody listens, *p_errno says why. The fd is
  * CLOEXEC and non-blocking. */
 kv_status_t kv_sock_connect(const char *path, int *p_fd, int *p_errno);
@@ -22,5 +24,17 @@ kv_status_t kv_sock_send(int fd, const kv_frame_header_t *header, const uint8_t 
  * Descriptors of two frames never come in one call. */
 kv_status_t kv_sock_recv(int fd, uint8_t *out, size_t cap, size_t *p_len, int fds[KV_WIRE_MAX_FDS],
 			 uint32_t *p_fd_count);
+
+/* What came with bytes. */
+typedef struct kv_sock_extra {
+	int fds[KV_WIRE_MAX_FDS];
+	uint32_t fd_count;
+	pid_t sender; /* process that sent them, by its number in our process namespace; 0: it has none there, or nobody asked */
+} kv_sock_extra_t;
+
+/* From now on the kernel says which process sends on this socket (on a listening one: on those it accepts). KV_ERR_IO: it is no socket. */
+kv_status_t kv_sock_ask_sender(int fd);
+/* kv_sock_recv(), with the sender. Bytes of two processes never come in one call. */
+kv_status_t kv_sock_recv_from(int fd, uint8_t *out, size_t cap, size_t *p_len, kv_sock_extra_t *extra);
 
 #endif
