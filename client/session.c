@@ -324,3 +324,34 @@ kvc_status_t kvc_poll_us(kvc_t *kvc, uint32_t timeout_us)
 {
 	return poll_ns(kvc, timeout_us * KVC_NS_A_US);
 }
+
+kvc_status_t kvc_await_us(kvc_t *kvc, uint32_t timeout_us)
+{
+	kvc_status_t status = poll_ns(kvc, 0);
+	const kvc_map_t *map;
+	uint64_t beat, start, left, ns = timeout_us * KVC_NS_A_US;
+
+	if (status != KVC_OK) {
+		return status;
+	}
+	map = atomic_load_explicit(&kvc->map, memory_order_relaxed);
+	if (!map) {
+		return kvc_fail(KV_ERR_NOT_JOINED, "an observer sees no heartbeat; attach without `observe`");
+	}
+	beat = atomic_load_explicit(&map->mirror->heartbeat_ns, memory_order_relaxed);
+	if (beat != kvc->awaited_beat) {
+		kvc->awaited_beat = beat;
+		kvc->awaited_ns = 0;
+	}
+	if (kvc->awaited_ns >= map->stale_ns) {
+		return kvc_fail(KV_ERR_DAEMON_STALE, "kvd at %s has been silent for too long; is it stopped?",
+				kvc->socket);
+	}
+
+	left = map->stale_ns - kvc->awaited_ns;
+	start = kv_now_ns(&kvc->env);
+	status = poll_ns(kvc, ns < left ? ns : left);
+	kvc->awaited_ns += kv_now_ns(&kvc->env) - start;
+
+	return status;
+}

@@ -3,14 +3,14 @@
  *   match --lease--> held --admitted--> load (scheduler_load.c)
  *                    held --runs without, gone, or not asked for in a while--> given back
  *
- * The answer is waited for as long as it is worth it: an eighth of what computing would take, within bounds. One that comes later is there when the
- * engine asks again.
+ * The answer is waited for as long as computing would take, within bounds: docs/decisions/021-waiting-for-a-stalled-daemon.md. One that comes later is
+ * there when the engine asks again.
  */
 #include "scheduler_impl.h"
 
-#define SLICE_US   50u   /* longest wait in one go: the heartbeat is looked at this often */
-#define WAIT_MS    20u   /* longest wait for an answer; */
-#define WORTH      8u    /* of what computing would take, one in so many: no answer is a miss */
+#define WAIT_MS    100u  /* longest wait for an answer while the daemon's heart beats; */
+#define LATE_MS    20u   /* and after one that did not come in time, until one does, */
+#define LATE_PART  8u    /* at most one in so many of what computing would take */
 #define IDLE_MS    1000u /* held for a request that nobody asks about */
 #define RETRY_PART 8u    /* of the time between renewals passes until one that could not be sent is tried again */
 
@@ -72,10 +72,12 @@ void kvx_load_free(kvx_scheduler_t *scheduler, kvx_sload_t *load)
 
 /* ---- asking ------------------------------------------------------------------------------------------------------------------ */
 
-/* One lease a part. 0: not all could be asked for. */
-static int lease(const kvx_scheduler_t *scheduler, kvc_space_t *space, kvx_key_view_t *view, kvx_sload_t *load)
+/* One lease a part. */
+static kvc_status_t lease(const kvx_scheduler_t *scheduler, kvc_space_t *space, kvx_key_view_t *view, kvx_sload_t *load)
 {
-	for (uint32_t p = 0; p < load->parts; p++) {
+	kvc_status_t status = view->n < load->units ? KVC_ERR_ARG : KVC_OK;
+
+	for (uint32_t p = 0; p < load->parts && status == KVC_OK; p++) {
 		const kvc_want_t want = {
 			.struct_size = sizeof want,
 			.group = load->part[p].group,
@@ -85,16 +87,15 @@ static int lease(const kvx_scheduler_t *scheduler, kvc_space_t *space, kvx_key_v
 			.source = &view->source,
 		};
 
-		if (view->n < load->units || kvc_lease_start(space, &want, &load->part[p].lease) != KVC_OK) {
+		status = kvc_lease_start(space, &want, &load->part[p].lease);
+		if (status != KVC_OK) {
 			load->part[p].lease = NULL;
-			return 0;
-		}
-		if (view->bad) {
-			return 0;
+		} else if (view->bad) {
+			status = KVC_ERR_ARG;
 		}
 	}
 
-	return 1;
+	return status;
 }
 
 /* In one piece of memory: itself, the ids, the request's id. `shape` has the parts. */
@@ -121,17 +122,19 @@ static kvx_sload_t *create(const kvx_scheduler_t *scheduler, const kvx_request_t
 	return load;
 }
 
-/* How long the answer is worth waiting for. Where nothing has been computed yet, loading is taken to be worth it. */
+/* How long the answer is worth waiting for. Nobody knows how long a stall lasts: who waits as long as computing would take, pays at most twice the better
+ * choice. Where nothing has been computed yet, loading is taken to be worth it. */
 static uint64_t patience(kvx_scheduler_t *scheduler, uint32_t local, uint32_t tokens)
 {
 	const uint64_t compute = kvx_guard_compute_ns(&scheduler->guard, local, tokens);
-	const uint64_t least = scheduler->wait_us * UINT64_C(1000), most = WAIT_MS * KVX_MS;
-	const uint64_t worth = compute ? compute / WORTH : most;
+	const uint64_t least = scheduler->wait_us * UINT64_C(1000);
+	const uint64_t most = (scheduler->lease_late ? LATE_MS : WAIT_MS) * KVX_MS;
+	const uint64_t worth = !compute ? most : scheduler->lease_late ? compute / LATE_PART : compute;
 
 	return worth < least ? least : worth < most ? worth : most;
 }
 
-static void start(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t end)
+static kvc_status_t start(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t end)
 {
 	kvc_space_t *space = scheduler->spaces[request->space].space;
 	const uint64_t now = kv_now_ns(scheduler->env);
@@ -147,19 +150,23 @@ static void start(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_
 	const uint32_t blocks = kvx_load_ranges(scheduler, space, ask, shape.units, &shape);
 	kvx_sload_t *load = create(scheduler, request, &shape, blocks);
 	kvx_key_view_t view;
+	kvc_status_t status;
 
 	if (!load) {
-		return;
+		return KVC_ERR_NOMEM;
 	}
 	kvx_keys_view(scheduler, ask, request, request->space, end, &view);
-	if (!lease(scheduler, space, &view, load)) {
+	status = lease(scheduler, space, &view, load);
+	if (status != KVC_OK) {
 		kvx_load_free(scheduler, load);
-		return;
+		return status;
 	}
 	load->next = scheduler->holds;
 	scheduler->holds = load;
 	scheduler->hold_count++;
 	request->held = load;
+
+	return KVC_OK;
 }
 
 /* ---- answers ----------------------------------------------------------------------------------------------------------------- */
@@ -183,16 +190,15 @@ static kvc_status_t state_of(const kvx_sload_t *load)
 
 static kvc_status_t wait_for(kvx_scheduler_t *scheduler, const kvx_sload_t *load)
 {
+	const uint64_t since = kv_now_ns(scheduler->env);
 	kvc_status_t state = state_of(load);
-	uint64_t now = kv_now_ns(scheduler->env);
+	int more = 1;
 
-	while (state == KVC_PENDING && now < load->until_ns && kvx_is_alive(scheduler)) {
-		const uint64_t left = (load->until_ns - now) / 1000u;
-
-		(void)kvc_poll_us(scheduler->kvc, left < SLICE_US ? (uint32_t)left : SLICE_US);
+	while (state == KVC_PENDING && more) {
+		more = kvx_await(scheduler, since, load->until_ns);
 		state = state_of(load);
-		now = kv_now_ns(scheduler->env);
 	}
+	scheduler->lease_late = state == KVC_PENDING && kv_now_ns(scheduler->env) >= load->until_ns;
 
 	return state;
 }
@@ -258,27 +264,29 @@ void kvx_hold_drop(kvx_scheduler_t *scheduler, kvx_request_t *request)
 	}
 }
 
-uint32_t kvx_hold(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t end)
+uint32_t kvx_hold(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t end,
+		  kvc_status_t *p_status)
 {
-	kvc_status_t state;
 	uint32_t tokens;
+
+	*p_status = KVC_OK;
 
 	if (request->held && !covers(scheduler, ask, request, end / scheduler->unit)) {
 		kvx_hold_drop(scheduler, request);
 	}
 	if (!request->held) {
-		start(scheduler, ask, request, end);
+		*p_status = start(scheduler, ask, request, end);
 	}
 	if (!request->held) {
 		return ask->local;
 	}
 	request->held->used_ns = kv_now_ns(scheduler->env);
-	state = wait_for(scheduler, request->held);
-	if (state == KVC_PENDING) {
+	*p_status = wait_for(scheduler, request->held);
+	if (*p_status == KVC_PENDING) {
 		scheduler->stats.late_answers++;
 		return ask->local;
 	}
-	tokens = state == KVC_OK ? leased(scheduler, request->held) : 0;
+	tokens = *p_status == KVC_OK ? leased(scheduler, request->held) : 0;
 	tokens = tokens < end ? tokens : end;
 	if (tokens <= ask->local) {
 		scheduler->stats.lease_lost++;

@@ -156,6 +156,7 @@ struct kvx_scheduler {
 	uint64_t step_ns;  /* a recent step that loads nothing, smoothed; */
 	uint64_t light_ns; /* one of single tokens */
 	uint64_t next_log_ns, next_attach_ns;
+	int lease_late; /* the last lease a lookup waited for did not come in time */
 };
 
 /* The keys of one request, made when looked at. */
@@ -201,6 +202,9 @@ uint32_t kvx_space_of(kvx_scheduler_t *scheduler, const kvx_ask_t *ask);
 uint32_t kvx_space_why(const kvx_scheduler_t *scheduler, uint32_t number);
 /* The daemon answers, as far as its heartbeat says. */
 int kvx_is_alive(const kvx_scheduler_t *scheduler);
+/* Wait a moment for the daemon, in a call that began at `since` and may take until `until`. 0: that is over, or the daemon is not worth waiting for. Either
+ * way what has come meanwhile has been heard: look once more. */
+int kvx_await(kvx_scheduler_t *scheduler, uint64_t since, uint64_t until);
 /* Attach and open what is not. */
 void kvx_spaces_keep(kvx_scheduler_t *scheduler, uint64_t now);
 void kvx_spaces_tell(kvx_scheduler_t *scheduler);
@@ -212,8 +216,10 @@ void kvx_keys_view(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_r
 		   uint32_t tokens, kvx_key_view_t *view);
 
 /* scheduler_hold.c */
-/* Lease tokens [ask->local, end) for the request, which may be admitted next; how many from the start are leased, ask->local: none. */
-uint32_t kvx_hold(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t end);
+/* Lease tokens [ask->local, end) for the request, which may be admitted next; how many from the start are leased, ask->local: none. *p_status: why not all
+ * (PENDING: no answer in time). */
+uint32_t kvx_hold(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t end,
+		  kvc_status_t *p_status);
 /* What is held for the request, cut to units [local, units), without leases when they are lost; NULL: nothing that covers them. It is the caller's. */
 kvx_sload_t *kvx_hold_take(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t units);
 /* The same where there is nothing that covers them, without leases; NULL: no memory. */

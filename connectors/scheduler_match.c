@@ -6,6 +6,7 @@
 #define ATTACH_US 1000u /* a match looks for a daemon so long */
 #define AGAIN_MS  20u   /* and not again before */
 #define SLICE_US  50u
+#define STALE_MS  100u               /* longest wait for a heartbeat */
 #define INSIDE_NS UINT64_C(25000000) /* loads that wait for each other, at most: docs/decisions/015 */
 
 /* 1: load beside the steps. Inside one everybody waits for all of its loads; of an engine that plans ahead also those whose answer a step before has ready. */
@@ -112,6 +113,49 @@ static int prepare(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t nu
 	return 1;
 }
 
+/* ---- what is missed, and why ------------------------------------------------------------------------------------------------- */
+
+static void count_missed(kvx_scheduler_t *scheduler, uint32_t why, uint32_t tokens)
+{
+	kvx_scheduler_stats_t *stats = &scheduler->stats;
+	uint64_t *const counters[] = {
+		[KV_WHY_ABSENT] = &stats->miss_tokens_absent,
+		[KV_WHY_EVICTED] = &stats->miss_tokens_evicted,
+		[KV_WHY_DAEMON_STALE] = &stats->miss_tokens_daemon_stale,
+		[KV_WHY_NO_DAEMON] = &stats->miss_tokens_no_daemon,
+		[KV_WHY_STALE_EPOCH] = &stats->miss_tokens_stale_epoch,
+		[KV_WHY_CONTENDED] = &stats->miss_tokens_contended,
+		[KV_WHY_TIMEOUT] = &stats->miss_tokens_late,
+	};
+
+	if (why < KV_COUNT_OF(counters) && counters[why]) {
+		*counters[why] += tokens;
+	}
+}
+
+/* Why a lease did not bring all that was found. */
+static uint32_t why_not_leased(const kvx_scheduler_t *scheduler, uint32_t number, kvc_status_t status)
+{
+	switch (status) {
+	case KVC_OK:
+	case KVC_MISS:
+		return KV_WHY_EVICTED;
+	case KVC_PENDING:
+	case KVC_ERR_TIMEOUT:
+		return kvx_space_why(scheduler, number) == KV_WHY_DAEMON_STALE ? KV_WHY_DAEMON_STALE : KV_WHY_TIMEOUT;
+	case KVC_ERR_DAEMON_STALE:
+		return KV_WHY_DAEMON_STALE;
+	case KVC_ERR_STALE_EPOCH:
+		return KV_WHY_STALE_EPOCH;
+	case KVC_ERR_CLOSED:
+	case KVC_ERR_REVOKED:
+	case KVC_ERR_UNREACHABLE:
+		return KV_WHY_NO_DAEMON;
+	default:
+		return KV_WHY_NONE; /* refused */
+	}
+}
+
 typedef struct kvx_found {
 	uint32_t space;           /* number */
 	uint32_t local, all, cpu; /* tokens from the start */
@@ -122,14 +166,18 @@ static void claim(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_fo
 {
 	const uint32_t in_cpu = found->cpu > found->local ? found->cpu : found->local;
 	uint32_t cpu = in_cpu - found->local, disk = found->all - in_cpu, most, leased;
+	kvx_scheduler_stats_t *stats = &scheduler->stats;
 	kvx_request_t *request;
+	kvc_status_t status;
 	int async;
 
 	if (!pays(scheduler, ask, &cpu, &disk)) {
 		hit->declined = 1;
-		scheduler->stats.match_declined++;
+		stats->match_declined++;
+		stats->miss_tokens_declined += found->all - found->local;
 		return;
 	}
+	stats->miss_tokens_declined += found->all - found->local - cpu - disk;
 	async = is_async(scheduler, ask, cpu, disk);
 	if (!async && found->local + cpu + disk >= ask->tokens) {
 		/* Something must be left to compute in the step. */
@@ -140,19 +188,26 @@ static void claim(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_fo
 	}
 	if (cpu + disk < scheduler->min_tokens ||
 	    !prepare(scheduler, ask, found->space, (found->local + cpu + disk) / scheduler->unit)) {
+		stats->miss_tokens_refused += cpu + disk;
 		return;
 	}
 	request = kvx_requests_find(&scheduler->requests, ask->id, ask->id_len);
-	leased = kvx_hold(scheduler, ask, request, found->local + cpu + disk) - found->local;
+	leased = kvx_hold(scheduler, ask, request, found->local + cpu + disk, &status) - found->local;
+	if (leased < cpu + disk) {
+		const uint32_t why = why_not_leased(scheduler, found->space, status);
+
+		count_missed(scheduler, why, cpu + disk - leased);
+		stats->miss_tokens_refused += why == KV_WHY_NONE ? cpu + disk - leased : 0;
+		hit->why = why == KV_WHY_NONE ? KV_WHY_TIMEOUT : why;
+	}
 	if (leased == 0) {
-		hit->why = KV_WHY_TIMEOUT;
 		return;
 	}
 	cpu = cpu < leased ? cpu : leased;
 	hit->tokens = leased;
 	hit->async = async;
 	hit->disk_tokens = leased - cpu;
-	scheduler->stats.match_hits++;
+	stats->match_hits++;
 }
 
 /* When all tokens are loaded, the engine computes the last one again, in the blocks it was given for all. A window of whole blocks then begins a block
@@ -193,14 +248,52 @@ static uint32_t attach(kvx_scheduler_t *scheduler, uint32_t number)
 	return why;
 }
 
+/* Why nothing can be found. A heartbeat that is stale is waited for: a miss costs more than the rest of a stall. */
+static uint32_t why_nothing(kvx_scheduler_t *scheduler, uint32_t number)
+{
+	const uint64_t since = kv_now_ns(scheduler->env), until = since + STALE_MS * KVX_MS;
+	uint32_t why = kvx_space_why(scheduler, number);
+
+	while (why == KV_WHY_DAEMON_STALE && kvx_await(scheduler, since, until)) {
+		why = kvx_space_why(scheduler, number);
+	}
+	if (why == KV_WHY_NO_DAEMON && number != UINT32_MAX) {
+		why = attach(scheduler, number);
+	}
+
+	return why;
+}
+
+/* The daemon may have been stopped in the middle of a bucket. */
+static void look_up(kvx_scheduler_t *scheduler, const kvx_key_view_t *view, kvc_match_t *match)
+{
+	const uint64_t since = kv_now_ns(scheduler->env), until = since + STALE_MS * KVX_MS;
+
+	do {
+		kvc_match_lazy(view->space, &view->source, view->n, match);
+	} while (match->why == KV_WHY_CONTENDED && kvx_await(scheduler, since, until));
+}
+
+/* For the report at the request's end. */
+static void note_match(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t why, uint64_t start)
+{
+	kvx_request_t *request = why == KV_WHY_NONE ? kvx_requests_find(&scheduler->requests, ask->id, ask->id_len)
+						    : kvx_requests_get(&scheduler->requests, ask->id, ask->id_len);
+
+	if (request) {
+		request->why = why;
+		request->match_ns = kv_now_ns(scheduler->env) - start;
+	}
+}
+
 void kvx_scheduler_match(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_hit_t *hit)
 {
 	const uint64_t start = kv_now_ns(scheduler->env);
-	kvx_request_t *request;
+	const kvx_request_t *request;
 	kvx_key_view_t view;
 	kvx_found_t found;
 	kvc_match_t match;
-	uint32_t number, tokens;
+	uint32_t number, tokens, reach, end;
 
 	*hit = (kvx_hit_t){0};
 	scheduler->stats.matches++;
@@ -208,32 +301,32 @@ void kvx_scheduler_match(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_h
 		return;
 	}
 	number = kvx_space_of(scheduler, ask);
-	hit->why = kvx_space_why(scheduler, number);
-	if (hit->why == KV_WHY_NO_DAEMON && number != UINT32_MAX) {
-		hit->why = attach(scheduler, number);
-	}
+	tokens = ask->whole && may_claim_all(scheduler) ? ask->tokens : ask->tokens - 1u;
+	hit->why = why_nothing(scheduler, number);
 	if (hit->why != KV_WHY_NONE) {
+		end = tokens - tokens % scheduler->unit;
 		scheduler->stats.match_no_daemon += hit->why == KV_WHY_NO_DAEMON || hit->why == KV_WHY_DAEMON_STALE;
+		count_missed(scheduler, hit->why, end > ask->local ? end - ask->local : 0);
+		note_match(scheduler, ask, hit->why, start);
 		return;
 	}
 	request = kvx_requests_find(&scheduler->requests, ask->id, ask->id_len);
-	tokens = ask->whole && may_claim_all(scheduler) ? ask->tokens : ask->tokens - 1u;
 	kvx_keys_view(scheduler, ask, request, number, tokens, &view);
 	if (view.n == 0) {
 		return;
 	}
 
-	kvc_match_lazy(view.space, &view.source, view.n, &match);
+	look_up(scheduler, &view, &match);
 	hit->stored = match.n * scheduler->unit;
 	hit->why = match.why;
 	found = (kvx_found_t){number, ask->local, hit->stored, match.n_cpu * scheduler->unit};
-	if (found.all > ask->local && found.all - ask->local >= scheduler->min_tokens &&
-	    !(request && request->failed)) {
+	reach = found.all > ask->local ? found.all : ask->local;
+	end = view.n * scheduler->unit;
+	count_missed(scheduler, match.why, end > reach ? end - reach : 0);
+	if (reach - ask->local < scheduler->min_tokens || (request && request->failed)) {
+		scheduler->stats.miss_tokens_refused += reach - ask->local;
+	} else {
 		claim(scheduler, ask, &found, hit);
 	}
-	request = kvx_requests_find(&scheduler->requests, ask->id, ask->id_len);
-	if (request) {
-		request->why = match.why;
-		request->match_ns = kv_now_ns(scheduler->env) - start;
-	}
+	note_match(scheduler, ask, hit->why, start);
 }

@@ -4,6 +4,8 @@
 #include "kv/log.h"
 
 #define RETRY_NS (500u * KVX_MS)
+#define BRIEF_US 50u   /* an answer that comes soon finds a processor that is awake; */
+#define SLICE_US 1000u /* later ones are waited for so long in one go: the heartbeat is looked at this often */
 
 static uint64_t hash_of(const char *text, uint32_t len)
 {
@@ -103,6 +105,21 @@ int kvx_is_alive(const kvx_scheduler_t *scheduler)
 	const uint32_t why = kvx_space_why(scheduler, 0);
 
 	return why != KV_WHY_NO_DAEMON && why != KV_WHY_DAEMON_STALE;
+}
+
+int kvx_await(kvx_scheduler_t *scheduler, uint64_t since, uint64_t until)
+{
+	const uint64_t start = kv_now_ns(scheduler->env), left = (until - start) / 1000u;
+	const uint32_t slice = start < since + KVX_MS ? BRIEF_US : SLICE_US;
+	kvc_status_t status;
+
+	if (start >= until) {
+		return 0;
+	}
+	status = kvc_await_us(scheduler->kvc, left < slice ? (uint32_t)left : slice);
+	scheduler->stats.wait_ns += kv_now_ns(scheduler->env) - start;
+
+	return status == KVC_OK;
 }
 
 /* Not open yet: asked for, or answered? */

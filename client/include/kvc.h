@@ -10,8 +10,8 @@
  * Non-blocking: every *_start call returns at once; kvc_poll() moves things on; the object's state says how far it
  * is. Blocking forms take a timeout. After the daemon has died or restarted, calls answer KVC_ERR_UNREACHABLE,
  * KVC_ERR_CLOSED or a miss at once; kvc_poll() (and any call) re-attaches by itself, and every lease and put of before
- * is over (a lease KVC_ERR_REVOKED, a put's result KVC_ERR_CLOSED). A daemon that is stopped is a miss after 50 ms and
- * KVC_ERR_DAEMON_STALE after a second, or both after its option limits.silence where that is longer. kvc_poll() alone
+ * is over (a lease KVC_ERR_REVOKED, a put's result KVC_ERR_CLOSED). A daemon that is stopped is a miss after 50 ms (a
+ * caller to whom a miss is dear waits a moment for the next heartbeat: kvc_await_us()) and KVC_ERR_DAEMON_STALE after a second, or both after its option limits.silence where that is longer. kvc_poll() alone
  * drives everything: kvc_lease_state(), kvc_lease_ready(), kvc_lease_rest(), kvc_put_export() and kvc_put_get_result()
  * say how far it is and never wait.
  *
@@ -123,6 +123,11 @@ KVC_API int kvc_fd(const kvc_t *kvc);
 KVC_API kvc_status_t kvc_poll(kvc_t *kvc, uint32_t timeout_ms);
 /* The same in microseconds. A caller that spins passes 0. */
 KVC_API kvc_status_t kvc_poll_us(kvc_t *kvc, uint32_t timeout_us);
+/* The same for a caller that cannot go on without the daemon: it waits for an answer, or has found the heartbeat stale. Time spent here adds up while
+ * the heartbeat stands still; after limits.silence (50 ms) of it this returns KVC_ERR_DAEMON_STALE without waiting, until the heartbeat moves. So a
+ * stopped daemon costs its callers 50 ms once, however often they call, and one that stalls for less costs no miss. Also KVC_ERR_CLOSED and
+ * KVC_ERR_UNREACHABLE, without waiting, while detached. */
+KVC_API kvc_status_t kvc_await_us(kvc_t *kvc, uint32_t timeout_us);
 /* For idle times: bring up to `bytes` more of the memory the daemon lends into this process's page table, so that who
  * reads or writes there later does not pay for it. Returns how many it was; 0: all of it is there. */
 KVC_API uint64_t kvc_touch(kvc_t *kvc, uint64_t bytes);

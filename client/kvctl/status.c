@@ -62,6 +62,32 @@ static void print_numbers(struct json_object *object)
 	putchar('\n');
 }
 
+/* Why tokens were missed, most useful for those that were stored. */
+static void print_misses(struct json_object *stats, uint64_t asked)
+{
+	static const char *const reasons[][2] = {
+		{"absent", "not stored"},       {"evicted", "evicted"},         {"daemon_stale", "daemon silent"},
+		{"no_daemon", "no daemon"},     {"stale_epoch", "space reset"}, {"contended", "index busy"},
+		{"corrupt", "digest mismatch"}, {"timeout", "answer late"},
+	};
+	const char *before = "  missed: ";
+
+	for (size_t i = 0; i < sizeof reasons / sizeof reasons[0]; i++) {
+		char name[64];
+		uint64_t tokens;
+
+		snprintf(name, sizeof name, "kvd_prefix_miss_%s_tokens_total", reasons[i][0]);
+		tokens = kvctl_u64(stats, name);
+		if (tokens) {
+			printf("%s%s %.1f %%", before, reasons[i][1], 100.0 * (double)tokens / (double)asked);
+			before = ", ";
+		}
+	}
+	if (*before == ',') {
+		putchar('\n');
+	}
+}
+
 static void print_hits(struct json_object *stats)
 {
 	uint64_t asked = kvctl_u64(stats, "kvd_prefix_query_tokens_total");
@@ -72,6 +98,7 @@ static void print_hits(struct json_object *stats)
 		printf("hits\n  %.1f %% of %llu prompt tokens (cpu %.1f %%, disk %.1f %%)\n",
 		       100.0 * (double)(cpu + disk) / (double)asked, (unsigned long long)asked,
 		       100.0 * (double)cpu / (double)asked, 100.0 * (double)disk / (double)asked);
+		print_misses(stats, asked);
 	}
 }
 

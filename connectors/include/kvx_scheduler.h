@@ -117,12 +117,13 @@ typedef struct kvx_hit {
 	uint32_t tokens;      /* beyond `local`, to be claimed; 0: nothing, or it does not pay */
 	uint32_t disk_tokens; /* of these, from disk */
 	uint32_t stored;      /* tokens from the start that are stored, whatever was decided */
-	uint32_t why;         /* kv_miss_reason_t of the first missing block */
+	uint32_t why;         /* kv_miss_reason_t: why not all is stored, or was leased */
 	int async;            /* 1: load beside the steps and tell the engine when it is done */
 	int declined;         /* 1: the guard has said no */
 } kvx_hit_t;
-/* What is promised is leased: the first time for a request that finds something this waits for the daemon's answer, wait_us or an eighth of what
- * computing the tokens would take, at most 20 ms. An answer that is late is there when the request asks again (why: KV_WHY_TIMEOUT until then). Held
+/* What is promised is leased: the first time for a request that finds something this waits for the daemon's answer, as long as computing the tokens
+ * would take, at most 100 ms, at least wait_us. A daemon whose heartbeat stands still is waited for limits.silence (50 ms), once, not once a request. An
+ * answer that is late is there when the request asks again (why: KV_WHY_TIMEOUT or KV_WHY_DAEMON_STALE until then). Held
  * until load(), advance() or finish(), or for a second in which nobody asks. The memory that telling the ranks takes is kept until load(), advance() or
  * finish(), however many plans are made meanwhile. */
 KVC_API void kvx_scheduler_match(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_hit_t *hit);
@@ -182,6 +183,16 @@ KVC_API void kvx_scheduler_ended(kvx_scheduler_t *scheduler, const kvx_ask_t *as
 	X(match_hits, "lookups that found something beyond what the engine had")                                       \
 	X(match_declined, "hits not loaded because loading was measured to be slower than computing")                  \
 	X(match_no_daemon, "lookups answered with a miss because no daemon was alive")                                 \
+	X(miss_tokens_absent, "tokens looked up that are not stored")                                                  \
+	X(miss_tokens_evicted, "tokens found that were gone when they were to be leased")                              \
+	X(miss_tokens_daemon_stale, "tokens not found or leased because the daemon was silent for too long")           \
+	X(miss_tokens_no_daemon, "tokens not found or leased because no daemon was attached")                          \
+	X(miss_tokens_stale_epoch, "tokens not found because the space has just been reset")                           \
+	X(miss_tokens_contended, "tokens not found because the daemon was writing there all the time")                 \
+	X(miss_tokens_late, "tokens found that the daemon did not lease in time")                                      \
+	X(miss_tokens_declined, "tokens found that were not loaded because computing them was measured to be faster")  \
+	X(miss_tokens_refused, "tokens found that were not loaded: too few, or no memory for the load")                \
+	X(wait_ns, "nanoseconds that lookups have waited for the daemon")                                              \
 	X(loads, "loads started")                                                                                      \
 	X(loads_async, "of them beside the steps")                                                                     \
 	X(loads_done, "loads that brought every block")                                                                \
@@ -194,7 +205,7 @@ KVC_API void kvx_scheduler_ended(kvx_scheduler_t *scheduler, const kvx_ask_t *as
 	X(save_done, "blocks that became visible")                                                                     \
 	X(save_busy, "blocks the daemon had no room for")                                                              \
 	X(save_lost, "blocks reserved that were not saved after all")                                                  \
-	X(late_answers, "answers of the daemon that came after the plan")                                              \
+	X(late_answers, "answers of the daemon that came after the lookup or the plan that waited for them")           \
 	X(bad_reports, "reports of a rank that made no sense")                                                         \
 	X(guard_stops, "lengths at which loading was stopped")                                                         \
 	X(guard_resumes, "lengths at which loading was resumed")                                                       \

@@ -287,6 +287,22 @@ kv_status_t kvd_core_request(kvd_core_t *core, const kvd_ask_t *ask, kv_msg_t *r
 	return status;
 }
 
+/* Of a request, by the reason of its first missing block: what neither engine nor daemon had. */
+static void count_missed(kvd_core_t *core, const kv_report_t *report, uint64_t hits)
+{
+	static const kv_metric_t metrics[] = {
+		[KV_WHY_ABSENT] = KV_M_MISS_ABSENT_TOKENS,      [KV_WHY_EVICTED] = KV_M_MISS_EVICTED_TOKENS,
+		[KV_WHY_DAEMON_STALE] = KV_M_MISS_STALE_TOKENS, [KV_WHY_NO_DAEMON] = KV_M_MISS_NO_DAEMON_TOKENS,
+		[KV_WHY_STALE_EPOCH] = KV_M_MISS_EPOCH_TOKENS,  [KV_WHY_CONTENDED] = KV_M_MISS_CONTENDED_TOKENS,
+		[KV_WHY_CORRUPT] = KV_M_MISS_CORRUPT_TOKENS,    [KV_WHY_TIMEOUT] = KV_M_MISS_LATE_TOKENS,
+	};
+	const uint64_t had = hits + report->hit_engine_tokens;
+
+	if (report->why != KV_WHY_NONE && had < report->query_tokens) {
+		kvd_count(core, metrics[report->why], report->query_tokens - had);
+	}
+}
+
 kv_status_t kvd_core_report(kvd_core_t *core, kvd_member_t id, const kv_report_t *report)
 {
 	const kvd_member_rec_t *member = kvd_member_rec(core, id);
@@ -300,6 +316,7 @@ kv_status_t kvd_core_report(kvd_core_t *core, kvd_member_t id, const kv_report_t
 	kvd_count(core, KV_M_QUERY_TOKENS, report->query_tokens);
 	kvd_count(core, KV_M_HIT_CPU_TOKENS, report->hit_cpu_tokens);
 	kvd_count(core, KV_M_HIT_DISK_TOKENS, report->hit_disk_tokens);
+	count_missed(core, report, hits);
 
 	return KV_OK;
 }

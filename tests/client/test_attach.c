@@ -237,6 +237,33 @@ static void p7_a_stopped_daemon_is_a_miss(void **state)
 	bed_free(&bed);
 }
 
+/* Waiting adds up while the heartbeat stands still, then there is none, and it begins anew with the next beat. */
+static void p5_a_daemon_that_stands_still_is_waited_for_once(void **state)
+{
+	uint64_t begin;
+	uint32_t waits = 0;
+	bed_t bed;
+
+	(void)state;
+	bed_make(&bed, &fake_split);
+	for (uint32_t round = 0; round < 2; round++) {
+		atomic_store(&fake_knobs(bed.fake)->no_heartbeat, 1);
+		usleep(50000); /* a beat may be under way */
+		begin = test_now_ms();
+		assert_int_equal(kvc_await_us(bed.kvc, 0), KVC_OK);
+		for (waits = 0; waits < 1000 && kvc_await_us(bed.kvc, 100000) == KVC_OK; waits++) {
+		}
+		assert_true(waits > 0 && waits <= FAKE_STALE_NS / 100000000u);
+		assert_true(test_now_ms() - begin >= FAKE_STALE_NS / 1000000u - 1u);
+		for (uint32_t i = 0; i < 1000; i++) { /* a thousand waits of 100 s would not end in time */
+			assert_int_equal(kvc_await_us(bed.kvc, 100000000u), KVC_ERR_DAEMON_STALE);
+		}
+		atomic_store(&fake_knobs(bed.fake)->no_heartbeat, 0);
+		BED_UNTIL(&bed, kvc_await_us(bed.kvc, 1000) == KVC_OK);
+	}
+	bed_free(&bed);
+}
+
 static void p5_a_daemon_silent_for_seconds_is_asked_nothing(void **state)
 {
 	bed_t bed;
@@ -553,6 +580,7 @@ int main(void)
 		cmocka_unit_test(p5_a_hung_daemon_costs_the_attach_deadline),
 		cmocka_unit_test(p10_a_space_that_does_not_add_up_is_refused),
 		cmocka_unit_test(p7_a_stopped_daemon_is_a_miss),
+		cmocka_unit_test(p5_a_daemon_that_stands_still_is_waited_for_once),
 		cmocka_unit_test(p5_a_daemon_silent_for_seconds_is_asked_nothing),
 		cmocka_unit_test(p7_leases_and_puts_end_with_the_daemon_and_it_is_joined_again),
 		cmocka_unit_test(p1_a_put_of_an_older_session_is_not_quiet_before_it_is_freed),

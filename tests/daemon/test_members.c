@@ -303,6 +303,7 @@ static void p9_a_put_is_announced_to_subscribers(void **state)
 static void p6_reports_are_copied_out_once_and_checked(void **state)
 {
 	uint64_t tokens = raw_metric(watch_, "kvd_prefix_query_tokens_total"),
+		 missed = raw_metric(watch_, "kvd_prefix_miss_daemon_stale_tokens_total"),
 		 bad = raw_metric(watch_, "kvd_bad_reports_total");
 	raw_member_t member;
 
@@ -311,11 +312,16 @@ static void p6_reports_are_copied_out_once_and_checked(void **state)
 	assert_int_equal(raw_space(&member, "reported"), KV_OK);
 	kv_member_area_header_t *header = (kv_member_area_header_t *)(void *)member.area;
 	kv_report_t *ring = (kv_report_t *)(void *)(member.area + header->ring_offset);
-	ring[0] = (kv_report_t){
-		.type = KV_REPORT_REQUEST, .space = member.space.space, .query_tokens = 1000, .hit_cpu_tokens = 500};
+	ring[0] = (kv_report_t){.type = KV_REPORT_REQUEST,
+				.space = member.space.space,
+				.query_tokens = 1000,
+				.hit_cpu_tokens = 500,
+				.hit_engine_tokens = 100,
+				.why = KV_WHY_DAEMON_STALE};
 	ring[1] = (kv_report_t){.type = 99, .space = member.space.space, .query_tokens = 1000};
 	atomic_store(&header->head, 2);
 	assert_true(raw_metric_reaches(watch_, "kvd_prefix_query_tokens_total", tokens + 1000));
+	assert_true(raw_metric_reaches(watch_, "kvd_prefix_miss_daemon_stale_tokens_total", missed + 400));
 	assert_true(raw_metric_reaches(watch_, "kvd_bad_reports_total", bad + 1));
 	atomic_store(&header->dropped, 7);
 	assert_true(raw_metric_reaches(watch_, "kvd_lost_reports_total", 7));

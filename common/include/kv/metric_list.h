@@ -96,6 +96,14 @@
 	X(QUERY_TOKENS, kvd_prefix_query_tokens_total, KV_METRIC_COUNTER, "prompt tokens looked up")                   \
 	X(HIT_CPU_TOKENS, kvd_prefix_hit_cpu_tokens_total, KV_METRIC_COUNTER, "prompt tokens found in CPU memory")     \
 	X(HIT_DISK_TOKENS, kvd_prefix_hit_disk_tokens_total, KV_METRIC_COUNTER, "prompt tokens found on disk")         \
+	X(MISS_ABSENT_TOKENS, kvd_prefix_miss_absent_tokens_total, KV_METRIC_COUNTER, "prompt tokens that were not stored") \
+	X(MISS_EVICTED_TOKENS, kvd_prefix_miss_evicted_tokens_total, KV_METRIC_COUNTER, "prompt tokens that were stored once and had been evicted") \
+	X(MISS_STALE_TOKENS, kvd_prefix_miss_daemon_stale_tokens_total, KV_METRIC_COUNTER, "prompt tokens missed because the daemon had been silent for too long") \
+	X(MISS_NO_DAEMON_TOKENS, kvd_prefix_miss_no_daemon_tokens_total, KV_METRIC_COUNTER, "prompt tokens missed because no daemon was attached") \
+	X(MISS_EPOCH_TOKENS, kvd_prefix_miss_stale_epoch_tokens_total, KV_METRIC_COUNTER, "prompt tokens missed because the space had just been reset") \
+	X(MISS_CONTENDED_TOKENS, kvd_prefix_miss_contended_tokens_total, KV_METRIC_COUNTER, "prompt tokens missed because the daemon was writing there all the time") \
+	X(MISS_CORRUPT_TOKENS, kvd_prefix_miss_corrupt_tokens_total, KV_METRIC_COUNTER, "prompt tokens missed because bytes did not match their digest") \
+	X(MISS_LATE_TOKENS, kvd_prefix_miss_timeout_tokens_total, KV_METRIC_COUNTER, "prompt tokens missed because the daemon did not answer in time") \
 	X(PREFIX_RECORDS, kvd_prefix_records_total, KV_METRIC_COUNTER, "prefix-hit records published")                 \
 	X(PREFIX_RECORDS_LOST, kvd_prefix_records_lost_total, KV_METRIC_COUNTER, "prefix-hit records not published")   \
 	/* the process */                                                                                              \
