@@ -262,37 +262,33 @@ static kv_status_t open_slots(kvs_nvme_t *nvme, const telling_t *detail)
 			       : say(detail, status, "cannot read %s/slots: %s", nvme->path, kv_status_text(status));
 }
 
-static int exists(const char *path)
-{
-	struct stat st;
-
-	return lstat(path, &st) == 0;
-}
-
+/* Without its rows the tier starts all the same: headers say what there is, and the rows are tried again later. */
 static kv_status_t open_meta(kvs_nvme_t *nvme, const telling_t *detail)
 {
-	char aside[PATH_MAX];
-	kv_status_t status;
-	int fresh = 0;
+	const kvs_metadb_config_t config = {.path = nvme->meta_path,
+					    .dir_fd = nvme->dir_fd,
+					    .allowance = nvme->meta_fixed,
+					    .uuid = nvme->super.uuid,
+					    .sync = nvme->config.sync,
+					    .metrics = nvme->metrics};
+	kv_status_t status = kvs_metadb_create(&config, nvme->env, &nvme->db);
+	int marked;
 
-	/* A database moved aside says that its successor was never finished. */
-	snprintf(aside, sizeof aside, "%s.lost", nvme->meta_path);
-	if (exists(aside)) {
-		kvs_metadb_remove(nvme->meta_path);
-		nvme->rebuild = 1;
+	if (status != KV_OK) {
+		return say(detail, status,
+			   status == KV_ERR_NOMEM ? "out of memory"
+						  : "the program kvd-meta is not beside this one; install it again");
 	}
-	status = kvs_metadb_open(nvme->meta_path, nvme->env, nvme->meta_fixed, nvme->super.uuid, &nvme->db, &fresh);
-	if (status == KV_ERR_CORRUPT || (status == KV_OK && fresh && nvme->slots > 0 && !nvme->rebuild)) {
+	status = kvs_metadb_open(nvme->db, nvme->slots > 0, &marked);
+	if (!marked && nvme->slots > 0) {
 		kv_metric_add(nvme->metrics, KV_M_DISK_ERRORS, 1);
-		status = kvs_meta_lost(nvme);
-	} else if (status == KV_OK && fresh && !nvme->rebuild) {
-		status = kvs_metadb_mark(nvme->db);
+		nvme->rebuild = 1;
+	} else if (status == KV_OK && !marked) {
+		(void)kvs_metadb_mark(nvme->db);
 	}
 	nvme->meta_bytes = kvs_metadb_bytes(nvme->meta_path);
 
-	return status == KV_OK ? KV_OK
-			       : say(detail, status, "cannot open the metadata in %s: %s", nvme->meta_path,
-				     kv_status_text(status));
+	return KV_OK;
 }
 
 /* ---- memory -------------------------------------------------------------------------------------------------------------- */

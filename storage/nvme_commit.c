@@ -41,22 +41,6 @@ static kv_status_t sync_files(kvs_nvme_t *nvme, const kvs_commit_t *c)
 	return KV_OK;
 }
 
-static kv_status_t write_rows(kvs_nvme_t *nvme, const kvs_commit_t *c)
-{
-	if (c->count == 0) {
-		return KV_OK;
-	}
-	for (uint32_t i = 0; i < c->count; i++) {
-		if (c->change[i].is_put) {
-			kvs_metadb_put(nvme->db, &c->change[i].row);
-		} else {
-			kvs_metadb_delete(nvme->db, c->change[i].row.slot_class, c->change[i].row.slot);
-		}
-	}
-
-	return kvs_metadb_commit(nvme->db, nvme->config.sync);
-}
-
 /* Does the directory take and sync a page again, and is there room for `wanted` bytes? Sets errno when not. */
 static kv_status_t probe(kvs_nvme_t *nvme, uint64_t wanted)
 {
@@ -93,7 +77,7 @@ static void run_turn(kvs_nvme_t *nvme, kvs_commit_t *c)
 	}
 	c->sync_status = sync_files(nvme, c);
 	if (c->super_status == KV_OK && c->sync_status == KV_OK) {
-		c->status = write_rows(nvme, c);
+		c->status = c->count > 0 || c->try_meta ? kvs_metadb_write(nvme->db, c->change, c->count) : KV_OK;
 	} else {
 		c->status = c->super_status != KV_OK ? c->super_status : c->sync_status;
 	}
@@ -123,12 +107,14 @@ void *kvs_commit_main(void *arg)
 {
 	kvs_nvme_t *nvme = arg;
 	kvs_commit_t *c = nvme->commit;
-	struct pollfd wait = {.fd = nvme->commit_bell.fd, .events = POLLIN};
+	struct pollfd wait[2] = {{.fd = nvme->commit_bell.fd, .events = POLLIN}, {.fd = -1, .events = POLLIN}};
+	int has_meta = 0; /* from the first turn on nobody else uses it */
 
 	(void)prctl(PR_SET_NAME, "kvd-commit", 0, 0, 0);
 	while (1) {
 		if (atomic_load(&c->state) == 1) {
 			run_turn(nvme, c);
+			has_meta = 1;
 			atomic_store(&c->state, 2);
 			kvs_bell_ring(&nvme->owner);
 			continue;
@@ -138,16 +124,24 @@ void *kvs_commit_main(void *arg)
 		}
 		kvs_bell_arm(&nvme->commit_bell);
 		if (atomic_load(&c->state) != 1 && !atomic_load(&nvme->commit_stop)) {
-			int rung = poll(&wait, 1, sleep_ms(nvme));
+			int rung;
 
-			if (rung > 0) {
+			wait[1].fd = has_meta ? kvs_metadb_fd(nvme->db) : -1;
+			rung = poll(wait, 2, sleep_ms(nvme));
+			if (rung > 0 && wait[0].revents) {
 				kvs_bell_clear(&nvme->commit_bell);
-			} else if (atomic_load(&nvme->dirty_hint)) {
+			}
+			if (rung > 0 && wait[1].revents) {
+				kvs_metadb_revive(nvme->db);
+			} else if (rung <= 0 && atomic_load(&nvme->dirty_hint)) {
 				kvs_bell_ring(&nvme->owner);
 			}
 		}
 		kvs_bell_disarm(&nvme->commit_bell);
 	}
+	/* Here and not by the owner: the process dies with the thread that has started it. */
+	kvs_metadb_close(nvme->db);
+	nvme->db = NULL;
 
 	return NULL;
 }
@@ -232,6 +226,7 @@ static void begin_turn(kvs_nvme_t *nvme)
 
 	c->probe = 0;
 	c->image = NULL;
+	c->try_meta = nvme->faults[KVS_FAULT_META].active;
 	if (nvme->super_dirty) {
 		if (kvs_super_encode(&nvme->super, &c->image, &c->image_len) != KV_OK) {
 			try_later(nvme);
@@ -322,7 +317,7 @@ static void rows_done(kvs_nvme_t *nvme, const kvs_commit_t *c)
 	if (c->count > 0) {
 		kv_metric_add(nvme->metrics, KV_M_DISK_COMMITS, 1);
 	}
-	if (c->count > 0 || c->super_written) {
+	if (c->count > 0 || c->super_written || c->try_meta) {
 		kvs_fault_forget(nvme, KVS_FAULT_META);
 	}
 	if (c->file_count > 0) {
@@ -467,7 +462,7 @@ static int is_due(const kvs_nvme_t *nvme, uint64_t now)
 		return 0;
 	}
 
-	return nvme->super_dirty || dirty >= KVS_COMMIT_ROWS ||
+	return nvme->super_dirty || dirty >= KVS_COMMIT_ROWS || kvs_fault_is_due(nvme, KVS_FAULT_META, now) ||
 	       (dirty > 0 && (nvme->closing || now - nvme->dirty_since_ns >= nvme->config.flush_interval_ns));
 }
 

@@ -146,11 +146,6 @@ typedef struct kvs_waiter {
 	int is_super;
 } kvs_waiter_t;
 
-typedef struct kvs_change {
-	kvs_row_t row;
-	int is_put;
-} kvs_change_t;
-
 /* One turn of the commit thread: sync files, write the superblock, commit rows. */
 typedef struct kvs_commit {
 	_Atomic int state; /* 0: the owner's, 1: asked, 2: answered */
@@ -164,6 +159,7 @@ typedef struct kvs_commit {
 	uint32_t file_count;
 	uint32_t files[KVS_MAX_FILES];
 	int fds[KVS_MAX_FILES];
+	int try_meta; /* see that the metadata is open, rows or not */
 	uint32_t count;
 	kvs_change_t *change;
 	kv_status_t super_status; /* out */
@@ -377,8 +373,6 @@ uint32_t kvs_commit_step(kvs_nvme_t *nvme);
 void *kvs_commit_main(void *nvme);
 
 /* ---- nvme_recover.c, nvme_rebuild.c ---- */
-/* Move the metadata aside and start with none; recovery then reads the headers. */
-kv_status_t kvs_meta_lost(kvs_nvme_t *nvme);
 kv_status_t kvs_nvme_recover(kvs_tier_t *tier, kvs_found_fn found, void *arg);
 /* Read all slot headers as if they were rows. */
 kv_status_t kvs_rebuild_scan(kvs_nvme_t *nvme, kvs_row_fn row, void *arg);

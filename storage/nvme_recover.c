@@ -5,8 +5,6 @@
  */
 #include "nvme_impl.h"
 
-#include <stdio.h>
-
 #define CHUNK 16384u
 
 typedef struct found {
@@ -20,7 +18,8 @@ typedef struct scan {
 	uint32_t chunk_count;
 	uint32_t chunk_cap;
 	uint32_t count;
-	uint32_t batched;
+	uint32_t batched; /* in the commit's changes, which nobody else uses yet */
+	int unwritten;    /* rows could not be written */
 	uint64_t dropped;
 	uint8_t root[32]; /* of the row before, with its epoch: rows of a space come in runs */
 	uint64_t epoch;
@@ -96,15 +95,23 @@ static kvs_dslot_t *row_slot(scan_t *scan, const kvs_row_t *row)
 	return s;
 }
 
-static kv_status_t batch_step(scan_t *scan, uint32_t limit)
+/* Rows that cannot be written now are not missed: the database stays without its mark. Deletions are made again by the next start. */
+static void write_batch(scan_t *scan)
 {
-	if (scan->batched < limit || scan->batched == 0) {
-		return KV_OK;
+	kvs_nvme_t *nvme = scan->nvme;
+
+	if (scan->batched > 0 && !scan->unwritten) {
+		scan->unwritten = kvs_metadb_write(nvme->db, nvme->commit->change, scan->batched) != KV_OK;
 	}
-
 	scan->batched = 0;
+}
 
-	return kvs_metadb_commit(scan->nvme->db, 0);
+static void add_change(scan_t *scan, const kvs_row_t *row, int is_put)
+{
+	scan->nvme->commit->change[scan->batched++] = (kvs_change_t){.row = *row, .is_put = is_put};
+	if (scan->batched == KVS_COMMIT_ROWS) {
+		write_batch(scan);
+	}
 }
 
 static kv_status_t take_row(void *arg, const kvs_row_t *row)
@@ -118,10 +125,9 @@ static kv_status_t take_row(void *arg, const kvs_row_t *row)
 	if (!s) {
 		scan->dropped++;
 		if (!nvme->rebuild) {
-			kvs_metadb_delete(nvme->db, row->slot_class, row->slot);
-			scan->batched++;
+			add_change(scan, row, 0);
 		}
-		return batch_step(scan, KVS_COMMIT_ROWS);
+		return KV_OK;
 	}
 	status = scan_grow(scan);
 	if (status != KV_OK) {
@@ -139,11 +145,10 @@ static kv_status_t take_row(void *arg, const kvs_row_t *row)
 	nvme->free_slots--;
 	nvme->used_bytes += kvs_slot_class(nvme, row->slot)->stride;
 	if (nvme->rebuild) {
-		kvs_metadb_put(nvme->db, row);
-		scan->batched++;
+		add_change(scan, row, 1);
 	}
 
-	return batch_step(scan, KVS_COMMIT_ROWS);
+	return KV_OK;
 }
 
 /* Indices of all found blocks by depth, shallow first; a depth beyond the number of blocks cannot have its ancestors and sorts last. */
@@ -283,25 +288,6 @@ static void forget_rows(scan_t *scan)
 	scan_free(scan);
 }
 
-kv_status_t kvs_meta_lost(kvs_nvme_t *nvme)
-{
-	char aside[4096];
-	int fresh;
-
-	kvs_metadb_close(nvme->db);
-	nvme->db = NULL;
-	nvme->rebuild = 1;
-	snprintf(aside, sizeof aside, "%s.lost", nvme->meta_path);
-	kvs_metadb_remove(aside);
-	if (rename(nvme->meta_path, aside) != 0) {
-		kvs_metadb_remove(nvme->meta_path);
-	}
-	kv_logf(nvme->env, KV_LOG_WARN, "nvme",
-		"the metadata is lost or damaged and is rebuilt from the slots' headers path %s", nvme->meta_path);
-
-	return kvs_metadb_open(nvme->meta_path, nvme->env, nvme->meta_fixed, nvme->super.uuid, &nvme->db, &fresh);
-}
-
 static kv_status_t scan_rows(scan_t *scan)
 {
 	kvs_nvme_t *nvme = scan->nvme;
@@ -309,32 +295,34 @@ static kv_status_t scan_rows(scan_t *scan)
 
 	if (!nvme->rebuild) {
 		status = kvs_metadb_scan(nvme->db, take_row, scan);
-		if (status == KV_ERR_CORRUPT || status == KV_ERR_IO) {
+		if (status != KV_OK && status != KV_ERR_NOMEM) {
 			kv_metric_add(nvme->metrics, KV_M_DISK_ERRORS, 1);
 			forget_rows(scan);
-			status = kvs_meta_lost(nvme);
+			nvme->rebuild = 1;
+			(void)kvs_metadb_replace(nvme->db);
+			status = KV_OK;
 		}
 	}
 	if (status == KV_OK && nvme->rebuild) {
 		status = kvs_rebuild_scan(nvme, take_row, scan);
 	}
-	if (status == KV_OK) {
-		status = batch_step(scan, 1);
-	}
+	write_batch(scan);
 
 	return status;
 }
 
-static void finish_rebuild(kvs_nvme_t *nvme)
+/* The rows are all there, or the tier is read-only until they can be written. */
+static void finish_metadata(kvs_nvme_t *nvme, const scan_t *scan)
 {
-	char aside[4096];
+	kv_status_t status = KV_OK;
 
-	if (!nvme->rebuild || kvs_metadb_mark(nvme->db) != KV_OK) {
-		return;
+	if (nvme->rebuild && !scan->unwritten) {
+		status = kvs_metadb_mark(nvme->db);
 	}
-	snprintf(aside, sizeof aside, "%s.lost", nvme->meta_path);
-	kvs_metadb_remove(aside);
-	nvme->rebuild = 0;
+	if (kvs_metadb_fd(nvme->db) < 0) {
+		kvs_fault_raise(nvme, KVS_FAULT_META, "opening the metadata",
+				kv_status_text(status == KV_OK ? KV_ERR_IO : status));
+	}
 }
 
 kv_status_t kvs_nvme_recover(kvs_tier_t *tier, kvs_found_fn found, void *arg)
@@ -354,6 +342,9 @@ kv_status_t kvs_nvme_recover(kvs_tier_t *tier, kvs_found_fn found, void *arg)
 	}
 	kv_free(nvme->env, order);
 	kv_metric_add(nvme->metrics, KV_M_DISK_DROPPED, scan.dropped);
+	if (status == KV_OK) {
+		finish_metadata(nvme, &scan);
+	}
 	scan_free(&scan);
 	if (status != KV_OK) {
 		kv_logf(nvme->env, KV_LOG_ERROR, "nvme", "cannot take in what the directory holds: %s",
@@ -361,7 +352,6 @@ kv_status_t kvs_nvme_recover(kvs_tier_t *tier, kvs_found_fn found, void *arg)
 		return status;
 	}
 
-	finish_rebuild(nvme);
 	for (uint32_t i = 0; i < KVS_MAX_FILES; i++) {
 		if (nvme->files[i].slot) {
 			kvs_file_admit(nvme, i);

@@ -1,7 +1,7 @@
 /* Formats on disk: slot header and superblock decode what they encoded and nothing else; RocksDB's sentences are told apart; a model of the whole tier. */
 #include "nvme_test.h"
 
-#include "metadb.h"
+#include "metadb_rocks.h"
 #include "slothdr.h"
 #include "super.h"
 
@@ -230,7 +230,7 @@ static void p10_the_metadata_library_s_sentences_are_told_apart(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < KV_COUNT_OF(cases); i++) {
-		assert_int_equal(kvs_metadb_error(cases[i].text), cases[i].status);
+		assert_int_equal(kvs_rocks_error(cases[i].text), cases[i].status);
 	}
 }
 

@@ -14,6 +14,11 @@ grep -q "not reachable" "$dir/version"
 echo '{"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [1]}' >"$dir/trace"
 PATH=/usr/bin:/bin "$prefix/bin/kvctl" replay --trace "$dir/trace" --blocks 4 >/dev/null
 
+# The metadata library is loaded by its own program only.
+[ -x "$prefix/bin/kvd-meta" ]
+needed=$(readelf -d "$prefix/bin/kvd")
+[[ $needed == *libzmq* && $needed != *librocksdb* ]]
+
 # A program of the user's, in C and in C++, by pkg-config alone.
 PKG_CONFIG_PATH=$(dirname "$(find "$prefix" -name kvx.pc)")
 export PKG_CONFIG_PATH

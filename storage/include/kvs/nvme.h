@@ -4,7 +4,7 @@
  *   LOCK                 held by the one daemon (flock)
  *   superblock           synced, two copies: format version, namespaces, identity texts, epochs; has the last word on epochs
  *   slots/<class>.<n>    slot files of one class (namespace x geometry); slot = header page(s) + payload, overwritten in place
- *   meta/                RocksDB: (class, slot) -> kvs_meta_t, generation, digests' root; rebuilt from slot headers when lost
+ *   meta/                RocksDB, in the process kvd-meta: (class, slot) -> kvs_meta_t, generation, digests' root; rebuilt from slot headers when lost
  * A slot's header (key, group, parent, root digest, epoch, generation, length, event hash, leaf digests, CRC) has the last word.
  */
 #ifndef KVS_NVME_H
@@ -31,7 +31,8 @@ typedef struct kvs_nvme_config {
 
 /* Open or create. KV_ERR_LOCKED: another daemon holds the directory (said after 0.5 s; one that was killed
  * is waited for up to 10 s, until the kernel has finished its writes). KV_ERR_FOREIGN: not a kvd directory, or another version; nothing was changed.
- * KV_ERR_IO, KV_ERR_NOSPC, KV_ERR_PATH. `detail` gets a sentence for the operator. */
+ * KV_ERR_IO, KV_ERR_NOSPC, KV_ERR_PATH (also: the program kvd-meta is not beside this one). Metadata that cannot be opened is no error: the tier starts
+ * read-only with what the slots' headers say, and tries again. `detail` gets a sentence for the operator. */
 kv_status_t kvs_nvme_open(const kvs_nvme_config_t *config, const kv_env_t *env, kvs_tier_t **p_tier, char *detail,
 			  size_t cap);
 

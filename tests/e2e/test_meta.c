@@ -1,0 +1,559 @@
+/* The metadata library fails, dies, hangs, or is gone: the daemon goes on, and what it acknowledged as durable is there. */
+#include "e2e/rig.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#define TALKS 160u
+#define LEN   4u
+#define FIRST 16u /* conversations that are there before the fault */
+
+static rig_t rig;
+static user_t user;
+static uint8_t acknowledged[TALKS];
+static uint32_t kept; /* conversations acknowledged */
+
+/* A conversation is put as durable: acknowledged, or refused in words that say so. */
+static int put_talk(uint32_t talk)
+{
+	kvc_key_t keys[LEN];
+	kvc_status_t status;
+
+	user_keys(&user, talk, LEN, keys);
+	status = user_put(&user, keys, 0, LEN, 1, NULL);
+	if (status == KVC_OK) {
+		kept += !acknowledged[talk];
+		acknowledged[talk] = 1;
+		return 1;
+	}
+	if (status != (kvc_status_t)KV_ERR_NOSPC && status != (kvc_status_t)KV_ERR_NOT_ADMITTED &&
+	    status != (kvc_status_t)KV_ERR_IO && status != (kvc_status_t)KV_ERR_TIER_OFF &&
+	    status != (kvc_status_t)KV_ERR_TIMEOUT && status != (kvc_status_t)KV_ERR_PROTO &&
+	    status != (kvc_status_t)KV_ERR_LOCKED) {
+		fail_msg("%d: %s", (int)status, kvc_last_error());
+	}
+
+	return 0;
+}
+
+static void start(void)
+{
+	rig_start(&rig);
+	user_attach(&user, &rig, "meta");
+}
+
+/* Some conversations are on disk and nowhere else. */
+static void begin(void)
+{
+	memset(acknowledged, 0, sizeof acknowledged);
+	kept = 0;
+	start();
+	for (uint32_t t = 0; t < FIRST; t++) {
+		assert_true(put_talk(t));
+	}
+	user_leave(&user);
+	assert_int_equal(rig_kill(&rig, SIGTERM), 0);
+	start();
+}
+
+/* Every acknowledged conversation is read whole. */
+static void read_acknowledged(void)
+{
+	kvc_key_t keys[LEN];
+	uint32_t n;
+
+	for (uint32_t t = 0; t < TALKS; t++) {
+		if (!acknowledged[t]) {
+			continue;
+		}
+		user_keys(&user, t, LEN, keys);
+		assert_true(user_match_is(&user, keys, LEN, LEN));
+		assert_int_equal(user_get(&user, keys, LEN, &n), KVC_OK);
+		assert_int_equal(n, LEN);
+	}
+	assert_int_equal(user.wrong, 0);
+}
+
+/* The fault has ended: durability comes back by itself. */
+static void durable_again(uint32_t talk)
+{
+	const uint64_t until = rig_now_ms() + 3 * (uint64_t)RIG_WAIT_MS;
+
+	while (!put_talk(talk)) {
+		assert_true(rig_now_ms() < until);
+		usleep(20000);
+	}
+}
+
+/* kill -9 of everything, a new start, and all that was acknowledged is there. */
+static void kill_and_read(void)
+{
+	user_leave(&user);
+	assert_int_equal(rig_kill(&rig, SIGKILL), 128 + SIGKILL);
+	start();
+	read_acknowledged();
+}
+
+static void end(void)
+{
+	user_leave(&user);
+	rig_check_quiet(&rig);
+	assert_int_equal(rig_kill(&rig, SIGTERM), 0);
+}
+
+/* ---- the metadata process ------------------------------------------------------------------------------------------------- */
+
+static int is_meta_of(const char *name, pid_t daemon)
+{
+	char path[320], text[512] = "";
+	const char *parent;
+	ssize_t n;
+	int fd;
+
+	snprintf(path, sizeof path, "/proc/%s/status", name);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0) {
+		return 0;
+	}
+	n = read(fd, text, sizeof text - 1);
+	close(fd);
+	parent = n > 0 ? strstr(text, "\nPPid:") : NULL;
+
+	return parent && strncmp(text, "Name:\tkvd-meta\n", 15) == 0 && strtol(parent + 6, NULL, 10) == daemon &&
+	       !strstr(text, "\nState:\tZ");
+}
+
+/* 0: there is none at the moment. */
+static pid_t find_meta(void)
+{
+	DIR *dir = opendir("/proc");
+	const struct dirent *entry;
+	pid_t found = 0;
+
+	assert_non_null(dir);
+	while (found == 0 && (entry = readdir(dir)) != NULL) {
+		if (entry->d_name[0] >= '1' && entry->d_name[0] <= '9' && is_meta_of(entry->d_name, rig.pid)) {
+			found = (pid_t)strtol(entry->d_name, NULL, 10);
+		}
+	}
+	closedir(dir);
+
+	return found;
+}
+
+static pid_t await_meta(void)
+{
+	const uint64_t until = rig_now_ms() + RIG_WAIT_MS;
+	pid_t pid;
+
+	while ((pid = find_meta()) == 0) {
+		assert_true(rig_now_ms() < until);
+		usleep(2000);
+	}
+
+	return pid;
+}
+
+static void p2_p6_a_metadata_process_killed_at_any_time_loses_nothing(void **state)
+{
+	kv_test_rng_t rng = {kv_test_seed()};
+	uint32_t refused = 0;
+
+	(void)state;
+	rig_init(&rig, 1);
+	begin();
+	for (uint32_t t = FIRST; t < TALKS - 2; t++) {
+		const useconds_t pause_us = (useconds_t)kv_test_below(&rng, 20000);
+		pid_t killer = fork();
+
+		assert_true(killer >= 0);
+		if (killer == 0) {
+			pid_t meta;
+
+			usleep(pause_us);
+			meta = find_meta();
+			_exit(meta > 0 ? kill(meta, SIGKILL) : 0);
+		}
+		refused += !put_talk(t);
+		waitpid(killer, NULL, 0);
+		if (t % 40 == 0) {
+			kill_and_read();
+		}
+	}
+	printf("# processes started %u, acknowledgements refused %u of %u\n",
+	       (unsigned)rig_metric(&rig, "kvd_meta_starts_total"), refused, TALKS - 2 - FIRST);
+	assert_true(rig_metric(&rig, "kvd_meta_starts_total") > 5);
+	durable_again(TALKS - 2);
+
+	/* One that nobody asks anything is missed too. */
+	kill(await_meta(), SIGKILL);
+	assert_true(await_meta() > 0);
+	durable_again(TALKS - 1);
+	kill_and_read();
+	end();
+	rig_fini(&rig);
+}
+
+static void p2_p6_a_metadata_process_that_hangs_is_replaced(void **state)
+{
+	(void)state;
+	rig_init(&rig, 1);
+	begin();
+	kill(await_meta(), SIGSTOP);
+	(void)put_talk(FIRST);
+	read_acknowledged();
+	assert_true(rig_metric_reaches(&rig, "kvd_meta_starts_total", 2));
+	durable_again(FIRST + 1);
+	assert_true(rig_metric_is(&rig, "kvd_disk_state", 0));
+
+	/* A stopped one does not outlive its daemon, nor keep the next one from the database. */
+	kill(await_meta(), SIGSTOP);
+	kill_and_read();
+	durable_again(FIRST + 2);
+	assert_int_equal(rig_metric(&rig, "kvd_disk_rebuilt_total"), 0);
+	end();
+	rig_fini(&rig);
+}
+
+/* ---- its files ---------------------------------------------------------------------------------------------------------------- */
+
+static void in_each_file(void (*fn)(const char *path, kv_test_rng_t *rng), kv_test_rng_t *rng)
+{
+	char meta[96], path[384];
+	const struct dirent *entry;
+	DIR *dir;
+
+	snprintf(meta, sizeof meta, "%s/meta", rig.disk);
+	dir = opendir(meta);
+	assert_non_null(dir);
+	while ((entry = readdir(dir)) != NULL) {
+		if (entry->d_name[0] != '.') {
+			snprintf(path, sizeof path, "%s/%s", meta, entry->d_name);
+			fn(path, rng);
+		}
+	}
+	closedir(dir);
+}
+
+static void scribble(const char *path, kv_test_rng_t *rng)
+{
+	uint8_t garbage[4096];
+	int fd = open(path, O_WRONLY | O_CLOEXEC);
+
+	kv_test_fill(rng, garbage, sizeof garbage);
+	assert_true(fd >= 0);
+	assert_true(write(fd, garbage, 1 + kv_test_below(rng, sizeof garbage)) > 0);
+	close(fd);
+}
+
+static void drop(const char *path, kv_test_rng_t *rng)
+{
+	(void)rng;
+	unlink(path);
+}
+
+static void be_a_file(const char *path, kv_test_rng_t *rng)
+{
+	int fd;
+
+	(void)rng;
+	(void)remove(path);
+	fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	assert_true(fd >= 0);
+	close(fd);
+}
+
+static void p2_p6_a_database_that_does_not_open_is_rebuilt_from_the_headers(void **state)
+{
+	kv_test_rng_t rng = {kv_test_seed()};
+	char meta[96];
+
+	(void)state;
+	rig_init(&rig, 1);
+	begin();
+	snprintf(meta, sizeof meta, "%s/meta", rig.disk);
+	for (uint32_t round = 0; round < 6; round++) {
+		user_leave(&user);
+		assert_int_equal(rig_kill(&rig, round % 2 ? SIGKILL : SIGTERM), round % 2 ? 128 + SIGKILL : 0);
+		in_each_file(round < 4 ? scribble : drop, &rng);
+		if (round == 4) {
+			be_a_file(meta, &rng);
+		}
+		start();
+		read_acknowledged();
+		durable_again(FIRST + round);
+		assert_int_equal(rig_metric(&rig, "kvd_disk_rebuilt_total"), kept * LEN - LEN);
+	}
+	kill_and_read(); /* and the rebuilt one is believed */
+	assert_int_equal(rig_metric(&rig, "kvd_disk_rebuilt_total"), 0);
+
+	/* Gone under the daemon: durability goes on, and the next start asks the headers. */
+	in_each_file(scribble, &rng);
+	kill(await_meta(), SIGKILL);
+	durable_again(FIRST + 10);
+	kill_and_read();
+	assert_int_equal(rig_metric(&rig, "kvd_disk_rebuilt_total"), kept * LEN);
+	end();
+	rig_fini(&rig);
+}
+
+/* Take the library's lock before the next process does; hold it until killed. */
+static void hold_lock(void *arg, int ready)
+{
+	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+	int fd = open(arg, O_RDWR | O_CLOEXEC);
+
+	child_say(ready);
+	if (fd < 0 || fcntl(fd, F_SETLKW, &lock) != 0) {
+		_exit(1);
+	}
+	pause();
+}
+
+static void p2_p6_a_foreign_lock_costs_durability_while_it_lasts(void **state)
+{
+	char path[96];
+	pid_t holder;
+
+	(void)state;
+	rig_init(&rig, 1);
+	begin();
+	snprintf(path, sizeof path, "%s/meta/LOCK", rig.disk);
+	holder = child_start(hold_lock, path);
+	usleep(200000); /* it waits behind the process */
+	kill(await_meta(), SIGKILL);
+	(void)put_talk(FIRST);
+	assert_true(rig_metric_is(&rig, "kvd_disk_state", 2));
+	assert_false(put_talk(FIRST + 1));
+	read_acknowledged();
+	child_kill(holder);
+	durable_again(FIRST + 2);
+	kill_and_read();
+	assert_int_equal(rig_metric(&rig, "kvd_disk_rebuilt_total"), 0);
+	end();
+	rig_fini(&rig);
+}
+
+/* ---- its device --------------------------------------------------------------------------------------------------------------- */
+
+static void fill_up(const char *path)
+{
+	static const uint8_t zeros[65536];
+	int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+	size_t chunk = sizeof zeros;
+
+	assert_true(fd >= 0);
+	while (chunk > 0) {
+		if (write(fd, zeros, chunk) <= 0) {
+			chunk /= 2;
+		}
+	}
+	close(fd);
+}
+
+/* Enough rows to go past what the library's log has preallocated. The blocks drive out those acknowledged before. */
+static void write_many_rows(uint32_t talks)
+{
+	kvc_key_t keys[RIG_BLOCKS];
+
+	for (uint32_t t = 0; t < talks; t++) {
+		user_keys(&user, 1000 + t, RIG_BLOCKS, keys);
+		assert_int_equal(user_put(&user, keys, 0, RIG_BLOCKS, 0, NULL), KVC_OK);
+		(void)put_talk(t % FIRST);
+	}
+}
+
+static void p2_p6_a_full_file_system_does_not_end_the_daemon(void **state)
+{
+	const uint64_t until = rig_now_ms() + RIG_WAIT_MS;
+	char filler[96];
+
+	(void)state;
+	rig_init(&rig, 1);
+	assert_int_equal(mkdir(rig.disk, 0700), 0);
+	if (mount("tmpfs", rig.disk, "tmpfs", 0, "size=24m") != 0) {
+		int error = errno;
+
+		rig_fini(&rig);
+		kv_test_skip("mounting a small tmpfs is not permitted: %s", strerror(error));
+	}
+	begin();
+	snprintf(filler, sizeof filler, "%s/filler", rig.disk);
+	fill_up(filler);
+	while (rig_metric(&rig, "kvd_meta_starts_total") < 6) { /* written again and again after a failed write */
+		write_many_rows(8);
+		assert_true(rig_now_ms() < until);
+	}
+	assert_int_equal(rig_metric(&rig, "kvd_disk_state"), 1);
+	assert_int_equal(unlink(filler), 0);
+	memset(acknowledged, 0, sizeof acknowledged);
+	durable_again(TALKS - 1);
+	assert_true(rig_metric_is(&rig, "kvd_disk_state", 0));
+	kill_and_read();
+	end();
+	assert_int_equal(umount2(rig.disk, MNT_DETACH), 0);
+	rig_fini(&rig);
+}
+
+static int is_traced(pid_t pid)
+{
+	char command[96];
+
+	snprintf(command, sizeof command, "grep -q 'TracerPid:[[:space:]]*[1-9]' /proc/%d/status", (int)pid);
+
+	return system(command) == 0;
+}
+
+static void p2_p6_an_error_of_the_device_that_passes_does_not_end_durability(void **state)
+{
+	static const char *const faults[] = {"fdatasync:error=EIO", "write:error=EIO", "write:error=ENOSPC",
+					     "pwrite64,fsync,rename:error=EIO"};
+
+	(void)state;
+	rig_init(&rig, 1);
+	begin();
+	for (uint32_t i = 0; i < KV_COUNT_OF(faults); i++) {
+		const uint64_t until = rig_now_ms() + RIG_WAIT_MS;
+		pid_t meta = await_meta(), tracer = fork();
+		int wstatus = 0;
+
+		assert_true(tracer >= 0);
+		if (tracer == 0) {
+			char inject[96], pid[16];
+
+			snprintf(inject, sizeof inject, "inject=%s", faults[i]);
+			snprintf(pid, sizeof pid, "%d", (int)meta);
+			execlp("strace", "strace", "-f", "-qq", "-o", "/dev/null", "-e", inject, "-p", pid,
+			       (char *)NULL);
+			_exit(127);
+		}
+		while (!is_traced(meta)) {
+			if (waitpid(tracer, &wstatus, WNOHANG) == tracer) {
+				end();
+				rig_fini(&rig);
+				kv_test_skip("strace cannot be run or may not trace: exit code %d",
+					     WEXITSTATUS(wstatus));
+			}
+			assert_true(rig_now_ms() < until);
+			usleep(5000);
+		}
+		(void)put_talk(FIRST + 2 * i);
+		durable_again(FIRST + 2 * i + 1);
+		kill(tracer, SIGTERM);
+		waitpid(tracer, NULL, 0);
+		read_acknowledged();
+	}
+	assert_true(rig_metric(&rig, "kvd_meta_starts_total") > 3);
+	kill_and_read();
+	assert_int_equal(rig_metric(&rig, "kvd_disk_rebuilt_total"), 0);
+	end();
+	rig_fini(&rig);
+}
+
+/* ---- another program in its place ------------------------------------------------------------------------------------------------ */
+
+/* The same kvd beside another kvd-meta. */
+static void copy_programs(char folder[96])
+{
+	char command[640];
+
+	snprintf(folder, 96, "%s/bin", rig.dir);
+	snprintf(command, sizeof command, "mkdir %s && cp %s %s %s", folder, kv_test_program(E2E_KVD),
+		 kv_test_program(E2E_KVCTL), folder);
+	assert_int_equal(system(command), 0);
+	assert_int_equal(setenv("KV_TEST_BIN", folder, 1), 0);
+}
+
+/* NULL: there is no such program. */
+static void install_fake(const char *folder, const char *script)
+{
+	char path[112];
+	FILE *file;
+
+	snprintf(path, sizeof path, "%s/kvd-meta", folder);
+	(void)unlink(path);
+	if (!script) {
+		return;
+	}
+	file = fopen(path, "we");
+	assert_non_null(file);
+	assert_true(fprintf(file, "#!/bin/sh\n%s\n", script) > 0);
+	assert_int_equal(fchmod(fileno(file), 0755), 0);
+	assert_int_equal(fclose(file), 0);
+}
+
+static void p10_answers_that_make_no_sense_are_a_fault_of_the_tier_and_of_nothing_else(void **state)
+{
+	static const char *const scripts[] = {"exit 0",
+					      "kill -ABRT $$",
+					      "printf x >&3; sleep 9",
+					      "head -c 40 /dev/zero >&3; sleep 9",
+					      "head -c 28840 /dev/urandom >&3; sleep 9",
+					      "printf \"\\001\\000\\000\\000\\001\" >&3; sleep 9"};
+	const char *bin = getenv("KV_TEST_BIN");
+	char folder[96];
+
+	(void)state;
+	bin = bin ? strdup(bin) : NULL;
+	rig_init(&rig, 1);
+	begin();
+	copy_programs(folder);
+	for (uint32_t i = 0; i < KV_COUNT_OF(scripts); i++) {
+		user_leave(&user);
+		assert_int_equal(rig_kill(&rig, SIGTERM), 0);
+		install_fake(folder, scripts[i]);
+		start();
+		assert_true(rig_metric_is(&rig, "kvd_disk_state", 2));
+		assert_false(put_talk(FIRST + i));
+		read_acknowledged();
+	}
+	user_leave(&user);
+	assert_int_equal(rig_kill(&rig, SIGTERM), 0);
+	install_fake(folder, NULL);
+	assert_int_equal(rig_try(&rig), kv_status_exit_code(KV_ERR_PATH));
+	assert_true(rig_log_has(&rig, "kvd-meta is not beside"));
+	if (bin) {
+		setenv("KV_TEST_BIN", bin, 1);
+		free((void *)(uintptr_t)bin);
+	} else {
+		unsetenv("KV_TEST_BIN");
+	}
+	start();
+	read_acknowledged();
+	durable_again(FIRST);
+	kill_and_read();
+	end();
+	rig_fini(&rig);
+}
+
+static int clean_up(void **state)
+{
+	(void)state;
+	if (rig.pid > 0) {
+		(void)rig_kill(&rig, SIGKILL);
+	}
+	(void)umount2(rig.disk, MNT_DETACH);
+
+	return 0;
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_teardown(p2_p6_a_metadata_process_killed_at_any_time_loses_nothing, clean_up),
+		cmocka_unit_test_teardown(p2_p6_a_metadata_process_that_hangs_is_replaced, clean_up),
+		cmocka_unit_test_teardown(p2_p6_a_database_that_does_not_open_is_rebuilt_from_the_headers, clean_up),
+		cmocka_unit_test_teardown(p2_p6_a_foreign_lock_costs_durability_while_it_lasts, clean_up),
+		cmocka_unit_test_teardown(p2_p6_a_full_file_system_does_not_end_the_daemon, clean_up),
+		cmocka_unit_test_teardown(p2_p6_an_error_of_the_device_that_passes_does_not_end_durability, clean_up),
+		cmocka_unit_test_teardown(p10_answers_that_make_no_sense_are_a_fault_of_the_tier_and_of_nothing_else,
+					  clean_up),
+	};
+
+	return cmocka_run_group_tests_name("e2e.meta", tests, NULL, NULL);
+}
