@@ -1,0 +1,220 @@
+/* Digests of whole files: every byte counts, however many threads read; whoever reads gives way to everybody else. */
+#include "kv_cmocka.h"
+#include "kv_test.h"
+#include "kvx_digest.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#define CHUNK KVX_DIGEST_CHUNK
+#define LARGE (2 * CHUNK + 12345)
+
+typedef struct watch {
+	int fd;
+	uint64_t cut;          /* the file is cut to so many bytes when it is asked first; 0: not */
+	_Atomic uint32_t asks; /* so often, */
+	uint32_t most;         /* then it is cancelled; 0: never */
+	_Atomic int hasty;     /* somebody asks who does not give way */
+} watch_t;
+
+static uint8_t *memory; /* of the large file */
+
+static int make_file(const uint8_t *bytes, uint64_t len)
+{
+	char path[] = "/tmp/kvx-digest-XXXXXX";
+	const int fd = mkstemp(path);
+
+	assert_true(fd >= 0);
+	(void)unlink(path);
+	for (uint64_t at = 0; at < len;) {
+		const ssize_t n = pwrite(fd, bytes + at, (size_t)(len - at), (off_t)at);
+
+		assert_true(n > 0);
+		at += (uint64_t)n;
+	}
+
+	return fd;
+}
+
+/* As the header says it is made. */
+static void expect(const uint8_t *bytes, uint64_t len, uint8_t digest[KVX_DIGEST_BYTES])
+{
+	uint8_t all[3 * sizeof(XXH128_canonical_t) + 8];
+	XXH128_canonical_t canonical;
+	size_t used = 0;
+
+	for (uint64_t at = 0; at < len; at += CHUNK) {
+		XXH128_canonicalFromHash(&canonical, XXH3_128bits(bytes + at, len - at < CHUNK ? len - at : CHUNK));
+		memcpy(all + used, canonical.digest, sizeof canonical.digest);
+		used += sizeof canonical.digest;
+	}
+	memcpy(all + used, &len, sizeof len);
+	XXH128_canonicalFromHash(&canonical, XXH3_128bits(all, used + sizeof len));
+	memcpy(digest, canonical.digest, KVX_DIGEST_BYTES);
+}
+
+static void digest_of(int fd, uint32_t threads, uint8_t digest[KVX_DIGEST_BYTES])
+{
+	const kvx_digest_config_t config = {.struct_size = sizeof config, .fd = fd, .threads = threads};
+
+	assert_int_equal(kvx_digest_file(&config, digest), KVC_OK);
+}
+
+static void p1_a_digest_is_of_all_bytes_whatever_reads_them(void **state)
+{
+	static const uint64_t len[] = {0, 1, 4095, (UINT64_C(256) << 10) + 1, CHUNK - 1, CHUNK, CHUNK + 1, LARGE};
+	uint8_t expected[KVX_DIGEST_BYTES], digest[KVX_DIGEST_BYTES];
+
+	(void)state;
+	for (size_t i = 0; i < sizeof len / sizeof len[0]; i++) {
+		const int fd = make_file(memory, len[i]);
+
+		expect(memory, len[i], expected);
+		for (uint32_t threads = 0; threads < 4; threads++) {
+			digest_of(fd, threads, digest);
+			assert_memory_equal(digest, expected, sizeof digest);
+		}
+		(void)close(fd);
+	}
+}
+
+static void p1_one_bit_changed_anywhere_is_another_digest(void **state)
+{
+	const uint64_t len = UINT64_C(3) << 20;
+	const int fd = make_file(memory, len);
+	uint8_t before[KVX_DIGEST_BYTES], digest[KVX_DIGEST_BYTES];
+	kv_test_rng_t rng = {.state = kv_test_seed()};
+
+	(void)state;
+	digest_of(fd, 2, before);
+	for (int i = 0; i < 100; i++) {
+		const uint64_t at = kv_test_below(&rng, len);
+		const uint8_t other = (uint8_t)(memory[at] ^ (1u << kv_test_below(&rng, 8)));
+
+		assert_int_equal(pwrite(fd, &other, 1, (off_t)at), 1);
+		digest_of(fd, 2, digest);
+		assert_memory_not_equal(digest, before, sizeof digest);
+		assert_int_equal(pwrite(fd, &memory[at], 1, (off_t)at), 1);
+	}
+	digest_of(fd, 2, digest);
+	assert_memory_equal(digest, before, sizeof digest);
+	(void)close(fd);
+}
+
+static int ask(void *ctx)
+{
+	watch_t *watch = ctx;
+	const uint32_t asks = atomic_fetch_add(&watch->asks, 1) + 1;
+
+	if (sched_getscheduler(0) != SCHED_IDLE || syscall(SYS_ioprio_get, 1, 0) != 3 << 13) {
+		atomic_store(&watch->hasty, 1);
+	}
+	if (watch->cut && asks == 1) {
+		assert_int_equal(ftruncate(watch->fd, (off_t)watch->cut), 0);
+	}
+
+	return watch->most && asks >= watch->most;
+}
+
+static kvc_status_t watched(int fd, watch_t *watch)
+{
+	const kvx_digest_config_t config = {
+		.struct_size = sizeof config, .fd = fd, .threads = 2, .cancelled = ask, .ctx = watch};
+	uint8_t digest[KVX_DIGEST_BYTES];
+
+	watch->fd = fd;
+
+	return kvx_digest_file(&config, digest);
+}
+
+static void p7_whoever_reads_gives_way_to_everybody(void **state)
+{
+	const int fd = make_file(memory, LARGE);
+	watch_t watch = {0};
+
+	(void)state;
+	assert_int_equal(watched(fd, &watch), KVC_OK);
+	assert_true(atomic_load(&watch.asks) > 1);
+	assert_int_equal(atomic_load(&watch.hasty), 0);
+	assert_int_not_equal(sched_getscheduler(0), SCHED_IDLE); /* the caller stays as it was */
+	(void)close(fd);
+}
+
+static void p5_a_digest_that_nobody_wants_any_more_ends_at_the_next_piece(void **state)
+{
+	const int fd = make_file(memory, LARGE);
+	watch_t watch = {.most = 5};
+
+	(void)state;
+	assert_int_equal(watched(fd, &watch), KVC_ERR_CLOSED);
+	assert_true(atomic_load(&watch.asks) <= 6); /* the other thread may be asking at that moment */
+	(void)close(fd);
+}
+
+static void p10_what_cannot_be_read_whole_has_no_digest(void **state)
+{
+	const kvx_digest_config_t old = {.struct_size = 4};
+	watch_t cut = {.cut = CHUNK / 2}, none = {0};
+	uint8_t digest[KVX_DIGEST_BYTES];
+	int fd = make_file(memory, LARGE);
+	int ends[2];
+
+	(void)state;
+	assert_int_equal(watched(fd, &cut), KVC_ERR_FAULT);
+	assert_int_equal(errno, 0);
+	(void)close(fd);
+
+	assert_int_equal(watched(fd, &none), KVC_ERR_ARG); /* closed */
+	fd = open("/tmp", O_RDONLY | O_DIRECTORY);
+	assert_int_equal(watched(fd, &none), KVC_ERR_ARG);
+	(void)close(fd);
+	assert_int_equal(pipe(ends), 0);
+	assert_int_equal(watched(ends[0], &none), KVC_ERR_ARG);
+	(void)close(ends[0]);
+	(void)close(ends[1]);
+	assert_int_equal(kvx_digest_file(NULL, digest), KVC_ERR_ARG);
+	assert_int_equal(kvx_digest_file(&old, digest), KVC_ERR_ARG);
+
+	fd = make_file(memory, 1);
+	{
+		char path[32];
+		int blind;
+
+		(void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+		blind = open(path, O_WRONLY);
+		assert_int_equal(watched(blind, &none), KVC_ERR_FAULT);
+		assert_int_equal(errno, EBADF);
+		(void)close(blind);
+	}
+	(void)close(fd);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p1_a_digest_is_of_all_bytes_whatever_reads_them),
+		cmocka_unit_test(p1_one_bit_changed_anywhere_is_another_digest),
+		cmocka_unit_test(p7_whoever_reads_gives_way_to_everybody),
+		cmocka_unit_test(p5_a_digest_that_nobody_wants_any_more_ends_at_the_next_piece),
+		cmocka_unit_test(p10_what_cannot_be_read_whole_has_no_digest),
+	};
+	kv_test_rng_t rng = {.state = kv_test_seed()};
+	int failed;
+
+	memory = malloc(LARGE);
+	if (memory) {
+		kv_test_fill(&rng, memory, LARGE);
+	}
+	failed = !memory || cmocka_run_group_tests(tests, NULL, NULL);
+	free(memory);
+
+	return failed;
+}
