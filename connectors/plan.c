@@ -211,7 +211,7 @@ static int tail_fits(const kvx_record_header_t *record, size_t room)
 	case KVX_RECORD_SPACE: {
 		const kvx_plan_space_t *space = at;
 
-		return space->number != 0 && space->text_len <= room && kvx_padded(space->text_len) == room;
+		return space->text_len <= room && kvx_padded(space->text_len) == room;
 	}
 	case KVX_RECORD_FENCE:
 		return ids_size(((const kvx_plan_fence_t *)at)->n, room) == room;

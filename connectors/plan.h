@@ -3,7 +3,8 @@
  * Both halves are built from one source and run on one machine; the bytes are still checked on arrival: a plan that makes no sense is counted and
  * ignored. Integers in native order. A plan is a header and records, each 8-byte aligned; a report likewise.
  *
- *   SPACE   number, adapter text                 the space of an adapter, named by number from now on; 0 is the base model's, never sent
+ *   SPACE   number, adapter text                 the space of an adapter, named by number from now on; 0 is the base model's: its text names the weights,
+ *                                                and is sent where the ranks were opened without
  *   FENCE   block ids                            allocated to somebody in this step: what is still to be read out of them is read first
  *   LOAD    load id, request id, parts           one part a group: lease handle, blocks' places in the lease, ids to write to
  *   SAVE    put handle, block ids                id i is block i of the put; KVX_NO_BLOCK: nothing to write there (ALREADY)

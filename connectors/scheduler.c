@@ -26,6 +26,8 @@ kvc_status_t kvx_scheduler_open_in(const kv_env_t *env, const kvx_scheduler_conf
 		goto err_scheduler;
 	}
 	scheduler->space_count = 1; /* the base model's */
+	scheduler->spaces[0].told = config->identity->weights != NULL;
+	scheduler->spaces_untold = config->identity->weights == NULL;
 
 	kvc = (kvc_config_t){
 		.struct_size = sizeof kvc,
@@ -79,6 +81,7 @@ void kvx_scheduler_close(kvx_scheduler_t *scheduler)
 	kv_free(env, scheduler->keys);
 	kv_free(env, scheduler->spaces);
 	kv_free(env, scheduler->writers);
+	kv_free(env, atomic_load(&scheduler->weights));
 	kv_free(env, scheduler->text);
 	kv_free(env, scheduler);
 }

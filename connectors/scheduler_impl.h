@@ -119,7 +119,8 @@ struct kvx_scheduler {
 	int wait_asked; /* wait_us is the caller's: whatever the step is worth */
 	char *text;     /* storage of the strings of `identity` */
 	kvc_identity_t identity;
-	uint64_t token_bytes; /* of all groups, about */
+	_Atomic(char *) weights; /* that came after the start; NULL: none yet */
+	uint64_t token_bytes;    /* of all groups, about */
 
 	uint64_t incarnation, era; /* era: counts daemons and resets */
 	uint32_t resets;
@@ -208,6 +209,8 @@ int kvx_await(kvx_scheduler_t *scheduler, uint64_t since, uint64_t until);
 /* Attach and open what is not. */
 void kvx_spaces_keep(kvx_scheduler_t *scheduler, uint64_t now);
 void kvx_spaces_tell(kvx_scheduler_t *scheduler);
+/* What names the weights; NULL: nothing yet. */
+const char *kvx_weights(const kvx_scheduler_t *scheduler);
 void kvx_spaces_close(kvx_scheduler_t *scheduler);
 
 /* scheduler_keys.c */

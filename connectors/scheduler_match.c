@@ -293,20 +293,26 @@ void kvx_scheduler_match(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_h
 	kvx_key_view_t view;
 	kvx_found_t found;
 	kvc_match_t match;
-	uint32_t number, tokens, reach, end;
+	uint32_t number, tokens, reach, end, missed;
 
 	*hit = (kvx_hit_t){0};
 	scheduler->stats.matches++;
 	if (!kvx_ask_is_sound(ask) || ask->tokens == 0) {
 		return;
 	}
-	number = kvx_space_of(scheduler, ask);
 	tokens = ask->whole && may_claim_all(scheduler) ? ask->tokens : ask->tokens - 1u;
+	end = tokens - tokens % scheduler->unit;
+	missed = end > ask->local ? end - ask->local : 0;
+	if (!kvx_weights(scheduler)) {
+		scheduler->stats.miss_tokens_weights_pending += missed;
+		hit->why = KV_WHY_NO_DAEMON;
+		return;
+	}
+	number = kvx_space_of(scheduler, ask);
 	hit->why = why_nothing(scheduler, number);
 	if (hit->why != KV_WHY_NONE) {
-		end = tokens - tokens % scheduler->unit;
 		scheduler->stats.match_no_daemon += hit->why == KV_WHY_NO_DAEMON || hit->why == KV_WHY_DAEMON_STALE;
-		count_missed(scheduler, hit->why, end > ask->local ? end - ask->local : 0);
+		count_missed(scheduler, hit->why, missed);
 		note_match(scheduler, ask, hit->why, start);
 		return;
 	}

@@ -26,10 +26,41 @@ static void log_rarely(kvx_scheduler_t *scheduler, uint64_t now, const char *sen
 	}
 }
 
+const char *kvx_weights(const kvx_scheduler_t *scheduler)
+{
+	return scheduler->identity.weights ? scheduler->identity.weights
+					   : atomic_load_explicit(&scheduler->weights, memory_order_acquire);
+}
+
+kvc_status_t kvx_scheduler_set_weights(kvx_scheduler_t *scheduler, const char *text)
+{
+	const size_t len = text ? strnlen(text, KVX_WEIGHTS_MAX + 1u) : 0;
+	char *none = NULL, *copy;
+
+	if (len == 0 || len > KVX_WEIGHTS_MAX || scheduler->identity.weights) {
+		return KVC_ERR_ARG;
+	}
+	copy = kv_alloc(scheduler->env, len + 1u);
+	if (!copy) {
+		return KVC_ERR_NOMEM;
+	}
+	memcpy(copy, text, len);
+	if (!atomic_compare_exchange_strong(&scheduler->weights, &none, copy)) {
+		kv_free(scheduler->env, copy);
+		return KVC_ERR_ARG;
+	}
+
+	return KVC_OK;
+}
+
 static void open_start(kvx_scheduler_t *scheduler, kvx_sspace_t *space, uint64_t now)
 {
 	kvc_identity_t identity = scheduler->identity;
 
+	identity.weights = kvx_weights(scheduler);
+	if (!identity.weights) {
+		return;
+	}
 	if (space->adapter) {
 		identity.lora = space->adapter;
 	}
@@ -163,20 +194,22 @@ void kvx_spaces_keep(kvx_scheduler_t *scheduler, uint64_t now)
 	}
 }
 
-/* The ranks learn the number of an adapter before anything names it. */
+/* The ranks learn the number of an adapter, and what names the weights, before anything is to be done in its space. */
 void kvx_spaces_tell(kvx_scheduler_t *scheduler)
 {
-	for (uint32_t i = 1; i < scheduler->space_count && scheduler->spaces_untold; i++) {
+	for (uint32_t i = 0; i < scheduler->space_count && scheduler->spaces_untold; i++) {
 		kvx_sspace_t *space = &scheduler->spaces[i];
+		const char *text = i == 0 ? kvx_weights(scheduler) : space->adapter;
+		const size_t len = text ? strlen(text) : 0;
 		kvx_plan_space_t *record;
 
-		if (space->told || !kvx_plan_room(scheduler, sizeof *record + space->adapter_len + 8u)) {
+		if (space->told || !text || !kvx_plan_room(scheduler, sizeof *record + len + 8u)) {
 			continue;
 		}
 		record = kvx_bytes_record(&scheduler->plan, KVX_RECORD_SPACE, sizeof *record);
 		record->number = i;
-		record->text_len = space->adapter_len;
-		kvx_bytes_append(&scheduler->plan, space->adapter, space->adapter_len);
+		record->text_len = (uint32_t)len;
+		kvx_bytes_append(&scheduler->plan, text, len);
 		space->told = 1;
 		scheduler->spaces_untold--;
 	}

@@ -130,6 +130,7 @@ void kvx_worker_close(kvx_worker_t *worker)
 	free(worker->marks);
 	free(worker->zero_leaves);
 	free(worker->identity_text);
+	free(worker->weights);
 	free(worker->early.plan);
 	free(worker);
 }

@@ -322,7 +322,8 @@ struct kvx_worker {
 	kvk_geometry_t geometry;
 	char layout_text[KVK_LAYOUT_TEXT_MAX];
 	char *identity_text;
-	kvc_identity_t identity;
+	kvc_identity_t identity; /* but for `weights`, which may come in a plan: transfer thread only */
+	char *weights;           /* that came so */
 	kvc_writer_t range;
 	kvx_wgroup_t *groups;
 	uint32_t group_count;

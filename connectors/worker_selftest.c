@@ -160,6 +160,7 @@ static kvc_status_t open_space(kvx_worker_t *worker)
 		return status;
 	}
 	(void)kvk_layout_format(&test->layout, test->layout_text, sizeof test->layout_text);
+	identity.weights = "self-test"; /* those of the model may not be known yet */
 	identity.layout = test->layout_text;
 	identity.hash = NULL;
 	identity.hash_tokens = test->layout.block_tokens;

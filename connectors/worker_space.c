@@ -13,6 +13,13 @@ void kvx_wspace_adopt(kvx_worker_t *worker, kvx_wadapter_t *adapter)
 {
 	kvx_wspace_t *space = &worker->spaces[adapter->number];
 
+	if (adapter->number == 0) {
+		if (!worker->identity.weights) {
+			worker->weights = strdup(adapter->text);
+			worker->identity.weights = worker->weights;
+		}
+		return;
+	}
 	if (!space->lora) {
 		space->lora = strdup(adapter->text);
 	}
@@ -45,7 +52,7 @@ static kvc_status_t open_start(kvx_worker_t *worker, kvx_wspace_t *space, uint64
 	kvc_identity_t identity = worker->identity;
 	kvc_status_t status;
 
-	if (now < space->next_open_ns) {
+	if (now < space->next_open_ns || !identity.weights) {
 		return KVC_ERR_UNREACHABLE;
 	}
 	if (space->lora) {

@@ -53,7 +53,7 @@ typedef struct kvx_scheduler_config {
 	uint32_t secret_len;
 	const char *program;
 	const kvc_identity_t *
-		identity; /* all fields set, groups and layout included; `lora` is that of requests without an adapter */
+		identity; /* all fields set, groups and layout included; `lora` is that of requests without an adapter; `weights` NULL: kvx_scheduler_set_weights() */
 	const kvk_layout_t *layout;  /* of the pool block, the same for all groups */
 	const kvc_writer_t *writers; /* who fills which heads and layers: one per rank */
 	uint32_t writer_count;
@@ -75,6 +75,11 @@ KVC_API kvc_status_t kvx_scheduler_open(const kvx_scheduler_config_t *config, kv
 KVC_API void kvx_scheduler_close(kvx_scheduler_t *scheduler);
 /* Why the last kvx_scheduler_open() on this thread failed; never NULL. */
 KVC_API const char *kvx_scheduler_why(void);
+/* What names the weights is known now: `text` is copied, and the ranks learn it with the next plan. Once, for a scheduler opened without; until then every
+ * lookup is a miss and nothing is saved. Any thread may call it. KVC_ERR_ARG: the scheduler has that text, or it is empty or longer than
+ * KVX_WEIGHTS_MAX. KVC_ERR_NOMEM. */
+#define KVX_WEIGHTS_MAX 1000u
+KVC_API kvc_status_t kvx_scheduler_set_weights(kvx_scheduler_t *scheduler, const char *text);
 /* 1: attached and the space is open. */
 KVC_API int kvx_scheduler_ready(const kvx_scheduler_t *scheduler);
 
@@ -188,6 +193,7 @@ KVC_API void kvx_scheduler_ended(kvx_scheduler_t *scheduler, const kvx_ask_t *as
 	X(miss_tokens_daemon_stale, "tokens not found or leased because the daemon was silent for too long")           \
 	X(miss_tokens_no_daemon, "tokens not found or leased because no daemon was attached")                          \
 	X(miss_tokens_stale_epoch, "tokens not found because the space has just been reset")                           \
+	X(miss_tokens_weights_pending, "tokens not looked up because the weights had not been digested yet")           \
 	X(miss_tokens_contended, "tokens not found because the daemon was writing there all the time")                 \
 	X(miss_tokens_late, "tokens found that the daemon did not lease in time")                                      \
 	X(miss_tokens_declined, "tokens found that were not loaded because computing them was measured to be faster")  \

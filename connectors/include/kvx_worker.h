@@ -57,7 +57,7 @@ typedef struct kvx_worker_config {
 	uint32_t secret_len;
 	uint32_t rank;
 	const char *program;
-	const kvc_identity_t *identity; /* the same as the scheduler's */
+	const kvc_identity_t *identity; /* the same as the scheduler's; `weights` NULL: they come in a plan */
 	const kvk_layout_t *layout;     /* of the pool block */
 	kvc_writer_t range;             /* heads and layers of it that this rank holds */
 	const kvx_worker_group_t *groups;

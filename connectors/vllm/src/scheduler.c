@@ -313,6 +313,22 @@ static PyObject *scheduler_ready(PyObject *object, PyObject *unused)
 	return PyBool_FromLong(SELF(object)->scheduler && kvx_scheduler_ready(SELF(object)->scheduler));
 }
 
+/* weights(text): what names them is known. Of any thread. */
+static PyObject *scheduler_weights(PyObject *object, PyObject *value)
+{
+	const char *text = PyUnicode_AsUTF8AndSize(value, NULL);
+	kvc_status_t status = KVC_ERR_CLOSED;
+
+	if (!text) {
+		return NULL;
+	}
+	if (SELF(object)->scheduler) {
+		status = kvx_scheduler_set_weights(SELF(object)->scheduler, text);
+	}
+
+	return PyLong_FromLong(status);
+}
+
 static PyObject *scheduler_turn(PyObject *object, PyObject *on)
 {
 	kvdpy_scheduler_t *self = SELF(object);
@@ -535,6 +551,7 @@ static PyMethodDef scheduler_methods[] = {
 	{"stats", scheduler_stats, METH_NOARGS, "counters since the start"},
 	{"disk", scheduler_disk, METH_O, "tokens of a request's hit that come from disk"},
 	{"ready", scheduler_ready, METH_NOARGS, "attached and the space is open"},
+	{"weights", scheduler_weights, METH_O, "what names the weights is known; a status"},
 	{"turn", scheduler_turn, METH_O, "on or off"},
 	{"reset", scheduler_reset, METH_NOARGS, "drop all blocks of the space; a status"},
 	{"close", scheduler_close, METH_NOARGS, "say goodbye"},

@@ -241,7 +241,8 @@ class Hooks(unittest.TestCase):
     def engine(self, **options: Any) -> Engine:
         engine = Engine(self.daemon.socket, f"{self.id()}-{len(self.engines)}", **options)
         self.engines.append(engine)
-        engine.wait()
+        if options.get("weights", "w"):
+            engine.wait()
         return engine
 
     def setUp(self) -> None:
@@ -271,6 +272,59 @@ class Hooks(unittest.TestCase):
         for i in range(6):
             for layer in range(LAYERS):
                 self.assertEqual(engine.read(table[i], layer), content(again, i, layer))
+
+    def test_nothing_is_found_or_saved_before_the_weights_have_a_name(self) -> None:
+        engine = self.engine(weights=None)
+        end = time.monotonic() + 60
+        while engine.worker.proved() != _kvd.OK and time.monotonic() < end:  # its self-test needs no weights
+            engine.step(output())
+            time.sleep(0.005)
+        self.assertEqual(engine.worker.proved(), _kvd.OK)
+        early, table = Request("early", prompt(60, 200)), list(range(1, 8))
+        self.assertEqual(engine.prefill(early, table), 0)
+        engine.scheduler.finish(early, (table,))
+        for _ in range(20):
+            engine.step(output())
+        stats = engine.scheduler.stats()
+        self.assertEqual((stats["miss_tokens_weights_pending"], stats["match_no_daemon"], stats["saves"], engine.scheduler.ready()), (192, 0, 0, False))
+
+        self.assertEqual(_kvd.status_name(engine.scheduler.weights("")), "ERR_ARG")
+        self.assertEqual(engine.scheduler.weights("named late"), _kvd.OK)
+        self.assertEqual(_kvd.status_name(engine.scheduler.weights("another name")), "ERR_ARG")
+        engine.wait()
+        late = Request("late", prompt(60, 200))
+        self.assertEqual(engine.prefill(late, table), 0)
+        engine.saved(6)
+        engine.scheduler.finish(late, (table,))
+
+    def test_a_late_name_of_the_weights_is_as_good_as_one_from_the_start(self) -> None:
+        self.saved_by(Request("a", prompt(61, 200)), weights="x")
+        engine = self.engine(weights=None)
+        engine.scheduler.weights("x")
+        engine.wait()
+        again, table = Request("b", prompt(61, 200)), [9, 8, 7, 6, 5, 4, 3]
+        self.assertEqual(engine.prefill(again, table), 192)  # loaded in the step in which the rank learns the name, at the latest
+        self.assertEqual([engine.read(table[i], layer) for i in range(6) for layer in range(LAYERS)], [content(again, i, layer) for i in range(6) for layer in range(LAYERS)])
+        other = self.engine(weights=None)
+        other.scheduler.weights("y")
+        other.wait()
+        self.assertEqual(other.scheduler.match(Request("c", prompt(61, 200)), 0), (0, False))
+        self.assertEqual(_kvd.status_name(self.engine(weights="x").scheduler.weights("x")), "ERR_ARG")
+
+    def test_an_adapter_of_unnamed_weights_waits_for_their_name(self) -> None:
+        first, again = Request("a", prompt(62, 200)), Request("b", prompt(62, 200))
+        first.lora_request = again.lora_request = "adapter"
+        self.saved_by(first, weights="x")
+        engine = self.engine(weights=None)
+        self.assertEqual(engine.scheduler.match(again, 0), (0, False))
+        engine.scheduler.weights("x")
+        engine.wait()
+        found = (0, False)
+        end = time.monotonic() + 20
+        while found == (0, False) and time.monotonic() < end:
+            found = engine.scheduler.match(again, 0)
+            time.sleep(0.01)
+        self.assertEqual(found, (192, False))
 
     def test_one_token_is_always_left_to_compute(self) -> None:
         self.saved_by(Request("a", prompt(2, 128)))
