@@ -161,12 +161,16 @@ class Engine:
             self.process = subprocess.Popen(
                 [sys.executable, str(HERE / "engine.py"), json.dumps(spec), str(command_in), str(answer_out)], stdin=subprocess.DEVNULL, stdout=log,
                 stderr=log, pass_fds=(command_in, answer_out), start_new_session=True, cwd=bench.path, preexec_fn=die_with_parent,
-                env=os.environ | ENVIRONMENT | dict(PYTHONPATH=path, TMPDIR=str(bench.path)) | environment)
+                env=os.environ | ENVIRONMENT | dict(PYTHONPATH=path, TMPDIR=str(bench.path), XDG_CACHE_HOME=str(bench.path / "cache")) | environment)
         os.close(command_in)
         os.close(answer_out)
 
     def wait_started(self) -> float:
-        return float(self.receive(START_S)["start_s"])
+        """Also for the digest of the weights: nothing is loaded or saved before."""
+        seconds = float(self.receive(START_S)["start_s"])
+        if "all ranks serve their cache" in self.log.read_text(errors="replace"):
+            wait_for("the digest of the weights", 60, lambda: "kvd: weights " in self.log.read_text(errors="replace"))
+        return seconds
 
     def send(self, **command: Any) -> None:
         text = (json.dumps(command) + "\n").encode()
@@ -302,10 +306,11 @@ class Bench:
         return daemon
 
     def start_engine(self, model: str, connector: dict[str, Any] | None = None, mp: bool = False, environment: dict[str, str] | None = None,
-                     weights: int = 0, **options: Any) -> Engine:
-        """Like engine(), but comes back before it has started: wait_started() is the caller's."""
+                     weights: int = 0, changed: bool = False, **options: Any) -> Engine:
+        """Like engine(), but comes back before it has started: wait_started() is the caller's. `changed`: see models.changed()."""
         self.count += 1
-        spec = dict(model=self.model(model, weights), connector=connector, options=OPTIONS | options)
+        path = self.model(model, weights)
+        spec = dict(model=models.changed(path, str(self.path / "models")) if changed else path, connector=connector, options=OPTIONS | options)
         more = dict(VLLM_ENABLE_V1_MULTIPROCESSING="1" if mp else "0") | (environment or {})
         engine = Engine(self, f"engine{self.count}-{model}{'-mp' if mp else ''}", spec, more)
         self.engines.append(engine)

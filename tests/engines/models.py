@@ -8,6 +8,7 @@ usage: models.py SHAPE DIR [SEED]
 import json
 import os
 import pathlib
+import shutil
 import sys
 import tempfile
 from typing import Any, Callable
@@ -190,6 +191,26 @@ def make(shape: str, root: str, seed: int = 0) -> str:
     save_file(weights(config, seed), str(scratch / "model.safetensors"), metadata=dict(format="pt"))
     os.rename(scratch, path)
     return str(path)
+
+
+def changed(path: str, root: str) -> str:
+    """A copy of the model under the same name, as large, with other weights in the middle of its file: more than 64 KiB from both ends, and nothing of 64
+    pieces of 4 KiB at equal distances between them."""
+    source = pathlib.Path(path)
+    copy = pathlib.Path(root) / "changed" / source.name
+    if copy.is_dir():
+        return str(copy)
+    shutil.copytree(source, copy)
+    file = copy / "model.safetensors"
+    data = numpy.fromfile(file, dtype=numpy.uint8)
+    ends, piece, pieces = 64 << 10, 4 << 10, 64
+    at = [ends + (data.size - 2 * ends - piece) * i // pieces for i in range(pieces)] + [data.size - ends]
+    header = int.from_bytes(data[:8].tobytes(), "little") + 8
+    for begin, end in zip(at, at[1:]):
+        first = begin + piece + (header - begin - piece) % 4  # floats lie at multiples of four bytes behind the header
+        data[first + 3 : end : 4] ^= 0x80  # the sign
+    data.tofile(file)
+    return str(copy)
 
 
 def adapter(shape: str, root: str, seed: int, rank: int = 8) -> str:

@@ -56,7 +56,7 @@ def different_models_never_share_a_block(context: Context) -> None:
         must_find(f"salt {salt}, again", again)
     engine.kill()
     others: list[tuple[str, dict[str, Any]]] = [
-        ("weights", dict(weights=1)), ("dtype and block size", dict(dtype="bfloat16", block_size=64)), ("block size", dict(block_size=64))]
+        ("weights", dict(weights=1)), ("weights changed in the middle of a file", dict(changed=True)), ("dtype and block size", dict(dtype="bfloat16", block_size=64)), ("block size", dict(block_size=64))]
     if not context.short:
         others += [("dtype", dict(dtype="bfloat16"))]
     for what, options in others:

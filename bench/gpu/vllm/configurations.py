@@ -24,12 +24,13 @@ TWO_GPUS = {
 
 
 def kvd(**extra: Any) -> dict[str, Any]:
+    """The name vouches for weights that the bench itself draws: a first pass would else not be saved before they are digested."""
     return {
         "kv_connector": "KvdConnector",
         "kv_connector_module_path": "kvd_vllm.connector",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"socket": "SOCKET", **extra},
+        "kv_connector_extra_config": {"socket": "SOCKET", "weights": "bench", **extra},
     }
 
 

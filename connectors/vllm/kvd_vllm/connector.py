@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.logger import init_logger
 
-from kvd_vllm import _kvd, compat, identity, layout, options, selftest, weights
+from kvd_vllm import _kvd, compat, digests, identity, layout, options, selftest, weights
 from kvd_vllm.errors import Declined, Guard
 from kvd_vllm.metrics import KvdPromMetrics, KvdStats
 
@@ -27,6 +28,7 @@ logger = init_logger("vllm.kvd")
 
 ATTACH_S = 0.25
 RETRY_S = 1.0
+CANCEL_S = 1.0
 MODES = {"auto": 0, "sync": 1, "async": 2}
 
 
@@ -54,9 +56,10 @@ class KvdReports(KVConnectorWorkerMetadata):
 
 @dataclass
 class KvdHandshake(KVConnectorHandshakeMetadata):
-    """What a rank tells the scheduler once: the space it serves, or why it does not."""
+    """What a rank tells the scheduler once: the space it serves and which weight files it sees, or why it does not."""
 
     space: str = ""
+    files: str = ""
     reason: str = ""
 
 
@@ -83,6 +86,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self._c: Any = None
         self._reason = ""
         self._retry_at = 0.0
+        self._digester: digests.Digester | None = None
+        self._naming: threading.Thread | None = None
         self._manager: Any = None
         self._pool: Any = None
         self._ways_told = False
@@ -136,7 +141,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         space, chosen, config = self._space, self._options, self._kv_transfer_config
         assert space is not None
         self._recompute_failed_loads()
-        engine_id = str(config.engine_id)
+        own = secrets.token_hex(16)
         adapters: dict[tuple, str] = {}
 
         def lora_text(request: Any) -> str:
@@ -144,7 +149,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
                 return "none" + self._private
             key = tuple(getattr(request, name, None) for name in ("lora_name", "lora_path", "lora_int_id", "load_inplace"))
             if key not in adapters:
-                adapters[key] = weights.of_adapter(request, engine_id)
+                adapters[key] = weights.of_adapter(request, own)
             return adapters[key] + self._private
 
         c = self._c = _kvd.Scheduler(
@@ -179,9 +184,30 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self.request_finished_all_groups = c.finish
         self.has_pending_push_work = c.pending
         self.get_kv_connector_stats = c.delta
+        self._digester = digests.Digester()
+        self._naming = threading.Thread(target=self._name_weights, name="kvd-weights", daemon=True)
+        self._naming.start()
         logger.info("kvd: %s; %s", _kvd.version, self._compat.line())
         logger.log(logging.WARNING if self._ways.refused else logging.INFO, "kvd: %s", self._ways.sentence)
         logger.info("kvd: block hashes: %s; groups %s; %s", space.hash_reason, space.identity["groups"], space.identity["layout"])
+
+    def _name_weights(self) -> None:
+        """In a thread of its own, for as long as reading the weights takes. Nothing is matched or saved before its end, and none after an error."""
+        space, digester, c = self._space, self._digester, self._c
+        assert space is not None and digester is not None
+        began = time.monotonic()
+        try:
+            named = weights.name_weights(space.weights, digester, weights.process_start_ns())
+            c.weights(named.text)
+        except digests.Cancelled:
+            return
+        except Exception as error:
+            logger.error("kvd: the weights have no name, so nothing is loaded or saved: %r", error)
+            return
+        files = len(space.weights.files)
+        logger.info("kvd: weights %s after %.2f s: %.2f GB read, %d of %d files known before", named.text, time.monotonic() - began, digester.bytes / 1e9, digester.known, files)
+        if named.private:
+            logger.warning("kvd: no other engine finds this one's blocks, nor does it after a restart: %s; option weights names them", named.private)
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         self._manager = kv_cache_manager
@@ -207,7 +233,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         if self._c is None or self._space is None:
             return
         said = list(metadata.values())
-        wrong = [rank.reason or "another space" for rank in said if not isinstance(rank, KvdHandshake) or rank.reason or rank.space != self._space.digest()]
+        wrong = [why for why in map(self._disagreement, said) if why]
         if len(said) != self._space.world:
             wrong.append(f"{len(said)} of {self._space.world} ranks have answered")
         if wrong:
@@ -215,7 +241,16 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             return
         self._c.turn(True)
         self._wait_for_daemon()
-        logger.info("kvd: all ranks serve their cache; on (%s)", "attached" if self._c.ready() else "no daemon yet: everything is a miss until there is one")
+        digesting = self._naming is not None and self._naming.is_alive()
+        waits = "the weights are being digested: everything is a miss until that is done" if digesting else "no daemon yet: everything is a miss until there is one"
+        logger.info("kvd: all ranks serve their cache; on (%s)", "attached" if self._c.ready() else waits)
+
+    def _disagreement(self, rank: Any) -> str:
+        """Why a rank and the scheduling half do not go together; empty: they do."""
+        assert self._space is not None
+        if not isinstance(rank, KvdHandshake) or rank.reason or rank.space != self._space.digest():
+            return getattr(rank, "reason", "") or "another space"
+        return "" if rank.files == self._space.weights.claim() else "the scheduler's process sees other weight files than a rank; option weights names them"
 
     def _wait_for_daemon(self) -> None:
         """Once, at start: the first request shall not miss because the answer to the attachment is not read yet."""
@@ -230,7 +265,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         if self._space is None or self._c is None:
             return KvdHandshake(reason=self._reason or "no KV cache was registered")
-        return KvdHandshake(space=self._space.digest(), reason=self._reason)
+        return KvdHandshake(space=self._space.digest(), files=self._space.weights.claim(), reason=self._reason)
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         try:
@@ -357,6 +392,9 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             logger.info("kvd: rank %d: %s", rank, layout.sentence(described[0]))
 
     def _close(self) -> None:
+        if self._digester is not None and self._naming is not None:
+            self._digester.cancel()
+            self._naming.join(CANCEL_S)
         c, self._c = self._c, None
         if c is not None:
             c.close()

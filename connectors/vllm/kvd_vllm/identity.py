@@ -51,6 +51,7 @@ class Space:
     max_blocks: int
     device: str = "cpu"  # where the engine's cache is: "cpu" or "cuda"
     shape: layout.Shape | None = None  # of a rank's page; None: pages are opaque
+    weights: weights.Weights = weights.Weights()  # what names them may take a while to find out: not in `identity`
     notes: list[str] = field(default_factory=list)
 
     def digest(self) -> str:
@@ -177,7 +178,7 @@ def _model_name(model_config: Any) -> str:
     return os.path.basename(os.path.normpath(name)) if os.path.exists(name) else name
 
 
-def _extra(vllm_config: Any, groups: list[Group], engine_id: str, whole: bool) -> str:
+def _extra(vllm_config: Any, groups: list[Group], whole: bool) -> str:
     """`whole`: a block has all heads of the model, however many ranks have filled it."""
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
     names = "\n".join(f"{group.number} {name}" for group in groups for name in group.layers)
@@ -190,8 +191,6 @@ def _extra(vllm_config: Any, groups: list[Group], engine_id: str, whole: bool) -
     overrides = getattr(model, "hf_overrides", None)
     if overrides:
         extra["overrides"] = hashlib.sha256(canonical(overrides if isinstance(overrides, dict) else repr(overrides)).encode()).hexdigest()[:16]
-    if getattr(cache, "calculate_kv_scales", False):
-        extra["scales"] = engine_id  # found from the first prompts: true for this engine only
     skipped = getattr(cache, "kv_cache_dtype_skip_layers", None)
     if skipped:
         extra["skipped"] = list(skipped)
@@ -267,7 +266,6 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: dict[str, Any], co
     if not getattr(cache, "enable_prefix_caching", True):
         raise Declined("the engine's prefix caching is off: vLLM switches it off where its kernels cannot go on from a prefix (MLA on CPUs), and a hit would give wrong answers")
 
-    engine_id = str(vllm_config.kv_transfer_config.engine_id)
     groups = groups_of(kv_cache_config, compat)
     hash_tokens = hash_tokens_of(vllm_config, kv_cache_config, groups, compat)
     block_tokens = groups[0].block_tokens
@@ -282,7 +280,7 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: dict[str, Any], co
         page_format = _page_format(vllm_config, kv_cache_config, groups, compat)
     identity = {
         "model": options["model"] or _model_name(model),
-        "weights": options["weights"] or weights.of_model(model, str(vllm_config.load_config.load_format), engine_id),
+        "weights": None,
         "dtype": _cache_dtype(vllm_config),
         "quantization": str(model.quantization or "none"),
         "rope": rope_of(model),
@@ -292,9 +290,10 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: dict[str, Any], co
         "groups": ",".join(group.text() for group in groups),
         "layout": text,
         "page_format": page_format,
-        "extra": _extra(vllm_config, groups, engine_id, shape is not None),
+        "extra": _extra(vllm_config, groups, shape is not None),
     }
-    return Space(identity, groups, hash_tokens, none_hash is not None, reason, none_hash, world, layers, int(kv_cache_config.num_blocks), device, shape)
+    named = weights.of_model(vllm_config, options["weights"], compat["version"], device)
+    return Space(identity, groups, hash_tokens, none_hash is not None, reason, none_hash, world, layers, int(kv_cache_config.num_blocks), device, shape, named)
 
 
 def membership(engine_id: str) -> tuple[str, bytes]:

@@ -46,7 +46,7 @@ class Option:
 OPTIONS: tuple[Option, ...] = (
     Option("socket", None, str, "the daemon's socket; default $KVD_SOCKET, else /run/kvd/default.sock"),
     Option("model", None, str, "name of the model in the identity; default its Hugging Face name or the name of its folder"),
-    Option("weights", None, str, "fingerprint of the weights; default computed from the files (or the resolved commit)"),
+    Option("weights", None, str, "what names the weights; default the digest of all their files; `revision`: the resolved commit, and you vouch that the files are its; any other text as it is"),
     Option("hash", "auto", _choice("auto", "engine", "own"), "whose block hashes name blocks: the engine's where they are stable, or kvd's own"),
     Option("mode", "auto", _choice("auto", "sync", "async"), "loads inside a step, beside the steps, or (`auto`) inside where those who wait for them wait less than a step, or 25 ms where nobody else would; inside only in an engine that survives a failed one (below): elsewhere `sync` is refused"),
     Option("guard", True, _flag, "load no part of a hit, in memory or on disk, that is measured to take longer than computing it"),

@@ -1,24 +1,218 @@
-"""Fingerprints of what decides the values in a cache: weight files and adapters."""
+"""What decides the values in a cache: weight files and adapters, named by what is in them.
+
+The files of a model are listed when a half of the connector starts, which is after the engine has read them; they are digested whole, in the background, by
+the scheduling half. The text that comes of it names the weights only if the digested bytes are those that the engine has read: no file may have been changed
+since the engine's process began. Where nothing names the weights, the blocks are this engine's own: nobody else finds them, nor does it after a restart."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import secrets
+import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from kvd_vllm.digests import Digester, Key
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".ckpt")
-CONFIGS = ("config.json", "params.json", "hf_quant_config.json", "quantize_config.json", "quant_config.json", "adapter_config.json")
-WHOLE = 1 << 20  # files up to this size are read whole
+OTHERS = (".json", ".py")  # configurations, and code of the model's own
+# Of prompts and answers as text, which blocks do not depend on: their keys are token ids.
+TEXTS = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "special_tokens_map.json", "added_tokens.json", "generation_config.json", "chat_template.json")
+# Formats whose loaders read weights from the files of the model's folder. Others fetch them elsewhere.
+FORMATS = ("auto", "hf", "safetensors", "fastsafetensors", "instanttensor", "pt", "npcache", "mistral", "gguf", "bitsandbytes", "sharded_state", "runai_streamer", "runai_streamer_sharded")
+REVISION = "revision"  # the option `weights`: the operator vouches for the resolved commit
+WHOLE = 1 << 20  # adapters: files up to this size are read whole
 ENDS = 64 << 10  # of larger ones the first and last bytes ...
 SAMPLES = 64  # ... and so many pieces between them
 PIECE = 4 << 10
 
 
-def _relevant(path: Path) -> bool:
-    return path.name in CONFIGS or path.name.endswith(".index.json") or path.suffix in WEIGHTS
+@dataclass(frozen=True)
+class File:
+    name: str  # where it lies in the model
+    path: str
+    key: Key
+    written_once: bool  # its path is that of its content
 
 
-def _file(digest: "hashlib._Hash", path: Path) -> None:
+@dataclass(frozen=True)
+class Weights:
+    """What an engine was started with. `text` names the weights without a look at the files; `private` says why nothing names them."""
+
+    text: str = ""
+    private: str = ""
+    kind: str = "files"
+    files: tuple[File, ...] = ()
+
+    def claim(self) -> str:
+        """Which files these are: equal where two processes see the same files, unchanged."""
+        if not self.files:
+            return self.text or "private"
+        return hashlib.sha256(repr((self.kind, [(file.name, file.key) for file in self.files])).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Named:
+    """The outcome. `private`: why the text is one of a kind."""
+
+    text: str
+    private: str = ""
+
+
+def unshared(reason: str) -> Named:
+    return Named("unknown:" + secrets.token_hex(16), reason)
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+def _is_relevant(path: Path) -> bool:
+    return path.suffix in WEIGHTS or (path.suffix in OTHERS and path.name not in TEXTS)
+
+
+def _paths(folder: str | os.PathLike[str]) -> list[tuple[str, Path]]:
+    root = Path(folder)
+    if root.is_file():
+        return [(root.name, root)]
+    return sorted((str(path.relative_to(root)), path) for path in root.rglob("*") if _is_relevant(path) and path.is_file())
+
+
+def _is_written_once(path: Path) -> bool:
+    """Hugging Face's cache: snapshots/COMMIT/NAME is a link to blobs/DIGEST. Such a file is renamed into its place when it is whole, and never changed. The
+    name is not taken for its digest."""
+    return path.is_symlink() and "snapshots" in path.parts and Path(os.readlink(path)).parent.name == "blobs"
+
+
+def list_files(folders: list[str]) -> tuple[File, ...]:
+    """All files of the folders that values may depend on. OSError: one cannot be looked at."""
+    found = [(f"{i}/{name}", path) for i, folder in enumerate(folders) for name, path in _paths(folder)]
+    return tuple(File(name, str(path), Key.of(os.stat(path)), _is_written_once(path)) for name, path in found)
+
+
+def hub_folder(name: str, revision: str | None, cache: str | None) -> str | None:
+    """The snapshot of a Hugging Face model in the local cache; None: there is none."""
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        path = try_to_load_from_cache(name, "config.json", revision=revision, cache_dir=cache)
+    except Exception:
+        return None
+    return str(Path(path).parent) if isinstance(path, str) else None
+
+
+def process_start_ns() -> int:
+    """When this process began, on the clock of files."""
+    ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
+    age_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+    return time.time_ns() - age_ns
+
+
+# ---- models ----------------------------------------------------------------------------------------------------------
+
+
+def _commit(model: Any) -> str | None:
+    """The commit of a model from a hub: as the engine has resolved it, else as the local cache does."""
+    commit = getattr(getattr(model, "hf_config", None), "_commit_hash", None)
+    folder = None if commit else hub_folder(str(model.model), getattr(model, "revision", None), None)
+    return commit or (Path(folder).name if folder else None)
+
+
+def _folders(model: Any, download_dir: str | None) -> list[str] | None:
+    """Where the files of a model lie; None: not on a file system that is seen here."""
+    name = str(getattr(model, "model_weights", "") or model.model)
+    if os.path.exists(name):
+        return [name]
+    revision = _commit(model) or getattr(model, "revision", None)
+    found = [hub_folder(name, revision, cache) for cache in dict.fromkeys((download_dir, None))]
+    return list(dict.fromkeys(folder for folder in found if folder)) or None
+
+
+def _all_folders(vllm_config: Any) -> list[str] | None:
+    """Of the model, its configuration if that lies elsewhere, and of a model that drafts: its layers are in the cache as well."""
+    model, download_dir = vllm_config.model_config, getattr(vllm_config.load_config, "download_dir", None)
+    draft = getattr(getattr(vllm_config, "speculative_config", None), "draft_model_config", None)
+    folders: list[str] = []
+    for one in (model, draft):
+        found = _folders(one, download_dir) if one is not None else []
+        if found is None:
+            return None
+        folders += found
+    other = getattr(model, "hf_config_path", None)
+    return list(dict.fromkeys(folders + ([other] if other and os.path.isdir(other) else [])))
+
+
+def _why_unsteady(vllm_config: Any) -> str:
+    """Why the weights that an engine starts with do not decide the values; empty: they do."""
+    if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
+        return "the scales of the cache are found from the first prompts"
+    if getattr(vllm_config, "weight_transfer_config", None) is not None:
+        return "weights are replaced while the engine runs"
+    return ""
+
+
+def _why_unknown(load: Any, load_format: str) -> str:
+    """Why the files in the model's folder are not the weights; empty: they are."""
+    if load_format not in FORMATS + ("dummy",):
+        return f"where load_format={load_format} takes weights from is not known"
+    if "qlora_adapter_name_or_path" in (getattr(load, "model_loader_extra_config", None) or {}):
+        return "an adapter is merged into the weights at load"
+    return ""
+
+
+def of_model(vllm_config: Any, vouched: str | None, version: str, device: str) -> Weights:
+    """What is known at start."""
+    model, load = vllm_config.model_config, vllm_config.load_config
+    load_format = str(getattr(load.load_format, "value", load.load_format))
+    private = _why_unsteady(vllm_config) or ("" if vouched else _why_unknown(load, load_format))
+    if private:
+        return Weights(private=private)
+    if vouched == REVISION:
+        commit = _commit(model)
+        return Weights(f"commit:{commit}") if commit else Weights(private="weights=revision, but the model has no commit")
+    if vouched:
+        return Weights(vouched)
+    kind = load_format
+    if load_format == "dummy":  # drawn with a fixed seed, tensor by tensor of a rank
+        kind = f"dummy {version} {device} tp{vllm_config.parallel_config.tensor_parallel_size}"
+    more = getattr(load, "model_loader_extra_config", None)
+    kind += f" {more!r}" if more else ""
+    try:
+        folders = _all_folders(vllm_config)
+        files = list_files(folders) if folders else ()
+    except OSError as error:
+        return Weights(private=f"the model's files cannot be listed: {error}")
+    if not files and load_format != "dummy":
+        return Weights(private="the model's files are not in a folder that is seen here")
+    return Weights(kind=kind, files=files)
+
+
+def name_weights(weights: Weights, digester: Digester, started_ns: int) -> Named:
+    """Blocks until all files are digested. Cancelled."""
+    if weights.private:
+        return unshared(weights.private)
+    if weights.text:
+        return Named(weights.text)
+    digest = hashlib.sha256(f"kvd weights 2\n{weights.kind}\n".encode())
+    remembered = digester.cache.load()
+    for file in weights.files:
+        if file.key.ctime_ns >= started_ns and not file.written_once:
+            return unshared(f"{file.path} was changed after the engine's start: what the engine has read of it is not known")
+        try:
+            key, content = digester.file(file.path, remembered)
+        except OSError as error:
+            return unshared(f"the model's files cannot be read: {error}")
+        if key != file.key:
+            return unshared(f"{file.path} was changed after the engine has read it")
+        digest.update(f"{file.name}\0{key.size}\0{content}\n".encode())
+    return Named(f"{'dummy' if weights.kind.startswith('dummy') else 'files'}:{digest.hexdigest()[:32]}")
+
+
+# ---- adapters --------------------------------------------------------------------------------------------------------
+
+
+def _sample(digest: "hashlib._Hash", path: Path) -> None:
     size = path.stat().st_size
     with path.open("rb") as file:
         if size <= WHOLE:
@@ -32,42 +226,14 @@ def _file(digest: "hashlib._Hash", path: Path) -> None:
         digest.update(file.read())
 
 
-def of_folder(folder: str | os.PathLike[str]) -> str | None:
-    """Names, sizes and sampled contents of the weight and configuration files; None: there are none."""
-    root = Path(folder)
-    files = sorted(path for path in root.rglob("*") if path.is_file() and _relevant(path)) if root.is_dir() else []
-    if root.is_file():
-        files, root = [root], root.parent
-    if not files:
-        return None
+def _sample_folder(folder: str) -> str | None:
+    """Names, sizes and sampled contents of the files; None: there are none."""
     digest = hashlib.sha256(b"kvd weights 1\n")
-    for path in files:
-        digest.update(f"{path.relative_to(root)}\0{path.stat().st_size}\n".encode())
-        _file(digest, path)
-    return "files:" + digest.hexdigest()[:32]
-
-
-def of_hub(name: str, revision: str | None) -> str | None:
-    """Commit of a Hugging Face model as resolved in the local cache; None: not there."""
-    try:
-        from huggingface_hub import try_to_load_from_cache
-
-        path = try_to_load_from_cache(name, "config.json", revision=revision)
-    except Exception:
-        return None
-    return "commit:" + Path(path).parent.name if isinstance(path, str) else None
-
-
-def of_model(model_config: object, load_format: str, unknown: str) -> str:
-    """Of the model an engine runs. `unknown` is used where nothing can be said: it must not be shared between engines."""
-    name = str(getattr(model_config, "model_weights", "") or getattr(model_config, "model", ""))
-    if load_format == "dummy":
-        return f"dummy:{getattr(model_config, 'seed', 0)}:{of_folder(getattr(model_config, 'model', '')) or ''}"
-    found = of_folder(name)
-    if found is None:
-        commit = getattr(getattr(model_config, "hf_config", None), "_commit_hash", None)
-        found = f"commit:{commit}" if commit else of_hub(name, getattr(model_config, "revision", None))
-    return found or f"unknown:{unknown}"
+    found = _paths(folder)
+    for name, path in found:
+        digest.update(f"{name}\0{path.stat().st_size}\n".encode())
+        _sample(digest, path)
+    return "files:" + digest.hexdigest()[:32] if found else None
 
 
 def of_adapter(request: object, unknown: str) -> str:
@@ -78,9 +244,10 @@ def of_adapter(request: object, unknown: str) -> str:
     name = str(getattr(request, "lora_name", "") or getattr(request, "name", ""))
     path = str(getattr(request, "lora_path", "") or getattr(request, "path", ""))
     try:
-        found = of_folder(path) if path else None
+        found = _sample_folder(path) if path else None
     except OSError:  # may not be read, or is changing at this moment
         found = None
     if found is None and path:
-        found = of_hub(path, None)
+        folder = hub_folder(path, None, None)
+        found = "commit:" + Path(folder).name if folder else None
     return f"{name}@{found or 'unknown:' + unknown}"

@@ -267,6 +267,10 @@ typedef struct kvdpy_worker {
 
 int kvdpy_worker_init(PyObject *module);
 
+/* ---- digest.c ---------------------------------------------------------------------------------------------------- */
+
+int kvdpy_digest_init(PyObject *module);
+
 /* ---- stream.c ------------------------------------------------------------------------------------------------------ */
 
 /* The stream that is current. -1: nobody knows it. */

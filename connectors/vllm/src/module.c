@@ -102,7 +102,7 @@ static PyMethodDef module_methods[] = {
 static int module_fill(PyObject *module)
 {
 	return intern_names() || kvdpy_request_init(module) || kvdpy_scheduler_init(module) ||
-			       kvdpy_worker_init(module) ||
+			       kvdpy_worker_init(module) || kvdpy_digest_init(module) ||
 			       PyModule_AddStringConstant(module, "version", kvc_version()) ||
 			       PyModule_AddIntConstant(module, "OK", KVC_OK) ||
 			       PyModule_AddIntConstant(module, "PENDING", KVC_PENDING) ||

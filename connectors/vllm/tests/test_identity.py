@@ -98,7 +98,10 @@ class Configs(unittest.TestCase):
         self.assertNotEqual(identity.membership("engine"), identity.membership("another"))
 
     def test_everything_that_changes_values_changes_the_space(self) -> None:
-        here = self.describe().digest()
+        def whole(space: identity.Space) -> tuple[str, str]:
+            return space.digest(), space.weights.claim()
+
+        here = whole(self.describe())
         for change in (
             lambda c: setattr(c.model_config, "dtype", torch.bfloat16),
             lambda c: setattr(c.model_config, "quantization", "fp8"),
@@ -112,30 +115,35 @@ class Configs(unittest.TestCase):
         ):
             config = self.config()
             change(config)
-            self.assertNotEqual(self.describe(config).digest(), here)
+            self.assertNotEqual(whole(self.describe(config)), here)
         for cache in (cache_config((spec(block_size=64), 4)), cache_config((spec(head_size=128), 4)), cache_config((spec(), 5))):
-            self.assertNotEqual(self.describe(cache=cache).digest(), here)
+            self.assertNotEqual(whole(self.describe(cache=cache)), here)
         for chosen in ({"model": "other"}, {"weights": "w"}, {"hash": "own"}):
-            self.assertNotEqual(self.describe(**chosen).digest(), here)
+            self.assertNotEqual(whole(self.describe(**chosen)), here)
 
-    def test_one_changed_byte_in_the_middle_of_a_small_or_at_the_end_of_a_large_file_is_seen(self) -> None:
-        before = weights.of_folder(self.path)
-        data = bytearray((self.path / "model.safetensors").read_bytes())
-        data[-1] ^= 1
-        (self.path / "model.safetensors").write_bytes(data)
-        after = weights.of_folder(self.path)
-        self.assertNotEqual(before, after)
-        (self.path / "config.json").write_text('{"a":1}')
-        self.assertNotEqual(after, weights.of_folder(self.path))
-        (self.path / "README.md").write_text("not weights")
-        self.assertEqual(weights.of_folder(self.path), weights.of_folder(self.path))
-
-    def test_weights_nobody_can_name_are_not_shared(self) -> None:
+    def test_a_half_names_the_weights_later_and_both_know_which_they_are(self) -> None:
+        space = self.describe()
+        self.assertIsNone(space.identity["weights"])
+        self.assertEqual([file.name for file in space.weights.files], ["0/config.json", "0/model.safetensors"])
         config = self.config()
         config.model_config.model = "nobody/has-this"
-        self.assertEqual(self.describe(config).identity["weights"], "unknown:engine")
+        self.assertIn("not in a folder", self.describe(config).weights.private)
         config.model_config.hf_config._commit_hash = "abc"
-        self.assertEqual(self.describe(config).identity["weights"], "commit:abc")
+        self.assertIn("not in a folder", self.describe(config).weights.private)  # a commit is a claim
+        self.assertEqual(self.describe(config, weights="revision").weights.text, "commit:abc")
+
+    def test_ranks_that_see_other_files_than_the_scheduler_are_not_served(self) -> None:
+        from kvd_vllm import connector
+
+        half = connector.KvdConnector.__new__(connector.KvdConnector)
+        half._space = self.describe()
+        good = connector.KvdHandshake(space=half._space.digest(), files=half._space.weights.claim())
+        self.assertEqual(half._disagreement(good), "")
+        os.utime(self.path / "config.json")
+        self.assertIn("other weight files", half._disagreement(connector.KvdHandshake(space=good.space, files=self.describe().weights.claim())))
+        self.assertEqual(half._disagreement(connector.KvdHandshake(reason="no")), "no")
+        self.assertEqual(half._disagreement(connector.KvdHandshake(space="x", files=good.files)), "another space")
+        self.assertEqual(half._disagreement(None), "another space")
 
     def test_adapters_are_named_by_what_is_in_them(self) -> None:
         request = SimpleNamespace(lora_name="a", lora_path=str(self.path))
@@ -147,7 +155,7 @@ class Configs(unittest.TestCase):
         request = SimpleNamespace(lora_name="a", lora_path=str(self.path), load_inplace=True)
         self.assertEqual(weights.of_adapter(request, "e"), "")
         request.load_inplace = False
-        with unittest.mock.patch.object(weights, "_file", side_effect=PermissionError):
+        with unittest.mock.patch.object(weights, "_sample", side_effect=PermissionError):
             self.assertEqual(weights.of_adapter(request, "e"), "a@unknown:e")
 
     def test_groups_become_rules(self) -> None:

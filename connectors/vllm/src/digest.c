@@ -1,0 +1,104 @@
+/* Digests of whole files, for a thread of Python's that has nothing else to do: it waits without the interpreter's lock. */
+#include "kvdpy.h"
+
+#include "kvx_digest.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <string.h>
+
+typedef struct kvdpy_digest {
+	PyObject_HEAD _Atomic int cancelled;
+} kvdpy_digest_t;
+
+static int is_cancelled(void *ctx)
+{
+	return atomic_load_explicit(&((kvdpy_digest_t *)ctx)->cancelled, memory_order_relaxed);
+}
+
+/* file(fd) -> 16 bytes, None: cancelled. OSError: the file cannot be read. */
+static PyObject *digest_file(PyObject *object, PyObject *number)
+{
+	kvx_digest_config_t config = {.struct_size = sizeof config, .cancelled = is_cancelled, .ctx = object};
+	const long fd = PyLong_AsLong(number);
+	uint8_t digest[KVX_DIGEST_BYTES];
+	kvc_status_t status;
+
+	if (PyErr_Occurred()) {
+		return NULL;
+	}
+	config.fd = fd >= 0 && fd <= INT32_MAX ? (int)fd : -1;
+	Py_BEGIN_ALLOW_THREADS errno = 0;
+	status = kvx_digest_file(&config, digest);
+	Py_END_ALLOW_THREADS if (status == KVC_ERR_CLOSED)
+	{
+		return Py_NewRef(Py_None);
+	}
+	if (status == KVC_ERR_FAULT && errno != 0) {
+		return PyErr_SetFromErrno(PyExc_OSError);
+	}
+	if (status != KVC_OK) {
+		PyErr_SetString(PyExc_OSError,
+				status == KVC_ERR_FAULT ? "the file has become shorter" : kvc_status_name(status));
+		return NULL;
+	}
+
+	return PyBytes_FromStringAndSize((const char *)digest, sizeof digest);
+}
+
+static PyObject *digest_cancel(PyObject *object, PyObject *unused)
+{
+	(void)unused;
+	atomic_store(&((kvdpy_digest_t *)object)->cancelled, 1);
+
+	return Py_NewRef(Py_None);
+}
+
+static PyObject *digest_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+	kvdpy_digest_t *self;
+
+	(void)args;
+	(void)kwargs;
+	self = PyObject_New(kvdpy_digest_t, type);
+	if (self) {
+		atomic_init(&self->cancelled, 0);
+	}
+
+	return (PyObject *)self;
+}
+
+static void digest_dealloc(PyObject *object)
+{
+	PyTypeObject *type = Py_TYPE(object);
+
+	PyObject_Free(object);
+	Py_DECREF(type);
+}
+
+int kvdpy_digest_init(PyObject *module)
+{
+	static PyMethodDef methods[] = {
+		{"file", digest_file, METH_O, "digest of an open file; None: cancelled"},
+		{"cancel", digest_cancel, METH_NOARGS, "end file(), now and from now on"},
+		{NULL, NULL, 0, NULL},
+	};
+	static PyType_Slot slots[] = {
+		{Py_tp_new, KVDPY_SLOT(digest_new)},
+		{Py_tp_dealloc, KVDPY_SLOT(digest_dealloc)},
+		{Py_tp_methods, methods},
+		{0, NULL},
+	};
+	static PyType_Spec spec = {
+		.name = "kvd_vllm._kvd.Digest",
+		.basicsize = (int)sizeof(kvdpy_digest_t),
+		.flags = Py_TPFLAGS_DEFAULT,
+		.slots = slots,
+	};
+	PyTypeObject *type = (PyTypeObject *)PyType_FromSpec(&spec);
+	const int failed = !type || PyModule_AddObjectRef(module, "Digest", (PyObject *)type);
+
+	Py_XDECREF((PyObject *)type);
+
+	return failed ? -1 : 0;
+}
