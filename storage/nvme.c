@@ -114,11 +114,10 @@ static kv_status_t enter_directory(kvs_nvme_t *nvme, const telling_t *detail)
 }
 
 /* Look only: a foreign directory is not touched, not even by a lock. */
-static kv_status_t inspect(kvs_nvme_t *nvme, int *p_new, const telling_t *detail)
+static kv_status_t inspect(kvs_nvme_t *nvme, int *p_new, int *p_stale, const telling_t *detail)
 {
 	uint32_t found;
-	int stale;
-	kv_status_t status = kvs_super_load(&nvme->super, nvme->dir_fd, &found, &stale);
+	kv_status_t status = kvs_super_load(&nvme->super, nvme->dir_fd, &found, p_stale);
 
 	*p_new = found == 0;
 	if (found == 0) {
@@ -168,8 +167,9 @@ static int take_lock(const kvs_nvme_t *nvme)
 		}
 		usleep(LOCK_PAUSE_US);
 	}
-	n = snprintf(text, sizeof text, "%d\n", (int)getpid());
-	if (ftruncate(nvme->lock_fd, 0) != 0 || pwrite(nvme->lock_fd, text, (size_t)n, 0) != n) {
+	/* In place, and the file never grows: a full file system has no block to give. */
+	n = snprintf(text, sizeof text, "%-14d\n", (int)getpid());
+	if (pwrite(nvme->lock_fd, text, (size_t)n, 0) != n) {
 		return errno;
 	}
 
@@ -200,22 +200,25 @@ static kv_status_t write_super(kvs_nvme_t *nvme)
 	uint8_t *image;
 	size_t len;
 	kv_status_t status = kvs_super_encode(&nvme->super, &image, &len);
+	int sync_failed = 0;
 
 	if (status == KV_OK) {
-		status = kvs_super_write(nvme->dir_fd, image, len, nvme->config.sync);
+		status = kvs_super_write(nvme->dir_fd, image, len, nvme->config.sync, &sync_failed);
 		kv_free(nvme->env, image);
 	}
 
 	return status;
 }
 
-/* The lock is ours: read what is there now, or make it. Both copies are written anew, so that neither is old or damaged. */
+/* The lock is ours: read what is there now, or make it. Copies of which one is old or damaged are written anew; two good ones are left alone, so that a
+ * start needs nothing of a device that is full or read-only. */
 static kv_status_t settle_super(kvs_nvme_t *nvme, const telling_t *detail)
 {
 	kv_status_t status;
 	int is_new;
+	int stale;
 
-	status = inspect(nvme, &is_new, detail);
+	status = inspect(nvme, &is_new, &stale, detail);
 	if (status != KV_OK) {
 		return status;
 	}
@@ -226,7 +229,7 @@ static kv_status_t settle_super(kvs_nvme_t *nvme, const telling_t *detail)
 	if (is_new) {
 		kv_random(nvme->env, &nvme->super.uuid, sizeof nvme->super.uuid);
 	}
-	status = write_super(nvme);
+	status = is_new || stale ? write_super(nvme) : KV_OK;
 	if (status != KV_OK) {
 		return say(detail, status, "cannot write the superblock of %s: %s", nvme->path, kv_status_text(status));
 	}
@@ -456,6 +459,11 @@ static void close_tier(kvs_tier_t *tier)
 	destroy(nvme);
 }
 
+static void watch(kvs_tier_t *tier, const kvs_watch_t *watch)
+{
+	kvs_nvme(tier)->watch = *watch;
+}
+
 static const kvs_tier_ops_t nvme_ops = {
 	.medium = "DISK",
 	.class_open = kvs_nvme_class_open,
@@ -478,15 +486,17 @@ static const kvs_tier_ops_t nvme_ops = {
 	.check = kvs_nvme_check,
 	.close = close_tier,
 	.state = kvs_nvme_state,
+	.watch = watch,
 };
 
 static kv_status_t open_all(kvs_nvme_t *nvme, const telling_t *detail)
 {
 	kv_status_t status = enter_directory(nvme, detail);
 	int is_new;
+	int stale;
 
 	if (status == KV_OK) {
-		status = inspect(nvme, &is_new, detail);
+		status = inspect(nvme, &is_new, &stale, detail);
 	}
 	if (status == KV_OK) {
 		status = lock_directory(nvme, detail);

@@ -23,6 +23,8 @@ static kv_status_t sync_files(kvs_nvme_t *nvme, const kvs_commit_t *c)
 		return KV_OK;
 	}
 	if (c->sync_dir && fsync(nvme->slots_fd) != 0) {
+		kv_logf(nvme->env, KV_LOG_ERROR, "nvme", "cannot sync the directory of slot files: %s",
+			strerror(errno));
 		return KV_ERR_IO;
 	}
 	for (uint32_t i = 0; i < c->file_count; i++) {
@@ -41,8 +43,8 @@ static kv_status_t sync_files(kvs_nvme_t *nvme, const kvs_commit_t *c)
 	return KV_OK;
 }
 
-/* Does the directory take and sync a page again, and is there room for `wanted` bytes? Sets errno when not. */
-static kv_status_t probe(kvs_nvme_t *nvme, uint64_t wanted)
+/* Does the directory take and sync a page again, and is there room for the bytes wanted? */
+static kv_status_t probe(kvs_nvme_t *nvme, kvs_commit_t *c)
 {
 	static const char page[KVS_PAGE];
 	struct statvfs room;
@@ -52,9 +54,12 @@ static kv_status_t probe(kvs_nvme_t *nvme, uint64_t wanted)
 	if (fd < 0) {
 		return errno == ENOSPC || errno == EDQUOT ? KV_ERR_NOSPC : KV_ERR_IO;
 	}
-	if (pwrite(fd, page, sizeof page, 0) != (ssize_t)sizeof page || fsync(fd) != 0) {
+	if (pwrite(fd, page, sizeof page, 0) != (ssize_t)sizeof page) {
 		error = errno;
-	} else if (fstatvfs(fd, &room) == 0 && (uint64_t)room.f_bavail * room.f_frsize < wanted) {
+	} else if (fsync(fd) != 0) {
+		error = errno;
+		c->sync_status = KV_ERR_IO;
+	} else if (fstatvfs(fd, &room) == 0 && (uint64_t)room.f_bavail * room.f_frsize < c->space_wanted) {
 		error = ENOSPC;
 	}
 	close(fd);
@@ -69,13 +74,19 @@ static void run_turn(kvs_nvme_t *nvme, kvs_commit_t *c)
 	c->sync_status = KV_OK;
 	c->status = KV_OK;
 	if (c->probe) {
-		c->status = probe(nvme, c->space_wanted);
+		c->status = probe(nvme, c);
 		return;
 	}
 	if (c->image) {
-		c->super_status = kvs_super_write(nvme->dir_fd, c->image, c->image_len, nvme->config.sync);
+		int sync_failed = 0;
+
+		c->super_status =
+			kvs_super_write(nvme->dir_fd, c->image, c->image_len, nvme->config.sync, &sync_failed);
+		c->sync_status = sync_failed ? c->super_status : KV_OK;
 	}
-	c->sync_status = sync_files(nvme, c);
+	if (c->sync_status == KV_OK) {
+		c->sync_status = sync_files(nvme, c);
+	}
 	if (c->super_status == KV_OK && c->sync_status == KV_OK) {
 		c->status = c->count > 0 || c->try_meta ? kvs_metadb_write(nvme->db, c->change, c->count) : KV_OK;
 	} else {
@@ -272,24 +283,25 @@ static uint32_t answer_waiters(kvs_nvme_t *nvme, int is_super, kv_status_t statu
 	return ran;
 }
 
-/* The device did not take what was written: nothing of it may be offered, and syncing again would prove nothing. */
-static void quarantine_unsynced(kvs_nvme_t *nvme, const kvs_commit_t *c)
+/* A sync has failed: whatever was stored since the last round in which all went well may be gone, whatever reads say. Its record is still there: rows
+ * are committed after all syncs of their round. Syncing again would prove nothing. */
+static void lose_unsynced(kvs_nvme_t *nvme, const kvs_commit_t *c)
 {
+	nvme->failed_syncs++; /* writes in flight end as errors */
 	for (uint32_t i = 0; i < c->count; i++) {
 		kvs_dslot_t *s = kvs_slot_get(nvme, c->change[i].row.slot);
 
 		if (c->change[i].is_put && s->gen == c->change[i].row.gen && s->rec != KVS_NONE &&
 		    s->state != KVS_QUARANTINED) {
-			kvs_slot_move(nvme, c->change[i].row.slot, s, KVS_QUARANTINED);
-			nvme->lost = 1;
+			kvs_slot_lose(nvme, c->change[i].row.slot, s);
 		}
 	}
 	for (kv_slot_t slot = nvme->dirty_head; slot != KV_SLOT_NONE; slot = kvs_slot_get(nvme, slot)->next_dirty) {
 		kvs_dslot_t *s = kvs_slot_get(nvme, slot);
 
-		if (s->rec != KVS_NONE && (s->flags & KVS_SLOT_STORED) && s->state != KVS_QUARANTINED) {
-			kvs_slot_move(nvme, slot, s, KVS_QUARANTINED);
-			nvme->lost = 1;
+		if (s->rec != KVS_NONE && (s->flags & KVS_SLOT_STORED) && s->state != KVS_QUARANTINED &&
+		    !(s->flags & KVS_SLOT_FREEING)) {
+			kvs_slot_lose(nvme, slot, s);
 		}
 	}
 }
@@ -338,7 +350,7 @@ static void take_probe(kvs_nvme_t *nvme, const kvs_commit_t *c)
 		}
 		if (c->status == KV_OK || (c->status == KV_ERR_NOSPC && fault != KVS_FAULT_SPACE)) {
 			kvs_fault_clear(nvme, fault);
-		} else {
+		} else if (c->sync_status == KV_OK || fault != KVS_FAULT_SYNC) { /* a failed sync has raised its own */
 			kvs_fault_raise(nvme, fault, "writing a page to try the device", kv_status_text(c->status));
 		}
 	}
@@ -353,6 +365,11 @@ static uint32_t take_answer(kvs_nvme_t *nvme)
 	int had_image = c->image != NULL;
 	uint32_t ran = 0;
 
+	if (c->sync_status != KV_OK) {
+		kv_metric_add(nvme->metrics, KV_M_DISK_ERRORS, 1);
+		kvs_fault_raise(nvme, KVS_FAULT_SYNC, "a sync of the disk tier", kv_status_text(c->sync_status));
+		lose_unsynced(nvme, c);
+	}
 	if (c->probe) {
 		take_probe(nvme, c);
 		return 0;
@@ -361,13 +378,7 @@ static uint32_t take_answer(kvs_nvme_t *nvme)
 	kv_free(nvme->env, c->image);
 	c->image = NULL;
 	nvme->meta_bytes = c->meta_bytes;
-	if (c->sync_status != KV_OK) {
-		kv_metric_add(nvme->metrics, KV_M_DISK_ERRORS, 1);
-		kvs_fault_raise(nvme, KVS_FAULT_SYNC, "syncing slot files", kv_status_text(c->sync_status));
-		nvme->slots_dirty |= c->sync_dir;
-		nvme->failed_syncs++;
-		quarantine_unsynced(nvme, c);
-	}
+	nvme->slots_dirty |= c->sync_status != KV_OK && c->sync_dir;
 	if (c->status == KV_OK) {
 		rows_done(nvme, c);
 	} else {
@@ -390,10 +401,9 @@ static uint32_t take_answer(kvs_nvme_t *nvme)
 		ran += answer_waiters(nvme, 1, c->super_status);
 	}
 	if (c->covers || (nvme->draining && c->status != KV_OK)) {
-		/* A block stored before the flush was lost in an earlier turn that nobody waited for: now it must be said. */
-		kv_status_t status = c->status == KV_OK && nvme->lost ? KV_ERR_IO : c->status;
+		/* A block stored before the flush has been lost, and the watch does not know yet. */
+		kv_status_t status = c->status == KV_OK && nvme->lost > 0 ? KV_ERR_IO : c->status;
 
-		nvme->lost = nvme->lost && !c->covers;
 		nvme->draining = 0;
 		ran += answer_waiters(nvme, 0, status);
 	}
@@ -426,6 +436,7 @@ static void begin_drain(kvs_nvme_t *nvme)
 static void begin_probe(kvs_nvme_t *nvme)
 {
 	nvme->commit->probe = 1;
+	nvme->commit->count = 0;
 	nvme->commit->space_wanted = nvme->faults[KVS_FAULT_SPACE].active ? nvme->space_wanted : 0;
 	ask(nvme);
 }

@@ -26,10 +26,11 @@
 #define KVS_NONE        UINT32_MAX
 
 /* Flags of a slot. */
-#define KVS_SLOT_DIRTY   1u /* in the list of rows to commit */
-#define KVS_SLOT_ROW     2u /* RocksDB has, or is getting, a row */
-#define KVS_SLOT_STORED  4u /* its bytes are whole on the device */
-#define KVS_SLOT_FREEING 8u /* to be freed when its I/O has ended */
+#define KVS_SLOT_DIRTY   1u  /* in the list of rows to commit */
+#define KVS_SLOT_ROW     2u  /* RocksDB has, or is getting, a row */
+#define KVS_SLOT_STORED  4u  /* its bytes are whole on the device */
+#define KVS_SLOT_FREEING 8u  /* to be freed when its I/O has ended */
+#define KVS_SLOT_LOST    16u /* quarantined, and the watch has not been told */
 
 typedef struct kvs_dslot {
 	kv_key_t key;
@@ -55,6 +56,7 @@ typedef struct kvs_dfile {
 	uint32_t slot_class;
 	uint32_t slots;
 	uint32_t free_slots;
+	uint32_t lost; /* slots with KVS_SLOT_LOST */
 	int fd;
 	uint8_t dirty;   /* written since the last sync began */
 	uint8_t claimed; /* number taken, but nothing usable there */
@@ -245,7 +247,8 @@ typedef struct kvs_nvme {
 	int draining;          /* a flush waits for the turn before */
 	uint64_t drain_target; /* dirty_in when it had drained */
 	int drained;
-	int lost; /* stored blocks were quarantined by a failed sync, and no flush has said so */
+	uint64_t lost; /* slots with KVS_SLOT_LOST */
+	kvs_watch_t watch;
 	int super_dirty;
 	uint32_t super_asked; /* number of the last change somebody waits for */
 	uint32_t super_turn;  /* and of the last that is, or is being, written */
@@ -290,6 +293,9 @@ kvs_dclass_t *kvs_slot_class(kvs_nvme_t *nvme, kv_slot_t slot);
 void kvs_slot_dirty(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s);
 void kvs_slot_move(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s, kvs_state_t state);
 void kvs_slot_release(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s);
+/* Quarantine a stored slot whose bytes are in doubt; the watch is told at the end of the poll. */
+void kvs_slot_lose(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s);
+void kvs_lost_report(kvs_nvme_t *nvme);
 void kvs_rec_drop(kvs_nvme_t *nvme, kvs_dslot_t *s);
 void kvs_class_setup(kvs_nvme_t *nvme, uint32_t id);
 /* Put all slots of a file that has just come (state FREE) into its class's free list, or only those still FREE. */

@@ -141,6 +141,54 @@ static kv_slot_t free_list_take(kvs_nvme_t *nvme, kvs_dclass_t *cls)
 	return slot;
 }
 
+void kvs_slot_lose(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s)
+{
+	kvs_slot_move(nvme, slot, s, KVS_QUARANTINED);
+	s->flags |= KVS_SLOT_LOST;
+	nvme->files[kv_slot_slab(slot)].lost++;
+	nvme->lost++;
+	kv_metric_add(nvme->metrics, KV_M_DISK_LOST, 1);
+}
+
+static void lost_told(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s)
+{
+	if (s->flags & KVS_SLOT_LOST) {
+		s->flags &= (uint8_t)~KVS_SLOT_LOST;
+		nvme->files[kv_slot_slab(slot)].lost--;
+		nvme->lost--;
+	}
+}
+
+/* The watch frees slots meanwhile, lost ones too. */
+void kvs_lost_report(kvs_nvme_t *nvme)
+{
+	uint64_t told = 0;
+
+	if (!nvme->watch.lost) {
+		return;
+	}
+	for (uint32_t number = 0; number < KVS_MAX_FILES && nvme->lost > 0; number++) {
+		kvs_dfile_t *file = &nvme->files[number];
+
+		for (uint32_t i = 0; file->lost > 0 && i < file->slots; i++) {
+			kvs_dslot_t *s = &file->slot[i];
+			kv_slot_t slot = kv_slot_make(number, i);
+
+			if (s->flags & KVS_SLOT_LOST) {
+				kv_key_t key = s->key;
+
+				lost_told(nvme, slot, s);
+				nvme->watch.lost(nvme->watch.arg, (kvs_loc_t){slot, s->gen}, &key, s->group);
+				told++;
+			}
+		}
+	}
+	if (told > 0) {
+		kv_logf(nvme->env, KV_LOG_ERROR, "nvme", "blocks on disk are in doubt and are dropped: %llu",
+			(unsigned long long)told);
+	}
+}
+
 /* No location is good for it any more and no transfer touches it. */
 void kvs_slot_release(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s)
 {
@@ -347,6 +395,7 @@ void kvs_nvme_free(kvs_tier_t *tier, kvs_loc_t loc)
 	}
 
 	s->gen = s->gen == UINT32_MAX ? 1u : s->gen + 1u;
+	lost_told(nvme, loc.slot, s);
 	if (s->io > 0) {
 		s->flags |= KVS_SLOT_FREEING;
 	} else {

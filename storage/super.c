@@ -260,7 +260,7 @@ static kv_status_t check_head(const uint8_t *image, size_t len, raw_super_t *p_h
 	if (p_head->magic != SUPER_MAGIC) {
 		return KV_ERR_FOREIGN;
 	}
-	if (p_head->version != KVS_SUPER_VERSION) {
+	if (p_head->version == 0 || p_head->version > KVS_SUPER_VERSION) {
 		return KV_ERR_VERSION;
 	}
 	if (p_head->head_bytes != sizeof *p_head || p_head->bytes != len || len > KVS_SUPER_MAX_BYTES ||
@@ -269,6 +269,18 @@ static kv_status_t check_head(const uint8_t *image, size_t len, raw_super_t *p_h
 	}
 
 	return KV_OK;
+}
+
+size_t kvs_super_image_bytes(const uint8_t *file, size_t len)
+{
+	raw_super_t head;
+
+	if (len < sizeof head) {
+		return len;
+	}
+	memcpy(&head, file, sizeof head);
+
+	return head.magic == SUPER_MAGIC && head.bytes >= sizeof head && head.bytes <= len ? (size_t)head.bytes : len;
 }
 
 /* XXH3-64 of the image with its check field as 0; the image stays as it is. */

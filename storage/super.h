@@ -1,7 +1,8 @@
 /* super.h -- the superblock of a disk tier: classes, spaces and their epochs.
  *
- * Two whole copies, superblock.0 and superblock.1, each replaced by write, sync and rename, one after the other: a torn update leaves the copy before it,
- * a rotten copy leaves the other. The newest valid copy counts. It has the last word on epochs.
+ * Two whole copies of one generation, superblock.0 and superblock.1, in files with room to grow, each overwritten in place and synced, one after the other:
+ * a torn update leaves the other copy, a rotten copy too, and neither a start nor an update needs a new block of the file system. The newest valid copy
+ * counts. It has the last word on epochs.
  * Not thread-safe; the tier's owner changes it, and hands encoded images to the thread that writes them.
  */
 #ifndef KVS_SUPER_H
@@ -10,10 +11,12 @@
 #include "kv/env.h"
 #include "kvs/tier.h"
 
-#define KVS_SUPER_VERSION      1u
+#define KVS_SUPER_VERSION      2u /* 1, read too: files as long as their image */
 #define KVS_SUPER_MAX_CLASSES  256u
 #define KVS_SUPER_MAX_SPACES   16384u
 #define KVS_SUPER_MAX_BYTES    (16u << 20)
+#define KVS_SUPER_SLACK        (64u << 10)
+#define KVS_SUPER_STEP         (256u << 10)
 #define KVS_SUPER_MAX_NS       64u
 #define KVS_SUPER_MAX_IDENTITY 8192u
 
@@ -63,11 +66,20 @@ kv_status_t kvs_super_encode(kvs_super_t *super, uint8_t **p_image, size_t *p_le
 /* Decode into an initialised, empty super. KV_ERR_FOREIGN: not a superblock. KV_ERR_VERSION, KV_ERR_CORRUPT, KV_ERR_NOMEM. */
 kv_status_t kvs_super_decode(kvs_super_t *super, const uint8_t *image, size_t len);
 
-/* Read both copies and keep the newest valid one; *p_found counts the files that exist, *p_stale is 1 when the copies differ (write again).
+/* Bytes of the file for an image of `len` bytes. */
+static inline size_t kvs_super_room(size_t len)
+{
+	return (len + KVS_SUPER_SLACK + KVS_SUPER_STEP - 1u) / KVS_SUPER_STEP * KVS_SUPER_STEP;
+}
+
+/* Length of the image at the front of a file of `len` bytes, by its own word; `len` when it cannot be one. */
+size_t kvs_super_image_bytes(const uint8_t *file, size_t len);
+
+/* Read both copies and keep the newest valid one; *p_found counts the files that exist, *p_stale is 1 when the copies differ or have no room (write again).
  * KV_ERR_FOREIGN or KV_ERR_VERSION: no valid copy. KV_ERR_IO, KV_ERR_NOMEM. */
 kv_status_t kvs_super_load(kvs_super_t *super, int dir_fd, uint32_t *p_found, int *p_stale);
 
-/* Replace both copies. Any thread. `sync` 0: without syncing. KV_ERR_IO, KV_ERR_NOSPC. */
-kv_status_t kvs_super_write(int dir_fd, const uint8_t *image, size_t len, int sync);
+/* Replace both copies. Any thread. `sync` 0: without syncing. KV_ERR_IO, KV_ERR_NOSPC; *p_sync_failed is 1 when what failed was a sync. */
+kv_status_t kvs_super_write(int dir_fd, const uint8_t *image, size_t len, int sync, int *p_sync_failed);
 
 #endif

@@ -36,8 +36,8 @@ static kv_status_t read_whole(int fd, uint8_t *out, size_t len)
 	return KV_OK;
 }
 
-/* KV_MISS: there is no such file. */
-static kv_status_t load_copy(kvs_super_t *super, int dir_fd, uint32_t copy)
+/* KV_MISS: there is no such file. *p_small: it has no room to grow. */
+static kv_status_t load_copy(kvs_super_t *super, int dir_fd, uint32_t copy, int *p_small)
 {
 	struct stat st;
 	uint8_t *image;
@@ -50,7 +50,8 @@ static kv_status_t load_copy(kvs_super_t *super, int dir_fd, uint32_t copy)
 	if (fd < 0) {
 		return errno == ENOENT ? KV_MISS : KV_ERR_IO;
 	}
-	if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) || st.st_size <= 0 || st.st_size > (off_t)KVS_SUPER_MAX_BYTES) {
+	if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) || st.st_size <= 0 ||
+	    (uint64_t)st.st_size > kvs_super_room(KVS_SUPER_MAX_BYTES)) {
 		goto err_close;
 	}
 	image = kv_alloc(super->env, (size_t)st.st_size);
@@ -61,7 +62,8 @@ static kv_status_t load_copy(kvs_super_t *super, int dir_fd, uint32_t copy)
 
 	status = read_whole(fd, image, (size_t)st.st_size);
 	if (status == KV_OK) {
-		status = kvs_super_decode(super, image, (size_t)st.st_size);
+		status = kvs_super_decode(super, image, kvs_super_image_bytes(image, (size_t)st.st_size));
+		*p_small |= (uint64_t)st.st_size < kvs_super_room(super->bytes);
 	}
 	kv_free(super->env, image);
 
@@ -76,16 +78,17 @@ kv_status_t kvs_super_load(kvs_super_t *super, int dir_fd, uint32_t *p_found, in
 	kvs_super_t copy[2];
 	kv_status_t status[2] = {KV_ERR_NOMEM, KV_ERR_NOMEM};
 	uint32_t newest;
+	int small = 0;
 
 	for (uint32_t i = 0; i < 2; i++) {
 		if (kvs_super_init(&copy[i], super->env) == KV_OK) {
-			status[i] = load_copy(&copy[i], dir_fd, i);
+			status[i] = load_copy(&copy[i], dir_fd, i, &small);
 		}
 	}
 
 	*p_found = (status[0] != KV_MISS) + (uint32_t)(status[1] != KV_MISS);
 	newest = status[0] == KV_OK && (status[1] != KV_OK || copy[0].generation >= copy[1].generation) ? 0u : 1u;
-	*p_stale = status[0] != KV_OK || status[1] != KV_OK || copy[0].generation != copy[1].generation;
+	*p_stale = small || status[0] != KV_OK || status[1] != KV_OK || copy[0].generation != copy[1].generation;
 	if (status[newest] != KV_OK) {
 		kvs_super_fini(&copy[0]);
 		kvs_super_fini(&copy[1]);
@@ -121,7 +124,45 @@ static kv_status_t write_whole(int fd, const uint8_t *image, size_t len)
 	return KV_OK;
 }
 
-static kv_status_t write_copy(int dir_fd, uint32_t copy, const uint8_t *image, size_t len, int sync)
+/* Blocks for the image and its growth, written as zeros so that the file system has given them. Room that cannot be had now is asked for at the next
+ * write. */
+static void make_room(int fd, size_t len)
+{
+	static const uint8_t zeros[16384];
+	size_t room = kvs_super_room(len);
+	struct stat st;
+
+	if (fstat(fd, &st) != 0) {
+		return;
+	}
+	for (size_t at = (size_t)st.st_size; at < room;) {
+		size_t some = room - at < sizeof zeros ? room - at : sizeof zeros;
+		ssize_t n = pwrite(fd, zeros, some, (off_t)at);
+
+		if (n <= 0 && !(n < 0 && errno == EINTR)) {
+			return;
+		}
+		at += n > 0 ? (size_t)n : 0;
+	}
+}
+
+/* In place: a torn write leaves the other copy. */
+static kv_status_t fill_copy(int fd, const uint8_t *image, size_t len, int sync, int *p_sync_failed)
+{
+	kv_status_t status;
+
+	make_room(fd, len);
+	status = write_whole(fd, image, len);
+	if (status == KV_OK && sync && fsync(fd) != 0) {
+		*p_sync_failed = 1;
+		status = errno_status(errno);
+	}
+
+	return status;
+}
+
+/* The first time under another name, so that there is never a file that holds no superblock. */
+static kv_status_t make_copy(int dir_fd, uint32_t copy, const uint8_t *image, size_t len, int sync, int *p_sync_failed)
 {
 	char name[32];
 	char fresh[32];
@@ -134,16 +175,13 @@ static kv_status_t write_copy(int dir_fd, uint32_t copy, const uint8_t *image, s
 	if (fd < 0) {
 		return errno_status(errno);
 	}
-
-	status = write_whole(fd, image, len);
-	if (status == KV_OK && sync && fsync(fd) != 0) {
-		status = errno_status(errno);
-	}
+	status = fill_copy(fd, image, len, sync, p_sync_failed);
 	close(fd);
 	if (status == KV_OK && renameat(dir_fd, fresh, dir_fd, name) != 0) {
 		status = errno_status(errno);
 	}
 	if (status == KV_OK && sync && fsync(dir_fd) != 0) {
+		*p_sync_failed = 1;
 		status = errno_status(errno);
 	}
 	if (status != KV_OK) {
@@ -153,9 +191,26 @@ static kv_status_t write_copy(int dir_fd, uint32_t copy, const uint8_t *image, s
 	return status;
 }
 
-kv_status_t kvs_super_write(int dir_fd, const uint8_t *image, size_t len, int sync)
+static kv_status_t write_copy(int dir_fd, uint32_t copy, const uint8_t *image, size_t len, int sync, int *p_sync_failed)
 {
-	kv_status_t status = write_copy(dir_fd, 0, image, len, sync);
+	kv_status_t status;
+	char name[32];
+	int fd;
 
-	return status == KV_OK ? write_copy(dir_fd, 1, image, len, sync) : status;
+	copy_name(copy, "", name);
+	fd = openat(dir_fd, name, O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+	if (fd < 0) {
+		return errno == ENOENT ? make_copy(dir_fd, copy, image, len, sync, p_sync_failed) : errno_status(errno);
+	}
+	status = fill_copy(fd, image, len, sync, p_sync_failed);
+	close(fd);
+
+	return status;
+}
+
+kv_status_t kvs_super_write(int dir_fd, const uint8_t *image, size_t len, int sync, int *p_sync_failed)
+{
+	kv_status_t status = write_copy(dir_fd, 0, image, len, sync, p_sync_failed);
+
+	return status == KV_OK ? write_copy(dir_fd, 1, image, len, sync, p_sync_failed) : status;
 }

@@ -87,6 +87,18 @@ static uint64_t ghost_count(uint64_t blocks)
 	return count;
 }
 
+/* The tier cannot vouch for a slot any more. One that hangs on no block belongs to a transfer, which frees it. */
+static void disk_lost(void *arg, kvs_loc_t loc, const kv_key_t *key, uint8_t group)
+{
+	kvd_core_t *core = arg;
+	uint32_t id = kvd_index_on_disk(&core->ix, key, group, loc);
+
+	if (id != KVD_NONE) {
+		kvd_lose_disk(core, id);
+		core->disk_lost = 1;
+	}
+}
+
 kv_status_t kvd_core_create(const kvd_core_config_t *config, const kvd_world_t *world, kvd_core_t **p_core)
 {
 	kvd_core_t *core;
@@ -125,6 +137,9 @@ kv_status_t kvd_core_create(const kvd_core_config_t *config, const kvd_world_t *
 		core_free(core);
 		return status;
 	}
+	if (world->disk) {
+		kvs_tier_watch(world->disk, &(kvs_watch_t){.arg = core, .lost = disk_lost});
+	}
 	*p_core = core;
 
 	return KV_OK;
@@ -137,6 +152,9 @@ void kvd_core_destroy(kvd_core_t *core)
 	}
 	kvd_puts_free(core);
 	kvd_leases_free(core);
+	if (core->tier[KVD_DISK]) {
+		kvs_tier_watch(core->tier[KVD_DISK], &(kvs_watch_t){0});
+	}
 	core->closing = 1;
 	if (core->outstanding == 0) {
 		core_free(core);
@@ -378,6 +396,10 @@ uint64_t kvd_core_tick(kvd_core_t *core)
 	polled = kvs_poll(core->tier[KVD_CPU], POLL_BATCH);
 	if (core->tier[KVD_DISK]) {
 		polled += kvs_poll(core->tier[KVD_DISK], POLL_BATCH);
+	}
+	if (core->disk_lost) {
+		core->disk_lost = 0;
+		kvd_durable_lost(core);
 	}
 	for (uint32_t i = 0; (more = quantum(core)) != 0 && i < 64; i++) {
 		if (kv_now_ns(core->env) - start > TICK_BUDGET_NS) {

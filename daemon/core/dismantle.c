@@ -169,6 +169,62 @@ void kvd_quarantine_cpu(kvd_core_t *core, uint32_t id)
 	kvd_quarantine(core, id);
 }
 
+/* ---- disk copies that are in doubt ------------------------------------------------------------------------------------------------- */
+
+/* In memory too, and nothing below it is on disk: it goes there once more. */
+static void lose_disk_leaf(kvd_core_t *core, uint32_t id)
+{
+	kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+	kvd_block_leave(core, id, KVD_DISK);
+	kvs_free(core->tier[KVD_DISK], block->disk);
+	block->disk.slot = KV_SLOT_NONE;
+	kvd_write_behind(core, id);
+}
+
+/* Written, and waiting for its parent. */
+static void lose_written(kvd_core_t *core, uint32_t id)
+{
+	kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+	block->flags &= (uint8_t)~KVD_WRITTEN;
+	core->written--;
+	kvs_free(core->tier[KVD_DISK], block->disk);
+	block->disk.slot = KV_SLOT_NONE;
+	kvd_block_unwrite_below(core, id);
+	kvd_write_behind(core, id);
+}
+
+void kvd_lose_disk(kvd_core_t *core, uint32_t id)
+{
+	const kvd_block_t *block = kvd_block_at(&core->ix, id);
+	uint32_t steps = DROP_STEPS, leaf;
+
+	if (kvd_tree_of(&core->ix, block)->hidden || kvd_index_dead(&core->ix, block)) {
+		return; /* it is being taken down, its slot with it */
+	}
+	if (block->flags & KVD_WRITTEN) {
+		lose_written(core, id);
+		return;
+	}
+	while ((leaf = leaf_below(core, id, KVD_DISK, &steps)) != KVD_NONE) {
+		uint32_t in_memory = kvd_index_depth_in(&core->ix, leaf, KVD_CPU);
+		uint32_t depth = kvd_depth_of(&core->ix, block);
+
+		if (kvd_in_set(&core->ix, kvd_block_at(&core->ix, leaf), KVD_CPU)) {
+			lose_disk_leaf(core, leaf);
+			continue;
+		}
+		kvd_quarantine(core, kvd_index_ancestor(&core->ix, leaf, in_memory < depth ? depth : in_memory + 1));
+		if (kvd_index_dead(&core->ix, block)) {
+			return;
+		}
+	}
+	if (steps == 0) {
+		kvd_quarantine(core, id);
+	}
+}
+
 /* ---- in quanta ------------------------------------------------------------------------------------------------------------------ */
 
 /* Leases that end here: what is ready lies above the dead top, or they are revoked. */

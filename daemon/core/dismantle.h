@@ -17,6 +17,9 @@ void kvd_quarantine(kvd_core_t *core, uint32_t block);
 /* Only the block's CPU copy is bad. When it is on disk it stays there, and what lies below it leaves the CPU set with it, leases on all of that being
  * revoked; with too much below it for one turn, or without a disk copy, it is quarantined. */
 void kvd_quarantine_cpu(kvd_core_t *core, uint32_t block);
+/* The block's disk copy is in doubt: it and all below it leave the disk set at once. What is in memory stays there and is written again; what was only on
+ * disk is quarantined. */
+void kvd_lose_disk(kvd_core_t *core, uint32_t block);
 /* Forget a hidden tree that has been taken down, if nothing refers to it. */
 void kvd_tree_release(kvd_core_t *core, uint32_t tree);
 /* One quantum; 1 while there is more. */

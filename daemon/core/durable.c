@@ -44,6 +44,44 @@ static int flush_failed(const kvd_core_t *core, uint64_t store_seq)
 	       core->flushing + 1 >= store_seq;
 }
 
+static int is_on_disk(kvd_core_t *core, uint32_t id)
+{
+	const kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+	return kvd_in_set(&core->ix, block, KVD_DISK) && !kvd_index_dead(&core->ix, block);
+}
+
+/* What it waits for has left the disk. It may be written there again, but the flush it waits for does not cover that. */
+static void lose(kvd_core_t *core, kvd_put_t *put)
+{
+	uint32_t stored = put->stored;
+
+	if (put->alone) {
+		put->stored = kvd_put_on_disk(core, put, stored);
+	}
+	if (put->store_seq != 0 &&
+	    (put->alone ? put->stored < stored
+			: put->claim == KVD_NONE || !is_on_disk(core, pinned_block(core, put)))) {
+		put->status = KV_ERR_IO;
+		answer(core, put, 0, put->status);
+	}
+}
+
+void kvd_durable_lost(kvd_core_t *core)
+{
+	core->durable_look = 1;
+	for (uint32_t i = core->instance_list; i != KVD_NONE; i = kvd_instance_at(core, i)->next) {
+		for (uint32_t p = kvd_instance_at(core, i)->puts; p != KVD_NONE;) {
+			kvd_put_t *put = kvd_pool_at(&core->puts, p);
+
+			p = put->inst_next;
+			if (put->durable && !put->running) {
+				lose(core, put);
+			}
+		}
+	}
+}
+
 static void look_alone(kvd_core_t *core, kvd_put_t *put)
 {
 	uint32_t n;
@@ -72,7 +110,6 @@ static void look_alone(kvd_core_t *core, kvd_put_t *put)
 
 static void look(kvd_core_t *core, kvd_put_t *put)
 {
-	const kvd_block_t *block;
 	uint32_t id;
 
 	if (put->claim == KVD_NONE || !core->tier[KVD_DISK]) {
@@ -80,9 +117,8 @@ static void look(kvd_core_t *core, kvd_put_t *put)
 		return;
 	}
 	id = pinned_block(core, put);
-	block = kvd_block_at(&core->ix, id);
 	if (put->store_seq == 0) {
-		if (kvd_in_set(&core->ix, block, KVD_DISK)) {
+		if (is_on_disk(core, id)) {
 			put->store_seq = core->stores + 1;
 		} else if (!kvd_write_expected(core, id)) {
 			if (put->asked || kvd_writes_paused(core)) {
@@ -90,18 +126,18 @@ static void look(kvd_core_t *core, kvd_put_t *put)
 				return;
 			}
 			put->asked = 1;
-			kvd_queue_push(&core->ix, block->node);
+			kvd_queue_push(&core->ix, kvd_block_at(&core->ix, id)->node);
 		}
 	}
 	if (put->store_seq == 0) {
 		return;
 	}
 	if (core->flushed + 1 >= put->store_seq) {
-		if (!kvd_in_set(&core->ix, block, KVD_DISK)) { /* evicted there while it waited */
+		if (!is_on_disk(core, id)) { /* evicted there while it waited */
 			settle_for_less(core, put);
 			return;
 		}
-		answer(core, put, kvd_depth_of(&core->ix, block), put->status);
+		answer(core, put, kvd_depth_of(&core->ix, kvd_block_at(&core->ix, id)), put->status);
 	} else if (flush_failed(core, put->store_seq)) {
 		answer(core, put, 0, core->flush_status);
 	}

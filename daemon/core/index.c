@@ -126,6 +126,23 @@ uint32_t kvd_index_find(const kvd_index_t *ix, uint32_t tree, const kv_key_t *ke
 	return KVD_NONE;
 }
 
+uint32_t kvd_index_on_disk(const kvd_index_t *ix, const kv_key_t *key, uint8_t group, kvs_loc_t disk)
+{
+	uint32_t link = ix->heads[place_of(ix, key, group)];
+
+	while (link != 0) {
+		const kvd_block_t *block = kvd_block_at(ix, link - 1);
+
+		if (kv_key_equal(&block->key, key) && block->group == group && block->disk.slot == disk.slot &&
+		    block->disk.gen == disk.gen) {
+			return link - 1;
+		}
+		link = block->hash_next;
+	}
+
+	return KVD_NONE;
+}
+
 uint32_t kvd_index_leaving(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group)
 {
 	uint32_t link = kvd_tree_at(ix, tree)->dead_nodes > 0 ? ix->heads[place_of(ix, key, group)] : 0;

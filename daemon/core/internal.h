@@ -67,6 +67,7 @@ struct kvd_core {
 	uint32_t durable_owed; /* ended puts that owe a DURABLE */
 	int showing;           /* some mirror is not filled after recovery */
 	int durable_look;
+	int disk_lost; /* the tier has taken blocks back, and acknowledgements owed have not been looked at */
 
 	uint32_t dead_trees, dead_nodes, dead_tail; /* lists to dismantle */
 	uint32_t *ghosts;

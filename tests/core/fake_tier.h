@@ -21,6 +21,7 @@ typedef struct fake_slot {
 	uint64_t owner;
 	uint32_t busy;  /* transfers that use it */
 	uint32_t freed; /* free it when they have ended */
+	uint64_t seq;   /* of its store */
 } fake_slot_t;
 
 typedef struct fake_op {
@@ -63,9 +64,12 @@ typedef struct fake_tier {
 	kv_status_t fail_with;
 	kv_status_t flush_status; /* how flushes end */
 	int off;                  /* stores are refused: TIER_OFF */
-	uint32_t queue_limit;     /* BUSY beyond */
-	int whole;                /* loads go to memory of whole blocks: digests are computed */
-	int ordered;              /* slots lie parents first: recover in one pass */
+	uint32_t lose_percent;    /* of polls that end with the loss of one READY slot */
+	kvs_watch_t watch;
+	uint64_t seq, synced; /* of the last store; stores up to here are behind a flush that went well */
+	uint32_t queue_limit; /* BUSY beyond */
+	int whole;            /* loads go to memory of whole blocks: digests are computed */
+	int ordered;          /* slots lie parents first: recover in one pass */
 	uint64_t loads, stores, flushes;
 	uint64_t tries; /* stores asked for, refused and failed ones too */
 } fake_tier_t;
@@ -74,6 +78,10 @@ void fake_tier_init(fake_tier_t *fake, int disk, uint32_t cap, uint64_t seed);
 void fake_tier_fini(fake_tier_t *fake);
 /* The bytes of a slot as a client sees them. */
 uint64_t *fake_bytes(fake_tier_t *fake, kv_slot_t slot);
+/* A READY slot is in doubt from now on, said to the watch. */
+void fake_lose(fake_tier_t *fake, kv_slot_t slot);
+/* Is the slot READY, and behind a flush that went well? */
+int fake_is_synced(const fake_tier_t *fake, kvs_loc_t loc);
 /* What survives the end of the daemon: READY slots; the next core may recover them. */
 void fake_disk_restart(fake_tier_t *fake);
 

@@ -352,6 +352,63 @@ static void p2_what_the_disk_refuses_is_said(void **state)
 	stage_end();
 }
 
+static kv_slot_t disk_slot(uint32_t i)
+{
+	uint32_t id = kvd_index_find(&u_.core->ix, u_.core->ns[0]->spaces[space_.space]->tree, &keys_[i], 0);
+
+	assert_true(id != KVD_NONE);
+
+	return kvd_block_at(&u_.core->ix, id)->disk.slot;
+}
+
+/* All eight are stored, and the flush under way would say so; one is in doubt meanwhile, and is written again before that flush ends. */
+static void p2_an_acknowledgement_owed_on_a_block_in_doubt_fails(void **state)
+{
+	(void)state;
+	stage(64, 64);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 8, 1, &put_, &reply_), KV_OK);
+	u_put_write(&u_, &put_);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 8), KV_OK);
+	for (int i = 0; i < 100 && u_.disk.flushes == 0; i++) {
+		u_tick(&u_, 1);
+	}
+	u_.disk.hold = 1;
+	assert_int_equal(u_.disk.flushes, 1);
+	fake_lose(&u_.disk, disk_slot(3));
+	u_.disk.hold = 0;
+	u_settle(&u_);
+	assert_int_equal(u_count_notices(&u_, KV_CODE_DURABLE, put_.id), 1);
+	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.n, 0);
+	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.status, KV_ERR_IO);
+
+	/* In memory it was good all the time, and on disk it is again. */
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 8, 1, &put_, &reply_), KV_OK);
+	u_settle(&u_);
+	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.n, 8);
+	stage_end();
+}
+
+static void p2_a_block_in_doubt_that_is_only_on_disk_goes_with_all_below_it(void **state)
+{
+	uint8_t tiers[8];
+
+	(void)state;
+	stage(64, 64);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
+	u_settle(&u_);
+	for (int i = 0; i < 4; i++) {
+		assert_int_equal(kvd_core_evict_one(u_.core, KV_TIER_CPU), KV_OK);
+	}
+	fake_lose(&u_.disk, disk_slot(2)); /* four are in memory too, four only on disk */
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 8), 4);
+	u_settle(&u_);
+	u_explain(&u_, 0, &space_, keys_, 8, tiers);
+	assert_int_equal(tiers[1], KV_TIER_CPU | KV_TIER_DISK);
+	assert_int_equal(tiers[3], KV_TIER_CPU | KV_TIER_DISK); /* written anew */
+	assert_int_equal(u_.disk.used, 4);
+	stage_end();
+}
+
 static void p2_durable_is_said_after_the_flush_and_once(void **state)
 {
 	(void)state;
@@ -579,6 +636,8 @@ int main(void)
 		cmocka_unit_test(p2_a_put_under_a_parent_on_disk_is_written_through),
 		cmocka_unit_test(p3_room_in_the_index_is_not_made_by_dropping_the_parents_disk_copy),
 		cmocka_unit_test(p2_what_the_disk_refuses_is_said),
+		cmocka_unit_test(p2_an_acknowledgement_owed_on_a_block_in_doubt_fails),
+		cmocka_unit_test(p2_a_block_in_doubt_that_is_only_on_disk_goes_with_all_below_it),
 		cmocka_unit_test(p2_durable_is_said_after_the_flush_and_once),
 		cmocka_unit_test(p5_a_flush_that_failed_is_not_asked_for_again_at_once),
 		cmocka_unit_test(p5_a_long_put_takes_several_turns),

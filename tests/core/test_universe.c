@@ -304,6 +304,7 @@ static void do_world(life_t *l)
 		u->disk.fail_with = below(l, 2) ? KV_ERR_IO : below(l, 2) ? KV_ERR_FAULT : KV_ERR_CORRUPT;
 		break;
 	case 2:
+		u->disk.lose_percent = below(l, 2) ? 0 : 5;
 		kv_test_advance(&u->env, below(l, 4) ? 300000000 : UINT64_C(11000000000));
 		break;
 	case 3:
@@ -386,7 +387,7 @@ static void calm_down(life_t *l)
 	kvs_usage_t usage;
 
 	u->disk.hold = 0;
-	u->disk.fail_percent = 0;
+	u->disk.fail_percent = u->disk.lose_percent = 0;
 	for (uint32_t i = 0; i < U_MEMBERS; i++) {
 		if (u->members[i].id) {
 			u_dead(u, &u->members[i]);

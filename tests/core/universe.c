@@ -4,11 +4,33 @@
 
 /* ---- the world ------------------------------------------------------------------------------------------------------------------ */
 
+/* Is everything that DURABLE speaks of on disk, behind a flush? */
+static int promise_holds(const universe_t *u, uint64_t id, uint32_t n)
+{
+	const kvd_put_t *put = kvd_put_find(u->core, id);
+	const kvd_index_t *ix = &u->core->ix;
+
+	for (uint32_t i = 0; i < n; i++) {
+		uint32_t claim = put->alone ? put->entries[i].claim : put->claim;
+		uint32_t block = ((const kvd_claim_t *)kvd_pool_at(&u->core->claims, claim))->block;
+
+		block = put->alone ? block : kvd_index_ancestor(ix, block, i + 1);
+		if (!fake_is_synced(&u->disk, kvd_block_at(ix, block)->disk)) {
+			return 0;
+		}
+	}
+
+	return 1;
+}
+
 static void world_notify(void *ctx, kvd_member_t member, uint16_t code, const kv_msg_t *msg)
 {
 	universe_t *u = ctx;
 
 	assert_true(u->notice_count < U_NOTICES);
+	if (code == KV_CODE_DURABLE && msg->durable.n > 0) {
+		assert_true(promise_holds(u, msg->durable.put, msg->durable.n));
+	}
 	u->notices[u->notice_count++] = (u_notice_t){member, code, *msg};
 }
 

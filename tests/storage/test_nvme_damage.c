@@ -125,13 +125,11 @@ static void p6_one_damaged_superblock_is_repaired_from_the_other(void **state)
 	make(&f);
 	for (int i = 0; i < 40; i++) {
 		char name[] = "superblock.0";
-		struct stat st;
 		int fd;
 
 		name[11] = (char)('0' + i % 2);
 		fd = open_at(&f, name);
-		assert_int_equal(fstat(fd, &st), 0);
-		flip(fd, (off_t)((i * 37) % (int)st.st_size), (uint8_t)(1u << (i % 8)));
+		flip(fd, (off_t)((i * 37) % 256), (uint8_t)(1u << (i % 8))); /* an image is a little longer */
 		close(fd);
 		assert_int_equal(fixture_open(&f), KV_OK);
 		assert_int_equal(kvs_epoch_get(f.tier, space_root), 1);
@@ -175,7 +173,7 @@ static void p10_another_version_is_refused(void **state)
 	for (int i = 0; i < 2; i++) {
 		int fd = open_at(&f, i ? "superblock.1" : "superblock.0");
 
-		flip(fd, 16, 3); /* the version's first byte */
+		flip(fd, 16, 5); /* the version's first byte */
 		close(fd);
 	}
 	assert_int_equal(fixture_open(&f), KV_ERR_FOREIGN);

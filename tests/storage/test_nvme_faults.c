@@ -259,7 +259,7 @@ static int child_life(const char *dir, uint64_t fallback)
 	return 0;
 }
 
-/* A failed fdatasync of the slot file: nothing of it is acknowledged, nothing is offered, and later blocks are not affected. */
+/* A failed fdatasync of the slot file: nothing of it is acknowledged, nothing is offered, and it is said which blocks are in doubt. */
 static int child_sync(const char *dir)
 {
 	fixture_t f;
@@ -269,7 +269,10 @@ static int child_sync(const char *dir)
 	fixture_begin(&f, &found);
 	assert_int_equal(put_block(&f, &plain, 1, 1, &loc), KV_OK);
 	assert_int_equal(flush_wait(f.tier), KV_ERR_IO);
-	assert_int_equal(get_block(&f, &plain, 1, 1, loc), KV_ERR_CORRUPT);
+	assert_int_equal(f.lost, 1);
+	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_LOST), 1);
+	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_STATE), KVS_HEALTH_READ_ONLY);
+	assert_int_equal(get_block(&f, &plain, 1, 1, loc), KV_MISS);
 	check_sums(&f);
 	fixture_close(&f);
 

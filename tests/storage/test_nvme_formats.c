@@ -5,9 +5,13 @@
 #include "slothdr.h"
 #include "super.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+
 /* Digests of the encoded fixtures; a change of them is a change of the format and needs another version. */
-#define FIXTURE_SLOT  UINT64_C(0xd274d93095255d4a)
-#define FIXTURE_SUPER UINT64_C(0x6565e796a2d7d3c7)
+#define FIXTURE_SLOT    UINT64_C(0xd274d93095255d4a)
+#define FIXTURE_SUPER   UINT64_C(0xbcd8b35ffa00f819)
+#define FIXTURE_SUPER_1 UINT64_C(0x6565e796a2d7d3c7)
 
 static found_t found;
 
@@ -52,8 +56,18 @@ static void p10_every_flipped_bit_of_a_slot_header_is_noticed(void **state)
 	assert_int_equal(kvs_slothdr_decode(page, sizeof page, &plain, &back, &got), KV_MISS);
 }
 
-/* The same bytes on every machine: fixtures of version 1. */
-static void p10_the_formats_are_those_of_version_1(void **state)
+static void as_version_1(uint8_t *image, size_t len)
+{
+	uint64_t check = 0;
+
+	image[16] = 1;
+	memcpy(image + 8, &check, sizeof check);
+	check = kv_digest(image, len);
+	memcpy(image + 8, &check, sizeof check);
+}
+
+/* The same bytes on every machine: fixtures of slot headers 1 and superblocks 2, and of superblocks 1, which are read too. */
+static void p10_the_formats_are_those_of_their_versions(void **state)
 {
 	static _Alignas(4096) uint8_t page[4096];
 	const uint64_t leaves[6] = {1, 2, 3, 4, 5, 6};
@@ -83,6 +97,12 @@ static void p10_the_formats_are_those_of_version_1(void **state)
 	assert_int_equal(kvs_super_encode(&super, &image, &len), KV_OK);
 	assert_memory_equal(image, "KVDSUPER", 8);
 	assert_true(kv_digest(image, len) == FIXTURE_SUPER);
+	as_version_1(image, len);
+	assert_true(kv_digest(image, len) == FIXTURE_SUPER_1);
+	kvs_super_fini(&super);
+	assert_int_equal(kvs_super_init(&super, &t.env), KV_OK);
+	assert_int_equal(kvs_super_decode(&super, image, len), KV_OK);
+	assert_int_equal(kvs_super_space_find(&super, space_root)->epoch, 4);
 	kv_free(&t.env, image);
 	kvs_super_fini(&super);
 	assert_int_equal(kv_test_env_live(&t), 0);
@@ -167,6 +187,48 @@ static void p6_an_impossible_geometry_in_a_superblock_is_refused(void **state)
 }
 
 /* What a daemon writes the next one must be able to read. */
+/* A start, or a new epoch, on a full file system: the same files, and no block more. */
+static void p2_a_superblock_is_overwritten_in_place(void **state)
+{
+	kv_test_env_t t;
+	kvs_super_t super, back;
+	struct stat before[2], after;
+	char dir[128];
+	int sync_failed = 0, stale, fd;
+	uint32_t found;
+
+	(void)state;
+	kv_test_env_init(&t);
+	kv_test_dir_make(dir, sizeof dir);
+	fd = open(dir, O_RDONLY | O_DIRECTORY);
+	assert_int_equal(kvs_super_init(&super, &t.env), KV_OK);
+	for (uint32_t i = 0; i < 200; i++) {
+		uint8_t root[32] = {(uint8_t)i, 9};
+		uint8_t *image;
+		size_t len;
+
+		assert_int_equal(kvs_super_space_set(&super, root, "default", "model=test\n", i + 1), KV_OK);
+		assert_int_equal(kvs_super_encode(&super, &image, &len), KV_OK);
+		assert_int_equal(kvs_super_write(fd, image, len, 1, &sync_failed), KV_OK);
+		kv_free(&t.env, image);
+		for (int copy = 0; copy < 2; copy++) {
+			assert_int_equal(fstatat(fd, copy ? "superblock.1" : "superblock.0", &after, 0), 0);
+			before[copy] = i == 0 ? after : before[copy];
+			assert_true(before[copy].st_ino == after.st_ino && before[copy].st_blocks == after.st_blocks);
+		}
+	}
+	assert_int_equal(kvs_super_init(&back, &t.env), KV_OK);
+	assert_int_equal(kvs_super_load(&back, fd, &found, &stale), KV_OK);
+	assert_true(found == 2 && stale == 0 && sync_failed == 0);
+	assert_int_equal(back.generation, super.generation);
+	assert_int_equal(back.space_count, 200);
+	kvs_super_fini(&back);
+	kvs_super_fini(&super);
+	close(fd);
+	kv_test_dir_remove(dir);
+	assert_int_equal(kv_test_env_live(&t), 0);
+}
+
 static void p2_a_superblock_never_outgrows_what_is_read_back(void **state)
 {
 	static char identity[KVS_SUPER_MAX_IDENTITY + 1u];
@@ -325,9 +387,10 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p10_every_flipped_bit_of_a_slot_header_is_noticed),
-		cmocka_unit_test(p10_the_formats_are_those_of_version_1),
+		cmocka_unit_test(p10_the_formats_are_those_of_their_versions),
 		cmocka_unit_test(p10_every_flipped_bit_and_cut_of_a_superblock_is_noticed),
 		cmocka_unit_test(p6_an_impossible_geometry_in_a_superblock_is_refused),
+		cmocka_unit_test(p2_a_superblock_is_overwritten_in_place),
 		cmocka_unit_test(p2_a_superblock_never_outgrows_what_is_read_back),
 		cmocka_unit_test(p10_the_metadata_library_s_sentences_are_told_apart),
 		cmocka_unit_test(p1_p2_random_use_agrees_with_a_table),

@@ -158,6 +158,14 @@ typedef struct kvs_change_ops {
 	kv_status_t (*retire)(kvs_tier_t *tier, uint32_t slab, uint32_t for_class);
 } kvs_change_ops_t;
 
+/* What a tier tells its user by itself, from inside kvs_poll(). Any call to the tier but kvs_poll() and kvs_close() may be made from there. */
+typedef struct kvs_watch {
+	void *arg;
+	/* The bytes of a stored slot cannot be vouched for any more: a sync failed since they were written, or their file is gone. The slot is
+	 * QUARANTINED and waits to be freed; nothing may be acknowledged that rests on it. */
+	void (*lost)(void *arg, kvs_loc_t loc, const kv_key_t *key, uint8_t group);
+} kvs_watch_t;
+
 typedef struct kvs_tier_ops {
 	const char *medium;             /* "CPU", "DISK" */
 	const kvs_change_ops_t *change; /* NULL: slots have no class, every one of them is anybody's */
@@ -182,6 +190,7 @@ typedef struct kvs_tier_ops {
 	kv_status_t (*check)(kvs_tier_t *tier, char *detail, size_t cap);
 	void (*close)(kvs_tier_t *tier);
 	void (*state)(kvs_tier_t *tier, kvs_tier_state_t *p_state); /* NULL: always OK */
+	void (*watch)(kvs_tier_t *tier, const kvs_watch_t *watch);  /* NULL: it loses nothing */
 } kvs_tier_ops_t;
 
 struct kvs_tier {
@@ -249,7 +258,8 @@ static inline kv_status_t kvs_load(kvs_tier_t *t, kvs_loc_t loc, const kvs_mem_t
 	return t->ops->load(t, loc, dst, done, arg);
 }
 
-/* done runs when everything stored before this call is durable: data synced, then metadata synced. */
+/* done runs when everything stored before this call is durable, data synced, then metadata synced, but for what the watch has been told is lost.
+ * KV_ERR_IO: a sync has failed; what it leaves in doubt is reported lost before kvs_poll() returns. */
 static inline kv_status_t kvs_flush(kvs_tier_t *t, kvs_done_fn done, void *arg)
 {
 	return t->ops->flush(t, done, arg);
@@ -280,6 +290,13 @@ static inline void kvs_tier_state(kvs_tier_t *t, kvs_tier_state_t *p_state)
 	*p_state = (kvs_tier_state_t){.health = KVS_HEALTH_OK};
 	if (t->ops->state) {
 		t->ops->state(t, p_state);
+	}
+}
+/* Copied; {0}: nobody is told any more. Until somebody is, a flush after a loss ends with KV_ERR_IO. */
+static inline void kvs_tier_watch(kvs_tier_t *t, const kvs_watch_t *watch)
+{
+	if (t->ops->watch) {
+		t->ops->watch(t, watch);
 	}
 }
 /* Readable when kvs_tier_poll() has something to do; -1: never. */
