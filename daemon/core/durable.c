@@ -19,6 +19,28 @@ static uint32_t pinned_block(kvd_core_t *core, const kvd_put_t *put)
 	return claim->block;
 }
 
+static int is_on_disk(const kvd_core_t *core, uint32_t id)
+{
+	const kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+	return kvd_in_set(&core->ix, block, KVD_DISK) && !kvd_index_dead(&core->ix, block);
+}
+
+int kvd_durable_at(const kvd_core_t *core, uint32_t id, kvs_loc_t disk)
+{
+	const kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+	return is_on_disk(core, id) && block->disk.slot == disk.slot && block->disk.gen == disk.gen;
+}
+
+/* It is on disk, and durable with the flush that covers all that is stored now. Blocks above leave the disk after it only. */
+static void await_flush(kvd_core_t *core, kvd_put_t *put)
+{
+	put->disk = kvd_block_at(&core->ix, pinned_block(core, put))->disk;
+	put->store_seq = core->stores + 1;
+	core->durable_look = 1;
+}
+
 /* The pinned block will not reach the disk: what of its path is there already is what can be promised. */
 static void settle_for_less(kvd_core_t *core, kvd_put_t *put)
 {
@@ -33,8 +55,7 @@ static void settle_for_less(kvd_core_t *core, kvd_put_t *put)
 		return;
 	}
 	kvd_claim_move(core, put->claim, kvd_index_ancestor(&core->ix, id, depth));
-	put->store_seq = core->stores + 1;
-	core->durable_look = 1;
+	await_flush(core, put);
 }
 
 /* Has the flush failed that was for `store_seq`? What came after it began waits for the next one. */
@@ -42,13 +63,6 @@ static int flush_failed(const kvd_core_t *core, uint64_t store_seq)
 {
 	return !core->flush_busy && core->flush_status != KV_OK && core->flush_due_ns > core->now_ns &&
 	       core->flushing + 1 >= store_seq;
-}
-
-static int is_on_disk(kvd_core_t *core, uint32_t id)
-{
-	const kvd_block_t *block = kvd_block_at(&core->ix, id);
-
-	return kvd_in_set(&core->ix, block, KVD_DISK) && !kvd_index_dead(&core->ix, block);
 }
 
 /* What it waits for has left the disk. It may be written there again, but the flush it waits for does not cover that. */
@@ -61,7 +75,7 @@ static void lose(kvd_core_t *core, kvd_put_t *put)
 	}
 	if (put->store_seq != 0 &&
 	    (put->alone ? put->stored < stored
-			: put->claim == KVD_NONE || !is_on_disk(core, pinned_block(core, put)))) {
+			: put->claim == KVD_NONE || !kvd_durable_at(core, pinned_block(core, put), put->disk))) {
 		put->status = KV_ERR_IO;
 		answer(core, put, 0, put->status);
 	}
@@ -90,10 +104,13 @@ static void look_alone(kvd_core_t *core, kvd_put_t *put)
 		answer(core, put, 0, put->status != KV_OK ? put->status : KV_ERR_NOT_ADMITTED);
 		return;
 	}
-	if (!kvd_put_stored(core, put, &n)) {
-		return;
+	if (put->store_seq == 0) {
+		if (!kvd_put_stored(core, put)) {
+			return;
+		}
+		put->store_seq = core->stores + 1; /* what comes on disk later is not behind this flush */
 	}
-	put->store_seq = put->store_seq ? put->store_seq : core->stores + 1;
+	n = put->stored;
 	if (n > 0 && core->flushed + 1 < put->store_seq) {
 		if (flush_failed(core, put->store_seq)) {
 			answer(core, put, 0, core->flush_status);
@@ -119,7 +136,7 @@ static void look(kvd_core_t *core, kvd_put_t *put)
 	id = pinned_block(core, put);
 	if (put->store_seq == 0) {
 		if (is_on_disk(core, id)) {
-			put->store_seq = core->stores + 1;
+			await_flush(core, put);
 		} else if (!kvd_write_expected(core, id)) {
 			if (put->asked || kvd_writes_paused(core)) {
 				settle_for_less(core, put);
@@ -135,6 +152,10 @@ static void look(kvd_core_t *core, kvd_put_t *put)
 	if (core->flushed + 1 >= put->store_seq) {
 		if (!is_on_disk(core, id)) { /* evicted there while it waited */
 			settle_for_less(core, put);
+			return;
+		}
+		if (!kvd_durable_at(core, id, put->disk)) { /* and written again */
+			await_flush(core, put);
 			return;
 		}
 		answer(core, put, kvd_depth_of(&core->ix, kvd_block_at(&core->ix, id)), put->status);

@@ -51,6 +51,7 @@ typedef struct kvd_entry {
 	uint32_t transit; /* its slot is TRANSIT already */
 	uint32_t turn;    /* alone: the next entry that is FULL */
 	uint32_t claim;   /* alone and durable: on its block; KVD_NONE */
+	kvs_loc_t disk;   /* alone and durable: where it was seen on disk */
 	kvd_entry_state_t state;
 } kvd_entry_t;
 
@@ -96,7 +97,8 @@ typedef struct kvd_put {
 	uint64_t unquiet[KVD_MEMBER_WORDS]; /* members that may still touch quarantined slots */
 	uint64_t before[KVD_MEMBER_WORDS];  /* members whose older connections may */
 	uint64_t store_seq;                 /* DURABLE: synced when flushed + 1 >= this; 0: not written yet */
-	uint32_t asked;                     /* write-behind was asked for it once; alone: for entry asked - 1 */
+	kvs_loc_t disk; /* of its deepest block, when store_seq was taken: written anew, it waits anew */
+	uint32_t asked; /* write-behind was asked for it once; alone: for entry asked - 1 */
 	uint32_t inst_prev, inst_next;
 	uint32_t wait_pending; /* parent key it waits for */
 	uint32_t wait_next;
@@ -153,9 +155,11 @@ static inline uint32_t kvd_put_depth(const kvd_put_t *put, uint32_t index)
 {
 	return put->alone ? 1 : put->depth0 + index + 1;
 }
-/* How far an ended put of a group without parents is on disk: 1 when entries [0, *p_n) are and no more will be, 0 when it cannot be said yet. */
-int kvd_put_stored(kvd_core_t *core, kvd_put_t *put, uint32_t *p_n);
-/* How many of the first n entries are on disk now, up to the first that is not. */
+/* How far an ended put of a group without parents is on disk: 1 when entries [0, put->stored) are and no more will be, 0 when it cannot be said yet. */
+int kvd_put_stored(kvd_core_t *core, kvd_put_t *put);
+/* Is the block in the disk set, and in this very slot? One that was evicted there and written again is behind a later flush only. */
+int kvd_durable_at(const kvd_core_t *core, uint32_t block, kvs_loc_t disk);
+/* How many of the first n entries are where they were seen on disk, up to the first that is not. */
 uint32_t kvd_put_on_disk(kvd_core_t *core, const kvd_put_t *put, uint32_t n);
 /* The put's claim now hangs on `block`. */
 kv_status_t kvd_put_pin(kvd_core_t *core, kvd_put_t *put, uint32_t block);

@@ -114,7 +114,7 @@ uint32_t kvd_put_on_disk(kvd_core_t *core, const kvd_put_t *put, uint32_t n)
 	for (uint32_t i = 0; i < n; i++) {
 		uint32_t id = pinned_block(core, put, i);
 
-		if (id == KVD_NONE || !kvd_in_set(&core->ix, kvd_block_at(&core->ix, id), KVD_DISK)) {
+		if (id == KVD_NONE || !kvd_durable_at(core, id, put->entries[i].disk)) {
 			return i;
 		}
 	}
@@ -122,12 +122,13 @@ uint32_t kvd_put_on_disk(kvd_core_t *core, const kvd_put_t *put, uint32_t n)
 	return n;
 }
 
-int kvd_put_stored(kvd_core_t *core, kvd_put_t *put, uint32_t *p_n)
+int kvd_put_stored(kvd_core_t *core, kvd_put_t *put)
 {
 	for (; put->stored < put->next; put->stored++) {
 		uint32_t id = pinned_block(core, put, put->stored);
 
 		if (id != KVD_NONE && kvd_in_set(&core->ix, kvd_block_at(&core->ix, id), KVD_DISK)) {
+			put->entries[put->stored].disk = kvd_block_at(&core->ix, id)->disk;
 			continue;
 		}
 		if (id != KVD_NONE && kvd_write_expected(core, id)) {
@@ -140,7 +141,6 @@ int kvd_put_stored(kvd_core_t *core, kvd_put_t *put, uint32_t *p_n)
 		kvd_queue_push(&core->ix, kvd_block_at(&core->ix, id)->node);
 		return 0;
 	}
-	*p_n = put->stored;
 
 	return 1;
 }

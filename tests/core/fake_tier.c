@@ -391,27 +391,16 @@ static void fake_watch(kvs_tier_t *tier, const kvs_watch_t *watch)
 }
 
 static const kvs_tier_ops_t ops_cpu = {
-<<<<<<< HEAD
-	"CPU",          NULL,           fake_class_open, fake_class_ns, fake_class_bytes, fake_alloc,
-	fake_set_state, fake_free,      fake_mem,        fake_store,    fake_load,        fake_flush,
-	fake_epoch_set, fake_epoch_get, fake_recover,    fake_usage,    fake_event_fd,    fake_poll,
-	fake_in_flight, fake_check,     fake_close,      NULL,
+	"CPU",        NULL,       fake_class_open, fake_class_ns, fake_class_bytes, fake_alloc,     fake_set_state,
+	fake_free,    fake_mem,   fake_store,      fake_load,     fake_flush,       fake_epoch_set, fake_epoch_get,
+	fake_recover, fake_usage, fake_event_fd,   fake_poll,     fake_in_flight,   fake_check,     fake_close,
+	NULL,         NULL,
 };
 static const kvs_tier_ops_t ops_disk = {
 	"DISK",         NULL,           fake_class_open, fake_class_ns, fake_class_bytes, fake_alloc,
 	fake_set_state, fake_free,      fake_mem,        fake_store,    fake_load,        fake_flush,
 	fake_epoch_set, fake_epoch_get, fake_recover,    fake_usage,    fake_event_fd,    fake_poll,
-	fake_in_flight, fake_check,     fake_close,      NULL,
-=======
-	"CPU",         NULL,      fake_class_open, fake_alloc,     fake_set_state, fake_free,    fake_mem,
-	fake_store,    fake_load, fake_flush,      fake_epoch_set, fake_epoch_get, fake_recover, fake_usage,
-	fake_event_fd, fake_poll, fake_in_flight,  fake_check,     fake_close,     NULL,         NULL,
-};
-static const kvs_tier_ops_t ops_disk = {
-	"DISK",        NULL,      fake_class_open, fake_alloc,     fake_set_state, fake_free,    fake_mem,
-	fake_store,    fake_load, fake_flush,      fake_epoch_set, fake_epoch_get, fake_recover, fake_usage,
-	fake_event_fd, fake_poll, fake_in_flight,  fake_check,     fake_close,     NULL,         fake_watch,
->>>>>>> fa3d13f (Drop what a failed sync leaves in doubt, everywhere and at once)
+	fake_in_flight, fake_check,     fake_close,      NULL,          fake_watch,
 };
 
 void fake_tier_init(fake_tier_t *fake, int disk, uint32_t cap, uint64_t seed)
