@@ -83,6 +83,7 @@ class Daemon:
         self.log = path / "kvd.log"
         self.options = {"cpu.size": "256MiB", "cpu.slab_size": "16MiB", "index.max_blocks": "65536", "http.listen": "off", "keeper": "off",
                         "log.level": "info"} | {name.replace("__", "."): value for name, value in options.items()}
+        self.environment: dict[str, str] = {}  # more than this process has
         self.process: subprocess.Popen[bytes] | None = None
         path.mkdir(parents=True, exist_ok=True)
         self.start()
@@ -96,7 +97,7 @@ class Daemon:
         arguments = [str(BUILD / "bin" / "kvd"), f"--run_dir={self.path / 'run'}"] + [f"--{k}={v}" for k, v in self.options.items()]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KVD_")}  # they would configure it
         with open(self.log, "ab") as log:
-            self.process = subprocess.Popen(arguments, stdout=log, stderr=log, start_new_session=True, env=environment, preexec_fn=die_with_parent)
+            self.process = subprocess.Popen(arguments, stdout=log, stderr=log, start_new_session=True, env=environment | self.environment, preexec_fn=die_with_parent)
         wait_for("the daemon to answer", 20, self.answers)
 
     def answers(self) -> bool:

@@ -149,7 +149,7 @@ class Survivor:
 
 
 SURVIVORS: tuple[Survivor, ...] = (
-    Survivor(Mode("0.32.0", "cpu", "V1", "synchronous", False), frozenset({"sync"}), "tests/engines: nobody_else_uses_blocks_that_failed_to_load"),
+    Survivor(Mode("0.32.0", "cpu", "V1", "synchronous", False), frozenset({"sync"}), "tests/engines: failed_synchronous_loads_are_computed_again"),
 )
 
 
