@@ -37,13 +37,14 @@ class Runs(unittest.TestCase):
         (self.at / "models" / "tiny_drawn").mkdir(parents=True)
         (self.at / "models" / "tiny_drawn" / "done").touch()
         (self.at / "kvd" / "bin").mkdir(parents=True)
-        for name, text in (("kvd", "echo $$ >\"$0.pid\"; exec sleep 100"), ("kvctl", "echo kvd_blocks 1")):
+        slab = "import os, sys, time; os.truncate(os.memfd_create('kvd-slab'), 1 << 20); open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(100)"
+        for name, text in (("kvd", f'exec {sys.executable} -c "{slab}" "$0.pid"'), ("kvctl", "echo kvd_blocks 1")):
             program = self.at / "kvd" / "bin" / name
             program.write_text(f"#!/bin/sh\n{text}\n")
             program.chmod(0o755)
 
     def environment(self, **more: str) -> dict[str, str]:
-        return {"PYTHONPATH": str(ROOT / "tests" / "bench" / "fake"), "PATH": os.environ["PATH"], **more}
+        return {"PYTHONPATH": str(ROOT / "tests" / "bench" / "fake"), "PATH": os.environ["PATH"], "PYTHONHASHSEED": "0", "FAKE_KVD_PID": str(self.at / "kvd" / "bin" / "kvd.pid"), **more}
 
     def command(self, *arguments: str) -> list[str]:
         folders = [f"--{name}={self.at / name}" for name in ("kvd", "models", "work", "out")]
@@ -74,6 +75,24 @@ class Runs(unittest.TestCase):
             self.assertEqual(len(results[f"ring-{runner}"]["kvd"]["cold 100"]["rounds"]), 2)
         self.assertEqual(results["steps-v2"]["kvd"]["between kernels"], {"kernels": 4, "mean us": 0.375, "median us": 0.5})
         self.assertIn("check-v2, daemon restarted | 3 of 3 | all equal, all found | met", table)
+
+    def test_loads_that_fail_are_told_by_fault(self) -> None:
+        status, text = self.run_bench("failed-v1", "failed-v2-plain-graph", "--prompts=10", "--beside=1")
+        self.assertEqual(status, 0, text)
+        for name in ("failed-v1", "failed-v2-plain-graph"):
+            found = self.results()[name]["first engine"]
+            self.assertEqual(found["bits flipped"], 16)
+            for fault in ("flips", "lease", "deadline", "kill"):
+                after = found[f"after {fault}"]
+                self.assertEqual((after["right"], after["of"], after["asks"], after["asks with a failed load"]), (10, 10, 3, 3), (name, fault))
+        self.assertIn("failed-v1, after kill | 10 of 10, 3 loads failed, in 3 of 3 asks | all equal, a load failed | met", (self.at / "out" / "goals.md").read_text())
+
+    def test_a_wrong_answer_and_a_fault_without_a_failed_load_are_found(self) -> None:
+        for environment, row in (("FAKE_VLLM_DROPS", "after flips | 0 of 10"), ("FAKE_VLLM_LOADS_ALL", "after lease | 10 of 10, 0 loads failed")):
+            status, text = self.run_bench("failed-v2", "--prompts=10", **{environment: "1"})
+            self.assertEqual(status, 1, text)
+            self.assertIn(f"failed-v2, {row}", text)
+            self.assertIn("MISSED", text)
 
     def test_what_fails_or_finds_no_time_is_said_and_the_rest_is_kept(self) -> None:
         self.assertEqual(self.run_bench("none-v2")[0], 0)
@@ -107,7 +126,7 @@ class Runs(unittest.TestCase):
                 os.kill(int(pid.read_text()), 0)
 
     def test_the_two_parts_fit_into_ten_minutes_each(self) -> None:
-        for part in ("part1", "part2", "check", "check-async", "full", "tp2"):
+        for part in ("part1", "part2", "check", "check-async", "check-failed", "check-failed-within", "full", "tp2"):
             done = subprocess.run(["bash", str(BENCH / "run.sh"), part, "--dry-run"], env={"PATH": os.environ["PATH"], "HOME": str(self.at)}, capture_output=True, text=True)
             self.assertEqual(done.returncode, 0, done.stderr)
             last = done.stdout.splitlines()[-1].split()

@@ -14,12 +14,15 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import goals
 from configurations import COMPILE, Configuration, configurations, lmserver
+from daemon import Daemon
 from gaps import gaps
 
 HERE = Path(__file__).resolve().parent
@@ -33,44 +36,12 @@ ENVIRONMENT = {
 }
 
 
-class Daemon:
-    def __init__(self, args: argparse.Namespace, work: Path, disk: bool) -> None:
-        self.work, self.disk, self.args = work, disk, args
-        self.socket = str(work / "run" / "default.sock")
-        self.kvctl = str(args.kvd / "bin" / "kvctl")
-        self.process: subprocess.Popen | None = None
-
-    def start(self) -> None:
-        command = [str(self.args.kvd / "bin" / "kvd"), f"--run_dir={self.work / 'run'}", f"--cpu.size={self.args.pool_gib}GiB", f"--cpu.ahead={self.args.ahead}", "--http.listen=off"]
-        if self.disk:
-            command += [f"--nvme.path={self.work / 'disk'}", f"--nvme.size={self.args.pool_gib}GiB"]
-        command += self.args.kvd_option
-        self.process = subprocess.Popen(command, stdout=(self.work / "kvd.log").open("ab"), stderr=subprocess.STDOUT, start_new_session=True)
-        end = time.monotonic() + 60
-        while subprocess.run([self.kvctl, "--socket", self.socket, "status"], capture_output=True).returncode not in (0, 2):
-            if time.monotonic() > end or self.process.poll() is not None:
-                raise RuntimeError(f"no daemon: {(self.work / 'kvd.log').read_text()[-2000:]}")
-            time.sleep(0.05)
-
-    def stop(self) -> None:
-        if self.process is not None:
-            self.process.terminate()
-            try:
-                self.process.wait(60)
-            except subprocess.TimeoutExpired:
-                os.killpg(self.process.pid, signal.SIGKILL)
-                self.process.wait()
-            self.process = None
-
-    def stats(self) -> dict[str, str]:
-        text = subprocess.run([self.kvctl, "--socket", self.socket, "stats"], capture_output=True, text=True).stdout
-        return {line.split()[0]: line.split(None, 1)[1] for line in text.splitlines() if " " in line.strip()}
-
-
 class Run:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
         self.end = time.monotonic() + args.seconds
+        self.children: list[subprocess.Popen] = []
+        self.lock = threading.Lock()
         self.started = False  # an engine has: what it compiled is kept
         self.results: dict[str, Any] = {}
         earlier = args.out / "results.json"
@@ -83,6 +54,10 @@ class Run:
         return self.end - time.monotonic()
 
     def save(self) -> None:
+        with self.lock:
+            self.save_all()
+
+    def save_all(self) -> None:
         part = self.args.out / "results.part"
         part.write_text(json.dumps({"graph": self.args.graph, "shape": self.args.shape, "results": self.results}, indent=1))
         part.replace(self.args.out / "results.json")
@@ -94,6 +69,13 @@ class Run:
         self.log.write(text + "\n")
         self.log.flush()
 
+    def daemon_options(self, c: Configuration, work: Path) -> list[str]:
+        gib = c.pool_gib or self.args.pool_gib
+        options = [f"--cpu.size={gib}GiB", f"--cpu.ahead={self.args.ahead}"]
+        if c.daemon != "memory":
+            options += [f"--nvme.path={work / 'disk'}", f"--nvme.size={gib}GiB"]
+        return options + self.args.kvd_option
+
     # ---- engines -------------------------------------------------------------------------------------------------------
 
     def order(self, c: Configuration, work: Path, daemon: Daemon | None) -> dict[str, Any]:
@@ -101,10 +83,12 @@ class Run:
         return {
             "shape": self.args.shape,
             "weights": c.weights,
-            "graph": self.args.graph,
+            "graph": self.args.graph if c.graph is None else c.graph,
+            "dtype": self.args.dtype,
+            "options": c.options,
             "models": str(self.args.models),
             "kv_gib": c.kv_gib or self.args.kv_gib,
-            "share": 0.8,
+            "share": 0.1 if c.beside else 0.8,
             "gpus": c.gpus,
             "seed": self.args.seed,
             "sizes": self.args.sizes,
@@ -116,16 +100,20 @@ class Run:
             "profile": str(self.args.out.resolve() / "profile"),
             "profiled": c.profiled,
             "pause": self.args.pause,
+            "daemon": {"kvd": str(self.args.kvd), "work": str(work), "options": self.daemon_options(c, work)} if c.daemon == "own" else None,
         }
 
     def start(self, c: Configuration, stem: Path, order: dict[str, Any]) -> subprocess.Popen:
         order["connector"] = json.loads(json.dumps(order["connector"]).replace("SOCKET", order["socket"]))
         stem.with_suffix(".order").write_text(json.dumps(order))
         environment = {**os.environ, **ENVIRONMENT, **c.environment, "VLLM_USE_V2_MODEL_RUNNER": str(c.runner - 1)}
+        environment["FAULTS_FOLDER"] = str(stem.parent)
         environment["BENCH_WATCH"] = str(stem.with_suffix(".watch"))
         environment["PYTHONPATH"] = f"{HERE}:{environment.get('PYTHONPATH', '')}"
         command = [sys.executable, str(HERE / "engine.py"), str(stem.with_suffix(".order")), str(stem.with_suffix(".json"))]
-        return subprocess.Popen(command, stdout=stem.with_suffix(".log").open("wb"), stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+        child = subprocess.Popen(command, stdout=stem.with_suffix(".log").open("wb"), stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+        self.children.append(child)
+        return child
 
     def finish(self, child: subprocess.Popen, stem: Path, name: str, at: str, limit: float) -> bool:
         """Its end, at the latest after so long; what it has found so far counts in any case."""
@@ -219,16 +207,16 @@ class Run:
         shutil.rmtree(work, ignore_errors=True)
         (work / "run").mkdir(parents=True)
         (work / "disk").mkdir()
-        daemon = Daemon(self.args, work, c.daemon == "disk") if c.daemon else None
+        daemon = Daemon(self.args.kvd, work, self.daemon_options(c, work)) if c.daemon else None
         server = None
         try:
-            if daemon:
+            if daemon and c.daemon != "own":
                 daemon.start()
             if c.server:
                 server = subprocess.Popen(lmserver(self.args.pool_gib), stdout=(work / "server.log").open("wb"), stderr=subprocess.STDOUT, start_new_session=True)
                 wait_for_port(5555, server)
             (self.in_turns if c.ring else self.one_by_one)(name, c, work, daemon)
-            if daemon:
+            if daemon and c.daemon != "own":
                 self.results.setdefault(name, {})["daemon at the end"] = counters(daemon)
         except (RuntimeError, OSError) as error:
             self.results.setdefault(name, {})["error"] = repr(error)
@@ -238,12 +226,27 @@ class Run:
                 end_group(server)
             if daemon:
                 daemon.stop()
-                self.log.write((work / "kvd.log").read_text(errors="replace")[-4000:])
+                self.log.write((work / "kvd.log").read_text(errors="replace")[-4000:] if (work / "kvd.log").exists() else "")
             self.save()
             shutil.rmtree(work, ignore_errors=True)
 
+    def side_by_side(self, names: list[str]) -> None:
+        """Configurations of which nothing is timed, on one GPU at once. Their model is drawn before."""
+        subprocess.run([sys.executable, str(HERE / "model.py"), str(self.args.models), self.args.shape], check=True)
+        try:
+            with ThreadPoolExecutor(self.args.beside) as pool:
+                list(pool.map(lambda name: self.configuration(name, chosen(self.args, name)), names))
+        finally:
+            for child in self.children:
+                end_group(child)
+
     def all(self) -> None:
+        beside = [name for name in self.args.names if chosen(self.args, name).beside]
+        if beside:
+            self.side_by_side(beside)
         for name in self.args.names:
+            if name in beside:
+                continue
             c = chosen(self.args, name)
             needed = c.seconds(self.args.graph, self.args.rounds) + (COMPILE if self.args.graph and not self.started else 0)
             if self.left() < needed * self.args.caution:
@@ -330,11 +333,12 @@ def chosen(args: argparse.Namespace, name: str) -> Configuration:
 
 
 def dry_run(args: argparse.Namespace) -> None:
-    total = COMPILE if args.graph else 0
+    total, beside = COMPILE if args.graph else 0, 0
     for name in args.names:
         c = chosen(args, name)
         seconds = c.seconds(args.graph, args.rounds)
-        total += seconds
+        total += 0 if c.beside and beside % args.beside else seconds
+        beside += c.beside
         plan = ", then ".join(f"{at} ({' '.join(phases)})" for at, phases in c.engines) or f"in {args.rounds} rounds: {', '.join(c.ring)}"
         print(f"{name}: {seconds} s: runner V{c.runner}, {c.gpus} GPU, daemon: {c.daemon or 'none'}; {plan}; {json.dumps(list(c.ring.values()) if c.ring else c.connector)}")
     print(f"about {total} s of {args.seconds:g}")
@@ -350,6 +354,8 @@ def main() -> None:
     parser.add_argument("--shape", default="llama8b")
     parser.add_argument("--sizes", type=json.loads, default={"1030": 5, "10250": 5, "32780": 3}, help="tokens of a prompt: how many prompts")
     parser.add_argument("--pool-gib", type=int, default=36, help="of every cache outside of the GPU")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--beside", type=int, default=8, help="configurations of which nothing is timed run at once, so many")
     parser.add_argument("--kv-gib", type=int, default=48)
     parser.add_argument("--prompts", type=int, default=20, help="of a check")
     parser.add_argument("--seed", type=int, default=1)
@@ -380,6 +386,7 @@ def main() -> None:
     print((args.out / "goals.md").read_text() if (args.out / "goals.md").exists() else "")
     failed = [name for name, engines in run.results.items() if "error" in engines or any(isinstance(f, dict) and "failed" in f for f in engines.values())]
     wrong = [name for name, engines in run.results.items() for f in engines.values() if isinstance(f, dict) and "same" in f and (f["same"]["right"] != f["same"]["of"] or f["same"]["not all found"])]
+    wrong += sorted({row[0] for row in goals.recoveries(run.results) if row[3] == "MISSED"})
     if failed or wrong:
         print(f"failed: {failed}; other answers or fewer hits: {wrong}")
         sys.exit(1)

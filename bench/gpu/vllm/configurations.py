@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,12 +59,16 @@ class Configuration:
     connector: dict[str, Any] | None
     engines: list[tuple[str, list[str]]]
     runner: int = 2
-    daemon: str = ""  # "": none; "memory"; "disk": with a disk tier
+    daemon: str = ""  # "": none; "memory"; "disk": with a disk tier; "own": with a disk tier, of the engine's process
     server: bool = False  # LMCache's
     environment: dict[str, str] = field(default_factory=dict)
     weights: str = "dummy"
     gpus: int = 1
     kv_gib: int = 0  # 0: as asked for
+    pool_gib: int = 0  # the same
+    graph: bool | None = None  # the same
+    options: dict[str, Any] = field(default_factory=dict)  # of the engine
+    beside: bool = False  # nothing is timed: it runs beside others
     ring: dict[str, dict[str, Any] | None] = field(default_factory=dict)
     profiled: bool = False  # steps of each of the ring's engines under torch's profiler, last
 
@@ -81,12 +86,36 @@ class Configuration:
 
 
 COMPILE = 30
-COST = {"trace": 10, "profile": 10, "cold": 12, "fresh": 12, "gpu": 1, "hit": 4, "together": 6, "burst": 3, "steady": 4, "decode": 12, "tokens": 25, "same": 15, "control": 10}
+COST = {"trace": 10, "profile": 10, "cold": 12, "fresh": 12, "gpu": 1, "hit": 4, "together": 6, "burst": 3, "steady": 4, "decode": 12, "tokens": 25, "same": 15, "control": 10, "reference": 10, "failed": 90}
 ALL = ["cold", "gpu", "hit", "together", "burst", "steady"]
 CHAIN = [("first engine", ALL), ("engine restarted", ["hit", "gpu", "together", "burst", "again"])]
 CHECKS = [("first engine", ["tokens", "same", "control"]), ("engine restarted", ["same"]), ("daemon", ["daemon"]), ("daemon restarted", ["same"])]
 DISK = [("first engine", ["cold"]), ("daemon", ["daemon"]), ("daemon restarted", ["hit", "fresh"])]
 FULL = [("first engine", ["cold"]), ("engine restarted", ["hit"])]
+
+
+WITHIN = {"BENCH_WAYS": "sync,layers,early"}
+
+
+def tried(connector: dict[str, Any], name: str = "Tried") -> dict[str, Any]:
+    return {**connector, "kv_connector": name, "kv_connector_module_path": name.lower()}
+
+
+def failing(runner: int, scheduling: bool, graph: bool, within: bool) -> Configuration:
+    """Loads that fail. within: all ways within a step, whatever the table of survivors says. Answers do not depend on the batch, so that they can be compared."""
+    return Configuration(
+        tried(kvd(guard=False, load_ms=500, layers_mb=4, mode="sync" if within else "auto"), "Failing"),
+        [("reference", ["reference"]), ("first engine", ["failed"])],
+        runner,
+        "own",
+        environment={"VLLM_BATCH_INVARIANT": os.environ.get("VLLM_BATCH_INVARIANT", "1"), **(WITHIN if within else {})},
+        weights="drawn",
+        kv_gib=2,
+        pool_gib=3,
+        graph=graph,
+        options={"async_scheduling": scheduling},
+        beside=True,
+    )
 
 
 def of_runner(runner: int, gib: int) -> dict[str, Configuration]:
@@ -102,6 +131,7 @@ def of_runner(runner: int, gib: int) -> dict[str, Configuration]:
         "profile": Configuration(kvd(), [("first engine", ["cold", "profile"])], runner, "memory"),
         "steps": Configuration(None, [], runner, "memory", ring={"nothing": watched(NOTHING, "WatchedNothing"), "no saves": watched({**kvd(), "kv_role": "kv_consumer"}), "kvd": watched(kvd())}, profiled=True),
         "profile-none": Configuration(None, [("first engine", ["cold", "profile"])], runner),
+        "kvd-within": Configuration(tried(kvd()), CHAIN[:1], runner, "memory", environment=WITHIN),
         "kvd-whole": Configuration(kvd(layers=False), CHAIN[:1], runner, "memory"),
         "kvd-async": Configuration(kvd(mode="async"), CHAIN, runner, "memory"),
         "kvd-plain": Configuration(kvd(arrange="engine"), CHAIN, runner, "memory"),
@@ -109,6 +139,12 @@ def of_runner(runner: int, gib: int) -> dict[str, Configuration]:
         "full": Configuration(kvd(), FULL, runner, "memory", kv_gib=108),
         "check": Configuration(kvd(guard=False, load_ms=20000), CHECKS, runner, "disk", weights="drawn"),
         "check-async": Configuration(kvd(guard=False, load_ms=20000, mode="async"), CHECKS[:2], runner, "memory", weights="drawn"),
+        **{
+            f"failed{'' if scheduling else '-plain'}{'-graph' if graph else ''}{'-within' if within else ''}": failing(runner, scheduling, graph, within)
+            for scheduling in (True, False)
+            for graph in (False, True)
+            for within in (False, True)
+        },
         "check-native": Configuration(native(gib), [("first engine", ["tokens", "same"])], runner, weights="drawn"),
         "none-tp2": Configuration(None, [("first engine", ["cold", "gpu"])], runner, gpus=2, environment=TWO_GPUS),
         "native-tp2": Configuration(native(gib), [("first engine", ALL)], runner, gpus=2, environment=TWO_GPUS),

@@ -3,7 +3,8 @@
 phases: cold, gpu (the engine's own cache), hit (the engine's cache dropped first), again (the same once more), fresh (other prompts, cold), together, burst, steady, decode,
 tokens (16 tokens each from the GPU's cache, kept in a file), same (16 tokens each without the engine's cache, compared with that file), control (a prompt with a
 changed beginning answers otherwise), turns (short rounds of cold, gpu and decode, in turns with other engines on the same GPU), trace (when each of the
-connector's hooks was called during own hits and hits), profile (own hits, hits and steps under torch's profiler)
+connector's hooks was called during own hits and hits), profile (own hits, hits and steps under torch's profiler), reference (answers of an engine without a
+connector, kept in a file), failed (loads fail, answers compared with that file: failed.py)
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import faults
 import model
+from daemon import Daemon
+from failed import Failures
 
 Prompt = list[int]
 BURST = 48
@@ -66,8 +70,10 @@ def steps_of(file: Path, began: int, ended: int) -> list[float]:
 
 
 class Bench:
-    def __init__(self, order: dict[str, Any], out: Path) -> None:
+    def __init__(self, order: dict[str, Any], out: Path, daemon: Daemon | None) -> None:
         from vllm import LLM, SamplingParams
+
+        self.daemon = daemon  # of this process
 
         self.order, self.out, self.sampling = order, out, SamplingParams
         self.result: dict[str, Any] = {}
@@ -77,7 +83,7 @@ class Bench:
             model=str(folder),
             load_format="auto" if order["weights"] == "drawn" else "dummy",
             skip_tokenizer_init=True,
-            dtype="bfloat16",
+            dtype=order["dtype"],
             enforce_eager=not order["graph"],
             max_model_len=40960,
             max_num_batched_tokens=8192,
@@ -86,7 +92,8 @@ class Bench:
             tensor_parallel_size=order["gpus"],
             kv_cache_memory_bytes=order["kv_gib"] << 30,
             generation_config="vllm",
-            **({"kv_transfer_config": order["connector"]} if order["connector"] else {}),
+            **order["options"],
+            **({"kv_transfer_config": order["connector"]} if order["connector"] and "reference" not in order["phases"] else {}),
             **({"profiler_config": {"profiler": "torch", "torch_profiler_dir": order["profile"], "ignore_frontend": True}} if "profile" in order["phases"] or order["profiled"] else {}),
         )
         self.note("engine start s", round(time.time() - began, 1))
@@ -391,6 +398,13 @@ class Bench:
             other += self.ask([[9] * 16 + prompt[16:]], 16)[2][0] != answer
         self.note("control", {"answers that change with the first block": other, "of": len(expected)})
 
+    def reference(self) -> None:
+        Failures(self).reference()
+
+    def failed(self) -> None:
+        assert self.daemon is not None
+        Failures(self).run(self.daemon)
+
     def run(self) -> None:
         for n in (33, 700, 9000, 2000):
             self.ask(prompts_of(n, [n]), 3)
@@ -402,7 +416,13 @@ class Bench:
 
 def main() -> None:
     order = json.loads(Path(sys.argv[1]).read_text())
-    bench = Bench(order, Path(sys.argv[2]))
+    daemon = None
+    if order["daemon"] and "reference" not in order["phases"]:
+        own = order["daemon"]
+        environment = faults.hanging_disk(Path(own["work"]))
+        daemon = Daemon(Path(own["kvd"]), Path(own["work"]), [*own["options"], "--keeper=off", "--nvme.io_engine=threads"], environment, group=True)
+        daemon.start()
+    bench = Bench(order, Path(sys.argv[2]), daemon)
     bench.run()
     sys.stdout.flush()
     if order["end"] == "clean":

@@ -120,8 +120,22 @@ def answers(results: dict[str, Any]) -> Iterator[Row]:
                 yield f"{name}, {at}", f"{same['right']} of {same['of']}", "all equal, all found", verdict(same["right"] == same["of"] and not same["not all found"])
 
 
+def recoveries(results: dict[str, Any]) -> Iterator[Row]:
+    """Answers after loads that have failed (failed.py)."""
+    for name in sorted(name for name in results if name.startswith("failed")):
+        for found in results[name].values():
+            for what, after in found.items() if isinstance(found, dict) else ():
+                if what.startswith("after "):
+                    text = f"{after['right']} of {after['of']}, {after['loads failed']} loads failed, in {after['asks with a failed load']} of {after['asks']} asks"
+                    yield f"{name}, {what}", text, "all equal, a load failed", verdict(recovered(after))
+
+
+def recovered(after: dict[str, Any]) -> bool:
+    return after["right"] == after["of"] and after["loads failed"] > 0
+
+
 def table(results: dict[str, Any]) -> str:
-    rows = [row for part in (hits, together, many, in_turns, guarded, full, answers) for row in part(results)]
+    rows = [row for part in (hits, together, many, in_turns, guarded, full, answers, recoveries) for row in part(results)]
     lines = ["| what | measured | goal | |", "|---|---|---|---|"]
     return "\n".join(lines + [f"| {' | '.join(row)} |" for row in rows]) + "\n"
 

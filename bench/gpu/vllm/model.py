@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +77,7 @@ def folder_of(root: Path, shape: str, drawn: bool) -> Path:
             raise SystemExit("the weights could not be drawn")
         (folder / "done").touch()
     return folder
+
+
+if __name__ == "__main__":
+    folder_of(Path(sys.argv[1]), sys.argv[2], True)

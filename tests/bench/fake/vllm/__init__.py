@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import os
+import signal
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,6 +48,45 @@ class Engine:
         return given
 
 
+class Faults:
+    """What the connector Failing does, and a daemon whose memory is one slab: a prompt that was stored before bits in it were flipped does not load."""
+
+    def __init__(self) -> None:
+        self.folder, self.pid = Path(os.environ["FAULTS_FOLDER"]), Path(os.environ["FAKE_KVD_PID"])
+        self.counters = {"attaches": 0, "loads_failed": 0}
+        self.daemon = self.slab = ""
+        self.bad: set[str] = set()
+
+    def attach(self, stored: set[str]) -> None:
+        if self.pid.read_text() != self.daemon:
+            self.daemon, self.slab = self.pid.read_text(), ""
+            self.counters["attaches"] += 1
+        folder = Path(f"/proc/{self.daemon.strip()}/fd")
+        slab = next((hashlib.sha256(fd.read_bytes()).hexdigest() for fd in folder.iterdir() if "kvd-slab" in os.readlink(fd)), "")
+        if not slab:
+            raise OSError("it has died")
+        if self.slab and slab != self.slab:
+            self.bad = set(stored)
+        self.slab = slab
+
+    def load(self, key: str, stored: set[str]) -> bool:
+        try:
+            self.attach(stored)
+        except OSError:
+            return False  # no daemon
+        failed = key in self.bad
+        self.bad.discard(key)
+        fault = self.folder / "fault"
+        if key and fault.exists() and not os.environ.get("FAKE_VLLM_LOADS_ALL"):
+            if fault.read_text() != "deadline":
+                os.kill(int((self.folder / "pid").read_text()), signal.SIGKILL)
+            fault.unlink()
+            failed = True
+        self.counters["loads_failed"] += failed
+        (self.folder / "counters").write_text(json.dumps(self.counters))
+        return failed
+
+
 class LLM:
     def __init__(self, **options: Any) -> None:
         if os.environ.get("FAKE_VLLM_FAILS") and os.environ["FAKE_VLLM_FAILS"] in json.dumps(options):
@@ -60,6 +101,7 @@ class LLM:
         self.outside: set[str] = set(self.kept.read_text().split()) if self.kept and self.kept.exists() else set()
         self.inside: set[str] = set()
         self.llm_engine = Engine(self)
+        self.faults = Faults() if connector and connector["kv_connector"] == "Failing" else None
 
     def start_profile(self, profile_prefix: str) -> None:
         assert profile_prefix and self.profiles
@@ -87,10 +129,12 @@ class LLM:
 
     def answer(self, prompt: list[int], tokens: int) -> Any:
         key = str(hash(tuple(prompt)))
+        failed = self.faults is not None and self.faults.load(key if key in self.outside - self.inside else "", self.outside)
         cached = (len(prompt) - 1) // BLOCK * BLOCK if key in self.inside | self.outside else 0
         self.inside.add(key)
         if self.serves:
             self.outside.add(key)
         if self.kept:
             self.kept.write_text("\n".join(self.outside))
-        return SimpleNamespace(num_cached_tokens=cached, outputs=[SimpleNamespace(token_ids=[(int(key) + i) % 4000 for i in range(tokens)])])
+        first = int(failed and bool(os.environ.get("FAKE_VLLM_DROPS")))  # what the recovery of some engines does to the first token
+        return SimpleNamespace(num_cached_tokens=cached, outputs=[SimpleNamespace(token_ids=[(int(key) + i) % 4000 for i in range(first, first + tokens)])])

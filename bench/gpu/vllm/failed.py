@@ -1,0 +1,118 @@
+"""Loads that fail in a real engine: flipped bits, a lost lease, a deadline, a killed daemon; twelve prompts alone, and eight at once of which four share beginnings.
+Right is what an engine without a connector answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import faults
+from daemon import Daemon
+
+if TYPE_CHECKING:
+    from engine import Bench
+
+Prompt = list[int]
+TOGETHER, TOKENS, ATTACH_S, WRITTEN_S = 8, 16, 20.0, 0.5
+
+
+class Failures:
+    def __init__(self, bench: Bench) -> None:
+        self.bench, self.order = bench, bench.order
+        self.folder = Path(os.environ["FAULTS_FOLDER"])
+        drawn = random.Random(self.order["seed"])
+
+        def prompt(low: int, high: int) -> Prompt:
+            return [drawn.randrange(10, 4000) for _ in range(drawn.randrange(low, high) | 1)]
+
+        low, high = min(bench.sizes) // 2, 2 * min(bench.sizes)
+        self.alone = [prompt(low, high) for _ in range(max(1, self.order["prompts"] - TOGETHER))]
+        self.together = [prompt(low, high) for _ in range(TOGETHER)]
+        for i in range(TOGETHER // 2):  # beginnings that others have as well
+            first = self.together[i]
+            self.together[TOGETHER // 2 + i] = first[: len(first) * 2 // 3 | 1] + prompt(low // 4, low)
+
+    def answers(self, prompts: list[Prompt]) -> list[list[int]]:
+        return self.bench.ask(prompts, TOKENS)[2]
+
+    # ---- without a connector -----------------------------------------------------------------------------------------
+
+    def reference(self) -> None:
+        """Also whether the same comes from the middle on, and alone of those that are asked at once: else nothing could be compared."""
+        alone = [self.answers([prompt])[0] for prompt in self.alone]
+        together = [self.answers([prompt])[0] for prompt in self.together]
+        self.bench.forget()
+        at_once = self.answers(self.together)
+        self.bench.forget()
+        halves = 0
+        for prompt, expected in zip(self.alone, alone):
+            self.answers([prompt[: len(prompt) // 2]])
+            halves += self.answers([prompt])[0] == expected
+        Path(self.order["tokens"]).write_text(json.dumps({"alone": alone, "together": together}))
+        same = sum(a == b for a, b in zip(together, at_once))
+        self.bench.note("reference", {"same at once": same, "of": len(together), "same from the middle": halves, "of them": len(alone)})
+
+    # ---- with one ----------------------------------------------------------------------------------------------------
+
+    def run(self, daemon: Daemon) -> None:
+        expected = json.loads(Path(self.order["tokens"]).read_text())
+        self.attach()
+        asks = [([prompt], [answer]) for prompt, answer in zip(self.alone, expected["alone"])] + [(self.together, expected["together"])]
+        cold = sum(a == b for prompts, right in asks for a, b in zip(self.answers(prompts), right))
+        self.bench.note("cold", {"right": cold, "of": len(self.alone) + TOGETHER})
+        self.bench.settle()
+        for fault in faults.FAULTS:
+            found = {"right": 0, "of": 0, "asks": len(asks), "asks with a failed load": 0, "loads failed": 0, "wrong": []}
+            for i, (prompts, right) in enumerate(asks):
+                self.arrange(daemon, fault, i == 0)
+                self.count(found, prompts, right, lambda: self.repair(daemon, fault))
+                self.bench.note(f"after {fault}", found)
+            self.bench.settle()
+        self.bench.note("counters", {**faults.counters(self.folder), **json.loads(faults.read(self.folder, "worker") or "{}")})
+
+    def count(self, found: dict[str, Any], prompts: list[Prompt], right: list[list[int]], repair: Any) -> None:
+        before = faults.counters(self.folder)
+        got = self.answers(prompts)
+        repair()
+        self.bench.step(2)
+        failed = faults.counters(self.folder)["loads_failed"] - before["loads_failed"]
+        found["right"] += sum(a == b for a, b in zip(got, right))
+        found["of"] += len(prompts)
+        found["loads failed"] += failed
+        found["asks with a failed load"] += failed > 0
+        found["wrong"] += [(len(prompt), a[:4], b[:4]) for prompt, a, b in zip(prompts, got, right) if a != b]
+
+    def attach(self, restarted: Daemon | None = None) -> None:
+        """To the daemon, after its start where it was running before."""
+        before = faults.counters(self.folder).get("attaches", 0)
+        if restarted:
+            restarted.start()
+        end = time.monotonic() + ATTACH_S
+        while faults.counters(self.folder).get("attaches", 0) == (before if restarted else 0):
+            if time.monotonic() > end:
+                raise RuntimeError("the connector does not attach")
+            self.bench.step(2)
+            time.sleep(0.1)
+
+    def arrange(self, daemon: Daemon, fault: str, first: bool) -> None:
+        """Flipped once, bits serve all asks; for the others everything is on disk only, so that a load takes a moment."""
+        if fault == faults.FLIPS:
+            if first:
+                self.bench.note("bits flipped", faults.flip_bits(daemon.pid, self.order["seed"]))
+        else:
+            time.sleep(WRITTEN_S)
+            daemon.stop()
+            self.attach(daemon)
+            faults.arm(self.folder, fault, daemon.pid)
+        self.bench.forget()
+
+    def repair(self, daemon: Daemon, fault: str) -> None:
+        if fault == faults.FLIPS:
+            return
+        if faults.disarm(self.folder) and fault != faults.DEADLINE:
+            daemon.kill()
+            self.attach(daemon)
