@@ -9,6 +9,7 @@
 	X(match_unbranched)                                                                                            \
 	X(match_branched)                                                                                              \
 	X(acquire)                                                                                                     \
+	X(lookup_stalls)                                                                                               \
 	X(connector_load)                                                                                              \
 	X(connector_first)                                                                                             \
 	X(connector_save)                                                                                              \

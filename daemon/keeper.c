@@ -176,6 +176,7 @@ static _Noreturn void become_daemon(const keeper_t *keeper, int fd, pid_t parent
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
 	prctl(PR_SET_PDEATHSIG, SIGTERM);
+	(void)setsid(); /* a scheduling group of its own beside the engine's threads: docs/decisions/021 */
 	if (getppid() != parent) {
 		_exit(70);
 	}

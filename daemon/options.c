@@ -69,6 +69,7 @@ static const kv_option_t rows[] = {
 	ROW("events.topic", STRING, "kv@kvd@{namespace}", NULL, NULL, NULL, AT_START, events_topic, "topic of the event messages; {namespace} is replaced"),
 	ROW("events.buffer", SIZE, "16MiB", "64KiB", "1GiB", NULL, AT_START, events_buffer, "events waiting for the publisher; when it is full a batch is lost and its number is skipped"),
 	ROW("spin", DURATION, "1ms", NULL, "10ms", NULL, AT_START, spin, "look at the sockets at most this long before going to sleep: as long as requests have lately come that often, else 30us; 0: never"),
+	ROW("sched", ENUM, "normal", NULL, NULL, "normal,realtime", AT_START, sched, "scheduling class of the core thread; realtime (SCHED_RR, priority 1): it gets a CPU at once where engines use all, and spins 30us at most; needs LimitRTPRIO=1 or CAP_SYS_NICE"),
 	ROW("log.level", ENUM, "info", NULL, NULL, "error,warn,info,debug", LIVE, log_level, "lines above this level are dropped; SIGHUP reads it again"),
 	ROW("keeper", BOOL, "on", NULL, NULL, NULL, AT_START, keeper, "start as a small keeper process that restarts the daemon when it crashes"),
 };

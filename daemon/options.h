@@ -32,6 +32,7 @@ typedef struct kvd_options {
 	char events_topic[KV_OPTION_STRING_MAX];
 	uint64_t events_buffer;
 	uint64_t spin;
+	int sched;
 	int log_level;
 	int keeper;
 } kvd_options_t;

@@ -4,6 +4,7 @@
 #include "kvs/pool.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/signalfd.h>
@@ -238,6 +239,8 @@ static void set_busy(kvd_host_t *host, uint64_t now)
 	uint64_t gap = now - host->asked_ns, most = host->options->spin;
 	uint64_t brief = most < BRIEF_NS ? most : BRIEF_NS;
 
+	most = host->options->sched ? brief : most; /* nobody else runs there meanwhile */
+
 	host->asked_ns = now;
 	host->gap_ns = (3 * host->gap_ns + (gap < LONG_GAP_NS ? gap : LONG_GAP_NS)) / 4;
 	host->busy_until_ns = now + (2 * host->gap_ns <= most && 2 * host->gap_ns > brief ? 2 * host->gap_ns : brief);
@@ -292,10 +295,26 @@ static uint64_t turn(kvd_host_t *host, uint64_t wait_ns)
 	return next < longest ? next : longest;
 }
 
+/* Threads and processes made later are of the normal class. */
+static void take_realtime(void)
+{
+	const struct sched_param param = {.sched_priority = 1};
+
+	if (sched_setscheduler(0, SCHED_RR | SCHED_RESET_ON_FORK, &param) != 0) {
+		kv_log(KV_LOG_WARN, "io",
+		       "sched: no realtime class for the core thread, it stays normal: error \"%s\"; allow it with "
+		       "LimitRTPRIO=1 or CAP_SYS_NICE",
+		       strerror(errno));
+	}
+}
+
 void kvd_loop_run(kvd_host_t *host)
 {
 	uint64_t wait_ns = 0;
 
+	if (host->options->sched) {
+		take_realtime();
+	}
 	while (!host->stop) {
 		wait_ns = turn(host, wait_ns);
 	}

@@ -241,7 +241,8 @@ static void p7_a_stopped_daemon_costs_lookups_50_ms_once(void **state)
 		after = sr_stats(&sr);
 		printf("# %u lookups of a stopped daemon waited %.1f ms\n", STOPPED,
 		       (double)(after.wait_ns - before.wait_ns) / 1e6);
-		assert_true(after.wait_ns - before.wait_ns >= SILENCE_NS);
+		assert_true(after.wait_ns - before.wait_ns >=
+			    SILENCE_NS / 2u); /* lookups before have waited on this beat */
 		assert_true(after.wait_ns - before.wait_ns <
 			    STOPPED * SILENCE_NS / 10u); /* each of them: ten times as much */
 		assert_int_equal(after.miss_tokens_daemon_stale - before.miss_tokens_daemon_stale, STOPPED * TOKENS);

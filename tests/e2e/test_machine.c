@@ -2,10 +2,13 @@
 #include "e2e/rig.h"
 
 #include <grp.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #define LEN    40u
 #define NOBODY 65534
@@ -127,6 +130,67 @@ static void p6_with_a_memlock_of_8_mib_the_daemon_serves_and_says_so(void **stat
 	rig_fini(&rig);
 }
 
+/* SCHED_RR where it is permitted, else a warning and service; and a session, so a scheduling group, of its own in either case. */
+static void serves_in_class(int expected)
+{
+	rig_t rig;
+	user_t user;
+	pid_t daemon;
+
+	rig_init(&rig, 0);
+	rig_option(&rig, "--sched=realtime");
+	rig_option(&rig, "--keeper=on");
+	if (expected == SCHED_OTHER) {
+		assert_int_equal(chmod(rig.dir, 0777), 0);
+		rig.before = nobody_with_little_memlock;
+	}
+	if (rig_try(&rig) == 127) {
+		printf("# SKIP: nobody may not run %s\n", E2E_KVD);
+		rig_fini(&rig);
+		skip();
+	}
+	user_attach(&user, &rig, "class"); /* served: the loop runs */
+	user_leave(&user);
+	daemon = rig_daemon(&rig);
+	assert_int_equal(sched_getscheduler(daemon) & ~SCHED_RESET_ON_FORK, expected);
+	assert_int_equal(rig_log_has(&rig, "no realtime class"), expected == SCHED_OTHER);
+	assert_int_equal(getsid(daemon), daemon);
+	rig_check_quiet(&rig);
+	rig_fini(&rig);
+}
+
+static void p7_where_it_is_permitted_the_core_thread_is_realtime(void **state)
+{
+	const struct sched_param param = {.sched_priority = 1};
+	int status = -1;
+	pid_t child;
+
+	(void)state;
+	child = fork();
+	assert_true(child >= 0);
+	if (child == 0) {
+		_exit(sched_setscheduler(0, SCHED_RR, &param) != 0);
+	}
+	assert_int_equal(waitpid(child, &status, 0), child);
+	if (status != 0) {
+		printf("# SKIP: not permitted here\n");
+		skip();
+	}
+	serves_in_class(SCHED_RR);
+}
+
+static void p6_where_realtime_is_not_permitted_the_daemon_serves_and_says_so(void **state)
+{
+	struct rlimit limit;
+
+	(void)state;
+	if (getrlimit(RLIMIT_RTPRIO, &limit) != 0 || limit.rlim_cur > 0) {
+		printf("# SKIP: it is permitted here\n");
+		skip();
+	}
+	serves_in_class(SCHED_OTHER);
+}
+
 static unsigned long free_huge_pages(void)
 {
 	FILE *file = fopen("/proc/meminfo", "re");
@@ -171,6 +235,8 @@ int main(void)
 		cmocka_unit_test(p6_without_io_uring_the_daemon_serves_and_says_so),
 		cmocka_unit_test(p6_with_a_memlock_of_8_mib_the_daemon_serves_and_says_so),
 		cmocka_unit_test(p6_without_huge_pages_the_daemon_serves_and_says_so),
+		cmocka_unit_test(p7_where_it_is_permitted_the_core_thread_is_realtime),
+		cmocka_unit_test(p6_where_realtime_is_not_permitted_the_daemon_serves_and_says_so),
 	};
 
 	return cmocka_run_group_tests_name("e2e.machine", tests, NULL, NULL);
