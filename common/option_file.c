@@ -397,12 +397,11 @@ static ssize_t read_all(int fd, char *out, size_t cap)
 	return (ssize_t)len;
 }
 
-kv_status_t kv_options_file(const kv_option_table_t *table, const char *path, void *values, kv_option_source_t *sources,
-			    kv_option_error_t *error)
+kv_status_t kv_option_file_read(const char *path, char **p_text, size_t *p_len, kv_option_error_t *error)
 {
 	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 	char *text = NULL;
-	kv_status_t status;
+	kv_status_t status = KV_OK;
 	struct stat st;
 	ssize_t len;
 
@@ -424,12 +423,29 @@ kv_status_t kv_options_file(const kv_option_table_t *table, const char *path, vo
 		status = fail_file(error, path, "it is larger than 1MiB");
 		goto done;
 	}
-	status = kv_options_text(table, path, (kv_slice_t){(const uint8_t *)text, (uint32_t)len}, values, sources,
-				 error);
+	*p_text = text;
+	*p_len = (size_t)len;
+	text = NULL;
 done:
 	free(text);
 	if (fd >= 0) {
 		close(fd);
+	}
+
+	return status;
+}
+
+kv_status_t kv_options_file(const kv_option_table_t *table, const char *path, void *values, kv_option_source_t *sources,
+			    kv_option_error_t *error)
+{
+	char *text;
+	size_t len;
+	kv_status_t status = kv_option_file_read(path, &text, &len, error);
+
+	if (status == KV_OK) {
+		status = kv_options_text(table, path, (kv_slice_t){(const uint8_t *)text, (uint32_t)len}, values,
+					 sources, error);
+		free(text);
 	}
 
 	return status;

@@ -110,6 +110,12 @@ static kv_status_t remove_stale(const struct sockaddr_un *address, int *p_errno)
 	return KV_OK;
 }
 
+/* A file system that is full now may have room later; another kind of path stays what it is. */
+static kv_status_t bind_failure(int error)
+{
+	return error == ENOSPC || error == EDQUOT ? KV_ERR_NOSPC : KV_ERR_PATH;
+}
+
 static kv_status_t bind_at(int fd, const struct sockaddr_un *address, int *p_errno)
 {
 	kv_status_t status;
@@ -119,7 +125,7 @@ static kv_status_t bind_at(int fd, const struct sockaddr_un *address, int *p_err
 	}
 	if (errno != EADDRINUSE) {
 		*p_errno = errno;
-		return KV_ERR_PATH;
+		return bind_failure(errno);
 	}
 
 	status = remove_stale(address, p_errno);
@@ -128,7 +134,7 @@ static kv_status_t bind_at(int fd, const struct sockaddr_un *address, int *p_err
 	}
 	if (bind(fd, (const struct sockaddr *)address, sizeof *address) != 0) {
 		*p_errno = errno;
-		return errno == EADDRINUSE ? KV_ERR_LOCKED : KV_ERR_PATH;
+		return errno == EADDRINUSE ? KV_ERR_LOCKED : bind_failure(errno);
 	}
 
 	return KV_OK;

@@ -14,6 +14,7 @@
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -30,20 +31,28 @@ typedef struct held {
 } held_t;
 
 typedef struct keeper {
-	char **argv;
-	int lock_fd;
+	kvd_setup_t *setup;
 	int signal_fd;
 	int socket_fd; /* our end; -1: no daemon */
+	int config_fd; /* the configuration found valid last, which the next daemon gets; -1: there is no file */
+	int proven_fd; /* the one that has served last */
 	pid_t pid;     /* the daemon; 0: none */
 	int stopping;  /* a signal has asked for the end */
+	int serves;    /* the daemon has said so */
+	int hurry;     /* a cause may have passed: no pause */
+	int served;    /* one of them has */
 	uint32_t restarts;
-	uint32_t crashes; /* of young daemons in a row */
+	uint32_t failures; /* passing causes in a row */
+	uint32_t crashes;  /* of young daemons in a row */
 	uint64_t born_ns;
 	held_t *held;
 	uint32_t held_count, held_cap;
 } keeper_t;
 
-/* One message: 'H' or 'D' and a name. */
+/* The name of the configuration, which outlives a daemon. */
+#define CONFIG "config"
+
+/* One message: 'H' or 'D' and a name, or 'S': the daemon serves. */
 typedef struct word {
 	char verb;
 	char name[NAME_BYTES];
@@ -90,6 +99,16 @@ void kvd_keeper_drop(int keeper_fd, const char *name)
 	tell(keeper_fd, 'D', name, -1);
 }
 
+void kvd_keeper_config(int keeper_fd, int fd)
+{
+	tell(keeper_fd, 'H', CONFIG, fd);
+}
+
+void kvd_keeper_serves(int keeper_fd)
+{
+	tell(keeper_fd, 'S', "", -1);
+}
+
 /* ---- what is held ---------------------------------------------------------------------------------------------------- */
 
 static void drop_name(keeper_t *keeper, const char *name)
@@ -133,6 +152,19 @@ static void drop_all(keeper_t *keeper)
 	keeper->held_count = 0;
 }
 
+static void replace(int *p_fd, int fd)
+{
+	if (*p_fd >= 0) {
+		close(*p_fd);
+	}
+	*p_fd = fd;
+}
+
+static int duplicate(int fd)
+{
+	return fd >= 0 ? fcntl(fd, F_DUPFD_CLOEXEC, 0) : -1;
+}
+
 /* One message from the daemon. Returns 0 when there is none. */
 static int take_word(keeper_t *keeper)
 {
@@ -157,10 +189,16 @@ static int take_word(keeper_t *keeper)
 		memcpy(&fd, CMSG_DATA(head), sizeof fd);
 	}
 	word.name[NAME_BYTES - 1] = '\0';
-	if (word.verb == 'H' && fd >= 0) {
+	if (word.verb == 'H' && fd >= 0 && strcmp(word.name, CONFIG) == 0) {
+		replace(&keeper->config_fd, fd);
+	} else if (word.verb == 'H' && fd >= 0) {
 		hold(keeper, word.name, fd);
 	} else if (word.verb == 'D') {
 		drop_name(keeper, word.name);
+	} else if (word.verb == 'S') {
+		keeper->serves = keeper->served = 1;
+		keeper->failures = 0;
+		replace(&keeper->proven_fd, duplicate(keeper->config_fd));
 	}
 
 	return 1;
@@ -180,7 +218,8 @@ static _Noreturn void become_daemon(const keeper_t *keeper, int fd, pid_t parent
 	if (getppid() != parent) {
 		_exit(70);
 	}
-	if (fcntl(fd, F_SETFD, 0) == 0 && fcntl(keeper->lock_fd, F_SETFD, 0) == 0) {
+	if (fcntl(fd, F_SETFD, 0) == 0 && fcntl(keeper->setup->lock_fd, F_SETFD, 0) == 0 &&
+	    (keeper->config_fd < 0 || fcntl(keeper->config_fd, F_SETFD, 0) == 0)) {
 		execv("/proc/self/exe", argv);
 	}
 	_exit(70);
@@ -190,24 +229,23 @@ static kv_status_t start(keeper_t *keeper)
 {
 	int pair[2];
 	char kept[64];
-	size_t argc = 0;
+	const size_t argc = (size_t)keeper->setup->argc;
 	pid_t parent = getpid();
 	kv_status_t status = KV_OK;
 
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) {
 		return KV_ERR_LIMIT;
 	}
-	while (keeper->argv[argc]) {
-		argc++;
-	}
 	char **argv = calloc(argc + 2, sizeof *argv);
 	if (!argv) {
 		status = KV_ERR_NOMEM;
 		goto err_pair;
 	}
-	memcpy(argv, keeper->argv, argc * sizeof *argv);
-	snprintf(kept, sizeof kept, "--kept=%d,%d,%u", pair[1], keeper->lock_fd, keeper->restarts);
+	memcpy(argv, keeper->setup->argv, argc * sizeof *argv);
+	snprintf(kept, sizeof kept, "--kept=%d,%d,%u,%d", pair[1], keeper->setup->lock_fd, keeper->restarts,
+		 keeper->config_fd);
 	argv[argc] = kept;
+	keeper->serves = 0;
 	keeper->born_ns = kv_now_ns(&kv_env_posix);
 	keeper->pid = fork();
 	if (keeper->pid == 0) {
@@ -230,6 +268,21 @@ err_pair:
 	return status;
 }
 
+/* No daemon is there to read the configuration again. */
+static void reread(keeper_t *keeper)
+{
+	kv_option_error_t error;
+	kvd_setup_t fresh;
+
+	if (kvd_setup_reread(keeper->setup, &fresh, &error) == KV_OK) {
+		replace(&keeper->config_fd, fresh.config_fd);
+		keeper->hurry = 1;
+		kv_log(KV_LOG_INFO, "keeper", "SIGHUP: the next start has the configuration as it is now");
+	} else {
+		kv_log(KV_LOG_WARN, "keeper", "%s; nothing has changed", keeper->setup->differs);
+	}
+}
+
 static void forward(keeper_t *keeper)
 {
 	struct signalfd_siginfo info;
@@ -243,6 +296,8 @@ static void forward(keeper_t *keeper)
 		}
 		if (keeper->pid > 0) {
 			kill(keeper->pid, (int)info.ssi_signo);
+		} else if (info.ssi_signo == SIGHUP) {
+			reread(keeper);
 		}
 	}
 }
@@ -267,22 +322,68 @@ static int watch(keeper_t *keeper, int timeout_ms, int *p_wstatus)
 	return keeper->pid > 0 && waitpid(keeper->pid, p_wstatus, WNOHANG) == keeper->pid;
 }
 
+static uint64_t pause_after(uint32_t times)
+{
+	uint64_t ns = BACKOFF_MIN_NS;
+
+	for (uint32_t i = 1; i < times && ns < BACKOFF_MAX_NS; i++) {
+		ns *= 2;
+	}
+
+	return ns < BACKOFF_MAX_NS ? ns : BACKOFF_MAX_NS;
+}
+
+/* A valid configuration may still not start. Returns 1 when another one is left that has served. */
+static int fall_back(keeper_t *keeper)
+{
+	struct stat config, proven;
+
+	if (keeper->serves || fstat(keeper->config_fd, &config) != 0 || fstat(keeper->proven_fd, &proven) != 0 ||
+	    (config.st_dev == proven.st_dev && config.st_ino == proven.st_ino)) {
+		return 0;
+	}
+	kv_log(KV_LOG_ERROR, "keeper", "going back to the configuration that has served last");
+	replace(&keeper->config_fd, duplicate(keeper->proven_fd));
+
+	return 1;
+}
+
+/* A start has failed with this exit code: the time until the next, or UINT64_MAX. What has never worked is for the operator, at once. */
+static uint64_t after_failure(keeper_t *keeper, int code)
+{
+	uint64_t ns;
+
+	if (keeper->stopping || code == 0 || !keeper->served) {
+		return UINT64_MAX;
+	}
+	if (fall_back(keeper)) {
+		return BACKOFF_MIN_NS;
+	}
+	if (code != kv_status_exit_code(KV_ERR_BUSY)) {
+		return UINT64_MAX;
+	}
+	ns = pause_after(++keeper->failures);
+	kv_log(KV_LOG_WARN, "keeper",
+	       "the daemon did not start and will be started again: exit_code %d times %u in_ms %llu", code,
+	       keeper->failures, (unsigned long long)(ns / 1000000u));
+
+	return ns;
+}
+
 /* The daemon has ended: the time to wait before the next one, or UINT64_MAX: none follows and *p_exit is our exit code. */
 static uint64_t buried(keeper_t *keeper, int wstatus, int *p_exit)
 {
 	uint64_t age = kv_now_ns(&kv_env_posix) - keeper->born_ns;
-	uint64_t backoff = BACKOFF_MIN_NS;
 	uint32_t held = keeper->held_count;
 
-	keeper->pid = 0;
-	if (keeper->socket_fd >= 0) {
-		close(keeper->socket_fd);
-		keeper->socket_fd = -1;
+	while (take_word(keeper)) { /* said between our last look and its end */
 	}
+	keeper->pid = 0;
+	replace(&keeper->socket_fd, -1);
 	drop_all(keeper);
 	if (WIFEXITED(wstatus)) {
 		*p_exit = WEXITSTATUS(wstatus);
-		return UINT64_MAX;
+		return after_failure(keeper, *p_exit);
 	}
 	kv_log(KV_LOG_ERROR, "keeper", "the daemon has died: signal %d after_ms %llu descriptors_dropped %u",
 	       WTERMSIG(wstatus), (unsigned long long)(age / 1000000u), held);
@@ -290,6 +391,8 @@ static uint64_t buried(keeper_t *keeper, int wstatus, int *p_exit)
 		*p_exit = 128 + WTERMSIG(wstatus);
 		return UINT64_MAX;
 	}
+	keeper->restarts++;
+	(void)fall_back(keeper);
 	keeper->crashes = age < YOUNG_NS ? keeper->crashes + 1 : 1;
 	if (keeper->crashes >= CRASHES_MAX) {
 		kv_log(KV_LOG_ERROR, "keeper", "giving up: crashes %u in a row, each within 30 s of its start",
@@ -297,11 +400,8 @@ static uint64_t buried(keeper_t *keeper, int wstatus, int *p_exit)
 		*p_exit = kv_status_exit_code(KV_ERR_INTERNAL);
 		return UINT64_MAX;
 	}
-	for (uint32_t i = 1; i < keeper->crashes && backoff < BACKOFF_MAX_NS; i++) {
-		backoff *= 2;
-	}
 
-	return backoff < BACKOFF_MAX_NS ? backoff : BACKOFF_MAX_NS;
+	return pause_after(keeper->crashes);
 }
 
 static void rest(keeper_t *keeper, uint64_t ns)
@@ -310,39 +410,40 @@ static void rest(keeper_t *keeper, uint64_t ns)
 	uint64_t now;
 	int ignored;
 
-	while (!keeper->stopping && (now = kv_now_ns(&kv_env_posix)) < end) {
+	keeper->hurry = 0;
+	while (!keeper->stopping && !keeper->hurry && (now = kv_now_ns(&kv_env_posix)) < end) {
 		watch(keeper, (int)((end - now) / 1000000u) + 1, &ignored);
 	}
 }
 
 static int keep(keeper_t *keeper)
 {
-	int code = 0;
-
 	while (!keeper->stopping) {
-		int wstatus = 0;
-		uint64_t backoff;
+		kv_status_t status = start(keeper);
+		int wstatus = 0, code = 0;
+		uint64_t pause;
 
-		if (start(keeper) != KV_OK) {
+		if (status == KV_OK) {
+			while (!watch(keeper, -1, &wstatus)) {
+			}
+			pause = buried(keeper, wstatus, &code);
+		} else {
 			kv_log(KV_LOG_ERROR, "keeper", "cannot start the daemon: error \"%s\"", strerror(errno));
-			return kv_status_exit_code(KV_ERR_LIMIT);
+			code = kv_status_exit_code(status);
+			pause = after_failure(keeper, code);
 		}
-		while (!watch(keeper, -1, &wstatus)) {
-		}
-		backoff = buried(keeper, wstatus, &code);
-		if (backoff == UINT64_MAX) {
+		if (pause == UINT64_MAX) {
 			return code;
 		}
-		rest(keeper, backoff);
-		keeper->restarts++;
+		rest(keeper, pause);
 	}
 
-	return code;
+	return 0;
 }
 
-int kvd_keeper_run(char **argv, int lock_fd)
+int kvd_keeper_run(kvd_setup_t *setup)
 {
-	keeper_t keeper = {.argv = argv, .lock_fd = lock_fd, .socket_fd = -1};
+	keeper_t keeper = {.setup = setup, .socket_fd = -1, .config_fd = setup->config_fd, .proven_fd = -1};
 	sigset_t set;
 	int code;
 
@@ -359,6 +460,8 @@ int kvd_keeper_run(char **argv, int lock_fd)
 	prctl(PR_SET_NAME, "kvd-keeper");
 	code = keep(&keeper);
 	free(keeper.held);
+	replace(&keeper.config_fd, -1);
+	replace(&keeper.proven_fd, -1);
 	close(keeper.signal_fd);
 
 	return code;

@@ -14,7 +14,7 @@ extern char **environ;
 
 /* ---- one daemon ------------------------------------------------------------------------------------------------------ */
 
-static kv_status_t host_create(const kvd_setup_t *setup, kvd_host_t **p_host)
+static kv_status_t host_create(kvd_setup_t *setup, kvd_host_t **p_host)
 {
 	kvd_host_t *host = calloc(1, sizeof *host);
 
@@ -32,6 +32,7 @@ static kv_status_t host_create(const kvd_setup_t *setup, kvd_host_t **p_host)
 		kv_random(host->env, &host->incarnation, sizeof host->incarnation);
 	} while (host->incarnation == 0);
 	kv_metric_set(&host->metrics, KV_M_RESTARTS, setup->restarts);
+	kv_metric_set(&host->metrics, KV_M_CONFIG_DIFFERS, setup->differs[0] != '\0');
 	*p_host = host;
 
 	return host->frame && host->text ? KV_OK : KV_ERR_NOMEM;
@@ -68,6 +69,7 @@ static void ready(kvd_host_t *host)
 	       host->options->run_dir, host->options->namespaces, host->disk ? host->options->nvme_path : "none",
 	       host->setup->restarts);
 	kvd_process_notify("READY=1");
+	kvd_keeper_serves(host->setup->keeper_fd);
 }
 
 /* Mirror of daemon(), for as much as there is. */
@@ -91,7 +93,7 @@ static void end(kvd_host_t *host)
 	free(host);
 }
 
-static kv_status_t daemon_run(const kvd_setup_t *setup)
+static kv_status_t daemon_run(kvd_setup_t *setup)
 {
 	char detail[512] = "";
 	kvd_host_t *host = NULL;
@@ -186,7 +188,7 @@ int main(int argc, char **argv)
 			return fail(status, &error);
 		}
 		if (setup.options.keeper) {
-			return kvd_keeper_run(argv, setup.lock_fd);
+			return kvd_keeper_run(&setup);
 		}
 	}
 

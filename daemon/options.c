@@ -2,15 +2,20 @@
 #include "options.h"
 
 #include "kv/log.h"
+#include "kv/text.h"
 #include "kv/types.h"
 #include "kv/units.h"
 #include "kv/wire.h"
 #include "kvs/pool.h"
+#include "memory.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #define LIVE       1
 #define AT_START   0
@@ -261,11 +266,11 @@ static kv_status_t check_together(const kvd_options_t *options, kv_option_error_
 	return status == KV_OK ? kvd_shares_check(options, error->text, sizeof error->text) : status;
 }
 
-/* --kept=<socket>,<lock>,<restarts>: what the keeper hands on. */
+/* --kept=<socket>,<lock>,<restarts>,<configuration, or -1>: what the keeper hands on. */
 static int take_kept(const char *arg, kvd_setup_t *setup)
 {
 	static const char name[] = "--kept=";
-	long values[3];
+	long values[4];
 	const char *at = arg + sizeof name - 1;
 
 	if (strncmp(arg, name, sizeof name - 1) != 0) {
@@ -275,7 +280,8 @@ static int take_kept(const char *arg, kvd_setup_t *setup)
 		char *end;
 
 		values[i] = strtol(at, &end, 10);
-		if (end == at || values[i] < 0 || values[i] > INT32_MAX || *end != (i < 2 ? ',' : '\0')) {
+		if (end == at || values[i] < (i < 3 ? 0 : -1) || values[i] > INT32_MAX ||
+		    *end != (i < 3 ? ',' : '\0')) {
 			return 0;
 		}
 		at = end + 1;
@@ -283,6 +289,7 @@ static int take_kept(const char *arg, kvd_setup_t *setup)
 	setup->keeper_fd = (int)values[0];
 	setup->lock_fd = (int)values[1];
 	setup->restarts = (uint32_t)values[2];
+	setup->config_fd = (int)values[3];
 
 	return 1;
 }
@@ -306,7 +313,7 @@ static int take_flag(const char *arg, kvd_setup_t *setup)
 		}
 	}
 
-	return take_kept(arg, setup);
+	return 0;
 }
 
 static kv_status_t take_assignment(const char *arg, kvd_setup_t *setup, kv_option_error_t *error)
@@ -384,7 +391,9 @@ static kv_status_t find_config(int argc, char **argv, kvd_setup_t *setup, kv_opt
 	for (int i = 1; i < argc && argv[i]; i++) {
 		const char *path = NULL;
 
-		(void)take_kept(argv[i], setup);
+		if (strncmp(argv[i], "--kept=", 7) == 0 && !take_kept(argv[i], setup)) {
+			return say(error, KV_ERR_CONFIG, "--kept= is between the keeper and the daemon");
+		}
 
 		if (strncmp(argv[i], "--config=", 9) == 0) {
 			path = argv[i] + 9;
@@ -426,28 +435,97 @@ static void fit_defaults(kvd_setup_t *setup)
 	}
 }
 
-kv_status_t kvd_setup_read(int argc, char **argv, char **environment, kvd_setup_t *setup, kv_option_error_t *error)
+/* ---- the file ---- */
+
+static kv_status_t keep_text(const char *text, size_t len, int *p_fd, kv_option_error_t *error)
 {
+	int fd = memfd_create("kvd-config", MFD_CLOEXEC);
+
+	if (fd < 0 || write(fd, text, len) != (ssize_t)len) {
+		if (fd >= 0) {
+			close(fd);
+		}
+		return say(error, KV_ERR_NOMEM, "cannot keep a copy of the configuration: %s", strerror(errno));
+	}
+	*p_fd = fd;
+
+	return KV_OK;
+}
+
+/* The file as the keeper has kept it. It may have been edited since: that is said, not used. */
+static kv_status_t read_kept(kvd_setup_t *setup, char **p_text, size_t *p_len, kv_option_error_t *error)
+{
+	kv_option_error_t now_error;
+	char path[32], *now = NULL;
+	size_t now_len = 0;
 	kv_status_t status;
 
-	memset(setup, 0, sizeof *setup);
-	memset(error, 0, sizeof *error);
-	setup->keeper_fd = -1;
-	setup->lock_fd = -1;
-	kv_options_default(&kvd_option_table, &setup->options, setup->sources);
-	status = find_config(argc, argv, setup, error);
-	if (status == KV_OK && setup->config[0]) {
-		status = kv_options_file(&kvd_option_table, setup->config, &setup->options, setup->sources, error);
-		status = status == KV_ERR_IO ? KV_ERR_CONFIG : status; /* trying again later would not help */
+	snprintf(path, sizeof path, "/proc/self/fd/%d", setup->config_fd);
+	status = kv_option_file_read(path, p_text, p_len, error);
+	close(setup->config_fd);
+	setup->config_fd = -1;
+	if (status != KV_OK) {
+		return status;
 	}
+	if (kv_option_file_read(setup->config, &now, &now_len, &now_error) != KV_OK) {
+		snprintf(setup->differs, sizeof setup->differs, "%.200s: %.200s", setup->config, now_error.text);
+	} else if (now_len != *p_len || memcmp(now, *p_text, now_len) != 0) {
+		snprintf(setup->differs, sizeof setup->differs, "%.400s was edited and not read again; SIGHUP reads it",
+			 setup->config);
+	}
+	free(now);
+
+	return KV_OK;
+}
+
+static kv_status_t read_file(kvd_setup_t *setup, kv_option_error_t *error)
+{
+	const int kept = setup->config_fd >= 0;
+	char *text = NULL;
+	size_t len = 0;
+	kv_status_t status =
+		kept ? read_kept(setup, &text, &len, error) : kv_option_file_read(setup->config, &text, &len, error);
+
 	if (status == KV_OK) {
-		status = read_environment(environment, setup, error);
+		status = kv_options_text(&kvd_option_table, setup->config,
+					 (kv_slice_t){(const uint8_t *)text, (uint32_t)len}, &setup->options,
+					 setup->sources, error);
 	}
-	for (int i = 1; i < argc && status == KV_OK; i++) {
-		if (strcmp(argv[i], "--config") == 0) {
+	if (status == KV_OK && !kept) {
+		status = keep_text(text, len, &setup->config_fd, error);
+	}
+	free(text);
+
+	return status == KV_ERR_IO ? KV_ERR_CONFIG : status; /* trying again later would not help */
+}
+
+/* ---- all of it ---- */
+
+static void start_reading(int argc, char **argv, char **environment, kvd_setup_t *setup)
+{
+	memset(setup, 0, sizeof *setup);
+	setup->argc = argc;
+	setup->argv = argv;
+	setup->environment = environment;
+	setup->keeper_fd = setup->lock_fd = setup->config_fd = -1;
+	kv_options_default(&kvd_option_table, &setup->options, setup->sources);
+}
+
+static kv_status_t read_sources(kvd_setup_t *setup, kv_option_error_t *error)
+{
+	kv_status_t status = setup->config[0] ? read_file(setup, error) : KV_OK;
+
+	if (status == KV_OK) {
+		status = read_environment(setup->environment, setup, error);
+	}
+	for (int i = 1; i < setup->argc && status == KV_OK; i++) {
+		const char *arg = setup->argv[i];
+
+		if (strcmp(arg, "--config") == 0) {
 			i++;
-		} else if (strncmp(argv[i], "--config=", 9) != 0 && !take_flag(argv[i], setup)) {
-			status = take_assignment(argv[i], setup, error);
+		} else if (strncmp(arg, "--config=", 9) != 0 && strncmp(arg, "--kept=", 7) != 0 &&
+			   !take_flag(arg, setup)) {
+			status = take_assignment(arg, setup, error);
 		}
 	}
 	fit_defaults(setup);
@@ -456,6 +534,70 @@ kv_status_t kvd_setup_read(int argc, char **argv, char **environment, kvd_setup_
 	}
 
 	return status;
+}
+
+kv_status_t kvd_setup_read(int argc, char **argv, char **environment, kvd_setup_t *setup, kv_option_error_t *error)
+{
+	kv_status_t status;
+
+	memset(error, 0, sizeof *error);
+	start_reading(argc, argv, environment, setup);
+	status = find_config(argc, argv, setup, error);
+
+	return status == KV_OK ? read_sources(setup, error) : status;
+}
+
+kv_status_t kvd_setup_reread(kvd_setup_t *running, kvd_setup_t *fresh, kv_option_error_t *error)
+{
+	kv_status_t status;
+
+	memset(error, 0, sizeof *error);
+	start_reading(running->argc, running->argv, running->environment, fresh);
+	snprintf(fresh->config, sizeof fresh->config, "%s", running->config);
+	fresh->keeper_fd = running->keeper_fd;
+	status = read_sources(fresh, error);
+	if (status == KV_OK && fresh->options.cpu_size != running->options.cpu_size) {
+		char why[400];
+
+		status = kvd_memory_check(&fresh->options, why, sizeof why);
+		status = status == KV_ERR_NOMEM ? KV_OK : status; /* we use it */
+		if (status != KV_OK) {
+			say(error, status, "%s", why);
+		}
+	}
+	if (status != KV_OK) {
+		if (fresh->config_fd >= 0) {
+			close(fresh->config_fd);
+			fresh->config_fd = -1;
+		}
+		snprintf(running->differs, sizeof running->differs, "SIGHUP refused it: %.*s%s%.400s",
+			 (int)(sizeof error->file / 4), error->file, error->file[0] ? ": " : "", error->text);
+	}
+
+	return status;
+}
+
+void kvd_setup_adopt(kvd_setup_t *running, const kvd_setup_t *fresh)
+{
+	kv_text_t waits = kv_text(running->differs, sizeof running->differs);
+	char now[KV_OPTION_STRING_MAX + 1], then[KV_OPTION_STRING_MAX + 1];
+	kv_option_error_t error;
+
+	running->differs[0] = '\0';
+	for (size_t i = 0; i < KV_COUNT_OF(rows); i++) {
+		kv_option_text(&rows[i], &running->options, now, sizeof now);
+		kv_option_text(&rows[i], &fresh->options, then, sizeof then);
+		if (rows[i].live) {
+			kv_assert(kv_options_set(&kvd_option_table, rows[i].name, then, &running->options,
+						 running->sources, &error) == KV_OK);
+			running->sources[i] = fresh->sources[i];
+		} else if (strcmp(now, then) != 0) {
+			kv_text_addf(&waits, "%s%s", waits.len ? ", " : "", rows[i].name);
+		}
+	}
+	if (waits.len) {
+		kv_text_addf(&waits, ": changed, and waits for the next start");
+	}
 }
 
 int kvd_describe(kvd_action_t action)
@@ -472,7 +614,10 @@ int kvd_describe(kvd_action_t action)
 		       "  --sample-config      a configuration file with every default\n"
 		       "  --version            print the version\n"
 		       "  --help               print this\n\n"
-		       "Order: default < file < environment (KVD_CPU_SIZE) < command line (--cpu.size=4GiB).\n");
+		       "Order: default < file < environment (KVD_CPU_SIZE) < command line (--cpu.size=4GiB).\n"
+		       "SIGHUP reads all three again: what is live changes, the rest waits for the next start. An "
+		       "invalid\n"
+		       "file changes nothing, and a crash restarts with what was found valid last.\n");
 		break;
 	case KVD_SAMPLE:
 		kv_options_sample(&kvd_option_table, stdout);

@@ -40,6 +40,7 @@ typedef struct kvd_options {
 extern const kv_option_table_t kvd_option_table;
 
 #define KVD_OPTION_COUNT_MAX 64u
+#define KVD_DIFFERS_MAX      512u
 
 typedef enum kvd_action {
 	KVD_RUN,
@@ -52,18 +53,30 @@ typedef enum kvd_action {
 
 /* What the daemon has been started with. */
 typedef struct kvd_setup {
+	int argc; /* as main() got them: a later reading has the same precedence */
+	char **argv, **environment;
 	kvd_options_t options;
 	kv_option_source_t sources[KVD_OPTION_COUNT_MAX];
 	kvd_action_t action;
 	char config[KV_OPTION_STRING_MAX]; /* file, empty: none */
+	int config_fd;                     /* memfd: the file as it was read, -1: there is no file */
 	int keeper_fd;                     /* socket to the keeper, -1: we are not its child */
 	int lock_fd;                       /* held lock of run_dir, -1: not yet */
 	uint32_t restarts;                 /* times the keeper has restarted us */
+	char differs[KVD_DIFFERS_MAX];     /* why the file is not what runs, empty: it is */
 } kvd_setup_t;
 
 /* Defaults, then the file, then KVD_* of the environment (KVD_SOCKET belongs to clients and is left alone), then the command line; checks of options that
- * belong together come last. KV_ERR_CONFIG, KV_ERR_IO, KV_ERR_PATH (a socket path would not fit): *error is the sentence. */
+ * belong together come last. A daemon of the keeper's gets the file as it was when it was last found valid. KV_ERR_CONFIG, KV_ERR_PATH (a socket path
+ * would not fit), KV_ERR_NOMEM: *error is the sentence. */
 kv_status_t kvd_setup_read(int argc, char **argv, char **environment, kvd_setup_t *setup, kv_option_error_t *error);
+
+/* Read the file, the environment and the command line of `running` again (SIGHUP). Errors as above: nothing has changed, and running->differs says so.
+ * On KV_OK fresh->config_fd is the caller's. */
+kv_status_t kvd_setup_reread(kvd_setup_t *running, kvd_setup_t *fresh, kv_option_error_t *error);
+
+/* Take over what may change while running; running->differs names what waits for a start. */
+void kvd_setup_adopt(kvd_setup_t *running, const kvd_setup_t *fresh);
 
 /* Bytes that cpu.ahead means; KVS_AHEAD_ALL: all. KV_ERR_ARG or the like: it is no size and no word it knows. */
 kv_status_t kvd_ahead_parse(const kvd_options_t *options, uint64_t *p_bytes);

@@ -74,10 +74,12 @@ static void put_degraded(kvd_host_t *host, kv_text_t *text)
 	const kv_metrics_t *m = &host->metrics;
 	char disk[192];
 	const kvs_health_t health = disk_state(host, disk, sizeof disk);
+	char differs[KVD_DIFFERS_MAX + 64];
 	const struct {
 		int is;
 		const char *sentence;
 	} facts[] = {
+		{host->setup->differs[0] != '\0', differs},
 		{host->options->cpu_huge_pages != KVS_HUGE_OFF && kvs_pool_slab_count(host->cpu) > 0 &&
 			 kv_metric_get(m, KV_M_CPU_HUGE_PAGES) == 0,
 		 "the CPU pool is not on huge pages"},
@@ -90,6 +92,7 @@ static void put_degraded(kvd_host_t *host, kv_text_t *text)
 	};
 	const char *comma = "";
 
+	snprintf(differs, sizeof differs, "the configuration file is not what runs: %s", host->setup->differs);
 	kv_text_addf(text, "\"degraded\":[");
 	for (size_t i = 0; i < KV_COUNT_OF(facts); i++) {
 		if (facts[i].is) {

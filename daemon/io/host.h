@@ -54,7 +54,7 @@ typedef struct kvd_health {
 #define KVD_MEMBER_BUCKETS 1024u
 
 struct kvd_host {
-	const kvd_setup_t *setup;
+	kvd_setup_t *setup;
 	const kvd_options_t *options;
 	const kv_env_t *env;
 	kv_metrics_t metrics;

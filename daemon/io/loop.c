@@ -52,21 +52,27 @@ void kvd_loop_remove(kvd_host_t *host, kvd_source_t *source)
 
 /* ---- sources of the loop itself -------------------------------------------------------------------------------------- */
 
+/* SIGHUP has the precedence of the start: file, environment, command line. It is taken whole or not at all. */
 static void reload(kvd_host_t *host)
 {
 	kvd_setup_t fresh;
 	kv_option_error_t error;
-	char *argv[] = {"kvd", "--config", (char *)(uintptr_t)host->setup->config, NULL};
-	char *none[] = {NULL};
+	const char *differs = host->setup->differs;
 
-	if (kvd_setup_read(host->setup->config[0] ? 3 : 1, argv, none, &fresh, &error) != KV_OK) {
-		kv_log(KV_LOG_WARN, "io", "SIGHUP: the configuration is not valid and nothing has changed: %s",
-		       error.text);
-		return;
+	if (kvd_setup_reread(host->setup, &fresh, &error) != KV_OK) {
+		kv_metric_add(&host->metrics, KV_M_CONFIG_REFUSED, 1);
+		kv_log(KV_LOG_WARN, "io", "the configuration is not valid and nothing has changed: %s", differs);
+	} else {
+		kvd_setup_adopt(host->setup, &fresh);
+		kv_log_set_level((kv_log_level_t)host->options->log_level);
+		if (fresh.config_fd >= 0) {
+			kvd_keeper_config(host->setup->keeper_fd, fresh.config_fd);
+			close(fresh.config_fd);
+		}
+		kv_log(KV_LOG_INFO, "io", "SIGHUP: log.level is %s%s%s",
+		       kv_log_level_name((kv_log_level_t)host->options->log_level), differs[0] ? "; " : "", differs);
 	}
-	kv_log_set_level((kv_log_level_t)fresh.options.log_level);
-	kv_log(KV_LOG_INFO, "io", "SIGHUP: log.level is %s",
-	       kv_log_level_name((kv_log_level_t)fresh.options.log_level));
+	kv_metric_set(&host->metrics, KV_M_CONFIG_DIFFERS, differs[0] != '\0');
 }
 
 static void signal_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)

@@ -3,6 +3,7 @@
 
 #include "kv/sock.h"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -170,6 +171,51 @@ int raw_log_has(const raw_daemon_t *daemon, const char *text)
 	slurp(daemon->log, log, sizeof log);
 
 	return strstr(log, text) != NULL;
+}
+
+pid_t raw_child_of(pid_t keeper)
+{
+	char path[96], text[64] = "";
+
+	snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)keeper, (int)keeper);
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	assert_true(fd >= 0);
+	ssize_t n = read(fd, text, sizeof text - 1);
+	close(fd);
+
+	return n > 0 ? (pid_t)strtol(text, NULL, 10) : 0;
+}
+
+int raw_open_when_there(const raw_daemon_t *daemon)
+{
+	for (int i = 0; i < RAW_TIMEOUT_MS; i++) {
+		int fd, error;
+
+		if (kv_sock_connect(daemon->sock, &fd, &error) == KV_OK) {
+			if (raw_hello(fd) == KV_OK) {
+				return fd;
+			}
+			close(fd);
+		}
+		usleep(1000);
+	}
+	fail_msg("the daemon did not come back");
+
+	return -1;
+}
+
+int raw_listen_anywhere(uint16_t *p_port)
+{
+	struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t len = sizeof address;
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
+	assert_int_equal(listen(fd, 1), 0);
+	assert_int_equal(getsockname(fd, (struct sockaddr *)&address, &len), 0);
+	*p_port = ntohs(address.sin_port);
+
+	return fd;
 }
 
 int raw_run(const char *const *args, char *out, size_t cap)

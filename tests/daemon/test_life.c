@@ -123,20 +123,6 @@ static void p6_a_run_dir_can_be_used_again_after_kill_9(void **state)
 
 /* ---- HTTP ------------------------------------------------------------------------------------------------------------- */
 
-static int listen_anywhere(uint16_t *p_port)
-{
-	struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-	socklen_t len = sizeof address;
-	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-
-	assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
-	assert_int_equal(listen(fd, 1), 0);
-	assert_int_equal(getsockname(fd, (struct sockaddr *)&address, &len), 0);
-	*p_port = ntohs(address.sin_port);
-
-	return fd;
-}
-
 static void http_get(uint16_t port, const char *request, char *out, size_t cap)
 {
 	struct sockaddr_in address = {
@@ -159,7 +145,7 @@ static void p10_a_taken_http_port_is_a_clear_refusal(void **state)
 	raw_daemon_t daemon = {0};
 	char listen[64];
 	uint16_t port;
-	int fd = listen_anywhere(&port), code = 0;
+	int fd = raw_listen_anywhere(&port), code = 0;
 	const char *const args[] = {listen, NULL};
 
 	(void)state;
@@ -179,7 +165,7 @@ static void p5_http_serves_metrics_and_health(void **state)
 	raw_daemon_t daemon;
 	char listen[64];
 	uint16_t port;
-	int fd = listen_anywhere(&port);
+	int fd = raw_listen_anywhere(&port);
 	const char *const args[] = {listen, NULL};
 
 	(void)state;
@@ -301,38 +287,6 @@ static void p6_a_second_daemon_on_the_same_data_directory_is_refused(void **stat
 
 /* ---- the keeper ------------------------------------------------------------------------------------------------------- */
 
-/* Pid of the daemon under a keeper. */
-static pid_t child_of(pid_t keeper)
-{
-	char path[96], text[64] = "";
-
-	snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)keeper, (int)keeper);
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
-	assert_true(fd >= 0);
-	ssize_t n = read(fd, text, sizeof text - 1);
-	close(fd);
-
-	return n > 0 ? (pid_t)strtol(text, NULL, 10) : 0;
-}
-
-static int open_when_there(const raw_daemon_t *daemon)
-{
-	for (int i = 0; i < RAW_TIMEOUT_MS; i++) {
-		int fd, error;
-
-		if (kv_sock_connect(daemon->sock, &fd, &error) == KV_OK) {
-			if (raw_hello(fd) == KV_OK) {
-				return fd;
-			}
-			close(fd);
-		}
-		usleep(1000);
-	}
-	fail_msg("the daemon did not come back");
-
-	return -1;
-}
-
 /* Memory of the daemon that the keeper holds. */
 static int memfds_of(pid_t pid)
 {
@@ -370,9 +324,9 @@ static void p6_the_keeper_holds_the_daemons_memory_until_it_dies(void **state)
 		usleep(1000);
 	}
 	assert_true(memfds_of(daemon.pid) >= 3); /* ledger, a slab and its digests */
-	kill(child_of(daemon.pid), SIGKILL);
+	kill(raw_child_of(daemon.pid), SIGKILL);
 	raw_leave(&member);
-	close(open_when_there(&daemon));
+	close(raw_open_when_there(&daemon));
 	for (int i = 0; i < RAW_TIMEOUT_MS && memfds_of(daemon.pid) != 1; i++) {
 		usleep(1000);
 	}
@@ -390,13 +344,13 @@ static void p6_the_keeper_restarts_a_killed_daemon(void **state)
 	raw_daemon_start(&daemon, args);
 	int fd = raw_open(daemon.sock);
 	assert_int_equal(raw_metric(fd, "kvd_restarts"), 0);
-	first = child_of(daemon.pid);
+	first = raw_child_of(daemon.pid);
 	assert_true(first > 0);
 	kill(first, SIGKILL);
 	assert_true(raw_closed(fd, RAW_TIMEOUT_MS));
 	close(fd);
-	fd = open_when_there(&daemon);
-	second = child_of(daemon.pid);
+	fd = raw_open_when_there(&daemon);
+	second = raw_child_of(daemon.pid);
 	assert_true(second > 0 && second != first);
 	assert_int_equal(raw_metric(fd, "kvd_restarts"), 1);
 	assert_true(raw_log_has(&daemon, "the daemon has died: signal 9"));
@@ -413,11 +367,11 @@ static void p6_the_keeper_gives_up_on_a_daemon_that_keeps_dying(void **state)
 	(void)state;
 	raw_daemon_start(&daemon, args);
 	for (int crash = 0; crash < 5; crash++) {
-		close(open_when_there(&daemon));
-		pid_t child = child_of(daemon.pid);
+		close(raw_open_when_there(&daemon));
+		pid_t child = raw_child_of(daemon.pid);
 		assert_true(child > 0);
 		kill(child, SIGKILL);
-		for (int i = 0; i < RAW_TIMEOUT_MS && child_of(daemon.pid) == child; i++) {
+		for (int i = 0; i < RAW_TIMEOUT_MS && raw_child_of(daemon.pid) == child; i++) {
 			usleep(1000);
 		}
 	}
@@ -461,7 +415,7 @@ static void p6_a_start_that_fails_is_not_repeated(void **state)
 	raw_daemon_t daemon = {0};
 	uint16_t port;
 	char listen[64];
-	int fd = listen_anywhere(&port), code = 0;
+	int fd = raw_listen_anywhere(&port), code = 0;
 	const char *const args[] = {"--keeper=on", listen, NULL};
 
 	(void)state;

@@ -66,7 +66,10 @@ void kv_options_default(const kv_option_table_t *table, void *values, kv_option_
 kv_status_t kv_options_file(const kv_option_table_t *table, const char *path, void *values, kv_option_source_t *sources,
 			    kv_option_error_t *error);
 
-/* The same for a text in memory (tests, fuzzing). `name` is used in errors. */
+/* The text of such a file, to be freed by the caller; not parsed yet. KV_ERR_IO: it cannot be read, is no regular file or is too large; *error says why. */
+kv_status_t kv_option_file_read(const char *path, char **p_text, size_t *p_len, kv_option_error_t *error);
+
+/* The same for a text in memory. `name` is used in errors. */
 kv_status_t kv_options_text(const kv_option_table_t *table, const char *name, kv_slice_t text, void *values,
 			    kv_option_source_t *sources, kv_option_error_t *error);
 

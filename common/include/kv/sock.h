@@ -10,7 +10,8 @@
  * CLOEXEC and non-blocking. */
 kv_status_t kv_sock_connect(const char *path, int *p_fd, int *p_errno);
 
-/* Listen at path with the given mode. A left-over socket nobody answers on is replaced; a live one is KV_ERR_LOCKED. */
+/* Listen at path with the given mode. A left-over socket nobody answers on is replaced; a live one is KV_ERR_LOCKED.
+ * KV_ERR_NOSPC: the file system is full; KV_ERR_PATH: another fault of the path. *p_errno says which. */
 kv_status_t kv_sock_listen(const char *path, unsigned mode, int backlog, int *p_fd, int *p_errno);
 
 /* Send what fits without blocking: header and body as one frame, `fds` with the first byte. *p_sent counts bytes of header + body from
