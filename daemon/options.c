@@ -68,7 +68,7 @@ static const kv_option_t rows[] = {
 	ROW("limits.silence", DURATION, "50ms", "50ms", "10s", NULL, AT_START, limits_silence, "a heartbeat older than this means to clients that the daemon is dead or stopped, and what they look for is a miss; longer where it may have to wait that long for a CPU"),
 	ROW("http.listen", STRING, "127.0.0.1:9464", NULL, NULL, NULL, AT_START, http_listen, "host:port of /metrics, /healthz and /readyz; off: none"),
 	ROW("http.allow_remote", BOOL, "off", NULL, NULL, NULL, AT_START, http_allow_remote, "allow http.listen to be reached from other machines; there is no authentication"),
-	ROW("http.connections", U64, "32", "1", "1024", NULL, AT_START, http_connections, "HTTP connections at a time"),
+	ROW("http.connections", U64, "32", "1", "1024", NULL, AT_START, http_connections, "HTTP connections at a time; a new one beyond them ends the oldest, so that slow ones keep no probe out"),
 	ROW("events.enabled", BOOL, "on", NULL, NULL, NULL, AT_START, events_enabled, "publish block events on ipc://<run_dir>/<namespace>.events and prefix hits on <namespace>.hits"),
 	ROW("events.tokens", BOOL, "on", NULL, NULL, NULL, AT_START, events_tokens, "put token ids into BlockStored events"),
 	ROW("events.topic", STRING, "kv@kvd@{namespace}", NULL, NULL, NULL, AT_START, events_topic, "topic of the event messages; {namespace} is replaced"),

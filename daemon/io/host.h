@@ -1,7 +1,7 @@
 /* daemon/io/host.h -- everything one running daemon owns: the core's host.
  *
  * One thread, the core loop (loop.c), owns all of it. Two other threads see only what is named here: the publisher (events.h) reads its own rings, and
- * the HTTP thread (http.h) reads `metrics` and the three atomics of `health`.
+ * the HTTP thread (http.h) reads `metrics`, counts there, and reads the three atomics of `health`.
  *
  *   loop.c      turns: wait, handle, tick, reap         request.c   one decoded request -> reply
  *   listener.c  one socket a namespace, accept          join.c      members, instances and their shared areas

@@ -13,12 +13,75 @@
 #define STALE_NS   UINT64_C(1000000000) /* a loop that has not turned for so long is not healthy */
 #define TEXT_BYTES ((size_t)256 * 1024)
 #define BACKLOG    16
+#define BODY_MAX                                                                                                       \
+	((size_t)64 *                                                                                                  \
+	 1024) /* of a request that will be refused; read, so that the answer is not lost with the connection */
 
+typedef struct client {
+	struct client *newer, *older;
+	int fd;   /* the library's */
+	int open; /* in the list */
+} client_t;
+
+/* What belongs to the thread of the library. */
 struct kvd_http {
 	struct MHD_Daemon *daemon;
-	const kv_metrics_t *metrics;
+	kv_metrics_t *metrics;
 	const kvd_health_t *health;
+	client_t *newest, *oldest;
+	uint32_t clients, most;
 };
+
+/* ---- connections: when there are too many, the oldest makes room --------------------------------------------------------- */
+
+static void unlink_client(kvd_http_t *http, client_t *client)
+{
+	if (!client->open) {
+		return;
+	}
+	*(client->newer ? &client->newer->older : &http->newest) = client->older;
+	*(client->older ? &client->older->newer : &http->oldest) = client->newer;
+	client->open = 0;
+	http->clients--;
+}
+
+/* Who is slow to ask or to read keeps nobody out: a probe is answered long before it is the oldest. The library closes what is shut down. */
+static void connection_began(kvd_http_t *http, struct MHD_Connection *connection, client_t **p_client)
+{
+	const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+	client_t *client = calloc(1, sizeof *client);
+
+	if (http->clients == http->most) {
+		kv_metric_add(http->metrics, KV_M_HTTP_ENDED, 1);
+		shutdown(http->oldest->fd, SHUT_RDWR);
+		unlink_client(http, http->oldest);
+	}
+	*p_client = client;
+	if (!client) {
+		shutdown(info->connect_fd, SHUT_RDWR);
+		return;
+	}
+	*client = (client_t){.older = http->newest, .fd = info->connect_fd, .open = 1};
+	*(client->older ? &client->older->newer : &http->oldest) = client;
+	http->newest = client;
+	http->clients++;
+}
+
+static void connection_changed(void *cls, struct MHD_Connection *connection, void **socket_context,
+			       enum MHD_ConnectionNotificationCode change)
+{
+	client_t **p_client = (client_t **)socket_context;
+
+	if (change == MHD_CONNECTION_NOTIFY_STARTED) {
+		connection_began(cls, connection, p_client);
+	} else if (*p_client) {
+		unlink_client(cls, *p_client);
+		free(*p_client);
+		*p_client = NULL;
+	}
+}
+
+/* ---- answers --------------------------------------------------------------------------------------------------------------- */
 
 static enum MHD_Result answer(struct MHD_Connection *connection, unsigned code, const char *type, const char *text)
 {
@@ -28,6 +91,9 @@ static enum MHD_Result answer(struct MHD_Connection *connection, unsigned code, 
 
 	if (response) {
 		MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
+		if (code == MHD_HTTP_METHOD_NOT_ALLOWED) {
+			MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, "GET, HEAD");
+		}
 		result = MHD_queue_response(connection, code, response);
 		MHD_destroy_response(response);
 	}
@@ -60,16 +126,15 @@ static enum MHD_Result handle(void *cls, struct MHD_Connection *connection, cons
 			      const char *version, const char *upload, size_t *upload_size, void **state)
 {
 	const kvd_http_t *http = cls;
-	static int seen;
+	uintptr_t body = (uintptr_t)*state; /* bytes of it, and 1 */
 
 	(void)version;
 	(void)upload;
-	if (*state == NULL) {
-		*state = &seen; /* headers only: the answer comes with the second call */
-		return MHD_YES;
-	}
-	if (*upload_size > 0) {
-		return MHD_NO;
+	if (body == 0 || *upload_size > 0) { /* headers, or a piece of the body: the answer comes with the last call */
+		body += body == 0 ? 1 : *upload_size;
+		*upload_size = 0;
+		*state = (void *)body; /* NOLINT(performance-no-int-to-ptr): a number of ours */
+		return body <= BODY_MAX ? MHD_YES : MHD_NO;
 	}
 	if (strcmp(method, "GET") != 0 && strcmp(method, "HEAD") != 0) {
 		return answer(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "text/plain", "only GET\n");
@@ -137,7 +202,7 @@ static kv_status_t listen_at(const char *where, int *p_fd, char *detail, size_t 
 	return KV_ERR_CONFIG;
 }
 
-kv_status_t kvd_http_open(const kvd_options_t *options, const kv_metrics_t *metrics, const kvd_health_t *health,
+kv_status_t kvd_http_open(const kvd_options_t *options, kv_metrics_t *metrics, const kvd_health_t *health,
 			  kvd_http_t **p_http, char *detail, size_t cap)
 {
 	kvd_http_t *http;
@@ -154,10 +219,12 @@ kv_status_t kvd_http_open(const kvd_options_t *options, const kv_metrics_t *metr
 	}
 	http->metrics = metrics;
 	http->health = health;
-	http->daemon =
-		MHD_start_daemon(MHD_USE_EPOLL_INTERNAL_THREAD, 0, NULL, NULL, handle, http, MHD_OPTION_LISTEN_SOCKET,
-				 (MHD_socket)fd, MHD_OPTION_CONNECTION_LIMIT, (unsigned)options->http_connections,
-				 MHD_OPTION_CONNECTION_TIMEOUT, TIMEOUT_S, MHD_OPTION_END);
+	http->most = (uint32_t)options->http_connections;
+	/* Room for those that are shut down and not closed yet. */
+	http->daemon = MHD_start_daemon(MHD_USE_EPOLL_INTERNAL_THREAD, 0, NULL, NULL, handle, http,
+					MHD_OPTION_LISTEN_SOCKET, (MHD_socket)fd, MHD_OPTION_CONNECTION_LIMIT,
+					(unsigned)(http->most + BACKLOG), MHD_OPTION_CONNECTION_TIMEOUT, TIMEOUT_S,
+					MHD_OPTION_NOTIFY_CONNECTION, connection_changed, http, MHD_OPTION_END);
 	if (!http->daemon) {
 		snprintf(detail, cap, "cannot start the HTTP thread");
 		close(fd);

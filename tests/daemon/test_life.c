@@ -123,15 +123,23 @@ static void p6_a_run_dir_can_be_used_again_after_kill_9(void **state)
 
 /* ---- HTTP ------------------------------------------------------------------------------------------------------------- */
 
-static void http_get(uint16_t port, const char *request, char *out, size_t cap)
+static int http_connect(uint16_t port)
 {
 	struct sockaddr_in address = {
 		.sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof address), 0);
+
+	return fd;
+}
+
+static void http_get(uint16_t port, const char *request, char *out, size_t cap)
+{
+	int fd = http_connect(port);
 	size_t have = 0;
 	ssize_t n;
 
-	assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof address), 0);
 	assert_int_equal(send(fd, request, strlen(request), 0), (ssize_t)strlen(request));
 	while (have < cap - 1 && (n = recv(fd, out + have, cap - 1 - have, 0)) > 0) {
 		have += (size_t)n;
@@ -184,10 +192,94 @@ static void p5_http_serves_metrics_and_health(void **state)
 	assert_non_null(strstr(out, "ready"));
 	http_get(port, "GET /etc/passwd HTTP/1.0\r\n\r\n", out, sizeof out);
 	assert_non_null(strstr(out, "404"));
-	http_get(port, "DELETE /metrics HTTP/1.0\r\n\r\n", out, sizeof out);
-	assert_non_null(strstr(out, "405"));
-
 	close(fd);
+	raw_daemon_end(&daemon);
+}
+
+static void http_start(raw_daemon_t *daemon, uint16_t *p_port)
+{
+	char listen[64];
+	const char *const args[] = {listen, NULL};
+
+	close(raw_listen_anywhere(p_port));
+	snprintf(listen, sizeof listen, "--http.listen=127.0.0.1:%u", *p_port);
+	raw_daemon_start(daemon, args);
+}
+
+static void p10_other_methods_are_answered_with_what_is_allowed(void **state)
+{
+	static const char *const asked[] = {
+		"POST /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 5\r\n\r\nhello",
+		"POST /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+		"5\r\nhello\r\n0\r\n\r\n",
+		"PUT /healthz HTTP/1.0\r\nContent-Length: 0\r\n\r\n",
+		"DELETE /metrics HTTP/1.0\r\n\r\n",
+		"BREW /coffee HTTP/1.0\r\n\r\n",
+	};
+	char out[4096];
+	raw_daemon_t daemon;
+	uint16_t port;
+
+	(void)state;
+	http_start(&daemon, &port);
+	for (size_t i = 0; i < KV_COUNT_OF(asked); i++) {
+		http_get(port, asked[i], out, sizeof out);
+		if (!strstr(out, " 405 ") || !strstr(out, "Allow: GET, HEAD\r\n")) {
+			fail_msg("%s: %s", asked[i], out);
+		}
+	}
+	raw_daemon_end(&daemon);
+}
+
+#define SLOW 64u
+
+/* Half of them never finish their request, the others never read their answers; all keep sending. */
+static void keep_slow(const int *fds)
+{
+	static const char ask[] = "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n";
+
+	for (uint32_t i = 0; i < SLOW; i++) {
+		if (i & 1u) {
+			(void)!send(fds[i], ask, sizeof ask - 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+		} else {
+			(void)!send(fds[i], "x", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+		}
+	}
+}
+
+static void p5_probes_are_served_beside_slow_connections(void **state)
+{
+	static const char *const probes[] = {"GET /healthz HTTP/1.0\r\n\r\n", "GET /readyz HTTP/1.0\r\n\r\n"};
+	raw_daemon_t daemon;
+	uint16_t port;
+	int slow[SLOW], fd;
+
+	(void)state;
+	http_start(&daemon, &port);
+	for (uint32_t i = 0; i < SLOW; i++) {
+		slow[i] = http_connect(port);
+		(void)!send(slow[i], i & 1u ? "" : "GET /", i & 1u ? 0 : 5, MSG_NOSIGNAL);
+	}
+	for (uint32_t i = 0; i < 10; i++) {
+		const char *probe = probes[i % 2];
+		struct pollfd look = {.fd = http_connect(port), .events = POLLIN};
+		char out[512] = "";
+
+		assert_int_equal(send(look.fd, probe, strlen(probe), 0), (ssize_t)strlen(probe));
+		for (uint32_t waited = 0; poll(&look, 1, 10) == 0; waited += 10) {
+			assert_true(waited < RAW_TIMEOUT_MS);
+			keep_slow(slow);
+		}
+		assert_true(recv(look.fd, out, sizeof out - 1, 0) > 0);
+		assert_non_null(strstr(out, "200 OK"));
+		close(look.fd);
+	}
+	fd = raw_open(daemon.sock);
+	assert_true(raw_metric(fd, "kvd_http_ended_total") > 0);
+	close(fd);
+	for (uint32_t i = 0; i < SLOW; i++) {
+		close(slow[i]);
+	}
 	raw_daemon_end(&daemon);
 }
 
@@ -473,6 +565,8 @@ int main(void)
 		cmocka_unit_test(p6_a_run_dir_can_be_used_again_after_kill_9),
 		cmocka_unit_test(p10_a_taken_http_port_is_a_clear_refusal),
 		cmocka_unit_test(p5_http_serves_metrics_and_health),
+		cmocka_unit_test(p10_other_methods_are_answered_with_what_is_allowed),
+		cmocka_unit_test(p5_probes_are_served_beside_slow_connections),
 		cmocka_unit_test(p6_readiness_is_told_to_notify_socket),
 		cmocka_unit_test(p2_durable_blocks_are_served_after_kill_9),
 		cmocka_unit_test(p6_a_second_daemon_on_the_same_data_directory_is_refused),

@@ -111,6 +111,7 @@
 	/* the process */                                                                                              \
 	X(UPTIME, kvd_uptime_seconds, KV_METRIC_GAUGE, "seconds since this run of the daemon started")                 \
 	X(RESTARTS, kvd_restarts, KV_METRIC_GAUGE, "times the keeper has restarted the daemon")                        \
+	X(HTTP_ENDED, kvd_http_ended_total, KV_METRIC_COUNTER, "HTTP connections ended to make room for newer ones")   \
 	X(CONFIG_DIFFERS, kvd_config_differs, KV_METRIC_GAUGE, "1 when the configuration file is not what runs")       \
 	X(CONFIG_REFUSED, kvd_config_refused_total, KV_METRIC_COUNTER, "configurations that SIGHUP has refused")       \
 	X(LOG_DROPPED, kvd_log_dropped, KV_METRIC_GAUGE, "log lines dropped because the log was not read")             \
