@@ -8,6 +8,7 @@
 #include "kv/wire.h"
 #include "kvs/pool.h"
 #include "memory.h"
+#include "sockets.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -29,6 +30,8 @@
 static const kv_option_t rows[] = {
 	ROW("run_dir", PATH, "/run/kvd", NULL, NULL, NULL, AT_START, run_dir, "directory of the sockets and of the lock that keeps a second daemon out; created when missing"),
 	ROW("namespaces", LIST, "default", NULL, NULL, NULL, AT_START, namespaces, "tenants: each has a socket <run_dir>/<name>.sock of its own and shares nothing with the others"),
+	ROW("sockets.group", LIST, "", NULL, NULL, NULL, AT_START, sockets_group, "groups of the sockets: name=group, one word a namespace; those not named have the daemon's. The daemon must be a member"),
+	ROW("sockets.mode", LIST, "", NULL, NULL, NULL, AT_START, sockets_mode, "modes of the sockets: name=0600 to name=0666; those not named have 0660"),
 	ROW("cpu.size", SIZE, "1GiB", "4MiB", NULL, NULL, AT_START, cpu_size, "limit of the CPU tier: slabs, digests and ledger together; refused at the start when the machine, a control group or a resource limit leaves less"),
 	ROW("cpu.slab_size", SIZE, "64MiB", "1MiB", "64GiB", NULL, AT_START, cpu_slab_size, "size of a slab, by default at most cpu.size; the last ones are smaller when the limit leaves less"),
 	ROW("cpu.max_blocks", U64, "0", NULL, NULL, NULL, AT_START, cpu_max_blocks, "slots in the CPU tier; 0: as many as fit"),
@@ -263,7 +266,11 @@ static kv_status_t check_together(const kvd_options_t *options, kv_option_error_
 		status = check_trusted(options, error);
 	}
 
-	return status == KV_OK ? kvd_shares_check(options, error->text, sizeof error->text) : status;
+	if (status == KV_OK) {
+		status = kvd_shares_check(options, error->text, sizeof error->text);
+	}
+
+	return status == KV_OK ? kvd_sockets_check(options, error->text, sizeof error->text) : status;
 }
 
 /* --kept=<socket>,<lock>,<restarts>,<configuration, or -1>: what the keeper hands on. */

@@ -10,6 +10,7 @@
 typedef struct kvd_options {
 	char run_dir[KV_OPTION_STRING_MAX];
 	char namespaces[KV_OPTION_STRING_MAX];
+	char sockets_group[KV_OPTION_STRING_MAX], sockets_mode[KV_OPTION_STRING_MAX];
 	uint64_t cpu_size, cpu_slab_size, cpu_max_blocks;
 	char cpu_ahead[KV_OPTION_STRING_MAX];
 	int cpu_huge_pages, cpu_prefault;

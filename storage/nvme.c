@@ -98,6 +98,7 @@ static int sync_parent(int fd)
 static kv_status_t enter_directory(kvs_nvme_t *nvme, const telling_t *detail)
 {
 	const char *path = nvme->path;
+	struct stat st;
 
 	if (path[0] == '\0' || strlen(path) > PATH_MAX - 64u) {
 		return say(detail, KV_ERR_PATH, "nvme.path is empty or too long");
@@ -108,6 +109,11 @@ static kv_status_t enter_directory(kvs_nvme_t *nvme, const telling_t *detail)
 	nvme->dir_fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (nvme->dir_fd < 0) {
 		return say(detail, path_status(errno), "cannot open %s: %s", path, strerror(errno));
+	}
+	/* A sticky bit does not help: a file that somebody has made before us stays his. */
+	if (fstat(nvme->dir_fd, &st) != 0 || (st.st_mode & S_IWOTH)) {
+		return say(detail, KV_ERR_PATH,
+			   "everybody may write to %s; take that away (chmod o-w) and look who has", path);
 	}
 
 	return KV_OK;

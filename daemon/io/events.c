@@ -319,8 +319,7 @@ static void *bind_one(kvd_publisher_t *publisher, const char *path, char *detail
 		zmq_setsockopt(socket, ZMQ_SNDHWM, &limit, sizeof limit);
 		zmq_setsockopt(socket, ZMQ_LINGER, &linger, sizeof linger);
 	}
-	/* The process's umask is 0077, so the socket is at no time wider than it shall be. */
-	if (!socket || zmq_bind(socket, endpoint) != 0 || chmod(path, 0660) != 0) {
+	if (!socket || zmq_bind(socket, endpoint) != 0) {
 		snprintf(detail, cap, "cannot publish events on %s: %s", endpoint, zmq_strerror(errno));
 		if (socket) {
 			zmq_close(socket);

@@ -20,7 +20,7 @@ typedef struct kvd_publisher_config {
 	kv_metrics_t *metrics;
 } kvd_publisher_config_t;
 
-/* Bind all sockets (mode 0660) and start the thread. KV_ERR_IO, KV_ERR_NOMEM, KV_ERR_PATH; `detail` gets a sentence. */
+/* Bind all sockets, for the owner alone by the umask, and start the thread. KV_ERR_IO, KV_ERR_NOMEM, KV_ERR_PATH; `detail` gets a sentence. */
 kv_status_t kvd_publisher_open(const kvd_publisher_config_t *config, kvd_publisher_t **p_publisher, char *detail,
 			       size_t cap);
 /* Send what waits (bounded), end the thread, remove the sockets. NULL is fine. */

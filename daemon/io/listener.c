@@ -2,6 +2,7 @@
 #include "io/session.h"
 
 #include "kvs/pool.h"
+#include "sockets.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -84,28 +85,62 @@ static kv_status_t namespace_open(kvd_host_t *host, kvd_namespace_t *ns, const c
 	return status;
 }
 
-static kv_status_t listen_all(kvd_host_t *host, char *detail, size_t cap)
+/* The sockets of the events are there already, for the owner alone. */
+static int give_events(const kvd_host_t *host, const kvd_namespace_t *ns, const kvd_access_t *access)
 {
-	for (uint32_t i = 0; i < host->namespace_count; i++) {
-		kvd_namespace_t *ns = &host->namespaces[i];
-		int error = 0;
-		kv_status_t status = kv_sock_listen(ns->path, 0660, BACKLOG, &ns->source.fd, &error);
+	static const char *const ends[] = {".events", ".hits"};
+	const int stem = (int)(strlen(ns->path) - strlen(".sock"));
+	char path[sizeof ns->path + 8];
+	int error = 0;
 
-		if (status != KV_OK) {
-			ns->source.fd = -1;
-			snprintf(detail, cap, "cannot listen on %s: %s (%s)", ns->path, kv_status_text(status),
-				 strerror(error));
-			return status;
-		}
-		(void)kv_sock_ask_sender(ns->source.fd); /* for what is sent before we accept */
-		ns->source.ready = listener_ready;
-		status = kvd_loop_add(host, &ns->source, EPOLLIN);
-		if (status != KV_OK) {
-			return status;
-		}
+	for (size_t i = 0; i < KV_COUNT_OF(ends) && host->publisher && error == 0; i++) {
+		snprintf(path, sizeof path, "%.*s%s", stem, ns->path, ends[i]);
+		error = kvd_sockets_give(path, access);
 	}
 
-	return KV_OK;
+	return error;
+}
+
+static kv_status_t listen_one(kvd_host_t *host, kvd_namespace_t *ns, char *detail, size_t cap)
+{
+	const kvd_access_t access = kvd_sockets_access(host->options, ns->name);
+	/* Nobody of the daemon's own group gets in before the socket has its group. */
+	const unsigned mode = access.group == (gid_t)-1 ? access.mode : 0600;
+	int error = give_events(host, ns, &access);
+	kv_status_t status = KV_ERR_PATH;
+
+	if (error == 0) {
+		status = kv_sock_listen(ns->path, mode, BACKLOG, &ns->source.fd, &error);
+	}
+	if (status == KV_OK) {
+		error = kvd_sockets_give(ns->path, &access);
+		if (error != 0) {
+			unlink(ns->path);
+			close(ns->source.fd);
+			status = KV_ERR_PATH;
+		}
+	}
+	if (status != KV_OK) {
+		ns->source.fd = -1;
+		snprintf(detail, cap, "cannot listen on %s: %s (%s)", ns->path, kv_status_text(status),
+			 strerror(error));
+		return status;
+	}
+	(void)kv_sock_ask_sender(ns->source.fd); /* for what is sent before we accept */
+	ns->source.ready = listener_ready;
+
+	return kvd_loop_add(host, &ns->source, EPOLLIN);
+}
+
+static kv_status_t listen_all(kvd_host_t *host, char *detail, size_t cap)
+{
+	kv_status_t status = KV_OK;
+
+	for (uint32_t i = 0; i < host->namespace_count && status == KV_OK; i++) {
+		status = listen_one(host, &host->namespaces[i], detail, cap);
+	}
+
+	return status;
 }
 
 kv_status_t kvd_listeners_open(kvd_host_t *host, char *detail, size_t cap)

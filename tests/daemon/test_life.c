@@ -52,6 +52,45 @@ static void p4_sigterm_ends_with_0_and_leaves_no_socket(void **state)
 	raw_daemon_end(&daemon);
 }
 
+static void access_is(const raw_daemon_t *daemon, const char *ns, mode_t mode, gid_t group)
+{
+	static const char *const ends[] = {"sock", "events", "hits"};
+	char path[160];
+	struct stat st;
+
+	for (size_t i = 0; i < KV_COUNT_OF(ends); i++) {
+		snprintf(path, sizeof path, "%s/%s.%s", daemon->dir, ns, ends[i]);
+		assert_int_equal(stat(path, &st), 0);
+		if ((st.st_mode & 0777) != mode || st.st_gid != group) {
+			fail_msg("%s: mode %o group %u", path, st.st_mode & 0777, st.st_gid);
+		}
+	}
+}
+
+static void p8_sockets_keep_their_group_and_mode_over_restarts(void **state)
+{
+	char group[64];
+	const char *const args[] = {"--namespaces=default,a,b", group, "--sockets.mode=b=0600,a=0666", NULL};
+	const gid_t other = getgid() == 0 ? 12345 : getgid(); /* only root may give it away */
+	raw_daemon_t daemon;
+	int code;
+
+	(void)state;
+	snprintf(group, sizeof group, "--sockets.group=a=%u", other);
+	raw_daemon_start(&daemon, args);
+	for (int i = 0; i < 2; i++) {
+		close(raw_open(daemon.sock));
+		access_is(&daemon, "default", 0660, getgid());
+		access_is(&daemon, "a", 0666, other);
+		access_is(&daemon, "b", 0600, getgid());
+		assert_int_equal(raw_daemon_kill(&daemon, i ? SIGTERM : SIGKILL), i ? 0 : 128 + SIGKILL);
+		if (i == 0) {
+			assert_int_equal(raw_daemon_spawn(&daemon, args, &code), 1);
+		}
+	}
+	raw_daemon_end(&daemon);
+}
+
 static void write_text(const char *path, const char *text)
 {
 	FILE *file = fopen(path, "we");
@@ -560,6 +599,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p4_sigterm_ends_with_0_and_leaves_no_socket),
+		cmocka_unit_test(p8_sockets_keep_their_group_and_mode_over_restarts),
 		cmocka_unit_test(p6_sighup_reads_the_log_level_again_and_survives_a_typo),
 		cmocka_unit_test(p6_a_second_daemon_on_the_same_run_dir_is_refused),
 		cmocka_unit_test(p6_a_run_dir_can_be_used_again_after_kill_9),

@@ -68,6 +68,11 @@ static void p10_options_that_contradict_each_other_are_refused(void **state)
 	assert_int_equal(raw_run(small_disk, out_, sizeof out_), 0);
 	refused("--namespaces=a,b,a", NULL, KV_ERR_CONFIG, "there twice");
 	refused("--namespaces=a/b", NULL, KV_ERR_CONFIG, "is not a name");
+	refused("--sockets.mode=default=0770", NULL, KV_ERR_CONFIG, "a mode from 0600 to 0666");
+	refused("--sockets.mode=default", NULL, KV_ERR_CONFIG, "sockets.mode: \"default=\"");
+	refused("--sockets.mode=default=0600,default=0660", NULL, KV_ERR_CONFIG, "there twice");
+	refused("--sockets.group=other=0", NULL, KV_ERR_CONFIG, "is not one of the namespaces");
+	refused("--sockets.group=default=no-such-group", NULL, KV_ERR_CONFIG, "a group of this machine");
 	refused("--policy=random", NULL, KV_ERR_CONFIG, "lru");
 }
 

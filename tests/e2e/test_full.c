@@ -15,7 +15,7 @@ static void make_room_for_a_disk(void)
 {
 	rig_init(&rig, 1);
 	assert_int_equal(mkdir(rig.disk, 0700), 0);
-	if (mount("tmpfs", rig.disk, "tmpfs", 0, "size=24m") != 0) {
+	if (mount("tmpfs", rig.disk, "tmpfs", 0, "size=24m,mode=0700") != 0) {
 		int error = errno;
 
 		rig_fini(&rig);

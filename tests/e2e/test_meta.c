@@ -376,7 +376,7 @@ static void p2_p6_a_full_file_system_does_not_end_the_daemon(void **state)
 	(void)state;
 	rig_init(&rig, 1);
 	assert_int_equal(mkdir(rig.disk, 0700), 0);
-	if (mount("tmpfs", rig.disk, "tmpfs", 0, "size=24m") != 0) {
+	if (mount("tmpfs", rig.disk, "tmpfs", 0, "size=24m,mode=0700") != 0) {
 		int error = errno;
 
 		rig_fini(&rig);

@@ -156,6 +156,25 @@ static void p10_a_foreign_directory_is_refused_and_left_alone(void **state)
 	rig_fini(&rig);
 }
 
+static void p8_a_directory_that_everybody_may_write_to_is_refused(void **state)
+{
+	rig_t rig;
+
+	(void)state;
+	rig_init(&rig, 1);
+	assert_int_equal(mkdir(rig.disk, 0700), 0);
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(chmod(rig.disk, i ? 01777 : 0777), 0);
+		refused(&rig, KV_ERR_PATH, "everybody may write to");
+	}
+	assert_int_equal(rmdir(rig.disk), 0); /* nothing was made in it */
+	assert_int_equal(mkdir(rig.disk, 0700), 0);
+	stored_talks(&rig);
+	assert_int_equal(chmod(rig.disk, 0777), 0);
+	refused(&rig, KV_ERR_PATH, "everybody may write to");
+	rig_fini(&rig);
+}
+
 static void become_nobody(void)
 {
 	if (setgroups(0, NULL) != 0 || setgid(NOBODY) != 0 || setuid(NOBODY) != 0) {
@@ -214,6 +233,7 @@ int main(void)
 		cmocka_unit_test(p2_metadata_that_is_gone_is_made_again_from_the_slots),
 		cmocka_unit_test(p10_one_truncated_superblock_is_repaired_two_are_foreign),
 		cmocka_unit_test(p10_a_foreign_directory_is_refused_and_left_alone),
+		cmocka_unit_test(p8_a_directory_that_everybody_may_write_to_is_refused),
 		cmocka_unit_test(p10_a_directory_that_may_not_be_read_is_refused),
 		cmocka_unit_test(p10_a_second_daemon_on_the_data_directory_is_refused),
 	};
