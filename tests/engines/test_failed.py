@@ -31,24 +31,27 @@ class Rig:
         shared = context.prompt(400)
         self.prompts = [shared + context.prompt(n) for n in (220, 70, 150, 300)] + [context.prompt(n) for n in (700, 300, 600, 900)]
         self.expected = context.expected("gqa", self.prompts)
-        connector = self.store.connector(mode=mode, load_ms=LOAD_MS) | dict(kv_connector="Failing", kv_connector_module_path="failing")
+        connector = self.store.connector(mode=mode, load_ms=LOAD_MS, wait_us=100000) | dict(kv_connector="Failing", kv_connector_module_path="failing")
         environment = dict(FAULTS_FOLDER=str(self.folder), PYTHONPATH=os.pathsep.join(filter(None, [str(HERE), str(BENCH), os.environ.get("PYTHONPATH")])))
         self.engine = context.bench.engine("gqa", connector, environment=environment, **options)
+        self.attach(0)
         self.ask("cold", self.prompts, self.expected)
 
     def ask(self, what: str, prompts: list[Prompt], expected: list[Answer]) -> None:
         must_equal(what, expected, self.engine.generate(prompts))
         self.store.settle()
 
+    def attach(self, before: int) -> None:
+        def attached() -> bool:
+            self.engine.generate(self.context.prompts(1, 40, 40), 2)
+            return faults.attached(self.folder, before)
+        wait_for("the connector to attach", 20, attached, 0.1)
+
     def start_daemon(self) -> None:
         """Comes back when the connector is attached to it."""
         before = faults.counters(self.folder).get("attaches", 0)
         self.daemon.start()
-
-        def attached() -> bool:
-            self.engine.generate(self.context.prompts(1, 40, 40), 2)
-            return faults.counters(self.folder).get("attaches", 0) > before
-        wait_for("the connector to attach", 20, attached, 0.1)
+        self.attach(before)
 
     def flip(self) -> None:
         """Every block that is in the daemon's memory is bad: one on disk is good."""

@@ -104,7 +104,7 @@ def tried(connector: dict[str, Any], name: str = "Tried") -> dict[str, Any]:
 def failing(runner: int, scheduling: bool, graph: bool, within: bool) -> Configuration:
     """Loads that fail. within: all ways within a step, whatever the table of survivors says. Answers do not depend on the batch, so that they can be compared."""
     return Configuration(
-        tried(kvd(guard=False, load_ms=500, layers_mb=4, mode="sync" if within else "auto"), "Failing"),
+        tried(kvd(guard=False, load_ms=500, wait_us=100000, layers_mb=4, mode="sync" if within else "auto"), "Failing"),
         [("reference", ["reference"]), ("first engine", ["failed"])],
         runner,
         "own",

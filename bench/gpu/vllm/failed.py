@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from engine import Bench
 
 Prompt = list[int]
-TOGETHER, TOKENS, ATTACH_S, WRITTEN_S = 8, 16, 20.0, 0.5
+TOGETHER, TOKENS, ATTACH_S, WRITTEN_S = 8, 16, 60.0, 0.5
 
 
 class Failures:
@@ -87,12 +87,12 @@ class Failures:
         found["wrong"] += [(len(prompt), a[:4], b[:4]) for prompt, a, b in zip(prompts, got, right) if a != b]
 
     def attach(self, restarted: Daemon | None = None) -> None:
-        """To the daemon, after its start where it was running before."""
-        before = faults.counters(self.folder).get("attaches", 0)
+        """To the daemon, and its weights are named; after its start where it was running before."""
+        before = faults.counters(self.folder).get("attaches", 0) if restarted else 0
         if restarted:
             restarted.start()
         end = time.monotonic() + ATTACH_S
-        while faults.counters(self.folder).get("attaches", 0) == (before if restarted else 0):
+        while not faults.attached(self.folder, before):
             if time.monotonic() > end:
                 raise RuntimeError("the connector does not attach")
             self.bench.step(2)

@@ -74,3 +74,9 @@ def disarm(folder: Path) -> bool:
 def counters(folder: Path) -> dict[str, int]:
     """Of the scheduling half, since its start, and `ready`: attached."""
     return json.loads(read(folder, "counters") or "{}")
+
+
+def attached(folder: Path, before: int) -> bool:
+    """More often than so many times, and now: what is asked from now on can be found."""
+    found = counters(folder)
+    return found.get("attaches", 0) > before and bool(found["ready"])
