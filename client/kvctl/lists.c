@@ -38,7 +38,12 @@ static int keep_wanted(struct json_object *json, int argc, char **argv)
 static void print_row(const kvctl_t *ctl, const char *name, struct json_object *value)
 {
 	const char *source = kvctl_str(value, "source");
-	struct json_object *shown = json_object_is_type(value, json_type_object) ? kvctl_member(value, "value") : value;
+	struct json_object *shown = value;
+
+	if (json_object_is_type(value, json_type_object)) {
+		shown = kvctl_member(value, "text"); /* as people write it, "1GiB" */
+		shown = shown ? shown : kvctl_member(value, "value");
+	}
 
 	printf("%-44s ", name);
 	kvctl_print_text(shown ? json_object_get_string(shown)

@@ -474,7 +474,7 @@ static void kvctl_looks_into_the_real_daemon(void **state)
 	assert_int_equal(kvctl(&bed, "stats kvd_put_blocks"), 0);
 	assert_true(said(&bed, "3"));
 	assert_int_equal(kvctl(&bed, "config cpu.size"), 0);
-	assert_true(said(&bed, "8388608"));
+	assert_true(said(&bed, " 8MiB  (command line)"));
 	for (uint32_t i = 0; i < 5 * TOKENS; i++) {
 		size_t at = strlen(explain);
 
