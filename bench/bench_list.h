@@ -21,6 +21,8 @@
 	X(nvme_write)                                                                                                  \
 	X(disk_read)                                                                                                   \
 	X(disk_write)                                                                                                  \
-	X(restart)
+	X(restart)                                                                                                     \
+	X(weights_cached)                                                                                              \
+	X(weights_cold)
 
 #endif

@@ -1,0 +1,182 @@
+/* weights/cached, weights/cold -- the digest of one large file, which names a model's weights, against threads that only read the same file. Cached: behind
+ * an engine that has just read it. Cold: its pages are dropped before each round. GB/s; the goal is that digesting costs little beside reading.
+ * --with bytes=16GiB, dir=DIR (default /var/tmp). */
+#include "bench.h"
+
+#include "kvx_digest.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define PIECE   (UINT64_C(256) << 10)
+#define THREADS KVX_DIGEST_THREADS
+
+typedef struct work {
+	int fd, cold;
+	uint64_t bytes;
+	uint32_t threads;
+	_Atomic uint64_t next; /* chunk that nobody reads yet */
+	_Atomic int failed;
+} work_t;
+
+/* Pages of a file are dropped only when they are on the disk. */
+static void prepare(const work_t *work)
+{
+	if (work->cold) {
+		(void)fsync(work->fd);
+		(void)posix_fadvise(work->fd, 0, 0, POSIX_FADV_DONTNEED);
+	}
+}
+
+static void finish(const work_t *work, uint64_t start_ns, uint64_t start_cpu_ns, bench_sample_t *p_sample)
+{
+	p_sample->value = (double)work->bytes / (double)(bench_now_ns() - start_ns);
+	p_sample->cpu_ns = (double)(bench_process_cpu_ns() - start_cpu_ns);
+	p_sample->ops = (double)work->bytes / 1e9;
+}
+
+static bench_outcome_t digest_file(bench_run_t *run, void *arg, bench_sample_t *p_sample)
+{
+	const work_t *work = arg;
+	const kvx_digest_config_t config = {.struct_size = sizeof config, .fd = work->fd, .threads = work->threads};
+	uint8_t digest[KVX_DIGEST_BYTES];
+	uint64_t start, start_cpu;
+
+	prepare(work);
+	start = bench_now_ns();
+	start_cpu = bench_process_cpu_ns();
+	if (kvx_digest_file(&config, digest) != KVC_OK) {
+		return bench_fail(run, "the file cannot be digested");
+	}
+	finish(work, start, start_cpu, p_sample);
+	bench_use(digest[0]);
+
+	return BENCH_DONE;
+}
+
+static void *read_chunks(void *arg)
+{
+	work_t *work = arg;
+	uint8_t *buffer = malloc(PIECE);
+	uint64_t at;
+
+	while (buffer && (at = atomic_fetch_add(&work->next, 1) * KVX_DIGEST_CHUNK) < work->bytes) {
+		for (uint64_t end = at + KVX_DIGEST_CHUNK; at < end && at < work->bytes; at += PIECE) {
+			if (pread(work->fd, buffer, PIECE, (off_t)at) <= 0) {
+				atomic_store(&work->failed, 1);
+			}
+		}
+	}
+	free(buffer);
+
+	return NULL;
+}
+
+static bench_outcome_t read_file(bench_run_t *run, void *arg, bench_sample_t *p_sample)
+{
+	work_t *work = arg;
+	pthread_t threads[THREADS];
+	uint32_t started = 0;
+	uint64_t start, start_cpu;
+
+	prepare(work);
+	atomic_store(&work->next, 0);
+	start = bench_now_ns();
+	start_cpu = bench_process_cpu_ns();
+	while (started < work->threads && pthread_create(&threads[started], NULL, read_chunks, work) == 0) {
+		started++;
+	}
+	for (uint32_t i = 0; i < started; i++) {
+		(void)pthread_join(threads[i], NULL);
+	}
+	if (started == 0 || atomic_load(&work->next) * KVX_DIGEST_CHUNK < work->bytes || atomic_load(&work->failed)) {
+		return bench_fail(run, "the file cannot be read");
+	}
+	finish(work, start, start_cpu, p_sample);
+
+	return BENCH_DONE;
+}
+
+static int write_file(const work_t *work)
+{
+	uint8_t *buffer = malloc(PIECE);
+	uint64_t at = 0;
+
+	while (buffer && at < work->bytes) {
+		bench_fill(buffer, PIECE, at);
+		if (pwrite(work->fd, buffer, PIECE, (off_t)at) != (ssize_t)PIECE) {
+			break;
+		}
+		at += PIECE;
+	}
+	free(buffer);
+
+	return at >= work->bytes ? 0 : -1;
+}
+
+static bench_outcome_t run_weights(bench_run_t *run, int cold)
+{
+	work_t work = {.cold = cold};
+	bench_outcome_t outcome;
+	cpu_set_t cpus;
+	char path[256];
+
+	work.bytes = bench_param_size(run, "bytes", bench_quick(run) ? UINT64_C(256) << 20 : UINT64_C(2) << 30) /
+		     PIECE * PIECE;
+	work.threads = sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? (uint32_t)CPU_COUNT(&cpus) : 1;
+	work.threads = work.threads < THREADS ? work.threads : THREADS;
+	(void)snprintf(path, sizeof path, "%s/kvd-bench-XXXXXX", bench_param(run, "dir", "/var/tmp"));
+	work.fd = mkostemp(path, O_CLOEXEC);
+	if (work.fd < 0) {
+		return bench_skip(run, "no file can be made in %s", bench_param(run, "dir", "/var/tmp"));
+	}
+	(void)unlink(path);
+	if (write_file(&work) != 0) {
+		(void)close(work.fd);
+		return bench_skip(run, "%s has no room for %llu bytes", bench_param(run, "dir", "/var/tmp"),
+				  (unsigned long long)work.bytes);
+	}
+	outcome = bench_measure(run, &(bench_measurement_t){.name = cold ? "weights/cold" : "weights/cached",
+							    .unit = "GB/s",
+							    .reference = "threads that only read",
+							    .value_fn = digest_file,
+							    .reference_fn = read_file,
+							    .arg = &work,
+							    .rounds = 3,
+							    .goal = BENCH_RATIO_AT_LEAST,
+							    .goal_value = cold ? 0.9 : 0.3});
+	(void)close(work.fd);
+
+	return outcome;
+}
+
+static bench_outcome_t run_cached(bench_run_t *run)
+{
+	return run_weights(run, 0);
+}
+
+static bench_outcome_t run_cold(bench_run_t *run)
+{
+	return run_weights(run, 1);
+}
+
+const bench_t bench_weights_cached = {
+	.name = "weights/cached",
+	.measures = "the digest of a file that the page cache has, by threads of idle priority",
+	.reference = "as many threads of usual priority that only read it",
+	.goal = "ratio >= 0.3",
+	.run = run_cached,
+};
+
+const bench_t bench_weights_cold = {
+	.name = "weights/cold",
+	.measures = "the digest of a file that is on the disk alone",
+	.reference = "as many threads of usual priority that only read it, its pages dropped again before",
+	.goal = "ratio >= 0.9",
+	.run = run_cold,
+};
