@@ -16,6 +16,7 @@
 #include <xxhash.h>
 
 #define PIECE_BYTES (UINT64_C(256) << 10)
+#define SMALL_BYTES (UINT64_C(4) << 20) /* digested in a millisecond: at the usual priority */
 #define AHEAD_BYTES (UINT64_C(4) << 20) /* the kernel's own read-ahead does not follow several threads in one file */
 
 /* linux/ioprio.h, which not every libc installation has */
@@ -116,7 +117,9 @@ static void *hash_chunks(void *arg)
 	XXH3_state_t *state = XXH3_createState();
 	uint64_t chunk;
 
-	lower_priority(job);
+	if (job->bytes > SMALL_BYTES) {
+		lower_priority(job);
+	}
 	if (!buffer || !state) {
 		fail_job(job, KVC_ERR_NOMEM, 0);
 	}

@@ -78,8 +78,8 @@ static uint32_t add(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t l
 	if (scheduler->space_count == KVX_SPACES_MAX || len == 0 || len > KVX_ADAPTER_MAX) {
 		scheduler->stats.spaces_refused++;
 		log_rarely(scheduler, kv_now_ns(scheduler->env),
-			   "too many adapters, one without a name, or a name too long: its requests are neither loaded "
-			   "nor saved");
+			   "too many adapters, one whose files are still digested or reloaded in place, or a name too "
+			   "long: its requests are neither loaded nor saved");
 		return UINT32_MAX;
 	}
 	space->adapter = kv_alloc(scheduler->env, len + 1u);

@@ -3,7 +3,7 @@
  * The digest is XXH3-128 (canonical byte order) over: the XXH3-128 (canonical) of each chunk of KVX_DIGEST_CHUNK bytes, in order, then the file's length
  * as u64 little-endian. It depends on the file's bytes alone, not on the number of threads.
  *
- * Threads of idle priority, processor and disk, read the file through the page cache: pages that an engine has just read cost no disk access, and
+ * Threads of idle priority, processor and disk (of the usual one for a file of up to 4 MiB), read the file through the page cache: pages that an engine has just read cost no disk access, and
  * pages that only this reads are the first to be evicted. Memory: 256 KiB a thread.
  */
 #ifndef KVX_DIGEST_H

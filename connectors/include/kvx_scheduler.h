@@ -219,7 +219,7 @@ KVC_API void kvx_scheduler_ended(kvx_scheduler_t *scheduler, const kvx_ask_t *as
 	X(guard_probes, "hits of which a piece was loaded only to see whether it pays")                                \
 	X(guard_steps, "steps whose time was measured")                                                                \
 	X(attaches, "attachments to a daemon")                                                                         \
-	X(spaces_refused, "requests of adapters for which there was no space")
+	X(spaces_refused, "requests of adapters for which there was no space, or no name yet")
 typedef struct kvx_scheduler_stats {
 	size_t struct_size;
 #define KVX_SCHEDULER_STAT(name, help) uint64_t name;

@@ -5,7 +5,7 @@ from typing import Any
 
 import models
 from context import Context, Prompt, difference, must_equal
-from harness import Answer, Engine, Failed
+from harness import Answer, Engine, Failed, wait_for
 from promises import promise
 from test_shared import must_find, must_miss
 
@@ -25,6 +25,18 @@ def all_at_once(engine: Engine, prompts: list[Prompt], kinds: dict[str, Adapter 
     """Every prompt of every kind in one batch."""
     answers = engine.run([dict(ids=p, max_tokens=16, adapter=adapter) for p in prompts for adapter in kinds.values()])
     return {name: answers[i::len(kinds)] for i, name in enumerate(kinds)}
+
+
+def wait_named(context: Context, engine: Engine, adapter: Adapter) -> None:
+    """Until its files are digested, its requests are neither loaded nor saved."""
+    def refused() -> int:
+        return engine.call("probes", "connector").get("spaces_refused", 0)
+
+    def is_named() -> bool:
+        before = refused()
+        ask(engine, context.prompts(1, 40, 60), adapter)
+        return refused() == before
+    wait_for(f"the name of adapter {adapter['name']}", 60, is_named)
 
 
 # The CPU kernels of 0.32 take the base model's number among adapters, -1, for that of the last one: `beside` is what an engine without kvd answers right
@@ -47,6 +59,8 @@ def check(context: Context, **extra: Any) -> None:
     store = context.store()
     engine = context.engine("gqa", store, extra=extra, **options())
     for name, adapter in kinds.items():
+        if adapter:
+            wait_named(context, engine, adapter)
         engine.reset()
         answers = ask(engine, prompts, adapter)
         must_miss(name, answers)
@@ -56,6 +70,8 @@ def check(context: Context, **extra: Any) -> None:
 
     engine = context.engine("gqa", store, extra=extra, **options())
     for adapter in kinds.values():  # a busy daemon may open an adapter's space later than its first request waits
+        if adapter:
+            wait_named(context, engine, adapter)
         ask(engine, context.prompts(2, 40, 60), adapter)
     for name, adapter in reversed(kinds.items()):
         answers = ask(engine, prompts, adapter)

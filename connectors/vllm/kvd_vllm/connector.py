@@ -88,6 +88,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self._retry_at = 0.0
         self._digester: digests.Digester | None = None
         self._naming: threading.Thread | None = None
+        self._adapters: weights.Adapters | None = None
         self._manager: Any = None
         self._pool: Any = None
         self._ways_told = False
@@ -141,16 +142,11 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         space, chosen, config = self._space, self._options, self._kv_transfer_config
         assert space is not None
         self._recompute_failed_loads()
-        own = secrets.token_hex(16)
-        adapters: dict[tuple, str] = {}
+        adapters = self._adapters = weights.Adapters(digests.Digester())
 
         def lora_text(request: Any) -> str:
-            if request is None:
-                return "none" + self._private
-            key = tuple(getattr(request, name, None) for name in ("lora_name", "lora_path", "lora_int_id", "load_inplace"))
-            if key not in adapters:
-                adapters[key] = weights.of_adapter(request, own)
-            return adapters[key] + self._private
+            text = "none" if request is None else adapters.text(request)
+            return text + self._private if text else ""
 
         c = self._c = _kvd.Scheduler(
             {
@@ -395,6 +391,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         if self._digester is not None and self._naming is not None:
             self._digester.cancel()
             self._naming.join(CANCEL_S)
+        if self._adapters is not None:
+            self._adapters.close(CANCEL_S)
         c, self._c = self._c, None
         if c is not None:
             c.close()

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import os
+import queue
 import secrets
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvd_vllm.digests import Digester, Key
+from kvd_vllm.digests import Cancelled, Digester, Key
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".ckpt")
 OTHERS = (".json", ".py")  # configurations, and code of the model's own
@@ -23,10 +25,6 @@ TEXTS = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "special_token
 # Formats whose loaders read weights from the files of the model's folder. Others fetch them elsewhere.
 FORMATS = ("auto", "hf", "safetensors", "fastsafetensors", "instanttensor", "pt", "npcache", "mistral", "gguf", "bitsandbytes", "sharded_state", "runai_streamer", "runai_streamer_sharded")
 REVISION = "revision"  # the option `weights`: the operator vouches for the resolved commit
-WHOLE = 1 << 20  # adapters: files up to this size are read whole
-ENDS = 64 << 10  # of larger ones the first and last bytes ...
-SAMPLES = 64  # ... and so many pieces between them
-PIECE = 4 << 10
 
 
 @dataclass(frozen=True)
@@ -91,12 +89,12 @@ def list_files(folders: list[str]) -> tuple[File, ...]:
     return tuple(File(name, str(path), Key.of(os.stat(path)), _is_written_once(path)) for name, path in found)
 
 
-def hub_folder(name: str, revision: str | None, cache: str | None) -> str | None:
-    """The snapshot of a Hugging Face model in the local cache; None: there is none."""
+def hub_folder(name: str, revision: str | None, cache: str | None, file: str = "config.json") -> str | None:
+    """The snapshot of a Hugging Face model in the local cache, known by a file that it has; None: there is none."""
     try:
         from huggingface_hub import try_to_load_from_cache
 
-        path = try_to_load_from_cache(name, "config.json", revision=revision, cache_dir=cache)
+        path = try_to_load_from_cache(name, file, revision=revision, cache_dir=cache)
     except Exception:
         return None
     return str(Path(path).parent) if isinstance(path, str) else None
@@ -212,42 +210,68 @@ def name_weights(weights: Weights, digester: Digester, started_ns: int) -> Named
 # ---- adapters --------------------------------------------------------------------------------------------------------
 
 
-def _sample(digest: "hashlib._Hash", path: Path) -> None:
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        if size <= WHOLE:
-            digest.update(file.read())
-            return
-        digest.update(file.read(ENDS))
-        for i in range(SAMPLES):
-            file.seek(ENDS + (size - 2 * ENDS - PIECE) * i // SAMPLES)
-            digest.update(file.read(PIECE))
-        file.seek(size - ENDS)
-        digest.update(file.read())
-
-
-def _sample_folder(folder: str) -> str | None:
-    """Names, sizes and sampled contents of the files; None: there are none."""
-    digest = hashlib.sha256(b"kvd weights 1\n")
-    found = _paths(folder)
-    for name, path in found:
-        digest.update(f"{name}\0{path.stat().st_size}\n".encode())
-        _sample(digest, path)
-    return "files:" + digest.hexdigest()[:32] if found else None
-
-
-def of_adapter(request: object, unknown: str) -> str:
-    """Text that names a LoRA adapter: its name and what is in its files. Empty for one that is reloaded in place: which of its weights a request is computed
-    with, nobody says, so its blocks are neither loaded nor saved."""
-    if getattr(request, "load_inplace", False):
-        return ""
+def name_adapter(request: Any, digester: Digester, unknown: str) -> str:
+    """Text that names a LoRA adapter: its name and what is in its files; `unknown` where they cannot be read. Blocks as long as reading takes. Cancelled."""
     name = str(getattr(request, "lora_name", "") or getattr(request, "name", ""))
     path = str(getattr(request, "lora_path", "") or getattr(request, "path", ""))
+    digest = hashlib.sha256(b"kvd adapter 2\n")
     try:
-        found = _sample_folder(path) if path else None
+        folder = path if os.path.exists(path) else hub_folder(path, None, None, "adapter_config.json")
+        files = list_files([folder]) if folder else ()
+        remembered = digester.cache.load()
+        for file in files:
+            key, content = digester.file(file.path, remembered)
+            digest.update(f"{file.name}\0{key.size}\0{content}\n".encode())
     except OSError:  # may not be read, or is changing at this moment
-        found = None
-    if found is None and path:
-        folder = hub_folder(path, None, None)
-        found = "commit:" + Path(folder).name if folder else None
-    return f"{name}@{found or 'unknown:' + unknown}"
+        files = ()
+    return f"{name}@files:{digest.hexdigest()[:32]}" if files else f"{name}@unknown:{unknown}"
+
+
+class Adapters:
+    """Names of adapters, asked for by the engine's thread, found in a thread of its own."""
+
+    WAIT_S = 0.05  # the first request of a small adapter, or of one whose digests are remembered, has its name
+
+    def __init__(self, digester: Digester) -> None:
+        self.digester = digester
+        self.unknown = secrets.token_hex(16)  # of this engine alone
+        self.names: dict[tuple[Any, ...], str] = {}
+        self.asked: queue.SimpleQueue[tuple[tuple[Any, ...], Any, threading.Event] | None] = queue.SimpleQueue()
+        self.waiting: set[tuple[Any, ...]] = set()
+        self.thread: threading.Thread | None = None
+
+    def text(self, request: Any) -> str:
+        """Empty: not known yet, or one that is reloaded in place: which of its weights a request is computed with, nobody says. Its blocks are neither loaded nor
+        saved."""
+        if getattr(request, "load_inplace", False):
+            return ""
+        key = tuple(getattr(request, name, None) for name in ("lora_name", "lora_path", "lora_int_id"))
+        if key not in self.names and key not in self.waiting:
+            self._ask(key, request).wait(self.WAIT_S)
+        return self.names.get(key, "")
+
+    def _ask(self, key: tuple[Any, ...], request: Any) -> threading.Event:
+        done = threading.Event()
+        self.waiting.add(key)
+        self.asked.put((key, request, done))
+        if self.thread is None:
+            self.thread = threading.Thread(target=self._answer, name="kvd-adapters", daemon=True)
+            self.thread.start()
+        return done
+
+    def _answer(self) -> None:
+        while (asked := self.asked.get()) is not None:
+            key, request, done = asked
+            try:
+                self.names[key] = name_adapter(request, self.digester, self.unknown)
+            except Cancelled:
+                return
+            except Exception:
+                self.names[key] = ""
+            done.set()
+
+    def close(self, seconds: float) -> None:
+        self.digester.cancel()
+        self.asked.put(None)
+        if self.thread is not None:
+            self.thread.join(seconds)

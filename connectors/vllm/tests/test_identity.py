@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, MLAAttentionSpec, SlidingWindowSpec
 
-from kvd_vllm import compat, identity, options, weights
+from kvd_vllm import compat, identity, options
 from kvd_vllm.errors import Declined, Guard
 
 
@@ -144,19 +144,6 @@ class Configs(unittest.TestCase):
         self.assertEqual(half._disagreement(connector.KvdHandshake(reason="no")), "no")
         self.assertEqual(half._disagreement(connector.KvdHandshake(space="x", files=good.files)), "another space")
         self.assertEqual(half._disagreement(None), "another space")
-
-    def test_adapters_are_named_by_what_is_in_them(self) -> None:
-        request = SimpleNamespace(lora_name="a", lora_path=str(self.path))
-        self.assertTrue(weights.of_adapter(request, "e").startswith("a@files:"))
-        request.lora_path = str(self.path) + "-gone"
-        self.assertEqual(weights.of_adapter(request, "e"), "a@unknown:e")
-
-    def test_an_adapter_reloaded_in_place_or_not_readable_shares_nothing(self) -> None:
-        request = SimpleNamespace(lora_name="a", lora_path=str(self.path), load_inplace=True)
-        self.assertEqual(weights.of_adapter(request, "e"), "")
-        request.load_inplace = False
-        with unittest.mock.patch.object(weights, "_sample", side_effect=PermissionError):
-            self.assertEqual(weights.of_adapter(request, "e"), "a@unknown:e")
 
     def test_groups_become_rules(self) -> None:
         window = spec(SlidingWindowSpec, sliding_window=512)

@@ -199,6 +199,58 @@ class Names(Folder):
         self.assertLess(time.time_ns() - weights.process_start_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
 
 
+class Adapters(Folder):
+    def setUp(self) -> None:
+        super().setUp()
+        self.adapters = weights.Adapters(digests.Digester(self.cache))
+        self.addCleanup(self.adapters.close, 10)
+
+    def request(self, **more: Any) -> Any:
+        return SimpleNamespace(**{**dict(lora_name="a", lora_path=str(self.model), lora_int_id=1), **more})
+
+    def text(self, request: Any) -> str:
+        end = time.monotonic() + 60
+        while not (text := self.adapters.text(request)) and time.monotonic() < end:
+            time.sleep(0.01)
+        return text
+
+    def test_p1_every_byte_of_an_adapter_is_in_its_name(self) -> None:
+        before = self.text(self.request())
+        self.assertTrue(before.startswith("a@files:"))
+        content = data(1, LARGE)
+        content[LARGE // 2 + 9999] ^= 1
+        (self.model / "model.safetensors").write_bytes(content)
+        self.assertEqual(self.text(self.request()), before)  # the engine has it loaded
+        again = self.text(self.request(lora_int_id=2))  # loaded again
+        self.assertNotEqual(again, before)
+        self.assertEqual(self.text(self.request(lora_name="b", lora_int_id=3)), "b" + again[1:])
+
+    def test_p7_an_adapter_that_is_being_digested_has_no_name_yet_and_holds_up_nobody(self) -> None:
+        with open(self.model / "huge.safetensors", "wb") as file:
+            file.truncate(1 << 42)  # a hole: hours
+        began = time.monotonic()
+        texts = [self.adapters.text(self.request()) for _ in range(1000)]
+        self.assertEqual(set(texts), {""})
+        self.assertLess(time.monotonic() - began, 30)  # one of a thousand has waited for a moment
+        self.adapters.close(60)
+        assert self.adapters.thread
+        self.assertFalse(self.adapters.thread.is_alive())
+
+    def test_p1_an_adapter_reloaded_in_place_or_not_readable_shares_nothing(self) -> None:
+        self.assertEqual(self.adapters.text(self.request(load_inplace=True)), "")
+        other = weights.Adapters(digests.Digester(self.cache))
+        self.addCleanup(other.close, 10)
+        names = {self.text(self.request(lora_path=str(self.model) + "-gone")), weights.name_adapter(self.request(lora_path="nobody/has-this"), other.digester, other.unknown)}
+        with unittest.mock.patch.object(digests.Digester, "file", side_effect=PermissionError):
+            names.add(weights.name_adapter(self.request(), other.digester, "engine"))
+        self.assertEqual(len(names), 3)
+        self.assertTrue(all(name.startswith("a@unknown:") for name in names))
+
+    def test_the_hubs_snapshot_of_an_adapter_has_the_name_of_a_copy(self) -> None:
+        with unittest.mock.patch.object(weights, "hub_folder", return_value=str(self.model)):
+            self.assertEqual(self.text(self.request(lora_path="name/on-a-hub", lora_int_id=4)), self.text(self.request()))
+
+
 class Digests(Folder):
     def file(self, digester: digests.Digester | None = None) -> tuple[digests.Digester, str]:
         digester = digester or digests.Digester(self.cache)
