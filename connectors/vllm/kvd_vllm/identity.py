@@ -178,6 +178,14 @@ def _model_name(model_config: Any) -> str:
     return os.path.basename(os.path.normpath(name)) if os.path.exists(name) else name
 
 
+def _settings(model: Any) -> dict[str, Any]:
+    """What an operator has set beside the model's files, where it changes values: equal files then are other models."""
+    images = getattr(model, "multimodal_config", None)
+    found = {name: getattr(model, name, None) for name in ("hf_overrides", "quantization_config", "model_impl", "config_format")}
+    found |= {name: getattr(images, name, None) for name in ("mm_processor_kwargs", "media_io_kwargs")}
+    return {name: value if isinstance(value, dict) else str(getattr(value, "value", value)) for name, value in found.items() if value and value != "auto"}
+
+
 def _extra(vllm_config: Any, groups: list[Group], whole: bool) -> str:
     """`whole`: a block has all heads of the model, however many ranks have filled it."""
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
@@ -188,9 +196,9 @@ def _extra(vllm_config: Any, groups: list[Group], whole: bool) -> str:
     }
     if not whole:
         extra["tp"] = parallel.tensor_parallel_size
-    overrides = getattr(model, "hf_overrides", None)
-    if overrides:
-        extra["overrides"] = hashlib.sha256(canonical(overrides if isinstance(overrides, dict) else repr(overrides)).encode()).hexdigest()[:16]
+    settings = _settings(model)
+    if settings:
+        extra["settings"] = hashlib.sha256(canonical(settings).encode()).hexdigest()[:16]
     skipped = getattr(cache, "kv_cache_dtype_skip_layers", None)
     if skipped:
         extra["skipped"] = list(skipped)

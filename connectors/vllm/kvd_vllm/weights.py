@@ -138,7 +138,12 @@ def _all_folders(vllm_config: Any) -> list[str] | None:
             return None
         folders += found
     other = getattr(model, "hf_config_path", None)
-    return list(dict.fromkeys(folders + ([other] if other and os.path.isdir(other) else [])))
+    if other:
+        folder = other if os.path.isdir(other) else hub_folder(other, None, None)
+        if folder is None:
+            return None
+        folders.append(folder)
+    return list(dict.fromkeys(folders))
 
 
 def _why_unsteady(vllm_config: Any) -> str:
