@@ -472,6 +472,7 @@ static void watch(kvs_tier_t *tier, const kvs_watch_t *watch)
 
 static const kvs_tier_ops_t nvme_ops = {
 	.medium = "DISK",
+	.change = &kvs_nvme_change_ops,
 	.class_open = kvs_nvme_class_open,
 	.class_ns = kvs_nvme_class_ns,
 	.class_bytes = kvs_nvme_class_bytes,

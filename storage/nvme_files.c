@@ -47,6 +47,15 @@ static int fits(const kvs_nvme_t *nvme, uint64_t bytes, uint64_t slots)
 	return nvme->file_bytes + bytes + meta <= nvme->config.limit_bytes;
 }
 
+int kvs_file_fits(const kvs_nvme_t *nvme, const kvs_dclass_t *cls, uint64_t bytes, uint64_t slots)
+{
+	uint64_t new_bytes = cls->slots_per_file * cls->stride;
+	uint64_t more = new_bytes > bytes ? new_bytes - bytes : 0;
+	uint64_t more_slots = cls->slots_per_file > slots ? cls->slots_per_file - slots : 0;
+
+	return fits(nvme, more, more_slots);
+}
+
 /* Nothing in it, nothing on its way to it, and no row speaks of it. */
 static int file_is_idle(const kvs_dfile_t *file)
 {
@@ -62,8 +71,9 @@ static int file_is_idle(const kvs_dfile_t *file)
 	return 1;
 }
 
-static void free_list_without(kvs_nvme_t *nvme, kvs_dclass_t *cls, uint32_t number)
+void kvs_file_unlist(kvs_nvme_t *nvme, uint32_t number)
 {
+	kvs_dclass_t *cls = &nvme->classes[nvme->files[number].slot_class];
 	kv_slot_t slot = cls->free_head;
 
 	cls->free_head = cls->free_tail = KV_SLOT_NONE;
@@ -122,7 +132,10 @@ static void file_drop(kvs_nvme_t *nvme, uint32_t number)
 	kvs_dclass_t *cls = &nvme->classes[file->slot_class];
 	char name[32];
 
-	free_list_without(nvme, cls, number);
+	if (file->state == KVS_FILE_USED) {
+		kvs_file_unlist(nvme, number);
+	}
+	nvme->retired_files -= file->state == KVS_FILE_RETIRED ? 1 : 0;
 	for (uint32_t i = 0; i < file->slots; i++) {
 		if (file->slot[i].gen >= nvme->gen_base) {
 			nvme->gen_base = file->slot[i].gen + 1u;
@@ -138,17 +151,20 @@ static void file_drop(kvs_nvme_t *nvme, uint32_t number)
 	*file = (kvs_dfile_t){.fd = -1};
 }
 
-int kvs_file_make_room(kvs_nvme_t *nvme, uint64_t bytes, uint64_t slots)
+/* Remove files that have been emptied for the class until another one of it fits under the limit. */
+static int make_room(kvs_nvme_t *nvme, const kvs_dclass_t *cls)
 {
-	for (uint32_t i = 0; i < KVS_MAX_FILES && !fits(nvme, bytes, slots); i++) {
+	for (uint32_t i = 0; nvme->retired_files > 0 && i < KVS_MAX_FILES && !kvs_file_fits(nvme, cls, 0, 0); i++) {
+		kvs_dfile_t *file = &nvme->files[i];
+
 		/* A commit under way may be syncing any file. */
-		if (atomic_load(&nvme->commit->state) == 0 && file_is_idle(&nvme->files[i]) &&
-		    forget(nvme, i, nvme->files[i].fd)) {
+		if (file->state == KVS_FILE_RETIRED && file->for_class == cls->id &&
+		    atomic_load(&nvme->commit->state) == 0 && file_is_idle(file) && forget(nvme, i, file->fd)) {
 			file_drop(nvme, i);
 		}
 	}
 
-	return fits(nvme, bytes, slots);
+	return kvs_file_fits(nvme, cls, 0, 0);
 }
 
 static kv_status_t preallocate(kvs_nvme_t *nvme, int fd, uint64_t bytes)
@@ -230,12 +246,11 @@ static kv_status_t file_create(kvs_nvme_t *nvme, kvs_dclass_t *cls, uint32_t num
 
 kv_status_t kvs_file_carve(kvs_nvme_t *nvme, kvs_dclass_t *cls)
 {
-	uint64_t bytes = cls->slots_per_file * cls->stride;
 	uint64_t now = kv_now_ns(nvme->env);
 	uint32_t number = 0;
 	kv_status_t status;
 
-	if (!fits(nvme, bytes, cls->slots_per_file) && !kvs_file_make_room(nvme, bytes, cls->slots_per_file)) {
+	if (!make_room(nvme, cls)) {
 		return KV_ERR_FULL;
 	}
 	while (number < KVS_MAX_FILES && (nvme->files[number].slot || nvme->files[number].claimed)) {
@@ -253,7 +268,7 @@ kv_status_t kvs_file_carve(kvs_nvme_t *nvme, kvs_dclass_t *cls)
 		kvs_fault_forget(nvme, KVS_FAULT_SPACE);
 	}
 	if (status == KV_ERR_NOSPC && !nvme->faults[KVS_FAULT_SPACE].active) {
-		nvme->space_wanted = bytes;
+		nvme->space_wanted = cls->slots_per_file * cls->stride;
 		kvs_fault_raise(nvme, KVS_FAULT_SPACE, "making a slot file", kv_status_text(status));
 	}
 	if (status == KV_ERR_NOSPC || status == KV_ERR_IO) {

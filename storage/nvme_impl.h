@@ -51,8 +51,13 @@ typedef struct kvs_rec {
 	uint32_t next_free;
 } kvs_rec_t;
 
+/* A file that leaves gives out no slot; RETIRED it is empty, and goes for another class when no row speaks of it. */
+typedef enum kvs_file_state { KVS_FILE_USED, KVS_FILE_LEAVING, KVS_FILE_RETIRED } kvs_file_state_t;
+
 typedef struct kvs_dfile {
 	kvs_dslot_t *slot; /* NULL: no such file */
+	kvs_file_state_t state;
+	uint32_t for_class; /* RETIRED: whose room it will be */
 	uint32_t slot_class;
 	uint32_t slots;
 	uint32_t free_slots;
@@ -213,7 +218,8 @@ typedef struct kvs_nvme {
 
 	kvs_dclass_t *classes; /* KVS_SUPER_MAX_CLASSES */
 	kvs_dfile_t *files;    /* KVS_MAX_FILES */
-	uint64_t file_bytes;   /* sum of slot files */
+	uint32_t retired_files;
+	uint64_t file_bytes; /* sum of slot files */
 	uint64_t slots;
 	uint64_t free_slots;
 	uint64_t quarantined_slots;
@@ -317,10 +323,17 @@ kv_status_t kvs_nvme_check(kvs_tier_t *tier, char *detail, size_t cap);
 int kvs_file_open(kvs_nvme_t *nvme, uint32_t slot_class, uint32_t number, int flags);
 /* Preallocate one more file for the class within the limit. KV_ERR_FULL, KV_ERR_NOSPC, KV_ERR_IO, KV_ERR_NOMEM. */
 kv_status_t kvs_file_carve(kvs_nvme_t *nvme, kvs_dclass_t *cls);
-/* Remove files without a block of other classes until `bytes` fit under the limit. 1: they do. */
-int kvs_file_make_room(kvs_nvme_t *nvme, uint64_t bytes, uint64_t slots);
+/* Would another file of the class fit under the limit, if files of so many bytes and slots went? */
+int kvs_file_fits(const kvs_nvme_t *nvme, const kvs_dclass_t *cls, uint64_t bytes, uint64_t slots);
+/* Take the file's free slots out of its class's list. */
+void kvs_file_unlist(kvs_nvme_t *nvme, uint32_t number);
 /* Find the files of the directory and set up their slot tables; damaged ones are left out and said. */
 kv_status_t kvs_file_scan(kvs_nvme_t *nvme);
+
+/* ---- nvme_change.c: files that change their class (owner) ---- */
+extern const kvs_change_ops_t kvs_nvme_change_ops;
+/* Give the room of files that have been retired to whom it was taken for. */
+void kvs_change_step(kvs_nvme_t *nvme);
 
 /* ---- nvme_io.c: transfers (owner) ---- */
 kv_status_t kvs_nvme_store(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *src, kvs_done_fn done, void *arg);

@@ -264,6 +264,7 @@ uint32_t kvs_nvme_poll(kvs_tier_t *tier, uint32_t max)
 	}
 	ran += kvs_commit_step(nvme);
 	kvs_lost_report(nvme);
+	kvs_change_step(nvme);
 	kvs_nvme_kick(nvme);
 	kvs_nvme_gauges(nvme);
 

@@ -114,7 +114,13 @@ static uint32_t rec_take(kvs_nvme_t *nvme)
 
 static void free_list_append(kvs_nvme_t *nvme, kvs_dclass_t *cls, kv_slot_t slot, kvs_dslot_t *s)
 {
+	kvs_dfile_t *file = &nvme->files[kv_slot_slab(slot)];
+
+	file->free_slots++;
 	s->next = KV_SLOT_NONE;
+	if (file->state != KVS_FILE_USED) {
+		return;
+	}
 	if (cls->free_tail == KV_SLOT_NONE) {
 		cls->free_head = slot;
 	} else {
@@ -122,7 +128,6 @@ static void free_list_append(kvs_nvme_t *nvme, kvs_dclass_t *cls, kv_slot_t slot
 	}
 	cls->free_tail = slot;
 	cls->free_count++;
-	nvme->files[kv_slot_slab(slot)].free_slots++;
 }
 
 /* The least recently freed slot goes out first: most rows of freed slots are deleted before their slot is written again. */
@@ -461,6 +466,7 @@ kv_status_t kvs_nvme_check(kvs_tier_t *tier, char *detail, size_t cap)
 	for (uint32_t i = 0; i < KVS_MAX_FILES; i++) {
 		if (nvme->files[i].slot) {
 			sum_file(nvme, &nvme->files[i], &sum);
+			sum.listed += nvme->files[i].state == KVS_FILE_USED ? 0 : nvme->files[i].free_slots;
 		}
 	}
 	for (uint32_t i = 0; i < nvme->super.class_count; i++) {

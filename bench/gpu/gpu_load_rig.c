@@ -50,8 +50,12 @@ _Noreturn static void become_daemon(const load_bench_t *b)
 {
 	const size_t mib = b->blocks * b->engine.block_bytes >> 20;
 	char self[PATH_MAX] = "", program[PATH_MAX + 8], text[6][PATH_MAX], log[96];
-	char *args[16] = {program, "--keeper=off", "--http.listen=off", "--cpu.ahead=all",
-			  "--instance.max_pinned=1TiB", "--instance.max_unfinished=1TiB"};
+	char *args[16] = {program,
+			  "--keeper=off",
+			  "--http.listen=off",
+			  "--cpu.ahead=all",
+			  "--instance.max_pinned=1TiB",
+			  "--instance.max_unfinished=1TiB"};
 	const ssize_t len = readlink("/proc/self/exe", self, sizeof self - 1);
 	const char *slash = len > 0 ? strrchr(self, '/') : NULL;
 	int n = 6, fd;

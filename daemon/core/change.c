@@ -209,16 +209,17 @@ static uint32_t coldest_class(kvd_core_t *core, kvd_set_t t, uint32_t to, int *p
 	return from;
 }
 
-/* Has the class slots enough without this slab: for what is in it, and, while it is in use, for as much again? */
+/* Has the class slots enough without this slab: for what is in it, and, while it is in use, for as much again? `from` KVD_NONE: a class of the disk tier
+ * that has no block. */
 static int can_spare(const kvd_core_t *core, const choice_t *choice, const kvs_slab_look_t *look, uint32_t from)
 {
 	uint64_t free_slots = ops_of(core, choice->t)->free_slots(core->tier[choice->t], look->slot_class);
 
-	if (choice->t == KVD_DISK) {
-		return look->taken == 0; /* nothing is moved there */
+	if (look->open > 0 || (choice->t == KVD_DISK && look->taken > 0)) { /* on disk nothing is moved */
+		return 0;
 	}
 
-	return look->open == 0 && free_slots >= (is_idle(core, from) ? look->slots : 2u * (uint64_t)look->slots);
+	return from == KVD_NONE || free_slots >= (is_idle(core, from) ? look->slots : 2u * (uint64_t)look->slots);
 }
 
 /* The one that fewer leases name, then the smaller part of it taken, else the larger one; and there must be something to be had from it. */
@@ -288,12 +289,12 @@ static choice_t choose(kvd_core_t *core, kvd_set_t t, uint32_t to)
 			continue;
 		}
 		from = class_of(core, t, look.slot_class);
-		if (from == KVD_NONE || from == to) {
+		if (from == to || (from == KVD_NONE && look.taken > 0)) {
 			continue;
 		}
 		if (names == 0 && can_spare(core, &easy, &look, from)) {
 			prefer(core, &easy, slab, &look, 0);
-		} else if (from == cold && look.open == 0 && (file == KVD_NONE || slab == file) &&
+		} else if (from != KVD_NONE && from == cold && look.open == 0 && (file == KVD_NONE || slab == file) &&
 			   (other.force || (names == 0 && may_give(core, t, from, look.slots)))) {
 			prefer(core, &other, slab, &look, names);
 		}
@@ -336,7 +337,8 @@ static int pick(kvd_core_t *core, kvd_set_t t)
 	change->slab = choice.slab;
 	change->from = choice.from;
 	change->to = to;
-	change->force = choice.force && core->classes[choice.from].ns != core->classes[to].ns;
+	change->force =
+		choice.force && choice.from != KVD_NONE && core->classes[choice.from].ns != core->classes[to].ns;
 	kvd_count(core, KV_M_SLABS_RECLAIMED, change->force ? 1 : 0);
 	change->index = change->moved = 0;
 	change->named = t == KVD_CPU ? kvd_change_count(core) : 0;

@@ -281,7 +281,8 @@ static kvd_turn_t publish_through(kvd_core_t *core, kvd_put_t *put, uint32_t ind
 		return KVD_TURN_WAIT;
 	}
 	entry->state = KVD_ENTRY_FULL;
-	if (status == KV_ERR_BUSY && core->writes > 0) { /* room comes back with the writes in flight */
+	if (status == KV_ERR_BUSY && (core->writes > 0 || kvd_change_expected(core, put->slot_class, KVD_DISK))) {
+		/* room comes back with the writes in flight, or with a file that is being emptied */
 		kvd_put_queue(core, put);
 		return KVD_TURN_WAIT;
 	}

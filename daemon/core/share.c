@@ -28,9 +28,33 @@ uint64_t kvd_share_of(const kvd_core_t *core, uint32_t ns, kvd_resource_t what)
 	return ns == KVD_NONE ? 0 : core->ns[ns]->share[what];
 }
 
+/* What a tier needs beside slabs and files (ledger, digests, metadata) goes off all shares alike: else each could be within its own and the tier full. */
+static uint64_t without_overhead(const kvd_core_t *core, kvd_set_t t, uint64_t share)
+{
+	uint64_t overhead;
+	kvs_usage_t usage;
+
+	kvs_usage(core->tier[t], &usage);
+	if (share >= usage.limit_bytes) {
+		return share;
+	}
+	overhead = usage.charged_bytes;
+	for (uint32_t c = 0; c < core->class_count; c++) {
+		uint32_t tier_class = core->classes[c].tier_class[t];
+
+		overhead -= tier_class == KVD_NONE ? 0 : kvs_class_bytes(core->tier[t], tier_class);
+	}
+
+	return (uint64_t)((double)share * ((double)(usage.limit_bytes - overhead) / (double)usage.limit_bytes));
+}
+
 uint64_t kvd_share_over(const kvd_core_t *core, uint32_t ns, kvd_resource_t what, uint64_t more)
 {
 	uint64_t used = kvd_share_used(core, ns, what) + more, share = kvd_share_of(core, ns, what);
+
+	if (what != KVD_SHARE_INDEX && core->tier[what == KVD_SHARE_DISK ? KVD_DISK : KVD_CPU]) {
+		share = without_overhead(core, what == KVD_SHARE_DISK ? KVD_DISK : KVD_CPU, share);
+	}
 
 	return used > share ? used - share : 0;
 }

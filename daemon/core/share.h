@@ -15,7 +15,7 @@
 /* What the namespace uses: bytes of slabs, bytes of slot files, blocks. `ns` KVD_NONE: blocks found on disk whose namespace is not configured. */
 uint64_t kvd_share_used(const kvd_core_t *core, uint32_t ns, kvd_resource_t what);
 uint64_t kvd_share_of(const kvd_core_t *core, uint32_t ns, kvd_resource_t what);
-/* By how much the namespace would be over its share with `more` more. 0: it would be within. */
+/* By how much the namespace would be over its share, as far as the tier has room beside its own needs, with `more` more. 0: it would be within. */
 uint64_t kvd_share_over(const kvd_core_t *core, uint32_t ns, kvd_resource_t what, uint64_t more);
 /* Shares that are not given are equal parts of what is left. */
 void kvd_shares_settle(kvd_core_t *core);

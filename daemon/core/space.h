@@ -54,7 +54,7 @@ typedef struct kvd_ns {
 	kvd_mirror_t mirror;
 	kvd_space_t **spaces; /* [max_spaces], by id; 0 is not used            */
 	uint32_t space_count;
-	uint64_t given[KVD_SHARES], share[KVD_SHARES]; /* as configured, 0: not; in force (share.h)   */
+	uint64_t given[KVD_SHARES], share[KVD_SHARES]; /* as configured, 0: not; in force (share.h) */
 	uint64_t blocks;                               /* in the index                                */
 	uint64_t pinned_blocks, pinned_bytes;          /* on the path to a claim, each counted once   */
 	uint64_t unfinished_blocks, unfinished_bytes;  /* slots of puts, those in quarantine too      */

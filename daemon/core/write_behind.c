@@ -101,7 +101,13 @@ int kvd_writes_run(kvd_core_t *core)
 		if (core->writes > 0) {
 			break; /* wait for what is in flight */
 		}
-		kvd_queue_remove(&core->ix, head); /* not admitted: the next block put here asks again */
+		kvd_queue_remove(&core->ix, head);
+		if (kvd_change_expected(core, kvd_tree_of(&core->ix, kvd_block_at(&core->ix, block))->slot_class,
+					KVD_DISK)) {
+			kvd_queue_push(&core->ix, head); /* a file is being emptied for it: others first */
+			break;
+		}
+		/* Not admitted: the next block put here asks again. */
 		kvd_count(core, KV_M_WRITE_BEHIND_DROPPED, 1);
 		core->durable_look = 1;
 	}

@@ -7,9 +7,21 @@ static fake_tier_t *fake_of(kvs_tier_t *tier)
 	return (fake_tier_t *)tier;
 }
 
+/* A slot's number to others: with files, the file and the place in it. */
+static kv_slot_t name_of(const fake_tier_t *fake, uint32_t i)
+{
+	return fake->file_slots ? kv_slot_make(i / fake->file_slots, i % fake->file_slots) : i;
+}
+
+static uint32_t index_of(const fake_tier_t *fake, kv_slot_t slot)
+{
+	return fake->file_slots ? kv_slot_slab(slot) * fake->file_slots + kv_slot_index(slot) : slot;
+}
+
 static fake_slot_t *slot_of(fake_tier_t *fake, kvs_loc_t loc)
 {
-	fake_slot_t *slot = loc.slot < fake->cap ? &fake->slots[loc.slot] : NULL;
+	uint32_t i = index_of(fake, loc.slot);
+	fake_slot_t *slot = i < fake->cap ? &fake->slots[i] : NULL;
 
 	return slot && slot->gen == loc.gen && slot->state != KVS_FREE ? slot : NULL;
 }
@@ -46,10 +58,32 @@ static uint64_t fake_class_bytes(kvs_tier_t *tier, uint32_t slot_class)
 	uint64_t bytes = 0;
 
 	for (uint32_t i = 0; i < fake->cap; i++) {
-		bytes += fake->slots[i].state != KVS_FREE && fake->slots[i].slot_class == slot_class ? 4096 : 0;
+		int has = fake->file_slots
+				  ? fake->files[i / fake->file_slots].owner == slot_class + 1
+				  : fake->slots[i].state != KVS_FREE && fake->slots[i].slot_class == slot_class;
+
+		bytes += has ? 4096 : 0;
 	}
 
 	return bytes;
+}
+
+/* A free slot of the class's files, or the first one of a file that nobody has; cap: there is none. */
+static uint32_t pick_in_files(fake_tier_t *fake, uint32_t slot_class)
+{
+	for (uint32_t pass = 0; pass < 2; pass++) {
+		for (uint32_t i = 0; i < fake->cap; i++) {
+			uint32_t file = i / fake->file_slots;
+
+			if (fake->slots[i].state == KVS_FREE && !fake->files[file].leaving &&
+			    fake->files[file].owner == (pass ? 0 : slot_class + 1)) {
+				fake->files[file].owner = slot_class + 1;
+				return i;
+			}
+		}
+	}
+
+	return fake->cap;
 }
 
 static kv_status_t fake_alloc(kvs_tier_t *tier, uint32_t slot_class, kvs_state_t state, uint64_t owner,
@@ -57,13 +91,20 @@ static kv_status_t fake_alloc(kvs_tier_t *tier, uint32_t slot_class, kvs_state_t
 {
 	fake_tier_t *fake = fake_of(tier);
 	fake_slot_t *slot;
+	uint32_t i = fake->cap;
 
 	kv_assert(slot_class < fake->class_count && (state == KVS_PUT || state == KVS_FILLING));
-	if (fake->free_count == 0) {
+	if (fake->file_slots) {
+		i = pick_in_files(fake, slot_class);
+	} else if (fake->free_count > 0) {
+		i = fake->free_list[fake->free_count - 1];
+	}
+	if (i == fake->cap) {
 		return KV_ERR_FULL;
 	}
-	p_loc->slot = fake->free_list[--fake->free_count];
-	slot = &fake->slots[p_loc->slot];
+	fake->free_count--;
+	p_loc->slot = name_of(fake, i);
+	slot = &fake->slots[i];
 	kv_assert(slot->state == KVS_FREE && slot->busy == 0);
 	slot->state = state;
 	slot->gen++;
@@ -99,7 +140,7 @@ static void really_free(fake_tier_t *fake, fake_slot_t *slot)
 	slot->state = KVS_FREE;
 	slot->freed = 0;
 	slot->bytes = 0xf4ee;
-	fake->free_list[fake->free_count++] = (uint32_t)(slot - fake->slots);
+	fake->free_list[fake->free_count++] = (uint32_t)(slot - fake->slots); /* with files: the count only */
 	fake->used--;
 }
 
@@ -157,7 +198,9 @@ static kv_status_t fake_store(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *
 	kv_status_t status;
 
 	kv_assert(slot && slot->state == KVS_FILLING);
-	status = enqueue(fake, (fake_op_t){.done = done, .arg = arg, .to = src->data, .slot = loc.slot, .kind = 1});
+	status = enqueue(
+		fake,
+		(fake_op_t){.done = done, .arg = arg, .to = src->data, .slot = index_of(fake, loc.slot), .kind = 1});
 	if (status == KV_OK) {
 		slot->busy++;
 		fake->stores++;
@@ -175,8 +218,12 @@ static kv_status_t fake_load(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *d
 	if (!slot || slot->state != KVS_READY) {
 		return KV_MISS;
 	}
-	status = enqueue(
-		fake, (fake_op_t){.done = done, .arg = arg, .to = dst->data, .mem = *dst, .slot = loc.slot, .kind = 0});
+	status = enqueue(fake, (fake_op_t){.done = done,
+					   .arg = arg,
+					   .to = dst->data,
+					   .mem = *dst,
+					   .slot = index_of(fake, loc.slot),
+					   .kind = 0});
 	if (status == KV_OK) {
 		slot->busy++;
 		fake->loads++;
@@ -244,7 +291,8 @@ static kv_status_t fake_recover(kvs_tier_t *tier, kvs_found_fn found, void *arg)
 
 			if (slot->state == KVS_READY && (fake->ordered || slot->meta.depth == depth) &&
 			    (fake_epoch_get(tier, slot->meta.root) != slot->meta.epoch ||
-			     found(arg, slot->slot_class, (kvs_loc_t){i, slot->gen}, &slot->meta) != KV_OK)) {
+			     found(arg, slot->slot_class, (kvs_loc_t){name_of(fake, i), slot->gen}, &slot->meta) !=
+				     KV_OK)) {
 				really_free(fake, slot);
 			}
 		}
@@ -257,8 +305,10 @@ static void fake_usage(kvs_tier_t *tier, kvs_usage_t *p_usage)
 {
 	fake_tier_t *fake = fake_of(tier);
 
-	*p_usage = (kvs_usage_t){
-		.limit_bytes = (uint64_t)fake->cap * 4096, .slots = fake->cap, .free_slots = fake->free_count};
+	*p_usage = (kvs_usage_t){.limit_bytes = (uint64_t)fake->cap * 4096,
+				 .charged_bytes = (uint64_t)fake->used * 4096,
+				 .slots = fake->cap,
+				 .free_slots = fake->free_count};
 	for (uint32_t i = 0; i < fake->cap; i++) {
 		if (fake->slots[i].state == KVS_QUARANTINED) {
 			p_usage->quarantined_slots++;
@@ -325,12 +375,12 @@ void fake_lose(fake_tier_t *fake, kv_slot_t slot)
 
 	kv_assert(s->state == KVS_READY);
 	s->state = KVS_QUARANTINED;
-	fake->watch.lost(fake->watch.arg, (kvs_loc_t){slot, s->gen}, &s->meta.key, s->meta.group);
+	fake->watch.lost(fake->watch.arg, (kvs_loc_t){name_of(fake, slot), s->gen}, &s->meta.key, s->meta.group);
 }
 
 int fake_is_synced(const fake_tier_t *fake, kvs_loc_t loc)
 {
-	const fake_slot_t *s = loc.slot < fake->cap ? &fake->slots[loc.slot] : NULL;
+	const fake_slot_t *s = index_of(fake, loc.slot) < fake->cap ? &fake->slots[index_of(fake, loc.slot)] : NULL;
 
 	return s && s->gen == loc.gen && s->state == KVS_READY && s->seq <= fake->synced;
 }
@@ -390,6 +440,126 @@ static void fake_watch(kvs_tier_t *tier, const kvs_watch_t *watch)
 	fake_of(tier)->watch = *watch;
 }
 
+/* ---- files that change their class --------------------------------------------------------------------------------------- */
+
+static uint32_t files_count(kvs_tier_t *tier)
+{
+	const fake_tier_t *fake = fake_of(tier);
+
+	return fake->file_slots ? fake->cap / fake->file_slots : 0;
+}
+
+static kv_status_t files_look(kvs_tier_t *tier, uint32_t file, kvs_slab_look_t *p_look)
+{
+	const fake_tier_t *fake = fake_of(tier);
+
+	if (file >= files_count(tier) || fake->files[file].owner == 0) {
+		return KV_MISS;
+	}
+	*p_look = (kvs_slab_look_t){.slot_class = fake->files[file].owner - 1,
+				    .slots = fake->file_slots,
+				    .leaving = fake->files[file].leaving};
+	for (uint32_t i = 0; i < fake->file_slots; i++) {
+		p_look->taken += fake->slots[file * fake->file_slots + i].state != KVS_FREE;
+	}
+
+	return KV_OK;
+}
+
+static uint32_t files_gain(kvs_tier_t *tier, uint32_t file, uint32_t for_class)
+{
+	(void)file;
+	(void)for_class;
+
+	return fake_of(tier)->file_slots;
+}
+
+static uint64_t files_unit(kvs_tier_t *tier, uint32_t slot_class)
+{
+	(void)slot_class;
+
+	return (uint64_t)fake_of(tier)->file_slots * 4096;
+}
+
+static kv_status_t files_slot(kvs_tier_t *tier, kv_slot_t slot, kvs_loc_t *p_loc, kvs_meta_t *p_meta)
+{
+	fake_tier_t *fake = fake_of(tier);
+	const fake_slot_t *s = &fake->slots[index_of(fake, slot)];
+
+	if (s->state != KVS_READY || s->freed) {
+		return KV_MISS;
+	}
+	*p_loc = (kvs_loc_t){slot, s->gen};
+	*p_meta = (kvs_meta_t){.key = s->meta.key, .group = s->meta.group};
+
+	return KV_OK;
+}
+
+static uint64_t files_free(kvs_tier_t *tier, uint32_t slot_class)
+{
+	const fake_tier_t *fake = fake_of(tier);
+	uint64_t count = 0;
+
+	for (uint32_t i = 0; i < fake->cap; i++) {
+		uint32_t file = i / fake->file_slots;
+
+		count += fake->slots[i].state == KVS_FREE && fake->files[file].owner == slot_class + 1 &&
+			 !fake->files[file].leaving;
+	}
+
+	return count;
+}
+
+static int files_is_short(kvs_tier_t *tier, uint32_t slot_class)
+{
+	const fake_tier_t *fake = fake_of(tier);
+
+	for (uint32_t i = 0; i < files_count(tier); i++) {
+		if (fake->files[i].owner == 0) {
+			return 0;
+		}
+	}
+
+	return files_count(tier) > 0 && files_free(tier, slot_class) <= fake->file_slots / 4;
+}
+
+static int files_is_coming(kvs_tier_t *tier, uint32_t slot_class)
+{
+	(void)tier;
+	(void)slot_class;
+
+	return 0;
+}
+
+static void files_leave(kvs_tier_t *tier, uint32_t file)
+{
+	kv_assert(!fake_of(tier)->files[file].leaving);
+	fake_of(tier)->files[file].leaving = 1;
+}
+
+static void files_stay(kvs_tier_t *tier, uint32_t file)
+{
+	kv_assert(fake_of(tier)->files[file].leaving);
+	fake_of(tier)->files[file].leaving = 0;
+}
+
+static kv_status_t files_retire(kvs_tier_t *tier, uint32_t file, uint32_t for_class)
+{
+	fake_tier_t *fake = fake_of(tier);
+	kvs_slab_look_t look;
+
+	kv_assert(files_look(tier, file, &look) == KV_OK && look.leaving && look.taken == 0);
+	fake->files[file].owner = for_class + 1;
+	fake->files[file].leaving = 0;
+	fake->retired++;
+
+	return KV_OK;
+}
+
+static const kvs_change_ops_t change_ops = {files_count, files_look, files_gain,     files_unit,
+					    files_slot,  files_free, files_is_short, files_is_coming,
+					    files_leave, files_stay, files_retire};
+
 static const kvs_tier_ops_t ops_cpu = {
 	"CPU",        NULL,       fake_class_open, fake_class_ns, fake_class_bytes, fake_alloc,     fake_set_state,
 	fake_free,    fake_mem,   fake_store,      fake_load,     fake_flush,       fake_epoch_set, fake_epoch_get,
@@ -397,7 +567,7 @@ static const kvs_tier_ops_t ops_cpu = {
 	NULL,         NULL,
 };
 static const kvs_tier_ops_t ops_disk = {
-	"DISK",         NULL,           fake_class_open, fake_class_ns, fake_class_bytes, fake_alloc,
+	"DISK",         &change_ops,    fake_class_open, fake_class_ns, fake_class_bytes, fake_alloc,
 	fake_set_state, fake_free,      fake_mem,        fake_store,    fake_load,        fake_flush,
 	fake_epoch_set, fake_epoch_get, fake_recover,    fake_usage,    fake_event_fd,    fake_poll,
 	fake_in_flight, fake_check,     fake_close,      NULL,          fake_watch,
@@ -436,6 +606,9 @@ void fake_disk_restart(fake_tier_t *fake)
 {
 	kv_assert(fake->op_count == 0);
 	fake->synced = fake->seq; /* what is found again is on the device */
+	for (uint32_t i = 0; i < FAKE_FILES; i++) {
+		fake->files[i].leaving = 0;
+	}
 	for (uint32_t i = 0; i < fake->cap; i++) {
 		if (fake->slots[i].state != KVS_FREE && fake->slots[i].state != KVS_READY) {
 			really_free(fake, &fake->slots[i]);

@@ -10,6 +10,7 @@
 #include "kvs/tier.h"
 
 #define FAKE_CLASSES 8u
+#define FAKE_FILES   64u
 
 typedef struct fake_slot {
 	uint64_t bytes;
@@ -53,6 +54,12 @@ typedef struct fake_tier {
 		kvs_geometry_t geometry;
 	} classes[FAKE_CLASSES];
 	uint32_t class_count;
+	uint32_t
+		file_slots; /* > 0: slots lie in files of so many, each of one class at a time, which change hands as those of a disk do */
+	struct {
+		uint32_t owner; /* class + 1; 0: nobody's */
+		int leaving;
+	} files[FAKE_FILES];
 	fake_op_t *ops;
 	uint32_t op_count, op_cap;
 	fake_root_t roots[64];
@@ -71,7 +78,8 @@ typedef struct fake_tier {
 	int whole;            /* loads go to memory of whole blocks: digests are computed */
 	int ordered;          /* slots lie parents first: recover in one pass */
 	uint64_t loads, stores, flushes;
-	uint64_t tries; /* stores asked for, refused and failed ones too */
+	uint64_t retired; /* files that have changed hands */
+	uint64_t tries;   /* stores asked for, refused and failed ones too */
 } fake_tier_t;
 
 void fake_tier_init(fake_tier_t *fake, int disk, uint32_t cap, uint64_t seed);

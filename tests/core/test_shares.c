@@ -2,6 +2,7 @@
 #include "universe.h"
 
 #define DEPTH 32u
+#define BLOCK UINT64_C(4096)
 
 static universe_t u_;
 static u_member_t *m_[2];
@@ -145,7 +146,7 @@ static void p5_pins_end_at_the_share_and_count_once(void **state)
 	(void)state;
 	stage(&(u_config_t){.cpu_slots = 300,
 			    .max_blocks = 512,
-			    .share = {[0] = {100 * 4096}, [1] = {100 * 4096}},
+			    .share = {[0] = {100 * BLOCK}, [1] = {100 * BLOCK}},
 			    .seed = kv_test_seed()});
 	for (uint32_t c = 0; c < 8; c++) {
 		put_chain(0, c); /* 256 blocks, far over its share */
@@ -154,7 +155,7 @@ static void p5_pins_end_at_the_share_and_count_once(void **state)
 		assert_int_equal(acquire(0, 0, DEPTH, 0, &leases[i], &reply), KV_OK);
 		assert_int_equal(reply.n, DEPTH);
 	}
-	assert_int_equal(kvd_irreclaimable(u_.core, u_.ns[0]), DEPTH * 4096);
+	assert_int_equal(kvd_irreclaimable(u_.core, u_.ns[0]), DEPTH * BLOCK);
 	for (uint32_t i = 1; i < 8; i++) {
 		assert_int_equal(u_release(&u_, m_[0], leases[i].id), KV_OK);
 	}
@@ -188,7 +189,7 @@ static void p5_unfinished_and_quarantined_slots_end_at_the_share(void **state)
 	(void)state;
 	stage(&(u_config_t){.cpu_slots = 300,
 			    .max_blocks = 512,
-			    .share = {[0] = {100 * 4096}, [1] = {100 * 4096}},
+			    .share = {[0] = {100 * BLOCK}, [1] = {100 * BLOCK}},
 			    .seed = kv_test_seed()});
 	for (uint32_t c = 0; c < 8; c++) {
 		chain_of(0, c, keys);
@@ -199,7 +200,7 @@ static void p5_unfinished_and_quarantined_slots_end_at_the_share(void **state)
 		universe_check(&u_);
 	}
 	assert_int_equal(slots, 100);
-	assert_int_equal(kvd_irreclaimable(u_.core, u_.ns[0]), 100 * 4096);
+	assert_int_equal(kvd_irreclaimable(u_.core, u_.ns[0]), 100 * BLOCK);
 	put_chain(1, 0);
 	assert_int_equal(visible(1, 0), DEPTH);
 	stage_end();
@@ -215,7 +216,8 @@ static void p5_an_instance_has_half_of_its_namespaces_share(void **state)
 	kv_key_t keys[DEPTH];
 
 	(void)state;
-	stage(&(u_config_t){.cpu_slots = 300, .max_blocks = 512, .share = {[0] = {40 * 4096}}, .seed = kv_test_seed()});
+	stage(&(u_config_t){
+		.cpu_slots = 300, .max_blocks = 512, .share = {[0] = {40 * BLOCK}}, .seed = kv_test_seed()});
 	u_.core->config.max_pinned_bytes = u_.core->config.max_unfinished_bytes = 0;
 	chain_of(0, 0, keys);
 	assert_int_equal(u_put(&u_, m_[0], &space_[0], keys, 0, DEPTH), 20);
@@ -242,14 +244,14 @@ static void p5_shares_that_nobody_gave_are_equal(void **state)
 		assert_int_equal(kvd_namespace_share(u_.core, u_.ns[n], none), KV_OK);
 	}
 	for (uint32_t n = 0; n < 2; n++) {
-		assert_int_equal(kvd_share_of(u_.core, u_.ns[n], KVD_SHARE_CPU), 150 * 4096);
-		assert_int_equal(kvd_share_of(u_.core, u_.ns[n], KVD_SHARE_DISK), 100 * 4096);
+		assert_int_equal(kvd_share_of(u_.core, u_.ns[n], KVD_SHARE_CPU), 150 * BLOCK);
+		assert_int_equal(kvd_share_of(u_.core, u_.ns[n], KVD_SHARE_DISK), 100 * BLOCK);
 		assert_int_equal(kvd_share_of(u_.core, u_.ns[n], KVD_SHARE_INDEX), 256);
 	}
 	assert_int_equal(kvd_namespace_share(u_.core, u_.ns[1], some), KV_OK);
 	assert_int_equal(kvd_share_of(u_.core, u_.ns[0], KVD_SHARE_INDEX), 412);
 	assert_int_equal(kvd_share_of(u_.core, u_.ns[1], KVD_SHARE_INDEX), 100);
-	assert_int_equal(kvd_share_of(u_.core, u_.ns[1], KVD_SHARE_CPU), 150 * 4096);
+	assert_int_equal(kvd_share_of(u_.core, u_.ns[1], KVD_SHARE_CPU), 150 * BLOCK);
 	assert_int_equal(kvd_namespace_share(u_.core, 7, some), KV_ERR_ARG);
 	stage_end();
 }
@@ -407,6 +409,92 @@ static void p5_open_puts_do_not_hold_back_what_was_lent(void **state)
 	pool_end();
 }
 
+/* ---- the disk ---------------------------------------------------------------------------------------------------------- */
+
+static uint32_t on_disk(uint32_t ns, const kvd_space_info_t *space, uint32_t c)
+{
+	uint8_t tiers[DEPTH];
+	kv_key_t keys[DEPTH];
+	uint32_t n = 0;
+
+	chain_of(ns, c, keys);
+	u_explain(&u_, ns, space, keys, DEPTH, tiers);
+	while (n < DEPTH && (tiers[n] & KV_TIER_DISK)) {
+		n++;
+	}
+
+	return n;
+}
+
+/* Blocks of a model nobody has opened since the start age like others: the next model gets files, and the old one keeps the rest, its hottest. */
+static void p5_a_disk_full_of_a_model_nobody_has_opened_takes_the_next_one(void **state)
+{
+	u_config_t config = {
+		.cpu_slots = 600, .disk_slots = 512, .disk_file_slots = 32, .max_blocks = 2048, .seed = kv_test_seed()};
+	kvd_space_info_t next;
+	fake_tier_t disk;
+	uint32_t old = 0;
+
+	(void)state;
+	stage(&config);
+	for (uint32_t c = 0; c < 16; c++) {
+		put_chain(0, c);
+	}
+	assert_int_equal(on_disk(0, &space_[0], 15), DEPTH);
+	assert_int_equal(u_.disk.free_count, 0);
+	universe_kill(&u_, &disk);
+
+	universe_init(&u_, &config, &disk);
+	m_[0] = u_join(&u_, 0, "engine", 2, 0);
+	u_.block_bytes = 8192;
+	next = u_space(&u_, 0, "next model");
+	for (uint32_t c = 20; c < 24; c++) {
+		kv_key_t keys[DEPTH];
+
+		chain_of(0, c, keys);
+		assert_int_equal(u_put(&u_, m_[0], &next, keys, 0, DEPTH), DEPTH);
+		u_settle(&u_);
+		universe_check(&u_);
+		assert_int_equal(on_disk(0, &next, c), DEPTH);
+	}
+	assert_int_equal(on_disk(0, &next, 20), DEPTH);
+	u_.block_bytes = 4096;
+	space_[0] = u_space(&u_, 0, "model");
+	u_settle(&u_);
+	for (uint32_t c = 0; c < 16; c++) {
+		old += on_disk(0, &space_[0], c);
+	}
+	assert_in_range(old, 10 * DEPTH, 12 * DEPTH);
+	stage_end();
+}
+
+/* A namespace whose name is not configured any more has a share of nothing. */
+static void p5_blocks_of_a_namespace_that_has_gone_go_first(void **state)
+{
+	u_config_t config = {
+		.cpu_slots = 600, .disk_slots = 256, .disk_file_slots = 32, .max_blocks = 280, .seed = kv_test_seed()};
+	fake_tier_t disk;
+
+	(void)state;
+	stage(&config);
+	for (uint32_t c = 0; c < 8; c++) {
+		put_chain(0, c);
+	}
+	universe_kill(&u_, &disk);
+	strcpy(disk.classes[0].ns, "gone");
+	universe_init(&u_, &config, &disk);
+	assert_int_equal(u_.core->unowned_blocks, 8 * DEPTH);
+	m_[1] = u_join(&u_, 1, "engine", 2, 0);
+	space_[1] = u_space(&u_, 1, "model");
+	for (uint32_t c = 0; c < 6; c++) {
+		put_chain(1, c);
+		assert_int_equal(on_disk(1, &space_[1], c), DEPTH);
+	}
+	assert_int_equal(visible_of(1, 6), 6 * DEPTH);
+	assert_true(u_.core->unowned_blocks <= 2 * DEPTH + 24);
+	stage_end();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -418,6 +506,8 @@ int main(void)
 		cmocka_unit_test(p5_shares_that_nobody_gave_are_equal),
 		cmocka_unit_test(p5_memory_that_was_lent_comes_back_to_its_owner),
 		cmocka_unit_test(p5_leases_do_not_hold_back_what_was_lent),
+		cmocka_unit_test(p5_a_disk_full_of_a_model_nobody_has_opened_takes_the_next_one),
+		cmocka_unit_test(p5_blocks_of_a_namespace_that_has_gone_go_first),
 		cmocka_unit_test(p5_open_puts_do_not_hold_back_what_was_lent),
 	};
 

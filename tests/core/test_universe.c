@@ -60,7 +60,8 @@ static void do_join(life_t *l)
 		live += l->u.members[i].id != 0;
 	}
 	if (live < 10) {
-		(void)u_join(&l->u, below(l, 4) == 0, names[below(l, 3)], (uint32_t)below(l, 3), (uint32_t)below(l, 2));
+		(void)u_join(&l->u, (uint32_t)below(l, 2), names[below(l, 3)], (uint32_t)below(l, 3),
+			     (uint32_t)below(l, 2));
 	}
 }
 
@@ -75,7 +76,7 @@ static void some_group(life_t *l)
 /* A space that the member may ask for. */
 static uint32_t some_space(life_t *l, const u_member_t *m)
 {
-	return (m ? 2 * m->ns : 0) + (below(l, 8) == 0 ? 1 : 0);
+	return (m ? 2 * m->ns : 0) + (below(l, 3) == 0 ? 1 : 0);
 }
 
 static uint32_t ns_of(uint32_t space)
@@ -430,19 +431,24 @@ static void calm_down(life_t *l)
 	}
 }
 
+static uint64_t files_, reclaimed_; /* that changed hands, and of them by force */
+
 static void live(uint64_t seed, uint32_t steps)
 {
 	static life_t l;
 	fake_tier_t disk;
 	u_config_t config = {.cpu_slots = 40,
-			     .disk_slots = seed % 4 == 0 ? 0 : 90,
+			     .disk_slots = seed % 4 == 0   ? 0
+					   : seed % 4 == 1 ? 90
+							   : 40,
+			     .disk_file_slots = seed % 4 == 1 ? 0 : 5,
 			     .max_blocks = seed % 3 ? 4096 : 80,
 			     .seed = seed};
 	int restart = config.disk_slots > 0 && seed % 5 == 0;
 
 	if (seed % 2) { /* shares that are met all the time; in the others what is there is the limit */
-		const uint64_t shares[2][KVD_SHARES] = {{24 * 4096, 50 * 4096, config.max_blocks / 2},
-							{16 * 4096, 40 * 4096, config.max_blocks / 2}};
+		const uint64_t shares[2][KVD_SHARES] = {{24 * 4096, 20 * 4096, config.max_blocks / 2},
+							{16 * 4096, 20 * 4096, config.max_blocks / 2}};
 
 		memcpy(config.share, shares, sizeof shares);
 	}
@@ -454,6 +460,7 @@ static void live(uint64_t seed, uint32_t steps)
 		l.u.cpu.shuffle = l.u.disk.shuffle = 1;
 		l.u.disk.queue_limit = seed % 2 ? 4 : 0;
 		for (uint32_t s = 0; s < SPACES; s++) {
+			l.u.block_bytes = s % 2 ? 8192 : 4096; /* of another class */
 			l.space[s] = u_space(&l.u, ns_of(s), s % 2 ? "other" : "model");
 		}
 		l.u.rng.state = seed;
@@ -463,6 +470,8 @@ static void live(uint64_t seed, uint32_t steps)
 			check(&l);
 		}
 		calm_down(&l);
+		files_ += l.u.disk.retired;
+		reclaimed_ += kv_metric_get(&l.u.metrics, KV_M_SLABS_RECLAIMED);
 		if (run < restart) {
 			universe_kill(&l.u, &disk);
 		}
@@ -488,9 +497,12 @@ static void p1_to_p10_hold_after_every_step(void **state)
 		}
 		live(seed / 7 * 7 + i, 400);
 		if (one) {
-			break;
+			return;
 		}
 	}
+	print_message("# files that changed hands %llu, reclaimed %llu\n", (unsigned long long)files_,
+		      (unsigned long long)reclaimed_);
+	assert_true(files_ > 0 && reclaimed_ > 0);
 }
 
 int main(int argc, char **argv)

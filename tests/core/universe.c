@@ -226,6 +226,7 @@ void universe_init(universe_t *u, const u_config_t *config, const fake_tier_t *d
 		u->disk = *disk;
 	} else if (u->has_disk) {
 		fake_tier_init(&u->disk, 1, config->disk_slots, config->seed + 3);
+		u->disk.file_slots = config->disk_file_slots;
 	}
 	u->disk.whole = u->pool != NULL;
 	u->config = (kvd_core_config_t){

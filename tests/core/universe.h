@@ -99,8 +99,9 @@ typedef struct universe {
 
 typedef struct u_config {
 	uint32_t cpu_slots;
-	uint32_t disk_slots;    /* 0: no disk tier */
-	kvs_pool_config_t pool; /* limit_bytes > 0: a real pool is the CPU tier */
+	uint32_t disk_slots;      /* 0: no disk tier */
+	uint32_t disk_file_slots; /* 0: every disk slot is anybody's */
+	kvs_pool_config_t pool;   /* limit_bytes > 0: a real pool is the CPU tier */
 	uint64_t max_blocks;
 	kvd_policy_kind_t policy;
 	uint64_t share[2][KVD_SHARES]; /* of the namespaces; 0: no end */

@@ -72,6 +72,7 @@
 	X(BLOCKS_MOVED, kvd_blocks_moved_total, KV_METRIC_COUNTER, "blocks copied out of slabs that were to be retired") \
 	X(CPU_HUGE_PAGES, kvd_cpu_huge_pages, KV_METRIC_GAUGE, "1 when the pool lies on huge pages")                   \
 	X(SLAB_FAULTS, kvd_slab_faults_total, KV_METRIC_COUNTER, "copies or digests that hit memory a client had taken away") \
+	X(FILES_RETIRED, kvd_files_retired_total, KV_METRIC_COUNTER, "slot files whose room went to another block size or namespace") \
 	X(DISK_BYTES, kvd_disk_bytes, KV_METRIC_GAUGE, "bytes of the disk tier: slot files and metadata")              \
 	X(DISK_USED_BYTES, kvd_disk_used_bytes, KV_METRIC_GAUGE, "slot bytes in use on disk")                          \
 	X(DISK_LIMIT_BYTES, kvd_disk_limit_bytes, KV_METRIC_GAUGE, "limit of the disk tier")                           \

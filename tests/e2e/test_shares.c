@@ -1,0 +1,244 @@
+/* Attackers: one namespace, or one model, takes all it can get, and another one comes after it. It must have its share. */
+#include "e2e/rig.h"
+
+#include <signal.h>
+
+#define LEN  32u
+#define MANY 80u /* conversations of LEN blocks, 50 MiB on disk: more than there is */
+
+/* As large a block as the usual one, of another geometry: its slots are of another class. */
+#define OTHER_LAYOUT "kvk1 heads=4 layers=2 tokens=16 k=32 v=32 dtype=bf16 inner=split page=0"
+
+static rig_t rig;
+static char rival_sock[96];
+
+static void stage(int disk)
+{
+	rig_init(&rig, disk);
+	rig_option(&rig, "--nvme.size=32MiB");
+	rig_option(&rig, "--namespaces=default,rival");
+	snprintf(rival_sock, sizeof rival_sock, "%.79s/rival.sock", rig.run_dir);
+}
+
+static void attach(user_t *user, const char *sock, const char *layout)
+{
+	kvc_identity_t identity = user_identity("model");
+
+	identity.layout = layout;
+	if (user_try(user, sock, &identity) != KVC_OK) {
+		fail_msg("%s", kvc_last_error());
+	}
+}
+
+/* Conversations [0, count): what is refused is refused. */
+static void put_many(user_t *user, uint32_t count)
+{
+	kvc_key_t keys[LEN];
+
+	for (uint32_t c = 0; c < count; c++) {
+		user_keys(user, c, LEN, keys);
+		(void)user_put(user, keys, 0, LEN, 0, NULL);
+		if (c % 8 == 7) {
+			rig_written(&rig); /* memory is small: what is evicted before it is on disk is lost */
+		}
+	}
+}
+
+/* Put until it is acknowledged as durable: room comes in steps. */
+static void put_durable(user_t *user, uint64_t seed)
+{
+	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
+	kvc_key_t keys[LEN];
+	uint32_t visible;
+
+	user_keys(user, seed, LEN, keys);
+	for (;;) {
+		kvc_status_t status = user_put(user, keys, 0, LEN, 1, &visible);
+
+		if (status == KVC_OK && visible == LEN) {
+			return;
+		}
+		assert_true(status == KVC_OK || status == KVC_ERR_BUSY || status == (kvc_status_t)KV_ERR_NOT_ADMITTED);
+		if (rig_now_ms() >= deadline) {
+			fail_msg("conversation %llu never came to disk, status %d", (unsigned long long)seed,
+				 (int)status);
+		}
+	}
+}
+
+static uint32_t matched(user_t *user, uint32_t first, uint32_t count)
+{
+	kvc_key_t keys[LEN];
+	uint32_t blocks = 0;
+
+	for (uint32_t c = first; c < first + count; c++) {
+		user_keys(user, c, LEN, keys);
+		blocks += user_match(user, keys, LEN);
+	}
+
+	return blocks;
+}
+
+static void read_all(user_t *user, uint32_t first, uint32_t count)
+{
+	kvc_key_t keys[LEN];
+	uint32_t n;
+
+	for (uint32_t c = first; c < first + count; c++) {
+		user_keys(user, c, LEN, keys);
+		assert_int_equal(user_get(user, keys, LEN, &n), KVC_OK);
+		assert_int_equal(n, LEN);
+	}
+}
+
+static void restart(int signal)
+{
+	(void)rig_kill(&rig, signal);
+	rig_start(&rig);
+}
+
+/* ---- the disk ---------------------------------------------------------------------------------------------------------- */
+
+/* A disk full of a model that nobody has opened since the start is no wall for the next model, and what that one was told is durable is. */
+static void p2_a_disk_full_of_a_model_nobody_opens_takes_the_next_one(void **state)
+{
+	user_t old, new;
+
+	(void)state;
+	stage(1);
+	rig_start(&rig);
+	attach(&old, rig.sock, RIG_LAYOUT);
+	put_many(&old, MANY);
+	rig_written(&rig);
+	assert_true(rig_metric(&rig, "kvd_evicted_disk_total") > 0); /* full */
+	user_leave(&old);
+	restart(SIGTERM);
+
+	attach(&new, rig.sock, OTHER_LAYOUT);
+	for (uint32_t c = 0; c < 20; c++) {
+		put_durable(&new, c);
+	}
+	assert_true(rig_metric(&rig, "kvd_files_retired_total") > 0);
+	user_leave(&new);
+	restart(SIGKILL);
+	attach(&new, rig.sock, OTHER_LAYOUT);
+	assert_int_equal(matched(&new, 0, 20), 20 * LEN);
+	read_all(&new, 0, 20);
+	attach(&old, rig.sock, RIG_LAYOUT);
+	assert_true(matched(&old, 0, MANY) > 8 * LEN); /* it gave what was asked for, not all it had */
+	user_leave(&old);
+	user_leave(&new);
+	rig_check_quiet(&rig);
+	rig_fini(&rig);
+}
+
+/* A namespace that fills the disk and goes on writing leaves another one its share. */
+static void p5_a_namespace_that_fills_the_disk_gives_another_its_share(void **state)
+{
+	user_t user, rival;
+	kvc_key_t keys[LEN];
+
+	(void)state;
+	stage(1);
+	rig_start(&rig);
+	attach(&rival, rival_sock, RIG_LAYOUT);
+	put_many(&rival, MANY);
+	rig_written(&rig);
+	attach(&user, rig.sock, RIG_LAYOUT);
+	for (uint32_t c = 0; c < 18; c++) { /* 576 blocks: 3 of the 6 files there is room for */
+		put_durable(&user, c);
+		user_keys(&rival, 1000 + c, LEN, keys);
+		(void)user_put(&rival, keys, 0, LEN, 0, NULL);
+	}
+	put_many(&rival, MANY);
+	assert_int_equal(matched(&user, 0, 18), 18 * LEN);
+	read_all(&user, 0, 18);
+	user_leave(&rival);
+	user_leave(&user);
+	rig_check_quiet(&rig);
+	rig_fini(&rig);
+}
+
+/* ---- index and memory --------------------------------------------------------------------------------------------------- */
+
+static void p5_a_namespace_that_fills_the_index_gives_another_its_share(void **state)
+{
+	user_t user, rival;
+
+	(void)state;
+	stage(0);
+	rig_option(&rig, "--index.max_blocks=1024");
+	rig_option(&rig, "--cpu.size=32MiB");
+	rig_start(&rig);
+	attach(&rival, rival_sock, RIG_LAYOUT);
+	put_many(&rival, MANY);
+	attach(&user, rig.sock, RIG_LAYOUT);
+	put_many(&user, 15); /* 480 of 512 */
+	put_many(&rival, MANY);
+	assert_int_equal(matched(&user, 0, 15), 15 * LEN);
+	assert_true(matched(&rival, 0, MANY) >= 480);
+	read_all(&user, 0, 15);
+	user_leave(&rival);
+	user_leave(&user);
+	rig_check_quiet(&rig);
+	rig_fini(&rig);
+}
+
+/* It has all memory, leases what it can and lets go of nothing, and has put open wherever a slot was to be had. */
+static void p5_a_namespace_that_holds_all_memory_gives_another_its_share(void **state)
+{
+	const kvc_put_options_t options = {.struct_size = sizeof options};
+	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
+	kvc_lease_t *lease[MANY] = {0};
+	kvc_put_t *put[MANY] = {0};
+	kvc_key_t keys[LEN];
+	user_t user, rival;
+	char out[8192];
+
+	(void)state;
+	stage(0);
+	rig_option(&rig, "--instance.max_pinned=1GiB");
+	rig_option(&rig, "--instance.max_unfinished=1GiB");
+	rig_start(&rig);
+	attach(&rival, rival_sock, RIG_LAYOUT);
+	put_many(&rival, 30);
+	for (uint32_t c = 0; c < 30; c++) {
+		user_keys(&rival, c, LEN, keys);
+		(void)kvc_acquire(rival.space, keys, LEN, LEN - 1, 0, &lease[c]);
+		user_keys(&rival, 500 + c, LEN, keys);
+		(void)kvc_put_start(rival.space, keys, 0, 1, &options, &put[c]);
+	}
+	attach(&user, rig.sock, RIG_LAYOUT);
+	while (matched(&user, 0, 5) < 5 * LEN) { /* 160 blocks, of a share of 200 */
+		assert_true(rig_now_ms() < deadline);
+		put_many(&user, 5);
+	}
+	for (uint32_t c = 0; c < 30; c++) {
+		user_keys(&rival, 600 + c, LEN, keys);
+		(void)user_put(&rival, keys, 0, LEN, 0, NULL);
+	}
+	assert_int_equal(matched(&user, 0, 5), 5 * LEN);
+	read_all(&user, 0, 5);
+	assert_int_equal(rig_kvctl(&rig, "status", out, sizeof out), 0);
+	assert_non_null(strstr(out, "irreclaimable"));
+	for (uint32_t c = 0; c < 30; c++) {
+		kvc_release(&lease[c], lease[c] ? 1 : 0);
+		kvc_put_free(put[c]);
+	}
+	user_leave(&rival);
+	user_leave(&user);
+	rig_check_quiet(&rig);
+	rig_fini(&rig);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p2_a_disk_full_of_a_model_nobody_opens_takes_the_next_one),
+		cmocka_unit_test(p5_a_namespace_that_fills_the_disk_gives_another_its_share),
+		cmocka_unit_test(p5_a_namespace_that_fills_the_index_gives_another_its_share),
+		cmocka_unit_test(p5_a_namespace_that_holds_all_memory_gives_another_its_share),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
