@@ -1,4 +1,5 @@
 /* kvd: the composition root. Read daemon() and its mirror end() to see what there is and in which order it lives. */
+#include "io/attach.h"
 #include "io/http.h"
 #include "io/session.h"
 #include "kvs/pool.h"
@@ -66,7 +67,10 @@ static void ready(kvd_host_t *host)
 	host->own_slabs = kvs_pool_slabs_held(host->cpu);
 	atomic_store(&host->health.ready, 1);
 	kv_log(KV_LOG_INFO, "main", "ready: version %s run_dir %s namespaces %s disk %s restarts %u", KVD_VERSION,
-	       host->options->run_dir, host->options->namespaces, host->disk ? host->options->nvme_path : "none",
+	       host->options->run_dir, host->options->namespaces,
+	       host->disk     ? host->options->nvme_path
+	       : host->attach ? "off"
+			      : "none",
 	       host->setup->restarts);
 	kvd_process_notify("READY=1");
 	kvd_keeper_serves(host->setup->keeper_fd);
@@ -116,6 +120,9 @@ static kv_status_t daemon_run(kvd_setup_t *setup)
 	}
 	if (status == KV_OK) {
 		status = kvd_listeners_open(host, detail, sizeof detail); /* namespaces, recovery, sockets */
+	}
+	if (status == KV_OK) {
+		status = kvd_attach_watch(host); /* a disk tier that is off */
 	}
 	if (status == KV_OK) {
 		ready(host);

@@ -38,7 +38,7 @@ static const kv_option_t rows[] = {
 	ROW("cpu.huge_pages", ENUM, "auto", NULL, NULL, "auto,on,off", AT_START, cpu_huge_pages, "huge pages under slabs and the mirror: when the kernel gives them, wanted (their lack is a warning), never"),
 	ROW("cpu.prefault", BOOL, "on", NULL, NULL, NULL, AT_START, cpu_prefault, "touch new slabs in the background, so that no client pays for a page's first use"),
 	ROW("cpu.ahead", STRING, "auto", NULL, NULL, NULL, AT_START, cpu_ahead, "memory kept touched ahead of need, beyond the slab in use, for the block size that was registered or needed memory last: a size; auto: a quarter of cpu.size, at most 1GiB; all: the first block size takes the whole pool at once, for nodes where engines pin it. Another block size gets of it what is not used"),
-	ROW("nvme.path", PATH, "", NULL, NULL, NULL, AT_START, nvme_path, "directory of the disk tier; empty: no disk tier"),
+	ROW("nvme.path", PATH, "", NULL, NULL, NULL, AT_START, nvme_path, "directory of the disk tier; empty: no disk tier. One that is full, read-only or fails is switched off and tried again: kvctl status says so"),
 	ROW("nvme.size", SIZE, "8GiB", "16MiB", NULL, NULL, AT_START, nvme_size, "limit of the disk tier: slot files and metadata together"),
 	ROW("nvme.file_size", SIZE, "256MiB", "1MiB", "64GiB", NULL, AT_START, nvme_file_size, "preallocated size of a slot file, by default at most nvme.size"),
 	ROW("nvme.queue_depth", U64, "64", "1", "1024", NULL, AT_START, nvme_queue_depth, "device requests in flight"),

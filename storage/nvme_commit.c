@@ -119,13 +119,13 @@ void *kvs_commit_main(void *arg)
 	kvs_nvme_t *nvme = arg;
 	kvs_commit_t *c = nvme->commit;
 	struct pollfd wait[2] = {{.fd = nvme->commit_bell.fd, .events = POLLIN}, {.fd = -1, .events = POLLIN}};
-	int has_meta = 0; /* from the first turn on nobody else uses it */
+	int has_meta = 0; /* from the first turn that needs it on nobody else uses it */
 
 	(void)prctl(PR_SET_NAME, "kvd-commit", 0, 0, 0);
 	while (1) {
 		if (atomic_load(&c->state) == 1) {
 			run_turn(nvme, c);
-			has_meta = 1;
+			has_meta |= !c->probe && (c->count > 0 || c->try_meta);
 			atomic_store(&c->state, 2);
 			kvs_bell_ring(&nvme->owner);
 			continue;

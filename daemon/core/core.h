@@ -76,6 +76,9 @@ typedef struct kvd_world {
 	/* Digests of a put into the digest table (kvs_pool_digests), and roots (kvs_pool_seal). */
 	kv_status_t (*digests)(void *ctx, kvs_loc_t loc, const kvs_leaf_span_t *span, const uint64_t *values);
 	kv_status_t (*seal)(void *ctx, kvs_loc_t loc);
+	/* Not NULL: the disk tier is off, and its epochs are unknown. Note that this space was reset; kvd_core_attach() is called when the note has become an
+	 * epoch on disk. Other than KV_OK: the reset is refused. */
+	kv_status_t (*note_reset)(void *ctx, const kvs_epoch_t *epoch);
 } kvd_world_t;
 
 typedef enum kvd_policy_kind { KVD_POLICY_LRU = 0, KVD_POLICY_FIFO = 1 } kvd_policy_kind_t;
@@ -118,6 +121,10 @@ kv_status_t kvd_namespace_share(kvd_core_t *core, uint32_t ns, const uint64_t gi
 /* Take in what the disk tier has kept. Call once, after all namespaces are there and before members join. Spaces appear when they are opened;
  * until then their blocks wait under their root digest. */
 kv_status_t kvd_core_recover(kvd_core_t *core);
+/* The disk tier that was off (kvd_world_t.note_reset) is there. Its blocks are taken in, and each space that is open goes from its temporary epoch to the
+ * one on disk, as by a reset: what was kept under the temporary epoch leaves, and requests that name it are answered STALE_EPOCH. KV_ERR_LIMIT, KV_ERR_NOMEM
+ * and what kvd_core_recover() answers: the tier is not used, and may be closed. */
+kv_status_t kvd_core_attach(kvd_core_t *core, kvs_tier_t *disk);
 
 /* ---- members --------------------------------------------------------------------------------------------------------------- */
 

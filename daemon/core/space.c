@@ -108,6 +108,17 @@ kv_status_t kvd_class_find(kvd_core_t *core, const uint32_t tier_class[KVD_TIERS
 	return KV_OK;
 }
 
+/* What a tier says of its class that the core's class has. */
+static void class_know(kvd_core_t *core, uint32_t slot_class, kvd_set_t t)
+{
+	kvd_class_t *c = &core->classes[slot_class];
+
+	if (core->tier[t] && core->tier[t]->ops->change) {
+		c->unit[t] = core->tier[t]->ops->change->unit(core->tier[t], c->tier_class[t]);
+	}
+	kvd_change_ask(core, slot_class, t);
+}
+
 static kv_status_t class_open(kvd_core_t *core, const kvd_space_open_t *ask, uint32_t *p_class)
 {
 	uint32_t tier_class[KVD_TIERS] = {KVD_NONE, KVD_NONE};
@@ -124,13 +135,8 @@ static kv_status_t class_open(kvd_core_t *core, const kvd_space_open_t *ask, uin
 	if (status == KV_OK) {
 		core->classes[*p_class].tier_class[KVD_CPU] = tier_class[KVD_CPU];
 		core->classes[*p_class].slot_bytes = slot_stride(&ask->geometry);
-		for (kvd_set_t t = KVD_CPU; t < KVD_TIERS; t++) {
-			if (core->tier[t] && core->tier[t]->ops->change) {
-				core->classes[*p_class].unit[t] =
-					core->tier[t]->ops->change->unit(core->tier[t], tier_class[t]);
-			}
-			kvd_change_ask(core, *p_class, t);
-		}
+		class_know(core, *p_class, KVD_CPU);
+		class_know(core, *p_class, KVD_DISK);
 	}
 
 	return status;
@@ -205,6 +211,16 @@ static void tree_adopt(kvd_core_t *core, const kvd_space_t *space)
 	memcpy(tree->root, space->root, sizeof tree->root);
 }
 
+/* No key made in it is one that a disk has: true epochs count from 1. */
+static uint64_t temporary_epoch(kvd_core_t *core)
+{
+	uint64_t random;
+
+	kv_random(core->env, &random, sizeof random);
+
+	return UINT64_C(1) << 48 | random >> 16;
+}
+
 static kv_status_t space_create(kvd_core_t *core, const kvd_space_open_t *ask, uint32_t id, kvd_space_t **p_space)
 {
 	kvd_space_t *space = kv_alloc(core->env, sizeof *space);
@@ -240,6 +256,8 @@ static kv_status_t space_create(kvd_core_t *core, const kvd_space_open_t *ask, u
 		uint64_t known = kvs_epoch_get(core->tier[KVD_DISK], space->root);
 
 		space->epoch = known ? known : 1;
+	} else if (core->world.note_reset) {
+		space->epoch = temporary_epoch(core);
 	}
 	status = tree_for(core, space, &space->tree);
 	if (status != KV_OK) {
@@ -371,7 +389,9 @@ static kv_status_t reset_record(kvd_core_t *core, const kvd_space_t *space, kvd_
 	kv_status_t status;
 
 	if (!core->tier[KVD_DISK]) {
-		return KV_OK;
+		kvs_epoch_t e = {.root = space->root, .epoch = space->epoch + 1};
+
+		return core->world.note_reset ? core->world.note_reset(core->world.ctx, &e) : KV_OK;
 	}
 	if (core->pending_resets >= MAX_PENDING_RESETS) {
 		return KV_ERR_BUSY;
@@ -395,6 +415,19 @@ static kv_status_t reset_record(kvd_core_t *core, const kvd_space_t *space, kvd_
 	return status;
 }
 
+/* To another epoch and its tree: what the old one has leaves in quanta, and only then is announced what the new one has. */
+static void space_move(kvd_core_t *core, kvd_space_t *space, uint32_t tree, uint64_t epoch)
+{
+	kvd_events_flush(core);
+	kvd_hide_tree(core, space->tree);
+	space->leaving++;
+	space->tree = tree;
+	space->epoch = epoch;
+	tree_adopt(core, space);
+	kvd_tree_at(&core->ix, tree)->mute = 1;
+	kvd_mirror_epoch(&core->ns[space->ns]->mirror, space->id, epoch);
+}
+
 kv_status_t kvd_space_reset(kvd_core_t *core, uint32_t ns, kvd_member_t member, uint64_t frame_id,
 			    const kv_msg_space_reset_t *ask, kv_msg_space_reset_reply_t *reply)
 {
@@ -414,18 +447,74 @@ kv_status_t kvd_space_reset(kvd_core_t *core, uint32_t ns, kvd_member_t member, 
 		return status;
 	}
 
-	kvd_events_flush(core);
-	kvd_hide_tree(core, space->tree);
-	space->leaving++;
-	space->tree = tree;
-	space->epoch++;
-	tree_adopt(core, space);
-	kvd_tree_at(&core->ix, tree)->mute = 1;
-	kvd_mirror_epoch(&core->ns[ns]->mirror, space->id, space->epoch);
+	space_move(core, space, tree, space->epoch + 1);
 	kvd_count(core, KV_M_SPACE_RESETS, 1);
 	reply->epoch = space->epoch;
 
 	return status;
+}
+
+/* ---- a disk tier that comes late ---------------------------------------------------------------------------------------------- */
+
+/* The space's class on the tier, so that what is recovered finds the class that there is. */
+static kv_status_t space_class(kvd_core_t *core, kvs_tier_t *disk, const kvd_space_t *space)
+{
+	kvd_class_t *c = &core->classes[space->slot_class];
+	kv_status_t status =
+		kvs_class_open(disk, core->ns[space->ns]->name, &space->geometry, &c->tier_class[KVD_DISK]);
+
+	if (status == KV_OK) {
+		class_know(core, space->slot_class, KVD_DISK);
+	}
+
+	return status;
+}
+
+/* From its temporary epoch to the one on disk. Without memory for a tree it stays as it is; the tier takes no block of an epoch it has not recorded. */
+static void space_attach(kvd_core_t *core, kvd_space_t *space)
+{
+	uint64_t known = kvs_epoch_get(core->tier[KVD_DISK], space->root);
+	kvd_space_t there = *space;
+	uint32_t tree;
+
+	there.epoch = known ? known : 1;
+	if (tree_for(core, &there, &tree) == KV_OK) {
+		space_move(core, space, tree, there.epoch);
+	}
+}
+
+kv_status_t kvd_core_attach(kvd_core_t *core, kvs_tier_t *disk)
+{
+	kv_status_t status = KV_OK;
+
+	core->tier[KVD_DISK] = disk;
+	for (uint32_t n = 0; n < core->ns_count && status == KV_OK; n++) {
+		for (uint32_t id = 1; id <= core->ns[n]->space_count && status == KV_OK; id++) {
+			status = space_class(core, disk, core->ns[n]->spaces[id]);
+		}
+	}
+	if (status == KV_OK) {
+		status = kvd_core_recover(core);
+	}
+	if (status != KV_OK) {
+		core->tier[KVD_DISK] = NULL;
+		for (uint32_t i = 0; i < core->class_count; i++) {
+			core->classes[i].tier_class[KVD_DISK] = KVD_NONE;
+		}
+		return status;
+	}
+	core->world.disk = disk;
+	core->world.note_reset = NULL;
+	for (uint32_t n = 0; n < core->ns_count; n++) {
+		for (uint32_t id = 1; id <= core->ns[n]->space_count; id++) {
+			space_attach(core, core->ns[n]->spaces[id]);
+		}
+	}
+	core->showing = 1;
+	kvd_shares_settle(core);
+	kvd_events_flush(core);
+
+	return KV_OK;
 }
 
 /* ---- mirrors of recovered spaces ---------------------------------------------------------------------------------------------- */

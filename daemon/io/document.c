@@ -1,4 +1,5 @@
 /* STATUS, STATS, CHECK and CONFIG as JSON. A document speaks of the asker's namespace and of the daemon as a whole, never of another namespace. */
+#include "io/attach.h"
 #include "io/session.h"
 
 #include "kv/text.h"
@@ -11,13 +12,14 @@
 
 /* ---- status ---------------------------------------------------------------------------------------------------------- */
 
-static void put_tier(kv_text_t *text, const char *name, kvs_tier_t *tier)
+/* `off`: NULL is a tier that is off, and not one that is not there. */
+static void put_tier(kv_text_t *text, const char *name, kvs_tier_t *tier, int off)
 {
 	kvs_tier_state_t state;
 	kvs_usage_t u;
 
 	if (!tier) {
-		kv_text_addf(text, "\"%s\":null", name);
+		kv_text_addf(text, off ? "\"%s\":{\"state\":\"off\"}" : "\"%s\":null", name);
 		return;
 	}
 	kvs_usage(tier, &u);
@@ -61,6 +63,9 @@ static kvs_health_t disk_state(kvd_host_t *host, char *sentence, size_t cap)
 
 	if (host->disk) {
 		kvs_tier_state(host->disk, &state);
+	} else if (kvd_attach_reason(host)) {
+		state.health = KVS_HEALTH_OFF;
+		snprintf(state.reason, sizeof state.reason, "%s", kvd_attach_reason(host));
 	}
 	snprintf(sentence, cap, "the disk tier is %s: %s; it is tried again", kvs_health_name(state.health),
 		 state.reason);
@@ -83,7 +88,7 @@ static void put_degraded(kvd_host_t *host, kv_text_t *text)
 		{host->options->cpu_huge_pages != KVS_HUGE_OFF && kvs_pool_slab_count(host->cpu) > 0 &&
 			 kv_metric_get(m, KV_M_CPU_HUGE_PAGES) == 0,
 		 "the CPU pool is not on huge pages"},
-		{!host->disk, "there is no disk tier: nothing survives a restart"},
+		{!host->options->nvme_path[0], "there is no disk tier: nothing survives a restart"},
 		{kv_metric_get(m, KV_M_DISK_FALLBACK) != 0, "io_uring is not available: the disk tier uses plain I/O"},
 		{health != KVS_HEALTH_OK, disk},
 		{host->disk && !host->options->nvme_sync, "nvme.sync is off: nothing is really durable"},
@@ -145,9 +150,9 @@ static void status_json(kvd_host_t *host, const kvd_namespace_t *ns, uint32_t de
 		     "\"restarts\":%u,\"sessions\":%u},\"tiers\":{",
 		     KVD_VERSION, ns->name, (unsigned long long)host->incarnation,
 		     (unsigned long long)(now - host->started_ns), host->setup->restarts, host->session_count);
-	put_tier(text, "cpu", host->cpu);
+	put_tier(text, "cpu", host->cpu, 0);
 	kv_text_addf(text, ",");
-	put_tier(text, "disk", host->disk);
+	put_tier(text, "disk", host->disk, kvd_attach_reason(host) != NULL);
 	kv_text_addf(text, "},");
 	put_classes(host, ns, text);
 	put_degraded(host, text);

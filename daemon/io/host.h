@@ -9,6 +9,7 @@
  *   world.c     the core's way out: tiers, notices      document.c  STATUS, STATS, CHECK, CONFIG as JSON
  *   slabs.c     slabs that come and go                  pidfd.c     whose pidfd a member hands in
  *   events.c    publisher thread, ZeroMQ                http.c      /metrics, /healthz, /readyz
+ *   attach.c    a disk tier that comes late
  */
 #ifndef KVD_IO_HOST_H
 #define KVD_IO_HOST_H
@@ -82,7 +83,8 @@ struct kvd_host {
 
 	/* storage and core */
 	kvs_tier_t *cpu;
-	kvs_tier_t *disk;
+	kvs_tier_t *disk;          /* NULL: none, or off */
+	struct kvd_attach *attach; /* a disk tier that was off at the start (attach.h); NULL: none was */
 	kvd_world_t world;
 	kvd_core_config_t core_config;
 	kvd_core_t *core;
@@ -125,6 +127,8 @@ void kvd_loop_fini(kvd_host_t *host);
 kv_status_t kvd_loop_add(kvd_host_t *host, kvd_source_t *source, uint32_t events);
 void kvd_loop_change(kvd_host_t *host, kvd_source_t *source, uint32_t events);
 void kvd_loop_remove(kvd_host_t *host, kvd_source_t *source);
+/* Watch host->disk. */
+kv_status_t kvd_loop_disk(kvd_host_t *host);
 /* Until SIGTERM, SIGINT or the end of the keeper. */
 void kvd_loop_run(kvd_host_t *host);
 

@@ -117,6 +117,11 @@ static kv_status_t add_tier(kvd_host_t *host, kvd_source_t *source, kvs_tier_t *
 	return source->fd >= 0 ? kvd_loop_add(host, source, EPOLLIN) : KV_OK;
 }
 
+kv_status_t kvd_loop_disk(kvd_host_t *host)
+{
+	return add_tier(host, &host->disk_ready, host->disk);
+}
+
 kv_status_t kvd_loop_init(kvd_host_t *host)
 {
 	sigset_t set;
@@ -142,7 +147,7 @@ kv_status_t kvd_loop_init(kvd_host_t *host)
 		status = add_tier(host, &host->cpu_ready, host->cpu);
 	}
 	if (status == KV_OK) {
-		status = add_tier(host, &host->disk_ready, host->disk);
+		status = kvd_loop_disk(host);
 	}
 
 	return status;

@@ -1,7 +1,7 @@
 /* The core's way out: tiers, ledger, notices, events. */
+#include "io/attach.h"
 #include "io/session.h"
 
-#include "kvs/nvme.h"
 #include "kvs/pool.h"
 
 #include <stdio.h>
@@ -129,23 +129,9 @@ static kv_status_t open_cpu(kvd_host_t *host, char *detail, size_t cap)
 
 static kv_status_t open_disk(kvd_host_t *host, char *detail, size_t cap)
 {
-	const kvd_options_t *options = host->options;
-	kvs_nvme_config_t config = {.path = options->nvme_path,
-				    .limit_bytes = options->nvme_size,
-				    .file_bytes = options->nvme_file_size,
-				    .queue_depth = (uint32_t)options->nvme_queue_depth,
-				    .engine = (kvs_io_engine_t)options->nvme_io_engine,
-				    .direct = options->nvme_direct,
-				    .sync = options->nvme_sync,
-				    .flush_interval_ns = options->nvme_flush_interval,
-				    .incarnation = host->incarnation,
-				    .metrics = &host->metrics};
+	kv_status_t status = host->options->nvme_path[0] ? kvd_attach_open(host, detail, cap) : KV_OK;
 
-	if (!options->nvme_path[0]) {
-		return KV_OK;
-	}
-
-	return kvs_nvme_open(&config, host->env, &host->disk, detail, cap);
+	return kvd_attach_may_pass(status) ? kvd_attach_begin(host, detail) : status;
 }
 
 kv_status_t kvd_world_open(kvd_host_t *host, char *detail, size_t cap)
@@ -165,7 +151,8 @@ kv_status_t kvd_world_open(kvd_host_t *host, char *detail, size_t cap)
 				    .claim = world_claim,
 				    .unclaim = world_unclaim,
 				    .digests = world_digests,
-				    .seal = world_seal};
+				    .seal = world_seal,
+				    .note_reset = host->attach ? kvd_attach_note_reset : NULL};
 
 	return status;
 }
@@ -174,6 +161,7 @@ void kvd_world_close(kvd_host_t *host)
 {
 	kvs_close(host->disk);
 	host->disk = NULL;
+	kvd_attach_end(host);
 	kvs_close(host->cpu);
 	host->cpu = NULL;
 	kvd_slabs_close(host);

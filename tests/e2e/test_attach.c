@@ -1,0 +1,246 @@
+/* A disk tier that cannot be opened at the start is a tier switched off: the daemon serves, tries again, and attaches it. */
+#include "e2e/rig.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+
+#define LEN 4u
+
+static rig_t rig;
+static user_t user;
+
+static void make_disk(void)
+{
+	rig_init(&rig, 1);
+	assert_int_equal(mkdir(rig.disk, 0700), 0);
+	if (mount("tmpfs", rig.disk, "tmpfs", 0, "size=48m,mode=0700") != 0) {
+		int error = errno;
+
+		rig_fini(&rig);
+		kv_test_skip("mounting a tmpfs is not permitted: %s", strerror(error));
+	}
+}
+
+/* The kernel ends a ring, and lets go of its files, some time after the process. */
+static void remount(unsigned long flags)
+{
+	const uint64_t until = rig_now_ms() + RIG_WAIT_MS;
+
+	while (mount("tmpfs", rig.disk, "tmpfs", MS_REMOUNT | flags, "size=48m,mode=0700") != 0) {
+		assert_int_equal(errno, EBUSY);
+		assert_true(rig_now_ms() < until);
+		usleep(5000);
+	}
+}
+
+static void start(void)
+{
+	rig_start(&rig);
+	user_attach(&user, &rig, "attach");
+}
+
+static void stop(int signal)
+{
+	user_leave(&user);
+	assert_int_equal(rig_kill(&rig, signal), signal == SIGTERM ? 0 : 128 + signal);
+}
+
+static uint64_t epoch(void)
+{
+	kvc_space_info_t info;
+
+	kvc_space_get_info(user.space, &info);
+
+	return info.epoch;
+}
+
+/* In the epoch that the space has now. */
+static uint32_t match(uint64_t talk)
+{
+	kvc_key_t keys[LEN];
+
+	user_keys(&user, talk, LEN, keys);
+
+	return user_match(&user, keys, LEN);
+}
+
+static kvc_status_t put(uint64_t talk, int durable)
+{
+	kvc_key_t keys[LEN];
+
+	user_keys(&user, talk, LEN, keys);
+
+	return user_put(&user, keys, 0, LEN, durable, NULL);
+}
+
+static int is_read(uint64_t talk)
+{
+	kvc_key_t keys[LEN];
+	uint32_t n = 0;
+
+	user_keys(&user, talk, LEN, keys);
+
+	return user_get(&user, keys, LEN, &n) == KVC_OK && n == LEN && user.wrong == 0;
+}
+
+/* The attached client follows to the epoch on disk by itself. */
+static void await_epoch(uint64_t wanted)
+{
+	const uint64_t until = rig_now_ms() + 2 * (uint64_t)RIG_WAIT_MS;
+
+	assert_true(rig_metric_is(&rig, "kvd_disk_state", 0));
+	while (epoch() != wanted) {
+		if (rig_now_ms() > until) {
+			fail_msg("epoch %llu, not %llu", (unsigned long long)epoch(), (unsigned long long)wanted);
+		}
+		(void)match(0);
+		(void)kvc_poll(user.kvc, 5);
+	}
+}
+
+static void p6_a_disk_that_cannot_be_opened_is_a_tier_switched_off_and_comes_back(void **state)
+{
+	char out[16384];
+	uint64_t was;
+
+	(void)state;
+	make_disk();
+	start();
+	assert_int_equal(epoch(), 1);
+	assert_int_equal(put(1, 1), KVC_OK);
+	stop(SIGTERM);
+	remount(MS_RDONLY);
+
+	start();
+	was = epoch();
+	assert_true(was >= UINT64_C(1) << 48);
+	assert_int_equal(rig_metric(&rig, "kvd_disk_state"), 3);
+	assert_int_equal(rig_kvctl(&rig, "status --json", out, sizeof out), 2);
+	assert_non_null(strstr(out, "the disk tier is off: "));
+	assert_non_null(strstr(out, "\"state\":\"off\""));
+	assert_int_equal(match(1), 0);
+	assert_int_equal(put(2, 0), KVC_OK);
+	assert_true(is_read(2));
+	assert_int_equal(put(3, 1), (kvc_status_t)KV_ERR_NOT_ADMITTED);
+	rig_check_quiet(&rig);
+	assert_int_equal(epoch(), was);
+
+	remount(0);
+	await_epoch(1);
+	assert_int_equal(match(2), 0); /* of the temporary epoch */
+	assert_true(is_read(1));
+	assert_int_equal(put(4, 1), KVC_OK);
+	rig_check_quiet(&rig);
+	stop(SIGKILL);
+	start();
+	assert_int_equal(epoch(), 1);
+	assert_true(is_read(1));
+	assert_true(is_read(4));
+	assert_int_equal(match(2), 0);
+	stop(SIGTERM);
+	rig_fini(&rig);
+}
+
+static void p1_no_block_from_before_a_reset_is_served_when_the_tier_was_off_meanwhile(void **state)
+{
+	(void)state;
+	make_disk();
+	start();
+	assert_int_equal(put(1, 1), KVC_OK);
+	assert_int_equal(kvc_space_reset(user.space), KVC_OK);
+	assert_int_equal(epoch(), 2);
+	assert_int_equal(put(2, 1), KVC_OK);
+	stop(SIGTERM);
+	remount(MS_RDONLY);
+
+	start();
+	assert_int_equal(match(2), 0);
+	assert_int_equal(put(3, 0), KVC_OK);
+	assert_int_equal(kvc_space_reset(user.space), KVC_OK); /* the weights of talks 2 and 3 are not these any more */
+	assert_int_equal(match(3), 0);
+	assert_int_equal(put(4, 0), KVC_OK);
+	stop(SIGKILL); /* the reset was answered: a crash does not forget it */
+
+	start();
+	assert_true(epoch() >= UINT64_C(1) << 48);
+	assert_int_equal(match(4), 0);
+	remount(0);
+	await_epoch(3);
+	for (uint64_t talk = 1; talk <= 4; talk++) {
+		assert_int_equal(match(talk), 0);
+	}
+	assert_int_equal(put(5, 1), KVC_OK);
+	stop(SIGKILL);
+	start();
+	assert_int_equal(epoch(), 3);
+	for (uint64_t talk = 1; talk <= 4; talk++) {
+		assert_int_equal(match(talk), 0);
+	}
+	assert_true(is_read(5));
+
+	/* Off, a reset, and a tier that opens at the next start at once. */
+	stop(SIGTERM);
+	remount(MS_RDONLY);
+	start();
+	assert_int_equal(kvc_space_reset(user.space), KVC_OK);
+	stop(SIGKILL);
+	remount(0);
+	start();
+	assert_int_equal(epoch(), 4);
+	assert_int_equal(match(5), 0);
+	rig_check_quiet(&rig);
+	stop(SIGTERM);
+	rig_fini(&rig);
+}
+
+/* An engine at work while the tier comes. */
+static void p7_clients_at_work_go_on_while_the_tier_is_attached(void **state)
+{
+	other_t other;
+
+	(void)state;
+	make_disk();
+	start();
+	assert_int_equal(put(1, 1), KVC_OK);
+	stop(SIGTERM);
+	for (int round = 0; round < 3; round++) {
+		remount(MS_RDONLY);
+		start();
+		other_start(&other, rig.sock);
+		other_goes_on(&other, 3);
+		remount(0);
+		await_epoch(1);
+		other_goes_on(&other, 20);
+		other_end(&other, 1);
+		assert_true(is_read(1));
+		rig_check_quiet(&rig);
+		stop(round % 2 ? SIGKILL : SIGTERM);
+	}
+	rig_fini(&rig);
+}
+
+static int clean_up(void **state)
+{
+	(void)state;
+	if (rig.pid > 0) {
+		(void)rig_kill(&rig, SIGKILL);
+	}
+	(void)umount2(rig.disk, MNT_DETACH);
+
+	return 0;
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_teardown(p6_a_disk_that_cannot_be_opened_is_a_tier_switched_off_and_comes_back,
+					  clean_up),
+		cmocka_unit_test_teardown(p1_no_block_from_before_a_reset_is_served_when_the_tier_was_off_meanwhile,
+					  clean_up),
+		cmocka_unit_test_teardown(p7_clients_at_work_go_on_while_the_tier_is_attached, clean_up),
+	};
+
+	return cmocka_run_group_tests_name("e2e.attach", tests, NULL, NULL);
+}
