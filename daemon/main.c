@@ -46,6 +46,8 @@ static kv_status_t open_publisher(kvd_host_t *host, char *detail, size_t cap)
 					       .namespaces = options->namespaces,
 					       .topic = options->events_topic,
 					       .buffer_bytes = options->events_buffer,
+					       .log_bytes = options->events_send_buffer,
+					       .max_subscribers = (uint32_t)options->events_subscribers,
 					       .tokens = options->events_tokens,
 					       .metrics = &host->metrics};
 

@@ -31,7 +31,7 @@ typedef struct kvd_options {
 	uint64_t http_connections;
 	int events_enabled, events_tokens;
 	char events_topic[KV_OPTION_STRING_MAX];
-	uint64_t events_buffer;
+	uint64_t events_buffer, events_send_buffer, events_subscribers;
 	uint64_t spin;
 	int sched;
 	int log_level;

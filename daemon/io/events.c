@@ -2,24 +2,31 @@
 #include "io/events.h"
 
 #include "io/ring.h"
+#include "io/zmtp.h"
 #include "kv/log.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
-#include <zmq.h>
 
-#define SEND_LIMIT 10000 /* messages waiting for one slow subscriber */
-#define LINGER_MS  100
-#define WAKE_MS    1000
+#define LINGER_MS      100
+#define WAKE_MS        1000
+#define RECORDS_A_TURN 16 /* of one feed, before subscribers are sent what there is */
+#define HITS_SHARE     16 /* hits are small: their log is this part of the events' */
+
+/* What is said of a batch and of an event in msgpack, at most: numbers and names of fields; then by block, by token and by byte of the adapter's name. */
+#define PAYLOAD_MAX (KVD_ZMTP_MESSAGE_MAX - KVD_ZMTP_HEAD_MAX)
+#define BATCH_BYTES 32u
+#define EVENT_BYTES 320u
+#define BLOCK_BYTES 10u
+#define TOKEN_BYTES 5u
 
 /* One record of a ring: a batch of events or a prefix hit. */
 typedef struct record {
@@ -42,20 +49,21 @@ typedef struct feed {
 	char topic[256];
 	kvd_ring_t ring;
 	uint32_t open_events; /* in the batch being built */
+	uint32_t open_bytes;  /* its payload has at most so many */
 	int lost;             /* the batch being built has lost an event */
 	uint64_t event_seq, hit_seq;
-	void *events, *hits; /* sockets: the thread's once it runs */
-	char events_path[108], hits_path[108];
+	kvd_zmtp_t *events, *hits; /* the thread's once it runs */
 } feed_t;
 
 struct kvd_publisher {
 	kv_metrics_t *metrics;
 	int tokens;
-	void *context;
 	feed_t *feeds;
 	uint32_t feed_count;
 	pthread_t thread;
-	int wake_fd;
+	int wake_fd, epoll_fd;
+	uint64_t ticked_ms;
+	uint8_t payload[PAYLOAD_MAX];
 	_Atomic int asleep;
 	_Atomic int stop;
 };
@@ -106,36 +114,6 @@ static int put(kvd_ring_t *ring, const void *data, size_t n)
 	return 1;
 }
 
-void kvd_publisher_event(kvd_publisher_t *publisher, const kvd_event_t *event)
-{
-	feed_t *feed = feed_of(publisher, event->ns);
-	uint32_t tokens = publisher->tokens && event->tokens ? event->count * event->block_tokens : 0;
-	packed_event_t packed = {.type = event->type,
-				 .medium = event->medium,
-				 .group = event->group,
-				 .rule = event->rule,
-				 .count = event->count,
-				 .block_tokens = event->block_tokens,
-				 .tokens = tokens,
-				 .lora = event->lora ? (uint32_t)strlen(event->lora) + 1 : 0,
-				 .has_parent = event->has_parent != 0,
-				 .parent = event->parent_hash};
-	static const record_t empty;
-
-	if (!feed) {
-		return;
-	}
-	feed->open_events++;
-	if (feed->lost) {
-		return;
-	}
-	feed->lost = (feed->open_events == 1 && !put(&feed->ring, &empty, sizeof empty)) ||
-		     !put(&feed->ring, &packed, sizeof packed) ||
-		     !put(&feed->ring, event->hashes, event->count * sizeof *event->hashes) ||
-		     !put(&feed->ring, event->tokens, tokens * sizeof *event->tokens) ||
-		     !put(&feed->ring, event->lora, packed.lora);
-}
-
 static void commit_feed(kvd_publisher_t *publisher, feed_t *feed)
 {
 	record_t record = {.seq = feed->event_seq++, .ts = wall_clock(), .count = feed->open_events};
@@ -149,7 +127,72 @@ static void commit_feed(kvd_publisher_t *publisher, feed_t *feed)
 		wake(publisher);
 	}
 	feed->open_events = 0;
+	feed->open_bytes = BATCH_BYTES;
 	feed->lost = 0;
+}
+
+/* Append to the batch being built. */
+static void pack(feed_t *feed, const kvd_event_t *event)
+{
+	uint32_t tokens = event->tokens ? event->count * event->block_tokens : 0;
+	packed_event_t packed = {.type = event->type,
+				 .medium = event->medium,
+				 .group = event->group,
+				 .rule = event->rule,
+				 .count = event->count,
+				 .block_tokens = event->block_tokens,
+				 .tokens = tokens,
+				 .lora = event->lora ? (uint32_t)strlen(event->lora) + 1 : 0,
+				 .has_parent = event->has_parent != 0,
+				 .parent = event->parent_hash};
+	static const record_t empty;
+
+	feed->open_events++;
+	if (feed->lost) {
+		return;
+	}
+	feed->lost = (feed->open_events == 1 && !put(&feed->ring, &empty, sizeof empty)) ||
+		     !put(&feed->ring, &packed, sizeof packed) ||
+		     !put(&feed->ring, event->hashes, event->count * sizeof *event->hashes) ||
+		     !put(&feed->ring, event->tokens, tokens * sizeof *event->tokens) ||
+		     !put(&feed->ring, event->lora, packed.lora);
+}
+
+/* A message has at most 64 KiB, so a batch becomes several, each with a number of its own. An event that fits none is cut between blocks: each
+ * piece is the child of the one before. Tokens of one block that fit no message are left out, as if the engine had given none. */
+void kvd_publisher_event(kvd_publisher_t *publisher, const kvd_event_t *event)
+{
+	feed_t *feed = feed_of(publisher, event->ns);
+	kvd_event_t piece = *event;
+	uint64_t fixed = EVENT_BYTES + (event->lora ? strlen(event->lora) : 0), each;
+
+	if (!feed) {
+		return;
+	}
+	each = BLOCK_BYTES + (uint64_t)TOKEN_BYTES * event->block_tokens;
+	if (!publisher->tokens || !event->tokens || BATCH_BYTES + fixed + each > PAYLOAD_MAX) {
+		piece.tokens = NULL;
+		each = BLOCK_BYTES;
+	}
+	if (feed->open_events > 0 && feed->open_bytes + fixed + each * event->count > PAYLOAD_MAX) {
+		commit_feed(publisher, feed);
+	}
+	for (uint32_t at = 0; at < event->count; at += piece.count) {
+		uint64_t fit = (PAYLOAD_MAX - feed->open_bytes - fixed) / each;
+
+		piece.count = event->count - at < fit ? event->count - at : (uint32_t)fit;
+		piece.hashes = event->hashes + at;
+		piece.tokens = piece.tokens ? event->tokens + (size_t)at * event->block_tokens : NULL;
+		if (at > 0) {
+			piece.has_parent = event->type == KVD_EVENT_STORED;
+			piece.parent_hash = event->hashes[at - 1];
+		}
+		pack(feed, &piece);
+		feed->open_bytes += (uint32_t)(fixed + each * piece.count);
+		if (at + piece.count < event->count) {
+			commit_feed(publisher, feed);
+		}
+	}
 }
 
 void kvd_publisher_commit(kvd_publisher_t *publisher)
@@ -227,44 +270,21 @@ static void encode(kv_mp_writer_t *w, const record_t *record, const uint8_t *bod
 	kvd_encode_end(w);
 }
 
-/* topic | seq | payload. A PUB socket never waits for a subscriber. */
-static int send_frames(void *socket, const char *topic, uint64_t seq, zmq_msg_t *payload)
-{
-	uint8_t number[8];
-
-	for (uint32_t i = 0; i < 8; i++) {
-		number[i] = (uint8_t)(seq >> (56 - 8 * i));
-	}
-
-	return zmq_send(socket, topic, strlen(topic), ZMQ_SNDMORE | ZMQ_DONTWAIT) >= 0 &&
-	       zmq_send(socket, number, sizeof number, ZMQ_SNDMORE | ZMQ_DONTWAIT) >= 0 &&
-	       zmq_msg_send(payload, socket, ZMQ_DONTWAIT) >= 0;
-}
-
 static void send_record(kvd_publisher_t *publisher, feed_t *feed, const uint8_t *at)
 {
-	kv_mp_writer_t w = {0};
+	kv_mp_writer_t w = {.out = publisher->payload, .cap = sizeof publisher->payload};
 	record_t record;
-	zmq_msg_t payload;
-	int sent = 0;
 
 	memcpy(&record, at, sizeof record);
-	at += padded(sizeof record);
-	encode(&w, &record, at);
-	if (zmq_msg_init_size(&payload, w.len) == 0) {
-		w = (kv_mp_writer_t){.out = zmq_msg_data(&payload), .cap = w.len};
-		encode(&w, &record, at);
-		sent = send_frames(record.count ? feed->events : feed->hits, feed->topic, record.seq, &payload);
-		zmq_msg_close(&payload);
-	}
-	if (record.count) {
-		kv_metric_add(publisher->metrics, sent ? KV_M_EVENTS : KV_M_EVENTS_LOST, sent ? record.count : 1);
-	} else {
-		kv_metric_add(publisher->metrics, sent ? KV_M_PREFIX_RECORDS : KV_M_PREFIX_RECORDS_LOST, 1);
-	}
+	encode(&w, &record, at + padded(sizeof record));
+	kv_assert(w.len <= w.cap); /* kvd_publisher_event() has counted it */
+	kvd_zmtp_put(record.count ? feed->events : feed->hits, record.seq, publisher->payload, w.len);
+	kv_metric_add(publisher->metrics, record.count ? KV_M_EVENTS : KV_M_PREFIX_RECORDS,
+		      record.count ? record.count : 1);
 }
 
-static int drain_all(kvd_publisher_t *publisher)
+/* 1: records were there. */
+static int drain(kvd_publisher_t *publisher)
 {
 	int found = 0;
 
@@ -273,7 +293,7 @@ static int drain_all(kvd_publisher_t *publisher)
 		const uint8_t *record;
 		size_t len;
 
-		while ((record = kvd_ring_peek(&feed->ring, &len)) != NULL) {
+		for (int n = 0; n < RECORDS_A_TURN && (record = kvd_ring_peek(&feed->ring, &len)) != NULL; n++) {
 			send_record(publisher, feed, record);
 			kvd_ring_pop(&feed->ring);
 			found = 1;
@@ -283,51 +303,118 @@ static int drain_all(kvd_publisher_t *publisher)
 	return found;
 }
 
-static void *publish_thread(void *arg)
+/* 1: there is more to send at once. */
+static int flush(kvd_publisher_t *publisher)
 {
-	kvd_publisher_t *publisher = arg;
-	struct pollfd wait = {.fd = publisher->wake_fd, .events = POLLIN};
+	int more = 0;
+
+	for (uint32_t i = 0; i < publisher->feed_count; i++) {
+		more |= kvd_zmtp_flush(publisher->feeds[i].events);
+		more |= kvd_zmtp_flush(publisher->feeds[i].hits);
+	}
+
+	return more;
+}
+
+static uint64_t clock_ms(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+
+	return (uint64_t)ts.tv_sec * 1000u + (uint64_t)ts.tv_nsec / 1000000u;
+}
+
+static void tick(kvd_publisher_t *publisher)
+{
+	uint64_t now = clock_ms();
+
+	if (now - publisher->ticked_ms < WAKE_MS) {
+		return;
+	}
+	publisher->ticked_ms = now;
+	for (uint32_t i = 0; i < publisher->feed_count; i++) {
+		kvd_zmtp_tick(publisher->feeds[i].events);
+		kvd_zmtp_tick(publisher->feeds[i].hits);
+	}
+}
+
+/* What connections say and ask for, within the time. */
+static void look(kvd_publisher_t *publisher, int timeout_ms)
+{
+	struct epoll_event events[64];
+	int n = epoll_wait(publisher->epoll_fd, events, 64, timeout_ms);
 	uint64_t count;
 
-	(void)prctl(PR_SET_NAME, "kvd-events", 0, 0, 0);
-	while (!atomic_load(&publisher->stop)) {
-		drain_all(publisher);
-		atomic_store(&publisher->asleep, 1);
-		if (drain_all(publisher) || atomic_load(&publisher->stop)) {
-			continue;
-		}
-		if (poll(&wait, 1, WAKE_MS) > 0) {
+	for (int i = 0; i < n; i++) {
+		if (events[i].data.ptr) {
+			kvd_zmtp_ready(events[i].data.ptr, events[i].events);
+		} else {
 			ssize_t ignored = read(publisher->wake_fd, &count, sizeof count);
 			(void)ignored;
 		}
 	}
-	drain_all(publisher);
+}
+
+/* What is left goes out while subscribers take it at once. */
+static void linger(kvd_publisher_t *publisher)
+{
+	uint64_t end = clock_ms() + LINGER_MS;
+	int waiting = 1;
+
+	while (drain(publisher)) {
+	}
+	while (waiting && clock_ms() < end) {
+		waiting = flush(publisher);
+		for (uint32_t i = 0; i < publisher->feed_count; i++) {
+			waiting |= kvd_zmtp_waiting(publisher->feeds[i].events) |
+				   kvd_zmtp_waiting(publisher->feeds[i].hits);
+		}
+		look(publisher, waiting ? 1 : 0);
+	}
+}
+
+static void *publish_thread(void *arg)
+{
+	kvd_publisher_t *publisher = arg;
+
+	(void)prctl(PR_SET_NAME, "kvd-events", 0, 0, 0);
+	while (!atomic_load(&publisher->stop)) {
+		int busy = drain(publisher);
+
+		busy |= flush(publisher);
+		if (!busy) {
+			atomic_store(&publisher->asleep, 1);
+			busy = drain(publisher) || atomic_load(&publisher->stop);
+		}
+		look(publisher, busy ? 0 : WAKE_MS);
+		tick(publisher);
+	}
+	linger(publisher);
 
 	return NULL;
 }
 
 /* ---- open and close -------------------------------------------------------------------------------------------------- */
 
-static void *bind_one(kvd_publisher_t *publisher, const char *path, char *detail, size_t cap)
+static kvd_zmtp_t *endpoint_open(kvd_publisher_t *publisher, const feed_t *feed, const kvd_publisher_config_t *config,
+				 const char *kind, uint64_t log_bytes)
 {
-	const int limit = SEND_LIMIT, linger = LINGER_MS;
-	void *socket = zmq_socket(publisher->context, ZMQ_PUB);
-	char endpoint[128];
+	char path[108];
+	kvd_zmtp_config_t endpoint = {.path = path,
+				      .topic = feed->topic,
+				      .log_bytes = log_bytes,
+				      .max_subscribers = config->max_subscribers,
+				      .epoll_fd = publisher->epoll_fd,
+				      .metrics = publisher->metrics};
+	kvd_zmtp_t *zmtp = NULL;
 
-	snprintf(endpoint, sizeof endpoint, "ipc://%s", path);
-	if (socket) {
-		zmq_setsockopt(socket, ZMQ_SNDHWM, &limit, sizeof limit);
-		zmq_setsockopt(socket, ZMQ_LINGER, &linger, sizeof linger);
-	}
-	if (!socket || zmq_bind(socket, endpoint) != 0) {
-		snprintf(detail, cap, "cannot publish events on %s: %s", endpoint, zmq_strerror(errno));
-		if (socket) {
-			zmq_close(socket);
-		}
+	if ((size_t)snprintf(path, sizeof path, "%s/%s.%s", config->run_dir, feed->name, kind) >= sizeof path) {
+		errno = ENAMETOOLONG;
 		return NULL;
 	}
 
-	return socket;
+	return kvd_zmtp_open(&endpoint, &zmtp) == KV_OK ? zmtp : NULL;
 }
 
 static kv_status_t feed_open(kvd_publisher_t *publisher, feed_t *feed, const kvd_publisher_config_t *config,
@@ -339,20 +426,19 @@ static kv_status_t feed_open(kvd_publisher_t *publisher, feed_t *feed, const kvd
 	if (status != KV_OK) {
 		return status;
 	}
+	feed->open_bytes = BATCH_BYTES;
 	if (mark) {
 		snprintf(feed->topic, sizeof feed->topic, "%.*s%s%s", (int)(mark - config->topic), config->topic,
 			 feed->name, mark + strlen("{namespace}"));
 	} else {
 		snprintf(feed->topic, sizeof feed->topic, "%s", config->topic);
 	}
-	int a = snprintf(feed->events_path, sizeof feed->events_path, "%s/%s.events", config->run_dir, feed->name);
-	int b = snprintf(feed->hits_path, sizeof feed->hits_path, "%s/%s.hits", config->run_dir, feed->name);
-	if (a < 0 || b < 0 || (size_t)a >= sizeof feed->events_path || (size_t)b >= sizeof feed->hits_path) {
-		return KV_ERR_PATH;
-	}
-	feed->events = bind_one(publisher, feed->events_path, detail, cap);
+	feed->events = endpoint_open(publisher, feed, config, "events", config->log_bytes);
 	if (feed->events) {
-		feed->hits = bind_one(publisher, feed->hits_path, detail, cap);
+		feed->hits = endpoint_open(publisher, feed, config, "hits", config->log_bytes / HITS_SHARE);
+	}
+	if (!feed->hits) {
+		snprintf(detail, cap, "cannot publish events in %s: %s", config->run_dir, strerror(errno));
 	}
 
 	return feed->hits ? KV_OK : KV_ERR_IO;
@@ -363,21 +449,15 @@ static void publisher_free(kvd_publisher_t *publisher)
 	for (uint32_t i = 0; i < publisher->feed_count; i++) {
 		feed_t *feed = &publisher->feeds[i];
 
-		if (feed->events) {
-			zmq_close(feed->events);
-			unlink(feed->events_path);
-		}
-		if (feed->hits) {
-			zmq_close(feed->hits);
-			unlink(feed->hits_path);
-		}
+		kvd_zmtp_close(feed->events);
+		kvd_zmtp_close(feed->hits);
 		kvd_ring_fini(&feed->ring);
-	}
-	if (publisher->context) {
-		zmq_ctx_term(publisher->context);
 	}
 	if (publisher->wake_fd >= 0) {
 		close(publisher->wake_fd);
+	}
+	if (publisher->epoll_fd >= 0) {
+		close(publisher->epoll_fd);
 	}
 	free(publisher->feeds);
 	free(publisher);
@@ -422,8 +502,10 @@ kv_status_t kvd_publisher_open(const kvd_publisher_config_t *config, kvd_publish
 	publisher->metrics = config->metrics;
 	publisher->tokens = config->tokens;
 	publisher->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	publisher->context = zmq_ctx_new();
-	if (publisher->wake_fd < 0 || !publisher->context) {
+	publisher->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+	if (publisher->wake_fd < 0 || publisher->epoll_fd < 0 ||
+	    epoll_ctl(publisher->epoll_fd, EPOLL_CTL_ADD, publisher->wake_fd,
+		      &(struct epoll_event){.events = EPOLLIN}) != 0) {
 		goto err_free;
 	}
 	status = feeds_open(publisher, config, detail, cap);

@@ -1,7 +1,8 @@
 /* daemon/io/events.h -- the publisher: block events and prefix hits on ZeroMQ PUB sockets, one pair a namespace (docs/events.md).
  *
- * The core loop copies an event into a bounded ring and goes on; a thread encodes and sends. Nothing here blocks the loop: when a ring is full the batch is
- * lost, its number in the sequence is skipped, so that subscribers see the gap, and EVENTS_LOST counts it.
+ * The core loop copies an event into a bounded ring and goes on; a thread encodes and sends (zmtp.h). A message has at most 64 KiB: a larger batch becomes
+ * several. Nothing here blocks the loop: when a ring is full the message is lost, its number in the sequence is skipped, so that subscribers see the gap, and
+ * EVENTS_LOST counts it.
  */
 #ifndef KVD_IO_EVENTS_H
 #define KVD_IO_EVENTS_H
@@ -16,7 +17,9 @@ typedef struct kvd_publisher_config {
 	const char *namespaces; /* comma-separated; a namespace is known by its place */
 	const char *topic;      /* {namespace} is replaced */
 	uint64_t buffer_bytes;  /* of each namespace's ring */
-	int tokens;             /* 0: leave token ids out */
+	uint64_t log_bytes;     /* what an endpoint keeps for slow subscribers (zmtp.h) */
+	uint32_t max_subscribers;
+	int tokens; /* 0: leave token ids out */
 	kv_metrics_t *metrics;
 } kvd_publisher_config_t;
 

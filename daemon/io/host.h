@@ -8,7 +8,7 @@
  *   session.c   bytes <-> frames, limits, queues        space.c     SPACE_OPEN: identity, layout, groups
  *   world.c     the core's way out: tiers, notices      document.c  STATUS, STATS, CHECK, CONFIG as JSON
  *   slabs.c     slabs that come and go                  pidfd.c     whose pidfd a member hands in
- *   events.c    publisher thread, ZeroMQ                http.c      /metrics, /healthz, /readyz
+ *   events.c    publisher thread (zmtp.c: endpoints)    http.c      /metrics, /healthz, /readyz
  *   attach.c    a disk tier that comes late
  */
 #ifndef KVD_IO_HOST_H

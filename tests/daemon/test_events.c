@@ -330,6 +330,8 @@ static kvd_publisher_t *publisher_open(kv_metrics_t *metrics, const char *dir, u
 					       .namespaces = "a,b",
 					       .topic = "kv@t@{namespace}",
 					       .buffer_bytes = buffer,
+					       .log_bytes = 1u << 20,
+					       .max_subscribers = 8,
 					       .tokens = 1,
 					       .metrics = metrics};
 	kvd_publisher_t *publisher = NULL;

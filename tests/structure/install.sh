@@ -17,7 +17,7 @@ PATH=/usr/bin:/bin "$prefix/bin/kvctl" replay --trace "$dir/trace" --blocks 4 >/
 # The metadata library is loaded by its own program only.
 [ -x "$prefix/bin/kvd-meta" ]
 needed=$(readelf -d "$prefix/bin/kvd")
-[[ $needed == *libzmq* && $needed != *librocksdb* ]]
+[[ $needed == *libmicrohttpd* && $needed != *librocksdb* && $needed != *libzmq* ]]
 
 # A program of the user's, in C and in C++, by pkg-config alone.
 PKG_CONFIG_PATH=$(dirname "$(find "$prefix" -name kvx.pc)")

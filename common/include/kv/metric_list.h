@@ -95,7 +95,9 @@
 	X(DISK_COMMITS, kvd_disk_commits_total, KV_METRIC_COUNTER, "batches of metadata made durable")                 \
 	/* events and prefix hits */                                                                                   \
 	X(EVENTS, kvd_events_total, KV_METRIC_COUNTER, "events published")                                             \
-	X(EVENTS_LOST, kvd_events_lost_total, KV_METRIC_COUNTER, "event batches not published; subscribers see a gap in seq") \
+	X(EVENTS_LOST, kvd_events_lost_total, KV_METRIC_COUNTER, "event messages not published; subscribers see a gap in seq") \
+	X(EVENTS_MISSED, kvd_events_missed_total, KV_METRIC_COUNTER, "messages that a subscriber read too slowly to get; it sees a gap in seq") \
+	X(SUBSCRIBERS_REFUSED, kvd_subscribers_refused_total, KV_METRIC_COUNTER, "subscribers refused at the limit, or closed over bytes that no subscriber sends") \
 	X(QUERY_TOKENS, kvd_prefix_query_tokens_total, KV_METRIC_COUNTER, "prompt tokens looked up")                   \
 	X(HIT_CPU_TOKENS, kvd_prefix_hit_cpu_tokens_total, KV_METRIC_COUNTER, "prompt tokens found in CPU memory")     \
 	X(HIT_DISK_TOKENS, kvd_prefix_hit_disk_tokens_total, KV_METRIC_COUNTER, "prompt tokens found on disk")         \
