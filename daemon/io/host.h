@@ -35,6 +35,12 @@ typedef struct kvd_source {
 	int fd;
 } kvd_source_t;
 
+/* What one namespace has of what its sessions share, or may have. */
+typedef struct kvd_part {
+	uint32_t sessions, members, instances;
+	size_t receive; /* bytes of receive buffers */
+} kvd_part_t;
+
 typedef struct kvd_namespace {
 	kvd_source_t source; /* the listening socket */
 	char name[65];
@@ -42,6 +48,7 @@ typedef struct kvd_namespace {
 	uint32_t id; /* the core's number */
 	uint32_t index;
 	int trusted; /* members may join unproved (members.trusted) */
+	kvd_part_t used;
 	kvd_area_t mirror;
 } kvd_namespace_t;
 
@@ -103,6 +110,8 @@ struct kvd_host {
 	uint32_t doomed_count;
 	uint64_t next_session;
 	size_t receive_bytes; /* of all receive buffers */
+	kvd_part_t part;      /* the most of each namespace */
+	uint32_t reserved;    /* operators' sessions beyond the part of their namespace */
 	kvd_member_entry_t *members[KVD_MEMBER_BUCKETS];
 	kvd_member_entry_t *gone; /* freed at the end of the turn */
 	kvd_instance_entry_t *instances;

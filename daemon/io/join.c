@@ -215,6 +215,7 @@ static void member_gone(kvd_host_t *host, kvd_member_entry_t *member)
 		at = &(*at)->next;
 	}
 	*at = member->next;
+	member->ns->used.members--;
 	kvd_loop_remove(host, &member->source);
 	snprintf(name, sizeof name, "pidfd.%llu", (unsigned long long)member->id);
 	kvd_keeper_drop(host->setup->keeper_fd, name);
@@ -341,6 +342,7 @@ static void instance_gone(kvd_host_t *host, kvd_instance_t id)
 	if (*at) {
 		kvd_instance_entry_t *entry = *at;
 		*at = entry->next;
+		entry->ns->used.instances--;
 		instance_free(entry);
 	}
 }
@@ -430,6 +432,9 @@ static kv_status_t instance_open(kvd_host_t *host, kvd_namespace_t *ns, const kv
 		return KV_OK;
 	}
 
+	if (ns->used.instances >= host->part.instances) {
+		return KV_ERR_LIMIT;
+	}
 	kvd_instance_entry_t *entry = calloc(1, sizeof *entry);
 	if (!entry) {
 		return KV_ERR_NOMEM;
@@ -445,6 +450,7 @@ static kv_status_t instance_open(kvd_host_t *host, kvd_namespace_t *ns, const kv
 		return status;
 	}
 	entry->ns = ns;
+	ns->used.instances++;
 	entry->next = host->instances;
 	host->instances = entry;
 	*p_entry = entry;
@@ -543,7 +549,8 @@ kv_status_t kvd_join_request(kvd_host_t *host, kvd_call_t *call)
 	}
 	memcpy(instance, ask->instance.data, ask->instance.len);
 	instance[ask->instance.len] = '\0';
-	status = member_open(host, call, &join, &member, &entry);
+	status = call->session->ns->used.members < host->part.members ? member_open(host, call, &join, &member, &entry)
+								      : KV_ERR_LIMIT;
 	if (status != KV_OK) {
 		return status;
 	}
@@ -556,6 +563,7 @@ kv_status_t kvd_join_request(kvd_host_t *host, kvd_call_t *call)
 	member->rank = join.rank;
 	member->next = *bucket_of(host, member->id);
 	*bucket_of(host, member->id) = member;
+	member->ns->used.members++;
 	call->session->member = member;
 	call->session->roles |= KV_ROLE_MEMBER;
 	snprintf(name, sizeof name, "pidfd.%llu", (unsigned long long)member->id);

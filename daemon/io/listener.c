@@ -8,12 +8,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #define BACKLOG        256
 #define ACCEPTS_A_TURN 16
 #define REST_NS        UINT64_C(100000000)
+#define OWN_FDS        256u /* of the daemon itself, slabs left out: sockets, events, HTTP, the disk tier */
 
 /* Out of descriptors: sessions that are open go on, new ones wait in the kernel's backlog. */
 static void pause_accepting(kvd_host_t *host, int error)
@@ -47,10 +49,7 @@ static void listener_ready(kvd_host_t *host, kvd_source_t *source, uint32_t even
 	for (int i = 0; i < ACCEPTS_A_TURN && !host->accept_paused; i++) {
 		int fd = accept4(source->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 
-		if (fd >= 0 && host->session_count >= host->options->limits_sessions) {
-			kv_metric_add(&host->metrics, KV_M_SESSIONS_REFUSED, 1);
-			close(fd);
-		} else if (fd >= 0) {
+		if (fd >= 0) {
 			kvd_session_open(host, ns, fd);
 		} else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
 			pause_accepting(host, errno);
@@ -83,6 +82,37 @@ static kv_status_t namespace_open(kvd_host_t *host, kvd_namespace_t *ns, const c
 	}
 
 	return status;
+}
+
+static uint32_t part_of(uint64_t total, double fit, uint32_t namespaces)
+{
+	uint64_t part = (uint64_t)((double)total * fit) / namespaces;
+
+	return part > 0 ? (uint32_t)part : 1;
+}
+
+/* Equal parts of the limits; less where the process may not have the descriptors that they promise, so that no namespace uses up another's. */
+static void parts_make(kvd_host_t *host)
+{
+	const kvd_options_t *options = host->options;
+	uint64_t own = OWN_FDS + 2 * (options->cpu_size / options->cpu_slab_size + 1);
+	uint64_t need = options->limits_sessions * (1 + KV_WIRE_MAX_FDS) + 2 * options->limits_members +
+			options->limits_instances;
+	uint64_t want = own + need;
+	double fit = 1;
+	struct rlimit files;
+
+	if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < want) {
+		fit = files.rlim_cur > own ? (double)(files.rlim_cur - own) / (double)need : 0;
+		kv_log(KV_LOG_WARN, "io",
+		       "the limit of descriptors (%llu) is too low for limits.sessions, members and instances: %.0f %% "
+		       "of them are in force; raise it to %llu (ulimit -n, LimitNOFILE)",
+		       (unsigned long long)files.rlim_cur, 100 * fit, (unsigned long long)want);
+	}
+	host->part = (kvd_part_t){.sessions = part_of(options->limits_sessions, fit, host->namespace_count),
+				  .members = part_of(options->limits_members, fit, host->namespace_count),
+				  .instances = part_of(options->limits_instances, fit, host->namespace_count),
+				  .receive = options->limits_receive / host->namespace_count};
 }
 
 /* The sockets of the events are there already, for the owner alone. */
@@ -159,6 +189,7 @@ kv_status_t kvd_listeners_open(kvd_host_t *host, char *detail, size_t cap)
 		return KV_ERR_NOMEM;
 	}
 	host->namespace_count = count;
+	parts_make(host);
 	for (uint32_t i = 0; i < count; i++) {
 		host->namespaces[i].mirror = KVD_AREA_NONE;
 		host->namespaces[i].source.fd = -1;

@@ -1,8 +1,6 @@
 /* One frame: check the role, decode, do, answer. */
 #include "io/session.h"
 
-#include <unistd.h>
-
 /* A request before HELLO, HELLO twice, a member's request from somebody else. */
 static kv_status_t check_role(const kvd_session_t *session, const kv_request_t *request)
 {
@@ -31,7 +29,7 @@ static kv_status_t hello(kvd_host_t *host, kvd_call_t *call)
 	memcpy(session->program, ask->program.data, len);
 	session->state = KVD_SESSION_OPEN;
 	session->roles |= KV_ROLE_CLIENT;
-	if (session->uid == 0 || session->uid == geteuid()) {
+	if (kvd_session_is_operator(session)) {
 		session->roles |= KV_ROLE_OPERATOR;
 	}
 	call->reply->hello_reply = (kv_msg_hello_reply_t){

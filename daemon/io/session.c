@@ -11,6 +11,8 @@
 #define IN_KEEP  262144u /* a larger buffer is given back when it is empty */
 #define HEADER   sizeof(kv_frame_header_t)
 
+#define RESERVED_SESSIONS 8u /* of operators, beyond what a namespace may have */
+
 static void session_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events);
 
 /* ---- birth and death ------------------------------------------------------------------------------------------------- */
@@ -27,6 +29,51 @@ static void session_peer(kvd_session_t *session)
 	}
 }
 
+int kvd_session_is_operator(const kvd_session_t *session)
+{
+	return session->uid == 0 || session->uid == geteuid();
+}
+
+/* Is there room in its namespace's part, or in the operators' reserve? What a tenant takes never keeps an operator out (decision 026). */
+static int has_room(const kvd_host_t *host, kvd_session_t *session)
+{
+	const kvd_part_t *used = &session->ns->used;
+
+	if (used->sessions < host->part.sessions && used->receive + IN_SMALL <= host->part.receive) {
+		return 1;
+	}
+	session->reserved = kvd_session_is_operator(session) && host->reserved < RESERVED_SESSIONS;
+
+	return session->reserved;
+}
+
+/* Count the session's buffer, and with it the session. */
+static void count_in(kvd_host_t *host, kvd_session_t *session)
+{
+	host->session_count++;
+	host->receive_bytes += session->in_cap;
+	if (session->reserved) {
+		host->reserved++;
+	} else {
+		session->ns->used.sessions++;
+		session->ns->used.receive += session->in_cap;
+	}
+	kv_metric_set(&host->metrics, KV_M_SESSIONS, host->session_count);
+}
+
+static void count_out(kvd_host_t *host, const kvd_session_t *session)
+{
+	host->session_count--;
+	host->receive_bytes -= session->in_cap;
+	if (session->reserved) {
+		host->reserved--;
+	} else {
+		session->ns->used.sessions--;
+		session->ns->used.receive -= session->in_cap;
+	}
+	kv_metric_set(&host->metrics, KV_M_SESSIONS, host->session_count);
+}
+
 void kvd_session_open(kvd_host_t *host, kvd_namespace_t *ns, int fd)
 {
 	kvd_session_t *session = calloc(1, sizeof *session);
@@ -34,18 +81,18 @@ void kvd_session_open(kvd_host_t *host, kvd_namespace_t *ns, int fd)
 	if (!session) {
 		goto err_close;
 	}
-	session->in = host->receive_bytes + IN_SMALL <= host->options->limits_receive ? malloc(IN_SMALL) : NULL;
+	session->source = (kvd_source_t){session_ready, fd};
+	session->ns = ns;
+	session_peer(session);
+	session->in = has_room(host, session) ? malloc(IN_SMALL) : NULL;
 	if (!session->in) {
 		goto err_free;
 	}
 	session->in_cap = IN_SMALL;
-	session->source = (kvd_source_t){session_ready, fd};
-	session->ns = ns;
 	session->id = ++host->next_session;
 	session->roles = KV_ROLE_ANY;
 	session->opened_ns = kv_now_ns(host->env);
 	session->out_tail = &session->out;
-	session_peer(session);
 	(void)kv_sock_ask_sender(fd); /* without it no member is proved, and joins are refused */
 	if (kvd_loop_add(host, &session->source, EPOLLIN) != KV_OK) {
 		goto err_free_in;
@@ -56,10 +103,8 @@ void kvd_session_open(kvd_host_t *host, kvd_namespace_t *ns, int fd)
 		host->sessions->prev = session;
 	}
 	host->sessions = session;
-	host->session_count++;
-	host->receive_bytes += session->in_cap;
+	count_in(host, session);
 	kv_metric_add(&host->metrics, KV_M_SESSIONS_OPENED, 1);
-	kv_metric_set(&host->metrics, KV_M_SESSIONS, host->session_count);
 	return;
 
 err_free_in:
@@ -110,9 +155,7 @@ static void session_free(kvd_host_t *host, kvd_session_t *session)
 		free(session->out);
 		session->out = next;
 	}
-	host->receive_bytes -= session->in_cap;
-	host->session_count--;
-	kv_metric_set(&host->metrics, KV_M_SESSIONS, host->session_count);
+	count_out(host, session);
 	free(session->in);
 	free(session);
 }
@@ -272,15 +315,16 @@ void kvd_session_forget(kvd_session_t *session, const int fds[2])
 
 /* ---- input ----------------------------------------------------------------------------------------------------------- */
 
-/* The peer has broken the protocol: count, say why if its header can be trusted, end. */
+/* The peer has broken the protocol, or there is no room for its frame: count, say why if its header can be trusted, end. */
 static void refuse(kvd_host_t *host, kvd_session_t *session, const kv_frame_header_t *header, kv_status_t status)
 {
 	kv_metric_t metric = status == KV_ERR_VERSION   ? KV_M_FRAMES_VERSION
 			     : status == KV_ERR_TOO_BIG ? KV_M_FRAMES_TOO_BIG
+			     : status == KV_ERR_BUSY    ? KV_M_FRAMES_NO_ROOM
 							: KV_M_FRAMES_BAD;
 
 	kv_metric_add(&host->metrics, metric, 1);
-	kv_log(KV_LOG_INFO, "io", "a session is closed over a bad frame: session %llu program %s why \"%s\"",
+	kv_log(KV_LOG_INFO, "io", "a session is closed over a frame: session %llu program %s why \"%s\"",
 	       (unsigned long long)session->id, session->program, kv_status_text(status));
 	if (header && header->magic == KV_WIRE_MAGIC) {
 		kvd_call_t call = {.session = session, .header = header, .reply_fds = {-1, -1, -1}};
@@ -364,17 +408,18 @@ static kv_status_t make_room(kvd_host_t *host, kvd_session_t *session, size_t ne
 	if (cap == session->in_cap) {
 		return KV_OK;
 	}
-	if (cap > session->in_cap && host->receive_bytes + cap - session->in_cap > host->options->limits_receive) {
+	if (cap > session->in_cap &&
+	    (session->reserved || session->ns->used.receive + cap - session->in_cap > host->part.receive)) {
 		return KV_ERR_BUSY;
 	}
 	uint8_t *in = realloc(session->in, cap);
 	if (!in) {
 		return cap < session->in_cap ? KV_OK : KV_ERR_NOMEM;
 	}
-	host->receive_bytes += cap;
-	host->receive_bytes -= session->in_cap;
+	count_out(host, session);
 	session->in = in;
 	session->in_cap = cap;
+	count_in(host, session);
 
 	return KV_OK;
 }
@@ -455,7 +500,11 @@ void kvd_session_read(kvd_host_t *host, kvd_session_t *session)
 			if (status == KV_ERR_CLOSED) {
 				end_of_file(host, session);
 			} else {
-				refuse(host, session, NULL, status);
+				kv_frame_header_t header = {0};
+
+				memcpy(&header, session->in + session->in_off,
+				       need > HEADER ? HEADER : 0); /* known as soon as it asks for room */
+				refuse(host, session, &header, status);
 			}
 			return;
 		}

@@ -31,6 +31,7 @@ struct kvd_session {
 	uint32_t roles; /* KV_ROLE_* */
 	pid_t pid;      /* as SO_PEERCRED says: for people only */
 	uid_t uid;
+	int reserved; /* an operator's, beyond its namespace's part: its receive buffer does not grow */
 	char program[65];
 	uint64_t opened_ns;
 	uint64_t requests;
@@ -58,6 +59,8 @@ void kvd_session_send(kvd_host_t *host, kvd_session_t *session, const kv_frame_h
 		      const int *fds);
 /* These two descriptors are about to be closed: a frame that would still hand them over goes. */
 void kvd_session_forget(kvd_session_t *session, const int fds[2]);
+/* Is the peer root or the daemon's own user? */
+int kvd_session_is_operator(const kvd_session_t *session);
 /* End it at the end of this turn. */
 void kvd_session_doom(kvd_host_t *host, kvd_session_t *session);
 /* Sessions with whole frames left over: their share of this turn. Returns 1 when some still have. */

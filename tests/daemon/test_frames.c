@@ -371,18 +371,20 @@ static void p5_sessions_over_the_limit_are_refused(void **state)
 {
 	static const char *const args[] = {"--limits.sessions=2", NULL};
 	raw_daemon_t daemon;
-	int a, b, c;
+	int fds[2 + 8], over; /* whoever runs the daemon has the operators' eight as well */
 
 	(void)state;
 	raw_daemon_start(&daemon, args);
-	a = raw_open(daemon.sock);
-	b = raw_open(daemon.sock);
-	c = raw_connect(daemon.sock);
-	assert_true(raw_closed(c, RAW_TIMEOUT_MS));
-	assert_true(raw_metric(a, "kvd_sessions_refused_total") > 0);
-	close(a);
-	close(b);
-	close(c);
+	for (uint32_t i = 0; i < KV_COUNT_OF(fds); i++) {
+		fds[i] = raw_open(daemon.sock);
+	}
+	over = raw_connect(daemon.sock);
+	assert_true(raw_closed(over, RAW_TIMEOUT_MS));
+	assert_true(raw_metric(fds[0], "kvd_sessions_refused_total") > 0);
+	for (uint32_t i = 0; i < KV_COUNT_OF(fds); i++) {
+		close(fds[i]);
+	}
+	close(over);
 	raw_daemon_end(&daemon);
 }
 

@@ -46,6 +46,7 @@ static void host_open(void)
 	kv_assert(kvd_world_core(host_, detail, sizeof detail) == KV_OK);
 	kv_assert(kvd_loop_init(host_) == KV_OK);
 	host_->namespace_count = 1;
+	host_->part = (kvd_part_t){UINT32_MAX, UINT32_MAX, UINT32_MAX, setup_.options.limits_receive};
 	host_->namespaces = calloc(1, sizeof *host_->namespaces);
 	kv_assert(host_->namespaces);
 	strcpy(host_->namespaces->name, "fuzz");

@@ -13,6 +13,7 @@
 	X(FRAMES_BAD, kvd_frames_bad_total, KV_METRIC_COUNTER, "frames that broke the protocol; their session was closed") \
 	X(FRAMES_VERSION, kvd_frames_version_total, KV_METRIC_COUNTER, "frames of another protocol version")           \
 	X(FRAMES_TOO_BIG, kvd_frames_too_big_total, KV_METRIC_COUNTER, "frames over the size limit")                   \
+	X(FRAMES_NO_ROOM, kvd_frames_no_room_total, KV_METRIC_COUNTER, "frames that the receive buffers of their namespace had no room for; their session was closed") \
 	X(SEND_OVERFLOWS, kvd_send_overflows_total, KV_METRIC_COUNTER, "sessions closed because they did not read their replies") \
 	X(IDLE_CLOSED, kvd_idle_closed_total, KV_METRIC_COUNTER, "connections closed because they did not finish HELLO or a frame in time") \
 	X(PIDFD_REFUSED, kvd_pidfd_refused_total, KV_METRIC_COUNTER, "joins without a live pidfd")                     \
