@@ -10,6 +10,7 @@
 	X(match_branched)                                                                                              \
 	X(acquire)                                                                                                     \
 	X(lookup_stalls)                                                                                               \
+	X(tenant)                                                                                                      \
 	X(connector_load)                                                                                              \
 	X(connector_first)                                                                                             \
 	X(connector_save)                                                                                              \
