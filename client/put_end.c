@@ -106,6 +106,23 @@ kvc_status_t kvc_put_end(kvc_put_t *put, uint32_t first, uint32_t count)
 	return KVC_OK;
 }
 
+kvc_status_t kvc_put_keep(kvc_put_t *put)
+{
+	kvc_t *kvc = put->space->kvc;
+	kv_msg_keep_t msg = {.put = put->grant.id};
+	kvc_status_t status = kvc_enter(kvc);
+
+	if (status != KVC_OK || !put->grant.map) {
+		return status;
+	}
+	if (kvc_grant_check(&put->grant) != KV_OK) {
+		return kvc_fail(KV_ERR_REVOKED, "put %llu was revoked", (unsigned long long)put->grant.id);
+	}
+	kvc_tell(kvc, KV_CODE_KEEP, &msg);
+
+	return KVC_OK;
+}
+
 static kvc_put_t *find(kvc_t *kvc, uint64_t id)
 {
 	kvc_put_t *put = kvc->put_ids[id % KVC_ID_BUCKETS];

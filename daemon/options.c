@@ -53,6 +53,7 @@ static const kv_option_t rows[] = {
 	ROW("share.index", LIST, "", NULL, NULL, NULL, AT_START, share[2], "shares of index.max_blocks, in percent or blocks"),
 	ROW("policy", ENUM, "lru", NULL, NULL, "lru,fifo", AT_START, policy, "which leaf is evicted first"),
 	ROW("lease.ttl", DURATION, "60s", "100ms", "24h", NULL, AT_START, lease_ttl, "life of a read lease, by default and at most"),
+	ROW("put.ttl", DURATION, "60s", "100ms", "24h", NULL, AT_START, put_ttl, "life of a put since its start, its last KEEP or its last PUT_END; afterwards it is revoked when its namespace lacks room, the oldest first"),
 	ROW("instance.max_pinned", SIZE, "0", NULL, NULL, NULL, AT_START, instance_max_pinned, "bytes the read leases of one instance may keep from eviction; 0: these and its unfinished puts together, half of its namespace's share"),
 	ROW("instance.max_unfinished", SIZE, "0", NULL, NULL, NULL, AT_START, instance_max_unfinished, "bytes of one instance's unfinished puts; 0: these and its leases together, half of its namespace's share"),
 	ROW("instance.lease_area", SIZE, "16MiB", "1MiB", "1GiB", NULL, AT_START, instance_lease_area, "shared memory for the slot lists of one instance's leases and puts; only touched pages count"),

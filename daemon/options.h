@@ -20,7 +20,7 @@ typedef struct kvd_options {
 	uint64_t index_max_blocks;
 	char share[3][KV_OPTION_STRING_MAX]; /* by kvd_resource_t */
 	int policy;
-	uint64_t lease_ttl;
+	uint64_t lease_ttl, put_ttl;
 	uint64_t instance_max_pinned, instance_max_unfinished, instance_lease_area;
 	char members_trusted[KV_OPTION_STRING_MAX];
 	uint64_t limits_sessions, limits_instances, limits_members, limits_spaces, limits_leases;

@@ -41,7 +41,7 @@ static int config_valid(const kvd_core_config_t *config, const kvd_world_t *worl
 {
 	return world->cpu && config->incarnation != 0 && config->max_index_blocks > 0 && config->max_spaces > 1 &&
 	       config->max_spaces <= KV_MIRROR_MAX_SPACES && config->max_instances > 0 && config->max_members > 0 &&
-	       config->max_leases > 0 && config->lease_ttl_ns > 0 && config->read_depth > 0 &&
+	       config->max_leases > 0 && config->lease_ttl_ns > 0 && config->put_ttl_ns > 0 && config->read_depth > 0 &&
 	       config->write_behind_depth > 0 && config->policy <= KVD_POLICY_FIFO &&
 	       (uint64_t)config->max_instances * config->max_leases < 1u << KVD_ID_BITS;
 }
@@ -277,6 +277,9 @@ kv_status_t kvd_core_request(kvd_core_t *core, const kvd_ask_t *ask, kv_msg_t *r
 		break;
 	case KV_CODE_PUT_REVOKE:
 		status = kvd_put_revoke(core, member, &msg->put_revoke, &reply->put_revoke_reply);
+		break;
+	case KV_CODE_KEEP:
+		status = kvd_put_keep(core, member, &msg->keep, &reply->keep_reply);
 		break;
 	case KV_CODE_QUIET:
 		status = kvd_quiet(core, member, &msg->quiet, &reply->quiet_reply);

@@ -95,6 +95,7 @@ typedef struct kvd_core_config {
 	uint64_t
 		max_unfinished_bytes; /* per instance: slots of unfinished puts; 0: both together half of the CPU share */
 	uint64_t lease_ttl_ns;        /* default, and the largest granted */
+	uint64_t put_ttl_ns; /* a put without KEEP or PUT_END for so long is revoked when its namespace lacks room */
 	uint32_t write_behind_depth; /* disk writes in flight */
 	uint32_t read_depth;         /* disk reads in flight */
 	int write_behind;            /* 1: eager, parent first */
@@ -184,7 +185,7 @@ typedef struct kvd_space_info {
 } kvd_space_info_t;
 kv_status_t kvd_space_open(kvd_core_t *core, const kvd_space_open_t *ask, kvd_space_info_t *p_info);
 
-/* ACQUIRE .. BAD_BLOCK of a member, EXPLAIN of anybody in namespace `ns`: ask->msg is the decoded request, *reply the decoded reply (same code). Slices in the reply
+/* ACQUIRE .. BAD_BLOCK and KEEP of a member, EXPLAIN of anybody in namespace `ns`: ask->msg is the decoded request, *reply the decoded reply (same code). Slices in the reply
  * are valid until the next call. KV_PENDING: the reply comes later through kvd_world_t.notify's sibling `answer` (SPACE_RESET only).
  * Any other value than OK is the status of the reply; *detail (static, may be NULL) says more. */
 kv_status_t kvd_core_request(kvd_core_t *core, const kvd_ask_t *ask, kv_msg_t *reply, const char **detail);

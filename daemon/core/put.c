@@ -80,6 +80,47 @@ void kvd_puts_run(kvd_core_t *core)
 	}
 }
 
+/* ---- running puts of a namespace ------------------------------------------------------------------------------------------------ */
+
+static kvd_put_t *put_at(const kvd_core_t *core, uint32_t self)
+{
+	return kvd_pool_at(&core->puts, self);
+}
+
+static void ns_unlink(kvd_core_t *core, kvd_put_t *put)
+{
+	kvd_ns_t *ns = core->ns[put->ns];
+
+	if (put->expiry_ns == 0) {
+		return;
+	}
+	*(put->ns_prev == KVD_NONE ? &ns->put_head : &put_at(core, put->ns_prev)->ns_next) = put->ns_next;
+	*(put->ns_next == KVD_NONE ? &ns->put_tail : &put_at(core, put->ns_next)->ns_prev) = put->ns_prev;
+	put->expiry_ns = 0;
+}
+
+void kvd_put_extend(kvd_core_t *core, kvd_put_t *put)
+{
+	kvd_ns_t *ns = core->ns[put->ns];
+
+	ns_unlink(core, put);
+	put->expiry_ns = core->now_ns + core->config.put_ttl_ns;
+	put->ns_prev = ns->put_tail;
+	put->ns_next = KVD_NONE;
+	*(put->ns_prev == KVD_NONE ? &ns->put_head : &put_at(core, put->ns_prev)->ns_next) = put->self;
+	ns->put_tail = put->self;
+}
+
+void kvd_put_revoke_oldest(kvd_core_t *core, uint32_t ns)
+{
+	uint32_t oldest = core->ns[ns]->put_head;
+
+	if (oldest != KVD_NONE && put_at(core, oldest)->expiry_ns <= core->now_ns) {
+		kvd_count(core, KV_M_PUTS_EXPIRED, 1);
+		kvd_put_finish(core, put_at(core, oldest), KV_ERR_REVOKED);
+	}
+}
+
 /* ---- the end ---------------------------------------------------------------------------------------------------------------------- */
 
 void kvd_entry_free(kvd_core_t *core, kvd_put_t *put, kvd_entry_t *entry)
@@ -227,6 +268,7 @@ void kvd_put_finish(kvd_core_t *core, kvd_put_t *put, kv_status_t why)
 	kv_msg_t msg = {.put_done = {.put = put->id, .n = put->next, .status = why}};
 	uint32_t lost = kvd_put_unfinished(put);
 
+	ns_unlink(core, put);
 	put->running = 0;
 	put->status = why;
 	kvd_pending_unwait(core, put);
@@ -341,6 +383,23 @@ kv_status_t kvd_put_revoke(kvd_core_t *core, kvd_member_t member_id, const kv_ms
 	}
 	reply->revoked = kvd_put_unfinished(put);
 	kvd_put_finish(core, put, KV_ERR_REVOKED);
+
+	return KV_OK;
+}
+
+kv_status_t kvd_put_keep(kvd_core_t *core, kvd_member_t member_id, const kv_msg_keep_t *ask, kv_msg_keep_reply_t *reply)
+{
+	const kvd_member_rec_t *member = kvd_member_rec(core, member_id);
+	kvd_put_t *put = member ? kvd_put_find(core, ask->put) : NULL;
+
+	if (!put || put->instance != member->instance) {
+		return member ? KV_ERR_NOT_FOUND : KV_ERR_NOT_JOINED;
+	}
+	if (!put->running) {
+		return KV_ERR_REVOKED;
+	}
+	kvd_put_extend(core, put);
+	reply->ttl_ms = (uint32_t)(core->config.put_ttl_ns / 1000000u);
 
 	return KV_OK;
 }

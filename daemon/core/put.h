@@ -6,7 +6,7 @@
  *                                               FULL --another copy was first--> DUPLICATE (its slot is freed)
  *           OPEN, FULL --the put ends early--> LOST; an OPEN one's slot is QUARANTINED until its writers are quiet or gone
  *   put:    RUNNING --every entry VISIBLE, ALREADY or DUPLICATE--> PUT_DONE OK
- *           RUNNING --revoked, parent lost, refused--> PUT_DONE why
+ *           RUNNING --revoked, parent lost, refused, expired and its namespace lacks room--> PUT_DONE why
  *           then LINGERING while slots are quarantined or DURABLE is owed, then gone
  *
  * Entries of a put of a group without parents (`window`, `state`) do not wait for each other: ALREADY may be anywhere, each is made visible as soon as it is
@@ -97,8 +97,10 @@ typedef struct kvd_put {
 	uint64_t unquiet[KVD_MEMBER_WORDS]; /* members that may still touch quarantined slots */
 	uint64_t before[KVD_MEMBER_WORDS];  /* members whose older connections may */
 	uint64_t store_seq;                 /* DURABLE: synced when flushed + 1 >= this; 0: not written yet */
-	kvs_loc_t disk; /* of its deepest block, when store_seq was taken: written anew, it waits anew */
-	uint32_t asked; /* write-behind was asked for it once; alone: for entry asked - 1 */
+	kvs_loc_t disk;            /* of its deepest block, when store_seq was taken: written anew, it waits anew */
+	uint32_t asked;            /* write-behind was asked for it once; alone: for entry asked - 1 */
+	uint64_t expiry_ns;        /* running: it may be revoked for want of room from then on */
+	uint32_t ns_prev, ns_next; /* running: its namespace's, those that expire first at the head */
 	uint32_t inst_prev, inst_next;
 	uint32_t wait_pending; /* parent key it waits for */
 	uint32_t wait_next;
@@ -185,6 +187,11 @@ uint32_t kvd_put_quiet(kvd_core_t *core, kvd_put_t *put, uint32_t local, int bef
 void kvd_put_unquiet_move(kvd_put_t *put, uint32_t from, uint32_t to);
 /* Could this rank still write into the put? */
 int kvd_put_writes(const kvd_put_t *put, uint32_t rank);
+kv_status_t kvd_put_keep(kvd_core_t *core, kvd_member_t member, const kv_msg_keep_t *ask, kv_msg_keep_reply_t *reply);
+/* The put is alive: its time to live begins (again). */
+void kvd_put_extend(kvd_core_t *core, kvd_put_t *put);
+/* The namespace lacks room: its oldest put is revoked if it has expired. Its slots come back when its writers are quiet or gone. */
+void kvd_put_revoke_oldest(kvd_core_t *core, uint32_t ns);
 /* Everything goes, told to nobody: the instance has ended. */
 void kvd_put_destroy(kvd_core_t *core, kvd_put_t *put);
 /* A write-through has ended. */

@@ -137,6 +137,7 @@ kv_status_t kvd_put_end(kvd_core_t *core, kvd_member_t member_id, const kv_msg_p
 		kvd_put_finish(core, put, status);
 		return status;
 	}
+	kvd_put_extend(core, put);
 	reply->complete = put->full;
 	kvd_put_queue(core, put);
 

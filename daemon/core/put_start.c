@@ -433,6 +433,7 @@ static kv_status_t put_create(kvd_core_t *core, const kvd_draft_t *draft, kvd_pu
 		put_abandon(core, put);
 		return status;
 	}
+	kvd_put_extend(core, put);
 	*p_put = put;
 
 	return KV_OK;
@@ -470,6 +471,9 @@ kv_status_t kvd_put_start(kvd_core_t *core, uint32_t ns, kvd_member_t member, co
 		return KV_OK;
 	}
 	status = put_create(core, &draft, &put, &offset);
+	if (status == KV_ERR_BUSY || (status == KV_OK && put->n < draft.n)) {
+		kvd_put_revoke_oldest(core, ns); /* for whoever asks next */
+	}
 	if (status != KV_OK) {
 		kvd_count(core, KV_M_PUT_BUSY, 1);
 		return status;

@@ -31,6 +31,7 @@ kv_status_t kvd_namespace_add(kvd_core_t *core, const char *name, void *mirror, 
 		return KV_ERR_NOMEM;
 	}
 	memcpy(ns->name, name, strlen(name) + 1);
+	ns->put_head = ns->put_tail = KVD_NONE;
 	kvd_mirror_init(&ns->mirror, mirror, core->config.max_index_blocks, core->config.incarnation);
 	ns->mirror.header->stale_ns = core->config.stale_ns;
 	kvd_mirror_heartbeat(&ns->mirror, kv_now_ns(core->env));

@@ -57,6 +57,7 @@ typedef struct kvd_ns {
 	uint64_t given[KVD_SHARES], share[KVD_SHARES]; /* as configured, 0: not; in force (share.h) */
 	uint64_t blocks;                               /* in the index                                */
 	uint64_t pinned_blocks, pinned_bytes;          /* on the path to a claim, each counted once   */
+	uint32_t put_head, put_tail;                   /* running puts (put.h)                        */
 	uint64_t unfinished_blocks, unfinished_bytes;  /* slots of puts, those in quarantine too      */
 } kvd_ns_t;
 

@@ -182,6 +182,7 @@ kv_status_t kvd_world_core(kvd_host_t *host, char *detail, size_t cap)
 		.max_pinned_bytes = options->instance_max_pinned,
 		.max_unfinished_bytes = options->instance_max_unfinished,
 		.lease_ttl_ns = options->lease_ttl,
+		.put_ttl_ns = options->put_ttl,
 		.write_behind_depth = (uint32_t)options->nvme_queue_depth,
 		.read_depth = (uint32_t)options->nvme_queue_depth,
 		.write_behind = options->nvme_write_behind,

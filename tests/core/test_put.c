@@ -252,6 +252,59 @@ static void p5_unfinished_bytes_are_capped(void **state)
 	stage_end();
 }
 
+static kv_status_t keep(uint64_t put)
+{
+	kv_msg_t ask = {.keep = {.put = put}}, reply;
+	kv_status_t status = u_request(&u_, m_, KV_CODE_KEEP, &ask, &reply);
+
+	assert_true(status != KV_OK || reply.keep_reply.ttl_ms == 10000);
+
+	return status;
+}
+
+/* A put whose time is over and whose namespace lacks room is revoked, the oldest first. Its slots come back when its writers are quiet, not before. */
+static void p5_an_expired_put_gives_way_to_its_namespace_and_keeps_its_slots_until_quiet(void **state)
+{
+	static u_put_t puts[4];
+	kv_key_t keys[8];
+	uint32_t freed;
+
+	(void)state;
+	stage(16, 0);
+	for (uint32_t i = 0; i < 4; i++) {
+		u_chain(NULL, 50 + i, keys, 4);
+		assert_int_equal(u_put_start(&u_, m_, &space_, keys, 0, 4, 0, &puts[i], &reply_), KV_OK);
+		kv_test_advance(&u_.env, 1000000);
+	}
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 4, 0, &put_, &reply_), KV_ERR_BUSY);
+	kv_test_advance(&u_.env, UINT64_C(9000000000));
+	assert_int_equal(keep(puts[0].id), KV_OK);
+	assert_int_equal(u_put_end(&u_, m_, &puts[1], 0, 1), KV_OK); /* a sign of life, too */
+	kv_test_advance(&u_.env, UINT64_C(2000000000));
+	u_tick(&u_, 3); /* time alone ends none */
+	assert_int_equal(u_.notice_count, 0);
+
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 4, 0, &put_, &reply_), KV_ERR_BUSY);
+	assert_int_equal(done(puts[2].id)->msg.put_done.status, KV_ERR_REVOKED);
+	assert_null(u_find_notice(&u_, KV_CODE_PUT_DONE, puts[3].id));
+	assert_int_equal(stage_quarantined(), 4);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 4, 0, &put_, &reply_), KV_ERR_BUSY);
+	assert_int_equal(done(puts[3].id)->msg.put_done.status, KV_ERR_REVOKED);
+	assert_int_equal(stage_quarantined(), 8);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 4, 0, &put_, &reply_), KV_ERR_BUSY);
+	assert_int_equal(u_count_notices(&u_, KV_CODE_PUT_DONE, puts[0].id), 0); /* kept */
+	assert_int_equal(u_put_end(&u_, m_, &puts[2], 0, 4), KV_ERR_REVOKED);
+	assert_int_equal(keep(puts[2].id), KV_ERR_REVOKED);
+
+	assert_int_equal(u_quiet(&u_, m_, 0, puts[2].id, &freed), KV_OK);
+	assert_int_equal(freed, 4);
+	assert_int_equal(u_put_end(&u_, m_, &puts[2], 0, 4), KV_ERR_NOT_FOUND);
+	assert_int_equal(keep(puts[2].id), KV_ERR_NOT_FOUND);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
+	assert_int_equal(kv_metric_get(&u_.metrics, KV_M_PUTS_EXPIRED), 2);
+	stage_end();
+}
+
 static void p4_a_revoked_puts_slots_wait_until_its_writers_are_quiet(void **state)
 {
 	uint32_t freed;
@@ -632,6 +685,7 @@ int main(void)
 		cmocka_unit_test(p1_of_two_copies_the_first_complete_wins),
 		cmocka_unit_test(p5_a_full_pool_shortens_a_put_and_never_takes_its_own_path),
 		cmocka_unit_test(p5_unfinished_bytes_are_capped),
+		cmocka_unit_test(p5_an_expired_put_gives_way_to_its_namespace_and_keeps_its_slots_until_quiet),
 		cmocka_unit_test(p4_a_revoked_puts_slots_wait_until_its_writers_are_quiet),
 		cmocka_unit_test(p2_a_put_under_a_parent_on_disk_is_written_through),
 		cmocka_unit_test(p3_room_in_the_index_is_not_made_by_dropping_the_parents_disk_copy),

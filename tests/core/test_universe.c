@@ -144,6 +144,12 @@ static void do_put_end(life_t *l)
 	if (put->member->closed) {
 		return;
 	}
+	if (below(l, 10) == 0) {
+		kv_msg_t ask = {.keep = {.put = put->id}}, reply;
+
+		assert_int_equal(u_request(&l->u, put->member, KV_CODE_KEEP, &ask, &reply), KV_OK);
+		return;
+	}
 	if (below(l, 3) == 0) {
 		(void)u_put_end(&l->u, put->member, put, (uint32_t)below(l, put->n), 1);
 	} else {
@@ -432,6 +438,7 @@ static void calm_down(life_t *l)
 }
 
 static uint64_t files_, reclaimed_; /* that changed hands, and of them by force */
+static uint64_t expired_;           /* puts */
 
 static void live(uint64_t seed, uint32_t steps)
 {
@@ -471,6 +478,7 @@ static void live(uint64_t seed, uint32_t steps)
 		}
 		calm_down(&l);
 		files_ += l.u.disk.retired;
+		expired_ += kv_metric_get(&l.u.metrics, KV_M_PUTS_EXPIRED);
 		reclaimed_ += kv_metric_get(&l.u.metrics, KV_M_SLABS_RECLAIMED);
 		if (run < restart) {
 			universe_kill(&l.u, &disk);
@@ -500,9 +508,9 @@ static void p1_to_p10_hold_after_every_step(void **state)
 			return;
 		}
 	}
-	print_message("# files that changed hands %llu, reclaimed %llu\n", (unsigned long long)files_,
-		      (unsigned long long)reclaimed_);
-	assert_true(files_ > 0 && reclaimed_ > 0);
+	print_message("# files that changed hands %llu, reclaimed %llu, puts expired %llu\n",
+		      (unsigned long long)files_, (unsigned long long)reclaimed_, (unsigned long long)expired_);
+	assert_true(files_ > 0 && reclaimed_ > 0 && expired_ > 0);
 }
 
 int main(int argc, char **argv)

@@ -239,6 +239,7 @@ void universe_init(universe_t *u, const u_config_t *config, const fake_tier_t *d
 		.max_pinned_bytes = UINT64_C(1) << 40,
 		.max_unfinished_bytes = UINT64_C(1) << 40,
 		.lease_ttl_ns = UINT64_C(10000000000),
+		.put_ttl_ns = UINT64_C(10000000000),
 		.write_behind_depth = 8,
 		.read_depth = 8,
 		.write_behind = 1,

@@ -38,6 +38,7 @@
 	X(PUTS, kvd_puts, KV_METRIC_GAUGE, "open puts")                                                                \
 	X(PUTS_STARTED, kvd_puts_started_total, KV_METRIC_COUNTER, "puts started")                                     \
 	X(PUTS_REVOKED, kvd_puts_revoked_total, KV_METRIC_COUNTER, "puts given up or revoked")                         \
+	X(PUTS_EXPIRED, kvd_puts_expired_total, KV_METRIC_COUNTER, "puts revoked for want of room, their time to live over") \
 	X(PUT_BLOCKS, kvd_put_blocks_total, KV_METRIC_COUNTER, "blocks that became visible through a put")             \
 	X(PUT_ALREADY, kvd_put_already_total, KV_METRIC_COUNTER, "put blocks that were visible already")               \
 	X(PUT_DUPLICATES, kvd_put_duplicates_total, KV_METRIC_COUNTER, "put blocks that lost to another instance's copy") \

@@ -49,7 +49,8 @@
 	X(14, STATUS, status, KV_ROLE_CLIENT | KV_ROLE_OPERATOR, "health, tiers, spaces and sessions as JSON")         \
 	X(15, STATS, stats, KV_ROLE_CLIENT | KV_ROLE_OPERATOR, "every metric as JSON")                                 \
 	X(16, CHECK, check, KV_ROLE_OPERATOR, "verify the invariants: leaks, sums, index against storage")             \
-	X(17, CONFIG, config, KV_ROLE_OPERATOR, "the options in force as JSON")
+	X(17, CONFIG, config, KV_ROLE_OPERATOR, "the options in force as JSON")                                        \
+	X(18, KEEP, keep, KV_ROLE_MEMBER, "a put is still being written: its time to live begins again")
 
 /* Sent by the daemon on its own, never answered. */
 #define KV_NOTICE_LIST(X)                                                                                              \
@@ -157,6 +158,9 @@
 
 #define KV_FIELDS_put_revoke(F) F(U64, put, 0, "put id")
 #define KV_FIELDS_put_revoke_reply(F) F(U32, revoked, 0, "blocks that were unfinished")
+
+#define KV_FIELDS_keep(F) F(U64, put, 0, "put id")
+#define KV_FIELDS_keep_reply(F) F(U32, ttl_ms, 0, "time to live granted; after it the put is revoked when its namespace lacks room")
 
 #define KV_FIELDS_quiet(F)                                                                                             \
 	F(U32, what, 3, "0 a put, 1 a lease, 2 all that its older connections touched, 3 a retired slab")                           \
