@@ -494,6 +494,7 @@ static const kvs_tier_ops_t nvme_ops = {
 	.close = close_tier,
 	.state = kvs_nvme_state,
 	.watch = watch,
+	.readable = kvs_nvme_readable,
 };
 
 static kv_status_t open_all(kvs_nvme_t *nvme, const telling_t *detail)

@@ -3,7 +3,8 @@
 
 static kvs_dfile_t *file_at(kvs_nvme_t *nvme, uint32_t number)
 {
-	return number < KVS_MAX_FILES && nvme->files[number].slot ? &nvme->files[number] : NULL;
+	return number < KVS_MAX_FILES && nvme->files[number].slot && !nvme->files[number].gone ? &nvme->files[number]
+											       : NULL;
 }
 
 static uint32_t change_files(kvs_tier_t *tier)

@@ -77,6 +77,7 @@ static void run_turn(kvs_nvme_t *nvme, kvs_commit_t *c)
 		c->status = probe(nvme, c);
 		return;
 	}
+	kvs_lookout_run(nvme, c);
 	if (c->image) {
 		int sync_failed = 0;
 
@@ -246,6 +247,7 @@ static void begin_turn(kvs_nvme_t *nvme)
 		nvme->super_dirty = 0;
 		nvme->super_turn = nvme->super_asked;
 	}
+	kvs_lookout_collect(nvme, c, kv_now_ns(nvme->env));
 	collect_files(nvme, c);
 	collect_rows(nvme, c);
 	c->covers = nvme->draining && nvme->drained && nvme->dirty_out >= nvme->drain_target;
@@ -374,6 +376,7 @@ static uint32_t take_answer(kvs_nvme_t *nvme)
 		take_probe(nvme, c);
 		return 0;
 	}
+	kvs_lookout_take(nvme, c);
 	c->super_written = had_image && c->super_status == KV_OK;
 	kv_free(nvme->env, c->image);
 	c->image = NULL;
@@ -474,6 +477,7 @@ static int is_due(const kvs_nvme_t *nvme, uint64_t now)
 	}
 
 	return nvme->super_dirty || dirty >= KVS_COMMIT_ROWS || kvs_fault_is_due(nvme, KVS_FAULT_META, now) ||
+	       kvs_fault_is_due(nvme, KVS_FAULT_FILES, now) || kvs_lookout_is_due(nvme, now) ||
 	       (dirty > 0 && (nvme->closing || now - nvme->dirty_since_ns >= nvme->config.flush_interval_ns));
 }
 
@@ -489,13 +493,14 @@ uint32_t kvs_commit_step(kvs_nvme_t *nvme)
 		ran = take_answer(nvme);
 		atomic_store(&nvme->commit->state, 0);
 	}
+	kvs_file_let_go(nvme);
 	if (probe_is_due(nvme, now)) {
 		begin_probe(nvme);
 		return ran;
 	}
 	if (nvme->health >= KVS_HEALTH_READ_ONLY) {
 		ran += refuse_waiters(nvme);
-		if (!kvs_fault_is_due(nvme, KVS_FAULT_META, now)) {
+		if (!kvs_fault_is_due(nvme, KVS_FAULT_META, now) && !kvs_fault_is_due(nvme, KVS_FAULT_FILES, now)) {
 			return ran;
 		}
 		nvme->commit_after_ns = 0;

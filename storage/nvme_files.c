@@ -59,7 +59,7 @@ int kvs_file_fits(const kvs_nvme_t *nvme, const kvs_dclass_t *cls, uint64_t byte
 /* Nothing in it, nothing on its way to it, and no row speaks of it. */
 static int file_is_idle(const kvs_dfile_t *file)
 {
-	if (!file->slot || file->free_slots != file->slots || file->dirty) {
+	if (!file->slot || file->gone || file->free_slots != file->slots || file->dirty) {
 		return 0;
 	}
 	for (uint32_t i = 0; i < file->slots; i++) {
@@ -141,14 +141,60 @@ static void file_drop(kvs_nvme_t *nvme, uint32_t number)
 			nvme->gen_base = file->slot[i].gen + 1u;
 		}
 	}
-	file_name(file->slot_class, number, name);
-	unlinkat(nvme->slots_fd, name, 0);
+	if (!file->gone) { /* else the name may be another file's */
+		file_name(file->slot_class, number, name);
+		unlinkat(nvme->slots_fd, name, 0);
+	}
 	nvme->file_bytes -= file->slots * cls->stride;
 	nvme->slots -= file->slots;
 	nvme->free_slots -= file->slots;
 	cls->files--;
 	kv_free(nvme->env, file->slot);
 	*file = (kvs_dfile_t){.fd = -1};
+}
+
+void kvs_file_retire(kvs_nvme_t *nvme, uint32_t number)
+{
+	kvs_dfile_t *file = &nvme->files[number];
+
+	file->gone = 1;
+	file->dirty = 0;
+	kvs_file_unlist(nvme, number);
+	nvme->retired_files -= file->state == KVS_FILE_RETIRED ? 1 : 0;
+	file->state = KVS_FILE_USED; /* no change of class goes on with it */
+	file->free_slots = 0;
+	for (uint32_t i = 0; i < file->slots; i++) {
+		if (file->slot[i].state == KVS_FREE) {
+			kvs_slot_move(nvme, kv_slot_make(number, i), &file->slot[i], KVS_QUARANTINED);
+		}
+	}
+}
+
+/* The user has freed all slots, and no row speaks of them any more. */
+static int is_let_go(const kvs_dfile_t *file)
+{
+	for (uint32_t i = 0; i < file->slots; i++) {
+		if (file->slot[i].state != KVS_QUARANTINED || file->slot[i].io || file->slot[i].flags) {
+			return 0;
+		}
+	}
+
+	return 1;
+}
+
+void kvs_file_let_go(kvs_nvme_t *nvme)
+{
+	for (uint32_t number = 0; number < KVS_MAX_FILES; number++) {
+		kvs_dfile_t *file = &nvme->files[number];
+
+		if (!file->slot || !file->gone || !is_let_go(file) || !forget(nvme, number, file->fd)) {
+			continue;
+		}
+		for (uint32_t i = 0; i < file->slots; i++) {
+			kvs_slot_move(nvme, kv_slot_make(number, i), &file->slot[i], KVS_FREE);
+		}
+		file_drop(nvme, number);
+	}
 }
 
 /* Remove files that have been emptied for the class until another one of it fits under the limit. */
@@ -202,7 +248,11 @@ static kv_status_t file_setup(kvs_nvme_t *nvme, uint32_t number, uint32_t slot_c
 		slot[i].next = KV_SLOT_NONE;
 		slot[i].next_dirty = KV_SLOT_NONE;
 	}
-	*file = (kvs_dfile_t){.slot = slot, .slot_class = slot_class, .slots = cls->slots_per_file, .fd = fd};
+	*file = (kvs_dfile_t){.slot = slot,
+			      .slot_class = slot_class,
+			      .slots = cls->slots_per_file,
+			      .whole = cls->slots_per_file,
+			      .fd = fd};
 	nvme->file_bytes += file->slots * cls->stride;
 	nvme->slots += file->slots;
 	nvme->free_slots += file->slots;
@@ -307,7 +357,7 @@ static void leave_out(kvs_nvme_t *nvme, const char *name, const char *why)
 }
 
 /* NULL: take it. */
-static const char *judge_file(kvs_nvme_t *nvme, int fd, uint32_t slot_class)
+static const char *judge_file(kvs_nvme_t *nvme, int fd, uint32_t slot_class, uint64_t *p_bytes)
 {
 	const kvs_dclass_t *cls = &nvme->classes[slot_class];
 	struct stat st;
@@ -318,20 +368,44 @@ static const char *judge_file(kvs_nvme_t *nvme, int fd, uint32_t slot_class)
 	if (!S_ISREG(st.st_mode)) {
 		return "not a regular file";
 	}
-	if ((uint64_t)st.st_size < cls->slots_per_file * cls->stride) {
-		return "it is shorter than its class says";
-	}
 	if ((uint64_t)st.st_size > cls->slots_per_file * cls->stride) {
 		return "it is longer than its class says";
 	}
 
+	*p_bytes = (uint64_t)st.st_size;
+
 	return NULL;
+}
+
+/* A file that was cut has lost what lay behind, and no more: the rest is taken, and room made for new blocks. */
+static kv_status_t take_file(kvs_nvme_t *nvme, uint32_t slot_class, uint32_t number, int fd, uint64_t bytes)
+{
+	const kvs_dclass_t *cls = &nvme->classes[slot_class];
+	uint64_t whole = cls->slots_per_file * cls->stride;
+	kv_status_t status;
+
+	if (bytes < whole) {
+		kv_logf(nvme->env, KV_LOG_ERROR, "nvme",
+			"slot file %u.%u was cut to %llu bytes; the blocks behind are lost", slot_class, number,
+			(unsigned long long)bytes);
+		kv_metric_add(nvme->metrics, KV_M_DISK_FILES_CUT, 1);
+		if (preallocate(nvme, fd, whole) != KV_OK && ftruncate(fd, (off_t)whole) != 0) {
+			kv_logf(nvme->env, KV_LOG_ERROR, "nvme", "cannot make it whole again: %s", strerror(errno));
+		}
+	}
+	status = file_setup(nvme, number, slot_class, fd);
+	if (status == KV_OK && bytes < whole) {
+		nvme->files[number].whole = (uint32_t)(bytes / cls->stride);
+	}
+
+	return status;
 }
 
 static kv_status_t scan_one(kvs_nvme_t *nvme, const char *name)
 {
 	uint32_t slot_class;
 	uint32_t number;
+	uint64_t bytes = 0;
 	const char *why;
 	int fd;
 
@@ -357,7 +431,7 @@ static kv_status_t scan_one(kvs_nvme_t *nvme, const char *name)
 		return KV_OK;
 	}
 	fd = kvs_file_open(nvme, slot_class, number, 0);
-	why = fd < 0 ? strerror(-fd) : judge_file(nvme, fd, slot_class);
+	why = fd < 0 ? strerror(-fd) : judge_file(nvme, fd, slot_class, &bytes);
 	if (why) {
 		leave_out(nvme, name, why);
 		if (fd >= 0) {
@@ -370,7 +444,7 @@ static kv_status_t scan_one(kvs_nvme_t *nvme, const char *name)
 		return KV_OK;
 	}
 
-	return file_setup(nvme, number, slot_class, fd);
+	return take_file(nvme, slot_class, number, fd, bytes);
 }
 
 kv_status_t kvs_file_scan(kvs_nvme_t *nvme)

@@ -22,6 +22,7 @@
 #define KVS_MAX_WAITERS 1024u
 #define KVS_COMMIT_ROWS 4096u
 #define KVS_MAX_DEPTH   1024u
+#define KVS_MAX_ASIDE   256u
 #define KVS_ROW_BYTES   256u /* what a row is taken to cost in RocksDB, old versions included */
 #define KVS_NONE        UINT32_MAX
 
@@ -31,6 +32,8 @@
 #define KVS_SLOT_STORED  4u  /* its bytes are whole on the device */
 #define KVS_SLOT_FREEING 8u  /* to be freed when its I/O has ended */
 #define KVS_SLOT_LOST    16u /* quarantined, and the watch has not been told */
+#define KVS_SLOT_ASIDE   32u /* the device could not read it: there is a kvs_aside_t */
+#define KVS_SLOT_RETIRED 64u /* nor for very long: quarantined for good */
 
 typedef struct kvs_dslot {
 	kv_key_t key;
@@ -65,7 +68,25 @@ typedef struct kvs_dfile {
 	int fd;
 	uint8_t dirty;   /* written since the last sync began */
 	uint8_t claimed; /* number taken, but nothing usable there */
+	uint8_t gone;    /* removed while it was open: quarantined for good, until it can be let go */
+	uint8_t cut;     /* shorter than it should be, and that has been seen to */
+	uint32_t whole;  /* slots that were there when it was opened */
 } kvs_dfile_t;
+
+/* A slot that could not be read. It keeps its block: unreadable is not corrupt. */
+typedef struct kvs_aside {
+	kv_slot_t slot;
+	uint32_t tries; /* 0: a free entry */
+	uint64_t since_ns;
+	uint64_t wait_ns;
+	uint64_t until_ns; /* not read before */
+} kvs_aside_t;
+
+typedef struct kvs_look {
+	uint32_t number;
+	int fd;
+	uint64_t bytes; /* out; 0: removed; UINT64_MAX: not known */
+} kvs_look_t;
 
 typedef struct kvs_dclass {
 	/* constant once the class exists; I/O threads read these */
@@ -166,7 +187,10 @@ typedef struct kvs_commit {
 	uint32_t file_count;
 	uint32_t files[KVS_MAX_FILES];
 	int fds[KVS_MAX_FILES];
-	int try_meta; /* see that the metadata is open, rows or not */
+	int try_meta;        /* see that the metadata is open, rows or not */
+	uint32_t look_count; /* files to see whether they are there, and whole */
+	kvs_look_t look[KVS_MAX_FILES];
+	int directory_gone; /* out */
 	uint32_t count;
 	kvs_change_t *change;
 	kv_status_t super_status; /* out */
@@ -283,6 +307,8 @@ typedef struct kvs_nvme {
 	kvs_health_t health;
 	kvs_fault_state_t faults[KVS_FAULTS];
 	uint64_t space_wanted; /* bytes that SPACE lacks */
+	uint64_t looked_ns;    /* all files were looked at */
+	kvs_aside_t aside[KVS_MAX_ASIDE];
 	int closing;
 } kvs_nvme_t;
 
@@ -329,6 +355,22 @@ int kvs_file_fits(const kvs_nvme_t *nvme, const kvs_dclass_t *cls, uint64_t byte
 void kvs_file_unlist(kvs_nvme_t *nvme, uint32_t number);
 /* Find the files of the directory and set up their slot tables; damaged ones are left out and said. */
 kv_status_t kvs_file_scan(kvs_nvme_t *nvme);
+
+/* Every slot of a removed file is quarantined for good; when nothing refers to one any more the file is let go. */
+void kvs_file_retire(kvs_nvme_t *nvme, uint32_t number);
+void kvs_file_let_go(kvs_nvme_t *nvme);
+
+/* ---- nvme_lookout.c: files that go, slots that cannot be read ---- */
+/* Owner, as a turn is built: which files to look at. Commit thread: look. Owner: report what is lost. */
+void kvs_lookout_collect(kvs_nvme_t *nvme, kvs_commit_t *c, uint64_t now);
+int kvs_lookout_is_due(const kvs_nvme_t *nvme, uint64_t now);
+void kvs_lookout_run(const kvs_nvme_t *nvme, kvs_commit_t *c);
+void kvs_lookout_take(kvs_nvme_t *nvme, const kvs_commit_t *c);
+/* A read of the slot has failed: it is tried again after a pause that grows, and given up after ten minutes. */
+void kvs_aside_add(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s);
+/* It was read, or is freed. */
+void kvs_aside_drop(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s);
+int kvs_nvme_readable(kvs_tier_t *tier, kvs_loc_t loc);
 
 /* ---- nvme_change.c: files that change their class (owner) ---- */
 extern const kvs_change_ops_t kvs_nvme_change_ops;

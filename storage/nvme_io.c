@@ -127,6 +127,9 @@ kv_status_t kvs_nvme_load(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *dst,
 	if (nvme->health == KVS_HEALTH_OFF) {
 		return KV_ERR_TIER_OFF;
 	}
+	if (!kvs_nvme_readable(tier, loc)) {
+		return KV_ERR_IO;
+	}
 	xfer = xfer_take(nvme);
 	if (!xfer) {
 		return KV_ERR_BUSY;
@@ -168,7 +171,8 @@ static void finish_store(kvs_nvme_t *nvme, kvs_xfer_t *xfer, kvs_dslot_t *s)
 {
 	count_turn(nvme, xfer);
 	/* A sync that failed meanwhile may have been the one to carry these bytes; the next would not say so again. */
-	if (xfer->status == KV_OK && xfer->failed_syncs != nvme->failed_syncs) {
+	if (xfer->status == KV_OK &&
+	    (xfer->failed_syncs != nvme->failed_syncs || nvme->files[kv_slot_slab(xfer->slot)].gone)) {
 		xfer->status = KV_ERR_IO;
 	}
 	if (xfer->status == KV_OK) {
@@ -203,11 +207,13 @@ static void finish_load(kvs_nvme_t *nvme, const kvs_xfer_t *xfer, kvs_dslot_t *s
 {
 	if (xfer->status == KV_OK || xfer->status == KV_ERR_CORRUPT) {
 		nvme->read_errors = 0;
+		kvs_aside_drop(nvme, xfer->slot, s);
 		kv_metric_add(nvme->metrics, KV_M_DISK_READ_BYTES, xfer->cls->stride);
 		kv_metric_observe_ns(nvme->metrics, KV_M_DISK_READ_TIME, kv_now_ns(nvme->env) - xfer->start_ns);
 	}
 	if (xfer->status == KV_ERR_IO) {
 		count_error(nvme, KVS_FAULT_READ, "reading a slot", xfer->error);
+		kvs_aside_add(nvme, xfer->slot, s);
 	}
 	if (xfer->status == KV_ERR_CORRUPT) {
 		kv_metric_add(nvme->metrics, KV_M_DISK_CORRUPT, 1);

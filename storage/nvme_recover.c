@@ -86,7 +86,8 @@ static kvs_dslot_t *row_slot(scan_t *scan, const kvs_row_t *row)
 	kvs_nvme_t *nvme = scan->nvme;
 	kvs_dslot_t *s = kvs_slot_get(nvme, row->slot);
 
-	if (!s || nvme->files[kv_slot_slab(row->slot)].slot_class != row->slot_class || s->flags ||
+	if (!s || kv_slot_index(row->slot) >= nvme->files[kv_slot_slab(row->slot)].whole ||
+	    nvme->files[kv_slot_slab(row->slot)].slot_class != row->slot_class || s->flags ||
 	    row->length != kvs_slot_class(nvme, row->slot)->geometry.block_bytes || row->meta.depth == 0 ||
 	    (row->meta.depth == 1u) != kv_key_is_zero(&row->meta.parent) || !epoch_is_current(scan, &row->meta)) {
 		return NULL;

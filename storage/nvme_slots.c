@@ -148,6 +148,7 @@ static kv_slot_t free_list_take(kvs_nvme_t *nvme, kvs_dclass_t *cls)
 
 void kvs_slot_lose(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s)
 {
+	kvs_aside_drop(nvme, slot, s);
 	kvs_slot_move(nvme, slot, s, KVS_QUARANTINED);
 	s->flags |= KVS_SLOT_LOST;
 	nvme->files[kv_slot_slab(slot)].lost++;
@@ -197,9 +198,15 @@ void kvs_lost_report(kvs_nvme_t *nvme)
 /* No location is good for it any more and no transfer touches it. */
 void kvs_slot_release(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s)
 {
+	int usable = !nvme->files[kv_slot_slab(slot)].gone && !(s->flags & KVS_SLOT_RETIRED);
+
 	kvs_rec_drop(nvme, s);
+	kvs_aside_drop(nvme, slot, s);
 	s->flags &= (uint8_t) ~(KVS_SLOT_FREEING | KVS_SLOT_STORED);
-	kvs_slot_move(nvme, slot, s, KVS_FREE);
+	kvs_slot_move(nvme, slot, s, usable ? KVS_FREE : KVS_QUARANTINED);
+	if (!usable) {
+		return;
+	}
 	free_list_append(nvme, kvs_slot_class(nvme, slot), slot, s);
 }
 

@@ -51,8 +51,11 @@ kv_status_t kvd_fill_start(kvd_core_t *core, uint32_t id, uint64_t lease, uint64
 	uint32_t slot_class = kvd_tree_of(&core->ix, block)->slot_class;
 	kvs_meta_t meta;
 	kvd_io_t *io;
-	kv_status_t status = io_create(core, KVD_IO_FILL, id, &io);
+	kv_status_t status = KV_ERR_IO;
 
+	if (kvs_readable(core->tier[KVD_DISK], block->disk)) {
+		status = io_create(core, KVD_IO_FILL, id, &io);
+	}
 	if (status != KV_OK) {
 		return status;
 	}
@@ -100,9 +103,9 @@ static void fill_failed(kvd_core_t *core, kvd_io_t *io, uint32_t id, kv_status_t
 
 	kvd_block_drop_slot(core, id);
 	fill_tell(core, io, depth, status);
-	if (status == KV_ERR_CORRUPT || status == KV_ERR_IO || status == KV_MISS) {
+	if (status == KV_ERR_CORRUPT || status == KV_MISS) { /* what the device cannot read just now is not gone */
 		kv_logf(core->env, KV_LOG_WARN, "core",
-			"a block on disk cannot be read and is taken out, status %s depth %u", kv_status_name(status),
+			"a block on disk is damaged and is taken out, status %s depth %u", kv_status_name(status),
 			depth);
 		kvd_count(core, KV_M_BAD_BLOCKS, 1);
 		kvd_quarantine(core, id);

@@ -561,16 +561,36 @@ static const kvs_change_ops_t change_ops = {files_count, files_look, files_gain,
 					    files_leave, files_stay, files_retire};
 
 static const kvs_tier_ops_t ops_cpu = {
-	"CPU",        NULL,       fake_class_open, fake_class_ns, fake_class_bytes, fake_alloc,     fake_set_state,
-	fake_free,    fake_mem,   fake_store,      fake_load,     fake_flush,       fake_epoch_set, fake_epoch_get,
-	fake_recover, fake_usage, fake_event_fd,   fake_poll,     fake_in_flight,   fake_check,     fake_close,
-	NULL,         NULL,
+	"CPU",
+	NULL,
+	fake_class_open,
+	fake_class_ns,
+	fake_class_bytes,
+	fake_alloc,
+	fake_set_state,
+	fake_free,
+	fake_mem,
+	fake_store,
+	fake_load,
+	fake_flush,
+	fake_epoch_set,
+	fake_epoch_get,
+	fake_recover,
+	fake_usage,
+	fake_event_fd,
+	fake_poll,
+	fake_in_flight,
+	fake_check,
+	fake_close,
+	NULL,
+	NULL,
+	NULL,
 };
 static const kvs_tier_ops_t ops_disk = {
 	"DISK",         &change_ops,    fake_class_open, fake_class_ns, fake_class_bytes, fake_alloc,
 	fake_set_state, fake_free,      fake_mem,        fake_store,    fake_load,        fake_flush,
 	fake_epoch_set, fake_epoch_get, fake_recover,    fake_usage,    fake_event_fd,    fake_poll,
-	fake_in_flight, fake_check,     fake_close,      NULL,          fake_watch,
+	fake_in_flight, fake_check,     fake_close,      NULL,          fake_watch,       NULL,
 };
 
 void fake_tier_init(fake_tier_t *fake, int disk, uint32_t cap, uint64_t seed)

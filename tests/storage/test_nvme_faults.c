@@ -300,6 +300,46 @@ static int child_sync_dir(const char *dir)
 	return 0;
 }
 
+/* Reads fail for a while, more often than errors in a row are borne: no block is lost by that, and the device is left alone between the tries. */
+static int child_unreadable(const char *dir)
+{
+	const uint64_t deadline = real_now(NULL) + UINT64_C(20000000000);
+	fixture_t f;
+	kvs_loc_t loc[4];
+	uint32_t good = 0;
+
+	fixture_init(&f, dir);
+	f.config.engine = KVS_IO_THREADS;
+	fixture_begin(&f, &found);
+	for (uint32_t d = 1; d <= 4; d++) {
+		assert_int_equal(put_block(&f, &plain, 1, d, &loc[d - 1]), KV_OK);
+	}
+	assert_int_equal(flush_wait(f.tier), KV_OK);
+	assert_int_equal(get_block(&f, &plain, 1, 1, loc[0]), KV_ERR_IO);
+	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_ERRORS), 1);
+	assert_int_equal(kvs_readable(f.tier, loc[0]), 0);
+	assert_int_equal(get_block(&f, &plain, 1, 1, loc[0]), KV_ERR_IO);
+	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_ERRORS), 1); /* the device was not asked */
+	while (good < 4) {
+		good = 0;
+		for (uint32_t d = 1; d <= 4; d++) {
+			kv_status_t status = get_block(&f, &plain, 1, d, loc[d - 1]);
+
+			assert_true(status == KV_OK || status == KV_ERR_IO || status == KV_ERR_TIER_OFF);
+			good += status == KV_OK;
+		}
+		kvs_poll(f.tier, 64);
+		usleep(2000);
+		assert_true(real_now(NULL) < deadline);
+	}
+	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_ERRORS), 12);
+	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_CORRUPT), 0);
+	check_sums(&f);
+	fixture_close(&f);
+
+	return 0;
+}
+
 /* A block is written while the sync that may carry it fails, and its owner hears of the failure first. */
 static int child_sync_race(const char *dir)
 {
@@ -424,6 +464,8 @@ static void run_child(void **state)
 		child_sync_made(child_dir);
 	} else if (strcmp(child_what, "sync-slots") == 0) {
 		child_sync_slots(child_dir);
+	} else if (strcmp(child_what, "unreadable") == 0) {
+		child_unreadable(child_dir);
 	} else if (strcmp(child_what, "sync-dir") == 0) {
 		child_sync_dir(child_dir);
 	} else {
@@ -502,6 +544,12 @@ static void p2_a_directory_that_could_not_be_synced_is_synced_before_the_next_ac
 	in_child("sync-dir", "slots", "inject=fsync:error=EIO:when=1..2");
 }
 
+static void p2_blocks_that_cannot_be_read_for_a_while_are_not_lost(void **state)
+{
+	(void)state;
+	in_child("unreadable", "slots/0.0", "inject=preadv:error=EIO:when=1..3" /* in each of four threads */);
+}
+
 static void p2_a_write_that_a_failed_sync_may_have_lost_is_never_acknowledged(void **state)
 {
 	(void)state;
@@ -534,6 +582,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(p5_submissions_refused_for_a_while_go_through_later),
 		cmocka_unit_test(p2_a_failed_sync_is_never_acknowledged_nor_retried_blindly),
 		cmocka_unit_test(p2_a_directory_that_could_not_be_synced_is_synced_before_the_next_acknowledgement),
+		cmocka_unit_test(p2_blocks_that_cannot_be_read_for_a_while_are_not_lost),
 		cmocka_unit_test(p2_a_write_that_a_failed_sync_may_have_lost_is_never_acknowledged),
 		cmocka_unit_test(p2_new_directories_are_synced_under_their_names),
 		cmocka_unit_test(p6_a_memlock_of_8_mib_costs_speed_only),

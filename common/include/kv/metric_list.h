@@ -92,6 +92,7 @@
 	X(DISK_REBUILT, kvd_disk_rebuilt_total, KV_METRIC_COUNTER, "blocks recovered from slot headers because the metadata was lost") \
 	X(DISK_DROPPED, kvd_disk_dropped_total, KV_METRIC_COUNTER, "blocks found on disk at start and not kept: old epoch, unknown space, no parent, damaged or twice") \
 	X(DISK_FILES_DROPPED, kvd_disk_files_dropped_total, KV_METRIC_COUNTER, "slot files left out at start because they were damaged or unreadable") \
+	X(DISK_FILES_CUT, kvd_disk_files_cut_total, KV_METRIC_COUNTER, "slot files found shorter than they were: what lay behind is lost") \
 	X(DISK_QUARANTINED_BYTES, kvd_disk_quarantined_bytes, KV_METRIC_GAUGE, "slot bytes in quarantine on disk")     \
 	X(META_STARTS, kvd_meta_starts_total, KV_METRIC_COUNTER, "starts of the metadata process: 1, and one more each time it died, hung or failed") \
 	X(DISK_COMMITS, kvd_disk_commits_total, KV_METRIC_COUNTER, "batches of metadata made durable")                 \

@@ -191,6 +191,7 @@ typedef struct kvs_tier_ops {
 	void (*close)(kvs_tier_t *tier);
 	void (*state)(kvs_tier_t *tier, kvs_tier_state_t *p_state); /* NULL: always OK */
 	void (*watch)(kvs_tier_t *tier, const kvs_watch_t *watch);  /* NULL: it loses nothing */
+	int (*readable)(kvs_tier_t *tier, kvs_loc_t loc);           /* NULL: always */
 } kvs_tier_ops_t;
 
 struct kvs_tier {
@@ -291,6 +292,12 @@ static inline void kvs_tier_state(kvs_tier_t *t, kvs_tier_state_t *p_state)
 	if (t->ops->state) {
 		t->ops->state(t, p_state);
 	}
+}
+/* 0: the device has failed to read the slot, or any, and it is not tried again yet; a load would end with KV_ERR_IO or KV_ERR_TIER_OFF at once. The block
+ * is still there. */
+static inline int kvs_readable(kvs_tier_t *t, kvs_loc_t loc)
+{
+	return !t->ops->readable || t->ops->readable(t, loc);
 }
 /* Copied; {0}: nobody is told any more. Until somebody is, a flush after a loss ends with KV_ERR_IO. */
 static inline void kvs_tier_watch(kvs_tier_t *t, const kvs_watch_t *watch)
