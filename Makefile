@@ -5,7 +5,7 @@ JOBS ?= $(shell nproc)
 BUILD = build/$(PRESET)
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build bundle demo demo-vllm test test-engines bench bench-engines lint ci docs install clean
+.PHONY: help deps build bundle demo demo-vllm test crashloop test-engines bench bench-engines lint ci docs install clean
 
 help: ## this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ demo-vllm: ## a real vLLM (CPU) finds its prompts again after it, and after the 
 
 test: build ## every test
 	@ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
+
+crashloop: build ## 1,000 rounds of faults of the disk and kills, with every acknowledgement checked (ROUNDS=100)
+	@$(BUILD)/bin/test_e2e_crash $(or $(ROUNDS),1000)
 
 test-engines: ## every promise under a real vLLM (ENGINES=short: 8 minutes)
 	@scripts/test_engines.sh $(or $(ENGINES),full) || [ $$? -eq 77 ]

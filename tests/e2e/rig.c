@@ -1,5 +1,6 @@
 #include "e2e/rig.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <json-c/json.h>
 #include <signal.h>
@@ -172,6 +173,43 @@ pid_t rig_daemon(const rig_t *rig)
 	close(fd);
 
 	return n > 0 ? (pid_t)strtol(text, NULL, 10) : 0;
+}
+
+static int is_meta_of(const char *name, pid_t daemon)
+{
+	char path[320], text[512] = "";
+	const char *parent;
+	ssize_t n;
+	int fd;
+
+	snprintf(path, sizeof path, "/proc/%s/status", name);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0) {
+		return 0;
+	}
+	n = read(fd, text, sizeof text - 1);
+	close(fd);
+	parent = n > 0 ? strstr(text, "\nPPid:") : NULL;
+
+	return parent && strncmp(text, "Name:\tkvd-meta\n", 15) == 0 && strtol(parent + 6, NULL, 10) == daemon &&
+	       !strstr(text, "\nState:\tZ");
+}
+
+pid_t rig_meta(const rig_t *rig)
+{
+	DIR *dir = opendir("/proc");
+	const struct dirent *entry;
+	pid_t found = 0;
+
+	assert_non_null(dir);
+	while (found == 0 && (entry = readdir(dir)) != NULL) {
+		if (entry->d_name[0] >= '1' && entry->d_name[0] <= '9' && is_meta_of(entry->d_name, rig->pid)) {
+			found = (pid_t)strtol(entry->d_name, NULL, 10);
+		}
+	}
+	closedir(dir);
+
+	return found;
 }
 
 int rig_kill(rig_t *rig, int signal)

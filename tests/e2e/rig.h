@@ -41,6 +41,8 @@ void rig_start(rig_t *rig);
 void rig_serving(const rig_t *rig);
 /* Pid of the daemon itself: the keeper's child, or what was started. 0: none at the moment. */
 pid_t rig_daemon(const rig_t *rig);
+/* Pid of the daemon's metadata process. 0: there is none at the moment. */
+pid_t rig_meta(const rig_t *rig);
 /* Signal what was started and wait for its end: exit code or 128 + signal. */
 int rig_kill(rig_t *rig, int signal);
 /* SIGTERM, which must end it with 0, and remove the directory. */

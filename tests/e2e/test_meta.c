@@ -108,50 +108,12 @@ static void end(void)
 
 /* ---- the metadata process ------------------------------------------------------------------------------------------------- */
 
-static int is_meta_of(const char *name, pid_t daemon)
-{
-	char path[320], text[512] = "";
-	const char *parent;
-	ssize_t n;
-	int fd;
-
-	snprintf(path, sizeof path, "/proc/%s/status", name);
-	fd = open(path, O_RDONLY | O_CLOEXEC);
-	if (fd < 0) {
-		return 0;
-	}
-	n = read(fd, text, sizeof text - 1);
-	close(fd);
-	parent = n > 0 ? strstr(text, "\nPPid:") : NULL;
-
-	return parent && strncmp(text, "Name:\tkvd-meta\n", 15) == 0 && strtol(parent + 6, NULL, 10) == daemon &&
-	       !strstr(text, "\nState:\tZ");
-}
-
-/* 0: there is none at the moment. */
-static pid_t find_meta(void)
-{
-	DIR *dir = opendir("/proc");
-	const struct dirent *entry;
-	pid_t found = 0;
-
-	assert_non_null(dir);
-	while (found == 0 && (entry = readdir(dir)) != NULL) {
-		if (entry->d_name[0] >= '1' && entry->d_name[0] <= '9' && is_meta_of(entry->d_name, rig.pid)) {
-			found = (pid_t)strtol(entry->d_name, NULL, 10);
-		}
-	}
-	closedir(dir);
-
-	return found;
-}
-
 static pid_t await_meta(void)
 {
 	const uint64_t until = rig_now_ms() + RIG_WAIT_MS;
 	pid_t pid;
 
-	while ((pid = find_meta()) == 0) {
+	while ((pid = rig_meta(&rig)) == 0) {
 		assert_true(rig_now_ms() < until);
 		usleep(2000);
 	}
@@ -176,7 +138,7 @@ static void p2_p6_a_metadata_process_killed_at_any_time_loses_nothing(void **sta
 			pid_t meta;
 
 			usleep(pause_us);
-			meta = find_meta();
+			meta = rig_meta(&rig);
 			_exit(meta > 0 ? kill(meta, SIGKILL) : 0);
 		}
 		refused += !put_talk(t);
