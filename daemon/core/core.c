@@ -99,6 +99,11 @@ static void disk_lost(void *arg, kvs_loc_t loc, const kv_key_t *key, uint8_t gro
 	}
 }
 
+void kvd_disk_watch(kvd_core_t *core)
+{
+	kvs_tier_watch(core->tier[KVD_DISK], &(kvs_watch_t){.arg = core, .lost = disk_lost});
+}
+
 kv_status_t kvd_core_create(const kvd_core_config_t *config, const kvd_world_t *world, kvd_core_t **p_core)
 {
 	kvd_core_t *core;
@@ -138,7 +143,7 @@ kv_status_t kvd_core_create(const kvd_core_config_t *config, const kvd_world_t *
 		return status;
 	}
 	if (world->disk) {
-		kvs_tier_watch(world->disk, &(kvs_watch_t){.arg = core, .lost = disk_lost});
+		kvd_disk_watch(core);
 	}
 	*p_core = core;
 

@@ -20,6 +20,8 @@ void kvd_quarantine_cpu(kvd_core_t *core, uint32_t block);
 /* The block's disk copy is in doubt: it and all below it leave the disk set at once. What is in memory stays there and is written again; what was only on
  * disk is quarantined. */
 void kvd_lose_disk(kvd_core_t *core, uint32_t block);
+/* Hear of that from the disk tier, which is there now. */
+void kvd_disk_watch(kvd_core_t *core);
 /* Forget a hidden tree that has been taken down, if nothing refers to it. */
 void kvd_tree_release(kvd_core_t *core, uint32_t tree);
 /* One quantum; 1 while there is more. */

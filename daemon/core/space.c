@@ -506,6 +506,7 @@ kv_status_t kvd_core_attach(kvd_core_t *core, kvs_tier_t *disk)
 	}
 	core->world.disk = disk;
 	core->world.note_reset = NULL;
+	kvd_disk_watch(core);
 	for (uint32_t n = 0; n < core->ns_count; n++) {
 		for (uint32_t id = 1; id <= core->ns[n]->space_count; id++) {
 			space_attach(core, core->ns[n]->spaces[id]);
