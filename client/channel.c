@@ -289,7 +289,9 @@ kv_status_t kvc_send(kvc_t *kvc, const kvc_ask_t *ask)
 	if (channel->fd < 0) {
 		return KV_ERR_CLOSED;
 	}
-	kv_assert(request && (ask->fd < 0 || channel->out_head == channel->out_tail));
+	if (!kv_holds(request && (ask->fd < 0 || channel->out_head == channel->out_tail))) {
+		return KV_ERR_INTERNAL;
+	}
 	size = kv_body_size(&request->ask, ask->msg);
 	if (size > channel->max_body) {
 		return KV_ERR_TOO_BIG;

@@ -40,10 +40,24 @@ const char *kvc_version(void)
 	return "kvc " KVD_VERSION " abi 1 wire 1";
 }
 
+void kvc_abandon(kvc_t *kvc)
+{
+	if (kvc) {
+		atomic_store(&kvc->abandoned, 1);
+	}
+}
+
+int kvc_is_abandoned(const kvc_t *kvc)
+{
+	return atomic_load_explicit(&kvc->abandoned, memory_order_relaxed) || kv_broken_count() > 0;
+}
+
 kvc_status_t kvc_check_process(const kvc_t *kvc)
 {
 	if (*kvc->guard == KVC_GUARD) {
-		return KVC_OK;
+		return !kvc_is_abandoned(kvc) ? KVC_OK
+					      : kvc_fail(KV_ERR_INTERNAL, "an invariant is broken; this process has "
+									  "detached from kvd for good (see its log)");
 	}
 
 	return kvc_fail(KV_ERR_CLOSED, "this process was forked from the one that attached; attach again in it");

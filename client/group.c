@@ -4,7 +4,6 @@
 /* Of numbers above 0. */
 static uint32_t gcd(uint32_t a, uint32_t b)
 {
-	kv_assert(a > 0);
 	while (b) {
 		uint32_t rest = a % b;
 
@@ -19,7 +18,9 @@ kv_status_t kvc_groups_take(kvc_space_t *space, const kv_group_t *groups, uint32
 {
 	uint32_t granule = 1;
 
-	kv_assert(count <= KV_MAX_GROUPS);
+	if (!kv_holds(count <= KV_MAX_GROUPS)) {
+		return KV_ERR_INTERNAL;
+	}
 	for (uint32_t i = 0; i < count; i++) {
 		uint32_t units = groups[i].block_tokens / space->hash_tokens;
 		uint64_t both;

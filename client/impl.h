@@ -332,13 +332,16 @@ struct kvc {
 	kvc_extent_t extents[KVC_MAX_EXTENTS]; /* of the current staging, by address */
 	uint32_t extent_count;
 	kvc_counters_t counters;
+	_Atomic int abandoned; /* for good */
 };
 
 /* ---- error.c ----------------------------------------------------------------------------------------------------- */
 
 /* Note a sentence for kvc_last_error() and return status. */
 kvc_status_t kvc_fail(kv_status_t status, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* KVC_OK, or KVC_ERR_CLOSED in a forked child. No system call. */
+/* An invariant is broken, here or in the caller: no session, no copy, and nothing is unmapped any more. */
+int kvc_is_abandoned(const kvc_t *kvc);
+/* KVC_OK, KVC_ERR_CLOSED in a forked child, or KVC_ERR_INTERNAL once abandoned. No system call. */
 kvc_status_t kvc_check_process(const kvc_t *kvc);
 
 /* ---- channel.c --------------------------------------------------------------------------------------------------- */

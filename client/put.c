@@ -356,6 +356,9 @@ kvc_status_t kvc_put_start(kvc_space_t *space, const kvc_key_t *keys, uint32_t f
 	if (status == KVC_OK) {
 		status = kvc_space_usable(space);
 	}
+	if (status == KVC_OK && !kv_holds(group)) { /* options_take() has found it */
+		status = kvc_fail(KV_ERR_INTERNAL, "kvc_put_start: no group");
+	}
 	if (status != KVC_OK) {
 		return status;
 	}
@@ -363,7 +366,6 @@ kvc_status_t kvc_put_start(kvc_space_t *space, const kvc_key_t *keys, uint32_t f
 	if (!put) {
 		return kvc_fail(KV_ERR_NOMEM, "out of memory for a put");
 	}
-	kv_assert(group); /* options_take() has found it */
 	put->from = from;
 	put->durable = options.durable != 0;
 	put->result.durable_status = put->durable ? KVC_PENDING : KVC_MISS;
@@ -516,7 +518,9 @@ kvc_status_t kvc_put_digests(kvc_put_t *put, uint32_t i, const uint64_t *leaves)
 		return status == KVC_ALREADY ? KVC_OK : status;
 	}
 	if (leaves) {
-		kv_assert(words);
+		if (!kv_holds(words)) {
+			return kvc_fail(KV_ERR_INTERNAL, "kvc_put_digests: no staging");
+		}
 		memcpy(words, leaves, put->words_a_block * sizeof *words);
 	}
 

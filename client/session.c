@@ -245,6 +245,11 @@ kvc_status_t kvc_enter(kvc_t *kvc)
 	if (status == KVC_OK) {
 		kvc_pump(kvc);
 	}
+	if (status == KVC_ERR_INTERNAL && kvc->channel.fd >= 0) {
+		/* To the daemon this member has gone but for its pidfd: what it may still touch is lent to nobody. */
+		close(kvc->channel.fd);
+		kvc->channel.fd = -1;
+	}
 
 	return status;
 }

@@ -190,7 +190,7 @@ void kvc_slab_reap(kvc_t *kvc)
 
 void kvc_slab_destroy(const kvc_t *kvc, kvc_slab_t *slab)
 {
-	if (*kvc->guard == KVC_GUARD) {
+	if (kvc_check_process(kvc) == KVC_OK) {
 		tell(kvc, slab, 0);
 		munmap(slab->data, slab->data_bytes);
 		munmap((void *)(uintptr_t)slab->leaves, slab->digest_bytes);

@@ -4,6 +4,7 @@
 #include "kv/log.h"
 
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/random.h>
@@ -93,4 +94,20 @@ _Noreturn void kv_assert_failed(const char *condition, const char *file, int lin
 		(void)ignored;
 	}
 	abort();
+}
+
+static _Atomic uint64_t broken;
+
+void kv_invariant_broken(const char *condition, const char *file, int line)
+{
+	if (atomic_fetch_add(&broken, 1u) == 0) {
+		kv_logf(&kv_env_posix, KV_LOG_ERROR, "kvd",
+			"broken invariant: %s (%s:%d); this process goes on without the cache. Please report this line",
+			condition, file, line);
+	}
+}
+
+uint64_t kv_broken_count(void)
+{
+	return atomic_load_explicit(&broken, memory_order_relaxed);
 }

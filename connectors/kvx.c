@@ -47,7 +47,9 @@ static kvc_status_t prepare(kvx_t *kvx, const kvx_config_t *config)
 	kvx->layout = *config->layout;
 	kvx->paged = *config->paged;
 	kvk_layout_geometry(&kvx->layout, &kvx->geometry);
-	kv_assert(kvx->geometry.block_bytes > 0);
+	if (!kv_holds(kvx->geometry.block_bytes > 0)) {
+		return KVC_ERR_INTERNAL;
+	}
 	kvx->batch = poll_bytes / kvx->geometry.block_bytes;
 	kvx->batch = kvx->batch ? kvx->batch : 1;
 
@@ -240,6 +242,9 @@ uint32_t kvx_poll(kvx_t *kvx, uint32_t timeout_ms)
 	uint64_t now;
 	uint32_t left;
 
+	if (kv_broken_count() > 0) {
+		kvc_abandon(kvx->kvc);
+	}
 	(void)kvc_poll(kvx->kvc, anything_movable(kvx) ? 0 : slice);
 	now = kvx_now_ns();
 	keep_attached(kvx, now);

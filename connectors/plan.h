@@ -66,7 +66,7 @@ typedef struct kvx_plan_space {
 
 typedef struct kvx_plan_fence {
 	kvx_record_header_t h;
-	uint32_t n; /* u32 ids follow */
+	uint32_t n; /* u32 ids follow; 0: of all blocks */
 	uint32_t reserved;
 } kvx_plan_fence_t;
 

@@ -91,6 +91,14 @@ int kvx_scheduler_ready(const kvx_scheduler_t *scheduler)
 	return kvx_space_why(scheduler, 0) == KV_WHY_NONE;
 }
 
+void kvx_scheduler_check(kvx_scheduler_t *scheduler)
+{
+	if (kv_broken_count() > 0) {
+		kvc_abandon(scheduler->kvc);
+		(void)kvc_poll_us(scheduler->kvc, 0); /* the daemon hears of it at once */
+	}
+}
+
 /* ---- block tables ------------------------------------------------------------------------------------------------------------ */
 
 /* These blocks belong to somebody else from this step on. */
@@ -244,17 +252,27 @@ static void wait_for_answers(kvx_scheduler_t *scheduler, uint64_t now)
 	}
 }
 
-/* Last, because it always fits. */
+/* Last, because it always fits. Should it not, a FENCE of no block does, which is one of all. */
 static void tell_fence(kvx_scheduler_t *scheduler)
 {
-	kvx_plan_fence_t *record;
+	kvx_bytes_t *plan = &scheduler->plan;
+	const size_t len = plan->len;
+	const uint32_t records = plan->records;
+	kvx_plan_fence_t *record = NULL;
 
-	if (scheduler->fence_count == 0) {
-		return;
+	if (scheduler->fence_count > 0) {
+		record = kvx_bytes_record(plan, KVX_RECORD_FENCE, sizeof *record);
 	}
-	record = kvx_bytes_record(&scheduler->plan, KVX_RECORD_FENCE, sizeof *record);
-	record->n = scheduler->fence_count;
-	(void)kvx_bytes_append(&scheduler->plan, scheduler->fence, scheduler->fence_count * sizeof *scheduler->fence);
+	if (record) {
+		record->n = scheduler->fence_count;
+		(void)kvx_bytes_append(plan, scheduler->fence, scheduler->fence_count * sizeof *scheduler->fence);
+	}
+	if (!kv_holds(!plan->failed)) {
+		plan->failed = 0;
+		plan->len = len;
+		plan->records = records;
+		(void)kvx_bytes_record(plan, KVX_RECORD_FENCE, sizeof *record);
+	}
 	scheduler->fence_count = 0;
 }
 
@@ -276,7 +294,7 @@ void kvx_scheduler_plan(kvx_scheduler_t *scheduler, const void **p_bytes, size_t
 	kvx_time_tell(scheduler);
 	tell_fence(scheduler);
 	kvx_bytes_finish(&scheduler->plan, scheduler->step);
-	kv_assert(!scheduler->plan.failed);
+	kvx_scheduler_check(scheduler);
 	*p_bytes = scheduler->plan.len ? scheduler->plan.data : NULL;
 	*p_len = scheduler->plan.len;
 
@@ -408,6 +426,7 @@ void kvx_scheduler_get_stats(const kvx_scheduler_t *scheduler, kvx_scheduler_sta
 	kvx_scheduler_stats_t now = scheduler->stats;
 
 	now.struct_size = size;
+	now.broken_invariants = kv_broken_count();
 	now.requests = scheduler->requests.count;
 	now.puts_open = scheduler->put_count;
 	now.leases_open = kvx_leases_of(scheduler->loads) + kvx_leases_of(scheduler->holds);

@@ -347,8 +347,11 @@ void kvx_holds_keep(kvx_scheduler_t *scheduler, uint64_t now)
 	for (kvx_sload_t *load = scheduler->holds; load; load = next) {
 		kvx_request_t *request = kvx_requests_same(&scheduler->requests, load->id, load->id_len, load->serial);
 
-		kv_assert(request); /* finish() gives back what its request holds */
 		next = load->next;
+		if (!kv_holds(request)) { /* finish() gives back what its request holds */
+			kvx_scheduler_check(scheduler);
+			return;
+		}
 		if (now - load->used_ns > IDLE_MS * KVX_MS) {
 			kvx_hold_drop(scheduler, request);
 		} else if (now - load->renewed_ns > scheduler->load_ms * KVX_MS) {
@@ -361,7 +364,11 @@ void kvx_holds_close(kvx_scheduler_t *scheduler)
 {
 	while (scheduler->holds) {
 		kvx_sload_t *load = scheduler->holds;
+		kvx_request_t *request = kvx_requests_same(&scheduler->requests, load->id, load->id_len, load->serial);
 
-		kvx_hold_drop(scheduler, kvx_requests_same(&scheduler->requests, load->id, load->id_len, load->serial));
+		if (!kv_holds(request)) {
+			return;
+		}
+		kvx_hold_drop(scheduler, request);
 	}
 }

@@ -191,6 +191,8 @@ size_t kvx_load_bytes(const kvx_scheduler_t *scheduler, uint32_t units);
 /* scheduler.c */
 kvc_status_t kvx_scheduler_open_in(const kv_env_t *env, const kvx_scheduler_config_t *config,
 				   kvx_scheduler_t **p_scheduler);
+/* Detach for good when an invariant is broken. */
+void kvx_scheduler_check(kvx_scheduler_t *scheduler);
 static inline int kvx_ask_is_sound(const kvx_ask_t *ask)
 {
 	return ask && ask->struct_size >= sizeof *ask && ask->id && ask->id_len > 0 && ask->id_len <= KVX_MAX_ID;

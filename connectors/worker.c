@@ -204,6 +204,7 @@ void kvx_worker_get_stats(const kvx_worker_t *worker, kvx_worker_stats_t *stats)
 #define COPY_STAT(name, help) all.name = atomic_load_explicit(&worker->stats.name, memory_order_relaxed);
 	KVX_WORKER_STATS(COPY_STAT)
 #undef COPY_STAT
+	all.broken_invariants = kv_broken_count();
 	all.loads_open = atomic_load_explicit(&worker->stats.loads_open, memory_order_relaxed);
 	all.saves_open = atomic_load_explicit(&worker->stats.saves_open, memory_order_relaxed);
 	all.marked = atomic_load_explicit(&worker->stats.marked, memory_order_relaxed);

@@ -24,8 +24,15 @@
 
 /* ---- which ranges ------------------------------------------------------------------------------------------------------------ */
 
-/* 1, 2, 4, .. layers from both ends, then parts of what lies between. */
-static void plan_ranges(kvx_wlayers_t *l, uint32_t layers)
+static void add_range(kvx_wlayers_t *l, uint32_t end)
+{
+	if (kv_holds(l->count < KVX_GPU_RANGES)) {
+		l->end[l->count++] = end;
+	}
+}
+
+/* 1, 2, 4, .. layers from both ends, then parts of what lies between. 0: they do not add up. */
+static int plan_ranges(kvx_wlayers_t *l, uint32_t layers)
 {
 	const uint32_t most = layers / PARTS > 2 ? layers / PARTS : 2;
 	uint32_t side[KVX_GPU_RANGES], sides = 0, left = layers, pieces, at = 0;
@@ -37,18 +44,19 @@ static void plan_ranges(kvx_wlayers_t *l, uint32_t layers)
 	l->count = 0;
 	for (uint32_t i = 0; i < sides; i++) {
 		at += side[i];
-		l->end[l->count++] = at;
+		add_range(l, at);
 	}
 	pieces = (left + most - 1) / most;
 	for (uint32_t i = 0; i < pieces; i++) {
 		at += left / pieces + (i < left % pieces ? 1u : 0u);
-		l->end[l->count++] = at;
+		add_range(l, at);
 	}
 	for (uint32_t i = sides; i > 0; i--) {
 		at += side[i - 1];
-		l->end[l->count++] = at;
+		add_range(l, at);
 	}
-	kv_assert(at == layers && l->count <= KVX_GPU_RANGES);
+
+	return kv_holds(l->count > 0 && at == layers && l->end[l->count - 1] == layers);
 }
 
 static uint32_t range_of(const kvx_wlayers_t *l, uint32_t layer)
@@ -271,10 +279,9 @@ int kvx_layers_send(kvx_worker_t *worker)
 	kvx_wlayers_t *l = &worker->gpu->layers;
 	const uint32_t all = wanted_blocks(worker);
 
-	if (!will_do(worker)) {
+	if (!will_do(worker) || !plan_ranges(l, worker->groups[0].paged.layers)) {
 		return 0;
 	}
-	plan_ranges(l, worker->groups[0].paged.layers);
 	l->waited = 0;
 	l->said = 0;
 	memset(l->named, 0, worker->groups[0].paged.layers);

@@ -210,6 +210,7 @@ static void first_pass(kvx_worker_t *worker, kvx_cursor_t cursor)
 static void fences(kvx_worker_t *worker, kvx_cursor_t cursor)
 {
 	const kvx_record_header_t *record;
+	int all = 0;
 
 	kvx_fence_begin(worker);
 	while ((record = kvx_cursor_next(&cursor)) != NULL) {
@@ -217,9 +218,13 @@ static void fences(kvx_worker_t *worker, kvx_cursor_t cursor)
 			const kvx_plan_fence_t *fence = (const kvx_plan_fence_t *)(const void *)record;
 
 			kvx_fence_add(worker, kvx_plan_fence_ids(fence), fence->n);
+			all |= fence->n == 0;
 		}
 	}
 	kvx_fence_end(worker);
+	if (all) {
+		kvx_fence_all(worker);
+	}
 }
 
 /* In their order: a request may be gone in the very plan that begins to load for it. */

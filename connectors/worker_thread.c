@@ -111,6 +111,9 @@ static void keep_attached(kvx_worker_t *worker, uint64_t now, int moving)
 		return;
 	}
 	worker->polled_ns = now;
+	if (kv_broken_count() > 0) {
+		kvc_abandon(worker->kvc);
+	}
 	(void)kvc_poll(worker->kvc, 0);
 	incarnation = kvc_incarnation(worker->kvc);
 	if (incarnation != worker->incarnation) {

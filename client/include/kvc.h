@@ -72,6 +72,7 @@ enum {
 	KVC_ERR_UNREACHABLE = -33,
 	KVC_ERR_DAEMON_STALE = -34,
 	KVC_ERR_CLOSED = -35,
+	KVC_ERR_INTERNAL = -39,
 	KVC_ERR_LIMIT = -37
 };
 KVC_API const char *kvc_status_name(kvc_status_t status);
@@ -399,8 +400,14 @@ typedef struct kvc_stats {
 	uint64_t matches, match_hits, acquires, acquire_misses, blocks_read, bytes_read, blocks_put, bytes_put, corrupt,
 		reattaches, timeouts, reports_dropped;
 	uint64_t leases_open, puts_open, slabs_mapped;
+	uint64_t broken_invariants; /* of libkvc; above 0: it has detached for good */
 } kvc_stats_t;
 KVC_API void kvc_get_stats(const kvc_t *kvc, kvc_stats_t *stats);
+
+/* Detach for good, because the caller has found its own state broken: from the owner's next call on there is no session, every match is a miss and every call
+ * KVC_ERR_INTERNAL. What the daemon has lent stays mapped until the process ends, since a copy may be in it, and the daemon lends it to nobody else before.
+ * libkvc does the same when an invariant of its own is broken. Any thread. */
+KVC_API void kvc_abandon(kvc_t *kvc);
 
 /* Documents of the daemon as JSON (NUL-terminated, freed with kvc_free): what is KVC_DOC_*. KVC_DOC_CHECK: *p_value
  * is the number of failed checks. */

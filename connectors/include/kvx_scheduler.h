@@ -219,6 +219,8 @@ KVC_API void kvx_scheduler_ended(kvx_scheduler_t *scheduler, const kvx_ask_t *as
 	X(guard_probes, "hits of which a piece was loaded only to see whether it pays")                                \
 	X(guard_steps, "steps whose time was measured")                                                                \
 	X(attaches, "attachments to a daemon")                                                                         \
+	X(broken_invariants,                                                                                           \
+	  "invariants found broken; above 0 the half has detached for good: please report the log line")               \
 	X(spaces_refused, "requests of adapters for which there was no space, or no name yet")
 typedef struct kvx_scheduler_stats {
 	size_t struct_size;

@@ -147,6 +147,8 @@ KVC_API kvc_status_t kvx_worker_flush(kvx_worker_t *worker, uint32_t timeout_ms)
 	X(save_dropped, "saves given up: daemon gone, put revoked, or the step's loads had failed")                    \
 	X(fences, "times a block was about to be reused before it was saved")                                          \
 	X(fence_ns, "nanoseconds the engine waited for that")                                                          \
+	X(broken_invariants,                                                                                           \
+	  "invariants found broken; above 0 the half has detached for good: please report the log line")               \
 	X(bad_plans, "plans that made no sense")                                                                       \
 	X(self_tests, "self-tests passed")                                                                             \
 	X(self_test_failures, "self-tests that brought other bytes back")                                              \

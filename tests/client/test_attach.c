@@ -265,6 +265,36 @@ static void p5_a_daemon_that_stands_still_is_waited_for_once(void **state)
 	bed_free(&bed);
 }
 
+/* For good: misses, no session, and the bytes of a lease stay where they are. */
+static void p7_an_attachment_that_was_abandoned_is_a_miss_for_good(void **state)
+{
+	kvc_lease_t *lease = NULL, *other = NULL;
+	const void *data = NULL;
+	const uint64_t *leaves;
+	kvc_match_t match;
+	bed_t bed;
+
+	(void)state;
+	bed_make(&bed, &fake_split);
+	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
+	assert_int_equal(kvc_acquire(bed.space, bed.keys, 4, 0, 0, &lease), KVC_OK);
+	assert_int_equal(kvc_lease_block(lease, 0, &data, &leaves), KVC_OK);
+	kvc_abandon(NULL);
+	kvc_abandon(bed.kvc);
+	for (int i = 0; i < 3; i++) {
+		kvc_match(bed.space, bed.keys, 4, &match);
+		assert_int_equal(match.n, 0);
+		assert_int_equal(kvc_lease_state(lease), KVC_ERR_INTERNAL);
+		assert_int_equal(kvc_acquire(bed.space, bed.keys, 4, 0, 0, &other), KVC_ERR_INTERNAL);
+		assert_int_equal(bed_put(&bed, 4, 6), KVC_ERR_INTERNAL);
+		assert_int_equal(kvc_poll(bed.kvc, 10), KVC_ERR_INTERNAL);
+		assert_int_equal(kvc_fd(bed.kvc), -1);
+	}
+	assert_int_equal(*(const volatile char *)data, *(const volatile char *)data); /* no fault */
+	kvc_release(&lease, 1);
+	bed_free(&bed);
+}
+
 static void p5_a_daemon_silent_for_seconds_is_asked_nothing(void **state)
 {
 	bed_t bed;
@@ -582,6 +612,7 @@ int main(void)
 		cmocka_unit_test(p10_a_space_that_does_not_add_up_is_refused),
 		cmocka_unit_test(p7_a_stopped_daemon_is_a_miss),
 		cmocka_unit_test(p5_a_daemon_that_stands_still_is_waited_for_once),
+		cmocka_unit_test(p7_an_attachment_that_was_abandoned_is_a_miss_for_good),
 		cmocka_unit_test(p5_a_daemon_silent_for_seconds_is_asked_nothing),
 		cmocka_unit_test(p7_leases_and_puts_end_with_the_daemon_and_it_is_joined_again),
 		cmocka_unit_test(p1_a_put_of_an_older_session_is_not_quiet_before_it_is_freed),

@@ -139,6 +139,35 @@ static void a_broken_invariant_says_where_and_aborts(void **state)
 	close(ends[1]);
 }
 
+/* Where an engine would die with it: said once, counted, and the process goes on. */
+static void p7_a_broken_invariant_in_an_engine_is_counted_and_said_once(void **state)
+{
+	char text[4096] = "", *first;
+	int ends[2], status;
+	pid_t child;
+
+	(void)state;
+	assert_int_equal(pipe(ends), 0);
+	child = fork();
+	if (child == 0) {
+		dup2(ends[1], STDERR_FILENO);
+		for (int i = 0; i < 3; i++) {
+			if (kv_holds(1 + 1 == 3) || !kv_holds(1 + 1 == 2) || kv_broken_count() != (uint64_t)i + 1u) {
+				_exit(1);
+			}
+		}
+		_exit(0);
+	}
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_int_equal(status, 0);
+	close(ends[1]);
+	assert_true(read(ends[0], text, sizeof text - 1) > 0);
+	first = strstr(text, "broken invariant: 1 + 1 == 3");
+	assert_non_null(first);
+	assert_null(strstr(first + 1, "broken invariant"));
+	close(ends[0]);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -148,6 +177,7 @@ int main(void)
 		cmocka_unit_test(a_long_log_line_is_cut_not_overrun),
 		cmocka_unit_test(the_real_environment_has_a_clock_memory_and_randomness),
 		cmocka_unit_test(a_broken_invariant_says_where_and_aborts),
+		cmocka_unit_test(p7_a_broken_invariant_in_an_engine_is_counted_and_said_once),
 		cmocka_unit_test(a_temporary_directory_goes_with_everything_in_it),
 	};
 

@@ -385,3 +385,9 @@ void kvc_report(kvc_space_t *space, const kvc_report_t *report)
 	fake.reports++;
 	fake.last_report_why = report->why;
 }
+
+void kvc_abandon(kvc_t *kvc)
+{
+	(void)kvc;
+	fake.incarnation = 0;
+}

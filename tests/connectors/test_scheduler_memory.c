@@ -188,12 +188,61 @@ static void p5_loads_found_in_earlier_steps_need_no_memory(void **state)
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
+/* Last, since it is for good: a plan that does not fit fences all blocks, the daemon is left, and the engine goes on with misses. */
+static void p7_a_broken_plan_detaches_the_engine_and_fences_all(void **state)
+{
+	static sr_request_t request;
+	const kvx_record_header_t *record;
+	const void *bytes = NULL;
+	kvx_cursor_t cursor;
+	kvx_hit_t hit;
+	size_t len = 0;
+	rig_t rig;
+	sr_t sr;
+
+	(void)state;
+	failing = 0;
+	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1});
+	sr_store(&sr, &request, "a", 1, 0, 80);
+	kvx_scheduler_finish(sr.scheduler, &request.ask);
+	sr_settle(&sr);
+	sr_request(&sr, &request, "b", 1, 0, 100);
+	sr_match(&sr, &request, &hit);
+	assert_int_equal(hit.tokens, 80);
+	sr_place(&sr, &request, 100, 0);
+
+	kvx_plan_begin(sr.scheduler);
+	sr.scheduler->plan.failed = 1;
+	kvx_scheduler_plan(sr.scheduler, &bytes, &len);
+	assert_true(kvx_cursor_open(&cursor, KVX_PLAN_MAGIC, bytes, len));
+	record = kvx_cursor_next(&cursor);
+	assert_non_null(record);
+	assert_int_equal(record->type, KVX_RECORD_FENCE);
+	assert_int_equal(((const kvx_plan_fence_t *)(const void *)record)->n, 0);
+	assert_null(kvx_cursor_next(&cursor));
+	assert_false(cursor.bad);
+	assert_int_equal(sr_stats(&sr).broken_invariants, 1);
+	assert_int_equal(kvc_fd(sr.scheduler->kvc), -1);
+	for (uint32_t i = 0; i < 3; i++) {
+		kvx_scheduler_match(sr.scheduler, &request.ask, &hit);
+		assert_int_equal(hit.tokens, 0);
+		kvx_scheduler_advance(sr.scheduler, &request.ask, 100, 100);
+		(void)sr_step(&sr);
+		assert_int_equal(sr.saves + sr.loads, 0);
+		assert_false(kvx_scheduler_pending(sr.scheduler));
+	}
+	kvx_scheduler_finish(sr.scheduler, &request.ask);
+	sr_close(&sr);
+	rig_fini(&rig);
+}
+
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p5_want_of_memory_breaks_no_promise),
 		cmocka_unit_test(p5_a_lost_load_there_is_no_memory_for_is_told_as_failed),
 		cmocka_unit_test(p5_loads_found_in_earlier_steps_need_no_memory),
+		cmocka_unit_test(p7_a_broken_plan_detaches_the_engine_and_fences_all),
 	};
 
 	if (argc < 2) {

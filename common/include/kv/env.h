@@ -61,4 +61,11 @@ void kv_logf(const kv_env_t *env, kv_log_level_t level, const char *component, c
 #define kv_assert(condition) ((condition) ? (void)0 : kv_assert_failed(#condition, __FILE__, __LINE__))
 _Noreturn void kv_assert_failed(const char *condition, const char *file, int line);
 
+/* The same in code that runs inside an engine, which no mistake of ours may end: 1, or 0 when it is broken. The caller then gives its work up; this counts,
+ * and logs the first. libkvc and libkvx detach when the count is not 0 (kvc_abandon()). */
+#define kv_holds(condition) ((condition) ? 1 : (kv_invariant_broken(#condition, __FILE__, __LINE__), 0))
+void kv_invariant_broken(const char *condition, const char *file, int line);
+/* How many have been broken in this process; each library that has this code counts its own. Any thread. */
+uint64_t kv_broken_count(void);
+
 #endif
