@@ -356,11 +356,11 @@ kvc_status_t kvc_put_start(kvc_space_t *space, const kvc_key_t *keys, uint32_t f
 	if (status == KVC_OK) {
 		status = kvc_space_usable(space);
 	}
-	if (status == KVC_OK && !kv_holds(group)) { /* options_take() has found it */
-		status = kvc_fail(KV_ERR_INTERNAL, "kvc_put_start: no group");
-	}
 	if (status != KVC_OK) {
 		return status;
+	}
+	if (!kv_holds(group)) { /* options_take() has found it */
+		return kvc_fail(KV_ERR_INTERNAL, "kvc_put_start: no group");
 	}
 	put = kvc_put_new(space);
 	if (!put) {

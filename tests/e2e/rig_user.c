@@ -161,7 +161,10 @@ int user_match_is(user_t *user, const kvc_key_t *keys, uint32_t n, uint32_t want
 		(void)kvc_poll(user->kvc, 3);
 	}
 	if (user_match(user, keys, n) != want) {
-		printf("# match is %u, not %u\n", user_match(user, keys, n), want);
+		kvc_match_t match;
+
+		kvc_match(user->space, keys, n, &match);
+		printf("# match is %u, not %u: reason %u\n", match.n, want, match.why);
 	}
 
 	return user_match(user, keys, n) == want;
