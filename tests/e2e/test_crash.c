@@ -306,8 +306,9 @@ static void p2_what_a_failed_sync_may_have_lost_is_not_acknowledged_by_io_uring(
 /* ---- faults and kills in a loop ------------------------------------------------------------------------------------------- */
 
 #define LOOP_LEN   3u
-#define LOOP_TALKS 6u   /* a round */
-#define LOOP_FRESH 100u /* rounds on one directory: all of it is less than the disk tier holds */
+#define LOOP_TALKS 6u /* a round */
+#define LOOP_FRESH                                                                                                     \
+	100u /* rounds on one directory: one slot file holds all of it, so nothing is evicted for want of another one */
 
 /* What strace does to the daemon and to the metadata process, in each of their threads, from the `first` such call on, again and again or once. */
 typedef struct loop_fault {
@@ -466,6 +467,7 @@ static void fault_loop(uint32_t rounds)
 			rig_init(&l->rig, 1);
 			l->rig.before = without_leak_check;
 			rig_option(&l->rig, "--nvme.flush_interval=2ms");
+			rig_option(&l->rig, "--nvme.file_size=40MiB");
 			l->engine = l->rig.option_count;
 			rig_option(&l->rig, "--nvme.io_engine=auto");
 			l->noted_count = l->talk = 0;
