@@ -112,13 +112,13 @@ static void corrupt_blocks_are_errors(uint32_t flags)
 		assert_true(wr_block_is(&wr.rank[0], wr_other[i], 1, wr_eight[i]));
 	}
 	assert_int_equal(stats_of(&wr.rank[0]).load_corrupt, 1);
-	kvc_release(&lease, 1);
 
-	/* The daemon has been told. */
-	for (uint32_t i = 0; i < 200 && rig_counter(&rig, "kvd_bad_blocks_total") != 1; i++) {
+	/* The daemon is told, by the lease that it still knows. */
+	for (uint32_t i = 0; i < 3000 && rig_counter(&rig, "kvd_bad_blocks_total") != 1; i++) {
 		usleep(10000);
 	}
 	assert_int_equal(rig_counter(&rig, "kvd_bad_blocks_total"), 1);
+	kvc_release(&lease, 1);
 	rig_check_quiet(&rig);
 	finish(&rig, &wr);
 }

@@ -26,7 +26,7 @@ static int exists(const char *dir, const char *name)
 
 static void p4_sigterm_ends_with_0_and_leaves_no_socket(void **state)
 {
-	static const char *const args[] = {"--namespaces=default,other", NULL};
+	static const char *const args[] = {"--namespaces=other,default", NULL};
 	raw_daemon_t daemon;
 	struct stat st;
 
@@ -70,7 +70,7 @@ static void access_is(const raw_daemon_t *daemon, const char *ns, mode_t mode, g
 static void p8_sockets_keep_their_group_and_mode_over_restarts(void **state)
 {
 	char group[64];
-	const char *const args[] = {"--namespaces=default,a,b", group, "--sockets.mode=b=0600,a=0666", NULL};
+	const char *const args[] = {"--namespaces=a,b,default", group, "--sockets.mode=b=0600,a=0666", NULL};
 	const gid_t other = getgid() == 0 ? 12345 : getgid(); /* only root may give it away */
 	raw_daemon_t daemon;
 	int code;

@@ -18,7 +18,7 @@ static uint64_t seed_ = 1;
 
 static int setup(void **state)
 {
-	static const char *const args[] = {"--namespaces=default,other", "--limits.send_queue=64KiB", "--lease.ttl=60s",
+	static const char *const args[] = {"--namespaces=other,default", "--limits.send_queue=64KiB", "--lease.ttl=60s",
 					   NULL};
 
 	(void)state;

@@ -12,6 +12,7 @@
 static raw_daemon_t daemon_;
 static char other_[128];
 
+/* Sockets come in the order of --namespaces: `default`, which the start waits for, is the last one. */
 static void begin(const char *const *args)
 {
 	raw_daemon_start(&daemon_, args);
@@ -20,7 +21,7 @@ static void begin(const char *const *args)
 
 static void p8_a_namespace_full_of_sessions_refuses_its_own_only(void **state)
 {
-	static const char *const args[] = {"--namespaces=default,other", "--limits.sessions=8",
+	static const char *const args[] = {"--namespaces=other,default", "--limits.sessions=8",
 					   "--limits.hello_time=60s", NULL};
 	int fds[32], victim, late;
 	uint32_t n = 0;
@@ -62,7 +63,7 @@ static int half_frame(const char *sock)
 
 static void p8_receive_buffers_of_one_namespace_close_no_session_of_another(void **state)
 {
-	static const char *const args[] = {"--namespaces=default,other", "--limits.receive=2MiB",
+	static const char *const args[] = {"--namespaces=other,default", "--limits.receive=2MiB",
 					   "--limits.frame_time=10m", NULL};
 	static const uint8_t rest[300000];
 	int victim, fds[4], watch, told = 0;
@@ -93,7 +94,7 @@ static void p8_receive_buffers_of_one_namespace_close_no_session_of_another(void
 
 static void p8_members_and_instances_of_one_namespace_leave_the_others_theirs(void **state)
 {
-	static const char *const args[] = {"--namespaces=default,other", "--limits.instances=4", "--limits.members=6",
+	static const char *const args[] = {"--namespaces=other,default", "--limits.instances=4", "--limits.members=6",
 					   NULL};
 	raw_member_t many[3], theirs;
 	kv_msg_join_reply_t reply;

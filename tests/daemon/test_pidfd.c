@@ -84,7 +84,7 @@ static void p4_an_inherited_connection_joins_as_its_user_only(void **state)
 
 static void p4_a_namespace_the_operator_trusts_may_join_unproved(void **state)
 {
-	static const char *const args[] = {"--namespaces=default,other", "--members.trusted=default", NULL};
+	static const char *const args[] = {"--namespaces=other,default", "--members.trusted=default", NULL};
 	char other[128];
 
 	(void)state;
