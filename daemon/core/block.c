@@ -362,6 +362,10 @@ static kv_status_t alloc(kvd_core_t *core, uint32_t slot_class, kvd_set_t t, con
 	kv_status_t status = kvs_alloc(core->tier[t], tier_class, use->state, use->owner, use->meta, p_loc);
 
 	for (uint32_t tries = 0; status == KV_ERR_FULL && tries < 64; tries++) {
+		/* A file of another class is on its way: the asker's own blocks stay, whoever asks waits (decision 025). */
+		if (t == KVD_DISK && kvd_change_expected(core, slot_class, t)) {
+			return KV_ERR_BUSY;
+		}
 		if (kvd_make_room(core, slot_class, t) != KV_OK) {
 			return KV_ERR_BUSY;
 		}
