@@ -56,7 +56,7 @@ static kv_status_t join_map(kvc_t *kvc, const kv_msg_join_reply_t *reply, const 
 	kvc_map_t *map;
 	kv_status_t status;
 
-	if (fds->count != 3) {
+	if (fds->count != (kvc->role == KVC_ROLE_MATCH ? 1u : 3u)) {
 		return KV_ERR_PROTO;
 	}
 	status = kvc_map_create(kvc, reply, &three, &map);

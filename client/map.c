@@ -106,6 +106,28 @@ static void map_destroy(kvc_t *kvc, kvc_map_t *map)
 	kv_free(&kvc->env, map);
 }
 
+/* What a member has beside the mirror. */
+static kv_status_t member_map(kvc_t *kvc, kvc_map_t *map, const kv_msg_join_reply_t *reply, const kvc_join_fds_t *fds)
+{
+	void *base;
+	kv_status_t status = kvc_map_fd(fds->leases, reply->lease_bytes, PROT_READ, &base);
+
+	if (status != KV_OK) {
+		return status;
+	}
+	map->leases = base;
+	map->lease_bytes = reply->lease_bytes;
+	status = kvc_map_fd(fds->member, reply->member_bytes, PROT_READ | PROT_WRITE, &base);
+	if (status != KV_OK) {
+		return status;
+	}
+	map->member = base;
+	map->member_bytes = reply->member_bytes;
+	status = leases_check(kvc, map);
+
+	return status == KV_OK ? member_check(map) : status;
+}
+
 kv_status_t kvc_map_create(kvc_t *kvc, const kv_msg_join_reply_t *reply, const kvc_join_fds_t *fds, kvc_map_t **p_map)
 {
 	kvc_map_t *map = kv_alloc(&kvc->env, sizeof *map);
@@ -124,22 +146,10 @@ kv_status_t kvc_map_create(kvc_t *kvc, const kv_msg_join_reply_t *reply, const k
 	}
 	map->mirror = base;
 	map->mirror_bytes = reply->mirror_bytes;
-	status = kvc_map_fd(fds->leases, reply->lease_bytes, PROT_READ, &base);
-	if (status != KV_OK) {
-		goto err_map;
-	}
-	map->leases = base;
-	map->lease_bytes = reply->lease_bytes;
-	status = kvc_map_fd(fds->member, reply->member_bytes, PROT_READ | PROT_WRITE, &base);
-	if (status != KV_OK) {
-		goto err_map;
-	}
-	map->member = base;
-	map->member_bytes = reply->member_bytes;
-
 	status = mirror_check(kvc, map);
-	status = status == KV_OK ? leases_check(kvc, map) : status;
-	status = status == KV_OK ? member_check(map) : status;
+	if (status == KV_OK && kvc->role != KVC_ROLE_MATCH) {
+		status = member_map(kvc, map, reply, fds);
+	}
 	if (status != KV_OK) {
 		goto err_map;
 	}

@@ -35,7 +35,7 @@ void kvc_report(kvc_space_t *space, const kvc_report_t *given)
 	}
 	memcpy(&report, given, given->struct_size < sizeof report ? given->struct_size : sizeof report);
 	map = atomic_load_explicit(&kvc->map, memory_order_relaxed);
-	if (!map || atomic_load_explicit(&space->epoch, memory_order_relaxed) == 0) {
+	if (!map || !map->member || atomic_load_explicit(&space->epoch, memory_order_relaxed) == 0) {
 		kvc_count(&kvc->counters.reports_dropped, 1);
 		return;
 	}

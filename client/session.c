@@ -114,7 +114,8 @@ static void joined(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 
 static void join(kvc_t *kvc)
 {
-	int pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0u);
+	const int matching = kvc->role == KVC_ROLE_MATCH;
+	int pidfd = matching ? -1 : (int)syscall(SYS_pidfd_open, getpid(), 0u);
 	kv_msg_join_t msg = {
 		.instance = kv_slice_str(kvc->instance),
 		.secret = {kvc->secret, kvc->secret_len},
@@ -125,18 +126,20 @@ static void join(kvc_t *kvc)
 	kvc_ask_t ask = {.code = KV_CODE_JOIN, .msg = &msg, .done = joined, .fd = pidfd};
 	kv_status_t status;
 
-	if (pidfd < 0) {
+	if (pidfd < 0 && !matching) {
 		kvc_session_lost(kvc, KV_ERR_PIDFD_REQUIRED, "this kernel gives no pidfd (Linux 5.3 does)");
 		return;
 	}
 	/* Naming the old incarnation says that no copy of ours is in its memory any more. */
 	kvc_map_reap(kvc);
 	msg.old_incarnation = kvc->retired ? 0 : kvc->old_incarnation;
-	kvc->owes_quiet = kvc->retired != NULL;
+	kvc->owes_quiet = kvc->retired && !matching;
 
 	kvc->state = KVC_JOIN;
 	status = kvc_send(kvc, &ask);
-	close(pidfd);
+	if (pidfd >= 0) {
+		close(pidfd);
+	}
 	if (status != KV_OK) {
 		kvc_session_lost(kvc, status, "JOIN could not be sent");
 	}

@@ -342,6 +342,9 @@ kvc_status_t kvc_space_usable(kvc_space_t *space)
 	if (!map) {
 		return kvc_fail(KV_ERR_NOT_JOINED, "an observer holds no blocks; attach without `observe`");
 	}
+	if (!map->leases) {
+		return kvc_fail(KV_ERR_PIDFD_REQUIRED, "attached to match only: neither leases nor puts");
+	}
 	if (is_hung(kvc, map)) {
 		return kvc_fail(KV_ERR_DAEMON_STALE, "kvd at %s has been silent for over a second; is it stopped?",
 				kvc->socket);

@@ -63,6 +63,7 @@ enum {
 	KVC_ERR_BUSY = -3,
 	KVC_ERR_FULL = -4,
 	KVC_ERR_TIMEOUT = -5,
+	KVC_ERR_PIDFD_REQUIRED = -12,
 	KVC_ERR_STALE_EPOCH = -18,
 	KVC_ERR_NO_PARENT = -19,
 	KVC_ERR_EXPIRED = -23,
@@ -82,7 +83,9 @@ KVC_API const char *kvc_version(void);
 
 /* ---- attach ------------------------------------------------------------------------------------------------------ */
 
-enum { KVC_ROLE_SCHEDULER = 0, KVC_ROLE_WORKER = 1, KVC_ROLE_BOTH = 2 };
+/* KVC_ROLE_MATCH: kvc_match(), documents and explain only; leases and puts answer KVC_ERR_PIDFD_REQUIRED. The daemon lends it nothing, so it needs not be
+ * proved which process this is. */
+enum { KVC_ROLE_SCHEDULER = 0, KVC_ROLE_WORKER = 1, KVC_ROLE_BOTH = 2, KVC_ROLE_MATCH = 3 };
 
 /* Memory of the pool in this process. */
 typedef struct kvc_memory {

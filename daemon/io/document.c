@@ -123,9 +123,10 @@ static void put_sessions(kvd_host_t *host, const kvd_namespace_t *ns, kv_text_t 
 		kv_text_json(text, s->program);
 		kv_text_addf(text,
 			     ",\"pid\":%d,\"uid\":%u,\"member\":%llu,\"age_ns\":%llu,\"requests\":%llu,\"queued_"
-			     "bytes\":%zu}",
+			     "bytes\":%zu,\"match_only\":%s}",
 			     (int)s->pid, (unsigned)s->uid, (unsigned long long)kvd_entry_id(s->member),
-			     (unsigned long long)(now - s->opened_ns), (unsigned long long)s->requests, s->out_bytes);
+			     (unsigned long long)(now - s->opened_ns), (unsigned long long)s->requests, s->out_bytes,
+			     s->matching && !s->member ? "true" : "false");
 		comma = ",";
 	}
 	kv_text_addf(text, "]");

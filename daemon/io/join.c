@@ -512,10 +512,25 @@ static kv_status_t pidfd_allowed(kvd_host_t *host, kvd_call_t *call, uint64_t *p
 	}
 	if (whose == KVD_PIDFD_UNPROVED && !call->session->ns->trusted) {
 		kv_metric_add(&host->metrics, KV_M_PIDFD_UNPROVED, 1);
-		call->detail = "the daemon cannot prove that the pidfd is the joining process's own; where it does not "
-			       "see the process ids of its clients, Linux 6.9 or the option members.trusted is needed";
+		call->detail =
+			"the daemon cannot prove that the pidfd is the joining process's own, so it may match only; "
+			"where the daemon does not see the process ids of its clients, Linux 6.9 or the option "
+			"members.trusted is needed for more";
 		return KV_ERR_PIDFD_REQUIRED;
 	}
+
+	return KV_OK;
+}
+
+/* Nothing is lent that its death would have to free: the mirror is read-only, and the connection all that there is to end. */
+static kv_status_t join_to_match(kvd_host_t *host, kvd_call_t *call)
+{
+	const kvd_area_t *mirror = &call->session->ns->mirror;
+
+	kv_metric_add(&host->metrics, KV_M_MATCH_JOINS, !call->session->matching);
+	call->session->matching = 1;
+	call->reply->join_reply = (kv_msg_join_reply_t){.mirror_bytes = mirror->bytes};
+	call->reply_fds[0] = mirror->fd;
 
 	return KV_OK;
 }
@@ -538,6 +553,9 @@ kv_status_t kvd_join_request(kvd_host_t *host, kvd_call_t *call)
 	if (call->session->member) {
 		call->detail = "this connection has joined already";
 		return KV_ERR_EXISTS;
+	}
+	if (ask->role == KV_ROLE_MATCH) {
+		return join_to_match(host, call);
 	}
 	status = pidfd_allowed(host, call, &process);
 	if (status != KV_OK) {

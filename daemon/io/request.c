@@ -14,7 +14,11 @@ static kv_status_t check_role(const kvd_session_t *session, const kv_request_t *
 		return KV_OK;
 	}
 
-	return request->roles & KV_ROLE_MEMBER ? KV_ERR_NOT_JOINED : KV_ERR_NOT_PERMITTED;
+	if (request->roles & KV_ROLE_MEMBER) {
+		return session->matching ? KV_ERR_PIDFD_REQUIRED : KV_ERR_NOT_JOINED;
+	}
+
+	return KV_ERR_NOT_PERMITTED;
 }
 
 static kv_status_t hello(kvd_host_t *host, kvd_call_t *call)

@@ -31,6 +31,7 @@ struct kvd_session {
 	uint32_t roles; /* KV_ROLE_* */
 	pid_t pid;      /* as SO_PEERCRED says: for people only */
 	uid_t uid;
+	int matching; /* has joined to match only: it has the mirror, and holds nothing */
 	int reserved; /* an operator's, beyond its namespace's part: its receive buffer does not grow */
 	char program[65];
 	uint64_t opened_ns;

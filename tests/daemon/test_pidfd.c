@@ -82,6 +82,40 @@ static void p4_an_inherited_connection_joins_as_its_user_only(void **state)
 	raw_daemon_end(&daemon_);
 }
 
+/* Who cannot prove what process it is gets the mirror and nothing that its death would have to free. */
+static void p4_an_unproved_process_may_match_only(void **state)
+{
+	kv_msg_join_t ask = {.instance = kv_slice_str("router"), .role = KV_ROLE_MATCH};
+	raw_member_t member;
+	kv_msg_join_reply_t reply;
+	kv_key_t keys[4];
+	kv_msg_put_start_reply_t put;
+	kv_msg_acquire_reply_t lease;
+
+	(void)state;
+	raw_daemon_start(&daemon_, NULL);
+	memset(&member, 0, sizeof member);
+	member.fd = raw_open(daemon_.sock);
+	raw_keys(1, keys, 4);
+	assert_int_equal(raw_call(member.fd, KV_CODE_JOIN, &ask, &reply), KV_OK);
+	assert_true(raw_reply_fd_count == 1 && reply.member_id == 0 && reply.lease_bytes == 0);
+	close(raw_reply_fds[0]);
+	assert_int_equal(raw_metric(member.fd, "kvd_match_joins_total"), 1);
+	assert_int_equal(raw_metric(member.fd, "kvd_members"), 0);
+	assert_int_equal(raw_space(&member, "m"), KV_OK);
+	assert_int_equal(raw_put_start(&member, NULL, 0, keys, 4, &put), KV_ERR_PIDFD_REQUIRED);
+	assert_int_equal(raw_acquire(&member, keys, 4, &lease), KV_ERR_PIDFD_REQUIRED);
+	assert_int_equal(raw_call(member.fd, KV_CODE_QUIET, &(kv_msg_quiet_t){.what = 2}, NULL), KV_ERR_PIDFD_REQUIRED);
+	/* With its own pidfd it becomes a member after all. */
+	int own = (int)syscall(SYS_pidfd_open, getpid(), 0);
+
+	assert_int_equal(raw_join_with(member.fd, "i", NULL, own, &reply), KV_OK);
+	assert_int_equal(raw_put_start(&member, NULL, 0, keys, 4, &put), KV_OK);
+	close(own);
+	close(member.fd);
+	raw_daemon_end(&daemon_);
+}
+
 static void p4_a_namespace_the_operator_trusts_may_join_unproved(void **state)
 {
 	static const char *const args[] = {"--namespaces=other,default", "--members.trusted=default", NULL};
@@ -179,6 +213,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p4_a_join_with_another_processes_pidfd_is_refused),
 		cmocka_unit_test(p4_an_inherited_connection_joins_as_its_user_only),
+		cmocka_unit_test(p4_an_unproved_process_may_match_only),
 		cmocka_unit_test(p4_a_namespace_the_operator_trusts_may_join_unproved),
 		cmocka_unit_test(p4_only_a_namespace_of_the_daemon_can_be_trusted),
 		/* the last one: it may skip */

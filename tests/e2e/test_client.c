@@ -425,6 +425,56 @@ static void p1_two_members_write_and_read_one_block(void **state)
 	bed_free(&bed);
 }
 
+static int kvctl(const bed_t *bed, const char *arguments_text);
+static int said(const bed_t *bed, const char *text);
+
+/* A router attaches to match only: it sees what there is, holds nothing, and finds its way back after a restart. */
+static void p4_who_attaches_to_match_only_sees_all_and_holds_nothing(void **state)
+{
+	kvc_identity_t identity = identity_of();
+	kvc_config_t config;
+	kvc_match_t seen;
+	kvc_space_t *space;
+	kvc_lease_t *lease = NULL;
+	kvc_put_t *begun = NULL;
+	kvc_t *router;
+	bed_t bed;
+
+	(void)state;
+	bed_make(&bed, 1);
+	put(&bed, 0, 20, 1);
+	config = config_of(&bed);
+	config.role = KVC_ROLE_MATCH;
+	assert_int_equal(kvc_attach(&config, &router), KVC_OK);
+	assert_int_equal(kvc_space_open(router, &identity, &space), KVC_OK);
+	kvc_match(space, bed.keys, KEYS, &seen);
+	assert_int_equal(seen.n, 20);
+	assert_int_equal(kvc_acquire(space, bed.keys, 20, 0, 0, &lease), KVC_ERR_PIDFD_REQUIRED);
+	assert_int_equal(kvc_put_start(space, bed.keys, 20, 24, NULL, &begun), KVC_ERR_PIDFD_REQUIRED);
+	assert_int_equal(kvc_space_reset(space), KVC_ERR_PIDFD_REQUIRED);
+	assert_true(!lease && !begun);
+	kvc_report(space, &(kvc_report_t){.struct_size = sizeof(kvc_report_t), .query_tokens = 1});
+	assert_int_equal(kvctl(&bed, "status --detail 2"), 0);
+	assert_true(said(&bed, "match_only true"));
+	kvc_detach(bed.kvc);
+	assert_int_equal(raw_daemon_kill(&bed.daemon, SIGKILL), 128 + SIGKILL);
+	assert_int_not_equal(kvc_poll(router, 100), KVC_OK);
+	assert_true(raw_daemon_spawn(&bed.daemon, arguments(&bed), &(int){0}));
+	seen.n = 0;
+	for (uint64_t until = now_ms() + RAW_TIMEOUT_MS; seen.n != 20 && now_ms() < until;) {
+		(void)kvc_poll(router, 5);
+		kvc_match(space, bed.keys, KEYS, &seen);
+	}
+	assert_int_equal(seen.n, 20);
+	kvc_detach(router);
+	for (uint32_t i = 0; i < KEYS; i++) {
+		free(bed.src[i]);
+		free(bed.dst[i]);
+	}
+	attach(&bed);
+	bed_free(&bed);
+}
+
 /* Run kvctl on this daemon: its exit code. */
 static int kvctl(const bed_t *bed, const char *arguments_text)
 {
@@ -509,6 +559,7 @@ int main(void)
 		cmocka_unit_test(p5_more_than_fits_evicts_and_never_fails),
 		cmocka_unit_test(p1_a_reset_space_forgets),
 		cmocka_unit_test(p1_two_members_write_and_read_one_block),
+		cmocka_unit_test(p4_who_attaches_to_match_only_sees_all_and_holds_nothing),
 		cmocka_unit_test(kvctl_looks_into_the_real_daemon),
 	};
 

@@ -18,6 +18,7 @@
 	X(IDLE_CLOSED, kvd_idle_closed_total, KV_METRIC_COUNTER, "connections closed because they did not finish HELLO or a frame in time") \
 	X(PIDFD_REFUSED, kvd_pidfd_refused_total, KV_METRIC_COUNTER, "joins without a live pidfd")                     \
 	X(PIDFD_UNPROVED, kvd_pidfd_unproved_total, KV_METRIC_COUNTER, "joins refused because the pidfd was not proved to be the joining process's own") \
+	X(MATCH_JOINS, kvd_match_joins_total, KV_METRIC_COUNTER, "joins that may match only: they hand in no pidfd, and hold nothing") \
 	X(FD_EXHAUSTED, kvd_fd_exhausted_total, KV_METRIC_COUNTER, "accepts paused because descriptors ran out")       \
 	/* instances, leases, puts (daemon/core) */                                                                    \
 	X(INSTANCES, kvd_instances, KV_METRIC_GAUGE, "live instances")                                                 \

@@ -20,6 +20,7 @@
 #define KV_MAX_TEXT 4096u
 #define KV_MAX_JSON (1u << 20)
 #define KV_MAX_WRITERS 1024u
+#define KV_ROLE_MATCH 3u /* of a JOIN */
 
 /* Who may send it. ANY: also before HELLO. The bits are roles of a session (a member is a client that has joined). */
 #define KV_ROLE_NONE 0u
@@ -74,15 +75,15 @@
 #define KV_FIELDS_join(F)                                                                                              \
 	F(STR, instance, 128, "instance id, chosen by the launcher and shared by all its members")                     \
 	F(BIN, secret, 32, "16 to 32 bytes; every member shows the same")                                              \
-	F(U32, role, 2, "0 scheduler, 1 worker, 2 both")                                                               \
+	F(U32, role, KV_ROLE_MATCH, "0 scheduler, 1 worker, 2 both; 3 match only: no pidfd, no member, no lease, no put")                                                               \
 	F(U32, rank, 65535, "worker rank")                                                                             \
 	F(U64, old_incarnation, 0, "incarnation this member was attached to before, 0: none; its copies have ended")   \
 	F(U32, staging_words, 1u << 24, "u64 words of digest staging wanted in the member area")
 #define KV_FIELDS_join_reply(F)                                                                                        \
-	F(U64, instance_id, 0, "the daemon's number for the instance")                                                 \
+	F(U64, instance_id, 0, "the daemon's number for the instance; match only: 0, and the next one")                                                 \
 	F(U64, member_id, 0, "the daemon's number for this member")                                                    \
 	F(U64, mirror_bytes, 0, "size of the mirror (first fd)")                                                       \
-	F(U64, lease_bytes, 0, "size of the lease area (second fd)")                                                   \
+	F(U64, lease_bytes, 0, "size of the lease area (second fd); match only: 0, and the next one")                                                   \
 	F(U64, member_bytes, 0, "size of the member area (third fd)")
 
 #define KV_FIELDS_space_open(F)                                                                                        \
