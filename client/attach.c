@@ -60,7 +60,6 @@ static void destroy(kvc_t *kvc)
 {
 	kv_env_t env = kvc->env;
 
-	kvc_channel_fini(kvc);
 	kvc_leases_destroy(kvc);
 	kvc_puts_destroy(kvc);
 	while (kvc->spaces) {
@@ -70,6 +69,12 @@ static void destroy(kvc_t *kvc)
 		kvc_space_free(space);
 	}
 	kvc_map_destroy_all(kvc);
+	if (kvc->state >= KVC_JOIN && !kvc->observe && kvc_check_process(kvc) == KVC_OK) {
+		/* Nothing is mapped any more, so nothing is touched: the daemon need not wait for the end of this process (decision 030). */
+		kvc_tell(kvc, KV_CODE_QUIET, &(kv_msg_quiet_t){.what = 4});
+		(void)kvc_flush(kvc);
+	}
+	kvc_channel_fini(kvc);
 	kv_free(&env, kvc->backlog);
 	kv_free(&env, kvc->ladder);
 	if (kvc->guard) {
@@ -140,15 +145,10 @@ kvc_status_t kvc_attach(const kvc_config_t *config, kvc_t **p_kvc)
 
 void kvc_detach(kvc_t *kvc)
 {
-	if (!kvc) {
-		return;
-	}
-	/* Closing the socket gives everything back; what is queued (releases, revokes) goes first when it fits. */
-	if (*kvc->guard == KVC_GUARD && kvc->state == KVC_READY) {
+	if (kvc) {
 		kvc_lease_flush(kvc);
-		(void)kvc_flush(kvc);
+		destroy(kvc);
 	}
-	destroy(kvc);
 }
 
 /* What is left of its leases and puts goes back. */

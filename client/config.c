@@ -84,6 +84,7 @@ kvc_status_t kvc_config_take(kvc_t *kvc, const kvc_config_t *given, kvc_config_t
 		return status;
 	}
 
+	kv_random(&kvc->env, &kvc->attachment, sizeof kvc->attachment);
 	kvc->role = config->role;
 	kvc->rank = config->rank;
 	kvc->observe = config->observe;

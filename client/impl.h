@@ -289,6 +289,7 @@ struct kvc {
 	uint8_t secret[32];
 	uint32_t secret_len;
 	uint32_t role, rank;
+	uint64_t attachment; /* by it the daemon knows our older connections */
 	char program[65];
 	uint64_t timeout_ns, spin_ns;
 	uint32_t staging_words;

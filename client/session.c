@@ -122,6 +122,7 @@ static void join(kvc_t *kvc)
 		.role = kvc->role,
 		.rank = kvc->rank,
 		.staging_words = kvc->staging_words,
+		.attachment = kvc->attachment,
 	};
 	kvc_ask_t ask = {.code = KV_CODE_JOIN, .msg = &msg, .done = joined, .fd = pidfd};
 	kv_status_t status;

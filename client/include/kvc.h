@@ -118,7 +118,8 @@ typedef struct kvc_config {
 
 /* Connect, join, map the shared memory. KVC_ERR_UNREACHABLE at once when nobody listens. */
 KVC_API kvc_status_t kvc_attach(const kvc_config_t *config, kvc_t **p_kvc);
-/* Release everything and say goodbye. Spaces, leases and puts made from it are freed too. NULL is fine. */
+/* Release everything: spaces, leases and puts made from it are freed, the pool's memory is unmapped, and the daemon may lend it out again at once. Every
+ * copy to or from it must have ended; where one may go on, kvc_abandon() comes first and the memory stays. NULL is fine. */
 KVC_API void kvc_detach(kvc_t *kvc);
 /* Readable when kvc_poll() has work; changes after a re-attach. -1: not attached. */
 KVC_API int kvc_fd(const kvc_t *kvc);

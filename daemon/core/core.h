@@ -153,11 +153,12 @@ void kvd_instance_drop(kvd_core_t *core, kvd_instance_t instance);
 /* The member's connection has ended (end of file). Its puts are revoked; slots it may still touch stay QUARANTINED until it is dead or quiet.
  * With the last open member of an instance that has no such slot the instance ends (kvd_reaped), and with it all its closed members. */
 void kvd_member_closed(kvd_core_t *core, kvd_member_t member);
-/* `by` is an open member of the same instance, rank and role, and of the same process as `closed`: what is waited for from `closed` is waited for from
- * `by` now, and `closed` is gone. `quiet`: that connection's copies have ended, nothing of it is waited for. */
+/* `by` is an open member of the same instance, rank and role, and a later connection of the same attachment as `closed`: what is waited for from `closed`
+ * is waited for from `by` now, and `closed` is gone. `quiet`: that connection's copies have ended, nothing of it is waited for. */
 void kvd_member_absorb(kvd_core_t *core, kvd_member_t closed, kvd_member_t by, int quiet);
-/* Its pidfd has fired and its socket is at end of file: it touches nothing any more. Frees what only it held. */
-void kvd_member_dead(kvd_core_t *core, kvd_member_t member);
+/* It touches nothing any more, so nothing of it is waited for: its socket is at end of file, and its process has ended (`died`: that revokes its
+ * instance's puts, as ranks write them together), or its last word was that it has unmapped everything. */
+void kvd_member_gone(kvd_core_t *core, kvd_member_t member, int died);
 /* Instances that ended since the last call: the host frees their areas. Returns how many ids were written. */
 uint32_t kvd_reaped(kvd_core_t *core, kvd_instance_t *out, uint32_t cap);
 

@@ -320,7 +320,7 @@ void kvd_member_absorb(kvd_core_t *core, kvd_member_t closed, kvd_member_t by_id
 	kvd_events_flush(core);
 }
 
-void kvd_member_dead(kvd_core_t *core, kvd_member_t id)
+void kvd_member_gone(kvd_core_t *core, kvd_member_t id, int died)
 {
 	kvd_member_rec_t *member = kvd_member_rec(core, id);
 	kvd_instance_rec_t *instance;
@@ -331,8 +331,10 @@ void kvd_member_dead(kvd_core_t *core, kvd_member_t id)
 	instance = kvd_instance_at(core, member->instance);
 	core->now_ns = kv_now_ns(core->env);
 	member_close(core, instance, member);
-	kvd_count(core, KV_M_MEMBERS_DIED, instance->puts != KVD_NONE || instance->leases != KVD_NONE ? 1 : 0);
-	puts_revoke(core, instance, NULL);
+	if (died) {
+		kvd_count(core, KV_M_MEMBERS_DIED, instance->puts != KVD_NONE || instance->leases != KVD_NONE ? 1 : 0);
+		puts_revoke(core, instance, NULL);
+	}
 	(void)puts_quiet(core, instance, member->local, 0);
 	member_free(core, instance, member);
 	instance_settle(core, instance);
@@ -374,7 +376,7 @@ kv_status_t kvd_quiet(kvd_core_t *core, kvd_member_t id, const kv_msg_quiet_t *a
 		}
 	} else if (ask->what == 2) {
 		reply->freed = puts_quiet(core, kvd_instance_at(core, member->instance), member->local, 1);
-	} /* else: reads hold nothing back; slabs are the host's */
+	} /* else: reads hold nothing back; slabs and who leaves are the host's */
 
 	return KV_OK;
 }

@@ -185,6 +185,8 @@ void kvd_slabs_turn(kvd_host_t *host);
 kvd_member_entry_t *kvd_entry_find(kvd_host_t *host, kvd_member_t id);
 kvd_member_t kvd_entry_id(const kvd_member_entry_t *member);
 kvd_session_t *kvd_entry_session(const kvd_member_entry_t *member);
+/* It has said that it touches some memory no more. */
+void kvd_entry_quiet(kvd_host_t *host, kvd_member_entry_t *member, const kv_msg_quiet_t *ask);
 /* The session of a member is at end of file. */
 void kvd_entry_session_ended(kvd_host_t *host, kvd_member_entry_t *member);
 /* Copy reports out of all rings, a bounded number each. */

@@ -35,7 +35,10 @@ struct kvd_member_entry {
 	uint64_t dropped;   /* reports it could not write, as far as they are counted */
 	uint64_t looked_ns; /* when that was */
 	uint64_t process; /* equal to another's whose pidfd has not fired either: the same process; 0: cannot be told */
+	uint64_t attachment; /* equal to another's of that process: connections of one kvc_t; 0: of none */
 	uint32_t role, rank;
+	int quiet; /* it has said that copies of its older connections have ended */
+	int left;  /* its last word was that it has unmapped everything */
 	int fired; /* the pidfd has: it touches nothing any more */
 };
 
@@ -220,7 +223,7 @@ static void member_gone(kvd_host_t *host, kvd_member_entry_t *member)
 	snprintf(name, sizeof name, "pidfd.%llu", (unsigned long long)member->id);
 	kvd_keeper_drop(host->setup->keeper_fd, name);
 	kvd_slabs_member_gone(host, member->id);
-	kvd_member_dead(host->core, member->id);
+	kvd_member_gone(host->core, member->id, member->fired);
 	kvd_world_commit(host);
 	/* epoll may have named it in this very turn: freed when the turn is over. */
 	member->next = host->gone;
@@ -234,46 +237,61 @@ static int is_live(const kvd_member_entry_t *member)
 	return !member->fired && poll(&look, 1, 0) == 0;
 }
 
-/* Is `open` a connection of the process that `closed` was one of? A process id is nobody else's while its process lives, so both must. */
-static int same_process(const kvd_member_entry_t *closed, const kvd_member_entry_t *open)
+/* Is `open` a later connection of the attachment that `closed` was one of? Only that one knows when its copies have ended (decision 030). A process id is
+ * nobody else's while its process lives, so both must. */
+static int same_attachment(const kvd_member_entry_t *closed, const kvd_member_entry_t *open)
 {
-	return open != closed && open->session && !closed->session && closed->process != 0 &&
-	       closed->process == open->process && closed->instance == open->instance && closed->rank == open->rank &&
-	       closed->role == open->role && is_live(closed) && is_live(open);
+	return open != closed && open->session && !closed->session && closed->process != 0 && closed->attachment != 0 &&
+	       closed->process == open->process && closed->attachment == open->attachment &&
+	       closed->instance == open->instance && closed->rank == open->rank && closed->role == open->role &&
+	       is_live(closed) && is_live(open);
 }
 
-/* The process goes on under `by`: nothing of its old connection needs to be kept. */
-static void absorb(kvd_host_t *host, kvd_member_entry_t *closed, const kvd_member_entry_t *by, int quiet)
+/* The attachment goes on under `by`: nothing of its old connection needs to be kept. */
+static void absorb(kvd_host_t *host, kvd_member_entry_t *closed, const kvd_member_entry_t *by)
 {
-	kvd_member_absorb(host->core, closed->id, by->id, quiet);
+	kvd_member_absorb(host->core, closed->id, by->id, by->quiet);
 	member_gone(host, closed);
 }
 
-/* A connection has ended: is there a newer one of the same process? */
+/* A connection has ended: is there a newer one? It may have joined, and spoken for this one, before the end was seen. */
 static void hand_over(kvd_host_t *host, kvd_member_entry_t *closed)
 {
 	for (uint32_t i = 0; i < KVD_MEMBER_BUCKETS; i++) {
 		for (const kvd_member_entry_t *by = host->members[i]; by; by = by->next) {
-			if (same_process(closed, by)) {
-				absorb(host, closed, by, 0);
+			if (same_attachment(closed, by)) {
+				absorb(host, closed, by);
 				return;
 			}
 		}
 	}
 }
 
-/* A process has joined: are there connections of it that have ended? `quiet`: it says that their copies have ended too. */
-static void take_over(kvd_host_t *host, const kvd_member_entry_t *by, int quiet)
+/* A member has joined: has it older connections that have ended? */
+static void take_over(kvd_host_t *host, const kvd_member_entry_t *by)
 {
 	for (uint32_t i = 0; i < KVD_MEMBER_BUCKETS; i++) {
 		for (kvd_member_entry_t *closed = host->members[i]; closed;) {
 			kvd_member_entry_t *next = closed->next;
 
-			if (same_process(closed, by)) {
-				absorb(host, closed, by, quiet);
+			if (same_attachment(closed, by)) {
+				absorb(host, closed, by);
 			}
 			closed = next;
 		}
+	}
+}
+
+void kvd_entry_quiet(kvd_host_t *host, kvd_member_entry_t *member, const kv_msg_quiet_t *ask)
+{
+	if (ask->what == 2) {
+		member->quiet = 1;
+	} else if (ask->what == 3) {
+		kvd_slabs_quiet(host, member->id, ask->id);
+	} else if (ask->what == 4) {
+		/* Its last word, whoever else holds the socket open: a child that was forked does. */
+		member->left = 1;
+		kvd_session_doom(host, member->session);
 	}
 }
 
@@ -281,7 +299,7 @@ void kvd_entry_session_ended(kvd_host_t *host, kvd_member_entry_t *member)
 {
 	drain(host, member, RING_RECORDS);
 	member->session = NULL;
-	if (member->fired) {
+	if (member->fired || member->left) {
 		member_gone(host, member);
 	} else {
 		kvd_member_closed(host->core, member->id);
@@ -577,6 +595,8 @@ kv_status_t kvd_join_request(kvd_host_t *host, kvd_call_t *call)
 	member->session = call->session;
 	member->looked_ns = kv_now_ns(host->env);
 	member->process = process;
+	member->attachment = ask->attachment;
+	member->quiet = ask->old_incarnation == host->incarnation;
 	member->role = join.role;
 	member->rank = join.rank;
 	member->next = *bucket_of(host, member->id);
@@ -586,7 +606,7 @@ kv_status_t kvd_join_request(kvd_host_t *host, kvd_call_t *call)
 	call->session->roles |= KV_ROLE_MEMBER;
 	snprintf(name, sizeof name, "pidfd.%llu", (unsigned long long)member->id);
 	kvd_keeper_hold(host->setup->keeper_fd, name, member->source.fd);
-	take_over(host, member, ask->old_incarnation == host->incarnation);
+	take_over(host, member);
 	call->reply->join_reply = (kv_msg_join_reply_t){.instance_id = entry->id,
 							.member_id = member->id,
 							.mirror_bytes = member->ns->mirror.bytes,

@@ -59,8 +59,8 @@ static kv_status_t core_request(kvd_host_t *host, kvd_call_t *call)
 
 	kvd_world_commit(host);
 	kvd_slabs_sync(host);
-	if (call->header->code == KV_CODE_QUIET && status == KV_OK && call->ask->quiet.what == 3) {
-		kvd_slabs_quiet(host, ask.member, call->ask->quiet.id);
+	if (call->header->code == KV_CODE_QUIET && status == KV_OK) {
+		kvd_entry_quiet(host, session->member, &call->ask->quiet);
 	}
 
 	return status;

@@ -461,6 +461,32 @@ static void p4_a_process_that_came_back_speaks_for_its_old_connections(void **st
 	stage_end();
 }
 
+static void p4_a_member_that_leaves_ends_its_own_puts_only(void **state)
+{
+	static u_put_t put, others;
+	u_member_t *rank;
+	uint32_t freed;
+
+	(void)state;
+	stage(64, 0);
+	for (uint32_t times = 0; times < 200; times++) {
+		rank = u_join(&u_, 0, "engine", 1, 5);
+		assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 4, 0, &others, &(kv_msg_put_start_reply_t){0}),
+				 KV_OK);
+		assert_int_equal(u_put_start(&u_, rank, &space_, keys_, 0, 2, 0, &put, &(kv_msg_put_start_reply_t){0}),
+				 KV_OK);
+		u_left(&u_, rank);
+		assert_int_equal(u_.core->members.used, 1);
+		assert_int_equal(stage_quarantined(), 2); /* for m_, of the rank that writes it */
+		assert_int_equal(u_quiet(&u_, m_, 0, put.id, &freed), KV_OK);
+		assert_int_equal(freed, 2);
+		assert_int_equal(u_put_revoke(&u_, m_, others.id), KV_OK); /* went on until now */
+		assert_int_equal(u_quiet(&u_, m_, 0, others.id, &freed), KV_OK);
+		assert_int_equal(freed, 4);
+	}
+	stage_end();
+}
+
 static void p4_an_instance_nobody_speaks_for_ends_when_no_slot_waits(void **state)
 {
 	static u_put_t put;
@@ -629,6 +655,7 @@ int main(void)
 		cmocka_unit_test(p4_one_dead_member_ends_the_instances_puts_and_the_others_say_quiet),
 		cmocka_unit_test(p1_another_process_of_the_same_rank_does_not_speak_for_one_that_may_still_write),
 		cmocka_unit_test(p4_a_process_that_came_back_speaks_for_its_old_connections),
+		cmocka_unit_test(p4_a_member_that_leaves_ends_its_own_puts_only),
 		cmocka_unit_test(p4_an_instance_nobody_speaks_for_ends_when_no_slot_waits),
 		cmocka_unit_test(p8_a_secret_opens_its_own_instance_only),
 		cmocka_unit_test(p8_a_namespace_sees_nothing_of_another),

@@ -260,12 +260,17 @@ static void do_leave(life_t *l)
 	if (m->id == 0) {
 		return;
 	}
-	switch (below(l, 4)) {
+	switch (below(l, 5)) {
 	case 0:
 		u_closed(&l->u, m);
 		break;
 	case 1:
 		u_dead(&l->u, m);
+		break;
+	case 2:
+		if (!m->closed) {
+			u_left(&l->u, m);
+		}
 		break;
 	default:
 		if (!m->closed) {

@@ -359,7 +359,14 @@ void u_closed(universe_t *u, u_member_t *member)
 
 void u_dead(universe_t *u, u_member_t *member)
 {
-	kvd_member_dead(u->core, member->id);
+	kvd_member_gone(u->core, member->id, 1);
+	member->id = 0;
+	reap(u);
+}
+
+void u_left(universe_t *u, u_member_t *member)
+{
+	kvd_member_gone(u->core, member->id, 0);
 	member->id = 0;
 	reap(u);
 }

@@ -131,6 +131,7 @@ u_member_t *u_join(universe_t *u, uint32_t ns, const char *instance, uint32_t ro
 /* The id of a member whose instance has ended with it becomes 0. */
 void u_closed(universe_t *u, u_member_t *member);
 void u_dead(universe_t *u, u_member_t *member);
+void u_left(universe_t *u, u_member_t *member);
 /* The space called `name` in namespace ns (heads 2, leaves 2). */
 kvd_space_info_t u_space(universe_t *u, uint32_t ns, const char *name);
 

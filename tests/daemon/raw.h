@@ -108,6 +108,8 @@ typedef struct raw_member {
 
 /* Connect, hello, join instance `name` with this process's pidfd, map everything. */
 void raw_join(raw_member_t *member, const char *path, const char *name);
+/* What members that join say they are connections of: 1 unless a test sets it. */
+extern uint64_t raw_attachment;
 kv_status_t raw_join_with(int fd, const char *name, const uint8_t *secret, int pidfd, kv_msg_join_reply_t *reply);
 /* Open the space of the tests: 2 heads, 2 layers, 16 tokens, f32, split: 4 leaves a block of 8192 bytes. */
 kv_status_t raw_space(raw_member_t *member, const char *model);

@@ -10,6 +10,8 @@
 
 static const uint8_t secret_of_tests[16] = "0123456789abcdef";
 
+uint64_t raw_attachment = 1;
+
 static void *map(int fd, size_t bytes, int protection)
 {
 	void *base = mmap(NULL, bytes, protection, MAP_SHARED, fd, 0);
@@ -24,7 +26,8 @@ kv_status_t raw_join_with(int fd, const char *name, const uint8_t *secret, int p
 	const kv_msg_join_t ask = {.instance = kv_slice_str(name),
 				   .secret = {secret ? secret : secret_of_tests, 16},
 				   .role = 2,
-				   .staging_words = 65536};
+				   .staging_words = 65536,
+				   .attachment = raw_attachment};
 
 	return raw_call_with(fd, KV_CODE_JOIN, &ask, pidfd, reply);
 }

@@ -508,6 +508,91 @@ static void p4_a_process_that_attaches_again_leaves_nothing_behind(void **state)
 	assert_in_range(daemon_fds(), 1, fds + 8); /* slabs may have come */
 }
 
+/* Join the instance `again` and start a put of N blocks. */
+static uint64_t join_and_put(raw_member_t *member)
+{
+	kv_msg_put_start_reply_t put;
+
+	raw_join(member, daemon_.sock, "again");
+	assert_int_equal(raw_space(member, "doomed"), KV_OK);
+	assert_int_equal(raw_put_start(member, NULL, 0, victim_keys_, N, &put), KV_OK);
+	assert_int_equal(put.n, N);
+
+	return put.put;
+}
+
+static uint32_t say_quiet(raw_member_t *member)
+{
+	const kv_msg_quiet_t quiet = {.what = 2};
+	kv_msg_quiet_reply_t reply;
+
+	assert_int_equal(raw_call(member->fd, KV_CODE_QUIET, &quiet, &reply), KV_OK);
+
+	return reply.freed;
+}
+
+/* Two attachments of one process: what one of them may touch the other one cannot know. */
+static void p1_an_attachment_speaks_for_its_own_connections_only(void **state)
+{
+	raw_member_t member, other, again;
+
+	(void)state;
+	raw_keys(seed_++, victim_keys_, N);
+	join_and_put(&member);
+	close(member.fd); /* the mappings stay */
+	assert_true(raw_metric_reaches(watch_, "kvd_cpu_quarantined_bytes", N * RAW_BLOCK_BYTES));
+	raw_attachment = 2;
+	raw_join(&other, daemon_.sock, "again");
+	assert_int_equal(say_quiet(&other), 0);
+	assert_int_equal(raw_metric(watch_, "kvd_cpu_quarantined_bytes"), N * RAW_BLOCK_BYTES);
+	raw_attachment = 1;
+	raw_join(&again, daemon_.sock, "again");
+	raw_leave(&other);
+	assert_int_equal(say_quiet(&again), N);
+	member.fd = dup(again.fd);
+	raw_leave(&member);
+	raw_leave(&again);
+	falls_to("kvd_cpu_quarantined_bytes", 0);
+	falls_to("kvd_members", 0);
+}
+
+static void p4_a_word_for_a_connection_whose_end_was_not_seen_yet_counts(void **state)
+{
+	raw_member_t member, again;
+	kv_msg_put_revoke_t revoke;
+
+	(void)state;
+	raw_keys(seed_++, victim_keys_, N);
+	revoke.put = join_and_put(&member);
+	assert_int_equal(raw_call(member.fd, KV_CODE_PUT_REVOKE, &revoke, NULL), KV_OK);
+	raw_join(&again, daemon_.sock, "again");
+	assert_int_equal(say_quiet(&again), 0);
+	raw_leave(&member);
+	falls_to("kvd_members", 1);
+	falls_to("kvd_cpu_quarantined_bytes", 0);
+	raw_leave(&again);
+	falls_to("kvd_members", 0);
+}
+
+/* Its last word counts, whoever else holds the socket open. */
+static void p4_a_member_that_leaves_is_not_waited_for(void **state)
+{
+	const kv_msg_quiet_t leave = {.what = 4};
+	raw_member_t member;
+
+	(void)state;
+	raw_keys(seed_++, victim_keys_, N);
+	for (uint32_t times = 0; times < 20; times++) {
+		join_and_put(&member);
+		raw_send(member.fd, KV_CODE_QUIET, 1, &leave, NULL, 0);
+		assert_true(raw_closed(member.fd, RAW_TIMEOUT_MS));
+		falls_to("kvd_cpu_quarantined_bytes", 0);
+		falls_to("kvd_members", 0);
+		falls_to("kvd_instances", 0);
+		raw_leave(&member);
+	}
+}
+
 /* Ask and never read. */
 static void ask_and_stop(int ready)
 {
@@ -594,6 +679,9 @@ int main(void)
 		cmocka_unit_test(p4_a_client_killed_with_a_lease_and_half_a_put_leaves_nothing),
 		cmocka_unit_test(p1_memory_a_member_may_still_touch_waits_for_its_death),
 		cmocka_unit_test(p4_a_process_that_attaches_again_leaves_nothing_behind),
+		cmocka_unit_test(p1_an_attachment_speaks_for_its_own_connections_only),
+		cmocka_unit_test(p4_a_word_for_a_connection_whose_end_was_not_seen_yet_counts),
+		cmocka_unit_test(p4_a_member_that_leaves_is_not_waited_for),
 		cmocka_unit_test(p5_a_refused_member_leaves_no_instance_behind),
 		cmocka_unit_test(p5_a_member_that_does_not_read_is_closed_and_nobody_waits_for_it),
 		cmocka_unit_test(p6_a_slab_with_holes_does_not_end_the_daemon),

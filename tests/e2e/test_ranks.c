@@ -417,6 +417,42 @@ static void p4_a_put_given_up_before_its_ranks_heard_of_it_leaves_nothing(void *
 	bed_free(&bed);
 }
 
+/* A rank that never reads the end of a put, and detaches: its process lives on. */
+static void p4_a_rank_that_detaches_holds_nothing_back(void **state)
+{
+	user_t rank = {0};
+	kvc_handle_t handle;
+	kvc_put_t *put, *view;
+	bed_t bed = {0};
+
+	(void)state;
+	rig_init(&bed.rig, 1);
+	rig_start(&bed.rig);
+	assert_int_equal(attach(&bed.user, bed.rig.sock, KVC_ROLE_SCHEDULER, 0), KVC_OK);
+	user_keys(&bed.user, 1, LEN, bed.keys);
+	for (uint32_t round = 0; round < 6; round++) {
+		assert_int_equal(attach(&rank, bed.rig.sock, KVC_ROLE_WORKER, 0), KVC_OK);
+		put = put_start(&bed, 0, 0, &handle);
+		if (round % 3 != 0) {
+			assert_int_equal(kvc_put_import(rank.space, &handle, &writers[0], &view), KVC_OK);
+		}
+		if (round % 2 != 0) {
+			kvc_put_free(put);
+			assert_true(rig_metric_is(&bed.rig, "kvd_cpu_quarantined_bytes", LEN * RIG_BLOCK_BYTES));
+			kvc_detach(rank.kvc);
+		} else {
+			kvc_detach(rank.kvc); /* revokes what it was to write */
+			assert_int_equal(put_ends(&bed, put), KVC_ERR_REVOKED);
+			kvc_put_free(put);
+		}
+		rig_check_quiet(&bed.rig);
+		assert_true(rig_metric_is(&bed.rig, "kvd_members", 1));
+	}
+	user_leave(&bed.user);
+	assert_true(rig_metric_is(&bed.rig, "kvd_members", 0));
+	rig_fini(&bed.rig);
+}
+
 static void p1_a_lease_given_back_under_a_view_reads_nothing(void **state)
 {
 	kvc_handle_t handle;
@@ -530,6 +566,7 @@ int main(void)
 		cmocka_unit_test(p1_ranks_fill_what_the_scheduler_started_and_read_what_it_leased),
 		cmocka_unit_test(p4_a_rank_that_gives_up_ends_the_put_for_all),
 		cmocka_unit_test(p4_a_put_given_up_before_its_ranks_heard_of_it_leaves_nothing),
+		cmocka_unit_test(p4_a_rank_that_detaches_holds_nothing_back),
 		cmocka_unit_test(p1_a_lease_given_back_under_a_view_reads_nothing),
 		cmocka_unit_test(p1_a_rank_reports_a_bad_block_of_the_schedulers_lease),
 		cmocka_unit_test(p4_a_rank_that_dies_ends_its_puts),

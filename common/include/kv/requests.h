@@ -78,7 +78,8 @@
 	F(U32, role, KV_ROLE_MATCH, "0 scheduler, 1 worker, 2 both; 3 match only: no pidfd, no member, no lease, no put")                                                               \
 	F(U32, rank, 65535, "worker rank")                                                                             \
 	F(U64, old_incarnation, 0, "incarnation this member was attached to before, 0: none; its copies have ended")   \
-	F(U32, staging_words, 1u << 24, "u64 words of digest staging wanted in the member area")
+	F(U32, staging_words, 1u << 24, "u64 words of digest staging wanted in the member area")                       \
+	F(U64, attachment, 0, "drawn at random once, the same each time this member joins again: its older connections are those with the same number; 0: it has none")
 #define KV_FIELDS_join_reply(F)                                                                                        \
 	F(U64, instance_id, 0, "the daemon's number for the instance; match only: 0, and the next one")                                                 \
 	F(U64, member_id, 0, "the daemon's number for this member")                                                    \
@@ -164,7 +165,7 @@
 #define KV_FIELDS_keep_reply(F) F(U32, ttl_ms, 0, "time to live granted; after it the put is revoked when its namespace lacks room")
 
 #define KV_FIELDS_quiet(F)                                                                                             \
-	F(U32, what, 3, "0 a put, 1 a lease, 2 all that its older connections touched, 3 a retired slab")                           \
+	F(U32, what, 4, "0 a put, 1 a lease, 2 all that its older connections touched, 3 a retired slab, 4 everything: the member leaves")                           \
 	F(U64, id, 0, "put, lease or slab id; 0 with `everything`")
 #define KV_FIELDS_quiet_reply(F) F(U32, freed, 0, "slots that became free")
 
