@@ -18,7 +18,7 @@ typedef struct kvd_options {
 	uint64_t nvme_size, nvme_file_size, nvme_queue_depth, nvme_flush_interval;
 	int nvme_io_engine, nvme_direct, nvme_sync, nvme_write_behind;
 	uint64_t index_max_blocks;
-	char share[3][KV_OPTION_STRING_MAX]; /* by kvd_resource_t */
+	char share[3][KV_OPTION_STRING_MAX], share_max[3][KV_OPTION_STRING_MAX]; /* by kvd_resource_t */
 	int policy;
 	uint64_t lease_ttl, put_ttl;
 	uint64_t instance_max_pinned, instance_max_unfinished, instance_lease_area;
@@ -82,9 +82,10 @@ void kvd_setup_adopt(kvd_setup_t *running, const kvd_setup_t *fresh);
 /* Bytes that cpu.ahead means; KVS_AHEAD_ALL: all. KV_ERR_ARG or the like: it is no size and no word it knows. */
 kv_status_t kvd_ahead_parse(const kvd_options_t *options, uint64_t *p_bytes);
 
-/* What share.cpu, share.disk and share.index give the namespace: bytes, bytes and blocks; 0: nothing is said of it. The options have been checked. */
-void kvd_shares_given(const kvd_options_t *options, const char *ns, uint64_t given[3]);
-/* A namespace that is not there, or there twice, no number, or more than there is: KV_ERR_CONFIG and a sentence in `why`. */
+/* What share.cpu, share.disk and share.index give the namespace, and share.max_cpu and so on at most: bytes, bytes and blocks; 0: nothing is said of it. The
+ * options have been checked. */
+void kvd_shares_given(const kvd_options_t *options, const char *ns, uint64_t given[3], uint64_t most[3]);
+/* A namespace that is not there, or there twice, no number, more than there is, or a maximum below a share: KV_ERR_CONFIG and a sentence in `why`. */
 kv_status_t kvd_shares_check(const kvd_options_t *options, char *why, size_t cap);
 
 /* Print what an action other than KVD_RUN and KVD_CHECK_CONFIG asks for. Returns the exit code. */

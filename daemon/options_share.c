@@ -7,8 +7,15 @@
 #include <string.h>
 
 #define RESOURCES 3u
+#define DISK      1u
 
 static const char *const names[RESOURCES] = {"share.cpu", "share.disk", "share.index"};
+static const char *const max_names[RESOURCES] = {"share.max_cpu", "share.max_disk", "share.max_index"};
+
+typedef struct list {
+	const char *name, *words;
+	uint32_t what;
+} list_t;
 
 static uint64_t total_of(const kvd_options_t *options, uint32_t what)
 {
@@ -30,7 +37,9 @@ static uint64_t parse(const char *word, size_t len, uint64_t total, int is_size)
 	text[len] = '\0';
 	if (text[len - 1] == '%') {
 		text[len - 1] = '\0';
-		return kv_parse_u64(text, &value) == KV_OK && value <= 100 ? total / 100u * value : 0;
+		return kv_parse_u64(text, &value) == KV_OK && value <= 100
+			       ? total / 100u * value + total % 100u * value / 100u
+			       : 0;
 	}
 
 	return (is_size ? kv_parse_size(text, &value) : kv_parse_u64(text, &value)) == KV_OK ? value : 0;
@@ -42,21 +51,28 @@ static const char *value_of(const char *word, size_t len, const char *ns, size_t
 	return len > ns_len && word[ns_len] == '=' && memcmp(word, ns, ns_len) == 0 ? word + ns_len + 1 : NULL;
 }
 
-void kvd_shares_given(const kvd_options_t *options, const char *ns, uint64_t given[3])
+/* What the list gives the namespace; 0: nothing. */
+static uint64_t part_of(const kvd_options_t *options, const char *list, const char *ns, uint32_t what)
+{
+	const char *word;
+	size_t len;
+
+	for (uint32_t i = 0; (len = kvd_list_word(list, i, &word)) > 0; i++) {
+		const char *value = value_of(word, len, ns, strlen(ns));
+
+		if (value) {
+			return parse(value, (size_t)(word + len - value), total_of(options, what), what < 2);
+		}
+	}
+
+	return 0;
+}
+
+void kvd_shares_given(const kvd_options_t *options, const char *ns, uint64_t given[3], uint64_t most[3])
 {
 	for (uint32_t what = 0; what < RESOURCES; what++) {
-		const char *word;
-		size_t len;
-
-		given[what] = 0;
-		for (uint32_t i = 0; (len = kvd_list_word(options->share[what], i, &word)) > 0; i++) {
-			const char *value = value_of(word, len, ns, strlen(ns));
-
-			if (value) {
-				given[what] =
-					parse(value, (size_t)(word + len - value), total_of(options, what), what < 2);
-			}
-		}
+		given[what] = part_of(options, options->share[what], ns, what);
+		most[what] = part_of(options, options->share_max[what], ns, what);
 	}
 }
 
@@ -74,41 +90,67 @@ static int is_namespace(const kvd_options_t *options, const char *word, size_t l
 	return 0;
 }
 
-static kv_status_t check_one(const kvd_options_t *options, uint32_t what, char *why, size_t cap)
+/* One list: known namespaces, each once, with a part that can be read. */
+static kv_status_t check_list(const kvd_options_t *options, const list_t *list, char *why, size_t cap)
 {
-	uint64_t sum = 0, total = total_of(options, what), value;
-	uint32_t named = 0, namespaces = 0;
 	const char *word, *equals, *other;
 	size_t len;
 
-	while (kvd_list_word(options->namespaces, namespaces, &word) > 0) {
-		namespaces++;
-	}
-	for (; (len = kvd_list_word(options->share[what], named, &word)) > 0; named++) {
+	for (uint32_t named = 0; (len = kvd_list_word(list->words, named, &word)) > 0; named++) {
 		equals = memchr(word, '=', len);
 		if (!equals || !is_namespace(options, word, (size_t)(equals - word))) {
-			snprintf(why, cap, "%s: \"%.*s\" is not name=part of one of the namespaces", names[what],
+			snprintf(why, cap, "%s: \"%.*s\" is not name=part of one of the namespaces", list->name,
 				 (int)len, word);
 			return KV_ERR_CONFIG;
 		}
-		value = parse(equals + 1, (size_t)(word + len - equals - 1), total, what < 2);
-		if (value == 0) {
-			snprintf(why, cap, "%s: \"%.*s\" gives neither 1%% to 100%% nor %s", names[what], (int)len,
-				 word, what < 2 ? "a size" : "a number of blocks");
+		if (parse(equals + 1, (size_t)(word + len - equals - 1), total_of(options, list->what),
+			  list->what < 2) == 0) {
+			snprintf(why, cap, "%s: \"%.*s\" gives neither 1%% to 100%% nor %s", list->name, (int)len, word,
+				 list->what < 2 ? "a size" : "a number of blocks");
 			return KV_ERR_CONFIG;
 		}
 		for (uint32_t i = 0; i < named; i++) {
-			size_t other_len = kvd_list_word(options->share[what], i, &other);
+			size_t other_len = kvd_list_word(list->words, i, &other);
 
 			if (value_of(other, other_len, word, (size_t)(equals - word))) {
-				snprintf(why, cap, "%s: \"%.*s\" is there twice", names[what], (int)(equals - word),
+				snprintf(why, cap, "%s: \"%.*s\" is there twice", list->name, (int)(equals - word),
 					 word);
 				return KV_ERR_CONFIG;
 			}
 		}
-		sum = sum + value < sum ? UINT64_MAX : sum + value;
 	}
-	if (sum > total || (named < namespaces && sum == total)) {
+
+	return KV_OK;
+}
+
+/* The shares together, and each beside its maximum. */
+static kv_status_t check_parts(const kvd_options_t *options, uint32_t what, char *why, size_t cap)
+{
+	uint64_t sum = 0, total = total_of(options, what);
+	uint32_t without = 0;
+	const char *word;
+	char name[65];
+	size_t len;
+
+	for (uint32_t i = 0; (len = kvd_list_word(options->namespaces, i, &word)) > 0; i++) {
+		snprintf(name, sizeof name, "%.*s", (int)len, word);
+		uint64_t share = part_of(options, options->share[what], name, what);
+		uint64_t most = part_of(options, options->share_max[what], name, what);
+
+		if (most > 0 && most < share) {
+			snprintf(why, cap, "%s: \"%s\" may have less than its share (%s)", max_names[what], name,
+				 names[what]);
+			return KV_ERR_CONFIG;
+		}
+		if (most > 0 && what == DISK && options->nvme_path[0] && most < options->nvme_file_size) {
+			snprintf(why, cap, "%s: \"%s\" may have less than one slot file (nvme.file_size)",
+				 max_names[what], name);
+			return KV_ERR_CONFIG;
+		}
+		sum = sum + share < sum ? UINT64_MAX : sum + share;
+		without += share == 0;
+	}
+	if (sum > total || (without > 0 && sum == total)) {
 		snprintf(why, cap, "%s: the shares leave nothing for other namespaces, or are more than there is",
 			 names[what]);
 		return KV_ERR_CONFIG;
@@ -122,7 +164,14 @@ kv_status_t kvd_shares_check(const kvd_options_t *options, char *why, size_t cap
 	kv_status_t status = KV_OK;
 
 	for (uint32_t what = 0; what < RESOURCES && status == KV_OK; what++) {
-		status = check_one(options, what, why, cap);
+		status = check_list(options, &(list_t){names[what], options->share[what], what}, why, cap);
+		if (status == KV_OK) {
+			status = check_list(options, &(list_t){max_names[what], options->share_max[what], what}, why,
+					    cap);
+		}
+		if (status == KV_OK) {
+			status = check_parts(options, what, why, cap);
+		}
 	}
 
 	return status;

@@ -470,12 +470,18 @@ static void watch(kvs_tier_t *tier, const kvs_watch_t *watch)
 	kvs_nvme(tier)->watch = *watch;
 }
 
+static kv_status_t cap(kvs_tier_t *tier, const char *ns, uint64_t bytes)
+{
+	return kvs_caps_set(&kvs_nvme(tier)->caps, ns, bytes);
+}
+
 static const kvs_tier_ops_t nvme_ops = {
 	.medium = "DISK",
 	.change = &kvs_nvme_change_ops,
 	.class_open = kvs_nvme_class_open,
 	.class_ns = kvs_nvme_class_ns,
 	.class_bytes = kvs_nvme_class_bytes,
+	.cap = cap,
 	.alloc = kvs_nvme_alloc,
 	.set_state = kvs_nvme_set_state,
 	.free = kvs_nvme_free,

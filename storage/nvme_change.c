@@ -32,14 +32,6 @@ static kv_status_t change_look(kvs_tier_t *tier, uint32_t number, kvs_slab_look_
 	return KV_OK;
 }
 
-static uint32_t change_gain(kvs_tier_t *tier, uint32_t number, uint32_t for_class)
-{
-	kvs_nvme_t *nvme = kvs_nvme(tier);
-
-	return file_at(nvme, number) && for_class < nvme->super.class_count ? nvme->classes[for_class].slots_per_file
-									    : 0;
-}
-
 static uint64_t change_unit(kvs_tier_t *tier, uint32_t slot_class)
 {
 	const kvs_dclass_t *cls = &kvs_nvme(tier)->classes[slot_class];
@@ -65,43 +57,65 @@ static uint64_t change_free_slots(kvs_tier_t *tier, uint32_t slot_class)
 	return kvs_nvme(tier)->classes[slot_class].free_count;
 }
 
-/* Files that have been emptied for the class, and wait for their rows to go. */
-static uint64_t retired_for(const kvs_nvme_t *nvme, uint32_t slot_class, uint64_t *p_slots)
+static void add_going(const kvs_nvme_t *nvme, const kvs_dfile_t *file, uint32_t for_class, kvs_going_t *going)
 {
-	uint64_t bytes = 0;
+	uint64_t bytes = file->slots * nvme->classes[file->slot_class].stride;
 
-	*p_slots = 0;
+	going->bytes += bytes;
+	going->slots += file->slots;
+	if (strcmp(nvme->super.classes[file->slot_class].ns, nvme->super.classes[for_class].ns) == 0) {
+		going->own += bytes;
+	}
+}
+
+/* Files that have been emptied for the class, and wait for their rows to go. */
+static kvs_going_t retired_for(const kvs_nvme_t *nvme, uint32_t slot_class)
+{
+	kvs_going_t going = {0};
+
 	for (uint32_t i = 0; nvme->retired_files > 0 && i < KVS_MAX_FILES; i++) {
 		const kvs_dfile_t *file = &nvme->files[i];
 
 		if (file->slot && file->state == KVS_FILE_RETIRED && file->for_class == slot_class) {
-			bytes += file->slots * nvme->classes[file->slot_class].stride;
-			*p_slots += file->slots;
+			add_going(nvme, file, slot_class, &going);
 		}
 	}
 
-	return bytes;
+	return going;
+}
+
+static uint32_t change_gain(kvs_tier_t *tier, uint32_t number, uint32_t for_class)
+{
+	kvs_nvme_t *nvme = kvs_nvme(tier);
+	const kvs_dfile_t *file = file_at(nvme, number);
+	kvs_going_t going;
+
+	if (!file || for_class >= nvme->super.class_count) {
+		return 0;
+	}
+	going = retired_for(nvme, for_class);
+	add_going(nvme, file, for_class, &going);
+
+	return kvs_file_may(nvme, &nvme->classes[for_class], &going) ? nvme->classes[for_class].slots_per_file : 0;
 }
 
 static int change_is_short(kvs_tier_t *tier, uint32_t slot_class)
 {
 	const kvs_nvme_t *nvme = kvs_nvme(tier);
 	const kvs_dclass_t *cls = &nvme->classes[slot_class];
-	uint64_t slots, bytes;
+	kvs_going_t going;
 
 	if (nvme->health >= KVS_HEALTH_READ_ONLY || cls->free_count > cls->slots_per_file / 4u) {
 		return 0;
 	}
-	bytes = retired_for(nvme, slot_class, &slots);
+	going = retired_for(nvme, slot_class);
 
-	return !kvs_file_fits(nvme, cls, bytes, slots);
+	return !kvs_file_fits(nvme, cls, &going);
 }
 
 static int change_is_coming(kvs_tier_t *tier, uint32_t slot_class)
 {
-	uint64_t slots;
-
-	return retired_for(kvs_nvme(tier), slot_class, &slots) > 0;
+	return retired_for(kvs_nvme(tier), slot_class).slots > 0;
 }
 
 static void change_leave(kvs_tier_t *tier, uint32_t number)
@@ -153,10 +167,12 @@ void kvs_change_step(kvs_nvme_t *nvme)
 
 		if (file->slot && file->state == KVS_FILE_RETIRED && nvme->health < KVS_HEALTH_READ_ONLY) {
 			kvs_dclass_t *cls = &nvme->classes[file->for_class];
-			uint64_t slots, bytes = retired_for(nvme, cls->id, &slots);
+			const kvs_going_t going = retired_for(nvme, cls->id);
 
-			/* One may be too small: then another one is emptied, and both wait for each other. */
-			if (kvs_file_fits(nvme, cls, bytes, slots)) {
+			/* One may be too small: then another one is emptied, and both wait for each other. What the class may not have any more is idle. */
+			if (!kvs_file_may(nvme, cls, &going)) {
+				(void)kvs_file_remove(nvme, i);
+			} else if (kvs_file_fits(nvme, cls, &going)) {
 				(void)kvs_file_carve(nvme, cls);
 			}
 			return;

@@ -47,13 +47,21 @@ static int fits(const kvs_nvme_t *nvme, uint64_t bytes, uint64_t slots)
 	return nvme->file_bytes + bytes + meta <= nvme->config.limit_bytes;
 }
 
-int kvs_file_fits(const kvs_nvme_t *nvme, const kvs_dclass_t *cls, uint64_t bytes, uint64_t slots)
+int kvs_file_may(const kvs_nvme_t *nvme, const kvs_dclass_t *cls, const kvs_going_t *going)
+{
+	uint64_t left =
+		kvs_caps_left(&nvme->caps, (kvs_tier_t *)(uintptr_t)&nvme->base, cls->id, nvme->super.class_count);
+
+	return left == UINT64_MAX || cls->slots_per_file * cls->stride <= left + going->own;
+}
+
+int kvs_file_fits(const kvs_nvme_t *nvme, const kvs_dclass_t *cls, const kvs_going_t *going)
 {
 	uint64_t new_bytes = cls->slots_per_file * cls->stride;
-	uint64_t more = new_bytes > bytes ? new_bytes - bytes : 0;
-	uint64_t more_slots = cls->slots_per_file > slots ? cls->slots_per_file - slots : 0;
+	uint64_t more = new_bytes > going->bytes ? new_bytes - going->bytes : 0;
+	uint64_t more_slots = cls->slots_per_file > going->slots ? cls->slots_per_file - going->slots : 0;
 
-	return fits(nvme, more, more_slots);
+	return fits(nvme, more, more_slots) && kvs_file_may(nvme, cls, going);
 }
 
 /* Nothing in it, nothing on its way to it, and no row speaks of it. */
@@ -197,20 +205,31 @@ void kvs_file_let_go(kvs_nvme_t *nvme)
 	}
 }
 
-/* Remove files that have been emptied for the class until another one of it fits under the limit. */
+int kvs_file_remove(kvs_nvme_t *nvme, uint32_t number)
+{
+	kvs_dfile_t *file = &nvme->files[number];
+
+	/* A commit under way may be syncing any file. */
+	if (atomic_load(&nvme->commit->state) != 0 || !file_is_idle(file) || !forget(nvme, number, file->fd)) {
+		return 0;
+	}
+	file_drop(nvme, number);
+
+	return 1;
+}
+
+/* Remove files that have been emptied for the class until another one of it fits under the limit and the cap. */
 static int make_room(kvs_nvme_t *nvme, const kvs_dclass_t *cls)
 {
-	for (uint32_t i = 0; nvme->retired_files > 0 && i < KVS_MAX_FILES && !kvs_file_fits(nvme, cls, 0, 0); i++) {
-		kvs_dfile_t *file = &nvme->files[i];
+	const kvs_going_t none = {0};
 
-		/* A commit under way may be syncing any file. */
-		if (file->state == KVS_FILE_RETIRED && file->for_class == cls->id &&
-		    atomic_load(&nvme->commit->state) == 0 && file_is_idle(file) && forget(nvme, i, file->fd)) {
-			file_drop(nvme, i);
+	for (uint32_t i = 0; nvme->retired_files > 0 && i < KVS_MAX_FILES && !kvs_file_fits(nvme, cls, &none); i++) {
+		if (nvme->files[i].state == KVS_FILE_RETIRED && nvme->files[i].for_class == cls->id) {
+			(void)kvs_file_remove(nvme, i);
 		}
 	}
 
-	return kvs_file_fits(nvme, cls, 0, 0);
+	return kvs_file_fits(nvme, cls, &none);
 }
 
 static kv_status_t preallocate(kvs_nvme_t *nvme, int fd, uint64_t bytes)

@@ -7,6 +7,7 @@
 #ifndef KVS_NVME_IMPL_H
 #define KVS_NVME_IMPL_H
 
+#include "caps.h"
 #include "kvs/nvme.h"
 #include "metadb.h"
 #include "nvme_queue.h"
@@ -249,9 +250,10 @@ typedef struct kvs_nvme {
 	uint64_t quarantined_slots;
 	uint64_t used_bytes;
 	uint64_t quarantined_bytes;
-	uint64_t meta_fixed;     /* allowance for metadata beside rows */
-	uint64_t meta_bytes;     /* last counted */
-	uint32_t gen_base;       /* first generation in a new file */
+	uint64_t meta_fixed; /* allowance for metadata beside rows */
+	uint64_t meta_bytes; /* last counted */
+	uint32_t gen_base;   /* first generation in a new file */
+	kvs_caps_t caps;
 	uint64_t carve_after_ns; /* the file system was full: not before this */
 	int slots_dirty;         /* the directory of slot files has changed since its last sync */
 
@@ -349,8 +351,15 @@ kv_status_t kvs_nvme_check(kvs_tier_t *tier, char *detail, size_t cap);
 int kvs_file_open(kvs_nvme_t *nvme, uint32_t slot_class, uint32_t number, int flags);
 /* Preallocate one more file for the class within the limit. KV_ERR_FULL, KV_ERR_NOSPC, KV_ERR_IO, KV_ERR_NOMEM. */
 kv_status_t kvs_file_carve(kvs_nvme_t *nvme, kvs_dclass_t *cls);
-/* Would another file of the class fit under the limit, if files of so many bytes and slots went? */
-int kvs_file_fits(const kvs_nvme_t *nvme, const kvs_dclass_t *cls, uint64_t bytes, uint64_t slots);
+/* Files that are going; `own`: bytes of those of the same namespace. */
+typedef struct kvs_going {
+	uint64_t bytes, slots, own;
+} kvs_going_t;
+/* Would another file of the class fit under its namespace's cap, and under the limit too, if these files went? */
+int kvs_file_may(const kvs_nvme_t *nvme, const kvs_dclass_t *cls, const kvs_going_t *going);
+int kvs_file_fits(const kvs_nvme_t *nvme, const kvs_dclass_t *cls, const kvs_going_t *going);
+/* Remove a retired file. 0: not yet, its slots may be in use by a commit or the ring. */
+int kvs_file_remove(kvs_nvme_t *nvme, uint32_t number);
 /* Take the file's free slots out of its class's list. */
 void kvs_file_unlist(kvs_nvme_t *nvme, uint32_t number);
 /* Find the files of the directory and set up their slot tables; damaged ones are left out and said. */

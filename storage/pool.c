@@ -23,6 +23,11 @@ static void pool_usage(kvs_tier_t *tier, kvs_usage_t *p_usage)
 	*p_usage = kvs_pool_of(tier)->usage;
 }
 
+static kv_status_t pool_cap(kvs_tier_t *tier, const char *ns, uint64_t bytes)
+{
+	return kvs_caps_set(&kvs_pool_of(tier)->caps, ns, bytes);
+}
+
 static int pool_event_fd(kvs_tier_t *tier)
 {
 	(void)tier;
@@ -71,6 +76,7 @@ static const kvs_tier_ops_t pool_ops = {
 	.class_open = kvs_pool_class_open,
 	.class_ns = kvs_pool_class_ns,
 	.class_bytes = kvs_pool_class_bytes,
+	.cap = pool_cap,
 	.alloc = kvs_pool_alloc,
 	.set_state = kvs_pool_set_state,
 	.free = kvs_pool_free,

@@ -40,10 +40,14 @@ static uint64_t smaller(uint64_t a, uint64_t b)
 	return a < b ? a : b;
 }
 
-/* The most slots that slab size, limit, max_blocks and slot numbers allow the next slab. */
-uint32_t kvs_pool_plan(const kvs_pool_t *pool, const kvs_geometry_t *geometry, uint64_t page, uint64_t extra)
+/* The most slots that slab size, limit, cap, max_blocks and slot numbers allow the next slab. */
+uint32_t kvs_pool_plan(const kvs_pool_t *pool, uint32_t slot_class, uint64_t page, const kvs_pool_slab_t *instead)
 {
+	const kvs_class_t *class = &pool->classes[slot_class];
+	const kvs_geometry_t *geometry = &class->geometry;
+	uint64_t extra = instead ? instead->slab.data.bytes : 0;
 	uint64_t room = pool->usage.limit_bytes - pool->usage.charged_bytes + extra;
+	uint64_t left = kvs_caps_left(&pool->caps, (kvs_tier_t *)(uintptr_t)&pool->tier, slot_class, pool->class_count);
 	uint64_t stride = kvs_geometry_stride(geometry);
 	uint64_t most = smaller(KV_SLOT_MAX_INDEX + 1u, room / stride);
 	uint64_t least = 0;
@@ -51,6 +55,9 @@ uint32_t kvs_pool_plan(const kvs_pool_t *pool, const kvs_geometry_t *geometry, u
 
 	if (number == KVS_NONE) {
 		return 0;
+	}
+	if (left != UINT64_MAX && instead && strcmp(pool->classes[instead->slot_class].ns, class->ns) == 0) {
+		left += extra;
 	}
 	most = smaller(most, pool->config.slab_bytes < stride ? 1u : pool->config.slab_bytes / stride);
 	if (pool->config.max_blocks > 0 && extra == 0) {
@@ -61,7 +68,8 @@ uint32_t kvs_pool_plan(const kvs_pool_t *pool, const kvs_geometry_t *geometry, u
 	while (least < most) {
 		uint64_t middle = least + (most - least + 1u) / 2u;
 
-		if (cost(pool, geometry, middle, page, number) <= room) {
+		if (cost(pool, geometry, middle, page, number) <= room &&
+		    kvs_slab_data_bytes(geometry, middle, page) <= left) {
 			least = middle;
 		} else {
 			most = middle - 1u;
@@ -93,8 +101,7 @@ static int create(kvs_pool_t *pool, kvs_pool_slab_t *p, int huge, uint32_t slots
 /* 0, 1 when nothing fits, or -errno. */
 static int create_best(kvs_pool_t *pool, kvs_pool_slab_t *p)
 {
-	const kvs_geometry_t *geometry = &pool->classes[p->slot_class].geometry;
-	uint32_t slots = pool->huge ? kvs_pool_plan(pool, geometry, KVS_HUGE_PAGE, 0) : 0;
+	uint32_t slots = pool->huge ? kvs_pool_plan(pool, p->slot_class, KVS_HUGE_PAGE, NULL) : 0;
 
 	if (slots > 0) {
 		int error = create(pool, p, 1, slots);
@@ -107,7 +114,7 @@ static int create_best(kvs_pool_t *pool, kvs_pool_slab_t *p)
 		}
 		without_huge(pool, error);
 	}
-	slots = kvs_pool_plan(pool, geometry, 4096u, 0);
+	slots = kvs_pool_plan(pool, p->slot_class, 4096u, NULL);
 
 	return slots > 0 ? create(pool, p, 0, slots) : 1;
 }
@@ -162,7 +169,7 @@ kv_status_t kvs_pool_carve(kvs_pool_t *pool, uint32_t slot_class)
 	}
 
 	/* A full pool is asked again and again: it answers before anything is allocated. */
-	if (kvs_pool_plan(pool, &pool->classes[slot_class].geometry, 4096u, 0) == 0) {
+	if (kvs_pool_plan(pool, slot_class, 4096u, NULL) == 0) {
 		return KV_ERR_FULL;
 	}
 

@@ -38,9 +38,7 @@ static uint32_t change_gain(kvs_tier_t *tier, uint32_t slab, uint32_t for_class)
 	const kvs_pool_t *pool = kvs_pool_of(tier);
 	const kvs_pool_slab_t *p = slab_at(pool, slab);
 
-	return p && for_class < pool->class_count
-		       ? kvs_pool_plan(pool, &pool->classes[for_class].geometry, 4096u, p->slab.data.bytes)
-		       : 0;
+	return p && for_class < pool->class_count ? kvs_pool_plan(pool, for_class, 4096u, p) : 0;
 }
 
 static kv_status_t change_slot(kvs_tier_t *tier, kv_slot_t slot, kvs_loc_t *p_loc, kvs_meta_t *p_meta)
@@ -79,7 +77,7 @@ static int change_is_short(kvs_tier_t *tier, uint32_t slot_class)
 	const kvs_class_t *class = &pool->classes[slot_class];
 	uint64_t slots = class->newest == KVS_NONE ? 0 : pool->slabs[class->newest]->slab.slots;
 
-	return class->free_slots <= slots / 4u && kvs_pool_plan(pool, &class->geometry, 4096u, 0) == 0;
+	return class->free_slots <= slots / 4u && kvs_pool_plan(pool, slot_class, 4096u, NULL) == 0;
 }
 
 /* Out of its class's lists, or back into them. */

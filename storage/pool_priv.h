@@ -12,6 +12,7 @@
 #ifndef KVS_POOL_PRIV_H
 #define KVS_POOL_PRIV_H
 
+#include "caps.h"
 #include "ledger.h"
 #include "slab.h"
 
@@ -80,6 +81,7 @@ typedef struct kvs_pool {
 	uint32_t epoch_cap;
 
 	kvs_usage_t usage;
+	kvs_caps_t caps;
 } kvs_pool_t;
 
 /* kvs_pool_open() with another table of system calls. */
@@ -112,8 +114,8 @@ void kvs_pool_unlink(kvs_pool_t *pool, kvs_pool_slab_t *p, kvs_list_t list);
 kv_status_t kvs_pool_carve(kvs_pool_t *pool, uint32_t slot_class);
 /* Bytes of data, digests and records; of the records as far as the place has not been charged for them. */
 uint64_t kvs_pool_slab_cost(const kvs_pool_t *pool, const kvs_geometry_t *geometry, uint64_t slots, uint64_t page);
-/* The most slots the next slab could have, if `extra` bytes more were free. */
-uint32_t kvs_pool_plan(const kvs_pool_t *pool, const kvs_geometry_t *geometry, uint64_t page, uint64_t extra);
+/* The most slots the next slab of the class could have, if `instead` (may be NULL) had gone. */
+uint32_t kvs_pool_plan(const kvs_pool_t *pool, uint32_t slot_class, uint64_t page, const kvs_pool_slab_t *instead);
 
 /* pool_change.c */
 extern const kvs_change_ops_t kvs_pool_change_ops;

@@ -174,7 +174,9 @@ static int owner_that_gives(const kvd_core_t *core, kvd_set_t t, uint32_t to, ui
 	}
 	*p_owner = from;
 
-	return most > 0 && (own == 0 || most >= own + unit);
+	return most > 0 && (own == 0 || most >= own + unit) &&
+	       kvd_share_used(core, core->classes[to].ns, resource_of(t)) + unit <=
+		       kvd_share_most(core, core->classes[to].ns, resource_of(t));
 }
 
 /* The class that has to give, if one does: of the namespace that has to, its coldest one (*p_force 1); else of the same namespace that with the coldest

@@ -116,9 +116,12 @@ uint64_t kvd_mirror_bytes(const kvd_core_config_t *config);
 kv_status_t kvd_namespace_add(kvd_core_t *core, const char *name, void *mirror, uint32_t *p_ns);
 /* What a namespace has a share of (share.h). */
 typedef enum kvd_resource { KVD_SHARE_CPU, KVD_SHARE_DISK, KVD_SHARE_INDEX, KVD_SHARES } kvd_resource_t;
-/* Bytes of the two tiers, blocks of the index. 0, the value without this call: an equal part of what the other namespaces were not given. KV_ERR_ARG: no
- * such namespace. */
-kv_status_t kvd_namespace_share(kvd_core_t *core, uint32_t ns, const uint64_t given[KVD_SHARES]);
+/* Bytes of the two tiers, blocks of the index. `given` 0, the value without this call: an equal part of what the other namespaces were not given. `most`:
+ * what the namespace never has more of, borrowed or not, and its share neither; 0: nothing is said. KV_ERR_ARG: no such namespace. */
+typedef struct kvd_parts {
+	uint64_t given[KVD_SHARES], most[KVD_SHARES];
+} kvd_parts_t;
+kv_status_t kvd_namespace_share(kvd_core_t *core, uint32_t ns, const kvd_parts_t *parts);
 /* Take in what the disk tier has kept. Call once, after all namespaces are there and before members join. Spaces appear when they are opened;
  * until then their blocks wait under their root digest. */
 kv_status_t kvd_core_recover(kvd_core_t *core);

@@ -220,6 +220,14 @@ static const uint32_t *tokens_of(const kvd_put_t *put, uint32_t index)
 
 #define INDEX_TRIES 64u
 
+static kv_status_t try_insert(kvd_core_t *core, const kvd_put_t *put, uint32_t parent, const kvs_meta_t *meta,
+			      uint32_t *p_block)
+{
+	return core->ns[put->ns]->blocks < kvd_share_most(core, put->ns, KVD_SHARE_INDEX)
+		       ? kvd_index_insert(&core->ix, put->tree, parent, meta, p_block)
+		       : KV_ERR_LIMIT;
+}
+
 /* Into the index; when that is full, the least wanted blocks of the namespace furthest over its share make room. The claim alone leaves the disk copy of a
  * parent that is in memory too to be evicted, so the parent is held meanwhile: the new block may join below that very copy. */
 static kv_status_t insert(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t parent, uint32_t *p_block)
@@ -231,12 +239,12 @@ static kv_status_t insert(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint
 	if (parent != KVD_NONE) {
 		kvd_hold(core, parent);
 	}
-	status = kvd_index_insert(&core->ix, put->tree, parent, &meta, p_block);
+	status = try_insert(core, put, parent, &meta, p_block);
 	for (uint32_t tries = 0; status == KV_ERR_LIMIT && tries < INDEX_TRIES; tries++) {
 		if (kvd_make_index_room(core, put->ns) != KV_OK) {
 			break;
 		}
-		status = kvd_index_insert(&core->ix, put->tree, parent, &meta, p_block);
+		status = try_insert(core, put, parent, &meta, p_block);
 	}
 	if (parent != KVD_NONE) {
 		kvd_unhold(core, parent);

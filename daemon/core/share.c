@@ -4,9 +4,14 @@
 
 /* ---- what is used and what is due -------------------------------------------------------------------------------------- */
 
+static kvd_set_t tier_of(kvd_resource_t what)
+{
+	return what == KVD_SHARE_DISK ? KVD_DISK : KVD_CPU;
+}
+
 uint64_t kvd_share_used(const kvd_core_t *core, uint32_t ns, kvd_resource_t what)
 {
-	kvd_set_t t = what == KVD_SHARE_DISK ? KVD_DISK : KVD_CPU;
+	kvd_set_t t = tier_of(what);
 	uint64_t bytes = 0;
 
 	if (what == KVD_SHARE_INDEX) {
@@ -26,6 +31,13 @@ uint64_t kvd_share_used(const kvd_core_t *core, uint32_t ns, kvd_resource_t what
 uint64_t kvd_share_of(const kvd_core_t *core, uint32_t ns, kvd_resource_t what)
 {
 	return ns == KVD_NONE ? 0 : core->ns[ns]->share[what];
+}
+
+uint64_t kvd_share_most(const kvd_core_t *core, uint32_t ns, kvd_resource_t what)
+{
+	uint64_t most = core->ns[ns]->parts.most[what];
+
+	return most ? most : UINT64_MAX;
 }
 
 /* What a tier needs beside slabs and files (ledger, digests, metadata) goes off all shares alike: else each could be within its own and the tier full. */
@@ -52,8 +64,8 @@ uint64_t kvd_share_over(const kvd_core_t *core, uint32_t ns, kvd_resource_t what
 {
 	uint64_t used = kvd_share_used(core, ns, what) + more, share = kvd_share_of(core, ns, what);
 
-	if (what != KVD_SHARE_INDEX && core->tier[what == KVD_SHARE_DISK ? KVD_DISK : KVD_CPU]) {
-		share = without_overhead(core, what == KVD_SHARE_DISK ? KVD_DISK : KVD_CPU, share);
+	if (what != KVD_SHARE_INDEX && core->tier[tier_of(what)]) {
+		share = without_overhead(core, tier_of(what), share);
 	}
 
 	return used > share ? used - share : 0;
@@ -61,7 +73,7 @@ uint64_t kvd_share_over(const kvd_core_t *core, uint32_t ns, kvd_resource_t what
 
 static uint64_t total_of(const kvd_core_t *core, kvd_resource_t what)
 {
-	kvs_tier_t *tier = core->tier[what == KVD_SHARE_DISK ? KVD_DISK : KVD_CPU];
+	kvs_tier_t *tier = core->tier[tier_of(what)];
 	kvs_usage_t usage = {0};
 
 	if (what == KVD_SHARE_INDEX) {
@@ -81,25 +93,31 @@ void kvd_shares_settle(kvd_core_t *core)
 		uint32_t others = 0;
 
 		for (uint32_t n = 0; n < core->ns_count; n++) {
-			given += core->ns[n]->given[what];
-			others += core->ns[n]->given[what] == 0;
+			given += core->ns[n]->parts.given[what];
+			others += core->ns[n]->parts.given[what] == 0;
 		}
 		for (uint32_t n = 0; n < core->ns_count; n++) {
 			kvd_ns_t *ns = core->ns[n];
+			uint64_t share = ns->parts.given[what] ? ns->parts.given[what]
+					 : total > given       ? (total - given) / others
+							       : 0;
+			uint64_t most = kvd_share_most(core, n, what);
 
-			ns->share[what] = ns->given[what] ? ns->given[what]
-					  : total > given ? (total - given) / others
-							  : 0;
+			ns->share[what] = share < most ? share : most;
+			if (what != KVD_SHARE_INDEX && core->tier[tier_of(what)]) {
+				/* There are fewer namespaces than a tier keeps caps for. */
+				kv_assert(kvs_tier_cap(core->tier[tier_of(what)], ns->name, most) == KV_OK);
+			}
 		}
 	}
 }
 
-kv_status_t kvd_namespace_share(kvd_core_t *core, uint32_t ns, const uint64_t given[KVD_SHARES])
+kv_status_t kvd_namespace_share(kvd_core_t *core, uint32_t ns, const kvd_parts_t *parts)
 {
 	if (ns >= core->ns_count) {
 		return KV_ERR_ARG;
 	}
-	memcpy(core->ns[ns]->given, given, sizeof core->ns[ns]->given);
+	core->ns[ns]->parts = *parts;
 	kvd_shares_settle(core);
 
 	return KV_OK;
@@ -218,6 +236,9 @@ kv_status_t kvd_make_index_room(kvd_core_t *core, uint32_t ns)
 {
 	uint8_t passed[NOBODY + 1] = {0};
 
+	if (core->ns[ns]->blocks >= kvd_share_most(core, ns, KVD_SHARE_INDEX)) {
+		return forget_coldest(core, ns) ? KV_OK : KV_MISS;
+	}
 	for (;;) {
 		uint32_t from = ns;
 		uint64_t most = passed[ns] ? 0 : kvd_share_over(core, ns, KVD_SHARE_INDEX, 1);

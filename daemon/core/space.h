@@ -54,11 +54,12 @@ typedef struct kvd_ns {
 	kvd_mirror_t mirror;
 	kvd_space_t **spaces; /* [max_spaces], by id; 0 is not used            */
 	uint32_t space_count;
-	uint64_t given[KVD_SHARES], share[KVD_SHARES]; /* as configured, 0: not; in force (share.h) */
-	uint64_t blocks;                               /* in the index                                */
-	uint64_t pinned_blocks, pinned_bytes;          /* on the path to a claim, each counted once   */
-	uint32_t put_head, put_tail;                   /* running puts (put.h)                        */
-	uint64_t unfinished_blocks, unfinished_bytes;  /* slots of puts, those in quarantine too      */
+	kvd_parts_t parts;                            /* as configured (share.h)                     */
+	uint64_t share[KVD_SHARES];                   /* in force                                    */
+	uint64_t blocks;                              /* in the index                                */
+	uint64_t pinned_blocks, pinned_bytes;         /* on the path to a claim, each counted once   */
+	uint32_t put_head, put_tail;                  /* running puts (put.h)                        */
+	uint64_t unfinished_blocks, unfinished_bytes; /* slots of puts, those in quarantine too      */
 } kvd_ns_t;
 
 /* The space of a request with keys. KV_ERR_NOT_FOUND, KV_ERR_STALE_EPOCH. */

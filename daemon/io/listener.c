@@ -75,10 +75,10 @@ static kv_status_t namespace_open(kvd_host_t *host, kvd_namespace_t *ns, const c
 		status = kvd_namespace_add(host->core, ns->name, ns->mirror.base, &ns->id);
 	}
 	if (status == KV_OK) {
-		uint64_t given[KVD_SHARES];
+		kvd_parts_t parts;
 
-		kvd_shares_given(host->options, ns->name, given);
-		status = kvd_namespace_share(host->core, ns->id, given);
+		kvd_shares_given(host->options, ns->name, parts.given, parts.most);
+		status = kvd_namespace_share(host->core, ns->id, &parts);
 	}
 
 	return status;

@@ -68,10 +68,42 @@ static uint64_t fake_class_bytes(kvs_tier_t *tier, uint32_t slot_class)
 	return bytes;
 }
 
+static kv_status_t fake_cap(kvs_tier_t *tier, const char *ns, uint64_t bytes)
+{
+	fake_tier_t *fake = fake_of(tier);
+	uint32_t i = 0;
+
+	while (i < fake->cap_count && strcmp(fake->caps[i].ns, ns) != 0) {
+		i++;
+	}
+	kv_assert(i < KV_COUNT_OF(fake->caps));
+	strcpy(fake->caps[i].ns, ns);
+	fake->caps[i].bytes = bytes;
+	fake->cap_count += i == fake->cap_count;
+
+	return KV_OK;
+}
+
+/* May the class have so many slots more? */
+static int is_allowed(fake_tier_t *fake, uint32_t slot_class, uint64_t slots)
+{
+	const char *ns = fake->classes[slot_class].ns;
+	uint64_t cap = UINT64_MAX, used = slots * 4096;
+
+	for (uint32_t i = 0; i < fake->cap_count; i++) {
+		cap = strcmp(fake->caps[i].ns, ns) == 0 ? fake->caps[i].bytes : cap;
+	}
+	for (uint32_t c = 0; c < fake->class_count && cap != UINT64_MAX; c++) {
+		used += strcmp(fake->classes[c].ns, ns) == 0 ? fake_class_bytes(&fake->tier, c) : 0;
+	}
+
+	return used <= cap;
+}
+
 /* A free slot of the class's files, or the first one of a file that nobody has; cap: there is none. */
 static uint32_t pick_in_files(fake_tier_t *fake, uint32_t slot_class)
 {
-	for (uint32_t pass = 0; pass < 2; pass++) {
+	for (uint32_t pass = 0; pass < 2 && (pass == 0 || is_allowed(fake, slot_class, fake->file_slots)); pass++) {
 		for (uint32_t i = 0; i < fake->cap; i++) {
 			uint32_t file = i / fake->file_slots;
 
@@ -96,7 +128,7 @@ static kv_status_t fake_alloc(kvs_tier_t *tier, uint32_t slot_class, kvs_state_t
 	kv_assert(slot_class < fake->class_count && (state == KVS_PUT || state == KVS_FILLING));
 	if (fake->file_slots) {
 		i = pick_in_files(fake, slot_class);
-	} else if (fake->free_count > 0) {
+	} else if (fake->free_count > 0 && is_allowed(fake, slot_class, 1)) {
 		i = fake->free_list[fake->free_count - 1];
 	}
 	if (i == fake->cap) {
@@ -468,10 +500,11 @@ static kv_status_t files_look(kvs_tier_t *tier, uint32_t file, kvs_slab_look_t *
 
 static uint32_t files_gain(kvs_tier_t *tier, uint32_t file, uint32_t for_class)
 {
-	(void)file;
-	(void)for_class;
+	fake_tier_t *fake = fake_of(tier);
+	uint32_t owner = fake->files[file].owner - 1;
+	int same = strcmp(fake->classes[owner].ns, fake->classes[for_class].ns) == 0;
 
-	return fake_of(tier)->file_slots;
+	return same || is_allowed(fake, for_class, fake->file_slots) ? fake->file_slots : 0;
 }
 
 static uint64_t files_unit(kvs_tier_t *tier, uint32_t slot_class)
@@ -512,10 +545,11 @@ static uint64_t files_free(kvs_tier_t *tier, uint32_t slot_class)
 
 static int files_is_short(kvs_tier_t *tier, uint32_t slot_class)
 {
-	const fake_tier_t *fake = fake_of(tier);
+	fake_tier_t *fake = fake_of(tier);
+	int may = files_count(tier) > 0 && is_allowed(fake, slot_class, fake->file_slots);
 
 	for (uint32_t i = 0; i < files_count(tier); i++) {
-		if (fake->files[i].owner == 0) {
+		if (fake->files[i].owner == 0 && may) {
 			return 0;
 		}
 	}
@@ -566,6 +600,7 @@ static const kvs_tier_ops_t ops_cpu = {
 	fake_class_open,
 	fake_class_ns,
 	fake_class_bytes,
+	fake_cap,
 	fake_alloc,
 	fake_set_state,
 	fake_free,
@@ -587,10 +622,10 @@ static const kvs_tier_ops_t ops_cpu = {
 	NULL,
 };
 static const kvs_tier_ops_t ops_disk = {
-	"DISK",         &change_ops,    fake_class_open, fake_class_ns, fake_class_bytes, fake_alloc,
-	fake_set_state, fake_free,      fake_mem,        fake_store,    fake_load,        fake_flush,
-	fake_epoch_set, fake_epoch_get, fake_recover,    fake_usage,    fake_event_fd,    fake_poll,
-	fake_in_flight, fake_check,     fake_close,      NULL,          fake_watch,       NULL,
+	"DISK",         &change_ops,  fake_class_open, fake_class_ns, fake_class_bytes, fake_cap,       fake_alloc,
+	fake_set_state, fake_free,    fake_mem,        fake_store,    fake_load,        fake_flush,     fake_epoch_set,
+	fake_epoch_get, fake_recover, fake_usage,      fake_event_fd, fake_poll,        fake_in_flight, fake_check,
+	fake_close,     NULL,         fake_watch,      NULL,
 };
 
 void fake_tier_init(fake_tier_t *fake, int disk, uint32_t cap, uint64_t seed)

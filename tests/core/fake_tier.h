@@ -54,6 +54,11 @@ typedef struct fake_tier {
 		kvs_geometry_t geometry;
 	} classes[FAKE_CLASSES];
 	uint32_t class_count;
+	struct {
+		char ns[65];
+		uint64_t bytes;
+	} caps[4];
+	uint32_t cap_count;
 	uint32_t
 		file_slots; /* > 0: slots lie in files of so many, each of one class at a time, which change hands as those of a disk do */
 	struct {

@@ -236,23 +236,52 @@ static void p5_an_instance_has_half_of_its_namespaces_share(void **state)
 /* Without a word each has an equal part of what is left. */
 static void p5_shares_that_nobody_gave_are_equal(void **state)
 {
-	const uint64_t none[KVD_SHARES] = {0}, some[KVD_SHARES] = {[KVD_SHARE_INDEX] = 100};
+	const kvd_parts_t none = {0}, some = {.given = {[KVD_SHARE_INDEX] = 100}};
 
 	(void)state;
 	stage(&(u_config_t){.cpu_slots = 300, .disk_slots = 200, .max_blocks = 512, .seed = kv_test_seed()});
 	for (uint32_t n = 0; n < 2; n++) {
-		assert_int_equal(kvd_namespace_share(u_.core, u_.ns[n], none), KV_OK);
+		assert_int_equal(kvd_namespace_share(u_.core, u_.ns[n], &none), KV_OK);
 	}
 	for (uint32_t n = 0; n < 2; n++) {
 		assert_int_equal(kvd_share_of(u_.core, u_.ns[n], KVD_SHARE_CPU), 150 * BLOCK);
 		assert_int_equal(kvd_share_of(u_.core, u_.ns[n], KVD_SHARE_DISK), 100 * BLOCK);
 		assert_int_equal(kvd_share_of(u_.core, u_.ns[n], KVD_SHARE_INDEX), 256);
 	}
-	assert_int_equal(kvd_namespace_share(u_.core, u_.ns[1], some), KV_OK);
+	assert_int_equal(kvd_namespace_share(u_.core, u_.ns[1], &some), KV_OK);
 	assert_int_equal(kvd_share_of(u_.core, u_.ns[0], KVD_SHARE_INDEX), 412);
 	assert_int_equal(kvd_share_of(u_.core, u_.ns[1], KVD_SHARE_INDEX), 100);
 	assert_int_equal(kvd_share_of(u_.core, u_.ns[1], KVD_SHARE_CPU), 150 * BLOCK);
-	assert_int_equal(kvd_namespace_share(u_.core, 7, some), KV_ERR_ARG);
+	assert_int_equal(kvd_namespace_share(u_.core, 7, &some), KV_ERR_ARG);
+	stage_end();
+}
+
+/* A maximum ends what is borrowed, in the index and on both tiers, while others leave all of it idle; and a share is never more. */
+static void p5_a_maximum_ends_what_a_namespace_borrows(void **state)
+{
+	const u_config_t config = {.cpu_slots = 400,
+				   .disk_slots = 200,
+				   .disk_file_slots = 10,
+				   .max_blocks = 512,
+				   .most = {[0] = {120 * BLOCK, 55 * BLOCK, 100}},
+				   .seed = kv_test_seed()};
+
+	(void)state;
+	stage(&config);
+	for (uint32_t c = 0; c < 8; c++) {
+		put_chain(0, c);
+		assert_true(visible(0, c) > 0); /* its own oldest blocks go */
+	}
+	assert_int_equal(kvd_share_used(u_.core, u_.ns[0], KVD_SHARE_DISK), 50 * BLOCK); /* whole files */
+	assert_int_equal(kvd_share_used(u_.core, u_.ns[0], KVD_SHARE_INDEX), 100);
+	assert_int_equal(visible_of(0, 8), 100);
+	for (uint32_t c = 0; c < 8; c++) {
+		put_chain(1, c);
+	}
+	assert_int_equal(visible_of(1, 8), 8 * DEPTH);
+	for (kvd_resource_t what = 0; what < KVD_SHARES; what++) {
+		assert_int_equal(kvd_share_of(u_.core, u_.ns[0], what), config.most[0][what]);
+	}
 	stage_end();
 }
 
@@ -503,6 +532,7 @@ int main(void)
 		cmocka_unit_test(p5_pins_end_at_the_share_and_count_once),
 		cmocka_unit_test(p5_unfinished_and_quarantined_slots_end_at_the_share),
 		cmocka_unit_test(p5_an_instance_has_half_of_its_namespaces_share),
+		cmocka_unit_test(p5_a_maximum_ends_what_a_namespace_borrows),
 		cmocka_unit_test(p5_shares_that_nobody_gave_are_equal),
 		cmocka_unit_test(p5_memory_that_was_lent_comes_back_to_its_owner),
 		cmocka_unit_test(p5_leases_do_not_hold_back_what_was_lent),

@@ -206,7 +206,7 @@ void universe_init(universe_t *u, const u_config_t *config, const fake_tier_t *d
 			     .unclaim = world_unclaim,
 			     .digests = world_digests,
 			     .seal = world_seal};
-	uint64_t given[KVD_SHARES];
+	kvd_parts_t parts;
 
 	memset(u, 0, sizeof *u);
 	kv_test_env_init(&u->env);
@@ -256,9 +256,10 @@ void universe_init(universe_t *u, const u_config_t *config, const fake_tier_t *d
 		memset(u->mirror[i], 0, kvd_mirror_bytes(&u->config));
 		assert_int_equal(kvd_namespace_add(u->core, i ? "b" : "a", u->mirror[i], &u->ns[i]), KV_OK);
 		for (uint32_t what = 0; what < KVD_SHARES; what++) { /* a test that says nothing of shares has none */
-			given[what] = config->share[i][what] ? config->share[i][what] : UINT64_MAX / 4;
+			parts.given[what] = config->share[i][what] ? config->share[i][what] : UINT64_MAX / 4;
+			parts.most[what] = config->most[i][what];
 		}
-		assert_int_equal(kvd_namespace_share(u->core, u->ns[i], given), KV_OK);
+		assert_int_equal(kvd_namespace_share(u->core, u->ns[i], &parts), KV_OK);
 	}
 	assert_int_equal(kvd_core_recover(u->core), KV_OK);
 }

@@ -137,6 +137,11 @@ void universe_check(universe_t *u)
 			fail_msg("check %s: %s", kvd_checks[i].name, why);
 		}
 	}
+	for (uint32_t n = 0; n < 2; n++) {
+		for (kvd_resource_t what = 0; what < KVD_SHARES; what++) {
+			assert_true(kvd_share_used(u->core, u->ns[n], what) <= kvd_share_most(u->core, u->ns[n], what));
+		}
+	}
 	assert_int_equal(u->claims, u->core->leases.used + u->core->puts.used);
 	if (u->events_bad) {
 		fail_msg("an event is wrong: %s", u->events_bad);

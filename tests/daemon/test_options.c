@@ -73,6 +73,13 @@ static void p10_options_that_contradict_each_other_are_refused(void **state)
 	refused("--sockets.mode=default=0600,default=0660", NULL, KV_ERR_CONFIG, "there twice");
 	refused("--sockets.group=other=0", NULL, KV_ERR_CONFIG, "is not one of the namespaces");
 	refused("--sockets.group=default=no-such-group", NULL, KV_ERR_CONFIG, "a group of this machine");
+	refused("--share.max_cpu=other=10%", NULL, KV_ERR_CONFIG, "share.max_cpu: \"other=10%\" is not name=part");
+	refused("--share.max_index=default=0", NULL, KV_ERR_CONFIG, "a number of blocks");
+	refused("--share.cpu=default=50%", "--share.max_cpu=default=40%", KV_ERR_CONFIG,
+		"less than its share (share.cpu)");
+	refused("--nvme.path=/tmp", "--share.max_disk=default=1%", KV_ERR_CONFIG, "less than one slot file");
+	refused("--share.cpu=default=100%", "--namespaces=default,b", KV_ERR_CONFIG,
+		"leave nothing for other namespaces");
 	refused("--policy=random", NULL, KV_ERR_CONFIG, "lru");
 }
 

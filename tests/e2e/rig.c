@@ -312,6 +312,31 @@ uint64_t rig_metric(const rig_t *rig, const char *name)
 	return value;
 }
 
+uint64_t rig_share(kvc_t *kvc, const char *resource, const char *field)
+{
+	json_object *root, *core, *shares, *name, *number;
+	uint64_t value = UINT64_MAX;
+	char *json = NULL;
+
+	assert_int_equal(kvc_document(kvc, KVC_DOC_STATUS, 0, &json, NULL), KVC_OK);
+	root = json_tokener_parse(json);
+	assert_true(root && json_object_object_get_ex(root, "core", &core) &&
+		    json_object_object_get_ex(core, "shares", &shares));
+	for (size_t i = 0; i < json_object_array_length(shares); i++) {
+		json_object *share = json_object_array_get_idx(shares, i);
+
+		if (json_object_object_get_ex(share, "resource", &name) &&
+		    strcmp(json_object_get_string(name), resource) == 0 &&
+		    json_object_object_get_ex(share, field, &number)) {
+			value = json_object_get_uint64(number);
+		}
+	}
+	json_object_put(root);
+	kvc_free(json);
+
+	return value;
+}
+
 static int metric_within(const rig_t *rig, const char *name, uint64_t low, uint64_t high)
 {
 	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;

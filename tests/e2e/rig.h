@@ -56,6 +56,8 @@ uint64_t rig_metric(const rig_t *rig, const char *name);
 /* Wait until it is at least, or exactly, this. 0: it never was. */
 int rig_metric_reaches(const rig_t *rig, const char *name, uint64_t value);
 int rig_metric_is(const rig_t *rig, const char *name, uint64_t value);
+/* A number of a namespace's shares in the status: resource "cpu", "disk" or "index", field as status names it. */
+uint64_t rig_share(kvc_t *kvc, const char *resource, const char *field);
 /* Wait until write-behind has nothing to do. */
 void rig_written(const rig_t *rig);
 /* Wait for quiet: no lease, put, pin or quarantined slot; then `kvctl check` must fail nothing. */

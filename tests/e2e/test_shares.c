@@ -231,6 +231,41 @@ static void p5_a_namespace_that_holds_all_memory_gives_another_its_share(void **
 	rig_fini(&rig);
 }
 
+/* A maximum holds on the real tiers, for one block size after the other, while nobody else is there. What is newest is kept. */
+static void p5_a_maximum_holds_however_much_is_idle(void **state)
+{
+	static const char *const layouts[] = {RIG_LAYOUT, OTHER_LAYOUT};
+	kvc_key_t keys[LEN];
+	user_t user;
+
+	(void)state;
+	stage(1);
+	rig_option(&rig, "--share.max_cpu=default=3MiB,rival=90%%");
+	rig_option(&rig, "--share.cpu=default=2MiB");
+	rig_option(&rig, "--share.max_disk=default=9MiB");
+	rig_option(&rig, "--share.max_index=default=450");
+	rig_start(&rig);
+	for (uint32_t i = 0; i < 4; i++) {
+		attach(&user, rig.sock, layouts[i % 2]);
+		for (uint32_t c = 0; c < MANY / 2; c++) {
+			user_keys(&user, 100 * i + c, LEN, keys);
+			(void)user_put(&user, keys, 0, LEN, 0, NULL);
+			assert_in_range(rig_share(user.kvc, "cpu", "used"), 1, 3u << 20);
+			assert_in_range(rig_share(user.kvc, "disk", "used"), 0, 9u << 20);
+			assert_in_range(rig_share(user.kvc, "index", "used"), 1, 450);
+		}
+		rig_written(&rig);
+		assert_true(matched(&user, 100 * i, MANY / 2) >= 128);
+		assert_int_equal(rig_share(user.kvc, "cpu", "max"), 3u << 20);
+		user_leave(&user);
+		if (i == 1) {
+			restart(SIGKILL);
+		}
+	}
+	rig_check_quiet(&rig);
+	rig_fini(&rig);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -238,6 +273,7 @@ int main(void)
 		cmocka_unit_test(p5_a_namespace_that_fills_the_disk_gives_another_its_share),
 		cmocka_unit_test(p5_a_namespace_that_fills_the_index_gives_another_its_share),
 		cmocka_unit_test(p5_a_namespace_that_holds_all_memory_gives_another_its_share),
+		cmocka_unit_test(p5_a_maximum_holds_however_much_is_idle),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

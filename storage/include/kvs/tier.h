@@ -172,6 +172,7 @@ typedef struct kvs_tier_ops {
 	kv_status_t (*class_open)(kvs_tier_t *tier, const char *ns, const kvs_geometry_t *geometry, uint32_t *p_class);
 	const char *(*class_ns)(kvs_tier_t *tier, uint32_t slot_class);
 	uint64_t (*class_bytes)(kvs_tier_t *tier, uint32_t slot_class);
+	kv_status_t (*cap)(kvs_tier_t *tier, const char *ns, uint64_t bytes);
 	kv_status_t (*alloc)(kvs_tier_t *tier, uint32_t slot_class, kvs_state_t state, uint64_t owner,
 			     const kvs_meta_t *meta, kvs_loc_t *p_loc);
 	kv_status_t (*set_state)(kvs_tier_t *tier, kvs_loc_t loc, kvs_state_t state);
@@ -216,6 +217,13 @@ static inline const char *kvs_class_ns(kvs_tier_t *t, uint32_t slot_class)
 static inline uint64_t kvs_class_bytes(kvs_tier_t *t, uint32_t slot_class)
 {
 	return t->ops->class_bytes(t, slot_class);
+}
+
+/* The classes of the namespace get no slab or slot file with which their bytes together would be more; UINT64_MAX: as many as fit. What they have already
+ * stays theirs. KV_ERR_LIMIT: too many namespaces. */
+static inline kv_status_t kvs_tier_cap(kvs_tier_t *t, const char *ns, uint64_t bytes)
+{
+	return t->ops->cap(t, ns, bytes);
 }
 
 /* Take a free slot and give it to `owner` (put or lease id) in `state` (PUT or FILLING). May carve a new slab or file within the tier's limit.
