@@ -60,6 +60,7 @@ typedef struct kvc_search {
 	kvc_memo_t *memo;
 	uint32_t group, units; /* of the group being looked at */
 	kvc_range_t any, cpu;
+	uint32_t unreadable;   /* tiers in which being there is no hit now */
 	uint32_t contended_at; /* smallest length in units whose last bucket stayed odd; UINT32_MAX: none */
 	uint32_t probes;
 } kvc_search_t;
@@ -182,7 +183,7 @@ static uint32_t look(kvc_search_t *search, uint32_t position)
 		tiers = 0;
 	}
 
-	return tiers;
+	return tiers & ~search->unreadable;
 }
 
 /* Look at a block; both searches learn from it. */
@@ -341,6 +342,7 @@ static void search_all(kvc_search_t *search, const kvc_space_t *space, uint32_t 
 	int others = 0;
 
 	search->contended_at = UINT32_MAX;
+	search->unreadable = (uint32_t)atomic_load_explicit(&search->map->mirror->unreadable, memory_order_relaxed);
 	for (uint32_t i = 0; i < space->group_count && all; i++) {
 		const kvc_group_t *group = &space->groups[i];
 		uint32_t there, there_cpu;

@@ -211,6 +211,7 @@ static void print_mirror(void)
 	HEADER_ROW(kv_mirror_header_t, epochs_offset, "u64 epoch[4096], by space id; 0: no such space");
 	HEADER_ROW(kv_mirror_header_t, total_bytes, "size of the mirror");
 	HEADER_ROW(kv_mirror_header_t, stale_ns, "how old a heartbeat may be (option limits.silence); 0: 50 ms");
+	HEADER_ROW(kv_mirror_header_t, unreadable, "bits of tiers that cannot be read now: to be there is no hit");
 	printf("\nA heartbeat older than stale_ns makes every match a miss (reason %d). A bucket is %zu bytes: a u32 "
 	       "sequence (odd while the daemon\n"
 	       "writes) and %u entries of %zu bytes. A key's home bucket is its first 8 bytes & (bucket_count - 1); a "

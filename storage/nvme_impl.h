@@ -80,8 +80,15 @@ typedef struct kvs_aside {
 	uint32_t tries; /* 0: a free entry */
 	uint64_t since_ns;
 	uint64_t wait_ns;
-	uint64_t until_ns; /* not read before */
+	uint64_t until_ns; /* when the tier reads it again */
 } kvs_aside_t;
+
+/* The read by which the tier tries one of them again. */
+typedef struct kvs_reread {
+	int busy;
+	kvs_loc_t loc;
+	kvs_mem_t mem; /* its own */
+} kvs_reread_t;
 
 typedef struct kvs_look {
 	uint32_t number;
@@ -311,6 +318,8 @@ typedef struct kvs_nvme {
 	uint64_t space_wanted; /* bytes that SPACE lacks */
 	uint64_t looked_ns;    /* all files were looked at */
 	kvs_aside_t aside[KVS_MAX_ASIDE];
+	uint32_t aside_count;
+	kvs_reread_t reread;
 	int closing;
 } kvs_nvme_t;
 
@@ -375,11 +384,15 @@ void kvs_lookout_collect(kvs_nvme_t *nvme, kvs_commit_t *c, uint64_t now);
 int kvs_lookout_is_due(const kvs_nvme_t *nvme, uint64_t now);
 void kvs_lookout_run(const kvs_nvme_t *nvme, kvs_commit_t *c);
 void kvs_lookout_take(kvs_nvme_t *nvme, const kvs_commit_t *c);
-/* A read of the slot has failed: it is tried again after a pause that grows, and given up after ten minutes. */
+/* A read of the slot has failed: it is tried again after a pause that grows, and given up after ten minutes. The watch is told. */
 void kvs_aside_add(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s);
-/* It was read, or is freed. */
+/* It was read: the watch is told. */
+void kvs_aside_read(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s);
+/* It is freed, or lost. */
 void kvs_aside_drop(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s);
-int kvs_nvme_readable(kvs_tier_t *tier, kvs_loc_t loc);
+/* Read one again whose pause is over. */
+void kvs_aside_step(kvs_nvme_t *nvme);
+kv_status_t kvs_nvme_readable(kvs_tier_t *tier, kvs_loc_t loc);
 
 /* ---- nvme_change.c: files that change their class (owner) ---- */
 extern const kvs_change_ops_t kvs_nvme_change_ops;
@@ -389,6 +402,8 @@ void kvs_change_step(kvs_nvme_t *nvme);
 /* ---- nvme_io.c: transfers (owner) ---- */
 kv_status_t kvs_nvme_store(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *src, kvs_done_fn done, void *arg);
 kv_status_t kvs_nvme_load(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *dst, kvs_done_fn done, void *arg);
+/* A load of a stored slot, readable or not. KV_ERR_BUSY: no transfer is free. */
+kv_status_t kvs_load_submit(kvs_nvme_t *nvme, kvs_loc_t loc, const kvs_mem_t *dst, kvs_done_fn done, void *arg);
 uint32_t kvs_nvme_poll(kvs_tier_t *tier, uint32_t max);
 void kvs_nvme_kick(kvs_nvme_t *nvme);
 

@@ -109,8 +109,8 @@ kv_status_t kvs_nvme_store(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *src
 kv_status_t kvs_nvme_load(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *dst, kvs_done_fn done, void *arg)
 {
 	kvs_nvme_t *nvme = kvs_nvme(tier);
-	kvs_dslot_t *s = kvs_slot_at(nvme, loc);
-	kvs_xfer_t *xfer;
+	const kvs_dslot_t *s = kvs_slot_at(nvme, loc);
+	kv_status_t status;
 
 	if (!mem_is_good(dst) || !done) {
 		return KV_ERR_ARG;
@@ -121,20 +121,22 @@ kv_status_t kvs_nvme_load(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *dst,
 	if (s->state == KVS_QUARANTINED) {
 		return KV_ERR_CORRUPT;
 	}
-	if (!(s->flags & KVS_SLOT_STORED) || s->io == UINT16_MAX) {
-		return s->io == UINT16_MAX ? KV_ERR_BUSY : KV_ERR_ARG;
+	if (!(s->flags & KVS_SLOT_STORED)) {
+		return KV_ERR_ARG;
 	}
-	if (nvme->health == KVS_HEALTH_OFF) {
-		return KV_ERR_TIER_OFF;
-	}
-	if (!kvs_nvme_readable(tier, loc)) {
-		return KV_ERR_IO;
-	}
-	xfer = xfer_take(nvme);
+	status = kvs_nvme_readable(tier, loc);
+
+	return status == KV_OK ? kvs_load_submit(nvme, loc, dst, done, arg) : status;
+}
+
+kv_status_t kvs_load_submit(kvs_nvme_t *nvme, kvs_loc_t loc, const kvs_mem_t *dst, kvs_done_fn done, void *arg)
+{
+	const kvs_dslot_t *s = kvs_slot_get(nvme, loc.slot);
+	kvs_xfer_t *xfer = s->io == UINT16_MAX ? NULL : xfer_take(nvme);
+
 	if (!xfer) {
 		return KV_ERR_BUSY;
 	}
-
 	*xfer = (kvs_xfer_t){.kind = KVS_LOAD, .busy = 1, .mem = *dst, .done = done, .arg = arg};
 	xfer->meta.key = s->key;
 	xfer->meta.group = s->group;
@@ -207,12 +209,16 @@ static void finish_load(kvs_nvme_t *nvme, const kvs_xfer_t *xfer, kvs_dslot_t *s
 {
 	if (xfer->status == KV_OK || xfer->status == KV_ERR_CORRUPT) {
 		nvme->read_errors = 0;
-		kvs_aside_drop(nvme, xfer->slot, s);
+		kvs_aside_read(nvme, xfer->slot, s);
 		kv_metric_add(nvme->metrics, KV_M_DISK_READ_BYTES, xfer->cls->stride);
 		kv_metric_observe_ns(nvme->metrics, KV_M_DISK_READ_TIME, kv_now_ns(nvme->env) - xfer->start_ns);
 	}
 	if (xfer->status == KV_ERR_IO) {
-		count_error(nvme, KVS_FAULT_READ, "reading a slot", xfer->error);
+		if (s->flags & KVS_SLOT_ASIDE) { /* that it fails again says nothing of other slots */
+			kv_metric_add(nvme->metrics, KV_M_DISK_ERRORS, 1);
+		} else {
+			count_error(nvme, KVS_FAULT_READ, "reading a slot", xfer->error);
+		}
 		kvs_aside_add(nvme, xfer->slot, s);
 	}
 	if (xfer->status == KV_ERR_CORRUPT) {
@@ -269,6 +275,7 @@ uint32_t kvs_nvme_poll(kvs_tier_t *tier, uint32_t max)
 		}
 	}
 	ran += kvs_commit_step(nvme);
+	kvs_aside_step(nvme);
 	kvs_lost_report(nvme);
 	kvs_change_step(nvme);
 	kvs_nvme_kick(nvme);

@@ -2,6 +2,7 @@
 #include "nvme_impl.h"
 
 #include <fcntl.h>
+#include <stdlib.h>
 #include <sys/stat.h>
 
 #define LOOK_NS      1000000000ull /* all files are looked at this often while there is work, */
@@ -103,7 +104,7 @@ void kvs_lookout_take(kvs_nvme_t *nvme, const kvs_commit_t *c)
 	}
 }
 
-/* ---- slots that the device does not read ---------------------------------------------------------------------------------- */
+/* ---- slots that the device does not read (decision 032) ------------------------------------------------------------------- */
 
 static kvs_aside_t *aside_find(kvs_nvme_t *nvme, kv_slot_t slot)
 {
@@ -116,7 +117,16 @@ static kvs_aside_t *aside_find(kvs_nvme_t *nvme, kv_slot_t slot)
 	return NULL;
 }
 
-/* An entry for the slot; when all are taken, that of the slot which has waited longest. */
+static void tell(const kvs_nvme_t *nvme, kv_slot_t slot, const kvs_dslot_t *s, int readable)
+{
+	kv_key_t key = s->key;
+
+	if (nvme->watch.readable && !(s->flags & KVS_SLOT_FREEING)) {
+		nvme->watch.readable(nvme->watch.arg, (kvs_loc_t){slot, s->gen}, &key, s->group, readable);
+	}
+}
+
+/* An entry for the slot; when all are taken, that of the slot which has waited longest, whose next load is its next try. */
 static kvs_aside_t *aside_make(kvs_nvme_t *nvme, kv_slot_t slot, uint64_t now)
 {
 	kvs_aside_t *entry = &nvme->aside[0];
@@ -131,9 +141,10 @@ static kvs_aside_t *aside_make(kvs_nvme_t *nvme, kv_slot_t slot, uint64_t now)
 		entry = other->since_ns < entry->since_ns ? other : entry;
 	}
 	if (entry->tries > 0) {
-		kvs_slot_get(nvme, entry->slot)->flags &= (uint8_t)~KVS_SLOT_ASIDE;
+		kvs_aside_read(nvme, entry->slot, kvs_slot_get(nvme, entry->slot));
 	}
 	*entry = (kvs_aside_t){.slot = slot, .since_ns = now};
+	nvme->aside_count++;
 
 	return entry;
 }
@@ -142,8 +153,13 @@ void kvs_aside_add(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s)
 {
 	uint64_t now = kv_now_ns(nvme->env);
 	kvs_aside_t *entry = s->flags & KVS_SLOT_ASIDE ? aside_find(nvme, slot) : NULL;
+	int is_new = !entry;
 
-	if (s->flags & KVS_SLOT_FREEING || s->state == KVS_QUARANTINED || (entry && now < entry->until_ns)) {
+	if (s->flags & KVS_SLOT_FREEING || s->state == KVS_QUARANTINED) {
+		kvs_aside_drop(nvme, slot, s);
+		return;
+	}
+	if (entry && now < entry->until_ns) {
 		return; /* a read that was under way when the pause began */
 	}
 	entry = entry ? entry : aside_make(nvme, slot, now);
@@ -156,9 +172,10 @@ void kvs_aside_add(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s)
 		kv_logf(nvme->env, KV_LOG_ERROR, "nvme",
 			"slot cannot be read for too long and is given up file %u index %u", kv_slot_slab(slot),
 			kv_slot_index(slot));
-		kvs_aside_drop(nvme, slot, s);
 		s->flags |= KVS_SLOT_RETIRED;
 		kvs_slot_lose(nvme, slot, s);
+	} else if (is_new) {
+		tell(nvme, slot, s, 0);
 	}
 }
 
@@ -166,15 +183,89 @@ void kvs_aside_drop(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s)
 {
 	if (s->flags & KVS_SLOT_ASIDE) {
 		aside_find(nvme, slot)->tries = 0;
+		nvme->aside_count--;
 		s->flags &= (uint8_t)~KVS_SLOT_ASIDE;
 	}
 }
 
-int kvs_nvme_readable(kvs_tier_t *tier, kvs_loc_t loc)
+void kvs_aside_read(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s)
+{
+	if (s->flags & KVS_SLOT_ASIDE) {
+		kvs_aside_drop(nvme, slot, s);
+		tell(nvme, slot, s, 1);
+	}
+}
+
+kv_status_t kvs_nvme_readable(kvs_tier_t *tier, kvs_loc_t loc)
 {
 	kvs_nvme_t *nvme = kvs_nvme(tier);
 	const kvs_dslot_t *s = kvs_slot_at(nvme, loc);
 
-	return nvme->health != KVS_HEALTH_OFF &&
-	       (!s || !(s->flags & KVS_SLOT_ASIDE) || kv_now_ns(nvme->env) >= aside_find(nvme, loc.slot)->until_ns);
+	if (nvme->health == KVS_HEALTH_OFF) {
+		return KV_ERR_TIER_OFF;
+	}
+
+	return s && (s->flags & KVS_SLOT_ASIDE) ? KV_ERR_IO : KV_OK;
+}
+
+/* Memory for a block of the class. 0: there is none. */
+static int mem_take(const kvs_nvme_t *nvme, const kvs_dclass_t *cls, kvs_mem_t *mem)
+{
+	const kvs_geometry_t *g = &cls->geometry;
+
+	*mem = (kvs_mem_t){.region = UINT32_MAX};
+	mem->leaves = kv_alloc(nvme->env, ((size_t)g->heads * g->leaves + g->heads) * sizeof *mem->leaves);
+	if (!mem->leaves || posix_memalign(&mem->data, KVS_PAGE, cls->payload_bytes) != 0) {
+		kv_free(nvme->env, mem->leaves);
+		return 0;
+	}
+	mem->roots = mem->leaves + (size_t)g->heads * g->leaves;
+
+	return 1;
+}
+
+static void mem_give(const kvs_nvme_t *nvme, const kvs_mem_t *mem)
+{
+	free(mem->data);
+	kv_free(nvme->env, mem->leaves);
+}
+
+static void reread_done(void *arg, kv_status_t status)
+{
+	kvs_nvme_t *nvme = arg;
+	kvs_dslot_t *s = kvs_slot_at(nvme, nvme->reread.loc);
+
+	nvme->reread.busy = 0;
+	if (status == KV_ERR_CLOSED) {
+		return; /* the device may still write into the memory */
+	}
+	mem_give(nvme, &nvme->reread.mem);
+	if (status == KV_ERR_CORRUPT && s) {
+		kvs_slot_lose(nvme, nvme->reread.loc.slot, s);
+	}
+}
+
+void kvs_aside_step(kvs_nvme_t *nvme)
+{
+	kvs_reread_t *reread = &nvme->reread;
+	uint64_t now = kv_now_ns(nvme->env);
+	uint32_t due = KVS_MAX_ASIDE;
+
+	if (nvme->aside_count == 0 || reread->busy || nvme->health == KVS_HEALTH_OFF || nvme->closing) {
+		return;
+	}
+	for (uint32_t i = 0; i < KVS_MAX_ASIDE; i++) {
+		if (nvme->aside[i].tries > 0 && nvme->aside[i].until_ns <= now &&
+		    (due == KVS_MAX_ASIDE || nvme->aside[i].until_ns < nvme->aside[due].until_ns)) {
+			due = i;
+		}
+	}
+	if (due == KVS_MAX_ASIDE || !mem_take(nvme, kvs_slot_class(nvme, nvme->aside[due].slot), &reread->mem)) {
+		return;
+	}
+	reread->loc = (kvs_loc_t){nvme->aside[due].slot, kvs_slot_get(nvme, nvme->aside[due].slot)->gen};
+	reread->busy = kvs_load_submit(nvme, reread->loc, &reread->mem, reread_done, nvme) == KV_OK;
+	if (!reread->busy) {
+		mem_give(nvme, &reread->mem);
+	}
 }

@@ -234,6 +234,7 @@ void kvs_nvme_gauges(kvs_nvme_t *nvme)
 	kv_metric_set(nvme->metrics, KV_M_DISK_BYTES, kvs_charged(nvme));
 	kv_metric_set(nvme->metrics, KV_M_DISK_USED_BYTES, nvme->used_bytes);
 	kv_metric_set(nvme->metrics, KV_M_DISK_QUARANTINED_BYTES, nvme->quarantined_bytes);
+	kv_metric_set(nvme->metrics, KV_M_DISK_UNREADABLE, nvme->aside_count);
 }
 
 /* Constants of a class from its record in the superblock. */

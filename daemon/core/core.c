@@ -99,9 +99,19 @@ static void disk_lost(void *arg, kvs_loc_t loc, const kv_key_t *key, uint8_t gro
 	}
 }
 
+static void disk_readable(void *arg, kvs_loc_t loc, const kv_key_t *key, uint8_t group, int readable)
+{
+	kvd_core_t *core = arg;
+	uint32_t id = kvd_index_on_disk(&core->ix, key, group, loc);
+
+	if (id != KVD_NONE) {
+		(readable ? kvd_take_back : kvd_set_aside)(core, id);
+	}
+}
+
 void kvd_disk_watch(kvd_core_t *core)
 {
-	kvs_tier_watch(core->tier[KVD_DISK], &(kvs_watch_t){.arg = core, .lost = disk_lost});
+	kvs_tier_watch(core->tier[KVD_DISK], &(kvs_watch_t){.arg = core, .lost = disk_lost, .readable = disk_readable});
 }
 
 kv_status_t kvd_core_create(const kvd_core_config_t *config, const kvd_world_t *world, kvd_core_t **p_core)
@@ -376,7 +386,11 @@ static void gauges(kvd_core_t *core)
 
 static void heartbeat(kvd_core_t *core)
 {
+	kvs_tier_t *disk = core->tier[KVD_DISK];
+	int off = disk && kvs_readable(disk, (kvs_loc_t){.slot = KV_SLOT_NONE}) == KV_ERR_TIER_OFF;
+
 	for (uint32_t n = 0; n < core->ns_count; n++) {
+		kvd_mirror_unreadable(&core->ns[n]->mirror, off ? KV_TIER_DISK : 0);
 		kvd_mirror_heartbeat(&core->ns[n]->mirror, core->now_ns);
 	}
 }

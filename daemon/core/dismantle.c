@@ -225,6 +225,32 @@ void kvd_lose_disk(kvd_core_t *core, uint32_t id)
 	}
 }
 
+/* ---- disk copies that cannot be read now ------------------------------------------------------------------------------------------- */
+
+void kvd_set_aside(kvd_core_t *core, uint32_t id)
+{
+	const kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+	/* Without memory to cut the run it stays visible: an acquire ends above it. */
+	if (!kvd_tree_of(&core->ix, block)->hidden && !kvd_index_dead(&core->ix, block) &&
+	    kvd_in_set(&core->ix, block, KVD_DISK) && !kvd_in_set(&core->ix, block, KVD_CPU) &&
+	    kvd_index_cut(&core->ix, id) == KV_OK && !(kvd_node_of(&core->ix, block)->flags & KVD_NODE_ASIDE)) {
+		kvd_index_set_aside(&core->ix, block->node, 1);
+		kvd_show_below(core, block->node);
+	}
+}
+
+void kvd_take_back(kvd_core_t *core, uint32_t id)
+{
+	const kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+	if (block->pos == 0 && (kvd_node_of(&core->ix, block)->flags & KVD_NODE_ASIDE) &&
+	    !kvd_tree_of(&core->ix, block)->hidden && !kvd_index_dead(&core->ix, block)) {
+		kvd_index_set_aside(&core->ix, block->node, 0);
+		kvd_show_below(core, block->node);
+	}
+}
+
 /* ---- in quanta ------------------------------------------------------------------------------------------------------------------ */
 
 /* Leases that end here: what is ready lies above the dead top, or they are revoked. */

@@ -20,7 +20,11 @@ void kvd_quarantine_cpu(kvd_core_t *core, uint32_t block);
 /* The block's disk copy is in doubt: it and all below it leave the disk set at once. What is in memory stays there and is written again; what was only on
  * disk is quarantined. */
 void kvd_lose_disk(kvd_core_t *core, uint32_t block);
-/* Hear of that from the disk tier, which is there now. */
+/* The device cannot read the block's disk copy now, and there is no other: hide it and everything below. Nothing leaves a set; what the tier reads again is
+ * taken back as it is (decision 032). */
+void kvd_set_aside(kvd_core_t *core, uint32_t block);
+void kvd_take_back(kvd_core_t *core, uint32_t block);
+/* Hear of both from the disk tier, which is there now. */
 void kvd_disk_watch(kvd_core_t *core);
 /* Forget a hidden tree that has been taken down, if nothing refers to it. */
 void kvd_tree_release(kvd_core_t *core, uint32_t tree);

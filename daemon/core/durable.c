@@ -81,19 +81,39 @@ static void lose(kvd_core_t *core, kvd_put_t *put)
 	}
 }
 
-void kvd_durable_lost(kvd_core_t *core)
+/* Each put, by itself: `see` may end it. */
+static void each_owed(kvd_core_t *core, void (*see)(kvd_core_t *core, kvd_put_t *put))
 {
-	core->durable_look = 1;
 	for (uint32_t i = core->instance_list; i != KVD_NONE; i = kvd_instance_at(core, i)->next) {
 		for (uint32_t p = kvd_instance_at(core, i)->puts; p != KVD_NONE;) {
 			kvd_put_t *put = kvd_pool_at(&core->puts, p);
 
 			p = put->inst_next;
 			if (put->durable && !put->running) {
-				lose(core, put);
+				see(core, put);
 			}
 		}
 	}
+}
+
+void kvd_durable_lost(kvd_core_t *core)
+{
+	core->durable_look = 1;
+	each_owed(core, lose);
+}
+
+static void await_again(kvd_core_t *core, kvd_put_t *put)
+{
+	(void)core;
+	if (!put->alone) {
+		put->store_seq = 0;
+	}
+}
+
+void kvd_durable_again(kvd_core_t *core)
+{
+	core->durable_look = 1;
+	each_owed(core, await_again);
 }
 
 static void look_alone(kvd_core_t *core, kvd_put_t *put)
@@ -129,6 +149,10 @@ static void look(kvd_core_t *core, kvd_put_t *put)
 {
 	uint32_t id;
 
+	if (put->alone) {
+		look_alone(core, put);
+		return;
+	}
 	if (put->claim == KVD_NONE || !core->tier[KVD_DISK]) {
 		answer(core, put, 0, put->status != KV_OK ? put->status : KV_ERR_NOT_ADMITTED);
 		return;
@@ -170,16 +194,5 @@ void kvd_durable_run(kvd_core_t *core)
 		return;
 	}
 	core->durable_look = 0;
-	for (uint32_t i = core->instance_list; i != KVD_NONE; i = kvd_instance_at(core, i)->next) {
-		for (uint32_t p = kvd_instance_at(core, i)->puts; p != KVD_NONE;) {
-			kvd_put_t *put = kvd_pool_at(&core->puts, p);
-
-			p = put->inst_next;
-			if (put->durable && !put->running && put->alone) {
-				look_alone(core, put);
-			} else if (put->durable && !put->running) {
-				look(core, put);
-			}
-		}
-	}
+	each_owed(core, look);
 }

@@ -42,9 +42,9 @@ static void table_remove(kvd_index_t *ix, uint32_t id)
 
 #define BELOW_DEAD UINT64_MAX /* an answer that holds for good */
 
-/* Is run `id` or one above it `top` (KVD_NONE: any dead top)? Each run on the way keeps the answer, so that the next walk ends there: a chain of
- * runs of one block each, asked for at every depth, is walked once and not once a depth. */
-static int find_above(const kvd_index_t *ix, uint32_t id, uint32_t top, uint64_t no, uint64_t yes)
+/* Is run `id` or one above it `top`, or has one of them one of `flags`? Each run on the way keeps the answer, so that the next walk ends there: a chain
+ * of runs of one block each, asked for at every depth, is walked once and not once a depth. */
+static int find_above(const kvd_index_t *ix, uint32_t id, uint32_t top, uint32_t flags, uint64_t no, uint64_t yes)
 {
 	uint32_t at = id;
 	uint64_t answer = no, steps = 0;
@@ -52,7 +52,7 @@ static int find_above(const kvd_index_t *ix, uint32_t id, uint32_t top, uint64_t
 	for (; at != KVD_NONE; at = kvd_node_at(ix, at)->parent, steps++) {
 		const kvd_node_t *node = kvd_node_at(ix, at);
 
-		if (node->answer == yes || (top == KVD_NONE ? (node->flags & KVD_NODE_DEAD) != 0 : at == top)) {
+		if (node->answer == yes || at == top || (node->flags & flags)) {
 			answer = yes;
 			break;
 		}
@@ -73,7 +73,7 @@ static int node_dead(const kvd_index_t *ix, uint32_t id)
 {
 	const kvd_tree_t *tree = kvd_tree_at(ix, kvd_node_at(ix, id)->tree);
 
-	return tree->dead_nodes > 0 && find_above(ix, id, KVD_NONE, tree->alive, BELOW_DEAD);
+	return tree->dead_nodes > 0 && find_above(ix, id, KVD_NONE, KVD_NODE_DEAD, tree->alive, BELOW_DEAD);
 }
 
 void kvd_index_kill(kvd_index_t *ix, uint32_t id)
@@ -85,6 +85,7 @@ void kvd_index_kill(kvd_index_t *ix, uint32_t id)
 	ix->dead_nodes++;
 	tree->dead_nodes++;
 	tree->alive = ++ix->answers;
+	tree->shown = kvd_index_question(ix);
 }
 
 uint64_t kvd_index_question(kvd_index_t *ix)
@@ -101,12 +102,38 @@ int kvd_index_passes(const kvd_index_t *ix, uint32_t id, uint32_t above_id, uint
 	}
 
 	return kvd_node_of(ix, block)->tree == kvd_node_of(ix, above)->tree &&
-	       find_above(ix, block->node, above->node, question - 1, question);
+	       find_above(ix, block->node, above->node, 0, question - 1, question);
 }
 
 int kvd_index_dead(const kvd_index_t *ix, const kvd_block_t *block)
 {
 	return node_dead(ix, block->node);
+}
+
+int kvd_index_shown(const kvd_index_t *ix, const kvd_block_t *block)
+{
+	const kvd_tree_t *tree = kvd_tree_of(ix, block);
+
+	if (tree->aside_nodes == 0) {
+		return !node_dead(ix, block->node);
+	}
+
+	return !find_above(ix, block->node, KVD_NONE, KVD_NODE_DEAD | KVD_NODE_ASIDE, tree->shown - 1, tree->shown);
+}
+
+static void node_merge(kvd_index_t *ix, uint32_t id);
+
+void kvd_index_set_aside(kvd_index_t *ix, uint32_t id, int aside)
+{
+	kvd_node_t *node = kvd_node_at(ix, id);
+	kvd_tree_t *tree = kvd_tree_at(ix, node->tree);
+
+	node->flags = aside ? node->flags | KVD_NODE_ASIDE : node->flags & ~KVD_NODE_ASIDE;
+	tree->aside_nodes += aside ? 1u : UINT32_MAX;
+	tree->shown = kvd_index_question(ix);
+	if (!aside && node->parent != KVD_NONE && kvd_node_at(ix, node->parent)->children == 1) {
+		node_merge(ix, node->parent);
+	}
 }
 
 uint32_t kvd_index_find(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group)
@@ -117,7 +144,24 @@ uint32_t kvd_index_find(const kvd_index_t *ix, uint32_t tree, const kv_key_t *ke
 		const kvd_block_t *block = kvd_block_at(ix, link - 1);
 
 		if (kv_key_equal(&block->key, key) && block->group == group && kvd_node_of(ix, block)->tree == tree &&
-		    !kvd_tree_at(ix, tree)->hidden && !kvd_index_dead(ix, block)) {
+		    !kvd_tree_at(ix, tree)->hidden && kvd_index_shown(ix, block)) {
+			return link - 1;
+		}
+		link = block->hash_next;
+	}
+
+	return KVD_NONE;
+}
+
+uint32_t kvd_index_aside(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group)
+{
+	uint32_t link = kvd_tree_at(ix, tree)->aside_nodes > 0 ? ix->heads[place_of(ix, key, group)] : 0;
+
+	while (link != 0) {
+		const kvd_block_t *block = kvd_block_at(ix, link - 1);
+
+		if (kv_key_equal(&block->key, key) && block->group == group && kvd_node_of(ix, block)->tree == tree &&
+		    !kvd_index_dead(ix, block) && !kvd_index_shown(ix, block)) {
 			return link - 1;
 		}
 		link = block->hash_next;
@@ -192,7 +236,8 @@ int kvd_index_quarantined(const kvd_index_t *ix, uint32_t tree, const kv_key_t *
 		link = block->hash_next;
 	}
 
-	return found && kvd_index_find(ix, tree, key, group) == KVD_NONE;
+	return found && kvd_index_find(ix, tree, key, group) == KVD_NONE &&
+	       kvd_index_aside(ix, tree, key, group) == KVD_NONE;
 }
 
 uint8_t kvd_tiers_of(const kvd_index_t *ix, const kvd_block_t *block)
@@ -211,7 +256,7 @@ uint8_t kvd_index_tiers(const kvd_index_t *ix, uint32_t ns, const kv_key_t *key,
 		const kvd_tree_t *tree = kvd_tree_of(ix, block);
 
 		if (kv_key_equal(&block->key, key) && block->group == group && tree->ns == ns && !tree->hidden &&
-		    !kvd_index_dead(ix, block)) {
+		    kvd_index_shown(ix, block)) {
 			tiers |= kvd_tiers_of(ix, block);
 		}
 		link = block->hash_next;
@@ -318,6 +363,7 @@ static void node_destroy(kvd_index_t *ix, uint32_t id)
 		ix->dead_nodes--;
 		kvd_tree_at(ix, node->tree)->dead_nodes--;
 	}
+	kvd_tree_at(ix, node->tree)->aside_nodes -= (node->flags & KVD_NODE_ASIDE) != 0;
 	kv_free(ix->env, node->slots);
 	kvd_pool_put(&ix->nodes, id);
 }
@@ -408,6 +454,8 @@ static kv_status_t node_split(kvd_index_t *ix, uint32_t id, uint32_t pos)
 		marks_split(ix, node, head_id, pos, t);
 	}
 	pins_split(ix, node, head);
+	head->flags |= node->flags & KVD_NODE_ASIDE;
+	node->flags &= ~KVD_NODE_ASIDE;
 	cursor_move(ix, id, head_id);
 	child_unlink(ix, id);
 	child_link(ix, node->parent, head_id);
@@ -448,7 +496,7 @@ static void node_merge(kvd_index_t *ix, uint32_t id)
 	uint32_t child_id = node->first_child, len = node->len, parent = node->parent;
 
 	child = kvd_node_at(ix, child_id);
-	if (len + child->len > KVD_RUN_MAX || ((node->flags | child->flags) & KVD_NODE_DEAD)) {
+	if (len + child->len > KVD_RUN_MAX || ((node->flags | child->flags) & (KVD_NODE_DEAD | KVD_NODE_ASIDE))) {
 		return;
 	}
 	if (len + child->len > child->cap && run_resize(ix, child, len + child->len) != KV_OK) {

@@ -73,6 +73,7 @@ typedef struct kvd_mark {
 /* node.flags */
 #define KVD_NODE_DEAD   1u /* this run and everything below is invisible and being taken down          */
 #define KVD_NODE_QUEUED 2u /* waits for write-behind                                                   */
+#define KVD_NODE_ASIDE  4u /* the device cannot read its first block now: hidden, with everything below */
 
 typedef struct kvd_node {
 	uint32_t tree;
@@ -102,13 +103,16 @@ typedef struct kvd_tree {
 	uint32_t ns;         /* KVD_NONE: recovered, not opened yet                            */
 	uint32_t slot_class; /* space.h                                                        */
 	uint32_t first_child;
-	uint32_t hidden;     /* 1: no lookup finds anything in it                              */
-	uint32_t puts;       /* that refer to it: an empty hidden tree stays until the last has ended */
-	uint32_t leaving;    /* 1: on the list of trees to take down */
-	uint32_t mute;       /* 1: new blocks are not announced yet (events.h) */
-	uint32_t cursor;     /* next run of a walk in quanta (parents first); KVD_NONE: none    */
-	uint32_t dead_nodes; /* its nodes flagged dead at their top */
-	uint64_t alive;      /* the answer of runs that were not below one of them when the last one was added */
+	uint32_t hidden;      /* 1: no lookup finds anything in it                              */
+	uint32_t puts;        /* that refer to it: an empty hidden tree stays until the last has ended */
+	uint32_t leaving;     /* 1: on the list of trees to take down */
+	uint32_t mute;        /* 1: new blocks are not announced yet (events.h) */
+	uint32_t cursor;      /* next run of a walk in quanta (parents first); KVD_NONE: none    */
+	uint32_t floor;       /* the walk ends at a run with fewer blocks before it            */
+	uint32_t dead_nodes;  /* its nodes flagged dead at their top */
+	uint32_t aside_nodes; /* its nodes flagged ASIDE */
+	uint64_t alive;       /* the answer of runs that were not below one of them when the last one was added */
+	uint64_t shown; /* the question whether a run is dead or below one set aside; a new one with every change */
 	uint64_t epoch;
 	uint64_t blocks;
 	uint64_t *tally; /* counts the blocks of all trees of one owner (share.h); NULL: nobody counts    */
@@ -173,7 +177,7 @@ static inline int kvd_in_set(const kvd_index_t *ix, const kvd_block_t *block, kv
 /* kv_tier_t bits. */
 uint8_t kvd_tiers_of(const kvd_index_t *ix, const kvd_block_t *block);
 
-/* The block, or KVD_NONE. Nothing hidden or dead is found. */
+/* The block, or KVD_NONE. Nothing hidden, dead or set aside is found. */
 uint32_t kvd_index_find(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group);
 /* The block of any tree that has this disk slot; KVD_NONE: none. */
 uint32_t kvd_index_on_disk(const kvd_index_t *ix, const kv_key_t *key, uint8_t group, kvs_loc_t disk);
@@ -187,6 +191,12 @@ uint32_t kvd_index_in_slot(const kvd_index_t *ix, const kv_key_t *key, uint8_t g
 int kvd_index_quarantined(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group);
 /* Is the block below a node that is being taken down? O(1), but for one visit of each run after each kvd_index_kill() in its tree. */
 int kvd_index_dead(const kvd_index_t *ix, const kvd_block_t *block);
+/* Is it neither dead nor below a run that is set aside? What lookups find, and what the mirror says. */
+int kvd_index_shown(const kvd_index_t *ix, const kvd_block_t *block);
+/* The block with this key that lookups do not find because it, or one above it, is set aside; KVD_NONE: none. */
+uint32_t kvd_index_aside(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group);
+/* The node and everything below are hidden, until `aside` is 0. */
+void kvd_index_set_aside(kvd_index_t *ix, uint32_t node, int aside);
 /* The node and everything below are dead from now on. */
 void kvd_index_kill(kvd_index_t *ix, uint32_t node);
 /* The number of a new question for kvd_index_passes(). */

@@ -235,7 +235,7 @@ static const char *run_wrong(const kvd_index_t *ix, uint32_t id, kvd_sums_t *sum
 		if (i < node->n[KVD_DISK] && block->disk.slot == KV_SLOT_NONE) {
 			return "a block of the disk set has no disk slot";
 		}
-		if (!(kvd_tree_at(ix, node->tree)->hidden) && !kvd_index_dead(ix, block) &&
+		if (!(kvd_tree_at(ix, node->tree)->hidden) && kvd_index_shown(ix, block) &&
 		    kvd_index_find(ix, node->tree, &block->key, block->group) != node->ids[i]) {
 			return "a block is not found by its key";
 		}
@@ -255,15 +255,17 @@ static const char *tree_wrong(const kvd_index_t *ix, uint32_t id, kvd_sums_t *al
 	const kvd_tree_t *tree = kvd_tree_at(ix, id);
 	kvd_sums_t sums = {0};
 	const char *wrong = NULL;
+	uint32_t aside = 0;
 
 	for (uint32_t n = tree->first_child; n != KVD_NONE && !wrong; n = kvd_index_next(ix, n)) {
+		aside += (kvd_node_at(ix, n)->flags & KVD_NODE_ASIDE) != 0;
 		wrong = run_wrong(ix, n, &sums);
 		wrong = wrong ? wrong : children_wrong(ix, n);
 		wrong = wrong ? wrong : marks_wrong(ix, n, KVD_CPU, &sums);
 		wrong = wrong ? wrong : marks_wrong(ix, n, KVD_DISK, &sums);
 	}
 	if (!wrong && (sums.blocks != tree->blocks || sums.in[KVD_CPU] != tree->in[KVD_CPU] ||
-		       sums.in[KVD_DISK] != tree->in[KVD_DISK])) {
+		       sums.in[KVD_DISK] != tree->in[KVD_DISK] || aside != tree->aside_nodes)) {
 		wrong = "a tree's sums are off";
 	}
 	all->blocks += sums.blocks;

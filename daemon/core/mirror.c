@@ -148,6 +148,11 @@ void kvd_mirror_heartbeat(kvd_mirror_t *mirror, uint64_t now_ns)
 	atomic_store_explicit(&mirror->header->heartbeat_ns, now_ns, memory_order_release);
 }
 
+void kvd_mirror_unreadable(kvd_mirror_t *mirror, uint64_t tiers)
+{
+	atomic_store_explicit(&mirror->header->unreadable, tiers, memory_order_relaxed);
+}
+
 void kvd_mirror_epoch(kvd_mirror_t *mirror, uint32_t space, uint64_t epoch)
 {
 	if (space < KV_MIRROR_MAX_SPACES) {

@@ -204,6 +204,8 @@ void kvd_put_wake(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint32_t
 void kvd_puts_free(kvd_core_t *core);
 /* Blocks have left the disk set because their bytes are in doubt: acknowledgements that rest on them fail. */
 void kvd_durable_lost(kvd_core_t *core);
+/* A block that acknowledgements owed may rest on has a new disk copy: they wait for the flush that covers it. */
+void kvd_durable_again(kvd_core_t *core);
 /* Answer DURABLE where it can be said. */
 void kvd_durable_run(kvd_core_t *core);
 /* Is a copy of this key being written? */

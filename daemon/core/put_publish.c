@@ -228,6 +228,21 @@ static kv_status_t try_insert(kvd_core_t *core, const kvd_put_t *put, uint32_t p
 		       : KV_ERR_LIMIT;
 }
 
+/* The key is that of a block set aside: what was written takes the place of the copy that cannot be read, and what lies below it is back at once. Only a
+ * client that contradicts itself has another block above it, or the key below one that is hidden. */
+static kv_status_t take_back(kvd_core_t *core, uint32_t id, uint32_t parent)
+{
+	const kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+	if (kvd_index_parent(&core->ix, id) != parent || *kvd_slot_of(&core->ix, block) != KV_SLOT_NONE ||
+	    block->io != KVD_NONE) {
+		return KV_ERR_ARG;
+	}
+	kvd_take_back(core, id);
+
+	return KV_OK;
+}
+
 /* Into the index; when that is full, the least wanted blocks of the namespace furthest over its share make room. The claim alone leaves the disk copy of a
  * parent that is in memory too to be evicted, so the parent is held meanwhile: the new block may join below that very copy. */
 static kv_status_t insert(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t parent, uint32_t *p_block)
@@ -235,6 +250,10 @@ static kv_status_t insert(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint
 	kvs_meta_t meta;
 	kv_status_t status;
 
+	*p_block = kvd_index_aside(&core->ix, put->tree, &put->entries[index].key, (uint8_t)put->group);
+	if (*p_block != KVD_NONE) {
+		return take_back(core, *p_block, parent);
+	}
 	kvd_put_meta(core, put, index, &meta);
 	if (parent != KVD_NONE) {
 		kvd_hold(core, parent);
@@ -399,8 +418,14 @@ static kvd_turn_t publish_disk(kvd_core_t *core, kvd_put_t *put, uint32_t index,
 		return end_put(core, put, status);
 	}
 	block = kvd_block_at(&core->ix, id);
+	if (block->disk.slot != KV_SLOT_NONE) {
+		kvs_free(core->tier[KVD_DISK], block->disk);
+		kvd_durable_again(core);
+	}
 	block->disk = disk;
-	kvd_block_join(core, id, KVD_DISK, put->stamp, tokens_of(put, index));
+	if (!kvd_in_set(&core->ix, block, KVD_DISK)) {
+		kvd_block_join(core, id, KVD_DISK, put->stamp, tokens_of(put, index));
+	}
 	if (kvd_index_can_join(&core->ix, block, KVD_CPU)) {
 		block->cpu_gen = entry->loc.gen;
 		*kvd_slot_of(&core->ix, block) = entry->loc.slot;

@@ -208,8 +208,8 @@ static void tree_adopt(kvd_core_t *core, const kvd_space_t *space)
 	tree->space = space->id;
 	tree->slot_class = space->slot_class;
 	tree->epoch = space->epoch;
-	tree->cursor = tree->first_child; /* what was recovered has to be shown in the mirror */
 	memcpy(tree->root, space->root, sizeof tree->root);
+	kvd_show_tree(core, tree); /* what was recovered has to be in the mirror */
 }
 
 /* No key made in it is one that a disk has: true epochs count from 1. */
@@ -327,7 +327,6 @@ kv_status_t kvd_space_open(kvd_core_t *core, const kvd_space_open_t *ask, kvd_sp
 		ns->spaces[free_id] = space;
 		ns->space_count++;
 		tree_adopt(core, space);
-		core->showing = 1;
 		kvd_mirror_epoch(&ns->mirror, space->id, space->epoch);
 	}
 	/* The tier takes no block of a space it has not recorded. It may have been off before: whoever opens the space asks again. */
@@ -512,7 +511,6 @@ kv_status_t kvd_core_attach(kvd_core_t *core, kvs_tier_t *disk)
 			space_attach(core, core->ns[n]->spaces[id]);
 		}
 	}
-	core->showing = 1;
 	kvd_shares_settle(core);
 	kvd_events_flush(core);
 
@@ -536,9 +534,32 @@ static int tree_show(kvd_core_t *core, kvd_tree_t *tree, uint32_t *p_left)
 		}
 		*p_left -= node->len < *p_left ? node->len : *p_left;
 		tree->cursor = kvd_index_next(&core->ix, tree->cursor);
+		if (tree->cursor != KVD_NONE && kvd_node_at(&core->ix, tree->cursor)->depth0 < tree->floor) {
+			tree->cursor = KVD_NONE;
+		}
 	}
 
 	return 0;
+}
+
+void kvd_show_tree(kvd_core_t *core, kvd_tree_t *tree)
+{
+	tree->cursor = tree->first_child;
+	tree->floor = 0;
+	core->showing = 1;
+}
+
+void kvd_show_below(kvd_core_t *core, uint32_t node)
+{
+	kvd_tree_t *tree = kvd_tree_at(&core->ix, kvd_node_at(&core->ix, node)->tree);
+
+	if (tree->cursor != KVD_NONE) { /* one walk at a time */
+		kvd_show_tree(core, tree);
+	} else if (tree->ns != KVD_NONE) {
+		tree->cursor = node;
+		tree->floor = kvd_node_at(&core->ix, node)->depth0 + 1;
+		core->showing = 1;
+	}
 }
 
 int kvd_space_fill_mirrors(kvd_core_t *core)
@@ -568,8 +589,7 @@ void kvd_space_left(kvd_core_t *core, uint32_t ns, uint32_t id)
 	space->leaving--;
 	if (space->leaving == 0) {
 		tree->mute = 0;
-		tree->cursor = tree->first_child;
-		core->showing = 1;
+		kvd_show_tree(core, tree);
 	}
 }
 

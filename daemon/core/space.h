@@ -76,6 +76,9 @@ kv_status_t kvd_space_reset(kvd_core_t *core, uint32_t ns, kvd_member_t member, 
 			    const kv_msg_space_reset_t *ask, kv_msg_space_reset_reply_t *reply);
 /* One quantum of filling mirrors of recovered spaces; 1 while there is more. */
 int kvd_space_fill_mirrors(kvd_core_t *core);
+/* Bring the mirror up to date with the whole tree, or with a run and all below it, in such quanta. */
+void kvd_show_tree(kvd_core_t *core, kvd_tree_t *tree);
+void kvd_show_below(kvd_core_t *core, uint32_t node);
 /* A tree of an old epoch has gone. When it was the last, what the new one holds is announced. */
 void kvd_space_left(kvd_core_t *core, uint32_t ns, uint32_t id);
 void kvd_spaces_fini(kvd_core_t *core);

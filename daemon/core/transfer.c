@@ -51,9 +51,9 @@ kv_status_t kvd_fill_start(kvd_core_t *core, uint32_t id, uint64_t lease, uint64
 	uint32_t slot_class = kvd_tree_of(&core->ix, block)->slot_class;
 	kvs_meta_t meta;
 	kvd_io_t *io;
-	kv_status_t status = KV_ERR_IO;
+	kv_status_t status = kvs_readable(core->tier[KVD_DISK], block->disk);
 
-	if (kvs_readable(core->tier[KVD_DISK], block->disk)) {
+	if (status == KV_OK) {
 		status = io_create(core, KVD_IO_FILL, id, &io);
 	}
 	if (status != KV_OK) {

@@ -65,6 +65,23 @@ static void p1_only_the_whole_key_of_this_group_counts(void **state)
 	bed_free(&bed);
 }
 
+static void p3_a_tier_that_cannot_be_read_has_no_hits(void **state)
+{
+	bed_t bed;
+
+	(void)state;
+	bed_make(&bed, 64);
+	assert_int_equal(mirror_set(bed.mirror, &bed.keys[0], 0, KV_TIER_CPU | KV_TIER_DISK), 0);
+	assert_int_equal(mirror_set(bed.mirror, &bed.keys[1], 0, KV_TIER_DISK), 0);
+	assert_int_equal(match(&bed, 2).n, 2);
+	((kv_mirror_header_t *)bed.mirror)->unreadable = KV_TIER_DISK;
+	assert_int_equal(match(&bed, 2).n, 1);
+	assert_int_equal(match(&bed, 2).n_cpu, 1);
+	((kv_mirror_header_t *)bed.mirror)->unreadable = 0;
+	assert_int_equal(match(&bed, 2).n, 2);
+	bed_free(&bed);
+}
+
 /* Nearly full buckets: entries lie far from home, around the end of the table, and others go in between. */
 static void p3_crowded_buckets_hide_nothing(void **state)
 {
@@ -297,6 +314,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p3_match_is_the_longest_resident_prefix_in_each_tier),
 		cmocka_unit_test(p1_only_the_whole_key_of_this_group_counts),
+		cmocka_unit_test(p3_a_tier_that_cannot_be_read_has_no_hits),
 		cmocka_unit_test(p3_crowded_buckets_hide_nothing),
 		cmocka_unit_test(p7_a_stopped_daemon_is_a_miss_within_50_ms),
 		cmocka_unit_test(p1_a_reset_space_answers_nothing_of_the_old_epoch),

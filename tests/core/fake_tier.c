@@ -171,6 +171,7 @@ static void really_free(fake_tier_t *fake, fake_slot_t *slot)
 {
 	slot->state = KVS_FREE;
 	slot->freed = 0;
+	slot->aside = 0;
 	slot->bytes = 0xf4ee;
 	fake->free_list[fake->free_count++] = (uint32_t)(slot - fake->slots); /* with files: the count only */
 	fake->used--;
@@ -241,6 +242,13 @@ static kv_status_t fake_store(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *
 	return status;
 }
 
+static kv_status_t fake_readable(kvs_tier_t *tier, kvs_loc_t loc)
+{
+	const fake_slot_t *slot = slot_of(fake_of(tier), loc);
+
+	return fake_of(tier)->dark ? KV_ERR_TIER_OFF : slot && slot->aside ? KV_ERR_IO : KV_OK;
+}
+
 static kv_status_t fake_load(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *dst, kvs_done_fn done, void *arg)
 {
 	fake_tier_t *fake = fake_of(tier);
@@ -249,6 +257,10 @@ static kv_status_t fake_load(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *d
 
 	if (!slot || slot->state != KVS_READY) {
 		return KV_MISS;
+	}
+	status = fake_readable(tier, loc);
+	if (status != KV_OK) {
+		return status;
 	}
 	status = enqueue(fake, (fake_op_t){.done = done,
 					   .arg = arg,
@@ -378,7 +390,7 @@ static void complete(fake_tier_t *fake, uint32_t which, int closing)
 
 	fake->op_count--;
 	memmove(&fake->ops[which], &fake->ops[which + 1], (fake->op_count - which) * sizeof *fake->ops);
-	op.status = closing ? KV_ERR_CLOSED : op.status;
+	op.status = closing ? KV_ERR_CLOSED : op.kind == 0 && slot->aside ? KV_ERR_IO : op.status;
 	if (op.kind <= 1) {
 		slot->busy--;
 		if (op.status == KV_OK && op.kind == 0) {
@@ -407,7 +419,27 @@ void fake_lose(fake_tier_t *fake, kv_slot_t slot)
 
 	kv_assert(s->state == KVS_READY);
 	s->state = KVS_QUARANTINED;
+	s->aside = 0;
 	fake->watch.lost(fake->watch.arg, (kvs_loc_t){name_of(fake, slot), s->gen}, &s->meta.key, s->meta.group);
+}
+
+void fake_set_readable(fake_tier_t *fake, kv_slot_t slot, int readable)
+{
+	fake_slot_t *s = &fake->slots[slot];
+
+	kv_assert(s->state == KVS_READY && s->aside == readable);
+	s->aside = !readable;
+	fake->watch.readable(fake->watch.arg, (kvs_loc_t){name_of(fake, slot), s->gen}, &s->meta.key, s->meta.group,
+			     readable);
+}
+
+void fake_read_all(fake_tier_t *fake)
+{
+	for (uint32_t i = 0; i < fake->cap; i++) {
+		if (fake->slots[i].aside && !fake->slots[i].freed) {
+			fake_set_readable(fake, i, 1);
+		}
+	}
 }
 
 int fake_is_synced(const fake_tier_t *fake, kvs_loc_t loc)
@@ -431,6 +463,7 @@ static uint32_t fake_poll(kvs_tier_t *tier, uint32_t max)
 {
 	fake_tier_t *fake = fake_of(tier);
 	uint32_t ran = 0;
+	kv_slot_t slot;
 
 	while (!fake->hold && fake->op_count > 0 && ran < max) {
 		if (fake->shuffle && kv_test_below(&fake->rng, 4) == 0) {
@@ -441,6 +474,13 @@ static uint32_t fake_poll(kvs_tier_t *tier, uint32_t max)
 	}
 	if (fake->lose_percent > 0 && fake->watch.lost) {
 		lose_some(fake);
+	}
+	if (fake->aside_percent > 0 && fake->watch.readable && kv_test_below(&fake->rng, 100) < fake->aside_percent) {
+		const fake_slot_t *s = &fake->slots[slot = (kv_slot_t)kv_test_below(&fake->rng, fake->cap)];
+
+		if (s->state == KVS_READY && !s->freed) {
+			fake_set_readable(fake, slot, s->aside);
+		}
 	}
 
 	return ran;
@@ -625,7 +665,7 @@ static const kvs_tier_ops_t ops_disk = {
 	"DISK",         &change_ops,  fake_class_open, fake_class_ns, fake_class_bytes, fake_cap,       fake_alloc,
 	fake_set_state, fake_free,    fake_mem,        fake_store,    fake_load,        fake_flush,     fake_epoch_set,
 	fake_epoch_get, fake_recover, fake_usage,      fake_event_fd, fake_poll,        fake_in_flight, fake_check,
-	fake_close,     NULL,         fake_watch,      NULL,
+	fake_close,     NULL,         fake_watch,      fake_readable,
 };
 
 void fake_tier_init(fake_tier_t *fake, int disk, uint32_t cap, uint64_t seed)
@@ -665,6 +705,7 @@ void fake_disk_restart(fake_tier_t *fake)
 		fake->files[i].leaving = 0;
 	}
 	for (uint32_t i = 0; i < fake->cap; i++) {
+		fake->slots[i].aside = 0;
 		if (fake->slots[i].state != KVS_FREE && fake->slots[i].state != KVS_READY) {
 			really_free(fake, &fake->slots[i]);
 		}

@@ -23,6 +23,7 @@ typedef struct fake_slot {
 	uint32_t busy;  /* transfers that use it */
 	uint32_t freed; /* free it when they have ended */
 	uint64_t seq;   /* of its store */
+	int aside;      /* the device cannot read it */
 } fake_slot_t;
 
 typedef struct fake_op {
@@ -76,7 +77,9 @@ typedef struct fake_tier {
 	kv_status_t fail_with;
 	kv_status_t flush_status; /* how flushes end */
 	int off;                  /* stores are refused: TIER_OFF */
+	int dark;                 /* and loads */
 	uint32_t lose_percent;    /* of polls that end with the loss of one READY slot */
+	uint32_t aside_percent;   /* of polls that end with one READY slot that cannot be read now, or can again */
 	kvs_watch_t watch;
 	uint64_t seq, synced; /* of the last store; stores up to here are behind a flush that went well */
 	uint32_t queue_limit; /* BUSY beyond */
@@ -93,6 +96,10 @@ void fake_tier_fini(fake_tier_t *fake);
 uint64_t *fake_bytes(fake_tier_t *fake, kv_slot_t slot);
 /* A READY slot is in doubt from now on, said to the watch. */
 void fake_lose(fake_tier_t *fake, kv_slot_t slot);
+/* A READY slot cannot be read from now on, or can again, said to the watch. */
+void fake_set_readable(fake_tier_t *fake, kv_slot_t slot, int readable);
+/* All can. */
+void fake_read_all(fake_tier_t *fake);
 /* Is the slot READY, and behind a flush that went well? */
 int fake_is_synced(const fake_tier_t *fake, kvs_loc_t loc);
 /* What survives the end of the daemon: READY slots; the next core may recover them. */

@@ -324,6 +324,13 @@ static void do_world(life_t *l)
 		break;
 	default:
 		u_tick(u, 1);
+		/* What is on disk only may be hidden and come back. Files are under pressure enough without that. */
+		if (!u->disk.file_slots && below(l, 3) == 0) {
+			u->disk.aside_percent = below(l, 3) ? 90 : 0;
+			for (uint32_t i = 0; i < 8; i++) {
+				(void)kvd_core_evict_one(u->core, KV_TIER_CPU);
+			}
+		}
 		break;
 	}
 }
@@ -399,7 +406,8 @@ static void calm_down(life_t *l)
 	kvs_usage_t usage;
 
 	u->disk.hold = 0;
-	u->disk.fail_percent = u->disk.lose_percent = 0;
+	u->disk.fail_percent = u->disk.lose_percent = u->disk.aside_percent = 0;
+	fake_read_all(&u->disk);
 	for (uint32_t i = 0; i < U_MEMBERS; i++) {
 		if (u->members[i].id) {
 			u_dead(u, &u->members[i]);

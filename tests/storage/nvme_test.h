@@ -29,7 +29,8 @@ typedef struct fixture {
 	kvs_nvme_config_t config;
 	kvs_tier_t *tier;
 	uint32_t slot_class;
-	uint32_t lost; /* slots that the tier has taken back; they were freed */
+	uint32_t lost;  /* slots that the tier has taken back; they were freed */
+	uint32_t aside; /* and that it cannot read now */
 	char detail[512];
 } fixture_t;
 
@@ -299,6 +300,17 @@ static void __attribute__((unused)) on_lost(void *arg, kvs_loc_t loc, const kv_k
 	kvs_free(f->tier, loc);
 }
 
+static void __attribute__((unused))
+on_readable(void *arg, kvs_loc_t loc, const kv_key_t *key, uint8_t group, int readable)
+{
+	fixture_t *f = arg;
+
+	assert_false(kv_key_is_zero(key));
+	assert_int_equal(group, 0);
+	assert_int_equal(kvs_readable(f->tier, loc), readable ? KV_OK : KV_ERR_IO);
+	f->aside += readable ? UINT32_MAX : 1u;
+}
+
 /* Open, recover, and have class and space ready. */
 static inline void fixture_begin(fixture_t *f, found_t *found)
 {
@@ -308,8 +320,8 @@ static inline void fixture_begin(fixture_t *f, found_t *found)
 		print_error("open: %s\n", f->detail);
 	}
 	assert_int_equal(status, KV_OK);
-	kvs_tier_watch(f->tier, &(kvs_watch_t){.arg = f, .lost = on_lost});
-	f->lost = 0;
+	kvs_tier_watch(f->tier, &(kvs_watch_t){.arg = f, .lost = on_lost, .readable = on_readable});
+	f->lost = f->aside = 0;
 	recover(f, found);
 	assert_int_equal(kvs_class_open(f->tier, "default", &plain, &f->slot_class), KV_OK);
 	if (kvs_epoch_get(f->tier, space_root) == 0) {

@@ -300,6 +300,98 @@ static int child_sync_dir(const char *dir)
 	return 0;
 }
 
+static uint64_t now_with_jumps(void *ctx)
+{
+	return real_now(ctx) + atomic_load(&hurry_ns);
+}
+
+/* Four blocks, of which the first could not be read, with a clock that can be turned on. */
+static void begin_unreadable(fixture_t *f, const char *dir, kvs_loc_t loc[4])
+{
+	fixture_init(f, dir);
+	f->test.env.now_ns = now_with_jumps;
+	f->config.engine = KVS_IO_THREADS;
+	fixture_begin(f, &found);
+	for (uint32_t d = 1; d <= 4; d++) {
+		assert_int_equal(put_block(f, &plain, 1, d, &loc[d - 1]), KV_OK);
+	}
+	assert_int_equal(flush_wait(f->tier), KV_OK);
+	assert_int_equal(get_block(f, &plain, 1, 1, loc[0]), KV_ERR_IO);
+	assert_int_equal(kv_metric_get(&f->metrics, KV_M_DISK_ERRORS), 1);
+	assert_int_equal(f->aside, 1);
+	assert_int_equal(kv_metric_get(&f->metrics, KV_M_DISK_UNREADABLE), 1);
+}
+
+/* The tier reads it again, after pauses of up to a minute. */
+static void next_try(fixture_t *f, uint64_t tries)
+{
+	const uint64_t deadline = real_now(NULL) + UINT64_C(20000000000);
+
+	atomic_fetch_add(&hurry_ns, UINT64_C(60000000000));
+	while (kv_metric_get(&f->metrics, KV_M_DISK_ERRORS) < tries) {
+		kvs_poll(f->tier, 64);
+		usleep(1000);
+		assert_true(real_now(NULL) < deadline);
+	}
+	assert_int_equal(kv_metric_get(&f->metrics, KV_M_DISK_ERRORS), tries);
+}
+
+/* A slot that fails for ten minutes, at each of eight tries or more, is given up: lost, and never used again. No other slot is the worse for it. */
+static int child_given_up(const char *dir)
+{
+	fixture_t f;
+	kvs_loc_t loc[4], other;
+	kvs_usage_t usage;
+
+	begin_unreadable(&f, dir, loc);
+	for (uint64_t tries = 2; tries <= 11; tries++) {
+		assert_int_equal(f.lost, 0);
+		next_try(&f, tries);
+	}
+	assert_int_equal(f.lost, 1);
+	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_STATE), KVS_HEALTH_OK);
+	assert_int_equal(get_block(&f, &plain, 1, 1, loc[0]), KV_MISS);
+	kvs_usage(f.tier, &usage);
+	assert_int_equal(usage.quarantined_slots, 1);
+	for (uint32_t d = 1; put_block(&f, &plain, 2, d, &other) == KV_OK; d++) {
+		assert_true(other.slot != loc[0].slot);
+	}
+	check_sums(&f);
+	fixture_close(&f);
+	fixture_begin(&f, &found);
+	assert_int_equal(found_find(&found, 1, 1), -1);
+	check_sums(&f);
+	fixture_close(&f);
+
+	return 0;
+}
+
+/* What was set aside is there after a restart, and is read when it can be. */
+static int child_restart_aside(const char *dir)
+{
+	fixture_t f;
+	kvs_loc_t loc[4];
+
+	begin_unreadable(&f, dir, loc);
+	fixture_close(&f);
+	fixture_begin(&f, &found);
+	assert_int_equal(found.count, 4);
+	assert_int_equal(get_block(&f, &plain, 1, 1, loc[0]),
+			 KV_ERR_IO); /* new threads, and the first read of each fails */
+	assert_int_equal(f.aside, 1);
+	for (int i = 0; i < 20000 && f.aside > 0; i++) {
+		atomic_fetch_add(&hurry_ns, UINT64_C(10000000));
+		kvs_poll(f.tier, 64);
+		usleep(1000);
+	}
+	assert_int_equal(f.aside, 0);
+	assert_int_equal(get_block(&f, &plain, 1, 1, loc[0]), KV_OK);
+	check_sums(&f);
+	fixture_close(&f);
+
+	return 0;
+}
+
 /* Reads fail for a while, more often than errors in a row are borne: no block is lost by that, and the device is left alone between the tries. */
 static int child_unreadable(const char *dir)
 {
@@ -308,16 +400,7 @@ static int child_unreadable(const char *dir)
 	kvs_loc_t loc[4];
 	uint32_t good = 0;
 
-	fixture_init(&f, dir);
-	f.config.engine = KVS_IO_THREADS;
-	fixture_begin(&f, &found);
-	for (uint32_t d = 1; d <= 4; d++) {
-		assert_int_equal(put_block(&f, &plain, 1, d, &loc[d - 1]), KV_OK);
-	}
-	assert_int_equal(flush_wait(f.tier), KV_OK);
-	assert_int_equal(get_block(&f, &plain, 1, 1, loc[0]), KV_ERR_IO);
-	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_ERRORS), 1);
-	assert_int_equal(kvs_readable(f.tier, loc[0]), 0);
+	begin_unreadable(&f, dir, loc);
 	assert_int_equal(get_block(&f, &plain, 1, 1, loc[0]), KV_ERR_IO);
 	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_ERRORS), 1); /* the device was not asked */
 	while (good < 4) {
@@ -334,6 +417,7 @@ static int child_unreadable(const char *dir)
 	}
 	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_ERRORS), 12);
 	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_CORRUPT), 0);
+	assert_int_equal(f.aside, 0);
 	check_sums(&f);
 	fixture_close(&f);
 
@@ -466,6 +550,10 @@ static void run_child(void **state)
 		child_sync_slots(child_dir);
 	} else if (strcmp(child_what, "unreadable") == 0) {
 		child_unreadable(child_dir);
+	} else if (strcmp(child_what, "given-up") == 0) {
+		child_given_up(child_dir);
+	} else if (strcmp(child_what, "restart-aside") == 0) {
+		child_restart_aside(child_dir);
 	} else if (strcmp(child_what, "sync-dir") == 0) {
 		child_sync_dir(child_dir);
 	} else {
@@ -550,6 +638,18 @@ static void p2_blocks_that_cannot_be_read_for_a_while_are_not_lost(void **state)
 	in_child("unreadable", "slots/0.0", "inject=preadv:error=EIO:when=1..3" /* in each of four threads */);
 }
 
+static void p2_a_slot_that_cannot_be_read_for_ten_minutes_is_given_up(void **state)
+{
+	(void)state;
+	in_child("given-up", "slots/0.0", "inject=preadv:error=EIO");
+}
+
+static void p2_what_could_not_be_read_is_found_by_the_next_start(void **state)
+{
+	(void)state;
+	in_child("restart-aside", "slots/0.0", "inject=preadv:error=EIO:when=1" /* in the first thread */);
+}
+
 static void p2_a_write_that_a_failed_sync_may_have_lost_is_never_acknowledged(void **state)
 {
 	(void)state;
@@ -583,6 +683,8 @@ int main(int argc, char **argv)
 		cmocka_unit_test(p2_a_failed_sync_is_never_acknowledged_nor_retried_blindly),
 		cmocka_unit_test(p2_a_directory_that_could_not_be_synced_is_synced_before_the_next_acknowledgement),
 		cmocka_unit_test(p2_blocks_that_cannot_be_read_for_a_while_are_not_lost),
+		cmocka_unit_test(p2_a_slot_that_cannot_be_read_for_ten_minutes_is_given_up),
+		cmocka_unit_test(p2_what_could_not_be_read_is_found_by_the_next_start),
 		cmocka_unit_test(p2_a_write_that_a_failed_sync_may_have_lost_is_never_acknowledged),
 		cmocka_unit_test(p2_new_directories_are_synced_under_their_names),
 		cmocka_unit_test(p6_a_memlock_of_8_mib_costs_speed_only),

@@ -164,6 +164,9 @@ typedef struct kvs_watch {
 	/* The bytes of a stored slot cannot be vouched for any more: a sync failed since they were written, or their file is gone. The slot is
 	 * QUARANTINED and waits to be freed; nothing may be acknowledged that rests on it. */
 	void (*lost)(void *arg, kvs_loc_t loc, const kv_key_t *key, uint8_t group);
+	/* The device cannot read a stored slot (0), or has read it again (1). It keeps its block meanwhile: the tier reads it again by itself, after pauses, and
+	 * says what became of it, lost in the end. NULL: nobody is told. */
+	void (*readable)(void *arg, kvs_loc_t loc, const kv_key_t *key, uint8_t group, int readable);
 } kvs_watch_t;
 
 typedef struct kvs_tier_ops {
@@ -192,7 +195,7 @@ typedef struct kvs_tier_ops {
 	void (*close)(kvs_tier_t *tier);
 	void (*state)(kvs_tier_t *tier, kvs_tier_state_t *p_state); /* NULL: always OK */
 	void (*watch)(kvs_tier_t *tier, const kvs_watch_t *watch);  /* NULL: it loses nothing */
-	int (*readable)(kvs_tier_t *tier, kvs_loc_t loc);           /* NULL: always */
+	kv_status_t (*readable)(kvs_tier_t *tier, kvs_loc_t loc);   /* NULL: always */
 } kvs_tier_ops_t;
 
 struct kvs_tier {
@@ -301,11 +304,11 @@ static inline void kvs_tier_state(kvs_tier_t *t, kvs_tier_state_t *p_state)
 		t->ops->state(t, p_state);
 	}
 }
-/* 0: the device has failed to read the slot, or any, and it is not tried again yet; a load would end with KV_ERR_IO or KV_ERR_TIER_OFF at once. The block
- * is still there. */
-static inline int kvs_readable(kvs_tier_t *t, kvs_loc_t loc)
+/* What a load would answer at once. KV_ERR_IO: the device could not read this slot, and has not yet read it again. KV_ERR_TIER_OFF: it reads none. The
+ * block is still there. */
+static inline kv_status_t kvs_readable(kvs_tier_t *t, kvs_loc_t loc)
 {
-	return !t->ops->readable || t->ops->readable(t, loc);
+	return t->ops->readable ? t->ops->readable(t, loc) : KV_OK;
 }
 /* Copied; {0}: nobody is told any more. Until somebody is, a flush after a loss ends with KV_ERR_IO. */
 static inline void kvs_tier_watch(kvs_tier_t *t, const kvs_watch_t *watch)

@@ -1,0 +1,261 @@
+/* Blocks that the disk cannot read for a while (decision 032): hidden with all below them, kept, and back as they were. */
+#include "stage.h"
+
+static u_lease_t lease_;
+static u_put_t put_;
+static kv_msg_acquire_reply_t got_;
+static kv_msg_put_start_reply_t reply_;
+
+static uint32_t block_of(uint32_t i)
+{
+	uint32_t tree = u_.core->ns[0]->spaces[space_.space]->tree;
+	uint32_t id = kvd_index_find(&u_.core->ix, tree, &keys_[i], 0);
+
+	return id != KVD_NONE ? id : kvd_index_aside(&u_.core->ix, tree, &keys_[i], 0);
+}
+
+static kv_slot_t disk_slot(uint32_t i)
+{
+	return kvd_block_at(&u_.core->ix, block_of(i))->disk.slot;
+}
+
+/* n blocks that are on disk only. */
+static void stage_on_disk(uint32_t n)
+{
+	stage(64, 64);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, n), n);
+	u_settle(&u_);
+	for (uint32_t i = 0; i < n; i++) {
+		assert_int_equal(kvd_core_evict_one(u_.core, KV_TIER_CPU), KV_OK);
+	}
+}
+
+/* How many of the first 8 blocks requests find, and the mirror says, from the first on; behind them nothing. */
+static uint32_t shown(void)
+{
+	uint8_t tiers[8];
+	uint32_t n;
+
+	u_settle(&u_);
+	n = u_visible(&u_, 0, &space_, keys_, 8);
+	u_explain(&u_, 0, &space_, keys_, 8, tiers);
+	for (uint32_t i = 0; i < 8; i++) {
+		assert_int_equal(tiers[i] != 0, i < n);
+		assert_int_equal(u_mirror_tiers(&u_, 0, &keys_[i]), tiers[i]);
+	}
+	universe_check(&u_);
+
+	return n;
+}
+
+static void p3_a_block_that_cannot_be_read_is_not_matched_until_it_was_read_again(void **state)
+{
+	uint64_t stored, removed;
+
+	(void)state;
+	stage_on_disk(8);
+	stored = u_.stored;
+	removed = u_.removed;
+	fake_set_readable(&u_.disk, disk_slot(5), 0);
+	assert_int_equal(shown(), 5);
+	fake_set_readable(&u_.disk, disk_slot(2), 0);
+	assert_int_equal(shown(), 2);
+	assert_true(u_.removed == removed &&
+		    u_.stored == stored); /* nothing has left the disk: subscribers hear nothing */
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 4, 0, &lease_, &got_), KV_OK); /* asks for 4, 3, 2 */
+	assert_int_equal(got_.n, 2);
+	assert_int_equal(u_release(&u_, m_, lease_.id), KV_OK);
+	fake_set_readable(&u_.disk, disk_slot(2), 1);
+	assert_int_equal(shown(), 5);
+	fake_set_readable(&u_.disk, disk_slot(5), 1);
+	assert_int_equal(shown(), 8);
+	assert_int_equal(u_.removed, removed);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 8, 0, &lease_, &got_), KV_OK);
+	u_settle(&u_);
+	assert_int_equal(got_.n, 8);
+	u_lease_verify(&u_, &lease_);
+	stage_end();
+}
+
+/* What is in memory is served from there; hidden it is when it has left. */
+static void p3_a_block_in_memory_does_not_need_its_disk_copy(void **state)
+{
+	(void)state;
+	stage(64, 64);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
+	u_settle(&u_);
+	fake_set_readable(&u_.disk, disk_slot(3), 0);
+	assert_int_equal(shown(), 8);
+	for (uint32_t i = 0; i < 8; i++) {
+		assert_int_equal(shown(), i <= 4 ? 8 : 3);
+		assert_int_equal(kvd_core_evict_one(u_.core, KV_TIER_CPU), KV_OK);
+	}
+	fake_set_readable(&u_.disk, disk_slot(3), 1);
+	assert_int_equal(shown(), 8);
+	stage_end();
+}
+
+/* Whoever computes it again heals it: what lies below it is there again at once. */
+static void p3_what_is_put_again_takes_the_place_of_what_cannot_be_read(void **state)
+{
+	(void)state;
+	for (uint32_t through = 0; through < 2; through++) {
+		stage_on_disk(8);
+		if (!through) {
+			assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 3, 0, &lease_, &got_), KV_OK);
+			u_settle(&u_);
+			assert_int_equal(u_release(&u_, m_, lease_.id), KV_OK);
+		}
+		fake_set_readable(&u_.disk, disk_slot(3), 0);
+		assert_int_equal(shown(), 3);
+		assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 3, 6, 0, &put_, &reply_), KV_OK);
+		assert_int_equal(reply_.already, 0);
+		u_put_write(&u_, &put_);
+		assert_int_equal(u_put_end(&u_, m_, &put_, 0, 3), KV_OK);
+		u_settle(&u_);
+		assert_int_equal(shown(), 8);
+		assert_int_equal(u_find_notice(&u_, KV_CODE_PUT_DONE, put_.id)->msg.put_done.n, 3);
+		assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 8, 0, &lease_, &got_), KV_OK);
+		u_settle(&u_);
+		assert_int_equal(got_.n, 8);
+		u_lease_verify(&u_, &lease_);
+		assert_int_equal(u_.disk.used, 8);
+		stage_end();
+	}
+}
+
+/* A put below a block that has been set aside goes on when it is back, and ends without it. */
+static void p3_a_put_below_a_hidden_block_is_told(void **state)
+{
+	(void)state;
+	stage_on_disk(4);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 4, 6, 0, &put_, &reply_), KV_OK);
+	u_put_write(&u_, &put_);
+	fake_set_readable(&u_.disk, disk_slot(1), 0);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 2), KV_OK);
+	u_settle(&u_);
+	assert_int_equal(u_find_notice(&u_, KV_CODE_PUT_DONE, put_.id)->msg.put_done.status, KV_ERR_PARENT_LOST);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 4, 6, 0, &put_, &reply_), KV_ERR_NO_PARENT);
+	fake_set_readable(&u_.disk, disk_slot(1), 1);
+	(void)u_put(&u_, m_, &space_, keys_, 4, 6);
+	assert_int_equal(shown(), 6);
+	stage_end();
+}
+
+/* The lease that found it out ends above it; one that reads blocks below it only goes on. */
+static void p3_leases_keep_what_they_can_read(void **state)
+{
+	u_lease_t below;
+	kv_msg_acquire_reply_t reply;
+
+	(void)state;
+	stage_on_disk(8);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 8, 4, &below, &reply), KV_OK);
+	u_.disk.hold = 1;
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 8, 0, &lease_, &got_), KV_OK);
+	u_tick(&u_, 2);
+	fake_set_readable(&u_.disk, disk_slot(2), 0); /* while it is being read */
+	u_.disk.hold = 0;
+	u_settle(&u_);
+	assert_int_equal(u_find_notice(&u_, KV_CODE_LEASE_DONE, lease_.id)->msg.lease_done.status, KV_ERR_IO);
+	assert_int_equal(u_header(m_, lease_.offset)->n, 2);
+	assert_int_equal(u_header(m_, below.offset)->ready, 8);
+	u_lease_verify(&u_, &lease_);
+	u_lease_verify(&u_, &below);
+	assert_int_equal(shown(), 2);
+	stage_end();
+}
+
+/* Hidden blocks age like others. */
+static void p5_hidden_blocks_can_be_evicted(void **state)
+{
+	(void)state;
+	stage_on_disk(8);
+	fake_set_readable(&u_.disk, disk_slot(2), 0);
+	for (uint32_t used = 8; used > 1; used--) {
+		assert_int_equal(u_.disk.used, used);
+		assert_int_equal(kvd_core_evict_one(u_.core, KV_TIER_DISK), KV_OK);
+		universe_check(&u_);
+	}
+	assert_int_equal(shown(), 1);
+	(void)u_put(&u_, m_, &space_, keys_, 1, 8);
+	assert_int_equal(shown(), 8);
+	stage_end();
+}
+
+/* Given up: it goes with what lies below it on disk, and can be stored anew. */
+static void p2_a_block_that_stays_unreadable_is_given_up_with_all_below_it(void **state)
+{
+	uint64_t removed;
+
+	(void)state;
+	stage_on_disk(8);
+	(void)u_put(&u_, m_, &space_, fork_, 8, 12); /* through: another branch under block 8 */
+	u_settle(&u_);
+	fake_set_readable(&u_.disk, disk_slot(3), 0);
+	assert_int_equal(shown(), 3);
+	removed = u_.removed;
+	fake_lose(&u_.disk, disk_slot(3));
+	u_settle(&u_);
+	assert_int_equal(u_.removed, removed + 9);
+	assert_int_equal(u_.disk.used, 3);
+	(void)u_put(&u_, m_, &space_, keys_, 3, 8);
+	assert_int_equal(shown(), 8);
+	stage_end();
+}
+
+/* Of a device that reads nothing the mirror says so in one word. */
+static void p3_nothing_on_disk_is_matched_while_the_tier_is_off(void **state)
+{
+	const kv_mirror_header_t *header;
+
+	(void)state;
+	stage_on_disk(8);
+	header = u_.mirror[0];
+	assert_int_equal(header->unreadable, 0);
+	u_.disk.dark = 1;
+	u_tick(&u_, 1);
+	assert_int_equal(header->unreadable, KV_TIER_DISK);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 8, 0, &lease_, &got_), KV_OK);
+	assert_int_equal(got_.n, 0);
+	u_.disk.dark = 0;
+	u_tick(&u_, 1);
+	assert_int_equal(header->unreadable, 0);
+	stage_end();
+}
+
+static void p2_a_restart_finds_what_was_set_aside(void **state)
+{
+	fake_tier_t disk;
+
+	(void)state;
+	stage_on_disk(8);
+	fake_set_readable(&u_.disk, disk_slot(3), 0);
+	assert_int_equal(shown(), 3);
+	universe_kill(&u_, &disk);
+	universe_init(&u_, &(u_config_t){.cpu_slots = 64, .disk_slots = 64, .max_blocks = 4096, .seed = kv_test_seed()},
+		      &disk);
+	m_ = u_join(&u_, 0, "engine", 2, 0);
+	fake_set_readable(&u_.disk, 2, 0); /* before its space is open */
+	space_ = u_space(&u_, 0, "model");
+	fake_set_readable(&u_.disk, 2, 1);
+	assert_int_equal(shown(), 8);
+	stage_end();
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p3_a_block_that_cannot_be_read_is_not_matched_until_it_was_read_again),
+		cmocka_unit_test(p3_a_block_in_memory_does_not_need_its_disk_copy),
+		cmocka_unit_test(p3_what_is_put_again_takes_the_place_of_what_cannot_be_read),
+		cmocka_unit_test(p3_a_put_below_a_hidden_block_is_told),
+		cmocka_unit_test(p3_leases_keep_what_they_can_read),
+		cmocka_unit_test(p5_hidden_blocks_can_be_evicted),
+		cmocka_unit_test(p2_a_block_that_stays_unreadable_is_given_up_with_all_below_it),
+		cmocka_unit_test(p3_nothing_on_disk_is_matched_while_the_tier_is_off),
+		cmocka_unit_test(p2_a_restart_finds_what_was_set_aside),
+	};
+
+	return cmocka_run_group_tests_name("core.aside", tests, NULL, NULL);
+}
