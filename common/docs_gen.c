@@ -183,6 +183,13 @@ static void print_metrics(void)
 		printf("| `%s` | %s | %s |\n", kv_metric_infos[i].name, types[kv_metric_infos[i].type],
 		       kv_metric_infos[i].help);
 	}
+	printf("\nOf each namespace, with the label `namespace` at `/metrics`; STATS answers those of the asker's "
+	       "own:\n\n"
+	       "| name | type | meaning |\n|---|---|---|\n");
+	for (unsigned i = 0; i < KV_NS_METRIC_COUNT; i++) {
+		printf("| `%s` | %s | %s |\n", kv_ns_metric_infos[i].name, types[kv_ns_metric_infos[i].type],
+		       kv_ns_metric_infos[i].help);
+	}
 }
 
 /* ---- shared memory ---- */

@@ -3,12 +3,32 @@
 
 #include "kv/text.h"
 
+#include <string.h>
+
 const kv_metric_info_t kv_metric_infos[KV_METRIC_COUNT] = {
 #define ROW(NAME, metric_name, metric_type, metric_help)                                                               \
 	[KV_M_##NAME] = {.name = #metric_name, .type = metric_type, .help = metric_help},
 	KV_METRIC_LIST(ROW)
 #undef ROW
 };
+
+const kv_metric_info_t kv_ns_metric_infos[KV_NS_METRIC_COUNT] = {
+#define ROW(NAME, metric_name, metric_type, metric_help)                                                               \
+	[KV_NM_##NAME] = {.name = #metric_name, .type = metric_type, .help = metric_help},
+	KV_NS_METRIC_LIST(ROW)
+#undef ROW
+};
+
+void kv_ns_metrics_open(kv_metrics_t *m, const char *name)
+{
+	uint32_t n = atomic_load_explicit(&m->ns_count, memory_order_relaxed);
+	size_t len = strlen(name);
+
+	if (n < KV_METRIC_NAMESPACES && len < KV_METRIC_NS_NAME) {
+		memcpy(m->ns[n].name, name, len + 1);
+		atomic_store_explicit(&m->ns_count, n + 1, memory_order_release);
+	}
+}
 
 /* Upper bound of bucket i: 1 us * 2^i. What is above the last one is only in the count. */
 static uint64_t bound_ns(unsigned i)
@@ -91,16 +111,22 @@ static void prometheus_histogram(kv_text_t *text, const kv_metrics_t *m, unsigne
 	kv_text_addf(text, "\n%s_count %llu\n", name, (unsigned long long)h.count);
 }
 
-size_t kv_metrics_prometheus(const kv_metrics_t *m, char *out, size_t cap)
+static void prometheus_head(kv_text_t *text, const kv_metric_info_t *info)
 {
 	static const char *const types[] = {"counter", "gauge", "histogram"};
+
+	kv_text_addf(text, "# HELP %s %s\n# TYPE %s %s\n", info->name, info->help, info->name, types[info->type]);
+}
+
+size_t kv_metrics_prometheus(const kv_metrics_t *m, char *out, size_t cap)
+{
+	const uint32_t namespaces = atomic_load_explicit(&m->ns_count, memory_order_acquire);
 	kv_text_t text = kv_text(out, cap);
 
 	for (unsigned id = 0; id < KV_METRIC_COUNT; id++) {
 		const kv_metric_info_t *info = &kv_metric_infos[id];
 
-		kv_text_addf(&text, "# HELP %s %s\n# TYPE %s %s\n", info->name, info->help, info->name,
-			     types[info->type]);
+		prometheus_head(&text, info);
 		if (info->type == KV_METRIC_HISTOGRAM) {
 			prometheus_histogram(&text, m, id);
 		} else {
@@ -108,11 +134,18 @@ size_t kv_metrics_prometheus(const kv_metrics_t *m, char *out, size_t cap)
 				     (unsigned long long)kv_metric_get(m, (kv_metric_t)id));
 		}
 	}
+	for (unsigned id = 0; id < KV_NS_METRIC_COUNT && namespaces > 0; id++) {
+		prometheus_head(&text, &kv_ns_metric_infos[id]);
+		for (uint32_t n = 0; n < namespaces; n++) {
+			kv_text_addf(&text, "%s{namespace=\"%s\"} %llu\n", kv_ns_metric_infos[id].name, m->ns[n].name,
+				     (unsigned long long)kv_ns_metric_get(m, n, (kv_ns_metric_t)id));
+		}
+	}
 
 	return text.len;
 }
 
-size_t kv_metrics_json(const kv_metrics_t *m, char *out, size_t cap)
+size_t kv_metrics_json(const kv_metrics_t *m, uint32_t ns, char *out, size_t cap)
 {
 	kv_text_t text = kv_text(out, cap);
 
@@ -129,6 +162,10 @@ size_t kv_metrics_json(const kv_metrics_t *m, char *out, size_t cap)
 		kv_text_addf(&text, "{\"count\":%llu,\"sum_ns\":%llu,\"p50_ns\":%llu,\"p99_ns\":%llu}",
 			     (unsigned long long)h.count, (unsigned long long)h.sum_ns,
 			     (unsigned long long)quantile_ns(&h, 50), (unsigned long long)quantile_ns(&h, 99));
+	}
+	for (unsigned id = 0; id < KV_NS_METRIC_COUNT && ns != UINT32_MAX; id++) {
+		kv_text_addf(&text, ",\"%s\":%llu", kv_ns_metric_infos[id].name,
+			     (unsigned long long)kv_ns_metric_get(m, ns, (kv_ns_metric_t)id));
 	}
 	kv_text_add(&text, "}", 1);
 

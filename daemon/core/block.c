@@ -273,11 +273,15 @@ void kvd_block_drop_slot(kvd_core_t *core, uint32_t id)
 	free_slot(core, id, KVD_CPU);
 }
 
-void kvd_block_evict(kvd_core_t *core, uint32_t id, kvd_set_t t)
+void kvd_block_evict(kvd_core_t *core, uint32_t id, kvd_set_t t, kv_ns_metric_t why)
 {
 	kvd_block_t *block = kvd_block_at(&core->ix, id);
+	uint32_t ns = core->classes[kvd_tree_of(&core->ix, block)->slot_class].ns;
 
 	kvd_count(core, t == KVD_CPU ? KV_M_EVICTED_CPU : KV_M_EVICTED_DISK, 1);
+	if (ns != KVD_NONE) {
+		kvd_count_ns(core, ns, why, 1);
+	}
 	kvd_block_leave(core, id, t);
 	free_slot(core, id, t);
 	if (block->flags & KVD_WRITTEN) { /* on disk, but of no use there without its parent */
@@ -355,7 +359,7 @@ kv_status_t kvd_make_room(kvd_core_t *core, uint32_t slot_class, kvd_set_t t)
 	if (victim == KVD_NONE) {
 		return KV_MISS;
 	}
-	kvd_block_evict(core, victim, t);
+	kvd_block_evict(core, victim, t, KV_NM_EVICTED);
 
 	return KV_OK;
 }

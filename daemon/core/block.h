@@ -33,8 +33,8 @@ void kvd_unhold(kvd_core_t *core, uint32_t block);
 /* The block's bytes are in tier t and its parent is in the set: it becomes visible there, and so do children that were waiting.
  * `tokens`: of the block, for its event, or NULL. */
 void kvd_block_join(kvd_core_t *core, uint32_t block, kvd_set_t t, uint64_t stamp, const uint32_t *tokens);
-/* A leaf of the set leaves it; its slot is freed. It may leave the index. */
-void kvd_block_evict(kvd_core_t *core, uint32_t block, kvd_set_t t);
+/* A leaf of the set leaves it; its slot is freed. It may leave the index. `why`: KV_NM_EVICTED, KV_NM_EVICTED_FOR_OTHERS. */
+void kvd_block_evict(kvd_core_t *core, uint32_t block, kvd_set_t t, kv_ns_metric_t why);
 /* The same without touching the slot, which somebody else owns now. */
 void kvd_block_leave(kvd_core_t *core, uint32_t block, kvd_set_t t);
 /* The block will not be written: children that were written and waited for it give their disk slots back and are

@@ -359,6 +359,19 @@ kv_status_t kvd_core_report(kvd_core_t *core, kvd_member_t id, const kv_report_t
 
 /* ---- time --------------------------------------------------------------------------------------------------------------------- */
 
+static void gauges_of(kvd_core_t *core, uint32_t n)
+{
+	kv_metrics_t *m = core->world.metrics;
+
+	kv_ns_metric_set(m, n, KV_NM_CPU_BYTES, kvd_share_used(core, n, KVD_SHARE_CPU));
+	kv_ns_metric_set(m, n, KV_NM_CPU_SHARE_BYTES, kvd_share_of(core, n, KVD_SHARE_CPU));
+	kv_ns_metric_set(m, n, KV_NM_DISK_BYTES, kvd_share_used(core, n, KVD_SHARE_DISK));
+	kv_ns_metric_set(m, n, KV_NM_DISK_SHARE_BYTES, kvd_share_of(core, n, KVD_SHARE_DISK));
+	kv_ns_metric_set(m, n, KV_NM_BLOCKS, kvd_share_used(core, n, KVD_SHARE_INDEX));
+	kv_ns_metric_set(m, n, KV_NM_BLOCKS_SHARE, kvd_share_of(core, n, KVD_SHARE_INDEX));
+	kv_ns_metric_set(m, n, KV_NM_IRRECLAIMABLE_BYTES, kvd_irreclaimable(core, n));
+}
+
 static void gauges(kvd_core_t *core)
 {
 	kv_metrics_t *m = core->world.metrics;
@@ -372,6 +385,9 @@ static void gauges(kvd_core_t *core)
 			in[KVD_CPU] += tree->in[KVD_CPU];
 			in[KVD_DISK] += tree->in[KVD_DISK];
 		}
+	}
+	if (core->ns_count > 0) { /* one at a time: to count what many have takes a while */
+		gauges_of(core, core->gauge_ns++ % core->ns_count);
 	}
 	kv_metric_set(m, KV_M_SPACES, spaces);
 	kv_metric_set(m, KV_M_BLOCKS_CPU, in[KVD_CPU]);

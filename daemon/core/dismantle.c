@@ -128,7 +128,7 @@ kv_status_t kvd_evict_below(kvd_core_t *core, uint32_t id, kvd_set_t t, int forc
 	if (!block || !kvd_evictable(&core->ix, block, t)) {
 		return KV_MISS;
 	}
-	kvd_block_evict(core, leaf, t);
+	kvd_block_evict(core, leaf, t, force ? KV_NM_EVICTED_FOR_OTHERS : KV_NM_EVICTED);
 
 	return KV_OK;
 }
@@ -143,7 +143,7 @@ static void lose_cpu_leaf(kvd_core_t *core, uint32_t id)
 	}
 	core->durable_look = 1;
 	if (block->io == KVD_NONE) {
-		kvd_block_evict(core, id, KVD_CPU);
+		kvd_block_evict(core, id, KVD_CPU, KV_NM_EVICTED);
 		return;
 	}
 	kvd_io_orphan(core, id); /* it is being written: the write takes the slot with it */

@@ -45,6 +45,7 @@ struct kvd_core {
 	uint64_t stamp;    /* of touches */
 	uint64_t now_ns;   /* of the running call */
 	uint64_t gauge_due_ns;
+	uint32_t gauge_ns; /* whose turn it is */
 
 	uint32_t wheel[KVD_WHEEL_SLOTS];
 	uint64_t wheel_at; /* next slot to look at */
@@ -88,6 +89,11 @@ struct kvd_core {
 static inline void kvd_count(kvd_core_t *core, kv_metric_t id, uint64_t n)
 {
 	kv_metric_add(core->world.metrics, id, n);
+}
+
+static inline void kvd_count_ns(kvd_core_t *core, uint32_t ns, kv_ns_metric_t id, uint64_t n)
+{
+	kv_ns_metric_add(core->world.metrics, ns, id, n);
 }
 
 static inline uint64_t kvd_id_make(kvd_core_t *core, uint32_t place)

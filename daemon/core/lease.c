@@ -289,6 +289,7 @@ static kv_status_t lease_open(kvd_core_t *core, const kvd_space_t *space, const 
 	kv_status_t status;
 
 	kvd_count(core, KV_M_SHARE_FULL, n > most ? 1 : 0);
+	kvd_count_ns(core, space->ns, KV_NM_SHARE_FULL, n > most ? 1 : 0);
 	n = n > most ? (uint32_t)most : n; /* skipped blocks are pinned too */
 	draft.n = draft.ready = draft.hold_from = n;
 	if (n <= ask->skip) {

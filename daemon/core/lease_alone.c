@@ -42,6 +42,7 @@ static kv_status_t claims_take(kvd_core_t *core, const kvd_space_t *space, kvd_l
 		if (kvd_index_depth_pinned(&core->ix, id) == 0 &&
 		    kvd_pin_room(core, space->ns, space->slot_class) == 0) {
 			kvd_count(core, KV_M_SHARE_FULL, 1);
+			kvd_count_ns(core, space->ns, KV_NM_SHARE_FULL, 1);
 			return KV_ERR_BUSY;
 		}
 		status = kvd_claim_take(core, id, KVD_CLAIM_LEASE, lease->id, &lease->claims[i]);

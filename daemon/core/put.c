@@ -117,6 +117,7 @@ void kvd_put_revoke_oldest(kvd_core_t *core, uint32_t ns)
 
 	if (oldest != KVD_NONE && put_at(core, oldest)->expiry_ns <= core->now_ns) {
 		kvd_count(core, KV_M_PUTS_EXPIRED, 1);
+		kvd_count_ns(core, ns, KV_NM_PUTS_EXPIRED, 1);
 		kvd_put_finish(core, put_at(core, oldest), KV_ERR_REVOKED);
 	}
 }

@@ -300,6 +300,7 @@ static kv_status_t slots_take(kvd_core_t *core, kvd_put_t *put, const kvd_draft_
 		}
 		if (kvd_pin_room(core, put->ns, put->slot_class) == 0) {
 			kvd_count(core, KV_M_SHARE_FULL, 1);
+			kvd_count_ns(core, put->ns, KV_NM_SHARE_FULL, 1);
 			return KV_ERR_BUSY;
 		}
 		if (kvd_instance_room(core, draft->instance, core->config.max_unfinished_bytes,

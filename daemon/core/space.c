@@ -37,6 +37,7 @@ kv_status_t kvd_namespace_add(kvd_core_t *core, const char *name, void *mirror, 
 	kvd_mirror_heartbeat(&ns->mirror, kv_now_ns(core->env));
 	*p_ns = core->ns_count;
 	core->ns[core->ns_count++] = ns;
+	kv_ns_metrics_open(core->world.metrics, name);
 	kvd_shares_settle(core);
 
 	return KV_OK;

@@ -16,6 +16,8 @@
 
 #define KVD_MAX_NAMESPACES 256u
 #define KVD_NS_NAME_MAX    64u
+_Static_assert(KVD_MAX_NAMESPACES <= KV_METRIC_NAMESPACES && KVD_NS_NAME_MAX < KV_METRIC_NS_NAME,
+	       "each has its metrics");
 
 /* Slots that can replace each other: one namespace, one geometry. */
 typedef struct kvd_class {

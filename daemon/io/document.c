@@ -286,7 +286,7 @@ kv_status_t kvd_document_request(kvd_host_t *host, kvd_call_t *call)
 		break;
 	case KV_CODE_STATS:
 		out = rest(&text, &cap);
-		text.len += kv_metrics_json(&host->metrics, out, cap);
+		text.len += kv_metrics_json(&host->metrics, call->session->ns->id, out, cap);
 		break;
 	default:
 		out = rest(&text, &cap);

@@ -11,7 +11,7 @@
 
 #define TIMEOUT_S  5u
 #define STALE_NS   UINT64_C(1000000000) /* a loop that has not turned for so long is not healthy */
-#define TEXT_BYTES ((size_t)256 * 1024)
+#define TEXT_SLACK ((size_t)64 * 1024)  /* numbers grow between two looks at them */
 #define BACKLOG    16
 #define BODY_MAX                                                                                                       \
 	((size_t)64 *                                                                                                  \
@@ -103,10 +103,11 @@ static enum MHD_Result answer(struct MHD_Connection *connection, unsigned code, 
 
 static enum MHD_Result answer_metrics(const kvd_http_t *http, struct MHD_Connection *connection)
 {
-	char *text = malloc(TEXT_BYTES);
+	const size_t cap = kv_metrics_prometheus(http->metrics, NULL, 0) + TEXT_SLACK;
+	char *text = malloc(cap);
 	enum MHD_Result result = MHD_NO;
 
-	if (text && kv_metrics_prometheus(http->metrics, text, TEXT_BYTES) < TEXT_BYTES) {
+	if (text && kv_metrics_prometheus(http->metrics, text, cap) < cap) {
 		result = answer(connection, MHD_HTTP_OK, "text/plain; version=0.0.4; charset=utf-8", text);
 	}
 	free(text);

@@ -219,6 +219,7 @@ static void member_gone(kvd_host_t *host, kvd_member_entry_t *member)
 	}
 	*at = member->next;
 	member->ns->used.members--;
+	kv_ns_metric_set(&host->metrics, member->ns->id, KV_NM_MEMBERS, member->ns->used.members);
 	kvd_loop_remove(host, &member->source);
 	snprintf(name, sizeof name, "pidfd.%llu", (unsigned long long)member->id);
 	kvd_keeper_drop(host->setup->keeper_fd, name);
@@ -602,6 +603,7 @@ kv_status_t kvd_join_request(kvd_host_t *host, kvd_call_t *call)
 	member->next = *bucket_of(host, member->id);
 	*bucket_of(host, member->id) = member;
 	member->ns->used.members++;
+	kv_ns_metric_set(&host->metrics, member->ns->id, KV_NM_MEMBERS, member->ns->used.members);
 	call->session->member = member;
 	call->session->roles |= KV_ROLE_MEMBER;
 	snprintf(name, sizeof name, "pidfd.%llu", (unsigned long long)member->id);

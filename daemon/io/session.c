@@ -47,6 +47,13 @@ static int has_room(const kvd_host_t *host, kvd_session_t *session)
 	return session->reserved;
 }
 
+static void show(kvd_host_t *host, const kvd_namespace_t *ns)
+{
+	kv_metric_set(&host->metrics, KV_M_SESSIONS, host->session_count);
+	kv_ns_metric_set(&host->metrics, ns->id, KV_NM_SESSIONS, ns->used.sessions);
+	kv_ns_metric_set(&host->metrics, ns->id, KV_NM_RECEIVE_BYTES, ns->used.receive);
+}
+
 /* Count the session's buffer, and with it the session. */
 static void count_in(kvd_host_t *host, kvd_session_t *session)
 {
@@ -58,7 +65,7 @@ static void count_in(kvd_host_t *host, kvd_session_t *session)
 		session->ns->used.sessions++;
 		session->ns->used.receive += session->in_cap;
 	}
-	kv_metric_set(&host->metrics, KV_M_SESSIONS, host->session_count);
+	show(host, session->ns);
 }
 
 static void count_out(kvd_host_t *host, const kvd_session_t *session)
@@ -71,7 +78,7 @@ static void count_out(kvd_host_t *host, const kvd_session_t *session)
 		session->ns->used.sessions--;
 		session->ns->used.receive -= session->in_cap;
 	}
-	kv_metric_set(&host->metrics, KV_M_SESSIONS, host->session_count);
+	show(host, session->ns);
 }
 
 void kvd_session_open(kvd_host_t *host, kvd_namespace_t *ns, int fd)
@@ -113,6 +120,7 @@ err_free:
 	free(session);
 err_close:
 	kv_metric_add(&host->metrics, KV_M_SESSIONS_REFUSED, 1);
+	kv_ns_metric_add(&host->metrics, ns->id, KV_NM_SESSIONS_REFUSED, 1);
 	close(fd);
 }
 

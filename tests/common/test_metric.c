@@ -108,15 +108,39 @@ static void json_has_every_metric_and_quantiles(void **state)
 	}
 	kv_metric_observe_ns(&metrics, KV_M_REQUEST_TIME, 3000);
 	kv_metric_observe_ns(&metrics, KV_M_REQUEST_TIME, 9000);
-	need = kv_metrics_json(&metrics, text, sizeof text);
+	need = kv_metrics_json(&metrics, UINT32_MAX, text, sizeof text);
 	assert_int_equal(need, strlen(text));
 	assert_non_null(strstr(
 		text, "\"kvd_request_seconds\":{\"count\":100,\"sum_ns\":100200,\"p50_ns\":1000,\"p99_ns\":4000}"));
 	assert_true(text[0] == '{' && text[need - 1] == '}');
-	assert_int_equal(kv_metrics_json(&metrics, NULL, 0), need);
+	assert_int_equal(kv_metrics_json(&metrics, UINT32_MAX, NULL, 0), need);
 	reset();
-	kv_metrics_json(&metrics, text, sizeof text);
+	kv_metrics_json(&metrics, UINT32_MAX, text, sizeof text);
 	assert_non_null(strstr(text, "\"p50_ns\":0,\"p99_ns\":0}"));
+}
+
+/* Every namespace has a line of each at /metrics; a document shows one's own, and no name. */
+static void p8_metrics_of_namespaces_are_labelled_and_documents_show_ones_own(void **state)
+{
+	(void)state;
+	reset();
+	kv_ns_metrics_open(&metrics, "a");
+	kv_ns_metrics_open(&metrics, "b.c");
+	kv_ns_metric_add(&metrics, 0, KV_NM_EVICTED, 4);
+	kv_ns_metric_set(&metrics, 1, KV_NM_EVICTED, 7);
+	assert_in_range(kv_metrics_prometheus(&metrics, text, sizeof text), 1, sizeof text - 1);
+	assert_non_null(
+		strstr(text, "# TYPE kvd_namespace_evicted_total counter\nkvd_namespace_evicted_total{namespace=\"a\"} "
+			     "4\nkvd_namespace_evicted_total{namespace=\"b.c\"} 7\n"));
+	kv_metrics_json(&metrics, 1, text, sizeof text);
+	assert_non_null(strstr(text, "\"kvd_namespace_evicted_total\":7"));
+	assert_null(strstr(text, "b.c"));
+	kv_metrics_json(&metrics, UINT32_MAX, text, sizeof text);
+	assert_null(strstr(text, "kvd_namespace_"));
+	for (uint32_t i = 0; i < 2 * KV_METRIC_NAMESPACES; i++) {
+		kv_ns_metrics_open(&metrics, "many");
+	}
+	assert_int_equal(metrics.ns_count, KV_METRIC_NAMESPACES);
 }
 
 static void *adder(void *arg)
@@ -155,6 +179,7 @@ int main(void)
 		cmocka_unit_test(names_follow_the_rules_and_are_told_once),
 		cmocka_unit_test(a_value_falls_into_the_bucket_whose_bound_it_does_not_pass),
 		cmocka_unit_test(prometheus_text_has_every_metric_with_help_and_type),
+		cmocka_unit_test(p8_metrics_of_namespaces_are_labelled_and_documents_show_ones_own),
 		cmocka_unit_test(json_has_every_metric_and_quantiles),
 		cmocka_unit_test(no_count_is_lost_between_threads),
 	};

@@ -283,7 +283,7 @@ int rig_kvctl(const rig_t *rig, const char *arguments, char *out, size_t cap)
 
 /* ---- numbers --------------------------------------------------------------------------------------------------------------- */
 
-static uint64_t metric_of(kvc_t *kvc, const char *name)
+uint64_t rig_number(kvc_t *kvc, const char *name)
 {
 	json_object *root, *number;
 	uint64_t value = UINT64_MAX;
@@ -305,7 +305,7 @@ static uint64_t metric_of(kvc_t *kvc, const char *name)
 uint64_t rig_metric(const rig_t *rig, const char *name)
 {
 	kvc_t *kvc = observer(rig);
-	uint64_t value = metric_of(kvc, name);
+	uint64_t value = rig_number(kvc, name);
 
 	kvc_detach(kvc);
 
@@ -341,11 +341,11 @@ static int metric_within(const rig_t *rig, const char *name, uint64_t low, uint6
 {
 	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
 	kvc_t *kvc = observer(rig);
-	uint64_t value = metric_of(kvc, name);
+	uint64_t value = rig_number(kvc, name);
 
 	while ((value < low || value > high) && rig_now_ms() < deadline) {
 		usleep(5000);
-		value = metric_of(kvc, name);
+		value = rig_number(kvc, name);
 	}
 	kvc_detach(kvc);
 	if (value < low || value > high) {

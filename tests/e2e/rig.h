@@ -53,6 +53,8 @@ int rig_kvctl(const rig_t *rig, const char *arguments, char *out, size_t cap);
 
 /* A number of the daemon's statistics; UINT64_MAX: it cannot be had. */
 uint64_t rig_metric(const rig_t *rig, const char *name);
+/* The same as an attachment sees it: of its namespace. */
+uint64_t rig_number(kvc_t *kvc, const char *name);
 /* Wait until it is at least, or exactly, this. 0: it never was. */
 int rig_metric_reaches(const rig_t *rig, const char *name, uint64_t value);
 int rig_metric_is(const rig_t *rig, const char *name, uint64_t value);

@@ -177,6 +177,11 @@ static void p5_a_namespace_that_fills_the_index_gives_another_its_share(void **s
 	put_many(&rival, MANY);
 	assert_int_equal(matched(&user, 0, 15), 15 * LEN);
 	assert_true(matched(&rival, 0, MANY) >= 480);
+	/* Each sees in its own numbers why blocks of it went. */
+	assert_true(rig_metric_is(&rig, "kvd_namespace_blocks", 15 * LEN));
+	assert_true(rig_metric_is(&rig, "kvd_namespace_blocks_share", 512));
+	assert_int_equal(rig_metric(&rig, "kvd_namespace_evicted_for_others_total"), 0);
+	assert_true(rig_number(rival.kvc, "kvd_namespace_evicted_for_others_total") >= 400);
 	read_all(&user, 0, 15);
 	user_leave(&rival);
 	user_leave(&user);
