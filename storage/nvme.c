@@ -364,6 +364,7 @@ static void destroy(kvs_nvme_t *nvme)
 
 	kvs_threads_stop(nvme);
 	kvs_metadb_close(nvme->db);
+	kvs_recovery_free(nvme);
 	for (uint32_t i = 0; nvme->files && i < KVS_MAX_FILES; i++) {
 		close_fd(nvme->files[i].fd);
 		kv_free(env, nvme->files[i].slot);
@@ -528,6 +529,12 @@ static kv_status_t open_all(kvs_nvme_t *nvme, const telling_t *detail)
 		status = kvs_threads_start(nvme);
 		if (status != KV_OK) {
 			say(detail, status, "cannot start the disk tier's threads");
+		}
+	}
+	if (status == KV_OK) {
+		status = kvs_recovery_read(nvme);
+		if (status != KV_OK) {
+			say(detail, status, "cannot take in what %s holds: %s", nvme->path, kv_status_text(status));
 		}
 	}
 

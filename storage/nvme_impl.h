@@ -246,7 +246,8 @@ typedef struct kvs_nvme {
 	int recovered;
 	kvs_super_t super;
 	kvs_metadb_t *db;
-	int rebuild; /* the metadata is lost: read the headers */
+	int rebuild;                   /* the metadata is lost: read the headers */
+	struct kvs_recovery *recovery; /* what was read at the open, until all of it is reported */
 
 	kvs_dclass_t *classes; /* KVS_SUPER_MAX_CLASSES */
 	kvs_dfile_t *files;    /* KVS_MAX_FILES */
@@ -458,7 +459,10 @@ uint32_t kvs_commit_step(kvs_nvme_t *nvme);
 void *kvs_commit_main(void *nvme);
 
 /* ---- nvme_recover.c, nvme_rebuild.c ---- */
-kv_status_t kvs_nvme_recover(kvs_tier_t *tier, kvs_found_fn found, void *arg);
+/* At the open, by its thread: read the rows, or the headers. KV_ERR_IO: headers that are needed cannot be read. */
+kv_status_t kvs_recovery_read(kvs_nvme_t *nvme);
+void kvs_recovery_free(kvs_nvme_t *nvme);
+kv_status_t kvs_nvme_recover(kvs_tier_t *tier, kvs_found_fn found, void *arg, uint32_t max);
 /* Read all slot headers as if they were rows. */
 kv_status_t kvs_rebuild_scan(kvs_nvme_t *nvme, kvs_row_fn row, void *arg);
 

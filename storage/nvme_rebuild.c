@@ -18,6 +18,7 @@ typedef struct reader {
 	struct io_uring ring;
 	int has_ring;
 	uint64_t bad;
+	uint64_t unread;
 } reader_t;
 
 static uint8_t *header_at(const reader_t *reader, uint32_t i)
@@ -97,6 +98,14 @@ static kv_status_t take_header(reader_t *reader, const kvs_dclass_t *cls, kv_slo
 	return reader->row(reader->arg, &row);
 }
 
+static void retire(kvs_nvme_t *nvme, kv_slot_t slot)
+{
+	kvs_dslot_t *s = kvs_slot_get(nvme, slot);
+
+	s->flags |= KVS_SLOT_RETIRED;
+	kvs_slot_move(nvme, slot, s, KVS_QUARANTINED);
+}
+
 static kv_status_t read_batch(reader_t *reader, uint32_t number, uint32_t first, uint32_t count)
 {
 	const kvs_dfile_t *file = &reader->nvme->files[number];
@@ -113,6 +122,11 @@ static kv_status_t read_batch(reader_t *reader, uint32_t number, uint32_t first,
 		}
 	}
 	for (uint32_t i = 0; i < count && status == KV_OK; i++) {
+		if (reader->result[i] < 0) { /* whatever it holds, it is not free */
+			reader->unread++;
+			retire(reader->nvme, kv_slot_make(number, first + i));
+			continue;
+		}
 		if (reader->result[i] != (int)cls->header_bytes) {
 			reader->bad++;
 			continue;
@@ -158,9 +172,19 @@ kv_status_t kvs_rebuild_scan(kvs_nvme_t *nvme, kvs_row_fn row, void *arg)
 	free(reader.buffer);
 	if (reader.bad > 0) {
 		kv_metric_add(nvme->metrics, KV_M_DISK_CORRUPT, reader.bad);
-		kv_logf(nvme->env, KV_LOG_WARN, "nvme", "slot headers that could not be read or are damaged %llu",
+		kv_logf(nvme->env, KV_LOG_WARN, "nvme", "slot headers that are cut off or damaged %llu",
 			(unsigned long long)reader.bad);
 	}
+	if (nvme->config.unreadable) {
+		*nvme->config.unreadable = reader.unread;
+	}
+	if (status != KV_OK || reader.unread == 0) {
+		return status;
+	}
+	kv_metric_add(nvme->metrics, KV_M_DISK_ERRORS, reader.unread);
+	kv_logf(nvme->env, KV_LOG_ERROR, "nvme", "slot headers that cannot be read %llu, the metadata is lost: %s",
+		(unsigned long long)reader.unread,
+		nvme->config.drop_unreadable ? "their slots are given up" : "they are needed");
 
-	return status;
+	return nvme->config.drop_unreadable ? KV_OK : KV_ERR_IO;
 }

@@ -12,7 +12,7 @@ typedef struct found {
 	kv_slot_t slot;
 } found_t;
 
-typedef struct scan {
+typedef struct kvs_recovery {
 	kvs_nvme_t *nvme;
 	found_t **chunk;
 	uint32_t chunk_count;
@@ -24,6 +24,11 @@ typedef struct scan {
 	uint8_t root[32]; /* of the row before, with its epoch: rows of a space come in runs */
 	uint64_t epoch;
 	int root_known;
+	uint32_t *order; /* indices of all of them, shallow first */
+	uint32_t *entry; /* of those reported, by key: index + 1 */
+	uint64_t mask;
+	uint32_t next; /* in the order */
+	uint64_t kept;
 } scan_t;
 
 static found_t *found_at(const scan_t *scan, uint32_t i)
@@ -63,7 +68,8 @@ static void scan_free(scan_t *scan)
 		kv_free(scan->nvme->env, scan->chunk[i]);
 	}
 	kv_free(scan->nvme->env, scan->chunk);
-	*scan = (scan_t){.nvme = scan->nvme};
+	scan->chunk = NULL;
+	scan->chunk_count = scan->chunk_cap = scan->count = 0;
 }
 
 static int epoch_is_current(scan_t *scan, const kvs_meta_t *meta)
@@ -185,12 +191,6 @@ static kv_status_t sort_by_depth(const scan_t *scan, uint32_t **p_order)
 	return KV_OK;
 }
 
-typedef struct table {
-	uint32_t *entry; /* index + 1 of a found block */
-	uint64_t mask;
-	const scan_t *scan;
-} table_t;
-
 static uint64_t block_hash(const kv_key_t *key, const kvs_meta_t *meta)
 {
 	uint64_t root;
@@ -201,59 +201,53 @@ static uint64_t block_hash(const kv_key_t *key, const kvs_meta_t *meta)
 }
 
 /* The block with this key in the group and space of `like`: its place, or the empty one where it belongs. */
-static uint32_t *table_find(const table_t *table, const kv_key_t *key, const kvs_meta_t *like)
+static uint32_t *table_find(const scan_t *scan, const kv_key_t *key, const kvs_meta_t *like)
 {
-	uint64_t at = block_hash(key, like) & table->mask;
+	uint64_t at = block_hash(key, like) & scan->mask;
 
-	while (table->entry[at]) {
-		const kvs_meta_t *meta = &found_at(table->scan, table->entry[at] - 1u)->meta;
+	while (scan->entry[at]) {
+		const kvs_meta_t *meta = &found_at(scan, scan->entry[at] - 1u)->meta;
 
 		if (kv_key_equal(&meta->key, key) && meta->group == like->group &&
 		    memcmp(meta->root, like->root, sizeof meta->root) == 0) {
 			break;
 		}
-		at = (at + 1u) & table->mask;
+		at = (at + 1u) & scan->mask;
 	}
 
-	return &table->entry[at];
+	return &scan->entry[at];
 }
 
-static int has_parent(const table_t *table, const kvs_meta_t *meta)
+static int has_parent(const scan_t *scan, const kvs_meta_t *meta)
 {
 	uint32_t parent;
 
 	if (meta->depth == 1u) {
 		return 1;
 	}
-	parent = *table_find(table, &meta->parent, meta);
+	parent = *table_find(scan, &meta->parent, meta);
 
-	return parent && found_at(table->scan, parent - 1u)->meta.depth + 1u == meta->depth;
+	return parent && found_at(scan, parent - 1u)->meta.depth + 1u == meta->depth;
 }
 
-static kv_status_t report_all(scan_t *scan, const uint32_t *order, kvs_found_fn found, void *arg)
+/* At most `max`; the blocks of a space that was reset since they were read are dropped too. */
+static void report_some(scan_t *scan, kvs_found_fn found, void *arg, uint32_t max)
 {
 	kvs_nvme_t *nvme = scan->nvme;
-	table_t table = {.scan = scan, .mask = 1023u};
-	uint64_t kept = 0;
 
-	while (table.mask < (uint64_t)scan->count * 2u) {
-		table.mask = table.mask * 2u + 1u;
-	}
-	table.entry = kv_alloc(nvme->env, (table.mask + 1u) * sizeof *table.entry);
-	if (!table.entry) {
-		return KV_ERR_NOMEM;
-	}
-
-	for (uint32_t i = 0; i < scan->count; i++) {
-		const found_t *f = found_at(scan, order[i]);
+	scan->root_known = 0;
+	for (; scan->next < scan->count && max > 0; scan->next++, max--) {
+		uint32_t i = scan->order[scan->next];
+		const found_t *f = found_at(scan, i);
 		kvs_dslot_t *s = kvs_slot_get(nvme, f->slot);
 		kvs_loc_t loc = {.slot = f->slot, .gen = s->gen};
-		uint32_t *place = table_find(&table, &f->meta.key, &f->meta);
+		uint32_t *place = table_find(scan, &f->meta.key, &f->meta);
 		uint32_t slot_class = nvme->files[kv_slot_slab(f->slot)].slot_class;
 
-		if (!*place && has_parent(&table, &f->meta) && found(arg, slot_class, loc, &f->meta) == KV_OK) {
-			*place = order[i] + 1u;
-			kept++;
+		if (!*place && has_parent(scan, &f->meta) && epoch_is_current(scan, &f->meta) &&
+		    found(arg, slot_class, loc, &f->meta) == KV_OK) {
+			*place = i + 1u;
+			scan->kept++;
 			continue;
 		}
 		scan->dropped++;
@@ -261,15 +255,6 @@ static kv_status_t report_all(scan_t *scan, const uint32_t *order, kvs_found_fn 
 		s->flags &= (uint8_t)~KVS_SLOT_STORED;
 		kvs_slot_move(nvme, f->slot, s, KVS_FREE);
 	}
-	kv_free(nvme->env, table.entry);
-	kv_metric_add(nvme->metrics, KV_M_DISK_RECOVERED, kept);
-	if (nvme->rebuild) {
-		kv_metric_add(nvme->metrics, KV_M_DISK_REBUILT, kept);
-	}
-	kv_logf(nvme->env, KV_LOG_INFO, "nvme", "blocks found %llu dropped %llu", (unsigned long long)kept,
-		(unsigned long long)scan->dropped);
-
-	return KV_OK;
 }
 
 /* A scan that broke off half way: as if it had not begun. */
@@ -326,33 +311,61 @@ static void finish_metadata(kvs_nvme_t *nvme, const scan_t *scan)
 	}
 }
 
-kv_status_t kvs_nvme_recover(kvs_tier_t *tier, kvs_found_fn found, void *arg)
+void kvs_recovery_free(kvs_nvme_t *nvme)
 {
-	kvs_nvme_t *nvme = kvs_nvme(tier);
-	scan_t scan = {.nvme = nvme};
-	uint32_t *order = NULL;
+	scan_t *scan = nvme->recovery;
+
+	if (scan) {
+		scan_free(scan);
+		kv_free(nvme->env, scan->order);
+		kv_free(nvme->env, scan->entry);
+		kv_free(nvme->env, scan);
+		nvme->recovery = NULL;
+	}
+}
+
+kv_status_t kvs_recovery_read(kvs_nvme_t *nvme)
+{
+	scan_t *scan = nvme->recovery = kv_alloc(nvme->env, sizeof *scan);
 	kv_status_t status;
 
-	kv_assert(!nvme->recovered);
-	status = scan_rows(&scan);
-	if (status == KV_OK) {
-		status = sort_by_depth(&scan, &order);
+	if (!scan) {
+		return KV_ERR_NOMEM;
 	}
+	scan->nvme = nvme;
+	status = scan_rows(scan);
 	if (status == KV_OK) {
-		status = report_all(&scan, order, found, arg);
+		status = sort_by_depth(scan, &scan->order);
 	}
-	kv_free(nvme->env, order);
-	kv_metric_add(nvme->metrics, KV_M_DISK_DROPPED, scan.dropped);
-	if (status == KV_OK) {
-		finish_metadata(nvme, &scan);
-	}
-	scan_free(&scan);
 	if (status != KV_OK) {
-		kv_logf(nvme->env, KV_LOG_ERROR, "nvme", "cannot take in what the directory holds: %s",
-			kv_status_text(status));
 		return status;
 	}
+	scan->mask = 1023u;
+	while (scan->mask < (uint64_t)scan->count * 2u) {
+		scan->mask = scan->mask * 2u + 1u;
+	}
+	scan->entry = kv_alloc(nvme->env, (scan->mask + 1u) * sizeof *scan->entry);
 
+	return scan->entry ? KV_OK : KV_ERR_NOMEM;
+}
+
+kv_status_t kvs_nvme_recover(kvs_tier_t *tier, kvs_found_fn found, void *arg, uint32_t max)
+{
+	kvs_nvme_t *nvme = kvs_nvme(tier);
+	scan_t *scan = nvme->recovery;
+
+	kv_assert(!nvme->recovered);
+	report_some(scan, found, arg, max);
+	if (scan->next < scan->count) {
+		return KV_PENDING;
+	}
+	kv_metric_add(nvme->metrics, KV_M_DISK_RECOVERED, scan->kept);
+	kv_metric_add(nvme->metrics, KV_M_DISK_REBUILT, nvme->rebuild ? scan->kept : 0);
+	kv_metric_add(nvme->metrics, KV_M_DISK_DROPPED, scan->dropped);
+	kv_logf(nvme->env, KV_LOG_INFO, "nvme", "blocks found %llu dropped %llu", (unsigned long long)scan->kept,
+		(unsigned long long)scan->dropped);
+	finish_metadata(nvme, scan);
+	kvs_recovery_free(nvme);
 	for (uint32_t i = 0; i < KVS_MAX_FILES; i++) {
 		if (nvme->files[i].slot) {
 			kvs_file_admit(nvme, i);

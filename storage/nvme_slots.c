@@ -204,7 +204,7 @@ void kvs_slot_release(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s)
 	kvs_aside_drop(nvme, slot, s);
 	s->flags &= (uint8_t) ~(KVS_SLOT_FREEING | KVS_SLOT_STORED);
 	kvs_slot_move(nvme, slot, s, usable ? KVS_FREE : KVS_QUARANTINED);
-	if (!usable) {
+	if (!usable || !nvme->recovered) { /* the end of the recovery lists what is free */
 		return;
 	}
 	free_list_append(nvme, kvs_slot_class(nvme, slot), slot, s);

@@ -9,11 +9,12 @@ static kv_status_t pool_flush(kvs_tier_t *tier, kvs_done_fn done, void *arg)
 	return KV_OK;
 }
 
-static kv_status_t pool_recover(kvs_tier_t *tier, kvs_found_fn found, void *arg)
+static kv_status_t pool_recover(kvs_tier_t *tier, kvs_found_fn found, void *arg, uint32_t max)
 {
 	(void)tier;
 	(void)found;
 	(void)arg;
+	(void)max;
 
 	return KV_OK; /* a pool starts empty */
 }

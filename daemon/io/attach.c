@@ -21,6 +21,7 @@
 #define WAIT_MAX_MS    60000
 #define EPOCH_LIMIT_NS UINT64_C(30000000000)
 #define ROOT_BYTES     32
+#define GIVE_UP_NS     UINT64_C(600000000000) /* headers that stay unreadable for so long are gone */
 
 typedef struct kvd_attach {
 	kvd_source_t opened; /* readable: `tier` is there */
@@ -28,7 +29,9 @@ typedef struct kvd_attach {
 	pthread_t thread;
 	int running;
 	int stop_fd;
-	int wait_ms;      /* the thread's */
+	int wait_ms; /* the thread's */
+	uint64_t
+		unreadable_ns; /* the thread's: since then every try has failed for headers that cannot be read; 0: the last one has not */
 	kvs_tier_t *tier; /* the thread's until `opened` is readable, then the loop's */
 	char reason[192];
 } kvd_attach_t;
@@ -159,8 +162,10 @@ int kvd_attach_may_pass(kv_status_t status)
 	return status == KV_ERR_IO || status == KV_ERR_NOSPC || status == KV_ERR_TIER_OFF || status == KV_ERR_TIMEOUT;
 }
 
-static kv_status_t open_tier(kvd_host_t *host, kvs_tier_t **p_tier, char *detail, size_t cap)
+static kv_status_t open_tier(kvd_host_t *host, uint64_t *p_since, kvs_tier_t **p_tier, char *detail, size_t cap)
 {
+	uint64_t unreadable = 0, now = kv_now_ns(host->env);
+	kv_status_t status;
 	const kvd_options_t *options = host->options;
 	const kvs_nvme_config_t config = {.path = options->nvme_path,
 					  .limit_bytes = options->nvme_size,
@@ -171,14 +176,20 @@ static kv_status_t open_tier(kvd_host_t *host, kvs_tier_t **p_tier, char *detail
 					  .sync = options->nvme_sync,
 					  .flush_interval_ns = options->nvme_flush_interval,
 					  .incarnation = host->incarnation,
+					  .drop_unreadable = *p_since && now - *p_since >= GIVE_UP_NS,
+					  .unreadable = &unreadable,
 					  .metrics = &host->metrics};
 
-	return kvs_nvme_open(&config, host->env, p_tier, detail, cap);
+	status = kvs_nvme_open(&config, host->env, p_tier, detail, cap);
+	*p_since = unreadable == 0 ? 0 : *p_since ? *p_since : now;
+
+	return status;
 }
 
 kv_status_t kvd_attach_open(kvd_host_t *host, char *detail, size_t cap)
 {
-	kv_status_t status = open_tier(host, &host->disk, detail, cap);
+	uint64_t since = 0;
+	kv_status_t status = open_tier(host, &since, &host->disk, detail, cap);
 
 	if (status == KV_OK) {
 		status = replay_resets(host, host->disk);
@@ -203,7 +214,8 @@ static void *try_main(void *arg)
 
 	(void)prctl(PR_SET_NAME, "kvd-attach", 0, 0, 0);
 	while (poll(&stop, 1, attach->wait_ms) <= 0) {
-		kv_status_t status = open_tier(attach->host, &attach->tier, detail, sizeof detail);
+		kv_status_t status =
+			open_tier(attach->host, &attach->unreadable_ns, &attach->tier, detail, sizeof detail);
 
 		if (status == KV_OK) {
 			(void)!write(attach->opened.fd, &one, sizeof one);

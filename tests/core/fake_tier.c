@@ -319,28 +319,38 @@ static uint64_t fake_epoch_get(kvs_tier_t *tier, const uint8_t root[32])
 	return 0;
 }
 
-static kv_status_t fake_recover(kvs_tier_t *tier, kvs_found_fn found, void *arg)
+static kv_status_t fake_recover(kvs_tier_t *tier, kvs_found_fn found, void *arg, uint32_t max)
 {
 	fake_tier_t *fake = fake_of(tier);
-	uint32_t deepest = 0;
 
-	for (uint32_t i = 0; i < fake->cap; i++) {
-		deepest = fake->slots[i].state == KVS_READY && fake->slots[i].meta.depth > deepest
-				  ? fake->slots[i].meta.depth
-				  : deepest;
-	}
-	for (uint32_t depth = fake->ordered ? deepest : 1; depth <= deepest; depth++) {
+	if (fake->found_depth == 0) {
+		fake->deepest = 0;
 		for (uint32_t i = 0; i < fake->cap; i++) {
+			if (fake->slots[i].state == KVS_READY && fake->slots[i].meta.depth > fake->deepest) {
+				fake->deepest = fake->slots[i].meta.depth;
+			}
+		}
+		fake->found_depth = fake->ordered ? fake->deepest : 1;
+	}
+	for (; fake->found_depth <= fake->deepest; fake->found_depth++, fake->found_slot = 0) {
+		for (; fake->found_slot < fake->cap; fake->found_slot++) {
+			uint32_t i = fake->found_slot;
 			fake_slot_t *slot = &fake->slots[i];
 
-			if (slot->state == KVS_READY && (fake->ordered || slot->meta.depth == depth) &&
-			    (fake_epoch_get(tier, slot->meta.root) != slot->meta.epoch ||
-			     found(arg, slot->slot_class, (kvs_loc_t){name_of(fake, i), slot->gen}, &slot->meta) !=
-				     KV_OK)) {
+			if (slot->state != KVS_READY || (!fake->ordered && slot->meta.depth != fake->found_depth)) {
+				continue;
+			}
+			if (max-- == 0) {
+				return KV_PENDING;
+			}
+			if (fake_epoch_get(tier, slot->meta.root) != slot->meta.epoch ||
+			    found(arg, slot->slot_class, (kvs_loc_t){name_of(fake, i), slot->gen}, &slot->meta) !=
+				    KV_OK) {
 				really_free(fake, slot);
 			}
 		}
 	}
+	fake->found_depth = fake->found_slot = 0;
 
 	return KV_OK;
 }

@@ -85,6 +85,7 @@ typedef struct fake_tier {
 	uint32_t queue_limit; /* BUSY beyond */
 	int whole;            /* loads go to memory of whole blocks: digests are computed */
 	int ordered;          /* slots lie parents first: recover in one pass */
+	uint32_t found_depth, found_slot, deepest; /* recovery goes on here, and ends there */
 	uint64_t loads, stores, flushes;
 	uint64_t retired; /* files that have changed hands */
 	uint64_t tries;   /* stores asked for, refused and failed ones too */

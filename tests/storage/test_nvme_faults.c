@@ -392,6 +392,70 @@ static int child_restart_aside(const char *dir)
 	return 0;
 }
 
+/* Four blocks and no metadata; the header of the third cannot be read by the first that tries. */
+static void begin_rebuild(fixture_t *f, const char *dir, uint64_t *unreadable)
+{
+	char meta[256];
+	kvs_loc_t loc;
+
+	fixture_init(f, dir);
+	f->config.engine = KVS_IO_THREADS;
+	f->config.unreadable = unreadable;
+	fixture_begin(f, &found);
+	for (uint32_t d = 1; d <= 4; d++) {
+		assert_int_equal(put_block(f, &plain, 1, d, &loc), KV_OK);
+	}
+	assert_int_equal(flush_wait(f->tier), KV_OK);
+	fixture_close(f);
+	snprintf(meta, sizeof meta, "%s/meta", dir);
+	kv_test_dir_remove(meta);
+}
+
+/* Nothing is taken in, nothing is lost: the tier does not open, and does when all can be read. */
+static int child_rebuild_waits(const char *dir)
+{
+	uint64_t unreadable = 0;
+	fixture_t f;
+
+	begin_rebuild(&f, dir, &unreadable);
+	assert_int_equal(fixture_open(&f), KV_ERR_IO);
+	assert_int_equal(unreadable, 1);
+	assert_non_null(strstr(f.detail, "cannot take in what"));
+	fixture_begin(&f, &found);
+	assert_int_equal(unreadable, 0);
+	assert_int_equal(found.count, 4);
+	check_sums(&f);
+	fixture_close(&f);
+
+	return 0;
+}
+
+/* Told to go without: what lies below goes too, and the slot is not used for anything else. */
+static int child_rebuild_drops(const char *dir)
+{
+	uint64_t unreadable = 0;
+	fixture_t f;
+	kvs_usage_t usage;
+	kvs_loc_t loc;
+
+	begin_rebuild(&f, dir, &unreadable);
+	f.config.drop_unreadable = 1;
+	fixture_begin(&f, &found);
+	assert_int_equal(unreadable, 1);
+	assert_int_equal(found.count, 2);
+	kvs_usage(f.tier, &usage);
+	assert_int_equal(usage.quarantined_slots, 1);
+	for (uint32_t d = 1; put_block(&f, &plain, 2, d, &loc) == KV_OK; d++) {
+	}
+	kvs_usage(f.tier, &usage);
+	assert_int_equal(usage.quarantined_slots, 1);
+	assert_int_equal(usage.free_slots, 0);
+	check_sums(&f);
+	fixture_close(&f);
+
+	return 0;
+}
+
 /* Reads fail for a while, more often than errors in a row are borne: no block is lost by that, and the device is left alone between the tries. */
 static int child_unreadable(const char *dir)
 {
@@ -552,6 +616,10 @@ static void run_child(void **state)
 		child_unreadable(child_dir);
 	} else if (strcmp(child_what, "given-up") == 0) {
 		child_given_up(child_dir);
+	} else if (strcmp(child_what, "rebuild-waits") == 0) {
+		child_rebuild_waits(child_dir);
+	} else if (strcmp(child_what, "rebuild-drops") == 0) {
+		child_rebuild_drops(child_dir);
 	} else if (strcmp(child_what, "restart-aside") == 0) {
 		child_restart_aside(child_dir);
 	} else if (strcmp(child_what, "sync-dir") == 0) {
@@ -644,6 +712,13 @@ static void p2_a_slot_that_cannot_be_read_for_ten_minutes_is_given_up(void **sta
 	in_child("given-up", "slots/0.0", "inject=preadv:error=EIO");
 }
 
+static void p2_a_rebuild_needs_every_header_that_it_cannot_read_now(void **state)
+{
+	(void)state;
+	in_child("rebuild-waits", "slots/0.0", "inject=pread64:error=EIO:when=3");
+	in_child("rebuild-drops", "slots/0.0", "inject=pread64:error=EIO:when=3");
+}
+
 static void p2_what_could_not_be_read_is_found_by_the_next_start(void **state)
 {
 	(void)state;
@@ -684,6 +759,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(p2_a_directory_that_could_not_be_synced_is_synced_before_the_next_acknowledgement),
 		cmocka_unit_test(p2_blocks_that_cannot_be_read_for_a_while_are_not_lost),
 		cmocka_unit_test(p2_a_slot_that_cannot_be_read_for_ten_minutes_is_given_up),
+		cmocka_unit_test(p2_a_rebuild_needs_every_header_that_it_cannot_read_now),
 		cmocka_unit_test(p2_what_could_not_be_read_is_found_by_the_next_start),
 		cmocka_unit_test(p2_a_write_that_a_failed_sync_may_have_lost_is_never_acknowledged),
 		cmocka_unit_test(p2_new_directories_are_synced_under_their_names),

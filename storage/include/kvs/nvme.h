@@ -26,12 +26,14 @@ typedef struct kvs_nvme_config {
 	int sync;                   /* 1: flush() means fdatasync (0 only for tests and replays) */
 	uint64_t flush_interval_ns; /* metadata batch at the latest after this */
 	uint64_t incarnation;
+	int drop_unreadable;  /* 1: go without blocks whose headers cannot be read, when the metadata is lost */
+	uint64_t *unreadable; /* out, may be NULL: how many headers that are needed could not be read */
 	kv_metrics_t *metrics;
 } kvs_nvme_config_t;
 
 /* Open or create. KV_ERR_LOCKED: another daemon holds the directory (said after 0.5 s; one that was killed
  * is waited for up to 10 s, until the kernel has finished its writes). KV_ERR_FOREIGN: not a kvd directory, or another version; nothing was changed.
- * KV_ERR_IO, KV_ERR_NOSPC, KV_ERR_PATH (also: the program kvd-meta is not beside this one). Metadata that cannot be opened is no error: the tier starts
+ * KV_ERR_IO (also: the metadata is lost and not all headers can be read: nothing is dropped for that), KV_ERR_NOSPC, KV_ERR_PATH (also: the program kvd-meta is not beside this one). Metadata that cannot be opened is no error: the tier starts
  * read-only with what the slots' headers say, and tries again. `detail` gets a sentence for the operator. */
 kv_status_t kvs_nvme_open(const kvs_nvme_config_t *config, const kv_env_t *env, kvs_tier_t **p_tier, char *detail,
 			  size_t cap);

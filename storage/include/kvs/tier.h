@@ -186,7 +186,7 @@ typedef struct kvs_tier_ops {
 	kv_status_t (*flush)(kvs_tier_t *tier, kvs_done_fn done, void *arg);
 	kv_status_t (*epoch_set)(kvs_tier_t *tier, const kvs_epoch_t *epoch, kvs_done_fn done, void *arg);
 	uint64_t (*epoch_get)(kvs_tier_t *tier, const uint8_t root[32]);
-	kv_status_t (*recover)(kvs_tier_t *tier, kvs_found_fn found, void *arg);
+	kv_status_t (*recover)(kvs_tier_t *tier, kvs_found_fn found, void *arg, uint32_t max);
 	void (*usage)(kvs_tier_t *tier, kvs_usage_t *p_usage);
 	int (*event_fd)(kvs_tier_t *tier);
 	uint32_t (*poll)(kvs_tier_t *tier, uint32_t max);
@@ -287,11 +287,17 @@ static inline uint64_t kvs_epoch_get(kvs_tier_t *t, const uint8_t root[32])
 	return t->ops->epoch_get(t, root);
 }
 
-/* Report every block that survived, parents before children (by depth). Called once, after open, before anything else. Blocks of an old epoch
- * and blocks whose ancestors are missing are dropped and counted, not reported. */
+/* Report blocks that survived, parents before children (by depth), at most `max` of them; KV_PENDING: there are more. Called after open, before anything
+ * else but kvs_epoch_set(), kvs_class_open(), kvs_free() and kvs_poll(), until all are reported. Blocks of an old epoch and blocks whose ancestors are missing
+ * are dropped and counted, not reported. */
+static inline kv_status_t kvs_recover_some(kvs_tier_t *t, kvs_found_fn found, void *arg, uint32_t max)
+{
+	return t->ops->recover(t, found, arg, max);
+}
+/* All of them. */
 static inline kv_status_t kvs_recover(kvs_tier_t *t, kvs_found_fn found, void *arg)
 {
-	return t->ops->recover(t, found, arg);
+	return t->ops->recover(t, found, arg, UINT32_MAX);
 }
 static inline void kvs_usage(kvs_tier_t *t, kvs_usage_t *p_usage)
 {
