@@ -158,7 +158,7 @@ static void free_slot(kvd_core_t *core, uint32_t id, kvd_set_t t)
 		kvs_free(core->tier[KVD_CPU], kvd_cpu_loc(&core->ix, block));
 		*kvd_slot_of(&core->ix, block) = KV_SLOT_NONE;
 	} else {
-		kvs_free(core->tier[KVD_DISK], block->disk);
+		kvs_free(kvd_disk(core), block->disk);
 		block->disk.slot = KV_SLOT_NONE;
 	}
 }

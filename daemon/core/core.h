@@ -125,10 +125,13 @@ kv_status_t kvd_namespace_share(kvd_core_t *core, uint32_t ns, const kvd_parts_t
 /* Take in what the disk tier has kept. Call once, after all namespaces are there and before members join. Spaces appear when they are opened;
  * until then their blocks wait under their root digest. */
 kv_status_t kvd_core_recover(kvd_core_t *core);
-/* The disk tier that was off (kvd_world_t.note_reset) is there. Its blocks are taken in, and each space that is open goes from its temporary epoch to the
- * one on disk, as by a reset: what was kept under the temporary epoch leaves, and requests that name it are answered STALE_EPOCH. KV_ERR_LIMIT, KV_ERR_NOMEM
- * and what kvd_core_recover() answers: the tier is not used, and may be closed. */
-kv_status_t kvd_core_attach(kvd_core_t *core, kvs_tier_t *disk);
+/* The disk tier that was off (kvd_world_t.note_reset) is there: take in some of its blocks. KV_PENDING: call it again, with everything else going on meanwhile.
+ * Nothing of them is visible before kvd_core_attach(), and the tier stays open from then on. KV_ERR_LIMIT, KV_ERR_NOMEM, at the first call only: the tier is
+ * not used, and may be closed. */
+kv_status_t kvd_core_take_in(kvd_core_t *core, kvs_tier_t *disk);
+/* All are taken in, and each noted reset is an epoch on disk. Each space that is open goes from its temporary epoch to the one on disk, as by a reset: what
+ * was kept under the temporary epoch leaves, and requests that name it are answered STALE_EPOCH. */
+void kvd_core_attach(kvd_core_t *core);
 
 /* ---- members --------------------------------------------------------------------------------------------------------------- */
 

@@ -22,11 +22,19 @@
 #define KVD_EXPLAIN_KEYS 4096u
 #define KVD_ID_BITS      24u /* of an id: the record's place; above it a sequence number that never comes back */
 
+typedef struct kvd_recovery {
+	uint32_t tree; /* of the last block: the next one's too, most often */
+	uint64_t blocks;
+	uint64_t refused;
+} kvd_recovery_t;
+
 struct kvd_core {
 	kvd_core_config_t config;
 	kvd_world_t world;
 	const kv_env_t *env; /* &world.env */
 	kvs_tier_t *tier[KVD_TIERS];
+	kvs_tier_t *coming; /* the disk tier while its blocks are taken in, and tier[KVD_DISK] is still NULL */
+	kvd_recovery_t recovery;
 	const kvd_policy_ops_t *policy;
 
 	kvd_index_t ix;
@@ -94,6 +102,12 @@ static inline void kvd_count(kvd_core_t *core, kv_metric_t id, uint64_t n)
 static inline void kvd_count_ns(kvd_core_t *core, uint32_t ns, kv_ns_metric_t id, uint64_t n)
 {
 	kv_ns_metric_add(core->world.metrics, ns, id, n);
+}
+
+/* The disk tier, also while it is coming. */
+static inline kvs_tier_t *kvd_disk(const kvd_core_t *core)
+{
+	return core->coming ? core->coming : core->tier[KVD_DISK];
 }
 
 static inline uint64_t kvd_id_make(kvd_core_t *core, uint32_t place)

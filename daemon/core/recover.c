@@ -1,17 +1,12 @@
 /* Taking in what the disk tier has kept: blocks come parents first, of many chains at once, and wait under their root digest. */
 #include "internal.h"
 
-typedef struct kvd_recovery {
-	kvd_core_t *core;
-	uint32_t tree; /* of the last block: the next one's too, most often */
-	uint64_t blocks;
-	uint64_t refused;
-} kvd_recovery_t;
+#define TAKE_IN_BLOCKS 256u
 
 /* The namespace of a class of the disk tier; KVD_NONE: it is not configured any more. */
 static uint32_t ns_of_class(const kvd_core_t *core, uint32_t tier_class)
 {
-	const char *name = kvs_class_ns(core->tier[KVD_DISK], tier_class);
+	const char *name = kvs_class_ns(kvd_disk(core), tier_class);
 
 	for (uint32_t n = 0; n < core->ns_count; n++) {
 		if (strcmp(core->ns[n]->name, name) == 0) {
@@ -22,9 +17,9 @@ static uint32_t ns_of_class(const kvd_core_t *core, uint32_t tier_class)
 	return KVD_NONE;
 }
 
-static kv_status_t tree_of_root(kvd_recovery_t *recovery, uint32_t tier_class, const kvs_meta_t *meta)
+static kv_status_t tree_of_root(kvd_core_t *core, uint32_t tier_class, const kvs_meta_t *meta)
 {
-	kvd_core_t *core = recovery->core;
+	kvd_recovery_t *recovery = &core->recovery;
 	uint32_t tier_classes[KVD_TIERS] = {KVD_NONE, tier_class}, slot_class;
 	kvd_tree_t *tree;
 	kv_status_t status;
@@ -56,10 +51,10 @@ static kv_status_t tree_of_root(kvd_recovery_t *recovery, uint32_t tier_class, c
 
 static kv_status_t found(void *arg, uint32_t tier_class, kvs_loc_t loc, const kvs_meta_t *meta)
 {
-	kvd_recovery_t *recovery = arg;
-	kvd_core_t *core = recovery->core;
+	kvd_core_t *core = arg;
+	kvd_recovery_t *recovery = &core->recovery;
 	uint32_t parent = KVD_NONE, id;
-	kv_status_t status = tree_of_root(recovery, tier_class, meta);
+	kv_status_t status = tree_of_root(core, tier_class, meta);
 
 	recovery->refused++;
 	if (status != KV_OK) {
@@ -89,18 +84,52 @@ static kv_status_t found(void *arg, uint32_t tier_class, kvs_loc_t loc, const kv
 	return KV_OK;
 }
 
-kv_status_t kvd_core_recover(kvd_core_t *core)
+static kv_status_t recover_some(kvd_core_t *core, uint32_t max)
 {
-	kvd_recovery_t recovery = {.core = core, .tree = KVD_NONE};
-	kv_status_t status;
+	kv_status_t status = kvs_recover_some(kvd_disk(core), found, core, max);
 
-	if (!core->tier[KVD_DISK]) {
-		return KV_OK;
+	if (status != KV_PENDING) {
+		kv_logf(core->env, status == KV_OK ? KV_LOG_INFO : KV_LOG_ERROR, "core",
+			"blocks taken in from disk, blocks %llu refused %llu status %s",
+			(unsigned long long)core->recovery.blocks, (unsigned long long)core->recovery.refused,
+			kv_status_name(status));
 	}
-	status = kvs_recover(core->tier[KVD_DISK], found, &recovery);
-	kv_logf(core->env, status == KV_OK ? KV_LOG_INFO : KV_LOG_ERROR, "core",
-		"blocks taken in from disk, blocks %llu refused %llu status %s", (unsigned long long)recovery.blocks,
-		(unsigned long long)recovery.refused, kv_status_name(status));
 
 	return status;
+}
+
+kv_status_t kvd_core_recover(kvd_core_t *core)
+{
+	core->recovery = (kvd_recovery_t){.tree = KVD_NONE};
+
+	return core->tier[KVD_DISK] ? recover_some(core, UINT32_MAX) : KV_OK;
+}
+
+/* Spaces have their class on the tier, so that what is taken in finds the class that there is. */
+static kv_status_t begin(kvd_core_t *core, kvs_tier_t *disk)
+{
+	kv_status_t status = KV_OK;
+
+	for (uint32_t n = 0; n < core->ns_count && status == KV_OK; n++) {
+		for (uint32_t id = 1; id <= core->ns[n]->space_count && status == KV_OK; id++) {
+			const kvd_space_t *space = core->ns[n]->spaces[id];
+
+			status = kvs_class_open(disk, core->ns[n]->name, &space->geometry,
+						&core->classes[space->slot_class].tier_class[KVD_DISK]);
+		}
+	}
+	for (uint32_t i = 0; i < core->class_count && status != KV_OK; i++) {
+		core->classes[i].tier_class[KVD_DISK] = KVD_NONE;
+	}
+	core->coming = status == KV_OK ? disk : NULL;
+	core->recovery = (kvd_recovery_t){.tree = KVD_NONE};
+
+	return status;
+}
+
+kv_status_t kvd_core_take_in(kvd_core_t *core, kvs_tier_t *disk)
+{
+	kv_status_t status = core->coming ? KV_OK : begin(core, disk);
+
+	return status == KV_OK ? recover_some(core, TAKE_IN_BLOCKS) : status;
 }

@@ -127,9 +127,8 @@ static kv_status_t class_open(kvd_core_t *core, const kvd_space_open_t *ask, uin
 	kv_status_t status =
 		kvs_class_open(core->tier[KVD_CPU], core->ns[ask->ns]->name, &ask->geometry, &tier_class[KVD_CPU]);
 
-	if (status == KV_OK && core->tier[KVD_DISK]) {
-		status = kvs_class_open(core->tier[KVD_DISK], core->ns[ask->ns]->name, &ask->geometry,
-					&tier_class[KVD_DISK]);
+	if (status == KV_OK && kvd_disk(core)) {
+		status = kvs_class_open(kvd_disk(core), core->ns[ask->ns]->name, &ask->geometry, &tier_class[KVD_DISK]);
 	}
 	if (status == KV_OK) {
 		status = kvd_class_find(core, tier_class, ask->ns, p_class);
@@ -193,7 +192,7 @@ static kv_status_t tree_for(kvd_core_t *core, const kvd_space_t *space, uint32_t
 		return KV_OK;
 	}
 	status = kvd_tree_create(&core->ix, p_tree);
-	if (status == KV_OK && found != KVD_NONE) {
+	if (status == KV_OK && found != KVD_NONE && !core->coming) {
 		kvd_hide_tree(core, found);
 	}
 
@@ -457,20 +456,6 @@ kv_status_t kvd_space_reset(kvd_core_t *core, uint32_t ns, kvd_member_t member, 
 
 /* ---- a disk tier that comes late ---------------------------------------------------------------------------------------------- */
 
-/* The space's class on the tier, so that what is recovered finds the class that there is. */
-static kv_status_t space_class(kvd_core_t *core, kvs_tier_t *disk, const kvd_space_t *space)
-{
-	kvd_class_t *c = &core->classes[space->slot_class];
-	kv_status_t status =
-		kvs_class_open(disk, core->ns[space->ns]->name, &space->geometry, &c->tier_class[KVD_DISK]);
-
-	if (status == KV_OK) {
-		class_know(core, space->slot_class, KVD_DISK);
-	}
-
-	return status;
-}
-
 /* From its temporary epoch to the one on disk. Without memory for a tree it stays as it is; the tier takes no block of an epoch it has not recorded. */
 static void space_attach(kvd_core_t *core, kvd_space_t *space)
 {
@@ -484,38 +469,20 @@ static void space_attach(kvd_core_t *core, kvd_space_t *space)
 	}
 }
 
-kv_status_t kvd_core_attach(kvd_core_t *core, kvs_tier_t *disk)
+void kvd_core_attach(kvd_core_t *core)
 {
-	kv_status_t status = KV_OK;
-
-	core->tier[KVD_DISK] = disk;
-	for (uint32_t n = 0; n < core->ns_count && status == KV_OK; n++) {
-		for (uint32_t id = 1; id <= core->ns[n]->space_count && status == KV_OK; id++) {
-			status = space_class(core, disk, core->ns[n]->spaces[id]);
-		}
-	}
-	if (status == KV_OK) {
-		status = kvd_core_recover(core);
-	}
-	if (status != KV_OK) {
-		core->tier[KVD_DISK] = NULL;
-		for (uint32_t i = 0; i < core->class_count; i++) {
-			core->classes[i].tier_class[KVD_DISK] = KVD_NONE;
-		}
-		return status;
-	}
-	core->world.disk = disk;
+	core->world.disk = core->tier[KVD_DISK] = core->coming;
 	core->world.note_reset = NULL;
+	core->coming = NULL;
 	kvd_disk_watch(core);
 	for (uint32_t n = 0; n < core->ns_count; n++) {
 		for (uint32_t id = 1; id <= core->ns[n]->space_count; id++) {
+			class_know(core, core->ns[n]->spaces[id]->slot_class, KVD_DISK);
 			space_attach(core, core->ns[n]->spaces[id]);
 		}
 	}
 	kvd_shares_settle(core);
 	kvd_events_flush(core);
-
-	return KV_OK;
 }
 
 /* ---- mirrors of recovered spaces ---------------------------------------------------------------------------------------------- */
@@ -531,7 +498,9 @@ static int tree_show(kvd_core_t *core, kvd_tree_t *tree, uint32_t *p_left)
 		}
 		for (uint32_t i = 0; i < node->len; i++) {
 			kvd_mirror_sync(core, node->ids[i]);
-			kvd_event_tell(core, node->ids[i]);
+			if (!tree->mute) {
+				kvd_event_tell(core, node->ids[i]);
+			}
 		}
 		*p_left -= node->len < *p_left ? node->len : *p_left;
 		tree->cursor = kvd_index_next(&core->ix, tree->cursor);

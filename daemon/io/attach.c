@@ -21,6 +21,7 @@
 #define WAIT_MAX_MS    60000
 #define EPOCH_LIMIT_NS UINT64_C(30000000000)
 #define ROOT_BYTES     32
+#define NOTES_AGAIN_NS UINT64_C(100000000)
 #define GIVE_UP_NS     UINT64_C(600000000000) /* headers that stay unreadable for so long are gone */
 
 typedef struct kvd_attach {
@@ -32,7 +33,9 @@ typedef struct kvd_attach {
 	int wait_ms; /* the thread's */
 	uint64_t
 		unreadable_ns; /* the thread's: since then every try has failed for headers that cannot be read; 0: the last one has not */
-	kvs_tier_t *tier; /* the thread's until `opened` is readable, then the loop's */
+	int taking;        /* 1: blocks are taken in; 2: all are, and resets made meanwhile are owed */
+	uint64_t again_ns; /* these have failed */
+	kvs_tier_t *tier;  /* the thread's until `opened` is readable, then the loop's */
 	char reason[192];
 } kvd_attach_t;
 
@@ -264,31 +267,56 @@ static void show_state(kvd_host_t *host, kvs_health_t health)
 	kv_metric_set(&host->metrics, KV_M_DISK_OFF, health == KVS_HEALTH_OFF);
 }
 
-/* In one turn of the loop: no request comes between the epochs and the blocks. */
-static kv_status_t take_in(kvd_host_t *host, kvs_tier_t *tier)
+/* Resets noted before are on disk now, and new ones are noted anew. */
+static kv_status_t flush_notes(kvd_host_t *host, kvs_tier_t *tier)
 {
-	uint32_t slabs = kvs_pool_slabs_held(host->cpu) - host->own_slabs;
 	kv_status_t status = replay_resets(host, tier);
 
-	if (status != KV_OK) {
-		return status;
+	if (status == KV_OK) {
+		forget_resets(host);
 	}
-	show_state(host, KVS_HEALTH_OK); /* from here on the tier says it */
-	status = kvd_core_attach(host->core, tier);
-	if (status != KV_OK) {
-		show_state(host, KVS_HEALTH_OFF);
-		return status;
-	}
-	forget_resets(host);
-	host->disk = tier;
-	host->world.disk = tier;
-	host->own_fds = kvd_count_fds() - host->session_count - kvd_entries_fds(host) - 2 * slabs;
 
+	return status;
+}
+
+static void attached(kvd_host_t *host, kvd_attach_t *attach)
+{
+	uint32_t slabs = kvs_pool_slabs_held(host->cpu) - host->own_slabs;
+
+	show_state(host, KVS_HEALTH_OK); /* from here on the tier says it */
+	kvd_core_attach(host->core);
+	host->disk = attach->tier;
+	host->world.disk = attach->tier;
+	host->own_fds = kvd_count_fds() - host->session_count - kvd_entries_fds(host) - 2 * slabs;
 	if (kvd_loop_disk(host) != KV_OK) {
 		kv_log(KV_LOG_WARN, "io", "the loop is not woken by the disk tier: it is looked at in every turn only");
 	}
+	attach->reason[0] = '\0';
+	kv_log(KV_LOG_INFO, "io", "the disk tier is attached");
+}
 
-	return KV_OK;
+/* A piece a turn; KV_PENDING: there is more to do. In the last turn no request comes between the epochs of resets made meanwhile and the blocks. */
+static kv_status_t take_in(kvd_host_t *host, kvd_attach_t *attach)
+{
+	kv_status_t status = KV_OK;
+
+	if (attach->taking == 0) {
+		status = flush_notes(host, attach->tier);
+		attach->taking = status == KV_OK;
+	}
+	if (attach->taking == 1) {
+		status = kvd_core_take_in(host->core, attach->tier);
+		attach->taking = status == KV_OK ? 2 : status == KV_PENDING ? 1 : 0;
+	}
+	if (attach->taking == 2 && kv_now_ns(host->env) >= attach->again_ns) {
+		status = flush_notes(host, attach->tier);
+		attach->again_ns = kv_now_ns(host->env) + NOTES_AGAIN_NS;
+		if (status == KV_OK) {
+			attached(host, attach);
+		}
+	}
+
+	return attach->taking == 2 && attach->reason[0] ? KV_PENDING : status;
 }
 
 static void tier_opened(kvd_host_t *host, kvd_source_t *source, uint32_t events)
@@ -298,15 +326,11 @@ static void tier_opened(kvd_host_t *host, kvd_source_t *source, uint32_t events)
 	kv_status_t status;
 
 	(void)events;
-	if (read(source->fd, &count, sizeof count) != (ssize_t)sizeof count || host->disk) {
-		return;
-	}
-	status = take_in(host, attach->tier);
+	status = host->disk ? KV_OK : take_in(host, attach);
 	kvd_world_commit(host);
-	if (status == KV_OK) {
-		attach->reason[0] = '\0';
-		kv_log(KV_LOG_INFO, "io", "the disk tier is attached");
-		return;
+	if (status == KV_PENDING || read(source->fd, &count, sizeof count) != (ssize_t)sizeof count ||
+	    status == KV_OK) {
+		return; /* while it is readable the next turn comes here again */
 	}
 	kv_log(KV_LOG_ERROR, "io", "the disk tier was opened and could not be attached: %s", kv_status_text(status));
 	kvs_close(attach->tier);

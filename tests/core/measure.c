@@ -147,6 +147,8 @@ static void measure_recovery(void)
 	uint32_t slot_class;
 	uint64_t start, walk, sum = 0;
 	kvd_space_info_t space;
+	u_config_t config = {.cpu_slots = 64, .max_blocks = RECOVER + 1024, .seed = 1};
+	uint64_t longest = 0, turns = 1;
 
 	fake_tier_init(&disk, 1, RECOVER, 1);
 	assert_int_equal(kvs_class_open(&disk.tier, "a", &geometry, &slot_class), KV_OK);
@@ -170,7 +172,7 @@ static void measure_recovery(void)
 	assert_int_equal(kvs_recover(&disk.tier, found_nothing, &sum), KV_OK);
 	walk = real_ns() - start;
 	start = real_ns();
-	universe_init(&u, &(u_config_t){.cpu_slots = 64, .max_blocks = RECOVER + 1024, .seed = 1}, &disk);
+	universe_init(&u, &config, &disk);
 	printf("recover         %6.0f ms for %u blocks (the disk's own walk, %.0f ms, taken off)\n",
 	       (double)(real_ns() - start - walk) / 1e6, RECOVER, (double)walk / 1e6);
 	printf("memory          %6.1f bytes a block, mirror not counted\n",
@@ -182,6 +184,21 @@ static void measure_recovery(void)
 	}
 	printf("mirror filled   %6.0f ms\n", (double)(real_ns() - start) / 1e6);
 	assert_int_equal(kvd_tree_at(&u.core->ix, u.core->ns[0]->spaces[space.space]->tree)->in[KVD_DISK], RECOVER);
+	universe_kill(&u, &disk);
+
+	config.disk_off = 1;
+	universe_init(&u, &config, &disk);
+	start = walk = real_ns();
+	while (kvd_core_take_in(u.core, &u.disk.tier) == KV_PENDING) {
+		uint64_t now = real_ns();
+
+		longest = turns > 1 && now - walk > longest ? now - walk : longest;
+		walk = now;
+		turns++;
+	}
+	printf("attach          %6.0f ms in %llu turns, the longest %.2f ms (the first not counted: the disk's own "
+	       "walk)\n",
+	       (double)(real_ns() - start) / 1e6, (unsigned long long)turns, (double)longest / 1e6);
 	universe_fini(&u);
 }
 

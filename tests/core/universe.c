@@ -34,6 +34,14 @@ static void world_notify(void *ctx, kvd_member_t member, uint16_t code, const kv
 	u->notices[u->notice_count++] = (u_notice_t){member, code, *msg};
 }
 
+static kv_status_t world_note_reset(void *ctx, const kvs_epoch_t *epoch)
+{
+	(void)epoch;
+	((universe_t *)ctx)->resets_noted++;
+
+	return KV_OK;
+}
+
 static u_event_key_t *event_key(universe_t *u, uint32_t space, uint64_t hash)
 {
 	uint64_t at;
@@ -247,7 +255,8 @@ void universe_init(universe_t *u, const u_config_t *config, const fake_tier_t *d
 	};
 	world.env = u->env.env;
 	world.cpu = u->pool ? u->pool : &u->cpu.tier;
-	world.disk = u->has_disk ? &u->disk.tier : NULL;
+	world.disk = u->has_disk && !config->disk_off ? &u->disk.tier : NULL;
+	world.note_reset = config->disk_off ? world_note_reset : NULL;
 	assert_int_equal(kvd_core_create(&u->config, &world, &u->core), KV_OK);
 	kvd_core_set_staging(u->core, world_staging, u);
 	kvd_core_set_answer(u->core, world_answer, u);

@@ -94,12 +94,14 @@ typedef struct universe {
 	kv_status_t answer_status;
 	uint64_t digest_words, seals;
 	kv_status_t staging_status;
+	uint32_t resets_noted;
 	const char *detail;
 } universe_t;
 
 typedef struct u_config {
 	uint32_t cpu_slots;
 	uint32_t disk_slots;      /* 0: no disk tier */
+	int disk_off;             /* there is one, and it comes later: kvd_core_take_in() */
 	uint32_t disk_file_slots; /* 0: every disk slot is anybody's */
 	kvs_pool_config_t pool;   /* limit_bytes > 0: a real pool is the CPU tier */
 	uint64_t max_blocks;
