@@ -7,6 +7,8 @@
 
 #include "kv/digest.h"
 
+#include <string.h>
+
 typedef enum direction { GATHER, SCATTER } direction_t;
 
 /* What stays the same over all moves of a call. */
@@ -139,6 +141,12 @@ static const uint8_t *page_source(const mover_t *m, const kvk_move_t *move, uint
 	return kvk_paged_block(m->paged, at.layer, move->block) + (size_t)at.head * m->geometry.page_bytes;
 }
 
+static leaf_t leaf_at(const mover_t *m, uint8_t *page, uint8_t *cache, uint32_t head, uint32_t piece)
+{
+	return m->layout->inner == KVK_INNER_OPAQUE ? opaque_leaf(m, page, cache, piece)
+						    : plain_leaf(m, page, cache, head);
+}
+
 /* Move one page. Gather stores its digests; scatter compares: 0 when one is wrong. */
 static int move_page(const mover_t *m, const kvk_move_t *move, place_t at, const uint8_t *soon)
 {
@@ -150,8 +158,7 @@ static int move_page(const mover_t *m, const kvk_move_t *move, place_t at, const
 	int right = 1;
 
 	for (uint32_t i = 0; i < pieces; i++) {
-		const leaf_t leaf = m->layout->inner == KVK_INNER_OPAQUE ? opaque_leaf(m, page, cache, i)
-									 : plain_leaf(m, page, cache, at.head);
+		const leaf_t leaf = leaf_at(m, page, cache, at.head, i);
 		const uint8_t *next = soon ? soon + (size_t)i * m->geometry.leaf_bytes : NULL;
 		const uint64_t digest = kv_copy_digest_runs(leaf.runs, leaf.count, leaf.order, next);
 
@@ -186,6 +193,26 @@ static int move_block(const mover_t *m, const kvk_move_t *move, uint32_t more)
 	}
 
 	return right;
+}
+
+/* Zeros where a corrupt block was scattered to. An engine that computes on the CPU multiplies what it masks by zero, so that a NaN left in rows that
+ * are not written yet would reach the answer of whoever is given the block next. */
+static void clear_block(const mover_t *m, const kvk_move_t *move)
+{
+	for (uint32_t i = 0; i < m->paged->layers * m->paged->heads * m->geometry.pieces; i++) {
+		const place_t at = page_at(m, i / m->geometry.pieces);
+		const leaf_t leaf =
+			leaf_at(m, canonical_page(m, move, at), kvk_paged_block(m->paged, at.layer, move->block),
+				at.head, i % m->geometry.pieces);
+
+		for (size_t r = 0; r < leaf.count; r++) {
+			const kv_copy_run_t *run = &leaf.runs[r];
+
+			for (size_t p = 0; p < run->pieces; p++) {
+				memset((uint8_t *)run->dst + p * run->dst_stride, 0, run->piece);
+			}
+		}
+	}
 }
 
 static mover_t make_mover(const kvk_layout_t *layout, const kvk_paged_t *paged, direction_t direction)
@@ -235,6 +262,8 @@ kv_status_t kvk_scatter(const kvk_layout_t *layout, const kvk_paged_t *paged, co
 	for (uint32_t i = 0; i < count && status == KV_OK; i++) {
 		if (!move_block(&m, &moves[i], count - 1 - i)) {
 			status = KV_ERR_CORRUPT;
+			kv_copy_fence(); /* the copy may be on its way past the caches */
+			clear_block(&m, &moves[i]);
 			if (p_bad) {
 				*p_bad = i;
 			}

@@ -342,7 +342,26 @@ static void p1_gather_and_scatter_do_what_the_words_say(void **state)
 	}
 }
 
-static void p1_a_flipped_bit_is_refused(void **state)
+/* What the rank has of this block is zeros. */
+static void expect_cleared(const model_t *m, const rank_t *r, uint32_t block)
+{
+	uint8_t *data = take(m->g.block_bytes);
+	const kvk_move_t move = {.block = block, .data = data};
+
+	memset(data, 0, m->g.block_bytes);
+	for (uint32_t h = 0; h < r->paged.heads; h++) {
+		memset(data + ((size_t)(r->paged.first_head + h) * m->layout.layers + r->paged.first_layer) *
+				       m->g.page_bytes,
+		       0xff, (size_t)r->paged.layers * m->g.page_bytes);
+	}
+	assert_int_equal(kvk_gather(&m->layout, &r->paged, &move, 1), KV_OK);
+	for (size_t i = 0; i < m->g.block_bytes; i++) {
+		assert_int_equal(data[i], 0);
+	}
+	free(data);
+}
+
+static void p1_a_flipped_bit_is_refused_and_leaves_zeros(void **state)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 
@@ -372,6 +391,7 @@ static void p1_a_flipped_bit_is_refused(void **state)
 		blocks[at] ^= (uint8_t)(1u << kv_test_below(&rng, 8));
 		assert_int_equal(kvk_scatter(&m.layout, &r->paged, moves, 3, &bad), KV_ERR_CORRUPT);
 		assert_int_equal(bad, broken);
+		expect_cleared(&m, r, broken);
 
 		/* Without expected digests nothing is verified; with a wrong expectation everything is refused. */
 		moves[broken].leaves = NULL;
@@ -498,7 +518,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p1_gather_and_scatter_do_what_the_words_say),
-		cmocka_unit_test(p1_a_flipped_bit_is_refused),
+		cmocka_unit_test(p1_a_flipped_bit_is_refused_and_leaves_zeros),
 		cmocka_unit_test(p10_a_block_id_out_of_range_moves_nothing),
 		cmocka_unit_test(p1_permute_moves_every_element_and_back),
 		cmocka_unit_test(p1_block_digests_are_the_librarys),
