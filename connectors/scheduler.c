@@ -178,6 +178,9 @@ kvc_status_t kvx_scheduler_place(kvx_scheduler_t *scheduler, const kvx_ask_t *as
 
 	group = &request->groups[index];
 	request->space = kvx_space_of(scheduler, ask);
+	if (table->first == 0 && index == 0) {
+		request->outdated = 0; /* preempted, it may be given other blocks before anybody says so */
+	}
 	for (uint32_t i = 0; i < table->n; i++) {
 		const uint32_t id = table->ids[i];
 

@@ -97,14 +97,14 @@ static void p1_an_adapter_that_is_being_opened_is_reset_too(void **state)
 	sr_stop(&sr, &rig);
 }
 
-/* Blocks from before a reset that are used after it, by a load that was under way or as a hit of the engine's own cache: they are not saved. */
-static void p1_what_lay_in_the_engine_before_a_reset_is_not_saved(void **state)
+/* Blocks from before a reset that are used after it, by a load that was under way or as a hit of the engine's own cache: they are not saved. Those that
+ * the request is given afterwards are, whether the engine first says that it was preempted (`told`) or has given them in the same step. */
+static void saved_after_a_reset(int told)
 {
 	kvx_hit_t hit;
 	rig_t rig;
 	sr_t sr;
 
-	(void)state;
 	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1, .mode = KVX_LOAD_ASYNC});
 	sr_store(&sr, &a, "a", 1, 0, 80);
 	sr_request(&sr, &b, "b", 1, 0, 81);
@@ -131,7 +131,9 @@ static void p1_what_lay_in_the_engine_before_a_reset_is_not_saved(void **state)
 	kvx_scheduler_advance(sr.scheduler, &c.ask, 120, 40);
 	(void)sr_step(&sr);
 	assert_int_equal(sr.saves, 0);
-	kvx_scheduler_preempt(sr.scheduler, &c.ask);
+	if (told) {
+		kvx_scheduler_preempt(sr.scheduler, &c.ask);
+	}
 	sr_place(&sr, &c, 200, 0);
 	sr_compute(&sr, &c, 0, 15);
 	kvx_scheduler_advance(sr.scheduler, &c.ask, 120, 120);
@@ -143,10 +145,23 @@ static void p1_what_lay_in_the_engine_before_a_reset_is_not_saved(void **state)
 	sr_stop(&sr, &rig);
 }
 
+static void p1_what_lay_in_the_engine_before_a_reset_is_not_saved(void **state)
+{
+	(void)state;
+	saved_after_a_reset(1);
+}
+
+static void p1_preempted_and_resumed_in_one_step_it_is_saved_again(void **state)
+{
+	(void)state;
+	saved_after_a_reset(0);
+}
+
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p1_after_a_reset_nothing_old_is_found_or_saved),
+		cmocka_unit_test(p1_preempted_and_resumed_in_one_step_it_is_saved_again),
 		cmocka_unit_test(p1_an_adapter_that_is_being_opened_is_reset_too),
 		cmocka_unit_test(p1_what_lay_in_the_engine_before_a_reset_is_not_saved),
 	};
