@@ -116,6 +116,17 @@ class Bench:
         answers = self.llm.generate([{"prompt_token_ids": p} for p in prompts], self.exactly(tokens), use_tqdm=False)
         return time.perf_counter() - began, [a.num_cached_tokens or 0 for a in answers], [list(a.outputs[0].token_ids) for a in answers]
 
+    def choices(self, prompt: Prompt, tokens: int) -> list[list[float]]:
+        """Of each token of its answer: the token, the second choice, and how much less likely that was (its logarithm)."""
+        sampling = self.exactly(tokens)
+        sampling.logprobs = 2
+        answer = self.llm.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)[0].outputs[0]
+        found = []
+        for token, likely in zip(answer.token_ids, answer.logprobs):
+            second = max((other for other in likely if other != token), key=lambda other: likely[other].logprob)
+            found.append([token, second, round(likely[token].logprob - likely[second].logprob, 4)])
+        return found
+
     def pace(self, prompt: Prompt, tokens: int) -> float:
         """Seconds from one token to the next, the median: without what the request takes before its first one and after its last."""
         engine = self.llm.llm_engine

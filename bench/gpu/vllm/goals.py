@@ -126,7 +126,8 @@ def recoveries(results: dict[str, Any]) -> Iterator[Row]:
         for found in results[name].values():
             for what, after in found.items() if isinstance(found, dict) else ():
                 if what.startswith("after "):
-                    text = f"{after['right']} of {after['of']}, {after['loads failed']} loads failed, in {after['asks with a failed load']} of {after['asks']} asks"
+                    tied = f", {after['tied']} by a tie" if after["tied"] else ""
+                    text = f"{after['right']} of {after['of']}{tied}, {after['loads failed']} loads failed, in {after['asks with a failed load']} of {after['asks']} asks"
                     yield f"{name}, {what}", text, "all equal, a load failed", verdict(recovered(after))
 
 

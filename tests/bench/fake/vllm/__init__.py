@@ -137,4 +137,6 @@ class LLM:
         if self.kept:
             self.kept.write_text("\n".join(self.outside))
         first = int(failed and bool(os.environ.get("FAKE_VLLM_DROPS")))  # what the recovery of some engines does to the first token
-        return SimpleNamespace(num_cached_tokens=cached, outputs=[SimpleNamespace(token_ids=[(int(key) + i) % 4000 for i in range(first, first + tokens)])])
+        answer = [(int(key) + i) % 4000 for i in range(first, first + tokens)]
+        likely = [{token: SimpleNamespace(logprob=-0.1), 4001: SimpleNamespace(logprob=-5.1)} for token in answer]
+        return SimpleNamespace(num_cached_tokens=cached, outputs=[SimpleNamespace(token_ids=answer, logprobs=likely)])
