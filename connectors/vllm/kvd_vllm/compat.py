@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from kvd_vllm import recovery
+
 BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 
 
@@ -120,9 +122,12 @@ class Mode:
 
 
 def mode_of(vllm_config: Any, version: str) -> Mode:
-    """A scheduler class of the user's own is unknown, and so is what a configuration does not say."""
+    """A scheduler class of the user's own is unknown, so are stages that have several steps under way and models that answer without tokens, and what a configuration does not say."""
     scheduler = getattr(vllm_config, "scheduler_config", None)
-    asynchronous = getattr(scheduler, "async_scheduling", None) if getattr(scheduler, "scheduler_cls", None) is None else None
+    stages = getattr(getattr(vllm_config, "parallel_config", None), "pipeline_parallel_size", None)
+    generates = getattr(getattr(vllm_config, "model_config", None), "runner_type", None) == "generate"
+    listed = getattr(scheduler, "scheduler_cls", None) is None and stages == 1 and generates
+    asynchronous = getattr(scheduler, "async_scheduling", None) if listed else None
     return Mode(
         version.partition("+")[0],
         str(vllm_config.device_config.device_type),
@@ -141,11 +146,12 @@ WAYS = {
 
 @dataclass(frozen=True)
 class Survivor:
-    """An engine that answers right after a failed load of these ways, and the test that proves it. (Decision 019.)"""
+    """An engine that answers right after a failed load of these ways, and the test that proves it. preempts: once recovery.py has replaced its own recovery. (Decision 019.)"""
 
     mode: Mode
     ways: frozenset[str]
     proof: str
+    preempts: bool = False
 
 
 SURVIVORS: tuple[Survivor, ...] = (
@@ -155,11 +161,12 @@ SURVIVORS: tuple[Survivor, ...] = (
 
 @dataclass(frozen=True)
 class LoadWays:
-    """The ways that kvd uses in this engine beside asynchronous loads, and a sentence for the log. refused: the user asked for another one."""
+    """The ways that kvd uses in this engine beside asynchronous loads, and a sentence for the log. refused: the user asked for another one; preempts: as in its row."""
 
     ways: frozenset[str]
     sentence: str
     refused: bool
+    preempts: bool = False
 
 
 def load_ways(mode: Mode, wanted: str, groups: int = 1, survivors: tuple[Survivor, ...] = SURVIVORS) -> LoadWays:
@@ -167,9 +174,11 @@ def load_ways(mode: Mode, wanted: str, groups: int = 1, survivors: tuple[Survivo
     row = next((row for row in survivors if row.mode == mode), None)
     if wanted == "async":
         return LoadWays(frozenset(), "loads are asynchronous: mode=async", False)
-    if row is not None and groups == 1:
-        return LoadWays(row.ways, f"synchronous loads are used ({', '.join(sorted(row.ways))}): {mode.text()} survives a failed one ({row.proof})", False)
-    why = f"{mode.text()} is not known to survive a failed synchronous load" if row is None else f"there are {groups} KV groups"
+    known = row is not None and (not row.preempts or recovery.is_known())
+    if row is not None and known and groups == 1:
+        how = " by preemption" if row.preempts else ""
+        return LoadWays(row.ways, f"synchronous loads are used ({', '.join(sorted(row.ways))}): {mode.text()} survives a failed one{how} ({row.proof})", False, row.preempts)
+    why = f"{mode.text()} is not known to survive a failed synchronous load" if row is None else f"there are {groups} KV groups" if known else f"the source of this {mode.text()} is not the one whose recovery is known"
     return LoadWays(frozenset(), f"loads are asynchronous{', mode=sync is refused' if wanted == 'sync' else ''}: {why}", wanted == "sync")
 
 

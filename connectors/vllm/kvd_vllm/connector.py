@@ -20,7 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.logger import init_logger
 
-from kvd_vllm import _kvd, compat, digests, identity, layout, options, selftest, weights
+from kvd_vllm import _kvd, compat, digests, identity, layout, options, recovery, selftest, weights
 from kvd_vllm.errors import Declined, Guard
 from kvd_vllm.metrics import KvdPromMetrics, KvdStats
 
@@ -138,10 +138,21 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             logger.warning("kvd: kv_load_failure_policy is %r; set to 'recompute', so that a failed load costs time and not the request", config.kv_load_failure_policy)
             config.kv_load_failure_policy = "recompute"
 
+    def _preempt_failed_loads(self) -> None:
+        """What a failed load within a step needs here. Without it loads are asynchronous."""
+        from vllm.v1.core.sched.scheduler import Scheduler
+
+        try:
+            recovery.install(Scheduler)
+        except ValueError as error:
+            self._ways = compat.LoadWays(frozenset(), f"loads are asynchronous: {error}", True)
+
     def _open_scheduler(self) -> None:
         space, chosen, config = self._space, self._options, self._kv_transfer_config
         assert space is not None
         self._recompute_failed_loads()
+        if self._ways.preempts:
+            self._preempt_failed_loads()
         adapters = self._adapters = weights.Adapters(digests.Digester())
 
         def lora_text(request: Any) -> str:

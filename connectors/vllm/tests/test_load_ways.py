@@ -6,6 +6,7 @@ import pathlib
 import re
 import sys
 import unittest
+import unittest.mock
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,10 +22,12 @@ KNOWN = SURVIVORS[0].mode
 
 def config(**changes: Any) -> Any:
     """A vLLM configuration as far as mode_of() reads it."""
-    given = {"device": "cuda", "async_scheduling": True, "use_v2_model_runner": True, "scheduler_cls": None, "speculative_config": None, **changes}
+    given = {"device": "cuda", "async_scheduling": True, "use_v2_model_runner": True, "scheduler_cls": None, "speculative_config": None, "stages": 1, "runner_type": "generate", **changes}
     return SimpleNamespace(
         device_config=SimpleNamespace(device_type=given["device"]),
         scheduler_config=SimpleNamespace(async_scheduling=given["async_scheduling"], scheduler_cls=given["scheduler_cls"]),
+        parallel_config=SimpleNamespace(pipeline_parallel_size=given["stages"]),
+        model_config=SimpleNamespace(runner_type=given["runner_type"]),
         use_v2_model_runner=given["use_v2_model_runner"],
         speculative_config=given["speculative_config"],
     )
@@ -33,9 +36,18 @@ def config(**changes: Any) -> Any:
 class LoadWays(unittest.TestCase):
     def test_an_engine_of_a_row_gets_the_ways_of_that_row(self) -> None:
         for row in SURVIVORS:
-            found = load_ways(row.mode, "auto")
-            self.assertEqual((found.ways, found.refused), (row.ways, False))
+            with unittest.mock.patch.object(compat.recovery, "is_known", return_value=True):
+                found = load_ways(row.mode, "auto")
+            self.assertEqual((found.ways, found.refused, found.preempts), (row.ways, False, row.preempts))
             self.assertIn(row.proof, found.sentence)
+
+    def test_recovery_by_preemption_needs_the_known_source(self) -> None:
+        row = compat.Survivor(Mode("0.25.1", "cuda", "V2", "asynchronous", False), frozenset({"sync"}), "a check", preempts=True)
+        for known, ways in ((True, row.ways), (False, frozenset())):
+            with unittest.mock.patch.object(compat.recovery, "is_known", return_value=known):
+                found = load_ways(row.mode, "sync", survivors=(row,))
+            self.assertEqual((found.ways, found.refused, found.preempts), (ways, not known, known))
+        self.assertIn("the source of this vLLM 0.25.1 on cuda", found.sentence)
 
     def test_every_other_engine_gets_asynchronous_loads(self) -> None:
         others = [
@@ -80,6 +92,8 @@ class LoadWays(unittest.TestCase):
     def test_what_a_configuration_does_not_say_is_unknown(self) -> None:
         self.assertEqual(mode_of(config(async_scheduling=None), "1").scheduling, "unknown")
         self.assertEqual(mode_of(config(scheduler_cls="mine.Scheduler"), "1").scheduling, "unknown")
+        self.assertEqual(mode_of(config(stages=2), "1").scheduling, "unknown")
+        self.assertEqual(mode_of(config(runner_type="pooling"), "1").scheduling, "unknown")
         self.assertEqual(mode_of(config(use_v2_model_runner=None), "1").runner, "unknown")
         self.assertEqual(mode_of(SimpleNamespace(device_config=SimpleNamespace(device_type="cuda")), "1"), Mode("1", "cuda", "unknown", "unknown", False))
 
