@@ -236,6 +236,7 @@ struct kvc_put {
 	kv_status_t end_status; /* first failure of a PUT_END */
 	kvc_put_result_t result;
 	kvc_writer_t range; /* of this member */
+	uint64_t kept_ns;   /* the daemon has heard last that it is still written */
 	uint32_t asked, n, from;
 	uint32_t ends;   /* PUT_END requests in flight: their staging is still read */
 	uint32_t handed; /* blocks handed in, ALREADY ones not counted */
@@ -322,6 +323,7 @@ struct kvc {
 	kvc_put_t *put_ids[KVC_ID_BUCKETS];
 	uint64_t serial;
 	uint64_t leases_open, puts_open, slabs_mapped;
+	uint64_t put_ttl_ns; /* the daemon's put.ttl, as an answer to KEEP says; 0: none has come */
 
 	kv_key_t *ladder; /* keys of the ACQUIRE being sent, when they are many */
 	uint32_t ladder_cap;

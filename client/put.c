@@ -149,6 +149,7 @@ kv_status_t kvc_put_bind(kvc_put_t *put)
 	for (uint32_t i = 0; i < put->n; i++) {
 		put->order[i + 1] = put->order[i] + (kvc_grant_slot(&put->grant, i) != KV_SLOT_NONE);
 	}
+	put->kept_ns = kv_now_ns(&kvc->env);
 	put->chain = *bucket;
 	*bucket = put;
 

@@ -102,25 +102,45 @@ kvc_status_t kvc_put_end(kvc_put_t *put, uint32_t first, uint32_t count)
 	}
 	put->ends++;
 	put->handed += blocks;
+	put->kept_ns = kv_now_ns(&kvc->env);
 
 	return KVC_OK;
 }
 
+#define KEEP_FIRST_NS UINT64_C(50000000) /* half of the shortest put.ttl there is */
+
+static void kept(kvc_t *kvc, void *object, const kvc_answer_t *answer)
+{
+	(void)object;
+	if (answer->status == KV_OK) {
+		kvc->put_ttl_ns = answer->reply->keep_reply.ttl_ms * KVC_NS_A_MS;
+	}
+}
+
+/* Called wherever the put moves on, so all but one call in half a time to live is a look at the clock. */
 kvc_status_t kvc_put_keep(kvc_put_t *put)
 {
 	kvc_t *kvc = put->space->kvc;
 	kv_msg_keep_t msg = {.put = put->grant.id};
-	kvc_status_t status = kvc_enter(kvc);
+	kvc_ask_t ask = {.code = KV_CODE_KEEP, .msg = &msg, .done = kept, .object = kvc, .fd = -1};
+	uint64_t now = kv_now_ns(&kvc->env);
+	kvc_status_t status = kvc_check_process(kvc);
 
-	if (status != KVC_OK || !put->grant.map) {
+	if (status != KVC_OK || !put->grant.map || put->result.status == KVC_OK) {
 		return status;
 	}
 	if (kvc_grant_check(&put->grant) != KV_OK) {
 		return kvc_fail(KV_ERR_REVOKED, "put %llu was revoked", (unsigned long long)put->grant.id);
 	}
-	kvc_tell(kvc, KV_CODE_KEEP, &msg);
+	if (now - put->kept_ns < (kvc->put_ttl_ns ? kvc->put_ttl_ns / 2 : KEEP_FIRST_NS)) {
+		return KVC_OK;
+	}
+	status = kvc_enter(kvc);
+	if (status == KVC_OK && kvc_send(kvc, &ask) == KV_OK) { /* else the next call tries again */
+		put->kept_ns = now;
+	}
 
-	return KVC_OK;
+	return status;
 }
 
 static kvc_put_t *find(kvc_t *kvc, uint64_t id)

@@ -53,6 +53,7 @@ void kvc_session_lost(kvc_t *kvc, kv_status_t status, const char *why)
 	kvc_channel_close(kvc, KV_ERR_CLOSED);
 	kvc->events->lost(kvc);
 	kvc->owes_quiet = 0;
+	kvc->put_ttl_ns = 0;
 	back_off(kvc);
 }
 

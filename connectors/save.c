@@ -236,6 +236,7 @@ uint32_t kvx_save_step(kvx_save_t *save, uint64_t now, uint32_t budget)
 		step_asked(save, now);
 		break;
 	case KVX_SAVE_COPYING:
+		(void)kvc_put_keep(save->put); /* other jobs may use the budget up for long */
 		moved = step_copying(save, budget);
 		break;
 	case KVX_SAVE_WAITING:

@@ -405,6 +405,7 @@ static int look_granted(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t no
 
 	kvc_put_get_result(put->put, &result);
 	if (result.status == KVC_PENDING && now - put->asked_ns < PUT_MS * KVX_MS) {
+		(void)kvc_put_keep(put->put); /* a step may be long: the ranks are at it (decision 027) */
 		return 0;
 	}
 	scheduler->stats.save_done += result.visible < put->granted ? result.visible : put->granted;

@@ -348,7 +348,8 @@ typedef struct kvc_put_result {
 } kvc_put_result_t;
 KVC_API void kvc_put_get_result(const kvc_put_t *put, kvc_put_result_t *result);
 /* The put is still being written: without a word for the daemon's put.ttl it may be revoked, when its namespace lacks room. kvc_put_end() says so too.
- * Does not wait. REVOKED: that has happened. */
+ * Call it whenever the put moves on: a message goes at most once in half of put.ttl (until the first answer has named that: 50 ms), else this is a look
+ * at the clock. Does not wait. REVOKED: that has happened. */
 KVC_API kvc_status_t kvc_put_keep(kvc_put_t *put);
 /* Wait until PUT_DONE (or DURABLE too, when asked for and `durable` is 1). */
 KVC_API kvc_status_t kvc_put_wait(kvc_put_t *put, int durable, uint32_t timeout_ms);

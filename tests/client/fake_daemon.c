@@ -199,6 +199,10 @@ static kv_status_t answer(fake_t *fake, uint32_t at, uint16_t code, const kv_msg
 	case KV_CODE_PUT_END:
 		atomic_fetch_add(&fake->seen.put_ends, 1);
 		return fake_put_end(fake, at, &ask->put_end, &reply->put_end_reply);
+	case KV_CODE_KEEP:
+		atomic_fetch_add(&fake->seen.keeps, 1);
+		reply->keep_reply.ttl_ms = atomic_load(&fake->knobs.put_ttl_ms);
+		return KV_OK;
 	case KV_CODE_PUT_REVOKE:
 		atomic_fetch_add(&fake->seen.revokes, 1);
 		return fake_put_revoke(fake, &ask->put_revoke);

@@ -73,12 +73,13 @@ typedef struct fake_knobs {
 	_Atomic uint32_t lazy_ready;     /* leases start with nothing ready; fake_ready() moves them */
 	_Atomic uint32_t hold_puts;      /* PUT_DONE is not sent */
 	_Atomic uint32_t slots;          /* blocks a put may get; 0: all */
+	_Atomic uint32_t put_ttl_ms;     /* answer to KEEP */
 } fake_knobs_t;
 
 /* What the daemon has seen, for tests to look at. */
 typedef struct fake_seen {
 	_Atomic uint32_t hellos, joins, acquires, releases, released_ids, revokes, quiets, bad_blocks, put_ends,
-		space_opens;
+		space_opens, keeps;
 	_Atomic uint64_t old_incarnation;
 	_Atomic uint64_t quiet_what;
 	_Atomic uint32_t bad_index;

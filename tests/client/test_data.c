@@ -252,6 +252,44 @@ static void p4_an_unfinished_put_is_revoked_when_freed(void **state)
 	bed_free(&bed);
 }
 
+/* However often it is called, KEEP goes once in half of the put's time to live; a put that ends soon costs none. */
+static void p5_a_put_is_kept_once_in_half_its_time_to_live(void **state)
+{
+	const fake_seen_t *seen;
+	uint64_t start;
+	kvc_put_t *put;
+	bed_t bed;
+
+	(void)state;
+	bed_make(&bed, &fake_split);
+	seen = fake_seen(bed.fake);
+	atomic_store(&fake_knobs(bed.fake)->put_ttl_ms, 60000);
+	assert_int_equal(kvc_put_start(bed.space, bed.keys, 0, 3, NULL, &put), KVC_OK);
+	assert_int_equal(kvc_put_keep(put), KVC_OK); /* not granted yet */
+	start = test_now_ms();
+	assert_int_equal(kvc_put_ready(put, 0), KVC_OK);
+	for (int i = 0; i < 100; i++) {
+		assert_int_equal(kvc_put_keep(put), KVC_OK);
+		(void)kvc_poll(bed.kvc, 0);
+	}
+	assert_true(atomic_load(&seen->keeps) == 0 || test_now_ms() - start >= 50);
+	/* The daemon's time to live is not known: soon one goes, and then, for 30 s, none. */
+	while (atomic_load(&seen->keeps) == 0) {
+		assert_int_equal(kvc_put_keep(put), KVC_OK);
+		(void)kvc_poll(bed.kvc, 1);
+	}
+	for (uint64_t until = test_now_ms() + 120; test_now_ms() < until;) {
+		assert_int_equal(kvc_put_keep(put), KVC_OK);
+		(void)kvc_poll(bed.kvc, 1);
+	}
+	assert_true(atomic_load(&seen->keeps) == 1 || test_now_ms() - start >= 30000);
+	fake_finish_puts(bed.fake, KV_ERR_REVOKED);
+	assert_int_equal(kvc_put_wait(put, 0, 0), KVC_ERR_REVOKED);
+	assert_int_equal(kvc_put_keep(put), KVC_ERR_REVOKED);
+	kvc_put_free(put);
+	bed_free(&bed);
+}
+
 static void p1_a_revoked_put_is_not_written(void **state)
 {
 	bed_t bed;
@@ -565,6 +603,7 @@ int main(void)
 		cmocka_unit_test(p10_grants_outside_the_lease_area_are_refused),
 		cmocka_unit_test(p3_a_put_in_pieces_becomes_visible_whole),
 		cmocka_unit_test(p4_an_unfinished_put_is_revoked_when_freed),
+		cmocka_unit_test(p5_a_put_is_kept_once_in_half_its_time_to_live),
 		cmocka_unit_test(p1_a_revoked_put_is_not_written),
 		cmocka_unit_test(puts_below_nothing_or_beyond_limits_say_so),
 		cmocka_unit_test(p1_ranks_write_their_own_heads),

@@ -371,6 +371,13 @@ kvc_status_t kvc_put_end(kvc_put_t *put, uint32_t first, uint32_t count)
 
 	return fake.put_end;
 }
+kvc_status_t kvc_put_keep(kvc_put_t *put)
+{
+	assert_true(put->granted > 0);
+	fake.keeps++;
+
+	return KVC_OK;
+}
 void kvc_put_free(kvc_put_t *put)
 {
 	if (put) {

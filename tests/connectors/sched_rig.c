@@ -298,6 +298,26 @@ static void dropped(sr_t *sr, const kvx_plan_save_t *save)
 	record->put = save->put.id;
 }
 
+static void write_save(sr_t *sr, kvc_put_t *put, const uint32_t *ids, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		if (ids[i] != KVX_NO_BLOCK) {
+			(void)kvc_put_write(put, i, sr->cache + (size_t)ids[i] * sr->block_bytes);
+		}
+	}
+	(void)kvc_put_end(put, 0, n);
+	assert_true(sr->put_count < SR_PUTS);
+	sr->puts[sr->put_count++] = put;
+}
+
+void sr_release_save(sr_t *sr)
+{
+	assert_non_null(sr->held);
+	write_save(sr, sr->held, sr->held_ids, sr->held_n);
+	sr->held = NULL;
+	sr->hold_saves = 0;
+}
+
 static void do_save(sr_t *sr, const kvx_plan_save_t *save)
 {
 	const uint32_t *ids = kvx_plan_save_ids(save);
@@ -312,14 +332,14 @@ static void do_save(sr_t *sr, const kvx_plan_save_t *save)
 		dropped(sr, save);
 		return;
 	}
-	for (uint32_t i = 0; i < save->n; i++) {
-		if (ids[i] != KVX_NO_BLOCK) {
-			(void)kvc_put_write(put, i, sr->cache + (size_t)ids[i] * sr->block_bytes);
-		}
+	if (sr->hold_saves) {
+		assert_true(!sr->held && save->n <= SR_BLOCKS);
+		sr->held = put;
+		sr->held_n = save->n;
+		memcpy(sr->held_ids, ids, save->n * sizeof *ids);
+		return;
 	}
-	(void)kvc_put_end(put, 0, save->n);
-	assert_true(sr->put_count < SR_PUTS);
-	sr->puts[sr->put_count++] = put;
+	write_save(sr, put, ids, save->n);
 	if (sr->put_count > SR_PUTS / 2) {
 		(void)kvc_poll(sr->kvc, 20);
 		free_puts(sr);

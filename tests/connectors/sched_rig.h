@@ -43,8 +43,10 @@ typedef struct sr {
 	kvc_put_t *puts[SR_PUTS]; /* views still open */
 	uint32_t put_count;
 	kvx_bytes_t report;
-	int drop_saves, fail_loads; /* knobs: */
-	int ahead;                  /* the report of a step is left to be given by hand */
+	kvc_put_t *held; /* a save that is begun and not written */
+	uint32_t held_ids[SR_BLOCKS], held_n;
+	int drop_saves, hold_saves, fail_loads; /* knobs: */
+	int ahead;                              /* the report of a step is left to be given by hand */
 	/* of the last plan */
 	uint32_t saves, early, save_blocks, loads, dead, async, fences, drops, spaces;
 	uint32_t loaded_blocks, failed_blocks;
@@ -86,6 +88,8 @@ int sr_is_right(const sr_t *sr, const sr_request_t *request, uint32_t from, uint
 /* Make the plan and do what it says; reports go back. Returns its length. */
 size_t sr_step(sr_t *sr);
 /* Step until nothing is pending and the puts are over. */
+/* Write the save that `hold_saves` has kept, and hold none any more. */
+void sr_release_save(sr_t *sr);
 void sr_settle(sr_t *sr);
 /* Match; a miss must be one of blocks, not of a daemon that does not answer. */
 void sr_match(sr_t *sr, const sr_request_t *request, kvx_hit_t *hit);

@@ -176,12 +176,55 @@ static void p8_a_tenant_does_not_lock_the_operator_out(void **state)
 	raw_daemon_end(&daemon_);
 }
 
+/* ---- put.ttl ------------------------------------------------------------------------------------------------------------- */
+
+/* A put past its time gives way when its namespace lacks room, and what comes late of it gets a typed error; one that is kept stays. */
+static void p5_a_put_past_its_time_gives_way_and_its_late_end_is_refused(void **state)
+{
+	static const char *const args[] = {"--put.ttl=100ms", "--instance.max_unfinished=64KiB", NULL};
+	kv_msg_put_start_reply_t old, more;
+	kv_msg_keep_reply_t kept;
+	kv_msg_put_end_reply_t ended;
+	kv_msg_quiet_reply_t quiet;
+	raw_member_t member;
+	kv_key_t keys[16];
+
+	(void)state;
+	raw_daemon_start(&daemon_, args);
+	raw_join(&member, daemon_.sock, "i");
+	assert_int_equal(raw_space(&member, "m"), KV_OK);
+	raw_keys(1, keys, 16);
+	assert_int_equal(raw_put_start(&member, NULL, 0, keys, 4, &old), KV_OK);
+	assert_int_equal(raw_call(member.fd, KV_CODE_KEEP, &(kv_msg_keep_t){old.put}, &kept), KV_OK);
+	assert_int_equal(kept.ttl_ms, 100);
+	usleep(150000);
+	/* Time alone ends nothing: it is kept, and ends as any other. */
+	assert_int_equal(raw_call(member.fd, KV_CODE_KEEP, &(kv_msg_keep_t){old.put}, &kept), KV_OK);
+	assert_int_equal(raw_metric(member.fd, "kvd_puts_expired_total"), 0);
+	usleep(150000);
+	assert_int_equal(raw_put_start(&member, NULL, 0, keys + 4, 12, &more), KV_OK);
+	assert_true(more.n < 12); /* short of room: the oldest is revoked for whoever asks next */
+	assert_int_equal(raw_metric(member.fd, "kvd_puts_expired_total"), 1);
+	assert_int_equal(raw_metric(member.fd, "kvd_namespace_puts_expired_total"), 1);
+	assert_int_equal(raw_call(member.fd, KV_CODE_PUT_END,
+				  &(kv_msg_put_end_t){.put = old.put, .count = 1, .words = RAW_LEAVES}, &ended),
+			 KV_ERR_REVOKED);
+	assert_int_equal(raw_call(member.fd, KV_CODE_KEEP, &(kv_msg_keep_t){old.put}, &kept), KV_ERR_REVOKED);
+	assert_int_equal(raw_call(member.fd, KV_CODE_QUIET, &(kv_msg_quiet_t){.what = 0, .id = old.put}, &quiet),
+			 KV_OK);
+	assert_int_equal(quiet.freed, 4);
+	assert_int_equal(raw_call(member.fd, KV_CODE_KEEP, &(kv_msg_keep_t){old.put}, &kept), KV_ERR_NOT_FOUND);
+	raw_leave(&member);
+	raw_daemon_end(&daemon_);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p8_a_namespace_full_of_sessions_refuses_its_own_only),
 		cmocka_unit_test(p8_receive_buffers_of_one_namespace_close_no_session_of_another),
 		cmocka_unit_test(p8_members_and_instances_of_one_namespace_leave_the_others_theirs),
+		cmocka_unit_test(p5_a_put_past_its_time_gives_way_and_its_late_end_is_refused),
 		/* the last one: it may skip */
 		cmocka_unit_test(p8_a_tenant_does_not_lock_the_operator_out),
 	};
