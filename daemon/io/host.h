@@ -59,7 +59,8 @@ typedef struct kvd_health {
 	_Atomic int stopping;
 } kvd_health_t;
 
-#define KVD_MEMBER_BUCKETS 1024u
+#define KVD_MEMBER_BUCKETS    1024u
+#define KVD_RESERVED_SESSIONS 8u /* of operators, beyond what a namespace may have */
 
 struct kvd_host {
 	kvd_setup_t *setup;
@@ -77,14 +78,16 @@ struct kvd_host {
 	kvd_source_t keeper;
 	kvd_source_t cpu_ready;
 	kvd_source_t disk_ready;
-	uint64_t look_ns;          /* when spinning last looked at a socket */
-	uint64_t busy_until_ns;    /* spin until then */
-	uint64_t hurried_until_ns; /* sleeps have ended late: shorter ones until then */
-	uint64_t asked_ns;         /* when the last turn with a request ended */
-	uint64_t gap_ns;           /* moving average of the time between two of them */
-	uint64_t next_drain_ns;    /* report rings, timeouts */
-	uint64_t next_second_ns;   /* gauges */
-	uint32_t frames;           /* handled in this turn */
+	uint64_t look_ns;                  /* when spinning last looked at a socket */
+	uint64_t busy_until_ns;            /* spin until then */
+	uint64_t hurried_until_ns;         /* sleeps have ended late: shorter ones until then */
+	uint64_t asked_ns;                 /* when the last turn with a request ended */
+	uint64_t gap_ns;                   /* moving average of the time between two of them */
+	uint64_t next_drain_ns;            /* report rings, timeouts */
+	uint64_t next_second_ns;           /* gauges */
+	uint32_t frames;                   /* handled in this turn */
+	int spares[KVD_RESERVED_SESSIONS]; /* descriptors for operators, when there are no others */
+	uint32_t spare_count;
 	int accept_paused;
 	uint64_t accept_again_ns;
 

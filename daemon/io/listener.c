@@ -5,6 +5,7 @@
 #include "sockets.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
@@ -15,9 +16,46 @@
 #define BACKLOG        256
 #define ACCEPTS_A_TURN 16
 #define REST_NS        UINT64_C(100000000)
-#define OWN_FDS        256u /* of the daemon itself, slabs left out: sockets, events, HTTP, the disk tier */
+#define OWN_FDS        128u /* of the daemon itself, and ... */
+#define OWN_FDS_OF_ONE 8u   /* ... of a namespace: its socket, its mirror, its endpoints */
 
-/* Out of descriptors: sessions that are open go on, new ones wait in the kernel's backlog. */
+/* ---- without descriptors --------------------------------------------------------------------------------------------- */
+
+static void spares_fill(kvd_host_t *host)
+{
+	int fd = 0;
+
+	while (host->spare_count < KVD_RESERVED_SESSIONS && (fd = fcntl(host->epoll_fd, F_DUPFD_CLOEXEC, 0)) >= 0) {
+		host->spares[host->spare_count++] = fd;
+	}
+}
+
+/* Who comes first in the queue is known when he has a descriptor: an operator keeps it, others are refused, so that they do not hold the queue.
+ * 0: none is to spare, or nobody waits. */
+static int accept_with_spare(kvd_host_t *host, kvd_namespace_t *ns)
+{
+	int fd;
+
+	if (host->spare_count == 0) {
+		return 0;
+	}
+	close(host->spares[--host->spare_count]);
+	fd = accept4(ns->source.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+	if (fd >= 0 && kvd_peer_is_operator(fd)) {
+		kvd_session_open(host, ns, fd);
+		return 1;
+	}
+	if (fd >= 0) {
+		kv_metric_add(&host->metrics, KV_M_SESSIONS_REFUSED, 1);
+		kv_ns_metric_add(&host->metrics, ns->id, KV_NM_SESSIONS_REFUSED, 1);
+		close(fd);
+	}
+	spares_fill(host);
+
+	return fd >= 0;
+}
+
+/* Sessions that are open go on, new ones wait in the kernel's backlog. */
 static void pause_accepting(kvd_host_t *host, int error)
 {
 	kv_metric_add(&host->metrics, KV_M_FD_EXHAUSTED, 1);
@@ -32,6 +70,7 @@ static void pause_accepting(kvd_host_t *host, int error)
 
 void kvd_listeners_resume(kvd_host_t *host)
 {
+	spares_fill(host);
 	if (!host->accept_paused) {
 		return;
 	}
@@ -44,18 +83,25 @@ void kvd_listeners_resume(kvd_host_t *host)
 static void listener_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
 {
 	kvd_namespace_t *ns = (kvd_namespace_t *)source;
+	int lack = 0;
 
 	(void)events;
-	for (int i = 0; i < ACCEPTS_A_TURN && !host->accept_paused; i++) {
+	for (int i = 0; i < ACCEPTS_A_TURN; i++) {
 		int fd = accept4(source->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 
 		if (fd >= 0) {
 			kvd_session_open(host, ns, fd);
 		} else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-			pause_accepting(host, errno);
+			lack = errno;
+			if (!accept_with_spare(host, ns)) {
+				break;
+			}
 		} else if (errno != EINTR && errno != ECONNABORTED) {
-			return;
+			break;
 		}
+	}
+	if (lack) {
+		pause_accepting(host, lack);
 	}
 }
 
@@ -95,7 +141,10 @@ static uint32_t part_of(uint64_t total, double fit, uint32_t namespaces)
 static void parts_make(kvd_host_t *host)
 {
 	const kvd_options_t *options = host->options;
-	uint64_t own = OWN_FDS + 2 * (options->cpu_size / options->cpu_slab_size + 1);
+	uint64_t own = OWN_FDS + KVD_RESERVED_SESSIONS + OWN_FDS_OF_ONE * host->namespace_count +
+		       2 * (options->cpu_size / options->cpu_slab_size + 1) + options->http_connections +
+		       (options->events_enabled ? 2 * options->events_subscribers * host->namespace_count : 0) +
+		       (options->nvme_path[0] ? options->nvme_size / options->nvme_file_size + 1 : 0);
 	uint64_t need = options->limits_sessions * (1 + KV_WIRE_MAX_FDS) + 2 * options->limits_members +
 			options->limits_instances;
 	uint64_t want = own + need;
@@ -207,11 +256,16 @@ kv_status_t kvd_listeners_open(kvd_host_t *host, char *detail, size_t cap)
 		return status;
 	}
 
+	spares_fill(host);
+
 	return listen_all(host, detail, cap);
 }
 
 void kvd_listeners_close(kvd_host_t *host)
 {
+	while (host->spare_count > 0) {
+		close(host->spares[--host->spare_count]);
+	}
 	for (uint32_t i = 0; i < host->namespace_count; i++) {
 		kvd_namespace_t *ns = &host->namespaces[i];
 

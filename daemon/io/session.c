@@ -11,27 +11,31 @@
 #define IN_KEEP  262144u /* a larger buffer is given back when it is empty */
 #define HEADER   sizeof(kv_frame_header_t)
 
-#define RESERVED_SESSIONS 8u /* of operators, beyond what a namespace may have */
-
 static void session_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events);
 
 /* ---- birth and death ------------------------------------------------------------------------------------------------- */
 
-static void session_peer(kvd_session_t *session)
+static struct ucred peer_of(int fd)
 {
 	struct ucred cred;
 	socklen_t len = sizeof cred;
 
-	session->uid = (uid_t)-1;
-	if (getsockopt(session->source.fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) == 0) {
-		session->pid = cred.pid;
-		session->uid = cred.uid;
-	}
+	return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) == 0 ? cred : (struct ucred){.uid = (uid_t)-1};
+}
+
+static int is_operator(uid_t uid)
+{
+	return uid == 0 || uid == geteuid();
 }
 
 int kvd_session_is_operator(const kvd_session_t *session)
 {
-	return session->uid == 0 || session->uid == geteuid();
+	return is_operator(session->uid);
+}
+
+int kvd_peer_is_operator(int fd)
+{
+	return is_operator(peer_of(fd).uid);
 }
 
 /* Is there room in its namespace's part, or in the operators' reserve? What a tenant takes never keeps an operator out (decision 026). */
@@ -42,7 +46,7 @@ static int has_room(const kvd_host_t *host, kvd_session_t *session)
 	if (used->sessions < host->part.sessions && used->receive + IN_SMALL <= host->part.receive) {
 		return 1;
 	}
-	session->reserved = kvd_session_is_operator(session) && host->reserved < RESERVED_SESSIONS;
+	session->reserved = kvd_session_is_operator(session) && host->reserved < KVD_RESERVED_SESSIONS;
 
 	return session->reserved;
 }
@@ -90,7 +94,8 @@ void kvd_session_open(kvd_host_t *host, kvd_namespace_t *ns, int fd)
 	}
 	session->source = (kvd_source_t){session_ready, fd};
 	session->ns = ns;
-	session_peer(session);
+	session->pid = peer_of(fd).pid;
+	session->uid = peer_of(fd).uid;
 	session->in = has_room(host, session) ? malloc(IN_SMALL) : NULL;
 	if (!session->in) {
 		goto err_free;

@@ -62,6 +62,7 @@ void kvd_session_send(kvd_host_t *host, kvd_session_t *session, const kv_frame_h
 void kvd_session_forget(kvd_session_t *session, const int fds[2]);
 /* Is the peer root or the daemon's own user? */
 int kvd_session_is_operator(const kvd_session_t *session);
+int kvd_peer_is_operator(int fd);
 /* End it at the end of this turn. */
 void kvd_session_doom(kvd_host_t *host, kvd_session_t *session);
 /* Sessions with whole frames left over: their share of this turn. Returns 1 when some still have. */

@@ -1,7 +1,9 @@
 /* A namespace that takes all it can get: sessions, receive buffers, members. What it has of these is its part, and no other namespace's. */
 #include "daemon/raw.h"
 
+#include <dirent.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -176,6 +178,54 @@ static void p8_a_tenant_does_not_lock_the_operator_out(void **state)
 	raw_daemon_end(&daemon_);
 }
 
+static uint32_t count_fds(pid_t pid)
+{
+	char path[32];
+	uint32_t n = 0;
+	DIR *dir;
+
+	snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
+	dir = opendir(path);
+	assert_non_null(dir);
+	while (readdir(dir)) {
+		n++;
+	}
+	closedir(dir);
+
+	return n - 2;
+}
+
+/* A tenant has used up the descriptors, and more of it wait: they are refused, and an operator gets in past them. */
+static void p8_without_descriptors_an_operator_gets_in(void **state)
+{
+	static const char *const args[] = {"--limits.hello_time=60s", NULL};
+	struct rlimit few;
+	int end, fds[4];
+	pid_t child;
+
+	(void)state;
+	if (geteuid() != 0) {
+		kv_test_skip("a second user needs root");
+	}
+	begin(args);
+	assert_int_equal(chmod(daemon_.dir, 0755), 0);
+	assert_int_equal(chmod(daemon_.sock, 0666), 0);
+	few.rlim_cur = few.rlim_max = count_fds(daemon_.pid) + 16;
+	assert_int_equal(prlimit(daemon_.pid, RLIMIT_NOFILE, &few, NULL), 0);
+	child = attack(&end);
+	for (uint32_t i = 0; i < KV_COUNT_OF(fds); i++) {
+		fds[i] = raw_open(daemon_.sock);
+	}
+	assert_true(raw_metric(fds[0], "kvd_fd_exhausted_total") > 0);
+	assert_true(raw_metric_reaches(fds[0], "kvd_namespace_sessions_refused_total", 16));
+	for (uint32_t i = 0; i < KV_COUNT_OF(fds); i++) {
+		close(fds[i]);
+	}
+	close(end);
+	assert_int_equal(waitpid(child, NULL, 0), child);
+	raw_daemon_end(&daemon_);
+}
+
 /* ---- put.ttl ------------------------------------------------------------------------------------------------------------- */
 
 /* A put past its time gives way when its namespace lacks room, and what comes late of it gets a typed error; one that is kept stays. */
@@ -225,8 +275,9 @@ int main(void)
 		cmocka_unit_test(p8_receive_buffers_of_one_namespace_close_no_session_of_another),
 		cmocka_unit_test(p8_members_and_instances_of_one_namespace_leave_the_others_theirs),
 		cmocka_unit_test(p5_a_put_past_its_time_gives_way_and_its_late_end_is_refused),
-		/* the last one: it may skip */
+		/* the last ones: they may skip */
 		cmocka_unit_test(p8_a_tenant_does_not_lock_the_operator_out),
+		cmocka_unit_test(p8_without_descriptors_an_operator_gets_in),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
