@@ -27,7 +27,8 @@ typedef struct kvs_recovery {
 	uint32_t *order; /* indices of all of them, shallow first */
 	uint32_t *entry; /* of those reported, by key: index + 1 */
 	uint64_t mask;
-	uint32_t next; /* in the order */
+	uint32_t next;    /* in the order */
+	uint32_t put_off; /* at its beginning: these come again */
 	uint64_t kept;
 } scan_t;
 
@@ -244,10 +245,20 @@ static void report_some(scan_t *scan, kvs_found_fn found, void *arg, uint32_t ma
 		uint32_t *place = table_find(scan, &f->meta.key, &f->meta);
 		uint32_t slot_class = nvme->files[kv_slot_slab(f->slot)].slot_class;
 
-		if (!*place && has_parent(scan, &f->meta) && epoch_is_current(scan, &f->meta) &&
-		    found(arg, slot_class, loc, &f->meta) == KV_OK) {
+		kv_status_t status = KV_ERR_NO_PARENT;
+
+		if (!*place && epoch_is_current(scan, &f->meta)) {
+			status = has_parent(scan, &f->meta) ? found(arg, slot_class, loc, &f->meta)
+				 : scan->put_off > 0        ? KV_PENDING
+							    : KV_ERR_NO_PARENT;
+		}
+		if (status == KV_OK) {
 			*place = i + 1u;
 			scan->kept++;
+			continue;
+		}
+		if (status == KV_PENDING) {
+			scan->order[scan->put_off++] = i;
 			continue;
 		}
 		scan->dropped++;
@@ -358,6 +369,11 @@ kv_status_t kvs_nvme_recover(kvs_tier_t *tier, kvs_found_fn found, void *arg, ui
 	report_some(scan, found, arg, max);
 	if (scan->next < scan->count) {
 		return KV_PENDING;
+	}
+	if (scan->put_off > 0) {
+		scan->count = scan->put_off;
+		scan->next = scan->put_off = 0;
+		return KV_MISS;
 	}
 	kv_metric_add(nvme->metrics, KV_M_DISK_RECOVERED, scan->kept);
 	kv_metric_add(nvme->metrics, KV_M_DISK_REBUILT, nvme->rebuild ? scan->kept : 0);

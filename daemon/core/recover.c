@@ -49,12 +49,30 @@ static kv_status_t tree_of_root(kvd_core_t *core, uint32_t tier_class, const kvs
 	return KV_OK;
 }
 
+/* May the namespace have a block more in the index? PENDING: when all have had their shares (decision 025). */
+static kv_status_t may_have(const kvd_core_t *core, uint32_t ns)
+{
+	if (!core->recovery.lending) {
+		return kvd_share_over(core, ns, KVD_SHARE_INDEX, 1) > 0 ? KV_PENDING : KV_OK;
+	}
+
+	return ns == KVD_NONE || core->ns[ns]->blocks < kvd_share_most(core, ns, KVD_SHARE_INDEX) ? KV_OK
+												  : KV_ERR_LIMIT;
+}
+
 static kv_status_t found(void *arg, uint32_t tier_class, kvs_loc_t loc, const kvs_meta_t *meta)
 {
 	kvd_core_t *core = arg;
 	kvd_recovery_t *recovery = &core->recovery;
 	uint32_t parent = KVD_NONE, id;
-	kv_status_t status = tree_of_root(core, tier_class, meta);
+	kv_status_t status = may_have(core, ns_of_class(core, tier_class));
+
+	if (status == KV_PENDING) {
+		return status;
+	}
+	if (status == KV_OK) {
+		status = tree_of_root(core, tier_class, meta);
+	}
 
 	recovery->refused++;
 	if (status != KV_OK) {
@@ -88,6 +106,10 @@ static kv_status_t recover_some(kvd_core_t *core, uint32_t max)
 {
 	kv_status_t status = kvs_recover_some(kvd_disk(core), found, core, max);
 
+	if (status == KV_MISS) {
+		core->recovery.lending = 1;
+		return max == UINT32_MAX ? recover_some(core, max) : KV_PENDING;
+	}
 	if (status != KV_PENDING) {
 		kv_logf(core->env, status == KV_OK ? KV_LOG_INFO : KV_LOG_ERROR, "core",
 			"blocks taken in from disk, blocks %llu refused %llu status %s",

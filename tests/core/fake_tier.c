@@ -336,23 +336,32 @@ static kv_status_t fake_recover(kvs_tier_t *tier, kvs_found_fn found, void *arg,
 		for (; fake->found_slot < fake->cap; fake->found_slot++) {
 			uint32_t i = fake->found_slot;
 			fake_slot_t *slot = &fake->slots[i];
+			kv_status_t status;
 
-			if (slot->state != KVS_READY || (!fake->ordered && slot->meta.depth != fake->found_depth)) {
+			if (slot->state != KVS_READY || slot->put_off < fake->again ||
+			    (!fake->ordered && slot->meta.depth != fake->found_depth)) {
 				continue;
 			}
 			if (max-- == 0) {
 				return KV_PENDING;
 			}
-			if (fake_epoch_get(tier, slot->meta.root) != slot->meta.epoch ||
-			    found(arg, slot->slot_class, (kvs_loc_t){name_of(fake, i), slot->gen}, &slot->meta) !=
-				    KV_OK) {
+			status = fake_epoch_get(tier, slot->meta.root) == slot->meta.epoch
+					 ? found(arg, slot->slot_class, (kvs_loc_t){name_of(fake, i), slot->gen},
+						 &slot->meta)
+					 : KV_ERR_STALE_EPOCH;
+			kv_assert(status != KV_PENDING || !fake->again);
+			slot->put_off = status == KV_PENDING;
+			fake->put_off += slot->put_off;
+			if (status != KV_OK && status != KV_PENDING) {
 				really_free(fake, slot);
 			}
 		}
 	}
 	fake->found_depth = fake->found_slot = 0;
+	fake->again = fake->put_off > 0;
+	fake->put_off = 0;
 
-	return KV_OK;
+	return fake->again ? KV_MISS : KV_OK;
 }
 
 static void fake_usage(kvs_tier_t *tier, kvs_usage_t *p_usage)

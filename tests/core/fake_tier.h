@@ -20,10 +20,11 @@ typedef struct fake_slot {
 	uint32_t gen;
 	uint32_t slot_class;
 	uint64_t owner;
-	uint32_t busy;  /* transfers that use it */
-	uint32_t freed; /* free it when they have ended */
-	uint64_t seq;   /* of its store */
-	int aside;      /* the device cannot read it */
+	uint32_t busy;    /* transfers that use it */
+	uint32_t freed;   /* free it when they have ended */
+	uint64_t seq;     /* of its store */
+	uint32_t put_off; /* by who recovers: comes again */
+	int aside;        /* the device cannot read it */
 } fake_slot_t;
 
 typedef struct fake_op {
@@ -55,6 +56,7 @@ typedef struct fake_tier {
 		kvs_geometry_t geometry;
 	} classes[FAKE_CLASSES];
 	uint32_t class_count;
+	uint32_t put_off, again;
 	struct {
 		char ns[65];
 		uint64_t bytes;

@@ -256,6 +256,46 @@ static void p5_shares_that_nobody_gave_are_equal(void **state)
 	stage_end();
 }
 
+/* A disk that has more blocks than the index has room for: each namespace has its share back, and what one leaves idle is the other's. */
+static void recovery(uint32_t chains, uint32_t own, uint32_t others)
+{
+	u_config_t config = {.cpu_slots = 900,
+			     .disk_slots = 900,
+			     .max_blocks = 1024,
+			     .share = {[0] = {0, 0, 512}, [1] = {0, 0, 512}}};
+	fake_tier_t disk;
+
+	config.seed = kv_test_seed();
+	stage(&config);
+	for (uint32_t c = 0; c < 12; c++) {
+		put_chain(0, c);
+	}
+	for (uint32_t c = 0; c < chains; c++) {
+		put_chain(1, c);
+	}
+	universe_kill(&u_, &disk);
+	config.max_blocks = 256;
+	config.share[0][KVD_SHARE_INDEX] = config.share[1][KVD_SHARE_INDEX] = 128;
+	universe_init(&u_, &config, &disk);
+	for (uint32_t i = 0; i < 2; i++) {
+		m_[i] = u_join(&u_, i, "engine", 2, 0);
+		space_[i] = u_space(&u_, i, "model");
+	}
+	u_settle(&u_);
+	assert_int_equal(kvd_share_used(u_.core, u_.ns[0], KVD_SHARE_INDEX), others);
+	assert_int_equal(visible_of(0, 12), others);
+	assert_int_equal(visible_of(1, chains), own);
+	stage_end();
+}
+
+static void p2_recovery_gives_each_namespace_its_share_of_a_small_index(void **state)
+{
+	(void)state;
+	recovery(4, 128, 128);
+	recovery(2, 64, 192);
+	recovery(8, 128, 128);
+}
+
 /* A maximum ends what is borrowed, in the index and on both tiers, while others leave all of it idle; and a share is never more. */
 static void p5_a_maximum_ends_what_a_namespace_borrows(void **state)
 {
@@ -532,6 +572,7 @@ int main(void)
 		cmocka_unit_test(p5_pins_end_at_the_share_and_count_once),
 		cmocka_unit_test(p5_unfinished_and_quarantined_slots_end_at_the_share),
 		cmocka_unit_test(p5_an_instance_has_half_of_its_namespaces_share),
+		cmocka_unit_test(p2_recovery_gives_each_namespace_its_share_of_a_small_index),
 		cmocka_unit_test(p5_a_maximum_ends_what_a_namespace_borrows),
 		cmocka_unit_test(p5_shares_that_nobody_gave_are_equal),
 		cmocka_unit_test(p5_memory_that_was_lent_comes_back_to_its_owner),

@@ -208,6 +208,51 @@ static void p3_a_block_the_core_refuses_takes_its_children_along(void **state)
 	fixture_fini(&f);
 }
 
+typedef struct put_off {
+	int calls[2], again;
+} put_off_t;
+
+static kv_status_t put_off(void *arg, uint32_t slot_class, kvs_loc_t loc, const kvs_meta_t *meta)
+{
+	put_off_t *seen = arg;
+
+	(void)slot_class;
+	(void)loc;
+	seen->calls[seen->again]++;
+
+	return meta->depth == 2 && !seen->again ? KV_PENDING : KV_OK;
+}
+
+/* What the core has no room for yet comes again with its children, after all others, and nothing of it is lost. */
+static void p2_blocks_that_are_put_off_come_again_parents_first(void **state)
+{
+	put_off_t seen = {0};
+	kvs_usage_t usage;
+	fixture_t f;
+	kvs_loc_t loc;
+
+	(void)state;
+	fixture_init(&f, NULL);
+	fixture_begin(&f, &found);
+	for (uint32_t i = 1; i <= 8; i++) {
+		assert_int_equal(put_block(&f, &plain, 1 + i / 5, 1 + (i - 1) % 4, &loc), KV_OK);
+	}
+	assert_int_equal(flush_wait(f.tier), KV_OK);
+	fixture_close(&f);
+	assert_int_equal(fixture_open(&f), KV_OK);
+	assert_int_equal(kvs_recover_some(f.tier, put_off, &seen, 3), KV_PENDING);
+	assert_int_equal(kvs_recover_some(f.tier, put_off, &seen, 100), KV_MISS);
+	assert_int_equal(seen.calls[0], 4); /* two of depth 1, two of depth 2 */
+	seen.again = 1;
+	assert_int_equal(kvs_recover_some(f.tier, put_off, &seen, 2), KV_PENDING);
+	assert_int_equal(kvs_recover_some(f.tier, put_off, &seen, 100), KV_OK);
+	assert_int_equal(seen.calls[1], 6);
+	kvs_usage(f.tier, &usage);
+	assert_int_equal(usage.used_slots, 8);
+	check_sums(&f);
+	fixture_fini(&f);
+}
+
 static void p1_a_stale_location_is_a_miss(void **state)
 {
 	fixture_t f;
@@ -521,6 +566,7 @@ int main(void)
 		cmocka_unit_test(p2_what_was_flushed_is_there_after_reopen_parents_first),
 		cmocka_unit_test(p2_a_block_of_an_unrecorded_space_or_epoch_is_not_taken),
 		cmocka_unit_test(p2_blocks_without_parent_of_old_epochs_and_unknown_spaces_are_dropped),
+		cmocka_unit_test(p2_blocks_that_are_put_off_come_again_parents_first),
 		cmocka_unit_test(p3_a_block_the_core_refuses_takes_its_children_along),
 		cmocka_unit_test(p1_a_stale_location_is_a_miss),
 		cmocka_unit_test(p10_wrong_states_and_arguments_are_refused),

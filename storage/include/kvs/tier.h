@@ -117,7 +117,7 @@ typedef struct kvs_tier kvs_tier_t;
  * core answers those who wait from its own deadline. */
 typedef void (*kvs_done_fn)(void *arg, kv_status_t status);
 
-/* One block found at open. Return other than KV_OK to have it dropped (its slot is freed). */
+/* One block found at open. Return other than KV_OK to have it dropped (its slot is freed). KV_PENDING: not now, but with what is below it after all others. */
 typedef kv_status_t (*kvs_found_fn)(void *arg, uint32_t slot_class, kvs_loc_t loc, const kvs_meta_t *meta);
 
 /* A slab, or a slot file, as those see it who decide which class it should belong to. */
@@ -287,7 +287,8 @@ static inline uint64_t kvs_epoch_get(kvs_tier_t *t, const uint8_t root[32])
 	return t->ops->epoch_get(t, root);
 }
 
-/* Report blocks that survived, parents before children (by depth), at most `max` of them; KV_PENDING: there are more. Called after open, before anything
+/* Report blocks that survived, parents before children (by depth), at most `max` of them; KV_PENDING: there are more. KV_MISS: all have been
+ * reported once, and the next call begins with those that were put off; these must not be put off again. Called after open, before anything
  * else but kvs_epoch_set(), kvs_class_open(), kvs_free() and kvs_poll(), until all are reported. Blocks of an old epoch and blocks whose ancestors are missing
  * are dropped and counted, not reported. */
 static inline kv_status_t kvs_recover_some(kvs_tier_t *t, kvs_found_fn found, void *arg, uint32_t max)
