@@ -141,7 +141,7 @@ static void lose_cpu_leaf(kvd_core_t *core, uint32_t id)
 	while (!kvd_in_set(&core->ix, block, KVD_DISK) && block->claims != KVD_NONE) {
 		kvd_put_lose(core, block->claims);
 	}
-	core->durable_look = 1;
+	core->durable_look |= KVD_LOOK_DROPPED;
 	if (block->io == KVD_NONE) {
 		kvd_block_evict(core, id, KVD_CPU, KV_NM_EVICTED);
 		return;

@@ -38,7 +38,7 @@ static void await_flush(kvd_core_t *core, kvd_put_t *put)
 {
 	put->disk = kvd_block_at(&core->ix, pinned_block(core, put))->disk;
 	put->store_seq = core->stores + 1;
-	core->durable_look = 1;
+	core->durable_look |= KVD_LOOK_STORED;
 }
 
 /* The pinned block will not reach the disk: what of its path is there already is what can be promised. */
@@ -98,7 +98,7 @@ static void each_owed(kvd_core_t *core, void (*see)(kvd_core_t *core, kvd_put_t 
 
 void kvd_durable_lost(kvd_core_t *core)
 {
-	core->durable_look = 1;
+	core->durable_look |= KVD_LOOK_DROPPED;
 	each_owed(core, lose);
 }
 
@@ -112,7 +112,7 @@ static void await_again(kvd_core_t *core, kvd_put_t *put)
 
 void kvd_durable_again(kvd_core_t *core)
 {
-	core->durable_look = 1;
+	core->durable_look |= KVD_LOOK_STORED;
 	each_owed(core, await_again);
 }
 
@@ -161,13 +161,14 @@ static void look(kvd_core_t *core, kvd_put_t *put)
 	if (put->store_seq == 0) {
 		if (is_on_disk(core, id)) {
 			await_flush(core, put);
-		} else if (!kvd_write_expected(core, id)) {
+		} else if (!put->expected && !(put->expected = (uint32_t)kvd_write_expected(core, id))) {
 			if (put->asked || kvd_writes_paused(core)) {
 				settle_for_less(core, put);
 				return;
 			}
 			put->asked = 1;
 			kvd_queue_push(&core->ix, kvd_block_at(&core->ix, id)->node);
+			core->durable_question = kvd_index_question(&core->ix);
 		}
 	}
 	if (put->store_seq == 0) {
@@ -188,11 +189,22 @@ static void look(kvd_core_t *core, kvd_put_t *put)
 	}
 }
 
+/* That its block will be written was said before something was dropped. */
+static void doubt(kvd_core_t *core, kvd_put_t *put)
+{
+	(void)core;
+	put->expected = 0;
+}
+
 void kvd_durable_run(kvd_core_t *core)
 {
 	if (core->durable_owed == 0 || !core->durable_look) {
 		return;
 	}
+	if (core->durable_look & KVD_LOOK_DROPPED) {
+		each_owed(core, doubt);
+	}
 	core->durable_look = 0;
+	core->durable_question = kvd_index_question(&core->ix);
 	each_owed(core, look);
 }

@@ -20,6 +20,8 @@
 #include "transfer.h"
 
 #define KVD_EXPLAIN_KEYS 4096u
+#define KVD_LOOK_STORED  1u  /* something is on disk or synced, or waits for it newly */
+#define KVD_LOOK_DROPPED 2u  /* something will not be written after all */
 #define KVD_ID_BITS      24u /* of an id: the record's place; above it a sequence number that never comes back */
 
 typedef struct kvd_recovery {
@@ -73,10 +75,11 @@ struct kvd_core {
 	uint32_t run_head, run_tail; /* puts to look at again */
 	uint32_t pending_heads[KVD_PENDING_HEADS];
 	uint32_t run_count;
-	int puts_left;         /* one of them has had its share and goes on at the next turn */
-	uint32_t durable_owed; /* ended puts that owe a DURABLE */
-	int showing;           /* some mirror is not filled after recovery */
-	int durable_look;
+	int puts_left;             /* one of them has had its share and goes on at the next turn */
+	uint32_t durable_owed;     /* ended puts that owe a DURABLE */
+	int showing;               /* some mirror is not filled after recovery */
+	uint32_t durable_look;     /* KVD_LOOK_*: what acknowledgements owed wait for has changed */
+	uint64_t durable_question; /* of this look: will a run's blocks be written? */
 	int disk_lost; /* the tier has taken blocks back, and acknowledgements owed have not been looked at */
 
 	uint32_t dead_trees, dead_nodes, dead_tail; /* lists to dismantle */

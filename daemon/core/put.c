@@ -292,7 +292,7 @@ void kvd_put_finish(kvd_core_t *core, kvd_put_t *put, kv_status_t why)
 	}
 	if (put->durable) {
 		core->durable_owed++;
-		core->durable_look = 1;
+		core->durable_look |= KVD_LOOK_STORED;
 	} else {
 		kvd_put_unpin(core, put);
 	}

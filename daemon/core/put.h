@@ -70,8 +70,9 @@ typedef struct kvd_put {
 	uint32_t slot_class;
 	uint32_t block_tokens;
 	uint32_t group;
-	uint32_t alone;   /* 1: of a group without parents */
-	uint32_t durable; /* wanted, and not answered yet */
+	uint32_t alone;    /* 1: of a group without parents */
+	uint32_t durable;  /* wanted, and not answered yet */
+	uint32_t expected; /* durable: what it is pinned to will be written, unless something is dropped */
 	uint32_t running;
 	uint32_t n, depth0;
 	uint32_t already;              /* entries that were visible at the start */

@@ -37,7 +37,7 @@ void kvd_put_lose(kvd_core_t *core, uint32_t claim)
 		kvd_claim_drop(core, put->claim);
 		put->claim = KVD_NONE;
 	}
-	core->durable_look = 1;
+	core->durable_look |= KVD_LOOK_DROPPED;
 }
 
 void kvd_put_unpin(kvd_core_t *core, kvd_put_t *put)

@@ -265,7 +265,7 @@ void kvd_io_orphan(kvd_core_t *core, uint32_t id)
 static void stored(kvd_core_t *core)
 {
 	core->stores++;
-	core->durable_look = 1;
+	core->durable_look |= KVD_LOOK_STORED;
 	if (core->flush_due_ns == 0) {
 		core->flush_due_ns = core->now_ns;
 	}
@@ -307,7 +307,7 @@ static void write_failed(kvd_core_t *core, kvd_io_t *io, uint32_t id, kv_status_
 	kvs_free(core->tier[KVD_DISK], io->disk);
 	kvd_count(core, KV_M_WRITE_BEHIND_DROPPED, 1);
 	kvd_block_unwrite_below(core, id);
-	core->durable_look = 1;
+	core->durable_look |= KVD_LOOK_DROPPED;
 	if (status == KV_ERR_FAULT ||
 	    status == KV_ERR_CORRUPT) { /* somebody scribbled on, or took away, the memory under the block */
 		kv_logf(core->env, KV_LOG_WARN, "core", "a block in memory is damaged and is taken out, status %s",

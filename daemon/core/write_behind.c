@@ -29,7 +29,7 @@ void kvd_writes_pause(kvd_core_t *core)
 		kvd_queue_remove(&core->ix, head);
 		kvd_queue_push(&core->ix, head);
 	}
-	core->durable_look = 1;
+	core->durable_look |= KVD_LOOK_DROPPED;
 	if (!kvd_writes_paused(core)) {
 		wait = wait < WRITE_WAIT_MIN_NS ? WRITE_WAIT_MIN_NS : wait;
 		core->write_wait_ns = wait > WRITE_WAIT_MAX_NS ? WRITE_WAIT_MAX_NS : wait;
@@ -52,6 +52,13 @@ static uint32_t first_unwritten(const kvd_core_t *core, const kvd_node_t *node)
 	return KVD_NONE;
 }
 
+static int is_written(const kvd_core_t *core, uint32_t node_id)
+{
+	const kvd_node_t *node = kvd_node_at(&core->ix, node_id);
+
+	return node->n[KVD_DISK] == node->len;
+}
+
 /* The topmost block on the way to the queue's first run that has to be written; KVD_NONE: nothing on this path. */
 static uint32_t pick(const kvd_core_t *core, uint32_t node_id)
 {
@@ -61,7 +68,7 @@ static uint32_t pick(const kvd_core_t *core, uint32_t node_id)
 		const kvd_node_t *node = kvd_node_at(&core->ix, node_id);
 		uint32_t found = first_unwritten(core, node);
 
-		if (node->n[KVD_DISK] == node->len) {
+		if (is_written(core, node_id)) {
 			break;
 		}
 		best = found != KVD_NONE ? found : best;
@@ -69,6 +76,26 @@ static uint32_t pick(const kvd_core_t *core, uint32_t node_id)
 	}
 
 	return best;
+}
+
+/* Is the run queued, or one of its blocks on its way? */
+static int is_being_written(const kvd_core_t *core, const kvd_node_t *node)
+{
+	if ((node->flags & KVD_NODE_QUEUED) && !kvd_writes_paused(core)) {
+		return 1;
+	}
+	for (uint32_t pos = node->n[KVD_DISK]; pos < node->n[KVD_CPU]; pos++) {
+		const kvd_block_t *on_way = kvd_block_at(&core->ix, node->ids[pos]);
+
+		if (on_way->io != KVD_NONE) {
+			return 1;
+		}
+		if (!(on_way->flags & KVD_WRITTEN)) {
+			break;
+		}
+	}
+
+	return 0;
 }
 
 int kvd_writes_run(kvd_core_t *core)
@@ -86,7 +113,10 @@ int kvd_writes_run(kvd_core_t *core)
 
 		if (block == KVD_NONE || kvd_tree_at(&core->ix, kvd_node_at(&core->ix, head)->tree)->hidden) {
 			kvd_queue_remove(&core->ix, head);
-			core->durable_look = 1;
+			core->durable_look |=
+				is_written(core, head) || is_being_written(core, kvd_node_at(&core->ix, head))
+					? KVD_LOOK_STORED
+					: KVD_LOOK_DROPPED;
 			continue;
 		}
 		status = kvd_write_start(core, block);
@@ -109,39 +139,31 @@ int kvd_writes_run(kvd_core_t *core)
 		}
 		/* Not admitted: the next block put here asks again. */
 		kvd_count(core, KV_M_WRITE_BEHIND_DROPPED, 1);
-		core->durable_look = 1;
+		core->durable_look |= KVD_LOOK_DROPPED;
 	}
 
 	return started;
 }
 
+/* Runs keep the answer for the rest of the look, so that each is visited once however many acknowledgements are owed below it (decision 026). */
 int kvd_write_expected(kvd_core_t *core, uint32_t id)
 {
-	const kvd_block_t *block = kvd_block_at(&core->ix, id);
+	const uint64_t yes = core->durable_question, no = yes - 1;
+	uint32_t first = kvd_block_at(&core->ix, id)->node, n = first;
+	int expected = 0;
 
-	for (uint32_t n = block->node; n != KVD_NONE;) {
-		const kvd_node_t *node = kvd_node_at(&core->ix, n);
+	while (n != KVD_NONE && !is_written(core, n) && kvd_node_at(&core->ix, n)->answer != no && !expected) {
+		kvd_node_t *node = kvd_node_at(&core->ix, n);
 
-		if (node->n[KVD_DISK] == node->len) {
-			break;
-		}
-		if ((node->flags & KVD_NODE_QUEUED) && !kvd_writes_paused(core)) {
-			return 1;
-		}
-		for (uint32_t pos = node->n[KVD_DISK]; pos < node->n[KVD_CPU]; pos++) {
-			const kvd_block_t *on_way = kvd_block_at(&core->ix, node->ids[pos]);
-
-			if (on_way->io != KVD_NONE) {
-				return 1;
-			}
-			if (!(on_way->flags & KVD_WRITTEN)) {
-				break;
-			}
-		}
+		expected = node->answer == yes || is_being_written(core, node);
 		n = node->parent;
+		kvd_count(core, KV_M_INDEX_STEPS, 1);
+	}
+	for (; first != n; first = kvd_node_at(&core->ix, first)->parent) {
+		kvd_node_at(&core->ix, first)->answer = expected ? yes : no;
 	}
 
-	return 0;
+	return expected;
 }
 
 static void flush_done(void *arg, kv_status_t status)
@@ -153,7 +175,7 @@ static void flush_done(void *arg, kv_status_t status)
 	}
 	core->flush_busy = 0;
 	core->flush_status = status;
-	core->durable_look = 1;
+	core->durable_look |= KVD_LOOK_STORED;
 	if (status == KV_OK) {
 		core->flushed = core->flushing;
 	} else {

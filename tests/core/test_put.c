@@ -462,6 +462,39 @@ static void p2_a_block_in_doubt_that_is_only_on_disk_goes_with_all_below_it(void
 	stage_end();
 }
 
+/* A chain that branches at every block is of runs of one block each. Acknowledgements owed all along it are not so many walks up to its top. */
+static void p5_acknowledgements_owed_on_a_hostile_chain_walk_it_once(void **state)
+{
+	enum { CHAIN = 256 };
+	const uint64_t ours = (CHAIN * CHAIN * CHAIN - CHAIN) / 6; /* the universe checks each promise block by block */
+	uint64_t steps;
+
+	(void)state;
+	stage(2048, 2048);
+	u_.disk.off = 1;
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, CHAIN), CHAIN);
+	for (uint32_t i = 1; i < CHAIN; i++) {
+		kv_key_t branch[CHAIN + 1];
+
+		memcpy(branch, keys_, i * sizeof *branch);
+		u_chain(&keys_[i - 1], 1000 + i, &branch[i], 1);
+		assert_int_equal(u_put(&u_, m_, &space_, branch, i, i + 1), 1);
+	}
+	for (uint32_t n = 1; n <= CHAIN; n++) {
+		assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, n, 1, &put_, &reply_), KV_OK);
+	}
+	u_.disk.off = 0;
+	kv_test_advance(&u_.env, UINT64_C(61000000000)); /* whatever pause the refused writes have caused is over */
+	steps = kv_metric_get(&u_.metrics, KV_M_INDEX_STEPS);
+	u_settle(&u_);
+	steps = kv_metric_get(&u_.metrics, KV_M_INDEX_STEPS) - steps - ours;
+	print_message("# runs visited %llu\n", (unsigned long long)steps);
+	assert_true(steps < 4 * CHAIN);
+	assert_int_equal(u_.core->durable_owed, 0);
+	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.n, CHAIN);
+	stage_end();
+}
+
 static void p2_durable_is_said_after_the_flush_and_once(void **state)
 {
 	(void)state;
@@ -692,6 +725,7 @@ int main(void)
 		cmocka_unit_test(p2_what_the_disk_refuses_is_said),
 		cmocka_unit_test(p2_an_acknowledgement_owed_on_a_block_in_doubt_fails),
 		cmocka_unit_test(p2_a_block_in_doubt_that_is_only_on_disk_goes_with_all_below_it),
+		cmocka_unit_test(p5_acknowledgements_owed_on_a_hostile_chain_walk_it_once),
 		cmocka_unit_test(p2_durable_is_said_after_the_flush_and_once),
 		cmocka_unit_test(p5_a_flush_that_failed_is_not_asked_for_again_at_once),
 		cmocka_unit_test(p5_a_long_put_takes_several_turns),
