@@ -2,6 +2,7 @@
 #ifndef KVX_IMPL_H
 #define KVX_IMPL_H
 
+#include "await.h"
 #include "kvx.h"
 
 #include "kv/shm.h"
@@ -27,7 +28,8 @@ struct kvx_load {
 	kvx_job_t job;
 	kvc_lease_t *lease; /* NULL once ended */
 	uint32_t skip;
-	uint32_t done; /* blocks copied, verified and confirmed, skip included */
+	uint32_t done;      /* blocks copied, verified and confirmed, skip included */
+	uint64_t silent_ns; /* kvx_silent_too_long() */
 	kvx_load_result_t result;
 };
 

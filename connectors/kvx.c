@@ -129,24 +129,20 @@ int kvx_fd(const kvx_t *kvx)
 	return kvc_fd(kvx->kvc);
 }
 
-/* Why nothing can be loaded or saved now; KV_WHY_NONE: it can. After a re-attach the space is opened again behind our back: until then a match says
- * that there is no daemon. */
-static uint32_t why_not(const kvx_t *kvx)
+static int is_attached(const kvx_t *kvx)
 {
-	static const kvc_key_t any;
-	kvc_match_t match;
+	return kvx->probe.step == KVX_PROBE_PASSED && kvc_incarnation(kvx->kvc) != 0;
+}
 
-	if (kvx->probe.step != KVX_PROBE_PASSED || kvc_incarnation(kvx->kvc) == 0) {
-		return KV_WHY_NO_DAEMON;
-	}
-	kvc_match(kvx->space, &any, 1, &match);
-
-	return match.why == KV_WHY_NO_DAEMON || match.why == KV_WHY_DAEMON_STALE ? match.why : KV_WHY_NONE;
+/* After a re-attach the space is opened again behind our back: until then a match says that there is no daemon. */
+static int is_alive(uint32_t why)
+{
+	return why != KV_WHY_NO_DAEMON && why != KV_WHY_DAEMON_STALE;
 }
 
 int kvx_ready(const kvx_t *kvx)
 {
-	return why_not(kvx) == KV_WHY_NONE;
+	return is_attached(kvx) && is_alive(kvx_miss_reason(kvx->space));
 }
 
 /* ---- poll -------------------------------------------------------------------------------------------------------------------- */
@@ -261,13 +257,15 @@ kvc_status_t kvx_load_prefix(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_load_t 
 {
 	kvx_load_result_t unused;
 	kvx_load_result_t *to = result ? result : &unused;
-	const uint32_t why = why_not(kvx);
+	const uint32_t why =
+		is_attached(kvx) ? kvx_miss_reason_awaited(kvx->kvc, &kv_env_posix, kvx->space) : KV_WHY_NO_DAEMON;
 
 	*p_load = NULL;
 	kvx->stats.loads++;
-	if (prefix->struct_size < sizeof *prefix || !(kvx->roles & KVX_CONSUMER) || why != KV_WHY_NONE) {
+	if (prefix->struct_size < sizeof *prefix || !(kvx->roles & KVX_CONSUMER) || !is_alive(why)) {
 		kvx->stats.load_refused++;
-		*to = (kvx_load_result_t){.status = KVC_MISS, .cause = KVC_ERR_UNREACHABLE, .why = why};
+		*to = (kvx_load_result_t){
+			.status = KVC_MISS, .cause = KVC_ERR_UNREACHABLE, .why = is_alive(why) ? KV_WHY_NONE : why};
 		return KVC_MISS;
 	}
 

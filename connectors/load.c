@@ -69,7 +69,10 @@ kvc_status_t kvx_load_start(kvx_t *kvx, const kvk_paged_t *paged, const kvx_pref
 
 	load->result.status = KVC_MISS;
 	load->result.cause = KVC_MISS;
-	kvc_match(kvx->space, load->job.keys, load->job.n, &match);
+	do { /* the daemon may have been stopped in the middle of a bucket */
+		kvc_match(kvx->space, load->job.keys, load->job.n, &match);
+	} while (match.why == KV_WHY_CONTENDED &&
+		 kvx_await_daemon(kvx->kvc, &kv_env_posix, load->job.start_ns, load->job.start_ns + KVX_STALE_NS));
 	load->result.match_ns = kvx_now_ns() - load->job.start_ns;
 	load->result.why = match.why;
 	load->skip = prefix->skip;
@@ -158,14 +161,12 @@ static kvc_status_t copy_blocks(kvx_load_t *load, uint32_t count, uint32_t *p_go
 	return status;
 }
 
-/* Has the daemon stopped? Looked at only when a load stands still. */
-static int daemon_is_silent(const kvx_load_t *load)
+/* Has the daemon ended, or stopped for too long? Looked at only when a load stands still. */
+static int daemon_is_gone(kvx_load_t *load, uint64_t now)
 {
-	kvc_match_t match;
+	const uint32_t why = kvx_miss_reason(load->job.kvx->space);
 
-	kvc_match(load->job.kvx->space, load->job.keys, 1, &match);
-
-	return match.why == KV_WHY_DAEMON_STALE || match.why == KV_WHY_NO_DAEMON;
+	return why == KV_WHY_NO_DAEMON || kvx_silent_too_long(&load->silent_ns, why == KV_WHY_DAEMON_STALE, now);
 }
 
 /* Nothing can be copied now: is there still hope? */
@@ -177,7 +178,7 @@ static void stand_still(kvx_load_t *load, uint64_t now)
 		finish(load, KVC_ERR_TIMEOUT);
 	} else if (rest < 0 && ready(load) <= load->done) { /* asked after `rest`: no more will come */
 		finish(load, rest);
-	} else if (daemon_is_silent(load)) {
+	} else if (daemon_is_gone(load, now)) {
 		finish(load, KVC_ERR_DAEMON_STALE);
 	}
 }

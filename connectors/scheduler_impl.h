@@ -2,6 +2,7 @@
 #ifndef KVX_SCHEDULER_IMPL_H
 #define KVX_SCHEDULER_IMPL_H
 
+#include "await.h"
 #include "guard.h"
 #include "plan.h"
 #include "requests.h"

@@ -6,7 +6,6 @@
 #define ATTACH_US 1000u /* a match looks for a daemon so long */
 #define AGAIN_MS  20u   /* and not again before */
 #define SLICE_US  50u
-#define STALE_MS  100u               /* longest wait for a heartbeat */
 #define INSIDE_NS UINT64_C(25000000) /* loads that wait for each other, at most: docs/decisions/015 */
 
 /* 1: load beside the steps. Inside one everybody waits for all of its loads; of an engine that plans ahead also those whose answer a step before has ready. */
@@ -251,11 +250,12 @@ static uint32_t attach(kvx_scheduler_t *scheduler, uint32_t number)
 /* Why nothing can be found. A heartbeat that is stale is waited for: a miss costs more than the rest of a stall. */
 static uint32_t why_nothing(kvx_scheduler_t *scheduler, uint32_t number)
 {
-	const uint64_t since = kv_now_ns(scheduler->env), until = since + STALE_MS * KVX_MS;
+	const uint64_t start = kv_now_ns(scheduler->env);
 	uint32_t why = kvx_space_why(scheduler, number);
 
-	while (why == KV_WHY_DAEMON_STALE && kvx_await(scheduler, since, until)) {
-		why = kvx_space_why(scheduler, number);
+	if (why == KV_WHY_DAEMON_STALE) {
+		why = kvx_miss_reason_awaited(scheduler->kvc, scheduler->env, scheduler->spaces[number].space);
+		scheduler->stats.wait_ns += kv_now_ns(scheduler->env) - start;
 	}
 	if (why == KV_WHY_NO_DAEMON && number != UINT32_MAX) {
 		why = attach(scheduler, number);
@@ -267,7 +267,7 @@ static uint32_t why_nothing(kvx_scheduler_t *scheduler, uint32_t number)
 /* The daemon may have been stopped in the middle of a bucket. */
 static void look_up(kvx_scheduler_t *scheduler, const kvx_key_view_t *view, kvc_match_t *match)
 {
-	const uint64_t since = kv_now_ns(scheduler->env), until = since + STALE_MS * KVX_MS;
+	const uint64_t since = kv_now_ns(scheduler->env), until = since + KVX_STALE_NS;
 
 	do {
 		kvc_match_lazy(view->space, &view->source, view->n, match);

@@ -4,8 +4,6 @@
 #include "kv/log.h"
 
 #define RETRY_NS (500u * KVX_MS)
-#define BRIEF_US 50u   /* an answer that comes soon finds a processor that is awake; */
-#define SLICE_US 1000u /* later ones are waited for so long in one go: the heartbeat is looked at this often */
 
 static uint64_t hash_of(const char *text, uint32_t len)
 {
@@ -120,15 +118,9 @@ uint32_t kvx_space_of(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 
 uint32_t kvx_space_why(const kvx_scheduler_t *scheduler, uint32_t number)
 {
-	static const kvc_key_t any;
-	kvc_match_t match;
-
-	if (number >= scheduler->space_count || !scheduler->spaces[number].open) {
-		return KV_WHY_NO_DAEMON;
-	}
-	kvc_match(scheduler->spaces[number].space, &any, 0, &match);
-
-	return match.why;
+	return number >= scheduler->space_count || !scheduler->spaces[number].open
+		       ? KV_WHY_NO_DAEMON
+		       : kvx_miss_reason(scheduler->spaces[number].space);
 }
 
 int kvx_is_alive(const kvx_scheduler_t *scheduler)
@@ -140,17 +132,12 @@ int kvx_is_alive(const kvx_scheduler_t *scheduler)
 
 int kvx_await(kvx_scheduler_t *scheduler, uint64_t since, uint64_t until)
 {
-	const uint64_t start = kv_now_ns(scheduler->env), left = (until - start) / 1000u;
-	const uint32_t slice = start < since + KVX_MS ? BRIEF_US : SLICE_US;
-	kvc_status_t status;
+	const uint64_t start = kv_now_ns(scheduler->env);
+	const int more = kvx_await_daemon(scheduler->kvc, scheduler->env, since, until);
 
-	if (start >= until) {
-		return 0;
-	}
-	status = kvc_await_us(scheduler->kvc, left < slice ? (uint32_t)left : slice);
 	scheduler->stats.wait_ns += kv_now_ns(scheduler->env) - start;
 
-	return status == KVC_OK;
+	return more;
 }
 
 /* Not open yet: asked for, or answered? */

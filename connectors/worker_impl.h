@@ -14,6 +14,7 @@
 #ifndef KVX_WORKER_IMPL_H
 #define KVX_WORKER_IMPL_H
 
+#include "await.h"
 #include "kvx_worker.h"
 #include "plan.h"
 #include "worker_cpus.h"

@@ -1,8 +1,6 @@
 /* What the transfer thread does for a load: import its leases, say which blocks may be copied, watch it, give back. */
 #include "worker_gpu.h"
 
-#define SILENT_MS 200u /* beyond the 50 ms after which a match calls it stale */
-
 /* A part without a lease, or one that begins before it, brings nothing. */
 static kvc_status_t import_part(kvx_wpart_t *part, kvc_space_t *space)
 {
@@ -111,16 +109,9 @@ static int lacks(const kvx_wload_t *load)
 	return 0;
 }
 
-/* The daemon has not moved for a while. One that is starved of processor for a moment goes on, and what it has begun to read is worth waiting for. */
 static int is_silent(const kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
 {
-	if (!kvx_wspace_silent(worker)) {
-		load->silent_ns = 0;
-		return 0;
-	}
-	load->silent_ns = load->silent_ns ? load->silent_ns : now;
-
-	return now - load->silent_ns > SILENT_MS * KVX_NS_A_MS;
+	return kvx_silent_too_long(&load->silent_ns, kvx_wspace_silent(worker), now);
 }
 
 /* Blocks that are there and not taken yet. After kvc_lease_rest() has failed: the last ones. */
@@ -208,7 +199,7 @@ static void keep_going(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
 		status = import(worker, load, now);
 		if (status == KVC_PENDING) {
 			worker->waiting = 1;
-			if (kvx_wspace_silent(worker)) {
+			if (kvc_incarnation(worker->kvc) == 0 || is_silent(worker, load, now)) {
 				kvx_wload_close(worker, load, KVC_ERR_DAEMON_STALE);
 			}
 		} else if (status != KVC_OK) {

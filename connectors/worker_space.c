@@ -124,9 +124,8 @@ void kvx_wspaces_close(kvx_worker_t *worker)
 
 int kvx_wspace_silent(const kvx_worker_t *worker)
 {
-	static const kvc_key_t any;
 	const kvx_wspace_t *base = &worker->spaces[0];
-	kvc_match_t match;
+	uint32_t why;
 
 	if (kvc_incarnation(worker->kvc) == 0) {
 		return 1;
@@ -134,7 +133,7 @@ int kvx_wspace_silent(const kvx_worker_t *worker)
 	if (!base->known) {
 		return 0;
 	}
-	kvc_match(base->space, &any, 1, &match);
+	why = kvx_miss_reason(base->space);
 
-	return match.why == KV_WHY_DAEMON_STALE || match.why == KV_WHY_NO_DAEMON;
+	return why == KV_WHY_DAEMON_STALE || why == KV_WHY_NO_DAEMON;
 }

@@ -139,6 +139,16 @@ kvc_status_t kvc_poll(kvc_t *kvc, uint32_t timeout_ms)
 
 	return fake.incarnation ? KVC_OK : KVC_ERR_UNREACHABLE;
 }
+kvc_status_t kvc_await_us(kvc_t *kvc, uint32_t timeout_us)
+{
+	(void)timeout_us;
+	if (fake.silent && fake.stall == 0) {
+		return KVC_ERR_DAEMON_STALE;
+	}
+	fake.silent = fake.silent && --fake.stall > 0;
+
+	return kvc_poll(kvc, 0);
+}
 uint64_t kvc_incarnation(const kvc_t *kvc)
 {
 	(void)kvc;

@@ -3,6 +3,8 @@
 #include "connectors/jobs_rig.h"
 #include "engine/check.h"
 
+#include "await.h"
+#include "kv/shm.h"
 #include "kvx.h"
 
 #include <stdlib.h>
@@ -165,6 +167,11 @@ static void p7_a_daemon_that_falls_silent_or_dies_amid_a_load_is_a_miss(void **s
 		fake.silent = !death;
 		fake.incarnation = death ? 0 : 1;
 		(void)kvx_poll(b.kvx, 0);
+		assert_int_equal(kvx_load_state(load, &result), death ? KVC_MISS : KVC_PENDING);
+		for (int i = 0; i < 10000 && kvx_load_state(load, &result) == KVC_PENDING; i++) {
+			(void)kvx_poll(b.kvx, 0); /* one that is starved for a moment goes on */
+			usleep(1000);
+		}
 		assert_int_equal(kvx_load_state(load, &result), KVC_MISS);
 		assert_int_equal(result.cause, death ? KVC_ERR_REVOKED : KVC_ERR_DAEMON_STALE);
 		kvx_load_end(load);
@@ -176,6 +183,44 @@ static void p7_a_daemon_that_falls_silent_or_dies_amid_a_load_is_a_miss(void **s
 		assert_int_equal(load_now(&b, &to, &result), KVC_OK);
 		bench_close(&b);
 	}
+}
+
+/* Of loads in one process and in several, whether their space is open yet or not. */
+static void p7_a_load_bears_a_silence_of_200_ms(void **state)
+{
+	const uint64_t ms = UINT64_C(1000000), start = 5 * ms;
+	uint64_t since = 0;
+
+	(void)state;
+	assert_false(kvx_silent_too_long(&since, 0, start));
+	assert_false(kvx_silent_too_long(&since, 1, start));
+	assert_false(kvx_silent_too_long(&since, 1, start + 200 * ms));
+	assert_true(kvx_silent_too_long(&since, 1, start + 200 * ms + 1));
+	assert_false(kvx_silent_too_long(&since, 0, start + 300 * ms));
+	assert_false(kvx_silent_too_long(&since, 1, start + 400 * ms));
+	assert_false(kvx_silent_too_long(&since, 1, start + 600 * ms));
+}
+
+/* In one process as in several: a miss costs more than the rest of a stall. */
+static void p7_a_lookup_waits_for_a_daemon_that_stalls(void **state)
+{
+	kvx_load_result_t result;
+	prompt_t from, to;
+	kvx_load_t *load;
+	bench_t b;
+
+	(void)state;
+	store_ten(&b, 3, &from, &to);
+	fake.silent = 1;
+	fake.stall = 3;
+	assert_int_equal(kvx_load_prefix(b.kvx, &to.prefix, &load, NULL), KVC_PENDING);
+	kvx_load_end(load);
+	fake.silent = 1;
+	fake.stall = 0;
+	assert_int_equal(kvx_load_prefix(b.kvx, &to.prefix, &load, &result), KVC_MISS);
+	assert_int_equal(result.why, KV_WHY_DAEMON_STALE);
+	fake.silent = 0;
+	bench_close(&b);
 }
 
 static void a_save_takes_what_is_granted_and_comes_back_for_the_rest(void **state)
@@ -458,6 +503,8 @@ int main(void)
 		cmocka_unit_test(p1_a_damaged_block_ends_the_load_before_it_and_is_reported),
 		cmocka_unit_test(p7_a_load_that_stands_still_ends_in_time_or_at_once),
 		cmocka_unit_test(p7_a_daemon_that_falls_silent_or_dies_amid_a_load_is_a_miss),
+		cmocka_unit_test(p7_a_load_bears_a_silence_of_200_ms),
+		cmocka_unit_test(p7_a_lookup_waits_for_a_daemon_that_stalls),
 		cmocka_unit_test(a_save_takes_what_is_granted_and_comes_back_for_the_rest),
 		cmocka_unit_test(a_save_whose_parent_is_gone_offers_the_whole_prefix),
 		cmocka_unit_test(p7_a_save_that_cannot_be_is_given_up_and_counted),
