@@ -2,6 +2,7 @@
 #include "e2e/rig.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
@@ -195,6 +196,91 @@ static void p1_no_block_from_before_a_reset_is_served_when_the_tier_was_off_mean
 	rig_fini(&rig);
 }
 
+/* A file in the disk's directory, of so many bytes as there is room for. */
+static void fill_up(const char *path)
+{
+	static const uint8_t zeros[65536];
+	int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+	size_t chunk = sizeof zeros;
+
+	assert_true(fd >= 0);
+	while (chunk > 0) {
+		if (write(fd, zeros, chunk) <= 0) {
+			chunk /= 2;
+		}
+	}
+	close(fd);
+}
+
+/* A start that has to write, here a copy of the superblock, finds no room: the daemon serves without the disk until there is some. */
+static void p6_a_start_on_a_full_disk_serves_without_it_until_there_is_room(void **state)
+{
+	char copy[128], filler[128], out[16384];
+
+	(void)state;
+	make_disk();
+	start();
+	assert_int_equal(put(1, 1), KVC_OK);
+	stop(SIGTERM);
+	snprintf(copy, sizeof copy, "%s/superblock.1", rig.disk);
+	snprintf(filler, sizeof filler, "%s/filler", rig.disk);
+	assert_int_equal(unlink(copy), 0);
+	fill_up(filler);
+
+	start();
+	assert_true(epoch() >= UINT64_C(1) << 48);
+	assert_int_equal(rig_metric(&rig, "kvd_disk_state"), 3);
+	assert_int_equal(rig_kvctl(&rig, "status --json", out, sizeof out), 2);
+	assert_non_null(strstr(out, "the disk tier is off: "));
+	assert_int_equal(put(2, 0), KVC_OK);
+	assert_true(is_read(2));
+	assert_int_equal(put(3, 1), (kvc_status_t)KV_ERR_NOT_ADMITTED);
+	assert_int_equal(unlink(filler), 0);
+	await_epoch(1);
+	assert_true(is_read(1));
+	assert_int_equal(put(4, 1), KVC_OK);
+	rig_check_quiet(&rig);
+	stop(SIGKILL);
+	start();
+	assert_true(is_read(1));
+	assert_true(is_read(4));
+	stop(SIGTERM);
+	rig_fini(&rig);
+}
+
+/* What is open stays open: blocks are served, and nothing is acknowledged that the next start would not find. */
+static void p2_p6_slot_files_moved_away_cost_durability_while_they_are_gone(void **state)
+{
+	char slots[128], away[128], out[16384];
+	uint64_t until;
+
+	(void)state;
+	make_disk();
+	snprintf(slots, sizeof slots, "%s/slots", rig.disk);
+	snprintf(away, sizeof away, "%s/away", rig.disk);
+	start();
+	assert_int_equal(put(1, 1), KVC_OK);
+	assert_int_equal(rename(slots, away), 0);
+	assert_true(rig_metric_is(&rig, "kvd_disk_state", 2));
+	assert_int_equal(rig_kvctl(&rig, "status --json", out, sizeof out), 2);
+	assert_non_null(strstr(out, "looking for the directory of slot files"));
+	assert_true(is_read(1));
+	assert_true(put(2, 1) != KVC_OK);
+	assert_true(is_read(2)); /* in memory */
+	assert_int_equal(rename(away, slots), 0);
+	assert_true(rig_metric_is(&rig, "kvd_disk_state", 0));
+	for (until = rig_now_ms() + RIG_WAIT_MS; put(3, 1) != KVC_OK; usleep(20000)) {
+		assert_true(rig_now_ms() < until); /* writing pauses after the refusals, not for long */
+	}
+	rig_check_quiet(&rig);
+	stop(SIGKILL);
+	start();
+	assert_true(is_read(1));
+	assert_true(is_read(3));
+	stop(SIGTERM);
+	rig_fini(&rig);
+}
+
 /* An engine at work while the tier comes. */
 static void p7_clients_at_work_go_on_while_the_tier_is_attached(void **state)
 {
@@ -239,6 +325,8 @@ int main(void)
 					  clean_up),
 		cmocka_unit_test_teardown(p1_no_block_from_before_a_reset_is_served_when_the_tier_was_off_meanwhile,
 					  clean_up),
+		cmocka_unit_test_teardown(p6_a_start_on_a_full_disk_serves_without_it_until_there_is_room, clean_up),
+		cmocka_unit_test_teardown(p2_p6_slot_files_moved_away_cost_durability_while_they_are_gone, clean_up),
 		cmocka_unit_test_teardown(p7_clients_at_work_go_on_while_the_tier_is_attached, clean_up),
 	};
 
