@@ -5,6 +5,7 @@
 #include "kv_test.h"
 #include "scheduler_impl.h"
 
+#include <signal.h>
 #include <unistd.h>
 
 #define MS UINT64_C(1000000)
@@ -497,6 +498,56 @@ static void p7_the_first_hit_on_a_disk_tells_what_computing_takes(void **state)
 	sr_stop(&sr, &rig);
 }
 
+/* How long the lookup is prepared to wait for its lease. */
+static uint64_t patience_of(sr_t *sr, sr_request_t *request, const char *name)
+{
+	const kvx_request_t *found;
+	kvx_hit_t hit;
+
+	sr_request(sr, request, name, 1, 0, 100);
+	kvx_scheduler_match(sr->scheduler, &request->ask, &hit);
+	found = kvx_requests_find(&sr->scheduler->requests, request->ask.id, request->ask.id_len);
+	assert_non_null(found);
+	assert_non_null(found->held);
+
+	return found->held->until_ns - found->held->asked_ns;
+}
+
+static void p7_after_a_late_answer_less_is_waited_for_until_one_comes_in_time(void **state)
+{
+	static sr_request_t a, b, c, d;
+	kvx_hit_t hit = {0};
+	rig_t rig;
+	sr_t sr;
+
+	(void)state;
+	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1, .silence = "10s", .wait_us = 1}); /* slow, and not dead */
+	sr_store(&sr, &a, "a", 1, 0, 80);
+	rig_signal(&rig, SIGSTOP);
+	assert_int_equal(patience_of(&sr, &b, "b"), 100 * MS);
+	assert_true(sr.scheduler->lease_late);
+	assert_int_equal(patience_of(&sr, &c, "c"), 20 * MS);
+	assert_true(sr.scheduler->lease_late);
+	rig_signal(&rig, SIGCONT);
+	for (int i = 0; i < 10000 && hit.tokens == 0; i++) {
+		usleep(1000);
+		(void)sr_step(&sr);
+		kvx_scheduler_match(sr.scheduler, &b.ask, &hit); /* what has come late is there now */
+	}
+	assert_int_equal(hit.tokens, 80);
+	for (int i = 0; i < 1000 && sr.scheduler->lease_late; i++) {
+		(void)sr_step(&sr);
+		kvx_scheduler_match(sr.scheduler, &c.ask, &hit);
+	}
+	assert_false(sr.scheduler->lease_late);
+	assert_int_equal(patience_of(&sr, &d, "d"), 100 * MS);
+	kvx_scheduler_finish(sr.scheduler, &a.ask);
+	kvx_scheduler_finish(sr.scheduler, &b.ask);
+	kvx_scheduler_finish(sr.scheduler, &c.ask);
+	kvx_scheduler_finish(sr.scheduler, &d.ask);
+	sr_stop(&sr, &rig);
+}
+
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
@@ -507,6 +558,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(p7_a_part_that_does_not_pay_is_not_loaded),
 		cmocka_unit_test(p7_loads_inside_a_step_wait_for_each_other_only_so_long),
 		cmocka_unit_test(p7_an_engine_that_plans_ahead_waits_for_one_load_inside_at_a_time),
+		cmocka_unit_test(p7_after_a_late_answer_less_is_waited_for_until_one_comes_in_time),
 		cmocka_unit_test(p7_a_disk_is_tried_by_a_piece),
 		cmocka_unit_test(p7_the_first_hit_on_a_disk_tells_what_computing_takes),
 	};
