@@ -105,8 +105,10 @@ void kvd_shares_settle(kvd_core_t *core)
 
 			ns->share[what] = share < most ? share : most;
 			if (what != KVD_SHARE_INDEX && core->tier[tier_of(what)]) {
-				/* There are fewer namespaces than a tier keeps caps for. */
-				kv_assert(kvs_tier_cap(core->tier[tier_of(what)], ns->name, most) == KV_OK);
+				kv_status_t status = kvs_tier_cap(core->tier[tier_of(what)], ns->name, most);
+
+				kv_assert(status ==
+					  KV_OK); /* a tier keeps caps for as many namespaces as there may be */
 			}
 		}
 	}
