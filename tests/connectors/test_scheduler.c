@@ -237,13 +237,13 @@ static void p7_a_save_slower_than_its_time_to_live_is_kept(void **state)
 	sr_t sr;
 
 	(void)state;
-	(void)setenv("KVD_PUT_TTL", "2s", 1);
+	(void)setenv("KVD_PUT_TTL", "4s", 1);
 	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1});
 	(void)unsetenv("KVD_PUT_TTL");
 	sr.hold_saves = 1;
 	sr_request(&sr, &a, "a", 1, 0, 80);
 	(void)sr_run(&sr, &a, 0);
-	for (uint64_t until = now_ms() + 3000; now_ms() < until;) {
+	for (uint64_t until = now_ms() + 5000; now_ms() < until;) {
 		(void)sr_step(&sr);
 		(void)kvx_scheduler_pending(sr.scheduler);
 		usleep(1000);
