@@ -1,10 +1,13 @@
 #include "e2e/rig.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <json-c/json.h>
 #include <signal.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 uint64_t rig_now_ms(void)
@@ -44,6 +47,55 @@ void rig_init(rig_t *rig, int disk)
 		rig_option(rig, "--nvme.size=64MiB");
 		rig_option(rig, "--nvme.file_size=4MiB");
 	}
+}
+
+void rig_init_mount(rig_t *rig, const char *size)
+{
+	char options[64];
+
+	rig_init(rig, 1);
+	snprintf(options, sizeof options, "size=%s,mode=0700", size);
+	assert_int_equal(mkdir(rig->disk, 0700), 0);
+	if (mount("tmpfs", rig->disk, "tmpfs", 0, options) != 0) {
+		int error = errno;
+
+		rig_fini(rig);
+		kv_test_skip("mounting a tmpfs is not permitted: %s", strerror(error));
+	}
+}
+
+void rig_disk_fill(const rig_t *rig)
+{
+	static const uint8_t zeros[65536];
+	size_t chunk = sizeof zeros;
+	char path[96];
+	int fd;
+
+	snprintf(path, sizeof path, "%s/filler", rig->disk);
+	fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+	assert_true(fd >= 0);
+	while (chunk > 0) {
+		if (write(fd, zeros, chunk) <= 0) {
+			chunk /= 2;
+		}
+	}
+	close(fd);
+}
+
+void rig_disk_free(const rig_t *rig)
+{
+	char path[96];
+
+	snprintf(path, sizeof path, "%s/filler", rig->disk);
+	assert_int_equal(unlink(path), 0);
+}
+
+void rig_clean_up(rig_t *rig)
+{
+	if (rig->pid > 0) {
+		(void)rig_kill(rig, SIGKILL);
+	}
+	(void)umount2(rig->disk, MNT_DETACH);
 }
 
 static _Noreturn void become_daemon(const rig_t *rig)

@@ -32,6 +32,13 @@ typedef struct rig {
 
 /* Make the directory and the usual small options; with `disk` a disk tier of 64 MiB. Nothing runs yet. */
 void rig_init(rig_t *rig, int disk);
+/* The same with a disk tier on a file system of its own, in memory, of this size ("24m"). Skips the test where that is not permitted. */
+void rig_init_mount(rig_t *rig, const char *size);
+/* Take every byte that is left there, and give it back. */
+void rig_disk_fill(const rig_t *rig);
+void rig_disk_free(const rig_t *rig);
+/* After a test that has failed: kill what runs, and unmount. */
+void rig_clean_up(rig_t *rig);
 /* Add an option (a later one overrules). */
 void rig_option(rig_t *rig, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Start it: -1 when it serves, else the exit code it ended with (128 + signal). */

@@ -2,27 +2,13 @@
 #include "e2e/rig.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <sys/mount.h>
-#include <sys/stat.h>
 
 #define LEN 4u
 
 static rig_t rig;
 static user_t user;
-
-static void make_disk(void)
-{
-	rig_init(&rig, 1);
-	assert_int_equal(mkdir(rig.disk, 0700), 0);
-	if (mount("tmpfs", rig.disk, "tmpfs", 0, "size=48m,mode=0700") != 0) {
-		int error = errno;
-
-		rig_fini(&rig);
-		kv_test_skip("mounting a tmpfs is not permitted: %s", strerror(error));
-	}
-}
 
 /* The kernel ends a ring, and lets go of its files, some time after the process. */
 static void remount(unsigned long flags)
@@ -107,7 +93,7 @@ static void p6_a_disk_that_cannot_be_opened_is_a_tier_switched_off_and_comes_bac
 	uint64_t was;
 
 	(void)state;
-	make_disk();
+	rig_init_mount(&rig, "48m");
 	start();
 	assert_int_equal(epoch(), 1);
 	assert_int_equal(put(1, 1), KVC_OK);
@@ -147,7 +133,7 @@ static void p6_a_disk_that_cannot_be_opened_is_a_tier_switched_off_and_comes_bac
 static void p1_no_block_from_before_a_reset_is_served_when_the_tier_was_off_meanwhile(void **state)
 {
 	(void)state;
-	make_disk();
+	rig_init_mount(&rig, "48m");
 	start();
 	assert_int_equal(put(1, 1), KVC_OK);
 	assert_int_equal(kvc_space_reset(user.space), KVC_OK);
@@ -196,36 +182,19 @@ static void p1_no_block_from_before_a_reset_is_served_when_the_tier_was_off_mean
 	rig_fini(&rig);
 }
 
-/* A file in the disk's directory, of so many bytes as there is room for. */
-static void fill_up(const char *path)
-{
-	static const uint8_t zeros[65536];
-	int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-	size_t chunk = sizeof zeros;
-
-	assert_true(fd >= 0);
-	while (chunk > 0) {
-		if (write(fd, zeros, chunk) <= 0) {
-			chunk /= 2;
-		}
-	}
-	close(fd);
-}
-
 /* A start that has to write, here a copy of the superblock, finds no room: the daemon serves without the disk until there is some. */
 static void p6_a_start_on_a_full_disk_serves_without_it_until_there_is_room(void **state)
 {
-	char copy[128], filler[128], out[16384];
+	char copy[128], out[16384];
 
 	(void)state;
-	make_disk();
+	rig_init_mount(&rig, "48m");
 	start();
 	assert_int_equal(put(1, 1), KVC_OK);
 	stop(SIGTERM);
 	snprintf(copy, sizeof copy, "%s/superblock.1", rig.disk);
-	snprintf(filler, sizeof filler, "%s/filler", rig.disk);
 	assert_int_equal(unlink(copy), 0);
-	fill_up(filler);
+	rig_disk_fill(&rig);
 
 	start();
 	assert_true(epoch() >= UINT64_C(1) << 48);
@@ -235,7 +204,7 @@ static void p6_a_start_on_a_full_disk_serves_without_it_until_there_is_room(void
 	assert_int_equal(put(2, 0), KVC_OK);
 	assert_true(is_read(2));
 	assert_int_equal(put(3, 1), (kvc_status_t)KV_ERR_NOT_ADMITTED);
-	assert_int_equal(unlink(filler), 0);
+	rig_disk_free(&rig);
 	await_epoch(1);
 	assert_true(is_read(1));
 	assert_int_equal(put(4, 1), KVC_OK);
@@ -255,7 +224,7 @@ static void p2_p6_slot_files_moved_away_cost_durability_while_they_are_gone(void
 	uint64_t until;
 
 	(void)state;
-	make_disk();
+	rig_init_mount(&rig, "48m");
 	snprintf(slots, sizeof slots, "%s/slots", rig.disk);
 	snprintf(away, sizeof away, "%s/away", rig.disk);
 	start();
@@ -287,7 +256,7 @@ static void p7_clients_at_work_go_on_while_the_tier_is_attached(void **state)
 	other_t other;
 
 	(void)state;
-	make_disk();
+	rig_init_mount(&rig, "48m");
 	start();
 	assert_int_equal(put(1, 1), KVC_OK);
 	stop(SIGTERM);
@@ -310,10 +279,7 @@ static void p7_clients_at_work_go_on_while_the_tier_is_attached(void **state)
 static int clean_up(void **state)
 {
 	(void)state;
-	if (rig.pid > 0) {
-		(void)rig_kill(&rig, SIGKILL);
-	}
-	(void)umount2(rig.disk, MNT_DETACH);
+	rig_clean_up(&rig);
 
 	return 0;
 }

@@ -1,43 +1,12 @@
 /* The file system under the disk tier is full. */
 #include "e2e/rig.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <sys/mount.h>
-#include <sys/stat.h>
 
 #define LEN 40u
 
 static rig_t rig;
-
-static void make_room_for_a_disk(void)
-{
-	rig_init(&rig, 1);
-	assert_int_equal(mkdir(rig.disk, 0700), 0);
-	if (mount("tmpfs", rig.disk, "tmpfs", 0, "size=24m,mode=0700") != 0) {
-		int error = errno;
-
-		rig_fini(&rig);
-		kv_test_skip("mounting a small tmpfs is not permitted: %s", strerror(error));
-	}
-}
-
-/* Take every byte that is left. */
-static void fill_up(const char *path)
-{
-	static const uint8_t zeros[65536];
-	int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-	size_t chunk = sizeof zeros;
-
-	assert_true(fd >= 0);
-	while (chunk > 0) {
-		if (write(fd, zeros, chunk) <= 0) {
-			chunk /= 2;
-		}
-	}
-	close(fd);
-}
 
 /* Conversations that come and are asked for again at once, whatever the disk does. Returns durable acknowledgements. */
 static uint32_t work(user_t *user, uint64_t seed, uint32_t talks)
@@ -65,7 +34,6 @@ static uint32_t work(user_t *user, uint64_t seed, uint32_t talks)
 /* Full before the first slot file is made, or later. */
 static void full_disk(int early)
 {
-	char filler[96];
 	uint64_t written, until;
 	uint32_t acknowledged;
 	kvc_key_t keys[4];
@@ -73,14 +41,13 @@ static void full_disk(int early)
 	user_t user;
 	uint32_t n;
 
-	make_room_for_a_disk();
+	rig_init_mount(&rig, "24m");
 	rig_start(&rig);
 	user_attach(&user, &rig, "full");
-	snprintf(filler, sizeof filler, "%s/filler", rig.disk);
 	if (!early) {
 		assert_true(work(&user, 1000, 4) == 4);
 	}
-	fill_up(filler);
+	rig_disk_fill(&rig);
 	other_start(&other, rig.sock);
 	acknowledged = work(&user, 2000, 10);
 	printf("# durable acknowledgements on a full disk: %u of 10\n", acknowledged);
@@ -88,7 +55,7 @@ static void full_disk(int early)
 	assert_true(rig_metric(&rig, "kvd_disk_errors_total") > 0);
 	other_goes_on(&other, 10);
 
-	assert_int_equal(unlink(filler), 0);
+	rig_disk_free(&rig);
 	written = rig_metric(&rig, "kvd_disk_written_bytes_total");
 	user_keys(&user, 9000, 4, keys);
 	until = rig_now_ms() + RIG_WAIT_MS;
@@ -136,10 +103,7 @@ static void p5_p6_a_disk_that_becomes_full_costs_the_disk_only_and_writing_resum
 static int unmount(void **state)
 {
 	(void)state;
-	if (rig.pid > 0) {
-		(void)rig_kill(&rig, SIGKILL);
-	}
-	(void)umount2(rig.disk, MNT_DETACH);
+	rig_clean_up(&rig);
 
 	return 0;
 }

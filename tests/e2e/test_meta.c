@@ -2,7 +2,6 @@
 #include "e2e/rig.h"
 
 #include <dirent.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mount.h>
@@ -303,21 +302,6 @@ static void p2_p6_a_foreign_lock_costs_durability_while_it_lasts(void **state)
 
 /* ---- its device --------------------------------------------------------------------------------------------------------------- */
 
-static void fill_up(const char *path)
-{
-	static const uint8_t zeros[65536];
-	int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-	size_t chunk = sizeof zeros;
-
-	assert_true(fd >= 0);
-	while (chunk > 0) {
-		if (write(fd, zeros, chunk) <= 0) {
-			chunk /= 2;
-		}
-	}
-	close(fd);
-}
-
 /* Enough rows to go past what the library's log has preallocated. The blocks drive out those acknowledged before. */
 static void write_many_rows(uint32_t talks)
 {
@@ -333,26 +317,17 @@ static void write_many_rows(uint32_t talks)
 static void p2_p6_a_full_file_system_does_not_end_the_daemon(void **state)
 {
 	const uint64_t until = rig_now_ms() + RIG_WAIT_MS;
-	char filler[96];
 
 	(void)state;
-	rig_init(&rig, 1);
-	assert_int_equal(mkdir(rig.disk, 0700), 0);
-	if (mount("tmpfs", rig.disk, "tmpfs", 0, "size=24m,mode=0700") != 0) {
-		int error = errno;
-
-		rig_fini(&rig);
-		kv_test_skip("mounting a small tmpfs is not permitted: %s", strerror(error));
-	}
+	rig_init_mount(&rig, "24m");
 	begin();
-	snprintf(filler, sizeof filler, "%s/filler", rig.disk);
-	fill_up(filler);
+	rig_disk_fill(&rig);
 	while (rig_metric(&rig, "kvd_meta_starts_total") < 6) { /* written again and again after a failed write */
 		write_many_rows(8);
 		assert_true(rig_now_ms() < until);
 	}
 	assert_int_equal(rig_metric(&rig, "kvd_disk_state"), 1);
-	assert_int_equal(unlink(filler), 0);
+	rig_disk_free(&rig);
 	memset(acknowledged, 0, sizeof acknowledged);
 	durable_again(TALKS - 1);
 	assert_true(rig_metric_is(&rig, "kvd_disk_state", 0));
@@ -496,10 +471,7 @@ static void p10_answers_that_make_no_sense_are_a_fault_of_the_tier_and_of_nothin
 static int clean_up(void **state)
 {
 	(void)state;
-	if (rig.pid > 0) {
-		(void)rig_kill(&rig, SIGKILL);
-	}
-	(void)umount2(rig.disk, MNT_DETACH);
+	rig_clean_up(&rig);
 
 	return 0;
 }
