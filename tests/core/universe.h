@@ -176,6 +176,8 @@ void u_lease_verify(universe_t *u, const u_lease_t *lease);
 
 /* The core's own checks, and the events against the index. Fails the test with a sentence. */
 void universe_check(universe_t *u);
+/* Everybody leaves, and nothing is left behind: for the end of a test, before universe_fini(). */
+void universe_leave(universe_t *u);
 /* Bits in the mirror, of group u->group, found as a client finds them. */
 uint8_t u_mirror_tiers(const universe_t *u, uint32_t ns, const kv_key_t *key);
 

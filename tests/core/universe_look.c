@@ -163,3 +163,18 @@ void universe_check(universe_t *u)
 			 (unsigned long long)told[1], (unsigned long long)in[0], (unsigned long long)in[1]);
 	}
 }
+
+void universe_leave(universe_t *u)
+{
+	universe_check(u);
+	for (uint32_t i = 0; i < U_MEMBERS; i++) {
+		if (u->members[i].id) {
+			u_dead(u, &u->members[i]);
+		}
+	}
+	u->disk.hold = 0;
+	u_settle(u);
+	universe_check(u);
+	assert_int_equal(u->core->claims.used + u->core->leases.used + u->core->puts.used + u->core->ios.used, 0);
+	assert_int_equal(u->core->holds, 0);
+}
