@@ -220,6 +220,17 @@ static void collect_files(kvs_nvme_t *nvme, kvs_commit_t *c)
 	nvme->slots_dirty = 0;
 }
 
+kv_status_t kvs_commit_sync_all(kvs_nvme_t *nvme)
+{
+	for (uint32_t i = 0; i < KVS_MAX_FILES; i++) {
+		nvme->files[i].dirty = 1;
+	}
+	nvme->slots_dirty = 1;
+	collect_files(nvme, nvme->commit);
+
+	return sync_files(nvme, nvme->commit);
+}
+
 static void try_later(kvs_nvme_t *nvme)
 {
 	nvme->commit_after_ns = kv_now_ns(nvme->env) + RETRY_NS;

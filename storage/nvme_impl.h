@@ -457,6 +457,8 @@ void kvs_commit_expect(kvs_nvme_t *nvme);
 /* Take the answer of a commit and start the next when one is due. Returns callbacks run. */
 uint32_t kvs_commit_step(kvs_nvme_t *nvme);
 void *kvs_commit_main(void *nvme);
+/* Before the commit thread has work: sync the directory of slot files and each of them. */
+kv_status_t kvs_commit_sync_all(kvs_nvme_t *nvme);
 
 /* ---- nvme_recover.c, nvme_rebuild.c ---- */
 /* At the open, by its thread: read the rows, or the headers. KV_ERR_IO: headers that are needed cannot be read. */
@@ -465,5 +467,7 @@ void kvs_recovery_free(kvs_nvme_t *nvme);
 kv_status_t kvs_nvme_recover(kvs_tier_t *tier, kvs_found_fn found, void *arg, uint32_t max);
 /* Read all slot headers as if they were rows. */
 kv_status_t kvs_rebuild_scan(kvs_nvme_t *nvme, kvs_row_fn row, void *arg);
+/* Read the slot's block: is it the one with this key, and are its bytes right? */
+int kvs_rebuild_is_whole(kvs_nvme_t *nvme, kv_slot_t slot, const kvs_meta_t *meta);
 
 #endif

@@ -8,6 +8,7 @@
 
 #define BATCH        64u
 #define MAX_REFUSALS 5000u /* a millisecond each */
+#define SHORT_TRIES  3u    /* of a header that was not read whole */
 
 typedef struct reader {
 	kvs_nvme_t *nvme;
@@ -122,6 +123,11 @@ static kv_status_t read_batch(reader_t *reader, uint32_t number, uint32_t first,
 		}
 	}
 	for (uint32_t i = 0; i < count && status == KV_OK; i++) {
+		for (uint32_t tries = 0;
+		     tries < SHORT_TRIES && reader->result[i] >= 0 && reader->result[i] != (int)cls->header_bytes;
+		     tries++) {
+			read_plain(reader, file->fd, i, cls->header_bytes, (first + i) * cls->stride);
+		}
 		if (reader->result[i] < 0) { /* whatever it holds, it is not free */
 			reader->unread++;
 			retire(reader->nvme, kv_slot_make(number, first + i));
@@ -147,6 +153,34 @@ static kv_status_t read_file(reader_t *reader, uint32_t number)
 	}
 
 	return status;
+}
+
+int kvs_rebuild_is_whole(kvs_nvme_t *nvme, kv_slot_t slot, const kvs_meta_t *meta)
+{
+	kvs_dclass_t *cls = kvs_slot_class(nvme, slot);
+	size_t bytes = cls->header_bytes + cls->payload_bytes;
+	uint64_t offset = kv_slot_index(slot) * cls->stride;
+	kvs_xfer_t xfer = {
+		.kind = KVS_LOAD, .cls = cls, .slot = slot, .gen = kvs_slot_get(nvme, slot)->gen, .meta = *meta};
+	size_t done = 0;
+	void *buffer;
+	ssize_t n;
+
+	if (posix_memalign(&buffer, KVS_PAGE, bytes) != 0) {
+		return 0;
+	}
+	do {
+		n = pread(nvme->files[kv_slot_slab(slot)].fd, (uint8_t *)buffer + done, bytes - done,
+			  (off_t)(offset + done));
+		done += n > 0 ? (size_t)n & ~(size_t)(KVS_PAGE - 1u) : 0;
+	} while (done < bytes && (n >= KVS_PAGE || (n < 0 && errno == EINTR)));
+	if (done == bytes) {
+		xfer.mem.data = (uint8_t *)buffer + cls->header_bytes;
+		kvs_xfer_verify(&xfer, buffer);
+	}
+	free(buffer);
+
+	return done == bytes && xfer.status == KV_OK;
 }
 
 kv_status_t kvs_rebuild_scan(kvs_nvme_t *nvme, kvs_row_fn row, void *arg)

@@ -10,6 +10,7 @@
 typedef struct found {
 	kvs_meta_t meta;
 	kv_slot_t slot;
+	int is_spare; /* another slot has the block too, and counts */
 } found_t;
 
 typedef struct kvs_recovery {
@@ -231,6 +232,27 @@ static int has_parent(const scan_t *scan, const kvs_meta_t *meta)
 	return parent && found_at(scan, parent - 1u)->meta.depth + 1u == meta->depth;
 }
 
+/* A header stays where it is when its slot is freed, or quarantined because the write was torn. Of blocks with one key the first whole one counts. */
+static void choose_copies(scan_t *scan)
+{
+	for (uint32_t i = 0; i < scan->count; i++) {
+		found_t *f = found_at(scan, scan->order[i]);
+		uint32_t *place = table_find(scan, &f->meta.key, &f->meta);
+		found_t *first = *place ? found_at(scan, *place - 1u) : f;
+
+		if (first != f && !kvs_rebuild_is_whole(scan->nvme, first->slot, &first->meta) &&
+		    kvs_rebuild_is_whole(scan->nvme, f->slot, &f->meta)) {
+			first->is_spare = 1;
+			first = f;
+		}
+		f->is_spare = first != f;
+		if (first == f) {
+			*place = scan->order[i] + 1u;
+		}
+	}
+	memset(scan->entry, 0, (scan->mask + 1u) * sizeof *scan->entry);
+}
+
 /* At most `max`; the blocks of a space that was reset since they were read are dropped too. */
 static void report_some(scan_t *scan, kvs_found_fn found, void *arg, uint32_t max)
 {
@@ -247,7 +269,7 @@ static void report_some(scan_t *scan, kvs_found_fn found, void *arg, uint32_t ma
 
 		kv_status_t status = KV_ERR_NO_PARENT;
 
-		if (!*place && epoch_is_current(scan, &f->meta)) {
+		if (!*place && !f->is_spare && epoch_is_current(scan, &f->meta)) {
 			status = has_parent(scan, &f->meta) ? found(arg, slot_class, loc, &f->meta)
 				 : scan->put_off > 0        ? KV_PENDING
 							    : KV_ERR_NO_PARENT;
@@ -299,6 +321,10 @@ static kv_status_t scan_rows(scan_t *scan)
 			(void)kvs_metadb_replace(nvme->db);
 			status = KV_OK;
 		}
+	}
+	/* A row speaks of synced bytes only. A header may be one that was written when the daemon was killed, and never synced. */
+	if (status == KV_OK && nvme->rebuild) {
+		status = kvs_commit_sync_all(nvme);
 	}
 	if (status == KV_OK && nvme->rebuild) {
 		status = kvs_rebuild_scan(nvme, take_row, scan);
@@ -356,8 +382,12 @@ kv_status_t kvs_recovery_read(kvs_nvme_t *nvme)
 		scan->mask = scan->mask * 2u + 1u;
 	}
 	scan->entry = kv_alloc(nvme->env, (scan->mask + 1u) * sizeof *scan->entry);
+	if (!scan->entry) {
+		return KV_ERR_NOMEM;
+	}
+	choose_copies(scan);
 
-	return scan->entry ? KV_OK : KV_ERR_NOMEM;
+	return KV_OK;
 }
 
 kv_status_t kvs_nvme_recover(kvs_tier_t *tier, kvs_found_fn found, void *arg, uint32_t max)
