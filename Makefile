@@ -27,8 +27,8 @@ demo-vllm: ## a real vLLM (CPU) finds its prompts again after it, and after the 
 test: build ## every test
 	@ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
 
-crashloop: build ## 1,000 rounds of faults of the disk and kills, with every acknowledgement checked (ROUNDS=100)
-	@$(BUILD)/bin/test_e2e_crash $(or $(ROUNDS),1000)
+crashloop: build ## 1,000 rounds of faults of the disk, kills and losses of power, with every acknowledgement checked (ROUNDS=100)
+	@$(BUILD)/bin/test_e2e_crashloop $(or $(ROUNDS),1000)
 
 test-engines: ## every promise under a real vLLM (ENGINES=short: 8 minutes)
 	@scripts/test_engines.sh $(or $(ENGINES),full) || [ $$? -eq 77 ]

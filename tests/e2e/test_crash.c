@@ -3,7 +3,6 @@
 
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/wait.h>
 
 #define ROUNDS 15u
@@ -303,202 +302,6 @@ static void p2_what_a_failed_sync_may_have_lost_is_not_acknowledged_by_io_uring(
 	one_failed_sync_each("auto");
 }
 
-/* ---- faults and kills in a loop ------------------------------------------------------------------------------------------- */
-
-#define LOOP_LEN   3u
-#define LOOP_TALKS 6u /* a round */
-#define LOOP_FRESH                                                                                                     \
-	100u /* rounds on one directory: one slot file holds all of it, so nothing is evicted for want of another one */
-
-/* What strace does to the daemon and to the metadata process, in each of their threads, from the `first` such call on, again and again or once. */
-typedef struct loop_fault {
-	const char *name;
-	const char *call, *error; /* NULL: no strace */
-	int again;
-} loop_fault_t;
-
-static const loop_fault_t loop_faults[] = {
-	{"kill -9", NULL, NULL, 0},
-	{"a failed sync of data or rows", "fdatasync", "EIO", 0},
-	{"syncs that fail again and again", "fdatasync", "EIO", 1},
-	{"a failed sync of a directory or superblock", "fsync", "EIO", 0},
-	{"writes that fail again and again", "pwritev", "EIO", 1},
-	{"a full device", "pwritev", "ENOSPC", 1},
-	{"no room for another slot file", "fallocate", "ENOSPC", 1},
-	{"superblocks that cannot be written", "pwrite64", "EIO", 1},
-	{"a short write, then none, by a limit", NULL, NULL, 1},
-	{"kill -9 of the metadata process", NULL, NULL, 2},
-};
-
-typedef struct loop {
-	rig_t rig;
-	kv_test_rng_t rng;
-	uint32_t engine; /* index of the option that names it */
-	uint32_t noted[LOOP_FRESH * LOOP_TALKS];
-	uint32_t noted_count, talk;
-	uint64_t acknowledged, refused, checked;
-} loop_t;
-
-static void loop_wrap(loop_t *l, const loop_fault_t *fault, char trace[32], char inject[80])
-{
-	const uint32_t first = 1 + (uint32_t)kv_test_below(&l->rng, 12);
-
-	memset(l->rig.wrap, 0, sizeof l->rig.wrap);
-	if (!fault->call) {
-		return;
-	}
-	snprintf(trace, 32, "-etrace=%s", fault->call);
-	snprintf(inject, 80, fault->again ? "-einject=%s:error=%s:when=%u+%u" : "-einject=%s:error=%s:when=%u",
-		 fault->call, fault->error, first, 2 + (uint32_t)kv_test_below(&l->rng, 5));
-	memcpy(l->rig.wrap, (const char *[]){"strace", "-Dqqfo/dev/null", "--seccomp-bpf", trace, inject},
-	       5 * sizeof *l->rig.wrap);
-}
-
-/* A start may fail under a fault, or go on without the disk tier, whose spaces are others; one without a fault must do neither. */
-static void loop_start(loop_t *l, const loop_fault_t *fault)
-{
-	char trace[32], inject[80];
-
-	snprintf(l->rig.options[l->engine], sizeof l->rig.options[0], "--nvme.io_engine=%s",
-		 kv_test_below(&l->rng, 2) ? "threads" : "auto");
-	loop_wrap(l, fault, trace, inject);
-	if (rig_try(&l->rig) == -1) {
-		if (rig_metric(&l->rig, "kvd_disk_limit_bytes") > 0) {
-			return;
-		}
-		assert_non_null(fault->call);
-		assert_int_equal(rig_kill(&l->rig, SIGKILL), 128 + SIGKILL);
-	}
-	memset(l->rig.wrap, 0, sizeof l->rig.wrap);
-	rig_start(&l->rig);
-	assert_true(rig_metric(&l->rig, "kvd_disk_limit_bytes") > 0);
-}
-
-/* Everything that was ever acknowledged on this directory, or some of it. */
-static void loop_verify(loop_t *l, user_t *user, uint32_t every)
-{
-	kvc_key_t keys[LOOP_LEN];
-
-	for (uint32_t i = 0; i < l->noted_count; i++) {
-		uint32_t n = 0;
-
-		if (i + 2 * LOOP_TALKS < l->noted_count && kv_test_below(&l->rng, every) != 0) {
-			continue;
-		}
-		user_keys(user, l->noted[i], LOOP_LEN, keys);
-		if (!user_match_is(user, keys, LOOP_LEN, LOOP_LEN) || user_get(user, keys, LOOP_LEN, &n) != KVC_OK ||
-		    n != LOOP_LEN) {
-			fail_msg("conversation %u was acknowledged and %u of its blocks are there", l->noted[i], n);
-		}
-		l->checked++;
-	}
-	assert_int_equal(user->wrong, 0);
-}
-
-static void loop_hurt(loop_t *l, const loop_fault_t *fault, int on)
-{
-	const struct rlimit limit = {on ? (rlim_t)(16384 + kv_test_below(&l->rng, 400000)) : RLIM_INFINITY,
-				     RLIM_INFINITY};
-	pid_t meta;
-
-	if (!fault->call && fault->again == 1) {
-		(void)prlimit(l->rig.pid, RLIMIT_FSIZE, &limit, NULL);
-	} else if (!fault->call && fault->again == 2 && on && (meta = rig_meta(&l->rig)) > 0) {
-		kill(meta, SIGKILL);
-	}
-}
-
-static void loop_work(loop_t *l, user_t *user, const loop_fault_t *fault)
-{
-	kvc_key_t keys[LOOP_LEN];
-
-	for (uint32_t i = 0; i < LOOP_TALKS; i++, l->talk++) {
-		uint32_t n = 0;
-
-		if (i == 1 || i == 4) {
-			loop_hurt(l, fault, i == 1);
-		}
-		user_keys(user, l->talk, LOOP_LEN, keys);
-		if (user_put(user, keys, 0, LOOP_LEN, 1, &n) == KVC_OK && n == LOOP_LEN) {
-			l->noted[l->noted_count++] = l->talk;
-			l->acknowledged++;
-		} else {
-			l->refused++;
-		}
-	}
-}
-
-static void loop_round(loop_t *l, const loop_fault_t *fault, int last)
-{
-	user_t user;
-
-	loop_start(l, fault);
-	user_attach(&user, &l->rig, "loop");
-	loop_verify(l, &user, 16);
-	loop_work(l, &user, fault);
-	user_leave(&user);
-	usleep((useconds_t)kv_test_below(&l->rng, 30000));
-	assert_int_equal(rig_kill(&l->rig, SIGKILL), 128 + SIGKILL);
-	if (!last) {
-		return;
-	}
-	loop_start(l, &loop_faults[0]);
-	user_attach(&user, &l->rig, "loop");
-	loop_verify(l, &user, 1);
-	user_leave(&user);
-	assert_true(rig_metric(&l->rig, "kvd_evicted_disk_total") == 0);
-	assert_true(rig_metric(&l->rig, "kvd_disk_corrupt_total") == 0);
-	rig_check_quiet(&l->rig);
-}
-
-/* `rounds` times: start under a fault, see that all promises hold, make more of them, kill -9. They are noted here, outside the daemon. */
-static void fault_loop(uint32_t rounds)
-{
-	const int with_strace = strace_works();
-	loop_t *l = calloc(1, sizeof *l);
-
-	assert_non_null(l);
-	l->rng.state = kv_test_seed();
-	for (uint32_t round = 0; round < rounds; round++) {
-		const loop_fault_t *fault = &loop_faults[kv_test_below(&l->rng, KV_COUNT_OF(loop_faults))];
-		const int last = round + 1 == rounds || (round + 1) % LOOP_FRESH == 0;
-
-		if (round % LOOP_FRESH == 0) {
-			rig_init(&l->rig, 1);
-			l->rig.before = without_leak_check;
-			rig_option(&l->rig, "--nvme.flush_interval=2ms");
-			rig_option(&l->rig, "--nvme.file_size=40MiB");
-			l->engine = l->rig.option_count;
-			rig_option(&l->rig, "--nvme.io_engine=auto");
-			l->noted_count = l->talk = 0;
-		}
-		if (fault->call && !with_strace) {
-			fault = &loop_faults[0];
-		}
-		if (rounds > 200 && round % 50 == 0) {
-			printf("# round %u, then: %s\n", round, fault->name);
-			fflush(stdout);
-		}
-		loop_round(l, fault, last);
-		if (last) {
-			rig_fini(&l->rig);
-		}
-	}
-	printf("# rounds %u%s: %llu acknowledged, %llu refused, %llu checked, 0 lost, 0 wrong, 0 leaked\n", rounds,
-	       with_strace ? "" : " (no strace: kills only)", (unsigned long long)l->acknowledged,
-	       (unsigned long long)l->refused, (unsigned long long)l->checked);
-	assert_true(l->acknowledged > rounds / 2u);
-	free(l);
-}
-
-static uint32_t loop_rounds;
-
-static void p2_no_fault_and_no_kill_costs_a_block_that_was_acknowledged(void **state)
-{
-	(void)state;
-	fault_loop(loop_rounds);
-}
-
 static void p2_a_durable_put_of_what_is_there_already_is_acknowledged(void **state)
 {
 	kvc_key_t keys[LEN];
@@ -529,7 +332,7 @@ static void p2_a_durable_put_of_what_is_there_already_is_acknowledged(void **sta
 	rig_fini(&rig);
 }
 
-int main(int argc, char **argv)
+int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p2_a_durable_put_of_what_is_there_already_is_acknowledged),
@@ -538,14 +341,6 @@ int main(int argc, char **argv)
 		cmocka_unit_test(p2_durable_blocks_survive_every_kill_9_of_the_daemon),
 		cmocka_unit_test(p2_durable_blocks_survive_every_kill_9_of_daemon_and_keeper),
 	};
-
-	const struct CMUnitTest loop[] = {
-		cmocka_unit_test(p2_no_fault_and_no_kill_costs_a_block_that_was_acknowledged)};
-
-	if (argc == 2) { /* so many rounds of faults and nothing else */
-		loop_rounds = (uint32_t)strtoul(argv[1], NULL, 10);
-		return cmocka_run_group_tests_name("e2e.crash", loop, NULL, NULL);
-	}
 
 	return cmocka_run_group_tests_name("e2e.crash", tests, NULL, NULL);
 }

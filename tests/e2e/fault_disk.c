@@ -1,0 +1,481 @@
+/* The preloaded half of fault_disk.h: what stands between a process and its files. */
+#include "e2e/fault_disk.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <liburing.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#define EXPORT     __attribute__((visibility("default")))
+#define REAL(name) ((__typeof__(&name))(uintptr_t)real(#name))
+
+#define SECTOR    512u
+#define MAX_FIXED 65536u
+#define MAX_NOPS  1024u
+
+typedef struct file {
+	int fd;
+	uint32_t where;
+	int is_dir;
+	uint64_t inode, born_ns, size;
+} file_t;
+
+/* An entry of a ring that became a NOP. */
+typedef struct nop {
+	const struct io_uring *ring;
+	uint64_t data;
+	int result;
+} nop_t;
+
+static fault_control_t *control;
+static int journal = -1;
+static pthread_mutex_t lock =
+	PTHREAD_MUTEX_INITIALIZER; /* journal and write are one step; so a sync knows what was complete */
+static int fixed[MAX_FIXED];
+static nop_t nops[MAX_NOPS];
+static unsigned nop_count;
+
+static void *real(const char *name)
+{
+	return dlsym(RTLD_NEXT, name);
+}
+
+static _Noreturn void give_up(const char *why)
+{
+	dprintf(STDERR_FILENO, "fault_disk: %s: %s\n", why, strerror(errno));
+	abort();
+}
+
+__attribute__((constructor)) static void start(void)
+{
+	const char *dir = getenv(FAULT_DISK_ENV);
+	char path[256];
+	int fd;
+
+	if (!dir) {
+		return;
+	}
+	snprintf(path, sizeof path, "%s/control", dir);
+	fd = open(path, O_RDWR | O_CLOEXEC);
+	control = fd >= 0 ? mmap(NULL, sizeof *control, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
+	snprintf(path, sizeof path, "%s/journal.%d", dir, (int)getpid());
+	journal = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+	if (control == MAP_FAILED || journal < 0) {
+		give_up("no control page or journal");
+	}
+	close(fd);
+}
+
+/* ---- which file ----------------------------------------------------------------------------------------------------------- */
+
+/* 1: a file or directory under the data directory. */
+static int find(int fd, file_t *file)
+{
+	char link[32], path[256];
+	struct statx stx;
+	size_t len;
+	ssize_t n;
+
+	if (!control || fd < 0) {
+		return 0;
+	}
+	snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+	n = readlink(link, path, sizeof path - 1);
+	len = strlen(control->data);
+	if (n < 0 || (size_t)n < len || memcmp(path, control->data, len) != 0 ||
+	    statx(fd, "", AT_EMPTY_PATH, STATX_BASIC_STATS | STATX_BTIME, &stx) != 0 ||
+	    (!S_ISREG(stx.stx_mode) && !S_ISDIR(stx.stx_mode))) {
+		return 0;
+	}
+	path[n] = '\0';
+	*file = (file_t){.fd = fd,
+			 .where = strncmp(path + len, "/slots", 6) == 0  ? FAULT_SLOTS
+				  : strncmp(path + len, "/meta", 5) == 0 ? FAULT_ROWS
+									 : FAULT_SUPER,
+			 .is_dir = S_ISDIR(stx.stx_mode),
+			 .inode = stx.stx_ino,
+			 .born_ns = (uint64_t)stx.stx_btime.tv_sec * 1000000000u + stx.stx_btime.tv_nsec,
+			 .size = stx.stx_size};
+
+	return 1;
+}
+
+/* Does this call fail? *p_error: its errno, 0: a part of it is done. */
+static int fails(enum fault_op op, const file_t *file, int *p_error)
+{
+	uint32_t left = atomic_load(&control->count);
+
+	if (left == 0 || atomic_load(&control->op) != op || !(atomic_load(&control->where) & file->where)) {
+		return 0;
+	}
+	for (uint32_t skip = atomic_load(&control->skip); skip > 0;) {
+		if (atomic_compare_exchange_weak(&control->skip, &skip, skip - 1)) {
+			return 0;
+		}
+	}
+	while (!atomic_compare_exchange_weak(&control->count, &left, left - 1)) {
+		if (left == 0) {
+			return 0;
+		}
+	}
+	*p_error = atomic_load(&control->error);
+	atomic_fetch_add(&control->injected, 1);
+
+	return 1;
+}
+
+/* ---- the journal ---------------------------------------------------------------------------------------------------------- */
+
+static void note(const file_t *file, fault_record_t *record, const void *bytes)
+{
+	struct iovec iov[2] = {{record, sizeof *record}, {(void *)(uintptr_t)bytes, record->had}};
+	ssize_t whole = (ssize_t)(sizeof *record + record->had);
+
+	record->seq = atomic_fetch_add(&control->seq, 1);
+	record->pid = getpid();
+	record->direct = (fcntl(file->fd, F_GETFL) & O_DIRECT) != 0;
+	record->inode = file->inode;
+	record->born_ns = file->born_ns;
+	if (REAL(writev)(journal, iov, record->had ? 2 : 1) != whole) {
+		give_up("the journal takes no record");
+	}
+}
+
+/* What [offset, offset + len) holds, which is about to be replaced. */
+static void keep(const file_t *file, uint64_t offset, uint64_t len)
+{
+	fault_record_t record = {.kind = FAULT_WROTE, .offset = offset, .len = len, .size = file->size};
+	uint64_t had = offset >= file->size ? 0 : file->size - offset < len ? file->size - offset : len;
+	uint8_t *bytes = malloc(had + 1);
+	char link[32];
+	int fd;
+
+	snprintf(link, sizeof link, "/proc/self/fd/%d", file->fd);
+	fd = open(link, O_RDONLY | O_CLOEXEC); /* that one may be write-only, or want aligned memory */
+	record.had = (uint32_t)had;
+	if (!bytes || fd < 0 || (had > 0 && REAL(pread)(fd, bytes, had, (off_t)offset) != (ssize_t)had)) {
+		give_up("what a write replaces cannot be read");
+	}
+	close(fd);
+	note(file, &record, bytes);
+	free(bytes);
+}
+
+/* ---- the operations ------------------------------------------------------------------------------------------------------- */
+
+static size_t length(const struct iovec *iov, int count)
+{
+	size_t len = 0;
+
+	for (int i = 0; i < count; i++) {
+		len += iov[i].iov_len;
+	}
+
+	return len;
+}
+
+/* The first `len` bytes of a vector, at `offset`. */
+static ssize_t move(int is_write, int fd, const struct iovec *iov, int count, off_t offset, size_t len)
+{
+	struct iovec part[8];
+	int n = 0;
+
+	for (; n < count && n < 8 && len > 0; n++) {
+		part[n] = iov[n];
+		part[n].iov_len = iov[n].iov_len < len ? iov[n].iov_len : len;
+		len -= part[n].iov_len;
+	}
+
+	return is_write ? REAL(pwritev)(fd, part, n, offset) : REAL(preadv)(fd, part, n, offset);
+}
+
+/* A write that fails has moved its first half. */
+static ssize_t faulty_write(const file_t *file, const struct iovec *iov, int count, off_t offset)
+{
+	size_t len = length(iov, count), some = len;
+	int error = 0, failed;
+	ssize_t n = 0;
+
+	pthread_mutex_lock(&lock);
+	failed = fails(FAULT_WRITE, file, &error);
+	if (failed) {
+		some = len < 2 * SECTOR ? 0 : len / 2 & ~(size_t)(SECTOR - 1);
+		error = some == 0 && error == 0 ? EIO : error;
+	}
+	if (some > 0) {
+		keep(file, (uint64_t)offset, some);
+		n = move(1, file->fd, iov, count, offset, some);
+	}
+	pthread_mutex_unlock(&lock);
+	if (failed && error) {
+		errno = error;
+		return -1;
+	}
+
+	return n;
+}
+
+/* 1: it is one that fails, with *p_result. */
+static int faulty_read(const file_t *file, const struct iovec *iov, int count, off_t offset, ssize_t *p_result)
+{
+	size_t some = length(iov, count) / 2 & ~(size_t)(SECTOR - 1);
+	int error = 0;
+
+	if (!fails(FAULT_READ, file, &error)) {
+		return 0;
+	}
+	if (error || some == 0) {
+		errno = error ? error : EIO;
+		*p_result = -1;
+	} else {
+		*p_result = move(0, file->fd, iov, count, offset, some);
+	}
+
+	return 1;
+}
+
+static int faulty_sync(int fd, int (*sync)(int))
+{
+	fault_record_t record = {.kind = FAULT_SYNCED};
+	file_t file;
+	int error = 0, result;
+
+	if (!find(fd, &file)) {
+		return sync(fd);
+	}
+	pthread_mutex_lock(&lock);
+	record.size = atomic_load(&control->seq);
+	pthread_mutex_unlock(&lock);
+	if (fails(file.is_dir ? FAULT_SYNC_DIR : FAULT_SYNC, &file, &error)) {
+		record.kind = FAULT_POISONED;
+		note(&file, &record, NULL);
+		errno = error;
+		return -1;
+	}
+	if (atomic_load(&control->lie) & file.where) {
+		return 0;
+	}
+	result = sync(fd);
+	if (result == 0) {
+		note(&file, &record, NULL);
+	}
+
+	return result;
+}
+
+EXPORT int fdatasync(int fd)
+{
+	return faulty_sync(fd, REAL(fdatasync));
+}
+
+EXPORT int fsync(int fd)
+{
+	return faulty_sync(fd, REAL(fsync));
+}
+
+EXPORT ssize_t pwritev(int fd, const struct iovec *iov, int count, off_t offset)
+{
+	file_t file;
+
+	return find(fd, &file) ? faulty_write(&file, iov, count, offset) : REAL(pwritev)(fd, iov, count, offset);
+}
+
+EXPORT ssize_t pwrite(int fd, const void *data, size_t len, off_t offset)
+{
+	const struct iovec iov = {(void *)(uintptr_t)data, len};
+	file_t file;
+
+	return find(fd, &file) ? faulty_write(&file, &iov, 1, offset) : REAL(pwrite)(fd, data, len, offset);
+}
+
+EXPORT ssize_t write(int fd, const void *data, size_t len)
+{
+	const struct iovec iov = {(void *)(uintptr_t)data, len};
+	file_t file;
+	ssize_t n;
+	off_t at;
+
+	if (fd == journal || !find(fd, &file)) {
+		return REAL(write)(fd, data, len);
+	}
+	at = lseek(fd, 0, fcntl(fd, F_GETFL) & O_APPEND ? SEEK_END : SEEK_CUR);
+	n = faulty_write(&file, &iov, 1, at);
+	if (n > 0) {
+		lseek(fd, at + n, SEEK_SET);
+	}
+
+	return n;
+}
+
+EXPORT ssize_t preadv(int fd, const struct iovec *iov, int count, off_t offset)
+{
+	file_t file;
+	ssize_t n;
+
+	return find(fd, &file) && faulty_read(&file, iov, count, offset, &n) ? n : REAL(preadv)(fd, iov, count, offset);
+}
+
+EXPORT ssize_t pread(int fd, void *data, size_t len, off_t offset)
+{
+	const struct iovec iov = {data, len};
+	file_t file;
+	ssize_t n;
+
+	return find(fd, &file) && faulty_read(&file, &iov, 1, offset, &n) ? n : REAL(pread)(fd, data, len, offset);
+}
+
+EXPORT int ftruncate(int fd, off_t size)
+{
+	fault_record_t record = {.kind = FAULT_SIZED, .offset = (uint64_t)size};
+	file_t file;
+	int result;
+
+	if (!find(fd, &file)) {
+		return REAL(ftruncate)(fd, size);
+	}
+	pthread_mutex_lock(&lock);
+	if ((uint64_t)size < file.size) {
+		keep(&file, (uint64_t)size, file.size - (uint64_t)size);
+	}
+	record.size = file.size;
+	note(&file, &record, NULL);
+	result = REAL(ftruncate)(fd, size);
+	pthread_mutex_unlock(&lock);
+
+	return result;
+}
+
+EXPORT int fallocate(int fd, int mode, off_t offset, off_t len)
+{
+	fault_record_t record = {.kind = FAULT_SIZED, .offset = (uint64_t)(offset + len)};
+	file_t file;
+	int result;
+
+	if (!find(fd, &file)) {
+		return REAL(fallocate)(fd, mode, offset, len);
+	}
+	pthread_mutex_lock(&lock);
+	if (mode == 0 && file.size < record.offset) {
+		record.size = file.size;
+		note(&file, &record, NULL);
+	} else if (mode & FALLOC_FL_PUNCH_HOLE) {
+		keep(&file, (uint64_t)offset, (uint64_t)len);
+	}
+	result = REAL(fallocate)(fd, mode, offset, len);
+	pthread_mutex_unlock(&lock);
+
+	return result;
+}
+
+/* ---- rings ---------------------------------------------------------------------------------------------------------------- */
+
+EXPORT int io_uring_register_files_update(struct io_uring *ring, unsigned first, const int *fds, unsigned count)
+{
+	for (unsigned i = 0; i < count && first + i < MAX_FIXED; i++) {
+		fixed[first + i] = fds[i];
+	}
+
+	return REAL(io_uring_register_files_update)(ring, first, fds, count);
+}
+
+/* From now on this entry does nothing but end with `result`. */
+static void become_nop(const struct io_uring *ring, struct io_uring_sqe *sqe, ssize_t result)
+{
+	uint64_t data = sqe->user_data;
+
+	pthread_mutex_lock(&lock);
+	if (nop_count == MAX_NOPS) {
+		give_up("too many entries in flight");
+	}
+	nops[nop_count++] = (nop_t){ring, data, result < 0 ? -errno : (int)result};
+	pthread_mutex_unlock(&lock);
+	memset(sqe, 0, sizeof *sqe);
+	sqe->opcode = IORING_OP_NOP;
+	sqe->fd = -1;
+	sqe->user_data = data;
+}
+
+static void do_entry(const struct io_uring *ring, struct io_uring_sqe *sqe)
+{
+	int is_write = sqe->opcode == IORING_OP_WRITEV || sqe->opcode == IORING_OP_WRITE_FIXED ||
+		       sqe->opcode == IORING_OP_WRITE;
+	int is_read =
+		sqe->opcode == IORING_OP_READV || sqe->opcode == IORING_OP_READ_FIXED || sqe->opcode == IORING_OP_READ;
+	int vectored = sqe->opcode == IORING_OP_WRITEV || sqe->opcode == IORING_OP_READV;
+	struct iovec one = {(void *)(uintptr_t)sqe->addr, sqe->len};
+	const struct iovec *iov = vectored ? (const struct iovec *)(uintptr_t)sqe->addr : &one;
+	int count = vectored ? (int)sqe->len : 1;
+	file_t file;
+	ssize_t n;
+
+	if ((!is_write && !is_read) ||
+	    !find(sqe->flags & IOSQE_FIXED_FILE ? fixed[(unsigned)sqe->fd % MAX_FIXED] : sqe->fd, &file)) {
+		return;
+	}
+	if (is_write) {
+		become_nop(ring, sqe, faulty_write(&file, iov, count, (off_t)sqe->off));
+		atomic_fetch_add(&control->ring_writes, 1);
+	} else if (faulty_read(&file, iov, count, (off_t)sqe->off, &n)) {
+		become_nop(ring, sqe, n);
+	}
+}
+
+/* Entries the kernel has not been shown yet. */
+static void before_submit(struct io_uring *ring)
+{
+	for (unsigned i = ring->sq.sqe_head; control && i != ring->sq.sqe_tail; i++) {
+		do_entry(ring, &ring->sq.sqes[i & ring->sq.ring_mask]);
+	}
+}
+
+/* A NOP ends when it is submitted: its completion is there, with the wrong result. */
+static int after_submit(struct io_uring *ring, int result)
+{
+	unsigned tail = io_uring_smp_load_acquire(ring->cq.ktail);
+
+	pthread_mutex_lock(&lock);
+	for (unsigned i = *ring->cq.khead; nop_count > 0 && i != tail; i++) {
+		struct io_uring_cqe *cqe = &ring->cq.cqes[i & ring->cq.ring_mask];
+
+		for (unsigned k = 0; k < nop_count; k++) {
+			if (nops[k].ring == ring && nops[k].data == cqe->user_data) {
+				cqe->res = nops[k].result;
+				nops[k] = nops[--nop_count];
+				break;
+			}
+		}
+	}
+	pthread_mutex_unlock(&lock);
+
+	return result;
+}
+
+EXPORT int io_uring_submit_and_wait(struct io_uring *ring, unsigned wait)
+{
+	before_submit(ring);
+
+	return after_submit(ring, REAL(io_uring_submit_and_wait)(ring, wait));
+}
+
+EXPORT int io_uring_submit_and_get_events(struct io_uring *ring)
+{
+	before_submit(ring);
+
+	return after_submit(ring, REAL(io_uring_submit_and_get_events)(ring));
+}
+
+EXPORT int io_uring_submit_and_wait_timeout(struct io_uring *ring, struct io_uring_cqe **p_cqe, unsigned wait,
+					    struct __kernel_timespec *limit, sigset_t *mask)
+{
+	before_submit(ring);
+
+	return after_submit(ring, REAL(io_uring_submit_and_wait_timeout)(ring, p_cqe, wait, limit, mask));
+}
