@@ -31,10 +31,10 @@ typedef struct kvd_attach {
 	pthread_t thread;
 	int running;
 	int stop_fd;
-	int wait_ms; /* the thread's */
+	int wait_ms;            /* the thread's */
 	uint64_t unreadable_ns; /* the thread's: since then every try met unreadable headers; 0: the last one did not */
-	int taking;       /* 1: blocks are taken in; 2: all are, and resets made meanwhile are owed */
-	kvs_tier_t *tier; /* the thread's until `opened` is readable, then the loop's */
+	int taking;             /* 1: blocks are taken in; 2: all are, and resets made meanwhile are owed */
+	kvs_tier_t *tier;       /* the thread's until `opened` is readable, then the loop's */
 	char reason[192];
 } kvd_attach_t;
 
