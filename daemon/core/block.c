@@ -295,7 +295,7 @@ void kvd_block_evict(kvd_core_t *core, uint32_t id, kvd_set_t t, kv_ns_metric_t 
 			kvd_count(core, KV_M_WRITE_BEHIND_DROPPED, 1);
 		}
 	}
-	if (t == KVD_CPU && kvd_in_set(&core->ix, block, KVD_DISK) &&
+	if (t == KVD_CPU && core->tier[KVD_DISK] && kvd_in_set(&core->ix, block, KVD_DISK) &&
 	    kvs_readable(core->tier[KVD_DISK], block->disk) == KV_ERR_IO) {
 		kvd_set_aside(core, id);
 		return;
