@@ -15,7 +15,6 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
-#include <sys/timerfd.h>
 #include <unistd.h>
 
 #define WAIT_MIN_MS    500
@@ -31,10 +30,12 @@ typedef struct kvd_attach {
 	pthread_t thread;
 	int running;
 	int stop_fd;
-	int wait_ms;            /* the thread's */
-	uint64_t unreadable_ns; /* the thread's: since then every try met unreadable headers; 0: the last one did not */
-	int taking;             /* 1: blocks are taken in; 2: all are, and resets made meanwhile are owed */
-	kvs_tier_t *tier;       /* the thread's until `opened` is readable, then the loop's */
+	int wait_ms; /* the thread's */
+	uint64_t
+		unreadable_ns; /* the thread's: since then every try has failed for headers that cannot be read; 0: the last one has not */
+	int taking;        /* 1: blocks are taken in; 2: all are, and resets made meanwhile are owed */
+	uint64_t again_ns; /* these have failed */
+	kvs_tier_t *tier;  /* the thread's until `opened` is readable, then the loop's */
 	char reason[192];
 } kvd_attach_t;
 
@@ -206,21 +207,13 @@ kv_status_t kvd_attach_open(kvd_host_t *host, char *detail, size_t cap)
 	return status;
 }
 
-/* The loop looks at the attachment then, and in every turn from then on. */
-static void wake(const kvd_attach_t *attach, uint64_t in_ns)
-{
-	const struct itimerspec when = {
-		.it_value = {.tv_sec = (time_t)(in_ns / 1000000000u), .tv_nsec = (long)(in_ns % 1000000000u)}};
-
-	(void)timerfd_settime(attach->opened.fd, 0, &when, NULL);
-}
-
 /* Tries until the tier opens, then stays: the tier's metadata process lives no longer than the thread that has started it. */
 static void *try_main(void *arg)
 {
 	kvd_attach_t *attach = arg;
 	struct pollfd stop = {.fd = attach->stop_fd, .events = POLLIN};
 	char detail[256];
+	const uint64_t one = 1;
 
 	(void)prctl(PR_SET_NAME, "kvd-attach", 0, 0, 0);
 	while (poll(&stop, 1, attach->wait_ms) <= 0) {
@@ -228,7 +221,7 @@ static void *try_main(void *arg)
 			open_tier(attach->host, &attach->unreadable_ns, &attach->tier, detail, sizeof detail);
 
 		if (status == KV_OK) {
-			wake(attach, 1);
+			(void)!write(attach->opened.fd, &one, sizeof one);
 			while (poll(&stop, 1, -1) <= 0) {
 			}
 			break;
@@ -315,17 +308,15 @@ static kv_status_t take_in(kvd_host_t *host, kvd_attach_t *attach)
 		status = kvd_core_take_in(host->core, attach->tier);
 		attach->taking = status == KV_OK ? 2 : status == KV_PENDING ? 1 : 0;
 	}
-	if (attach->taking == 2) {
+	if (attach->taking == 2 && kv_now_ns(host->env) >= attach->again_ns) {
 		status = flush_notes(host, attach->tier);
+		attach->again_ns = kv_now_ns(host->env) + NOTES_AGAIN_NS;
 		if (status == KV_OK) {
 			attached(host, attach);
-		} else {
-			wake(attach, NOTES_AGAIN_NS);
-			status = KV_PENDING;
 		}
 	}
 
-	return status;
+	return attach->taking == 2 && attach->reason[0] ? KV_PENDING : status;
 }
 
 static void tier_opened(kvd_host_t *host, kvd_source_t *source, uint32_t events)
@@ -360,7 +351,7 @@ kv_status_t kvd_attach_begin(kvd_host_t *host, const char *reason)
 	host->attach = attach;
 	attach->host = host;
 	attach->wait_ms = WAIT_MIN_MS;
-	attach->opened = (kvd_source_t){tier_opened, timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)};
+	attach->opened = (kvd_source_t){tier_opened, eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
 	attach->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	snprintf(attach->reason, sizeof attach->reason, "%s", reason);
 	show_state(host, KVS_HEALTH_OFF);
