@@ -9,6 +9,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,7 +31,8 @@ typedef struct kvd_attach {
 	pthread_t thread;
 	int running;
 	int stop_fd;
-	int wait_ms; /* the thread's */
+	int wait_ms;     /* the thread's */
+	atomic_int open; /* the thread has done with `tier` */
 	uint64_t
 		unreadable_ns; /* the thread's: since then every try has failed for headers that cannot be read; 0: the last one has not */
 	int taking;        /* 1: blocks are taken in; 2: all are, and resets made meanwhile are owed */
@@ -221,6 +223,7 @@ static void *try_main(void *arg)
 			open_tier(attach->host, &attach->unreadable_ns, &attach->tier, detail, sizeof detail);
 
 		if (status == KV_OK) {
+			atomic_store(&attach->open, 1);
 			(void)!write(attach->opened.fd, &one, sizeof one);
 			while (poll(&stop, 1, -1) <= 0) {
 			}
@@ -326,7 +329,7 @@ static void tier_opened(kvd_host_t *host, kvd_source_t *source, uint32_t events)
 	kv_status_t status;
 
 	(void)events;
-	status = host->disk ? KV_OK : take_in(host, attach);
+	status = host->disk || !atomic_load(&attach->open) ? KV_OK : take_in(host, attach);
 	kvd_world_commit(host);
 	if (status == KV_PENDING || read(source->fd, &count, sizeof count) != (ssize_t)sizeof count ||
 	    status == KV_OK) {
@@ -336,6 +339,7 @@ static void tier_opened(kvd_host_t *host, kvd_source_t *source, uint32_t events)
 	kvs_close(attach->tier);
 	attach->tier = NULL;
 	stop_thread(attach);
+	atomic_store(&attach->open, 0);
 	if (start_thread(attach) != KV_OK) {
 		kv_log(KV_LOG_ERROR, "io", "the disk tier is not tried again: no thread");
 	}
