@@ -26,7 +26,7 @@ import goals  # noqa: E402
 from configurations import configurations  # noqa: E402
 from kvd_vllm import options  # noqa: E402
 
-KINDS = ("none-v1", "ring-v1", "ring-v2", "native-v2", "lmserver-v2", "kvd-v1-whole", "disk-v2", "full-v1", "check-v2", "kvd-v2-tp2", "trace-v2", "profile-v2", "profile-v2-none", "steps-v2")  # one of each
+KINDS = ("none-v1", "ring-v1", "ring-v2", "native-v2", "lmserver-v2", "kvd-v1-whole", "disk-v2", "full-v1", "check-v2", "kvd-v2-tp2", "trace-v2", "profile-v2", "profile-v2-none", "steps-v2", "weights-v2")  # one of each
 
 
 class Runs(unittest.TestCase):
@@ -35,7 +35,8 @@ class Runs(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.at = Path(folder.name)
         (self.at / "models" / "tiny_drawn").mkdir(parents=True)
-        (self.at / "models" / "tiny_drawn" / "done").touch()
+        for name in ("done", "model.safetensors"):
+            (self.at / "models" / "tiny_drawn" / name).touch()
         (self.at / "kvd" / "bin").mkdir(parents=True)
         slab = "import os, sys, time; os.truncate(os.memfd_create('kvd-slab'), 1 << 20); open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(100)"
         for name, text in (("kvd", f'exec {sys.executable} -c "{slab}" "$0.pid"'), ("kvctl", "echo kvd_blocks 1")):

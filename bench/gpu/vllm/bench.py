@@ -106,7 +106,8 @@ class Run:
     def start(self, c: Configuration, stem: Path, order: dict[str, Any]) -> subprocess.Popen:
         order["connector"] = json.loads(json.dumps(order["connector"]).replace("SOCKET", order["socket"]))
         stem.with_suffix(".order").write_text(json.dumps(order))
-        environment = {**os.environ, **ENVIRONMENT, **c.environment, "VLLM_USE_V2_MODEL_RUNNER": str(c.runner - 1)}
+        own = {name: value.replace("WORK", str(stem.parent)) for name, value in c.environment.items()}
+        environment = {**os.environ, **ENVIRONMENT, **own, "VLLM_USE_V2_MODEL_RUNNER": str(c.runner - 1)}
         environment["FAULTS_FOLDER"] = str(stem.parent)
         environment["BENCH_WATCH"] = str(stem.with_suffix(".watch"))
         environment["PYTHONPATH"] = f"{HERE}:{environment.get('PYTHONPATH', '')}"
@@ -231,8 +232,7 @@ class Run:
             shutil.rmtree(work, ignore_errors=True)
 
     def side_by_side(self, names: list[str]) -> None:
-        """Configurations of which nothing is timed, on one GPU at once. Their model is drawn before."""
-        subprocess.run([sys.executable, str(HERE / "model.py"), str(self.args.models), self.args.shape], check=True)
+        """Configurations of which nothing is timed, on one GPU at once."""
         try:
             with ThreadPoolExecutor(self.args.beside) as pool:
                 list(pool.map(lambda name: self.configuration(name, chosen(self.args, name)), names))
@@ -241,6 +241,8 @@ class Run:
                 end_group(child)
 
     def all(self) -> None:
+        if any(chosen(self.args, name).weights == "drawn" for name in self.args.names):  # before any engine, to which files that change after its start have no name
+            subprocess.run([sys.executable, str(HERE / "model.py"), str(self.args.models), self.args.shape], check=True)
         beside = [name for name in self.args.names if chosen(self.args, name).beside]
         if beside:
             self.side_by_side(beside)

@@ -25,13 +25,14 @@ TWO_GPUS = {
 
 
 def kvd(**extra: Any) -> dict[str, Any]:
-    """The name vouches for weights that the bench itself draws: a first pass would else not be saved before they are digested."""
+    """The name vouches for weights that the bench itself draws: a first pass would else not be saved before they are digested (weights=None: that)."""
+    extra = {"weights": "bench", **extra}
     return {
         "kv_connector": "KvdConnector",
         "kv_connector_module_path": "kvd_vllm.connector",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"socket": "SOCKET", "weights": "bench", **extra},
+        "kv_connector_extra_config": {"socket": "SOCKET", **{name: value for name, value in extra.items() if value is not None}},
     }
 
 
@@ -86,7 +87,7 @@ class Configuration:
 
 
 COMPILE = 30
-COST = {"trace": 10, "profile": 10, "cold": 12, "fresh": 12, "gpu": 1, "hit": 4, "together": 6, "burst": 3, "steady": 4, "decode": 12, "tokens": 25, "same": 15, "control": 10, "reference": 10, "failed": 90}
+COST = {"trace": 10, "profile": 10, "cold": 12, "fresh": 12, "gpu": 1, "hit": 4, "together": 6, "burst": 3, "steady": 4, "decode": 12, "tokens": 25, "same": 15, "control": 10, "reference": 10, "failed": 90, "named": 15}
 ALL = ["cold", "gpu", "hit", "together", "burst", "steady"]
 CHAIN = [("first engine", ALL), ("engine restarted", ["hit", "gpu", "together", "burst", "again"])]
 CHECKS = [("first engine", ["tokens", "same", "control"]), ("engine restarted", ["same"]), ("daemon", ["daemon"]), ("daemon restarted", ["same"])]
@@ -95,6 +96,7 @@ FULL = [("first engine", ["cold"]), ("engine restarted", ["hit"])]
 
 
 WITHIN = {"BENCH_WAYS": "sync,layers,early"}
+NAMES = [("weights on disk", ["unread", "unnamed", "named"]), ("named before", ["unread", "named"]), ("weights in memory", ["unnamed", "named"])]
 
 
 def tried(connector: dict[str, Any], name: str = "Tried") -> dict[str, Any]:
@@ -145,6 +147,7 @@ def of_runner(runner: int, gib: int) -> dict[str, Configuration]:
             for graph in (False, True)
             for within in (False, True)
         },
+        "weights": Configuration(kvd(weights=None, guard=False), NAMES, runner, "memory", weights="drawn", environment={"XDG_CACHE_HOME": "WORK"}, graph=False),
         "check-native": Configuration(native(gib), [("first engine", ["tokens", "same"])], runner, weights="drawn"),
         "none-tp2": Configuration(None, [("first engine", ["cold", "gpu"])], runner, gpus=2, environment=TWO_GPUS),
         "native-tp2": Configuration(native(gib), [("first engine", ALL)], runner, gpus=2, environment=TWO_GPUS),

@@ -4,14 +4,17 @@ phases: cold, gpu (the engine's own cache), hit (the engine's cache dropped firs
 tokens (16 tokens each from the GPU's cache, kept in a file), same (16 tokens each without the engine's cache, compared with that file), control (a prompt with a
 changed beginning answers otherwise), turns (short rounds of cold, gpu and decode, in turns with other engines on the same GPU), trace (when each of the
 connector's hooks was called during own hits and hits), profile (own hits, hits and steps under torch's profiler), reference (answers of an engine without a
-connector, kept in a file), failed (loads fail, answers compared with that file: failed.py)
+connector, kept in a file), failed (loads fail, answers compared with that file: failed.py), named (how long until a prompt is found again; after unread: the
+weights are not in memory when the engine starts; after unnamed: no engine has named them)
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -25,6 +28,8 @@ from failed import Failures
 
 Prompt = list[int]
 BURST = 48
+FOUND_S = 90.0  # in which a prompt is
+BEFORE = ("unread", "unnamed")  # phases that come before the engine
 GENERATED, ALONE = 160, 40  # tokens of a request that hits come beside, and before them
 
 
@@ -78,7 +83,8 @@ class Bench:
         self.order, self.out, self.sampling = order, out, SamplingParams
         self.result: dict[str, Any] = {}
         folder = model.folder_of(Path(order["models"]), order["shape"], order["weights"] == "drawn")
-        began = time.time()
+        self.prepare(folder)
+        began = self.began = time.time()
         self.llm = LLM(
             model=str(folder),
             load_format="auto" if order["weights"] == "drawn" else "dummy",
@@ -101,6 +107,16 @@ class Bench:
         self.sizes = {int(n): count for n, count in order["sizes"].items()}
         self.middle = sorted(self.sizes)[len(self.sizes) // 2]
         self.noise = random.Random(time.time_ns())
+
+    def prepare(self, folder: Path) -> None:
+        """What phases want that come before the engine."""
+        if "unread" in self.order["phases"]:
+            file = os.open(folder / "model.safetensors", os.O_RDONLY)
+            os.fsync(file)
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(file)
+        if "unnamed" in self.order["phases"]:
+            shutil.rmtree(Path(os.environ["XDG_CACHE_HOME"]) / "kvd", ignore_errors=True)
 
     def note(self, name: str, value: Any) -> None:
         self.result[name] = value
@@ -409,6 +425,21 @@ class Bench:
             other += self.ask([[9] * 16 + prompt[16:]], 16)[2][0] != answer
         self.note("control", {"answers that change with the first block": other, "of": len(expected)})
 
+    def named(self) -> None:
+        """A prompt is asked again and again, the engine's cache dropped each time."""
+        prompt = prompts_of(self.order["seed"], [min(self.sizes)])
+        self.note("answering after s", round(time.time() - self.began, 2))
+        for times in itertools.count(1):
+            _, cached, _ = self.ask(prompt)
+            if cached[0]:
+                break
+            if time.time() - self.began > FOUND_S:
+                raise RuntimeError("the prompt is never found")
+            self.step(2)
+            self.forget()
+        self.note("first hit after s", round(time.time() - self.began, 2))
+        self.note("first hit", {"cached": cached, "asked": times})
+
     def reference(self) -> None:
         Failures(self).reference()
 
@@ -417,10 +448,12 @@ class Bench:
         Failures(self).run(self.daemon)
 
     def run(self) -> None:
-        for n in (33, 700, 9000, 2000):
-            self.ask(prompts_of(n, [n]), 3)
+        if "named" not in self.order["phases"]:
+            for n in (33, 700, 9000, 2000):
+                self.ask(prompts_of(n, [n]), 3)
         for phase in self.order["phases"]:
-            getattr(self, phase)()
+            if phase not in BEFORE:
+                getattr(self, phase)()
         self.settle()
         self.note("done", True)
 

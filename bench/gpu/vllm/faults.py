@@ -1,4 +1,4 @@
-"""Faults below kvd's connector: bits of the daemon's memory are flipped, its disk hangs, it is killed at a moment of the load that the connector in failing.py knows.
+"""Faults below kvd's connector: the daemon's memory is changed, its disk hangs, it is killed at a moment of the load that the connector in failing.py knows.
 
 A folder is what both sides share: `fault` (what happens at the next load; removed when it happens), `pid` (of the daemon), `hanging` (while it exists the disk hangs),
 `counters` (of the scheduling half). Needs the standard library, and a C compiler for the disk."""
@@ -18,7 +18,7 @@ EVERY = 65536
 
 
 def flip_bits(pid: int, seed: int) -> int:
-    """One bit in every 64 KiB of the slabs, through the daemon's own descriptors. Returns how many."""
+    """One bit in every 64 KiB of the slabs, or, in every other one, a NaN of every type, through the daemon's own descriptors. Returns how many."""
     drawn, flipped = random.Random(seed), 0
     folder = f"/proc/{pid}/fd"
     slabs = {}
@@ -28,7 +28,11 @@ def flip_bits(pid: int, seed: int) -> int:
     for path in slabs.values():
         with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
             for at in range(0, len(memory) - EVERY + 1, EVERY):
-                memory[at + drawn.randrange(EVERY)] ^= 1 << drawn.randrange(8)
+                where = at + drawn.randrange(EVERY)
+                if flipped % 2:
+                    memory[where & ~7 : (where & ~7) + 8] = b"\xff" * 8
+                else:
+                    memory[where] ^= 1 << drawn.randrange(8)
                 flipped += 1
     return flipped
 
