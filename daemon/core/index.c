@@ -40,6 +40,19 @@ static void table_remove(kvd_index_t *ix, uint32_t id)
 	*link = block->hash_next;
 }
 
+/* The block of this key and group that follows `id` in the table, KVD_NONE: the first one. KVD_NONE: no more. */
+static uint32_t next_of(const kvd_index_t *ix, uint32_t id, const kv_key_t *key, uint8_t group)
+{
+	uint32_t link = id == KVD_NONE ? ix->heads[place_of(ix, key, group)] : kvd_block_at(ix, id)->hash_next;
+
+	while (link != 0 &&
+	       (!kv_key_equal(&kvd_block_at(ix, link - 1)->key, key) || kvd_block_at(ix, link - 1)->group != group)) {
+		link = kvd_block_at(ix, link - 1)->hash_next;
+	}
+
+	return link != 0 ? link - 1 : KVD_NONE;
+}
+
 #define BELOW_DEAD UINT64_MAX /* an answer that holds for good */
 
 /* Is run `id` or one above it `top`, or has one of them one of `flags`? Each run on the way keeps the answer, so that the next walk ends there: a chain
@@ -138,105 +151,91 @@ void kvd_index_set_aside(kvd_index_t *ix, uint32_t id, int aside)
 
 uint32_t kvd_index_find(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group)
 {
-	uint32_t link = ix->heads[place_of(ix, key, group)];
+	uint32_t id = KVD_NONE;
 
-	while (link != 0) {
-		const kvd_block_t *block = kvd_block_at(ix, link - 1);
+	while ((id = next_of(ix, id, key, group)) != KVD_NONE) {
+		const kvd_block_t *block = kvd_block_at(ix, id);
 
-		if (kv_key_equal(&block->key, key) && block->group == group && kvd_node_of(ix, block)->tree == tree &&
-		    !kvd_tree_at(ix, tree)->hidden && kvd_index_shown(ix, block)) {
-			return link - 1;
+		if (kvd_node_of(ix, block)->tree == tree && !kvd_tree_at(ix, tree)->hidden &&
+		    kvd_index_shown(ix, block)) {
+			break;
 		}
-		link = block->hash_next;
 	}
 
-	return KVD_NONE;
+	return id;
 }
 
 uint32_t kvd_index_aside(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group)
 {
-	uint32_t link = kvd_tree_at(ix, tree)->aside_nodes > 0 ? ix->heads[place_of(ix, key, group)] : 0;
+	uint32_t id = KVD_NONE;
 
-	while (link != 0) {
-		const kvd_block_t *block = kvd_block_at(ix, link - 1);
+	while (kvd_tree_at(ix, tree)->aside_nodes > 0 && (id = next_of(ix, id, key, group)) != KVD_NONE) {
+		const kvd_block_t *block = kvd_block_at(ix, id);
 
-		if (kv_key_equal(&block->key, key) && block->group == group && kvd_node_of(ix, block)->tree == tree &&
-		    !kvd_index_dead(ix, block) && !kvd_index_shown(ix, block)) {
-			return link - 1;
+		if (kvd_node_of(ix, block)->tree == tree && !kvd_index_dead(ix, block) && !kvd_index_shown(ix, block)) {
+			break;
 		}
-		link = block->hash_next;
 	}
 
-	return KVD_NONE;
+	return id;
 }
 
 uint32_t kvd_index_on_disk(const kvd_index_t *ix, const kv_key_t *key, uint8_t group, kvs_loc_t disk)
 {
-	uint32_t link = ix->heads[place_of(ix, key, group)];
+	uint32_t id = KVD_NONE;
 
-	while (link != 0) {
-		const kvd_block_t *block = kvd_block_at(ix, link - 1);
+	while ((id = next_of(ix, id, key, group)) != KVD_NONE) {
+		const kvd_block_t *block = kvd_block_at(ix, id);
 
-		if (kv_key_equal(&block->key, key) && block->group == group && block->disk.slot == disk.slot &&
-		    block->disk.gen == disk.gen) {
-			return link - 1;
+		if (block->disk.slot == disk.slot && block->disk.gen == disk.gen) {
+			break;
 		}
-		link = block->hash_next;
 	}
 
-	return KVD_NONE;
+	return id;
 }
 
 uint32_t kvd_index_leaving(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group)
 {
-	uint32_t link = kvd_tree_at(ix, tree)->dead_nodes > 0 ? ix->heads[place_of(ix, key, group)] : 0;
+	uint32_t id = KVD_NONE;
 
-	while (link != 0) {
-		const kvd_block_t *block = kvd_block_at(ix, link - 1);
+	while (kvd_tree_at(ix, tree)->dead_nodes > 0 && (id = next_of(ix, id, key, group)) != KVD_NONE) {
+		const kvd_block_t *block = kvd_block_at(ix, id);
 
-		if (kv_key_equal(&block->key, key) && block->group == group && kvd_node_of(ix, block)->tree == tree &&
-		    !(block->flags & KVD_UNTOLD) && kvd_index_dead(ix, block)) {
-			return link - 1;
+		if (kvd_node_of(ix, block)->tree == tree && !(block->flags & KVD_UNTOLD) && kvd_index_dead(ix, block)) {
+			break;
 		}
-		link = block->hash_next;
 	}
 
-	return KVD_NONE;
+	return id;
 }
 
 uint32_t kvd_index_in_slot(const kvd_index_t *ix, const kv_key_t *key, uint8_t group, kvd_set_t t, kvs_loc_t loc)
 {
-	uint32_t link = ix->heads[place_of(ix, key, group)];
+	uint32_t id = KVD_NONE;
 
-	while (link != 0) {
-		const kvd_block_t *block = kvd_block_at(ix, link - 1);
+	while ((id = next_of(ix, id, key, group)) != KVD_NONE) {
+		const kvd_block_t *block = kvd_block_at(ix, id);
 		kvs_loc_t at = t == KVD_DISK ? block->disk : (kvs_loc_t){*kvd_slot_of(ix, block), block->cpu_gen};
 
-		if (kv_key_equal(&block->key, key) && block->group == group && at.slot == loc.slot &&
-		    at.gen == loc.gen && kvd_in_set(ix, block, t) && !kvd_tree_of(ix, block)->hidden &&
-		    !kvd_index_dead(ix, block)) {
-			return link - 1;
+		if (at.slot == loc.slot && at.gen == loc.gen && kvd_in_set(ix, block, t) &&
+		    !kvd_tree_of(ix, block)->hidden && !kvd_index_dead(ix, block)) {
+			break;
 		}
-		link = block->hash_next;
 	}
 
-	return KVD_NONE;
+	return id;
 }
 
 int kvd_index_quarantined(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group)
 {
-	uint32_t link = ix->heads[place_of(ix, key, group)];
-	int found = 0;
+	uint32_t id = KVD_NONE;
 
-	while (link != 0) {
-		const kvd_block_t *block = kvd_block_at(ix, link - 1);
+	do {
+		id = next_of(ix, id, key, group);
+	} while (id != KVD_NONE && kvd_node_of(ix, kvd_block_at(ix, id))->tree != tree);
 
-		found |=
-			kv_key_equal(&block->key, key) && block->group == group && kvd_node_of(ix, block)->tree == tree;
-		link = block->hash_next;
-	}
-
-	return found && kvd_index_find(ix, tree, key, group) == KVD_NONE &&
+	return id != KVD_NONE && kvd_index_find(ix, tree, key, group) == KVD_NONE &&
 	       kvd_index_aside(ix, tree, key, group) == KVD_NONE;
 }
 
@@ -248,18 +247,16 @@ uint8_t kvd_tiers_of(const kvd_index_t *ix, const kvd_block_t *block)
 
 uint8_t kvd_index_tiers(const kvd_index_t *ix, uint32_t ns, const kv_key_t *key, uint8_t group)
 {
-	uint32_t link = ix->heads[place_of(ix, key, group)];
+	uint32_t id = KVD_NONE;
 	uint8_t tiers = 0;
 
-	while (link != 0) {
-		const kvd_block_t *block = kvd_block_at(ix, link - 1);
+	while ((id = next_of(ix, id, key, group)) != KVD_NONE) {
+		const kvd_block_t *block = kvd_block_at(ix, id);
 		const kvd_tree_t *tree = kvd_tree_of(ix, block);
 
-		if (kv_key_equal(&block->key, key) && block->group == group && tree->ns == ns && !tree->hidden &&
-		    kvd_index_shown(ix, block)) {
+		if (tree->ns == ns && !tree->hidden && kvd_index_shown(ix, block)) {
 			tiers |= kvd_tiers_of(ix, block);
 		}
-		link = block->hash_next;
 	}
 
 	return tiers;
