@@ -87,7 +87,7 @@ class Configuration:
 
 
 COMPILE = 30
-COST = {"trace": 10, "profile": 10, "cold": 12, "fresh": 12, "gpu": 1, "hit": 4, "together": 6, "burst": 3, "steady": 4, "decode": 12, "tokens": 25, "same": 15, "control": 10, "reference": 10, "failed": 90, "named": 15}
+COST = {"trace": 10, "profile": 10, "cold": 12, "fresh": 12, "gpu": 1, "hit": 4, "together": 6, "burst": 3, "steady": 4, "decode": 12, "tokens": 25, "same": 15, "control": 10, "reference": 10, "failed": 130, "named": 15}
 ALL = ["cold", "gpu", "hit", "together", "burst", "steady"]
 CHAIN = [("first engine", ALL), ("engine restarted", ["hit", "gpu", "together", "burst", "again"])]
 CHECKS = [("first engine", ["tokens", "same", "control"]), ("engine restarted", ["same"]), ("daemon", ["daemon"]), ("daemon restarted", ["same"])]

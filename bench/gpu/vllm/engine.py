@@ -132,15 +132,15 @@ class Bench:
         answers = self.llm.generate([{"prompt_token_ids": p} for p in prompts], self.exactly(tokens), use_tqdm=False)
         return time.perf_counter() - began, [a.num_cached_tokens or 0 for a in answers], [list(a.outputs[0].token_ids) for a in answers]
 
-    def choices(self, prompt: Prompt, tokens: int) -> list[list[float]]:
-        """Of each token of its answer: the token, the second choice, and how much less likely that was (its logarithm)."""
+    def choices(self, prompt: Prompt, tokens: int) -> list[list[list[float]]]:
+        """Of each token of its answer: that token and the other likely ones, with how much less likely each was (the logarithm)."""
         sampling = self.exactly(tokens)
-        sampling.logprobs = 2
+        sampling.logprobs = 5
         answer = self.llm.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)[0].outputs[0]
         found = []
         for token, likely in zip(answer.token_ids, answer.logprobs):
-            second = max((other for other in likely if other != token), key=lambda other: likely[other].logprob)
-            found.append([token, second, round(likely[token].logprob - likely[second].logprob, 4)])
+            less = [[other, round(likely[token].logprob - likely[other].logprob, 4)] for other in likely if other != token]
+            found.append([[token, 0.0], *sorted(less, key=lambda choice: choice[1])])
         return found
 
     def pace(self, prompt: Prompt, tokens: int) -> float:

@@ -52,8 +52,8 @@ shift
 case $part in
 check) set -- check-v2 check-v1 "$@" ;;
 check-async) set -- check-v2-async check-v1-async "$@" ;;
-check-failed) set -- --shape llama1b failed-v{1,2}{,-plain}{,-graph} "$@" ;;
-check-failed-within) set -- --shape llama1b failed-v{1,2}{,-plain}{,-graph}-within "$@" ;;
+check-failed) set -- --engine-seconds 230 --shape llama1b failed-v{1,2}{,-plain}{,-graph} "$@" ;;
+check-failed-within) set -- --engine-seconds 230 --shape llama1b failed-v{1,2}{,-plain}{,-graph}-within "$@" ;;
 weights) set -- --models "$HOME/kvd-bench-models" --sizes '{"1030": 1}' weights-v2 "$@" ;;
 part1) set -- --graph --rounds 3 kvd-v2 native-v2 ring-v2 lmcache-v2 lmserver-v2 kvd-v2-whole "$@" ;;
 part2) set -- --graph --rounds 3 kvd-v1 native-v1 ring-v1 disk-v1 disk-v2 "$@" ;;
