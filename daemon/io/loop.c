@@ -296,6 +296,7 @@ static uint64_t turn(kvd_host_t *host, uint64_t wait_ns)
 	if (host->frames > 0) {
 		set_busy(host, end);
 	}
+	kv_metric_add(&host->metrics, KV_M_LOOP_ITERATIONS, 1);
 	if (end - start > STALL_NS) {
 		kv_metric_add(&host->metrics, KV_M_LOOP_STALLS, 1);
 	}

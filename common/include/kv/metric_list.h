@@ -123,6 +123,7 @@
 	X(CONFIG_DIFFERS, kvd_config_differs, KV_METRIC_GAUGE, "1 when the configuration file is not what runs")       \
 	X(CONFIG_REFUSED, kvd_config_refused_total, KV_METRIC_COUNTER, "configurations that SIGHUP has refused")       \
 	X(LOG_DROPPED, kvd_log_dropped, KV_METRIC_GAUGE, "log lines dropped because the log was not read")             \
-	X(LOOP_STALLS, kvd_loop_stalls_total, KV_METRIC_COUNTER, "turns of the core loop that took longer than 20 ms")
+	X(LOOP_ITERATIONS, kvd_loop_iterations_total, KV_METRIC_COUNTER, "iterations of the core loop")         \
+	X(LOOP_STALLS, kvd_loop_stalls_total, KV_METRIC_COUNTER, "iterations of the core loop that took longer than 20 ms")
 
 #endif
