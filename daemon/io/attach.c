@@ -16,28 +16,42 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
-#define WAIT_MIN_MS    500
-#define WAIT_MAX_MS    60000
-#define EPOCH_LIMIT_NS UINT64_C(30000000000)
-#define ROOT_BYTES     32
-#define NOTES_AGAIN_NS UINT64_C(100000000)
-#define GIVE_UP_NS     UINT64_C(600000000000) /* headers that stay unreadable for so long are gone */
+#define WAIT_MIN_MS     500
+#define WAIT_MAX_MS     60000
+#define RECORD_LIMIT_NS UINT64_C(30000000000)
+#define ROOT_BYTES      32
+#define RECORD_LOOK_NS  UINT64_C(1000000)      /* epochs are being written */
+#define RECORD_AGAIN_NS UINT64_C(100000000)    /* they could not be */
+#define GIVE_UP_NS      UINT64_C(600000000000) /* headers that stay unreadable for so long are gone */
+
+/* Noted resets on their way into the tier's superblock. */
+typedef struct kvd_recording {
+	uint32_t next;    /* number of the next note */
+	uint32_t pending; /* epochs the tier has not answered for */
+	kv_status_t failed;
+} kvd_recording_t;
+
+typedef enum kvd_attach_stage {
+	ATTACH_RECORD_FIRST, /* resets noted while the tier was off become epochs */
+	ATTACH_TAKE_IN,      /* blocks are taken in */
+	ATTACH_RECORD_LAST   /* so do the resets made meanwhile */
+} kvd_attach_stage_t;
 
 typedef struct kvd_attach {
-	kvd_source_t opened; /* readable: `tier` is there */
+	kvd_source_t timer; /* the loop looks at the attachment when it has run out */
 	kvd_host_t *host;
 	pthread_t thread;
 	int running;
 	int stop_fd;
-	int wait_ms;     /* the thread's */
-	atomic_int open; /* the thread has done with `tier` */
-	uint64_t
-		unreadable_ns; /* the thread's: since then every try has failed for headers that cannot be read; 0: the last one has not */
-	int taking;        /* 1: blocks are taken in; 2: all are, and resets made meanwhile are owed */
-	uint64_t again_ns; /* these have failed */
-	kvs_tier_t *tier;  /* the thread's until `opened` is readable, then the loop's */
+	int wait_ms;            /* the thread's */
+	atomic_int open;        /* the thread has done with `tier` */
+	uint64_t unreadable_ns; /* the thread's: since then every try met unreadable headers; 0: the last one did not */
+	kvd_attach_stage_t stage;
+	kvd_recording_t recording;
+	kvs_tier_t *tier; /* the thread's until `open`, then the loop's */
 	char reason[192];
 } kvd_attach_t;
 
@@ -91,64 +105,77 @@ kv_status_t kvd_attach_note_reset(void *ctx, const kvs_epoch_t *epoch)
 	return ok ? KV_OK : KV_ERR_TIER_OFF;
 }
 
-typedef struct kvd_recorded {
-	int is_done;
-	kv_status_t status;
-} kvd_recorded_t;
-
 static void recorded(void *arg, kv_status_t status)
 {
-	*(kvd_recorded_t *)arg = (kvd_recorded_t){1, status};
+	kvd_recording_t *recording = arg;
+
+	recording->pending--;
+	recording->failed = recording->failed == KV_OK ? status : recording->failed;
 }
 
-/* The next epoch of a space, on disk when this returns. */
-static kv_status_t next_epoch(const kvd_host_t *host, kvs_tier_t *tier, const uint8_t root[ROOT_BYTES])
+/* Begin the next epoch of a space. One the tier does not know has nothing there. */
+static kv_status_t next_epoch(kvs_tier_t *tier, const uint8_t root[ROOT_BYTES], kvd_recording_t *recording)
 {
-	const uint64_t until = kv_now_ns(host->env) + EPOCH_LIMIT_NS;
-	uint64_t known = kvs_epoch_get(tier, root);
-	/* Static: an answer that comes after the limit finds it. */
-	static kvd_recorded_t answer;
+	const kvs_epoch_t epoch = {root, "", "", kvs_epoch_get(tier, root) + 1};
 	kv_status_t status;
 
-	if (known == 0) {
-		return KV_OK; /* the tier has nothing of it */
+	if (epoch.epoch == 1) {
+		return KV_OK;
 	}
-	answer.is_done = 0;
-	status = kvs_epoch_set(tier, &(kvs_epoch_t){root, "", "", known + 1}, recorded, &answer);
-	while (status == KV_OK && !answer.is_done) {
-		struct pollfd wait = {.fd = kvs_event_fd(tier), .events = POLLIN};
+	status = kvs_epoch_set(tier, &epoch, recorded, recording);
+	recording->pending += status == KV_OK;
 
-		(void)kvs_poll(tier, 64);
-		if (!answer.is_done) {
-			(void)poll(&wait, 1, 100);
-			status = kv_now_ns(host->env) < until ? KV_OK : KV_ERR_TIMEOUT;
-		}
-	}
-
-	return status == KV_OK ? answer.status : status;
+	return status;
 }
 
-static kv_status_t replay_resets(const kvd_host_t *host, kvs_tier_t *tier)
+/* Begin as many as the tier takes. KV_PENDING: it takes no more now. */
+static kv_status_t begin_epochs(const kvd_host_t *host, kvs_tier_t *tier, kvd_recording_t *recording)
 {
 	char path[KV_OPTION_STRING_MAX + 16];
 	int fd = open_notes(host, O_RDONLY, path);
 	uint8_t root[ROOT_BYTES];
 	kv_status_t status = KV_OK;
-	uint32_t count = 0;
 
 	if (fd < 0) {
 		return errno == ENOENT ? KV_OK : KV_ERR_IO;
 	}
-	while (status == KV_OK && pread(fd, root, sizeof root, (off_t)count * ROOT_BYTES) == (ssize_t)sizeof root) {
-		status = next_epoch(host, tier, root);
-		count++;
+	while (status == KV_OK) {
+		ssize_t n = pread(fd, root, sizeof root, (off_t)recording->next * ROOT_BYTES);
+
+		if (n != (ssize_t)sizeof root) { /* the end, or a note that was cut off and never answered */
+			status = n < 0 ? KV_ERR_IO : KV_OK;
+			break;
+		}
+		status = next_epoch(tier, root, recording);
+		recording->next += status == KV_OK;
 	}
 	close(fd);
-	if (status == KV_OK) {
-		kv_log(KV_LOG_INFO, "io", "resets made while the disk tier was off are on disk now: spaces %u", count);
+
+	return status == KV_ERR_BUSY ? KV_PENDING : status;
+}
+
+/* Noted resets become epochs on disk. KV_PENDING: call it again. KV_OK: they are, and no note has come since; the next call begins anew, as after a failure. */
+static kv_status_t record_resets(const kvd_host_t *host, kvs_tier_t *tier, kvd_recording_t *recording)
+{
+	kvd_recording_t end;
+	kv_status_t status;
+
+	(void)kvs_poll(tier, 64);
+	status = recording->failed == KV_OK ? begin_epochs(host, tier, recording) : recording->failed;
+	if (status != KV_PENDING) {
+		recording->failed = status;
+	}
+	if (status == KV_PENDING || recording->pending > 0) {
+		return KV_PENDING;
+	}
+	end = *recording;
+	*recording = (kvd_recording_t){0};
+	if (end.failed == KV_OK && end.next > 0) {
+		kv_log(KV_LOG_INFO, "io", "resets made while the disk tier was off are on disk now: spaces %u",
+		       end.next);
 	}
 
-	return status;
+	return end.failed;
 }
 
 /* The tier has them. A file that stays costs blocks of these spaces at the next start, and nothing else. */
@@ -193,11 +220,21 @@ static kv_status_t open_tier(kvd_host_t *host, uint64_t *p_since, kvs_tier_t **p
 
 kv_status_t kvd_attach_open(kvd_host_t *host, char *detail, size_t cap)
 {
-	uint64_t since = 0;
+	uint64_t since = 0, until;
+	kvd_recording_t recording = {0};
 	kv_status_t status = open_tier(host, &since, &host->disk, detail, cap);
 
 	if (status == KV_OK) {
-		status = replay_resets(host, host->disk);
+		until = kv_now_ns(host->env) + RECORD_LIMIT_NS;
+		while ((status = record_resets(host, host->disk, &recording)) == KV_PENDING) {
+			struct pollfd wait = {.fd = kvs_event_fd(host->disk), .events = POLLIN};
+
+			(void)poll(&wait, 1, 100);
+			if (kv_now_ns(host->env) >= until) {
+				status = KV_ERR_TIMEOUT;
+				break;
+			}
+		}
 		if (status != KV_OK) {
 			snprintf(detail, cap, "resets cannot be recorded in %s: %s", host->options->nvme_path,
 				 kv_status_text(status));
@@ -209,13 +246,21 @@ kv_status_t kvd_attach_open(kvd_host_t *host, char *detail, size_t cap)
 	return status;
 }
 
+/* The loop looks at the attachment then, and in every iteration from then on. 0: not any more. */
+static void set_timer(const kvd_attach_t *attach, uint64_t in_ns)
+{
+	const struct itimerspec when = {
+		.it_value = {.tv_sec = (time_t)(in_ns / 1000000000u), .tv_nsec = (long)(in_ns % 1000000000u)}};
+
+	(void)timerfd_settime(attach->timer.fd, 0, &when, NULL);
+}
+
 /* Tries until the tier opens, then stays: the tier's metadata process lives no longer than the thread that has started it. */
 static void *try_main(void *arg)
 {
 	kvd_attach_t *attach = arg;
 	struct pollfd stop = {.fd = attach->stop_fd, .events = POLLIN};
 	char detail[256];
-	const uint64_t one = 1;
 
 	(void)prctl(PR_SET_NAME, "kvd-attach", 0, 0, 0);
 	while (poll(&stop, 1, attach->wait_ms) <= 0) {
@@ -224,7 +269,7 @@ static void *try_main(void *arg)
 
 		if (status == KV_OK) {
 			atomic_store(&attach->open, 1);
-			(void)!write(attach->opened.fd, &one, sizeof one);
+			set_timer(attach, 1);
 			while (poll(&stop, 1, -1) <= 0) {
 			}
 			break;
@@ -270,18 +315,6 @@ static void show_state(kvd_host_t *host, kvs_health_t health)
 	kv_metric_set(&host->metrics, KV_M_DISK_OFF, health == KVS_HEALTH_OFF);
 }
 
-/* Resets noted before are on disk now, and new ones are noted anew. */
-static kv_status_t flush_notes(kvd_host_t *host, kvs_tier_t *tier)
-{
-	kv_status_t status = replay_resets(host, tier);
-
-	if (status == KV_OK) {
-		forget_resets(host);
-	}
-
-	return status;
-}
-
 static void attached(kvd_host_t *host, kvd_attach_t *attach)
 {
 	uint32_t slabs = kvs_pool_slabs_held(host->cpu) - host->own_slabs;
@@ -298,46 +331,60 @@ static void attached(kvd_host_t *host, kvd_attach_t *attach)
 	kv_log(KV_LOG_INFO, "io", "the disk tier is attached");
 }
 
-/* A piece a turn; KV_PENDING: there is more to do. In the last turn no request comes between the epochs of resets made meanwhile and the blocks. */
-static kv_status_t take_in(kvd_host_t *host, kvd_attach_t *attach)
+/* KV_PENDING: look again after *p_wait_ns. In the last iteration no request comes between the epochs of resets made meanwhile and the blocks. */
+static kv_status_t take_in(kvd_host_t *host, kvd_attach_t *attach, uint64_t *p_wait_ns)
 {
-	kv_status_t status = KV_OK;
-
-	if (attach->taking == 0) {
-		status = flush_notes(host, attach->tier);
-		attach->taking = status == KV_OK;
-	}
-	if (attach->taking == 1) {
-		status = kvd_core_take_in(host->core, attach->tier);
-		attach->taking = status == KV_OK ? 2 : status == KV_PENDING ? 1 : 0;
-	}
-	if (attach->taking == 2 && kv_now_ns(host->env) >= attach->again_ns) {
-		status = flush_notes(host, attach->tier);
-		attach->again_ns = kv_now_ns(host->env) + NOTES_AGAIN_NS;
-		if (status == KV_OK) {
-			attached(host, attach);
-		}
-	}
-
-	return attach->taking == 2 && attach->reason[0] ? KV_PENDING : status;
-}
-
-static void tier_opened(kvd_host_t *host, kvd_source_t *source, uint32_t events)
-{
-	kvd_attach_t *attach = (kvd_attach_t *)source;
-	uint64_t count;
 	kv_status_t status;
 
-	(void)events;
-	status = host->disk || !atomic_load(&attach->open) ? KV_OK : take_in(host, attach);
-	kvd_world_commit(host);
-	if (status == KV_PENDING || read(source->fd, &count, sizeof count) != (ssize_t)sizeof count ||
-	    status == KV_OK) {
-		return; /* while it is readable the next turn comes here again */
+	*p_wait_ns = RECORD_LOOK_NS;
+	if (attach->stage == ATTACH_TAKE_IN) {
+		status = kvd_core_take_in(host->core, attach->tier);
+		attach->stage = status == KV_OK ? ATTACH_RECORD_LAST : attach->stage;
+		*p_wait_ns = 1;
+		return status == KV_OK ? KV_PENDING : status;
 	}
+	status = record_resets(host, attach->tier, &attach->recording);
+	if (status == KV_OK) {
+		forget_resets(host);
+		if (attach->stage == ATTACH_RECORD_FIRST) {
+			attach->stage = ATTACH_TAKE_IN;
+			*p_wait_ns = 1;
+			return KV_PENDING;
+		}
+		attached(host, attach);
+	} else if (status != KV_PENDING && attach->stage == ATTACH_RECORD_LAST) {
+		snprintf(attach->reason, sizeof attach->reason, "resets made while it was off cannot be recorded: %s",
+			 kv_status_text(status));
+		*p_wait_ns = RECORD_AGAIN_NS;
+		return KV_PENDING;
+	}
+
+	return status;
+}
+
+static void timer_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
+{
+	kvd_attach_t *attach = (kvd_attach_t *)source;
+	kv_status_t status = KV_PENDING;
+	uint64_t wait_ns = 1;
+
+	(void)events;
+	if (atomic_load(&attach->open)) {
+		status = take_in(host, attach, &wait_ns);
+		kvd_world_commit(host);
+		if (!host->disk) {
+			show_state(host, KVS_HEALTH_OFF); /* whatever the tier says of itself */
+		}
+	}
+	if (status == KV_PENDING || status == KV_OK) {
+		set_timer(attach, status == KV_OK ? 0 : wait_ns);
+		return;
+	}
+	set_timer(attach, 0);
 	kv_log(KV_LOG_ERROR, "io", "the disk tier was opened and could not be attached: %s", kv_status_text(status));
 	kvs_close(attach->tier);
 	attach->tier = NULL;
+	attach->stage = ATTACH_RECORD_FIRST;
 	stop_thread(attach);
 	atomic_store(&attach->open, 0);
 	if (start_thread(attach) != KV_OK) {
@@ -355,13 +402,13 @@ kv_status_t kvd_attach_begin(kvd_host_t *host, const char *reason)
 	host->attach = attach;
 	attach->host = host;
 	attach->wait_ms = WAIT_MIN_MS;
-	attach->opened = (kvd_source_t){tier_opened, eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+	attach->timer = (kvd_source_t){timer_ready, timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)};
 	attach->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	snprintf(attach->reason, sizeof attach->reason, "%s", reason);
 	show_state(host, KVS_HEALTH_OFF);
 	kv_log(KV_LOG_ERROR, "io", "the disk tier is off and is tried again: %s", reason);
 
-	return attach->opened.fd >= 0 && attach->stop_fd >= 0 ? KV_OK : KV_ERR_LIMIT;
+	return attach->timer.fd >= 0 && attach->stop_fd >= 0 ? KV_OK : KV_ERR_LIMIT;
 }
 
 kv_status_t kvd_attach_watch(kvd_host_t *host)
@@ -374,7 +421,7 @@ kv_status_t kvd_attach_watch(kvd_host_t *host)
 		}
 		return KV_OK;
 	}
-	status = kvd_loop_add(host, &host->attach->opened, EPOLLIN);
+	status = kvd_loop_add(host, &host->attach->timer, EPOLLIN);
 
 	return status == KV_OK ? start_thread(host->attach) : status;
 }
@@ -390,8 +437,8 @@ void kvd_attach_end(kvd_host_t *host)
 	if (attach->tier && attach->reason[0]) {
 		kvs_close(attach->tier); /* opened, and not taken in any more */
 	}
-	if (attach->opened.fd >= 0) {
-		close(attach->opened.fd);
+	if (attach->timer.fd >= 0) {
+		close(attach->timer.fd);
 	}
 	if (attach->stop_fd >= 0) {
 		close(attach->stop_fd);

@@ -1,5 +1,5 @@
 /* A disk tier that cannot be opened at the start is a tier switched off: the daemon serves, tries again, and attaches it. */
-#include "e2e/rig.h"
+#include "e2e/fault_disk_rig.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -73,18 +73,22 @@ static int is_read(uint64_t talk)
 }
 
 /* The attached client follows to the epoch on disk by itself. */
-static void await_epoch(uint64_t wanted)
+static void await_true_epoch(void)
 {
 	const uint64_t until = rig_now_ms() + 2 * (uint64_t)RIG_WAIT_MS;
 
 	assert_true(rig_metric_is(&rig, "kvd_disk_state", 0));
-	while (epoch() != wanted) {
-		if (rig_now_ms() > until) {
-			fail_msg("epoch %llu, not %llu", (unsigned long long)epoch(), (unsigned long long)wanted);
-		}
+	while (epoch() >= UINT64_C(1) << 48) {
+		assert_true(rig_now_ms() < until);
 		(void)match(0);
 		(void)kvc_poll(user.kvc, 5);
 	}
+}
+
+static void await_epoch(uint64_t wanted)
+{
+	await_true_epoch();
+	assert_int_equal(epoch(), wanted);
 }
 
 static void p6_a_disk_that_cannot_be_opened_is_a_tier_switched_off_and_comes_back(void **state)
@@ -276,6 +280,107 @@ static void p7_clients_at_work_go_on_while_the_tier_is_attached(void **state)
 	rig_fini(&rig);
 }
 
+/* Resets the space all the time. */
+static void reset_always(void *arg, int ready)
+{
+	user_t resetter;
+
+	(void)arg;
+	user_attach(&resetter, &rig, "attach");
+	for (int said = 0;; said = 1) {
+		(void)kvc_space_reset(resetter.space);
+		(void)kvc_poll(resetter.kvc, 0);
+		if (!said) {
+			child_say(ready);
+		}
+	}
+}
+
+/* Syncs of the superblock fail from the `skip`th on. */
+static void attach_while_resets_cannot_be_recorded(fault_disk_t *disk, uint32_t skip)
+{
+	const uint64_t injected = atomic_load(&disk->control->injected);
+	const uint64_t until = rig_now_ms() + RIG_WAIT_MS;
+	uint64_t iterations, began;
+	pid_t resetter;
+
+	remount(MS_RDONLY);
+	start();
+	resetter = child_start(reset_always, NULL);
+	fault_disk_arm(disk, FAULT_SYNC, FAULT_SUPER, EIO, skip, UINT32_MAX);
+	remount(0);
+	while (atomic_load(&disk->control->injected) < injected + 2) {
+		assert_true(rig_now_ms() < until);
+		usleep(1000);
+	}
+	child_kill(resetter);
+	while (put(999, 0) != KVC_OK) { /* it follows the last reset */
+		assert_true(rig_now_ms() < until);
+		(void)kvc_poll(user.kvc, 5);
+	}
+	iterations = rig_metric(&rig, "kvd_loop_iterations_total");
+	began = rig_now_ms();
+	for (uint64_t talk = 1000; talk < 1010; talk++) {
+		assert_true(epoch() >= UINT64_C(1) << 48);
+		assert_int_equal(match(0), 0);
+		assert_int_equal(put(talk, 0), KVC_OK);
+		assert_true(is_read(talk));
+		usleep(50000);
+	}
+	iterations = rig_metric(&rig, "kvd_loop_iterations_total") - iterations;
+	printf("# skip %u: %" PRIu64 " iterations in %" PRIu64 " ms\n", skip, iterations, rig_now_ms() - began);
+	assert_in_range(iterations, 1, 1000 + 2 * (rig_now_ms() - began));
+	assert_int_equal(rig_metric(&rig, "kvd_disk_state"), 3);
+}
+
+/* The superblock's syncs fail: at first before any block is taken in, then after that, since resets were made meanwhile; then the daemon is killed as well. Until
+ * resets are on disk the tier is not attached. */
+static void p1_p6_a_tier_waits_until_resets_are_recorded_and_the_service_goes_on(void **state)
+{
+	fault_disk_t disk;
+	kvc_key_t keys[RIG_BLOCKS];
+	uint64_t was = 1;
+	uint32_t n;
+	user_t still;
+
+	(void)state;
+	rig_init_mount(&rig, "48m");
+	fault_disk_open(&disk, &rig);
+	start();
+	user_attach(&still, &rig, "still");
+	user_keys(&still, 1, LEN, keys);
+	assert_int_equal(user_put(&still, keys, 0, LEN, 1, NULL), KVC_OK);
+	user_leave(&still);
+	for (uint32_t phase = 0; phase < 3; phase++) {
+		for (uint64_t talk = 1; talk <= 8; talk++) { /* so many that they are taken in in several iterations */
+			user_keys(&user, talk, RIG_BLOCKS, keys);
+			assert_int_equal(user_put(&user, keys, 0, RIG_BLOCKS / 2, 1, NULL), KVC_OK);
+		}
+		stop(SIGTERM);
+		attach_while_resets_cannot_be_recorded(&disk, phase == 0 ? 0 : 2); /* it has two copies */
+		fault_disk_arm(&disk, FAULT_OPS, 0, 0, 0, 0);
+		if (phase == 2) {
+			stop(SIGKILL);
+			start();
+		}
+		await_true_epoch();
+		assert_true(epoch() > was);
+		was = epoch();
+		for (uint64_t talk = 1; talk <= 8; talk++) {
+			assert_int_equal(match(talk), 0);
+		}
+		user_attach(&still, &rig, "still");
+		user_keys(&still, 1, LEN, keys);
+		assert_int_equal(user_get(&still, keys, LEN, &n), KVC_OK);
+		assert_true(n == LEN && still.wrong == 0);
+		user_leave(&still);
+		rig_check_quiet(&rig);
+	}
+	stop(SIGTERM);
+	fault_disk_close(&disk);
+	rig_fini(&rig);
+}
+
 static int clean_up(void **state)
 {
 	(void)state;
@@ -293,6 +398,8 @@ int main(void)
 					  clean_up),
 		cmocka_unit_test_teardown(p6_a_start_on_a_full_disk_serves_without_it_until_there_is_room, clean_up),
 		cmocka_unit_test_teardown(p2_p6_slot_files_moved_away_cost_durability_while_they_are_gone, clean_up),
+		cmocka_unit_test_teardown(p1_p6_a_tier_waits_until_resets_are_recorded_and_the_service_goes_on,
+					  clean_up),
 		cmocka_unit_test_teardown(p7_clients_at_work_go_on_while_the_tier_is_attached, clean_up),
 	};
 
