@@ -60,8 +60,9 @@ typedef struct kvc_search {
 	kvc_memo_t *memo;
 	uint32_t group, units; /* of the group being looked at */
 	kvc_range_t any, cpu;
-	uint32_t unreadable;   /* tiers in which being there is no hit now */
-	uint32_t contended_at; /* smallest length in units whose last bucket stayed odd; UINT32_MAX: none */
+	uint32_t unreadable;    /* tiers in which being there is no hit now */
+	uint32_t unreadable_at; /* smallest length in units whose last block is in no others; UINT32_MAX: none */
+	uint32_t contended_at;  /* smallest length in units whose last bucket stayed odd; UINT32_MAX: none */
 	uint32_t probes;
 } kvc_search_t;
 
@@ -171,16 +172,17 @@ static void narrow(kvc_range_t *range, uint32_t position, int there)
 	}
 }
 
-/* Tiers of block `position` (1-based). */
+/* Tiers of block `position` (1-based) that can be read. */
 static uint32_t look(kvc_search_t *search, uint32_t position)
 {
-	uint32_t tiers = key_find(search, key_at(search, position));
+	uint32_t tiers = key_find(search, key_at(search, position)), at = position * search->units;
 
 	if (tiers == KVC_CONTENDED) {
-		uint32_t at = position * search->units;
-
 		search->contended_at = at < search->contended_at ? at : search->contended_at;
-		tiers = 0;
+		return 0;
+	}
+	if (tiers != 0 && (tiers & ~search->unreadable) == 0) {
+		search->unreadable_at = at < search->unreadable_at ? at : search->unreadable_at;
 	}
 
 	return tiers & ~search->unreadable;
@@ -336,13 +338,20 @@ static uint32_t settle(kvc_search_t *search, const kvc_space_t *space, kvc_runs_
 
 /* ---- all of them -------------------------------------------------------------------------------------------------- */
 
+/* Does length `at` lack what ends the match after `all` units? */
+static int is_next(const kvc_space_t *space, uint32_t all, uint32_t at)
+{
+	return all < at && at - all <= space->granule;
+}
+
 static void search_all(kvc_search_t *search, const kvc_space_t *space, uint32_t n, kvc_match_t *match)
 {
 	uint32_t asked = n - n % space->granule, all = asked, cpu = asked;
 	int others = 0;
 
-	search->contended_at = UINT32_MAX;
-	search->unreadable = (uint32_t)atomic_load_explicit(&search->map->mirror->unreadable, memory_order_relaxed);
+	search->contended_at = search->unreadable_at = UINT32_MAX;
+	search->unreadable = KV_TIER_UNREADABLE |
+			     (uint32_t)atomic_load_explicit(&search->map->mirror->unreadable, memory_order_relaxed);
 	for (uint32_t i = 0; i < space->group_count && all; i++) {
 		const kvc_group_t *group = &space->groups[i];
 		uint32_t there, there_cpu;
@@ -370,9 +379,9 @@ static void search_all(kvc_search_t *search, const kvc_space_t *space, uint32_t 
 	match->n_cpu = cpu;
 	match->probes = search->probes;
 	if (all < asked) {
-		match->why = all < search->contended_at && search->contended_at - all <= space->granule
-				     ? KV_WHY_CONTENDED
-				     : KV_WHY_ABSENT;
+		match->why = is_next(space, all, search->contended_at)    ? KV_WHY_CONTENDED
+			     : is_next(space, all, search->unreadable_at) ? KV_WHY_UNREADABLE
+									  : KV_WHY_ABSENT;
 	}
 }
 

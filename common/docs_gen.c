@@ -229,7 +229,9 @@ static void print_mirror(void)
 	       KV_MIRROR_MAX_PROBE);
 	HEADER_ROW(kv_mirror_entry_t, key, "block key");
 	HEADER_ROW(kv_mirror_entry_t, group, "block group");
-	HEADER_ROW(kv_mirror_entry_t, tiers, "bits: 1 CPU, 2 disk, 4 GPU, 8 remote; 0: an empty place");
+	HEADER_ROW(kv_mirror_entry_t, tiers,
+		   "bits: 1 CPU, 2 disk, 4 GPU, 8 remote; 32: no hit, the disk cannot read it or a block above it now; "
+		   "0: an empty place");
 	HEADER_ROW(kv_mirror_entry_t, overflow,
 		   "first entry only: entries that had to go past this bucket; sticky at 65535");
 	printf("\n");
@@ -303,9 +305,9 @@ static void print_member_area(void)
 	HEADER_ROW(kv_report_t, load_ns, "time of the load; 0: none");
 	HEADER_ROW(kv_report_t, reserved, "0");
 	printf("\nReasons of a miss: %d none, %d absent, %d evicted, %d daemon stale, %d no daemon, %d stale epoch, %d "
-	       "contended, %d corrupt, %d timeout.\n",
+	       "contended, %d corrupt, %d timeout, %d unreadable.\n",
 	       KV_WHY_NONE, KV_WHY_ABSENT, KV_WHY_EVICTED, KV_WHY_DAEMON_STALE, KV_WHY_NO_DAEMON, KV_WHY_STALE_EPOCH,
-	       KV_WHY_CONTENDED, KV_WHY_CORRUPT, KV_WHY_TIMEOUT);
+	       KV_WHY_CONTENDED, KV_WHY_CORRUPT, KV_WHY_TIMEOUT, KV_WHY_UNREADABLE);
 }
 
 static void print_shm(void)

@@ -45,8 +45,10 @@ static void finish(kvx_load_t *load, kvc_status_t cause)
 	if (load->done < load->job.n) {
 		result->first_missing = load->job.keys[load->done];
 	}
-	if (cause == KVC_ERR_CORRUPT || cause == KVC_ERR_TIMEOUT) {
-		result->why = cause == KVC_ERR_CORRUPT ? KV_WHY_CORRUPT : KV_WHY_TIMEOUT;
+	if (cause == KVC_ERR_CORRUPT || cause == KVC_ERR_TIMEOUT || cause == (kvc_status_t)KV_ERR_IO) {
+		result->why = cause == KVC_ERR_CORRUPT   ? KV_WHY_CORRUPT
+			      : cause == KVC_ERR_TIMEOUT ? KV_WHY_TIMEOUT
+							 : KV_WHY_UNREADABLE;
 	}
 
 	kvc_release(&load->lease, 1);

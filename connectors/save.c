@@ -129,6 +129,7 @@ static void step_asked(kvx_save_t *save, uint64_t now)
 		break;
 	case KVC_ERR_NO_PARENT:
 	case (kvc_status_t)KV_ERR_PARENT_LOST:
+	case (kvc_status_t)KV_ERR_PARENT_UNREADABLE:
 		again(save, 0, put.status, now);
 		break;
 	case KVC_ERR_BUSY:

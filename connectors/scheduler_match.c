@@ -125,6 +125,7 @@ static void count_missed(kvx_scheduler_t *scheduler, uint32_t why, uint32_t toke
 		[KV_WHY_STALE_EPOCH] = &stats->miss_tokens_stale_epoch,
 		[KV_WHY_CONTENDED] = &stats->miss_tokens_contended,
 		[KV_WHY_TIMEOUT] = &stats->miss_tokens_late,
+		[KV_WHY_UNREADABLE] = &stats->miss_tokens_unreadable,
 	};
 
 	if (why < KV_COUNT_OF(counters) && counters[why]) {

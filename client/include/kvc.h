@@ -418,8 +418,8 @@ KVC_API void kvc_abandon(kvc_t *kvc);
  * is the number of failed checks. */
 enum { KVC_DOC_STATUS = 14, KVC_DOC_STATS = 15, KVC_DOC_CHECK = 16, KVC_DOC_CONFIG = 17 };
 KVC_API kvc_status_t kvc_document(kvc_t *kvc, int what, uint32_t detail, char **p_json, uint32_t *p_value);
-/* Where each key is: one byte a key (kv_tier_t bits, 0x80 being written, 0x40 quarantined); *p_why: reason of the
- * first missing one. */
+/* Where each key is: one byte a key (kv_tier_t bits, 0x80 being written, 0x40 quarantined, 0x20: no hit, since
+ * the disk cannot read it, or a block above it, now); *p_why: reason of the first missing one. */
 KVC_API kvc_status_t kvc_explain(kvc_space_t *space, const kvc_key_t *keys, uint32_t n, uint8_t *tiers,
 				 uint32_t *p_why);
 /* The same of blocks of one group (kvc_explain(): of the first), each named by the key of its last unit. KVC_ERR_ARG: no such group. */

@@ -14,6 +14,7 @@
 #define MAX_INPUT        (64u << 20) /* bytes of token text */
 #define TIER_WRITING     0x80u
 #define TIER_QUARANTINED 0x40u
+#define TIER_UNREADABLE  ((unsigned)KV_TIER_UNREADABLE)
 
 typedef struct question {
 	const char *tokens, *space, *identity, *salt, *group;
@@ -244,7 +245,7 @@ static int open_space(const kvctl_t *ctl, kvc_t *kvc, const char *text, kvc_spac
 static const char *why_name(uint32_t why)
 {
 	static const char *const names[] = {"all there",   "absent",    "evicted", "daemon stale", "no daemon",
-					    "stale epoch", "contended", "corrupt", "timeout"};
+					    "stale epoch", "contended", "corrupt", "timeout",      "unreadable"};
 
 	return why < KV_COUNT_OF(names) ? names[why] : "unknown";
 }
@@ -261,6 +262,8 @@ static const char *why_text(uint32_t why)
 		"the mirror stayed busy",
 		"its bytes did not match their digest",
 		"it did not come in time",
+		"on disk, and set aside: the disk cannot read it, or a block above it, now; it is a hit again when a "
+		"later read succeeds",
 	};
 
 	return why < KV_COUNT_OF(texts) ? texts[why] : "for a reason this version does not know";
@@ -269,7 +272,7 @@ static const char *why_text(uint32_t why)
 static int is_there(uint8_t tiers)
 {
 	return (tiers & (KV_TIER_CPU | KV_TIER_DISK | KV_TIER_GPU | KV_TIER_REMOTE)) != 0 &&
-	       !(tiers & TIER_QUARANTINED);
+	       !(tiers & (TIER_QUARANTINED | TIER_UNREADABLE));
 }
 
 static uint32_t first_missing(const prompt_t *prompt, uint8_t tier)
@@ -285,9 +288,10 @@ static uint32_t first_missing(const prompt_t *prompt, uint8_t tier)
 
 static void tier_names(uint8_t tiers, char out[64])
 {
-	snprintf(out, 64, "%s%s%s%s%s%s", tiers & KV_TIER_GPU ? "gpu " : "", tiers & KV_TIER_CPU ? "cpu " : "",
+	snprintf(out, 64, "%s%s%s%s%s%s%s", tiers & KV_TIER_GPU ? "gpu " : "", tiers & KV_TIER_CPU ? "cpu " : "",
 		 tiers & KV_TIER_DISK ? "disk " : "", tiers & KV_TIER_REMOTE ? "remote " : "",
-		 tiers & TIER_WRITING ? "being-written " : "", tiers & TIER_QUARANTINED ? "quarantined " : "");
+		 tiers & TIER_WRITING ? "being-written " : "", tiers & TIER_QUARANTINED ? "quarantined " : "",
+		 tiers & TIER_UNREADABLE ? "unreadable " : "");
 	if (!out[0]) {
 		snprintf(out, 64, "-");
 	}
@@ -351,6 +355,8 @@ static void print_document(const prompt_t *prompt)
 				       json_object_new_boolean((prompt->tiers[i] & TIER_WRITING) != 0));
 		json_object_object_add(block, "quarantined",
 				       json_object_new_boolean((prompt->tiers[i] & TIER_QUARANTINED) != 0));
+		json_object_object_add(block, "unreadable",
+				       json_object_new_boolean((prompt->tiers[i] & TIER_UNREADABLE) != 0));
 		json_object_array_add(blocks, block);
 	}
 	json_object_object_add(json, "tokens", json_object_new_uint64(prompt->n_tokens));

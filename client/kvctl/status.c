@@ -68,7 +68,7 @@ static void print_misses(struct json_object *stats, uint64_t asked)
 	static const char *const reasons[][2] = {
 		{"absent", "not stored"},       {"evicted", "evicted"},         {"daemon_stale", "daemon silent"},
 		{"no_daemon", "no daemon"},     {"stale_epoch", "space reset"}, {"contended", "index busy"},
-		{"corrupt", "digest mismatch"}, {"timeout", "answer late"},
+		{"corrupt", "digest mismatch"}, {"timeout", "answer late"},     {"unreadable", "disk unreadable"},
 	};
 	const char *before = "  missed: ";
 

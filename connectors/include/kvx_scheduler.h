@@ -195,6 +195,7 @@ KVC_API void kvx_scheduler_ended(kvx_scheduler_t *scheduler, const kvx_ask_t *as
 	X(miss_tokens_stale_epoch, "tokens not found because the space has just been reset")                           \
 	X(miss_tokens_weights_pending, "tokens not looked up because the weights had not been digested yet")           \
 	X(miss_tokens_contended, "tokens not found because the daemon was writing there all the time")                 \
+	X(miss_tokens_unreadable, "tokens stored that the disk cannot read now, or that lie below such a block")       \
 	X(miss_tokens_late, "tokens found that the daemon did not lease in time")                                      \
 	X(miss_tokens_declined, "tokens found that were not loaded because computing them was measured to be faster")  \
 	X(miss_tokens_refused, "tokens found that were not loaded: too few, or no memory for the load")                \

@@ -150,6 +150,14 @@ int kvd_ghost_known(const kvd_core_t *core, const kv_key_t *key)
 	return core->ghosts[hash & core->ghost_mask] == ((uint32_t)(hash >> 32) | 1u);
 }
 
+kv_miss_reason_t kvd_why_missing(const kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint8_t group)
+{
+	return kvd_index_aside(&core->ix, tree, key, group) != KVD_NONE ? KV_WHY_UNREADABLE
+	       : kvd_index_quarantined(&core->ix, tree, key, group)     ? KV_WHY_CORRUPT
+	       : kvd_ghost_known(core, key)                             ? KV_WHY_EVICTED
+									: KV_WHY_ABSENT;
+}
+
 static void free_slot(kvd_core_t *core, uint32_t id, kvd_set_t t)
 {
 	kvd_block_t *block = kvd_block_at(&core->ix, id);

@@ -71,5 +71,7 @@ static inline kvs_loc_t kvd_cpu_loc(const kvd_index_t *ix, const kvd_block_t *bl
 
 /* Was this key evicted not long ago? (A small table of fingerprints; it may forget.) */
 int kvd_ghost_known(const kvd_core_t *core, const kv_key_t *key);
+/* Of a key that lookups do not find. */
+kv_miss_reason_t kvd_why_missing(const kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint8_t group);
 
 #endif

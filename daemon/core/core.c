@@ -190,6 +190,34 @@ void kvd_core_set_answer(kvd_core_t *core, kvd_answer_fn answer, void *ctx)
 
 /* ---- requests ----------------------------------------------------------------------------------------------------------------- */
 
+static int disk_is_off(const kvd_core_t *core)
+{
+	kvs_tier_t *disk = core->tier[KVD_DISK];
+
+	return disk && kvs_readable(disk, (kvs_loc_t){.slot = KV_SLOT_NONE}) == KV_ERR_TIER_OFF;
+}
+
+/* Byte of a key in the answer, and the leases that end at its block. */
+static uint8_t explain_key(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint8_t group, uint32_t *p_leases)
+{
+	uint8_t in, pending = kvd_put_pending(core, tree, key, group) ? 0x80 : 0;
+	uint32_t shown = kvd_index_find(&core->ix, tree, key, group);
+	uint32_t id = shown != KVD_NONE ? shown : kvd_index_aside(&core->ix, tree, key, group);
+
+	if (id == KVD_NONE) {
+		return pending | (kvd_index_quarantined(&core->ix, tree, key, group) ? 0x40 : 0);
+	}
+	for (uint32_t c = kvd_block_at(&core->ix, id)->claims; c != KVD_NONE;) {
+		const kvd_claim_t *claim = kvd_pool_at(&core->claims, c);
+
+		*p_leases += claim->kind == KVD_CLAIM_LEASE ? 1 : 0;
+		c = claim->next;
+	}
+	in = kvd_tiers_of(&core->ix, kvd_block_at(&core->ix, id));
+
+	return pending | in | (shown == KVD_NONE || (in == KV_TIER_DISK && disk_is_off(core)) ? KV_TIER_UNREADABLE : 0);
+}
+
 static kv_status_t explain(kvd_core_t *core, uint32_t ns, const kv_msg_explain_t *ask, kv_msg_explain_reply_t *reply)
 {
 	uint32_t count = ask->keys.len / KV_KEY_BYTES;
@@ -210,26 +238,18 @@ static kv_status_t explain(kvd_core_t *core, uint32_t ns, const kv_msg_explain_t
 	reply->why = KV_WHY_NONE;
 	for (uint32_t i = 0; i < count; i++) {
 		kv_key_t key;
-		uint32_t id, ends = 0;
+		uint32_t ends = 0;
 
 		memcpy(&key, ask->keys.data + (size_t)i * KV_KEY_BYTES, sizeof key);
-		id = kvd_index_find(&core->ix, space->tree, &key, (uint8_t)ask->group);
-		tiers[i] = id == KVD_NONE ? 0 : kvd_tiers_of(&core->ix, kvd_block_at(&core->ix, id));
-		tiers[i] |= kvd_put_pending(core, space->tree, &key, ask->group) ? 0x80 : 0;
-		for (uint32_t c = id == KVD_NONE ? KVD_NONE : kvd_block_at(&core->ix, id)->claims; c != KVD_NONE;) {
-			const kvd_claim_t *claim = kvd_pool_at(&core->claims, c);
-
-			ends += claim->kind == KVD_CLAIM_LEASE ? 1 : 0;
-			c = claim->next;
-		}
+		tiers[i] = explain_key(core, space->tree, &key, (uint8_t)ask->group, &ends);
 		memcpy(leases + (size_t)i * sizeof ends, &ends, sizeof ends);
-		if (id == KVD_NONE && kvd_index_quarantined(&core->ix, space->tree, &key, (uint8_t)ask->group)) {
-			tiers[i] |= 0x40;
+		if (reply->why != KV_WHY_NONE) {
+			continue;
 		}
-		if (id == KVD_NONE && reply->why == KV_WHY_NONE) {
-			reply->why = tiers[i] & 0x40               ? KV_WHY_CORRUPT
-				     : kvd_ghost_known(core, &key) ? KV_WHY_EVICTED
-								   : KV_WHY_ABSENT;
+		if (tiers[i] & KV_TIER_UNREADABLE) {
+			reply->why = KV_WHY_UNREADABLE;
+		} else if ((tiers[i] & 0x3f) == 0) {
+			reply->why = kvd_why_missing(core, space->tree, &key, (uint8_t)ask->group);
 		}
 	}
 	reply->tiers = (kv_slice_t){tiers, count};
@@ -327,10 +347,11 @@ kv_status_t kvd_core_request(kvd_core_t *core, const kvd_ask_t *ask, kv_msg_t *r
 static void count_missed(kvd_core_t *core, const kv_report_t *report, uint64_t hits)
 {
 	static const kv_metric_t metrics[] = {
-		[KV_WHY_ABSENT] = KV_M_MISS_ABSENT_TOKENS,      [KV_WHY_EVICTED] = KV_M_MISS_EVICTED_TOKENS,
-		[KV_WHY_DAEMON_STALE] = KV_M_MISS_STALE_TOKENS, [KV_WHY_NO_DAEMON] = KV_M_MISS_NO_DAEMON_TOKENS,
-		[KV_WHY_STALE_EPOCH] = KV_M_MISS_EPOCH_TOKENS,  [KV_WHY_CONTENDED] = KV_M_MISS_CONTENDED_TOKENS,
-		[KV_WHY_CORRUPT] = KV_M_MISS_CORRUPT_TOKENS,    [KV_WHY_TIMEOUT] = KV_M_MISS_LATE_TOKENS,
+		[KV_WHY_ABSENT] = KV_M_MISS_ABSENT_TOKENS,         [KV_WHY_EVICTED] = KV_M_MISS_EVICTED_TOKENS,
+		[KV_WHY_DAEMON_STALE] = KV_M_MISS_STALE_TOKENS,    [KV_WHY_NO_DAEMON] = KV_M_MISS_NO_DAEMON_TOKENS,
+		[KV_WHY_STALE_EPOCH] = KV_M_MISS_EPOCH_TOKENS,     [KV_WHY_CONTENDED] = KV_M_MISS_CONTENDED_TOKENS,
+		[KV_WHY_CORRUPT] = KV_M_MISS_CORRUPT_TOKENS,       [KV_WHY_TIMEOUT] = KV_M_MISS_LATE_TOKENS,
+		[KV_WHY_UNREADABLE] = KV_M_MISS_UNREADABLE_TOKENS,
 	};
 	const uint64_t had = hits + report->hit_engine_tokens;
 
@@ -345,7 +366,7 @@ kv_status_t kvd_core_report(kvd_core_t *core, kvd_member_t id, const kv_report_t
 	uint64_t hits = (uint64_t)report->hit_cpu_tokens + report->hit_disk_tokens;
 
 	if (!member || (report->type != KV_REPORT_MATCH && report->type != KV_REPORT_REQUEST) ||
-	    hits > report->query_tokens || report->why > KV_WHY_TIMEOUT) {
+	    hits > report->query_tokens || report->why > KV_WHY_UNREADABLE) {
 		kvd_count(core, KV_M_BAD_REPORTS, 1);
 		return KV_ERR_ARG;
 	}
@@ -402,11 +423,10 @@ static void gauges(kvd_core_t *core)
 
 static void heartbeat(kvd_core_t *core)
 {
-	kvs_tier_t *disk = core->tier[KVD_DISK];
-	int off = disk && kvs_readable(disk, (kvs_loc_t){.slot = KV_SLOT_NONE}) == KV_ERR_TIER_OFF;
+	const uint64_t off = disk_is_off(core) ? KV_TIER_DISK : 0;
 
 	for (uint32_t n = 0; n < core->ns_count; n++) {
-		kvd_mirror_unreadable(&core->ns[n]->mirror, off ? KV_TIER_DISK : 0);
+		kvd_mirror_unreadable(&core->ns[n]->mirror, off);
 		kvd_mirror_heartbeat(&core->ns[n]->mirror, core->now_ns);
 	}
 }

@@ -254,8 +254,10 @@ uint8_t kvd_index_tiers(const kvd_index_t *ix, uint32_t ns, const kv_key_t *key,
 		const kvd_block_t *block = kvd_block_at(ix, id);
 		const kvd_tree_t *tree = kvd_tree_of(ix, block);
 
-		if (tree->ns == ns && !tree->hidden && kvd_index_shown(ix, block)) {
-			tiers |= kvd_tiers_of(ix, block);
+		if (tree->ns == ns && !tree->hidden && !kvd_index_dead(ix, block)) {
+			uint8_t in = kvd_tiers_of(ix, block);
+
+			tiers |= in == 0 || kvd_index_shown(ix, block) ? in : KV_TIER_UNREADABLE;
 		}
 	}
 

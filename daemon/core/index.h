@@ -181,7 +181,7 @@ uint8_t kvd_tiers_of(const kvd_index_t *ix, const kvd_block_t *block);
 uint32_t kvd_index_find(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group);
 /* The block of any tree that has this disk slot; KVD_NONE: none. */
 uint32_t kvd_index_on_disk(const kvd_index_t *ix, const kv_key_t *key, uint8_t group, kvs_loc_t disk);
-/* Tier bits of all visible blocks of namespace `ns` with this key: what the mirror says. */
+/* Tier bits of all blocks of namespace `ns` with this key, UNREADABLE for one that is set aside: what the mirror says. */
 uint8_t kvd_index_tiers(const kvd_index_t *ix, uint32_t ns, const kv_key_t *key, uint8_t group);
 /* A block of this key that is being taken down in the tree and is not UNTOLD; KVD_NONE: none. */
 uint32_t kvd_index_leaving(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group);

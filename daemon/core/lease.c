@@ -347,7 +347,7 @@ static kv_status_t acquire_path(kvd_core_t *core, const kvd_space_t *space, cons
 	}
 	id = climb(core, space, ask, &missing);
 	if (!kv_key_is_zero(&missing)) {
-		reply->why = kvd_ghost_known(core, &missing) ? KV_WHY_EVICTED : KV_WHY_ABSENT;
+		reply->why = kvd_why_missing(core, space->tree, &missing, (uint8_t)ask->group);
 	}
 	if (id == KVD_NONE) {
 		return KV_OK;

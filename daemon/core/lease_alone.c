@@ -33,10 +33,7 @@ static kv_status_t claims_take(kvd_core_t *core, const kvd_space_t *space, kvd_l
 		kv_status_t status;
 
 		if (id == KVD_NONE) {
-			reply->why = kvd_index_quarantined(&core->ix, space->tree, &key, (uint8_t)ask->group)
-					     ? KV_WHY_CORRUPT
-				     : kvd_ghost_known(core, &key) ? KV_WHY_EVICTED
-								   : KV_WHY_ABSENT;
+			reply->why = kvd_why_missing(core, space->tree, &key, (uint8_t)ask->group);
 			return KV_MISS;
 		}
 		if (kvd_index_depth_pinned(&core->ix, id) == 0 &&

@@ -282,6 +282,8 @@ void kvd_put_finish(kvd_core_t *core, kvd_put_t *put, kv_status_t why)
 		kvd_count(core, KV_M_PUTS_REVOKED, 1);
 	} else if (why == KV_ERR_PARENT_LOST) {
 		kvd_count(core, KV_M_PARENT_LOST, lost);
+	} else if (why == KV_ERR_PARENT_UNREADABLE) {
+		kvd_count(core, KV_M_PARENT_UNREADABLE, 1);
 	} else if (why == KV_ERR_NOT_ADMITTED) {
 		kvd_count(core, KV_M_NOT_ADMITTED, lost);
 	}

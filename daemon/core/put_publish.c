@@ -330,8 +330,13 @@ static kvd_turn_t parent_of(kvd_core_t *core, kvd_put_t *put, uint32_t index, ui
 	}
 	*p_parent = kvd_index_find(&core->ix, put->tree, key, (uint8_t)put->group);
 	if (*p_parent == KVD_NONE) {
-		return index == 0 && kvd_pending_wait(core, put) ? KVD_TURN_WAIT
-								 : end_put(core, put, KV_ERR_PARENT_LOST);
+		if (index == 0 && kvd_pending_wait(core, put)) {
+			return KVD_TURN_WAIT;
+		}
+		return end_put(core, put,
+			       kvd_index_aside(&core->ix, put->tree, key, (uint8_t)put->group) != KVD_NONE
+				       ? KV_ERR_PARENT_UNREADABLE
+				       : KV_ERR_PARENT_LOST);
 	}
 	if (kvd_depth_of(&core->ix, kvd_block_at(&core->ix, *p_parent)) != put->depth0 + index) {
 		return end_put(core, put, KV_ERR_ARG);

@@ -109,6 +109,10 @@ static kv_status_t parent_check(kvd_core_t *core, kvd_draft_t *draft)
 	if (kvd_pending_by(core, draft->space->tree, &ask->parent, ask->group, draft->instance->self)) {
 		return KV_OK;
 	}
+	if (kvd_index_aside(&core->ix, draft->space->tree, &ask->parent, (uint8_t)ask->group) != KVD_NONE) {
+		kvd_count(core, KV_M_PARENT_UNREADABLE, 1);
+		return KV_ERR_PARENT_UNREADABLE;
+	}
 	kvd_count(core, KV_M_NO_PARENT, 1);
 
 	return KV_ERR_NO_PARENT;

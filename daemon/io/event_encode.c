@@ -126,7 +126,7 @@ void kvd_encode_event(kv_mp_writer_t *w, const kvd_event_t *event)
 static const char *why_name(uint32_t why)
 {
 	static const char *const names[] = {"none",        "absent",    "evicted", "daemon_stale", "no_daemon",
-					    "stale_epoch", "contended", "corrupt", "timeout"};
+					    "stale_epoch", "contended", "corrupt", "timeout",      "unreadable"};
 
 	return why < KV_COUNT_OF(names) ? names[why] : "unknown";
 }

@@ -27,6 +27,7 @@ static void p3_match_is_the_longest_resident_prefix_in_each_tier(void **state)
 		uint32_t n = 1 + (uint32_t)kv_test_below(&bed.t.rng, round < 100 ? 40 : 2000);
 		uint32_t any = (uint32_t)kv_test_below(&bed.t.rng, n + 1);
 		uint32_t cpu = (uint32_t)kv_test_below(&bed.t.rng, any + 1);
+		uint32_t unreadable = any + (uint32_t)kv_test_below(&bed.t.rng, n - any + 1); /* [any, unreadable) */
 		kvc_match_t m;
 
 		for (uint32_t i = 0; i < any; i++) {
@@ -34,11 +35,20 @@ static void p3_match_is_the_longest_resident_prefix_in_each_tier(void **state)
 						    i < cpu ? KV_TIER_CPU | KV_TIER_DISK : KV_TIER_DISK),
 					 0);
 		}
+		for (uint32_t i = any; i < unreadable; i++) {
+			assert_int_equal(mirror_set(bed.mirror, &bed.keys[i], 0, KV_TIER_UNREADABLE), 0);
+		}
 		m = match(&bed, n);
 		assert_int_equal(m.n, any);
 		assert_int_equal(m.n_cpu, cpu);
-		assert_int_equal(m.why, any == n ? KV_WHY_NONE : KV_WHY_ABSENT);
-		for (uint32_t i = any; i-- > 0;) {
+		assert_int_equal(m.why, any == n ? KV_WHY_NONE : any < unreadable ? KV_WHY_UNREADABLE : KV_WHY_ABSENT);
+		((kv_mirror_header_t *)bed.mirror)->unreadable = KV_TIER_DISK;
+		m = match(&bed, n);
+		assert_int_equal(m.n, cpu);
+		assert_int_equal(m.n_cpu, cpu);
+		assert_int_equal(m.why, cpu == n ? KV_WHY_NONE : cpu < unreadable ? KV_WHY_UNREADABLE : KV_WHY_ABSENT);
+		((kv_mirror_header_t *)bed.mirror)->unreadable = 0;
+		for (uint32_t i = unreadable; i-- > 0;) {
 			assert_int_equal(mirror_set(bed.mirror, &bed.keys[i], 0, 0), 0);
 		}
 	}

@@ -30,19 +30,23 @@ static void stage_on_disk(uint32_t n)
 	}
 }
 
-/* How many of the first 8 blocks requests find, and the mirror says, from the first on; behind them nothing. */
+/* How many of the first 8 blocks requests find, and the mirror says, from the first on; all that are stored behind them are said to be unreadable. */
 static uint32_t shown(void)
 {
 	uint8_t tiers[8];
-	uint32_t n;
+	uint32_t n, why;
 
 	u_settle(&u_);
 	n = u_visible(&u_, 0, &space_, keys_, 8);
-	u_explain(&u_, 0, &space_, keys_, 8, tiers);
+	why = u_explain(&u_, 0, &space_, keys_, 8, tiers);
 	for (uint32_t i = 0; i < 8; i++) {
-		assert_int_equal(tiers[i] != 0, i < n);
-		assert_int_equal(u_mirror_tiers(&u_, 0, &keys_[i]), tiers[i]);
+		int hidden = i >= n && tiers[i] != 0;
+
+		assert_int_equal(tiers[i] & KV_TIER_UNREADABLE, hidden ? KV_TIER_UNREADABLE : 0);
+		assert_int_equal(tiers[i] & KV_TIER_DISK, hidden ? KV_TIER_DISK : tiers[i] & KV_TIER_DISK);
+		assert_int_equal(u_mirror_tiers(&u_, 0, &keys_[i]), hidden ? KV_TIER_UNREADABLE : tiers[i]);
 	}
+	assert_true(n == 8 ? why == KV_WHY_NONE : why != KV_WHY_NONE && (why == KV_WHY_UNREADABLE) == (tiers[n] != 0));
 	universe_check(&u_);
 
 	return n;
@@ -64,6 +68,7 @@ static void p3_a_block_that_cannot_be_read_is_not_matched_until_it_was_read_agai
 		    u_.stored == stored); /* nothing has left the disk: subscribers hear nothing */
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 4, 0, &lease_, &got_), KV_OK); /* asks for 4, 3, 2 */
 	assert_int_equal(got_.n, 2);
+	assert_int_equal(got_.why, KV_WHY_UNREADABLE);
 	assert_int_equal(u_release(&u_, m_, lease_.id), KV_OK);
 	fake_set_readable(&u_.disk, disk_slot(2), 1);
 	assert_int_equal(shown(), 5);
@@ -124,7 +129,7 @@ static void p3_what_is_put_again_takes_the_place_of_what_cannot_be_read(void **s
 	}
 }
 
-/* A put below a block that has been set aside goes on when it is back, and ends without it. */
+/* A put below a block that has been set aside ends, and is refused, with this reason: its engine has the blocks above, and puts them again. */
 static void p3_a_put_below_a_hidden_block_is_told(void **state)
 {
 	(void)state;
@@ -134,8 +139,9 @@ static void p3_a_put_below_a_hidden_block_is_told(void **state)
 	fake_set_readable(&u_.disk, disk_slot(1), 0);
 	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 2), KV_OK);
 	u_settle(&u_);
-	assert_int_equal(u_find_notice(&u_, KV_CODE_PUT_DONE, put_.id)->msg.put_done.status, KV_ERR_PARENT_LOST);
-	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 4, 6, 0, &put_, &reply_), KV_ERR_NO_PARENT);
+	assert_int_equal(u_find_notice(&u_, KV_CODE_PUT_DONE, put_.id)->msg.put_done.status, KV_ERR_PARENT_UNREADABLE);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 4, 6, 0, &put_, &reply_), KV_ERR_PARENT_UNREADABLE);
+	assert_int_equal(kv_metric_get(&u_.metrics, KV_M_PARENT_UNREADABLE), 2);
 	fake_set_readable(&u_.disk, disk_slot(1), 1);
 	(void)u_put(&u_, m_, &space_, keys_, 4, 6);
 	assert_int_equal(shown(), 6);
@@ -208,6 +214,7 @@ static void p2_a_block_that_stays_unreadable_is_given_up_with_all_below_it(void 
 static void p3_nothing_on_disk_is_matched_while_the_tier_is_off(void **state)
 {
 	const kv_mirror_header_t *header;
+	uint8_t tiers[8];
 
 	(void)state;
 	stage_on_disk(8);
@@ -216,6 +223,8 @@ static void p3_nothing_on_disk_is_matched_while_the_tier_is_off(void **state)
 	u_.disk.dark = 1;
 	u_tick(&u_, 1);
 	assert_int_equal(header->unreadable, KV_TIER_DISK);
+	assert_int_equal(u_explain(&u_, 0, &space_, keys_, 8, tiers), KV_WHY_UNREADABLE);
+	assert_int_equal(tiers[0], KV_TIER_DISK | KV_TIER_UNREADABLE);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 8, 0, &lease_, &got_), KV_OK);
 	assert_int_equal(got_.n, 0);
 	u_.disk.dark = 0;

@@ -587,8 +587,8 @@ uint32_t u_put(universe_t *u, u_member_t *m, const kvd_space_info_t *space, cons
 	return put.n;
 }
 
-void u_explain(universe_t *u, uint32_t ns, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t n,
-	       uint8_t *tiers)
+uint32_t u_explain(universe_t *u, uint32_t ns, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t n,
+		   uint8_t *tiers)
 {
 	kv_msg_t ask = {.explain = {.space = space->space,
 				    .epoch = space->epoch,
@@ -602,6 +602,8 @@ void u_explain(universe_t *u, uint32_t ns, const kvd_space_info_t *space, const 
 				 &reply, NULL),
 		KV_OK);
 	memcpy(tiers, reply.explain_reply.tiers.data, n);
+
+	return reply.explain_reply.why;
 }
 
 uint32_t u_visible(universe_t *u, uint32_t ns, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t n)
@@ -610,7 +612,7 @@ uint32_t u_visible(universe_t *u, uint32_t ns, const kvd_space_info_t *space, co
 	uint32_t visible = 0;
 
 	u_explain(u, ns, space, keys, n, tiers);
-	while (visible < n && (tiers[visible] & 0x3f) != 0) {
+	while (visible < n && (tiers[visible] & 0x3f) != 0 && !(tiers[visible] & KV_TIER_UNREADABLE)) {
 		visible++;
 	}
 

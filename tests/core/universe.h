@@ -156,9 +156,9 @@ kv_status_t u_quiet(universe_t *u, u_member_t *m, uint32_t what, uint64_t id, ui
 /* start, write, end: all in one. Returns how many blocks are visible now. */
 uint32_t u_put(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t first,
 	       uint32_t n);
-/* Tiers of each key (EXPLAIN). */
-void u_explain(universe_t *u, uint32_t ns, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t n,
-	       uint8_t *tiers);
+/* Tiers of each key, and why the first missing one is missing (EXPLAIN). */
+uint32_t u_explain(universe_t *u, uint32_t ns, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t n,
+		   uint8_t *tiers);
 /* How many leading keys are visible. */
 uint32_t u_visible(universe_t *u, uint32_t ns, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t n);
 

@@ -87,7 +87,8 @@ kvc_identity_t user_identity(const char *model);
 kvc_status_t user_try(user_t *user, const char *sock, const kvc_identity_t *identity);
 void user_attach(user_t *user, const rig_t *rig, const char *model);
 void user_leave(user_t *user);
-/* Keys of conversation `seed`: a function of space and seed. n <= RIG_BLOCKS. */
+/* Tokens of the first n blocks of conversation `seed`, and their keys: functions of the seed (and space). n <= RIG_BLOCKS. */
+void user_tokens(uint64_t seed, uint32_t n, uint32_t *tokens);
 void user_keys(const user_t *user, uint64_t seed, uint32_t n, kvc_key_t *keys);
 /* Bytes of the block with this key. */
 void user_fill(const kvc_key_t *key, uint8_t *out);

@@ -54,16 +54,22 @@ void user_leave(user_t *user)
 	assert_int_equal(user->wrong, 0);
 }
 
-void user_keys(const user_t *user, uint64_t seed, uint32_t n, kvc_key_t *keys)
+void user_tokens(uint64_t seed, uint32_t n, uint32_t *tokens)
 {
-	uint32_t tokens[RIG_BLOCKS * RIG_TOKENS];
 	kv_test_rng_t rng = {.state = kv_test_seed() ^ (seed * UINT64_C(0x9e3779b97f4a7c15))};
-	uint32_t made = 0;
 
 	assert_true(n <= RIG_BLOCKS);
 	for (uint32_t i = 0; i < n * RIG_TOKENS; i++) {
 		tokens[i] = (uint32_t)kv_test_below(&rng, 50000);
 	}
+}
+
+void user_keys(const user_t *user, uint64_t seed, uint32_t n, kvc_key_t *keys)
+{
+	uint32_t tokens[RIG_BLOCKS * RIG_TOKENS];
+	uint32_t made = 0;
+
+	user_tokens(seed, n, tokens);
 	assert_int_equal(kvc_keys_of(user->space, &(kvc_prompt_t){tokens, n * RIG_TOKENS, NULL}, keys, n, &made),
 			 KVC_OK);
 	assert_int_equal(made, n);

@@ -46,6 +46,7 @@
 	X(PUT_BUSY, kvd_put_busy_total, KV_METRIC_COUNTER, "puts cut short at a limit")                                \
 	X(SHARE_FULL, kvd_share_full_total, KV_METRIC_COUNTER, "acquires and puts cut short because their namespace's irreclaimable bytes were at its share") \
 	X(NO_PARENT, kvd_no_parent_total, KV_METRIC_COUNTER, "puts below an unknown parent")                           \
+	X(PARENT_UNREADABLE, kvd_parent_unreadable_total, KV_METRIC_COUNTER, "puts refused or ended because the disk could not read their parent, or a block above it") \
 	X(PARENT_LOST, kvd_parent_lost_total, KV_METRIC_COUNTER, "put blocks whose parent never came")                 \
 	X(NOT_ADMITTED, kvd_not_admitted_total, KV_METRIC_COUNTER, "blocks a tier refused")                            \
 	X(BAD_BLOCKS, kvd_bad_blocks_total, KV_METRIC_COUNTER, "blocks quarantined because their bytes were wrong")    \
@@ -114,6 +115,7 @@
 	X(MISS_CONTENDED_TOKENS, kvd_prefix_miss_contended_tokens_total, KV_METRIC_COUNTER, "prompt tokens missed because the daemon was writing there all the time") \
 	X(MISS_CORRUPT_TOKENS, kvd_prefix_miss_corrupt_tokens_total, KV_METRIC_COUNTER, "prompt tokens missed because bytes did not match their digest") \
 	X(MISS_LATE_TOKENS, kvd_prefix_miss_timeout_tokens_total, KV_METRIC_COUNTER, "prompt tokens missed because the daemon did not answer in time") \
+	X(MISS_UNREADABLE_TOKENS, kvd_prefix_miss_unreadable_tokens_total, KV_METRIC_COUNTER, "prompt tokens missed because the disk could not read their blocks, or one above them") \
 	X(PREFIX_RECORDS, kvd_prefix_records_total, KV_METRIC_COUNTER, "prefix-hit records published")                 \
 	X(PREFIX_RECORDS_LOST, kvd_prefix_records_lost_total, KV_METRIC_COUNTER, "prefix-hit records not published")   \
 	/* the process */                                                                                              \

@@ -180,7 +180,7 @@
 	F(U32, group, 255, "block group")                                                                              \
 	F(KEYS, keys, 4096, "keys to look up")
 #define KV_FIELDS_explain_reply(F)                                                                                     \
-	F(BIN, tiers, 4096, "one byte a key: kv_tier_t bits, 0x80: being written, 0x40: quarantined")                  \
+	F(BIN, tiers, 4096, "one byte a key: kv_tier_t bits, 0x80: being written, 0x40: quarantined, 0x20: no hit, the disk cannot read it or a block above it now") \
 	F(BIN, leases, 4u * 4096u, "u32 a key: leases that end at this block; window, state: that have it")                                         \
 	F(U32, why, 0, "kv_miss_reason_t of the first missing key")
 

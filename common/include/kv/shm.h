@@ -133,6 +133,7 @@ typedef enum kv_miss_reason {
 	KV_WHY_CONTENDED = 6, /* the sequence lock stayed odd */
 	KV_WHY_CORRUPT = 7,
 	KV_WHY_TIMEOUT = 8,
+	KV_WHY_UNREADABLE = 9, /* stored, and the disk cannot read it now: it may be a hit again later */
 } kv_miss_reason_t;
 
 typedef enum kv_report_type {

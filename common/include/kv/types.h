@@ -60,6 +60,8 @@ typedef enum kv_tier {
 	KV_TIER_DISK = 2,
 	KV_TIER_GPU = 4,
 	KV_TIER_REMOTE = 8,
+	KV_TIER_UNREADABLE =
+		32, /* no tier: the device cannot read the block, or one above it, now; being there is no hit */
 } kv_tier_t;
 
 /* What a match at n needs of a block group. Blocks of a full group are each other's parents; those of the others stand alone. */
