@@ -103,14 +103,14 @@ def tried(connector: dict[str, Any], name: str = "Tried") -> dict[str, Any]:
     return {**connector, "kv_connector": name, "kv_connector_module_path": name.lower()}
 
 
-def failing(runner: int, scheduling: bool, graph: bool, within: bool) -> Configuration:
-    """Loads that fail. within: all ways within a step, whatever the table of survivors says. Answers do not depend on the batch, so that they can be compared."""
+def failing(runner: int, scheduling: bool, graph: bool, ways: str) -> Configuration:
+    """Loads that fail. ways: as the table of survivors says, all within a step whatever it says, or asynchronous. Answers depend on the batch as little as can be."""
     return Configuration(
-        tried(kvd(guard=False, load_ms=500, wait_us=100000, layers_mb=4, mode="sync" if within else "auto"), "Failing"),
+        tried(kvd(guard=False, load_ms=500, wait_us=100000, layers_mb=4, mode={"": "auto", "-within": "sync", "-async": "async"}[ways]), "Failing"),
         [("reference", ["reference"]), ("first engine", ["failed"])],
         runner,
         "own",
-        environment={"VLLM_BATCH_INVARIANT": os.environ.get("VLLM_BATCH_INVARIANT", "1"), **(WITHIN if within else {})},
+        environment={"VLLM_BATCH_INVARIANT": os.environ.get("VLLM_BATCH_INVARIANT", "1"), **(WITHIN if ways == "-within" else {})},
         weights="drawn",
         kv_gib=2,
         pool_gib=3,
@@ -142,10 +142,10 @@ def of_runner(runner: int, gib: int) -> dict[str, Configuration]:
         "check": Configuration(kvd(guard=False, load_ms=20000), CHECKS, runner, "disk", weights="drawn"),
         "check-async": Configuration(kvd(guard=False, load_ms=20000, mode="async"), CHECKS[:2], runner, "memory", weights="drawn"),
         **{
-            f"failed{'' if scheduling else '-plain'}{'-graph' if graph else ''}{'-within' if within else ''}": failing(runner, scheduling, graph, within)
+            f"failed{'' if scheduling else '-plain'}{'-graph' if graph else ''}{ways}": failing(runner, scheduling, graph, ways)
             for scheduling in (True, False)
             for graph in (False, True)
-            for within in (False, True)
+            for ways in ("", "-within", "-async")
         },
         "weights": Configuration(kvd(weights=None, guard=False), NAMES, runner, "memory", weights="drawn", environment={"XDG_CACHE_HOME": "WORK"}, graph=False),
         "check-native": Configuration(native(gib), [("first engine", ["tokens", "same"])], runner, weights="drawn"),

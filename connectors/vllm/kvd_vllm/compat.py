@@ -115,18 +115,18 @@ class Mode:
     runner: str  # V1, V2 or unknown
     scheduling: str  # synchronous, asynchronous or unknown
     drafts: bool  # speculative decoding
+    ranks: int = 1  # of tensor and pipeline parallelism
 
     def text(self) -> str:
-        more = ", speculative decoding" if self.drafts else ""
+        more = (", speculative decoding" if self.drafts else "") + (f", {self.ranks or 'an unknown number of'} ranks" if self.ranks != 1 else "")
         return f"vLLM {self.version} on {self.device}, model runner {self.runner}, {self.scheduling} scheduling{more}"
 
 
 def mode_of(vllm_config: Any, version: str) -> Mode:
-    """A scheduler class of the user's own is unknown, so are stages that have several steps under way and models that answer without tokens, and what a configuration does not say."""
+    """A scheduler class of the user's own is unknown, so are models that answer without tokens, and what a configuration does not say."""
     scheduler = getattr(vllm_config, "scheduler_config", None)
-    stages = getattr(getattr(vllm_config, "parallel_config", None), "pipeline_parallel_size", None)
     generates = getattr(getattr(vllm_config, "model_config", None), "runner_type", None) == "generate"
-    listed = getattr(scheduler, "scheduler_cls", None) is None and stages == 1 and generates
+    listed = getattr(scheduler, "scheduler_cls", None) is None and generates
     asynchronous = getattr(scheduler, "async_scheduling", None) if listed else None
     return Mode(
         version.partition("+")[0],
@@ -134,6 +134,7 @@ def mode_of(vllm_config: Any, version: str) -> Mode:
         {True: "V2", False: "V1"}.get(getattr(vllm_config, "use_v2_model_runner", None), "unknown"),
         {True: "asynchronous", False: "synchronous"}.get(asynchronous, "unknown"),
         getattr(vllm_config, "speculative_config", None) is not None,
+        getattr(getattr(vllm_config, "parallel_config", None), "world_size", 0),
     )
 
 
@@ -154,7 +155,15 @@ class Survivor:
     preempts: bool = False
 
 
+def _preempts(runner: str, scheduling: str, check: str) -> Survivor:
+    return Survivor(Mode("0.25.1", "cuda", runner, scheduling, False), frozenset(WAYS), f"bench/gpu/vllm: {check}-within", preempts=True)
+
+
 SURVIVORS: tuple[Survivor, ...] = (
+    _preempts("V2", "asynchronous", "failed-v2-graph"),
+    _preempts("V2", "synchronous", "failed-v2-plain-graph"),
+    _preempts("V1", "asynchronous", "failed-v1-graph"),
+    _preempts("V1", "synchronous", "failed-v1-plain-graph"),
     Survivor(Mode("0.32.0", "cpu", "V1", "synchronous", False), frozenset({"sync"}), "tests/engines: failed_synchronous_loads_are_computed_again"),
 )
 

@@ -17,16 +17,16 @@ import configurations  # noqa: E402
 from kvd_vllm import compat  # noqa: E402
 from kvd_vllm.compat import SURVIVORS, Mode, load_ways, mode_of  # noqa: E402
 
-KNOWN = SURVIVORS[0].mode
+KNOWN = SURVIVORS[-1].mode
 
 
 def config(**changes: Any) -> Any:
     """A vLLM configuration as far as mode_of() reads it."""
-    given = {"device": "cuda", "async_scheduling": True, "use_v2_model_runner": True, "scheduler_cls": None, "speculative_config": None, "stages": 1, "runner_type": "generate", **changes}
+    given = {"device": "cuda", "async_scheduling": True, "use_v2_model_runner": True, "scheduler_cls": None, "speculative_config": None, "world_size": 1, "runner_type": "generate", **changes}
     return SimpleNamespace(
         device_config=SimpleNamespace(device_type=given["device"]),
         scheduler_config=SimpleNamespace(async_scheduling=given["async_scheduling"], scheduler_cls=given["scheduler_cls"]),
-        parallel_config=SimpleNamespace(pipeline_parallel_size=given["stages"]),
+        parallel_config=SimpleNamespace(world_size=given["world_size"]),
         model_config=SimpleNamespace(runner_type=given["runner_type"]),
         use_v2_model_runner=given["use_v2_model_runner"],
         speculative_config=given["speculative_config"],
@@ -58,9 +58,10 @@ class LoadWays(unittest.TestCase):
             Mode("0.32.0", "cpu", "V1", "unknown", False),
             Mode("0.32.0", "cpu", "V1", "synchronous", True),
             Mode("0.32.0", "cuda", "V1", "synchronous", False),
-            Mode("0.25.1", "cuda", "V1", "asynchronous", False),
-            Mode("0.25.1", "cuda", "V2", "asynchronous", False),
-            Mode("0.25.1", "cuda", "V2", "synchronous", False),
+            Mode("0.25.1", "cuda", "V1", "asynchronous", False, ranks=2),
+            Mode("0.25.1", "cuda", "V2", "asynchronous", True),
+            Mode("0.25.2", "cuda", "V2", "synchronous", False),
+            Mode("0.25.1", "cpu", "V1", "synchronous", False),
             Mode("unknown", "cuda", "unknown", "unknown", False),
         ]
         for mode in others:
@@ -69,10 +70,10 @@ class LoadWays(unittest.TestCase):
                 self.assertEqual((found.ways, found.refused), (frozenset(), wanted == "sync"), mode.text())
 
     def test_a_refusal_names_the_engine(self) -> None:
-        found = load_ways(Mode("0.25.1", "cuda", "V2", "asynchronous", False), "sync")
+        found = load_ways(Mode("0.26.0", "cuda", "V2", "asynchronous", False, ranks=2), "sync")
         self.assertEqual(
             found.sentence,
-            "loads are asynchronous, mode=sync is refused: vLLM 0.25.1 on cuda, model runner V2, asynchronous scheduling is not known to survive a failed synchronous load",
+            "loads are asynchronous, mode=sync is refused: vLLM 0.26.0 on cuda, model runner V2, asynchronous scheduling, 2 ranks is not known to survive a failed synchronous load",
         )
 
     def test_the_user_may_ask_for_asynchronous_loads(self) -> None:
@@ -92,10 +93,10 @@ class LoadWays(unittest.TestCase):
     def test_what_a_configuration_does_not_say_is_unknown(self) -> None:
         self.assertEqual(mode_of(config(async_scheduling=None), "1").scheduling, "unknown")
         self.assertEqual(mode_of(config(scheduler_cls="mine.Scheduler"), "1").scheduling, "unknown")
-        self.assertEqual(mode_of(config(stages=2), "1").scheduling, "unknown")
+        self.assertEqual(mode_of(config(world_size=2), "1").ranks, 2)
         self.assertEqual(mode_of(config(runner_type="pooling"), "1").scheduling, "unknown")
         self.assertEqual(mode_of(config(use_v2_model_runner=None), "1").runner, "unknown")
-        self.assertEqual(mode_of(SimpleNamespace(device_config=SimpleNamespace(device_type="cuda")), "1"), Mode("1", "cuda", "unknown", "unknown", False))
+        self.assertEqual(mode_of(SimpleNamespace(device_config=SimpleNamespace(device_type="cuda")), "1"), Mode("1", "cuda", "unknown", "unknown", False, ranks=0))
 
     def test_every_row_has_its_test(self) -> None:
         promises = set(re.findall(r"^def (\w+)\(context: Context", "\n".join(path.read_text() for path in (ROOT / "tests" / "engines").glob("test_*.py")), re.M))
