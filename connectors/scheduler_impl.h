@@ -75,6 +75,8 @@ typedef struct kvx_sput {
 	uint32_t space, group, index; /* group: its number, and its place among ours */
 	uint32_t from, n, granted;    /* blocks [from, from + n) of the request */
 	uint32_t step;                /* the plan that computes them */
+	uint32_t told;                /* the plan that names them to the ranks */
+	uint64_t over_ns;             /* that step was seen to be over; 0: not yet */
 	int awaited;                  /* that plan has waited for the answer */
 	uint32_t cap, id_len;
 	kvx_place_t *places; /* [n] */

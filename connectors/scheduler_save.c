@@ -7,7 +7,7 @@
 
 #include "kv/log.h"
 
-#define PUT_MS   10000u /* ranks that have not handed a put in by then never will */
+#define LATE_MS  10000u /* after its step a put that the ranks have not handed in is not kept alive any longer */
 #define DUE_MS   20u    /* an answer that takes longer is not worth a step of its own */
 #define REST_MS  20u    /* before asking a busy daemon again; doubled each time */
 #define REST_MAX 6u     /* doublings */
@@ -398,14 +398,28 @@ static int look_asked(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
 	return 0;
 }
 
-/* 1: the put is over. */
+/* A step may take minutes, and its ranks hand in what it has computed when it is over. The next plan may be made during it, the one after that is not;
+ * scheduler->step is the next one to be made. */
+static int is_late(const kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
+{
+	if (put->over_ns == 0 && put->at == KVX_SPUT_SENT && scheduler->step - put->told > 2u) {
+		put->over_ns = now;
+	}
+
+	return put->over_ns != 0 && now - put->over_ns >= LATE_MS * KVX_MS;
+}
+
+/* 1: the put is over. How long it lives is the daemon's decision (027); one that is late is given up only where the table has no place for others. */
 static int look_granted(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
 {
 	kvc_put_result_t result;
+	const int late = is_late(scheduler, put, now);
 
 	kvc_put_get_result(put->put, &result);
-	if (result.status == KVC_PENDING && now - put->asked_ns < PUT_MS * KVX_MS) {
-		(void)kvc_put_keep(put->put); /* a step may be long: the ranks are at it (decision 027) */
+	if (result.status == KVC_PENDING && !(late && scheduler->put_count == KVX_PUTS_MAX)) {
+		if (!late) {
+			(void)kvc_put_keep(put->put);
+		}
 		return 0;
 	}
 	scheduler->stats.save_done += result.visible < put->granted ? result.visible : put->granted;
@@ -496,6 +510,7 @@ static void tell(kvx_scheduler_t *scheduler, kvx_sput_t *put, const kvc_handle_t
 		scheduler->stats.save_blocks += !there;
 	}
 	put->at = KVX_SPUT_SENT;
+	put->told = scheduler->step;
 }
 
 void kvx_puts_tell(kvx_scheduler_t *scheduler)

@@ -223,51 +223,6 @@ static void p7_a_request_whose_load_failed_does_not_ask_again(void **state)
 	sr_stop(&sr, &rig);
 }
 
-static uint64_t now_ms(void)
-{
-	return kv_now_ns(&kv_env_posix) / 1000000u;
-}
-
-/* A rank that takes longer than put.ttl to copy, on a node whose memory all is taken: the put stays, and its blocks become visible. */
-static void p7_a_save_slower_than_its_time_to_live_is_kept(void **state)
-{
-	kvc_put_t *rival = NULL;
-	kvc_key_t many[2048];
-	rig_t rig;
-	sr_t sr;
-
-	(void)state;
-	(void)setenv("KVD_PUT_TTL", "4s", 1);
-	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1});
-	(void)unsetenv("KVD_PUT_TTL");
-	sr.hold_saves = 1;
-	sr_request(&sr, &a, "a", 1, 0, 80);
-	(void)sr_run(&sr, &a, 0);
-	for (uint64_t until = now_ms() + 5000; now_ms() < until;) {
-		(void)sr_step(&sr);
-		(void)kvx_scheduler_pending(sr.scheduler);
-		usleep(1000);
-	}
-	assert_non_null(sr.held);
-	for (uint32_t i = 0; i < 2048; i++) {
-		many[i] = (kvc_key_t){{0x77, (uint8_t)i, (uint8_t)(i >> 8)}};
-	}
-	assert_int_equal(kvc_put_start(sr.space, many, 0, 2048, NULL, &rival), KVC_OK);
-	assert_int_equal(kvc_put_ready(rival, 0), KVC_OK);
-	assert_true(kvc_put_n(rival) < 2048); /* there is no room for all: an expired put would be revoked */
-	assert_int_equal(rig_counter(&rig, "kvd_puts_expired_total"), 0);
-	kvc_put_free(rival);
-	sr_release_save(&sr);
-	for (int i = 0; i < 10000 && sr_stats(&sr).save_done < 10; i++) {
-		(void)sr_step(&sr);
-		(void)kvc_poll(sr.kvc, 0);
-		usleep(1000);
-	}
-	assert_int_equal(sr_stats(&sr).save_done, 10);
-	kvx_scheduler_finish(sr.scheduler, &a.ask);
-	sr_stop(&sr, &rig);
-}
-
 /* Ranks that give saves up: they are asked for again later, and come through. */
 static void p7_saves_given_up_by_a_rank_are_made_again(void **state)
 {
@@ -345,44 +300,6 @@ static void p4_leases_of_an_aborted_request_live_until_reported(void **state)
 	kvx_bytes_finish(&sr.report, 1);
 	kvx_scheduler_report(sr.scheduler, sr.report.data, sr.report.len);
 	assert_int_equal(sr_stats(&sr).leases_open, 0);
-	sr_stop(&sr, &rig);
-}
-
-/* Ranks that never report: the lease is kept alive past its time to live, then given back. */
-static void p4_leases_no_rank_reports_are_given_back(void **state)
-{
-	enum { LOAD_MS = 1000, TTL_MS = 2 * LOAD_MS, GIVEN_UP_MS = 4 * LOAD_MS };
-	const void *bytes;
-	uint64_t begin, held_ms = 0;
-	long late_leases = 1;
-	kvx_hit_t hit;
-	size_t len;
-	rig_t rig;
-	sr_t sr;
-
-	(void)state;
-	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1, .load_ms = LOAD_MS});
-	sr_store(&sr, &a, "a", 1, 0, 80);
-	sr_request(&sr, &b, "b", 1, 0, 100);
-	begin = now_ms();
-	sr_match(&sr, &b, &hit);
-	sr_place(&sr, &b, 100, 0);
-	kvx_scheduler_load(sr.scheduler, &b.ask, &hit);
-	kvx_scheduler_plan(sr.scheduler, &bytes, &len);
-	while (sr_stats(&sr).leases_open > 0 && held_ms < 60u * GIVEN_UP_MS) {
-		held_ms = now_ms() - begin;
-		if (held_ms > TTL_MS + 100u && held_ms < GIVEN_UP_MS) {
-			late_leases = rig_counter(&rig, "kvd_leases");
-		}
-		usleep(20000);
-		(void)sr_step(&sr);
-	}
-	assert_int_equal(late_leases, 1);
-	assert_true(now_ms() - begin >= GIVEN_UP_MS);
-	assert_int_equal(sr_stats(&sr).leases_open, 0);
-	assert_int_equal(sr_stats(&sr).loads_failed, 1);
-	kvx_scheduler_finish(sr.scheduler, &a.ask);
-	kvx_scheduler_finish(sr.scheduler, &b.ask);
 	sr_stop(&sr, &rig);
 }
 
@@ -491,11 +408,9 @@ int main(int argc, char **argv)
 		cmocka_unit_test(p7_a_load_that_others_would_wait_for_goes_beside_the_steps),
 		cmocka_unit_test(p8_adapters_do_not_share_blocks),
 		cmocka_unit_test(p7_a_request_whose_load_failed_does_not_ask_again),
-		cmocka_unit_test(p7_a_save_slower_than_its_time_to_live_is_kept),
 		cmocka_unit_test(p7_saves_given_up_by_a_rank_are_made_again),
 		cmocka_unit_test(p7_a_preempted_request_resumes_from_the_store),
 		cmocka_unit_test(p4_leases_of_an_aborted_request_live_until_reported),
-		cmocka_unit_test(p4_leases_no_rank_reports_are_given_back),
 		cmocka_unit_test(p5_a_full_store_costs_old_blocks_only),
 		cmocka_unit_test(p1_what_was_computed_after_blocks_that_failed_to_load_is_not_saved),
 	};
