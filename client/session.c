@@ -231,7 +231,9 @@ void kvc_pump(kvc_t *kvc)
 		if (status != KV_OK) {
 			kvc_session_lost(kvc, status,
 					 status == KV_ERR_CLOSED ? "it has closed the connection"
-								 : "it broke the protocol: session closed");
+					 : status == KV_ERR_VERSION
+						 ? "it is of another build: use the libkvc that came with it"
+						 : "it broke the protocol: session closed");
 		}
 	}
 	if (kvc->channel.in_flight) {

@@ -81,7 +81,10 @@ static void print_frame(void)
 	       "STR of at most\n"
 	       "255 bytes: what was wrong. A frame that breaks these rules is answered with its error where its header "
 	       "could be\n"
-	       "read, counted, and its connection is closed.\n\n",
+	       "read, counted, and its connection is closed.\n\n"
+	       "No field is optional, in no request. A sound array of more or fewer fields was made by another build: "
+	       "ERR_VERSION, and the text\n"
+	       "says which libkvc to use.\n\n",
 	       KV_WIRE_MAX_BODY_BEFORE_HELLO, KV_WIRE_MAX_BODY);
 }
 

@@ -257,6 +257,18 @@ static void store_items(const kv_body_t *body, const kv_mp_item_t *items, uint8_
 	}
 }
 
+/* A sound array of another length is what another build sends. */
+static kv_status_t other_count(kv_mp_reader_t *reader, uint64_t count)
+{
+	kv_mp_item_t item;
+
+	while (count > 0 && kv_mp_next(reader, &item) == KV_OK) {
+		count--;
+	}
+
+	return count == 0 && reader->at == reader->end ? KV_ERR_VERSION : KV_ERR_PROTO;
+}
+
 kv_status_t kv_body_decode(const kv_body_t *body, const uint8_t *data, uint32_t len, void *msg,
 			   const kv_field_t **p_bad)
 {
@@ -270,8 +282,11 @@ kv_status_t kv_body_decode(const kv_body_t *body, const uint8_t *data, uint32_t 
 	if (body->count > KV_WIRE_MAX_FIELDS) {
 		return KV_ERR_ARG;
 	}
-	if (len == 0 || kv_mp_next(&reader, &array) != KV_OK || array.type != KV_MP_ARRAY || array.len != body->count) {
+	if (len == 0 || kv_mp_next(&reader, &array) != KV_OK || array.type != KV_MP_ARRAY) {
 		return KV_ERR_PROTO;
+	}
+	if (array.len != body->count) {
+		return other_count(&reader, array.len);
 	}
 
 	for (uint32_t i = 0; i < body->count; i++) {

@@ -341,6 +341,11 @@ static void refuse(kvd_host_t *host, kvd_session_t *session, const kv_frame_head
 	       (unsigned long long)session->id, session->program, kv_status_text(status));
 	if (header && header->magic == KV_WIRE_MAGIC) {
 		kvd_call_t call = {.session = session, .header = header, .reply_fds = {-1, -1, -1}};
+
+		if (status == KV_ERR_VERSION) {
+			call.detail = "client and daemon are of different builds: use the libkvc of kvd " KVD_VERSION
+				      " in the client and start it again";
+		}
 		kvd_request_answer(host, &call, status);
 	}
 	kvd_session_doom(host, session);

@@ -177,9 +177,16 @@ static void cut_and_stretched(const kv_request_t *request, const kv_body_t *body
 
 	/* One field more or fewer than the table says. */
 	coded[0]++;
-	assert_int_equal(decode_exact(body, coded, len + 1, NULL), KV_ERR_PROTO);
+	assert_int_equal(decode_exact(body, coded, len, NULL), KV_ERR_PROTO);
+	assert_int_equal(decode_exact(body, coded, len + 1, NULL), KV_ERR_VERSION);
 	coded[0] = (uint8_t)(coded[0] - 2);
 	assert_int_equal(decode_exact(body, coded, len, NULL), KV_ERR_PROTO);
+	if (body->count > 1) {
+		const kv_body_t older = {body->fields, body->count - 1};
+
+		assert_int_equal(kv_body_encode(&older, &msg, coded, sizeof coded, &len), KV_OK);
+		assert_int_equal(decode_exact(body, coded, len, NULL), KV_ERR_VERSION);
+	}
 }
 
 static void p10_a_body_cut_at_any_byte_or_stretched_is_refused(void **state)
@@ -434,7 +441,7 @@ static void p10_what_is_not_an_array_of_the_fields_is_refused(void **state)
 {
 	static const kv_slice_t bad[] = {
 		RAW("\x00"), RAW("\xc0"),         RAW("\x83\x01\x02\x03\x04\x05\x06"), RAW("\xa3xyz"),
-		RAW("\x90"), RAW("\xdc\xff\xff"), RAW("\xdd\xff\xff\xff\xff"),         RAW("\xc1"),
+		RAW("\x91"), RAW("\xdc\xff\xff"), RAW("\xdd\xff\xff\xff\xff"),         RAW("\xc1"),
 		RAW("\x93")};
 	const kv_body_t *body = &kv_request_find(KV_CODE_HELLO)->ask;
 	const kv_field_t *field = body->fields;

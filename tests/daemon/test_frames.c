@@ -176,9 +176,9 @@ static void p10_descriptors_promised_but_not_sent_are_refused(void **state)
 
 static void p10_a_body_that_does_not_decode_is_refused(void **state)
 {
-	/* An array that claims 2^32 - 1 elements; three strings instead of numbers; too few fields. */
+	/* An array that claims 2^32 - 1 elements; three strings instead of numbers; fewer fields than it claims. */
 	static const uint8_t bodies[][6] = {
-		{0xdd, 0xff, 0xff, 0xff, 0xff, 0x00}, {0x93, 0xa1, 'x', 0xa1, 'y', 0xa0}, {0x91, 0x01, 0, 0, 0, 0}};
+		{0xdd, 0xff, 0xff, 0xff, 0xff, 0x00}, {0x93, 0xa1, 'x', 0xa1, 'y', 0xa0}, {0x92, 0x01, 0, 0, 0, 0}};
 	static const uint32_t lengths[] = {5, 6, 2};
 
 	(void)state;
@@ -198,6 +198,48 @@ static void p10_a_body_that_does_not_decode_is_refused(void **state)
 					 raw_metric(watch_, "kvd_frames_too_big_total"),
 				 before + 1);
 		close(fd);
+	}
+}
+
+/* JOIN got a seventh field, EXPLAIN a sixth, and so on: a request of another build is refused for this reason, whichever it is, and the text says what to do. */
+static void p10_a_request_with_another_number_of_fields_is_of_another_build(void **state)
+{
+	static uint8_t body[64];
+	static kv_msg_t msg;
+
+	(void)state;
+	for (uint32_t i = 0; i < kv_request_count; i++) {
+		const kv_request_t *request = &kv_requests[i];
+		const stage_t stage = request->code == KV_CODE_HELLO  ? FRESH
+				      : request->code == KV_CODE_JOIN ? GREETED
+								      : JOINED;
+
+		for (uint32_t more = 0; more < 2 && request->roles != KV_ROLE_NONE; more++) {
+			uint64_t before = raw_metric(watch_, "kvd_frames_version_total");
+			int fd = open_at(stage);
+			kv_body_t fields = request->ask;
+			kv_frame_header_t header;
+			raw_frame_t frame;
+			uint32_t len;
+
+			memset(&msg, 0, sizeof msg);
+			fields.count = request->ask.count - 1 + more;
+			assert_int_equal(kv_body_encode(&fields, &msg, body, sizeof body - 1, &len), KV_OK);
+			if (more) {
+				body[0]++;
+				body[len++] = 0;
+			}
+			header = header_of(request->code, len);
+			raw_bytes(fd, &header, sizeof header);
+			raw_bytes(fd, body, len);
+			assert_int_equal(raw_recv(fd, RAW_TIMEOUT_MS, &frame), 1);
+			assert_int_equal(frame.header.code, request->code);
+			assert_int_equal(frame.header.status, KV_ERR_VERSION);
+			assert_non_null(memmem(frame.body, frame.header.body, "use the libkvc of kvd", 21));
+			assert_true(raw_closed(fd, RAW_TIMEOUT_MS));
+			assert_true(raw_metric_reaches(watch_, "kvd_frames_version_total", before + 1));
+			close(fd);
+		}
 	}
 }
 
@@ -401,6 +443,7 @@ int main(void)
 		cmocka_unit_test(p10_a_notice_or_reply_from_a_client_is_refused),
 		cmocka_unit_test(p10_descriptors_promised_but_not_sent_are_refused),
 		cmocka_unit_test(p10_a_body_that_does_not_decode_is_refused),
+		cmocka_unit_test(p10_a_request_with_another_number_of_fields_is_of_another_build),
 		cmocka_unit_test(p10_anything_before_hello_and_a_second_hello_are_refused),
 		cmocka_unit_test(p10_a_members_request_needs_a_join),
 		cmocka_unit_test(p6_garbage_ends_only_its_own_connection),

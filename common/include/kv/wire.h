@@ -135,8 +135,8 @@ kv_status_t kv_body_encode(const kv_body_t *body, const void *msg, uint8_t *out,
 /* Upper bound of the encoded size of this very message. */
 size_t kv_body_size(const kv_body_t *body, const void *msg);
 
-/* Decode. Every byte must be used; a missing, extra, mistyped or over-limit field is KV_ERR_PROTO or KV_ERR_TOO_BIG and names the field in
- * *p_bad (may be NULL). `msg` is filled on success only. */
+/* Decode. Every byte must be used; a mistyped or over-limit field is KV_ERR_PROTO or KV_ERR_TOO_BIG and names the field in
+ * *p_bad (may be NULL); a sound array of more or fewer fields is KV_ERR_VERSION: another build has made it. `msg` is filled on success only. */
 kv_status_t kv_body_decode(const kv_body_t *body, const uint8_t *data, uint32_t len, void *msg,
 			   const kv_field_t **p_bad);
 
