@@ -365,6 +365,7 @@ static void destroy(kvs_nvme_t *nvme)
 	kvs_threads_stop(nvme);
 	kvs_metadb_close(nvme->db);
 	kvs_recovery_free(nvme);
+	kv_free(env, nvme->verify);
 	for (uint32_t i = 0; nvme->files && i < KVS_MAX_FILES; i++) {
 		close_fd(nvme->files[i].fd);
 		kv_free(env, nvme->files[i].slot);
@@ -437,7 +438,7 @@ static int is_quiet(const kvs_nvme_t *nvme)
 {
 	return nvme->in_flight == 0 && nvme->waiter_count == 0 && atomic_load(&nvme->commit->state) == 0 &&
 	       (nvme->health >= KVS_HEALTH_READ_ONLY || nvme->commit_after_ns ||
-		(nvme->dirty_in == nvme->dirty_out && !nvme->super_dirty));
+		(nvme->dirty_in == nvme->dirty_out && !nvme->super_dirty && !kvs_mark_is_due(nvme)));
 }
 
 static void close_tier(kvs_tier_t *tier)

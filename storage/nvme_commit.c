@@ -90,6 +90,10 @@ static void run_turn(kvs_nvme_t *nvme, kvs_commit_t *c)
 	}
 	if (c->super_status == KV_OK && c->sync_status == KV_OK) {
 		c->status = c->count > 0 || c->try_meta ? kvs_metadb_write(nvme->db, c->change, c->count) : KV_OK;
+		if (c->status == KV_OK && c->mark) {
+			c->status = kvs_metadb_mark(nvme->db);
+			c->status = c->status == KV_ERR_CORRUPT ? KV_OK : c->status; /* it was lost meanwhile */
+		}
 	} else {
 		c->status = c->super_status != KV_OK ? c->super_status : c->sync_status;
 	}
@@ -126,7 +130,7 @@ void *kvs_commit_main(void *arg)
 	while (1) {
 		if (atomic_load(&c->state) == 1) {
 			run_turn(nvme, c);
-			has_meta |= !c->probe && (c->count > 0 || c->try_meta);
+			has_meta |= !c->probe && (c->count > 0 || c->try_meta || c->mark);
 			atomic_store(&c->state, 2);
 			kvs_bell_ring(&nvme->owner);
 			continue;
@@ -231,6 +235,11 @@ kv_status_t kvs_commit_sync_all(kvs_nvme_t *nvme)
 	return sync_files(nvme, nvme->commit);
 }
 
+int kvs_mark_is_due(const kvs_nvme_t *nvme)
+{
+	return nvme->mark_owed && nvme->unverified == 0;
+}
+
 static void try_later(kvs_nvme_t *nvme)
 {
 	nvme->commit_after_ns = kv_now_ns(nvme->env) + RETRY_NS;
@@ -250,6 +259,7 @@ static void begin_turn(kvs_nvme_t *nvme)
 	c->probe = 0;
 	c->image = NULL;
 	c->try_meta = nvme->faults[KVS_FAULT_META].active;
+	c->mark = kvs_mark_is_due(nvme);
 	if (nvme->super_dirty) {
 		if (kvs_super_encode(&nvme->super, &c->image, &c->image_len) != KV_OK) {
 			try_later(nvme);
@@ -342,6 +352,7 @@ static void rows_done(kvs_nvme_t *nvme, const kvs_commit_t *c)
 	if (c->count > 0) {
 		kv_metric_add(nvme->metrics, KV_M_DISK_COMMITS, 1);
 	}
+	nvme->mark_owed &= !c->mark;
 	if (c->count > 0 || c->super_written || c->try_meta) {
 		kvs_fault_forget(nvme, KVS_FAULT_META);
 	}
@@ -466,14 +477,20 @@ static int probe_is_due(const kvs_nvme_t *nvme, uint64_t now)
 	return 0;
 }
 
-/* Every waiter is told that nothing can be made durable now. */
-static uint32_t refuse_waiters(kvs_nvme_t *nvme)
+static uint32_t refuse_flushes(kvs_nvme_t *nvme, kv_status_t status)
 {
 	begin_drain(nvme);
 	nvme->draining = 0;
+
+	return answer_waiters(nvme, 0, status);
+}
+
+/* Every waiter is told that nothing can be made durable now. */
+static uint32_t refuse_waiters(kvs_nvme_t *nvme)
+{
 	nvme->super_turn = nvme->super_asked;
 
-	return answer_waiters(nvme, 0, KV_ERR_TIER_OFF) + answer_waiters(nvme, 1, KV_ERR_TIER_OFF);
+	return refuse_flushes(nvme, KV_ERR_TIER_OFF) + answer_waiters(nvme, 1, KV_ERR_TIER_OFF);
 }
 
 static int is_due(const kvs_nvme_t *nvme, uint64_t now)
@@ -487,8 +504,9 @@ static int is_due(const kvs_nvme_t *nvme, uint64_t now)
 		return 0;
 	}
 
-	return nvme->super_dirty || dirty >= KVS_COMMIT_ROWS || kvs_fault_is_due(nvme, KVS_FAULT_META, now) ||
-	       kvs_fault_is_due(nvme, KVS_FAULT_FILES, now) || kvs_lookout_is_due(nvme, now) ||
+	return nvme->super_dirty || dirty >= KVS_COMMIT_ROWS || kvs_mark_is_due(nvme) ||
+	       kvs_fault_is_due(nvme, KVS_FAULT_META, now) || kvs_fault_is_due(nvme, KVS_FAULT_FILES, now) ||
+	       kvs_lookout_is_due(nvme, now) ||
 	       (dirty > 0 && (nvme->closing || now - nvme->dirty_since_ns >= nvme->config.flush_interval_ns));
 }
 
@@ -516,7 +534,9 @@ uint32_t kvs_commit_step(kvs_nvme_t *nvme)
 		}
 		nvme->commit_after_ns = 0;
 	}
-	if (!nvme->draining && flush_is_wanted(nvme)) {
+	if (!nvme->draining && flush_is_wanted(nvme) && nvme->unverified > 0) {
+		ran += nvme->closing ? refuse_flushes(nvme, KV_ERR_CLOSED) : 0;
+	} else if (!nvme->draining && flush_is_wanted(nvme)) {
 		begin_drain(nvme);
 	}
 	if (nvme->draining && !nvme->drained && nvme->drain_open == 0) {

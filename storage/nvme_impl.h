@@ -17,24 +17,26 @@
 #include <pthread.h>
 #include <sys/uio.h>
 
-#define KVS_MAX_FILES   (KV_SLOT_MAX_SLAB + 1u)
-#define KVS_MAX_WORKERS 4u
-#define KVS_MAX_REGIONS 1024u
-#define KVS_MAX_WAITERS 1024u
-#define KVS_COMMIT_ROWS 4096u
-#define KVS_MAX_DEPTH   1024u
-#define KVS_MAX_ASIDE   256u
-#define KVS_ROW_BYTES   256u /* what a row is taken to cost in RocksDB, old versions included */
-#define KVS_NONE        UINT32_MAX
+#define KVS_MAX_FILES    (KV_SLOT_MAX_SLAB + 1u)
+#define KVS_MAX_WORKERS  4u
+#define KVS_MAX_REGIONS  1024u
+#define KVS_MAX_WAITERS  1024u
+#define KVS_COMMIT_ROWS  4096u
+#define KVS_MAX_DEPTH    1024u
+#define KVS_MAX_ASIDE    256u
+#define KVS_VERIFY_READS 8u   /* at once */
+#define KVS_ROW_BYTES    256u /* what a row is taken to cost in RocksDB, old versions included */
+#define KVS_NONE         UINT32_MAX
 
 /* Flags of a slot. */
-#define KVS_SLOT_DIRTY   1u  /* in the list of rows to commit */
-#define KVS_SLOT_ROW     2u  /* RocksDB has, or is getting, a row */
-#define KVS_SLOT_STORED  4u  /* its bytes are whole on the device */
-#define KVS_SLOT_FREEING 8u  /* to be freed when its I/O has ended */
-#define KVS_SLOT_LOST    16u /* quarantined, and the watch has not been told */
-#define KVS_SLOT_ASIDE   32u /* the device could not read it: there is a kvs_aside_t */
-#define KVS_SLOT_RETIRED 64u /* nor for very long: quarantined for good */
+#define KVS_SLOT_DIRTY      1u   /* in the list of rows to commit */
+#define KVS_SLOT_ROW        2u   /* RocksDB has, or is getting, a row */
+#define KVS_SLOT_STORED     4u   /* its bytes are whole on the device */
+#define KVS_SLOT_FREEING    8u   /* to be freed when its I/O has ended */
+#define KVS_SLOT_LOST       16u  /* quarantined, and the watch has not been told */
+#define KVS_SLOT_ASIDE      32u  /* the device could not read it: there is a kvs_aside_t */
+#define KVS_SLOT_RETIRED    64u  /* nor for very long: quarantined for good */
+#define KVS_SLOT_UNVERIFIED 128u /* a rebuild has found its header, and nothing has read its block yet */
 
 typedef struct kvs_dslot {
 	kv_key_t key;
@@ -196,6 +198,7 @@ typedef struct kvs_commit {
 	uint32_t files[KVS_MAX_FILES];
 	int fds[KVS_MAX_FILES];
 	int try_meta;        /* see that the metadata is open, rows or not */
+	int mark;            /* say that it has the row of every block */
 	uint32_t look_count; /* files to see whether they are there, and whole */
 	kvs_look_t look[KVS_MAX_FILES];
 	int directory_gone; /* out */
@@ -248,6 +251,9 @@ typedef struct kvs_nvme {
 	kvs_metadb_t *db;
 	int rebuild;                   /* the metadata is lost: read the headers */
 	struct kvs_recovery *recovery; /* what was read at the open, until all of it is reported */
+	uint64_t unverified;           /* slots with KVS_SLOT_UNVERIFIED */
+	struct kvs_verify *verify;
+	int mark_owed; /* the metadata gets its mark when all of them are verified */
 
 	kvs_dclass_t *classes; /* KVS_SUPER_MAX_CLASSES */
 	kvs_dfile_t *files;    /* KVS_MAX_FILES */
@@ -395,6 +401,13 @@ void kvs_aside_drop(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s);
 void kvs_aside_step(kvs_nvme_t *nvme);
 kv_status_t kvs_nvme_readable(kvs_tier_t *tier, kvs_loc_t loc);
 
+/* ---- nvme_verify.c: blocks that a rebuild has found ---- */
+/* Its header was found. / Its bytes were read and are right, or the slot is no block's any more. */
+void kvs_slot_found(kvs_nvme_t *nvme, kvs_dslot_t *s);
+void kvs_slot_verified(kvs_nvme_t *nvme, kvs_dslot_t *s);
+/* Read some of them. A block that is not whole is lost; no flush begins while there are others. */
+void kvs_verify_step(kvs_nvme_t *nvme);
+
 /* ---- nvme_change.c: files that change their class (owner) ---- */
 extern const kvs_change_ops_t kvs_nvme_change_ops;
 /* Give the room of files that have been retired to whom it was taken for. */
@@ -405,6 +418,9 @@ kv_status_t kvs_nvme_store(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *src
 kv_status_t kvs_nvme_load(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *dst, kvs_done_fn done, void *arg);
 /* A load of a stored slot, readable or not. KV_ERR_BUSY: no transfer is free. */
 kv_status_t kvs_load_submit(kvs_nvme_t *nvme, kvs_loc_t loc, const kvs_mem_t *dst, kvs_done_fn done, void *arg);
+/* Memory of the tier for a block of the class. 0: there is none. */
+int kvs_mem_take(const kvs_nvme_t *nvme, const kvs_dclass_t *cls, kvs_mem_t *mem);
+void kvs_mem_give(const kvs_nvme_t *nvme, const kvs_mem_t *mem);
 uint32_t kvs_nvme_poll(kvs_tier_t *tier, uint32_t max);
 void kvs_nvme_kick(kvs_nvme_t *nvme);
 
@@ -456,6 +472,8 @@ uint64_t kvs_nvme_epoch_get(kvs_tier_t *tier, const uint8_t root[32]);
 void kvs_commit_expect(kvs_nvme_t *nvme);
 /* Take the answer of a commit and start the next when one is due. Returns callbacks run. */
 uint32_t kvs_commit_step(kvs_nvme_t *nvme);
+/* All blocks that a rebuild has found are verified, and their rows written: the metadata may say so. */
+int kvs_mark_is_due(const kvs_nvme_t *nvme);
 void *kvs_commit_main(void *nvme);
 /* Before the commit thread has work: sync the directory of slot files and each of them. */
 kv_status_t kvs_commit_sync_all(kvs_nvme_t *nvme);

@@ -1,6 +1,7 @@
 /* Transfers of the disk tier as the owner sees them: start, finish, count. */
 #include "nvme_impl.h"
 
+#include <stdlib.h>
 #include <unistd.h>
 
 #define ERRORS_IN_A_ROW 8u
@@ -145,6 +146,27 @@ kv_status_t kvs_load_submit(kvs_nvme_t *nvme, kvs_loc_t loc, const kvs_mem_t *ds
 	return KV_OK;
 }
 
+int kvs_mem_take(const kvs_nvme_t *nvme, const kvs_dclass_t *cls, kvs_mem_t *mem)
+{
+	const kvs_geometry_t *g = &cls->geometry;
+
+	*mem = (kvs_mem_t){.region = UINT32_MAX};
+	mem->leaves = kv_alloc(nvme->env, ((size_t)g->heads * g->leaves + g->heads) * sizeof *mem->leaves);
+	if (!mem->leaves || posix_memalign(&mem->data, KVS_PAGE, cls->payload_bytes) != 0) {
+		kv_free(nvme->env, mem->leaves);
+		return 0;
+	}
+	mem->roots = mem->leaves + (size_t)g->heads * g->leaves;
+
+	return 1;
+}
+
+void kvs_mem_give(const kvs_nvme_t *nvme, const kvs_mem_t *mem)
+{
+	free(mem->data);
+	kv_free(nvme->env, mem->leaves);
+}
+
 /* Count a device error; enough of them in a row are a fault of the tier. */
 static void count_error(kvs_nvme_t *nvme, kvs_fault_t fault, const char *doing, int error)
 {
@@ -213,6 +235,9 @@ static void finish_load(kvs_nvme_t *nvme, const kvs_xfer_t *xfer, kvs_dslot_t *s
 		kv_metric_add(nvme->metrics, KV_M_DISK_READ_BYTES, xfer->cls->stride);
 		kv_metric_observe_ns(nvme->metrics, KV_M_DISK_READ_TIME, kv_now_ns(nvme->env) - xfer->start_ns);
 	}
+	if (xfer->status == KV_OK) {
+		kvs_slot_verified(nvme, s);
+	}
 	if (xfer->status == KV_ERR_IO) {
 		if (s->flags & KVS_SLOT_ASIDE) { /* that it fails again says nothing of other slots */
 			kv_metric_add(nvme->metrics, KV_M_DISK_ERRORS, 1);
@@ -276,6 +301,7 @@ uint32_t kvs_nvme_poll(kvs_tier_t *tier, uint32_t max)
 	}
 	ran += kvs_commit_step(nvme);
 	kvs_aside_step(nvme);
+	kvs_verify_step(nvme);
 	kvs_lost_report(nvme);
 	kvs_change_step(nvme);
 	kvs_nvme_kick(nvme);

@@ -2,7 +2,6 @@
 #include "nvme_impl.h"
 
 #include <fcntl.h>
-#include <stdlib.h>
 #include <sys/stat.h>
 
 #define LOOK_NS      1000000000ull /* all files are looked at this often while there is work, */
@@ -208,28 +207,6 @@ kv_status_t kvs_nvme_readable(kvs_tier_t *tier, kvs_loc_t loc)
 	return s && (s->flags & KVS_SLOT_ASIDE) ? KV_ERR_IO : KV_OK;
 }
 
-/* Memory for a block of the class. 0: there is none. */
-static int mem_take(const kvs_nvme_t *nvme, const kvs_dclass_t *cls, kvs_mem_t *mem)
-{
-	const kvs_geometry_t *g = &cls->geometry;
-
-	*mem = (kvs_mem_t){.region = UINT32_MAX};
-	mem->leaves = kv_alloc(nvme->env, ((size_t)g->heads * g->leaves + g->heads) * sizeof *mem->leaves);
-	if (!mem->leaves || posix_memalign(&mem->data, KVS_PAGE, cls->payload_bytes) != 0) {
-		kv_free(nvme->env, mem->leaves);
-		return 0;
-	}
-	mem->roots = mem->leaves + (size_t)g->heads * g->leaves;
-
-	return 1;
-}
-
-static void mem_give(const kvs_nvme_t *nvme, const kvs_mem_t *mem)
-{
-	free(mem->data);
-	kv_free(nvme->env, mem->leaves);
-}
-
 static void reread_done(void *arg, kv_status_t status)
 {
 	kvs_nvme_t *nvme = arg;
@@ -239,7 +216,7 @@ static void reread_done(void *arg, kv_status_t status)
 	if (status == KV_ERR_CLOSED) {
 		return; /* the device may still write into the memory */
 	}
-	mem_give(nvme, &nvme->reread.mem);
+	kvs_mem_give(nvme, &nvme->reread.mem);
 	if (status == KV_ERR_CORRUPT && s) {
 		kvs_slot_lose(nvme, nvme->reread.loc.slot, s);
 	}
@@ -260,12 +237,12 @@ void kvs_aside_step(kvs_nvme_t *nvme)
 			due = i;
 		}
 	}
-	if (due == KVS_MAX_ASIDE || !mem_take(nvme, kvs_slot_class(nvme, nvme->aside[due].slot), &reread->mem)) {
+	if (due == KVS_MAX_ASIDE || !kvs_mem_take(nvme, kvs_slot_class(nvme, nvme->aside[due].slot), &reread->mem)) {
 		return;
 	}
 	reread->loc = (kvs_loc_t){nvme->aside[due].slot, kvs_slot_get(nvme, nvme->aside[due].slot)->gen};
 	reread->busy = kvs_load_submit(nvme, reread->loc, &reread->mem, reread_done, nvme) == KV_OK;
 	if (!reread->busy) {
-		mem_give(nvme, &reread->mem);
+		kvs_mem_give(nvme, &reread->mem);
 	}
 }

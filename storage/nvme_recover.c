@@ -154,6 +154,7 @@ static kv_status_t take_row(void *arg, const kvs_row_t *row)
 	nvme->free_slots--;
 	nvme->used_bytes += kvs_slot_class(nvme, row->slot)->stride;
 	if (nvme->rebuild) {
+		kvs_slot_found(nvme, s);
 		add_change(scan, row, 1);
 	}
 
@@ -334,18 +335,19 @@ static kv_status_t scan_rows(scan_t *scan)
 	return status;
 }
 
-/* The rows are all there, or the tier is read-only until they can be written. */
+/* The rows are all there, or the tier is read-only until they can be written. The mark comes when the blocks are verified. */
 static void finish_metadata(kvs_nvme_t *nvme, const scan_t *scan)
 {
-	kv_status_t status = KV_OK;
-
-	if (nvme->rebuild && !scan->unwritten) {
-		status = kvs_metadb_mark(nvme->db);
-	}
+	nvme->mark_owed = nvme->rebuild && !scan->unwritten;
 	if (kvs_metadb_fd(nvme->db) < 0) {
-		kvs_fault_raise(nvme, KVS_FAULT_META, "opening the metadata",
-				kv_status_text(status == KV_OK ? KV_ERR_IO : status));
+		kvs_fault_raise(nvme, KVS_FAULT_META, "opening the metadata", kv_status_text(KV_ERR_IO));
 	}
+	if (nvme->unverified > 0) {
+		kv_logf(nvme->env, KV_LOG_WARN, "nvme",
+			"blocks found by their headers are read before anything is acknowledged: %llu",
+			(unsigned long long)nvme->unverified);
+	}
+	kvs_commit_expect(nvme);
 }
 
 void kvs_recovery_free(kvs_nvme_t *nvme)

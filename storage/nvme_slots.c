@@ -73,6 +73,9 @@ void kvs_slot_move(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s, kvs_state_t
 	count_state(nvme, slot, s->state, -1);
 	s->state = (uint8_t)state;
 	count_state(nvme, slot, s->state, 1);
+	if (state == KVS_FREE || state == KVS_QUARANTINED) {
+		kvs_slot_verified(nvme, s);
+	}
 	if (s->flags & (KVS_SLOT_ROW | KVS_SLOT_STORED)) {
 		kvs_slot_dirty(nvme, slot, s);
 	}
@@ -235,6 +238,7 @@ void kvs_nvme_gauges(kvs_nvme_t *nvme)
 	kv_metric_set(nvme->metrics, KV_M_DISK_USED_BYTES, nvme->used_bytes);
 	kv_metric_set(nvme->metrics, KV_M_DISK_QUARANTINED_BYTES, nvme->quarantined_bytes);
 	kv_metric_set(nvme->metrics, KV_M_DISK_UNREADABLE, nvme->aside_count);
+	kv_metric_set(nvme->metrics, KV_M_DISK_UNVERIFIED, nvme->unverified);
 }
 
 /* Constants of a class from its record in the superblock. */

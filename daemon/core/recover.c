@@ -110,6 +110,11 @@ static kv_status_t recover_some(kvd_core_t *core, uint32_t max)
 		core->recovery.lending = 1;
 		return max == UINT32_MAX ? recover_some(core, max) : KV_PENDING;
 	}
+	/* No flush of this run has covered what was found: one does before it is acknowledged again. */
+	if (status == KV_OK && core->recovery.blocks > 0) {
+		core->stores++;
+		core->flush_due_ns = 1;
+	}
 	if (status != KV_PENDING) {
 		kv_logf(core->env, status == KV_OK ? KV_LOG_INFO : KV_LOG_ERROR, "core",
 			"blocks taken in from disk, blocks %llu refused %llu status %s",

@@ -406,6 +406,94 @@ static void p2_a_rebuild_leaves_damaged_headers_out(void **state)
 	}
 }
 
+/* A header proves that a write had begun. */
+static void p2_a_torn_block_that_a_rebuild_finds_is_lost_before_a_flush_ends(void **state)
+{
+	(void)state;
+	for (int engine = KVS_IO_URING; engine <= KVS_IO_THREADS; engine++) {
+		fixture_t f;
+		char path[256];
+		int fd;
+
+		make(&f);
+		snprintf(path, sizeof path, "%s/meta", f.dir);
+		kv_test_dir_remove(path);
+		fd = open_at(&f, "slots/0.0");
+		flip(fd, 16384 * 7 + 4096 + 100, 1); /* depth 8 */
+		close(fd);
+		f.config.engine = (kvs_io_engine_t)engine;
+		for (int i = 0; i < 2; i++) { /* what the first life has not read the second one does not believe */
+			memset(&f.metrics, 0, sizeof f.metrics);
+			fixture_begin(&f, &found);
+			assert_int_equal(found.count, BLOCKS);
+			assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_REBUILT), BLOCKS);
+			if (i == 0) {
+				fixture_close(&f);
+			}
+		}
+		assert_int_equal(flush_wait(f.tier), KV_OK);
+		assert_int_equal(f.lost, 1);
+		assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_UNVERIFIED), 0);
+		fixture_close(&f);
+		memset(&f.metrics, 0, sizeof f.metrics);
+		fixture_begin(&f, &found);
+		assert_int_equal(found.count, 7);
+		assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_REBUILT), 0);
+		assert_int_equal(flush_wait(f.tier), KV_OK);
+		assert_int_equal(read_all(&f), 7);
+		fixture_fini(&f);
+	}
+}
+
+static void lose_metadata(const fixture_t *f)
+{
+	char path[256];
+
+	snprintf(path, sizeof path, "%s/meta", f->dir);
+	kv_test_dir_remove(path);
+}
+
+/* A slot that is freed keeps its header. Its block may come back, once, as what it was; after a reset nothing of the old epoch does. */
+static void p1_a_rebuild_finds_freed_blocks_of_the_same_epoch_once_and_none_of_an_old_one(void **state)
+{
+	fixture_t f;
+	kvs_loc_t loc;
+
+	(void)state;
+	make(&f);
+	fixture_begin(&f, &found);
+	for (uint32_t depth = 9; depth <= BLOCKS; depth++) {
+		kvs_free(f.tier, found.loc[found_find(&found, 1, depth)]);
+	}
+	assert_int_equal(put_block(&f, &plain, 1, 9, &loc), KV_OK); /* a second copy, in another slot */
+	assert_int_equal(loc.slot, BLOCKS);
+	assert_int_equal(flush_wait(f.tier), KV_OK);
+	fixture_close(&f);
+	fixture_begin(&f, &found); /* the rows know */
+	assert_int_equal(found.count, 9);
+	fixture_close(&f);
+
+	lose_metadata(&f);
+	fixture_begin(&f, &found);
+	assert_int_equal(found.count, BLOCKS);
+	assert_int_equal(flush_wait(f.tier), KV_OK);
+	assert_int_equal(f.lost, 0);
+	assert_int_equal(read_all(&f), BLOCKS);
+	assert_int_equal(epoch_wait(f.tier, 2), KV_OK);
+	fixture_close(&f);
+
+	for (int i = 0; i < 2; i++) { /* by their headers, then by rows */
+		if (i == 0) {
+			lose_metadata(&f);
+		}
+		fixture_begin(&f, &found);
+		assert_int_equal(found.count, 0);
+		check_sums(&f);
+		fixture_close(&f);
+	}
+	fixture_fini(&f);
+}
+
 static void p2_a_rebuild_that_was_cut_short_is_done_again(void **state)
 {
 	fixture_t f;
@@ -525,6 +613,8 @@ int main(void)
 		cmocka_unit_test(p1_a_file_truncated_under_the_tier_is_not_served),
 		cmocka_unit_test(p2_lost_metadata_is_rebuilt_from_the_headers),
 		cmocka_unit_test(p2_a_rebuild_leaves_damaged_headers_out),
+		cmocka_unit_test(p2_a_torn_block_that_a_rebuild_finds_is_lost_before_a_flush_ends),
+		cmocka_unit_test(p1_a_rebuild_finds_freed_blocks_of_the_same_epoch_once_and_none_of_an_old_one),
 		cmocka_unit_test(p2_a_rebuild_that_was_cut_short_is_done_again),
 		cmocka_unit_test(p1_p6_damaged_metadata_costs_time_but_no_right_bytes),
 		cmocka_unit_test(p5_a_full_file_system_is_full_and_the_tier_goes_on),
