@@ -362,7 +362,7 @@ static kv_status_t take_in(kvd_host_t *host, kvd_attach_t *attach, uint64_t *p_w
 	return status;
 }
 
-static void timer_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
+static int timer_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
 {
 	kvd_attach_t *attach = (kvd_attach_t *)source;
 	kv_status_t status = KV_PENDING;
@@ -378,7 +378,7 @@ static void timer_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
 	}
 	if (status == KV_PENDING || status == KV_OK) {
 		set_timer(attach, status == KV_OK ? 0 : wait_ns);
-		return;
+		return 0;
 	}
 	set_timer(attach, 0);
 	kv_log(KV_LOG_ERROR, "io", "the disk tier was opened and could not be attached: %s", kv_status_text(status));
@@ -390,6 +390,8 @@ static void timer_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
 	if (start_thread(attach) != KV_OK) {
 		kv_log(KV_LOG_ERROR, "io", "the disk tier is not tried again: no thread");
 	}
+
+	return 0;
 }
 
 kv_status_t kvd_attach_begin(kvd_host_t *host, const char *reason)
@@ -402,7 +404,8 @@ kv_status_t kvd_attach_begin(kvd_host_t *host, const char *reason)
 	host->attach = attach;
 	attach->host = host;
 	attach->wait_ms = WAIT_MIN_MS;
-	attach->timer = (kvd_source_t){timer_ready, timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)};
+	attach->timer =
+		(kvd_source_t){.ready = timer_ready, .fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)};
 	attach->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	snprintf(attach->reason, sizeof attach->reason, "%s", reason);
 	show_state(host, KVS_HEALTH_OFF);

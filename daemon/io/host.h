@@ -3,9 +3,10 @@
  * One thread, the core loop (loop.c), owns all of it. Two other threads see only what is named here: the publisher (events.h) reads its own rings, and
  * the HTTP thread (http.h) reads `metrics`, counts there, and reads the three atomics of `health`.
  *
- *   loop.c      turns: wait, handle, tick, reap         request.c   one decoded request -> reply
+ *   loop.c      iterations: wait, handle, tick            request.c   one decoded request -> reply
  *   listener.c  one socket a namespace, accept          join.c      members, instances and their shared areas
  *   session.c   bytes <-> frames, limits, queues        space.c     SPACE_OPEN: identity, layout, groups
+ *   fair.c      which source is served next
  *   world.c     the core's way out: tiers, notices      document.c  STATUS, STATS, CHECK, CONFIG as JSON
  *   slabs.c     slabs that come and go                  pidfd.c     whose pidfd a member hands in
  *   events.c    publisher thread (zmtp.c: endpoints)    http.c      /metrics, /healthz, /readyz
@@ -17,6 +18,7 @@
 #include "core/core.h"
 #include "io/area.h"
 #include "io/events.h"
+#include "io/fair.h"
 #include "keeper.h"
 #include "kv/log.h"
 #include "kv/sock.h"
@@ -24,16 +26,9 @@
 
 #include <sys/types.h>
 
-typedef struct kvd_host kvd_host_t;
 typedef struct kvd_session kvd_session_t;
 typedef struct kvd_member_entry kvd_member_entry_t;
 typedef struct kvd_instance_entry kvd_instance_entry_t;
-
-/* Something epoll watches. `ready` runs in the core loop. */
-typedef struct kvd_source {
-	void (*ready)(kvd_host_t *host, struct kvd_source *source, uint32_t events);
-	int fd;
-} kvd_source_t;
 
 /* What one namespace has of what its sessions share, or may have. */
 typedef struct kvd_part {
@@ -49,7 +44,10 @@ typedef struct kvd_namespace {
 	uint32_t index;
 	int trusted; /* members may join unproved (members.trusted) */
 	kvd_part_t used;
+	kvd_flow_t flow; /* its listening socket, sessions and pidfds that are ready */
 	kvd_area_t mirror;
+	uint64_t refusal_logged_ns; /* when a refused frame had a log line */
+	uint64_t refusals_unlogged; /* since then */
 } kvd_namespace_t;
 
 /* What the HTTP thread may see. */
@@ -78,7 +76,9 @@ struct kvd_host {
 	kvd_source_t keeper;
 	kvd_source_t cpu_ready;
 	kvd_source_t disk_ready;
+	kvd_fair_t fair;                   /* sources of namespaces that are ready */
 	uint64_t look_ns;                  /* when spinning last looked at a socket */
+	uint64_t looked_ns;                /* when the last iteration looked at all sockets */
 	uint64_t busy_until_ns;            /* spin until then */
 	uint64_t hurried_until_ns;         /* sleeps have ended late: shorter ones until then */
 	uint64_t asked_ns;                 /* when the last turn with a request ended */
@@ -110,12 +110,13 @@ struct kvd_host {
 	kvd_session_t *sessions;
 	kvd_session_t *hot; /* looked at first while spinning */
 	uint32_t session_count;
-	uint32_t doomed_count;
+	kvd_session_t *expire_next; /* checked next for being too slow; NULL: a round is over */
 	uint64_t next_session;
 	size_t receive_bytes; /* of all receive buffers */
 	kvd_part_t part;      /* the most of each namespace */
 	uint32_t reserved;    /* operators' sessions beyond the part of their namespace */
 	kvd_member_entry_t *members[KVD_MEMBER_BUCKETS];
+	uint32_t drain_next;      /* bucket whose report rings are read next; 0: a round is over */
 	kvd_member_entry_t *gone; /* freed at the end of the turn */
 	kvd_instance_entry_t *instances;
 
@@ -141,6 +142,8 @@ void kvd_loop_change(kvd_host_t *host, kvd_source_t *source, uint32_t events);
 void kvd_loop_remove(kvd_host_t *host, kvd_source_t *source);
 /* Watch host->disk. */
 kv_status_t kvd_loop_disk(kvd_host_t *host);
+/* One iteration: wait at most wait_ns, handle a quantum of each namespace, tick. Returns how long the next one may wait. */
+uint64_t kvd_loop_iterate(kvd_host_t *host, uint64_t wait_ns);
 /* Until SIGTERM, SIGINT or the end of the keeper. */
 void kvd_loop_run(kvd_host_t *host);
 
@@ -192,10 +195,10 @@ kvd_session_t *kvd_entry_session(const kvd_member_entry_t *member);
 void kvd_entry_quiet(kvd_host_t *host, kvd_member_entry_t *member, const kv_msg_quiet_t *ask);
 /* The session of a member is at end of file. */
 void kvd_entry_session_ended(kvd_host_t *host, kvd_member_entry_t *member);
-/* Copy reports out of all rings, a bounded number each. */
-void kvd_entries_drain(kvd_host_t *host);
-/* Free members that have gone and the areas of instances the core has done with. */
-void kvd_entries_reap(kvd_host_t *host);
+/* Copy reports out of the rings, a bounded number each and a bounded number in all: the next call goes on. 1: it has to. */
+int kvd_entries_drain(kvd_host_t *host);
+/* Free some members that have gone and the areas of an instance the core has done with. 1: there may be more. */
+int kvd_entries_reap(kvd_host_t *host);
 void kvd_entries_fini(kvd_host_t *host);
 /* Members of a namespace, with and without a session; at most cap of them. Returns how many there are. */
 typedef struct kvd_mapper {

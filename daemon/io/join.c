@@ -14,6 +14,8 @@
 #define RING_RECORDS  1024u
 #define RING_OFFSET   4096u
 #define DRAIN_RECORDS 128u /* of one ring at a time */
+#define DRAIN_WORK    256u /* of all rings in a row: records, and four for a ring */
+#define REAPED_ONCE   8u   /* members freed in a row */
 
 struct kvd_instance_entry {
 	kvd_instance_entry_t *next;
@@ -158,10 +160,11 @@ static void drain_records(kvd_host_t *host, kvd_member_entry_t *member, uint64_t
 	}
 }
 
-static void drain(kvd_host_t *host, kvd_member_entry_t *member, uint32_t limit)
+/* Returns how many records there were. */
+static uint32_t drain(kvd_host_t *host, kvd_member_entry_t *member, uint32_t limit)
 {
 	kv_member_area_header_t *header = member->area.base;
-	uint64_t now = kv_now_ns(host->env), head = 0, dropped = 0;
+	uint64_t now = kv_now_ns(host->env), head = 0, dropped = 0, tail = member->tail;
 
 	if (stable_word(&header->dropped, &dropped)) {
 		uint64_t lost = dropped - member->dropped;
@@ -172,26 +175,33 @@ static void drain(kvd_host_t *host, kvd_member_entry_t *member, uint32_t limit)
 		member->dropped = dropped;
 		member->looked_ns = now;
 	}
-	if (!stable_word(&header->head, &head) || head == member->tail) {
-		return;
+	if (!stable_word(&header->head, &head) || head == tail) {
+		return 0;
 	}
-	if (head - member->tail > RING_RECORDS) {
+	if (head - tail > RING_RECORDS) {
 		kv_metric_add(&host->metrics, KV_M_BAD_REPORTS, 1);
-		member->tail = head;
+		member->tail = tail = head;
 	}
 	drain_records(host, member, head, limit);
 	atomic_store_explicit(&header->tail, member->tail, memory_order_release);
+
+	return (uint32_t)(member->tail - tail);
 }
 
-void kvd_entries_drain(kvd_host_t *host)
+int kvd_entries_drain(kvd_host_t *host)
 {
-	for (uint32_t i = 0; i < KVD_MEMBER_BUCKETS; i++) {
+	uint32_t work = 0, i = host->drain_next;
+
+	for (; i < KVD_MEMBER_BUCKETS && work < DRAIN_WORK; i++) {
 		for (kvd_member_entry_t *member = host->members[i]; member; member = member->next) {
 			if (member->session) {
-				drain(host, member, DRAIN_RECORDS);
+				work += 4 + drain(host, member, DRAIN_RECORDS);
 			}
 		}
 	}
+	host->drain_next = i < KVD_MEMBER_BUCKETS ? i : 0;
+
+	return host->drain_next != 0;
 }
 
 kv_status_t kvd_entry_staging(void *ctx, kvd_member_t id, uint64_t first, uint32_t words, uint64_t *out)
@@ -220,13 +230,14 @@ static void member_gone(kvd_host_t *host, kvd_member_entry_t *member)
 	*at = member->next;
 	member->ns->used.members--;
 	kv_ns_metric_set(&host->metrics, member->ns->id, KV_NM_MEMBERS, member->ns->used.members);
+	kvd_fair_remove(&member->source);
 	kvd_loop_remove(host, &member->source);
 	snprintf(name, sizeof name, "pidfd.%llu", (unsigned long long)member->id);
 	kvd_keeper_drop(host->setup->keeper_fd, name);
 	kvd_slabs_member_gone(host, member->id);
 	kvd_member_gone(host->core, member->id, member->fired);
 	kvd_world_commit(host);
-	/* epoll may have named it in this very turn: freed when the turn is over. */
+	/* Its pidfd may be what is being served: freed when the iteration is over. */
 	member->next = host->gone;
 	host->gone = member;
 }
@@ -298,7 +309,7 @@ void kvd_entry_quiet(kvd_host_t *host, kvd_member_entry_t *member, const kv_msg_
 
 void kvd_entry_session_ended(kvd_host_t *host, kvd_member_entry_t *member)
 {
-	drain(host, member, RING_RECORDS);
+	(void)drain(host, member, RING_RECORDS);
 	member->session = NULL;
 	if (member->fired || member->left) {
 		member_gone(host, member);
@@ -310,13 +321,13 @@ void kvd_entry_session_ended(kvd_host_t *host, kvd_member_entry_t *member)
 }
 
 /* The process has ended. What it has sent still counts: read its socket to the end first. */
-static void pidfd_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
+static int pidfd_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
 {
 	kvd_member_entry_t *member = (kvd_member_entry_t *)source;
 
 	(void)events;
 	if (member->fired) {
-		return;
+		return 0;
 	}
 	member->fired = 1;
 	kvd_loop_change(host, source, 0);
@@ -325,6 +336,8 @@ static void pidfd_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
 	} else {
 		member_gone(host, member);
 	}
+
+	return 0;
 }
 
 static void member_free(kvd_member_entry_t *member)
@@ -366,22 +379,21 @@ static void instance_gone(kvd_host_t *host, kvd_instance_t id)
 	}
 }
 
-void kvd_entries_reap(kvd_host_t *host)
+int kvd_entries_reap(kvd_host_t *host)
 {
-	kvd_instance_t ended[16];
-	uint32_t n;
+	kvd_instance_t ended;
+	uint32_t n = kvd_reaped(host->core, &ended, 1);
 
-	do {
-		n = kvd_reaped(host->core, ended, KV_COUNT_OF(ended));
-		for (uint32_t i = 0; i < n; i++) {
-			instance_gone(host, ended[i]);
-		}
-	} while (n == KV_COUNT_OF(ended));
-	while (host->gone) {
+	if (n > 0) {
+		instance_gone(host, ended);
+	}
+	for (uint32_t i = 0; i < REAPED_ONCE && host->gone; i++) {
 		kvd_member_entry_t *member = host->gone;
 		host->gone = member->next;
 		member_free(member);
 	}
+
+	return n > 0 || host->gone != NULL;
 }
 
 void kvd_entries_fini(kvd_host_t *host)
@@ -486,7 +498,7 @@ static kv_status_t member_open(kvd_host_t *host, kvd_call_t *call, const kvd_joi
 	if (!member) {
 		return KV_ERR_NOMEM;
 	}
-	member->source = (kvd_source_t){pidfd_ready, call->fds[0]};
+	member->source = (kvd_source_t){.ready = pidfd_ready, .fd = call->fds[0], .flow = &call->session->ns->flow};
 	member->area = KVD_AREA_NONE;
 	member->ns = call->session->ns;
 	status = member_area(host->options, &call->ask->join, member);

@@ -13,11 +13,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define BACKLOG        256
-#define ACCEPTS_A_TURN 16
-#define REST_NS        UINT64_C(100000000)
-#define OWN_FDS        128u /* of the daemon itself, and ... */
-#define OWN_FDS_OF_ONE 8u   /* ... of a namespace: its socket, its mirror, its endpoints */
+#define BACKLOG         256
+#define SPARED_IN_A_ROW 16 /* connections looked at for an operator's, when there are no descriptors */
+#define REST_NS         UINT64_C(100000000)
+#define OWN_FDS         128u /* of the daemon itself, and ... */
+#define OWN_FDS_OF_ONE  8u   /* ... of a namespace: its socket, its mirror, its endpoints */
 
 /* ---- without descriptors --------------------------------------------------------------------------------------------- */
 
@@ -80,29 +80,33 @@ void kvd_listeners_resume(kvd_host_t *host)
 	}
 }
 
-static void listener_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
+/* One connection. */
+static int listener_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
 {
 	kvd_namespace_t *ns = (kvd_namespace_t *)source;
-	int lack = 0;
+	int fd, lack;
 
 	(void)events;
-	for (int i = 0; i < ACCEPTS_A_TURN; i++) {
-		int fd = accept4(source->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+	if (host->accept_paused) {
+		return 0;
+	}
+	if (source->silent) {
+		kvd_loop_change(host, source, EPOLLIN);
+	}
+	fd = accept4(source->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+	if (fd >= 0) {
+		kvd_session_open(host, ns, fd);
+		return 1;
+	}
+	lack = errno;
+	if (lack != EMFILE && lack != ENFILE && lack != ENOBUFS && lack != ENOMEM) {
+		return lack == EINTR || lack == ECONNABORTED;
+	}
+	for (int i = 0; i < SPARED_IN_A_ROW && accept_with_spare(host, ns); i++) {
+	}
+	pause_accepting(host, lack);
 
-		if (fd >= 0) {
-			kvd_session_open(host, ns, fd);
-		} else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-			lack = errno;
-			if (!accept_with_spare(host, ns)) {
-				break;
-			}
-		} else if (errno != EINTR && errno != ECONNABORTED) {
-			break;
-		}
-	}
-	if (lack) {
-		pause_accepting(host, lack);
-	}
+	return 0;
 }
 
 static kv_status_t namespace_open(kvd_host_t *host, kvd_namespace_t *ns, const char *word, size_t len)
@@ -207,6 +211,7 @@ static kv_status_t listen_one(kvd_host_t *host, kvd_namespace_t *ns, char *detai
 	}
 	(void)kv_sock_ask_sender(ns->source.fd); /* for what is sent before we accept */
 	ns->source.ready = listener_ready;
+	ns->source.flow = &ns->flow;
 
 	return kvd_loop_add(host, &ns->source, EPOLLIN);
 }

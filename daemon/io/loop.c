@@ -1,4 +1,4 @@
-/* The core loop: one thread, epoll, turns. */
+/* The core loop: one thread, epoll, iterations. */
 #include "io/session.h"
 
 #include "kvs/pool.h"
@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define EVENTS       64
+#define EVENTS       256
 #define SPIN_LOOKS   4u /* direct looks at the hot session for one at everybody */
 #define DRAIN_NS     UINT64_C(10000000)
 #define SECOND_NS    UINT64_C(1000000000)
@@ -40,6 +40,7 @@ void kvd_loop_change(kvd_host_t *host, kvd_source_t *source, uint32_t events)
 {
 	struct epoll_event event = {.events = events, .data.ptr = source};
 
+	source->silent = 0;
 	if (epoll_ctl(host->epoll_fd, EPOLL_CTL_MOD, source->fd, &event) != 0) {
 		kv_log(KV_LOG_ERROR, "io", "cannot change how a descriptor is watched: error \"%s\"", strerror(errno));
 	}
@@ -75,7 +76,7 @@ static void reload(kvd_host_t *host)
 	kv_metric_set(&host->metrics, KV_M_CONFIG_DIFFERS, differs[0] != '\0');
 }
 
-static void signal_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
+static int signal_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
 {
 	struct signalfd_siginfo info;
 
@@ -88,9 +89,11 @@ static void signal_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events
 			host->stop = 1;
 		}
 	}
+
+	return 0;
 }
 
-static void keeper_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
+static int keeper_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
 {
 	char byte;
 
@@ -100,19 +103,23 @@ static void keeper_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events
 		host->stop = 1;
 		kvd_loop_remove(host, source);
 	}
+
+	return 0;
 }
 
 /* The core looks after its tiers in every turn; this only ends the sleep. */
-static void tier_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
+static int tier_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
 {
 	(void)host;
 	(void)source;
 	(void)events;
+
+	return 0;
 }
 
 static kv_status_t add_tier(kvd_host_t *host, kvd_source_t *source, kvs_tier_t *tier)
 {
-	*source = (kvd_source_t){tier_ready, tier ? kvs_event_fd(tier) : -1};
+	*source = (kvd_source_t){.ready = tier_ready, .fd = tier ? kvs_event_fd(tier) : -1};
 
 	return source->fd >= 0 ? kvd_loop_add(host, source, EPOLLIN) : KV_OK;
 }
@@ -133,13 +140,13 @@ kv_status_t kvd_loop_init(kvd_host_t *host)
 	sigaddset(&set, SIGHUP);
 	sigprocmask(SIG_BLOCK, &set, NULL);
 	host->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-	host->signals = (kvd_source_t){signal_ready, signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK)};
+	host->signals = (kvd_source_t){.ready = signal_ready, .fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK)};
 	if (host->epoll_fd < 0 || host->signals.fd < 0) {
 		kv_log(KV_LOG_ERROR, "io", "no event loop: error \"%s\"", strerror(errno));
 		return KV_ERR_LIMIT;
 	}
 	status = kvd_loop_add(host, &host->signals, EPOLLIN);
-	host->keeper = (kvd_source_t){keeper_ready, host->setup->keeper_fd};
+	host->keeper = (kvd_source_t){.ready = keeper_ready, .fd = host->setup->keeper_fd};
 	if (status == KV_OK && host->keeper.fd >= 0) {
 		status = kvd_loop_add(host, &host->keeper, EPOLLIN);
 	}
@@ -163,7 +170,7 @@ void kvd_loop_fini(kvd_host_t *host)
 	}
 }
 
-/* ---- a turn ---------------------------------------------------------------------------------------------------------- */
+/* ---- an iteration ----------------------------------------------------------------------------------------------------- */
 
 static int sleep_for(kvd_host_t *host, struct epoll_event *events, uint64_t ns)
 {
@@ -181,9 +188,12 @@ static int sleep_for(kvd_host_t *host, struct epoll_event *events, uint64_t ns)
 static int spin(kvd_host_t *host, struct epoll_event *events, uint64_t until_ns)
 {
 	while ((host->look_ns = kv_now_ns(host->env)) < until_ns) {
-		for (uint32_t i = 0; i < SPIN_LOOKS && host->hot && !host->hot->doomed; i++) {
-			kvd_session_read(host, host->hot);
-			if (host->frames > 0 || host->doomed_count > 0) {
+		for (uint32_t i = 0; i < SPIN_LOOKS && host->hot; i++) {
+			host->hot->source.since_ns = host->look_ns;
+			if (kvd_session_read(host, host->hot)) {
+				kvd_fair_add(&host->fair, &host->hot->source, 0, host->look_ns);
+			}
+			if (host->frames > 0 || kvd_fair_waits(&host->fair)) {
 				return 0;
 			}
 		}
@@ -208,7 +218,7 @@ static int wait_for_events(kvd_host_t *host, struct epoll_event *events, uint64_
 		uint64_t until = now + wait_ns < host->busy_until_ns ? now + wait_ns : host->busy_until_ns;
 		int n = spin(host, events, until);
 
-		if (n > 0 || host->frames > 0 || host->doomed_count > 0) {
+		if (n > 0 || host->frames > 0 || kvd_fair_waits(&host->fair)) {
 			return n;
 		}
 		now = kv_now_ns(host->env) - now;
@@ -224,15 +234,17 @@ static void every_second(kvd_host_t *host, uint64_t now)
 	kv_metric_set(&host->metrics, KV_M_LOG_DROPPED, kv_log_dropped());
 }
 
-static void housekeeping(kvd_host_t *host)
+/* 1: something goes on in the next iteration. */
+static int housekeeping(kvd_host_t *host)
 {
 	uint64_t now = kv_now_ns(host->env);
+	int more = 0;
 
 	atomic_store_explicit(&host->health.turn_ns, now, memory_order_relaxed);
 	if (now >= host->next_drain_ns) {
-		host->next_drain_ns = now + DRAIN_NS;
-		kvd_entries_drain(host);
-		kvd_sessions_expire(host, now);
+		more = host->expire_next ? 0 : kvd_entries_drain(host);
+		more = more ? more : kvd_sessions_expire(host, now);
+		host->next_drain_ns = more ? now : now + DRAIN_NS;
 	}
 	if (now >= host->next_second_ns) {
 		host->next_second_ns = now + SECOND_NS;
@@ -241,6 +253,8 @@ static void housekeeping(kvd_host_t *host)
 	if (host->accept_paused && now >= host->accept_again_ns) {
 		kvd_listeners_resume(host);
 	}
+
+	return kvd_entries_reap(host) || more;
 }
 
 /* How long to look for the next request: twice the gap that requests have lately had, if that is within the option; else a moment for the
@@ -267,30 +281,49 @@ static uint64_t longest_sleep(kvd_host_t *host, uint64_t slept_ns, uint64_t wait
 	return now < host->hurried_until_ns ? HURRIED_NS : HEARTBEAT_NS;
 }
 
-/* Returns how long the next turn may sleep. */
-static uint64_t turn(kvd_host_t *host, uint64_t wait_ns)
+/* What is still queued from an earlier iteration would be reported again and again, before what has just come: once more, then not until it is served. */
+static void silence(kvd_host_t *host, kvd_source_t *source)
+{
+	kvd_loop_change(host, source, EPOLLIN | EPOLLONESHOT);
+	source->silent = 1;
+}
+
+/* `since`: when the sockets were looked at before. */
+static void take_events(kvd_host_t *host, const struct epoll_event *events, int n, uint64_t since)
+{
+	for (int i = 0; i < n; i++) {
+		kvd_source_t *source = events[i].data.ptr;
+
+		if (!source->flow) {
+			(void)source->ready(host, source, events[i].events);
+			continue;
+		}
+		if (source->queued && !source->silent) {
+			silence(host, source);
+		}
+		kvd_fair_add(&host->fair, source, events[i].events, since);
+	}
+}
+
+uint64_t kvd_loop_iterate(kvd_host_t *host, uint64_t wait_ns)
 {
 	struct epoll_event events[EVENTS];
-	uint64_t slept = kv_now_ns(host->env), start, next, longest;
-	int n, backlog;
+	uint64_t slept = kv_now_ns(host->env), before = host->looked_ns, start, next, longest;
+	int n, more;
 
 	host->frames = 0;
+	host->looked_ns = slept;
 	n = wait_for_events(host, events, wait_ns);
 	start = host->frames > 0 ? host->look_ns : kv_now_ns(host->env);
 	longest = longest_sleep(host, start - slept, wait_ns, start);
-	for (int i = 0; i < n; i++) {
-		kvd_source_t *source = events[i].data.ptr;
-		source->ready(host, source, events[i].events);
-	}
-	backlog = kvd_sessions_backlog(host);
+	take_events(host, events, n, wait_ns > 0 ? start : before);
+	kvd_fair_serve(&host->fair, host, host->env);
 	next = kvd_core_tick(host->core);
 	kvd_world_commit(host);
 	kvs_pool_ahead(host->cpu, start < host->asked_ns + QUIET_NS);
 	kvd_slabs_turn(host);
 	kvd_slabs_sync(host);
-	housekeeping(host);
-	kvd_sessions_reap(host);
-	kvd_entries_reap(host);
+	more = housekeeping(host);
 
 	uint64_t end = kv_now_ns(host->env);
 	if (host->frames > 0) {
@@ -300,7 +333,7 @@ static uint64_t turn(kvd_host_t *host, uint64_t wait_ns)
 	if (end - start > STALL_NS) {
 		kv_metric_add(&host->metrics, KV_M_LOOP_STALLS, 1);
 	}
-	if (backlog) {
+	if (more || kvd_fair_waits(&host->fair)) {
 		return 0;
 	}
 
@@ -328,7 +361,7 @@ void kvd_loop_run(kvd_host_t *host)
 		take_realtime();
 	}
 	while (!host->stop) {
-		wait_ns = turn(host, wait_ns);
+		wait_ns = kvd_loop_iterate(host, wait_ns);
 	}
 	atomic_store(&host->health.stopping, 1);
 }

@@ -123,7 +123,7 @@ static int is_fatal(kv_status_t status)
 kv_status_t kvd_request_frame(kvd_host_t *host, kvd_session_t *session, const kv_frame_header_t *header,
 			      const uint8_t *body)
 {
-	uint64_t start = kv_now_ns(host->env);
+	uint64_t start = kv_now_ns(host->env), now;
 	const kv_request_t *request = kv_request_find(header->code);
 	const kv_field_t *bad = NULL;
 	kvd_call_t call = {.session = session,
@@ -158,7 +158,9 @@ kv_status_t kvd_request_frame(kvd_host_t *host, kvd_session_t *session, const kv
 	if (header->code == KV_CODE_JOIN && status == KV_OK) {
 		kvd_slabs_greet(host, session);
 	}
-	kv_metric_observe_ns(&host->metrics, KV_M_REQUEST_TIME, kv_now_ns(host->env) - start);
+	now = kv_now_ns(host->env);
+	kv_metric_observe_ns(&host->metrics, KV_M_REQUEST_TIME, now - start);
+	kv_metric_observe_ns(&host->metrics, KV_M_ANSWER_TIME, now - session->source.since_ns);
 
 	return KV_OK;
 }

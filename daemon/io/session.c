@@ -10,8 +10,10 @@
 #define IN_SMALL 16384u
 #define IN_KEEP  262144u /* a larger buffer is given back when it is empty */
 #define HEADER   sizeof(kv_frame_header_t)
+#define EXPIRES  64u                 /* sessions looked at in a row */
+#define LOG_NS   UINT64_C(100000000) /* between two lines about refused frames of one namespace */
 
-static void session_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events);
+static int session_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events);
 
 /* ---- birth and death ------------------------------------------------------------------------------------------------- */
 
@@ -88,14 +90,16 @@ static void count_out(kvd_host_t *host, const kvd_session_t *session)
 void kvd_session_open(kvd_host_t *host, kvd_namespace_t *ns, int fd)
 {
 	kvd_session_t *session = calloc(1, sizeof *session);
+	struct ucred peer;
 
 	if (!session) {
 		goto err_close;
 	}
-	session->source = (kvd_source_t){session_ready, fd};
+	peer = peer_of(fd);
+	session->source = (kvd_source_t){.ready = session_ready, .fd = fd, .flow = &ns->flow};
 	session->ns = ns;
-	session->pid = peer_of(fd).pid;
-	session->uid = peer_of(fd).uid;
+	session->pid = peer.pid;
+	session->uid = peer.uid;
 	session->in = has_room(host, session) ? malloc(IN_SMALL) : NULL;
 	if (!session->in) {
 		goto err_free;
@@ -131,10 +135,8 @@ err_close:
 
 void kvd_session_doom(kvd_host_t *host, kvd_session_t *session)
 {
-	if (!session->doomed) {
-		session->doomed = 1;
-		host->doomed_count++;
-	}
+	session->doomed = 1;
+	kvd_fair_add(&host->fair, &session->source, 0, 0);
 }
 
 static void close_fds(kvd_session_t *session)
@@ -152,6 +154,10 @@ static void session_free(kvd_host_t *host, kvd_session_t *session)
 	if (host->hot == session) {
 		host->hot = NULL;
 	}
+	if (host->expire_next == session) {
+		host->expire_next = session->next;
+	}
+	kvd_fair_remove(&session->source);
 	if (session->prev) {
 		session->prev->next = session->next;
 	} else {
@@ -173,33 +179,18 @@ static void session_free(kvd_host_t *host, kvd_session_t *session)
 	free(session);
 }
 
-void kvd_sessions_reap(kvd_host_t *host)
+static void session_end(kvd_host_t *host, kvd_session_t *session)
 {
-	kvd_session_t *next;
-
-	if (host->doomed_count == 0) {
-		return;
+	if (session->member) {
+		kvd_entry_session_ended(host, session->member);
 	}
-	for (kvd_session_t *session = host->sessions; session; session = next) {
-		next = session->next;
-		if (session->doomed) {
-			if (session->member) {
-				kvd_entry_session_ended(host, session->member);
-			}
-			session_free(host, session);
-			host->doomed_count--; /* what others are told of its end may have doomed one of them: the next turn's */
-		}
-	}
-	kvd_listeners_resume(host);
+	session_free(host, session);
 }
 
 void kvd_sessions_fini(kvd_host_t *host)
 {
 	while (host->sessions) {
-		if (host->sessions->member) {
-			kvd_entry_session_ended(host, host->sessions->member);
-		}
-		session_free(host, host->sessions);
+		session_end(host, host->sessions);
 	}
 }
 
@@ -328,6 +319,24 @@ void kvd_session_forget(kvd_session_t *session, const int fds[2])
 
 /* ---- input ----------------------------------------------------------------------------------------------------------- */
 
+/* A line is written at once, and a namespace can have any number of frames refused. */
+static void log_refusal(kvd_host_t *host, kvd_session_t *session, kv_status_t status)
+{
+	kvd_namespace_t *ns = session->ns;
+	uint64_t now = kv_now_ns(host->env);
+
+	if (now - ns->refusal_logged_ns < LOG_NS) {
+		ns->refusals_unlogged++;
+		return;
+	}
+	kv_log(KV_LOG_INFO, "io",
+	       "a session is closed over a frame: session %llu program %s why \"%s\" namespace %s unlogged %llu",
+	       (unsigned long long)session->id, session->program, kv_status_text(status), ns->name,
+	       (unsigned long long)ns->refusals_unlogged);
+	ns->refusal_logged_ns = now;
+	ns->refusals_unlogged = 0;
+}
+
 /* The peer has broken the protocol, or there is no room for its frame: count, say why if its header can be trusted, end. */
 static void refuse(kvd_host_t *host, kvd_session_t *session, const kv_frame_header_t *header, kv_status_t status)
 {
@@ -337,8 +346,7 @@ static void refuse(kvd_host_t *host, kvd_session_t *session, const kv_frame_head
 							: KV_M_FRAMES_BAD;
 
 	kv_metric_add(&host->metrics, metric, 1);
-	kv_log(KV_LOG_INFO, "io", "a session is closed over a frame: session %llu program %s why \"%s\"",
-	       (unsigned long long)session->id, session->program, kv_status_text(status));
+	log_refusal(host, session, status);
 	if (header && header->magic == KV_WIRE_MAGIC) {
 		kvd_call_t call = {.session = session, .header = header, .reply_fds = {-1, -1, -1}};
 
@@ -376,16 +384,19 @@ static kv_status_t look(const kvd_session_t *session, kv_frame_header_t *header,
 	return have < *p_need ? KV_PENDING : KV_OK;
 }
 
-/* Handle whole frames, at most *p_budget. KV_OK: there are more; KV_PENDING: all are done, `need` bytes make the next. */
-static kv_status_t take_frames(kvd_host_t *host, kvd_session_t *session, uint32_t *p_budget, size_t *p_need)
+/* Handle whole frames until the quantum is over, at least one and at most *p_left. KV_OK: there are more; KV_PENDING: all are done, `need` bytes make the
+ * next. */
+static kv_status_t take_frames(kvd_host_t *host, kvd_session_t *session, uint32_t *p_left, size_t *p_need)
 {
+	const uint64_t limit = host->options->limits_frames_turn;
 	kv_frame_header_t header = {0};
 	kv_status_t status;
 
-	while ((status = look(session, &header, p_need)) == KV_OK && *p_budget > 0) {
+	while ((status = look(session, &header, p_need)) == KV_OK && *p_left > 0 &&
+	       (*p_left == limit || kv_now_ns(host->env) < host->fair.until_ns)) {
 		const uint8_t *body = session->in + session->in_off + HEADER;
 
-		(*p_budget)--;
+		(*p_left)--;
 		host->frames++;
 		status = kvd_request_frame(host, session, &header, body);
 		session->in_off += *p_need;
@@ -498,89 +509,87 @@ static void settle(kvd_host_t *host, kvd_session_t *session)
 	}
 }
 
-void kvd_session_read(kvd_host_t *host, kvd_session_t *session)
+/* The buffer cannot be filled: the peer has ended, or what it sends is not taken. */
+static void stop_reading(kvd_host_t *host, kvd_session_t *session, kv_status_t status, size_t need)
 {
-	uint32_t budget = (uint32_t)host->options->limits_frames_turn;
-	size_t need = HEADER;
-	kv_status_t more = KV_PENDING;
+	kv_frame_header_t header = {0};
 
-	if (session->backlog) {
-		session->backlog = 0;
-		more = take_frames(host, session, &budget, &need);
+	if (status == KV_ERR_CLOSED) {
+		end_of_file(host, session);
+		return;
 	}
-	while (more == KV_PENDING) {
-		kv_status_t status = make_room(host, session, need);
+	memcpy(&header, session->in + session->in_off,
+	       need > HEADER ? HEADER : 0); /* known as soon as it asks for room */
+	refuse(host, session, &header, status);
+}
 
-		if (status == KV_OK) {
-			status = fill(session);
-		}
-		if (status != KV_OK && status != KV_PENDING) {
-			if (status == KV_ERR_CLOSED) {
-				end_of_file(host, session);
-			} else {
-				kv_frame_header_t header = {0};
+int kvd_session_read(kvd_host_t *host, kvd_session_t *session)
+{
+	uint32_t left = (uint32_t)host->options->limits_frames_turn;
+	size_t need = HEADER;
+	kv_status_t filled = KV_PENDING, more = take_frames(host, session, &left, &need);
 
-				memcpy(&header, session->in + session->in_off,
-				       need > HEADER ? HEADER : 0); /* known as soon as it asks for room */
-				refuse(host, session, &header, status);
-			}
-			return;
+	if (more == KV_PENDING) {
+		filled = make_room(host, session, need);
+		filled = filled == KV_OK ? fill(session) : filled;
+		if (filled != KV_OK && filled != KV_PENDING) {
+			stop_reading(host, session, filled, need);
+			return 0;
 		}
-		more = take_frames(host, session, &budget, &need);
-		if (status == KV_PENDING) {
-			break;
-		}
+		more = take_frames(host, session, &left, &need);
 	}
 	if (session->doomed) {
-		return;
+		return 0;
 	}
 	session->backlog = more == KV_OK;
 	if (more == KV_PENDING) {
 		settle(host, session);
 	}
+
+	return session->backlog || filled == KV_OK;
 }
 
-static void session_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
+static int session_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
 {
 	kvd_session_t *session = (kvd_session_t *)source;
+	int more = 0;
 
 	if (session->doomed) {
-		return;
+		session_end(host, session);
+		kvd_listeners_resume(host);
+		return 0;
+	}
+	if (source->silent) {
+		kvd_loop_change(host, source, session->out ? EPOLLIN | EPOLLOUT : EPOLLIN);
 	}
 	if (events & EPOLLOUT) {
 		flush_out(host, session);
 	}
-	if (events & (EPOLLIN | EPOLLHUP | EPOLLERR) && !session->backlog && !session->doomed) {
-		kvd_session_read(host, session);
+	if (!session->doomed && (events != EPOLLOUT || session->backlog)) {
+		more = kvd_session_read(host, session);
 		host->hot = session;
 	}
+
+	return more && !session->doomed;
 }
 
-int kvd_sessions_backlog(kvd_host_t *host)
+int kvd_sessions_expire(kvd_host_t *host, uint64_t now_ns)
 {
-	int left = 0;
+	kvd_session_t *session = host->expire_next ? host->expire_next : host->sessions;
 
-	for (kvd_session_t *session = host->sessions; session; session = session->next) {
-		if (session->backlog && !session->doomed) {
-			kvd_session_read(host, session);
-			left |= session->backlog;
-		}
-	}
-
-	return left;
-}
-
-void kvd_sessions_expire(kvd_host_t *host, uint64_t now_ns)
-{
-	for (kvd_session_t *session = host->sessions; session; session = session->next) {
+	for (uint32_t i = 0; i < EXPIRES && session; i++, session = session->next) {
 		int slow_hello = session->state == KVD_SESSION_NEW &&
 				 now_ns - session->opened_ns > host->options->limits_hello_time;
 		int slow_frame = session->partial_ns != 0 && now_ns > session->partial_ns &&
 				 now_ns - session->partial_ns > host->options->limits_frame_time;
 
-		if (!session->doomed && !session->backlog && (slow_hello || slow_frame)) {
+		/* What is queued waits for us. */
+		if (!session->doomed && !session->source.queued && (slow_hello || slow_frame)) {
 			kv_metric_add(&host->metrics, KV_M_IDLE_CLOSED, 1);
 			kvd_session_doom(host, session);
 		}
 	}
+	host->expire_next = session;
+
+	return session != NULL;
 }

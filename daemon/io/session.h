@@ -2,8 +2,8 @@
  *
  *   NEW --HELLO--> OPEN --JOIN--> OPEN as a member          any --bad frame, overflow, end of file--> doomed
  *
- * NEW: a body of at most 64 KiB, one second, one request. A doomed session handles nothing more and is freed at the end of the turn, so that no call
- * frame below still holds it. Output that the socket does not take at once waits in a bounded queue; input waits in a bounded buffer that grows
+ * NEW: a body of at most 64 KiB, one second, one request. A doomed session handles nothing more and is freed when its namespace is served
+ * next (fair.h), so that no call frame below still holds it. Output that the socket does not take at once waits in a bounded queue; input waits in a bounded buffer that grows
  * with the bytes that have come, never with what a header claims.
  */
 #ifndef KVD_IO_SESSION_H
@@ -43,7 +43,7 @@ struct kvd_session {
 	uint32_t fd_count;
 	pid_t fds_sender;    /* process that sent them (kv_sock_extra_t) */
 	uint64_t partial_ns; /* since when a frame is incomplete; 0: none is */
-	int backlog;         /* whole frames are left for the next turn */
+	int backlog;         /* whole frames are left for the next piece */
 
 	kvd_out_t *out, **out_tail;
 	size_t out_bytes;
@@ -53,8 +53,8 @@ struct kvd_session {
 
 /* Take a connected socket over. On failure it is closed. */
 void kvd_session_open(kvd_host_t *host, kvd_namespace_t *ns, int fd);
-/* Read what is there and handle at most a turn's share of frames. */
-void kvd_session_read(kvd_host_t *host, kvd_session_t *session);
+/* One receive, and at most a quantum's frames. 1: there may be more. */
+int kvd_session_read(kvd_host_t *host, kvd_session_t *session);
 /* Queue one frame. fds (borrowed, -1 ends the list) or NULL. */
 void kvd_session_send(kvd_host_t *host, kvd_session_t *session, const kv_frame_header_t *header, const uint8_t *body,
 		      const int *fds);
@@ -63,14 +63,10 @@ void kvd_session_forget(kvd_session_t *session, const int fds[2]);
 /* Is the peer root or the daemon's own user? */
 int kvd_session_is_operator(const kvd_session_t *session);
 int kvd_peer_is_operator(int fd);
-/* End it at the end of this turn. */
+/* End it when its namespace is served next. */
 void kvd_session_doom(kvd_host_t *host, kvd_session_t *session);
-/* Sessions with whole frames left over: their share of this turn. Returns 1 when some still have. */
-int kvd_sessions_backlog(kvd_host_t *host);
-/* Close those that keep us waiting. */
-void kvd_sessions_expire(kvd_host_t *host, uint64_t now_ns);
-/* Free the doomed. */
-void kvd_sessions_reap(kvd_host_t *host);
+/* Close those that keep us waiting, looking at a bounded number: the next call goes on. 1: it has to. */
+int kvd_sessions_expire(kvd_host_t *host, uint64_t now_ns);
 void kvd_sessions_fini(kvd_host_t *host);
 
 /* ---- request.c --------------------------------------------------------------------------------------------------------- */

@@ -4,7 +4,7 @@
  * Byte 0: bit 0 says HELLO first, bit 1 joins too, bit 2 opens a space. Then pieces: a length byte (0: 256; bit 7 set on the next byte sends a
  * descriptor along), then so many bytes. A piece whose second byte is 0x40 is a request frame made around the rest: code, then its body.
  */
-#include "io/session.h"
+#include "daemon/host.h"
 
 #include "kvs/pool.h"
 
@@ -17,47 +17,22 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static kvd_setup_t setup_;
 static kvd_host_t *host_;
 static int null_, self_;
 
 static void host_open(void)
 {
-	static const char *const args[] = {"--cpu.size=4MiB",        "--cpu.slab_size=1MiB", "--cpu.prefault=off",
-					   "--cpu.huge_pages=off",   "--http.listen=off",    "--log.level=error",
-					   "--index.max_blocks=1024"};
-	char *argv[KV_COUNT_OF(args) + 2] = {"kvd"}, *none[] = {NULL}, detail[256];
-	kv_option_error_t error;
-
-	for (size_t i = 0; i < KV_COUNT_OF(args); i++) {
-		argv[i + 1] = (char *)(uintptr_t)args[i];
-	}
-	kv_assert(kvd_setup_read((int)KV_COUNT_OF(args) + 1, argv, none, &setup_, &error) == KV_OK);
-	kv_log_set_level(KV_LOG_ERROR);
-	host_ = calloc(1, sizeof *host_);
-	kv_assert(host_);
-	host_->setup = &setup_;
-	host_->options = &setup_.options;
-	host_->env = &kv_env_posix;
-	host_->incarnation = 1;
-	host_->frame = malloc(KVD_FRAME_SCRATCH);
-	host_->text = malloc(KVD_TEXT_SCRATCH);
-	kv_assert(kvd_world_open(host_, detail, sizeof detail) == KV_OK);
-	kv_assert(kvd_world_core(host_, detail, sizeof detail) == KV_OK);
-	kv_assert(kvd_loop_init(host_) == KV_OK);
-	host_->namespace_count = 1;
-	host_->part = (kvd_part_t){UINT32_MAX, UINT32_MAX, UINT32_MAX, setup_.options.limits_receive};
-	host_->namespaces = calloc(1, sizeof *host_->namespaces);
-	kv_assert(host_->namespaces);
-	strcpy(host_->namespaces->name, "fuzz");
-	kv_assert(kvd_area_create("mirror", kvd_mirror_bytes(&host_->core_config), KVD_AREA_DAEMON,
-				  &host_->namespaces->mirror) == KV_OK);
-	kv_assert(kvd_namespace_add(host_->core, "fuzz", host_->namespaces->mirror.base, &host_->namespaces->id) ==
-		  KV_OK);
-	kv_assert(kvd_core_recover(host_->core) == KV_OK);
+	host_ = host_make(&kv_env_posix, "fuzz");
 	null_ = open("/dev/null", O_RDONLY | O_CLOEXEC);
 	self_ = (int)syscall(SYS_pidfd_open, getpid(), 0);
 	kv_assert(null_ >= 0 && self_ >= 0);
+}
+
+/* A quantum of the only session, as if epoll had named it. */
+static void serve(void)
+{
+	kvd_fair_add(&host_->fair, &host_->sessions->source, 0, 0);
+	kvd_fair_serve(&host_->fair, host_, host_->env);
 }
 
 /* One turn of the loop for the only session, and throw away what it has sent. */
@@ -70,16 +45,16 @@ static void turn(int peer)
 
 	for (int i = 0; i < 64 && host_->sessions && !host_->sessions->doomed; i++) {
 		uint64_t before = host_->sessions->requests;
-		kvd_session_read(host_, host_->sessions);
+		serve();
 		kvd_core_tick(host_->core);
 		kvd_slabs_sync(host_);
-		if (host_->sessions->requests == before && !host_->sessions->backlog) {
+		if (!host_->sessions || (host_->sessions->requests == before && !host_->sessions->backlog)) {
 			break;
 		}
 	}
-	kvd_sessions_reap(host_);
-	kvd_entries_drain(host_);
-	kvd_entries_reap(host_);
+	kvd_fair_serve(&host_->fair, host_, host_->env);
+	(void)kvd_entries_drain(host_);
+	(void)kvd_entries_reap(host_);
 	while (kv_sock_recv(peer, bytes, sizeof bytes, &len, fds, &count) == KV_OK) {
 		for (uint32_t i = 0; i < count && count <= KV_WIRE_MAX_FDS; i++) {
 			close(fds[i]);
@@ -167,7 +142,8 @@ static void bury(void)
 			pidfd->ready(host_, pidfd, 0);
 		}
 	}
-	kvd_entries_reap(host_);
+	while (kvd_entries_reap(host_)) {
+	}
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -199,8 +175,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	}
 	close(pair[1]);
 	for (int i = 0; i < 1000 && host_->sessions; i++) {
-		kvd_session_read(host_, host_->sessions);
-		kvd_sessions_reap(host_);
+		serve();
 	}
 	bury();
 	kv_assert(host_->session_count == 0 && host_->receive_bytes == 0 && !host_->instances);

@@ -10,6 +10,7 @@
 	X(REQUESTS, kvd_requests_total, KV_METRIC_COUNTER, "requests handled")                                         \
 	X(REQUESTS_FAILED, kvd_requests_failed_total, KV_METRIC_COUNTER, "requests answered with an error")            \
 	X(REQUEST_TIME, kvd_request_seconds, KV_METRIC_HISTOGRAM, "time from a whole frame to its reply")              \
+	X(ANSWER_TIME, kvd_answer_seconds, KV_METRIC_HISTOGRAM, "time to a reply from the look at the sockets before the one that saw the request: the daemon's whole part of its latency") \
 	X(FRAMES_BAD, kvd_frames_bad_total, KV_METRIC_COUNTER, "frames that broke the protocol; their session was closed") \
 	X(FRAMES_VERSION, kvd_frames_version_total, KV_METRIC_COUNTER, "frames of another protocol version")           \
 	X(FRAMES_TOO_BIG, kvd_frames_too_big_total, KV_METRIC_COUNTER, "frames over the size limit")                   \
