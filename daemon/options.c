@@ -583,8 +583,13 @@ kv_status_t kvd_setup_reread(kvd_setup_t *running, kvd_setup_t *fresh, kv_option
 			close(fresh->config_fd);
 			fresh->config_fd = -1;
 		}
-		snprintf(running->differs, sizeof running->differs, "SIGHUP refused it: %.*s%s%.400s",
-			 (int)(sizeof error->file / 4), error->file, error->file[0] ? ": " : "", error->text);
+		char at[32] = "";
+
+		if (error->line > 0) {
+			snprintf(at, sizeof at, ":%u:%u", error->line, error->column);
+		}
+		snprintf(running->differs, sizeof running->differs, "SIGHUP refused it: %.*s%s%s%.400s",
+			 (int)(sizeof error->file / 4), error->file, at, error->file[0] ? ": " : "", error->text);
 	}
 
 	return status;

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #define MIN_LIMIT        (8u << 20)
@@ -104,19 +105,32 @@ static kv_status_t enter_directory(kvs_nvme_t *nvme, const telling_t *detail)
 		return say(detail, KV_ERR_PATH, "nvme.path is empty or too long");
 	}
 	if (mkdir(path, 0700) != 0 && errno != EEXIST) {
-		return say(detail, path_status(errno), "cannot create %s: %s", path, strerror(errno));
+		return say(detail, path_status(errno), "cannot create nvme.path %s: %s", path, strerror(errno));
 	}
 	nvme->dir_fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (nvme->dir_fd < 0) {
-		return say(detail, path_status(errno), "cannot open %s: %s", path, strerror(errno));
+		return say(detail, path_status(errno), "cannot open nvme.path %s: %s", path, strerror(errno));
 	}
 	/* A sticky bit does not help: a file that somebody has made before us stays his. */
 	if (fstat(nvme->dir_fd, &st) != 0 || (st.st_mode & S_IWOTH)) {
 		return say(detail, KV_ERR_PATH,
-			   "everybody may write to %s; take that away (chmod o-w) and look who has", path);
+			   "everybody may write to nvme.path %s; take that away (chmod o-w) and look who has", path);
 	}
 
 	return KV_OK;
+}
+
+/* The limit is what the tier evicts at. Where the file system is smaller, it fills first and what else lies there suffers. */
+static void compare_size(const kvs_nvme_t *nvme)
+{
+	struct statvfs fs;
+	uint64_t bytes = fstatvfs(nvme->dir_fd, &fs) == 0 ? (uint64_t)fs.f_blocks * fs.f_frsize : UINT64_MAX;
+
+	if (nvme->config.limit_bytes > bytes) {
+		kv_logf(nvme->env, KV_LOG_WARN, "nvme",
+			"nvme.size is larger than its file system: limit_bytes %llu file_system_bytes %llu",
+			(unsigned long long)nvme->config.limit_bytes, (unsigned long long)bytes);
+	}
 }
 
 /* Look only: a foreign directory is not touched, not even by a lock. */
@@ -188,7 +202,8 @@ static kv_status_t lock_directory(kvs_nvme_t *nvme, const telling_t *detail)
 
 	nvme->lock_fd = openat(nvme->dir_fd, "LOCK", O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
 	if (nvme->lock_fd < 0) {
-		return say(detail, path_status(errno), "cannot open %s/LOCK: %s", nvme->path, strerror(errno));
+		return say(detail, path_status(errno), "cannot open nvme.path %s/LOCK: %s", nvme->path,
+			   strerror(errno));
 	}
 	error = take_lock(nvme);
 	if (error == EWOULDBLOCK) {
@@ -515,6 +530,7 @@ static kv_status_t open_all(kvs_nvme_t *nvme, const telling_t *detail)
 		status = inspect(nvme, &is_new, &stale, detail);
 	}
 	if (status == KV_OK) {
+		compare_size(nvme);
 		status = lock_directory(nvme, detail);
 	}
 	if (status == KV_OK) {

@@ -296,7 +296,7 @@ static kv_status_t file_create(kvs_nvme_t *nvme, kvs_dclass_t *cls, uint32_t num
 	status = preallocate(nvme, fd, bytes);
 	if (status == KV_OK) {
 		status = file_setup(nvme, number, cls->id, fd);
-	} else {
+	} else if (status != KV_ERR_NOSPC || !nvme->faults[KVS_FAULT_SPACE].active) {
 		kv_logf(nvme->env, KV_LOG_ERROR, "nvme", "cannot preallocate slot file %u.%u bytes %llu: %s", cls->id,
 			number, (unsigned long long)bytes, kv_status_text(status));
 	}

@@ -161,7 +161,8 @@ static int is_space(struct json_object *space, const question_t *question, uint6
 static int no_space(const kvctl_t *ctl, const question_t *question, size_t count)
 {
 	if (count == 0) {
-		return kvctl_error(ctl, KV_ERR_NOT_FOUND, "kvd has no space yet: no engine has attached to it");
+		return kvctl_error(ctl, KV_ERR_NOT_FOUND,
+				   "kvd has no space open: no engine has attached since it was started");
 	}
 	if (question->space) {
 		return kvctl_error(ctl, KV_ERR_NOT_FOUND, "there is no space %s%s; `kvctl status` lists them",

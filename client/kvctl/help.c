@@ -12,7 +12,7 @@ static void print_usage(void)
 {
 	printf("usage: kvctl [options] COMMAND [arguments]\n\n");
 	for (unsigned i = 0; i < kvctl_command_count; i++) {
-		printf("  %-8s %-24s %s\n", kvctl_commands[i].name, kvctl_commands[i].arguments,
+		printf("  %-8s %-30s %s\n", kvctl_commands[i].name, kvctl_commands[i].arguments,
 		       kvctl_commands[i].help);
 	}
 	printf("\noptions (anywhere on the line)\n"

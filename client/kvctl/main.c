@@ -24,7 +24,7 @@ const kvctl_command_t kvctl_commands[] = {
 	{"config", kvctl_config, "[NAME...]", "the options in force and where each comes from", ""},
 	{"stats", kvctl_stats, "[NAME...]", "every metric, or those whose name contains NAME", ""},
 	{"version", kvctl_version, "", "versions of kvctl, libkvc and the daemon", ""},
-	{"replay", kvctl_replay, "--trace FILE --blocks C | --live",
+	{"replay", kvctl_replay, "--trace FILE --blocks C|--live",
 	 "drive a daemon with a request trace, every byte checked; exit 2 when one was wrong",
 	 "  --trace FILE      requests, one JSON object a line (Mooncake's format); - is standard input\n"
 	 "  --blocks C        start a private daemon of exactly C blocks, no disk; a request offers\n"

@@ -44,6 +44,15 @@ static void print_tier(const kvctl_t *ctl, const char *name, struct json_object 
 	putchar('\n');
 }
 
+static int is_bytes(struct json_object *object, const char *name)
+{
+	const char *resource = kvctl_str(object, "resource");
+	const size_t len = strlen(name);
+
+	return (len >= 5 && strcmp(name + len - 5, "bytes") == 0) || strcmp(resource, "cpu") == 0 ||
+	       strcmp(resource, "disk") == 0;
+}
+
 /* Numbers of an object on one line, in the order the daemon gives them. */
 static void print_numbers(struct json_object *object)
 {
@@ -54,8 +63,14 @@ static void print_numbers(struct json_object *object)
 	}
 	json_object_object_foreachC(object, iter)
 	{
-		if (json_object_is_type(iter.val, json_type_int) || json_object_is_type(iter.val, json_type_double) ||
-		    json_object_is_type(iter.val, json_type_boolean)) {
+		if (json_object_is_type(iter.val, json_type_int) && is_bytes(object, iter.key)) {
+			char size[32];
+
+			printf("  %s %s", iter.key,
+			       kv_format_size(json_object_get_uint64(iter.val), size, sizeof size));
+		} else if (json_object_is_type(iter.val, json_type_int) ||
+			   json_object_is_type(iter.val, json_type_double) ||
+			   json_object_is_type(iter.val, json_type_boolean)) {
 			printf("  %s %s", iter.key, json_object_get_string(iter.val));
 		}
 	}

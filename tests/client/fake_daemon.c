@@ -147,7 +147,9 @@ static const char status_json[] =
 	"\"sessions\":2},\"healthy\":false,\"tiers\":{\"cpu\":{\"medium\":\"CPU\",\"limit_bytes\":4194304,\"used_"
 	"bytes\":1048576,"
 	"\"quarantined_bytes\":4096},\"disk\":null},\"degraded\":[\"there is no disk tier\"],\"core\":{\"blocks\":64,"
-	"\"spaces\":[{\"space\":0,\"blocks\":64,\"identity\":\"model=test\\nweights=r1\\ndtype=bf16\\n"
+	"\"shares\":[{\"resource\":\"cpu\",\"share\":4194304},{\"resource\":\"index\",\"share\":4194304}],"
+	"\"spaces\":[{\"space\":0,\"block_bytes\":16384,\"blocks\":64,\"identity\":\"model=test\\nweights=r1\\ndtype="
+	"bf16\\n"
 	"quantization=none\\nrope=none\\nlora=none\\nhash=kv1\\nhash_tokens=16\\ngroups=0:full:16\\nlayout=kvk1 "
 	"heads%3D2\\n"
 	"page_format=plain\\n\"}]}}";

@@ -319,7 +319,7 @@ static void p6_a_sighup_with_an_invalid_file_changes_nothing(void **state)
 	write_text(bed.conf, "log.level: debug\npolicy: flfo\n");
 	kill(bed.daemon.pid, SIGHUP);
 	wait_for_log(&bed, "nothing has changed");
-	assert_true(raw_log_has(&bed.daemon, "policy: `flfo` is not one of lru,fifo; did you mean `fifo`?"));
+	assert_true(raw_log_has(&bed.daemon, ":2:9: policy: `flfo` is not one of lru,fifo; did you mean `fifo`?"));
 	config_is(fd, "\"log.level\"", "warn");
 	assert_int_equal(raw_metric(fd, "kvd_config_refused_total"), 1);
 	status_says(fd, DIFFERS, 1);

@@ -43,6 +43,7 @@ static void full_disk(int early)
 
 	rig_init_mount(&rig, "24m");
 	rig_start(&rig);
+	assert_true(rig_log_has(&rig, "nvme.size is larger than its file system"));
 	user_attach(&user, &rig, "full");
 	if (!early) {
 		assert_true(work(&user, 1000, 4) == 4);

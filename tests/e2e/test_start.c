@@ -165,13 +165,13 @@ static void p8_a_directory_that_everybody_may_write_to_is_refused(void **state)
 	assert_int_equal(mkdir(rig.disk, 0700), 0);
 	for (int i = 0; i < 2; i++) {
 		assert_int_equal(chmod(rig.disk, i ? 01777 : 0777), 0);
-		refused(&rig, KV_ERR_PATH, "everybody may write to");
+		refused(&rig, KV_ERR_PATH, "everybody may write to nvme.path");
 	}
 	assert_int_equal(rmdir(rig.disk), 0); /* nothing was made in it */
 	assert_int_equal(mkdir(rig.disk, 0700), 0);
 	stored_talks(&rig);
 	assert_int_equal(chmod(rig.disk, 0777), 0);
-	refused(&rig, KV_ERR_PATH, "everybody may write to");
+	refused(&rig, KV_ERR_PATH, "everybody may write to nvme.path");
 	rig_fini(&rig);
 }
 
