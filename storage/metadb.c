@@ -24,7 +24,8 @@
 #define REAP_MS   2000
 #define FULL      (64u << 10) /* a file system with less room than this is full */
 #define HIGH_FD   16          /* below it the process's own descriptors are put in place */
-#define DEATHS    3u          /* a database that so many processes died of, one after the other, does not open */
+#define FAILURES  6u /* a database that so many processes could not open, or died of, one after the other, is given up */
+#define AGAIN_MS  100 /* the pause after the first of them, at the start; then twice as long each time */
 
 typedef enum belief {
 	UNKNOWN, /* not opened yet */
@@ -41,10 +42,10 @@ struct kvs_metadb {
 	int fd;    /* our end of the pair; -1: no process */
 	pid_t pid; /* 0: none; else not yet reaped */
 	int pidfd;
-	int served;      /* this process has done something well */
-	int lost;        /* rows were lost since kvs_metadb_open() or kvs_metadb_replace() */
-	uint32_t deaths; /* while opening, in a row */
-	uint64_t number; /* of the last request */
+	int served;        /* this process has done something well */
+	int lost;          /* rows were lost since kvs_metadb_open() or kvs_metadb_replace() */
+	uint32_t failures; /* to open it for an error of the device or a death, in a row */
+	uint64_t number;   /* of the last request */
 	kvs_meta_message_t ask;
 	kvs_meta_message_t answer;
 };
@@ -330,7 +331,7 @@ static kv_status_t open_once(kvs_metadb_t *db)
 	}
 	db->number = 0;
 	status = take_answer(db, KVS_META_OPEN, OPEN_MS);
-	db->deaths = status == KV_ERR_IO ? db->deaths + 1u : 0;
+	db->failures = status == KV_ERR_IO ? db->failures + 1u : 0;
 
 	return status == KV_OK ? judge(db) : status;
 }
@@ -345,8 +346,8 @@ static kv_status_t get_ready(kvs_metadb_t *db)
 	}
 	kv_metric_add(db->config.metrics, KV_M_META_STARTS, 1);
 	status = open_once(db);
-	if (status == KV_ERR_CORRUPT || db->deaths >= DEATHS) {
-		db->deaths = 0;
+	if (status == KV_ERR_CORRUPT || db->failures >= FAILURES) {
+		db->failures = 0;
 		db->aside = 1;
 		status = open_once(db);
 	}
@@ -418,11 +419,16 @@ kv_status_t kvs_metadb_open(kvs_metadb_t *db, int has_slots, int *p_marked)
 	char aside[PATH_MAX];
 	struct stat st;
 	kv_status_t status;
+	int pause_ms = AGAIN_MS;
 
 	/* A database moved aside says that its successor was never finished. */
 	aside_path(db, aside);
 	db->aside = lstat(aside, &st) == 0;
-	status = get_ready(db);
+	/* One error of the device does not cost the database: the last of these tries replaces it. */
+	for (status = get_ready(db); status == KV_ERR_IO && !db->aside && !db->lost; status = get_ready(db)) {
+		(void)poll(NULL, 0, pause_ms);
+		pause_ms *= 2;
+	}
 	if (status == KV_OK && db->belief == PARTIAL && has_slots && !db->lost) {
 		status = kvs_metadb_replace(db); /* whose rows they are is unknown */
 	} else if (status == KV_ERR_IO || status == KV_ERR_PROTO || status == KV_ERR_LOCKED) {

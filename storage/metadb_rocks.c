@@ -40,6 +40,9 @@ static const char mark_key[] = "\377\377\377\377mark";
 
 kv_status_t kvs_rocks_error(const char *sentence)
 {
+	if (strstr(sentence, "Input/output error")) {
+		return KV_ERR_IO; /* it may be wrapped: a file that could not be read is called corrupt */
+	}
 	if (strncmp(sentence, "Corruption", 10) == 0) {
 		return KV_ERR_CORRUPT;
 	}

@@ -5,7 +5,11 @@
  */
 #include "nvme_impl.h"
 
-#define CHUNK 16384u
+#include <poll.h>
+
+#define CHUNK         16384u
+#define SCAN_TRIES    5u  /* of the rows, */
+#define SCAN_PAUSE_MS 100 /* with this pause after the first, twice as long each time */
 
 typedef struct found {
 	kvs_meta_t meta;
@@ -305,7 +309,32 @@ static void forget_rows(scan_t *scan)
 		nvme->free_slots++;
 		nvme->used_bytes -= kvs_slot_class(nvme, slot)->stride;
 	}
+	scan->dropped = 0;
 	scan_free(scan);
+}
+
+/* Errors of the device are tried again, a few times. */
+static kv_status_t scan_metadata(scan_t *scan)
+{
+	kvs_nvme_t *nvme = scan->nvme;
+	int pause_ms = SCAN_PAUSE_MS;
+	kv_status_t status;
+
+	for (uint32_t tries = 1;; tries++) {
+		status = kvs_metadb_scan(nvme->db, take_row, scan);
+		if (status == KV_OK || status == KV_ERR_NOMEM) {
+			break;
+		}
+		kv_metric_add(nvme->metrics, KV_M_DISK_ERRORS, 1);
+		forget_rows(scan);
+		if (status != KV_ERR_IO || tries == SCAN_TRIES) {
+			break;
+		}
+		(void)poll(NULL, 0, pause_ms);
+		pause_ms *= 2;
+	}
+
+	return status;
 }
 
 static kv_status_t scan_rows(scan_t *scan)
@@ -314,10 +343,8 @@ static kv_status_t scan_rows(scan_t *scan)
 	kv_status_t status = KV_OK;
 
 	if (!nvme->rebuild) {
-		status = kvs_metadb_scan(nvme->db, take_row, scan);
+		status = scan_metadata(scan);
 		if (status != KV_OK && status != KV_ERR_NOMEM) {
-			kv_metric_add(nvme->metrics, KV_M_DISK_ERRORS, 1);
-			forget_rows(scan);
 			nvme->rebuild = 1;
 			(void)kvs_metadb_replace(nvme->db);
 			status = KV_OK;

@@ -332,6 +332,22 @@ EXPORT ssize_t pread(int fd, void *data, size_t len, off_t offset)
 	return find(fd, &file) && faulty_read(&file, &iov, 1, offset, &n) ? n : REAL(pread)(fd, data, len, offset);
 }
 
+#undef fread_unlocked /* with optimization it is a macro */
+
+/* The library of the rows reads its log and its lists so. */
+EXPORT size_t fread_unlocked(void *data, size_t size, size_t count, FILE *stream)
+{
+	file_t file;
+	int error = 0;
+
+	if (find(fileno(stream), &file) && fails(FAULT_READ, &file, &error)) {
+		errno = error ? error : EIO;
+		return 0;
+	}
+
+	return REAL(fread_unlocked)(data, size, count, stream);
+}
+
 EXPORT int ftruncate(int fd, off_t size)
 {
 	fault_record_t record = {.kind = FAULT_SIZED, .offset = (uint64_t)size};

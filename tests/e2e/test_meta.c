@@ -1,7 +1,8 @@
 /* The metadata library fails, dies, hangs, or is gone: the daemon goes on, and what it acknowledged as durable is there. */
-#include "e2e/rig.h"
+#include "e2e/fault_disk_rig.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mount.h>
@@ -263,6 +264,40 @@ static void p2_p6_a_database_that_does_not_open_is_rebuilt_from_the_headers(void
 	rig_fini(&rig);
 }
 
+/* Each read of a start in turn, and some in a row, fails for once: the database is opened again, and not thrown away. */
+static void p2_errors_of_the_device_at_a_start_cost_no_rebuild(void **state)
+{
+	fault_disk_t disk;
+	uint32_t starts = 0;
+
+	(void)state;
+	rig_init(&rig, 1);
+	fault_disk_open(&disk, &rig);
+	begin();
+	for (uint32_t count = 1; count <= 3; count += 2) {
+		for (uint32_t skip = 0;; skip += count, starts++) {
+			const uint64_t injected = atomic_load(&disk.control->injected);
+
+			user_leave(&user);
+			assert_int_equal(rig_kill(&rig, SIGKILL), 128 + SIGKILL);
+			fault_disk_arm(&disk, FAULT_READ, FAULT_ROWS, EIO, skip, count);
+			start();
+			fault_disk_arm(&disk, FAULT_OPS, 0, 0, 0, 0);
+			if (atomic_load(&disk.control->injected) == injected) {
+				break;
+			}
+			assert_int_equal(rig_metric(&rig, "kvd_disk_rebuilt_total"), 0);
+			read_acknowledged();
+		}
+	}
+	printf("# starts with failed reads %u\n", starts);
+	assert_true(starts > 5);
+	durable_again(FIRST);
+	end();
+	fault_disk_close(&disk);
+	rig_fini(&rig);
+}
+
 /* Take the library's lock before the next process does; hold it until killed. */
 static void hold_lock(void *arg, int ready)
 {
@@ -482,6 +517,7 @@ int main(void)
 		cmocka_unit_test_teardown(p2_p6_a_metadata_process_killed_at_any_time_loses_nothing, clean_up),
 		cmocka_unit_test_teardown(p2_p6_a_metadata_process_that_hangs_is_replaced, clean_up),
 		cmocka_unit_test_teardown(p2_p6_a_database_that_does_not_open_is_rebuilt_from_the_headers, clean_up),
+		cmocka_unit_test_teardown(p2_errors_of_the_device_at_a_start_cost_no_rebuild, clean_up),
 		cmocka_unit_test_teardown(p2_p6_a_foreign_lock_costs_durability_while_it_lasts, clean_up),
 		cmocka_unit_test_teardown(p2_p6_a_full_file_system_does_not_end_the_daemon, clean_up),
 		cmocka_unit_test_teardown(p2_p6_an_error_of_the_device_that_passes_does_not_end_durability, clean_up),

@@ -5,6 +5,7 @@
 #include "slothdr.h"
 #include "super.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 
@@ -281,6 +282,8 @@ static void p10_the_metadata_library_s_sentences_are_told_apart(void **state)
 		 "available",
 		 KV_ERR_LOCKED},
 		{"Corruption: block checksum mismatch: stored = 1, computed = 2", KV_ERR_CORRUPT},
+		{"Corruption: IO error: While pread: /x/000012.sst: Input/output error in file /x/MANIFEST-000005",
+		 KV_ERR_IO},
 		{"Corruption: CURRENT file does not end with newline", KV_ERR_CORRUPT},
 		{"IO error: No such file or directory: While open a file for random read: /x/000012.sst: No such file "
 		 "or directory",
@@ -293,6 +296,90 @@ static void p10_the_metadata_library_s_sentences_are_told_apart(void **state)
 	(void)state;
 	for (size_t i = 0; i < KV_COUNT_OF(cases); i++) {
 		assert_int_equal(kvs_rocks_error(cases[i].text), cases[i].status);
+	}
+}
+
+static kv_status_t reopen(const char *path)
+{
+	kvs_rocks_t *db = NULL;
+	int marked;
+	kv_status_t status = kvs_rocks_open(path, 1u << 20, 7, &db, &marked);
+
+	return status == KV_OK ? kvs_rocks_close(db) : status;
+}
+
+/* The first file whose name has this in it. */
+static void file_of(const char *path, const char *part, char out[512])
+{
+	DIR *dir = opendir(path);
+	const struct dirent *entry;
+
+	assert_non_null(dir);
+	out[0] = '\0';
+	while ((entry = readdir(dir)) != NULL) {
+		if (strstr(entry->d_name, part) && !out[0]) {
+			snprintf(out, 512, "%s/%.200s", path, entry->d_name);
+		}
+	}
+	closedir(dir);
+	assert_true(out[0] != '\0');
+}
+
+static void gone(const char *file)
+{
+	assert_int_equal(unlink(file), 0);
+}
+
+static void cut(const char *file)
+{
+	assert_int_equal(truncate(file, 5), 0);
+}
+
+static void flipped(const char *file)
+{
+	int fd = open(file, O_RDWR | O_CLOEXEC);
+
+	assert_true(fd >= 0 && pwrite(fd, "\377\377\377", 3, 8) == 3);
+	close(fd);
+}
+
+/* What a read says is EISDIR: an error of the device for all the library knows. */
+static void directory(const char *file)
+{
+	gone(file);
+	assert_int_equal(mkdir(file, 0700), 0);
+}
+
+/* The library that is linked says what kvs_rocks_error() knows. */
+static void p10_the_sentences_of_the_linked_library_are_those_that_are_known(void **state)
+{
+	static const struct {
+		const char *part;
+		void (*damage)(const char *file);
+		kv_status_t status;
+	} cases[] = {
+		{"MANIFEST", gone, KV_ERR_CORRUPT},    {"MANIFEST", cut, KV_ERR_CORRUPT},
+		{"MANIFEST", flipped, KV_ERR_CORRUPT}, {".sst", gone, KV_ERR_CORRUPT},
+		{".sst", cut, KV_ERR_CORRUPT},         {"CURRENT", cut, KV_ERR_CORRUPT},
+		{"CURRENT", directory, KV_ERR_IO},
+	};
+	char dir[128], path[256], file[512];
+	kvs_rocks_t *db = NULL;
+	int marked;
+
+	(void)state;
+	for (size_t i = 0; i < KV_COUNT_OF(cases); i++) {
+		kv_test_dir_make(dir, sizeof dir);
+		snprintf(path, sizeof path, "%s/meta", dir);
+		assert_int_equal(kvs_rocks_open(path, 1u << 20, 7, &db, &marked), KV_OK);
+		assert_int_equal(reopen(path), KV_ERR_LOCKED);
+		assert_int_equal(kvs_rocks_mark(db, 1), KV_OK);
+		assert_int_equal(kvs_rocks_close(db), KV_OK);
+		assert_int_equal(reopen(path), KV_OK);
+		file_of(path, cases[i].part, file);
+		cases[i].damage(file);
+		assert_int_equal(reopen(path), cases[i].status);
+		kv_test_dir_remove(dir);
 	}
 }
 
@@ -393,6 +480,7 @@ int main(void)
 		cmocka_unit_test(p2_a_superblock_is_overwritten_in_place),
 		cmocka_unit_test(p2_a_superblock_never_outgrows_what_is_read_back),
 		cmocka_unit_test(p10_the_metadata_library_s_sentences_are_told_apart),
+		cmocka_unit_test(p10_the_sentences_of_the_linked_library_are_those_that_are_known),
 		cmocka_unit_test(p1_p2_random_use_agrees_with_a_table),
 	};
 
