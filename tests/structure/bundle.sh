@@ -60,7 +60,11 @@ grep -q '^kvd  *[0-9]' "$dir/version"
 chat() { bare "$there/bin/kve-chat" --users 1 --branches 1 --turns 2 --systems 1 --system-tokens 64 --message-tokens 16 --new-tokens 4 "$@" >"$dir/chat" || { cat "$dir/chat"; exit 1; }; }
 chat --no-cache --write-reference "$dir/reference"
 chat --socket "$dir/run/default.sock" --reference "$dir/reference"
-chat --socket "$dir/run/default.sock" --reference "$dir/reference" --log "$dir/again"
+for _ in $(seq 10); do # on a starved machine a load or a save that takes too long is a miss
+	chat --socket "$dir/run/default.sock" --reference "$dir/reference" --log "$dir/again"
+	grep -qE '"cpu_tokens":[1-9]' "$dir/again" && break
+	cat "$dir/again" "$dir/chat"
+done
 grep -qE '"cpu_tokens":[1-9]' "$dir/again"
 kill "$keeper"
 wait "$keeper"
