@@ -263,8 +263,7 @@ static const char *why_text(uint32_t why)
 		"the mirror stayed busy",
 		"its bytes did not match their digest",
 		"it did not come in time",
-		"on disk, and set aside: the disk cannot read it, or a block above it, now; it is a hit again when a "
-		"later read succeeds",
+		"on disk, and set aside: it, or a block above it, cannot be read now, and is tried again",
 	};
 
 	return why < KV_COUNT_OF(texts) ? texts[why] : "for a reason this version does not know";

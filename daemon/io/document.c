@@ -91,6 +91,8 @@ static void put_degraded(kvd_host_t *host, kv_text_t *text)
 		{!host->options->nvme_path[0], "there is no disk tier: nothing survives a restart"},
 		{kv_metric_get(m, KV_M_DISK_FALLBACK) != 0, "io_uring is not available: the disk tier uses plain I/O"},
 		{health != KVS_HEALTH_OK, disk},
+		{kv_metric_get(m, KV_M_DISK_UNREADABLE) != 0,
+		 "slots of the disk cannot be read: their blocks, and those below them, are no hits until they can"},
 		{host->disk && !host->options->nvme_sync, "nvme.sync is off: nothing is really durable"},
 		{host->accept_paused, "no descriptors are left for new sessions"},
 		{host->setup->restarts > 0, "the daemon has crashed and was restarted"},

@@ -250,25 +250,28 @@ static void a_save_takes_what_is_granted_and_comes_back_for_the_rest(void **stat
 
 static void a_save_whose_parent_is_gone_offers_the_whole_prefix(void **state)
 {
+	static const int32_t refusals[] = {KVC_ERR_NO_PARENT, KV_ERR_PARENT_LOST, KV_ERR_PARENT_UNREADABLE};
 	kvx_save_result_t saved;
 	prompt_t from, to;
 	kvc_key_t keys[15];
 	bench_t b;
 
 	(void)state;
-	store_ten(&b, 3, &from, &to);
-	prompt_init(&from, 1, 15, 0);
-	for (uint32_t i = 10; i < 15; i++) {
-		fill(&b, i, 1, i);
+	for (size_t r = 0; r < KV_COUNT_OF(refusals); r++) {
+		store_ten(&b, 3, &from, &to);
+		prompt_init(&from, 1, 15, 0);
+		for (uint32_t i = 10; i < 15; i++) {
+			fill(&b, i, 1, i);
+		}
+		fake_keys(from.tokens, 15 * TOKENS, NULL, keys);
+		fake.put = refusals[r];
+		fake.put_times = 1;
+		assert_int_equal(save_now(&b, &from, &saved), KVC_OK);
+		assert_int_equal(fake.put_from, 0);
+		assert_int_equal(saved.blocks, 15);
+		assert_int_equal(save_now(&b, &from, &saved), KVC_ALREADY);
+		bench_close(&b);
 	}
-	fake_keys(from.tokens, 15 * TOKENS, NULL, keys);
-	fake.put = KVC_ERR_NO_PARENT;
-	fake.put_times = 1;
-	assert_int_equal(save_now(&b, &from, &saved), KVC_OK);
-	assert_int_equal(fake.put_from, 0);
-	assert_int_equal(saved.blocks, 15);
-	assert_int_equal(save_now(&b, &from, &saved), KVC_ALREADY);
-	bench_close(&b);
 }
 
 static void p7_a_save_that_cannot_be_is_given_up_and_counted(void **state)

@@ -53,10 +53,20 @@ static void fail_reads(bed_t *bed, uint32_t count)
 	fault_disk_arm(&bed->disk, FAULT_READ, FAULT_SLOTS, EIO, 0, count);
 }
 
-static void kvctl_says(const bed_t *bed, uint64_t talk, uint32_t n, const char *text)
+static void kvctl_says(const bed_t *bed, const char *arguments, int code, const char *text)
+{
+	char out[8192];
+
+	assert_int_equal(rig_kvctl(&bed->rig, arguments, out, sizeof out), code);
+	if (!strstr(out, text)) {
+		fail_msg("\"%s\" is not in: %s", text, out);
+	}
+}
+
+static void explain_says(const bed_t *bed, uint64_t talk, uint32_t n, const char *text)
 {
 	uint32_t tokens[MANY * RIG_TOKENS];
-	char path[128], arguments[192], out[8192];
+	char path[128], arguments[192];
 	FILE *file;
 
 	snprintf(path, sizeof path, "%s/tokens", bed->rig.dir);
@@ -68,10 +78,7 @@ static void kvctl_says(const bed_t *bed, uint64_t talk, uint32_t n, const char *
 	}
 	fclose(file);
 	snprintf(arguments, sizeof arguments, "explain --tokens @%s", path);
-	assert_int_equal(rig_kvctl(&bed->rig, arguments, out, sizeof out), 1);
-	if (!strstr(out, text)) {
-		fail_msg("\"%s\" is not in: %s", text, out);
-	}
+	kvctl_says(bed, arguments, 1, text);
 }
 
 /* Nothing of the conversation is a hit, everywhere for this reason, and the tokens are counted under it. */
@@ -90,7 +97,7 @@ static void is_unreadable(bed_t *bed, uint64_t talk, const kvc_key_t *keys, uint
 	for (uint32_t i = 0; i < n; i++) {
 		assert_int_equal(tiers[i], KV_TIER_DISK | KV_TIER_UNREADABLE);
 	}
-	kvctl_says(bed, talk, n, "block 0 is missing: on disk, and set aside");
+	explain_says(bed, talk, n, "block 0 is missing: on disk, and set aside");
 	kvc_report(bed->user.space, &report);
 	assert_true(rig_metric_is(&bed->rig, "kvd_prefix_miss_unreadable_tokens_total", counted + n * RIG_TOKENS));
 	assert_true(rig_metric_is(&bed->rig, "kvd_blocks_disk", ALL)); /* nothing has left the disk */
@@ -128,6 +135,7 @@ static void few(const char *engine)
 		}
 	}
 	assert_true(rig_metric(&bed.rig, "kvd_disk_unreadable_slots") > 0);
+	kvctl_says(&bed, "status", 0, "note: slots of the disk cannot be read");
 	assert_int_equal(rig_metric(&bed.rig, "kvd_disk_off"), 0);
 	assert_int_equal(user_match(&bed.user, keys[3], MANY), MANY);
 
