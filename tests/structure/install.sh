@@ -5,6 +5,7 @@ build=$1
 cc=$2
 dir=$(mktemp -d /tmp/kvd-test-XXXXXX)
 trap 'rm -rf "$dir"' EXIT
+cd "$(dirname "$0")/../.."
 prefix=$dir/opt/kvd
 
 cmake --install "$build" --prefix "$prefix" >/dev/null
@@ -46,6 +47,31 @@ fi
 sed -i 's/= kv[cx]_config_t()/= {0}/' "$dir/user.c"
 "$cc" -std=c11 -Wall -Wextra -Wpedantic -Werror "${flags[@]}" "$dir/user.c" -o "$dir/user" "${libs[@]}"
 "$dir/user"
+
+# The example of docs/client.md, by find_package(kvd): one process puts, another gets.
+mkdir "$dir/example"
+cp examples/prefix.c "$dir/example"
+sed -n '/^```cmake$/,/^```$/p' docs/client.md | sed '/^```/d' >"$dir/example/CMakeLists.txt"
+CC=$cc cmake -S "$dir/example" -B "$dir/example/build" -DCMAKE_PREFIX_PATH="$prefix" >/dev/null
+cmake --build "$dir/example/build" >/dev/null
+"$prefix/bin/kvd" --run_dir="$dir/run" --cpu.size=64MiB --cpu.slab_size=16MiB --http.listen=off --limits.silence=10s >"$dir/kvd.log" 2>&1 &
+kvd=$!
+trap 'kill "$kvd"; wait; rm -rf "$dir"' EXIT
+socket=$dir/run/default.sock
+for _ in $(seq 1200); do
+	"$prefix/bin/kvctl" status --socket "$socket" >/dev/null 2>&1 && break
+	sleep 0.05
+done
+status=0
+"$dir/example/build/prefix" "$socket" get >"$dir/said" || status=$?
+[ "$status" -eq 2 ]
+"$dir/example/build/prefix" "$socket" put >>"$dir/said"
+"$dir/example/build/prefix" "$socket" get >>"$dir/said"
+diff - "$dir/said" <<'END'
+a miss, reason 1
+stored 4 blocks of 16384 bytes
+read 4 of 4 blocks; the last one holds 4
+END
 
 # The unit names what was installed, and an edited configuration outlives the next installation.
 grep -qx "ExecStart=$prefix/bin/kvd --config $prefix/etc/kvd/kvd.conf" "$prefix/lib/systemd/system/kvd.service"
