@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.." || exit 1
 failed=0
 
 sources() { git ls-files --cached --others --exclude-standard -- "$@"; }
-all_c() { sources 'common/*.[ch]' 'kernels/*.[ch]' 'storage/*.[ch]' 'daemon/*.[ch]' 'client/*.[ch]' 'connectors/*.[ch]' 'engine/*.[ch]' 'bench/*.[ch]' 'tests/*.[ch]'; }
+all_c() { sources 'common/*.[ch]' 'kernels/*.[ch]' 'storage/*.[ch]' 'daemon/*.[ch]' 'client/*.[ch]' 'connectors/*.[ch]' 'engine/*.[ch]' 'bench/*.[ch]' 'examples/*.[ch]' 'tests/*.[ch]'; }
 report() {
 	if [ -n "$1" ]; then
 		printf '%s\n' "$1"
