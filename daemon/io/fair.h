@@ -1,4 +1,4 @@
-/* daemon/io/fair.h -- whose source is served next: namespaces in turn, each for one quantum an iteration (decision 033).
+/* daemon/io/fair.h -- whose source is served next: namespaces in turn, each for one quantum (decision 033).
  *
  *   idle --kvd_fair_add--> queued in its namespace's flow --kvd_fair_serve--> ready() --1: there is more--> queued again, behind the others of its flow
  *                                                                                     --0--> idle
@@ -11,7 +11,7 @@
 
 #include "kv/env.h"
 
-#define KVD_QUANTUM_NS UINT64_C(20000)
+#define KVD_QUANTUM_NS UINT64_C(10000)
 
 typedef struct kvd_host kvd_host_t;
 typedef struct kvd_source kvd_source_t;

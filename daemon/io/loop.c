@@ -13,7 +13,8 @@
 #include <unistd.h>
 
 #define EVENTS       256
-#define SPIN_LOOKS   4u /* direct looks at the hot session for one at everybody */
+#define SERVE_NS     UINT64_C(20000) /* of requests, and then the core has its tick */
+#define SPIN_LOOKS   4u              /* direct looks at the hot session for one at everybody */
 #define DRAIN_NS     UINT64_C(10000000)
 #define SECOND_NS    UINT64_C(1000000000)
 #define HEARTBEAT_NS KV_MIRROR_HEARTBEAT_NS /* never sleep longer, */
@@ -305,6 +306,22 @@ static void take_events(kvd_host_t *host, const struct epoll_event *events, int 
 	}
 }
 
+/* Between two rounds of quanta the sockets are looked at again: who has just asked comes first in the next. */
+static void serve(kvd_host_t *host, struct epoll_event *events, uint64_t until_ns)
+{
+	kvd_fair_serve(&host->fair, host, host->env);
+	while (kvd_fair_waits(&host->fair)) {
+		uint64_t before = host->looked_ns, now = kv_now_ns(host->env);
+
+		if (now >= until_ns) {
+			break;
+		}
+		host->looked_ns = now;
+		take_events(host, events, epoll_wait(host->epoll_fd, events, EVENTS, 0), before);
+		kvd_fair_serve(&host->fair, host, host->env);
+	}
+}
+
 uint64_t kvd_loop_iterate(kvd_host_t *host, uint64_t wait_ns)
 {
 	struct epoll_event events[EVENTS];
@@ -317,7 +334,7 @@ uint64_t kvd_loop_iterate(kvd_host_t *host, uint64_t wait_ns)
 	start = host->frames > 0 ? host->look_ns : kv_now_ns(host->env);
 	longest = longest_sleep(host, start - slept, wait_ns, start);
 	take_events(host, events, n, wait_ns > 0 ? start : before);
-	kvd_fair_serve(&host->fair, host, host->env);
+	serve(host, events, start + SERVE_NS);
 	next = kvd_core_tick(host->core);
 	kvd_world_commit(host);
 	kvs_pool_ahead(host->cpu, start < host->asked_ns + QUIET_NS);
