@@ -1,6 +1,7 @@
 /* A kvd of the benches' own, and the raw references. */
 #include "rig.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <json-c/json.h>
 #include <limits.h>
@@ -300,6 +301,78 @@ uint64_t rig_metric(const rig_t *rig, const char *name)
 	kvc_detach(kvc);
 
 	return value;
+}
+
+uint16_t rig_free_port(void)
+{
+	struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t len = sizeof address;
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	int found = bind(fd, (const struct sockaddr *)&address, sizeof address) == 0 &&
+		    getsockname(fd, (struct sockaddr *)&address, &len) == 0;
+
+	close(fd);
+
+	return found ? ntohs(address.sin_port) : 0;
+}
+
+/* All of /metrics, ended by a NUL. Returns 0 on success. */
+static int read_metrics(uint16_t port, char *text, size_t cap)
+{
+	static const char ask[] = "GET /metrics HTTP/1.0\r\n\r\n";
+	const struct sockaddr_in to = {
+		.sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	size_t len = 0;
+	ssize_t n = -1;
+
+	if (connect(fd, (const struct sockaddr *)&to, sizeof to) == 0 &&
+	    write(fd, ask, sizeof ask - 1) == (ssize_t)sizeof ask - 1) {
+		while (len + 1 < cap && (n = read(fd, text + len, cap - 1 - len)) > 0) {
+			len += (size_t)n;
+		}
+	}
+	close(fd);
+	text[len] = '\0';
+
+	return n == 0 ? 0 : -1;
+}
+
+static char metrics_text[1 << 18];
+
+uint64_t rig_counter(uint16_t port, const char *name)
+{
+	char line[96];
+	const char *at;
+	int len = snprintf(line, sizeof line, "\n%s ", name);
+
+	if (read_metrics(port, metrics_text, sizeof metrics_text) != 0) {
+		return UINT64_MAX;
+	}
+	at = strstr(metrics_text, line);
+
+	return at ? strtoull(at + len, NULL, 10) : UINT64_MAX;
+}
+
+uint32_t rig_histogram(uint16_t port, const char *name, uint64_t *below, uint32_t cap)
+{
+	const char *text = metrics_text;
+	char bucket[96];
+	uint32_t n = 0;
+
+	snprintf(bucket, sizeof bucket, "\n%s_bucket{le=\"", name);
+	if (read_metrics(port, metrics_text, sizeof metrics_text) != 0) {
+		return 0;
+	}
+	for (const char *at = strstr(text, bucket); at && n < cap; at = strstr(at + 1, bucket)) {
+		at = strchr(at, '}');
+		if (!at) {
+			return 0;
+		}
+		below[n++] = strtoull(at + 1, NULL, 10);
+	}
+
+	return n;
 }
 
 /* The child stops before and after fn; every system-call stop between is an entry or an exit. */

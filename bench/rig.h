@@ -34,6 +34,14 @@ void rig_keys(const kvc_space_t *space, uint64_t base, uint32_t shared, uint64_t
 /* A whole number out of the daemon's STATS; UINT64_MAX when it cannot be had. */
 uint64_t rig_metric(const rig_t *rig, const char *name);
 
+/* A port of the loopback that nobody listens on. 0: there is none. */
+uint16_t rig_free_port(void);
+/* A counter at /metrics of that port; UINT64_MAX when it cannot be had. */
+uint64_t rig_counter(uint16_t port, const char *name);
+/* Of a histogram there, which the core loop does not serve: how many values are at most 1 us, 2 us, 4 us, ... Returns how many words there
+ * are (at most cap), 0 when it cannot be had. */
+uint32_t rig_histogram(uint16_t port, const char *name, uint64_t *below, uint32_t cap);
+
 /* Put keys[from, n) without writing payload (digests only): for benches of the index, not of the bytes. Returns 0 on success. */
 int rig_put_index(kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint32_t n);
 /* The same, waiting until the blocks are on disk for good. */
