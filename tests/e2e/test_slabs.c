@@ -336,8 +336,8 @@ static void p5_a_pool_taken_ahead_is_there_for_the_next_model(void **state)
 	grow_to(&large, 100, &small);
 	assert_int_equal(get(&small, 0), DEPTH);
 	assert_int_equal(rig_kvctl(&rig, "status", text, sizeof text), 0);
-	assert_non_null(strstr(text, "slabs\n  block_bytes 16384"));
-	assert_non_null(strstr(text, "block_bytes 32768"));
+	assert_non_null(strstr(text, "slabs\n  block_bytes 16KiB"));
+	assert_non_null(strstr(text, "block_bytes 32KiB"));
 	kvc_detach(small.kvc);
 	kvc_detach(large.kvc);
 	end(&rig);
