@@ -5,6 +5,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <liburing.h>
+#include <limits.h>
+#include <stdarg.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,6 +38,7 @@ typedef struct nop {
 } nop_t;
 
 static fault_control_t *control;
+static char folder[128];
 static int journal = -1;
 static pthread_mutex_t lock =
 	PTHREAD_MUTEX_INITIALIZER; /* journal and write are one step; so a sync knows what was complete */
@@ -63,6 +66,7 @@ __attribute__((constructor)) static void start(void)
 	if (!dir) {
 		return;
 	}
+	snprintf(folder, sizeof folder, "%s", dir);
 	snprintf(path, sizeof path, "%s/control", dir);
 	fd = open(path, O_RDWR | O_CLOEXEC);
 	control = fd >= 0 ? mmap(NULL, sizeof *control, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
@@ -389,6 +393,203 @@ EXPORT int fallocate(int fd, int mode, off_t offset, off_t len)
 	pthread_mutex_unlock(&lock);
 
 	return result;
+}
+
+/* ---- names ---------------------------------------------------------------------------------------------------------------- */
+
+/* A name below the data directory. */
+typedef struct name {
+	char path[PATH_MAX];
+	const char *last; /* in `path` */
+	file_t dir;       /* that it is in */
+} name_t;
+
+static int birth(const char *path, uint64_t *p_inode, uint64_t *p_born_ns)
+{
+	struct statx stx;
+
+	if (statx(AT_FDCWD, path, AT_SYMLINK_NOFOLLOW, STATX_BASIC_STATS | STATX_BTIME, &stx) != 0) {
+		return 0;
+	}
+	*p_inode = stx.stx_ino;
+	*p_born_ns = (uint64_t)stx.stx_btime.tv_sec * 1000000000u + stx.stx_btime.tv_nsec;
+
+	return 1;
+}
+
+static int find_name(int dir_fd, const char *given, name_t *name)
+{
+	char link[32], dir[PATH_MAX];
+	size_t len;
+	ssize_t n = 0;
+
+	if (!control) {
+		return 0;
+	}
+	if (given[0] != '/') {
+		snprintf(link, sizeof link, "/proc/self/fd/%d", dir_fd);
+		n = readlink(link, name->path, sizeof name->path - 2);
+		if (n <= 0) {
+			return 0;
+		}
+		name->path[n++] = '/';
+	}
+	snprintf(name->path + n, sizeof name->path - (size_t)n, "%s", given);
+	len = strlen(control->data);
+	if (strncmp(name->path, control->data, len) != 0 || name->path[len] != '/') {
+		return 0;
+	}
+	name->last = strrchr(name->path, '/') + 1;
+	name->dir = (file_t){.fd = journal};
+	snprintf(dir, (size_t)(name->last - name->path), "%s", name->path);
+
+	return birth(dir, &name->dir.inode, &name->dir.born_ns);
+}
+
+/* What has this name keeps one outside. 0: there is no such file. */
+static uint64_t keep_link(const name_t *name)
+{
+	char path[256];
+	uint64_t number = atomic_fetch_add(&control->links, 1) + 1;
+
+	snprintf(path, sizeof path, "%s/keep.%llu", folder, (unsigned long long)number);
+
+	return link(name->path, path) == 0 ? number : 0;
+}
+
+static void note_name(const name_t *name, fault_record_t record)
+{
+	record.had = (uint32_t)strlen(name->last) + 1;
+	note(&name->dir, &record, name->last);
+}
+
+static int open_named(int dir_fd, const char *path, int flags, mode_t mode)
+{
+	name_t name;
+	int fd, is_new;
+
+	if (!(flags & O_CREAT) || !find_name(dir_fd, path, &name)) {
+		return REAL(openat)(dir_fd, path, flags, mode);
+	}
+	pthread_mutex_lock(&lock);
+	is_new = faccessat(AT_FDCWD, name.path, F_OK, AT_SYMLINK_NOFOLLOW) != 0;
+	fd = REAL(openat)(dir_fd, path, flags, mode);
+	if (fd >= 0 && is_new) {
+		note_name(&name, (fault_record_t){.kind = FAULT_MADE});
+	}
+	pthread_mutex_unlock(&lock);
+
+	return fd;
+}
+
+static mode_t mode_of(int flags, va_list args)
+{
+	return flags & (O_CREAT | O_TMPFILE) ? va_arg(args, mode_t) : 0;
+}
+
+EXPORT int open(const char *path, int flags, ...)
+{
+	va_list args;
+	mode_t mode;
+
+	va_start(args, flags);
+	mode = mode_of(flags, args);
+	va_end(args);
+
+	return open_named(AT_FDCWD, path, flags, mode);
+}
+
+EXPORT int openat(int dir_fd, const char *path, int flags, ...)
+{
+	va_list args;
+	mode_t mode;
+
+	va_start(args, flags);
+	mode = mode_of(flags, args);
+	va_end(args);
+
+	return open_named(dir_fd, path, flags, mode);
+}
+
+EXPORT int mkdirat(int dir_fd, const char *path, mode_t mode)
+{
+	fault_record_t record = {.kind = FAULT_MADE_DIR};
+	name_t name;
+	int result, is_named = find_name(dir_fd, path, &name);
+
+	pthread_mutex_lock(&lock);
+	result = REAL(mkdirat)(dir_fd, path, mode);
+	if (result == 0 && is_named && birth(name.path, &record.offset, &record.len)) {
+		note_name(&name, record);
+	}
+	pthread_mutex_unlock(&lock);
+
+	return result;
+}
+
+EXPORT int mkdir(const char *path, mode_t mode)
+{
+	return mkdirat(AT_FDCWD, path, mode);
+}
+
+EXPORT int unlinkat(int dir_fd, const char *path, int flags)
+{
+	fault_record_t record = {.kind = flags & AT_REMOVEDIR ? FAULT_REMOVED_DIR : FAULT_REMOVED};
+	name_t name;
+	int result, is_named = find_name(dir_fd, path, &name);
+
+	pthread_mutex_lock(&lock);
+	if (is_named && record.kind == FAULT_REMOVED) {
+		record.offset = keep_link(&name);
+	} else if (is_named) {
+		is_named = birth(name.path, &record.offset, &record.len);
+	}
+	result = REAL(unlinkat)(dir_fd, path, flags);
+	if (result == 0 && is_named) {
+		note_name(&name, record);
+	}
+	pthread_mutex_unlock(&lock);
+
+	return result;
+}
+
+EXPORT int unlink(const char *path)
+{
+	return unlinkat(AT_FDCWD, path, 0);
+}
+
+EXPORT int rmdir(const char *path)
+{
+	return unlinkat(AT_FDCWD, path, AT_REMOVEDIR);
+}
+
+EXPORT int renameat(int old_fd, const char *old, int new_fd, const char *new)
+{
+	char names[2 * NAME_MAX + 2];
+	fault_record_t record = {.kind = FAULT_RENAMED};
+	name_t from, to;
+	int result, is_named = find_name(old_fd, old, &from) && find_name(new_fd, new, &to);
+
+	pthread_mutex_lock(&lock);
+	if (is_named && (from.dir.inode != to.dir.inode || from.dir.born_ns != to.dir.born_ns)) {
+		errno = EXDEV;
+		give_up("a name goes to another directory");
+	}
+	record.offset = is_named ? keep_link(&to) : 0;
+	result = REAL(renameat)(old_fd, old, new_fd, new);
+	if (result == 0 && is_named) {
+		record.had = (uint32_t)(strlen(from.last) + strlen(to.last) + 2);
+		snprintf(names, sizeof names, "%s%c%s", from.last, 0, to.last);
+		note(&to.dir, &record, names);
+	}
+	pthread_mutex_unlock(&lock);
+
+	return result;
+}
+
+EXPORT int rename(const char *old, const char *new)
+{
+	return renameat(AT_FDCWD, old, AT_FDCWD, new);
 }
 
 /* ---- rings ---------------------------------------------------------------------------------------------------------------- */

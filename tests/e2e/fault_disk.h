@@ -8,9 +8,9 @@
  *     stays in doubt until it is overwritten, as the kernel drops such pages (decision 022).
  *     Of direct writes no page is dropped: the first sync of the next process covers them.
  * A ring's write is done by pwritev, and its entry becomes a NOP with that result, so that what was complete when a sync began is known exactly. The unit of
- * loss is a write, 4 KiB of one, or 512 bytes of one, in any order; a file that was extended has one of its lengths since the last sync. Names are not
- * covered: a file that was made, renamed or removed stays so, whether its directory was synced or not. LazyFS and dm-log-writes define a loss in the same
- * way, by writes since the last sync (flush); both need privileges.
+ * loss is a write, 4 KiB of one, or 512 bytes of one, in any order; a file that was extended has one of its lengths since the last sync. Of the names made,
+ * renamed and removed in a directory since its last sync the first few stay, in their order, and the others are taken back: syncing a file does not keep its
+ * name. LazyFS and dm-log-writes define a loss in the same way, by writes since the last sync (flush); both need privileges.
  */
 #ifndef TESTS_E2E_FAULT_DISK_H
 #define TESTS_E2E_FAULT_DISK_H
@@ -31,13 +31,25 @@ typedef struct fault_control {
 	_Atomic uint32_t skip, count; /* calls that go well first, then so many that do not */
 	_Atomic uint32_t lie;         /* where syncs say that they succeeded, and are not made */
 	_Atomic uint64_t seq;         /* of the next record */
+	_Atomic uint64_t links;       /* kept so far */
 	_Atomic uint64_t ring_writes; /* done for a ring */
 	_Atomic uint64_t injected;
 } fault_control_t;
 
-enum fault_record_kind { FAULT_WROTE = 1, FAULT_SIZED, FAULT_SYNCED, FAULT_POISONED };
+enum fault_record_kind {
+	FAULT_WROTE = 1,
+	FAULT_SIZED,
+	FAULT_SYNCED,
+	FAULT_POISONED,
+	FAULT_MADE, /* names: the record is of their directory */
+	FAULT_MADE_DIR,
+	FAULT_RENAMED,
+	FAULT_REMOVED,
+	FAULT_REMOVED_DIR
+};
 
-/* In a journal; WROTE is followed by `had` bytes. */
+/* In a journal; WROTE is followed by `had` bytes, what is of names by the name; RENAMED by the old and the new one, each with its end.
+ * Of names `offset` is the number of a kept link to the file that has lost its name (0: none); of directories `offset` and `len` are inode and birth. */
 typedef struct fault_record {
 	uint64_t seq;
 	uint32_t kind;

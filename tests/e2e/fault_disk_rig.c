@@ -5,6 +5,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
+#include <inttypes.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -70,7 +72,9 @@ typedef struct entry {
 
 typedef struct file {
 	uint64_t inode, born_ns;
-	char path[128]; /* "": it has been removed */
+	char path[256];          /* "": it has been removed */
+	int is_data;             /* something was written there */
+	uint32_t unsynced, kept; /* names in this directory that no sync covers; so many of them stay */
 } file_t;
 
 typedef struct journal {
@@ -111,6 +115,7 @@ static void read_records(journal_t *j, const uint8_t *bytes, size_t len)
 		}
 		at += sizeof entry.r + entry.r.had;
 		entry.file = file_of(j, entry.r.inode, entry.r.born_ns);
+		j->files[entry.file].is_data |= entry.r.kind <= FAULT_SIZED;
 		if (j->count == j->cap) {
 			j->cap = j->cap ? 2 * j->cap : 1024;
 			j->entries = realloc(j->entries, j->cap * sizeof *j->entries);
@@ -165,7 +170,8 @@ static int name_file(const char *path, const struct stat *st, int type, struct F
 
 	(void)st;
 	(void)walk;
-	if (type == FTW_F && statx(AT_FDCWD, path, AT_SYMLINK_NOFOLLOW, STATX_BASIC_STATS | STATX_BTIME, &stx) == 0) {
+	if ((type == FTW_F || type == FTW_D) &&
+	    statx(AT_FDCWD, path, AT_SYMLINK_NOFOLLOW, STATX_BASIC_STATS | STATX_BTIME, &stx) == 0) {
 		uint64_t born_ns = (uint64_t)stx.stx_btime.tv_sec * 1000000000u + stx.stx_btime.tv_nsec;
 
 		for (uint32_t i = 0; i < reading->file_count; i++) {
@@ -180,7 +186,21 @@ static int name_file(const char *path, const struct stat *st, int type, struct F
 	return 0;
 }
 
-/* A sync covers what was complete when it began, unless one that failed had it before. */
+static void name_files(journal_t *j, const rig_t *rig)
+{
+	for (uint32_t i = 0; i < j->file_count; i++) {
+		j->files[i].path[0] = '\0';
+	}
+	reading = j;
+	assert_int_equal(nftw(rig->disk, name_file, 16, FTW_PHYS), 0);
+}
+
+static int is_name(const entry_t *e)
+{
+	return e->r.kind >= FAULT_MADE;
+}
+
+/* A sync covers what was complete when it began, unless one that failed had it before. Names stay in their order: a later sync covers them too. */
 static void judge(journal_t *j)
 {
 	for (size_t s = 0; s < j->count; s++) {
@@ -193,7 +213,7 @@ static void judge(journal_t *j)
 			entry_t *e = &j->entries[i];
 
 			if (e->file != sync->file || e->covered ||
-			    (e->poisoned && !(e->r.direct && e->poisoned != sync->r.pid))) {
+			    (e->poisoned && !is_name(e) && !(e->r.direct && e->poisoned != sync->r.pid))) {
 				continue;
 			}
 			e->covered = sync->r.kind == FAULT_SYNCED;
@@ -283,6 +303,94 @@ static void cut(int fd, const journal_t *j, uint32_t file, const draw_t *draw, f
 	}
 }
 
+/* ---- names ---------------------------------------------------------------------------------------------------------------- */
+
+static void link_back(const fault_disk_t *disk, uint64_t number, const char *path)
+{
+	char kept[128];
+
+	snprintf(kept, sizeof kept, "%s/keep.%" PRIu64, disk->dir, number);
+	if (number > 0 && link(kept, path) != 0) {
+		fail_msg("%s is not there again: %s", path, strerror(errno));
+	}
+}
+
+static void join(char out[256], const char *dir, const char *name)
+{
+	assert_true(snprintf(out, 256, "%s/%s", dir, name) < 256);
+}
+
+/* 1: paths of directories are others now. The test itself may have removed what had the name. */
+static int take_back(journal_t *j, const fault_disk_t *disk, const entry_t *e)
+{
+	const char *name = (const char *)e->had;
+	char path[256], was[256];
+
+	if (!j->files[e->file].path[0]) {
+		return 0; /* its directory has gone, and that stays */
+	}
+	join(path, j->files[e->file].path, name);
+	switch ((enum fault_record_kind)e->r.kind) {
+	case FAULT_MADE:
+		assert_true(unlink(path) == 0 || errno == ENOENT);
+		return 0;
+	case FAULT_MADE_DIR:
+		kv_test_dir_remove(path);
+		return 1;
+	case FAULT_REMOVED:
+		link_back(disk, e->r.offset, path);
+		return 0;
+	case FAULT_REMOVED_DIR:
+		assert_int_equal(mkdir(path, 0700), 0);
+		memcpy(j->files[file_of(j, e->r.offset, e->r.len)].path, path, sizeof path);
+		return 0;
+	default:
+		join(was, j->files[e->file].path, name + strlen(name) + 1);
+		assert_true(rename(was, path) == 0 || errno == ENOENT);
+		link_back(disk, e->r.offset, was);
+		return 1;
+	}
+}
+
+/* The latest first. A directory that has come back is another inode: its path is set by hand, and not looked for again. */
+static void lose_names(journal_t *j, const fault_disk_t *disk, const rig_t *rig, const draw_t *draw, int all,
+		       fault_loss_t *loss)
+{
+	for (size_t i = 0; i < j->count; i++) {
+		j->files[j->entries[i].file].unsynced += is_name(&j->entries[i]) && !j->entries[i].covered;
+	}
+	for (uint32_t i = 0; i < j->file_count; i++) {
+		j->files[i].kept = all ? 0 : (uint32_t)kv_test_below(draw->rng, j->files[i].unsynced + 1u);
+	}
+	for (size_t i = j->count; i-- > 0;) {
+		const entry_t *e = &j->entries[i];
+		file_t *dir = &j->files[e->file];
+
+		if (!is_name(e) || e->covered || dir->unsynced-- <= dir->kept) {
+			continue;
+		}
+		if (take_back(j, disk, e)) {
+			name_files(j, rig);
+		}
+		loss->names++;
+	}
+	name_files(j, rig);
+}
+
+static void forget_links(const fault_disk_t *disk)
+{
+	DIR *dir = opendir(disk->dir);
+	const struct dirent *entry;
+
+	assert_non_null(dir);
+	while ((entry = readdir(dir)) != NULL) {
+		if (strncmp(entry->d_name, "keep.", 5) == 0) {
+			(void)unlinkat(dirfd(dir), entry->d_name, 0);
+		}
+	}
+	closedir(dir);
+}
+
 static void lose_file(const journal_t *j, uint32_t file, const draw_t *draw, fault_loss_t *loss)
 {
 	int fd = open(j->files[file].path, O_RDWR | O_CLOEXEC);
@@ -345,11 +453,27 @@ static int anybody_left(const rig_t *rig)
 	return found;
 }
 
+/* The kernel ends a ring, and lets go of its files, some time after the process. */
+static int is_locked(const rig_t *rig)
+{
+	char path[96];
+	int fd, locked;
+
+	snprintf(path, sizeof path, "%s/LOCK", rig->disk);
+	fd = open(path, O_RDWR | O_CLOEXEC);
+	locked = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0;
+	if (fd >= 0) {
+		close(fd);
+	}
+
+	return locked;
+}
+
 void fault_disk_wait(const rig_t *rig)
 {
 	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
 
-	while (anybody_left(rig)) {
+	while (anybody_left(rig) || is_locked(rig)) {
 		assert_true(rig_now_ms() < deadline);
 		usleep(1000);
 	}
@@ -366,11 +490,12 @@ void fault_disk_lose_power(fault_disk_t *disk, const rig_t *rig, kv_test_rng_t *
 	assert_non_null(j);
 	fault_disk_wait(rig);
 	read_journals(j, disk);
-	reading = j;
-	assert_int_equal(nftw(rig->disk, name_file, 16, FTW_PHYS), 0);
+	name_files(j, rig);
 	judge(j);
+	lose_names(j, disk, rig, &draw, all, loss);
+	forget_links(disk);
 	for (uint32_t i = 0; i < j->file_count; i++) {
-		if (j->files[i].path[0]) {
+		if (j->files[i].path[0] && j->files[i].is_data) {
 			lose_file(j, i, &draw, loss);
 		}
 	}

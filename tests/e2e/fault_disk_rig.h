@@ -21,6 +21,7 @@ typedef struct fault_loss {
 	uint64_t undone;           /* of these, such of which something went */
 	uint64_t torn;             /* and something stayed */
 	uint64_t cut;              /* files that are shorter now */
+	uint64_t names;            /* made, renamed and removed ones that were taken back */
 } fault_loss_t;
 
 /* The processes have been killed: wait for their ends. */

@@ -303,9 +303,10 @@ static void p2_no_fault_no_kill_and_no_loss_of_power_costs_a_block_that_was_ackn
 		}
 	}
 	printf("# rounds %u, losses of power %" PRIu64 ", faults %" PRIu64 ", writes by rings %" PRIu64
-	       "; writes in doubt %" PRIu64 ", of which undone %" PRIu64 " (torn %" PRIu64 "), files cut %" PRIu64 "\n",
+	       "; writes in doubt %" PRIu64 ", of which undone %" PRIu64 " (torn %" PRIu64 "), files cut %" PRIu64
+	       ", names taken back %" PRIu64 "\n",
 	       rounds, l->losses, l->injected, l->ring_writes, l->loss.doubtful, l->loss.undone, l->loss.torn,
-	       l->loss.cut);
+	       l->loss.cut, l->loss.names);
 	printf("# %" PRIu64 " acknowledged, %" PRIu64 " refused, %" PRIu64 " checked: 0 lost, 0 wrong, 0 leaked\n",
 	       l->acknowledged, l->refused, l->checked);
 	for (uint32_t kind = 1; kind < KV_COUNT_OF(faults); kind++) {
@@ -313,7 +314,8 @@ static void p2_no_fault_no_kill_and_no_loss_of_power_costs_a_block_that_was_ackn
 		assert_true(l->fired[kind] > 0 || l->rounds[kind] < 20);
 	}
 	assert_true(l->acknowledged > rounds / 2u);
-	assert_true(rounds < 20 || (l->injected > 0 && l->ring_writes > 0 && l->loss.undone > 0 && l->loss.torn > 0));
+	assert_true(rounds < 20 || (l->injected > 0 && l->ring_writes > 0 && l->loss.undone > 0 && l->loss.torn > 0 &&
+				    l->loss.names > 0));
 	free(l);
 }
 
