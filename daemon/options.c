@@ -52,7 +52,7 @@ static const kv_option_t rows[] = {
 	ROW("share.disk", LIST, "", NULL, NULL, NULL, AT_START, share[1], "shares of nvme.size, in the same way"),
 	ROW("share.index", LIST, "", NULL, NULL, NULL, AT_START, share[2], "shares of index.max_blocks, in percent or blocks"),
 	ROW("share.max_cpu", LIST, "", NULL, NULL, NULL, AT_START, share_max[0], "what a namespace never has more of, whatever others leave idle: name=60% or name=3GiB of cpu.size, one word a namespace, not less than its share; those not named have no maximum"),
-	ROW("share.max_disk", LIST, "", NULL, NULL, NULL, AT_START, share_max[1], "the same of nvme.size, at least nvme.file_size. Files that a namespace has already go when another one needs them"),
+	ROW("share.max_disk", LIST, "", NULL, NULL, NULL, AT_START, share_max[1], "the same of nvme.size, at least nvme.file_size. Files beyond it go, one after the other"),
 	ROW("share.max_index", LIST, "", NULL, NULL, NULL, AT_START, share_max[2], "the same of index.max_blocks, in percent or blocks"),
 	ROW("policy", ENUM, "lru", NULL, NULL, "lru,fifo", AT_START, policy, "which leaf is evicted first"),
 	ROW("lease.ttl", DURATION, "60s", "100ms", "24h", NULL, AT_START, lease_ttl, "life of a read lease, by default and at most"),

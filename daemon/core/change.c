@@ -321,6 +321,20 @@ static uint32_t next_class(kvd_core_t *core, kvd_set_t t)
 	}
 }
 
+static void begin(kvd_core_t *core, kvd_set_t t, uint32_t slab, uint32_t from, uint32_t to)
+{
+	kvd_change_t *change = &core->change[t];
+
+	ops_of(core, t)->leave(core->tier[t], slab);
+	change->slab = slab;
+	change->from = from;
+	change->to = to;
+	change->force = 0;
+	change->index = change->moved = 0;
+	change->named = t == KVD_CPU ? kvd_change_count(core) : 0;
+	change->give_up_ns = core->now_ns + GIVE_UP_NS;
+}
+
 static int pick(kvd_core_t *core, kvd_set_t t)
 {
 	kvd_change_t *change = &core->change[t];
@@ -335,18 +349,59 @@ static int pick(kvd_core_t *core, kvd_set_t t)
 		core->classes[to].ask_after_ns[t] = core->now_ns + AGAIN_NS;
 		return 1;
 	}
-	ops_of(core, t)->leave(core->tier[t], choice.slab);
-	change->slab = choice.slab;
-	change->from = choice.from;
-	change->to = to;
+	begin(core, t, choice.slab, choice.from, to);
 	change->force =
 		choice.force && choice.from != KVD_NONE && core->classes[choice.from].ns != core->classes[to].ns;
 	kvd_count(core, KV_M_SLABS_RECLAIMED, change->force ? 1 : 0);
-	change->index = change->moved = 0;
-	change->named = t == KVD_CPU ? kvd_change_count(core) : 0;
-	change->give_up_ns = core->now_ns + GIVE_UP_NS;
 
 	return 1;
+}
+
+/* An empty file of the namespace, else the one in which the coldest block of all its classes lies. KVD_NONE: none of its blocks can go. */
+static uint32_t file_to_give(kvd_core_t *core, uint32_t ns)
+{
+	uint32_t cold = KVD_NONE, empty = KVD_NONE;
+	uint64_t age, most = 0;
+	kvs_slab_look_t look;
+
+	for (uint32_t i = 0; i < core->class_count; i++) {
+		if (core->classes[i].ns == ns && coldest(core, KVD_DISK, i, &age) && age >= most) {
+			most = age;
+			cold = i;
+		}
+	}
+	for (uint32_t file = 0; file < ops_of(core, KVD_DISK)->slabs(core->tier[KVD_DISK]); file++) {
+		uint32_t class = ops_of(core, KVD_DISK)->look(core->tier[KVD_DISK], file, &look) == KV_OK &&
+						 !look.retired && !look.leaving && look.taken == 0
+					 ? class_of(core, KVD_DISK, look.slot_class)
+					 : KVD_NONE;
+
+		empty = class != KVD_NONE && core->classes[class].ns == ns ? file : empty;
+	}
+
+	return empty != KVD_NONE ? empty : coldest_file(core, cold);
+}
+
+/* A namespace has more files than its maximum, which was higher once: one of them goes, and nobody gets it. */
+static int pick_over(kvd_core_t *core)
+{
+	kvd_change_t *change = &core->change[KVD_DISK];
+	kvs_slab_look_t look;
+
+	change->look_ns = core->now_ns + AGAIN_NS;
+	for (uint32_t n = 0; n < core->ns_count; n++) {
+		uint32_t file = kvd_share_used(core, n, KVD_SHARE_DISK) > kvd_share_most(core, n, KVD_SHARE_DISK)
+					? file_to_give(core, n)
+					: KVD_NONE;
+
+		if (file != KVD_NONE && ops_of(core, KVD_DISK)->look(core->tier[KVD_DISK], file, &look) == KV_OK &&
+		    !look.retired) {
+			begin(core, KVD_DISK, file, class_of(core, KVD_DISK, look.slot_class), KVD_NONE);
+			return 1;
+		}
+	}
+
+	return 0;
 }
 
 /* ---- emptying it ------------------------------------------------------------------------------------------------------------ */
@@ -457,8 +512,14 @@ static int run(kvd_core_t *core, kvd_set_t t)
 	kvd_change_t *change = &core->change[t];
 	kvs_slab_look_t look;
 
+	if (change->slab == KVD_NONE && core->now_ns >= change->next_ns) {
+		if (t == KVD_DISK && core->now_ns >= change->look_ns && pick_over(core)) {
+			return 1;
+		}
+		return change->wanting > 0 ? pick(core, t) : 0;
+	}
 	if (change->slab == KVD_NONE) {
-		return change->wanting > 0 && core->now_ns >= change->next_ns ? pick(core, t) : 0;
+		return 0;
 	}
 	if (ops_of(core, t)->look(tier, change->slab, &look) != KV_OK || (!look.retired && !look.leaving)) {
 		end(core, t); /* its memory has come back */
@@ -468,7 +529,9 @@ static int run(kvd_core_t *core, kvd_set_t t)
 		return 0;
 	}
 	if (look.taken == 0) {
-		(void)ops_of(core, t)->retire(tier, change->slab, core->classes[change->to].tier_class[t]);
+		uint32_t to = change->to != KVD_NONE ? change->to : change->from; /* it may not have it any more */
+
+		(void)ops_of(core, t)->retire(tier, change->slab, core->classes[to].tier_class[t]);
 		return 0;
 	}
 	if (core->now_ns > change->give_up_ns) {

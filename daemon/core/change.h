@@ -9,6 +9,8 @@
  * one of the class that is short, unless that one has nothing it could evict: so two busy classes do not take slabs from each other in turn. A class
  * that was used in the last ten seconds then keeps half a slab at the least.
  *
+ * A namespace whose maximum on disk is lower than what it has gives files to nobody, one after the other: an empty one, else that of its coldest block.
+ *
  * Emptying a slab: the class that gives evicts its coldest blocks, as it would for itself, and the blocks of the slab move to the slots that come free. No lease
  * names a slot of the slab meanwhile (`named`); one that is opened while it is emptied is waited for, and ended where the namespace has to give.
  * Emptying a file, that of the coldest block: its blocks leave the disk set with what is below them.
@@ -24,13 +26,14 @@ typedef struct kvd_change {
 	uint32_t turn;    /* the class that is looked at next */
 	uint32_t slab;    /* KVD_NONE: none is in change */
 	uint32_t from;    /* classes */
-	uint32_t to;
-	uint32_t index; /* slot to look at next */
-	uint32_t moved; /* slots emptied since the last time round */
-	uint64_t named; /* slots of it that open leases name; of files none are */
-	int force;      /* a namespace over its share gives to another: leases do not hold it back */
+	uint32_t to;      /* KVD_NONE: nobody, the namespace is over its maximum */
+	uint32_t index;   /* slot to look at next */
+	uint32_t moved;   /* slots emptied since the last time round */
+	uint64_t named;   /* slots of it that open leases name; of files none are */
+	int force;        /* a namespace over its share gives to another: leases do not hold it back */
 	uint64_t give_up_ns;
 	uint64_t next_ns; /* none is picked before */
+	uint64_t look_ns; /* nor before this for nobody */
 } kvd_change_t;
 
 /* A slot of the class in tier t has been asked for, or its space was opened. */

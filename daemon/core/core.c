@@ -380,6 +380,12 @@ kv_status_t kvd_core_report(kvd_core_t *core, kvd_member_t id, const kv_report_t
 
 /* ---- time --------------------------------------------------------------------------------------------------------------------- */
 
+/* 0: there is no maximum. */
+static uint64_t most(const kvd_core_t *core, uint32_t n, kvd_resource_t what)
+{
+	return core->ns[n]->parts.most[what];
+}
+
 static void gauges_of(kvd_core_t *core, uint32_t n)
 {
 	kv_metrics_t *m = core->world.metrics;
@@ -390,6 +396,9 @@ static void gauges_of(kvd_core_t *core, uint32_t n)
 	kv_ns_metric_set(m, n, KV_NM_DISK_SHARE_BYTES, kvd_share_of(core, n, KVD_SHARE_DISK));
 	kv_ns_metric_set(m, n, KV_NM_BLOCKS, kvd_share_used(core, n, KVD_SHARE_INDEX));
 	kv_ns_metric_set(m, n, KV_NM_BLOCKS_SHARE, kvd_share_of(core, n, KVD_SHARE_INDEX));
+	kv_ns_metric_set(m, n, KV_NM_CPU_MAX_BYTES, most(core, n, KVD_SHARE_CPU));
+	kv_ns_metric_set(m, n, KV_NM_DISK_MAX_BYTES, most(core, n, KVD_SHARE_DISK));
+	kv_ns_metric_set(m, n, KV_NM_BLOCKS_MAX, most(core, n, KVD_SHARE_INDEX));
 	kv_ns_metric_set(m, n, KV_NM_IRRECLAIMABLE_BYTES, kvd_irreclaimable(core, n));
 }
 

@@ -271,6 +271,45 @@ static void p5_a_maximum_holds_however_much_is_idle(void **state)
 	rig_fini(&rig);
 }
 
+/* Files that were there before the maximum was lowered go by themselves, while the service goes on, and what was used last is kept. */
+static void p5_files_above_a_lowered_maximum_go_soon(void **state)
+{
+	const uint64_t most = 9u << 20;
+	uint64_t until;
+	user_t user;
+
+	(void)state;
+	stage(1);
+	rig_start(&rig);
+	attach(&user, rig.sock, RIG_LAYOUT);
+	put_many(&user, MANY);
+	rig_written(&rig);
+	assert_true(rig_share(user.kvc, "disk", "used") > 2 * most);
+	user_leave(&user);
+	rig_option(&rig, "--share.max_disk=default=9MiB");
+	restart(SIGTERM);
+	attach(&user, rig.sock, RIG_LAYOUT);
+	assert_int_equal(rig_number(user.kvc, "kvd_namespace_disk_max_bytes"), most);
+	for (until = rig_now_ms() + RIG_WAIT_MS; rig_share(user.kvc, "disk", "used") > most;) {
+		assert_true(rig_now_ms() < until);
+		usleep(1000);
+	}
+	printf("# down to %" PRIu64 " bytes\n", rig_share(user.kvc, "disk", "used"));
+	assert_true(rig_share(user.kvc, "disk", "used") > most / 2);
+	assert_true(matched(&user, 0, MANY) > 200);
+	put_durable(&user, 1000);
+	read_all(&user, 1000, 1);
+	user_leave(&user);
+	rig_check_quiet(&rig);
+	restart(SIGKILL);
+	attach(&user, rig.sock, RIG_LAYOUT);
+	assert_in_range(rig_share(user.kvc, "disk", "used"), 1, most);
+	read_all(&user, 1000, 1);
+	user_leave(&user);
+	rig_check_quiet(&rig);
+	rig_fini(&rig);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -279,6 +318,7 @@ int main(void)
 		cmocka_unit_test(p5_a_namespace_that_fills_the_index_gives_another_its_share),
 		cmocka_unit_test(p5_a_namespace_that_holds_all_memory_gives_another_its_share),
 		cmocka_unit_test(p5_a_maximum_holds_however_much_is_idle),
+		cmocka_unit_test(p5_files_above_a_lowered_maximum_go_soon),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -9,10 +9,13 @@
 	X(MEMBERS, kvd_namespace_members, KV_METRIC_GAUGE, "live members")                                             \
 	X(CPU_BYTES, kvd_namespace_cpu_bytes, KV_METRIC_GAUGE, "bytes of its slabs")                                   \
 	X(CPU_SHARE_BYTES, kvd_namespace_cpu_share_bytes, KV_METRIC_GAUGE, "its share of the CPU tier; what it has beyond is borrowed") \
+	X(CPU_MAX_BYTES, kvd_namespace_cpu_max_bytes, KV_METRIC_GAUGE, "its maximum in the CPU tier; 0: none") \
 	X(DISK_BYTES, kvd_namespace_disk_bytes, KV_METRIC_GAUGE, "bytes of its slot files")                            \
 	X(DISK_SHARE_BYTES, kvd_namespace_disk_share_bytes, KV_METRIC_GAUGE, "its share of the disk tier")             \
+	X(DISK_MAX_BYTES, kvd_namespace_disk_max_bytes, KV_METRIC_GAUGE, "its maximum in the disk tier; 0: none")\
 	X(BLOCKS, kvd_namespace_blocks, KV_METRIC_GAUGE, "its blocks in the index")                                    \
 	X(BLOCKS_SHARE, kvd_namespace_blocks_share, KV_METRIC_GAUGE, "its share of the index")                         \
+	X(BLOCKS_MAX, kvd_namespace_blocks_max, KV_METRIC_GAUGE, "its maximum in the index; 0: none")          \
 	X(IRRECLAIMABLE_BYTES, kvd_namespace_irreclaimable_bytes, KV_METRIC_GAUGE, "pinned, unfinished and quarantined bytes in memory: they end at the share") \
 	X(EVICTED, kvd_namespace_evicted_total, KV_METRIC_COUNTER, "blocks evicted from a tier for others of the namespace") \
 	X(EVICTED_FOR_OTHERS, kvd_namespace_evicted_for_others_total, KV_METRIC_COUNTER, "blocks evicted from a tier for another namespace: what was borrowed") \
