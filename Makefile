@@ -5,7 +5,7 @@ JOBS ?= $(shell nproc)
 BUILD = build/$(PRESET)
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build bundle demo demo-vllm test crashloop test-engines bench bench-engines lint ci docs install clean
+.PHONY: help deps configure build bundle demo demo-vllm test crashloop test-engines bench bench-engines lint ci docs install clean
 
 help: ## this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -13,12 +13,15 @@ help: ## this text
 deps: ## install the Debian packages that are missing
 	@scripts/deps.sh build
 
-build: deps ## configure and build (PRESET=release)
+configure: deps
 	@cmake --preset $(PRESET) >$(PRESET).configure.log 2>&1 || { cat $(PRESET).configure.log; rm -f $(PRESET).configure.log; exit 1; }
 	@rm -f $(PRESET).configure.log
+
+build: configure ## configure and build (PRESET=release)
 	@cmake --build $(BUILD) -j $(JOBS)
 
-demo: build ## a small transformer stops recomputing prompts it has seen (TRACE=file replays your own trace)
+demo: configure ## a small transformer stops recomputing prompts it has seen (TRACE=file replays your own trace)
+	@cmake --build $(BUILD) -j $(JOBS) --target kvd kvd-meta kvctl kve-chat
 	@scripts/demo.sh $(BUILD)
 
 demo-vllm: ## a real vLLM (CPU) finds its prompts again after it, and after the daemon, was restarted (makes a venv: 2.8 GB)

@@ -63,7 +63,10 @@ daemon_pid() {
 	fail "the keeper has no daemon"
 }
 
-chat() { "$build/bin/kve-chat" --seed "$seed" "$@"; }
+# A run of the chat; what came of it is added to results.
+chat() { "$build/bin/kve-chat" --seed "$seed" --json "$@" >>"$dir/results"; }
+
+report() { awk "$@" -f scripts/demo-report.awk "$dir/results"; }
 
 start_daemon() {
 	"$build/bin/kvd" --run_dir="$dir/run" --cpu.size=96MiB --cpu.slab_size=16MiB --index.max_blocks=65536 \
@@ -75,7 +78,7 @@ start_daemon() {
 
 # An engine is killed -9 after a third of its requests; what it had stored stays.
 killed_engine() {
-	chat --socket "$socket" --phase "engine, killed" --log "$dir/killed.log" --reference "$dir/reference" >/dev/null &
+	"$build/bin/kve-chat" --seed "$seed" --socket "$socket" --log "$dir/killed.log" --reference "$dir/reference" >/dev/null &
 	engine=$!
 	wait_for 60 "the engine's first answers" lines_in "$dir/killed.log" 14
 	kill -9 "$engine"
@@ -86,7 +89,7 @@ killed_engine() {
 # The daemon is killed -9 while an engine works; the engine goes on, and finds it again.
 killed_daemon() {
 	local status=0
-	chat --socket "$socket" --phase "3 daemon killed meanwhile" --log "$dir/outage.log" --reference "$dir/reference" &
+	chat --socket "$socket" --phase "daemon killed meanwhile" --log "$dir/outage.log" --reference "$dir/reference" &
 	engine=$!
 	wait_for 60 "the engine's first answers" lines_in "$dir/outage.log" 6
 	kill -9 "$(daemon_pid)"
@@ -96,27 +99,51 @@ killed_daemon() {
 }
 
 run_chat() {
-	say "A chat of several users on a small transformer, seed $seed. Each phase is a new engine process with an empty cache of its own."
-	chat --no-cache --header --phase "0 no cache" --write-reference "$dir/reference"
+	say "A small transformer on the CPU answers the 42 requests of a chat, seed $seed. Each phase is a new engine process, its own cache empty."
+	say "0. Without kvd every prompt is computed."
+	chat --no-cache --phase "without kvd" --write-reference "$dir/reference"
+	report -v what=last
+	say "1. With kvd, empty at first: later turns of a conversation load what earlier ones have stored."
 	start_daemon
-	chat --socket "$socket" --phase "1 cold" --reference "$dir/reference"
+	chat --socket "$socket" --phase "first chat" --reference "$dir/reference"
+	report -v what=last
+	say "2. An engine is killed with kill -9 in the middle; a new one loads what is stored."
 	killed_engine
-	chat --socket "$socket" --phase "2 engine killed, restarted" --reference "$dir/reference"
+	chat --socket "$socket" --phase "engine killed" --reference "$dir/reference"
+	report -v what=last
+	say "3. The daemon is killed with kill -9 while an engine works; the engine goes on and attaches again."
 	killed_daemon
-	chat --socket "$socket" --phase "4 after it" --reference "$dir/reference"
+	report -v what=last
+	say "4. The same chat once more."
+	chat --socket "$socket" --phase "afterwards" --reference "$dir/reference"
+	report -v what=last
+}
+
+chart() {
+	local block='#'
+	if [ -t 1 ] && [ "$(locale charmap 2>/dev/null)" = UTF-8 ]; then
+		block='█'
+	fi
+	say "Time to the first token, median, of prompts that were mostly found:"
+	report -v what=chart -v "block=$block"
+	report -v what=verdict || fail "nothing was found, or an answer differs"
 }
 
 check() {
-	say "kvctl check"
-	"$build/bin/kvctl" check --socket "$socket" || fail "kvctl check found something"
+	"$build/bin/kvctl" check --socket "$socket" >"$dir/check" || {
+		cat "$dir/check"
+		fail "kvctl check found something"
+	}
+	say "kvctl check: $(tail -n 1 "$dir/check")"
 }
 
 replay() {
-	local trace=${TRACE:-$dir/trace.jsonl}
+	local trace=${TRACE:-$dir/trace.jsonl} what="your trace ${TRACE:-}"
 	if [ -z "${TRACE:-}" ]; then
 		awk -v seed="$seed" -f scripts/demo-trace.awk >"$trace"
+		what="a synthetic trace of conversations (TRACE=file make demo replays yours)"
 	fi
-	say "kvctl replay --trace $trace ($(wc -l <"$trace") requests)"
+	say "kvctl replay: the requests of $what"
 	"$build/bin/kvctl" replay --live --socket "$socket" --trace "$trace" || fail "the replay found wrong bytes or did not end"
 }
 
@@ -130,5 +157,6 @@ served() {
 run_chat
 served
 check
+chart
 replay
-say "The demo took $SECONDS s. Every answer was the one of the run without any cache."
+say "The demo took $SECONDS s."
