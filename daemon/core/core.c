@@ -473,8 +473,7 @@ uint64_t kvd_core_tick(kvd_core_t *core)
 			break;
 		}
 	}
-	core->puts_left = 0;
-	kvd_puts_run(core);
+	kvd_puts_go_on(core);
 	if (core->tier[KVD_DISK]) {
 		(void)kvd_fills_run(core);
 		(void)kvd_writes_run(core);

@@ -75,6 +75,7 @@ struct kvd_core {
 	uint32_t run_head, run_tail; /* puts to look at again */
 	uint32_t pending_heads[KVD_PENDING_HEADS];
 	uint32_t run_count;
+	uint32_t put_blocks;       /* blocks of one put that may become visible in a row now */
 	int puts_left;             /* one of them has had its share and goes on at the next turn */
 	uint32_t durable_owed;     /* ended puts that owe a DURABLE */
 	int showing;               /* some mirror is not filled after recovery */

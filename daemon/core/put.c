@@ -1,5 +1,9 @@
 #include "internal.h"
 
+#define BLOCKS_OF_A_REQUEST 1024u
+#define BLOCKS_OF_A_TICK    64u
+#define TICK_NS             UINT64_C(20000)
+
 kvd_put_t *kvd_put_find(kvd_core_t *core, uint64_t id)
 {
 	uint32_t place = kvd_id_place(id);
@@ -64,10 +68,12 @@ static void queue_remove(kvd_core_t *core, kvd_put_t *put)
 	put->run_queued = 0;
 }
 
-void kvd_puts_run(kvd_core_t *core)
+/* At most so many blocks of one put become visible in a row. */
+static void run_puts(kvd_core_t *core, uint32_t blocks, uint64_t until_ns)
 {
 	uint32_t retries = 0;
 
+	core->put_blocks = blocks;
 	/* One that must be looked at later queues itself again: stop when only such are left. */
 	while (core->run_count > retries) {
 		kvd_put_t *put = queue_pop(core);
@@ -77,7 +83,25 @@ void kvd_puts_run(kvd_core_t *core)
 		kvd_put_try(core, put);
 		put = kvd_pool_at(&core->puts, self);
 		retries += put->id == id && put->run_queued ? 1 : 0;
+		if (core->run_count > retries && kv_now_ns(core->env) >= until_ns) {
+			core->puts_left = 1;
+			break;
+		}
 	}
+}
+
+/* What is left over of earlier puts, whoever made them, is not this request's to wait for: ticks go on with it (decision 033). */
+void kvd_puts_run(kvd_core_t *core)
+{
+	if (!core->puts_left) {
+		run_puts(core, BLOCKS_OF_A_REQUEST, UINT64_MAX);
+	}
+}
+
+void kvd_puts_go_on(kvd_core_t *core)
+{
+	core->puts_left = 0;
+	run_puts(core, BLOCKS_OF_A_TICK, core->now_ns + TICK_NS);
 }
 
 /* ---- running puts of a namespace ------------------------------------------------------------------------------------------------ */

@@ -199,6 +199,8 @@ void kvd_put_destroy(kvd_core_t *core, kvd_put_t *put);
 void kvd_put_written(kvd_core_t *core, uint64_t id, uint32_t index, kv_status_t status, kvs_loc_t cpu, kvs_loc_t disk);
 /* Look again at the puts whose turn has come. */
 void kvd_puts_run(kvd_core_t *core);
+/* The same once a tick: also what was left over. */
+void kvd_puts_go_on(kvd_core_t *core);
 /* A block has become visible: puts that wait for its key go on. */
 void kvd_put_wake(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint32_t group);
 /* The arrays of all puts: the core ends. */

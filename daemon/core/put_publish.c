@@ -2,7 +2,6 @@
 #include "internal.h"
 
 #define STAGING_WORDS 512u
-#define TURNS         1024u /* blocks of one put made visible in a row */
 
 /* ---- PUT_END --------------------------------------------------------------------------------------------------------------------- */
 
@@ -392,7 +391,7 @@ void kvd_put_try(kvd_core_t *core, kvd_put_t *put)
 		return;
 	}
 	for (uint32_t turns = 0; put->alone ? put->turn_head != KVD_NONE : put->next < put->n; turns++) {
-		if (turns == TURNS) { /* everybody else first */
+		if (turns == core->put_blocks) { /* everybody else first */
 			kvd_put_queue(core, put);
 			core->puts_left = 1;
 			return;

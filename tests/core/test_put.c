@@ -561,17 +561,19 @@ static void p5_a_flush_that_failed_is_not_asked_for_again_at_once(void **state)
 	stage_end();
 }
 
-/* The heartbeat of all namespaces goes on while a long prompt becomes visible. */
+/* The heartbeat of all namespaces goes on while a long prompt becomes visible, and no request of another tenant pays for it. */
 static void p5_a_long_put_takes_several_turns(void **state)
 {
 	enum { LONG = 3000 };
 	static kv_key_t keys[LONG];
 	kv_msg_t ask = {0}, reply;
+	u_member_t *other;
 	uint64_t put;
 
 	(void)state;
 	universe_init(&u_, &(u_config_t){.cpu_slots = 4096, .max_blocks = 8192, .seed = kv_test_seed()}, NULL);
 	m_ = u_join(&u_, 0, "engine", 2, 0);
+	other = u_join(&u_, 1, "other", 2, 0);
 	space_ = u_space(&u_, 0, "model");
 	u_chain(NULL, 5, keys, LONG);
 	ask.put_start = (kv_msg_put_start_t){
@@ -583,8 +585,12 @@ static void p5_a_long_put_takes_several_turns(void **state)
 	assert_int_equal(u_request(&u_, m_, KV_CODE_PUT_END, &ask, &reply), KV_OK);
 	assert_int_equal(reply.put_end_reply.complete, LONG);
 	assert_int_equal(u_.core->ix.blocks.used, 1024);
+	/* Another tenant's request does not wait for the rest. */
+	ask.put_revoke = (kv_msg_put_revoke_t){.put = put};
+	assert_int_not_equal(u_request(&u_, other, KV_CODE_PUT_REVOKE, &ask, &reply), KV_OK);
+	assert_int_equal(u_.core->ix.blocks.used, 1024);
 	assert_int_equal(kvd_core_tick(u_.core), 0); /* wants to go on at once */
-	assert_int_equal(u_.core->ix.blocks.used, 2048);
+	assert_int_equal(u_.core->ix.blocks.used, 1024 + 64);
 	u_settle(&u_);
 	assert_int_equal(done(put)->msg.put_done.n, LONG);
 	stage_end();
