@@ -34,6 +34,7 @@ typedef struct fault_control {
 	_Atomic uint64_t links;       /* kept so far */
 	_Atomic uint64_t ring_writes; /* done for a ring */
 	_Atomic uint64_t injected;
+	_Atomic uint32_t ahead_s; /* so far the clock of the processes is ahead */
 } fault_control_t;
 
 enum fault_record_kind {

@@ -381,6 +381,54 @@ static void p1_p6_a_tier_waits_until_resets_are_recorded_and_the_service_goes_on
 	rig_fini(&rig);
 }
 
+/* The metadata is lost, and the headers cannot be read: nothing is dropped for that, for ten minutes. */
+static void p2_headers_that_cannot_be_read_are_given_up_after_ten_minutes_and_no_sooner(void **state)
+{
+	const uint64_t until = rig_now_ms() + RIG_WAIT_MS;
+	fault_disk_t disk;
+	char meta[96];
+
+	(void)state;
+	rig_init_mount(&rig, "48m");
+	fault_disk_open(&disk, &rig);
+	start();
+	assert_int_equal(put(1, 1), KVC_OK);
+	for (uint32_t ahead_s = 500; ahead_s <= 700; ahead_s += 200) {
+		stop(SIGTERM);
+		fault_disk_wait(&rig);
+		snprintf(meta, sizeof meta, "%s/meta", rig.disk);
+		kv_test_dir_remove(meta);
+		atomic_store(&disk.control->ahead_s, 0);
+		assert_int_equal(truncate(rig.log, 0), 0);
+		fault_disk_arm(&disk, FAULT_READ, FAULT_SLOTS, EIO, 0, UINT32_MAX);
+		start();
+		assert_int_equal(rig_metric(&rig, "kvd_disk_state"), 3);
+		while (!rig_log_has(&rig, "still off")) { /* the thread has met them: its time begins */
+			assert_true(rig_now_ms() < until);
+			usleep(10000);
+		}
+		atomic_store(&disk.control->ahead_s, ahead_s);
+		if (ahead_s < 600) { /* not yet: and as soon as they can be read, all is there */
+			usleep(1500000);
+			assert_int_equal(rig_metric(&rig, "kvd_disk_state"), 3);
+			fault_disk_arm(&disk, FAULT_OPS, 0, 0, 0, 0);
+		}
+		assert_true(rig_metric_is(&rig, "kvd_disk_state", 0));
+		fault_disk_arm(&disk, FAULT_OPS, 0, 0, 0, 0);
+		assert_int_equal(rig_metric(&rig, "kvd_disk_rebuilt_total"), ahead_s < 600 ? LEN : 0);
+	}
+	stop(SIGTERM);
+	atomic_store(&disk.control->ahead_s, 0);
+	start();
+	assert_int_equal(match(1), 0);
+	assert_int_equal(put(2, 1), KVC_OK);
+	assert_true(is_read(2));
+	rig_check_quiet(&rig);
+	stop(SIGTERM);
+	fault_disk_close(&disk);
+	rig_fini(&rig);
+}
+
 static int clean_up(void **state)
 {
 	(void)state;
@@ -399,6 +447,8 @@ int main(void)
 		cmocka_unit_test_teardown(p6_a_start_on_a_full_disk_serves_without_it_until_there_is_room, clean_up),
 		cmocka_unit_test_teardown(p2_p6_slot_files_moved_away_cost_durability_while_they_are_gone, clean_up),
 		cmocka_unit_test_teardown(p1_p6_a_tier_waits_until_resets_are_recorded_and_the_service_goes_on,
+					  clean_up),
+		cmocka_unit_test_teardown(p2_headers_that_cannot_be_read_are_given_up_after_ten_minutes_and_no_sooner,
 					  clean_up),
 		cmocka_unit_test_teardown(p7_clients_at_work_go_on_while_the_tier_is_attached, clean_up),
 	};
