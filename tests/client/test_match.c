@@ -4,6 +4,7 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -215,7 +216,6 @@ static void p1_a_match_beside_a_writer_never_says_what_never_was(void **state)
 	bed_t bed;
 	writer_t writer = {.bed = &bed};
 	pthread_t thread;
-	uint32_t contended = 0;
 
 	(void)state;
 	bed_make(&bed, 512);
@@ -223,20 +223,20 @@ static void p1_a_match_beside_a_writer_never_says_what_never_was(void **state)
 		assert_int_equal(mirror_set(bed.mirror, &bed.keys[i], 0, KV_TIER_CPU), 0);
 	}
 	assert_int_equal(pthread_create(&thread, NULL, write_for_ever, &writer), 0);
-	for (uint32_t round = 0; round < 20000; round++) {
+	for (uint32_t answers = 0; answers < 10000;) {
 		kvc_match_t m = match(&bed, 1000);
 
-		if (m.why == KV_WHY_CONTENDED) {
-			contended++;
+		if (m.why ==
+		    KV_WHY_CONTENDED) { /* the writer has lost its CPU inside a bucket, for as long as the machine likes */
+			sched_yield();
 			continue;
 		}
+		answers++;
 		assert_in_range(m.n, STABLE, MOVING);
 		assert_in_range(m.n_cpu, STABLE, m.n);
 	}
 	atomic_store(&writer.stop, 1);
 	pthread_join(thread, NULL);
-	/* A writer that lost its CPU inside a bucket is the only cause; how often that is, the machine decides. */
-	assert_in_range(contended, 0, 19000);
 	bed_free(&bed);
 }
 
@@ -294,7 +294,8 @@ static void match_makes_no_system_call(void **state)
 	if (clock == 0) {
 		/* With the real clock, which the C library reads without a system call here. */
 		bed.kvc.env = kv_env_posix;
-		mirror_beat(bed.mirror, kv_now_ns(&kv_env_posix) + KV_MIRROR_STALE_NS / 2);
+		mirror_beat(bed.mirror, kv_now_ns(&kv_env_posix));
+		bed.map.stale_ns = UINT64_MAX; /* however long the machine takes for the child */
 	} else {
 		printf("# the clock itself is a system call here: measured with a clock of the test\n");
 	}
