@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -43,14 +44,44 @@ static int send_answer(kvs_meta_message_t *m, kv_status_t status)
 	return send(KVS_META_FD, m, bytes, MSG_NOSIGNAL) == (ssize_t)bytes && status == KV_OK;
 }
 
+/* Rows for the next SCAN, read while the daemon takes those of the last one in. */
+static struct {
+	int is_there;
+	kv_status_t status;
+	uint64_t from;
+	uint32_t count;
+	int more;
+	kvs_change_t change[KVS_META_CHANGES];
+} ahead;
+
+static void read_ahead(kvs_rocks_t *db, uint64_t from)
+{
+	ahead.is_there = 1;
+	ahead.from = from;
+	ahead.status = kvs_rocks_read(db, from, ahead.change, KVS_META_CHANGES, &ahead.count, &ahead.more);
+}
+
+static kv_status_t scan(kvs_rocks_t *db, kvs_meta_message_t *m)
+{
+	if (!ahead.is_there || ahead.from != m->from) {
+		read_ahead(db, m->from);
+	}
+	ahead.is_there = 0;
+	m->count = ahead.count;
+	m->flags = ahead.more ? KVS_META_MORE : 0;
+	memcpy(m->change, ahead.change, m->count * sizeof *m->change);
+
+	return ahead.status;
+}
+
 /* The answer's fields replace the request's. */
 static kv_status_t handle(kvs_rocks_t *db, kvs_meta_message_t *m)
 {
 	int sync = (m->flags & KVS_META_SYNC) != 0;
 	kv_status_t status = KV_ERR_PROTO;
-	int more = 0;
 
 	if (m->verb == KVS_META_WRITE) {
+		ahead.is_there = 0;
 		for (uint32_t i = 0; i < m->count; i++) {
 			kvs_rocks_add(db, &m->change[i]);
 		}
@@ -67,8 +98,7 @@ static kv_status_t handle(kvs_rocks_t *db, kvs_meta_message_t *m)
 	} else if (m->verb == KVS_META_CLOSE) {
 		status = kvs_rocks_close(db);
 	} else if (m->verb == KVS_META_SCAN) {
-		status = kvs_rocks_read(db, m->from, m->change, KVS_META_CHANGES, &m->count, &more);
-		m->flags = more ? KVS_META_MORE : 0;
+		status = scan(db, m);
 	}
 
 	return status;
@@ -96,6 +126,8 @@ static void serve(kvs_rocks_t *db)
 			(void)handle(db, &m);
 		} else if (!send_answer(&m, handle(db, &m)) || verb == KVS_META_CLOSE) {
 			return;
+		} else if (verb == KVS_META_SCAN && (m.flags & KVS_META_MORE)) {
+			read_ahead(db, kvs_meta_place(&m.change[m.count - 1u].row) + 1u);
 		}
 	}
 }

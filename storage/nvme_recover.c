@@ -414,7 +414,9 @@ kv_status_t kvs_recovery_read(kvs_nvme_t *nvme)
 	if (!scan->entry) {
 		return KV_ERR_NOMEM;
 	}
-	choose_copies(scan);
+	if (nvme->rebuild) {
+		choose_copies(scan); /* rows are of one copy each */
+	}
 
 	return KV_OK;
 }
