@@ -66,7 +66,7 @@ refuse "a cut-off line"
 refuse "an id that is no number"
 
 # A daemon that dies midway: the exit code says so, and what it had evicted before cannot be taken off a count that is gone.
-awk 'BEGIN { for (i = 1; i <= 4000; i++) printf "{\"timestamp\": %d, \"input_length\": 1024, \"output_length\": 1, \"hash_ids\": [%d, %d]}\n", i, 2 * i, 2 * i + 1 }' >"$dir/endless"
+awk 'BEGIN { for (i = 1; i <= 40000; i++) printf "{\"timestamp\": %d, \"input_length\": 1024, \"output_length\": 1, \"hash_ids\": [%d, %d]}\n", i, 2 * i, 2 * i + 1 }' >"$dir/endless"
 "$(dirname "$kvctl")/kvd" --run_dir="$dir/run" --cpu.size=4MiB --http.listen=off --events.enabled=off --keeper=off 2>"$dir/log" &
 daemon=$!
 evicted() { field kvd_evicted_cpu_total "$("$kvctl" --socket "$dir/run/default.sock" stats kvd_evicted_cpu_total --json 2>/dev/null)"; }

@@ -44,8 +44,8 @@ static void put_many(user_t *user, uint32_t count)
 	}
 }
 
-/* Put until it is acknowledged as durable: room comes in steps. */
-static void put_durable(user_t *user, uint64_t seed)
+/* Put until all of it is there, or acknowledged as durable: room comes in steps. */
+static void put_whole(user_t *user, uint64_t seed, int durable)
 {
 	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
 	kvc_key_t keys[LEN];
@@ -53,7 +53,7 @@ static void put_durable(user_t *user, uint64_t seed)
 
 	user_keys(user, seed, LEN, keys);
 	for (;;) {
-		kvc_status_t status = user_put(user, keys, 0, LEN, 1, &visible);
+		kvc_status_t status = user_put(user, keys, 0, LEN, durable, &visible);
 
 		if (status == KVC_OK && visible == LEN) {
 			return;
@@ -116,7 +116,7 @@ static void p2_a_disk_full_of_a_model_nobody_opens_takes_the_next_one(void **sta
 
 	attach(&new, rig.sock, OTHER_LAYOUT);
 	for (uint32_t c = 0; c < 20; c++) {
-		put_durable(&new, c);
+		put_whole(&new, c, 1);
 	}
 	assert_true(rig_metric(&rig, "kvd_files_retired_total") > 0);
 	user_leave(&new);
@@ -146,7 +146,7 @@ static void p5_a_namespace_that_fills_the_disk_gives_another_its_share(void **st
 	rig_written(&rig);
 	attach(&user, rig.sock, RIG_LAYOUT);
 	for (uint32_t c = 0; c < 18; c++) { /* 576 blocks: 3 of the 6 files there is room for */
-		put_durable(&user, c);
+		put_whole(&user, c, 1);
 		user_keys(&rival, 1000 + c, LEN, keys);
 		(void)user_put(&rival, keys, 0, LEN, 0, NULL);
 	}
@@ -240,7 +240,6 @@ static void p5_a_namespace_that_holds_all_memory_gives_another_its_share(void **
 static void p5_a_maximum_holds_however_much_is_idle(void **state)
 {
 	static const char *const layouts[] = {RIG_LAYOUT, OTHER_LAYOUT};
-	kvc_key_t keys[LEN];
 	user_t user;
 
 	(void)state;
@@ -253,8 +252,7 @@ static void p5_a_maximum_holds_however_much_is_idle(void **state)
 	for (uint32_t i = 0; i < 4; i++) {
 		attach(&user, rig.sock, layouts[i % 2]);
 		for (uint32_t c = 0; c < MANY / 2; c++) {
-			user_keys(&user, 100 * i + c, LEN, keys);
-			(void)user_put(&user, keys, 0, LEN, 0, NULL);
+			put_whole(&user, 100 * i + c, 0);
 			assert_in_range(rig_share(user.kvc, "cpu", "used"), 1, 3u << 20);
 			assert_in_range(rig_share(user.kvc, "disk", "used"), 0, 9u << 20);
 			assert_in_range(rig_share(user.kvc, "index", "used"), 1, 450);
@@ -297,7 +295,7 @@ static void p5_files_above_a_lowered_maximum_go_soon(void **state)
 	printf("# down to %" PRIu64 " bytes\n", rig_share(user.kvc, "disk", "used"));
 	assert_true(rig_share(user.kvc, "disk", "used") > most / 2);
 	assert_true(matched(&user, 0, MANY) > 200);
-	put_durable(&user, 1000);
+	put_whole(&user, 1000, 1);
 	read_all(&user, 1000, 1);
 	user_leave(&user);
 	rig_check_quiet(&rig);
