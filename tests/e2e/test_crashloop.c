@@ -385,6 +385,17 @@ static void p2_what_a_rebuild_finds_is_synced_before_it_is_acknowledged(void **s
 	free(l);
 }
 
+/* A daemon, a user, and the keys of a conversation whose writes are about to fail. */
+static void begin_torn(loop_t *l, user_t *user, kvc_key_t *keys)
+{
+	assert_non_null(l);
+	l->rng.state = kv_test_seed();
+	loop_open(l);
+	loop_start(l, 0);
+	user_attach(user, &l->rig, "loop");
+	user_keys(user, 0, LEN, keys);
+}
+
 /* A write fails half-way: its header is on the device. The block is put again, into another slot; then the headers are all there is. */
 static void p2_of_two_copies_a_rebuild_keeps_the_one_that_is_whole(void **state)
 {
@@ -395,12 +406,7 @@ static void p2_of_two_copies_a_rebuild_keeps_the_one_that_is_whole(void **state)
 	user_t user;
 
 	(void)state;
-	assert_non_null(l);
-	l->rng.state = kv_test_seed();
-	loop_open(l);
-	loop_start(l, 0);
-	user_attach(&user, &l->rig, "loop");
-	user_keys(&user, 0, LEN, keys);
+	begin_torn(l, &user, keys);
 	fault_disk_arm(&l->disk, FAULT_WRITE, FAULT_SLOTS, EIO, 0, 1);
 	assert_int_not_equal(user_put(&user, keys, 0, LEN, 1, &n), KVC_OK);
 	while (user_put(&user, keys, 0, LEN, 1, &n) != KVC_OK) {
@@ -426,12 +432,7 @@ static void p2_a_torn_block_that_a_rebuild_finds_is_not_acknowledged(void **stat
 	user_t user;
 
 	(void)state;
-	assert_non_null(l);
-	l->rng.state = kv_test_seed();
-	loop_open(l);
-	loop_start(l, 0);
-	user_attach(&user, &l->rig, "loop");
-	user_keys(&user, 0, LEN, keys);
+	begin_torn(l, &user, keys);
 	fault_disk_arm(&l->disk, FAULT_WRITE, FAULT_SLOTS, EIO, 0, UINT32_MAX);
 	assert_int_not_equal(user_put(&user, keys, 0, LEN, 1, &n), KVC_OK);
 	user_leave(&user);
