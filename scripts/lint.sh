@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Format, clang-tidy and the rules of structure that a compiler does not know. Each finding is one line; the exit code says whether there was any.
-# usage: scripts/lint.sh [format|tidy|size|includes|metrics|words|shell ...]   (default: all)
+# usage: scripts/lint.sh [format|tidy|size|includes|circles|metrics|words|shell ...]   (default: all)
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 failed=0
@@ -76,6 +76,25 @@ lint_engine() {
 	report "$(sources 'client/*.[ch]' 'connectors/*.[ch]' 'connectors/vllm/src/*.[ch]' 'kernels/*.[ch]' | grep -v '^client/kvctl/' | xargs grep -nE '\b(kv_assert|assert|abort|__builtin_trap|_exit|exit|raise)\(' | grep -vE '^[^:]*:[0-9]+:\s*(\*|/\*|//)' | sed 's/$/   <- inside an engine: kv_holds(), and give up/')"
 }
 
+# Files that call each other both ways, from the objects of a build: pairs, and the greatest circle.
+lint_circles() {
+	local part pairs circle objects build=${KVD_BUILD:-build/release}
+	objects=$(find "$build" -path '*/tests/*' -prune -o -name '*.c.o' -print 2>/dev/null)
+	while read -r part pairs circle; do
+		report "$(printf '%s\n' "$objects" | xargs nm -A -P 2>/dev/null | awk -v root="$build" -v part="$part" -v pairs="$pairs" -v circle="$circle" -f scripts/circles.awk)"
+	done <<-'END'
+		common/.* 0 3
+		client/.* 1 3
+		engine/.* 0 3
+		kernels/.* 6 10
+		storage/.* 12 8
+		daemon/core/.* 23 19
+		daemon/io/.* 12 10
+		daemon/ 2 3
+		connectors/.* 16 16
+	END
+}
+
 # Words that promise something the code does not do.
 lint_words() {
 	report "$(all_c | xargs grep -nEi '\b(TODO|FIXME|XXX|HACK|for now|placeholder)\b' | sed -n 1,20p)"
@@ -89,7 +108,7 @@ lint_shell() {
 		grep -vE '^[^:]*:[0-9]+:[[:space:]]*#' | sed 's/$/   <- stops reading early: read all (sed -n 1p), or ask a variable/')"
 }
 
-[ $# -gt 0 ] || set -- format size includes metrics engine words shell tidy
+[ $# -gt 0 ] || set -- format size includes circles metrics engine words shell tidy
 for rule in "$@"; do
 	"lint_$rule"
 done
