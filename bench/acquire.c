@@ -1,6 +1,7 @@
-/* acquire -- acquire and release of a resident 8,192-block prefix, against two raw UNIX-socket round trips of messages of the same size, with the same
- * pinning (asking side on one processor, answering side on the other) and the same spinning on both sides. ns a pair. Goal: ratio <= 1.5.
- * acquire/branched -- the same of a prefix that another one leaves at every block, the worst a client can make of the index. */
+/* acquire -- acquire and release of a resident 8,192-block prefix, against two raw UNIX-socket round trips of messages
+ * of the same size, with the same pinning (asking side on one processor, answering side on the other) and the same
+ * spinning on both sides. ns a pair. Goal: ratio <= 1.5. acquire/branched -- the same of a prefix that another one
+ * leaves at every block, the worst a client can make of the index. */
 #include "bench.h"
 #include "rig.h"
 

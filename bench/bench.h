@@ -79,13 +79,14 @@ uint64_t bench_param_size(const bench_run_t *run, const char *name, uint64_t oth
 /* --quick: smaller sizes, where a bench has any. */
 int bench_quick(const bench_run_t *run);
 
-/* ---- tools ----------------------------------------------------------------------------------------------------- */
+/* ---- tools ----------------------------------------------------------------------------------- */
 
 uint64_t bench_now_ns(void);        /* CLOCK_MONOTONIC                  */
 uint64_t bench_thread_cpu_ns(void); /* of the calling thread            */
 uint64_t bench_process_cpu_ns(void);
 
-/* Pin the calling thread to the n-th CPU the program was started on (modulo their number). Returns the CPU, -1 when it could not. */
+/* Pin the calling thread to the n-th CPU the program was started on (modulo their number). Returns the CPU, -1 when it
+ * could not. */
 int bench_pin(unsigned n);
 /* Undo it. The harness does so after each bench. */
 void bench_unpin(void);

@@ -1,9 +1,12 @@
-/* connector/load -- 100 MB of an engine's cache (256 blocks of 384 KiB, 6 layers of opaque pages) loaded by a worker within a step, verified, against
- * memcpy of the same pages on one thread. ns. Goal: ratio <= 1, and far below 15 ms on two cores.
+/* connector/load -- 100 MB of an engine's cache (256 blocks of 384 KiB, 6 layers of opaque pages) loaded by a worker
+ * within a step, verified, against memcpy of the same pages on one thread. ns. Goal: ratio <= 1, and far below 15 ms on
+ * two cores.
  *
- * connector/first -- the same, the first load of a process, after half a second of idling: with and without touching the pages in the background.
+ * connector/first -- the same, the first load of a process, after half a second of idling: with and without touching
+ * the pages in the background.
  *
- * connector/save -- the same blocks from end() of a step until the daemon has them all, against the same memcpy. Nobody waits for it; for information.
+ * connector/save -- the same blocks from end() of a step until the daemon has them all, against the same memcpy. Nobody
+ * waits for it; for information.
  *
  * Parameters: threads=N that copy in a load (default: chosen by the worker).
  */
@@ -50,7 +53,7 @@ typedef struct work {
 
 static const uint8_t secret[16] = "bench's secret!!";
 
-/* ---- members ----------------------------------------------------------------------------------------------------------------- */
+/* ---- members --------------------------------------------------------------------------------- */
 
 static void describe(work_t *w)
 {
@@ -128,7 +131,7 @@ static int attach_scheduler(work_t *w)
 	return kvc_attach(&config, &w->kvc) == KVC_OK && kvc_space_open(w->kvc, &w->identity, &w->space) == KVC_OK;
 }
 
-/* ---- plans ------------------------------------------------------------------------------------------------------------------- */
+/* ---- plans ----------------------------------------------------------------------------------- */
 
 /* Store the cache's blocks under new keys: from end() until the daemon has them, in ns; 0: failed. */
 static uint64_t save_all(work_t *w)
@@ -196,7 +199,7 @@ static uint64_t load_all(work_t *w)
 	return kvx_worker_errors(w->worker, &bad, 1) == 0 ? start : 0;
 }
 
-/* ---- samples ----------------------------------------------------------------------------------------------------------------- */
+/* ---- samples --------------------------------------------------------------------------------- */
 
 static bench_outcome_t sample(bench_run_t *run, uint64_t ns, bench_sample_t *p_sample)
 {
@@ -274,7 +277,7 @@ static bench_outcome_t first_untouched(bench_run_t *run, void *arg, bench_sample
 	return first(run, arg, 0, p_sample);
 }
 
-/* ---- runs -------------------------------------------------------------------------------------------------------------------- */
+/* ---- runs ------------------------------------------------------------------------------------ */
 
 static int prepare(bench_run_t *run, work_t *w)
 {

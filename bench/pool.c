@@ -1,5 +1,5 @@
-/* pool -- verified put and get through the daemon, process to process: what one process puts, another gets. Sources and destinations are cold and already
- * touched; the pool was filled once before, so puts evict.
+/* pool -- verified put and get through the daemon, process to process: what one process puts, another gets. Sources and
+ * destinations are cold and already touched; the pool was filled once before, so puts evict.
  *   batch-8m, batch-1m       GB/s, against one core's non-temporal copy of as many bytes, and against libc's memcpy
  *   single-64k, single-256k  ns a block, against two raw socket round trips plus a non-temporal copy */
 #include "bench.h"

@@ -1,5 +1,6 @@
-/* restart -- from starting kvd on a disk tier of 1 M blocks, stopped cleanly or killed, to serving with all of them in the index. ns. Goal: <= 1.5e9 after a
- * clean stop. --with dir=PATH chooses where the 10 GB of slot files go (default: a temporary directory). */
+/* restart -- from starting kvd on a disk tier of 1 M blocks, stopped cleanly or killed, to serving with all of them in
+ * the index. ns. Goal: <= 1.5e9 after a clean stop. --with dir=PATH chooses where the 10 GB of slot files go (default:
+ * a temporary directory). */
 #include "bench.h"
 #include "rig.h"
 

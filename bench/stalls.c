@@ -1,7 +1,9 @@
-/* lookup/stalls -- stored prompts of 4,096 tokens looked up and leased by the scheduling half while the daemon is stopped and continued at random moments, up
- * to 40 ms at a time with up to 30 ms between: the part of the stored tokens that is hit, against the same with a daemon left in peace. Goal: at least 0.99.
+/* lookup/stalls -- stored prompts of 4,096 tokens looked up and leased by the scheduling half while the daemon is
+ * stopped and continued at random moments, up to 40 ms at a time with up to 30 ms between: the part of the stored
+ * tokens that is hit, against the same with a daemon left in peace. Goal: at least 0.99.
  *
- * Parameters: hogs=N busy loops beside (default 0), in the daemon's session: what it then loses is for want of a processor.
+ * Parameters: hogs=N busy loops beside (default 0), in the daemon's session: what it then loses is for want of a
+ * processor.
  */
 #include "bench.h"
 #include "rig.h"

@@ -1,7 +1,9 @@
-/* tenant -- p99 of acquire and release of a resident prefix while another namespace attacks the daemon, against the same in quiet. ns. Goal: ratio <= 2.
- * `daemon` is the daemon's part: p99 of kvd_answer_seconds, from the look at the sockets before a request was seen to its reply, read off buckets of powers of two.
- * The attackers run when a core is idle, as where there are cores for all; on a machine with fewer cores the client's figure has their wake-ups in it all the same.
- * The attackers are two processes: one connects, sends what is no frame, and connects again; one begins frames of 1 MiB on as many connections as it gets. */
+/* tenant -- p99 of acquire and release of a resident prefix while another namespace attacks the daemon, against the
+ * same in quiet. ns. Goal: ratio <= 2. `daemon` is the daemon's part: p99 of kvd_answer_seconds, from the look at the
+ * sockets before a request was seen to its reply, read off buckets of powers of two. The attackers run when a core is
+ * idle, as where there are cores for all; on a machine with fewer cores the client's figure has their wake-ups in it
+ * all the same. The attackers are two processes: one connects, sends what is no frame, and connects again; one begins
+ * frames of 1 MiB on as many connections as it gets. */
 #include "bench.h"
 #include "rig.h"
 
@@ -125,7 +127,8 @@ static bench_outcome_t attacked(bench_run_t *run, void *arg, bench_sample_t *p_s
 	return outcome;
 }
 
-/* The value below which that share of what came between two looks lies; a bucket's values are taken to lie evenly in it. */
+/* The value below which that share of what came between two looks lies; a bucket's values are taken to lie evenly in
+ * it. */
 static double quantile_between(const uint64_t *before, const uint64_t *after, double share)
 {
 	double rank = share * (double)(after[BUCKETS - 1] - before[BUCKETS - 1]), low = 0, high = 1000;

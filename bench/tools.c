@@ -7,7 +7,8 @@
 
 #define HUGE_PAGE ((size_t)2 << 20)
 
-/* The processors this program was started on: pinning narrows the thread's own set, and later pins must still see all. */
+/* The processors this program was started on: pinning narrows the thread's own set, and later pins must still see
+ * all. */
 static const cpu_set_t *start_set(void)
 {
 	static cpu_set_t set;

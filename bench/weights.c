@@ -1,6 +1,7 @@
-/* weights/cached, weights/cold -- the digest of one large file, which names a model's weights, against threads that only read the same file. Cached: behind
- * an engine that has just read it. Cold: its pages are dropped before each round. GB/s; the goal is that digesting costs little beside reading.
- * --with bytes=16GiB, dir=DIR (default /var/tmp). */
+/* weights/cached, weights/cold -- the digest of one large file, which names a model's weights, against threads that
+ * only read the same file. Cached: behind an engine that has just read it. Cold: its pages are dropped before each
+ * round. GB/s; the goal is that digesting costs little beside reading. --with bytes=16GiB, dir=DIR (default
+ * /var/tmp). */
 #include "bench.h"
 
 #include "kvx_digest.h"

@@ -5,7 +5,7 @@
 
 #include <sys/mman.h>
 
-/* ---- what a session tells ---------------------------------------------------------------------------------------- */
+/* ---- what a session tells -------------------------------------------------------------------- */
 
 /* No lease is left to be released, and no put goes on. */
 static void session_lost(kvc_t *kvc)
@@ -28,7 +28,7 @@ static const kvc_events_t events = {
 	.settle = session_settles,
 };
 
-/* ---- the life of an attachment ----------------------------------------------------------------------------------- */
+/* ---- the life of an attachment --------------------------------------------------------------- */
 
 /* A page that reads as zero in a forked child tells it that nothing of this attachment is its own. */
 static kv_status_t guard_create(kvc_t *kvc)
@@ -70,7 +70,8 @@ static void destroy(kvc_t *kvc)
 	}
 	kvc_map_destroy_all(kvc);
 	if (kvc->state >= KVC_JOIN && !kvc->observe && kvc_check_process(kvc) == KVC_OK) {
-		/* Nothing is mapped any more, so nothing is touched: the daemon need not wait for the end of this process (decision 030). */
+		/* Nothing is mapped any more, so nothing is touched: the daemon need not wait for the end of this
+		 * process (decision 030). */
 		kvc_tell(kvc, KV_CODE_QUIET, &(kv_msg_quiet_t){.what = 4});
 		(void)kvc_flush(kvc);
 	}

@@ -102,7 +102,7 @@ void kvc_channel_close(kvc_t *kvc, kv_status_t status)
 	channel->next_deadline = UINT64_MAX;
 }
 
-/* ---- requests in flight ------------------------------------------------------------------------------------------ */
+/* ---- requests in flight ---------------------------------------------------------------------- */
 
 static kvc_pending_t *pending_new(kvc_t *kvc, const kvc_ask_t *ask)
 {
@@ -197,7 +197,7 @@ void kvc_expire(kvc_t *kvc, uint64_t now)
 	channel->next_deadline = next;
 }
 
-/* ---- sending ----------------------------------------------------------------------------------------------------- */
+/* ---- sending --------------------------------------------------------------------------------- */
 
 /* Room for `need` more bytes at the tail. */
 static kv_status_t out_reserve(kvc_t *kvc, size_t need)
@@ -331,7 +331,7 @@ void kvc_tell(kvc_t *kvc, uint16_t code, const void *msg)
 	(void)kvc_send(kvc, &ask);
 }
 
-/* ---- receiving --------------------------------------------------------------------------------------------------- */
+/* ---- receiving ------------------------------------------------------------------------------- */
 
 static kv_status_t in_reserve(kvc_t *kvc)
 {

@@ -39,8 +39,9 @@ void kvc_grant_drop(kvc_grant_t *grant)
 #endif
 kv_status_t kvc_grant_check(const kvc_grant_t *grant)
 {
-	/* The bytes copied before must have been read before id and state are; and the state before the id: when the place has gone to the next lease in
-	 * between, the id is another. The other way round that lease's state would be taken for this one's. */
+	/* The bytes copied before must have been read before id and state are; and the state before the id: when the
+	 * place has gone to the next lease in between, the id is another. The other way round that lease's state would
+	 * be taken for this one's. */
 	atomic_thread_fence(memory_order_acquire);
 	if (!grant->map || atomic_load_explicit(&grant->map->dead, memory_order_acquire) ||
 	    atomic_load_explicit(&grant->header->state, memory_order_acquire) != KV_LEASE_ACTIVE ||

@@ -1,6 +1,7 @@
 /* client/impl.h -- the insides of libkvc. Nothing here is exported.
  *
- * Files, from the bottom up; none calls into one of a later line but through what it was given (an answer's handler, kvc_events_t):
+ * Files, from the bottom up; none calls into one of a later line but through what it was given (an answer's handler,
+ * kvc_events_t):
  *   error.c, config.c, group.c, copy.c      sentences; what the caller gave; block groups of a space; verified copies
  *   channel.c, area.c                       frames and pending requests; memory that came as a descriptor
  *   slab.c, map.c                           shared memory of one incarnation
@@ -58,7 +59,7 @@
 #define KVC_NS_A_US           UINT64_C(1000)
 #define KVC_GUARD             UINT64_C(0x6b766320616c6976) /* what the fork guard page holds in the process that attached */
 
-/* ---- shared memory of one incarnation ---------------------------------------------------------------------------- */
+/* ---- shared memory of one incarnation -------------------------------------------------------- */
 
 typedef struct kvc_slab {
 	uint8_t *data;
@@ -104,7 +105,7 @@ typedef struct kvc_map {
 	_Atomic(kvc_slab_t *) slabs[KV_SLOT_MAX_SLAB + 1u];
 } kvc_map_t;
 
-/* ---- requests in flight ------------------------------------------------------------------------------------------ */
+/* ---- requests in flight ---------------------------------------------------------------------- */
 
 /* The end of a request: its reply, or a status of our own (TIMEOUT, CLOSED) with `reply` NULL. `detail` is the
  * daemon's sentence, never NULL. */
@@ -154,14 +155,14 @@ typedef struct kvc_channel {
 	uint64_t next_deadline;
 } kvc_channel_t;
 
-/* ---- staging ----------------------------------------------------------------------------------------------------- */
+/* ---- staging --------------------------------------------------------------------------------- */
 
 typedef struct kvc_extent {
 	uint64_t first;
 	uint64_t words;
 } kvc_extent_t;
 
-/* ---- the objects of the API -------------------------------------------------------------------------------------- */
+/* ---- the objects of the API ------------------------------------------------------------------ */
 
 /* A block group. Block j (from 0) is named by the key of unit (j + 1) * units - 1. */
 typedef struct kvc_group {
@@ -267,11 +268,11 @@ typedef struct kvc_counters {
 
 /* What a session tells those who live in it, none of whom it knows. There is one table, in attach.c. */
 typedef struct kvc_events {
-	kvc_frame_fn frame; /* a frame has come */
-	uint32_t (*opened)(
-		kvc_t *kvc); /* spaces can be asked for; how many are: the session is ready after as many kvc_reopened() */
-	void (*lost)(kvc_t *kvc);   /* it is over: its channel is closed, its map retired */
-	void (*settle)(kvc_t *kvc); /* it is ready, and time for what has been left for later */
+	kvc_frame_fn frame;             /* a frame has come */
+	uint32_t (*opened)(kvc_t *kvc); /* spaces can be asked for; how many are: the session is ready after as many
+					   kvc_reopened() */
+	void (*lost)(kvc_t *kvc);       /* it is over: its channel is closed, its map retired */
+	void (*settle)(kvc_t *kvc);     /* it is ready, and time for what has been left for later */
 } kvc_events_t;
 
 typedef enum kvc_state {
@@ -338,7 +339,7 @@ struct kvc {
 	_Atomic int abandoned; /* for good */
 };
 
-/* ---- error.c ----------------------------------------------------------------------------------------------------- */
+/* ---- error.c --------------------------------------------------------------------------------- */
 
 /* Note a sentence for kvc_last_error() and return status. */
 kvc_status_t kvc_fail(kv_status_t status, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -347,14 +348,14 @@ int kvc_is_abandoned(const kvc_t *kvc);
 /* KVC_OK, KVC_ERR_CLOSED in a forked child, or KVC_ERR_INTERNAL once abandoned. No system call. */
 kvc_status_t kvc_check_process(const kvc_t *kvc);
 
-/* ---- channel.c --------------------------------------------------------------------------------------------------- */
+/* ---- channel.c ------------------------------------------------------------------------------- */
 
 kv_status_t kvc_channel_init(kvc_t *kvc);
 void kvc_channel_fini(kvc_t *kvc);
 /* Close the socket and forget what was queued; every pending request ends with `status`. */
 void kvc_channel_close(kvc_t *kvc, kv_status_t status);
-/* Queue a request and send what fits. BUSY: too much in flight, which never holds up one without a handler: its answer is not kept for. CLOSED: the
- * socket has gone (the session is then over). */
+/* Queue a request and send what fits. BUSY: too much in flight, which never holds up one without a handler: its answer
+ * is not kept for. CLOSED: the socket has gone (the session is then over). */
 kv_status_t kvc_send(kvc_t *kvc, const kvc_ask_t *ask);
 kv_status_t kvc_flush(kvc_t *kvc);
 /* Read what has arrived and hand on every frame of it. CLOSED or PROTO: the session must end. */
@@ -371,12 +372,12 @@ void kvc_tell(kvc_t *kvc, uint16_t code, const void *msg);
 /* timeout_ms from now; 0: the attachment's. */
 uint64_t kvc_deadline(const kvc_t *kvc, uint32_t timeout_ms);
 
-/* ---- dispatch.c -------------------------------------------------------------------------------------------------- */
+/* ---- dispatch.c ------------------------------------------------------------------------------ */
 
 /* A kvc_frame_fn. Takes the frame's descriptors out of the channel's queue. */
 kv_status_t kvc_dispatch(kvc_t *kvc, const kv_frame_header_t *header, const uint8_t *body);
 
-/* ---- session.c --------------------------------------------------------------------------------------------------- */
+/* ---- session.c ------------------------------------------------------------------------------- */
 
 /* Every call of the owner starts here: fork guard, then what has arrived, deadlines, re-attach. OK also while
  * detached. */
@@ -394,7 +395,7 @@ kvc_status_t kvc_detached(const kvc_t *kvc);
 /* One SPACE_OPEN of a re-attach has ended. */
 void kvc_reopened(kvc_t *kvc);
 
-/* ---- area.c, map.c, slab.c --------------------------------------------------------------------------------------- */
+/* ---- area.c, map.c, slab.c ------------------------------------------------------------------- */
 
 /* Map `bytes` of fd, checked against its real size and its seals. */
 kv_status_t kvc_map_fd(int fd, uint64_t bytes, int prot, void **p_base);
@@ -423,11 +424,12 @@ void kvc_slab_destroy(const kvc_t *kvc, kvc_slab_t *slab);
 kv_status_t kvc_slab_find(const kvc_map_t *map, const kvc_space_t *space, kv_slot_t slot, uint8_t **p_data,
 			  const uint64_t **p_leaves);
 
-/* ---- space.c ----------------------------------------------------------------------------------------------------- */
+/* ---- space.c --------------------------------------------------------------------------------- */
 
 /* Ask for all spaces (again): how many requests were sent. */
 uint32_t kvc_spaces_ask(kvc_t *kvc);
-/* Those that another member has reset: learn the new epoch. Those that could not be opened again after a re-attach: ask once more. */
+/* Those that another member has reset: learn the new epoch. Those that could not be opened again after a re-attach: ask
+ * once more. */
 void kvc_spaces_refresh(kvc_t *kvc);
 /* kvc_enter(), then OK when requests of a member can name the space. */
 kvc_status_t kvc_space_usable(kvc_space_t *space);
@@ -449,7 +451,7 @@ static inline size_t kvc_leaf(const kvc_space_t *space, uint32_t head, uint32_t 
 	return ((size_t)head * space->layers + page) * space->page_bytes + at;
 }
 
-/* ---- group.c ----------------------------------------------------------------------------------------------------- */
+/* ---- group.c --------------------------------------------------------------------------------- */
 
 /* Take over what the identity says; IDENTITY: no length is a multiple of all groups' blocks. */
 kv_status_t kvc_groups_take(kvc_space_t *space, const kv_group_t *groups, uint32_t count);
@@ -467,7 +469,7 @@ typedef struct kvc_key_array {
 } kvc_key_array_t;
 void kvc_key_of_array(void *ctx, uint32_t i, kvc_key_t *key);
 
-/* ---- acquire.c, lease.c, put.c, put_end.c, staging.c ----------------------------------------------------------------------------------- */
+/* ---- acquire.c, lease.c, put.c, put_end.c, staging.c ----------------------------------------- */
 
 /* Check a grant against the lease area and take a reference. PROTO: the daemon named something that is not there. */
 kv_status_t kvc_grant_take(kvc_t *kvc, uint64_t id, uint64_t offset, uint32_t slots, kv_lease_kind_t kind,
@@ -504,7 +506,7 @@ void kvc_staging_give(kvc_t *kvc, kvc_extent_t *extent);
 /* The staging area itself has gone. */
 void kvc_staging_reset(kvc_t *kvc);
 
-/* ---- copy.c -------------------------------------------------------------------------------------------------------- */
+/* ---- copy.c ---------------------------------------------------------------------------------- */
 
 /* Leaves [first, first + count) of one head. */
 typedef struct kvc_leaves {
@@ -517,7 +519,7 @@ void kvc_copy_leaves(const kvc_space_t *space, const kvc_leaves_t *range, void *
 /* Copy a whole block and compare its digests with leaves[heads][leaves]: CORRUPT when one differs. */
 kv_status_t kvc_copy_checked(const kvc_space_t *space, void *dst, const void *src, const uint64_t *leaves);
 
-/* ---- for tests --------------------------------------------------------------------------------------------------- */
+/* ---- for tests ------------------------------------------------------------------------------- */
 
 /* kvc_attach() in another universe. */
 kvc_status_t kvc_attach_env(const kvc_config_t *config, const kv_env_t *env, kvc_t **p_kvc);

@@ -1,7 +1,7 @@
 /* Leases: wait, copy out verified, give back. */
 #include "impl.h"
 
-/* ---- the objects ------------------------------------------------------------------------------------------------- */
+/* ---- the objects ----------------------------------------------------------------------------- */
 
 kvc_lease_t *kvc_lease_new(kvc_space_t *space)
 {
@@ -100,7 +100,7 @@ void kvc_leases_of_space_end(kvc_space_t *space)
 	}
 }
 
-/* ---- looking at one ---------------------------------------------------------------------------------------------- */
+/* ---- looking at one -------------------------------------------------------------------------- */
 
 kvc_status_t kvc_lease_state(const kvc_lease_t *lease)
 {
@@ -137,7 +137,8 @@ kvc_status_t kvc_lease_rest(const kvc_lease_t *lease)
 	    kvc_check_process(lease->space->kvc) != KVC_OK) {
 		return rest;
 	}
-	/* Only the taker is told; the others see that the daemon has cut the lease short. What comes before the cut comes yet. */
+	/* Only the taker is told; the others see that the daemon has cut the lease short. What comes before the cut
+	 * comes yet. */
 	n = atomic_load_explicit(&header->n, memory_order_acquire);
 	if (n < lease->n - lease->skip &&
 	    atomic_load_explicit(&header->ready, memory_order_acquire) >= lease->skip + n &&
@@ -231,7 +232,7 @@ kvc_status_t kvc_lease_wait(kvc_lease_t *lease, uint32_t n, uint32_t timeout_ms)
 	}
 }
 
-/* ---- reading ----------------------------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 kvc_status_t kvc_lease_block(const kvc_lease_t *lease, uint32_t i, const void **p_data, const uint64_t **p_leaves)
 {
@@ -353,7 +354,7 @@ kvc_status_t kvc_lease_bad(kvc_lease_t *lease, uint32_t i)
 	return KVC_OK;
 }
 
-/* ---- giving back ------------------------------------------------------------------------------------------------- */
+/* ---- giving back ----------------------------------------------------------------------------- */
 
 static void bad_flush(kvc_t *kvc)
 {

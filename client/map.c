@@ -91,7 +91,8 @@ static void map_destroy(kvc_t *kvc, kvc_map_t *map)
 		kvc_slab_destroy(kvc, slab);
 		kvc->slabs_mapped--;
 	}
-	/* In a forked child the areas were never there, and something else may lie at their addresses. After kvc_abandon() a copy may be in them. */
+	/* In a forked child the areas were never there, and something else may lie at their addresses. After
+	 * kvc_abandon() a copy may be in them. */
 	if (kvc_check_process(kvc) == KVC_OK) {
 		if (map->mirror) {
 			munmap((void *)(uintptr_t)map->mirror, map->mirror_bytes);

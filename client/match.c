@@ -1,10 +1,10 @@
 /* Match: the longest resident prefix, from the mirror alone.
  *
- * Residency of a `full` group in each tier is monotone along a prefix, so the answer is found by a search. Each probe is a cache
- * miss; four positions are looked at per round, all prefetched before the first is read, so that a search of 8,192
- * keys takes seven rounds of one miss instead of thirteen. Blocks of other groups come and go by themselves: from the full
- * groups' answer downwards, lengths are tried until every group has what it needs there. A missing block rules out every length
- * that needs it, so each block is looked at about once.
+ * Residency of a `full` group in each tier is monotone along a prefix, so the answer is found by a search. Each probe
+ * is a cache miss; four positions are looked at per round, all prefetched before the first is read, so that a search of
+ * 8,192 keys takes seven rounds of one miss instead of thirteen. Blocks of other groups come and go by themselves: from
+ * the full groups' answer downwards, lengths are tried until every group has what it needs there. A missing block rules
+ * out every length that needs it, so each block is looked at about once.
  */
 #include "impl.h"
 
@@ -242,7 +242,7 @@ static kv_miss_reason_t alive(const kvc_space_t *space, const kvc_map_t *map)
 	return atomic_load_explicit(&map->epochs[id], memory_order_acquire) == epoch ? KV_WHY_NONE : KV_WHY_STALE_EPOCH;
 }
 
-/* ---- one group that is a chain ------------------------------------------------------------------------------------ */
+/* ---- one group that is a chain --------------------------------------------------------------- */
 
 /* The first n blocks of a `full` group. */
 static void search_full(kvc_search_t *search, uint32_t n)
@@ -259,7 +259,7 @@ static void search_full(kvc_search_t *search, uint32_t n)
 	converge(search, &search->cpu);
 }
 
-/* ---- groups whose blocks stand alone ------------------------------------------------------------------------------ */
+/* ---- groups whose blocks stand alone --------------------------------------------------------- */
 
 /* Blocks (lo, hi] of a group known to be there (1-based), growing downwards. */
 typedef struct kvc_runs {
@@ -336,7 +336,7 @@ static uint32_t settle(kvc_search_t *search, const kvc_space_t *space, kvc_runs_
 	return 0;
 }
 
-/* ---- all of them -------------------------------------------------------------------------------------------------- */
+/* ---- all of them ----------------------------------------------------------------------------- */
 
 /* Does length `at` lack what ends the match after `all` units? */
 static int is_next(const kvc_space_t *space, uint32_t all, uint32_t at)

@@ -1,7 +1,7 @@
 /* Puts: ask for slots, fill them and digest on the way. put_end.c hands them in. */
 #include "impl.h"
 
-/* ---- the objects ------------------------------------------------------------------------------------------------- */
+/* ---- the objects ----------------------------------------------------------------------------- */
 
 kvc_put_t *kvc_put_new(kvc_space_t *space)
 {
@@ -116,7 +116,7 @@ void kvc_puts_lost(kvc_t *kvc)
 	}
 }
 
-/* ---- asking ------------------------------------------------------------------------------------------------------ */
+/* ---- asking ---------------------------------------------------------------------------------- */
 
 kv_status_t kvc_put_range(const kvc_space_t *space, const kvc_writer_t *range, uint32_t *p_words)
 {
@@ -408,7 +408,7 @@ uint32_t kvc_put_n(const kvc_put_t *put)
 	return put->n;
 }
 
-/* ---- writing ----------------------------------------------------------------------------------------------------- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 /* May block i be written? */
 static kvc_status_t may_write(const kvc_put_t *put, uint32_t i)

@@ -1,7 +1,7 @@
 /* Puts: hand blocks in, hear what became of them, let go. */
 #include "impl.h"
 
-/* ---- handing in -------------------------------------------------------------------------------------------------- */
+/* ---- handing in ------------------------------------------------------------------------------ */
 
 /* Everything this member has to write is the daemon's. */
 static int all_handed(const kvc_put_t *put)
@@ -238,7 +238,7 @@ kvc_status_t kvc_put_wait(kvc_put_t *put, int durable, uint32_t timeout_ms)
 	return result.status;
 }
 
-/* ---- letting go -------------------------------------------------------------------------------------------------- */
+/* ---- letting go ------------------------------------------------------------------------------ */
 
 /* Tell the daemon that this member does not touch the put's memory any more; if that leaves it unfinished, it is
  * over for all. */
@@ -299,7 +299,8 @@ void kvc_puts_of_space_end(kvc_space_t *space)
 			kvc_put_free(put);
 		}
 	}
-	/* The daemon may still read the staging of those with a PUT_END in flight: they stay, and the space's memory with them. */
+	/* The daemon may still read the staging of those with a PUT_END in flight: they stay, and the space's memory
+	 * with them. */
 	for (kvc_put_t *put = kvc->puts; put; put = put->next) {
 		space->puts_left += put->space == space;
 	}

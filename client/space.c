@@ -9,7 +9,7 @@
 _Static_assert(sizeof(kvc_chain_t) == sizeof(kv_chain_t), "a chain of the API is a chain of kv/key.h");
 _Static_assert(sizeof(kvc_key_t) == sizeof(kv_key_t), "a key of the API is a key of kv/types.h");
 
-/* ---- opening ----------------------------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 /* What the daemon says about a block must be consistent: offsets are computed from it. */
 static kv_status_t geometry_take(kvc_space_t *space, const kv_msg_space_open_reply_t *reply)
@@ -32,8 +32,8 @@ static kv_status_t geometry_take(kvc_space_t *space, const kv_msg_space_open_rep
 	if ((uint64_t)layers * pieces != reply->leaves || reply->leaves > KVC_MAX_LEAVES) {
 		return KV_ERR_PROTO;
 	}
-	/* Re-opened: handles in use were sized by the first answer, and whoever fills blocks does so in the order of bytes
-	 * it named. A new daemon has that of whoever came first. */
+	/* Re-opened: handles in use were sized by the first answer, and whoever fills blocks does so in the order of
+	 * bytes it named. A new daemon has that of whoever came first. */
 	if (space->block_bytes &&
 	    (memcmp(space->root, reply->root.data, sizeof space->root) != 0 ||
 	     space->block_bytes != reply->block_bytes || space->heads != reply->heads ||
@@ -61,8 +61,8 @@ static kv_status_t geometry_take(kvc_space_t *space, const kv_msg_space_open_rep
 	return KV_OK;
 }
 
-/* How asking for it has ended. One that was open is asked for again, unless the answer would be the same: its handle is to survive whatever the daemon
- * was too busy for when it was attached to again. */
+/* How asking for it has ended. One that was open is asked for again, unless the answer would be the same: its handle is
+ * to survive whatever the daemon was too busy for when it was attached to again. */
 static void asked(kvc_space_t *space, kv_status_t status)
 {
 	space->opening = 0;
@@ -308,7 +308,8 @@ const char *kvc_space_layout(const kvc_space_t *space)
 	return space->layout;
 }
 
-/* A match gives up when the heartbeat is stale; what is asked by message has a deadline and may outlast a hiccup, but not a stop. */
+/* A match gives up when the heartbeat is stale; what is asked by message has a deadline and may outlast a hiccup, but
+ * not a stop. */
 static int is_hung(const kvc_t *kvc, const kvc_map_t *map)
 {
 	uint64_t beat = atomic_load_explicit(&map->mirror->heartbeat_ns, memory_order_relaxed);
@@ -358,7 +359,7 @@ void kvc_space_stale(kvc_space_t *space)
 	atomic_store(&space->stale, 1u);
 }
 
-/* ---- reset ------------------------------------------------------------------------------------------------------- */
+/* ---- reset ----------------------------------------------------------------------------------- */
 
 static void space_was_reset(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 {
@@ -408,7 +409,7 @@ kvc_status_t kvc_space_reset(kvc_space_t *space)
 	return (kvc_status_t)space->reset_status;
 }
 
-/* ---- keys -------------------------------------------------------------------------------------------------------- */
+/* ---- keys ------------------------------------------------------------------------------------ */
 
 void kvc_chain_begin(const kvc_space_t *space, kvc_chain_t *chain)
 {

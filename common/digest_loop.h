@@ -240,7 +240,7 @@ static uint64_t copy_leaf(void *dst, const void *src, size_t n, const uint8_t *n
 	return digest;
 }
 
-/* ---- leaves of several pieces ---------------------------------------------------------------------------------- */
+/* ---- leaves of several pieces ---------------------------------------------------------------- */
 
 /* Walks the pieces of a leaf in order. */
 typedef struct cursor {
@@ -373,7 +373,7 @@ static uint64_t copy_runs(const kv_copy_plan_t *plan, kv_store_t store)
 	return digest;
 }
 
-/* ---- plain copy ------------------------------------------------------------------------------------------------ */
+/* ---- plain copy ------------------------------------------------------------------------------ */
 
 static void stream_only(void *dst, const void *src, size_t n)
 {

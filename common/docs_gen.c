@@ -9,7 +9,7 @@
 
 #define GENERATED "<!-- Made by `kvd-docs %s` from %s. Change that, then `make docs`. -->\n\n"
 
-/* ---- wire ---- */
+/* ---- wire ------------------------------------------------------------------------------------ */
 
 static void print_roles(uint32_t roles)
 {
@@ -131,7 +131,7 @@ static void print_wire(void)
 	}
 }
 
-/* ---- status ---- */
+/* ---- status ---------------------------------------------------------------------------------- */
 
 static const char *radius_name(kv_radius_t radius)
 {
@@ -168,7 +168,7 @@ static void print_status(void)
 	}
 }
 
-/* ---- metrics ---- */
+/* ---- metrics --------------------------------------------------------------------------------- */
 
 static void print_metrics(void)
 {
@@ -195,7 +195,7 @@ static void print_metrics(void)
 	}
 }
 
-/* ---- shared memory ---- */
+/* ---- shared memory --------------------------------------------------------------------------- */
 
 static void print_table(const char *title, const char *text, size_t bytes)
 {

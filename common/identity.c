@@ -32,7 +32,7 @@ static void field_set(kv_identity_t *identity, const field_t *field, const char 
 	memcpy((char *)identity + field->offset, &value, sizeof value);
 }
 
-/* ---- writing --------------------------------------------------------------------------------------------------- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 /* A cursor that never leaves its buffer; `at` goes on counting past the end, so an overflow shows afterwards. */
 typedef struct writer {
@@ -117,7 +117,7 @@ kv_status_t kv_identity_text(const kv_identity_t *identity, char *out, size_t ca
 	return KV_OK;
 }
 
-/* ---- parsing --------------------------------------------------------------------------------------------------- */
+/* ---- parsing --------------------------------------------------------------------------------- */
 
 static int upper_hex(char c)
 {
@@ -214,7 +214,7 @@ kv_status_t kv_identity_parse(const char *text, size_t len, kv_identity_t *ident
 	return KV_OK;
 }
 
-/* ---- root digest ----------------------------------------------------------------------------------------------- */
+/* ---- root digest ----------------------------------------------------------------------------- */
 
 kv_status_t kv_identity_root(const char *ns, const char *text, size_t len, uint8_t root[32])
 {
@@ -237,7 +237,7 @@ kv_status_t kv_identity_root(const char *ns, const char *text, size_t len, uint8
 	return KV_OK;
 }
 
-/* ---- groups ---------------------------------------------------------------------------------------------------- */
+/* ---- groups ---------------------------------------------------------------------------------- */
 
 /* A decimal number written the one way (no sign, no leading zero), at most max. Moves *p_text behind it. */
 static int read_number(const char **p_text, uint32_t max, uint32_t *p_value)

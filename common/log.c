@@ -20,8 +20,8 @@
 /* With its newline below PIPE_BUF, so that a pipe takes a line whole or not at all. */
 #define LINE_MAX_BYTES 2048u
 #define DAY_S          86400
-/* While somebody else writes to a terminal, poll says that there is no room, and a write that does not wait is refused. A line takes a microsecond or two,
- * so many looks take 10. */
+/* While somebody else writes to a terminal, poll says that there is no room, and a write that does not wait is refused.
+ * A line takes a microsecond or two, so many looks take 10. */
 #define TERMINAL_LOOKS 16u
 
 static _Atomic int log_level = KV_LOG_INFO;
@@ -73,8 +73,9 @@ kv_status_t kv_log_level_parse(const char *name, kv_log_level_t *p_level)
 	return KV_ERR_ARG;
 }
 
-/* A terminal that nobody reads is ready as long as it has any room, and a write waits for room for all of the line: unless the description is one
- * that does not wait. Ours may be shared, so it is opened anew; one we may not open is written as it is. */
+/* A terminal that nobody reads is ready as long as it has any room, and a write waits for room for all of the line:
+ * unless the description is one that does not wait. Ours may be shared, so it is opened anew; one we may not open is
+ * written as it is. */
 static ssize_t write_now(int fd, const char *line, size_t len)
 {
 	char path[32];
@@ -138,8 +139,9 @@ static int is_file(int fd)
 	return fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
 }
 
-/* RWF_NOWAIT leaves the flags of a descriptor we may share with others alone; where a file type does not know it, poll first. A file has no reader
- * to wait for, and with RWF_NOWAIT XFS and btrfs refuse what would take a lock or a block: up to every line. */
+/* RWF_NOWAIT leaves the flags of a descriptor we may share with others alone; where a file type does not know it, poll
+ * first. A file has no reader to wait for, and with RWF_NOWAIT XFS and btrfs refuse what would take a lock or a block:
+ * up to every line. */
 static ssize_t write_some(int fd, char *line, size_t len)
 {
 	struct iovec part = {.iov_base = line, .iov_len = len};
@@ -148,8 +150,8 @@ static ssize_t write_some(int fd, char *line, size_t len)
 	return n < 0 && errno != EAGAIN && errno != EPIPE ? write_when_free(fd, line, len) : n;
 }
 
-/* Nobody reads any more: that must not end the program, which may be an engine that has not thought of SIGPIPE. It is kept from this thread, and taken
- * back if it came of this line. */
+/* Nobody reads any more: that must not end the program, which may be an engine that has not thought of SIGPIPE. It is
+ * kept from this thread, and taken back if it came of this line. */
 static void write_line(int fd, char *line, size_t len)
 {
 	const struct timespec now = {0};
@@ -181,7 +183,8 @@ static void scrub(char *text, size_t len)
 	}
 }
 
-/* The date of a day, counted from 1970. Not gmtime_r(): it takes a lock of the C library's, which a child may find taken for ever. */
+/* The date of a day, counted from 1970. Not gmtime_r(): it takes a lock of the C library's, which a child may find
+ * taken for ever. */
 static void date_of(int64_t day, int *p_year, int *p_month, int *p_day)
 {
 	const int64_t since = day + 719468; /* days from 0000-03-01: a leap day is a year's last one */

@@ -50,7 +50,8 @@ void kv_metric_observe_ns(kv_metrics_t *m, kv_metric_t id, uint64_t ns)
 	atomic_fetch_add_explicit(&m->value[id], 1, memory_order_relaxed);
 }
 
-/* One histogram as read: cumulative buckets and a count that is never below them, whatever other threads do meanwhile. */
+/* One histogram as read: cumulative buckets and a count that is never below them, whatever other threads do
+ * meanwhile. */
 typedef struct histogram {
 	uint64_t below[KV_HISTOGRAM_BUCKETS];
 	uint64_t count;

@@ -4,7 +4,7 @@
 #include <endian.h>
 #include <string.h>
 
-/* ---- writer ---- */
+/* ---- writer ---------------------------------------------------------------------------------- */
 
 static void put(kv_mp_writer_t *w, const void *data, size_t n)
 {
@@ -123,7 +123,7 @@ void kv_mp_put_map(kv_mp_writer_t *w, uint32_t pairs)
 	put_count(w, pairs, 0x80, 0xde);
 }
 
-/* ---- reader ---- */
+/* ---- reader ---------------------------------------------------------------------------------- */
 
 /* What follows a type byte: `size` bytes of a number that is the value, or a length, or a count. */
 typedef enum form { BAD, NIL, FALSE_, TRUE_, UNSIGNED, SIGNED, FLOAT, STR, BIN, EXT, FIXEXT, ARRAY, MAP } form_t;

@@ -1,4 +1,5 @@
-/* Options: one value at a time, defaults, assignments and the environment. Files: option_file.c. Help: option_print.c. */
+/* Options: one value at a time, defaults, assignments and the environment. Files: option_file.c. Help:
+ * option_print.c. */
 #include "option_internal.h"
 
 #include "kv/env.h"
@@ -58,7 +59,7 @@ kv_status_t kv_option_fail(kv_option_error_t *error, const char *name, unsigned 
 	return KV_ERR_CONFIG;
 }
 
-/* ---- one value ---- */
+/* ---- one value ------------------------------------------------------------------------------- */
 
 static kv_status_t parse_bool(const char *text, int *p_value, kv_text_t *why)
 {
@@ -297,7 +298,7 @@ char *kv_option_text(const kv_option_t *option, const void *values, char *out, s
 	return out;
 }
 
-/* ---- defaults and assignments ---- */
+/* ---- defaults and assignments ---------------------------------------------------------------- */
 
 void kv_options_default(const kv_option_table_t *table, void *values, kv_option_source_t *sources)
 {
@@ -367,7 +368,7 @@ kv_status_t kv_options_set(const kv_option_table_t *table, const char *name, con
 	return KV_OK;
 }
 
-/* ---- environment ---- */
+/* ---- environment ----------------------------------------------------------------------------- */
 
 char *kv_option_env_name(const kv_option_table_t *table, const kv_option_t *option, char *out, size_t cap)
 {

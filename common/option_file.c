@@ -1,4 +1,5 @@
-/* Options from YAML: libyaml's events, whose marks give every key and value its place. Only what an options file needs is taken:
+/* Options from YAML: libyaml's events, whose marks give every key and value its place. Only what an options file needs
+ * is taken:
  * one document, mappings, scalars, lists of scalars. Anchors, aliases, tags and further documents are refused. */
 #include "option_internal.h"
 
@@ -22,7 +23,7 @@ typedef struct reader {
 	kv_option_error_t *error;
 } reader_t;
 
-/* ---- events ---- */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 static kv_status_t fail_at(reader_t *r, const yaml_mark_t *mark, const char *sentence)
 {
@@ -95,7 +96,7 @@ static int scalar_is_missing(const reader_t *r)
 		strcmp(scalar_text(r), "null") == 0);
 }
 
-/* ---- values ---- */
+/* ---- values ---------------------------------------------------------------------------------- */
 
 static kv_status_t assign(reader_t *r, int option, const char *text, const yaml_mark_t *mark)
 {
@@ -164,7 +165,7 @@ static kv_status_t take_scalar(reader_t *r, int option)
 	return assign(r, option, scalar_text(r), &mark);
 }
 
-/* ---- keys ---- */
+/* ---- keys ------------------------------------------------------------------------------------ */
 
 /* How many options lie below "cpu."; *p_line: where one of them has been set already, 0: none. */
 static unsigned below_group(const reader_t *r, const char *group, unsigned *p_line)
@@ -365,7 +366,7 @@ err_pending:
 	return status;
 }
 
-/* ---- file ---- */
+/* ---- file ------------------------------------------------------------------------------------ */
 
 static kv_status_t fail_file(kv_option_error_t *error, const char *path, const char *why)
 {

@@ -260,7 +260,8 @@ kv_status_t kv_sock_send(int fd, const kv_frame_header_t *header, const uint8_t 
 	return KV_OK;
 }
 
-/* Take every descriptor of one control message: into fds while there is room, closed otherwise. Returns how many there were. */
+/* Take every descriptor of one control message: into fds while there is room, closed otherwise. Returns how many there
+ * were. */
 static uint32_t take_fds(const struct cmsghdr *head, int fds[KV_WIRE_MAX_FDS], uint32_t have)
 {
 	uint32_t count = (uint32_t)((head->cmsg_len - CMSG_LEN(0)) / sizeof(int));

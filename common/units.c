@@ -39,7 +39,8 @@ static const unit_t durations[] = {
 	{"d", UINT64_C(86400000000000)},
 };
 
-/* Digits at *p_text; how many there were. Leaves *p_text behind them. 0 digits, or a value over MAX_VALUE: *p_value is unset. */
+/* Digits at *p_text; how many there were. Leaves *p_text behind them. 0 digits, or a value over MAX_VALUE: *p_value is
+ * unset. */
 static unsigned take_digits(const char **p_text, unsigned max_digits, uint64_t *p_value)
 {
 	const char *at = *p_text;

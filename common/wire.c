@@ -11,8 +11,8 @@
 #define MP_INT_BYTES    9u
 #define ERROR_MAX_BYTES 255u
 
-/* Members of a body's struct lie in the order of its fields, each aligned to its own size class; tests/common compares this with
- * offsetof for every field of every message. */
+/* Members of a body's struct lie in the order of its fields, each aligned to its own size class; tests/common compares
+ * this with offsetof for every field of every message. */
 static const uint8_t member_size[] = {
 	4, 8, 4, sizeof(kv_slice_t), sizeof(kv_slice_t), sizeof(kv_slice_t), KV_KEY_BYTES, sizeof(kv_slice_t)};
 static const uint8_t member_align[] = {4, 8, 4, 8, 8, 8, 1, 8};
@@ -64,9 +64,10 @@ kv_status_t kv_frame_check(const kv_frame_header_t *header, uint32_t max_body)
 	return KV_OK;
 }
 
-/* ---- encode ---- */
+/* ---- encode ---------------------------------------------------------------------------------- */
 
-/* What both directions demand of a value of variable length. KV_ERR_TOO_BIG, or `malformed` when it is not well-formed. */
+/* What both directions demand of a value of variable length. KV_ERR_TOO_BIG, or `malformed` when it is not
+ * well-formed. */
 static kv_status_t check_bytes(const kv_field_t *field, const uint8_t *data, uint32_t len, kv_status_t malformed)
 {
 	switch (field->kind) {
@@ -192,7 +193,7 @@ size_t kv_body_size(const kv_body_t *body, const void *msg)
 	return total;
 }
 
-/* ---- decode ---- */
+/* ---- decode ---------------------------------------------------------------------------------- */
 
 static kv_status_t check_number(const kv_field_t *field, const kv_mp_item_t *item)
 {
@@ -310,7 +311,7 @@ kv_status_t kv_body_decode(const kv_body_t *body, const uint8_t *data, uint32_t 
 	return KV_OK;
 }
 
-/* ---- error bodies ---- */
+/* ---- error bodies ---------------------------------------------------------------------------- */
 
 static const kv_field_t error_field = {
 	.kind = KV_FIELD_STR, .name = "detail", .limit = ERROR_MAX_BYTES, .help = "what was wrong"};

@@ -19,7 +19,8 @@ static kvc_status_t refuse(const char *why)
 	return KVC_ERR_ARG;
 }
 
-/* The cache must hold every head and layer of the pool block: a rank that holds a part cannot complete a block alone. */
+/* The cache must hold every head and layer of the pool block: a rank that holds a part cannot complete a block
+ * alone. */
 static int covers_all(const kvk_paged_t *paged, const kvk_layout_t *layout)
 {
 	const int heads = paged->kind == KVK_PAGED_OPAQUE || (paged->first_head == 0 && paged->heads == layout->heads);

@@ -66,7 +66,8 @@ static uint32_t samples_of(const kvx_curve_t *curve, uint32_t size, kvx_curve_sa
 	return n;
 }
 
-/* Of the times, or of those of one n. The lower one of two in the middle: what disturbs a measurement makes it longer. */
+/* Of the times, or of those of one n. The lower one of two in the middle: what disturbs a measurement makes it
+ * longer. */
 static double median(const kvx_curve_sample_t *sample, uint32_t count, int of_one)
 {
 	double sorted[KVX_CURVE_SAMPLES];

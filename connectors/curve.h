@@ -1,9 +1,10 @@
 /* curve.h -- how long something takes, learnt from measurements: ns = a + b n + c q, no coefficient below zero.
  *
- * n is how much there was to do, q whatever else it may cost in proportion to (0: nothing). The last few measurements of each size, in powers of two, are
- * kept, so that many of one size do not make the others forgotten. Each counts by its relative error; one far from the others of its size counts little.
- * Of terms that explain about as much, the fewest are taken: what was measured at one size only is a proportion.
- * With an age, measurements so much older than the newest are left out: what has changed since is not held against it.
+ * n is how much there was to do, q whatever else it may cost in proportion to (0: nothing). The last few measurements
+ * of each size, in powers of two, are kept, so that many of one size do not make the others forgotten. Each counts by
+ * its relative error; one far from the others of its size counts little. Of terms that explain about as much, the
+ * fewest are taken: what was measured at one size only is a proportion. With an age, measurements so much older than
+ * the newest are left out: what has changed since is not held against it.
  *
  * Pure: the same measurements give the same curve.
  */
@@ -36,7 +37,8 @@ void kvx_curve_learn(kvx_curve_t *curve, const kvx_curve_sample_t *sample);
 /* Of the whole: a + b n + c q; and what the n and q alone add. 0: nothing is known. */
 double kvx_curve_whole(kvx_curve_t *curve, double n, double q);
 double kvx_curve_share(kvx_curve_t *curve, double n, double q);
-/* In proportion to what was measured at this size, or up to four times more or less, whatever the curve says. 0: nothing was. */
+/* In proportion to what was measured at this size, or up to four times more or less, whatever the curve says. 0:
+ * nothing was. */
 double kvx_curve_near(const kvx_curve_t *curve, uint32_t n);
 
 #endif

@@ -1,4 +1,5 @@
-/* Digests of whole files: chunks are dealt to threads of idle priority, and their digests are digested in the order of the file. */
+/* Digests of whole files: chunks are dealt to threads of idle priority, and their digests are digested in the order of
+ * the file. */
 #include "kvx_digest.h"
 #include "worker_cpus.h"
 

@@ -18,7 +18,7 @@ void kvx_guard_init(kvx_guard_t *guard, uint32_t block_tokens, uint64_t token_by
 	guard->disk.age_ns = KVX_GUARD_AGE_NS;
 }
 
-/* ---- what is known ----------------------------------------------------------------------------------------------------------- */
+/* ---- what is known --------------------------------------------------------------------------- */
 
 /* As fitted; where that is less than what was measured near this length, the latter. */
 static double tier_ns(kvx_guard_t *guard, kvx_curve_t *tier, uint32_t tokens, double guess)
@@ -88,7 +88,8 @@ static double compute_ns(kvx_guard_t *guard, uint32_t before, uint32_t tokens)
 	return kvx_curve_share(&guard->prefill, work.tokens, work.square);
 }
 
-/* So many have to have been computed in one step before it is known what computing `tokens` adds to one: of fewer, most of the time may be the step's own. */
+/* So many have to have been computed in one step before it is known what computing `tokens` adds to one: of fewer, most
+ * of the time may be the step's own. */
 static uint32_t enough(uint32_t tokens)
 {
 	return tokens / 2u < MUCH ? tokens / 2u : MUCH;
@@ -111,7 +112,7 @@ uint64_t kvx_guard_step_ns(kvx_guard_t *guard, const kvx_guard_work_t *work)
 		       : 0;
 }
 
-/* ---- what follows ------------------------------------------------------------------------------------------------------------ */
+/* ---- what follows ---------------------------------------------------------------------------- */
 
 static uint32_t bucket_of(const kvx_guard_t *guard, uint32_t tokens)
 {
@@ -188,8 +189,8 @@ static uint32_t piece(const kvx_guard_question_t *q, uint32_t most, double load,
 	return q->grain ? fit / q->grain * q->grain : 0;
 }
 
-/* Too little was computed yet: memory is loaded, of disk what is worth a bet. Enough is left to be computed that the next one needs no bet; where a hit may not
- * be cut, every other one is left. */
+/* Too little was computed yet: memory is loaded, of disk what is worth a bet. Enough is left to be computed that the
+ * next one needs no bet; where a hit may not be cut, every other one is left. */
 static void bet(kvx_guard_t *guard, const kvx_guard_question_t *q, kvx_guard_answer_t *answer)
 {
 	const uint32_t hit = q->cpu + q->disk, rest = minus(q->total, q->local + hit);

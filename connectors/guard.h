@@ -1,14 +1,18 @@
-/* guard.h -- never slower: of what is stored, how much is loaded, from what loading and computing were measured to take.
+/* guard.h -- never slower: of what is stored, how much is loaded, from what loading and computing were measured to
+ * take.
  *
- * Three curves (curve.h): computing a step of n tokens, loading n tokens from memory, and what tokens on disk add to that. Of a hit, loading saves what
- * computing these tokens would add to the steps that compute the rest: b n + c n (2 position + n). Computing grows with the square and loading does not,
- * so that one of three is best: all of it, the part in memory that comes first, nothing. A part is left out when it takes more than nine tenths of
- * what it saves, and taken again below eight tenths.
+ * Three curves (curve.h): computing a step of n tokens, loading n tokens from memory, and what tokens on disk add to
+ * that. Of a hit, loading saves what computing these tokens would add to the steps that compute the rest: b n + c n (2
+ * position + n). Computing grows with the square and loading does not, so that one of three is best: all of it, the
+ * part in memory that comes first, nothing. A part is left out when it takes more than nine tenths of what it saves,
+ * and taken again below eight tenths.
  *
- * What is not known: memory is trusted until it was measured three times. Disk is taken at its guess (a byte a nanosecond) until it was measured: where
- * that does not pay, and every 32nd time or once in 30 s where measurements say so, a piece is loaded all the same, to see: as long as it takes a 64th of the
- * computing that is to be done anyway. Before a step was measured that computed half as many tokens, or 512, at most a quarter of a second of disk is bet (at
- * the guess, or as measured), and so many tokens of the hit are left to be computed, which tells: an engine all of whose prompts are stored would never learn.
+ * What is not known: memory is trusted until it was measured three times. Disk is taken at its guess (a byte a
+ * nanosecond) until it was measured: where that does not pay, and every 32nd time or once in 30 s where measurements
+ * say so, a piece is loaded all the same, to see: as long as it takes a 64th of the computing that is to be done
+ * anyway. Before a step was measured that computed half as many tokens, or 512, at most a quarter of a second of disk
+ * is bet (at the guess, or as measured), and so many tokens of the hit are left to be computed, which tells: an engine
+ * all of whose prompts are stored would never learn.
  *
  * Loads are remembered for five minutes beyond the last one, steps for ever.
  *

@@ -8,7 +8,7 @@
 #include "kv/shm.h"
 #include "kvk/move.h"
 
-/* ---- jobs: what loads and saves have in common ------------------------------------------------------------------------------ */
+/* ---- jobs: what loads and saves have in common ----------------------------------------------- */
 
 typedef struct kvx_job {
 	kvx_t *kvx;
@@ -48,7 +48,7 @@ struct kvx_save {
 	kvx_save_result_t result;
 };
 
-/* ---- self-test --------------------------------------------------------------------------------------------------------------- */
+/* ---- self-test ------------------------------------------------------------------------------- */
 
 typedef enum kvx_probe_step {
 	KVX_PROBE_IDLE,
@@ -76,7 +76,7 @@ void kvx_probe_fini(kvx_t *kvx);
 /* One step, if one is due. */
 void kvx_probe_step(kvx_t *kvx, uint64_t now);
 
-/* ---- the connector ------------------------------------------------------------------------------------------------------------ */
+/* ---- the connector --------------------------------------------------------------------------- */
 
 struct kvx {
 	kvc_t *kvc;
@@ -104,7 +104,8 @@ struct kvx {
 
 uint64_t kvx_now_ns(void);
 
-/* Copy prefix and derive keys. `size` bytes for the job, `tokens` more for a copy of them when wanted. NULL: out of memory, or not a prefix. */
+/* Copy prefix and derive keys. `size` bytes for the job, `tokens` more for a copy of them when wanted. NULL: out of
+ * memory, or not a prefix. */
 kvx_job_t *kvx_job_create(kvx_t *kvx, const kvk_paged_t *paged, const kvx_prefix_t *prefix, size_t size,
 			  uint32_t **p_tokens);
 void kvx_job_destroy(kvx_job_t *job);

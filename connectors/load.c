@@ -1,7 +1,7 @@
 /* Loads: match, acquire, then scatter what is ready, a bounded number of blocks a poll.
  *
- * A block counts only when, after it was copied and its digests were right, the lease was still valid: memory of a lease that is over may already
- * belong to somebody else.
+ * A block counts only when, after it was copied and its digests were right, the lease was still valid: memory of a
+ * lease that is over may already belong to somebody else.
  */
 #include "impl.h"
 

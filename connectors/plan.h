@@ -1,22 +1,31 @@
 /* plan.h -- what the scheduling half tells the ranks in a step, and what they tell it back.
  *
- * Both halves are built from one source and run on one machine; the bytes are still checked on arrival: a plan that makes no sense is counted and
- * ignored. Integers in native order. A plan is a header and records, each 8-byte aligned; a report likewise.
+ * Both halves are built from one source and run on one machine; the bytes are still checked on arrival: a plan that
+ * makes no sense is counted and ignored. Integers in native order. A plan is a header and records, each 8-byte aligned;
+ * a report likewise.
  *
- *   SPACE   number, adapter text                 the space of an adapter, named by number from now on; 0 is the base model's: its text names the weights,
+ *   SPACE   number, adapter text                 the space of an adapter, named by number from now on; 0 is the base
+ *                                                model's: its text names the weights,
  *                                                and is sent where the ranks were opened without
- *   FENCE   block ids                            allocated to somebody in this step: what is still to be read out of them is read first
- *   LOAD    load id, request id, parts           one part a group: lease handle, blocks' places in the lease, ids to write to
- *   SAVE    put handle, block ids                id i is block i of the put; KVX_NO_BLOCK: nothing to write there (ALREADY)
- *   DROP    load id                              the request is gone: end the load early. finished() and the report still say that it is over
+ *   FENCE   block ids                            allocated to somebody in this step: what is still to be read out of
+ *                                                them is read first
+ *   LOAD    load id, request id, parts           one part a group: lease handle, blocks' places in the lease, ids to
+ *                                                write to
+ *   SAVE    put handle, block ids                id i is block i of the put; KVX_NO_BLOCK: nothing to write there
+ *                                                (ALREADY)
+ *   DROP    load id                              the request is gone: end the load early. finished() and the report
+ *                                                still say that it is over
  *   TIME                                         measure what this step takes the rank, and say so in a report (STEP)
- *   WORK    tokens, microseconds                 what the step computes; without it, single tokens of requests that generate, or nothing
+ *   WORK    tokens, microseconds                 what the step computes; without it, single tokens of requests that
+ *                                                generate, or nothing
  *
- * A part of a LOAD names all blocks the engine counts on: n of them from place `first` on. The lease may cover fewer (its answer was shortened: places
- * at or beyond kvc_lease_n() have no bytes), may name none at all (lease.incarnation 0), and the load as a whole may have none (KVX_PLAN_DEAD): every
- * wanted id without bytes is reported as failed by the rank. A load is reported once by each rank, also when it is dead. A SAVE with KVX_PLAN_EARLY is of blocks complete before this step: it
- * is handed over before the fences of the same plan are honoured; others at the end of the step. `step` of a SAVE is the plan in which its blocks are
- * computed: a rank drops the SAVE (DROPPED) when a synchronous load of that plan, or of the one before it, has failed there.
+ * A part of a LOAD names all blocks the engine counts on: n of them from place `first` on. The lease may cover fewer
+ * (its answer was shortened: places at or beyond kvc_lease_n() have no bytes), may name none at all (lease.incarnation
+ * 0), and the load as a whole may have none (KVX_PLAN_DEAD): every wanted id without bytes is reported as failed by the
+ * rank. A load is reported once by each rank, also when it is dead. A SAVE with KVX_PLAN_EARLY is of blocks complete
+ * before this step: it is handed over before the fences of the same plan are honoured; others at the end of the step.
+ * `step` of a SAVE is the plan in which its blocks are computed: a rank drops the SAVE (DROPPED) when a synchronous
+ * load of that plan, or of the one before it, has failed there.
  */
 #ifndef KVX_PLAN_H
 #define KVX_PLAN_H
@@ -120,8 +129,8 @@ typedef struct kvx_report_loaded {
 	int32_t status;  /* kvc_status_t: OK, or why not all came */
 	uint32_t blocks; /* that came, over all parts */
 	uint64_t bytes;
-	uint64_t
-		ns; /* from begin to end; of a cache in GPU memory the device's time, without what came before the load */
+	uint64_t ns; /* from begin to end; of a cache in GPU memory the device's time, without what came before the load
+		      */
 } kvx_report_loaded_t;
 
 /* A save was given up on this rank. */
@@ -130,8 +139,8 @@ typedef struct kvx_report_dropped {
 	uint64_t put; /* id */
 } kvx_report_dropped_t;
 
-/* A step that was to be timed: what the rank has computed took so long, from the end of begin() (of load() where it loads) to end(), by the clock of who computes.
- * Not told of a step that computes while it loads. */
+/* A step that was to be timed: what the rank has computed took so long, from the end of begin() (of load() where it
+ * loads) to end(), by the clock of who computes. Not told of a step that computes while it loads. */
 typedef struct kvx_report_step {
 	kvx_record_header_t h;
 	uint32_t step; /* header.step of its plan */
@@ -158,15 +167,17 @@ int kvx_bytes_reserve(kvx_bytes_t *bytes, size_t more);
 void kvx_bytes_reset(kvx_bytes_t *bytes, uint32_t magic);
 /* Start a record of `size` fixed bytes; returns where it lies (until the next call) or NULL. Zeroed. */
 void *kvx_bytes_record(kvx_bytes_t *bytes, uint32_t type, size_t size);
-/* Append to the record just started: one array or struct a call, padded to 8. data NULL: zeros. Returns where they lie (until the next call), or NULL. */
+/* Append to the record just started: one array or struct a call, padded to 8. data NULL: zeros. Returns where they lie
+ * (until the next call), or NULL. */
 void *kvx_bytes_append(kvx_bytes_t *bytes, const void *data, size_t len);
 /* Lengths filled in. len is 0 after it when an allocation has failed or there are no records. */
 void kvx_bytes_finish(kvx_bytes_t *bytes, uint32_t step);
 void kvx_bytes_free(kvx_bytes_t *bytes);
 
-/* Reading: the next record, or NULL at the end or at the first that does not fit (then bad is 1). Records that come out have their fixed size and
- * exactly the arrays they announce inside `bytes`: at most KVX_MAX_GROUPS parts, an id of 1 to KVX_MAX_ID bytes, first + n below 2^32. Groups, places
- * and block ids are the reader's to check against its own tables. */
+/* Reading: the next record, or NULL at the end or at the first that does not fit (then bad is 1). Records that come out
+ * have their fixed size and exactly the arrays they announce inside `bytes`: at most KVX_MAX_GROUPS parts, an id of 1
+ * to KVX_MAX_ID bytes, first + n below 2^32. Groups, places and block ids are the reader's to check against its own
+ * tables. */
 typedef struct kvx_cursor {
 	const uint8_t *at, *end;
 	uint32_t magic, left;

@@ -1,5 +1,6 @@
-/* The self-test: store one block of a reserved prefix, load it back in the engine's exact layout, compare. It uses the same load and save as the
- * engine, on two blocks of its own. A daemon that goes away meanwhile is tried again later; wrong bytes are final.
+/* The self-test: store one block of a reserved prefix, load it back in the engine's exact layout, compare. It uses the
+ * same load and save as the engine, on two blocks of its own. A daemon that goes away meanwhile is tried again later;
+ * wrong bytes are final.
  */
 #include "impl.h"
 

@@ -1,7 +1,7 @@
 /* requests.h -- what the scheduling half keeps of a request: its block table, how far it is saved, and its own keys.
  *
- * Found by the engine's id. Requests come and go by the million; objects and their arrays are used again. A pointer stays good until the request is
- * removed; who must outlive it keeps the serial number and asks again.
+ * Found by the engine's id. Requests come and go by the million; objects and their arrays are used again. A pointer
+ * stays good until the request is removed; who must outlive it keeps the serial number and asks again.
  */
 #ifndef KVX_REQUESTS_H
 #define KVX_REQUESTS_H
@@ -10,7 +10,8 @@
 
 #include "kv/env.h"
 
-/* A block of the engine, and how often it had been allocated when it was put here: another count means that it is somebody else's now. */
+/* A block of the engine, and how often it had been allocated when it was put here: another count means that it is
+ * somebody else's now. */
 typedef struct kvx_place {
 	uint32_t id, gen;
 } kvx_place_t;

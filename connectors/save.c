@@ -1,7 +1,8 @@
-/* Saves: ask for slots, gather straight into them a bounded number of blocks a poll, hand them in, wait until they are visible.
+/* Saves: ask for slots, gather straight into them a bounded number of blocks a poll, hand them in, wait until they are
+ * visible.
  *
- * Started again, a few times: when the parent has been evicted meanwhile (the engine still has it, so the whole prefix is offered), and when the
- * daemon granted only a part.
+ * Started again, a few times: when the parent has been evicted meanwhile (the engine still has it, so the whole prefix
+ * is offered), and when the daemon granted only a part.
  */
 #include "impl.h"
 

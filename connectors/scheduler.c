@@ -4,7 +4,7 @@
 #define CALL_MS  1000u
 #define SLICE_US 50u /* longest wait in one go: the heartbeat is looked at this often */
 
-/* ---- open and close ---------------------------------------------------------------------------------------------------------- */
+/* ---- open and close -------------------------------------------------------------------------- */
 
 kvc_status_t kvx_scheduler_open_in(const kv_env_t *env, const kvx_scheduler_config_t *config,
 				   kvx_scheduler_t **p_scheduler)
@@ -99,7 +99,7 @@ void kvx_scheduler_check(kvx_scheduler_t *scheduler)
 	}
 }
 
-/* ---- block tables ------------------------------------------------------------------------------------------------------------ */
+/* ---- block tables ---------------------------------------------------------------------------- */
 
 /* These blocks belong to somebody else from this step on. */
 static void fence(kvx_scheduler_t *scheduler, const kvx_table_t *table)
@@ -123,7 +123,8 @@ static void fence(kvx_scheduler_t *scheduler, const kvx_table_t *table)
 	}
 }
 
-/* 1: what lies there was computed with weights that are gone, or is garbage. What is computed after it must not be saved. */
+/* 1: what lies there was computed with weights that are gone, or is garbage. What is computed after it must not be
+ * saved. */
 static int is_outdated(const kvx_scheduler_t *scheduler, uint32_t id)
 {
 	const kvx_block_t *block = id == KVX_NO_BLOCK ? NULL : &scheduler->blocks[id];
@@ -228,7 +229,7 @@ void kvx_scheduler_finish(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 	}
 }
 
-/* ---- the plan ---------------------------------------------------------------------------------------------------------------- */
+/* ---- the plan -------------------------------------------------------------------------------- */
 
 /* Answers to what this step has asked for, but not for long, and not from a daemon that has stopped. */
 static void wait_for_answers(kvx_scheduler_t *scheduler, uint64_t now)
@@ -319,7 +320,7 @@ int kvx_scheduler_pending(kvx_scheduler_t *scheduler)
 	return kvx_is_alive(scheduler) && kvx_puts_wait(scheduler, now);
 }
 
-/* ---- reports ----------------------------------------------------------------------------------------------------------------- */
+/* ---- reports --------------------------------------------------------------------------------- */
 
 void kvx_scheduler_report(kvx_scheduler_t *scheduler, const void *bytes, size_t len)
 {
@@ -372,7 +373,7 @@ void kvx_scheduler_ended(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const
 	kvc_report(scheduler->spaces[number].space, &report);
 }
 
-/* ---- reset ------------------------------------------------------------------------------------------------------------------- */
+/* ---- reset ----------------------------------------------------------------------------------- */
 
 /* With blocks it may be computed, or be loaded at this moment. */
 static void outdate(void *ctx, kvx_request_t *request)
@@ -387,7 +388,8 @@ void kvx_scheduler_revoke(kvx_scheduler_t *scheduler)
 	kvx_requests_each(&scheduler->requests, outdate, NULL);
 }
 
-/* What the space of an adapter holds is not known before the daemon has said which it is. One that was refused serves nothing. */
+/* What the space of an adapter holds is not known before the daemon has said which it is. One that was refused serves
+ * nothing. */
 static kvc_status_t reset_space(kvx_scheduler_t *scheduler, const kvx_sspace_t *space, uint64_t until)
 {
 	uint64_t now = kv_now_ns(scheduler->env);

@@ -1,10 +1,11 @@
-/* Holds: a match that finds something leases it before the engine is told, so that what was promised is there when the engine counts on it.
+/* Holds: a match that finds something leases it before the engine is told, so that what was promised is there when the
+ * engine counts on it.
  *
  *   match --lease--> held --admitted--> load (scheduler_load.c)
  *                    held --runs without, gone, or not asked for in a while--> given back
  *
- * The answer is waited for as long as computing would take, within bounds: docs/decisions/021-waiting-for-a-stalled-daemon.md. One that comes later is
- * there when the engine asks again.
+ * The answer is waited for as long as computing would take, within bounds:
+ * docs/decisions/021-waiting-for-a-stalled-daemon.md. One that comes later is there when the engine asks again.
  */
 #include "scheduler_impl.h"
 
@@ -70,7 +71,7 @@ void kvx_load_free(kvx_scheduler_t *scheduler, kvx_sload_t *load)
 	kv_free(scheduler->env, load);
 }
 
-/* ---- asking ------------------------------------------------------------------------------------------------------------------ */
+/* ---- asking ---------------------------------------------------------------------------------- */
 
 /* One lease a part. */
 static kvc_status_t lease(const kvx_scheduler_t *scheduler, kvc_space_t *space, kvx_key_view_t *view, kvx_sload_t *load)
@@ -122,8 +123,8 @@ static kvx_sload_t *create(const kvx_scheduler_t *scheduler, const kvx_request_t
 	return load;
 }
 
-/* How long the answer is worth waiting for. Nobody knows how long a stall lasts: who waits as long as computing would take, pays at most twice the better
- * choice. Where nothing has been computed yet, loading is taken to be worth it. */
+/* How long the answer is worth waiting for. Nobody knows how long a stall lasts: who waits as long as computing would
+ * take, pays at most twice the better choice. Where nothing has been computed yet, loading is taken to be worth it. */
 static uint64_t patience(kvx_scheduler_t *scheduler, uint32_t local, uint32_t tokens)
 {
 	const uint64_t compute = kvx_guard_compute_ns(&scheduler->guard, local, tokens);
@@ -169,7 +170,7 @@ static kvc_status_t start(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_
 	return KVC_OK;
 }
 
-/* ---- answers ----------------------------------------------------------------------------------------------------------------- */
+/* ---- answers --------------------------------------------------------------------------------- */
 
 /* The worst of its leases: PENDING before OK, anything else before both. */
 static kvc_status_t state_of(const kvx_sload_t *load)
@@ -240,7 +241,7 @@ static int covers(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const 
 	return request->held->era == scheduler->era && fits(scheduler, ask, request, units);
 }
 
-/* ---- used by match, load, finish --------------------------------------------------------------------------------------------- */
+/* ---- used by match, load, finish ------------------------------------------------------------- */
 
 static void unlink_hold(kvx_scheduler_t *scheduler, kvx_request_t *request)
 {

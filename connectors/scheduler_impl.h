@@ -19,7 +19,7 @@
 #define KVX_SPOILT      UINT64_MAX
 #define KVX_TIMED       16u /* steps of which the time may still be reported */
 
-/* ---- spaces: one for each adapter -------------------------------------------------------------------------------------------- */
+/* ---- spaces: one for each adapter ------------------------------------------------------------ */
 
 typedef struct kvx_sspace {
 	char *adapter; /* NULL: the base model's */
@@ -31,7 +31,7 @@ typedef struct kvx_sspace {
 	uint64_t retry_ns;
 } kvx_sspace_t;
 
-/* ---- loads ------------------------------------------------------------------------------------------------------------------- */
+/* ---- loads ----------------------------------------------------------------------------------- */
 
 typedef struct kvx_sload_part {
 	kvc_lease_t *lease; /* NULL: none, or given back */
@@ -62,7 +62,7 @@ typedef struct kvx_sload {
 	kvx_sload_part_t part[KVX_MAX_GROUPS];
 } kvx_sload_t;
 
-/* ---- saves ------------------------------------------------------------------------------------------------------------------- */
+/* ---- saves ----------------------------------------------------------------------------------- */
 
 typedef enum kvx_sput_step { KVX_SPUT_ASKED, KVX_SPUT_GRANTED, KVX_SPUT_SENT } kvx_sput_step_t;
 
@@ -83,7 +83,7 @@ typedef struct kvx_sput {
 	char id[KVX_MAX_ID];
 } kvx_sput_t;
 
-/* ---- steps ------------------------------------------------------------------------------------------------------------------- */
+/* ---- steps ----------------------------------------------------------------------------------- */
 
 /* One that the ranks were asked to time. */
 typedef struct kvx_timed {
@@ -93,14 +93,14 @@ typedef struct kvx_timed {
 	kvx_guard_work_t work;
 } kvx_timed_t;
 
-/* ---- the scheduling half ------------------------------------------------------------------------------------------------------ */
+/* ---- the scheduling half --------------------------------------------------------------------- */
 
 /* How often an engine block has been allocated, and when last: in which step, after how many resets. */
 typedef struct kvx_block {
 	uint32_t gen, step, resets;
 	int bad; /* a load within a step has failed to fill it, or one before it, and it has not been computed since */
-	/* Number of the load within a step that this, or what this was computed after, was to come from, when its request lost it before the ranks had
-	 * reported; KVX_SPOILT: it has failed. 0: none. */
+	/* Number of the load within a step that this, or what this was computed after, was to come from, when its
+	 * request lost it before the ranks had reported; KVX_SPOILT: it has failed. 0: none. */
 	uint64_t doubt;
 } kvx_block_t;
 
@@ -208,8 +208,8 @@ uint32_t kvx_space_of(kvx_scheduler_t *scheduler, const kvx_ask_t *ask);
 uint32_t kvx_space_why(const kvx_scheduler_t *scheduler, uint32_t number);
 /* The daemon answers, as far as its heartbeat says. */
 int kvx_is_alive(const kvx_scheduler_t *scheduler);
-/* Wait a moment for the daemon, in a call that began at `since` and may take until `until`. 0: that is over, or the daemon is not worth waiting for. Either
- * way what has come meanwhile has been heard: look once more. */
+/* Wait a moment for the daemon, in a call that began at `since` and may take until `until`. 0: that is over, or the
+ * daemon is not worth waiting for. Either way what has come meanwhile has been heard: look once more. */
 int kvx_await(kvx_scheduler_t *scheduler, uint64_t since, uint64_t until);
 /* Attach and open what is not. */
 void kvx_spaces_keep(kvx_scheduler_t *scheduler, uint64_t now);
@@ -224,11 +224,12 @@ void kvx_keys_view(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_r
 		   uint32_t tokens, kvx_key_view_t *view);
 
 /* scheduler_hold.c */
-/* Lease tokens [ask->local, end) for the request, which may be admitted next; how many from the start are leased, ask->local: none. *p_status: why not all
- * (PENDING: no answer in time). */
+/* Lease tokens [ask->local, end) for the request, which may be admitted next; how many from the start are leased,
+ * ask->local: none. *p_status: why not all (PENDING: no answer in time). */
 uint32_t kvx_hold(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t end,
 		  kvc_status_t *p_status);
-/* What is held for the request, cut to units [local, units), without leases when they are lost; NULL: nothing that covers them. It is the caller's. */
+/* What is held for the request, cut to units [local, units), without leases when they are lost; NULL: nothing that
+ * covers them. It is the caller's. */
 kvx_sload_t *kvx_hold_take(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t units);
 /* The same where there is nothing that covers them, without leases; NULL: no memory. */
 kvx_sload_t *kvx_hold_lost(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request,
@@ -251,7 +252,8 @@ void kvx_loads_tell(kvx_scheduler_t *scheduler, uint64_t now);
 void kvx_loads_keep(kvx_scheduler_t *scheduler, uint64_t now);
 void kvx_loads_close(kvx_scheduler_t *scheduler);
 void kvx_load_reported(kvx_scheduler_t *scheduler, const kvx_report_loaded_t *report);
-/* The request loses its blocks: those that hang on a load within a step are remembered until the ranks have said how it went. */
+/* The request loses its blocks: those that hang on a load within a step are remembered until the ranks have said how it
+ * went. */
 void kvx_loads_doubt(kvx_scheduler_t *scheduler, const kvx_request_t *request);
 /* The request is gone: end its asynchronous loads early. */
 void kvx_loads_drop(kvx_scheduler_t *scheduler, const kvx_request_t *request);

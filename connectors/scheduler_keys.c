@@ -3,7 +3,7 @@
 
 #define EXTRA_MAX 65536u /* bytes of extra keys of one unit */
 
-/* ---- looking ----------------------------------------------------------------------------------------------------------------- */
+/* ---- looking --------------------------------------------------------------------------------- */
 
 static void key_at(void *ctx, uint32_t i, kvc_key_t *key)
 {
@@ -54,7 +54,7 @@ void kvx_keys_view(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_r
 	view->n = tokens / scheduler->unit < n ? tokens / scheduler->unit : n;
 }
 
-/* ---- our own chain ----------------------------------------------------------------------------------------------------------- */
+/* ---- our own chain --------------------------------------------------------------------------- */
 
 static void forget(kvx_chain_state_t *own)
 {

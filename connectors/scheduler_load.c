@@ -1,14 +1,14 @@
-/* Loads: what was held for the request (scheduler_hold.c) gets its blocks, is told to the ranks in the step's plan, and is over when all ranks have
- * said so.
+/* Loads: what was held for the request (scheduler_hold.c) gets its blocks, is told to the ranks in the step's plan, and
+ * is over when all ranks have said so.
  *
- * Once told, a load's leases live until every rank has reported, also when the request is gone: a rank reads them until then. Should a rank never
- * report, they are given back after a few times the ranks' own deadline.
+ * Once told, a load's leases live until every rank has reported, also when the request is gone: a rank reads them until
+ * then. Should a rank never report, they are given back after a few times the ranks' own deadline.
  */
 #include "scheduler_impl.h"
 
 #define GIVE_UP 4u /* times load_ms */
 
-/* ---- taking what is held ------------------------------------------------------------------------------------------------------ */
+/* ---- taking what is held --------------------------------------------------------------------- */
 
 /* The ids of the blocks to be written; of places nobody has given a block for: none. */
 static void name_blocks(const kvx_scheduler_t *scheduler, const kvx_request_t *request, const kvx_sload_part_t *part,
@@ -75,7 +75,8 @@ static void add(kvx_scheduler_t *scheduler, kvx_sload_t *load, uint32_t units)
 	scheduler->promised += load->bytes;
 }
 
-/* The room match() has kept for the load is there for its record, in the plan being made. 0: nothing was offered, and there is none. */
+/* The room match() has kept for the load is there for its record, in the plan being made. 0: nothing was offered, and
+ * there is none. */
 static int take_room(kvx_scheduler_t *scheduler, kvx_request_t *request, uint32_t units)
 {
 	const size_t bytes = kvx_load_bytes(scheduler, units), offered = request->offered;
@@ -86,7 +87,7 @@ static int take_room(kvx_scheduler_t *scheduler, kvx_request_t *request, uint32_
 	return there;
 }
 
-/* ---- blocks that were not filled ------------------------------------------------------------------------------------------------- */
+/* ---- blocks that were not filled ------------------------------------------------------------- */
 
 typedef struct kvx_spoil {
 	kvx_scheduler_t *scheduler;
@@ -182,8 +183,8 @@ static void spoil_table(kvx_scheduler_t *scheduler, const kvx_sload_t *load, kvx
 	request->spoilt_step = load->step;
 }
 
-/* An engine may name the blocks of a load within a step in its own cache at once, and not take them out when the load fails: until the request has
- * computed them again, others find garbage there. */
+/* An engine may name the blocks of a load within a step in its own cache at once, and not take them out when the load
+ * fails: until the request has computed them again, others find garbage there. */
 static void spoil(kvx_scheduler_t *scheduler, const kvx_sload_t *load, kvx_request_t *request)
 {
 	request = load->lost ? NULL : request; /* its blocks are others by now */
@@ -254,7 +255,7 @@ void kvx_scheduler_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const 
 	add(scheduler, load, units);
 }
 
-/* ---- telling the ranks ------------------------------------------------------------------------------------------------------- */
+/* ---- telling the ranks ----------------------------------------------------------------------- */
 
 /* Handles of what is leased still, nothing for the rest. */
 static uint32_t settle(kvx_scheduler_t *scheduler, kvx_sload_t *load, kvc_handle_t *handles)
@@ -326,7 +327,7 @@ void kvx_loads_drop(kvx_scheduler_t *scheduler, const kvx_request_t *request)
 	}
 }
 
-/* ---- the end ----------------------------------------------------------------------------------------------------------------- */
+/* ---- the end --------------------------------------------------------------------------------- */
 
 static void destroy(kvx_scheduler_t *scheduler, kvx_sload_t **link)
 {

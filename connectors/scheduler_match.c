@@ -8,7 +8,8 @@
 #define SLICE_US  50u
 #define INSIDE_NS UINT64_C(25000000) /* loads that wait for each other, at most: docs/decisions/015 */
 
-/* 1: load beside the steps. Inside one everybody waits for all of its loads; of an engine that plans ahead also those whose answer a step before has ready. */
+/* 1: load beside the steps. Inside one everybody waits for all of its loads; of an engine that plans ahead also those
+ * whose answer a step before has ready. */
 static int is_async(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t cpu, uint32_t disk)
 {
 	uint64_t inside_ns = kvx_guard_load_ns(&scheduler->guard, cpu, disk);
@@ -112,7 +113,7 @@ static int prepare(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t nu
 	return 1;
 }
 
-/* ---- what is missed, and why ------------------------------------------------------------------------------------------------- */
+/* ---- what is missed, and why ----------------------------------------------------------------- */
 
 static void count_missed(kvx_scheduler_t *scheduler, uint32_t why, uint32_t tokens)
 {
@@ -210,8 +211,8 @@ static void claim(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_fo
 	stats->match_hits++;
 }
 
-/* When all tokens are loaded, the engine computes the last one again, in the blocks it was given for all. A window of whole blocks then begins a block
- * earlier than what was loaded, and a state has that token already. */
+/* When all tokens are loaded, the engine computes the last one again, in the blocks it was given for all. A window of
+ * whole blocks then begins a block earlier than what was loaded, and a state has that token already. */
 static int may_claim_all(const kvx_scheduler_t *scheduler)
 {
 	for (uint32_t g = 0; g < scheduler->group_count; g++) {
@@ -226,8 +227,8 @@ static int may_claim_all(const kvx_scheduler_t *scheduler)
 	return 1;
 }
 
-/* An idle engine calls nothing, so a daemon that has come back meanwhile is not attached to. A request is worth looking for it, for a moment and not
- * for every one. Returns why not, as kvx_space_why(). */
+/* An idle engine calls nothing, so a daemon that has come back meanwhile is not attached to. A request is worth looking
+ * for it, for a moment and not for every one. Returns why not, as kvx_space_why(). */
 static uint32_t attach(kvx_scheduler_t *scheduler, uint32_t number)
 {
 	uint64_t now = kv_now_ns(scheduler->env);

@@ -1,4 +1,5 @@
-/* Room in plans: what is certain to be told, what was offered and may be, and what somebody is about to add. A load that was promised finds it. */
+/* Room in plans: what is certain to be told, what was offered and may be, and what somebody is about to add. A load
+ * that was promised finds it. */
 #include "scheduler_impl.h"
 
 void kvx_plan_begin(kvx_scheduler_t *scheduler)

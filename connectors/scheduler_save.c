@@ -1,7 +1,9 @@
-/* Saves: slots are asked for as soon as blocks are sure to be full, handed to the ranks when they are granted, over when the daemon says so.
+/* Saves: slots are asked for as soon as blocks are sure to be full, handed to the ranks when they are granted, over
+ * when the daemon says so.
  *
- * A block is handed out only while it is still what it was when it was asked for: each engine block counts its allocations. One that was allocated to
- * somebody else in the very step of the plan still has its old bytes when the ranks look at the plan, and is saved before they are overwritten.
+ * A block is handed out only while it is still what it was when it was asked for: each engine block counts its
+ * allocations. One that was allocated to somebody else in the very step of the plan still has its old bytes when the
+ * ranks look at the plan, and is saved before they are overwritten.
  */
 #include "scheduler_impl.h"
 
@@ -35,7 +37,7 @@ void kvx_request_restart(kvx_request_t *request)
 	request->asked_to = 0;
 }
 
-/* ---- puts as objects --------------------------------------------------------------------------------------------------------- */
+/* ---- puts as objects ------------------------------------------------------------------------- */
 
 static kvx_sput_t *take(kvx_scheduler_t *scheduler, uint32_t n)
 {
@@ -108,7 +110,7 @@ static void ask_again(kvx_scheduler_t *scheduler, const kvx_sput_t *put, uint32_
 	kvx_request_next(scheduler, request);
 }
 
-/* ---- asking ------------------------------------------------------------------------------------------------------------------ */
+/* ---- asking ---------------------------------------------------------------------------------- */
 
 /* Is the block at that place known, and still this request's? */
 static int is_good(const kvx_scheduler_t *scheduler, const kvx_request_group_t *group, uint32_t place)
@@ -342,7 +344,7 @@ uint32_t kvx_scheduler_next(const kvx_scheduler_t *scheduler, const char *id, ui
 	return is_forgotten(scheduler, request) ? 0 : request->next_at;
 }
 
-/* ---- answers ----------------------------------------------------------------------------------------------------------------- */
+/* ---- answers --------------------------------------------------------------------------------- */
 
 /* The rest of a put that was not, or not wholly, saved. */
 static void lost(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint32_t saved, uint64_t now)
@@ -398,8 +400,8 @@ static int look_asked(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
 	return 0;
 }
 
-/* A step may take minutes, and its ranks hand in what it has computed when it is over. The next plan may be made during it, the one after that is not;
- * scheduler->step is the next one to be made. */
+/* A step may take minutes, and its ranks hand in what it has computed when it is over. The next plan may be made during
+ * it, the one after that is not; scheduler->step is the next one to be made. */
 static int is_late(const kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
 {
 	if (put->over_ns == 0 && put->at == KVX_SPUT_SENT && scheduler->step - put->told > 2u) {
@@ -409,7 +411,8 @@ static int is_late(const kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t n
 	return put->over_ns != 0 && now - put->over_ns >= LATE_MS * KVX_MS;
 }
 
-/* 1: the put is over. How long it lives is the daemon's decision (027); one that is late is given up only where the table has no place for others. */
+/* 1: the put is over. How long it lives is the daemon's decision (027); one that is late is given up only where the
+ * table has no place for others. */
 static int look_granted(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
 {
 	kvc_put_result_t result;
@@ -470,7 +473,7 @@ int kvx_puts_wait(const kvx_scheduler_t *scheduler, uint64_t now)
 	return 0;
 }
 
-/* ---- telling the ranks ------------------------------------------------------------------------------------------------------- */
+/* ---- telling the ranks ----------------------------------------------------------------------- */
 
 /* Do all blocks to be read still have, when the ranks see the plan, the bytes they were reserved for? */
 static int is_intact(const kvx_scheduler_t *scheduler, const kvx_sput_t *put)
@@ -538,7 +541,7 @@ void kvx_puts_tell(kvx_scheduler_t *scheduler)
 	}
 }
 
-/* ---- giving up --------------------------------------------------------------------------------------------------------------- */
+/* ---- giving up ------------------------------------------------------------------------------- */
 
 void kvx_put_dropped(kvx_scheduler_t *scheduler, uint64_t handle)
 {

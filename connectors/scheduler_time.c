@@ -1,8 +1,9 @@
-/* What steps take: the ranks are asked to time them, the guard learns from the answers, plans wait no longer than is little beside their step, and the ranks
- * are told what a step computes while they copy.
+/* What steps take: the ranks are asked to time them, the guard learns from the answers, plans wait no longer than is
+ * little beside their step, and the ranks are told what a step computes while they copy.
  *
- * An engine may plan a step before the last has ended, so only a rank knows when one begins and ends (worker_clock.c). Every step that computes more than
- * single tokens, or loads, is timed, of the others one in SELDOM; of one that loads what comes after that, unless it comes layer by layer.
+ * An engine may plan a step before the last has ended, so only a rank knows when one begins and ends (worker_clock.c).
+ * Every step that computes more than single tokens, or loads, is timed, of the others one in SELDOM; of one that loads
+ * what comes after that, unless it comes layer by layer.
  */
 #include "scheduler_impl.h"
 

@@ -1,17 +1,20 @@
-/* What steps and loads take, by the clock of who does them: the host's, or the device's, which an engine that runs ahead of it cannot see.
+/* What steps and loads take, by the clock of who does them: the host's, or the device's, which an engine that runs
+ * ahead of it cannot see.
  *
- * A step runs from the end of begin(), or of load() where the engine waits for all that the step loads, to end(). A load of a device's cache runs from where
- * its copies may begin, which is after all that the engine had enqueued, to the end of the last one. Clocks are started and read by the engine's thread; a
- * load's is stopped by whoever submits its copies, under the lock.
+ * A step runs from the end of begin(), or of load() where the engine waits for all that the step loads, to end(). A
+ * load of a device's cache runs from where its copies may begin, which is after all that the engine had enqueued, to
+ * the end of the last one. Clocks are started and read by the engine's thread; a load's is stopped by whoever submits
+ * its copies, under the lock.
  *
- * Loads that come together wait for each other. That is no part of what a load takes, or a burst of hits would make memory look slower than computing: of a
- * load whose blocks were all there, only its own time counts: from where those before it have come, or its part of what comes together, layer by layer.
+ * Loads that come together wait for each other. That is no part of what a load takes, or a burst of hits would make
+ * memory look slower than computing: of a load whose blocks were all there, only its own time counts: from where those
+ * before it have come, or its part of what comes together, layer by layer.
  */
 #include "worker_gpu.h"
 
 #define END_NS UINT64_C(200000)
 
-/* ---- steps ------------------------------------------------------------------------------------------------------------------- */
+/* ---- steps ----------------------------------------------------------------------------------- */
 
 void kvx_clock_ask(kvx_worker_t *worker)
 {
@@ -85,7 +88,7 @@ void kvx_clock_look(kvx_worker_t *worker)
 	}
 }
 
-/* ---- loads ------------------------------------------------------------------------------------------------------------------- */
+/* ---- loads ----------------------------------------------------------------------------------- */
 
 void kvx_clock_load(kvx_worker_t *worker, kvx_wload_t *load, kvk_cu_stream_t stream)
 {
@@ -165,7 +168,7 @@ uint64_t kvx_clock_took(kvx_worker_t *worker, kvx_wload_t *load)
 	return atomic_load(&load->there) ? host_took(worker, load) : load->end_ns - load->begin_ns;
 }
 
-/* ---- open and close ---------------------------------------------------------------------------------------------------------- */
+/* ---- open and close -------------------------------------------------------------------------- */
 
 /* What cannot be had is not timed. */
 void kvx_clocks_open(kvx_wgpu_t *gpu)

@@ -1,8 +1,10 @@
-/* worker_cpus.h -- which CPUs the transfer threads may use: all that the process was given, whatever the engine has bound its own threads to since.
+/* worker_cpus.h -- which CPUs the transfer threads may use: all that the process was given, whatever the engine has
+ * bound its own threads to since.
  *
- * Engines bind each compute thread to one core, the thread that opens the worker among them, and new threads inherit that. What the user has allowed
- * (taskset, numactl, a CPU set) is narrower than the machine. Between the two lies the union of the mask the process had when this library was loaded,
- * which is before an engine starts its threads, and the masks that its threads have now.
+ * Engines bind each compute thread to one core, the thread that opens the worker among them, and new threads inherit
+ * that. What the user has allowed (taskset, numactl, a CPU set) is narrower than the machine. Between the two lies the
+ * union of the mask the process had when this library was loaded, which is before an engine starts its threads, and the
+ * masks that its threads have now.
  */
 #ifndef KVX_WORKER_CPUS_H
 #define KVX_WORKER_CPUS_H

@@ -1,4 +1,5 @@
-/* The crew that copies the synchronous loads of a step: the engine's thread, which waits for them anyway, the transfer thread, and helpers. */
+/* The crew that copies the synchronous loads of a step: the engine's thread, which waits for them anyway, the transfer
+ * thread, and helpers. */
 #include "worker_gpu.h"
 
 #define SPINS     4000u

@@ -1,8 +1,9 @@
-/* Loads that begin when their step is planned: what the engine does between a plan and begin(), the link to the device would be idle for.
+/* Loads that begin when their step is planned: what the engine does between a plan and begin(), the link to the device
+ * would be idle for.
  *
- * The plan is begun as begin() would, so all that comes before its loads does: fences, early saves, and on the device whatever the engine has enqueued. What
- * load() has to decide is left to it: whether the engine waits for each layer or for everything, and what was not there yet. A begin() with other bytes
- * finds a step that is gone.
+ * The plan is begun as begin() would, so all that comes before its loads does: fences, early saves, and on the device
+ * whatever the engine has enqueued. What load() has to decide is left to it: whether the engine waits for each layer or
+ * for everything, and what was not there yet. A begin() with other bytes finds a step that is gone.
  */
 #include "worker_gpu.h"
 
@@ -82,7 +83,8 @@ int kvx_worker_early(kvx_worker_t *worker, const void *plan, size_t len, uint32_
 	return 1;
 }
 
-/* The engine goes on on another stream: what was put before this step on the old one has to come before it there, too. */
+/* The engine goes on on another stream: what was put before this step on the old one has to come before it there,
+ * too. */
 static void follow_stream(kvx_worker_t *worker)
 {
 	kvx_wgpu_t *gpu = worker->gpu;

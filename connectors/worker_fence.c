@@ -1,5 +1,6 @@
-/* Fences: blocks that the engine is about to write and that a save still has to read. The engine's thread copies them itself; only what the transfer
- * thread is copying at that very moment is waited for. Where a block cannot be copied without the daemon, its save is given up.
+/* Fences: blocks that the engine is about to write and that a save still has to read. The engine's thread copies them
+ * itself; only what the transfer thread is copying at that very moment is waited for. Where a block cannot be copied
+ * without the daemon, its save is given up.
  */
 #include "worker_gpu.h"
 
@@ -7,7 +8,7 @@
 
 #define IMPORT_NS UINT64_C(20000000) /* longest wait for the transfer thread to look at new puts */
 #define RETRY_NS                                                                                                       \
-	UINT64_C(2000000) /* for memory that the daemon has named already and the transfer thread has not read of yet */
+	UINT64_C(2000000) /* for memory that the daemon has named and the transfer thread has not read of yet */
 #define SPINS  2000u
 #define NAP_NS UINT64_C(200000)
 

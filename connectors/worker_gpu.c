@@ -1,4 +1,5 @@
-/* The device behind a worker: open and close, streams, what comes after what, and the verdicts a step's saves wait for. */
+/* The device behind a worker: open and close, streams, what comes after what, and the verdicts a step's saves wait
+ * for. */
 #include "worker_gpu.h"
 
 #include "kv/log.h"
@@ -15,7 +16,7 @@
 #define GRACE_NS      UINT64_C(20000000)   /* past its deadline the engine ends a load itself */
 #define CROWD         16u /* tokens of a request that a step computes: its kernels are of many waves of all SMs */
 
-/* ---- open and close ---------------------------------------------------------------------------------------------------------- */
+/* ---- open and close -------------------------------------------------------------------------- */
 
 static kvc_status_t refuse(const char *what, const char *why)
 {
@@ -34,8 +35,9 @@ static uint32_t batch_of(const kvx_worker_t *worker, uint64_t bytes, uint32_t mo
 	return blocks < 1 ? 1u : blocks > most ? most : (uint32_t)blocks;
 }
 
-/* Blocks a job that a step needs: as many as there is room for leaves of, which are expected one by one where a rank has some of the layers only. After the
- * last copy of a job its last kernel runs alone, so few jobs are better than many. */
+/* Blocks a job that a step needs: as many as there is room for leaves of, which are expected one by one where a rank
+ * has some of the layers only. After the last copy of a job its last kernel runs alone, so few jobs are better than
+ * many. */
 static uint32_t batch_of_step(const kvx_worker_t *worker)
 {
 	const uint32_t least = batch_of(worker, KVX_GPU_SYNC_BYTES, KVX_GPU_MOVES);
@@ -197,7 +199,7 @@ kvc_status_t kvx_gpu_decline(kvx_worker_t *worker, kvc_status_t status)
 	return status;
 }
 
-/* ---- order ------------------------------------------------------------------------------------------------------------------- */
+/* ---- order ----------------------------------------------------------------------------------- */
 
 int kvx_gpu_order(kvx_worker_t *worker, kvk_cu_stream_t earlier, kvk_cu_stream_t later)
 {
@@ -232,7 +234,7 @@ int kvx_gpu_start(kvx_worker_t *worker)
 	return kvx_gpu_order(worker, worker->gpu->compute, worker->gpu->beside);
 }
 
-/* ---- the end of a step ------------------------------------------------------------------------------------------------------- */
+/* ---- the end of a step ----------------------------------------------------------------------- */
 
 static int all_settled(const kvx_worker_t *worker)
 {
@@ -245,7 +247,8 @@ static int all_settled(const kvx_worker_t *worker)
 	return 1;
 }
 
-/* Loads whose deadline is over are; their copies come before the engine's next ones on the device. 0: there are others. */
+/* Loads whose deadline is over are; their copies come before the engine's next ones on the device. 0: there are
+ * others. */
 static int all_overdue(kvx_worker_t *worker)
 {
 	const uint64_t now = kvx_worker_now();
@@ -322,7 +325,7 @@ void kvx_gpu_end(kvx_worker_t *worker)
 	}
 }
 
-/* ---- counters ---------------------------------------------------------------------------------------------------------------- */
+/* ---- counters -------------------------------------------------------------------------------- */
 
 void kvx_gpu_stats(const kvx_worker_t *worker, kvx_worker_stats_t *stats)
 {

@@ -1,19 +1,22 @@
-/* worker_gpu.h -- a worker whose engine's cache is in GPU memory: copies are jobs in flight on streams instead of calls that return when done.
+/* worker_gpu.h -- a worker whose engine's cache is in GPU memory: copies are jobs in flight on streams instead of calls
+ * that return when done.
  *
  *   compute   the engine's own stream
- *   urgent    loads that a step needs: after what compute had at load(), before what compute gets afterwards; the host does not wait
+ *   urgent    loads that a step needs: after what compute had at load(), before what compute gets afterwards; the
+ *             host does not wait
  *   beside    loads beside the steps, by kernels: after what compute had at start()
  *   low       saves: after what compute had at end(), of early ones at begin()
  *
- * A flight is one job and whom it is for: a load, or as many saves as have blocks for it. They count it as active until it has landed, so lease, put and pool memory stay as long as the
- * device may use them, whatever else happens. Any thread lands what is over. One lock holds flights and jobs together: asking, submitting and ordering are
- * done under it, waiting never is. All states are those of loads and saves on hosts (worker_impl.h); a block in flight is TAKEN.
+ * A flight is one job and whom it is for: a load, or as many saves as have blocks for it. They count it as active until
+ * it has landed, so lease, put and pool memory stay as long as the device may use them, whatever else happens. Any
+ * thread lands what is over. One lock holds flights and jobs together: asking, submitting and ordering are done under
+ * it, waiting never is. All states are those of loads and saves on hosts (worker_impl.h); a block in flight is TAKEN.
  *
- * A synchronous load may come layer by layer: the same blocks again and again, each time of the next few layers, and the engine's kernels of a layer wait for
- * its range alone.
+ * A synchronous load may come layer by layer: the same blocks again and again, each time of the next few layers, and
+ * the engine's kernels of a layer wait for its range alone.
  *
- * Files: worker_gpu.c (device, streams, order), worker_flight.c, worker_gpu_load.c, worker_layers.c, worker_early.c, worker_gpu_save.c (and fences), worker_slabs.c (pool
- * memory the device sees), worker_gpu_test.c (self-tests).
+ * Files: worker_gpu.c (device, streams, order), worker_flight.c, worker_gpu_load.c, worker_layers.c, worker_early.c,
+ * worker_gpu_save.c (and fences), worker_slabs.c (pool memory the device sees), worker_gpu_test.c (self-tests).
  */
 #ifndef KVX_WORKER_GPU_H
 #define KVX_WORKER_GPU_H
@@ -148,7 +151,8 @@ void kvx_gpu_quit(kvx_worker_t *worker);
 int kvx_gpu_hangs(kvx_worker_t *worker);
 /* A worker whose device hangs is left to the end of the process. 0: it does not. */
 int kvx_gpu_leave(kvx_worker_t *worker);
-/* The device will not do, as it has just said: nothing is loaded or saved any more. Transfer thread. Returns the status. */
+/* The device will not do, as it has just said: nothing is loaded or saved any more. Transfer thread. Returns the
+ * status. */
 kvc_status_t kvx_gpu_decline(kvx_worker_t *worker, kvc_status_t status);
 /* What is enqueued on `later` from now on runs after what is on `earlier` now. 0: the driver refuses. */
 int kvx_gpu_order(kvx_worker_t *worker, kvk_cu_stream_t earlier, kvk_cu_stream_t later);
@@ -162,7 +166,8 @@ int kvx_gpu_early(kvx_worker_t *worker);
 int kvx_gpu_start(kvx_worker_t *worker);
 /* end(): saves of this step come after it, and are handed over when its synchronous loads are known to have come. */
 void kvx_gpu_end(kvx_worker_t *worker);
-/* Wait for the synchronous loads of the step (at most until their deadline), then hand over the saves that waited for them. */
+/* Wait for the synchronous loads of the step (at most until their deadline), then hand over the saves that waited for
+ * them. */
 void kvx_gpu_settle(kvx_worker_t *worker);
 /* The device's part of the counters. */
 void kvx_gpu_stats(const kvx_worker_t *worker, kvx_worker_stats_t *stats);
@@ -183,23 +188,29 @@ void kvx_clocks_close(kvx_wgpu_t *gpu);
 void kvx_clock_load(kvx_worker_t *worker, kvx_wload_t *load, kvk_cu_stream_t stream);
 /* Its copies begin where the stream is now, behind those of others, if it has waited for nothing else. Lock held. */
 void kvx_clock_turn(kvx_wgpu_t *gpu, const kvx_wload_t *load, kvk_cu_stream_t stream);
-/* Its copies may run: the device has done what they come behind. 0: it has not, or there is no clock for it. Lock held, some of it in flight. */
+/* Its copies may run: the device has done what they come behind. 0: it has not, or there is no clock for it. Lock held,
+ * some of it in flight. */
 int kvx_clock_begun(const kvx_wgpu_t *gpu, const kvx_wload_t *load);
 /* Copies of it end where the stream is now. Lock held. */
 void kvx_clock_sent(kvx_wgpu_t *gpu, const kvx_wload_t *load, kvk_cu_stream_t stream);
 
 /* worker_gpu_load.c */
-/* Submit what the oldest loads beside the steps have ready, unless the device copies a step's: how many blocks. Transfer thread. */
+/* Submit what the oldest loads beside the steps have ready, unless the device copies a step's: how many blocks.
+ * Transfer thread. */
 uint32_t kvx_gpu_load_beside(kvx_worker_t *worker, uint64_t now);
-/* All synchronous loads of the plan are submitted, or have failed, when it returns. `layers`: they may come layer by layer; 1: they do. */
+/* All synchronous loads of the plan are submitted, or have failed, when it returns. `layers`: they may come layer by
+ * layer; 1: they do. */
 int kvx_gpu_load(kvx_worker_t *worker, int layers);
 /* Before load(): submit what is there of them soon; `layers`: in the order of layers, if that pays. */
 void kvx_gpu_load_early(kvx_worker_t *worker, int layers);
-/* There were such loads, and load() has not come: no more of them is sent, what was comes before what the engine enqueues from now on, and they have failed. */
+/* There were such loads, and load() has not come: no more of them is sent, what was comes before what the engine
+ * enqueues from now on, and they have failed. */
 void kvx_gpu_load_cancel(kvx_worker_t *worker);
-/* Submit what the flight says of its load. BUSY: not now; the load counts the flight from here to its landing. Lock held. */
+/* Submit what the flight says of its load. BUSY: not now; the load counts the flight from here to its landing. Lock
+ * held. */
 kvc_status_t kvx_gpu_load_submit(kvx_worker_t *worker, kvx_flight_t *flight);
-/* Nothing could be sent: land what is over, end loads that are overdue, else wait a little, unless the gate was opened since `seen`. */
+/* Nothing could be sent: land what is over, end loads that are overdue, else wait a little, unless the gate was opened
+ * since `seen`. */
 void kvx_gpu_load_wait(kvx_worker_t *worker, uint32_t seen, uint32_t *p_spins);
 /* Lock held. */
 void kvx_gpu_load_landed(kvx_worker_t *worker, kvx_flight_t *flight, kvc_status_t status);
@@ -211,7 +222,8 @@ int kvx_layers_there(kvx_worker_t *worker);
 void kvx_layers_learn(kvx_worker_t *worker, uint64_t bytes, uint64_t ns);
 /* Submit the synchronous loads in layer ranges, if that pays and all their blocks are there. 0: nothing was done. */
 int kvx_layers_send(kvx_worker_t *worker);
-/* No layer is read any more: what the engine has not waited for comes before what it does next. Where a layer was read without, the loads have failed. */
+/* No layer is read any more: what the engine has not waited for comes before what it does next. Where a layer was read
+ * without, the loads have failed. */
 void kvx_layers_close(kvx_worker_t *worker);
 
 /* worker_gpu_save.c */
@@ -225,8 +237,8 @@ void kvx_gpu_save_landed(kvx_worker_t *worker, kvx_flight_t *flight, kvc_status_
 /* worker_slabs.c; who owns the attachment */
 /* kvc_config_t.on_memory. */
 void kvx_slabs_told(void *worker, const kvc_memory_t *memory, int mapped);
-/* The device sees these bytes when it answers OK. KVC_ERR_BUSY: the driver has refused them, ask again later; KVC_ERR_NOMEM: there is no room to remember
- * that; else the worker has declined. */
+/* The device sees these bytes when it answers OK. KVC_ERR_BUSY: the driver has refused them, ask again later;
+ * KVC_ERR_NOMEM: there is no room to remember that; else the worker has declined. */
 kvc_status_t kvx_slabs_ensure(kvx_worker_t *worker, const void *at, size_t bytes);
 /* In idle times: make a little more of the pool known. 0: nothing to do. */
 int kvx_slabs_step(kvx_worker_t *worker);

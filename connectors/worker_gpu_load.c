@@ -1,5 +1,5 @@
-/* Loads into GPU memory. A batch goes onto a stream when its blocks are there; what it has come to is looked at when it lands: the digests the device has
- * compared, and the lease, which has to be valid still when all bytes have come. */
+/* Loads into GPU memory. A batch goes onto a stream when its blocks are there; what it has come to is looked at when it
+ * lands: the digests the device has compared, and the lease, which has to be valid still when all bytes have come. */
 #include "worker_gpu.h"
 
 #define SPINS    4000u
@@ -7,7 +7,7 @@
 #define GRACE_NS UINT64_C(20000000)  /* past its deadline the engine ends a load itself */
 #define HASTE_NS UINT64_C(500000000) /* before its deadline a load gives way no more */
 
-/* ---- one batch --------------------------------------------------------------------------------------------------------------- */
+/* ---- one batch ------------------------------------------------------------------------------- */
 
 /* Leaves of all layers lie in the block's as a move wants them: they are read there. */
 static void expect(const kvx_worker_t *worker, const kvx_wpart_t *part, const kvx_source_t *source, kvk_move_t *move)
@@ -56,7 +56,8 @@ static uint32_t behind(const kvx_wload_t *load, const kvx_wpart_t *part, const k
 	return flight->layers || end < at ? 0 : end - at;
 }
 
-/* Beside the steps by kernels: what an engine copies in before it computes waits until the copy engine has nothing of a load on its way. */
+/* Beside the steps by kernels: what an engine copies in before it computes waits until the copy engine has nothing of a
+ * load on its way. */
 kvc_status_t kvx_gpu_load_submit(kvx_worker_t *worker, kvx_flight_t *flight)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
@@ -187,9 +188,10 @@ void kvx_gpu_load_landed(kvx_worker_t *worker, kvx_flight_t *flight, kvc_status_
 	atomic_fetch_sub(&load->active, 1u);
 }
 
-/* ---- beside the steps (transfer thread) -------------------------------------------------------------------------------------- */
+/* ---- beside the steps (transfer thread) ------------------------------------------------------ */
 
-/* The device copies what a step waits for, and two streams would share the link. Not while that is behind the step before. */
+/* The device copies what a step waits for, and two streams would share the link. Not while that is behind the step
+ * before. */
 static int step_loads(kvx_wgpu_t *gpu)
 {
 	const kvx_flight_t *flight;
@@ -228,7 +230,7 @@ uint32_t kvx_gpu_load_beside(kvx_worker_t *worker, uint64_t now)
 	return total;
 }
 
-/* ---- within a step (engine's thread) ----------------------------------------------------------------------------------------- */
+/* ---- within a step (engine's thread) --------------------------------------------------------- */
 
 /* Every block of every load has gone, or the load has failed. */
 static int all_sent(const kvx_worker_t *worker)

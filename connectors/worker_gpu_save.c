@@ -1,7 +1,9 @@
-/* Saves out of GPU memory, and fences. A block is taken and submitted in one go under the lock, so that a fence finds it waiting or in flight, never between.
+/* Saves out of GPU memory, and fences. A block is taken and submitted in one go under the lock, so that a fence finds
+ * it waiting or in flight, never between.
  *
- * What a gather reads is right only if nothing wrote there meanwhile: the engine's next kernels are put in order after it, on the device. Where that cannot
- * be done, what the flight brings is poisoned and counts for nothing, for its digests would be right whatever it read.
+ * What a gather reads is right only if nothing wrote there meanwhile: the engine's next kernels are put in order after
+ * it, on the device. Where that cannot be done, what the flight brings is poisoned and counts for nothing, for its
+ * digests would be right whatever it read.
  */
 #include "worker_gpu.h"
 
@@ -10,7 +12,7 @@
 	(UINT64_C(256)                                                                                                 \
 	 << 10) /* bytes beside each other in the pool, from which on the copy engine is worth its calls */
 
-/* ---- submitting -------------------------------------------------------------------------------------------------------------- */
+/* ---- submitting ------------------------------------------------------------------------------ */
 
 static int is_fenced(const kvx_worker_t *worker, const kvx_wsave_t *save, uint32_t i)
 {
@@ -50,7 +52,8 @@ static kvc_status_t board(kvx_worker_t *worker, kvx_flight_t *flight, kvx_wsave_
 	return KVC_OK;
 }
 
-/* Blocks of the save that wait, those of the fence or from the first on. Not OK: why the next one cannot be copied now, or ever. */
+/* Blocks of the save that wait, those of the fence or from the first on. Not OK: why the next one cannot be copied now,
+ * or ever. */
 static kvc_status_t board_some(kvx_worker_t *worker, kvx_flight_t *flight, kvx_wsave_t *save, int fence)
 {
 	kvc_status_t status = KVC_OK;
@@ -68,7 +71,8 @@ static kvc_status_t board_some(kvx_worker_t *worker, kvx_flight_t *flight, kvx_w
 	return KVC_OK;
 }
 
-/* What one step has to save are many puts, some of a block each: those behind the save come with it. What of them cannot is seen to in their own turn. */
+/* What one step has to save are many puts, some of a block each: those behind the save come with it. What of them
+ * cannot is seen to in their own turn. */
 static void board_others(kvx_worker_t *worker, kvx_flight_t *flight, const kvx_wsave_t *save)
 {
 	for (kvx_wjob_t *job = save->job.next_run; job && flight->n < worker->gpu->save_batch; job = job->next_run) {
@@ -97,9 +101,10 @@ static void leave(kvx_worker_t *worker, kvx_flight_t *flight, int give_up)
 	}
 }
 
-/* Saves have time, and steps run beside them: a matrix product waits for its slowest SM, so that a copy that takes some costs it far more than their share.
- * Beside products of many waves the copy engine takes the link's part, and a kernel on few SMs the rest, which gets them between two waves. Those of a step
- * that generates are of a wave or less and wait for the memory: there, one kernel that reads the cache once and writes the pool disturbs them least. */
+/* Saves have time, and steps run beside them: a matrix product waits for its slowest SM, so that a copy that takes some
+ * costs it far more than their share. Beside products of many waves the copy engine takes the link's part, and a kernel
+ * on few SMs the rest, which gets them between two waves. Those of a step that generates are of a wave or less and wait
+ * for the memory: there, one kernel that reads the cache once and writes the pool disturbs them least. */
 static kvk_gpu_way_t way_of(const kvx_worker_t *worker, const kvx_wsave_t *save)
 {
 	const kvk_paged_t *paged = &save->group->paged;
@@ -113,8 +118,8 @@ static kvk_gpu_way_t way_of(const kvx_worker_t *worker, const kvx_wsave_t *save)
 	return run >= STAGED_LEAST ? KVK_GPU_STAGED : KVK_GPU_AUTO;
 }
 
-/* One flight with blocks of the save that wait, those of the fence or from the first on, onto the stream: how many. Lock held.
- * PENDING: no flight is free, or the driver has no job; else why a block cannot be copied now, or ever. */
+/* One flight with blocks of the save that wait, those of the fence or from the first on, onto the stream: how many.
+ * Lock held. PENDING: no flight is free, or the driver has no job; else why a block cannot be copied now, or ever. */
 static kvc_status_t send(kvx_worker_t *worker, kvx_wsave_t *save, int fence, uint32_t *p_sent)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
@@ -151,9 +156,10 @@ static kvc_status_t send(kvx_worker_t *worker, kvx_wsave_t *save, int fence, uin
 	return status;
 }
 
-/* ---- the transfer thread ----------------------------------------------------------------------------------------------------- */
+/* ---- the transfer thread --------------------------------------------------------------------- */
 
-/* The device sees the next blocks' memory, or that of the first of them: those before memory that is refused now can go. */
+/* The device sees the next blocks' memory, or that of the first of them: those before memory that is refused now can
+ * go. */
 static kvc_status_t ensure_next(kvx_worker_t *worker, const kvx_wsave_t *save)
 {
 	kvc_status_t status = KVC_OK;
@@ -244,7 +250,7 @@ void kvx_gpu_save_landed(kvx_worker_t *worker, kvx_flight_t *flight, kvc_status_
 	kvx_wcount(&worker->stats.save_ns, kvx_worker_now() - flight->begin_ns);
 }
 
-/* ---- fences (engine's thread) ------------------------------------------------------------------------------------------------ */
+/* ---- fences (engine's thread) ---------------------------------------------------------------- */
 
 /* Blocks of the fence that nobody has taken. */
 static int waits(const kvx_worker_t *worker, kvx_wsave_t *save)

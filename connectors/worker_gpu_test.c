@@ -1,4 +1,5 @@
-/* Self-tests over a device: an echo in the engine's own cache, and the memory and moves of the one against the daemon. */
+/* Self-tests over a device: an echo in the engine's own cache, and the memory and moves of the one against the
+ * daemon. */
 #include "worker_gpu.h"
 
 #include <stdlib.h>
@@ -8,7 +9,7 @@
 #define ECHO_US    UINT64_C(10000000) /* the engine is about to start: its stream may hold a warm-up */
 #define GIVE_UP_US UINT64_C(3000000)
 
-/* ---- memory that both see ---------------------------------------------------------------------------------------------------- */
+/* ---- memory that both see -------------------------------------------------------------------- */
 
 kvc_status_t kvx_gpu_test_memory(kvx_worker_t *worker, size_t bytes, uint8_t **p_memory, uintptr_t *p_device)
 {
@@ -46,7 +47,7 @@ void kvx_gpu_test_free(const kvx_worker_t *worker, uint8_t *memory)
 	}
 }
 
-/* ---- against the daemon (transfer thread) ------------------------------------------------------------------------------------ */
+/* ---- against the daemon (transfer thread) ---------------------------------------------------- */
 
 kvc_status_t kvx_gpu_test_move(kvx_worker_t *worker, const kvk_gpu_copy_t *copy)
 {
@@ -87,7 +88,7 @@ void kvx_gpu_test_stop(kvx_worker_t *worker)
 	test->job = NULL;
 }
 
-/* ---- in the engine's cache (engine's thread) --------------------------------------------------------------------------------- */
+/* ---- in the engine's cache (engine's thread) ------------------------------------------------- */
 
 static kvc_status_t move_and_wait(kvx_worker_t *worker, const kvx_wgroup_t *group, kvk_gpu_dir_t dir,
 				  const kvk_move_t *move)

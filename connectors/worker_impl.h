@@ -1,15 +1,17 @@
 /* worker_impl.h -- what the files of kvx_worker_t share.
  *
- * Two owners. The engine's thread parses plans, makes loads and saves, and frees them. The transfer thread owns the attachment (kvc_t) and everything
- * made of it: it imports leases and puts, says which blocks are ready, hands in, gives back. Blocks are copied by whoever has time.
+ * Two owners. The engine's thread parses plans, makes loads and saves, and frees them. The transfer thread owns the
+ * attachment (kvc_t) and everything made of it: it imports leases and puts, says which blocks are ready, hands in,
+ * gives back. Blocks are copied by whoever has time.
  *
  *   a load or save   made by the engine -> queue -> transfer thread -> `over` -> freed by the engine
  *   a copy           active++, is it still open?, take blocks, copy, active--; who closes a job waits until active is 0
  *
- * Files: worker.c (open, close), worker_check.c (configuration), worker_plan.c (begin .. end), worker_early.c, worker_thread.c (transfer thread), worker_hand.c
- * (what the threads hand each other), worker_wait.c (gates, queue), worker_space.c (attachment, spaces), worker_load.c, worker_crew.c (who copies a synchronous
- * load), worker_save.c, worker_fence.c, worker_move.c, worker_clock.c (what takes how long), worker_report.c, worker_selftest.c, worker_prefault.c,
- * worker_cpus.c. Of a cache in GPU memory: worker_gpu.h.
+ * Files: worker.c (open, close), worker_check.c (configuration), worker_plan.c (begin .. end), worker_early.c,
+ * worker_thread.c (transfer thread), worker_hand.c (what the threads hand each other), worker_wait.c (gates, queue),
+ * worker_space.c (attachment, spaces), worker_load.c, worker_crew.c (who copies a synchronous load), worker_save.c,
+ * worker_fence.c, worker_move.c, worker_clock.c (what takes how long), worker_report.c, worker_selftest.c,
+ * worker_prefault.c, worker_cpus.c. Of a cache in GPU memory: worker_gpu.h.
  */
 #ifndef KVX_WORKER_IMPL_H
 #define KVX_WORKER_IMPL_H
@@ -38,7 +40,7 @@
 #define KVX_ERR_FAULT      ((kvc_status_t)KV_ERR_FAULT) /* a slab this process has not heard of yet */
 #define KVX_NS_A_MS        UINT64_C(1000000)
 
-/* ---- waiting (worker_wait.c) ------------------------------------------------------------------------------------------------- */
+/* ---- waiting (worker_wait.c) ----------------------------------------------------------------- */
 
 /* Something threads sleep at until it is opened. */
 typedef struct kvx_gate {
@@ -70,7 +72,7 @@ int kvx_queue_put(kvx_queue_t *queue, kvx_wjob_t *job);
 kvx_wjob_t *kvx_queue_take(kvx_queue_t *queue);
 int kvx_queue_empty(kvx_queue_t *queue);
 
-/* ---- moving (worker_move.c) -------------------------------------------------------------------------------------------------- */
+/* ---- moving (worker_move.c) ------------------------------------------------------------------ */
 
 /* One group of the engine's cache, checked, its pointers kept. */
 typedef struct kvx_wgroup {
@@ -97,7 +99,8 @@ typedef struct kvx_source {
 /* Block `from` of the group into the pool block at data, missing layers zero; leaves[words]: of this rank's range. */
 kvc_status_t kvx_move_out(const kvx_worker_t *worker, const kvx_wgroup_t *group, const kvk_layout_t *layout,
 			  uint32_t from, void *data, kvx_scratch_t *scratch);
-/* Fill a move but for its block: expected leaves of this group's layers are copied out of the block's, to leaves[words]. */
+/* Fill a move but for its block: expected leaves of this group's layers are copied out of the block's, to
+ * leaves[words]. */
 void kvx_move_prepare(const kvx_worker_t *worker, const kvx_wgroup_t *group, const kvx_source_t *source,
 		      kvk_move_t *move, uint64_t *leaves);
 /* Of a padded group. Zero the pages of the rank's range that it has no layer for; */
@@ -105,7 +108,7 @@ void kvx_move_zero(const kvx_worker_t *worker, const kvx_wgroup_t *group, uint8_
 /* gathered leaves to their places among those of the range, and those of zero pages beside them. */
 void kvx_move_pad(const kvx_worker_t *worker, const kvx_wgroup_t *group, const uint64_t *gathered, uint64_t *leaves);
 
-/* ---- spaces (worker_space.c) ------------------------------------------------------------------------------------------------- */
+/* ---- spaces (worker_space.c) ----------------------------------------------------------------- */
 
 /* Transfer thread only. */
 typedef struct kvx_wspace {
@@ -122,7 +125,7 @@ typedef struct kvx_wadapter {
 	char text[];
 } kvx_wadapter_t;
 
-/* ---- loads (worker_load.c) --------------------------------------------------------------------------------------------------- */
+/* ---- loads (worker_load.c) ------------------------------------------------------------------- */
 
 typedef enum kvx_block_end { KVX_BLOCK_OPEN = 0, KVX_BLOCK_GOOD = 1, KVX_BLOCK_BAD = 2 } kvx_block_end_t;
 
@@ -147,10 +150,11 @@ typedef struct kvx_wload {
 	uint64_t id;
 	uint32_t space, flags, parts, id_len;
 	int imported;
-	int failed;   /* errors() has been told its blocks */
-	int gone;     /* dropped: nobody asks for its blocks */
-	int reported; /* only finished() has still to name it */
-	int skipped; /* the engine did not say of each layer that it was about to read it: what it computed may be garbage */
+	int failed;      /* errors() has been told its blocks */
+	int gone;        /* dropped: nobody asks for its blocks */
+	int reported;    /* only finished() has still to name it */
+	int skipped;     /* the engine did not say of each layer that it was about to read it: what it computed may be
+			    garbage */
 	uint32_t ranges; /* of layers that it comes in: 1 but for synchronous ones of a cache in GPU memory */
 	uint32_t clock;  /* which of the device's times it, from 1; 0: none */
 	uint32_t wanted; /* blocks that go somewhere, */
@@ -186,7 +190,7 @@ int kvx_wload_settled(kvx_wload_t *load);
 /* Transfer thread: import, look what is ready, watch the deadline. 1: it is over and may be forgotten. */
 int kvx_wload_step(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now);
 
-/* ---- saves (worker_save.c) --------------------------------------------------------------------------------------------------- */
+/* ---- saves (worker_save.c) ------------------------------------------------------------------- */
 
 typedef enum kvx_mark { KVX_MARK_WAITING = 0, KVX_MARK_TAKEN = 1, KVX_MARK_DONE = 2, KVX_MARK_DROPPED = 3 } kvx_mark_t;
 
@@ -236,7 +240,7 @@ void kvx_fence_all(kvx_worker_t *worker);
 /* The put is in this process. Not now: the daemon has to say something first. */
 int kvx_fence_wait_imported(kvx_worker_t *worker, kvx_wsave_t *save);
 
-/* ---- self-test (worker_selftest.c) ------------------------------------------------------------------------------------------- */
+/* ---- self-test (worker_selftest.c) ----------------------------------------------------------- */
 
 typedef enum kvx_wtest_step {
 	KVX_WTEST_IDLE,
@@ -278,7 +282,7 @@ typedef struct kvx_wprefault {
 	size_t at; /* bytes of the layer */
 } kvx_wprefault_t;
 
-/* ---- the worker -------------------------------------------------------------------------------------------------------------- */
+/* ---- the worker ------------------------------------------------------------------------------ */
 
 typedef struct kvx_wstats {
 #define KVX_WORKER_COUNTER(name, help) _Atomic uint64_t name;

@@ -1,14 +1,16 @@
-/* Synchronous loads that come layer by layer. All blocks of a range of layers go before the next range, and what the engine enqueues for a layer is put after
- * the last job of the range it is in. Nothing waits on the host.
+/* Synchronous loads that come layer by layer. All blocks of a range of layers go before the next range, and what the
+ * engine enqueues for a layer is put after the last job of the range it is in. Nothing waits on the host.
  *
- * Ranges are small at both ends: the first is what the engine waits for before it can begin, and when the last has come, the engine computes that range
- * alone. Between them they are larger, for each range costs a launch.
+ * Ranges are small at both ends: the first is what the engine waits for before it can begin, and when the last has
+ * come, the engine computes that range alone. Between them they are larger, for each range costs a launch.
  *
- * Whole blocks come faster than their layers one by one, and of a step that computes less than it loads, most of what comes layer by layer has nothing computed
- * beside it. So where it is known what the step computes, the first blocks come whole, and as many by layers as are loaded meanwhile.
+ * Whole blocks come faster than their layers one by one, and of a step that computes less than it loads, most of what
+ * comes layer by layer has nothing computed beside it. So where it is known what the step computes, the first blocks
+ * come whole, and as many by layers as are loaded meanwhile.
  *
- * The engine names each layer before it enqueues what reads it. If by the end of the step it has not named one, that layer may have been read before it was
- * there: then all blocks of these loads have failed, what the step computed is not stored, and loads come whole from then on.
+ * The engine names each layer before it enqueues what reads it. If by the end of the step it has not named one, that
+ * layer may have been read before it was there: then all blocks of these loads have failed, what the step computed is
+ * not stored, and loads come whole from then on.
  */
 #include "worker_gpu.h"
 
@@ -22,7 +24,7 @@
 #define BLOCK_NS 2000u /* that the transfer thread takes to look a block up, where it is busy */
 #define FADE     64u   /* the best rate seen counts a part in so many less with each load */
 
-/* ---- which ranges ------------------------------------------------------------------------------------------------------------ */
+/* ---- which ranges ---------------------------------------------------------------------------- */
 
 static void add_range(kvx_wlayers_t *l, uint32_t end)
 {
@@ -70,7 +72,7 @@ static uint32_t range_of(const kvx_wlayers_t *l, uint32_t layer)
 	return r;
 }
 
-/* ---- whether ----------------------------------------------------------------------------------------------------------------- */
+/* ---- whether --------------------------------------------------------------------------------- */
 
 /* Blocks of the step's loads that go somewhere. */
 static uint32_t wanted_blocks(const kvx_worker_t *worker)
@@ -140,7 +142,7 @@ static int will_do(kvx_worker_t *worker)
 	return wanted_blocks(worker) * block_bytes >= l->least_bytes && kvx_layers_there(worker);
 }
 
-/* ---- what comes whole -------------------------------------------------------------------------------------------------------- */
+/* ---- what comes whole ------------------------------------------------------------------------ */
 
 void kvx_layers_learn(kvx_worker_t *worker, uint64_t bytes, uint64_t ns)
 {
@@ -180,7 +182,7 @@ static void cut(kvx_worker_t *worker)
 	}
 }
 
-/* ---- sending ----------------------------------------------------------------------------------------------------------------- */
+/* ---- sending --------------------------------------------------------------------------------- */
 
 /* Once over the step's blocks: those that come whole, or the others' layers of range r. */
 typedef struct kvx_wpass {
@@ -305,9 +307,10 @@ int kvx_layers_send(kvx_worker_t *worker)
 	return 1;
 }
 
-/* ---- the engine's side ------------------------------------------------------------------------------------------------------- */
+/* ---- the engine's side ----------------------------------------------------------------------- */
 
-/* What the engine enqueues from now on comes after range r and those before it. 0: the driver refuses, or nothing is known of a copy. */
+/* What the engine enqueues from now on comes after range r and those before it. 0: the driver refuses, or nothing is
+ * known of a copy. */
 static int order_range(kvx_worker_t *worker, uint32_t r)
 {
 	kvx_wgpu_t *gpu = worker->gpu;

@@ -1,14 +1,16 @@
-/* Loads: the transfer thread imports the leases and says how far blocks may be taken; whoever has time takes a batch and copies it.
+/* Loads: the transfer thread imports the leases and says how far blocks may be taken; whoever has time takes a batch
+ * and copies it.
  *
- * A block counts only when, after it was copied and its digests were right, the lease was still valid: memory of a lease that is over may already
- * belong to somebody else. The first failure closes a load: no batch is taken any more, and what was taken before may still become good.
+ * A block counts only when, after it was copied and its digests were right, the lease was still valid: memory of a
+ * lease that is over may already belong to somebody else. The first failure closes a load: no batch is taken any more,
+ * and what was taken before may still become good.
  */
 #include "worker_impl.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- making one (engine's thread) -------------------------------------------------------------------------------------------- */
+/* ---- making one (engine's thread) ------------------------------------------------------------ */
 
 /* Bytes of all arrays behind the parts, and of the request's id. */
 static size_t arrays_size(const kvx_plan_load_t *record)
@@ -40,7 +42,8 @@ static int part_is_sound(const kvx_wgroup_t *group, const kvx_plan_part_t *part)
 	return 1;
 }
 
-/* Take the part over; its arrays begin there, that of what came behind the ends. Blocks nobody wants are good from the start. How many are wanted. */
+/* Take the part over; its arrays begin there, that of what came behind the ends. Blocks nobody wants are good from the
+ * start. How many are wanted. */
 static uint32_t take_part(kvx_wpart_t *to, const kvx_plan_part_t *part, kvx_source_t *sources, uint32_t *ids,
 			  uint8_t *ends)
 {
@@ -131,7 +134,7 @@ void kvx_wload_free(kvx_wload_t *load)
 	free(load);
 }
 
-/* ---- the end of one ---------------------------------------------------------------------------------------------------------- */
+/* ---- the end of one -------------------------------------------------------------------------- */
 
 void kvx_wload_close(kvx_worker_t *worker, kvx_wload_t *load, kvc_status_t cause)
 {
@@ -148,7 +151,7 @@ int kvx_wload_settled(kvx_wload_t *load)
 	return atomic_load(&load->cause) != KVC_PENDING && atomic_load(&load->active) == 0;
 }
 
-/* ---- copying (any thread) ---------------------------------------------------------------------------------------------------- */
+/* ---- copying (any thread) -------------------------------------------------------------------- */
 
 uint32_t kvx_wload_take(kvx_wpart_t *part, uint32_t most, uint32_t *p_first)
 {

@@ -44,7 +44,8 @@ static kvc_status_t import(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now
 	return status;
 }
 
-/* How many blocks of the part have come; KV_ERR_FAULT: a slab this process has not heard of yet, so poll and look again. */
+/* How many blocks of the part have come; KV_ERR_FAULT: a slab this process has not heard of yet, so poll and look
+ * again. */
 static kvc_status_t look(kvx_worker_t *worker, kvx_wpart_t *part)
 {
 	const uint32_t ready = kvc_lease_ready(part->lease);

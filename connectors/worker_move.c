@@ -1,4 +1,5 @@
-/* Blocks between the engine's cache and the pool, as this rank sees both. A group with fewer layers than the rank's range is padded with zero pages. */
+/* Blocks between the engine's cache and the pool, as this rank sees both. A group with fewer layers than the rank's
+ * range is padded with zero pages. */
 #include "worker_impl.h"
 
 #include <string.h>

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- lists of the engine's thread -------------------------------------------------------------------------------------------- */
+/* ---- lists of the engine's thread ------------------------------------------------------------ */
 
 static void append(kvx_wjob_t ***p_end, kvx_wjob_t *job)
 {
@@ -13,7 +13,7 @@ static void append(kvx_wjob_t ***p_end, kvx_wjob_t *job)
 	*p_end = &job->next;
 }
 
-/* ---- saves ------------------------------------------------------------------------------------------------------------------- */
+/* ---- saves ----------------------------------------------------------------------------------- */
 
 /* A synchronous load of the plan that computes these blocks, or of the one before, has failed: they may be garbage. */
 static int step_failed(const kvx_worker_t *worker, uint32_t step)
@@ -73,7 +73,7 @@ void kvx_worker_hand_later(kvx_worker_t *worker, int drop)
 	worker->later_end = &worker->later;
 }
 
-/* ---- loads ------------------------------------------------------------------------------------------------------------------- */
+/* ---- loads ----------------------------------------------------------------------------------- */
 
 static void begin_load(kvx_worker_t *worker, const kvx_plan_load_t *record)
 {
@@ -127,7 +127,7 @@ static void cancel_left(kvx_worker_t *worker)
 	worker->sync = NULL;
 }
 
-/* ---- plans ------------------------------------------------------------------------------------------------------------------- */
+/* ---- plans ----------------------------------------------------------------------------------- */
 
 /* The scheduler says once only what an adapter's number is: where the queue is full, it goes with a later plan. */
 static void hand_adapters(kvx_worker_t *worker)

@@ -1,7 +1,9 @@
-/* In idle times: pages of the engine's cache and of the pool come into this process's page table, so that the first load does not wait for them.
- * Not while the engine works: threads that compute in lockstep all wait for the one whose core this takes.
+/* In idle times: pages of the engine's cache and of the pool come into this process's page table, so that the first
+ * load does not wait for them. Not while the engine works: threads that compute in lockstep all wait for the one whose
+ * core this takes.
  *
- * What the engine has written stays as it is. Memory that cannot be touched like that (of a device, on an old kernel) is left alone.
+ * What the engine has written stays as it is. Memory that cannot be touched like that (of a device, on an old kernel)
+ * is left alone.
  */
 #include "worker_gpu.h"
 

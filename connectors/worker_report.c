@@ -1,4 +1,5 @@
-/* What is over: the engine's thread counts it, tells the scheduler in a report, the engine by ids and block ids, and frees it. */
+/* What is over: the engine's thread counts it, tells the scheduler in a report, the engine by ids and block ids, and
+ * frees it. */
 #include "worker_gpu.h"
 
 #include <stdlib.h>
@@ -6,7 +7,7 @@
 
 #define REPORT_MAX (1u << 20) /* bytes; nobody fetches reports: begin again */
 
-/* ---- blocks that did not come ------------------------------------------------------------------------------------------------ */
+/* ---- blocks that did not come ---------------------------------------------------------------- */
 
 void kvx_worker_fail_block(kvx_worker_t *worker, uint32_t id)
 {
@@ -37,9 +38,10 @@ void kvx_worker_fail_load(kvx_worker_t *worker, kvx_wload_t *load)
 	}
 }
 
-/* ---- the report -------------------------------------------------------------------------------------------------------------- */
+/* ---- the report ------------------------------------------------------------------------------ */
 
-/* Taken at the start: a report that could not grow would be none at all, and its loads and saves would stay open until the scheduler gives them up. */
+/* Taken at the start: a report that could not grow would be none at all, and its loads and saves would stay open until
+ * the scheduler gives them up. */
 kvc_status_t kvx_worker_reserve_reports(kvx_worker_t *worker)
 {
 	for (uint32_t i = 0; i < 2; i++) {
@@ -120,7 +122,7 @@ void kvx_worker_fail_record(kvx_worker_t *worker, const kvx_plan_load_t *record)
 	}
 }
 
-/* ---- what is over ------------------------------------------------------------------------------------------------------------ */
+/* ---- what is over ---------------------------------------------------------------------------- */
 
 static uint32_t count_bad(const kvx_wload_t *load)
 {
@@ -242,7 +244,7 @@ void kvx_worker_reap(kvx_worker_t *worker)
 	reap_adapters(worker);
 }
 
-/* ---- asked by the engine ----------------------------------------------------------------------------------------------------- */
+/* ---- asked by the engine --------------------------------------------------------------------- */
 
 static uint32_t give_id(char *id, uint32_t cap, const char *from, uint32_t len)
 {

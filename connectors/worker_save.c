@@ -1,7 +1,9 @@
-/* Saves: the transfer thread imports the put and copies block after block out of the engine's cache, hands in what is done, and lets go.
+/* Saves: the transfer thread imports the put and copies block after block out of the engine's cache, hands in what is
+ * done, and lets go.
  *
- * A block that is about to be reused is copied by the engine's thread (worker_fence.c), so a save's blocks may be done in any order; they are handed in
- * from the first on. Where one had to be given up, everything behind it is too: a block whose parent is missing cannot become visible.
+ * A block that is about to be reused is copied by the engine's thread (worker_fence.c), so a save's blocks may be done
+ * in any order; they are handed in from the first on. Where one had to be given up, everything behind it is too: a
+ * block whose parent is missing cannot become visible.
  */
 #include "worker_gpu.h"
 
@@ -12,7 +14,7 @@
 #define STUCK_NS  UINT64_C(1000000000) /* for staging, or a slab this process has not heard of yet */
 #define IMPORT_MS 2000u                /* for the space to be opened */
 
-/* ---- making one (engine's thread) -------------------------------------------------------------------------------------------- */
+/* ---- making one (engine's thread) ------------------------------------------------------------ */
 
 static int is_sound(const kvx_wgroup_t *group, const kvx_plan_save_t *record)
 {
@@ -82,7 +84,7 @@ void kvx_wsave_mark(kvx_worker_t *worker, kvx_wsave_t *save)
 	kvx_wcount(&worker->stats.marked, marked);
 }
 
-/* ---- one block (any thread) -------------------------------------------------------------------------------------------------- */
+/* ---- one block (any thread) ------------------------------------------------------------------ */
 
 void kvx_wsave_unmark(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, kvx_mark_t end)
 {
@@ -168,7 +170,7 @@ void kvx_wsave_drop(kvx_worker_t *worker, kvx_wsave_t *save)
 	}
 }
 
-/* ---- the transfer thread ----------------------------------------------------------------------------------------------------- */
+/* ---- the transfer thread --------------------------------------------------------------------- */
 
 /* A block without a source must be one that has no slot: else what lies there would be handed in as its bytes. */
 static kvc_status_t check_sources(kvx_worker_t *worker, const kvx_wsave_t *save)

@@ -1,7 +1,9 @@
-/* The self-test against the daemon: store a block of each group's exact layout in a space of its own, load it into another block, compare.
+/* The self-test against the daemon: store a block of each group's exact layout in a space of its own, load it into
+ * another block, compare.
  *
- * The memory is the self-test's own (of a device: of the host, as the device sees it); blocks lie in it as they do in the engine's cache. The space is told apart by its `extra`, its layout is this rank's
- * share. A daemon that goes away meanwhile is tried again later; other bytes are final.
+ * The memory is the self-test's own (of a device: of the host, as the device sees it); blocks lie in it as they do in
+ * the engine's cache. The space is told apart by its `extra`, its layout is this rank's share. A daemon that goes away
+ * meanwhile is tried again later; other bytes are final.
  */
 #include "worker_gpu.h"
 
@@ -54,7 +56,7 @@ static void again(kvx_worker_t *worker, uint64_t now)
 	worker->test.next_ns = now + RETRY_NS;
 }
 
-/* ---- the two blocks ---------------------------------------------------------------------------------------------------------- */
+/* ---- the two blocks -------------------------------------------------------------------------- */
 
 /* Bytes of one layer's block. */
 static size_t layer_bytes(const kvx_wtest_t *test)
@@ -78,7 +80,8 @@ static kvc_status_t take_memory(kvx_worker_t *worker, size_t bytes, uintptr_t *p
 	return test->memory ? KVC_OK : KVC_ERR_NOMEM;
 }
 
-/* Blocks of all layers beside each other, as in one allocation for all layers, where the engine's are; else layer after layer. */
+/* Blocks of all layers beside each other, as in one allocation for all layers, where the engine's are; else layer after
+ * layer. */
 static kvc_status_t make_memory(kvx_worker_t *worker, const kvk_paged_t *engine)
 {
 	kvx_wtest_t *test = &worker->test;
@@ -141,7 +144,7 @@ static int same(const kvx_wtest_t *test)
 	return 1;
 }
 
-/* ---- steps ------------------------------------------------------------------------------------------------------------------- */
+/* ---- steps ----------------------------------------------------------------------------------- */
 
 /* A space for this group's share of a block. */
 static kvc_status_t open_space(kvx_worker_t *worker)

@@ -1,9 +1,11 @@
-/* Pool memory the device sees. libkvc says when a slab is mapped and when it is about to go; the transfer thread makes it known to the device piece by
- * piece, in idle times or when a block in it is wanted. All calls but the last, of detaching, are the transfer thread's.
+/* Pool memory the device sees. libkvc says when a slab is mapped and when it is about to go; the transfer thread makes
+ * it known to the device piece by piece, in idle times or when a block in it is wanted. All calls but the last, of
+ * detaching, are the transfer thread's.
  *
- * Pinning is bounded by the process's limit on locked memory. Where the limit is reached the worker declines: a pool of which only a part can be used is
- * a cache whose hits fail. What a driver refuses for another reason may pass: the piece is tried again, with longer and longer pauses, and blocks in it
- * are not there meanwhile. Only where it goes on is the pool declined.
+ * Pinning is bounded by the process's limit on locked memory. Where the limit is reached the worker declines: a pool of
+ * which only a part can be used is a cache whose hits fail. What a driver refuses for another reason may pass: the
+ * piece is tried again, with longer and longer pauses, and blocks in it are not there meanwhile. Only where it goes on
+ * is the pool declined.
  */
 #include "worker_gpu.h"
 
@@ -28,8 +30,8 @@ static size_t piece_bytes(const kvx_wslab_t *slab, uint32_t i)
 	return left < slab->each ? left : slab->each;
 }
 
-/* No block lies in two pieces, and none is a small rest: a large pool is of thousands of slabs, and the device knows only so many pieces. 0: there is no
- * memory to list it. */
+/* No block lies in two pieces, and none is a small rest: a large pool is of thousands of slabs, and the device knows
+ * only so many pieces. 0: there is no memory to list it. */
 static int add(kvx_wgpu_t *gpu, const kvc_memory_t *memory)
 {
 	const size_t slots = (memory->bytes + memory->slot_bytes - 1) / memory->slot_bytes;

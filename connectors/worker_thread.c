@@ -1,4 +1,5 @@
-/* The transfer thread: owns the attachment, runs the jobs, loads first. When there is nothing to do it spins for a moment, then sleeps. */
+/* The transfer thread: owns the attachment, runs the jobs, loads first. When there is nothing to do it spins for a
+ * moment, then sleeps. */
 #include "worker_gpu.h"
 
 #include <errno.h>
@@ -18,7 +19,7 @@
 #define AWAY_NS    UINT64_C(20000000) /* no daemon: look for one */
 #define IDLE_NS    UINT64_C(100000000)
 
-/* ---- one round --------------------------------------------------------------------------------------------------------------- */
+/* ---- one round ------------------------------------------------------------------------------- */
 
 static void take_jobs(kvx_worker_t *worker)
 {
@@ -146,7 +147,7 @@ static int one_round(kvx_worker_t *worker, int moving)
 	return moved > 0;
 }
 
-/* ---- sleeping ---------------------------------------------------------------------------------------------------------------- */
+/* ---- sleeping -------------------------------------------------------------------------------- */
 
 static int is_copying(const kvx_worker_t *worker)
 {
@@ -215,7 +216,7 @@ static int spin(kvx_worker_t *worker, uint32_t seen, uint64_t idle_since)
 	return kvx_worker_now() - idle_since < SPIN_NS;
 }
 
-/* ---- the thread -------------------------------------------------------------------------------------------------------------- */
+/* ---- the thread ------------------------------------------------------------------------------ */
 
 /* When it stops, jobs under way are ended first: where a device hangs they cannot be. */
 static int goes_on(kvx_worker_t *worker)

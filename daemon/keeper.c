@@ -58,7 +58,7 @@ typedef struct word {
 	char name[NAME_BYTES];
 } word_t;
 
-/* ---- daemon side ----------------------------------------------------------------------------------------------------- */
+/* ---- daemon side ----------------------------------------------------------------------------- */
 
 static void tell(int keeper_fd, char verb, const char *name, int fd)
 {
@@ -109,7 +109,7 @@ void kvd_keeper_serves(int keeper_fd)
 	tell(keeper_fd, 'S', "", -1);
 }
 
-/* ---- what is held ---------------------------------------------------------------------------------------------------- */
+/* ---- what is held ---------------------------------------------------------------------------- */
 
 static void drop_name(keeper_t *keeper, const char *name)
 {
@@ -204,7 +204,7 @@ static int take_word(keeper_t *keeper)
 	return 1;
 }
 
-/* ---- the daemon's life ----------------------------------------------------------------------------------------------- */
+/* ---- the daemon's life ----------------------------------------------------------------------- */
 
 /* In the child, between fork and exec: nothing but system calls. */
 static _Noreturn void become_daemon(const keeper_t *keeper, int fd, pid_t parent, char **argv)
@@ -348,7 +348,8 @@ static int fall_back(keeper_t *keeper)
 	return 1;
 }
 
-/* A start has failed with this exit code: the time until the next, or UINT64_MAX. What has never worked is for the operator, at once. */
+/* A start has failed with this exit code: the time until the next, or UINT64_MAX. What has never worked is for the
+ * operator, at once. */
 static uint64_t after_failure(keeper_t *keeper, int code)
 {
 	uint64_t ns;
@@ -370,7 +371,8 @@ static uint64_t after_failure(keeper_t *keeper, int code)
 	return ns;
 }
 
-/* The daemon has ended: the time to wait before the next one, or UINT64_MAX: none follows and *p_exit is our exit code. */
+/* The daemon has ended: the time to wait before the next one, or UINT64_MAX: none follows and *p_exit is our exit
+ * code. */
 static uint64_t buried(keeper_t *keeper, int wstatus, int *p_exit)
 {
 	uint64_t age = kv_now_ns(&kv_env_posix) - keeper->born_ns;

@@ -1,14 +1,17 @@
-/* daemon/keeper.h -- the keeper: the small process that `kvd` starts as. It holds what must outlive a crash and starts the daemon again.
+/* daemon/keeper.h -- the keeper: the small process that `kvd` starts as. It holds what must outlive a crash and starts
+ * the daemon again.
  *
  *   kvd (keeper) --fork, exec /proc/self/exe --kept=...--> kvd (daemon)      a SOCK_SEQPACKET pair between them
  *
- * The daemon hands in duplicates of its memfds (ledger, slabs, digests) and of its members' pidfds. It opens nothing heavy and links to nothing that starts
- * threads before the fork, so that the fork is safe. In this version what a dead daemon had handed in is closed once it has died: a new daemon starts
- * with an empty CPU tier and recovers the disk tier.
+ * The daemon hands in duplicates of its memfds (ledger, slabs, digests) and of its members' pidfds. It opens nothing
+ * heavy and links to nothing that starts threads before the fork, so that the fork is safe. In this version what a dead
+ * daemon had handed in is closed once it has died: a new daemon starts with an empty CPU tier and recovers the disk
+ * tier.
  *
- * After one daemon has served, a passing cause (exit code 75) or a crash does not end the service: the next one starts after a pause that grows, with the
- * configuration that was found valid last (at the start, or by SIGHUP), whatever the file says by then; and if that one never served, with the one that
- * did. A first start fails at once (docs/decisions/024-keeper.md).
+ * After one daemon has served, a passing cause (exit code 75) or a crash does not end the service: the next one starts
+ * after a pause that grows, with the configuration that was found valid last (at the start, or by SIGHUP), whatever the
+ * file says by then; and if that one never served, with the one that did. A first start fails at once
+ * (docs/decisions/024-keeper.md).
  */
 #ifndef KVD_KEEPER_H
 #define KVD_KEEPER_H
@@ -16,11 +19,12 @@
 #include "kv/status.h"
 #include "options.h"
 
-/* Run as the keeper until the daemon has ended for good; returns the exit code of the process. setup->lock_fd is handed on to every daemon;
- * setup->config_fd becomes the keeper's. */
+/* Run as the keeper until the daemon has ended for good; returns the exit code of the process. setup->lock_fd is handed
+ * on to every daemon; setup->config_fd becomes the keeper's. */
 int kvd_keeper_run(kvd_setup_t *setup);
 
-/* Daemon side. Hand a duplicate of fd in under a name (at most 31 bytes), or let go of it. Never blocks; fd -1 of the keeper: nothing happens. */
+/* Daemon side. Hand a duplicate of fd in under a name (at most 31 bytes), or let go of it. Never blocks; fd -1 of the
+ * keeper: nothing happens. */
 void kvd_keeper_hold(int keeper_fd, const char *name, int fd);
 void kvd_keeper_drop(int keeper_fd, const char *name);
 

@@ -13,7 +13,7 @@
 
 extern char **environ;
 
-/* ---- one daemon ------------------------------------------------------------------------------------------------------ */
+/* ---- one daemon ------------------------------------------------------------------------------ */
 
 static kv_status_t host_create(kvd_setup_t *setup, kvd_host_t **p_host)
 {
@@ -139,7 +139,7 @@ static kv_status_t daemon_run(kvd_setup_t *setup)
 	return status;
 }
 
-/* ---- the program ----------------------------------------------------------------------------------------------------- */
+/* ---- the program ----------------------------------------------------------------------------- */
 
 static int fail(kv_status_t status, const kv_option_error_t *error)
 {
@@ -154,8 +154,8 @@ static int fail(kv_status_t status, const kv_option_error_t *error)
 	return kv_status_exit_code(status);
 }
 
-/* Memory that others use now may be free when the daemon starts: a configuration is not wrong for it. A daemon of the keeper's starts whatever there is,
- * for its predecessor's memory goes only when engines have let go of it. */
+/* Memory that others use now may be free when the daemon starts: a configuration is not wrong for it. A daemon of the
+ * keeper's starts whatever there is, for its predecessor's memory goes only when engines have let go of it. */
 static kv_status_t check_memory(const kvd_setup_t *setup, kv_option_error_t *error)
 {
 	kv_status_t status =

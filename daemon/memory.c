@@ -1,4 +1,5 @@
-/* Memory of the machine, of the control groups and of the process, before the pool takes it page by page and the kernel ends somebody for it. */
+/* Memory of the machine, of the control groups and of the process, before the pool takes it page by page and the kernel
+ * ends somebody for it. */
 #include "memory.h"
 
 #include "kv/types.h"
@@ -121,7 +122,8 @@ static void look_at_group(const cgroup_files_t *files, const char *dir, memory_t
 	lower(&memory->room, limit > used ? limit - used : 0, "control group ", path_in);
 }
 
-/* The group and all above it: each has a limit of its own. In a container the path may not exist below the root that is mounted there. */
+/* The group and all above it: each has a limit of its own. In a container the path may not exist below the root that is
+ * mounted there. */
 static void look_at_groups(const cgroup_files_t *files, const char *path, size_t len, memory_t *memory)
 {
 	char dir[512];

@@ -5,9 +5,9 @@
 #include "kv/status.h"
 #include "options.h"
 
-/* Compare cpu.size with the machine, its reserved huge pages, the control groups of this process (version 1 and 2) and its resource limits. What cannot be
- * read limits nothing. `detail` gets a sentence with the numbers.
- * KV_ERR_CONFIG: it can never fit here. KV_ERR_NOMEM: it would fit, but others use the memory now. */
+/* Compare cpu.size with the machine, its reserved huge pages, the control groups of this process (version 1 and 2) and
+ * its resource limits. What cannot be read limits nothing. `detail` gets a sentence with the numbers. KV_ERR_CONFIG: it
+ * can never fit here. KV_ERR_NOMEM: it would fit, but others use the memory now. */
 kv_status_t kvd_memory_check(const kvd_options_t *options, char *detail, size_t cap);
 
 #endif

@@ -353,7 +353,8 @@ static kv_status_t take_assignment(const char *arg, kvd_setup_t *setup, kv_optio
 	return kv_options_set(&kvd_option_table, name, equals + 1, &setup->options, setup->sources, error);
 }
 
-/* Variables of our prefix that are for clients, builds and scripts: who has them exported can start a daemon all the same. */
+/* Variables of our prefix that are for clients, builds and scripts: who has them exported can start a daemon all the
+ * same. */
 static int is_for_others(const char *entry)
 {
 	static const char *const names[] = {"KVD_SOCKET", "KVD_BUILD", "KVD_VENV", "KVD_PYTHON", "KVD_CUBLAS"};
@@ -448,7 +449,7 @@ static void fit_defaults(kvd_setup_t *setup)
 	}
 }
 
-/* ---- the file ---- */
+/* ---- the file -------------------------------------------------------------------------------- */
 
 static kv_status_t keep_text(const char *text, size_t len, int *p_fd, kv_option_error_t *error)
 {
@@ -512,7 +513,7 @@ static kv_status_t read_file(kvd_setup_t *setup, kv_option_error_t *error)
 	return status == KV_ERR_IO ? KV_ERR_CONFIG : status; /* trying again later would not help */
 }
 
-/* ---- all of it ---- */
+/* ---- all of it ------------------------------------------------------------------------------- */
 
 static void start_reading(int argc, char **argv, char **environment, kvd_setup_t *setup)
 {

@@ -1,6 +1,7 @@
 /* daemon/options.h -- every option of kvd: the values, the table they come from, and what the command line asks for.
  *
- * docs/options.md and conf/kvd.conf are made from the table (--describe-options, --sample-config); tests/daemon compares them.
+ * docs/options.md and conf/kvd.conf are made from the table (--describe-options, --sample-config); tests/daemon
+ * compares them.
  */
 #ifndef KVD_OPTIONS_H
 #define KVD_OPTIONS_H
@@ -67,13 +68,14 @@ typedef struct kvd_setup {
 	char differs[KVD_DIFFERS_MAX];     /* why the file is not what runs, empty: it is */
 } kvd_setup_t;
 
-/* Defaults, then the file, then KVD_* of the environment (KVD_SOCKET belongs to clients and is left alone), then the command line; checks of options that
- * belong together come last. A daemon of the keeper's gets the file as it was when it was last found valid. KV_ERR_CONFIG, KV_ERR_PATH (a socket path
- * would not fit), KV_ERR_NOMEM: *error is the sentence. */
+/* Defaults, then the file, then KVD_* of the environment (KVD_SOCKET belongs to clients and is left alone), then the
+ * command line; checks of options that belong together come last. A daemon of the keeper's gets the file as it was when
+ * it was last found valid. KV_ERR_CONFIG, KV_ERR_PATH (a socket path would not fit), KV_ERR_NOMEM: *error is the
+ * sentence. */
 kv_status_t kvd_setup_read(int argc, char **argv, char **environment, kvd_setup_t *setup, kv_option_error_t *error);
 
-/* Read the file, the environment and the command line of `running` again (SIGHUP). Errors as above: nothing has changed, and running->differs says so.
- * On KV_OK fresh->config_fd is the caller's. */
+/* Read the file, the environment and the command line of `running` again (SIGHUP). Errors as above: nothing has
+ * changed, and running->differs says so. On KV_OK fresh->config_fd is the caller's. */
 kv_status_t kvd_setup_reread(kvd_setup_t *running, kvd_setup_t *fresh, kv_option_error_t *error);
 
 /* Take over what may change while running; running->differs names what waits for a start. */
@@ -82,10 +84,11 @@ void kvd_setup_adopt(kvd_setup_t *running, const kvd_setup_t *fresh);
 /* Bytes that cpu.ahead means; KVS_AHEAD_ALL: all. KV_ERR_ARG or the like: it is no size and no word it knows. */
 kv_status_t kvd_ahead_parse(const kvd_options_t *options, uint64_t *p_bytes);
 
-/* What share.cpu, share.disk and share.index give the namespace, and share.max_cpu and so on at most: bytes, bytes and blocks; 0: nothing is said of it. The
- * options have been checked. */
+/* What share.cpu, share.disk and share.index give the namespace, and share.max_cpu and so on at most: bytes, bytes and
+ * blocks; 0: nothing is said of it. The options have been checked. */
 void kvd_shares_given(const kvd_options_t *options, const char *ns, uint64_t given[3], uint64_t most[3]);
-/* A namespace that is not there, or there twice, no number, more than there is, or a maximum below a share: KV_ERR_CONFIG and a sentence in `why`. */
+/* A namespace that is not there, or there twice, no number, more than there is, or a maximum below a share:
+ * KV_ERR_CONFIG and a sentence in `why`. */
 kv_status_t kvd_shares_check(const kvd_options_t *options, char *why, size_t cap);
 
 /* Print what an action other than KVD_RUN and KVD_CHECK_CONFIG asks for. Returns the exit code. */

@@ -1,10 +1,12 @@
-/* daemon/process.h -- what a well-behaved daemon does to its process: limits, signals, umask, the lock of its directory, word to systemd. */
+/* daemon/process.h -- what a well-behaved daemon does to its process: limits, signals, umask, the lock of its
+ * directory, word to systemd. */
 #ifndef KVD_PROCESS_H
 #define KVD_PROCESS_H
 
 #include "options.h"
 
-/* Before any thread is started and any file kept open: closed standard streams become /dev/null, umask 0077, descriptors up to the hard limit, no new privileges, SIGPIPE ignored, the signals of the loop blocked. */
+/* Before any thread is started and any file kept open: closed standard streams become /dev/null, umask 0077,
+ * descriptors up to the hard limit, no new privileges, SIGPIPE ignored, the signals of the loop blocked. */
 void kvd_process_prepare(void);
 
 /* Make run_dir and lock it. KV_ERR_LOCKED: another daemon runs there; KV_ERR_PATH. `detail` gets a sentence. */

@@ -11,7 +11,8 @@ typedef struct kvd_access {
 	gid_t group; /* (gid_t)-1: the daemon's */
 } kvd_access_t;
 
-/* KV_ERR_CONFIG: a word is not name=mode or name=group of one of the namespaces, stands there twice, or there is no such group; `why` gets the sentence. */
+/* KV_ERR_CONFIG: a word is not name=mode or name=group of one of the namespaces, stands there twice, or there is no
+ * such group; `why` gets the sentence. */
 kv_status_t kvd_sockets_check(const kvd_options_t *options, char *why, size_t cap);
 
 /* Of a namespace, by checked options. */

@@ -1,7 +1,7 @@
 /* Grouped-query attention over a paged cache.
  *
- * The query heads of one KV head are the rows of a tile: they see the same keys, so nothing beyond a row's own position is ever read, and what a
- * block holds beyond the sequence (an earlier owner's bytes) cannot matter.
+ * The query heads of one KV head are the rows of a tile: they see the same keys, so nothing beyond a row's own position
+ * is ever read, and what a block holds beyond the sequence (an earlier owner's bytes) cannot matter.
  */
 #include "kve/real.h"
 #include "tile.h"

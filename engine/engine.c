@@ -109,7 +109,7 @@ void kve_engine_release(kve_engine_t *engine, kve_request_t *request)
 	}
 }
 
-/* ---- one step ---------------------------------------------------------------------------------------------------------------- */
+/* ---- one step -------------------------------------------------------------------------------- */
 
 typedef struct batch {
 	kve_span_t spans[KVE_MAX_ROWS];

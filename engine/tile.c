@@ -1,4 +1,5 @@
-/* The inner loop. The wide version computes the same bits: a vector of 8 is 8 separate sums, and no multiply-add is fused. */
+/* The inner loop. The wide version computes the same bits: a vector of 8 is 8 separate sums, and no multiply-add is
+ * fused. */
 #include "tile.h"
 
 /* Eight separate sums; loads and stores need no alignment. */
@@ -6,7 +7,8 @@ typedef float lanes_t __attribute__((vector_size(32), aligned(4), may_alias));
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
-/* Accumulators are plain variables, not an array, so that they stay in registers; those of absent rows are never touched. */
+/* Accumulators are plain variables, not an array, so that they stay in registers; those of absent rows are never
+ * touched. */
 ALWAYS_INLINE void rows_of(const kve_tile_t *t, const uint32_t rows)
 {
 	const float *x0 = t->x;

@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Standard deviation of a matrix' output, given unit input. Queries and keys are large, so that attention picks few positions; what a branch adds
- * is larger than what it is added to, so that differences grow. */
+/* Standard deviation of a matrix' output, given unit input. Queries and keys are large, so that attention picks few
+ * positions; what a branch adds is larger than what it is added to, so that differences grow. */
 #define GAIN_QK   1.8f
 #define GAIN_V    1.5f
 #define GAIN_OUT  1.5f

@@ -18,7 +18,7 @@ static _Thread_local char why[KVK_GPU_WHY_BYTES];
 static _Thread_local int inside;       /* how often this thread has entered */
 static _Thread_local int capture_mode; /* its own, while it is inside */
 
-/* ---- calls and their failures ------------------------------------------------------------------------------------ */
+/* ---- calls and their failures ---------------------------------------------------------------- */
 
 static const char *const symbols[] = {
 #define KVK_CUDA_SYMBOL(member, symbol, arguments) #symbol,
@@ -68,8 +68,8 @@ kv_status_t kvk_gpu_result(kvk_gpu_t *gpu, size_t member, int error)
 	return error == KVK_CU_OUT_OF_MEMORY ? KV_ERR_NOMEM : KV_ERR_IO;
 }
 
-/* An engine may be capturing a graph on another thread. Asking for an event, or pinning memory, would spoil that unless this thread says that it has nothing
- * to do with it. */
+/* An engine may be capturing a graph on another thread. Asking for an event, or pinning memory, would spoil that unless
+ * this thread says that it has nothing to do with it. */
 kv_status_t kvk_gpu_enter(kvk_gpu_t *gpu)
 {
 	kv_status_t status = KVK_GPU_CALL(gpu, context_push, gpu->context);
@@ -101,7 +101,7 @@ void kvk_gpu_leave(kvk_gpu_t *gpu)
 	KVK_GPU_CALL(gpu, context_pop, &popped);
 }
 
-/* ---- open -------------------------------------------------------------------------------------------------------- */
+/* ---- open ------------------------------------------------------------------------------------ */
 
 static kv_status_t find_device(kvk_gpu_t *gpu, int ordinal)
 {
@@ -347,7 +347,7 @@ const char *kvk_gpu_describe(const kvk_gpu_t *gpu)
 	return gpu->description;
 }
 
-/* ---- streams ----------------------------------------------------------------------------------------------------- */
+/* ---- streams --------------------------------------------------------------------------------- */
 
 kv_status_t kvk_gpu_stream(kvk_gpu_t *gpu, int urgent, kvk_cu_stream_t *p_stream)
 {

@@ -1,9 +1,12 @@
-/* The copy kernels: a paged cache in the device's memory <-> canonical blocks in the host's, a peer's or its own. Equal to move_cpu.c, bytes and digests.
+/* The copy kernels: a paged cache in the device's memory <-> canonical blocks in the host's, a peer's or its own. Equal
+ * to move_cpu.c, bytes and digests.
  *
- * Every warp works for itself: it walks through its leaves chunk by chunk, and each chunk passes through a stage in shared memory, where its digest is
- * made. The pool's side of a chunk is one piece, the cache's side is rows of often no more than 256 bytes. So the bulk kernels let the copy engine
- * move the pool's side, which is far away, with many stages on their way at once, and move the near side in 16-byte vectors by the lanes, which no row is
- * too short for. The plain kernels use loads and stores of the widest kind that the addresses allow on both sides, and run on any device.
+ * Every warp works for itself: it walks through its leaves chunk by chunk, and each chunk passes through a stage in
+ * shared memory, where its digest is made. The pool's side of a chunk is one piece, the cache's side is rows of often
+ * no more than 256 bytes. So the bulk kernels let the copy engine move the pool's side, which is far away, with many
+ * stages on their way at once, and move the near side in 16-byte vectors by the lanes, which no row is too short for.
+ * The plain kernels use loads and stores of the widest kind that the addresses allow on both sides, and run on any
+ * device.
  */
 #include "gpu_args.h"
 #include "gpu_walk.cuh"
@@ -35,7 +38,7 @@ static __device__ __forceinline__ void digest_chunk(const kvk_gpu_args_t &args, 
 
 #define HELD 8 /* vectors a lane has under way at a time */
 
-/* ---- bulk ------------------------------------------------------------------------------------------------------- */
+/* ---- bulk ------------------------------------------------------------------------------------ */
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
@@ -232,7 +235,7 @@ extern "C" __global__ void __launch_bounds__(KVK_GPU_THREADS, 1)
 
 #endif
 
-/* ---- plain ------------------------------------------------------------------------------------------------------ */
+/* ---- plain ----------------------------------------------------------------------------------- */
 
 /* The widest vector that all pieces of a leaf are made of, on both sides. */
 static __device__ __forceinline__ uint32_t vector_bytes(const kvk_gpu_args_t &args, const leaf_t &leaf)
@@ -339,7 +342,8 @@ extern "C" __global__ void __launch_bounds__(KVK_GPU_THREADS, 2)
 	copy_plain<false>(args);
 }
 
-/* Behind the copies of a graph: one launch of it has ended. Its launches follow each other, so nobody else writes the word. */
+/* Behind the copies of a graph: one launch of it has ended. Its launches follow each other, so nobody else writes the
+ * word. */
 extern "C" __global__ void kvk_tick(const __grid_constant__ kvk_gpu_args_t args)
 {
 	volatile uint32_t *word = (volatile uint32_t *)args.bad;

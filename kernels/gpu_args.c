@@ -7,7 +7,7 @@
 #define CAPTURE_NONE    0
 #define CAPTURE_INVALID 2
 
-/* ---- rows -------------------------------------------------------------------------------------------------------- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 static kvk_gpu_row_t make_row(kvk_row_t page, kvk_row_t first, kvk_row_t second, size_t bytes)
 {
@@ -126,7 +126,7 @@ uint64_t kvk_gpu_units(const kvk_gpu_args_t *args)
 	return (uint64_t)args->count * args->heads * args->layers * args->pieces;
 }
 
-/* ---- which way --------------------------------------------------------------------------------------------------- */
+/* ---- which way ------------------------------------------------------------------------------- */
 
 uint64_t kvk_gpu_run_bytes(const kvk_layout_t *layout, const kvk_paged_t *paged, uint32_t layers, uint32_t page_bytes)
 {
@@ -157,7 +157,8 @@ static int cut_for_stages(const kvk_gpu_t *gpu, kvk_gpu_plan_t *plan)
 	return 1;
 }
 
-/* Some of the layers: the copy engine takes them by rows, which are to be long, and many in a call: where blocks lie beside each other. */
+/* Some of the layers: the copy engine takes them by rows, which are to be long, and many in a call: where blocks lie
+ * beside each other. */
 static int rows_pay(const kvk_gpu_plan_t *plan)
 {
 	const kvk_gpu_args_t *args = &plan->args;
@@ -208,7 +209,8 @@ static void choose(kvk_gpu_t *gpu, kvk_gpu_plan_t *plan)
 	if (plan->far && plan->way == KVK_GPU_ZERO_COPY) {
 		plan->way = KVK_GPU_STAGED;
 	}
-	/* Without a ring, or with one too small for a layer of a block, there is the link. A ring belongs to all streams, so none can capture its work. */
+	/* Without a ring, or with one too small for a layer of a block, there is the link. A ring belongs to all
+	 * streams, so none can capture its work. */
 	if (plan->way == KVK_GPU_STAGED && (plan->captured || plan->args.count == 0 || !cut_for_stages(gpu, plan) ||
 					    !kvk_gpu_ring_ready(gpu, plan->copy->dir))) {
 		plan->way = plan->far ? KVK_GPU_EACH : KVK_GPU_ZERO_COPY;

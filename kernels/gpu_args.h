@@ -1,4 +1,5 @@
-/* gpu_args.h -- what a kernel gets: the one description shared by the host and the device code. Plain numbers; addresses are the device's. */
+/* gpu_args.h -- what a kernel gets: the one description shared by the host and the device code. Plain numbers;
+ * addresses are the device's. */
 #ifndef KVK_GPU_ARGS_H
 #define KVK_GPU_ARGS_H
 
@@ -18,7 +19,8 @@ typedef struct kvk_gpu_row {
 	uint64_t bytes;
 } kvk_gpu_row_t;
 
-/* A leaf is a page (K then V, or interleaved when the page is packed), or a piece of an opaque page. All moves x heads x layers x pieces are independent:
+/* A leaf is a page (K then V, or interleaved when the page is packed), or a piece of an opaque page. All moves x heads
+ * x layers x pieces are independent:
  * unit u = ((move x heads + head) x layers + layer) x pieces + piece. */
 typedef struct kvk_gpu_args {
 	uint64_t moves;  /* const kvk_gpu_move_t[count] */
@@ -40,9 +42,10 @@ typedef struct kvk_gpu_args {
 	kvk_gpu_row_t k, v;
 } kvk_gpu_args_t;
 
-/* Names of the kernels in the image, each (kvk_gpu_args_t by value), any grid, block of KVK_GPU_THREADS. The bulk ones need sm_90, every address, stride and
- * length on the way a multiple of 16, and KVK_GPU_SHARED bytes of dynamic shared memory; the plain ones need neither. The tick adds 1 to a word and is what
- * tells the host that a graph's copies have come: one block of KVK_GPU_THREADS_TICK. */
+/* Names of the kernels in the image, each (kvk_gpu_args_t by value), any grid, block of KVK_GPU_THREADS. The bulk ones
+ * need sm_90, every address, stride and length on the way a multiple of 16, and KVK_GPU_SHARED bytes of dynamic shared
+ * memory; the plain ones need neither. The tick adds 1 to a word and is what tells the host that a graph's copies have
+ * come: one block of KVK_GPU_THREADS_TICK. */
 #ifndef KVK_GPU_THREADS
 #define KVK_GPU_THREADS 256
 #endif

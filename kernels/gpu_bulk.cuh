@@ -1,5 +1,6 @@
-/* gpu_bulk.cuh -- the copy engine inside an SM (sm_90): one instruction moves a whole piece between global and shared memory, and an mbarrier or a group
- * of the issuing thread tells when. A few warps keep a link busy that plain loads need most of the device for, because nobody waits for single lines.
+/* gpu_bulk.cuh -- the copy engine inside an SM (sm_90): one instruction moves a whole piece between global and shared
+ * memory, and an mbarrier or a group of the issuing thread tells when. A few warps keep a link busy that plain loads
+ * need most of the device for, because nobody waits for single lines.
  */
 #ifndef KVK_GPU_BULK_CUH
 #define KVK_GPU_BULK_CUH
@@ -11,7 +12,7 @@ static __device__ __forceinline__ uint32_t shared_address(const void *at)
 	return (uint32_t)__cvta_generic_to_shared(at);
 }
 
-/* ---- global -> shared, told by an mbarrier ------------------------------------------------------------------------------ */
+/* ---- global -> shared, told by an mbarrier --------------------------------------------------- */
 
 static __device__ __forceinline__ void barrier_init(uint64_t *barrier, uint32_t arrivals)
 {
@@ -54,9 +55,10 @@ static __device__ __forceinline__ void bulk_load(void *stage, uint64_t from, uin
 		     : "memory");
 }
 
-/* ---- shared -> global, told by groups ---------------------------------------------------------------------------------- */
+/* ---- shared -> global, told by groups -------------------------------------------------------- */
 
-/* What this warp has written to shared memory, for the copy engine: every lane, before the lanes meet and one of them issues the copy. */
+/* What this warp has written to shared memory, for the copy engine: every lane, before the lanes meet and one of them
+ * issues the copy. */
 static __device__ __forceinline__ void bulk_fence(void)
 {
 	asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -83,7 +85,7 @@ static __device__ __forceinline__ void bulk_stores_done(void)
 	asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
-/* ---- global -> shared in single vectors, without registers (sm_80) -------------------------------------------------------- */
+/* ---- global -> shared in single vectors, without registers (sm_80) --------------------------- */
 
 static __device__ __forceinline__ void vector_load(void *stage, uint64_t from)
 {

@@ -30,14 +30,14 @@
 #define KVK_GPU_MAX_JOBS    4096u
 #define KVK_GPU_MAX_RANGES  65536u /* pieces of a pool: of 256 MiB they are 16 TiB */
 #define KVK_GPU_MAX_STREAM  64u
-#define KVK_GPU_STARTERS    16u /* streams whose kernels do not wait for each other only because they are launched alike */
+#define KVK_GPU_STARTERS    16u /* streams whose kernels do not wait for each other because they are launched alike */
 #define KVK_GPU_MAX_CHOICE  32u
 #define KVK_GPU_MAX_UNITS   (UINT64_C(1) << 31)
 #define KVK_GPU_TAPER       (2u << 20)   /* bytes of the smallest step of STAGED that blocks are put together for */
 #define KVK_GPU_STAGED_RUN  (256u << 10) /* contiguous bytes from which on AUTO stages, unless it was measured; */
 #define KVK_GPU_STAGED_ROW  (48u << 10)  /* of some of the layers: bytes of a row, */
 #define KVK_GPU_STAGED_CALL (2u << 20)   /* of a call, on the average; less cost the host more than the link gains */
-#define KVK_GPU_LARGE_JOB   (UINT64_C(256) << 20) /* bytes of a job in whose time its first and last step count little */
+#define KVK_GPU_LARGE_JOB   (UINT64_C(256) << 20) /* bytes of a job whose first and last step take little of its time */
 #define KVK_GPU_WINDOW      (256u << 10)          /* bytes that a scatter has on their way over the link */
 #define KVK_GPU_LEAF_LEAST  241u /* bytes of the smallest leaf the kernels can digest: XXH3's long form */
 #define KVK_GPU_PLAIN_GRID  2u   /* blocks an SM, of the plain kernels */
@@ -153,7 +153,8 @@ typedef struct kvk_gpu_ring {
 	kvk_gpu_line_t lines[KVK_GPU_LINES];
 } kvk_gpu_ring_t;
 
-/* The area once more, in the device's memory: what a job's kernels read lies there at the same place, once its upload has come. */
+/* The area once more, in the device's memory: what a job's kernels read lies there at the same place, once its upload
+ * has come. */
 typedef struct kvk_gpu_mirror {
 	pthread_mutex_t lock;
 	atomic_int state; /* as a ring's */
@@ -232,14 +233,14 @@ struct kvk_gpu {
 	kvk_gpu_counters_t counters;
 };
 
-/* ---- gpu.c ------------------------------------------------------------------------------------------------------- */
+/* ---- gpu.c ----------------------------------------------------------------------------------- */
 
 /* Make the device's context the thread's; after it, kvk_gpu_leave(). */
 kv_status_t kvk_gpu_enter(kvk_gpu_t *gpu);
 void kvk_gpu_leave(kvk_gpu_t *gpu);
 
-/* A call of the driver came back with `error`: KV_OK for 0; else it is counted, named for kvk_gpu_why(), and KV_ERR_IO (KV_ERR_NOMEM: out of
- * memory). `member`: offset of the function in the table. */
+/* A call of the driver came back with `error`: KV_OK for 0; else it is counted, named for kvk_gpu_why(), and KV_ERR_IO
+ * (KV_ERR_NOMEM: out of memory). `member`: offset of the function in the table. */
 kv_status_t kvk_gpu_result(kvk_gpu_t *gpu, size_t member, int error);
 #define KVK_GPU_CALL(gpu, member, ...)                                                                                 \
 	kvk_gpu_result(gpu, offsetof(kvk_cuda_ops_t, member), (gpu)->cuda->member(__VA_ARGS__))
@@ -249,7 +250,7 @@ kv_status_t kvk_gpu_refuse(kv_status_t status, const char *format, ...) __attrib
 
 void kvk_gpu_count(_Atomic uint64_t *counter, uint64_t n);
 
-/* ---- gpu_memory.c ------------------------------------------------------------------------------------------------ */
+/* ---- gpu_memory.c ---------------------------------------------------------------------------- */
 
 /* Tables, lock and area; undone by fini, which unregisters what is left (in the context). */
 kv_status_t kvk_gpu_memory_init(kvk_gpu_t *gpu);
@@ -264,10 +265,11 @@ typedef enum kvk_gpu_place {
 kv_status_t kvk_gpu_translate(kvk_gpu_t *gpu, const void *at, size_t bytes, uint64_t *p_address,
 			      kvk_gpu_place_t *p_place);
 
-/* Do all of these bytes lie in one registration, or in one piece of memory that the driver gave? It refuses a copy that goes from one into the next. */
+/* Do all of these bytes lie in one registration, or in one piece of memory that the driver gave? It refuses a copy that
+ * goes from one into the next. */
 int kvk_gpu_in_one(kvk_gpu_t *gpu, const void *at, size_t bytes);
 
-/* ---- gpu_args.c -------------------------------------------------------------------------------------------------- */
+/* ---- gpu_args.c ------------------------------------------------------------------------------ */
 
 /* Check a copy and choose its way; `far` as in the plan. KV_ERR_ARG, KV_ERR_UNSUPPORTED. */
 kv_status_t kvk_gpu_plan(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, int far, kvk_gpu_plan_t *plan);
@@ -278,14 +280,14 @@ uint64_t kvk_gpu_units(const kvk_gpu_args_t *args);
 /* May the bulk kernels run with these arguments? `addresses`: all of the pool's and of the cache's, or-ed. */
 int kvk_gpu_bulk_fits(const kvk_gpu_args_t *args, uint64_t addresses);
 
-/* ---- gpu_jobs.c -------------------------------------------------------------------------------------------------- */
+/* ---- gpu_jobs.c ------------------------------------------------------------------------------ */
 
 kv_status_t kvk_gpu_jobs_init(kvk_gpu_t *gpu, uint32_t count);
 void kvk_gpu_jobs_fini(kvk_gpu_t *gpu);
 /* The copies have ended well: hand out digests, or look at what the device thought of them. */
 kv_status_t kvk_gpu_conclude(kvk_gpu_job_t *job);
 
-/* ---- gpu_start.c ------------------------------------------------------------------------------------------------- */
+/* ---- gpu_start.c ----------------------------------------------------------------------------- */
 
 void kvk_gpu_starters_init(kvk_gpu_t *gpu);
 void kvk_gpu_starters_fini(kvk_gpu_t *gpu);
@@ -306,21 +308,21 @@ kv_status_t kvk_gpu_start(kvk_gpu_t *gpu, const kvk_cu_kernel_t *kernel, kvk_cu_
 /* The same by the driver's plain call, on any stream. */
 kv_status_t kvk_gpu_start_plain(kvk_gpu_t *gpu, const kvk_cu_kernel_t *kernel, kvk_cu_stream_t stream);
 
-/* ---- gpu_graph.c ------------------------------------------------------------------------------------------------- */
+/* ---- gpu_graph.c ----------------------------------------------------------------------------- */
 
 /* Behind the copies of a graph. */
 kv_status_t kvk_gpu_graph_tick(kvk_gpu_t *gpu, const kvk_gpu_job_t *job, kvk_cu_stream_t stream);
 kv_status_t kvk_gpu_graph_poll(kvk_gpu_job_t *job);
 
-/* ---- gpu_upload.c ------------------------------------------------------------------------------------------------ */
+/* ---- gpu_upload.c ---------------------------------------------------------------------------- */
 
 void kvk_gpu_mirror_init(kvk_gpu_t *gpu);
 void kvk_gpu_mirror_fini(kvk_gpu_t *gpu);
-/* Where kernels that are enqueued on the stream from now on read the job's inputs: in the device's memory, if that can be had, else where the host has
- * written them. */
+/* Where kernels that are enqueued on the stream from now on read the job's inputs: in the device's memory, if that can
+ * be had, else where the host has written them. */
 uint64_t kvk_gpu_upload(kvk_gpu_t *gpu, const kvk_gpu_job_t *job, kvk_cu_stream_t stream);
 
-/* ---- gpu_stage.c, gpu_each.c, gpu_measure.c ---------------------------------------------------------------------- */
+/* ---- gpu_stage.c, gpu_each.c, gpu_measure.c -------------------------------------------------- */
 
 void kvk_gpu_rings_init(kvk_gpu_t *gpu);
 /* No copy is under way: the next one makes them anew. */

@@ -8,7 +8,7 @@
 #define SPIN_NS       UINT64_C(50000)
 #define SLEEP_MOST_NS UINT64_C(200000)
 
-/* ---- memory of a job --------------------------------------------------------------------------------------------- */
+/* ---- memory of a job ------------------------------------------------------------------------- */
 
 /* Offsets within a job's memory. */
 typedef struct shape {
@@ -42,7 +42,8 @@ static shape_t shape_of(const kvk_gpu_plan_t *plan)
 	return s;
 }
 
-/* The first gap of the area that is large enough; *p_after: the job that lies before it (NULL: none). Under the lock. */
+/* The first gap of the area that is large enough; *p_after: the job that lies before it (NULL: none). Under the
+ * lock. */
 static int find_gap(kvk_gpu_t *gpu, uint64_t bytes, kvk_gpu_job_t **p_after, uint64_t *p_at)
 {
 	kvk_gpu_job_t *after = NULL;
@@ -134,7 +135,7 @@ static void leave_job(kvk_gpu_t *gpu, kvk_gpu_job_t *job)
 	pthread_mutex_unlock(&gpu->lock);
 }
 
-/* ---- filling it -------------------------------------------------------------------------------------------------- */
+/* ---- filling it ------------------------------------------------------------------------------ */
 
 /* Between the caller's leaves, of all layers of the cache, and the job's, of those that are copied. */
 static void copy_leaves(const kvk_gpu_job_t *job, uint32_t i, int out)
@@ -142,7 +143,8 @@ static void copy_leaves(const kvk_gpu_job_t *job, uint32_t i, int out)
 	const size_t row = (size_t)job->layers * job->pieces;
 
 	if (!kv_holds(job->leaves && job->asked[i].leaves)) {
-		return; /* what is compared, or stored, does not fit its bytes: the block is corrupt to whoever reads it */
+		return; /* what is compared, or stored, does not fit its bytes: the block is corrupt to whoever reads it
+			 */
 	}
 
 	uint64_t *theirs = job->asked[i].leaves + (size_t)job->layer * job->pieces;
@@ -184,8 +186,8 @@ static int by_pool(const void *a, const void *b)
 	return x->pool < y->pool ? -1 : x->pool > y->pool;
 }
 
-/* Moves in the order of their blocks in the pool, so that the copy engine finds neighbours beside each other. moves[].block is the caller's number of the
- * move until now, and its block from now on. */
+/* Moves in the order of their blocks in the pool, so that the copy engine finds neighbours beside each other.
+ * moves[].block is the caller's number of the move until now, and its block from now on. */
 static void settle_order(const kvk_gpu_plan_t *plan, kvk_gpu_job_t *job)
 {
 	int ascending = 1;
@@ -209,8 +211,8 @@ static void settle_order(const kvk_gpu_plan_t *plan, kvk_gpu_job_t *job)
 	}
 }
 
-/* Addresses of both sides, what was asked for, what is expected. *p_bits: all addresses, or-ed. KV_ERR_ARG: memory nobody sees. KV_ERR_UNREACHABLE: far
- * memory, and it is not planned for. */
+/* Addresses of both sides, what was asked for, what is expected. *p_bits: all addresses, or-ed. KV_ERR_ARG: memory
+ * nobody sees. KV_ERR_UNREACHABLE: far memory, and it is not planned for. */
 static kv_status_t fill_job(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, kvk_gpu_job_t *job, uint64_t *p_bits)
 {
 	const kvk_gpu_copy_t *copy = plan->copy;
@@ -268,7 +270,7 @@ static kv_status_t fill_job(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, kvk_gpu_
 	return KV_OK;
 }
 
-/* ---- enqueueing -------------------------------------------------------------------------------------------------- */
+/* ---- enqueueing ------------------------------------------------------------------------------ */
 
 static kv_status_t zero_copy(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, const kvk_gpu_job_t *job, uint64_t bits)
 {
@@ -312,7 +314,8 @@ static void count_copy(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan)
 	kvk_gpu_count(&c->far, plan->far != 0);
 }
 
-/* In the context. A failure half way leaves copies on the stream: the job's event tells when they have ended, unless it is lost. */
+/* In the context. A failure half way leaves copies on the stream: the job's event tells when they have ended, unless it
+ * is lost. */
 static kv_status_t enqueue(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, kvk_gpu_job_t *job, uint64_t bits)
 {
 	const kvk_cu_stream_t stream = plan->copy->stream;
@@ -408,7 +411,7 @@ out_context:
 	return status;
 }
 
-/* ---- ending ------------------------------------------------------------------------------------------------------ */
+/* ---- ending ---------------------------------------------------------------------------------- */
 
 kv_status_t kvk_gpu_conclude(kvk_gpu_job_t *job)
 {
@@ -523,7 +526,8 @@ kv_status_t kvk_gpu_order(kvk_gpu_job_t *job, kvk_cu_stream_t stream)
 
 void kvk_gpu_end(kvk_gpu_job_t *job)
 {
-	/* A query that failed says nothing about what the device still does. That of a graph is over when the caller says so. */
+	/* A query that failed says nothing about what the device still does. That of a graph is over when the caller
+	 * says so. */
 	if (job && job->captured) {
 		give_job(job->gpu, job);
 	} else if (job && job->state == KVK_GPU_JOB_OVER && job->status != KV_ERR_IO) {
@@ -533,7 +537,7 @@ void kvk_gpu_end(kvk_gpu_job_t *job)
 	}
 }
 
-/* ---- init and fini ----------------------------------------------------------------------------------------------- */
+/* ---- init and fini --------------------------------------------------------------------------- */
 
 kv_status_t kvk_gpu_jobs_init(kvk_gpu_t *gpu, uint32_t count)
 {

@@ -1,6 +1,7 @@
-/* Which way is faster for a cache on this device: both are timed between scratch of the same shape. One job, and several behind each other: the first and the
- * last step of a staged copy have nothing beside them, which counts in a small job and not in a large one. Before that, whether the link is one that few SMs
- * with little on its way fill: another may have several times the rate. */
+/* Which way is faster for a cache on this device: both are timed between scratch of the same shape. One job, and
+ * several behind each other: the first and the last step of a staged copy have nothing beside them, which counts in a
+ * small job and not in a large one. Before that, whether the link is one that few SMs with little on its way fill:
+ * another may have several times the rate. */
 #include "gpu_internal.h"
 
 #define SCRATCH_BYTES (UINT64_C(32) << 20)
@@ -24,7 +25,7 @@ typedef struct scratch {
 	uint64_t link_ns; /* several scatters behind each other, zero copy; 0: not timed yet */
 } scratch_t;
 
-/* ---- what was found ---------------------------------------------------------------------------------------------- */
+/* ---- what was found -------------------------------------------------------------------------- */
 
 static int same_layout(const kvk_layout_t *a, const kvk_layout_t *b)
 {
@@ -77,7 +78,7 @@ static void keep_choice(kvk_gpu_t *gpu, const kvk_gpu_choice_t *choice)
 	pthread_mutex_unlock(&gpu->lock);
 }
 
-/* ---- scratch ----------------------------------------------------------------------------------------------------- */
+/* ---- scratch --------------------------------------------------------------------------------- */
 
 static void drop_scratch(scratch_t *s)
 {
@@ -154,7 +155,7 @@ static kv_status_t take_scratch(scratch_t *s, const kvk_paged_t *paged, uint64_t
 	return KV_OK;
 }
 
-/* ---- timing ------------------------------------------------------------------------------------------------------ */
+/* ---- timing ---------------------------------------------------------------------------------- */
 
 /* What is timed: the same copy so many times behind each other. */
 typedef struct timing {

@@ -7,7 +7,7 @@
 #define POINTER_START       11 /* of the piece of memory it is in */
 #define MEMORY_TYPE_HOST    1
 
-/* ---- the table of registered ranges ------------------------------------------------------------------------------ */
+/* ---- the table of registered ranges ---------------------------------------------------------- */
 
 /* Copy of one range; the fields belong together only if the table's version says so afterwards. */
 typedef struct range {
@@ -62,7 +62,8 @@ static int look(const kvk_gpu_table_t *table, uint64_t at, uint64_t end, range_t
 	return i < count && found.base <= at && end <= found.end;
 }
 
-/* A writer fills the table that is not current, so a reader looks again only when two writers came by while it looked. */
+/* A writer fills the table that is not current, so a reader looks again only when two writers came by while it
+ * looked. */
 static int find(const kvk_gpu_t *gpu, const void *at, size_t bytes, range_t *p_found)
 {
 	const uint64_t first = (uint64_t)(uintptr_t)at;
@@ -89,7 +90,8 @@ static void store(kvk_gpu_table_t *table, uint32_t i, range_t r)
 	atomic_store_explicit(&table->ranges[i].device, r.device, memory_order_release);
 }
 
-/* Make a table without range `without` (UINT32_MAX: with all) and with `added` (NULL: none) current. Under ranges_lock. */
+/* Make a table without range `without` (UINT32_MAX: with all) and with `added` (NULL: none) current. Under
+ * ranges_lock. */
 static void rewrite(kvk_gpu_t *gpu, uint32_t without, const range_t *added)
 {
 	const unsigned current = atomic_load_explicit(&gpu->current, memory_order_relaxed);
@@ -119,7 +121,7 @@ static void rewrite(kvk_gpu_t *gpu, uint32_t without, const range_t *added)
 	atomic_store_explicit(&gpu->current, 1 - current, memory_order_release);
 }
 
-/* ---- registering ------------------------------------------------------------------------------------------------- */
+/* ---- registering ----------------------------------------------------------------------------- */
 
 /* In the context, under ranges_lock. */
 static kv_status_t register_range(kvk_gpu_t *gpu, void *base, size_t bytes)
@@ -221,7 +223,7 @@ kv_status_t kvk_gpu_address(kvk_gpu_t *gpu, const void *at, size_t bytes, kvk_cu
 	return KV_OK;
 }
 
-/* ---- memory the driver knows ------------------------------------------------------------------------------------- */
+/* ---- memory the driver knows ----------------------------------------------------------------- */
 
 static int enable_peer(kvk_gpu_t *gpu, int ordinal)
 {
@@ -345,7 +347,7 @@ int kvk_gpu_in_one(kvk_gpu_t *gpu, const void *at, size_t bytes)
 	       gpu->cuda->pointer_attribute(&other, POINTER_START, first + bytes - 1) == 0 && start == other;
 }
 
-/* ---- init and fini ----------------------------------------------------------------------------------------------- */
+/* ---- init and fini --------------------------------------------------------------------------- */
 
 /* As much of the wanted area as the driver gives. */
 static kv_status_t take_area(kvk_gpu_t *gpu)

@@ -1,14 +1,17 @@
-/* Way STAGED: the copy engine between the pool and a ring in the device's memory, a kernel between the ring and the cache.
+/* Way STAGED: the copy engine between the pool and a ring in the device's memory, a kernel between the ring and the
+ * cache.
  *
- * Each direction has a ring of slots and two lines, streams of its own: copies go to one, kernels to the other. A step takes the next slot and has two halves,
- * the copies and the kernel; which comes first is the direction. So the copy engine has its next work before it has done the last, whatever the kernels do. A
- * slot's events order its halves, and the next step that takes it:
+ * Each direction has a ring of slots and two lines, streams of its own: copies go to one, kernels to the other. A step
+ * takes the next slot and has two halves, the copies and the kernel; which comes first is the direction. So the copy
+ * engine has its next work before it has done the last, whatever the kernels do. A slot's events order its halves, and
+ * the next step that takes it:
  *
  *     first half:  wait empty, work, record filled        second half:  wait filled, work, record empty
  *
- * The first halves wait for the caller's stream, and the caller's stream for both lines after the last step; of a scatter whose blocks are ready, only kernels
- * wait, so that one copy's blocks are on their way while the kernels of the one before still run. Where nothing can run beside a half (the kernel of a scatter's
- * last step, of a gather's first) the steps are small. */
+ * The first halves wait for the caller's stream, and the caller's stream for both lines after the last step; of a
+ * scatter whose blocks are ready, only kernels wait, so that one copy's blocks are on their way while the kernels of
+ * the one before still run. Where nothing can run beside a half (the kernel of a scatter's last step, of a gather's
+ * first) the steps are small. */
 #include "gpu_internal.h"
 
 #define SLOT_GRAIN UINT64_C(256)
@@ -40,7 +43,7 @@ typedef struct step {
 	kvk_gpu_slot_t *slot;
 } step_t;
 
-/* ---- the rings --------------------------------------------------------------------------------------------------- */
+/* ---- the rings ------------------------------------------------------------------------------- */
 
 uint64_t kvk_gpu_ring_slot_bytes(const kvk_gpu_t *gpu)
 {
@@ -175,7 +178,7 @@ int kvk_gpu_ring_ready(kvk_gpu_t *gpu, kvk_gpu_dir_t dir)
 	return atomic_load(&ring->state) > 0;
 }
 
-/* ---- copies of a step -------------------------------------------------------------------------------------------- */
+/* ---- copies of a step ------------------------------------------------------------------------ */
 
 /* Pieces that lie together on both sides, not enqueued yet. */
 typedef struct batch {
@@ -315,7 +318,7 @@ static kv_status_t copy_blocks(const stage_t *s, const step_t *step, kvk_cu_stre
 								  : copy_rows(s, step, stream);
 }
 
-/* ---- the kernel of a step ---------------------------------------------------------------------------------------- */
+/* ---- the kernel of a step -------------------------------------------------------------------- */
 
 static uint64_t first_move(const stage_t *s, const step_t *step)
 {
@@ -365,7 +368,7 @@ static kv_status_t permute(const stage_t *s, const step_t *step, kvk_cu_stream_t
 	return kvk_gpu_launch(s->gpu, &launch, &args);
 }
 
-/* ---- one step ---------------------------------------------------------------------------------------------------- */
+/* ---- one step -------------------------------------------------------------------------------- */
 
 /* The caller's stream comes before the first halves; where the blocks of a scatter are ready, before its kernels. */
 static kv_status_t wait_start(stage_t *s, line_t line)
@@ -417,7 +420,7 @@ static kv_status_t do_step(stage_t *s, step_t *step)
 	return status == KV_OK ? KVK_GPU_CALL(gpu, event_record, step->slot->empty, after) : status;
 }
 
-/* ---- all of them ------------------------------------------------------------------------------------------------- */
+/* ---- all of them ----------------------------------------------------------------------------- */
 
 /* Blocks of the next step, of `left`; `done` came before it. */
 static uint32_t step_blocks(const stage_t *s, const step_t *step, uint32_t fit, uint32_t done, uint32_t left)

@@ -1,9 +1,10 @@
 /* How kernels get to a stream: as graphs of one kernel.
  *
- * Once eight kernels were launched, one at a time, on other streams than the engine's, any two kernels of the process have 0.34 us more between them, for
- * good: 2 to 3 % of a step that generates. Kernels of graphs are not counted (H200, driver 13.0, on some machines; docs/decisions/017-kernels-as-graphs.md).
- * An executable graph runs one launch after another, so each stream has one of its own; streams that find no room share one, which only puts their kernels
- * in an order. Launching it with other arguments than before takes the host 5 us, a plain launch 2.
+ * Once eight kernels were launched, one at a time, on other streams than the engine's, any two kernels of the process
+ * have 0.34 us more between them, for good: 2 to 3 % of a step that generates. Kernels of graphs are not counted (H200,
+ * driver 13.0, on some machines; docs/decisions/017-kernels-as-graphs.md). An executable graph runs one launch after
+ * another, so each stream has one of its own; streams that find no room share one, which only puts their kernels in an
+ * order. Launching it with other arguments than before takes the host 5 us, a plain launch 2.
  */
 #include "gpu_internal.h"
 #include "gpu_xxh3.h"
@@ -117,9 +118,10 @@ kv_status_t kvk_gpu_start(kvk_gpu_t *gpu, const kvk_cu_kernel_t *kernel, kvk_cu_
 	return starter ? status : kvk_gpu_start_plain(gpu, kernel, stream);
 }
 
-/* ---- copies ------------------------------------------------------------------------------------------------------- */
+/* ---- copies ---------------------------------------------------------------------------------- */
 
-/* Chunks a warp may have on their way so that all of them have no more than the window, and each has one. 0: any number. */
+/* Chunks a warp may have on their way so that all of them have no more than the window, and each has one. 0: any
+ * number. */
 static uint32_t ahead_of(const kvk_gpu_launch_t *launch, const kvk_gpu_args_t *args, unsigned grid)
 {
 	const uint64_t chunk = args->leaf_bytes < KVK_CHUNK ? args->leaf_bytes : KVK_CHUNK;

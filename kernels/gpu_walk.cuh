@@ -1,7 +1,7 @@
 /* gpu_walk.cuh -- which leaves a warp moves, in which order, and where each of their bytes lies on both sides.
  *
- * On the pool's side a leaf is contiguous and in its canonical order, which is also the order of its digest: that is the order of a stage. On the cache's
- * side it is rows, K's and V's, one a token.
+ * On the pool's side a leaf is contiguous and in its canonical order, which is also the order of its digest: that is
+ * the order of a stage. On the cache's side it is rows, K's and V's, one a token.
  */
 #ifndef KVK_GPU_WALK_CUH
 #define KVK_GPU_WALK_CUH
@@ -9,7 +9,7 @@
 #include "gpu_args.h"
 #include "gpu_warp.cuh"
 
-/* ---- units ------------------------------------------------------------------------------------------------------- */
+/* ---- units ----------------------------------------------------------------------------------- */
 
 /* A unit's number, digit by digit, so that the next one is found by adding with carries: no division on the way. */
 typedef struct unit {
@@ -50,7 +50,7 @@ static __device__ __forceinline__ void unit_add(const kvk_gpu_args_t &args, unit
 	u->move += step.move + carry;
 }
 
-/* ---- leaves ------------------------------------------------------------------------------------------------------ */
+/* ---- leaves ---------------------------------------------------------------------------------- */
 
 typedef struct leaf {
 	uint64_t pool;   /* its first byte */
@@ -104,7 +104,7 @@ static __device__ __forceinline__ leaf_t leaf_from_lane(const leaf_t &leaf, uint
 	return l;
 }
 
-/* ---- rows -------------------------------------------------------------------------------------------------------- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 /* n / by for all 32-bit n, without dividing (Granlund and Montgomery, 1994). */
 typedef struct divider {
@@ -174,7 +174,7 @@ static __device__ __forceinline__ uint64_t cache_at(const kvk_gpu_args_t &args, 
 	return (is_v ? leaf.v : leaf.k) + token * (is_v ? args.v.cache_stride : args.k.cache_stride) + at;
 }
 
-/* ---- a warp's way through its leaves, a chunk at a time --------------------------------------------------------------- */
+/* ---- a warp's way through its leaves, a chunk at a time -------------------------------------- */
 
 /* What passes through a stage at a time. */
 typedef struct chunk {
@@ -187,8 +187,8 @@ static __device__ __forceinline__ bool chunk_last(const chunk_t &c)
 	return c.from + c.bytes == c.leaf.bytes;
 }
 
-/* Moves, bases and digests may lie in the host's memory, microseconds away. So each lane looks one of the next 32 leaves up, all at once, and the warp
- * then takes them from lane after lane. */
+/* Moves, bases and digests may lie in the host's memory, microseconds away. So each lane looks one of the next 32
+ * leaves up, all at once, and the warp then takes them from lane after lane. */
 typedef struct walk {
 	unit_t unit; /* this lane's */
 	unit_t step; /* to its next one */
@@ -204,8 +204,8 @@ static __device__ __forceinline__ void walk_enter(walk_t *w)
 	w->chunk.bytes = kvk_chunk_bytes(w->chunk.leaf.bytes);
 }
 
-/* A warp takes this many leaves that follow each other: their digests are 32 bytes together, the least that is read over a link. Then the next warp does, so
- * that all of them work in the same part of the pool. */
+/* A warp takes this many leaves that follow each other: their digests are 32 bytes together, the least that is read
+ * over a link. Then the next warp does, so that all of them work in the same part of the pool. */
 #define NEIGHBOURS 4u
 
 template <bool GATHER> static __device__ __forceinline__ walk_t walk_start(const kvk_gpu_args_t &args)

@@ -18,8 +18,9 @@ static __device__ __forceinline__ uint64_t warp_sum(kvk_xxh3_sum_t sum)
 	return all;
 }
 
-/* The next bytes of a leaf, more than BLOCKS - 1 blocks of them, or anything up to BLOCKS and a stripe when they are not FULL. All sums are made before any
- * is used: the lanes' exchanges are long ways that go side by side then, and only the scrambles wait for each other. */
+/* The next bytes of a leaf, more than BLOCKS - 1 blocks of them, or anything up to BLOCKS and a stripe when they are
+ * not FULL. All sums are made before any is used: the lanes' exchanges are long ways that go side by side then, and
+ * only the scrambles wait for each other. */
 template <uint32_t BLOCKS, bool FULL>
 static __device__ __forceinline__ void warp_blocks(kvk_xxh3_lane_t *lane, const uint64_t *words, uint32_t bytes,
 						   bool last)

@@ -1,10 +1,12 @@
 /* gpu_xxh3.h -- XXH3-64 (seed 0, more than 240 bytes) as the 32 lanes of a warp share it; equal to kv_digest().
  *
- * XXH3 keeps eight accumulators and adds a stripe of 64 bytes to them at a time. Within a block of 16 stripes it only adds, so the order is free: lane
- * l takes word l % 8 of every fourth stripe from l / 8 on, and the four groups of lanes meet in one sum. After a block each accumulator is scrambled, and
- * that cannot be reordered. What follows the last scramble, and the last 64 bytes once more, are added; then the eight are merged.
+ * XXH3 keeps eight accumulators and adds a stripe of 64 bytes to them at a time. Within a block of 16 stripes it only
+ * adds, so the order is free: lane l takes word l % 8 of every fourth stripe from l / 8 on, and the four groups of
+ * lanes meet in one sum. After a block each accumulator is scrambled, and that cannot be reordered. What follows the
+ * last scramble, and the last 64 bytes once more, are added; then the eight are merged.
  *
- * What one lane does is here and compiles as C, so that a test on any machine proves it; only the exchange between lanes is left to gpu_warp.cuh.
+ * What one lane does is here and compiles as C, so that a test on any machine proves it; only the exchange between
+ * lanes is left to gpu_warp.cuh.
  */
 #ifndef KVK_GPU_XXH3_H
 #define KVK_GPU_XXH3_H
@@ -51,7 +53,8 @@ typedef struct kvk_xxh3_lane {
 	uint32_t group; /* 0 .. 3 */
 } kvk_xxh3_lane_t;
 
-/* Words are added to the neighbour's accumulator, their products with the key to the own one. Both are sums until the lanes meet. */
+/* Words are added to the neighbour's accumulator, their products with the key to the own one. Both are sums until the
+ * lanes meet. */
 typedef struct kvk_xxh3_sum {
 	uint64_t own;
 	uint64_t neighbour; /* belongs to accumulator word ^ 1 */
@@ -122,8 +125,8 @@ KVK_LANE_FN void kvk_xxh3_mix(kvk_xxh3_sum_t *sum, uint64_t word, uint64_t key)
 	sum->neighbour += word;
 }
 
-/* Of the first `stripes` stripes of a block (as 64-bit words), those of this lane. More than there are in a block is all of them. The words behind are
- * read, too, and count as nothing: lanes that differ in what they do cost more. */
+/* Of the first `stripes` stripes of a block (as 64-bit words), those of this lane. More than there are in a block is
+ * all of them. The words behind are read, too, and count as nothing: lanes that differ in what they do cost more. */
 KVK_LANE_FN kvk_xxh3_sum_t kvk_xxh3_block(const kvk_xxh3_lane_t *lane, const uint64_t *block, uint32_t stripes)
 {
 	kvk_xxh3_sum_t sum = {0, 0};
@@ -139,7 +142,8 @@ KVK_LANE_FN kvk_xxh3_sum_t kvk_xxh3_block(const kvk_xxh3_lane_t *lane, const uin
 	return sum;
 }
 
-/* The 64 bytes that end `bytes` bytes after `words`, wherever in a word that is: the first group's share. May read to the end of the word behind. */
+/* The 64 bytes that end `bytes` bytes after `words`, wherever in a word that is: the first group's share. May read to
+ * the end of the word behind. */
 KVK_LANE_FN kvk_xxh3_sum_t kvk_xxh3_tail(const kvk_xxh3_lane_t *lane, const uint64_t *words, uint32_t bytes)
 {
 	const uint32_t at = bytes - KVK_XXH3_STRIPE + 8 * lane->word;
@@ -163,7 +167,8 @@ KVK_LANE_FN void kvk_xxh3_scramble(kvk_xxh3_lane_t *lane)
 	lane->acc = (lane->acc ^ lane->acc >> 47 ^ lane->scramble) * 0x9e3779b1;
 }
 
-/* Lanes of even words: their accumulator and the next one's, both after ^ merge. The digest is made of the sum over the four pairs. */
+/* Lanes of even words: their accumulator and the next one's, both after ^ merge. The digest is made of the sum over the
+ * four pairs. */
 KVK_LANE_FN uint64_t kvk_xxh3_fold(uint64_t a, uint64_t b)
 {
 	const kvk_u128_t product = (kvk_u128_t)a * b;
@@ -181,10 +186,11 @@ KVK_LANE_FN uint64_t kvk_xxh3_end(uint64_t folds, uint64_t bytes)
 	return h ^ h >> 32;
 }
 
-/* ---- chunks ------------------------------------------------------------------------------------------------------ */
+/* ---- chunks ---------------------------------------------------------------------------------- */
 
-/* A leaf passes through a stage in chunks. All but the last are KVK_CHUNK, whole blocks; the last one has at least 64 bytes when the leaf has, so that the
- * last stripe never lies across two. Stages begin at multiples of 128 bytes: the copy engine asks a link for whole lines only then (8 % of PCIe's rate). */
+/* A leaf passes through a stage in chunks. All but the last are KVK_CHUNK, whole blocks; the last one has at least 64
+ * bytes when the leaf has, so that the last stripe never lies across two. Stages begin at multiples of 128 bytes: the
+ * copy engine asks a link for whole lines only then (8 % of PCIe's rate). */
 #define KVK_CHUNK      4096u
 #define KVK_CHUNK_MOST (KVK_CHUNK + KVK_XXH3_STRIPE - 1)
 #define KVK_STAGE      (KVK_CHUNK + 128)
@@ -194,8 +200,8 @@ KVK_LANE_FN uint32_t kvk_chunk_bytes(uint32_t left)
 	return left <= KVK_CHUNK_MOST ? left : KVK_CHUNK;
 }
 
-/* How many stripes of a chunk are mixed in their order, and how many of its blocks are scrambled: the last block of a leaf is not, even when it is whole,
- * and its last stripe is the tail's. */
+/* How many stripes of a chunk are mixed in their order, and how many of its blocks are scrambled: the last block of a
+ * leaf is not, even when it is whole, and its last stripe is the tail's. */
 KVK_LANE_FN uint32_t kvk_chunk_stripes(uint32_t bytes, int last)
 {
 	return (last ? bytes - 1 : bytes) / KVK_XXH3_STRIPE;

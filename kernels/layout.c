@@ -30,7 +30,7 @@ static kv_status_t refuse(const char **p_why, const char *why)
 	return KV_ERR_LAYOUT;
 }
 
-/* ---- layout ---------------------------------------------------------------------------------------------------- */
+/* ---- layout ---------------------------------------------------------------------------------- */
 
 /* Of fields that are in range: nothing here overflows 64 bits. */
 static uint64_t page_bytes(const kvk_layout_t *layout)
@@ -137,7 +137,7 @@ int kvk_layout_convertible(const kvk_layout_t *a, const kvk_layout_t *b)
 	       a->v_dim == b->v_dim && a->dtype == b->dtype && a->page_bytes == b->page_bytes;
 }
 
-/* ---- text ------------------------------------------------------------------------------------------------------ */
+/* ---- text ------------------------------------------------------------------------------------ */
 
 kv_status_t kvk_layout_format(const kvk_layout_t *layout, char *out, size_t cap)
 {

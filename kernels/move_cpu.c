@@ -171,8 +171,8 @@ static int move_page(const mover_t *m, const kvk_move_t *move, place_t at, const
 	return right;
 }
 
-/* All pages of one move, which `more` moves follow in the array. While a page moves, the next one is fetched; a gather by
- * token fetches the next layer, because the pieces of a head are strewn over all of its layer. */
+/* All pages of one move, which `more` moves follow in the array. While a page moves, the next one is fetched; a gather
+ * by token fetches the next layer, because the pieces of a head are strewn over all of its layer. */
 static int move_block(const mover_t *m, const kvk_move_t *move, uint32_t more)
 {
 	const uint32_t pages = m->paged->layers * m->paged->heads;
@@ -195,8 +195,8 @@ static int move_block(const mover_t *m, const kvk_move_t *move, uint32_t more)
 	return right;
 }
 
-/* Zeros where a corrupt block was scattered to. An engine that computes on the CPU multiplies what it masks by zero, so that a NaN left in rows that
- * are not written yet would reach the answer of whoever is given the block next. */
+/* Zeros where a corrupt block was scattered to. An engine that computes on the CPU multiplies what it masks by zero, so
+ * that a NaN left in rows that are not written yet would reach the answer of whoever is given the block next. */
 static void clear_block(const mover_t *m, const kvk_move_t *move)
 {
 	for (uint32_t i = 0; i < m->paged->layers * m->paged->heads * m->geometry.pieces; i++) {

@@ -23,7 +23,8 @@ static int begins_with_head(kvk_paged_kind_t kind)
 	return kind == KVK_PAGED_HEAD_TOKEN_KV || kind == KVK_PAGED_HEAD_KV_TOKEN;
 }
 
-/* Pages of all blocks and heads of a layer, one after another whichever is outermost; what is between them does not matter. */
+/* Pages of all blocks and heads of a layer, one after another whichever is outermost; what is between them does not
+ * matter. */
 static kv_status_t check_strides(const kvk_paged_t *paged, size_t stride, const char **p_why)
 {
 	const size_t head = kvk_paged_head_stride(paged);

@@ -1,7 +1,8 @@
 /* The one place where the daemon touches memory that a client may have taken away.
  *
- * A thread says which ranges it is about to touch, then touches them inside run_guarded(). The SIGBUS handler looks at the thread's record: a
- * fault inside an announced range leaves by siglongjmp and becomes KV_ERR_FAULT; any other goes to the handler that was there before us.
+ * A thread says which ranges it is about to touch, then touches them inside run_guarded(). The SIGBUS handler looks at
+ * the thread's record: a fault inside an announced range leaves by siglongjmp and becomes KV_ERR_FAULT; any other goes
+ * to the handler that was there before us.
  */
 #include "guard.h"
 
@@ -55,7 +56,8 @@ static void on_sigbus(int signum, siginfo_t *info, void *context)
 	if (guard.active && info->si_code > 0 && is_ours(info)) {
 		const ucontext_t *interrupted = context;
 
-		/* The jump saves no mask, to cost no system call where nothing faults: back to that of the faulting access. */
+		/* The jump saves no mask, to cost no system call where nothing faults: back to that of the faulting
+		 * access. */
 		pthread_sigmask(SIG_SETMASK, &interrupted->uc_sigmask, NULL);
 		siglongjmp(guard.out, 1);
 	}
@@ -65,7 +67,8 @@ static void on_sigbus(int signum, siginfo_t *info, void *context)
 	} else if (previous.sa_handler != SIG_DFL && previous.sa_handler != SIG_IGN) {
 		previous.sa_handler(signum);
 	} else if (info->si_code > 0 || previous.sa_handler == SIG_DFL) {
-		/* Fatal, as it would have been without us: the access is repeated, or the signal sent again, under the default action. */
+		/* Fatal, as it would have been without us: the access is repeated, or the signal sent again, under the
+		 * default action. */
 		struct sigaction standard = {.sa_handler = SIG_DFL};
 
 		sigaction(SIGBUS, &standard, NULL);
@@ -109,7 +112,8 @@ static void unblock(void)
 	guard.unblocked = 1;
 }
 
-/* Run work(arg), which touches only a, b and trusted memory. Not to be nested: an inner region would end the outer one's protection. */
+/* Run work(arg), which touches only a, b and trusted memory. Not to be nested: an inner region would end the outer
+ * one's protection. */
 static kv_status_t run_guarded(void (*work)(void *arg), void *arg, range_t a, range_t b)
 {
 	if (guard.active || !atomic_load_explicit(&installed, memory_order_relaxed)) {
@@ -269,7 +273,8 @@ kv_status_t kvs_guard_verify(const kvs_geometry_t *geometry, const void *data, c
 	return status;
 }
 
-/* A locked "or" of nothing: writes the page into being without losing a byte that a client stores at the same moment. */
+/* A locked "or" of nothing: writes the page into being without losing a byte that a client stores at the same
+ * moment. */
 static void work_touch(void *arg)
 {
 	const copy_t *c = arg;

@@ -4,8 +4,9 @@
 
 #include "kvs/pool.h"
 
-/* Digest a block leaf by leaf, copying it to dst in the same pass when dst is not NULL; compare with `expected` and fill p_leaves, each when
- * not NULL (they may not lie in client memory). KV_ERR_CORRUPT: stopped at the first leaf that differs. KV_ERR_FAULT. dst is undefined then. */
+/* Digest a block leaf by leaf, copying it to dst in the same pass when dst is not NULL; compare with `expected` and
+ * fill p_leaves, each when not NULL (they may not lie in client memory). KV_ERR_CORRUPT: stopped at the first leaf that
+ * differs. KV_ERR_FAULT. dst is undefined then. */
 kv_status_t kvs_guard_block(const kvs_geometry_t *geometry, void *dst, const void *src, const uint64_t *expected,
 			    uint64_t *p_leaves);
 

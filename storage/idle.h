@@ -1,7 +1,8 @@
 /* idle.h -- time that nobody else wants.
  *
- * A thread that runs only when the machine is otherwise idle (SCHED_IDLE) must hold nothing that others wait for: on a busy machine they would wait for
- * seconds, and making pages holds the lock of the whole address space. So it does nothing but tell an ordinary thread that there is such time.
+ * A thread that runs only when the machine is otherwise idle (SCHED_IDLE) must hold nothing that others wait for: on a
+ * busy machine they would wait for seconds, and making pages holds the lock of the whole address space. So it does
+ * nothing but tell an ordinary thread that there is such time.
  */
 #ifndef KVS_IDLE_H
 #define KVS_IDLE_H
@@ -18,7 +19,8 @@ void kvs_idle_wait(kvs_idle_t *idle);
 void kvs_idle_wake(kvs_idle_t *idle);
 /* Waits are over, now and from now on. Any thread. */
 void kvs_idle_stop(kvs_idle_t *idle);
-/* Nobody waits any more. Does not wait for the thread, which may not get any time for long; what it needs goes with it. NULL is fine. */
+/* Nobody waits any more. Does not wait for the thread, which may not get any time for long; what it needs goes with it.
+ * NULL is fine. */
 void kvs_idle_free(kvs_idle_t *idle);
 
 #endif

@@ -1,4 +1,5 @@
-/* kvd-meta: the metadata process. RocksDB runs here and nowhere else; the disk tier starts, asks and ends it (metadb.h). */
+/* kvd-meta: the metadata process. RocksDB runs here and nowhere else; the disk tier starts, asks and ends it
+ * (metadb.h). */
 #include "kv/log.h"
 #include "meta_wire.h"
 #include "metadb_rocks.h"

@@ -36,7 +36,8 @@ uint64_t kvs_ledger_fixed_bytes(uint64_t limit_bytes)
 	return KVS_LEDGER_PAGE + page_up(claims_cap(limit_bytes) * sizeof(kvs_ledger_claim_t));
 }
 
-/* Most slabs are whole; each class may have a few that are not. Where places run out, a slab has to go before another comes. */
+/* Most slabs are whole; each class may have a few that are not. Where places run out, a slab has to go before another
+ * comes. */
 #define SPARE_PLACES 256u
 
 static uint32_t places_for(const kvs_ledger_size_t *size)
@@ -156,8 +157,8 @@ void kvs_ledger_remove(kvs_ledger_t *ledger, uint32_t number)
 	atomic_store_explicit(&chunk_at(ledger, number)->slots, 0, memory_order_release);
 }
 
-/* The first store of every change. The fence keeps the compiler from moving the fields before it; a killed process has executed a prefix of its
- * program, so nothing stronger is needed. */
+/* The first store of every change. The fence keeps the compiler from moving the fields before it; a killed process has
+ * executed a prefix of its program, so nothing stronger is needed. */
 static void begin(kvs_ledger_slot_t *slot)
 {
 	atomic_store_explicit(&slot->state, KVS_QUARANTINED, memory_order_relaxed);

@@ -1,13 +1,15 @@
-/* meta_wire.h -- what the disk tier and its metadata process (kvd_meta.c) say to each other over a pair of SOCK_SEQPACKET sockets.
+/* meta_wire.h -- what the disk tier and its metadata process (kvd_meta.c) say to each other over a pair of
+ * SOCK_SEQPACKET sockets.
  *
- * A message is a head and `count` changes. Each request has one answer with its verb and number, but for a WRITE with MORE, which has none. Both ends
- * are of one build: what differs in version or size is refused.
+ * A message is a head and `count` changes. Each request has one answer with its verb and number, but for a WRITE with
+ * MORE, which has none. Both ends are of one build: what differs in version or size is refused.
  *
  *   verb    request                                          answer
  *   OPEN    (the start of the process)                       status; MARKED
  *   WRITE   changes; MORE: the batch goes on; SYNC           status
  *   MARK    SYNC                                             status
- *   SCAN    from: class << 32 | slot                         status; rows from there on, in order; MORE: there are others
+ *   SCAN    from: class << 32 | slot                         status; rows from there on, in order; MORE: there are
+ *                                                            others
  *   CLOSE                                                    status, then the process ends
  *
  * The process ends after any answer that is not OK: what RocksDB does after a failed write is not relied upon.

@@ -24,7 +24,7 @@
 #define REAP_MS   2000
 #define FULL      (64u << 10) /* a file system with less room than this is full */
 #define HIGH_FD   16          /* below it the process's own descriptors are put in place */
-#define FAILURES  6u /* a database that so many processes could not open, or died of, one after the other, is given up */
+#define FAILURES  6u  /* processes in a row that could not open a database, or died of it, before it is given up */
 #define AGAIN_MS  100 /* the pause after the first of them, at the start; then twice as long each time */
 
 typedef enum belief {
@@ -50,7 +50,7 @@ struct kvs_metadb {
 	kvs_meta_message_t answer;
 };
 
-/* ---- the process --------------------------------------------------------------------------------------------------------- */
+/* ---- the process ----------------------------------------------------------------------------- */
 
 /* 1: it is gone, or there was none. */
 static int reap(kvs_metadb_t *db, int wait_ms)
@@ -76,7 +76,8 @@ static int reap(kvs_metadb_t *db, int wait_ms)
 	return 1;
 }
 
-/* One that has hung up is about to end by itself; another one is killed. A process the kernel holds back is reaped before the next one starts. */
+/* One that has hung up is about to end by itself; another one is killed. A process the kernel holds back is reaped
+ * before the next one starts. */
 static void end_process(kvs_metadb_t *db, int has_hung_up)
 {
 	if (db->fd >= 0) {
@@ -159,7 +160,7 @@ static kv_status_t start_process(kvs_metadb_t *db)
 	return KV_OK;
 }
 
-/* ---- messages ------------------------------------------------------------------------------------------------------------ */
+/* ---- messages -------------------------------------------------------------------------------- */
 
 static int is_full(const kvs_metadb_t *db)
 {
@@ -249,7 +250,7 @@ static kv_status_t exchange(kvs_metadb_t *db, kvs_meta_verb_t verb)
 	return status == KV_OK ? take_answer(db, verb, ANSWER_MS) : status;
 }
 
-/* ---- the database -------------------------------------------------------------------------------------------------------- */
+/* ---- the database ---------------------------------------------------------------------------- */
 
 static void aside_path(const kvs_metadb_t *db, char out[PATH_MAX])
 {
@@ -275,7 +276,8 @@ static void remove_directory(const char *path)
 	rmdir(path);
 }
 
-/* Under another name, for good: a marked database that came back after a power loss would be believed without its last rows. */
+/* Under another name, for good: a marked database that came back after a power loss would be believed without its last
+ * rows. */
 static kv_status_t move_aside(kvs_metadb_t *db)
 {
 	char aside[PATH_MAX];

@@ -56,7 +56,7 @@ static kv_status_t path_status(int error)
 	return error == EIO ? KV_ERR_IO : KV_ERR_PATH;
 }
 
-/* ---- the directory ------------------------------------------------------------------------------------------------------- */
+/* ---- the directory --------------------------------------------------------------------------- */
 
 /* Anything in it that a new directory of ours does not have? lost+found comes with a fresh file system. */
 static int holds_something(int dir_fd)
@@ -120,7 +120,8 @@ static kv_status_t enter_directory(kvs_nvme_t *nvme, const telling_t *detail)
 	return KV_OK;
 }
 
-/* The limit is what the tier evicts at. Where the file system is smaller, it fills first and what else lies there suffers. */
+/* The limit is what the tier evicts at. Where the file system is smaller, it fills first and what else lies there
+ * suffers. */
 static void compare_size(const kvs_nvme_t *nvme)
 {
 	struct statvfs fs;
@@ -159,7 +160,8 @@ static kv_status_t inspect(kvs_nvme_t *nvme, int *p_new, int *p_stale, const tel
 	return KV_OK;
 }
 
-/* Is the process whose number is in the lock file gone? Then the kernel holds the lock until it has finished its transfers. */
+/* Is the process whose number is in the lock file gone? Then the kernel holds the lock until it has finished its
+ * transfers. */
 static int holder_is_gone(int fd)
 {
 	char text[16] = {0};
@@ -231,8 +233,8 @@ static kv_status_t write_super(kvs_nvme_t *nvme)
 	return status;
 }
 
-/* The lock is ours: read what is there now, or make it. Copies of which one is old or damaged are written anew; two good ones are left alone, so that a
- * start needs nothing of a device that is full or read-only. */
+/* The lock is ours: read what is there now, or make it. Copies of which one is old or damaged are written anew; two
+ * good ones are left alone, so that a start needs nothing of a device that is full or read-only. */
 static kv_status_t settle_super(kvs_nvme_t *nvme, const telling_t *detail)
 {
 	kv_status_t status;
@@ -315,7 +317,7 @@ static kv_status_t open_meta(kvs_nvme_t *nvme, const telling_t *detail)
 	return KV_OK;
 }
 
-/* ---- memory -------------------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static char *copy_text(const kv_env_t *env, const char *a, const char *b)
 {
@@ -408,7 +410,7 @@ static void destroy(kvs_nvme_t *nvme)
 	kv_free(env, nvme);
 }
 
-/* ---- the tier's own calls ------------------------------------------------------------------------------------------------ */
+/* ---- the tier's own calls -------------------------------------------------------------------- */
 
 static kv_status_t no_memory(kvs_tier_t *tier, kvs_loc_t loc, kvs_mem_t *p_mem)
 {
@@ -429,7 +431,8 @@ static uint32_t in_flight(kvs_tier_t *tier)
 	return kvs_nvme(tier)->in_flight + kvs_nvme(tier)->waiter_count;
 }
 
-/* The device holds transfers back past the deadline: it may still write into memory that threads and kernel know of, so nothing is freed. */
+/* The device holds transfers back past the deadline: it may still write into memory that threads and kernel know of, so
+ * nothing is freed. */
 static void abandon(kvs_nvme_t *nvme)
 {
 	kv_logf(nvme->env, KV_LOG_ERROR, "nvme", "closed with %u transfers the device has not finished",
@@ -441,7 +444,8 @@ static void abandon(kvs_nvme_t *nvme)
 	}
 }
 
-/* Flushes and epochs that found no end: there was never memory for the superblock's image, or the device has not answered. */
+/* Flushes and epochs that found no end: there was never memory for the superblock's image, or the device has not
+ * answered. */
 static void tell_waiters(const kvs_nvme_t *nvme)
 {
 	for (uint32_t i = 0; i < nvme->waiter_count; i++) {

@@ -169,7 +169,8 @@ void kvs_change_step(kvs_nvme_t *nvme)
 			kvs_dclass_t *cls = &nvme->classes[file->for_class];
 			const kvs_going_t going = retired_for(nvme, cls->id);
 
-			/* One may be too small: then another one is emptied, and both wait for each other. What the class may not have any more is idle. */
+			/* One may be too small: then another one is emptied, and both wait for each other. What the
+			 * class may not have any more is idle. */
 			if (!kvs_file_may(nvme, cls, &going)) {
 				(void)kvs_file_remove(nvme, i);
 			} else if (kvs_file_fits(nvme, cls, &going)) {

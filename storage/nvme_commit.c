@@ -1,8 +1,9 @@
 /* Durability: what the owner has changed goes to disk in turns of the commit thread.
  *
- * One turn: superblock if it changed, then data of all files written since the last turn (fdatasync), then one synced batch of rows. Rows are made
- * only of slots whose write had ended before the turn was built, so a row never speaks of bytes that are not on the device.
- * A flush belongs to the turn number of its call: it waits until the stores of that number have ended, and for the turn that then covers them.
+ * One turn: superblock if it changed, then data of all files written since the last turn (fdatasync), then one synced
+ * batch of rows. Rows are made only of slots whose write had ended before the turn was built, so a row never speaks of
+ * bytes that are not on the device. A flush belongs to the turn number of its call: it waits until the stores of that
+ * number have ended, and for the turn that then covers them.
  */
 #include "nvme_impl.h"
 
@@ -15,7 +16,7 @@
 
 #define RETRY_NS 1000000000ull
 
-/* ---- the commit thread --------------------------------------------------------------------------------------------------- */
+/* ---- the commit thread ----------------------------------------------------------------------- */
 
 static kv_status_t sync_files(kvs_nvme_t *nvme, const kvs_commit_t *c)
 {
@@ -162,7 +163,7 @@ void *kvs_commit_main(void *arg)
 	return NULL;
 }
 
-/* ---- the owner: building a turn ------------------------------------------------------------------------------------------ */
+/* ---- the owner: building a turn -------------------------------------------------------------- */
 
 static void add_change(kvs_nvme_t *nvme, kvs_commit_t *c, kv_slot_t slot, kvs_dslot_t *s)
 {
@@ -275,7 +276,7 @@ static void begin_turn(kvs_nvme_t *nvme)
 	ask(nvme);
 }
 
-/* ---- the owner: taking the answer ---------------------------------------------------------------------------------------- */
+/* ---- the owner: taking the answer ------------------------------------------------------------ */
 
 /* Which waiters: flushes of a turn before the current one, or superblock writes up to the number that was written. */
 static uint32_t answer_waiters(kvs_nvme_t *nvme, int is_super, kv_status_t status)
@@ -306,8 +307,8 @@ static uint32_t answer_waiters(kvs_nvme_t *nvme, int is_super, kv_status_t statu
 	return ran;
 }
 
-/* A sync has failed: whatever was stored since the last round in which all went well may be gone, whatever reads say. Its record is still there: rows
- * are committed after all syncs of their round. Syncing again would prove nothing. */
+/* A sync has failed: whatever was stored since the last round in which all went well may be gone, whatever reads say.
+ * Its record is still there: rows are committed after all syncs of their round. Syncing again would prove nothing. */
 static void lose_unsynced(kvs_nvme_t *nvme, const kvs_commit_t *c)
 {
 	nvme->failed_syncs++; /* writes in flight end as errors */
@@ -436,7 +437,7 @@ static uint32_t take_answer(kvs_nvme_t *nvme)
 	return ran;
 }
 
-/* ---- the owner: what is next --------------------------------------------------------------------------------------------- */
+/* ---- the owner: what is next ----------------------------------------------------------------- */
 
 static int flush_is_wanted(const kvs_nvme_t *nvme)
 {

@@ -1,8 +1,8 @@
 /* nvme_impl.h -- inside the disk tier.
  *
- * Threads: the owner (whoever opened the tier) has the slot tables and all decisions; I/O threads move bytes and check digests (nvme_uring.c: one
- * with an io_uring; nvme_sync.c: a few with plain calls); the commit thread makes things durable (nvme_commit.c). They share bounded queues of
- * kvs_xfer_t and one kvs_commit_t, and nothing else that changes.
+ * Threads: the owner (whoever opened the tier) has the slot tables and all decisions; I/O threads move bytes and check
+ * digests (nvme_uring.c: one with an io_uring; nvme_sync.c: a few with plain calls); the commit thread makes things
+ * durable (nvme_commit.c). They share bounded queues of kvs_xfer_t and one kvs_commit_t, and nothing else that changes.
  */
 #ifndef KVS_NVME_IMPL_H
 #define KVS_NVME_IMPL_H
@@ -153,7 +153,8 @@ typedef struct kvs_io {
 } kvs_io_t;
 
 /* Memory that transfers will use; constant once region_count has passed it, but for `state`:
- *   LIVE --the owner--> LEAVING --the ring thread--> GONE --the owner, with other memory--> FRESH --the ring thread--> LIVE */
+ *   LIVE --the owner--> LEAVING --the ring thread--> GONE --the owner, with other memory--> FRESH
+ *       --the ring thread--> LIVE */
 typedef enum kvs_region_state {
 	KVS_REGION_LIVE,
 	KVS_REGION_LEAVING,
@@ -210,11 +211,14 @@ typedef struct kvs_commit {
 	uint64_t meta_bytes;      /* out: bytes of RocksDB's files */
 } kvs_commit_t;
 
-/* What can stop the tier (nvme_state.c). Each fault is raised by what fails, and cleared by what shows that it works again:
- *   SPACE  carving, a slot write or a row had no room    the probe page is written and synced, and the room wanted is there
+/* What can stop the tier (nvme_state.c). Each fault is raised by what fails, and cleared by what shows that it works
+ * again:
+ *   SPACE  carving, a slot write or a row had no room    the probe page is written and synced, and the room wanted
+ *                                                        is there
  *   WRITE  several slot writes failed in a row           the probe
  *   SYNC   a sync failed                                 the probe
- *   META   rows could not be committed                   a commit of rows; who owns the metadata retries when kvs_fault_is_due()
+ *   META   rows could not be committed                   a commit of rows; who owns the metadata retries when
+ *                                                        kvs_fault_is_due()
  *   FILES  the directory of slot files is not the one that is open        it is back
  *   READ   several slot reads failed in a row            the probe */
 typedef enum kvs_fault {
@@ -335,7 +339,7 @@ static inline kvs_nvme_t *kvs_nvme(kvs_tier_t *tier)
 	return (kvs_nvme_t *)(void *)tier;
 }
 
-/* ---- nvme_slots.c: tables, allocation, sums (owner) ---- */
+/* ---- nvme_slots.c: tables, allocation, sums (owner) ------------------------------------------ */
 kvs_dslot_t *kvs_slot_get(kvs_nvme_t *nvme, kv_slot_t slot);
 /* The slot if `loc` is still its location, else NULL. */
 kvs_dslot_t *kvs_slot_at(kvs_nvme_t *nvme, kvs_loc_t loc);
@@ -362,7 +366,7 @@ void kvs_nvme_free(kvs_tier_t *tier, kvs_loc_t loc);
 void kvs_nvme_usage(kvs_tier_t *tier, kvs_usage_t *p_usage);
 kv_status_t kvs_nvme_check(kvs_tier_t *tier, char *detail, size_t cap);
 
-/* ---- nvme_files.c: slot files (owner, at start and when carving) ---- */
+/* ---- nvme_files.c: slot files (owner, at start and when carving) ----------------------------- */
 /* Open a slot file O_DIRECT where that works. Negative: -errno. */
 int kvs_file_open(kvs_nvme_t *nvme, uint32_t slot_class, uint32_t number, int flags);
 /* Preallocate one more file for the class within the limit. KV_ERR_FULL, KV_ERR_NOSPC, KV_ERR_IO, KV_ERR_NOMEM. */
@@ -385,13 +389,14 @@ kv_status_t kvs_file_scan(kvs_nvme_t *nvme);
 void kvs_file_retire(kvs_nvme_t *nvme, uint32_t number);
 void kvs_file_let_go(kvs_nvme_t *nvme);
 
-/* ---- nvme_lookout.c: files that go, slots that cannot be read ---- */
+/* ---- nvme_lookout.c: files that go, slots that cannot be read -------------------------------- */
 /* Owner, as a turn is built: which files to look at. Commit thread: look. Owner: report what is lost. */
 void kvs_lookout_collect(kvs_nvme_t *nvme, kvs_commit_t *c, uint64_t now);
 int kvs_lookout_is_due(const kvs_nvme_t *nvme, uint64_t now);
 void kvs_lookout_run(const kvs_nvme_t *nvme, kvs_commit_t *c);
 void kvs_lookout_take(kvs_nvme_t *nvme, const kvs_commit_t *c);
-/* A read of the slot has failed: it is tried again after a pause that grows, and given up after ten minutes. The watch is told. */
+/* A read of the slot has failed: it is tried again after a pause that grows, and given up after ten minutes. The watch
+ * is told. */
 void kvs_aside_add(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s);
 /* It was read: the watch is told. */
 void kvs_aside_read(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s);
@@ -401,19 +406,19 @@ void kvs_aside_drop(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s);
 void kvs_aside_step(kvs_nvme_t *nvme);
 kv_status_t kvs_nvme_readable(kvs_tier_t *tier, kvs_loc_t loc);
 
-/* ---- nvme_verify.c: blocks that a rebuild has found ---- */
+/* ---- nvme_verify.c: blocks that a rebuild has found ------------------------------------------ */
 /* Its header was found. / Its bytes were read and are right, or the slot is no block's any more. */
 void kvs_slot_found(kvs_nvme_t *nvme, kvs_dslot_t *s);
 void kvs_slot_verified(kvs_nvme_t *nvme, kvs_dslot_t *s);
 /* Read some of them. A block that is not whole is lost; no flush begins while there are others. */
 void kvs_verify_step(kvs_nvme_t *nvme);
 
-/* ---- nvme_change.c: files that change their class (owner) ---- */
+/* ---- nvme_change.c: files that change their class (owner) ------------------------------------ */
 extern const kvs_change_ops_t kvs_nvme_change_ops;
 /* Give the room of files that have been retired to whom it was taken for. */
 void kvs_change_step(kvs_nvme_t *nvme);
 
-/* ---- nvme_io.c: transfers (owner) ---- */
+/* ---- nvme_io.c: transfers (owner) ------------------------------------------------------------ */
 kv_status_t kvs_nvme_store(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *src, kvs_done_fn done, void *arg);
 kv_status_t kvs_nvme_load(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *dst, kvs_done_fn done, void *arg);
 /* A load of a stored slot, readable or not. KV_ERR_BUSY: no transfer is free. */
@@ -424,8 +429,9 @@ void kvs_mem_give(const kvs_nvme_t *nvme, const kvs_mem_t *mem);
 uint32_t kvs_nvme_poll(kvs_tier_t *tier, uint32_t max);
 void kvs_nvme_kick(kvs_nvme_t *nvme);
 
-/* ---- nvme_state.c: what stops the tier, and when it is tried again (owner) ---- */
-/* `fault` is there, or is still there after a try: the next try comes after a pause twice as long, 0.1 s to 60 s. `doing`: "syncing slot files". */
+/* ---- nvme_state.c: what stops the tier, and when it is tried again (owner) ------------------- */
+/* `fault` is there, or is still there after a try: the next try comes after a pause twice as long, 0.1 s to 60 s.
+ * `doing`: "syncing slot files". */
 void kvs_fault_raise(kvs_nvme_t *nvme, kvs_fault_t fault, const char *doing, const char *why);
 /* It is not there any more. clear: the pause goes on growing if it comes back; forget: the pause begins anew. */
 void kvs_fault_clear(kvs_nvme_t *nvme, kvs_fault_t fault);
@@ -434,7 +440,7 @@ void kvs_fault_forget(kvs_nvme_t *nvme, kvs_fault_t fault);
 int kvs_fault_is_due(const kvs_nvme_t *nvme, kvs_fault_t fault, uint64_t now);
 void kvs_nvme_state(kvs_tier_t *tier, kvs_tier_state_t *p_state);
 
-/* ---- nvme_xfer.c: what both kinds of I/O thread do with a transfer ---- */
+/* ---- nvme_xfer.c: what both kinds of I/O thread do with a transfer --------------------------- */
 /* Store: write the header into `header`. */
 void kvs_xfer_begin(kvs_xfer_t *xfer, void *header);
 /* The bytes are in: check them. Sets xfer->status. */
@@ -447,28 +453,30 @@ void kvs_xfer_tell(kvs_io_t *io);
 /* Drop `done` bytes from the front of iov[*p_count]. */
 void kvs_iov_advance(struct iovec *iov, uint32_t *p_count, size_t done);
 
-/* ---- nvme_threads.c ---- */
+/* ---- nvme_threads.c -------------------------------------------------------------------------- */
 /* The ring thread, or plain workers where there is no io_uring (said once), and the commit thread. KV_ERR_NOMEM. */
 kv_status_t kvs_threads_start(kvs_nvme_t *nvme);
 void kvs_threads_stop(kvs_nvme_t *nvme);
 
-/* ---- nvme_region.c ---- */
-/* Registration touches every page; whoever pre-faults the memory does that better than the ring thread. `page` has a byte for each page. */
+/* ---- nvme_region.c --------------------------------------------------------------------------- */
+/* Registration touches every page; whoever pre-faults the memory does that better than the ring thread. `page` has a
+ * byte for each page. */
 int kvs_region_is_touched(void *base, size_t bytes, unsigned char *page);
-/* The ring thread: take out what is LEAVING, with `forget` for each piece, and take in what is FRESH. Returns by how many there are more (modulo 2^32) with
- * pieces to be registered. `seen` is the caller's, 0 at first. */
+/* The ring thread: take out what is LEAVING, with `forget` for each piece, and take in what is FRESH. Returns by how
+ * many there are more (modulo 2^32) with pieces to be registered. `seen` is the caller's, 0 at first. */
 uint32_t kvs_regions_changed(kvs_nvme_t *nvme, kvs_ring_region_t *regions, uint32_t *seen,
 			     void (*forget)(void *ring, uint32_t index), void *ring);
 
-/* ---- nvme_uring.c, nvme_sync.c: I/O threads ---- */
+/* ---- nvme_uring.c, nvme_sync.c: I/O threads -------------------------------------------------- */
 void *kvs_uring_main(void *io);
 void *kvs_sync_main(void *io);
 
-/* ---- nvme_commit.c: durability ---- */
+/* ---- nvme_commit.c: durability --------------------------------------------------------------- */
 kv_status_t kvs_nvme_flush(kvs_tier_t *tier, kvs_done_fn done, void *arg);
 kv_status_t kvs_nvme_epoch_set(kvs_tier_t *tier, const kvs_epoch_t *epoch, kvs_done_fn done, void *arg);
 uint64_t kvs_nvme_epoch_get(kvs_tier_t *tier, const uint8_t root[32]);
-/* Something is to be committed, or tried again, within the flush interval: the tier's event fd becomes readable when it is due. */
+/* Something is to be committed, or tried again, within the flush interval: the tier's event fd becomes readable when it
+ * is due. */
 void kvs_commit_expect(kvs_nvme_t *nvme);
 /* Take the answer of a commit and start the next when one is due. Returns callbacks run. */
 uint32_t kvs_commit_step(kvs_nvme_t *nvme);
@@ -478,7 +486,7 @@ void *kvs_commit_main(void *nvme);
 /* Before the commit thread has work: sync the directory of slot files and each of them. */
 kv_status_t kvs_commit_sync_all(kvs_nvme_t *nvme);
 
-/* ---- nvme_recover.c, nvme_rebuild.c ---- */
+/* ---- nvme_recover.c, nvme_rebuild.c ---------------------------------------------------------- */
 /* At the open, by its thread: read the rows, or the headers. KV_ERR_IO: headers that are needed cannot be read. */
 kv_status_t kvs_recovery_read(kvs_nvme_t *nvme);
 void kvs_recovery_free(kvs_nvme_t *nvme);

@@ -1,4 +1,5 @@
-/* What happens to slot files behind the tier's back: a file that is removed or cut, and slots the device cannot read for a while (decision 022). */
+/* What happens to slot files behind the tier's back: a file that is removed or cut, and slots the device cannot read
+ * for a while (decision 022). */
 #include "nvme_impl.h"
 
 #include <fcntl.h>
@@ -11,7 +12,7 @@
 #define RETIRE_NS    600000000000ull /* unreadable for so long, and at each of so many tries: given up */
 #define RETIRE_TRIES 8u
 
-/* ---- files: the commit thread looks, the owner acts ----------------------------------------------------------------------- */
+/* ---- files: the commit thread looks, the owner acts ------------------------------------------ */
 
 /* Is the directory of slot files still the one under the tier's path? */
 static int directory_is_there(const kvs_nvme_t *nvme)
@@ -103,7 +104,7 @@ void kvs_lookout_take(kvs_nvme_t *nvme, const kvs_commit_t *c)
 	}
 }
 
-/* ---- slots that the device does not read (decision 032) ------------------------------------------------------------------- */
+/* ---- slots that the device does not read (decision 032) -------------------------------------- */
 
 static kvs_aside_t *aside_find(kvs_nvme_t *nvme, kv_slot_t slot)
 {
@@ -125,7 +126,8 @@ static void tell(const kvs_nvme_t *nvme, kv_slot_t slot, const kvs_dslot_t *s, i
 	}
 }
 
-/* An entry for the slot; when all are taken, that of the slot which has waited longest, whose next load is its next try. */
+/* An entry for the slot; when all are taken, that of the slot which has waited longest, whose next load is its next
+ * try. */
 static kvs_aside_t *aside_make(kvs_nvme_t *nvme, kv_slot_t slot, uint64_t now)
 {
 	kvs_aside_t *entry = &nvme->aside[0];

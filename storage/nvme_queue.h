@@ -1,6 +1,7 @@
 /* nvme_queue.h -- a bounded ring of pointers between two threads, and a bell that wakes the reader.
  *
- * One thread pushes, one pops. The bell is an eventfd that is written only when the reader has said that it goes to sleep.
+ * One thread pushes, one pops. The bell is an eventfd that is written only when the reader has said that it goes to
+ * sleep.
  */
 #ifndef KVS_NVME_QUEUE_H
 #define KVS_NVME_QUEUE_H

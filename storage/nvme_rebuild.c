@@ -1,4 +1,5 @@
-/* Lost metadata: every slot's header is read and taken for a row. Headers are read in batches through a ring of their own; where there is none, one by one. */
+/* Lost metadata: every slot's header is read and taken for a row. Headers are read in batches through a ring of their
+ * own; where there is none, one by one. */
 #include "nvme_impl.h"
 
 #include <errno.h>
@@ -55,7 +56,8 @@ static int read_ring(reader_t *reader, const kvs_dclass_t *cls, int fd, uint32_t
 		int result = io_uring_submit_and_wait(&reader->ring, 1);
 
 		if (result < 0 && result != -EINTR && (result != -EAGAIN || ++refusals > MAX_REFUSALS)) {
-			/* What the kernel has taken may still arrive in the buffers: they are given up with the ring. */
+			/* What the kernel has taken may still arrive in the buffers: they are given up with the
+			 * ring. */
 			reader->has_ring = 0;
 			reader->buffer = NULL;
 			return 0;

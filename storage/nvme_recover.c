@@ -1,7 +1,8 @@
 /* What survived: rows (or headers) to slots, checked, ordered parents first, handed to the core.
  *
- * Rows of slots that were freed and reused shortly before a crash may still name the old block; the slot's header has the last word, so such a block
- * is found out at its first load, and only blocks that had been evicted can be hit by it.
+ * Rows of slots that were freed and reused shortly before a crash may still name the old block; the slot's header has
+ * the last word, so such a block is found out at its first load, and only blocks that had been evicted can be hit by
+ * it.
  */
 #include "nvme_impl.h"
 
@@ -108,7 +109,8 @@ static kvs_dslot_t *row_slot(scan_t *scan, const kvs_row_t *row)
 	return s;
 }
 
-/* Rows that cannot be written now are not missed: the database stays without its mark. Deletions are made again by the next start. */
+/* Rows that cannot be written now are not missed: the database stays without its mark. Deletions are made again by the
+ * next start. */
 static void write_batch(scan_t *scan)
 {
 	kvs_nvme_t *nvme = scan->nvme;
@@ -165,7 +167,8 @@ static kv_status_t take_row(void *arg, const kvs_row_t *row)
 	return KV_OK;
 }
 
-/* Indices of all found blocks by depth, shallow first; a depth beyond the number of blocks cannot have its ancestors and sorts last. */
+/* Indices of all found blocks by depth, shallow first; a depth beyond the number of blocks cannot have its ancestors
+ * and sorts last. */
 static kv_status_t sort_by_depth(const scan_t *scan, uint32_t **p_order)
 {
 	const kv_env_t *env = scan->nvme->env;
@@ -237,7 +240,8 @@ static int has_parent(const scan_t *scan, const kvs_meta_t *meta)
 	return parent && found_at(scan, parent - 1u)->meta.depth + 1u == meta->depth;
 }
 
-/* A header stays where it is when its slot is freed, or quarantined because the write was torn. Of blocks with one key the first whole one counts. */
+/* A header stays where it is when its slot is freed, or quarantined because the write was torn. Of blocks with one key
+ * the first whole one counts. */
 static void choose_copies(scan_t *scan)
 {
 	for (uint32_t i = 0; i < scan->count; i++) {
@@ -350,7 +354,8 @@ static kv_status_t scan_rows(scan_t *scan)
 			status = KV_OK;
 		}
 	}
-	/* A row speaks of synced bytes only. A header may be one that was written when the daemon was killed, and never synced. */
+	/* A row speaks of synced bytes only. A header may be one that was written when the daemon was killed, and never
+	 * synced. */
 	if (status == KV_OK && nvme->rebuild) {
 		status = kvs_commit_sync_all(nvme);
 	}
@@ -362,7 +367,8 @@ static kv_status_t scan_rows(scan_t *scan)
 	return status;
 }
 
-/* The rows are all there, or the tier is read-only until they can be written. The mark comes when the blocks are verified. */
+/* The rows are all there, or the tier is read-only until they can be written. The mark comes when the blocks are
+ * verified. */
 static void finish_metadata(kvs_nvme_t *nvme, const scan_t *scan)
 {
 	nvme->mark_owed = nvme->rebuild && !scan->unwritten;

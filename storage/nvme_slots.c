@@ -133,7 +133,8 @@ static void free_list_append(kvs_nvme_t *nvme, kvs_dclass_t *cls, kv_slot_t slot
 	cls->free_count++;
 }
 
-/* The least recently freed slot goes out first: most rows of freed slots are deleted before their slot is written again. */
+/* The least recently freed slot goes out first: most rows of freed slots are deleted before their slot is written
+ * again. */
 static kv_slot_t free_list_take(kvs_nvme_t *nvme, kvs_dclass_t *cls)
 {
 	kv_slot_t slot = cls->free_head;

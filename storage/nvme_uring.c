@@ -1,8 +1,9 @@
 /* The ring thread: one io_uring, fed by the owner's queue.
  *
- * A turn of the loop starts what is queued, submits, then checks the digests of what has come in while the device works on the rest. For a load somebody
- * waits; stores are behind, so their ends are taken, and told, several at a time: waking costs more than a store itself. Memory in
- * registered regions moves by two fixed requests (header, payload), any other by one vectored request: docs/decisions/005-nvme-slots.md has the figures.
+ * A turn of the loop starts what is queued, submits, then checks the digests of what has come in while the device works
+ * on the rest. For a load somebody waits; stores are behind, so their ends are taken, and told, several at a time:
+ * waking costs more than a store itself. Memory in registered regions moves by two fixed requests (header, payload),
+ * any other by one vectored request: docs/decisions/005-nvme-slots.md has the figures.
  */
 #include "nvme_uring.h"
 
@@ -38,7 +39,7 @@ static void post_wake(kvs_ring_t *r)
 	io_uring_sqe_set_data64(sqe, WAKE);
 }
 
-/* ---- transfers ----------------------------------------------------------------------------------------------------------- */
+/* ---- transfers ------------------------------------------------------------------------------- */
 
 static void submit_part(kvs_ring_t *r, uint32_t at, uint32_t which)
 {
@@ -131,8 +132,8 @@ static void tell(kvs_ring_t *r)
 	r->tell = 0;
 }
 
-/* Loads into memory that is not registered are few a turn: it may never have been used, and then the kernel finds pages for it while it takes the
- * request; what has been read meanwhile must not wait for all of them. */
+/* Loads into memory that is not registered are few a turn: it may never have been used, and then the kernel finds pages
+ * for it while it takes the request; what has been read meanwhile must not wait for all of them. */
 static void start_queued(kvs_ring_t *r)
 {
 	uint32_t slow = 0;
@@ -227,8 +228,8 @@ static void reap(kvs_ring_t *r)
 	io_uring_cq_advance(&r->uring, seen);
 }
 
-/* A client may punch a hole into its slab: then the registration holds pages that nobody sees any more, and the bytes went there. Before a
- * block on disk is called bad it is read again, past the registration. */
+/* A client may punch a hole into its slab: then the registration holds pages that nobody sees any more, and the bytes
+ * went there. Before a block on disk is called bad it is read again, past the registration. */
 static int read_again(kvs_ring_t *r, uint32_t at)
 {
 	kvs_place_t *place = &r->place[at];
@@ -258,7 +259,8 @@ static void verify_some(kvs_ring_t *r)
 	}
 }
 
-/* The kernel would not take the submission: wait a little, and say so when it lasts. Nothing is lost, the entries are submitted again. */
+/* The kernel would not take the submission: wait a little, and say so when it lasts. Nothing is lost, the entries are
+ * submitted again. */
 static void refused(kvs_ring_t *r, int error)
 {
 	static const struct timespec pause = {0, 1000000};
@@ -287,8 +289,8 @@ static int wait_until(kvs_ring_t *r, uint32_t want, uint64_t ns)
 	return io_uring_submit_and_wait_timeout(&r->uring, &cqe, want, &limit, NULL);
 }
 
-/* Sleep until something has ended or the bell rings; while only stores are under way, until several have ended; while nothing is, until memory may
- * have been touched that waits to be registered. */
+/* Sleep until something has ended or the bell rings; while only stores are under way, until several have ended; while
+ * nothing is, until memory may have been touched that waits to be registered. */
 static int wait_for_some(kvs_ring_t *r)
 {
 	uint32_t want = kvs_queue_empty(&r->io->in) ? r->in_flight : r->in_flight / 4u;
@@ -341,7 +343,7 @@ static void turn(kvs_ring_t *r)
 	tell(r);
 }
 
-/* ---- open and close ------------------------------------------------------------------------------------------------------ */
+/* ---- open and close -------------------------------------------------------------------------- */
 
 static int ring_init(kvs_ring_t *r, unsigned entries)
 {

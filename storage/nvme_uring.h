@@ -60,11 +60,11 @@ typedef struct kvs_ring {
 	int refusal_said;
 } kvs_ring_t;
 
-/* ---- nvme_uring_register.c ---- */
+/* ---- nvme_uring_register.c ------------------------------------------------------------------- */
 /* Tables for memory and files; without them transfers go on, at more cost. */
 void kvs_ring_register(kvs_ring_t *r);
-/* One more piece of memory, if one is waiting and has been touched; else look again in a while. Not while somebody waits for loads: pinning takes
- * milliseconds. Returns 1 when there may be more at once. */
+/* One more piece of memory, if one is waiting and has been touched; else look again in a while. Not while somebody
+ * waits for loads: pinning takes milliseconds. Returns 1 when there may be more at once. */
 int kvs_ring_register_some(kvs_ring_t *r);
 /* 1: the owner has told of memory that has come or goes since kvs_ring_register_some() looked. */
 int kvs_ring_memory_waits(const kvs_ring_t *r);

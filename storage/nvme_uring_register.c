@@ -1,4 +1,5 @@
-/* What the ring thread makes known to the kernel: memory in pieces, when somebody has touched them, and files by their number. */
+/* What the ring thread makes known to the kernel: memory in pieces, when somebody has touched them, and files by their
+ * number. */
 #include "nvme_uring.h"
 
 #include <string.h>
@@ -176,8 +177,9 @@ void kvs_ring_register(kvs_ring_t *r)
 		say_unregistered(r, -result);
 	}
 	if (io_uring_register_files_sparse(&r->uring, KVS_MAX_FILES + 1u) == 0) {
-		/* The kernel finishes a dead process's writes. With the lock among the ring's files it is held until that has happened, so
-		 * that the next daemon cannot write a slot before an old write to it has landed. */
+		/* The kernel finishes a dead process's writes. With the lock among the ring's files it is held until
+		 * that has happened, so that the next daemon cannot write a slot before an old write to it has
+		 * landed. */
 		io_uring_register_files_update(&r->uring, KVS_MAX_FILES, &r->nvme->lock_fd, 1);
 		r->file_fd = kv_alloc(r->nvme->env, KVS_MAX_FILES * sizeof *r->file_fd);
 	}

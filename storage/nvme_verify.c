@@ -1,4 +1,5 @@
-/* Blocks that a rebuild has found are read before anything is acknowledged: a header proves that a write had begun, not that it had ended (decision 023). */
+/* Blocks that a rebuild has found are read before anything is acknowledged: a header proves that a write had begun, not
+ * that it had ended (decision 023). */
 #include "nvme_impl.h"
 
 #define LOOK_SLOTS 4096u        /* a poll looks at so many */

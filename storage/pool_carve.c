@@ -9,7 +9,8 @@
 /* How long the kernel is not asked again after it has refused memory. */
 #define RETRY_NS UINT64_C(1000000000)
 
-/* The number the next slab gets; KVS_NONE: all are taken. Low ones first: their part of the ledger has been touched already. */
+/* The number the next slab gets; KVS_NONE: all are taken. Low ones first: their part of the ledger has been touched
+ * already. */
 static uint32_t next_number(const kvs_pool_t *pool)
 {
 	for (uint32_t i = 0; pool->slab_count > pool->held && i < pool->slab_count; i++) {
@@ -198,7 +199,7 @@ kv_status_t kvs_pool_carve(kvs_pool_t *pool, uint32_t slot_class)
 	return KV_OK;
 }
 
-/* ---- ahead of need ----------------------------------------------------------------------------------------------------- */
+/* ---- ahead of need --------------------------------------------------------------------------- */
 
 #define ALL_AT_A_TIME 16u /* slabs carved in one turn of a loop: a carve takes some 50 us */
 

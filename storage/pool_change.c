@@ -175,7 +175,7 @@ const kvs_change_ops_t kvs_pool_change_ops = {
 	.retire = change_retire,
 };
 
-/* ---- the memory -------------------------------------------------------------------------------------------------------- */
+/* ---- the memory ------------------------------------------------------------------------------ */
 
 static void drop_names(const kvs_pool_t *pool, uint32_t slab)
 {
@@ -188,8 +188,9 @@ static void drop_names(const kvs_pool_t *pool, uint32_t slab)
 	}
 }
 
-/* Our mapping and descriptors, and the pages, which seals against resizing do not forbid: a mapping or a descriptor we have not heard of (the keeper's
- * whose message was lost, a process's of a connection before) would keep what the limit no longer counts. */
+/* Our mapping and descriptors, and the pages, which seals against resizing do not forbid: a mapping or a descriptor we
+ * have not heard of (the keeper's whose message was lost, a process's of a connection before) would keep what the limit
+ * no longer counts. */
 static void let_go(kvs_pool_t *pool, kvs_pool_slab_t *p)
 {
 	uint64_t digest_bytes = p->slab.digest.bytes;

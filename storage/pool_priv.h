@@ -7,7 +7,8 @@
  *   pool_change.c slabs that go, so that another class may have their memory
  *   pool_data.c   bytes and digests, claims, epochs
  *
- * Everything runs on the owner's thread but the pre-fault thread, which reads a slab's areas and writes its ready_bytes.
+ * Everything runs on the owner's thread but the pre-fault thread, which reads a slab's areas and writes its
+ * ready_bytes.
  */
 #ifndef KVS_POOL_PRIV_H
 #define KVS_POOL_PRIV_H
@@ -23,8 +24,9 @@
 #define KVS_POOL_MAX_EPOCHS  65536u
 #define KVS_NONE             UINT32_MAX
 
-/* A class has two lists of its slabs: those with slots that were used before (the one where a slot was freed last is first: its memory is warm), and those
- * with slots that were never given out (the oldest is first: the pre-fault thread has reached it first). A slab that is leaving is in neither. */
+/* A class has two lists of its slabs: those with slots that were used before (the one where a slot was freed last is
+ * first: its memory is warm), and those with slots that were never given out (the oldest is first: the pre-fault thread
+ * has reached it first). A slab that is leaving is in neither. */
 typedef enum kvs_list { KVS_WARM = 0, KVS_FRESH = 1, KVS_LISTS = 2 } kvs_list_t;
 
 typedef struct kvs_class {

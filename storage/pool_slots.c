@@ -4,7 +4,7 @@
 #include "kv/digest.h"
 #include "leaf.h"
 
-/* ---- lists of slabs -------------------------------------------------------------------------------------------------- */
+/* ---- lists of slabs -------------------------------------------------------------------------- */
 
 void kvs_pool_link(kvs_pool_t *pool, kvs_pool_slab_t *p, kvs_list_t list, int first)
 {
@@ -41,9 +41,10 @@ void kvs_pool_unlink(kvs_pool_t *pool, kvs_pool_slab_t *p, kvs_list_t list)
 	}
 }
 
-/* ---- classes --------------------------------------------------------------------------------------------------------- */
+/* ---- classes --------------------------------------------------------------------------------- */
 
-/* The class whose memory is kept ready: of the first one all there is, or of the one that was in want of fresh memory last. */
+/* The class whose memory is kept ready: of the first one all there is, or of the one that was in want of fresh memory
+ * last. */
 static void keep_ready(kvs_pool_t *pool, uint32_t slot_class)
 {
 	if (pool->config.ahead_bytes != KVS_AHEAD_ALL || pool->ahead_class == KVS_NONE) {
@@ -89,7 +90,7 @@ kv_status_t kvs_pool_class_open(kvs_tier_t *tier, const char *ns, const kvs_geom
 	return KV_OK;
 }
 
-/* ---- slots ----------------------------------------------------------------------------------------------------------- */
+/* ---- slots ----------------------------------------------------------------------------------- */
 
 /* A slot that was used before. */
 static kv_slot_t take_warm(kvs_pool_t *pool, const kvs_class_t *class)

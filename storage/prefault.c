@@ -11,13 +11,14 @@
 #include <sys/prctl.h>
 #include <time.h>
 
-/* One step: short enough for a prompt stop, for a carve that waits for the address space's lock, and for an engine that wants the core again. */
+/* One step: short enough for a prompt stop, for a carve that waits for the address space's lock, and for an engine that
+ * wants the core again. */
 #define CHUNK    ((uint64_t)256 << 10)
 #define PAUSE_NS 20000000
 #define HUGE     ((uint64_t)2 << 20) /* as one page about the work of a small step */
 
-/* An entry of the queue: who wants to have the slab back tries QUEUED -> DROPPED; when it is too late, `halt` ends the touching within a chunk.
- * No lock: who wants it back waits for nothing. */
+/* An entry of the queue: who wants to have the slab back tries QUEUED -> DROPPED; when it is too late, `halt` ends the
+ * touching within a chunk. No lock: who wants it back waits for nothing. */
 typedef enum entry_state { QUEUED, TOUCHED, DROPPED } entry_state_t;
 typedef struct entry {
 	kvs_slab_t *slab;
@@ -56,7 +57,8 @@ static int touch(const kvs_sys_t *sys, uint8_t *base, uint64_t n)
 	return error;
 }
 
-/* The step at `at`: bytes that exist now, or -errno. A huge page costs a tenth of the small ones in its place, here and wherever it is used. */
+/* The step at `at`: bytes that exist now, or -errno. A huge page costs a tenth of the small ones in its place, here and
+ * wherever it is used. */
 static int64_t touch_step(kvs_prefault_t *p, const entry_t *entry, const kvs_area_t *area, uint64_t at)
 {
 	uint64_t left = area->bytes - at, n = left < CHUNK ? left : CHUNK;

@@ -1,4 +1,5 @@
-/* slab.h -- one slab: slots of one class in a sealed memfd, their digest table in another, and the thread that pre-faults them. */
+/* slab.h -- one slab: slots of one class in a sealed memfd, their digest table in another, and the thread that
+ * pre-faults them. */
 #ifndef KVS_SLAB_H
 #define KVS_SLAB_H
 
@@ -29,8 +30,8 @@ typedef struct kvs_slab {
 uint64_t kvs_slab_data_bytes(const kvs_geometry_t *geometry, uint64_t slots, uint64_t page);
 uint64_t kvs_slab_digest_bytes(const kvs_geometry_t *geometry, uint64_t slots);
 
-/* Fill `slab` (zeroed; geometry, number, slots and huge set by the caller). 0 or -errno; nothing is left behind on failure. The data is sealed against
- * resizing; the digest table is writable through the daemon's mapping only. */
+/* Fill `slab` (zeroed; geometry, number, slots and huge set by the caller). 0 or -errno; nothing is left behind on
+ * failure. The data is sealed against resizing; the digest table is writable through the daemon's mapping only. */
 int kvs_slab_create(kvs_slab_t *slab, const kvs_sys_t *sys, const kv_env_t *env);
 void kvs_slab_destroy(kvs_slab_t *slab, const kv_env_t *env);
 
@@ -62,11 +63,12 @@ kv_status_t kvs_prefault_start(uint32_t max_slabs, const kvs_sys_t *sys, int hug
 			       kvs_prefault_t **p_prefault);
 /* 1: it has made one. */
 int kvs_prefault_huge(const kvs_prefault_t *prefault);
-/* While 1, no slab is touched any further: others want the memory's bandwidth and the locks, and there is enough for them. Any thread. */
+/* While 1, no slab is touched any further: others want the memory's bandwidth and the locks, and there is enough for
+ * them. Any thread. */
 void kvs_prefault_pause(kvs_prefault_t *prefault, int paused);
 void kvs_prefault_add(kvs_prefault_t *prefault, kvs_slab_t *slab);
-/* 1: the thread is not in the slab and will not be, it may be destroyed. 0: it is, and has been told to leave it after one step; ask again. `prefault`
- * may be NULL. */
+/* 1: the thread is not in the slab and will not be, it may be destroyed. 0: it is, and has been told to leave it after
+ * one step; ask again. `prefault` may be NULL. */
 int kvs_prefault_drop(kvs_prefault_t *prefault, const kvs_slab_t *slab);
 /* Ends the thread within one step (256 KiB, or one huge page) and frees everything. NULL is fine. */
 void kvs_prefault_stop(kvs_prefault_t *prefault);

@@ -1,7 +1,8 @@
-/* slothdr.h -- the header in front of every block on disk: whole pages, little-endian, closed by XXH3-64 over all of them.
+/* slothdr.h -- the header in front of every block on disk: whole pages, little-endian, closed by XXH3-64 over all of
+ * them.
  *
- * It has the last word on what a slot holds: key, generation and place are compared at each load, and lost metadata is rebuilt from it.
- * After the fixed part come the leaf digests, u64 [heads][leaves], then zeros to the end of the page.
+ * It has the last word on what a slot holds: key, generation and place are compared at each load, and lost metadata is
+ * rebuilt from it. After the fixed part come the leaf digests, u64 [heads][leaves], then zeros to the end of the page.
  */
 #ifndef KVS_SLOTHDR_H
 #define KVS_SLOTHDR_H
@@ -33,9 +34,9 @@ uint32_t kvs_slothdr_bytes(const kvs_geometry_t *geometry);
 /* Fill `out`, kvs_slothdr_bytes(geometry) long, whole. */
 void kvs_slothdr_encode(void *out, const kvs_geometry_t *geometry, const kvs_slothdr_t *header, const uint64_t *leaves);
 
-/* Check n bytes read from a slot. KV_MISS: never written. KV_ERR_VERSION: made by another version. KV_ERR_CORRUPT: anything else that is not a whole
- * header of this geometry. *p_leaves (may be NULL) points into `in`, which is 8-aligned
- * and the caller's alone: the check field is cleared in it for a moment. */
+/* Check n bytes read from a slot. KV_MISS: never written. KV_ERR_VERSION: made by another version. KV_ERR_CORRUPT:
+ * anything else that is not a whole header of this geometry. *p_leaves (may be NULL) points into `in`, which is
+ * 8-aligned and the caller's alone: the check field is cleared in it for a moment. */
 kv_status_t kvs_slothdr_decode(void *in, size_t n, const kvs_geometry_t *geometry, kvs_slothdr_t *p_header,
 			       const uint64_t **p_leaves);
 

@@ -1,9 +1,10 @@
 /* super.h -- the superblock of a disk tier: classes, spaces and their epochs.
  *
- * Two whole copies of one generation, superblock.0 and superblock.1, in files with room to grow, each overwritten in place and synced, one after the other:
- * a torn update leaves the other copy, a rotten copy too, and neither a start nor an update needs a new block of the file system. The newest valid copy
- * counts. It has the last word on epochs.
- * Not thread-safe; the tier's owner changes it, and hands encoded images to the thread that writes them.
+ * Two whole copies of one generation, superblock.0 and superblock.1, in files with room to grow, each overwritten in
+ * place and synced, one after the other:
+ * a torn update leaves the other copy, a rotten copy too, and neither a start nor an update needs a new block of the
+ * file system. The newest valid copy counts. It has the last word on epochs. Not thread-safe; the tier's owner changes
+ * it, and hands encoded images to the thread that writes them.
  */
 #ifndef KVS_SUPER_H
 #define KVS_SUPER_H
@@ -63,7 +64,8 @@ const kvs_super_space_t *kvs_super_space_find(const kvs_super_t *super, const ui
 /* Encode with the next generation into memory from env (kv_free it). KV_ERR_NOMEM. */
 kv_status_t kvs_super_encode(kvs_super_t *super, uint8_t **p_image, size_t *p_len);
 
-/* Decode into an initialised, empty super. KV_ERR_FOREIGN: not a superblock. KV_ERR_VERSION, KV_ERR_CORRUPT, KV_ERR_NOMEM. */
+/* Decode into an initialised, empty super. KV_ERR_FOREIGN: not a superblock. KV_ERR_VERSION, KV_ERR_CORRUPT,
+ * KV_ERR_NOMEM. */
 kv_status_t kvs_super_decode(kvs_super_t *super, const uint8_t *image, size_t len);
 
 /* Bytes of the file for an image of `len` bytes. */
@@ -75,11 +77,12 @@ static inline size_t kvs_super_room(size_t len)
 /* Length of the image at the front of a file of `len` bytes, by its own word; `len` when it cannot be one. */
 size_t kvs_super_image_bytes(const uint8_t *file, size_t len);
 
-/* Read both copies and keep the newest valid one; *p_found counts the files that exist, *p_stale is 1 when the copies differ or have no room (write again).
- * KV_ERR_FOREIGN or KV_ERR_VERSION: no valid copy. KV_ERR_IO, KV_ERR_NOMEM. */
+/* Read both copies and keep the newest valid one; *p_found counts the files that exist, *p_stale is 1 when the copies
+ * differ or have no room (write again). KV_ERR_FOREIGN or KV_ERR_VERSION: no valid copy. KV_ERR_IO, KV_ERR_NOMEM. */
 kv_status_t kvs_super_load(kvs_super_t *super, int dir_fd, uint32_t *p_found, int *p_stale);
 
-/* Replace both copies. Any thread. `sync` 0: without syncing. KV_ERR_IO, KV_ERR_NOSPC; *p_sync_failed is 1 when what failed was a sync. */
+/* Replace both copies. Any thread. `sync` 0: without syncing. KV_ERR_IO, KV_ERR_NOSPC; *p_sync_failed is 1 when what
+ * failed was a sync. */
 kv_status_t kvs_super_write(int dir_fd, const uint8_t *image, size_t len, int sync, int *p_sync_failed);
 
 #endif

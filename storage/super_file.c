@@ -124,8 +124,8 @@ static kv_status_t write_whole(int fd, const uint8_t *image, size_t len)
 	return KV_OK;
 }
 
-/* Blocks for the image and its growth, written as zeros so that the file system has given them. Room that cannot be had now is asked for at the next
- * write. */
+/* Blocks for the image and its growth, written as zeros so that the file system has given them. Room that cannot be had
+ * now is asked for at the next write. */
 static void make_room(int fd, size_t len)
 {
 	static const uint8_t zeros[16384];

@@ -1,4 +1,5 @@
-/* sys.h -- the few system calls that can refuse the pool memory, in a table so that tests can make the n-th of them fail. */
+/* sys.h -- the few system calls that can refuse the pool memory, in a table so that tests can make the n-th of them
+ * fail. */
 #ifndef KVS_SYS_H
 #define KVS_SYS_H
 
@@ -15,8 +16,9 @@ typedef struct kvs_sys {
 	int (*seal)(int fd, int seals);
 	/* Make the pages exist without changing a byte. -EINVAL: this kernel cannot (before 5.14). */
 	int (*populate)(void *base, uint64_t bytes);
-	/* Make 2 MiB, aligned, of which nothing exists yet, exist as one huge page, whatever the machine's setting for shared memory says (unless that is
-	 * `deny`). -EEXIST: something does exist. -EINVAL: never here (before 6.1). Else: not now. NULL: not to be tried. */
+	/* Make 2 MiB, aligned, of which nothing exists yet, exist as one huge page, whatever the machine's setting for
+	 * shared memory says (unless that is `deny`). -EEXIST: something does exist. -EINVAL: never here (before 6.1).
+	 * Else: not now. NULL: not to be tried. */
 	int (*collapse)(void *base);
 } kvs_sys_t;
 

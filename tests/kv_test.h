@@ -1,5 +1,5 @@
-/* kv_test.h -- what tests of every part share: a deterministic environment, a seeded generator, an allocator whose n-th call
- * fails, temporary directories, and skipping with a reason. A header alone: include it, link nothing.
+/* kv_test.h -- what tests of every part share: a deterministic environment, a seeded generator, an allocator whose n-th
+ * call fails, temporary directories, and skipping with a reason. A header alone: include it, link nothing.
  *
  *     kv_test_env_t t;
  *     kv_test_env_init(&t);
@@ -25,9 +25,10 @@
 #define KV_TEST_SEED    UINT64_C(0x6b76642d74657374)
 #define KV_TEST_SKIPPED 77
 
-/* ---- programs under test --------------------------------------------------------------------------------------------------- */
+/* ---- programs under test --------------------------------------------------------------------- */
 
-/* A program of the build, by the path it was built at; in a bundle that is run elsewhere, the one of that name in $KV_TEST_BIN. */
+/* A program of the build, by the path it was built at; in a bundle that is run elsewhere, the one of that name in
+ * $KV_TEST_BIN. */
 static inline const char *kv_test_program(const char *built)
 {
 	static char path[2][256];
@@ -43,7 +44,7 @@ static inline const char *kv_test_program(const char *built)
 	return path[turn];
 }
 
-/* ---- random numbers (splitmix64) ----------------------------------------------------------------------------------------- */
+/* ---- random numbers (splitmix64) ------------------------------------------------------------- */
 
 typedef struct kv_test_rng {
 	uint64_t state;
@@ -91,7 +92,7 @@ static inline uint64_t kv_test_seed(void)
 	return seed;
 }
 
-/* ---- environment ------------------------------------------------------------------------------------------------------- */
+/* ---- environment ----------------------------------------------------------------------------- */
 
 /* Memory and log may be used from several threads; clock and generator belong to one. Do not move it after init. */
 typedef struct kv_test_env {
@@ -266,9 +267,10 @@ static inline int kv_test_each(kv_test_env_t *t, uint64_t n)
 	return 1;
 }
 
-/* ---- temporary directories ----------------------------------------------------------------------------------------------- */
+/* ---- temporary directories ------------------------------------------------------------------- */
 
-/* Make an empty directory (mode 0700) and write its path; ends the test program when that fails. Short enough for a socket in it. */
+/* Make an empty directory (mode 0700) and write its path; ends the test program when that fails. Short enough for a
+ * socket in it. */
 static inline const char *kv_test_dir_make(char *out, size_t cap)
 {
 	const char *base = getenv("TMPDIR");
@@ -297,7 +299,7 @@ static inline void kv_test_dir_remove(const char *path)
 	nftw(path, kv_test_remove_one, 16, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
 }
 
-/* ---- skipping ------------------------------------------------------------------------------------------------------------- */
+/* ---- skipping -------------------------------------------------------------------------------- */
 
 /* The whole program cannot run here: say why and end with 77, which ctest counts as skipped. */
 static inline void __attribute__((format(printf, 1, 2), noreturn)) kv_test_skip(const char *format, ...)

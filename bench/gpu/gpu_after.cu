@@ -1,8 +1,9 @@
 // gpu_after: what work that is over leaves behind for an engine's small kernels.
 //
-// An engine that generates launches some 450 kernels a step as one graph, each a few microseconds, and what lies between two of them counts. A driver may
-// change that for a whole process because of what was launched in it once (docs/decisions/017-kernels-as-graphs.md). So each row is a process of its own: a
-// graph of small kernels on the default stream, as engines have it, before and after the work, which is on another stream. One goal: of kvd's copies.
+// An engine that generates launches some 450 kernels a step as one graph, each a few microseconds, and what lies
+// between two of them counts. A driver may change that for a whole process because of what was launched in it once
+// (docs/decisions/017-kernels-as-graphs.md). So each row is a process of its own: a graph of small kernels on the
+// default stream, as engines have it, before and after the work, which is on another stream. One goal: of kvd's copies.
 //
 //     gpu_after [--rounds N] [--mib N] [--json FILE] [--only ROW,...]
 #include "gpu_step.h"
@@ -12,7 +13,7 @@
 
 static const int WORK = 20; // times
 
-// ---- the engine --------------------------------------------------------------------------------------------------------
+// ---- the engine ---------------------------------------------------------------------------------
 
 static double step_ms(cudaGraphExec_t step)
 {
@@ -28,7 +29,7 @@ static double step_ms(cudaGraphExec_t step)
 	       steps;
 }
 
-// ---- the work ----------------------------------------------------------------------------------------------------------
+// ---- the work -----------------------------------------------------------------------------------
 
 static __global__ void nothing()
 {
@@ -83,7 +84,7 @@ static void copy_blocks()
 	}
 }
 
-// ---- rows --------------------------------------------------------------------------------------------------------------
+// ---- rows ---------------------------------------------------------------------------------------
 
 struct work {
 	const char *name, *text;

@@ -1,8 +1,8 @@
 // gpu_beside.h -- rows of what a step's small kernels take while blocks are copied; part of gpu_copy.cu.
 //
-// An engine enqueues a step that waits for its loads layer by layer, and most of it is small: what each kernel loses beside a load, the step loses hundreds of
-// times. What a device has on its way over the link stands in front of all else that it reads there, launches of kernels before all
-// (docs/decisions/018-what-is-on-its-way.md).
+// An engine enqueues a step that waits for its loads layer by layer, and most of it is small: what each kernel loses
+// beside a load, the step loses hundreds of times. What a device has on its way over the link stands in front of all
+// else that it reads there, launches of kernels before all (docs/decisions/018-what-is-on-its-way.md).
 #ifndef GPU_BESIDE_H
 #define GPU_BESIDE_H
 

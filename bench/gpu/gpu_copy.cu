@@ -1,7 +1,9 @@
-// gpu_copy: how fast kvd's copies are between a paged cache in a GPU and blocks in host memory, in its own memory and in a peer's.
+// gpu_copy: how fast kvd's copies are between a paged cache in a GPU and blocks in host memory, in its own memory and
+// in a peer's.
 //
-// Every row has its reference measured in the same round: value, reference and ratio are medians over rounds. A line of a table each, and a JSON line
-// each into the file of --json. Digests are made and compared unless a row says otherwise.
+// Every row has its reference measured in the same round: value, reference and ratio are medians over rounds. A line of
+// a table each, and a JSON line each into the file of --json. Digests are made and compared unless a row says
+// otherwise.
 //
 //     gpu_copy [--rounds N] [--mib N] [--json FILE] [--only FAMILY,...]
 #include "gpu_step.h"
@@ -46,7 +48,7 @@ static void prime(shape &s)
 	finish(submit(s, KVK_GPU_SCATTER, KVK_GPU_ZERO_COPY, 16, bench.stream));
 }
 
-// ---- rows --------------------------------------------------------------------------------------------------------------
+// ---- rows ---------------------------------------------------------------------------------------
 
 static void rows_link()
 {
@@ -216,7 +218,7 @@ static void rows_rivals()
 	}
 	for (bool load :
 	     {true,
-	      false}) { /* 16 tokens of all heads of a layer, as vLLM's native offload copies them: host blocks layer by layer */
+	      false}) { /* 16 tokens of all heads of a layer, as in vLLM's native offload: layer by layer */
 		shape s;
 
 		make_shape(s, 8192, KVK_PAGED_HEAD_TOKEN_KV, bench.pool, true);

@@ -49,7 +49,7 @@ struct bench_t {
 };
 static bench_t bench;
 
-// ---- clocks ------------------------------------------------------------------------------------------------------------
+// ---- clocks -------------------------------------------------------------------------------------
 
 static inline double timed(cudaStream_t stream, const std::function<void()> &enqueue)
 {
@@ -108,7 +108,7 @@ static inline double median(std::vector<double> v)
 	return v[v.size() / 2];
 }
 
-// ---- rows --------------------------------------------------------------------------------------------------------------
+// ---- rows ---------------------------------------------------------------------------------------
 
 // Of a ratio; 0: none.
 struct goal_t {
@@ -179,7 +179,7 @@ static inline void row(const std::string &name, const char *unit, const char *re
 	fflush(bench.json);
 }
 
-// ---- memory ------------------------------------------------------------------------------------------------------------
+// ---- memory -------------------------------------------------------------------------------------
 
 // Random bytes: zeros would flatter the link.
 static inline uint8_t *host_memory()

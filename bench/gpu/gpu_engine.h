@@ -1,5 +1,6 @@
-/* gpu_engine.h -- an engine without a model, as the kill loop and the bench of loads have it: a cache in a device's memory (or the host's), a kvx_worker_t beside
- * it, and a second member in the scheduler's place that leases, reserves and writes plans. One in a process. */
+/* gpu_engine.h -- an engine without a model, as the kill loop and the bench of loads have it: a cache in a device's
+ * memory (or the host's), a kvx_worker_t beside it, and a second member in the scheduler's place that leases, reserves
+ * and writes plans. One in a process. */
 #ifndef GPU_ENGINE_H
 #define GPU_ENGINE_H
 
@@ -52,21 +53,25 @@ void engine_close(engine_t *e);
 /* Keys of prompt number `chain`, `length` of them. */
 kvc_status_t engine_keys(const engine_t *e, uint64_t chain, kvc_key_t *keys);
 
-/* A step that says that these blocks have new owners: what is still to be read of them is read first. engine_end() follows. */
+/* A step that says that these blocks have new owners: what is still to be read of them is read first. engine_end()
+ * follows. */
 void engine_fence(engine_t *e, const uint32_t *ids, uint32_t n);
 /* A step that saves the first n blocks of a put, from these blocks; 0: nothing is to be written, or it cannot. */
 int engine_save(engine_t *e, const kvc_put_t *put, const uint32_t *ids, uint32_t n);
-/* A step that loads n leased blocks to these blocks. engine_end() has been called: what is bad is told by kvx_worker_errors(). */
+/* A step that loads n leased blocks to these blocks. engine_end() has been called: what is bad is told by
+ * kvx_worker_errors(). */
 int engine_load(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint32_t n);
-/* A step beside which the same is loaded so many times, one after another; until all of them have come. 0: one has not. */
+/* A step beside which the same is loaded so many times, one after another; until all of them have come. 0: one has
+ * not. */
 int engine_load_beside(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint32_t n, uint32_t count);
-/* A load layer by layer, until the host has seen the engine's stream get past what layer 0 waits for: *p_ns from the plan's being handed over.
- * *p_layered 0: the worker has loaded all layers at once. After 1, engine_load_rest() follows. */
+/* A load layer by layer, until the host has seen the engine's stream get past what layer 0 waits for: *p_ns from the
+ * plan's being handed over. *p_layered 0: the worker has loaded all layers at once. After 1, engine_load_rest()
+ * follows. */
 int engine_load_first(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint64_t *p_ns, int *p_layered);
 void engine_load_rest(engine_t *e);
 void engine_end(engine_t *e);
 
-/* ---- gpu_memory.c: memory of an engine's cache, and how the engine gets at it -------------------------------------- */
+/* ---- gpu_memory.c: memory of an engine's cache, and how the engine gets at it ---------------- */
 
 int memory_open(int host); /* 0: there; 77: no device, which is said; 4: it cannot be used */
 void memory_close(void);

@@ -1,7 +1,8 @@
 // gpu_gemm.h -- rows of matrix products that run while blocks are copied; part of gpu_copy.cu.
 //
-// A product is cut into tiles, a wave of them for all SMs at a time; with some SMs taken a wave more may be needed, which costs a shape of few waves much and
-// one of many waves little. So several shapes are reported, the cost of SMs that do nothing beside them, and the product that was told how many SMs it has.
+// A product is cut into tiles, a wave of them for all SMs at a time; with some SMs taken a wave more may be needed,
+// which costs a shape of few waves much and one of many waves little. So several shapes are reported, the cost of SMs
+// that do nothing beside them, and the product that was told how many SMs it has.
 #ifndef GPU_GEMM_H
 #define GPU_GEMM_H
 
@@ -105,7 +106,8 @@ struct gemm {
 		       work.times;
 	}
 
-	// The same while a kernel holds SMs and all of their shared memory, and moves nothing: what the missing SMs cost by themselves.
+	// The same while a kernel holds SMs and all of their shared memory, and moves nothing: what the missing SMs
+	// cost by themselves.
 	double beside_nothing(uint32_t sms)
 	{
 		int *go;

@@ -1,13 +1,14 @@
 /* gpu_kill: kill -9 of daemon and engines while their copies are under way, again and again.
  *
- * Starts a kvd (beside this program) and workers that save and load blocks of known content through kvx_worker_t, between GPU memory and kvd's. Kills one of
- * them at a random moment at which bytes are on their way, waits until all others have gone on, starts it again. In the end nobody has loaded a wrong byte,
- * the daemon's invariants hold with neither lease nor put left, and the device's free memory, pinned pages and shared memory are what they were before.
+ * Starts a kvd (beside this program) and workers that save and load blocks of known content through kvx_worker_t,
+ * between GPU memory and kvd's. Kills one of them at a random moment at which bytes are on their way, waits until all
+ * others have gone on, starts it again. In the end nobody has loaded a wrong byte, the daemon's invariants hold with
+ * neither lease nor put left, and the device's free memory, pinned pages and shared memory are what they were before.
  *
  *     gpu_kill [--kills N] [--seconds N] [--workers N] [--seed N] [--host 1] [--control 1]
  *
- * --host 1: caches in host memory, small blocks: the harness without a device. --control 1: one worker lies; exit status 0 means that somebody noticed.
- * Exit status: 0: as above; 1: not; 77: there is no device. */
+ * --host 1: caches in host memory, small blocks: the harness without a device. --control 1: one worker lies; exit
+ * status 0 means that somebody noticed. Exit status: 0: as above; 1: not; 77: there is no device. */
 #include "gpu_engine.h"
 #include "gpu_kill.h"
 
@@ -53,7 +54,7 @@ static uint64_t now_ms(void)
 	return (uint64_t)ts.tv_sec * 1000u + (uint64_t)ts.tv_nsec / 1000000u;
 }
 
-/* ---- processes --------------------------------------------------------------------------------------------------------- */
+/* ---- processes ------------------------------------------------------------------------------- */
 
 _Noreturn static void become_daemon(const killer_t *k)
 {
@@ -170,7 +171,7 @@ static int ended_badly(killer_t *k, uint32_t i)
 	return 1;
 }
 
-/* ---- killing ----------------------------------------------------------------------------------------------------------- */
+/* ---- killing --------------------------------------------------------------------------------- */
 
 static int is_busy(const killer_t *k, uint32_t victim)
 {
@@ -284,7 +285,7 @@ static int kill_one(killer_t *k)
 	return survivors_go_on(k, victim, rounds);
 }
 
-/* ---- before and after -------------------------------------------------------------------------------------------------- */
+/* ---- before and after ------------------------------------------------------------------------ */
 
 /* A number behind a name in a file of lines "name[:] number". */
 static uint64_t read_number(const char *path, const char *name)
@@ -351,7 +352,8 @@ static int probe(const kill_options_t *options)
 	return 0;
 }
 
-/* Is all of it back? Other programs of a machine with a device use a little, too; what those of one without do is not known. */
+/* Is all of it back? Other programs of a machine with a device use a little, too; what those of one without do is not
+ * known. */
 static int is_back(const footprint_t *before, const footprint_t *after)
 {
 	return before->device_free == 0 || (after->device_free + SLACK_BYTES >= before->device_free &&
@@ -409,7 +411,7 @@ static int daemon_is_sound(const killer_t *k)
 	return quiet && failed == 0;
 }
 
-/* ---- all of it --------------------------------------------------------------------------------------------------------- */
+/* ---- all of it ------------------------------------------------------------------------------- */
 
 static void stop_workers(killer_t *k)
 {

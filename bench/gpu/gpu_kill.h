@@ -54,9 +54,10 @@ static inline uint64_t kill_random(uint64_t *state)
 	return z ^ (z >> 31);
 }
 
-/* ---- gpu_kill_worker.c ------------------------------------------------------------------------------------------- */
+/* ---- gpu_kill_worker.c ----------------------------------------------------------------------- */
 
-/* Save and load until SIGTERM. Exit status: 0; 3: wrong bytes were loaded; 4: it could not begin; 77: there is no device. */
+/* Save and load until SIGTERM. Exit status: 0; 3: wrong bytes were loaded; 4: it could not begin; 77: there is no
+ * device. */
 int kill_worker(const kill_options_t *options, uint32_t number, kill_state_t *state);
 
 #endif

@@ -1,5 +1,6 @@
-/* A worker of the kill loop: it saves prompts whose blocks hold what their numbers say and loads what is there, over and over, through the same
- * kvx_worker_t that vLLM's worker uses; every block that came is compared. It may be killed, and the daemon under it, at any line. */
+/* A worker of the kill loop: it saves prompts whose blocks hold what their numbers say and loads what is there, over
+ * and over, through the same kvx_worker_t that vLLM's worker uses; every block that came is compared. It may be killed,
+ * and the daemon under it, at any line. */
 #include "gpu_engine.h"
 #include "gpu_kill.h"
 
@@ -30,7 +31,7 @@ static void on_term(int signal)
 	over = 1;
 }
 
-/* ---- what blocks hold -------------------------------------------------------------------------------------------------- */
+/* ---- what blocks hold ------------------------------------------------------------------------ */
 
 static void fill_piece(uint64_t *out, size_t bytes, uint64_t chain, uint32_t block, uint32_t layer)
 {
@@ -94,7 +95,7 @@ static uint32_t wrong_blocks(killed_t *e, uint64_t chain, uint32_t n, const uint
 	return wrong;
 }
 
-/* ---- rounds ------------------------------------------------------------------------------------------------------------ */
+/* ---- rounds ---------------------------------------------------------------------------------- */
 
 /* n different blocks of the cache. */
 static void draw_blocks(killed_t *e)

@@ -1,14 +1,20 @@
-/* gpu_load: acquire and load of a long prefix through kvx_worker_t, from kvd's CPU pool or its disk tier into GPU memory. Lines of a table and of JSON, as
- * gpu_copy's, each with its reference, taken in turn in the same run.
+/* gpu_load: acquire and load of a long prefix through kvx_worker_t, from kvd's CPU pool or its disk tier into GPU
+ * memory. Lines of a table and of JSON, as gpu_copy's, each with its reference, taken in turn in the same run.
  *
- * Starts a kvd (beside this program) and saves prompts of 640 blocks of 2 MiB (10,240 tokens of an 8B shape). Bytes are compared before times are taken.
- *   memory  lease + load + verdict of all digests, against one plain copy of as many pinned bytes, on the host's clock; eight of them at a time beside the
- *           steps; and how long a load that comes layer by layer takes until its first layer may be read, against that layer's bytes at the rate of the plain copy
- *   disk    lease + load + verdict of a prompt that lies in the disk tier alone, against reading as many bytes with io_uring and O_DIRECT from a file beside it
+ * Starts a kvd (beside this program) and saves prompts of 640 blocks of 2 MiB (10,240 tokens of an 8B shape). Bytes are
+ * compared before times are taken.
+ *   memory  lease + load + verdict of all digests, against one plain copy of as many pinned bytes, on the host's
+ *           clock; eight of them at a time beside the
+ *           steps; and how long a load that comes layer by layer takes until its first layer may be read, against
+ *           that layer's bytes at the rate of the plain copy
+ *   disk    lease + load + verdict of a prompt that lies in the disk tier alone, against reading as many bytes with
+ *           io_uring and O_DIRECT from a file beside it
  *
- *     kvd-gpu-load [--only memory|disk] [--rounds N] [--blocks N] [--json FILE] [--host 1] [--small 0] [--dir DIR] [--seconds N] [--sms N]
+ *     kvd-gpu-load [--only memory|disk] [--rounds N] [--blocks N] [--json FILE] [--host 1] [--small 0] [--dir DIR]
+ *     [--seconds N] [--sms N]
  *     --host 1: a cache in host memory, and blocks of 32 KiB unless --small 0
- *     exit 0: measured; 1: wrong bytes, or it could not; 77: no device, or no disk to measure in DIR (TMPDIR, or /tmp), which is said
+ *     exit 0: measured; 1: wrong bytes, or it could not; 77: no device, or no disk to measure in DIR (TMPDIR, or
+ *     /tmp), which is said
  */
 #include "gpu_load.h"
 

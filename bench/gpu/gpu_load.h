@@ -1,4 +1,5 @@
-/* gpu_load.h -- what the rows of kvd-gpu-load share: a daemon and an engine, prompts that are saved and loaded, a row's printing, and the raw reader. */
+/* gpu_load.h -- what the rows of kvd-gpu-load share: a daemon and an engine, prompts that are saved and loaded, a row's
+ * printing, and the raw reader. */
 #ifndef GPU_LOAD_H
 #define GPU_LOAD_H
 
@@ -34,7 +35,7 @@ typedef struct load_row {
 	uint32_t rounds;
 } load_row_t;
 
-/* ---- gpu_load_rig.c ------------------------------------------------------------------------------------------------ */
+/* ---- gpu_load_rig.c -------------------------------------------------------------------------- */
 
 /* 0, after a sentence: it could not. load_close() follows in any case. */
 int load_open(load_bench_t *b);
@@ -57,16 +58,18 @@ uint32_t load_wrong(load_bench_t *b, uint32_t prompt);
 int load_save(load_bench_t *b, uint32_t prompt, int durable);
 /* Of a load's seconds. */
 typedef struct load_parts {
-	double lease, sent,
-		verdict; /* until it is granted, from there until all copies are enqueued, from there until the last block has come well */
+	double lease, sent, verdict; /* until it is granted, from there until all copies are enqueued, from there until
+					the last block has come well */
 } load_parts_t;
 
-/* Seconds from asking for the lease until the verdict on the last block; 0, after a sentence: it failed. p_parts may be NULL. */
+/* Seconds from asking for the lease until the verdict on the last block; 0, after a sentence: it failed. p_parts may be
+ * NULL. */
 double load_whole(load_bench_t *b, uint32_t prompt, load_parts_t *p_parts);
-/* Seconds from asking for the lease until the same has been loaded beside a step so many times, one after another; 0, after a sentence: it failed. */
+/* Seconds from asking for the lease until the same has been loaded beside a step so many times, one after another; 0,
+ * after a sentence: it failed. */
 double load_beside(load_bench_t *b, uint32_t prompt, uint32_t count);
-/* Seconds until layer 0 of a load layer by layer is there (engine_load_first()); all blocks came well. 0, after a sentence: it failed.
- * p_wrong not NULL: blocks whose layer 0 does not hold the prompt's bytes at that time. */
+/* Seconds until layer 0 of a load layer by layer is there (engine_load_first()); all blocks came well. 0, after a
+ * sentence: it failed. p_wrong not NULL: blocks whose layer 0 does not hold the prompt's bytes at that time. */
 double load_first(load_bench_t *b, uint32_t prompt, int *p_layered, uint32_t *p_wrong);
 /* Seconds of plain copies of as many bytes, from pinned memory. */
 double load_plain(load_bench_t *b);
@@ -75,18 +78,19 @@ void load_row_add(load_row_t *row, double value, double reference, double ratio)
 /* Medians, on a line of the table and in the JSON file. */
 void load_row_print(const load_bench_t *b, load_row_t *row);
 
-/* ---- gpu_load_disk.c ----------------------------------------------------------------------------------------------- */
+/* ---- gpu_load_disk.c ------------------------------------------------------------------------- */
 
 /* The row of the disk tier: exit status. load_open() has been called with a base. */
 int load_disk_row(load_bench_t *b);
 /* NULL, or why the row cannot be measured with a tier in this directory. `blocks` and `block_bytes` of a prompt. */
 const char *load_disk_why(const char *base, uint64_t bytes);
 
-/* ---- gpu_load_raw.c: reading a file as fast as it goes --------------------------------------------------------------- */
+/* ---- gpu_load_raw.c: reading a file as fast as it goes --------------------------------------- */
 
 typedef struct load_raw load_raw_t;
 
-/* A file of `bytes`, a multiple of `request`, in a directory; it has no name any more. NULL, after a sentence: it could not. */
+/* A file of `bytes`, a multiple of `request`, in a directory; it has no name any more. NULL, after a sentence: it could
+ * not. */
 load_raw_t *load_raw_open(const load_bench_t *b, uint64_t bytes, size_t request, uint32_t depth);
 /* Seconds that reading all of it took; 0, after a sentence: it failed. */
 double load_raw_read(load_raw_t *raw);

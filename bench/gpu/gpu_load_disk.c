@@ -1,7 +1,8 @@
 /* A prompt that lies in the disk tier alone.
  *
- * Three prompts are on disk, and the pool has room for one and a quarter: loaded in turn, each has left memory when it is its turn again, which is asked of the
- * daemon before each load. Memory stays the same, so it is known to the device and touched, as in an engine that has run for a while. */
+ * Three prompts are on disk, and the pool has room for one and a quarter: loaded in turn, each has left memory when it
+ * is its turn again, which is asked of the daemon before each load. Memory stays the same, so it is known to the device
+ * and touched, as in an engine that has run for a while. */
 #include "gpu_load.h"
 
 #include "kv/types.h"

@@ -43,9 +43,10 @@ uint32_t load_left_ms(const load_bench_t *b)
 	return left < 1 ? 1 : left < WAIT_MS ? (uint32_t)left : WAIT_MS;
 }
 
-/* ---- the daemon -------------------------------------------------------------------------------------------------------- */
+/* ---- the daemon ------------------------------------------------------------------------------ */
 
-/* With a disk tier the pool holds a prompt and a quarter of one: what was loaded before the last prompt is on disk only. */
+/* With a disk tier the pool holds a prompt and a quarter of one: what was loaded before the last prompt is on disk
+ * only. */
 _Noreturn static void become_daemon(const load_bench_t *b)
 {
 	const size_t mib = b->blocks * b->engine.block_bytes >> 20;
@@ -214,7 +215,7 @@ void load_close(load_bench_t *b)
 	free(b->bad);
 }
 
-/* ---- bytes ------------------------------------------------------------------------------------------------------------- */
+/* ---- bytes ----------------------------------------------------------------------------------- */
 
 void load_fill(uint8_t *out, size_t bytes, uint64_t seed)
 {
@@ -282,7 +283,8 @@ uint32_t load_wrong(load_bench_t *b, uint32_t prompt)
 	return wrong;
 }
 
-/* Pieces of layer 0, side by side in the bounce memory, read as they are now: the engine's stream would wait for them. 0: it cannot. */
+/* Pieces of layer 0, side by side in the bounce memory, read as they are now: the engine's stream would wait for them.
+ * 0: it cannot. */
 static int look(load_bench_t *b, uint32_t count)
 {
 	const kvk_cuda_ops_t *cuda = memory_cuda();
@@ -324,7 +326,7 @@ static uint32_t wrong_pieces(load_bench_t *b, uint32_t prompt)
 	return wrong;
 }
 
-/* ---- steps ------------------------------------------------------------------------------------------------------------- */
+/* ---- steps ----------------------------------------------------------------------------------- */
 
 static kvc_status_t save_part(load_bench_t *b, uint32_t prompt, uint32_t from, uint32_t n, int durable)
 {
@@ -452,7 +454,7 @@ double load_plain(load_bench_t *b)
 	return (double)(engine_now_ns() - start) / 1e9;
 }
 
-/* ---- a row ------------------------------------------------------------------------------------------------------------- */
+/* ---- a row ----------------------------------------------------------------------------------- */
 
 void load_row_add(load_row_t *row, double value, double reference, double ratio)
 {

@@ -1,12 +1,15 @@
 /* gpu_prop: the device's copies are those of the CPU, bit for bit.
  *
- * Draws layouts, caches, ranges and moves from a seed; gathers and scatters them on the device between a paged cache in its memory and blocks in
- * registered host memory, in its own memory and in a peer's (when there is one); does the same with kvk/move.h over host copies; and compares every byte of
- * both sides, also those that nobody was to touch, and every digest. Then it flips bits: all must be found, in the right move, and no other.
+ * Draws layouts, caches, ranges and moves from a seed; gathers and scatters them on the device between a paged cache in
+ * its memory and blocks in registered host memory, in its own memory and in a peer's (when there is one); does the same
+ * with kvk/move.h over host copies; and compares every byte of both sides, also those that nobody was to touch, and
+ * every digest. Then it flips bits: all must be found, in the right move, and no other.
  *
- *     gpu_prop [--seed N] [--cases N] [--flips N] [--mib N] [--peer 1]     exit 0: all equal; 1: not; 77: no device here
+ *     gpu_prop [--seed N] [--cases N] [--flips N] [--mib N] [--peer 1]     exit 0: all equal; 1: not; 77: no device
+ *     here
  *
- * A quarter of the copies are captured into a graph and launched twice. --peer 1: all blocks in the memory of a second device.
+ * A quarter of the copies are captured into a graph and launched twice. --peer 1: all blocks in the memory of a second
+ * device.
  */
 #include "gpu_prop_world.h"
 
@@ -31,7 +34,7 @@ typedef struct draw {
 	size_t leaves; /* of a move */
 } draw_t;
 
-/* ---- drawing ----------------------------------------------------------------------------------------------------- */
+/* ---- drawing --------------------------------------------------------------------------------- */
 
 /* A page of about 256 B << (0 .. 12), in rows of one of many lengths. */
 static void draw_layout(world_t *w, draw_t *d, uint32_t number)
@@ -205,7 +208,7 @@ static void tell(const world_t *w, const draw_t *d, uint32_t number)
 	(void)w;
 }
 
-/* ---- copying and comparing --------------------------------------------------------------------------------------- */
+/* ---- copying and comparing ------------------------------------------------------------------- */
 
 /* The same copy as a graph that is launched twice; both launches have to say the same. */
 static kv_status_t copy_in_graph(world_t *w, const kvk_gpu_copy_t *copy, kvk_gpu_job_t **p_job)
@@ -272,7 +275,8 @@ static kv_status_t copy_real(world_t *w, draw_t *d, kvk_gpu_dir_t dir, kvk_gpu_j
 	return kvk_gpu_wait(*p_job, PATIENCE);
 }
 
-/* The twin knows no ranges of layers: it is given a cache that holds no others. Its digests land where the device's do. */
+/* The twin knows no ranges of layers: it is given a cache that holds no others. Its digests land where the device's
+ * do. */
 static void copy_twin(draw_t *d, kvk_gpu_dir_t dir)
 {
 	kvk_paged_t part = d->paged;
@@ -361,7 +365,8 @@ static int corrupt(world_t *w, draw_t *d)
 	return right;
 }
 
-/* 1: right; 0: wrong; -1: this cannot be done, and it says so (digests piece by piece of memory that the host does not see). */
+/* 1: right; 0: wrong; -1: this cannot be done, and it says so (digests piece by piece of memory that the host does not
+ * see). */
 static int run_case(world_t *w, draw_t *d)
 {
 	area_t *pool = &w->pools[d->place];

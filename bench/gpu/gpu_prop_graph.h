@@ -1,4 +1,5 @@
-/* gpu_prop_graph.h -- what gpu_prop needs of the driver's graphs: captures are the caller's, not kvk/gpu.h's, so its table has none of it. */
+/* gpu_prop_graph.h -- what gpu_prop needs of the driver's graphs: captures are the caller's, not kvk/gpu.h's, so its
+ * table has none of it. */
 #ifndef GPU_PROP_GRAPH_H
 #define GPU_PROP_GRAPH_H
 

@@ -1,4 +1,5 @@
-// gpu_shape.h -- what programs that copy through kvk/gpu.h share: a cache and blocks of one shape, and a copy between them.
+// gpu_shape.h -- what programs that copy through kvk/gpu.h share: a cache and blocks of one shape, and a copy between
+// them.
 #ifndef GPU_SHAPE_H
 #define GPU_SHAPE_H
 

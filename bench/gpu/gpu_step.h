@@ -1,4 +1,5 @@
-// gpu_step.h -- the small kernels of a step that generates, in place of an engine; part of gpu_copy.cu and gpu_after.cu.
+// gpu_step.h -- the small kernels of a step that generates, in place of an engine; part of gpu_copy.cu and
+// gpu_after.cu.
 #ifndef GPU_STEP_H
 #define GPU_STEP_H
 

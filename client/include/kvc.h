@@ -11,15 +11,17 @@
  * is. Blocking forms take a timeout. After the daemon has died or restarted, calls answer KVC_ERR_UNREACHABLE,
  * KVC_ERR_CLOSED or a miss at once; kvc_poll() (and any call) re-attaches by itself, and every lease and put of before
  * is over (a lease KVC_ERR_REVOKED, a put's result KVC_ERR_CLOSED). A daemon that is stopped is a miss after 50 ms (a
- * caller to whom a miss is dear waits a moment for the next heartbeat: kvc_await_us()) and KVC_ERR_DAEMON_STALE after a second, or both after its option limits.silence where that is longer. kvc_poll() alone
- * drives everything: kvc_lease_state(), kvc_lease_ready(), kvc_lease_rest(), kvc_put_export() and kvc_put_get_result()
- * say how far it is and never wait.
+ * caller to whom a miss is dear waits a moment for the next heartbeat: kvc_await_us()) and KVC_ERR_DAEMON_STALE after a
+ * second, or both after its option limits.silence where that is longer. kvc_poll() alone drives everything:
+ * kvc_lease_state(), kvc_lease_ready(), kvc_lease_rest(), kvc_put_export() and kvc_put_get_result() say how far it is
+ * and never wait.
  *
  * Threads. A kvc_t and everything made from it belong to one thread at a time: its owner, who polls. Any thread may,
  * beside the owner and beside each other, call
  *   kvc_match(), kvc_match_lazy(), kvc_chain_*(), kvc_keys_of(), kvc_key_bind(), kvc_space_groups(), kvc_group_range()
  *   kvc_lease_state(), _n(), _skip(), _ready(), _rest(), _block(), _read()      once the owner has seen the lease OK
- *   kvc_put_block(), _write(), _digests()     once the owner has seen the put granted; each block by one thread at a time
+ *   kvc_put_block(), _write(), _digests()     once the owner has seen the put granted; each block by one thread at a
+ *                                             time
  * while nobody frees the object. kvc_put_end() of a block comes after its writes, by whatever the threads order
  * themselves with. Ownership: what a function returns through **p is the caller's until the matching free.
  * ABI. Structs the caller fills start with struct_size: set it to sizeof. Fields are only ever appended.
@@ -81,10 +83,10 @@ KVC_API const char *kvc_status_text(kvc_status_t status);
 /* "kvc 0.1.0 abi 1 wire 1". */
 KVC_API const char *kvc_version(void);
 
-/* ---- attach ------------------------------------------------------------------------------------------------------ */
+/* ---- attach ---------------------------------------------------------------------------------- */
 
-/* KVC_ROLE_MATCH: kvc_match(), documents and explain only; leases and puts answer KVC_ERR_PIDFD_REQUIRED. The daemon lends it nothing, so it needs not be
- * proved which process this is. */
+/* KVC_ROLE_MATCH: kvc_match(), documents and explain only; leases and puts answer KVC_ERR_PIDFD_REQUIRED. The daemon
+ * lends it nothing, so it needs not be proved which process this is. */
 enum { KVC_ROLE_SCHEDULER = 0, KVC_ROLE_WORKER = 1, KVC_ROLE_BOTH = 2, KVC_ROLE_MATCH = 3 };
 
 /* Memory of the pool in this process. */
@@ -109,17 +111,20 @@ typedef struct kvc_config {
 	 * (kvc_space_info_t: heads x leaves, of this rank's share) takes the room of several. */
 	uint32_t staging_blocks;
 	int lazy; /* 1: kvc_attach succeeds without a daemon and attaches later; 2: nor does it wait for a slow one */
-	int observe; /* 1: do not join an instance: documents and explain only, kvc_match() answers a miss (operators' tools) */
-	/* Told of pool memory: mapped 1 when it has just been mapped, 0 right before it is unmapped, when no lease or put can name it any more. On the
-	 * owner's thread, from within any call; it must not call back. For who has to make memory known to a device. NULL: not told. */
+	int observe; /* 1: do not join an instance: documents and explain only, kvc_match() answers a miss (operators'
+			tools) */
+	/* Told of pool memory: mapped 1 when it has just been mapped, 0 right before it is unmapped, when no lease or
+	 * put can name it any more. On the owner's thread, from within any call; it must not call back. For who has to
+	 * make memory known to a device. NULL: not told. */
 	void (*on_memory)(void *ctx, const kvc_memory_t *memory, int mapped);
 	void *memory_ctx;
 } kvc_config_t;
 
 /* Connect, join, map the shared memory. KVC_ERR_UNREACHABLE at once when nobody listens. */
 KVC_API kvc_status_t kvc_attach(const kvc_config_t *config, kvc_t **p_kvc);
-/* Release everything: spaces, leases and puts made from it are freed, the pool's memory is unmapped, and the daemon may lend it out again at once. Every
- * copy to or from it must have ended; where one may go on, kvc_abandon() comes first and the memory stays. NULL is fine. */
+/* Release everything: spaces, leases and puts made from it are freed, the pool's memory is unmapped, and the daemon may
+ * lend it out again at once. Every copy to or from it must have ended; where one may go on, kvc_abandon() comes first
+ * and the memory stays. NULL is fine. */
 KVC_API void kvc_detach(kvc_t *kvc);
 /* Readable when kvc_poll() has work; changes after a re-attach. -1: not attached. */
 KVC_API int kvc_fd(const kvc_t *kvc);
@@ -128,10 +133,11 @@ KVC_API int kvc_fd(const kvc_t *kvc);
 KVC_API kvc_status_t kvc_poll(kvc_t *kvc, uint32_t timeout_ms);
 /* The same in microseconds. A caller that spins passes 0. */
 KVC_API kvc_status_t kvc_poll_us(kvc_t *kvc, uint32_t timeout_us);
-/* The same for a caller that cannot go on without the daemon: it waits for an answer, or has found the heartbeat stale. Time spent here adds up while
- * the heartbeat stands still; after limits.silence (50 ms) of it this returns KVC_ERR_DAEMON_STALE without waiting, until the heartbeat moves. So a
- * stopped daemon costs its callers 50 ms once, however often they call, and one that stalls for less costs no miss. Also KVC_ERR_CLOSED and
- * KVC_ERR_UNREACHABLE, without waiting, while detached. */
+/* The same for a caller that cannot go on without the daemon: it waits for an answer, or has found the heartbeat stale.
+ * Time spent here adds up while the heartbeat stands still; after limits.silence (50 ms) of it this returns
+ * KVC_ERR_DAEMON_STALE without waiting, until the heartbeat moves. So a stopped daemon costs its callers 50 ms once,
+ * however often they call, and one that stalls for less costs no miss. Also KVC_ERR_CLOSED and KVC_ERR_UNREACHABLE,
+ * without waiting, while detached. */
 KVC_API kvc_status_t kvc_await_us(kvc_t *kvc, uint32_t timeout_us);
 /* For idle times: bring up to `bytes` more of the memory the daemon lends into this process's page table, so that who
  * reads or writes there later does not pay for it. Returns how many it was; 0: all of it is there. */
@@ -141,7 +147,7 @@ KVC_API uint64_t kvc_incarnation(const kvc_t *kvc);
 /* Why the last call on this thread failed, as a sentence; never NULL. */
 KVC_API const char *kvc_last_error(void);
 
-/* ---- spaces and keys --------------------------------------------------------------------------------------------- */
+/* ---- spaces and keys ------------------------------------------------------------------------- */
 
 typedef struct kvc_identity {
 	size_t struct_size;
@@ -199,7 +205,8 @@ typedef struct kvc_prompt {
 	uint32_t n_tokens;
 	const char *salt; /* an extra key of unit 0; NULL or "": none */
 } kvc_prompt_t;
-/* Keys of the whole units of a prompt, from the root: *p_n = n_tokens / hash_tokens keys. KVC_ERR_ARG: more than cap. */
+/* Keys of the whole units of a prompt, from the root: *p_n = n_tokens / hash_tokens keys. KVC_ERR_ARG: more than
+ * cap. */
 KVC_API kvc_status_t kvc_keys_of(const kvc_space_t *space, const kvc_prompt_t *prompt, kvc_key_t *keys, uint32_t cap,
 				 uint32_t *p_n);
 /* Key of an engine's own hash (16..60 bytes), bound to the space. */
@@ -232,7 +239,7 @@ KVC_API uint32_t kvc_space_groups(const kvc_space_t *space, kvc_group_info_t *gr
  * group; n = 0; a state that n units end in the middle of). */
 KVC_API void kvc_group_range(const kvc_space_t *space, uint32_t group, uint32_t n, uint32_t *p_first, uint32_t *p_end);
 
-/* ---- match ------------------------------------------------------------------------------------------------------- */
+/* ---- match ----------------------------------------------------------------------------------- */
 
 typedef struct kvc_match {
 	uint32_t n;     /* longest prefix in any tier, in units (of one key each) */
@@ -250,11 +257,11 @@ KVC_API void kvc_match(const kvc_space_t *space, const kvc_key_t *keys, uint32_t
  * that may do are tried. n_cpu: the same counting blocks in CPU memory only. */
 KVC_API void kvc_match_lazy(const kvc_space_t *space, const kvc_key_source_t *source, uint32_t n, kvc_match_t *match);
 
-/* ---- leases ------------------------------------------------------------------------------------------------------ */
+/* ---- leases ---------------------------------------------------------------------------------- */
 
-/* Ask for the first n keys' blocks, n as kvc_match() found it: the answer is exact there, and shortened when something was
- * evicted in between (a ladder of keys is sent, dense only near n). Blocks [0, skip) are held by the engine already and are only touched. The lease
- * is PENDING until the answer has come. ttl_ms 0: the daemon's default. */
+/* Ask for the first n keys' blocks, n as kvc_match() found it: the answer is exact there, and shortened when something
+ * was evicted in between (a ladder of keys is sent, dense only near n). Blocks [0, skip) are held by the engine already
+ * and are only touched. The lease is PENDING until the answer has come. ttl_ms 0: the daemon's default. */
 KVC_API kvc_status_t kvc_acquire_start(kvc_space_t *space, const kvc_key_t *keys, uint32_t n, uint32_t skip,
 				       uint32_t ttl_ms, kvc_lease_t **p_lease);
 /* The same, waiting for the answer (not for disk reads: kvc_lease_wait). KVC_MISS: nothing beyond skip is there;
@@ -283,8 +290,8 @@ KVC_API uint32_t kvc_lease_skip(const kvc_lease_t *lease);
 KVC_API uint32_t kvc_lease_disk(const kvc_lease_t *lease);
 /* Wait until `n` blocks are ready. KVC_ERR_TIMEOUT, KVC_ERR_REVOKED, or why the rest will never be ready. */
 KVC_API kvc_status_t kvc_lease_wait(kvc_lease_t *lease, uint32_t n, uint32_t timeout_ms);
-/* OK: blocks that are not ready yet will be; else why they never will. Does not wait. Once it is not OK, kvc_lease_ready()
- * is final: ask for the number of blocks after this, or what came in between counts as lost. */
+/* OK: blocks that are not ready yet will be; else why they never will. Does not wait. Once it is not OK,
+ * kvc_lease_ready() is final: ask for the number of blocks after this, or what came in between counts as lost. */
 KVC_API kvc_status_t kvc_lease_rest(const kvc_lease_t *lease);
 /* Memory of block i (skip <= i < ready), read-only by contract, and its digests: leaves[heads][leaves]. Valid while
  * kvc_lease_state() is OK, so check it again after the copy. Any of p_data, p_leaves may be NULL. */
@@ -300,7 +307,7 @@ KVC_API kvc_status_t kvc_lease_renew(kvc_lease_t *lease, uint32_t ttl_ms);
 /* Give back and free the handles; one message for all. Does not wait. NULLs are skipped. */
 KVC_API void kvc_release(kvc_lease_t *const *leases, uint32_t count);
 
-/* ---- puts -------------------------------------------------------------------------------------------------------- */
+/* ---- puts ------------------------------------------------------------------------------------ */
 
 typedef struct kvc_writer {
 	uint32_t rank, head_first, head_count, layer_first, layer_count;
@@ -312,13 +319,14 @@ typedef struct kvc_put_options {
 	const uint64_t *event_hashes; /* [n], parallel to keys (the first `from` are not read), or NULL */
 	const uint32_t *tokens;       /* [n x block_tokens], likewise, or NULL: events then carry no token ids */
 	/* NULL: this member writes all. Else who writes what, this member found by its rank; one whose role is
-	 * KVC_ROLE_SCHEDULER is none of them. Who writes nothing takes no staging: kvc_put_export() and let others write. */
+	 * KVC_ROLE_SCHEDULER is none of them. Who writes nothing takes no staging: kvc_put_export() and let others
+	 * write. */
 	const kvc_writer_t *writers;
 	uint32_t writer_count;
 	const void *const *blocks; /* kvc_put() only: n - from blocks of block_bytes each */
 	uint32_t group;            /* blocks, keys and tokens are this group's */
-	/* keys, event_hashes and tokens start with block `base` (<= from, and < from in a `full` group unless from is 0).
-	 * Blocks of other groups have no parent: base = from will do, and any keys may stand beside each other. */
+	/* keys, event_hashes and tokens start with block `base` (<= from, and < from in a `full` group unless from is
+	 * 0). Blocks of other groups have no parent: base = from will do, and any keys may stand beside each other. */
 	uint32_t base;
 } kvc_put_options_t;
 
@@ -340,16 +348,18 @@ KVC_API kvc_status_t kvc_put_digests(kvc_put_t *put, uint32_t i, const uint64_t 
 /* Blocks [first, first + count) are filled by this rank: hand them in, each once. Does not wait. */
 KVC_API kvc_status_t kvc_put_end(kvc_put_t *put, uint32_t first, uint32_t count);
 typedef struct kvc_put_result {
-	/* PENDING until PUT_DONE has come. REVOKED: a member gave it up or died. CLOSED: the daemon or the session has gone. */
+	/* PENDING until PUT_DONE has come. REVOKED: a member gave it up or died. CLOSED: the daemon or the session has
+	 * gone. */
 	kvc_status_t status;
 	uint32_t visible;            /* blocks from the put's first that are visible */
 	kvc_status_t durable_status; /* PENDING until DURABLE has come; MISS when not asked for */
 	uint32_t durable;            /* blocks from the root that are durable */
 } kvc_put_result_t;
 KVC_API void kvc_put_get_result(const kvc_put_t *put, kvc_put_result_t *result);
-/* The put is still being written: without a word for the daemon's put.ttl it may be revoked, when its namespace lacks room. kvc_put_end() says so too.
- * Call it whenever the put moves on: a message goes at most once in half of put.ttl (until the first answer has named that: 50 ms), else this is a look
- * at the clock. Does not wait. REVOKED: that has happened. */
+/* The put is still being written: without a word for the daemon's put.ttl it may be revoked, when its namespace lacks
+ * room. kvc_put_end() says so too. Call it whenever the put moves on: a message goes at most once in half of put.ttl
+ * (until the first answer has named that: 50 ms), else this is a look at the clock. Does not wait. REVOKED: that has
+ * happened. */
 KVC_API kvc_status_t kvc_put_keep(kvc_put_t *put);
 /* Wait until PUT_DONE (or DURABLE too, when asked for and `durable` is 1). */
 KVC_API kvc_status_t kvc_put_wait(kvc_put_t *put, int durable, uint32_t timeout_ms);
@@ -360,7 +370,7 @@ KVC_API void kvc_put_free(kvc_put_t *put);
 KVC_API kvc_status_t kvc_put(kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint32_t n,
 			     const kvc_put_options_t *options, uint32_t *p_visible);
 
-/* ---- leases and puts of other members ---------------------------------------------------------------------------- */
+/* ---- leases and puts of other members -------------------------------------------------------- */
 
 /* Names a lease or put within its instance. Plain value: the scheduler sends it to the workers as it likes. */
 typedef struct kvc_handle {
@@ -370,10 +380,10 @@ typedef struct kvc_handle {
 /* Does not wait: PENDING as long as the answer has not come. */
 KVC_API kvc_status_t kvc_lease_export(const kvc_lease_t *lease, kvc_handle_t *handle);
 /* A view of another member's lease: kvc_lease_read(), _block(), _wait(), _rest() and _bad() work, kvc_release() frees
- * the view only. KVC_ERR_REVOKED: of another incarnation; the two members have not both re-attached yet. KVC_ERR_ARG: no
- * handle of a lease of this instance and space. The taker keeps its lease until all members have read; when it does not,
- * the view's state is REVOKED, also after a copy that has just ended. A read that answers ERR_FAULT names a slab this
- * member has not heard of yet: kvc_poll() and read again. */
+ * the view only. KVC_ERR_REVOKED: of another incarnation; the two members have not both re-attached yet. KVC_ERR_ARG:
+ * no handle of a lease of this instance and space. The taker keeps its lease until all members have read; when it does
+ * not, the view's state is REVOKED, also after a copy that has just ended. A read that answers ERR_FAULT names a slab
+ * this member has not heard of yet: kvc_poll() and read again. */
 KVC_API kvc_status_t kvc_lease_import(kvc_space_t *space, const kvc_handle_t *handle, kvc_lease_t **p_lease);
 /* Does not wait: PENDING as long as the answer has not come; KVC_ALREADY: nothing is to be written; else why not. */
 KVC_API kvc_status_t kvc_put_export(const kvc_put_t *put, kvc_handle_t *handle);
@@ -387,7 +397,7 @@ KVC_API kvc_status_t kvc_put_export(const kvc_put_t *put, kvc_handle_t *handle);
 KVC_API kvc_status_t kvc_put_import(kvc_space_t *space, const kvc_handle_t *handle, const kvc_writer_t *range,
 				    kvc_put_t **p_put);
 
-/* ---- looking in -------------------------------------------------------------------------------------------------- */
+/* ---- looking in ------------------------------------------------------------------------------ */
 
 /* One request has ended: what metrics, prefix-hit records and the eviction policy learn from. Lossy, never blocks. */
 typedef struct kvc_report {
@@ -409,9 +419,10 @@ typedef struct kvc_stats {
 } kvc_stats_t;
 KVC_API void kvc_get_stats(const kvc_t *kvc, kvc_stats_t *stats);
 
-/* Detach for good, because the caller has found its own state broken: from the owner's next call on there is no session, every match is a miss and every call
- * KVC_ERR_INTERNAL. What the daemon has lent stays mapped until the process ends, since a copy may be in it, and the daemon lends it to nobody else before.
- * libkvc does the same when an invariant of its own is broken. Any thread. */
+/* Detach for good, because the caller has found its own state broken: from the owner's next call on there is no
+ * session, every match is a miss and every call KVC_ERR_INTERNAL. What the daemon has lent stays mapped until the
+ * process ends, since a copy may be in it, and the daemon lends it to nobody else before. libkvc does the same when an
+ * invariant of its own is broken. Any thread. */
 KVC_API void kvc_abandon(kvc_t *kvc);
 
 /* Documents of the daemon as JSON (NUL-terminated, freed with kvc_free): what is KVC_DOC_*. KVC_DOC_CHECK: *p_value
@@ -422,7 +433,8 @@ KVC_API kvc_status_t kvc_document(kvc_t *kvc, int what, uint32_t detail, char **
  * the disk cannot read it, or a block above it, now); *p_why: reason of the first missing one. */
 KVC_API kvc_status_t kvc_explain(kvc_space_t *space, const kvc_key_t *keys, uint32_t n, uint8_t *tiers,
 				 uint32_t *p_why);
-/* The same of blocks of one group (kvc_explain(): of the first), each named by the key of its last unit. KVC_ERR_ARG: no such group. */
+/* The same of blocks of one group (kvc_explain(): of the first), each named by the key of its last unit. KVC_ERR_ARG:
+ * no such group. */
 KVC_API kvc_status_t kvc_explain_group(kvc_space_t *space, uint32_t group, const kvc_key_t *keys, uint32_t n,
 				       uint8_t *tiers, uint32_t *p_why);
 KVC_API void kvc_free(void *p);

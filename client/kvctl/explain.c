@@ -31,7 +31,7 @@ typedef struct prompt {
 	kvc_group_info_t group;
 } prompt_t;
 
-/* ---- the command line ----------------------------------------------------------------------------------------------------- */
+/* ---- the command line ------------------------------------------------------------------------ */
 
 static int parse(const kvctl_t *ctl, int argc, char **argv, question_t *question)
 {
@@ -137,7 +137,7 @@ static int parse_tokens(const kvctl_t *ctl, const char *text, prompt_t *prompt)
 	return 0;
 }
 
-/* ---- the space ------------------------------------------------------------------------------------------------------------ */
+/* ---- the space ------------------------------------------------------------------------------- */
 
 /* Is this the space that was asked for: by number, by identity (a last newline more or less), or the only one? */
 static int is_space(struct json_object *space, const question_t *question, uint64_t number, const char *identity)
@@ -241,7 +241,7 @@ static int open_space(const kvctl_t *ctl, kvc_t *kvc, const char *text, kvc_spac
 	return status == KVC_OK ? 0 : kvctl_failed(ctl, status);
 }
 
-/* ---- the answer ----------------------------------------------------------------------------------------------------------- */
+/* ---- the answer ------------------------------------------------------------------------------ */
 
 static const char *why_name(uint32_t why)
 {

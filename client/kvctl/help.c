@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- help ------------------------------------------------------------------------------------------------------------------ */
+/* ---- help ------------------------------------------------------------------------------------ */
 
 static void print_usage(void)
 {
@@ -174,7 +174,7 @@ int kvctl_help(const kvctl_t *ctl, int argc, char **argv)
 	return 0;
 }
 
-/* ---- version --------------------------------------------------------------------------------------------------------------- */
+/* ---- version --------------------------------------------------------------------------------- */
 
 /* The daemon's version, a copy in out; "" when it cannot be asked, which is no failure here. */
 static void daemon_version(const kvctl_t *ctl, char *out, size_t cap)

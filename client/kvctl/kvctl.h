@@ -42,7 +42,7 @@ int kvctl_replay(const kvctl_t *ctl, int argc, char **argv);
 int kvctl_version(const kvctl_t *ctl, int argc, char **argv);
 int kvctl_help(const kvctl_t *ctl, int argc, char **argv);
 
-/* ---- session.c: the daemon ------------------------------------------------------------------------------------------------ */
+/* ---- session.c: the daemon ------------------------------------------------------------------- */
 
 /* Attach as an observer. On failure the error has been printed and the exit code is returned; 0: attached. */
 int kvctl_attach(const kvctl_t *ctl, kvc_t **p_kvc);
@@ -54,7 +54,7 @@ int kvctl_failed(const kvctl_t *ctl, kvc_status_t status);
  * of `status`. */
 int kvctl_error(const kvctl_t *ctl, kv_status_t status, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
-/* ---- print.c: the terminal ------------------------------------------------------------------------------------------------ */
+/* ---- print.c: the terminal ------------------------------------------------------------------- */
 
 typedef enum kvctl_tone { KVCTL_PLAIN, KVCTL_GOOD, KVCTL_BAD, KVCTL_DIM, KVCTL_BOLD } kvctl_tone_t;
 

@@ -211,7 +211,8 @@ int main(int argc, char **argv)
 	}
 	free(line.rest);
 
-	/* What could not be written was not said; stdio forgets a buffer whose write has failed, so that the last flush may find nothing to do. */
+	/* What could not be written was not said; stdio forgets a buffer whose write has failed, so that the last flush
+	 * may find nothing to do. */
 	if ((fflush(stdout) != 0 || ferror(stdout)) && code == 0) {
 		code = kv_status_exit_code(KV_ERR_IO);
 	}

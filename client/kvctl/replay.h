@@ -5,9 +5,9 @@
 #include "kvc.h"
 #include "trace.h"
 
-/* How a replay is counted, so that figures compare: one request after the other; hit = longest run of its blocks from the first that is resident;
- * then every block of the request is offered to the store, blocks of the running request being leased. A request of more than `blocks` blocks offers
- * its first `blocks` only. */
+/* How a replay is counted, so that figures compare: one request after the other; hit = longest run of its blocks from
+ * the first that is resident; then every block of the request is offered to the store, blocks of the running request
+ * being leased. A request of more than `blocks` blocks offers its first `blocks` only. */
 typedef struct replay_plan {
 	const trace_t *trace;
 	const char *socket;

@@ -124,7 +124,8 @@ static uint32_t read_blocks(client_t *client, kvc_lease_t *lease, uint32_t n)
 	return done;
 }
 
-/* A call has failed. Without the daemon, or with the next one, whose cache is empty, no figure says what this cache does: then no more requests. */
+/* A call has failed. Without the daemon, or with the next one, whose cache is empty, no figure says what this cache
+ * does: then no more requests. */
 static void failed(client_t *client, kvc_status_t status)
 {
 	client->result->failures++;

@@ -116,7 +116,8 @@ static kv_status_t add_request(reader_t *reader, json_object *object)
 	return KV_OK;
 }
 
-/* A line with its end, or as much of it as shows that it is too long; a trace of one endless line costs no more memory. 0: there is none. */
+/* A line with its end, or as much of it as shows that it is too long; a trace of one endless line costs no more memory.
+ * 0: there is none. */
 static size_t read_line(FILE *file, char line[MAX_LINE + 2u])
 {
 	size_t len = 0;

@@ -1,7 +1,8 @@
 /* trace.h -- request traces in Mooncake's JSONL format.
  *
- * One object a line: timestamp (ms), input_length, output_length (tokens), hash_ids (chained ids of the prompt's 512-token blocks: an equal
- * id is an equal block after an equal prefix). Format: kvcache-ai/Mooncake, FAST25-release/traces.
+ * One object a line: timestamp (ms), input_length, output_length (tokens), hash_ids (chained ids of the prompt's
+ * 512-token blocks: an equal id is an equal block after an equal prefix). Format: kvcache-ai/Mooncake,
+ * FAST25-release/traces.
  */
 #ifndef KVCTL_TRACE_H
 #define KVCTL_TRACE_H
@@ -31,8 +32,9 @@ typedef struct trace {
 	uint32_t longest;      /* blocks of the longest request */
 } trace_t;
 
-/* Read at most `limit` requests (0: all) of the file; "-" is standard input. On an error `detail` gets file, line and cause: KV_ERR_ARG (cannot be
- * opened), KV_ERR_PROTO (a line is not such an object), KV_ERR_TOO_BIG, KV_ERR_NOMEM. Free with trace_free(). */
+/* Read at most `limit` requests (0: all) of the file; "-" is standard input. On an error `detail` gets file, line and
+ * cause: KV_ERR_ARG (cannot be opened), KV_ERR_PROTO (a line is not such an object), KV_ERR_TOO_BIG, KV_ERR_NOMEM. Free
+ * with trace_free(). */
 kv_status_t trace_read(const char *path, uint32_t limit, trace_t *trace, char *detail, size_t cap);
 void trace_free(trace_t *trace);
 

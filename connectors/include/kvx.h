@@ -1,23 +1,27 @@
-/* kvx.h -- libkvx: what an engine needs of kvd, in two verbs: load the cached prefix of a prompt into its paged cache, save what it has computed.
+/* kvx.h -- libkvx: what an engine needs of kvd, in two verbs: load the cached prefix of a prompt into its paged cache,
+ * save what it has computed.
  *
- * The promise to the engine. Nothing here fails in a way the engine must handle: whatever goes wrong (no daemon, a dead or stopped daemon, an evicted
- * or damaged block, a deadline) is a miss and a counter, and the engine computes what it did not get. A load says how many tokens are in the cache,
- * verified; tokens beyond them are the engine's to compute. No call waits longer than its deadline; one kvx_poll() moves a bounded number of bytes.
- * The engine may start before the daemon and outlives it: re-attaching happens in kvx_poll().
+ * The promise to the engine. Nothing here fails in a way the engine must handle: whatever goes wrong (no daemon, a dead
+ * or stopped daemon, an evicted or damaged block, a deadline) is a miss and a counter, and the engine computes what it
+ * did not get. A load says how many tokens are in the cache, verified; tokens beyond them are the engine's to compute.
+ * No call waits longer than its deadline; one kvx_poll() moves a bounded number of bytes. The engine may start before
+ * the daemon and outlives it: re-attaching happens in kvx_poll().
  *
  *   kvx_load_prefix  .. kvx_poll .. kvx_load_state   until not PENDING   kvx_load_end
  *   kvx_save_prefix  .. kvx_poll .. kvx_save_state   until not PENDING   kvx_save_end
  *
- * Engine blocks. A load writes the blocks it was given only inside kvx_poll(), until its state is no longer PENDING or kvx_load_end() was called. A
- * save reads its blocks only inside kvx_poll(), until its result says `copied` or kvx_save_end() was called. Then they are the engine's again.
+ * Engine blocks. A load writes the blocks it was given only inside kvx_poll(), until its state is no longer PENDING or
+ * kvx_load_end() was called. A save reads its blocks only inside kvx_poll(), until its result says `copied` or
+ * kvx_save_end() was called. Then they are the engine's again.
  *
- * Before the first load the connector tests itself: it stores a block of a reserved prefix, loads it back in this cache's exact layout and compares.
- * Until that has passed every load is a miss; when the bytes differ it stays so for good.
+ * Before the first load the connector tests itself: it stores a block of a reserved prefix, loads it back in this
+ * cache's exact layout and compares. Until that has passed every load is a miss; when the bytes differ it stays so for
+ * good.
  *
  * Of kvk/layout.h the types and limits are for callers; its functions are the library's own and not exported.
  *
- * Threads. A kvx_t and all made from it belong to one thread at a time. Structs the caller fills start with struct_size. Tokens are ids below
- * 0xFFFFFFFF; a block is block_tokens of the layout.
+ * Threads. A kvx_t and all made from it belong to one thread at a time. Structs the caller fills start with
+ * struct_size. Tokens are ids below 0xFFFFFFFF; a block is block_tokens of the layout.
  */
 #ifndef KVX_H
 #define KVX_H
@@ -52,29 +56,29 @@ typedef struct kvx_config {
 	const uint8_t *secret;
 	uint32_t secret_len;
 	uint32_t rank;
-	const char *program; /* shown by kvctl; NULL: the process name */
-	const kvc_identity_t *
-		identity; /* who may share these blocks; `layout`, `hash_tokens` and `groups` in it are ignored: kvx fills them in */
-	const kvk_layout_t *layout; /* of the pool block */
-	const kvk_paged_t *
-		paged; /* the engine's cache: all heads and layers of the layout; its memory stays the engine's and outlives the kvx_t */
-	uint32_t poll_bytes; /* most bytes one kvx_poll() moves, one block at least */
-	uint32_t load_ms;    /* deadline of a load that names none */
-	uint32_t save_ms;    /* deadline of a save that names none */
-	uint32_t attach_ms;  /* kvx_attach() waits this long for daemon and self-test; UINT32_MAX: not at all */
-	uint32_t jobs;       /* most loads plus saves at one time */
+	const char *program;            /* shown by kvctl; NULL: the process name */
+	const kvc_identity_t *identity; /* who may share these blocks; `layout`, `hash_tokens` and `groups` in it are
+					   ignored: kvx fills them in */
+	const kvk_layout_t *layout;     /* of the pool block */
+	const kvk_paged_t *paged;       /* the engine's cache: all heads and layers of the layout; its memory stays the
+					   engine's and outlives the kvx_t */
+	uint32_t poll_bytes;            /* most bytes one kvx_poll() moves, one block at least */
+	uint32_t load_ms;               /* deadline of a load that names none */
+	uint32_t save_ms;               /* deadline of a save that names none */
+	uint32_t attach_ms; /* kvx_attach() waits this long for daemon and self-test; UINT32_MAX: not at all */
+	uint32_t jobs;      /* most loads plus saves at one time */
 } kvx_config_t;
 
-/* Attach. A daemon that is absent, or comes to nothing within attach_ms, is no error: all is a miss until kvx_poll() finds it.
- * KVC_ERR_ARG: the configuration contradicts itself (kvx_why() names the field). KVC_ERR_NOMEM. */
+/* Attach. A daemon that is absent, or comes to nothing within attach_ms, is no error: all is a miss until kvx_poll()
+ * finds it. KVC_ERR_ARG: the configuration contradicts itself (kvx_why() names the field). KVC_ERR_NOMEM. */
 KVX_API kvc_status_t kvx_attach(const kvx_config_t *config, kvx_t **p_kvx);
 /* Abort what is under way, say goodbye, free everything made from it. NULL is fine. */
 KVX_API void kvx_detach(kvx_t *kvx);
 /* Why the last kvx_attach() on this thread failed; never NULL. */
 KVX_API const char *kvx_why(void);
 
-/* Move loads and saves on, re-attach when due. With nothing to move it waits up to timeout_ms for news from the daemon (0: does not wait). Returns
- * the number of loads and saves still PENDING. */
+/* Move loads and saves on, re-attach when due. With nothing to move it waits up to timeout_ms for news from the daemon
+ * (0: does not wait). Returns the number of loads and saves still PENDING. */
 KVX_API uint32_t kvx_poll(kvx_t *kvx, uint32_t timeout_ms);
 /* Readable when kvx_poll() has news to read; changes with a re-attach. -1: not attached. */
 KVX_API int kvx_fd(const kvx_t *kvx);
@@ -92,23 +96,23 @@ typedef struct kvx_prefix {
 	uint32_t deadline_ms; /* 0: the configuration's */
 } kvx_prefix_t;
 
-/* ---- load -------------------------------------------------------------------------------------------------------------------- */
+/* ---- load ------------------------------------------------------------------------------------ */
 
 typedef struct kvx_load_result {
 	kvc_status_t status; /* PENDING; OK: at least one block beyond skip; MISS: none */
-	kvc_status_t
-		cause; /* why it ended before the whole prefix was there: MISS, TIMEOUT, CORRUPT, REVOKED, CLOSED, ...; OK: it was */
-	uint32_t blocks;         /* verified blocks, skip included */
-	uint32_t tokens;         /* the same in tokens: compute from here */
-	uint32_t cpu_tokens;     /* loaded from CPU memory, skip not included */
+	kvc_status_t cause;  /* why it ended before the whole prefix was there: MISS, TIMEOUT, CORRUPT, REVOKED, CLOSED,
+				...; OK: it was */
+	uint32_t blocks;     /* verified blocks, skip included */
+	uint32_t tokens;     /* the same in tokens: compute from here */
+	uint32_t cpu_tokens; /* loaded from CPU memory, skip not included */
 	uint32_t disk_tokens;    /* loaded from disk */
 	uint32_t why;            /* kv_miss_reason_t of the first block that was not there */
 	kvc_key_t first_missing; /* its key; zero when none */
 	uint64_t match_ns, load_ns;
 } kvx_load_result_t;
 
-/* Look the prefix up and start to load it. KVC_PENDING: *p_load is the job. KVC_MISS: nothing is there (*p_load is NULL): compute. There is no other
- * answer. *result (may be NULL) is set in both cases: of a miss it says why. */
+/* Look the prefix up and start to load it. KVC_PENDING: *p_load is the job. KVC_MISS: nothing is there (*p_load is
+ * NULL): compute. There is no other answer. *result (may be NULL) is set in both cases: of a miss it says why. */
 KVX_API kvc_status_t kvx_load_prefix(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_load_t **p_load,
 				     kvx_load_result_t *result);
 /* How far it is; result may be NULL. Returns result->status. */
@@ -116,7 +120,7 @@ KVX_API kvc_status_t kvx_load_state(const kvx_load_t *load, kvx_load_result_t *r
 /* Abort (if PENDING) and free. NULL is fine. */
 KVX_API void kvx_load_end(kvx_load_t *load);
 
-/* ---- save -------------------------------------------------------------------------------------------------------------------- */
+/* ---- save ------------------------------------------------------------------------------------ */
 
 typedef struct kvx_save_result {
 	kvc_status_t status; /* PENDING; OK: all blocks are visible; else why some are not */
@@ -124,13 +128,13 @@ typedef struct kvx_save_result {
 	uint32_t blocks;     /* of the prefix that are visible, as far as known */
 } kvx_save_result_t;
 
-/* Store the whole blocks of the prefix that kvd does not have yet. KVC_PENDING: *p_save is the job. KVC_ALREADY: nothing to do. KVC_MISS: not stored
- * (no daemon, too many jobs). *p_save is NULL in both cases. */
+/* Store the whole blocks of the prefix that kvd does not have yet. KVC_PENDING: *p_save is the job. KVC_ALREADY:
+ * nothing to do. KVC_MISS: not stored (no daemon, too many jobs). *p_save is NULL in both cases. */
 KVX_API kvc_status_t kvx_save_prefix(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_save_t **p_save);
 KVX_API kvc_status_t kvx_save_state(const kvx_save_t *save, kvx_save_result_t *result);
 KVX_API void kvx_save_end(kvx_save_t *save);
 
-/* ---- looking in -------------------------------------------------------------------------------------------------------------- */
+/* ---- looking in ------------------------------------------------------------------------------ */
 
 /* A request has ended: tell the daemon's metrics and prefix-hit records. */
 typedef struct kvx_request {

@@ -1,10 +1,12 @@
 /* kvx_digest.h -- the digest of a whole file, computed beside a busy engine.
  *
- * The digest is XXH3-128 (canonical byte order) over: the XXH3-128 (canonical) of each chunk of KVX_DIGEST_CHUNK bytes, in order, then the file's length
- * as u64 little-endian. It depends on the file's bytes alone, not on the number of threads.
+ * The digest is XXH3-128 (canonical byte order) over: the XXH3-128 (canonical) of each chunk of KVX_DIGEST_CHUNK bytes,
+ * in order, then the file's length as u64 little-endian. It depends on the file's bytes alone, not on the number of
+ * threads.
  *
- * Threads of idle priority, processor and disk (of the usual one for a file of up to 4 MiB), read the file through the page cache: pages that an engine has just read cost no disk access, and
- * pages that only this reads are the first to be evicted. Memory: 256 KiB a thread.
+ * Threads of idle priority, processor and disk (of the usual one for a file of up to 4 MiB), read the file through the
+ * page cache: pages that an engine has just read cost no disk access, and pages that only this reads are the first to
+ * be evicted. Memory: 256 KiB a thread.
  */
 #ifndef KVX_DIGEST_H
 #define KVX_DIGEST_H
@@ -28,8 +30,9 @@ typedef struct kvx_digest_config {
 	void *ctx;
 } kvx_digest_config_t;
 
-/* Waits until all of the file has been read. Any thread may call it. KVC_ERR_ARG: the configuration is wrong or the file is not a regular one.
- * KVC_ERR_CLOSED: cancelled. KVC_ERR_FAULT: the file cannot be read to the length it had, errno says why (0: it has become shorter). KVC_ERR_NOMEM. */
+/* Waits until all of the file has been read. Any thread may call it. KVC_ERR_ARG: the configuration is wrong or the
+ * file is not a regular one. KVC_ERR_CLOSED: cancelled. KVC_ERR_FAULT: the file cannot be read to the length it had,
+ * errno says why (0: it has become shorter). KVC_ERR_NOMEM. */
 KVC_API kvc_status_t kvx_digest_file(const kvx_digest_config_t *config, uint8_t digest[KVX_DIGEST_BYTES]);
 
 #ifdef __cplusplus

@@ -1,28 +1,36 @@
-/* kvx_scheduler.h -- the scheduling half of a connector: what of a prompt is stored, which blocks to load, which to save.
+/* kvx_scheduler.h -- the scheduling half of a connector: what of a prompt is stored, which blocks to load, which to
+ * save.
  *
- * An engine with a scheduler and one or more ranks (vLLM, SGLang) has one kvx_scheduler_t beside its scheduler and one kvx_worker_t (kvx_worker.h) in
- * each rank. All are members of one instance. The scheduler half looks up, leases and reserves; what the ranks have to do in a step travels to them as
- * one opaque string of bytes (the plan), and what became of it travels back as another (the report):
+ * An engine with a scheduler and one or more ranks (vLLM, SGLang) has one kvx_scheduler_t beside its scheduler and one
+ * kvx_worker_t (kvx_worker.h) in each rank. All are members of one instance. The scheduler half looks up, leases and
+ * reserves; what the ranks have to do in a step travels to them as one opaque string of bytes (the plan), and what
+ * became of it travels back as another (the report):
  *
- *   new request    match  -> hit         shared memory; what was found is leased once, and held while the request waits: ask as often as you like
+ *   new request    match  -> hit         shared memory; what was found is leased once, and held while the request
+ *                                        waits: ask as often as you like
  *   admitted       place, load           the engine has given the blocks: what was held is loaded into them
- *   each step      place, advance        block tables grow; blocks that are full after this step are reserved for saving
+ *   each step      place, advance        block tables grow; blocks that are full after this step are reserved for
+ *                                        saving
  *   end of step    plan   -> bytes       to every rank, then kvx_worker_begin() there
  *   after it       report <- bytes       from every rank that has something to say
- *   gone           finish                the request has ended or was aborted; whatever is under way for it goes on and is cleaned up
+ *   gone           finish                the request has ended or was aborted; whatever is under way for it goes on
+ *                                        and is cleaned up
  *
- * Promise to the engine: nothing here fails in a way it must handle, nothing waits longer than wait_us (a match: than it is worth), and without a live
- * daemon every call costs microseconds. A lost answer, a full store or an absent daemon is a miss, or a block that is not saved, and a counter.
+ * Promise to the engine: nothing here fails in a way it must handle, nothing waits longer than wait_us (a match: than
+ * it is worth), and without a live daemon every call costs microseconds. A lost answer, a full store or an absent
+ * daemon is a miss, or a block that is not saved, and a counter.
  *
- * Keys. With `foreign` set the engine's own block hashes are used: they are asked for one by one through kvx_hashes_t, and only those a search looks
- * at. Otherwise kvd's own chain is kept per request and fed by kvx_scheduler_tokens().
+ * Keys. With `foreign` set the engine's own block hashes are used: they are asked for one by one through kvx_hashes_t,
+ * and only those a search looks at. Otherwise kvd's own chain is kept per request and fed by kvx_scheduler_tokens().
  *
- * Never slower. Loads and steps that compute prompts are timed by the ranks; what loading a hit would take, from memory and from disk, is held against what
- * computing it would (guard.h). A part that does not pay is left out of what match() answers: the tail on disk, or all. A small piece is tried now and then.
+ * Never slower. Loads and steps that compute prompts are timed by the ranks; what loading a hit would take, from memory
+ * and from disk, is held against what computing it would (guard.h). A part that does not pay is left out of what
+ * match() answers: the tail on disk, or all. A small piece is tried now and then.
  *
- * Units. A unit is identity.hash_tokens tokens; a group's block is a whole number of units. Group numbers are those of identity.groups. Block ids are
- * the engine's, below max_blocks, unique over all groups; KVX_NO_BLOCK where a group has none at that place.
- * Threads. One kvx_scheduler_t belongs to one thread at a time. Structs the caller fills start with struct_size.
+ * Units. A unit is identity.hash_tokens tokens; a group's block is a whole number of units. Group numbers are those of
+ * identity.groups. Block ids are the engine's, below max_blocks, unique over all groups; KVX_NO_BLOCK where a group has
+ * none at that place. Threads. One kvx_scheduler_t belongs to one thread at a time. Structs the caller fills start with
+ * struct_size.
  */
 #ifndef KVX_SCHEDULER_H
 #define KVX_SCHEDULER_H
@@ -52,38 +60,40 @@ typedef struct kvx_scheduler_config {
 	const uint8_t *secret;
 	uint32_t secret_len;
 	const char *program;
-	const kvc_identity_t *
-		identity; /* all fields set, groups and layout included; `lora` is that of requests without an adapter; `weights` NULL: kvx_scheduler_set_weights() */
-	const kvk_layout_t *layout;  /* of the pool block, the same for all groups */
-	const kvc_writer_t *writers; /* who fills which heads and layers: one per rank */
+	const kvc_identity_t *identity; /* all fields set, groups and layout included; `lora` is that of requests
+					   without an adapter; `weights` NULL: kvx_scheduler_set_weights() */
+	const kvk_layout_t *layout;     /* of the pool block, the same for all groups */
+	const kvc_writer_t *writers;    /* who fills which heads and layers: one per rank */
 	uint32_t writer_count;
 	uint32_t max_blocks;
 	int foreign; /* 1: keys are bound from the engine's hashes */
 	int guard;   /* 1: never slower */
 	int mode;    /* kvx_load_mode_t */
-	/* kvx_scheduler_plan() waits at most so long for answers, and not at all where requests only generate; a match waits at least so long.
-	 * 0: KVX_WAIT_US, in plans no more than a 128th of what the step is expected to take. */
+	/* kvx_scheduler_plan() waits at most so long for answers, and not at all where requests only generate; a match
+	 * waits at least so long. 0: KVX_WAIT_US, in plans no more than a 128th of what the step is expected to
+	 * take. */
 	uint32_t wait_us;
 	uint32_t load_ms;    /* the ranks give a load up after so long; 0: KVX_STEP_LOAD_MS */
 	uint32_t min_tokens; /* hits of fewer tokens are not worth a load; 0: one unit */
 } kvx_scheduler_config_t;
 
-/* Never waits for the daemon: it may be absent now and come later. KVC_ERR_ARG: the configuration contradicts itself (kvx_scheduler_why()).
- * KVC_ERR_NOMEM. */
+/* Never waits for the daemon: it may be absent now and come later. KVC_ERR_ARG: the configuration contradicts itself
+ * (kvx_scheduler_why()). KVC_ERR_NOMEM. */
 KVC_API kvc_status_t kvx_scheduler_open(const kvx_scheduler_config_t *config, kvx_scheduler_t **p_scheduler);
 /* Says goodbye; what was leased or reserved is given back by the daemon. NULL is fine. */
 KVC_API void kvx_scheduler_close(kvx_scheduler_t *scheduler);
 /* Why the last kvx_scheduler_open() on this thread failed; never NULL. */
 KVC_API const char *kvx_scheduler_why(void);
-/* What names the weights is known now: `text` is copied, and the ranks learn it with the next plan. Once, for a scheduler opened without; until then every
- * lookup is a miss and nothing is saved. Any thread may call it. KVC_ERR_ARG: the scheduler has that text, or it is empty or longer than
- * KVX_WEIGHTS_MAX. KVC_ERR_NOMEM. */
+/* What names the weights is known now: `text` is copied, and the ranks learn it with the next plan. Once, for a
+ * scheduler opened without; until then every lookup is a miss and nothing is saved. Any thread may call it.
+ * KVC_ERR_ARG: the scheduler has that text, or it is empty or longer than KVX_WEIGHTS_MAX. KVC_ERR_NOMEM. */
 #define KVX_WEIGHTS_MAX 1000u
 KVC_API kvc_status_t kvx_scheduler_set_weights(kvx_scheduler_t *scheduler, const char *text);
 /* 1: attached and the space is open. */
 KVC_API int kvx_scheduler_ready(const kvx_scheduler_t *scheduler);
 
-/* The engine's hash of unit i (the whole prefix up to and with it): *p_len bytes, valid until the next call. NULL: there is none. */
+/* The engine's hash of unit i (the whole prefix up to and with it): *p_len bytes, valid until the next call. NULL:
+ * there is none. */
 typedef struct kvx_hashes {
 	const void *(*at)(void *ctx, uint32_t i, uint32_t *p_len);
 	void *ctx;
@@ -95,19 +105,21 @@ typedef struct kvx_ask {
 	size_t struct_size;
 	const char *id; /* of the engine, unique among the living; not NUL-terminated */
 	uint32_t id_len;
-	const char *
-		lora; /* adapter: name and fingerprint; NULL: none. Blocks of different adapters lie in different spaces */
+	const char *lora; /* adapter: name and fingerprint; NULL: none. Blocks of different adapters lie in different
+			     spaces */
 	const kvx_hashes_t *hashes; /* `foreign` only */
 	uint32_t tokens;            /* of the request now: prompt and what was generated */
 	uint32_t local;             /* the engine has these already, in whole units */
 	uint32_t busy;              /* other requests that would wait for a load inside the step */
-	int whole; /* 1: all tokens may be claimed, 0: one at least is left to compute (synchronous loads always leave one) */
+	int whole; /* 1: all tokens may be claimed, 0: one at least is left to compute (synchronous loads always leave
+		      one) */
 } kvx_ask_t;
 
-/* Own keys only: tokens [at, at + n) of the request are these, at being what was given before; only whole units are used. extra[i], extra_len[i]:
- * canonical extra keys of the i-th unit that starts in this piece (salt, images); NULL arrays: none. KVC_ERR_ARG: token ids or `at` wrong: the request
- * then has no keys. KVC_ERR_UNREACHABLE: its space is not open yet (a match tries to open it), KVC_ERR_STALE_EPOCH: it has another epoch since: nothing
- * was taken, begin again with `at` 0. */
+/* Own keys only: tokens [at, at + n) of the request are these, at being what was given before; only whole units are
+ * used. extra[i], extra_len[i]:
+ * canonical extra keys of the i-th unit that starts in this piece (salt, images); NULL arrays: none. KVC_ERR_ARG: token
+ * ids or `at` wrong: the request then has no keys. KVC_ERR_UNREACHABLE: its space is not open yet (a match tries to
+ * open it), KVC_ERR_STALE_EPOCH: it has another epoch since: nothing was taken, begin again with `at` 0. */
 typedef struct kvx_units {
 	size_t struct_size;
 	uint32_t at, n;
@@ -126,15 +138,17 @@ typedef struct kvx_hit {
 	int async;            /* 1: load beside the steps and tell the engine when it is done */
 	int declined;         /* 1: the guard has said no */
 } kvx_hit_t;
-/* What is promised is leased: the first time for a request that finds something this waits for the daemon's answer, as long as computing the tokens
- * would take, at most 100 ms, at least wait_us. A daemon whose heartbeat stands still is waited for limits.silence (50 ms), once, not once a request. An
- * answer that is late is there when the request asks again (why: KV_WHY_TIMEOUT or KV_WHY_DAEMON_STALE until then). Held
- * until load(), advance() or finish(), or for a second in which nobody asks. The memory that telling the ranks takes is kept until load(), advance() or
- * finish(), however many plans are made meanwhile. */
+/* What is promised is leased: the first time for a request that finds something this waits for the daemon's answer, as
+ * long as computing the tokens would take, at most 100 ms, at least wait_us. A daemon whose heartbeat stands still is
+ * waited for limits.silence (50 ms), once, not once a request. An answer that is late is there when the request asks
+ * again (why: KV_WHY_TIMEOUT or KV_WHY_DAEMON_STALE until then). Held until load(), advance() or finish(), or for a
+ * second in which nobody asks. The memory that telling the ranks takes is kept until load(), advance() or finish(),
+ * however many plans are made meanwhile. */
 KVC_API void kvx_scheduler_match(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_hit_t *hit);
 
-/* The request's blocks in `group`, from place `first` on, are ids[n]: appended, or replacing all from there. The engine has just allocated those at
- * places >= fresh: what may still be saved out of them is saved before they are written. KVC_ERR_ARG, KVC_ERR_NOMEM: the request is not saved. */
+/* The request's blocks in `group`, from place `first` on, are ids[n]: appended, or replacing all from there. The engine
+ * has just allocated those at places >= fresh: what may still be saved out of them is saved before they are written.
+ * KVC_ERR_ARG, KVC_ERR_NOMEM: the request is not saved. */
 typedef struct kvx_table {
 	size_t struct_size;
 	uint32_t group, first, n, fresh;
@@ -142,12 +156,14 @@ typedef struct kvx_table {
 } kvx_table_t;
 KVC_API kvc_status_t kvx_scheduler_place(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_table_t *table);
 
-/* Load what the request's last match() found, with the same `local`: tokens [ask->local, ask->local + hit->tokens), into the blocks placed. Whatever comes of it is in the plan: also a load whose
- * lease has been lost since (the daemon died), which the ranks then report as failed. */
+/* Load what the request's last match() found, with the same `local`: tokens [ask->local, ask->local + hit->tokens),
+ * into the blocks placed. Whatever comes of it is in the plan: also a load whose lease has been lost since (the daemon
+ * died), which the ranks then report as failed. */
 KVC_API void kvx_scheduler_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_hit_t *hit);
 
-/* After this step the request's first `computed` tokens are computed (ask->hashes covers the confirmed ones): reserve for saving what is full and not
- * stored. `prefill`: tokens of it that this step computes. Less than before: blocks were lost and are computed again. */
+/* After this step the request's first `computed` tokens are computed (ask->hashes covers the confirmed ones): reserve
+ * for saving what is full and not stored. `prefill`: tokens of it that this step computes. Less than before: blocks
+ * were lost and are computed again. */
 KVC_API void kvx_scheduler_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t computed,
 				   uint32_t prefill);
 /* The same of a request that is not to be saved: the step computes `prefill` tokens of it. For the guard. */
@@ -155,27 +171,31 @@ KVC_API void kvx_scheduler_computes(kvx_scheduler_t *scheduler, uint32_t compute
 /* Its block table is void (preempted); kvx_scheduler_place() gives the new one. */
 KVC_API void kvx_scheduler_preempt(kvx_scheduler_t *scheduler, const kvx_ask_t *ask);
 KVC_API void kvx_scheduler_finish(kvx_scheduler_t *scheduler, const kvx_ask_t *ask);
-/* The next multiple of a block's tokens at which advance() has something to do for the request; UINT32_MAX: unknown request. For callers that want to
- * save the call. */
+/* The next multiple of a block's tokens at which advance() has something to do for the request; UINT32_MAX: unknown
+ * request. For callers that want to save the call. */
 KVC_API uint32_t kvx_scheduler_next(const kvx_scheduler_t *scheduler, const char *id, uint32_t id_len);
 
-/* The plan of this step. Valid until the next call. Exactly once a step, after all calls of the step; an empty plan has *p_len 0. */
+/* The plan of this step. Valid until the next call. Exactly once a step, after all calls of the step; an empty plan has
+ * *p_len 0. */
 KVC_API void kvx_scheduler_plan(kvx_scheduler_t *scheduler, const void **p_bytes, size_t *p_len);
 /* A rank's report (kvx_worker_report()). Garbage is counted and ignored. */
 KVC_API void kvx_scheduler_report(kvx_scheduler_t *scheduler, const void *bytes, size_t len);
-/* Blocks, by id, that hang on a load within a step which a report has said to have failed, of requests that had lost them by then: preempted, or at an end.
- * An engine that has them in a cache of its own takes them out. Each is named once; returns how many, at most `cap`: ask again. */
+/* Blocks, by id, that hang on a load within a step which a report has said to have failed, of requests that had lost
+ * them by then: preempted, or at an end. An engine that has them in a cache of its own takes them out. Each is named
+ * once; returns how many, at most `cap`: ask again. */
 KVC_API uint32_t kvx_scheduler_spoilt(kvx_scheduler_t *scheduler, uint32_t *ids, uint32_t cap);
 /* 1: something waits for a plan to go out in: keep stepping although there are no requests. */
 KVC_API int kvx_scheduler_pending(kvx_scheduler_t *scheduler);
-/* Forget all blocks of the model and of the adapters asked about so far (weights changed in place). Waits up to a second, also for what is being opened. */
+/* Forget all blocks of the model and of the adapters asked about so far (weights changed in place). Waits up to a
+ * second, also for what is being opened. */
 KVC_API kvc_status_t kvx_scheduler_reset(kvx_scheduler_t *scheduler);
 
-/* The caller has lost track of which blocks were given to whom: saves under way are given up, and no request known now is saved before it has been
- * preempted. */
+/* The caller has lost track of which blocks were given to whom: saves under way are given up, and no request known now
+ * is saved before it has been preempted. */
 KVC_API void kvx_scheduler_revoke(kvx_scheduler_t *scheduler);
 
-/* One request has ended: metrics and prefix-hit records of the daemon. Before kvx_scheduler_finish(), or its hits are not known any more. */
+/* One request has ended: metrics and prefix-hit records of the daemon. Before kvx_scheduler_finish(), or its hits are
+ * not known any more. */
 typedef struct kvx_ended {
 	size_t struct_size;
 	uint32_t prompt_tokens, engine_tokens, output_tokens;

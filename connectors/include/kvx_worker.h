@@ -1,26 +1,31 @@
 /* kvx_worker.h -- the moving half of a connector: one in each rank of an engine, beside that rank's paged cache.
  *
- *   begin(plan)   before the engine may write any block of this step: blocks that are about to be reused and not saved yet are saved now; what can be
+ *   begin(plan)   before the engine may write any block of this step: blocks that are about to be reused and not
+ *                 saved yet are saved now; what can be
  *                 loaded beside the steps is started by start()
  *   start()       asynchronous loads of the plan begin
- *   load()        synchronous loads of the plan are in the cache, or have failed, when it returns; of a cache in GPU memory they are put before what the
- *                 engine enqueues from then on, and errors() knows what has become of them; load_layers(): layer by layer, as layer() names them
+ *   load()        synchronous loads of the plan are in the cache, or have failed, when it returns; of a cache in GPU
+ *                 memory they are put before what the
+ *                 engine enqueues from then on, and errors() knows what has become of them; load_layers(): layer by
+ *                 layer, as layer() names them
  *   [the engine computes]
  *   end()         what this step has computed goes to the transfer thread; nothing is waited for
  *   finished()    ids of asynchronous loads that are over, well or not; each exactly once
- *   errors()      blocks whose load failed: the engine computes them. Of a cache in GPU memory asked in each step, after end(): it waits for the bytes of
+ *   errors()      blocks whose load failed: the engine computes them. Of a cache in GPU memory asked in each step,
+ *                 after end(): it waits for the bytes of
  *                 load(), not for the step
  *   report()      bytes for kvx_scheduler_report()
  *
- * A transfer thread owns the attachment to the daemon and moves bytes whether or not the engine steps. Blocks it still has to read are marked; begin()
- * looks at the marks of the blocks the plan says are reused, so that no save ever holds a step but the one that would overwrite its source.
+ * A transfer thread owns the attachment to the daemon and moves bytes whether or not the engine steps. Blocks it still
+ * has to read are marked; begin() looks at the marks of the blocks the plan says are reused, so that no save ever holds
+ * a step but the one that would overwrite its source.
  *
- * Promise to the engine: no call waits longer than a load's deadline (load) or the copying of the blocks concerned (begin); the others never wait.
- * A device is never waited for but by errors(), and by the calls after it when it was not asked.
- * finished() with nothing to report is one load of an atomic. Nothing fails in a way the engine must handle.
+ * Promise to the engine: no call waits longer than a load's deadline (load) or the copying of the blocks concerned
+ * (begin); the others never wait. A device is never waited for but by errors(), and by the calls after it when it was
+ * not asked. finished() with nothing to report is one load of an atomic. Nothing fails in a way the engine must handle.
  *
- * Threads. One thread of the engine calls; the transfer threads are the worker's own, on any CPU the process was given, whatever the engine has bound its
- * threads to. Not fork-safe: a child must not call anything.
+ * Threads. One thread of the engine calls; the transfer threads are the worker's own, on any CPU the process was given,
+ * whatever the engine has bound its threads to. Not fork-safe: a child must not call anything.
  */
 #ifndef KVX_WORKER_H
 #define KVX_WORKER_H
@@ -34,8 +39,8 @@ extern "C" {
 
 typedef struct kvx_worker kvx_worker_t;
 
-/* One group of the engine's cache on this rank. All groups have the pool block's page size; one with fewer layers than the layout is padded with zero
- * pages in the pool. */
+/* One group of the engine's cache on this rank. All groups have the pool block's page size; one with fewer layers than
+ * the layout is padded with zero pages in the pool. */
 typedef struct kvx_worker_group {
 	uint32_t group;
 	const kvk_paged_t *paged; /* its memory stays the engine's and outlives the worker; base[] is copied */
@@ -62,18 +67,20 @@ typedef struct kvx_worker_config {
 	kvc_writer_t range;             /* heads and layers of it that this rank holds */
 	const kvx_worker_group_t *groups;
 	uint32_t group_count;
-	uint32_t
-		threads; /* that copy in a synchronous load, the caller included; 0: chosen from the CPUs there are. Not of a device's cache */
-	int prefault; /* 1: touch the cache's and the pool's pages in the background, so that the first load does not pay for it */
+	uint32_t threads; /* that copy in a synchronous load, the caller included; 0: chosen from the CPUs there are.
+			     Not of a device's cache */
+	int prefault;    /* 1: touch the cache's and the pool's pages in the background, so that the first load does not
+			    pay for it */
 	uint32_t memory; /* KVX_MEMORY_* */
-	/* Of a CUDA device: its ordinal in this process; most SMs that a copy takes (0: chosen); 1: measure the ways of copying at open (0.2 s a group);
-	 * the driver and the kernels (NULL: the machine's, and those of this build). */
+	/* Of a CUDA device: its ordinal in this process; most SMs that a copy takes (0: chosen); 1: measure the ways of
+	 * copying at open (0.2 s a group); the driver and the kernels (NULL: the machine's, and those of this
+	 * build). */
 	int device;
 	uint32_t sms;
 	uint32_t save_sms; /* of a save, beside which the engine computes; 0: chosen */
 	int measure;
-	/* Of a CUDA device: synchronous loads of a step of so many bytes and more come layer by layer, where load_layers() says that they may (0: none), if
-	 * all their blocks are there after so long (0: 1000). */
+	/* Of a CUDA device: synchronous loads of a step of so many bytes and more come layer by layer, where
+	 * load_layers() says that they may (0: none), if all their blocks are there after so long (0: 1000). */
 	uint64_t layer_bytes;
 	uint32_t layer_wait_us;
 	const struct kvk_cuda_ops *cuda;
@@ -82,48 +89,56 @@ typedef struct kvx_worker_config {
 
 /* Never waits for the daemon. KVC_ERR_ARG: kvx_worker_why(). KVC_ERR_NOMEM. */
 KVC_API kvc_status_t kvx_worker_open(const kvx_worker_config_t *config, kvx_worker_t **p_worker);
-/* Ends the transfer threads; saves not yet copied are given up. A device that still copies is waited for, 3 s at most. NULL is fine. */
+/* Ends the transfer threads; saves not yet copied are given up. A device that still copies is waited for, 3 s at most.
+ * NULL is fine. */
 KVC_API void kvx_worker_close(kvx_worker_t *worker);
 KVC_API const char *kvx_worker_why(void);
 
-/* Gather block `from` of a group as a save does and scatter it to block `to` as a load does, digests verified, without the daemon: the caller compares.
- * For the capability self-test at registration, while both blocks are free. */
+/* Gather block `from` of a group as a save does and scatter it to block `to` as a load does, digests verified, without
+ * the daemon: the caller compares. For the capability self-test at registration, while both blocks are free. */
 KVC_API kvc_status_t kvx_worker_echo(kvx_worker_t *worker, uint32_t group, uint32_t from, uint32_t to);
-/* The second half of the self-test, against the daemon, in a space of its own: store a block, drop it, load it back, compare. OK: passed. PENDING: not
- * done yet (no daemon). Else loads and saves stay off in this process: KVC_ERR_CORRUPT: other bytes came back; of a GPU also KVC_ERR_LIMIT: it cannot be
- * given the pool's memory (the limit on locked memory), KVC_ERR_NOMEM: nor list it, or another error: it cannot copy this cache. */
+/* The second half of the self-test, against the daemon, in a space of its own: store a block, drop it, load it back,
+ * compare. OK: passed. PENDING: not done yet (no daemon). Else loads and saves stay off in this process:
+ * KVC_ERR_CORRUPT: other bytes came back; of a GPU also KVC_ERR_LIMIT: it cannot be given the pool's memory (the limit
+ * on locked memory), KVC_ERR_NOMEM: nor list it, or another error: it cannot copy this cache. */
 KVC_API kvc_status_t kvx_worker_proved(const kvx_worker_t *worker);
 
-/* Of a cache in GPU memory: the CUstream that the next step is enqueued on, before begin(); NULL, as at first: the legacy default stream. */
+/* Of a cache in GPU memory: the CUstream that the next step is enqueued on, before begin(); NULL, as at first: the
+ * legacy default stream. */
 KVC_API void kvx_worker_stream(kvx_worker_t *worker, void *stream);
-/* begin() and start() of a plan with synchronous loads, and the sending of these, as soon as it is made: an engine whose halves share a thread prepares its
- * inputs between the plan and begin(), and may enqueue nothing there that touches blocks of the plan. The begin() with the same bytes that follows finds it
- * done; start() and load() have to come as ever. Any other begin() gives it up, as a step that is gone, and so does closing. Waits 1 ms (layer_wait_us) and 2 us a block at most.
- * 1: begun. 0: nothing has happened: not of a device; no synchronous loads; the step before is not over: since its begin() errors(), report() and (with
- * COMPUTED) end() have to have been called. */
+/* begin() and start() of a plan with synchronous loads, and the sending of these, as soon as it is made: an engine
+ * whose halves share a thread prepares its inputs between the plan and begin(), and may enqueue nothing there that
+ * touches blocks of the plan. The begin() with the same bytes that follows finds it done; start() and load() have to
+ * come as ever. Any other begin() gives it up, as a step that is gone, and so does closing. Waits 1 ms (layer_wait_us)
+ * and 2 us a block at most. 1: begun. 0: nothing has happened: not of a device; no synchronous loads; the step before
+ * is not over: since its begin() errors(), report() and (with COMPUTED) end() have to have been called. */
 #define KVX_EARLY_COMPUTED 1u /* the step before computes something: it has an end() */
 #define KVX_EARLY_LAYERS   2u /* load_layers() may follow */
 KVC_API int kvx_worker_early(kvx_worker_t *worker, const void *plan, size_t len, uint32_t flags);
 KVC_API void kvx_worker_begin(kvx_worker_t *worker, const void *plan, size_t len);
 KVC_API void kvx_worker_start(kvx_worker_t *worker);
 KVC_API void kvx_worker_load(kvx_worker_t *worker);
-/* load() by an engine that calls layer() for each layer of the cache before it enqueues what reads that layer, on the stream of this step. 1: it has to:
- * each layer is put before what is enqueued from its layer() on. 0: all layers are, as with load(), and layer() does nothing. */
+/* load() by an engine that calls layer() for each layer of the cache before it enqueues what reads that layer, on the
+ * stream of this step. 1: it has to:
+ * each layer is put before what is enqueued from its layer() on. 0: all layers are, as with load(), and layer() does
+ * nothing. */
 KVC_API int kvx_worker_load_layers(kvx_worker_t *worker);
-/* `layer` of the first group's paged cache is about to be read; one beyond its layers: so is everything. Waits for nothing. If some layer is not named before
- * end(), or errors(), blocks of these loads count as failed, and load_layers() is load() from then on. */
+/* `layer` of the first group's paged cache is about to be read; one beyond its layers: so is everything. Waits for
+ * nothing. If some layer is not named before end(), or errors(), blocks of these loads count as failed, and
+ * load_layers() is load() from then on. */
 KVC_API void kvx_worker_layer(kvx_worker_t *worker, uint32_t layer);
 KVC_API void kvx_worker_end(kvx_worker_t *worker);
 
-/* The next id of an asynchronous load that is over: its length, at most cap bytes of it copied; 0: there is none. *p_failed (may be NULL): 1 when not
- * every block came. */
+/* The next id of an asynchronous load that is over: its length, at most cap bytes of it copied; 0: there is none.
+ * *p_failed (may be NULL): 1 when not every block came. */
 KVC_API uint32_t kvx_worker_finished(kvx_worker_t *worker, char *id, uint32_t cap, int *p_failed);
-/* Up to cap block ids whose load failed, each once; how many. Those of an asynchronous load are there before finished() names it; those of a load whose
- * request is gone (DROP) are not named. */
+/* Up to cap block ids whose load failed, each once; how many. Those of an asynchronous load are there before finished()
+ * names it; those of a load whose request is gone (DROP) are not named. */
 KVC_API uint32_t kvx_worker_errors(kvx_worker_t *worker, uint32_t *ids, uint32_t cap);
 /* What the scheduler should know, valid until the next call; *p_len 0: nothing. */
 KVC_API void kvx_worker_report(kvx_worker_t *worker, const void **p_bytes, size_t *p_len);
-/* Wait until everything handed over is saved and visible to the daemon, or timeout_ms have passed. For tests and shutdown. */
+/* Wait until everything handed over is saved and visible to the daemon, or timeout_ms have passed. For tests and
+ * shutdown. */
 KVC_API kvc_status_t kvx_worker_flush(kvx_worker_t *worker, uint32_t timeout_ms);
 
 /* X(name, help): counters since kvx_worker_open(). */

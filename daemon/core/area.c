@@ -87,7 +87,8 @@ void kvd_area_fini(kvd_area_t *area)
 	area->first = KVD_NONE;
 }
 
-/* A free extent of at least `units`: the head of the first class whose every member fits, else the head of the class below if it does. */
+/* A free extent of at least `units`: the head of the first class whose every member fits, else the head of the class
+ * below if it does. */
 static uint32_t find_free(const kvd_area_t *area, uint32_t units)
 {
 	uint32_t c = class_of(units);

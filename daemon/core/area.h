@@ -1,7 +1,8 @@
 /* area.h -- room for lease headers and slot arrays inside an instance's lease area.
  *
- * The area is shared with clients, so nothing of the allocator lies in it: extents are records of the core's own. Units of 64 bytes; an extent
- * is free or taken, neighbours know each other, free ones hang in a list by size class (power of two). Taking and giving back cost O(1).
+ * The area is shared with clients, so nothing of the allocator lies in it: extents are records of the core's own. Units
+ * of 64 bytes; an extent is free or taken, neighbours know each other, free ones hang in a list by size class (power of
+ * two). Taking and giving back cost O(1).
  *
  *   FREE --take: split--> TAKEN --give: join with free neighbours--> FREE
  */
@@ -44,7 +45,8 @@ void kvd_area_give(kvd_area_t *area, uint32_t extent);
 /* Extents tile the area, no two free ones touch, sums agree: 1, else 0. */
 int kvd_area_sound(const kvd_area_t *area);
 
-/* What the header grants is over. A member that still copies sees this when it looks again, if it can have seen anything of a later use of the slots:
+/* What the header grants is over. A member that still copies sees this when it looks again, if it can have seen
+ * anything of a later use of the slots:
  * a release store alone would let later stores pass it. */
 static inline void kvd_grant_revoke(kv_lease_header_t *header)
 {

@@ -5,7 +5,7 @@ static kvd_order_t *order_of(kvd_core_t *core, const kvd_block_t *block, kvd_set
 	return &core->classes[kvd_tree_of(&core->ix, block)->slot_class].order[t];
 }
 
-/* ---- claims and holds --------------------------------------------------------------------------------------------------------- */
+/* ---- claims and holds ------------------------------------------------------------------------ */
 
 static kvd_claim_t *claim_at(kvd_core_t *core, uint32_t id)
 {
@@ -123,7 +123,7 @@ void kvd_unhold(kvd_core_t *core, uint32_t id)
 	kvd_block_unpinned(core, id);
 }
 
-/* ---- sets --------------------------------------------------------------------------------------------------------------------- */
+/* ---- sets ------------------------------------------------------------------------------------ */
 
 void kvd_mirror_sync(kvd_core_t *core, uint32_t id)
 {
@@ -326,7 +326,7 @@ void kvd_block_settle(kvd_core_t *core, uint32_t id)
 	}
 }
 
-/* ---- recency and room --------------------------------------------------------------------------------------------------------- */
+/* ---- recency and room ------------------------------------------------------------------------ */
 
 void kvd_touch(kvd_core_t *core, uint32_t id)
 {
@@ -379,7 +379,8 @@ static kv_status_t alloc(kvd_core_t *core, uint32_t slot_class, kvd_set_t t, con
 	kv_status_t status = kvs_alloc(core->tier[t], tier_class, use->state, use->owner, use->meta, p_loc);
 
 	for (uint32_t tries = 0; status == KV_ERR_FULL && tries < 64; tries++) {
-		/* A file of another class is on its way: the asker's own blocks stay, whoever asks waits (decision 025). */
+		/* A file of another class is on its way: the asker's own blocks stay, whoever asks waits (decision
+		 * 025). */
 		if (t == KVD_DISK && kvd_change_expected(core, slot_class, t)) {
 			return KV_ERR_BUSY;
 		}

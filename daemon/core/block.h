@@ -3,9 +3,9 @@
  *   join:   index counter, mark, mirror, event BlockStored, then children that were waiting for it
  *   leave:  mark, index counter, mirror, event BlockRemoved, slot; with its last tier the block leaves the index
  *
- * A claim is a pin: it names its owner and hangs on one block. Ancestors need none, they are protected by being ancestors; of a group without
- * parents every block has its own.
- * Sum of claims on blocks == claims of leases and puts; sum of holds on blocks == holds of leases and transfers (check.h counts both).
+ * A claim is a pin: it names its owner and hangs on one block. Ancestors need none, they are protected by being
+ * ancestors; of a group without parents every block has its own. Sum of claims on blocks == claims of leases and puts;
+ * sum of holds on blocks == holds of leases and transfers (check.h counts both).
  */
 #ifndef KVD_CORE_BLOCK_H
 #define KVD_CORE_BLOCK_H
@@ -30,10 +30,11 @@ void kvd_claim_drop(kvd_core_t *core, uint32_t claim);
 void kvd_hold(kvd_core_t *core, uint32_t block);
 void kvd_unhold(kvd_core_t *core, uint32_t block);
 
-/* The block's bytes are in tier t and its parent is in the set: it becomes visible there, and so do children that were waiting.
- * `tokens`: of the block, for its event, or NULL. */
+/* The block's bytes are in tier t and its parent is in the set: it becomes visible there, and so do children that were
+ * waiting. `tokens`: of the block, for its event, or NULL. */
 void kvd_block_join(kvd_core_t *core, uint32_t block, kvd_set_t t, uint64_t stamp, const uint32_t *tokens);
-/* A leaf of the set leaves it; its slot is freed. It may leave the index. `why`: KV_NM_EVICTED, KV_NM_EVICTED_FOR_OTHERS. */
+/* A leaf of the set leaves it; its slot is freed. It may leave the index. `why`: KV_NM_EVICTED,
+ * KV_NM_EVICTED_FOR_OTHERS. */
 void kvd_block_evict(kvd_core_t *core, uint32_t block, kvd_set_t t, kv_ns_metric_t why);
 /* The same without touching the slot, which somebody else owns now. */
 void kvd_block_leave(kvd_core_t *core, uint32_t block, kvd_set_t t);
@@ -58,7 +59,8 @@ typedef struct kvd_use {
 	const kvs_meta_t *meta;
 } kvd_use_t;
 
-/* A slot of the class in tier t, evicting as many as it takes. KV_ERR_BUSY: everything left is held. Else the tier's own error. */
+/* A slot of the class in tier t, evicting as many as it takes. KV_ERR_BUSY: everything left is held. Else the tier's
+ * own error. */
 kv_status_t kvd_slot_alloc(kvd_core_t *core, uint32_t slot_class, kvd_set_t t, const kvd_use_t *use, kvs_loc_t *p_loc);
 /* Evict one block of the class. KV_MISS: nothing can go. */
 kv_status_t kvd_make_room(kvd_core_t *core, uint32_t slot_class, kvd_set_t t);

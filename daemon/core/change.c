@@ -18,7 +18,7 @@ static kvd_resource_t resource_of(kvd_set_t t)
 	return t == KVD_CPU ? KVD_SHARE_CPU : KVD_SHARE_DISK;
 }
 
-/* ---- who is short ----------------------------------------------------------------------------------------------------- */
+/* ---- who is short ---------------------------------------------------------------------------- */
 
 void kvd_change_ask(kvd_core_t *core, uint32_t slot_class, kvd_set_t t)
 {
@@ -40,7 +40,7 @@ int kvd_change_expected(const kvd_core_t *core, uint32_t slot_class, kvd_set_t t
 	       (ops_of(core, t) && ops_of(core, t)->is_coming(core->tier[t], core->classes[slot_class].tier_class[t]));
 }
 
-/* ---- what leases name ---------------------------------------------------------------------------------------------------- */
+/* ---- what leases name ------------------------------------------------------------------------ */
 
 void kvd_change_name(kvd_core_t *core, const uint32_t *slots, uint32_t n, int more)
 {
@@ -109,7 +109,7 @@ static void revoke_named(kvd_core_t *core, uint32_t slab)
 	}
 }
 
-/* ---- which slab ----------------------------------------------------------------------------------------------------------- */
+/* ---- which slab ------------------------------------------------------------------------------ */
 
 /* A slab to take, as good as the best so far or better. */
 typedef struct choice {
@@ -155,8 +155,8 @@ static int may_give(const kvd_core_t *core, kvd_set_t t, uint32_t from, uint32_t
 	return core->classes[from].slots[t] - slots >= slots / 2u || is_idle(core, from);
 }
 
-/* The namespace that has to give to another one: that furthest over its share, if `to` is within its own with a slab more, or by two slabs less over
- * it. *p_owner KVD_NONE: those whose namespace is not configured. */
+/* The namespace that has to give to another one: that furthest over its share, if `to` is within its own with a slab
+ * more, or by two slabs less over it. *p_owner KVD_NONE: those whose namespace is not configured. */
 static int owner_that_gives(const kvd_core_t *core, kvd_set_t t, uint32_t to, uint32_t *p_owner)
 {
 	uint64_t unit = core->classes[to].unit[t];
@@ -179,8 +179,8 @@ static int owner_that_gives(const kvd_core_t *core, kvd_set_t t, uint32_t to, ui
 		       kvd_share_most(core, core->classes[to].ns, resource_of(t));
 }
 
-/* The class that has to give, if one does: of the namespace that has to, its coldest one (*p_force 1); else of the same namespace that with the coldest
- * block, when it is colder enough than the coldest of `to`. */
+/* The class that has to give, if one does: of the namespace that has to, its coldest one (*p_force 1); else of the same
+ * namespace that with the coldest block, when it is colder enough than the coldest of `to`. */
 static uint32_t coldest_class(kvd_core_t *core, kvd_set_t t, uint32_t to, int *p_force)
 {
 	uint64_t own = 0, most = 0, age = 0;
@@ -211,8 +211,8 @@ static uint32_t coldest_class(kvd_core_t *core, kvd_set_t t, uint32_t to, int *p
 	return from;
 }
 
-/* Has the class slots enough without this slab: for what is in it, and, while it is in use, for as much again? `from` KVD_NONE: a class of the disk tier
- * that has no block. */
+/* Has the class slots enough without this slab: for what is in it, and, while it is in use, for as much again? `from`
+ * KVD_NONE: a class of the disk tier that has no block. */
 static int can_spare(const kvd_core_t *core, const choice_t *choice, const kvs_slab_look_t *look, uint32_t from)
 {
 	uint64_t free_slots = ops_of(core, choice->t)->free_slots(core->tier[choice->t], look->slot_class);
@@ -224,7 +224,8 @@ static int can_spare(const kvd_core_t *core, const choice_t *choice, const kvs_s
 	return from == KVD_NONE || free_slots >= (is_idle(core, from) ? look->slots : 2u * (uint64_t)look->slots);
 }
 
-/* The one that fewer leases name, then the smaller part of it taken, else the larger one; and there must be something to be had from it. */
+/* The one that fewer leases name, then the smaller part of it taken, else the larger one; and there must be something
+ * to be had from it. */
 static void prefer(const kvd_core_t *core, choice_t *choice, uint32_t slab, const kvs_slab_look_t *look, uint32_t named)
 {
 	uint64_t old = (uint64_t)choice->taken * look->slots, new = (uint64_t)look->taken * choice->slots;
@@ -263,7 +264,8 @@ static void count_slots(kvd_core_t *core, kvd_set_t t)
 	}
 }
 
-/* Of a disk class: the file in which its coldest block lies, since nothing is moved there. KVD_NONE: none of its blocks can go. */
+/* Of a disk class: the file in which its coldest block lies, since nothing is moved there. KVD_NONE: none of its blocks
+ * can go. */
 static uint32_t coldest_file(const kvd_core_t *core, uint32_t slot_class)
 {
 	uint64_t stamp;
@@ -357,7 +359,8 @@ static int pick(kvd_core_t *core, kvd_set_t t)
 	return 1;
 }
 
-/* An empty file of the namespace, else the one in which the coldest block of all its classes lies. KVD_NONE: none of its blocks can go. */
+/* An empty file of the namespace, else the one in which the coldest block of all its classes lies. KVD_NONE: none of
+ * its blocks can go. */
 static uint32_t file_to_give(kvd_core_t *core, uint32_t ns)
 {
 	uint32_t cold = KVD_NONE, empty = KVD_NONE;
@@ -404,7 +407,7 @@ static int pick_over(kvd_core_t *core)
 	return 0;
 }
 
-/* ---- emptying it ------------------------------------------------------------------------------------------------------------ */
+/* ---- emptying it ----------------------------------------------------------------------------- */
 
 static void note(void *arg, kv_status_t status)
 {

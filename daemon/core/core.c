@@ -58,7 +58,8 @@ static kv_status_t pools_init(kvd_core_t *core)
 	} pools[] = {
 		{&core->leases, sizeof(kvd_lease_t), leases},
 		{&core->puts, sizeof(kvd_put_t), leases},
-		/* One a lease, one a put; and of groups without parents one a block, of several leases of all blocks. */
+		/* One a lease, one a put; and of groups without parents one a block, of several leases of all
+		 * blocks. */
 		{&core->claims, sizeof(kvd_claim_t), 2u * (uint64_t)leases + 4u * (uint64_t)blocks},
 		{&core->pendings, sizeof(kvd_pending_t), blocks + 65536u},
 		{&core->ios, sizeof(kvd_io_t), blocks + 65536u},
@@ -188,7 +189,7 @@ void kvd_core_set_answer(kvd_core_t *core, kvd_answer_fn answer, void *ctx)
 	core->answer_ctx = ctx;
 }
 
-/* ---- requests ----------------------------------------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 static int disk_is_off(const kvd_core_t *core)
 {
@@ -378,7 +379,7 @@ kv_status_t kvd_core_report(kvd_core_t *core, kvd_member_t id, const kv_report_t
 	return KV_OK;
 }
 
-/* ---- time --------------------------------------------------------------------------------------------------------------------- */
+/* ---- time ------------------------------------------------------------------------------------ */
 
 /* 0: there is no maximum. */
 static uint64_t most(const kvd_core_t *core, uint32_t n, kvd_resource_t what)

@@ -1,7 +1,8 @@
 /* daemon/core/core.h -- the core: index, leases, puts, tiers and policy of one daemon, as a library without I/O.
  *
- * One thread calls everything here. The core reaches the outside only through kvd_world_t and the tiers, so the daemon, the deterministic universe of
- * the tests and (later) `kvctl simulate` run the same code. Long work is cut into quanta of at most 20 us, run by kvd_core_tick().
+ * One thread calls everything here. The core reaches the outside only through kvd_world_t and the tiers, so the daemon,
+ * the deterministic universe of the tests and (later) `kvctl simulate` run the same code. Long work is cut into quanta
+ * of at most 20 us, run by kvd_core_tick().
  *
  * Hosts:    daemon/io (sockets), tests/core (a seeded universe).
  * Files:    index.h (radix tree), block.h, lease.h, put.h, space.h, instance.h, policy.h, change.h, mirror.h, check.h
@@ -22,8 +23,9 @@ typedef struct kvd_core kvd_core_t;
 typedef uint64_t kvd_member_t;
 typedef uint64_t kvd_instance_t;
 
-/* One event for subscribers, borrowed for the call. STORED: each block is the parent of the next (of a full group; others come one by one). REMOVED: a set, leaf first. Arrays may be NULL with
- * count 0. Nothing of a new epoch is told before all of the old one has been taken back. */
+/* One event for subscribers, borrowed for the call. STORED: each block is the parent of the next (of a full group;
+ * others come one by one). REMOVED: a set, leaf first. Arrays may be NULL with count 0. Nothing of a new epoch is told
+ * before all of the old one has been taken back. */
 typedef enum kvd_event_type { KVD_EVENT_STORED, KVD_EVENT_REMOVED } kvd_event_type_t;
 typedef struct kvd_event {
 	kvd_event_type_t type;
@@ -66,7 +68,8 @@ typedef struct kvd_world {
 	kvs_tier_t *cpu;  /* never NULL */
 	kvs_tier_t *disk; /* NULL: no disk tier */
 	kv_metrics_t *metrics;
-	/* Queue a notice (KV_NOTICE_LIST) to a member. Never blocks, never fails: a member that does not read is closed by the host. */
+	/* Queue a notice (KV_NOTICE_LIST) to a member. Never blocks, never fails: a member that does not read is closed
+	 * by the host. */
 	void (*notify)(void *ctx, kvd_member_t member, uint16_t code, const kv_msg_t *msg);
 	/* Queue an event. Never blocks; events of one call to the core form one batch. */
 	void (*publish)(void *ctx, const kvd_event_t *event);
@@ -76,8 +79,8 @@ typedef struct kvd_world {
 	/* Digests of a put into the digest table (kvs_pool_digests), and roots (kvs_pool_seal). */
 	kv_status_t (*digests)(void *ctx, kvs_loc_t loc, const kvs_leaf_span_t *span, const uint64_t *values);
 	kv_status_t (*seal)(void *ctx, kvs_loc_t loc);
-	/* Not NULL: the disk tier is off, and its epochs are unknown. Note that this space was reset; kvd_core_attach() is called when the note has become an
-	 * epoch on disk. Other than KV_OK: the reset is refused. */
+	/* Not NULL: the disk tier is off, and its epochs are unknown. Note that this space was reset; kvd_core_attach()
+	 * is called when the note has become an epoch on disk. Other than KV_OK: the reset is refused. */
 	kv_status_t (*note_reset)(void *ctx, const kvs_epoch_t *epoch);
 } kvd_world_t;
 
@@ -92,9 +95,9 @@ typedef struct kvd_core_config {
 	uint32_t max_leases; /* per instance */
 	uint64_t
 		max_pinned_bytes; /* per instance: slots read leases keep from eviction, promotions included; 0: with */
-	uint64_t
-		max_unfinished_bytes; /* per instance: slots of unfinished puts; 0: both together half of the CPU share */
-	uint64_t lease_ttl_ns;        /* default, and the largest granted */
+	uint64_t max_unfinished_bytes; /* per instance: slots of unfinished puts; 0: both together half of the CPU share
+					*/
+	uint64_t lease_ttl_ns;         /* default, and the largest granted */
 	uint64_t put_ttl_ns; /* a put without KEEP or PUT_END for so long is revoked when its namespace lacks room */
 	uint32_t write_behind_depth; /* disk writes in flight */
 	uint32_t read_depth;         /* disk reads in flight */
@@ -108,7 +111,7 @@ typedef struct kvd_core_config {
 kv_status_t kvd_core_create(const kvd_core_config_t *config, const kvd_world_t *world, kvd_core_t **p_core);
 void kvd_core_destroy(kvd_core_t *core);
 
-/* ---- namespaces: one per listening socket, given at start ---------------------------------------------------------------- */
+/* ---- namespaces: one per listening socket, given at start ------------------------------------ */
 
 /* Size of a mirror for this configuration, header included. */
 uint64_t kvd_mirror_bytes(const kvd_core_config_t *config);
@@ -116,27 +119,30 @@ uint64_t kvd_mirror_bytes(const kvd_core_config_t *config);
 kv_status_t kvd_namespace_add(kvd_core_t *core, const char *name, void *mirror, uint32_t *p_ns);
 /* What a namespace has a share of (share.h). */
 typedef enum kvd_resource { KVD_SHARE_CPU, KVD_SHARE_DISK, KVD_SHARE_INDEX, KVD_SHARES } kvd_resource_t;
-/* Bytes of the two tiers, blocks of the index. `given` 0, the value without this call: an equal part of what the other namespaces were not given. `most`:
- * what the namespace never has more of, borrowed or not, and its share neither; 0: nothing is said. KV_ERR_ARG: no such namespace. */
+/* Bytes of the two tiers, blocks of the index. `given` 0, the value without this call: an equal part of what the other
+ * namespaces were not given. `most`:
+ * what the namespace never has more of, borrowed or not, and its share neither; 0: nothing is said. KV_ERR_ARG: no such
+ * namespace. */
 typedef struct kvd_parts {
 	uint64_t given[KVD_SHARES], most[KVD_SHARES];
 } kvd_parts_t;
 kv_status_t kvd_namespace_share(kvd_core_t *core, uint32_t ns, const kvd_parts_t *parts);
-/* Take in what the disk tier has kept. Call once, after all namespaces are there and before members join. Spaces appear when they are opened;
- * until then their blocks wait under their root digest. */
+/* Take in what the disk tier has kept. Call once, after all namespaces are there and before members join. Spaces appear
+ * when they are opened; until then their blocks wait under their root digest. */
 kv_status_t kvd_core_recover(kvd_core_t *core);
-/* The disk tier that was off (kvd_world_t.note_reset) is there: take in some of its blocks. KV_PENDING: call it again, with everything else going on meanwhile.
- * Nothing of them is visible before kvd_core_attach(), and the tier stays open from then on. KV_ERR_LIMIT, KV_ERR_NOMEM, at the first call only: the tier is
- * not used, and may be closed. */
+/* The disk tier that was off (kvd_world_t.note_reset) is there: take in some of its blocks. KV_PENDING: call it again,
+ * with everything else going on meanwhile. Nothing of them is visible before kvd_core_attach(), and the tier stays open
+ * from then on. KV_ERR_LIMIT, KV_ERR_NOMEM, at the first call only: the tier is not used, and may be closed. */
 kv_status_t kvd_core_take_in(kvd_core_t *core, kvs_tier_t *disk);
-/* All are taken in, and each noted reset is an epoch on disk. Each space that is open goes from its temporary epoch to the one on disk, as by a reset: what
- * was kept under the temporary epoch leaves, and requests that name it are answered STALE_EPOCH. */
+/* All are taken in, and each noted reset is an epoch on disk. Each space that is open goes from its temporary epoch to
+ * the one on disk, as by a reset: what was kept under the temporary epoch leaves, and requests that name it are
+ * answered STALE_EPOCH. */
 void kvd_core_attach(kvd_core_t *core);
 
-/* ---- members --------------------------------------------------------------------------------------------------------------- */
+/* ---- members --------------------------------------------------------------------------------- */
 
-/* Memory of the new member and its instance, given by the host: the lease area (one per instance: `lease_area` is what the host gave for the first
- * member) and the member area, header fields of both filled in by the core. */
+/* Memory of the new member and its instance, given by the host: the lease area (one per instance: `lease_area` is what
+ * the host gave for the first member) and the member area, header fields of both filled in by the core. */
 typedef struct kvd_join {
 	uint32_t ns;
 	const char *instance; /* NUL-terminated id */
@@ -146,9 +152,11 @@ typedef struct kvd_join {
 	uint32_t rank;
 } kvd_join_t;
 
-/* Two steps, since the areas' sizes depend on whether the instance is new. find: existing instance or 0; checks the secret (KV_ERR_SECRET). */
+/* Two steps, since the areas' sizes depend on whether the instance is new. find: existing instance or 0; checks the
+ * secret (KV_ERR_SECRET). */
 kv_status_t kvd_instance_find(kvd_core_t *core, const kvd_join_t *join, kvd_instance_t *p_instance);
-/* A new instance with its lease area (zeroed, lease_bytes long, stays the host's until kvd_reaped() says the instance has gone). */
+/* A new instance with its lease area (zeroed, lease_bytes long, stays the host's until kvd_reaped() says the instance
+ * has gone). */
 kv_status_t kvd_instance_create(kvd_core_t *core, const kvd_join_t *join, void *lease_area, uint64_t lease_bytes,
 				kvd_instance_t *p_instance);
 /* When it fails, a new instance is to be dropped: without members nothing would ever end it. */
@@ -156,19 +164,22 @@ kv_status_t kvd_member_add(kvd_core_t *core, kvd_instance_t instance, const kvd_
 /* The instance ends if it has no member. */
 void kvd_instance_drop(kvd_core_t *core, kvd_instance_t instance);
 
-/* The member's connection has ended (end of file). Its puts are revoked; slots it may still touch stay QUARANTINED until it is dead or quiet.
- * With the last open member of an instance that has no such slot the instance ends (kvd_reaped), and with it all its closed members. */
+/* The member's connection has ended (end of file). Its puts are revoked; slots it may still touch stay QUARANTINED
+ * until it is dead or quiet. With the last open member of an instance that has no such slot the instance ends
+ * (kvd_reaped), and with it all its closed members. */
 void kvd_member_closed(kvd_core_t *core, kvd_member_t member);
-/* `by` is an open member of the same instance, rank and role, and a later connection of the same attachment as `closed`: what is waited for from `closed`
- * is waited for from `by` now, and `closed` is gone. `quiet`: that connection's copies have ended, nothing of it is waited for. */
+/* `by` is an open member of the same instance, rank and role, and a later connection of the same attachment as
+ * `closed`: what is waited for from `closed` is waited for from `by` now, and `closed` is gone. `quiet`: that
+ * connection's copies have ended, nothing of it is waited for. */
 void kvd_member_absorb(kvd_core_t *core, kvd_member_t closed, kvd_member_t by, int quiet);
-/* It touches nothing any more, so nothing of it is waited for: its socket is at end of file, and its process has ended (`died`: that revokes its
- * instance's puts, as ranks write them together), or its last word was that it has unmapped everything. */
+/* It touches nothing any more, so nothing of it is waited for: its socket is at end of file, and its process has ended
+ * (`died`: that revokes its instance's puts, as ranks write them together), or its last word was that it has unmapped
+ * everything. */
 void kvd_member_gone(kvd_core_t *core, kvd_member_t member, int died);
 /* Instances that ended since the last call: the host frees their areas. Returns how many ids were written. */
 uint32_t kvd_reaped(kvd_core_t *core, kvd_instance_t *out, uint32_t cap);
 
-/* ---- requests -------------------------------------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 /* A space: `identity` and `layout` are canonical texts the host has checked; geometry follows from the layout. */
 typedef struct kvd_space_open {
@@ -192,13 +203,14 @@ typedef struct kvd_space_info {
 } kvd_space_info_t;
 kv_status_t kvd_space_open(kvd_core_t *core, const kvd_space_open_t *ask, kvd_space_info_t *p_info);
 
-/* ACQUIRE .. BAD_BLOCK and KEEP of a member, EXPLAIN of anybody in namespace `ns`: ask->msg is the decoded request, *reply the decoded reply (same code). Slices in the reply
- * are valid until the next call. KV_PENDING: the reply comes later through kvd_world_t.notify's sibling `answer` (SPACE_RESET only).
- * Any other value than OK is the status of the reply; *detail (static, may be NULL) says more. */
+/* ACQUIRE .. BAD_BLOCK and KEEP of a member, EXPLAIN of anybody in namespace `ns`: ask->msg is the decoded request,
+ * *reply the decoded reply (same code). Slices in the reply are valid until the next call. KV_PENDING: the reply comes
+ * later through kvd_world_t.notify's sibling `answer` (SPACE_RESET only). Any other value than OK is the status of the
+ * reply; *detail (static, may be NULL) says more. */
 kv_status_t kvd_core_request(kvd_core_t *core, const kvd_ask_t *ask, kv_msg_t *reply, const char **detail);
 
-/* Digest staging of a member: the host maps it and says where; the core copies words out once, through `world.digests`. `fetch` copies `words` values
- * starting at word `first` into out, guarded: KV_ERR_FAULT, KV_ERR_ARG. */
+/* Digest staging of a member: the host maps it and says where; the core copies words out once, through `world.digests`.
+ * `fetch` copies `words` values starting at word `first` into out, guarded: KV_ERR_FAULT, KV_ERR_ARG. */
 typedef kv_status_t (*kvd_staging_fn)(void *ctx, kvd_member_t member, uint64_t first, uint32_t words, uint64_t *out);
 void kvd_core_set_staging(kvd_core_t *core, kvd_staging_fn fetch, void *ctx);
 /* Answer to a request that returned KV_PENDING. */
@@ -209,17 +221,19 @@ void kvd_core_set_answer(kvd_core_t *core, kvd_answer_fn answer, void *ctx);
 /* One report record copied out of a ring; a bad one is counted and KV_ERR_ARG. Updates the prefix metrics. */
 kv_status_t kvd_core_report(kvd_core_t *core, kvd_member_t member, const kv_report_t *report);
 
-/* ---- time ------------------------------------------------------------------------------------------------------------------ */
+/* ---- time ------------------------------------------------------------------------------------ */
 
-/* Heartbeat, expiry, tier polls, promotions, write-behind, resumable work; at most about 200 us of it. Returns nanoseconds until it wants to be called
- * again (0: at once). Call it after every batch of requests and when a tier's event fd is readable. */
+/* Heartbeat, expiry, tier polls, promotions, write-behind, resumable work; at most about 200 us of it. Returns
+ * nanoseconds until it wants to be called again (0: at once). Call it after every batch of requests and when a tier's
+ * event fd is readable. */
 uint64_t kvd_core_tick(kvd_core_t *core);
 /* Say goodbye: heartbeat 0, all leases REVOKED. Transfers still in flight end through the tiers' close. */
 void kvd_core_shutdown(kvd_core_t *core);
 
-/* ---- looking in ------------------------------------------------------------------------------------------------------------ */
+/* ---- looking in ------------------------------------------------------------------------------ */
 
-/* JSON for STATUS (spaces, instances, tiers; only those of namespace ns) and CHECK. Return bytes needed, like snprintf. */
+/* JSON for STATUS (spaces, instances, tiers; only those of namespace ns) and CHECK. Return bytes needed, like
+ * snprintf. */
 size_t kvd_core_status_json(kvd_core_t *core, uint32_t ns, uint32_t detail, char *out, size_t cap);
 size_t kvd_core_check_json(kvd_core_t *core, char *out, size_t cap, uint32_t *p_failed);
 

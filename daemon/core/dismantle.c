@@ -52,7 +52,7 @@ void kvd_quarantine(kvd_core_t *core, uint32_t id)
 	}
 }
 
-/* ---- a bad CPU copy of a block that is on disk ---------------------------------------------------------------------------------- */
+/* ---- a bad CPU copy of a block that is on disk ----------------------------------------------- */
 
 /* Every lease whose path goes through the block reads it, or something that goes with it. */
 static void revoke_through(kvd_core_t *core, uint32_t id)
@@ -169,7 +169,7 @@ void kvd_quarantine_cpu(kvd_core_t *core, uint32_t id)
 	kvd_quarantine(core, id);
 }
 
-/* ---- disk copies that are in doubt ------------------------------------------------------------------------------------------------- */
+/* ---- disk copies that are in doubt ----------------------------------------------------------- */
 
 /* In memory too, and nothing below it is on disk: it goes there once more. */
 static void lose_disk_leaf(kvd_core_t *core, uint32_t id)
@@ -225,7 +225,7 @@ void kvd_lose_disk(kvd_core_t *core, uint32_t id)
 	}
 }
 
-/* ---- disk copies that cannot be read now ------------------------------------------------------------------------------------------- */
+/* ---- disk copies that cannot be read now ----------------------------------------------------- */
 
 void kvd_set_aside(kvd_core_t *core, uint32_t id)
 {
@@ -251,7 +251,7 @@ void kvd_take_back(kvd_core_t *core, uint32_t id)
 	}
 }
 
-/* ---- in quanta ------------------------------------------------------------------------------------------------------------------ */
+/* ---- in quanta ------------------------------------------------------------------------------- */
 
 /* Leases that end here: what is ready lies above the dead top, or they are revoked. */
 static void drop_claims(kvd_core_t *core, uint32_t id, uint32_t top_depth)

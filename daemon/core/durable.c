@@ -1,4 +1,5 @@
-/* DURABLE: said once, when the deepest visible block of a put and all before it are on disk and synced, or when it is clear how far that goes. */
+/* DURABLE: said once, when the deepest visible block of a put and all before it are on disk and synced, or when it is
+ * clear how far that goes. */
 #include "internal.h"
 
 static void answer(kvd_core_t *core, kvd_put_t *put, uint32_t n, kv_status_t status)
@@ -33,7 +34,8 @@ int kvd_durable_at(const kvd_core_t *core, uint32_t id, kvs_loc_t disk)
 	return is_on_disk(core, id) && block->disk.slot == disk.slot && block->disk.gen == disk.gen;
 }
 
-/* It is on disk, and durable with the flush that covers all that is stored now. Blocks above leave the disk after it only. */
+/* It is on disk, and durable with the flush that covers all that is stored now. Blocks above leave the disk after it
+ * only. */
 static void await_flush(kvd_core_t *core, kvd_put_t *put)
 {
 	put->disk = kvd_block_at(&core->ix, pinned_block(core, put))->disk;
@@ -65,7 +67,8 @@ static int flush_failed(const kvd_core_t *core, uint64_t store_seq)
 	       core->flushing + 1 >= store_seq;
 }
 
-/* What it waits for has left the disk. It may be written there again, but the flush it waits for does not cover that. */
+/* What it waits for has left the disk. It may be written there again, but the flush it waits for does not cover
+ * that. */
 static void lose(kvd_core_t *core, kvd_put_t *put)
 {
 	uint32_t stored = put->stored;

@@ -1,10 +1,11 @@
 /* events.h -- BlockStored and BlockRemoved, gathered into runs before they go out.
  *
- *   EMPTY --add--> GATHERING --add of the run's next--> GATHERING --anything else, full, or the end of the call--> published, EMPTY
+ *   EMPTY --add--> GATHERING --add of the run's next--> GATHERING
+ *       --anything else, full, or the end of the call--> published, EMPTY
  *
- * Subscribers know blocks by the engine's hash, which survives a space reset: nothing of a new epoch is announced before everything of the old one
- * has been taken back. Such blocks are UNTOLD, like those found on disk at start, until a walk in quanta tells them, parents first. An UNTOLD
- * block leaves without a word.
+ * Subscribers know blocks by the engine's hash, which survives a space reset: nothing of a new epoch is announced
+ * before everything of the old one has been taken back. Such blocks are UNTOLD, like those found on disk at start,
+ * until a walk in quanta tells them, parents first. An UNTOLD block leaves without a word.
  */
 #ifndef KVD_CORE_EVENTS_H
 #define KVD_CORE_EVENTS_H

@@ -2,7 +2,7 @@
 
 #define RUN_MIN 8u
 
-/* ---- the table of keys ------------------------------------------------------------------------------------------------------ */
+/* ---- the table of keys ----------------------------------------------------------------------- */
 
 __extension__ typedef unsigned __int128 wide_t;
 
@@ -55,8 +55,9 @@ static uint32_t next_of(const kvd_index_t *ix, uint32_t id, const kv_key_t *key,
 
 #define BELOW_DEAD UINT64_MAX /* an answer that holds for good */
 
-/* Is run `id` or one above it `top`, or has one of them one of `flags`? Each run on the way keeps the answer, so that the next walk ends there: a chain
- * of runs of one block each, asked for at every depth, is walked once and not once a depth. */
+/* Is run `id` or one above it `top`, or has one of them one of `flags`? Each run on the way keeps the answer, so that
+ * the next walk ends there: a chain of runs of one block each, asked for at every depth, is walked once and not once a
+ * depth. */
 static int find_above(const kvd_index_t *ix, uint32_t id, uint32_t top, uint32_t flags, uint64_t no, uint64_t yes)
 {
 	uint32_t at = id;
@@ -264,7 +265,7 @@ uint8_t kvd_index_tiers(const kvd_index_t *ix, uint32_t ns, const kv_key_t *key,
 	return tiers;
 }
 
-/* ---- runs ------------------------------------------------------------------------------------------------------------------- */
+/* ---- runs ------------------------------------------------------------------------------------ */
 
 /* Slots and ids of a run share one allocation. */
 static kv_status_t run_resize(kvd_index_t *ix, kvd_node_t *node, uint32_t cap)
@@ -530,7 +531,7 @@ static void node_merge(kvd_index_t *ix, uint32_t id)
 	node_destroy(ix, id);
 }
 
-/* ---- blocks ----------------------------------------------------------------------------------------------------------------- */
+/* ---- blocks ---------------------------------------------------------------------------------- */
 
 /* The run that takes a new block under `parent`: the parent's own if the block extends it, else a new one. */
 static kv_status_t run_for(kvd_index_t *ix, uint32_t tree, uint32_t parent, uint32_t *p_node)
@@ -723,7 +724,7 @@ uint32_t kvd_index_depth_in(const kvd_index_t *ix, uint32_t id, kvd_set_t t)
 	return node->depth0 + (node->n[t] < upto ? node->n[t] : upto);
 }
 
-/* ---- pins ------------------------------------------------------------------------------------------------------------------- */
+/* ---- pins ------------------------------------------------------------------------------------ */
 
 uint32_t kvd_index_depth_pinned(const kvd_index_t *ix, uint32_t id)
 {
@@ -799,7 +800,7 @@ uint32_t kvd_index_unpin(kvd_index_t *ix, uint32_t id)
 	}
 }
 
-/* ---- sets ------------------------------------------------------------------------------------------------------------------- */
+/* ---- sets ------------------------------------------------------------------------------------ */
 
 int kvd_index_can_join(const kvd_index_t *ix, const kvd_block_t *block, kvd_set_t t)
 {

@@ -1,23 +1,26 @@
 /* index.h -- the radix index: which blocks are known, and in which tiers' sets they are.
  *
- * A tree per (space, epoch). A node is a run of blocks, each the parent of the next; children hang under a run's end only, so that a path is
- * a few runs and its CPU slots are a few plain arrays. (key, group) -> block is a hash table over all trees.
+ * A tree per (space, epoch). A node is a run of blocks, each the parent of the next; children hang under a run's end
+ * only, so that a path is a few runs and its CPU slots are a few plain arrays. (key, group) -> block is a hash table
+ * over all trees.
  *
  *            tree                         slots[]  3 4 5 6        one u32 a block: copied as it is into a lease
- *             |                           n[CPU] = 4              blocks of the run in the CPU set: always a prefix of the run
+ *             |                           n[CPU] = 4              blocks of the run in the CPU set: always a prefix
+ *                                                                 of the run
  *        [b1 b2 b3 b4]                    n[DISK] = 2
  *         /        \
  *   [b5 b6 b7]    [c5 c6]
  *
- * Each tier's set is prefix-closed by itself, so one counter a run and tier says it all: block i is in tier t's set iff i < n[t].
+ * Each tier's set is prefix-closed by itself, so one counter a run and tier says it all: block i is in tier t's set iff
+ * i < n[t].
  * State of a block, per tier:   out --join (parent is in, run's next)--> in --leave (no child is in)--> out
  * State of a block:             insert --> known --> remove (in no set, no child, nobody holds it)
  *
- * A claim pins its block and the path above it, so the pinned blocks of a run are a prefix of it as well: `pinned` counts them, once however many claims
- * they have (docs/decisions/025).
+ * A claim pins its block and the path above it, so the pinned blocks of a run are a prefix of it as well: `pinned`
+ * counts them, once however many claims they have (docs/decisions/025).
  *
- * Blocks of `window` and `state` groups have no parent: each is a run of one block at the root. Trivially prefix-closed, it joins and leaves by itself;
- * a tree may have as many of them as the index holds.
+ * Blocks of `window` and `state` groups have no parent: each is a run of one block at the root. Trivially
+ * prefix-closed, it joins and leaves by itself; a tree may have as many of them as the index holds.
  *
  * A run splits where a branch begins and is merged when the branch has gone; ids of blocks never change.
  * Invariants (kvd_index_sound): the above, counts of children, depths, hash entries, marks on every leaf of a set.
@@ -181,7 +184,8 @@ uint8_t kvd_tiers_of(const kvd_index_t *ix, const kvd_block_t *block);
 uint32_t kvd_index_find(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group);
 /* The block of any tree that has this disk slot; KVD_NONE: none. */
 uint32_t kvd_index_on_disk(const kvd_index_t *ix, const kv_key_t *key, uint8_t group, kvs_loc_t disk);
-/* Tier bits of all blocks of namespace `ns` with this key, UNREADABLE for one that is set aside: what the mirror says. */
+/* Tier bits of all blocks of namespace `ns` with this key, UNREADABLE for one that is set aside: what the mirror
+ * says. */
 uint8_t kvd_index_tiers(const kvd_index_t *ix, uint32_t ns, const kv_key_t *key, uint8_t group);
 /* A block of this key that is being taken down in the tree and is not UNTOLD; KVD_NONE: none. */
 uint32_t kvd_index_leaving(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group);
@@ -189,7 +193,8 @@ uint32_t kvd_index_leaving(const kvd_index_t *ix, uint32_t tree, const kv_key_t 
 uint32_t kvd_index_in_slot(const kvd_index_t *ix, const kv_key_t *key, uint8_t group, kvd_set_t t, kvs_loc_t loc);
 /* Is a block of this key being taken down in the tree, and no other one there? */
 int kvd_index_quarantined(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group);
-/* Is the block below a node that is being taken down? O(1), but for one visit of each run after each kvd_index_kill() in its tree. */
+/* Is the block below a node that is being taken down? O(1), but for one visit of each run after each kvd_index_kill()
+ * in its tree. */
 int kvd_index_dead(const kvd_index_t *ix, const kvd_block_t *block);
 /* Is it neither dead nor below a run that is set aside? What lookups find, and what the mirror says. */
 int kvd_index_shown(const kvd_index_t *ix, const kvd_block_t *block);
@@ -201,10 +206,12 @@ void kvd_index_set_aside(kvd_index_t *ix, uint32_t node, int aside);
 void kvd_index_kill(kvd_index_t *ix, uint32_t node);
 /* The number of a new question for kvd_index_passes(). */
 uint64_t kvd_index_question(kvd_index_t *ix);
-/* Does the path to `block` pass through `above`, or end there? One question about one `above` visits each run once, however many blocks are asked for. */
+/* Does the path to `block` pass through `above`, or end there? One question about one `above` visits each run once,
+ * however many blocks are asked for. */
 int kvd_index_passes(const kvd_index_t *ix, uint32_t block, uint32_t above, uint64_t question);
 
-/* Add a block under `parent` (KVD_NONE: at the root). It is in no set yet. KV_ERR_LIMIT: the index is full; KV_ERR_NOMEM. */
+/* Add a block under `parent` (KVD_NONE: at the root). It is in no set yet. KV_ERR_LIMIT: the index is full;
+ * KV_ERR_NOMEM. */
 kv_status_t kvd_index_insert(kvd_index_t *ix, uint32_t tree, uint32_t parent, const kvs_meta_t *meta,
 			     uint32_t *p_block);
 /* Last of its run, without children, in no set. */
@@ -221,7 +228,8 @@ void kvd_index_leave(kvd_index_t *ix, uint32_t block, kvd_set_t t);
 uint32_t kvd_index_parent(const kvd_index_t *ix, uint32_t block);
 /* The block of this depth on the path to `block`; depth is 1 .. the block's own. */
 uint32_t kvd_index_ancestor(const kvd_index_t *ix, uint32_t block, uint32_t depth);
-/* Ids and CPU slots of the blocks on the path to `block` below depth `skip`, shallow first; either array may be NULL. */
+/* Ids and CPU slots of the blocks on the path to `block` below depth `skip`, shallow first; either array may be
+ * NULL. */
 void kvd_index_path(const kvd_index_t *ix, uint32_t block, uint32_t skip, uint32_t *ids, uint32_t *slots);
 /* Depth of the deepest block on the path to `block` that is in the set; 0: none. */
 uint32_t kvd_index_depth_in(const kvd_index_t *ix, uint32_t block, kvd_set_t t);
@@ -235,7 +243,8 @@ uint32_t kvd_index_unpin(kvd_index_t *ix, uint32_t block);
 /* Make the block the first of its run, so that its subtree is a node's subtree. KV_ERR_NOMEM, KV_ERR_LIMIT. */
 kv_status_t kvd_index_cut(kvd_index_t *ix, uint32_t block);
 
-/* The next run of the tree, parents first: the first below `node`, else the next beside or above it. KVD_NONE: that was the last. */
+/* The next run of the tree, parents first: the first below `node`, else the next beside or above it. KVD_NONE: that was
+ * the last. */
 uint32_t kvd_index_next(const kvd_index_t *ix, uint32_t node);
 
 /* Write-behind's queue of nodes. */

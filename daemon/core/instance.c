@@ -52,7 +52,7 @@ void kvd_notify(kvd_core_t *core, kvd_member_t id, uint16_t code, const kv_msg_t
 	}
 }
 
-/* ---- join ------------------------------------------------------------------------------------------------------------------- */
+/* ---- join ------------------------------------------------------------------------------------ */
 
 static int secret_equal(const kvd_instance_rec_t *instance, const kvd_join_t *join)
 {
@@ -170,7 +170,7 @@ kv_status_t kvd_member_add(kvd_core_t *core, kvd_instance_t id, const kvd_join_t
 	return KV_OK;
 }
 
-/* ---- the end ---------------------------------------------------------------------------------------------------------------- */
+/* ---- the end --------------------------------------------------------------------------------- */
 
 static void leases_end(kvd_core_t *core, kvd_instance_rec_t *instance)
 {
@@ -257,7 +257,8 @@ static void instance_end(kvd_core_t *core, kvd_instance_rec_t *instance)
 	kvd_pool_put(&core->instances, instance->self);
 }
 
-/* Nobody can ask for anything in its name any more, and nothing waits for those who could: closed members need not be waited for either. */
+/* Nobody can ask for anything in its name any more, and nothing waits for those who could: closed members need not be
+ * waited for either. */
 static void instance_settle(kvd_core_t *core, kvd_instance_rec_t *instance)
 {
 	if (instance->open_count == 0 && !owes(core, instance)) {

@@ -15,7 +15,7 @@ kvd_lease_t *kvd_lease_find(kvd_core_t *core, uint64_t id)
 	return lease->id == id ? lease : NULL;
 }
 
-/* ---- time ------------------------------------------------------------------------------------------------------------------- */
+/* ---- time ------------------------------------------------------------------------------------ */
 
 static uint32_t *wheel_of(kvd_core_t *core, const kvd_lease_t *lease)
 {
@@ -75,7 +75,7 @@ int kvd_leases_expire(kvd_core_t *core, uint64_t now_ns)
 	return 0;
 }
 
-/* ---- acquire ---------------------------------------------------------------------------------------------------------------- */
+/* ---- acquire --------------------------------------------------------------------------------- */
 
 /* Depth of rung i of a ladder for n blocks: n, n-1, n-2, n-4, ... and block 1 at the end. */
 static uint32_t rung(uint32_t n, uint32_t i)
@@ -391,7 +391,7 @@ kv_status_t kvd_acquire(kvd_core_t *core, uint32_t ns, kvd_member_t member_id, c
 	return status;
 }
 
-/* ---- the end ---------------------------------------------------------------------------------------------------------------- */
+/* ---- the end --------------------------------------------------------------------------------- */
 
 void kvd_lease_end(kvd_core_t *core, kvd_lease_t *lease, kv_status_t why)
 {

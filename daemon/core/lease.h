@@ -1,14 +1,16 @@
 /* lease.h -- read leases.
  *
  *   ACQUIRE --> ACTIVE (ready < n: FILLING) --all fills done--> ACTIVE (ready == n)
- *   ACTIVE --RELEASE, TTL, revoke (space reset, bad block, end of the instance)--> REVOKED in the shared header, then gone
+ *   ACTIVE --RELEASE, TTL, revoke (space reset, bad block, end of the instance)--> REVOKED in the shared header,
+ *       then gone
  *   a fill fails: n shrinks to what is ready, LEASE_DONE says why
  *
- * A lease of a group without parents (`window`, `state`) is all or nothing: it has a claim on each of its blocks, holds them all while one of them is
- * read from disk, and ends when one of them is lost.
+ * A lease of a group without parents (`window`, `state`) is all or nothing: it has a claim on each of its blocks, holds
+ * them all while one of them is read from disk, and ends when one of them is lost.
  *
- * A lease of a full group pins its deepest block (one claim). Blocks [hold_from, n) of its path, those being read for it and the one above them, are held one by
- * one: until they have joined the CPU set, being an ancestor does not protect them. A resident prefix has none of these.
+ * A lease of a full group pins its deepest block (one claim). Blocks [hold_from, n) of its path, those being read for
+ * it and the one above them, are held one by one: until they have joined the CPU set, being an ancestor does not
+ * protect them. A resident prefix has none of these.
  */
 #ifndef KVD_CORE_LEASE_H
 #define KVD_CORE_LEASE_H
@@ -56,19 +58,22 @@ kv_status_t kvd_bad_block(kvd_core_t *core, kvd_member_t member, const kv_msg_ba
 
 /* The lease of this id, or NULL. */
 kvd_lease_t *kvd_lease_find(kvd_core_t *core, uint64_t id);
-/* Stores REVOKED, then lets go of everything. With KV_OK (a release) nobody is told; else a waiting member gets LEASE_DONE. */
+/* Stores REVOKED, then lets go of everything. With KV_OK (a release) nobody is told; else a waiting member gets
+ * LEASE_DONE. */
 void kvd_lease_end(kvd_core_t *core, kvd_lease_t *lease, kv_status_t why);
 /* The fill it waited for has ended well: count what is ready now. */
 void kvd_lease_advance(kvd_core_t *core, kvd_lease_t *lease);
 /* Block `depth` (from 1) will never come: the lease ends before it. A lease of a group without parents ends. */
 void kvd_lease_cut(kvd_core_t *core, kvd_lease_t *lease, uint32_t depth, kv_status_t why);
-/* lease_fill.c: reserve room for what is only on disk, hold it, start the fills. Shortens lease->n where room or memory lacks. */
+/* lease_fill.c: reserve room for what is only on disk, hold it, start the fills. Shortens lease->n where room or memory
+ * lacks. */
 void kvd_lease_reserve(kvd_core_t *core, kvd_lease_t *lease, uint32_t cpu_depth);
 /* lease_alone.c: ACQUIRE of a group without parents, checked for everything but the ladder. */
 kv_status_t kvd_acquire_alone(kvd_core_t *core, const kvd_space_t *space, const kvd_member_rec_t *member,
 			      const kv_msg_acquire_t *ask, kv_msg_acquire_reply_t *reply);
 void kvd_lease_unclaim(kvd_core_t *core, kvd_lease_t *lease);
-/* lease.c: a record with a header, whose claims are not taken yet; enter it into ledger, wheel and lists, say it in the reply; undo either. */
+/* lease.c: a record with a header, whose claims are not taken yet; enter it into ledger, wheel and lists, say it in the
+ * reply; undo either. */
 kv_status_t kvd_lease_create(kvd_core_t *core, kvd_instance_rec_t *instance, const kvd_lease_t *ask,
 			     kvd_lease_t **p_lease);
 kv_status_t kvd_lease_publish(kvd_core_t *core, const kvd_space_t *space, kvd_lease_t *lease, uint8_t group,

@@ -1,4 +1,5 @@
-/* ACQUIRE of a group without parents: a window's blocks or a state, every block pinned by itself, all of them or none. */
+/* ACQUIRE of a group without parents: a window's blocks or a state, every block pinned by itself, all of them or
+ * none. */
 #include "internal.h"
 
 /* Let go of every block. */

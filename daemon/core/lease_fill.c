@@ -55,7 +55,8 @@ void kvd_lease_reserve(kvd_core_t *core, kvd_lease_t *lease, uint32_t cpu_depth)
 	/* Held blocks keep their ids: the path is collected once, and no later step walks it again (decision 026). */
 	kvd_index_path(&core->ix, deepest, hold_from, path, NULL);
 	lease->path = path;
-	/* Hold first: making room must not take what this very lease needs. The block above the first fill is held with them. */
+	/* Hold first: making room must not take what this very lease needs. The block above the first fill is held with
+	 * them. */
 	lease->hold_from = hold_from;
 	for (depth = lease->hold_from + 1; depth <= lease->n; depth++) {
 		kvd_hold(core, kvd_lease_block(core, lease, depth));
@@ -100,7 +101,8 @@ static void wait_for(kvd_core_t *core, kvd_lease_t *lease, uint32_t io_id)
 	io->waiters = lease->self;
 }
 
-/* Is the next block still where the lease has said it will be? Not when its fill failed and a later one took another slot. */
+/* Is the next block still where the lease has said it will be? Not when its fill failed and a later one took another
+ * slot. */
 static int in_place(const kvd_core_t *core, const kvd_lease_t *lease, const kvd_block_t *block)
 {
 	return kv_lease_slots(lease->header)[lease->ready - lease->skip] == *kvd_slot_of(&core->ix, block);

@@ -1,6 +1,7 @@
 /* mirror.h -- the writing side of a namespace's mirror (format: kv/shm.h).
  *
- * An entry is there while its block is in some tier's set. The caller keeps the order: parents appear before children and go after them.
+ * An entry is there while its block is in some tier's set. The caller keeps the order: parents appear before children
+ * and go after them.
  *
  *   empty --set(tiers)--> there --set(other tiers)--> there --set(0)--> empty
  */

@@ -20,7 +20,7 @@ int kvd_evictable(const kvd_index_t *ix, const kvd_block_t *block, kvd_set_t t)
 	return t == KVD_DISK && kvd_in_set(ix, block, KVD_CPU); /* a lease reads the CPU copy */
 }
 
-/* ---- the order -------------------------------------------------------------------------------------------------------------- */
+/* ---- the order ------------------------------------------------------------------------------- */
 
 static kvd_mark_t *mark_at(const kvd_index_t *ix, uint32_t id)
 {
@@ -110,7 +110,7 @@ static void detach(kvd_index_t *ix, kvd_order_t *order, uint32_t id, kvd_set_t t
 	}
 }
 
-/* ---- marks of a run --------------------------------------------------------------------------------------------------------- */
+/* ---- marks of a run -------------------------------------------------------------------------- */
 
 /* Take the mark behind `link` off its run. */
 static void unhang(kvd_index_t *ix, kvd_node_t *node, uint32_t *link, kvd_set_t t)
@@ -147,7 +147,8 @@ static uint32_t *link_of(kvd_index_t *ix, kvd_node_t *node, kvd_set_t t, uint32_
 	return link;
 }
 
-/* A first mark of a run is always to be had (node_create keeps memory for it), another one only while memory is not short. */
+/* A first mark of a run is always to be had (node_create keeps memory for it), another one only while memory is not
+ * short. */
 static uint32_t mark_new(kvd_index_t *ix, const kvd_node_t *node, kvd_set_t t)
 {
 	uint32_t id;
@@ -234,7 +235,7 @@ static void mark_slide(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_
 	mark->pos = pos;
 }
 
-/* ---- the policies ----------------------------------------------------------------------------------------------------------- */
+/* ---- the policies ---------------------------------------------------------------------------- */
 
 static void order_leave(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_t block_id)
 {

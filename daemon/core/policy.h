@@ -1,9 +1,10 @@
 /* policy.h -- who goes first: the order of eviction of one tier and class.
  *
- * Prefixes are touched, not blocks: a touch leaves one mark on the deepest block it reached, whatever the depth, and means "the path down to
- * here". A block's recency is the newest mark at or below it, so a parent is never older than its child and plain LRU goes leaf first by
- * itself. Marks hang in one list, oldest first. The victim is the block under the oldest mark; when it leaves, its mark slides up to its parent
- * and keeps its place, which makes the parent the next victim unless something younger lies there or below. All of it is O(1).
+ * Prefixes are touched, not blocks: a touch leaves one mark on the deepest block it reached, whatever the depth, and
+ * means "the path down to here". A block's recency is the newest mark at or below it, so a parent is never older than
+ * its child and plain LRU goes leaf first by itself. Marks hang in one list, oldest first. The victim is the block
+ * under the oldest mark; when it leaves, its mark slides up to its parent and keeps its place, which makes the parent
+ * the next victim unless something younger lies there or below. All of it is O(1).
  *
  *   mark:  none --touch, join--> ordered --slide--> ordered (one block up)
  *          ordered --oldest, but its block has a child in the set--> none     (the child's mark speaks for it)

@@ -1,6 +1,8 @@
-/* pool.h -- objects of one size, named by 32-bit ids: pointers stay good until the object is given back, ids are half as wide.
+/* pool.h -- objects of one size, named by 32-bit ids: pointers stay good until the object is given back, ids are half
+ * as wide.
  *
- * Memory comes in chunks of 1,024 objects and is kept until the pool ends, so that a busy core stops allocating after its first
+ * Memory comes in chunks of 1,024 objects and is kept until the pool ends, so that a busy core stops allocating after
+ * its first
  * minutes. State of an object:  UNMADE -> FREE <-> USED.
  */
 #ifndef KVD_CORE_POOL_H

@@ -17,7 +17,7 @@ kvd_put_t *kvd_put_find(kvd_core_t *core, uint64_t id)
 	return put->id == id ? put : NULL;
 }
 
-/* ---- the queue of puts to look at again ------------------------------------------------------------------------------------------ */
+/* ---- the queue of puts to look at again ------------------------------------------------------ */
 
 void kvd_put_queue(kvd_core_t *core, kvd_put_t *put)
 {
@@ -90,7 +90,8 @@ static void run_puts(kvd_core_t *core, uint32_t blocks, uint64_t until_ns)
 	}
 }
 
-/* What is left over of earlier puts, whoever made them, is not this request's to wait for: ticks go on with it (decision 033). */
+/* What is left over of earlier puts, whoever made them, is not this request's to wait for: ticks go on with it
+ * (decision 033). */
 void kvd_puts_run(kvd_core_t *core)
 {
 	if (!core->puts_left) {
@@ -104,7 +105,7 @@ void kvd_puts_go_on(kvd_core_t *core)
 	run_puts(core, BLOCKS_OF_A_TICK, core->now_ns + TICK_NS);
 }
 
-/* ---- running puts of a namespace ------------------------------------------------------------------------------------------------ */
+/* ---- running puts of a namespace ------------------------------------------------------------- */
 
 static kvd_put_t *put_at(const kvd_core_t *core, uint32_t self)
 {
@@ -146,7 +147,7 @@ void kvd_put_revoke_oldest(kvd_core_t *core, uint32_t ns)
 	}
 }
 
-/* ---- the end ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- the end --------------------------------------------------------------------------------- */
 
 void kvd_entry_free(kvd_core_t *core, kvd_put_t *put, kvd_entry_t *entry)
 {
@@ -244,8 +245,9 @@ int kvd_put_writes(const kvd_put_t *put, uint32_t rank)
 	return 0;
 }
 
-/* Members that may still write: those whose rank has not ended its ranges; if no member has such a rank, all of the instance. They are
- * told that the put is over: only they know whether they have ever heard of it, and the slots wait for their QUIET. */
+/* Members that may still write: those whose rank has not ended its ranges; if no member has such a rank, all of the
+ * instance. They are told that the put is over: only they know whether they have ever heard of it, and the slots wait
+ * for their QUIET. */
 static void find_unquiet(kvd_core_t *core, kvd_put_t *put, const kv_msg_t *msg)
 {
 	const kvd_instance_rec_t *instance = kvd_instance_at(core, put->instance);

@@ -4,15 +4,17 @@
  *           OPEN --all writers' ranges ended--> FULL --parent in the CPU set--> VISIBLE
  *                                               FULL --parent on disk only--> THROUGH --written--> VISIBLE (as DISK)
  *                                               FULL --another copy was first--> DUPLICATE (its slot is freed)
- *           OPEN, FULL --the put ends early--> LOST; an OPEN one's slot is QUARANTINED until its writers are quiet or gone
+ *           OPEN, FULL --the put ends early--> LOST; an OPEN one's slot is QUARANTINED until its writers are quiet
+ *               or gone
  *   put:    RUNNING --every entry VISIBLE, ALREADY or DUPLICATE--> PUT_DONE OK
  *           RUNNING --revoked, parent lost, refused, expired and its namespace lacks room--> PUT_DONE why
  *           then LINGERING while slots are quarantined or DURABLE is owed, then gone
  *
- * Entries of a put of a group without parents (`window`, `state`) do not wait for each other: ALREADY may be anywhere, each is made visible as soon as it is
- * FULL. While it is wanted durable, each visible one is pinned by itself.
+ * Entries of a put of a group without parents (`window`, `state`) do not wait for each other: ALREADY may be anywhere,
+ * each is made visible as soon as it is FULL. While it is wanted durable, each visible one is pinned by itself.
  *
- * A child waits for its parent's key, not for its slot: `pending` counts, per key, the unfinished copies and the puts that wait for it.
+ * A child waits for its parent's key, not for its slot: `pending` counts, per key, the unfinished copies and the puts
+ * that wait for it.
  */
 #ifndef KVD_CORE_PUT_H
 #define KVD_CORE_PUT_H
@@ -158,9 +160,11 @@ static inline uint32_t kvd_put_depth(const kvd_put_t *put, uint32_t index)
 {
 	return put->alone ? 1 : put->depth0 + index + 1;
 }
-/* How far an ended put of a group without parents is on disk: 1 when entries [0, put->stored) are and no more will be, 0 when it cannot be said yet. */
+/* How far an ended put of a group without parents is on disk: 1 when entries [0, put->stored) are and no more will be,
+ * 0 when it cannot be said yet. */
 int kvd_put_stored(kvd_core_t *core, kvd_put_t *put);
-/* Is the block in the disk set, and in this very slot? One that was evicted there and written again is behind a later flush only. */
+/* Is the block in the disk set, and in this very slot? One that was evicted there and written again is behind a later
+ * flush only. */
 int kvd_durable_at(const kvd_core_t *core, uint32_t block, kvs_loc_t disk);
 /* How many of the first n entries are where they were seen on disk, up to the first that is not. */
 uint32_t kvd_put_on_disk(kvd_core_t *core, const kvd_put_t *put, uint32_t n);
@@ -181,8 +185,8 @@ kv_status_t kvd_put_revoke(kvd_core_t *core, kvd_member_t member, const kv_msg_p
 kvd_put_t *kvd_put_find(kvd_core_t *core, uint64_t id);
 /* RUNNING -> ended: PUT_DONE, claims and room given back, open slots quarantined. */
 void kvd_put_finish(kvd_core_t *core, kvd_put_t *put, kv_status_t why);
-/* A member (by its number in the instance) touches this put's slots no more; `before`: its older connections do not, this one may. Returns slots
- * freed. */
+/* A member (by its number in the instance) touches this put's slots no more; `before`: its older connections do not,
+ * this one may. Returns slots freed. */
 uint32_t kvd_put_quiet(kvd_core_t *core, kvd_put_t *put, uint32_t local, int before);
 /* Who waits for member `from` to be quiet or gone waits for what is now an older connection of `to` instead. */
 void kvd_put_unquiet_move(kvd_put_t *put, uint32_t from, uint32_t to);
@@ -191,7 +195,8 @@ int kvd_put_writes(const kvd_put_t *put, uint32_t rank);
 kv_status_t kvd_put_keep(kvd_core_t *core, kvd_member_t member, const kv_msg_keep_t *ask, kv_msg_keep_reply_t *reply);
 /* The put is alive: its time to live begins (again). */
 void kvd_put_extend(kvd_core_t *core, kvd_put_t *put);
-/* The namespace lacks room: its oldest put is revoked if it has expired. Its slots come back when its writers are quiet or gone. */
+/* The namespace lacks room: its oldest put is revoked if it has expired. Its slots come back when its writers are quiet
+ * or gone. */
 void kvd_put_revoke_oldest(kvd_core_t *core, uint32_t ns);
 /* Everything goes, told to nobody: the instance has ended. */
 void kvd_put_destroy(kvd_core_t *core, kvd_put_t *put);

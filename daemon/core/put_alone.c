@@ -1,7 +1,7 @@
 /* Puts of a group without parents: entries that do not wait for each other. */
 #include "internal.h"
 
-/* ---- pins ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- pins ------------------------------------------------------------------------------------ */
 
 static kvd_claim_t *claim_at(const kvd_core_t *core, uint32_t id)
 {
@@ -53,7 +53,7 @@ void kvd_put_unpin(kvd_core_t *core, kvd_put_t *put)
 	}
 }
 
-/* ---- entries -------------------------------------------------------------------------------------------------------------------- */
+/* ---- entries --------------------------------------------------------------------------------- */
 
 void kvd_entry_full(kvd_put_t *put, uint32_t index)
 {
@@ -101,7 +101,7 @@ uint32_t kvd_put_unfinished(const kvd_put_t *put)
 	return count;
 }
 
-/* ---- durable --------------------------------------------------------------------------------------------------------------------- */
+/* ---- durable --------------------------------------------------------------------------------- */
 
 /* The entry's block while it is pinned, else KVD_NONE. */
 static uint32_t pinned_block(const kvd_core_t *core, const kvd_put_t *put, uint32_t index)

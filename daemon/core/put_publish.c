@@ -3,7 +3,7 @@
 
 #define STAGING_WORDS 512u
 
-/* ---- PUT_END --------------------------------------------------------------------------------------------------------------------- */
+/* ---- PUT_END --------------------------------------------------------------------------------- */
 
 /* Copy a rank's leaf digests of one block out of its staging, each word once, and into the digest table. */
 static kv_status_t digests_take(kvd_core_t *core, const kvd_put_t *put, const kvd_writer_t *w, kvs_loc_t loc,
@@ -143,7 +143,7 @@ kv_status_t kvd_put_end(kvd_core_t *core, kvd_member_t member_id, const kv_msg_p
 	return KV_OK;
 }
 
-/* ---- a block's turn ---------------------------------------------------------------------------------------------------------------- */
+/* ---- a block's turn -------------------------------------------------------------------------- */
 
 typedef enum kvd_turn { KVD_TURN_GO_ON, KVD_TURN_WAIT, KVD_TURN_ENDED } kvd_turn_t;
 
@@ -227,8 +227,9 @@ static kv_status_t try_insert(kvd_core_t *core, const kvd_put_t *put, uint32_t p
 		       : KV_ERR_LIMIT;
 }
 
-/* The key is that of a block set aside: what was written takes the place of the copy that cannot be read, and what lies below it is back at once. Only a
- * client that contradicts itself has another block above it, or the key below one that is hidden. */
+/* The key is that of a block set aside: what was written takes the place of the copy that cannot be read, and what lies
+ * below it is back at once. Only a client that contradicts itself has another block above it, or the key below one that
+ * is hidden. */
 static kv_status_t take_back(kvd_core_t *core, uint32_t id, uint32_t parent)
 {
 	const kvd_block_t *block = kvd_block_at(&core->ix, id);
@@ -242,8 +243,9 @@ static kv_status_t take_back(kvd_core_t *core, uint32_t id, uint32_t parent)
 	return KV_OK;
 }
 
-/* Into the index; when that is full, the least wanted blocks of the namespace furthest over its share make room. The claim alone leaves the disk copy of a
- * parent that is in memory too to be evicted, so the parent is held meanwhile: the new block may join below that very copy. */
+/* Into the index; when that is full, the least wanted blocks of the namespace furthest over its share make room. The
+ * claim alone leaves the disk copy of a parent that is in memory too to be evicted, so the parent is held meanwhile:
+ * the new block may join below that very copy. */
 static kv_status_t insert(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t parent, uint32_t *p_block)
 {
 	kvs_meta_t meta;
@@ -317,8 +319,8 @@ static kvd_turn_t publish_through(kvd_core_t *core, kvd_put_t *put, uint32_t ind
 	return end_put(core, put, KV_ERR_NOT_ADMITTED);
 }
 
-/* Is the block above entry `index` visible? KVD_NONE in *p_parent: at the root. The put's claim hangs on it from then on: what makes room for the
- * entry must not take its parent. */
+/* Is the block above entry `index` visible? KVD_NONE in *p_parent: at the root. The put's claim hangs on it from then
+ * on: what makes room for the entry must not take its parent. */
 static kvd_turn_t parent_of(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t *p_parent)
 {
 	const kv_key_t *key = index > 0 ? &put->entries[index - 1].key : &put->parent;
@@ -406,7 +408,7 @@ void kvd_put_try(kvd_core_t *core, kvd_put_t *put)
 	}
 }
 
-/* ---- write-through ----------------------------------------------------------------------------------------------------------------- */
+/* ---- write-through --------------------------------------------------------------------------- */
 
 /* On disk, below a parent that is there too. */
 static kvd_turn_t publish_disk(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t parent, kvs_loc_t disk)

@@ -23,7 +23,7 @@ static kv_key_t key_at(const kvd_draft_t *draft, uint32_t i)
 	return key;
 }
 
-/* ---- writers ------------------------------------------------------------------------------------------------------------------- */
+/* ---- writers --------------------------------------------------------------------------------- */
 
 static uint32_t word_at(kv_slice_t bytes, uint32_t index)
 {
@@ -89,7 +89,7 @@ static kv_status_t writers_check(kvd_draft_t *draft)
 	return area == (uint64_t)space->geometry.heads * space->layers ? KV_OK : KV_ERR_COVERAGE;
 }
 
-/* ---- the path ------------------------------------------------------------------------------------------------------------------- */
+/* ---- the path -------------------------------------------------------------------------------- */
 
 static kv_status_t parent_check(kvd_core_t *core, kvd_draft_t *draft)
 {
@@ -201,7 +201,7 @@ static kv_status_t draft_check(kvd_core_t *core, kvd_draft_t *draft)
 	return status == KV_OK ? already_check(core, draft) : status;
 }
 
-/* ---- the put --------------------------------------------------------------------------------------------------------------------- */
+/* ---- the put --------------------------------------------------------------------------------- */
 
 static kv_status_t arrays_make(kvd_core_t *core, kvd_put_t *put, const kvd_draft_t *draft)
 {
@@ -265,7 +265,8 @@ static void put_fill(kvd_core_t *core, kvd_put_t *put, const kvd_draft_t *draft)
 	put->stamp = core->stamp;
 }
 
-/* Is the entry's block visible? Of a group without parents it may be anywhere in the put. KV_MISS: it is not. KV_ERR_BUSY: no more may be pinned. */
+/* Is the entry's block visible? Of a group without parents it may be anywhere in the put. KV_MISS: it is not.
+ * KV_ERR_BUSY: no more may be pinned. */
 static kv_status_t already_take(kvd_core_t *core, kvd_put_t *put, uint32_t index)
 {
 	uint32_t id = put->alone ? kvd_index_find(&core->ix, put->tree, &put->entries[index].key, (uint8_t)put->group)

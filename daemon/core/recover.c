@@ -1,4 +1,5 @@
-/* Taking in what the disk tier has kept: blocks come parents first, of many chains at once, and wait under their root digest. */
+/* Taking in what the disk tier has kept: blocks come parents first, of many chains at once, and wait under their root
+ * digest. */
 #include "internal.h"
 
 #define TAKE_IN_BLOCKS 256u

@@ -2,7 +2,7 @@
 
 #define NOBODY KVD_MAX_NAMESPACES /* owner of blocks whose namespace is not configured */
 
-/* ---- what is used and what is due -------------------------------------------------------------------------------------- */
+/* ---- what is used and what is due ------------------------------------------------------------ */
 
 static kvd_set_t tier_of(kvd_resource_t what)
 {
@@ -40,7 +40,8 @@ uint64_t kvd_share_most(const kvd_core_t *core, uint32_t ns, kvd_resource_t what
 	return most ? most : UINT64_MAX;
 }
 
-/* What a tier needs beside slabs and files (ledger, digests, metadata) goes off all shares alike: else each could be within its own and the tier full. */
+/* What a tier needs beside slabs and files (ledger, digests, metadata) goes off all shares alike: else each could be
+ * within its own and the tier full. */
 static uint64_t without_overhead(const kvd_core_t *core, kvd_set_t t, uint64_t share)
 {
 	uint64_t overhead;
@@ -125,7 +126,7 @@ kv_status_t kvd_namespace_share(kvd_core_t *core, uint32_t ns, const kvd_parts_t
 	return KV_OK;
 }
 
-/* ---- what cannot be reclaimed ------------------------------------------------------------------------------------------ */
+/* ---- what cannot be reclaimed ---------------------------------------------------------------- */
 
 uint64_t kvd_irreclaimable(const kvd_core_t *core, uint32_t ns)
 {
@@ -192,7 +193,7 @@ void kvd_count_unfinished(kvd_core_t *core, kvd_instance_rec_t *instance, uint64
 	ns->unfinished_blocks += taken ? 1 : UINT64_MAX;
 }
 
-/* ---- who gives --------------------------------------------------------------------------------------------------------- */
+/* ---- who gives ------------------------------------------------------------------------------- */
 
 uint32_t kvd_class_coldest(const kvd_core_t *core, uint32_t slot_class, kvd_set_t t, uint64_t *p_stamp)
 {

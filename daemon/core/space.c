@@ -4,7 +4,7 @@
 #define OPEN_QUANTA        16u
 #define FILL_QUANTUM       256u
 
-/* ---- namespaces --------------------------------------------------------------------------------------------------------------- */
+/* ---- namespaces ------------------------------------------------------------------------------ */
 
 uint64_t kvd_mirror_bytes(const kvd_core_config_t *config)
 {
@@ -43,7 +43,7 @@ kv_status_t kvd_namespace_add(kvd_core_t *core, const char *name, void *mirror, 
 	return KV_OK;
 }
 
-/* ---- spaces ------------------------------------------------------------------------------------------------------------------- */
+/* ---- spaces ---------------------------------------------------------------------------------- */
 
 kv_status_t kvd_space_find(kvd_core_t *core, uint32_t ns, uint32_t id, uint64_t epoch, kvd_space_t **p_space)
 {
@@ -329,7 +329,8 @@ kv_status_t kvd_space_open(kvd_core_t *core, const kvd_space_open_t *ask, kvd_sp
 		tree_adopt(core, space);
 		kvd_mirror_epoch(&ns->mirror, space->id, space->epoch);
 	}
-	/* The tier takes no block of a space it has not recorded. It may have been off before: whoever opens the space asks again. */
+	/* The tier takes no block of a space it has not recorded. It may have been off before: whoever opens the space
+	 * asks again. */
 	if (core->tier[KVD_DISK] && kvs_epoch_get(core->tier[KVD_DISK], space->root) == 0) {
 		core->outstanding++;
 		status = epoch_record(core, space, space->epoch, opened, core);
@@ -337,7 +338,8 @@ kv_status_t kvd_space_open(kvd_core_t *core, const kvd_space_open_t *ask, kvd_sp
 			opened(core, status);
 		}
 	}
-	/* Who opens a space looks into the mirror next: let it find what a small tree holds, or the first blocks of a large one. */
+	/* Who opens a space looks into the mirror next: let it find what a small tree holds, or the first blocks of a
+	 * large one. */
 	for (uint32_t i = 0; i < OPEN_QUANTA && kvd_space_fill_mirrors(core); i++) {
 	}
 	kvd_events_flush(core);
@@ -350,7 +352,7 @@ kv_status_t kvd_space_open(kvd_core_t *core, const kvd_space_open_t *ask, kvd_sp
 	return KV_OK;
 }
 
-/* ---- reset -------------------------------------------------------------------------------------------------------------------- */
+/* ---- reset ----------------------------------------------------------------------------------- */
 
 typedef struct kvd_reset {
 	kvd_core_t *core;
@@ -382,7 +384,8 @@ static void reset_done(void *arg, kv_status_t status)
 	}
 }
 
-/* Have the next epoch recorded. KV_PENDING: reset_done() answers later. KV_OK: it is on disk, or there is none. Else nothing has happened. */
+/* Have the next epoch recorded. KV_PENDING: reset_done() answers later. KV_OK: it is on disk, or there is none. Else
+ * nothing has happened. */
 static kv_status_t reset_record(kvd_core_t *core, const kvd_space_t *space, kvd_member_t member, uint64_t frame_id)
 {
 	kvd_reset_t *reset;
@@ -415,7 +418,8 @@ static kv_status_t reset_record(kvd_core_t *core, const kvd_space_t *space, kvd_
 	return status;
 }
 
-/* To another epoch and its tree: what the old one has leaves in quanta, and only then is announced what the new one has. */
+/* To another epoch and its tree: what the old one has leaves in quanta, and only then is announced what the new one
+ * has. */
 static void space_move(kvd_core_t *core, kvd_space_t *space, uint32_t tree, uint64_t epoch)
 {
 	kvd_events_flush(core);
@@ -454,9 +458,10 @@ kv_status_t kvd_space_reset(kvd_core_t *core, uint32_t ns, kvd_member_t member, 
 	return status;
 }
 
-/* ---- a disk tier that comes late ---------------------------------------------------------------------------------------------- */
+/* ---- a disk tier that comes late ------------------------------------------------------------- */
 
-/* From its temporary epoch to the one on disk. Without memory for a tree it stays as it is; the tier takes no block of an epoch it has not recorded. */
+/* From its temporary epoch to the one on disk. Without memory for a tree it stays as it is; the tier takes no block of
+ * an epoch it has not recorded. */
 static void space_attach(kvd_core_t *core, kvd_space_t *space)
 {
 	uint64_t known = kvs_epoch_get(core->tier[KVD_DISK], space->root);
@@ -485,7 +490,7 @@ void kvd_core_attach(kvd_core_t *core)
 	kvd_events_flush(core);
 }
 
-/* ---- mirrors of recovered spaces ---------------------------------------------------------------------------------------------- */
+/* ---- mirrors of recovered spaces ------------------------------------------------------------- */
 
 /* One run after the other, parents first; 1 when the quantum is used up. */
 static int tree_show(kvd_core_t *core, kvd_tree_t *tree, uint32_t *p_left)

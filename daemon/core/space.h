@@ -1,7 +1,7 @@
 /* space.h -- namespaces, classes of slots, and spaces.
  *
- * A space has one tree per epoch. Reset hides the tree and starts the next epoch with an empty one in O(1); what the old tree held is given back in
- * quanta (dismantle.h), its leases being revoked before any slot is free.
+ * A space has one tree per epoch. Reset hides the tree and starts the next epoch with an empty one in O(1); what the
+ * old tree held is given back in quanta (dismantle.h), its leases being revoked before any slot is free.
  *
  *   space:  --open--> OPEN (epoch e) --reset--> OPEN (e + 1), answered when the superblock has it
  *   tree:   (recovered, no space) --open--> LIVE --reset--> HIDDEN --dismantled--> gone

@@ -1,5 +1,5 @@
-/* Eager, parent first: which block goes to disk next, and when the device is asked to sync: when somebody waits for it. What nobody waits for the tier
- * commits in its own time. */
+/* Eager, parent first: which block goes to disk next, and when the device is asked to sync: when somebody waits for it.
+ * What nobody waits for the tier commits in its own time. */
 #include "internal.h"
 
 #define FLUSH_RETRY_NS    UINT64_C(1000000000)
@@ -37,8 +37,8 @@ void kvd_writes_pause(kvd_core_t *core)
 	}
 }
 
-/* The run's first block that is in the CPU set, not on disk and not on its way there; KVD_NONE: none. What is in flight or WRITTEN lies
- * right behind the disk set, so this looks at few. */
+/* The run's first block that is in the CPU set, not on disk and not on its way there; KVD_NONE: none. What is in flight
+ * or WRITTEN lies right behind the disk set, so this looks at few. */
 static uint32_t first_unwritten(const kvd_core_t *core, const kvd_node_t *node)
 {
 	for (uint32_t pos = node->n[KVD_DISK]; pos < node->n[KVD_CPU]; pos++) {
@@ -145,7 +145,8 @@ int kvd_writes_run(kvd_core_t *core)
 	return started;
 }
 
-/* Runs keep the answer for the rest of the look, so that each is visited once however many acknowledgements are owed below it (decision 026). */
+/* Runs keep the answer for the rest of the look, so that each is visited once however many acknowledgements are owed
+ * below it (decision 026). */
 int kvd_write_expected(kvd_core_t *core, uint32_t id)
 {
 	const uint64_t yes = core->durable_question, no = yes - 1;

@@ -21,8 +21,8 @@ typedef struct kvd_area {
 
 /* bytes is rounded up to whole pages. KV_ERR_LIMIT: no descriptor is left; KV_ERR_NOMEM. */
 kv_status_t kvd_area_create(const char *name, size_t bytes, kvd_area_writer_t writer, kvd_area_t *p_area);
-/* The same on reserved huge pages (vm.nr_hugepages) when there are enough: a reader that hops through a large area then misses the caches once a
- * hop instead of three times. Else ordinary pages. */
+/* The same on reserved huge pages (vm.nr_hugepages) when there are enough: a reader that hops through a large area then
+ * misses the caches once a hop instead of three times. Else ordinary pages. */
 kv_status_t kvd_area_create_huge(const char *name, size_t bytes, kvd_area_writer_t writer, kvd_area_t *p_area);
 /* An area of KVD_AREA_NONE is fine. */
 void kvd_area_destroy(kvd_area_t *area);

@@ -55,7 +55,7 @@ typedef struct kvd_attach {
 	char reason[192];
 } kvd_attach_t;
 
-/* ---- resets noted while the tier was off ------------------------------------------------------------------------------------ */
+/* ---- resets noted while the tier was off ----------------------------------------------------- */
 
 static int open_notes(const kvd_host_t *host, int flags, char path[KV_OPTION_STRING_MAX + 16])
 {
@@ -154,7 +154,8 @@ static kv_status_t begin_epochs(const kvd_host_t *host, kvs_tier_t *tier, kvd_re
 	return status == KV_ERR_BUSY ? KV_PENDING : status;
 }
 
-/* Noted resets become epochs on disk. KV_PENDING: call it again. KV_OK: they are, and no note has come since; the next call begins anew, as after a failure. */
+/* Noted resets become epochs on disk. KV_PENDING: call it again. KV_OK: they are, and no note has come since; the next
+ * call begins anew, as after a failure. */
 static kv_status_t record_resets(const kvd_host_t *host, kvs_tier_t *tier, kvd_recording_t *recording)
 {
 	kvd_recording_t end;
@@ -187,7 +188,7 @@ static void forget_resets(const kvd_host_t *host)
 	(void)unlink(path);
 }
 
-/* ---- opening ---------------------------------------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 int kvd_attach_may_pass(kv_status_t status)
 {
@@ -255,7 +256,8 @@ static void set_timer(const kvd_attach_t *attach, uint64_t in_ns)
 	(void)timerfd_settime(attach->timer.fd, 0, &when, NULL);
 }
 
-/* Tries until the tier opens, then stays: the tier's metadata process lives no longer than the thread that has started it. */
+/* Tries until the tier opens, then stays: the tier's metadata process lives no longer than the thread that has started
+ * it. */
 static void *try_main(void *arg)
 {
 	kvd_attach_t *attach = arg;
@@ -307,7 +309,7 @@ static void stop_thread(kvd_attach_t *attach)
 	}
 }
 
-/* ---- the core loop ------------------------------------------------------------------------------------------------------------- */
+/* ---- the core loop --------------------------------------------------------------------------- */
 
 static void show_state(kvd_host_t *host, kvs_health_t health)
 {
@@ -331,7 +333,8 @@ static void attached(kvd_host_t *host, kvd_attach_t *attach)
 	kv_log(KV_LOG_INFO, "io", "the disk tier is attached");
 }
 
-/* KV_PENDING: look again after *p_wait_ns. In the last iteration no request comes between the epochs of resets made meanwhile and the blocks. */
+/* KV_PENDING: look again after *p_wait_ns. In the last iteration no request comes between the epochs of resets made
+ * meanwhile and the blocks. */
 static kv_status_t take_in(kvd_host_t *host, kvd_attach_t *attach, uint64_t *p_wait_ns)
 {
 	kv_status_t status;

@@ -1,9 +1,11 @@
 /* daemon/io/attach.h -- a disk tier that cannot be opened is a tier switched off, and tried again until it opens.
  *
- *   world opens --device error, full--> OFF: a thread tries, with growing pauses --it opens--> the core loop attaches it
+ *   world opens --device error, full--> OFF: a thread tries, with growing pauses
+ *       --it opens--> the core loop attaches it
  *
- * While it is off nobody knows the true epochs of its spaces: spaces have random ones (kvd_core_attach() ends those), and each reset is noted in a file
- * of run_dir before it is answered. Noted resets become new epochs on disk before any block of the tier is taken in, after a crash too.
+ * While it is off nobody knows the true epochs of its spaces: spaces have random ones (kvd_core_attach() ends those),
+ * and each reset is noted in a file of run_dir before it is answered. Noted resets become new epochs on disk before any
+ * block of the tier is taken in, after a crash too.
  */
 #ifndef KVD_IO_ATTACH_H
 #define KVD_IO_ATTACH_H

@@ -1,4 +1,5 @@
-/* STATUS, STATS, CHECK and CONFIG as JSON. A document speaks of the asker's namespace and of the daemon as a whole, never of another namespace. */
+/* STATUS, STATS, CHECK and CONFIG as JSON. A document speaks of the asker's namespace and of the daemon as a whole,
+ * never of another namespace. */
 #include "io/attach.h"
 #include "io/session.h"
 
@@ -10,7 +11,7 @@
 
 #define FD_SLACK 64u /* slot files, metadata files and HTTP connections come and go */
 
-/* ---- status ---------------------------------------------------------------------------------------------------------- */
+/* ---- status ---------------------------------------------------------------------------------- */
 
 /* `off`: NULL is a tier that is off, and not one that is not there. */
 static void put_tier(kv_text_t *text, const char *name, kvs_tier_t *tier, int off)
@@ -134,7 +135,8 @@ static void put_sessions(kvd_host_t *host, const kvd_namespace_t *ns, kv_text_t 
 	kv_text_addf(text, "]");
 }
 
-/* Room for what a snprintf-like function of another part writes; its answer is added to len, so that what is too long is refused as a whole. */
+/* Room for what a snprintf-like function of another part writes; its answer is added to len, so that what is too long
+ * is refused as a whole. */
 static char *rest(kv_text_t *text, size_t *p_cap)
 {
 	*p_cap = text->len < text->cap ? text->cap - text->len : 0;
@@ -172,7 +174,7 @@ static void status_json(kvd_host_t *host, const kvd_namespace_t *ns, uint32_t de
 	kv_text_addf(text, "}");
 }
 
-/* ---- check ----------------------------------------------------------------------------------------------------------- */
+/* ---- check ----------------------------------------------------------------------------------- */
 
 static void put_check(kv_text_t *text, const char *name, const char *promise, int ok, const char *detail)
 {
@@ -233,7 +235,8 @@ uint32_t kvd_count_fds(void)
 	return n > 3 ? n - 3 : 0; /* "." and ".." and the directory itself */
 }
 
-/* What is open beyond a session's socket and a member's two must not grow: the daemon's own are counted once it has started. */
+/* What is open beyond a session's socket and a member's two must not grow: the daemon's own are counted once it has
+ * started. */
 static uint32_t check_fds(kvd_host_t *host, kv_text_t *text)
 {
 	uint32_t open = kvd_count_fds();
@@ -269,7 +272,7 @@ static uint32_t check_json(kvd_host_t *host, kv_text_t *text)
 	return failed;
 }
 
-/* ---- the requests ---------------------------------------------------------------------------------------------------- */
+/* ---- the requests ---------------------------------------------------------------------------- */
 
 kv_status_t kvd_document_request(kvd_host_t *host, kvd_call_t *call)
 {

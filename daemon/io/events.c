@@ -21,7 +21,8 @@
 #define RECORDS_A_TURN 16 /* of one feed, before subscribers are sent what there is */
 #define HITS_SHARE     16 /* hits are small: their log is this part of the events' */
 
-/* What is said of a batch and of an event in msgpack, at most: numbers and names of fields; then by block, by token and by byte of the adapter's name. */
+/* What is said of a batch and of an event in msgpack, at most: numbers and names of fields; then by block, by token and
+ * by byte of the adapter's name. */
 #define PAYLOAD_MAX (KVD_ZMTP_MESSAGE_MAX - KVD_ZMTP_HEAD_MAX)
 #define BATCH_BYTES 32u
 #define EVENT_BYTES 320u
@@ -68,7 +69,7 @@ struct kvd_publisher {
 	_Atomic int stop;
 };
 
-/* ---- core loop side -------------------------------------------------------------------------------------------------- */
+/* ---- core loop side -------------------------------------------------------------------------- */
 
 static double wall_clock(void)
 {
@@ -158,8 +159,9 @@ static void pack(feed_t *feed, const kvd_event_t *event)
 		     !put(&feed->ring, event->lora, packed.lora);
 }
 
-/* A message has at most 64 KiB, so a batch becomes several, each with a number of its own. An event that fits none is cut between blocks: each
- * piece is the child of the one before. Tokens of one block that fit no message are left out, as if the engine had given none. */
+/* A message has at most 64 KiB, so a batch becomes several, each with a number of its own. An event that fits none is
+ * cut between blocks: each piece is the child of the one before. Tokens of one block that fit no message are left out,
+ * as if the engine had given none. */
 void kvd_publisher_event(kvd_publisher_t *publisher, const kvd_event_t *event)
 {
 	feed_t *feed = feed_of(publisher, event->ns);
@@ -221,7 +223,7 @@ void kvd_publisher_hit(kvd_publisher_t *publisher, uint32_t ns_index, const kv_r
 	wake(publisher);
 }
 
-/* ---- publisher thread ------------------------------------------------------------------------------------------------ */
+/* ---- publisher thread ------------------------------------------------------------------------ */
 
 static size_t padded(size_t n)
 {
@@ -395,7 +397,7 @@ static void *publish_thread(void *arg)
 	return NULL;
 }
 
-/* ---- open and close -------------------------------------------------------------------------------------------------- */
+/* ---- open and close -------------------------------------------------------------------------- */
 
 static kvd_zmtp_t *endpoint_open(kvd_publisher_t *publisher, const feed_t *feed, const kvd_publisher_config_t *config,
 				 const char *kind, uint64_t log_bytes)

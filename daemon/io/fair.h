@@ -1,10 +1,12 @@
 /* daemon/io/fair.h -- whose source is served next: namespaces in turn, each for one quantum (decision 033).
  *
- *   idle --kvd_fair_add--> queued in its namespace's flow --kvd_fair_serve--> ready() --1: there is more--> queued again, behind the others of its flow
+ *   idle --kvd_fair_add--> queued in its namespace's flow --kvd_fair_serve--> ready()
+ *       --1: there is more--> queued again, behind the others of its flow
  *                                                                                     --0--> idle
  *
- * What waits longest for one that has just become ready is what a quantum of each other namespace takes, and the piece that was begun before. A piece is
- * what ready() does at once: one accept, one receive, frames until the quantum is over, the end of one session.
+ * What waits longest for one that has just become ready is what a quantum of each other namespace takes, and the piece
+ * that was begun before. A piece is what ready() does at once: one accept, one receive, frames until the quantum is
+ * over, the end of one session.
  */
 #ifndef KVD_IO_FAIR_H
 #define KVD_IO_FAIR_H

@@ -1,7 +1,8 @@
 /* daemon/io/host.h -- everything one running daemon owns: the core's host.
  *
- * One thread, the core loop (loop.c), owns all of it. Two other threads see only what is named here: the publisher (events.h) reads its own rings, and
- * the HTTP thread (http.h) reads `metrics`, counts there, and reads the three atomics of `health`.
+ * One thread, the core loop (loop.c), owns all of it. Two other threads see only what is named here: the publisher
+ * (events.h) reads its own rings, and the HTTP thread (http.h) reads `metrics`, counts there, and reads the three
+ * atomics of `health`.
  *
  *   loop.c      iterations: wait, handle, tick            request.c   one decoded request -> reply
  *   listener.c  one socket a namespace, accept          join.c      members, instances and their shared areas
@@ -132,7 +133,7 @@ struct kvd_host {
 #define KVD_TEXT_SCRATCH  ((size_t)KV_MAX_JSON + 1u)
 #define KVD_FRAME_SCRATCH ((size_t)KV_MAX_JSON + 65536u)
 
-/* ---- loop.c ------------------------------------------------------------------------------------------------------------ */
+/* ---- loop.c ---------------------------------------------------------------------------------- */
 
 kv_status_t kvd_loop_init(kvd_host_t *host);
 void kvd_loop_fini(kvd_host_t *host);
@@ -142,12 +143,13 @@ void kvd_loop_change(kvd_host_t *host, kvd_source_t *source, uint32_t events);
 void kvd_loop_remove(kvd_host_t *host, kvd_source_t *source);
 /* Watch host->disk. */
 kv_status_t kvd_loop_disk(kvd_host_t *host);
-/* One iteration: wait at most wait_ns, handle a quantum of each namespace, tick. Returns how long the next one may wait. */
+/* One iteration: wait at most wait_ns, handle a quantum of each namespace, tick. Returns how long the next one may
+ * wait. */
 uint64_t kvd_loop_iterate(kvd_host_t *host, uint64_t wait_ns);
 /* Until SIGTERM, SIGINT or the end of the keeper. */
 void kvd_loop_run(kvd_host_t *host);
 
-/* ---- listener.c -------------------------------------------------------------------------------------------------------- */
+/* ---- listener.c ------------------------------------------------------------------------------ */
 
 /* Mirrors, namespaces in the core, recovery of the disk tier, then the sockets. `detail` gets a sentence. */
 kv_status_t kvd_listeners_open(kvd_host_t *host, char *detail, size_t cap);
@@ -158,7 +160,7 @@ void kvd_namespaces_free(kvd_host_t *host);
 /* Descriptors may be there again: accept goes on. */
 void kvd_listeners_resume(kvd_host_t *host);
 
-/* ---- world.c ----------------------------------------------------------------------------------------------------------- */
+/* ---- world.c --------------------------------------------------------------------------------- */
 
 /* Open the tiers; fill host->world and host->core_config. */
 kv_status_t kvd_world_open(kvd_host_t *host, char *detail, size_t cap);
@@ -171,11 +173,12 @@ void kvd_send_notice(kvd_host_t *host, kvd_session_t *session, uint16_t code, co
 /* Pass the events of the call that has just ended on as one batch. */
 void kvd_world_commit(kvd_host_t *host);
 
-/* ---- slabs.c ------------------------------------------------------------------------------------------------------------- */
+/* ---- slabs.c --------------------------------------------------------------------------------- */
 
 kv_status_t kvd_slabs_open(kvd_host_t *host);
 void kvd_slabs_close(kvd_host_t *host);
-/* Tell members of slabs that were carved or retired since the last call; call it before anything that can name their slots is sent. */
+/* Tell members of slabs that were carved or retired since the last call; call it before anything that can name their
+ * slots is sent. */
 void kvd_slabs_sync(kvd_host_t *host);
 /* Tell one new member of all slabs of its namespace. */
 void kvd_slabs_greet(kvd_host_t *host, kvd_session_t *session);
@@ -185,7 +188,7 @@ void kvd_slabs_member_gone(kvd_host_t *host, kvd_member_t member);
 /* Once a turn: give back the memory of retired slabs that nobody maps, or has mapped for too long. */
 void kvd_slabs_turn(kvd_host_t *host);
 
-/* ---- join.c ------------------------------------------------------------------------------------------------------------ */
+/* ---- join.c ---------------------------------------------------------------------------------- */
 
 /* NULL when it is unknown. The other two take NULL. */
 kvd_member_entry_t *kvd_entry_find(kvd_host_t *host, kvd_member_t id);
@@ -195,7 +198,8 @@ kvd_session_t *kvd_entry_session(const kvd_member_entry_t *member);
 void kvd_entry_quiet(kvd_host_t *host, kvd_member_entry_t *member, const kv_msg_quiet_t *ask);
 /* The session of a member is at end of file. */
 void kvd_entry_session_ended(kvd_host_t *host, kvd_member_entry_t *member);
-/* Copy reports out of the rings, a bounded number each and a bounded number in all: the next call goes on. 1: it has to. */
+/* Copy reports out of the rings, a bounded number each and a bounded number in all: the next call goes on. 1: it has
+ * to. */
 int kvd_entries_drain(kvd_host_t *host);
 /* Free some members that have gone and the areas of an instance the core has done with. 1: there may be more. */
 int kvd_entries_reap(kvd_host_t *host);

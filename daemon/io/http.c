@@ -32,7 +32,7 @@ struct kvd_http {
 	uint32_t clients, most;
 };
 
-/* ---- connections: when there are too many, the oldest makes room --------------------------------------------------------- */
+/* ---- connections: when there are too many, the oldest makes room ----------------------------- */
 
 static void unlink_client(kvd_http_t *http, client_t *client)
 {
@@ -45,7 +45,8 @@ static void unlink_client(kvd_http_t *http, client_t *client)
 	http->clients--;
 }
 
-/* Who is slow to ask or to read keeps nobody out: a probe is answered long before it is the oldest. The library closes what is shut down. */
+/* Who is slow to ask or to read keeps nobody out: a probe is answered long before it is the oldest. The library closes
+ * what is shut down. */
 static void connection_began(kvd_http_t *http, struct MHD_Connection *connection, client_t **p_client)
 {
 	const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
@@ -81,7 +82,7 @@ static void connection_changed(void *cls, struct MHD_Connection *connection, voi
 	}
 }
 
-/* ---- answers --------------------------------------------------------------------------------------------------------------- */
+/* ---- answers --------------------------------------------------------------------------------- */
 
 static enum MHD_Result answer(struct MHD_Connection *connection, unsigned code, const char *type, const char *text)
 {

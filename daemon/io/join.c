@@ -44,7 +44,7 @@ struct kvd_member_entry {
 	int fired; /* the pidfd has: it touches nothing any more */
 };
 
-/* ---- finding --------------------------------------------------------------------------------------------------------- */
+/* ---- finding --------------------------------------------------------------------------------- */
 
 static kvd_member_entry_t **bucket_of(kvd_host_t *host, kvd_member_t id)
 {
@@ -127,7 +127,7 @@ uint32_t kvd_entries_fds(const kvd_host_t *host)
 	return n;
 }
 
-/* ---- reports --------------------------------------------------------------------------------------------------------- */
+/* ---- reports --------------------------------------------------------------------------------- */
 
 /* A word a client writes while we read it: the same value twice, or none. */
 static int stable_word(const void *word, uint64_t *p_value)
@@ -217,7 +217,7 @@ kv_status_t kvd_entry_staging(void *ctx, kvd_member_t id, uint64_t first, uint32
 			      (size_t)words * sizeof(uint64_t));
 }
 
-/* ---- the end --------------------------------------------------------------------------------------------------------- */
+/* ---- the end --------------------------------------------------------------------------------- */
 
 static void member_gone(kvd_host_t *host, kvd_member_entry_t *member)
 {
@@ -249,8 +249,8 @@ static int is_live(const kvd_member_entry_t *member)
 	return !member->fired && poll(&look, 1, 0) == 0;
 }
 
-/* Is `open` a later connection of the attachment that `closed` was one of? Only that one knows when its copies have ended (decision 030). A process id is
- * nobody else's while its process lives, so both must. */
+/* Is `open` a later connection of the attachment that `closed` was one of? Only that one knows when its copies have
+ * ended (decision 030). A process id is nobody else's while its process lives, so both must. */
 static int same_attachment(const kvd_member_entry_t *closed, const kvd_member_entry_t *open)
 {
 	return open != closed && open->session && !closed->session && closed->process != 0 && closed->attachment != 0 &&
@@ -266,7 +266,8 @@ static void absorb(kvd_host_t *host, kvd_member_entry_t *closed, const kvd_membe
 	member_gone(host, closed);
 }
 
-/* A connection has ended: is there a newer one? It may have joined, and spoken for this one, before the end was seen. */
+/* A connection has ended: is there a newer one? It may have joined, and spoken for this one, before the end was
+ * seen. */
 static void hand_over(kvd_host_t *host, kvd_member_entry_t *closed)
 {
 	for (uint32_t i = 0; i < KVD_MEMBER_BUCKETS; i++) {
@@ -417,7 +418,7 @@ void kvd_entries_fini(kvd_host_t *host)
 	}
 }
 
-/* ---- JOIN ------------------------------------------------------------------------------------------------------------ */
+/* ---- JOIN ------------------------------------------------------------------------------------ */
 
 /* The areas of a new member: its own, and its instance's when that is new. */
 static kv_status_t member_area(const kvd_options_t *options, const kv_msg_join_t *ask, kvd_member_entry_t *member)
@@ -532,7 +533,8 @@ err_free:
 	return status;
 }
 
-/* Slots that a member's death frees wait for its pidfd: a pidfd of somebody else would free them too early or never (decision 026). */
+/* Slots that a member's death frees wait for its pidfd: a pidfd of somebody else would free them too early or never
+ * (decision 026). */
 static kv_status_t pidfd_allowed(kvd_host_t *host, kvd_call_t *call, uint64_t *p_process)
 {
 	kvd_pidfd_t whose = call->fd_count == 1 ? kvd_pidfd_check(call->session, p_process) : KVD_PIDFD_BAD;
@@ -553,7 +555,8 @@ static kv_status_t pidfd_allowed(kvd_host_t *host, kvd_call_t *call, uint64_t *p
 	return KV_OK;
 }
 
-/* Nothing is lent that its death would have to free: the mirror is read-only, and the connection all that there is to end. */
+/* Nothing is lent that its death would have to free: the mirror is read-only, and the connection all that there is to
+ * end. */
 static kv_status_t join_to_match(kvd_host_t *host, kvd_call_t *call)
 {
 	const kvd_area_t *mirror = &call->session->ns->mirror;

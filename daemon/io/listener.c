@@ -19,7 +19,7 @@
 #define OWN_FDS         128u /* of the daemon itself, and ... */
 #define OWN_FDS_OF_ONE  8u   /* ... of a namespace: its socket, its mirror, its endpoints */
 
-/* ---- without descriptors --------------------------------------------------------------------------------------------- */
+/* ---- without descriptors --------------------------------------------------------------------- */
 
 static void spares_fill(kvd_host_t *host)
 {
@@ -30,8 +30,8 @@ static void spares_fill(kvd_host_t *host)
 	}
 }
 
-/* Who comes first in the queue is known when he has a descriptor: an operator keeps it, others are refused, so that they do not hold the queue.
- * 0: none is to spare, or nobody waits. */
+/* Who comes first in the queue is known when he has a descriptor: an operator keeps it, others are refused, so that
+ * they do not hold the queue. 0: none is to spare, or nobody waits. */
 static int accept_with_spare(kvd_host_t *host, kvd_namespace_t *ns)
 {
 	int fd;
@@ -141,7 +141,8 @@ static uint32_t part_of(uint64_t total, double fit, uint32_t namespaces)
 	return part > 0 ? (uint32_t)part : 1;
 }
 
-/* Equal parts of the limits; less where the process may not have the descriptors that they promise, so that no namespace uses up another's. */
+/* Equal parts of the limits; less where the process may not have the descriptors that they promise, so that no
+ * namespace uses up another's. */
 static void parts_make(kvd_host_t *host)
 {
 	const kvd_options_t *options = host->options;

@@ -52,7 +52,7 @@ void kvd_loop_remove(kvd_host_t *host, kvd_source_t *source)
 	(void)epoll_ctl(host->epoll_fd, EPOLL_CTL_DEL, source->fd, NULL);
 }
 
-/* ---- sources of the loop itself -------------------------------------------------------------------------------------- */
+/* ---- sources of the loop itself -------------------------------------------------------------- */
 
 /* SIGHUP has the precedence of the start: file, environment, command line. It is taken whole or not at all. */
 static void reload(kvd_host_t *host)
@@ -171,7 +171,7 @@ void kvd_loop_fini(kvd_host_t *host)
 	}
 }
 
-/* ---- an iteration ----------------------------------------------------------------------------------------------------- */
+/* ---- an iteration ---------------------------------------------------------------------------- */
 
 static int sleep_for(kvd_host_t *host, struct epoll_event *events, uint64_t ns)
 {
@@ -185,7 +185,8 @@ static int sleep_for(kvd_host_t *host, struct epoll_event *events, uint64_t ns)
 	return n < 0 ? 0 : n;
 }
 
-/* Somebody who has just asked will probably ask again: look before sleeping. Returns events, or 0 with host->frames > 0, or 0: time is over. */
+/* Somebody who has just asked will probably ask again: look before sleeping. Returns events, or 0 with host->frames >
+ * 0, or 0: time is over. */
 static int spin(kvd_host_t *host, struct epoll_event *events, uint64_t until_ns)
 {
 	while ((host->look_ns = kv_now_ns(host->env)) < until_ns) {
@@ -258,8 +259,8 @@ static int housekeeping(kvd_host_t *host)
 	return kvd_entries_reap(host) || more;
 }
 
-/* How long to look for the next request: twice the gap that requests have lately had, if that is within the option; else a moment for the
- * request that often follows at once. A daemon nobody asks sleeps. */
+/* How long to look for the next request: twice the gap that requests have lately had, if that is within the option;
+ * else a moment for the request that often follows at once. A daemon nobody asks sleeps. */
 static void set_busy(kvd_host_t *host, uint64_t now)
 {
 	uint64_t gap = now - host->asked_ns, most = host->options->spin;
@@ -282,7 +283,8 @@ static uint64_t longest_sleep(kvd_host_t *host, uint64_t slept_ns, uint64_t wait
 	return now < host->hurried_until_ns ? HURRIED_NS : HEARTBEAT_NS;
 }
 
-/* What is still queued from an earlier iteration would be reported again and again, before what has just come: once more, then not until it is served. */
+/* What is still queued from an earlier iteration would be reported again and again, before what has just come: once
+ * more, then not until it is served. */
 static void silence(kvd_host_t *host, kvd_source_t *source)
 {
 	kvd_loop_change(host, source, EPOLLIN | EPOLLONESHOT);

@@ -16,8 +16,8 @@
 #define SO_PEERPIDFD 77 /* asm-generic/socket.h of 6.5 and later */
 #endif
 
-/* A number that tells the pidfd's process from all others that live, whatever namespace they are in: in pidfs (Linux 6.9) the inode is the process.
- * 0: an older kernel. */
+/* A number that tells the pidfd's process from all others that live, whatever namespace they are in: in pidfs (Linux
+ * 6.9) the inode is the process. 0: an older kernel. */
 static uint64_t inode_of(int fd)
 {
 	struct statfs fs;
@@ -79,7 +79,8 @@ kvd_pidfd_t kvd_pidfd_check(const kvd_session_t *session, uint64_t *p_process)
 	}
 	inode = inode_of(fd);
 	*p_process = inode ? inode : (uint64_t)pid;
-	/* The kernel says who sent it, and a live process shares its id with nobody. Where we do not see that id, the connection's opener must do. */
+	/* The kernel says who sent it, and a live process shares its id with nobody. Where we do not see that id, the
+	 * connection's opener must do. */
 	if (pid > 0 && session->fds_sender > 0) {
 		return pid == session->fds_sender ? KVD_PIDFD_OWN : KVD_PIDFD_UNPROVED;
 	}

@@ -1,4 +1,5 @@
-/* Records between two threads. Each is a word with its length, then its bytes. Behind the ring's end is as much memory again for the one that crosses it. */
+/* Records between two threads. Each is a word with its length, then its bytes. Behind the ring's end is as much memory
+ * again for the one that crosses it. */
 #include "io/ring.h"
 
 #include <stdlib.h>

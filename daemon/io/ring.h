@@ -1,7 +1,7 @@
 /* daemon/io/ring.h -- a bounded ring of records of bytes between two threads: one writes, one reads, no lock.
  *
- * A record is built piece by piece and lies in one piece: there is room behind the ring's end for the one that crosses it. A record that fits an
- * empty ring is taken wherever it begins. Only a committed record is seen.
+ * A record is built piece by piece and lies in one piece: there is room behind the ring's end for the one that crosses
+ * it. A record that fits an empty ring is taken wherever it begins. Only a committed record is seen.
  */
 #ifndef KVD_IO_RING_H
 #define KVD_IO_RING_H
@@ -20,11 +20,13 @@ typedef struct kvd_ring {
 	_Alignas(64) _Atomic uint64_t tail; /* stored by the reader */
 } kvd_ring_t;
 
-/* size is rounded down to a power of two, at least 4096. As much again lies behind it, touched as far as a record has gone there. KV_ERR_NOMEM. */
+/* size is rounded down to a power of two, at least 4096. As much again lies behind it, touched as far as a record has
+ * gone there. KV_ERR_NOMEM. */
 kv_status_t kvd_ring_init(kvd_ring_t *ring, uint64_t size);
 void kvd_ring_fini(kvd_ring_t *ring);
 
-/* Writer. n more bytes (rounded up to 8, 8-aligned) of the record being built. NULL: no room, the record is still there. */
+/* Writer. n more bytes (rounded up to 8, 8-aligned) of the record being built. NULL: no room, the record is still
+ * there. */
 void *kvd_ring_extend(kvd_ring_t *ring, size_t n);
 /* Beginning of the record being built. */
 void *kvd_ring_record(kvd_ring_t *ring);

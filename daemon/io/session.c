@@ -15,7 +15,7 @@
 
 static int session_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events);
 
-/* ---- birth and death ------------------------------------------------------------------------------------------------- */
+/* ---- birth and death ------------------------------------------------------------------------- */
 
 static struct ucred peer_of(int fd)
 {
@@ -40,7 +40,8 @@ int kvd_peer_is_operator(int fd)
 	return is_operator(peer_of(fd).uid);
 }
 
-/* Is there room in its namespace's part, or in the operators' reserve? What a tenant takes never keeps an operator out (decision 026). */
+/* Is there room in its namespace's part, or in the operators' reserve? What a tenant takes never keeps an operator out
+ * (decision 026). */
 static int has_room(const kvd_host_t *host, kvd_session_t *session)
 {
 	const kvd_part_t *used = &session->ns->used;
@@ -194,7 +195,7 @@ void kvd_sessions_fini(kvd_host_t *host)
 	}
 }
 
-/* ---- output ---------------------------------------------------------------------------------------------------------- */
+/* ---- output ---------------------------------------------------------------------------------- */
 
 /* Send what the socket takes from offset *p_done on. KV_PENDING: it is full; KV_ERR_CLOSED: the peer reads no more. */
 static kv_status_t push(int fd, const kv_frame_header_t *header, const uint8_t *body, const int *fds, size_t *p_done)
@@ -240,7 +241,8 @@ static void enqueue(kvd_host_t *host, kvd_session_t *session, const kvd_out_t *h
 	session->out_bytes += bytes;
 }
 
-/* What was to be sent is lost. A peer that has gone misses nothing, and what it has sent still counts; one that is there would wait for it. */
+/* What was to be sent is lost. A peer that has gone misses nothing, and what it has sent still counts; one that is
+ * there would wait for it. */
 static void give_up(kvd_host_t *host, kvd_session_t *session, kv_status_t status)
 {
 	if (status == KV_ERR_CLOSED) {
@@ -317,7 +319,7 @@ void kvd_session_forget(kvd_session_t *session, const int fds[2])
 	}
 }
 
-/* ---- input ----------------------------------------------------------------------------------------------------------- */
+/* ---- input ----------------------------------------------------------------------------------- */
 
 /* A line is written at once, and a namespace can have any number of frames refused. */
 static void log_refusal(kvd_host_t *host, kvd_session_t *session, kv_status_t status)
@@ -337,7 +339,8 @@ static void log_refusal(kvd_host_t *host, kvd_session_t *session, kv_status_t st
 	ns->refusals_unlogged = 0;
 }
 
-/* The peer has broken the protocol, or there is no room for its frame: count, say why if its header can be trusted, end. */
+/* The peer has broken the protocol, or there is no room for its frame: count, say why if its header can be trusted,
+ * end. */
 static void refuse(kvd_host_t *host, kvd_session_t *session, const kv_frame_header_t *header, kv_status_t status)
 {
 	kv_metric_t metric = status == KV_ERR_VERSION   ? KV_M_FRAMES_VERSION
@@ -359,7 +362,8 @@ static void refuse(kvd_host_t *host, kvd_session_t *session, const kv_frame_head
 	kvd_session_doom(host, session);
 }
 
-/* A whole frame at in_off? KV_PENDING: not yet; *p_need is its length as far as it is known. Other values: it is bad. */
+/* A whole frame at in_off? KV_PENDING: not yet; *p_need is its length as far as it is known. Other values: it is
+ * bad. */
 static kv_status_t look(const kvd_session_t *session, kv_frame_header_t *header, size_t *p_need)
 {
 	size_t have = session->in_len - session->in_off;
@@ -384,8 +388,8 @@ static kv_status_t look(const kvd_session_t *session, kv_frame_header_t *header,
 	return have < *p_need ? KV_PENDING : KV_OK;
 }
 
-/* Handle whole frames until the quantum is over, at least one and at most *p_left. KV_OK: there are more; KV_PENDING: all are done, `need` bytes make the
- * next. */
+/* Handle whole frames until the quantum is over, at least one and at most *p_left. KV_OK: there are more; KV_PENDING:
+ * all are done, `need` bytes make the next. */
 static kv_status_t take_frames(kvd_host_t *host, kvd_session_t *session, uint32_t *p_left, size_t *p_need)
 {
 	const uint64_t limit = host->options->limits_frames_turn;

@@ -2,9 +2,10 @@
  *
  *   NEW --HELLO--> OPEN --JOIN--> OPEN as a member          any --bad frame, overflow, end of file--> doomed
  *
- * NEW: a body of at most 64 KiB, one second, one request. A doomed session handles nothing more and is freed when its namespace is served
- * next (fair.h), so that no call frame below still holds it. Output that the socket does not take at once waits in a bounded queue; input waits in a bounded buffer that grows
- * with the bytes that have come, never with what a header claims.
+ * NEW: a body of at most 64 KiB, one second, one request. A doomed session handles nothing more and is freed when its
+ * namespace is served next (fair.h), so that no call frame below still holds it. Output that the socket does not take
+ * at once waits in a bounded queue; input waits in a bounded buffer that grows with the bytes that have come, never
+ * with what a header claims.
  */
 #ifndef KVD_IO_SESSION_H
 #define KVD_IO_SESSION_H
@@ -69,7 +70,7 @@ void kvd_session_doom(kvd_host_t *host, kvd_session_t *session);
 int kvd_sessions_expire(kvd_host_t *host, uint64_t now_ns);
 void kvd_sessions_fini(kvd_host_t *host);
 
-/* ---- request.c --------------------------------------------------------------------------------------------------------- */
+/* ---- request.c ------------------------------------------------------------------------------- */
 
 /* A request on its way. */
 typedef struct kvd_call {
@@ -92,7 +93,7 @@ void kvd_request_answer(kvd_host_t *host, const kvd_call_t *call, kv_status_t st
 void kvd_request_late(void *ctx, kvd_member_t member, uint16_t code, uint64_t frame_id, kv_status_t status,
 		      const kv_msg_t *reply);
 
-/* ---- pidfd.c ----------------------------------------------------------------------------------------------------------- */
+/* ---- pidfd.c --------------------------------------------------------------------------------- */
 
 typedef enum kvd_pidfd {
 	KVD_PIDFD_BAD,      /* no pidfd, or of a process that has ended */
@@ -100,7 +101,8 @@ typedef enum kvd_pidfd {
 	KVD_PIDFD_OWN,      /* of the very process that sent it */
 } kvd_pidfd_t;
 
-/* Whose pidfd is fds[0] of the session? *p_process, unless it is bad: a number that no other live process has; 0: it cannot be told. */
+/* Whose pidfd is fds[0] of the session? *p_process, unless it is bad: a number that no other live process has; 0: it
+ * cannot be told. */
 kvd_pidfd_t kvd_pidfd_check(const kvd_session_t *session, uint64_t *p_process);
 
 /* join.c, space.c, document.c */

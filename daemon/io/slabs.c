@@ -3,9 +3,10 @@
  *   NONE --carved--> TOLD --retired--> LEAVING --nobody maps it--> NONE
  *                                      LEAVING --too long--> KEPT (its pages are taken away) --nobody maps it--> NONE
  *
- * Nothing names a slot of a retired slab, so nothing is read or written there; what is waited for is memory, and it is not waited for long: an engine that
- * is idle may not look at its socket for minutes. Pages that a member has pinned for a device stay its own when they are taken away. Members that may do
- * that look at their socket all the time, and what those that do not answer may keep so is bounded.
+ * Nothing names a slot of a retired slab, so nothing is read or written there; what is waited for is memory, and it is
+ * not waited for long: an engine that is idle may not look at its socket for minutes. Pages that a member has pinned
+ * for a device stay its own when they are taken away. Members that may do that look at their socket all the time, and
+ * what those that do not answer may keep so is bounded.
  */
 #include "io/session.h"
 
@@ -61,7 +62,7 @@ void kvd_slabs_close(kvd_host_t *host)
 	host->slabs = NULL;
 }
 
-/* ---- telling --------------------------------------------------------------------------------------------------------- */
+/* ---- telling --------------------------------------------------------------------------------- */
 
 static void tell_one(kvd_host_t *host, kvd_session_t *session, const kvs_slab_info_t *info)
 {
@@ -157,7 +158,7 @@ void kvd_slabs_greet(kvd_host_t *host, kvd_session_t *session)
 	}
 }
 
-/* ---- letting go ------------------------------------------------------------------------------------------------------ */
+/* ---- letting go ------------------------------------------------------------------------------ */
 
 static void unmapped_by(told_t *told, kvd_member_t member)
 {

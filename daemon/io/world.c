@@ -6,7 +6,7 @@
 
 #include <stdio.h>
 
-/* ---- what the core calls --------------------------------------------------------------------------------------------- */
+/* ---- what the core calls --------------------------------------------------------------------- */
 
 void kvd_send_notice(kvd_host_t *host, kvd_session_t *session, uint16_t code, const kv_msg_t *msg, const int *fds)
 {
@@ -92,7 +92,7 @@ static void world_drop(void *ctx, const char *name)
 	kvd_keeper_drop(((kvd_host_t *)ctx)->setup->keeper_fd, name);
 }
 
-/* ---- open and close -------------------------------------------------------------------------------------------------- */
+/* ---- open and close -------------------------------------------------------------------------- */
 
 static kv_status_t open_cpu(kvd_host_t *host, char *detail, size_t cap)
 {

@@ -82,7 +82,7 @@ static uint64_t now_ns(void)
 	return (uint64_t)ts.tv_sec * UINT64_C(1000000000) + (uint64_t)ts.tv_nsec;
 }
 
-/* ---- connections ----------------------------------------------------------------------------------------------------- */
+/* ---- connections ----------------------------------------------------------------------------- */
 
 static void peer_close(peer_t *peer)
 {
@@ -175,7 +175,7 @@ static void accept_some(kvd_zmtp_t *zmtp)
 	}
 }
 
-/* ---- the log --------------------------------------------------------------------------------------------------------- */
+/* ---- the log --------------------------------------------------------------------------------- */
 
 static uint64_t end_at(const kvd_zmtp_t *zmtp, uint64_t i)
 {
@@ -224,7 +224,8 @@ static void log_write(kvd_zmtp_t *zmtp, const uint8_t *bytes, size_t n)
 	zmtp->head += n;
 }
 
-/* The peer goes on at the next message; what it has begun to send it sends to its end. 0: there is no memory for that. */
+/* The peer goes on at the next message; what it has begun to send it sends to its end. 0: there is no memory for
+ * that. */
 static int leave_message(peer_t *peer)
 {
 	const kvd_zmtp_t *zmtp = peer->source.zmtp;
@@ -307,7 +308,7 @@ void kvd_zmtp_put(kvd_zmtp_t *zmtp, uint64_t seq, const uint8_t *payload, size_t
 	zmtp->touched = 1;
 }
 
-/* ---- output ---------------------------------------------------------------------------------------------------------- */
+/* ---- output ---------------------------------------------------------------------------------- */
 
 static void wait_writable(peer_t *peer, int on)
 {
@@ -391,7 +392,7 @@ int kvd_zmtp_waiting(const kvd_zmtp_t *zmtp)
 	return 0;
 }
 
-/* ---- input ----------------------------------------------------------------------------------------------------------- */
+/* ---- input ----------------------------------------------------------------------------------- */
 
 static int starts(const uint8_t *body, size_t len, const char *text)
 {
@@ -592,7 +593,7 @@ void kvd_zmtp_tick(kvd_zmtp_t *zmtp)
 	zmtp->ticked_head = zmtp->head;
 }
 
-/* ---- open and close -------------------------------------------------------------------------------------------------- */
+/* ---- open and close -------------------------------------------------------------------------- */
 
 static kv_status_t log_open(kvd_zmtp_t *zmtp, uint64_t bytes)
 {

@@ -1,10 +1,13 @@
-/* zmtp.h -- a ZeroMQ PUB endpoint on a UNIX socket (ZMTP 3.0, rfc.zeromq.org/spec/23) of which every byte is counted (decision 026).
+/* zmtp.h -- a ZeroMQ PUB endpoint on a UNIX socket (ZMTP 3.0, rfc.zeromq.org/spec/23) of which every byte is counted
+ * (decision 026).
  *
- *   accept --greeting--> GREETED --READY--> OPEN          any frame over 512 bytes, other protocol, late handshake--> closed
+ *   accept --greeting--> GREETED
+ *       --READY--> OPEN          any frame over 512 bytes, other protocol, late handshake--> closed
  *
- * An endpoint has one topic, so all subscribers get the same bytes. These lie once, in a log of fixed size; a subscriber is a position in it. One that
- * falls a whole log behind misses the oldest messages: whole ones, and it sees the gap in their numbers. So neither the number of subscribers nor how
- * slowly they read decides how much memory an endpoint takes. A subscription is a counter, whatever its length.
+ * An endpoint has one topic, so all subscribers get the same bytes. These lie once, in a log of fixed size; a
+ * subscriber is a position in it. One that falls a whole log behind misses the oldest messages: whole ones, and it sees
+ * the gap in their numbers. So neither the number of subscribers nor how slowly they read decides how much memory an
+ * endpoint takes. A subscription is a counter, whatever its length.
  *
  * All calls from one thread. Nothing blocks.
  */
@@ -34,7 +37,8 @@ kv_status_t kvd_zmtp_open(const kvd_zmtp_config_t *config, kvd_zmtp_t **p_zmtp);
 /* Close all connections and remove the socket. NULL is fine. */
 void kvd_zmtp_close(kvd_zmtp_t *zmtp);
 
-/* Append a message to the log: topic, number, payload; `len` is at most KVD_ZMTP_MESSAGE_MAX - KVD_ZMTP_HEAD_MAX. The oldest ones give way. */
+/* Append a message to the log: topic, number, payload; `len` is at most KVD_ZMTP_MESSAGE_MAX - KVD_ZMTP_HEAD_MAX. The
+ * oldest ones give way. */
 void kvd_zmtp_put(kvd_zmtp_t *zmtp, uint64_t seq, const uint8_t *payload, size_t len);
 /* Send each subscriber what its socket takes, in turns. 1: there is more that can be sent now. */
 int kvd_zmtp_flush(kvd_zmtp_t *zmtp);
@@ -43,7 +47,8 @@ int kvd_zmtp_waiting(const kvd_zmtp_t *zmtp);
 
 /* epoll has named one of an endpoint's descriptors. */
 void kvd_zmtp_ready(void *source, uint32_t events);
-/* About once a second: close late handshakes, accept again, give memory back that has not been used since the last call. */
+/* About once a second: close late handshakes, accept again, give memory back that has not been used since the last
+ * call. */
 void kvd_zmtp_tick(kvd_zmtp_t *zmtp);
 
 #endif

@@ -248,7 +248,8 @@ static int open_file(const char *path, const char *mode, FILE **p_file)
 	return *p_file ? 0 : -1;
 }
 
-/* 0 when all that was written to it is there; stdio forgets a buffer whose write has failed, so the last flush may find nothing to do. */
+/* 0 when all that was written to it is there; stdio forgets a buffer whose write has failed, so the last flush may find
+ * nothing to do. */
 static int close_file(FILE *file, const char *path)
 {
 	if (!file) {

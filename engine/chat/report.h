@@ -1,4 +1,5 @@
-/* report.h -- what a run of the chat says: a line a request, a row or an object a phase, and the comparison with a run without any cache. */
+/* report.h -- what a run of the chat says: a line a request, a row or an object a phase, and the comparison with a run
+ * without any cache. */
 #ifndef KVE_CHAT_REPORT_H
 #define KVE_CHAT_REPORT_H
 

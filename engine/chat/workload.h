@@ -1,4 +1,5 @@
-/* workload.h -- a chat of several users, made from a seed: shared system prompts, growing conversations, and branches off earlier turns. */
+/* workload.h -- a chat of several users, made from a seed: shared system prompts, growing conversations, and branches
+ * off earlier turns. */
 #ifndef KVE_CHAT_WORKLOAD_H
 #define KVE_CHAT_WORKLOAD_H
 
@@ -38,7 +39,8 @@ int workload_init(workload_t *workload, const workload_options_t *options);
 void workload_fini(workload_t *workload);
 /* Has conversation c a turn t? A branch takes its first turn from its parent. */
 int workload_has(const workload_t *workload, uint32_t c, uint32_t t);
-/* Append the user's message of turn t: the history is then the prompt. Turns of one conversation come in order; a branch after its parent's turn. */
+/* Append the user's message of turn t: the history is then the prompt. Turns of one conversation come in order; a
+ * branch after its parent's turn. */
 void workload_ask(workload_t *workload, uint32_t c, uint32_t t);
 /* Append the answer. */
 void workload_answer(workload_t *workload, uint32_t c, uint32_t t, const uint32_t *tokens, uint32_t n);

@@ -18,7 +18,7 @@ const fake_geometry_t fake_split = {
 const fake_geometry_t fake_opaque = {
 	.block_bytes = 80000, .slot_bytes = 81920, .heads = 1, .leaves = 6, .leaf_bytes = 16384, .page_bytes = 40000};
 
-/* ---- sending ------------------------------------------------------------------------------------------------------------- */
+/* ---- sending --------------------------------------------------------------------------------- */
 
 static void send_frame(fake_session_t *session, kv_frame_header_t *header, const uint8_t *body, const int *fds,
 		       uint32_t fd_count)
@@ -65,7 +65,7 @@ static void session_close(fake_session_t *session)
 	session->fd_count = 0;
 }
 
-/* ---- answering ----------------------------------------------------------------------------------------------------------- */
+/* ---- answering ------------------------------------------------------------------------------- */
 
 static void slab_announce(fake_t *fake, uint32_t at)
 {
@@ -434,7 +434,7 @@ static void *serve(void *arg)
 	return NULL;
 }
 
-/* ---- from the test's thread ---------------------------------------------------------------------------------------------- */
+/* ---- from the test's thread ------------------------------------------------------------------ */
 
 fake_t *fake_start(const char *path, const fake_geometry_t *geometry, uint64_t incarnation)
 {

@@ -344,7 +344,7 @@ kv_status_t fake_explain(fake_t *fake, const kv_msg_explain_t *ask, kv_msg_expla
 	return KV_OK;
 }
 
-/* ---- from the test's thread ---------------------------------------------------------------------------------------------- */
+/* ---- from the test's thread ------------------------------------------------------------------ */
 
 void fake_ready(fake_t *fake, uint32_t ready, kv_status_t done)
 {

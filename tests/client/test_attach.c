@@ -215,7 +215,7 @@ static void p10_a_space_that_does_not_add_up_is_refused(void **state)
 	bed_free(&bed);
 }
 
-/* ---- the daemon goes ----------------------------------------------------------------------------------------------------- */
+/* ---- the daemon goes ------------------------------------------------------------------------- */
 
 static void p7_a_stopped_daemon_is_a_miss(void **state)
 {
@@ -377,7 +377,8 @@ static void p7_leases_and_puts_end_with_the_daemon_and_it_is_joined_again(void *
 	bed_free(&bed);
 }
 
-/* Its put ends under the next session, while a copy may still be under way: the slots are not given up before the handle is. */
+/* Its put ends under the next session, while a copy may still be under way: the slots are not given up before the
+ * handle is. */
 static void p1_a_put_of_an_older_session_is_not_quiet_before_it_is_freed(void **state)
 {
 	bed_t bed;

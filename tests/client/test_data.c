@@ -187,7 +187,7 @@ static void p10_grants_outside_the_lease_area_are_refused(void **state)
 	bed_free(&bed);
 }
 
-/* ---- puts ---------------------------------------------------------------------------------------------------------------- */
+/* ---- puts ------------------------------------------------------------------------------------ */
 
 static void p3_a_put_in_pieces_becomes_visible_whole(void **state)
 {
@@ -404,7 +404,7 @@ static void p1_ranks_write_their_own_heads(void **state)
 	bed_free(&bed);
 }
 
-/* ---- answers that never come, or too late -------------------------------------------------------------------------------- */
+/* ---- answers that never come, or too late ---------------------------------------------------- */
 
 static void p4_a_lease_granted_too_late_is_given_back(void **state)
 {

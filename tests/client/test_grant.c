@@ -1,4 +1,5 @@
-/* Two looks make one: is this still the lease it was? Between them its place in the lease area may be given to the next lease. */
+/* Two looks make one: is this still the lease it was? Between them its place in the lease area may be given to the next
+ * lease. */
 #include "impl.h"
 
 #include "kv_cmocka.h"
@@ -9,8 +10,8 @@
 
 #define PAGE ((size_t)4096)
 
-/* A header that lies across two pages: `id` at the end of the first, `state` at the start of the second. Who looks at a page that is closed finds that
- * the daemon has given the place to lease 2 just then. */
+/* A header that lies across two pages: `id` at the end of the first, `state` at the start of the second. Who looks at a
+ * page that is closed finds that the daemon has given the place to lease 2 just then. */
 static struct {
 	uint8_t *pages;
 	kv_lease_header_t *header;

@@ -181,7 +181,7 @@ static void p5_a_bucket_locked_for_ever_is_a_miss(void **state)
 	bed_free(&bed);
 }
 
-/* ---- while the daemon writes --------------------------------------------------------------------------------------------- */
+/* ---- while the daemon writes ----------------------------------------------------------------- */
 
 #define STABLE 500u
 #define MOVING 700u
@@ -226,8 +226,8 @@ static void p1_a_match_beside_a_writer_never_says_what_never_was(void **state)
 	for (uint32_t answers = 0; answers < 10000;) {
 		kvc_match_t m = match(&bed, 1000);
 
-		if (m.why ==
-		    KV_WHY_CONTENDED) { /* the writer has lost its CPU inside a bucket, for as long as the machine likes */
+		if (m.why == KV_WHY_CONTENDED) { /* the writer has lost its CPU inside a bucket, for as long as the
+						    machine likes */
 			sched_yield();
 			continue;
 		}
@@ -240,7 +240,7 @@ static void p1_a_match_beside_a_writer_never_says_what_never_was(void **state)
 	bed_free(&bed);
 }
 
-/* ---- no system call ------------------------------------------------------------------------------------------------------ */
+/* ---- no system call -------------------------------------------------------------------------- */
 
 static int forbid_system_calls(void)
 {

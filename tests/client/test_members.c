@@ -370,7 +370,7 @@ static void p5_a_view_learns_that_the_rest_of_a_lease_never_comes(void **state)
 	pair_free(&pair);
 }
 
-/* ---- groups ------------------------------------------------------------------------------------------------------------- */
+/* ---- groups ---------------------------------------------------------------------------------- */
 
 static void key_of(void *ctx, uint32_t i, kvc_key_t *key)
 {

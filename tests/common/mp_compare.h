@@ -94,9 +94,9 @@ static unsigned mp_depth(const msgpack_object *object)
 	return 0;
 }
 
-/* 1 when both accept the object at the start of data with the same contents and length, or both refuse it (we also refuse what
- * nests deeper than KV_MP_MAX_DEPTH). msgpack-c allocates what a 32-bit array or map header claims, so it is asked about bytes that
- * we refuse only when there is no such header in them. */
+/* 1 when both accept the object at the start of data with the same contents and length, or both refuse it (we also
+ * refuse what nests deeper than KV_MP_MAX_DEPTH). msgpack-c allocates what a 32-bit array or map header claims, so it
+ * is asked about bytes that we refuse only when there is no such header in them. */
 static int mp_compare(const uint8_t *data, size_t len)
 {
 	kv_mp_reader_t walk = {data, data + len}, read = walk;

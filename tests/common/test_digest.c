@@ -149,7 +149,7 @@ static void p1_leaves_of_a_block_are_those_of_single_calls(void **state)
 	assert_int_equal(kv_digest_root(digests, 16), XXH3_64bits(digests, sizeof digests));
 }
 
-/* ---- runs ------------------------------------------------------------------------------------------------------ */
+/* ---- runs ------------------------------------------------------------------------------------ */
 
 /* What kv_copy_digest_runs() is to do, piece by piece; room for the concatenation in `row`. */
 static uint64_t reference_runs(const kv_copy_run_t *runs, size_t count, kv_run_order_t order, uint8_t *row)
@@ -272,7 +272,7 @@ static void a_streamed_copy_is_a_copy(void **state)
 	}
 }
 
-/* ---- nothing is touched outside ------------------------------------------------------------------------------------ */
+/* ---- nothing is touched outside -------------------------------------------------------------- */
 
 #define FENCED ((size_t)16 * 4096)
 
@@ -355,7 +355,7 @@ static void p6_nothing_outside_source_and_destination_is_touched(void **state)
 	fenced_free(to);
 }
 
-/* ---- the vector unit ----------------------------------------------------------------------------------------------- */
+/* ---- the vector unit ------------------------------------------------------------------------- */
 
 #if defined(__x86_64__)
 /* 1 while upper halves of vector registers are in use, 0 when they are not, -1 where the CPU does not say. */

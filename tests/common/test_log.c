@@ -163,7 +163,8 @@ static void p5_a_terminal_that_nobody_reads_costs_lines_never_time(void **state)
 	close(master);
 }
 
-/* While somebody else writes to a terminal it looks full, and a write that will not wait is refused: so many looks and writes from now on. -1: for ever. */
+/* While somebody else writes to a terminal it looks full, and a write that will not wait is refused: so many looks and
+ * writes from now on. -1: for ever. */
 static _Atomic int busy_looks, busy_writes, looks;
 int __real_poll(struct pollfd *fds, nfds_t n, int timeout);
 int __wrap_poll(struct pollfd *fds, nfds_t n, int timeout);
@@ -192,7 +193,8 @@ ssize_t __wrap_write(int fd, const void *data, size_t n)
 	return __real_write(fd, data, n);
 }
 
-/* Bytes of one line. The terminal hands on its text and its newline one after the other, and a read may come between them. */
+/* Bytes of one line. The terminal hands on its text and its newline one after the other, and a read may come between
+ * them. */
 static size_t read_line(int master, char *out, size_t cap)
 {
 	size_t len = 0;
@@ -229,7 +231,8 @@ static void p5_a_terminal_that_another_program_is_just_writing_to_takes_the_line
 	assert_int_equal(busy_looks, 0);
 	assert_int_equal(busy_writes, 0);
 
-	/* One that stays so costs the line and a few looks; the lines after it cost one each, until it takes one again. */
+	/* One that stays so costs the line and a few looks; the lines after it cost one each, until it takes one
+	 * again. */
 	for (int round = 0; round < 2; round++) {
 		looks = 0;
 		*(round ? &busy_writes : &busy_looks) = -1;

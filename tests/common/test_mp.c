@@ -1,4 +1,5 @@
-/* MessagePack: what we write msgpack-c reads, what it writes we read, and hostile bytes are refused without believing them. */
+/* MessagePack: what we write msgpack-c reads, what it writes we read, and hostile bytes are refused without believing
+ * them. */
 #include "kv_cmocka.h"
 #include "kv_test.h"
 

@@ -1,5 +1,5 @@
-/* Options when memory runs out: each allocation of ours fails in turn, nothing changes, nothing leaks. Linked with --wrap, so that
- * only calls from our code fail; libyaml's own go through. */
+/* Options when memory runs out: each allocation of ours fails in turn, nothing changes, nothing leaks. Linked with
+ * --wrap, so that only calls from our code fail; libyaml's own go through. */
 #include "kv_cmocka.h"
 #include "kv_test.h"
 

@@ -1,4 +1,5 @@
-/* Frames and bodies: the table is the format; what was encoded can be decoded; everything else is refused and changes nothing. */
+/* Frames and bodies: the table is the format; what was encoded can be decoded; everything else is refused and changes
+ * nothing. */
 #include "kv_cmocka.h"
 #include "kv_test.h"
 
@@ -40,7 +41,7 @@ static kv_status_t decode_exact(const kv_body_t *body, const uint8_t *data, uint
 	return status;
 }
 
-/* ---- the table ---- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 static void offsets_are_those_of_the_structs(void **state)
 {
@@ -80,7 +81,7 @@ static void codes_are_unique_and_findable(void **state)
 	assert_string_equal(kv_field_kind_name((kv_field_kind_t)99), "UNKNOWN");
 }
 
-/* ---- frames ---- */
+/* ---- frames ---------------------------------------------------------------------------------- */
 
 static void p10_a_bad_header_gets_a_typed_error(void **state)
 {
@@ -118,7 +119,7 @@ static void p10_a_bad_header_gets_a_typed_error(void **state)
 	assert_int_equal(kv_frame_check(&h, 100), KV_OK);
 }
 
-/* ---- bodies ---- */
+/* ---- bodies ---------------------------------------------------------------------------------- */
 
 static void round_trip(const kv_request_t *request, const kv_body_t *body)
 {

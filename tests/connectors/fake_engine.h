@@ -1,6 +1,7 @@
-/* fake_engine.h -- an engine without a model: a paged cache, a block allocator that reuses blocks at once, chunked prefill, preemption, aborts, prefix
- * sharing, a sliding-window group; one scheduling half, and a worker for each rank. What a token leaves in the cache follows from the tokens before
- * it, so that whatever a load brings is compared, byte by byte, with what computing would have left there. */
+/* fake_engine.h -- an engine without a model: a paged cache, a block allocator that reuses blocks at once, chunked
+ * prefill, preemption, aborts, prefix sharing, a sliding-window group; one scheduling half, and a worker for each rank.
+ * What a token leaves in the cache follows from the tokens before it, so that whatever a load brings is compared, byte
+ * by byte, with what computing would have left there. */
 #ifndef TESTS_CONNECTORS_FAKE_ENGINE_H
 #define TESTS_CONNECTORS_FAKE_ENGINE_H
 
@@ -87,7 +88,7 @@ void fe_close(fe_t *fe);
 /* Run until so many requests have ended, then end the rest and wait until nothing is under way. */
 void fe_run(fe_t *fe, uint64_t requests);
 
-/* ---- between fake_engine.c and fake_engine_step.c ---- */
+/* ---- between fake_engine.c and fake_engine_step.c -------------------------------------------- */
 
 /* With `garbage`, what a model leaves when something before was wrong. */
 void fe_compute(fe_t *fe, const fe_request_t *r, uint32_t from, uint32_t to, int garbage);

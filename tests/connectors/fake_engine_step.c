@@ -5,7 +5,7 @@
 #include <signal.h>
 #include <stdlib.h>
 
-/* ---- scheduling -------------------------------------------------------------------------------------------------------------- */
+/* ---- scheduling ------------------------------------------------------------------------------ */
 
 static void preempt(fe_t *fe, fe_request_t *r)
 {
@@ -18,7 +18,8 @@ static void preempt(fe_t *fe, fe_request_t *r)
 	kvx_scheduler_preempt(fe->scheduler, &r->ask);
 }
 
-/* The running first, oldest first; who finds no block takes those of the youngest. Returns what is left of the budget; 0 also after preemptions. */
+/* The running first, oldest first; who finds no block takes those of the youngest. Returns what is left of the budget;
+ * 0 also after preemptions. */
 static uint32_t schedule_running(fe_t *fe, uint32_t budget)
 {
 	int preempted = 0;
@@ -40,7 +41,8 @@ static uint32_t schedule_running(fe_t *fe, uint32_t budget)
 	return preempted ? 0 : budget;
 }
 
-/* Nobody runs, so nobody will free a block, and those who wait hold what loads have brought them: the youngest gives its own up. */
+/* Nobody runs, so nobody will free a block, and those who wait hold what loads have brought them: the youngest gives
+ * its own up. */
 static void make_room(fe_t *fe)
 {
 	fe_request_t *youngest = NULL;
@@ -139,7 +141,7 @@ static void schedule(fe_t *fe)
 	}
 }
 
-/* ---- the step ---------------------------------------------------------------------------------------------------------------- */
+/* ---- the step -------------------------------------------------------------------------------- */
 
 /* Negative control: the first two blocks of every load change places. */
 static void swap_ids(uint8_t *bytes, size_t len)
@@ -372,7 +374,7 @@ static void step(fe_t *fe)
 	}
 }
 
-/* ---- faults ------------------------------------------------------------------------------------------------------------------ */
+/* ---- faults ---------------------------------------------------------------------------------- */
 
 static void fault(fe_t *fe)
 {

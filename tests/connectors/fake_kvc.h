@@ -1,4 +1,5 @@
-/* fake_kvc.h -- a libkvc with its daemon in one array, and a knob for everything that can go wrong. Linked in place of the real one. */
+/* fake_kvc.h -- a libkvc with its daemon in one array, and a knob for everything that can go wrong. Linked in place of
+ * the real one. */
 #ifndef TESTS_CONNECTORS_FAKE_KVC_H
 #define TESTS_CONNECTORS_FAKE_KVC_H
 

@@ -1,4 +1,5 @@
-/* jobs_rig.h -- a connector over the fake libkvc, its paged cache, and prompts whose blocks hold a function of conversation and place. */
+/* jobs_rig.h -- a connector over the fake libkvc, its paged cache, and prompts whose blocks hold a function of
+ * conversation and place. */
 #ifndef TESTS_CONNECTORS_JOBS_RIG_H
 #define TESTS_CONNECTORS_JOBS_RIG_H
 

@@ -10,10 +10,11 @@ typedef struct rig {
 	char dir[64];
 	char socket[96];
 	const char *program;
-	const char *
-		silence; /* limits.silence of the next start: of a stopped daemon little enough to wait for it, of one on a busy machine far too much */
-	pid_t pid;       /* 0: not running */
-	/* What a live engine does all the time, while the rig waits for the daemon: hear it, and give back what it grants too late. NULL: nothing */
+	const char *silence; /* limits.silence of the next start: of a stopped daemon little enough to wait for it, of
+				one on a busy machine far too much */
+	pid_t pid;           /* 0: not running */
+	/* What a live engine does all the time, while the rig waits for the daemon: hear it, and give back what it
+	 * grants too late. NULL: nothing */
 	void (*turn)(void *ctx);
 	void *turn_ctx;
 } rig_t;

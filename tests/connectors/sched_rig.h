@@ -1,5 +1,6 @@
-/* sched_rig.h -- a scheduling half against a real daemon, with a hand-written stand-in for the ranks: a second member that reads plans, fills puts and
- * reads leases. What a block holds follows from the tokens before it, so that every loaded byte can be checked. */
+/* sched_rig.h -- a scheduling half against a real daemon, with a hand-written stand-in for the ranks: a second member
+ * that reads plans, fills puts and reads leases. What a block holds follows from the tokens before it, so that every
+ * loaded byte can be checked. */
 #ifndef TESTS_CONNECTORS_SCHED_RIG_H
 #define TESTS_CONNECTORS_SCHED_RIG_H
 
@@ -97,7 +98,8 @@ void sr_match(sr_t *sr, const sr_request_t *request, kvx_hit_t *hit);
 uint32_t sr_run(sr_t *sr, sr_request_t *request, uint32_t base);
 /* New request that is run into blocks from 0, until all of it is stored. */
 void sr_store(sr_t *sr, sr_request_t *request, const char *id, uint32_t seed, uint32_t shared, uint32_t n);
-/* Ten blocks are stored, by a request that has finished. Another one, "second", of n tokens finds them and has its blocks, from 100 on. */
+/* Ten blocks are stored, by a request that has finished. Another one, "second", of n tokens finds them and has its
+ * blocks, from 100 on. */
 void sr_find(sr_t *sr, sr_request_t *request, uint32_t n, kvx_hit_t *p_hit);
 kvx_scheduler_stats_t sr_stats(const sr_t *sr);
 

@@ -1,4 +1,5 @@
-/* Both halves of a connector in an engine that does all an engine does, as fast as it can: whatever is loaded is what would have been computed. */
+/* Both halves of a connector in an engine that does all an engine does, as fast as it can: whatever is loaded is what
+ * would have been computed. */
 #include "connectors/fake_engine.h"
 #include "engine/check.h"
 

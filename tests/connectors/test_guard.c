@@ -52,7 +52,7 @@ static kvx_guard_answer_t ask(uint32_t cpu, uint32_t disk)
 	return ask_of(0, cpu, disk);
 }
 
-/* ---- the machine of docs/CLAIMS.md "On GPUs" ------------------------------------------------------------------------------------- */
+/* ---- the machine of docs/CLAIMS.md "On GPUs" ------------------------------------------------- */
 
 static double h200_ns(uint32_t before, uint32_t tokens)
 {
@@ -177,7 +177,8 @@ static void p7_computing_is_predicted_from_a_few_prompts(void **state)
 	assert_true(kvx_guard_compute_ns(&guard, 32768, 1024) > 3u * kvx_guard_compute_ns(&guard, 0, 1024) / 2u);
 }
 
-/* What was measured at one length says something about longer ones, unless it is so short that most of the time may be any step's. */
+/* What was measured at one length says something about longer ones, unless it is so short that most of the time may be
+ * any step's. */
 static void p7_one_measurement_is_a_proportion(void **state)
 {
 	(void)state;
@@ -198,7 +199,8 @@ static void p7_one_measurement_is_a_proportion(void **state)
 	assert_int_equal(kvx_guard_compute_ns(&guard, 0, 202), 0);
 }
 
-/* The rule: a disk of 2.6 GB/s does not pay under 32 k tokens, and no hit costs more than 1.02 of a cold prompt: the first one neither. */
+/* The rule: a disk of 2.6 GB/s does not pay under 32 k tokens, and no hit costs more than 1.02 of a cold prompt: the
+ * first one neither. */
 static void p7_a_hit_on_a_slow_disk_costs_what_a_cold_prompt_does(void **state)
 {
 	static const uint32_t lengths[] = {1024, 10240, 32768};
@@ -278,8 +280,8 @@ static void p7_before_anything_is_measured_little_is_bet_on_a_disk(void **state)
 	assert_true(ask(0, 1024).disk > 0); /* that was too little */
 }
 
-/* All of an engine's prompts lie on a disk, also the first ones: it learns what computing takes all the same, and where the disk does not pay, only the first few
- * cost more than a cold prompt, by what was bet. */
+/* All of an engine's prompts lie on a disk, also the first ones: it learns what computing takes all the same, and where
+ * the disk does not pay, only the first few cost more than a cold prompt, by what was bet. */
 static void p7_an_engine_that_finds_all_its_prompts_on_disk_learns_what_computing_takes(void **state)
 {
 	static const uint32_t lengths[] = {200, 1030, 10250, 32780};
@@ -340,7 +342,7 @@ static void p7_every_other_hit_that_may_not_be_cut_is_computed_until_that_is_kno
 	assert_int_equal(answer.verdict, KVX_GUARD_NO);
 }
 
-/* ---- memory -------------------------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static void measure(uint32_t times, uint32_t tokens, uint64_t load, uint64_t compute)
 {

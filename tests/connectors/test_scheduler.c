@@ -1,4 +1,5 @@
-/* The scheduling half with a healthy daemon: what is saved is found and loaded, once, in the right space, and nothing leaks. */
+/* The scheduling half with a healthy daemon: what is saved is found and loaded, once, in the right space, and nothing
+ * leaks. */
 #include "connectors/sched_rig.h"
 #include "engine/check.h"
 
@@ -61,7 +62,8 @@ static void p1_two_groups_are_loaded_beside_the_steps(void **state)
 }
 
 /* Chunks, then single tokens: a call that fills no block does nothing and next() names the one that does. */
-/* Of a prompt that is loaded as a whole the engine computes the last token again. Its window may begin a block earlier: then the load is a block shorter. */
+/* Of a prompt that is loaded as a whole the engine computes the last token again. Its window may begin a block earlier:
+ * then the load is a block shorter. */
 static void p1_a_window_of_whole_blocks_leaves_the_last_one_to_compute(void **state)
 {
 	rig_t rig;
@@ -111,7 +113,8 @@ static void p7_only_steps_that_fill_a_block_save(void **state)
 	sr_stop(&sr, &rig);
 }
 
-/* Less than a unit, nothing beyond what the engine has, too few tokens: no hit. At least one token is left to compute. */
+/* Less than a unit, nothing beyond what the engine has, too few tokens: no hit. At least one token is left to
+ * compute. */
 static void p7_small_and_local_hits_are_left_to_the_engine(void **state)
 {
 	kvx_hit_t hit;
@@ -303,7 +306,8 @@ static void p4_leases_of_an_aborted_request_live_until_reported(void **state)
 	sr_stop(&sr, &rig);
 }
 
-/* The store is full of other things, and its blocks are larger in number than memory: saving goes on, old ones make room, nothing leaks. */
+/* The store is full of other things, and its blocks are larger in number than memory: saving goes on, old ones make
+ * room, nothing leaks. */
 static void p5_a_full_store_costs_old_blocks_only(void **state)
 {
 	char id[16];
@@ -335,8 +339,8 @@ static void place_shared(sr_t *sr, sr_request_t *to, const sr_request_t *from, u
 	kvx_scheduler_advance(sr->scheduler, &to->ask, 120, 40);
 }
 
-/* The engine's cache names the blocks of a load within the step at once. It fails, and until the request has computed them, piece by piece, what others
- * compute after them is garbage. */
+/* The engine's cache names the blocks of a load within the step at once. It fails, and until the request has computed
+ * them, piece by piece, what others compute after them is garbage. */
 static void after_a_failed_load(int lost)
 {
 	static sr_request_t d, e;

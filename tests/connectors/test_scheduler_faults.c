@@ -1,4 +1,5 @@
-/* The scheduling half when the daemon is absent, stopped, killed, late or full, and when the engine does things in the worst order. */
+/* The scheduling half when the daemon is absent, stopped, killed, late or full, and when the engine does things in the
+ * worst order. */
 #include "connectors/sched_rig.h"
 #include "engine/check.h"
 
@@ -17,8 +18,8 @@ static uint64_t now_us(void)
 	return kv_now_ns(&kv_env_posix) / 1000u;
 }
 
-/* No daemon: requests come and go, nothing is found, saved or kept, and it takes next to no time (measured: 2 us a request; the limit, of 10 ms, is for
- * sanitizers and busy machines). */
+/* No daemon: requests come and go, nothing is found, saved or kept, and it takes next to no time (measured: 2 us a
+ * request; the limit, of 10 ms, is for sanitizers and busy machines). */
 static void p7_without_a_daemon_nothing_is_done_and_nothing_kept(void **state)
 {
 	kvx_scheduler_stats_t stats;
@@ -50,7 +51,8 @@ static void p7_without_a_daemon_nothing_is_done_and_nothing_kept(void **state)
 	rig_fini(&rig);
 }
 
-/* Killed and started again, empty: misses, then hits come back; the blocks it lost are saved from requests still alive. */
+/* Killed and started again, empty: misses, then hits come back; the blocks it lost are saved from requests still
+ * alive. */
 static void p7_hits_come_back_after_the_daemon_was_killed(void **state)
 {
 	rig_t rig;
@@ -82,7 +84,8 @@ static void p7_hits_come_back_after_the_daemon_was_killed(void **state)
 	sr_stop(&sr, &rig);
 }
 
-/* Stopped: a plan waits once, and not longer than it may; later ones do not wait; no engine is kept spinning; all is well after SIGCONT. */
+/* Stopped: a plan waits once, and not longer than it may; later ones do not wait; no engine is kept spinning; all is
+ * well after SIGCONT. */
 static void p7_a_stopped_daemon_holds_no_step(void **state)
 {
 	uint64_t start_us, longest = 0, total = 0;
@@ -160,7 +163,8 @@ static void p7_a_late_answer_goes_out_in_a_later_plan(void **state)
 	sr_stop(&sr, &rig);
 }
 
-/* The same, but the blocks were allocated to somebody else meanwhile: in the very plan, they still hold what they did; before it, they do not. */
+/* The same, but the blocks were allocated to somebody else meanwhile: in the very plan, they still hold what they did;
+ * before it, they do not. */
 static void p1_blocks_given_away_before_the_answer_are_not_saved(void **state)
 {
 	rig_t rig;
@@ -190,7 +194,8 @@ static void p1_blocks_given_away_before_the_answer_are_not_saved(void **state)
 	}
 }
 
-/* A request whose id is too long for us is not saved, but what it was given is fenced: old bytes of its blocks must not be saved any more. */
+/* A request whose id is too long for us is not saved, but what it was given is fenced: old bytes of its blocks must not
+ * be saved any more. */
 static void p1_blocks_given_to_a_request_that_is_not_served_are_not_saved(void **state)
 {
 	char id[KVX_MAX_ID + 2];
@@ -225,7 +230,8 @@ static void p1_blocks_given_to_a_request_that_is_not_served_are_not_saved(void *
 	sr_stop(&sr, &rig);
 }
 
-/* A lease that does not come in time is nothing promised; it is there when the engine asks again, and goes back when the request runs without. */
+/* A lease that does not come in time is nothing promised; it is there when the engine asks again, and goes back when
+ * the request runs without. */
 static void p7_nothing_is_promised_that_is_not_leased(void **state)
 {
 	kvx_hit_t hit;
@@ -321,7 +327,7 @@ static void p10_reports_and_tables_that_make_no_sense_are_refused(void **state)
 	sr_stop(&sr, &rig);
 }
 
-/* ---- ten thousand operations ------------------------------------------------------------------------------------------------- */
+/* ---- ten thousand operations ----------------------------------------------------------------- */
 
 #define LIVE 24u
 

@@ -1,4 +1,5 @@
-/* How long the scheduling half keeps what it has lent to its ranks: leases and puts, by a clock that the test moves. Built with the part's sources. */
+/* How long the scheduling half keeps what it has lent to its ranks: leases and puts, by a clock that the test moves.
+ * Built with the part's sources. */
 #include "connectors/sched_rig.h"
 #include "engine/check.h"
 #include "scheduler_impl.h"
@@ -132,7 +133,8 @@ static void end_save(sr_t *sr, rig_t *rig, const sr_request_t *request)
 	sr_stop(sr, rig);
 }
 
-/* A prefill of minutes, in an engine that plans a step ahead: the put is kept alive at each look, and its blocks become visible. */
+/* A prefill of minutes, in an engine that plans a step ahead: the put is kept alive at each look, and its blocks become
+ * visible. */
 static void p7_a_save_lives_as_long_as_its_step_takes(void **state)
 {
 	static sr_request_t request;
@@ -152,7 +154,8 @@ static void p7_a_save_lives_as_long_as_its_step_takes(void **state)
 	end_save(&sr, &rig, &request);
 }
 
-/* Ranks that have long computed the step: the daemon alone decides how long the put lives, and a rank that is late after all is not too late. */
+/* Ranks that have long computed the step: the daemon alone decides how long the put lives, and a rank that is late
+ * after all is not too late. */
 static void p7_a_save_that_is_late_is_left_to_its_time_to_live(void **state)
 {
 	static sr_request_t request;

@@ -1,5 +1,5 @@
-/* Loads that go wrong, or whose request is gone before they are over: what the engine computed after them, what is saved, what stays leased. Built with the
- * part's sources. */
+/* Loads that go wrong, or whose request is gone before they are over: what the engine computed after them, what is
+ * saved, what stays leased. Built with the part's sources. */
 #include "connectors/sched_rig.h"
 #include "engine/check.h"
 #include "kv_test.h"
@@ -127,7 +127,8 @@ static void plan_two_steps(sr_t *sr, const sr_request_t *request)
 	assert_int_equal(sr_stats(sr).puts_open, 2);
 }
 
-/* Plans are a step ahead: the request is aborted when the step after that of its load has been planned, and before the load is known to have failed. */
+/* Plans are a step ahead: the request is aborted when the step after that of its load has been planned, and before the
+ * load is known to have failed. */
 static void p1_saves_after_a_failed_load_of_a_request_that_is_gone_are_given_up(void **state)
 {
 	static sr_request_t request;
@@ -146,7 +147,8 @@ static void p1_saves_after_a_failed_load_of_a_request_that_is_gone_are_given_up(
 	sr_stop(&sr, &rig);
 }
 
-/* The same, and what is leased for it is of another daemon than the one that is asked now; or it was given back, as nobody had asked for it in a while. */
+/* The same, and what is leased for it is of another daemon than the one that is asked now; or it was given back, as
+ * nobody had asked for it in a while. */
 static void begin_lost_load(sr_t *sr, rig_t *rig, sr_request_t *request, int all)
 {
 	kvx_request_t *found;
@@ -162,7 +164,8 @@ static void begin_lost_load(sr_t *sr, rig_t *rig, sr_request_t *request, int all
 	kvx_scheduler_load(sr->scheduler, &request->ask, &hit);
 }
 
-/* A load that cannot be done any more when its step begins fails like any other: while the ranks have not said so, the request may end ... */
+/* A load that cannot be done any more when its step begins fails like any other: while the ranks have not said so, the
+ * request may end ... */
 static void p1_what_came_after_a_lost_load_of_a_request_that_is_gone_is_named(void **state)
 {
 	static sr_request_t request;

@@ -1,5 +1,6 @@
-/* Every allocation of the scheduling half fails in turn, and then all of them for a while: no load that was promised is broken without the ranks being
- * told, nothing wrong is loaded or saved, nothing leaks. Built with the part's sources, on an allocator of the test's own. */
+/* Every allocation of the scheduling half fails in turn, and then all of them for a while: no load that was promised is
+ * broken without the ranks being told, nothing wrong is loaded or saved, nothing leaks. Built with the part's sources,
+ * on an allocator of the test's own. */
 #include "connectors/sched_rig.h"
 #include "engine/check.h"
 #include "kv_test.h"
@@ -48,7 +49,8 @@ static void env_begin(void)
 	failing = 0;
 }
 
-/* As sr_run(), but place() may say that there is no memory; a hit that was promised is loaded, or the ranks said that it failed. */
+/* As sr_run(), but place() may say that there is no memory; a hit that was promised is loaded, or the ranks said that
+ * it failed. */
 static void live(sr_t *sr, sr_request_t *request, uint32_t base, int fail_after_match)
 {
 	const uint32_t full = request->n / SR_UNIT;
@@ -188,7 +190,8 @@ static void p5_loads_found_in_earlier_steps_need_no_memory(void **state)
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
-/* Last, since it is for good: a plan that does not fit fences all blocks, the daemon is left, and the engine goes on with misses. */
+/* Last, since it is for good: a plan that does not fit fences all blocks, the daemon is left, and the engine goes on
+ * with misses. */
 static void p7_a_broken_plan_detaches_the_engine_and_fences_all(void **state)
 {
 	static sr_request_t request;

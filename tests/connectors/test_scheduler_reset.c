@@ -97,8 +97,9 @@ static void p1_an_adapter_that_is_being_opened_is_reset_too(void **state)
 	sr_stop(&sr, &rig);
 }
 
-/* Blocks from before a reset that are used after it, by a load that was under way or as a hit of the engine's own cache: they are not saved. Those that
- * the request is given afterwards are, whether the engine first says that it was preempted (`told`) or has given them in the same step. */
+/* Blocks from before a reset that are used after it, by a load that was under way or as a hit of the engine's own
+ * cache: they are not saved. Those that the request is given afterwards are, whether the engine first says that it was
+ * preempted (`told`) or has given them in the same step. */
 static void saved_after_a_reset(int told)
 {
 	kvx_hit_t hit;

@@ -1,5 +1,5 @@
-/* The daemon is stopped and continued at random moments, up to 40 ms at a time, while prompts it has stored are looked up: a lookup waits for it instead of
- * missing. One that stays stopped costs 50 ms once. */
+/* The daemon is stopped and continued at random moments, up to 40 ms at a time, while prompts it has stored are looked
+ * up: a lookup waits for it instead of missing. One that stays stopped costs 50 ms once. */
 #include "connectors/sched_rig.h"
 #include "engine/check.h"
 
@@ -219,7 +219,8 @@ static void p7_stalls_of_40_ms_cost_no_stored_token(void **state)
 	sr_stop(&sr, &rig);
 }
 
-/* Lookups of a stopped daemon wait for it 50 ms in all, however many there are; each new stop costs that again. All is found once it goes on. */
+/* Lookups of a stopped daemon wait for it 50 ms in all, however many there are; each new stop costs that again. All is
+ * found once it goes on. */
 static void p7_a_stopped_daemon_costs_lookups_50_ms_once(void **state)
 {
 	rig_t rig;

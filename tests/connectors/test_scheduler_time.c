@@ -1,5 +1,5 @@
-/* What steps and loads take, as the ranks report it, and what the scheduling half makes of that: which steps are timed, how long plans wait, what of a hit is
- * loaded. Built with the part's sources. */
+/* What steps and loads take, as the ranks report it, and what the scheduling half makes of that: which steps are timed,
+ * how long plans wait, what of a hit is loaded. Built with the part's sources. */
 #include "connectors/sched_rig.h"
 #include "engine/check.h"
 #include "kv_test.h"
@@ -256,7 +256,7 @@ static void p7_a_step_that_generates_waits_for_no_answer(void **state)
 	sr_stop(&sr, &rig);
 }
 
-/* ---- what of a hit is loaded -------------------------------------------------------------------------------------------------- */
+/* ---- what of a hit is loaded ----------------------------------------------------------------- */
 
 /* Microseconds a token. */
 static void teach(sr_t *sr, double compute, double memory, double disk)
@@ -369,7 +369,8 @@ static void finish_all(sr_t *sr, const sr_request_t *requests, uint32_t count)
 	sr_settle(sr);
 }
 
-/* A hit of 992 tokens, ten milliseconds in memory: is it loaded beside the steps? It is admitted to the step at hand. */
+/* A hit of 992 tokens, ten milliseconds in memory: is it loaded beside the steps? It is admitted to the step at
+ * hand. */
 static int goes_beside(sr_t *sr, sr_request_t *request, uint32_t number, uint32_t busy)
 {
 	char id[8];
@@ -408,8 +409,8 @@ static void p7_loads_inside_a_step_wait_for_each_other_only_so_long(void **state
 	sr_stop(&sr, &rig);
 }
 
-/* It has the answers of a step when it has planned, and begun, the next one: a load inside that would hold them up; and one that is waited for beside the steps
- * would be overtaken. */
+/* It has the answers of a step when it has planned, and begun, the next one: a load inside that would hold them up; and
+ * one that is waited for beside the steps would be overtaken. */
 static void p7_an_engine_that_plans_ahead_waits_for_one_load_inside_at_a_time(void **state)
 {
 	static sr_request_t requests[3];
@@ -471,7 +472,8 @@ static uint32_t timed_of(const sr_t *sr, uint32_t tokens)
 	return 0;
 }
 
-/* Engine and daemon were restarted, and all that is asked for is on disk: the first hit leaves enough to be computed, and its step tells. */
+/* Engine and daemon were restarted, and all that is asked for is on disk: the first hit leaves enough to be computed,
+ * and its step tells. */
 static void p7_the_first_hit_on_a_disk_tells_what_computing_takes(void **state)
 {
 	static sr_request_t request;

@@ -1,4 +1,5 @@
-/* A worker with a healthy daemon: what was saved comes back, in and beside the steps, on one rank and on two; blocks reused at once were saved first. */
+/* A worker with a healthy daemon: what was saved comes back, in and beside the steps, on one rank and on two; blocks
+ * reused at once were saved first. */
 #include "connectors/worker_rig.h"
 #include "engine/check.h"
 
@@ -124,7 +125,8 @@ static void p1_a_block_reused_at_once_was_saved_before(void **state)
 	rig_init(&rig, kvd_program);
 	rig_start(&rig);
 	wr_init(&wr, &rig, 2);
-	/* A transfer thread that gets no CPU for 20 ms gives its save up, and says so: then once more; one that is always the first leaves nothing to fence. */
+	/* A transfer thread that gets no CPU for 20 ms gives its save up, and says so: then once more; one that is
+	 * always the first leaves nothing to fence. */
 	for (uint32_t round = 0; round < 20 || ((saved < 10 || fences(&wr) == 0) && round < 400); round++) {
 		wr_fill(&wr, 1);
 		before = given_up(&wr);

@@ -1,4 +1,5 @@
-/* Memory runs out at every allocation of a worker once: open() says so and leaves nothing, a plan's loads and saves fail like any others. */
+/* Memory runs out at every allocation of a worker once: open() says so and leaves nothing, a plan's loads and saves
+ * fail like any others. */
 #include "connectors/worker_rig.h"
 #include "connectors/wr_device.h"
 #include "engine/check.h"
@@ -9,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ---- allocations of the sources under test (--wrap) -------------------------------------------------------------------------- */
+/* ---- allocations of the sources under test (--wrap) ------------------------------------------ */
 
 #define EACH UINT32_MAX
 
@@ -43,7 +44,7 @@ void *__wrap_realloc(void *p, size_t size)
 	return fails() ? NULL : __real_realloc(p, size);
 }
 
-/* ---- tests ------------------------------------------------------------------------------------------------------------------- */
+/* ---- tests ----------------------------------------------------------------------------------- */
 
 static void p5_open_without_memory_says_so_and_leaves_nothing(void **state)
 {

@@ -1,5 +1,6 @@
-/* The transfer threads run where the user lets the process run: nowhere else, and not on the one core the engine has bound its thread to.
- * The parts are run in a process of their own, started on the CPUs that are said; a user's taskset does the same. */
+/* The transfer threads run where the user lets the process run: nowhere else, and not on the one core the engine has
+ * bound its thread to. The parts are run in a process of their own, started on the CPUs that are said; a user's taskset
+ * does the same. */
 #include "connectors/worker_rig.h"
 
 #include "kv_cmocka.h"
@@ -88,7 +89,7 @@ static void open_and_check(const cpu_set_t *expected)
 	wr_fini(&wr);
 }
 
-/* ---- parts, each in a process of its own ------------------------------------------------------------------------------------- */
+/* ---- parts, each in a process of its own ----------------------------------------------------- */
 
 static void *sleeper(void *arg)
 {
@@ -156,7 +157,7 @@ static int run_part(char **argv)
 	return cmocka_run_group_tests(part, NULL, NULL);
 }
 
-/* ---- tests ------------------------------------------------------------------------------------------------------------------- */
+/* ---- tests ----------------------------------------------------------------------------------- */
 
 static void run(uint32_t part, const cpu_set_t *set)
 {

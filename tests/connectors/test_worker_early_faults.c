@@ -1,5 +1,5 @@
-/* Loads that begin when their step is planned, where something goes wrong: the engine changes its stream, blocks are bad or late, the daemon dies, the driver
- * refuses. */
+/* Loads that begin when their step is planned, where something goes wrong: the engine changes its stream, blocks are
+ * bad or late, the daemon dies, the driver refuses. */
 #include "connectors/layers_rig.h"
 #include "connectors/wr_device.h"
 #include "engine/check.h"
@@ -11,8 +11,8 @@
 #define ROUNDS 12u
 #define ALL    (KVX_EARLY_COMPUTED | KVX_EARLY_LAYERS)
 
-/* What came before the step on the stream it was planned on comes before it on the one it is computed on, also where the driver refuses the n-th call of the
- * plan. Whether the save was made. */
+/* What came before the step on the stream it was planned on comes before it on the one it is computed on, also where
+ * the driver refuses the n-th call of the plan. Whether the save was made. */
 static int change_stream(wr_t *wr, kvk_cu_stream_t second, uint32_t key, uint64_t nth)
 {
 	kvx_worker_t *worker = wr->rank[0].worker;
@@ -99,7 +99,7 @@ static void p1_the_engine_may_change_its_stream(void **state)
 	layers_finish(&rig, &wr);
 }
 
-/* ---- verdicts ---------------------------------------------------------------------------------------------------------------- */
+/* ---- verdicts -------------------------------------------------------------------------------- */
 
 static void p1_a_bad_block_begun_early_is_named_by_its_step(void **state)
 {
@@ -168,7 +168,8 @@ static void p7_what_is_not_there_is_left_to_the_step(void **state)
 	layers_finish(&rig, &wr);
 }
 
-/* Killed between the plan and the step: what no error names was there when the step read it, and nothing computed from the rest is stored. */
+/* Killed between the plan and the step: what no error names was there when the step read it, and nothing computed from
+ * the rest is stored. */
 static void p7_a_daemon_that_dies_after_a_plan_costs_its_loads(void **state)
 {
 	uint32_t wrong[8], ids[WR_BLOCKS], count, losses = 0;

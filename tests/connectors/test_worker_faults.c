@@ -1,4 +1,5 @@
-/* A worker when things go wrong: every failure is an id in errors(), said once and in time; nothing waits, nothing leaks. */
+/* A worker when things go wrong: every failure is an id in errors(), said once and in time; nothing waits, nothing
+ * leaks. */
 #include "connectors/worker_rig.h"
 #include "engine/check.h"
 

@@ -1,5 +1,5 @@
-/* A worker whose cache is a device's: what the host may not wait for, what may not be given back while the device is at it, and what becomes of it all when
- * the driver refuses. */
+/* A worker whose cache is a device's: what the host may not wait for, what may not be given back while the device is at
+ * it, and what becomes of it all when the driver refuses. */
 #include "connectors/worker_rig.h"
 #include "connectors/wr_device.h"
 #include "engine/check.h"
@@ -69,7 +69,7 @@ static void begin_load(wr_t *wr, const kvc_lease_t *lease, uint32_t flags)
 	kvx_worker_load(wr->rank[0].worker);
 }
 
-/* ---- who waits --------------------------------------------------------------------------------------------------------------- */
+/* ---- who waits ------------------------------------------------------------------------------- */
 
 static void p5_a_step_does_not_wait_for_the_bytes_it_loads(void **state)
 {
@@ -206,7 +206,7 @@ static void p5_a_device_that_hangs_does_not_hold_the_end(void **state)
 	rig_fini(&rig);
 }
 
-/* ---- verdicts that come late ------------------------------------------------------------------------------------------------- */
+/* ---- verdicts that come late ----------------------------------------------------------------- */
 
 /* Whether the load was right is known when the step is over; until then nothing it has computed is stored. */
 static void p1_what_a_step_computed_from_a_bad_block_is_not_stored(void **state)
@@ -245,7 +245,8 @@ static void p1_what_a_step_computed_from_a_bad_block_is_not_stored(void **state)
 	finish(&rig, &wr);
 }
 
-/* The lease goes while the device copies: what has come may be anybody's, and is not given back before the device has let go. */
+/* The lease goes while the device copies: what has come may be anybody's, and is not given back before the device has
+ * let go. */
 static void p1_a_lease_lost_under_a_copy_is_a_failed_load(void **state)
 {
 	kvc_lease_t *lease;
@@ -325,7 +326,7 @@ static void p7_a_daemon_killed_under_copies_costs_no_more_than_them(void **state
 	finish(&rig, &wr);
 }
 
-/* ---- a driver that refuses --------------------------------------------------------------------------------------------------- */
+/* ---- a driver that refuses ------------------------------------------------------------------- */
 
 static kvc_status_t try_open(wr_t *wr, uint32_t memory, int device)
 {
@@ -521,7 +522,7 @@ static void p1_a_call_the_driver_refuses_costs_a_copy_and_no_wrong_byte(void **s
 	finish(&rig, &wr);
 }
 
-/* ---- counters ---------------------------------------------------------------------------------------------------------------- */
+/* ---- counters -------------------------------------------------------------------------------- */
 
 static void what_the_device_did_is_counted(void **state)
 {

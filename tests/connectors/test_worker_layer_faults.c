@@ -1,4 +1,5 @@
-/* Loads that come layer by layer while the driver refuses calls: what no error names was right when the engine read it. */
+/* Loads that come layer by layer while the driver refuses calls: what no error names was right when the engine read
+ * it. */
 #include "connectors/layers_rig.h"
 #include "connectors/wr_device.h"
 #include "engine/check.h"
@@ -66,7 +67,8 @@ static void p1_a_call_the_driver_refuses_costs_a_load_and_no_wrong_byte(void **s
 	layers_finish(&rig, &wr);
 }
 
-/* One copy of two loads: nobody knows when it ends, and it was the last of its range. The wr_other load is as good as ever. */
+/* One copy of two loads: nobody knows when it ends, and it was the last of its range. The wr_other load is as good as
+ * ever. */
 static uint32_t lose_one(wr_t *wr, uint64_t nth)
 {
 	uint32_t ids[WR_BLOCKS], wrong[8] = {0}, count, failed = 0;

@@ -1,4 +1,5 @@
-/* Plans a worker should never get, and time in which it gets none: nothing wrong is saved, and waiting costs nothing. */
+/* Plans a worker should never get, and time in which it gets none: nothing wrong is saved, and waiting costs
+ * nothing. */
 #include "connectors/worker_rig.h"
 #include "engine/check.h"
 

@@ -1,5 +1,5 @@
-/* A worker whose blocks come back with other bytes than went in finds out by itself, and from then on neither loads nor saves. And one whose transfer
- * thread is held up. */
+/* A worker whose blocks come back with other bytes than went in finds out by itself, and from then on neither loads nor
+ * saves. And one whose transfer thread is held up. */
 #include "connectors/worker_rig.h"
 #include "engine/check.h"
 

@@ -180,7 +180,8 @@ static void p6_blocks_of_a_save_before_memory_that_is_refused_are_stored(void **
 	wr_finish(&wr, &rig);
 }
 
-/* Two slabs, and that without room for the self-test is refused: a load from there fails at once, the other one comes; and when the driver gives way, both do. */
+/* Two slabs, and that without room for the self-test is refused: a load from there fails at once, the other one comes;
+ * and when the driver gives way, both do. */
 static void p10_only_blocks_in_refused_memory_are_not_there(void **state)
 {
 	const uint32_t from[2] = {0, STORED - BEHIND};

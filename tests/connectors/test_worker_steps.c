@@ -1,5 +1,5 @@
-/* An engine that allocates, computes, saves, loads and reuses blocks at random for many steps: what a load says is there is what was computed. The
- * blocks are those of a second group with fewer layers than the pool's blocks. */
+/* An engine that allocates, computes, saves, loads and reuses blocks at random for many steps: what a load says is
+ * there is what was computed. The blocks are those of a second group with fewer layers than the pool's blocks. */
 #include "connectors/worker_rig.h"
 #include "connectors/wr_device.h"
 #include "engine/check.h"

@@ -1,5 +1,5 @@
-/* How saves leave the device beside a step, with blocks that are large enough for either way: built with pages of their own size (WR_PAGE). Which loads come
- * first. */
+/* How saves leave the device beside a step, with blocks that are large enough for either way: built with pages of their
+ * own size (WR_PAGE). Which loads come first. */
 #include "connectors/layers_rig.h"
 #include "engine/check.h"
 #include "kernels/fake_cuda.h"
@@ -39,8 +39,9 @@ static ways_t save_beside(wr_t *wr, uint32_t longest)
 	return (ways_t){after.gpu_zero_copy - before.gpu_zero_copy, after.gpu_staged - before.gpu_staged};
 }
 
-/* A prompt's products are of many waves of all SMs, those of a step that generates of one or less: through the ring beside the first, by a kernel beside the
- * second. A step that says nothing computes no prompt. What is stored is the same. */
+/* A prompt's products are of many waves of all SMs, those of a step that generates of one or less: through the ring
+ * beside the first, by a kernel beside the second. A step that says nothing computes no prompt. What is stored is the
+ * same. */
 static void saves_go_through_the_ring_beside_prompts_only(void **state)
 {
 	static const struct {
@@ -84,7 +85,8 @@ static uint64_t asked(void)
 	       fake_cuda_calls(offsetof(kvk_cuda_ops_t, copy_batch));
 }
 
-/* The ring is faster, and what an engine copies in before it computes waits behind all that the copy engine has on its way. */
+/* The ring is faster, and what an engine copies in before it computes waits behind all that the copy engine has on its
+ * way. */
 static void p7_a_load_beside_the_steps_leaves_the_copy_engine_to_the_engine(void **state)
 {
 	rig_t rig;
@@ -132,7 +134,8 @@ static int wait_named(wr_t *wr)
 	return failed;
 }
 
-/* What is beside a step's load in flight: copies of the load that the device has begun, or that are behind a step before. */
+/* What is beside a step's load in flight: copies of the load that the device has begun, or that are behind a step
+ * before. */
 typedef struct giving {
 	int begun, soon;
 } giving_t;
@@ -151,8 +154,8 @@ static void begin_both(wr_t *wr, const kvc_lease_t *lease, giving_t giving, cons
 	assert_int_equal(layers_early(wr, KVX_EARLY_COMPUTED), 1);
 }
 
-/* A step waits for its loads, and the link would be shared: loads beside the steps are sent when these have come, or when their own time runs out; and as long
- * as these cannot begin. */
+/* A step waits for its loads, and the link would be shared: loads beside the steps are sent when these have come, or
+ * when their own time runs out; and as long as these cannot begin. */
 static void p7_loads_beside_the_steps_give_way_to_those_of_a_step(void **state)
 {
 	static const uint32_t beside[SAVED] = {11, 32, 13, 42, 15, 52, 17, 61};

@@ -1,4 +1,5 @@
-/* worker_rig.h -- a worker beside a cache of known bytes, and a stand-in for the scheduler: a second member that leases, reserves and writes plans. */
+/* worker_rig.h -- a worker beside a cache of known bytes, and a stand-in for the scheduler: a second member that
+ * leases, reserves and writes plans. */
 #ifndef TESTS_CONNECTORS_WORKER_RIG_H
 #define TESTS_CONNECTORS_WORKER_RIG_H
 
@@ -58,13 +59,15 @@ void wr_init(wr_t *wr, rig_t *rig, uint32_t ranks);
 /* The same of a wr_t that is set up already; without a daemon there is neither scheduler nor proof. */
 void wr_init_with(wr_t *wr, rig_t *rig, uint32_t ranks, int daemon);
 void wr_fini(wr_t *wr);
-/* The same with a daemon of its own, in which wr_eight are stored with seed 1; and the end of both, when nothing is open any more. */
+/* The same with a daemon of its own, in which wr_eight are stored with seed 1; and the end of both, when nothing is
+ * open any more. */
 void wr_start(wr_t *wr, rig_t *rig, const char *program, uint32_t ranks);
 void wr_finish(wr_t *wr, rig_t *rig);
 /* Open the rank's worker again, after it was closed; waits until it is proved when `prove`. */
 void wr_open_rank(wr_t *wr, uint32_t rank, int prove);
 
-/* Every engine block of every rank gets the bytes of `seed` and its number; check that block b has those of block `as`. */
+/* Every engine block of every rank gets the bytes of `seed` and its number; check that block b has those of block
+ * `as`. */
 void wr_fill(wr_t *wr, uint32_t seed);
 void wr_fill_block(wr_rank_t *rank, uint32_t block, uint32_t seed, uint32_t as);
 int wr_block_is(const wr_rank_t *rank, uint32_t block, uint32_t seed, uint32_t as);

@@ -1,4 +1,5 @@
-/* wr_device.h -- where the caches of worker tests lie: wr_host.c: in host memory; wr_cuda.c: in that of the fake driver's device. */
+/* wr_device.h -- where the caches of worker tests lie: wr_host.c: in host memory; wr_cuda.c: in that of the fake
+ * driver's device. */
 #ifndef TESTS_CONNECTORS_WR_DEVICE_H
 #define TESTS_CONNECTORS_WR_DEVICE_H
 
@@ -14,7 +15,8 @@ void wr_device_free(uint8_t *memory);
 /* Say where the cache is; the engine's stream. */
 void wr_device_config(kvx_worker_config_t *config);
 void wr_device_stream(kvx_worker_t *worker);
-/* Of a device: the engine's kernels go onto that stream from now on; NULL: onto its first one again. The worker is not told. */
+/* Of a device: the engine's kernels go onto that stream from now on; NULL: onto its first one again. The worker is not
+ * told. */
 void wr_device_swap(void *stream);
 /* What a kernel of the engine does: now, or when its stream comes to it. args is freed. */
 void wr_device_call(void (*call)(void *args), void *args);

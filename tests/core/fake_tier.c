@@ -531,7 +531,7 @@ static void fake_watch(kvs_tier_t *tier, const kvs_watch_t *watch)
 	fake_of(tier)->watch = *watch;
 }
 
-/* ---- files that change their class --------------------------------------------------------------------------------------- */
+/* ---- files that change their class ----------------------------------------------------------- */
 
 static uint32_t files_count(kvs_tier_t *tier)
 {

@@ -1,7 +1,7 @@
 /* fake_tier.h -- a tier in plain memory: C slots, completions that are late, out of order, and fail when told to.
  *
- * It refuses (kv_assert) what no tier may be asked: a state change that is not in the diagram of kvs/tier.h, a double free, a store or load of
- * a slot in the wrong state. A slot's bytes are one word.
+ * It refuses (kv_assert) what no tier may be asked: a state change that is not in the diagram of kvs/tier.h, a double
+ * free, a store or load of a slot in the wrong state. A slot's bytes are one word.
  */
 #ifndef TESTS_CORE_FAKE_TIER_H
 #define TESTS_CORE_FAKE_TIER_H
@@ -62,8 +62,8 @@ typedef struct fake_tier {
 		uint64_t bytes;
 	} caps[4];
 	uint32_t cap_count;
-	uint32_t
-		file_slots; /* > 0: slots lie in files of so many, each of one class at a time, which change hands as those of a disk do */
+	uint32_t file_slots; /* > 0: slots lie in files of so many, each of one class at a time, which change hands as
+				those of a disk do */
 	struct {
 		uint32_t owner; /* class + 1; 0: nobody's */
 		int leaving;

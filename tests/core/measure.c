@@ -1,6 +1,7 @@
 /* What the core itself costs, without sockets and bytes. Prints; judges nothing. Built with the tests, run by hand:
  *
- *     core_measure            acquire + release of 8,192 resident blocks, puts, evictions, a hostile chain on disk, recovery of 1 M blocks
+ *     core_measure            acquire + release of 8,192 resident blocks, puts, evictions, a hostile chain on disk,
+ *                             recovery of 1 M blocks
  */
 #include "universe.h"
 

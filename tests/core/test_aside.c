@@ -1,4 +1,5 @@
-/* Blocks that the disk cannot read for a while (decision 032): hidden with all below them, kept, and back as they were. */
+/* Blocks that the disk cannot read for a while (decision 032): hidden with all below them, kept, and back as they
+ * were. */
 #include "stage.h"
 
 static u_lease_t lease_;
@@ -30,7 +31,8 @@ static void stage_on_disk(uint32_t n)
 	}
 }
 
-/* How many of the first 8 blocks requests find, and the mirror says, from the first on; all that are stored behind them are said to be unreadable. */
+/* How many of the first 8 blocks requests find, and the mirror says, from the first on; all that are stored behind them
+ * are said to be unreadable. */
 static uint32_t shown(void)
 {
 	uint8_t tiers[8];
@@ -129,7 +131,8 @@ static void p3_what_is_put_again_takes_the_place_of_what_cannot_be_read(void **s
 	}
 }
 
-/* A put below a block that has been set aside ends, and is refused, with this reason: its engine has the blocks above, and puts them again. */
+/* A put below a block that has been set aside ends, and is refused, with this reason: its engine has the blocks above,
+ * and puts them again. */
 static void p3_a_put_below_a_hidden_block_is_told(void **state)
 {
 	(void)state;

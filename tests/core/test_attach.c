@@ -114,7 +114,8 @@ static void p3_a_space_opened_while_the_tier_comes_finds_its_blocks(void **state
 	stage_end();
 }
 
-/* The host makes the reset an epoch on disk before it attaches: whatever was taken in of the epoch before is never seen. */
+/* The host makes the reset an epoch on disk before it attaches: whatever was taken in of the epoch before is never
+ * seen. */
 static void p1_a_reset_while_the_tier_comes_hides_what_was_taken_in(void **state)
 {
 	kv_msg_t ask = {0}, reply;
@@ -140,7 +141,8 @@ static void p1_a_reset_while_the_tier_comes_hides_what_was_taken_in(void **state
 	stage_end();
 }
 
-/* An index that is too small makes room for what is put meanwhile: blocks taken in leave the disk that is not attached yet. */
+/* An index that is too small makes room for what is put meanwhile: blocks taken in leave the disk that is not attached
+ * yet. */
 static void p5_room_in_the_index_is_made_while_the_tier_comes(void **state)
 {
 	u_config_t config = config_;

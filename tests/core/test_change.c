@@ -135,7 +135,8 @@ static void stage_end(void)
 	universe_fini(&u_);
 }
 
-/* The promise: a pool full of one model's blocks is no wall for the next model, nor for the first one when it comes back. */
+/* The promise: a pool full of one model's blocks is no wall for the next model, nor for the first one when it comes
+ * back. */
 static void p5_a_second_block_size_gets_memory_from_the_first_and_back(void **state)
 {
 	uint32_t whole;
@@ -359,7 +360,7 @@ static void p1_a_scribbled_block_is_not_moved(void **state)
 	stage_end();
 }
 
-/* ---- anything at any moment ------------------------------------------------------------------------------------------ */
+/* ---- anything at any moment ------------------------------------------------------------------ */
 
 typedef struct life {
 	u_member_t *members[4];

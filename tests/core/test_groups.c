@@ -6,7 +6,7 @@ static u_lease_t lease_, lease2_;
 static kv_msg_put_start_reply_t started_;
 static kv_msg_acquire_reply_t reply_;
 
-/* ---- puts ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- puts ------------------------------------------------------------------------------------ */
 
 static void p3_a_block_without_parent_is_visible_by_itself(void **state)
 {
@@ -192,7 +192,7 @@ static void p9_tokens_of_a_group_are_counted_in_its_own_blocks(void **state)
 	stage_end();
 }
 
-/* ---- leases ----------------------------------------------------------------------------------------------------------------------- */
+/* ---- leases ---------------------------------------------------------------------------------- */
 
 static void p3_a_window_is_leased_whole_or_not_at_all(void **state)
 {

@@ -27,7 +27,7 @@ static void wait_done(uint64_t lease)
 	assert_int_equal(u_count_notices(&u_, KV_CODE_LEASE_DONE, lease), 1);
 }
 
-/* ---- disk -------------------------------------------------------------------------------------------------------------------------- */
+/* ---- disk ------------------------------------------------------------------------------------ */
 
 static void p1_blocks_of_a_window_come_from_disk(void **state)
 {
@@ -279,7 +279,7 @@ static void p1_a_reset_takes_all_groups(void **state)
 	stage_end();
 }
 
-/* ---- many ----------------------------------------------------------------------------------------------------------------------------- */
+/* ---- many ------------------------------------------------------------------------------------ */
 
 /* A step that walks the root's children would make this take minutes. */
 static void p10_fifty_thousand_blocks_at_the_root_cost_no_more_each(void **state)

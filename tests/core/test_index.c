@@ -1,4 +1,5 @@
-/* The index and the order of eviction against plain models: a list of blocks that know their parents, and a list in order of touch. */
+/* The index and the order of eviction against plain models: a list of blocks that know their parents, and a list in
+ * order of touch. */
 #include "kv_cmocka.h"
 
 #include "index.h"
@@ -300,8 +301,8 @@ static void path_cut(uint32_t id)
 	kvd_index_remove(&ix_, id);
 }
 
-/* A put goes on below a block that a younger request has touched, that the put has pinned and that was therefore passed over; and so many touches in
- * mid-run lie elsewhere that there is no mark for the new block. */
+/* A put goes on below a block that a younger request has touched, that the put has pinned and that was therefore passed
+ * over; and so many touches in mid-run lie elsewhere that there is no mark for the new block. */
 static void p6_without_a_mark_to_spare_a_parked_one_moves_down(void **state)
 {
 	kvd_order_t *order = &order_[KVD_CPU];

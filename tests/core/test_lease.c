@@ -290,7 +290,7 @@ static void p1_nothing_of_an_old_epoch_is_served(void **state)
 	stage_end();
 }
 
-/* ---- members -------------------------------------------------------------------------------------------------------------------------- */
+/* ---- members --------------------------------------------------------------------------------- */
 
 /* Somebody has scribbled on memory; what is on disk is not worse for it. */
 static void p2_a_bad_copy_in_memory_does_not_take_the_disk_copy_with_it(void **state)

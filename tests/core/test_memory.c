@@ -1,4 +1,5 @@
-/* Every allocation fails once, over the whole life of a core: the request says so, nothing leaks, nothing breaks, and the next one works. */
+/* Every allocation fails once, over the whole life of a core: the request says so, nothing leaks, nothing breaks, and
+ * the next one works. */
 #include "stage.h"
 
 static void story(void)

@@ -262,7 +262,8 @@ static kv_status_t keep(uint64_t put)
 	return status;
 }
 
-/* A put whose time is over and whose namespace lacks room is revoked, the oldest first. Its slots come back when its writers are quiet, not before. */
+/* A put whose time is over and whose namespace lacks room is revoked, the oldest first. Its slots come back when its
+ * writers are quiet, not before. */
 static void p5_an_expired_put_gives_way_to_its_namespace_and_keeps_its_slots_until_quiet(void **state)
 {
 	static u_put_t puts[4];
@@ -351,7 +352,8 @@ static void p2_a_put_under_a_parent_on_disk_is_written_through(void **state)
 	stage_end();
 }
 
-/* While the block is written its parent comes into memory too; the room it needs in the index is then not made by dropping the parent's disk copy. */
+/* While the block is written its parent comes into memory too; the room it needs in the index is then not made by
+ * dropping the parent's disk copy. */
 static void p3_room_in_the_index_is_not_made_by_dropping_the_parents_disk_copy(void **state)
 {
 	kv_msg_acquire_reply_t acquired;
@@ -414,7 +416,8 @@ static kv_slot_t disk_slot(uint32_t i)
 	return kvd_block_at(&u_.core->ix, id)->disk.slot;
 }
 
-/* All eight are stored, and the flush under way would say so; one is in doubt meanwhile, and is written again before that flush ends. */
+/* All eight are stored, and the flush under way would say so; one is in doubt meanwhile, and is written again before
+ * that flush ends. */
 static void p2_an_acknowledgement_owed_on_a_block_in_doubt_fails(void **state)
 {
 	(void)state;
@@ -462,7 +465,8 @@ static void p2_a_block_in_doubt_that_is_only_on_disk_goes_with_all_below_it(void
 	stage_end();
 }
 
-/* A chain that branches at every block is of runs of one block each. Acknowledgements owed all along it are not so many walks up to its top. */
+/* A chain that branches at every block is of runs of one block each. Acknowledgements owed all along it are not so many
+ * walks up to its top. */
 static void p5_acknowledgements_owed_on_a_hostile_chain_walk_it_once(void **state)
 {
 	enum { CHAIN = 256 };
@@ -521,7 +525,8 @@ static void p2_durable_is_said_after_the_flush_and_once(void **state)
 	stage_end();
 }
 
-/* A disk that takes no metadata: as long as another put waits for its writes each flush would fail like the one before. */
+/* A disk that takes no metadata: as long as another put waits for its writes each flush would fail like the one
+ * before. */
 static void p5_a_flush_that_failed_is_not_asked_for_again_at_once(void **state)
 {
 	uint32_t depth;
@@ -561,7 +566,8 @@ static void p5_a_flush_that_failed_is_not_asked_for_again_at_once(void **state)
 	stage_end();
 }
 
-/* The heartbeat of all namespaces goes on while a long prompt becomes visible, and no request of another tenant pays for it. */
+/* The heartbeat of all namespaces goes on while a long prompt becomes visible, and no request of another tenant pays
+ * for it. */
 static void p5_a_long_put_takes_several_turns(void **state)
 {
 	enum { LONG = 3000 };
@@ -616,7 +622,8 @@ static void p2_what_the_disk_has_evicted_meanwhile_is_not_promised(void **state)
 	stage_end();
 }
 
-/* Writes fail for a while, at once or later: nothing is promised, the device is not hammered, and all is written when it is well again. */
+/* Writes fail for a while, at once or later: nothing is promised, the device is not hammered, and all is written when
+ * it is well again. */
 static void p2_a_write_that_failed_is_tried_again(void **state)
 {
 	uint8_t tiers[24];

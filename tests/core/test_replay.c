@@ -1,5 +1,6 @@
-/* The core's LRU against published figures: the Mooncake conversation trace, one request after the other (12,031 requests of chat in blocks of 512
- * tokens). A request's resident prefix is leased, then every block of it is put; the token hit ratio must be that of plain LRU.
+/* The core's LRU against published figures: the Mooncake conversation trace, one request after the other (12,031
+ * requests of chat in blocks of 512 tokens). A request's resident prefix is leased, then every block of it is put; the
+ * token hit ratio must be that of plain LRU.
  *
  *     test_core_replay DIR        DIR has conversation_trace.jsonl
  */

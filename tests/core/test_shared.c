@@ -1,4 +1,5 @@
-/* The two shared areas the core writes: the mirror, read back as a client reads it, and the lease area's allocator, against plain models. */
+/* The two shared areas the core writes: the mirror, read back as a client reads it, and the lease area's allocator,
+ * against plain models. */
 #include "kv_cmocka.h"
 
 #include "area.h"
@@ -7,7 +8,7 @@
 
 #define KEYS 3000u
 
-/* ---- mirror ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- mirror ---------------------------------------------------------------------------------- */
 
 static uint8_t lookup(const void *memory, const kv_key_t *key, uint8_t group)
 {
@@ -91,7 +92,7 @@ static void p5_a_block_without_a_place_in_reach_is_left_out(void **state)
 	mirror_model(1000, 400, 1);
 }
 
-/* ---- lease area ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- lease area ------------------------------------------------------------------------------ */
 
 #define ROOMS 200u
 

@@ -69,7 +69,7 @@ static kv_status_t acquire(uint32_t ns, uint32_t c, uint32_t n, uint32_t skip, u
 	return u_acquire(&u_, m_[ns], &space_[ns], keys, n, skip, lease, reply);
 }
 
-/* ---- the index --------------------------------------------------------------------------------------------------------- */
+/* ---- the index ------------------------------------------------------------------------------- */
 
 /* The promise: an index filled by one namespace is no wall for another, whatever class and tier its blocks are in. */
 static void p5_an_index_full_of_one_namespace_admits_another(void **state)
@@ -125,7 +125,7 @@ static void p5_the_namespace_furthest_over_its_share_gives(void **state)
 	stage_end();
 }
 
-/* ---- what cannot be reclaimed ------------------------------------------------------------------------------------------ */
+/* ---- what cannot be reclaimed ---------------------------------------------------------------- */
 
 /* Skipped blocks are pinned like the others, and a block that many leases pin is counted once. */
 static void p5_pins_end_at_the_share_and_count_once(void **state)
@@ -247,7 +247,8 @@ static void p5_shares_that_nobody_gave_are_equal(void **state)
 	stage_end();
 }
 
-/* A disk that has more blocks than the index has room for: each namespace has its share back, and what one leaves idle is the other's. */
+/* A disk that has more blocks than the index has room for: each namespace has its share back, and what one leaves idle
+ * is the other's. */
 static void recovery(uint32_t chains, uint32_t own, uint32_t others)
 {
 	u_config_t config = {.cpu_slots = 900,
@@ -287,7 +288,8 @@ static void p2_recovery_gives_each_namespace_its_share_of_a_small_index(void **s
 	recovery(8, 128, 128);
 }
 
-/* A maximum ends what is borrowed, in the index and on both tiers, while others leave all of it idle; and a share is never more. */
+/* A maximum ends what is borrowed, in the index and on both tiers, while others leave all of it idle; and a share is
+ * never more. */
 static void p5_a_maximum_ends_what_a_namespace_borrows(void **state)
 {
 	const u_config_t config = {.cpu_slots = 400,
@@ -316,7 +318,7 @@ static void p5_a_maximum_ends_what_a_namespace_borrows(void **state)
 	stage_end();
 }
 
-/* ---- memory that is lent ----------------------------------------------------------------------------------------------- */
+/* ---- memory that is lent --------------------------------------------------------------------- */
 
 #define SLAB  (128u << 10)
 #define SLABS 8u
@@ -469,7 +471,7 @@ static void p5_open_puts_do_not_hold_back_what_was_lent(void **state)
 	pool_end();
 }
 
-/* ---- the disk ---------------------------------------------------------------------------------------------------------- */
+/* ---- the disk -------------------------------------------------------------------------------- */
 
 static uint32_t on_disk(uint32_t ns, const kvd_space_info_t *space, uint32_t c)
 {
@@ -486,7 +488,8 @@ static uint32_t on_disk(uint32_t ns, const kvd_space_info_t *space, uint32_t c)
 	return n;
 }
 
-/* Blocks of a model nobody has opened since the start age like others: the next model gets files, and the old one keeps the rest, its hottest. */
+/* Blocks of a model nobody has opened since the start age like others: the next model gets files, and the old one keeps
+ * the rest, its hottest. */
 static void p5_a_disk_full_of_a_model_nobody_has_opened_takes_the_next_one(void **state)
 {
 	u_config_t config = {

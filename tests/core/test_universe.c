@@ -1,5 +1,6 @@
-/* Seeded universes: members of three instances do anything at any moment, tiers are late, out of order and fail, and after every step all that was
- * promised must hold. A failing seed: KVD_TEST_SEED=... with the printed number of the universe.
+/* Seeded universes: members of three instances do anything at any moment, tiers are late, out of order and fail, and
+ * after every step all that was promised must hold. A failing seed: KVD_TEST_SEED=... with the printed number of the
+ * universe.
  *
  *     test_core_universe [universes]
  */

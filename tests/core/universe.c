@@ -2,7 +2,7 @@
 
 #include "kv/digest.h"
 
-/* ---- the world ------------------------------------------------------------------------------------------------------------------ */
+/* ---- the world ------------------------------------------------------------------------------- */
 
 /* Is everything that DURABLE speaks of on disk, behind a flush? */
 static int promise_holds(const universe_t *u, uint64_t id, uint32_t n)
@@ -308,7 +308,7 @@ void universe_kill(universe_t *u, fake_tier_t *p_disk)
 	world_end(u);
 }
 
-/* ---- members and spaces ----------------------------------------------------------------------------------------------------------- */
+/* ---- members and spaces ---------------------------------------------------------------------- */
 
 u_member_t *u_join(universe_t *u, uint32_t ns, const char *instance, uint32_t role, uint32_t rank)
 {
@@ -425,7 +425,7 @@ void u_chain(const kv_key_t *parent, uint64_t label, kv_key_t *keys, uint32_t n)
 	}
 }
 
-/* ---- requests ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 kv_status_t u_request(universe_t *u, u_member_t *member, uint16_t code, const kv_msg_t *ask, kv_msg_t *reply)
 {

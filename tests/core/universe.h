@@ -1,7 +1,9 @@
-/* universe.h -- a world of its own for one core: virtual clock, tiers in memory, members as plain calls, and a memory of all that was said.
+/* universe.h -- a world of its own for one core: virtual clock, tiers in memory, members as plain calls, and a memory
+ * of all that was said.
  *
- * Every block's bytes are a function of its key, so a lease can be checked in full at any time; events are played into a set that must equal the
- * index; universe_check() runs the core's own invariants and these on top, after every step if a test wants.
+ * Every block's bytes are a function of its key, so a lease can be checked in full at any time; events are played into
+ * a set that must equal the index; universe_check() runs the core's own invariants and these on top, after every step
+ * if a test wants.
  */
 #ifndef TESTS_CORE_UNIVERSE_H
 #define TESTS_CORE_UNIVERSE_H

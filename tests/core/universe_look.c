@@ -1,7 +1,7 @@
 /* Time, and looking at what a universe has become. */
 #include "universe.h"
 
-/* ---- time and looking ------------------------------------------------------------------------------------------------------------------- */
+/* ---- time and looking ------------------------------------------------------------------------ */
 
 void u_tick(universe_t *u, uint32_t times)
 {

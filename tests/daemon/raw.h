@@ -1,6 +1,7 @@
 /* raw.h -- a daemon under test, and a client that speaks frames by hand: what libkvc would never send can be sent.
  *
- * Everything fails the running cmocka test when the machine does not play along; what the daemon answers is for the test to judge.
+ * Everything fails the running cmocka test when the machine does not play along; what the daemon answers is for the
+ * test to judge.
  */
 #ifndef RAW_H
 #define RAW_H
@@ -15,7 +16,7 @@
 #define RAW_TIMEOUT_MS 60000
 #define RAW_MAX_ARGS   24
 
-/* ---- a daemon ---------------------------------------------------------------------------------------------------------- */
+/* ---- a daemon -------------------------------------------------------------------------------- */
 
 typedef struct raw_daemon {
 	pid_t pid;
@@ -24,7 +25,8 @@ typedef struct raw_daemon {
 	char log[96];  /* its standard error */
 } raw_daemon_t;
 
-/* Make a run_dir, start kvd there with small tiers, no HTTP and no keeper, and with `args` (ended by NULL; may be NULL) after these, and wait for its socket. */
+/* Make a run_dir, start kvd there with small tiers, no HTTP and no keeper, and with `args` (ended by NULL; may be NULL)
+ * after these, and wait for its socket. */
 void raw_daemon_start(raw_daemon_t *daemon, const char *const *args);
 /* The same in an existing directory (daemon->dir set). Returns 0 when it ended instead: *p_exit is its exit code. */
 int raw_daemon_spawn(raw_daemon_t *daemon, const char *const *args, int *p_exit);
@@ -43,7 +45,7 @@ int raw_listen_anywhere(uint16_t *p_port);
 /* Run kvd to its end; what it printed (both streams) goes to out. Returns its exit code. */
 int raw_run(const char *const *args, char *out, size_t cap);
 
-/* ---- a client ---------------------------------------------------------------------------------------------------------- */
+/* ---- a client -------------------------------------------------------------------------------- */
 
 typedef struct raw_frame {
 	kv_frame_header_t header;
@@ -59,7 +61,8 @@ int raw_bytes(int fd, const void *data, size_t len);
 int raw_bytes_fds(int fd, const void *data, size_t len, const int *fds, uint32_t count);
 /* A whole frame with a body made from msg (NULL: an empty body). */
 void raw_send(int fd, uint16_t code, uint64_t id, const void *msg, const int *fds, uint32_t fd_count);
-/* The next frame within the time, or 0: the connection has ended (*p_closed 1) or nothing has come. The body stays valid until the next call. */
+/* The next frame within the time, or 0: the connection has ended (*p_closed 1) or nothing has come. The body stays
+ * valid until the next call. */
 int raw_recv(int fd, int timeout_ms, raw_frame_t *frame);
 /* Nothing more comes: the daemon has closed it. */
 int raw_closed(int fd, int timeout_ms);
@@ -84,7 +87,7 @@ uint64_t raw_metric(int fd, const char *name);
 /* Wait until it has at least this value. */
 int raw_metric_reaches(int fd, const char *name, uint64_t value);
 
-/* ---- a member ---------------------------------------------------------------------------------------------------------- */
+/* ---- a member -------------------------------------------------------------------------------- */
 
 typedef struct raw_slab {
 	uint8_t *data;

@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <zmq.h>
 
-/* ---- the encoder against captured bytes ------------------------------------------------------------------------------- */
+/* ---- the encoder against captured bytes ------------------------------------------------------ */
 
 static uint64_t hashes_[64];
 static uint32_t tokens_[4096];
@@ -171,7 +171,7 @@ static void p9_each_group_has_a_kind_vllm_knows(void **state)
 	}
 }
 
-/* ---- the ring --------------------------------------------------------------------------------------------------------- */
+/* ---- the ring -------------------------------------------------------------------------------- */
 
 #define RECORDS 20000u /* 1000 times around the ring; each time waits for the other thread to get a CPU */
 
@@ -271,7 +271,7 @@ static void p5_a_record_that_fits_an_empty_ring_is_taken_wherever_it_begins(void
 	kvd_ring_fini(&ring);
 }
 
-/* ---- the publisher ---------------------------------------------------------------------------------------------------- */
+/* ---- the publisher --------------------------------------------------------------------------- */
 
 typedef struct subscriber {
 	void *context, *socket;

@@ -60,7 +60,8 @@ static void need(uint32_t f, uint32_t i, uint32_t pieces)
 	kvd_fair_add(&fair, &sources[f][i].source, 1, t.now_ns);
 }
 
-/* It asks while others are served, at any moment: what is begun is done, and no other namespace has more than a quantum and a piece before it. */
+/* It asks while others are served, at any moment: what is begun is done, and no other namespace has more than a quantum
+ * and a piece before it. */
 static void p8_one_request_waits_for_a_quantum_of_each_other_tenant(void **state)
 {
 	(void)state;

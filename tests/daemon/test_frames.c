@@ -1,4 +1,5 @@
-/* P5, P6, P10: what a hostile or clumsy peer sends ends its own connection with a typed answer and a counter, and touches nobody else. */
+/* P5, P6, P10: what a hostile or clumsy peer sends ends its own connection with a typed answer and a counter, and
+ * touches nobody else. */
 #include "daemon/raw.h"
 
 #include <fcntl.h>
@@ -58,7 +59,8 @@ static kv_frame_header_t header_of(uint16_t code, uint32_t body)
 		.magic = KV_WIRE_MAGIC, .version = KV_WIRE_VERSION, .code = code, .body = body, .id = 77};
 }
 
-/* Send the header in each state: the connection ends, with an answer of this status where the header can be trusted, and the metric counts it. */
+/* Send the header in each state: the connection ends, with an answer of this status where the header can be trusted,
+ * and the metric counts it. */
 static void refused_everywhere(const kv_frame_header_t *header, kv_status_t status, const char *metric)
 {
 	for (stage_t stage = FRESH; stage < STAGES; stage++) {
@@ -201,7 +203,8 @@ static void p10_a_body_that_does_not_decode_is_refused(void **state)
 	}
 }
 
-/* JOIN got a seventh field, EXPLAIN a sixth, and so on: a request of another build is refused for this reason, whichever it is, and the text says what to do. */
+/* JOIN got a seventh field, EXPLAIN a sixth, and so on: a request of another build is refused for this reason,
+ * whichever it is, and the text says what to do. */
 static void p10_a_request_with_another_number_of_fields_is_of_another_build(void **state)
 {
 	static uint8_t body[64];

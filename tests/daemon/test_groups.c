@@ -13,7 +13,8 @@ static const char *dir_option(const raw_daemon_t *daemon, char *out, size_t cap)
 	return out;
 }
 
-/* Blocks first .. first + n of the keys go into the group, each with a pattern of its own; waits until they are on disk. */
+/* Blocks first .. first + n of the keys go into the group, each with a pattern of its own; waits until they are on
+ * disk. */
 static void put_blocks(raw_member_t *member, uint32_t group, const kv_key_t *keys, uint32_t first, uint32_t n)
 {
 	const kv_msg_put_start_t ask = {.space = member->space.space,

@@ -93,7 +93,7 @@ static void crash(bed_t *bed, void (*cause)(bed_t *bed))
 	kill(bed->daemon.pid, SIGCONT);
 }
 
-/* ---- passing causes ----------------------------------------------------------------------------------------------------- */
+/* ---- passing causes -------------------------------------------------------------------------- */
 
 static int held_ = -1;
 static uint16_t port_;
@@ -225,7 +225,7 @@ static void p6_a_full_run_dir_after_a_crash_is_tried_again(void **state)
 	end(&bed);
 }
 
-/* ---- the configuration -------------------------------------------------------------------------------------------------- */
+/* ---- the configuration ----------------------------------------------------------------------- */
 
 #define DIFFERS "the configuration file is not what runs"
 

@@ -160,7 +160,7 @@ static void p6_a_run_dir_can_be_used_again_after_kill_9(void **state)
 	raw_daemon_end(&daemon);
 }
 
-/* ---- HTTP ------------------------------------------------------------------------------------------------------------- */
+/* ---- HTTP ------------------------------------------------------------------------------------ */
 
 static int http_connect(uint16_t port)
 {
@@ -322,7 +322,7 @@ static void p5_probes_are_served_beside_slow_connections(void **state)
 	raw_daemon_end(&daemon);
 }
 
-/* ---- systemd ---------------------------------------------------------------------------------------------------------- */
+/* ---- systemd --------------------------------------------------------------------------------- */
 
 static void p6_readiness_is_told_to_notify_socket(void **state)
 {
@@ -350,7 +350,7 @@ static void p6_readiness_is_told_to_notify_socket(void **state)
 	kv_test_dir_remove(dir);
 }
 
-/* ---- the disk tier ---------------------------------------------------------------------------------------------------- */
+/* ---- the disk tier --------------------------------------------------------------------------- */
 
 #define N 8u
 
@@ -416,7 +416,7 @@ static void p6_a_second_daemon_on_the_same_data_directory_is_refused(void **stat
 	kv_test_dir_remove(dir);
 }
 
-/* ---- the keeper ------------------------------------------------------------------------------------------------------- */
+/* ---- the keeper ------------------------------------------------------------------------------ */
 
 /* Memory of the daemon that the keeper holds. */
 static int memfds_of(pid_t pid)

@@ -1,4 +1,5 @@
-/* The core loop among connections of two namespaces, on a clock that moves when it is looked at: how much is done for one of them before the other. */
+/* The core loop among connections of two namespaces, on a clock that moves when it is looked at: how much is done for
+ * one of them before the other. */
 #include "daemon/host.h"
 
 #include "kv_cmocka.h"

@@ -103,7 +103,7 @@ static void say_ready(int fd)
 	(void)n;
 }
 
-/* ---- joining ---------------------------------------------------------------------------------------------------------- */
+/* ---- joining --------------------------------------------------------------------------------- */
 
 static void p1_a_join_needs_a_live_pidfd(void **state)
 {
@@ -171,7 +171,7 @@ static void p6_a_client_cannot_write_or_resize_what_the_daemon_writes(void **sta
 	raw_leave(&member);
 }
 
-/* ---- spaces ----------------------------------------------------------------------------------------------------------- */
+/* ---- spaces ---------------------------------------------------------------------------------- */
 
 static kv_status_t space_with(int fd, const char *from, const char *to)
 {
@@ -206,7 +206,7 @@ static void p10_an_identity_that_is_incomplete_or_contradicts_itself_is_refused(
 	assert_int_equal(space_with(watch_, "heads%3D2", "heads%3D4"), KV_ERR_IDENTITY);
 }
 
-/* ---- bytes ------------------------------------------------------------------------------------------------------------ */
+/* ---- bytes ----------------------------------------------------------------------------------- */
 
 static void p1_what_one_instance_puts_another_one_reads(void **state)
 {
@@ -298,7 +298,7 @@ static void p9_a_put_is_announced_to_subscribers(void **state)
 	zmq_ctx_term(context);
 }
 
-/* ---- reports ---------------------------------------------------------------------------------------------------------- */
+/* ---- reports --------------------------------------------------------------------------------- */
 
 static void p6_reports_are_copied_out_once_and_checked(void **state)
 {
@@ -358,7 +358,7 @@ static void p6_a_count_of_lost_reports_that_cannot_be_is_refused(void **state)
 	assert_int_equal(raw_metric(watch_, "kvd_lost_reports_total"), lost);
 }
 
-/* ---- dying ------------------------------------------------------------------------------------------------------------ */
+/* ---- dying ----------------------------------------------------------------------------------- */
 
 static kv_key_t victim_keys_[2 * N];
 
@@ -466,7 +466,8 @@ static uint32_t daemon_fds(void)
 	return n;
 }
 
-/* One process, attached again and again: what its old connections may still touch is asked of the newest, and nothing is kept of them. */
+/* One process, attached again and again: what its old connections may still touch is asked of the newest, and nothing
+ * is kept of them. */
 static void p4_a_process_that_attaches_again_leaves_nothing_behind(void **state)
 {
 	raw_member_t anchor, member;

@@ -1,4 +1,5 @@
-/* P10: a configuration that is not right is refused with a sentence that points at the place, before anything starts. */
+/* P10: a configuration that is not right is refused with a sentence that points at the place, before anything
+ * starts. */
 #include "daemon/raw.h"
 
 #include <fcntl.h>

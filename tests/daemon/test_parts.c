@@ -1,4 +1,5 @@
-/* A namespace that takes all it can get: sessions, receive buffers, members. What it has of these is its part, and no other namespace's. */
+/* A namespace that takes all it can get: sessions, receive buffers, members. What it has of these is its part, and no
+ * other namespace's. */
 #include "daemon/raw.h"
 
 #include <dirent.h>
@@ -226,9 +227,10 @@ static void p8_without_descriptors_an_operator_gets_in(void **state)
 	raw_daemon_end(&daemon_);
 }
 
-/* ---- put.ttl ------------------------------------------------------------------------------------------------------------- */
+/* ---- put.ttl --------------------------------------------------------------------------------- */
 
-/* A put past its time gives way when its namespace lacks room, and what comes late of it gets a typed error; one that is kept stays. */
+/* A put past its time gives way when its namespace lacks room, and what comes late of it gets a typed error; one that
+ * is kept stays. */
 static void p5_a_put_past_its_time_gives_way_and_its_late_end_is_refused(void **state)
 {
 	static const char *const args[] = {"--put.ttl=100ms", "--instance.max_unfinished=64KiB", NULL};

@@ -40,7 +40,8 @@ static kv_status_t child_joins(const char *sock, const char *name, pid_t of)
 	return status;
 }
 
-/* The attack: a client that joins as its parent, takes slots and dies would leave them in quarantine for as long as the parent lives. */
+/* The attack: a client that joins as its parent, takes slots and dies would leave them in quarantine for as long as the
+ * parent lives. */
 static void p4_a_join_with_another_processes_pidfd_is_refused(void **state)
 {
 	uint64_t before;
@@ -139,7 +140,7 @@ static void p4_only_a_namespace_of_the_daemon_can_be_trusted(void **state)
 	assert_non_null(strstr(out, "members.trusted"));
 }
 
-/* ---- daemon and member that do not see each other's process ids ------------------------------------------------------------ */
+/* ---- daemon and member that do not see each other's process ids ------------------------------ */
 
 /* In a process namespace of its own, with its own /proc: run the daemon, say where, and end it when `end` is closed. */
 static void daemon_apart(int say, int end)

@@ -18,7 +18,7 @@ static uint64_t version_, now_ns_;
 static part_state_t region_[REGIONS];
 static uint32_t region_count_;
 
-/* ---- what slabs.c calls ------------------------------------------------------------------------------------------------ */
+/* ---- what slabs.c calls ---------------------------------------------------------------------- */
 
 uint64_t kvs_pool_version(const kvs_tier_t *pool)
 {
@@ -111,7 +111,7 @@ void kvd_send_notice(kvd_host_t *host, kvd_session_t *session, uint16_t code, co
 	(void)fds;
 }
 
-/* ---- tests ---------------------------------------------------------------------------------------------------------------- */
+/* ---- tests ----------------------------------------------------------------------------------- */
 
 static uint64_t now(void *ctx)
 {

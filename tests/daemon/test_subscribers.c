@@ -1,4 +1,5 @@
-/* Subscribers that mean no good: what an endpoint costs is bounded by its options, whatever they do. Raw sockets, so that nothing of a library is in the way. */
+/* Subscribers that mean no good: what an endpoint costs is bounded by its options, whatever they do. Raw sockets, so
+ * that nothing of a library is in the way. */
 #include "daemon/raw.h"
 
 #include "io/events.h"
@@ -75,7 +76,7 @@ static int reaches(kv_metric_t metric, uint64_t value)
 	return kv_metric_get(&metrics_, metric) >= value;
 }
 
-/* ---- a subscriber by hand ---------------------------------------------------------------------------------------------- */
+/* ---- a subscriber by hand -------------------------------------------------------------------- */
 
 static int dial(void)
 {
@@ -236,7 +237,7 @@ static void publish(uint32_t count)
 	}
 }
 
-/* ---- what they try ----------------------------------------------------------------------------------------------------- */
+/* ---- what they try --------------------------------------------------------------------------- */
 
 static void p5_subscribers_that_never_read_share_one_buffer(void **state)
 {
@@ -428,7 +429,7 @@ static void p6_garbage_ends_only_its_own_subscriber(void **state)
 	finish();
 }
 
-/* ---- large batches ------------------------------------------------------------------------------------------------------ */
+/* ---- large batches --------------------------------------------------------------------------- */
 
 static void expect(kv_mp_reader_t *r, kv_mp_type_t type, kv_mp_item_t *item)
 {

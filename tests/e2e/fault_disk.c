@@ -79,7 +79,7 @@ __attribute__((constructor)) static void start(void)
 	close(fd);
 }
 
-/* ---- which file ----------------------------------------------------------------------------------------------------------- */
+/* ---- which file ------------------------------------------------------------------------------ */
 
 /* 1: a file or directory under the data directory. */
 static int find(int fd, file_t *file)
@@ -137,7 +137,7 @@ static int fails(enum fault_op op, const file_t *file, int *p_error)
 	return 1;
 }
 
-/* ---- the journal ---------------------------------------------------------------------------------------------------------- */
+/* ---- the journal ----------------------------------------------------------------------------- */
 
 static void note(const file_t *file, fault_record_t *record, const void *bytes)
 {
@@ -174,7 +174,7 @@ static void keep(const file_t *file, uint64_t offset, uint64_t len)
 	free(bytes);
 }
 
-/* ---- the operations ------------------------------------------------------------------------------------------------------- */
+/* ---- the operations -------------------------------------------------------------------------- */
 
 static size_t length(const struct iovec *iov, int count)
 {
@@ -396,7 +396,7 @@ EXPORT int fallocate(int fd, int mode, off_t offset, off_t len)
 	return result;
 }
 
-/* ---- names ---------------------------------------------------------------------------------------------------------------- */
+/* ---- names ----------------------------------------------------------------------------------- */
 
 /* A name below the data directory. */
 typedef struct name {
@@ -593,7 +593,7 @@ EXPORT int rename(const char *old, const char *new)
 	return renameat(AT_FDCWD, old, AT_FDCWD, new);
 }
 
-/* ---- time ----------------------------------------------------------------------------------------------------------------- */
+/* ---- time ------------------------------------------------------------------------------------ */
 
 EXPORT int clock_gettime(clockid_t clock, struct timespec *now)
 {
@@ -615,7 +615,7 @@ EXPORT int clock_gettime(clockid_t clock, struct timespec *now)
 	return result;
 }
 
-/* ---- rings ---------------------------------------------------------------------------------------------------------------- */
+/* ---- rings ----------------------------------------------------------------------------------- */
 
 EXPORT int io_uring_register_files_update(struct io_uring *ring, unsigned first, const int *fds, unsigned count)
 {

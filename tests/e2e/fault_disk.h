@@ -1,16 +1,23 @@
-/* fault_disk.h -- a disk that breaks: a library preloaded into the daemon and its metadata process (fault_disk.c). fault_disk_rig.h is what a test does with it.
+/* fault_disk.h -- a disk that breaks: a library preloaded into the daemon and its metadata process (fault_disk.c).
+ * fault_disk_rig.h is what a test does with it.
  *
- * Every write below the data directory goes through the library: those of both I/O engines, of the superblocks and of RocksDB. It does three things.
- *   - Faults: the test names an operation, where, and what happens (an error, or a part is moved), by a page it shares with the library.
- *   - A journal: before a write the bytes it replaces are kept, and each sync that has succeeded says which writes it covers. A write that was under way
+ * Every write below the data directory goes through the library: those of both I/O engines, of the superblocks and of
+ * RocksDB. It does three things.
+ *   - Faults: the test names an operation, where, and what happens (an error, or a part is moved), by a page it
+ *   shares with the library.
+ *   - A journal: before a write the bytes it replaces are kept, and each sync that has succeeded says which writes
+ *   it covers. A write that was under way
  *     when the sync began is not covered.
- *   - A loss of power: after kill -9 of all processes fault_disk_lose_power() puts a drawn part of what no sync covers back. What a failed sync has covered
+ *   - A loss of power: after kill -9 of all processes fault_disk_lose_power() puts a drawn part of what no sync
+ *   covers back. What a failed sync has covered
  *     stays in doubt until it is overwritten, as the kernel drops such pages (decision 022).
  *     Of direct writes no page is dropped: the first sync of the next process covers them.
- * A ring's write is done by pwritev, and its entry becomes a NOP with that result, so that what was complete when a sync began is known exactly. The unit of
- * loss is a write, 4 KiB of one, or 512 bytes of one, in any order; a file that was extended has one of its lengths since the last sync. Of the names made,
- * renamed and removed in a directory since its last sync the first few stay, in their order, and the others are taken back: syncing a file does not keep its
- * name. LazyFS and dm-log-writes define a loss in the same way, by writes since the last sync (flush); both need privileges.
+ * A ring's write is done by pwritev, and its entry becomes a NOP with that result, so that what was complete when a
+ * sync began is known exactly. The unit of loss is a write, 4 KiB of one, or 512 bytes of one, in any order; a file
+ * that was extended has one of its lengths since the last sync. Of the names made, renamed and removed in a directory
+ * since its last sync the first few stay, in their order, and the others are taken back: syncing a file does not keep
+ * its name. LazyFS and dm-log-writes define a loss in the same way, by writes since the last sync (flush); both need
+ * privileges.
  */
 #ifndef TESTS_E2E_FAULT_DISK_H
 #define TESTS_E2E_FAULT_DISK_H
@@ -49,8 +56,9 @@ enum fault_record_kind {
 	FAULT_REMOVED_DIR
 };
 
-/* In a journal; WROTE is followed by `had` bytes, what is of names by the name; RENAMED by the old and the new one, each with its end.
- * Of names `offset` is the number of a kept link to the file that has lost its name (0: none); of directories `offset` and `len` are inode and birth. */
+/* In a journal; WROTE is followed by `had` bytes, what is of names by the name; RENAMED by the old and the new one,
+ * each with its end. Of names `offset` is the number of a kept link to the file that has lost its name (0: none); of
+ * directories `offset` and `len` are inode and birth. */
 typedef struct fault_record {
 	uint64_t seq;
 	uint32_t kind;
@@ -59,8 +67,8 @@ typedef struct fault_record {
 	uint32_t direct;         /* past the page cache */
 	uint64_t inode, born_ns; /* a file is these two: names change, inodes are used again */
 	uint64_t offset, len;
-	uint64_t
-		size; /* of the file before; SYNCED, POISONED: records up to this number, exclusive, that were complete */
+	uint64_t size; /* of the file before; SYNCED, POISONED: records up to this number, exclusive, that were complete
+			*/
 } fault_record_t;
 
 #endif

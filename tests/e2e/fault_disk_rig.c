@@ -13,7 +13,7 @@
 #define SECTOR    512u
 #define MAX_FILES 1024u
 
-/* ---- faults --------------------------------------------------------------------------------------------------------------- */
+/* ---- faults ---------------------------------------------------------------------------------- */
 
 static char preload[160], env_dir[80];
 
@@ -61,7 +61,7 @@ void fault_disk_arm(fault_disk_t *disk, enum fault_op op, uint32_t where, int er
 	atomic_store(&c->count, count);
 }
 
-/* ---- the journal ---------------------------------------------------------------------------------------------------------- */
+/* ---- the journal ----------------------------------------------------------------------------- */
 
 typedef struct entry {
 	fault_record_t r;
@@ -200,7 +200,8 @@ static int is_name(const entry_t *e)
 	return e->r.kind >= FAULT_MADE;
 }
 
-/* A sync covers what was complete when it began, unless one that failed had it before. Names stay in their order: a later sync covers them too. */
+/* A sync covers what was complete when it began, unless one that failed had it before. Names stay in their order: a
+ * later sync covers them too. */
 static void judge(journal_t *j)
 {
 	for (size_t s = 0; s < j->count; s++) {
@@ -222,7 +223,7 @@ static void judge(journal_t *j)
 	}
 }
 
-/* ---- the loss ------------------------------------------------------------------------------------------------------------- */
+/* ---- the loss -------------------------------------------------------------------------------- */
 
 typedef struct draw {
 	kv_test_rng_t *rng;
@@ -303,7 +304,7 @@ static void cut(int fd, const journal_t *j, uint32_t file, const draw_t *draw, f
 	}
 }
 
-/* ---- names ---------------------------------------------------------------------------------------------------------------- */
+/* ---- names ----------------------------------------------------------------------------------- */
 
 static void link_back(const fault_disk_t *disk, uint64_t number, const char *path)
 {
@@ -352,7 +353,8 @@ static int take_back(journal_t *j, const fault_disk_t *disk, const entry_t *e)
 	}
 }
 
-/* The latest first. A directory that has come back is another inode: its path is set by hand, and not looked for again. */
+/* The latest first. A directory that has come back is another inode: its path is set by hand, and not looked for
+ * again. */
 static void lose_names(journal_t *j, const fault_disk_t *disk, const rig_t *rig, const draw_t *draw, int all,
 		       fault_loss_t *loss)
 {

@@ -333,7 +333,7 @@ int rig_kvctl(const rig_t *rig, const char *arguments, char *out, size_t cap)
 	return exit_of(wstatus);
 }
 
-/* ---- numbers --------------------------------------------------------------------------------------------------------------- */
+/* ---- numbers --------------------------------------------------------------------------------- */
 
 uint64_t rig_number(kvc_t *kvc, const char *name)
 {

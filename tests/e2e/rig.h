@@ -1,6 +1,7 @@
 /* rig.h -- a real kvd in a directory of its own, and what the tests of whole faults do with it.
  *
- * What cannot go wrong in a test (fork, a file of its own) fails the running cmocka test; what the fault may do is answered as a status for the test to judge.
+ * What cannot go wrong in a test (fork, a file of its own) fails the running cmocka test; what the fault may do is
+ * answered as a status for the test to judge.
  */
 #ifndef TESTS_E2E_RIG_H
 #define TESTS_E2E_RIG_H
@@ -32,7 +33,8 @@ typedef struct rig {
 
 /* Make the directory and the usual small options; with `disk` a disk tier of 64 MiB. Nothing runs yet. */
 void rig_init(rig_t *rig, int disk);
-/* The same with a disk tier on a file system of its own, in memory, of this size ("24m"). Skips the test where that is not permitted. */
+/* The same with a disk tier on a file system of its own, in memory, of this size ("24m"). Skips the test where that is
+ * not permitted. */
 void rig_init_mount(rig_t *rig, const char *size);
 /* Take every byte that is left there, and give it back. */
 void rig_disk_fill(const rig_t *rig);
@@ -74,7 +76,7 @@ void rig_check_quiet(const rig_t *rig);
 
 uint64_t rig_now_ms(void);
 
-/* ---- an engine ------------------------------------------------------------------------------------------------------------ */
+/* ---- an engine ------------------------------------------------------------------------------- */
 
 typedef struct user {
 	kvc_t *kvc;
@@ -87,14 +89,16 @@ kvc_identity_t user_identity(const char *model);
 kvc_status_t user_try(user_t *user, const char *sock, const kvc_identity_t *identity);
 void user_attach(user_t *user, const rig_t *rig, const char *model);
 void user_leave(user_t *user);
-/* Tokens of the first n blocks of conversation `seed`, and their keys: functions of the seed (and space). n <= RIG_BLOCKS. */
+/* Tokens of the first n blocks of conversation `seed`, and their keys: functions of the seed (and space). n <=
+ * RIG_BLOCKS. */
 void user_tokens(uint64_t seed, uint32_t n, uint32_t *tokens);
 void user_keys(const user_t *user, uint64_t seed, uint32_t n, kvc_key_t *keys);
 /* Bytes of the block with this key. */
 void user_fill(const kvc_key_t *key, uint8_t *out);
 /* Put keys[from, n). *p_visible (may be NULL) counts from keys[from]; set on success only. */
 kvc_status_t user_put(user_t *user, const kvc_key_t *keys, uint32_t from, uint32_t n, int durable, uint32_t *p_visible);
-/* Match, acquire, wait, read and compare as much of the prefix as there is: *p_n blocks came whole. MISS: none is there. */
+/* Match, acquire, wait, read and compare as much of the prefix as there is: *p_n blocks came whole. MISS: none is
+ * there. */
 kvc_status_t user_get(user_t *user, const kvc_key_t *keys, uint32_t n, uint32_t *p_n);
 uint32_t user_match(const user_t *user, const kvc_key_t *keys, uint32_t n);
 /* Poll until the match is this long. 0: it never was. */
@@ -102,7 +106,7 @@ int user_match_is(user_t *user, const kvc_key_t *keys, uint32_t n, uint32_t want
 /* Memory of block i of a lease, to be scribbled on. */
 uint8_t *user_memory(kvc_lease_t *lease, uint32_t i);
 
-/* ---- somebody else, working all the time ------------------------------------------------------------------------------------- */
+/* ---- somebody else, working all the time ----------------------------------------------------- */
 
 typedef struct other_shared {
 	_Atomic uint64_t rounds, hits, failures, wrong;
@@ -116,7 +120,8 @@ typedef struct other {
 	other_shared_t *shared;
 } other_t;
 
-/* A process that puts, matches and reads conversations of its own space until it is told to stop. Returns when it works. */
+/* A process that puts, matches and reads conversations of its own space until it is told to stop. Returns when it
+ * works. */
 void other_start(other_t *other, const char *sock);
 /* Wait until it has gone through this many rounds more. */
 void other_goes_on(const other_t *other, uint64_t rounds);

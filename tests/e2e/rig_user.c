@@ -186,7 +186,7 @@ uint8_t *user_memory(kvc_lease_t *lease, uint32_t i)
 	return (uint8_t *)(uintptr_t)data;
 }
 
-/* ---- somebody else --------------------------------------------------------------------------------------------------------- */
+/* ---- somebody else --------------------------------------------------------------------------- */
 
 #define OTHER_TALKS 6u
 #define OTHER_MAX   10u

@@ -1,4 +1,5 @@
-/* A disk tier that cannot be opened at the start is a tier switched off: the daemon serves, tries again, and attaches it. */
+/* A disk tier that cannot be opened at the start is a tier switched off: the daemon serves, tries again, and attaches
+ * it. */
 #include "e2e/fault_disk_rig.h"
 
 #include <errno.h>
@@ -186,7 +187,8 @@ static void p1_no_block_from_before_a_reset_is_served_when_the_tier_was_off_mean
 	rig_fini(&rig);
 }
 
-/* A start that has to write, here a copy of the superblock, finds no room: the daemon serves without the disk until there is some. */
+/* A start that has to write, here a copy of the superblock, finds no room: the daemon serves without the disk until
+ * there is some. */
 static void p6_a_start_on_a_full_disk_serves_without_it_until_there_is_room(void **state)
 {
 	char copy[128], out[16384];
@@ -333,8 +335,8 @@ static void attach_while_resets_cannot_be_recorded(fault_disk_t *disk, uint32_t 
 	assert_int_equal(rig_metric(&rig, "kvd_disk_state"), 3);
 }
 
-/* The superblock's syncs fail: at first before any block is taken in, then after that, since resets were made meanwhile; then the daemon is killed as well. Until
- * resets are on disk the tier is not attached. */
+/* The superblock's syncs fail: at first before any block is taken in, then after that, since resets were made
+ * meanwhile; then the daemon is killed as well. Until resets are on disk the tier is not attached. */
 static void p1_p6_a_tier_waits_until_resets_are_recorded_and_the_service_goes_on(void **state)
 {
 	fault_disk_t disk;

@@ -1,5 +1,6 @@
-/* Attackers: another user's process does one thing to excess in a namespace of its own, all the time. Whoever comes after it, as a third user, has its
- * share and keeps it: of memory, of the index, and of what the daemon answers. What each attack was about: docs/decisions/025, 026 and 027. */
+/* Attackers: another user's process does one thing to excess in a namespace of its own, all the time. Whoever comes
+ * after it, as a third user, has its share and keeps it: of memory, of the index, and of what the daemon answers. What
+ * each attack was about: docs/decisions/025, 026 and 027. */
 #include "daemon/raw.h"
 #include "e2e/rig.h"
 
@@ -31,7 +32,7 @@ static char rival_sock[96];
 static uint16_t port;
 static const attack_t *attack;
 
-/* ---- the attacks ------------------------------------------------------------------------------------------------------- */
+/* ---- the attacks ----------------------------------------------------------------------------- */
 
 static void put_some(user_t *user, uint32_t first, uint32_t count)
 {
@@ -223,7 +224,7 @@ static void attacker(void *arg, int ready)
 	}
 }
 
-/* ---- the victim -------------------------------------------------------------------------------------------------------- */
+/* ---- the victim ------------------------------------------------------------------------------ */
 
 /* Blocks in memory: what is on disk only may need room there when it is read. */
 static uint32_t in_memory(user_t *user)
@@ -309,7 +310,7 @@ static void victim(void *arg, int ready)
 	_exit(0);
 }
 
-/* ---- the table --------------------------------------------------------------------------------------------------------- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 static void stage(void)
 {

@@ -232,7 +232,8 @@ static void p6_slot_files_cut_off_under_the_daemon_are_misses(void **state)
 	rig_fini(&rig);
 }
 
-/* Blocks are scribbled on while write-behind takes them to disk: what comes back from there is right or does not come. */
+/* Blocks are scribbled on while write-behind takes them to disk: what comes back from there is right or does not
+ * come. */
 static void p1_a_block_scribbled_on_before_it_is_on_disk_never_comes_back_from_there(void **state)
 {
 	static kvc_key_t keys[TALKS][LEN];

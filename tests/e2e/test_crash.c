@@ -1,4 +1,5 @@
-/* kill -9 of the daemon, and of daemon and keeper, at random moments: what was acknowledged as durable is there with the right bytes. */
+/* kill -9 of the daemon, and of daemon and keeper, at random moments: what was acknowledged as durable is there with
+ * the right bytes. */
 #include "e2e/rig.h"
 
 #include <signal.h>
@@ -201,7 +202,7 @@ static void p2_durable_blocks_survive_every_kill_9_of_daemon_and_keeper(void **s
 	crash_loop(1);
 }
 
-/* ---- a sync that fails once --------------------------------------------------------------------------------------------- */
+/* ---- a sync that fails once ------------------------------------------------------------------ */
 
 #define SYNC_LEN   8u
 #define SYNC_PUTS  24u
@@ -218,8 +219,9 @@ static void without_leak_check(void)
 	setenv("ASAN_OPTIONS", "detect_leaks=0", 1);
 }
 
-/* The real fdatasync of the slot file fails once, at its `when`th call. The page cache still has the bytes and reads still answer; kill -9 does not
- * show the loss either, but what the daemon keeps of its promise does: no row of a suspect block is committed. */
+/* The real fdatasync of the slot file fails once, at its `when`th call. The page cache still has the bytes and reads
+ * still answer; kill -9 does not show the loss either, but what the daemon keeps of its promise does: no row of a
+ * suspect block is committed. */
 static void one_failed_sync(const char *engine, uint32_t when)
 {
 	char only[128], inject[64];

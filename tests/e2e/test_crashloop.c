@@ -1,13 +1,13 @@
-/* Faults of the disk, kills and losses of power in a loop: what was acknowledged as durable is there, with the right bytes, and nothing leaks. */
+/* Faults of the disk, kills and losses of power in a loop: what was acknowledged as durable is there, with the right
+ * bytes, and nothing leaks. */
 #include "e2e/fault_disk_rig.h"
 
 #include <errno.h>
 #include <signal.h>
 
 #define LEN   3u
-#define TALKS 6u /* a round */
-#define FRESH                                                                                                          \
-	100u /* rounds on one directory: one slot file holds all of it, so nothing is evicted for want of another one */
+#define TALKS 6u   /* a round */
+#define FRESH 100u /* rounds on one directory: one slot file holds them all, so nothing is evicted */
 
 typedef struct fault {
 	const char *name;
@@ -86,7 +86,8 @@ static void loop_close(loop_t *l)
 	fault_disk_close(&l->disk);
 }
 
-/* A start may fail under a fault, or go on without the disk tier, whose spaces are others; one without a fault must do neither. */
+/* A start may fail under a fault, or go on without the disk tier, whose spaces are others; one without a fault must do
+ * neither. */
 static void loop_start(loop_t *l, int is_faulty)
 {
 	snprintf(l->rig.options[l->engine], sizeof l->rig.options[0], "--nvme.io_engine=%s",
@@ -104,7 +105,8 @@ static void loop_start(loop_t *l, int is_faulty)
 	assert_true(rig_metric(&l->rig, "kvd_disk_limit_bytes") > 0);
 }
 
-/* All that was ever acknowledged on this directory, or, of what is older, one in `every`. Other bytes are never handed out. */
+/* All that was ever acknowledged on this directory, or, of what is older, one in `every`. Other bytes are never handed
+ * out. */
 static void loop_verify(loop_t *l, user_t *user, uint32_t every)
 {
 	kvc_key_t keys[LEN];
@@ -216,7 +218,8 @@ static void lose_database(loop_t *l)
 	kv_test_dir_remove(path);
 }
 
-/* Kill -9, and half of the time the power goes with it. If not, what is in doubt stays so: a daemon that trusts what it reads after the kill loses it later. */
+/* Kill -9, and half of the time the power goes with it. If not, what is in doubt stays so: a daemon that trusts what it
+ * reads after the kill loses it later. */
 static void loop_end(loop_t *l)
 {
 	assert_int_equal(rig_kill(&l->rig, SIGKILL), 128 + SIGKILL);
@@ -319,7 +322,8 @@ static void p2_no_fault_no_kill_and_no_loss_of_power_costs_a_block_that_was_ackn
 	free(l);
 }
 
-/* The loop can fail: where syncs are a lie, acknowledged blocks are lost. What is left has the right bytes even there. */
+/* The loop can fail: where syncs are a lie, acknowledged blocks are lost. What is left has the right bytes even
+ * there. */
 static void p1_a_disk_that_lies_about_syncs_loses_blocks_and_the_loop_sees_it(void **state)
 {
 	loop_t *l = calloc(1, sizeof *l);
@@ -347,7 +351,8 @@ static void p1_a_disk_that_lies_about_syncs_loses_blocks_and_the_loop_sees_it(vo
 	free(l);
 }
 
-/* Blocks that were written and not synced when the daemon was killed are found by a rebuild: acknowledged from then on, they are on the device. */
+/* Blocks that were written and not synced when the daemon was killed are found by a rebuild: acknowledged from then on,
+ * they are on the device. */
 static void p2_what_a_rebuild_finds_is_synced_before_it_is_acknowledged(void **state)
 {
 	loop_t *l = calloc(1, sizeof *l);
@@ -396,7 +401,8 @@ static void begin_torn(loop_t *l, user_t *user, kvc_key_t *keys)
 	user_keys(user, 0, LEN, keys);
 }
 
-/* A write fails half-way: its header is on the device. The block is put again, into another slot; then the headers are all there is. */
+/* A write fails half-way: its header is on the device. The block is put again, into another slot; then the headers are
+ * all there is. */
 static void p2_of_two_copies_a_rebuild_keeps_the_one_that_is_whole(void **state)
 {
 	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
@@ -422,7 +428,8 @@ static void p2_of_two_copies_a_rebuild_keeps_the_one_that_is_whole(void **state)
 	free(l);
 }
 
-/* All writes fail half-way, and the database is lost: what there is has a header and is not whole. A put names it, and nobody has read it. */
+/* All writes fail half-way, and the database is lost: what there is has a header and is not whole. A put names it, and
+ * nobody has read it. */
 static void p2_a_torn_block_that_a_rebuild_finds_is_not_acknowledged(void **state)
 {
 	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;

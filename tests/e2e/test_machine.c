@@ -130,7 +130,8 @@ static void p6_with_a_memlock_of_8_mib_the_daemon_serves_and_says_so(void **stat
 	rig_fini(&rig);
 }
 
-/* SCHED_RR where it is permitted, else a warning and service; and a session, so a scheduling group, of its own in either case. */
+/* SCHED_RR where it is permitted, else a warning and service; and a session, so a scheduling group, of its own in
+ * either case. */
 static void serves_in_class(int expected)
 {
 	rig_t rig;

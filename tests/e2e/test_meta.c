@@ -1,4 +1,5 @@
-/* The metadata library fails, dies, hangs, or is gone: the daemon goes on, and what it acknowledged as durable is there. */
+/* The metadata library fails, dies, hangs, or is gone: the daemon goes on, and what it acknowledged as durable is
+ * there. */
 #include "e2e/fault_disk_rig.h"
 
 #include <dirent.h>
@@ -106,7 +107,7 @@ static void end(void)
 	assert_int_equal(rig_kill(&rig, SIGTERM), 0);
 }
 
-/* ---- the metadata process ------------------------------------------------------------------------------------------------- */
+/* ---- the metadata process -------------------------------------------------------------------- */
 
 static pid_t await_meta(void)
 {
@@ -182,7 +183,7 @@ static void p2_p6_a_metadata_process_that_hangs_is_replaced(void **state)
 	rig_fini(&rig);
 }
 
-/* ---- its files ---------------------------------------------------------------------------------------------------------------- */
+/* ---- its files ------------------------------------------------------------------------------- */
 
 static void in_each_file(void (*fn)(const char *path, kv_test_rng_t *rng), kv_test_rng_t *rng)
 {
@@ -264,7 +265,8 @@ static void p2_p6_a_database_that_does_not_open_is_rebuilt_from_the_headers(void
 	rig_fini(&rig);
 }
 
-/* Each read of a start in turn, and some in a row, fails for once: the database is opened again, and not thrown away. */
+/* Each read of a start in turn, and some in a row, fails for once: the database is opened again, and not thrown
+ * away. */
 static void p2_errors_of_the_device_at_a_start_cost_no_rebuild(void **state)
 {
 	fault_disk_t disk;
@@ -335,7 +337,7 @@ static void p2_p6_a_foreign_lock_costs_durability_while_it_lasts(void **state)
 	rig_fini(&rig);
 }
 
-/* ---- its device --------------------------------------------------------------------------------------------------------------- */
+/* ---- its device ------------------------------------------------------------------------------ */
 
 /* Enough rows to go past what the library's log has preallocated. The blocks drive out those acknowledged before. */
 static void write_many_rows(uint32_t talks)
@@ -427,7 +429,7 @@ static void p2_p6_an_error_of_the_device_that_passes_does_not_end_durability(voi
 	rig_fini(&rig);
 }
 
-/* ---- another program in its place ------------------------------------------------------------------------------------------------ */
+/* ---- another program in its place ------------------------------------------------------------ */
 
 /* The same kvd beside another kvd-meta. */
 static void copy_programs(char folder[96])

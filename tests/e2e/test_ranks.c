@@ -51,7 +51,7 @@ static kvc_status_t attach(user_t *user, const char *sock, uint32_t role, uint32
 	return status == KVC_OK ? kvc_space_open(user->kvc, &identity, &user->space) : status;
 }
 
-/* ---- a rank --------------------------------------------------------------------------------------------------------------- */
+/* ---- a rank ---------------------------------------------------------------------------------- */
 
 typedef struct rank {
 	user_t user;
@@ -172,7 +172,7 @@ static void rank_live(const char *sock, uint32_t number, int orders)
 	_exit(0);
 }
 
-/* ---- the scheduler -------------------------------------------------------------------------------------------------------- */
+/* ---- the scheduler --------------------------------------------------------------------------- */
 
 typedef struct bed {
 	rig_t rig;
@@ -344,7 +344,7 @@ static uint32_t match(bed_t *bed)
 	return m.n;
 }
 
-/* ---- what is promised ------------------------------------------------------------------------------------------------------ */
+/* ---- what is promised ------------------------------------------------------------------------ */
 
 static void p1_ranks_fill_what_the_scheduler_started_and_read_what_it_leased(void **state)
 {

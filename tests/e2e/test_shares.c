@@ -1,4 +1,5 @@
-/* Attackers: one namespace, or one model, takes all it can get, and another one comes after it. It must have its share. */
+/* Attackers: one namespace, or one model, takes all it can get, and another one comes after it. It must have its
+ * share. */
 #include "e2e/rig.h"
 
 #include <signal.h>
@@ -97,9 +98,10 @@ static void restart(int signal)
 	rig_start(&rig);
 }
 
-/* ---- the disk ---------------------------------------------------------------------------------------------------------- */
+/* ---- the disk -------------------------------------------------------------------------------- */
 
-/* A disk full of a model that nobody has opened since the start is no wall for the next model, and what that one was told is durable is. */
+/* A disk full of a model that nobody has opened since the start is no wall for the next model, and what that one was
+ * told is durable is. */
 static void p2_a_disk_full_of_a_model_nobody_opens_takes_the_next_one(void **state)
 {
 	user_t old, new;
@@ -159,7 +161,7 @@ static void p5_a_namespace_that_fills_the_disk_gives_another_its_share(void **st
 	rig_fini(&rig);
 }
 
-/* ---- index and memory --------------------------------------------------------------------------------------------------- */
+/* ---- index and memory ------------------------------------------------------------------------ */
 
 static void p5_a_namespace_that_fills_the_index_gives_another_its_share(void **state)
 {
@@ -236,7 +238,8 @@ static void p5_a_namespace_that_holds_all_memory_gives_another_its_share(void **
 	rig_fini(&rig);
 }
 
-/* A maximum holds on the real tiers, for one block size after the other, while nobody else is there. What is newest is kept. */
+/* A maximum holds on the real tiers, for one block size after the other, while nobody else is there. What is newest is
+ * kept. */
 static void p5_a_maximum_holds_however_much_is_idle(void **state)
 {
 	static const char *const layouts[] = {RIG_LAYOUT, OTHER_LAYOUT};
@@ -269,7 +272,8 @@ static void p5_a_maximum_holds_however_much_is_idle(void **state)
 	rig_fini(&rig);
 }
 
-/* Files that were there before the maximum was lowered go by themselves, while the service goes on, and what was used last is kept. */
+/* Files that were there before the maximum was lowered go by themselves, while the service goes on, and what was used
+ * last is kept. */
 static void p5_files_above_a_lowered_maximum_go_soon(void **state)
 {
 	const uint64_t most = 9u << 20;

@@ -176,7 +176,8 @@ static void p5_each_of_two_models_gets_the_pool_when_the_other_is_cold(void **st
 	end(&rig);
 }
 
-/* The same beside a disk tier that has the slabs' pages registered: what is evicted comes back from there, in slots of other slabs. */
+/* The same beside a disk tier that has the slabs' pages registered: what is evicted comes back from there, in slots of
+ * other slabs. */
 static void p1_what_changing_slabs_evicted_comes_back_from_disk(void **state)
 {
 	model_t small, large;
@@ -202,7 +203,8 @@ static void p1_what_changing_slabs_evicted_comes_back_from_disk(void **state)
 	end(&rig);
 }
 
-/* An engine that is idle does not look at its socket: its slabs' pages are taken away after a moment. When it wakes up it goes on. */
+/* An engine that is idle does not look at its socket: its slabs' pages are taken away after a moment. When it wakes up
+ * it goes on. */
 static void p5_an_idle_engine_holds_nothing_up(void **state)
 {
 	model_t small, large;

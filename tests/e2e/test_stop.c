@@ -1,4 +1,5 @@
-/* The daemon stops, or dies, under its clients: a miss at once, an error at the deadline, and everything again afterwards. */
+/* The daemon stops, or dies, under its clients: a miss at once, an error at the deadline, and everything again
+ * afterwards. */
 #include "e2e/rig.h"
 
 #include <signal.h>

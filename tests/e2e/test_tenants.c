@@ -161,7 +161,7 @@ static void p8_no_document_and_no_event_shows_another_tenant(void **state)
 	tenants_free(&t);
 }
 
-/* ---- identities -------------------------------------------------------------------------------------------------------------- */
+/* ---- identities ------------------------------------------------------------------------------ */
 
 static void p1_models_that_differ_in_one_field_never_share_a_block(void **state)
 {

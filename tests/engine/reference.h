@@ -1,4 +1,5 @@
-/* reference.h -- the transformer once more, in the plainest way: one position at a time, keys and values in one flat array, no tiles, no pages. */
+/* reference.h -- the transformer once more, in the plainest way: one position at a time, keys and values in one flat
+ * array, no tiles, no pages. */
 #ifndef TESTS_ENGINE_REFERENCE_H
 #define TESTS_ENGINE_REFERENCE_H
 

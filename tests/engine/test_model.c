@@ -1,4 +1,5 @@
-/* The model's bits depend on tokens and weights alone: not on chunking, batching, block placement, compiler or what memory held before. */
+/* The model's bits depend on tokens and weights alone: not on chunking, batching, block placement, compiler or what
+ * memory held before. */
 #include "engine/check.h"
 #include "engine/reference.h"
 

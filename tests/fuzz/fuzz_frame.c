@@ -1,5 +1,6 @@
-/* Header and body of every request, reply and notice. Byte 0: row of the table, byte 1: request or reply, then 24 bytes of header,
- * then the body. What decodes must encode to something that decodes to the same, msgpack-c must agree with every byte. */
+/* Header and body of every request, reply and notice. Byte 0: row of the table, byte 1: request or reply, then 24 bytes
+ * of header, then the body. What decodes must encode to something that decodes to the same, msgpack-c must agree with
+ * every byte. */
 #include "common/mp_compare.h"
 #include "common/wire_build.h"
 

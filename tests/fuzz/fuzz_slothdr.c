@@ -1,4 +1,5 @@
-/* Slot headers as a disk may hand them back: any bytes, once as they are and once with a check that fits, so that the fields behind it are reached too. */
+/* Slot headers as a disk may hand them back: any bytes, once as they are and once with a check that fits, so that the
+ * fields behind it are reached too. */
 #include "slothdr.h"
 
 #include "kv/digest.h"

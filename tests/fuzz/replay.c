@@ -1,4 +1,5 @@
-/* Runs a fuzzer's seeds without libFuzzer: each seed as it is, cut at every length, and with a few hundred seeded mutations. */
+/* Runs a fuzzer's seeds without libFuzzer: each seed as it is, cut at every length, and with a few hundred seeded
+ * mutations. */
 #include "kv_test.h"
 
 #include <dirent.h>

@@ -1,11 +1,12 @@
-/* The driver's calls; what streams do is in fake_stream.c, what kernels do and which memory there is in fake_kernel.c. */
+/* The driver's calls; what streams do is in fake_stream.c, what kernels do and which memory there is in
+ * fake_kernel.c. */
 #include "fake_cuda_internal.h"
 
 fake_t fake;
 static _Thread_local int depth; /* of contexts */
 static _Thread_local int mode;  /* of captures: 0, what threads begin with, is in everybody's way */
 
-/* ---- faults and failures ----------------------------------------------------------------------------------------- */
+/* ---- faults and failures --------------------------------------------------------------------- */
 
 void fake_fault(const char *what)
 {
@@ -36,7 +37,7 @@ int fake_begin(size_t member, int flags)
 	return error;
 }
 
-/* ---- memory ------------------------------------------------------------------------------------------------------ */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static int fake_mem_alloc(kvk_cu_ptr_t *p_ptr, size_t bytes)
 {
@@ -160,7 +161,7 @@ static int fake_pointer_attribute(void *p_value, int attribute, kvk_cu_ptr_t ptr
 	return error;
 }
 
-/* ---- devices, contexts, kernels ---------------------------------------------------------------------------------- */
+/* ---- devices, contexts, kernels -------------------------------------------------------------- */
 
 static int fake_init(unsigned flags)
 {
@@ -336,7 +337,7 @@ static int fake_function_attribute(kvk_cu_function_t function, int attribute, in
 	return 0;
 }
 
-/* ---- streams and events ------------------------------------------------------------------------------------------ */
+/* ---- streams and events ---------------------------------------------------------------------- */
 
 static int fake_copy_async(kvk_cu_ptr_t dst, kvk_cu_ptr_t src, size_t bytes, kvk_cu_stream_t stream)
 {

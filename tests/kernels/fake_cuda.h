@@ -1,8 +1,8 @@
-/* fake_cuda.h -- a CUDA driver for tests: device memory is host memory, streams are queues that run when somebody looks (or at once), kernels are a slow
- * reading of kvk_gpu_args_t, and any call may be made to fail. One in a process.
+/* fake_cuda.h -- a CUDA driver for tests: device memory is host memory, streams are queues that run when somebody looks
+ * (or at once), kernels are a slow reading of kvk_gpu_args_t, and any call may be made to fail. One in a process.
  *
- * What a real device would trap is a fault: an address nobody gave it, host memory not registered, a kernel started wrongly, a call out of context. Faults
- * are counted and said; a test asserts that there is none.
+ * What a real device would trap is a fault: an address nobody gave it, host memory not registered, a kernel started
+ * wrongly, a call out of context. Faults are counted and said; a test asserts that there is none.
  */
 #ifndef FAKE_CUDA_H
 #define FAKE_CUDA_H
@@ -34,7 +34,8 @@ fake_cuda_live_t fake_cuda_live(void);
 int fake_cuda_clean(void); /* nothing left, no fault */
 uint64_t fake_cuda_faults(void);
 
-/* Let the n-th call from now on answer CUDA_ERROR_UNKNOWN; calls that give something back do it nevertheless. 0: none. */
+/* Let the n-th call from now on answer CUDA_ERROR_UNKNOWN; calls that give something back do it nevertheless. 0:
+ * none. */
 void fake_cuda_fail_nth(uint64_t n);
 int fake_cuda_failed(void);
 /* Let each call of this member of the table answer `error` until 0 is given. */
@@ -46,20 +47,23 @@ uint64_t fake_cuda_launches(void); /* of kernels, by themselves or as graphs */
 uint64_t fake_cuda_bulk_launches(void);
 /* Most SMs that kernels could have at the same time since it was asked last: the largest of each stream, together. */
 unsigned fake_cuda_sms(void);
-/* Most bytes that a bulk scatter could have on their way since it was asked last; UINT64_MAX: as many as it has room for. */
+/* Most bytes that a bulk scatter could have on their way since it was asked last; UINT64_MAX: as many as it has room
+ * for. */
 uint64_t fake_cuda_on_their_way(void);
 /* Largest pinned allocation it gives; 0: any. */
 void fake_cuda_limit_pinned(size_t bytes);
 /* A bulk scatter of host memory with a bound on what is on its way takes so many times as long. */
 void fake_cuda_narrow(uint64_t times);
-/* Nanoseconds that its clock has gone on: so many a byte copied by the engine, so many a kernel's byte over the link. */
+/* Nanoseconds that its clock has gone on: so many a byte copied by the engine, so many a kernel's byte over the
+ * link. */
 void fake_cuda_costs(uint64_t engine, uint64_t link);
 uint64_t fake_cuda_clock(void *ctx);
 /* What runs now takes so long. */
 void fake_cuda_advance(uint64_t ns);
 
-/* What begins and ends a capture, as the driver has it. `mode` 0: calls of any thread that might wait for the device spoil it, unless that thread has exchanged
- * its mode; 2: none does. A call that is illegal while something is captured is an error, a fault, and spoils the capture. */
+/* What begins and ends a capture, as the driver has it. `mode` 0: calls of any thread that might wait for the device
+ * spoil it, unless that thread has exchanged its mode; 2: none does. A call that is illegal while something is captured
+ * is an error, a fault, and spoils the capture. */
 typedef struct fake_graph fake_graph_t;
 void fake_cuda_capture(kvk_cu_stream_t stream, int mode);
 /* NULL: it was spoiled. */

@@ -1,9 +1,10 @@
-/* Memory that the device sees, and the kernels, as gpu_args.h has them in words: one byte range after the other, digests by libxxhash. */
+/* Memory that the device sees, and the kernels, as gpu_args.h has them in words: one byte range after the other,
+ * digests by libxxhash. */
 #include "fake_cuda_internal.h"
 
 #include <xxhash.h>
 
-/* ---- memory ------------------------------------------------------------------------------------------------------ */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 fake_range_t *fake_range_of(uint64_t at, fake_kind_t kind)
 {
@@ -62,7 +63,7 @@ void *fake_resolve(uint64_t at, size_t bytes)
 	return NULL;
 }
 
-/* ---- kernels ----------------------------------------------------------------------------------------------------- */
+/* ---- kernels --------------------------------------------------------------------------------- */
 
 /* One page of a move while it is copied. */
 typedef struct page {

@@ -1,7 +1,7 @@
 /* Streams of the fake driver: queues whose heads run in any order, as long as waits allow it. */
 #include "fake_cuda_internal.h"
 
-/* ---- work -------------------------------------------------------------------------------------------------------- */
+/* ---- work ------------------------------------------------------------------------------------ */
 
 fake_work_t *fake_work(fake_what_t what)
 {
@@ -127,7 +127,7 @@ static void run_some(void)
 	}
 }
 
-/* ---- captures ---------------------------------------------------------------------------------------------------- */
+/* ---- captures -------------------------------------------------------------------------------- */
 
 static fake_stream_t *stream_of(kvk_cu_stream_t handle)
 {
@@ -300,7 +300,7 @@ void fake_cuda_graph_free(fake_graph_t *graph)
 	free(graph);
 }
 
-/* ---- streams ----------------------------------------------------------------------------------------------------- */
+/* ---- streams --------------------------------------------------------------------------------- */
 
 void fake_enqueue(kvk_cu_stream_t handle, fake_work_t *work)
 {
@@ -401,7 +401,7 @@ int fake_look(fake_event_t *event, int all)
 	return done;
 }
 
-/* ---- what tests ask for ------------------------------------------------------------------------------------------ */
+/* ---- what tests ask for ---------------------------------------------------------------------- */
 
 void fake_cuda_start(const fake_cuda_config_t *config)
 {

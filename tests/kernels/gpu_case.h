@@ -1,4 +1,5 @@
-/* gpu_case.h -- a random cache in the fake device's memory, pool blocks beside it, and what the CPU twin makes of the same. */
+/* gpu_case.h -- a random cache in the fake device's memory, pool blocks beside it, and what the CPU twin makes of the
+ * same. */
 #ifndef GPU_CASE_H
 #define GPU_CASE_H
 

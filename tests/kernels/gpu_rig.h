@@ -17,8 +17,8 @@ typedef struct gpu_rig {
 	kvk_gpu_t *gpu;          /* closed by gpu_rig_fini; NULL: none is open */
 } gpu_rig_t;
 
-/* Starts the driver (NULL: one with bulk kernels whose streams run late). Until somebody says otherwise it pins 256 KiB at most: quick to open, little to
- * measure. Do not move the rig afterwards. */
+/* Starts the driver (NULL: one with bulk kernels whose streams run late). Until somebody says otherwise it pins 256 KiB
+ * at most: quick to open, little to measure. Do not move the rig afterwards. */
 void gpu_rig_init(gpu_rig_t *rig, const fake_cuda_config_t *driver);
 /* Closes the GPU and asserts that nothing is left of it, on the device or off it. */
 void gpu_rig_fini(gpu_rig_t *rig);

@@ -1,7 +1,9 @@
-// lanes.h -- CUDA's words for lanes.cc: the kernels compiled as C++, every lane of a warp a thread of its own that the others wait for.
+// lanes.h -- CUDA's words for lanes.cc: the kernels compiled as C++, every lane of a warp a thread of its own that the
+// others wait for.
 //
-// What is asynchronous on a device happens as late as it may here: a copy lands when somebody has waited for it and is read when nobody may write any more,
-// and memory that is being written holds rubbish till then. So a missing wait, a wrong count of what is on its way or a stage filled too early show.
+// What is asynchronous on a device happens as late as it may here: a copy lands when somebody has waited for it and is
+// read when nobody may write any more, and memory that is being written holds rubbish till then. So a missing wait, a
+// wrong count of what is on its way or a stage filled too early show.
 #ifndef LANES_H
 #define LANES_H
 
@@ -41,7 +43,7 @@ struct __align__(16) uint4
 	uint32_t x, y, z, w;
 };
 
-// ---- meeting -----------------------------------------------------------------------------------------------------------
+// ---- meeting ------------------------------------------------------------------------------------
 
 // Until all lanes are at this line.
 void lanes_meet(int line);
@@ -67,7 +69,7 @@ static inline void __threadfence_system()
 {
 }
 
-// ---- arithmetic --------------------------------------------------------------------------------------------------------
+// ---- arithmetic ---------------------------------------------------------------------------------
 
 template <typename T> static inline T __ldg(const T *at)
 {
@@ -84,7 +86,7 @@ static inline int __clz(uint32_t x)
 	return x ? __builtin_clz(x) : 32;
 }
 
-// ---- in place of gpu_bulk.cuh ------------------------------------------------------------------------------------------
+// ---- in place of gpu_bulk.cuh -------------------------------------------------------------------
 
 #define KVK_GPU_BULK_CUH
 

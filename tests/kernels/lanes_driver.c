@@ -1,4 +1,5 @@
-/* A driver for gpu_prop over lanes.cc: one device of a few SMs whose memory is the host's, and whose streams do everything at once. */
+/* A driver for gpu_prop over lanes.cc: one device of a few SMs whose memory is the host's, and whose streams do
+ * everything at once. */
 #include "kvk/cuda.h"
 
 #include "gpu_args.h"

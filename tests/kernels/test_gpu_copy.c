@@ -151,7 +151,8 @@ static void p1_a_flipped_bit_is_told_of_exactly_its_block(void **state)
 	assert_true(told > ROUNDS / 3);
 }
 
-/* Gather on one stream; the scatter of the same blocks into another cache waits for it, by kvk_gpu_order or kvk_gpu_after, while nothing has run yet. */
+/* Gather on one stream; the scatter of the same blocks into another cache waits for it, by kvk_gpu_order or
+ * kvk_gpu_after, while nothing has run yet. */
 static void p1_a_copy_runs_after_what_it_was_ordered_after(void **state)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
@@ -204,7 +205,8 @@ static void p1_a_copy_runs_after_what_it_was_ordered_after(void **state)
 	}
 }
 
-/* Blocks of the pool that are ready are read early, but into the cache they go after what the stream has: a gather of what lies there. */
+/* Blocks of the pool that are ready are read early, but into the cache they go after what the stream has: a gather of
+ * what lies there. */
 static void p1_a_scatter_of_ready_blocks_writes_in_its_turn(void **state)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
@@ -250,7 +252,8 @@ static void p1_a_scatter_of_ready_blocks_writes_in_its_turn(void **state)
 	assert_true(seen > 0);
 }
 
-/* Several jobs under way at a time, on streams of their own, through one ring; some given back before they have ended. */
+/* Several jobs under way at a time, on streams of their own, through one ring; some given back before they have
+ * ended. */
 static void p4_jobs_given_back_early_keep_their_memory_until_they_end(void **state)
 {
 	enum { JOBS = 4 };
@@ -413,7 +416,8 @@ static void ranges(int apart, uint64_t *p_staged)
 	large_fini(&l);
 }
 
-/* Ten of them fit a slot. The last ones go by fewer and fewer, so that little is left when the link is idle, unless others come behind them. */
+/* Ten of them fit a slot. The last ones go by fewer and fewer, so that little is left when the link is idle, unless
+ * others come behind them. */
 static void p5_a_part_of_a_load_is_not_cut_small_at_its_end(void **state)
 {
 	static large_t l;
@@ -460,7 +464,8 @@ static int is_whole(const gpu_case_t *c)
 	       (c->layers == 0 || c->layers == c->layout.layers);
 }
 
-/* The pool in two registrations that follow each other, as pieces of a slab do, or slabs: the driver refuses a copy that goes from one into the other. */
+/* The pool in two registrations that follow each other, as pieces of a slab do, or slabs: the driver refuses a copy
+ * that goes from one into the other. */
 static void p1_no_copy_goes_from_one_registration_into_the_next(void **state)
 {
 	kv_test_rng_t rng = {kv_test_seed()};

@@ -100,8 +100,8 @@ static void p6_any_call_of_the_driver_may_fail(void **state)
 	}
 }
 
-/* The driver refuses a call in the middle of a copy: who asked for it is not told that it is over while what was taken still writes his memory. Where an
- * event is what it refuses, nobody knows. */
+/* The driver refuses a call in the middle of a copy: who asked for it is not told that it is over while what was taken
+ * still writes his memory. Where an event is what it refuses, nobody knows. */
 static void p4_a_copy_is_not_over_while_a_part_of_it_runs(void **state)
 {
 	enum { EVENTS = 16 }; /* and waits for them, behind the last step */
@@ -309,7 +309,8 @@ static void p6_without_kernels_copies_go_piece_by_piece(void **state)
 	gpu_rig_fini(&rig);
 }
 
-/* Whatever part of a staged copy was enqueued when a call failed: another stream's, which takes the same memory of the ring at once, is right. */
+/* Whatever part of a staged copy was enqueued when a call failed: another stream's, which takes the same memory of the
+ * ring at once, is right. */
 static void p6_a_staged_copy_cut_short_spoils_no_other(void **state)
 {
 	kv_test_rng_t rng = {kv_test_seed()};

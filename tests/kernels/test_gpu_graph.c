@@ -1,4 +1,5 @@
-/* Copies that become a part of a CUDA graph: what moves when, what may be asked, and that no call is made that would spoil the capture. */
+/* Copies that become a part of a CUDA graph: what moves when, what may be asked, and that no call is made that would
+ * spoil the capture. */
 #include "gpu_rig.h"
 
 #ifdef KVD_SANITIZE /* several times slower */

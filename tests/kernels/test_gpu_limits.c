@@ -13,7 +13,7 @@ static kvk_gpu_t *start(gpu_rig_t *rig, const fake_cuda_config_t *driver, uint32
 	return gpu_rig_open(rig);
 }
 
-/* ---- refusals ---------------------------------------------------------------------------------------------------- */
+/* ---- refusals -------------------------------------------------------------------------------- */
 
 static void p10_a_copy_that_cannot_be_meant_enqueues_nothing(void **state)
 {
@@ -93,7 +93,7 @@ static void p10_memory_is_registered_once(void **state)
 	gpu_rig_fini(&rig);
 }
 
-/* ---- limits ------------------------------------------------------------------------------------------------------ */
+/* ---- limits ---------------------------------------------------------------------------------- */
 
 static void p5_jobs_are_bounded_and_come_back(void **state)
 {
@@ -241,7 +241,7 @@ static void p5_a_copy_takes_no_more_sms_than_it_may(void **state)
 	gpu_rig_fini(&rig);
 }
 
-/* ---- memory ------------------------------------------------------------------------------------------------------ */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 /* Ranges in a model of pages, each with the number of its range. */
 static void p1_the_device_sees_what_is_registered_and_nothing_else(void **state)
@@ -333,7 +333,7 @@ static void p8_memory_of_a_peer_is_used_by_kernels_only_with_access_to_it(void *
 	}
 }
 
-/* ---- choosing ---------------------------------------------------------------------------------------------------- */
+/* ---- choosing -------------------------------------------------------------------------------- */
 
 /* As many blocks as fit into the memory that may be pinned, to the next power of two. */
 static void check_measured_bytes(const gpu_case_t *c, const kvk_gpu_stats_t *stats, uint64_t pinned)
@@ -359,7 +359,8 @@ static int goes_staged(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy)
 	return after.staged > before.staged;
 }
 
-/* Where the engine is slow, or the link is, for kernels: what was measured is taken, of one job and, for large ones, of several behind each other. */
+/* Where the engine is slow, or the link is, for kernels: what was measured is taken, of one job and, for large ones, of
+ * several behind each other. */
 static void p5_auto_takes_what_was_faster(void **state)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
@@ -397,7 +398,8 @@ static void p5_auto_takes_what_was_faster(void **state)
 	}
 }
 
-/* A job of a large load is as one of many that follow each other: what is faster for one that is alone does not hold for it. */
+/* A job of a large load is as one of many that follow each other: what is faster for one that is alone does not hold
+ * for it. */
 static void p5_a_part_goes_the_way_of_all(void **state)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
@@ -420,7 +422,7 @@ static void p5_a_part_goes_the_way_of_all(void **state)
 	gpu_rig_fini(&rig);
 }
 
-/* ---- threads ----------------------------------------------------------------------------------------------------- */
+/* ---- threads --------------------------------------------------------------------------------- */
 
 typedef struct worker {
 	pthread_t thread;
@@ -500,7 +502,7 @@ static void p6_threads_copy_while_others_register(void **state)
 	gpu_rig_fini(&rig);
 }
 
-/* ---- clocks ------------------------------------------------------------------------------------------------------ */
+/* ---- clocks ---------------------------------------------------------------------------------- */
 
 static void take_5_ms(void *args)
 {

@@ -11,7 +11,8 @@ static kvk_gpu_t *start(gpu_rig_t *rig)
 	return gpu_rig_open(rig);
 }
 
-/* More would not come faster, and an engine's launches would wait behind it. Memory of a device is not behind the link. */
+/* More would not come faster, and an engine's launches would wait behind it. Memory of a device is not behind the
+ * link. */
 static void p5_a_load_has_no_more_on_its_way_than_it_may(void **state)
 {
 	static const uint32_t windows[] = {0, 1, 64u << 10, 256u << 10, 1u << 20};
@@ -69,7 +70,8 @@ static kvk_gpu_copy_t draw(gpu_case_t *c, kv_test_rng_t *rng, kvk_gpu_t *gpu)
 	}
 }
 
-/* A link of several times the rate is not filled by few SMs with little on its way: that is measured. Whoever says how many SMs there are is believed. */
+/* A link of several times the rate is not filled by few SMs with little on its way: that is measured. Whoever says how
+ * many SMs there are is believed. */
 static void p5_a_link_that_takes_more_is_given_more(void **state)
 {
 	kv_test_rng_t rng = {kv_test_seed()};

@@ -1,4 +1,5 @@
-/* The digest as the lanes of a warp make it is XXH3-64: the lanes run here one after the other, and what they exchange on a device is summed. */
+/* The digest as the lanes of a warp make it is XXH3-64: the lanes run here one after the other, and what they exchange
+ * on a device is summed. */
 #include "kv_cmocka.h"
 #include "kv_test.h"
 

@@ -206,7 +206,7 @@ static void only_the_inner_order_may_differ(void **state)
 	assert_false(kvk_layout_convertible(&opaque, &opaque));
 }
 
-/* ---- paged caches ---------------------------------------------------------------------------------------------- */
+/* ---- paged caches ---------------------------------------------------------------------------- */
 
 static void *layer_base[32];
 

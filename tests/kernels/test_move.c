@@ -11,7 +11,7 @@
 #define BLOCKS    5u
 #define GUARD     0xa7
 
-/* ---- reference ------------------------------------------------------------------------------------------------- */
+/* ---- reference ------------------------------------------------------------------------------- */
 
 /* Offset in a canonical block of element `d` of K (half 0) or V (half 1). Head and layer count in the model. */
 static size_t canonical_at(const kvk_layout_t *l, uint32_t head, uint32_t layer, uint32_t token, uint32_t half,
@@ -109,7 +109,7 @@ static void reference_gather(const kvk_layout_t *l, const kvk_paged_t *p, uint32
 	}
 }
 
-/* ---- a model split over ranks ---------------------------------------------------------------------------------- */
+/* ---- a model split over ranks ---------------------------------------------------------------- */
 
 typedef struct rank {
 	kvk_paged_t paged;
@@ -263,7 +263,7 @@ static void *take(size_t n)
 	return p;
 }
 
-/* ---- tests ----------------------------------------------------------------------------------------------------- */
+/* ---- tests ----------------------------------------------------------------------------------- */
 
 static void forget(const kvk_paged_t *p, uint32_t layer, uint32_t block)
 {

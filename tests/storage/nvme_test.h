@@ -1,4 +1,5 @@
-/* nvme_test.h -- what the disk tier's tests share: a tier in a temporary directory with a real clock, and blocks whose bytes follow from a number. */
+/* nvme_test.h -- what the disk tier's tests share: a tier in a temporary directory with a real clock, and blocks whose
+ * bytes follow from a number. */
 #ifndef NVME_TEST_H
 #define NVME_TEST_H
 
@@ -88,7 +89,7 @@ static inline void fixture_fini(fixture_t *f)
 	assert_int_equal(kv_test_env_live(&f->test), 0);
 }
 
-/* ---- blocks --------------------------------------------------------------------------------------------------------------- */
+/* ---- blocks ---------------------------------------------------------------------------------- */
 
 typedef struct block {
 	_Alignas(4096) uint8_t data[16384];
@@ -135,7 +136,7 @@ static inline void block_blank(block_t *b)
 	b->mem = (kvs_mem_t){b->data, b->leaves, b->roots, UINT32_MAX};
 }
 
-/* ---- waiting -------------------------------------------------------------------------------------------------------------- */
+/* ---- waiting --------------------------------------------------------------------------------- */
 
 typedef struct outcome {
 	int calls;
@@ -238,7 +239,7 @@ static inline kv_status_t get_block(fixture_t *f, const kvs_geometry_t *g, uint6
 	return status;
 }
 
-/* ---- recovery ------------------------------------------------------------------------------------------------------------- */
+/* ---- recovery -------------------------------------------------------------------------------- */
 
 #define MAX_FOUND 4096
 

@@ -1,4 +1,5 @@
-/* pool_test.h -- what the pool's tests share: a pool on a test environment, and blocks whose bytes follow from a seed. */
+/* pool_test.h -- what the pool's tests share: a pool on a test environment, and blocks whose bytes follow from a
+ * seed. */
 #ifndef POOL_TEST_H
 #define POOL_TEST_H
 

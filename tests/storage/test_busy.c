@@ -4,8 +4,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#define MOST_MS                                                                                                        \
-	3000u /* of one call, which takes some 100; who waits for a thread that gets no time does so for 5 to 15 seconds */
+#define MOST_MS 3000u /* of one call, which takes about 100; waiting for a starved thread takes 5 to 15 seconds */
 
 static atomic_int over;
 

@@ -130,7 +130,8 @@ static void p6_a_fault_outside_the_announced_memory_is_not_swallowed(void **stat
 	assert_int_equal(kvs_guard_install(), KV_OK);
 	assert_int_equal(ftruncate(a.fd, 0), 0);
 
-	/* The digests' own place is trusted memory: a fault there is not the client's, even inside the guarded region. */
+	/* The digests' own place is trusted memory: a fault there is not the client's, even inside the guarded
+	 * region. */
 	assert_int_equal(kvs_guard_verify(&g, data, NULL, leaves, NULL), KV_OK);
 	assert_int_equal(seen, 1);
 	assert_int_equal(nested, KV_ERR_INTERNAL);

@@ -339,7 +339,8 @@ static void p5_full_is_full_and_freed_slots_serve_again_within_the_limit(void **
 	fixture_fini(&f);
 }
 
-/* A file changes its class: it gives out no slot while it is emptied, may stay after all, and is the other class's alone when its rows have gone. */
+/* A file changes its class: it gives out no slot while it is emptied, may stay after all, and is the other class's
+ * alone when its rows have gone. */
 static void p5_an_emptied_file_makes_room_for_the_class_it_was_emptied_for(void **state)
 {
 	const kvs_change_ops_t *change;

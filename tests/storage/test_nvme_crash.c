@@ -1,5 +1,6 @@
-/* P2: kill -9 at any moment. A writer process stores, flushes and notes in a side file what was acknowledged; it is killed; the next opens the same
- * directory, checks that every acknowledged block is there with its bytes, and goes on. */
+/* P2: kill -9 at any moment. A writer process stores, flushes and notes in a side file what was acknowledged; it is
+ * killed; the next opens the same directory, checks that every acknowledged block is there with its bytes, and goes
+ * on. */
 #include "nvme_test.h"
 
 #include <fcntl.h>

@@ -1,4 +1,5 @@
-/* A directory that was damaged, is foreign, locked or full: typed errors or dropped blocks, never other bytes and never a crash. */
+/* A directory that was damaged, is foreign, locked or full: typed errors or dropped blocks, never other bytes and never
+ * a crash. */
 #include "nvme_test.h"
 
 #include <dirent.h>
@@ -453,7 +454,8 @@ static void lose_metadata(const fixture_t *f)
 	kv_test_dir_remove(path);
 }
 
-/* A slot that is freed keeps its header. Its block may come back, once, as what it was; after a reset nothing of the old epoch does. */
+/* A slot that is freed keeps its header. Its block may come back, once, as what it was; after a reset nothing of the
+ * old epoch does. */
 static void p1_a_rebuild_finds_freed_blocks_of_the_same_epoch_once_and_none_of_an_old_one(void **state)
 {
 	fixture_t f;
@@ -550,7 +552,8 @@ static void p1_p6_damaged_metadata_costs_time_but_no_right_bytes(void **state)
 		if (found.count != BLOCKS) {
 			print_message("# %s: %u blocks\n", names[i], found.count);
 		}
-		/* a log whose last records are damaged looks like one that a crash cut short: blocks may be lost, none may be wrong */
+		/* a log whose last records are damaged looks like one that a crash cut short: blocks may be lost, none
+		 * may be wrong */
 		assert_true(found.count == BLOCKS || strstr(names[i], ".log"));
 		assert_int_equal(read_all(&f), found.count);
 		fixture_fini(&f);

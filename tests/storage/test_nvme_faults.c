@@ -70,7 +70,8 @@ static void p5_each_allocation_may_fail(void **state)
 	fixture_fini(&f);
 }
 
-/* Writes beyond a file size limit fail, a short one first, then with errors, until the tier has had enough of them. Blocks 1 to 4 are good before. */
+/* Writes beyond a file size limit fail, a short one first, then with errors, until the tier has had enough of them.
+ * Blocks 1 to 4 are good before. */
 static void switch_off(fixture_t *f, struct rlimit *before, kvs_loc_t *p_fourth)
 {
 	struct rlimit small;
@@ -214,7 +215,8 @@ static uint64_t now_in_a_hurry(void *ctx)
 	return real_now(ctx) + atomic_load(&hurry_ns);
 }
 
-/* No memory for the superblock's image: neither an epoch nor the flush behind it comes to an end, and nothing is in flight. */
+/* No memory for the superblock's image: neither an epoch nor the flush behind it comes to an end, and nothing is in
+ * flight. */
 static void p5_a_flush_that_never_came_to_an_end_is_told_that_the_tier_is_closed(void **state)
 {
 	outcome_t epoch = {0}, flush = {0};
@@ -238,7 +240,7 @@ static void p5_a_flush_that_never_came_to_an_end_is_told_that_the_tier_is_closed
 	fixture_fini(&f);
 }
 
-/* ---- children: a fresh program under strace, or without privileges ------------------------------------------------------------- */
+/* ---- children: a fresh program under strace, or without privileges --------------------------- */
 
 /* Everything works, and the gauge says how. */
 static int child_life(const char *dir, uint64_t fallback)
@@ -259,7 +261,8 @@ static int child_life(const char *dir, uint64_t fallback)
 	return 0;
 }
 
-/* A failed fdatasync of the slot file: nothing of it is acknowledged, nothing is offered, and it is said which blocks are in doubt. */
+/* A failed fdatasync of the slot file: nothing of it is acknowledged, nothing is offered, and it is said which blocks
+ * are in doubt. */
 static int child_sync(const char *dir)
 {
 	fixture_t f;
@@ -279,7 +282,8 @@ static int child_sync(const char *dir)
 	return 0;
 }
 
-/* A failed sync of the directory holds for every later block of its new files: it is asked for again until it has worked. */
+/* A failed sync of the directory holds for every later block of its new files: it is asked for again until it has
+ * worked. */
 static int child_sync_dir(const char *dir)
 {
 	fixture_t f;
@@ -336,7 +340,8 @@ static void next_try(fixture_t *f, uint64_t tries)
 	assert_int_equal(kv_metric_get(&f->metrics, KV_M_DISK_ERRORS), tries);
 }
 
-/* A slot that fails for ten minutes, at each of eight tries or more, is given up: lost, and never used again. No other slot is the worse for it. */
+/* A slot that fails for ten minutes, at each of eight tries or more, is given up: lost, and never used again. No other
+ * slot is the worse for it. */
 static int child_given_up(const char *dir)
 {
 	fixture_t f;
@@ -456,7 +461,8 @@ static int child_rebuild_drops(const char *dir)
 	return 0;
 }
 
-/* Reads fail for a while, more often than errors in a row are borne: no block is lost by that, and the device is left alone between the tries. */
+/* Reads fail for a while, more often than errors in a row are borne: no block is lost by that, and the device is left
+ * alone between the tries. */
 static int child_unreadable(const char *dir)
 {
 	const uint64_t deadline = real_now(NULL) + UINT64_C(20000000000);
@@ -735,7 +741,8 @@ static void p2_new_directories_are_synced_under_their_names(void **state)
 {
 	(void)state;
 	in_child("sync-made", "", "inject=fsync:error=EIO:when=1..2");
-	/* Twice for the copies of the superblock, then for the directory of slot files; each later start syncs it before it comes that far. */
+	/* Twice for the copies of the superblock, then for the directory of slot files; each later start syncs it
+	 * before it comes that far. */
 	in_child("sync-slots", "", "inject=fsync:error=EIO:when=3");
 }
 

@@ -1,4 +1,5 @@
-/* Formats on disk: slot header and superblock decode what they encoded and nothing else; RocksDB's sentences are told apart; a model of the whole tier. */
+/* Formats on disk: slot header and superblock decode what they encoded and nothing else; RocksDB's sentences are told
+ * apart; a model of the whole tier. */
 #include "nvme_test.h"
 
 #include "metadb_rocks.h"
@@ -67,7 +68,8 @@ static void as_version_1(uint8_t *image, size_t len)
 	memcpy(image + 8, &check, sizeof check);
 }
 
-/* The same bytes on every machine: fixtures of slot headers 1 and superblocks 2, and of superblocks 1, which are read too. */
+/* The same bytes on every machine: fixtures of slot headers 1 and superblocks 2, and of superblocks 1, which are read
+ * too. */
 static void p10_the_formats_are_those_of_their_versions(void **state)
 {
 	static _Alignas(4096) uint8_t page[4096];
@@ -383,7 +385,7 @@ static void p10_the_sentences_of_the_linked_library_are_those_that_are_known(voi
 	}
 }
 
-/* ---- the model: random calls, compared with a table; now and then everything is closed and opened again ------------------------ */
+/* ---- the model: random calls, compared with a table; now and then everything is closed and opened again ---- */
 
 #define CHAINS 12u
 #define DEEP   12u

@@ -50,7 +50,8 @@ static void p1_registered_memory_gives_the_same_bytes(void **state)
 	munmap(slab, bytes);
 }
 
-/* Memory that is unmapped, and other memory that comes to lie at its address, often: never are old pages used for new ones. */
+/* Memory that is unmapped, and other memory that comes to lie at its address, often: never are old pages used for new
+ * ones. */
 static void p1_memory_may_go_and_other_memory_come(void **state)
 {
 	const size_t bytes = 36 * MIB;
@@ -108,7 +109,8 @@ static uint64_t let_go(fixture_t *f, uint32_t region)
 	return took;
 }
 
-/* The I/O thread has looked at the first place when the second one's memory goes, and is about to sleep: nothing else would wake it. */
+/* The I/O thread has looked at the first place when the second one's memory goes, and is about to sleep: nothing else
+ * would wake it. */
 static void p5_memory_is_let_go_of_at_once_though_the_disk_rests(void **state)
 {
 	uint8_t *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
@@ -139,7 +141,8 @@ static void p5_memory_is_let_go_of_at_once_though_the_disk_rests(void **state)
 	munmap(page, 4096);
 }
 
-/* The ring has pinned the pages of a slab; a client takes one out of the file, and what lies there now is another page. */
+/* The ring has pinned the pages of a slab; a client takes one out of the file, and what lies there now is another
+ * page. */
 static void p2_a_hole_in_a_slab_does_not_cost_the_block_on_disk(void **state)
 {
 	const size_t bytes = 4 * MIB;
@@ -177,7 +180,8 @@ static void p2_a_hole_in_a_slab_does_not_cost_the_block_on_disk(void **state)
 	close(fd);
 }
 
-/* The caller is the daemon's one loop, whose clients take it for dead after 50 ms. Walking /proc/self/smaps took 15 ms a GiB. */
+/* The caller is the daemon's one loop, whose clients take it for dead after 50 ms. Walking /proc/self/smaps took 15 ms
+ * a GiB. */
 static void p5_registering_takes_no_time_however_much_is_mapped(void **state)
 {
 	const size_t bytes = 256 * MIB;

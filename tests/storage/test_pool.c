@@ -504,8 +504,9 @@ static void a_number_used_again(kvs_tier_t *pool, uint32_t class, kvs_loc_t old)
 	assert_int_equal(kvs_mem(pool, old, &mem), KV_MISS);
 }
 
-/* A slab that a client keeps mapped after it was retired: its pages go, it reads zeros, and the memory is another class's at once. Its number and its
- * digests, which cannot be taken away, are not, until the client has let go; old locations in it stay stale for ever. */
+/* A slab that a client keeps mapped after it was retired: its pages go, it reads zeros, and the memory is another
+ * class's at once. Its number and its digests, which cannot be taken away, are not, until the client has let go; old
+ * locations in it stay stale for ever. */
 static void p5_the_pages_of_a_slab_that_somebody_keeps_are_taken_away(void **state)
 {
 	kvs_pool_config_t config = pool_config(&metrics, 400u << 10, 100000);

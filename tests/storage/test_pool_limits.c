@@ -132,7 +132,7 @@ static void p5_no_touched_page_is_left_uncharged(void **state)
 	kvs_close(tier);
 }
 
-/* ---- failing system calls ---- */
+/* ---- failing system calls -------------------------------------------------------------------- */
 
 static uint64_t sys_calls, sys_fail_at;
 static int sys_error;
@@ -300,7 +300,8 @@ static void p6_descriptors_run_out_and_come_back(void **state)
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
-/* The keeper's descriptor whose word was lost, a mapping of the same process's connection before: what the limit no longer counts is nobody's. */
+/* The keeper's descriptor whose word was lost, a mapping of the same process's connection before: what the limit no
+ * longer counts is nobody's. */
 static void p5_a_slab_leaves_no_pages_with_whoever_has_it_unheard_of(void **state)
 {
 	kvs_pool_config_t config = pool_config(&metrics, 400u << 10, 100000);

@@ -1,4 +1,5 @@
-/* The first touch of fresh memory is slow (0.3 to 1 GB/s): it is done beside the callers, and counted when it is not. */
+/* The first touch of fresh memory is slow (0.3 to 1 GB/s): it is done beside the callers, and counted when it is
+ * not. */
 #include "pool_test.h"
 
 #include "../../storage/guard.h"
@@ -124,7 +125,8 @@ static void p5_memory_is_kept_ready_for_the_size_in_use_and_no_more_of_it_than_s
 	assert_int_equal(kvs_pool_open(&config, &t.env, &tier), KV_OK);
 	kvs_pool_t *pool = kvs_pool_of(tier);
 
-	/* A size that has been registered gets it before its first put, slab after slab, each touched before the next. */
+	/* A size that has been registered gets it before its first put, slab after slab, each touched before the
+	 * next. */
 	assert_int_equal(kvs_class_open(tier, "other", &plain, &other), KV_OK);
 	idle_until(tier, 4);
 	for (int i = 0; i < 100; i++) {
@@ -243,7 +245,8 @@ static void p5_the_first_size_takes_all_of_the_pool_when_told_so(void **state)
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
-/* A slab that is retired while it is being touched: it is let go within a chunk, and one that only waits for it at once. */
+/* A slab that is retired while it is being touched: it is let go within a chunk, and one that only waits for it at
+ * once. */
 static void p5_a_slab_is_let_go_while_it_is_being_touched(void **state)
 {
 	kvs_pool_config_t config = pool_config(&metrics, 1200u << 20, 256u << 20);

@@ -1,4 +1,5 @@
-/* LD_PRELOAD: a read of a disk does not come back while the file that HANGING_DISK names exists. For kvd with nvme.io_engine=threads. */
+/* LD_PRELOAD: a read of a disk does not come back while the file that HANGING_DISK names exists. For kvd with
+ * nvme.io_engine=threads. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdlib.h>

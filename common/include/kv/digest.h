@@ -14,8 +14,8 @@
 /* XXH3-64 of n bytes, by the widest instructions this CPU has. */
 uint64_t kv_digest(const void *data, size_t n);
 
-/* Copy n bytes from src to dst (no overlap) and return XXH3-64 of what was read. From 4 KiB on, to a multiple of 64, the
- * stores go around the caches. For many leaves see kv_copy_digest_leaves(): it fences once. */
+/* Copy n bytes from src to dst (no overlap) and return XXH3-64 of what was read. From 4 KiB on, to a multiple of 64,
+ * the stores go around the caches. For many leaves see kv_copy_digest_leaves(): it fences once. */
 uint64_t kv_copy_digest(void *dst, const void *src, size_t n);
 
 /* The same for a leaf gathered from pieces: `pieces` runs of `piece` bytes, `src_stride` apart in the source and

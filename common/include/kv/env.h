@@ -1,7 +1,8 @@
 /* kv/env.h -- clock, randomness, memory and log, behind one small ops struct.
  *
- * The core and the storage code reach the outside world through this struct (and, for bytes, through kvs_tier_t), so that tests
- * can run the same code in a deterministic universe: a virtual clock, a seeded generator, an allocator whose n-th call fails.
+ * The core and the storage code reach the outside world through this struct (and, for bytes, through kvs_tier_t), so
+ * that tests can run the same code in a deterministic universe: a virtual clock, a seeded generator, an allocator whose
+ * n-th call fails.
  */
 #ifndef KV_ENV_H
 #define KV_ENV_H
@@ -22,7 +23,8 @@ typedef struct kv_env {
 	/* Grow or shrink; like realloc, new bytes are not zeroed. NULL leaves the old block untouched. */
 	void *(*resize)(void *ctx, void *p, size_t old_n, size_t n);
 	void (*free)(void *ctx, void *p);
-	/* One line: level, component ("core", "nvme", ...), sentence with "key value" pairs. Must not block for long. */
+	/* One line: level, component ("core", "nvme", ...), sentence with "key value" pairs. Must not block for
+	 * long. */
 	void (*log)(void *ctx, kv_log_level_t level, const char *component, const char *line);
 } kv_env_t;
 
@@ -56,13 +58,14 @@ static inline void kv_free(const kv_env_t *env, void *p)
 void kv_logf(const kv_env_t *env, kv_log_level_t level, const char *component, const char *format, ...)
 	__attribute__((format(printf, 4, 5)));
 
-/* An invariant of our own code is broken: say which and where on standard error and abort, in release builds too. Never for
- * input from a client, a peer, a file or a disk. */
+/* An invariant of our own code is broken: say which and where on standard error and abort, in release builds too. Never
+ * for input from a client, a peer, a file or a disk. */
 #define kv_assert(condition) ((condition) ? (void)0 : kv_assert_failed(#condition, __FILE__, __LINE__))
 _Noreturn void kv_assert_failed(const char *condition, const char *file, int line);
 
-/* The same in code that runs inside an engine, which no mistake of ours may end: 1, or 0 when it is broken. The caller then gives its work up; this counts,
- * and logs the first. libkvc and libkvx detach when the count is not 0 (kvc_abandon()). */
+/* The same in code that runs inside an engine, which no mistake of ours may end: 1, or 0 when it is broken. The caller
+ * then gives its work up; this counts, and logs the first. libkvc and libkvx detach when the count is not 0
+ * (kvc_abandon()). */
 #define kv_holds(condition) ((condition) ? 1 : (kv_invariant_broken(#condition, __FILE__, __LINE__), 0))
 void kv_invariant_broken(const char *condition, const char *file, int line);
 /* How many have been broken in this process; each library that has this code counts its own. Any thread. */

@@ -1,7 +1,9 @@
 /* kv/key.h -- block keys: a SHA-256 chain over the prefix (formats.md section 1; golden vectors in tests/common).
  *
- * header block  root digest (32 bytes), u32 tokens a unit, u32 key version 1, u64 epoch, 16 zero bytes: one compression from SHA-256's IV
- * each unit     only if it has extra keys: u32 0xFFFFFFFF, u32 byte length, their canonical bytes, zeros to a multiple of 64;
+ * header block  root digest (32 bytes), u32 tokens a unit, u32 key version 1, u64 epoch, 16 zero bytes: one
+ *               compression from SHA-256's IV
+ * each unit     only if it has extra keys: u32 0xFFFFFFFF, u32 byte length, their canonical bytes, zeros to a
+ *               multiple of 64;
  *               then the token ids as u32, zeros to a multiple of 64. No closing length.
  * key           bytes 0..15 of the state as SHA-256 serialises it (big-endian words)
  */
@@ -31,7 +33,8 @@ kv_status_t kv_chain_init(kv_chain_t *chain, const uint8_t root[32], uint32_t un
 kv_status_t kv_chain_tokens(kv_chain_t *chain, const uint32_t *tokens, uint32_t units, kv_key_t *keys,
 			    uint32_t *p_done);
 
-/* Hash one unit that has extra keys (cache salt, LoRA id, multimodal hashes: canonical bytes, at most KV_MAX_EXTRA_BYTES). */
+/* Hash one unit that has extra keys (cache salt, LoRA id, multimodal hashes: canonical bytes, at most
+ * KV_MAX_EXTRA_BYTES). */
 kv_status_t kv_chain_unit(kv_chain_t *chain, const void *extra, uint32_t extra_len, const uint32_t *tokens,
 			  kv_key_t *key);
 

@@ -6,8 +6,8 @@
 
 #define KV_HUGE_PAGE ((size_t)2 << 20)
 
-/* Map [0, bytes) of fd, shared; at an address that is a multiple of 2 MiB when there is that much of it: else the kernel maps a huge page as 512 small
- * ones. MAP_FAILED with errno; ends with munmap(base, bytes). Any thread. */
+/* Map [0, bytes) of fd, shared; at an address that is a multiple of 2 MiB when there is that much of it: else the
+ * kernel maps a huge page as 512 small ones. MAP_FAILED with errno; ends with munmap(base, bytes). Any thread. */
 void *kv_map_shared(int fd, size_t bytes, int prot);
 
 #endif

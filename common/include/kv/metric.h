@@ -1,7 +1,7 @@
 /* kv/metric.h -- the metric table: every number kvd publishes, with unit and help.
  *
- * Values live in one array of atomics per process: any thread adds with relaxed order, HTTP and STATS read it. Prometheus text, STATS JSON and
- * docs/metrics.md come from the table. A lint finds a metric nobody updates.
+ * Values live in one array of atomics per process: any thread adds with relaxed order, HTTP and STATS read it.
+ * Prometheus text, STATS JSON and docs/metrics.md come from the table. A lint finds a metric nobody updates.
  */
 #ifndef KV_METRIC_H
 #define KV_METRIC_H
@@ -13,7 +13,8 @@
 
 typedef enum kv_metric_type { KV_METRIC_COUNTER, KV_METRIC_GAUGE, KV_METRIC_HISTOGRAM } kv_metric_type_t;
 
-/* X(NAME, prometheus_name, type, help). Counters end in _total (bytes: _bytes_total). Histograms are of seconds, with fixed buckets. */
+/* X(NAME, prometheus_name, type, help). Counters end in _total (bytes: _bytes_total). Histograms are of seconds, with
+ * fixed buckets. */
 #include "kv/metric_list.h"
 /* The same for what is counted a namespace: bounded by the namespaces that are configured. */
 #include "kv/metric_ns_list.h"
@@ -88,10 +89,11 @@ typedef struct kv_metric_info {
 extern const kv_metric_info_t kv_metric_infos[KV_METRIC_COUNT];
 extern const kv_metric_info_t kv_ns_metric_infos[KV_NS_METRIC_COUNT];
 
-/* Prometheus text format 0.0.4; those of namespaces have the label `namespace`. Returns bytes needed without the NUL, like snprintf. */
+/* Prometheus text format 0.0.4; those of namespaces have the label `namespace`. Returns bytes needed without the NUL,
+ * like snprintf. */
 size_t kv_metrics_prometheus(const kv_metrics_t *m, char *out, size_t cap);
-/* JSON object, name to value (histogram: {count, sum_ns, p50_ns, p99_ns}), of the process and of one namespace; UINT32_MAX: of none. Returns bytes
- * needed, like snprintf. */
+/* JSON object, name to value (histogram: {count, sum_ns, p50_ns, p99_ns}), of the process and of one namespace;
+ * UINT32_MAX: of none. Returns bytes needed, like snprintf. */
 size_t kv_metrics_json(const kv_metrics_t *m, uint32_t ns, char *out, size_t cap);
 
 #endif

@@ -1,4 +1,5 @@
-/* kv/metric_list.h -- the table behind kv/metric.h. Add a line, update it where the thing happens; nothing else to do. */
+/* kv/metric_list.h -- the table behind kv/metric.h. Add a line, update it where the thing happens; nothing else to
+ * do. */
 #ifndef KV_METRIC_LIST_H
 #define KV_METRIC_LIST_H
 

@@ -1,4 +1,5 @@
-/* kv/metric_ns_list.h -- what is counted for each namespace. Add a line, update it where the thing happens; nothing else to do. */
+/* kv/metric_ns_list.h -- what is counted for each namespace. Add a line, update it where the thing happens; nothing
+ * else to do. */
 #ifndef KV_METRIC_NS_LIST_H
 #define KV_METRIC_NS_LIST_H
 

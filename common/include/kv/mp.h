@@ -1,7 +1,8 @@
 /* kv/mp.h -- MessagePack, the part our formats use, without allocation: a bounded writer and a bounded reader.
  *
- * The reader never believes a header: a length must fit into the bytes left, a count must not exceed them (each element takes at
- * least one byte), nesting is limited. What it returns is borrowed from the input. Why not a library: docs/decisions/002-msgpack.md.
+ * The reader never believes a header: a length must fit into the bytes left, a count must not exceed them (each element
+ * takes at least one byte), nesting is limited. What it returns is borrowed from the input. Why not a library:
+ * docs/decisions/002-msgpack.md.
  */
 #ifndef KV_MP_H
 #define KV_MP_H
@@ -13,7 +14,8 @@
 
 #define KV_MP_MAX_DEPTH 8u
 
-/* ---- writer: everything is counted, what does not fit is left out; `len > cap` at the end says that it did not fit. --------- */
+/* ---- writer: everything is counted, what does not fit is left out; `len > cap` at the end says that it did not fit.
+ * ---- */
 
 typedef struct kv_mp_writer {
 	uint8_t *out;
@@ -31,7 +33,7 @@ void kv_mp_put_bin(kv_mp_writer_t *w, const void *data, uint32_t len);
 void kv_mp_put_array(kv_mp_writer_t *w, uint32_t count);
 void kv_mp_put_map(kv_mp_writer_t *w, uint32_t pairs);
 
-/* ---- reader ------------------------------------------------------------------------------------------------------------- */
+/* ---- reader ---------------------------------------------------------------------------------- */
 
 typedef enum kv_mp_type {
 	KV_MP_NIL,
@@ -59,12 +61,12 @@ typedef struct kv_mp_reader {
 	const uint8_t *end;
 } kv_mp_reader_t;
 
-/* Next item; of an array or map only its header. KV_ERR_PROTO: cut short, a count over the bytes left, or the byte 0xc1. The
- * reader and *item change on success only. */
+/* Next item; of an array or map only its header. KV_ERR_PROTO: cut short, a count over the bytes left, or the byte
+ * 0xc1. The reader and *item change on success only. */
 kv_status_t kv_mp_next(kv_mp_reader_t *reader, kv_mp_item_t *item);
 
-/* Walk one whole object with everything inside. KV_ERR_PROTO also when it nests deeper than max_depth (a scalar has depth 0), or
- * than KV_MP_MAX_DEPTH. The reader stands behind the object on success and has not moved otherwise. */
+/* Walk one whole object with everything inside. KV_ERR_PROTO also when it nests deeper than max_depth (a scalar has
+ * depth 0), or than KV_MP_MAX_DEPTH. The reader stands behind the object on success and has not moved otherwise. */
 kv_status_t kv_mp_skip(kv_mp_reader_t *reader, unsigned max_depth);
 
 #endif

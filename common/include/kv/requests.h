@@ -1,7 +1,8 @@
 /* kv/requests.h -- the request table: everything that can be said on a kvd socket.
  *
- * From this one table come the C structs, encoder, decoder, role checks, `kvctl help requests` and docs/wire.md. Codes are part of the
- * wire format and are never reused; no field is optional, and from the first release on a new one means a new protocol version.
+ * From this one table come the C structs, encoder, decoder, role checks, `kvctl help requests` and docs/wire.md. Codes
+ * are part of the wire format and are never reused; no field is optional, and from the first release on a new one means
+ * a new protocol version.
  *
  * A field is F(kind, name, limit, "help"). Kinds:
  *   U32, U64, I32     an integer (limit: largest value allowed, 0: no limit)

@@ -3,7 +3,8 @@
  * Three areas, each a memfd of its own. All integers little-endian, all fields naturally aligned.
  *   mirror        one per namespace, written by the daemon only, sealed, mapped read-only by clients
  *   lease area    one per instance, written by the daemon only, sealed, mapped read-only by the members of the instance
- *   member area   one per member, written by that member; the daemon trusts nothing in it and copies each value out once
+ *   member area   one per member, written by that member; the daemon trusts nothing in it and copies each value out
+ *                 once
  */
 #ifndef KV_SHM_H
 #define KV_SHM_H
@@ -14,7 +15,7 @@
 
 #define KV_SHM_VERSION 1u
 
-/* ---- mirror ---------------------------------------------------------------------------------------------------------- */
+/* ---- mirror ---------------------------------------------------------------------------------- */
 
 #define KV_MIRROR_MAGIC        UINT64_C(0x31524f5252494d4b) /* "KMIRROR1" */
 #define KV_MIRROR_MAX_SPACES   4096u
@@ -41,16 +42,16 @@ typedef struct kv_mirror_header {
 typedef struct kv_mirror_entry {
 	kv_key_t key;
 	uint8_t group;
-	uint8_t tiers; /* kv_tier_t bits: in which tiers' sets the block is */
-	uint16_t
-		overflow; /* of a bucket's first entry only: how many entries whose home is this or an earlier bucket had to
-	                    * go past this one (sticky at 65535). A search ends at the first bucket where it is 0. */
+	uint8_t tiers;     /* kv_tier_t bits: in which tiers' sets the block is */
+	uint16_t overflow; /* of a bucket's first entry only: how many entries whose home is this or an earlier bucket
+			    * had to go past this one (sticky at 65535). A search ends at the first bucket where it is
+			    * 0. */
 } kv_mirror_entry_t;
 
 #define KV_MIRROR_WAYS 3u
 
-/* A sequence lock: odd while the daemon writes. Home bucket of a key: kv_key_hash(key) & (bucket_count - 1); the next bucket
- * is the next one, wrapping. The search key is (key, group). */
+/* A sequence lock: odd while the daemon writes. Home bucket of a key: kv_key_hash(key) & (bucket_count - 1); the next
+ * bucket is the next one, wrapping. The search key is (key, group). */
 typedef struct kv_mirror_bucket {
 	_Atomic uint32_t seq;
 	kv_mirror_entry_t entry[KV_MIRROR_WAYS];
@@ -59,10 +60,11 @@ typedef struct kv_mirror_bucket {
 _Static_assert(sizeof(kv_mirror_entry_t) == 20, "mirror entry is 20 bytes");
 _Static_assert(sizeof(kv_mirror_bucket_t) == 64, "mirror bucket is one cache line");
 
-/* Longest probe, in buckets, on both sides: the daemon leaves a block that would lie further out of the mirror (and counts). */
+/* Longest probe, in buckets, on both sides: the daemon leaves a block that would lie further out of the mirror (and
+ * counts). */
 #define KV_MIRROR_MAX_PROBE 32u
 
-/* ---- lease area ------------------------------------------------------------------------------------------------------- */
+/* ---- lease area ------------------------------------------------------------------------------ */
 
 #define KV_LEASES_MAGIC UINT64_C(0x3153455341454c4b) /* "KLEASES1" */
 
@@ -83,8 +85,8 @@ typedef enum kv_lease_state {
 
 typedef enum kv_lease_kind { KV_LEASE_READ = 1, KV_LEASE_PUT = 2 } kv_lease_kind_t;
 
-/* 64 bytes, at the offset the reply names; the u32 slots follow it at once. Members look at state and id, in this order, before a copy and again
- * after it: a change is a failed load. */
+/* 64 bytes, at the offset the reply names; the u32 slots follow it at once. Members look at state and id, in this
+ * order, before a copy and again after it: a change is a failed load. */
 typedef struct kv_lease_header {
 	_Atomic uint64_t id; /* never reused within an incarnation */
 	uint64_t incarnation;
@@ -106,7 +108,7 @@ static inline const uint32_t *kv_lease_slots(const kv_lease_header_t *lease)
 	return (const uint32_t *)(lease + 1);
 }
 
-/* ---- member area: report ring and digest staging --------------------------------------------------------------------- */
+/* ---- member area: report ring and digest staging --------------------------------------------- */
 
 #define KV_MEMBER_MAGIC UINT64_C(0x315245424d454d4b) /* "KMEMBER1" */
 

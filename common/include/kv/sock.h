@@ -6,23 +6,24 @@
 
 #include <sys/types.h>
 
-/* Connect to a daemon. KV_ERR_PATH: path does not fit sockaddr_un (107 bytes); KV_ERR_UNREACHABLE: nobody listens, *p_errno says why. The fd is
- * CLOEXEC and non-blocking. */
+/* Connect to a daemon. KV_ERR_PATH: path does not fit sockaddr_un (107 bytes); KV_ERR_UNREACHABLE: nobody listens,
+ * *p_errno says why. The fd is CLOEXEC and non-blocking. */
 kv_status_t kv_sock_connect(const char *path, int *p_fd, int *p_errno);
 
 /* Listen at path with the given mode. A left-over socket nobody answers on is replaced; a live one is KV_ERR_LOCKED.
  * KV_ERR_NOSPC: the file system is full; KV_ERR_PATH: another fault of the path. *p_errno says which. */
 kv_status_t kv_sock_listen(const char *path, unsigned mode, int backlog, int *p_fd, int *p_errno);
 
-/* Send what fits without blocking: header and body as one frame, `fds` with the first byte. *p_sent counts bytes of header + body from
- * `offset` on. KV_PENDING: the socket is full. KV_ERR_CLOSED: the peer has gone. KV_ERR_BUSY: the kernel has no
- * memory, or too many descriptors are under way; try again later. KV_ERR_ARG: offset, fds or body do not fit the header. */
+/* Send what fits without blocking: header and body as one frame, `fds` with the first byte. *p_sent counts bytes of
+ * header + body from `offset` on. KV_PENDING: the socket is full. KV_ERR_CLOSED: the peer has gone. KV_ERR_BUSY: the
+ * kernel has no memory, or too many descriptors are under way; try again later. KV_ERR_ARG: offset, fds or body do not
+ * fit the header. */
 kv_status_t kv_sock_send(int fd, const kv_frame_header_t *header, const uint8_t *body, size_t offset, const int *fds,
 			 size_t *p_sent);
 
-/* Receive at most cap bytes and up to KV_WIRE_MAX_FDS descriptors without blocking; descriptors are CLOEXEC and belong to the caller.
- * More descriptors than fit are closed and *p_fd_count is UINT32_MAX. KV_PENDING: nothing there. KV_ERR_CLOSED: end of file.
- * Descriptors of two frames never come in one call. */
+/* Receive at most cap bytes and up to KV_WIRE_MAX_FDS descriptors without blocking; descriptors are CLOEXEC and belong
+ * to the caller. More descriptors than fit are closed and *p_fd_count is UINT32_MAX. KV_PENDING: nothing there.
+ * KV_ERR_CLOSED: end of file. Descriptors of two frames never come in one call. */
 kv_status_t kv_sock_recv(int fd, uint8_t *out, size_t cap, size_t *p_len, int fds[KV_WIRE_MAX_FDS],
 			 uint32_t *p_fd_count);
 
@@ -30,10 +31,12 @@ kv_status_t kv_sock_recv(int fd, uint8_t *out, size_t cap, size_t *p_len, int fd
 typedef struct kv_sock_extra {
 	int fds[KV_WIRE_MAX_FDS];
 	uint32_t fd_count;
-	pid_t sender; /* process that sent them, by its number in our process namespace; 0: it has none there, or nobody asked */
+	pid_t sender; /* process that sent them, by its number in our process namespace; 0: it has none there, or nobody
+			 asked */
 } kv_sock_extra_t;
 
-/* From now on the kernel says which process sends on this socket (on a listening one: on those it accepts). KV_ERR_IO: it is no socket. */
+/* From now on the kernel says which process sends on this socket (on a listening one: on those it accepts). KV_ERR_IO:
+ * it is no socket. */
 kv_status_t kv_sock_ask_sender(int fd);
 /* kv_sock_recv(), with the sender. Bytes of two processes never come in one call. */
 kv_status_t kv_sock_recv_from(int fd, uint8_t *out, size_t cap, size_t *p_len, kv_sock_extra_t *extra);

@@ -64,7 +64,8 @@ typedef enum kv_tier {
 		32, /* no tier: the device cannot read the block, or one above it, now; being there is no hit */
 } kv_tier_t;
 
-/* What a match at n needs of a block group. Blocks of a full group are each other's parents; those of the others stand alone. */
+/* What a match at n needs of a block group. Blocks of a full group are each other's parents; those of the others stand
+ * alone. */
 typedef enum kv_group_rule {
 	KV_RULE_FULL = 0,   /* prefix-closed: a parent is there whenever its child is     */
 	KV_RULE_WINDOW = 1, /* the last ceil(window / block_tokens) blocks before n         */

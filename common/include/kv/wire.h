@@ -1,8 +1,8 @@
 /* kv/wire.h -- frames and bodies on a kvd socket, made from the request table (kv/requests.h).
  *
  * A frame is a 24-byte header and a msgpack body. File descriptors travel with the frame's first byte (SCM_RIGHTS).
- * Decoding is bounded: headers are walked first, every count must fit into the bytes left, and no byte is allocated for what a
- * header claims. Decoded strings and bytes are borrowed from the frame.
+ * Decoding is bounded: headers are walked first, every count must fit into the bytes left, and no byte is allocated for
+ * what a header claims. Decoded strings and bytes are borrowed from the frame.
  */
 #ifndef KV_WIRE_H
 #define KV_WIRE_H
@@ -122,21 +122,22 @@ size_t kv_field_offset(const kv_body_t *body, uint32_t index);
 /* NULL when the code is unknown. */
 const kv_request_t *kv_request_find(uint16_t code);
 
-/* Check a header from the wire: magic, version, kind, fds, body <= max_body, code (a notice's code in a notice and nowhere else), in
- * this order. The status of what is not a reply must be 0.
- * KV_ERR_PROTO, KV_ERR_VERSION, KV_ERR_UNKNOWN_REQUEST, KV_ERR_TOO_BIG say what is wrong. */
+/* Check a header from the wire: magic, version, kind, fds, body <= max_body, code (a notice's code in a notice and
+ * nowhere else), in this order. The status of what is not a reply must be 0. KV_ERR_PROTO, KV_ERR_VERSION,
+ * KV_ERR_UNKNOWN_REQUEST, KV_ERR_TOO_BIG say what is wrong. */
 kv_status_t kv_frame_check(const kv_frame_header_t *header, uint32_t max_body);
 
 /* Encode `msg` (a struct made from `body`'s fields) into at most `cap` bytes. *p_len is set on success only.
- * KV_ERR_TOO_BIG: does not fit, or a field is over its limit. KV_ERR_ARG: the other side would refuse the value (text that is not clean
- * UTF-8, keys that are not whole). What could be encoded can be decoded. */
+ * KV_ERR_TOO_BIG: does not fit, or a field is over its limit. KV_ERR_ARG: the other side would refuse the value (text
+ * that is not clean UTF-8, keys that are not whole). What could be encoded can be decoded. */
 kv_status_t kv_body_encode(const kv_body_t *body, const void *msg, uint8_t *out, size_t cap, uint32_t *p_len);
 
 /* Upper bound of the encoded size of this very message. */
 size_t kv_body_size(const kv_body_t *body, const void *msg);
 
-/* Decode. Every byte must be used; a mistyped or over-limit field is KV_ERR_PROTO or KV_ERR_TOO_BIG and names the field in
- * *p_bad (may be NULL); a sound array of more or fewer fields is KV_ERR_VERSION: another build has made it. `msg` is filled on success only. */
+/* Decode. Every byte must be used; a mistyped or over-limit field is KV_ERR_PROTO or KV_ERR_TOO_BIG and names the field
+ * in *p_bad (may be NULL); a sound array of more or fewer fields is KV_ERR_VERSION: another build has made it. `msg` is
+ * filled on success only. */
 kv_status_t kv_body_decode(const kv_body_t *body, const uint8_t *data, uint32_t len, void *msg,
 			   const kv_field_t **p_bad);
 

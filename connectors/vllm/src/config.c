@@ -131,8 +131,8 @@ static size_t word_in(const char *text, const char *name, const char *const *wor
 	return i;
 }
 
-/* The text was made by our own Python, and the C interface checks what comes of it: it is only taken apart here. An installed libkvx has no function for
- * that. */
+/* The text was made by our own Python, and the C interface checks what comes of it: it is only taken apart here. An
+ * installed libkvx has no function for that. */
 static int read_layout(const char *text, kvk_layout_t *layout)
 {
 	static const char *const dtypes[] = {

@@ -1,11 +1,13 @@
-/* Loads that begin when their step is planned: how the two halves find each other where they share a process and a thread.
+/* Loads that begin when their step is planned: how the two halves find each other where they share a process and a
+ * thread.
  *
  * A half knows the other by the instance's name. The worker's half may be told of a plan before the engine tells it, if
  *   - there is one such worker, of one rank, and its hooks are called by the thread that plans,
  *   - each plan before this one has reached it (begin()), or one behind that has, so that it is the next,
  *   - the engine enqueues nothing between the plan and the step that writes blocks by itself,
  *   - it still enqueues where it did in the step before.
- * Whether the step before is over, the worker knows itself (kvx_worker_early()). All of this is under the interpreter's lock.
+ * Whether the step before is over, the worker knows itself (kvx_worker_early()). All of this is under the interpreter's
+ * lock.
  */
 #include "kvdpy.h"
 
@@ -35,7 +37,8 @@ void kvdpy_early_leave(kvdpy_early_t *early)
 	}
 }
 
-/* Plans come in their order: of those before the last one none comes after it. An engine that was interrupted has lost one. */
+/* Plans come in their order: of those before the last one none comes after it. An engine that was interrupted has lost
+ * one. */
 void kvdpy_early_begun(kvdpy_early_t *early, const PyObject *plan)
 {
 	early->owed = plan && plan == early->last ? 0 : early->owed - (early->owed > 0);

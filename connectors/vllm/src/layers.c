@@ -1,8 +1,9 @@
 /* Loads that come layer by layer: in which steps the engine can be trusted to name each layer before it reads it.
  *
- * It does so where attention runs from Python, around every layer (wait_for_layer_load), and not in a graph of the whole step. Which of the two a step is,
- * its forward context says before it is computed. That does not tell whether every layer of this model is named, by its own name and on the step's stream;
- * so in each mode a step is watched first, in which loads come whole. A layer that is skipped later is found by the worker, and its loads have failed.
+ * It does so where attention runs from Python, around every layer (wait_for_layer_load), and not in a graph of the
+ * whole step. Which of the two a step is, its forward context says before it is computed. That does not tell whether
+ * every layer of this model is named, by its own name and on the step's stream; so in each mode a step is watched
+ * first, in which loads come whole. A layer that is skipped later is found by the worker, and its loads have failed.
  *
  * In all other steps has_connector_metadata() is false, and the engine calls nothing around its layers.
  */
@@ -12,7 +13,7 @@
 
 #define TRIES 8u /* steps of a mode that named some layers and not all: then it is not watched any more */
 
-/* ---- configuration ----------------------------------------------------------------------------------------------- */
+/* ---- configuration --------------------------------------------------------------------------- */
 
 int kvdpy_layers_init(kvdpy_layers_t *layers, PyObject *dict)
 {
@@ -56,7 +57,7 @@ void kvdpy_layers_fini(kvdpy_layers_t *layers)
 	PyMem_Free(layers->named);
 }
 
-/* ---- a step ------------------------------------------------------------------------------------------------------ */
+/* ---- a step ---------------------------------------------------------------------------------- */
 
 /* Attribute of the forward context; NULL: it has none, or it is None. */
 static PyObject *part_of(PyObject *context, const char *name)

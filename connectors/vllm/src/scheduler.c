@@ -7,7 +7,7 @@ static PyTypeObject *scheduler_type;
 
 #define SELF(object) ((kvdpy_scheduler_t *)(object))
 
-/* ---- hooks ------------------------------------------------------------------------------------------------------- */
+/* ---- hooks ----------------------------------------------------------------------------------- */
 
 static PyObject *bad_call(const char *name, Py_ssize_t wanted)
 {
@@ -28,7 +28,8 @@ static void lose_blocks(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t
 	r->computed = 0;
 }
 
-/* Keys of our own begin with the space, and it is a match that opens the space of an adapter seen for the first time: then once more. */
+/* Keys of our own begin with the space, and it is a match that opens the space of an adapter seen for the first time:
+ * then once more. */
 static int look_up(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *ask)
 {
 	for (int turn = 0; turn < 2; turn++) {
@@ -95,7 +96,8 @@ static PyObject *scheduler_match(PyObject *object, PyObject *const *args, Py_ssi
 	return answer ? answer : kvdpy_harmless(&self->guard, "get_num_new_matched_tokens", self->nothing);
 }
 
-/* Whatever fails here, a load the engine counts on goes into the plan, where a load that cannot be done is reported as failed. */
+/* Whatever fails here, a load the engine counts on goes into the plan, where a load that cannot be done is reported as
+ * failed. */
 static int do_alloc(kvdpy_scheduler_t *self, PyObject *const *args)
 {
 	kvdpy_request_t *r = kvdpy_request_of(self, args[0]);
@@ -202,7 +204,8 @@ static int take_reports(kvdpy_scheduler_t *self, PyObject *meta)
 	return failed ? -1 : 0;
 }
 
-/* With the blocks that requests had lost by the time their load failed; as a rule there are none, and the engine's own set does. */
+/* With the blocks that requests had lost by the time their load failed; as a rule there are none, and the engine's own
+ * set does. */
 static PyObject *with_spoilt(kvdpy_scheduler_t *self, PyObject *ids)
 {
 	uint32_t spoilt[256];
@@ -284,7 +287,7 @@ static PyObject *scheduler_delta(PyObject *object, PyObject *unused)
 	return kvdpy_scheduler_report(&now, &self->last, self->stats_class, &self->guard);
 }
 
-/* ---- what our own Python calls ----------------------------------------------------------------------------------- */
+/* ---- what our own Python calls --------------------------------------------------------------- */
 
 static PyObject *scheduler_stats(PyObject *object, PyObject *unused)
 {
@@ -369,7 +372,7 @@ static PyObject *scheduler_close(PyObject *object, PyObject *unused)
 	return Py_NewRef(Py_None);
 }
 
-/* ---- life -------------------------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 static void scheduler_dealloc(PyObject *object)
 {

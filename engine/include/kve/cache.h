@@ -1,4 +1,5 @@
-/* kve/cache.h -- the paged cache: per layer [block][K|V][token][kv_head][head_dim], and which blocks are free. One thread. */
+/* kve/cache.h -- the paged cache: per layer [block][K|V][token][kv_head][head_dim], and which blocks are free. One
+ * thread. */
 #ifndef KVE_CACHE_H
 #define KVE_CACHE_H
 
@@ -13,7 +14,8 @@ typedef struct kve_cache {
 	uint32_t free_count;
 } kve_cache_t;
 
-/* Zeroed cache of `blocks` blocks. The struct must not move afterwards. KV_ERR_ARG: bad config or no block. KV_ERR_NOMEM. */
+/* Zeroed cache of `blocks` blocks. The struct must not move afterwards. KV_ERR_ARG: bad config or no block.
+ * KV_ERR_NOMEM. */
 kv_status_t kve_cache_init(kve_cache_t *cache, const kve_config_t *config, uint32_t blocks);
 void kve_cache_fini(kve_cache_t *cache);
 

@@ -1,8 +1,9 @@
 /* kve/engine.h -- the reference engine: requests in, greedy tokens out, continuous batching, and a true user of libkvx.
  *
- * Life of a request:  WAITING (for cache blocks, in order of arrival) -> LOADING (its cached prefix) -> PREFILL (the rest, in chunks) -> DECODE -> DONE.
- * Full blocks are saved behind its back: the prompt's when prefill has ended, the generated ones when the request has. With or without a store, the
- * tokens are the same: what is not loaded is computed, to the same bits.
+ * Life of a request:  WAITING (for cache blocks, in order of arrival) -> LOADING (its cached prefix) -> PREFILL (the
+ *                     rest, in chunks) -> DECODE -> DONE.
+ * Full blocks are saved behind its back: the prompt's when prefill has ended, the generated ones when the request has.
+ * With or without a store, the tokens are the same: what is not loaded is computed, to the same bits.
  *
  * One thread calls everything.
  */
@@ -55,7 +56,8 @@ kv_status_t kve_engine_create(const kve_engine_config_t *config, kve_engine_t **
 /* Abort everything; requests not released yet are freed too. NULL is fine. */
 void kve_engine_destroy(kve_engine_t *engine);
 
-/* Queue a request; it is the engine's until kve_engine_release(). KV_ERR_ARG: a token, a length, or more blocks than the cache has. KV_ERR_NOMEM. */
+/* Queue a request; it is the engine's until kve_engine_release(). KV_ERR_ARG: a token, a length, or more blocks than
+ * the cache has. KV_ERR_NOMEM. */
 kv_status_t kve_engine_submit(kve_engine_t *engine, const kve_ask_t *ask, kve_request_t **p_request);
 /* One step: move loads and saves on, admit, compute one batch. Returns the number of requests that are not DONE. */
 uint32_t kve_engine_step(kve_engine_t *engine);

@@ -1,10 +1,11 @@
 /* kve/ops.h -- the operations of the transformer. This is the specification GPU kernels are compared with.
  *
- * One rule makes every result reproducible: each sum starts at 0 and takes its terms in index order, one rounded multiplication and one rounded
- * addition a term, no fused multiply-add. Vector code therefore runs over outputs, never over the terms of one sum, and how many rows are
- * computed together changes no bit.
+ * One rule makes every result reproducible: each sum starts at 0 and takes its terms in index order, one rounded
+ * multiplication and one rounded addition a term, no fused multiply-add. Vector code therefore runs over outputs, never
+ * over the terms of one sum, and how many rows are computed together changes no bit.
  *
- * All tensors are fp32 and row-major. Functions that take `rows` treat rows independently. Nothing here allocates or fails.
+ * All tensors are fp32 and row-major. Functions that take `rows` treat rows independently. Nothing here allocates or
+ * fails.
  */
 #ifndef KVE_OPS_H
 #define KVE_OPS_H
@@ -15,7 +16,8 @@
 
 #define KVE_PANEL 16u /* outputs computed together */
 
-/* A weight matrix [in][out], stored in panels of 16 outputs: element (k, o) lies at data[(o / 16 * in + k) * 16 + o % 16]. */
+/* A weight matrix [in][out], stored in panels of 16 outputs: element (k, o) lies at data[(o / 16 * in + k) * 16 + o %
+ * 16]. */
 typedef struct kve_matrix {
 	uint32_t in;
 	uint32_t out;
@@ -28,12 +30,15 @@ void kve_matmul(const float *x, uint32_t rows, const kve_matrix_t *w, float *y);
 /* y[r][i] = x[r][i] * gain[i] / sqrt(mean of x[r]^2 + 1e-5). y may be x. */
 void kve_rmsnorm(const float *x, uint32_t rows, uint32_t width, const float *gain, float *y);
 
-/* Cosines and sines of position p and pair i at table[(p * head_dim / 2 + i) * 2] and + 1: max_tokens * head_dim floats. */
+/* Cosines and sines of position p and pair i at table[(p * head_dim / 2 + i) * 2] and + 1: max_tokens * head_dim
+ * floats. */
 void kve_rope_table(const kve_config_t *config, float *table);
-/* Rotate the pairs (i, i + head_dim / 2) of every head of x: [rows][heads][head_dim]; row r stands at position start + r. */
+/* Rotate the pairs (i, i + head_dim / 2) of every head of x: [rows][heads][head_dim]; row r stands at position start +
+ * r. */
 void kve_rope(const kve_config_t *config, const float *table, float *x, uint32_t rows, uint32_t heads, uint32_t start);
 
-/* Rows of one sequence against its cache in one layer. Keys and values of positions [0, start + rows) are in the cache already. */
+/* Rows of one sequence against its cache in one layer. Keys and values of positions [0, start + rows) are in the cache
+ * already. */
 typedef struct kve_attention {
 	const kve_config_t *config;
 	const float *cache;     /* the layer: [block][K|V][token][kv_head][head_dim] */

@@ -1,4 +1,5 @@
-/* kve/real.h -- exp, sin and cos from additions and multiplications alone, so that every machine and compiler gets the same bits. */
+/* kve/real.h -- exp, sin and cos from additions and multiplications alone, so that every machine and compiler gets the
+ * same bits. */
 #ifndef KVE_REAL_H
 #define KVE_REAL_H
 
@@ -12,8 +13,8 @@ double kve_log64(double x);
 /* Sine and cosine, good to about 1e-12 for |x| <= 1e6. */
 void kve_sincos64(double x, double *p_sin, double *p_cos);
 
-/* e to the x in single precision, good to about 2e-7; 0 below -87, clamped above 87. Inline and without branches, so that loops over it become
- * vector code. */
+/* e to the x in single precision, good to about 2e-7; 0 below -87, clamped above 87. Inline and without branches, so
+ * that loops over it become vector code. */
 static inline float kve_exp32(float x)
 {
 	const float shift = 12582912.0f; /* 1.5 x 2^23: adding it rounds to an integer */

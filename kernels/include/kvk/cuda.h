@@ -1,8 +1,9 @@
 /* kvk/cuda.h -- the CUDA driver, reached through one table of functions that is filled at run time.
  *
- * Nothing of CUDA is needed to build or to start: where there is no driver, kvk_cuda_load() says so. Tests put a table of their own in its place, over
- * host memory and with errors where they want them. Only what is used is in it. Names, arguments and results are the driver's (CUDA Driver API); its
- * handles are pointers, its device addresses 64-bit numbers.
+ * Nothing of CUDA is needed to build or to start: where there is no driver, kvk_cuda_load() says so. Tests put a table
+ * of their own in its place, over host memory and with errors where they want them. Only what is used is in it. Names,
+ * arguments and results are the driver's (CUDA Driver API); its handles are pointers, its device addresses 64-bit
+ * numbers.
  */
 #ifndef KVK_CUDA_H
 #define KVK_CUDA_H
@@ -124,8 +125,8 @@ typedef struct kvk_cuda_ops {
 #undef KVK_CUDA_MEMBER
 } kvk_cuda_ops_t;
 
-/* The machine's driver, loaded once in a process and kept. NULL: there is none, or it is too old; *p_why (may be NULL) is a sentence that stays valid.
- * Any thread. */
+/* The machine's driver, loaded once in a process and kept. NULL: there is none, or it is too old; *p_why (may be NULL)
+ * is a sentence that stays valid. Any thread. */
 const kvk_cuda_ops_t *kvk_cuda_load(const char **p_why);
 
 #endif

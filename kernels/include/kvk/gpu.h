@@ -1,17 +1,24 @@
-/* kvk/gpu.h -- kvk/move.h for a paged cache in GPU memory: the same arguments, bytes and digests, in the order of a stream.
+/* kvk/gpu.h -- kvk/move.h for a paged cache in GPU memory: the same arguments, bytes and digests, in the order of a
+ * stream.
  *
- * A kvk_gpu_t is one device as one process sees it, in the device's primary context (the one frameworks use). Copies are submitted to a stream, run there
- * in the stream's order, and are asked about afterwards: nothing here synchronises a stream or the device, and nothing waits but kvk_gpu_wait().
- * The pool side of a copy is host memory made known with kvk_gpu_register(), or memory of this or of a peer device.
+ * A kvk_gpu_t is one device as one process sees it, in the device's primary context (the one frameworks use). Copies
+ * are submitted to a stream, run there in the stream's order, and are asked about afterwards: nothing here synchronises
+ * a stream or the device, and nothing waits but kvk_gpu_wait(). The pool side of a copy is host memory made known with
+ * kvk_gpu_register(), or memory of this or of a peer device.
  *
- *   ZERO_COPY   the kernel reads and writes pool pages over the link: any range of heads and layers, smallest units, some SMs
- *   STAGED      the copy engine moves what is contiguous to a ring in the device's memory, the kernel permutes there: whole blocks, few SMs
- *   EACH        one driver copy a piece: where no kernel runs (none in this build, or none that this driver and device take), and for digests of
- *               leaves of 240 bytes and less, which the kernels do not make. No digest is made on the way: the host makes it of the pool's block, once
+ *   ZERO_COPY   the kernel reads and writes pool pages over the link: any range of heads and layers, smallest units,
+ *               some SMs
+ *   STAGED      the copy engine moves what is contiguous to a ring in the device's memory, the kernel permutes
+ *               there: whole blocks, few SMs
+ *   EACH        one driver copy a piece: where no kernel runs (none in this build, or none that this driver and
+ *               device take), and for digests of
+ *               leaves of 240 bytes and less, which the kernels do not make. No digest is made on the way: the host
+ *               makes it of the pool's block, once
  *               all copies have ended, in the poll that finds them over. Many small copies: correct, and slow
  *
- * A way that cannot be had becomes the next best: EACH in those cases; STAGED, else EACH, for a peer's memory that this device has no access to; ZERO_COPY for STAGED without device memory for a ring, or with a layer of a block that
- * is larger than a sixteenth of it. kvk_gpu_describe(), the log and the counters say so.
+ * A way that cannot be had becomes the next best: EACH in those cases; STAGED, else EACH, for a peer's memory that this
+ * device has no access to; ZERO_COPY for STAGED without device memory for a ring, or with a layer of a block that is
+ * larger than a sixteenth of it. kvk_gpu_describe(), the log and the counters say so.
  *
  * Threads: every function may be called from any thread; a job belongs to one thread at a time. Not fork-safe.
  */
@@ -43,8 +50,9 @@ typedef struct kvk_gpu_config {
 	const void *image;          /* kernels, as the driver loads them; NULL: those of this build */
 } kvk_gpu_config_t;
 
-/* KV_ERR_UNSUPPORTED: no driver, no such device, or one that cannot use host memory (kvk_gpu_why()); KV_ERR_NOMEM; KV_ERR_IO: the driver says no. Without
- * kernels it opens all the same, and copies go piece by piece: kvk_gpu_describe() says so. */
+/* KV_ERR_UNSUPPORTED: no driver, no such device, or one that cannot use host memory (kvk_gpu_why()); KV_ERR_NOMEM;
+ * KV_ERR_IO: the driver says no. Without kernels it opens all the same, and copies go piece by piece:
+ * kvk_gpu_describe() says so. */
 kv_status_t kvk_gpu_open(const kvk_gpu_config_t *config, kvk_gpu_t **p_gpu);
 /* All jobs must have ended. Unregisters what is still registered. NULL is fine. */
 void kvk_gpu_close(kvk_gpu_t *gpu);
@@ -53,19 +61,20 @@ const char *kvk_gpu_why(void);
 /* "NVIDIA H200, driver 13000, zero copy and staged": for logs and status. Valid until close. */
 const char *kvk_gpu_describe(const kvk_gpu_t *gpu);
 
-/* ---- host memory ------------------------------------------------------------------------------------------------- */
+/* ---- host memory ----------------------------------------------------------------------------- */
 
-/* Make host memory known to the device, for as long as it stays mapped here: pins it. 0.035 s/GiB on huge pages, 0.6 on small ones. KV_ERR_LIMIT: the
- * kernel refuses to pin so much (memlock); KV_ERR_IO. Ranges do not overlap. */
+/* Make host memory known to the device, for as long as it stays mapped here: pins it. 0.035 s/GiB on huge pages, 0.6 on
+ * small ones. KV_ERR_LIMIT: the kernel refuses to pin so much (memlock); KV_ERR_IO. Ranges do not overlap. */
 kv_status_t kvk_gpu_register(kvk_gpu_t *gpu, void *base, size_t bytes);
 /* Before it is unmapped. Waits for nothing: no job may use it any more. */
 void kvk_gpu_unregister(kvk_gpu_t *gpu, void *base);
 /* Does the device see all of these bytes? Lock-free against copies. */
 int kvk_gpu_sees(const kvk_gpu_t *gpu, const void *at, size_t bytes);
-/* Where the device sees it: a paged cache in registered memory is described with such addresses. KV_ERR_ARG: it does not. */
+/* Where the device sees it: a paged cache in registered memory is described with such addresses. KV_ERR_ARG: it does
+ * not. */
 kv_status_t kvk_gpu_address(kvk_gpu_t *gpu, const void *at, size_t bytes, kvk_cu_ptr_t *p_address);
 
-/* ---- copies ------------------------------------------------------------------------------------------------------ */
+/* ---- copies ---------------------------------------------------------------------------------- */
 
 typedef enum kvk_gpu_dir {
 	KVK_GPU_GATHER,  /* paged cache -> canonical blocks */
@@ -78,32 +87,38 @@ typedef struct kvk_gpu_copy {
 	const kvk_layout_t *layout; /* read during the call only, as is everything else here but the memory copied */
 	const kvk_paged_t *paged;   /* base[]: device addresses of this device */
 	uint32_t layer, layers;     /* range within the paged cache's layers; layers 0: all of them */
-	/* `data`: pool block, in registered host memory, or in memory the driver knows: pinned by others, of this device, of a peer. `leaves`: expected digests of a scatter (read during the call), room for those
-	 * of a gather (written by the poll that says OK). Layout of leaves as in kvk/move.h, of all the layers the cache holds, whatever the range. */
+	/* `data`: pool block, in registered host memory, or in memory the driver knows: pinned by others, of this
+	 * device, of a peer. `leaves`: expected digests of a scatter (read during the call), room for those of a gather
+	 * (written by the poll that says OK). Layout of leaves as in kvk/move.h, of all the layers the cache holds,
+	 * whatever the range. */
 	const kvk_move_t *moves;
 	uint32_t count;
-	/* Moves of which these are a part, the others right before and behind them on the stream: AUTO goes by all of them. 0: these are all. */
+	/* Moves of which these are a part, the others right before and behind them on the stream: AUTO goes by all of
+	 * them. 0: these are all. */
 	uint32_t of;
-	/* And so many of these come behind this job: a scatter need not end in small steps, beside whose kernels the link would be idle. */
+	/* And so many of these come behind this job: a scatter need not end in small steps, beside whose kernels the
+	 * link would be idle. */
 	uint32_t rest;
 	uint32_t sms; /* budget; 0: the device's */
-	/* Of a scatter that reads host memory with a kernel: bytes on their way over the link at a time, 4 KiB a warp at least; 0: 256 KiB, or as measured;
-	 * UINT32_MAX: any number. More than the link's rate times its latency bring nothing: they wait in front of it, and with them all else that the device
-	 * reads there, an engine's launches first of all. */
+	/* Of a scatter that reads host memory with a kernel: bytes on their way over the link at a time, 4 KiB a warp
+	 * at least; 0: 256 KiB, or as measured; UINT32_MAX: any number. More than the link's rate times its latency
+	 * bring nothing: they wait in front of it, and with them all else that the device reads there, an engine's
+	 * launches first of all. */
 	uint32_t window;
-	/* Of a scatter: nothing that the stream has still to do writes these blocks in the pool, so they may be read before it has come to the copy. The cache is
-	 * written in the stream's order in any case. */
+	/* Of a scatter: nothing that the stream has still to do writes these blocks in the pool, so they may be read
+	 * before it has come to the copy. The cache is written in the stream's order in any case. */
 	int ready;
 	kvk_cu_stream_t stream;
 } kvk_gpu_copy_t;
 
-/* Enqueue on the stream. KV_ERR_ARG: a block id out of range or memory the device does not see (nothing is enqueued); KV_ERR_BUSY: all jobs are taken;
- * KV_ERR_LIMIT: more leaves than a job has memory for (4 million): take it in parts; KV_ERR_UNSUPPORTED: digests of device memory without kernels;
- * KV_ERR_IO: the driver refuses, and nothing will tell when what it has taken ends (that it took a part otherwise: the poll says so). count may be 0. */
+/* Enqueue on the stream. KV_ERR_ARG: a block id out of range or memory the device does not see (nothing is enqueued);
+ * KV_ERR_BUSY: all jobs are taken; KV_ERR_LIMIT: more leaves than a job has memory for (4 million): take it in parts;
+ * KV_ERR_UNSUPPORTED: digests of device memory without kernels; KV_ERR_IO: the driver refuses, and nothing will tell
+ * when what it has taken ends (that it took a part otherwise: the poll says so). count may be 0. */
 kv_status_t kvk_gpu_submit(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kvk_gpu_job_t **p_job);
-/* PENDING: still running. OK: all bytes are there; digests agreed or are in moves[].leaves. KV_ERR_CORRUPT: see kvk_gpu_bad(); the others came.
- * KV_ERR_IO: the device has failed, or the driver has refused a part of the copy and what it took has ended; nothing is known of the bytes. The same answer
- * again and again. */
+/* PENDING: still running. OK: all bytes are there; digests agreed or are in moves[].leaves. KV_ERR_CORRUPT: see
+ * kvk_gpu_bad(); the others came. KV_ERR_IO: the device has failed, or the driver has refused a part of the copy and
+ * what it took has ended; nothing is known of the bytes. The same answer again and again. */
 kv_status_t kvk_gpu_poll(kvk_gpu_job_t *job);
 /* The same, waiting up to timeout_us, then PENDING: spinning at first, then sleeping between looks. */
 kv_status_t kvk_gpu_wait(kvk_gpu_job_t *job, uint64_t timeout_us);
@@ -111,18 +126,21 @@ kv_status_t kvk_gpu_wait(kvk_gpu_job_t *job, uint64_t timeout_us);
 int kvk_gpu_bad(const kvk_gpu_job_t *job, uint32_t i);
 /* What is enqueued on this stream from now on runs after the job. */
 kv_status_t kvk_gpu_order(kvk_gpu_job_t *job, kvk_cu_stream_t stream);
-/* Give it back. It must be over, or its copies must not matter any more: memory they use stays in use until they end. */
+/* Give it back. It must be over, or its copies must not matter any more: memory they use stays in use until they
+ * end. */
 void kvk_gpu_end(kvk_gpu_job_t *job);
 
-/* ---- copies of a graph ------------------------------------------------------------------------------------------- */
+/* ---- copies of a graph ----------------------------------------------------------------------- */
 
-/* kvk_gpu_submit() on a stream that is being captured makes the copy a part of the graph: every launch of the graph copies the same moves between the same
- * memory again, in its place among the graph's other work, and compares or makes their digests again. Ways are ZERO_COPY and EACH (STAGED becomes
- * ZERO_COPY); KV_ERR_UNSUPPORTED without kernels; after another error the capture is to be given up.
+/* kvk_gpu_submit() on a stream that is being captured makes the copy a part of the graph: every launch of the graph
+ * copies the same moves between the same memory again, in its place among the graph's other work, and compares or makes
+ * their digests again. Ways are ZERO_COPY and EACH (STAGED becomes ZERO_COPY); KV_ERR_UNSUPPORTED without kernels;
+ * after another error the capture is to be given up.
  *
- * The job belongs to the graph. It is taken until kvk_gpu_end(), which comes when no launch of the graph is on its way or will follow; so do the memory copied
- * and the room for leaves of a gather. kvk_gpu_poll() and kvk_gpu_wait() answer of all launches that have ended since kvk_gpu_again(), or ever: PENDING: none
- * has; OK and CORRUPT as above, the latter when any of them was bad. They call nothing of the driver, so that they are legal beside any capture; that a
+ * The job belongs to the graph. It is taken until kvk_gpu_end(), which comes when no launch of the graph is on its way
+ * or will follow; so do the memory copied and the room for leaves of a gather. kvk_gpu_poll() and kvk_gpu_wait() answer
+ * of all launches that have ended since kvk_gpu_again(), or ever: PENDING: none has; OK and CORRUPT as above, the
+ * latter when any of them was bad. They call nothing of the driver, so that they are legal beside any capture; that a
  * launch failed is the graph's to know: it stays PENDING. kvk_gpu_order(): KV_ERR_ARG.
  *
  *     kvk_gpu_again(job);  launch the graph;  kvk_gpu_wait(job, timeout_us);
@@ -130,38 +148,43 @@ void kvk_gpu_end(kvk_gpu_job_t *job);
 
 /* Forget the launches there were, before the next: none may be on its way. KV_ERR_ARG: not of a graph. */
 kv_status_t kvk_gpu_again(kvk_gpu_job_t *job);
-/* A word that counts the launches that have ended, in pinned memory, for who polls many of them himself. Valid until kvk_gpu_end(). NULL: not of a graph. */
+/* A word that counts the launches that have ended, in pinned memory, for who polls many of them himself. Valid until
+ * kvk_gpu_end(). NULL: not of a graph. */
 const volatile uint32_t *kvk_gpu_word(const kvk_gpu_job_t *job);
 
-/* ---- streams ----------------------------------------------------------------------------------------------------- */
+/* ---- streams --------------------------------------------------------------------------------- */
 
-/* A stream of the device for copies, at its highest (urgent) or lowest priority, that does not wait for the default stream. Lives until close. */
+/* A stream of the device for copies, at its highest (urgent) or lowest priority, that does not wait for the default
+ * stream. Lives until close. */
 kv_status_t kvk_gpu_stream(kvk_gpu_t *gpu, int urgent, kvk_cu_stream_t *p_stream);
 /* What is enqueued on `later` from now on runs after what is on `earlier` now. */
 kv_status_t kvk_gpu_after(kvk_gpu_t *gpu, kvk_cu_stream_t earlier, kvk_cu_stream_t later);
 
-/* ---- clocks ------------------------------------------------------------------------------------------------------ */
+/* ---- clocks ---------------------------------------------------------------------------------- */
 
-/* The time the device takes from one point of its streams to another, on its own clock: nothing waits for it. One thread at a time. */
+/* The time the device takes from one point of its streams to another, on its own clock: nothing waits for it. One
+ * thread at a time. */
 typedef struct kvk_gpu_clock kvk_gpu_clock_t;
 /* KV_ERR_NOMEM, KV_ERR_IO. */
 kv_status_t kvk_gpu_clock_open(kvk_gpu_t *gpu, kvk_gpu_clock_t **p_clock);
 /* Before its device. NULL is fine. */
 void kvk_gpu_clock_close(kvk_gpu_clock_t *clock);
-/* Start it (end 0; it is then not stopped any more), or stop it, once or again, when the stream comes to here. KV_ERR_IO: it is not. */
+/* Start it (end 0; it is then not stopped any more), or stop it, once or again, when the stream comes to here.
+ * KV_ERR_IO: it is not. */
 kv_status_t kvk_gpu_clock_mark(kvk_gpu_clock_t *clock, int end, kvk_cu_stream_t stream);
 /* The device has come to where it was started last. 0: it has not, or nobody can tell. */
 int kvk_gpu_clock_begun(const kvk_gpu_clock_t *clock);
 /* PENDING: the device has not come to its end. KV_ERR_ARG: not started and stopped. KV_ERR_IO. */
 kv_status_t kvk_gpu_clock_read(kvk_gpu_clock_t *clock, uint64_t *p_ns);
 
-/* ---- choosing ---------------------------------------------------------------------------------------------------- */
+/* ---- choosing -------------------------------------------------------------------------------- */
 
-/* Measure the ways for this layout and cache between 32 MiB of scratch on both sides, and keep the faster for AUTO, of small jobs and of large ones
- * (from 256 MiB on; sixteen behind each other), for copies of all layers; else, and without it, AUTO takes STAGED where 256 KiB and more lie together in a pool
- * block, else ZERO_COPY. Before that, whether the link takes more than 4 SMs (8 with leaves below 4 KiB) and 256 KiB on their way bring: then a copy of which
- * nobody says otherwise takes 16 SMs and all that they have room for. 0.2 s, synchronous, once a device, layout and process. KV_ERR_NOMEM, KV_ERR_IO,
- * KV_ERR_TIMEOUT, KV_ERR_UNSUPPORTED (blocks above 256 MiB): nothing is kept. */
+/* Measure the ways for this layout and cache between 32 MiB of scratch on both sides, and keep the faster for AUTO, of
+ * small jobs and of large ones (from 256 MiB on; sixteen behind each other), for copies of all layers; else, and
+ * without it, AUTO takes STAGED where 256 KiB and more lie together in a pool block, else ZERO_COPY. Before that,
+ * whether the link takes more than 4 SMs (8 with leaves below 4 KiB) and 256 KiB on their way bring: then a copy of
+ * which nobody says otherwise takes 16 SMs and all that they have room for. 0.2 s, synchronous, once a device, layout
+ * and process. KV_ERR_NOMEM, KV_ERR_IO, KV_ERR_TIMEOUT, KV_ERR_UNSUPPORTED (blocks above 256 MiB): nothing is kept. */
 kv_status_t kvk_gpu_measure(kvk_gpu_t *gpu, const kvk_layout_t *layout, const kvk_paged_t *paged);
 
 /* Counters since open. X(name, help) */

@@ -80,11 +80,11 @@ kv_status_t kvk_layout_parse(const char *text, size_t len, kvk_layout_t *layout,
 /* Can blocks of `a` be permuted to `b`? Equal but for the inner order, neither opaque. */
 int kvk_layout_convertible(const kvk_layout_t *a, const kvk_layout_t *b);
 
-/* ---- an engine's paged cache on one rank ----------------------------------------------------------------------- */
+/* ---- an engine's paged cache on one rank ----------------------------------------------------- */
 
 /* Order of one layer's block. What lies between blocks (other layers, K and V of them, padding) is base[] and
- * block_stride alone: layer by layer, or blocks outermost in one allocation of all layers, as (blocks, layers, 2, tokens,
- * heads, dim). */
+ * block_stride alone: layer by layer, or blocks outermost in one allocation of all layers, as (blocks, layers, 2,
+ * tokens, heads, dim). */
 typedef enum kvk_paged_kind {
 	KVK_PAGED_KV_TOKEN_HEAD =
 		0, /* [K|V][token][head][dim]    FlashAttention NHD of vLLM < 0.26, reference engine */

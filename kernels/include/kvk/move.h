@@ -14,7 +14,7 @@ typedef struct kvk_move {
 	uint32_t reserved;
 	void *data;       /* canonical block: block_bytes                                                  */
 	uint64_t *leaves; /* gather: leaf digests out; scatter: expected digests in (NULL: do not verify).
-	                     * [head][leaf] of the ranges this rank holds, heads x (layers x pieces) values     */
+			   * [head][leaf] of the ranges this rank holds, heads x (layers x pieces) values     */
 } kvk_move_t;
 
 /* Paged cache -> canonical blocks. Digests of what was read. KV_ERR_ARG: a block id is out of range (nothing was
@@ -22,7 +22,8 @@ typedef struct kvk_move {
 kv_status_t kvk_gather(const kvk_layout_t *layout, const kvk_paged_t *paged, const kvk_move_t *moves, uint32_t count);
 
 /* Canonical blocks -> paged cache. Digests of what was read are compared with the expected ones: KV_ERR_CORRUPT
- * and *p_bad (may be NULL) names the first bad move, whose block then holds zeros; later moves may not have been made. */
+ * and *p_bad (may be NULL) names the first bad move, whose block then holds zeros; later moves may not have been
+ * made. */
 kv_status_t kvk_scatter(const kvk_layout_t *layout, const kvk_paged_t *paged, const kvk_move_t *moves, uint32_t count,
 			uint32_t *p_bad);
 

@@ -1,16 +1,19 @@
-/* kvs/ledger.h -- the ledger: what every slot of the CPU pool holds, and which leases and puts are open. One memfd, sealed like a digest
- * table: the daemon that made it writes it, the keeper holds it, a later daemon reads it. Little-endian, naturally aligned.
+/* kvs/ledger.h -- the ledger: what every slot of the CPU pool holds, and which leases and puts are open. One memfd,
+ * sealed like a digest table: the daemon that made it writes it, the keeper holds it, a later daemon reads it.
+ * Little-endian, naturally aligned.
  *
  *   offset 0        kvs_ledger_header_t                       one page
  *   claims_offset   kvs_ledger_claim_t claim[claims_cap]      open-addressed by id, rounded up to a page
- *   slabs_offset    place of slab 0, place of slab 1, ...     chunk_stride bytes each: kvs_ledger_slab_t, then kvs_ledger_slot_t slot[slots]
+ *   slabs_offset    place of slab 0, place of slab 1, ...     chunk_stride bytes each: kvs_ledger_slab_t, then
+ *                                                             kvs_ledger_slot_t slot[slots]
  *
- * The file is sized at start for all slabs the limit allows; pages that have never been touched cost nothing. A place's slab may go and another one
- * come: `slots` is 0 in between, and the slots' generations go on counting.
+ * The file is sized at start for all slabs the limit allows; pages that have never been touched cost nothing. A place's
+ * slab may go and another one come: `slots` is 0 in between, and the slots' generations go on counting.
  *
- * Crash rules: slab_count and a slab's `slots` are stored after the chunk they admit is complete. A slot's change stores state QUARANTINED first, then the other fields,
- * then the new state: the fields of a QUARANTINED slot, its generation excepted, may be half of each. A claim's id is stored last and cleared
- * first; while claims move, one may be there twice, never not at all.
+ * Crash rules: slab_count and a slab's `slots` are stored after the chunk they admit is complete. A slot's change
+ * stores state QUARANTINED first, then the other fields, then the new state: the fields of a QUARANTINED slot, its
+ * generation excepted, may be half of each. A claim's id is stored last and cleared first; while claims move, one may
+ * be there twice, never not at all.
  */
 #ifndef KVS_LEDGER_H
 #define KVS_LEDGER_H
@@ -111,9 +114,10 @@ typedef struct kvs_ledger_summary {
 	uint64_t claims;
 } kvs_ledger_summary_t;
 
-/* Validate a ledger of unknown provenance: every offset, count, state and field that a reader would rely on, in one bounded pass over the chunks that
- * slab_count names and the claims. `base` is 8-byte aligned, [base, base + bytes) readable, and does not change meanwhile.
- * KV_ERR_FOREIGN: not a ledger, or of another version. KV_ERR_CORRUPT: contradicts itself. `detail` (may be NULL) gets a sentence. */
+/* Validate a ledger of unknown provenance: every offset, count, state and field that a reader would rely on, in one
+ * bounded pass over the chunks that slab_count names and the claims. `base` is 8-byte aligned, [base, base + bytes)
+ * readable, and does not change meanwhile. KV_ERR_FOREIGN: not a ledger, or of another version. KV_ERR_CORRUPT:
+ * contradicts itself. `detail` (may be NULL) gets a sentence. */
 kv_status_t kvs_ledger_check(const void *base, uint64_t bytes, kvs_ledger_summary_t *p_summary, char *detail,
 			     size_t cap);
 

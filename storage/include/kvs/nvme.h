@@ -2,10 +2,14 @@
  *
  * Directory:
  *   LOCK                 held by the one daemon (flock)
- *   superblock           synced, two copies: format version, namespaces, identity texts, epochs; has the last word on epochs
- *   slots/<class>.<n>    slot files of one class (namespace x geometry); slot = header page(s) + payload, overwritten in place
- *   meta/                RocksDB, in the process kvd-meta: (class, slot) -> kvs_meta_t, generation, digests' root; rebuilt from slot headers when lost
- * A slot's header (key, group, parent, root digest, epoch, generation, length, event hash, leaf digests, CRC) has the last word.
+ *   superblock           synced, two copies: format version, namespaces, identity texts, epochs; has the last word
+ *                        on epochs
+ *   slots/<class>.<n>    slot files of one class (namespace x geometry); slot = header page(s) + payload,
+ *                        overwritten in place
+ *   meta/                RocksDB, in the process kvd-meta: (class, slot) -> kvs_meta_t, generation, digests' root;
+ *                        rebuilt from slot headers when lost
+ * A slot's header (key, group, parent, root digest, epoch, generation, length, event hash, leaf digests, CRC) has the
+ * last word.
  */
 #ifndef KVS_NVME_H
 #define KVS_NVME_H
@@ -32,19 +36,22 @@ typedef struct kvs_nvme_config {
 } kvs_nvme_config_t;
 
 /* Open or create. KV_ERR_LOCKED: another daemon holds the directory (said after 0.5 s; one that was killed
- * is waited for up to 10 s, until the kernel has finished its writes). KV_ERR_FOREIGN: not a kvd directory, or another version; nothing was changed.
- * KV_ERR_IO (also: the metadata is lost and not all headers can be read: nothing is dropped for that), KV_ERR_NOSPC, KV_ERR_PATH (also: the program kvd-meta is not beside this one). Metadata that cannot be opened is no error: the tier starts
- * read-only with what the slots' headers say, and tries again. `detail` gets a sentence for the operator. */
+ * is waited for up to 10 s, until the kernel has finished its writes). KV_ERR_FOREIGN: not a kvd directory, or another
+ * version; nothing was changed. KV_ERR_IO (also: the metadata is lost and not all headers can be read: nothing is
+ * dropped for that), KV_ERR_NOSPC, KV_ERR_PATH (also: the program kvd-meta is not beside this one). Metadata that
+ * cannot be opened is no error: the tier starts read-only with what the slots' headers say, and tries again. `detail`
+ * gets a sentence for the operator. */
 kv_status_t kvs_nvme_open(const kvs_nvme_config_t *config, const kv_env_t *env, kvs_tier_t **p_tier, char *detail,
 			  size_t cap);
 
-/* Register memory that transfers will use (a slab's data; it stays mapped until kvs_nvme_unregister() or the tier's close). *p_region goes into kvs_mem_t. Returns at once: the
- * I/O thread registers piece by piece what has been touched, and until then transfers go unregistered. So they do for ever when the kernel refuses
- * (memlock), which is said once. UINT32_MAX when registration would gain nothing: no io_uring, too many regions. Memory on reserved huge pages gains
- * nothing either (docs/decisions/005-nvme-slots.md): do not register it. */
+/* Register memory that transfers will use (a slab's data; it stays mapped until kvs_nvme_unregister() or the tier's
+ * close). *p_region goes into kvs_mem_t. Returns at once: the I/O thread registers piece by piece what has been
+ * touched, and until then transfers go unregistered. So they do for ever when the kernel refuses (memlock), which is
+ * said once. UINT32_MAX when registration would gain nothing: no io_uring, too many regions. Memory on reserved huge
+ * pages gains nothing either (docs/decisions/005-nvme-slots.md): do not register it. */
 void kvs_nvme_register(kvs_tier_t *tier, void *base, size_t bytes, uint32_t *p_region);
-/* The memory is to be unmapped, and no transfer uses it any more. 1: nothing of it is registered now (any region that is none: at once). 0: the I/O
- * thread has been told; ask again, and leave it mapped until then. */
+/* The memory is to be unmapped, and no transfer uses it any more. 1: nothing of it is registered now (any region that
+ * is none: at once). 0: the I/O thread has been told; ask again, and leave it mapped until then. */
 int kvs_nvme_unregister(kvs_tier_t *tier, uint32_t region);
 
 #endif

@@ -1,9 +1,9 @@
 /* kvs/pool.h -- the CPU tier: slabs of slots in sealed memfds, and the ledger.
  *
- * A slab is one memfd (SHRINK|GROW sealed, huge pages when the kernel gives them) of one class, pre-faulted in the background, and beside it a
- * digest memfd (u64 leaf[slots][heads][leaves], then u64 root[slots][heads]) that only the daemon may write. The ledger memfd holds the state
- * of every slot, and records of open leases and puts; only daemon and keeper map it. Nothing in client-writable memory is trusted: slab bytes are
- * touched only through kvs_guard_*().
+ * A slab is one memfd (SHRINK|GROW sealed, huge pages when the kernel gives them) of one class, pre-faulted in the
+ * background, and beside it a digest memfd (u64 leaf[slots][heads][leaves], then u64 root[slots][heads]) that only the
+ * daemon may write. The ledger memfd holds the state of every slot, and records of open leases and puts; only daemon
+ * and keeper map it. Nothing in client-writable memory is trusted: slab bytes are touched only through kvs_guard_*().
  */
 #ifndef KVS_POOL_H
 #define KVS_POOL_H
@@ -23,12 +23,13 @@ typedef void (*kvs_drop_fn)(void *ctx, const char *name);
 
 typedef struct kvs_pool_config {
 	uint64_t limit_bytes; /* slabs, digest tables and ledger together */
-	uint64_t
-		slab_bytes; /* size of a slab; smaller when the limit leaves less, larger (and said) when over 2,047 would be needed */
-	uint64_t max_blocks; /* slots in all; 0: as many as fit. Exact, for replays */
+	uint64_t slab_bytes;  /* size of a slab; smaller when the limit leaves less, larger (and said) when over 2,047
+				 would be needed */
+	uint64_t max_blocks;  /* slots in all; 0: as many as fit. Exact, for replays */
 	kvs_huge_t huge;
 	int prefault; /* 1: a thread touches new slabs */
-	/* kvs_pool_ahead() keeps so much carved and touched before it is needed; 0: nothing. KVS_AHEAD_ALL: the first class takes all there is. */
+	/* kvs_pool_ahead() keeps so much carved and touched before it is needed; 0: nothing. KVS_AHEAD_ALL: the first
+	 * class takes all there is. */
 	uint64_t ahead_bytes;
 	uint64_t incarnation;
 	kvs_hold_fn hold;
@@ -37,13 +38,15 @@ typedef struct kvs_pool_config {
 	kv_metrics_t *metrics; /* counters are added here; not NULL */
 } kvs_pool_config_t;
 
-/* The pool as a tier. KV_ERR_ARG: no incarnation, slab size or metrics, or a limit too small for the ledger. KV_ERR_NOMEM. Only memfd_create and mmap
- * can fail later, inside kvs_alloc (KV_ERR_FULL, logged, tried again after a second).
+/* The pool as a tier. KV_ERR_ARG: no incarnation, slab size or metrics, or a limit too small for the ledger.
+ * KV_ERR_NOMEM. Only memfd_create and mmap can fail later, inside kvs_alloc (KV_ERR_FULL, logged, tried again after a
+ * second).
  *
- * kvs_class_open() carves the first slab at once, so that it is pre-faulted before the first put; KV_ERR_LAYOUT: the leaves do not tile the block.
- * The next slab is begun when a quarter of the last is left. Freed slots are given out again last in, first out, those of one slab together.
- * kvs_store() and kvs_load() end inside the call; store wants PUT or FILLING and leaves the state alone; load answers KV_ERR_ARG before the slot is
- * READY or TRANSIT and KV_MISS in quarantine. kvs_free() takes a slot from any state. */
+ * kvs_class_open() carves the first slab at once, so that it is pre-faulted before the first put; KV_ERR_LAYOUT: the
+ * leaves do not tile the block. The next slab is begun when a quarter of the last is left. Freed slots are given out
+ * again last in, first out, those of one slab together. kvs_store() and kvs_load() end inside the call; store wants PUT
+ * or FILLING and leaves the state alone; load answers KV_ERR_ARG before the slot is READY or TRANSIT and KV_MISS in
+ * quarantine. kvs_free() takes a slot from any state. */
 kv_status_t kvs_pool_open(const kvs_pool_config_t *config, const kv_env_t *env, kvs_tier_t **p_tier);
 
 /* What a client needs to map a slab. fds stay the pool's. */
@@ -62,24 +65,27 @@ typedef struct kvs_slab_info {
 	int huge; /* 1: the data lies on reserved huge pages */
 	const char *ns;
 	void *base; /* the daemon's own mapping of the data; touched through kvs_guard_*() and direct I/O only */
-	uint64_t
-		ready_bytes; /* [0, ready_bytes) have been pre-faulted; pinning the rest would fault it in on the caller's time */
+	uint64_t ready_bytes; /* [0, ready_bytes) have been pre-faulted; pinning the rest would fault it in on the
+				 caller's time */
 } kvs_slab_info_t;
 
-/* KV_MISS: no slab has this number now. Numbers are below kvs_pool_slab_count(), a number is free while its slab's memory is gone. */
+/* KV_MISS: no slab has this number now. Numbers are below kvs_pool_slab_count(), a number is free while its slab's
+ * memory is gone. */
 kv_status_t kvs_pool_slab(kvs_tier_t *pool, uint32_t slab, kvs_slab_info_t *p_info);
 uint32_t kvs_pool_slab_count(kvs_tier_t *pool);
 /* Changes whenever a slab has come or has been retired. */
 uint64_t kvs_pool_version(const kvs_tier_t *pool);
 /* Slabs whose descriptors are open. */
 uint32_t kvs_pool_slabs_held(const kvs_tier_t *pool);
-/* For idle moments, again and again: carve one slab more for the class that was opened, or took fresh memory, last, when what is ahead of it has been
- * touched and is less than ahead_bytes; less than half of it while somebody is busy with blocks, whom the touching would take memory bandwidth and locks from. */
+/* For idle moments, again and again: carve one slab more for the class that was opened, or took fresh memory, last,
+ * when what is ahead of it has been touched and is less than ahead_bytes; less than half of it while somebody is busy
+ * with blocks, whom the touching would take memory bandwidth and locks from. */
 void kvs_pool_ahead(kvs_tier_t *pool, int busy);
 
-/* A retired slab's memory goes back, and the class it was retired for gets a slab of it at once. Its pages are taken away, under those too that still map
- * it (they read zeros; pages pinned by them stay theirs). `unmapped`: by every client; else its number and digests stay taken until a second call says
- * so. KV_ERR_BUSY: the pre-fault thread is still in it, ask again. KV_MISS: no such slab, or not retired. */
+/* A retired slab's memory goes back, and the class it was retired for gets a slab of it at once. Its pages are taken
+ * away, under those too that still map it (they read zeros; pages pinned by them stay theirs). `unmapped`: by every
+ * client; else its number and digests stay taken until a second call says so. KV_ERR_BUSY: the pre-fault thread is
+ * still in it, ask again. KV_MISS: no such slab, or not retired. */
 kv_status_t kvs_pool_release(kvs_tier_t *pool, uint32_t slab, int unmapped);
 
 /* Slabs and slots of each class, for people. KV_MISS past the last class. */
@@ -92,11 +98,12 @@ typedef struct kvs_class_look {
 } kvs_class_look_t;
 kv_status_t kvs_pool_class(kvs_tier_t *pool, uint32_t slot_class, kvs_class_look_t *p_look);
 
-/* Which registered region (kvs_nvme_register) a slab's memory is from now on: kvs_mem() says so for all its slots. A slab that does not exist is
- * ignored. */
+/* Which registered region (kvs_nvme_register) a slab's memory is from now on: kvs_mem() says so for all its slots. A
+ * slab that does not exist is ignored. */
 void kvs_pool_set_region(kvs_tier_t *pool, uint32_t slab, uint32_t region);
 
-/* Leases and puts in the ledger, so that a later daemon knows what old members may still touch. KV_ERR_LIMIT: the table is full. */
+/* Leases and puts in the ledger, so that a later daemon knows what old members may still touch. KV_ERR_LIMIT: the table
+ * is full. */
 typedef struct kvs_claim {
 	uint64_t id; /* lease or put id, never 0 */
 	uint64_t instance;
@@ -112,15 +119,16 @@ typedef struct kvs_claim {
 kv_status_t kvs_pool_claim(kvs_tier_t *pool, const kvs_claim_t *claim);
 void kvs_pool_unclaim(kvs_tier_t *pool, uint64_t id);
 
-/* Leaf digests of a put: heads [head, head + heads) x leaves [leaf, leaf + count) of a slot; values[heads][count]. KV_MISS: stale; KV_ERR_ARG: the
- * range leaves the block, or the slot is not being filled. */
+/* Leaf digests of a put: heads [head, head + heads) x leaves [leaf, leaf + count) of a slot; values[heads][count].
+ * KV_MISS: stale; KV_ERR_ARG: the range leaves the block, or the slot is not being filled. */
 kv_status_t kvs_pool_digests(kvs_tier_t *pool, kvs_loc_t loc, const kvs_leaf_span_t *span, const uint64_t *values);
 /* All leaves are in: compute the roots. */
 kv_status_t kvs_pool_seal(kvs_tier_t *pool, kvs_loc_t loc);
 
-/* Touch memory a client may have taken away (truncated, punched) without dying: install once per process (again does no harm), any thread may then
- * call the functions. KV_ERR_FAULT: the memory was gone; dst is then undefined. The digest is that of the source. KV_ERR_INTERNAL: not installed, or
- * called inside another guarded function (from a signal handler). A fault anywhere else goes to the handler that was there before. */
+/* Touch memory a client may have taken away (truncated, punched) without dying: install once per process (again does no
+ * harm), any thread may then call the functions. KV_ERR_FAULT: the memory was gone; dst is then undefined. The digest
+ * is that of the source. KV_ERR_INTERNAL: not installed, or called inside another guarded function (from a signal
+ * handler). A fault anywhere else goes to the handler that was there before. */
 kv_status_t kvs_guard_install(void);
 kv_status_t kvs_guard_copy_digest(void *dst, const void *src, size_t n, uint64_t *p_digest);
 kv_status_t kvs_guard_digest(const void *src, size_t n, uint64_t *p_digest);

@@ -1,9 +1,9 @@
 /* kvs/tier.h -- one storage tier (CPU pool, NVMe files; later GPU), seen by the daemon's core.
  *
- * A tier owns fixed slots, grouped into classes: (namespace, slot geometry). It knows which slot holds what; it knows no tree, no lease
- * and no policy: the core decides what goes in and out, and keeps each tier's set prefix-closed.
- * All calls are made from one thread (the owner of the tier). Transfers end by a callback on that same thread, from kvs_tier_poll() or
- * from inside the call itself.
+ * A tier owns fixed slots, grouped into classes: (namespace, slot geometry). It knows which slot holds what; it knows
+ * no tree, no lease and no policy: the core decides what goes in and out, and keeps each tier's set prefix-closed. All
+ * calls are made from one thread (the owner of the tier). Transfers end by a callback on that same thread, from
+ * kvs_tier_poll() or from inside the call itself.
  *
  * State of a slot (formats.md section 3):
  *   FREE -> PUT -> READY          an engine fills it
@@ -33,10 +33,9 @@ typedef struct kvs_geometry {
 	uint32_t block_bytes; /* payload                                             */
 	uint32_t heads;       /* digest roots                                        */
 	uint32_t leaves;      /* digest leaves a head                                */
-	uint32_t
-		leaf_bytes; /* leaf i of head h starts at (h x leaves + i) x leaf_bytes, unless opaque pieces are uneven: */
-	uint32_t
-		page_bytes; /* pages of this size, each cut into leaf_bytes pieces, the last shorter                    */
+	uint32_t leaf_bytes;  /* leaf i of head h starts at (h x leaves + i) x leaf_bytes, unless opaque pieces are
+				 uneven: */
+	uint32_t page_bytes;  /* pages of this size, each cut into leaf_bytes pieces, the last shorter  */
 } kvs_geometry_t;
 
 /* Bytes and digests of a slot live at byte offset and of length; see kvs_leaf_range(). */
@@ -112,12 +111,13 @@ const char *kvs_health_name(kvs_health_t health);
 
 typedef struct kvs_tier kvs_tier_t;
 
-/* Ends a transfer. `status`: OK, or KV_ERR_CORRUPT (header or digest), KV_ERR_FAULT (memory taken away), KV_ERR_IO, KV_ERR_NOSPC,
- * KV_MISS (the location is stale). It runs only when the device has let go of the memory: a stuck device holds its transfers back, and the
- * core answers those who wait from its own deadline. */
+/* Ends a transfer. `status`: OK, or KV_ERR_CORRUPT (header or digest), KV_ERR_FAULT (memory taken away), KV_ERR_IO,
+ * KV_ERR_NOSPC, KV_MISS (the location is stale). It runs only when the device has let go of the memory: a stuck device
+ * holds its transfers back, and the core answers those who wait from its own deadline. */
 typedef void (*kvs_done_fn)(void *arg, kv_status_t status);
 
-/* One block found at open. Return other than KV_OK to have it dropped (its slot is freed). KV_PENDING: not now, but with what is below it after all others. */
+/* One block found at open. Return other than KV_OK to have it dropped (its slot is freed). KV_PENDING: not now, but
+ * with what is below it after all others. */
 typedef kv_status_t (*kvs_found_fn)(void *arg, uint32_t slot_class, kvs_loc_t loc, const kvs_meta_t *meta);
 
 /* A slab, or a slot file, as those see it who decide which class it should belong to. */
@@ -144,7 +144,8 @@ typedef struct kvs_change_ops {
 	uint32_t (*gain)(kvs_tier_t *tier, uint32_t slab, uint32_t for_class);
 	/* Bytes of a whole slab of the class. */
 	uint64_t (*unit)(kvs_tier_t *tier, uint32_t slot_class);
-	/* What a READY slot holds; of a slot of a file key and group only. KV_MISS: the slot is in another state, or does not exist. */
+	/* What a READY slot holds; of a slot of a file key and group only. KV_MISS: the slot is in another state, or
+	 * does not exist. */
 	kv_status_t (*slot)(kvs_tier_t *tier, kv_slot_t slot, kvs_loc_t *p_loc, kvs_meta_t *p_meta);
 	/* Free slots that alloc would give, of all of a class's slabs. */
 	uint64_t (*free_slots)(kvs_tier_t *tier, uint32_t slot_class);
@@ -158,14 +159,15 @@ typedef struct kvs_change_ops {
 	kv_status_t (*retire)(kvs_tier_t *tier, uint32_t slab, uint32_t for_class);
 } kvs_change_ops_t;
 
-/* What a tier tells its user by itself, from inside kvs_poll(). Any call to the tier but kvs_poll() and kvs_close() may be made from there. */
+/* What a tier tells its user by itself, from inside kvs_poll(). Any call to the tier but kvs_poll() and kvs_close() may
+ * be made from there. */
 typedef struct kvs_watch {
 	void *arg;
-	/* The bytes of a stored slot cannot be vouched for any more: a sync failed since they were written, or their file is gone. The slot is
-	 * QUARANTINED and waits to be freed; nothing may be acknowledged that rests on it. */
+	/* The bytes of a stored slot cannot be vouched for any more: a sync failed since they were written, or their
+	 * file is gone. The slot is QUARANTINED and waits to be freed; nothing may be acknowledged that rests on it. */
 	void (*lost)(void *arg, kvs_loc_t loc, const kv_key_t *key, uint8_t group);
-	/* The device cannot read a stored slot (0), or has read it again (1). It keeps its block meanwhile: the tier reads it again by itself, after pauses, and
-	 * says what became of it, lost in the end. NULL: nobody is told. */
+	/* The device cannot read a stored slot (0), or has read it again (1). It keeps its block meanwhile: the tier
+	 * reads it again by itself, after pauses, and says what became of it, lost in the end. NULL: nobody is told. */
 	void (*readable)(void *arg, kvs_loc_t loc, const kv_key_t *key, uint8_t group, int readable);
 } kvs_watch_t;
 
@@ -203,8 +205,9 @@ struct kvs_tier {
 };
 
 /* Find or create the class of slots with this geometry in a namespace. Slots of one class are interchangeable.
- * KV_ERR_LIMIT: too many classes. KV_ERR_LAYOUT: impossible geometry. KV_ERR_ARG: no name, or one too long. A tier that is off knows
- * the class too, and will have its blocks later. The CPU tier carves the class's first slab here, when there is room. */
+ * KV_ERR_LIMIT: too many classes. KV_ERR_LAYOUT: impossible geometry. KV_ERR_ARG: no name, or one too long. A tier that
+ * is off knows the class too, and will have its blocks later. The CPU tier carves the class's first slab here, when
+ * there is room. */
 static inline kv_status_t kvs_class_open(kvs_tier_t *t, const char *ns, const kvs_geometry_t *g, uint32_t *p_class)
 {
 	return t->ops->class_open(t, ns, g, p_class);
@@ -222,16 +225,17 @@ static inline uint64_t kvs_class_bytes(kvs_tier_t *t, uint32_t slot_class)
 	return t->ops->class_bytes(t, slot_class);
 }
 
-/* The classes of the namespace get no slab or slot file with which their bytes together would be more; UINT64_MAX: as many as fit. What they have already
- * stays theirs. KV_ERR_LIMIT: too many namespaces. */
+/* The classes of the namespace get no slab or slot file with which their bytes together would be more; UINT64_MAX: as
+ * many as fit. What they have already stays theirs. KV_ERR_LIMIT: too many namespaces. */
 static inline kv_status_t kvs_tier_cap(kvs_tier_t *t, const char *ns, uint64_t bytes)
 {
 	return t->ops->cap(t, ns, bytes);
 }
 
-/* Take a free slot and give it to `owner` (put or lease id) in `state` (PUT or FILLING). May carve a new slab or file within the tier's limit.
- * KV_ERR_FULL: nothing free; evict and try again. KV_ERR_TIER_OFF, KV_ERR_NOSPC. Disk, KV_ERR_STALE_EPOCH: kvs_epoch_set() has not been told of this
- * epoch of the space, so the block would not outlive a restart. */
+/* Take a free slot and give it to `owner` (put or lease id) in `state` (PUT or FILLING). May carve a new slab or file
+ * within the tier's limit. KV_ERR_FULL: nothing free; evict and try again. KV_ERR_TIER_OFF, KV_ERR_NOSPC. Disk,
+ * KV_ERR_STALE_EPOCH: kvs_epoch_set() has not been told of this epoch of the space, so the block would not outlive a
+ * restart. */
 static inline kv_status_t kvs_alloc(kvs_tier_t *t, uint32_t slot_class, kvs_state_t state, uint64_t owner,
 				    const kvs_meta_t *meta, kvs_loc_t *p_loc)
 {
@@ -256,28 +260,32 @@ static inline kv_status_t kvs_mem(kvs_tier_t *t, kvs_loc_t loc, kvs_mem_t *p_mem
 	return t->ops->mem(t, loc, p_mem);
 }
 
-/* Write src (payload, leaves, roots) into the slot. KV_OK: done runs exactly once and src stays untouched until then. Any other value: never.
- * Disk: the slot turns READY and its metadata is queued for the next batch; it survives a restart after the next flush. KV_ERR_BUSY: queue full. */
+/* Write src (payload, leaves, roots) into the slot. KV_OK: done runs exactly once and src stays untouched until then.
+ * Any other value: never. Disk: the slot turns READY and its metadata is queued for the next batch; it survives a
+ * restart after the next flush. KV_ERR_BUSY: queue full. */
 static inline kv_status_t kvs_store(kvs_tier_t *t, kvs_loc_t loc, const kvs_mem_t *src, kvs_done_fn done, void *arg)
 {
 	return t->ops->store(t, loc, src, done, arg);
 }
 
-/* Read the slot into dst, checking header (key, generation, length) and every leaf digest; dst->leaves and dst->roots are filled. KV_OK: done
- * runs exactly once. KV_ERR_BUSY: queue full. Loads submitted between two polls go to the device as one batch. */
+/* Read the slot into dst, checking header (key, generation, length) and every leaf digest; dst->leaves and dst->roots
+ * are filled. KV_OK: done runs exactly once. KV_ERR_BUSY: queue full. Loads submitted between two polls go to the
+ * device as one batch. */
 static inline kv_status_t kvs_load(kvs_tier_t *t, kvs_loc_t loc, const kvs_mem_t *dst, kvs_done_fn done, void *arg)
 {
 	return t->ops->load(t, loc, dst, done, arg);
 }
 
-/* done runs when everything stored before this call is durable, data synced, then metadata synced, but for what the watch has been told is lost.
- * KV_ERR_IO: a sync has failed; what it leaves in doubt is reported lost before kvs_poll() returns. */
+/* done runs when everything stored before this call is durable, data synced, then metadata synced, but for what the
+ * watch has been told is lost. KV_ERR_IO: a sync has failed; what it leaves in doubt is reported lost before kvs_poll()
+ * returns. */
 static inline kv_status_t kvs_flush(kvs_tier_t *t, kvs_done_fn done, void *arg)
 {
 	return t->ops->flush(t, done, arg);
 }
 
-/* Record a space's epoch in the synced superblock; done runs when it is on disk. epoch_get: 0 when the space is unknown. */
+/* Record a space's epoch in the synced superblock; done runs when it is on disk. epoch_get: 0 when the space is
+ * unknown. */
 static inline kv_status_t kvs_epoch_set(kvs_tier_t *t, const kvs_epoch_t *epoch, kvs_done_fn done, void *arg)
 {
 	return t->ops->epoch_set(t, epoch, done, arg);
@@ -287,10 +295,11 @@ static inline uint64_t kvs_epoch_get(kvs_tier_t *t, const uint8_t root[32])
 	return t->ops->epoch_get(t, root);
 }
 
-/* Report blocks that survived, parents before children (by depth), at most `max` of them; KV_PENDING: there are more. KV_MISS: all have been
- * reported once, and the next call begins with those that were put off; these must not be put off again. Called after open, before anything
- * else but kvs_epoch_set(), kvs_class_open(), kvs_free() and kvs_poll(), until all are reported. Blocks of an old epoch and blocks whose ancestors are missing
- * are dropped and counted, not reported. */
+/* Report blocks that survived, parents before children (by depth), at most `max` of them; KV_PENDING: there are more.
+ * KV_MISS: all have been reported once, and the next call begins with those that were put off; these must not be put
+ * off again. Called after open, before anything else but kvs_epoch_set(), kvs_class_open(), kvs_free() and kvs_poll(),
+ * until all are reported. Blocks of an old epoch and blocks whose ancestors are missing are dropped and counted, not
+ * reported. */
 static inline kv_status_t kvs_recover_some(kvs_tier_t *t, kvs_found_fn found, void *arg, uint32_t max)
 {
 	return t->ops->recover(t, found, arg, max);
@@ -311,8 +320,8 @@ static inline void kvs_tier_state(kvs_tier_t *t, kvs_tier_state_t *p_state)
 		t->ops->state(t, p_state);
 	}
 }
-/* What a load would answer at once. KV_ERR_IO: the device could not read this slot, and has not yet read it again. KV_ERR_TIER_OFF: it reads none. The
- * block is still there. */
+/* What a load would answer at once. KV_ERR_IO: the device could not read this slot, and has not yet read it again.
+ * KV_ERR_TIER_OFF: it reads none. The block is still there. */
 static inline kv_status_t kvs_readable(kvs_tier_t *t, kvs_loc_t loc)
 {
 	return t->ops->readable ? t->ops->readable(t, loc) : KV_OK;
@@ -338,7 +347,8 @@ static inline uint32_t kvs_in_flight(kvs_tier_t *t)
 {
 	return t->ops->in_flight(t);
 }
-/* Verify the tier's own sums (free + used + quarantined == slots, bytes, file sizes). `detail` gets a sentence. KV_ERR_INTERNAL when one fails. */
+/* Verify the tier's own sums (free + used + quarantined == slots, bytes, file sizes). `detail` gets a sentence.
+ * KV_ERR_INTERNAL when one fails. */
 static inline kv_status_t kvs_check(kvs_tier_t *t, char *detail, size_t cap)
 {
 	return t->ops->check(t, detail, cap);
