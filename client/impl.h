@@ -57,7 +57,7 @@
 #define KVC_HUNG_NS           UINT64_C(1000000000) /* without a heartbeat: nothing is asked any more */
 #define KVC_NS_A_MS           UINT64_C(1000000)
 #define KVC_NS_A_US           UINT64_C(1000)
-#define KVC_GUARD             UINT64_C(0x6b766320616c6976) /* what the fork guard page holds in the process that attached */
+#define KVC_GUARD             UINT64_C(0x6b766320616c6976) /* what the fork guard page holds in its process */
 
 /* ---- shared memory of one incarnation -------------------------------------------------------- */
 

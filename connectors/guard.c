@@ -5,7 +5,7 @@
 
 #define MEMORY_BYTES 4.0 /* a nanosecond: guessed until it was measured */
 #define DISK_BYTES   1.0
-#define MUCH         512u /* tokens computed at once, beside which it is little what a step takes whatever it computes */
+#define MUCH         512u /* tokens of a step whose fixed part is small beside them */
 #define STOP         0.9  /* of what it saves, a load may take */
 #define RESUME       0.8
 

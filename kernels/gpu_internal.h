@@ -23,7 +23,7 @@
 #define KVK_GPU_SMS_WIDE    16u /* where they do not, */
 #define KVK_GPU_SMS_SMALL   8u  /* and so many with leaves of less than a chunk */
 #define KVK_GPU_RING_BYTES  (UINT64_C(128) << 20)
-#define KVK_GPU_SLOTS       4u /* of a ring: fewer and larger are copied in fewer calls, between which the link is idle */
+#define KVK_GPU_SLOTS       4u                   /* of a ring: fewer and larger ones leave the link idle less often */
 #define KVK_GPU_LINES       2u                   /* of a ring: copies, kernels */
 #define KVK_GPU_AREA_BYTES  (UINT64_C(32) << 20) /* of pinned memory for arguments of jobs */
 #define KVK_GPU_AREA_LEAST  (UINT64_C(256) << 10)

@@ -95,9 +95,9 @@ lint_circles() {
 	END
 }
 
-# Words that promise something the code does not do.
+# The language of names, comments and documents: scripts/words.awk.
 lint_words() {
-	report "$(all_c | xargs grep -nEi '\b(TODO|FIXME|XXX|HACK|for now|placeholder)\b' | sed -n 1,20p)"
+	report "$(sources '*.[ch]' '*.cu' '*.cuh' '*.py' '*.sh' '*.awk' '*.md' '*.cmake' '*CMakeLists.txt' | xargs awk -f scripts/words.awk scripts/words.tsv scripts/words.allow)"
 }
 
 # A reader that stops early (grep -q, grep -m, head, sed q) ends its writer with SIGPIPE, which pipefail takes for a failure: now and then only.

@@ -1,4 +1,4 @@
-/* kv/key.h -- block keys: a SHA-256 chain over the prefix (formats.md section 1; golden vectors in tests/common).
+/* kv/key.h -- block keys: a SHA-256 chain over the prefix (golden vectors: tests/common).
  *
  * header block  root digest (32 bytes), u32 tokens a unit, u32 key version 1, u64 epoch, 16 zero bytes: one
  *               compression from SHA-256's IV

@@ -20,7 +20,7 @@
 #define KV_MIRROR_MAGIC        UINT64_C(0x31524f5252494d4b) /* "KMIRROR1" */
 #define KV_MIRROR_MAX_SPACES   4096u
 #define KV_MIRROR_HEADER_BYTES 4096u
-#define KV_MIRROR_STALE_NS     UINT64_C(50000000) /* stale_ns of a daemon that does not say it, and the least there is */
+#define KV_MIRROR_STALE_NS     UINT64_C(50000000) /* stale_ns of a daemon that does not say it; least value */
 #define KV_MIRROR_STALE_MAX_NS UINT64_C(10000000000)
 #define KV_MIRROR_HEARTBEAT_NS UINT64_C(20000000) /* the core loop stores it at the latest after this */
 

@@ -3,9 +3,9 @@
  * A tier owns fixed slots, grouped into classes: (namespace, slot geometry). It knows which slot holds what; it knows
  * no tree, no lease and no policy: the core decides what goes in and out, and keeps each tier's set prefix-closed. All
  * calls are made from one thread (the owner of the tier). Transfers end by a callback on that same thread, from
- * kvs_tier_poll() or from inside the call itself.
+ * kvs_poll() or from inside the call itself.
  *
- * State of a slot (formats.md section 3):
+ * State of a slot:
  *   FREE -> PUT -> READY          an engine fills it
  *   FREE -> FILLING -> READY      read from another tier; or -> TRANSIT when its parent is not in this tier's set
  *   PUT -> READY | TRANSIT | QUARANTINED
@@ -333,7 +333,7 @@ static inline void kvs_tier_watch(kvs_tier_t *t, const kvs_watch_t *watch)
 		t->ops->watch(t, watch);
 	}
 }
-/* Readable when kvs_tier_poll() has something to do; -1: never. */
+/* Readable when kvs_poll() has something to do; -1: never. */
 static inline int kvs_event_fd(kvs_tier_t *t)
 {
 	return t->ops->event_fd(t);
