@@ -63,7 +63,7 @@ static bench_outcome_t two_trips(bench_run_t *run, void *arg, bench_sample_t *p_
 	return BENCH_DONE;
 }
 
-/* At every depth another block beside the prefix's. */
+/* At every depth a second block next to the prefix's. */
 static int put_branches(work_t *work)
 {
 	int failed = 0;

@@ -1,5 +1,5 @@
 /* connector/load -- 100 MB of an engine's cache (256 blocks of 384 KiB, 6 layers of opaque pages) loaded by a worker
- * within a step, verified, against memcpy of the same pages on one thread. ns. Goal: ratio <= 1, and far below 15 ms on
+ * synchronously, verified, against memcpy of the same pages on one thread. ns. Goal: ratio <= 1, and far below 15 ms on
  * two cores.
  *
  * connector/first -- the same, the first load of a process, after half a second of idling: with and without touching
@@ -351,7 +351,7 @@ static bench_outcome_t run_save(bench_run_t *run)
 
 const bench_t bench_connector_load = {
 	.name = "connector/load",
-	.measures = "100 MB in blocks of 384 KiB, 6 layers, into an engine's cache within a step, verified",
+	.measures = "100 MB in blocks of 384 KiB, 6 layers, into an engine's cache synchronously, verified",
 	.reference = "memcpy of the same pages on one thread",
 	.goal = "ratio <= 1",
 	.run = run_load,

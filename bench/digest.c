@@ -31,7 +31,7 @@ typedef struct copy_work {
 } copy_work_t;
 
 /* The next area, with nothing dirty left in the caches that this sample would have to pay for: memcpy leaves its
- * last megabytes to be written back by whoever comes next. */
+ * last megabytes to be written back during the next measurement. */
 static size_t next_area(copy_work_t *w)
 {
 	uint64_t sum = 0;

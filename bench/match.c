@@ -1,4 +1,4 @@
-/* match -- longest-prefix match of 8,192 keys of which 90 % are resident, 1 M blocks in the index, from another process
+/* match -- longest-prefix match of 8,192 keys, 90 % of them resident, 1 M blocks in the index, from another process
  * than the daemon. Prompts are taken in turn, and all of a table larger than the caches is read between two samples: a
  * match finds its keys in the cache, where hashing has just left them, and the mirror's lines in memory; `warm` is the
  * same without that. p50 ns a match; the reference is what a binary search costs at least: log2(8,192) dependent

@@ -1,7 +1,7 @@
 # Files of one folder whose functions call each other both ways, from the symbols of their objects (nm -A -P).
 # usage: nm -A -P OBJECTS | awk -v root=BUILD -v part=FOLDER/ -v pairs=LIMIT -v circle=LIMIT -f scripts/circles.awk
 # part: a regular expression, without the files' names: 'kernels/.*' is the folder with those below it. -v list=1 prints every pair.
-# A pair is two files that use symbols of each other. A circle is a set of files of which each reaches every other.
+# A pair is two files that use symbols of each other. A circle is a set of files; each reaches every other.
 
 function source(object,    path) {
 	path = substr(object, length(root) + 2)

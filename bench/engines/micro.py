@@ -35,7 +35,7 @@ def halves(engine: Any) -> tuple[Any, Any]:
 
 
 def match_us(engine: Any, tokens: list[int]) -> dict[str, Any]:
-    """Ask for a prompt of HASHES blocks: one whose start is stored, one of which nothing is."""
+    """Ask for a prompt of HASHES blocks: one whose start is stored, one that is not stored."""
     scheduler = engine.engine_core.engine_core.scheduler
     connector, _ = halves(engine)
     size = scheduler.block_size

@@ -58,7 +58,7 @@ def from_disk(rig: Rig, prompts: list[list[int]]) -> tuple[list[float], list[flo
 
 
 def wait_attached(rig: Rig) -> None:
-    """The connector attaches again by itself: until a short prompt is a hit."""
+    """The connector attaches again on its own: until a short prompt is a hit."""
     prompt = rig.prompt(200)
     for _ in range(200):
         rig.engines["kvd"].reset()

@@ -64,7 +64,7 @@ static inline double timed(cudaStream_t stream, const std::function<void()> &enq
 	return ms / 1e3;
 }
 
-// Holds a stream until the host has enqueued all that is to be measured: else short copies measure how fast it does.
+// Holds a stream until the host has enqueued everything that is measured: else short copies measure how fast it does.
 static __global__ void hold(volatile int *go)
 {
 	while (*go == 0) {

@@ -24,7 +24,7 @@ typedef struct engine {
 	uint32_t length;            /* blocks of a prompt, at most */
 	volatile const int *p_over; /* give up opening when it is not 0; may be NULL */
 	uint32_t load_ms;           /* a load is given up after so long; 0: 5000 */
-	uint64_t layer_bytes;       /* loads of so many bytes and more may come layer by layer; 0: none */
+	uint64_t layer_bytes;       /* from this many bytes on, loads may come layer by layer; 0: none */
 	uint32_t layer_wait_us;     /* if all blocks are there after so long; 0: the worker's own */
 	uint32_t sms;               /* of loads; 0: the worker's own */
 	/* Made by it. */
@@ -56,12 +56,12 @@ kvc_status_t engine_keys(const engine_t *e, uint64_t chain, kvc_key_t *keys);
 /* A step that says that these blocks have new owners: what is still to be read of them is read first. engine_end()
  * follows. */
 void engine_fence(engine_t *e, const uint32_t *ids, uint32_t n);
-/* A step that saves the first n blocks of a put, from these blocks; 0: nothing is to be written, or it cannot. */
+/* A step that saves the first n blocks of a put, from these blocks; 0: there is nothing to write, or it cannot. */
 int engine_save(engine_t *e, const kvc_put_t *put, const uint32_t *ids, uint32_t n);
 /* A step that loads n leased blocks to these blocks. engine_end() has been called: what is bad is told by
  * kvx_worker_errors(). */
 int engine_load(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint32_t n);
-/* A step beside which the same is loaded so many times, one after another; until all of them have come. 0: one has
+/* A step during which the same is loaded this many times, one after another; returns when all have come. 0: one has
  * not. */
 int engine_load_beside(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint32_t n, uint32_t count);
 /* A load layer by layer, until the host has seen the engine's stream get past what layer 0 waits for: *p_ns from the

@@ -154,7 +154,7 @@ static void start_worker(killer_t *k, uint32_t i)
 	k->worker[i] = run_self(k, (char *)"--worker", number);
 }
 
-/* What a process that ends by itself has to say. */
+/* Why a process ended on its own. */
 static int ended_badly(killer_t *k, uint32_t i)
 {
 	int status = 0;
@@ -162,7 +162,7 @@ static int ended_badly(killer_t *k, uint32_t i)
 	if (waitpid(k->worker[i], &status, WNOHANG) != k->worker[i]) {
 		return 0;
 	}
-	printf("gpu_kill: worker %u ended by itself: %s %d\n", i, WIFEXITED(status) ? "status" : "signal",
+	printf("gpu_kill: worker %u ended on its own: %s %d\n", i, WIFEXITED(status) ? "status" : "signal",
 	       WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
 	k->worker[i] = 0;
 	k->died++;
@@ -222,13 +222,13 @@ static int choose(killer_t *k, uint32_t *p_victim)
 		}
 		usleep(500);
 	}
-	printf("gpu_kill: nobody does anything any more\n");
+	printf("gpu_kill: no process makes progress\n");
 	k->stuck++;
 
 	return 0;
 }
 
-static void strike(killer_t *k, uint32_t victim)
+static void kill_process(killer_t *k, uint32_t victim)
 {
 	const uint64_t until = now_ms() + MOMENT_MS;
 	const pid_t pid = victim == DAEMON ? k->daemon : k->worker[victim];
@@ -272,7 +272,7 @@ static int kill_one(killer_t *k)
 	if (!choose(k, &victim)) {
 		return 0;
 	}
-	strike(k, victim);
+	kill_process(k, victim);
 	for (uint32_t i = 0; i < k->options.workers; i++) {
 		rounds[i] = atomic_load(&k->state->worker[i].rounds);
 	}

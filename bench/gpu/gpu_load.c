@@ -4,11 +4,10 @@
  * Starts a kvd (beside this program) and saves prompts of 640 blocks of 2 MiB (10,240 tokens of an 8B shape). Bytes are
  * compared before times are taken.
  *   memory  lease + load + verdict of all digests, against one plain copy of as many pinned bytes, on the host's
- *           clock; eight of them at a time beside the
- *           steps; and how long a load that comes layer by layer takes until its first layer may be read, against
- *           that layer's bytes at the rate of the plain copy
- *   disk    lease + load + verdict of a prompt that lies in the disk tier alone, against reading as many bytes with
- *           io_uring and O_DIRECT from a file beside it
+ *           clock; eight asynchronous ones at a time; and how long a load that comes layer by layer takes until its
+ * first layer may be read, against that layer's bytes at the rate of the plain copy disk    lease + load + verdict of a
+ * prompt that lies in the disk tier alone, against reading as many bytes with io_uring and O_DIRECT from a file beside
+ * it
  *
  *     kvd-gpu-load [--only memory|disk] [--rounds N] [--blocks N] [--json FILE] [--host 1] [--small 0] [--dir DIR]
  *     [--seconds N] [--sms N]
@@ -24,7 +23,7 @@
 #define GOAL       0.9
 #define GOAL_FIRST 1.5
 #define TRIES      4u /* to have the first load come layer by layer */
-#define TOGETHER   8u /* loads beside the steps at a time */
+#define TOGETHER   8u /* asynchronous loads at a time */
 #define WARM_UP    2u /* rounds that do not count: memory is made known to the device */
 
 static uint32_t check_layers(load_bench_t *b)
@@ -101,7 +100,7 @@ static int memory_rows(load_bench_t *b)
 	}
 	snprintf(name, sizeof name, "acquire and load of %u blocks (%.2f GiB) through kvx", b->blocks,
 		 gb * 1e9 / (double)(1u << 30));
-	snprintf(name_beside, sizeof name_beside, "%u of these loads at a time beside the steps", TOGETHER);
+	snprintf(name_beside, sizeof name_beside, "%u of these loads at a time, asynchronous", TOGETHER);
 	snprintf(name_first, sizeof name_first, "first of %u layers (%.1f MiB) of that load is ready", layers,
 		 gb * 1e9 / layers / (double)(1u << 20));
 	load_row_print(b, &all);

@@ -65,7 +65,7 @@ typedef struct load_parts {
 /* Seconds from asking for the lease until the verdict on the last block; 0, after a sentence: it failed. p_parts may be
  * NULL. */
 double load_whole(load_bench_t *b, uint32_t prompt, load_parts_t *p_parts);
-/* Seconds from asking for the lease until the same has been loaded beside a step so many times, one after another; 0,
+/* Seconds from asking for the lease until the same has been loaded this many times during a step, one after another; 0,
  * after a sentence: it failed. */
 double load_beside(load_bench_t *b, uint32_t prompt, uint32_t count);
 /* Seconds until layer 0 of a load layer by layer is there (engine_load_first()); all blocks came well. 0, after a
@@ -89,7 +89,7 @@ const char *load_disk_why(const char *base, uint64_t bytes);
 
 typedef struct load_raw load_raw_t;
 
-/* A file of `bytes`, a multiple of `request`, in a directory; it has no name any more. NULL, after a sentence: it could
+/* A file of `bytes`, a multiple of `request`, in a directory; its name is removed. NULL, after a sentence: it could
  * not. */
 load_raw_t *load_raw_open(const load_bench_t *b, uint64_t bytes, size_t request, uint32_t depth);
 /* Seconds that reading all of it took; 0, after a sentence: it failed. */

@@ -1,5 +1,5 @@
-/* Reading a file with io_uring and O_DIRECT, requests in order, so many in flight: what the disk tier is measured
- * against. */
+/* Reading a file with io_uring and O_DIRECT, requests in order, a fixed number in flight: what the disk tier is
+ * measured against. */
 #include "gpu_load.h"
 
 #include <errno.h>

@@ -408,7 +408,7 @@ double load_beside(load_bench_t *b, uint32_t prompt, uint32_t count)
 	good = kvx_worker_errors(e->worker, b->bad, b->blocks) == 0 && good;
 	kvc_release(&lease, 1);
 	if (!good) {
-		printf("gpu_load: a load beside the steps failed: %s\n", kvc_status_name(status));
+		printf("gpu_load: an asynchronous load failed: %s\n", kvc_status_name(status));
 	}
 
 	return good ? (double)(end - start) / 1e9 : 0;

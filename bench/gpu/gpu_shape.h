@@ -18,11 +18,11 @@ struct shape {
 	std::vector<kvk_move_t> moves;
 	std::vector<uint64_t> leaves;
 	uint64_t bytes;
-	uint32_t layers = 0; // the first so many; 0: all
+	uint32_t layers = 0; // how many, from the first; 0: all
 	uint32_t window = 0; // bytes of a scatter on their way; 0: kvk's
 };
 
-// Of `ranks` ranks one, whose heads are a part of each block: the pool then has so many times the bytes.
+// Of `ranks` ranks one, whose heads are a part of each block: the pool then has that many times the bytes.
 // apart: every second place of the pool is somebody else's, so that no two blocks are neighbours there.
 struct share {
 	uint32_t ranks = 1;

@@ -56,7 +56,7 @@ build_all()
 	done
 }
 
-# At most so many seconds, and what is left of the part's; a piece that fails or is cut off does not keep the others from running.
+# At most this many seconds, and what is left of the part's; a piece that fails or is cut off does not keep the others from running.
 limited()
 {
 	local status=0 left=$((start + ${SECONDS_A_PART:-585} - SECONDS))
@@ -124,7 +124,7 @@ program_of()
 	fi
 }
 
-# A program of kvd's and its arguments, for at most so many seconds.
+# A program of kvd's and its arguments, for at most this many seconds.
 of_kvd()
 {
 	local seconds=$1 program

@@ -1,7 +1,7 @@
 /* A subscriber that says anything: the endpoint closes it or serves it, and the subscriber beside it gets every
  * message, byte for byte.
  *
- * Byte 0: bit 0 says the greeting first, bit 1 READY too. Then pieces: a length byte (0: 256), then so many bytes; a
+ * Byte 0: bit 0 says the greeting first, bit 1 READY too. Then pieces: a length byte (0: 256), then that many bytes; a
  * message is published after each.
  */
 #include "kv_test.h"

@@ -124,7 +124,7 @@ class Run:
         except subprocess.TimeoutExpired:
             status = "out of time"
         finally:
-            end_group(child)  # the engine's other processes, and the engine when it is late or nobody waits any more
+            end_group(child)  # the engine's other processes, and the engine when it is late or its caller has gone
         found = read(stem.with_suffix(".json"))
         found["seconds"] = round(time.monotonic() - began, 1)
         if status != 0 or not found.get("done"):
@@ -232,7 +232,7 @@ class Run:
             shutil.rmtree(work, ignore_errors=True)
 
     def side_by_side(self, names: list[str]) -> None:
-        """Configurations of which nothing is timed, on one GPU at once."""
+        """Configurations that are not timed, on one GPU at once."""
         try:
             with ThreadPoolExecutor(self.args.beside) as pool:
                 list(pool.map(lambda name: self.configuration(name, chosen(self.args, name)), names))
@@ -357,7 +357,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=json.loads, default={"1030": 5, "10250": 5, "32780": 3}, help="tokens of a prompt: how many prompts")
     parser.add_argument("--pool-gib", type=int, default=36, help="of every cache outside of the GPU")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--beside", type=int, default=8, help="configurations of which nothing is timed run at once, so many")
+    parser.add_argument("--beside", type=int, default=8, help="configurations that are not timed and run at once")
     parser.add_argument("--kv-gib", type=int, default=48)
     parser.add_argument("--prompts", type=int, default=20, help="of a check")
     parser.add_argument("--seed", type=int, default=1)

@@ -95,7 +95,7 @@ DISK = [("first engine", ["cold"]), ("daemon", ["daemon"]), ("daemon restarted",
 FULL = [("first engine", ["cold"]), ("engine restarted", ["hit"])]
 
 
-WITHIN = {"BENCH_WAYS": "sync,layers,early"}
+SYNC_LOADS = {"BENCH_WAYS": "sync,layers,early"}
 NAMES = [("weights on disk", ["unread", "unnamed", "named"]), ("named before", ["unread", "named"]), ("weights in memory", ["unnamed", "named"])]
 
 
@@ -104,13 +104,13 @@ def tried(connector: dict[str, Any], name: str = "Tried") -> dict[str, Any]:
 
 
 def failing(runner: int, scheduling: bool, graph: bool, ways: str) -> Configuration:
-    """Loads that fail. ways: as the table of survivors says, all within a step whatever it says, or asynchronous. Answers depend on the batch as little as can be."""
+    """Loads that fail. ways: as the table of survivors says, all synchronous whatever it says, or asynchronous. Answers depend on the batch as little as can be."""
     return Configuration(
-        tried(kvd(guard=False, load_ms=500, wait_us=100000, layers_mb=4, mode={"": "auto", "-within": "sync", "-async": "async"}[ways]), "Failing"),
+        tried(kvd(guard=False, load_ms=500, wait_us=100000, layers_mb=4, mode={"": "auto", "-sync": "sync", "-async": "async"}[ways]), "Failing"),
         [("reference", ["reference"]), ("first engine", ["failed"])],
         runner,
         "own",
-        environment={"VLLM_BATCH_INVARIANT": os.environ.get("VLLM_BATCH_INVARIANT", "1"), **(WITHIN if ways == "-within" else {})},
+        environment={"VLLM_BATCH_INVARIANT": os.environ.get("VLLM_BATCH_INVARIANT", "1"), **(SYNC_LOADS if ways == "-sync" else {})},
         weights="drawn",
         kv_gib=2,
         pool_gib=3,
@@ -133,7 +133,7 @@ def of_runner(runner: int, gib: int) -> dict[str, Configuration]:
         "profile": Configuration(kvd(), [("first engine", ["cold", "profile"])], runner, "memory"),
         "steps": Configuration(None, [], runner, "memory", ring={"nothing": watched(NOTHING, "WatchedNothing"), "no saves": watched({**kvd(), "kv_role": "kv_consumer"}), "kvd": watched(kvd())}, profiled=True),
         "profile-none": Configuration(None, [("first engine", ["cold", "profile"])], runner),
-        "kvd-within": Configuration(tried(kvd()), CHAIN[:1], runner, "memory", environment=WITHIN),
+        "kvd-sync": Configuration(tried(kvd()), CHAIN[:1], runner, "memory", environment=SYNC_LOADS),
         "kvd-whole": Configuration(kvd(layers=False), CHAIN[:1], runner, "memory"),
         "kvd-async": Configuration(kvd(mode="async"), CHAIN, runner, "memory"),
         "kvd-plain": Configuration(kvd(arrange="engine"), CHAIN, runner, "memory"),
@@ -145,7 +145,7 @@ def of_runner(runner: int, gib: int) -> dict[str, Configuration]:
             f"failed{'' if scheduling else '-plain'}{'-graph' if graph else ''}{ways}": failing(runner, scheduling, graph, ways)
             for scheduling in (True, False)
             for graph in (False, True)
-            for ways in ("", "-within", "-async")
+            for ways in ("", "-sync", "-async")
         },
         "weights": Configuration(kvd(weights=None, guard=False), NAMES, runner, "memory", weights="drawn", environment={"XDG_CACHE_HOME": "WORK"}, graph=False),
         "check-native": Configuration(native(gib), [("first engine", ["tokens", "same"])], runner, weights="drawn"),

@@ -1,4 +1,4 @@
-"""Loads that fail in a real engine: flipped bits, a lost lease, a deadline, a killed daemon; twelve prompts alone, and eight at once of which four share beginnings.
+"""Loads that fail in a real engine: flipped bits, a lost lease, a deadline, a killed daemon; twelve prompts alone, and eight at once, four of them with common beginnings.
 Right is what an engine without a connector answers. Requests that share a batch add up in another order, even with VLLM_BATCH_INVARIANT=1 (its own answers alone and at once
 differ now and then): where another of its first choices is NEAR the best one, that is right as well, and what follows it is not compared."""
 

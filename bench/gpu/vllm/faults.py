@@ -81,6 +81,6 @@ def counters(folder: Path) -> dict[str, int]:
 
 
 def attached(folder: Path, before: int) -> bool:
-    """More often than so many times, and now: what is asked from now on can be found."""
+    """More than this many times, and now: what is asked from now on can be found."""
     found = counters(folder)
     return found.get("attaches", 0) > before and bool(found["ready"])

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # vLLM with kvd, with other caches and with none, on one GPU: bench/gpu/vllm/run.sh PART [bench.py's options]
 #   check        answers are those of the engine's own cache: both model runners, engine restarted, daemon restarted   (about 5 minutes)
-#   check-async  the same with loads beside the steps
+#   check-async  the same with asynchronous loads
 #   check-failed loads fail (flipped bits, lost lease, deadline, killed daemon): both model runners, asynchronous scheduling on and off, eager and graphs
-#   check-failed-within, check-failed-async  the same with every way to load within a step, whatever the connector's table allows (what a row of that table needs),
+#   check-failed-sync, check-failed-async  the same with every way of synchronous load, whatever the connector's table allows (what a row of that table needs),
 #                and with asynchronous loads, which every engine without a row has
 #   weights      how long after its start an engine finds a prompt where its weights (16 GB) are digested for their name: on disk, named before, in memory
 #   part1, part2 all that is measured, with CUDA graphs, in two parts of ten minutes. 1: runner V2: kvd with layers and without, native offload, LMCache in
@@ -48,13 +48,13 @@ case " $* " in
 *) python3 -c 'import kvd_vllm._kvd as k; print(k.version, k.__file__)' ;;
 esac
 
-part=${1:?a part: check, check-async, check-failed, check-failed-within, check-failed-async, weights, part1, part2, full, tp2, or names of configurations}
+part=${1:?a part: check, check-async, check-failed, check-failed-sync, check-failed-async, weights, part1, part2, full, tp2, or names of configurations}
 shift
 case $part in
 check) set -- check-v2 check-v1 "$@" ;;
 check-async) set -- check-v2-async check-v1-async "$@" ;;
 check-failed) set -- --engine-seconds 230 --shape llama1b failed-v{1,2}{,-plain}{,-graph} "$@" ;;
-check-failed-within) set -- --engine-seconds 230 --shape llama1b failed-v{1,2}{,-plain}{,-graph}-within "$@" ;;
+check-failed-sync) set -- --engine-seconds 230 --shape llama1b failed-v{1,2}{,-plain}{,-graph}-sync "$@" ;;
 check-failed-async) set -- --engine-seconds 230 --shape llama1b failed-v{1,2}{,-plain}{,-graph}-async "$@" ;;
 weights) set -- --models "$HOME/kvd-bench-models" --sizes '{"1030": 1}' weights-v2 "$@" ;;
 part1) set -- --graph --rounds 3 kvd-v2 native-v2 ring-v2 lmcache-v2 lmserver-v2 kvd-v2-whole "$@" ;;

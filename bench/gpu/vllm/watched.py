@@ -1,6 +1,6 @@
 """Connectors with a clock around each hook: where the time of a hit goes on the host, and how long steps take.
 
-Every hook's beginning and length is appended to the file that BENCH_WATCH names when a request has finished, and what kvd counts; engine.py puts them beside the
+Every hook's beginning and length is appended to the file that BENCH_WATCH names when a request has finished, and what kvd counts; engine.py prints them next to the
 request's own clock.
 """
 

@@ -156,7 +156,7 @@ class Survivor:
 
 
 def _preempts(runner: str, scheduling: str, check: str) -> Survivor:
-    return Survivor(Mode("0.25.1", "cuda", runner, scheduling, False), frozenset(WAYS), f"bench/gpu/vllm: {check}-within", preempts=True)
+    return Survivor(Mode("0.25.1", "cuda", runner, scheduling, False), frozenset(WAYS), f"bench/gpu/vllm: {check}-sync", preempts=True)
 
 
 SURVIVORS: tuple[Survivor, ...] = (
