@@ -2,8 +2,8 @@
  * descriptors, the daemon goes on and keeps nothing of it.
  *
  * Byte 0: bit 0 says HELLO first, bit 1 joins too, bit 2 opens a space. Then pieces: a length byte (0: 256; bit 7 set
- * on the next byte sends a descriptor along), then that many bytes. A piece whose second byte is 0x40 is a request frame
- * made around the rest: code, then its body.
+ * on the next byte sends a descriptor along), then that many bytes. A piece whose second byte is 0x40 is a request
+ * frame made around the rest: code, then its body.
  */
 #include "daemon/host.h"
 
