@@ -65,7 +65,7 @@ double bench_quantile(double *values, size_t count, double quantile)
 	return values[below] + (position - (double)below) * (values[below + 1] - values[below]);
 }
 
-static bench_outcome_t take(bench_run_t *run, bench_sample_fn fn, void *arg, bench_sample_t *sample)
+static bench_outcome_t take_sample(bench_run_t *run, bench_sample_fn fn, void *arg, bench_sample_t *sample)
 {
 	const uint64_t before = bench_thread_cpu_ns();
 	bench_outcome_t outcome;
@@ -90,10 +90,10 @@ static bench_outcome_t take_round(bench_run_t *run, const bench_measurement_t *m
 	bench_outcome_t outcome = BENCH_DONE;
 
 	if (m->reference_fn) {
-		outcome = take(run, m->reference_fn, m->arg, &reference);
+		outcome = take_sample(run, m->reference_fn, m->arg, &reference);
 	}
 	if (outcome == BENCH_DONE) {
-		outcome = take(run, m->value_fn, m->arg, &value);
+		outcome = take_sample(run, m->value_fn, m->arg, &value);
 	}
 	if (outcome != BENCH_DONE) {
 		return outcome;

@@ -326,7 +326,7 @@ static uint64_t device_free(killer_t *k)
 	return strtoull(text, NULL, 10);
 }
 
-static footprint_t look(killer_t *k)
+static footprint_t read_footprint(killer_t *k)
 {
 	footprint_t f = {.device_free = device_free(k)};
 
@@ -481,7 +481,7 @@ static int run(killer_t *k)
 {
 	const uint64_t start = now_ms();
 	const uint64_t until = start + (uint64_t)k->options.seconds * 1000u;
-	const footprint_t before = look(k);
+	const footprint_t before = read_footprint(k);
 	footprint_t after;
 	int sound, going;
 
@@ -504,7 +504,7 @@ static int run(killer_t *k)
 	if (k->no_device > 0) {
 		return 77;
 	}
-	after = look(k);
+	after = read_footprint(k);
 
 	return report(k, &before, &after, sound || k->options.control, now_ms() - start);
 }

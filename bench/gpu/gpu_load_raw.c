@@ -18,7 +18,7 @@ struct load_raw {
 	struct io_uring ring;
 	int fd;
 	uint8_t *buffer; /* [depth] of `request` bytes */
-	uint32_t *idle;  /* [depth]: places of it */
+	uint32_t *idle;  /* [depth]: indices of free pieces */
 	uint32_t depth;
 	size_t request;
 	uint64_t bytes;
@@ -38,7 +38,7 @@ static int open_direct(const char *dir)
 	return fd;
 }
 
-static void *take(size_t bytes)
+static void *map_buffer(size_t bytes)
 {
 	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
@@ -67,7 +67,7 @@ const char *load_raw_why(const char *dir)
 		return why;
 	}
 	io_uring_queue_exit(&ring);
-	page = take(PAGE);
+	page = map_buffer(PAGE);
 	fd = open_direct(dir);
 	result = page && fd >= 0 && pwrite(fd, page, PAGE, 0) == (ssize_t)PAGE;
 	snprintf(why, sizeof why, "the file system refuses O_DIRECT: %s", strerror(errno));
@@ -111,7 +111,7 @@ load_raw_t *load_raw_open(const load_bench_t *b, uint64_t bytes, size_t request,
 	raw->request = request;
 	raw->bytes = bytes;
 	raw->fd = open_direct(b->disk);
-	raw->buffer = take(depth * request);
+	raw->buffer = map_buffer(depth * request);
 	raw->idle = calloc(depth, sizeof *raw->idle);
 	if (raw->fd < 0 || !raw->buffer || !raw->idle || !write_file(b, raw)) {
 		printf("gpu_load: the file of the raw reader: %s\n", strerror(errno));
@@ -148,17 +148,17 @@ void load_raw_close(load_raw_t *raw)
 	free(raw);
 }
 
-static void ask(load_raw_t *raw, uint32_t place, uint64_t at)
+static void submit_read(load_raw_t *raw, uint32_t index, uint64_t at)
 {
-	struct io_uring_sqe *sqe = io_uring_get_sqe(&raw->ring); /* as many as places */
-	uint8_t *to = raw->buffer + place * raw->request;
+	struct io_uring_sqe *sqe = io_uring_get_sqe(&raw->ring); /* as many as requests in flight */
+	uint8_t *to = raw->buffer + index * raw->request;
 
 	if (raw->registered) {
 		io_uring_prep_read_fixed(sqe, raw->fd, to, (unsigned)raw->request, at, 0);
 	} else {
 		io_uring_prep_read(sqe, raw->fd, to, (unsigned)raw->request, at);
 	}
-	io_uring_sqe_set_data64(sqe, place);
+	io_uring_sqe_set_data64(sqe, index);
 }
 
 /* Requests that have ended: how many; an answer that is not all of its bytes is kept in *p_bad. */
@@ -191,7 +191,7 @@ double load_raw_read(load_raw_t *raw)
 	}
 	while (next < raw->bytes || idle < raw->depth) {
 		while (idle > 0 && next < raw->bytes && bad == 0) {
-			ask(raw, raw->idle[--idle], next);
+			submit_read(raw, raw->idle[--idle], next);
 			next += raw->request;
 		}
 		if (bad != 0) {

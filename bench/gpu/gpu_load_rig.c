@@ -285,7 +285,7 @@ uint32_t load_wrong(load_bench_t *b, uint32_t prompt)
 
 /* Pieces of layer 0, side by side in the bounce memory, read as they are now: the engine's stream would wait for them.
  * 0: it cannot. */
-static int look(load_bench_t *b, uint32_t count)
+static int read_layer(load_bench_t *b, uint32_t count)
 {
 	const kvk_cuda_ops_t *cuda = memory_cuda();
 	kvk_cu_stream_t stream = NULL;
@@ -315,7 +315,7 @@ static uint32_t wrong_pieces(load_bench_t *b, uint32_t prompt)
 	const size_t piece = b->engine.piece;
 	const uint32_t most = (uint32_t)(b->bounce_bytes / piece), count = b->blocks < most ? b->blocks : most;
 	uint8_t *expected = malloc(piece);
-	uint32_t wrong = expected && look(b, count) ? 0 : b->blocks;
+	uint32_t wrong = expected && read_layer(b, count) ? 0 : b->blocks;
 
 	for (uint32_t i = 0; i < count && wrong < b->blocks; i++) {
 		load_fill(expected, piece, seed_of(prompt, i));

@@ -193,7 +193,7 @@ static int draw(world_t *w, draw_t *d, uint32_t number)
 	return 1;
 }
 
-static void tell(const world_t *w, const draw_t *d, uint32_t number)
+static void print_case(const world_t *w, const draw_t *d, uint32_t number)
 {
 	char text[KVK_LAYOUT_TEXT_MAX] = "?";
 	const kvk_paged_t *p = &d->paged;
@@ -234,7 +234,7 @@ static kv_status_t copy_in_graph(world_t *w, const kvk_gpu_copy_t *copy, kvk_gpu
 			exit(1);
 		}
 		status = answers[1];
-		settle(w);
+		wait_for_stream(w);
 		must(w->graphs.drop_exec(exec), "drop a graph");
 	} else if (status != KV_ERR_UNSUPPORTED) {
 		must((int)status, "submit under capture");
@@ -436,10 +436,10 @@ int main(int argc, char **argv)
 			unsupported++;
 		} else if (right == 0) {
 			failed++;
-			tell(&w, &d, number);
+			print_case(&w, &d, number);
 		} else if (w.flips < flips && !corrupt(&w, &d)) {
 			failed++;
-			tell(&w, &d, number);
+			print_case(&w, &d, number);
 		}
 		done += right >= 0;
 		free(d.twin_leaves);

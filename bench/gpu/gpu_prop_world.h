@@ -76,7 +76,7 @@ static inline uint8_t *host_memory(size_t bytes)
 	return p;
 }
 
-static inline void settle(world_t *w)
+static inline void wait_for_stream(world_t *w)
 {
 	must(w->cuda->event_record(w->event, w->stream), "event_record");
 	must(w->cuda->event_wait(w->event), "event_wait");
@@ -91,7 +91,7 @@ static inline void upload(world_t *w, area_t *a, size_t bytes)
 	}
 	memcpy(a->readback, a->twin, bytes);
 	must(w->cuda->copy_async(a->ptr, (kvk_cu_ptr_t)(uintptr_t)a->readback, bytes, w->stream), "upload");
-	settle(w);
+	wait_for_stream(w);
 }
 
 static inline const uint8_t *download(world_t *w, area_t *a, size_t bytes)
@@ -100,7 +100,7 @@ static inline const uint8_t *download(world_t *w, area_t *a, size_t bytes)
 		return a->real;
 	}
 	must(w->cuda->copy_async((kvk_cu_ptr_t)(uintptr_t)a->readback, a->ptr, bytes, w->stream), "download");
-	settle(w);
+	wait_for_stream(w);
 
 	return a->readback;
 }

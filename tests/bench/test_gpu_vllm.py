@@ -208,8 +208,8 @@ class Goals(unittest.TestCase):
         self.assertEqual(row["cold 10250, v1: beside no connector"], "MISSED")
         self.assertEqual(row["gpu 1030, v1: beside no connector"], "MISSED")
         self.assertEqual(row["gpu 10250, v1: beside no connector"], "not run")
-        self.assertEqual(row["from disk 1030, v2, guard on"], "met")
-        self.assertEqual(row["from disk 10250, v2, guard on"], "MISSED")
+        self.assertEqual(row["from disk 1030, v2, cost model on"], "met")
+        self.assertEqual(row["from disk 10250, v2, cost model on"], "MISSED")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ static void look_ids(const uint32_t *ids, uint32_t n)
 	}
 }
 
-static void look(const kvx_record_header_t *record)
+static void walk_record(const kvx_record_header_t *record)
 {
 	const void *at = record;
 
@@ -57,7 +57,7 @@ static void decode(uint32_t magic, const void *bytes, size_t size)
 	for (record = kvx_cursor_next(&cursor); record; record = kvx_cursor_next(&cursor)) {
 		void *copy = kvx_bytes_record(&again, record->type, record->bytes);
 
-		look(record);
+		walk_record(record);
 		kv_assert(copy);
 		memcpy(copy, record, record->bytes);
 	}

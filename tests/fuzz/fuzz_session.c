@@ -36,8 +36,8 @@ static void serve(void)
 	kvd_fair_serve(&host_->fair, host_, host_->env);
 }
 
-/* One turn of the loop for the only session, and throw away what it has sent. */
-static void turn(int peer)
+/* One iteration of the loop for the only session, and throw away what it has sent. */
+static void run_iteration(int peer)
 {
 	static uint8_t bytes[65536];
 	int fds[KV_WIRE_MAX_FDS];
@@ -81,7 +81,7 @@ static void send_piece(int peer, const void *data, size_t len, int fd)
 		memcpy(CMSG_DATA(&control.align), &fd, sizeof fd);
 	}
 	(void)!sendmsg(peer, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-	turn(peer);
+	run_iteration(peer);
 }
 
 static void request(int peer, uint16_t code, const void *msg, int fd)

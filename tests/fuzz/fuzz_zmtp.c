@@ -46,7 +46,7 @@ static void serve(void)
 	} while (kvd_zmtp_flush(zmtp_) || n > 0);
 }
 
-static void say(int fd, const void *bytes, size_t n)
+static void send_bytes(int fd, const void *bytes, size_t n)
 {
 	(void)!send(fd, bytes, n, MSG_NOSIGNAL | MSG_DONTWAIT);
 	serve();
@@ -113,22 +113,22 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	open_endpoint();
 	good = connect_one();
 	bad = connect_one();
-	say(good, greeting_, sizeof greeting_);
-	say(good, ready_, sizeof ready_);
-	say(good, subscribe_, sizeof subscribe_);
+	send_bytes(good, greeting_, sizeof greeting_);
+	send_bytes(good, ready_, sizeof ready_);
+	send_bytes(good, subscribe_, sizeof subscribe_);
 	discard(good);
 	if (data[0] & 1) {
-		say(bad, greeting_, sizeof greeting_);
+		send_bytes(bad, greeting_, sizeof greeting_);
 	}
 	if (data[0] & 2) {
-		say(bad, ready_, sizeof ready_);
+		send_bytes(bad, ready_, sizeof ready_);
 	}
 	for (size_t at = 1, i = 0; at < size && i < PIECES; i++) {
 		size_t n = data[at] ? data[at] : 256;
 
 		at++;
 		n = n < size - at ? n : size - at;
-		say(bad, data + at, n);
+		send_bytes(bad, data + at, n);
 		publish(good);
 		at += n;
 	}

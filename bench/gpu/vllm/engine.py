@@ -164,8 +164,8 @@ class Bench:
         """A prompt that fills no block."""
         self.ask([[self.noise.randrange(10, 4000) for _ in range(10)]], tokens)
 
-    def settle(self) -> None:
-        """Connectors store on later steps, kvd's transfer threads beside them."""
+    def wait_for_saves(self) -> None:
+        """Connectors store on later steps, kvd's transfer threads at the same time."""
         before = None
         for i in range(100):
             self.step(3)
@@ -202,7 +202,7 @@ class Bench:
     def cold(self) -> None:
         for n, prompts in self.by_size().items():
             self.times(f"cold {n}", prompts, self.order["pause"])
-        self.settle()
+        self.wait_for_saves()
 
     def gpu(self) -> None:
         for n, prompts in self.by_size().items():
@@ -221,7 +221,7 @@ class Bench:
     def fresh(self) -> None:
         for n, prompts in self.by_size().items():
             self.times(f"fresh {n}", prompts_of(self.order["seed"] + n + 1, [n] * len(prompts)), self.order["pause"])
-        self.settle()
+        self.wait_for_saves()
 
     def together_prompts(self) -> list[Prompt]:
         return (self.by_size()[self.middle] + prompts_of(self.order["seed"] + 7, [self.middle] * 8))[:8]
@@ -246,7 +246,7 @@ class Bench:
     def hits_at_once(self, prompts: list[Prompt], rounds: int) -> list[dict[str, Any]]:
         """The last one's answer counts, and on the average they are there before."""
         self.ask(prompts)
-        self.settle()
+        self.wait_for_saves()
         found = []
         for _ in range(rounds):
             self.forget()
@@ -267,7 +267,7 @@ class Bench:
         """What a request that generates notices of hits that come meanwhile: from token to token, from when the engine has all of them on."""
         prompts = self.together_prompts()
         self.ask(prompts)
-        self.settle()
+        self.wait_for_saves()
         runs = [self.beside_hits(prompts) for _ in range(3)]
         self.note(f"8 x {self.middle} hit beside one that generates", sorted(runs, key=lambda run: run["ms"])[1])
 
@@ -319,7 +319,7 @@ class Bench:
             at = {"from": time.time()}
             for what, seconds in self.round(i, at).items():
                 rounds.setdefault(what, []).append(round(1e3 * seconds, 3))
-            self.settle()
+            self.wait_for_saves()
             part = turn.with_suffix(f".{me}")
             part.write_text(str(i * of + me + 1))
             part.replace(turn)
@@ -337,7 +337,7 @@ class Bench:
             took[f"gpu {n}"] = lower([self.ask([prompt])[0] for prompt in prompts * (24 // len(prompts))])
         long = prompts_of(self.order["seed"] + 1000 * (i + 1) + 5, [max(self.sizes)])
         took[f"{len(long[0])} cold + 64 tokens"] = self.ask(long, 64)[0]
-        self.settle()  # else it is the saves of those before that are beside them
+        self.wait_for_saves()  # else it is the saves of those before that are beside them
         at["steps"] = time.time()
         began = time.perf_counter_ns()
         took["decode step, one request"] = self.pace(prompts_of(self.order["seed"] + 1000 * (i + 1), [100])[0], 129)
@@ -358,7 +358,7 @@ class Bench:
                 self.note(f"trace {what} {n}", [self.traced([prompt]) for prompt in prompts])
         for together in (self.together_prompts(), self.burst_prompts()):
             self.ask(together)
-            self.settle()
+            self.wait_for_saves()
             traces = []
             for _ in range(3):
                 self.forget()
@@ -399,7 +399,7 @@ class Bench:
         prompts = self.checked()
         for prompt in prompts:
             self.ask([prompt])
-        self.settle()
+        self.wait_for_saves()
         answers = [self.ask([prompt], 16) for prompt in prompts]
         Path(self.order["tokens"]).write_text(json.dumps([answer[2][0] for answer in answers]))
         self.note("tokens", {"gpu hits": sum(answer[1][0] > 0 for answer in answers), "of": len(prompts)})
@@ -454,7 +454,7 @@ class Bench:
         for phase in self.order["phases"]:
             if phase not in BEFORE:
                 getattr(self, phase)()
-        self.settle()
+        self.wait_for_saves()
         self.note("done", True)
 
 
