@@ -1,7 +1,7 @@
 /* CHECK: the invariants, each named after the promise it keeps. Walks everything: for operators and tests. */
-#include "check.h"
-#include "internal.h"
-#include "json.h"
+#include "core/check.h"
+#include "core/core_impl.h"
+#include "core/json.h"
 
 #include <stdio.h>
 

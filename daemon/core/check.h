@@ -9,7 +9,7 @@
 #ifndef KVD_CORE_CHECK_H
 #define KVD_CORE_CHECK_H
 
-#include "core.h"
+#include "core/core.h"
 
 typedef struct kvd_check {
 	const char *name;

@@ -1,4 +1,4 @@
-#include "internal.h"
+#include "core/core_impl.h"
 
 #define TICK_BUDGET_NS UINT64_C(200000)
 #define POLL_BATCH     64u

@@ -5,7 +5,7 @@
  * of at most 20 us, run by kvd_core_tick().
  *
  * Hosts:    daemon/io (sockets), tests/core (a seeded universe).
- * Files:    index.h (radix tree), block.h, lease.h, put.h, space.h, instance.h, policy.h, change.h, mirror.h, check.h
+ * Modules:  index/ (radix tree), block/, lease/, put/, tenant/; README.md lists them
  */
 #ifndef KVD_CORE_H
 #define KVD_CORE_H

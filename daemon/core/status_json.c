@@ -1,6 +1,6 @@
 /* STATUS as JSON; only what namespace `ns` may see. */
-#include "internal.h"
-#include "json.h"
+#include "core/core_impl.h"
+#include "core/json.h"
 
 #include <stdio.h>
 

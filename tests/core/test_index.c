@@ -2,9 +2,9 @@
  * order of touch. */
 #include "kv_cmocka.h"
 
-#include "index.h"
+#include "core/index/index.h"
 #include "kv_test.h"
-#include "policy.h"
+#include "core/index/policy.h"
 
 #define MODEL 600u
 

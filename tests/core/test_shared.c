@@ -2,9 +2,9 @@
  * against plain models. */
 #include "kv_cmocka.h"
 
-#include "area.h"
+#include "core/lease/extent_alloc.h"
 #include "kv_test.h"
-#include "mirror.h"
+#include "core/block/mirror.h"
 
 #define KEYS 3000u
 

@@ -10,10 +10,10 @@
 
 #include "kv_cmocka.h"
 
-#include "check.h"
-#include "core.h"
+#include "core/check.h"
+#include "core/core.h"
 #include "fake_tier.h"
-#include "internal.h"
+#include "core/core_impl.h"
 #include "kv_test.h"
 #include "kvs/pool.h"
 

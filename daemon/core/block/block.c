@@ -1,0 +1,403 @@
+#include "core/core_impl.h"
+
+static kvd_order_t *order_of(kvd_core_t *core, const kvd_block_t *block, kvd_set_t t)
+{
+	return &core->classes[kvd_tree_of(&core->ix, block)->slot_class].order[t];
+}
+
+/* ---- claims and holds ------------------------------------------------------------------------ */
+
+static kvd_claim_t *claim_at(kvd_core_t *core, uint32_t id)
+{
+	return kvd_pool_at(&core->claims, id);
+}
+
+/* Blocks that are pinned from now on (`more`), or not any longer, are their namespace's. */
+static void count_pinned(kvd_core_t *core, uint32_t block, uint32_t blocks, int more)
+{
+	const kvd_class_t *class = &core->classes[kvd_tree_of(&core->ix, kvd_block_at(&core->ix, block))->slot_class];
+	kvd_ns_t *ns = core->ns[class->ns];
+
+	ns->pinned_blocks += more ? blocks : (uint64_t)0 - blocks;
+	ns->pinned_bytes += (more ? blocks : (uint64_t)0 - blocks) * class->slot_bytes;
+}
+
+static void claim_link(kvd_core_t *core, uint32_t id, uint32_t block_id)
+{
+	kvd_block_t *block = kvd_block_at(&core->ix, block_id);
+	kvd_claim_t *claim = claim_at(core, id);
+	int first = block->claims == KVD_NONE;
+
+	claim->block = block_id;
+	claim->prev = KVD_NONE;
+	claim->next = block->claims;
+	if (claim->next != KVD_NONE) {
+		claim_at(core, claim->next)->prev = id;
+	}
+	block->claims = id;
+	if (first) {
+		count_pinned(core, block_id, kvd_index_pin(&core->ix, block_id), 1);
+	}
+}
+
+static void claim_unlink(kvd_core_t *core, uint32_t id)
+{
+	const kvd_claim_t *claim = claim_at(core, id);
+
+	if (claim->prev == KVD_NONE) {
+		kvd_block_at(&core->ix, claim->block)->claims = claim->next;
+	} else {
+		claim_at(core, claim->prev)->next = claim->next;
+	}
+	if (claim->next != KVD_NONE) {
+		claim_at(core, claim->next)->prev = claim->prev;
+	}
+	if (kvd_block_at(&core->ix, claim->block)->claims == KVD_NONE) {
+		count_pinned(core, claim->block, kvd_index_unpin(&core->ix, claim->block), 0);
+	}
+}
+
+void kvd_block_unpinned(kvd_core_t *core, uint32_t id)
+{
+	const kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+	if (block->flags & (KVD_PARKED_CPU | KVD_PARKED_DISK)) {
+		core->policy->unpin(&core->ix, order_of(core, block, KVD_CPU), KVD_CPU, id);
+		core->policy->unpin(&core->ix, order_of(core, block, KVD_DISK), KVD_DISK, id);
+	}
+}
+
+kv_status_t kvd_claim_take(kvd_core_t *core, uint32_t block, kvd_claim_kind_t kind, uint64_t owner, uint32_t *p_claim)
+{
+	kv_status_t status = kvd_pool_get(&core->claims, p_claim);
+
+	if (status == KV_OK) {
+		*claim_at(core, *p_claim) = (kvd_claim_t){.kind = kind, .owner = owner};
+		claim_link(core, *p_claim, block);
+	}
+
+	return status;
+}
+
+void kvd_claim_move(kvd_core_t *core, uint32_t id, uint32_t block)
+{
+	uint32_t before = claim_at(core, id)->block;
+
+	if (before != block) {
+		claim_unlink(core, id);
+		claim_link(core, id, block);
+		kvd_block_unpinned(core, before);
+	}
+}
+
+void kvd_claim_drop(kvd_core_t *core, uint32_t id)
+{
+	uint32_t block = claim_at(core, id)->block;
+
+	claim_unlink(core, id);
+	kvd_pool_put(&core->claims, id);
+	kvd_block_unpinned(core, block);
+}
+
+void kvd_hold(kvd_core_t *core, uint32_t id)
+{
+	kvd_block_at(&core->ix, id)->holds++;
+	core->holds++;
+}
+
+void kvd_unhold(kvd_core_t *core, uint32_t id)
+{
+	kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+	kv_assert(block->holds > 0);
+	block->holds--;
+	core->holds--;
+	if (block->holds > 0) {
+		return;
+	}
+	if (block->flags & KVD_TRANSIT) { /* it served those who held it */
+		kvd_block_drop_slot(core, id);
+	} else if (block->flags & KVD_FILLING) {
+		kvd_fill_unwanted(core, id);
+	}
+	kvd_block_unpinned(core, id);
+}
+
+/* ---- sets ------------------------------------------------------------------------------------ */
+
+void kvd_mirror_sync(kvd_core_t *core, uint32_t id)
+{
+	const kvd_block_t *block = kvd_block_at(&core->ix, id);
+	uint32_t ns = kvd_tree_of(&core->ix, block)->ns;
+
+	if (ns != KVD_NONE && kvd_mirror_set(&core->ns[ns]->mirror, &block->key, block->group,
+					     kvd_index_tiers(&core->ix, ns, &block->key, block->group)) != KV_OK) {
+		kvd_count(core, KV_M_MIRROR_LEFT_OUT, 1);
+	}
+}
+
+static void ghost_add(kvd_core_t *core, const kv_key_t *key)
+{
+	uint64_t hash = kv_key_hash(key);
+
+	core->ghosts[hash & core->ghost_mask] = (uint32_t)(hash >> 32) | 1u;
+}
+
+int kvd_ghost_known(const kvd_core_t *core, const kv_key_t *key)
+{
+	uint64_t hash = kv_key_hash(key);
+
+	return core->ghosts[hash & core->ghost_mask] == ((uint32_t)(hash >> 32) | 1u);
+}
+
+kv_miss_reason_t kvd_why_missing(const kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint8_t group)
+{
+	return kvd_index_aside(&core->ix, tree, key, group) != KVD_NONE ? KV_WHY_UNREADABLE
+	       : kvd_index_quarantined(&core->ix, tree, key, group)     ? KV_WHY_CORRUPT
+	       : kvd_ghost_known(core, key)                             ? KV_WHY_EVICTED
+									: KV_WHY_ABSENT;
+}
+
+static void free_slot(kvd_core_t *core, uint32_t id, kvd_set_t t)
+{
+	kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+	if (t == KVD_CPU) {
+		kvs_free(core->tier[KVD_CPU], kvd_cpu_loc(&core->ix, block));
+		*kvd_slot_of(&core->ix, block) = KV_SLOT_NONE;
+	} else {
+		kvs_free(kvd_disk(core), block->disk);
+		block->disk.slot = KV_SLOT_NONE;
+	}
+}
+
+static void join_one(kvd_core_t *core, uint32_t id, kvd_set_t t, uint64_t stamp, const uint32_t *tokens)
+{
+	kvd_block_t *block = kvd_block_at(&core->ix, id);
+	uint8_t waiting = t == KVD_CPU ? KVD_TRANSIT : KVD_WRITTEN;
+
+	if (block->flags & waiting) {
+		block->flags &= (uint8_t)~waiting;
+		*(t == KVD_CPU ? &core->transit : &core->written) -= 1;
+	}
+	if (kvd_tiers_of(&core->ix, block) == 0 && kvd_event_mute(core, id)) {
+		block->flags |= KVD_UNTOLD;
+	}
+	kvd_index_join(&core->ix, id, t);
+	core->policy->join(&core->ix, order_of(core, block, t), t, id, stamp);
+	if (t == KVD_CPU) {
+		(void)kvs_set_state(core->tier[KVD_CPU], kvd_cpu_loc(&core->ix, block), KVS_READY);
+		kvd_write_behind(core, id);
+	}
+	kvd_mirror_sync(core, id);
+	kvd_event_stored(core, id, t, tokens);
+}
+
+/* A child of the block that was waiting for it, or KVD_NONE. */
+static uint32_t waiting_child(kvd_core_t *core, const kvd_block_t *block, kvd_set_t t)
+{
+	const kvd_node_t *node = kvd_node_of(&core->ix, block);
+	uint8_t waiting = t == KVD_CPU ? KVD_TRANSIT : KVD_WRITTEN;
+	uint32_t child;
+
+	if (block->pos + 1u < node->len) {
+		child = node->ids[block->pos + 1];
+		return kvd_block_at(&core->ix, child)->flags & waiting ? child : KVD_NONE;
+	}
+	for (uint32_t c = node->first_child; c != KVD_NONE; c = kvd_node_at(&core->ix, c)->next) {
+		const kvd_node_t *below = kvd_node_at(&core->ix, c);
+
+		child = below->ids[0];
+		if ((kvd_block_at(&core->ix, child)->flags & waiting) && !(below->flags & KVD_NODE_DEAD)) {
+			return child;
+		}
+	}
+
+	return KVD_NONE;
+}
+
+void kvd_block_join(kvd_core_t *core, uint32_t id, kvd_set_t t, uint64_t stamp, const uint32_t *tokens)
+{
+	const uint32_t *some = t == KVD_CPU ? &core->transit : &core->written;
+	uint32_t top = id;
+
+	join_one(core, id, t, stamp, tokens);
+	while (*some >
+	       0) { /* down the waiting children, and back up for their siblings, until none is left below `top` */
+		uint32_t child = waiting_child(core, kvd_block_at(&core->ix, id), t);
+
+		if (child != KVD_NONE) {
+			join_one(core, child, t, stamp, NULL);
+			id = child;
+		} else if (id == top) {
+			break;
+		} else {
+			id = kvd_index_parent(&core->ix, id);
+		}
+	}
+}
+
+void kvd_block_unwrite_below(kvd_core_t *core, uint32_t id)
+{
+	uint32_t top = id;
+
+	while (core->written > 0) {
+		uint32_t child = waiting_child(core, kvd_block_at(&core->ix, id), KVD_DISK);
+
+		if (child != KVD_NONE) {
+			kvd_block_at(&core->ix, child)->flags &= (uint8_t)~KVD_WRITTEN;
+			core->written--;
+			free_slot(core, child, KVD_DISK);
+			kvd_count(core, KV_M_WRITE_BEHIND_DROPPED, 1);
+			kvd_write_behind(core, child);
+			id = child;
+		} else if (id == top) {
+			break;
+		} else {
+			id = kvd_index_parent(&core->ix, id);
+		}
+	}
+}
+
+void kvd_block_leave(kvd_core_t *core, uint32_t id, kvd_set_t t)
+{
+	kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+	core->policy->leave(&core->ix, order_of(core, block, t), t, id);
+	kvd_index_leave(&core->ix, id, t);
+	kvd_mirror_sync(core, id);
+	kvd_event_removed(core, id, t);
+}
+
+void kvd_block_drop_slot(kvd_core_t *core, uint32_t id)
+{
+	kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+	kv_assert(!kvd_in_set(&core->ix, block, KVD_CPU));
+	if (block->flags & KVD_TRANSIT) {
+		block->flags &= (uint8_t)~KVD_TRANSIT;
+		core->transit--;
+	}
+	free_slot(core, id, KVD_CPU);
+}
+
+void kvd_block_evict(kvd_core_t *core, uint32_t id, kvd_set_t t, kv_ns_metric_t why)
+{
+	kvd_block_t *block = kvd_block_at(&core->ix, id);
+	uint32_t ns = core->classes[kvd_tree_of(&core->ix, block)->slot_class].ns;
+
+	kvd_count(core, t == KVD_CPU ? KV_M_EVICTED_CPU : KV_M_EVICTED_DISK, 1);
+	if (ns != KVD_NONE) {
+		kvd_count_ns(core, ns, why, 1);
+	}
+	kvd_block_leave(core, id, t);
+	free_slot(core, id, t);
+	if (block->flags & KVD_WRITTEN) { /* on disk, but of no use there without its parent */
+		block->flags &= (uint8_t)~KVD_WRITTEN;
+		core->written--;
+		free_slot(core, id, KVD_DISK);
+	}
+	if (kvd_tiers_of(&core->ix, block) == 0) {
+		ghost_add(core, &block->key);
+		if (core->tier[KVD_DISK] && t == KVD_CPU) {
+			kvd_count(core, KV_M_WRITE_BEHIND_DROPPED, 1);
+		}
+	}
+	if (t == KVD_CPU && core->tier[KVD_DISK] && kvd_in_set(&core->ix, block, KVD_DISK) &&
+	    kvs_readable(core->tier[KVD_DISK], block->disk) == KV_ERR_IO) {
+		kvd_set_aside(core, id);
+		return;
+	}
+	kvd_block_settle(core, id);
+}
+
+void kvd_block_settle(kvd_core_t *core, uint32_t id)
+{
+	/* What is being taken down is forgotten there: its top is on a list. */
+	while (id != KVD_NONE && kvd_index_removable(&core->ix, kvd_block_at(&core->ix, id)) &&
+	       !kvd_index_dead(&core->ix, kvd_block_at(&core->ix, id))) {
+		uint32_t parent = kvd_index_parent(&core->ix, id);
+
+		if (core->gather.count > 0 && core->gather.last == id) {
+			kvd_events_flush(core); /* its id may be another block's soon */
+		}
+		kvd_index_remove(&core->ix, id);
+		id = parent;
+	}
+}
+
+/* ---- recency and room ------------------------------------------------------------------------ */
+
+void kvd_touch(kvd_core_t *core, uint32_t id)
+{
+	for (kvd_set_t t = KVD_CPU; t < KVD_TIERS; t++) {
+		uint32_t depth = kvd_index_depth_in(&core->ix, id, t);
+		uint32_t deepest;
+
+		if (depth == 0) {
+			continue;
+		}
+		deepest = kvd_index_ancestor(&core->ix, id, depth);
+		core->policy->touch(&core->ix, order_of(core, kvd_block_at(&core->ix, deepest), t), t, deepest,
+				    core->stamp);
+	}
+}
+
+void kvd_block_meta(const kvd_core_t *core, uint32_t id, kvs_meta_t *meta)
+{
+	const kvd_block_t *block = kvd_block_at(&core->ix, id);
+	const kvd_tree_t *tree = kvd_tree_of(&core->ix, block);
+	uint32_t parent = kvd_index_parent(&core->ix, id);
+
+	*meta = (kvs_meta_t){.key = block->key,
+			     .epoch = tree->epoch,
+			     .event_hash = block->event_hash,
+			     .depth = kvd_depth_of(&core->ix, block),
+			     .group = block->group};
+	if (parent != KVD_NONE) {
+		meta->parent = kvd_block_at(&core->ix, parent)->key;
+	}
+	memcpy(meta->root, tree->root, sizeof meta->root);
+}
+
+kv_status_t kvd_make_room(kvd_core_t *core, uint32_t slot_class, kvd_set_t t)
+{
+	uint32_t victim = core->policy->victim(&core->ix, &core->classes[slot_class].order[t], t);
+
+	if (victim == KVD_NONE) {
+		return KV_MISS;
+	}
+	kvd_block_evict(core, victim, t, KV_NM_EVICTED);
+
+	return KV_OK;
+}
+
+/* The tier's, or after as many evictions as it takes. */
+static kv_status_t alloc(kvd_core_t *core, uint32_t slot_class, kvd_set_t t, const kvd_use_t *use, kvs_loc_t *p_loc)
+{
+	uint32_t tier_class = core->classes[slot_class].tier_class[t];
+	kv_status_t status = kvs_alloc(core->tier[t], tier_class, use->state, use->owner, use->meta, p_loc);
+
+	for (uint32_t tries = 0; status == KV_ERR_FULL && tries < 64; tries++) {
+		/* A file of another class is on its way: the asker's own blocks stay, whoever asks waits (decision
+		 * 025). */
+		if (t == KVD_DISK && kvd_change_expected(core, slot_class, t)) {
+			return KV_ERR_BUSY;
+		}
+		if (kvd_make_room(core, slot_class, t) != KV_OK) {
+			return KV_ERR_BUSY;
+		}
+		status = kvs_alloc(core->tier[t], tier_class, use->state, use->owner, use->meta, p_loc);
+	}
+
+	return status == KV_ERR_FULL ? KV_ERR_BUSY : status;
+}
+
+kv_status_t kvd_slot_alloc(kvd_core_t *core, uint32_t slot_class, kvd_set_t t, const kvd_use_t *use, kvs_loc_t *p_loc)
+{
+	kv_status_t status = alloc(core, slot_class, t, use, p_loc);
+
+	kvd_change_ask(core, slot_class, t);
+
+	return status;
+}

@@ -1,0 +1,79 @@
+/* block.h -- a block's life across tiers: joining and leaving sets with all that follows from it.
+ *
+ *   join:   index counter, mark, mirror, event BlockStored, then children that were waiting for it
+ *   leave:  mark, index counter, mirror, event BlockRemoved, slot; with its last tier the block leaves the index
+ *
+ * A claim is a pin: it names its owner and hangs on one block. Ancestors need none, they are protected by being
+ * ancestors; of a group without parents every block has its own. Sum of claims on blocks == claims of leases and puts;
+ * sum of holds on blocks == holds of leases and transfers (check.h counts both).
+ */
+#ifndef KVD_CORE_BLOCK_H
+#define KVD_CORE_BLOCK_H
+
+#include "core/core.h"
+#include "core/index/index.h"
+
+typedef enum kvd_claim_kind { KVD_CLAIM_LEASE = 1, KVD_CLAIM_PUT = 2 } kvd_claim_kind_t;
+
+typedef struct kvd_claim {
+	uint32_t block;
+	uint32_t prev, next; /* on the block */
+	uint32_t kind;
+	uint64_t owner; /* lease or put id */
+	uint32_t entry; /* of a put of a group without parents: which */
+} kvd_claim_t;
+
+kv_status_t kvd_claim_take(kvd_core_t *core, uint32_t block, kvd_claim_kind_t kind, uint64_t owner, uint32_t *p_claim);
+void kvd_claim_move(kvd_core_t *core, uint32_t claim, uint32_t block);
+void kvd_claim_drop(kvd_core_t *core, uint32_t claim);
+
+void kvd_hold(kvd_core_t *core, uint32_t block);
+void kvd_unhold(kvd_core_t *core, uint32_t block);
+
+/* The block's bytes are in tier t and its parent is in the set: it becomes visible there, and so do children that were
+ * waiting. `tokens`: of the block, for its event, or NULL. */
+void kvd_block_join(kvd_core_t *core, uint32_t block, kvd_set_t t, uint64_t stamp, const uint32_t *tokens);
+/* A leaf of the set leaves it; its slot is freed. It may leave the index. `why`: KV_NM_EVICTED,
+ * KV_NM_EVICTED_FOR_OTHERS. */
+void kvd_block_evict(kvd_core_t *core, uint32_t block, kvd_set_t t, kv_ns_metric_t why);
+/* The same without touching the slot, which somebody else owns now. */
+void kvd_block_leave(kvd_core_t *core, uint32_t block, kvd_set_t t);
+/* The block will not be written: children that were written and waited for it give their disk slots back and are
+ * queued again. */
+void kvd_block_unwrite_below(kvd_core_t *core, uint32_t block);
+/* Forget a block that is in no set and that nobody holds; its parent may be next. */
+void kvd_block_settle(kvd_core_t *core, uint32_t block);
+/* Nobody holds it in this very way any more: put its marks back. */
+void kvd_block_unpinned(kvd_core_t *core, uint32_t block);
+/* Free the CPU slot of a block that is not in the CPU set. */
+void kvd_block_drop_slot(kvd_core_t *core, uint32_t block);
+
+void kvd_mirror_sync(kvd_core_t *core, uint32_t block);
+/* An acquire or a put asked for the path down to `block`. */
+void kvd_touch(kvd_core_t *core, uint32_t block);
+
+/* What a new slot is for. */
+typedef struct kvd_use {
+	kvs_state_t state; /* PUT or FILLING */
+	uint64_t owner;    /* put or lease id */
+	const kvs_meta_t *meta;
+} kvd_use_t;
+
+/* A slot of the class in tier t, evicting as many as it takes. KV_ERR_BUSY: everything left is held. Else the tier's
+ * own error. */
+kv_status_t kvd_slot_alloc(kvd_core_t *core, uint32_t slot_class, kvd_set_t t, const kvd_use_t *use, kvs_loc_t *p_loc);
+/* Evict one block of the class. KV_MISS: nothing can go. */
+kv_status_t kvd_make_room(kvd_core_t *core, uint32_t slot_class, kvd_set_t t);
+
+void kvd_block_meta(const kvd_core_t *core, uint32_t block, kvs_meta_t *meta);
+static inline kvs_loc_t kvd_cpu_loc(const kvd_index_t *ix, const kvd_block_t *block)
+{
+	return (kvs_loc_t){.slot = *kvd_slot_of(ix, block), .gen = block->cpu_gen};
+}
+
+/* Was this key evicted not long ago? (A small table of fingerprints; it may forget.) */
+int kvd_ghost_known(const kvd_core_t *core, const kv_key_t *key);
+/* Of a key that lookups do not find. */
+kv_miss_reason_t kvd_why_missing(const kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint8_t group);
+
+#endif

@@ -1,0 +1,163 @@
+/* Taking in what the disk tier has kept: blocks come parents first, of many chains at once, and wait under their root
+ * digest. */
+#include "core/core_impl.h"
+
+#define TAKE_IN_BLOCKS 256u
+
+/* The namespace of a class of the disk tier; KVD_NONE: it is not configured any more. */
+static uint32_t ns_of_class(const kvd_core_t *core, uint32_t tier_class)
+{
+	const char *name = kvs_class_ns(kvd_disk(core), tier_class);
+
+	for (uint32_t n = 0; n < core->ns_count; n++) {
+		if (strcmp(core->ns[n]->name, name) == 0) {
+			return n;
+		}
+	}
+
+	return KVD_NONE;
+}
+
+static kv_status_t tree_of_root(kvd_core_t *core, uint32_t tier_class, const kvs_meta_t *meta)
+{
+	kvd_recovery_t *recovery = &core->recovery;
+	uint32_t tier_classes[KVD_TIERS] = {KVD_NONE, tier_class}, slot_class;
+	kvd_tree_t *tree;
+	kv_status_t status;
+
+	for (uint32_t id = recovery->tree, i = 0; i <= core->ix.trees.made; id = i++) {
+		tree = id < core->ix.trees.made ? kvd_tree_at(&core->ix, id) : NULL;
+		if (tree && tree->live && tree->epoch == meta->epoch &&
+		    memcmp(tree->root, meta->root, sizeof tree->root) == 0) {
+			recovery->tree = id;
+			return core->classes[tree->slot_class].tier_class[KVD_DISK] == tier_class ? KV_OK : KV_ERR_ARG;
+		}
+	}
+	status = kvd_class_find(core, tier_classes, ns_of_class(core, tier_class), &slot_class);
+	if (status == KV_OK) {
+		status = kvd_tree_create(&core->ix, &recovery->tree);
+	}
+	if (status != KV_OK) {
+		return status;
+	}
+	tree = kvd_tree_at(&core->ix, recovery->tree);
+	tree->slot_class = slot_class;
+	tree->tally = core->classes[slot_class].ns == KVD_NONE ? &core->unowned_blocks
+							       : &core->ns[core->classes[slot_class].ns]->blocks;
+	tree->epoch = meta->epoch;
+	memcpy(tree->root, meta->root, sizeof tree->root);
+
+	return KV_OK;
+}
+
+/* May the namespace have a block more in the index? PENDING: when all have had their shares (decision 025). */
+static kv_status_t may_have(const kvd_core_t *core, uint32_t ns)
+{
+	if (!core->recovery.lending) {
+		return kvd_share_over(core, ns, KVD_SHARE_INDEX, 1) > 0 ? KV_PENDING : KV_OK;
+	}
+
+	return ns == KVD_NONE || core->ns[ns]->blocks < kvd_share_most(core, ns, KVD_SHARE_INDEX) ? KV_OK
+												  : KV_ERR_LIMIT;
+}
+
+static kv_status_t found(void *arg, uint32_t tier_class, kvs_loc_t loc, const kvs_meta_t *meta)
+{
+	kvd_core_t *core = arg;
+	kvd_recovery_t *recovery = &core->recovery;
+	uint32_t parent = KVD_NONE, id;
+	kv_status_t status = may_have(core, ns_of_class(core, tier_class));
+
+	if (status == KV_PENDING) {
+		return status;
+	}
+	if (status == KV_OK) {
+		status = tree_of_root(core, tier_class, meta);
+	}
+
+	recovery->refused++;
+	if (status != KV_OK) {
+		return status;
+	}
+	if (!kv_key_is_zero(&meta->parent)) {
+		parent = kvd_index_find(&core->ix, recovery->tree, &meta->parent, meta->group);
+	}
+	if ((parent == KVD_NONE) != (meta->depth == 1) ||
+	    kvd_index_find(&core->ix, recovery->tree, &meta->key, meta->group) != KVD_NONE ||
+	    (parent != KVD_NONE && kvd_depth_of(&core->ix, kvd_block_at(&core->ix, parent)) + 1 != meta->depth)) {
+		return KV_ERR_NO_PARENT;
+	}
+	status = kvd_index_insert(&core->ix, recovery->tree, parent, meta, &id);
+	if (status != KV_OK) {
+		return status;
+	}
+	kvd_block_at(&core->ix, id)->disk = loc;
+	kvd_block_at(&core->ix, id)->flags = KVD_UNTOLD;
+	kvd_index_join(&core->ix, id, KVD_DISK);
+	core->policy->join(&core->ix,
+			   &core->classes[kvd_tree_at(&core->ix, recovery->tree)->slot_class].order[KVD_DISK], KVD_DISK,
+			   id, ++core->stamp);
+	recovery->refused--;
+	recovery->blocks++;
+
+	return KV_OK;
+}
+
+static kv_status_t recover_some(kvd_core_t *core, uint32_t max)
+{
+	kv_status_t status = kvs_recover_some(kvd_disk(core), found, core, max);
+
+	if (status == KV_MISS) {
+		core->recovery.lending = 1;
+		return max == UINT32_MAX ? recover_some(core, max) : KV_PENDING;
+	}
+	/* No flush of this run has covered what was found: one does before it is acknowledged again. */
+	if (status == KV_OK && core->recovery.blocks > 0) {
+		core->stores++;
+		core->flush_due_ns = 1;
+	}
+	if (status != KV_PENDING) {
+		kv_logf(core->env, status == KV_OK ? KV_LOG_INFO : KV_LOG_ERROR, "core",
+			"blocks taken in from disk, blocks %llu refused %llu status %s",
+			(unsigned long long)core->recovery.blocks, (unsigned long long)core->recovery.refused,
+			kv_status_name(status));
+	}
+
+	return status;
+}
+
+kv_status_t kvd_core_recover(kvd_core_t *core)
+{
+	core->recovery = (kvd_recovery_t){.tree = KVD_NONE};
+
+	return core->tier[KVD_DISK] ? recover_some(core, UINT32_MAX) : KV_OK;
+}
+
+/* Spaces have their class on the tier, so that what is taken in finds the class that there is. */
+static kv_status_t begin(kvd_core_t *core, kvs_tier_t *disk)
+{
+	kv_status_t status = KV_OK;
+
+	for (uint32_t n = 0; n < core->ns_count && status == KV_OK; n++) {
+		for (uint32_t id = 1; id <= core->ns[n]->space_count && status == KV_OK; id++) {
+			const kvd_space_t *space = core->ns[n]->spaces[id];
+
+			status = kvs_class_open(disk, core->ns[n]->name, &space->geometry,
+						&core->classes[space->slot_class].tier_class[KVD_DISK]);
+		}
+	}
+	for (uint32_t i = 0; i < core->class_count && status != KV_OK; i++) {
+		core->classes[i].tier_class[KVD_DISK] = KVD_NONE;
+	}
+	core->coming = status == KV_OK ? disk : NULL;
+	core->recovery = (kvd_recovery_t){.tree = KVD_NONE};
+
+	return status;
+}
+
+kv_status_t kvd_core_take_in(kvd_core_t *core, kvs_tier_t *disk)
+{
+	kv_status_t status = core->coming ? KV_OK : begin(core, disk);
+
+	return status == KV_OK ? recover_some(core, TAKE_IN_BLOCKS) : status;
+}

@@ -1,0 +1,209 @@
+/* Eager, parent first: which block goes to disk next, and when the device is asked to sync: when somebody waits for it.
+ * What nobody waits for the tier commits in its own time. */
+#include "core/core_impl.h"
+
+#define FLUSH_RETRY_NS    UINT64_C(1000000000)
+#define WRITE_WAIT_MIN_NS UINT64_C(100000000)
+#define WRITE_WAIT_MAX_NS UINT64_C(60000000000)
+
+void kvd_write_behind(kvd_core_t *core, uint32_t id)
+{
+	const kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+	if (core->tier[KVD_DISK] && core->config.write_behind && block->disk.slot == KV_SLOT_NONE) {
+		kvd_queue_push(&core->ix, block->node);
+	}
+}
+
+int kvd_writes_paused(const kvd_core_t *core)
+{
+	return core->now_ns < core->write_after_ns;
+}
+
+void kvd_writes_pause(kvd_core_t *core)
+{
+	uint32_t head = core->ix.queue_head;
+	uint64_t wait = 2 * core->write_wait_ns;
+
+	if (head != KVD_NONE) { /* others go first next time */
+		kvd_queue_remove(&core->ix, head);
+		kvd_queue_push(&core->ix, head);
+	}
+	core->durable_look |= KVD_LOOK_DROPPED;
+	if (!kvd_writes_paused(core)) {
+		wait = wait < WRITE_WAIT_MIN_NS ? WRITE_WAIT_MIN_NS : wait;
+		core->write_wait_ns = wait > WRITE_WAIT_MAX_NS ? WRITE_WAIT_MAX_NS : wait;
+		core->write_after_ns = core->now_ns + core->write_wait_ns;
+	}
+}
+
+/* The run's first block that is in the CPU set, not on disk and not on its way there; KVD_NONE: none. What is in flight
+ * or WRITTEN lies right behind the disk set, so this looks at few. */
+static uint32_t first_unwritten(const kvd_core_t *core, const kvd_node_t *node)
+{
+	for (uint32_t pos = node->n[KVD_DISK]; pos < node->n[KVD_CPU]; pos++) {
+		const kvd_block_t *block = kvd_block_at(&core->ix, node->ids[pos]);
+
+		if (block->disk.slot == KV_SLOT_NONE && block->io == KVD_NONE) {
+			return node->ids[pos];
+		}
+	}
+
+	return KVD_NONE;
+}
+
+static int is_written(const kvd_core_t *core, uint32_t node_id)
+{
+	const kvd_node_t *node = kvd_node_at(&core->ix, node_id);
+
+	return node->n[KVD_DISK] == node->len;
+}
+
+/* The topmost block on the way to the queue's first run that has to be written; KVD_NONE: nothing on this path. */
+static uint32_t pick(const kvd_core_t *core, uint32_t node_id)
+{
+	uint32_t best = KVD_NONE;
+
+	while (node_id != KVD_NONE) {
+		const kvd_node_t *node = kvd_node_at(&core->ix, node_id);
+		uint32_t found = first_unwritten(core, node);
+
+		if (is_written(core, node_id)) {
+			break;
+		}
+		best = found != KVD_NONE ? found : best;
+		node_id = node->parent;
+	}
+
+	return best;
+}
+
+/* Is the run queued, or one of its blocks on its way? */
+static int is_being_written(const kvd_core_t *core, const kvd_node_t *node)
+{
+	if ((node->flags & KVD_NODE_QUEUED) && !kvd_writes_paused(core)) {
+		return 1;
+	}
+	for (uint32_t pos = node->n[KVD_DISK]; pos < node->n[KVD_CPU]; pos++) {
+		const kvd_block_t *on_way = kvd_block_at(&core->ix, node->ids[pos]);
+
+		if (on_way->io != KVD_NONE) {
+			return 1;
+		}
+		if (!(on_way->flags & KVD_WRITTEN)) {
+			break;
+		}
+	}
+
+	return 0;
+}
+
+int kvd_writes_run(kvd_core_t *core)
+{
+	int started = 0;
+
+	if (kvd_writes_paused(core)) {
+		return 0;
+	}
+	for (uint32_t tries = 0;
+	     core->ix.queue_head != KVD_NONE && core->writes < core->config.write_behind_depth && tries < 256;
+	     tries++) {
+		uint32_t head = core->ix.queue_head, block = pick(core, head);
+		kv_status_t status;
+
+		if (block == KVD_NONE || kvd_tree_at(&core->ix, kvd_node_at(&core->ix, head)->tree)->hidden) {
+			kvd_queue_remove(&core->ix, head);
+			core->durable_look |=
+				is_written(core, head) || is_being_written(core, kvd_node_at(&core->ix, head))
+					? KVD_LOOK_STORED
+					: KVD_LOOK_DROPPED;
+			continue;
+		}
+		status = kvd_write_start(core, block);
+		if (status == KV_OK) {
+			started = 1;
+			continue;
+		}
+		if (status != KV_ERR_BUSY) {
+			kvd_writes_pause(core);
+			break;
+		}
+		if (core->writes > 0) {
+			break; /* wait for what is in flight */
+		}
+		kvd_queue_remove(&core->ix, head);
+		if (kvd_change_expected(core, kvd_tree_of(&core->ix, kvd_block_at(&core->ix, block))->slot_class,
+					KVD_DISK)) {
+			kvd_queue_push(&core->ix, head); /* a file is being emptied for it: others first */
+			break;
+		}
+		/* Not admitted: the next block put here asks again. */
+		kvd_count(core, KV_M_WRITE_BEHIND_DROPPED, 1);
+		core->durable_look |= KVD_LOOK_DROPPED;
+	}
+
+	return started;
+}
+
+/* Runs keep the answer for the rest of the look, so that each is visited once however many acknowledgements are owed
+ * below it (decision 026). */
+int kvd_write_expected(kvd_core_t *core, uint32_t id)
+{
+	const uint64_t yes = core->durable_question, no = yes - 1;
+	uint32_t first = kvd_block_at(&core->ix, id)->node, n = first;
+	int expected = 0;
+
+	while (n != KVD_NONE && !is_written(core, n) && kvd_node_at(&core->ix, n)->answer != no && !expected) {
+		kvd_node_t *node = kvd_node_at(&core->ix, n);
+
+		expected = node->answer == yes || is_being_written(core, node);
+		n = node->parent;
+		kvd_count(core, KV_M_INDEX_STEPS, 1);
+	}
+	for (; first != n; first = kvd_node_at(&core->ix, first)->parent) {
+		kvd_node_at(&core->ix, first)->answer = expected ? yes : no;
+	}
+
+	return expected;
+}
+
+static void flush_done(void *arg, kv_status_t status)
+{
+	kvd_core_t *core = arg;
+
+	if (kvd_transfer_ended(core)) {
+		return;
+	}
+	core->flush_busy = 0;
+	core->flush_status = status;
+	core->durable_look |= KVD_LOOK_STORED;
+	if (status == KV_OK) {
+		core->flushed = core->flushing;
+	} else {
+		kv_logf(core->env, KV_LOG_ERROR, "core", "the disk tier could not be flushed, status %s",
+			kv_status_name(status));
+		core->flush_due_ns = core->now_ns + FLUSH_RETRY_NS;
+	}
+}
+
+void kvd_flush_run(kvd_core_t *core)
+{
+	kv_status_t status;
+
+	if (core->flush_busy || core->flush_due_ns == 0 || core->flush_due_ns > core->now_ns ||
+	    core->durable_owed == 0) {
+		return;
+	}
+	core->flush_busy = 1;
+	core->outstanding++;
+	core->flushing = core->stores;
+	core->flush_due_ns = 0;
+	status = kvs_flush(core->tier[KVD_DISK], flush_done, core);
+	if (status == KV_ERR_BUSY) { /* the next turn tries again */
+		core->outstanding--;
+		core->flush_busy = 0;
+		core->flush_due_ns = core->now_ns;
+	} else if (status != KV_OK) {
+		flush_done(core, status);
+	}
+}

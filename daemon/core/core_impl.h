@@ -1,0 +1,127 @@
+/* core_impl.h -- what a core is made of. Each part has a header with its states; this one ties them together. */
+#ifndef KVD_CORE_IMPL_H
+#define KVD_CORE_IMPL_H
+
+#include "core/lease/extent_alloc.h"
+#include "core/block/block.h"
+#include "core/tenant/rebalance.h"
+#include "core/core.h"
+#include "core/block/dismantle.h"
+#include "core/block/events.h"
+#include "core/index/index.h"
+#include "core/tenant/instance.h"
+#include "core/lease/lease.h"
+#include "core/block/mirror.h"
+#include "core/index/policy.h"
+#include "core/obj_pool.h"
+#include "core/put/put.h"
+#include "core/tenant/share.h"
+#include "core/tenant/space.h"
+#include "core/block/transfer.h"
+
+#define KVD_EXPLAIN_KEYS 4096u
+#define KVD_LOOK_STORED  1u  /* something is on disk or synced, or waits for it newly */
+#define KVD_LOOK_DROPPED 2u  /* something will not be written after all */
+#define KVD_ID_BITS      24u /* of an id: the record's place; above it a sequence number that never comes back */
+
+typedef struct kvd_recovery {
+	uint32_t tree; /* of the last block: the next one's too, most often */
+	uint64_t blocks;
+	uint64_t refused;
+	int lending; /* each namespace has had its share */
+} kvd_recovery_t;
+
+struct kvd_core {
+	kvd_core_config_t config;
+	kvd_world_t world;
+	const kv_env_t *env; /* &world.env */
+	kvs_tier_t *tier[KVD_TIERS];
+	kvs_tier_t *coming; /* the disk tier while its blocks are taken in, and tier[KVD_DISK] is still NULL */
+	kvd_recovery_t recovery;
+	const kvd_policy_ops_t *policy;
+
+	kvd_index_t ix;
+	kvd_ns_t *ns[KVD_MAX_NAMESPACES];
+	uint32_t ns_count;
+	uint64_t unowned_blocks; /* of trees whose namespace is not configured */
+	kvd_class_t *classes;
+	uint32_t class_count, class_cap;
+
+	kvd_pool_t claims, leases, puts, pendings, ios, extents, instances, members;
+	uint32_t instance_list;
+	kvd_instance_t *reaped; /* ids the host has not fetched; with those that live at most twice max_instances */
+	uint32_t reaped_count;
+
+	uint64_t sequence; /* of ids */
+	uint64_t stamp;    /* of touches */
+	uint64_t now_ns;   /* of the running call */
+	uint64_t gauge_due_ns;
+	uint32_t gauge_ns; /* whose turn it is */
+
+	uint32_t wheel[KVD_WHEEL_SLOTS];
+	uint64_t wheel_at; /* next slot to look at */
+	uint64_t holds;    /* sum over leases and transfers */
+
+	uint32_t fill_head, fill_tail; /* queued fills */
+	uint32_t fills_queued, reads, writes;
+	uint32_t transit, written;          /* blocks flagged TRANSIT, WRITTEN */
+	uint64_t stores, flushing, flushed; /* sequence numbers of finished stores */
+	uint64_t flush_due_ns;              /* 0: nothing to flush; in the time to come: the last one failed */
+	uint64_t write_after_ns;            /* no write-behind is started before */
+	uint64_t write_wait_ns;             /* how long it waited after the last failure; 0: the last write went well */
+	int flush_busy;
+	kv_status_t flush_status;
+
+	uint32_t run_head, run_tail; /* puts to look at again */
+	uint32_t pending_heads[KVD_PENDING_HEADS];
+	uint32_t run_count;
+	uint32_t put_blocks;       /* blocks of one put that may become visible in a row now */
+	int puts_left;             /* one of them has had its share and goes on at the next turn */
+	uint32_t durable_owed;     /* ended puts that owe a DURABLE */
+	int showing;               /* some mirror is not filled after recovery */
+	uint32_t durable_look;     /* KVD_LOOK_*: what acknowledgements owed wait for has changed */
+	uint64_t durable_question; /* of this look: will a run's blocks be written? */
+	int disk_lost; /* the tier has taken blocks back, and acknowledgements owed have not been looked at */
+
+	uint32_t dead_trees, dead_nodes, dead_tail; /* lists to dismantle */
+	uint32_t *ghosts;
+	uint64_t ghost_mask;
+
+	kvd_gather_t gather;
+	kvd_staging_fn staging;
+	void *staging_ctx;
+	kvd_answer_fn answer;
+	void *answer_ctx;
+	kvd_change_t change[KVD_TIERS];
+	uint32_t pending_resets;
+	uint32_t outstanding; /* callbacks the tiers owe us */
+	int closing;          /* destroyed; memory goes with the last callback */
+	uint8_t *explain;     /* reply of EXPLAIN */
+};
+
+static inline void kvd_count(kvd_core_t *core, kv_metric_t id, uint64_t n)
+{
+	kv_metric_add(core->world.metrics, id, n);
+}
+
+static inline void kvd_count_ns(kvd_core_t *core, uint32_t ns, kv_ns_metric_t id, uint64_t n)
+{
+	kv_ns_metric_add(core->world.metrics, ns, id, n);
+}
+
+/* The disk tier, also while it is coming. */
+static inline kvs_tier_t *kvd_disk(const kvd_core_t *core)
+{
+	return core->coming ? core->coming : core->tier[KVD_DISK];
+}
+
+static inline uint64_t kvd_id_make(kvd_core_t *core, uint32_t place)
+{
+	return ++core->sequence << KVD_ID_BITS | place;
+}
+static inline uint32_t kvd_id_place(uint64_t id)
+{
+	return (uint32_t)(id & ((1u << KVD_ID_BITS) - 1));
+}
+
+#endif

@@ -1,0 +1,859 @@
+#include "core/index/index.h"
+
+#define RUN_MIN 8u
+
+/* ---- the table of keys ----------------------------------------------------------------------- */
+
+__extension__ typedef unsigned __int128 wide_t;
+
+/* Keys are chosen by clients: a secret decides which of them share a place. */
+static uint64_t place_of(const kvd_index_t *ix, const kv_key_t *key, uint8_t group)
+{
+	uint64_t low, high;
+	wide_t product;
+
+	memcpy(&low, key->b, sizeof low);
+	memcpy(&high, key->b + 8, sizeof high);
+	product = (wide_t)(low ^ ix->seed[0]) * (high ^ ix->seed[1] ^ group);
+
+	return ((uint64_t)product ^ (uint64_t)(product >> 64)) & ix->head_mask;
+}
+
+static void table_add(kvd_index_t *ix, uint32_t id)
+{
+	kvd_block_t *block = kvd_block_at(ix, id);
+	uint32_t *head = &ix->heads[place_of(ix, &block->key, block->group)];
+
+	block->hash_next = *head;
+	*head = id + 1;
+}
+
+static void table_remove(kvd_index_t *ix, uint32_t id)
+{
+	kvd_block_t *block = kvd_block_at(ix, id);
+	uint32_t *link = &ix->heads[place_of(ix, &block->key, block->group)];
+
+	while (*link != id + 1) {
+		kv_assert(*link != 0);
+		link = &kvd_block_at(ix, *link - 1)->hash_next;
+	}
+	*link = block->hash_next;
+}
+
+/* The block of this key and group that follows `id` in the table, KVD_NONE: the first one. KVD_NONE: no more. */
+static uint32_t next_of(const kvd_index_t *ix, uint32_t id, const kv_key_t *key, uint8_t group)
+{
+	uint32_t link = id == KVD_NONE ? ix->heads[place_of(ix, key, group)] : kvd_block_at(ix, id)->hash_next;
+
+	while (link != 0 &&
+	       (!kv_key_equal(&kvd_block_at(ix, link - 1)->key, key) || kvd_block_at(ix, link - 1)->group != group)) {
+		link = kvd_block_at(ix, link - 1)->hash_next;
+	}
+
+	return link != 0 ? link - 1 : KVD_NONE;
+}
+
+#define BELOW_DEAD UINT64_MAX /* an answer that holds for good */
+
+/* Is run `id` or one above it `top`, or has one of them one of `flags`? Each run on the way keeps the answer, so that
+ * the next walk ends there: a chain of runs of one block each, asked for at every depth, is walked once and not once a
+ * depth. */
+static int find_above(const kvd_index_t *ix, uint32_t id, uint32_t top, uint32_t flags, uint64_t no, uint64_t yes)
+{
+	uint32_t at = id;
+	uint64_t answer = no, steps = 0;
+
+	for (; at != KVD_NONE; at = kvd_node_at(ix, at)->parent, steps++) {
+		const kvd_node_t *node = kvd_node_at(ix, at);
+
+		if (node->answer == yes || at == top || (node->flags & flags)) {
+			answer = yes;
+			break;
+		}
+		if (node->answer == no) {
+			break;
+		}
+	}
+	for (; id != at; id = kvd_node_at(ix, id)->parent) {
+		kvd_node_at(ix, id)->answer = answer;
+	}
+	kv_metric_add(ix->metrics, KV_M_INDEX_STEPS, steps);
+
+	return answer == yes;
+}
+
+/* Is the node, or one above it, being taken down? */
+static int node_dead(const kvd_index_t *ix, uint32_t id)
+{
+	const kvd_tree_t *tree = kvd_tree_at(ix, kvd_node_at(ix, id)->tree);
+
+	return tree->dead_nodes > 0 && find_above(ix, id, KVD_NONE, KVD_NODE_DEAD, tree->alive, BELOW_DEAD);
+}
+
+void kvd_index_kill(kvd_index_t *ix, uint32_t id)
+{
+	kvd_node_t *node = kvd_node_at(ix, id);
+	kvd_tree_t *tree = kvd_tree_at(ix, node->tree);
+
+	node->flags |= KVD_NODE_DEAD;
+	ix->dead_nodes++;
+	tree->dead_nodes++;
+	tree->alive = ++ix->answers;
+	tree->shown = kvd_index_question(ix);
+}
+
+uint64_t kvd_index_question(kvd_index_t *ix)
+{
+	return ix->answers += 2;
+}
+
+int kvd_index_passes(const kvd_index_t *ix, uint32_t id, uint32_t above_id, uint64_t question)
+{
+	const kvd_block_t *block = kvd_block_at(ix, id), *above = kvd_block_at(ix, above_id);
+
+	if (block->node == above->node) {
+		return block->pos >= above->pos;
+	}
+
+	return kvd_node_of(ix, block)->tree == kvd_node_of(ix, above)->tree &&
+	       find_above(ix, block->node, above->node, 0, question - 1, question);
+}
+
+int kvd_index_dead(const kvd_index_t *ix, const kvd_block_t *block)
+{
+	return node_dead(ix, block->node);
+}
+
+int kvd_index_shown(const kvd_index_t *ix, const kvd_block_t *block)
+{
+	const kvd_tree_t *tree = kvd_tree_of(ix, block);
+
+	if (tree->aside_nodes == 0) {
+		return !node_dead(ix, block->node);
+	}
+
+	return !find_above(ix, block->node, KVD_NONE, KVD_NODE_DEAD | KVD_NODE_ASIDE, tree->shown - 1, tree->shown);
+}
+
+static void node_merge(kvd_index_t *ix, uint32_t id);
+
+void kvd_index_set_aside(kvd_index_t *ix, uint32_t id, int aside)
+{
+	kvd_node_t *node = kvd_node_at(ix, id);
+	kvd_tree_t *tree = kvd_tree_at(ix, node->tree);
+
+	node->flags = aside ? node->flags | KVD_NODE_ASIDE : node->flags & ~KVD_NODE_ASIDE;
+	tree->aside_nodes += aside ? 1u : UINT32_MAX;
+	tree->shown = kvd_index_question(ix);
+	if (!aside && node->parent != KVD_NONE && kvd_node_at(ix, node->parent)->children == 1) {
+		node_merge(ix, node->parent);
+	}
+}
+
+uint32_t kvd_index_find(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group)
+{
+	uint32_t id = KVD_NONE;
+
+	while ((id = next_of(ix, id, key, group)) != KVD_NONE) {
+		const kvd_block_t *block = kvd_block_at(ix, id);
+
+		if (kvd_node_of(ix, block)->tree == tree && !kvd_tree_at(ix, tree)->hidden &&
+		    kvd_index_shown(ix, block)) {
+			break;
+		}
+	}
+
+	return id;
+}
+
+uint32_t kvd_index_aside(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group)
+{
+	uint32_t id = KVD_NONE;
+
+	while (kvd_tree_at(ix, tree)->aside_nodes > 0 && (id = next_of(ix, id, key, group)) != KVD_NONE) {
+		const kvd_block_t *block = kvd_block_at(ix, id);
+
+		if (kvd_node_of(ix, block)->tree == tree && !kvd_index_dead(ix, block) && !kvd_index_shown(ix, block)) {
+			break;
+		}
+	}
+
+	return id;
+}
+
+uint32_t kvd_index_on_disk(const kvd_index_t *ix, const kv_key_t *key, uint8_t group, kvs_loc_t disk)
+{
+	uint32_t id = KVD_NONE;
+
+	while ((id = next_of(ix, id, key, group)) != KVD_NONE) {
+		const kvd_block_t *block = kvd_block_at(ix, id);
+
+		if (block->disk.slot == disk.slot && block->disk.gen == disk.gen) {
+			break;
+		}
+	}
+
+	return id;
+}
+
+uint32_t kvd_index_leaving(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group)
+{
+	uint32_t id = KVD_NONE;
+
+	while (kvd_tree_at(ix, tree)->dead_nodes > 0 && (id = next_of(ix, id, key, group)) != KVD_NONE) {
+		const kvd_block_t *block = kvd_block_at(ix, id);
+
+		if (kvd_node_of(ix, block)->tree == tree && !(block->flags & KVD_UNTOLD) && kvd_index_dead(ix, block)) {
+			break;
+		}
+	}
+
+	return id;
+}
+
+uint32_t kvd_index_in_slot(const kvd_index_t *ix, const kv_key_t *key, uint8_t group, kvd_set_t t, kvs_loc_t loc)
+{
+	uint32_t id = KVD_NONE;
+
+	while ((id = next_of(ix, id, key, group)) != KVD_NONE) {
+		const kvd_block_t *block = kvd_block_at(ix, id);
+		kvs_loc_t at = t == KVD_DISK ? block->disk : (kvs_loc_t){*kvd_slot_of(ix, block), block->cpu_gen};
+
+		if (at.slot == loc.slot && at.gen == loc.gen && kvd_in_set(ix, block, t) &&
+		    !kvd_tree_of(ix, block)->hidden && !kvd_index_dead(ix, block)) {
+			break;
+		}
+	}
+
+	return id;
+}
+
+int kvd_index_quarantined(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group)
+{
+	uint32_t id = KVD_NONE;
+
+	do {
+		id = next_of(ix, id, key, group);
+	} while (id != KVD_NONE && kvd_node_of(ix, kvd_block_at(ix, id))->tree != tree);
+
+	return id != KVD_NONE && kvd_index_find(ix, tree, key, group) == KVD_NONE &&
+	       kvd_index_aside(ix, tree, key, group) == KVD_NONE;
+}
+
+uint8_t kvd_tiers_of(const kvd_index_t *ix, const kvd_block_t *block)
+{
+	return (uint8_t)((kvd_in_set(ix, block, KVD_CPU) ? KV_TIER_CPU : 0) |
+			 (kvd_in_set(ix, block, KVD_DISK) ? KV_TIER_DISK : 0));
+}
+
+uint8_t kvd_index_tiers(const kvd_index_t *ix, uint32_t ns, const kv_key_t *key, uint8_t group)
+{
+	uint32_t id = KVD_NONE;
+	uint8_t tiers = 0;
+
+	while ((id = next_of(ix, id, key, group)) != KVD_NONE) {
+		const kvd_block_t *block = kvd_block_at(ix, id);
+		const kvd_tree_t *tree = kvd_tree_of(ix, block);
+
+		if (tree->ns == ns && !tree->hidden && !kvd_index_dead(ix, block)) {
+			uint8_t in = kvd_tiers_of(ix, block);
+
+			tiers |= in == 0 || kvd_index_shown(ix, block) ? in : KV_TIER_UNREADABLE;
+		}
+	}
+
+	return tiers;
+}
+
+/* ---- runs ------------------------------------------------------------------------------------ */
+
+/* Slots and ids of a run share one allocation. */
+static kv_status_t run_resize(kvd_index_t *ix, kvd_node_t *node, uint32_t cap)
+{
+	uint32_t *memory = kv_alloc(ix->env, 2u * sizeof(uint32_t) * cap);
+
+	if (!memory) {
+		return KV_ERR_NOMEM;
+	}
+	if (node->len > 0) {
+		memcpy(memory, node->slots, node->len * sizeof(uint32_t));
+		memcpy(memory + cap, node->ids, node->len * sizeof(uint32_t));
+	}
+	kv_free(ix->env, node->slots);
+	node->slots = memory;
+	node->ids = memory + cap;
+	node->cap = cap;
+
+	return KV_OK;
+}
+
+static uint32_t *child_list(kvd_index_t *ix, uint32_t tree, uint32_t parent)
+{
+	return parent == KVD_NONE ? &kvd_tree_at(ix, tree)->first_child : &kvd_node_at(ix, parent)->first_child;
+}
+
+static void child_link(kvd_index_t *ix, uint32_t parent, uint32_t id)
+{
+	kvd_node_t *node = kvd_node_at(ix, id);
+	uint32_t *head = child_list(ix, node->tree, parent);
+
+	node->parent = parent;
+	node->prev = KVD_NONE;
+	node->next = *head;
+	if (node->next != KVD_NONE) {
+		kvd_node_at(ix, node->next)->prev = id;
+	}
+	*head = id;
+	if (parent != KVD_NONE) {
+		kvd_node_at(ix, parent)->children++;
+	}
+}
+
+static void child_unlink(kvd_index_t *ix, uint32_t id)
+{
+	kvd_node_t *node = kvd_node_at(ix, id);
+
+	if (node->prev == KVD_NONE) {
+		*child_list(ix, node->tree, node->parent) = node->next;
+	} else {
+		kvd_node_at(ix, node->prev)->next = node->next;
+	}
+	if (node->next != KVD_NONE) {
+		kvd_node_at(ix, node->next)->prev = node->prev;
+	}
+	if (node->parent != KVD_NONE) {
+		kvd_node_at(ix, node->parent)->children--;
+	}
+}
+
+/* An unlinked empty run, with room for its marks: joining a set never fails for want of one. */
+static kv_status_t node_create(kvd_index_t *ix, uint32_t tree, uint32_t cap, uint32_t *p_id)
+{
+	kv_status_t status =
+		kvd_pool_reserve(&ix->marks, KVD_TIERS * ((uint64_t)ix->nodes.used + 1) + ix->extra_marks + 64);
+	kvd_node_t *node;
+
+	if (status != KV_OK) {
+		return status;
+	}
+	status = kvd_pool_get(&ix->nodes, p_id);
+	if (status != KV_OK) {
+		return status;
+	}
+	node = kvd_node_at(ix, *p_id);
+	status = run_resize(ix, node, cap);
+	if (status != KV_OK) {
+		kvd_pool_put(&ix->nodes, *p_id);
+		return status;
+	}
+	node->tree = tree;
+	node->parent = node->first_child = node->prev = node->next = KVD_NONE;
+	node->marks[KVD_CPU] = node->marks[KVD_DISK] = KVD_NONE;
+	node->queue_prev = node->queue_next = KVD_NONE;
+
+	return KV_OK;
+}
+
+static void node_destroy(kvd_index_t *ix, uint32_t id)
+{
+	kvd_node_t *node = kvd_node_at(ix, id);
+
+	kvd_queue_remove(ix, id);
+	if (node->flags & KVD_NODE_DEAD) {
+		ix->dead_nodes--;
+		kvd_tree_at(ix, node->tree)->dead_nodes--;
+	}
+	kvd_tree_at(ix, node->tree)->aside_nodes -= (node->flags & KVD_NODE_ASIDE) != 0;
+	kv_free(ix->env, node->slots);
+	kvd_pool_put(&ix->nodes, id);
+}
+
+/* A walk that stands on run `from` goes on with run `to`. */
+static void cursor_move(kvd_index_t *ix, uint32_t from, uint32_t to)
+{
+	kvd_tree_t *tree = kvd_tree_at(ix, kvd_node_at(ix, from)->tree);
+
+	if (tree->cursor == from) {
+		tree->cursor = to;
+	}
+}
+
+/* Move marks of `from` shallower than `pos` to the empty list of `head`, and count the others from `pos`. */
+static void marks_split(kvd_index_t *ix, kvd_node_t *from, uint32_t head, uint32_t pos, kvd_set_t t)
+{
+	uint32_t *link = &from->marks[t], kept = 0;
+
+	for (; *link != KVD_NONE; kept++) {
+		kvd_mark_t *mark = kvd_pool_at(&ix->marks, *link);
+
+		if (mark->pos < pos) {
+			break;
+		}
+		mark->pos -= pos;
+		link = &mark->shallower;
+	}
+	kvd_node_at(ix, head)->marks[t] = *link;
+	for (uint32_t id = *link; id != KVD_NONE;) {
+		kvd_mark_t *mark = kvd_pool_at(&ix->marks, id);
+
+		mark->node = head;
+		id = mark->shallower;
+	}
+	ix->extra_marks -= kept > 0 && *link != KVD_NONE ? 1 : 0;
+	*link = KVD_NONE;
+}
+
+/* Pins of the blocks that `head` has taken over from `node`, whose length is that of the rest already. */
+static void pins_split(kvd_index_t *ix, kvd_node_t *node, kvd_node_t *head)
+{
+	for (uint32_t i = 0; node->claimed > 0 && i < head->len; i++) {
+		if (kvd_block_at(ix, head->ids[i])->claims != KVD_NONE) {
+			head->claimed++;
+			node->claimed--;
+		}
+	}
+	head->pinned = node->pinned < head->len ? node->pinned : head->len;
+	node->pinned -= head->pinned;
+	head->pinned_kids = node->pinned > 0 ? 1 : 0;
+}
+
+/* The first `pos` blocks of a run become a run of their own, its parent. The rest keeps its id and its children. */
+static kv_status_t node_split(kvd_index_t *ix, uint32_t id, uint32_t pos)
+{
+	kvd_node_t *node = kvd_node_at(ix, id), *head;
+	uint32_t head_id;
+	kv_status_t status;
+
+	kv_assert(!(node->flags & KVD_NODE_DEAD) && pos > 0 && pos < node->len);
+	status = node_create(ix, node->tree, pos > RUN_MIN ? pos : RUN_MIN, &head_id);
+
+	if (status != KV_OK) {
+		return status;
+	}
+	head = kvd_node_at(ix, head_id);
+	head->depth0 = node->depth0;
+	head->len = pos;
+	memcpy(head->slots, node->slots, pos * sizeof(uint32_t));
+	memcpy(head->ids, node->ids, pos * sizeof(uint32_t));
+	for (uint32_t i = 0; i < pos; i++) {
+		kvd_block_at(ix, head->ids[i])->node = head_id;
+	}
+
+	node->len -= pos;
+	node->depth0 += pos;
+	memmove(node->slots, node->slots + pos, node->len * sizeof(uint32_t));
+	memmove(node->ids, node->ids + pos, node->len * sizeof(uint32_t));
+	for (uint32_t i = 0; i < node->len; i++) {
+		kvd_block_at(ix, node->ids[i])->pos = (uint16_t)i;
+	}
+
+	for (kvd_set_t t = KVD_CPU; t < KVD_TIERS; t++) {
+		head->n[t] = node->n[t] < pos ? node->n[t] : pos;
+		node->n[t] -= head->n[t];
+		head->kids[t] = node->n[t] > 0 ? 1 : 0;
+		marks_split(ix, node, head_id, pos, t);
+	}
+	pins_split(ix, node, head);
+	head->flags |= node->flags & KVD_NODE_ASIDE;
+	node->flags &= ~KVD_NODE_ASIDE;
+	cursor_move(ix, id, head_id);
+	child_unlink(ix, id);
+	child_link(ix, node->parent, head_id);
+	child_link(ix, head_id, id);
+	if (node->flags & KVD_NODE_QUEUED) {
+		kvd_queue_push(ix, head_id);
+	}
+
+	return KV_OK;
+}
+
+/* Marks of a run that is about to become the first `pos` blocks of `to`. */
+static void marks_merge(kvd_index_t *ix, kvd_node_t *from, uint32_t to_id, uint32_t pos, kvd_set_t t)
+{
+	uint32_t *link = &kvd_node_at(ix, to_id)->marks[t];
+
+	ix->extra_marks += *link != KVD_NONE && from->marks[t] != KVD_NONE ? 1 : 0;
+	while (*link != KVD_NONE) {
+		kvd_mark_t *mark = kvd_pool_at(&ix->marks, *link);
+
+		mark->pos += pos;
+		link = &mark->shallower;
+	}
+	*link = from->marks[t];
+	for (uint32_t id = from->marks[t]; id != KVD_NONE;) {
+		kvd_mark_t *mark = kvd_pool_at(&ix->marks, id);
+
+		mark->node = to_id;
+		id = mark->shallower;
+	}
+	from->marks[t] = KVD_NONE;
+}
+
+/* A run with one child only goes up into it, unless memory lacks: then the path stays one hop longer. */
+static void node_merge(kvd_index_t *ix, uint32_t id)
+{
+	kvd_node_t *node = kvd_node_at(ix, id), *child;
+	uint32_t child_id = node->first_child, len = node->len, parent = node->parent;
+
+	child = kvd_node_at(ix, child_id);
+	if (len + child->len > KVD_RUN_MAX || ((node->flags | child->flags) & (KVD_NODE_DEAD | KVD_NODE_ASIDE))) {
+		return;
+	}
+	if (len + child->len > child->cap && run_resize(ix, child, len + child->len) != KV_OK) {
+		return;
+	}
+	memmove(child->slots + len, child->slots, child->len * sizeof(uint32_t));
+	memmove(child->ids + len, child->ids, child->len * sizeof(uint32_t));
+	memcpy(child->slots, node->slots, len * sizeof(uint32_t));
+	memcpy(child->ids, node->ids, len * sizeof(uint32_t));
+	child->len += len;
+	child->depth0 = node->depth0;
+	for (uint32_t i = 0; i < child->len; i++) {
+		kvd_block_t *block = kvd_block_at(ix, child->ids[i]);
+
+		block->pos = (uint16_t)i;
+		block->node = child_id;
+	}
+	for (kvd_set_t t = KVD_CPU; t < KVD_TIERS; t++) {
+		child->n[t] += node->n[t];
+		marks_merge(ix, node, child_id, len, t);
+	}
+
+	child->claimed += node->claimed;
+	child->pinned = child->pinned > 0 ? len + child->pinned : node->pinned;
+	if (node->flags & KVD_NODE_QUEUED) {
+		kvd_queue_push(ix, child_id);
+	}
+	cursor_move(ix, id, child_id);
+	child_unlink(ix, child_id);
+	child_unlink(ix, id);
+	child_link(ix, parent, child_id);
+	node_destroy(ix, id);
+}
+
+/* ---- blocks ---------------------------------------------------------------------------------- */
+
+/* The run that takes a new block under `parent`: the parent's own if the block extends it, else a new one. */
+static kv_status_t run_for(kvd_index_t *ix, uint32_t tree, uint32_t parent, uint32_t *p_node)
+{
+	kvd_node_t *node;
+	kvd_block_t *above;
+	kv_status_t status;
+	uint32_t id;
+
+	if (parent != KVD_NONE) {
+		above = kvd_block_at(ix, parent);
+		node = kvd_node_of(ix, above);
+		if (above->pos + 1u == node->len && node->children == 0 && node->len < KVD_RUN_MAX) {
+			*p_node = above->node;
+			return node->len < node->cap
+				       ? KV_OK
+				       : run_resize(ix, node, node->cap < RUN_MIN ? RUN_MIN : node->cap * 2);
+		}
+		if (above->pos + 1u < node->len) {
+			status = node_split(ix, above->node, above->pos + 1u);
+			if (status != KV_OK) {
+				return status;
+			}
+		}
+	}
+
+	status = node_create(ix, tree, parent == KVD_NONE ? 1 : RUN_MIN, &id); /* many blocks at the root stay alone */
+	if (status != KV_OK) {
+		return status;
+	}
+	node = kvd_node_at(ix, id);
+	node->depth0 = parent == KVD_NONE ? 0 : kvd_depth_of(ix, kvd_block_at(ix, parent));
+	child_link(ix, parent == KVD_NONE ? KVD_NONE : kvd_block_at(ix, parent)->node, id);
+	*p_node = id;
+
+	return KV_OK;
+}
+
+static void tally(kvd_tree_t *tree, uint64_t add)
+{
+	if (tree->tally) {
+		*tree->tally += add;
+	}
+}
+
+kv_status_t kvd_index_insert(kvd_index_t *ix, uint32_t tree, uint32_t parent, const kvs_meta_t *meta, uint32_t *p_block)
+{
+	uint32_t id, node_id;
+	kvd_block_t *block;
+	kvd_node_t *node;
+	kv_status_t status = kvd_pool_get(&ix->blocks, &id);
+
+	if (status != KV_OK) {
+		return status;
+	}
+	status = run_for(ix, tree, parent, &node_id);
+	if (status != KV_OK) {
+		kvd_pool_put(&ix->blocks, id);
+		return status;
+	}
+
+	node = kvd_node_at(ix, node_id);
+	block = kvd_block_at(ix, id);
+	*block = (kvd_block_t){
+		.key = meta->key,
+		.event_hash = meta->event_hash,
+		.group = meta->group,
+		.disk.slot = KV_SLOT_NONE,
+		.node = node_id,
+		.pos = (uint16_t)node->len,
+		.claims = KVD_NONE,
+		.io = KVD_NONE,
+	};
+	node->slots[node->len] = KV_SLOT_NONE;
+	node->ids[node->len] = id;
+	node->len++;
+	kvd_tree_at(ix, tree)->blocks++;
+	tally(kvd_tree_at(ix, tree), 1);
+	table_add(ix, id);
+	*p_block = id;
+
+	return KV_OK;
+}
+
+int kvd_index_removable(const kvd_index_t *ix, const kvd_block_t *block)
+{
+	const kvd_node_t *node = kvd_node_of(ix, block);
+
+	return block->pos + 1u == node->len && node->children == 0 && block->pos >= node->n[KVD_CPU] &&
+	       block->pos >= node->n[KVD_DISK] && node->slots[block->pos] == KV_SLOT_NONE &&
+	       block->disk.slot == KV_SLOT_NONE && block->claims == KVD_NONE && block->holds == 0 &&
+	       block->io == KVD_NONE;
+}
+
+void kvd_index_remove(kvd_index_t *ix, uint32_t id)
+{
+	kvd_block_t *block = kvd_block_at(ix, id);
+	kvd_node_t *node = kvd_node_of(ix, block);
+	uint32_t node_id = block->node, parent = node->parent;
+	kvd_tree_t *tree = kvd_tree_at(ix, node->tree);
+
+	kv_assert(kvd_index_removable(ix, block));
+	table_remove(ix, id);
+	kvd_pool_put(&ix->blocks, id);
+	tree->blocks--;
+	tally(tree, UINT64_MAX);
+	node->len--;
+
+	if (node->len == 0) {
+		kv_assert(node->marks[KVD_CPU] == KVD_NONE && node->marks[KVD_DISK] == KVD_NONE);
+		cursor_move(ix, node_id, kvd_index_next(ix, node_id));
+		child_unlink(ix, node_id);
+		node_destroy(ix, node_id);
+		if (parent != KVD_NONE && kvd_node_at(ix, parent)->children == 1 && !tree->hidden &&
+		    !node_dead(ix, parent)) {
+			node_merge(ix, parent);
+		}
+	} else if (node->cap > 4 * RUN_MIN && node->len < node->cap / 4) {
+		(void)run_resize(ix, node, node->cap / 2); /* or stay larger than need be */
+	}
+}
+
+uint32_t kvd_index_parent(const kvd_index_t *ix, uint32_t id)
+{
+	const kvd_block_t *block = kvd_block_at(ix, id);
+	const kvd_node_t *node = kvd_node_of(ix, block);
+
+	if (block->pos > 0) {
+		return node->ids[block->pos - 1];
+	}
+	if (node->parent == KVD_NONE) {
+		return KVD_NONE;
+	}
+	node = kvd_node_at(ix, node->parent);
+
+	return node->ids[node->len - 1];
+}
+
+uint32_t kvd_index_ancestor(const kvd_index_t *ix, uint32_t id, uint32_t depth)
+{
+	const kvd_node_t *node = kvd_node_of(ix, kvd_block_at(ix, id));
+
+	while (depth <= node->depth0) {
+		node = kvd_node_at(ix, node->parent);
+		kv_metric_add(ix->metrics, KV_M_INDEX_STEPS, 1);
+	}
+
+	return node->ids[depth - node->depth0 - 1];
+}
+
+void kvd_index_path(const kvd_index_t *ix, uint32_t id, uint32_t skip, uint32_t *ids, uint32_t *slots)
+{
+	const kvd_node_t *node = kvd_node_of(ix, kvd_block_at(ix, id));
+	uint32_t n = kvd_depth_of(ix, kvd_block_at(ix, id));
+
+	for (;;) { /* one copy a run */
+		uint32_t first = node->depth0 > skip ? node->depth0 : skip;
+
+		if (ids) {
+			memcpy(ids + (first - skip), node->ids + (first - node->depth0), (n - first) * sizeof *ids);
+		}
+		if (slots) {
+			memcpy(slots + (first - skip), node->slots + (first - node->depth0),
+			       (n - first) * sizeof *slots);
+		}
+		if (node->depth0 <= skip) {
+			return;
+		}
+		n = node->depth0;
+		node = kvd_node_at(ix, node->parent);
+		kv_metric_add(ix->metrics, KV_M_INDEX_STEPS, 1);
+	}
+}
+
+uint32_t kvd_index_depth_in(const kvd_index_t *ix, uint32_t id, kvd_set_t t)
+{
+	const kvd_block_t *block = kvd_block_at(ix, id);
+	const kvd_node_t *node = kvd_node_of(ix, block);
+	uint32_t upto = block->pos + 1u;
+
+	while (node->n[t] == 0) {
+		if (node->parent == KVD_NONE || kvd_tree_at(ix, node->tree)->in[t] == 0) {
+			return 0;
+		}
+		node = kvd_node_at(ix, node->parent);
+		upto = node->len;
+		kv_metric_add(ix->metrics, KV_M_INDEX_STEPS, 1);
+	}
+
+	return node->depth0 + (node->n[t] < upto ? node->n[t] : upto);
+}
+
+/* ---- pins ------------------------------------------------------------------------------------ */
+
+uint32_t kvd_index_depth_pinned(const kvd_index_t *ix, uint32_t id)
+{
+	const kvd_block_t *block = kvd_block_at(ix, id);
+	const kvd_node_t *node = kvd_node_of(ix, block);
+	uint32_t upto = block->pos + 1u;
+
+	while (node->pinned == 0) {
+		if (node->parent == KVD_NONE) {
+			return 0;
+		}
+		node = kvd_node_at(ix, node->parent);
+		upto = node->len;
+	}
+
+	return node->depth0 + (node->pinned < upto ? node->pinned : upto);
+}
+
+uint32_t kvd_index_pin(kvd_index_t *ix, uint32_t id)
+{
+	const kvd_block_t *block = kvd_block_at(ix, id);
+	kvd_node_t *node = kvd_node_of(ix, block);
+	uint32_t upto = block->pos + 1u, fresh = 0;
+
+	node->claimed++;
+	for (;;) {
+		uint32_t before = node->pinned;
+
+		if (before < upto) {
+			node->pinned = upto;
+			fresh += upto - before;
+		}
+		if (before > 0 || node->parent == KVD_NONE) { /* what is pinned at all has pinned the path above it */
+			return fresh;
+		}
+		node = kvd_node_at(ix, node->parent);
+		node->pinned_kids++;
+		upto = node->len;
+	}
+}
+
+/* How much of the run its own claims and its children keep pinned. One look at each block that is let go. */
+static uint32_t still_pinned(const kvd_index_t *ix, const kvd_node_t *node)
+{
+	uint32_t pinned = node->claimed > 0 ? node->pinned : 0;
+
+	if (node->pinned_kids > 0) {
+		return node->len;
+	}
+	while (pinned > 0 && kvd_block_at(ix, node->ids[pinned - 1])->claims == KVD_NONE) {
+		pinned--;
+	}
+
+	return pinned;
+}
+
+uint32_t kvd_index_unpin(kvd_index_t *ix, uint32_t id)
+{
+	kvd_node_t *node = kvd_node_of(ix, kvd_block_at(ix, id));
+	uint32_t freed = 0;
+
+	node->claimed--;
+	for (;;) {
+		uint32_t pinned = still_pinned(ix, node);
+
+		freed += node->pinned - pinned;
+		node->pinned = pinned;
+		if (pinned > 0 || node->parent == KVD_NONE) {
+			return freed;
+		}
+		node = kvd_node_at(ix, node->parent);
+		node->pinned_kids--;
+	}
+}
+
+/* ---- sets ------------------------------------------------------------------------------------ */
+
+int kvd_index_can_join(const kvd_index_t *ix, const kvd_block_t *block, kvd_set_t t)
+{
+	const kvd_node_t *node = kvd_node_of(ix, block);
+	const kvd_node_t *above;
+
+	if (block->pos != node->n[t] || kvd_tree_at(ix, node->tree)->hidden || kvd_index_dead(ix, block)) {
+		return 0;
+	}
+	if (block->pos > 0 || node->parent == KVD_NONE) {
+		return 1;
+	}
+	above = kvd_node_at(ix, node->parent);
+
+	return above->n[t] == above->len;
+}
+
+void kvd_index_join(kvd_index_t *ix, uint32_t id, kvd_set_t t)
+{
+	const kvd_block_t *block = kvd_block_at(ix, id);
+	kvd_node_t *node = kvd_node_of(ix, block);
+
+	kv_assert(kvd_index_can_join(ix, block, t));
+	node->n[t]++;
+	kvd_tree_at(ix, node->tree)->in[t]++;
+	if (block->pos == 0 && node->parent != KVD_NONE) {
+		kvd_node_at(ix, node->parent)->kids[t]++;
+	}
+}
+
+int kvd_index_leaf(const kvd_index_t *ix, const kvd_block_t *block, kvd_set_t t)
+{
+	const kvd_node_t *node = kvd_node_of(ix, block);
+
+	return block->pos + 1u == node->n[t] && (node->n[t] < node->len || node->kids[t] == 0);
+}
+
+void kvd_index_leave(kvd_index_t *ix, uint32_t id, kvd_set_t t)
+{
+	const kvd_block_t *block = kvd_block_at(ix, id);
+	kvd_node_t *node = kvd_node_of(ix, block);
+
+	kv_assert(kvd_index_leaf(ix, block, t));
+	node->n[t]--;
+	kvd_tree_at(ix, node->tree)->in[t]--;
+	if (block->pos == 0 && node->parent != KVD_NONE && !(node->flags & KVD_NODE_DEAD)) {
+		kvd_node_at(ix, node->parent)->kids[t]--;
+	}
+}
+
+kv_status_t kvd_index_cut(kvd_index_t *ix, uint32_t id)
+{
+	const kvd_block_t *block = kvd_block_at(ix, id);
+
+	return block->pos == 0 ? KV_OK : node_split(ix, block->node, block->pos);
+}

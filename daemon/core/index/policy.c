@@ -1,0 +1,298 @@
+#include "core/index/policy.h"
+
+/* A mark that belongs further back than this many places is put there instead: near enough, and O(1). */
+#define ORDER_WALK 64u
+
+void kvd_order_init(kvd_order_t *order)
+{
+	*order = (kvd_order_t){.oldest = KVD_NONE, .newest = KVD_NONE};
+}
+
+int kvd_evictable(const kvd_index_t *ix, const kvd_block_t *block, kvd_set_t t)
+{
+	if (block->holds > 0 || block->io != KVD_NONE) {
+		return 0;
+	}
+	if (block->claims == KVD_NONE) {
+		return 1;
+	}
+
+	return t == KVD_DISK && kvd_in_set(ix, block, KVD_CPU); /* a lease reads the CPU copy */
+}
+
+/* ---- the order ------------------------------------------------------------------------------- */
+
+static kvd_mark_t *mark_at(const kvd_index_t *ix, uint32_t id)
+{
+	return kvd_pool_at(&ix->marks, id);
+}
+
+static uint8_t parked_flag(kvd_set_t t)
+{
+	return t == KVD_CPU ? KVD_PARKED_CPU : KVD_PARKED_DISK;
+}
+
+static kvd_block_t *marked_block(const kvd_index_t *ix, const kvd_mark_t *mark)
+{
+	return kvd_block_at(ix, kvd_node_at(ix, mark->node)->ids[mark->pos]);
+}
+
+/* Link before `before` (KVD_NONE: as the newest). */
+static void order_link(kvd_index_t *ix, kvd_order_t *order, uint32_t id, uint32_t before)
+{
+	kvd_mark_t *mark = mark_at(ix, id);
+
+	mark->next = before;
+	mark->prev = before == KVD_NONE ? order->newest : mark_at(ix, before)->prev;
+	if (mark->prev == KVD_NONE) {
+		order->oldest = id;
+	} else {
+		mark_at(ix, mark->prev)->next = id;
+	}
+	if (before == KVD_NONE) {
+		order->newest = id;
+	} else {
+		mark_at(ix, before)->prev = id;
+	}
+	order->count++;
+}
+
+static void order_unlink(kvd_index_t *ix, kvd_order_t *order, uint32_t id)
+{
+	const kvd_mark_t *mark = mark_at(ix, id);
+
+	if (mark->prev == KVD_NONE) {
+		order->oldest = mark->next;
+	} else {
+		mark_at(ix, mark->prev)->next = mark->next;
+	}
+	if (mark->next == KVD_NONE) {
+		order->newest = mark->prev;
+	} else {
+		mark_at(ix, mark->next)->prev = mark->prev;
+	}
+	order->count--;
+}
+
+static void order_add_newest(kvd_index_t *ix, kvd_order_t *order, uint32_t id)
+{
+	uint64_t stamp = mark_at(ix, id)->stamp;
+	uint32_t before = KVD_NONE, last = order->newest;
+
+	for (uint32_t i = 0; i < ORDER_WALK && last != KVD_NONE && mark_at(ix, last)->stamp > stamp; i++) {
+		before = last;
+		last = mark_at(ix, last)->prev;
+	}
+	order_link(ix, order, id, before);
+}
+
+static void order_add_oldest(kvd_index_t *ix, kvd_order_t *order, uint32_t id)
+{
+	uint64_t stamp = mark_at(ix, id)->stamp;
+	uint32_t before = order->oldest;
+
+	for (uint32_t i = 0; i < ORDER_WALK && before != KVD_NONE && mark_at(ix, before)->stamp < stamp; i++) {
+		before = mark_at(ix, before)->next;
+	}
+	order_link(ix, order, id, before);
+}
+
+/* Out of the order, or out of the parked ones. */
+static void detach(kvd_index_t *ix, kvd_order_t *order, uint32_t id, kvd_set_t t)
+{
+	kvd_mark_t *mark = mark_at(ix, id);
+
+	if (mark->parked) {
+		mark->parked = 0;
+		marked_block(ix, mark)->flags &= (uint8_t)~parked_flag(t);
+	} else {
+		order_unlink(ix, order, id);
+	}
+}
+
+/* ---- marks of a run -------------------------------------------------------------------------- */
+
+/* Take the mark behind `link` off its run. */
+static void unhang(kvd_index_t *ix, kvd_node_t *node, uint32_t *link, kvd_set_t t)
+{
+	*link = mark_at(ix, *link)->shallower;
+	ix->extra_marks -= node->marks[t] != KVD_NONE ? 1 : 0;
+}
+
+/* Hang mark `id` behind `link`, where it belongs by depth. */
+static void hang(kvd_index_t *ix, kvd_node_t *node, uint32_t *link, uint32_t id, kvd_set_t t)
+{
+	ix->extra_marks += node->marks[t] != KVD_NONE ? 1 : 0;
+	mark_at(ix, id)->shallower = *link;
+	*link = id;
+}
+
+static void mark_drop(kvd_index_t *ix, kvd_order_t *order, kvd_node_t *node, uint32_t *link, kvd_set_t t)
+{
+	uint32_t id = *link;
+
+	detach(ix, order, id, t);
+	unhang(ix, node, link, t);
+	kvd_pool_put(&ix->marks, id);
+}
+
+static uint32_t *link_of(kvd_index_t *ix, kvd_node_t *node, kvd_set_t t, uint32_t id)
+{
+	uint32_t *link = &node->marks[t];
+
+	while (*link != id) {
+		link = &mark_at(ix, *link)->shallower;
+	}
+
+	return link;
+}
+
+/* A first mark of a run is always to be had (node_create keeps memory for it), another one only while memory is not
+ * short. */
+static uint32_t mark_new(kvd_index_t *ix, const kvd_node_t *node, kvd_set_t t)
+{
+	uint32_t id;
+
+	if (node->marks[t] != KVD_NONE && KVD_TIERS * (uint64_t)ix->nodes.used + ix->extra_marks >= ix->marks.made) {
+		return KVD_NONE;
+	}
+
+	return kvd_pool_get(&ix->marks, &id) == KV_OK ? id : KVD_NONE;
+}
+
+/* The path down to `block` was touched at `stamp`: older marks it covers in this run go, one stays on the block. */
+static void mark_place(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_t block_id, uint64_t stamp)
+{
+	const kvd_block_t *block = kvd_block_at(ix, block_id);
+	kvd_node_t *node = kvd_node_of(ix, block);
+	uint32_t *link = &node->marks[t], *at, id;
+
+	while (*link != KVD_NONE && mark_at(ix, *link)->pos > block->pos) {
+		if (mark_at(ix, *link)->stamp >= stamp) {
+			return;
+		}
+		link = &mark_at(ix, *link)->shallower;
+	}
+	at = link;
+	while (*link != KVD_NONE && mark_at(ix, *link)->stamp <= stamp) {
+		mark_drop(ix, order, node, link, t); /* marks get younger as they get shallower */
+	}
+	if (*link != KVD_NONE && mark_at(ix, *link)->pos == block->pos) {
+		return;
+	}
+
+	id = mark_new(ix, node, t);
+	if (id == KVD_NONE && *at == KVD_NONE) {
+		return; /* a touch in mid-run is forgotten; the run's own mark is still there */
+	}
+	if (id == KVD_NONE) {                   /* the younger mark above moves down and speaks for this block too */
+		if (mark_at(ix, *at)->parked) { /* by the block it leaves, whoever holds that one */
+			detach(ix, order, *at, t);
+			order_add_oldest(ix, order, *at);
+		}
+		mark_at(ix, *at)->pos = block->pos;
+		return;
+	}
+	*mark_at(ix, id) = (kvd_mark_t){.stamp = stamp, .node = block->node, .pos = block->pos};
+	hang(ix, node, at, id, t);
+	order_add_newest(ix, order, id);
+}
+
+/* The block under mark `id` is leaving: its parent inherits the mark and its place in the order. */
+static void mark_slide(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_t id)
+{
+	kvd_mark_t *mark = mark_at(ix, id);
+	kvd_node_t *node = kvd_node_at(ix, mark->node), *to = node;
+	uint32_t to_id = mark->node, pos = mark->pos - 1, *link;
+
+	if (mark->parked) { /* its block goes all the same (its space does): back into the order */
+		detach(ix, order, id, t);
+		order_add_oldest(ix, order, id);
+	}
+	if (mark->pos == 0) {
+		to_id = node->flags & KVD_NODE_DEAD ? KVD_NONE : node->parent;
+		if (to_id == KVD_NONE) {
+			mark_drop(ix, order, node, &node->marks[t], t);
+			return;
+		}
+		to = kvd_node_at(ix, to_id);
+		pos = to->len - 1;
+	}
+
+	link = to == node ? &mark->shallower : &to->marks[t];
+	if (*link != KVD_NONE && mark_at(ix, *link)->pos == pos) {
+		if (mark_at(ix, *link)->stamp >= mark->stamp) {
+			mark_drop(ix, order, node, link_of(ix, node, t, id), t);
+			return;
+		}
+		mark_drop(ix, order, to, link, t);
+	}
+	if (to != node) {
+		unhang(ix, node, link_of(ix, node, t, id), t);
+		hang(ix, to, &to->marks[t], id, t);
+	}
+	mark->node = to_id;
+	mark->pos = pos;
+}
+
+/* ---- the policies ---------------------------------------------------------------------------- */
+
+static void order_leave(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_t block_id)
+{
+	const kvd_block_t *block = kvd_block_at(ix, block_id);
+	uint32_t id = kvd_node_of(ix, block)->marks[t];
+
+	if (id != KVD_NONE && mark_at(ix, id)->pos == block->pos) {
+		mark_slide(ix, order, t, id);
+	}
+}
+
+static uint32_t order_victim(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t)
+{
+	while (order->oldest != KVD_NONE) {
+		uint32_t id = order->oldest;
+		kvd_mark_t *mark = mark_at(ix, id);
+		kvd_node_t *node = kvd_node_at(ix, mark->node);
+		uint32_t block_id = node->ids[mark->pos];
+		kvd_block_t *block = kvd_block_at(ix, block_id);
+
+		if (!kvd_index_leaf(ix, block, t)) {
+			mark_drop(ix, order, node, link_of(ix, node, t, id), t);
+		} else if (!kvd_evictable(ix, block, t)) {
+			order_unlink(ix, order, id);
+			mark->parked = 1;
+			block->flags |= parked_flag(t);
+		} else {
+			return block_id;
+		}
+	}
+
+	return KVD_NONE;
+}
+
+static void order_unpin(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_t block_id)
+{
+	kvd_block_t *block = kvd_block_at(ix, block_id);
+	uint32_t id = kvd_node_of(ix, block)->marks[t];
+
+	if (!(block->flags & parked_flag(t)) || !kvd_evictable(ix, block, t)) {
+		return;
+	}
+	while (mark_at(ix, id)->pos != block->pos) {
+		id = mark_at(ix, id)->shallower;
+	}
+	detach(ix, order, id, t);
+	order_add_oldest(ix, order, id);
+}
+
+static void touch_nothing(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_t block, uint64_t stamp)
+{
+	(void)ix;
+	(void)order;
+	(void)t;
+	(void)block;
+	(void)stamp;
+}
+
+const kvd_policy_ops_t kvd_policy_lru = {"lru", mark_place, mark_place, order_leave, order_victim, order_unpin};
+const kvd_policy_ops_t kvd_policy_fifo = {"fifo", touch_nothing, mark_place, order_leave, order_victim, order_unpin};

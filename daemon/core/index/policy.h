@@ -1,0 +1,47 @@
+/* policy.h -- who goes first: the order of eviction of one tier and class.
+ *
+ * Prefixes are touched, not blocks: a touch leaves one mark on the deepest block it reached, whatever the depth, and
+ * means "the path down to here". A block's recency is the newest mark at or below it, so a parent is never older than
+ * its child and plain LRU goes leaf first by itself. Marks hang in one list, oldest first. The victim is the block
+ * under the oldest mark; when it leaves, its mark slides up to its parent and keeps its place, which makes the parent
+ * the next victim unless something younger lies there or below. All of it is O(1).
+ *
+ *   mark:  none --touch, join--> ordered --slide--> ordered (one block up)
+ *          ordered --oldest, but its block has a child in the set--> none     (the child's mark speaks for it)
+ *          ordered --oldest, but its block is pinned--> parked --unpin--> ordered
+ *
+ * A policy decides which calls leave marks; the machinery is shared. LRU: all. FIFO: joins only.
+ */
+#ifndef KVD_CORE_POLICY_H
+#define KVD_CORE_POLICY_H
+
+#include "core/index/index.h"
+
+typedef struct kvd_order {
+	uint32_t oldest, newest;
+	uint64_t count;
+} kvd_order_t;
+
+typedef struct kvd_policy_ops {
+	const char *name;
+	/* A lease or a put has asked for the path down to `block`, which is in tier t's set. */
+	void (*touch)(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_t block, uint64_t stamp);
+	/* `block` has just joined the set. */
+	void (*join)(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_t block, uint64_t stamp);
+	/* `block` is about to leave the set. */
+	void (*leave)(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_t block);
+	/* The block to evict next: a leaf of the set that nobody holds. KVD_NONE: there is none. */
+	uint32_t (*victim)(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t);
+	/* Nobody holds `block` any more. */
+	void (*unpin)(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_t block);
+} kvd_policy_ops_t;
+
+extern const kvd_policy_ops_t kvd_policy_lru;
+extern const kvd_policy_ops_t kvd_policy_fifo;
+
+void kvd_order_init(kvd_order_t *order);
+
+/* May tier t give the block up now? */
+int kvd_evictable(const kvd_index_t *ix, const kvd_block_t *block, kvd_set_t t);
+
+#endif

@@ -1,0 +1,98 @@
+/* lease.h -- read leases.
+ *
+ *   ACQUIRE --> ACTIVE (ready < n: FILLING) --all fills done--> ACTIVE (ready == n)
+ *   ACTIVE --RELEASE, TTL, revoke (space reset, bad block, end of the instance)--> REVOKED in the shared header,
+ *       then gone
+ *   a fill fails: n shrinks to what is ready, LEASE_DONE says why
+ *
+ * A lease of a group without parents (`window`, `state`) is all or nothing: it has a claim on each of its blocks, holds
+ * them all while one of them is read from disk, and ends when one of them is lost.
+ *
+ * A lease of a full group pins its deepest block (one claim). Blocks [hold_from, n) of its path, those being read for
+ * it and the one above them, are held one by one: until they have joined the CPU set, being an ancestor does not
+ * protect them. A resident prefix has none of these.
+ */
+#ifndef KVD_CORE_LEASE_H
+#define KVD_CORE_LEASE_H
+
+#include "core/core.h"
+#include "core/index/index.h"
+#include "core/tenant/instance.h"
+#include "core/tenant/space.h"
+
+#define KVD_WHEEL_SLOTS 256u
+#define KVD_WHEEL_SHIFT 26u /* 67 ms a slot */
+
+typedef struct kvd_lease {
+	uint64_t id;
+	uint32_t self;
+	uint32_t instance;
+	kvd_member_t member;
+	uint32_t alone;   /* 1: of a group without parents, a claim a block */
+	uint32_t claim;   /* on the deepest block, if it is of a full group */
+	uint32_t *claims; /* alone: [n - skip] */
+	uint32_t claim_count;
+	uint32_t n, skip, ready;
+	uint32_t hold_from; /* blocks [hold_from, n), counted from 0, are held; n: none */
+	uint32_t *path;     /* of a full group: their ids; NULL: none is held */
+	uint32_t extent;
+	uint32_t named; /* slots in the header, from its publication on */
+	kv_lease_header_t *header;
+	kv_status_t why; /* why n is less than it was */
+	uint64_t bytes;  /* counted against the instance's cap */
+	uint64_t expiry_ns;
+	uint64_t stamp;
+	uint32_t wheel_prev, wheel_next;
+	uint32_t inst_prev, inst_next;
+	uint32_t wait_io; /* the fill of block `ready`; KVD_NONE */
+	uint32_t wait_prev, wait_next;
+} kvd_lease_t;
+
+kv_status_t kvd_acquire(kvd_core_t *core, uint32_t ns, kvd_member_t member, const kv_msg_acquire_t *ask,
+			kv_msg_acquire_reply_t *reply);
+kv_status_t kvd_release(kvd_core_t *core, kvd_member_t member, const kv_msg_release_t *ask,
+			kv_msg_release_reply_t *reply);
+kv_status_t kvd_renew(kvd_core_t *core, kvd_member_t member, const kv_msg_renew_t *ask, kv_msg_renew_reply_t *reply);
+kv_status_t kvd_bad_block(kvd_core_t *core, kvd_member_t member, const kv_msg_bad_block_t *ask,
+			  kv_msg_bad_block_reply_t *reply);
+
+/* The lease of this id, or NULL. */
+kvd_lease_t *kvd_lease_find(kvd_core_t *core, uint64_t id);
+/* Stores REVOKED, then lets go of everything. With KV_OK (a release) nobody is told; else a waiting member gets
+ * LEASE_DONE. */
+void kvd_lease_end(kvd_core_t *core, kvd_lease_t *lease, kv_status_t why);
+/* The fill it waited for has ended well: count what is ready now. */
+void kvd_lease_advance(kvd_core_t *core, kvd_lease_t *lease);
+/* Block `depth` (from 1) will never come: the lease ends before it. A lease of a group without parents ends. */
+void kvd_lease_cut(kvd_core_t *core, kvd_lease_t *lease, uint32_t depth, kv_status_t why);
+/* fill.c: reserve room for what is only on disk, hold it, start the fills. Shortens lease->n where room or memory
+ * lacks. */
+void kvd_lease_reserve(kvd_core_t *core, kvd_lease_t *lease, uint32_t cpu_depth);
+/* acquire.c: ACQUIRE of a group without parents, checked for everything but the ladder. */
+kv_status_t kvd_acquire_alone(kvd_core_t *core, const kvd_space_t *space, const kvd_member_rec_t *member,
+			      const kv_msg_acquire_t *ask, kv_msg_acquire_reply_t *reply);
+void kvd_lease_unclaim(kvd_core_t *core, kvd_lease_t *lease);
+/* lease.c: a record with a header, whose claims are not taken yet; enter it into ledger, wheel and lists, say it in the
+ * reply; undo either. */
+kv_status_t kvd_lease_create(kvd_core_t *core, kvd_instance_rec_t *instance, const kvd_lease_t *ask,
+			     kvd_lease_t **p_lease);
+kv_status_t kvd_lease_publish(kvd_core_t *core, const kvd_space_t *space, kvd_lease_t *lease, uint8_t group,
+			      kv_msg_acquire_reply_t *reply);
+void kvd_lease_close(kvd_core_t *core, kvd_lease_t *lease);
+/* Bytes of more slots the instance's leases may pin. */
+uint64_t kvd_lease_room(const kvd_core_t *core, const kvd_instance_rec_t *instance);
+uint64_t kvd_lease_expiry(const kvd_core_t *core, uint32_t ttl_ms);
+/* Of a lease that is not published yet: count what is ready and wait for the first block that is not. */
+void kvd_lease_settle(kvd_core_t *core, kvd_lease_t *lease);
+/* Let go of blocks (from, n], deepest first. */
+void kvd_lease_unhold(kvd_core_t *core, kvd_lease_t *lease, uint32_t from);
+void kvd_lease_unwait(kvd_core_t *core, kvd_lease_t *lease);
+/* The block of this depth on the lease's path. */
+uint32_t kvd_lease_block(kvd_core_t *core, const kvd_lease_t *lease, uint32_t depth);
+
+/* The memory of all leases, with the core. */
+void kvd_leases_free(kvd_core_t *core);
+/* End what has expired; 1 while there is more to do. */
+int kvd_leases_expire(kvd_core_t *core, uint64_t now_ns);
+
+#endif

@@ -1,0 +1,44 @@
+/* obj_pool.h -- objects of one size, named by 32-bit ids: pointers stay good until the object is given back, ids are
+ * half as wide.
+ *
+ * Memory comes in chunks of 1,024 objects and is kept until the pool ends, so that a busy core stops allocating after
+ * its first
+ * minutes. State of an object:  UNMADE -> FREE <-> USED.
+ */
+#ifndef KVD_CORE_OBJ_POOL_H
+#define KVD_CORE_OBJ_POOL_H
+
+#include "kv/env.h"
+#include "kv/status.h"
+
+#define KVD_NONE            UINT32_MAX
+#define KVD_POOL_CHUNK_BITS 10u
+#define KVD_POOL_CHUNK      (1u << KVD_POOL_CHUNK_BITS)
+
+typedef struct kvd_pool {
+	const kv_env_t *env;
+	uint8_t **chunks;
+	uint32_t item_bytes;
+	uint32_t limit;
+	uint32_t made; /* objects that have memory */
+	uint32_t used;
+	uint32_t free_head;
+} kvd_pool_t;
+
+/* `item_bytes` >= 4; at most `limit` objects. KV_ERR_NOMEM. */
+kv_status_t kvd_pool_init(kvd_pool_t *pool, const kv_env_t *env, uint32_t item_bytes, uint32_t limit);
+void kvd_pool_fini(kvd_pool_t *pool);
+
+/* A zeroed object. KV_ERR_LIMIT, KV_ERR_NOMEM. */
+kv_status_t kvd_pool_get(kvd_pool_t *pool, uint32_t *p_id);
+void kvd_pool_put(kvd_pool_t *pool, uint32_t id);
+
+/* Make memory until `count` objects have some: later gets cannot fail until they are used up. */
+kv_status_t kvd_pool_reserve(kvd_pool_t *pool, uint64_t count);
+
+static inline void *kvd_pool_at(const kvd_pool_t *pool, uint32_t id)
+{
+	return pool->chunks[id >> KVD_POOL_CHUNK_BITS] + (size_t)(id & (KVD_POOL_CHUNK - 1)) * pool->item_bytes;
+}
+
+#endif

@@ -1,0 +1,213 @@
+/* DURABLE: said once, when the deepest visible block of a put and all before it are on disk and synced, or when it is
+ * clear how far that goes. */
+#include "core/core_impl.h"
+
+static void answer(kvd_core_t *core, kvd_put_t *put, uint32_t n, kv_status_t status)
+{
+	kv_msg_t msg = {.durable = {.put = put->id, .n = n, .status = status}};
+
+	put->durable = 0;
+	core->durable_owed--;
+	kvd_notify(core, put->member, KV_CODE_DURABLE, &msg);
+	kvd_put_unpin(core, put);
+	kvd_put_settle(core, put);
+}
+
+static uint32_t pinned_block(kvd_core_t *core, const kvd_put_t *put)
+{
+	const kvd_claim_t *claim = kvd_pool_at(&core->claims, put->claim);
+
+	return claim->block;
+}
+
+static int is_on_disk(const kvd_core_t *core, uint32_t id)
+{
+	const kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+	return kvd_in_set(&core->ix, block, KVD_DISK) && !kvd_index_dead(&core->ix, block);
+}
+
+int kvd_durable_at(const kvd_core_t *core, uint32_t id, kvs_loc_t disk)
+{
+	const kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+	return is_on_disk(core, id) && block->disk.slot == disk.slot && block->disk.gen == disk.gen;
+}
+
+/* It is on disk, and durable with the flush that covers all that is stored now. Blocks above leave the disk after it
+ * only. */
+static void await_flush(kvd_core_t *core, kvd_put_t *put)
+{
+	put->disk = kvd_block_at(&core->ix, pinned_block(core, put))->disk;
+	put->store_seq = core->stores + 1;
+	core->durable_look |= KVD_LOOK_STORED;
+}
+
+/* The pinned block will not reach the disk: what of its path is there already is what can be promised. */
+static void settle_for_less(kvd_core_t *core, kvd_put_t *put)
+{
+	uint32_t id = pinned_block(core, put), depth = kvd_index_depth_in(&core->ix, id, KVD_DISK);
+
+	if (put->status == KV_OK) {
+		put->status = KV_ERR_NOT_ADMITTED;
+		kvd_count(core, KV_M_NOT_ADMITTED, 1);
+	}
+	if (depth == 0) {
+		answer(core, put, 0, put->status);
+		return;
+	}
+	kvd_claim_move(core, put->claim, kvd_index_ancestor(&core->ix, id, depth));
+	await_flush(core, put);
+}
+
+/* Has the flush failed that was for `store_seq`? What came after it began waits for the next one. */
+static int flush_failed(const kvd_core_t *core, uint64_t store_seq)
+{
+	return !core->flush_busy && core->flush_status != KV_OK && core->flush_due_ns > core->now_ns &&
+	       core->flushing + 1 >= store_seq;
+}
+
+/* What it waits for has left the disk. It may be written there again, but the flush it waits for does not cover
+ * that. */
+static void lose(kvd_core_t *core, kvd_put_t *put)
+{
+	uint32_t stored = put->stored;
+
+	if (put->alone) {
+		put->stored = kvd_put_on_disk(core, put, stored);
+	}
+	if (put->store_seq != 0 &&
+	    (put->alone ? put->stored < stored
+			: put->claim == KVD_NONE || !kvd_durable_at(core, pinned_block(core, put), put->disk))) {
+		put->status = KV_ERR_IO;
+		answer(core, put, 0, put->status);
+	}
+}
+
+/* Each put, by itself: `see` may end it. */
+static void each_owed(kvd_core_t *core, void (*see)(kvd_core_t *core, kvd_put_t *put))
+{
+	for (uint32_t i = core->instance_list; i != KVD_NONE; i = kvd_instance_at(core, i)->next) {
+		for (uint32_t p = kvd_instance_at(core, i)->puts; p != KVD_NONE;) {
+			kvd_put_t *put = kvd_pool_at(&core->puts, p);
+
+			p = put->inst_next;
+			if (put->durable && !put->running) {
+				see(core, put);
+			}
+		}
+	}
+}
+
+void kvd_durable_lost(kvd_core_t *core)
+{
+	core->durable_look |= KVD_LOOK_DROPPED;
+	each_owed(core, lose);
+}
+
+static void await_again(kvd_core_t *core, kvd_put_t *put)
+{
+	(void)core;
+	if (!put->alone) {
+		put->store_seq = 0;
+	}
+}
+
+void kvd_durable_again(kvd_core_t *core)
+{
+	core->durable_look |= KVD_LOOK_STORED;
+	each_owed(core, await_again);
+}
+
+static void look_alone(kvd_core_t *core, kvd_put_t *put)
+{
+	uint32_t n;
+
+	if (!core->tier[KVD_DISK]) {
+		answer(core, put, 0, put->status != KV_OK ? put->status : KV_ERR_NOT_ADMITTED);
+		return;
+	}
+	if (put->store_seq == 0) {
+		if (!kvd_put_stored(core, put)) {
+			return;
+		}
+		put->store_seq = core->stores + 1; /* what comes on disk later is not behind this flush */
+	}
+	n = put->stored;
+	if (n > 0 && core->flushed + 1 < put->store_seq) {
+		if (flush_failed(core, put->store_seq)) {
+			answer(core, put, 0, core->flush_status);
+		}
+		return;
+	}
+	n = kvd_put_on_disk(core, put, n); /* some may have been evicted there while it waited */
+	if (n < put->next && put->status == KV_OK) {
+		put->status = KV_ERR_NOT_ADMITTED;
+		kvd_count(core, KV_M_NOT_ADMITTED, put->next - n);
+	}
+	answer(core, put, n, put->status);
+}
+
+static void look(kvd_core_t *core, kvd_put_t *put)
+{
+	uint32_t id;
+
+	if (put->alone) {
+		look_alone(core, put);
+		return;
+	}
+	if (put->claim == KVD_NONE || !core->tier[KVD_DISK]) {
+		answer(core, put, 0, put->status != KV_OK ? put->status : KV_ERR_NOT_ADMITTED);
+		return;
+	}
+	id = pinned_block(core, put);
+	if (put->store_seq == 0) {
+		if (is_on_disk(core, id)) {
+			await_flush(core, put);
+		} else if (!put->expected && !(put->expected = (uint32_t)kvd_write_expected(core, id))) {
+			if (put->asked || kvd_writes_paused(core)) {
+				settle_for_less(core, put);
+				return;
+			}
+			put->asked = 1;
+			kvd_queue_push(&core->ix, kvd_block_at(&core->ix, id)->node);
+			core->durable_question = kvd_index_question(&core->ix);
+		}
+	}
+	if (put->store_seq == 0) {
+		return;
+	}
+	if (core->flushed + 1 >= put->store_seq) {
+		if (!is_on_disk(core, id)) { /* evicted there while it waited */
+			settle_for_less(core, put);
+			return;
+		}
+		if (!kvd_durable_at(core, id, put->disk)) { /* and written again */
+			await_flush(core, put);
+			return;
+		}
+		answer(core, put, kvd_depth_of(&core->ix, kvd_block_at(&core->ix, id)), put->status);
+	} else if (flush_failed(core, put->store_seq)) {
+		answer(core, put, 0, core->flush_status);
+	}
+}
+
+/* That its block will be written was said before something was dropped. */
+static void doubt(kvd_core_t *core, kvd_put_t *put)
+{
+	(void)core;
+	put->expected = 0;
+}
+
+void kvd_durable_run(kvd_core_t *core)
+{
+	if (core->durable_owed == 0 || !core->durable_look) {
+		return;
+	}
+	if (core->durable_look & KVD_LOOK_DROPPED) {
+		each_owed(core, doubt);
+	}
+	core->durable_look = 0;
+	core->durable_question = kvd_index_question(&core->ix);
+	each_owed(core, look);
+}

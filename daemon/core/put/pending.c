@@ -1,0 +1,178 @@
+/* Which keys are being written, by which puts, and which puts wait for one of them. */
+#include "core/core_impl.h"
+
+static uint32_t *head_of(kvd_core_t *core, const kv_key_t *key)
+{
+	return &core->pending_heads[(kv_key_hash(key) ^ core->ix.seed[0] >> 32) % KVD_PENDING_HEADS];
+}
+
+static kvd_pending_t *pending_at(kvd_core_t *core, uint32_t id)
+{
+	return kvd_pool_at(&core->pendings, id);
+}
+
+static kvd_put_t *put_at(kvd_core_t *core, uint32_t id)
+{
+	return kvd_pool_at(&core->puts, id);
+}
+
+static uint32_t pending_find(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint32_t group)
+{
+	uint32_t id = *head_of(core, key);
+
+	while (id != KVD_NONE) {
+		const kvd_pending_t *pending = pending_at(core, id);
+
+		if (pending->tree == tree && pending->group == group && kv_key_equal(&pending->key, key)) {
+			break;
+		}
+		id = pending->next;
+	}
+
+	return id;
+}
+
+static void pending_free(kvd_core_t *core, uint32_t id)
+{
+	uint32_t *link = head_of(core, &pending_at(core, id)->key);
+
+	while (*link != id) {
+		link = &pending_at(core, *link)->next;
+	}
+	*link = pending_at(core, id)->next;
+	kvd_pool_put(&core->pendings, id);
+}
+
+kv_status_t kvd_pending_add(kvd_core_t *core, kvd_put_t *put, uint32_t index)
+{
+	kvd_entry_t *entry = &put->entries[index];
+	uint32_t id = pending_find(core, put->tree, &entry->key, put->group);
+	kvd_pending_t *pending;
+
+	if (id == KVD_NONE) {
+		uint32_t *head = head_of(core, &entry->key);
+		kv_status_t status = kvd_pool_get(&core->pendings, &id);
+
+		if (status != KV_OK) {
+			return status;
+		}
+		*pending_at(core, id) = (kvd_pending_t){.tree = put->tree,
+							.key = entry->key,
+							.group = put->group,
+							.copies.put = KVD_NONE,
+							.waiters = KVD_NONE,
+							.next = *head};
+		*head = id;
+	}
+	pending = pending_at(core, id);
+	entry->pending = id;
+	entry->next = pending->copies;
+	pending->copies = (kvd_copy_t){.put = put->self, .index = index};
+
+	return KV_OK;
+}
+
+/* All that wait look again; they wait anew if they must. */
+static void wake_all(kvd_core_t *core, kvd_pending_t *pending)
+{
+	while (pending->waiters != KVD_NONE) {
+		kvd_put_t *put = put_at(core, pending->waiters);
+
+		pending->waiters = put->wait_next;
+		put->wait_pending = KVD_NONE;
+		kvd_put_queue(core, put);
+	}
+}
+
+void kvd_pending_remove(kvd_core_t *core, kvd_put_t *put, uint32_t index)
+{
+	kvd_entry_t *entry = &put->entries[index];
+	uint32_t id = entry->pending;
+	kvd_pending_t *pending;
+	kvd_copy_t *link;
+
+	if (id == KVD_NONE) {
+		return;
+	}
+	pending = pending_at(core, id);
+	link = &pending->copies;
+	while (link->put != put->self || link->index != index) {
+		link = &put_at(core, link->put)->entries[link->index].next;
+	}
+	*link = entry->next;
+	entry->pending = KVD_NONE;
+	if (pending->copies.put == KVD_NONE) {
+		wake_all(core, pending);
+		pending_free(core, id);
+	}
+}
+
+int kvd_pending_wait(kvd_core_t *core, kvd_put_t *put)
+{
+	uint32_t id = pending_find(core, put->tree, &put->parent, put->group);
+
+	if (id == KVD_NONE) {
+		return 0;
+	}
+	if (put->wait_pending == KVD_NONE) {
+		put->wait_pending = id;
+		put->wait_next = pending_at(core, id)->waiters;
+		pending_at(core, id)->waiters = put->self;
+	}
+
+	return 1;
+}
+
+void kvd_pending_unwait(kvd_core_t *core, kvd_put_t *put)
+{
+	uint32_t *link;
+
+	if (put->wait_pending == KVD_NONE) {
+		return;
+	}
+	link = &pending_at(core, put->wait_pending)->waiters;
+	while (*link != put->self) {
+		link = &put_at(core, *link)->wait_next;
+	}
+	*link = put->wait_next;
+	put->wait_pending = KVD_NONE;
+}
+
+int kvd_pending_mine(kvd_core_t *core, const kvd_put_t *put, const kv_key_t *key)
+{
+	uint32_t id = pending_find(core, put->tree, key, put->group);
+
+	return id != KVD_NONE && pending_at(core, id)->copies.put == put->self;
+}
+
+int kvd_pending_by(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint32_t group, uint32_t instance)
+{
+	uint32_t id = pending_find(core, tree, key, group);
+	kvd_copy_t copy;
+
+	if (id == KVD_NONE) {
+		return 0;
+	}
+	for (copy = pending_at(core, id)->copies; copy.put != KVD_NONE;
+	     copy = put_at(core, copy.put)->entries[copy.index].next) {
+		if (put_at(core, copy.put)->instance == instance) {
+			return 1;
+		}
+	}
+
+	return 0;
+}
+
+int kvd_put_pending(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint32_t group)
+{
+	return pending_find(core, tree, key, group) != KVD_NONE;
+}
+
+void kvd_put_wake(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint32_t group)
+{
+	uint32_t id = pending_find(core, tree, key, group);
+
+	if (id != KVD_NONE) {
+		wake_all(core, pending_at(core, id));
+	}
+}

@@ -1,0 +1,486 @@
+/* From written to visible: ends of ranges, digests, and the turn of each block. */
+#include "core/core_impl.h"
+
+#define STAGING_WORDS 512u
+
+/* ---- PUT_END --------------------------------------------------------------------------------- */
+
+/* Copy a rank's leaf digests of one block out of its staging, each word once, and into the digest table. */
+static kv_status_t digests_take(kvd_core_t *core, const kvd_put_t *put, const kvd_writer_t *w, kvs_loc_t loc,
+				kvd_member_t member, uint64_t first)
+{
+	uint64_t words[STAGING_WORDS];
+	uint32_t leaves = w->layers * put->pieces, leaf0 = w->layer * put->pieces;
+	uint32_t rows = leaves < STAGING_WORDS ? STAGING_WORDS / leaves : 1;
+	kv_status_t status = KV_OK;
+
+	for (uint32_t head = 0; head < w->heads && status == KV_OK; head += rows) {
+		uint32_t some = w->heads - head < rows ? w->heads - head : rows;
+
+		for (uint32_t leaf = 0; leaf < leaves && status == KV_OK; leaf += STAGING_WORDS) {
+			uint32_t part = leaves - leaf < STAGING_WORDS ? leaves - leaf : STAGING_WORDS;
+
+			status = core->staging(core->staging_ctx, member, first, some * part, words);
+			if (status == KV_OK) {
+				kvs_leaf_span_t span = {w->head + head, some, leaf0 + leaf, part};
+
+				status = core->world.digests(core->world.ctx, loc, &span, words);
+			}
+			first += (uint64_t)some * part;
+		}
+	}
+
+	return status;
+}
+
+static int bit_get(const uint8_t *bits, uint64_t i)
+{
+	return bits[i / 8] >> i % 8 & 1;
+}
+
+static kvd_writer_t *writer_find(const kvd_put_t *put, uint32_t rank)
+{
+	for (uint32_t w = 0; w < put->writer_count; w++) {
+		if (put->writers[w].rank == rank) {
+			return &put->writers[w];
+		}
+	}
+
+	return NULL;
+}
+
+static kv_status_t end_check(const kvd_put_t *put, const kv_msg_put_end_t *ask, const kvd_writer_t *writer)
+{
+	uint64_t blocks = 0, words;
+
+	if (ask->count == 0 || ask->first >= put->n || ask->count > put->n - ask->first) {
+		return KV_ERR_ARG;
+	}
+	for (uint32_t i = ask->first; i < ask->first + ask->count; i++) {
+		if (put->entries[i].state == KVD_ENTRY_ALREADY) {
+			continue;
+		}
+		if (bit_get(put->ended, (uint64_t)i * put->writer_count + (uint64_t)(writer - put->writers))) {
+			return KV_ERR_COVERAGE;
+		}
+		blocks++;
+	}
+	words = blocks * writer->heads * writer->layers * put->pieces;
+
+	return words == ask->words ? KV_OK : KV_ERR_ARG;
+}
+
+static kv_status_t ranges_end(kvd_core_t *core, kvd_put_t *put, kvd_writer_t *writer, const kv_msg_put_end_t *ask)
+{
+	for (uint32_t i = ask->first; i < ask->first + ask->count; i++) {
+		kvd_entry_t *entry = &put->entries[i];
+		uint64_t bit = (uint64_t)i * put->writer_count + (uint64_t)(writer - put->writers);
+
+		if (entry->state == KVD_ENTRY_ALREADY) {
+			continue;
+		}
+		put->ended[bit / 8] |= (uint8_t)(1u << bit % 8);
+		writer->left--;
+		entry->left--;
+		if (entry->left == 0) {
+			kv_status_t status = core->world.seal(core->world.ctx, entry->loc);
+
+			if (status != KV_OK) {
+				return status;
+			}
+			entry->state = KVD_ENTRY_FULL;
+			put->full++;
+			if (put->alone) {
+				kvd_entry_full(put, i);
+			}
+		}
+	}
+
+	return KV_OK;
+}
+
+kv_status_t kvd_put_end(kvd_core_t *core, kvd_member_t member_id, const kv_msg_put_end_t *ask,
+			kv_msg_put_end_reply_t *reply)
+{
+	const kvd_member_rec_t *member = kvd_member_rec(core, member_id);
+	kvd_put_t *put = member ? kvd_put_find(core, ask->put) : NULL;
+	kvd_writer_t *writer;
+	uint64_t first = ask->staging, per_block;
+	kv_status_t status;
+
+	if (!put || put->instance != member->instance) {
+		return member ? KV_ERR_NOT_FOUND : KV_ERR_NOT_JOINED;
+	}
+	if (!put->running) {
+		return KV_ERR_REVOKED;
+	}
+	writer = writer_find(put, ask->rank);
+	status = writer ? end_check(put, ask, writer) : KV_ERR_COVERAGE;
+	if (status != KV_OK || !core->staging) {
+		return status == KV_OK ? KV_ERR_UNSUPPORTED : status;
+	}
+
+	per_block = (uint64_t)writer->heads * writer->layers * put->pieces;
+	for (uint32_t i = ask->first; i < ask->first + ask->count && status == KV_OK; i++) {
+		if (put->entries[i].state != KVD_ENTRY_ALREADY) {
+			status = digests_take(core, put, writer, put->entries[i].loc, member_id, first);
+			first += per_block;
+		}
+	}
+	if (status != KV_OK) {
+		kvd_count(core, KV_M_BAD_STAGING, 1);
+		return status;
+	}
+	status = ranges_end(core, put, writer, ask);
+	if (status != KV_OK) { /* the slot's own memory failed us */
+		kvd_put_finish(core, put, status);
+		return status;
+	}
+	kvd_put_extend(core, put);
+	reply->complete = put->full;
+	kvd_put_queue(core, put);
+
+	return KV_OK;
+}
+
+/* ---- a block's turn -------------------------------------------------------------------------- */
+
+typedef enum kvd_turn { KVD_TURN_GO_ON, KVD_TURN_WAIT, KVD_TURN_ENDED } kvd_turn_t;
+
+static kvd_turn_t end_put(kvd_core_t *core, kvd_put_t *put, kv_status_t why)
+{
+	kvd_put_finish(core, put, why);
+
+	return KVD_TURN_ENDED;
+}
+
+static void entry_visible(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t block, kvd_entry_state_t state)
+{
+	kvd_entry_t *entry = &put->entries[index];
+
+	entry->state = state;
+	if (!put->alone) {
+		put->next = index + 1;
+		(void)kvd_put_pin(core, put,
+				  block); /* without memory for the first pin it stays unpinned, as any may be */
+	} else {
+		kvd_put_advance(put);
+		if (put->durable) {
+			kvd_entry_pin(core, put, index, block);
+		}
+	}
+	atomic_store_explicit(&put->header->ready, put->next, memory_order_release);
+	kvd_pending_remove(core, put, index);
+	kvd_put_wake(core, put->tree, &entry->key, put->group);
+	kvd_count(core, state == KVD_ENTRY_VISIBLE ? KV_M_PUT_BLOCKS : KV_M_PUT_DUPLICATES, 1);
+}
+
+/* Another copy was first. 0: no copy is visible. */
+static int take_duplicate(kvd_core_t *core, kvd_put_t *put, uint32_t index, kvd_turn_t *p_turn)
+{
+	kvd_entry_t *entry = &put->entries[index];
+	uint32_t id = kvd_index_find(&core->ix, put->tree, &entry->key, (uint8_t)put->group);
+
+	if (id == KVD_NONE) {
+		return 0;
+	}
+	if (kvd_depth_of(&core->ix, kvd_block_at(&core->ix, id)) != kvd_put_depth(put, index)) {
+		*p_turn = end_put(core, put, KV_ERR_ARG);
+		return 1;
+	}
+	if (entry->loc.slot != KV_SLOT_NONE) {
+		kvd_entry_free(core, put, entry);
+	}
+	entry_visible(core, put, index, id, KVD_ENTRY_DUPLICATE);
+	*p_turn = KVD_TURN_GO_ON;
+
+	return 1;
+}
+
+void kvd_put_meta(kvd_core_t *core, const kvd_put_t *put, uint32_t index, kvs_meta_t *meta)
+{
+	const kvd_tree_t *tree = kvd_tree_at(&core->ix, put->tree);
+
+	*meta = (kvs_meta_t){.key = put->entries[index].key,
+			     .epoch = tree->epoch,
+			     .event_hash = put->entries[index].event_hash,
+			     .depth = kvd_put_depth(put, index),
+			     .group = (uint8_t)put->group};
+	if (!put->alone) {
+		meta->parent = index > 0 ? put->entries[index - 1].key : put->parent;
+	}
+	memcpy(meta->root, tree->root, sizeof meta->root);
+}
+
+static const uint32_t *tokens_of(const kvd_put_t *put, uint32_t index)
+{
+	return put->tokens ? put->tokens + (size_t)index * put->block_tokens : NULL;
+}
+
+#define INDEX_TRIES 64u
+
+static kv_status_t try_insert(kvd_core_t *core, const kvd_put_t *put, uint32_t parent, const kvs_meta_t *meta,
+			      uint32_t *p_block)
+{
+	return core->ns[put->ns]->blocks < kvd_share_most(core, put->ns, KVD_SHARE_INDEX)
+		       ? kvd_index_insert(&core->ix, put->tree, parent, meta, p_block)
+		       : KV_ERR_LIMIT;
+}
+
+/* The key is that of a block set aside: what was written takes the place of the copy that cannot be read, and what lies
+ * below it is back at once. Only a client that contradicts itself has another block above it, or the key below one that
+ * is hidden. */
+static kv_status_t take_back(kvd_core_t *core, uint32_t id, uint32_t parent)
+{
+	const kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+	if (kvd_index_parent(&core->ix, id) != parent || *kvd_slot_of(&core->ix, block) != KV_SLOT_NONE ||
+	    block->io != KVD_NONE) {
+		return KV_ERR_ARG;
+	}
+	kvd_take_back(core, id);
+
+	return KV_OK;
+}
+
+/* Into the index; when that is full, the least wanted blocks of the namespace furthest over its share make room. The
+ * claim alone leaves the disk copy of a parent that is in memory too to be evicted, so the parent is held meanwhile:
+ * the new block may join below that very copy. */
+static kv_status_t insert(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t parent, uint32_t *p_block)
+{
+	kvs_meta_t meta;
+	kv_status_t status;
+
+	*p_block = kvd_index_aside(&core->ix, put->tree, &put->entries[index].key, (uint8_t)put->group);
+	if (*p_block != KVD_NONE) {
+		return take_back(core, *p_block, parent);
+	}
+	kvd_put_meta(core, put, index, &meta);
+	if (parent != KVD_NONE) {
+		kvd_hold(core, parent);
+	}
+	status = try_insert(core, put, parent, &meta, p_block);
+	for (uint32_t tries = 0; status == KV_ERR_LIMIT && tries < INDEX_TRIES; tries++) {
+		if (kvd_make_index_room(core, put->ns) != KV_OK) {
+			break;
+		}
+		status = try_insert(core, put, parent, &meta, p_block);
+	}
+	if (parent != KVD_NONE) {
+		kvd_unhold(core, parent);
+	}
+
+	return status == KV_ERR_LIMIT ? KV_ERR_NOT_ADMITTED : status;
+}
+
+static kvd_turn_t publish_cpu(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t parent)
+{
+	kvd_entry_t *entry = &put->entries[index];
+	kvd_block_t *block;
+	uint32_t id;
+	kv_status_t status = insert(core, put, index, parent, &id);
+
+	if (status != KV_OK) {
+		return end_put(core, put, status);
+	}
+	block = kvd_block_at(&core->ix, id);
+	block->cpu_gen = entry->loc.gen;
+	*kvd_slot_of(&core->ix, block) = entry->loc.slot;
+	kvd_count_unfinished(core, kvd_instance_at(core, put->instance), put->slot_bytes, 0);
+	kvd_block_join(core, id, KVD_CPU, put->stamp, tokens_of(put, index));
+	entry_visible(core, put, index, id, KVD_ENTRY_VISIBLE);
+
+	return KVD_TURN_GO_ON;
+}
+
+static kvd_turn_t publish_through(kvd_core_t *core, kvd_put_t *put, uint32_t index)
+{
+	kvd_entry_t *entry = &put->entries[index];
+	kvs_meta_t meta;
+	kv_status_t status;
+
+	kvd_put_meta(core, put, index, &meta);
+	entry->state = KVD_ENTRY_THROUGH;
+	if (!entry->transit) {
+		(void)kvs_set_state(core->tier[KVD_CPU], entry->loc, KVS_TRANSIT);
+		entry->transit = 1;
+	}
+	status = kvd_through_start(core, put->slot_class, &meta, entry->loc, put->id, index);
+	if (status == KV_OK) {
+		return KVD_TURN_WAIT;
+	}
+	entry->state = KVD_ENTRY_FULL;
+	if (status == KV_ERR_BUSY && (core->writes > 0 || kvd_change_expected(core, put->slot_class, KVD_DISK))) {
+		/* room comes back with the writes in flight, or with a file that is being emptied */
+		kvd_put_queue(core, put);
+		return KVD_TURN_WAIT;
+	}
+
+	return end_put(core, put, KV_ERR_NOT_ADMITTED);
+}
+
+/* Is the block above entry `index` visible? KVD_NONE in *p_parent: at the root. The put's claim hangs on it from then
+ * on: what makes room for the entry must not take its parent. */
+static kvd_turn_t parent_of(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t *p_parent)
+{
+	const kv_key_t *key = index > 0 ? &put->entries[index - 1].key : &put->parent;
+
+	*p_parent = KVD_NONE;
+	if (index == 0 && put->depth0 == 0) {
+		return KVD_TURN_GO_ON;
+	}
+	*p_parent = kvd_index_find(&core->ix, put->tree, key, (uint8_t)put->group);
+	if (*p_parent == KVD_NONE) {
+		if (index == 0 && kvd_pending_wait(core, put)) {
+			return KVD_TURN_WAIT;
+		}
+		return end_put(core, put,
+			       kvd_index_aside(&core->ix, put->tree, key, (uint8_t)put->group) != KVD_NONE
+				       ? KV_ERR_PARENT_UNREADABLE
+				       : KV_ERR_PARENT_LOST);
+	}
+	if (kvd_depth_of(&core->ix, kvd_block_at(&core->ix, *p_parent)) != put->depth0 + index) {
+		return end_put(core, put, KV_ERR_ARG);
+	}
+
+	if (put->claim == KVD_NONE && !kvd_put_may_pin(core, put, *p_parent)) {
+		return end_put(core, put, KV_ERR_BUSY);
+	}
+
+	return kvd_put_pin(core, put, *p_parent) == KV_OK ? KVD_TURN_GO_ON : end_put(core, put, KV_ERR_NOMEM);
+}
+
+static kvd_turn_t take_turn(kvd_core_t *core, kvd_put_t *put, uint32_t index)
+{
+	kvd_turn_t turn;
+	uint32_t parent;
+
+	if (put->entries[index].state == KVD_ENTRY_THROUGH) {
+		return KVD_TURN_WAIT;
+	}
+	turn = parent_of(core, put, index, &parent);
+	if (turn != KVD_TURN_GO_ON || put->entries[index].state == KVD_ENTRY_OPEN) {
+		return turn == KVD_TURN_GO_ON ? KVD_TURN_WAIT : turn;
+	}
+	if (take_duplicate(core, put, index, &turn)) {
+		return turn;
+	}
+	if (parent == KVD_NONE || kvd_in_set(&core->ix, kvd_block_at(&core->ix, parent), KVD_CPU)) {
+		return publish_cpu(core, put, index, parent);
+	}
+
+	return publish_through(core, put, index);
+}
+
+/* A FULL entry of a group without parents. */
+static kvd_turn_t take_alone(kvd_core_t *core, kvd_put_t *put, uint32_t index)
+{
+	kvd_turn_t turn;
+
+	return take_duplicate(core, put, index, &turn) ? turn : publish_cpu(core, put, index, KVD_NONE);
+}
+
+void kvd_put_try(kvd_core_t *core, kvd_put_t *put)
+{
+	if (!put->running) {
+		return;
+	}
+	if (kvd_tree_at(&core->ix, put->tree)->hidden) {
+		/* The space was reset: writers finish in peace, then all of it goes. */
+		if (put->full == put->n - put->already) {
+			kvd_put_finish(core, put, KV_ERR_STALE_EPOCH);
+		}
+		return;
+	}
+	for (uint32_t turns = 0; put->alone ? put->turn_head != KVD_NONE : put->next < put->n; turns++) {
+		if (turns == core->put_blocks) { /* everybody else first */
+			kvd_put_queue(core, put);
+			core->puts_left = 1;
+			return;
+		}
+		if ((put->alone ? take_alone(core, put, kvd_entry_next(put)) : take_turn(core, put, put->next)) !=
+		    KVD_TURN_GO_ON) {
+			return;
+		}
+	}
+	if (put->next == put->n) {
+		kvd_put_finish(core, put, KV_OK);
+	}
+}
+
+/* ---- write-through --------------------------------------------------------------------------- */
+
+/* On disk, below a parent that is there too. */
+static kvd_turn_t publish_disk(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t parent, kvs_loc_t disk)
+{
+	kvd_entry_t *entry = &put->entries[index];
+	kvd_block_t *block;
+	uint32_t id;
+	kv_status_t status = insert(core, put, index, parent, &id);
+
+	if (status != KV_OK) {
+		kvs_free(core->tier[KVD_DISK], disk);
+		entry->state = KVD_ENTRY_FULL;
+		return end_put(core, put, status);
+	}
+	block = kvd_block_at(&core->ix, id);
+	if (block->disk.slot != KV_SLOT_NONE) {
+		kvs_free(core->tier[KVD_DISK], block->disk);
+		kvd_durable_again(core);
+	}
+	block->disk = disk;
+	if (!kvd_in_set(&core->ix, block, KVD_DISK)) {
+		kvd_block_join(core, id, KVD_DISK, put->stamp, tokens_of(put, index));
+	}
+	if (kvd_index_can_join(&core->ix, block, KVD_CPU)) {
+		block->cpu_gen = entry->loc.gen;
+		*kvd_slot_of(&core->ix, block) = entry->loc.slot;
+		kvd_count_unfinished(core, kvd_instance_at(core, put->instance), put->slot_bytes, 0);
+		kvd_block_join(core, id, KVD_CPU, put->stamp, tokens_of(put, index));
+	} else {
+		kvd_entry_free(core, put, entry);
+	}
+	entry_visible(core, put, index, id, KVD_ENTRY_VISIBLE);
+
+	return KVD_TURN_GO_ON;
+}
+
+void kvd_put_written(kvd_core_t *core, uint64_t id, uint32_t index, kv_status_t status, kvs_loc_t cpu, kvs_loc_t disk)
+{
+	kvd_put_t *put = kvd_put_find(core, id);
+	kvd_entry_t *entry = put && put->running ? &put->entries[index] : NULL;
+	uint32_t parent;
+	kvd_turn_t turn;
+
+	if (!entry || entry->state != KVD_ENTRY_THROUGH) { /* the put ended meanwhile */
+		kvs_free(core->tier[KVD_CPU], cpu);
+		if (status == KV_OK) {
+			kvs_free(core->tier[KVD_DISK], disk);
+		}
+		return;
+	}
+	entry->state = KVD_ENTRY_FULL;
+	if (status != KV_OK) {
+		kvd_put_finish(core, put, KV_ERR_NOT_ADMITTED);
+		return;
+	}
+	if (kvd_tree_at(&core->ix, put->tree)->hidden) {
+		kvs_free(core->tier[KVD_DISK], disk);
+		kvd_put_queue(core, put);
+		return;
+	}
+	turn = parent_of(core, put, index, &parent);
+	if (turn != KVD_TURN_GO_ON ||
+	    kvd_index_find(&core->ix, put->tree, &entry->key, (uint8_t)put->group) != KVD_NONE || parent == KVD_NONE ||
+	    !kvd_in_set(&core->ix, kvd_block_at(&core->ix, parent), KVD_DISK)) {
+		kvs_free(core->tier[KVD_DISK],
+			 disk); /* things have changed: another copy came first, or the parent has moved */
+		if (turn == KVD_TURN_GO_ON) {
+			kvd_put_queue(core, put);
+		}
+		return;
+	}
+	if (publish_disk(core, put, index, parent, disk) == KVD_TURN_GO_ON) {
+		kvd_put_queue(core, put);
+	}
+}

@@ -1,0 +1,434 @@
+#include "core/core_impl.h"
+
+#define BLOCKS_OF_A_REQUEST 1024u
+#define BLOCKS_OF_A_TICK    64u
+#define TICK_NS             UINT64_C(20000)
+
+kvd_put_t *kvd_put_find(kvd_core_t *core, uint64_t id)
+{
+	uint32_t place = kvd_id_place(id);
+	kvd_put_t *put;
+
+	if (id == 0 || place >= core->puts.made) {
+		return NULL;
+	}
+	put = kvd_pool_at(&core->puts, place);
+
+	return put->id == id ? put : NULL;
+}
+
+/* ---- the queue of puts to look at again ------------------------------------------------------ */
+
+void kvd_put_queue(kvd_core_t *core, kvd_put_t *put)
+{
+	if (put->run_queued) {
+		return;
+	}
+	put->run_queued = 1;
+	put->run_next = KVD_NONE;
+	if (core->run_tail == KVD_NONE) {
+		core->run_head = put->self;
+	} else {
+		((kvd_put_t *)kvd_pool_at(&core->puts, core->run_tail))->run_next = put->self;
+	}
+	core->run_tail = put->self;
+	core->run_count++;
+}
+
+static kvd_put_t *queue_pop(kvd_core_t *core)
+{
+	kvd_put_t *put = kvd_pool_at(&core->puts, core->run_head);
+
+	core->run_head = put->run_next;
+	if (core->run_head == KVD_NONE) {
+		core->run_tail = KVD_NONE;
+	}
+	core->run_count--;
+	put->run_queued = 0;
+
+	return put;
+}
+
+static void queue_remove(kvd_core_t *core, kvd_put_t *put)
+{
+	uint32_t *link = &core->run_head, before = KVD_NONE;
+
+	if (!put->run_queued) {
+		return;
+	}
+	while (*link != put->self) {
+		before = *link;
+		link = &((kvd_put_t *)kvd_pool_at(&core->puts, *link))->run_next;
+	}
+	*link = put->run_next;
+	if (core->run_tail == put->self) {
+		core->run_tail = before;
+	}
+	core->run_count--;
+	put->run_queued = 0;
+}
+
+/* At most so many blocks of one put become visible in a row. */
+static void run_puts(kvd_core_t *core, uint32_t blocks, uint64_t until_ns)
+{
+	uint32_t retries = 0;
+
+	core->put_blocks = blocks;
+	/* One that must be looked at later queues itself again: stop when only such are left. */
+	while (core->run_count > retries) {
+		kvd_put_t *put = queue_pop(core);
+		uint32_t self = put->self;
+		uint64_t id = put->id;
+
+		kvd_put_try(core, put);
+		put = kvd_pool_at(&core->puts, self);
+		retries += put->id == id && put->run_queued ? 1 : 0;
+		if (core->run_count > retries && kv_now_ns(core->env) >= until_ns) {
+			core->puts_left = 1;
+			break;
+		}
+	}
+}
+
+/* What is left over of earlier puts, whoever made them, is not this request's to wait for: ticks go on with it
+ * (decision 033). */
+void kvd_puts_run(kvd_core_t *core)
+{
+	if (!core->puts_left) {
+		run_puts(core, BLOCKS_OF_A_REQUEST, UINT64_MAX);
+	}
+}
+
+void kvd_puts_go_on(kvd_core_t *core)
+{
+	core->puts_left = 0;
+	run_puts(core, BLOCKS_OF_A_TICK, core->now_ns + TICK_NS);
+}
+
+/* ---- running puts of a namespace ------------------------------------------------------------- */
+
+static kvd_put_t *put_at(const kvd_core_t *core, uint32_t self)
+{
+	return kvd_pool_at(&core->puts, self);
+}
+
+static void ns_unlink(kvd_core_t *core, kvd_put_t *put)
+{
+	kvd_ns_t *ns = core->ns[put->ns];
+
+	if (put->expiry_ns == 0) {
+		return;
+	}
+	*(put->ns_prev == KVD_NONE ? &ns->put_head : &put_at(core, put->ns_prev)->ns_next) = put->ns_next;
+	*(put->ns_next == KVD_NONE ? &ns->put_tail : &put_at(core, put->ns_next)->ns_prev) = put->ns_prev;
+	put->expiry_ns = 0;
+}
+
+void kvd_put_extend(kvd_core_t *core, kvd_put_t *put)
+{
+	kvd_ns_t *ns = core->ns[put->ns];
+
+	ns_unlink(core, put);
+	put->expiry_ns = core->now_ns + core->config.put_ttl_ns;
+	put->ns_prev = ns->put_tail;
+	put->ns_next = KVD_NONE;
+	*(put->ns_prev == KVD_NONE ? &ns->put_head : &put_at(core, put->ns_prev)->ns_next) = put->self;
+	ns->put_tail = put->self;
+}
+
+void kvd_put_revoke_oldest(kvd_core_t *core, uint32_t ns)
+{
+	uint32_t oldest = core->ns[ns]->put_head;
+
+	if (oldest != KVD_NONE && put_at(core, oldest)->expiry_ns <= core->now_ns) {
+		kvd_count(core, KV_M_PUTS_EXPIRED, 1);
+		kvd_count_ns(core, ns, KV_NM_PUTS_EXPIRED, 1);
+		kvd_put_finish(core, put_at(core, oldest), KV_ERR_REVOKED);
+	}
+}
+
+/* ---- the end --------------------------------------------------------------------------------- */
+
+void kvd_entry_free(kvd_core_t *core, kvd_put_t *put, kvd_entry_t *entry)
+{
+	kvs_free(core->tier[KVD_CPU], entry->loc);
+	entry->loc.slot = KV_SLOT_NONE;
+	kvd_count_unfinished(core, kvd_instance_at(core, put->instance), put->slot_bytes, 0);
+}
+
+int kvd_put_may_pin(const kvd_core_t *core, const kvd_put_t *put, uint32_t block)
+{
+	uint32_t depth = kvd_depth_of(&core->ix, kvd_block_at(&core->ix, block));
+
+	return depth - kvd_index_depth_pinned(&core->ix, block) <= kvd_pin_room(core, put->ns, put->slot_class);
+}
+
+kv_status_t kvd_put_pin(kvd_core_t *core, kvd_put_t *put, uint32_t block)
+{
+	kv_status_t status = KV_OK;
+
+	if (put->claim == KVD_NONE) {
+		status = kvd_claim_take(core, block, KVD_CLAIM_PUT, put->id, &put->claim);
+		put->claim = status == KV_OK ? put->claim : KVD_NONE;
+	} else {
+		kvd_claim_move(core, put->claim, block);
+	}
+
+	return status;
+}
+
+/* Header and room in the lease area. */
+static void put_retire(kvd_core_t *core, kvd_put_t *put)
+{
+	if (put->header) {
+		kvd_grant_revoke(put->header);
+		put->header = NULL;
+	}
+	if (put->extent != KVD_NONE) {
+		kvd_area_give(&kvd_instance_at(core, put->instance)->area, put->extent);
+		put->extent = KVD_NONE;
+	}
+}
+
+static void put_arrays_free(kvd_core_t *core, kvd_put_t *put)
+{
+	kv_free(core->env, put->entries);
+	kv_free(core->env, put->ended);
+	kv_free(core->env, put->writers);
+	kv_free(core->env, put->tokens);
+}
+
+static void put_remove(kvd_core_t *core, kvd_put_t *put)
+{
+	kvd_instance_rec_t *instance = kvd_instance_at(core, put->instance);
+
+	kvd_events_flush(core); /* they may borrow its tokens */
+	queue_remove(core, put);
+	kvd_pending_unwait(core, put);
+	kvd_put_unpin(core, put);
+	put_retire(core, put);
+	if (put->in_ledger) {
+		core->world.unclaim(core->world.ctx, put->id);
+	}
+	if (put->inst_prev == KVD_NONE) {
+		instance->puts = put->inst_next;
+	} else {
+		((kvd_put_t *)kvd_pool_at(&core->puts, put->inst_prev))->inst_next = put->inst_next;
+	}
+	if (put->inst_next != KVD_NONE) {
+		((kvd_put_t *)kvd_pool_at(&core->puts, put->inst_next))->inst_prev = put->inst_prev;
+	}
+	put_arrays_free(core, put);
+	kvd_tree_at(&core->ix, put->tree)->puts--;
+	if (!kvd_tree_at(&core->ix, put->tree)->leaving) {
+		kvd_tree_release(core, put->tree);
+	}
+	put->id = 0;
+	kvd_pool_put(&core->puts, put->self);
+}
+
+void kvd_put_settle(kvd_core_t *core, kvd_put_t *put)
+{
+	if (!put->running && put->quarantined == 0 && !put->durable) {
+		put_remove(core, put);
+	}
+}
+
+int kvd_put_writes(const kvd_put_t *put, uint32_t rank)
+{
+	for (uint32_t w = 0; w < put->writer_count; w++) {
+		if (put->writers[w].rank == rank && put->writers[w].left > 0) {
+			return 1;
+		}
+	}
+
+	return 0;
+}
+
+/* Members that may still write: those whose rank has not ended its ranges; if no member has such a rank, all of the
+ * instance. They are told that the put is over: only they know whether they have ever heard of it, and the slots wait
+ * for their QUIET. */
+static void find_unquiet(kvd_core_t *core, kvd_put_t *put, const kv_msg_t *msg)
+{
+	const kvd_instance_rec_t *instance = kvd_instance_at(core, put->instance);
+	uint32_t writers = 0;
+
+	for (int all = 0; all < 2 && writers == 0; all++) {
+		for (uint32_t local = 0; local < KVD_INSTANCE_MEMBERS; local++) {
+			const kvd_member_rec_t *member =
+				instance->members[local] == KVD_NONE
+					? NULL
+					: kvd_pool_at(&core->members, instance->members[local]);
+
+			if (member && (all || (member->role != 0 && kvd_put_writes(put, member->rank)))) {
+				put->unquiet[local / 64] |= UINT64_C(1) << local % 64;
+				writers++;
+				if (member->id != put->member) {
+					kvd_notify(core, member->id, KV_CODE_PUT_DONE, msg);
+				}
+			}
+		}
+	}
+}
+
+/* An entry that did not become visible. */
+static void entry_lose(kvd_core_t *core, kvd_put_t *put, uint32_t index)
+{
+	kvd_entry_t *entry = &put->entries[index];
+
+	kvd_pending_remove(core, put, index);
+	if (entry->state == KVD_ENTRY_OPEN) {
+		(void)kvs_set_state(core->tier[KVD_CPU], entry->loc, KVS_QUARANTINED);
+		entry->state = KVD_ENTRY_QUARANTINED;
+		put->quarantined++;
+	} else if (entry->state == KVD_ENTRY_FULL) {
+		kvd_entry_free(core, put, entry);
+		entry->state = KVD_ENTRY_LOST;
+	} else if (entry->state == KVD_ENTRY_THROUGH) { /* the write in flight gives the slot back */
+		kvd_count_unfinished(core, kvd_instance_at(core, put->instance), put->slot_bytes, 0);
+		entry->state = KVD_ENTRY_LOST;
+	}
+}
+
+void kvd_put_finish(kvd_core_t *core, kvd_put_t *put, kv_status_t why)
+{
+	kv_msg_t msg = {.put_done = {.put = put->id, .n = put->next, .status = why}};
+	uint32_t lost = kvd_put_unfinished(put);
+
+	ns_unlink(core, put);
+	put->running = 0;
+	put->status = why;
+	kvd_pending_unwait(core, put);
+	kvd_grant_revoke(put->header); /* before any slot is free */
+	for (uint32_t i = put->next; i < put->n; i++) {
+		entry_lose(core, put, i);
+	}
+	put_retire(core, put);
+	if (why == KV_ERR_REVOKED) {
+		kvd_count(core, KV_M_PUTS_REVOKED, 1);
+	} else if (why == KV_ERR_PARENT_LOST) {
+		kvd_count(core, KV_M_PARENT_LOST, lost);
+	} else if (why == KV_ERR_PARENT_UNREADABLE) {
+		kvd_count(core, KV_M_PARENT_UNREADABLE, 1);
+	} else if (why == KV_ERR_NOT_ADMITTED) {
+		kvd_count(core, KV_M_NOT_ADMITTED, lost);
+	}
+	kvd_notify(core, put->member, KV_CODE_PUT_DONE, &msg);
+
+	if (put->quarantined > 0) {
+		find_unquiet(core, put, &msg);
+	}
+	if (put->durable) {
+		core->durable_owed++;
+		core->durable_look |= KVD_LOOK_STORED;
+	} else {
+		kvd_put_unpin(core, put);
+	}
+	kvd_put_settle(core, put);
+}
+
+uint32_t kvd_put_quiet(kvd_core_t *core, kvd_put_t *put, uint32_t local, int before)
+{
+	const uint64_t bit = UINT64_C(1) << local % 64;
+	uint64_t unquiet = 0;
+	uint32_t freed = 0;
+
+	if (put->running || put->quarantined == 0) {
+		return 0;
+	}
+	put->before[local / 64] &= ~bit;
+	if (!before) {
+		put->unquiet[local / 64] &= ~bit;
+	}
+	for (uint32_t w = 0; w < KVD_MEMBER_WORDS; w++) {
+		unquiet |= put->unquiet[w] | put->before[w];
+	}
+	if (unquiet != 0) {
+		return 0;
+	}
+	for (uint32_t i = put->next; i < put->n; i++) {
+		if (put->entries[i].state == KVD_ENTRY_QUARANTINED) {
+			kvd_entry_free(core, put, &put->entries[i]);
+			put->entries[i].state = KVD_ENTRY_LOST;
+			freed++;
+		}
+	}
+	put->quarantined = 0;
+	kvd_put_settle(core, put);
+
+	return freed;
+}
+
+void kvd_put_unquiet_move(kvd_put_t *put, uint32_t from, uint32_t to)
+{
+	uint64_t bit = UINT64_C(1) << from % 64;
+
+	if ((put->unquiet[from / 64] | put->before[from / 64]) & bit) {
+		put->unquiet[from / 64] &= ~bit;
+		put->before[from / 64] &= ~bit;
+		put->before[to / 64] |= UINT64_C(1) << to % 64;
+	}
+}
+
+void kvd_put_destroy(kvd_core_t *core, kvd_put_t *put)
+{
+	if (put->running) {
+		kvd_put_finish(core, put, KV_ERR_REVOKED);
+		return; /* gone, or lingering in the instance's list: the caller comes back */
+	}
+	if (put->durable) {
+		put->durable = 0;
+		core->durable_owed--;
+	}
+	for (uint32_t i = put->next; i < put->n; i++) {
+		if (put->entries[i].state == KVD_ENTRY_QUARANTINED) {
+			kvd_entry_free(core, put, &put->entries[i]);
+		}
+	}
+	put->quarantined = 0;
+	put_remove(core, put);
+}
+
+void kvd_puts_free(kvd_core_t *core)
+{
+	for (uint32_t id = core->instance_list; id != KVD_NONE; id = kvd_instance_at(core, id)->next) {
+		for (uint32_t p = kvd_instance_at(core, id)->puts; p != KVD_NONE;) {
+			kvd_put_t *put = kvd_pool_at(&core->puts, p);
+
+			p = put->inst_next;
+			put_arrays_free(core, put);
+		}
+	}
+}
+
+kv_status_t kvd_put_revoke(kvd_core_t *core, kvd_member_t member_id, const kv_msg_put_revoke_t *ask,
+			   kv_msg_put_revoke_reply_t *reply)
+{
+	const kvd_member_rec_t *member = kvd_member_rec(core, member_id);
+	kvd_put_t *put = member ? kvd_put_find(core, ask->put) : NULL;
+
+	if (!put || put->instance != member->instance || !put->running) {
+		return member ? KV_ERR_NOT_FOUND : KV_ERR_NOT_JOINED;
+	}
+	reply->revoked = kvd_put_unfinished(put);
+	kvd_put_finish(core, put, KV_ERR_REVOKED);
+
+	return KV_OK;
+}
+
+kv_status_t kvd_put_keep(kvd_core_t *core, kvd_member_t member_id, const kv_msg_keep_t *ask, kv_msg_keep_reply_t *reply)
+{
+	const kvd_member_rec_t *member = kvd_member_rec(core, member_id);
+	kvd_put_t *put = member ? kvd_put_find(core, ask->put) : NULL;
+
+	if (!put || put->instance != member->instance) {
+		return member ? KV_ERR_NOT_FOUND : KV_ERR_NOT_JOINED;
+	}
+	if (!put->running) {
+		return KV_ERR_REVOKED;
+	}
+	kvd_put_extend(core, put);
+	reply->ttl_ms = (uint32_t)(core->config.put_ttl_ns / 1000000u);
+
+	return KV_OK;
+}

@@ -1,0 +1,222 @@
+/* put.h -- puts: blocks on their way in.
+ *
+ *   entry:  ALREADY (visible at start; no slot)
+ *           OPEN --all writers' ranges ended--> FULL --parent in the CPU set--> VISIBLE
+ *                                               FULL --parent on disk only--> THROUGH --written--> VISIBLE (as DISK)
+ *                                               FULL --another copy was first--> DUPLICATE (its slot is freed)
+ *           OPEN, FULL --the put ends early--> LOST; an OPEN one's slot is QUARANTINED until its writers are quiet
+ *               or gone
+ *   put:    RUNNING --every entry VISIBLE, ALREADY or DUPLICATE--> PUT_DONE OK
+ *           RUNNING --revoked, parent lost, refused, expired and its namespace lacks room--> PUT_DONE why
+ *           then LINGERING while slots are quarantined or DURABLE is owed, then gone
+ *
+ * Entries of a put of a group without parents (`window`, `state`) do not wait for each other: ALREADY may be anywhere,
+ * each is made visible as soon as it is FULL. While it is wanted durable, each visible one is pinned by itself.
+ *
+ * A child waits for its parent's key, not for its slot: `pending` counts, per key, the unfinished copies and the puts
+ * that wait for it.
+ */
+#ifndef KVD_CORE_PUT_H
+#define KVD_CORE_PUT_H
+
+#include "core/core.h"
+#include "core/index/index.h"
+#include "core/tenant/space.h"
+
+#define KVD_MEMBER_WORDS     4u /* members an instance can have: 64 a word */
+#define KVD_INSTANCE_MEMBERS (64u * KVD_MEMBER_WORDS)
+
+typedef enum kvd_entry_state {
+	KVD_ENTRY_ALREADY,
+	KVD_ENTRY_OPEN,
+	KVD_ENTRY_FULL,
+	KVD_ENTRY_THROUGH,
+	KVD_ENTRY_VISIBLE,
+	KVD_ENTRY_DUPLICATE,
+	KVD_ENTRY_LOST,
+	KVD_ENTRY_QUARANTINED,
+} kvd_entry_state_t;
+
+/* One entry of one put. */
+typedef struct kvd_copy {
+	uint32_t put; /* record; KVD_NONE: end of list */
+	uint32_t index;
+} kvd_copy_t;
+
+typedef struct kvd_entry {
+	kv_key_t key;
+	uint64_t event_hash;
+	kvs_loc_t loc;
+	uint32_t pending; /* KVD_NONE: counted nowhere */
+	kvd_copy_t next;  /* the next unfinished copy of this key */
+	uint32_t left;    /* writers whose range has not ended */
+	uint32_t transit; /* its slot is TRANSIT already */
+	uint32_t turn;    /* alone: the next entry that is FULL */
+	uint32_t claim;   /* alone and durable: on its block; KVD_NONE */
+	kvs_loc_t disk;   /* alone and durable: where it was seen on disk */
+	kvd_entry_state_t state;
+} kvd_entry_t;
+
+typedef struct kvd_writer {
+	uint32_t rank, head, heads, layer, layers;
+	uint32_t left; /* blocks whose range has not ended */
+} kvd_writer_t;
+
+typedef struct kvd_put {
+	uint64_t id;
+	uint32_t self;
+	uint32_t instance;
+	kvd_member_t member; /* who started it and is told */
+	uint32_t ns, tree;
+	uint32_t pieces; /* digest leaves a layer */
+	uint32_t slot_class;
+	uint32_t block_tokens;
+	uint32_t group;
+	uint32_t alone;    /* 1: of a group without parents */
+	uint32_t durable;  /* wanted, and not answered yet */
+	uint32_t expected; /* durable: what it is pinned to will be written, unless something is dropped */
+	uint32_t running;
+	uint32_t n, depth0;
+	uint32_t already;              /* entries that were visible at the start */
+	uint32_t turn_head, turn_tail; /* alone: entries that are FULL */
+	uint32_t pins;                 /* alone: entries with a claim */
+	uint32_t stored;               /* alone, durable: entries from the first that have been seen on disk */
+	kv_key_t parent;
+	uint32_t next; /* first entry that is not visible; of a group without parents, later ones may be */
+	uint32_t full; /* entries all of whose ranges have ended */
+	uint64_t slot_bytes;
+	kv_status_t status;   /* how it ended */
+	uint32_t quarantined; /* entries whose slot waits for quiet writers */
+	uint32_t writer_count;
+	kvd_writer_t *writers;
+	kvd_entry_t *entries;
+	uint8_t *ended;   /* bits [entry][writer] */
+	uint32_t *tokens; /* [n][block_tokens] or NULL */
+	uint32_t claim;   /* on the deepest visible block; KVD_NONE: none */
+	uint32_t extent;
+	uint32_t in_ledger;
+	kv_lease_header_t *header;
+	uint64_t stamp;
+	uint64_t unquiet[KVD_MEMBER_WORDS]; /* members that may still touch quarantined slots */
+	uint64_t before[KVD_MEMBER_WORDS];  /* members whose older connections may */
+	uint64_t store_seq;                 /* DURABLE: synced when flushed + 1 >= this; 0: not written yet */
+	kvs_loc_t disk;            /* of its deepest block, when store_seq was taken: written anew, it waits anew */
+	uint32_t asked;            /* write-behind was asked for it once; alone: for entry asked - 1 */
+	uint64_t expiry_ns;        /* running: it may be revoked for want of room from then on */
+	uint32_t ns_prev, ns_next; /* running: its namespace's, those that expire first at the head */
+	uint32_t inst_prev, inst_next;
+	uint32_t wait_pending; /* parent key it waits for */
+	uint32_t wait_next;
+	uint32_t run_next; /* queue of puts to look at again */
+	uint32_t run_queued;
+} kvd_put_t;
+
+/* Unfinished copies of one key, and who waits for it. */
+typedef struct kvd_pending {
+	uint32_t link;
+	uint32_t tree;
+	kv_key_t key;
+	uint32_t group;
+	kvd_copy_t copies;
+	uint32_t waiters; /* puts */
+	uint32_t next;    /* in its hash chain */
+} kvd_pending_t;
+
+#define KVD_PENDING_HEADS 32768u
+
+/* pending.c: count entry `index` as an unfinished copy of its key. KV_ERR_NOMEM, KV_ERR_LIMIT. */
+kv_status_t kvd_pending_add(kvd_core_t *core, kvd_put_t *put, uint32_t index);
+/* It is no longer one. When it was the last, puts that wait for the key look again. */
+void kvd_pending_remove(kvd_core_t *core, kvd_put_t *put, uint32_t index);
+/* Wait for the put's parent key. 0: nobody is writing it. */
+int kvd_pending_wait(kvd_core_t *core, kvd_put_t *put);
+void kvd_pending_unwait(kvd_core_t *core, kvd_put_t *put);
+/* Is `instance` writing this key? */
+int kvd_pending_by(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint32_t group, uint32_t instance);
+
+/* put.c: look at this put again soon. */
+void kvd_put_queue(kvd_core_t *core, kvd_put_t *put);
+/* publish.c: make visible what can be. */
+void kvd_put_try(kvd_core_t *core, kvd_put_t *put);
+/* The slot of an unfinished entry goes back to the pool. */
+void kvd_entry_free(kvd_core_t *core, kvd_put_t *put, kvd_entry_t *entry);
+/* put_alone.c: entry `index`'s block is pinned, as far as memory goes; its claim goes; all claims go. */
+void kvd_entry_pin(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t block);
+void kvd_put_lose(kvd_core_t *core, uint32_t claim);
+void kvd_put_unpin(kvd_core_t *core, kvd_put_t *put);
+/* An entry has become FULL; the next such one, KVD_NONE: none. */
+void kvd_entry_full(kvd_put_t *put, uint32_t index);
+uint32_t kvd_entry_next(kvd_put_t *put);
+/* Count the visible entries from the first. */
+void kvd_put_advance(kvd_put_t *put);
+/* Entries that are not visible. */
+uint32_t kvd_put_unfinished(const kvd_put_t *put);
+/* Has this put counted the key as one of its unfinished copies, and nobody after it? */
+int kvd_pending_mine(kvd_core_t *core, const kvd_put_t *put, const kv_key_t *key);
+/* What goes into a slot's header. */
+void kvd_put_meta(kvd_core_t *core, const kvd_put_t *put, uint32_t index, kvs_meta_t *meta);
+/* Depth of an entry's block. */
+static inline uint32_t kvd_put_depth(const kvd_put_t *put, uint32_t index)
+{
+	return put->alone ? 1 : put->depth0 + index + 1;
+}
+/* How far an ended put of a group without parents is on disk: 1 when entries [0, put->stored) are and no more will be,
+ * 0 when it cannot be said yet. */
+int kvd_put_stored(kvd_core_t *core, kvd_put_t *put);
+/* Is the block in the disk set, and in this very slot? One that was evicted there and written again is behind a later
+ * flush only. */
+int kvd_durable_at(const kvd_core_t *core, uint32_t block, kvs_loc_t disk);
+/* How many of the first n entries are where they were seen on disk, up to the first that is not. */
+uint32_t kvd_put_on_disk(kvd_core_t *core, const kvd_put_t *put, uint32_t n);
+/* The put's claim now hangs on `block`. */
+kv_status_t kvd_put_pin(kvd_core_t *core, kvd_put_t *put, uint32_t block);
+/* May the put pin the path down to `block`: is there room for it within the namespace's share? */
+int kvd_put_may_pin(const kvd_core_t *core, const kvd_put_t *put, uint32_t block);
+/* Forget an ended put that nothing is owed to. */
+void kvd_put_settle(kvd_core_t *core, kvd_put_t *put);
+
+kv_status_t kvd_put_start(kvd_core_t *core, uint32_t ns, kvd_member_t member, const kv_msg_put_start_t *ask,
+			  kv_msg_put_start_reply_t *reply);
+kv_status_t kvd_put_end(kvd_core_t *core, kvd_member_t member, const kv_msg_put_end_t *ask,
+			kv_msg_put_end_reply_t *reply);
+kv_status_t kvd_put_revoke(kvd_core_t *core, kvd_member_t member, const kv_msg_put_revoke_t *ask,
+			   kv_msg_put_revoke_reply_t *reply);
+
+kvd_put_t *kvd_put_find(kvd_core_t *core, uint64_t id);
+/* RUNNING -> ended: PUT_DONE, claims and room given back, open slots quarantined. */
+void kvd_put_finish(kvd_core_t *core, kvd_put_t *put, kv_status_t why);
+/* A member (by its number in the instance) touches this put's slots no more; `before`: its older connections do not,
+ * this one may. Returns slots freed. */
+uint32_t kvd_put_quiet(kvd_core_t *core, kvd_put_t *put, uint32_t local, int before);
+/* Who waits for member `from` to be quiet or gone waits for what is now an older connection of `to` instead. */
+void kvd_put_unquiet_move(kvd_put_t *put, uint32_t from, uint32_t to);
+/* Could this rank still write into the put? */
+int kvd_put_writes(const kvd_put_t *put, uint32_t rank);
+kv_status_t kvd_put_keep(kvd_core_t *core, kvd_member_t member, const kv_msg_keep_t *ask, kv_msg_keep_reply_t *reply);
+/* The put is alive: its time to live begins (again). */
+void kvd_put_extend(kvd_core_t *core, kvd_put_t *put);
+/* The namespace lacks room: its oldest put is revoked if it has expired. Its slots come back when its writers are quiet
+ * or gone. */
+void kvd_put_revoke_oldest(kvd_core_t *core, uint32_t ns);
+/* Everything goes, told to nobody: the instance has ended. */
+void kvd_put_destroy(kvd_core_t *core, kvd_put_t *put);
+/* A write-through has ended. */
+void kvd_put_written(kvd_core_t *core, uint64_t id, uint32_t index, kv_status_t status, kvs_loc_t cpu, kvs_loc_t disk);
+/* Look again at the puts whose turn has come. */
+void kvd_puts_run(kvd_core_t *core);
+/* The same once a tick: also what was left over. */
+void kvd_puts_go_on(kvd_core_t *core);
+/* A block has become visible: puts that wait for its key go on. */
+void kvd_put_wake(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint32_t group);
+/* The arrays of all puts: the core ends. */
+void kvd_puts_free(kvd_core_t *core);
+/* Blocks have left the disk set because their bytes are in doubt: acknowledgements that rest on them fail. */
+void kvd_durable_lost(kvd_core_t *core);
+/* A block that acknowledgements owed may rest on has a new disk copy: they wait for the flush that covers it. */
+void kvd_durable_again(kvd_core_t *core);
+/* Answer DURABLE where it can be said. */
+void kvd_durable_run(kvd_core_t *core);
+/* Is a copy of this key being written? */
+int kvd_put_pending(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint32_t group);
+
+#endif

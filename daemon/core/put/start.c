@@ -1,0 +1,501 @@
+#include "core/core_impl.h"
+
+/* What a PUT_START asks for, checked; nothing is reserved yet. */
+typedef struct kvd_draft {
+	kvd_space_t *space;
+	kvd_member_rec_t *member;
+	kvd_instance_rec_t *instance;
+	const kv_msg_put_start_t *ask;
+	const kv_group_t *group;
+	uint32_t alone; /* 1: of a group without parents */
+	uint32_t n;
+	uint32_t already;
+	uint32_t base; /* deepest visible block: the parent, or the last ALREADY one; KVD_NONE: none */
+	uint32_t writer_count;
+} kvd_draft_t;
+
+static kv_key_t key_at(const kvd_draft_t *draft, uint32_t i)
+{
+	kv_key_t key;
+
+	memcpy(&key, draft->ask->keys.data + (size_t)i * KV_KEY_BYTES, sizeof key);
+
+	return key;
+}
+
+/* ---- writers --------------------------------------------------------------------------------- */
+
+static uint32_t word_at(kv_slice_t bytes, uint32_t index)
+{
+	uint32_t word;
+
+	memcpy(&word, bytes.data + (size_t)index * sizeof word, sizeof word);
+
+	return word;
+}
+
+static kvd_writer_t writer_at(const kvd_draft_t *draft, uint32_t i)
+{
+	kv_slice_t bytes = draft->ask->writers;
+
+	if (bytes.len == 0) {
+		return (kvd_writer_t){.rank = 0, .heads = draft->space->geometry.heads, .layers = draft->space->layers};
+	}
+
+	return (kvd_writer_t){
+		.rank = word_at(bytes, i * 5u),
+		.head = word_at(bytes, i * 5u + 1),
+		.heads = word_at(bytes, i * 5u + 2),
+		.layer = word_at(bytes, i * 5u + 3),
+		.layers = word_at(bytes, i * 5u + 4),
+	};
+}
+
+static int apart(const kvd_writer_t *a, const kvd_writer_t *b)
+{
+	return a->rank != b->rank && (a->head + a->heads <= b->head || b->head + b->heads <= a->head ||
+				      a->layer + a->layers <= b->layer || b->layer + b->layers <= a->layer);
+}
+
+/* Every (head, layer) has exactly one writer: ranges lie inside, do not overlap, and their areas add up. */
+static kv_status_t writers_check(kvd_draft_t *draft)
+{
+	const kvd_space_t *space = draft->space;
+	uint64_t area = 0;
+	uint32_t count = draft->ask->writers.len == 0 ? 1 : draft->ask->writers.len / KV_WRITER_BYTES;
+
+	if (draft->ask->writers.len % KV_WRITER_BYTES != 0 || count > KV_MAX_WRITERS) {
+		return KV_ERR_COVERAGE;
+	}
+	for (uint32_t i = 0; i < count; i++) {
+		kvd_writer_t w = writer_at(draft, i);
+
+		if (w.heads == 0 || w.layers == 0 || w.head >= space->geometry.heads ||
+		    w.heads > space->geometry.heads - w.head || w.layer >= space->layers ||
+		    w.layers > space->layers - w.layer || w.rank > 65535) {
+			return KV_ERR_COVERAGE;
+		}
+		area += (uint64_t)w.heads * w.layers;
+		for (uint32_t j = 0; j < i; j++) {
+			kvd_writer_t other = writer_at(draft, j);
+
+			if (!apart(&w, &other)) {
+				return KV_ERR_COVERAGE;
+			}
+		}
+	}
+	draft->writer_count = count;
+
+	return area == (uint64_t)space->geometry.heads * space->layers ? KV_OK : KV_ERR_COVERAGE;
+}
+
+/* ---- the path -------------------------------------------------------------------------------- */
+
+static kv_status_t parent_check(kvd_core_t *core, kvd_draft_t *draft)
+{
+	const kv_msg_put_start_t *ask = draft->ask;
+
+	draft->base = KVD_NONE;
+	if (kv_key_is_zero(&ask->parent)) {
+		return ask->depth == 0 ? KV_OK : KV_ERR_ARG;
+	}
+	draft->base = kvd_index_find(&core->ix, draft->space->tree, &ask->parent, (uint8_t)ask->group);
+	if (draft->base != KVD_NONE) {
+		return kvd_depth_of(&core->ix, kvd_block_at(&core->ix, draft->base)) == ask->depth ? KV_OK : KV_ERR_ARG;
+	}
+	if (ask->depth == 0) {
+		return KV_ERR_ARG;
+	}
+	if (kvd_pending_by(core, draft->space->tree, &ask->parent, ask->group, draft->instance->self)) {
+		return KV_OK;
+	}
+	if (kvd_index_aside(&core->ix, draft->space->tree, &ask->parent, (uint8_t)ask->group) != KVD_NONE) {
+		kvd_count(core, KV_M_PARENT_UNREADABLE, 1);
+		return KV_ERR_PARENT_UNREADABLE;
+	}
+	kvd_count(core, KV_M_NO_PARENT, 1);
+
+	return KV_ERR_NO_PARENT;
+}
+
+/* Which of the keys are visible: the first ones, each below the one before it, or the request contradicts the tree. */
+static kv_status_t already_check(kvd_core_t *core, kvd_draft_t *draft)
+{
+	draft->already = 0;
+	for (uint32_t i = 0; i < draft->n; i++) {
+		kv_key_t key = key_at(draft, i);
+		uint32_t id = kvd_index_find(&core->ix, draft->space->tree, &key, (uint8_t)draft->ask->group);
+
+		if (kv_key_is_zero(&key) || kv_key_equal(&key, &draft->ask->parent)) { /* nobody's parent is itself */
+			return KV_ERR_ARG;
+		}
+		if (id == KVD_NONE) {
+			continue;
+		}
+		if (draft->already != i || kvd_index_parent(&core->ix, id) != draft->base) {
+			return KV_ERR_ARG;
+		}
+		draft->already++;
+		draft->base = id;
+	}
+
+	return KV_OK;
+}
+
+/* Each key once. Those that are visible are touched. */
+static kv_status_t alone_check(kvd_core_t *core, kvd_draft_t *draft)
+{
+	kv_status_t status = KV_OK;
+	uint32_t checked = 0;
+
+	draft->base = KVD_NONE;
+	draft->already = 0;
+	for (; checked < draft->n && status == KV_OK; checked++) {
+		kv_key_t key = key_at(draft, checked);
+		uint32_t id = kvd_index_find(&core->ix, draft->space->tree, &key, draft->group->id);
+		kvd_block_t *block = id == KVD_NONE ? NULL : kvd_block_at(&core->ix, id);
+
+		if (kv_key_is_zero(&key) || (block && (block->flags & KVD_SEEN))) {
+			status = KV_ERR_ARG;
+		} else if (block) {
+			block->flags |= KVD_SEEN;
+			draft->already++;
+		}
+	}
+	for (uint32_t i = 0; i < checked && draft->already > 0; i++) {
+		kv_key_t key = key_at(draft, i);
+		uint32_t id = kvd_index_find(&core->ix, draft->space->tree, &key, draft->group->id);
+
+		if (id != KVD_NONE) {
+			kvd_block_at(&core->ix, id)->flags &= (uint8_t)~KVD_SEEN;
+			if (status == KV_OK) {
+				kvd_touch(core, id);
+			}
+		}
+	}
+
+	return status;
+}
+
+static kv_status_t draft_check(kvd_core_t *core, kvd_draft_t *draft)
+{
+	const kv_msg_put_start_t *ask = draft->ask;
+	kv_status_t status;
+
+	draft->n = ask->keys.len / KV_KEY_BYTES;
+	if (draft->n == 0 || draft->n > KV_MAX_BLOCKS || ask->keys.len % KV_KEY_BYTES != 0 ||
+	    (ask->event_hashes.len != 0 && ask->event_hashes.len != (uint64_t)draft->n * sizeof(uint64_t)) ||
+	    (ask->tokens.len != 0 &&
+	     ask->tokens.len != (uint64_t)draft->n * draft->group->block_tokens * sizeof(uint32_t)) ||
+	    ask->depth > INT32_MAX - draft->n) {
+		return KV_ERR_ARG;
+	}
+	status = writers_check(draft);
+	if (status == KV_OK && draft->alone) {
+		return alone_check(core, draft);
+	}
+	if (status == KV_OK) {
+		status = parent_check(core, draft);
+	}
+
+	return status == KV_OK ? already_check(core, draft) : status;
+}
+
+/* ---- the put --------------------------------------------------------------------------------- */
+
+static kv_status_t arrays_make(kvd_core_t *core, kvd_put_t *put, const kvd_draft_t *draft)
+{
+	const kv_msg_put_start_t *ask = draft->ask;
+
+	put->entries = kv_alloc(core->env, (size_t)draft->n * sizeof *put->entries);
+	put->ended = kv_alloc(core->env, ((size_t)draft->n * draft->writer_count + 7) / 8);
+	put->writers = kv_alloc(core->env, draft->writer_count * sizeof *put->writers);
+	put->tokens = ask->tokens.len > 0 ? kv_alloc(core->env, ask->tokens.len) : NULL;
+	if (!put->entries || !put->ended || !put->writers || (ask->tokens.len > 0 && !put->tokens)) {
+		return KV_ERR_NOMEM;
+	}
+
+	if (put->tokens) {
+		memcpy(put->tokens, ask->tokens.data, ask->tokens.len);
+	}
+	put->writer_count = draft->writer_count;
+	for (uint32_t w = 0; w < put->writer_count; w++) {
+		put->writers[w] = writer_at(draft, w);
+	}
+	for (uint32_t i = 0; i < draft->n; i++) {
+		kvd_entry_t *entry = &put->entries[i];
+
+		entry->key = key_at(draft, i);
+		entry->event_hash = kv_key_hash(&entry->key);
+		if (ask->event_hashes.len > 0) {
+			memcpy(&entry->event_hash, ask->event_hashes.data + i * sizeof(uint64_t), sizeof(uint64_t));
+		}
+		entry->loc.slot = KV_SLOT_NONE;
+		entry->pending = entry->turn = entry->claim = KVD_NONE;
+		entry->state = KVD_ENTRY_ALREADY;
+	}
+
+	return KV_OK;
+}
+
+static void put_fill(kvd_core_t *core, kvd_put_t *put, const kvd_draft_t *draft)
+{
+	const kv_msg_put_start_t *ask = draft->ask;
+
+	put->instance = draft->instance->self;
+	put->member = draft->member->id;
+	put->ns = draft->space->ns;
+	put->tree = draft->space->tree;
+	kvd_tree_at(&core->ix, put->tree)->puts++;
+	put->pieces = draft->space->pieces;
+	put->slot_class = draft->space->slot_class;
+	put->slot_bytes = core->classes[put->slot_class].slot_bytes;
+	put->block_tokens = draft->group->block_tokens;
+	put->group = ask->group;
+	put->alone = draft->alone;
+	put->durable = ask->flags & 1u;
+	put->running = 1;
+	put->turn_head = put->turn_tail = KVD_NONE;
+	if (!put->alone) {
+		put->n = put->next = put->already = draft->already;
+		put->depth0 = ask->depth;
+		put->parent = ask->parent;
+	}
+	put->claim = put->extent = put->wait_pending = KVD_NONE;
+	put->stamp = core->stamp;
+}
+
+/* Is the entry's block visible? Of a group without parents it may be anywhere in the put. KV_MISS: it is not.
+ * KV_ERR_BUSY: no more may be pinned. */
+static kv_status_t already_take(kvd_core_t *core, kvd_put_t *put, uint32_t index)
+{
+	uint32_t id = put->alone ? kvd_index_find(&core->ix, put->tree, &put->entries[index].key, (uint8_t)put->group)
+				 : KVD_NONE;
+
+	if (id == KVD_NONE) {
+		return KV_MISS;
+	}
+	if (!kvd_put_may_pin(core, put, id)) {
+		return KV_ERR_BUSY;
+	}
+	kvd_entry_pin(core, put, index, id); /* room for the others is not made by dropping it */
+	put->already++;
+
+	return KV_OK;
+}
+
+/* Slots for the keys that are not visible, as many as limits and room allow. */
+static kv_status_t slots_take(kvd_core_t *core, kvd_put_t *put, const kvd_draft_t *draft)
+{
+	kv_status_t status = KV_OK;
+
+	for (uint32_t i = put->n; i < draft->n; i++, put->n++) {
+		kvd_entry_t *entry = &put->entries[i];
+		kvs_meta_t meta;
+
+		status = already_take(core, put, i);
+		if (status == KV_OK) {
+			continue;
+		}
+		if (status != KV_MISS) {
+			return status;
+		}
+		if (put->alone && kvd_pending_mine(core, put, &entry->key)) {
+			return KV_ERR_ARG; /* the same key twice */
+		}
+		if (kvd_pin_room(core, put->ns, put->slot_class) == 0) {
+			kvd_count(core, KV_M_SHARE_FULL, 1);
+			kvd_count_ns(core, put->ns, KV_NM_SHARE_FULL, 1);
+			return KV_ERR_BUSY;
+		}
+		if (kvd_instance_room(core, draft->instance, core->config.max_unfinished_bytes,
+				      draft->instance->unfinished_bytes) < put->slot_bytes) {
+			return KV_ERR_BUSY;
+		}
+		kvd_put_meta(core, put, i, &meta);
+		status = kvd_slot_alloc(core, put->slot_class, KVD_CPU, &(kvd_use_t){KVS_PUT, put->id, &meta},
+					&entry->loc);
+		if (status == KV_OK && !kvd_may_open(core, put->ns, entry->loc)) {
+			kvs_free(core->tier[KVD_CPU], entry->loc);
+			status = KV_ERR_BUSY;
+		}
+		if (status != KV_OK) {
+			entry->loc.slot = KV_SLOT_NONE;
+			return status;
+		}
+		kvd_count_unfinished(core, draft->instance, put->slot_bytes, 1);
+		status = kvd_pending_add(core, put, i);
+		if (status != KV_OK) {
+			kvd_entry_free(core, put, entry);
+			return status;
+		}
+		entry->state = KVD_ENTRY_OPEN;
+		entry->left = put->writer_count;
+	}
+
+	return KV_OK;
+}
+
+/* Header and slots for the ranks, and the ledger. */
+static kv_status_t put_publish_header(kvd_core_t *core, kvd_put_t *put, const kvd_draft_t *draft, uint64_t offset)
+{
+	kv_lease_header_t *header = (void *)(draft->instance->memory + offset);
+	uint32_t *slots = (void *)(header + 1);
+	const kvd_entry_t *last = &put->entries[put->n - 1];
+	kv_status_t status;
+
+	atomic_store_explicit(&header->state, KV_LEASE_NONE, memory_order_relaxed);
+	atomic_store_explicit(&header->id, put->id, memory_order_release);
+	header->incarnation = core->config.incarnation;
+	header->kind = KV_LEASE_PUT;
+	header->group = put->group;
+	header->skip = 0;
+	header->space = draft->space->id;
+	atomic_store_explicit(&header->n, put->n, memory_order_relaxed);
+	atomic_store_explicit(&header->ready, put->next, memory_order_relaxed);
+	for (uint32_t i = 0; i < put->n; i++) {
+		slots[i] = put->entries[i].loc.slot;
+	}
+	for (uint32_t w = 0; w < put->writer_count; w++) {
+		put->writers[w].left = put->n - put->already;
+	}
+	put->header = header;
+	atomic_store_explicit(&header->state, KV_LEASE_ACTIVE, memory_order_release);
+
+	kvd_grant_t grant = {.id = put->id,
+			     .instance = draft->instance->id,
+			     .header = header,
+			     .deepest = last->loc,
+			     .deepest_key = &last->key};
+
+	status = core->world.claim(core->world.ctx, &grant);
+	put->in_ledger = status == KV_OK ? 1 : 0;
+
+	return status;
+}
+
+static void put_link(kvd_core_t *core, kvd_put_t *put, kvd_instance_rec_t *instance)
+{
+	put->inst_prev = KVD_NONE;
+	put->inst_next = instance->puts;
+	if (put->inst_next != KVD_NONE) {
+		((kvd_put_t *)kvd_pool_at(&core->puts, put->inst_next))->inst_prev = put->self;
+	}
+	instance->puts = put->self;
+}
+
+/* Nobody has seen it yet: no notice, no quarantine. */
+static void put_abandon(kvd_core_t *core, kvd_put_t *put)
+{
+	put->running = 0;
+	put->durable = 0;
+	for (uint32_t i = put->next; i < put->n; i++) {
+		if (put->entries[i].state == KVD_ENTRY_OPEN) {
+			kvd_pending_remove(core, put, i);
+			kvd_entry_free(core, put, &put->entries[i]);
+		}
+	}
+	kvd_put_settle(core, put);
+}
+
+static kv_status_t put_create(kvd_core_t *core, const kvd_draft_t *draft, kvd_put_t **p_put, uint64_t *p_offset)
+{
+	uint32_t place;
+	kvd_put_t *put;
+	kv_status_t status = kvd_pool_get(&core->puts, &place);
+
+	if (status != KV_OK) {
+		return status;
+	}
+	put = kvd_pool_at(&core->puts, place);
+	put->id = kvd_id_make(core, place);
+	put->self = place;
+	put_fill(core, put, draft);
+	put_link(core, put, draft->instance);
+	status = arrays_make(core, put, draft);
+	if (status == KV_OK && draft->base != KVD_NONE) {
+		status = kvd_put_may_pin(core, put, draft->base) ? kvd_put_pin(core, put, draft->base) : KV_ERR_BUSY;
+	}
+	if (status == KV_OK) {
+		status = kvd_area_take(&draft->instance->area,
+				       sizeof(kv_lease_header_t) + (uint64_t)draft->n * sizeof(uint32_t), &put->extent,
+				       p_offset);
+		put->extent = status == KV_OK ? put->extent : KVD_NONE;
+	}
+	if (status == KV_OK) {
+		status = slots_take(core, put, draft);
+		status = put->n > 0 && status != KV_ERR_ARG ? KV_OK : status; /* some is better than none */
+	}
+	if (status == KV_OK && put->alone) {
+		kvd_put_advance(put);
+		if (!put->durable) {
+			kvd_put_unpin(core, put);
+		}
+	}
+	if (status == KV_OK) {
+		status = put_publish_header(core, put, draft, *p_offset);
+	}
+	if (status != KV_OK) {
+		put_abandon(core, put);
+		return status;
+	}
+	kvd_put_extend(core, put);
+	*p_put = put;
+
+	return KV_OK;
+}
+
+kv_status_t kvd_put_start(kvd_core_t *core, uint32_t ns, kvd_member_t member, const kv_msg_put_start_t *ask,
+			  kv_msg_put_start_reply_t *reply)
+{
+	kvd_draft_t draft = {.ask = ask};
+	uint64_t offset;
+	kvd_put_t *put;
+	kv_status_t status = kvd_member_check(core, ns, member, &draft.member, &draft.instance);
+
+	if (status == KV_OK) {
+		status = kvd_space_find(core, ns, ask->space, ask->epoch, &draft.space);
+	}
+	if (status == KV_OK) {
+		status = kvd_space_group(draft.space, ask->group, &draft.group);
+	}
+	if (status == KV_OK) {
+		core->stamp++;
+		draft.alone = kvd_group_alone(draft.group) ? 1 : 0;
+		status = draft_check(core, &draft);
+	}
+	if (status != KV_OK) {
+		return status;
+	}
+
+	if (draft.base != KVD_NONE) {
+		kvd_touch(core, draft.base);
+	}
+	kvd_count(core, KV_M_PUT_ALREADY, draft.already);
+	*reply = (kv_msg_put_start_reply_t){.n = draft.already, .already = draft.already};
+	if (draft.already == draft.n && !(ask->flags & 1u)) {
+		return KV_OK;
+	}
+	status = put_create(core, &draft, &put, &offset);
+	if (status == KV_ERR_BUSY || (status == KV_OK && put->n < draft.n)) {
+		kvd_put_revoke_oldest(core, ns); /* for whoever asks next */
+	}
+	if (status != KV_OK) {
+		kvd_count(core, KV_M_PUT_BUSY, 1);
+		return status;
+	}
+
+	kvd_count(core, KV_M_PUTS_STARTED, 1);
+	kvd_count(core, KV_M_PUT_BUSY, put->n < draft.n ? 1 : 0);
+	reply->put = put->id;
+	reply->n = put->n;
+	reply->already = put->already;
+	reply->offset = offset;
+	if (put->next == put->n) {
+		kvd_put_queue(core, put); /* nothing to write: it ends at the next turn */
+	} else if (draft.base == KVD_NONE && put->depth0 > 0) {
+		(void)kvd_pending_wait(core, put);
+	}
+
+	return KV_OK;
+}

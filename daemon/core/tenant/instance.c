@@ -1,0 +1,383 @@
+#include "core/core_impl.h"
+
+kvd_instance_rec_t *kvd_instance_at(kvd_core_t *core, uint32_t self)
+{
+	return kvd_pool_at(&core->instances, self);
+}
+
+static kvd_instance_rec_t *instance_find(kvd_core_t *core, kvd_instance_t id)
+{
+	kvd_instance_rec_t *instance;
+
+	if (id == 0 || kvd_id_place(id) >= core->instances.made) {
+		return NULL;
+	}
+	instance = kvd_instance_at(core, kvd_id_place(id));
+
+	return instance->id == id ? instance : NULL;
+}
+
+kvd_member_rec_t *kvd_member_rec(kvd_core_t *core, kvd_member_t id)
+{
+	kvd_member_rec_t *member;
+
+	if (id == 0 || kvd_id_place(id) >= core->members.made) {
+		return NULL;
+	}
+	member = kvd_pool_at(&core->members, kvd_id_place(id));
+
+	return member->id == id ? member : NULL;
+}
+
+kv_status_t kvd_member_check(kvd_core_t *core, uint32_t ns, kvd_member_t id, kvd_member_rec_t **p_member,
+			     kvd_instance_rec_t **p_instance)
+{
+	kvd_member_rec_t *member = kvd_member_rec(core, id);
+
+	if (!member || !member->open || kvd_instance_at(core, member->instance)->ns != ns) {
+		return KV_ERR_NOT_JOINED;
+	}
+	*p_member = member;
+	*p_instance = kvd_instance_at(core, member->instance);
+
+	return KV_OK;
+}
+
+void kvd_notify(kvd_core_t *core, kvd_member_t id, uint16_t code, const kv_msg_t *msg)
+{
+	const kvd_member_rec_t *member = kvd_member_rec(core, id);
+
+	if (member && member->open) {
+		core->world.notify(core->world.ctx, id, code, msg);
+	}
+}
+
+/* ---- join ------------------------------------------------------------------------------------ */
+
+static int secret_equal(const kvd_instance_rec_t *instance, const kvd_join_t *join)
+{
+	uint8_t differ = instance->secret_len == join->secret_len ? 0 : 1;
+
+	for (uint32_t i = 0; i < instance->secret_len && i < join->secret_len; i++) {
+		differ |= (uint8_t)(instance->secret[i] ^ join->secret[i]); /* all of it: time tells nothing */
+	}
+
+	return differ == 0;
+}
+
+kv_status_t kvd_instance_find(kvd_core_t *core, const kvd_join_t *join, kvd_instance_t *p_instance)
+{
+	*p_instance = 0;
+	for (uint32_t id = core->instance_list; id != KVD_NONE;) {
+		const kvd_instance_rec_t *instance = kvd_instance_at(core, id);
+
+		if (instance->ns == join->ns && strcmp(instance->name, join->instance) == 0) {
+			if (!secret_equal(instance, join)) {
+				return KV_ERR_SECRET;
+			}
+			*p_instance = instance->id;
+			return KV_OK;
+		}
+		id = instance->next;
+	}
+
+	return KV_OK;
+}
+
+kv_status_t kvd_instance_create(kvd_core_t *core, const kvd_join_t *join, void *lease_area, uint64_t lease_bytes,
+				kvd_instance_t *p_instance)
+{
+	kv_lease_area_header_t *header = lease_area;
+	kvd_instance_rec_t *instance;
+	uint32_t place;
+	kv_status_t status;
+
+	if (join->ns >= core->ns_count || join->secret_len < 16 || join->secret_len > 32 || join->instance[0] == '\0' ||
+	    strlen(join->instance) > 128 || lease_bytes < sizeof *header + UINT64_C(2) * KVD_AREA_UNIT) {
+		return KV_ERR_ARG;
+	}
+	if (core->reaped_count + core->instances.used >= 2 * (uint64_t)core->config.max_instances) {
+		return KV_ERR_LIMIT; /* the host has not fetched those that ended */
+	}
+	status = kvd_pool_get(&core->instances, &place);
+	if (status != KV_OK) {
+		return status;
+	}
+	instance = kvd_instance_at(core, place);
+	status = kvd_area_init(&instance->area, &core->extents, lease_area, lease_bytes, sizeof *header);
+	if (status != KV_OK) {
+		kvd_pool_put(&core->instances, place);
+		return status;
+	}
+
+	instance->id = kvd_id_make(core, place);
+	instance->self = place;
+	instance->ns = join->ns;
+	memcpy(instance->name, join->instance, strlen(join->instance) + 1);
+	memcpy(instance->secret, join->secret, join->secret_len);
+	instance->secret_len = join->secret_len;
+	instance->memory = lease_area;
+	instance->leases = instance->puts = KVD_NONE;
+	memset(instance->members, 0xff, sizeof instance->members);
+	header->version = KV_SHM_VERSION;
+	header->incarnation = core->config.incarnation;
+	header->total_bytes = lease_bytes;
+	header->magic = KV_LEASES_MAGIC;
+
+	instance->prev = KVD_NONE;
+	instance->next = core->instance_list;
+	if (instance->next != KVD_NONE) {
+		kvd_instance_at(core, instance->next)->prev = place;
+	}
+	core->instance_list = place;
+	*p_instance = instance->id;
+
+	return KV_OK;
+}
+
+kv_status_t kvd_member_add(kvd_core_t *core, kvd_instance_t id, const kvd_join_t *join, kvd_member_t *p_member)
+{
+	kvd_instance_rec_t *instance = instance_find(core, id);
+	kvd_member_rec_t *member;
+	uint32_t place, local = 0;
+	kv_status_t status;
+
+	if (!instance || join->role > 2) {
+		return instance ? KV_ERR_ARG : KV_ERR_NOT_FOUND;
+	}
+	while (local < KVD_INSTANCE_MEMBERS && instance->members[local] != KVD_NONE) {
+		local++;
+	}
+	if (local == KVD_INSTANCE_MEMBERS) {
+		return KV_ERR_LIMIT;
+	}
+	status = kvd_pool_get(&core->members, &place);
+	if (status != KV_OK) {
+		return status;
+	}
+	member = kvd_pool_at(&core->members, place);
+	*member = (kvd_member_rec_t){.id = kvd_id_make(core, place),
+				     .instance = instance->self,
+				     .local = local,
+				     .role = join->role,
+				     .rank = join->rank,
+				     .open = 1};
+	instance->members[local] = place;
+	instance->member_count++;
+	instance->open_count++;
+	*p_member = member->id;
+
+	return KV_OK;
+}
+
+/* ---- the end --------------------------------------------------------------------------------- */
+
+static void leases_end(kvd_core_t *core, kvd_instance_rec_t *instance)
+{
+	while (instance->leases != KVD_NONE) {
+		kvd_lease_end(core, kvd_pool_at(&core->leases, instance->leases), KV_ERR_REVOKED);
+	}
+}
+
+/* Revoke unfinished puts: all of them, or those `member` started or may still write into. */
+static void puts_revoke(kvd_core_t *core, const kvd_instance_rec_t *instance, const kvd_member_rec_t *member)
+{
+	for (uint32_t id = instance->puts; id != KVD_NONE;) {
+		kvd_put_t *put = kvd_pool_at(&core->puts, id);
+
+		id = put->inst_next;
+		if (put->running && (!member || put->member == member->id || kvd_put_writes(put, member->rank))) {
+			kvd_put_finish(core, put, KV_ERR_REVOKED);
+		}
+	}
+}
+
+static uint32_t puts_quiet(kvd_core_t *core, const kvd_instance_rec_t *instance, uint32_t local, int before)
+{
+	uint32_t freed = 0;
+
+	for (uint32_t id = instance->puts; id != KVD_NONE;) {
+		kvd_put_t *put = kvd_pool_at(&core->puts, id);
+
+		id = put->inst_next;
+		freed += kvd_put_quiet(core, put, local, before);
+	}
+
+	return freed;
+}
+
+/* Is a slot waiting for somebody of the instance to be quiet or gone? */
+static int owes(kvd_core_t *core, const kvd_instance_rec_t *instance)
+{
+	for (uint32_t id = instance->puts; id != KVD_NONE;) {
+		const kvd_put_t *put = kvd_pool_at(&core->puts, id);
+
+		if (put->quarantined > 0) {
+			return 1;
+		}
+		id = put->inst_next;
+	}
+
+	return 0;
+}
+
+static void member_free(kvd_core_t *core, kvd_instance_rec_t *instance, kvd_member_rec_t *member)
+{
+	uint32_t place = kvd_id_place(member->id);
+
+	instance->members[member->local] = KVD_NONE;
+	instance->member_count--;
+	member->id = 0;
+	kvd_pool_put(&core->members, place);
+}
+
+static void instance_end(kvd_core_t *core, kvd_instance_rec_t *instance)
+{
+	leases_end(core, instance);
+	while (instance->puts != KVD_NONE) {
+		kvd_put_destroy(core, kvd_pool_at(&core->puts, instance->puts));
+	}
+	kv_assert(instance->pinned_bytes == 0 && instance->unfinished_bytes == 0);
+	for (uint32_t local = 0; local < KVD_INSTANCE_MEMBERS; local++) {
+		if (instance->members[local] != KVD_NONE) {
+			member_free(core, instance, kvd_pool_at(&core->members, instance->members[local]));
+		}
+	}
+	kvd_area_fini(&instance->area);
+	if (instance->prev == KVD_NONE) {
+		core->instance_list = instance->next;
+	} else {
+		kvd_instance_at(core, instance->prev)->next = instance->next;
+	}
+	if (instance->next != KVD_NONE) {
+		kvd_instance_at(core, instance->next)->prev = instance->prev;
+	}
+	core->reaped[core->reaped_count++] = instance->id;
+	instance->id = 0;
+	kvd_pool_put(&core->instances, instance->self);
+}
+
+/* Nobody can ask for anything in its name any more, and nothing waits for those who could: closed members need not be
+ * waited for either. */
+static void instance_settle(kvd_core_t *core, kvd_instance_rec_t *instance)
+{
+	if (instance->open_count == 0 && !owes(core, instance)) {
+		instance_end(core, instance);
+	}
+	kvd_puts_run(core);
+	kvd_events_flush(core);
+}
+
+static void member_close(kvd_core_t *core, kvd_instance_rec_t *instance, kvd_member_rec_t *member)
+{
+	if (!member->open) {
+		return;
+	}
+	member->open = 0;
+	instance->open_count--;
+	puts_revoke(core, instance, instance->open_count == 0 ? NULL : member);
+	if (instance->open_count == 0) {
+		leases_end(core, instance);
+	}
+}
+
+void kvd_member_closed(kvd_core_t *core, kvd_member_t id)
+{
+	kvd_member_rec_t *member = kvd_member_rec(core, id);
+	kvd_instance_rec_t *instance;
+
+	if (!member || !member->open) {
+		return;
+	}
+	instance = kvd_instance_at(core, member->instance);
+	core->now_ns = kv_now_ns(core->env);
+	member_close(core, instance, member);
+	instance_settle(core, instance);
+}
+
+void kvd_member_absorb(kvd_core_t *core, kvd_member_t closed, kvd_member_t by_id, int quiet)
+{
+	kvd_member_rec_t *member = kvd_member_rec(core, closed);
+	const kvd_member_rec_t *by = kvd_member_rec(core, by_id);
+	kvd_instance_rec_t *instance;
+
+	if (!member || !by || member->open || !by->open || member->instance != by->instance ||
+	    member->rank != by->rank || member->role != by->role) {
+		return;
+	}
+	instance = kvd_instance_at(core, member->instance);
+	core->now_ns = kv_now_ns(core->env);
+	if (quiet) {
+		(void)puts_quiet(core, instance, member->local, 0);
+	}
+	for (uint32_t id = instance->puts; id != KVD_NONE;) {
+		kvd_put_t *put = kvd_pool_at(&core->puts, id);
+
+		kvd_put_unquiet_move(put, member->local, by->local);
+		id = put->inst_next;
+	}
+	member_free(core, instance, member);
+	kvd_puts_run(core);
+	kvd_events_flush(core);
+}
+
+void kvd_member_gone(kvd_core_t *core, kvd_member_t id, int died)
+{
+	kvd_member_rec_t *member = kvd_member_rec(core, id);
+	kvd_instance_rec_t *instance;
+
+	if (!member) {
+		return;
+	}
+	instance = kvd_instance_at(core, member->instance);
+	core->now_ns = kv_now_ns(core->env);
+	member_close(core, instance, member);
+	if (died) {
+		kvd_count(core, KV_M_MEMBERS_DIED, instance->puts != KVD_NONE || instance->leases != KVD_NONE ? 1 : 0);
+		puts_revoke(core, instance, NULL);
+	}
+	(void)puts_quiet(core, instance, member->local, 0);
+	member_free(core, instance, member);
+	instance_settle(core, instance);
+}
+
+void kvd_instance_drop(kvd_core_t *core, kvd_instance_t id)
+{
+	kvd_instance_rec_t *instance = instance_find(core, id);
+
+	if (instance && instance->member_count == 0) {
+		instance_end(core, instance);
+	}
+}
+
+uint32_t kvd_reaped(kvd_core_t *core, kvd_instance_t *out, uint32_t cap)
+{
+	uint32_t n = core->reaped_count < cap ? core->reaped_count : cap;
+
+	memcpy(out, core->reaped, n * sizeof *out);
+	core->reaped_count -= n;
+	memmove(core->reaped, core->reaped + n, core->reaped_count * sizeof *out);
+
+	return n;
+}
+
+kv_status_t kvd_quiet(kvd_core_t *core, kvd_member_t id, const kv_msg_quiet_t *ask, kv_msg_quiet_reply_t *reply)
+{
+	const kvd_member_rec_t *member = kvd_member_rec(core, id);
+	kvd_put_t *put;
+
+	if (!member) {
+		return KV_ERR_NOT_JOINED;
+	}
+	reply->freed = 0;
+	if (ask->what == 0) {
+		put = kvd_put_find(core, ask->id);
+		if (put && put->instance == member->instance) {
+			reply->freed = kvd_put_quiet(core, put, member->local, 0);
+		}
+	} else if (ask->what == 2) {
+		reply->freed = puts_quiet(core, kvd_instance_at(core, member->instance), member->local, 1);
+	} /* else: reads hold nothing back; slabs and who leaves are the host's */
+
+	return KV_OK;
+}

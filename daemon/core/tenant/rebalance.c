@@ -1,0 +1,555 @@
+#include "core/core_impl.h"
+
+#define SLOTS_A_QUANTUM 256u
+#define GIVE_UP_NS      UINT64_C(1000000000)
+#define AGAIN_NS        UINT64_C(100000000)
+#define IDLE_NS         UINT64_C(10000000000)
+#define COLDER_FACTOR   2u
+#define COLDER_BY       4u                      /* requests */
+#define MAX_SLABS       (KV_SLOT_MAX_SLAB + 2u) /* and one for "no slot" */
+
+static const kvs_change_ops_t *ops_of(const kvd_core_t *core, kvd_set_t t)
+{
+	return core->tier[t] ? core->tier[t]->ops->change : NULL;
+}
+
+static kvd_resource_t resource_of(kvd_set_t t)
+{
+	return t == KVD_CPU ? KVD_SHARE_CPU : KVD_SHARE_DISK;
+}
+
+/* ---- who is short ---------------------------------------------------------------------------- */
+
+void kvd_change_ask(kvd_core_t *core, uint32_t slot_class, kvd_set_t t)
+{
+	kvd_class_t *class = &core->classes[slot_class];
+
+	class->used_ns = core->now_ns;
+	if (core->class_count > 1 && !class->wants[t] && core->now_ns >= class->ask_after_ns[t] && ops_of(core, t) &&
+	    ops_of(core, t)->is_short(core->tier[t], class->tier_class[t])) {
+		class->wants[t] = 1;
+		core->change[t].wanting++;
+	}
+}
+
+int kvd_change_expected(const kvd_core_t *core, uint32_t slot_class, kvd_set_t t)
+{
+	const kvd_change_t *change = &core->change[t];
+
+	return core->classes[slot_class].wants[t] || (change->slab != KVD_NONE && change->to == slot_class) ||
+	       (ops_of(core, t) && ops_of(core, t)->is_coming(core->tier[t], core->classes[slot_class].tier_class[t]));
+}
+
+/* ---- what leases name ------------------------------------------------------------------------ */
+
+void kvd_change_name(kvd_core_t *core, const uint32_t *slots, uint32_t n, int more)
+{
+	kvd_change_t *change = &core->change[KVD_CPU];
+	uint64_t count = 0;
+
+	for (uint32_t i = 0; change->slab != KVD_NONE && i < n; i++) {
+		count += kv_slot_slab(slots[i]) == change->slab;
+	}
+	change->named += more ? count : 0 - count;
+}
+
+static uint32_t names_in(const kvd_lease_t *lease, uint32_t slab)
+{
+	const uint32_t *slots = kv_lease_slots(lease->header);
+	uint32_t count = 0;
+
+	for (uint32_t s = 0; s < lease->named; s++) {
+		count += kv_slot_slab(slots[s]) == slab;
+	}
+
+	return count;
+}
+
+/* Slots that open leases name, a slab at a time. */
+static void count_named(kvd_core_t *core, uint32_t named[MAX_SLABS])
+{
+	memset(named, 0, MAX_SLABS * sizeof *named);
+	for (uint32_t i = core->instance_list; i != KVD_NONE; i = kvd_instance_at(core, i)->next) {
+		for (uint32_t l = kvd_instance_at(core, i)->leases; l != KVD_NONE;) {
+			const kvd_lease_t *lease = kvd_pool_at(&core->leases, l);
+			const uint32_t *slots = kv_lease_slots(lease->header);
+
+			for (uint32_t s = 0; s < lease->named; s++) {
+				named[kv_slot_slab(slots[s])]++;
+			}
+			l = lease->inst_next;
+		}
+	}
+}
+
+uint64_t kvd_change_count(kvd_core_t *core)
+{
+	uint32_t named[MAX_SLABS];
+
+	if (core->change[KVD_CPU].slab == KVD_NONE) {
+		return 0;
+	}
+	count_named(core, named);
+
+	return named[core->change[KVD_CPU].slab];
+}
+
+/* Leases of the slab end: whoever reads looks at the lease again before it uses what it has copied. */
+static void revoke_named(kvd_core_t *core, uint32_t slab)
+{
+	for (uint32_t i = core->instance_list; i != KVD_NONE; i = kvd_instance_at(core, i)->next) {
+		for (uint32_t l = kvd_instance_at(core, i)->leases; l != KVD_NONE;) {
+			kvd_lease_t *lease = kvd_pool_at(&core->leases, l);
+
+			l = lease->inst_next;
+			if (names_in(lease, slab) > 0) {
+				kvd_lease_end(core, lease, KV_ERR_REVOKED);
+			}
+		}
+	}
+}
+
+/* ---- which slab ------------------------------------------------------------------------------ */
+
+/* A slab to take, as good as the best so far or better. */
+typedef struct choice {
+	kvd_set_t t;
+	uint32_t slab; /* KVD_NONE: none */
+	uint32_t from, to;
+	uint32_t taken, slots, named;
+	int force;
+} choice_t;
+
+static uint32_t class_of(const kvd_core_t *core, kvd_set_t t, uint32_t tier_class)
+{
+	for (uint32_t i = 0; i < core->class_count; i++) {
+		if (core->classes[i].tier_class[t] == tier_class) {
+			return i;
+		}
+	}
+
+	return KVD_NONE;
+}
+
+/* How long the class's coldest block that can be evicted was not asked for, in requests. 0: it has none. */
+static int coldest(kvd_core_t *core, kvd_set_t t, uint32_t slot_class, uint64_t *p_age)
+{
+	uint64_t stamp;
+
+	if (kvd_class_coldest(core, slot_class, t, &stamp) == KVD_NONE) {
+		return 0;
+	}
+	*p_age = core->stamp - stamp;
+
+	return 1;
+}
+
+static int is_idle(const kvd_core_t *core, uint32_t slot_class)
+{
+	return core->now_ns - core->classes[slot_class].used_ns >= IDLE_NS;
+}
+
+/* May a slab of so many slots, whose blocks have to be evicted, be taken from this class at all? */
+static int may_give(const kvd_core_t *core, kvd_set_t t, uint32_t from, uint32_t slots)
+{
+	return core->classes[from].slots[t] - slots >= slots / 2u || is_idle(core, from);
+}
+
+/* The namespace that has to give to another one: that furthest over its share, if `to` is within its own with a slab
+ * more, or by two slabs less over it. *p_owner KVD_NONE: those whose namespace is not configured. */
+static int owner_that_gives(const kvd_core_t *core, kvd_set_t t, uint32_t to, uint32_t *p_owner)
+{
+	uint64_t unit = core->classes[to].unit[t];
+	uint64_t own = kvd_share_over(core, core->classes[to].ns, resource_of(t), unit);
+	uint64_t most = kvd_share_used(core, KVD_NONE, resource_of(t));
+	uint32_t from = KVD_NONE;
+
+	for (uint32_t n = 0; n < core->ns_count; n++) {
+		uint64_t over = n == core->classes[to].ns ? 0 : kvd_share_over(core, n, resource_of(t), 0);
+
+		if (over > most) {
+			most = over;
+			from = n;
+		}
+	}
+	*p_owner = from;
+
+	return most > 0 && (own == 0 || most >= own + unit) &&
+	       kvd_share_used(core, core->classes[to].ns, resource_of(t)) + unit <=
+		       kvd_share_most(core, core->classes[to].ns, resource_of(t));
+}
+
+/* The class that has to give, if one does: of the namespace that has to, its coldest one (*p_force 1); else of the same
+ * namespace that with the coldest block, when it is colder enough than the coldest of `to`. */
+static uint32_t coldest_class(kvd_core_t *core, kvd_set_t t, uint32_t to, int *p_force)
+{
+	uint64_t own = 0, most = 0, age = 0;
+	uint32_t from = KVD_NONE, owner = KVD_NONE;
+	uint64_t least = coldest(core, t, to, &own) ? COLDER_FACTOR * own + COLDER_BY : 0;
+	int force = owner_that_gives(core, t, to, &owner);
+
+	for (uint32_t i = 0; i < core->class_count; i++) {
+		const kvd_class_t *class = &core->classes[i];
+		int may = force ? class->ns == owner
+				: class->ns == core->classes[to].ns && may_give(core, t, i, class->largest[t]);
+
+		if (i == to || class->slots[t] == 0 || !may) {
+			continue;
+		}
+		if (!coldest(core, t, i, &age)) { /* nothing that can be evicted: only leases that end help */
+			age = 0;
+			from = force && from == KVD_NONE ? i : from;
+			continue;
+		}
+		if ((force || age >= least) && age >= most) {
+			most = age;
+			from = i;
+		}
+	}
+	*p_force = force;
+
+	return from;
+}
+
+/* Has the class slots enough without this slab: for what is in it, and, while it is in use, for as much again? `from`
+ * KVD_NONE: a class of the disk tier that has no block. */
+static int can_spare(const kvd_core_t *core, const choice_t *choice, const kvs_slab_look_t *look, uint32_t from)
+{
+	uint64_t free_slots = ops_of(core, choice->t)->free_slots(core->tier[choice->t], look->slot_class);
+
+	if (look->open > 0 || (choice->t == KVD_DISK && look->taken > 0)) { /* on disk nothing is moved */
+		return 0;
+	}
+
+	return from == KVD_NONE || free_slots >= (is_idle(core, from) ? look->slots : 2u * (uint64_t)look->slots);
+}
+
+/* The one that fewer leases name, then the smaller part of it taken, else the larger one; and there must be something
+ * to be had from it. */
+static void prefer(const kvd_core_t *core, choice_t *choice, uint32_t slab, const kvs_slab_look_t *look, uint32_t named)
+{
+	uint64_t old = (uint64_t)choice->taken * look->slots, new = (uint64_t)look->taken * choice->slots;
+	uint32_t to = core->classes[choice->to].tier_class[choice->t];
+	int better = choice->slab == KVD_NONE || named < choice->named ||
+		     (named == choice->named && (new < old || (new == old && look->slots > choice->slots)));
+
+	if (better && ops_of(core, choice->t)->gain(core->tier[choice->t], slab, to) > 0) {
+		choice->slab = slab;
+		choice->from = class_of(core, choice->t, look->slot_class);
+		choice->taken = look->taken;
+		choice->slots = look->slots;
+		choice->named = named;
+	}
+}
+
+static void count_slots(kvd_core_t *core, kvd_set_t t)
+{
+	kvs_slab_look_t look;
+
+	for (uint32_t i = 0; i < core->class_count; i++) {
+		core->classes[i].slots[t] = 0;
+		core->classes[i].largest[t] = 0;
+	}
+	for (uint32_t slab = 0; slab < ops_of(core, t)->slabs(core->tier[t]); slab++) {
+		uint32_t class = ops_of(core, t)->look(core->tier[t], slab, &look) == KV_OK && !look.retired
+					 ? class_of(core, t, look.slot_class)
+					 : KVD_NONE;
+
+		if (class != KVD_NONE) {
+			kvd_class_t *c = &core->classes[class];
+
+			c->slots[t] += look.slots;
+			c->largest[t] = look.slots > c->largest[t] ? look.slots : c->largest[t];
+		}
+	}
+}
+
+/* Of a disk class: the file in which its coldest block lies, since nothing is moved there. KVD_NONE: none of its blocks
+ * can go. */
+static uint32_t coldest_file(const kvd_core_t *core, uint32_t slot_class)
+{
+	uint64_t stamp;
+	uint32_t id = slot_class == KVD_NONE ? KVD_NONE : kvd_class_coldest(core, slot_class, KVD_DISK, &stamp);
+
+	return id == KVD_NONE ? KVD_NONE : kv_slot_slab(kvd_block_at(&core->ix, id)->disk.slot);
+}
+
+/* The slab that is cheapest to empty: of those a class can spare, else of those of the class that has to give. */
+static choice_t choose(kvd_core_t *core, kvd_set_t t, uint32_t to)
+{
+	kvs_tier_t *tier = core->tier[t];
+	uint32_t named[MAX_SLABS], cold, file;
+	choice_t easy = {.t = t, .slab = KVD_NONE, .to = to}, other = easy;
+	kvs_slab_look_t look;
+
+	count_slots(core, t);
+	count_named(core, named);
+	cold = coldest_class(core, t, to, &other.force);
+	file = t == KVD_DISK ? coldest_file(core, cold) : KVD_NONE;
+	for (uint32_t slab = 0; slab < ops_of(core, t)->slabs(tier); slab++) {
+		uint32_t from, names = t == KVD_CPU ? named[slab] : 0;
+
+		if (ops_of(core, t)->look(tier, slab, &look) != KV_OK || look.retired || look.leaving) {
+			continue;
+		}
+		from = class_of(core, t, look.slot_class);
+		if (from == to || (from == KVD_NONE && look.taken > 0)) {
+			continue;
+		}
+		if (names == 0 && can_spare(core, &easy, &look, from)) {
+			prefer(core, &easy, slab, &look, 0);
+		} else if (from != KVD_NONE && from == cold && look.open == 0 && (file == KVD_NONE || slab == file) &&
+			   (other.force || (names == 0 && may_give(core, t, from, look.slots)))) {
+			prefer(core, &other, slab, &look, names);
+		}
+	}
+
+	return easy.slab != KVD_NONE ? easy : other;
+}
+
+/* The next class in turn that wants something. */
+static uint32_t next_class(kvd_core_t *core, kvd_set_t t)
+{
+	kvd_change_t *change = &core->change[t];
+
+	for (;;) {
+		uint32_t class = change->turn++ % core->class_count;
+
+		if (core->classes[class].wants[t]) {
+			core->classes[class].wants[t] = 0;
+			change->wanting--;
+			return class;
+		}
+	}
+}
+
+static void begin(kvd_core_t *core, kvd_set_t t, uint32_t slab, uint32_t from, uint32_t to)
+{
+	kvd_change_t *change = &core->change[t];
+
+	ops_of(core, t)->leave(core->tier[t], slab);
+	change->slab = slab;
+	change->from = from;
+	change->to = to;
+	change->force = 0;
+	change->index = change->moved = 0;
+	change->named = t == KVD_CPU ? kvd_change_count(core) : 0;
+	change->give_up_ns = core->now_ns + GIVE_UP_NS;
+}
+
+static int pick(kvd_core_t *core, kvd_set_t t)
+{
+	kvd_change_t *change = &core->change[t];
+	uint32_t to = next_class(core, t);
+	choice_t choice;
+
+	if (!ops_of(core, t)->is_short(core->tier[t], core->classes[to].tier_class[t])) {
+		return 1;
+	}
+	choice = choose(core, t, to);
+	if (choice.slab == KVD_NONE) {
+		core->classes[to].ask_after_ns[t] = core->now_ns + AGAIN_NS;
+		return 1;
+	}
+	begin(core, t, choice.slab, choice.from, to);
+	change->force =
+		choice.force && choice.from != KVD_NONE && core->classes[choice.from].ns != core->classes[to].ns;
+	kvd_count(core, KV_M_SLABS_RECLAIMED, change->force ? 1 : 0);
+
+	return 1;
+}
+
+/* An empty file of the namespace, else the one in which the coldest block of all its classes lies. KVD_NONE: none of
+ * its blocks can go. */
+static uint32_t file_to_give(kvd_core_t *core, uint32_t ns)
+{
+	uint32_t cold = KVD_NONE, empty = KVD_NONE;
+	uint64_t age, most = 0;
+	kvs_slab_look_t look;
+
+	for (uint32_t i = 0; i < core->class_count; i++) {
+		if (core->classes[i].ns == ns && coldest(core, KVD_DISK, i, &age) && age >= most) {
+			most = age;
+			cold = i;
+		}
+	}
+	for (uint32_t file = 0; file < ops_of(core, KVD_DISK)->slabs(core->tier[KVD_DISK]); file++) {
+		uint32_t class = ops_of(core, KVD_DISK)->look(core->tier[KVD_DISK], file, &look) == KV_OK &&
+						 !look.retired && !look.leaving && look.taken == 0
+					 ? class_of(core, KVD_DISK, look.slot_class)
+					 : KVD_NONE;
+
+		empty = class != KVD_NONE && core->classes[class].ns == ns ? file : empty;
+	}
+
+	return empty != KVD_NONE ? empty : coldest_file(core, cold);
+}
+
+/* A namespace has more files than its maximum, which was higher once: one of them goes, and nobody gets it. */
+static int pick_over(kvd_core_t *core)
+{
+	kvd_change_t *change = &core->change[KVD_DISK];
+	kvs_slab_look_t look;
+
+	change->look_ns = core->now_ns + AGAIN_NS;
+	for (uint32_t n = 0; n < core->ns_count; n++) {
+		uint32_t file = kvd_share_used(core, n, KVD_SHARE_DISK) > kvd_share_most(core, n, KVD_SHARE_DISK)
+					? file_to_give(core, n)
+					: KVD_NONE;
+
+		if (file != KVD_NONE && ops_of(core, KVD_DISK)->look(core->tier[KVD_DISK], file, &look) == KV_OK &&
+		    !look.retired) {
+			begin(core, KVD_DISK, file, class_of(core, KVD_DISK, look.slot_class), KVD_NONE);
+			return 1;
+		}
+	}
+
+	return 0;
+}
+
+/* ---- emptying it ----------------------------------------------------------------------------- */
+
+static void note(void *arg, kv_status_t status)
+{
+	*(kv_status_t *)arg = status;
+}
+
+/* Its bytes to another slot; they are verified on the way. */
+static void move_block(kvd_core_t *core, uint32_t id, kvs_loc_t from, kvs_loc_t to)
+{
+	kvs_tier_t *tier = core->tier[KVD_CPU];
+	kvd_block_t *block = kvd_block_at(&core->ix, id);
+	kv_status_t end = KV_ERR_INTERNAL;
+	kvs_mem_t mem;
+	kv_status_t status = kvs_mem(tier, from, &mem);
+
+	if (status == KV_OK) {
+		status = kvs_store(tier, to, &mem, note, &end); /* of the CPU tier: it ends inside the call */
+	}
+	status = status == KV_OK ? end : status;
+	if (status == KV_OK) {
+		(void)kvs_set_state(tier, to, KVS_READY);
+		*kvd_slot_of(&core->ix, block) = to.slot;
+		block->cpu_gen = to.gen;
+		kvs_free(tier, from);
+		kvd_count(core, KV_M_BLOCKS_MOVED, 1);
+		return;
+	}
+	kvs_free(tier, to);
+	kv_logf(core->env, KV_LOG_WARN, "core", "a block in memory is damaged and is taken out, status %s",
+		kv_status_name(status));
+	kvd_count(core, KV_M_BAD_BLOCKS, 1);
+	kvd_quarantine_cpu(core, id);
+}
+
+/* 1: the slot is empty now, or some other one has come free for what it holds. */
+static int empty_slot(kvd_core_t *core, kvd_set_t t, kv_slot_t slot)
+{
+	kvs_tier_t *tier = core->tier[t];
+	uint32_t from = core->change[t].from, id;
+	const kvd_block_t *block;
+	kvs_loc_t here, there;
+	kvs_meta_t meta;
+	kv_status_t status;
+
+	if (ops_of(core, t)->slot(tier, slot, &here, &meta) != KV_OK) {
+		return 0;
+	}
+	id = kvd_index_in_slot(&core->ix, &meta.key, meta.group, t, here);
+	if (t == KVD_DISK) {
+		return id != KVD_NONE && kvd_evict_below(core, id, t, core->change[t].force) == KV_OK;
+	}
+	block = id == KVD_NONE ? NULL : kvd_block_at(&core->ix, id);
+	if (!block || block->holds > 0 || block->io != KVD_NONE) {
+		return 0; /* being read, written or taken down: not for long */
+	}
+	status = kvs_alloc(tier, core->classes[from].tier_class[t], KVS_FILLING, 0, &meta, &there);
+	if (status == KV_ERR_FULL) {
+		return kvd_make_room(core, from, t) == KV_OK;
+	}
+	if (status == KV_OK) {
+		move_block(core, id, here, there);
+	}
+
+	return status == KV_OK;
+}
+
+static void end(kvd_core_t *core, kvd_set_t t)
+{
+	core->change[t].slab = KVD_NONE;
+	core->change[t].named = 0;
+}
+
+/* One block, or a look at some slots. */
+static int empty_some(kvd_core_t *core, kvd_set_t t, const kvs_slab_look_t *look)
+{
+	kvd_change_t *change = &core->change[t];
+
+	if (change->named > 0 && change->force) {
+		revoke_named(core, change->slab);
+	}
+	if (change->named > 0) {
+		return 0;
+	}
+	for (uint32_t i = 0; i < SLOTS_A_QUANTUM; i++) {
+		if (change->index == look->slots) {
+			int again = change->moved > 0;
+
+			change->index = change->moved = 0;
+			return again;
+		}
+		if (empty_slot(core, t, kv_slot_make(change->slab, change->index))) {
+			change->moved++;
+			change->give_up_ns = core->now_ns + GIVE_UP_NS;
+			return 1; /* the same slot again: what came free may have been another */
+		}
+		change->index++;
+	}
+
+	return 1;
+}
+
+static int run(kvd_core_t *core, kvd_set_t t)
+{
+	kvs_tier_t *tier = core->tier[t];
+	kvd_change_t *change = &core->change[t];
+	kvs_slab_look_t look;
+
+	if (change->slab == KVD_NONE && core->now_ns >= change->next_ns) {
+		if (t == KVD_DISK && core->now_ns >= change->look_ns && pick_over(core)) {
+			return 1;
+		}
+		return change->wanting > 0 ? pick(core, t) : 0;
+	}
+	if (change->slab == KVD_NONE) {
+		return 0;
+	}
+	if (ops_of(core, t)->look(tier, change->slab, &look) != KV_OK || (!look.retired && !look.leaving)) {
+		end(core, t); /* its memory has come back */
+		return 0;
+	}
+	if (look.retired) {
+		return 0;
+	}
+	if (look.taken == 0) {
+		uint32_t to = change->to != KVD_NONE ? change->to : change->from; /* it may not have it any more */
+
+		(void)ops_of(core, t)->retire(tier, change->slab, core->classes[to].tier_class[t]);
+		return 0;
+	}
+	if (core->now_ns > change->give_up_ns) {
+		ops_of(core, t)->stay(tier, change->slab);
+		change->next_ns = core->now_ns + GIVE_UP_NS;
+		end(core, t);
+		return 0;
+	}
+
+	return empty_some(core, t, &look);
+}
+
+int kvd_change_run(kvd_core_t *core)
+{
+	int more = run(core, KVD_CPU);
+
+	return ops_of(core, KVD_DISK) ? more | run(core, KVD_DISK) : more;
+}

@@ -1,0 +1,49 @@
+/* share.h -- what is whose: each namespace has a share of the CPU tier, of the disk tier and of the index
+ * (docs/decisions/025).
+ *
+ *   used = irreclaimable (pinned by leases and puts, unfinished, quarantined) + evictable
+ *
+ * Irreclaimable never exceeds the share. Evictable may: what is idle is lent, and it goes before any block within its
+ * owner's share. So the namespace that gives is the one furthest over its share; among those within theirs nobody gives
+ * to another.
+ */
+#ifndef KVD_CORE_SHARE_H
+#define KVD_CORE_SHARE_H
+
+#include "core/core.h"
+#include "core/index/index.h"
+#include "core/tenant/instance.h"
+
+/* What the namespace uses: bytes of slabs, bytes of slot files, blocks. `ns` KVD_NONE: blocks found on disk whose
+ * namespace is not configured. */
+uint64_t kvd_share_used(const kvd_core_t *core, uint32_t ns, kvd_resource_t what);
+uint64_t kvd_share_of(const kvd_core_t *core, uint32_t ns, kvd_resource_t what);
+/* By how much the namespace would be over its share, as far as the tier has room beside its own needs, with `more`
+ * more. 0: it would be within. */
+uint64_t kvd_share_over(const kvd_core_t *core, uint32_t ns, kvd_resource_t what, uint64_t more);
+/* What the namespace never has more of; UINT64_MAX: nothing is said. The tiers keep to it by themselves
+ * (kvs_tier_cap). */
+uint64_t kvd_share_most(const kvd_core_t *core, uint32_t ns, kvd_resource_t what);
+/* Shares that are not given are equal parts of what is left. */
+void kvd_shares_settle(kvd_core_t *core);
+
+/* Pinned, unfinished and quarantined bytes of the CPU tier. */
+uint64_t kvd_irreclaimable(const kvd_core_t *core, uint32_t ns);
+/* How many blocks more of the class may be pinned, or put. */
+uint64_t kvd_pin_room(const kvd_core_t *core, uint32_t ns, uint32_t slot_class);
+/* May a put have the slot that it has just been given? A slab with an open slot cannot change hands, so where the
+ * namespace is over its share such slabs count whole, and no more of them than the share. */
+int kvd_may_open(const kvd_core_t *core, uint32_t ns, kvs_loc_t loc);
+/* Bytes the instance may still add to `own`, its pinned or its unfinished bytes. `cap` 0: both together may be half of
+ * the namespace's share. */
+uint64_t kvd_instance_room(const kvd_core_t *core, const kvd_instance_rec_t *instance, uint64_t cap, uint64_t own);
+/* A slot of an unfinished put of the instance is taken (`taken` 1) or is not unfinished any longer. */
+void kvd_count_unfinished(kvd_core_t *core, kvd_instance_rec_t *instance, uint64_t bytes, int taken);
+
+/* The class's coldest block of tier t that can go, and when it was asked for last; KVD_NONE: there is none. */
+uint32_t kvd_class_coldest(const kvd_core_t *core, uint32_t slot_class, kvd_set_t t, uint64_t *p_stamp);
+/* Evict one block of a tier so that a block of namespace `ns` may come into the index. A block leaves the index with
+ * its last tier, so this may have to be asked for again. KV_MISS: nothing can go. */
+kv_status_t kvd_make_index_room(kvd_core_t *core, uint32_t ns);
+
+#endif

@@ -1,0 +1,581 @@
+#include "core/core_impl.h"
+
+#define MAX_PENDING_RESETS 256u
+#define OPEN_QUANTA        16u
+#define FILL_QUANTUM       256u
+
+/* ---- namespaces ------------------------------------------------------------------------------ */
+
+uint64_t kvd_mirror_bytes(const kvd_core_config_t *config)
+{
+	return kvd_mirror_size(config->max_index_blocks);
+}
+
+kv_status_t kvd_namespace_add(kvd_core_t *core, const char *name, void *mirror, uint32_t *p_ns)
+{
+	kvd_ns_t *ns;
+
+	if (core->ns_count == KVD_MAX_NAMESPACES) {
+		return KV_ERR_LIMIT;
+	}
+	if (name[0] == '\0' || strlen(name) > KVD_NS_NAME_MAX) {
+		return KV_ERR_ARG;
+	}
+	ns = kv_alloc(core->env, sizeof *ns);
+	if (!ns) {
+		return KV_ERR_NOMEM;
+	}
+	ns->spaces = kv_alloc(core->env, (size_t)core->config.max_spaces * sizeof(kvd_space_t *));
+	if (!ns->spaces) {
+		kv_free(core->env, ns);
+		return KV_ERR_NOMEM;
+	}
+	memcpy(ns->name, name, strlen(name) + 1);
+	ns->put_head = ns->put_tail = KVD_NONE;
+	kvd_mirror_init(&ns->mirror, mirror, core->config.max_index_blocks, core->config.incarnation);
+	ns->mirror.header->stale_ns = core->config.stale_ns;
+	kvd_mirror_heartbeat(&ns->mirror, kv_now_ns(core->env));
+	*p_ns = core->ns_count;
+	core->ns[core->ns_count++] = ns;
+	kv_ns_metrics_open(core->world.metrics, name);
+	kvd_shares_settle(core);
+
+	return KV_OK;
+}
+
+/* ---- spaces ---------------------------------------------------------------------------------- */
+
+kv_status_t kvd_space_find(kvd_core_t *core, uint32_t ns, uint32_t id, uint64_t epoch, kvd_space_t **p_space)
+{
+	kvd_space_t *space = ns < core->ns_count && id < core->config.max_spaces ? core->ns[ns]->spaces[id] : NULL;
+
+	if (!space) {
+		return KV_ERR_NOT_FOUND;
+	}
+	if (space->epoch != epoch) {
+		kvd_count(core, KV_M_STALE_EPOCH, 1);
+		return KV_ERR_STALE_EPOCH;
+	}
+	*p_space = space;
+
+	return KV_OK;
+}
+
+kv_status_t kvd_space_group(const kvd_space_t *space, uint32_t id, const kv_group_t **p_group)
+{
+	for (uint32_t i = 0; i < space->group_count; i++) {
+		if (space->groups[i].id == id) {
+			*p_group = &space->groups[i];
+			return KV_OK;
+		}
+	}
+
+	return KV_ERR_UNSUPPORTED;
+}
+
+static uint64_t slot_stride(const kvs_geometry_t *geometry)
+{
+	return ((uint64_t)geometry->block_bytes + 4095u) / 4096u * 4096u;
+}
+
+/* The class of these tiers' classes, made when it is new. */
+kv_status_t kvd_class_find(kvd_core_t *core, const uint32_t tier_class[KVD_TIERS], uint32_t ns, uint32_t *p_class)
+{
+	kvd_set_t by = tier_class[KVD_DISK] != KVD_NONE ? KVD_DISK : KVD_CPU;
+	kvd_class_t *made;
+
+	for (uint32_t i = 0; i < core->class_count; i++) {
+		if (core->classes[i].tier_class[by] == tier_class[by]) {
+			*p_class = i;
+			return KV_OK;
+		}
+	}
+	if (core->class_count == core->class_cap) {
+		uint32_t cap = core->class_cap ? core->class_cap * 2 : 16;
+		kvd_class_t *more =
+			kv_resize(core->env, core->classes, core->class_cap * sizeof *more, cap * sizeof *more);
+
+		if (!more) {
+			return KV_ERR_NOMEM;
+		}
+		core->classes = more;
+		core->class_cap = cap;
+	}
+	made = &core->classes[core->class_count];
+	*made = (kvd_class_t){.ns = ns, .tier_class = {tier_class[KVD_CPU], tier_class[KVD_DISK]}};
+	kvd_order_init(&made->order[KVD_CPU]);
+	kvd_order_init(&made->order[KVD_DISK]);
+	*p_class = core->class_count++;
+
+	return KV_OK;
+}
+
+/* What a tier says of its class that the core's class has. */
+static void class_know(kvd_core_t *core, uint32_t slot_class, kvd_set_t t)
+{
+	kvd_class_t *c = &core->classes[slot_class];
+
+	if (core->tier[t] && core->tier[t]->ops->change) {
+		c->unit[t] = core->tier[t]->ops->change->unit(core->tier[t], c->tier_class[t]);
+	}
+	kvd_change_ask(core, slot_class, t);
+}
+
+static kv_status_t class_open(kvd_core_t *core, const kvd_space_open_t *ask, uint32_t *p_class)
+{
+	uint32_t tier_class[KVD_TIERS] = {KVD_NONE, KVD_NONE};
+	kv_status_t status =
+		kvs_class_open(core->tier[KVD_CPU], core->ns[ask->ns]->name, &ask->geometry, &tier_class[KVD_CPU]);
+
+	if (status == KV_OK && kvd_disk(core)) {
+		status = kvs_class_open(kvd_disk(core), core->ns[ask->ns]->name, &ask->geometry, &tier_class[KVD_DISK]);
+	}
+	if (status == KV_OK) {
+		status = kvd_class_find(core, tier_class, ask->ns, p_class);
+	}
+	if (status == KV_OK) {
+		core->classes[*p_class].tier_class[KVD_CPU] = tier_class[KVD_CPU];
+		core->classes[*p_class].slot_bytes = slot_stride(&ask->geometry);
+		class_know(core, *p_class, KVD_CPU);
+		class_know(core, *p_class, KVD_DISK);
+	}
+
+	return status;
+}
+
+static char *copy_text(kvd_core_t *core, const char *text, size_t len)
+{
+	char *copy = kv_alloc(core->env, len + 1);
+
+	if (copy) {
+		memcpy(copy, text, len);
+	}
+
+	return copy;
+}
+
+static void space_free(kvd_core_t *core, kvd_space_t *space)
+{
+	kv_free(core->env, space->identity);
+	kv_free(core->env, space->layout);
+	kv_free(core->env, space->lora);
+	kv_free(core->env, space);
+}
+
+static void opened(void *arg, kv_status_t status)
+{
+	kvd_core_t *core = arg;
+
+	if (!kvd_transfer_ended(core) && status != KV_OK) {
+		kv_logf(core->env, KV_LOG_WARN, "core", "a new space could not be recorded on disk, status %s",
+			kv_status_name(status));
+	}
+}
+
+/* The tree that was recovered under this root, or a new one. */
+static kv_status_t tree_for(kvd_core_t *core, const kvd_space_t *space, uint32_t *p_tree)
+{
+	uint32_t found = KVD_NONE;
+	kv_status_t status;
+
+	for (uint32_t id = 0; id < core->ix.trees.made && found == KVD_NONE; id++) {
+		const kvd_tree_t *tree = kvd_tree_at(&core->ix, id);
+
+		if (tree->live && !tree->hidden && tree->ns == KVD_NONE &&
+		    memcmp(tree->root, space->root, sizeof tree->root) == 0) {
+			found = id;
+		}
+	}
+	if (found != KVD_NONE && kvd_tree_at(&core->ix, found)->epoch == space->epoch &&
+	    kvd_tree_at(&core->ix, found)->slot_class == space->slot_class) {
+		*p_tree = found;
+		return KV_OK;
+	}
+	status = kvd_tree_create(&core->ix, p_tree);
+	if (status == KV_OK && found != KVD_NONE && !core->coming) {
+		kvd_hide_tree(core, found);
+	}
+
+	return status;
+}
+
+static void tree_adopt(kvd_core_t *core, const kvd_space_t *space)
+{
+	kvd_tree_t *tree = kvd_tree_at(&core->ix, space->tree);
+
+	tree->ns = space->ns;
+	tree->tally = &core->ns[space->ns]->blocks;
+	tree->space = space->id;
+	tree->slot_class = space->slot_class;
+	tree->epoch = space->epoch;
+	memcpy(tree->root, space->root, sizeof tree->root);
+	kvd_show_tree(core, tree); /* what was recovered has to be in the mirror */
+}
+
+/* No key made in it is one that a disk has: true epochs count from 1. */
+static uint64_t temporary_epoch(kvd_core_t *core)
+{
+	uint64_t random;
+
+	kv_random(core->env, &random, sizeof random);
+
+	return UINT64_C(1) << 48 | random >> 16;
+}
+
+static kv_status_t space_create(kvd_core_t *core, const kvd_space_open_t *ask, uint32_t id, kvd_space_t **p_space)
+{
+	kvd_space_t *space = kv_alloc(core->env, sizeof *space);
+	uint32_t pieces = (ask->geometry.page_bytes + ask->geometry.leaf_bytes - 1) / ask->geometry.leaf_bytes;
+	kv_status_t status = KV_ERR_NOMEM;
+
+	if (!space) {
+		return KV_ERR_NOMEM;
+	}
+	*space = (kvd_space_t){
+		.ns = ask->ns,
+		.id = id,
+		.epoch = 1,
+		.hash_tokens = ask->hash_tokens,
+		.group_count = ask->group_count,
+		.pieces = pieces,
+		.layers = ask->geometry.leaves / pieces,
+		.geometry = ask->geometry,
+	};
+	memcpy(space->groups, ask->groups, ask->group_count * sizeof *ask->groups);
+	memcpy(space->root, ask->root, sizeof space->root);
+	space->identity = copy_text(core, ask->identity, ask->identity_len);
+	space->layout = copy_text(core, ask->layout, strlen(ask->layout));
+	space->lora = ask->lora ? copy_text(core, ask->lora, strlen(ask->lora)) : NULL;
+	if (!space->identity || !space->layout || (ask->lora && !space->lora)) {
+		goto err_space;
+	}
+	status = class_open(core, ask, &space->slot_class);
+	if (status != KV_OK) {
+		goto err_space;
+	}
+	if (core->tier[KVD_DISK]) {
+		uint64_t known = kvs_epoch_get(core->tier[KVD_DISK], space->root);
+
+		space->epoch = known ? known : 1;
+	} else if (core->world.note_reset) {
+		space->epoch = temporary_epoch(core);
+	}
+	status = tree_for(core, space, &space->tree);
+	if (status != KV_OK) {
+		goto err_space;
+	}
+	*p_space = space;
+
+	return KV_OK;
+err_space:
+	space_free(core, space);
+	return status;
+}
+
+static int groups_valid(const kvd_space_open_t *ask)
+{
+	for (uint32_t i = 0; i < ask->group_count && i < KV_MAX_GROUPS; i++) {
+		if (ask->groups[i].block_tokens == 0 || ask->groups[i].block_tokens % ask->hash_tokens != 0) {
+			return 0;
+		}
+	}
+
+	return ask->group_count > 0 && ask->group_count <= KV_MAX_GROUPS;
+}
+
+/* What a space says about itself must fit together before anything is sized by it. */
+static int geometry_valid(const kvd_space_open_t *ask)
+{
+	const kvs_geometry_t *g = &ask->geometry;
+
+	return ask->hash_tokens > 0 && groups_valid(ask) && g->block_bytes > 0 && g->heads > 0 && g->leaves > 0 &&
+	       g->leaf_bytes > 0 && g->page_bytes > 0 &&
+	       g->leaves % ((g->page_bytes + g->leaf_bytes - 1) / g->leaf_bytes) == 0;
+}
+
+/* Tell the disk tier's superblock the space's epoch. */
+static kv_status_t epoch_record(kvd_core_t *core, const kvd_space_t *space, uint64_t epoch, kvs_done_fn done, void *arg)
+{
+	kvs_epoch_t e = {
+		.root = space->root, .ns = core->ns[space->ns]->name, .identity = space->identity, .epoch = epoch};
+
+	return kvs_epoch_set(core->tier[KVD_DISK], &e, done, arg);
+}
+
+kv_status_t kvd_space_open(kvd_core_t *core, const kvd_space_open_t *ask, kvd_space_info_t *p_info)
+{
+	kvd_ns_t *ns = ask->ns < core->ns_count ? core->ns[ask->ns] : NULL;
+	kvd_space_t *space = NULL;
+	uint32_t free_id = 0;
+	kv_status_t status;
+
+	if (!ns || !geometry_valid(ask)) {
+		return ns ? KV_ERR_LAYOUT : KV_ERR_ARG;
+	}
+	for (uint32_t id = 1; id < core->config.max_spaces && id <= ns->space_count && !space; id++) {
+		space = memcmp(ns->spaces[id]->root, ask->root, sizeof ask->root) == 0 ? ns->spaces[id] : NULL;
+	}
+	if (!space) {
+		free_id = ns->space_count + 1;
+		if (free_id >= core->config.max_spaces) {
+			return KV_ERR_LIMIT;
+		}
+		status = space_create(core, ask, free_id, &space);
+		if (status != KV_OK) {
+			return status;
+		}
+		ns->spaces[free_id] = space;
+		ns->space_count++;
+		tree_adopt(core, space);
+		kvd_mirror_epoch(&ns->mirror, space->id, space->epoch);
+	}
+	/* The tier takes no block of a space it has not recorded. It may have been off before: whoever opens the space
+	 * asks again. */
+	if (core->tier[KVD_DISK] && kvs_epoch_get(core->tier[KVD_DISK], space->root) == 0) {
+		core->outstanding++;
+		status = epoch_record(core, space, space->epoch, opened, core);
+		if (status != KV_OK) {
+			opened(core, status);
+		}
+	}
+	/* Who opens a space looks into the mirror next: let it find what a small tree holds, or the first blocks of a
+	 * large one. */
+	for (uint32_t i = 0; i < OPEN_QUANTA && kvd_space_fill_mirrors(core); i++) {
+	}
+	kvd_events_flush(core);
+	*p_info = (kvd_space_info_t){.space = space->id,
+				     .epoch = space->epoch,
+				     .geometry = space->geometry,
+				     .hash_tokens = space->hash_tokens,
+				     .layout = space->layout};
+
+	return KV_OK;
+}
+
+/* ---- reset ----------------------------------------------------------------------------------- */
+
+typedef struct kvd_reset {
+	kvd_core_t *core;
+	kvd_member_t member;
+	uint64_t frame_id;
+	uint64_t epoch;
+	int asking; /* still inside kvs_epoch_set() */
+	int done;
+	kv_status_t status;
+} kvd_reset_t;
+
+static void reset_done(void *arg, kv_status_t status)
+{
+	kvd_reset_t *reset = arg, end = *reset;
+	kv_msg_t reply = {.space_reset_reply = {.epoch = end.epoch}};
+
+	reset->done = 1;
+	reset->status = status;
+	if (end.asking) {
+		return;
+	}
+	kv_free(end.core->env, reset);
+	if (kvd_transfer_ended(end.core)) {
+		return;
+	}
+	end.core->pending_resets--;
+	if (end.core->answer) {
+		end.core->answer(end.core->answer_ctx, end.member, KV_CODE_SPACE_RESET, end.frame_id, status, &reply);
+	}
+}
+
+/* Have the next epoch recorded. KV_PENDING: reset_done() answers later. KV_OK: it is on disk, or there is none. Else
+ * nothing has happened. */
+static kv_status_t reset_record(kvd_core_t *core, const kvd_space_t *space, kvd_member_t member, uint64_t frame_id)
+{
+	kvd_reset_t *reset;
+	kv_status_t status;
+
+	if (!core->tier[KVD_DISK]) {
+		kvs_epoch_t e = {.root = space->root, .epoch = space->epoch + 1};
+
+		return core->world.note_reset ? core->world.note_reset(core->world.ctx, &e) : KV_OK;
+	}
+	if (core->pending_resets >= MAX_PENDING_RESETS) {
+		return KV_ERR_BUSY;
+	}
+	reset = kv_alloc(core->env, sizeof *reset);
+	if (!reset) {
+		return KV_ERR_NOMEM;
+	}
+	*reset = (kvd_reset_t){
+		.core = core, .member = member, .frame_id = frame_id, .epoch = space->epoch + 1, .asking = 1};
+	status = epoch_record(core, space, reset->epoch, reset_done, reset);
+	reset->asking = 0;
+	if (status == KV_OK && !reset->done) {
+		core->pending_resets++;
+		core->outstanding++;
+		return KV_PENDING;
+	}
+	status = status == KV_OK ? reset->status : status;
+	kv_free(core->env, reset);
+
+	return status;
+}
+
+/* To another epoch and its tree: what the old one has leaves in quanta, and only then is announced what the new one
+ * has. */
+static void space_move(kvd_core_t *core, kvd_space_t *space, uint32_t tree, uint64_t epoch)
+{
+	kvd_events_flush(core);
+	kvd_hide_tree(core, space->tree);
+	space->leaving++;
+	space->tree = tree;
+	space->epoch = epoch;
+	tree_adopt(core, space);
+	kvd_tree_at(&core->ix, tree)->mute = 1;
+	kvd_mirror_epoch(&core->ns[space->ns]->mirror, space->id, epoch);
+}
+
+kv_status_t kvd_space_reset(kvd_core_t *core, uint32_t ns, kvd_member_t member, uint64_t frame_id,
+			    const kv_msg_space_reset_t *ask, kv_msg_space_reset_reply_t *reply)
+{
+	kvd_space_t *space;
+	uint32_t tree;
+	kv_status_t status = kvd_space_find(core, ns, ask->space, ask->epoch, &space);
+
+	if (status == KV_OK) {
+		status = kvd_tree_create(&core->ix, &tree);
+	}
+	if (status != KV_OK) {
+		return status;
+	}
+	status = reset_record(core, space, member, frame_id);
+	if (status != KV_OK && status != KV_PENDING) {
+		kvd_tree_destroy(&core->ix, tree);
+		return status;
+	}
+
+	space_move(core, space, tree, space->epoch + 1);
+	kvd_count(core, KV_M_SPACE_RESETS, 1);
+	reply->epoch = space->epoch;
+
+	return status;
+}
+
+/* ---- a disk tier that comes late ------------------------------------------------------------- */
+
+/* From its temporary epoch to the one on disk. Without memory for a tree it stays as it is; the tier takes no block of
+ * an epoch it has not recorded. */
+static void space_attach(kvd_core_t *core, kvd_space_t *space)
+{
+	uint64_t known = kvs_epoch_get(core->tier[KVD_DISK], space->root);
+	kvd_space_t there = *space;
+	uint32_t tree;
+
+	there.epoch = known ? known : 1;
+	if (tree_for(core, &there, &tree) == KV_OK) {
+		space_move(core, space, tree, there.epoch);
+	}
+}
+
+void kvd_core_attach(kvd_core_t *core)
+{
+	core->world.disk = core->tier[KVD_DISK] = core->coming;
+	core->world.note_reset = NULL;
+	core->coming = NULL;
+	kvd_disk_watch(core);
+	for (uint32_t n = 0; n < core->ns_count; n++) {
+		for (uint32_t id = 1; id <= core->ns[n]->space_count; id++) {
+			class_know(core, core->ns[n]->spaces[id]->slot_class, KVD_DISK);
+			space_attach(core, core->ns[n]->spaces[id]);
+		}
+	}
+	kvd_shares_settle(core);
+	kvd_events_flush(core);
+}
+
+/* ---- mirrors of recovered spaces ------------------------------------------------------------- */
+
+/* One run after the other, parents first; 1 when the quantum is used up. */
+static int tree_show(kvd_core_t *core, kvd_tree_t *tree, uint32_t *p_left)
+{
+	while (tree->cursor != KVD_NONE) {
+		const kvd_node_t *node = kvd_node_at(&core->ix, tree->cursor);
+
+		if (*p_left == 0) {
+			return 1;
+		}
+		for (uint32_t i = 0; i < node->len; i++) {
+			kvd_mirror_sync(core, node->ids[i]);
+			if (!tree->mute) {
+				kvd_event_tell(core, node->ids[i]);
+			}
+		}
+		*p_left -= node->len < *p_left ? node->len : *p_left;
+		tree->cursor = kvd_index_next(&core->ix, tree->cursor);
+		if (tree->cursor != KVD_NONE && kvd_node_at(&core->ix, tree->cursor)->depth0 < tree->floor) {
+			tree->cursor = KVD_NONE;
+		}
+	}
+
+	return 0;
+}
+
+void kvd_show_tree(kvd_core_t *core, kvd_tree_t *tree)
+{
+	tree->cursor = tree->first_child;
+	tree->floor = 0;
+	core->showing = 1;
+}
+
+void kvd_show_below(kvd_core_t *core, uint32_t node)
+{
+	kvd_tree_t *tree = kvd_tree_at(&core->ix, kvd_node_at(&core->ix, node)->tree);
+
+	if (tree->cursor != KVD_NONE) { /* one walk at a time */
+		kvd_show_tree(core, tree);
+	} else if (tree->ns != KVD_NONE) {
+		tree->cursor = node;
+		tree->floor = kvd_node_at(&core->ix, node)->depth0 + 1;
+		core->showing = 1;
+	}
+}
+
+int kvd_space_fill_mirrors(kvd_core_t *core)
+{
+	uint32_t left = FILL_QUANTUM;
+
+	if (!core->showing) {
+		return 0;
+	}
+	for (uint32_t n = 0; n < core->ns_count; n++) {
+		for (uint32_t id = 1; id <= core->ns[n]->space_count; id++) {
+			if (tree_show(core, kvd_tree_at(&core->ix, core->ns[n]->spaces[id]->tree), &left)) {
+				return 1;
+			}
+		}
+	}
+	core->showing = 0;
+
+	return 0;
+}
+
+void kvd_space_left(kvd_core_t *core, uint32_t ns, uint32_t id)
+{
+	kvd_space_t *space = core->ns[ns]->spaces[id];
+	kvd_tree_t *tree = kvd_tree_at(&core->ix, space->tree);
+
+	space->leaving--;
+	if (space->leaving == 0) {
+		tree->mute = 0;
+		kvd_show_tree(core, tree);
+	}
+}
+
+void kvd_spaces_fini(kvd_core_t *core)
+{
+	for (uint32_t n = 0; n < core->ns_count; n++) {
+		for (uint32_t id = 1; id <= core->ns[n]->space_count; id++) {
+			space_free(core, core->ns[n]->spaces[id]);
+		}
+		kv_free(core->env, core->ns[n]->spaces);
+		kv_free(core->env, core->ns[n]);
+	}
+	kv_free(core->env, core->classes);
+}
