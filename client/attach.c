@@ -72,7 +72,7 @@ static void destroy(kvc_t *kvc)
 	if (kvc->state >= KVC_JOIN && !kvc->observe && kvc_check_process(kvc) == KVC_OK) {
 		/* Nothing is mapped any more, so nothing is touched: the daemon need not wait for the end of this
 		 * process (decision 030). */
-		kvc_tell(kvc, KV_CODE_QUIET, &(kv_msg_quiet_t){.what = 4});
+		kvc_tell(kvc, KV_CODE_DRAINED, &(kv_msg_drained_t){.what = 4});
 		(void)kvc_flush(kvc);
 	}
 	kvc_channel_fini(kvc);

@@ -42,10 +42,10 @@ static void give_back(kvc_t *kvc, uint16_t code, const kv_msg_t *reply)
 	if (code == KV_CODE_PUT_START && reply->put_start_reply.put) {
 		kv_msg_put_revoke_t msg = {.put = reply->put_start_reply.put};
 
-		kv_msg_quiet_t quiet = {.what = 0, .id = reply->put_start_reply.put};
+		kv_msg_drained_t drained = {.what = 0, .id = reply->put_start_reply.put};
 
 		kvc_tell(kvc, KV_CODE_PUT_REVOKE, &msg);
-		kvc_tell(kvc, KV_CODE_QUIET, &quiet);
+		kvc_tell(kvc, KV_CODE_DRAINED, &drained);
 	}
 }
 

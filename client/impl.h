@@ -308,9 +308,9 @@ struct kvc {
 	uint64_t next_try_ns, backoff_ns;
 	uint64_t ready_ns; /* since when the session has been ready */
 	uint64_t awaited_beat,
-		awaited_ns; /* kvc_await_us(): the heartbeat seen last, and how long it has been waited on */
-	uint32_t reopening; /* SPACE_OPENs a re-attach still waits for */
-	int owes_quiet;     /* handles of an older session were alive when it joined */
+		awaited_ns;    /* kvc_await_us(): the heartbeat seen last, and how long it has been waited on */
+	uint32_t reopening;    /* SPACE_OPENs a re-attach still waits for */
+	int must_send_drained; /* handles of an older session were alive when it joined */
 	kvc_channel_t channel;
 
 	_Atomic(kvc_map_t *) map; /* current; NULL: detached */

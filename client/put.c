@@ -183,11 +183,11 @@ static kv_status_t granted(kvc_t *kvc, kvc_put_t *put, const kv_msg_put_start_re
 static void decline(kvc_t *kvc, kvc_put_t *put, uint64_t id)
 {
 	kv_msg_put_revoke_t revoke = {.put = id};
-	kv_msg_quiet_t quiet = {.what = 0, .id = id};
+	kv_msg_drained_t drained = {.what = 0, .id = id};
 
 	kvc_grant_drop(&put->grant);
 	kvc_tell(kvc, KV_CODE_PUT_REVOKE, &revoke);
-	kvc_tell(kvc, KV_CODE_QUIET, &quiet);
+	kvc_tell(kvc, KV_CODE_DRAINED, &drained);
 }
 
 static void started(kvc_t *kvc, void *object, const kvc_answer_t *answer)

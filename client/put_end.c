@@ -156,7 +156,7 @@ static kvc_put_t *find(kvc_t *kvc, uint64_t id)
 
 void kvc_put_notice_done(kvc_t *kvc, const kv_msg_put_done_t *msg)
 {
-	kv_msg_quiet_t quiet = {.what = 0, .id = msg->put};
+	kv_msg_drained_t drained = {.what = 0, .id = msg->put};
 	kvc_put_t *put = kvc->put_ids[msg->put % KVC_ID_BUCKETS];
 	int known = 0;
 
@@ -173,7 +173,7 @@ void kvc_put_notice_done(kvc_t *kvc, const kv_msg_put_done_t *msg)
 	/* This member was to write into it and has no view (yet, or any more), not even one of an older session that
 	 * somebody may be writing through: none of its writes can come. */
 	if (!known && msg->status != KV_OK) {
-		kvc_tell(kvc, KV_CODE_QUIET, &quiet);
+		kvc_tell(kvc, KV_CODE_DRAINED, &drained);
 	}
 }
 
@@ -246,7 +246,7 @@ static void let_go(kvc_put_t *put)
 {
 	kvc_t *kvc = put->space->kvc;
 	kv_msg_put_revoke_t revoke = {.put = put->grant.id};
-	kv_msg_quiet_t quiet = {.what = 0, .id = put->grant.id};
+	kv_msg_drained_t drained = {.what = 0, .id = put->grant.id};
 	int over = put->result.status != KVC_PENDING;
 
 	if (!put->grant.map || put->result.status == KVC_OK) {
@@ -255,7 +255,7 @@ static void let_go(kvc_put_t *put)
 	if (atomic_load(&put->grant.map->dead)) {
 		/* Another session of the same daemon may have been asked for it meanwhile. */
 		if (put->grant.map->incarnation == kvc->incarnation && kvc->state >= KVC_OPEN) {
-			kvc_tell(kvc, KV_CODE_QUIET, &quiet);
+			kvc_tell(kvc, KV_CODE_DRAINED, &drained);
 		}
 		return;
 	}
@@ -265,7 +265,7 @@ static void let_go(kvc_put_t *put)
 	if (!over && (!put->imported || kvc_grant_check(&put->grant) == KV_OK)) {
 		kvc_tell(kvc, KV_CODE_PUT_REVOKE, &revoke);
 	}
-	kvc_tell(kvc, KV_CODE_QUIET, &quiet);
+	kvc_tell(kvc, KV_CODE_DRAINED, &drained);
 }
 
 void kvc_put_free(kvc_put_t *put)

@@ -52,7 +52,7 @@ void kvc_session_lost(kvc_t *kvc, kv_status_t status, const char *why)
 	kvc_map_retire(kvc);
 	kvc_channel_close(kvc, KV_ERR_CLOSED);
 	kvc->events->lost(kvc);
-	kvc->owes_quiet = 0;
+	kvc->must_send_drained = 0;
 	kvc->put_ttl_ns = 0;
 	back_off(kvc);
 }
@@ -135,7 +135,7 @@ static void join(kvc_t *kvc)
 	/* Naming the old incarnation says that no copy of ours is in its memory any more. */
 	kvc_map_reap(kvc);
 	msg.old_incarnation = kvc->retired ? 0 : kvc->old_incarnation;
-	kvc->owes_quiet = kvc->retired && !matching;
+	kvc->must_send_drained = kvc->retired && !matching;
 
 	kvc->state = KVC_JOIN;
 	status = kvc_send(kvc, &ask);
@@ -210,11 +210,11 @@ static void settle(kvc_t *kvc)
 	if (kvc->state != KVC_READY) {
 		return;
 	}
-	if (kvc->owes_quiet && !kvc->retired) {
-		kv_msg_quiet_t msg = {.what = 2};
+	if (kvc->must_send_drained && !kvc->retired) {
+		kv_msg_drained_t msg = {.what = 2};
 
-		kvc->owes_quiet = 0;
-		kvc_tell(kvc, KV_CODE_QUIET, &msg);
+		kvc->must_send_drained = 0;
+		kvc_tell(kvc, KV_CODE_DRAINED, &msg);
 	}
 	kvc->events->settle(kvc);
 }

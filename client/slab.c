@@ -150,7 +150,7 @@ void kvc_slab_retire(kvc_t *kvc, uint32_t number)
 		map->retired = slab;
 		kvc_slab_reap(kvc);
 	} else { /* it went before we heard of it */
-		kvc_tell(kvc, KV_CODE_QUIET, &(kv_msg_quiet_t){.what = 3, .id = number});
+		kvc_tell(kvc, KV_CODE_DRAINED, &(kv_msg_drained_t){.what = 3, .id = number});
 	}
 }
 
@@ -175,7 +175,7 @@ void kvc_slab_reap(kvc_t *kvc)
 	oldest = oldest_serial(kvc);
 	while (*link) {
 		kvc_slab_t *slab = *link;
-		kv_msg_quiet_t msg = {.what = 3, .id = slab->number};
+		kv_msg_drained_t msg = {.what = 3, .id = slab->number};
 
 		if (oldest < slab->retired_at) {
 			link = &slab->next_retired;
@@ -184,7 +184,7 @@ void kvc_slab_reap(kvc_t *kvc)
 		*link = slab->next_retired;
 		kvc_slab_destroy(kvc, slab);
 		kvc->slabs_mapped--;
-		kvc_tell(kvc, KV_CODE_QUIET, &msg);
+		kvc_tell(kvc, KV_CODE_DRAINED, &msg);
 	}
 }
 

@@ -317,8 +317,8 @@ kv_status_t kvd_core_request(kvd_core_t *core, const kvd_ask_t *ask, kv_msg_t *r
 	case KV_CODE_KEEP:
 		status = kvd_put_keep(core, member, &msg->keep, &reply->keep_reply);
 		break;
-	case KV_CODE_QUIET:
-		status = kvd_quiet(core, member, &msg->quiet, &reply->quiet_reply);
+	case KV_CODE_DRAINED:
+		status = kvd_quiet(core, member, &msg->drained, &reply->drained_reply);
 		break;
 	case KV_CODE_BAD_BLOCK:
 		status = kvd_bad_block(core, member, &msg->bad_block, &reply->bad_block_reply);

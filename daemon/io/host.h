@@ -183,7 +183,7 @@ void kvd_slabs_sync(kvd_host_t *host);
 /* Tell one new member of all slabs of its namespace. */
 void kvd_slabs_greet(kvd_host_t *host, kvd_session_t *session);
 /* A member has unmapped a retired slab; it has gone, and with it all it has mapped. */
-void kvd_slabs_quiet(kvd_host_t *host, kvd_member_t member, uint64_t slab);
+void kvd_slabs_drained(kvd_host_t *host, kvd_member_t member, uint64_t slab);
 void kvd_slabs_member_gone(kvd_host_t *host, kvd_member_t member);
 /* Once a turn: give back the memory of retired slabs that nobody maps, or has mapped for too long. */
 void kvd_slabs_turn(kvd_host_t *host);
@@ -195,7 +195,7 @@ kvd_member_entry_t *kvd_entry_find(kvd_host_t *host, kvd_member_t id);
 kvd_member_t kvd_entry_id(const kvd_member_entry_t *member);
 kvd_session_t *kvd_entry_session(const kvd_member_entry_t *member);
 /* It has said that it touches some memory no more. */
-void kvd_entry_quiet(kvd_host_t *host, kvd_member_entry_t *member, const kv_msg_quiet_t *ask);
+void kvd_entry_drained(kvd_host_t *host, kvd_member_entry_t *member, const kv_msg_drained_t *ask);
 /* The session of a member is at end of file. */
 void kvd_entry_session_ended(kvd_host_t *host, kvd_member_entry_t *member);
 /* Copy reports out of the rings, a bounded number each and a bounded number in all: the next call goes on. 1: it has

@@ -39,9 +39,9 @@ struct kvd_member_entry {
 	uint64_t process; /* equal to another's whose pidfd has not fired either: the same process; 0: cannot be told */
 	uint64_t attachment; /* equal to another's of that process: connections of one kvc_t; 0: of none */
 	uint32_t role, rank;
-	int quiet; /* it has said that copies of its older connections have ended */
-	int left;  /* its last word was that it has unmapped everything */
-	int fired; /* the pidfd has: it touches nothing any more */
+	int drained; /* it has said that copies of its older connections have ended */
+	int left;    /* its last word was that it has unmapped everything */
+	int fired;   /* the pidfd has: it touches nothing any more */
 };
 
 /* ---- finding --------------------------------------------------------------------------------- */
@@ -262,7 +262,7 @@ static int same_attachment(const kvd_member_entry_t *closed, const kvd_member_en
 /* The attachment goes on under `by`: nothing of its old connection needs to be kept. */
 static void absorb(kvd_host_t *host, kvd_member_entry_t *closed, const kvd_member_entry_t *by)
 {
-	kvd_member_absorb(host->core, closed->id, by->id, by->quiet);
+	kvd_member_absorb(host->core, closed->id, by->id, by->drained);
 	member_gone(host, closed);
 }
 
@@ -295,12 +295,12 @@ static void take_over(kvd_host_t *host, const kvd_member_entry_t *by)
 	}
 }
 
-void kvd_entry_quiet(kvd_host_t *host, kvd_member_entry_t *member, const kv_msg_quiet_t *ask)
+void kvd_entry_drained(kvd_host_t *host, kvd_member_entry_t *member, const kv_msg_drained_t *ask)
 {
 	if (ask->what == 2) {
-		member->quiet = 1;
+		member->drained = 1;
 	} else if (ask->what == 3) {
-		kvd_slabs_quiet(host, member->id, ask->id);
+		kvd_slabs_drained(host, member->id, ask->id);
 	} else if (ask->what == 4) {
 		/* Its last word, whoever else holds the socket open: a child that was forked does. */
 		member->left = 1;
@@ -612,7 +612,7 @@ kv_status_t kvd_join_request(kvd_host_t *host, kvd_call_t *call)
 	member->looked_ns = kv_now_ns(host->env);
 	member->process = process;
 	member->attachment = ask->attachment;
-	member->quiet = ask->old_incarnation == host->incarnation;
+	member->drained = ask->old_incarnation == host->incarnation;
 	member->role = join.role;
 	member->rank = join.rank;
 	member->next = *bucket_of(host, member->id);

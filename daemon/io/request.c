@@ -59,8 +59,8 @@ static kv_status_t core_request(kvd_host_t *host, kvd_call_t *call)
 
 	kvd_world_commit(host);
 	kvd_slabs_sync(host);
-	if (call->header->code == KV_CODE_QUIET && status == KV_OK) {
-		kvd_entry_quiet(host, session->member, &call->ask->quiet);
+	if (call->header->code == KV_CODE_DRAINED && status == KV_OK) {
+		kvd_entry_drained(host, session->member, &call->ask->drained);
 	}
 
 	return status;

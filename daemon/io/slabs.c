@@ -170,7 +170,7 @@ static void unmapped_by(told_t *told, kvd_member_t member)
 	}
 }
 
-void kvd_slabs_quiet(kvd_host_t *host, kvd_member_t member, uint64_t slab)
+void kvd_slabs_drained(kvd_host_t *host, kvd_member_t member, uint64_t slab)
 {
 	if (slab <= KV_SLOT_MAX_SLAB) {
 		unmapped_by(&host->slabs->slab[slab], member);

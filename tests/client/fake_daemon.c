@@ -208,9 +208,9 @@ static kv_status_t answer(fake_t *fake, uint32_t at, uint16_t code, const kv_msg
 	case KV_CODE_PUT_REVOKE:
 		atomic_fetch_add(&fake->seen.revokes, 1);
 		return fake_put_revoke(fake, &ask->put_revoke);
-	case KV_CODE_QUIET:
-		atomic_fetch_add(&fake->seen.quiets, 1);
-		atomic_store(&fake->seen.quiet_what, ask->quiet.what);
+	case KV_CODE_DRAINED:
+		atomic_fetch_add(&fake->seen.drains, 1);
+		atomic_store(&fake->seen.drained_what, ask->drained.what);
 		return KV_OK;
 	case KV_CODE_BAD_BLOCK:
 		atomic_fetch_add(&fake->seen.bad_blocks, 1);

@@ -78,10 +78,10 @@ typedef struct fake_knobs {
 
 /* What the daemon has seen, for tests to look at. */
 typedef struct fake_seen {
-	_Atomic uint32_t hellos, joins, acquires, releases, released_ids, revokes, quiets, bad_blocks, put_ends,
+	_Atomic uint32_t hellos, joins, acquires, releases, released_ids, revokes, drains, bad_blocks, put_ends,
 		space_opens, keeps;
 	_Atomic uint64_t old_incarnation;
-	_Atomic uint64_t quiet_what;
+	_Atomic uint64_t drained_what;
 	_Atomic uint32_t bad_index;
 	_Atomic uint32_t ladder; /* keys of the last ACQUIRE */
 	_Atomic uint32_t durable_asked;

@@ -362,8 +362,8 @@ static void p7_leases_and_puts_end_with_the_daemon_and_it_is_joined_again(void *
 	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
 	kvc_release((kvc_lease_t *const[]){lease, pending}, 2);
 	kvc_put_free(put);
-	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->quiets) == 1);
-	assert_int_equal(atomic_load(&fake_seen(bed.fake)->quiet_what), 2);
+	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->drains) == 1);
+	assert_int_equal(atomic_load(&fake_seen(bed.fake)->drained_what), 2);
 	assert_int_equal(atomic_load(&fake_seen(bed.fake)->released_ids), 0);
 
 	fake_drop_sessions(bed.fake); /* the same daemon: it is told that our copies have ended */
@@ -379,7 +379,7 @@ static void p7_leases_and_puts_end_with_the_daemon_and_it_is_joined_again(void *
 
 /* Its put ends under the next session, while a copy may still be under way: the slots are not given up before the
  * handle is. */
-static void p1_a_put_of_an_older_session_is_not_quiet_before_it_is_freed(void **state)
+static void p1_a_put_of_an_older_session_is_not_drained_before_it_is_freed(void **state)
 {
 	bed_t bed;
 	kvc_put_t *put = NULL;
@@ -394,10 +394,10 @@ static void p1_a_put_of_an_older_session_is_not_quiet_before_it_is_freed(void **
 	for (uint32_t i = 0; i < 20; i++) {
 		(void)kvc_poll(bed.kvc, 5);
 	}
-	assert_int_equal(atomic_load(&fake_seen(bed.fake)->quiets), 0);
+	assert_int_equal(atomic_load(&fake_seen(bed.fake)->drains), 0);
 	kvc_put_free(put);
 	BED_UNTIL(&bed,
-		  atomic_load(&fake_seen(bed.fake)->quiets) == 2); /* of the put, and of all of the old session's */
+		  atomic_load(&fake_seen(bed.fake)->drains) == 2); /* of the put, and of all of the old session's */
 	bed_free(&bed);
 }
 
@@ -616,7 +616,7 @@ int main(void)
 		cmocka_unit_test(p7_an_attachment_that_was_abandoned_is_a_miss_for_good),
 		cmocka_unit_test(p5_a_daemon_silent_for_seconds_is_asked_nothing),
 		cmocka_unit_test(p7_leases_and_puts_end_with_the_daemon_and_it_is_joined_again),
-		cmocka_unit_test(p1_a_put_of_an_older_session_is_not_quiet_before_it_is_freed),
+		cmocka_unit_test(p1_a_put_of_an_older_session_is_not_drained_before_it_is_freed),
 		cmocka_unit_test(p7_a_space_that_changed_its_shape_is_not_used_again),
 		cmocka_unit_test(p1_a_space_that_changed_the_order_of_its_bytes_is_not_used_again),
 		cmocka_unit_test(p7_a_space_that_could_not_be_opened_again_at_once_is_opened_later),

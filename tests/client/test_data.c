@@ -246,7 +246,7 @@ static void p4_an_unfinished_put_is_revoked_when_freed(void **state)
 	assert_int_equal(kvc_put_ready(put, 0), KVC_OK);
 	assert_int_equal(kvc_put_write(put, 0, bed.src[0]), KVC_OK);
 	kvc_put_free(put);
-	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->quiets) >= 1);
+	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->drains) >= 1);
 	assert_int_equal(atomic_load(&fake_seen(bed.fake)->revokes), 1);
 	assert_int_equal(fake_open_leases(bed.fake), 0);
 	bed_free(&bed);
@@ -306,7 +306,7 @@ static void p1_a_revoked_put_is_not_written(void **state)
 	assert_int_equal(kvc_put_block(put, 0, &data), KVC_ERR_REVOKED);
 	assert_int_equal(kvc_put_end(put, 0, 3), KVC_ERR_REVOKED);
 	kvc_put_free(put);
-	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->quiets) == 1); /* we do not touch it any more */
+	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->drains) == 1); /* we do not touch it any more */
 	assert_int_equal(atomic_load(&fake_seen(bed.fake)->revokes), 0);
 	bed_free(&bed);
 }
@@ -509,10 +509,10 @@ static void p1_a_retired_slab_stays_until_its_leases_end(void **state)
 	assert_memory_equal(data, bed.src[0], bed.info.block_bytes); /* still mapped */
 	later = acquire(&bed, 4, 0);
 	assert_int_equal(kvc_lease_read(later, 0, 1, (void *const *)bed.dst, NULL), (kvc_status_t)KV_ERR_FAULT);
-	assert_int_equal(atomic_load(&fake_seen(bed.fake)->quiets), 0);
+	assert_int_equal(atomic_load(&fake_seen(bed.fake)->drains), 0);
 	kvc_release(&lease, 1);
-	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->quiets) == 1);
-	assert_int_equal(atomic_load(&fake_seen(bed.fake)->quiet_what), 3);
+	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->drains) == 1);
+	assert_int_equal(atomic_load(&fake_seen(bed.fake)->drained_what), 3);
 	kvc_get_stats(bed.kvc, &stats);
 	assert_int_equal(stats.slabs_mapped, 0);
 	kvc_release(&later, 1);

@@ -270,7 +270,7 @@ static void p1_digests_that_were_handed_in_stay_where_they_are_until_they_are_re
 static void p4_what_is_given_up_is_said_however_much_is_in_flight(void **state)
 {
 	static kvc_lease_t *leases[1024];
-	uint32_t revokes, quiets, n = 0;
+	uint32_t revokes, drains, n = 0;
 	kvc_status_t status = KVC_OK;
 	kvc_lease_t *lease = NULL;
 	kvc_handle_t handle;
@@ -283,7 +283,7 @@ static void p4_what_is_given_up_is_said_however_much_is_in_flight(void **state)
 	assert_int_equal(kvc_acquire(pair.bed.space, pair.bed.keys, 1, 0, 0, &lease), KVC_OK);
 	put = start(&pair, 1, 3, &handle);
 	revokes = atomic_load(&fake_seen(pair.bed.fake)->revokes);
-	quiets = atomic_load(&fake_seen(pair.bed.fake)->quiets);
+	drains = atomic_load(&fake_seen(pair.bed.fake)->drains);
 	atomic_store(&fake_knobs(pair.bed.fake)->mute, KV_CODE_ACQUIRE);
 	while (n < 1024 && status == KVC_OK) {
 		status = kvc_acquire_start(pair.bed.space, pair.bed.keys, 1, 0, 0, &leases[n]);
@@ -295,7 +295,7 @@ static void p4_what_is_given_up_is_said_however_much_is_in_flight(void **state)
 	kvc_put_free(put);
 	kvc_release(&lease, 1);
 	BED_UNTIL(&pair.bed, fake_open_leases(pair.bed.fake) == 0);
-	BED_UNTIL(&pair.bed, atomic_load(&fake_seen(pair.bed.fake)->quiets) > quiets);
+	BED_UNTIL(&pair.bed, atomic_load(&fake_seen(pair.bed.fake)->drains) > drains);
 	assert_int_equal(atomic_load(&fake_seen(pair.bed.fake)->revokes), revokes + 1);
 	assert_int_equal(kvc_poll(pair.bed.kvc, 1), KVC_OK); /* nor has it ended the session */
 	kvc_release(leases, n);

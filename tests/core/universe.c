@@ -562,10 +562,10 @@ kv_status_t u_put_revoke(universe_t *u, u_member_t *m, uint64_t put)
 
 kv_status_t u_quiet(universe_t *u, u_member_t *m, uint32_t what, uint64_t id, uint32_t *p_freed)
 {
-	kv_msg_t ask = {.quiet = {.what = what, .id = id}}, reply;
-	kv_status_t status = u_request(u, m, KV_CODE_QUIET, &ask, &reply);
+	kv_msg_t ask = {.drained = {.what = what, .id = id}}, reply;
+	kv_status_t status = u_request(u, m, KV_CODE_DRAINED, &ask, &reply);
 
-	*p_freed = reply.quiet_reply.freed;
+	*p_freed = reply.drained_reply.freed;
 
 	return status;
 }

@@ -472,8 +472,8 @@ static void p4_a_process_that_attaches_again_leaves_nothing_behind(void **state)
 {
 	raw_member_t anchor, member;
 	kv_msg_put_start_reply_t put;
-	const kv_msg_quiet_t quiet = {.what = 2};
-	kv_msg_quiet_reply_t freed;
+	const kv_msg_drained_t drained = {.what = 2};
+	kv_msg_drained_reply_t freed;
 	uint32_t fds;
 
 	(void)state;
@@ -497,7 +497,7 @@ static void p4_a_process_that_attaches_again_leaves_nothing_behind(void **state)
 	falls_to("kvd_members", 1);
 	falls_to("kvd_instances", 1);
 	assert_true(raw_metric(watch_, "kvd_cpu_quarantined_bytes") > 0);
-	assert_int_equal(raw_call(member.fd, KV_CODE_QUIET, &quiet, &freed), KV_OK);
+	assert_int_equal(raw_call(member.fd, KV_CODE_DRAINED, &drained, &freed), KV_OK);
 	assert_true(freed.freed > 0);
 	falls_to("kvd_cpu_quarantined_bytes", 0);
 	raw_join(&anchor, daemon_.sock, "again"); /* two connections at once: one takes over from the other */
@@ -522,12 +522,12 @@ static uint64_t join_and_put(raw_member_t *member)
 	return put.put;
 }
 
-static uint32_t say_quiet(raw_member_t *member)
+static uint32_t send_drained(raw_member_t *member)
 {
-	const kv_msg_quiet_t quiet = {.what = 2};
-	kv_msg_quiet_reply_t reply;
+	const kv_msg_drained_t drained = {.what = 2};
+	kv_msg_drained_reply_t reply;
 
-	assert_int_equal(raw_call(member->fd, KV_CODE_QUIET, &quiet, &reply), KV_OK);
+	assert_int_equal(raw_call(member->fd, KV_CODE_DRAINED, &drained, &reply), KV_OK);
 
 	return reply.freed;
 }
@@ -544,12 +544,12 @@ static void p1_an_attachment_speaks_for_its_own_connections_only(void **state)
 	assert_true(raw_metric_reaches(watch_, "kvd_cpu_quarantined_bytes", N * RAW_BLOCK_BYTES));
 	raw_attachment = 2;
 	raw_join(&other, daemon_.sock, "again");
-	assert_int_equal(say_quiet(&other), 0);
+	assert_int_equal(send_drained(&other), 0);
 	assert_int_equal(raw_metric(watch_, "kvd_cpu_quarantined_bytes"), N * RAW_BLOCK_BYTES);
 	raw_attachment = 1;
 	raw_join(&again, daemon_.sock, "again");
 	raw_leave(&other);
-	assert_int_equal(say_quiet(&again), N);
+	assert_int_equal(send_drained(&again), N);
 	member.fd = dup(again.fd);
 	raw_leave(&member);
 	raw_leave(&again);
@@ -567,7 +567,7 @@ static void p4_a_word_for_a_connection_whose_end_was_not_seen_yet_counts(void **
 	revoke.put = join_and_put(&member);
 	assert_int_equal(raw_call(member.fd, KV_CODE_PUT_REVOKE, &revoke, NULL), KV_OK);
 	raw_join(&again, daemon_.sock, "again");
-	assert_int_equal(say_quiet(&again), 0);
+	assert_int_equal(send_drained(&again), 0);
 	raw_leave(&member);
 	falls_to("kvd_members", 1);
 	falls_to("kvd_cpu_quarantined_bytes", 0);
@@ -578,14 +578,14 @@ static void p4_a_word_for_a_connection_whose_end_was_not_seen_yet_counts(void **
 /* Its last word counts, whoever else holds the socket open. */
 static void p4_a_member_that_leaves_is_not_waited_for(void **state)
 {
-	const kv_msg_quiet_t leave = {.what = 4};
+	const kv_msg_drained_t leave = {.what = 4};
 	raw_member_t member;
 
 	(void)state;
 	raw_keys(seed_++, victim_keys_, N);
 	for (uint32_t times = 0; times < 20; times++) {
 		join_and_put(&member);
-		raw_send(member.fd, KV_CODE_QUIET, 1, &leave, NULL, 0);
+		raw_send(member.fd, KV_CODE_DRAINED, 1, &leave, NULL, 0);
 		assert_true(raw_closed(member.fd, RAW_TIMEOUT_MS));
 		falls_to("kvd_cpu_quarantined_bytes", 0);
 		falls_to("kvd_members", 0);

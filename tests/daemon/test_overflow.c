@@ -37,10 +37,10 @@ static int teardown(void **state)
 
 static void ask_and_do_not_read(raw_member_t *member, uint64_t count)
 {
-	const kv_msg_quiet_t ask = {.what = 0};
+	const kv_msg_drained_t ask = {.what = 0};
 
 	for (uint64_t id = 1; id <= count; id++) {
-		raw_send(member->fd, KV_CODE_QUIET, 1000000u + id, &ask, NULL, 0);
+		raw_send(member->fd, KV_CODE_DRAINED, 1000000u + id, &ask, NULL, 0);
 	}
 }
 
@@ -76,10 +76,10 @@ static int ends(int fd)
 
 static void p5_a_member_whose_queue_overflows_as_another_one_leaves_is_closed(void **state)
 {
-	const kv_msg_quiet_t quiet = {.what = 2};
+	const kv_msg_drained_t drained = {.what = 2};
 	raw_member_t first, second, last;
 	kv_msg_put_start_reply_t put;
-	kv_msg_quiet_reply_t freed;
+	kv_msg_drained_reply_t freed;
 	kv_key_t keys[PUTS];
 	uint64_t limit, overflows, requests;
 
@@ -106,7 +106,7 @@ static void p5_a_member_whose_queue_overflows_as_another_one_leaves_is_closed(vo
 	assert_int_equal(ends(second.fd), 1);
 
 	raw_join(&last, daemon_.sock, "crowd");
-	assert_int_equal(raw_call(last.fd, KV_CODE_QUIET, &quiet, &freed), KV_OK);
+	assert_int_equal(raw_call(last.fd, KV_CODE_DRAINED, &drained, &freed), KV_OK);
 	raw_leave(&last);
 	raw_leave(&second);
 	first.fd = -1;

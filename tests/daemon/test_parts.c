@@ -237,7 +237,7 @@ static void p5_a_put_past_its_time_gives_way_and_its_late_end_is_refused(void **
 	kv_msg_put_start_reply_t old, more;
 	kv_msg_keep_reply_t kept;
 	kv_msg_put_end_reply_t ended;
-	kv_msg_quiet_reply_t quiet;
+	kv_msg_drained_reply_t drained;
 	raw_member_t member;
 	kv_key_t keys[16];
 
@@ -262,9 +262,9 @@ static void p5_a_put_past_its_time_gives_way_and_its_late_end_is_refused(void **
 				  &(kv_msg_put_end_t){.put = old.put, .count = 1, .words = RAW_LEAVES}, &ended),
 			 KV_ERR_REVOKED);
 	assert_int_equal(raw_call(member.fd, KV_CODE_KEEP, &(kv_msg_keep_t){old.put}, &kept), KV_ERR_REVOKED);
-	assert_int_equal(raw_call(member.fd, KV_CODE_QUIET, &(kv_msg_quiet_t){.what = 0, .id = old.put}, &quiet),
+	assert_int_equal(raw_call(member.fd, KV_CODE_DRAINED, &(kv_msg_drained_t){.what = 0, .id = old.put}, &drained),
 			 KV_OK);
-	assert_int_equal(quiet.freed, 4);
+	assert_int_equal(drained.freed, 4);
 	assert_int_equal(raw_call(member.fd, KV_CODE_KEEP, &(kv_msg_keep_t){old.put}, &kept), KV_ERR_NOT_FOUND);
 	raw_leave(&member);
 	raw_daemon_end(&daemon_);

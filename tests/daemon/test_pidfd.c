@@ -106,7 +106,8 @@ static void p4_an_unproved_process_may_match_only(void **state)
 	assert_int_equal(raw_space(&member, "m"), KV_OK);
 	assert_int_equal(raw_put_start(&member, NULL, 0, keys, 4, &put), KV_ERR_PIDFD_REQUIRED);
 	assert_int_equal(raw_acquire(&member, keys, 4, &lease), KV_ERR_PIDFD_REQUIRED);
-	assert_int_equal(raw_call(member.fd, KV_CODE_QUIET, &(kv_msg_quiet_t){.what = 2}, NULL), KV_ERR_PIDFD_REQUIRED);
+	assert_int_equal(raw_call(member.fd, KV_CODE_DRAINED, &(kv_msg_drained_t){.what = 2}, NULL),
+			 KV_ERR_PIDFD_REQUIRED);
 	/* With its own pidfd it becomes a member after all. */
 	int own = (int)syscall(SYS_pidfd_open, getpid(), 0);
 

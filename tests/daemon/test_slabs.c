@@ -158,7 +158,7 @@ static void p4_a_slab_that_waits_for_its_members_leaves_the_memory_of_others_reg
 		kvd_slabs_turn(host);
 	}
 	assert_int_equal(region_[0], LIVE);
-	kvd_slabs_quiet(host, 1, 0);
+	kvd_slabs_drained(host, 1, 0);
 	kvd_slabs_turn(host);
 	assert_int_equal(there_[0], 0);
 	assert_int_equal(region_[0], LIVE);

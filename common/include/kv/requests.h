@@ -45,7 +45,7 @@
 	X(8, PUT_START, put_start, KV_ROLE_MEMBER, "reserve slots for new blocks below a parent")                      \
 	X(9, PUT_END, put_end, KV_ROLE_MEMBER, "one rank's bytes of some blocks of a put are in place")                \
 	X(10, PUT_REVOKE, put_revoke, KV_ROLE_MEMBER, "give an unfinished put up")                                     \
-	X(11, QUIET, quiet, KV_ROLE_MEMBER, "this member has stopped touching that memory")                            \
+	X(11, DRAINED, drained, KV_ROLE_MEMBER, "this member has stopped touching that memory")                            \
 	X(12, BAD_BLOCK, bad_block, KV_ROLE_MEMBER, "a leased block did not match its digest: quarantine it")          \
 	X(13, EXPLAIN, explain, KV_ROLE_CLIENT | KV_ROLE_OPERATOR, "where each of these keys is, and why the first missing one is missing") \
 	X(14, STATUS, status, KV_ROLE_CLIENT | KV_ROLE_OPERATOR, "health, tiers, spaces and sessions as JSON")         \
@@ -57,9 +57,9 @@
 /* Sent by the daemon on its own, never answered. */
 #define KV_NOTICE_LIST(X)                                                                                              \
 	X(64, SLAB_ADD, slab_add, KV_ROLE_NONE, "a slab of the namespace; carries its data fd and its digest fd")      \
-	X(65, SLAB_RETIRE, slab_retire, KV_ROLE_NONE, "unmap this slab, then say QUIET")                               \
+	X(65, SLAB_RETIRE, slab_retire, KV_ROLE_NONE, "unmap this slab, then send DRAINED")                               \
 	X(66, LEASE_DONE, lease_done, KV_ROLE_NONE, "a lease's blocks are all ready, or will never be")                \
-	X(67, PUT_DONE, put_done, KV_ROLE_NONE, "a put has ended: to its starter, and to ranks whose QUIET its slots wait for") \
+	X(67, PUT_DONE, put_done, KV_ROLE_NONE, "a put has ended: to its starter, and to ranks whose DRAINED its slots wait for") \
 	X(68, DURABLE, durable, KV_ROLE_NONE, "what of a put survives kill -9 and power loss")
 
 #define KV_FIELDS_hello(F)                                                                                             \
@@ -165,10 +165,10 @@
 #define KV_FIELDS_keep(F) F(U64, put, 0, "put id")
 #define KV_FIELDS_keep_reply(F) F(U32, ttl_ms, 0, "time to live granted; after it the put is revoked when its namespace lacks room")
 
-#define KV_FIELDS_quiet(F)                                                                                             \
+#define KV_FIELDS_drained(F)                                                                                             \
 	F(U32, what, 4, "0 a put, 1 a lease, 2 all that its older connections touched, 3 a retired slab, 4 everything: the member leaves")                           \
 	F(U64, id, 0, "put, lease or slab id; 0 with `everything`")
-#define KV_FIELDS_quiet_reply(F) F(U32, freed, 0, "slots that became free")
+#define KV_FIELDS_drained_reply(F) F(U32, freed, 0, "slots that became free")
 
 #define KV_FIELDS_bad_block(F)                                                                                         \
 	F(U64, lease, 0, "lease id")                                                                                   \

@@ -247,7 +247,7 @@ int kvd_put_writes(const kvd_put_t *put, uint32_t rank)
 
 /* Members that may still write: those whose rank has not ended its ranges; if no member has such a rank, all of the
  * instance. They are told that the put is over: only they know whether they have ever heard of it, and the slots wait
- * for their QUIET. */
+ * for their DRAINED. */
 static void find_unquiet(kvd_core_t *core, kvd_put_t *put, const kv_msg_t *msg)
 {
 	const kvd_instance_rec_t *instance = kvd_instance_at(core, put->instance);

@@ -361,7 +361,7 @@ uint32_t kvd_reaped(kvd_core_t *core, kvd_instance_t *out, uint32_t cap)
 	return n;
 }
 
-kv_status_t kvd_quiet(kvd_core_t *core, kvd_member_t id, const kv_msg_quiet_t *ask, kv_msg_quiet_reply_t *reply)
+kv_status_t kvd_quiet(kvd_core_t *core, kvd_member_t id, const kv_msg_drained_t *ask, kv_msg_drained_reply_t *reply)
 {
 	const kvd_member_rec_t *member = kvd_member_rec(core, id);
 	kvd_put_t *put;

@@ -49,6 +49,7 @@ kv_status_t kvd_member_check(kvd_core_t *core, uint32_t ns, kvd_member_t id, kvd
 			     kvd_instance_rec_t **p_instance);
 /* Queue a notice to a member, if it is still there to read it. */
 void kvd_notify(kvd_core_t *core, kvd_member_t member, uint16_t code, const kv_msg_t *msg);
-kv_status_t kvd_quiet(kvd_core_t *core, kvd_member_t member, const kv_msg_quiet_t *ask, kv_msg_quiet_reply_t *reply);
+kv_status_t kvd_quiet(kvd_core_t *core, kvd_member_t member, const kv_msg_drained_t *ask,
+		      kv_msg_drained_reply_t *reply);
 
 #endif
