@@ -170,29 +170,49 @@ static void print_status(void)
 
 /* ---- metrics --------------------------------------------------------------------------------- */
 
-static void print_metrics(void)
+/* One row a family: name, labels with their values, type, help. */
+static void print_families(const kv_metric_info_t *infos, unsigned count)
 {
 	static const char *const types[] = {"counter", "gauge", "histogram"};
 
+	printf("| name | label | type | meaning |\n|---|---|---|---|\n");
+	for (unsigned i = 0; i < count; i++) {
+		const int len = (int)kv_metric_family_len(&infos[i]);
+		const char *label = infos[i].name + len;
+
+		if (kv_metric_begins_family(infos, i)) {
+			printf("| `%.*s` | ", len, infos[i].name);
+			printf(*label ? "`%.*s`: " : "%.*s", (int)strcspn(label, "=") - (*label != 0),
+			       label + (*label != 0));
+		}
+		if (*label) { /* {tier="cpu"} */
+			const char *value = strchr(label, '"') + 1;
+
+			printf("%s%.*s", kv_metric_begins_family(infos, i) ? "" : ", ", (int)strcspn(value, "\""),
+			       value);
+		}
+		if (i + 1 == count || kv_metric_begins_family(infos, i + 1)) {
+			printf(" | %s | %s |\n", types[infos[i].type], infos[i].help);
+		}
+	}
+}
+
+static void print_metrics(void)
+{
 	printf("# Metrics\n\n" GENERATED, "metrics", "common/include/kv/metric_list.h");
-	printf("Served as Prometheus text at `/metrics` and as JSON by the STATS request. Histograms are of seconds, "
+	printf("Served as Prometheus text at `/metrics` and as JSON by the STATS request (`kvctl stats --json`). "
+	       "Histograms are of seconds, "
 	       "with %u buckets: 1 us,\n"
 	       "2 us, 4 us and so on, each twice the one before; in JSON a histogram is {count, sum_ns, p50_ns, "
 	       "p99_ns}, where a\n"
-	       "quantile is the bound of its bucket.\n\n"
-	       "| name | type | meaning |\n|---|---|---|\n",
+	       "quantile is the bound of its bucket. In JSON a series with a label is a member as "
+	       "`kvd_tier_blocks{tier=cpu}`, without quotes.\n"
+	       "`kvd_build_info` (gauge, at `/metrics` only): " KV_HELP_BUILD_INFO " (`version`).\n\n",
 	       KV_HISTOGRAM_BUCKETS);
-	for (unsigned i = 0; i < KV_METRIC_COUNT; i++) {
-		printf("| `%s` | %s | %s |\n", kv_metric_infos[i].name, types[kv_metric_infos[i].type],
-		       kv_metric_infos[i].help);
-	}
-	printf("\nOf each namespace, with the label `namespace` at `/metrics`; STATS answers those of the asker's "
-	       "own:\n\n"
-	       "| name | type | meaning |\n|---|---|---|\n");
-	for (unsigned i = 0; i < KV_NS_METRIC_COUNT; i++) {
-		printf("| `%s` | %s | %s |\n", kv_ns_metric_infos[i].name, types[kv_ns_metric_infos[i].type],
-		       kv_ns_metric_infos[i].help);
-	}
+	print_families(kv_metric_infos, KV_METRIC_COUNT);
+	printf("\nOf each namespace, with the label `namespace` too at `/metrics`; STATS answers those of the asker's "
+	       "own:\n\n");
+	print_families(kv_ns_metric_infos, KV_NS_METRIC_COUNT);
 }
 
 /* ---- shared memory --------------------------------------------------------------------------- */

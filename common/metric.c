@@ -112,11 +112,36 @@ static void prometheus_histogram(kv_text_t *text, const kv_metrics_t *m, unsigne
 	kv_text_addf(text, "\n%s_count %llu\n", name, (unsigned long long)h.count);
 }
 
-static void prometheus_head(kv_text_t *text, const kv_metric_info_t *info)
+int kv_metric_begins_family(const kv_metric_info_t *infos, unsigned id)
+{
+	const size_t len = kv_metric_family_len(&infos[id]);
+
+	return id == 0 || kv_metric_family_len(&infos[id - 1]) != len ||
+	       memcmp(infos[id - 1].name, infos[id].name, len) != 0;
+}
+
+/* Help and type of a family, once: its series follow one another. */
+static void prometheus_head(kv_text_t *text, const kv_metric_info_t *infos, unsigned id)
 {
 	static const char *const types[] = {"counter", "gauge", "histogram"};
+	const int len = (int)kv_metric_family_len(&infos[id]);
+	const char *name = infos[id].name;
 
-	kv_text_addf(text, "# HELP %s %s\n# TYPE %s %s\n", info->name, info->help, info->name, types[info->type]);
+	if (kv_metric_begins_family(infos, id)) {
+		kv_text_addf(text, "# HELP %.*s %s\n# TYPE %.*s %s\n", len, name, infos[id].help, len, name,
+			     types[infos[id].type]);
+	}
+}
+
+/* The labels of a namespace's series: its own come behind the namespace. */
+static void prometheus_ns(kv_text_t *text, const kv_metrics_t *m, uint32_t ns, unsigned id)
+{
+	const kv_metric_info_t *info = &kv_ns_metric_infos[id];
+	const char *labels = info->name + kv_metric_family_len(info);
+
+	kv_text_add(text, info->name, kv_metric_family_len(info));
+	kv_text_addf(text, "{namespace=\"%s\"%s%s %llu\n", m->ns[ns].name, *labels ? "," : "",
+		     *labels ? labels + 1 : "}", (unsigned long long)kv_ns_metric_get(m, ns, (kv_ns_metric_t)id));
 }
 
 size_t kv_metrics_prometheus(const kv_metrics_t *m, char *out, size_t cap)
@@ -124,10 +149,12 @@ size_t kv_metrics_prometheus(const kv_metrics_t *m, char *out, size_t cap)
 	const uint32_t namespaces = atomic_load_explicit(&m->ns_count, memory_order_acquire);
 	kv_text_t text = kv_text(out, cap);
 
+	kv_text_addf(&text, "# HELP kvd_build_info " KV_HELP_BUILD_INFO "\n# TYPE kvd_build_info gauge\n"
+			    "kvd_build_info{version=\"" KVD_VERSION "\"} 1\n");
 	for (unsigned id = 0; id < KV_METRIC_COUNT; id++) {
 		const kv_metric_info_t *info = &kv_metric_infos[id];
 
-		prometheus_head(&text, info);
+		prometheus_head(&text, kv_metric_infos, id);
 		if (info->type == KV_METRIC_HISTOGRAM) {
 			prometheus_histogram(&text, m, id);
 		} else {
@@ -136,14 +163,25 @@ size_t kv_metrics_prometheus(const kv_metrics_t *m, char *out, size_t cap)
 		}
 	}
 	for (unsigned id = 0; id < KV_NS_METRIC_COUNT && namespaces > 0; id++) {
-		prometheus_head(&text, &kv_ns_metric_infos[id]);
+		prometheus_head(&text, kv_ns_metric_infos, id);
 		for (uint32_t n = 0; n < namespaces; n++) {
-			kv_text_addf(&text, "%s{namespace=\"%s\"} %llu\n", kv_ns_metric_infos[id].name, m->ns[n].name,
-				     (unsigned long long)kv_ns_metric_get(m, n, (kv_ns_metric_t)id));
+			prometheus_ns(&text, m, n, id);
 		}
 	}
 
 	return text.len;
+}
+
+/* A member's name: the series without the quotes of its label's value. */
+static void json_name(kv_text_t *text, const char *name)
+{
+	kv_text_addf(text, "\"");
+	for (; *name; name++) {
+		if (*name != '"') {
+			kv_text_add(text, name, 1);
+		}
+	}
+	kv_text_addf(text, "\":");
 }
 
 size_t kv_metrics_json(const kv_metrics_t *m, uint32_t ns, char *out, size_t cap)
@@ -154,7 +192,8 @@ size_t kv_metrics_json(const kv_metrics_t *m, uint32_t ns, char *out, size_t cap
 		const kv_metric_info_t *info = &kv_metric_infos[id];
 		histogram_t h;
 
-		kv_text_addf(&text, "%s\"%s\":", id ? "," : "{", info->name);
+		kv_text_addf(&text, "%s", id ? "," : "{");
+		json_name(&text, info->name);
 		if (info->type != KV_METRIC_HISTOGRAM) {
 			kv_text_addf(&text, "%llu", (unsigned long long)kv_metric_get(m, (kv_metric_t)id));
 			continue;
@@ -165,8 +204,9 @@ size_t kv_metrics_json(const kv_metrics_t *m, uint32_t ns, char *out, size_t cap
 			     (unsigned long long)quantile_ns(&h, 50), (unsigned long long)quantile_ns(&h, 99));
 	}
 	for (unsigned id = 0; id < KV_NS_METRIC_COUNT && ns != UINT32_MAX; id++) {
-		kv_text_addf(&text, ",\"%s\":%llu", kv_ns_metric_infos[id].name,
-			     (unsigned long long)kv_ns_metric_get(m, ns, (kv_ns_metric_t)id));
+		kv_text_addf(&text, ",");
+		json_name(&text, kv_ns_metric_infos[id].name);
+		kv_text_addf(&text, "%llu", (unsigned long long)kv_ns_metric_get(m, ns, (kv_ns_metric_t)id));
 	}
 	kv_text_add(&text, "}", 1);
 

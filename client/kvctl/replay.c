@@ -138,7 +138,7 @@ static kvc_status_t evictions(const char *socket, uint64_t *p_count)
 	if (kvc_document(kvc, KVC_DOC_STATS, 0, &json, NULL) == KVC_OK) {
 		root = json_tokener_parse(json);
 	}
-	if (root && json_object_object_get_ex(root, "kvd_evicted_cpu_total", &value)) {
+	if (root && json_object_object_get_ex(root, "kvd_evicted_total{tier=cpu}", &value)) {
 		*p_count = json_object_get_uint64(value);
 	}
 	json_object_put(root);

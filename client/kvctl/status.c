@@ -106,8 +106,8 @@ static void print_misses(struct json_object *stats, uint64_t asked)
 static void print_hits(struct json_object *stats)
 {
 	uint64_t asked = kvctl_u64(stats, "kvd_prefix_query_tokens_total");
-	uint64_t cpu = kvctl_u64(stats, "kvd_prefix_hit_cpu_tokens_total"),
-		 disk = kvctl_u64(stats, "kvd_prefix_hit_disk_tokens_total");
+	uint64_t cpu = kvctl_u64(stats, "kvd_prefix_hit_tokens_total{tier=cpu}"),
+		 disk = kvctl_u64(stats, "kvd_prefix_hit_tokens_total{tier=disk}");
 
 	if (asked) {
 		printf("hits\n  %.1f %% of %llu prompt tokens (cpu %.1f %%, disk %.1f %%)\n",

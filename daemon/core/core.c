@@ -345,19 +345,19 @@ kv_status_t kvd_core_request(kvd_core_t *core, const kvd_ask_t *ask, kv_msg_t *r
 }
 
 /* Of a request, by the reason of its first missing block: what neither engine nor daemon had. */
-static void count_missed(kvd_core_t *core, const kv_report_t *report, uint64_t hits)
+static void count_missed(kvd_core_t *core, uint32_t ns, const kv_report_t *report, uint64_t hits)
 {
-	static const kv_metric_t metrics[] = {
-		[KV_WHY_ABSENT] = KV_M_MISS_ABSENT_TOKENS,         [KV_WHY_EVICTED] = KV_M_MISS_EVICTED_TOKENS,
-		[KV_WHY_DAEMON_STALE] = KV_M_MISS_STALE_TOKENS,    [KV_WHY_NO_DAEMON] = KV_M_MISS_NO_DAEMON_TOKENS,
-		[KV_WHY_STALE_EPOCH] = KV_M_MISS_EPOCH_TOKENS,     [KV_WHY_CONTENDED] = KV_M_MISS_CONTENDED_TOKENS,
-		[KV_WHY_CORRUPT] = KV_M_MISS_CORRUPT_TOKENS,       [KV_WHY_TIMEOUT] = KV_M_MISS_LATE_TOKENS,
-		[KV_WHY_UNREADABLE] = KV_M_MISS_UNREADABLE_TOKENS,
+	static const kv_ns_metric_t metrics[] = {
+		[KV_WHY_ABSENT] = KV_NM_MISS_ABSENT_TOKENS,         [KV_WHY_EVICTED] = KV_NM_MISS_EVICTED_TOKENS,
+		[KV_WHY_DAEMON_STALE] = KV_NM_MISS_STALE_TOKENS,    [KV_WHY_NO_DAEMON] = KV_NM_MISS_NO_DAEMON_TOKENS,
+		[KV_WHY_STALE_EPOCH] = KV_NM_MISS_EPOCH_TOKENS,     [KV_WHY_CONTENDED] = KV_NM_MISS_CONTENDED_TOKENS,
+		[KV_WHY_CORRUPT] = KV_NM_MISS_CORRUPT_TOKENS,       [KV_WHY_TIMEOUT] = KV_NM_MISS_LATE_TOKENS,
+		[KV_WHY_UNREADABLE] = KV_NM_MISS_UNREADABLE_TOKENS,
 	};
 	const uint64_t had = hits + report->hit_engine_tokens;
 
 	if (report->why != KV_WHY_NONE && had < report->query_tokens) {
-		kvd_count(core, metrics[report->why], report->query_tokens - had);
+		kvd_count_ns(core, ns, metrics[report->why], report->query_tokens - had);
 	}
 }
 
@@ -365,16 +365,19 @@ kv_status_t kvd_core_report(kvd_core_t *core, kvd_member_t id, const kv_report_t
 {
 	const kvd_member_rec_t *member = kvd_member_rec(core, id);
 	uint64_t hits = (uint64_t)report->hit_cpu_tokens + report->hit_disk_tokens;
+	uint32_t ns;
 
 	if (!member || (report->type != KV_REPORT_MATCH && report->type != KV_REPORT_REQUEST) ||
 	    hits > report->query_tokens || report->why > KV_WHY_UNREADABLE) {
 		kvd_count(core, KV_M_BAD_REPORTS, 1);
 		return KV_ERR_ARG;
 	}
-	kvd_count(core, KV_M_QUERY_TOKENS, report->query_tokens);
-	kvd_count(core, KV_M_HIT_CPU_TOKENS, report->hit_cpu_tokens);
-	kvd_count(core, KV_M_HIT_DISK_TOKENS, report->hit_disk_tokens);
-	count_missed(core, report, hits);
+	ns = kvd_instance_at(core, member->instance)->ns;
+	kvd_count_ns(core, ns, KV_NM_LOOKUPS, 1);
+	kvd_count_ns(core, ns, KV_NM_QUERY_TOKENS, report->query_tokens);
+	kvd_count_ns(core, ns, KV_NM_HIT_CPU_TOKENS, report->hit_cpu_tokens);
+	kvd_count_ns(core, ns, KV_NM_HIT_DISK_TOKENS, report->hit_disk_tokens);
+	count_missed(core, ns, report, hits);
 
 	return KV_OK;
 }
@@ -410,12 +413,13 @@ static void gauges(kvd_core_t *core)
 
 	for (uint32_t n = 0; n < core->ns_count; n++) {
 		spaces += core->ns[n]->space_count;
-		for (uint32_t id = 1; id <= core->ns[n]->space_count; id++) {
-			const kvd_tree_t *tree = kvd_tree_at(&core->ix, core->ns[n]->spaces[id]->tree);
+	}
+	/* Of all trees: blocks taken in from disk count before an engine opens their space. */
+	for (uint32_t id = 0; id < core->ix.trees.made; id++) {
+		const kvd_tree_t *tree = kvd_tree_at(&core->ix, id);
 
-			in[KVD_CPU] += tree->in[KVD_CPU];
-			in[KVD_DISK] += tree->in[KVD_DISK];
-		}
+		in[KVD_CPU] += tree->live && !tree->hidden ? tree->in[KVD_CPU] : 0;
+		in[KVD_DISK] += tree->live && !tree->hidden ? tree->in[KVD_DISK] : 0;
 	}
 	if (core->ns_count > 0) { /* one at a time: to count what many have takes a while */
 		gauges_of(core, core->gauge_ns++ % core->ns_count);

@@ -154,8 +154,8 @@ static const char status_json[] =
 	"heads%3D2\\n"
 	"page_format=plain\\n\"}]}}";
 static const char stats_json[] =
-	"{\"kvd_sessions\":2,\"kvd_prefix_query_tokens_total\":1000,\"kvd_prefix_hit_cpu_tokens_total\":600,"
-	"\"kvd_prefix_hit_disk_tokens_total\":150,\"kvd_big_total\":18446744073709551615}";
+	"{\"kvd_sessions\":2,\"kvd_prefix_query_tokens_total\":1000,\"kvd_prefix_hit_tokens_total{tier=cpu}\":600,"
+	"\"kvd_prefix_hit_tokens_total{tier=disk}\":150,\"kvd_big_total\":18446744073709551615}";
 static const char config_json[] = "{\"cpu.size\":{\"value\":\"4MiB\",\"source\":\"command line\"}}";
 static const char check_json[] =
 	"{\"checks\":[{\"name\":\"pins\",\"promise\":\"P4\",\"ok\":true,\"detail\":\"3 of 3\"},"

@@ -4,7 +4,6 @@
 
 #include "kv/metric.h"
 
-#include <ctype.h>
 #include <pthread.h>
 
 static kv_metrics_t metrics;
@@ -15,33 +14,53 @@ static void reset(void)
 	memset(&metrics, 0, sizeof metrics);
 }
 
-static int ends_with(const char *name, const char *suffix)
+/* kvd_name, or kvd_name{label="value"}, of lower-case letters, digits and '_'. */
+static void check_series(const kv_metric_info_t *info)
 {
-	size_t n = strlen(name), m = strlen(suffix);
+	static const char alphabet[] = "abcdefghijklmnopqrstuvwxyz0123456789_";
+	const size_t family = kv_metric_family_len(info);
+	const char *at = info->name + family;
 
-	return n >= m && strcmp(name + n - m, suffix) == 0;
+	assert_int_equal(strncmp(info->name, "kvd_", 4), 0);
+	assert_int_equal(strspn(info->name, alphabet), family);
+	assert_int_equal(memcmp(at - 6, "_total", 6) == 0, info->type == KV_METRIC_COUNTER);
+	if (info->type == KV_METRIC_HISTOGRAM) {
+		assert_int_equal(memcmp(at - 8, "_seconds", 8), 0);
+		assert_int_equal(*at, '\0');
+	}
+	if (*at) {
+		at += 1 + strspn(at + 1, alphabet);
+		assert_int_equal(strncmp(at, "=\"", 2), 0);
+		at += 2 + strspn(at + 2, alphabet);
+		assert_string_equal(at, "\"}");
+	}
 }
 
-static void names_follow_the_rules_and_are_told_once(void **state)
+/* Prometheus refuses a family whose series are not in one place. */
+static void check_families(const kv_metric_info_t *infos, unsigned count)
 {
-	(void)state;
-	for (unsigned i = 0; i < KV_METRIC_COUNT; i++) {
-		const kv_metric_info_t *info = &kv_metric_infos[i];
-
-		assert_int_equal(strncmp(info->name, "kvd_", 4), 0);
-		for (const char *c = info->name; *c; c++) {
-			assert_true(islower((unsigned char)*c) || isdigit((unsigned char)*c) || *c == '_');
+	for (unsigned i = 0; i < count; i++) {
+		check_series(&infos[i]);
+		assert_true(strlen(infos[i].help) > 3);
+		assert_null(strchr(infos[i].help, '\n'));
+		if (!kv_metric_begins_family(infos, i)) {
+			assert_int_equal(infos[i].type, infos[i - 1].type);
+			assert_string_equal(infos[i].help, infos[i - 1].help);
 		}
-		assert_int_equal(ends_with(info->name, "_total"), info->type == KV_METRIC_COUNTER);
-		if (info->type == KV_METRIC_HISTOGRAM) {
-			assert_true(ends_with(info->name, "_seconds"));
-		}
-		assert_true(strlen(info->help) > 3);
-		assert_null(strchr(info->help, '\n'));
 		for (unsigned j = 0; j < i; j++) {
-			assert_string_not_equal(info->name, kv_metric_infos[j].name);
+			assert_string_not_equal(infos[i].name, infos[j].name);
+			assert_false(kv_metric_begins_family(infos, i) &&
+				     kv_metric_family_len(&infos[i]) == kv_metric_family_len(&infos[j]) &&
+				     memcmp(infos[i].name, infos[j].name, kv_metric_family_len(&infos[i])) == 0);
 		}
 	}
+}
+
+static void series_follow_the_rules_and_families_are_in_one_place(void **state)
+{
+	(void)state;
+	check_families(kv_metric_infos, KV_METRIC_COUNT);
+	check_families(kv_ns_metric_infos, KV_NS_METRIC_COUNT);
 }
 
 static void a_value_falls_into_the_bucket_whose_bound_it_does_not_pass(void **state)
@@ -82,6 +101,7 @@ static void prometheus_text_has_every_metric_with_help_and_type(void **state)
 	assert_non_null(strstr(text, "# HELP kvd_requests_total requests handled\n# TYPE kvd_requests_total "
 				     "counter\nkvd_requests_total 42\n"));
 	assert_non_null(strstr(text, "\nkvd_sessions 3\n"));
+	assert_non_null(strstr(text, "# TYPE kvd_build_info gauge\nkvd_build_info{version=\"" KVD_VERSION "\"} 1\n"));
 	assert_non_null(strstr(text, "kvd_request_seconds_bucket{le=\"0.000001000\"} "
 				     "0\nkvd_request_seconds_bucket{le=\"0.000002000\"} 1\n"));
 	assert_non_null(strstr(
@@ -95,6 +115,25 @@ static void prometheus_text_has_every_metric_with_help_and_type(void **state)
 	assert_int_equal(kv_metrics_prometheus(&metrics, text, 100), need);
 	assert_int_equal(strlen(text), 99);
 	assert_int_equal(kv_metrics_prometheus(&metrics, NULL, 0), need);
+}
+
+/* One help and type a family; the label's value has quotes at /metrics, and none in a name of JSON. */
+static void series_of_a_family_share_help_and_type(void **state)
+{
+	(void)state;
+	reset();
+	kv_ns_metrics_open(&metrics, "a");
+	kv_metric_set(&metrics, KV_M_BLOCKS_CPU, 5);
+	kv_metric_set(&metrics, KV_M_BLOCKS_DISK, 6);
+	kv_ns_metric_add(&metrics, 0, KV_NM_HIT_DISK_TOKENS, 7);
+	assert_in_range(kv_metrics_prometheus(&metrics, text, sizeof text), 1, sizeof text - 1);
+	assert_non_null(strstr(text, "# TYPE kvd_tier_blocks gauge\nkvd_tier_blocks{tier=\"cpu\"} 5\n"
+				     "kvd_tier_blocks{tier=\"disk\"} 6\n# HELP "));
+	assert_non_null(strstr(text, "kvd_prefix_hit_tokens_total{namespace=\"a\",tier=\"cpu\"} 0\n"
+				     "kvd_prefix_hit_tokens_total{namespace=\"a\",tier=\"disk\"} 7\n# HELP "));
+	kv_metrics_json(&metrics, 0, text, sizeof text);
+	assert_non_null(strstr(text, "\"kvd_tier_blocks{tier=cpu}\":5,\"kvd_tier_blocks{tier=disk}\":6,"));
+	assert_non_null(strstr(text, "\"kvd_prefix_hit_tokens_total{tier=disk}\":7,"));
 }
 
 static void json_has_every_metric_and_quantiles(void **state)
@@ -176,10 +215,11 @@ static void no_count_is_lost_between_threads(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(names_follow_the_rules_and_are_told_once),
+		cmocka_unit_test(series_follow_the_rules_and_families_are_in_one_place),
 		cmocka_unit_test(a_value_falls_into_the_bucket_whose_bound_it_does_not_pass),
 		cmocka_unit_test(prometheus_text_has_every_metric_with_help_and_type),
 		cmocka_unit_test(p8_metrics_of_namespaces_are_labelled_and_documents_show_ones_own),
+		cmocka_unit_test(series_of_a_family_share_help_and_type),
 		cmocka_unit_test(json_has_every_metric_and_quantiles),
 		cmocka_unit_test(no_count_is_lost_between_threads),
 	};

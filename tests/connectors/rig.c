@@ -160,7 +160,7 @@ void rig_wait_written(const rig_t *rig)
 
 	/* Four looks: the gauges of one heartbeat may be of before the last put. */
 	for (int i = 0; i < 300 && calm < 4; i++) {
-		on_disk = rig_counter(rig, "kvd_blocks_disk");
+		on_disk = rig_counter(rig, "kvd_tier_blocks{tier=disk}");
 		calm = on_disk > 0 && on_disk == rig_counter(rig, "kvd_blocks") ? calm + 1 : 0;
 		usleep(100000);
 	}

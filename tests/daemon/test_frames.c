@@ -114,7 +114,7 @@ static void p10_a_bad_magic_closes_without_an_answer(void **state)
 
 	(void)state;
 	header.magic = 0x4748;
-	refused_everywhere(&header, KV_OK, "kvd_frames_bad_total");
+	refused_everywhere(&header, KV_OK, "kvd_frames_refused_total{reason=malformed}");
 }
 
 static void p10_another_frame_version_is_refused(void **state)
@@ -123,7 +123,7 @@ static void p10_another_frame_version_is_refused(void **state)
 
 	(void)state;
 	header.version = 9;
-	refused_everywhere(&header, KV_ERR_VERSION, "kvd_frames_version_total");
+	refused_everywhere(&header, KV_ERR_VERSION, "kvd_frames_refused_total{reason=version}");
 }
 
 static void p10_an_oversized_body_is_refused_before_it_comes(void **state)
@@ -131,7 +131,7 @@ static void p10_an_oversized_body_is_refused_before_it_comes(void **state)
 	kv_frame_header_t header = header_of(KV_CODE_STATS, UINT32_MAX);
 
 	(void)state;
-	refused_everywhere(&header, KV_ERR_TOO_BIG, "kvd_frames_too_big_total");
+	refused_everywhere(&header, KV_ERR_TOO_BIG, "kvd_frames_refused_total{reason=too_big}");
 }
 
 static void p10_before_hello_a_body_of_64_kib_is_the_limit(void **state)
@@ -152,7 +152,7 @@ static void p10_an_unknown_request_is_refused(void **state)
 	kv_frame_header_t header = header_of(4711, 0);
 
 	(void)state;
-	refused_everywhere(&header, KV_ERR_UNKNOWN_REQUEST, "kvd_frames_bad_total");
+	refused_everywhere(&header, KV_ERR_UNKNOWN_REQUEST, "kvd_frames_refused_total{reason=malformed}");
 }
 
 static void p10_a_notice_or_reply_from_a_client_is_refused(void **state)
@@ -161,10 +161,10 @@ static void p10_a_notice_or_reply_from_a_client_is_refused(void **state)
 
 	(void)state;
 	header.kind = KV_FRAME_REPLY;
-	refused_everywhere(&header, KV_ERR_PROTO, "kvd_frames_bad_total");
+	refused_everywhere(&header, KV_ERR_PROTO, "kvd_frames_refused_total{reason=malformed}");
 	header = header_of(KV_CODE_SLAB_ADD, 0);
 	header.kind = KV_FRAME_NOTICE;
-	refused_everywhere(&header, KV_ERR_PROTO, "kvd_frames_bad_total");
+	refused_everywhere(&header, KV_ERR_PROTO, "kvd_frames_refused_total{reason=malformed}");
 }
 
 static void p10_descriptors_promised_but_not_sent_are_refused(void **state)
@@ -173,7 +173,7 @@ static void p10_descriptors_promised_but_not_sent_are_refused(void **state)
 
 	(void)state;
 	header.fds = 1;
-	refused_everywhere(&header, KV_ERR_PROTO, "kvd_frames_bad_total");
+	refused_everywhere(&header, KV_ERR_PROTO, "kvd_frames_refused_total{reason=malformed}");
 }
 
 static void p10_a_body_that_does_not_decode_is_refused(void **state)
@@ -186,8 +186,8 @@ static void p10_a_body_that_does_not_decode_is_refused(void **state)
 	(void)state;
 	for (size_t i = 0; i < KV_COUNT_OF(bodies); i++) {
 		kv_frame_header_t header = header_of(KV_CODE_HELLO, lengths[i]);
-		uint64_t before =
-			raw_metric(watch_, "kvd_frames_bad_total") + raw_metric(watch_, "kvd_frames_too_big_total");
+		uint64_t before = raw_metric(watch_, "kvd_frames_refused_total{reason=malformed}") +
+				  raw_metric(watch_, "kvd_frames_refused_total{reason=too_big}");
 		int fd = raw_connect(daemon_.sock);
 		raw_frame_t frame;
 
@@ -196,8 +196,8 @@ static void p10_a_body_that_does_not_decode_is_refused(void **state)
 		assert_int_equal(raw_recv(fd, RAW_TIMEOUT_MS, &frame), 1);
 		assert_true(frame.header.status == KV_ERR_PROTO || frame.header.status == KV_ERR_TOO_BIG);
 		assert_true(raw_closed(fd, RAW_TIMEOUT_MS));
-		assert_int_equal(raw_metric(watch_, "kvd_frames_bad_total") +
-					 raw_metric(watch_, "kvd_frames_too_big_total"),
+		assert_int_equal(raw_metric(watch_, "kvd_frames_refused_total{reason=malformed}") +
+					 raw_metric(watch_, "kvd_frames_refused_total{reason=too_big}"),
 				 before + 1);
 		close(fd);
 	}
@@ -218,7 +218,7 @@ static void p10_a_request_with_another_number_of_fields_is_of_another_build(void
 								      : JOINED;
 
 		for (uint32_t more = 0; more < 2 && request->roles != KV_ROLE_NONE; more++) {
-			uint64_t before = raw_metric(watch_, "kvd_frames_version_total");
+			uint64_t before = raw_metric(watch_, "kvd_frames_refused_total{reason=version}");
 			int fd = open_at(stage);
 			kv_body_t fields = request->ask;
 			kv_frame_header_t header;
@@ -240,7 +240,7 @@ static void p10_a_request_with_another_number_of_fields_is_of_another_build(void
 			assert_int_equal(frame.header.status, KV_ERR_VERSION);
 			assert_non_null(memmem(frame.body, frame.header.body, "use the libkvc of kvd", 21));
 			assert_true(raw_closed(fd, RAW_TIMEOUT_MS));
-			assert_true(raw_metric_reaches(watch_, "kvd_frames_version_total", before + 1));
+			assert_true(raw_metric_reaches(watch_, "kvd_frames_refused_total{reason=version}", before + 1));
 			close(fd);
 		}
 	}
@@ -292,7 +292,7 @@ static void p6_garbage_ends_only_its_own_connection(void **state)
 		raw_bytes(fd, bytes, 1 + kv_test_below(&rng, sizeof bytes - 1));
 		close(fd);
 	}
-	assert_true(raw_metric_reaches(watch_, "kvd_frames_bad_total", 100));
+	assert_true(raw_metric_reaches(watch_, "kvd_frames_refused_total{reason=malformed}", 100));
 	for (int i = 0; raw_metric(watch_, "kvd_sessions") != 1; i++) {
 		assert_true(i < RAW_TIMEOUT_MS);
 		usleep(1000);
@@ -301,7 +301,7 @@ static void p6_garbage_ends_only_its_own_connection(void **state)
 
 static void p10_a_frame_cut_off_by_the_end_is_counted(void **state)
 {
-	uint64_t before = raw_metric(watch_, "kvd_frames_bad_total");
+	uint64_t before = raw_metric(watch_, "kvd_frames_refused_total{reason=malformed}");
 
 	(void)state;
 	for (stage_t stage = FRESH; stage < STAGES; stage++) {
@@ -311,7 +311,7 @@ static void p10_a_frame_cut_off_by_the_end_is_counted(void **state)
 		raw_bytes(fd, &header, stage == FRESH ? 10 : sizeof header);
 		close(fd);
 	}
-	assert_true(raw_metric_reaches(watch_, "kvd_frames_bad_total", before + 3));
+	assert_true(raw_metric_reaches(watch_, "kvd_frames_refused_total{reason=malformed}", before + 3));
 }
 
 static void p5_a_connection_that_says_nothing_is_closed(void **state)
@@ -368,11 +368,11 @@ static void p10_descriptors_where_none_belong_are_closed(void **state)
 
 	(void)state;
 	for (uint32_t count = 1; count <= KV_COUNT_OF(many); count += 2) {
-		uint64_t before = raw_metric(watch_, "kvd_frames_bad_total");
+		uint64_t before = raw_metric(watch_, "kvd_frames_refused_total{reason=malformed}");
 		int fd = raw_open(daemon_.sock);
 
 		raw_bytes_fds(fd, &header, sizeof header, many, count);
-		assert_true(raw_metric_reaches(watch_, "kvd_frames_bad_total", before + 1));
+		assert_true(raw_metric_reaches(watch_, "kvd_frames_refused_total{reason=malformed}", before + 1));
 		close(fd);
 	}
 	close(null);

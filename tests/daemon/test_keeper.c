@@ -159,7 +159,7 @@ static void serves_again(bed_t *bed)
 {
 	int fd = raw_open_when_there(&bed->daemon);
 
-	assert_int_equal(raw_metric(fd, "kvd_restarts"), 1);
+	assert_int_equal(raw_metric(fd, "kvd_restarts_total"), 1);
 	close(fd);
 	end(bed);
 }
@@ -279,7 +279,7 @@ static void p6_a_crash_restarts_with_the_configuration_validated_last(void **sta
 		}
 		crash(&bed, NULL);
 		fd = raw_open_when_there(&bed.daemon);
-		while (raw_metric(fd, "kvd_restarts") != i + 1) { /* the one that was killed may have answered */
+		while (raw_metric(fd, "kvd_restarts_total") != i + 1) { /* the one that was killed may have answered */
 			close(fd);
 			fd = raw_open_when_there(&bed.daemon);
 		}
@@ -336,7 +336,7 @@ static void p6_a_sighup_with_an_invalid_file_changes_nothing(void **state)
 	wait_for_log(&bed, "log.level is debug");
 	write_text(bed.conf, "garbage");
 	crash(&bed, NULL);
-	for (fd = raw_open_when_there(&bed.daemon); raw_metric(fd, "kvd_restarts") != 2;) {
+	for (fd = raw_open_when_there(&bed.daemon); raw_metric(fd, "kvd_restarts_total") != 2;) {
 		close(fd);
 		fd = raw_open_when_there(&bed.daemon);
 	}
@@ -379,7 +379,7 @@ static void p6_a_valid_configuration_that_does_not_start_gives_way_to_the_last_o
 	wait_for_log(&bed, "namespaces: changed, and waits for the next start");
 	crash(&bed, NULL);
 	wait_for_log(&bed, "going back to the configuration that has served last");
-	for (fd = raw_open_when_there(&bed.daemon); raw_metric(fd, "kvd_restarts") != 1;) {
+	for (fd = raw_open_when_there(&bed.daemon); raw_metric(fd, "kvd_restarts_total") != 1;) {
 		close(fd);
 		fd = raw_open_when_there(&bed.daemon);
 	}

@@ -474,7 +474,7 @@ static void p6_the_keeper_restarts_a_killed_daemon(void **state)
 	(void)state;
 	raw_daemon_start(&daemon, args);
 	int fd = raw_open(daemon.sock);
-	assert_int_equal(raw_metric(fd, "kvd_restarts"), 0);
+	assert_int_equal(raw_metric(fd, "kvd_restarts_total"), 0);
 	first = raw_child_of(daemon.pid);
 	assert_true(first > 0);
 	kill(first, SIGKILL);
@@ -483,7 +483,7 @@ static void p6_the_keeper_restarts_a_killed_daemon(void **state)
 	fd = raw_open_when_there(&daemon);
 	second = raw_child_of(daemon.pid);
 	assert_true(second > 0 && second != first);
-	assert_int_equal(raw_metric(fd, "kvd_restarts"), 1);
+	assert_int_equal(raw_metric(fd, "kvd_restarts_total"), 1);
 	assert_true(raw_log_has(&daemon, "the daemon has died: signal 9"));
 	close(fd);
 	raw_daemon_end(&daemon); /* SIGTERM to the keeper: forwarded, 0 */

@@ -107,7 +107,7 @@ static void say_ready(int fd)
 
 static void p1_a_join_needs_a_live_pidfd(void **state)
 {
-	uint64_t before = raw_metric(watch_, "kvd_pidfd_refused_total");
+	uint64_t before = raw_metric(watch_, "kvd_joins_refused_total{reason=no_pidfd}");
 	kv_msg_join_reply_t reply;
 	int fd = raw_open(daemon_.sock);
 	int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -123,7 +123,7 @@ static void p1_a_join_needs_a_live_pidfd(void **state)
 	assert_int_equal(raw_join_with(fd, "i", NULL, -1, &reply), KV_ERR_PIDFD_REQUIRED);
 	assert_int_equal(raw_join_with(fd, "i", NULL, null, &reply), KV_ERR_PIDFD_REQUIRED);
 	assert_int_equal(raw_join_with(fd, "i", NULL, dead, &reply), KV_ERR_PIDFD_REQUIRED);
-	assert_int_equal(raw_metric(watch_, "kvd_pidfd_refused_total"), before + 3);
+	assert_int_equal(raw_metric(watch_, "kvd_joins_refused_total{reason=no_pidfd}"), before + 3);
 	close(null);
 	close(dead);
 	close(fd);
@@ -303,7 +303,7 @@ static void p9_a_put_is_announced_to_subscribers(void **state)
 static void p6_reports_are_copied_out_once_and_checked(void **state)
 {
 	uint64_t tokens = raw_metric(watch_, "kvd_prefix_query_tokens_total"),
-		 missed = raw_metric(watch_, "kvd_prefix_miss_daemon_stale_tokens_total"),
+		 missed = raw_metric(watch_, "kvd_prefix_miss_tokens_total{reason=daemon_stale}"),
 		 bad = raw_metric(watch_, "kvd_bad_reports_total");
 	raw_member_t member;
 
@@ -321,7 +321,7 @@ static void p6_reports_are_copied_out_once_and_checked(void **state)
 	ring[1] = (kv_report_t){.type = 99, .space = member.space.space, .query_tokens = 1000};
 	atomic_store(&header->head, 2);
 	assert_true(raw_metric_reaches(watch_, "kvd_prefix_query_tokens_total", tokens + 1000));
-	assert_true(raw_metric_reaches(watch_, "kvd_prefix_miss_daemon_stale_tokens_total", missed + 400));
+	assert_true(raw_metric_reaches(watch_, "kvd_prefix_miss_tokens_total{reason=daemon_stale}", missed + 400));
 	assert_true(raw_metric_reaches(watch_, "kvd_bad_reports_total", bad + 1));
 	atomic_store(&header->dropped, 7);
 	assert_true(raw_metric_reaches(watch_, "kvd_lost_reports_total", 7));
@@ -391,7 +391,7 @@ static void p4_a_client_killed_with_a_lease_and_half_a_put_leaves_nothing(void *
 	child_kill(pid);
 	falls_to("kvd_leases", 0);
 	falls_to("kvd_puts", 0);
-	falls_to("kvd_cpu_quarantined_bytes", 0);
+	falls_to("kvd_tier_quarantined_bytes{tier=cpu}", 0);
 	assert_true(raw_metric(watch_, "kvd_members_died_total") >= 1);
 }
 
@@ -416,11 +416,11 @@ static void p1_memory_a_member_may_still_touch_waits_for_its_death(void **state)
 	raw_keys(seed_++, victim_keys_, N);
 	pid_t pid = child_start(hold_and_hang_up, &ready);
 	child_ready(ready);
-	assert_true(raw_metric_reaches(watch_, "kvd_cpu_quarantined_bytes", N * RAW_BLOCK_BYTES));
+	assert_true(raw_metric_reaches(watch_, "kvd_tier_quarantined_bytes{tier=cpu}", N * RAW_BLOCK_BYTES));
 	usleep(300000);
-	assert_int_equal(raw_metric(watch_, "kvd_cpu_quarantined_bytes"), N * RAW_BLOCK_BYTES);
+	assert_int_equal(raw_metric(watch_, "kvd_tier_quarantined_bytes{tier=cpu}"), N * RAW_BLOCK_BYTES);
 	child_kill(pid);
-	falls_to("kvd_cpu_quarantined_bytes", 0);
+	falls_to("kvd_tier_quarantined_bytes{tier=cpu}", 0);
 }
 
 static void p5_a_refused_member_leaves_no_instance_behind(void **state)
@@ -496,10 +496,10 @@ static void p4_a_process_that_attaches_again_leaves_nothing_behind(void **state)
 	raw_join(&member, daemon_.sock, "again");
 	falls_to("kvd_members", 1);
 	falls_to("kvd_instances", 1);
-	assert_true(raw_metric(watch_, "kvd_cpu_quarantined_bytes") > 0);
+	assert_true(raw_metric(watch_, "kvd_tier_quarantined_bytes{tier=cpu}") > 0);
 	assert_int_equal(raw_call(member.fd, KV_CODE_DRAINED, &drained, &freed), KV_OK);
 	assert_true(freed.freed > 0);
-	falls_to("kvd_cpu_quarantined_bytes", 0);
+	falls_to("kvd_tier_quarantined_bytes{tier=cpu}", 0);
 	raw_join(&anchor, daemon_.sock, "again"); /* two connections at once: one takes over from the other */
 	raw_leave(&member);
 	falls_to("kvd_members", 1);
@@ -541,11 +541,11 @@ static void p1_an_attachment_speaks_for_its_own_connections_only(void **state)
 	raw_keys(seed_++, victim_keys_, N);
 	join_and_put(&member);
 	close(member.fd); /* the mappings stay */
-	assert_true(raw_metric_reaches(watch_, "kvd_cpu_quarantined_bytes", N * RAW_BLOCK_BYTES));
+	assert_true(raw_metric_reaches(watch_, "kvd_tier_quarantined_bytes{tier=cpu}", N * RAW_BLOCK_BYTES));
 	raw_attachment = 2;
 	raw_join(&other, daemon_.sock, "again");
 	assert_int_equal(send_drained(&other), 0);
-	assert_int_equal(raw_metric(watch_, "kvd_cpu_quarantined_bytes"), N * RAW_BLOCK_BYTES);
+	assert_int_equal(raw_metric(watch_, "kvd_tier_quarantined_bytes{tier=cpu}"), N * RAW_BLOCK_BYTES);
 	raw_attachment = 1;
 	raw_join(&again, daemon_.sock, "again");
 	raw_leave(&other);
@@ -553,7 +553,7 @@ static void p1_an_attachment_speaks_for_its_own_connections_only(void **state)
 	member.fd = dup(again.fd);
 	raw_leave(&member);
 	raw_leave(&again);
-	falls_to("kvd_cpu_quarantined_bytes", 0);
+	falls_to("kvd_tier_quarantined_bytes{tier=cpu}", 0);
 	falls_to("kvd_members", 0);
 }
 
@@ -570,7 +570,7 @@ static void p4_a_word_for_a_connection_whose_end_was_not_seen_yet_counts(void **
 	assert_int_equal(send_drained(&again), 0);
 	raw_leave(&member);
 	falls_to("kvd_members", 1);
-	falls_to("kvd_cpu_quarantined_bytes", 0);
+	falls_to("kvd_tier_quarantined_bytes{tier=cpu}", 0);
 	raw_leave(&again);
 	falls_to("kvd_members", 0);
 }
@@ -587,7 +587,7 @@ static void p4_a_member_that_leaves_is_not_waited_for(void **state)
 		join_and_put(&member);
 		raw_send(member.fd, KV_CODE_DRAINED, 1, &leave, NULL, 0);
 		assert_true(raw_closed(member.fd, RAW_TIMEOUT_MS));
-		falls_to("kvd_cpu_quarantined_bytes", 0);
+		falls_to("kvd_tier_quarantined_bytes{tier=cpu}", 0);
 		falls_to("kvd_members", 0);
 		falls_to("kvd_instances", 0);
 		raw_leave(&member);

@@ -79,7 +79,7 @@ static void p8_receive_buffers_of_one_namespace_close_no_session_of_another(void
 	for (uint32_t i = 0; i < KV_COUNT_OF(fds); i++) {
 		fds[i] = half_frame(daemon_.sock);
 	}
-	assert_true(raw_metric_reaches(watch, "kvd_frames_no_room_total", KV_COUNT_OF(fds) - 1));
+	assert_true(raw_metric_reaches(watch, "kvd_frames_refused_total{reason=no_room}", KV_COUNT_OF(fds) - 1));
 	for (uint32_t i = 0; i < KV_COUNT_OF(fds); i++) { /* one of them fits, the others are told why */
 		told += raw_recv(fds[i], 0, &frame) && frame.header.status == KV_ERR_BUSY && frame.header.id == 7;
 	}

@@ -50,11 +50,11 @@ static void p4_a_join_with_another_processes_pidfd_is_refused(void **state)
 	(void)state;
 	raw_daemon_start(&daemon_, NULL);
 	watch = raw_open(daemon_.sock);
-	before = raw_metric(watch, "kvd_pidfd_unproved_total");
+	before = raw_metric(watch, "kvd_joins_refused_total{reason=pidfd_unproved}");
 	assert_int_equal(child_joins(daemon_.sock, "thief", getpid()), KV_ERR_PIDFD_REQUIRED);
-	assert_int_equal(raw_metric(watch, "kvd_pidfd_unproved_total"), before + 1);
+	assert_int_equal(raw_metric(watch, "kvd_joins_refused_total{reason=pidfd_unproved}"), before + 1);
 	assert_int_equal(child_joins(daemon_.sock, "honest", 0), KV_OK);
-	assert_int_equal(raw_metric(watch, "kvd_pidfd_unproved_total"), before + 1);
+	assert_int_equal(raw_metric(watch, "kvd_joins_refused_total{reason=pidfd_unproved}"), before + 1);
 	close(watch);
 	raw_daemon_end(&daemon_);
 }

@@ -69,7 +69,7 @@ refuse "an id that is no number"
 awk 'BEGIN { for (i = 1; i <= 40000; i++) printf "{\"timestamp\": %d, \"input_length\": 1024, \"output_length\": 1, \"hash_ids\": [%d, %d]}\n", i, 2 * i, 2 * i + 1 }' >"$dir/endless"
 "$(dirname "$kvctl")/kvd" --run_dir="$dir/run" --cpu.size=4MiB --http.listen=off --events.enabled=off --keeper=off 2>"$dir/log" &
 daemon=$!
-evicted() { field kvd_evicted_cpu_total "$("$kvctl" --socket "$dir/run/default.sock" stats kvd_evicted_cpu_total --json 2>/dev/null)"; }
+evicted() { field "kvd_evicted_total{tier=cpu}" "$("$kvctl" --socket "$dir/run/default.sock" stats "kvd_evicted_total{tier=cpu}" --json 2>/dev/null)"; }
 until [ "$(evicted)" ]; do
 	kill -0 $daemon || { cat "$dir/log"; exit 1; }
 	sleep 0.01

@@ -439,8 +439,9 @@ void rig_written(const rig_t *rig)
 
 void rig_check_quiet(const rig_t *rig)
 {
-	static const char *const gauges[] = {"kvd_leases", "kvd_puts", "kvd_pins", "kvd_cpu_quarantined_bytes",
-					     "kvd_disk_quarantined_bytes"};
+	static const char *const gauges[] = {"kvd_leases", "kvd_puts", "kvd_pins",
+					     "kvd_tier_quarantined_bytes{tier=cpu}",
+					     "kvd_tier_quarantined_bytes{tier=disk}"};
 	static char out[1 << 16];
 	int code;
 

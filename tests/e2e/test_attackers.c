@@ -193,7 +193,7 @@ static const attack_t attacks[] = {
 	{"fills memory and disk", fill, NULL, NULL},
 	{"pins what it can", pin, NULL, "kvd_share_full_total"},
 	{"begins puts and never ends them", begin, NULL, "kvd_share_full_total"},
-	{"joins with another process's pidfd", borrow_pidfd, NULL, "kvd_pidfd_unproved_total"},
+	{"joins with another process's pidfd", borrow_pidfd, NULL, "kvd_joins_refused_total{reason=pidfd_unproved}"},
 	{"subscribes and does not read", subscribe, NULL, NULL},
 	{"asks over HTTP and never finishes", ask_slowly, NULL, "kvd_http_ended_total"},
 	{"asks for deep chains with branches", dig, NULL, NULL},

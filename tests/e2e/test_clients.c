@@ -82,8 +82,9 @@ static void p4_a_client_killed_with_leases_and_half_a_put_leaks_nothing(void **s
 	user_leave(&user);
 	rig_check_quiet(&rig);
 	assert_int_equal(rig_metric(&rig, "kvd_leases_taken_total"),
-			 rig_metric(&rig, "kvd_leases_released_total") + rig_metric(&rig, "kvd_leases_expired_total") +
-				 rig_metric(&rig, "kvd_leases_revoked_total"));
+			 rig_metric(&rig, "kvd_leases_ended_total{reason=released}") +
+				 rig_metric(&rig, "kvd_leases_ended_total{reason=expired}") +
+				 rig_metric(&rig, "kvd_leases_ended_total{reason=revoked}"));
 	rig_fini(&rig);
 }
 
@@ -174,7 +175,7 @@ static void p4_a_client_stopped_past_its_lease_reads_nothing_of_the_next_owner(v
 		usleep((useconds_t)kv_test_below(&rng, 20000));
 		kill(pid, SIGSTOP);
 		assert_true(rig_metric_is(&rig, "kvd_leases", 0)); /* nobody waits for it */
-		assert_true(rig_metric_is(&rig, "kvd_leases_expired_total", round + 1));
+		assert_true(rig_metric_is(&rig, "kvd_leases_ended_total{reason=expired}", round + 1));
 		flood(&user, round);
 		kill(pid, SIGCONT);
 		assert_int_equal(waitpid(pid, &wstatus, 0), pid);

@@ -182,7 +182,7 @@ static void crash_loop(uint32_t every)
 	printf("# acknowledged %u, puts cut off %u, attached %u times\n", total, writer.notes->broken,
 	       writer.notes->attached);
 	assert_true(total >= ROUNDS && writer.notes->attached >= ROUNDS);
-	assert_true(rig_metric(&rig, "kvd_evicted_disk_total") == 0);
+	assert_true(rig_metric(&rig, "kvd_evicted_total{tier=disk}") == 0);
 	munmap(writer.notes, sizeof *writer.notes);
 	other_recovers(&other);
 	other_end(&other, 1);

@@ -93,7 +93,7 @@ static void loop_start(loop_t *l, int is_faulty)
 	snprintf(l->rig.options[l->engine], sizeof l->rig.options[0], "--nvme.io_engine=%s",
 		 kv_test_below(&l->rng, 2) ? "threads" : "auto");
 	if (rig_try(&l->rig) == -1) {
-		if (rig_metric(&l->rig, "kvd_disk_limit_bytes") > 0) {
+		if (rig_metric(&l->rig, "kvd_tier_limit_bytes{tier=disk}") > 0) {
 			return;
 		}
 		assert_true(is_faulty);
@@ -102,7 +102,7 @@ static void loop_start(loop_t *l, int is_faulty)
 	assert_true(is_faulty);
 	disarm(l);
 	rig_start(&l->rig);
-	assert_true(rig_metric(&l->rig, "kvd_disk_limit_bytes") > 0);
+	assert_true(rig_metric(&l->rig, "kvd_tier_limit_bytes{tier=disk}") > 0);
 }
 
 /* All that was ever acknowledged on this directory, or, of what is older, one in `every`. Other bytes are never handed
@@ -275,7 +275,7 @@ static void loop_check(loop_t *l)
 	user_attach(&user, &l->rig, "loop");
 	loop_verify(l, &user, 1);
 	user_leave(&user);
-	assert_true(rig_metric(&l->rig, "kvd_evicted_disk_total") == 0);
+	assert_true(rig_metric(&l->rig, "kvd_evicted_total{tier=disk}") == 0);
 	rig_check_quiet(&l->rig);
 }
 

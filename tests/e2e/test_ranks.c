@@ -438,7 +438,8 @@ static void p4_a_rank_that_detaches_holds_nothing_back(void **state)
 		}
 		if (round % 2 != 0) {
 			kvc_put_free(put);
-			assert_true(rig_metric_is(&bed.rig, "kvd_cpu_quarantined_bytes", LEN * RIG_BLOCK_BYTES));
+			assert_true(
+				rig_metric_is(&bed.rig, "kvd_tier_quarantined_bytes{tier=cpu}", LEN * RIG_BLOCK_BYTES));
 			kvc_detach(rank.kvc);
 		} else {
 			kvc_detach(rank.kvc); /* revokes what it was to write */

@@ -112,7 +112,7 @@ static void p2_a_disk_full_of_a_model_nobody_opens_takes_the_next_one(void **sta
 	attach(&old, rig.sock, RIG_LAYOUT);
 	put_many(&old, MANY);
 	rig_written(&rig);
-	assert_true(rig_metric(&rig, "kvd_evicted_disk_total") > 0); /* full */
+	assert_true(rig_metric(&rig, "kvd_evicted_total{tier=disk}") > 0); /* full */
 	user_leave(&old);
 	restart(SIGTERM);
 
@@ -291,7 +291,7 @@ static void p5_files_above_a_lowered_maximum_go_soon(void **state)
 	rig_option(&rig, "--share.max_disk=default=9MiB");
 	restart(SIGTERM);
 	attach(&user, rig.sock, RIG_LAYOUT);
-	assert_int_equal(rig_number(user.kvc, "kvd_namespace_disk_max_bytes"), most);
+	assert_int_equal(rig_number(user.kvc, "kvd_namespace_max_bytes{tier=disk}"), most);
 	for (until = rig_now_ms() + RIG_WAIT_MS; rig_share(user.kvc, "disk", "used") > most;) {
 		assert_true(rig_now_ms() < until);
 		usleep(1000);

@@ -173,7 +173,7 @@ static void p7_under_a_killed_daemon_a_match_is_a_miss_and_all_of_before_is_revo
 	}
 	kvc_get_stats(bed.user.kvc, &stats);
 	assert_true(stats.reattaches >= 3);
-	assert_true(rig_metric_is(&bed.rig, "kvd_restarts", 3));
+	assert_true(rig_metric_is(&bed.rig, "kvd_restarts_total", 3));
 	bed_free(&bed);
 }
 

@@ -84,7 +84,7 @@ static void explain_says(const bed_t *bed, uint64_t talk, uint32_t n, const char
 /* Nothing of the conversation is a hit, everywhere for this reason, and the tokens are counted under it. */
 static void is_unreadable(bed_t *bed, uint64_t talk, const kvc_key_t *keys, uint32_t n)
 {
-	const uint64_t counted = rig_metric(&bed->rig, "kvd_prefix_miss_unreadable_tokens_total");
+	const uint64_t counted = rig_metric(&bed->rig, "kvd_prefix_miss_tokens_total{reason=unreadable}");
 	kvc_report_t report = {.struct_size = sizeof report, .query_tokens = n * RIG_TOKENS};
 	uint8_t tiers[MANY];
 	kvc_match_t match;
@@ -99,8 +99,9 @@ static void is_unreadable(bed_t *bed, uint64_t talk, const kvc_key_t *keys, uint
 	}
 	explain_says(bed, talk, n, "block 0 is missing: on disk, and set aside");
 	kvc_report(bed->user.space, &report);
-	assert_true(rig_metric_is(&bed->rig, "kvd_prefix_miss_unreadable_tokens_total", counted + n * RIG_TOKENS));
-	assert_true(rig_metric_is(&bed->rig, "kvd_blocks_disk", ALL)); /* nothing has left the disk */
+	assert_true(
+		rig_metric_is(&bed->rig, "kvd_prefix_miss_tokens_total{reason=unreadable}", counted + n * RIG_TOKENS));
+	assert_true(rig_metric_is(&bed->rig, "kvd_tier_blocks{tier=disk}", ALL)); /* nothing has left the disk */
 }
 
 static void comes_whole(bed_t *bed, const kvc_key_t *keys, uint32_t n)
@@ -171,7 +172,7 @@ static void all(const char *engine)
 	fail_reads(&bed, 0);
 	comes_whole(&bed, keys, MANY);
 	assert_true(rig_metric_is(&bed.rig, "kvd_disk_off", 0));
-	assert_true(rig_metric_is(&bed.rig, "kvd_blocks_disk", ALL));
+	assert_true(rig_metric_is(&bed.rig, "kvd_tier_blocks{tier=disk}", ALL));
 	end(&bed);
 }
 

@@ -42,7 +42,7 @@ def settle(daemon: Daemon) -> None:
     """Until all that was stored is on disk too."""
     for _ in range(100):
         stats = daemon.stats()
-        if not stats["kvd_puts"] and stats["kvd_blocks_disk"] >= stats["kvd_blocks"] > 0:
+        if not stats["kvd_puts"] and stats["kvd_tier_blocks{tier=disk}"] >= stats["kvd_blocks"] > 0:
             return
         time.sleep(0.05)
     raise Failed("the daemon has not written everything to disk in 5 s")

@@ -94,7 +94,7 @@ def a_lease_lost_before_the_load_is_a_miss(context: Context) -> None:
         engine.reset()
         must_equal("lost leases", expected, engine.generate(prompts))
     engine.call("faulty", "set_fault", fault="")
-    context.note(f"{store.stats()['kvd_leases_expired_total']:.0f} leases expired, {failed(engine)} blocks not loaded")
+    context.note(f"{store.stats()['kvd_leases_ended_total{reason=expired}']:.0f} leases expired, {failed(engine)} blocks not loaded")
     must_come_back("lost leases", engine, store, prompts, expected)
     engine.stop()
     store.must_be_clean("the engine has gone")

@@ -293,7 +293,7 @@ def wait_for_port(port: int, server: subprocess.Popen) -> None:
 
 
 def counters(daemon: Daemon) -> dict[str, str]:
-    wanted = ("kvd_blocks", "kvd_leases", "kvd_puts", "kvd_pins", "kvd_evicted_cpu_total", "kvd_disk_written_bytes_total", "kvd_disk_read_bytes_total", "kvd_disk_read_seconds", "kvd_cpu_huge_pages")
+    wanted = ("kvd_blocks", "kvd_leases", "kvd_puts", "kvd_pins", "kvd_evicted_total{tier=cpu}", "kvd_disk_written_bytes_total", "kvd_disk_read_bytes_total", "kvd_disk_read_seconds", "kvd_cpu_huge_pages")
     stats = daemon.stats()
     return {name: value for name, value in stats.items() if name in wanted or name.startswith("kvd_blocks")}
 

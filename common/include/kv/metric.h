@@ -10,11 +10,12 @@
 
 #include <stdatomic.h>
 #include <stddef.h>
+#include <string.h>
 
 typedef enum kv_metric_type { KV_METRIC_COUNTER, KV_METRIC_GAUGE, KV_METRIC_HISTOGRAM } kv_metric_type_t;
 
-/* X(NAME, prometheus_name, type, help). Counters end in _total (bytes: _bytes_total). Histograms are of seconds, with
- * fixed buckets. */
+/* X(NAME, series, type, help). A series is a name of Prometheus, with one label or none: kvd_tier_blocks{tier="cpu"}. The series of one family follow one
+ * another. Counters end in _total (bytes: _bytes_total). Histograms are of seconds, with fixed buckets and without a label. */
 #include "kv/metric_list.h"
 /* The same for what is counted a namespace: bounded by the namespaces that are configured. */
 #include "kv/metric_ns_list.h"
@@ -82,18 +83,27 @@ static inline uint64_t kv_ns_metric_get(const kv_metrics_t *m, uint32_t ns, kv_n
 }
 
 typedef struct kv_metric_info {
-	const char *name;
+	const char *name; /* of the series */
 	kv_metric_type_t type;
 	const char *help;
 } kv_metric_info_t;
 extern const kv_metric_info_t kv_metric_infos[KV_METRIC_COUNT];
 extern const kv_metric_info_t kv_ns_metric_infos[KV_NS_METRIC_COUNT];
+#define KV_HELP_BUILD_INFO "always 1; the label is the version of kvd"
+
+/* Length of the family's name, at the beginning of the series'. */
+static inline size_t kv_metric_family_len(const kv_metric_info_t *info)
+{
+	return strcspn(info->name, "{");
+}
+/* Is infos[id] the first series of its family? */
+int kv_metric_begins_family(const kv_metric_info_t *infos, unsigned id);
 
 /* Prometheus text format 0.0.4; those of namespaces have the label `namespace`. Returns bytes needed without the NUL,
  * like snprintf. */
 size_t kv_metrics_prometheus(const kv_metrics_t *m, char *out, size_t cap);
-/* JSON object, name to value (histogram: {count, sum_ns, p50_ns, p99_ns}), of the process and of one namespace;
- * UINT32_MAX: of none. Returns bytes needed, like snprintf. */
+/* JSON object, series to value (histogram: {count, sum_ns, p50_ns, p99_ns}), of the process and of one namespace; UINT32_MAX: of none. A series is
+ * written without the quotes of its label's value. Returns bytes needed, like snprintf. */
 size_t kv_metrics_json(const kv_metrics_t *m, uint32_t ns, char *out, size_t cap);
 
 #endif

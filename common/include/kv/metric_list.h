@@ -3,6 +3,11 @@
 #ifndef KV_METRIC_LIST_H
 #define KV_METRIC_LIST_H
 
+/* Series of one family differ in their label and share their help. */
+#define KV_HELP_FRAMES "frames refused, their session closed: malformed, of another protocol version, over the size limit, or without room in the receive buffers of their namespace"
+#define KV_HELP_JOINS "joins refused: without a live pidfd, or with one not proved to be the joining process's own"
+#define KV_HELP_LEASES "leases ended: given back, by their time to live, or with their instance, space or block"
+
 #define KV_METRIC_LIST(X)                                                                                              \
 	/* requests and sessions (daemon/io) */                                                                        \
 	X(SESSIONS, kvd_sessions, KV_METRIC_GAUGE, "open sessions")                                                    \
@@ -12,14 +17,14 @@
 	X(REQUESTS_FAILED, kvd_requests_failed_total, KV_METRIC_COUNTER, "requests answered with an error")            \
 	X(REQUEST_TIME, kvd_request_seconds, KV_METRIC_HISTOGRAM, "time from a whole frame to its reply")              \
 	X(ANSWER_TIME, kvd_answer_seconds, KV_METRIC_HISTOGRAM, "time to a reply from the look at the sockets before the one that saw the request: the daemon's whole part of its latency") \
-	X(FRAMES_BAD, kvd_frames_bad_total, KV_METRIC_COUNTER, "frames that broke the protocol; their session was closed") \
-	X(FRAMES_VERSION, kvd_frames_version_total, KV_METRIC_COUNTER, "frames of another protocol version")           \
-	X(FRAMES_TOO_BIG, kvd_frames_too_big_total, KV_METRIC_COUNTER, "frames over the size limit")                   \
-	X(FRAMES_NO_ROOM, kvd_frames_no_room_total, KV_METRIC_COUNTER, "frames that the receive buffers of their namespace had no room for; their session was closed") \
+	X(FRAMES_BAD, kvd_frames_refused_total{reason="malformed"}, KV_METRIC_COUNTER, KV_HELP_FRAMES)                 \
+	X(FRAMES_VERSION, kvd_frames_refused_total{reason="version"}, KV_METRIC_COUNTER, KV_HELP_FRAMES)               \
+	X(FRAMES_TOO_BIG, kvd_frames_refused_total{reason="too_big"}, KV_METRIC_COUNTER, KV_HELP_FRAMES)               \
+	X(FRAMES_NO_ROOM, kvd_frames_refused_total{reason="no_room"}, KV_METRIC_COUNTER, KV_HELP_FRAMES)               \
 	X(SEND_OVERFLOWS, kvd_send_overflows_total, KV_METRIC_COUNTER, "sessions closed because they did not read their replies") \
 	X(IDLE_CLOSED, kvd_idle_closed_total, KV_METRIC_COUNTER, "connections closed because they did not finish HELLO or a frame in time") \
-	X(PIDFD_REFUSED, kvd_pidfd_refused_total, KV_METRIC_COUNTER, "joins without a live pidfd")                     \
-	X(PIDFD_UNPROVED, kvd_pidfd_unproved_total, KV_METRIC_COUNTER, "joins refused because the pidfd was not proved to be the joining process's own") \
+	X(PIDFD_REFUSED, kvd_joins_refused_total{reason="no_pidfd"}, KV_METRIC_COUNTER, KV_HELP_JOINS)                 \
+	X(PIDFD_UNPROVED, kvd_joins_refused_total{reason="pidfd_unproved"}, KV_METRIC_COUNTER, KV_HELP_JOINS)          \
 	X(MATCH_JOINS, kvd_match_joins_total, KV_METRIC_COUNTER, "joins that may match only: they hand in no pidfd, and hold nothing") \
 	X(FD_EXHAUSTED, kvd_fd_exhausted_total, KV_METRIC_COUNTER, "accepts paused because descriptors ran out")       \
 	/* instances, leases, puts (daemon/core) */                                                                    \
@@ -30,12 +35,12 @@
 	X(SPACE_RESETS, kvd_space_resets_total, KV_METRIC_COUNTER, "spaces reset")                                     \
 	X(LEASES, kvd_leases, KV_METRIC_GAUGE, "open read leases")                                                     \
 	X(LEASES_TAKEN, kvd_leases_taken_total, KV_METRIC_COUNTER, "leases given")                                     \
-	X(LEASES_RELEASED, kvd_leases_released_total, KV_METRIC_COUNTER, "leases given back")                          \
-	X(LEASES_EXPIRED, kvd_leases_expired_total, KV_METRIC_COUNTER, "leases ended by their time to live")           \
-	X(LEASES_REVOKED, kvd_leases_revoked_total, KV_METRIC_COUNTER, "leases ended with their instance, space or block") \
+	X(LEASES_RELEASED, kvd_leases_ended_total{reason="released"}, KV_METRIC_COUNTER, KV_HELP_LEASES)               \
+	X(LEASES_EXPIRED, kvd_leases_ended_total{reason="expired"}, KV_METRIC_COUNTER, KV_HELP_LEASES)                 \
+	X(LEASES_REVOKED, kvd_leases_ended_total{reason="revoked"}, KV_METRIC_COUNTER, KV_HELP_LEASES)                 \
 	X(PINS, kvd_pins, KV_METRIC_GAUGE, "pins on blocks; equals leases, open puts and I/O")                         \
-	X(ACQUIRE_HITS, kvd_acquire_hits_total, KV_METRIC_COUNTER, "acquires that leased at least one block")          \
-	X(ACQUIRE_MISSES, kvd_acquire_misses_total, KV_METRIC_COUNTER, "acquires that leased nothing")                 \
+	X(ACQUIRE_HITS, kvd_acquires_total{result="hit"}, KV_METRIC_COUNTER, "acquires: hit, at least one block was leased; miss, none was") \
+	X(ACQUIRE_MISSES, kvd_acquires_total{result="miss"}, KV_METRIC_COUNTER, "acquires: hit, at least one block was leased; miss, none was") \
 	X(ACQUIRE_SHORTENED, kvd_acquire_shortened_total, KV_METRIC_COUNTER, "acquires that got less than was resident because room for promotion lacked") \
 	X(STALE_EPOCH, kvd_stale_epoch_total, KV_METRIC_COUNTER, "requests with keys of an older epoch")               \
 	X(PUTS, kvd_puts, KV_METRIC_GAUGE, "open puts")                                                                \
@@ -57,31 +62,32 @@
 	X(BAD_STAGING, kvd_bad_staging_total, KV_METRIC_COUNTER, "put ends whose digests lay outside the staging area or could not be read") \
 	/* index and mirror */                                                                                         \
 	X(BLOCKS, kvd_blocks, KV_METRIC_GAUGE, "blocks in the index")                                                  \
-	X(BLOCKS_CPU, kvd_blocks_cpu, KV_METRIC_GAUGE, "blocks in the CPU set")                                        \
-	X(BLOCKS_DISK, kvd_blocks_disk, KV_METRIC_GAUGE, "blocks in the disk set")                                     \
+	X(BLOCKS_CPU, kvd_tier_blocks{tier="cpu"}, KV_METRIC_GAUGE, "blocks in the tier, with and without an engine attached to their space") \
+	X(BLOCKS_DISK, kvd_tier_blocks{tier="disk"}, KV_METRIC_GAUGE, "blocks in the tier, with and without an engine attached to their space") \
 	X(INDEX_STEPS, kvd_index_steps_total, KV_METRIC_COUNTER, "runs of the index visited by walks towards a root")  \
 	X(MIRROR_LEFT_OUT, kvd_mirror_left_out_total, KV_METRIC_COUNTER, "blocks that found no place in the mirror")   \
-	X(EVICTED_CPU, kvd_evicted_cpu_total, KV_METRIC_COUNTER, "blocks evicted from the CPU set")                    \
-	X(EVICTED_DISK, kvd_evicted_disk_total, KV_METRIC_COUNTER, "blocks evicted from the disk set")                 \
+	X(EVICTED_CPU, kvd_evicted_total{tier="cpu"}, KV_METRIC_COUNTER, "blocks evicted from the tier")               \
+	X(EVICTED_DISK, kvd_evicted_total{tier="disk"}, KV_METRIC_COUNTER, "blocks evicted from the tier")             \
 	X(PROMOTED, kvd_promoted_total, KV_METRIC_COUNTER, "blocks read from disk for a lease")                        \
 	X(WRITE_BEHIND, kvd_write_behind_total, KV_METRIC_COUNTER, "blocks written to disk")                           \
 	X(WRITE_BEHIND_DROPPED, kvd_write_behind_dropped_total, KV_METRIC_COUNTER, "blocks evicted or refused before they were on disk") \
 	/* storage */                                                                                                  \
-	X(CPU_BYTES, kvd_cpu_bytes, KV_METRIC_GAUGE, "bytes of the CPU pool: slabs, digests and ledger")               \
-	X(CPU_USED_BYTES, kvd_cpu_used_bytes, KV_METRIC_GAUGE, "slot bytes in use, unfinished and quarantined ones included") \
-	X(CPU_LIMIT_BYTES, kvd_cpu_limit_bytes, KV_METRIC_GAUGE, "limit of the CPU pool")                              \
-	X(CPU_QUARANTINED_BYTES, kvd_cpu_quarantined_bytes, KV_METRIC_GAUGE, "slot bytes in quarantine")               \
+	X(CPU_BYTES, kvd_tier_bytes{tier="cpu"}, KV_METRIC_GAUGE, "bytes of the tier: slabs, digests and ledger; slot files and metadata") \
+	X(DISK_BYTES, kvd_tier_bytes{tier="disk"}, KV_METRIC_GAUGE, "bytes of the tier: slabs, digests and ledger; slot files and metadata") \
+	X(CPU_USED_BYTES, kvd_tier_used_bytes{tier="cpu"}, KV_METRIC_GAUGE, "slot bytes in use, unfinished and quarantined ones included") \
+	X(DISK_USED_BYTES, kvd_tier_used_bytes{tier="disk"}, KV_METRIC_GAUGE, "slot bytes in use, unfinished and quarantined ones included") \
+	X(CPU_LIMIT_BYTES, kvd_tier_limit_bytes{tier="cpu"}, KV_METRIC_GAUGE, "limit of the tier")                     \
+	X(DISK_LIMIT_BYTES, kvd_tier_limit_bytes{tier="disk"}, KV_METRIC_GAUGE, "limit of the tier")                   \
+	X(CPU_QUARANTINED_BYTES, kvd_tier_quarantined_bytes{tier="cpu"}, KV_METRIC_GAUGE, "slot bytes in quarantine")  \
+	X(DISK_QUARANTINED_BYTES, kvd_tier_quarantined_bytes{tier="disk"}, KV_METRIC_GAUGE, "slot bytes in quarantine") \
 	X(CPU_FIRST_TOUCH, kvd_cpu_first_touch_total, KV_METRIC_COUNTER, "slots given out before they were pre-faulted") \
-	X(SLABS_RETIRED, kvd_slabs_retired_total, KV_METRIC_COUNTER, "slabs whose memory went to another block size") \
+	X(SLABS_RETIRED, kvd_slabs_retired_total, KV_METRIC_COUNTER, "slabs whose memory went to another block size")  \
 	X(SLABS_KEPT, kvd_slabs_kept, KV_METRIC_GAUGE, "retired slabs that a member has not unmapped in time: their pages were taken away") \
 	X(SLABS_RECLAIMED, kvd_slabs_reclaimed_total, KV_METRIC_COUNTER, "slabs and slot files that a namespace over its share began to give to another") \
 	X(BLOCKS_MOVED, kvd_blocks_moved_total, KV_METRIC_COUNTER, "blocks copied out of slabs that were to be retired") \
 	X(CPU_HUGE_PAGES, kvd_cpu_huge_pages, KV_METRIC_GAUGE, "1 when the pool lies on huge pages")                   \
 	X(SLAB_FAULTS, kvd_slab_faults_total, KV_METRIC_COUNTER, "copies or digests that hit memory a client had taken away") \
 	X(FILES_RETIRED, kvd_files_retired_total, KV_METRIC_COUNTER, "slot files whose room went to another block size or namespace") \
-	X(DISK_BYTES, kvd_disk_bytes, KV_METRIC_GAUGE, "bytes of the disk tier: slot files and metadata")              \
-	X(DISK_USED_BYTES, kvd_disk_used_bytes, KV_METRIC_GAUGE, "slot bytes in use on disk")                          \
-	X(DISK_LIMIT_BYTES, kvd_disk_limit_bytes, KV_METRIC_GAUGE, "limit of the disk tier")                           \
 	X(DISK_WRITTEN_BYTES, kvd_disk_written_bytes_total, KV_METRIC_COUNTER, "bytes written to slot files")          \
 	X(DISK_READ_BYTES, kvd_disk_read_bytes_total, KV_METRIC_COUNTER, "bytes read from slot files")                 \
 	X(DISK_ERRORS, kvd_disk_errors_total, KV_METRIC_COUNTER, "reads, writes or syncs that failed")                 \
@@ -99,7 +105,6 @@
 	X(DISK_DROPPED, kvd_disk_dropped_total, KV_METRIC_COUNTER, "blocks found on disk at start and not kept: old epoch, unknown space, no parent, damaged or twice") \
 	X(DISK_FILES_DROPPED, kvd_disk_files_dropped_total, KV_METRIC_COUNTER, "slot files left out at start because they were damaged or unreadable") \
 	X(DISK_FILES_CUT, kvd_disk_files_cut_total, KV_METRIC_COUNTER, "slot files found shorter than they were: what lay behind is lost") \
-	X(DISK_QUARANTINED_BYTES, kvd_disk_quarantined_bytes, KV_METRIC_GAUGE, "slot bytes in quarantine on disk")     \
 	X(META_STARTS, kvd_meta_starts_total, KV_METRIC_COUNTER, "starts of the metadata process: 1, and one more each time it died, hung or failed") \
 	X(DISK_COMMITS, kvd_disk_commits_total, KV_METRIC_COUNTER, "batches of metadata made durable")                 \
 	/* events and prefix hits */                                                                                   \
@@ -107,28 +112,16 @@
 	X(EVENTS_LOST, kvd_events_lost_total, KV_METRIC_COUNTER, "event messages not published; subscribers see a gap in seq") \
 	X(EVENTS_MISSED, kvd_events_missed_total, KV_METRIC_COUNTER, "messages that a subscriber read too slowly to get; it sees a gap in seq") \
 	X(SUBSCRIBERS_REFUSED, kvd_subscribers_refused_total, KV_METRIC_COUNTER, "subscribers refused at the limit, or closed over bytes that no subscriber sends") \
-	X(QUERY_TOKENS, kvd_prefix_query_tokens_total, KV_METRIC_COUNTER, "prompt tokens looked up")                   \
-	X(HIT_CPU_TOKENS, kvd_prefix_hit_cpu_tokens_total, KV_METRIC_COUNTER, "prompt tokens found in CPU memory")     \
-	X(HIT_DISK_TOKENS, kvd_prefix_hit_disk_tokens_total, KV_METRIC_COUNTER, "prompt tokens found on disk")         \
-	X(MISS_ABSENT_TOKENS, kvd_prefix_miss_absent_tokens_total, KV_METRIC_COUNTER, "prompt tokens that were not stored") \
-	X(MISS_EVICTED_TOKENS, kvd_prefix_miss_evicted_tokens_total, KV_METRIC_COUNTER, "prompt tokens that were stored once and had been evicted") \
-	X(MISS_STALE_TOKENS, kvd_prefix_miss_daemon_stale_tokens_total, KV_METRIC_COUNTER, "prompt tokens missed because the daemon had been silent for too long") \
-	X(MISS_NO_DAEMON_TOKENS, kvd_prefix_miss_no_daemon_tokens_total, KV_METRIC_COUNTER, "prompt tokens missed because no daemon was attached") \
-	X(MISS_EPOCH_TOKENS, kvd_prefix_miss_stale_epoch_tokens_total, KV_METRIC_COUNTER, "prompt tokens missed because the space had just been reset") \
-	X(MISS_CONTENDED_TOKENS, kvd_prefix_miss_contended_tokens_total, KV_METRIC_COUNTER, "prompt tokens missed because the daemon was writing there all the time") \
-	X(MISS_CORRUPT_TOKENS, kvd_prefix_miss_corrupt_tokens_total, KV_METRIC_COUNTER, "prompt tokens missed because bytes did not match their digest") \
-	X(MISS_LATE_TOKENS, kvd_prefix_miss_timeout_tokens_total, KV_METRIC_COUNTER, "prompt tokens missed because the daemon did not answer in time") \
-	X(MISS_UNREADABLE_TOKENS, kvd_prefix_miss_unreadable_tokens_total, KV_METRIC_COUNTER, "prompt tokens missed because the disk could not read their blocks, or one above them") \
 	X(PREFIX_RECORDS, kvd_prefix_records_total, KV_METRIC_COUNTER, "prefix-hit records published")                 \
 	X(PREFIX_RECORDS_LOST, kvd_prefix_records_lost_total, KV_METRIC_COUNTER, "prefix-hit records not published")   \
 	/* the process */                                                                                              \
 	X(UPTIME, kvd_uptime_seconds, KV_METRIC_GAUGE, "seconds since this run of the daemon started")                 \
-	X(RESTARTS, kvd_restarts, KV_METRIC_GAUGE, "times the keeper has restarted the daemon")                        \
+	X(RESTARTS, kvd_restarts_total, KV_METRIC_COUNTER, "times the keeper has restarted the daemon")                \
 	X(HTTP_ENDED, kvd_http_ended_total, KV_METRIC_COUNTER, "HTTP connections ended to make room for newer ones")   \
 	X(CONFIG_DIFFERS, kvd_config_differs, KV_METRIC_GAUGE, "1 when the configuration file is not what runs")       \
 	X(CONFIG_REFUSED, kvd_config_refused_total, KV_METRIC_COUNTER, "configurations that SIGHUP has refused")       \
-	X(LOG_DROPPED, kvd_log_dropped, KV_METRIC_GAUGE, "log lines dropped because the log was not read")             \
-	X(LOOP_ITERATIONS, kvd_loop_iterations_total, KV_METRIC_COUNTER, "iterations of the core loop")         \
+	X(LOG_DROPPED, kvd_log_dropped_total, KV_METRIC_COUNTER, "log lines dropped because the log was not read")     \
+	X(LOOP_ITERATIONS, kvd_loop_iterations_total, KV_METRIC_COUNTER, "iterations of the core loop")                \
 	X(LOOP_STALLS, kvd_loop_stalls_total, KV_METRIC_COUNTER, "iterations of the core loop that took longer than 20 ms")
 
 #endif

@@ -3,24 +3,39 @@
 #ifndef KV_METRIC_NS_LIST_H
 #define KV_METRIC_NS_LIST_H
 
+#define KV_HELP_MISSES "prompt tokens that neither the engine nor kvd had, by the reason of the first missing block (shm.md, reasons of a miss)"
+
 #define KV_NS_METRIC_LIST(X)                                                                                           \
-	X(SESSIONS, kvd_namespace_sessions, KV_METRIC_GAUGE, "open sessions, those of operators beyond its part left out")\
+	X(SESSIONS, kvd_namespace_sessions, KV_METRIC_GAUGE, "open sessions, those of operators beyond its part left out") \
 	X(SESSIONS_REFUSED, kvd_namespace_sessions_refused_total, KV_METRIC_COUNTER, "connections refused at its part of a limit") \
 	X(RECEIVE_BYTES, kvd_namespace_receive_bytes, KV_METRIC_GAUGE, "receive buffers of these sessions")            \
 	X(MEMBERS, kvd_namespace_members, KV_METRIC_GAUGE, "live members")                                             \
-	X(CPU_BYTES, kvd_namespace_cpu_bytes, KV_METRIC_GAUGE, "bytes of its slabs")                                   \
-	X(CPU_SHARE_BYTES, kvd_namespace_cpu_share_bytes, KV_METRIC_GAUGE, "its share of the CPU tier; what it has beyond is borrowed") \
-	X(CPU_MAX_BYTES, kvd_namespace_cpu_max_bytes, KV_METRIC_GAUGE, "its maximum in the CPU tier; 0: none") \
-	X(DISK_BYTES, kvd_namespace_disk_bytes, KV_METRIC_GAUGE, "bytes of its slot files")                            \
-	X(DISK_SHARE_BYTES, kvd_namespace_disk_share_bytes, KV_METRIC_GAUGE, "its share of the disk tier")             \
-	X(DISK_MAX_BYTES, kvd_namespace_disk_max_bytes, KV_METRIC_GAUGE, "its maximum in the disk tier; 0: none")\
+	X(CPU_BYTES, kvd_namespace_bytes{tier="cpu"}, KV_METRIC_GAUGE, "bytes of its slabs or slot files")             \
+	X(DISK_BYTES, kvd_namespace_bytes{tier="disk"}, KV_METRIC_GAUGE, "bytes of its slabs or slot files")           \
+	X(CPU_SHARE_BYTES, kvd_namespace_share_bytes{tier="cpu"}, KV_METRIC_GAUGE, "its share of the tier; what it has beyond is borrowed") \
+	X(DISK_SHARE_BYTES, kvd_namespace_share_bytes{tier="disk"}, KV_METRIC_GAUGE, "its share of the tier; what it has beyond is borrowed") \
+	X(CPU_MAX_BYTES, kvd_namespace_max_bytes{tier="cpu"}, KV_METRIC_GAUGE, "its maximum in the tier; 0: none")     \
+	X(DISK_MAX_BYTES, kvd_namespace_max_bytes{tier="disk"}, KV_METRIC_GAUGE, "its maximum in the tier; 0: none")   \
 	X(BLOCKS, kvd_namespace_blocks, KV_METRIC_GAUGE, "its blocks in the index")                                    \
 	X(BLOCKS_SHARE, kvd_namespace_blocks_share, KV_METRIC_GAUGE, "its share of the index")                         \
-	X(BLOCKS_MAX, kvd_namespace_blocks_max, KV_METRIC_GAUGE, "its maximum in the index; 0: none")          \
+	X(BLOCKS_MAX, kvd_namespace_blocks_max, KV_METRIC_GAUGE, "its maximum in the index; 0: none")                  \
 	X(IRRECLAIMABLE_BYTES, kvd_namespace_irreclaimable_bytes, KV_METRIC_GAUGE, "pinned, unfinished and quarantined bytes in memory: they end at the share") \
 	X(EVICTED, kvd_namespace_evicted_total, KV_METRIC_COUNTER, "blocks evicted from a tier for others of the namespace") \
 	X(EVICTED_FOR_OTHERS, kvd_namespace_evicted_for_others_total, KV_METRIC_COUNTER, "blocks evicted from a tier for another namespace: what was borrowed") \
 	X(PUTS_EXPIRED, kvd_namespace_puts_expired_total, KV_METRIC_COUNTER, "puts revoked for want of room, their time to live over") \
-	X(SHARE_FULL, kvd_namespace_share_full_total, KV_METRIC_COUNTER, "acquires and puts cut short because its irreclaimable bytes were at its share")
+	X(SHARE_FULL, kvd_namespace_share_full_total, KV_METRIC_COUNTER, "acquires and puts cut short because its irreclaimable bytes were at its share") \
+	X(LOOKUPS, kvd_prefix_lookups_total, KV_METRIC_COUNTER, "prompts looked up")                                   \
+	X(QUERY_TOKENS, kvd_prefix_query_tokens_total, KV_METRIC_COUNTER, "prompt tokens looked up")                   \
+	X(HIT_CPU_TOKENS, kvd_prefix_hit_tokens_total{tier="cpu"}, KV_METRIC_COUNTER, "prompt tokens found in the tier") \
+	X(HIT_DISK_TOKENS, kvd_prefix_hit_tokens_total{tier="disk"}, KV_METRIC_COUNTER, "prompt tokens found in the tier") \
+	X(MISS_ABSENT_TOKENS, kvd_prefix_miss_tokens_total{reason="absent"}, KV_METRIC_COUNTER, KV_HELP_MISSES)        \
+	X(MISS_EVICTED_TOKENS, kvd_prefix_miss_tokens_total{reason="evicted"}, KV_METRIC_COUNTER, KV_HELP_MISSES)      \
+	X(MISS_STALE_TOKENS, kvd_prefix_miss_tokens_total{reason="daemon_stale"}, KV_METRIC_COUNTER, KV_HELP_MISSES)   \
+	X(MISS_NO_DAEMON_TOKENS, kvd_prefix_miss_tokens_total{reason="no_daemon"}, KV_METRIC_COUNTER, KV_HELP_MISSES)  \
+	X(MISS_EPOCH_TOKENS, kvd_prefix_miss_tokens_total{reason="stale_epoch"}, KV_METRIC_COUNTER, KV_HELP_MISSES)    \
+	X(MISS_CONTENDED_TOKENS, kvd_prefix_miss_tokens_total{reason="contended"}, KV_METRIC_COUNTER, KV_HELP_MISSES)  \
+	X(MISS_CORRUPT_TOKENS, kvd_prefix_miss_tokens_total{reason="corrupt"}, KV_METRIC_COUNTER, KV_HELP_MISSES)      \
+	X(MISS_LATE_TOKENS, kvd_prefix_miss_tokens_total{reason="timeout"}, KV_METRIC_COUNTER, KV_HELP_MISSES)         \
+	X(MISS_UNREADABLE_TOKENS, kvd_prefix_miss_tokens_total{reason="unreadable"}, KV_METRIC_COUNTER, KV_HELP_MISSES)
 
 #endif
