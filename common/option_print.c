@@ -7,11 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* "size, default 4GiB, 64MiB to 16TiB, needs a restart" */
-static void print_facts(const kv_option_t *option, FILE *out)
+/* ", 64MiB to 16TiB" */
+static void print_range(const kv_option_t *option, FILE *out)
 {
-	fprintf(out, "%s, default %s", kv_option_type_name(option->type),
-		*option->fallback ? option->fallback : "empty");
 	if (option->min && option->max) {
 		fprintf(out, ", %s to %s", option->min, option->max);
 	} else if (option->min) {
@@ -19,6 +17,14 @@ static void print_facts(const kv_option_t *option, FILE *out)
 	} else if (option->max) {
 		fprintf(out, ", at most %s", option->max);
 	}
+}
+
+/* "size, default 4GiB, 64MiB to 16TiB, needs a restart" */
+static void print_facts(const kv_option_t *option, FILE *out)
+{
+	fprintf(out, "%s, default %s", kv_option_type_name(option->type),
+		*option->fallback ? option->fallback : "empty");
+	print_range(option, out);
 	if (option->type == KV_OPTION_ENUM) {
 		fprintf(out, ", one of %s", option->choices);
 	}
@@ -36,6 +42,81 @@ void kv_options_describe(const kv_option_table_t *table, FILE *out)
 		print_facts(option, out);
 		fprintf(out, "\n    --%s=VALUE, %s=VALUE\n", option->name,
 			kv_option_env_name(table, option, env, sizeof env));
+	}
+}
+
+/* Text of a table's cell: what Markdown would take for markup is escaped. */
+static void print_cell(const char *text, FILE *out)
+{
+	for (; *text; text++) {
+		fprintf(out, strchr("|<", *text) ? "\\%c" : "%c", *text);
+	}
+}
+
+/* "size, at least 4MiB", "`lru`, `fifo`" */
+static void print_values(const kv_option_t *option, FILE *out)
+{
+	if (option->type == KV_OPTION_ENUM) {
+		for (const char *at = option->choices; *at; at += strcspn(at, ",") + (strchr(at, ',') != NULL)) {
+			fprintf(out, "%s`%.*s`", at == option->choices ? "" : ", ", (int)strcspn(at, ","), at);
+		}
+	} else {
+		fprintf(out, "%s", kv_option_type_name(option->type));
+	}
+	print_range(option, out);
+	fprintf(out, "%s", option->live ? "; live" : "");
+}
+
+static void print_row(const kv_option_t *option, FILE *out)
+{
+	fprintf(out, "| `%s` | %s%s%s | ", option->name, *option->fallback ? "`" : "", option->fallback,
+		*option->fallback ? "`" : "");
+	print_values(option, out);
+	fprintf(out, " | ");
+	print_cell(option->help, out);
+	fprintf(out, " |\n");
+}
+
+/* Length of the group's name, the part before the dot; 0: an option without one. */
+static size_t group_len(const kv_option_t *option)
+{
+	const char *dot = strchr(option->name, '.');
+
+	return dot ? (size_t)(dot - option->name) : 0;
+}
+
+static int same_group(const kv_option_t *a, const kv_option_t *b)
+{
+	return group_len(a) == group_len(b) && strncmp(a->name, b->name, group_len(a)) == 0;
+}
+
+static int begins_group(const kv_option_table_t *table, size_t index)
+{
+	size_t first = 0;
+
+	while (!same_group(&table->options[first], &table->options[index])) {
+		first++;
+	}
+
+	return first == index;
+}
+
+void kv_options_page(const kv_option_table_t *table, FILE *out)
+{
+	for (size_t i = 0; i < table->count; i++) {
+		const kv_option_t *option = &table->options[i];
+		const size_t len = group_len(option);
+
+		if (!begins_group(table, i)) {
+			continue;
+		}
+		fprintf(out, "\n## %.*s\n\n| option | default | values | meaning |\n|---|---|---|---|\n",
+			len ? (int)len : 7, len ? option->name : "general");
+		for (size_t k = i; k < table->count; k++) {
+			if (same_group(option, &table->options[k])) {
+				print_row(&table->options[k], out);
+			}
+		}
 	}
 }
 

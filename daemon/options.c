@@ -313,11 +313,9 @@ static int take_flag(const char *arg, kvd_setup_t *setup)
 	static const struct {
 		const char *name;
 		kvd_action_t action;
-	} flags[] = {{"--check-config", KVD_CHECK_CONFIG},
-		     {"--describe-options", KVD_DESCRIBE},
-		     {"--sample-config", KVD_SAMPLE},
-		     {"--version", KVD_VERSION_ONLY},
-		     {"--help", KVD_HELP}};
+	} flags[] = {{"--check-config", KVD_CHECK_CONFIG}, {"--describe-options", KVD_DESCRIBE},
+		     {"--options-page", KVD_PAGE},         {"--sample-config", KVD_SAMPLE},
+		     {"--version", KVD_VERSION_ONLY},      {"--help", KVD_HELP}};
 
 	for (size_t i = 0; i < KV_COUNT_OF(flags); i++) {
 		if (strcmp(arg, flags[i].name) == 0) {
@@ -629,7 +627,8 @@ int kvd_describe(kvd_action_t action)
 		printf("kvd: KV cache store and transfer daemon for LLM inference\n\n"
 		       "usage: kvd [--config FILE] [--NAME=VALUE ...]\n"
 		       "  --check-config       read the configuration, say what is wrong, start nothing\n"
-		       "  --describe-options   every option with its default and meaning \n"
+		       "  --describe-options   every option with its default and meaning\n"
+		       "  --options-page       the same as Markdown (docs/options.md)\n"
 		       "  --sample-config      a configuration file with every default\n"
 		       "  --version            print the version\n"
 		       "  --help               print this\n\n"
@@ -637,6 +636,22 @@ int kvd_describe(kvd_action_t action)
 		       "SIGHUP reads all three again: what is live changes, the rest waits for the next start. An "
 		       "invalid\n"
 		       "file changes nothing, and a crash restarts with what was found valid last.\n");
+		break;
+	case KVD_PAGE:
+		printf("# Options\n\n"
+		       "<!-- Made by `kvd --options-page` from daemon/options.c. Change that, then `make docs`. -->\n\n"
+		       "`cpu.size` is `size` in the group `cpu` of the file (`conf/kvd.conf`), `KVD_CPU_SIZE` in the "
+		       "environment "
+		       "and `--cpu.size=4GiB` on the command line. The later\n"
+		       "source wins: default, file, environment, command line. `kvctl config` shows each value in "
+		       "force and its "
+		       "source.\n\n"
+		       "Sizes have a unit (`64KiB`, `1.5GiB`, `2TB`) or are bytes. Durations have a unit (`250us`, "
+		       "`20ms`, `1.5s`, "
+		       "`10m`, `2h`). A list is words separated by commas.\n"
+		       "An option marked *live* changes when the daemon gets SIGHUP. All others wait for the next "
+		       "start.\n");
+		kv_options_page(&kvd_option_table, stdout);
 		break;
 	case KVD_SAMPLE:
 		kv_options_sample(&kvd_option_table, stdout);

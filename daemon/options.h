@@ -1,7 +1,7 @@
 /* daemon/options.h -- every option of kvd: the values, the table they come from, and what the command line asks for.
  *
- * docs/options.md and conf/kvd.conf are made from the table (--describe-options, --sample-config); tests/daemon
- * compares them.
+ * docs/options.md and conf/kvd.conf are made from the table (--options-page, --sample-config); tests/daemon compares
+ * them.
  */
 #ifndef KVD_OPTIONS_H
 #define KVD_OPTIONS_H
@@ -48,6 +48,7 @@ typedef enum kvd_action {
 	KVD_RUN,
 	KVD_CHECK_CONFIG,
 	KVD_DESCRIBE,
+	KVD_PAGE,
 	KVD_SAMPLE,
 	KVD_VERSION_ONLY,
 	KVD_HELP

@@ -7,5 +7,5 @@ bin=${1:-build/release}/bin
 for page in wire status metrics shm; do
 	"$bin/kvd-docs" "$page" >"docs/$page.md"
 done
-"$bin/kvd" --describe-options >docs/options.md
+"$bin/kvd" --options-page >docs/options.md
 "$bin/kvd" --sample-config >conf/kvd.conf

@@ -45,7 +45,7 @@ static void print_row(const kvctl_t *ctl, const char *name, struct json_object *
 		shown = shown ? shown : kvctl_member(value, "value");
 	}
 
-	printf("%-44s ", name);
+	printf("%-50s ", name);
 	kvctl_print_text(shown ? json_object_get_string(shown)
 			       : json_object_to_json_string_ext(value, JSON_C_TO_STRING_PLAIN));
 	if (*source) {

@@ -78,7 +78,7 @@ static void print_numbers(struct json_object *object)
 }
 
 /* Why tokens were missed, most useful for those that were stored. */
-static void print_misses(struct json_object *stats, uint64_t asked)
+static void print_misses(struct json_object *missed, uint64_t asked)
 {
 	static const char *const reasons[][2] = {
 		{"absent", "not stored"},       {"evicted", "evicted"},         {"daemon_stale", "daemon silent"},
@@ -88,11 +88,8 @@ static void print_misses(struct json_object *stats, uint64_t asked)
 	const char *before = "  missed: ";
 
 	for (size_t i = 0; i < sizeof reasons / sizeof reasons[0]; i++) {
-		char name[64];
-		uint64_t tokens;
+		const uint64_t tokens = kvctl_u64(missed, reasons[i][0]);
 
-		snprintf(name, sizeof name, "kvd_prefix_miss_%s_tokens_total", reasons[i][0]);
-		tokens = kvctl_u64(stats, name);
 		if (tokens) {
 			printf("%s%s %.1f %%", before, reasons[i][1], 100.0 * (double)tokens / (double)asked);
 			before = ", ";
@@ -103,17 +100,32 @@ static void print_misses(struct json_object *stats, uint64_t asked)
 	}
 }
 
-static void print_hits(struct json_object *stats)
+/* Returns the prompt tokens looked up; prints nothing before the first. */
+static uint64_t print_rate(const char *before, struct json_object *hits)
 {
-	uint64_t asked = kvctl_u64(stats, "kvd_prefix_query_tokens_total");
-	uint64_t cpu = kvctl_u64(stats, "kvd_prefix_hit_tokens_total{tier=cpu}"),
-		 disk = kvctl_u64(stats, "kvd_prefix_hit_tokens_total{tier=disk}");
+	const uint64_t asked = kvctl_u64(hits, "query_tokens");
+	const uint64_t cpu = kvctl_u64(hits, "hit_cpu_tokens"), disk = kvctl_u64(hits, "hit_disk_tokens");
 
 	if (asked) {
-		printf("hits\n  %.1f %% of %llu prompt tokens (cpu %.1f %%, disk %.1f %%)\n",
+		printf("%s%.1f %% of %llu prompt tokens in %llu prompts (cpu %.1f %%, disk %.1f %%)\n", before,
 		       100.0 * (double)(cpu + disk) / (double)asked, (unsigned long long)asked,
-		       100.0 * (double)cpu / (double)asked, 100.0 * (double)disk / (double)asked);
-		print_misses(stats, asked);
+		       (unsigned long long)kvctl_u64(hits, "lookups"), 100.0 * (double)cpu / (double)asked,
+		       100.0 * (double)disk / (double)asked);
+	}
+
+	return asked;
+}
+
+static void print_hits(struct json_object *hits)
+{
+	struct json_object *own = kvctl_member(hits, "namespace"), *total = kvctl_member(hits, "total");
+	const uint64_t asked = print_rate("hits\n  ", own);
+
+	if (asked) {
+		print_misses(kvctl_member(own, "missed_tokens"), asked);
+	}
+	if (kvctl_u64(total, "query_tokens") != asked) {
+		(void)print_rate(asked ? "  all namespaces: " : "hits\n  all namespaces: ", total);
 	}
 }
 
@@ -149,7 +161,51 @@ static void print_rows(const char *heading, struct json_object *array)
 	}
 }
 
-static void print_screen(const kvctl_t *ctl, struct json_object *json, struct json_object *stats, int healthy)
+/* The model of a space, from its identity; "" when it is not in the list. */
+static void print_model(struct json_object *spaces, uint64_t number)
+{
+	for (size_t i = 0; json_object_is_type(spaces, json_type_array) && i < json_object_array_length(spaces); i++) {
+		struct json_object *space = json_object_array_get_idx(spaces, i);
+
+		if (kvctl_u64(space, "space") == number) {
+			printf("  space %llu", (unsigned long long)number);
+			print_name(space);
+		}
+	}
+}
+
+/* An instance a line, then a line for each of its members. */
+static void print_engines(struct json_object *core)
+{
+	struct json_object *engines = kvctl_member(core, "instances");
+	const size_t count = json_object_is_type(engines, json_type_array) ? json_object_array_length(engines) : 0;
+
+	for (size_t i = 0; i < count; i++) {
+		struct json_object *engine = json_object_array_get_idx(engines, i);
+		struct json_object *members = kvctl_member(engine, "members");
+
+		printf("%s", i == 0 ? "engines\n" : "");
+		print_name(engine);
+		print_numbers(engine);
+		for (size_t m = 0;
+		     json_object_is_type(members, json_type_array) && m < json_object_array_length(members); m++) {
+			struct json_object *member = json_object_array_get_idx(members, m);
+
+			printf("    %s rank %llu", kvctl_str(member, "role"),
+			       (unsigned long long)kvctl_u64(member, "rank"));
+			if (kvctl_bool(member, "open", 0)) {
+				print_name(member);
+				printf("  pid %llu", (unsigned long long)kvctl_u64(member, "pid"));
+				print_model(kvctl_member(core, "spaces"), kvctl_u64(member, "space"));
+			} else {
+				printf("  disconnected");
+			}
+			putchar('\n');
+		}
+	}
+}
+
+static void print_screen(const kvctl_t *ctl, struct json_object *json, int healthy)
 {
 	struct json_object *tiers = kvctl_member(json, "tiers"), *core = kvctl_member(json, "core");
 	struct json_object *degraded = kvctl_member(json, "degraded");
@@ -159,12 +215,12 @@ static void print_screen(const kvctl_t *ctl, struct json_object *json, struct js
 	print_tier(ctl, "cpu", kvctl_member(tiers, "cpu"));
 	print_tier(ctl, "disk", kvctl_member(tiers, "disk"));
 	print_rows("slabs", kvctl_member(json, "slabs"));
-	print_hits(stats);
+	print_hits(kvctl_member(json, "hits"));
 	printf("index\n");
 	print_numbers(core);
 	print_rows("shares", kvctl_member(core, "shares"));
 	print_rows("spaces", kvctl_member(core, "spaces"));
-	print_rows("instances", kvctl_member(core, "instances"));
+	print_engines(core);
 	print_rows("sessions", kvctl_member(json, "sessions"));
 	for (size_t i = 0; json_object_is_type(degraded, json_type_array) && i < json_object_array_length(degraded);
 	     i++) {
@@ -194,7 +250,7 @@ static int parse_detail(const kvctl_t *ctl, int argc, char **argv, uint32_t *p_d
 
 int kvctl_status(const kvctl_t *ctl, int argc, char **argv)
 {
-	struct json_object *json = NULL, *stats = NULL;
+	struct json_object *json = NULL;
 	uint32_t detail = 1;
 	int healthy;
 	int code = parse_detail(ctl, argc, argv, &detail);
@@ -209,16 +265,9 @@ int kvctl_status(const kvctl_t *ctl, int argc, char **argv)
 	if (ctl->json) {
 		kvctl_print_json(json);
 	} else {
-		code = kvctl_document(ctl, KVC_DOC_STATS, 0, &stats, NULL);
+		print_screen(ctl, json, healthy);
 	}
-	if (code == 0 && !ctl->json) {
-		print_screen(ctl, json, stats, healthy);
-	}
-	json_object_put(stats);
 	json_object_put(json);
-	if (code != 0) {
-		return code;
-	}
 
 	return healthy ? 0 : KVCTL_EXIT_UNHEALTHY;
 }

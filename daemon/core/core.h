@@ -62,6 +62,8 @@ typedef struct kvd_ask {
 	const kv_msg_t *msg;
 } kvd_ask_t;
 
+struct kvd_json; /* json.h */
+
 typedef struct kvd_world {
 	kv_env_t env;
 	void *ctx;
@@ -79,6 +81,8 @@ typedef struct kvd_world {
 	/* Digests of a put into the digest table (kvs_pool_digests), and roots (kvs_pool_seal). */
 	kv_status_t (*digests)(void *ctx, kvs_loc_t loc, const kvs_leaf_span_t *span, const uint64_t *values);
 	kv_status_t (*seal)(void *ctx, kvs_loc_t loc);
+	/* Add what the host knows of a member to its object in STATUS. NULL: nothing. */
+	void (*describe)(void *ctx, kvd_member_t member, struct kvd_json *json);
 	/* Not NULL: the disk tier is off, and its epochs are unknown. Note that this space was reset; kvd_core_attach()
 	 * is called when the note has become an epoch on disk. Other than KV_OK: the reset is refused. */
 	kv_status_t (*note_reset)(void *ctx, const kvs_epoch_t *epoch);

@@ -196,6 +196,9 @@ static void instance_json(kvd_core_t *core, kvd_json_t *json, const kvd_instance
 							  : "both");
 			kvd_json_u64(json, "rank", member->rank);
 			kvd_json_bool(json, "open", (int)member->open);
+			if (core->world.describe) {
+				core->world.describe(core->world.ctx, member->id, json);
+			}
 			kvd_json_close(json, '}');
 		}
 	}
@@ -233,7 +236,7 @@ size_t kvd_core_status_json(kvd_core_t *core, uint32_t ns, uint32_t detail, char
 	}
 	kvd_json_close(&json, ']');
 	kvd_json_open(&json, "instances", '[');
-	for (uint32_t i = core->instance_list; detail >= 2 && i != KVD_NONE; i = kvd_instance_at(core, i)->next) {
+	for (uint32_t i = core->instance_list; detail >= 1 && i != KVD_NONE; i = kvd_instance_at(core, i)->next) {
 		if (kvd_instance_at(core, i)->ns == ns) {
 			instance_json(core, &json, kvd_instance_at(core, i));
 		}

@@ -135,6 +135,41 @@ static void put_sessions(kvd_host_t *host, const kvd_namespace_t *ns, kv_text_t 
 	kv_text_addf(text, "]");
 }
 
+static uint64_t sum_of(const kv_metrics_t *m, uint32_t first, uint32_t end, kv_ns_metric_t id)
+{
+	uint64_t sum = 0;
+
+	for (uint32_t n = first; n < end; n++) {
+		sum += kv_ns_metric_get(m, n, id);
+	}
+
+	return sum;
+}
+
+/* What the prompts of namespaces [first, end) found. No rate before the first prompt. */
+static void put_hits(kv_text_t *text, const kv_metrics_t *m, uint32_t first, uint32_t end)
+{
+	const uint64_t asked = sum_of(m, first, end, KV_NM_QUERY_TOKENS);
+	const uint64_t cpu = sum_of(m, first, end, KV_NM_HIT_CPU_TOKENS);
+	const uint64_t disk = sum_of(m, first, end, KV_NM_HIT_DISK_TOKENS);
+	char rate[16] = "null";
+
+	kv_text_addf(text, "{\"lookups\":%llu,\"query_tokens\":%llu,\"hit_cpu_tokens\":%llu,\"hit_disk_tokens\":%llu,",
+		     (unsigned long long)sum_of(m, first, end, KV_NM_LOOKUPS), (unsigned long long)asked,
+		     (unsigned long long)cpu, (unsigned long long)disk);
+	if (asked) {
+		snprintf(rate, sizeof rate, "%.4f", (double)(cpu + disk) / (double)asked);
+	}
+	kv_text_addf(text, "\"hit_rate\":%s,\"missed_tokens\":{", rate);
+	for (kv_ns_metric_t id = KV_NM_MISS_ABSENT_TOKENS; id <= KV_NM_MISS_UNREADABLE_TOKENS; id++) {
+		const char *reason = strchr(kv_ns_metric_infos[id].name, '"') + 1; /* of {reason="absent"} */
+
+		kv_text_addf(text, "%s\"%.*s\":%llu", id > KV_NM_MISS_ABSENT_TOKENS ? "," : "",
+			     (int)strcspn(reason, "\""), reason, (unsigned long long)sum_of(m, first, end, id));
+	}
+	kv_text_addf(text, "}}");
+}
+
 /* Room for what a snprintf-like function of another part writes; its answer is added to len, so that what is too long
  * is refused as a whole. */
 static char *rest(kv_text_t *text, size_t *p_cap)
@@ -160,6 +195,11 @@ static void status_json(kvd_host_t *host, const kvd_namespace_t *ns, uint32_t de
 	put_tier(text, "disk", host->disk, kvd_attach_reason(host) != NULL);
 	kv_text_addf(text, "},");
 	put_classes(host, ns, text);
+	kv_text_addf(text, "\"hits\":{\"namespace\":");
+	put_hits(text, &host->metrics, ns->id, ns->id + 1);
+	kv_text_addf(text, ",\"total\":");
+	put_hits(text, &host->metrics, 0, host->namespace_count);
+	kv_text_addf(text, "},");
 	put_degraded(host, text);
 	/* A fault, as opposed to a fact of the machine or the configuration. */
 	kv_text_addf(text, ",\"healthy\":%s,\"core\":",

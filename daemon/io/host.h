@@ -49,6 +49,8 @@ typedef struct kvd_namespace {
 	kvd_area_t mirror;
 	uint64_t refusal_logged_ns; /* when a refused frame had a log line */
 	uint64_t refusals_unlogged; /* since then */
+	uint64_t member_logged_ns;  /* lines about members: when the allowance was full again, at the latest */
+	uint64_t members_unlogged;  /* such lines left out since the last one */
 } kvd_namespace_t;
 
 /* What the HTTP thread may see. */
@@ -213,6 +215,10 @@ uint32_t kvd_entries_of(const kvd_host_t *host, const char *ns, kvd_mapper_t *ou
 /* Members with a session, and descriptors held for members and instances. */
 uint32_t kvd_entries_attached(const kvd_host_t *host);
 uint32_t kvd_entries_fds(const kvd_host_t *host);
+/* A member has opened a space: STATUS names it, and the log. */
+void kvd_entry_opened(kvd_host_t *host, kvd_member_entry_t *member, uint32_t space, const char *model);
+/* Program, process id and space of a member into its object in STATUS (kvd_world_t.describe). */
+void kvd_entry_describe(void *ctx, kvd_member_t id, struct kvd_json *json);
 kv_status_t kvd_entry_staging(void *ctx, kvd_member_t id, uint64_t first, uint32_t words, uint64_t *out);
 
 /* Open descriptors of this process (document.c). */

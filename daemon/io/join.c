@@ -1,4 +1,5 @@
 /* Members and instances: pidfds, shared areas, report rings. */
+#include "core/json.h"
 #include "io/session.h"
 
 #include "kvs/pool.h"
@@ -13,15 +14,18 @@
 
 #define RING_RECORDS  1024u
 #define RING_OFFSET   4096u
-#define DRAIN_RECORDS 128u /* of one ring at a time */
-#define DRAIN_WORK    256u /* of all rings in a row: records, and four for a ring */
-#define REAPED_ONCE   8u   /* members freed in a row */
+#define DRAIN_RECORDS 128u                /* of one ring at a time */
+#define DRAIN_WORK    256u                /* of all rings in a row: records, and four for a ring */
+#define REAPED_ONCE   8u                  /* members freed in a row */
+#define LOG_NS        UINT64_C(100000000) /* a namespace may have one more line about its members in this time */
+#define LOG_BURST     64u                 /* and so many at once */
 
 struct kvd_instance_entry {
 	kvd_instance_entry_t *next;
 	kvd_instance_t id;
 	kvd_namespace_t *ns;
 	kvd_area_t leases;
+	char name[129];
 };
 
 struct kvd_member_entry {
@@ -39,9 +43,10 @@ struct kvd_member_entry {
 	uint64_t process; /* equal to another's whose pidfd has not fired either: the same process; 0: cannot be told */
 	uint64_t attachment; /* equal to another's of that process: connections of one kvc_t; 0: of none */
 	uint32_t role, rank;
-	int drained; /* it has said that copies of its older connections have ended */
-	int left;    /* its last word was that it has unmapped everything */
-	int fired;   /* the pidfd has: it touches nothing any more */
+	uint32_t space; /* opened last; 0: none */
+	int drained;    /* it has said that copies of its older connections have ended */
+	int left;       /* its last word was that it has unmapped everything */
+	int fired;      /* the pidfd has: it touches nothing any more */
 };
 
 /* ---- finding --------------------------------------------------------------------------------- */
@@ -127,7 +132,68 @@ uint32_t kvd_entries_fds(const kvd_host_t *host)
 	return n;
 }
 
-/* ---- reports --------------------------------------------------------------------------------- */
+/* ---- what operators see
+ * ---------------------------------------------------------------------------------------------- */
+
+/* 1: a line about the namespace's members may be written. One that joins and leaves in a loop has its lines cut. */
+static int may_log(kvd_host_t *host, kvd_namespace_t *ns)
+{
+	const uint64_t now = kv_now_ns(host->env);
+
+	if (ns->member_logged_ns + LOG_BURST * LOG_NS < now) {
+		ns->member_logged_ns = now - LOG_BURST * LOG_NS;
+	}
+	if (ns->member_logged_ns + LOG_NS > now) {
+		ns->members_unlogged++;
+		return 0;
+	}
+	ns->member_logged_ns += LOG_NS;
+
+	return 1;
+}
+
+/* `what` has happened to a member that has a session. */
+static void log_member(kvd_host_t *host, const kvd_member_entry_t *member, const char *what)
+{
+	static const char *const roles[] = {"scheduler", "worker", "both"};
+	const kvd_instance_entry_t *instance = instance_find(host, member->instance);
+
+	if (!may_log(host, member->ns)) {
+		return;
+	}
+	kv_log(KV_LOG_INFO, "io",
+	       "%s: namespace %s instance %s member %llu role %s rank %u program %s pid %d unlogged %llu", what,
+	       member->ns->name, instance ? instance->name : "?", (unsigned long long)member->id, roles[member->role],
+	       member->rank, member->session->program, (int)member->session->pid,
+	       (unsigned long long)member->ns->members_unlogged);
+	member->ns->members_unlogged = 0;
+}
+
+void kvd_entry_opened(kvd_host_t *host, kvd_member_entry_t *member, uint32_t space, const char *model)
+{
+	member->space = space;
+	if (may_log(host, member->ns)) {
+		kv_log(KV_LOG_INFO, "io",
+		       "a space is open: namespace %s space %u model \"%.128s\" member %llu unlogged %llu",
+		       member->ns->name, space, model, (unsigned long long)member->id,
+		       (unsigned long long)member->ns->members_unlogged);
+		member->ns->members_unlogged = 0;
+	}
+}
+
+void kvd_entry_describe(void *ctx, kvd_member_t id, struct kvd_json *json)
+{
+	const kvd_member_entry_t *member = kvd_entry_find(ctx, id);
+
+	if (member && member->session) {
+		kvd_json_text(json, "program", member->session->program);
+		kvd_json_u64(json, "pid", (uint64_t)member->session->pid);
+		kvd_json_u64(json, "space", member->space);
+	}
+}
+
+/* ---- reports
+ * --------------------------------------------------------------------------------------------------------- */
 
 /* A word a client writes while we read it: the same value twice, or none. */
 static int stable_word(const void *word, uint64_t *p_value)
@@ -311,6 +377,10 @@ void kvd_entry_drained(kvd_host_t *host, kvd_member_entry_t *member, const kv_ms
 void kvd_entry_session_ended(kvd_host_t *host, kvd_member_entry_t *member)
 {
 	(void)drain(host, member, RING_RECORDS);
+	log_member(host, member,
+		   member->fired  ? "a member's process has ended"
+		   : member->left ? "a member has detached"
+				  : "a member's connection has ended");
 	member->session = NULL;
 	if (member->fired || member->left) {
 		member_gone(host, member);
@@ -482,6 +552,7 @@ static kv_status_t instance_open(kvd_host_t *host, kvd_namespace_t *ns, const kv
 		return status;
 	}
 	entry->ns = ns;
+	snprintf(entry->name, sizeof entry->name, "%s", join->instance);
 	ns->used.instances++;
 	entry->next = host->instances;
 	host->instances = entry;
@@ -621,6 +692,7 @@ kv_status_t kvd_join_request(kvd_host_t *host, kvd_call_t *call)
 	kv_ns_metric_set(&host->metrics, member->ns->id, KV_NM_MEMBERS, member->ns->used.members);
 	call->session->member = member;
 	call->session->roles |= KV_ROLE_MEMBER;
+	log_member(host, member, "a member has attached");
 	snprintf(name, sizeof name, "pidfd.%llu", (unsigned long long)member->id);
 	kvd_keeper_hold(host->setup->keeper_fd, name, member->source.fd);
 	take_over(host, member);

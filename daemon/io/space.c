@@ -111,6 +111,9 @@ kv_status_t kvd_space_request(kvd_host_t *host, kvd_call_t *call)
 	if (status != KV_OK) {
 		return status;
 	}
+	if (call->session->member) {
+		kvd_entry_opened(host, call->session->member, info.space, asked.identity.model);
+	}
 	memcpy(host->root, open.root, sizeof host->root);
 	call->reply->space_open_reply = (kv_msg_space_open_reply_t){.space = info.space,
 								    .epoch = info.epoch,

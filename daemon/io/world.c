@@ -152,6 +152,7 @@ kv_status_t kvd_world_open(kvd_host_t *host, char *detail, size_t cap)
 				    .unclaim = world_unclaim,
 				    .digests = world_digests,
 				    .seal = world_seal,
+				    .describe = kvd_entry_describe,
 				    .note_reset = host->attach ? kvd_attach_note_reset : NULL};
 
 	return status;

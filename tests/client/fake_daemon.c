@@ -146,13 +146,25 @@ static const char status_json[] =
 	"\"restarts\":1,"
 	"\"sessions\":2},\"healthy\":false,\"tiers\":{\"cpu\":{\"medium\":\"CPU\",\"limit_bytes\":4194304,\"used_"
 	"bytes\":1048576,"
-	"\"quarantined_bytes\":4096},\"disk\":null},\"degraded\":[\"there is no disk tier\"],\"core\":{\"blocks\":64,"
+	"\"quarantined_bytes\":4096},\"disk\":null},"
+	"\"hits\":{\"namespace\":{\"lookups\":4,\"query_tokens\":1000,\"hit_cpu_tokens\":600,\"hit_disk_tokens\":150,"
+	"\"hit_rate\":0.7500,\"missed_tokens\":{\"absent\":200,\"evicted\":50,\"corrupt\":0}},"
+	"\"total\":{\"lookups\":9,\"query_tokens\":4000,\"hit_cpu_tokens\":1600,\"hit_disk_tokens\":400,\"hit_rate\":0."
+	"5000,"
+	"\"missed_tokens\":{}}},\"degraded\":[\"there is no disk tier\"],\"core\":{\"blocks\":64,"
 	"\"shares\":[{\"resource\":\"cpu\",\"share\":4194304},{\"resource\":\"index\",\"share\":4194304}],"
 	"\"spaces\":[{\"space\":0,\"block_bytes\":16384,\"blocks\":64,\"identity\":\"model=test\\nweights=r1\\ndtype="
 	"bf16\\n"
 	"quantization=none\\nrope=none\\nlora=none\\nhash=kv1\\nhash_tokens=16\\ngroups=0:full:16\\nlayout=kvk1 "
 	"heads%3D2\\n"
-	"page_format=plain\\n\"}]}}";
+	"page_format=plain\\n\"}],"
+	"\"instances\":[{\"instance\":\"engine-7\",\"leases\":2,\"puts\":1,\"pinned_bytes\":32768,\"unfinished_bytes\":"
+	"0,"
+	"\"members\":[{\"member\":1,\"role\":\"scheduler\",\"rank\":0,\"open\":true,\"program\":\"VLLM::EngineCore\","
+	"\"pid\":71,"
+	"\"space\":0},{\"member\":2,\"role\":\"worker\",\"rank\":0,\"open\":true,\"program\":\"VLLM::Worker\",\"pid\":"
+	"72,"
+	"\"space\":9},{\"member\":3,\"role\":\"worker\",\"rank\":1,\"open\":false}]}]}}";
 static const char stats_json[] =
 	"{\"kvd_sessions\":2,\"kvd_prefix_query_tokens_total\":1000,\"kvd_prefix_hit_tokens_total{tier=cpu}\":600,"
 	"\"kvd_prefix_hit_tokens_total{tier=disk}\":150,\"kvd_big_total\":18446744073709551615}";

@@ -92,6 +92,9 @@ static void world_publish(void *ctx, const kvd_event_t *event)
 		if (there == (event->type == KVD_EVENT_STORED)) {
 			u->events_bad = there ? "stored twice" : "removed while absent";
 		}
+		if (event->tokens && event->medium == KV_TIER_DISK && (key->media & KV_TIER_CPU)) {
+			u->events_bad = "a block that was written behind was announced with tokens";
+		}
 		key->media ^= (uint32_t)event->medium;
 	}
 	if (event->type == KVD_EVENT_STORED) {

@@ -173,7 +173,7 @@ static void p10_sample_and_page_are_those_of_the_table(void **state)
 
 	(void)state;
 	same_as_file("--sample-config", RAW_SOURCE "/conf/kvd.conf");
-	same_as_file("--describe-options", RAW_SOURCE "/docs/options.md");
+	same_as_file("--options-page", RAW_SOURCE "/docs/options.md");
 	snprintf(option, sizeof option, "--config=%s/conf/kvd.conf", RAW_SOURCE);
 	assert_int_equal(run(option, "--check-config"), 0);
 }

@@ -14,8 +14,9 @@
 
 typedef enum kv_metric_type { KV_METRIC_COUNTER, KV_METRIC_GAUGE, KV_METRIC_HISTOGRAM } kv_metric_type_t;
 
-/* X(NAME, series, type, help). A series is a name of Prometheus, with one label or none: kvd_tier_blocks{tier="cpu"}. The series of one family follow one
- * another. Counters end in _total (bytes: _bytes_total). Histograms are of seconds, with fixed buckets and without a label. */
+/* X(NAME, series, type, help). A series is a name of Prometheus, with one label or none: kvd_tier_blocks{tier="cpu"}.
+ * The series of one family follow one another. Counters end in _total (bytes: _bytes_total). Histograms are of seconds,
+ * with fixed buckets and without a label. */
 #include "kv/metric_list.h"
 /* The same for what is counted a namespace: bounded by the namespaces that are configured. */
 #include "kv/metric_ns_list.h"
@@ -102,8 +103,9 @@ int kv_metric_begins_family(const kv_metric_info_t *infos, unsigned id);
 /* Prometheus text format 0.0.4; those of namespaces have the label `namespace`. Returns bytes needed without the NUL,
  * like snprintf. */
 size_t kv_metrics_prometheus(const kv_metrics_t *m, char *out, size_t cap);
-/* JSON object, series to value (histogram: {count, sum_ns, p50_ns, p99_ns}), of the process and of one namespace; UINT32_MAX: of none. A series is
- * written without the quotes of its label's value. Returns bytes needed, like snprintf. */
+/* JSON object, series to value (histogram: {count, sum_ns, p50_ns, p99_ns}), of the process and of one namespace;
+ * UINT32_MAX: of none. A series is written without the quotes of its label's value. Returns bytes needed, like
+ * snprintf. */
 size_t kv_metrics_json(const kv_metrics_t *m, uint32_t ns, char *out, size_t cap);
 
 #endif

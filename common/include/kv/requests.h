@@ -185,7 +185,7 @@
 	F(BIN, leases, 4u * 4096u, "u32 a key: leases that end at this block; window, state: that have it")                                         \
 	F(U32, why, 0, "kv_miss_reason_t of the first missing key")
 
-#define KV_FIELDS_status(F) F(U32, detail, 2, "0 summary, 1 with spaces, 2 with sessions too")
+#define KV_FIELDS_status(F) F(U32, detail, 2, "0 summary, 1 with spaces and engines, 2 with sessions too")
 #define KV_FIELDS_status_reply(F) F(TEXT, json, KV_MAX_JSON, "one object")
 #define KV_FIELDS_stats(F) F(U32, reserved, 0, "0")
 #define KV_FIELDS_stats_reply(F) F(TEXT, json, KV_MAX_JSON, "one object: metric name to value")
