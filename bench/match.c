@@ -50,7 +50,7 @@ static bench_outcome_t match_p50(bench_run_t *run, void *arg, bench_sample_t *p_
 	work_t *work = arg;
 
 	for (uint32_t i = 0; i < SAMPLES; i++) {
-		kvc_match_t match;
+		kvc_match_t match = {.struct_size = sizeof match};
 		uint64_t start;
 
 		scrub(work);
@@ -203,7 +203,7 @@ typedef struct syscall_work {
 static void attach_again(void *arg)
 {
 	syscall_work_t *s = arg;
-	kvc_match_t match;
+	kvc_match_t match = {.struct_size = sizeof match};
 
 	if (rig_attach(&s->rig, "match", 64, &s->kvc, &s->space) != 0) {
 		return;
@@ -214,7 +214,7 @@ static void attach_again(void *arg)
 static void match_often(void *arg)
 {
 	const syscall_work_t *s = arg;
-	kvc_match_t match;
+	kvc_match_t match = {.struct_size = sizeof match};
 
 	for (uint32_t i = 0; i < 1000; i++) {
 		kvc_match(s->space, prompt(s->work, i), PROMPT, &match);

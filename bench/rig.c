@@ -176,7 +176,7 @@ void rig_keys(const kvc_space_t *space, uint64_t base, uint32_t shared, uint64_t
 static int put_index(kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint32_t n, int durable)
 {
 	kvc_put_options_t options = {.struct_size = sizeof options, .durable = durable};
-	kvc_space_info_t info;
+	kvc_space_info_t info = {.struct_size = sizeof info};
 	uint64_t *leaves;
 	kvc_put_t *put = NULL;
 	kvc_status_t status;

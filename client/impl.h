@@ -395,7 +395,20 @@ kvc_status_t kvc_detached(const kvc_t *kvc);
 /* One SPACE_OPEN of a re-attach has ended. */
 void kvc_reopened(kvc_t *kvc);
 
-/* ---- area.c, map.c, slab.c ------------------------------------------------------------------- */
+/* Fill a struct of the caller's that begins with struct_size: as much of `full` as the caller's version has, and
+ * struct_size stays. */
+static inline void kvc_give(void *out, const void *full, size_t size)
+{
+	size_t known;
+
+	memcpy(&known, out, sizeof known);
+	known = known < size ? known : size;
+	if (known > sizeof known) {
+		memcpy((uint8_t *)out + sizeof known, (const uint8_t *)full + sizeof known, known - sizeof known);
+	}
+}
+
+/* ---- area.c, map.c, slab.c --------------------------------------------------------------------------------------- */
 
 /* Map `bytes` of fd, checked against its real size and its seals. */
 kv_status_t kvc_map_fd(int fd, uint64_t bytes, int prot, void **p_base);

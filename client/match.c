@@ -385,30 +385,32 @@ static void search_all(kvc_search_t *search, const kvc_space_t *space, uint32_t 
 	}
 }
 
-static void match_with(const kvc_space_t *space, kvc_search_t *search, uint32_t n, kvc_match_t *match)
+static void match_with(const kvc_space_t *space, kvc_search_t *search, uint32_t n, kvc_match_t *out)
 {
 	kvc_t *kvc = space->kvc;
+	kvc_match_t match = {.why = KV_WHY_NO_DAEMON};
 	kv_miss_reason_t why;
 
-	*match = (kvc_match_t){0};
 	if (kvc_check_process(kvc) != KVC_OK) {
-		match->why = KV_WHY_NO_DAEMON;
+		kvc_give(out, &match, sizeof match);
 		return;
 	}
 	search->map = kvc_map_enter(kvc);
 	why = alive(space, search->map);
 	if (why == KV_WHY_NONE && n) {
-		search_all(search, space, n < UINT32_MAX ? n : n - 1u, match);
+		match.why = KV_WHY_NONE;
+		search_all(search, space, n < UINT32_MAX ? n : n - 1u, &match);
 	} else {
-		match->why = why;
+		match.why = why;
 	}
 	if (why == KV_WHY_STALE_EPOCH) {
 		atomic_store_explicit(&((kvc_space_t *)(uintptr_t)space)->stale, 1u, memory_order_relaxed);
 	}
 	kvc_map_leave(kvc);
+	kvc_give(out, &match, sizeof match);
 
 	kvc_count(&kvc->counters.matches, 1);
-	kvc_count(&kvc->counters.match_hits, match->n != 0);
+	kvc_count(&kvc->counters.match_hits, match.n != 0);
 }
 
 void kvc_match(const kvc_space_t *space, const kvc_key_t *keys, uint32_t n, kvc_match_t *match)

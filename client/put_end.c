@@ -189,15 +189,17 @@ void kvc_put_notice_durable(kvc_t *kvc, const kv_msg_durable_t *msg)
 
 void kvc_put_get_result(const kvc_put_t *put, kvc_put_result_t *result)
 {
-	*result = put->result;
-	if (put->end_status != KV_OK && result->status == KVC_PENDING) {
-		result->status = (kvc_status_t)put->end_status;
+	kvc_put_result_t now = put->result;
+
+	if (put->end_status != KV_OK && now.status == KVC_PENDING) {
+		now.status = (kvc_status_t)put->end_status;
 	}
+	kvc_give(result, &now, sizeof now);
 }
 
 static int done_visible(const void *object)
 {
-	kvc_put_result_t result;
+	kvc_put_result_t result = {.struct_size = sizeof result};
 
 	kvc_put_get_result(object, &result);
 
@@ -206,7 +208,7 @@ static int done_visible(const void *object)
 
 static int done_durable(const void *object)
 {
-	kvc_put_result_t result;
+	kvc_put_result_t result = {.struct_size = sizeof result};
 
 	kvc_put_get_result(object, &result);
 
@@ -216,7 +218,7 @@ static int done_durable(const void *object)
 kvc_status_t kvc_put_wait(kvc_put_t *put, int durable, uint32_t timeout_ms)
 {
 	kvc_t *kvc = put->space->kvc;
-	kvc_put_result_t result;
+	kvc_put_result_t result = {.struct_size = sizeof result};
 	kvc_status_t status = kvc_enter(kvc);
 
 	if (status != KVC_OK) {

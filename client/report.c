@@ -58,9 +58,7 @@ static uint64_t read_counter(const _Atomic uint64_t *counter)
 void kvc_get_stats(const kvc_t *kvc, kvc_stats_t *stats)
 {
 	const kvc_counters_t *c = &kvc->counters;
-	size_t size = stats->struct_size < sizeof *stats ? stats->struct_size : sizeof *stats;
 	kvc_stats_t now = {
-		.struct_size = stats->struct_size,
 		.matches = read_counter(&c->matches),
 		.match_hits = read_counter(&c->match_hits),
 		.acquires = read_counter(&c->acquires),
@@ -76,7 +74,8 @@ void kvc_get_stats(const kvc_t *kvc, kvc_stats_t *stats)
 		.leases_open = kvc->leases_open,
 		.puts_open = kvc->puts_open,
 		.slabs_mapped = kvc->slabs_mapped,
+		.broken_invariants = kv_broken_count(),
 	};
 
-	memcpy(stats, &now, size);
+	kvc_give(stats, &now, sizeof now);
 }

@@ -295,12 +295,16 @@ void kvc_space_unlink(kvc_space_t *space)
 
 void kvc_space_get_info(const kvc_space_t *space, kvc_space_info_t *info)
 {
-	info->epoch = atomic_load(&space->known_epoch);
-	memcpy(info->root, space->root, sizeof info->root);
-	info->hash_tokens = space->hash_tokens;
-	info->block_bytes = space->block_bytes;
-	info->heads = space->heads;
-	info->leaves = space->leaves;
+	kvc_space_info_t now = {
+		.epoch = atomic_load(&space->known_epoch),
+		.hash_tokens = space->hash_tokens,
+		.block_bytes = space->block_bytes,
+		.heads = space->heads,
+		.leaves = space->leaves,
+	};
+
+	memcpy(now.root, space->root, sizeof now.root);
+	kvc_give(info, &now, sizeof now);
 }
 
 const char *kvc_space_layout(const kvc_space_t *space)
@@ -461,14 +465,17 @@ static kvc_status_t salted_unit(kvc_chain_t *chain, const char *salt, const uint
 kvc_status_t kvc_keys_of(const kvc_space_t *space, const kvc_prompt_t *prompt, kvc_key_t *keys, uint32_t cap,
 			 uint32_t *p_n)
 {
-	uint32_t units = space && prompt ? prompt->n_tokens / space->hash_tokens : 0;
+	const int known = prompt && prompt->struct_size >= sizeof *prompt;
+	uint32_t units = space && known ? prompt->n_tokens / space->hash_tokens : 0;
 	uint32_t first = 0;
 	kvc_chain_t chain;
 	kvc_status_t status = KVC_OK;
 
-	if (!space || !prompt || !p_n || (units && (!prompt->tokens || !keys)) || units > cap) {
-		return kvc_fail(KV_ERR_ARG, "kvc_keys_of: an argument is NULL, or %u keys do not fit into %u", units,
-				cap);
+	if (!space || !known || !p_n || (units && (!prompt->tokens || !keys)) || units > cap) {
+		return kvc_fail(
+			KV_ERR_ARG,
+			"kvc_keys_of: an argument is NULL, struct_size is not set, or %u keys do not fit into %u",
+			units, cap);
 	}
 	kvc_chain_begin(space, &chain);
 	if (prompt->salt && *prompt->salt && units) {

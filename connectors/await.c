@@ -10,7 +10,7 @@
 uint32_t kvx_miss_reason(const kvc_space_t *space)
 {
 	static const kvc_key_t any;
-	kvc_match_t match;
+	kvc_match_t match = {.struct_size = sizeof match};
 
 	kvc_match(space, &any, 0, &match);
 

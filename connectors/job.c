@@ -52,8 +52,9 @@ kvx_job_t *kvx_job_create(kvx_t *kvx, const kvk_paged_t *paged, const kvx_prefix
 		memcpy(*p_tokens, prefix->tokens, token_bytes);
 	}
 	job->keys = (kvc_key_t *)(void *)((uint8_t *)(job->blocks + n) + token_bytes);
-	if (kvc_keys_of(kvx->space, &(kvc_prompt_t){prefix->tokens, n * block_tokens, prefix->salt}, job->keys, n,
-			&got) != KVC_OK ||
+	if (kvc_keys_of(kvx->space,
+			&(kvc_prompt_t){sizeof(kvc_prompt_t), prefix->tokens, n * block_tokens, prefix->salt},
+			job->keys, n, &got) != KVC_OK ||
 	    got != n) {
 		free(job);
 		return NULL;

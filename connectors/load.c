@@ -61,7 +61,7 @@ kvc_status_t kvx_load_start(kvx_t *kvx, const kvk_paged_t *paged, const kvx_pref
 {
 	const uint32_t deadline_ms = prefix->deadline_ms ? prefix->deadline_ms : kvx->load_ms;
 	kvx_load_t *load = (kvx_load_t *)kvx_job_create(kvx, paged, prefix, sizeof *load, NULL);
-	kvc_match_t match;
+	kvc_match_t match = {.struct_size = sizeof match};
 
 	if (!load) {
 		kvx->stats.load_refused++;

@@ -76,7 +76,7 @@ kvc_status_t kvx_save_start(kvx_t *kvx, const kvk_paged_t *paged, const kvx_pref
 	uint32_t *tokens = NULL;
 	kvx_save_t *save = (kvx_save_t *)kvx_job_create(kvx, paged, prefix, sizeof *save, &tokens);
 	kvc_status_t status = KVC_MISS;
-	kvc_match_t match;
+	kvc_match_t match = {.struct_size = sizeof match};
 
 	if (!save) {
 		kvx->stats.save_refused++;
@@ -113,7 +113,7 @@ int kvx_save_movable(const kvx_save_t *save)
 
 static void step_asked(kvx_save_t *save, uint64_t now)
 {
-	kvc_put_result_t put;
+	kvc_put_result_t put = {.struct_size = sizeof put};
 
 	kvc_put_get_result(save->put, &put);
 	save->granted = kvc_put_n(save->put);
@@ -198,7 +198,7 @@ static uint32_t step_copying(kvx_save_t *save, uint32_t budget)
 
 static void step_waiting(kvx_save_t *save, uint64_t now)
 {
-	kvc_put_result_t put = {0};
+	kvc_put_result_t put = {.struct_size = sizeof put};
 	uint32_t visible;
 
 	kvc_put_get_result(save->put, &put);

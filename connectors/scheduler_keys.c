@@ -28,7 +28,7 @@ static void key_at(void *ctx, uint32_t i, kvc_key_t *key)
 
 static uint64_t epoch_of(const kvc_space_t *space)
 {
-	kvc_space_info_t info;
+	kvc_space_info_t info = {.struct_size = sizeof info};
 
 	kvc_space_get_info(space, &info);
 

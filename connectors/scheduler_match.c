@@ -294,7 +294,7 @@ void kvx_scheduler_match(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_h
 	const kvx_request_t *request;
 	kvx_key_view_t view;
 	kvx_found_t found;
-	kvc_match_t match;
+	kvc_match_t match = {.struct_size = sizeof match};
 	uint32_t number, tokens, reach, end, missed;
 
 	*hit = (kvx_hit_t){0};

@@ -240,7 +240,7 @@ static int save_group(kvx_scheduler_t *scheduler, kvx_run_t *run, uint32_t full,
 /* Saving begins where the store ends, not where the engine's own hit ended: what the store has lost comes back. */
 static void begin(kvx_scheduler_t *scheduler, kvx_request_t *request, kvx_key_view_t *view)
 {
-	kvc_match_t match = {0};
+	kvc_match_t match = {.struct_size = sizeof match};
 
 	if (view->n) {
 		kvc_match_lazy(view->space, &view->source, view->n, &match);
@@ -369,7 +369,7 @@ static void refused(kvx_scheduler_t *scheduler, const kvx_sput_t *put, kvc_statu
 static int look_asked(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
 {
 	kvc_handle_t handle;
-	kvc_put_result_t result;
+	kvc_put_result_t result = {.struct_size = sizeof result};
 	kvx_request_t *request;
 
 	kvc_put_get_result(put->put, &result);
@@ -415,7 +415,7 @@ static int is_late(const kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t n
  * table has no place for others. */
 static int look_granted(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
 {
-	kvc_put_result_t result;
+	kvc_put_result_t result = {.struct_size = sizeof result};
 	const int late = is_late(scheduler, put, now);
 
 	kvc_put_get_result(put->put, &result);

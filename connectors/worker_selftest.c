@@ -232,7 +232,7 @@ static kvc_status_t store(kvx_worker_t *worker)
 static kvc_status_t putting(kvx_worker_t *worker)
 {
 	kvx_wtest_t *test = &worker->test;
-	kvc_put_result_t result;
+	kvc_put_result_t result = {.struct_size = sizeof result};
 	kvc_status_t status;
 
 	kvc_put_get_result(test->put, &result);

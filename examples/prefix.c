@@ -32,7 +32,7 @@ static int put(kvc_space_t *space, const kvc_key_t *keys, unsigned char **blocks
 static int get(kvc_space_t *space, const kvc_key_t *keys, unsigned char **blocks)
 {
 	kvc_lease_t *lease = NULL;
-	kvc_match_t match;
+	kvc_match_t match = {.struct_size = sizeof match};
 	uint32_t n, bad = 0;
 
 	kvc_match(space, keys, BLOCKS, &match);
@@ -52,23 +52,31 @@ int main(int argc, char **argv)
 {
 	const kvc_config_t config = {
 		.struct_size = sizeof config, .socket = argc > 1 ? argv[1] : NULL, .role = KVC_ROLE_BOTH};
-	const kvc_identity_t identity = {
-		.struct_size = sizeof identity,
-		.model = "example",
-		.weights = "v1",
-		.dtype = "bf16",
-		.rope = "none",
-		.hash_tokens = TOKENS,
-		.layout = "kvk1 heads=2 layers=4 tokens=16 k=32 v=32 dtype=bf16 inner=split page=0"};
+	const kvc_layout_t layout = {.struct_size = sizeof layout,
+				     .heads = 2,
+				     .layers = 4,
+				     .block_tokens = TOKENS,
+				     .k_dim = 32,
+				     .v_dim = 32,
+				     .dtype = "bf16"};
+	char layout_text[KVC_LAYOUT_TEXT_MAX];
+	const kvc_identity_t identity = {.struct_size = sizeof identity,
+					 .model = "example",
+					 .weights = "v1",
+					 .dtype = "bf16",
+					 .rope = "none",
+					 .hash_tokens = TOKENS,
+					 .layout = layout_text};
 	uint32_t tokens[TOKENS * BLOCKS], n = 0;
-	const kvc_prompt_t prompt = {.tokens = tokens, .n_tokens = TOKENS * BLOCKS};
+	const kvc_prompt_t prompt = {.struct_size = sizeof prompt, .tokens = tokens, .n_tokens = TOKENS * BLOCKS};
 	unsigned char *blocks[BLOCKS];
 	kvc_key_t keys[BLOCKS];
 	kvc_space_t *space = NULL;
-	kvc_space_info_t info;
+	kvc_space_info_t info = {.struct_size = sizeof info};
 	kvc_t *kvc = NULL;
 	int status;
 
+	check(kvc_layout_text(&layout, layout_text, sizeof layout_text), "kvc_layout_text");
 	check(kvc_attach(&config, &kvc), "kvc_attach");
 	check(kvc_space_open(kvc, &identity, &space), "kvc_space_open");
 	kvc_space_get_info(space, &info);

@@ -45,7 +45,7 @@ allowed() {
 	kernels) echo 'kv|kvk' ;;
 	storage) echo 'kv|kvk|kvs' ;;
 	daemon) echo 'kv|kvk|kvs|core|io|keeper' ;;
-	client) echo 'kv|kvctl' ;;
+	client) echo 'kv|kvk|kvctl' ;;
 	connectors) echo 'kv|kvk|kvx' ;;
 	engine) echo 'kv|kvk|kve' ;;
 	esac

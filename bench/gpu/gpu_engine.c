@@ -166,8 +166,9 @@ kvc_status_t engine_keys(const engine_t *e, uint64_t chain, kvc_key_t *keys)
 		for (uint32_t i = 0; i < e->length * ENGINE_TOKENS; i++) {
 			tokens[i] = (uint32_t)chain * 100000u + i;
 		}
-		status = kvc_keys_of(e->space, &(kvc_prompt_t){tokens, e->length * ENGINE_TOKENS, NULL}, keys,
-				     e->length, &n);
+		status = kvc_keys_of(e->space,
+				     &(kvc_prompt_t){sizeof(kvc_prompt_t), tokens, e->length * ENGINE_TOKENS, NULL},
+				     keys, e->length, &n);
 	}
 	free(tokens);
 

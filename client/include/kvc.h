@@ -24,7 +24,10 @@
  *                                             time
  * while nobody frees the object. kvc_put_end() of a block comes after its writes, by whatever the threads order
  * themselves with. Ownership: what a function returns through **p is the caller's until the matching free.
- * ABI. Structs the caller fills start with struct_size: set it to sizeof. Fields are only ever appended.
+ * ABI. A struct that begins with struct_size may grow at its end: the caller sets struct_size to its sizeof before
+ * every call, for a struct that the library fills too; the library reads and fills no more than that. A struct without
+ * struct_size never changes. KVC_ABI_VERSION is the number in the library's soname (libkvc.so.1) and changes when an
+ * older program would not work any more.
  */
 #ifndef KVC_H
 #define KVC_H
@@ -66,6 +69,8 @@ enum {
 	KVC_ERR_FULL = -4,
 	KVC_ERR_TIMEOUT = -5,
 	KVC_ERR_PIDFD_REQUIRED = -12,
+	KVC_ERR_LAYOUT = -17,
+	KVC_ERR_TOO_BIG = -8,
 	KVC_ERR_STALE_EPOCH = -18,
 	KVC_ERR_NO_PARENT = -19,
 	KVC_ERR_EXPIRED = -23,
@@ -80,7 +85,7 @@ enum {
 };
 KVC_API const char *kvc_status_name(kvc_status_t status);
 KVC_API const char *kvc_status_text(kvc_status_t status);
-/* "kvc 0.1.0 abi 1 wire 1". */
+/* "kvc 0.2.0 abi 1 wire 1". */
 KVC_API const char *kvc_version(void);
 
 /* ---- attach ---------------------------------------------------------------------------------- */
@@ -159,13 +164,35 @@ typedef struct kvc_identity {
 	const char *lora;        /* NULL: "none" */
 	const char *hash;        /* NULL: "kv1" */
 	uint32_t hash_tokens;    /* tokens a unit of the chain */
-	const char *groups;      /* NULL: "0:full:<hash_tokens>" */
-	const char *layout;      /* canonical layout text of the pool block (kvk/layout.h) */
+	const char *groups;      /* NULL: "0:full:<hash_tokens>"; else kvc_groups_text() */
+	const char *layout;      /* of the pool's block: kvc_layout_text() */
 	const char *page_format; /* NULL: "plain" */
 	const char *extra;       /* NULL: none */
 } kvc_identity_t;
 
+/* The layout of a block in the pool: [head][layer][page]. A page is what one head of one layer keeps of `block_tokens`
+ * tokens. Of a tensor-parallel engine it is the whole model's block, not a rank's. Its text, one for each layout: kvk1
+ * heads=N layers=N tokens=N k=N v=N dtype=D inner=I page=N D = f32 | f16 | bf16 | fp8_e4m3 | fp8_e5m2 | int8 | byte I =
+ * split | packed | opaque */
+typedef struct kvc_layout {
+	size_t struct_size;
+	uint32_t heads; /* KV heads of the model; MLA, opaque: 1 */
+	uint32_t layers;
+	uint32_t block_tokens;
+	uint32_t k_dim;      /* elements of K a token and head; opaque: 0 */
+	uint32_t v_dim;      /* elements of V; MLA, opaque: 0 */
+	const char *dtype;   /* D */
+	const char *inner;   /* NULL: split. split: K of all tokens, then V of all; packed: K and V token by token;
+				opaque: bytes only the engine understands */
+	uint32_t page_bytes; /* opaque only: bytes of one layer's page; else 0 */
+} kvc_layout_t;
+#define KVC_LAYOUT_TEXT_MAX 512u /* room for any text, with its NUL */
+/* Write the text and a NUL. KVC_ERR_LAYOUT: a field is out of range, or two contradict each other; kvc_last_error()
+ * says which. KVC_ERR_TOO_BIG: does not fit. */
+KVC_API kvc_status_t kvc_layout_text(const kvc_layout_t *layout, char *out, size_t cap);
+
 typedef struct kvc_space_info {
+	size_t struct_size;
 	uint64_t epoch;
 	uint8_t root[32];
 	uint32_t hash_tokens;
@@ -201,6 +228,7 @@ KVC_API kvc_status_t kvc_chain_tokens(kvc_chain_t *chain, const uint32_t *tokens
 KVC_API kvc_status_t kvc_chain_unit(kvc_chain_t *chain, const void *extra, uint32_t extra_len, const uint32_t *tokens,
 				    kvc_key_t *key);
 typedef struct kvc_prompt {
+	size_t struct_size;
 	const uint32_t *tokens;
 	uint32_t n_tokens;
 	const char *salt; /* an extra key of unit 0; NULL or "": none */
@@ -233,6 +261,12 @@ typedef struct kvc_group_info {
 	uint32_t block_tokens;
 	uint32_t window; /* tokens; KVC_RULE_WINDOW only */
 } kvc_group_info_t;
+#define KVC_GROUPS_TEXT_MAX 512u /* room for any text, with its NUL */
+/* The text of groups, ascending by number, and a NUL: comma-separated, each of
+ *   N:full:T | N:window:T:W | N:state:T       N number, T block_tokens, W window
+ * KVC_ERR_IDENTITY: not ascending, no group, or a number out of range. KVC_ERR_TOO_BIG: does not fit, or more than 16
+ * groups. */
+KVC_API kvc_status_t kvc_groups_text(const kvc_group_info_t *groups, uint32_t count, char *out, size_t cap);
 /* Up to cap of them, ascending; returns how many there are. */
 KVC_API uint32_t kvc_space_groups(const kvc_space_t *space, kvc_group_info_t *groups, uint32_t cap);
 /* First block of the group that a sequence continuing after n units needs, and one past the last. Equal: none (no such
@@ -242,6 +276,7 @@ KVC_API void kvc_group_range(const kvc_space_t *space, uint32_t group, uint32_t 
 /* ---- match ----------------------------------------------------------------------------------- */
 
 typedef struct kvc_match {
+	size_t struct_size;
 	uint32_t n;     /* longest prefix in any tier, in units (of one key each) */
 	uint32_t n_cpu; /* longest prefix in CPU memory */
 	uint32_t why;   /* kv_miss_reason_t of unit n; 0: all there, or all of it that ends in a block of every group */
@@ -348,6 +383,7 @@ KVC_API kvc_status_t kvc_put_digests(kvc_put_t *put, uint32_t i, const uint64_t 
 /* Blocks [first, first + count) are filled by this rank: hand them in, each once. Does not wait. */
 KVC_API kvc_status_t kvc_put_end(kvc_put_t *put, uint32_t first, uint32_t count);
 typedef struct kvc_put_result {
+	size_t struct_size;
 	/* PENDING until PUT_DONE has come. REVOKED: a member gave it up or died. CLOSED: the daemon or the session has
 	 * gone. */
 	kvc_status_t status;

@@ -402,6 +402,7 @@ static int ask(const kvctl_t *ctl, kvc_space_t *space, const question_t *questio
 	if (code != 0) {
 		return code;
 	}
+	prompt->info.struct_size = sizeof prompt->info;
 	kvc_space_get_info(space, &prompt->info);
 	units = prompt->group.block_tokens / prompt->info.hash_tokens;
 	cap = prompt->n_tokens / prompt->info.hash_tokens;
@@ -410,8 +411,9 @@ static int ask(const kvctl_t *ctl, kvc_space_t *space, const question_t *questio
 	if (!prompt->keys || !prompt->tiers) {
 		return kvctl_error(ctl, KV_ERR_NOMEM, "out of memory for %u keys", cap);
 	}
-	status = kvc_keys_of(space, &(kvc_prompt_t){prompt->tokens, prompt->n_tokens, question->salt}, prompt->keys,
-			     cap, &prompt->n);
+	status = kvc_keys_of(space,
+			     &(kvc_prompt_t){sizeof(kvc_prompt_t), prompt->tokens, prompt->n_tokens, question->salt},
+			     prompt->keys, cap, &prompt->n);
 	if (status == KVC_OK) {
 		prompt->n /= units;
 		for (uint32_t i = 0; i < prompt->n; i++) {

@@ -162,7 +162,7 @@ static uint64_t store(client_t *client, uint32_t from, uint32_t n)
 	uint64_t start = now_ns();
 	uint32_t visible = 0;
 	kvc_put_t *put = NULL;
-	kvc_put_result_t outcome = {0};
+	kvc_put_result_t outcome = {.struct_size = sizeof outcome};
 	kvc_status_t status = kvc_put_start(client->space, client->keys, from, n, NULL, &put);
 
 	if (status == KVC_OK) {
@@ -198,7 +198,7 @@ static void replay_request(client_t *client, uint32_t number, replay_samples_t s
 	const trace_request_t *request = &client->plan->trace->requests[number];
 	replay_result_t *result = client->result;
 	kvc_lease_t *lease = NULL;
-	kvc_match_t match;
+	kvc_match_t match = {.struct_size = sizeof match};
 	uint32_t offered = request->count;
 	uint32_t cpu;
 	uint32_t hit;

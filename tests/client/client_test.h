@@ -73,13 +73,15 @@ static inline void bed_open(bed_t *bed)
 	uint32_t n = 0;
 
 	assert_int_equal(kvc_space_open(bed->kvc, &identity, &bed->space), KVC_OK);
+	bed->info.struct_size = sizeof bed->info;
 	kvc_space_get_info(bed->space, &bed->info);
 	for (uint32_t i = 0; i < BED_KEYS * 16; i++) {
 		bed->tokens[i] = (uint32_t)kv_test_below(&rng, 50000);
 	}
-	assert_int_equal(
-		kvc_keys_of(bed->space, &(kvc_prompt_t){bed->tokens, BED_KEYS * 16, NULL}, bed->keys, BED_KEYS, &n),
-		KVC_OK);
+	assert_int_equal(kvc_keys_of(bed->space,
+				     &(kvc_prompt_t){sizeof(kvc_prompt_t), bed->tokens, BED_KEYS * 16, NULL}, bed->keys,
+				     BED_KEYS, &n),
+			 KVC_OK);
 	assert_int_equal(n, BED_KEYS);
 	for (uint32_t i = 0; i < BED_KEYS; i++) {
 		bed->src[i] = malloc(bed->info.block_bytes);

@@ -31,6 +31,7 @@ static void use_everything(bed_t *bed, kv_test_env_t *t)
 		assert_true(kv_test_failed(t));
 		return;
 	}
+	bed->info.struct_size = sizeof bed->info;
 	kvc_space_get_info(bed->space, &bed->info);
 	(void)kvc_put_start(bed->space, bed->keys, 0, 12, NULL, &put);
 	if (put && kvc_put_ready(put, 0) == KVC_OK) {

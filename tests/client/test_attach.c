@@ -220,7 +220,7 @@ static void p10_a_space_that_does_not_add_up_is_refused(void **state)
 static void p7_a_stopped_daemon_is_a_miss(void **state)
 {
 	bed_t bed;
-	kvc_match_t match;
+	kvc_match_t match = {.struct_size = sizeof match};
 
 	(void)state;
 	bed_make(&bed, &fake_split);
@@ -271,7 +271,7 @@ static void p7_an_attachment_that_was_abandoned_is_a_miss_for_good(void **state)
 	kvc_lease_t *lease = NULL, *other = NULL;
 	const void *data = NULL;
 	const uint64_t *leaves;
-	kvc_match_t match;
+	kvc_match_t match = {.struct_size = sizeof match};
 	bed_t bed;
 
 	(void)state;
@@ -322,8 +322,8 @@ static void p7_leases_and_puts_end_with_the_daemon_and_it_is_joined_again(void *
 	bed_t bed;
 	kvc_lease_t *lease = NULL, *pending;
 	kvc_put_t *put;
-	kvc_put_result_t result;
-	kvc_match_t match;
+	kvc_put_result_t result = {.struct_size = sizeof result};
+	kvc_match_t match = {.struct_size = sizeof match};
 	const void *data;
 	kvc_stats_t stats = {.struct_size = sizeof stats};
 
@@ -431,7 +431,7 @@ static void p1_a_space_that_changed_the_order_of_its_bytes_is_not_used_again(voi
 /* A daemon that has just come up is busy, or slow. */
 static void p7_a_space_that_could_not_be_opened_again_at_once_is_opened_later(void **state)
 {
-	kvc_match_t match = {0};
+	kvc_match_t match = {.struct_size = sizeof match};
 
 	(void)state;
 	for (int mute = 0; mute < 2; mute++) {
@@ -459,8 +459,8 @@ static void p7_a_space_that_could_not_be_opened_again_at_once_is_opened_later(vo
 static void p1_a_reset_by_another_member_is_noticed(void **state)
 {
 	bed_t bed;
-	kvc_match_t match;
-	kvc_space_info_t info;
+	kvc_match_t match = {.struct_size = sizeof match};
+	kvc_space_info_t info = {.struct_size = sizeof info};
 	kvc_lease_t *lease = NULL;
 
 	(void)state;
@@ -497,7 +497,7 @@ static void p6_a_forked_child_is_told_so(void **state)
 	assert_int_equal(kvc_acquire(other.space, other.keys, 4, 0, 0, &lease_of_other), KVC_OK);
 	pid = fork();
 	if (pid == 0) {
-		kvc_match_t match;
+		kvc_match_t match = {.struct_size = sizeof match};
 		kvc_put_t *put;
 		int bad = 0;
 
@@ -537,7 +537,7 @@ static void p7_a_space_can_be_opened_without_waiting(void **state)
 	kvc_identity_t identity = bed_identity();
 	kvc_space_t *space = NULL;
 	kvc_lease_t *lease = NULL;
-	kvc_match_t match;
+	kvc_match_t match = {.struct_size = sizeof match};
 
 	(void)state;
 	bed_make(&bed, &fake_split);
@@ -574,7 +574,7 @@ static void observers_ask_and_hold_nothing(void **state)
 	bed_t bed;
 	kvc_config_t config;
 	kvc_lease_t *lease = NULL;
-	kvc_match_t match;
+	kvc_match_t match = {.struct_size = sizeof match};
 	char *json = NULL;
 	uint32_t failed = 0, why = 0;
 	uint8_t tiers[8];

@@ -14,7 +14,7 @@ static kvc_lease_t *acquire(bed_t *bed, uint32_t n, uint32_t skip)
 static void round_trip(const fake_geometry_t *geometry)
 {
 	bed_t bed;
-	kvc_match_t match;
+	kvc_match_t match = {.struct_size = sizeof match};
 	kvc_lease_t *lease;
 
 	bed_make(&bed, geometry);
@@ -193,7 +193,7 @@ static void p3_a_put_in_pieces_becomes_visible_whole(void **state)
 {
 	bed_t bed;
 	kvc_put_t *put;
-	kvc_put_result_t result;
+	kvc_put_result_t result = {.struct_size = sizeof result};
 	kvc_put_options_t options = {.struct_size = sizeof options, .durable = 1};
 	void *data = NULL;
 

@@ -25,7 +25,7 @@ static void key_make(void *ctx, uint32_t i, kvc_key_t *key)
 static kvc_match_t match_lazy(world_t *world, uint32_t n)
 {
 	kvc_key_source_t source = {.key = key_make, .ctx = world};
-	kvc_match_t m;
+	kvc_match_t m = {.struct_size = sizeof m};
 
 	memset(world->made, 0, sizeof world->made);
 	world->asked = 0;
@@ -163,7 +163,7 @@ static void p3_a_match_is_the_longest_prefix_every_group_can_serve(void **state)
 	(void)state;
 	for (uint32_t round = 0; round < 400; round++) {
 		uint32_t n = 1 + pick(world, 120);
-		kvc_match_t eager, lazy;
+		kvc_match_t eager = {.struct_size = sizeof eager}, lazy;
 
 		world->count = 1 + pick(world, GROUPS);
 		for (uint32_t g = 0; g < world->count; g++) {
@@ -250,7 +250,7 @@ static void p5_where_nothing_helps_a_bounded_number_of_places_is_tried(void **st
 	const kv_group_t groups[2] = {{.id = 0, .block_tokens = TOKENS},
 				      {.id = 1, .rule = KV_RULE_STATE, .block_tokens = TOKENS}};
 	world_t *world = world_make(groups, 2);
-	kvc_match_t m;
+	kvc_match_t m = {.struct_size = sizeof m};
 
 	(void)state;
 	for (uint32_t i = 0; i < 8000; i++) {
@@ -273,7 +273,7 @@ static void a_long_window_is_looked_at_once(void **state)
 	const kv_group_t groups[2] = {{.id = 0, .block_tokens = TOKENS},
 				      {.id = 1, .rule = KV_RULE_WINDOW, .block_tokens = TOKENS, .window = 4095}};
 	world_t *world = world_make(groups, 2);
-	kvc_match_t m;
+	kvc_match_t m = {.struct_size = sizeof m};
 
 	(void)state;
 	for (uint32_t i = 0; i < 8000; i++) {
@@ -301,7 +301,7 @@ static void p5_a_bucket_locked_for_ever_is_a_miss_of_its_group(void **state)
 	const kv_group_t groups[2] = {{.id = 0, .block_tokens = TOKENS},
 				      {.id = 1, .rule = KV_RULE_STATE, .block_tokens = 2 * TOKENS}};
 	world_t *world = world_make(groups, 2);
-	kvc_match_t m;
+	kvc_match_t m = {.struct_size = sizeof m};
 
 	(void)state;
 	for (uint32_t i = 0; i < 8; i++) {

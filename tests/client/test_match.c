@@ -11,7 +11,7 @@
 
 static kvc_match_t match(bed_t *bed, uint32_t n)
 {
-	kvc_match_t m;
+	kvc_match_t m = {.struct_size = sizeof m};
 
 	kvc_match(&bed->space, (const kvc_key_t *)(const void *)bed->keys, n, &m);
 
@@ -29,7 +29,7 @@ static void p3_match_is_the_longest_resident_prefix_in_each_tier(void **state)
 		uint32_t any = (uint32_t)kv_test_below(&bed.t.rng, n + 1);
 		uint32_t cpu = (uint32_t)kv_test_below(&bed.t.rng, any + 1);
 		uint32_t unreadable = any + (uint32_t)kv_test_below(&bed.t.rng, n - any + 1); /* [any, unreadable) */
-		kvc_match_t m;
+		kvc_match_t m = {.struct_size = sizeof m};
 
 		for (uint32_t i = 0; i < any; i++) {
 			assert_int_equal(mirror_set(bed.mirror, &bed.keys[i], 0,
@@ -103,7 +103,7 @@ static void p3_crowded_buckets_hide_nothing(void **state)
 	bed_make(&bed, 64);
 	for (uint32_t step = 0; step < 20000; step++) {
 		uint32_t i = (uint32_t)kv_test_below(&bed.t.rng, 160);
-		kvc_match_t m;
+		kvc_match_t m = {.struct_size = sizeof m};
 
 		if (there[i]) {
 			assert_int_equal(mirror_set(bed.mirror, &bed.keys[i], 0, 0), 0);
@@ -306,7 +306,7 @@ static void match_makes_no_system_call(void **state)
 static void match_looks_at_few_cache_lines(void **state)
 {
 	bed_t bed;
-	kvc_match_t m;
+	kvc_match_t m = {.struct_size = sizeof m};
 
 	(void)state;
 	bed_make(&bed, 65536);

@@ -48,7 +48,7 @@ static kvc_put_t *start(pair_t *pair, uint32_t from, uint32_t n, kvc_handle_t *h
 
 static kvc_status_t result_of(const kvc_put_t *put)
 {
-	kvc_put_result_t result;
+	kvc_put_result_t result = {.struct_size = sizeof result};
 
 	kvc_put_get_result(put, &result);
 
@@ -395,7 +395,7 @@ static void p3_blocks_of_a_window_are_leased_all_or_none(void **state)
 	kvc_want_t want = {.struct_size = sizeof want, .source = &source};
 	kvc_space_t *space = NULL;
 	kvc_lease_t *lease;
-	kvc_match_t match;
+	kvc_match_t match = {.struct_size = sizeof match};
 	bed_t bed;
 
 	(void)state;

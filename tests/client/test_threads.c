@@ -52,10 +52,11 @@ static void look(crowd_t *crowd, uint8_t *bytes, uint32_t me)
 	uint32_t block_bytes = crowd->bed.info.block_bytes, n = 0;
 	void *dst[BLOCKS];
 	kvc_key_t keys[BLOCKS];
-	kvc_match_t match;
+	kvc_match_t match = {.struct_size = sizeof match};
 	kvc_lease_t *lease;
 
-	if (kvc_keys_of(space, &(kvc_prompt_t){crowd->bed.tokens, BLOCKS * 16, NULL}, keys, BLOCKS, &n) != KVC_OK) {
+	if (kvc_keys_of(space, &(kvc_prompt_t){sizeof(kvc_prompt_t), crowd->bed.tokens, BLOCKS * 16, NULL}, keys,
+			BLOCKS, &n) != KVC_OK) {
 		atomic_fetch_add(&crowd->wrong, 1u);
 	}
 	kvc_match(space, keys, BLOCKS, &match);

@@ -193,7 +193,7 @@ kvc_status_t kvc_keys_of(const kvc_space_t *space, const kvc_prompt_t *prompt, k
 void kvc_match(const kvc_space_t *space, const kvc_key_t *keys, uint32_t n, kvc_match_t *match)
 {
 	(void)space;
-	*match = (kvc_match_t){.why = KV_WHY_NONE};
+	*match = (kvc_match_t){.struct_size = match->struct_size, .why = KV_WHY_NONE};
 	if (!fake.incarnation || fake.silent) {
 		match->why = fake.silent ? KV_WHY_DAEMON_STALE : KV_WHY_NO_DAEMON;
 		return;
@@ -340,7 +340,8 @@ static void become_visible(kvc_put_t *put)
 }
 void kvc_put_get_result(const kvc_put_t *put, kvc_put_result_t *result)
 {
-	*result = (kvc_put_result_t){.status = KVC_PENDING, .durable_status = KVC_MISS};
+	*result = (kvc_put_result_t){
+		.struct_size = result->struct_size, .status = KVC_PENDING, .durable_status = KVC_MISS};
 	if (!fake.incarnation) {
 		result->status = KVC_ERR_REVOKED;
 	} else if (answered(put) && put->status != KVC_PENDING) {

@@ -176,7 +176,9 @@ static void scribble(const rig_t *rig, const uint32_t *tokens, uint32_t n_tokens
 					 .layout = text};
 	assert_int_equal(kvc_attach(&config, &kvc), KVC_OK);
 	assert_int_equal(kvc_space_open(kvc, &identity, &space), KVC_OK);
-	assert_int_equal(kvc_keys_of(space, &(kvc_prompt_t){tokens, n_tokens, NULL}, keys, 64, &n), KVC_OK);
+	assert_int_equal(
+		kvc_keys_of(space, &(kvc_prompt_t){sizeof(kvc_prompt_t), tokens, n_tokens, NULL}, keys, 64, &n),
+		KVC_OK);
 	assert_int_equal(kvc_acquire(space, keys, n, 0, 0, &lease), KVC_OK);
 	assert_true(kvc_lease_n(lease) > block);
 	assert_int_equal(kvc_lease_wait(lease, block + 1, 5000), KVC_OK);

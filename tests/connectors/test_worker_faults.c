@@ -318,7 +318,7 @@ static void p4_a_dropped_load_ends_early_and_is_named_once(void **state)
 static void p1_saves_of_a_step_whose_load_failed_are_dropped(void **state)
 {
 	kvx_worker_t *worker;
-	kvc_put_result_t result;
+	kvc_put_result_t result = {.struct_size = sizeof result};
 	kvc_put_t *put;
 	wr_end_t end;
 	rig_t rig;

@@ -475,7 +475,7 @@ static int save_and_load(wr_t *wr, uint32_t flags)
 /* What was stored of the blocks 8 .. 15, if it was, is what these were. */
 static void check_stored(wr_t *wr)
 {
-	kvc_match_t match;
+	kvc_match_t match = {.struct_size = sizeof match};
 	kvc_lease_t *lease;
 
 	kvc_match(wr->space, wr->keys, 16, &match);

@@ -77,7 +77,7 @@ static void what_a_step_saves_of_many_requests_goes_together(void **state)
 /* What was stored of them is what they were when the step had computed them. */
 static void check_these(wr_t *wr)
 {
-	kvc_match_t match;
+	kvc_match_t match = {.struct_size = sizeof match};
 	kvc_lease_t *lease;
 	uint32_t ids[PUTS];
 

@@ -126,7 +126,7 @@ static void p1_a_layout_that_cannot_be_proved_is_not_used(void **state)
 static void p7_an_adapter_the_queue_had_no_room_for_is_known_later(void **state)
 {
 	const uint64_t until = wr_now_ms() + WR_PATIENCE;
-	kvc_match_t match;
+	kvc_match_t match = {.struct_size = sizeof match};
 	kvc_lease_t *lease;
 	wr_end_t end;
 	rig_t rig;

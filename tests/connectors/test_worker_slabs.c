@@ -163,7 +163,7 @@ static void p10_saves_wait_for_memory_the_driver_refuses_for_a_moment(void **sta
 /* They have waited for the rest for a second; what the device did see is stored by then. */
 static void p6_blocks_of_a_save_before_memory_that_is_refused_are_stored(void **state)
 {
-	kvc_match_t match;
+	kvc_match_t match = {.struct_size = sizeof match};
 	rig_t rig;
 	wr_t wr;
 

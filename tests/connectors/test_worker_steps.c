@@ -159,7 +159,7 @@ static void look_at_puts(world_t *w)
 {
 	for (uint32_t i = 0; i < PUTS; i++) {
 		pending_t *p = &w->puts[i];
-		kvc_put_result_t result;
+		kvc_put_result_t result = {.struct_size = sizeof result};
 
 		if (!p->put) {
 			continue;

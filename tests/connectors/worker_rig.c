@@ -114,7 +114,8 @@ static void attach_scheduler(wr_t *wr)
 	for (uint32_t i = 0; i < WR_KEYS * 32; i++) {
 		tokens[i] = i;
 	}
-	assert_int_equal(kvc_keys_of(wr->space, &(kvc_prompt_t){tokens, WR_KEYS * 32, NULL}, wr->keys, WR_KEYS, &n),
+	assert_int_equal(kvc_keys_of(wr->space, &(kvc_prompt_t){sizeof(kvc_prompt_t), tokens, WR_KEYS * 32, NULL},
+				     wr->keys, WR_KEYS, &n),
 			 KVC_OK);
 	assert_int_equal(n, WR_KEYS);
 }

@@ -70,7 +70,8 @@ void user_keys(const user_t *user, uint64_t seed, uint32_t n, kvc_key_t *keys)
 	uint32_t made = 0;
 
 	user_tokens(seed, n, tokens);
-	assert_int_equal(kvc_keys_of(user->space, &(kvc_prompt_t){tokens, n * RIG_TOKENS, NULL}, keys, n, &made),
+	assert_int_equal(kvc_keys_of(user->space, &(kvc_prompt_t){sizeof(kvc_prompt_t), tokens, n * RIG_TOKENS, NULL},
+				     keys, n, &made),
 			 KVC_OK);
 	assert_int_equal(made, n);
 }
@@ -132,7 +133,7 @@ static kvc_status_t read_lease(user_t *user, kvc_lease_t *lease, const kvc_key_t
 kvc_status_t user_get(user_t *user, const kvc_key_t *keys, uint32_t n, uint32_t *p_n)
 {
 	kvc_lease_t *lease = NULL;
-	kvc_match_t match;
+	kvc_match_t match = {.struct_size = sizeof match};
 	kvc_status_t status;
 
 	*p_n = 0;
@@ -152,7 +153,7 @@ kvc_status_t user_get(user_t *user, const kvc_key_t *keys, uint32_t n, uint32_t 
 
 uint32_t user_match(const user_t *user, const kvc_key_t *keys, uint32_t n)
 {
-	kvc_match_t match;
+	kvc_match_t match = {.struct_size = sizeof match};
 
 	kvc_match(user->space, keys, n, &match);
 
@@ -167,7 +168,7 @@ int user_match_is(user_t *user, const kvc_key_t *keys, uint32_t n, uint32_t want
 		(void)kvc_poll(user->kvc, 3);
 	}
 	if (user_match(user, keys, n) != want) {
-		kvc_match_t match;
+		kvc_match_t match = {.struct_size = sizeof match};
 
 		kvc_match(user->space, keys, n, &match);
 		printf("# match is %u, not %u: reason %u\n", match.n, want, match.why);

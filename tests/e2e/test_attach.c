@@ -37,7 +37,7 @@ static void stop(int signal)
 
 static uint64_t epoch(void)
 {
-	kvc_space_info_t info;
+	kvc_space_info_t info = {.struct_size = sizeof info};
 
 	kvc_space_get_info(user.space, &info);
 

@@ -230,7 +230,7 @@ static void attacker(void *arg, int ready)
 static uint32_t in_memory(user_t *user)
 {
 	kvc_key_t keys[LEN];
-	kvc_match_t match;
+	kvc_match_t match = {.struct_size = sizeof match};
 	uint32_t blocks = 0;
 
 	(void)kvc_poll(user->kvc, 0);

@@ -56,15 +56,17 @@ static void attach(bed_t *bed)
 	if (kvc_attach(&config, &bed->kvc) != KVC_OK || kvc_space_open(bed->kvc, &identity, &bed->space) != KVC_OK) {
 		fail_msg("%s", kvc_last_error());
 	}
+	bed->info.struct_size = sizeof bed->info;
 	kvc_space_get_info(bed->space, &bed->info);
 	assert_int_equal(bed->info.block_bytes, 16384);
 	assert_int_equal(bed->info.heads * bed->info.leaves, 8);
 	for (uint32_t i = 0; i < KEYS * TOKENS; i++) {
 		bed->tokens[i] = (uint32_t)kv_test_below(&rng, 50000);
 	}
-	assert_int_equal(
-		kvc_keys_of(bed->space, &(kvc_prompt_t){bed->tokens, KEYS * TOKENS, NULL}, bed->keys, KEYS, &n),
-		KVC_OK);
+	assert_int_equal(kvc_keys_of(bed->space,
+				     &(kvc_prompt_t){sizeof(kvc_prompt_t), bed->tokens, KEYS * TOKENS, NULL}, bed->keys,
+				     KEYS, &n),
+			 KVC_OK);
 	for (uint32_t i = 0; i < KEYS; i++) {
 		bed->src[i] = malloc(bed->info.block_bytes);
 		bed->dst[i] = calloc(1, bed->info.block_bytes);
@@ -171,7 +173,7 @@ static void read_back(bed_t *bed, uint32_t n, uint32_t skip)
 
 static kvc_match_t match(bed_t *bed, uint32_t n)
 {
-	kvc_match_t m;
+	kvc_match_t m = {.struct_size = sizeof m};
 
 	kvc_match(bed->space, bed->keys, n, &m);
 
@@ -330,9 +332,10 @@ static void p5_more_than_fits_evicts_and_never_fails(void **state)
 		snprintf(model, sizeof model, "m%u", round);
 		identity.model = model;
 		assert_int_equal(kvc_space_open(bed.kvc, &identity, &space), KVC_OK);
-		assert_int_equal(
-			kvc_keys_of(space, &(kvc_prompt_t){bed.tokens, KEYS * TOKENS, "salt"}, bed.keys, KEYS, &n),
-			KVC_OK);
+		assert_int_equal(kvc_keys_of(space,
+					     &(kvc_prompt_t){sizeof(kvc_prompt_t), bed.tokens, KEYS * TOKENS, "salt"},
+					     bed.keys, KEYS, &n),
+				 KVC_OK);
 		if (kvc_put(space, bed.keys, 0, KEYS, &options, &visible) != KVC_OK) {
 			fail_msg("round %u: %s", round, kvc_last_error());
 		}
@@ -357,7 +360,8 @@ static void p1_a_reset_space_forgets(void **state)
 	}
 	kvc_space_get_info(bed.space, &bed.info);
 	assert_true(bed.info.epoch > epoch);
-	assert_int_equal(kvc_keys_of(bed.space, &(kvc_prompt_t){bed.tokens, KEYS * TOKENS, NULL}, bed.keys, KEYS, &n),
+	assert_int_equal(kvc_keys_of(bed.space, &(kvc_prompt_t){sizeof(kvc_prompt_t), bed.tokens, KEYS * TOKENS, NULL},
+				     bed.keys, KEYS, &n),
 			 KVC_OK);
 	assert_int_equal(match(&bed, 8).n, 0);
 	put(&bed, 0, 8, 0);
@@ -433,7 +437,7 @@ static void p4_who_attaches_to_match_only_sees_all_and_holds_nothing(void **stat
 {
 	kvc_identity_t identity = identity_of();
 	kvc_config_t config;
-	kvc_match_t seen;
+	kvc_match_t seen = {.struct_size = sizeof seen};
 	kvc_space_t *space;
 	kvc_lease_t *lease = NULL;
 	kvc_put_t *begun = NULL;

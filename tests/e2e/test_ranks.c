@@ -290,7 +290,7 @@ static kvc_put_t *put_start(bed_t *bed, uint32_t group, uint32_t first, kvc_hand
 
 static kvc_status_t put_ends(bed_t *bed, const kvc_put_t *put)
 {
-	kvc_put_result_t result;
+	kvc_put_result_t result = {.struct_size = sizeof result};
 
 	UNTIL(bed, (kvc_put_get_result(put, &result), result.status != KVC_PENDING));
 
@@ -300,7 +300,7 @@ static kvc_status_t put_ends(bed_t *bed, const kvc_put_t *put)
 static void put_all(bed_t *bed, uint32_t group, uint32_t first)
 {
 	kvc_handle_t handle;
-	kvc_put_result_t result;
+	kvc_put_result_t result = {.struct_size = sizeof result};
 	kvc_put_t *put = put_start(bed, group, first, &handle);
 
 	for (uint32_t i = 0; i < RANKS; i++) {
@@ -337,7 +337,7 @@ static kvc_lease_t *lease(bed_t *bed, uint32_t group, uint32_t skip, uint32_t n,
 static uint32_t match(bed_t *bed)
 {
 	kvc_key_source_t source = {.key = key_of, .ctx = bed};
-	kvc_match_t m;
+	kvc_match_t m = {.struct_size = sizeof m};
 
 	kvc_match_lazy(bed->user.space, &source, LEN, &m);
 

@@ -79,7 +79,7 @@ static uint32_t get(model_t *model, uint32_t talk)
 	static uint8_t want[LARGE_BYTES];
 	void *const dst[1] = {have_};
 	kvc_lease_t *lease = NULL;
-	kvc_match_t match;
+	kvc_match_t match = {.struct_size = sizeof match};
 	uint32_t n = 0;
 
 	(void)kvc_poll(model->kvc, 0);

@@ -88,7 +88,7 @@ static void p7_under_a_stopped_daemon_a_match_is_a_miss_and_calls_end_at_their_d
 	kvc_lease_t *lease = NULL, *late = NULL;
 	kvc_space_t *space = NULL;
 	kvc_put_t *put;
-	kvc_match_t match;
+	kvc_match_t match = {.struct_size = sizeof match};
 	uint8_t block[RIG_BLOCK_BYTES];
 	char *json = NULL;
 	uint64_t since;
@@ -138,7 +138,7 @@ static void p7_under_a_killed_daemon_a_match_is_a_miss_and_all_of_before_is_revo
 {
 	kvc_lease_t *lease;
 	kvc_put_t *put;
-	kvc_match_t match;
+	kvc_match_t match = {.struct_size = sizeof match};
 	kvc_stats_t stats = {.struct_size = sizeof stats};
 	uint8_t block[RIG_BLOCK_BYTES];
 	void *const dst[1] = {block};

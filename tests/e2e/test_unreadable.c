@@ -87,7 +87,7 @@ static void is_unreadable(bed_t *bed, uint64_t talk, const kvc_key_t *keys, uint
 	const uint64_t counted = rig_metric(&bed->rig, "kvd_prefix_miss_tokens_total{reason=unreadable}");
 	kvc_report_t report = {.struct_size = sizeof report, .query_tokens = n * RIG_TOKENS};
 	uint8_t tiers[MANY];
-	kvc_match_t match;
+	kvc_match_t match = {.struct_size = sizeof match};
 
 	assert_true(user_match_is(&bed->user, keys, n, 0));
 	kvc_match(bed->user.space, keys, n, &match);

@@ -1,6 +1,6 @@
 """kvd's connector for vLLM. `connector.KvdConnector` is what vLLM loads; `register()` is the entry point that makes its name known."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def register() -> None:

@@ -1,0 +1,67 @@
+/* The texts of a layout and of block groups, built from numbers: what an identity takes. */
+#include "impl.h"
+
+#include "kv/identity.h"
+#include "kv/text.h"
+#include "kvk/layout.h"
+
+#include <stdio.h>
+
+_Static_assert(KVC_LAYOUT_TEXT_MAX == KVK_LAYOUT_TEXT_MAX, "what fits here fits the daemon");
+
+kvc_status_t kvc_layout_text(const kvc_layout_t *given, char *out, size_t cap)
+{
+	kvk_layout_t parsed;
+	const char *why = NULL;
+	int n;
+
+	if (!given || !out || given->struct_size < sizeof *given || !given->dtype) {
+		return kvc_fail(KV_ERR_ARG,
+				"kvc_layout_text: an argument or the dtype is NULL, or struct_size is not set");
+	}
+	n = snprintf(out, cap, "kvk1 heads=%u layers=%u tokens=%u k=%u v=%u dtype=%s inner=%s page=%u", given->heads,
+		     given->layers, given->block_tokens, given->k_dim, given->v_dim, given->dtype,
+		     given->inner ? given->inner : "split", given->page_bytes);
+	if (n < 0 || (size_t)n >= cap) {
+		return kvc_fail(KV_ERR_TOO_BIG, "kvc_layout_text: the text needs %d bytes and a NUL", n);
+	}
+	if (kvk_layout_parse(out, (size_t)n, &parsed, &why) != KV_OK) {
+		return kvc_fail(KV_ERR_LAYOUT, "kvc_layout_text: %s: %s", why, out);
+	}
+
+	return KVC_OK;
+}
+
+kvc_status_t kvc_groups_text(const kvc_group_info_t *groups, uint32_t count, char *out, size_t cap)
+{
+	static const char *const rules[] = {"full", "window", "state"};
+	kv_group_t parsed[KV_MAX_GROUPS];
+	kv_text_t text = kv_text(out, out ? cap : 0);
+	uint32_t hash_tokens, found = 0;
+	kv_status_t status;
+
+	if (!groups || !out) {
+		return kvc_fail(KV_ERR_ARG, "kvc_groups_text: an argument is NULL");
+	}
+	for (uint32_t i = 0; i < count; i++) {
+		if (groups[i].rule >= KV_COUNT_OF(rules)) {
+			return kvc_fail(KV_ERR_IDENTITY, "kvc_groups_text: group %u has no rule of kvc_rule_t",
+					groups[i].group);
+		}
+		kv_text_addf(&text, "%s%u:%s:%u", i ? "," : "", groups[i].group, rules[groups[i].rule],
+			     groups[i].block_tokens);
+		if (groups[i].rule == KVC_RULE_WINDOW) {
+			kv_text_addf(&text, ":%u", groups[i].window);
+		}
+	}
+	if (!kv_text_fits(&text)) {
+		return kvc_fail(KV_ERR_TOO_BIG, "kvc_groups_text: the text needs %zu bytes and a NUL", text.len);
+	}
+	status = kv_identity_groups(&(kv_identity_t){.hash_tokens = "1", .groups = out}, &hash_tokens, parsed,
+				    KV_COUNT_OF(parsed), &found);
+	if (status != KV_OK) {
+		return kvc_fail(status, "kvc_groups_text: numbers are not ascending, or one is out of range: %s", out);
+	}
+
+	return KVC_OK;
+}
