@@ -1,7 +1,7 @@
 /* kvd: the composition root. Read daemon() and its mirror end() to see what there is and in which order it lives. */
-#include "io/attach.h"
+#include "io/disk_attach.h"
 #include "io/http.h"
-#include "io/session.h"
+#include "io/sessions/session.h"
 #include "kvs/pool.h"
 #include "memory.h"
 #include "process.h"

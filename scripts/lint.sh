@@ -42,8 +42,8 @@ lint_size() {
 allowed() {
 	case $1 in
 	common) echo kv ;;
-	kernels) echo 'kv|kvk' ;;
-	storage) echo 'kv|kvk|kvs' ;;
+	kernels) echo 'kv|kvk|layout|cuda' ;;
+	storage) echo 'kv|kvk|kvs|cpu|nvme|metadb' ;;
 	daemon) echo 'kv|kvk|kvs|core|io|keeper' ;;
 	client) echo 'kv|kvk|kvctl' ;;
 	connectors) echo 'kv|kvk|kvx' ;;

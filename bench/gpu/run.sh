@@ -33,7 +33,7 @@ build_parts()
 	local file
 	mkdir -p "$build"
 	printf '#define XXH_STATIC_LINKING_ONLY\n#define XXH_IMPLEMENTATION\n#include <xxhash.h>\n' >"$build/xxh.c"
-	for file in common/{digest,digest_portable,digest_sse2,env,log,text,utf8}.c kernels/*.c; do
+	for file in common/{digest,digest_portable,digest_sse2,env,log,text,utf8}.c kernels/{layout,cpu,cuda}/*.c; do
 		c "$file" "$1"
 	done
 	c common/digest_avx2.c -mavx2
@@ -47,7 +47,7 @@ build_all()
 	local program
 	mkdir -p "$build"
 	"$nvcc" -fatbin -std=c++17 -O3 -lineinfo -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 \
-		-o "$build/gpu.fatbin" kernels/gpu.cu
+		-o "$build/gpu.fatbin" kernels/cuda/device/kernels.cu
 	build_parts "-DKVK_GPU_FATBIN=\"$(realpath "$build")/gpu.fatbin\""
 	gcc -o "$build/gpu_prop" "$build"/{common,kernels}_*.o "$build/bench_gpu_gpu_prop.c.o" "$build/xxh.o" -ldl -lpthread
 	for program in gpu_copy gpu_after; do
@@ -190,7 +190,7 @@ lanes()
 	build_parts "-DGPU_PROP_IMAGE=\"lanes\""
 	c tests/kernels/lanes_driver.c
 	g++ -std=gnu++17 -O2 -g -w -x c++ -I kernels -c -o "$build/lanes.o" tests/kernels/lanes.cc
-	rm -f "$build/kernels_cuda.c.o"
+	rm -f "$build/kernels_cuda_driver.c.o"
 	g++ -o "$build/gpu_prop_lanes" "$build"/{common,kernels}_*.o "$build"/bench_gpu_gpu_prop.c.o \
 		"$build/tests_kernels_lanes_driver.c.o" "$build/lanes.o" "$build/xxh.o" -lpthread
 	"$build/gpu_prop_lanes" --cases "${CASES:-40}" --flips 100 --mib 1 ${SEED:+--seed "$SEED"}

@@ -11,14 +11,14 @@
  *   world.c     the core's way out: tiers, notices      document.c  STATUS, STATS, CHECK, CONFIG as JSON
  *   slabs.c     slabs that come and go                  pidfd.c     whose pidfd a member hands in
  *   events.c    publisher thread (zmtp.c: endpoints)    http.c      /metrics, /healthz, /readyz
- *   attach.c    a disk tier that comes late
+ *   disk_attach.c a disk tier that comes late
  */
 #ifndef KVD_IO_HOST_H
 #define KVD_IO_HOST_H
 
 #include "core/core.h"
-#include "io/area.h"
-#include "io/events.h"
+#include "io/shm_region.h"
+#include "io/events/events.h"
 #include "io/fair.h"
 #include "keeper.h"
 #include "kv/log.h"
@@ -97,7 +97,7 @@ struct kvd_host {
 	/* storage and core */
 	kvs_tier_t *cpu;
 	kvs_tier_t *disk;          /* NULL: none, or off */
-	struct kvd_attach *attach; /* a disk tier that was off at the start (attach.h); NULL: none was */
+	struct kvd_attach *attach; /* a disk tier that was off at the start (disk_attach.h); NULL: none was */
 	kvd_world_t world;
 	kvd_core_config_t core_config;
 	kvd_core_t *core;

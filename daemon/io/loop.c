@@ -1,5 +1,5 @@
 /* The core loop: one thread, epoll, iterations. */
-#include "io/session.h"
+#include "io/sessions/session.h"
 
 #include "kvs/pool.h"
 

@@ -1,6 +1,6 @@
 /* The core's way out: tiers, ledger, notices, events. */
-#include "io/attach.h"
-#include "io/session.h"
+#include "io/disk_attach.h"
+#include "io/sessions/session.h"
 
 #include "kvs/pool.h"
 

@@ -3,7 +3,7 @@
 #ifndef TEST_HOST_H
 #define TEST_HOST_H
 
-#include "io/session.h"
+#include "io/sessions/session.h"
 
 /* Namespaces as in the option, in this order. One host a process, for its life. Anything that fails ends the
  * process. */

@@ -1,8 +1,8 @@
 /* P9: events have vLLM's bytes, one gap-free sequence a namespace, and a gap where something was lost. */
 #include "daemon/raw.h"
 
-#include "io/events.h"
-#include "io/ring.h"
+#include "io/events/events.h"
+#include "io/events/ring.h"
 
 #include <pthread.h>
 #include <sys/stat.h>

@@ -1,5 +1,5 @@
 /* Slabs that come and go, as the host tells of them: pool, disk tier and members are played here. */
-#include "io/session.h"
+#include "io/sessions/session.h"
 
 #include "kv_cmocka.h"
 #include "kvs/nvme.h"

@@ -2,7 +2,7 @@
  * that nothing of a library is in the way. */
 #include "daemon/raw.h"
 
-#include "io/events.h"
+#include "io/events/events.h"
 #include "kv/sock.h"
 
 #include <errno.h>

@@ -1,7 +1,7 @@
 /* Bits that change on their own: on disk, in the memory of a slab, and memory that is taken away. */
 #include "e2e/rig.h"
 
-#include "slothdr.h"
+#include "nvme/format/slothdr.h"
 
 #include <dirent.h>
 #include <errno.h>

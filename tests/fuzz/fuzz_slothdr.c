@@ -1,6 +1,6 @@
 /* Slot headers as a disk may hand them back: any bytes, once as they are and once with a check that fits, so that the
  * fields behind it are reached too. */
-#include "slothdr.h"
+#include "nvme/format/slothdr.h"
 
 #include "kv/digest.h"
 

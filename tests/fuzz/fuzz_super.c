@@ -1,5 +1,5 @@
 /* Superblocks as a disk may hand them back: as they are, and with a check that fits. */
-#include "super.h"
+#include "nvme/format/super.h"
 
 #include "kv/digest.h"
 

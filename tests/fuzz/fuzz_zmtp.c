@@ -6,7 +6,7 @@
  */
 #include "kv_test.h"
 
-#include "io/zmtp.h"
+#include "io/events/zmtp.h"
 
 #include "kv/env.h"
 #include "kv/sock.h"

@@ -4,7 +4,7 @@
 
 #include "fake_cuda.h"
 
-#include "../../kernels/gpu_args.h"
+#include "../../kernels/cuda/device/args.h"
 
 #include <pthread.h>
 

@@ -1,4 +1,4 @@
-/* Memory that the device sees, and the kernels, as gpu_args.h has them in words: one byte range after the other,
+/* Memory that the device sees, and the kernels, as cuda/device/args.h has them in words: one byte range after the other,
  * digests by libxxhash. */
 #include "fake_cuda_internal.h"
 

@@ -1,7 +1,7 @@
 /* Kernels that are launched, by themselves and as graphs of one. */
 #include "fake_cuda_internal.h"
 
-#include "../../kernels/gpu_xxh3.h"
+#include "../../kernels/cuda/device/xxh3.h"
 
 /* A graph of one kernel, and the same as it can be launched: its arguments are its own. The node is the graph. */
 typedef struct fake_single {

@@ -1,8 +1,8 @@
-// The kernels of gpu.cu on a CPU: block after block, warp after warp, the 32 lanes in turn from one meeting to the next. Bytes, digests and the order of
+// The kernels of cuda/device/kernels.cu on a CPU: block after block, warp after warp, the 32 lanes in turn from one meeting to the next. Bytes, digests and the order of
 // things are the device's; speed is not.
 #include "lanes.h"
 
-#include "gpu.cu"
+#include "cuda/device/kernels.cu"
 
 #include <ucontext.h>
 

@@ -2,7 +2,7 @@
  * everything at once. */
 #include "kvk/cuda.h"
 
-#include "gpu_args.h"
+#include "cuda/device/args.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* What GPU copies refuse, how much they take at a time, what they know of memory, and how they choose. */
-#include "gpu_internal.h"
+#include "cuda/internal.h"
 #include "gpu_rig.h"
-#include "gpu_xxh3.h"
+#include "cuda/device/xxh3.h"
 
 #include <pthread.h>
 

@@ -1,7 +1,7 @@
 /* What a load takes of the link, and of the device's SMs, when nobody says. */
-#include "gpu_internal.h"
+#include "cuda/internal.h"
 #include "gpu_rig.h"
-#include "gpu_xxh3.h"
+#include "cuda/device/xxh3.h"
 
 static kvk_gpu_t *start(gpu_rig_t *rig)
 {

@@ -3,7 +3,7 @@
 #include "kv_cmocka.h"
 #include "kv_test.h"
 
-#include "../../kernels/gpu_xxh3.h"
+#include "../../kernels/cuda/device/xxh3.h"
 
 #include "kv/digest.h"
 

@@ -1,8 +1,8 @@
 /* The ledger: what a later process may rely on. */
 #include "pool_test.h"
 
-#include "../../storage/ledger.h"
-#include "../../storage/pool_priv.h"
+#include "cpu/ledger.h"
+#include "cpu/pool_impl.h"
 
 #include <signal.h>
 #include <sys/mman.h>

@@ -2,9 +2,9 @@
  * apart; a model of the whole tier. */
 #include "nvme_test.h"
 
-#include "metadb_rocks.h"
-#include "slothdr.h"
-#include "super.h"
+#include "metadb/rocks.h"
+#include "nvme/format/slothdr.h"
+#include "nvme/format/super.h"
 
 #include <dirent.h>
 #include <fcntl.h>

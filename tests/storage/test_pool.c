@@ -1,8 +1,8 @@
 /* The CPU pool's promises, one by one. The model test is test_pool_model.c. */
 #include "pool_test.h"
 
-#include "../../storage/leaf.h"
-#include "../../storage/pool_priv.h"
+#include "geometry.h"
+#include "cpu/pool_impl.h"
 
 #include <errno.h>
 #include <fcntl.h>

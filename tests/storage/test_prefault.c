@@ -2,8 +2,8 @@
  * not. */
 #include "pool_test.h"
 
-#include "../../storage/guard.h"
-#include "../../storage/pool_priv.h"
+#include "sigbus.h"
+#include "cpu/pool_impl.h"
 
 #include <errno.h>
 #include <fcntl.h>

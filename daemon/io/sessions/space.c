@@ -1,0 +1,130 @@
+/* SPACE_OPEN: is the identity whole, canonical, served, and does it say what the layout says? */
+#include "io/sessions/session.h"
+
+#include "kv/identity.h"
+#include "kvk/layout.h"
+
+#include <stdio.h>
+
+typedef struct kvd_asked_space {
+	kv_identity_t identity;
+	kvk_layout_t layout;
+	uint32_t hash_tokens;
+	kv_group_t groups[KV_MAX_GROUPS];
+	uint32_t group_count;
+	char layout_text[KVK_LAYOUT_TEXT_MAX + 1];
+	char storage[2 * KV_IDENTITY_MAX_TEXT];
+} kvd_asked_space_t;
+
+static kv_status_t check_identity(kvd_host_t *host, kvd_call_t *call, kvd_asked_space_t *asked)
+{
+	const kv_msg_space_open_t *ask = &call->ask->space_open;
+	const char *field = NULL;
+	kv_status_t status;
+
+	status = kv_identity_parse((const char *)ask->identity.data, ask->identity.len, &asked->identity,
+				   asked->storage, sizeof asked->storage, &field);
+	if (status != KV_OK) {
+		snprintf(host->detail, sizeof host->detail, "identity field %s is missing or malformed",
+			 field ? field : "?");
+		call->detail = host->detail;
+		return status;
+	}
+	if (ask->layout.len > KVK_LAYOUT_TEXT_MAX) {
+		return KV_ERR_LAYOUT;
+	}
+	memcpy(asked->layout_text, ask->layout.data, ask->layout.len);
+	asked->layout_text[ask->layout.len] = '\0';
+	if (strcmp(asked->layout_text, asked->identity.layout) != 0) {
+		call->detail = "the identity's layout is not the layout asked for";
+		return KV_ERR_IDENTITY;
+	}
+
+	return kvk_layout_parse(asked->layout_text, ask->layout.len, &asked->layout, &call->detail);
+}
+
+static kv_status_t check_groups(kvd_call_t *call, kvd_asked_space_t *asked)
+{
+	kv_status_t status = kv_identity_groups(&asked->identity, &asked->hash_tokens, asked->groups, KV_MAX_GROUPS,
+						&asked->group_count);
+
+	if (status != KV_OK) {
+		call->detail = status == KV_ERR_TOO_BIG ? "the identity has more groups than a space can have"
+							: "identity field hash_tokens or groups is malformed";
+		return status;
+	}
+	for (uint32_t i = 0; i < asked->group_count; i++) {
+		if (asked->groups[i].block_tokens != asked->layout.block_tokens) {
+			call->detail = "all groups of a space have blocks of one layout: each group's block tokens "
+				       "must be the layout's";
+			return KV_ERR_LAYOUT;
+		}
+	}
+
+	return asked->group_count > 0 ? KV_OK : KV_ERR_IDENTITY;
+}
+
+static kvs_geometry_t geometry_of(const kvk_layout_t *layout)
+{
+	kvk_geometry_t g;
+
+	kvk_layout_geometry(layout, &g);
+
+	return (kvs_geometry_t){.block_bytes = g.block_bytes,
+				.heads = g.heads,
+				.leaves = g.leaves,
+				.leaf_bytes = g.leaf_bytes,
+				.page_bytes = g.page_bytes};
+}
+
+kv_status_t kvd_space_request(kvd_host_t *host, kvd_call_t *call)
+{
+	const kv_msg_space_open_t *ask = &call->ask->space_open;
+	const kvd_namespace_t *ns = call->session->ns;
+	kvd_asked_space_t asked;
+	kvd_space_open_t open = {.ns = ns->id,
+				 .identity = (const char *)ask->identity.data,
+				 .identity_len = ask->identity.len,
+				 .layout = asked.layout_text};
+	kvd_space_info_t info;
+	kv_status_t status;
+
+	memset(&asked, 0, sizeof asked);
+	status = check_identity(host, call, &asked);
+	if (status == KV_OK) {
+		status = check_groups(call, &asked);
+	}
+	if (status == KV_OK) {
+		status = kv_identity_root(ns->name, open.identity, open.identity_len, open.root);
+	}
+	if (status != KV_OK) {
+		return status;
+	}
+
+	open.hash_tokens = asked.hash_tokens;
+	open.groups = asked.groups;
+	open.group_count = asked.group_count;
+	open.geometry = geometry_of(&asked.layout);
+	open.lora = strcmp(asked.identity.lora, "none") == 0 ? NULL : asked.identity.lora;
+	status = kvd_space_open(host->core, &open, &info);
+	kvd_world_commit(host);
+	if (status != KV_OK) {
+		return status;
+	}
+	if (call->session->member) {
+		kvd_entry_opened(host, call->session->member, info.space, asked.identity.model);
+	}
+	memcpy(host->root, open.root, sizeof host->root);
+	call->reply->space_open_reply = (kv_msg_space_open_reply_t){.space = info.space,
+								    .epoch = info.epoch,
+								    .root = {host->root, sizeof host->root},
+								    .hash_tokens = info.hash_tokens,
+								    .block_bytes = info.geometry.block_bytes,
+								    .heads = info.geometry.heads,
+								    .leaves = info.geometry.leaves,
+								    .leaf_bytes = info.geometry.leaf_bytes,
+								    .page_bytes = info.geometry.page_bytes,
+								    .layout = kv_slice_str(info.layout)};
+
+	return KV_OK;
+}

@@ -1,0 +1,304 @@
+/* A copy in the words of the kernels, and the way it goes. */
+#include "internal.h"
+
+#include "cuda/device/xxh3.h"
+#include "layout/page.h"
+
+#define CAPTURE_NONE    0
+#define CAPTURE_INVALID 2
+
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+static kvk_gpu_row_t make_row(kvk_row_t page, kvk_row_t first, kvk_row_t second, size_t bytes)
+{
+	return (kvk_gpu_row_t){.pool_offset = page.offset,
+			       .pool_stride = page.stride,
+			       .cache_offset = first.offset,
+			       .cache_stride = first.stride,
+			       .cache_head = second.offset - first.offset,
+			       .bytes = bytes};
+}
+
+/* Does V begin where a piece of K ends, on both sides and for every token and head? */
+static int beside(const kvk_gpu_row_t *k, const kvk_gpu_row_t *v)
+{
+	return v->bytes > 0 && v->pool_offset == k->pool_offset + k->bytes && v->pool_stride == k->pool_stride &&
+	       v->cache_offset == k->cache_offset + k->bytes && v->cache_stride == k->cache_stride &&
+	       v->cache_head == k->cache_head;
+}
+
+static int in_one(const kvk_gpu_row_t *row)
+{
+	return row->bytes == 0 || (row->pool_stride == row->bytes && row->cache_stride == row->bytes);
+}
+
+/* A row of one piece. */
+static void make_whole(kvk_gpu_row_t *row, uint32_t tokens)
+{
+	row->bytes *= tokens;
+	row->pool_stride = row->bytes;
+	row->cache_stride = row->bytes;
+}
+
+/* Fewer and larger pieces where both sides agree: same bytes, same order, same digest. */
+static void join(kvk_gpu_args_t *args)
+{
+	if (args->interleaved && beside(&args->k, &args->v)) {
+		args->k.bytes += args->v.bytes;
+		args->v = (kvk_gpu_row_t){0};
+	}
+	/* Interleaved and apart: K and V of a token follow each other, so neither is one piece. */
+	if (!in_one(&args->k) || !in_one(&args->v) || (args->interleaved && args->v.bytes > 0)) {
+		return;
+	}
+	make_whole(&args->k, args->tokens);
+	make_whole(&args->v, args->tokens);
+	args->tokens = 1;
+	if (beside(&args->k, &args->v)) {
+		make_whole(&args->k, 2);
+		args->v = (kvk_gpu_row_t){0};
+	}
+}
+
+static void make_rows(const kvk_layout_t *layout, const kvk_paged_t *paged, kvk_gpu_args_t *args)
+{
+	if (layout->inner == KVK_INNER_OPAQUE) {
+		const kvk_row_t whole = {0, layout->page_bytes};
+
+		args->opaque = 1;
+		args->tokens = 1;
+		args->k = make_row(whole, whole, whole, layout->page_bytes);
+		return;
+	}
+
+	const kvk_rows_t page = kvk_page_rows(layout);
+	const kvk_rows_t first = kvk_paged_rows(paged, 0);
+	const kvk_rows_t second = kvk_paged_rows(paged, 1);
+
+	args->tokens = layout->block_tokens;
+	args->interleaved = layout->inner == KVK_INNER_PACKED;
+	args->k = make_row(page.k, first.k, second.k, kvk_k_bytes(layout));
+	if (layout->v_dim > 0) {
+		args->v = make_row(page.v, first.v, second.v, kvk_v_bytes(layout));
+	}
+	join(args);
+}
+
+static void make_args(const kvk_gpu_copy_t *copy, const kvk_geometry_t *g, kvk_gpu_args_t *args)
+{
+	const kvk_layout_t *layout = copy->layout;
+	const kvk_paged_t *paged = copy->paged;
+	const uint64_t first = (uint64_t)paged->first_head * layout->layers + paged->first_layer + copy->layer;
+
+	*args = (kvk_gpu_args_t){
+		.cache_stride = paged->block_stride ? paged->block_stride : kvk_paged_block_bytes(paged),
+		.page_bytes = g->page_bytes,
+		.pool_head = (uint64_t)g->page_bytes * layout->layers,
+		.pool_first = first * g->page_bytes,
+		.count = copy->count,
+		.heads = paged->heads,
+		.layers = copy->layers ? copy->layers : paged->layers,
+		.pieces = g->pieces,
+		.leaf_bytes = g->leaf_bytes,
+	};
+	/* Addresses and leaves are given of the range alone, so that it begins at 0. */
+	args->cache_layers = args->layers;
+	make_rows(layout, paged, args);
+}
+
+static uint64_t row_bits(const kvk_gpu_row_t *row)
+{
+	return row->pool_offset | row->pool_stride | row->cache_offset | row->cache_stride | row->cache_head |
+	       row->bytes;
+}
+
+int kvk_gpu_bulk_fits(const kvk_gpu_args_t *args, uint64_t addresses)
+{
+	const uint64_t bits = addresses | args->cache_stride | args->page_bytes | args->pool_head | args->pool_first |
+			      args->leaf_bytes | row_bits(&args->k) | row_bits(&args->v);
+
+	return bits % 16 == 0;
+}
+
+uint64_t kvk_gpu_units(const kvk_gpu_args_t *args)
+{
+	/* Heads x layers x pieces of one block are below 2^30: no overflow. */
+	return (uint64_t)args->count * args->heads * args->layers * args->pieces;
+}
+
+/* ---- which way ------------------------------------------------------------------------------- */
+
+uint64_t kvk_gpu_run_bytes(const kvk_layout_t *layout, const kvk_paged_t *paged, uint32_t layers, uint32_t page_bytes)
+{
+	const uint64_t run = (uint64_t)layers * page_bytes;
+
+	/* All layers of a head, and the next head follows. */
+	return layers == layout->layers ? run * paged->heads : run;
+}
+
+/* Bytes of the smallest leaf: an opaque page's last may be shorter than the others. */
+static uint32_t least_leaf(const kvk_geometry_t *g)
+{
+	return g->page_bytes - (g->pieces - 1) * g->leaf_bytes;
+}
+
+/* How STAGED would cut it: as many layers at a time as a slot of the ring holds of one block. 0: not one. */
+static int cut_for_stages(const kvk_gpu_t *gpu, kvk_gpu_plan_t *plan)
+{
+	const uint64_t slice = (uint64_t)plan->args.heads * plan->args.page_bytes;
+	const uint64_t fit = kvk_gpu_ring_slot_bytes(gpu) / slice;
+
+	if (fit == 0) {
+		return 0;
+	}
+	plan->staged_layers = fit < plan->args.layers ? (uint32_t)fit : plan->args.layers;
+	plan->staged_steps = (plan->args.layers + plan->staged_layers - 1) / plan->staged_layers;
+
+	return 1;
+}
+
+/* Some of the layers: the copy engine takes them by rows, which are to be long, and many in a call: where blocks lie
+ * beside each other. */
+static int rows_pay(const kvk_gpu_plan_t *plan)
+{
+	const kvk_gpu_args_t *args = &plan->args;
+	const uint64_t row = args->layers * args->page_bytes;
+	const uint64_t bytes = row * args->count * args->heads;
+	const ptrdiff_t block = (ptrdiff_t)plan->pool_bytes;
+	uint64_t calls = args->count;
+
+	if (row < KVK_GPU_STAGED_ROW || bytes < KVK_GPU_LARGE_JOB) {
+		return 0;
+	}
+	for (uint32_t i = 1; i < args->count && args->heads * args->pool_head == plan->pool_bytes; i++) {
+		const ptrdiff_t apart =
+			(const uint8_t *)plan->copy->moves[i].data - (const uint8_t *)plan->copy->moves[i - 1].data;
+
+		calls -= apart == block || apart == -block;
+	}
+
+	return bytes >= calls * KVK_GPU_STAGED_CALL;
+}
+
+static kvk_gpu_way_t by_rule(const kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan)
+{
+	const kvk_gpu_copy_t *copy = plan->copy;
+	const kvk_gpu_args_t *args = &plan->args;
+	const uint64_t run = kvk_gpu_run_bytes(copy->layout, copy->paged, args->layers, plan->geometry.page_bytes);
+	const uint64_t moves = copy->of > args->count ? copy->of : args->count;
+	const uint64_t bytes = args->layers * args->page_bytes * args->heads * moves;
+	const int some = args->layers < copy->layout->layers;
+	const kvk_gpu_way_t measured = kvk_gpu_chosen(gpu, copy, bytes);
+
+	if (args->layers == copy->paged->layers && measured != KVK_GPU_AUTO) {
+		return measured;
+	}
+
+	return (some ? rows_pay(plan) : run >= KVK_GPU_STAGED_RUN) ? KVK_GPU_STAGED : KVK_GPU_ZERO_COPY;
+}
+
+static void choose(kvk_gpu_t *gpu, kvk_gpu_plan_t *plan)
+{
+	plan->way = plan->copy->way;
+	if (!gpu->plain[0] || (plan->digests && least_leaf(&plan->geometry) < KVK_GPU_LEAF_LEAST)) {
+		plan->way = KVK_GPU_EACH;
+	}
+	if (plan->way == KVK_GPU_AUTO) {
+		plan->way = by_rule(gpu, plan);
+	}
+	if (plan->far && plan->way == KVK_GPU_ZERO_COPY) {
+		plan->way = KVK_GPU_STAGED;
+	}
+	/* Without a ring, or with one too small for a layer of a block, there is the link. A ring belongs to all
+	 * streams, so none can capture its work. */
+	if (plan->way == KVK_GPU_STAGED && (plan->captured || plan->args.count == 0 || !cut_for_stages(gpu, plan) ||
+					    !kvk_gpu_ring_ready(gpu, plan->copy->dir))) {
+		plan->way = plan->far ? KVK_GPU_EACH : KVK_GPU_ZERO_COPY;
+		plan->staged_steps = 0;
+	}
+}
+
+/* Is the copy to become a part of a graph? */
+static kv_status_t ask_capture(kvk_gpu_t *gpu, kvk_gpu_plan_t *plan)
+{
+	int capture = CAPTURE_NONE;
+	const kv_status_t status = KVK_GPU_CALL(gpu, stream_capturing, plan->copy->stream, &capture);
+
+	if (status != KV_OK) {
+		return KV_ERR_IO;
+	}
+	if (capture == CAPTURE_INVALID) {
+		return kvk_gpu_refuse(KV_ERR_IO, "the stream's capture has been spoiled");
+	}
+	plan->captured = capture != CAPTURE_NONE;
+	if (plan->captured && !gpu->tick) {
+		return kvk_gpu_refuse(KV_ERR_UNSUPPORTED,
+				      "without kernels nothing tells when a graph's copies have come");
+	}
+
+	return KV_OK;
+}
+
+static kv_status_t check(const kvk_gpu_copy_t *copy)
+{
+	const uint32_t held = copy->paged->layers;
+
+	if (copy->dir != KVK_GPU_GATHER && copy->dir != KVK_GPU_SCATTER) {
+		return kvk_gpu_refuse(KV_ERR_ARG, "a copy is a gather or a scatter");
+	}
+	if ((unsigned)copy->way > KVK_GPU_EACH) {
+		return kvk_gpu_refuse(KV_ERR_ARG, "there is no such way to copy");
+	}
+	if (copy->layer >= held || copy->layers > held - copy->layer || (copy->layers == 0 && copy->layer != 0)) {
+		return kvk_gpu_refuse(KV_ERR_ARG, "layers %u to %u are not in the cache, which has %u", copy->layer,
+				      copy->layer + copy->layers, held);
+	}
+	for (uint32_t i = 0; i < copy->count; i++) {
+		if (copy->moves[i].block >= copy->paged->blocks) {
+			return kvk_gpu_refuse(KV_ERR_ARG, "block %u is not in the cache, which has %u",
+					      copy->moves[i].block, copy->paged->blocks);
+		}
+	}
+
+	return KV_OK;
+}
+
+/* As much as fills the link: what is left to the rest is worth more than what a copy no longer gains. */
+static void budget(const kvk_gpu_t *gpu, kvk_gpu_plan_t *plan)
+{
+	const kvk_gpu_copy_t *copy = plan->copy;
+	const uint32_t few = plan->args.leaf_bytes < KVK_CHUNK ? KVK_GPU_SMS_SMALL : KVK_GPU_SMS;
+	const int wide = kvk_gpu_is_wide(gpu, copy);
+	const uint32_t window = copy->window ? copy->window : wide ? UINT32_MAX : KVK_GPU_WINDOW;
+	const uint32_t sms = copy->sms ? copy->sms : gpu->sms ? gpu->sms : wide ? KVK_GPU_SMS_WIDE : few;
+
+	plan->sms = sms < gpu->sms_all ? sms : gpu->sms_all;
+	plan->window = window < UINT32_MAX ? window : 0;
+}
+
+kv_status_t kvk_gpu_plan(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, int far, kvk_gpu_plan_t *plan)
+{
+	kv_status_t status = check(copy);
+
+	if (status != KV_OK) {
+		return status;
+	}
+	*plan = (kvk_gpu_plan_t){.copy = copy, .far = far};
+	status = ask_capture(gpu, plan);
+	if (status != KV_OK) {
+		return status;
+	}
+	kvk_layout_geometry(copy->layout, &plan->geometry);
+	make_args(copy, &plan->geometry, &plan->args);
+	plan->pool_bytes = plan->geometry.block_bytes;
+	for (uint32_t i = 0; i < copy->count; i++) {
+		plan->digests |= copy->moves[i].leaves != NULL;
+	}
+	budget(gpu, plan);
+	if (kvk_gpu_units(&plan->args) > KVK_GPU_MAX_UNITS) {
+		return kvk_gpu_refuse(KV_ERR_LIMIT, "the copy has too many pages: it takes less in parts");
+	}
+	choose(gpu, plan);
+
+	return KV_OK;
+}

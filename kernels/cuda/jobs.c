@@ -1,0 +1,576 @@
+/* Jobs: their memory, what is enqueued for them, and how they end. */
+#include "internal.h"
+
+#include <stdlib.h>
+#include <time.h>
+
+#define ALIGNMENT     UINT64_C(256)
+#define SPIN_NS       UINT64_C(50000)
+#define SLEEP_MOST_NS UINT64_C(200000)
+
+/* ---- memory of a job ------------------------------------------------------------------------- */
+
+/* Offsets within a job's memory. */
+typedef struct shape {
+	uint64_t moves, bases, leaves, bad, asked, place, word, inputs, bytes;
+} shape_t;
+
+static uint64_t place(uint64_t *p_end, uint64_t bytes)
+{
+	const uint64_t at = *p_end;
+
+	*p_end = (at + bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+
+	return at;
+}
+
+static shape_t shape_of(const kvk_gpu_plan_t *plan)
+{
+	const kvk_gpu_args_t *args = &plan->args;
+	shape_t s = {0};
+
+	s.moves = place(&s.bytes, (uint64_t)(1 + plan->staged_steps) * args->count * sizeof(kvk_gpu_move_t));
+	s.bases = place(&s.bytes, (uint64_t)args->layers * sizeof(uint64_t));
+	s.inputs = s.bytes;
+	s.leaves = place(&s.bytes, plan->digests ? kvk_gpu_units(args) * sizeof(uint64_t) : 0);
+	s.inputs = plan->copy->dir == KVK_GPU_SCATTER ? s.bytes : s.inputs;
+	s.bad = place(&s.bytes, (uint64_t)args->count * sizeof(uint32_t));
+	s.asked = place(&s.bytes, (uint64_t)args->count * sizeof(kvk_move_t));
+	s.word = place(&s.bytes, plan->captured ? sizeof(uint32_t) : 0);
+	s.place = place(&s.bytes, plan->way == KVK_GPU_STAGED ? (uint64_t)args->count * sizeof(uint32_t) : 0);
+
+	return s;
+}
+
+/* The first gap of the area that is large enough; *p_after: the job that lies before it (NULL: none). Under the
+ * lock. */
+static int find_gap(kvk_gpu_t *gpu, uint64_t bytes, kvk_gpu_job_t **p_after, uint64_t *p_at)
+{
+	kvk_gpu_job_t *after = NULL;
+	uint64_t at = 0;
+
+	for (kvk_gpu_job_t *job = gpu->busy; job && job->at - at < bytes; job = job->next) {
+		at = job->at + job->bytes;
+		after = job;
+	}
+	*p_after = after;
+	*p_at = at;
+
+	return gpu->area_bytes - at >= bytes;
+}
+
+/* Under the lock. */
+static void put_job(kvk_gpu_t *gpu, kvk_gpu_job_t *job)
+{
+	kvk_gpu_job_t **at = &gpu->busy;
+
+	while (*at != job) {
+		at = &(*at)->next;
+	}
+	*at = job->next;
+	job->state = KVK_GPU_JOB_FREE;
+	job->next = gpu->idle;
+	gpu->idle = job;
+}
+
+/* Take back what was given back before its copies had ended. In the context, under the lock. */
+static void sweep(kvk_gpu_t *gpu)
+{
+	kvk_gpu_job_t *next;
+
+	for (kvk_gpu_job_t *job = gpu->busy; job; job = next) {
+		next = job->next;
+		if (job->state == KVK_GPU_JOB_ENDING && !job->lost &&
+		    gpu->cuda->event_query(job->event) != KVK_CU_NOT_READY) {
+			put_job(gpu, job);
+			atomic_fetch_sub(&gpu->ending, 1);
+		}
+	}
+}
+
+static kv_status_t take_job(kvk_gpu_t *gpu, uint64_t bytes, kvk_gpu_job_t **p_job)
+{
+	kvk_gpu_job_t *job, *after;
+	uint64_t at;
+	kv_status_t status = KV_OK;
+
+	if (bytes > gpu->area_bytes) {
+		return kvk_gpu_refuse(KV_ERR_LIMIT, "the copy has too many blocks: it takes less in parts");
+	}
+	pthread_mutex_lock(&gpu->lock);
+	if (atomic_load(&gpu->ending) > 0) {
+		sweep(gpu);
+	}
+	job = gpu->idle;
+	if (!job || !find_gap(gpu, bytes, &after, &at)) {
+		status = kvk_gpu_refuse(KV_ERR_BUSY, "all copies that may be on their way at a time are");
+		kvk_gpu_count(&gpu->counters.busy, 1);
+	} else {
+		gpu->idle = job->next;
+		job->next = after ? after->next : gpu->busy;
+		*(after ? &after->next : &gpu->busy) = job;
+		job->at = at;
+		job->bytes = bytes;
+		job->state = KVK_GPU_JOB_RUNNING;
+		*p_job = job;
+	}
+	pthread_mutex_unlock(&gpu->lock);
+
+	return status;
+}
+
+static void give_job(kvk_gpu_t *gpu, kvk_gpu_job_t *job)
+{
+	pthread_mutex_lock(&gpu->lock);
+	put_job(gpu, job);
+	pthread_mutex_unlock(&gpu->lock);
+}
+
+/* Its copies may still run: it is taken back when its event says so, or never if there is none. */
+static void leave_job(kvk_gpu_t *gpu, kvk_gpu_job_t *job)
+{
+	pthread_mutex_lock(&gpu->lock);
+	job->state = KVK_GPU_JOB_ENDING;
+	atomic_fetch_add(&gpu->ending, 1);
+	pthread_mutex_unlock(&gpu->lock);
+}
+
+/* ---- filling it ------------------------------------------------------------------------------ */
+
+/* Between the caller's leaves, of all layers of the cache, and the job's, of those that are copied. */
+static void copy_leaves(const kvk_gpu_job_t *job, uint32_t i, int out)
+{
+	const size_t row = (size_t)job->layers * job->pieces;
+
+	if (!kv_holds(job->leaves && job->asked[i].leaves)) {
+		return; /* what is compared, or stored, does not fit its bytes: the block is corrupt to whoever reads it
+			 */
+	}
+
+	uint64_t *theirs = job->asked[i].leaves + (size_t)job->layer * job->pieces;
+	uint64_t *ours = job->leaves + (size_t)i * job->heads * row;
+
+	for (uint32_t head = 0; head < job->heads; head++) {
+		memcpy(out ? theirs : ours, out ? ours : theirs, row * sizeof *ours);
+		theirs += (size_t)job->cache_layers * job->pieces;
+		ours += row;
+	}
+}
+
+static void point_into_area(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, const shape_t *s, kvk_gpu_job_t *job)
+{
+	uint8_t *base = gpu->area + job->at;
+	const uint64_t at = gpu->area_at + job->at;
+
+	job->moves = (kvk_gpu_move_t *)(void *)(base + s->moves);
+	job->bases = (uint64_t *)(void *)(base + s->bases);
+	job->bad = (uint32_t *)(void *)(base + s->bad);
+	job->asked = (kvk_move_t *)(void *)(base + s->asked);
+	job->place = plan->way == KVK_GPU_STAGED ? (uint32_t *)(void *)(base + s->place) : NULL;
+	job->leaves = plan->digests ? (uint64_t *)(void *)(base + s->leaves) : NULL;
+	job->captured = plan->captured;
+	job->word = (_Atomic uint32_t *)(void *)(base + s->word);
+	job->word_at = at + s->word;
+	job->inputs = s->inputs;
+	job->start_at = at;
+	job->moves_at = at + s->moves;
+	job->bases_at = at + s->bases;
+	job->bad_at = at + s->bad;
+	job->leaves_at = plan->digests ? at + s->leaves : 0;
+}
+
+static int by_pool(const void *a, const void *b)
+{
+	const kvk_gpu_move_t *x = a, *y = b;
+
+	return x->pool < y->pool ? -1 : x->pool > y->pool;
+}
+
+/* Moves in the order of their blocks in the pool, so that the copy engine finds neighbours beside each other.
+ * moves[].block is the caller's number of the move until now, and its block from now on. */
+static void settle_order(const kvk_gpu_plan_t *plan, kvk_gpu_job_t *job)
+{
+	int ascending = 1;
+
+	for (uint32_t i = 1; i < job->count; i++) {
+		ascending &= job->moves[i - 1].pool <= job->moves[i].pool;
+	}
+	if (!job->place || ascending) {
+		job->place = NULL;
+	} else {
+		qsort(job->moves, job->count, sizeof *job->moves, by_pool);
+	}
+	for (uint32_t k = 0; k < job->count; k++) {
+		const uint32_t i = (uint32_t)job->moves[k].block;
+
+		job->asked[k] = plan->copy->moves[i];
+		job->moves[k].block = job->asked[k].block;
+		if (job->place) {
+			job->place[i] = k;
+		}
+	}
+}
+
+/* Addresses of both sides, what was asked for, what is expected. *p_bits: all addresses, or-ed. KV_ERR_ARG: memory
+ * nobody sees. KV_ERR_UNREACHABLE: far memory, and it is not planned for. */
+static kv_status_t fill_job(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, kvk_gpu_job_t *job, uint64_t *p_bits)
+{
+	const kvk_gpu_copy_t *copy = plan->copy;
+	uint64_t bits = 0;
+
+	job->dir = copy->dir;
+	job->way = plan->way;
+	job->corrupt = 0;
+	job->near = 0;
+	if (job->captured) {
+		atomic_store(job->word, 0);
+		job->seen = job->answered = 0;
+	}
+	job->layout = *copy->layout;
+	job->count = copy->count;
+	job->heads = plan->args.heads;
+	job->layers = plan->args.layers;
+	job->pieces = plan->args.pieces;
+	job->layer = copy->layer;
+	job->cache_layers = copy->paged->layers;
+	job->pool_first = plan->args.pool_first;
+	job->pool_head = plan->args.pool_head;
+	for (uint32_t l = 0; l < job->layers; l++) {
+		job->bases[l] = (uint64_t)(uintptr_t)copy->paged->base[copy->layer + l];
+		bits |= job->bases[l];
+	}
+	for (uint32_t i = 0; i < copy->count; i++) {
+		const kvk_move_t *move = &copy->moves[i];
+		kvk_gpu_place_t at = KVK_GPU_HOST;
+		const kv_status_t status =
+			kvk_gpu_translate(gpu, move->data, plan->pool_bytes, &job->moves[i].pool, &at);
+
+		if (status != KV_OK) {
+			return status;
+		}
+		if (at == KVK_GPU_FAR && !plan->far) {
+			return KV_ERR_UNREACHABLE;
+		}
+		if (plan->way == KVK_GPU_EACH && move->leaves && at != KVK_GPU_HOST) {
+			return kvk_gpu_refuse(KV_ERR_UNSUPPORTED, "no digests of device memory without kernels");
+		}
+		job->near |= at == KVK_GPU_NEAR;
+		job->moves[i].block = i;
+		job->bad[i] = 0;
+		bits |= job->moves[i].pool;
+	}
+	settle_order(plan, job);
+	for (uint32_t k = 0; k < job->count; k++) {
+		if (job->asked[k].leaves && copy->dir == KVK_GPU_SCATTER) {
+			copy_leaves(job, k, 0);
+		}
+	}
+	*p_bits = bits;
+
+	return KV_OK;
+}
+
+/* ---- enqueueing ------------------------------------------------------------------------------ */
+
+static kv_status_t zero_copy(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, const kvk_gpu_job_t *job, uint64_t bits)
+{
+	const kvk_gpu_copy_t *copy = plan->copy;
+	const kvk_gpu_launch_t launch = {.dir = copy->dir,
+					 .sms = plan->sms,
+					 .addresses = bits,
+					 .window = copy->dir == KVK_GPU_SCATTER && !job->near ? plan->window : 0,
+					 .stream = copy->stream,
+					 .captured = job->captured};
+	/* An upload is on a stream that nobody captures. */
+	const uint64_t inputs = job->captured ? job->start_at : kvk_gpu_upload(gpu, job, copy->stream);
+	kvk_gpu_args_t args = plan->args;
+
+	args.moves = inputs + (job->moves_at - job->start_at);
+	args.bases = inputs + (job->bases_at - job->start_at);
+	args.leaves = job->leaves_at;
+	if (job->leaves_at && copy->dir == KVK_GPU_SCATTER) {
+		args.leaves = inputs + (job->leaves_at - job->start_at);
+	}
+	args.bad = job->leaves_at ? job->bad_at : 0;
+	if (copy->dir == KVK_GPU_SCATTER) {
+		atomic_store(&gpu->linked, (uintptr_t)copy->stream);
+	}
+
+	return kvk_gpu_launch(gpu, &launch, &args);
+}
+
+static void count_copy(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan)
+{
+	const kvk_gpu_args_t *args = &plan->args;
+	kvk_gpu_counters_t *c = &gpu->counters;
+
+	kvk_gpu_count(plan->copy->dir == KVK_GPU_GATHER ? &c->gathers : &c->scatters, 1);
+	kvk_gpu_count(&c->bytes, (uint64_t)args->count * args->heads * args->layers * args->page_bytes);
+	kvk_gpu_count(plan->way == KVK_GPU_EACH     ? &c->each
+		      : plan->way == KVK_GPU_STAGED ? &c->staged
+						    : &c->zero_copy,
+		      1);
+	kvk_gpu_count(&c->captured, plan->captured != 0);
+	kvk_gpu_count(&c->far, plan->far != 0);
+}
+
+/* In the context. A failure half way leaves copies on the stream: the job's event tells when they have ended, unless it
+ * is lost. */
+static kv_status_t enqueue(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, kvk_gpu_job_t *job, uint64_t bits)
+{
+	const kvk_cu_stream_t stream = plan->copy->stream;
+	kv_status_t status = KV_OK;
+
+	if (plan->args.count > 0) {
+		switch (plan->way) {
+		case KVK_GPU_STAGED:
+			status = kvk_gpu_stage(gpu, plan, job);
+			break;
+		case KVK_GPU_EACH:
+			status = kvk_gpu_each(gpu, plan, job);
+			break;
+		case KVK_GPU_AUTO:
+		case KVK_GPU_ZERO_COPY:
+			status = zero_copy(gpu, plan, job, bits);
+			break;
+		}
+	}
+	if (job->captured) {
+		status = status == KV_OK ? kvk_gpu_graph_tick(gpu, job, stream) : status;
+		job->lost = status != KV_OK; /* the graph may be launched nevertheless */
+	} else if (KVK_GPU_CALL(gpu, event_record, job->event, stream) != KV_OK) {
+		job->lost = 1;
+		status = KV_ERR_IO;
+	}
+
+	return status;
+}
+
+/* A plan, and a job that is filled for it. */
+static kv_status_t prepare(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, int far, kvk_gpu_plan_t *plan,
+			   kvk_gpu_job_t **p_job, uint64_t *p_bits)
+{
+	kv_status_t status = kvk_gpu_plan(gpu, copy, far, plan);
+	kvk_gpu_job_t *job = NULL;
+	shape_t shape;
+
+	if (status != KV_OK) {
+		return status;
+	}
+	shape = shape_of(plan);
+	status = take_job(gpu, shape.bytes, &job);
+	if (status == KV_OK && !kv_holds(job)) {
+		status = KV_ERR_INTERNAL;
+	}
+	if (status != KV_OK) {
+		return status;
+	}
+	point_into_area(gpu, plan, &shape, job);
+	status = fill_job(gpu, plan, job, p_bits);
+	if (status != KV_OK) {
+		give_job(gpu, job);
+		return status;
+	}
+	*p_job = job;
+
+	return KV_OK;
+}
+
+kv_status_t kvk_gpu_submit(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kvk_gpu_job_t **p_job)
+{
+	kvk_gpu_plan_t plan;
+	kvk_gpu_job_t *job = NULL;
+	uint64_t bits = 0;
+	kv_status_t status = kvk_gpu_enter(gpu);
+
+	if (status != KV_OK) {
+		return KV_ERR_IO;
+	}
+	status = prepare(gpu, copy, 0, &plan, &job, &bits);
+	if (status == KV_ERR_UNREACHABLE) {
+		status = prepare(gpu, copy, 1, &plan, &job, &bits);
+	}
+	if (status != KV_OK) {
+		goto out_context;
+	}
+	job->refused = enqueue(gpu, &plan, job, bits) != KV_OK;
+	if (job->refused && (job->lost || job->captured)) {
+		leave_job(gpu, job);
+		status = KV_ERR_IO;
+		goto out_context;
+	}
+	job->status = KV_PENDING;
+	if (!job->refused) {
+		count_copy(gpu, &plan);
+	}
+	*p_job = job;
+
+out_context:
+	kvk_gpu_leave(gpu);
+
+	return status;
+}
+
+/* ---- ending ---------------------------------------------------------------------------------- */
+
+kv_status_t kvk_gpu_conclude(kvk_gpu_job_t *job)
+{
+	uint64_t corrupt = 0;
+
+	if (job->way == KVK_GPU_EACH && job->leaves) {
+		kvk_gpu_each_digest(job);
+	}
+	for (uint32_t i = 0; i < job->count; i++) {
+		if (!job->asked[i].leaves) {
+			job->bad[i] = 0;
+		} else if (job->dir == KVK_GPU_GATHER) {
+			copy_leaves(job, i, 1);
+		} else {
+			corrupt += job->bad[i] != 0;
+		}
+	}
+	if (corrupt > 0) {
+		kvk_gpu_count(&job->gpu->counters.corrupt, corrupt - job->corrupt);
+		job->corrupt = corrupt;
+		return kvk_gpu_refuse(KV_ERR_CORRUPT, "%llu of %u blocks do not match their digests",
+				      (unsigned long long)corrupt, job->count);
+	}
+
+	return KV_OK;
+}
+
+static kv_status_t verdict(kvk_gpu_job_t *job)
+{
+	return job->refused ? kvk_gpu_refuse(KV_ERR_IO, "the driver has refused a part of the copy")
+			    : kvk_gpu_conclude(job);
+}
+
+kv_status_t kvk_gpu_poll(kvk_gpu_job_t *job)
+{
+	kvk_gpu_t *gpu = job->gpu;
+	int error;
+
+	if (job->captured) {
+		return kvk_gpu_graph_poll(job);
+	}
+	if (job->state == KVK_GPU_JOB_OVER) {
+		return job->status;
+	}
+	if (kvk_gpu_enter(gpu) == KV_OK) {
+		error = gpu->cuda->event_query(job->event);
+		if (error == KVK_CU_NOT_READY) {
+			kvk_gpu_leave(gpu);
+			return KV_PENDING;
+		}
+		job->status = kvk_gpu_result(gpu, offsetof(kvk_cuda_ops_t, event_query), error) == KV_OK ? verdict(job)
+													 : KV_ERR_IO;
+		kvk_gpu_leave(gpu);
+	} else {
+		job->status = KV_ERR_IO;
+	}
+	job->state = KVK_GPU_JOB_OVER;
+
+	return job->status;
+}
+
+static void nap(uint64_t waited_ns)
+{
+	const uint64_t ns = waited_ns / 8 < SLEEP_MOST_NS ? waited_ns / 8 : SLEEP_MOST_NS;
+	const struct timespec ts = {.tv_nsec = (long)ns};
+
+	nanosleep(&ts, NULL);
+}
+
+kv_status_t kvk_gpu_wait(kvk_gpu_job_t *job, uint64_t timeout_us)
+{
+	const kv_env_t *env = job->gpu->env;
+	const uint64_t start = kv_now_ns(env);
+	kv_status_t status = kvk_gpu_poll(job);
+
+	while (status == KV_PENDING) {
+		const uint64_t waited = kv_now_ns(env) - start;
+
+		if (waited / 1000 >= timeout_us) {
+			break;
+		}
+		if (waited > SPIN_NS) {
+			nap(waited);
+		}
+		status = kvk_gpu_poll(job);
+	}
+
+	return status;
+}
+
+int kvk_gpu_bad(const kvk_gpu_job_t *job, uint32_t i)
+{
+	return job->status == KV_ERR_CORRUPT && i < job->count && job->bad[job->place ? job->place[i] : i] != 0;
+}
+
+kv_status_t kvk_gpu_order(kvk_gpu_job_t *job, kvk_cu_stream_t stream)
+{
+	kvk_gpu_t *gpu = job->gpu;
+	kv_status_t status;
+
+	if (job->captured) {
+		return kvk_gpu_refuse(KV_ERR_ARG, "the copy is of a graph: streams are ordered after its launches");
+	}
+	status = kvk_gpu_enter(gpu);
+	if (status == KV_OK) {
+		status = KVK_GPU_CALL(gpu, stream_wait, stream, job->event, 0);
+		kvk_gpu_leave(gpu);
+	}
+
+	return status;
+}
+
+void kvk_gpu_end(kvk_gpu_job_t *job)
+{
+	/* A query that failed says nothing about what the device still does. That of a graph is over when the caller
+	 * says so. */
+	if (job && job->captured) {
+		give_job(job->gpu, job);
+	} else if (job && job->state == KVK_GPU_JOB_OVER && job->status != KV_ERR_IO) {
+		give_job(job->gpu, job);
+	} else if (job) {
+		leave_job(job->gpu, job);
+	}
+}
+
+/* ---- init and fini --------------------------------------------------------------------------- */
+
+kv_status_t kvk_gpu_jobs_init(kvk_gpu_t *gpu, uint32_t count)
+{
+	kv_status_t status;
+
+	gpu->jobs = kv_alloc(gpu->env, count * sizeof *gpu->jobs);
+	if (!gpu->jobs) {
+		return kvk_gpu_refuse(KV_ERR_NOMEM, "out of memory");
+	}
+	for (uint32_t i = 0; i < count; i++) {
+		kvk_gpu_job_t *job = &gpu->jobs[i];
+
+		status = KVK_GPU_CALL(gpu, event_create, &job->event, KVK_CU_EVENT_NO_TIME);
+		if (status != KV_OK) {
+			kvk_gpu_jobs_fini(gpu);
+			return status;
+		}
+		job->gpu = gpu;
+		job->next = gpu->idle;
+		gpu->idle = job;
+		gpu->job_count++;
+	}
+
+	return KV_OK;
+}
+
+void kvk_gpu_jobs_fini(kvk_gpu_t *gpu)
+{
+	for (kvk_gpu_job_t *job = gpu->busy; job; job = job->next) {
+		KVK_GPU_CALL(gpu, event_wait, job->event);
+	}
+	for (uint32_t i = 0; i < gpu->job_count; i++) {
+		KVK_GPU_CALL(gpu, event_destroy, gpu->jobs[i].event);
+	}
+	kv_free(gpu->env, gpu->jobs);
+}

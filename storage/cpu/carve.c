@@ -1,0 +1,264 @@
+/* Carving: the next slab of a class, exactly within what the limit leaves. */
+#include "pool_impl.h"
+
+#include "geometry.h"
+
+#include <errno.h>
+#include <stdio.h>
+
+/* How long the kernel is not asked again after it has refused memory. */
+#define RETRY_NS UINT64_C(1000000000)
+
+/* The number the next slab gets; KVS_NONE: all are taken. Low ones first: their part of the ledger has been touched
+ * already. */
+static uint32_t next_number(const kvs_pool_t *pool)
+{
+	for (uint32_t i = 0; pool->slab_count > pool->held && i < pool->slab_count; i++) {
+		if (!pool->slabs[i]) {
+			return i;
+		}
+	}
+
+	return pool->slab_count < pool->ledger.places ? pool->slab_count : KVS_NONE;
+}
+
+static uint64_t cost(const kvs_pool_t *pool, const kvs_geometry_t *geometry, uint64_t slots, uint64_t page,
+		     uint32_t number)
+{
+	return kvs_slab_data_bytes(geometry, slots, page) + kvs_slab_digest_bytes(geometry, slots) +
+	       kvs_ledger_cost(&pool->ledger, number, slots);
+}
+
+uint64_t kvs_pool_slab_cost(const kvs_pool_t *pool, const kvs_geometry_t *geometry, uint64_t slots, uint64_t page)
+{
+	uint32_t number = next_number(pool);
+
+	return cost(pool, geometry, slots, page, number == KVS_NONE ? 0 : number);
+}
+
+static uint64_t smaller(uint64_t a, uint64_t b)
+{
+	return a < b ? a : b;
+}
+
+/* The most slots that slab size, limit, cap, max_blocks and slot numbers allow the next slab. */
+uint32_t kvs_pool_plan(const kvs_pool_t *pool, uint32_t slot_class, uint64_t page, const kvs_pool_slab_t *instead)
+{
+	const kvs_class_t *class = &pool->classes[slot_class];
+	const kvs_geometry_t *geometry = &class->geometry;
+	uint64_t extra = instead ? instead->slab.data.bytes : 0;
+	uint64_t room = pool->usage.limit_bytes - pool->usage.charged_bytes + extra;
+	uint64_t left = kvs_caps_left(&pool->caps, (kvs_tier_t *)(uintptr_t)&pool->tier, slot_class, pool->class_count);
+	uint64_t stride = kvs_geometry_stride(geometry);
+	uint64_t most = smaller(KV_SLOT_MAX_INDEX + 1u, room / stride);
+	uint64_t least = 0;
+	uint32_t number = most > 0 ? next_number(pool) : KVS_NONE;
+
+	if (number == KVS_NONE) {
+		return 0;
+	}
+	if (left != UINT64_MAX && instead && strcmp(pool->classes[instead->slot_class].ns, class->ns) == 0) {
+		left += extra;
+	}
+	most = smaller(most, pool->config.slab_bytes < stride ? 1u : pool->config.slab_bytes / stride);
+	if (pool->config.max_blocks > 0 && extra == 0) {
+		most = smaller(most, pool->config.max_blocks - pool->usage.slots);
+	}
+
+	/* Cost grows with the slots: the largest count that fits lies in [least, most]. */
+	while (least < most) {
+		uint64_t middle = least + (most - least + 1u) / 2u;
+
+		if (cost(pool, geometry, middle, page, number) <= room &&
+		    kvs_slab_data_bytes(geometry, middle, page) <= left) {
+			least = middle;
+		} else {
+			most = middle - 1u;
+		}
+	}
+
+	return (uint32_t)least;
+}
+
+/* Reserved huge pages were refused: the rest of the pool does without, said once. */
+static void without_huge(kvs_pool_t *pool, int error)
+{
+	pool->huge = 0;
+	kv_logf(&pool->env, pool->config.huge == KVS_HUGE_ON ? KV_LOG_WARN : KV_LOG_INFO, "pool",
+		"no reserved huge pages, see vm.nr_hugepages error \"%s\"; going on with %s", strerror(-error),
+		pool->thp ? "transparent huge pages" : "small pages");
+}
+
+static int create(kvs_pool_t *pool, kvs_pool_slab_t *p, int huge, uint32_t slots)
+{
+	p->slab.geometry = pool->classes[p->slot_class].geometry;
+	p->slab.number = next_number(pool);
+	p->slab.slots = slots;
+	p->slab.huge = huge;
+
+	return kvs_slab_create(&p->slab, pool->sys, &pool->env);
+}
+
+/* 0, 1 when nothing fits, or -errno. */
+static int create_best(kvs_pool_t *pool, kvs_pool_slab_t *p)
+{
+	uint32_t slots = pool->huge ? kvs_pool_plan(pool, p->slot_class, KVS_HUGE_PAGE, NULL) : 0;
+
+	if (slots > 0) {
+		int error = create(pool, p, 1, slots);
+
+		if (!error) {
+			return 0;
+		}
+		if (error == -EMFILE || error == -ENFILE) {
+			return error; /* not for want of huge pages */
+		}
+		without_huge(pool, error);
+	}
+	slots = kvs_pool_plan(pool, p->slot_class, 4096u, NULL);
+
+	return slots > 0 ? create(pool, p, 0, slots) : 1;
+}
+
+/* Into the ledger and the sums, and where its class finds it. */
+static void enter(kvs_pool_t *pool, kvs_pool_slab_t *p)
+{
+	const kvs_slab_t *slab = &p->slab;
+	kvs_class_t *class = &pool->classes[p->slot_class];
+	uint64_t bytes =
+		slab->data.bytes + slab->digest.bytes + kvs_ledger_cost(&pool->ledger, slab->number, slab->slots);
+
+	p->slots = kvs_ledger_add(&pool->ledger, slab, p->slot_class, class->ns);
+	p->stack = KVS_NONE;
+	p->serial = ++pool->version;
+	pool->slabs[slab->number] = p;
+	pool->slab_count += slab->number == pool->slab_count;
+	pool->held++;
+	pool->usage.slots += slab->slots;
+	pool->usage.free_slots += slab->slots;
+	pool->usage.charged_bytes += bytes;
+	kv_assert(pool->usage.charged_bytes <= pool->usage.limit_bytes);
+	class->free_slots += slab->slots;
+	class->bytes += slab->data.bytes;
+	class->newest = slab->number;
+	kvs_pool_link(pool, p, KVS_FRESH, 0);
+}
+
+static void admit(kvs_pool_t *pool, kvs_pool_slab_t *p)
+{
+	const kvs_slab_t *slab = &p->slab;
+	char name[32];
+
+	enter(pool, p);
+	if (pool->prefault) {
+		kvs_prefault_add(pool->prefault, &p->slab);
+	}
+	if (pool->config.hold) {
+		snprintf(name, sizeof name, "slab.%u", slab->number);
+		pool->config.hold(pool->config.hold_ctx, name, slab->data.fd);
+		snprintf(name, sizeof name, "digest.%u", slab->number);
+		pool->config.hold(pool->config.hold_ctx, name, slab->digest.fd);
+	}
+	kv_metric_set(pool->config.metrics, KV_M_CPU_HUGE_PAGES, slab->huge || pool->thp);
+	kvs_pool_gauges(pool);
+}
+
+kv_status_t kvs_pool_carve(kvs_pool_t *pool, uint32_t slot_class)
+{
+	if (pool->carve_after_ns > 0 && kv_now_ns(&pool->env) < pool->carve_after_ns) {
+		return KV_ERR_FULL;
+	}
+
+	/* A full pool is asked again and again: it answers before anything is allocated. */
+	if (kvs_pool_plan(pool, slot_class, 4096u, NULL) == 0) {
+		return KV_ERR_FULL;
+	}
+
+	kvs_pool_slab_t *p = kv_alloc(&pool->env, sizeof *p);
+	int error = -ENOMEM;
+
+	if (p) {
+		p->slot_class = slot_class;
+		error = create_best(pool, p);
+	}
+	if (error) {
+		kv_free(&pool->env, p);
+	}
+	if (error < 0) {
+		pool->carve_after_ns = kv_now_ns(&pool->env) + RETRY_NS;
+		kv_logf(&pool->env, KV_LOG_WARN, "pool", "no new slab, trying again in a second slab %u error \"%s\"",
+			next_number(pool), strerror(-error));
+	}
+	if (error) {
+		return KV_ERR_FULL;
+	}
+
+	pool->carve_after_ns = 0;
+	admit(pool, p);
+
+	return KV_OK;
+}
+
+/* ---- ahead of need --------------------------------------------------------------------------- */
+
+#define ALL_AT_A_TIME 16u /* slabs carved in one turn of a loop: a carve takes some 50 us */
+
+/* Bytes of the class beyond the slab in use. */
+static uint64_t ahead_of(const kvs_pool_t *pool, const kvs_class_t *class)
+{
+	const kvs_pool_slab_t *used = class->first[KVS_FRESH] == KVS_NONE ? NULL : pool->slabs[class->first[KVS_FRESH]];
+
+	return (class->free_slots - (used ? used->slab.slots - used->fresh : 0)) *
+	       (uint64_t)kvs_geometry_stride(&class->geometry);
+}
+
+/* Of these, bytes that have been touched: all but the rest of the last slab. */
+static uint64_t ready_ahead_of(const kvs_pool_t *pool, const kvs_class_t *class)
+{
+	const uint64_t ahead = ahead_of(pool, class);
+	uint64_t rest = 0;
+
+	if (class->newest != KVS_NONE) {
+		const kvs_slab_t *newest = &pool->slabs[class->newest]->slab;
+
+		rest = newest->data.bytes - atomic_load_explicit(&newest->ready_bytes, memory_order_relaxed);
+	}
+
+	return ahead > rest ? ahead - rest : 0;
+}
+
+/* Is the class's last slab touched, and less beyond the slab in use than there should be? */
+static int is_due(const kvs_pool_t *pool, const kvs_class_t *class, uint64_t wanted)
+{
+	const kvs_pool_slab_t *newest = class->newest == KVS_NONE ? NULL : pool->slabs[class->newest];
+
+	/* One at a time, touched before the next: no faster than there is time for it. */
+	if (newest && newest->state == KVS_SLAB_USED && !kvs_slab_ready(&newest->slab, newest->slab.slots - 1)) {
+		return 0;
+	}
+
+	return ahead_of(pool, class) < wanted;
+}
+
+void kvs_pool_ahead(kvs_tier_t *tier, int busy)
+{
+	kvs_pool_t *pool = kvs_pool_of(tier);
+	const int all = pool->config.ahead_bytes == KVS_AHEAD_ALL;
+	const uint64_t wanted = busy ? pool->config.ahead_bytes / 2u : pool->config.ahead_bytes;
+	const kvs_class_t *class;
+
+	if (!pool->thp && kvs_prefault_huge(pool->prefault)) {
+		pool->thp = 1;
+		kv_metric_set(pool->config.metrics, KV_M_CPU_HUGE_PAGES, 1);
+	}
+	if (!pool->prefault || pool->config.ahead_bytes == 0 || pool->ahead_class == KVS_NONE) {
+		return;
+	}
+	class = &pool->classes[pool->ahead_class];
+	kvs_prefault_pause(pool->prefault, !all && busy && ready_ahead_of(pool, class) >= wanted);
+	for (uint32_t i = 0; i < (all ? ALL_AT_A_TIME : 1u); i++) {
+		if ((!all && !is_due(pool, class, wanted)) || kvs_pool_carve(pool, pool->ahead_class) != KV_OK) {
+			return;
+		}
+	}
+}

@@ -1,0 +1,56 @@
+/* storage/cpu/ledger.h -- the writing side of kvs/ledger.h. One thread. */
+#ifndef KVS_CPU_LEDGER_H
+#define KVS_CPU_LEDGER_H
+
+#include "slab.h"
+
+#include "kvs/ledger.h"
+#include "kvs/pool.h"
+
+typedef struct kvs_ledger {
+	kvs_area_t area;
+	kvs_ledger_header_t *header;
+	kvs_ledger_claim_t *claims;
+	uint32_t claim_count;
+	uint32_t places;   /* slabs at a time */
+	uint64_t *touched; /* [places] bytes of each chunk that have been written to: sealed memory is not given back */
+	uint64_t charged_bytes; /* header, claims, chunks: what may have been touched */
+} kvs_ledger_t;
+
+/* Bytes charged before the first slab. */
+uint64_t kvs_ledger_fixed_bytes(uint64_t limit_bytes);
+
+/* What the ledger of a pool is made for. */
+typedef struct kvs_ledger_size {
+	uint64_t limit_bytes; /* of the pool */
+	uint64_t slab_bytes;  /* of a slab of more than one slot, at most */
+	uint64_t incarnation;
+} kvs_ledger_size_t;
+
+/* Places for the slabs that the pool can hold. 0 or -errno. */
+int kvs_ledger_create(kvs_ledger_t *ledger, const kvs_sys_t *sys, const kv_env_t *env, const kvs_ledger_size_t *size);
+void kvs_ledger_destroy(kvs_ledger_t *ledger, const kv_env_t *env);
+
+/* What a slab of so many slots would add to charged_bytes in this place. */
+uint64_t kvs_ledger_cost(const kvs_ledger_t *ledger, uint32_t number, uint64_t slots);
+/* Write the slab's chunk and admit it; returns its slot records, all FREE. */
+kvs_ledger_slot_t *kvs_ledger_add(kvs_ledger_t *ledger, const kvs_slab_t *slab, uint32_t slot_class, const char *ns);
+/* The slab, all of whose slots are FREE, is no more. */
+void kvs_ledger_remove(kvs_ledger_t *ledger, uint32_t number);
+
+/* Give a free slot to an owner: a new generation, all fields, then the state. Returns the generation. */
+uint32_t kvs_ledger_take(kvs_ledger_slot_t *slot, kvs_state_t state, uint64_t owner, uint32_t length,
+			 const kvs_meta_t *meta);
+/* Change the state; `digest` is the block's from READY or TRANSIT on. */
+void kvs_ledger_move(kvs_ledger_slot_t *slot, kvs_state_t state, uint64_t digest);
+
+static inline kvs_state_t kvs_ledger_state(const kvs_ledger_slot_t *slot)
+{
+	return (kvs_state_t)atomic_load_explicit(&slot->state, memory_order_relaxed);
+}
+
+/* KV_ERR_LIMIT: seven eighths of the table are taken. An id that is there is replaced. */
+kv_status_t kvs_ledger_claim(kvs_ledger_t *ledger, const kvs_claim_t *claim);
+void kvs_ledger_unclaim(kvs_ledger_t *ledger, uint64_t id);
+
+#endif

@@ -1,0 +1,331 @@
+/* The CPU pool: composition, and what the operations are. */
+#include "pool_impl.h"
+
+static kv_status_t pool_flush(kvs_tier_t *tier, kvs_done_fn done, void *arg)
+{
+	(void)tier;
+	done(arg, KV_OK); /* memory has nothing behind it to wait for */
+
+	return KV_OK;
+}
+
+static kv_status_t pool_recover(kvs_tier_t *tier, kvs_found_fn found, void *arg, uint32_t max)
+{
+	(void)tier;
+	(void)found;
+	(void)arg;
+	(void)max;
+
+	return KV_OK; /* a pool starts empty */
+}
+
+static void pool_usage(kvs_tier_t *tier, kvs_usage_t *p_usage)
+{
+	*p_usage = kvs_pool_of(tier)->usage;
+}
+
+static kv_status_t pool_cap(kvs_tier_t *tier, const char *ns, uint64_t bytes)
+{
+	return kvs_caps_set(&kvs_pool_of(tier)->caps, ns, bytes);
+}
+
+static int pool_event_fd(kvs_tier_t *tier)
+{
+	(void)tier;
+
+	return -1;
+}
+
+/* Transfers end inside the call that starts them. */
+static uint32_t pool_poll(kvs_tier_t *tier, uint32_t max)
+{
+	(void)tier;
+	(void)max;
+
+	return 0;
+}
+
+static uint32_t pool_in_flight(kvs_tier_t *tier)
+{
+	(void)tier;
+
+	return 0;
+}
+
+static void pool_close(kvs_tier_t *tier)
+{
+	kvs_pool_t *pool = kvs_pool_of(tier);
+	kv_env_t env = pool->env;
+
+	kvs_prefault_stop(pool->prefault);
+	for (uint32_t i = 0; i < pool->slab_count; i++) {
+		if (pool->slabs[i]) {
+			kvs_slab_destroy(&pool->slabs[i]->slab, &env);
+			kv_free(&env, pool->slabs[i]);
+		}
+	}
+	kvs_ledger_destroy(&pool->ledger, &env);
+	kv_free(&env, pool->epochs);
+	kv_free(&env, pool->slabs);
+	kv_free(&env, pool->classes);
+	kv_free(&env, pool);
+}
+
+static const kvs_tier_ops_t pool_ops = {
+	.medium = "CPU",
+	.change = &kvs_pool_change_ops,
+	.class_open = kvs_pool_class_open,
+	.class_ns = kvs_pool_class_ns,
+	.class_bytes = kvs_pool_class_bytes,
+	.cap = pool_cap,
+	.alloc = kvs_pool_alloc,
+	.set_state = kvs_pool_set_state,
+	.free = kvs_pool_free,
+	.mem = kvs_pool_mem,
+	.store = kvs_pool_store,
+	.load = kvs_pool_load,
+	.flush = pool_flush,
+	.epoch_set = kvs_pool_epoch_set,
+	.epoch_get = kvs_pool_epoch_get,
+	.recover = pool_recover,
+	.usage = pool_usage,
+	.event_fd = pool_event_fd,
+	.poll = pool_poll,
+	.in_flight = pool_in_flight,
+	.check = kvs_pool_check,
+	.close = pool_close,
+};
+
+kvs_pool_t *kvs_pool_of(kvs_tier_t *tier)
+{
+	kv_assert(tier->ops == &pool_ops);
+
+	return (kvs_pool_t *)tier;
+}
+
+kvs_pool_slab_t *kvs_pool_find(const kvs_pool_t *pool, kvs_loc_t loc, kvs_ledger_slot_t **p_slot)
+{
+	uint32_t number = kv_slot_slab(loc.slot);
+	uint32_t index = kv_slot_index(loc.slot);
+
+	if (number >= pool->slab_count || !pool->slabs[number] || index >= pool->slabs[number]->slab.slots) {
+		return NULL;
+	}
+
+	kvs_ledger_slot_t *slot = &pool->slabs[number]->slots[index];
+
+	if (slot->gen != loc.gen || kvs_ledger_state(slot) == KVS_FREE) {
+		return NULL;
+	}
+	*p_slot = slot;
+
+	return pool->slabs[number];
+}
+
+void kvs_pool_gauges(const kvs_pool_t *pool)
+{
+	kv_metric_set(pool->config.metrics, KV_M_CPU_BYTES, pool->usage.charged_bytes);
+	kv_metric_set(pool->config.metrics, KV_M_CPU_USED_BYTES, pool->usage.used_bytes);
+	kv_metric_set(pool->config.metrics, KV_M_CPU_QUARANTINED_BYTES, pool->usage.quarantined_bytes);
+}
+
+kv_status_t kvs_pool_slab(kvs_tier_t *tier, uint32_t slab, kvs_slab_info_t *p_info)
+{
+	kvs_pool_t *pool = kvs_pool_of(tier);
+
+	if (slab >= pool->slab_count || !pool->slabs[slab]) {
+		return KV_MISS;
+	}
+
+	const kvs_pool_slab_t *p = pool->slabs[slab];
+	const kvs_slab_t *s = &p->slab;
+
+	*p_info = (kvs_slab_info_t){
+		.slab = slab,
+		.serial = p->serial,
+		.retired = p->state >= KVS_SLAB_RETIRED,
+		.slot_class = p->slot_class,
+		.slots = s->slots,
+		.slot_bytes = s->stride,
+		.geometry = s->geometry,
+		.bytes = s->data.bytes,
+		.digest_bytes = s->digest.bytes,
+		.data_fd = s->data.fd,
+		.digest_fd = s->digest.fd,
+		.huge = s->huge,
+		.base = s->data.base,
+		.ready_bytes = atomic_load_explicit(&s->ready_bytes, memory_order_acquire),
+		.ns = pool->classes[p->slot_class].ns,
+	};
+
+	return KV_OK;
+}
+
+uint32_t kvs_pool_slab_count(kvs_tier_t *tier)
+{
+	return kvs_pool_of(tier)->slab_count;
+}
+
+uint64_t kvs_pool_version(const kvs_tier_t *tier)
+{
+	return ((const kvs_pool_t *)tier)->version;
+}
+
+uint32_t kvs_pool_slabs_held(const kvs_tier_t *tier)
+{
+	return ((const kvs_pool_t *)tier)->held;
+}
+
+kv_status_t kvs_pool_class(kvs_tier_t *tier, uint32_t slot_class, kvs_class_look_t *p_look)
+{
+	const kvs_pool_t *pool = kvs_pool_of(tier);
+
+	if (slot_class >= pool->class_count) {
+		return KV_MISS;
+	}
+
+	const kvs_class_t *class = &pool->classes[slot_class];
+
+	*p_look = (kvs_class_look_t){
+		.ns = class->ns, .block_bytes = class->geometry.block_bytes, .free_slots = class->free_slots};
+	for (uint32_t i = 0; i < pool->slab_count; i++) {
+		const kvs_pool_slab_t *p = pool->slabs[i];
+
+		if (p && p->slot_class == slot_class && p->state < KVS_SLAB_RETIRED) {
+			p_look->slabs++;
+			p_look->slots += p->slab.slots;
+			p_look->bytes += p->slab.data.bytes;
+			p_look->ready_bytes += atomic_load_explicit(&p->slab.ready_bytes, memory_order_relaxed);
+		}
+	}
+
+	return KV_OK;
+}
+
+const char *kvs_pool_class_ns(kvs_tier_t *tier, uint32_t slot_class)
+{
+	return kvs_pool_of(tier)->classes[slot_class].ns;
+}
+
+uint64_t kvs_pool_class_bytes(kvs_tier_t *tier, uint32_t slot_class)
+{
+	return kvs_pool_of(tier)->classes[slot_class].bytes;
+}
+
+void kvs_pool_set_region(kvs_tier_t *tier, uint32_t slab, uint32_t region)
+{
+	kvs_pool_t *pool = kvs_pool_of(tier);
+
+	if (slab < pool->slab_count && pool->slabs[slab]) {
+		pool->slabs[slab]->slab.region = region;
+	}
+}
+
+kv_status_t kvs_pool_claim(kvs_tier_t *tier, const kvs_claim_t *claim)
+{
+	return kvs_ledger_claim(&kvs_pool_of(tier)->ledger, claim);
+}
+
+void kvs_pool_unclaim(kvs_tier_t *tier, uint64_t id)
+{
+	kvs_ledger_unclaim(&kvs_pool_of(tier)->ledger, id);
+}
+
+static kv_status_t pool_memory(kvs_pool_t *pool)
+{
+	const kvs_pool_config_t *config = &pool->config;
+
+	pool->classes = kv_alloc(&pool->env, KVS_POOL_MAX_CLASSES * sizeof *pool->classes);
+	pool->slabs = kv_alloc(&pool->env, KVS_POOL_MAX_SLABS * sizeof(kvs_pool_slab_t *));
+	if (!pool->classes || !pool->slabs) {
+		return KV_ERR_NOMEM;
+	}
+
+	const kvs_ledger_size_t size = {config->limit_bytes, config->slab_bytes, config->incarnation};
+	int error = kvs_ledger_create(&pool->ledger, pool->sys, &pool->env, &size);
+
+	if (error) {
+		kv_logf(&pool->env, KV_LOG_ERROR, "pool", "no memory for the ledger error \"%s\"", strerror(-error));
+		return KV_ERR_NOMEM;
+	}
+
+	return config->prefault ? kvs_prefault_start(KVS_POOL_MAX_SLABS, pool->sys, config->huge != KVS_HUGE_OFF,
+						     &pool->env, &pool->prefault)
+				: KV_OK;
+}
+
+/* Slab numbers have 12 bits: slabs must be large enough for so many of them to make up the limit, even half filled. */
+static void pool_slab_size(kvs_pool_t *pool)
+{
+	uint64_t least = (pool->config.limit_bytes / (KVS_POOL_MAX_SLABS / 2u) + 4095u) / 4096u * 4096u;
+
+	if (pool->config.slab_bytes < least) {
+		kv_logf(&pool->env, KV_LOG_WARN, "pool",
+			"slabs are too small for this pool; making them larger slab_bytes %llu instead_of %llu",
+			(unsigned long long)least, (unsigned long long)pool->config.slab_bytes);
+		pool->config.slab_bytes = least;
+	}
+}
+
+/* What the pages will be is said once, at the start. */
+static void pool_announce(kvs_pool_t *pool)
+{
+	char setting[128];
+
+	pool->huge = pool->config.huge != KVS_HUGE_OFF;
+	pool->ahead_class = KVS_NONE;
+	pool->thp = kvs_thp_works(setting, sizeof setting) && pool->huge;
+	kv_logf(&pool->env, KV_LOG_INFO, "pool",
+		"CPU pool is open limit_bytes %llu slab_bytes %llu max_blocks %llu transparent_huge_pages \"%s\"",
+		(unsigned long long)pool->config.limit_bytes, (unsigned long long)pool->config.slab_bytes,
+		(unsigned long long)pool->config.max_blocks, setting);
+}
+
+kv_status_t kvs_pool_open_with(const kvs_pool_config_t *config, const kv_env_t *env, const kvs_sys_t *sys,
+			       kvs_tier_t **p_tier)
+{
+	uint64_t fixed = kvs_ledger_fixed_bytes(config->limit_bytes);
+	kv_status_t status;
+
+	if (config->slab_bytes == 0 || config->incarnation == 0 || !config->metrics || config->limit_bytes < fixed ||
+	    config->limit_bytes > (uint64_t)1 << 50 || config->slab_bytes > (uint64_t)1 << 50) {
+		return KV_ERR_ARG;
+	}
+	status = kvs_guard_install();
+	if (status != KV_OK) {
+		return status;
+	}
+
+	kvs_pool_t *pool = kv_alloc(env, sizeof *pool);
+
+	if (!pool) {
+		return KV_ERR_NOMEM;
+	}
+	pool->tier.ops = &pool_ops;
+	pool->config = *config;
+	pool->env = *env;
+	pool->sys = sys;
+	pool_slab_size(pool);
+	status = pool_memory(pool);
+	if (status != KV_OK) {
+		pool_close(&pool->tier);
+		return status;
+	}
+
+	pool_announce(pool);
+	pool->usage.limit_bytes = config->limit_bytes;
+	pool->usage.charged_bytes = fixed;
+	kv_metric_set(config->metrics, KV_M_CPU_LIMIT_BYTES, config->limit_bytes);
+	kvs_pool_gauges(pool);
+	if (config->hold) {
+		config->hold(config->hold_ctx, "ledger", pool->ledger.area.fd);
+	}
+	*p_tier = &pool->tier;
+
+	return KV_OK;
+}
+
+kv_status_t kvs_pool_open(const kvs_pool_config_t *config, const kv_env_t *env, kvs_tier_t **p_tier)
+{
+	return kvs_pool_open_with(config, env, &kvs_sys_posix, p_tier);
+}

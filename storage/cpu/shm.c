@@ -1,0 +1,145 @@
+/* Sealed shared memory. */
+#include "shm.h"
+
+#include "kv/map.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008u
+#endif
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
+#define MFD_HUGE_2MIB (21u << 26) /* log2 of the page size, as <linux/memfd.h> has it */
+
+static int posix_memfd(const char *name, int huge, int *p_fd)
+{
+	unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING | (huge ? MFD_HUGETLB | MFD_HUGE_2MIB : 0u);
+	int fd = memfd_create(name, flags | MFD_NOEXEC_SEAL);
+
+	if (fd < 0 && errno == EINVAL) {
+		fd = memfd_create(name, flags); /* kernels before 6.3 */
+	}
+	if (fd < 0) {
+		return -errno;
+	}
+	*p_fd = fd;
+
+	return 0;
+}
+
+static int posix_resize(int fd, uint64_t bytes)
+{
+	return ftruncate(fd, (off_t)bytes) == 0 ? 0 : -errno;
+}
+
+static int posix_map(int fd, uint64_t bytes, void **p_base)
+{
+	void *base = kv_map_shared(fd, bytes, PROT_READ | PROT_WRITE);
+
+	if (base == MAP_FAILED) {
+		return -errno;
+	}
+
+	if (madvise(base, bytes, MADV_DONTFORK) != 0 || madvise(base, bytes, MADV_DONTDUMP) != 0) {
+		int error = -errno;
+
+		munmap(base, bytes);
+		return error;
+	}
+	*p_base = base;
+
+	return 0;
+}
+
+static int posix_seal(int fd, int seals)
+{
+	return fcntl(fd, F_ADD_SEALS, seals) == 0 ? 0 : -errno;
+}
+
+static int posix_populate(void *base, uint64_t bytes)
+{
+	return madvise(base, bytes, MADV_POPULATE_WRITE) == 0 ? 0 : -errno;
+}
+
+/* What is there already stays as it is: to move it would cost more than it brings, and somebody is at work there. */
+static int posix_collapse(void *base)
+{
+	unsigned char there[KV_HUGE_PAGE / 4096u];
+
+	if (mincore(base, KV_HUGE_PAGE, there) != 0) {
+		return -errno;
+	}
+	for (size_t i = 0; i < sizeof there; i++) {
+		if (there[i] & 1u) {
+			return -EEXIST;
+		}
+	}
+	/* It wants one page to begin with. */
+	if (madvise(base, 4096, MADV_POPULATE_WRITE) != 0) {
+		return -errno;
+	}
+
+	return madvise(base, KV_HUGE_PAGE, MADV_COLLAPSE) == 0 ? 0 : -errno;
+}
+
+const kvs_sys_t kvs_sys_posix = {
+	.memfd = posix_memfd,
+	.resize = posix_resize,
+	.map = posix_map,
+	.seal = posix_seal,
+	.populate = posix_populate,
+	.collapse = posix_collapse,
+};
+
+int kvs_area_create(const kvs_sys_t *sys, const char *name, uint64_t bytes, int huge, int seals, kvs_area_t *p_area)
+{
+	void *base;
+	int fd;
+	int error = sys->memfd(name, huge, &fd);
+
+	if (error) {
+		return error;
+	}
+
+	error = sys->resize(fd, bytes);
+	if (error) {
+		goto err_close;
+	}
+	error = sys->map(fd, bytes, &base);
+	if (error) {
+		goto err_close;
+	}
+	error = sys->seal(fd, seals);
+	if (error) {
+		goto err_unmap;
+	}
+	*p_area = (kvs_area_t){base, bytes, fd};
+
+	return 0;
+
+err_unmap:
+	munmap(base, bytes);
+err_close:
+	close(fd);
+	return error;
+}
+
+void kvs_area_destroy(kvs_area_t *area)
+{
+	if (area->base) {
+		munmap(area->base, area->bytes);
+		close(area->fd);
+		*area = (kvs_area_t){0};
+	}
+}

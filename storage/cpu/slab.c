@@ -1,0 +1,96 @@
+/* Slabs: sealed shared memory, huge pages where the kernel gives them. */
+#include "slab.h"
+
+#include "geometry.h"
+
+#include <fcntl.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define SEALS_DATA   (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
+#define SEALS_DIGEST (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL)
+#define THP_SETTING  "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
+
+static uint64_t round_up(uint64_t n, uint64_t unit)
+{
+	return (n + unit - 1u) / unit * unit;
+}
+
+uint64_t kvs_slab_data_bytes(const kvs_geometry_t *geometry, uint64_t slots, uint64_t page)
+{
+	return round_up(slots * kvs_geometry_stride(geometry), page);
+}
+
+uint64_t kvs_slab_digest_bytes(const kvs_geometry_t *geometry, uint64_t slots)
+{
+	return round_up(slots * kvs_geometry_digest_bytes(geometry), 4096u);
+}
+
+int kvs_slab_create(kvs_slab_t *slab, const kvs_sys_t *sys, const kv_env_t *env)
+{
+	uint64_t data_bytes = kvs_slab_data_bytes(&slab->geometry, slab->slots, slab->huge ? KVS_HUGE_PAGE : 4096u);
+	uint64_t digest_bytes = kvs_slab_digest_bytes(&slab->geometry, slab->slots);
+	char name[32];
+	int error;
+
+	slab->stride = kvs_geometry_stride(&slab->geometry);
+	slab->region = UINT32_MAX;
+	slab->next = kv_alloc(env, slab->slots * sizeof *slab->next);
+	if (!slab->next) {
+		return -ENOMEM;
+	}
+
+	snprintf(name, sizeof name, "kvd-slab.%u", slab->number);
+	error = kvs_area_create(sys, name, data_bytes, slab->huge, SEALS_DATA, &slab->data);
+	if (error) {
+		goto err_next;
+	}
+	if (!slab->huge) {
+		/* Advice only: kvs_thp_works() says whether the kernel follows it. */
+		madvise(slab->data.base, slab->data.bytes, MADV_HUGEPAGE);
+	}
+
+	snprintf(name, sizeof name, "kvd-digest.%u", slab->number);
+	error = kvs_area_create(sys, name, digest_bytes, 0, SEALS_DIGEST, &slab->digest);
+	if (error) {
+		goto err_data;
+	}
+
+	return 0;
+
+err_data:
+	kvs_area_destroy(&slab->data);
+err_next:
+	kv_free(env, slab->next);
+	slab->next = NULL;
+	return error;
+}
+
+void kvs_slab_destroy(kvs_slab_t *slab, const kv_env_t *env)
+{
+	kvs_area_destroy(&slab->digest);
+	kvs_area_destroy(&slab->data);
+	kv_free(env, slab->next);
+	slab->next = NULL;
+}
+
+int kvs_thp_works(char *detail, size_t cap)
+{
+	char text[128] = "";
+	FILE *file = fopen(THP_SETTING, "re");
+
+	if (file) {
+		size_t n = fread(text, 1, sizeof text - 1, file);
+
+		text[n] = '\0';
+		text[strcspn(text, "\n")] = '\0';
+		fclose(file);
+	}
+	snprintf(detail, cap, "%s", text[0] ? text : "not there");
+
+	/* The choice in force stands in brackets; MADV_HUGEPAGE is heeded under all of these. */
+	return strstr(text, "[always]") || strstr(text, "[within_size]") || strstr(text, "[advise]") ||
+	       strstr(text, "[force]");
+}

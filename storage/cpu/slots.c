@@ -1,0 +1,302 @@
+/* Slots: who gets which, and what state it is in. */
+#include "pool_impl.h"
+
+#include "kv/digest.h"
+#include "geometry.h"
+
+/* ---- lists of slabs -------------------------------------------------------------------------- */
+
+void kvs_pool_link(kvs_pool_t *pool, kvs_pool_slab_t *p, kvs_list_t list, int first)
+{
+	kvs_class_t *class = &pool->classes[p->slot_class];
+	uint32_t self = p->slab.number;
+
+	p->prev[list] = first ? KVS_NONE : class->last[list];
+	p->next[list] = first ? class->first[list] : KVS_NONE;
+	if (p->prev[list] == KVS_NONE) {
+		class->first[list] = self;
+	} else {
+		pool->slabs[p->prev[list]]->next[list] = self;
+	}
+	if (p->next[list] == KVS_NONE) {
+		class->last[list] = self;
+	} else {
+		pool->slabs[p->next[list]]->prev[list] = self;
+	}
+}
+
+void kvs_pool_unlink(kvs_pool_t *pool, kvs_pool_slab_t *p, kvs_list_t list)
+{
+	kvs_class_t *class = &pool->classes[p->slot_class];
+
+	if (p->prev[list] == KVS_NONE) {
+		class->first[list] = p->next[list];
+	} else {
+		pool->slabs[p->prev[list]]->next[list] = p->next[list];
+	}
+	if (p->next[list] == KVS_NONE) {
+		class->last[list] = p->prev[list];
+	} else {
+		pool->slabs[p->next[list]]->prev[list] = p->prev[list];
+	}
+}
+
+/* ---- classes --------------------------------------------------------------------------------- */
+
+/* The class whose memory is kept ready: of the first one all there is, or of the one that was in want of fresh memory
+ * last. */
+static void keep_ready(kvs_pool_t *pool, uint32_t slot_class)
+{
+	if (pool->config.ahead_bytes != KVS_AHEAD_ALL || pool->ahead_class == KVS_NONE) {
+		pool->ahead_class = slot_class;
+	}
+}
+
+kv_status_t kvs_pool_class_open(kvs_tier_t *tier, const char *ns, const kvs_geometry_t *geometry, uint32_t *p_class)
+{
+	kvs_pool_t *pool = kvs_pool_of(tier);
+	size_t len = strlen(ns);
+
+	if (len == 0 || len >= sizeof pool->classes[0].ns) {
+		return KV_ERR_ARG;
+	}
+	if (kvs_geometry_check(geometry) != KV_OK) {
+		return KV_ERR_LAYOUT;
+	}
+
+	for (uint32_t i = 0; i < pool->class_count; i++) {
+		if (strcmp(pool->classes[i].ns, ns) == 0 && kvs_geometry_equal(&pool->classes[i].geometry, geometry)) {
+			*p_class = i;
+			keep_ready(pool, i);
+			return KV_OK;
+		}
+	}
+	if (pool->class_count == KVS_POOL_MAX_CLASSES) {
+		return KV_ERR_LIMIT;
+	}
+
+	kvs_class_t *class = &pool->classes[pool->class_count];
+
+	memcpy(class->ns, ns, len + 1);
+	class->geometry = *geometry;
+	memset(class->first, 0xff, sizeof class->first);
+	memset(class->last, 0xff, sizeof class->last);
+	class->newest = KVS_NONE;
+	*p_class = pool->class_count++;
+	keep_ready(pool, *p_class);
+	/* Pre-faulting starts before the first put. A pool that is full now may have room later. */
+	(void)kvs_pool_carve(pool, *p_class);
+
+	return KV_OK;
+}
+
+/* ---- slots ----------------------------------------------------------------------------------- */
+
+/* A slot that was used before. */
+static kv_slot_t take_warm(kvs_pool_t *pool, const kvs_class_t *class)
+{
+	kvs_pool_slab_t *p;
+	uint32_t index;
+
+	if (class->first[KVS_WARM] == KVS_NONE) {
+		return KV_SLOT_NONE;
+	}
+	p = pool->slabs[class->first[KVS_WARM]];
+	index = p->stack;
+	p->stack = p->slab.next[index];
+	if (p->stack == KVS_NONE) {
+		kvs_pool_unlink(pool, p, KVS_WARM);
+	}
+
+	return kv_slot_make(p->slab.number, index);
+}
+
+/* A slot nobody had yet. */
+static kv_slot_t take_fresh(kvs_pool_t *pool, uint32_t slot_class)
+{
+	const kvs_class_t *class = &pool->classes[slot_class];
+	kvs_pool_slab_t *p;
+	kv_slot_t slot;
+
+	if (class->first[KVS_FRESH] == KVS_NONE && kvs_pool_carve(pool, slot_class) != KV_OK) {
+		return KV_SLOT_NONE;
+	}
+	p = pool->slabs[class->first[KVS_FRESH]];
+	slot = kv_slot_make(p->slab.number, p->fresh);
+	if (!kvs_slab_ready(&p->slab, p->fresh)) {
+		kv_metric_add(pool->config.metrics, KV_M_CPU_FIRST_TOUCH, 1);
+	}
+	p->fresh++;
+	keep_ready(pool, slot_class);
+
+	/* The next slab is begun while a quarter of this one is left. */
+	if (p->fresh == p->slab.slots - p->slab.slots / 4u && pool->prefault && p->next[KVS_FRESH] == KVS_NONE) {
+		(void)kvs_pool_carve(pool, slot_class);
+	}
+	if (p->fresh == p->slab.slots) {
+		kvs_pool_unlink(pool, p, KVS_FRESH);
+	}
+
+	return slot;
+}
+
+/* Which of the three sums a state belongs to. */
+typedef enum sum { SUM_FREE, SUM_USED, SUM_QUARANTINED } sum_t;
+
+static sum_t sum_of(kvs_state_t state)
+{
+	switch (state) {
+	case KVS_FREE:
+		return SUM_FREE;
+	case KVS_QUARANTINED:
+		return SUM_QUARANTINED;
+	default:
+		return SUM_USED;
+	}
+}
+
+/* Neither free nor whole. */
+static uint32_t is_open(kvs_state_t state)
+{
+	return state != KVS_FREE && state != KVS_READY;
+}
+
+static void account(kvs_pool_t *pool, kvs_pool_slab_t *p, kvs_state_t from, kvs_state_t to)
+{
+	kvs_usage_t *u = &pool->usage;
+	uint32_t stride = p->slab.stride;
+	uint64_t *slots[] = {&u->free_slots, &u->used_slots, &u->quarantined_slots};
+	sum_t old = sum_of(from);
+	sum_t new = sum_of(to);
+
+	p->open += is_open(to) - is_open(from);
+	if (old == new) {
+		return;
+	}
+
+	kv_assert(*slots[old] > 0);
+	--*slots[old];
+	++*slots[new];
+	p->taken += (from == KVS_FREE ? 1u : 0u) - (to == KVS_FREE ? 1u : 0u);
+	if (p->state == KVS_SLAB_USED) {
+		pool->classes[p->slot_class].free_slots +=
+			(to == KVS_FREE ? 1u : 0u) - (uint64_t)(from == KVS_FREE ? 1u : 0u);
+	}
+	if (old == SUM_USED) {
+		u->used_bytes -= stride;
+	} else if (old == SUM_QUARANTINED) {
+		u->quarantined_bytes -= stride;
+	}
+	if (new == SUM_USED) {
+		u->used_bytes += stride;
+	} else if (new == SUM_QUARANTINED) {
+		u->quarantined_bytes += stride;
+	}
+	kvs_pool_gauges(pool);
+}
+
+kv_status_t kvs_pool_alloc(kvs_tier_t *tier, uint32_t slot_class, kvs_state_t state, uint64_t owner,
+			   const kvs_meta_t *meta, kvs_loc_t *p_loc)
+{
+	kvs_pool_t *pool = kvs_pool_of(tier);
+
+	if (slot_class >= pool->class_count || (state != KVS_PUT && state != KVS_FILLING)) {
+		return KV_ERR_ARG;
+	}
+
+	kv_slot_t slot = take_warm(pool, &pool->classes[slot_class]);
+
+	if (slot == KV_SLOT_NONE) {
+		slot = take_fresh(pool, slot_class);
+	}
+	if (slot == KV_SLOT_NONE) {
+		return KV_ERR_FULL;
+	}
+
+	kvs_pool_slab_t *p = pool->slabs[kv_slot_slab(slot)];
+	kvs_ledger_slot_t *record = &p->slots[kv_slot_index(slot)];
+
+	kv_assert(kvs_ledger_state(record) == KVS_FREE);
+	p_loc->slot = slot;
+	p_loc->gen = kvs_ledger_take(record, state, owner, p->slab.geometry.block_bytes, meta);
+	account(pool, p, KVS_FREE, state);
+
+	return KV_OK;
+}
+
+static void push(kvs_pool_t *pool, kvs_pool_slab_t *p, uint32_t index)
+{
+	const kvs_class_t *class = &pool->classes[p->slot_class];
+	uint32_t below = p->stack;
+
+	p->slab.next[index] = below;
+	p->stack = index;
+	if (p->state != KVS_SLAB_USED || class->first[KVS_WARM] == p->slab.number) {
+		return;
+	}
+	if (below != KVS_NONE) {
+		kvs_pool_unlink(pool, p, KVS_WARM);
+	}
+	kvs_pool_link(pool, p, KVS_WARM, 1);
+}
+
+/* The edges of the diagram in kvs/tier.h; FREE is left by alloc only. */
+static int is_edge(kvs_state_t from, kvs_state_t to)
+{
+	static const uint8_t edges[] = {
+		[KVS_FREE] = 0,
+		[KVS_PUT] = 1u << KVS_READY | 1u << KVS_TRANSIT | 1u << KVS_QUARANTINED,
+		[KVS_FILLING] = 1u << KVS_READY | 1u << KVS_TRANSIT | 1u << KVS_QUARANTINED,
+		[KVS_READY] = 1u << KVS_QUARANTINED | 1u << KVS_FREE,
+		[KVS_TRANSIT] = 1u << KVS_READY | 1u << KVS_QUARANTINED | 1u << KVS_FREE,
+		[KVS_QUARANTINED] = 1u << KVS_FREE,
+	};
+
+	return to <= KVS_QUARANTINED && (edges[from] >> to & 1u);
+}
+
+static void move(kvs_pool_t *pool, kvs_pool_slab_t *p, kvs_loc_t loc, kvs_state_t to)
+{
+	uint32_t index = kv_slot_index(loc.slot);
+	kvs_ledger_slot_t *record = &p->slots[index];
+	kvs_state_t from = kvs_ledger_state(record);
+	uint64_t digest = record->digest;
+
+	if ((from == KVS_PUT || from == KVS_FILLING) && (to == KVS_READY || to == KVS_TRANSIT)) {
+		digest = kv_digest_root(kvs_slab_roots(&p->slab, index), p->slab.geometry.heads);
+	}
+	kvs_ledger_move(record, to, digest);
+	account(pool, p, from, to);
+	if (to == KVS_FREE) {
+		push(pool, p, index);
+	}
+}
+
+kv_status_t kvs_pool_set_state(kvs_tier_t *tier, kvs_loc_t loc, kvs_state_t state)
+{
+	kvs_pool_t *pool = kvs_pool_of(tier);
+	kvs_ledger_slot_t *record;
+	kvs_pool_slab_t *p = kvs_pool_find(pool, loc, &record);
+
+	if (!p) {
+		return KV_MISS;
+	}
+	if (!is_edge(kvs_ledger_state(record), state)) {
+		return KV_ERR_ARG;
+	}
+	move(pool, p, loc, state);
+
+	return KV_OK;
+}
+
+/* From PUT and FILLING the way to FREE leads through QUARANTINED, which is the first store of every move. */
+void kvs_pool_free(kvs_tier_t *tier, kvs_loc_t loc)
+{
+	kvs_pool_t *pool = kvs_pool_of(tier);
+	kvs_ledger_slot_t *record;
+	kvs_pool_slab_t *p = kvs_pool_find(pool, loc, &record);
+
+	if (p) {
+		move(pool, p, loc, KVS_FREE);
+	}
+}

@@ -1,0 +1,589 @@
+/* The disk tier's end of the metadata process: see metadb.h. */
+#include "metadb.h"
+
+#include "wire.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/pidfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define OPEN_MS   30000 /* replaying the log after a crash, on a slow device, and waiting for a lock */
+#define ANSWER_MS 10000
+#define REAP_MS   2000
+#define FULL      (64u << 10) /* a file system with less room than this is full */
+#define HIGH_FD   16          /* below it the process's own descriptors are put in place */
+#define FAILURES  6u  /* processes in a row that could not open a database, or died of it, before it is given up */
+#define AGAIN_MS  100 /* the pause after the first of them, at the start; then twice as long each time */
+
+typedef enum belief {
+	UNKNOWN, /* not opened yet */
+	MARKED,  /* rows say everything */
+	PARTIAL, /* they do not: the database has no mark, and the next start reads headers */
+} belief_t;
+
+struct kvs_metadb {
+	const kv_env_t *env;
+	kvs_metadb_config_t config;
+	belief_t belief;
+	int aside; /* the database has to be moved aside before it is opened */
+	int program_fd;
+	int fd;    /* our end of the pair; -1: no process */
+	pid_t pid; /* 0: none; else not yet reaped */
+	int pidfd;
+	int served;        /* this process has done something well */
+	int lost;          /* rows were lost since kvs_metadb_open() or kvs_metadb_replace() */
+	uint32_t failures; /* to open it for an error of the device or a death, in a row */
+	uint64_t number;   /* of the last request */
+	kvs_meta_message_t ask;
+	kvs_meta_message_t answer;
+};
+
+/* ---- the process ----------------------------------------------------------------------------- */
+
+/* 1: it is gone, or there was none. */
+static int reap(kvs_metadb_t *db, int wait_ms)
+{
+	struct pollfd gone = {.fd = db->pidfd, .events = POLLIN};
+	int wstatus;
+
+	if (db->pid == 0) {
+		return 1;
+	}
+	(void)poll(&gone, 1, wait_ms);
+	if (waitpid(db->pid, &wstatus, WNOHANG) != db->pid) {
+		return 0;
+	}
+	if (WIFSIGNALED(wstatus)) {
+		kv_logf(db->env, KV_LOG_ERROR, "nvme", "the metadata process has died: signal %d pid %d",
+			WTERMSIG(wstatus), (int)db->pid);
+	}
+	close(db->pidfd);
+	db->pid = 0;
+	db->pidfd = -1;
+
+	return 1;
+}
+
+/* One that has hung up is about to end by itself; another one is killed. A process the kernel holds back is reaped
+ * before the next one starts. */
+static void end_process(kvs_metadb_t *db, int has_hung_up)
+{
+	if (db->fd >= 0) {
+		close(db->fd);
+		db->fd = -1;
+	}
+	if (!reap(db, has_hung_up ? REAP_MS : 0)) {
+		kill(db->pid, SIGKILL);
+		(void)reap(db, REAP_MS);
+	}
+}
+
+static int spawn(kvs_metadb_t *db, int socket_fd)
+{
+	char allowance[24], uuid[24];
+	char *argv[] = {"kvd-meta", (char *)(uintptr_t)db->config.path, allowance, uuid, NULL};
+	posix_spawn_file_actions_t files;
+	posix_spawnattr_t attr;
+	sigset_t none, all;
+	int result;
+
+	snprintf(allowance, sizeof allowance, "%llu", (unsigned long long)db->config.allowance);
+	snprintf(uuid, sizeof uuid, "%llu", (unsigned long long)db->config.uuid);
+	sigemptyset(&none);
+	sigfillset(&all);
+	posix_spawn_file_actions_init(&files);
+	posix_spawn_file_actions_adddup2(&files, socket_fd, KVS_META_FD);
+	posix_spawn_file_actions_adddup2(&files, db->program_fd, KVS_META_FD + 1);
+	posix_spawn_file_actions_addclosefrom_np(&files, KVS_META_FD + 2);
+	posix_spawnattr_init(&attr);
+	posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+	posix_spawnattr_setsigmask(&attr, &none);
+	posix_spawnattr_setsigdefault(&attr, &all);
+	/* By descriptor: a package that is upgraded meanwhile does not bring in a program of another version. */
+	result = posix_spawn(&db->pid, "/proc/self/fd/4", &files, &attr, argv, environ);
+	posix_spawnattr_destroy(&attr);
+	posix_spawn_file_actions_destroy(&files);
+	if (result != 0) {
+		db->pid = 0;
+	}
+
+	return result;
+}
+
+static kv_status_t start_process(kvs_metadb_t *db)
+{
+	int pair[2];
+	int theirs;
+	int result = EAGAIN;
+
+	if (!reap(db, 0)) {
+		return KV_ERR_LOCKED; /* the kernel holds the old one back, and the old one the database */
+	}
+	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) {
+		return KV_ERR_LIMIT;
+	}
+	theirs = fcntl(pair[1], F_DUPFD_CLOEXEC, HIGH_FD);
+	close(pair[1]);
+	if (theirs >= 0) {
+		result = spawn(db, theirs);
+		close(theirs);
+	}
+	if (result == 0) {
+		db->pidfd = pidfd_open(db->pid, 0);
+	}
+	if (result != 0 || db->pidfd < 0) {
+		kv_logf(db->env, KV_LOG_ERROR, "nvme", "cannot start the metadata process: %s",
+			strerror(result ? result : errno));
+		if (db->pid > 0) {
+			kill(db->pid, SIGKILL);
+			(void)waitpid(db->pid, NULL, 0);
+			db->pid = 0;
+		}
+		close(pair[0]);
+		return KV_ERR_LIMIT;
+	}
+	db->fd = pair[0];
+	db->served = 0;
+
+	return KV_OK;
+}
+
+/* ---- messages -------------------------------------------------------------------------------- */
+
+static int is_full(const kvs_metadb_t *db)
+{
+	struct statvfs room;
+
+	return fstatvfs(db->config.dir_fd, &room) == 0 && (uint64_t)room.f_bavail * room.f_frsize < FULL;
+}
+
+static kv_status_t give_up(kvs_metadb_t *db, kv_status_t status, const char *why)
+{
+	int has_hung_up = status == KV_ERR_IO;
+
+	if (has_hung_up && is_full(db)) {
+		status = KV_ERR_NOSPC;
+	}
+	kv_logf(db->env, KV_LOG_ERROR, "nvme", "the metadata process %s: %s pid %d", why, kv_status_text(status),
+		(int)db->pid);
+	end_process(db, has_hung_up);
+
+	return status;
+}
+
+static kv_status_t send_ask(kvs_metadb_t *db)
+{
+	size_t bytes = kvs_meta_bytes(db->ask.count);
+	struct pollfd room = {.fd = db->fd, .events = POLLOUT};
+	ssize_t n;
+
+	db->ask.version = KVS_META_VERSION;
+	db->ask.change_bytes = sizeof(kvs_change_t);
+	db->ask.number = ++db->number;
+	do {
+		int ready = poll(&room, 1, ANSWER_MS);
+
+		if (ready == 0) {
+			return give_up(db, KV_ERR_TIMEOUT, "takes no request");
+		}
+		n = send(db->fd, &db->ask, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+	} while (n < 0 && (errno == EINTR || errno == EAGAIN));
+
+	return n == (ssize_t)bytes ? KV_OK : give_up(db, KV_ERR_IO, "has gone");
+}
+
+static int is_known(int32_t status)
+{
+	return status == KV_OK || status == KV_ERR_NOSPC || status == KV_ERR_CORRUPT || status == KV_ERR_LOCKED ||
+	       status == KV_ERR_IO || status == KV_ERR_NOMEM || status == KV_ERR_PROTO;
+}
+
+static kv_status_t take_answer(kvs_metadb_t *db, kvs_meta_verb_t verb, int wait_ms)
+{
+	const kvs_meta_message_t *m = &db->answer;
+	struct pollfd wait = {.fd = db->fd, .events = POLLIN};
+	ssize_t n;
+
+	do {
+		int ready = poll(&wait, 1, wait_ms);
+
+		if (ready == 0) {
+			return give_up(db, KV_ERR_TIMEOUT, "does not answer and is killed");
+		}
+		n = recv(db->fd, &db->answer, sizeof db->answer, MSG_DONTWAIT | MSG_TRUNC);
+	} while (n < 0 && (errno == EINTR || errno == EAGAIN));
+	if (n <= 0) {
+		return give_up(db, KV_ERR_IO, "has gone");
+	}
+	if ((size_t)n > sizeof *m || !kvs_meta_is_whole(m, (size_t)n) || m->verb != verb || m->number != db->number ||
+	    !is_known(m->status) || (m->count > 0 && verb != KVS_META_SCAN)) {
+		return give_up(db, KV_ERR_PROTO, "gave an answer that makes no sense");
+	}
+	if (m->status != KV_OK) {
+		return give_up(db, (kv_status_t)m->status, "reports a failure");
+	}
+	db->served |= verb != KVS_META_OPEN;
+
+	return KV_OK;
+}
+
+static kv_status_t exchange(kvs_metadb_t *db, kvs_meta_verb_t verb)
+{
+	kv_status_t status;
+
+	db->ask.verb = verb;
+	db->ask.flags = db->config.sync ? KVS_META_SYNC : 0;
+	status = send_ask(db);
+
+	return status == KV_OK ? take_answer(db, verb, ANSWER_MS) : status;
+}
+
+/* ---- the database ---------------------------------------------------------------------------- */
+
+static void aside_path(const kvs_metadb_t *db, char out[PATH_MAX])
+{
+	snprintf(out, PATH_MAX, "%s.lost", db->config.path);
+}
+
+/* Remove a database's directory and the files in it. */
+static void remove_directory(const char *path)
+{
+	DIR *dir = opendir(path);
+	const struct dirent *entry;
+
+	if (!dir) {
+		unlink(path); /* it may be anything */
+		return;
+	}
+	while ((entry = readdir(dir)) != NULL) {
+		if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0) {
+			unlinkat(dirfd(dir), entry->d_name, 0);
+		}
+	}
+	closedir(dir);
+	rmdir(path);
+}
+
+/* Under another name, for good: a marked database that came back after a power loss would be believed without its last
+ * rows. */
+static kv_status_t move_aside(kvs_metadb_t *db)
+{
+	char aside[PATH_MAX];
+
+	aside_path(db, aside);
+	remove_directory(aside);
+	if ((rename(db->config.path, aside) != 0 && errno != ENOENT) ||
+	    (db->config.sync && fsync(db->config.dir_fd) != 0)) {
+		kv_logf(db->env, KV_LOG_ERROR, "nvme", "cannot move the metadata aside: %s path %s", strerror(errno),
+			db->config.path);
+		return errno == ENOSPC || errno == EDQUOT ? KV_ERR_NOSPC : KV_ERR_IO;
+	}
+	db->aside = 0;
+	db->belief = PARTIAL;
+	db->lost = 1;
+	kv_logf(db->env, KV_LOG_WARN, "nvme",
+		"the metadata is lost or damaged; the slots' headers say what there is path %s", db->config.path);
+
+	return KV_OK;
+}
+
+/* Opened: may it be used? KV_ERR_CORRUPT: it has to go. */
+static kv_status_t judge(kvs_metadb_t *db)
+{
+	int is_marked = (db->answer.flags & KVS_META_MARKED) != 0;
+	char aside[PATH_MAX];
+
+	if (is_marked && db->belief == PARTIAL) {
+		end_process(db, 0);
+		return KV_ERR_CORRUPT; /* it has its mark, and not all rows */
+	}
+	if (!is_marked && db->belief == MARKED) {
+		kv_logf(db->env, KV_LOG_WARN, "nvme", "the metadata was lost; the next start reads the slots' headers");
+	}
+	db->belief = is_marked ? MARKED : PARTIAL;
+	if (db->belief == PARTIAL) {
+		aside_path(db, aside);
+		remove_directory(aside);
+	}
+
+	return KV_OK;
+}
+
+static kv_status_t open_once(kvs_metadb_t *db)
+{
+	kv_status_t status = db->aside ? move_aside(db) : KV_OK;
+
+	if (status == KV_OK) {
+		status = start_process(db);
+	}
+	if (status != KV_OK) {
+		return status;
+	}
+	db->number = 0;
+	status = take_answer(db, KVS_META_OPEN, OPEN_MS);
+	db->failures = status == KV_ERR_IO ? db->failures + 1u : 0;
+
+	return status == KV_OK ? judge(db) : status;
+}
+
+/* A process with the database open. */
+static kv_status_t get_ready(kvs_metadb_t *db)
+{
+	kv_status_t status = KV_OK;
+
+	if (db->fd >= 0) {
+		return KV_OK;
+	}
+	kv_metric_add(db->config.metrics, KV_M_META_STARTS, 1);
+	status = open_once(db);
+	if (status == KV_ERR_CORRUPT || db->failures >= FAILURES) {
+		db->failures = 0;
+		db->aside = 1;
+		status = open_once(db);
+	}
+
+	return status;
+}
+
+kv_status_t kvs_metadb_create(const kvs_metadb_config_t *config, const kv_env_t *env, kvs_metadb_t **p_db)
+{
+	static const char name[] = "kvd-meta";
+	char path[PATH_MAX];
+	ssize_t n = readlink("/proc/self/exe", path, sizeof path - sizeof name - 1u);
+	kvs_metadb_t *db = kv_alloc(env, sizeof *db);
+	const char *folder_end;
+
+	if (!db) {
+		return KV_ERR_NOMEM;
+	}
+
+	*db = (kvs_metadb_t){.env = env, .config = *config, .fd = -1, .pidfd = -1};
+	path[n > 0 ? n : 0] = '\0';
+	folder_end = strrchr(path, '/');
+	memcpy(path + (folder_end ? folder_end + 1 - path : 0), name, sizeof name);
+	n = open(path, O_PATH | O_CLOEXEC);
+	db->program_fd = n >= 0 ? fcntl((int)n, F_DUPFD_CLOEXEC, HIGH_FD) : -1;
+	if (n >= 0) {
+		close((int)n);
+	}
+	if (db->program_fd < 0) {
+		kv_logf(env, KV_LOG_ERROR, "nvme", "cannot open the metadata program: %s path %s", strerror(errno),
+			path);
+		kv_free(env, db);
+		return KV_ERR_PATH;
+	}
+	*p_db = db;
+
+	return KV_OK;
+}
+
+void kvs_metadb_close(kvs_metadb_t *db)
+{
+	if (!db) {
+		return;
+	}
+	db->ask.count = 0;
+	if (db->fd >= 0 && exchange(db, KVS_META_CLOSE) == KV_OK) {
+		end_process(db, 1);
+	}
+	end_process(db, 0);
+	close(db->program_fd);
+	kv_free(db->env, db);
+}
+
+/* Open an empty database in the place of what is there. */
+static kv_status_t open_empty(kvs_metadb_t *db)
+{
+	kv_status_t status;
+
+	db->belief = PARTIAL;
+	db->aside = 1;
+	status = get_ready(db);
+	db->lost = 0;
+
+	return status;
+}
+
+kv_status_t kvs_metadb_open(kvs_metadb_t *db, int has_slots, int *p_marked)
+{
+	char aside[PATH_MAX];
+	struct stat st;
+	kv_status_t status;
+	int pause_ms = AGAIN_MS;
+
+	/* A database moved aside says that its successor was never finished. */
+	aside_path(db, aside);
+	db->aside = lstat(aside, &st) == 0;
+	/* One error of the device does not cost the database: the last of these tries replaces it. */
+	for (status = get_ready(db); status == KV_ERR_IO && !db->aside && !db->lost; status = get_ready(db)) {
+		(void)poll(NULL, 0, pause_ms);
+		pause_ms *= 2;
+	}
+	if (status == KV_OK && db->belief == PARTIAL && has_slots && !db->lost) {
+		status = kvs_metadb_replace(db); /* whose rows they are is unknown */
+	} else if (status == KV_ERR_IO || status == KV_ERR_PROTO || status == KV_ERR_LOCKED) {
+		status = open_empty(db);
+	}
+	if (status != KV_OK) {
+		db->belief = PARTIAL;
+		db->aside = 1;
+	}
+	db->lost = 0;
+	*p_marked = status == KV_OK && db->belief == MARKED;
+
+	return status;
+}
+
+kv_status_t kvs_metadb_replace(kvs_metadb_t *db)
+{
+	end_process(db, 0);
+
+	return open_empty(db);
+}
+
+static kv_status_t send_changes(kvs_metadb_t *db, const kvs_change_t *change, uint32_t count)
+{
+	while (count > KVS_META_CHANGES) {
+		kv_status_t status;
+
+		db->ask.verb = KVS_META_WRITE;
+		db->ask.flags = KVS_META_MORE;
+		db->ask.count = KVS_META_CHANGES;
+		memcpy(db->ask.change, change, KVS_META_CHANGES * sizeof *change);
+		status = send_ask(db);
+		if (status != KV_OK) {
+			return status;
+		}
+		change += KVS_META_CHANGES;
+		count -= KVS_META_CHANGES;
+	}
+	db->ask.count = count;
+	memcpy(db->ask.change, change, count * sizeof *change);
+
+	return exchange(db, KVS_META_WRITE);
+}
+
+kv_status_t kvs_metadb_write(kvs_metadb_t *db, const kvs_change_t *change, uint32_t count)
+{
+	kv_status_t status = KV_OK;
+
+	for (int tries = 0; tries < 2; tries++) {
+		status = get_ready(db);
+		if (status == KV_OK && count > 0) {
+			status = send_changes(db, change, count);
+		}
+		/* A full file system and a process that hangs would only do so again. */
+		if (status != KV_ERR_IO && status != KV_ERR_PROTO) {
+			break;
+		}
+	}
+
+	return status;
+}
+
+kv_status_t kvs_metadb_mark(kvs_metadb_t *db)
+{
+	kv_status_t status = db->lost ? KV_ERR_CORRUPT : get_ready(db);
+
+	if (status == KV_OK && !db->lost) {
+		db->ask.count = 0;
+		status = exchange(db, KVS_META_MARK);
+	}
+	if (status == KV_OK && !db->lost) {
+		db->belief = MARKED;
+	}
+
+	return status;
+}
+
+/* The rows of one answer, in order and behind what was asked for. */
+static kv_status_t take_rows(kvs_metadb_t *db, uint64_t *p_from, kvs_row_fn row, void *arg)
+{
+	kvs_change_t change[KVS_META_CHANGES];
+	uint32_t count = db->answer.count;
+	kv_status_t status = KV_OK;
+
+	memcpy(change, db->answer.change, count * sizeof *change);
+	for (uint32_t i = 0; i < count && status == KV_OK; i++) {
+		uint64_t place = kvs_meta_place(&change[i].row);
+
+		if (place < *p_from || place == UINT64_MAX || !change[i].is_put) {
+			return KV_ERR_PROTO;
+		}
+		*p_from = place + 1u;
+		status = row(arg, &change[i].row);
+	}
+
+	return status;
+}
+
+kv_status_t kvs_metadb_scan(kvs_metadb_t *db, kvs_row_fn row, void *arg)
+{
+	kv_status_t status = KV_OK;
+	uint64_t from = 0;
+	int more = 1;
+
+	while (status == KV_OK && more) {
+		status = get_ready(db); /* the callback's write may have cost the process, or the database */
+		if (status != KV_OK || db->belief != MARKED) {
+			return status == KV_OK ? KV_ERR_CORRUPT : status;
+		}
+		db->ask.count = 0;
+		db->ask.from = from;
+		status = exchange(db, KVS_META_SCAN);
+		if (status == KV_OK) {
+			more = (db->answer.flags & KVS_META_MORE) != 0;
+			status = more && db->answer.count == 0 ? KV_ERR_PROTO : take_rows(db, &from, row, arg);
+		}
+	}
+
+	return status;
+}
+
+int kvs_metadb_fd(const kvs_metadb_t *db)
+{
+	return db->fd;
+}
+
+void kvs_metadb_revive(kvs_metadb_t *db)
+{
+	int served = db->served;
+
+	(void)give_up(db, KV_ERR_IO, "has gone");
+	if (served) { /* else it would die again at once: the next write tries */
+		(void)get_ready(db);
+	}
+}
+
+uint64_t kvs_metadb_bytes(const char *path)
+{
+	DIR *dir = opendir(path);
+	const struct dirent *entry;
+	uint64_t bytes = 0;
+
+	if (!dir) {
+		return 0;
+	}
+	while ((entry = readdir(dir)) != NULL) {
+		struct stat st;
+
+		if (fstatat(dirfd(dir), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode)) {
+			bytes += (uint64_t)st.st_blocks * 512u;
+		}
+	}
+	closedir(dir);
+
+	return bytes;
+}

@@ -1,0 +1,490 @@
+/* Slot files: opened, preallocated, given up. slots/<class>.<number>, whole slots, never resized. */
+#include "impl.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define CARVE_RETRY_NS 1000000000u
+
+static void file_name(uint32_t slot_class, uint32_t number, char out[32])
+{
+	snprintf(out, 32, "%u.%u", slot_class, number);
+}
+
+int kvs_file_open(kvs_nvme_t *nvme, uint32_t slot_class, uint32_t number, int flags)
+{
+	char name[32];
+	int fd;
+
+	file_name(slot_class, number, name);
+	flags |= O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+	fd = openat(nvme->slots_fd, name, flags | (nvme->direct ? O_DIRECT : 0), 0600);
+	if (fd < 0 && errno == EINVAL && nvme->direct) {
+		nvme->direct = 0;
+		kv_logf(nvme->env, KV_LOG_WARN, "nvme",
+			"the file system has no O_DIRECT; reads and writes go through the page cache path %s",
+			nvme->path);
+		/* The refusal can come after the file was created. */
+		fd = openat(nvme->slots_fd, name, flags & ~O_EXCL, 0600);
+	}
+
+	return fd < 0 ? -errno : fd;
+}
+
+static int fits(const kvs_nvme_t *nvme, uint64_t bytes, uint64_t slots)
+{
+	uint64_t meta = nvme->meta_fixed + (nvme->slots + slots) * KVS_ROW_BYTES;
+
+	if (meta < nvme->meta_bytes) {
+		meta = nvme->meta_bytes;
+	}
+
+	return nvme->file_bytes + bytes + meta <= nvme->config.limit_bytes;
+}
+
+int kvs_file_may(const kvs_nvme_t *nvme, const kvs_dclass_t *cls, const kvs_going_t *going)
+{
+	uint64_t left =
+		kvs_caps_left(&nvme->caps, (kvs_tier_t *)(uintptr_t)&nvme->base, cls->id, nvme->super.class_count);
+
+	return left == UINT64_MAX || cls->slots_per_file * cls->stride <= left + going->own;
+}
+
+int kvs_file_fits(const kvs_nvme_t *nvme, const kvs_dclass_t *cls, const kvs_going_t *going)
+{
+	uint64_t new_bytes = cls->slots_per_file * cls->stride;
+	uint64_t more = new_bytes > going->bytes ? new_bytes - going->bytes : 0;
+	uint64_t more_slots = cls->slots_per_file > going->slots ? cls->slots_per_file - going->slots : 0;
+
+	return fits(nvme, more, more_slots) && kvs_file_may(nvme, cls, going);
+}
+
+/* Nothing in it, nothing on its way to it, and no row speaks of it. */
+static int file_is_idle(const kvs_dfile_t *file)
+{
+	if (!file->slot || file->gone || file->free_slots != file->slots || file->dirty) {
+		return 0;
+	}
+	for (uint32_t i = 0; i < file->slots; i++) {
+		if (file->slot[i].io || file->slot[i].flags) {
+			return 0;
+		}
+	}
+
+	return 1;
+}
+
+void kvs_file_unlist(kvs_nvme_t *nvme, uint32_t number)
+{
+	kvs_dclass_t *cls = &nvme->classes[nvme->files[number].slot_class];
+	kv_slot_t slot = cls->free_head;
+
+	cls->free_head = cls->free_tail = KV_SLOT_NONE;
+	cls->free_count = 0;
+	while (slot != KV_SLOT_NONE) {
+		kvs_dslot_t *s = kvs_slot_get(nvme, slot);
+		kv_slot_t next = s->next;
+
+		if (kv_slot_slab(slot) != number) {
+			s->next = KV_SLOT_NONE;
+			if (cls->free_tail == KV_SLOT_NONE) {
+				cls->free_head = slot;
+			} else {
+				kvs_slot_get(nvme, cls->free_tail)->next = slot;
+			}
+			cls->free_tail = slot;
+			cls->free_count++;
+		}
+		slot = next;
+	}
+}
+
+/* Every I/O thread but the ring's opens nothing by number; the ring keeps the file alive until it has let go. */
+static void close_forgotten(void *arg, kv_status_t status)
+{
+	(void)status;
+	close((int)(intptr_t)arg);
+}
+
+static int forget(kvs_nvme_t *nvme, uint32_t number, int fd)
+{
+	kvs_xfer_t *xfer;
+
+	if (nvme->xfer_free == KVS_NONE) {
+		return 0;
+	}
+
+	xfer = &nvme->xfers[nvme->xfer_free];
+	nvme->xfer_free = xfer->next;
+	*xfer = (kvs_xfer_t){.kind = KVS_FORGET,
+			     .busy = 1,
+			     .done = close_forgotten,
+			     .arg = (void *)(intptr_t)fd,
+			     .slot = kv_slot_make(number, 0),
+			     .fd = fd};
+	nvme->in_flight++;
+	kvs_queue_push(&nvme->io[0].in, xfer);
+	nvme->io[0].unkicked++;
+
+	return 1;
+}
+
+static void file_drop(kvs_nvme_t *nvme, uint32_t number)
+{
+	kvs_dfile_t *file = &nvme->files[number];
+	kvs_dclass_t *cls = &nvme->classes[file->slot_class];
+	char name[32];
+
+	if (file->state == KVS_FILE_USED) {
+		kvs_file_unlist(nvme, number);
+	}
+	nvme->retired_files -= file->state == KVS_FILE_RETIRED ? 1 : 0;
+	for (uint32_t i = 0; i < file->slots; i++) {
+		if (file->slot[i].gen >= nvme->gen_base) {
+			nvme->gen_base = file->slot[i].gen + 1u;
+		}
+	}
+	if (!file->gone) { /* else the name may be another file's */
+		file_name(file->slot_class, number, name);
+		unlinkat(nvme->slots_fd, name, 0);
+	}
+	nvme->file_bytes -= file->slots * cls->stride;
+	nvme->slots -= file->slots;
+	nvme->free_slots -= file->slots;
+	cls->files--;
+	kv_free(nvme->env, file->slot);
+	*file = (kvs_dfile_t){.fd = -1};
+}
+
+void kvs_file_retire(kvs_nvme_t *nvme, uint32_t number)
+{
+	kvs_dfile_t *file = &nvme->files[number];
+
+	file->gone = 1;
+	file->dirty = 0;
+	kvs_file_unlist(nvme, number);
+	nvme->retired_files -= file->state == KVS_FILE_RETIRED ? 1 : 0;
+	file->state = KVS_FILE_USED; /* no change of class goes on with it */
+	file->free_slots = 0;
+	for (uint32_t i = 0; i < file->slots; i++) {
+		if (file->slot[i].state == KVS_FREE) {
+			kvs_slot_move(nvme, kv_slot_make(number, i), &file->slot[i], KVS_QUARANTINED);
+		}
+	}
+}
+
+/* The user has freed all slots, and no row speaks of them any more. */
+static int is_let_go(const kvs_dfile_t *file)
+{
+	for (uint32_t i = 0; i < file->slots; i++) {
+		if (file->slot[i].state != KVS_QUARANTINED || file->slot[i].io || file->slot[i].flags) {
+			return 0;
+		}
+	}
+
+	return 1;
+}
+
+void kvs_file_let_go(kvs_nvme_t *nvme)
+{
+	for (uint32_t number = 0; number < KVS_MAX_FILES; number++) {
+		kvs_dfile_t *file = &nvme->files[number];
+
+		if (!file->slot || !file->gone || !is_let_go(file) || !forget(nvme, number, file->fd)) {
+			continue;
+		}
+		for (uint32_t i = 0; i < file->slots; i++) {
+			kvs_slot_move(nvme, kv_slot_make(number, i), &file->slot[i], KVS_FREE);
+		}
+		file_drop(nvme, number);
+	}
+}
+
+int kvs_file_remove(kvs_nvme_t *nvme, uint32_t number)
+{
+	kvs_dfile_t *file = &nvme->files[number];
+
+	/* A commit under way may be syncing any file. */
+	if (atomic_load(&nvme->commit->state) != 0 || !file_is_idle(file) || !forget(nvme, number, file->fd)) {
+		return 0;
+	}
+	file_drop(nvme, number);
+
+	return 1;
+}
+
+/* Remove files that have been emptied for the class until another one of it fits under the limit and the cap. */
+static int make_room(kvs_nvme_t *nvme, const kvs_dclass_t *cls)
+{
+	const kvs_going_t none = {0};
+
+	for (uint32_t i = 0; nvme->retired_files > 0 && i < KVS_MAX_FILES && !kvs_file_fits(nvme, cls, &none); i++) {
+		if (nvme->files[i].state == KVS_FILE_RETIRED && nvme->files[i].for_class == cls->id) {
+			(void)kvs_file_remove(nvme, i);
+		}
+	}
+
+	return kvs_file_fits(nvme, cls, &none);
+}
+
+static kv_status_t preallocate(kvs_nvme_t *nvme, int fd, uint64_t bytes)
+{
+	int result;
+
+	do {
+		result = fallocate(fd, 0, 0, (off_t)bytes);
+	} while (result != 0 && errno == EINTR);
+	if (result != 0 && errno == EOPNOTSUPP) {
+		kv_logf(nvme->env, KV_LOG_WARN, "nvme",
+			"the file system cannot preallocate; a full disk will show at writes path %s", nvme->path);
+		result = ftruncate(fd, (off_t)bytes);
+	}
+	if (result == 0) {
+		return KV_OK;
+	}
+
+	return errno == ENOSPC || errno == EDQUOT || errno == EFBIG ? KV_ERR_NOSPC : KV_ERR_IO;
+}
+
+static kv_status_t file_setup(kvs_nvme_t *nvme, uint32_t number, uint32_t slot_class, int fd)
+{
+	kvs_dclass_t *cls = &nvme->classes[slot_class];
+	kvs_dfile_t *file = &nvme->files[number];
+	kvs_dslot_t *slot = kv_alloc(nvme->env, cls->slots_per_file * sizeof *slot);
+
+	if (!slot) {
+		return KV_ERR_NOMEM;
+	}
+
+	for (uint32_t i = 0; i < cls->slots_per_file; i++) {
+		slot[i].gen = nvme->gen_base;
+		slot[i].rec = KVS_NONE;
+		slot[i].next = KV_SLOT_NONE;
+		slot[i].next_dirty = KV_SLOT_NONE;
+	}
+	*file = (kvs_dfile_t){.slot = slot,
+			      .slot_class = slot_class,
+			      .slots = cls->slots_per_file,
+			      .whole = cls->slots_per_file,
+			      .fd = fd};
+	nvme->file_bytes += file->slots * cls->stride;
+	nvme->slots += file->slots;
+	nvme->free_slots += file->slots;
+	cls->files++;
+
+	return KV_OK;
+}
+
+static kv_status_t file_create(kvs_nvme_t *nvme, kvs_dclass_t *cls, uint32_t number)
+{
+	uint64_t bytes = cls->slots_per_file * cls->stride;
+	char name[32];
+	kv_status_t status;
+	int fd = kvs_file_open(nvme, cls->id, number, O_CREAT | O_EXCL);
+
+	if (fd < 0) {
+		kv_logf(nvme->env, KV_LOG_ERROR, "nvme", "cannot create slot file %u.%u: %s", cls->id, number,
+			strerror(-fd));
+		return fd == -ENOSPC ? KV_ERR_NOSPC : KV_ERR_IO;
+	}
+
+	status = preallocate(nvme, fd, bytes);
+	if (status == KV_OK) {
+		status = file_setup(nvme, number, cls->id, fd);
+	} else if (status != KV_ERR_NOSPC || !nvme->faults[KVS_FAULT_SPACE].active) {
+		kv_logf(nvme->env, KV_LOG_ERROR, "nvme", "cannot preallocate slot file %u.%u bytes %llu: %s", cls->id,
+			number, (unsigned long long)bytes, kv_status_text(status));
+	}
+	if (status != KV_OK) {
+		file_name(cls->id, number, name);
+		unlinkat(nvme->slots_fd, name, 0);
+		close(fd);
+		return status;
+	}
+
+	nvme->slots_dirty = 1;
+	kvs_file_admit(nvme, number);
+
+	return KV_OK;
+}
+
+kv_status_t kvs_file_carve(kvs_nvme_t *nvme, kvs_dclass_t *cls)
+{
+	uint64_t now = kv_now_ns(nvme->env);
+	uint32_t number = 0;
+	kv_status_t status;
+
+	if (!make_room(nvme, cls)) {
+		return KV_ERR_FULL;
+	}
+	while (number < KVS_MAX_FILES && (nvme->files[number].slot || nvme->files[number].claimed)) {
+		number++;
+	}
+	if (number == KVS_MAX_FILES) {
+		return KV_ERR_FULL;
+	}
+	if (now < nvme->carve_after_ns) {
+		return cls->files > 0 ? KV_ERR_FULL : KV_ERR_NOSPC;
+	}
+
+	status = file_create(nvme, cls, number);
+	if (status == KV_OK) {
+		kvs_fault_forget(nvme, KVS_FAULT_SPACE);
+	}
+	if (status == KV_ERR_NOSPC && !nvme->faults[KVS_FAULT_SPACE].active) {
+		nvme->space_wanted = cls->slots_per_file * cls->stride;
+		kvs_fault_raise(nvme, KVS_FAULT_SPACE, "making a slot file", kv_status_text(status));
+	}
+	if (status == KV_ERR_NOSPC || status == KV_ERR_IO) {
+		kv_metric_add(nvme->metrics, KV_M_DISK_ERRORS, 1);
+		nvme->carve_after_ns = now + CARVE_RETRY_NS;
+		if (cls->files > 0) {
+			return KV_ERR_FULL; /* what there is can be evicted and used again */
+		}
+	}
+
+	return status;
+}
+
+/* "<class>.<number>", nothing else. */
+static int parse_name(const char *name, uint32_t *p_class, uint32_t *p_number)
+{
+	char again[32];
+	char *end;
+	unsigned long slot_class = strtoul(name, &end, 10);
+	unsigned long number = *end == '.' ? strtoul(end + 1, NULL, 10) : UINT32_MAX;
+
+	if (slot_class >= UINT32_MAX || number >= UINT32_MAX) {
+		return 0;
+	}
+	file_name((uint32_t)slot_class, (uint32_t)number, again);
+	*p_class = (uint32_t)slot_class;
+	*p_number = (uint32_t)number;
+
+	return strcmp(again, name) == 0;
+}
+
+static void leave_out(kvs_nvme_t *nvme, const char *name, const char *why)
+{
+	kv_metric_add(nvme->metrics, KV_M_DISK_FILES_DROPPED, 1);
+	kv_logf(nvme->env, KV_LOG_ERROR, "nvme", "slot file %s is left out with its blocks: %s", name, why);
+}
+
+/* NULL: take it. */
+static const char *judge_file(kvs_nvme_t *nvme, int fd, uint32_t slot_class, uint64_t *p_bytes)
+{
+	const kvs_dclass_t *cls = &nvme->classes[slot_class];
+	struct stat st;
+
+	if (fstat(fd, &st) != 0) {
+		return strerror(errno);
+	}
+	if (!S_ISREG(st.st_mode)) {
+		return "not a regular file";
+	}
+	if ((uint64_t)st.st_size > cls->slots_per_file * cls->stride) {
+		return "it is longer than its class says";
+	}
+
+	*p_bytes = (uint64_t)st.st_size;
+
+	return NULL;
+}
+
+/* A file that was cut has lost what lay behind, and no more: the rest is taken, and room made for new blocks. */
+static kv_status_t take_file(kvs_nvme_t *nvme, uint32_t slot_class, uint32_t number, int fd, uint64_t bytes)
+{
+	const kvs_dclass_t *cls = &nvme->classes[slot_class];
+	uint64_t whole = cls->slots_per_file * cls->stride;
+	kv_status_t status;
+
+	if (bytes < whole) {
+		kv_logf(nvme->env, KV_LOG_ERROR, "nvme",
+			"slot file %u.%u was cut to %llu bytes; the blocks behind are lost", slot_class, number,
+			(unsigned long long)bytes);
+		kv_metric_add(nvme->metrics, KV_M_DISK_FILES_CUT, 1);
+		if (preallocate(nvme, fd, whole) != KV_OK && ftruncate(fd, (off_t)whole) != 0) {
+			kv_logf(nvme->env, KV_LOG_ERROR, "nvme", "cannot make it whole again: %s", strerror(errno));
+		}
+	}
+	status = file_setup(nvme, number, slot_class, fd);
+	if (status == KV_OK && bytes < whole) {
+		nvme->files[number].whole = (uint32_t)(bytes / cls->stride);
+	}
+
+	return status;
+}
+
+static kv_status_t scan_one(kvs_nvme_t *nvme, const char *name)
+{
+	uint32_t slot_class;
+	uint32_t number;
+	uint64_t bytes = 0;
+	const char *why;
+	int fd;
+
+	if (!parse_name(name, &slot_class, &number) || number >= KVS_MAX_FILES) {
+		leave_out(nvme, name, "not a slot file's name");
+		return KV_OK;
+	}
+	if (slot_class >= nvme->super.class_count) {
+		/* Carved, but its class never reached the superblock: nothing in it was ever acknowledged. */
+		kv_logf(nvme->env, KV_LOG_WARN, "nvme", "slot file %s belongs to no class and is removed", name);
+		unlinkat(nvme->slots_fd, name, 0);
+		return KV_OK;
+	}
+	if (nvme->files[number].slot || nvme->files[number].claimed) {
+		leave_out(nvme, name, "its number is taken");
+		return KV_OK;
+	}
+	if (!fits(nvme, nvme->classes[slot_class].slots_per_file * nvme->classes[slot_class].stride,
+		  nvme->classes[slot_class].slots_per_file)) {
+		kv_logf(nvme->env, KV_LOG_WARN, "nvme",
+			"slot file %s does not fit under the limit any more and is removed", name);
+		unlinkat(nvme->slots_fd, name, 0);
+		return KV_OK;
+	}
+	fd = kvs_file_open(nvme, slot_class, number, 0);
+	why = fd < 0 ? strerror(-fd) : judge_file(nvme, fd, slot_class, &bytes);
+	if (why) {
+		leave_out(nvme, name, why);
+		if (fd >= 0) {
+			close(fd);
+			if (unlinkat(nvme->slots_fd, name, 0) == 0) {
+				return KV_OK;
+			}
+		}
+		nvme->files[number].claimed = 1;
+		return KV_OK;
+	}
+
+	return take_file(nvme, slot_class, number, fd, bytes);
+}
+
+kv_status_t kvs_file_scan(kvs_nvme_t *nvme)
+{
+	int copy = openat(nvme->slots_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	DIR *dir = copy >= 0 ? fdopendir(copy) : NULL;
+	const struct dirent *entry;
+	kv_status_t status = KV_OK;
+
+	if (!dir) {
+		if (copy >= 0) {
+			close(copy);
+		}
+		return KV_ERR_IO;
+	}
+	while (status == KV_OK && (entry = readdir(dir)) != NULL) {
+		if (entry->d_name[0] != '.') {
+			status = scan_one(nvme, entry->d_name);
+		}
+	}
+	closedir(dir);
+
+	return status;
+}

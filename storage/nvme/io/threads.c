@@ -1,0 +1,148 @@
+/* The disk tier's threads: started with all signals blocked, stopped when nothing is in flight. */
+#include "nvme/impl.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#define START_WAIT_MS 5000
+
+/* Signals are the owner's business; SIGBUS is let through by the guard itself. */
+static int start_thread(pthread_t *p_thread, void *(*main)(void *), void *arg)
+{
+	sigset_t all;
+	sigset_t before;
+	int result;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	result = pthread_create(p_thread, NULL, main, arg);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+
+	return result == 0;
+}
+
+static void stop_io(kvs_io_t *io)
+{
+	if (io->started) {
+		atomic_store(&io->stop, 1);
+		kvs_bell_ring(&io->bell);
+		pthread_join(io->thread, NULL);
+		io->started = 0;
+	}
+}
+
+static kv_status_t io_setup(kvs_nvme_t *nvme, kvs_io_t *io)
+{
+	io->nvme = nvme;
+	if (!kvs_queue_init(&io->in, nvme->env, nvme->xfer_cap) ||
+	    !kvs_queue_init(&io->out, nvme->env, nvme->xfer_cap)) {
+		return KV_ERR_NOMEM;
+	}
+	io->bell.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+
+	return io->bell.fd >= 0 ? KV_OK : KV_ERR_NOMEM;
+}
+
+static void io_fini(kvs_nvme_t *nvme, kvs_io_t *io)
+{
+	stop_io(io);
+	kv_free(nvme->env, io->in.item);
+	kv_free(nvme->env, io->out.item);
+	free(io->ring);
+	if (io->bell.fd >= 0) {
+		close(io->bell.fd);
+	}
+}
+
+/* 1: the ring thread runs. Otherwise *p_why says why there is none. */
+static int start_uring(kvs_nvme_t *nvme, const char **p_why)
+{
+	kvs_io_t *io = &nvme->io[0];
+	struct pollfd wait = {.fd = nvme->owner.fd, .events = POLLIN};
+	int ready;
+
+	*p_why = "the configuration asks for threads";
+	if (nvme->config.engine == KVS_IO_THREADS) {
+		return 0;
+	}
+	*p_why = "no thread";
+	kvs_bell_arm(&nvme->owner);
+	if (!start_thread(&io->thread, kvs_uring_main, io)) {
+		return 0;
+	}
+	io->started = 1;
+	poll(&wait, 1, START_WAIT_MS);
+	kvs_bell_clear(&nvme->owner);
+	ready = atomic_load(&io->ready);
+	if (ready == 1) {
+		nvme->workers = 1;
+		nvme->uring = 1;
+		return 1;
+	}
+	*p_why = ready < 0 ? strerror(-ready) : "it did not start in time";
+	stop_io(io);
+	atomic_store(&io->stop, 0);
+
+	return 0;
+}
+
+static kv_status_t start_workers(kvs_nvme_t *nvme)
+{
+	for (uint32_t i = 0; i < KVS_MAX_WORKERS; i++) {
+		kvs_io_t *io = &nvme->io[i];
+
+		if (i > 0 && io_setup(nvme, io) != KV_OK) {
+			return KV_ERR_NOMEM;
+		}
+		if (posix_memalign(&io->ring, KVS_PAGE, KVS_SLOTHDR_MAX) != 0 ||
+		    !start_thread(&io->thread, kvs_sync_main, io)) {
+			return KV_ERR_NOMEM;
+		}
+		io->started = 1;
+		nvme->workers = i + 1u;
+	}
+
+	return KV_OK;
+}
+
+kv_status_t kvs_threads_start(kvs_nvme_t *nvme)
+{
+	kv_status_t status = io_setup(nvme, &nvme->io[0]);
+	const char *why;
+
+	nvme->owner.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+	nvme->commit_bell.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+	if (status != KV_OK || nvme->owner.fd < 0 || nvme->commit_bell.fd < 0) {
+		return KV_ERR_NOMEM;
+	}
+	if (!start_uring(nvme, &why)) {
+		kv_metric_set(nvme->metrics, KV_M_DISK_FALLBACK, 1);
+		kv_logf(nvme->env, KV_LOG_WARN, "nvme",
+			"io_uring is not used (%s); plain reads and writes in %u threads instead", why,
+			KVS_MAX_WORKERS);
+		status = start_workers(nvme);
+	}
+	if (status != KV_OK || !start_thread(&nvme->commit_thread, kvs_commit_main, nvme)) {
+		return KV_ERR_NOMEM;
+	}
+	nvme->commit_started = 1;
+	kvs_bell_arm(&nvme->owner);
+
+	return KV_OK;
+}
+
+void kvs_threads_stop(kvs_nvme_t *nvme)
+{
+	for (uint32_t i = 0; i < KVS_MAX_WORKERS; i++) {
+		io_fini(nvme, &nvme->io[i]);
+	}
+	if (nvme->commit_started) {
+		atomic_store(&nvme->commit_stop, 1);
+		kvs_bell_ring(&nvme->commit_bell);
+		pthread_join(nvme->commit_thread, NULL);
+		nvme->commit_started = 0;
+	}
+}

@@ -1,0 +1,196 @@
+/* Slot files that go: emptied by the core, given up when no row speaks of them any more, their room another class's. */
+#include "impl.h"
+
+static kvs_dfile_t *file_at(kvs_nvme_t *nvme, uint32_t number)
+{
+	return number < KVS_MAX_FILES && nvme->files[number].slot && !nvme->files[number].gone ? &nvme->files[number]
+											       : NULL;
+}
+
+static uint32_t change_files(kvs_tier_t *tier)
+{
+	(void)tier;
+
+	return KVS_MAX_FILES;
+}
+
+static kv_status_t change_look(kvs_tier_t *tier, uint32_t number, kvs_slab_look_t *p_look)
+{
+	const kvs_dfile_t *file = file_at(kvs_nvme(tier), number);
+
+	if (!file) {
+		return KV_MISS;
+	}
+	*p_look = (kvs_slab_look_t){
+		.slot_class = file->slot_class,
+		.slots = file->slots,
+		.taken = file->slots - file->free_slots,
+		.leaving = file->state == KVS_FILE_LEAVING,
+		.retired = file->state == KVS_FILE_RETIRED,
+	};
+
+	return KV_OK;
+}
+
+static uint64_t change_unit(kvs_tier_t *tier, uint32_t slot_class)
+{
+	const kvs_dclass_t *cls = &kvs_nvme(tier)->classes[slot_class];
+
+	return cls->slots_per_file * cls->stride;
+}
+
+static kv_status_t change_slot(kvs_tier_t *tier, kv_slot_t slot, kvs_loc_t *p_loc, kvs_meta_t *p_meta)
+{
+	const kvs_dslot_t *s = kvs_slot_get(kvs_nvme(tier), slot);
+
+	if (!s || s->state != KVS_READY || (s->flags & KVS_SLOT_FREEING)) {
+		return KV_MISS;
+	}
+	*p_loc = (kvs_loc_t){slot, s->gen};
+	*p_meta = (kvs_meta_t){.key = s->key, .group = s->group};
+
+	return KV_OK;
+}
+
+static uint64_t change_free_slots(kvs_tier_t *tier, uint32_t slot_class)
+{
+	return kvs_nvme(tier)->classes[slot_class].free_count;
+}
+
+static void add_going(const kvs_nvme_t *nvme, const kvs_dfile_t *file, uint32_t for_class, kvs_going_t *going)
+{
+	uint64_t bytes = file->slots * nvme->classes[file->slot_class].stride;
+
+	going->bytes += bytes;
+	going->slots += file->slots;
+	if (strcmp(nvme->super.classes[file->slot_class].ns, nvme->super.classes[for_class].ns) == 0) {
+		going->own += bytes;
+	}
+}
+
+/* Files that have been emptied for the class, and wait for their rows to go. */
+static kvs_going_t retired_for(const kvs_nvme_t *nvme, uint32_t slot_class)
+{
+	kvs_going_t going = {0};
+
+	for (uint32_t i = 0; nvme->retired_files > 0 && i < KVS_MAX_FILES; i++) {
+		const kvs_dfile_t *file = &nvme->files[i];
+
+		if (file->slot && file->state == KVS_FILE_RETIRED && file->for_class == slot_class) {
+			add_going(nvme, file, slot_class, &going);
+		}
+	}
+
+	return going;
+}
+
+static uint32_t change_gain(kvs_tier_t *tier, uint32_t number, uint32_t for_class)
+{
+	kvs_nvme_t *nvme = kvs_nvme(tier);
+	const kvs_dfile_t *file = file_at(nvme, number);
+	kvs_going_t going;
+
+	if (!file || for_class >= nvme->super.class_count) {
+		return 0;
+	}
+	going = retired_for(nvme, for_class);
+	add_going(nvme, file, for_class, &going);
+
+	return kvs_file_may(nvme, &nvme->classes[for_class], &going) ? nvme->classes[for_class].slots_per_file : 0;
+}
+
+static int change_is_short(kvs_tier_t *tier, uint32_t slot_class)
+{
+	const kvs_nvme_t *nvme = kvs_nvme(tier);
+	const kvs_dclass_t *cls = &nvme->classes[slot_class];
+	kvs_going_t going;
+
+	if (nvme->health >= KVS_HEALTH_READ_ONLY || cls->free_count > cls->slots_per_file / 4u) {
+		return 0;
+	}
+	going = retired_for(nvme, slot_class);
+
+	return !kvs_file_fits(nvme, cls, &going);
+}
+
+static int change_is_coming(kvs_tier_t *tier, uint32_t slot_class)
+{
+	return retired_for(kvs_nvme(tier), slot_class).slots > 0;
+}
+
+static void change_leave(kvs_tier_t *tier, uint32_t number)
+{
+	kvs_nvme_t *nvme = kvs_nvme(tier);
+	kvs_dfile_t *file = file_at(nvme, number);
+
+	if (file && file->state == KVS_FILE_USED) {
+		kvs_file_unlist(nvme, number);
+		file->state = KVS_FILE_LEAVING;
+	}
+}
+
+static void change_stay(kvs_tier_t *tier, uint32_t number)
+{
+	kvs_nvme_t *nvme = kvs_nvme(tier);
+	kvs_dfile_t *file = file_at(nvme, number);
+
+	if (file && file->state == KVS_FILE_LEAVING) {
+		file->state = KVS_FILE_USED;
+		file->free_slots = 0;
+		kvs_file_admit(nvme, number);
+	}
+}
+
+static kv_status_t change_retire(kvs_tier_t *tier, uint32_t number, uint32_t for_class)
+{
+	kvs_nvme_t *nvme = kvs_nvme(tier);
+	kvs_dfile_t *file = file_at(nvme, number);
+
+	if (!file || file->state != KVS_FILE_LEAVING || for_class >= nvme->super.class_count) {
+		return KV_MISS;
+	}
+	if (file->free_slots != file->slots) {
+		return KV_ERR_BUSY;
+	}
+	file->state = KVS_FILE_RETIRED;
+	file->for_class = for_class;
+	nvme->retired_files++;
+	kv_metric_add(nvme->metrics, KV_M_FILES_RETIRED, 1);
+
+	return KV_OK;
+}
+
+void kvs_change_step(kvs_nvme_t *nvme)
+{
+	for (uint32_t i = 0; nvme->retired_files > 0 && i < KVS_MAX_FILES; i++) {
+		const kvs_dfile_t *file = &nvme->files[i];
+
+		if (file->slot && file->state == KVS_FILE_RETIRED && nvme->health < KVS_HEALTH_READ_ONLY) {
+			kvs_dclass_t *cls = &nvme->classes[file->for_class];
+			const kvs_going_t going = retired_for(nvme, cls->id);
+
+			/* One may be too small: then another one is emptied, and both wait for each other. What the
+			 * class may not have any more is idle. */
+			if (!kvs_file_may(nvme, cls, &going)) {
+				(void)kvs_file_remove(nvme, i);
+			} else if (kvs_file_fits(nvme, cls, &going)) {
+				(void)kvs_file_carve(nvme, cls);
+			}
+			return;
+		}
+	}
+}
+
+const kvs_change_ops_t kvs_nvme_change_ops = {
+	.slabs = change_files,
+	.look = change_look,
+	.gain = change_gain,
+	.unit = change_unit,
+	.slot = change_slot,
+	.free_slots = change_free_slots,
+	.is_short = change_is_short,
+	.is_coming = change_is_coming,
+	.leave = change_leave,
+	.stay = change_stay,
+	.retire = change_retire,
+};

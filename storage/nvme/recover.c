@@ -1,0 +1,461 @@
+/* What survived: rows (or headers) to slots, checked, ordered parents first, handed to the core.
+ *
+ * Rows of slots that were freed and reused shortly before a crash may still name the old block; the slot's header has
+ * the last word, so such a block is found out at its first load, and only blocks that had been evicted can be hit by
+ * it.
+ */
+#include "impl.h"
+
+#include <poll.h>
+
+#define CHUNK         16384u
+#define SCAN_TRIES    5u  /* of the rows, */
+#define SCAN_PAUSE_MS 100 /* with this pause after the first, twice as long each time */
+
+typedef struct found {
+	kvs_meta_t meta;
+	kv_slot_t slot;
+	int is_spare; /* another slot has the block too, and counts */
+} found_t;
+
+typedef struct kvs_recovery {
+	kvs_nvme_t *nvme;
+	found_t **chunk;
+	uint32_t chunk_count;
+	uint32_t chunk_cap;
+	uint32_t count;
+	uint32_t batched; /* in the commit's changes, which nobody else uses yet */
+	int unwritten;    /* rows could not be written */
+	uint64_t dropped;
+	uint8_t root[32]; /* of the row before, with its epoch: rows of a space come in runs */
+	uint64_t epoch;
+	int root_known;
+	uint32_t *order; /* indices of all of them, shallow first */
+	uint32_t *entry; /* of those reported, by key: index + 1 */
+	uint64_t mask;
+	uint32_t next;    /* in the order */
+	uint32_t put_off; /* at its beginning: these come again */
+	uint64_t kept;
+} scan_t;
+
+static found_t *found_at(const scan_t *scan, uint32_t i)
+{
+	return &scan->chunk[i / CHUNK][i % CHUNK];
+}
+
+static kv_status_t scan_grow(scan_t *scan)
+{
+	const kv_env_t *env = scan->nvme->env;
+	uint32_t cap = scan->chunk_cap ? scan->chunk_cap * 2u : 64u;
+	void *grown;
+
+	if (scan->count < scan->chunk_count * CHUNK) {
+		return KV_OK;
+	}
+	if (scan->chunk_count == scan->chunk_cap) {
+		grown = kv_resize(env, scan->chunk, scan->chunk_cap * sizeof(void *), cap * sizeof(void *));
+		if (!grown) {
+			return KV_ERR_NOMEM;
+		}
+		scan->chunk = grown;
+		scan->chunk_cap = cap;
+	}
+	scan->chunk[scan->chunk_count] = kv_alloc(env, CHUNK * sizeof(found_t));
+	if (!scan->chunk[scan->chunk_count]) {
+		return KV_ERR_NOMEM;
+	}
+	scan->chunk_count++;
+
+	return KV_OK;
+}
+
+static void scan_free(scan_t *scan)
+{
+	for (uint32_t i = 0; i < scan->chunk_count; i++) {
+		kv_free(scan->nvme->env, scan->chunk[i]);
+	}
+	kv_free(scan->nvme->env, scan->chunk);
+	scan->chunk = NULL;
+	scan->chunk_count = scan->chunk_cap = scan->count = 0;
+}
+
+static int epoch_is_current(scan_t *scan, const kvs_meta_t *meta)
+{
+	const kvs_super_space_t *space;
+
+	if (!scan->root_known || memcmp(scan->root, meta->root, sizeof scan->root) != 0) {
+		space = kvs_super_space_find(&scan->nvme->super, meta->root);
+		memcpy(scan->root, meta->root, sizeof scan->root);
+		scan->epoch = space ? space->epoch : UINT64_MAX;
+		scan->root_known = 1;
+	}
+
+	return scan->epoch != UINT64_MAX && scan->epoch == meta->epoch;
+}
+
+/* The slot the row speaks of, if the row can be true. */
+static kvs_dslot_t *row_slot(scan_t *scan, const kvs_row_t *row)
+{
+	kvs_nvme_t *nvme = scan->nvme;
+	kvs_dslot_t *s = kvs_slot_get(nvme, row->slot);
+
+	if (!s || kv_slot_index(row->slot) >= nvme->files[kv_slot_slab(row->slot)].whole ||
+	    nvme->files[kv_slot_slab(row->slot)].slot_class != row->slot_class || s->flags ||
+	    row->length != kvs_slot_class(nvme, row->slot)->geometry.block_bytes || row->meta.depth == 0 ||
+	    (row->meta.depth == 1u) != kv_key_is_zero(&row->meta.parent) || !epoch_is_current(scan, &row->meta)) {
+		return NULL;
+	}
+
+	return s;
+}
+
+/* Rows that cannot be written now are not missed: the database stays without its mark. Deletions are made again by the
+ * next start. */
+static void write_batch(scan_t *scan)
+{
+	kvs_nvme_t *nvme = scan->nvme;
+
+	if (scan->batched > 0 && !scan->unwritten) {
+		scan->unwritten = kvs_metadb_write(nvme->db, nvme->commit->change, scan->batched) != KV_OK;
+	}
+	scan->batched = 0;
+}
+
+static void add_change(scan_t *scan, const kvs_row_t *row, int is_put)
+{
+	scan->nvme->commit->change[scan->batched++] = (kvs_change_t){.row = *row, .is_put = is_put};
+	if (scan->batched == KVS_COMMIT_ROWS) {
+		write_batch(scan);
+	}
+}
+
+static kv_status_t take_row(void *arg, const kvs_row_t *row)
+{
+	scan_t *scan = arg;
+	kvs_nvme_t *nvme = scan->nvme;
+	kvs_dslot_t *s = row_slot(scan, row);
+	kv_status_t status;
+	found_t *f;
+
+	if (!s) {
+		scan->dropped++;
+		if (!nvme->rebuild) {
+			add_change(scan, row, 0);
+		}
+		return KV_OK;
+	}
+	status = scan_grow(scan);
+	if (status != KV_OK) {
+		return status;
+	}
+
+	f = found_at(scan, scan->count++);
+	f->meta = row->meta;
+	f->slot = row->slot;
+	s->key = row->meta.key;
+	s->group = row->meta.group;
+	s->gen = row->gen;
+	s->flags = KVS_SLOT_ROW | KVS_SLOT_STORED;
+	s->state = KVS_READY;
+	nvme->free_slots--;
+	nvme->used_bytes += kvs_slot_class(nvme, row->slot)->stride;
+	if (nvme->rebuild) {
+		kvs_slot_found(nvme, s);
+		add_change(scan, row, 1);
+	}
+
+	return KV_OK;
+}
+
+/* Indices of all found blocks by depth, shallow first; a depth beyond the number of blocks cannot have its ancestors
+ * and sorts last. */
+static kv_status_t sort_by_depth(const scan_t *scan, uint32_t **p_order)
+{
+	const kv_env_t *env = scan->nvme->env;
+	uint32_t *start = kv_alloc(env, ((size_t)scan->count + 3u) * sizeof *start);
+	uint32_t *order = kv_alloc(env, ((size_t)scan->count + 1u) * sizeof *order);
+	uint32_t last = scan->count + 1u;
+
+	if (!start || !order) {
+		kv_free(env, start);
+		kv_free(env, order);
+		return KV_ERR_NOMEM;
+	}
+
+	for (uint32_t i = 0; i < scan->count; i++) {
+		uint32_t depth = found_at(scan, i)->meta.depth;
+
+		start[(depth < last ? depth : last) + 1u]++;
+	}
+	for (uint32_t d = 1; d <= last; d++) {
+		start[d] += start[d - 1u];
+	}
+	for (uint32_t i = 0; i < scan->count; i++) {
+		uint32_t depth = found_at(scan, i)->meta.depth;
+
+		order[start[depth < last ? depth : last]++] = i;
+	}
+	kv_free(env, start);
+	*p_order = order;
+
+	return KV_OK;
+}
+
+static uint64_t block_hash(const kv_key_t *key, const kvs_meta_t *meta)
+{
+	uint64_t root;
+
+	memcpy(&root, meta->root, sizeof root);
+
+	return (kv_key_hash(key) ^ root ^ meta->group) * 0x9e3779b97f4a7c15ull >> 16;
+}
+
+/* The block with this key in the group and space of `like`: its place, or the empty one where it belongs. */
+static uint32_t *table_find(const scan_t *scan, const kv_key_t *key, const kvs_meta_t *like)
+{
+	uint64_t at = block_hash(key, like) & scan->mask;
+
+	while (scan->entry[at]) {
+		const kvs_meta_t *meta = &found_at(scan, scan->entry[at] - 1u)->meta;
+
+		if (kv_key_equal(&meta->key, key) && meta->group == like->group &&
+		    memcmp(meta->root, like->root, sizeof meta->root) == 0) {
+			break;
+		}
+		at = (at + 1u) & scan->mask;
+	}
+
+	return &scan->entry[at];
+}
+
+static int has_parent(const scan_t *scan, const kvs_meta_t *meta)
+{
+	uint32_t parent;
+
+	if (meta->depth == 1u) {
+		return 1;
+	}
+	parent = *table_find(scan, &meta->parent, meta);
+
+	return parent && found_at(scan, parent - 1u)->meta.depth + 1u == meta->depth;
+}
+
+/* A header stays where it is when its slot is freed, or quarantined because the write was torn. Of blocks with one key
+ * the first whole one counts. */
+static void choose_copies(scan_t *scan)
+{
+	for (uint32_t i = 0; i < scan->count; i++) {
+		found_t *f = found_at(scan, scan->order[i]);
+		uint32_t *place = table_find(scan, &f->meta.key, &f->meta);
+		found_t *first = *place ? found_at(scan, *place - 1u) : f;
+
+		if (first != f && !kvs_rebuild_is_whole(scan->nvme, first->slot, &first->meta) &&
+		    kvs_rebuild_is_whole(scan->nvme, f->slot, &f->meta)) {
+			first->is_spare = 1;
+			first = f;
+		}
+		f->is_spare = first != f;
+		if (first == f) {
+			*place = scan->order[i] + 1u;
+		}
+	}
+	memset(scan->entry, 0, (scan->mask + 1u) * sizeof *scan->entry);
+}
+
+/* At most `max`; the blocks of a space that was reset since they were read are dropped too. */
+static void report_some(scan_t *scan, kvs_found_fn found, void *arg, uint32_t max)
+{
+	kvs_nvme_t *nvme = scan->nvme;
+
+	scan->root_known = 0;
+	for (; scan->next < scan->count && max > 0; scan->next++, max--) {
+		uint32_t i = scan->order[scan->next];
+		const found_t *f = found_at(scan, i);
+		kvs_dslot_t *s = kvs_slot_get(nvme, f->slot);
+		kvs_loc_t loc = {.slot = f->slot, .gen = s->gen};
+		uint32_t *place = table_find(scan, &f->meta.key, &f->meta);
+		uint32_t slot_class = nvme->files[kv_slot_slab(f->slot)].slot_class;
+
+		kv_status_t status = KV_ERR_NO_PARENT;
+
+		if (!*place && !f->is_spare && epoch_is_current(scan, &f->meta)) {
+			status = has_parent(scan, &f->meta) ? found(arg, slot_class, loc, &f->meta)
+				 : scan->put_off > 0        ? KV_PENDING
+							    : KV_ERR_NO_PARENT;
+		}
+		if (status == KV_OK) {
+			*place = i + 1u;
+			scan->kept++;
+			continue;
+		}
+		if (status == KV_PENDING) {
+			scan->order[scan->put_off++] = i;
+			continue;
+		}
+		scan->dropped++;
+		s->gen++;
+		s->flags &= (uint8_t)~KVS_SLOT_STORED;
+		kvs_slot_move(nvme, f->slot, s, KVS_FREE);
+	}
+}
+
+/* A scan that broke off half way: as if it had not begun. */
+static void forget_rows(scan_t *scan)
+{
+	kvs_nvme_t *nvme = scan->nvme;
+
+	for (uint32_t i = 0; i < scan->count; i++) {
+		kv_slot_t slot = found_at(scan, i)->slot;
+		kvs_dslot_t *s = kvs_slot_get(nvme, slot);
+
+		s->flags = 0;
+		s->state = KVS_FREE;
+		nvme->free_slots++;
+		nvme->used_bytes -= kvs_slot_class(nvme, slot)->stride;
+	}
+	scan->dropped = 0;
+	scan_free(scan);
+}
+
+/* Errors of the device are tried again, a few times. */
+static kv_status_t scan_metadata(scan_t *scan)
+{
+	kvs_nvme_t *nvme = scan->nvme;
+	int pause_ms = SCAN_PAUSE_MS;
+	kv_status_t status;
+
+	for (uint32_t tries = 1;; tries++) {
+		status = kvs_metadb_scan(nvme->db, take_row, scan);
+		if (status == KV_OK || status == KV_ERR_NOMEM) {
+			break;
+		}
+		kv_metric_add(nvme->metrics, KV_M_DISK_ERRORS, 1);
+		forget_rows(scan);
+		if (status != KV_ERR_IO || tries == SCAN_TRIES) {
+			break;
+		}
+		(void)poll(NULL, 0, pause_ms);
+		pause_ms *= 2;
+	}
+
+	return status;
+}
+
+static kv_status_t scan_rows(scan_t *scan)
+{
+	kvs_nvme_t *nvme = scan->nvme;
+	kv_status_t status = KV_OK;
+
+	if (!nvme->rebuild) {
+		status = scan_metadata(scan);
+		if (status != KV_OK && status != KV_ERR_NOMEM) {
+			nvme->rebuild = 1;
+			(void)kvs_metadb_replace(nvme->db);
+			status = KV_OK;
+		}
+	}
+	/* A row speaks of synced bytes only. A header may be one that was written when the daemon was killed, and never
+	 * synced. */
+	if (status == KV_OK && nvme->rebuild) {
+		status = kvs_commit_sync_all(nvme);
+	}
+	if (status == KV_OK && nvme->rebuild) {
+		status = kvs_rebuild_scan(nvme, take_row, scan);
+	}
+	write_batch(scan);
+
+	return status;
+}
+
+/* The rows are all there, or the tier is read-only until they can be written. The mark comes when the blocks are
+ * verified. */
+static void finish_metadata(kvs_nvme_t *nvme, const scan_t *scan)
+{
+	nvme->mark_owed = nvme->rebuild && !scan->unwritten;
+	if (kvs_metadb_fd(nvme->db) < 0) {
+		kvs_fault_raise(nvme, KVS_FAULT_META, "opening the metadata", kv_status_text(KV_ERR_IO));
+	}
+	if (nvme->unverified > 0) {
+		kv_logf(nvme->env, KV_LOG_WARN, "nvme",
+			"blocks found by their headers are read before anything is acknowledged: %llu",
+			(unsigned long long)nvme->unverified);
+	}
+	kvs_commit_expect(nvme);
+}
+
+void kvs_recovery_free(kvs_nvme_t *nvme)
+{
+	scan_t *scan = nvme->recovery;
+
+	if (scan) {
+		scan_free(scan);
+		kv_free(nvme->env, scan->order);
+		kv_free(nvme->env, scan->entry);
+		kv_free(nvme->env, scan);
+		nvme->recovery = NULL;
+	}
+}
+
+kv_status_t kvs_recovery_read(kvs_nvme_t *nvme)
+{
+	scan_t *scan = nvme->recovery = kv_alloc(nvme->env, sizeof *scan);
+	kv_status_t status;
+
+	if (!scan) {
+		return KV_ERR_NOMEM;
+	}
+	scan->nvme = nvme;
+	status = scan_rows(scan);
+	if (status == KV_OK) {
+		status = sort_by_depth(scan, &scan->order);
+	}
+	if (status != KV_OK) {
+		return status;
+	}
+	scan->mask = 1023u;
+	while (scan->mask < (uint64_t)scan->count * 2u) {
+		scan->mask = scan->mask * 2u + 1u;
+	}
+	scan->entry = kv_alloc(nvme->env, (scan->mask + 1u) * sizeof *scan->entry);
+	if (!scan->entry) {
+		return KV_ERR_NOMEM;
+	}
+	if (nvme->rebuild) {
+		choose_copies(scan); /* rows are of one copy each */
+	}
+
+	return KV_OK;
+}
+
+kv_status_t kvs_nvme_recover(kvs_tier_t *tier, kvs_found_fn found, void *arg, uint32_t max)
+{
+	kvs_nvme_t *nvme = kvs_nvme(tier);
+	scan_t *scan = nvme->recovery;
+
+	kv_assert(!nvme->recovered);
+	report_some(scan, found, arg, max);
+	if (scan->next < scan->count) {
+		return KV_PENDING;
+	}
+	if (scan->put_off > 0) {
+		scan->count = scan->put_off;
+		scan->next = scan->put_off = 0;
+		return KV_MISS;
+	}
+	kv_metric_add(nvme->metrics, KV_M_DISK_RECOVERED, scan->kept);
+	kv_metric_add(nvme->metrics, KV_M_DISK_REBUILT, nvme->rebuild ? scan->kept : 0);
+	kv_metric_add(nvme->metrics, KV_M_DISK_DROPPED, scan->dropped);
+	kv_logf(nvme->env, KV_LOG_INFO, "nvme", "blocks found %llu dropped %llu", (unsigned long long)scan->kept,
+		(unsigned long long)scan->dropped);
+	finish_metadata(nvme, scan);
+	kvs_recovery_free(nvme);
+	for (uint32_t i = 0; i < KVS_MAX_FILES; i++) {
+		if (nvme->files[i].slot) {
+			kvs_file_admit(nvme, i);
+		}
+	}
+	nvme->recovered = 1;
+	kvs_nvme_gauges(nvme);
+
+	return KV_OK;
+}
