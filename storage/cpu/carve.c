@@ -1,7 +1,8 @@
 /* Carving: the next slab of a class, exactly within what the limit leaves. */
-#include "pool_impl.h"
+#include "carve.h"
 
 #include "geometry.h"
+#include "slab_table.h"
 
 #include <errno.h>
 #include <stdio.h>

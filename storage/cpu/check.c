@@ -1,5 +1,6 @@
 /* The pool's sums, counted again from the ledger, the slabs and the stacks of free slots. */
-#include "pool_impl.h"
+#include "pool.h"
+#include "tier_ops.h"
 
 #include <stdarg.h>
 #include <stdio.h>

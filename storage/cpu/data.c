@@ -1,8 +1,8 @@
 /* Bytes and digests of slots; epochs of spaces. */
-#include "sigbus.h"
-#include "pool_impl.h"
-
 #include "geometry.h"
+#include "sigbus.h"
+#include "slab_table.h"
+#include "tier_ops.h"
 
 static int is_writable(const kvs_ledger_slot_t *slot)
 {

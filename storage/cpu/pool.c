@@ -1,5 +1,7 @@
 /* The CPU pool: composition, and what the operations are. */
-#include "pool_impl.h"
+#include "sigbus.h"
+#include "slab_table.h"
+#include "tier_ops.h"
 
 static kv_status_t pool_flush(kvs_tier_t *tier, kvs_done_fn done, void *arg)
 {
@@ -95,39 +97,6 @@ static const kvs_tier_ops_t pool_ops = {
 	.check = kvs_pool_check,
 	.close = pool_close,
 };
-
-kvs_pool_t *kvs_pool_of(kvs_tier_t *tier)
-{
-	kv_assert(tier->ops == &pool_ops);
-
-	return (kvs_pool_t *)tier;
-}
-
-kvs_pool_slab_t *kvs_pool_find(const kvs_pool_t *pool, kvs_loc_t loc, kvs_ledger_slot_t **p_slot)
-{
-	uint32_t number = kv_slot_slab(loc.slot);
-	uint32_t index = kv_slot_index(loc.slot);
-
-	if (number >= pool->slab_count || !pool->slabs[number] || index >= pool->slabs[number]->slab.slots) {
-		return NULL;
-	}
-
-	kvs_ledger_slot_t *slot = &pool->slabs[number]->slots[index];
-
-	if (slot->gen != loc.gen || kvs_ledger_state(slot) == KVS_FREE) {
-		return NULL;
-	}
-	*p_slot = slot;
-
-	return pool->slabs[number];
-}
-
-void kvs_pool_gauges(const kvs_pool_t *pool)
-{
-	kv_metric_set(pool->config.metrics, KV_M_CPU_BYTES, pool->usage.charged_bytes);
-	kv_metric_set(pool->config.metrics, KV_M_CPU_USED_BYTES, pool->usage.used_bytes);
-	kv_metric_set(pool->config.metrics, KV_M_CPU_QUARANTINED_BYTES, pool->usage.quarantined_bytes);
-}
 
 kv_status_t kvs_pool_slab(kvs_tier_t *tier, uint32_t slab, kvs_slab_info_t *p_info)
 {

@@ -1,5 +1,7 @@
 /* Slabs that go: emptied by the core, let go by everybody who maps them, their memory another class's. */
-#include "pool_impl.h"
+#include "carve.h"
+#include "slab_table.h"
+#include "tier_ops.h"
 
 #include <fcntl.h>
 #include <stdio.h>

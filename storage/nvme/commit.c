@@ -5,7 +5,11 @@
  * bytes that are not on the device. A flush belongs to the turn number of its call: it waits until the stores of that
  * number have ended, and for the turn that then covers them.
  */
-#include "impl.h"
+#include "commit.h"
+
+#include "faults.h"
+#include "files.h"
+#include "slots.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -111,13 +115,6 @@ static int sleep_ms(kvs_nvme_t *nvme)
 	}
 
 	return ms < 1u ? 1 : ms > 1000u ? 1000 : (int)ms;
-}
-
-void kvs_commit_expect(kvs_nvme_t *nvme)
-{
-	if (!atomic_exchange(&nvme->dirty_hint, 1)) {
-		kvs_bell_ring(&nvme->commit_bell);
-	}
 }
 
 void *kvs_commit_main(void *arg)

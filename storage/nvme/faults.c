@@ -1,5 +1,5 @@
 /* The disk tier's state: which faults stop it, and when each is tried again. Owner's thread only. */
-#include "impl.h"
+#include "faults.h"
 
 #include <stdio.h>
 

@@ -1,5 +1,8 @@
 /* Slot files: opened, preallocated, given up. slots/<class>.<number>, whole slots, never resized. */
-#include "impl.h"
+#include "files.h"
+
+#include "faults.h"
+#include "slots.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -10,6 +13,8 @@
 #include <unistd.h>
 
 #define CARVE_RETRY_NS 1000000000u
+#define LOOK_NS        1000000000ull /* all files are checked this often while there is work, */
+#define LOOK_IDLE_NS   5000000000ull /* and this often while there is none */
 
 static void file_name(uint32_t slot_class, uint32_t number, char out[32])
 {
@@ -487,4 +492,96 @@ kv_status_t kvs_file_scan(kvs_nvme_t *nvme)
 	closedir(dir);
 
 	return status;
+}
+
+/* ---- files that are removed or cut while they are open (decision 022): the commit thread checks, the owner acts -- */
+
+/* Is the directory of slot files still the one under the tier's path? */
+static int directory_is_there(const kvs_nvme_t *nvme)
+{
+	struct stat open_one;
+	struct stat named;
+
+	return fstat(nvme->slots_fd, &open_one) == 0 && open_one.st_nlink > 0 &&
+	       fstatat(nvme->dir_fd, "slots", &named, AT_SYMLINK_NOFOLLOW) == 0 && named.st_ino == open_one.st_ino &&
+	       named.st_dev == open_one.st_dev && fstat(nvme->dir_fd, &open_one) == 0 &&
+	       stat(nvme->path, &named) == 0 && named.st_ino == open_one.st_ino && named.st_dev == open_one.st_dev;
+}
+
+void kvs_lookout_collect(kvs_nvme_t *nvme, kvs_commit_t *c, uint64_t now)
+{
+	int all = now - nvme->looked_ns >= LOOK_NS;
+
+	c->look_count = 0;
+	for (uint32_t i = 0; i < KVS_MAX_FILES; i++) {
+		const kvs_dfile_t *file = &nvme->files[i];
+
+		if (file->slot && !file->gone && (all || file->dirty)) {
+			c->look[c->look_count++] = (kvs_look_t){.number = i, .fd = file->fd};
+		}
+	}
+	nvme->looked_ns = all ? now : nvme->looked_ns;
+}
+
+int kvs_lookout_is_due(const kvs_nvme_t *nvme, uint64_t now)
+{
+	return now - nvme->looked_ns >= LOOK_IDLE_NS && nvme->slots > 0;
+}
+
+void kvs_lookout_run(const kvs_nvme_t *nvme, kvs_commit_t *c)
+{
+	c->directory_gone = !directory_is_there(nvme);
+	for (uint32_t i = 0; i < c->look_count; i++) {
+		struct stat st;
+
+		c->look[i].bytes = UINT64_MAX;
+		if (fstat(c->look[i].fd, &st) == 0) {
+			c->look[i].bytes = st.st_nlink == 0 ? 0 : (uint64_t)st.st_size;
+		}
+	}
+}
+
+static void lose_stored(kvs_nvme_t *nvme, uint32_t number, uint32_t from)
+{
+	kvs_dfile_t *file = &nvme->files[number];
+
+	for (uint32_t i = from; i < file->slots; i++) {
+		kvs_dslot_t *s = &file->slot[i];
+
+		if ((s->flags & KVS_SLOT_STORED) && s->state != KVS_QUARANTINED && !(s->flags & KVS_SLOT_FREEING)) {
+			kvs_slot_lose(nvme, kv_slot_make(number, i), s);
+		}
+	}
+}
+
+void kvs_lookout_take(kvs_nvme_t *nvme, const kvs_commit_t *c)
+{
+	if (c->directory_gone) {
+		kvs_fault_raise(nvme, KVS_FAULT_FILES, "looking for the directory of slot files",
+				"another one, or none, is under its path");
+	} else {
+		kvs_fault_forget(nvme, KVS_FAULT_FILES);
+	}
+	for (uint32_t i = 0; i < c->look_count; i++) {
+		const kvs_look_t *look = &c->look[i];
+		kvs_dfile_t *file = &nvme->files[look->number];
+		uint64_t stride = nvme->classes[file->slot_class].stride;
+
+		if (look->bytes >= file->slots * stride) {
+			file->cut = 0;
+			continue;
+		}
+		if (look->bytes > 0 && file->cut) {
+			continue; /* it grows again with the slots that are written */
+		}
+		kv_metric_add(nvme->metrics, KV_M_DISK_FILES_DROPPED, look->bytes == 0);
+		kv_logf(nvme->env, KV_LOG_ERROR, "nvme",
+			"slot file %u.%u was %s while the daemon ran; what was there is lost", file->slot_class,
+			look->number, look->bytes == 0 ? "removed" : "cut");
+		file->cut = 1;
+		lose_stored(nvme, look->number, (uint32_t)(look->bytes / stride));
+		if (look->bytes == 0) {
+			kvs_file_retire(nvme, look->number);
+		}
+	}
 }

@@ -1,5 +1,17 @@
 /* The disk tier's composition: open in order, close in reverse. */
-#include "impl.h"
+#include "nvme.h"
+
+#include "alloc.h"
+#include "commit.h"
+#include "faults.h"
+#include "files.h"
+#include "io/threads.h"
+#include "own_reads.h"
+#include "rebalance.h"
+#include "recover.h"
+#include "slots.h"
+#include "transfer.h"
+#include "unreadable.h"
 
 #include "kvs/pool.h"
 
@@ -382,7 +394,7 @@ static void destroy(kvs_nvme_t *nvme)
 	kvs_threads_stop(nvme);
 	kvs_metadb_close(nvme->db);
 	kvs_recovery_free(nvme);
-	kv_free(env, nvme->verify);
+	kv_free(env, nvme->own_reads);
 	for (uint32_t i = 0; nvme->files && i < KVS_MAX_FILES; i++) {
 		close_fd(nvme->files[i].fd);
 		kv_free(env, nvme->files[i].slot);
@@ -431,6 +443,36 @@ static uint32_t in_flight(kvs_tier_t *tier)
 	return kvs_nvme(tier)->in_flight + kvs_nvme(tier)->waiter_count;
 }
 
+static uint32_t poll_tier(kvs_tier_t *tier, uint32_t max)
+{
+	kvs_nvme_t *nvme = kvs_nvme(tier);
+	uint32_t ran;
+	int more = 0;
+
+	if (!atomic_exchange(&nvme->owner.armed, 0)) {
+		kvs_bell_clear(&nvme->owner);
+	}
+	ran = kvs_transfers_finish(nvme, max);
+	ran += kvs_commit_step(nvme);
+	kvs_aside_step(nvme);
+	kvs_verify_step(nvme);
+	kvs_lost_report(nvme);
+	kvs_change_step(nvme);
+	kvs_nvme_kick(nvme);
+	kvs_nvme_gauges(nvme);
+
+	/* Armed whenever the owner is elsewhere; what came in meanwhile is seen here. */
+	kvs_bell_arm(&nvme->owner);
+	for (uint32_t i = 0; i < nvme->workers; i++) {
+		more |= !kvs_queue_empty(&nvme->io[i].out);
+	}
+	if (more || atomic_load(&nvme->commit->state) == 2) {
+		kvs_bell_ring(&nvme->owner);
+	}
+
+	return ran;
+}
+
 /* The device holds transfers back past the deadline: it may still write into memory that threads and kernel know of, so
  * nothing is freed. */
 static void abandon(kvs_nvme_t *nvme)
@@ -470,7 +512,7 @@ static void close_tier(kvs_tier_t *tier)
 	do {
 		struct pollfd wait = {.fd = nvme->owner.fd, .events = POLLIN};
 
-		kvs_nvme_poll(tier, UINT32_MAX);
+		poll_tier(tier, UINT32_MAX);
 		if (is_quiet(nvme)) {
 			break;
 		}
@@ -515,7 +557,7 @@ static const kvs_tier_ops_t nvme_ops = {
 	.recover = kvs_nvme_recover,
 	.usage = kvs_nvme_usage,
 	.event_fd = event_fd,
-	.poll = kvs_nvme_poll,
+	.poll = poll_tier,
 	.in_flight = in_flight,
 	.check = kvs_nvme_check,
 	.close = close_tier,

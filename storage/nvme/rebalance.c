@@ -1,5 +1,8 @@
 /* Slot files that go: emptied by the core, given up when no row speaks of them any more, their room another class's. */
-#include "impl.h"
+#include "rebalance.h"
+
+#include "files.h"
+#include "slots.h"
 
 static kvs_dfile_t *file_at(kvs_nvme_t *nvme, uint32_t number)
 {

@@ -1,6 +1,8 @@
 /* Lost metadata: every slot's header is read and taken for a row. Headers are read in batches through a ring of their
  * own; where there is none, one by one. */
-#include "impl.h"
+#include "rebuild.h"
+
+#include "slots.h"
 
 #include <errno.h>
 #include <liburing.h>

@@ -4,7 +4,12 @@
  * the last word, so such a block is found out at its first load, and only blocks that had been evicted can be hit by
  * it.
  */
-#include "impl.h"
+#include "recover.h"
+
+#include "commit.h"
+#include "faults.h"
+#include "rebuild.h"
+#include "slots.h"
 
 #include <poll.h>
 

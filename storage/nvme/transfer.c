@@ -1,8 +1,9 @@
 /* Transfers of the disk tier as the owner sees them: start, finish, count. */
-#include "impl.h"
+#include "transfer.h"
 
-#include <stdlib.h>
-#include <unistd.h>
+#include "faults.h"
+#include "slots.h"
+#include "unreadable.h"
 
 #define ERRORS_IN_A_ROW 8u
 #define KICK_BATCH      32u
@@ -146,27 +147,6 @@ kv_status_t kvs_load_submit(kvs_nvme_t *nvme, kvs_loc_t loc, const kvs_mem_t *ds
 	return KV_OK;
 }
 
-int kvs_mem_take(const kvs_nvme_t *nvme, const kvs_dclass_t *cls, kvs_mem_t *mem)
-{
-	const kvs_geometry_t *g = &cls->geometry;
-
-	*mem = (kvs_mem_t){.region = UINT32_MAX};
-	mem->leaves = kv_alloc(nvme->env, ((size_t)g->heads * g->leaves + g->heads) * sizeof *mem->leaves);
-	if (!mem->leaves || posix_memalign(&mem->data, KVS_PAGE, cls->payload_bytes) != 0) {
-		kv_free(nvme->env, mem->leaves);
-		return 0;
-	}
-	mem->roots = mem->leaves + (size_t)g->heads * g->leaves;
-
-	return 1;
-}
-
-void kvs_mem_give(const kvs_nvme_t *nvme, const kvs_mem_t *mem)
-{
-	free(mem->data);
-	kv_free(nvme->env, mem->leaves);
-}
-
 /* Count a device error; enough of them in a row are a fault of the tier. */
 static void count_error(kvs_nvme_t *nvme, kvs_fault_t fault, const char *doing, int error)
 {
@@ -282,15 +262,10 @@ static void finish(kvs_nvme_t *nvme, kvs_xfer_t *xfer)
 	done(arg, status);
 }
 
-uint32_t kvs_nvme_poll(kvs_tier_t *tier, uint32_t max)
+uint32_t kvs_transfers_finish(kvs_nvme_t *nvme, uint32_t max)
 {
-	kvs_nvme_t *nvme = kvs_nvme(tier);
 	uint32_t ran = 0;
-	int more = 0;
 
-	if (!atomic_exchange(&nvme->owner.armed, 0)) {
-		kvs_bell_clear(&nvme->owner);
-	}
 	for (uint32_t i = 0; i < nvme->workers; i++) {
 		kvs_xfer_t *xfer;
 
@@ -298,22 +273,6 @@ uint32_t kvs_nvme_poll(kvs_tier_t *tier, uint32_t max)
 			finish(nvme, xfer);
 			ran++;
 		}
-	}
-	ran += kvs_commit_step(nvme);
-	kvs_aside_step(nvme);
-	kvs_verify_step(nvme);
-	kvs_lost_report(nvme);
-	kvs_change_step(nvme);
-	kvs_nvme_kick(nvme);
-	kvs_nvme_gauges(nvme);
-
-	/* Armed whenever the owner is elsewhere; what came in meanwhile is seen here. */
-	kvs_bell_arm(&nvme->owner);
-	for (uint32_t i = 0; i < nvme->workers; i++) {
-		more |= !kvs_queue_empty(&nvme->io[i].out);
-	}
-	if (more || atomic_load(&nvme->commit->state) == 2) {
-		kvs_bell_ring(&nvme->owner);
 	}
 
 	return ran;

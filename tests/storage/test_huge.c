@@ -1,7 +1,7 @@
 /* Huge pages, both kinds, set by this test where it may (root) and put back as they were. */
 #include "pool_test.h"
 
-#include "cpu/pool_impl.h"
+#include "cpu/pool.h"
 
 #include <fcntl.h>
 #include <signal.h>

@@ -2,7 +2,7 @@
 #include "pool_test.h"
 
 #include "cpu/ledger.h"
-#include "cpu/pool_impl.h"
+#include "cpu/pool.h"
 
 #include <signal.h>
 #include <sys/mman.h>

@@ -2,7 +2,7 @@
 #include "pool_test.h"
 
 #include "geometry.h"
-#include "cpu/pool_impl.h"
+#include "cpu/pool.h"
 
 #include <errno.h>
 #include <fcntl.h>

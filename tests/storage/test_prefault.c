@@ -3,7 +3,7 @@
 #include "pool_test.h"
 
 #include "sigbus.h"
-#include "cpu/pool_impl.h"
+#include "cpu/carve.h"
 
 #include <errno.h>
 #include <fcntl.h>

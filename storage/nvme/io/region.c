@@ -1,5 +1,5 @@
 /* Memory that transfers will use, told to the ring thread. */
-#include "nvme/impl.h"
+#include "nvme/nvme.h"
 
 #include <sys/mman.h>
 

@@ -1,5 +1,7 @@
 /* The disk tier's threads: started with all signals blocked, stopped when nothing is in flight. */
-#include "nvme/impl.h"
+#include "threads.h"
+
+#include "nvme/commit.h"
 
 #include <poll.h>
 #include <signal.h>

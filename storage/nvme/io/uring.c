@@ -7,6 +7,8 @@
  */
 #include "uring.h"
 
+#include "threads.h"
+
 #include <poll.h>
 #include <stdlib.h>
 #include <sys/mman.h>

@@ -3,7 +3,7 @@
 #ifndef KVS_NVME_IO_URING_H
 #define KVS_NVME_IO_URING_H
 
-#include "nvme/impl.h"
+#include "nvme/nvme.h"
 
 #include <liburing.h>
 

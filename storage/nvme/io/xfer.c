@@ -1,5 +1,7 @@
 /* One transfer, as every I/O thread treats it: header before a write, checks after a read. */
-#include "nvme/impl.h"
+#include "xfer.h"
+
+#include "nvme/nvme.h"
 
 #include "kv/digest.h"
 #include "kvs/pool.h"

@@ -1,45 +1,10 @@
 /* Slots: who gets which, and what state it is in. */
-#include "pool_impl.h"
+#include "carve.h"
+#include "geometry.h"
+#include "slab_table.h"
+#include "tier_ops.h"
 
 #include "kv/digest.h"
-#include "geometry.h"
-
-/* ---- lists of slabs -------------------------------------------------------------------------- */
-
-void kvs_pool_link(kvs_pool_t *pool, kvs_pool_slab_t *p, kvs_list_t list, int first)
-{
-	kvs_class_t *class = &pool->classes[p->slot_class];
-	uint32_t self = p->slab.number;
-
-	p->prev[list] = first ? KVS_NONE : class->last[list];
-	p->next[list] = first ? class->first[list] : KVS_NONE;
-	if (p->prev[list] == KVS_NONE) {
-		class->first[list] = self;
-	} else {
-		pool->slabs[p->prev[list]]->next[list] = self;
-	}
-	if (p->next[list] == KVS_NONE) {
-		class->last[list] = self;
-	} else {
-		pool->slabs[p->next[list]]->prev[list] = self;
-	}
-}
-
-void kvs_pool_unlink(kvs_pool_t *pool, kvs_pool_slab_t *p, kvs_list_t list)
-{
-	kvs_class_t *class = &pool->classes[p->slot_class];
-
-	if (p->prev[list] == KVS_NONE) {
-		class->first[list] = p->next[list];
-	} else {
-		pool->slabs[p->prev[list]]->next[list] = p->next[list];
-	}
-	if (p->next[list] == KVS_NONE) {
-		class->last[list] = p->prev[list];
-	} else {
-		pool->slabs[p->next[list]]->prev[list] = p->prev[list];
-	}
-}
 
 /* ---- classes --------------------------------------------------------------------------------- */
 

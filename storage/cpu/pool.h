@@ -1,17 +1,8 @@
-/* storage/cpu/pool_impl.h -- the CPU pool behind kvs/pool.h, for its own files.
- *
- *   pool.c        open and close, the ops table
- *   check.c  the sums, counted again
- *   slots.c  classes, alloc, states, free
- *   carve.c  new slabs within the limit, and memory ahead of need
- *   rebalance.c slabs that go, so that another class may have their memory
- *   data.c   bytes and digests, claims, epochs
- *
- * Everything runs on the owner's thread but the pre-fault thread, which reads a slab's areas and writes its
- * ready_bytes.
+/* storage/cpu/pool.h -- the state of a CPU pool. Every function of cpu/ runs on the owner's thread; the pre-fault
+ * thread reads the memory of a slab and writes its ready_bytes.
  */
-#ifndef KVS_CPU_POOL_IMPL_H
-#define KVS_CPU_POOL_IMPL_H
+#ifndef KVS_CPU_POOL_H
+#define KVS_CPU_POOL_H
 
 #include "caps.h"
 #include "ledger.h"
@@ -91,45 +82,11 @@ kv_status_t kvs_pool_open_with(const kvs_pool_config_t *config, const kv_env_t *
 			       kvs_tier_t **p_tier);
 
 /* The pool behind a tier that kvs_pool_open() made. */
-kvs_pool_t *kvs_pool_of(kvs_tier_t *tier);
+static inline kvs_pool_t *kvs_pool_of(kvs_tier_t *tier)
+{
+	kv_assert(strcmp(tier->ops->medium, "CPU") == 0);
 
-/* The slab and record of a location that is not stale; NULL otherwise. */
-kvs_pool_slab_t *kvs_pool_find(const kvs_pool_t *pool, kvs_loc_t loc, kvs_ledger_slot_t **p_slot);
-
-/* Bring the gauges up to the sums. */
-void kvs_pool_gauges(const kvs_pool_t *pool);
-
-/* slots.c */
-kv_status_t kvs_pool_class_open(kvs_tier_t *tier, const char *ns, const kvs_geometry_t *geometry, uint32_t *p_class);
-const char *kvs_pool_class_ns(kvs_tier_t *tier, uint32_t slot_class);
-uint64_t kvs_pool_class_bytes(kvs_tier_t *tier, uint32_t slot_class);
-kv_status_t kvs_pool_alloc(kvs_tier_t *tier, uint32_t slot_class, kvs_state_t state, uint64_t owner,
-			   const kvs_meta_t *meta, kvs_loc_t *p_loc);
-kv_status_t kvs_pool_set_state(kvs_tier_t *tier, kvs_loc_t loc, kvs_state_t state);
-void kvs_pool_free(kvs_tier_t *tier, kvs_loc_t loc);
-
-/* In or out of one of its class's lists. */
-void kvs_pool_link(kvs_pool_t *pool, kvs_pool_slab_t *p, kvs_list_t list, int first);
-void kvs_pool_unlink(kvs_pool_t *pool, kvs_pool_slab_t *p, kvs_list_t list);
-
-/* carve.c: a new slab for the class, within the limit. KV_ERR_FULL when none fits or the kernel refuses. */
-kv_status_t kvs_pool_carve(kvs_pool_t *pool, uint32_t slot_class);
-/* Bytes of data, digests and records; of the records as far as the place has not been charged for them. */
-uint64_t kvs_pool_slab_cost(const kvs_pool_t *pool, const kvs_geometry_t *geometry, uint64_t slots, uint64_t page);
-/* The most slots the next slab of the class could have, if `instead` (may be NULL) had gone. */
-uint32_t kvs_pool_plan(const kvs_pool_t *pool, uint32_t slot_class, uint64_t page, const kvs_pool_slab_t *instead);
-
-/* rebalance.c */
-extern const kvs_change_ops_t kvs_pool_change_ops;
-
-/* data.c */
-kv_status_t kvs_pool_mem(kvs_tier_t *tier, kvs_loc_t loc, kvs_mem_t *p_mem);
-kv_status_t kvs_pool_store(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *src, kvs_done_fn done, void *arg);
-kv_status_t kvs_pool_load(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *dst, kvs_done_fn done, void *arg);
-kv_status_t kvs_pool_epoch_set(kvs_tier_t *tier, const kvs_epoch_t *epoch, kvs_done_fn done, void *arg);
-uint64_t kvs_pool_epoch_get(kvs_tier_t *tier, const uint8_t root[32]);
-
-/* check.c */
-kv_status_t kvs_pool_check(kvs_tier_t *tier, char *detail, size_t cap);
+	return (kvs_pool_t *)tier;
+}
 
 #endif

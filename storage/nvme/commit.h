@@ -1,0 +1,18 @@
+/* storage/nvme/commit.h -- durability: rounds of the commit thread. */
+#ifndef KVS_NVME_COMMIT_H
+#define KVS_NVME_COMMIT_H
+
+#include "nvme.h"
+
+kv_status_t kvs_nvme_flush(kvs_tier_t *tier, kvs_done_fn done, void *arg);
+kv_status_t kvs_nvme_epoch_set(kvs_tier_t *tier, const kvs_epoch_t *epoch, kvs_done_fn done, void *arg);
+uint64_t kvs_nvme_epoch_get(kvs_tier_t *tier, const uint8_t root[32]);
+/* Take the answer of a round and start the next when one is due. Returns callbacks run. */
+uint32_t kvs_commit_step(kvs_nvme_t *nvme);
+/* All blocks that a rebuild has found are verified, and their rows written: the metadata may say so. */
+int kvs_mark_is_due(const kvs_nvme_t *nvme);
+void *kvs_commit_main(void *nvme);
+/* Before the commit thread has work: sync the directory of slot files and each of them. */
+kv_status_t kvs_commit_sync_all(kvs_nvme_t *nvme);
+
+#endif

@@ -1,0 +1,261 @@
+/* storage/nvme/nvme.h -- the state of a disk tier.
+ *
+ * Threads: the owner (the thread that opened the tier) has the slot tables and takes all decisions; I/O threads move
+ * bytes and check digests (io/uring.c: one with an io_uring; io/workers.c: a few with plain calls); the commit thread
+ * makes changes durable (commit.c). They share bounded queues of kvs_xfer_t and one kvs_commit_t, and nothing else that
+ * changes.
+ */
+#ifndef KVS_NVME_NVME_H
+#define KVS_NVME_NVME_H
+
+#include "caps.h"
+#include "kvs/nvme.h"
+#include "metadb/metadb.h"
+#include "nvme/io/region.h"
+#include "nvme/io/xfer.h"
+#include "nvme/format/super.h"
+
+#include <pthread.h>
+
+#define KVS_MAX_FILES    (KV_SLOT_MAX_SLAB + 1u)
+#define KVS_MAX_WORKERS  4u
+#define KVS_MAX_WAITERS  1024u
+#define KVS_COMMIT_ROWS  4096u
+#define KVS_MAX_DEPTH    1024u
+#define KVS_MAX_ASIDE    256u
+#define KVS_VERIFY_READS 8u   /* at once */
+#define KVS_ROW_BYTES    256u /* what a row is taken to cost in RocksDB, old versions included */
+
+/* Flags of a slot. */
+#define KVS_SLOT_DIRTY      1u   /* in the list of rows to commit */
+#define KVS_SLOT_ROW        2u   /* RocksDB has, or is getting, a row */
+#define KVS_SLOT_STORED     4u   /* its bytes are whole on the device */
+#define KVS_SLOT_FREEING    8u   /* to be freed when its I/O has ended */
+#define KVS_SLOT_LOST       16u  /* quarantined, and the watch has not been told */
+#define KVS_SLOT_ASIDE      32u  /* the device could not read it: there is a kvs_aside_t */
+#define KVS_SLOT_RETIRED    64u  /* nor for very long: quarantined for good */
+#define KVS_SLOT_UNVERIFIED 128u /* a rebuild has found its header, and nothing has read its block yet */
+
+typedef struct kvs_dslot {
+	kv_key_t key;
+	uint32_t gen;
+	kv_slot_t next;       /* in the class's free list */
+	kv_slot_t next_dirty; /* in the list of rows to commit */
+	uint32_t rec;         /* kvs_rec_t, until the row is committed; KVS_NONE */
+	uint16_t io;          /* transfers in flight */
+	uint8_t state;        /* kvs_state_t */
+	uint8_t flags;
+	uint8_t group;
+} kvs_dslot_t;
+
+/* What goes into header and row of a slot; lives from alloc to commit. */
+typedef struct kvs_rec {
+	kvs_meta_t meta;
+	uint64_t digest;
+	uint32_t next_free;
+} kvs_rec_t;
+
+/* A file that leaves gives out no slot; RETIRED it is empty, and goes for another class when no row speaks of it. */
+typedef enum kvs_file_state { KVS_FILE_USED, KVS_FILE_LEAVING, KVS_FILE_RETIRED } kvs_file_state_t;
+
+typedef struct kvs_dfile {
+	kvs_dslot_t *slot; /* NULL: no such file */
+	kvs_file_state_t state;
+	uint32_t for_class; /* RETIRED: whose room it will be */
+	uint32_t slot_class;
+	uint32_t slots;
+	uint32_t free_slots;
+	uint32_t lost; /* slots with KVS_SLOT_LOST */
+	int fd;
+	uint8_t dirty;   /* written since the last sync began */
+	uint8_t claimed; /* number taken, but nothing usable there */
+	uint8_t gone;    /* removed while it was open: quarantined for good, until it can be let go */
+	uint8_t cut;     /* shorter than it should be, and that has been seen to */
+	uint32_t whole;  /* slots that were there when it was opened */
+} kvs_dfile_t;
+
+/* A slot that could not be read. It keeps its block: unreadable is not corrupt. */
+typedef struct kvs_aside {
+	kv_slot_t slot;
+	uint32_t tries; /* 0: a free entry */
+	uint64_t since_ns;
+	uint64_t wait_ns;
+	uint64_t until_ns; /* when the tier reads it again */
+} kvs_aside_t;
+
+typedef struct kvs_look {
+	uint32_t number;
+	int fd;
+	uint64_t bytes; /* out; 0: removed; UINT64_MAX: not known */
+} kvs_look_t;
+
+/* One turn of the commit thread: sync files, write the superblock, commit rows. */
+typedef struct kvs_commit {
+	_Atomic int state; /* 0: the owner's, 1: asked, 2: answered */
+	int probe;         /* only see whether the device works again */
+	uint64_t space_wanted;
+	uint8_t *image; /* superblock; NULL: unchanged */
+	size_t image_len;
+	int sync_dir;      /* the directory of slot files */
+	int super_written; /* the owner's: the image of this turn is on disk */
+	int covers;        /* the owner's: this turn makes the waiting flush true */
+	uint32_t file_count;
+	uint32_t files[KVS_MAX_FILES];
+	int fds[KVS_MAX_FILES];
+	int try_meta;        /* see that the metadata is open, rows or not */
+	int mark;            /* say that it has the row of every block */
+	uint32_t look_count; /* files to see whether they are there, and whole */
+	kvs_look_t look[KVS_MAX_FILES];
+	int directory_gone; /* out */
+	uint32_t count;
+	kvs_change_t *change;
+	kv_status_t super_status; /* out */
+	kv_status_t sync_status;  /* out */
+	kv_status_t status;       /* out: rows */
+	uint64_t meta_bytes;      /* out: bytes of RocksDB's files */
+} kvs_commit_t;
+
+typedef struct kvs_waiter {
+	kvs_done_fn done;
+	void *arg;
+	uint32_t turn; /* flush: runs when the commit of this turn has ended */
+	int is_super;
+} kvs_waiter_t;
+
+/* What can stop the tier (faults.c). Each fault is raised by what fails, and cleared by what shows that it works
+ * again:
+ *   SPACE  carving, a slot write or a row had no room    the probe page is written and synced, and the room wanted
+ *                                                        is there
+ *   WRITE  several slot writes failed in a row           the probe
+ *   SYNC   a sync failed                                 the probe
+ *   META   rows could not be committed                   a commit of rows; who owns the metadata retries when
+ *                                                        kvs_fault_is_due()
+ *   FILES  the directory of slot files is not the one that is open        it is back
+ *   READ   several slot reads failed in a row            the probe */
+typedef enum kvs_fault {
+	KVS_FAULT_SPACE,
+	KVS_FAULT_WRITE,
+	KVS_FAULT_SYNC,
+	KVS_FAULT_META,
+	KVS_FAULT_FILES,
+	KVS_FAULT_READ,
+	KVS_FAULTS
+} kvs_fault_t;
+
+typedef struct kvs_fault_state {
+	int active;
+	uint64_t since_ns;
+	uint64_t retry_ns; /* the next try */
+	uint64_t wait_ns;  /* the pause before it; grows until kvs_fault_forget() */
+	char reason[sizeof((kvs_tier_state_t *)0)->reason];
+} kvs_fault_state_t;
+
+typedef struct kvs_nvme {
+	kvs_tier_t base;
+	const kv_env_t *env;
+	kv_metrics_t *metrics;
+	kvs_nvme_config_t config;
+	char *path;
+	char *meta_path;
+	int dir_fd;
+	int lock_fd;
+	int slots_fd;
+	int direct;
+	int recovered;
+	kvs_super_t super;
+	kvs_metadb_t *db;
+	int rebuild;                   /* the metadata is lost: read the headers */
+	struct kvs_recovery *recovery; /* what was read at the open, until all of it is reported */
+	uint64_t unverified;           /* slots with KVS_SLOT_UNVERIFIED */
+	int mark_owed;                 /* the metadata gets its mark when all of them are verified */
+
+	kvs_dclass_t *classes; /* KVS_SUPER_MAX_CLASSES */
+	kvs_dfile_t *files;    /* KVS_MAX_FILES */
+	uint32_t retired_files;
+	uint64_t file_bytes; /* sum of slot files */
+	uint64_t slots;
+	uint64_t free_slots;
+	uint64_t quarantined_slots;
+	uint64_t used_bytes;
+	uint64_t quarantined_bytes;
+	uint64_t meta_fixed; /* allowance for metadata beside rows */
+	uint64_t meta_bytes; /* last counted */
+	uint32_t gen_base;   /* first generation in a new file */
+	kvs_caps_t caps;
+	uint64_t carve_after_ns; /* the file system was full: not before this */
+	int slots_dirty;         /* the directory of slot files has changed since its last sync */
+
+	kvs_rec_t *recs;
+	uint32_t rec_cap;
+	uint32_t rec_free;
+
+	kv_slot_t dirty_head;
+	kv_slot_t dirty_tail;
+	uint64_t dirty_in;  /* slots ever put on the list */
+	uint64_t dirty_out; /* and taken from it */
+	uint64_t dirty_since_ns;
+	_Atomic int dirty_hint; /* the commit thread keeps time */
+
+	kvs_xfer_t *xfers;
+	uint32_t xfer_cap;
+	uint32_t xfer_free;
+	uint32_t in_flight;
+
+	uint32_t turn;         /* stores started now belong to this flush */
+	uint32_t turn_open;    /* of the current turn, in flight */
+	uint32_t drain_open;   /* of the turn before, in flight */
+	int draining;          /* a flush waits for the turn before */
+	uint64_t drain_target; /* dirty_in when it had drained */
+	int drained;
+	uint64_t lost; /* slots with KVS_SLOT_LOST */
+	kvs_watch_t watch;
+	int super_dirty;
+	uint32_t super_asked; /* number of the last change somebody waits for */
+	uint32_t super_turn;  /* and of the last that is, or is being, written */
+	uint32_t waiter_count;
+	kvs_waiter_t *waiters; /* KVS_MAX_WAITERS, and as many for those being answered */
+	kvs_waiter_t *answering;
+	uint64_t commit_after_ns; /* the last one failed */
+	uint32_t failed_syncs;
+
+	kvs_io_t io[KVS_MAX_WORKERS];
+	uint32_t workers;
+	uint32_t next_worker;
+	int uring;
+	kvs_region_t *regions; /* KVS_MAX_REGIONS */
+	_Atomic uint32_t region_count;
+	_Atomic uint32_t region_changes; /* regions that the owner has made LEAVING or FRESH */
+	kvs_bell_t owner;                /* its fd is the tier's event fd */
+	kvs_commit_t *commit;
+	pthread_t commit_thread;
+	int commit_started;
+	kvs_bell_t commit_bell;
+	_Atomic int commit_stop;
+
+	uint32_t read_errors; /* in a row */
+	uint32_t write_errors;
+	kvs_health_t health;
+	kvs_fault_state_t faults[KVS_FAULTS];
+	uint64_t space_wanted; /* bytes that SPACE lacks */
+	uint64_t looked_ns;    /* all files were looked at */
+	kvs_aside_t aside[KVS_MAX_ASIDE];
+	uint32_t aside_count;
+	struct kvs_own_reads *own_reads; /* retries of slots that are set aside, and the verification after a rebuild */
+	int closing;
+} kvs_nvme_t;
+
+static inline kvs_nvme_t *kvs_nvme(kvs_tier_t *tier)
+{
+	return (kvs_nvme_t *)(void *)tier;
+}
+
+/* Something has to be committed, or tried again, within the flush interval: the event fd of the tier becomes readable
+ * when it is due. */
+static inline void kvs_commit_expect(kvs_nvme_t *nvme)
+{
+	if (!atomic_exchange(&nvme->dirty_hint, 1)) {
+		kvs_bell_ring(&nvme->commit_bell);
+	}
+}
+
+#endif
