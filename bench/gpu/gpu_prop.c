@@ -8,7 +8,7 @@
  *     gpu_prop [--seed N] [--cases N] [--flips N] [--mib N] [--peer 1]     exit 0: all equal; 1: not; 77: no device
  *     here
  *
- * A quarter of the copies are captured into a graph and launched twice. --peer 1: all blocks in the memory of a second
+ * --peer 1: all blocks in the memory of a second
  * device.
  */
 #include "gpu_prop_world.h"
@@ -210,40 +210,6 @@ static void print_case(const world_t *w, const draw_t *d, uint32_t number)
 
 /* ---- copying and comparing ------------------------------------------------------------------- */
 
-/* The same copy as a graph that is launched twice; both launches have to say the same. */
-static kv_status_t copy_in_graph(world_t *w, const kvk_gpu_copy_t *copy, kvk_gpu_job_t **p_job)
-{
-	void *graph = NULL, *exec = NULL;
-	kv_status_t status, answers[2];
-
-	must(w->graphs.begin(w->stream, 0), "begin a capture");
-	status = kvk_gpu_submit(w->gpu, copy, p_job);
-	*p_job = status == KV_OK ? *p_job : NULL;
-	must(w->graphs.end(w->stream, &graph), "end a capture");
-	if (status == KV_OK) {
-		must(w->graphs.instantiate(&exec, graph, 0), "instantiate a graph");
-		for (int i = 0; i < 2; i++) {
-			must((int)kvk_gpu_again(*p_job), "again");
-			must(w->graphs.launch(exec, w->stream), "launch a graph");
-			answers[i] = kvk_gpu_wait(*p_job, PATIENCE);
-			w->copies++;
-			w->launches++;
-		}
-		if (answers[0] != answers[1]) {
-			printf("gpu_prop: the launches of a graph say %d and %d\n", (int)answers[0], (int)answers[1]);
-			exit(1);
-		}
-		status = answers[1];
-		wait_for_stream(w);
-		must(w->graphs.drop_exec(exec), "drop a graph");
-	} else if (status != KV_ERR_UNSUPPORTED) {
-		must((int)status, "submit under capture");
-	}
-	must(w->graphs.drop(graph), "drop a graph");
-
-	return status;
-}
-
 static kv_status_t copy_real(world_t *w, draw_t *d, kvk_gpu_dir_t dir, kvk_gpu_job_t **p_job)
 {
 	const kvk_gpu_copy_t copy = {.dir = dir,
@@ -258,10 +224,6 @@ static kv_status_t copy_real(world_t *w, draw_t *d, kvk_gpu_dir_t dir, kvk_gpu_j
 				     .window = d->window,
 				     .ready = (int)below(w, 2), /* nothing writes the pool meanwhile */
 				     .stream = w->stream};
-
-	if (w->has_graphs && below(w, 4) == 0) {
-		return copy_in_graph(w, &copy, p_job);
-	}
 
 	const kv_status_t status = kvk_gpu_submit(w->gpu, &copy, p_job);
 
@@ -445,12 +407,12 @@ int main(int argc, char **argv)
 		free(d.twin_leaves);
 		free(d.real_leaves);
 	}
-	printf("gpu_prop: %llu cases, %llu copies (%llu launches of graphs), %.1f GB compared, %llu flips, %llu "
+	printf("gpu_prop: %llu cases, %llu copies, %.1f GB compared, %llu flips, %llu "
 	       "caught, %llu cases failed, %llu "
 	       "not possible\n",
-	       (unsigned long long)done, (unsigned long long)w.copies, (unsigned long long)w.launches,
-	       (double)w.compared / 1e9, (unsigned long long)w.flips, (unsigned long long)w.caught,
-	       (unsigned long long)failed, (unsigned long long)unsupported);
+	       (unsigned long long)done, (unsigned long long)w.copies, (double)w.compared / 1e9,
+	       (unsigned long long)w.flips, (unsigned long long)w.caught, (unsigned long long)failed,
+	       (unsigned long long)unsupported);
 
 	return failed == 0 && w.caught == w.flips ? 0 : 1;
 }

@@ -2,8 +2,6 @@
 #ifndef GPU_PROP_WORLD_H
 #define GPU_PROP_WORLD_H
 
-#include "gpu_prop_graph.h"
-
 #include "kvk/gpu.h"
 
 #include <stdio.h>
@@ -37,10 +35,8 @@ typedef struct world {
 	size_t bytes; /* of each area */
 	area_t cache, pools[PLACES];
 	int has_peer, peer_only;
-	int has_graphs;
-	graphs_t graphs;
 	uint64_t rng;
-	uint64_t copies, launches, compared, flips, caught;
+	uint64_t copies, compared, flips, caught;
 } world_t;
 
 static inline uint64_t below(world_t *w, uint64_t n)
@@ -165,7 +161,6 @@ static inline int make_world(world_t *w)
 	must((int)kvk_gpu_stream(w->gpu, 0, &w->stream), "stream");
 	must(w->cuda->event_create(&w->event, 2), "event");
 	w->has_peer = count > 1;
-	w->has_graphs = graphs_open(&w->graphs);
 	if (w->peer_only && !w->has_peer) {
 		printf("gpu_prop: skipped: there is no second device\n");
 		return 77;

@@ -68,7 +68,6 @@ typedef struct fake_graph fake_graph_t;
 void fake_cuda_capture(kvk_cu_stream_t stream, int mode);
 /* NULL: it was spoiled. */
 fake_graph_t *fake_cuda_captured(kvk_cu_stream_t stream);
-void fake_cuda_graph_launch(const fake_graph_t *graph, kvk_cu_stream_t stream);
 void fake_cuda_graph_free(fake_graph_t *graph);
 
 /* Device memory is another device's from now on. */

@@ -278,17 +278,6 @@ fake_graph_t *fake_cuda_captured(kvk_cu_stream_t handle)
 	return graph;
 }
 
-void fake_cuda_graph_launch(const fake_graph_t *graph, kvk_cu_stream_t stream)
-{
-	for (const fake_work_t *work = graph->queue.first; work; work = work->next) {
-		fake_work_t *copy = fake_work(work->what);
-
-		*copy = *work;
-		copy->next = NULL;
-		fake_enqueue(stream, copy);
-	}
-}
-
 void fake_cuda_graph_free(fake_graph_t *graph)
 {
 	while (graph->queue.first) {
