@@ -211,18 +211,18 @@ static void choose(kvk_gpu_t *gpu, kvk_gpu_plan_t *plan)
 	}
 	/* Without a ring, or with one too small for a layer of a block, there is the link. A ring belongs to all
 	 * streams, so none can capture its work. */
-	if (plan->way == KVK_GPU_STAGED && (plan->captured || plan->args.count == 0 || !cut_for_stages(gpu, plan) ||
-					    !kvk_gpu_ring_ready(gpu, plan->copy->dir))) {
+	if (plan->way == KVK_GPU_STAGED &&
+	    (plan->args.count == 0 || !cut_for_stages(gpu, plan) || !kvk_gpu_ring_ready(gpu, plan->copy->dir))) {
 		plan->way = plan->far ? KVK_GPU_EACH : KVK_GPU_ZERO_COPY;
 		plan->staged_steps = 0;
 	}
 }
 
-/* Is the copy to become a part of a graph? */
-static kv_status_t ask_capture(kvk_gpu_t *gpu, kvk_gpu_plan_t *plan)
+/* Work enqueued on a captured stream would become a part of a graph, and its event could not be asked about. */
+static kv_status_t check_capture(kvk_gpu_t *gpu, kvk_cu_stream_t stream)
 {
 	int capture = CAPTURE_NONE;
-	const kv_status_t status = KVK_GPU_CALL(gpu, stream_capturing, plan->copy->stream, &capture);
+	const kv_status_t status = KVK_GPU_CALL(gpu, stream_capturing, stream, &capture);
 
 	if (status != KV_OK) {
 		return KV_ERR_IO;
@@ -230,10 +230,8 @@ static kv_status_t ask_capture(kvk_gpu_t *gpu, kvk_gpu_plan_t *plan)
 	if (capture == CAPTURE_INVALID) {
 		return kvk_gpu_refuse(KV_ERR_IO, "the stream's capture has been spoiled");
 	}
-	plan->captured = capture != CAPTURE_NONE;
-	if (plan->captured && !gpu->tick) {
-		return kvk_gpu_refuse(KV_ERR_UNSUPPORTED,
-				      "without kernels nothing tells when a graph's copies have come");
+	if (capture != CAPTURE_NONE) {
+		return kvk_gpu_refuse(KV_ERR_UNSUPPORTED, "the stream is being captured: a graph takes no copies");
 	}
 
 	return KV_OK;
@@ -284,7 +282,7 @@ kv_status_t kvk_gpu_plan(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, int far, kv
 		return status;
 	}
 	*plan = (kvk_gpu_plan_t){.copy = copy, .far = far};
-	status = ask_capture(gpu, plan);
+	status = check_capture(gpu, copy->stream);
 	if (status != KV_OK) {
 		return status;
 	}

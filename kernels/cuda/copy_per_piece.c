@@ -99,7 +99,7 @@ void kvk_gpu_each_digest(kvk_gpu_job_t *job)
 	kvk_layout_geometry(&job->layout, &g);
 	for (uint32_t i = 0; i < job->count; i++) {
 		if (job->asked[i].leaves) {
-			job->bad[i] |= (uint32_t)!digest_move(job, &g, i); /* of a graph: at any launch */
+			job->bad[i] = (uint32_t)!digest_move(job, &g, i);
 		}
 	}
 }

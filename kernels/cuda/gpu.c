@@ -183,10 +183,6 @@ static const char *load_kernels(kvk_gpu_t *gpu, const void *image, int bulk)
 			return kvk_gpu_why();
 		}
 	}
-	if (KVK_GPU_CALL(gpu, module_function, &gpu->tick, gpu->module, KVK_GPU_TICK) != KV_OK) {
-		gpu->plain[0] = gpu->plain[1] = NULL;
-		return kvk_gpu_why();
-	}
 	if (bulk) {
 		load_bulk(gpu, bulks);
 	}

@@ -3,7 +3,7 @@
  * gpu.c          the device: open, streams, calls of the driver and how they fail
  * memory.c   host memory the device sees, and the pinned memory that arguments of jobs lie in
  * args.c     a copy, described for the kernels; which way it goes
- * jobs.c     submit, poll, wait, end; graph.c those that are a part of a graph
+ * jobs.c     submit, poll, wait, end
  * clock.c    what the device's clock says of its streams
  * upload.c   arguments of jobs once more in the device's memory
  * stage.c    way STAGED; copy_per_piece.c way EACH; measure.c which way is faster
@@ -81,7 +81,6 @@ typedef struct kvk_gpu_plan {
 	uint32_t sms;
 	uint32_t window;        /* of a scatter over the link; 0: any number of bytes */
 	int digests;            /* some move has leaves */
-	int captured;           /* the stream is: the copy becomes a part of a graph */
 	int far;                /* some block lies where no kernel reaches it: only the driver's copies do */
 	uint32_t staged_layers; /* layers a step of STAGED takes */
 	uint32_t staged_steps;  /* ceil(layers / staged_layers); other ways: 0 */
@@ -113,12 +112,6 @@ struct kvk_gpu_job {
 	uint32_t *bad;
 	kvk_move_t *asked; /* of the caller: data, leaves */
 	uint32_t *place;   /* of the caller's moves among these; NULL: as they came */
-	/* Of a graph: */
-	int captured;
-	_Atomic uint32_t *word;  /* launches of the graph that have ended; written by the device */
-	uint32_t seen, answered; /* its value at kvk_gpu_again(); when a poll answered last */
-	uint64_t corrupt;        /* blocks counted as such */
-	uint64_t word_at;
 	uint64_t start_at, moves_at, bases_at, leaves_at, bad_at; /* the same, as the device sees them */
 
 	kvk_gpu_dir_t dir;
@@ -195,7 +188,6 @@ struct kvk_gpu {
 	kvk_cu_module_t module;
 	kvk_cu_function_t plain[2]; /* by direction; NULL: no kernels */
 	kvk_cu_function_t bulk[2];  /* NULL: not on this device */
-	kvk_cu_function_t tick;     /* as plain */
 	uint32_t sms_all, sms;      /* sms 0: what fills the link */
 	uint64_t ring_bytes;
 	char name[96];
@@ -298,21 +290,10 @@ typedef struct kvk_gpu_launch {
 	uint64_t addresses; /* all of the pool's and of the cache's, or-ed */
 	uint64_t window;    /* bytes of a scatter that may be on their way at a time; 0: any number */
 	kvk_cu_stream_t stream;
-	int captured; /* into the graph of who captures the stream */
 } kvk_gpu_launch_t;
 
 /* The copy kernel that these arguments allow, on as many SMs as it has work for. */
 kv_status_t kvk_gpu_launch(kvk_gpu_t *gpu, const kvk_gpu_launch_t *launch, const kvk_gpu_args_t *args);
-/* Launch a kernel on a stream that nobody captures. */
-kv_status_t kvk_gpu_start(kvk_gpu_t *gpu, const kvk_cu_kernel_t *kernel, kvk_cu_stream_t stream);
-/* The same by the driver's plain call, on any stream. */
-kv_status_t kvk_gpu_start_plain(kvk_gpu_t *gpu, const kvk_cu_kernel_t *kernel, kvk_cu_stream_t stream);
-
-/* ---- graph.c ----------------------------------------------------------------------------- */
-
-/* Behind the copies of a graph. */
-kv_status_t kvk_gpu_graph_tick(kvk_gpu_t *gpu, const kvk_gpu_job_t *job, kvk_cu_stream_t stream);
-kv_status_t kvk_gpu_graph_poll(kvk_gpu_job_t *job);
 
 /* ---- upload.c ---------------------------------------------------------------------------- */
 

@@ -12,7 +12,7 @@
 
 /* Offsets within a job's memory. */
 typedef struct shape {
-	uint64_t moves, bases, leaves, bad, asked, place, word, inputs, bytes;
+	uint64_t moves, bases, leaves, bad, asked, place, inputs, bytes;
 } shape_t;
 
 static uint64_t place(uint64_t *p_end, uint64_t bytes)
@@ -36,7 +36,6 @@ static shape_t shape_of(const kvk_gpu_plan_t *plan)
 	s.inputs = plan->copy->dir == KVK_GPU_SCATTER ? s.bytes : s.inputs;
 	s.bad = place(&s.bytes, (uint64_t)args->count * sizeof(uint32_t));
 	s.asked = place(&s.bytes, (uint64_t)args->count * sizeof(kvk_move_t));
-	s.word = place(&s.bytes, plan->captured ? sizeof(uint32_t) : 0);
 	s.place = place(&s.bytes, plan->way == KVK_GPU_STAGED ? (uint64_t)args->count * sizeof(uint32_t) : 0);
 
 	return s;
@@ -168,9 +167,6 @@ static void point_into_area(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, const sh
 	job->asked = (kvk_move_t *)(void *)(base + s->asked);
 	job->place = plan->way == KVK_GPU_STAGED ? (uint32_t *)(void *)(base + s->place) : NULL;
 	job->leaves = plan->digests ? (uint64_t *)(void *)(base + s->leaves) : NULL;
-	job->captured = plan->captured;
-	job->word = (_Atomic uint32_t *)(void *)(base + s->word);
-	job->word_at = at + s->word;
 	job->inputs = s->inputs;
 	job->start_at = at;
 	job->moves_at = at + s->moves;
@@ -220,12 +216,7 @@ static kv_status_t fill_job(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, kvk_gpu_
 
 	job->dir = copy->dir;
 	job->way = plan->way;
-	job->corrupt = 0;
 	job->near = 0;
-	if (job->captured) {
-		atomic_store(job->word, 0);
-		job->seen = job->answered = 0;
-	}
 	job->layout = *copy->layout;
 	job->count = copy->count;
 	job->heads = plan->args.heads;
@@ -279,10 +270,8 @@ static kv_status_t zero_copy(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, const k
 					 .sms = plan->sms,
 					 .addresses = bits,
 					 .window = copy->dir == KVK_GPU_SCATTER && !job->near ? plan->window : 0,
-					 .stream = copy->stream,
-					 .captured = job->captured};
-	/* An upload is on a stream that nobody captures. */
-	const uint64_t inputs = job->captured ? job->start_at : kvk_gpu_upload(gpu, job, copy->stream);
+					 .stream = copy->stream};
+	const uint64_t inputs = kvk_gpu_upload(gpu, job, copy->stream);
 	kvk_gpu_args_t args = plan->args;
 
 	args.moves = inputs + (job->moves_at - job->start_at);
@@ -310,7 +299,6 @@ static void count_copy(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan)
 		      : plan->way == KVK_GPU_STAGED ? &c->staged
 						    : &c->zero_copy,
 		      1);
-	kvk_gpu_count(&c->captured, plan->captured != 0);
 	kvk_gpu_count(&c->far, plan->far != 0);
 }
 
@@ -335,10 +323,7 @@ static kv_status_t enqueue(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, kvk_gpu_j
 			break;
 		}
 	}
-	if (job->captured) {
-		status = status == KV_OK ? kvk_gpu_graph_tick(gpu, job, stream) : status;
-		job->lost = status != KV_OK; /* the graph may be launched nevertheless */
-	} else if (KVK_GPU_CALL(gpu, event_record, job->event, stream) != KV_OK) {
+	if (KVK_GPU_CALL(gpu, event_record, job->event, stream) != KV_OK) {
 		job->lost = 1;
 		status = KV_ERR_IO;
 	}
@@ -394,7 +379,7 @@ kv_status_t kvk_gpu_submit(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kvk_gpu_j
 		goto out_context;
 	}
 	job->refused = enqueue(gpu, &plan, job, bits) != KV_OK;
-	if (job->refused && (job->lost || job->captured)) {
+	if (job->refused && job->lost) {
 		leave_job(gpu, job);
 		status = KV_ERR_IO;
 		goto out_context;
@@ -430,8 +415,7 @@ kv_status_t kvk_gpu_conclude(kvk_gpu_job_t *job)
 		}
 	}
 	if (corrupt > 0) {
-		kvk_gpu_count(&job->gpu->counters.corrupt, corrupt - job->corrupt);
-		job->corrupt = corrupt;
+		kvk_gpu_count(&job->gpu->counters.corrupt, corrupt);
 		return kvk_gpu_refuse(KV_ERR_CORRUPT, "%llu of %u blocks do not match their digests",
 				      (unsigned long long)corrupt, job->count);
 	}
@@ -450,9 +434,6 @@ kv_status_t kvk_gpu_poll(kvk_gpu_job_t *job)
 	kvk_gpu_t *gpu = job->gpu;
 	int error;
 
-	if (job->captured) {
-		return kvk_gpu_graph_poll(job);
-	}
 	if (job->state == KVK_GPU_JOB_OVER) {
 		return job->status;
 	}
@@ -510,12 +491,8 @@ int kvk_gpu_bad(const kvk_gpu_job_t *job, uint32_t i)
 kv_status_t kvk_gpu_order(kvk_gpu_job_t *job, kvk_cu_stream_t stream)
 {
 	kvk_gpu_t *gpu = job->gpu;
-	kv_status_t status;
+	kv_status_t status = kvk_gpu_enter(gpu);
 
-	if (job->captured) {
-		return kvk_gpu_refuse(KV_ERR_ARG, "the copy is of a graph: streams are ordered after its launches");
-	}
-	status = kvk_gpu_enter(gpu);
 	if (status == KV_OK) {
 		status = KVK_GPU_CALL(gpu, stream_wait, stream, job->event, 0);
 		kvk_gpu_leave(gpu);
@@ -526,11 +503,8 @@ kv_status_t kvk_gpu_order(kvk_gpu_job_t *job, kvk_cu_stream_t stream)
 
 void kvk_gpu_end(kvk_gpu_job_t *job)
 {
-	/* A query that failed says nothing about what the device still does. That of a graph is over when the caller
-	 * says so. */
-	if (job && job->captured) {
-		give_job(job->gpu, job);
-	} else if (job && job->state == KVK_GPU_JOB_OVER && job->status != KV_ERR_IO) {
+	/* A query that failed says nothing about what the device still does. */
+	if (job && job->state == KVK_GPU_JOB_OVER && job->status != KV_ERR_IO) {
 		give_job(job->gpu, job);
 	} else if (job) {
 		leave_job(job->gpu, job);

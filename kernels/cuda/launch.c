@@ -92,14 +92,14 @@ static const kvk_gpu_starter_t *starter_of(kvk_gpu_t *gpu, const kvk_cu_kernel_t
 	return &gpu->starters[gpu->starter_count++];
 }
 
-kv_status_t kvk_gpu_start_plain(kvk_gpu_t *gpu, const kvk_cu_kernel_t *kernel, kvk_cu_stream_t stream)
+static kv_status_t start_plain(kvk_gpu_t *gpu, const kvk_cu_kernel_t *kernel, kvk_cu_stream_t stream)
 {
 	return KVK_GPU_CALL(gpu, launch, kernel->function, kernel->grid[0], kernel->grid[1], kernel->grid[2],
 			    kernel->block[0], kernel->block[1], kernel->block[2], kernel->shared_bytes, stream,
 			    kernel->params, kernel->extra);
 }
 
-kv_status_t kvk_gpu_start(kvk_gpu_t *gpu, const kvk_cu_kernel_t *kernel, kvk_cu_stream_t stream)
+static kv_status_t start_kernel(kvk_gpu_t *gpu, const kvk_cu_kernel_t *kernel, kvk_cu_stream_t stream)
 {
 	const kvk_gpu_starter_t *starter;
 	kv_status_t status = KV_OK;
@@ -115,7 +115,7 @@ kv_status_t kvk_gpu_start(kvk_gpu_t *gpu, const kvk_cu_kernel_t *kernel, kvk_cu_
 	}
 	pthread_mutex_unlock(&gpu->starters_lock);
 
-	return starter ? status : kvk_gpu_start_plain(gpu, kernel, stream);
+	return starter ? status : start_plain(gpu, kernel, stream);
 }
 
 /* ---- copies ---------------------------------------------------------------------------------- */
@@ -148,6 +148,5 @@ kv_status_t kvk_gpu_launch(kvk_gpu_t *gpu, const kvk_gpu_launch_t *launch, const
 
 	by_value.ahead = ahead_of(launch, args, grid);
 
-	return launch->captured ? kvk_gpu_start_plain(gpu, &kernel, launch->stream)
-				: kvk_gpu_start(gpu, &kernel, launch->stream);
+	return start_kernel(gpu, &kernel, launch->stream);
 }

@@ -88,11 +88,10 @@ typedef struct fake_function {
 } fake_function_t;
 
 static const char *const fake_kernels[] = {KVK_GPU_GATHER_PLAIN, KVK_GPU_SCATTER_PLAIN, KVK_GPU_GATHER_BULK,
-					   KVK_GPU_SCATTER_BULK, KVK_GPU_TICK};
+					   KVK_GPU_SCATTER_BULK};
 #define FAKE_KERNELS 5u
 #define FAKE_BULK    2u /* from this one on */
 #define FAKE_SCATTER 3u /* the bulk one */
-#define FAKE_TICK    4u
 
 typedef struct fake {
 	fake_cuda_config_t config;

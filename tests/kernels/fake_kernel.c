@@ -1,5 +1,5 @@
-/* Memory that the device sees, and the kernels, as cuda/device/args.h has them in words: one byte range after the other,
- * digests by libxxhash. */
+/* Memory that the device sees, and the kernels, as cuda/device/args.h has them in words: one byte range after the
+ * other, digests by libxxhash. */
 #include "fake_cuda_internal.h"
 
 #include <xxhash.h>
@@ -183,16 +183,6 @@ static void check_bulk(const fake_work_t *work, uint64_t addresses)
 	fake.bulk_launches++;
 }
 
-/* Launches of a graph follow each other. */
-static void tick(const kvk_gpu_args_t *a)
-{
-	_Atomic uint32_t *word = fake_resolve(a->bad, sizeof *word);
-
-	if (word) {
-		atomic_fetch_add(word, 1);
-	}
-}
-
 static uint64_t cost_of(const kvk_gpu_args_t *a, const kvk_gpu_move_t *moves)
 {
 	const uint64_t narrow = a->ahead && fake.narrow_cost ? fake.narrow_cost : 1;
@@ -200,7 +190,7 @@ static uint64_t cost_of(const kvk_gpu_args_t *a, const kvk_gpu_move_t *moves)
 	return moves && moves[0].pool & FAKE_TAG ? fake.link_cost * narrow : 1;
 }
 
-static void copy_pages(const fake_work_t *work)
+void fake_kernel(const fake_work_t *work)
 {
 	const kvk_gpu_args_t *a = &work->args;
 	const kvk_gpu_move_t *moves = fake_resolve(a->moves, a->count * sizeof *moves);
@@ -228,13 +218,4 @@ static void copy_pages(const fake_work_t *work)
 	}
 	atomic_fetch_add(&fake.clock, cost_of(a, moves) * pages * a->page_bytes);
 	free(canonical);
-}
-
-void fake_kernel(const fake_work_t *work)
-{
-	if (work->kernel == FAKE_TICK) {
-		tick(&work->args);
-	} else {
-		copy_pages(work);
-	}
 }

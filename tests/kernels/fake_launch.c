@@ -20,7 +20,7 @@ static void set(fake_single_t *single, const kvk_cu_kernel_t *kernel)
 	memcpy(&single->args, kernel->params[0], sizeof single->args);
 	if (kernel->grid[0] == 0 || kernel->grid[1] != 1 || kernel->grid[2] != 1 || kernel->block[1] != 1 ||
 	    kernel->block[2] != 1 || kernel->extra || kernel->kernel || kernel->context ||
-	    kernel->block[0] != (single->kernel == FAKE_TICK ? KVK_GPU_THREADS_TICK : KVK_GPU_THREADS)) {
+	    kernel->block[0] != KVK_GPU_THREADS) {
 		fake_fault("a kernel of a wrong shape");
 	}
 }
@@ -55,9 +55,8 @@ static void start(const fake_single_t *single, kvk_cu_stream_t stream)
 	work->kernel = single->kernel;
 	work->shared = (int)single->shared;
 	work->args = single->args;
-	if (single->kernel != FAKE_TICK) { /* two plain blocks fit an SM */
-		fake_take_sms(stream, single->kernel < FAKE_BULK ? (single->grid + 1) / 2 : single->grid);
-	}
+	/* two plain blocks fit an SM */
+	fake_take_sms(stream, single->kernel < FAKE_BULK ? (single->grid + 1) / 2 : single->grid);
 	if (single->kernel == FAKE_SCATTER) {
 		take_window(single);
 	}

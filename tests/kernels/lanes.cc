@@ -80,7 +80,6 @@ extern "C" void lanes_launch(const char *name, unsigned grid, unsigned threads, 
 		void (*kernel)(kvk_gpu_args_t);
 	} kernels[] = {{KVK_GPU_GATHER_BULK, kvk_gather_bulk},
 		       {KVK_GPU_SCATTER_BULK, kvk_scatter_bulk},
-		       {KVK_GPU_TICK, kvk_tick},
 		       {KVK_GPU_GATHER_PLAIN, kvk_gather_plain},
 		       {KVK_GPU_SCATTER_PLAIN, kvk_scatter_plain}};
 

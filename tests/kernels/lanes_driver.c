@@ -12,7 +12,7 @@
 void lanes_launch(const char *name, unsigned grid, unsigned threads, const kvk_gpu_args_t *args);
 
 static char handle; /* of everything */
-static const char *const kernels[] = {KVK_GPU_GATHER_BULK, KVK_GPU_SCATTER_BULK, KVK_GPU_TICK, KVK_GPU_GATHER_PLAIN,
+static const char *const kernels[] = {KVK_GPU_GATHER_BULK, KVK_GPU_SCATTER_BULK, KVK_GPU_GATHER_PLAIN,
 				      KVK_GPU_SCATTER_PLAIN};
 
 static int nothing(void)

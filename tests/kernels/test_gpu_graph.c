@@ -134,11 +134,77 @@ static void p6_the_fake_driver_minds_what_spoils_a_capture(void **state)
 	}
 }
 
+/* A graph takes no copies: the submit is refused, the capture stays valid and the next copy is as good as any. */
+static void p10_a_copy_on_a_captured_stream_is_refused(void **state)
+{
+	kv_test_rng_t rng = {kv_test_seed()};
+
+	(void)state;
+	for (uint64_t n = 0; n < 20; n++) {
+		gpu_rig_t rig;
+		kvk_gpu_t *gpu = start(&rig, &rng, n % 2 ? "no image that it knows" : fake_cuda_image());
+		kvk_gpu_job_t *job = NULL;
+		kvk_cu_stream_t stream;
+		fake_graph_t *graph;
+		kvk_gpu_copy_t copy;
+		kv_status_t status;
+		gpu_case_t c;
+
+		assert_int_equal(kvk_gpu_stream(gpu, 1, &stream), KV_OK);
+		some_case(&c, &rng, gpu, KVK_PAGED_KV_TOKEN_HEAD);
+		copy = gpu_case_copy(&c, KVK_GPU_GATHER, KVK_GPU_AUTO, stream);
+		fake_cuda_capture(stream, 0);
+		fake_cuda_fail_nth(n / 2); /* 0: none of its calls fails */
+		status = kvk_gpu_submit(gpu, &copy, &job);
+		fake_cuda_fail_nth(0);
+		assert_true(status == KV_ERR_UNSUPPORTED || (n >= 2 && status == KV_ERR_IO));
+		assert_null(job);
+		graph = fake_cuda_captured(stream);
+		assert_non_null(graph);
+		fake_cuda_graph_free(graph);
+		assert_int_equal(kvk_gpu_submit(gpu, &copy, &job), KV_OK);
+		assert_int_equal(finish(job), KV_OK);
+		kvk_gpu_end(job);
+		gpu_case_twin(&c, KVK_GPU_GATHER);
+		gpu_case_equal(&c);
+		gpu_case_fini(&c);
+		gpu_rig_fini(&rig);
+	}
+}
+
+/* A capture that the engine's own call has invalidated. */
+static void p10_a_copy_on_an_invalid_capture_is_refused(void **state)
+{
+	kv_test_rng_t rng = {kv_test_seed()};
+	gpu_rig_t rig;
+	kvk_gpu_t *gpu = start(&rig, &rng, fake_cuda_image());
+	kvk_gpu_job_t *job = NULL;
+	kvk_cu_stream_t stream;
+	kvk_gpu_copy_t copy;
+	gpu_case_t c;
+
+	(void)state;
+	assert_int_equal(kvk_gpu_stream(gpu, 1, &stream), KV_OK);
+	some_case(&c, &rng, gpu, KVK_PAGED_KV_TOKEN_HEAD);
+	copy = gpu_case_copy(&c, KVK_GPU_GATHER, KVK_GPU_AUTO, stream);
+	fake_cuda_capture(stream, 2);
+	assert_int_equal(fake_cuda_faults(), 0);
+	fake_cuda_call(stream, free, NULL);
+	assert_int_equal(kvk_gpu_submit(gpu, &copy, &job), KV_ERR_IO);
+	assert_null(job);
+	assert_null(fake_cuda_captured(stream));
+	gpu_case_fini(&c);
+	kvk_gpu_close(gpu);
+	fake_cuda_stop();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p1_copies_run_while_another_stream_is_captured),
 		cmocka_unit_test(p6_the_fake_driver_minds_what_spoils_a_capture),
+		cmocka_unit_test(p10_a_copy_on_a_captured_stream_is_refused),
+		cmocka_unit_test(p10_a_copy_on_an_invalid_capture_is_refused),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

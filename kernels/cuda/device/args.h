@@ -44,16 +44,13 @@ typedef struct kvk_gpu_args {
 
 /* Names of the kernels in the image, each (kvk_gpu_args_t by value), any grid, block of KVK_GPU_THREADS. The bulk ones
  * need sm_90, every address, stride and length on the way a multiple of 16, and KVK_GPU_SHARED bytes of dynamic shared
- * memory; the plain ones need neither. The tick adds 1 to a word and is what tells the host that a graph's copies have
- * come: one block of KVK_GPU_THREADS_TICK. */
+ * memory; the plain ones need neither. */
 #ifndef KVK_GPU_THREADS
 #define KVK_GPU_THREADS 256
 #endif
-#define KVK_GPU_THREADS_TICK  32
 #define KVK_GPU_SHARED        (200 << 10)
 #define KVK_GPU_GATHER_BULK   "kvk_gather_bulk"
 #define KVK_GPU_SCATTER_BULK  "kvk_scatter_bulk"
-#define KVK_GPU_TICK          "kvk_tick" /* bad: the word */
 #define KVK_GPU_GATHER_PLAIN  "kvk_gather_plain"
 #define KVK_GPU_SCATTER_PLAIN "kvk_scatter_plain"
 

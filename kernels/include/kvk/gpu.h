@@ -113,8 +113,9 @@ typedef struct kvk_gpu_copy {
 
 /* Enqueue on the stream. KV_ERR_ARG: a block id out of range or memory the device does not see (nothing is enqueued);
  * KV_ERR_BUSY: all jobs are taken; KV_ERR_LIMIT: more leaves than a job has memory for (4 million): take it in parts;
- * KV_ERR_UNSUPPORTED: digests of device memory without kernels; KV_ERR_IO: the driver refuses, and nothing will tell
- * when what it has taken ends (that it took a part otherwise: the poll says so). count may be 0. */
+ * KV_ERR_UNSUPPORTED: digests of device memory without kernels, or a stream that is being captured (decision 035);
+ * KV_ERR_IO: the driver refuses, and nothing will tell when what it has taken ends (that it took a part otherwise: the
+ * poll says so). count may be 0. */
 kv_status_t kvk_gpu_submit(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kvk_gpu_job_t **p_job);
 /* PENDING: still running. OK: all bytes are there; digests agreed or are in moves[].leaves. KV_ERR_CORRUPT: see
  * kvk_gpu_bad(); the others came. KV_ERR_IO: the device has failed, or the driver has refused a part of the copy and
@@ -129,28 +130,6 @@ kv_status_t kvk_gpu_order(kvk_gpu_job_t *job, kvk_cu_stream_t stream);
 /* Give it back. It must be over, or its copies must not matter any more: memory they use stays in use until they
  * end. */
 void kvk_gpu_end(kvk_gpu_job_t *job);
-
-/* ---- copies of a graph ----------------------------------------------------------------------- */
-
-/* kvk_gpu_submit() on a stream that is being captured makes the copy a part of the graph: every launch of the graph
- * copies the same moves between the same memory again, in its place among the graph's other work, and compares or makes
- * their digests again. Ways are ZERO_COPY and EACH (STAGED becomes ZERO_COPY); KV_ERR_UNSUPPORTED without kernels;
- * after another error the capture is to be given up.
- *
- * The job belongs to the graph. It is taken until kvk_gpu_end(), which comes when no launch of the graph is on its way
- * or will follow; so do the memory copied and the room for leaves of a gather. kvk_gpu_poll() and kvk_gpu_wait() answer
- * of all launches that have ended since kvk_gpu_again(), or ever: PENDING: none has; OK and CORRUPT as above, the
- * latter when any of them was bad. They call nothing of the driver, so that they are legal beside any capture; that a
- * launch failed is the graph's to know: it stays PENDING. kvk_gpu_order(): KV_ERR_ARG.
- *
- *     kvk_gpu_again(job);  launch the graph;  kvk_gpu_wait(job, timeout_us);
- */
-
-/* Forget the launches there were, before the next: none may be on its way. KV_ERR_ARG: not of a graph. */
-kv_status_t kvk_gpu_again(kvk_gpu_job_t *job);
-/* A word that counts the launches that have ended, in pinned memory, for who polls many of them himself. Valid until
- * kvk_gpu_end(). NULL: not of a graph. */
-const volatile uint32_t *kvk_gpu_word(const kvk_gpu_job_t *job);
 
 /* ---- streams --------------------------------------------------------------------------------- */
 
@@ -196,7 +175,6 @@ kv_status_t kvk_gpu_measure(kvk_gpu_t *gpu, const kvk_layout_t *layout, const kv
 	X(staged, "copies made by the copy engine and a kernel")                                                       \
 	X(each, "copies made piece by piece by the driver")                                                            \
 	X(far, "copies of a peer's memory that kernels of this device may not use")                                    \
-	X(captured, "copies that have become a part of a graph")                                                       \
 	X(corrupt, "blocks whose digest did not agree")                                                                \
 	X(busy, "copies refused because all jobs were taken")                                                          \
 	X(failures, "calls the driver refused")                                                                        \
