@@ -1,5 +1,9 @@
 /* A copy in the words of the kernels, and the way it goes. */
-#include "internal.h"
+#include "args.h"
+
+#include "context.h"
+#include "launch.h"
+#include "stage.h"
 
 #include "cuda/device/xxh3.h"
 #include "layout/page.h"
@@ -106,29 +110,65 @@ static void make_args(const kvk_gpu_copy_t *copy, const kvk_geometry_t *g, kvk_g
 	make_rows(layout, paged, args);
 }
 
-static uint64_t row_bits(const kvk_gpu_row_t *row)
+/* ---- what was measured --------------------------------------------------------------------------- */
+
+static int same_layout(const kvk_layout_t *a, const kvk_layout_t *b)
 {
-	return row->pool_offset | row->pool_stride | row->cache_offset | row->cache_stride | row->cache_head |
-	       row->bytes;
+	return a->heads == b->heads && a->layers == b->layers && a->block_tokens == b->block_tokens &&
+	       a->k_dim == b->k_dim && a->v_dim == b->v_dim && a->dtype == b->dtype && a->inner == b->inner &&
+	       a->page_bytes == b->page_bytes;
 }
 
-int kvk_gpu_bulk_fits(const kvk_gpu_args_t *args, uint64_t addresses)
+const kvk_gpu_choice_t *kvk_gpu_find_choice(const kvk_gpu_t *gpu, const kvk_layout_t *layout, const kvk_paged_t *paged)
 {
-	const uint64_t bits = addresses | args->cache_stride | args->page_bytes | args->pool_head | args->pool_first |
-			      args->leaf_bytes | row_bits(&args->k) | row_bits(&args->v);
+	/* They are only ever added. */
+	const uint32_t count = atomic_load_explicit(&gpu->choice_count, memory_order_acquire);
 
-	return bits % 16 == 0;
+	for (uint32_t i = 0; i < count; i++) {
+		const kvk_gpu_choice_t *c = &gpu->choices[i];
+
+		if (c->kind == paged->kind && c->heads == paged->heads && c->layers == paged->layers &&
+		    same_layout(&c->layout, layout)) {
+			return c;
+		}
+	}
+
+	return NULL;
 }
 
-uint64_t kvk_gpu_units(const kvk_gpu_args_t *args)
+/* What was measured for this cache and a copy of this size; KVK_GPU_AUTO: nothing. */
+static kvk_gpu_way_t chosen_way(const kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, uint64_t bytes)
 {
-	/* Heads x layers x pieces of one block are below 2^30: no overflow. */
-	return (uint64_t)args->count * args->heads * args->layers * args->pieces;
+	const kvk_gpu_choice_t *c = kvk_gpu_find_choice(gpu, copy->layout, copy->paged);
+
+	return c ? c->way[copy->dir][bytes >= KVK_GPU_LARGE_JOB] : KVK_GPU_AUTO;
+}
+
+/* Did the link gain from many SMs and from all the bytes that they can have in flight? */
+static int link_is_wide(const kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy)
+{
+	const kvk_gpu_choice_t *c = kvk_gpu_find_choice(gpu, copy->layout, copy->paged);
+
+	return c && c->wide;
+}
+
+void kvk_gpu_keep_choice(kvk_gpu_t *gpu, const kvk_gpu_choice_t *choice)
+{
+	pthread_mutex_lock(&gpu->lock);
+
+	const uint32_t count = atomic_load(&gpu->choice_count);
+
+	if (count < KVK_GPU_MAX_CHOICE) {
+		gpu->choices[count] = *choice;
+		atomic_store_explicit(&gpu->choice_count, count + 1, memory_order_release);
+	}
+	pthread_mutex_unlock(&gpu->lock);
 }
 
 /* ---- which way ------------------------------------------------------------------------------- */
 
-uint64_t kvk_gpu_run_bytes(const kvk_layout_t *layout, const kvk_paged_t *paged, uint32_t layers, uint32_t page_bytes)
+/* Contiguous bytes of a move in the pool, when `layers` of the cache's are moved. */
+static uint64_t run_bytes(const kvk_layout_t *layout, const kvk_paged_t *paged, uint32_t layers, uint32_t page_bytes)
 {
 	const uint64_t run = (uint64_t)layers * page_bytes;
 
@@ -184,11 +224,11 @@ static kvk_gpu_way_t by_rule(const kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan)
 {
 	const kvk_gpu_copy_t *copy = plan->copy;
 	const kvk_gpu_args_t *args = &plan->args;
-	const uint64_t run = kvk_gpu_run_bytes(copy->layout, copy->paged, args->layers, plan->geometry.page_bytes);
+	const uint64_t run = run_bytes(copy->layout, copy->paged, args->layers, plan->geometry.page_bytes);
 	const uint64_t moves = copy->of > args->count ? copy->of : args->count;
 	const uint64_t bytes = args->layers * args->page_bytes * args->heads * moves;
 	const int some = args->layers < copy->layout->layers;
-	const kvk_gpu_way_t measured = kvk_gpu_chosen(gpu, copy, bytes);
+	const kvk_gpu_way_t measured = chosen_way(gpu, copy, bytes);
 
 	if (args->layers == copy->paged->layers && measured != KVK_GPU_AUTO) {
 		return measured;
@@ -266,7 +306,7 @@ static void budget(const kvk_gpu_t *gpu, kvk_gpu_plan_t *plan)
 {
 	const kvk_gpu_copy_t *copy = plan->copy;
 	const uint32_t few = plan->args.leaf_bytes < KVK_CHUNK ? KVK_GPU_SMS_SMALL : KVK_GPU_SMS;
-	const int wide = kvk_gpu_is_wide(gpu, copy);
+	const int wide = link_is_wide(gpu, copy);
 	const uint32_t window = copy->window ? copy->window : wide ? UINT32_MAX : KVK_GPU_WINDOW;
 	const uint32_t sms = copy->sms ? copy->sms : gpu->sms ? gpu->sms : wide ? KVK_GPU_SMS_WIDE : few;
 

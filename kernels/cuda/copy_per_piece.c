@@ -1,5 +1,7 @@
 /* Way EACH: one copy of the driver a piece, digests by the host. */
-#include "internal.h"
+#include "copy_per_piece.h"
+
+#include "context.h"
 
 #include "kv/digest.h"
 

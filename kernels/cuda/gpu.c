@@ -1,9 +1,14 @@
-/* The device: its context, its kernels, its streams, and what is said when the driver refuses. */
-#include "internal.h"
+/* The device: opened and closed, its kernels and its streams. */
+#include "gpu.h"
 
+#include "context.h"
 #include "image.h"
+#include "jobs.h"
+#include "launch.h"
+#include "memory.h"
+#include "stage.h"
+#include "upload.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 
 #define ATTRIBUTE_SMS         16
@@ -13,93 +18,6 @@
 #define ATTRIBUTE_SHARED_MOST 97
 #define FUNCTION_SHARED       8
 #define BULK_MAJOR            9 /* compute capability that has bulk copies */
-
-static _Thread_local char why[KVK_GPU_WHY_BYTES];
-static _Thread_local int inside;       /* how often this thread has entered */
-static _Thread_local int capture_mode; /* its own, while it is inside */
-
-/* ---- calls and their failures ---------------------------------------------------------------- */
-
-static const char *const symbols[] = {
-#define KVK_CUDA_SYMBOL(member, symbol, arguments) #symbol,
-	KVK_CUDA_OPS(KVK_CUDA_SYMBOL) KVK_CUDA_OPTIONAL_OPS(KVK_CUDA_SYMBOL)
-#undef KVK_CUDA_SYMBOL
-};
-
-const char *kvk_gpu_why(void)
-{
-	return why[0] ? why : "nothing has failed on this thread";
-}
-
-kv_status_t kvk_gpu_refuse(kv_status_t status, const char *format, ...)
-{
-	va_list args;
-
-	va_start(args, format);
-	vsnprintf(why, sizeof why, format, args);
-	va_end(args);
-
-	return status;
-}
-
-void kvk_gpu_count(_Atomic uint64_t *counter, uint64_t n)
-{
-	atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
-}
-
-static void name_failure(const kvk_cuda_ops_t *cuda, size_t member, int error)
-{
-	const char *name = NULL;
-
-	if (cuda->error_name(error, &name) != 0 || !name) {
-		name = "an error it has no name for";
-	}
-	kvk_gpu_refuse(KV_ERR_IO, "%s answered %s (%d)", symbols[member / sizeof(int (*)(void))], name, error);
-}
-
-kv_status_t kvk_gpu_result(kvk_gpu_t *gpu, size_t member, int error)
-{
-	if (error == 0) {
-		return KV_OK;
-	}
-	kvk_gpu_count(&gpu->counters.failures, 1);
-	name_failure(gpu->cuda, member, error);
-
-	return error == KVK_CU_OUT_OF_MEMORY ? KV_ERR_NOMEM : KV_ERR_IO;
-}
-
-/* An engine may be capturing a graph on another thread. Asking for an event, or pinning memory, would spoil that unless
- * this thread says that it has nothing to do with it. */
-kv_status_t kvk_gpu_enter(kvk_gpu_t *gpu)
-{
-	kv_status_t status = KVK_GPU_CALL(gpu, context_push, gpu->context);
-	kvk_cu_context_t popped;
-	int mode = KVK_CU_CAPTURE_OWN;
-
-	if (status != KV_OK || inside++ > 0) {
-		return status;
-	}
-	status = KVK_GPU_CALL(gpu, capture_mode, &mode);
-	if (status != KV_OK) {
-		inside = 0;
-		KVK_GPU_CALL(gpu, context_pop, &popped);
-		return status;
-	}
-	capture_mode = mode;
-
-	return KV_OK;
-}
-
-void kvk_gpu_leave(kvk_gpu_t *gpu)
-{
-	kvk_cu_context_t popped;
-
-	/* They can fail only where every other call does, too. */
-	if (--inside == 0) {
-		KVK_GPU_CALL(gpu, capture_mode, &capture_mode);
-	}
-	KVK_GPU_CALL(gpu, context_pop, &popped);
-}
 
 /* ---- open ------------------------------------------------------------------------------------ */
 

@@ -1,5 +1,13 @@
 /* Jobs: their memory, what is enqueued for them, and how they end. */
-#include "internal.h"
+#include "jobs.h"
+
+#include "args.h"
+#include "context.h"
+#include "copy_per_piece.h"
+#include "launch.h"
+#include "memory.h"
+#include "stage.h"
+#include "upload.h"
 
 #include <stdlib.h>
 #include <time.h>
@@ -398,7 +406,7 @@ out_context:
 
 /* ---- ending ---------------------------------------------------------------------------------- */
 
-kv_status_t kvk_gpu_conclude(kvk_gpu_job_t *job)
+static kv_status_t conclude(kvk_gpu_job_t *job)
 {
 	uint64_t corrupt = 0;
 
@@ -425,8 +433,7 @@ kv_status_t kvk_gpu_conclude(kvk_gpu_job_t *job)
 
 static kv_status_t verdict(kvk_gpu_job_t *job)
 {
-	return job->refused ? kvk_gpu_refuse(KV_ERR_IO, "the driver has refused a part of the copy")
-			    : kvk_gpu_conclude(job);
+	return job->refused ? kvk_gpu_refuse(KV_ERR_IO, "the driver has refused a part of the copy") : conclude(job);
 }
 
 kv_status_t kvk_gpu_poll(kvk_gpu_job_t *job)

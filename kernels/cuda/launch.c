@@ -6,7 +6,9 @@
  * another, so each stream has one of its own; streams that find no room share one, which only puts their kernels in an
  * order. Launching it with other arguments than before takes the host 5 us, a plain launch 2.
  */
-#include "internal.h"
+#include "launch.h"
+
+#include "context.h"
 #include "cuda/device/xxh3.h"
 
 #include "kv/log.h"
@@ -120,6 +122,26 @@ static kv_status_t start_kernel(kvk_gpu_t *gpu, const kvk_cu_kernel_t *kernel, k
 
 /* ---- copies ---------------------------------------------------------------------------------- */
 
+static uint64_t row_bits(const kvk_gpu_row_t *row)
+{
+	return row->pool_offset | row->pool_stride | row->cache_offset | row->cache_stride | row->cache_head |
+	       row->bytes;
+}
+
+static int bulk_fits(const kvk_gpu_args_t *args, uint64_t addresses)
+{
+	const uint64_t bits = addresses | args->cache_stride | args->page_bytes | args->pool_head | args->pool_first |
+			      args->leaf_bytes | row_bits(&args->k) | row_bits(&args->v);
+
+	return bits % 16 == 0;
+}
+
+uint64_t kvk_gpu_units(const kvk_gpu_args_t *args)
+{
+	/* Heads x layers x pieces of one block are below 2^30: no overflow. */
+	return (uint64_t)args->count * args->heads * args->layers * args->pieces;
+}
+
 /* Chunks a warp may have on their way so that all of them have no more than the window, and each has one. 0: any
  * number. */
 static uint32_t ahead_of(const kvk_gpu_launch_t *launch, const kvk_gpu_args_t *args, unsigned grid)
@@ -133,7 +155,7 @@ static uint32_t ahead_of(const kvk_gpu_launch_t *launch, const kvk_gpu_args_t *a
 kv_status_t kvk_gpu_launch(kvk_gpu_t *gpu, const kvk_gpu_launch_t *launch, const kvk_gpu_args_t *args)
 {
 	const kvk_gpu_dir_t dir = launch->dir;
-	const int bulk = gpu->bulk[dir] && kvk_gpu_bulk_fits(args, launch->addresses);
+	const int bulk = gpu->bulk[dir] && bulk_fits(args, launch->addresses);
 	const uint64_t units = kvk_gpu_units(args);
 	const uint64_t useful = (units + KVK_GPU_THREADS / 32u - 1) / (KVK_GPU_THREADS / 32u);
 	const uint64_t most = bulk ? launch->sms : (uint64_t)launch->sms * KVK_GPU_PLAIN_GRID;

@@ -2,7 +2,8 @@
  * several behind each other: the first and the last step of a staged copy have nothing beside them, which counts in a
  * small job and not in a large one. Before that, whether the link is one that few SMs with little on its way fill:
  * another may have several times the rate. */
-#include "internal.h"
+#include "args.h"
+#include "context.h"
 
 #define SCRATCH_BYTES (UINT64_C(32) << 20)
 #define SCRATCH_MOST  (UINT64_C(256) << 20) /* of one block: above, nothing is measured */
@@ -24,59 +25,6 @@ typedef struct scratch {
 	kvk_cu_stream_t stream;
 	uint64_t link_ns; /* several scatters behind each other, zero copy; 0: not timed yet */
 } scratch_t;
-
-/* ---- what was found -------------------------------------------------------------------------- */
-
-static int same_layout(const kvk_layout_t *a, const kvk_layout_t *b)
-{
-	return a->heads == b->heads && a->layers == b->layers && a->block_tokens == b->block_tokens &&
-	       a->k_dim == b->k_dim && a->v_dim == b->v_dim && a->dtype == b->dtype && a->inner == b->inner &&
-	       a->page_bytes == b->page_bytes;
-}
-
-static const kvk_gpu_choice_t *find_choice(const kvk_gpu_t *gpu, const kvk_layout_t *layout, const kvk_paged_t *paged)
-{
-	/* They are only ever added. */
-	const uint32_t count = atomic_load_explicit(&gpu->choice_count, memory_order_acquire);
-
-	for (uint32_t i = 0; i < count; i++) {
-		const kvk_gpu_choice_t *c = &gpu->choices[i];
-
-		if (c->kind == paged->kind && c->heads == paged->heads && c->layers == paged->layers &&
-		    same_layout(&c->layout, layout)) {
-			return c;
-		}
-	}
-
-	return NULL;
-}
-
-kvk_gpu_way_t kvk_gpu_chosen(const kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, uint64_t bytes)
-{
-	const kvk_gpu_choice_t *c = find_choice(gpu, copy->layout, copy->paged);
-
-	return c ? c->way[copy->dir][bytes >= KVK_GPU_LARGE_JOB] : KVK_GPU_AUTO;
-}
-
-int kvk_gpu_is_wide(const kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy)
-{
-	const kvk_gpu_choice_t *c = find_choice(gpu, copy->layout, copy->paged);
-
-	return c && c->wide;
-}
-
-static void keep_choice(kvk_gpu_t *gpu, const kvk_gpu_choice_t *choice)
-{
-	pthread_mutex_lock(&gpu->lock);
-
-	const uint32_t count = atomic_load(&gpu->choice_count);
-
-	if (count < KVK_GPU_MAX_CHOICE) {
-		gpu->choices[count] = *choice;
-		atomic_store_explicit(&gpu->choice_count, count + 1, memory_order_release);
-	}
-	pthread_mutex_unlock(&gpu->lock);
-}
 
 /* ---- scratch --------------------------------------------------------------------------------- */
 
@@ -304,7 +252,7 @@ static kv_status_t measure(kvk_gpu_t *gpu, const kvk_layout_t *layout, const kvk
 	}
 	drop_scratch(&s);
 	if (status == KV_OK) {
-		keep_choice(gpu, &choice);
+		kvk_gpu_keep_choice(gpu, &choice);
 	}
 
 	return status;
@@ -314,7 +262,7 @@ kv_status_t kvk_gpu_measure(kvk_gpu_t *gpu, const kvk_layout_t *layout, const kv
 {
 	kv_status_t status;
 
-	if (!gpu->plain[0] || find_choice(gpu, layout, paged)) {
+	if (!gpu->plain[0] || kvk_gpu_find_choice(gpu, layout, paged)) {
 		return KV_OK;
 	}
 	status = kvk_gpu_enter(gpu);

@@ -1,5 +1,7 @@
 /* Which host memory the device sees, and at what address; the pinned memory that arguments of jobs lie in. */
-#include "internal.h"
+#include "memory.h"
+
+#include "context.h"
 
 #define POINTER_MEMORY_TYPE 2
 #define POINTER_DEVICE      3 /* the address a kernel of this context uses */

@@ -12,7 +12,12 @@
  * scatter whose blocks are ready, only kernels wait, so that one copy's blocks are on their way while the kernels of
  * the one before still run. Where nothing can run beside a half (the kernel of a scatter's last step, of a gather's
  * first) the steps are small. */
-#include "internal.h"
+#include "stage.h"
+
+#include "context.h"
+#include "launch.h"
+#include "memory.h"
+#include "upload.h"
 
 #define SLOT_GRAIN UINT64_C(256)
 #define BATCH_MOST 256u /* copies in a call */
@@ -85,7 +90,7 @@ static void drop_ring(kvk_gpu_t *gpu, kvk_gpu_ring_t *ring)
 	}
 }
 
-void kvk_gpu_rings_drop(kvk_gpu_t *gpu)
+static void drop_rings(kvk_gpu_t *gpu)
 {
 	for (int dir = 0; dir < 2; dir++) {
 		if (atomic_load(&gpu->rings[dir].state) > 0) {
@@ -97,7 +102,7 @@ void kvk_gpu_rings_drop(kvk_gpu_t *gpu)
 
 void kvk_gpu_rings_fini(kvk_gpu_t *gpu)
 {
-	kvk_gpu_rings_drop(gpu);
+	drop_rings(gpu);
 	for (int dir = 0; dir < 2; dir++) {
 		pthread_mutex_destroy(&gpu->rings[dir].lock);
 	}

@@ -1,7 +1,9 @@
 /* What kernels read of a job, in one piece to the device's memory: they look moves up in many small reads, which over a
  * link take longer than the copies of a small job, and stand in the way of those of a large one. On a stream of its
  * own, so that it runs beside what came before. */
-#include "internal.h"
+#include "upload.h"
+
+#include "context.h"
 
 void kvk_gpu_mirror_init(kvk_gpu_t *gpu)
 {

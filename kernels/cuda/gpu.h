@@ -1,15 +1,6 @@
-/* kernels/cuda/internal.h -- what the files of the GPU copies share; private to kernels/.
- *
- * gpu.c          the device: open, streams, calls of the driver and how they fail
- * memory.c   host memory the device sees, and the pinned memory that arguments of jobs lie in
- * args.c     a copy, described for the kernels; which way it goes
- * jobs.c     submit, poll, wait, end
- * clock.c    what the device's clock says of its streams
- * upload.c   arguments of jobs once more in the device's memory
- * stage.c    way STAGED; copy_per_piece.c way EACH; measure.c which way is faster
- */
-#ifndef KVK_CUDA_INTERNAL_H
-#define KVK_CUDA_INTERNAL_H
+/* kernels/cuda/gpu.h -- the state of a device: kvk_gpu_t and what it consists of. */
+#ifndef KVK_CUDA_GPU_H
+#define KVK_CUDA_GPU_H
 
 #include "kvk/gpu.h"
 
@@ -71,21 +62,6 @@ typedef struct kvk_gpu_table {
 	_Atomic uint32_t count;
 	kvk_gpu_range_t ranges[KVK_GPU_MAX_RANGES];
 } kvk_gpu_table_t;
-
-/* What a copy is made of, decided before anything is taken. */
-typedef struct kvk_gpu_plan {
-	const kvk_gpu_copy_t *copy;
-	kvk_gpu_args_t args; /* but for the addresses */
-	kvk_geometry_t geometry;
-	kvk_gpu_way_t way;
-	uint32_t sms;
-	uint32_t window;        /* of a scatter over the link; 0: any number of bytes */
-	int digests;            /* some move has leaves */
-	int far;                /* some block lies where no kernel reaches it: only the driver's copies do */
-	uint32_t staged_layers; /* layers a step of STAGED takes */
-	uint32_t staged_steps;  /* ceil(layers / staged_layers); other ways: 0 */
-	uint64_t pool_bytes;    /* of a block */
-} kvk_gpu_plan_t;
 
 typedef enum kvk_gpu_job_state {
 	KVK_GPU_JOB_FREE,
@@ -224,104 +200,5 @@ struct kvk_gpu {
 	atomic_uint choice_count;
 	kvk_gpu_counters_t counters;
 };
-
-/* ---- gpu.c ----------------------------------------------------------------------------------- */
-
-/* Make the device's context the thread's; after it, kvk_gpu_leave(). */
-kv_status_t kvk_gpu_enter(kvk_gpu_t *gpu);
-void kvk_gpu_leave(kvk_gpu_t *gpu);
-
-/* A call of the driver came back with `error`: KV_OK for 0; else it is counted, named for kvk_gpu_why(), and KV_ERR_IO
- * (KV_ERR_NOMEM: out of memory). `member`: offset of the function in the table. */
-kv_status_t kvk_gpu_result(kvk_gpu_t *gpu, size_t member, int error);
-#define KVK_GPU_CALL(gpu, member, ...)                                                                                 \
-	kvk_gpu_result(gpu, offsetof(kvk_cuda_ops_t, member), (gpu)->cuda->member(__VA_ARGS__))
-
-/* Say why a call fails, for kvk_gpu_why(). */
-kv_status_t kvk_gpu_refuse(kv_status_t status, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
-void kvk_gpu_count(_Atomic uint64_t *counter, uint64_t n);
-
-/* ---- memory.c ---------------------------------------------------------------------------- */
-
-/* Tables, lock and area; undone by fini, which unregisters what is left (in the context). */
-kv_status_t kvk_gpu_memory_init(kvk_gpu_t *gpu);
-void kvk_gpu_memory_fini(kvk_gpu_t *gpu);
-typedef enum kvk_gpu_place {
-	KVK_GPU_HOST, /* the CPU can read it */
-	KVK_GPU_NEAR, /* of a device, and kernels reach it */
-	KVK_GPU_FAR,  /* of another device, and they do not */
-} kvk_gpu_place_t;
-
-/* Device address of memory that the device sees: registered, else known to the driver. KV_ERR_ARG. */
-kv_status_t kvk_gpu_translate(kvk_gpu_t *gpu, const void *at, size_t bytes, uint64_t *p_address,
-			      kvk_gpu_place_t *p_place);
-
-/* Do all of these bytes lie in one registration, or in one piece of memory that the driver gave? It refuses a copy that
- * goes from one into the next. */
-int kvk_gpu_in_one(kvk_gpu_t *gpu, const void *at, size_t bytes);
-
-/* ---- args.c ------------------------------------------------------------------------------ */
-
-/* Check a copy and choose its way; `far` as in the plan. KV_ERR_ARG, KV_ERR_UNSUPPORTED. */
-kv_status_t kvk_gpu_plan(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, int far, kvk_gpu_plan_t *plan);
-/* Contiguous bytes of a move in the pool, when `layers` of the cache's are moved. */
-uint64_t kvk_gpu_run_bytes(const kvk_layout_t *layout, const kvk_paged_t *paged, uint32_t layers, uint32_t page_bytes);
-/* Pages or pieces: what a warp takes at a time. */
-uint64_t kvk_gpu_units(const kvk_gpu_args_t *args);
-/* May the bulk kernels run with these arguments? `addresses`: all of the pool's and of the cache's, or-ed. */
-int kvk_gpu_bulk_fits(const kvk_gpu_args_t *args, uint64_t addresses);
-
-/* ---- jobs.c ------------------------------------------------------------------------------ */
-
-kv_status_t kvk_gpu_jobs_init(kvk_gpu_t *gpu, uint32_t count);
-void kvk_gpu_jobs_fini(kvk_gpu_t *gpu);
-/* The copies have ended well: hand out digests, or look at what the device thought of them. */
-kv_status_t kvk_gpu_conclude(kvk_gpu_job_t *job);
-
-/* ---- launch.c ----------------------------------------------------------------------------- */
-
-void kvk_gpu_starters_init(kvk_gpu_t *gpu);
-void kvk_gpu_starters_fini(kvk_gpu_t *gpu);
-/* How a kernel is started. */
-typedef struct kvk_gpu_launch {
-	kvk_gpu_dir_t dir;
-	uint32_t sms;
-	uint64_t addresses; /* all of the pool's and of the cache's, or-ed */
-	uint64_t window;    /* bytes of a scatter that may be on their way at a time; 0: any number */
-	kvk_cu_stream_t stream;
-} kvk_gpu_launch_t;
-
-/* The copy kernel that these arguments allow, on as many SMs as it has work for. */
-kv_status_t kvk_gpu_launch(kvk_gpu_t *gpu, const kvk_gpu_launch_t *launch, const kvk_gpu_args_t *args);
-
-/* ---- upload.c ---------------------------------------------------------------------------- */
-
-void kvk_gpu_mirror_init(kvk_gpu_t *gpu);
-void kvk_gpu_mirror_fini(kvk_gpu_t *gpu);
-/* Where kernels that are enqueued on the stream from now on read the job's inputs: in the device's memory, if that can
- * be had, else where the host has written them. */
-uint64_t kvk_gpu_upload(kvk_gpu_t *gpu, const kvk_gpu_job_t *job, kvk_cu_stream_t stream);
-
-/* ---- stage.c, copy_per_piece.c, measure.c -------------------------------------------------- */
-
-void kvk_gpu_rings_init(kvk_gpu_t *gpu);
-/* No copy is under way: the next one makes them anew. */
-void kvk_gpu_rings_drop(kvk_gpu_t *gpu);
-void kvk_gpu_rings_fini(kvk_gpu_t *gpu);
-/* Is there a ring for this direction? Made at the first call (in the context or not). */
-int kvk_gpu_ring_ready(kvk_gpu_t *gpu, kvk_gpu_dir_t dir);
-/* Bytes that a step may take: what a slot of a ring holds. */
-uint64_t kvk_gpu_ring_slot_bytes(const kvk_gpu_t *gpu);
-kv_status_t kvk_gpu_stage(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, kvk_gpu_job_t *job);
-
-kv_status_t kvk_gpu_each(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, const kvk_gpu_job_t *job);
-/* All copies have ended: make the digests of a gather, compare those of a scatter, in job->leaves and job->bad. */
-void kvk_gpu_each_digest(kvk_gpu_job_t *job);
-
-/* What was measured for this cache and a copy of so many bytes; KVK_GPU_AUTO: nothing. */
-kvk_gpu_way_t kvk_gpu_chosen(const kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, uint64_t bytes);
-/* Was more to be had of the link with many SMs and all that they have room for on its way? */
-int kvk_gpu_is_wide(const kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy);
 
 #endif

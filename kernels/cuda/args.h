@@ -1,0 +1,28 @@
+/* kernels/cuda/args.h -- a copy, described for the kernels, and the way it goes. */
+#ifndef KVK_CUDA_ARGS_H
+#define KVK_CUDA_ARGS_H
+
+#include "gpu.h"
+
+/* What a copy is made of, decided before anything is taken. */
+typedef struct kvk_gpu_plan {
+	const kvk_gpu_copy_t *copy;
+	kvk_gpu_args_t args; /* but for the addresses */
+	kvk_geometry_t geometry;
+	kvk_gpu_way_t way;
+	uint32_t sms;
+	uint32_t window;        /* of a scatter over the link; 0: any number of bytes */
+	int digests;            /* some move has leaves */
+	int far;                /* some block lies where no kernel reaches it: only the driver's copies do */
+	uint32_t staged_layers; /* layers a step of STAGED takes */
+	uint32_t staged_steps;  /* ceil(layers / staged_layers); other ways: 0 */
+	uint64_t pool_bytes;    /* of a block */
+} kvk_gpu_plan_t;
+
+/* Check a copy and choose its way; `far` as in the plan. KV_ERR_ARG, KV_ERR_UNSUPPORTED. */
+kv_status_t kvk_gpu_plan(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, int far, kvk_gpu_plan_t *plan);
+/* What was measured for this layout and cache; NULL: nothing. / Keep it for this layout and cache. */
+const kvk_gpu_choice_t *kvk_gpu_find_choice(const kvk_gpu_t *gpu, const kvk_layout_t *layout, const kvk_paged_t *paged);
+void kvk_gpu_keep_choice(kvk_gpu_t *gpu, const kvk_gpu_choice_t *choice);
+
+#endif
