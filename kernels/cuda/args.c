@@ -136,16 +136,14 @@ const kvk_gpu_choice_t *kvk_gpu_find_choice(const kvk_gpu_t *gpu, const kvk_layo
 	return NULL;
 }
 
-/* What was measured for this cache and a copy of this size; KVK_GPU_AUTO: nothing. */
-static kvk_gpu_way_t chosen_way(const kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, uint64_t bytes)
+kvk_gpu_way_t kvk_gpu_chosen(const kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, uint64_t bytes)
 {
 	const kvk_gpu_choice_t *c = kvk_gpu_find_choice(gpu, copy->layout, copy->paged);
 
 	return c ? c->way[copy->dir][bytes >= KVK_GPU_LARGE_JOB] : KVK_GPU_AUTO;
 }
 
-/* Did the link gain from many SMs and from all the bytes that they can have in flight? */
-static int link_is_wide(const kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy)
+int kvk_gpu_is_wide(const kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy)
 {
 	const kvk_gpu_choice_t *c = kvk_gpu_find_choice(gpu, copy->layout, copy->paged);
 
@@ -228,7 +226,7 @@ static kvk_gpu_way_t by_rule(const kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan)
 	const uint64_t moves = copy->of > args->count ? copy->of : args->count;
 	const uint64_t bytes = args->layers * args->page_bytes * args->heads * moves;
 	const int some = args->layers < copy->layout->layers;
-	const kvk_gpu_way_t measured = chosen_way(gpu, copy, bytes);
+	const kvk_gpu_way_t measured = kvk_gpu_chosen(gpu, copy, bytes);
 
 	if (args->layers == copy->paged->layers && measured != KVK_GPU_AUTO) {
 		return measured;
@@ -306,7 +304,7 @@ static void budget(const kvk_gpu_t *gpu, kvk_gpu_plan_t *plan)
 {
 	const kvk_gpu_copy_t *copy = plan->copy;
 	const uint32_t few = plan->args.leaf_bytes < KVK_CHUNK ? KVK_GPU_SMS_SMALL : KVK_GPU_SMS;
-	const int wide = link_is_wide(gpu, copy);
+	const int wide = kvk_gpu_is_wide(gpu, copy);
 	const uint32_t window = copy->window ? copy->window : wide ? UINT32_MAX : KVK_GPU_WINDOW;
 	const uint32_t sms = copy->sms ? copy->sms : gpu->sms ? gpu->sms : wide ? KVK_GPU_SMS_WIDE : few;
 

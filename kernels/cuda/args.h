@@ -21,6 +21,10 @@ typedef struct kvk_gpu_plan {
 
 /* Check a copy and choose its way; `far` as in the plan. KV_ERR_ARG, KV_ERR_UNSUPPORTED. */
 kv_status_t kvk_gpu_plan(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, int far, kvk_gpu_plan_t *plan);
+/* What was measured for this cache and a copy of this size; KVK_GPU_AUTO: nothing. */
+kvk_gpu_way_t kvk_gpu_chosen(const kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, uint64_t bytes);
+/* Did the link gain from many SMs and from all the bytes that they can have in flight? */
+int kvk_gpu_is_wide(const kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy);
 /* What was measured for this layout and cache; NULL: nothing. / Keep it for this layout and cache. */
 const kvk_gpu_choice_t *kvk_gpu_find_choice(const kvk_gpu_t *gpu, const kvk_layout_t *layout, const kvk_paged_t *paged);
 void kvk_gpu_keep_choice(kvk_gpu_t *gpu, const kvk_gpu_choice_t *choice);

@@ -55,6 +55,16 @@ kv_status_t kvs_pool_class_open(kvs_tier_t *tier, const char *ns, const kvs_geom
 	return KV_OK;
 }
 
+const char *kvs_pool_class_ns(kvs_tier_t *tier, uint32_t slot_class)
+{
+	return kvs_pool_of(tier)->classes[slot_class].ns;
+}
+
+uint64_t kvs_pool_class_bytes(kvs_tier_t *tier, uint32_t slot_class)
+{
+	return kvs_pool_of(tier)->classes[slot_class].bytes;
+}
+
 /* ---- slots ----------------------------------------------------------------------------------- */
 
 /* A slot that was used before. */

@@ -171,16 +171,6 @@ kv_status_t kvs_pool_class(kvs_tier_t *tier, uint32_t slot_class, kvs_class_look
 	return KV_OK;
 }
 
-const char *kvs_pool_class_ns(kvs_tier_t *tier, uint32_t slot_class)
-{
-	return kvs_pool_of(tier)->classes[slot_class].ns;
-}
-
-uint64_t kvs_pool_class_bytes(kvs_tier_t *tier, uint32_t slot_class)
-{
-	return kvs_pool_of(tier)->classes[slot_class].bytes;
-}
-
 void kvs_pool_set_region(kvs_tier_t *tier, uint32_t slab, uint32_t region)
 {
 	kvs_pool_t *pool = kvs_pool_of(tier);

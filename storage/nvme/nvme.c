@@ -5,7 +5,7 @@
 #include "commit.h"
 #include "faults.h"
 #include "files.h"
-#include "io/threads.h"
+#include "nvme/io/threads.h"
 #include "own_reads.h"
 #include "rebalance.h"
 #include "recover.h"

@@ -1,5 +1,5 @@
 /* What GPU copies refuse, how much they take at a time, what they know of memory, and how they choose. */
-#include "cuda/gpu.h"
+#include "cuda/args.h"
 #include "gpu_rig.h"
 #include "cuda/device/xxh3.h"
 

@@ -1,5 +1,5 @@
 /* What a load takes of the link, and of the device's SMs, when nobody says. */
-#include "cuda/gpu.h"
+#include "cuda/args.h"
 #include "gpu_rig.h"
 #include "cuda/device/xxh3.h"
 
