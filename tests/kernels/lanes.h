@@ -86,7 +86,7 @@ static inline int __clz(uint32_t x)
 	return x ? __builtin_clz(x) : 32;
 }
 
-// ---- in place of cuda/device/bulk.cuh ----------------------------------------------------------------------------------------
+// ---- in place of cuda/device/bulk.cuh ------------------------------------------------------------------
 
 #define KVK_GPU_BULK_CUH
 
