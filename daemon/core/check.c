@@ -16,7 +16,7 @@ static void sum_blocks(const kvd_core_t *core, kvd_sums_t *sums)
 	for (uint32_t t = 0; t < core->ix.trees.made; t++) {
 		const kvd_tree_t *tree = kvd_tree_at(&core->ix, t);
 
-		for (uint32_t n = tree->live ? tree->first_child : KVD_NONE; n != KVD_NONE;
+		for (uint32_t n = tree->live ? tree->children.head : KVD_NONE; n != KVD_NONE;
 		     n = kvd_index_next(&core->ix, n)) {
 			const kvd_node_t *node = kvd_node_at(&core->ix, n);
 
@@ -24,8 +24,8 @@ static void sum_blocks(const kvd_core_t *core, kvd_sums_t *sums)
 				const kvd_block_t *block = kvd_block_at(&core->ix, node->ids[i]);
 
 				sums->holds += block->holds;
-				for (uint32_t c = block->claims; c != KVD_NONE;
-				     c = ((kvd_claim_t *)kvd_pool_at(&core->claims, c))->next) {
+				for (uint32_t c = block->claims.head; c != KVD_NONE;
+				     c = ((kvd_claim_t *)kvd_pool_at(&core->claims, c))->of_block.next) {
 					sums->claims++;
 				}
 			}
@@ -38,21 +38,21 @@ static int pins_agree(kvd_core_t *core, char *why, size_t cap)
 	uint64_t claims = 0, holds = 0, leases = 0;
 	kvd_sums_t blocks;
 
-	for (uint32_t i = core->instance_list; i != KVD_NONE; i = kvd_instance_at(core, i)->next) {
+	for (uint32_t i = core->instance_list.head; i != KVD_NONE; i = kvd_instance_at(core, i)->of_core.next) {
 		const kvd_instance_rec_t *instance = kvd_instance_at(core, i);
 
-		for (uint32_t l = instance->leases; l != KVD_NONE; leases++) {
+		for (uint32_t l = instance->leases.head; l != KVD_NONE; leases++) {
 			const kvd_lease_t *lease = kvd_pool_at(&core->leases, l);
 
 			claims += lease->alone ? lease->claim_count : 1;
 			holds += lease->n - lease->hold_from;
-			l = lease->inst_next;
+			l = lease->of_instance.next;
 		}
-		for (uint32_t p = instance->puts; p != KVD_NONE;) {
+		for (uint32_t p = instance->puts.head; p != KVD_NONE;) {
 			const kvd_put_t *put = kvd_pool_at(&core->puts, p);
 
 			claims += put->pins + (put->claim != KVD_NONE ? 1 : 0);
-			p = put->inst_next;
+			p = put->of_instance.next;
 		}
 	}
 	sum_blocks(core, &blocks);
@@ -69,12 +69,12 @@ static int pins_agree(kvd_core_t *core, char *why, size_t cap)
 
 static int caps_agree(kvd_core_t *core, char *why, size_t cap)
 {
-	for (uint32_t i = core->instance_list; i != KVD_NONE; i = kvd_instance_at(core, i)->next) {
+	for (uint32_t i = core->instance_list.head; i != KVD_NONE; i = kvd_instance_at(core, i)->of_core.next) {
 		const kvd_instance_rec_t *instance = kvd_instance_at(core, i);
 		uint64_t pinned = 0;
 
-		for (uint32_t l = instance->leases; l != KVD_NONE;
-		     l = ((kvd_lease_t *)kvd_pool_at(&core->leases, l))->inst_next) {
+		for (uint32_t l = instance->leases.head; l != KVD_NONE;
+		     l = ((kvd_lease_t *)kvd_pool_at(&core->leases, l))->of_instance.next) {
 			pinned += ((kvd_lease_t *)kvd_pool_at(&core->leases, l))->bytes;
 		}
 		if (pinned != instance->pinned_bytes || !kvd_area_sound(&instance->area)) {
@@ -99,14 +99,14 @@ static void sum_namespace(kvd_core_t *core, uint32_t ns, kvd_ns_t *sum)
 			continue;
 		}
 		sum->blocks += tree->blocks;
-		for (uint32_t n = tree->first_child; n != KVD_NONE; n = kvd_index_next(&core->ix, n)) {
+		for (uint32_t n = tree->children.head; n != KVD_NONE; n = kvd_index_next(&core->ix, n)) {
 			uint32_t pinned = kvd_node_at(&core->ix, n)->pinned;
 
 			sum->pinned_blocks += pinned;
 			sum->pinned_bytes += pinned * core->classes[tree->slot_class].slot_bytes;
 		}
 	}
-	for (uint32_t i = core->instance_list; i != KVD_NONE; i = kvd_instance_at(core, i)->next) {
+	for (uint32_t i = core->instance_list.head; i != KVD_NONE; i = kvd_instance_at(core, i)->of_core.next) {
 		const kvd_instance_rec_t *instance = kvd_instance_at(core, i);
 
 		sum->unfinished_bytes += instance->ns == ns ? instance->unfinished_bytes : 0;
@@ -147,7 +147,7 @@ static int slots_agree(kvd_core_t *core, kvd_set_t t, char *why, size_t cap)
 	for (uint32_t tr = 0; tr < core->ix.trees.made; tr++) {
 		const kvd_tree_t *tree = kvd_tree_at(&core->ix, tr);
 
-		for (uint32_t n = tree->live ? tree->first_child : KVD_NONE; n != KVD_NONE;
+		for (uint32_t n = tree->live ? tree->children.head : KVD_NONE; n != KVD_NONE;
 		     n = kvd_index_next(&core->ix, n)) {
 			const kvd_node_t *node = kvd_node_at(&core->ix, n);
 
@@ -160,9 +160,9 @@ static int slots_agree(kvd_core_t *core, kvd_set_t t, char *why, size_t cap)
 			}
 		}
 	}
-	for (uint32_t i = t == KVD_CPU ? core->instance_list : KVD_NONE; i != KVD_NONE;
-	     i = kvd_instance_at(core, i)->next) {
-		for (uint32_t p = kvd_instance_at(core, i)->puts; p != KVD_NONE;) {
+	for (uint32_t i = t == KVD_CPU ? core->instance_list.head : KVD_NONE; i != KVD_NONE;
+	     i = kvd_instance_at(core, i)->of_core.next) {
+		for (uint32_t p = kvd_instance_at(core, i)->puts.head; p != KVD_NONE;) {
 			const kvd_put_t *put = kvd_pool_at(&core->puts, p);
 
 			for (uint32_t e = put->next; e < put->n; e++) {
@@ -171,7 +171,7 @@ static int slots_agree(kvd_core_t *core, kvd_set_t t, char *why, size_t cap)
 				known += state == KVD_ENTRY_OPEN || state == KVD_ENTRY_FULL ||
 					 state == KVD_ENTRY_THROUGH || state == KVD_ENTRY_QUARANTINED;
 			}
-			p = put->inst_next;
+			p = put->of_instance.next;
 		}
 	}
 	kvs_usage(core->tier[t], &usage);

@@ -133,8 +133,8 @@ kv_status_t kvd_core_create(const kvd_core_config_t *config, const kvd_world_t *
 	core->tier[KVD_CPU] = world->cpu;
 	core->tier[KVD_DISK] = world->disk;
 	core->policy = config->policy == KVD_POLICY_FIFO ? &kvd_policy_fifo : &kvd_policy_lru;
-	core->instance_list = core->fill_head = core->fill_tail = KVD_NONE;
-	core->run_head = core->run_tail = core->dead_trees = core->dead_nodes = KVD_NONE;
+	core->instance_list = core->fills = core->run_puts = core->dead_nodes = KVD_LIST_EMPTY;
+	core->dead_trees = KVD_NONE;
 	memset(core->wheel, 0xff, sizeof core->wheel);
 	memset(core->pending_heads, 0xff, sizeof core->pending_heads);
 	core->now_ns = kv_now_ns(core->env);
@@ -208,11 +208,11 @@ static uint8_t explain_key(kvd_core_t *core, uint32_t tree, const kv_key_t *key,
 	if (id == KVD_NONE) {
 		return pending | (kvd_index_quarantined(&core->ix, tree, key, group) ? 0x40 : 0);
 	}
-	for (uint32_t c = kvd_block_at(&core->ix, id)->claims; c != KVD_NONE;) {
+	for (uint32_t c = kvd_block_at(&core->ix, id)->claims.head; c != KVD_NONE;) {
 		const kvd_claim_t *claim = kvd_pool_at(&core->claims, c);
 
 		*p_leases += claim->kind == KVD_CLAIM_LEASE ? 1 : 0;
-		c = claim->next;
+		c = claim->of_block.next;
 	}
 	in = kvd_tiers_of(&core->ix, kvd_block_at(&core->ix, id));
 
@@ -503,11 +503,11 @@ void kvd_core_shutdown(kvd_core_t *core)
 	for (uint32_t n = 0; n < core->ns_count; n++) {
 		kvd_mirror_heartbeat(&core->ns[n]->mirror, 0);
 	}
-	for (uint32_t id = core->instance_list; id != KVD_NONE; id = kvd_instance_at(core, id)->next) {
+	for (uint32_t id = core->instance_list.head; id != KVD_NONE; id = kvd_instance_at(core, id)->of_core.next) {
 		kvd_instance_rec_t *instance = kvd_instance_at(core, id);
 
-		while (instance->leases != KVD_NONE) {
-			kvd_lease_end(core, kvd_pool_at(&core->leases, instance->leases), KV_ERR_REVOKED);
+		while (instance->leases.head != KVD_NONE) {
+			kvd_lease_end(core, kvd_pool_at(&core->leases, instance->leases.head), KV_ERR_REVOKED);
 		}
 	}
 	kvd_events_flush(core);

@@ -48,7 +48,7 @@ struct kvd_core {
 	uint32_t class_count, class_cap;
 
 	kvd_pool_t claims, leases, puts, pendings, ios, extents, instances, members;
-	uint32_t instance_list;
+	kvd_list_t instance_list;
 	kvd_instance_t *reaped; /* ids the host has not fetched; with those that live at most twice max_instances */
 	uint32_t reaped_count;
 
@@ -58,12 +58,12 @@ struct kvd_core {
 	uint64_t gauge_due_ns;
 	uint32_t gauge_ns; /* whose turn it is */
 
-	uint32_t wheel[KVD_WHEEL_SLOTS];
+	kvd_list_t wheel[KVD_WHEEL_SLOTS];
 	uint64_t wheel_at; /* next slot to look at */
 	uint64_t holds;    /* sum over leases and transfers */
 
-	uint32_t fill_head, fill_tail; /* queued fills */
-	uint32_t fills_queued, reads, writes;
+	kvd_list_t fills; /* queued */
+	uint32_t reads, writes;
 	uint32_t transit, written;          /* blocks flagged TRANSIT, WRITTEN */
 	uint64_t stores, flushing, flushed; /* sequence numbers of finished stores */
 	uint64_t flush_due_ns;              /* 0: nothing to flush; in the time to come: the last one failed */
@@ -72,7 +72,7 @@ struct kvd_core {
 	int flush_busy;
 	kv_status_t flush_status;
 
-	uint32_t run_head, run_tail; /* puts to look at again */
+	kvd_list_t run_puts; /* to look at again */
 	uint32_t pending_heads[KVD_PENDING_HEADS];
 	uint32_t run_count;
 	uint32_t put_blocks;       /* blocks of one put that may become visible in a row now */
@@ -83,7 +83,8 @@ struct kvd_core {
 	uint64_t durable_question; /* of this look: will a run's blocks be written? */
 	int disk_lost; /* the tier has taken blocks back, and acknowledgements owed have not been looked at */
 
-	uint32_t dead_trees, dead_nodes, dead_tail; /* lists to dismantle */
+	uint32_t dead_trees;   /* to dismantle, linked by kvd_tree_t.link */
+	kvd_list_t dead_nodes; /* to dismantle */
 	uint32_t *ghosts;
 	uint64_t ghost_mask;
 

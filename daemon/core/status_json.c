@@ -166,7 +166,8 @@ static uint32_t put_count(kvd_core_t *core, const kvd_instance_rec_t *instance)
 {
 	uint32_t count = 0;
 
-	for (uint32_t p = instance->puts; p != KVD_NONE; p = ((kvd_put_t *)kvd_pool_at(&core->puts, p))->inst_next) {
+	for (uint32_t p = instance->puts.head; p != KVD_NONE;
+	     p = ((kvd_put_t *)kvd_pool_at(&core->puts, p))->of_instance.next) {
 		count++;
 	}
 
@@ -236,7 +237,8 @@ size_t kvd_core_status_json(kvd_core_t *core, uint32_t ns, uint32_t detail, char
 	}
 	kvd_json_close(&json, ']');
 	kvd_json_open(&json, "instances", '[');
-	for (uint32_t i = core->instance_list; detail >= 1 && i != KVD_NONE; i = kvd_instance_at(core, i)->next) {
+	for (uint32_t i = core->instance_list.head; detail >= 1 && i != KVD_NONE;
+	     i = kvd_instance_at(core, i)->of_core.next) {
 		if (kvd_instance_at(core, i)->ns == ns) {
 			instance_json(core, &json, kvd_instance_at(core, i));
 		}

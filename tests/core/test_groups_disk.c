@@ -307,7 +307,7 @@ static void p10_fifty_thousand_blocks_at_the_root_cost_no_more_each(void **state
 		assert_int_equal(reply_.n, 50);
 		assert_int_equal(u_release(&u_, m_, lease_.id), KV_OK);
 	}
-	while (u_.core->ix.queue_head != KVD_NONE || u_.core->writes > 0) {
+	while (u_.core->ix.queue.head != KVD_NONE || u_.core->writes > 0) {
 		u_tick(&u_, 1);
 	}
 	for (uint32_t i = 0; i < MANY / 2; i++) {

@@ -15,10 +15,10 @@ static int is_calm(const universe_t *u)
 {
 	const kvd_core_t *core = u->core;
 
-	return core->dead_nodes == KVD_NONE && core->dead_trees == KVD_NONE && core->fill_head == KVD_NONE &&
-	       core->ix.queue_head == KVD_NONE && core->reads + core->writes == 0 && !core->flush_busy &&
-	       (core->flush_due_ns == 0 || core->durable_owed == 0) && core->run_head == KVD_NONE && !core->showing &&
-	       core->outstanding == 0;
+	return core->dead_nodes.head == KVD_NONE && core->dead_trees == KVD_NONE && core->fills.head == KVD_NONE &&
+	       core->ix.queue.head == KVD_NONE && core->reads + core->writes == 0 && !core->flush_busy &&
+	       (core->flush_due_ns == 0 || core->durable_owed == 0) && core->run_puts.head == KVD_NONE &&
+	       !core->showing && core->outstanding == 0;
 }
 
 void u_settle(universe_t *u)
@@ -153,7 +153,7 @@ void universe_check(universe_t *u)
 	for (uint32_t t = 0; t < u->core->ix.trees.made; t++) {
 		const kvd_tree_t *tree = kvd_tree_at(&u->core->ix, t);
 
-		for (uint32_t n = tree->live && tree->ns != KVD_NONE ? tree->first_child : KVD_NONE; n != KVD_NONE;
+		for (uint32_t n = tree->live && tree->ns != KVD_NONE ? tree->children.head : KVD_NONE; n != KVD_NONE;
 		     n = kvd_index_next(&u->core->ix, n)) {
 			count_told(u, kvd_node_at(&u->core->ix, n), in);
 		}

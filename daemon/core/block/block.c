@@ -25,16 +25,10 @@ static void count_pinned(kvd_core_t *core, uint32_t block, uint32_t blocks, int 
 static void claim_link(kvd_core_t *core, uint32_t id, uint32_t block_id)
 {
 	kvd_block_t *block = kvd_block_at(&core->ix, block_id);
-	kvd_claim_t *claim = claim_at(core, id);
-	int first = block->claims == KVD_NONE;
+	int first = block->claims.head == KVD_NONE;
 
-	claim->block = block_id;
-	claim->prev = KVD_NONE;
-	claim->next = block->claims;
-	if (claim->next != KVD_NONE) {
-		claim_at(core, claim->next)->prev = id;
-	}
-	block->claims = id;
+	claim_at(core, id)->block = block_id;
+	kvd_list_push_front(&block->claims, &core->claims, offsetof(kvd_claim_t, of_block), id);
 	if (first) {
 		count_pinned(core, block_id, kvd_index_pin(&core->ix, block_id), 1);
 	}
@@ -42,18 +36,12 @@ static void claim_link(kvd_core_t *core, uint32_t id, uint32_t block_id)
 
 static void claim_unlink(kvd_core_t *core, uint32_t id)
 {
-	const kvd_claim_t *claim = claim_at(core, id);
+	uint32_t block_id = claim_at(core, id)->block;
+	kvd_block_t *block = kvd_block_at(&core->ix, block_id);
 
-	if (claim->prev == KVD_NONE) {
-		kvd_block_at(&core->ix, claim->block)->claims = claim->next;
-	} else {
-		claim_at(core, claim->prev)->next = claim->next;
-	}
-	if (claim->next != KVD_NONE) {
-		claim_at(core, claim->next)->prev = claim->prev;
-	}
-	if (kvd_block_at(&core->ix, claim->block)->claims == KVD_NONE) {
-		count_pinned(core, claim->block, kvd_index_unpin(&core->ix, claim->block), 0);
+	kvd_list_remove(&block->claims, &core->claims, offsetof(kvd_claim_t, of_block), id);
+	if (block->claims.head == KVD_NONE) {
+		count_pinned(core, block_id, kvd_index_unpin(&core->ix, block_id), 0);
 	}
 }
 
@@ -204,7 +192,7 @@ static uint32_t waiting_child(kvd_core_t *core, const kvd_block_t *block, kvd_se
 		child = node->ids[block->pos + 1];
 		return kvd_block_at(&core->ix, child)->flags & waiting ? child : KVD_NONE;
 	}
-	for (uint32_t c = node->first_child; c != KVD_NONE; c = kvd_node_at(&core->ix, c)->next) {
+	for (uint32_t c = node->children.head; c != KVD_NONE; c = kvd_node_at(&core->ix, c)->siblings.next) {
 		const kvd_node_t *below = kvd_node_at(&core->ix, c);
 
 		child = below->ids[0];

@@ -17,7 +17,7 @@ typedef enum kvd_claim_kind { KVD_CLAIM_LEASE = 1, KVD_CLAIM_PUT = 2 } kvd_claim
 
 typedef struct kvd_claim {
 	uint32_t block;
-	uint32_t prev, next; /* on the block */
+	kvd_link_t of_block;
 	uint32_t kind;
 	uint64_t owner; /* lease or put id */
 	uint32_t entry; /* of a put of a group without parents: which */

@@ -26,14 +26,8 @@ void kvd_quarantine(kvd_core_t *core, uint32_t id)
 	node = kvd_node_at(&core->ix, top);
 	kvd_index_kill(&core->ix, top);
 	kvd_queue_remove(&core->ix, top);
-	node->queue_next = KVD_NONE;
-	if (core->dead_nodes ==
-	    KVD_NONE) { /* first come, first taken down: one that lies below a later one has gone before it */
-		core->dead_nodes = top;
-	} else {
-		kvd_node_at(&core->ix, core->dead_tail)->queue_next = top;
-	}
-	core->dead_tail = top;
+	/* First come, first taken down: one that lies below a later one has gone before it. */
+	kvd_list_push(&core->dead_nodes, &core->ix.nodes, offsetof(kvd_node_t, queue), top);
 
 	if (node->parent == KVD_NONE) {
 		return;
@@ -59,22 +53,22 @@ static void revoke_through(kvd_core_t *core, uint32_t id)
 {
 	uint64_t question = kvd_index_question(&core->ix);
 
-	for (uint32_t c = kvd_block_at(&core->ix, id)->claims;
+	for (uint32_t c = kvd_block_at(&core->ix, id)->claims.head;
 	     c != KVD_NONE;) { /* those that end here, and all that have it by itself */
 		const kvd_claim_t *claim = kvd_pool_at(&core->claims, c);
 		kvd_lease_t *lease = claim->kind == KVD_CLAIM_LEASE ? kvd_lease_find(core, claim->owner) : NULL;
 
-		c = claim->next;
+		c = claim->of_block.next;
 		if (lease) {
 			kvd_lease_end(core, lease, KV_ERR_REVOKED);
-			c = kvd_block_at(&core->ix, id)->claims; /* it may have had several */
+			c = kvd_block_at(&core->ix, id)->claims.head; /* it may have had several */
 		}
 	}
-	for (uint32_t i = core->instance_list; i != KVD_NONE; i = kvd_instance_at(core, i)->next) {
-		for (uint32_t l = kvd_instance_at(core, i)->leases; l != KVD_NONE;) {
+	for (uint32_t i = core->instance_list.head; i != KVD_NONE; i = kvd_instance_at(core, i)->of_core.next) {
+		for (uint32_t l = kvd_instance_at(core, i)->leases.head; l != KVD_NONE;) {
 			kvd_lease_t *lease = kvd_pool_at(&core->leases, l);
 
-			l = lease->inst_next;
+			l = lease->of_instance.next;
 			if (!lease->alone &&
 			    kvd_index_passes(&core->ix, kvd_lease_block(core, lease, lease->n), id, question)) {
 				kvd_lease_end(core, lease, KV_ERR_REVOKED);
@@ -93,10 +87,10 @@ static uint32_t leaf_below(const kvd_core_t *core, uint32_t id, kvd_set_t t, uin
 		return KVD_NONE;
 	}
 	while (node->n[t] == node->len && node->kids[t] > 0) {
-		const kvd_node_t *below = kvd_node_at(&core->ix, node->first_child);
+		const kvd_node_t *below = kvd_node_at(&core->ix, node->children.head);
 
 		while (below->n[t] == 0 || (below->flags & KVD_NODE_DEAD)) {
-			below = kvd_node_at(&core->ix, below->next);
+			below = kvd_node_at(&core->ix, below->siblings.next);
 			if (--*p_steps == 0) {
 				return KVD_NONE;
 			}
@@ -115,14 +109,14 @@ kv_status_t kvd_evict_below(kvd_core_t *core, uint32_t id, kvd_set_t t, int forc
 	uint32_t steps = DROP_STEPS, leaf = leaf_below(core, id, t, &steps);
 	const kvd_block_t *block = leaf == KVD_NONE ? NULL : kvd_block_at(&core->ix, leaf);
 
-	while (block && force && !kvd_evictable(&core->ix, block, t) && block->claims != KVD_NONE) {
-		const kvd_claim_t *claim = kvd_pool_at(&core->claims, block->claims);
+	while (block && force && !kvd_evictable(&core->ix, block, t) && block->claims.head != KVD_NONE) {
+		const kvd_claim_t *claim = kvd_pool_at(&core->claims, block->claims.head);
 		kvd_lease_t *lease = claim->kind == KVD_CLAIM_LEASE ? kvd_lease_find(core, claim->owner) : NULL;
 
 		if (lease) {
 			kvd_lease_end(core, lease, KV_ERR_REVOKED);
 		} else {
-			kvd_put_lose(core, block->claims);
+			kvd_put_lose(core, block->claims.head);
 		}
 	}
 	if (!block || !kvd_evictable(&core->ix, block, t)) {
@@ -138,8 +132,8 @@ static void lose_cpu_leaf(kvd_core_t *core, uint32_t id)
 {
 	const kvd_block_t *block = kvd_block_at(&core->ix, id);
 
-	while (!kvd_in_set(&core->ix, block, KVD_DISK) && block->claims != KVD_NONE) {
-		kvd_put_lose(core, block->claims);
+	while (!kvd_in_set(&core->ix, block, KVD_DISK) && block->claims.head != KVD_NONE) {
+		kvd_put_lose(core, block->claims.head);
 	}
 	core->durable_look |= KVD_LOOK_DROPPED;
 	if (block->io == KVD_NONE) {
@@ -258,12 +252,12 @@ static void drop_claims(kvd_core_t *core, uint32_t id, uint32_t top_depth)
 {
 	const kvd_block_t *block = kvd_block_at(&core->ix, id);
 
-	while (block->claims != KVD_NONE) {
-		const kvd_claim_t *claim = kvd_pool_at(&core->claims, block->claims);
+	while (block->claims.head != KVD_NONE) {
+		const kvd_claim_t *claim = kvd_pool_at(&core->claims, block->claims.head);
 		kvd_lease_t *lease = claim->kind == KVD_CLAIM_LEASE ? kvd_lease_find(core, claim->owner) : NULL;
 
 		if (!lease) {
-			kvd_put_lose(core, block->claims);
+			kvd_put_lose(core, block->claims.head);
 		} else if (top_depth > 1 && lease->ready < top_depth) {
 			kvd_lease_cut(core, lease, top_depth, KV_ERR_CORRUPT);
 		} else {
@@ -314,8 +308,8 @@ static int dismantle_below(kvd_core_t *core, uint32_t top, uint32_t *p_left)
 		const kvd_node_t *node = kvd_node_at(&core->ix, id);
 		uint32_t parent = node->parent, len = node->len;
 
-		if (node->first_child != KVD_NONE) {
-			id = node->first_child;
+		if (node->children.head != KVD_NONE) {
+			id = node->children.head;
 			continue;
 		}
 		take_down(core, node->ids[len - 1], top_depth);
@@ -344,24 +338,24 @@ int kvd_dismantle_run(kvd_core_t *core)
 {
 	uint32_t left = QUANTUM_BLOCKS;
 
-	while (left > 0 && core->dead_nodes != KVD_NONE) {
-		const kvd_node_t *node = kvd_node_at(&core->ix, core->dead_nodes);
-		uint32_t next = node->queue_next, above = kvd_index_parent(&core->ix, node->ids[0]);
+	while (left > 0 && core->dead_nodes.head != KVD_NONE) {
+		uint32_t top = core->dead_nodes.head;
+		uint32_t above = kvd_index_parent(&core->ix, kvd_node_at(&core->ix, top)->ids[0]);
 
-		if (dismantle_below(core, core->dead_nodes, &left)) {
-			core->dead_nodes = next;
-			if (above != KVD_NONE) {
-				kvd_unhold(core, above);
-				kvd_block_settle(core, above);
-			}
+		kvd_list_remove(&core->dead_nodes, &core->ix.nodes, offsetof(kvd_node_t, queue), top);
+		if (!dismantle_below(core, top, &left)) {
+			kvd_list_push_front(&core->dead_nodes, &core->ix.nodes, offsetof(kvd_node_t, queue), top);
+		} else if (above != KVD_NONE) {
+			kvd_unhold(core, above);
+			kvd_block_settle(core, above);
 		}
 	}
-	while (left > 0 && core->dead_nodes == KVD_NONE && core->dead_trees != KVD_NONE) {
+	while (left > 0 && core->dead_nodes.head == KVD_NONE && core->dead_trees != KVD_NONE) {
 		uint32_t id = core->dead_trees;
 		kvd_tree_t *tree = kvd_tree_at(&core->ix, id);
 
-		if (tree->first_child != KVD_NONE) {
-			(void)dismantle_below(core, tree->first_child, &left);
+		if (tree->children.head != KVD_NONE) {
+			(void)dismantle_below(core, tree->children.head, &left);
 			continue;
 		}
 		kvd_events_flush(core);
@@ -373,5 +367,5 @@ int kvd_dismantle_run(kvd_core_t *core)
 		kvd_tree_release(core, id);
 	}
 
-	return core->dead_nodes != KVD_NONE || core->dead_trees != KVD_NONE;
+	return core->dead_nodes.head != KVD_NONE || core->dead_trees != KVD_NONE;
 }

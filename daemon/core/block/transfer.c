@@ -21,8 +21,7 @@ static kv_status_t io_create(kvd_core_t *core, kvd_io_kind_t kind, uint32_t bloc
 		.state = KVD_IO_QUEUED,
 		.block = block,
 		.held = KVD_NONE,
-		.next = KVD_NONE,
-		.waiters = KVD_NONE,
+		.waiters = KVD_LIST_EMPTY,
 		.cpu.slot = KV_SLOT_NONE,
 		.disk.slot = KV_SLOT_NONE,
 	};
@@ -72,13 +71,7 @@ kv_status_t kvd_fill_start(kvd_core_t *core, uint32_t id, uint64_t lease, uint64
 	block->cpu_gen = io->cpu.gen;
 	block->flags |= KVD_FILLING;
 	block->io = io->self;
-	if (core->fill_tail == KVD_NONE) {
-		core->fill_head = io->self;
-	} else {
-		kvd_io_at(core, core->fill_tail)->next = io->self;
-	}
-	core->fill_tail = io->self;
-	core->fills_queued++;
+	kvd_list_push(&core->fills, &core->ios, offsetof(kvd_io_t, queue), io->self);
 
 	return KV_OK;
 }
@@ -86,8 +79,8 @@ kv_status_t kvd_fill_start(kvd_core_t *core, uint32_t id, uint64_t lease, uint64
 /* Tell the leases that wait for this very block, one after the other; each takes itself off the list. */
 static void fill_tell(kvd_core_t *core, kvd_io_t *io, uint32_t depth, kv_status_t status)
 {
-	while (io->waiters != KVD_NONE) {
-		kvd_lease_t *lease = kvd_pool_at(&core->leases, io->waiters);
+	while (io->waiters.head != KVD_NONE) {
+		kvd_lease_t *lease = kvd_pool_at(&core->leases, io->waiters.head);
 
 		if (status == KV_OK) {
 			kvd_lease_advance(core, lease);
@@ -159,20 +152,11 @@ static void fill_done(void *arg, kv_status_t status)
 /* Give the oldest queued fill to the device. KV_ERR_BUSY: its queue is full, the fill stays where it is. */
 static kv_status_t fill_submit(kvd_core_t *core)
 {
-	kvd_io_t *io = kvd_io_at(core, core->fill_head);
+	kvd_io_t *io = kvd_io_at(core, core->fills.head);
 	kvs_mem_t mem;
 	kv_status_t status;
 
-	core->fill_head = io->next;
-	if (io->next == KVD_NONE) {
-		core->fill_tail = KVD_NONE;
-	}
-	core->fills_queued--;
-	if (io->block == KVD_NONE) {
-		io_destroy(core, io);
-		return KV_OK;
-	}
-
+	kvd_list_remove(&core->fills, &core->ios, offsetof(kvd_io_t, queue), io->self);
 	io->state = KVD_IO_FLIGHT;
 	core->reads++;
 	core->outstanding++;
@@ -184,10 +168,7 @@ static kv_status_t fill_submit(kvd_core_t *core)
 		core->reads--;
 		core->outstanding--;
 		io->state = KVD_IO_QUEUED;
-		io->next = core->fill_head;
-		core->fill_head = io->self;
-		core->fill_tail = io->next == KVD_NONE ? io->self : core->fill_tail;
-		core->fills_queued++;
+		kvd_list_push_front(&core->fills, &core->ios, offsetof(kvd_io_t, queue), io->self);
 		return status;
 	}
 	if (status != KV_OK) {
@@ -201,7 +182,7 @@ int kvd_fills_run(kvd_core_t *core)
 {
 	int started = 0;
 
-	while (core->fill_head != KVD_NONE && core->reads < core->config.read_depth) {
+	while (core->fills.head != KVD_NONE && core->reads < core->config.read_depth) {
 		if (fill_submit(core) != KV_OK) {
 			break;
 		}
@@ -211,7 +192,7 @@ int kvd_fills_run(kvd_core_t *core)
 	return started;
 }
 
-/* Off its block. A queued one has not been seen by the device: it stays in the queue as an empty shell. */
+/* A queued one, which the device has not seen. */
 static void fill_cancel(kvd_core_t *core, kvd_io_t *io)
 {
 	kvd_block_t *block = kvd_block_at(&core->ix, io->block);
@@ -219,7 +200,8 @@ static void fill_cancel(kvd_core_t *core, kvd_io_t *io)
 	block->io = KVD_NONE;
 	block->flags &= (uint8_t)~KVD_FILLING;
 	kvd_block_drop_slot(core, io->block);
-	io->block = KVD_NONE;
+	kvd_list_remove(&core->fills, &core->ios, offsetof(kvd_io_t, queue), io->self);
+	io_destroy(core, io);
 }
 
 void kvd_fill_unwanted(kvd_core_t *core, uint32_t id)
@@ -229,7 +211,7 @@ void kvd_fill_unwanted(kvd_core_t *core, uint32_t id)
 	if (block->flags & KVD_FILLING) {
 		kvd_io_t *io = kvd_io_at(core, block->io);
 
-		if (io->state == KVD_IO_QUEUED && io->waiters == KVD_NONE) {
+		if (io->state == KVD_IO_QUEUED && io->waiters.head == KVD_NONE) {
 			fill_cancel(core, io);
 			kvd_block_unpinned(core, id);
 		}

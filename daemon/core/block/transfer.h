@@ -22,10 +22,10 @@ typedef struct kvd_io {
 	uint32_t self;
 	uint32_t kind;
 	uint32_t state;
-	uint32_t block;   /* KVD_NONE: orphan, or THROUGH */
-	uint32_t held;    /* WRITE: the parent; KVD_NONE: none */
-	uint32_t next;    /* queue of fills */
-	uint32_t waiters; /* FILL: leases whose next block this is */
+	uint32_t block;     /* KVD_NONE: orphan, or THROUGH */
+	uint32_t held;      /* WRITE: the parent; KVD_NONE: none */
+	kvd_link_t queue;   /* of fills */
+	kvd_list_t waiters; /* FILL: leases whose next block this is */
 	kvs_loc_t cpu, disk;
 	uint64_t stamp;
 	uint64_t put;   /* THROUGH */

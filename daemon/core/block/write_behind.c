@@ -22,7 +22,7 @@ int kvd_writes_paused(const kvd_core_t *core)
 
 void kvd_writes_pause(kvd_core_t *core)
 {
-	uint32_t head = core->ix.queue_head;
+	uint32_t head = core->ix.queue.head;
 	uint64_t wait = 2 * core->write_wait_ns;
 
 	if (head != KVD_NONE) { /* others go first next time */
@@ -106,9 +106,9 @@ int kvd_writes_run(kvd_core_t *core)
 		return 0;
 	}
 	for (uint32_t tries = 0;
-	     core->ix.queue_head != KVD_NONE && core->writes < core->config.write_behind_depth && tries < 256;
+	     core->ix.queue.head != KVD_NONE && core->writes < core->config.write_behind_depth && tries < 256;
 	     tries++) {
-		uint32_t head = core->ix.queue_head, block = pick(core, head);
+		uint32_t head = core->ix.queue.head, block = pick(core, head);
 		kv_status_t status;
 
 		if (block == KVD_NONE || kvd_tree_at(&core->ix, kvd_node_at(&core->ix, head)->tree)->hidden) {

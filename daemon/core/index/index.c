@@ -145,7 +145,7 @@ void kvd_index_set_aside(kvd_index_t *ix, uint32_t id, int aside)
 	node->flags = aside ? node->flags | KVD_NODE_ASIDE : node->flags & ~KVD_NODE_ASIDE;
 	tree->aside_nodes += aside ? 1u : UINT32_MAX;
 	tree->shown = kvd_index_question(ix);
-	if (!aside && node->parent != KVD_NONE && kvd_node_at(ix, node->parent)->children == 1) {
+	if (!aside && node->parent != KVD_NONE && kvd_node_at(ix, node->parent)->child_count == 1) {
 		node_merge(ix, node->parent);
 	}
 }
@@ -287,42 +287,29 @@ static kv_status_t run_resize(kvd_index_t *ix, kvd_node_t *node, uint32_t cap)
 	return KV_OK;
 }
 
-static uint32_t *child_list(kvd_index_t *ix, uint32_t tree, uint32_t parent)
+static kvd_list_t *children_of(kvd_index_t *ix, uint32_t tree, uint32_t parent)
 {
-	return parent == KVD_NONE ? &kvd_tree_at(ix, tree)->first_child : &kvd_node_at(ix, parent)->first_child;
+	return parent == KVD_NONE ? &kvd_tree_at(ix, tree)->children : &kvd_node_at(ix, parent)->children;
 }
 
 static void child_link(kvd_index_t *ix, uint32_t parent, uint32_t id)
 {
 	kvd_node_t *node = kvd_node_at(ix, id);
-	uint32_t *head = child_list(ix, node->tree, parent);
 
 	node->parent = parent;
-	node->prev = KVD_NONE;
-	node->next = *head;
-	if (node->next != KVD_NONE) {
-		kvd_node_at(ix, node->next)->prev = id;
-	}
-	*head = id;
+	kvd_list_push_front(children_of(ix, node->tree, parent), &ix->nodes, offsetof(kvd_node_t, siblings), id);
 	if (parent != KVD_NONE) {
-		kvd_node_at(ix, parent)->children++;
+		kvd_node_at(ix, parent)->child_count++;
 	}
 }
 
 static void child_unlink(kvd_index_t *ix, uint32_t id)
 {
-	kvd_node_t *node = kvd_node_at(ix, id);
+	const kvd_node_t *node = kvd_node_at(ix, id);
 
-	if (node->prev == KVD_NONE) {
-		*child_list(ix, node->tree, node->parent) = node->next;
-	} else {
-		kvd_node_at(ix, node->prev)->next = node->next;
-	}
-	if (node->next != KVD_NONE) {
-		kvd_node_at(ix, node->next)->prev = node->prev;
-	}
+	kvd_list_remove(children_of(ix, node->tree, node->parent), &ix->nodes, offsetof(kvd_node_t, siblings), id);
 	if (node->parent != KVD_NONE) {
-		kvd_node_at(ix, node->parent)->children--;
+		kvd_node_at(ix, node->parent)->child_count--;
 	}
 }
 
@@ -347,9 +334,9 @@ static kv_status_t node_create(kvd_index_t *ix, uint32_t tree, uint32_t cap, uin
 		return status;
 	}
 	node->tree = tree;
-	node->parent = node->first_child = node->prev = node->next = KVD_NONE;
+	node->parent = KVD_NONE;
+	node->children = KVD_LIST_EMPTY;
 	node->marks[KVD_CPU] = node->marks[KVD_DISK] = KVD_NONE;
-	node->queue_prev = node->queue_next = KVD_NONE;
 
 	return KV_OK;
 }
@@ -407,7 +394,7 @@ static void marks_split(kvd_index_t *ix, kvd_node_t *from, uint32_t head, uint32
 static void pins_split(kvd_index_t *ix, kvd_node_t *node, kvd_node_t *head)
 {
 	for (uint32_t i = 0; node->claimed > 0 && i < head->len; i++) {
-		if (kvd_block_at(ix, head->ids[i])->claims != KVD_NONE) {
+		if (kvd_block_at(ix, head->ids[i])->claims.head != KVD_NONE) {
 			head->claimed++;
 			node->claimed--;
 		}
@@ -493,7 +480,7 @@ static void marks_merge(kvd_index_t *ix, kvd_node_t *from, uint32_t to_id, uint3
 static void node_merge(kvd_index_t *ix, uint32_t id)
 {
 	kvd_node_t *node = kvd_node_at(ix, id), *child;
-	uint32_t child_id = node->first_child, len = node->len, parent = node->parent;
+	uint32_t child_id = node->children.head, len = node->len, parent = node->parent;
 
 	child = kvd_node_at(ix, child_id);
 	if (len + child->len > KVD_RUN_MAX || ((node->flags | child->flags) & (KVD_NODE_DEAD | KVD_NODE_ASIDE))) {
@@ -544,7 +531,7 @@ static kv_status_t run_for(kvd_index_t *ix, uint32_t tree, uint32_t parent, uint
 	if (parent != KVD_NONE) {
 		above = kvd_block_at(ix, parent);
 		node = kvd_node_of(ix, above);
-		if (above->pos + 1u == node->len && node->children == 0 && node->len < KVD_RUN_MAX) {
+		if (above->pos + 1u == node->len && node->child_count == 0 && node->len < KVD_RUN_MAX) {
 			*p_node = above->node;
 			return node->len < node->cap
 				       ? KV_OK
@@ -602,7 +589,7 @@ kv_status_t kvd_index_insert(kvd_index_t *ix, uint32_t tree, uint32_t parent, co
 		.disk.slot = KV_SLOT_NONE,
 		.node = node_id,
 		.pos = (uint16_t)node->len,
-		.claims = KVD_NONE,
+		.claims = KVD_LIST_EMPTY,
 		.io = KVD_NONE,
 	};
 	node->slots[node->len] = KV_SLOT_NONE;
@@ -620,9 +607,9 @@ int kvd_index_removable(const kvd_index_t *ix, const kvd_block_t *block)
 {
 	const kvd_node_t *node = kvd_node_of(ix, block);
 
-	return block->pos + 1u == node->len && node->children == 0 && block->pos >= node->n[KVD_CPU] &&
+	return block->pos + 1u == node->len && node->child_count == 0 && block->pos >= node->n[KVD_CPU] &&
 	       block->pos >= node->n[KVD_DISK] && node->slots[block->pos] == KV_SLOT_NONE &&
-	       block->disk.slot == KV_SLOT_NONE && block->claims == KVD_NONE && block->holds == 0 &&
+	       block->disk.slot == KV_SLOT_NONE && block->claims.head == KVD_NONE && block->holds == 0 &&
 	       block->io == KVD_NONE;
 }
 
@@ -645,7 +632,7 @@ void kvd_index_remove(kvd_index_t *ix, uint32_t id)
 		cursor_move(ix, node_id, kvd_index_next(ix, node_id));
 		child_unlink(ix, node_id);
 		node_destroy(ix, node_id);
-		if (parent != KVD_NONE && kvd_node_at(ix, parent)->children == 1 && !tree->hidden &&
+		if (parent != KVD_NONE && kvd_node_at(ix, parent)->child_count == 1 && !tree->hidden &&
 		    !node_dead(ix, parent)) {
 			node_merge(ix, parent);
 		}
@@ -774,7 +761,7 @@ static uint32_t still_pinned(const kvd_index_t *ix, const kvd_node_t *node)
 	if (node->pinned_kids > 0) {
 		return node->len;
 	}
-	while (pinned > 0 && kvd_block_at(ix, node->ids[pinned - 1])->claims == KVD_NONE) {
+	while (pinned > 0 && kvd_block_at(ix, node->ids[pinned - 1])->claims.head == KVD_NONE) {
 		pinned--;
 	}
 

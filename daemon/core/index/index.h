@@ -28,7 +28,7 @@
 #ifndef KVD_CORE_INDEX_H
 #define KVD_CORE_INDEX_H
 
-#include "core/obj_pool.h"
+#include "core/list.h"
 
 #include "kv/metric.h"
 #include "kvs/tier.h"
@@ -55,19 +55,20 @@ typedef struct kvd_block {
 	uint32_t cpu_gen;
 	uint32_t node;
 	uint32_t hash_next;
-	uint32_t holds;  /* leases, writes and subtrees being taken down that need this very block  */
-	uint32_t claims; /* leases and puts that end here (lease.h)                                 */
-	uint32_t io;     /* transfer that reads or writes one of its slots (transfer.h)             */
-	uint16_t pos;    /* in its run                                                              */
+	uint32_t holds;    /* leases, writes and subtrees being taken down that need this very block  */
+	uint32_t io;       /* transfer that reads or writes one of its slots (transfer.h)             */
+	kvd_list_t claims; /* leases and puts that end here (block.h)                              */
+	uint16_t pos;      /* in its run                                                              */
 	uint8_t group;
 	uint8_t flags;
 } kvd_block_t;
+_Static_assert(sizeof(kvd_block_t) == 64, "one cache line");
 
 /* Recency of a run up to a position (policy.h): blocks [0, pos] were touched at `stamp` or later. */
 typedef struct kvd_mark {
 	uint64_t stamp;
-	uint32_t prev, next; /* in the order of the class; oldest first                                  */
-	uint32_t shallower;  /* next mark of this node and tier                                          */
+	kvd_link_t order;   /* of the class; oldest first                                               */
+	uint32_t shallower; /* next mark of this node and tier                                          */
 	uint32_t node;
 	uint32_t pos;
 	uint32_t parked;
@@ -81,18 +82,18 @@ typedef struct kvd_mark {
 typedef struct kvd_node {
 	uint32_t tree;
 	uint32_t parent;
-	uint32_t first_child;
-	uint32_t prev, next; /* siblings                                                      */
-	uint32_t children;
+	kvd_list_t children;
+	kvd_link_t siblings;
+	uint32_t child_count;
 	uint32_t depth0; /* blocks before the run                                         */
 	uint32_t len, cap;
 	uint32_t n[KVD_TIERS];
-	uint32_t kids[KVD_TIERS];        /* child nodes whose first block is in the set                    */
-	uint32_t pinned;                 /* blocks [0, pinned) of the run lie on the path to a claim       */
-	uint32_t pinned_kids;            /* child nodes with pinned blocks                                 */
-	uint32_t claimed;                /* blocks of the run that have claims                             */
-	uint32_t marks[KVD_TIERS];       /* deepest first                                                  */
-	uint32_t queue_prev, queue_next; /* write-behind                                                  */
+	uint32_t kids[KVD_TIERS];  /* child nodes whose first block is in the set                    */
+	uint32_t pinned;           /* blocks [0, pinned) of the run lie on the path to a claim       */
+	uint32_t pinned_kids;      /* child nodes with pinned blocks                                 */
+	uint32_t claimed;          /* blocks of the run that have claims                             */
+	uint32_t marks[KVD_TIERS]; /* deepest first                                                  */
+	kvd_link_t queue;          /* of write-behind while QUEUED, of what is taken down while DEAD */
 	uint32_t flags;
 	uint64_t answer; /* the last question about the path to this run, and its answer, as a number (decision 026) */
 	uint32_t *slots; /* [cap] CPU slots; KV_SLOT_NONE: none                            */
@@ -105,7 +106,7 @@ typedef struct kvd_tree {
 	uint32_t space;      /* KVD_NONE: recovered, not opened yet                            */
 	uint32_t ns;         /* KVD_NONE: recovered, not opened yet                            */
 	uint32_t slot_class; /* space.h                                                        */
-	uint32_t first_child;
+	kvd_list_t children;
 	uint32_t hidden;      /* 1: no lookup finds anything in it                              */
 	uint32_t puts;        /* that refer to it: an empty hidden tree stays until the last has ended */
 	uint32_t leaving;     /* 1: on the list of trees to take down */
@@ -130,10 +131,10 @@ typedef struct kvd_index {
 	uint32_t *heads; /* block + 1; 0: empty                                            */
 	uint64_t head_mask;
 	uint64_t seed[2];
-	uint64_t dead_nodes;             /* nodes flagged dead at their top, of all trees                  */
-	uint64_t answers;                /* numbers given to answers of walks                              */
-	uint64_t extra_marks;            /* marks beyond one a node and tier                               */
-	uint32_t queue_head, queue_tail; /* write-behind's nodes, oldest first                             */
+	uint64_t dead_nodes;  /* nodes flagged dead at their top, of all trees                  */
+	uint64_t answers;     /* numbers given to answers of walks                              */
+	uint64_t extra_marks; /* marks beyond one a node and tier                               */
+	kvd_list_t queue;     /* write-behind's nodes, oldest first                             */
 	uint64_t queued;
 } kvd_index_t;
 

@@ -8,7 +8,7 @@ kv_status_t kvd_index_init(kvd_index_t *ix, const kv_env_t *env, kv_metrics_t *m
 	uint64_t heads = 1024;
 	kv_status_t status;
 
-	*ix = (kvd_index_t){.env = env, .metrics = metrics, .queue_head = KVD_NONE, .queue_tail = KVD_NONE};
+	*ix = (kvd_index_t){.env = env, .metrics = metrics, .queue = KVD_LIST_EMPTY};
 	if (max_blocks == 0 || max_blocks > INT32_MAX / 4) {
 		return KV_ERR_ARG;
 	}
@@ -44,17 +44,17 @@ uint32_t kvd_index_next(const kvd_index_t *ix, uint32_t id)
 {
 	const kvd_node_t *node = kvd_node_at(ix, id);
 
-	if (node->first_child != KVD_NONE) {
-		return node->first_child;
+	if (node->children.head != KVD_NONE) {
+		return node->children.head;
 	}
-	while (node->next == KVD_NONE) {
+	while (node->siblings.next == KVD_NONE) {
 		if (node->parent == KVD_NONE) {
 			return KVD_NONE;
 		}
 		node = kvd_node_at(ix, node->parent);
 	}
 
-	return node->next;
+	return node->siblings.next;
 }
 
 void kvd_index_fini(kvd_index_t *ix)
@@ -66,7 +66,7 @@ void kvd_index_fini(kvd_index_t *ix)
 		if (!tree->live) {
 			continue;
 		}
-		for (uint32_t id = tree->first_child; id != KVD_NONE; id = kvd_index_next(ix, id)) {
+		for (uint32_t id = tree->children.head; id != KVD_NONE; id = kvd_index_next(ix, id)) {
 			kv_free(ix->env, kvd_node_at(ix, id)->slots);
 		}
 	}
@@ -87,7 +87,7 @@ kv_status_t kvd_tree_create(kvd_index_t *ix, uint32_t *p_tree)
 							 .space = KVD_NONE,
 							 .ns = KVD_NONE,
 							 .slot_class = KVD_NONE,
-							 .first_child = KVD_NONE,
+							 .children = KVD_LIST_EMPTY,
 							 .cursor = KVD_NONE};
 	}
 
@@ -98,7 +98,7 @@ void kvd_tree_destroy(kvd_index_t *ix, uint32_t id)
 {
 	kvd_tree_t *tree = kvd_tree_at(ix, id);
 
-	kv_assert(tree->first_child == KVD_NONE && tree->blocks == 0);
+	kv_assert(tree->children.head == KVD_NONE && tree->blocks == 0);
 	tree->live = 0;
 	kvd_pool_put(&ix->trees, id);
 }
@@ -111,14 +111,7 @@ void kvd_queue_push(kvd_index_t *ix, uint32_t id)
 		return;
 	}
 	node->flags |= KVD_NODE_QUEUED;
-	node->queue_next = KVD_NONE;
-	node->queue_prev = ix->queue_tail;
-	if (ix->queue_tail == KVD_NONE) {
-		ix->queue_head = id;
-	} else {
-		kvd_node_at(ix, ix->queue_tail)->queue_next = id;
-	}
-	ix->queue_tail = id;
+	kvd_list_push(&ix->queue, &ix->nodes, offsetof(kvd_node_t, queue), id);
 	ix->queued++;
 }
 
@@ -130,16 +123,7 @@ void kvd_queue_remove(kvd_index_t *ix, uint32_t id)
 		return;
 	}
 	node->flags &= ~KVD_NODE_QUEUED;
-	if (node->queue_prev == KVD_NONE) {
-		ix->queue_head = node->queue_next;
-	} else {
-		kvd_node_at(ix, node->queue_prev)->queue_next = node->queue_next;
-	}
-	if (node->queue_next == KVD_NONE) {
-		ix->queue_tail = node->queue_prev;
-	} else {
-		kvd_node_at(ix, node->queue_next)->queue_prev = node->queue_prev;
-	}
+	kvd_list_remove(&ix->queue, &ix->nodes, offsetof(kvd_node_t, queue), id);
 	ix->queued--;
 }
 
@@ -157,7 +141,7 @@ static const char *children_wrong(const kvd_index_t *ix, uint32_t id)
 	const kvd_node_t *node = kvd_node_at(ix, id);
 	uint32_t children = 0, kids[KVD_TIERS] = {0, 0}, pinned = 0;
 
-	for (uint32_t c = node->first_child; c != KVD_NONE; c = kvd_node_at(ix, c)->next) {
+	for (uint32_t c = node->children.head; c != KVD_NONE; c = kvd_node_at(ix, c)->siblings.next) {
 		const kvd_node_t *child = kvd_node_at(ix, c);
 
 		children++;
@@ -175,7 +159,7 @@ static const char *children_wrong(const kvd_index_t *ix, uint32_t id)
 	if (pinned != node->pinned_kids || (pinned > 0 && node->pinned != node->len)) {
 		return "pinned children are miscounted";
 	}
-	if (children != node->children || kids[KVD_CPU] != node->kids[KVD_CPU] ||
+	if (children != node->child_count || kids[KVD_CPU] != node->kids[KVD_CPU] ||
 	    kids[KVD_DISK] != node->kids[KVD_DISK]) {
 		return "children are miscounted";
 	}
@@ -224,7 +208,7 @@ static const char *run_wrong(const kvd_index_t *ix, uint32_t id, kvd_sums_t *sum
 		if (block->node != id || block->pos != i) {
 			return "a block does not know its run";
 		}
-		if (block->claims != KVD_NONE) {
+		if (block->claims.head != KVD_NONE) {
 			claimed++;
 			deepest = i + 1;
 		}
@@ -257,7 +241,7 @@ static const char *tree_wrong(const kvd_index_t *ix, uint32_t id, kvd_sums_t *al
 	const char *wrong = NULL;
 	uint32_t aside = 0;
 
-	for (uint32_t n = tree->first_child; n != KVD_NONE && !wrong; n = kvd_index_next(ix, n)) {
+	for (uint32_t n = tree->children.head; n != KVD_NONE && !wrong; n = kvd_index_next(ix, n)) {
 		aside += (kvd_node_at(ix, n)->flags & KVD_NODE_ASIDE) != 0;
 		wrong = run_wrong(ix, n, &sums);
 		wrong = wrong ? wrong : children_wrong(ix, n);

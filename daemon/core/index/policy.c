@@ -5,7 +5,7 @@
 
 void kvd_order_init(kvd_order_t *order)
 {
-	*order = (kvd_order_t){.oldest = KVD_NONE, .newest = KVD_NONE};
+	*order = (kvd_order_t){.marks = KVD_LIST_EMPTY};
 }
 
 int kvd_evictable(const kvd_index_t *ix, const kvd_block_t *block, kvd_set_t t)
@@ -13,7 +13,7 @@ int kvd_evictable(const kvd_index_t *ix, const kvd_block_t *block, kvd_set_t t)
 	if (block->holds > 0 || block->io != KVD_NONE) {
 		return 0;
 	}
-	if (block->claims == KVD_NONE) {
+	if (block->claims.head == KVD_NONE) {
 		return 1;
 	}
 
@@ -37,51 +37,27 @@ static kvd_block_t *marked_block(const kvd_index_t *ix, const kvd_mark_t *mark)
 	return kvd_block_at(ix, kvd_node_at(ix, mark->node)->ids[mark->pos]);
 }
 
-/* Link before `before` (KVD_NONE: as the newest). */
+/* In front of `before`; KVD_NONE: as the newest. */
 static void order_link(kvd_index_t *ix, kvd_order_t *order, uint32_t id, uint32_t before)
 {
-	kvd_mark_t *mark = mark_at(ix, id);
-
-	mark->next = before;
-	mark->prev = before == KVD_NONE ? order->newest : mark_at(ix, before)->prev;
-	if (mark->prev == KVD_NONE) {
-		order->oldest = id;
-	} else {
-		mark_at(ix, mark->prev)->next = id;
-	}
-	if (before == KVD_NONE) {
-		order->newest = id;
-	} else {
-		mark_at(ix, before)->prev = id;
-	}
+	kvd_list_insert(&order->marks, &ix->marks, offsetof(kvd_mark_t, order), id, before);
 	order->count++;
 }
 
 static void order_unlink(kvd_index_t *ix, kvd_order_t *order, uint32_t id)
 {
-	const kvd_mark_t *mark = mark_at(ix, id);
-
-	if (mark->prev == KVD_NONE) {
-		order->oldest = mark->next;
-	} else {
-		mark_at(ix, mark->prev)->next = mark->next;
-	}
-	if (mark->next == KVD_NONE) {
-		order->newest = mark->prev;
-	} else {
-		mark_at(ix, mark->next)->prev = mark->prev;
-	}
+	kvd_list_remove(&order->marks, &ix->marks, offsetof(kvd_mark_t, order), id);
 	order->count--;
 }
 
 static void order_add_newest(kvd_index_t *ix, kvd_order_t *order, uint32_t id)
 {
 	uint64_t stamp = mark_at(ix, id)->stamp;
-	uint32_t before = KVD_NONE, last = order->newest;
+	uint32_t before = KVD_NONE, last = order->marks.tail;
 
 	for (uint32_t i = 0; i < ORDER_WALK && last != KVD_NONE && mark_at(ix, last)->stamp > stamp; i++) {
 		before = last;
-		last = mark_at(ix, last)->prev;
+		last = mark_at(ix, last)->order.prev;
 	}
 	order_link(ix, order, id, before);
 }
@@ -89,10 +65,10 @@ static void order_add_newest(kvd_index_t *ix, kvd_order_t *order, uint32_t id)
 static void order_add_oldest(kvd_index_t *ix, kvd_order_t *order, uint32_t id)
 {
 	uint64_t stamp = mark_at(ix, id)->stamp;
-	uint32_t before = order->oldest;
+	uint32_t before = order->marks.head;
 
 	for (uint32_t i = 0; i < ORDER_WALK && before != KVD_NONE && mark_at(ix, before)->stamp < stamp; i++) {
-		before = mark_at(ix, before)->next;
+		before = mark_at(ix, before)->order.next;
 	}
 	order_link(ix, order, id, before);
 }
@@ -249,8 +225,8 @@ static void order_leave(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32
 
 static uint32_t order_victim(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t)
 {
-	while (order->oldest != KVD_NONE) {
-		uint32_t id = order->oldest;
+	while (order->marks.head != KVD_NONE) {
+		uint32_t id = order->marks.head;
 		kvd_mark_t *mark = mark_at(ix, id);
 		kvd_node_t *node = kvd_node_at(ix, mark->node);
 		uint32_t block_id = node->ids[mark->pos];

@@ -18,7 +18,7 @@
 #include "core/index/index.h"
 
 typedef struct kvd_order {
-	uint32_t oldest, newest;
+	kvd_list_t marks; /* oldest first */
 	uint64_t count;
 } kvd_order_t;
 

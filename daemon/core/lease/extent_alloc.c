@@ -17,12 +17,7 @@ static void free_list_add(kvd_area_t *area, uint32_t id)
 	uint32_t c = class_of(extent->units);
 
 	extent->taken = 0;
-	extent->prev = KVD_NONE;
-	extent->next = area->free[c];
-	if (extent->next != KVD_NONE) {
-		extent_at(area, extent->next)->prev = id;
-	}
-	area->free[c] = id;
+	kvd_list_push_front(&area->free[c], area->extents, offsetof(kvd_extent_t, of_class), id);
 	area->classes |= 1u << c;
 	area->units_free += extent->units;
 }
@@ -32,15 +27,8 @@ static void free_list_remove(kvd_area_t *area, uint32_t id)
 	kvd_extent_t *extent = extent_at(area, id);
 	uint32_t c = class_of(extent->units);
 
-	if (extent->prev == KVD_NONE) {
-		area->free[c] = extent->next;
-	} else {
-		extent_at(area, extent->prev)->next = extent->next;
-	}
-	if (extent->next != KVD_NONE) {
-		extent_at(area, extent->next)->prev = extent->prev;
-	}
-	if (area->free[c] == KVD_NONE) {
+	kvd_list_remove(&area->free[c], area->extents, offsetof(kvd_extent_t, of_class), id);
+	if (area->free[c].head == KVD_NONE) {
 		area->classes &= ~(1u << c);
 	}
 	area->units_free -= extent->units;
@@ -57,18 +45,14 @@ kv_status_t kvd_area_init(kvd_area_t *area, kvd_pool_t *extents, void *base, uin
 	}
 	*area = (kvd_area_t){.extents = extents, .base = base, .units = (uint32_t)(bytes / KVD_AREA_UNIT) - first};
 	for (uint32_t c = 0; c < KVD_AREA_CLASSES; c++) {
-		area->free[c] = KVD_NONE;
+		area->free[c] = KVD_LIST_EMPTY;
 	}
 	status = kvd_pool_get(extents, &area->first);
 	if (status != KV_OK) {
 		return status;
 	}
-	*extent_at(area, area->first) = (kvd_extent_t){.first = first,
-						       .units = area->units,
-						       .left = KVD_NONE,
-						       .right = KVD_NONE,
-						       .prev = KVD_NONE,
-						       .next = KVD_NONE};
+	*extent_at(area, area->first) =
+		(kvd_extent_t){.first = first, .units = area->units, .left = KVD_NONE, .right = KVD_NONE};
 	free_list_add(area, area->first);
 
 	return KV_OK;
@@ -94,20 +78,20 @@ static uint32_t find_free(const kvd_area_t *area, uint32_t units)
 	uint32_t c = class_of(units);
 	uint32_t above = c + 1 < KVD_AREA_CLASSES ? area->classes & ~((2u << c) - 1u) : 0;
 
-	if (area->free[c] != KVD_NONE && extent_at(area, area->free[c])->units >= units) {
-		return area->free[c];
+	if (area->free[c].head != KVD_NONE && extent_at(area, area->free[c].head)->units >= units) {
+		return area->free[c].head;
 	}
 	if (above) {
-		return area->free[__builtin_ctz(above)];
+		return area->free[__builtin_ctz(above)].head;
 	}
 
-	for (uint32_t id = area->free[c], tries = 0; id != KVD_NONE && tries < 16; tries++) {
+	for (uint32_t id = area->free[c].head, tries = 0; id != KVD_NONE && tries < 16; tries++) {
 		kvd_extent_t *extent = extent_at(area, id);
 
 		if (extent->units >= units) {
 			return id;
 		}
-		id = extent->next;
+		id = extent->of_class.next;
 	}
 
 	return KVD_NONE;

@@ -9,7 +9,7 @@
 #ifndef KVD_CORE_EXTENT_ALLOC_H
 #define KVD_CORE_EXTENT_ALLOC_H
 
-#include "core/obj_pool.h"
+#include "core/list.h"
 
 #include "kv/shm.h"
 
@@ -20,7 +20,7 @@ typedef struct kvd_extent {
 	uint32_t first; /* unit */
 	uint32_t units;
 	uint32_t left, right; /* neighbours in the area */
-	uint32_t prev, next;  /* in the free list of its class */
+	kvd_link_t of_class;  /* while it is free */
 	uint32_t taken;
 } kvd_extent_t;
 
@@ -31,7 +31,7 @@ typedef struct kvd_area {
 	uint32_t units_free;
 	uint32_t first;   /* leftmost extent */
 	uint32_t classes; /* bit c: free[c] is not empty */
-	uint32_t free[KVD_AREA_CLASSES];
+	kvd_list_t free[KVD_AREA_CLASSES];
 } kvd_area_t;
 
 /* `skip` bytes at the start stay untouched (the area's header). KV_ERR_ARG: too small; KV_ERR_NOMEM, KV_ERR_LIMIT. */

@@ -74,31 +74,17 @@ void kvd_lease_reserve(kvd_core_t *core, kvd_lease_t *lease, uint32_t cpu_depth)
 
 void kvd_lease_unwait(kvd_core_t *core, kvd_lease_t *lease)
 {
-	if (lease->wait_io == KVD_NONE) {
-		return;
+	if (lease->wait_io != KVD_NONE) {
+		kvd_list_remove(&kvd_io_at(core, lease->wait_io)->waiters, &core->leases, offsetof(kvd_lease_t, of_io),
+				lease->self);
+		lease->wait_io = KVD_NONE;
 	}
-	if (lease->wait_prev == KVD_NONE) {
-		kvd_io_at(core, lease->wait_io)->waiters = lease->wait_next;
-	} else {
-		((kvd_lease_t *)kvd_pool_at(&core->leases, lease->wait_prev))->wait_next = lease->wait_next;
-	}
-	if (lease->wait_next != KVD_NONE) {
-		((kvd_lease_t *)kvd_pool_at(&core->leases, lease->wait_next))->wait_prev = lease->wait_prev;
-	}
-	lease->wait_io = KVD_NONE;
 }
 
 static void wait_for(kvd_core_t *core, kvd_lease_t *lease, uint32_t io_id)
 {
-	kvd_io_t *io = kvd_io_at(core, io_id);
-
 	lease->wait_io = io_id;
-	lease->wait_prev = KVD_NONE;
-	lease->wait_next = io->waiters;
-	if (io->waiters != KVD_NONE) {
-		((kvd_lease_t *)kvd_pool_at(&core->leases, io->waiters))->wait_prev = lease->self;
-	}
-	io->waiters = lease->self;
+	kvd_list_push_front(&kvd_io_at(core, io_id)->waiters, &core->leases, offsetof(kvd_lease_t, of_io), lease->self);
 }
 
 /* Is the next block still where the lease has said it will be? Not when its fill failed and a later one took another

@@ -17,33 +17,19 @@ kvd_lease_t *kvd_lease_find(kvd_core_t *core, uint64_t id)
 
 /* ---- time ------------------------------------------------------------------------------------ */
 
-static uint32_t *wheel_of(kvd_core_t *core, const kvd_lease_t *lease)
+static kvd_list_t *wheel_of(kvd_core_t *core, const kvd_lease_t *lease)
 {
 	return &core->wheel[(lease->expiry_ns >> KVD_WHEEL_SHIFT) % KVD_WHEEL_SLOTS];
 }
 
-static void wheel_link(kvd_core_t *core, kvd_lease_t *lease)
+static void wheel_link(kvd_core_t *core, const kvd_lease_t *lease)
 {
-	uint32_t *head = wheel_of(core, lease);
-
-	lease->wheel_prev = KVD_NONE;
-	lease->wheel_next = *head;
-	if (*head != KVD_NONE) {
-		((kvd_lease_t *)kvd_pool_at(&core->leases, *head))->wheel_prev = lease->self;
-	}
-	*head = lease->self;
+	kvd_list_push_front(wheel_of(core, lease), &core->leases, offsetof(kvd_lease_t, of_bucket), lease->self);
 }
 
-static void wheel_unlink(kvd_core_t *core, kvd_lease_t *lease)
+static void wheel_unlink(kvd_core_t *core, const kvd_lease_t *lease)
 {
-	if (lease->wheel_prev == KVD_NONE) {
-		*wheel_of(core, lease) = lease->wheel_next;
-	} else {
-		((kvd_lease_t *)kvd_pool_at(&core->leases, lease->wheel_prev))->wheel_next = lease->wheel_next;
-	}
-	if (lease->wheel_next != KVD_NONE) {
-		((kvd_lease_t *)kvd_pool_at(&core->leases, lease->wheel_next))->wheel_prev = lease->wheel_prev;
-	}
+	kvd_list_remove(wheel_of(core, lease), &core->leases, offsetof(kvd_lease_t, of_bucket), lease->self);
 }
 
 int kvd_leases_expire(kvd_core_t *core, uint64_t now_ns)
@@ -55,12 +41,12 @@ int kvd_leases_expire(kvd_core_t *core, uint64_t now_ns)
 		core->wheel_at = slot_now - KVD_WHEEL_SLOTS;
 	}
 	for (; core->wheel_at < slot_now; core->wheel_at++) {
-		uint32_t id = core->wheel[core->wheel_at % KVD_WHEEL_SLOTS];
+		uint32_t id = core->wheel[core->wheel_at % KVD_WHEEL_SLOTS].head;
 
 		while (id != KVD_NONE) {
 			kvd_lease_t *lease = kvd_pool_at(&core->leases, id);
 
-			id = lease->wheel_next;
+			id = lease->of_bucket.next;
 			if (lease->expiry_ns > now_ns) {
 				continue;
 			}
@@ -152,15 +138,15 @@ void kvd_lease_close(kvd_core_t *core, kvd_lease_t *lease)
 
 void kvd_leases_free(kvd_core_t *core)
 {
-	for (uint32_t i = core->instance_list; i != KVD_NONE; i = kvd_instance_at(core, i)->next) {
-		for (uint32_t l = kvd_instance_at(core, i)->leases; l != KVD_NONE;) {
+	for (uint32_t i = core->instance_list.head; i != KVD_NONE; i = kvd_instance_at(core, i)->of_core.next) {
+		for (uint32_t l = kvd_instance_at(core, i)->leases.head; l != KVD_NONE;) {
 			kvd_lease_t *lease = kvd_pool_at(&core->leases, l);
 
 			kv_free(core->env, lease->path);
 			if (lease->claims != &lease->claim) {
 				kv_free(core->env, lease->claims);
 			}
-			l = lease->inst_next;
+			l = lease->of_instance.next;
 		}
 	}
 }
@@ -244,12 +230,7 @@ kv_status_t kvd_lease_publish(kvd_core_t *core, const kvd_space_t *space, kvd_le
 	atomic_store_explicit(&header->state, KV_LEASE_ACTIVE, memory_order_release);
 
 	wheel_link(core, lease);
-	lease->inst_prev = KVD_NONE;
-	lease->inst_next = instance->leases;
-	if (instance->leases != KVD_NONE) {
-		((kvd_lease_t *)kvd_pool_at(&core->leases, instance->leases))->inst_prev = lease->self;
-	}
-	instance->leases = lease->self;
+	kvd_list_push_front(&instance->leases, &core->leases, offsetof(kvd_lease_t, of_instance), lease->self);
 	instance->lease_count++;
 	kvd_count(core, KV_M_LEASES_TAKEN, 1);
 	reply->lease = lease->id;
@@ -410,14 +391,7 @@ void kvd_lease_end(kvd_core_t *core, kvd_lease_t *lease, kv_status_t why)
 	core->world.unclaim(core->world.ctx, lease->id);
 
 	wheel_unlink(core, lease);
-	if (lease->inst_prev == KVD_NONE) {
-		instance->leases = lease->inst_next;
-	} else {
-		((kvd_lease_t *)kvd_pool_at(&core->leases, lease->inst_prev))->inst_next = lease->inst_next;
-	}
-	if (lease->inst_next != KVD_NONE) {
-		((kvd_lease_t *)kvd_pool_at(&core->leases, lease->inst_next))->inst_prev = lease->inst_prev;
-	}
+	kvd_list_remove(&instance->leases, &core->leases, offsetof(kvd_lease_t, of_instance), lease->self);
 	instance->lease_count--;
 	kvd_lease_close(core, lease);
 }

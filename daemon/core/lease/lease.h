@@ -42,10 +42,10 @@ typedef struct kvd_lease {
 	uint64_t bytes;  /* counted against the instance's cap */
 	uint64_t expiry_ns;
 	uint64_t stamp;
-	uint32_t wheel_prev, wheel_next;
-	uint32_t inst_prev, inst_next;
+	kvd_link_t of_bucket; /* of the timing wheel */
+	kvd_link_t of_instance;
 	uint32_t wait_io; /* the fill of block `ready`; KVD_NONE */
-	uint32_t wait_prev, wait_next;
+	kvd_link_t of_io; /* leases that wait for that fill */
 } kvd_lease_t;
 
 kv_status_t kvd_acquire(kvd_core_t *core, uint32_t ns, kvd_member_t member, const kv_msg_acquire_t *ask,

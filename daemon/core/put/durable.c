@@ -87,11 +87,11 @@ static void lose(kvd_core_t *core, kvd_put_t *put)
 /* Each put, by itself: `see` may end it. */
 static void each_owed(kvd_core_t *core, void (*see)(kvd_core_t *core, kvd_put_t *put))
 {
-	for (uint32_t i = core->instance_list; i != KVD_NONE; i = kvd_instance_at(core, i)->next) {
-		for (uint32_t p = kvd_instance_at(core, i)->puts; p != KVD_NONE;) {
+	for (uint32_t i = core->instance_list.head; i != KVD_NONE; i = kvd_instance_at(core, i)->of_core.next) {
+		for (uint32_t p = kvd_instance_at(core, i)->puts.head; p != KVD_NONE;) {
 			kvd_put_t *put = kvd_pool_at(&core->puts, p);
 
-			p = put->inst_next;
+			p = put->of_instance.next;
 			if (put->durable && !put->running) {
 				see(core, put);
 			}

@@ -60,7 +60,7 @@ kv_status_t kvd_pending_add(kvd_core_t *core, kvd_put_t *put, uint32_t index)
 							.key = entry->key,
 							.group = put->group,
 							.copies.put = KVD_NONE,
-							.waiters = KVD_NONE,
+							.waiters = KVD_LIST_EMPTY,
 							.next = *head};
 		*head = id;
 	}
@@ -72,14 +72,22 @@ kv_status_t kvd_pending_add(kvd_core_t *core, kvd_put_t *put, uint32_t index)
 	return KV_OK;
 }
 
+void kvd_pending_unwait(kvd_core_t *core, kvd_put_t *put)
+{
+	if (put->wait_pending != KVD_NONE) {
+		kvd_list_remove(&pending_at(core, put->wait_pending)->waiters, &core->puts,
+				offsetof(kvd_put_t, of_pending), put->self);
+		put->wait_pending = KVD_NONE;
+	}
+}
+
 /* All that wait look again; they wait anew if they must. */
 static void wake_all(kvd_core_t *core, kvd_pending_t *pending)
 {
-	while (pending->waiters != KVD_NONE) {
-		kvd_put_t *put = put_at(core, pending->waiters);
+	while (pending->waiters.head != KVD_NONE) {
+		kvd_put_t *put = put_at(core, pending->waiters.head);
 
-		pending->waiters = put->wait_next;
-		put->wait_pending = KVD_NONE;
+		kvd_pending_unwait(core, put);
 		kvd_put_queue(core, put);
 	}
 }
@@ -116,26 +124,11 @@ int kvd_pending_wait(kvd_core_t *core, kvd_put_t *put)
 	}
 	if (put->wait_pending == KVD_NONE) {
 		put->wait_pending = id;
-		put->wait_next = pending_at(core, id)->waiters;
-		pending_at(core, id)->waiters = put->self;
+		kvd_list_push_front(&pending_at(core, id)->waiters, &core->puts, offsetof(kvd_put_t, of_pending),
+				    put->self);
 	}
 
 	return 1;
-}
-
-void kvd_pending_unwait(kvd_core_t *core, kvd_put_t *put)
-{
-	uint32_t *link;
-
-	if (put->wait_pending == KVD_NONE) {
-		return;
-	}
-	link = &pending_at(core, put->wait_pending)->waiters;
-	while (*link != put->self) {
-		link = &put_at(core, *link)->wait_next;
-	}
-	*link = put->wait_next;
-	put->wait_pending = KVD_NONE;
 }
 
 int kvd_pending_mine(kvd_core_t *core, const kvd_put_t *put, const kv_key_t *key)

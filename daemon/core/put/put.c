@@ -4,6 +4,11 @@
 #define BLOCKS_OF_A_TICK    64u
 #define TICK_NS             UINT64_C(20000)
 
+static kvd_put_t *put_at(const kvd_core_t *core, uint32_t self)
+{
+	return kvd_pool_at(&core->puts, self);
+}
+
 kvd_put_t *kvd_put_find(kvd_core_t *core, uint64_t id)
 {
 	uint32_t place = kvd_id_place(id);
@@ -21,51 +26,20 @@ kvd_put_t *kvd_put_find(kvd_core_t *core, uint64_t id)
 
 void kvd_put_queue(kvd_core_t *core, kvd_put_t *put)
 {
-	if (put->run_queued) {
-		return;
-	}
-	put->run_queued = 1;
-	put->run_next = KVD_NONE;
-	if (core->run_tail == KVD_NONE) {
-		core->run_head = put->self;
-	} else {
-		((kvd_put_t *)kvd_pool_at(&core->puts, core->run_tail))->run_next = put->self;
-	}
-	core->run_tail = put->self;
-	core->run_count++;
-}
-
-static kvd_put_t *queue_pop(kvd_core_t *core)
-{
-	kvd_put_t *put = kvd_pool_at(&core->puts, core->run_head);
-
-	core->run_head = put->run_next;
-	if (core->run_head == KVD_NONE) {
-		core->run_tail = KVD_NONE;
-	}
-	core->run_count--;
-	put->run_queued = 0;
-
-	return put;
-}
-
-static void queue_remove(kvd_core_t *core, kvd_put_t *put)
-{
-	uint32_t *link = &core->run_head, before = KVD_NONE;
-
 	if (!put->run_queued) {
-		return;
+		put->run_queued = 1;
+		kvd_list_push(&core->run_puts, &core->puts, offsetof(kvd_put_t, queue), put->self);
+		core->run_count++;
 	}
-	while (*link != put->self) {
-		before = *link;
-		link = &((kvd_put_t *)kvd_pool_at(&core->puts, *link))->run_next;
+}
+
+static void unqueue(kvd_core_t *core, kvd_put_t *put)
+{
+	if (put->run_queued) {
+		put->run_queued = 0;
+		kvd_list_remove(&core->run_puts, &core->puts, offsetof(kvd_put_t, queue), put->self);
+		core->run_count--;
 	}
-	*link = put->run_next;
-	if (core->run_tail == put->self) {
-		core->run_tail = before;
-	}
-	core->run_count--;
-	put->run_queued = 0;
 }
 
 /* At most so many blocks of one put become visible in a row. */
@@ -76,12 +50,13 @@ static void run_puts(kvd_core_t *core, uint32_t blocks, uint64_t until_ns)
 	core->put_blocks = blocks;
 	/* One that must be looked at later queues itself again: stop when only such are left. */
 	while (core->run_count > retries) {
-		kvd_put_t *put = queue_pop(core);
-		uint32_t self = put->self;
+		uint32_t self = core->run_puts.head;
+		kvd_put_t *put = put_at(core, self);
 		uint64_t id = put->id;
 
+		unqueue(core, put);
 		kvd_put_try(core, put);
-		put = kvd_pool_at(&core->puts, self);
+		put = put_at(core, self);
 		retries += put->id == id && put->run_queued ? 1 : 0;
 		if (core->run_count > retries && kv_now_ns(core->env) >= until_ns) {
 			core->puts_left = 1;
@@ -107,38 +82,24 @@ void kvd_puts_go_on(kvd_core_t *core)
 
 /* ---- running puts of a namespace ------------------------------------------------------------- */
 
-static kvd_put_t *put_at(const kvd_core_t *core, uint32_t self)
-{
-	return kvd_pool_at(&core->puts, self);
-}
-
 static void ns_unlink(kvd_core_t *core, kvd_put_t *put)
 {
-	kvd_ns_t *ns = core->ns[put->ns];
-
-	if (put->expiry_ns == 0) {
-		return;
+	if (put->expiry_ns != 0) {
+		kvd_list_remove(&core->ns[put->ns]->puts, &core->puts, offsetof(kvd_put_t, of_ns), put->self);
+		put->expiry_ns = 0;
 	}
-	*(put->ns_prev == KVD_NONE ? &ns->put_head : &put_at(core, put->ns_prev)->ns_next) = put->ns_next;
-	*(put->ns_next == KVD_NONE ? &ns->put_tail : &put_at(core, put->ns_next)->ns_prev) = put->ns_prev;
-	put->expiry_ns = 0;
 }
 
 void kvd_put_extend(kvd_core_t *core, kvd_put_t *put)
 {
-	kvd_ns_t *ns = core->ns[put->ns];
-
 	ns_unlink(core, put);
 	put->expiry_ns = core->now_ns + core->config.put_ttl_ns;
-	put->ns_prev = ns->put_tail;
-	put->ns_next = KVD_NONE;
-	*(put->ns_prev == KVD_NONE ? &ns->put_head : &put_at(core, put->ns_prev)->ns_next) = put->self;
-	ns->put_tail = put->self;
+	kvd_list_push(&core->ns[put->ns]->puts, &core->puts, offsetof(kvd_put_t, of_ns), put->self);
 }
 
 void kvd_put_revoke_oldest(kvd_core_t *core, uint32_t ns)
 {
-	uint32_t oldest = core->ns[ns]->put_head;
+	uint32_t oldest = core->ns[ns]->puts.head;
 
 	if (oldest != KVD_NONE && put_at(core, oldest)->expiry_ns <= core->now_ns) {
 		kvd_count(core, KV_M_PUTS_EXPIRED, 1);
@@ -203,21 +164,14 @@ static void put_remove(kvd_core_t *core, kvd_put_t *put)
 	kvd_instance_rec_t *instance = kvd_instance_at(core, put->instance);
 
 	kvd_events_flush(core); /* they may borrow its tokens */
-	queue_remove(core, put);
+	unqueue(core, put);
 	kvd_pending_unwait(core, put);
 	kvd_put_unpin(core, put);
 	put_retire(core, put);
 	if (put->in_ledger) {
 		core->world.unclaim(core->world.ctx, put->id);
 	}
-	if (put->inst_prev == KVD_NONE) {
-		instance->puts = put->inst_next;
-	} else {
-		((kvd_put_t *)kvd_pool_at(&core->puts, put->inst_prev))->inst_next = put->inst_next;
-	}
-	if (put->inst_next != KVD_NONE) {
-		((kvd_put_t *)kvd_pool_at(&core->puts, put->inst_next))->inst_prev = put->inst_prev;
-	}
+	kvd_list_remove(&instance->puts, &core->puts, offsetof(kvd_put_t, of_instance), put->self);
 	put_arrays_free(core, put);
 	kvd_tree_at(&core->ix, put->tree)->puts--;
 	if (!kvd_tree_at(&core->ix, put->tree)->leaving) {
@@ -391,11 +345,11 @@ void kvd_put_destroy(kvd_core_t *core, kvd_put_t *put)
 
 void kvd_puts_free(kvd_core_t *core)
 {
-	for (uint32_t id = core->instance_list; id != KVD_NONE; id = kvd_instance_at(core, id)->next) {
-		for (uint32_t p = kvd_instance_at(core, id)->puts; p != KVD_NONE;) {
+	for (uint32_t id = core->instance_list.head; id != KVD_NONE; id = kvd_instance_at(core, id)->of_core.next) {
+		for (uint32_t p = kvd_instance_at(core, id)->puts.head; p != KVD_NONE;) {
 			kvd_put_t *put = kvd_pool_at(&core->puts, p);
 
-			p = put->inst_next;
+			p = put->of_instance.next;
 			put_arrays_free(core, put);
 		}
 	}

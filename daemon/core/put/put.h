@@ -100,14 +100,14 @@ typedef struct kvd_put {
 	uint64_t unquiet[KVD_MEMBER_WORDS]; /* members that may still touch quarantined slots */
 	uint64_t before[KVD_MEMBER_WORDS];  /* members whose older connections may */
 	uint64_t store_seq;                 /* DURABLE: synced when flushed + 1 >= this; 0: not written yet */
-	kvs_loc_t disk;            /* of its deepest block, when store_seq was taken: written anew, it waits anew */
-	uint32_t asked;            /* write-behind was asked for it once; alone: for entry asked - 1 */
-	uint64_t expiry_ns;        /* running: it may be revoked for want of room from then on */
-	uint32_t ns_prev, ns_next; /* running: its namespace's, those that expire first at the head */
-	uint32_t inst_prev, inst_next;
+	kvs_loc_t disk;     /* of its deepest block, when store_seq was taken: written anew, it waits anew */
+	uint32_t asked;     /* write-behind was asked for it once; alone: for entry asked - 1 */
+	uint64_t expiry_ns; /* running: it may be revoked for want of room from then on */
+	kvd_link_t of_ns;   /* running: those that expire first at the head */
+	kvd_link_t of_instance;
 	uint32_t wait_pending; /* parent key it waits for */
-	uint32_t wait_next;
-	uint32_t run_next; /* queue of puts to look at again */
+	kvd_link_t of_pending; /* puts that wait for that key */
+	kvd_link_t queue;      /* of puts to look at again */
 	uint32_t run_queued;
 } kvd_put_t;
 
@@ -118,8 +118,8 @@ typedef struct kvd_pending {
 	kv_key_t key;
 	uint32_t group;
 	kvd_copy_t copies;
-	uint32_t waiters; /* puts */
-	uint32_t next;    /* in its hash chain */
+	kvd_list_t waiters; /* puts */
+	uint32_t next;      /* in its hash chain */
 } kvd_pending_t;
 
 #define KVD_PENDING_HEADS 32768u

@@ -374,16 +374,6 @@ static kv_status_t put_publish_header(kvd_core_t *core, kvd_put_t *put, const kv
 	return status;
 }
 
-static void put_link(kvd_core_t *core, kvd_put_t *put, kvd_instance_rec_t *instance)
-{
-	put->inst_prev = KVD_NONE;
-	put->inst_next = instance->puts;
-	if (put->inst_next != KVD_NONE) {
-		((kvd_put_t *)kvd_pool_at(&core->puts, put->inst_next))->inst_prev = put->self;
-	}
-	instance->puts = put->self;
-}
-
 /* Nobody has seen it yet: no notice, no quarantine. */
 static void put_abandon(kvd_core_t *core, kvd_put_t *put)
 {
@@ -411,7 +401,7 @@ static kv_status_t put_create(kvd_core_t *core, const kvd_draft_t *draft, kvd_pu
 	put->id = kvd_id_make(core, place);
 	put->self = place;
 	put_fill(core, put, draft);
-	put_link(core, put, draft->instance);
+	kvd_list_push_front(&draft->instance->puts, &core->puts, offsetof(kvd_put_t, of_instance), place);
 	status = arrays_make(core, put, draft);
 	if (status == KV_OK && draft->base != KVD_NONE) {
 		status = kvd_put_may_pin(core, put, draft->base) ? kvd_put_pin(core, put, draft->base) : KV_ERR_BUSY;

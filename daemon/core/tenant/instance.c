@@ -68,7 +68,7 @@ static int secret_equal(const kvd_instance_rec_t *instance, const kvd_join_t *jo
 kv_status_t kvd_instance_find(kvd_core_t *core, const kvd_join_t *join, kvd_instance_t *p_instance)
 {
 	*p_instance = 0;
-	for (uint32_t id = core->instance_list; id != KVD_NONE;) {
+	for (uint32_t id = core->instance_list.head; id != KVD_NONE;) {
 		const kvd_instance_rec_t *instance = kvd_instance_at(core, id);
 
 		if (instance->ns == join->ns && strcmp(instance->name, join->instance) == 0) {
@@ -78,7 +78,7 @@ kv_status_t kvd_instance_find(kvd_core_t *core, const kvd_join_t *join, kvd_inst
 			*p_instance = instance->id;
 			return KV_OK;
 		}
-		id = instance->next;
+		id = instance->of_core.next;
 	}
 
 	return KV_OK;
@@ -117,19 +117,14 @@ kv_status_t kvd_instance_create(kvd_core_t *core, const kvd_join_t *join, void *
 	memcpy(instance->secret, join->secret, join->secret_len);
 	instance->secret_len = join->secret_len;
 	instance->memory = lease_area;
-	instance->leases = instance->puts = KVD_NONE;
+	instance->leases = instance->puts = KVD_LIST_EMPTY;
 	memset(instance->members, 0xff, sizeof instance->members);
 	header->version = KV_SHM_VERSION;
 	header->incarnation = core->config.incarnation;
 	header->total_bytes = lease_bytes;
 	header->magic = KV_LEASES_MAGIC;
 
-	instance->prev = KVD_NONE;
-	instance->next = core->instance_list;
-	if (instance->next != KVD_NONE) {
-		kvd_instance_at(core, instance->next)->prev = place;
-	}
-	core->instance_list = place;
+	kvd_list_push_front(&core->instance_list, &core->instances, offsetof(kvd_instance_rec_t, of_core), place);
 	*p_instance = instance->id;
 
 	return KV_OK;
@@ -174,18 +169,18 @@ kv_status_t kvd_member_add(kvd_core_t *core, kvd_instance_t id, const kvd_join_t
 
 static void leases_end(kvd_core_t *core, kvd_instance_rec_t *instance)
 {
-	while (instance->leases != KVD_NONE) {
-		kvd_lease_end(core, kvd_pool_at(&core->leases, instance->leases), KV_ERR_REVOKED);
+	while (instance->leases.head != KVD_NONE) {
+		kvd_lease_end(core, kvd_pool_at(&core->leases, instance->leases.head), KV_ERR_REVOKED);
 	}
 }
 
 /* Revoke unfinished puts: all of them, or those `member` started or may still write into. */
 static void puts_revoke(kvd_core_t *core, const kvd_instance_rec_t *instance, const kvd_member_rec_t *member)
 {
-	for (uint32_t id = instance->puts; id != KVD_NONE;) {
+	for (uint32_t id = instance->puts.head; id != KVD_NONE;) {
 		kvd_put_t *put = kvd_pool_at(&core->puts, id);
 
-		id = put->inst_next;
+		id = put->of_instance.next;
 		if (put->running && (!member || put->member == member->id || kvd_put_writes(put, member->rank))) {
 			kvd_put_finish(core, put, KV_ERR_REVOKED);
 		}
@@ -196,10 +191,10 @@ static uint32_t puts_quiet(kvd_core_t *core, const kvd_instance_rec_t *instance,
 {
 	uint32_t freed = 0;
 
-	for (uint32_t id = instance->puts; id != KVD_NONE;) {
+	for (uint32_t id = instance->puts.head; id != KVD_NONE;) {
 		kvd_put_t *put = kvd_pool_at(&core->puts, id);
 
-		id = put->inst_next;
+		id = put->of_instance.next;
 		freed += kvd_put_quiet(core, put, local, before);
 	}
 
@@ -209,13 +204,13 @@ static uint32_t puts_quiet(kvd_core_t *core, const kvd_instance_rec_t *instance,
 /* Is a slot waiting for somebody of the instance to be quiet or gone? */
 static int owes(kvd_core_t *core, const kvd_instance_rec_t *instance)
 {
-	for (uint32_t id = instance->puts; id != KVD_NONE;) {
+	for (uint32_t id = instance->puts.head; id != KVD_NONE;) {
 		const kvd_put_t *put = kvd_pool_at(&core->puts, id);
 
 		if (put->quarantined > 0) {
 			return 1;
 		}
-		id = put->inst_next;
+		id = put->of_instance.next;
 	}
 
 	return 0;
@@ -234,8 +229,8 @@ static void member_free(kvd_core_t *core, kvd_instance_rec_t *instance, kvd_memb
 static void instance_end(kvd_core_t *core, kvd_instance_rec_t *instance)
 {
 	leases_end(core, instance);
-	while (instance->puts != KVD_NONE) {
-		kvd_put_destroy(core, kvd_pool_at(&core->puts, instance->puts));
+	while (instance->puts.head != KVD_NONE) {
+		kvd_put_destroy(core, kvd_pool_at(&core->puts, instance->puts.head));
 	}
 	kv_assert(instance->pinned_bytes == 0 && instance->unfinished_bytes == 0);
 	for (uint32_t local = 0; local < KVD_INSTANCE_MEMBERS; local++) {
@@ -244,14 +239,7 @@ static void instance_end(kvd_core_t *core, kvd_instance_rec_t *instance)
 		}
 	}
 	kvd_area_fini(&instance->area);
-	if (instance->prev == KVD_NONE) {
-		core->instance_list = instance->next;
-	} else {
-		kvd_instance_at(core, instance->prev)->next = instance->next;
-	}
-	if (instance->next != KVD_NONE) {
-		kvd_instance_at(core, instance->next)->prev = instance->prev;
-	}
+	kvd_list_remove(&core->instance_list, &core->instances, offsetof(kvd_instance_rec_t, of_core), instance->self);
 	core->reaped[core->reaped_count++] = instance->id;
 	instance->id = 0;
 	kvd_pool_put(&core->instances, instance->self);
@@ -310,11 +298,11 @@ void kvd_member_absorb(kvd_core_t *core, kvd_member_t closed, kvd_member_t by_id
 	if (quiet) {
 		(void)puts_quiet(core, instance, member->local, 0);
 	}
-	for (uint32_t id = instance->puts; id != KVD_NONE;) {
+	for (uint32_t id = instance->puts.head; id != KVD_NONE;) {
 		kvd_put_t *put = kvd_pool_at(&core->puts, id);
 
 		kvd_put_unquiet_move(put, member->local, by->local);
-		id = put->inst_next;
+		id = put->of_instance.next;
 	}
 	member_free(core, instance, member);
 	kvd_puts_run(core);
@@ -333,7 +321,8 @@ void kvd_member_gone(kvd_core_t *core, kvd_member_t id, int died)
 	core->now_ns = kv_now_ns(core->env);
 	member_close(core, instance, member);
 	if (died) {
-		kvd_count(core, KV_M_MEMBERS_DIED, instance->puts != KVD_NONE || instance->leases != KVD_NONE ? 1 : 0);
+		kvd_count(core, KV_M_MEMBERS_DIED,
+			  instance->puts.head != KVD_NONE || instance->leases.head != KVD_NONE ? 1 : 0);
 		puts_revoke(core, instance, NULL);
 	}
 	(void)puts_quiet(core, instance, member->local, 0);

@@ -27,11 +27,11 @@ typedef struct kvd_instance_rec {
 	uint32_t members[KVD_INSTANCE_MEMBERS]; /* member records; KVD_NONE: free place */
 	uint32_t member_count;
 	uint32_t open_count;
-	uint32_t leases, puts; /* heads of lists */
+	kvd_list_t leases, puts;
 	uint32_t lease_count;
 	uint64_t pinned_bytes;
 	uint64_t unfinished_bytes;
-	uint32_t prev, next; /* all instances */
+	kvd_link_t of_core; /* all instances */
 } kvd_instance_rec_t;
 
 typedef struct kvd_member_rec {

@@ -69,15 +69,15 @@ static uint32_t names_in(const kvd_lease_t *lease, uint32_t slab)
 static void count_named(kvd_core_t *core, uint32_t named[MAX_SLABS])
 {
 	memset(named, 0, MAX_SLABS * sizeof *named);
-	for (uint32_t i = core->instance_list; i != KVD_NONE; i = kvd_instance_at(core, i)->next) {
-		for (uint32_t l = kvd_instance_at(core, i)->leases; l != KVD_NONE;) {
+	for (uint32_t i = core->instance_list.head; i != KVD_NONE; i = kvd_instance_at(core, i)->of_core.next) {
+		for (uint32_t l = kvd_instance_at(core, i)->leases.head; l != KVD_NONE;) {
 			const kvd_lease_t *lease = kvd_pool_at(&core->leases, l);
 			const uint32_t *slots = kv_lease_slots(lease->header);
 
 			for (uint32_t s = 0; s < lease->named; s++) {
 				named[kv_slot_slab(slots[s])]++;
 			}
-			l = lease->inst_next;
+			l = lease->of_instance.next;
 		}
 	}
 }
@@ -97,11 +97,11 @@ uint64_t kvd_change_count(kvd_core_t *core)
 /* Leases of the slab end: whoever reads looks at the lease again before it uses what it has copied. */
 static void revoke_named(kvd_core_t *core, uint32_t slab)
 {
-	for (uint32_t i = core->instance_list; i != KVD_NONE; i = kvd_instance_at(core, i)->next) {
-		for (uint32_t l = kvd_instance_at(core, i)->leases; l != KVD_NONE;) {
+	for (uint32_t i = core->instance_list.head; i != KVD_NONE; i = kvd_instance_at(core, i)->of_core.next) {
+		for (uint32_t l = kvd_instance_at(core, i)->leases.head; l != KVD_NONE;) {
 			kvd_lease_t *lease = kvd_pool_at(&core->leases, l);
 
-			l = lease->inst_next;
+			l = lease->of_instance.next;
 			if (names_in(lease, slab) > 0) {
 				kvd_lease_end(core, lease, KV_ERR_REVOKED);
 			}

@@ -31,7 +31,7 @@ kv_status_t kvd_namespace_add(kvd_core_t *core, const char *name, void *mirror, 
 		return KV_ERR_NOMEM;
 	}
 	memcpy(ns->name, name, strlen(name) + 1);
-	ns->put_head = ns->put_tail = KVD_NONE;
+	ns->puts = KVD_LIST_EMPTY;
 	kvd_mirror_init(&ns->mirror, mirror, core->config.max_index_blocks, core->config.incarnation);
 	ns->mirror.header->stale_ns = core->config.stale_ns;
 	kvd_mirror_heartbeat(&ns->mirror, kv_now_ns(core->env));
@@ -519,7 +519,7 @@ static int tree_show(kvd_core_t *core, kvd_tree_t *tree, uint32_t *p_left)
 
 void kvd_show_tree(kvd_core_t *core, kvd_tree_t *tree)
 {
-	tree->cursor = tree->first_child;
+	tree->cursor = tree->children.head;
 	tree->floor = 0;
 	core->showing = 1;
 }
