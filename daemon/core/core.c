@@ -1,4 +1,22 @@
+#include "core/block/block.h"
+#include "core/block/damage.h"
+#include "core/block/dismantle.h"
+#include "core/block/events.h"
+#include "core/block/room.h"
+#include "core/block/transfer.h"
+#include "core/block/visibility.h"
+#include "core/block/write_behind.h"
 #include "core/core_impl.h"
+#include "core/index/policy.h"
+#include "core/lease/lease.h"
+#include "core/put/durable.h"
+#include "core/put/pending.h"
+#include "core/put/put.h"
+#include "core/tenant/instance.h"
+#include "core/tenant/member.h"
+#include "core/tenant/rebalance.h"
+#include "core/tenant/share.h"
+#include "core/tenant/space.h"
 
 #define TICK_BUDGET_NS UINT64_C(200000)
 #define POLL_BATCH     64u
@@ -21,20 +39,6 @@ static void core_free(kvd_core_t *core)
 	kv_free(&env, core->ghosts);
 	kv_free(&env, core->explain);
 	kv_free(&env, core);
-}
-
-int kvd_transfer_ended(kvd_core_t *core)
-{
-	kv_assert(core->outstanding > 0);
-	core->outstanding--;
-	if (!core->closing) {
-		return 0;
-	}
-	if (core->outstanding == 0) {
-		core_free(core);
-	}
-
-	return 1;
 }
 
 static int config_valid(const kvd_core_config_t *config, const kvd_world_t *world)
@@ -86,33 +90,6 @@ static uint64_t ghost_count(uint64_t blocks)
 	}
 
 	return count;
-}
-
-/* The tier cannot vouch for a slot any more. One that hangs on no block belongs to a transfer, which frees it. */
-static void disk_lost(void *arg, kvs_loc_t loc, const kv_key_t *key, uint8_t group)
-{
-	kvd_core_t *core = arg;
-	uint32_t id = kvd_index_on_disk(&core->ix, key, group, loc);
-
-	if (id != KVD_NONE) {
-		kvd_lose_disk(core, id);
-		core->disk_lost = 1;
-	}
-}
-
-static void disk_readable(void *arg, kvs_loc_t loc, const kv_key_t *key, uint8_t group, int readable)
-{
-	kvd_core_t *core = arg;
-	uint32_t id = kvd_index_on_disk(&core->ix, key, group, loc);
-
-	if (id != KVD_NONE) {
-		(readable ? kvd_take_back : kvd_set_aside)(core, id);
-	}
-}
-
-void kvd_disk_watch(kvd_core_t *core)
-{
-	kvs_tier_watch(core->tier[KVD_DISK], &(kvs_watch_t){.arg = core, .lost = disk_lost, .readable = disk_readable});
 }
 
 kv_status_t kvd_core_create(const kvd_core_config_t *config, const kvd_world_t *world, kvd_core_t **p_core)
@@ -171,7 +148,7 @@ void kvd_core_destroy(kvd_core_t *core)
 	if (core->tier[KVD_DISK]) {
 		kvs_tier_watch(core->tier[KVD_DISK], &(kvs_watch_t){0});
 	}
-	core->closing = 1;
+	core->closed = core_free;
 	if (core->outstanding == 0) {
 		core_free(core);
 	}
@@ -480,8 +457,8 @@ uint64_t kvd_core_tick(kvd_core_t *core)
 	}
 	kvd_puts_go_on(core);
 	if (core->tier[KVD_DISK]) {
-		(void)kvd_fills_run(core);
-		(void)kvd_writes_run(core);
+		kvd_io_submit_reads(core);
+		kvd_writes_run(core);
 	}
 	kvd_durable_run(core);
 	if (core->tier[KVD_DISK]) {

@@ -2,27 +2,20 @@
 #ifndef KVD_CORE_IMPL_H
 #define KVD_CORE_IMPL_H
 
-#include "core/lease/extent_alloc.h"
-#include "core/block/block.h"
-#include "core/tenant/rebalance.h"
-#include "core/core.h"
-#include "core/block/dismantle.h"
 #include "core/block/events.h"
+#include "core/core.h"
 #include "core/index/index.h"
-#include "core/tenant/instance.h"
-#include "core/lease/lease.h"
-#include "core/block/mirror.h"
 #include "core/index/policy.h"
-#include "core/obj_pool.h"
-#include "core/put/put.h"
-#include "core/tenant/share.h"
-#include "core/tenant/space.h"
-#include "core/block/transfer.h"
+#include "core/list.h"
+#include "core/tenant/records.h"
 
-#define KVD_EXPLAIN_KEYS 4096u
-#define KVD_LOOK_STORED  1u  /* something is on disk or synced, or waits for it newly */
-#define KVD_LOOK_DROPPED 2u  /* something will not be written after all */
-#define KVD_ID_BITS      24u /* of an id: the record's place; above it a sequence number that never comes back */
+#define KVD_EXPLAIN_KEYS  4096u
+#define KVD_PENDING_HEADS 32768u
+#define KVD_WHEEL_SLOTS   256u
+#define KVD_WHEEL_SHIFT   26u /* 67 ms a slot */
+#define KVD_LOOK_STORED   1u  /* something is on disk or synced, or waits for it newly */
+#define KVD_LOOK_DROPPED  2u  /* something will not be written after all */
+#define KVD_ID_BITS       24u /* of an id: the record's place; above it a sequence number that never comes back */
 
 typedef struct kvd_recovery {
 	uint32_t tree; /* of the last block: the next one's too, most often */
@@ -95,9 +88,9 @@ struct kvd_core {
 	void *answer_ctx;
 	kvd_change_t change[KVD_TIERS];
 	uint32_t pending_resets;
-	uint32_t outstanding; /* callbacks the tiers owe us */
-	int closing;          /* destroyed; memory goes with the last callback */
-	uint8_t *explain;     /* reply of EXPLAIN */
+	uint32_t outstanding;             /* callbacks the tiers owe us */
+	void (*closed)(kvd_core_t *core); /* destroyed: frees the memory with the last callback; NULL: not yet */
+	uint8_t *explain;                 /* reply of EXPLAIN */
 };
 
 static inline void kvd_count(kvd_core_t *core, kv_metric_t id, uint64_t n)
@@ -110,10 +103,44 @@ static inline void kvd_count_ns(kvd_core_t *core, uint32_t ns, kv_ns_metric_t id
 	kv_ns_metric_add(core->world.metrics, ns, id, n);
 }
 
+/* Every callback of a tier begins here: 1 when the core has been destroyed meanwhile, and nothing of it may be touched.
+ */
+static inline int kvd_callback_enter(kvd_core_t *core)
+{
+	kv_assert(core->outstanding > 0);
+	core->outstanding--;
+	if (!core->closed) {
+		return 0;
+	}
+	if (core->outstanding == 0) {
+		core->closed(core);
+	}
+
+	return 1;
+}
+
 /* The disk tier, also while it is coming. */
 static inline kvs_tier_t *kvd_disk(const kvd_core_t *core)
 {
 	return core->coming ? core->coming : core->tier[KVD_DISK];
+}
+
+static inline kvd_instance_rec_t *kvd_instance_at(const kvd_core_t *core, uint32_t self)
+{
+	return kvd_pool_at(&core->instances, self);
+}
+
+/* The space's group of this id. KV_ERR_UNSUPPORTED: it has none. */
+static inline kv_status_t kvd_space_group(const kvd_space_t *space, uint32_t id, const kv_group_t **p_group)
+{
+	for (uint32_t i = 0; i < space->group_count; i++) {
+		if (space->groups[i].id == id) {
+			*p_group = &space->groups[i];
+			return KV_OK;
+		}
+	}
+
+	return KV_ERR_UNSUPPORTED;
 }
 
 static inline uint64_t kvd_id_make(kvd_core_t *core, uint32_t place)
@@ -123,6 +150,14 @@ static inline uint64_t kvd_id_make(kvd_core_t *core, uint32_t place)
 static inline uint32_t kvd_id_place(uint64_t id)
 {
 	return (uint32_t)(id & ((1u << KVD_ID_BITS) - 1));
+}
+
+/* What the header grants is over. A member that still copies sees this when it looks again, if it can have seen
+ * anything of a later use of the slots: a release store alone would let later stores pass it. */
+static inline void kvd_grant_revoke(kv_lease_header_t *header)
+{
+	atomic_store_explicit(&header->state, KV_LEASE_REVOKED, memory_order_release);
+	atomic_thread_fence(memory_order_release);
 }
 
 #endif

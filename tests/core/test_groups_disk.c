@@ -98,7 +98,7 @@ static void p1_a_lease_never_counts_a_block_that_came_to_another_slot(void **sta
 	u_.disk.fail_percent = 100;
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 2, 1, &lease_, &reply_), KV_OK);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 2, 0, &lease2_, &reply_), KV_OK);
-	(void)kvd_fills_run(u_.core);
+	kvd_io_submit_reads(u_.core);
 	u_.disk.fail_percent = 0;
 	u_.disk.hold = 1;
 	u_tick(&u_, 1);

@@ -10,10 +10,17 @@
 
 #include "kv_cmocka.h"
 
+#include "core/block/block.h"
+#include "core/block/transfer.h"
+#include "core/block/write_behind.h"
 #include "core/check.h"
 #include "core/core.h"
-#include "fake_tier.h"
 #include "core/core_impl.h"
+#include "core/lease/lease.h"
+#include "core/put/put.h"
+#include "core/tenant/member.h"
+#include "core/tenant/share.h"
+#include "fake_tier.h"
 #include "kv_test.h"
 #include "kvs/pool.h"
 

@@ -1,3 +1,6 @@
+#include "core/block/block.h"
+#include "core/block/transfer.h"
+#include "core/block/visibility.h"
 #include "core/core_impl.h"
 
 static kvd_order_t *order_of(kvd_core_t *core, const kvd_block_t *block, kvd_set_t t)
@@ -5,7 +8,7 @@ static kvd_order_t *order_of(kvd_core_t *core, const kvd_block_t *block, kvd_set
 	return &core->classes[kvd_tree_of(&core->ix, block)->slot_class].order[t];
 }
 
-/* ---- claims and holds ------------------------------------------------------------------------ */
+/* ---- pins and references --------------------------------------------------------------------- */
 
 static kvd_claim_t *claim_at(kvd_core_t *core, uint32_t id)
 {
@@ -93,6 +96,32 @@ void kvd_hold(kvd_core_t *core, uint32_t id)
 	core->holds++;
 }
 
+/* A queued one, which the device has not seen. */
+static void cancel_fill(kvd_core_t *core, kvd_io_t *io)
+{
+	kvd_block_t *block = kvd_block_at(&core->ix, io->block);
+
+	block->io = KVD_NONE;
+	block->flags &= (uint8_t)~KVD_FILLING;
+	kvd_block_drop_slot(core, io->block);
+	kvd_io_cancel_read(core, io);
+}
+
+/* The leases that needed this fill are gone: a queued one is cancelled, one in flight ends in peace. */
+static void cancel_unwanted_fill(kvd_core_t *core, uint32_t id)
+{
+	const kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+	if (block->flags & KVD_FILLING) {
+		kvd_io_t *io = kvd_io_at(core, block->io);
+
+		if (io->queued && io->waiters.head == KVD_NONE) {
+			cancel_fill(core, io);
+			kvd_block_unpinned(core, id);
+		}
+	}
+}
+
 void kvd_unhold(kvd_core_t *core, uint32_t id)
 {
 	kvd_block_t *block = kvd_block_at(&core->ix, id);
@@ -106,23 +135,35 @@ void kvd_unhold(kvd_core_t *core, uint32_t id)
 	if (block->flags & KVD_TRANSIT) { /* it served those who held it */
 		kvd_block_drop_slot(core, id);
 	} else if (block->flags & KVD_FILLING) {
-		kvd_fill_unwanted(core, id);
+		cancel_unwanted_fill(core, id);
 	}
 	kvd_block_unpinned(core, id);
 }
 
-/* ---- sets ------------------------------------------------------------------------------------ */
-
-void kvd_mirror_sync(kvd_core_t *core, uint32_t id)
+void kvd_block_detach_io(kvd_core_t *core, uint32_t id)
 {
-	const kvd_block_t *block = kvd_block_at(&core->ix, id);
-	uint32_t ns = kvd_tree_of(&core->ix, block)->ns;
+	kvd_block_t *block = kvd_block_at(&core->ix, id);
+	kvd_io_t *io;
 
-	if (ns != KVD_NONE && kvd_mirror_set(&core->ns[ns]->mirror, &block->key, block->group,
-					     kvd_index_tiers(&core->ix, ns, &block->key, block->group)) != KV_OK) {
-		kvd_count(core, KV_M_MIRROR_LEFT_OUT, 1);
+	if (block->io == KVD_NONE) {
+		return;
 	}
+	io = kvd_io_at(core, block->io);
+	if (io->queued) {
+		cancel_fill(core, io);
+		return;
+	}
+	if (io->parent != KVD_NONE) {
+		kvd_unhold(core, io->parent);
+	}
+	io->done = NULL;
+	block->io = KVD_NONE;
+	block->flags &= (uint8_t)~KVD_FILLING;
+	block->disk.slot = KV_SLOT_NONE;
+	*kvd_slot_of(&core->ix, block) = KV_SLOT_NONE;
 }
+
+/* ---- sets ------------------------------------------------------------------------------------ */
 
 static void ghost_add(kvd_core_t *core, const kv_key_t *key)
 {
@@ -131,7 +172,8 @@ static void ghost_add(kvd_core_t *core, const kv_key_t *key)
 	core->ghosts[hash & core->ghost_mask] = (uint32_t)(hash >> 32) | 1u;
 }
 
-int kvd_ghost_known(const kvd_core_t *core, const kv_key_t *key)
+/* Was this key evicted not long ago? (A small table of fingerprints; it may forget.) */
+static int is_ghost(const kvd_core_t *core, const kv_key_t *key)
 {
 	uint64_t hash = kv_key_hash(key);
 
@@ -142,7 +184,7 @@ kv_miss_reason_t kvd_why_missing(const kvd_core_t *core, uint32_t tree, const kv
 {
 	return kvd_index_aside(&core->ix, tree, key, group) != KVD_NONE ? KV_WHY_UNREADABLE
 	       : kvd_index_quarantined(&core->ix, tree, key, group)     ? KV_WHY_CORRUPT
-	       : kvd_ghost_known(core, key)                             ? KV_WHY_EVICTED
+	       : is_ghost(core, key)                                    ? KV_WHY_EVICTED
 									: KV_WHY_ABSENT;
 }
 
@@ -156,6 +198,15 @@ static void free_slot(kvd_core_t *core, uint32_t id, kvd_set_t t)
 	} else {
 		kvs_free(kvd_disk(core), block->disk);
 		block->disk.slot = KV_SLOT_NONE;
+	}
+}
+
+void kvd_block_queue_write(kvd_core_t *core, uint32_t id)
+{
+	const kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+	if (core->tier[KVD_DISK] && core->config.write_behind && block->disk.slot == KV_SLOT_NONE) {
+		kvd_queue_push(&core->ix, block->node);
 	}
 }
 
@@ -175,7 +226,7 @@ static void join_one(kvd_core_t *core, uint32_t id, kvd_set_t t, uint64_t stamp,
 	core->policy->join(&core->ix, order_of(core, block, t), t, id, stamp);
 	if (t == KVD_CPU) {
 		(void)kvs_set_state(core->tier[KVD_CPU], kvd_cpu_loc(&core->ix, block), KVS_READY);
-		kvd_write_behind(core, id);
+		kvd_block_queue_write(core, id);
 	}
 	kvd_mirror_sync(core, id);
 	kvd_event_stored(core, id, t, tokens);
@@ -237,7 +288,7 @@ void kvd_block_unwrite_below(kvd_core_t *core, uint32_t id)
 			core->written--;
 			free_slot(core, child, KVD_DISK);
 			kvd_count(core, KV_M_WRITE_BEHIND_DROPPED, 1);
-			kvd_write_behind(core, child);
+			kvd_block_queue_write(core, child);
 			id = child;
 		} else if (id == top) {
 			break;
@@ -314,8 +365,6 @@ void kvd_block_settle(kvd_core_t *core, uint32_t id)
 	}
 }
 
-/* ---- recency and room ------------------------------------------------------------------------ */
-
 void kvd_touch(kvd_core_t *core, uint32_t id)
 {
 	for (kvd_set_t t = KVD_CPU; t < KVD_TIERS; t++) {
@@ -346,46 +395,4 @@ void kvd_block_meta(const kvd_core_t *core, uint32_t id, kvs_meta_t *meta)
 		meta->parent = kvd_block_at(&core->ix, parent)->key;
 	}
 	memcpy(meta->root, tree->root, sizeof meta->root);
-}
-
-kv_status_t kvd_make_room(kvd_core_t *core, uint32_t slot_class, kvd_set_t t)
-{
-	uint32_t victim = core->policy->victim(&core->ix, &core->classes[slot_class].order[t], t);
-
-	if (victim == KVD_NONE) {
-		return KV_MISS;
-	}
-	kvd_block_evict(core, victim, t, KV_NM_EVICTED);
-
-	return KV_OK;
-}
-
-/* The tier's, or after as many evictions as it takes. */
-static kv_status_t alloc(kvd_core_t *core, uint32_t slot_class, kvd_set_t t, const kvd_use_t *use, kvs_loc_t *p_loc)
-{
-	uint32_t tier_class = core->classes[slot_class].tier_class[t];
-	kv_status_t status = kvs_alloc(core->tier[t], tier_class, use->state, use->owner, use->meta, p_loc);
-
-	for (uint32_t tries = 0; status == KV_ERR_FULL && tries < 64; tries++) {
-		/* A file of another class is on its way: the asker's own blocks stay, whoever asks waits (decision
-		 * 025). */
-		if (t == KVD_DISK && kvd_change_expected(core, slot_class, t)) {
-			return KV_ERR_BUSY;
-		}
-		if (kvd_make_room(core, slot_class, t) != KV_OK) {
-			return KV_ERR_BUSY;
-		}
-		status = kvs_alloc(core->tier[t], tier_class, use->state, use->owner, use->meta, p_loc);
-	}
-
-	return status == KV_ERR_FULL ? KV_ERR_BUSY : status;
-}
-
-kv_status_t kvd_slot_alloc(kvd_core_t *core, uint32_t slot_class, kvd_set_t t, const kvd_use_t *use, kvs_loc_t *p_loc)
-{
-	kv_status_t status = alloc(core, slot_class, t, use, p_loc);
-
-	kvd_change_ask(core, slot_class, t);
-
-	return status;
 }

@@ -48,22 +48,13 @@ void kvd_block_unpinned(kvd_core_t *core, uint32_t block);
 /* Free the CPU slot of a block that is not in the CPU set. */
 void kvd_block_drop_slot(kvd_core_t *core, uint32_t block);
 
-void kvd_mirror_sync(kvd_core_t *core, uint32_t block);
+/* The block has joined the CPU set and is not on disk: its run waits for write-behind. */
+void kvd_block_queue_write(kvd_core_t *core, uint32_t block);
+/* The block goes away: its transfer, if any, is on its own from now on. */
+void kvd_block_detach_io(kvd_core_t *core, uint32_t block);
+
 /* An acquire or a put asked for the path down to `block`. */
 void kvd_touch(kvd_core_t *core, uint32_t block);
-
-/* What a new slot is for. */
-typedef struct kvd_use {
-	kvs_state_t state; /* PUT or FILLING */
-	uint64_t owner;    /* put or lease id */
-	const kvs_meta_t *meta;
-} kvd_use_t;
-
-/* A slot of the class in tier t, evicting as many as it takes. KV_ERR_BUSY: everything left is held. Else the tier's
- * own error. */
-kv_status_t kvd_slot_alloc(kvd_core_t *core, uint32_t slot_class, kvd_set_t t, const kvd_use_t *use, kvs_loc_t *p_loc);
-/* Evict one block of the class. KV_MISS: nothing can go. */
-kv_status_t kvd_make_room(kvd_core_t *core, uint32_t slot_class, kvd_set_t t);
 
 void kvd_block_meta(const kvd_core_t *core, uint32_t block, kvs_meta_t *meta);
 static inline kvs_loc_t kvd_cpu_loc(const kvd_index_t *ix, const kvd_block_t *block)
@@ -71,8 +62,6 @@ static inline kvs_loc_t kvd_cpu_loc(const kvd_index_t *ix, const kvd_block_t *bl
 	return (kvs_loc_t){.slot = *kvd_slot_of(ix, block), .gen = block->cpu_gen};
 }
 
-/* Was this key evicted not long ago? (A small table of fingerprints; it may forget.) */
-int kvd_ghost_known(const kvd_core_t *core, const kv_key_t *key);
 /* Of a key that lookups do not find. */
 kv_miss_reason_t kvd_why_missing(const kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint8_t group);
 

@@ -1,6 +1,10 @@
-/* Taking in what the disk tier has kept: blocks come parents first, of many chains at once, and wait under their root
- * digest. */
+/* What the disk tier has kept: blocks come parents first, of many chains at once, and wait under their root digest. */
+#include "core/block/damage.h"
+#include "core/block/events.h"
 #include "core/core_impl.h"
+#include "core/tenant/share.h"
+#include "core/tenant/slot_class.h"
+#include "core/tenant/space.h"
 
 #define TAKE_IN_BLOCKS 256u
 
@@ -160,4 +164,15 @@ kv_status_t kvd_core_take_in(kvd_core_t *core, kvs_tier_t *disk)
 	kv_status_t status = core->coming ? KV_OK : begin(core, disk);
 
 	return status == KV_OK ? recover_some(core, TAKE_IN_BLOCKS) : status;
+}
+
+void kvd_core_attach(kvd_core_t *core)
+{
+	core->world.disk = core->tier[KVD_DISK] = core->coming;
+	core->world.note_reset = NULL;
+	core->coming = NULL;
+	kvd_disk_watch(core);
+	kvd_spaces_attach(core);
+	kvd_shares_settle(core);
+	kvd_events_flush(core);
 }

@@ -1,71 +1,52 @@
 /* transfer.h -- bytes on their way between the CPU tier and the disk tier.
  *
- *   FILL     disk -> CPU for a lease.           QUEUED -> FLIGHT -> done: READY (or TRANSIT), or the block is bad
- *   WRITE    CPU -> disk, write-behind.         FLIGHT -> done: in the disk set, or WRITTEN until its parent is
- *   THROUGH  CPU -> disk, of a put whose parent is only on disk. FLIGHT -> done: visible as DISK
+ *   read:  created --> queued --the depth allows it--> in flight --> done() --> gone
+ *                      queued --cancel--> gone
+ *   write: created --submit--> in flight --> done() --> gone
  *
- * A transfer knows both slots by itself. While it is in flight they belong to it: if its block goes away meanwhile the
- * transfer is an orphan and gives both slots back at its end. A FILL holds its block, a WRITE its block and the parent,
- * against eviction.
+ * Whoever begins a transfer says in `done` what its end means: lease/fill.c reads for leases, block/write_behind.c
+ * writes behind, put/publish.c writes through. A transfer knows both slots. While it is in flight they belong to it: if
+ * its block goes away meanwhile, it is detached (block.h) and gives both slots back at its end.
  */
 #ifndef KVD_CORE_TRANSFER_H
 #define KVD_CORE_TRANSFER_H
 
-#include "core/core.h"
-#include "core/index/index.h"
+#include "core/core_impl.h"
 
-typedef enum kvd_io_kind { KVD_IO_FILL = 1, KVD_IO_WRITE = 2, KVD_IO_THROUGH = 3 } kvd_io_kind_t;
-typedef enum kvd_io_state { KVD_IO_QUEUED = 1, KVD_IO_FLIGHT = 2 } kvd_io_state_t;
+typedef struct kvd_io kvd_io_t;
+/* The transfer has ended. It is destroyed after the call. */
+typedef void (*kvd_io_done_fn)(kvd_core_t *core, kvd_io_t *io, kv_status_t status);
 
-typedef struct kvd_io {
+struct kvd_io {
 	kvd_core_t *core;
+	kvd_io_done_fn done; /* NULL: detached */
 	uint32_t self;
-	uint32_t kind;
-	uint32_t state;
-	uint32_t block;     /* KVD_NONE: orphan, or THROUGH */
-	uint32_t held;      /* WRITE: the parent; KVD_NONE: none */
-	kvd_link_t queue;   /* of fills */
-	kvd_list_t waiters; /* FILL: leases whose next block this is */
+	uint32_t queued;
+	uint32_t block;     /* whose slots are read or written; KVD_NONE: a put's */
+	uint32_t parent;    /* of write-behind: the block above, held meanwhile; KVD_NONE: none */
+	kvd_link_t queue;   /* of reads */
+	kvd_list_t waiters; /* leases whose next block this reads */
 	kvs_loc_t cpu, disk;
 	uint64_t stamp;
-	uint64_t put;   /* THROUGH */
-	uint32_t index; /* THROUGH: entry of the put */
-} kvd_io_t;
+	uint64_t put;   /* of write-through */
+	uint32_t index; /* of write-through: entry of the put */
+};
 
-/* Every callback of a tier begins here: 1 when the core has been destroyed meanwhile, and nothing of it may be
- * touched. */
-int kvd_transfer_ended(kvd_core_t *core);
+static inline kvd_io_t *kvd_io_at(const kvd_core_t *core, uint32_t id)
+{
+	return kvd_pool_at(&core->ios, id);
+}
 
-kvd_io_t *kvd_io_at(kvd_core_t *core, uint32_t id);
+/* A record without slots. KV_ERR_LIMIT, KV_ERR_NOMEM. */
+kv_status_t kvd_io_create(kvd_core_t *core, uint32_t block, kvd_io_done_fn done, kvd_io_t **p_io);
+/* One that is neither queued nor in flight. */
+void kvd_io_destroy(kvd_core_t *core, kvd_io_t *io);
 
-/* Begin to read a disk block into a CPU slot: reserves the slot now (KV_ERR_BUSY when there is none), reads as
- * read_depth allows. */
-kv_status_t kvd_fill_start(kvd_core_t *core, uint32_t block, uint64_t lease, uint64_t stamp);
-/* Write a finished put's block straight to disk. KV_ERR_NOT_ADMITTED: disk has no room for it. */
-kv_status_t kvd_through_start(kvd_core_t *core, uint32_t slot_class, const kvs_meta_t *meta, kvs_loc_t cpu,
-			      uint64_t put, uint32_t index);
-/* The block goes away: its transfer, if any, is on its own from now on. */
-void kvd_io_orphan(kvd_core_t *core, uint32_t block);
-/* The leases that needed this fill are gone: a queued one is cancelled, one in flight ends in peace. */
-void kvd_fill_unwanted(kvd_core_t *core, uint32_t block);
-
-/* Begin to write a CPU block to disk. KV_ERR_BUSY: no room there. */
-kv_status_t kvd_write_start(kvd_core_t *core, uint32_t block);
-
-/* Submit what the depths allow. Returns 1 when something was started. */
-int kvd_fills_run(kvd_core_t *core);
-int kvd_writes_run(kvd_core_t *core);
-/* A block has joined the CPU set and is not on disk: its run waits for write-behind. */
-void kvd_write_behind(kvd_core_t *core, uint32_t block);
-/* A write has failed: what is queued stays queued, and is tried again after a while that grows from failure to
- * failure. */
-void kvd_writes_pause(kvd_core_t *core);
-int kvd_writes_paused(const kvd_core_t *core);
-/* Will the block be on disk soon without anybody's doing? Not while writes fail. */
-int kvd_write_expected(kvd_core_t *core, uint32_t block);
-
-/* Start a flush when something was stored since the last one and a put waits for that; `seq` of a store is durable once
- * flushed >= seq. */
-void kvd_flush_run(kvd_core_t *core);
+void kvd_io_queue_read(kvd_core_t *core, kvd_io_t *io);
+void kvd_io_cancel_read(kvd_core_t *core, kvd_io_t *io);
+/* As many of the queued reads as the depth allows. */
+void kvd_io_submit_reads(kvd_core_t *core);
+/* KV_OK: done() will run. Else it will not, and the disk slot is free again. */
+kv_status_t kvd_io_submit_write(kvd_core_t *core, kvd_io_t *io);
 
 #endif

@@ -1,26 +1,27 @@
-/* Eager, parent first: which block goes to disk next, and when the device is asked to sync: when somebody waits for it.
- * What nobody waits for the tier commits in its own time. */
+/* Eager, parent first: which block goes to disk next, and when the device syncs. It syncs when an acknowledgement waits
+ * for that; the tier commits everything else in its own time. */
+#include "core/block/block.h"
+#include "core/block/quarantine.h"
+#include "core/block/room.h"
+#include "core/block/transfer.h"
+#include "core/block/write_behind.h"
 #include "core/core_impl.h"
+#include "core/tenant/slot_class.h"
 
 #define FLUSH_RETRY_NS    UINT64_C(1000000000)
 #define WRITE_WAIT_MIN_NS UINT64_C(100000000)
 #define WRITE_WAIT_MAX_NS UINT64_C(60000000000)
 
-void kvd_write_behind(kvd_core_t *core, uint32_t id)
-{
-	const kvd_block_t *block = kvd_block_at(&core->ix, id);
-
-	if (core->tier[KVD_DISK] && core->config.write_behind && block->disk.slot == KV_SLOT_NONE) {
-		kvd_queue_push(&core->ix, block->node);
-	}
-}
+/* ---- a write --------------------------------------------------------------------------------- */
 
 int kvd_writes_paused(const kvd_core_t *core)
 {
 	return core->now_ns < core->write_after_ns;
 }
 
-void kvd_writes_pause(kvd_core_t *core)
+/* A write has failed: what is queued stays queued, and is tried again after a while that grows from failure to failure.
+ */
+static void pause_writes(kvd_core_t *core)
 {
 	uint32_t head = core->ix.queue.head;
 	uint64_t wait = 2 * core->write_wait_ns;
@@ -36,6 +37,118 @@ void kvd_writes_pause(kvd_core_t *core)
 		core->write_after_ns = core->now_ns + core->write_wait_ns;
 	}
 }
+
+void kvd_note_store(kvd_core_t *core)
+{
+	core->stores++;
+	core->durable_look |= KVD_LOOK_STORED;
+	if (core->flush_due_ns == 0) {
+		core->flush_due_ns = core->now_ns;
+	}
+}
+
+/* Is the block above on its way to disk, so that this one can wait for it there? */
+static int parent_on_its_way(kvd_core_t *core, uint32_t id)
+{
+	uint32_t parent = kvd_index_parent(&core->ix, id);
+	const kvd_block_t *above = parent == KVD_NONE ? NULL : kvd_block_at(&core->ix, parent);
+
+	return above && (above->io != KVD_NONE || (above->flags & KVD_WRITTEN));
+}
+
+static void write_ok(kvd_core_t *core, kvd_io_t *io, uint32_t id)
+{
+	kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+	block->disk = io->disk;
+	kvd_count(core, KV_M_WRITE_BEHIND, 1);
+	kvd_note_store(core);
+	core->write_wait_ns = 0;
+	if (kvd_index_can_join(&core->ix, block, KVD_DISK)) {
+		kvd_block_join(core, id, KVD_DISK, io->stamp, NULL);
+	} else if (parent_on_its_way(core, id)) {
+		block->flags |= KVD_WRITTEN;
+		core->written++;
+	} else {
+		kvs_free(core->tier[KVD_DISK], block->disk);
+		block->disk.slot = KV_SLOT_NONE;
+		kvd_block_unwrite_below(core, id);
+		kvd_block_queue_write(core, id);
+		kvd_count(core, KV_M_WRITE_BEHIND_DROPPED, 1);
+	}
+}
+
+static void write_failed(kvd_core_t *core, kvd_io_t *io, uint32_t id, kv_status_t status)
+{
+	kvs_free(core->tier[KVD_DISK], io->disk);
+	kvd_count(core, KV_M_WRITE_BEHIND_DROPPED, 1);
+	kvd_block_unwrite_below(core, id);
+	core->durable_look |= KVD_LOOK_DROPPED;
+	if (status == KV_ERR_FAULT ||
+	    status == KV_ERR_CORRUPT) { /* somebody scribbled on, or took away, the memory under the block */
+		kv_logf(core->env, KV_LOG_WARN, "core", "a block in memory is damaged and is taken out, status %s",
+			kv_status_name(status));
+		kvd_count(core, KV_M_BAD_BLOCKS, 1);
+		kvd_quarantine(core, id);
+		return;
+	}
+	kvd_block_queue_write(core, id);
+	pause_writes(core);
+}
+
+static void finish_write(kvd_core_t *core, kvd_io_t *io, kv_status_t status)
+{
+	uint32_t id = io->block;
+
+	kvd_block_at(&core->ix, id)->io = KVD_NONE;
+	if (status == KV_OK) {
+		write_ok(core, io, id);
+	} else {
+		write_failed(core, io, id, status);
+	}
+	if (io->parent != KVD_NONE) {
+		kvd_unhold(core, io->parent);
+	}
+	kvd_block_unpinned(core, id);
+}
+
+/* Begin to write a CPU block to disk. KV_ERR_BUSY: no room there. */
+static kv_status_t start_write(kvd_core_t *core, uint32_t id)
+{
+	kvd_block_t *block = kvd_block_at(&core->ix, id);
+	uint32_t slot_class = kvd_tree_of(&core->ix, block)->slot_class, parent = kvd_index_parent(&core->ix, id);
+	kvs_meta_t meta;
+	kvd_io_t *io;
+	kv_status_t status = kvd_io_create(core, id, finish_write, &io);
+
+	if (status != KV_OK) {
+		return status;
+	}
+	kvd_block_meta(core, id, &meta);
+	io->cpu = kvd_cpu_loc(&core->ix, block);
+	io->stamp = core->stamp;
+	io->parent = parent;
+	block->io = io->self;
+	if (parent != KVD_NONE) { /* room for the child is not made by dropping its parent */
+		kvd_hold(core, parent);
+	}
+	status = kvd_slot_alloc(core, slot_class, KVD_DISK, &(kvd_use_t){KVS_FILLING, 0, &meta}, &io->disk);
+	if (status == KV_OK) {
+		status = kvd_io_submit_write(core, io);
+	}
+	if (status != KV_OK) {
+		block->io = KVD_NONE;
+		if (parent != KVD_NONE) {
+			kvd_unhold(core, parent);
+		}
+		kvd_block_unpinned(core, id);
+		kvd_io_destroy(core, io);
+	}
+
+	return status;
+}
+
+/* ---- the queue ------------------------------------------------------------------------------- */
 
 /* The run's first block that is in the CPU set, not on disk and not on its way there; KVD_NONE: none. What is in flight
  * or WRITTEN lies right behind the disk set, so this looks at few. */
@@ -98,12 +211,10 @@ static int is_being_written(const kvd_core_t *core, const kvd_node_t *node)
 	return 0;
 }
 
-int kvd_writes_run(kvd_core_t *core)
+void kvd_writes_run(kvd_core_t *core)
 {
-	int started = 0;
-
 	if (kvd_writes_paused(core)) {
-		return 0;
+		return;
 	}
 	for (uint32_t tries = 0;
 	     core->ix.queue.head != KVD_NONE && core->writes < core->config.write_behind_depth && tries < 256;
@@ -119,13 +230,12 @@ int kvd_writes_run(kvd_core_t *core)
 					: KVD_LOOK_DROPPED;
 			continue;
 		}
-		status = kvd_write_start(core, block);
+		status = start_write(core, block);
 		if (status == KV_OK) {
-			started = 1;
 			continue;
 		}
 		if (status != KV_ERR_BUSY) {
-			kvd_writes_pause(core);
+			pause_writes(core);
 			break;
 		}
 		if (core->writes > 0) {
@@ -141,8 +251,6 @@ int kvd_writes_run(kvd_core_t *core)
 		kvd_count(core, KV_M_WRITE_BEHIND_DROPPED, 1);
 		core->durable_look |= KVD_LOOK_DROPPED;
 	}
-
-	return started;
 }
 
 /* Runs keep the answer for the rest of the look, so that each is visited once however many acknowledgements are owed
@@ -167,11 +275,13 @@ int kvd_write_expected(kvd_core_t *core, uint32_t id)
 	return expected;
 }
 
+/* ---- sync ------------------------------------------------------------------------------------ */
+
 static void flush_done(void *arg, kv_status_t status)
 {
 	kvd_core_t *core = arg;
 
-	if (kvd_transfer_ended(core)) {
+	if (kvd_callback_enter(core)) {
 		return;
 	}
 	core->flush_busy = 0;

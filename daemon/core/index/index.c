@@ -1,268 +1,133 @@
-#include "core/index/index.h"
+#include "core/index/index_impl.h"
 
 #define RUN_MIN 8u
 
-/* ---- the table of keys ----------------------------------------------------------------------- */
+/* ---- trees ----------------------------------------------------------------------------------- */
 
-__extension__ typedef unsigned __int128 wide_t;
-
-/* Keys are chosen by clients: a secret decides which of them share a place. */
-static uint64_t place_of(const kvd_index_t *ix, const kv_key_t *key, uint8_t group)
+kv_status_t kvd_index_init(kvd_index_t *ix, const kv_env_t *env, kv_metrics_t *metrics, uint64_t max_blocks)
 {
-	uint64_t low, high;
-	wide_t product;
+	uint64_t heads = 1024;
+	kv_status_t status;
 
-	memcpy(&low, key->b, sizeof low);
-	memcpy(&high, key->b + 8, sizeof high);
-	product = (wide_t)(low ^ ix->seed[0]) * (high ^ ix->seed[1] ^ group);
-
-	return ((uint64_t)product ^ (uint64_t)(product >> 64)) & ix->head_mask;
-}
-
-static void table_add(kvd_index_t *ix, uint32_t id)
-{
-	kvd_block_t *block = kvd_block_at(ix, id);
-	uint32_t *head = &ix->heads[place_of(ix, &block->key, block->group)];
-
-	block->hash_next = *head;
-	*head = id + 1;
-}
-
-static void table_remove(kvd_index_t *ix, uint32_t id)
-{
-	kvd_block_t *block = kvd_block_at(ix, id);
-	uint32_t *link = &ix->heads[place_of(ix, &block->key, block->group)];
-
-	while (*link != id + 1) {
-		kv_assert(*link != 0);
-		link = &kvd_block_at(ix, *link - 1)->hash_next;
+	*ix = (kvd_index_t){.env = env, .metrics = metrics, .queue = KVD_LIST_EMPTY};
+	if (max_blocks == 0 || max_blocks > INT32_MAX / 4) {
+		return KV_ERR_ARG;
 	}
-	*link = block->hash_next;
-}
+	while (heads < max_blocks) {
+		heads *= 2;
+	}
+	ix->head_mask = heads - 1;
+	kv_random(env, ix->seed, sizeof ix->seed);
 
-/* The block of this key and group that follows `id` in the table, KVD_NONE: the first one. KVD_NONE: no more. */
-static uint32_t next_of(const kvd_index_t *ix, uint32_t id, const kv_key_t *key, uint8_t group)
-{
-	uint32_t link = id == KVD_NONE ? ix->heads[place_of(ix, key, group)] : kvd_block_at(ix, id)->hash_next;
-
-	while (link != 0 &&
-	       (!kv_key_equal(&kvd_block_at(ix, link - 1)->key, key) || kvd_block_at(ix, link - 1)->group != group)) {
-		link = kvd_block_at(ix, link - 1)->hash_next;
+	status = kvd_pool_init(&ix->blocks, env, sizeof(kvd_block_t), (uint32_t)max_blocks);
+	if (status == KV_OK) {
+		status = kvd_pool_init(&ix->nodes, env, sizeof(kvd_node_t), (uint32_t)max_blocks + 1);
+	}
+	if (status == KV_OK) {
+		status = kvd_pool_init(&ix->marks, env, sizeof(kvd_mark_t),
+				       (uint32_t)max_blocks * 4 + 4 * KVD_POOL_CHUNK);
+	}
+	if (status == KV_OK) {
+		status = kvd_pool_init(&ix->trees, env, sizeof(kvd_tree_t), 1u << 20);
+	}
+	if (status == KV_OK) {
+		ix->heads = kv_alloc(env, heads * sizeof *ix->heads);
+		status = ix->heads ? KV_OK : KV_ERR_NOMEM;
+	}
+	if (status != KV_OK) {
+		kvd_index_fini(ix);
 	}
 
-	return link != 0 ? link - 1 : KVD_NONE;
+	return status;
 }
 
-#define BELOW_DEAD UINT64_MAX /* an answer that holds for good */
-
-/* Is run `id` or one above it `top`, or has one of them one of `flags`? Each run on the way keeps the answer, so that
- * the next walk ends there: a chain of runs of one block each, asked for at every depth, is walked once and not once a
- * depth. */
-static int find_above(const kvd_index_t *ix, uint32_t id, uint32_t top, uint32_t flags, uint64_t no, uint64_t yes)
+void kvd_index_fini(kvd_index_t *ix)
 {
-	uint32_t at = id;
-	uint64_t answer = no, steps = 0;
+	/* Runs own their arrays; a free run in the pool has none that is still ours, so follow the trees. */
+	for (uint32_t t = 0; ix->trees.chunks && t < ix->trees.made; t++) {
+		const kvd_tree_t *tree = kvd_tree_at(ix, t);
 
-	for (; at != KVD_NONE; at = kvd_node_at(ix, at)->parent, steps++) {
-		const kvd_node_t *node = kvd_node_at(ix, at);
-
-		if (node->answer == yes || at == top || (node->flags & flags)) {
-			answer = yes;
-			break;
+		if (!tree->live) {
+			continue;
 		}
-		if (node->answer == no) {
-			break;
+		for (uint32_t id = tree->children.head; id != KVD_NONE; id = kvd_index_next(ix, id)) {
+			kv_free(ix->env, kvd_node_at(ix, id)->slots);
 		}
 	}
-	for (; id != at; id = kvd_node_at(ix, id)->parent) {
-		kvd_node_at(ix, id)->answer = answer;
-	}
-	kv_metric_add(ix->metrics, KV_M_INDEX_STEPS, steps);
-
-	return answer == yes;
+	kv_free(ix->env, ix->heads);
+	ix->heads = NULL;
+	kvd_pool_fini(&ix->blocks);
+	kvd_pool_fini(&ix->nodes);
+	kvd_pool_fini(&ix->marks);
+	kvd_pool_fini(&ix->trees);
 }
 
-/* Is the node, or one above it, being taken down? */
-static int node_dead(const kvd_index_t *ix, uint32_t id)
+kv_status_t kvd_tree_create(kvd_index_t *ix, uint32_t *p_tree)
 {
-	const kvd_tree_t *tree = kvd_tree_at(ix, kvd_node_at(ix, id)->tree);
+	kv_status_t status = kvd_pool_get(&ix->trees, p_tree);
 
-	return tree->dead_nodes > 0 && find_above(ix, id, KVD_NONE, KVD_NODE_DEAD, tree->alive, BELOW_DEAD);
+	if (status == KV_OK) {
+		*kvd_tree_at(ix, *p_tree) = (kvd_tree_t){.live = 1,
+							 .space = KVD_NONE,
+							 .ns = KVD_NONE,
+							 .slot_class = KVD_NONE,
+							 .children = KVD_LIST_EMPTY,
+							 .cursor = KVD_NONE};
+	}
+
+	return status;
 }
 
-void kvd_index_kill(kvd_index_t *ix, uint32_t id)
+void kvd_tree_destroy(kvd_index_t *ix, uint32_t id)
+{
+	kvd_tree_t *tree = kvd_tree_at(ix, id);
+
+	kv_assert(tree->children.head == KVD_NONE && tree->blocks == 0);
+	tree->live = 0;
+	kvd_pool_put(&ix->trees, id);
+}
+
+uint32_t kvd_index_next(const kvd_index_t *ix, uint32_t id)
+{
+	const kvd_node_t *node = kvd_node_at(ix, id);
+
+	if (node->children.head != KVD_NONE) {
+		return node->children.head;
+	}
+	while (node->siblings.next == KVD_NONE) {
+		if (node->parent == KVD_NONE) {
+			return KVD_NONE;
+		}
+		node = kvd_node_at(ix, node->parent);
+	}
+
+	return node->siblings.next;
+}
+
+/* ---- write-behind's queue of runs ------------------------------------------------------------ */
+
+void kvd_queue_push(kvd_index_t *ix, uint32_t id)
 {
 	kvd_node_t *node = kvd_node_at(ix, id);
-	kvd_tree_t *tree = kvd_tree_at(ix, node->tree);
 
-	node->flags |= KVD_NODE_DEAD;
-	ix->dead_nodes++;
-	tree->dead_nodes++;
-	tree->alive = ++ix->answers;
-	tree->shown = kvd_index_question(ix);
-}
-
-uint64_t kvd_index_question(kvd_index_t *ix)
-{
-	return ix->answers += 2;
-}
-
-int kvd_index_passes(const kvd_index_t *ix, uint32_t id, uint32_t above_id, uint64_t question)
-{
-	const kvd_block_t *block = kvd_block_at(ix, id), *above = kvd_block_at(ix, above_id);
-
-	if (block->node == above->node) {
-		return block->pos >= above->pos;
+	if (node->flags & (KVD_NODE_QUEUED | KVD_NODE_DEAD)) {
+		return;
 	}
-
-	return kvd_node_of(ix, block)->tree == kvd_node_of(ix, above)->tree &&
-	       find_above(ix, block->node, above->node, 0, question - 1, question);
+	node->flags |= KVD_NODE_QUEUED;
+	kvd_list_push(&ix->queue, &ix->nodes, offsetof(kvd_node_t, queue), id);
+	ix->queued++;
 }
 
-int kvd_index_dead(const kvd_index_t *ix, const kvd_block_t *block)
-{
-	return node_dead(ix, block->node);
-}
-
-int kvd_index_shown(const kvd_index_t *ix, const kvd_block_t *block)
-{
-	const kvd_tree_t *tree = kvd_tree_of(ix, block);
-
-	if (tree->aside_nodes == 0) {
-		return !node_dead(ix, block->node);
-	}
-
-	return !find_above(ix, block->node, KVD_NONE, KVD_NODE_DEAD | KVD_NODE_ASIDE, tree->shown - 1, tree->shown);
-}
-
-static void node_merge(kvd_index_t *ix, uint32_t id);
-
-void kvd_index_set_aside(kvd_index_t *ix, uint32_t id, int aside)
+void kvd_queue_remove(kvd_index_t *ix, uint32_t id)
 {
 	kvd_node_t *node = kvd_node_at(ix, id);
-	kvd_tree_t *tree = kvd_tree_at(ix, node->tree);
 
-	node->flags = aside ? node->flags | KVD_NODE_ASIDE : node->flags & ~KVD_NODE_ASIDE;
-	tree->aside_nodes += aside ? 1u : UINT32_MAX;
-	tree->shown = kvd_index_question(ix);
-	if (!aside && node->parent != KVD_NONE && kvd_node_at(ix, node->parent)->child_count == 1) {
-		node_merge(ix, node->parent);
+	if (!(node->flags & KVD_NODE_QUEUED)) {
+		return;
 	}
-}
-
-uint32_t kvd_index_find(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group)
-{
-	uint32_t id = KVD_NONE;
-
-	while ((id = next_of(ix, id, key, group)) != KVD_NONE) {
-		const kvd_block_t *block = kvd_block_at(ix, id);
-
-		if (kvd_node_of(ix, block)->tree == tree && !kvd_tree_at(ix, tree)->hidden &&
-		    kvd_index_shown(ix, block)) {
-			break;
-		}
-	}
-
-	return id;
-}
-
-uint32_t kvd_index_aside(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group)
-{
-	uint32_t id = KVD_NONE;
-
-	while (kvd_tree_at(ix, tree)->aside_nodes > 0 && (id = next_of(ix, id, key, group)) != KVD_NONE) {
-		const kvd_block_t *block = kvd_block_at(ix, id);
-
-		if (kvd_node_of(ix, block)->tree == tree && !kvd_index_dead(ix, block) && !kvd_index_shown(ix, block)) {
-			break;
-		}
-	}
-
-	return id;
-}
-
-uint32_t kvd_index_on_disk(const kvd_index_t *ix, const kv_key_t *key, uint8_t group, kvs_loc_t disk)
-{
-	uint32_t id = KVD_NONE;
-
-	while ((id = next_of(ix, id, key, group)) != KVD_NONE) {
-		const kvd_block_t *block = kvd_block_at(ix, id);
-
-		if (block->disk.slot == disk.slot && block->disk.gen == disk.gen) {
-			break;
-		}
-	}
-
-	return id;
-}
-
-uint32_t kvd_index_leaving(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group)
-{
-	uint32_t id = KVD_NONE;
-
-	while (kvd_tree_at(ix, tree)->dead_nodes > 0 && (id = next_of(ix, id, key, group)) != KVD_NONE) {
-		const kvd_block_t *block = kvd_block_at(ix, id);
-
-		if (kvd_node_of(ix, block)->tree == tree && !(block->flags & KVD_UNTOLD) && kvd_index_dead(ix, block)) {
-			break;
-		}
-	}
-
-	return id;
-}
-
-uint32_t kvd_index_in_slot(const kvd_index_t *ix, const kv_key_t *key, uint8_t group, kvd_set_t t, kvs_loc_t loc)
-{
-	uint32_t id = KVD_NONE;
-
-	while ((id = next_of(ix, id, key, group)) != KVD_NONE) {
-		const kvd_block_t *block = kvd_block_at(ix, id);
-		kvs_loc_t at = t == KVD_DISK ? block->disk : (kvs_loc_t){*kvd_slot_of(ix, block), block->cpu_gen};
-
-		if (at.slot == loc.slot && at.gen == loc.gen && kvd_in_set(ix, block, t) &&
-		    !kvd_tree_of(ix, block)->hidden && !kvd_index_dead(ix, block)) {
-			break;
-		}
-	}
-
-	return id;
-}
-
-int kvd_index_quarantined(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group)
-{
-	uint32_t id = KVD_NONE;
-
-	do {
-		id = next_of(ix, id, key, group);
-	} while (id != KVD_NONE && kvd_node_of(ix, kvd_block_at(ix, id))->tree != tree);
-
-	return id != KVD_NONE && kvd_index_find(ix, tree, key, group) == KVD_NONE &&
-	       kvd_index_aside(ix, tree, key, group) == KVD_NONE;
-}
-
-uint8_t kvd_tiers_of(const kvd_index_t *ix, const kvd_block_t *block)
-{
-	return (uint8_t)((kvd_in_set(ix, block, KVD_CPU) ? KV_TIER_CPU : 0) |
-			 (kvd_in_set(ix, block, KVD_DISK) ? KV_TIER_DISK : 0));
-}
-
-uint8_t kvd_index_tiers(const kvd_index_t *ix, uint32_t ns, const kv_key_t *key, uint8_t group)
-{
-	uint32_t id = KVD_NONE;
-	uint8_t tiers = 0;
-
-	while ((id = next_of(ix, id, key, group)) != KVD_NONE) {
-		const kvd_block_t *block = kvd_block_at(ix, id);
-		const kvd_tree_t *tree = kvd_tree_of(ix, block);
-
-		if (tree->ns == ns && !tree->hidden && !kvd_index_dead(ix, block)) {
-			uint8_t in = kvd_tiers_of(ix, block);
-
-			tiers |= in == 0 || kvd_index_shown(ix, block) ? in : KV_TIER_UNREADABLE;
-		}
-	}
-
-	return tiers;
+	node->flags &= ~KVD_NODE_QUEUED;
+	kvd_list_remove(&ix->queue, &ix->nodes, offsetof(kvd_node_t, queue), id);
+	ix->queued--;
 }
 
 /* ---- runs ------------------------------------------------------------------------------------ */
@@ -518,6 +383,26 @@ static void node_merge(kvd_index_t *ix, uint32_t id)
 	node_destroy(ix, id);
 }
 
+void kvd_index_set_aside(kvd_index_t *ix, uint32_t id, int aside)
+{
+	kvd_node_t *node = kvd_node_at(ix, id);
+	kvd_tree_t *tree = kvd_tree_at(ix, node->tree);
+
+	node->flags = aside ? node->flags | KVD_NODE_ASIDE : node->flags & ~KVD_NODE_ASIDE;
+	tree->aside_nodes += aside ? 1u : UINT32_MAX;
+	tree->shown = kvd_index_question(ix);
+	if (!aside && node->parent != KVD_NONE && kvd_node_at(ix, node->parent)->child_count == 1) {
+		node_merge(ix, node->parent);
+	}
+}
+
+kv_status_t kvd_index_cut(kvd_index_t *ix, uint32_t id)
+{
+	const kvd_block_t *block = kvd_block_at(ix, id);
+
+	return block->pos == 0 ? KV_OK : node_split(ix, block->node, block->pos);
+}
+
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
 /* The run that takes a new block under `parent`: the parent's own if the block extends it, else a new one. */
@@ -597,7 +482,7 @@ kv_status_t kvd_index_insert(kvd_index_t *ix, uint32_t tree, uint32_t parent, co
 	node->len++;
 	kvd_tree_at(ix, tree)->blocks++;
 	tally(kvd_tree_at(ix, tree), 1);
-	table_add(ix, id);
+	kvd_table_add(ix, id);
 	*p_block = id;
 
 	return KV_OK;
@@ -621,7 +506,7 @@ void kvd_index_remove(kvd_index_t *ix, uint32_t id)
 	kvd_tree_t *tree = kvd_tree_at(ix, node->tree);
 
 	kv_assert(kvd_index_removable(ix, block));
-	table_remove(ix, id);
+	kvd_table_remove(ix, id);
 	kvd_pool_put(&ix->blocks, id);
 	tree->blocks--;
 	tally(tree, UINT64_MAX);
@@ -633,7 +518,7 @@ void kvd_index_remove(kvd_index_t *ix, uint32_t id)
 		child_unlink(ix, node_id);
 		node_destroy(ix, node_id);
 		if (parent != KVD_NONE && kvd_node_at(ix, parent)->child_count == 1 && !tree->hidden &&
-		    !node_dead(ix, parent)) {
+		    !kvd_node_dead(ix, parent)) {
 			node_merge(ix, parent);
 		}
 	} else if (node->cap > 4 * RUN_MIN && node->len < node->cap / 4) {
@@ -836,11 +721,4 @@ void kvd_index_leave(kvd_index_t *ix, uint32_t id, kvd_set_t t)
 	if (block->pos == 0 && node->parent != KVD_NONE && !(node->flags & KVD_NODE_DEAD)) {
 		kvd_node_at(ix, node->parent)->kids[t]--;
 	}
-}
-
-kv_status_t kvd_index_cut(kvd_index_t *ix, uint32_t id)
-{
-	const kvd_block_t *block = kvd_block_at(ix, id);
-
-	return block->pos == 0 ? KV_OK : node_split(ix, block->node, block->pos);
 }

@@ -1,20 +1,35 @@
-/* ACQUIRE of a group without parents: a window's blocks or a state, every block pinned by itself, all of them or
- * none. */
+/* ACQUIRE of a path, and of the blocks of a group without parents; RELEASE and RENEW. */
+#include "core/block/block.h"
+#include "core/block/quarantine.h"
 #include "core/core_impl.h"
+#include "core/lease/lease.h"
+#include "core/lease/lease_impl.h"
+#include "core/tenant/member.h"
+#include "core/tenant/share.h"
+#include "core/tenant/space.h"
 
-/* Let go of every block. */
-void kvd_lease_unclaim(kvd_core_t *core, kvd_lease_t *lease)
+/* ---- a path: of a full group ----------------------------------------------------------------- */
+
+/* Depth of rung i of a ladder for n blocks: n, n-1, n-2, n-4, ... and block 1 at the end. */
+static uint32_t rung(uint32_t n, uint32_t i)
 {
-	kvd_lease_unhold(core, lease, lease->skip);
-	while (lease->claim_count > 0) {
-		kvd_claim_drop(core, lease->claims[--lease->claim_count]);
-	}
-	if (lease->claims != &lease->claim) {
-		kv_free(core->env, lease->claims);
-	}
-	lease->claims = NULL;
+	uint32_t back = i == 0 ? 0 : 1u << (i - 1);
+
+	return back < n ? n - back : 1;
 }
 
+static uint32_t rungs(uint32_t n)
+{
+	uint32_t count = 1;
+
+	while (rung(n, count - 1) > 1) {
+		count++;
+	}
+
+	return count;
+}
+
+/* Key i of the ladder, or of the blocks without parents. */
 static kv_key_t key_at(const kv_msg_acquire_t *ask, uint32_t i)
 {
 	kv_key_t key;
@@ -23,6 +38,110 @@ static kv_key_t key_at(const kv_msg_acquire_t *ask, uint32_t i)
 
 	return key;
 }
+
+/* The deepest known rung; *p_missing gets the shallowest unknown one above it. */
+static uint32_t climb(kvd_core_t *core, const kvd_space_t *space, const kv_msg_acquire_t *ask, kv_key_t *p_missing)
+{
+	memset(p_missing, 0, sizeof *p_missing);
+	for (uint32_t i = 0; i < ask->ladder.len / KV_KEY_BYTES; i++) {
+		kv_key_t key = key_at(ask, i);
+		uint32_t id = kvd_index_find(&core->ix, space->tree, &key, (uint8_t)ask->group);
+		if (id != KVD_NONE && kvd_depth_of(&core->ix, kvd_block_at(&core->ix, id)) == rung(ask->n, i)) {
+			return id;
+		}
+		*p_missing = key;
+	}
+
+	return KVD_NONE;
+}
+
+/* Lease blocks (skip, depth] of the path to `id`, or as many as the limits and the room allow. */
+static kv_status_t lease_open(kvd_core_t *core, const kvd_space_t *space, const kvd_member_rec_t *member,
+			      const kv_msg_acquire_t *ask, uint32_t id, kv_msg_acquire_reply_t *reply)
+{
+	kvd_instance_rec_t *instance = kvd_instance_at(core, member->instance);
+	uint64_t slot_bytes = core->classes[space->slot_class].slot_bytes;
+	uint64_t room = kvd_lease_room(core, instance) / slot_bytes;
+	uint32_t depth = kvd_depth_of(&core->ix, kvd_block_at(&core->ix, id));
+	uint32_t n = depth - ask->skip > room ? ask->skip + (uint32_t)room : depth;
+	uint64_t most = kvd_index_depth_pinned(&core->ix, id) + kvd_pin_room(core, space->ns, space->slot_class);
+	uint32_t cpu_depth, before;
+	kvd_lease_t draft = {
+		.instance = member->instance, .member = member->id, .skip = ask->skip, .stamp = core->stamp};
+	kvd_lease_t *lease;
+	kv_status_t status;
+
+	kvd_count(core, KV_M_SHARE_FULL, n > most ? 1 : 0);
+	kvd_count_ns(core, space->ns, KV_NM_SHARE_FULL, n > most ? 1 : 0);
+	n = n > most ? (uint32_t)most : n; /* skipped blocks are pinned too */
+	draft.n = draft.ready = draft.hold_from = n;
+	if (n <= ask->skip) {
+		return instance->lease_count >= core->config.max_leases ? KV_ERR_LIMIT : KV_ERR_BUSY;
+	}
+	draft.bytes = (n - ask->skip) * slot_bytes;
+	draft.expiry_ns = kvd_lease_expiry(core, ask->ttl_ms);
+	status = kvd_lease_create(core, instance, &draft, &lease);
+	if (status != KV_OK) {
+		return status;
+	}
+	status = kvd_claim_take(core, kvd_index_ancestor(&core->ix, id, n), KVD_CLAIM_LEASE, lease->id, &lease->claim);
+	if (status != KV_OK) {
+		lease->claim = KVD_NONE;
+		kvd_lease_close(core, lease);
+		return status;
+	}
+
+	cpu_depth = kvd_index_depth_in(&core->ix, kvd_lease_block(core, lease, n), KVD_CPU);
+	if (cpu_depth < n) {
+		kvd_lease_reserve(core, lease, cpu_depth);
+		instance->pinned_bytes -= lease->bytes;
+		lease->bytes = lease->n > lease->skip ? (lease->n - lease->skip) * slot_bytes : 0;
+		instance->pinned_bytes += lease->bytes;
+		before = cpu_depth > lease->skip ? cpu_depth : lease->skip;
+		lease->ready = before < lease->n ? before : lease->n;
+		reply->n_disk = lease->n - lease->ready;
+		kvd_lease_settle(core, lease);
+	}
+	if (lease->n < depth) {
+		kvd_count(core, KV_M_ACQUIRE_SHORTENED, 1);
+	}
+	reply->n = lease->n;
+	if (lease->n <= lease->skip) { /* no room to bring in even one block */
+		kvd_lease_close(core, lease);
+		return KV_OK;
+	}
+	status = kvd_lease_publish(core, space, lease, (uint8_t)ask->group, reply);
+	if (status != KV_OK) {
+		kvd_lease_close(core, lease);
+	}
+
+	return status;
+}
+
+/* Of a full group: the deepest known rung, and all before it. */
+static kv_status_t acquire_path(kvd_core_t *core, const kvd_space_t *space, const kvd_member_rec_t *member,
+				const kv_msg_acquire_t *ask, kv_msg_acquire_reply_t *reply)
+{
+	kv_key_t missing;
+	uint32_t id;
+
+	if (ask->ladder.len / KV_KEY_BYTES != rungs(ask->n)) {
+		return KV_ERR_ARG;
+	}
+	id = climb(core, space, ask, &missing);
+	if (!kv_key_is_zero(&missing)) {
+		reply->why = kvd_why_missing(core, space->tree, &missing, (uint8_t)ask->group);
+	}
+	if (id == KVD_NONE) {
+		return KV_OK;
+	}
+	kvd_touch(core, id);
+	reply->n = kvd_depth_of(&core->ix, kvd_block_at(&core->ix, id));
+
+	return reply->n > ask->skip ? lease_open(core, space, member, ask, id, reply) : KV_OK;
+}
+
+/* ---- blocks without parents: a window or a state, every block pinned by itself, all of them or none  */
 
 /* A claim on each of the blocks. KV_MISS: reply->why says how the first one that is missing went. */
 static kv_status_t claims_take(kvd_core_t *core, const kvd_space_t *space, kvd_lease_t *lease,
@@ -53,32 +172,6 @@ static kv_status_t claims_take(kvd_core_t *core, const kvd_space_t *space, kvd_l
 	return KV_OK;
 }
 
-/* Hold all blocks and start to read those that are only on disk. KV_ERR_BUSY: no room for one of them. */
-static kv_status_t fills_start(kvd_core_t *core, kvd_lease_t *lease, kv_msg_acquire_reply_t *reply)
-{
-	lease->hold_from = lease->skip;
-	lease->ready = lease->skip;
-	for (uint32_t depth = lease->skip + 1; depth <= lease->n; depth++) {
-		kvd_hold(core, kvd_lease_block(core, lease, depth));
-	}
-	for (uint32_t depth = lease->skip + 1; depth <= lease->n; depth++) {
-		uint32_t id = kvd_lease_block(core, lease, depth);
-		const kvd_block_t *block = kvd_block_at(&core->ix, id);
-
-		reply->n_disk += kvd_in_set(&core->ix, block, KVD_CPU) ? 0 : 1;
-		if (*kvd_slot_of(&core->ix, block) == KV_SLOT_NONE) {
-			kv_status_t status = kvd_fill_start(core, id, lease->id, lease->stamp);
-
-			if (status != KV_OK) {
-				return status;
-			}
-		}
-	}
-	kvd_lease_settle(core, lease);
-
-	return KV_OK;
-}
-
 static kv_status_t blocks_take(kvd_core_t *core, const kvd_space_t *space, kvd_lease_t *lease,
 			       const kv_msg_acquire_t *ask, kv_msg_acquire_reply_t *reply)
 {
@@ -102,14 +195,14 @@ static kv_status_t blocks_take(kvd_core_t *core, const kvd_space_t *space, kvd_l
 		on_disk += kvd_in_set(&core->ix, kvd_block_at(&core->ix, id), KVD_CPU) ? 0 : 1;
 	}
 	if (on_disk > 0) {
-		status = fills_start(core, lease, reply);
+		status = kvd_lease_reserve_all(core, lease, &reply->n_disk);
 	}
 
 	return status == KV_OK ? kvd_lease_publish(core, space, lease, (uint8_t)ask->group, reply) : status;
 }
 
-kv_status_t kvd_acquire_alone(kvd_core_t *core, const kvd_space_t *space, const kvd_member_rec_t *member,
-			      const kv_msg_acquire_t *ask, kv_msg_acquire_reply_t *reply)
+static kv_status_t acquire_alone(kvd_core_t *core, const kvd_space_t *space, const kvd_member_rec_t *member,
+				 const kv_msg_acquire_t *ask, kv_msg_acquire_reply_t *reply)
 {
 	kvd_instance_rec_t *instance = kvd_instance_at(core, member->instance);
 	kvd_lease_t draft = {.instance = member->instance,
@@ -142,6 +235,82 @@ kv_status_t kvd_acquire_alone(kvd_core_t *core, const kvd_space_t *space, const 
 		return status == KV_MISS ? KV_OK : status;
 	}
 	reply->n = ask->n;
+
+	return KV_OK;
+}
+
+/* ---- requests -------------------------------------------------------------------------------- */
+
+kv_status_t kvd_acquire(kvd_core_t *core, uint32_t ns, kvd_member_t member_id, const kv_msg_acquire_t *ask,
+			kv_msg_acquire_reply_t *reply)
+{
+	kvd_member_rec_t *member;
+	kvd_instance_rec_t *instance;
+	kvd_space_t *space;
+	const kv_group_t *group;
+	kv_status_t status = kvd_member_check(core, ns, member_id, &member, &instance);
+
+	if (status == KV_OK) {
+		status = kvd_space_find(core, ns, ask->space, ask->epoch, &space);
+	}
+	if (status == KV_OK) {
+		status = kvd_space_group(space, ask->group, &group);
+	}
+	if (status != KV_OK) {
+		return status;
+	}
+	if (ask->n == 0 || ask->n > KV_MAX_BLOCKS || ask->ladder.len % KV_KEY_BYTES != 0) {
+		return KV_ERR_ARG;
+	}
+
+	core->stamp++;
+	*reply = (kv_msg_acquire_reply_t){.why = KV_WHY_NONE};
+	status = kvd_group_alone(group) ? acquire_alone(core, space, member, ask, reply)
+					: acquire_path(core, space, member, ask, reply);
+	if (status == KV_OK) {
+		kvd_count(core, reply->lease != 0 ? KV_M_ACQUIRE_HITS : KV_M_ACQUIRE_MISSES, 1);
+	}
+
+	return status;
+}
+
+kv_status_t kvd_release(kvd_core_t *core, kvd_member_t member_id, const kv_msg_release_t *ask,
+			kv_msg_release_reply_t *reply)
+{
+	kvd_member_rec_t *member = kvd_member_rec(core, member_id);
+
+	if (!member) {
+		return KV_ERR_NOT_JOINED;
+	}
+	if (ask->leases.len % sizeof(uint64_t) != 0) {
+		return KV_ERR_ARG;
+	}
+	reply->released = 0;
+	for (uint32_t at = 0; at < ask->leases.len; at += sizeof(uint64_t)) {
+		uint64_t id;
+		kvd_lease_t *lease;
+
+		memcpy(&id, ask->leases.data + at, sizeof id);
+		lease = kvd_lease_find_own(core, member, id);
+		if (lease) {
+			kvd_lease_end(core, lease, KV_OK);
+			reply->released++;
+		}
+	}
+
+	return KV_OK;
+}
+
+kv_status_t kvd_renew(kvd_core_t *core, kvd_member_t member_id, const kv_msg_renew_t *ask, kv_msg_renew_reply_t *reply)
+{
+	kvd_member_rec_t *member = kvd_member_rec(core, member_id);
+	kvd_lease_t *lease = member ? kvd_lease_find_own(core, member, ask->lease) : NULL;
+
+	if (!lease) {
+		return member ? KV_ERR_NOT_FOUND : KV_ERR_NOT_JOINED;
+	}
+	kvd_lease_extend(core, lease, ask->ttl_ms);
+	reply->ttl_ms = (uint32_t)((lease->expiry_ns - core->now_ns) / 1000000u);
 
 	return KV_OK;
 }

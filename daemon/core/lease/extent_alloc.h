@@ -45,13 +45,4 @@ void kvd_area_give(kvd_area_t *area, uint32_t extent);
 /* Extents tile the area, no two free ones touch, sums agree: 1, else 0. */
 int kvd_area_sound(const kvd_area_t *area);
 
-/* What the header grants is over. A member that still copies sees this when it looks again, if it can have seen
- * anything of a later use of the slots:
- * a release store alone would let later stores pass it. */
-static inline void kvd_grant_revoke(kv_lease_header_t *header)
-{
-	atomic_store_explicit(&header->state, KV_LEASE_REVOKED, memory_order_release);
-	atomic_thread_fence(memory_order_release);
-}
-
 #endif

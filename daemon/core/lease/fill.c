@@ -1,44 +1,105 @@
-/* The part of a lease that is only on disk: holds, fills, and what is ready. */
+/* What of a lease is only on disk: slots for it, and its reads. */
+#include "core/block/block.h"
+#include "core/block/quarantine.h"
+#include "core/block/room.h"
+#include "core/block/transfer.h"
 #include "core/core_impl.h"
+#include "core/lease/lease.h"
+#include "core/lease/lease_impl.h"
 
-uint32_t kvd_lease_block(kvd_core_t *core, const kvd_lease_t *lease, uint32_t depth)
+/* Tell the leases that wait for this very block, one after the other; each takes itself off the list. */
+static void fill_tell(kvd_core_t *core, kvd_io_t *io, uint32_t depth, kv_status_t status)
 {
-	const kvd_claim_t *claim =
-		kvd_pool_at(&core->claims, lease->alone ? lease->claims[depth - lease->skip - 1] : lease->claim);
+	while (io->waiters.head != KVD_NONE) {
+		kvd_lease_t *lease = kvd_pool_at(&core->leases, io->waiters.head);
 
-	if (lease->path && depth > lease->hold_from) {
-		return lease->path[depth - lease->hold_from - 1];
-	}
-
-	return lease->alone ? claim->block : kvd_index_ancestor(&core->ix, claim->block, depth);
-}
-
-void kvd_lease_unhold(kvd_core_t *core, kvd_lease_t *lease, uint32_t from)
-{
-	if (from < lease->hold_from) {
-		from = lease->hold_from;
-	}
-	for (uint32_t depth = lease->n; depth > from; depth--) {
-		kvd_unhold(core, kvd_lease_block(core, lease, depth));
-	}
-	if (from == lease->hold_from) {
-		kv_free(core->env, lease->path);
-		lease->path = NULL;
-		lease->hold_from = lease->n;
+		if (status == KV_OK) {
+			kvd_lease_advance(core, lease);
+		} else {
+			kvd_lease_cut(core, lease, depth, status);
+		}
 	}
 }
 
-/* The lease ends at block n from now on. */
-static void shorten(kvd_core_t *core, kvd_lease_t *lease, uint32_t n)
+static void fill_failed(kvd_core_t *core, kvd_io_t *io, uint32_t id, kv_status_t status)
 {
-	kvd_lease_unhold(core, lease, n);
-	if (n > 0) {
-		kvd_claim_move(core, lease->claim, kvd_lease_block(core, lease, n));
+	uint32_t depth = kvd_depth_of(&core->ix, kvd_block_at(&core->ix, id));
+
+	kvd_block_drop_slot(core, id);
+	fill_tell(core, io, depth, status);
+	if (status == KV_ERR_CORRUPT || status == KV_MISS) { /* what the device cannot read just now is not gone */
+		kv_logf(core->env, KV_LOG_WARN, "core",
+			"a block on disk is damaged and is taken out, status %s depth %u", kv_status_name(status),
+			depth);
+		kvd_count(core, KV_M_BAD_BLOCKS, 1);
+		kvd_quarantine(core, id);
 	}
-	lease->n = n;
-	if (lease->hold_from > n) {
-		lease->hold_from = n;
+}
+
+static void fill_ok(kvd_core_t *core, kvd_io_t *io, uint32_t id)
+{
+	kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+	kvd_count(core, KV_M_PROMOTED, 1);
+	if (kvd_index_can_join(&core->ix, block, KVD_CPU)) {
+		kvd_block_join(core, id, KVD_CPU, io->stamp, NULL);
+	} else if (block->holds == 0) {
+		kvd_block_drop_slot(core, id);
+	} else {
+		block->flags |= KVD_TRANSIT;
+		core->transit++;
+		(void)kvs_set_state(core->tier[KVD_CPU], io->cpu, KVS_TRANSIT);
 	}
+	fill_tell(core, io, 0, KV_OK);
+}
+
+static void finish_fill(kvd_core_t *core, kvd_io_t *io, kv_status_t status)
+{
+	uint32_t id = io->block;
+	kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+	block->io = KVD_NONE;
+	block->flags &= (uint8_t)~KVD_FILLING;
+	if (status == KV_OK) {
+		fill_ok(core, io, id);
+	} else {
+		fill_failed(core, io, id, status);
+	}
+	kvd_block_unpinned(core, id);
+}
+
+/* Begin to read a disk block into a CPU slot: takes the slot now (KV_ERR_BUSY when there is none), reads as read_depth
+ * allows. */
+static kv_status_t start_fill(kvd_core_t *core, uint32_t id, const kvd_lease_t *lease)
+{
+	kvd_block_t *block = kvd_block_at(&core->ix, id);
+	uint32_t slot_class = kvd_tree_of(&core->ix, block)->slot_class;
+	kvs_meta_t meta;
+	kvd_io_t *io;
+	kv_status_t status = kvs_readable(core->tier[KVD_DISK], block->disk);
+
+	if (status == KV_OK) {
+		status = kvd_io_create(core, id, finish_fill, &io);
+	}
+	if (status != KV_OK) {
+		return status;
+	}
+	kvd_block_meta(core, id, &meta);
+	status = kvd_slot_alloc(core, slot_class, KVD_CPU, &(kvd_use_t){KVS_FILLING, lease->id, &meta}, &io->cpu);
+	if (status != KV_OK) {
+		kvd_io_destroy(core, io);
+		return status;
+	}
+
+	io->disk = block->disk;
+	io->stamp = lease->stamp;
+	*kvd_slot_of(&core->ix, block) = io->cpu.slot;
+	block->cpu_gen = io->cpu.gen;
+	block->flags |= KVD_FILLING;
+	block->io = io->self;
+	kvd_io_queue_read(core, io);
+
+	return KV_OK;
 }
 
 void kvd_lease_reserve(kvd_core_t *core, kvd_lease_t *lease, uint32_t cpu_depth)
@@ -49,7 +110,7 @@ void kvd_lease_reserve(kvd_core_t *core, kvd_lease_t *lease, uint32_t cpu_depth)
 	uint32_t depth, *path = kv_alloc(core->env, (lease->n - hold_from) * sizeof *path);
 
 	if (!path) {
-		shorten(core, lease, from);
+		kvd_lease_shorten(core, lease, from);
 		return;
 	}
 	/* Held blocks keep their ids: the path is collected once, and no later step walks it again (decision 026). */
@@ -65,100 +126,33 @@ void kvd_lease_reserve(kvd_core_t *core, kvd_lease_t *lease, uint32_t cpu_depth)
 		uint32_t id = kvd_lease_block(core, lease, depth);
 		const kvd_block_t *block = kvd_block_at(&core->ix, id);
 
-		if (*kvd_slot_of(&core->ix, block) == KV_SLOT_NONE &&
-		    kvd_fill_start(core, id, lease->id, lease->stamp) != KV_OK) {
-			shorten(core, lease, depth - 1);
+		if (*kvd_slot_of(&core->ix, block) == KV_SLOT_NONE && start_fill(core, id, lease) != KV_OK) {
+			kvd_lease_shorten(core, lease, depth - 1);
 		}
 	}
 }
 
-void kvd_lease_unwait(kvd_core_t *core, kvd_lease_t *lease)
+kv_status_t kvd_lease_reserve_all(kvd_core_t *core, kvd_lease_t *lease, uint32_t *p_on_disk)
 {
-	if (lease->wait_io != KVD_NONE) {
-		kvd_list_remove(&kvd_io_at(core, lease->wait_io)->waiters, &core->leases, offsetof(kvd_lease_t, of_io),
-				lease->self);
-		lease->wait_io = KVD_NONE;
+	lease->hold_from = lease->skip;
+	lease->ready = lease->skip;
+	for (uint32_t depth = lease->skip + 1; depth <= lease->n; depth++) {
+		kvd_hold(core, kvd_lease_block(core, lease, depth));
 	}
-}
+	for (uint32_t depth = lease->skip + 1; depth <= lease->n; depth++) {
+		uint32_t id = kvd_lease_block(core, lease, depth);
+		const kvd_block_t *block = kvd_block_at(&core->ix, id);
 
-static void wait_for(kvd_core_t *core, kvd_lease_t *lease, uint32_t io_id)
-{
-	lease->wait_io = io_id;
-	kvd_list_push_front(&kvd_io_at(core, io_id)->waiters, &core->leases, offsetof(kvd_lease_t, of_io), lease->self);
-}
+		*p_on_disk += kvd_in_set(&core->ix, block, KVD_CPU) ? 0 : 1;
+		if (*kvd_slot_of(&core->ix, block) == KV_SLOT_NONE) {
+			kv_status_t status = start_fill(core, id, lease);
 
-/* Is the next block still where the lease has said it will be? Not when its fill failed and a later one took another
- * slot. */
-static int in_place(const kvd_core_t *core, const kvd_lease_t *lease, const kvd_block_t *block)
-{
-	return kv_lease_slots(lease->header)[lease->ready - lease->skip] == *kvd_slot_of(&core->ix, block);
-}
-
-static void settle(kvd_core_t *core, kvd_lease_t *lease, int published)
-{
-	kvd_lease_unwait(core, lease);
-	while (lease->ready < lease->n) {
-		const kvd_block_t *block = kvd_block_at(&core->ix, kvd_lease_block(core, lease, lease->ready + 1));
-
-		if (published && !in_place(core, lease, block)) {
-			break;
-		}
-		if (!kvd_in_set(&core->ix, block, KVD_CPU) && !(block->flags & KVD_TRANSIT)) {
-			if (block->flags & KVD_FILLING) {
-				wait_for(core, lease, block->io);
+			if (status != KV_OK) {
+				return status;
 			}
-			break;
 		}
-		lease->ready++;
 	}
-}
+	kvd_lease_settle(core, lease);
 
-void kvd_lease_settle(kvd_core_t *core, kvd_lease_t *lease)
-{
-	settle(core, lease, 0);
-}
-
-static void tell_done(kvd_core_t *core, const kvd_lease_t *lease, kv_status_t status)
-{
-	kv_msg_t msg = {.lease_done = {.lease = lease->id, .ready = lease->ready, .status = status}};
-
-	kvd_notify(core, lease->member, KV_CODE_LEASE_DONE, &msg);
-}
-
-void kvd_lease_advance(kvd_core_t *core, kvd_lease_t *lease)
-{
-	settle(core, lease, 1);
-	atomic_store_explicit(&lease->header->ready, lease->ready, memory_order_release);
-	if (lease->ready == lease->n) {
-		tell_done(core, lease, lease->why);
-	} else if (lease->wait_io == KVD_NONE) {
-		kvd_lease_cut(core, lease, lease->ready + 1,
-			      KV_ERR_IO); /* its fill failed while we waited for an earlier one */
-	}
-}
-
-void kvd_lease_cut(kvd_core_t *core, kvd_lease_t *lease, uint32_t depth, kv_status_t why)
-{
-	kvd_instance_rec_t *instance = kvd_instance_at(core, lease->instance);
-	uint64_t bytes;
-
-	if (depth > lease->n && !lease->alone) {
-		return;
-	}
-	if (lease->alone || depth - 1 <= lease->skip || depth <= lease->ready) {
-		kvd_lease_end(core, lease, why);
-		return;
-	}
-	if (lease->ready + 1 == depth) {
-		kvd_lease_unwait(core, lease);
-	}
-	bytes = lease->bytes / (lease->n - lease->skip) * (lease->n - depth + 1);
-	lease->bytes -= bytes;
-	instance->pinned_bytes -= bytes;
-	shorten(core, lease, depth - 1);
-	lease->why = why;
-	atomic_store_explicit(&lease->header->n, lease->n - lease->skip, memory_order_release);
-	if (lease->ready == lease->n) {
-		tell_done(core, lease, why);
-	}
+	return KV_OK;
 }

@@ -1,4 +1,10 @@
+#include "core/block/block.h"
+#include "core/block/transfer.h"
 #include "core/core_impl.h"
+#include "core/lease/lease.h"
+#include "core/lease/lease_impl.h"
+#include "core/tenant/member.h"
+#include "core/tenant/share.h"
 
 #define EXPIRE_QUANTUM 64u
 
@@ -15,7 +21,26 @@ kvd_lease_t *kvd_lease_find(kvd_core_t *core, uint64_t id)
 	return lease->id == id ? lease : NULL;
 }
 
-/* ---- time ------------------------------------------------------------------------------------ */
+kvd_lease_t *kvd_lease_find_own(kvd_core_t *core, const kvd_member_rec_t *member, uint64_t id)
+{
+	kvd_lease_t *lease = kvd_lease_find(core, id);
+
+	return lease && lease->instance == member->instance ? lease : NULL;
+}
+
+uint32_t kvd_lease_block(kvd_core_t *core, const kvd_lease_t *lease, uint32_t depth)
+{
+	const kvd_claim_t *claim =
+		kvd_pool_at(&core->claims, lease->alone ? lease->claims[depth - lease->skip - 1] : lease->claim);
+
+	if (lease->path && depth > lease->hold_from) {
+		return lease->path[depth - lease->hold_from - 1];
+	}
+
+	return lease->alone ? claim->block : kvd_index_ancestor(&core->ix, claim->block, depth);
+}
+
+/* ---- expiry ---------------------------------------------------------------------------------- */
 
 static kvd_list_t *wheel_of(kvd_core_t *core, const kvd_lease_t *lease)
 {
@@ -32,123 +57,18 @@ static void wheel_unlink(kvd_core_t *core, const kvd_lease_t *lease)
 	kvd_list_remove(wheel_of(core, lease), &core->leases, offsetof(kvd_lease_t, of_bucket), lease->self);
 }
 
-int kvd_leases_expire(kvd_core_t *core, uint64_t now_ns)
+uint64_t kvd_lease_expiry(const kvd_core_t *core, uint32_t ttl_ms)
 {
-	uint64_t slot_now = now_ns >> KVD_WHEEL_SHIFT;
-	uint32_t work = 0;
+	uint64_t ttl = (uint64_t)ttl_ms * 1000000u;
 
-	if (slot_now > core->wheel_at + KVD_WHEEL_SLOTS) {
-		core->wheel_at = slot_now - KVD_WHEEL_SLOTS;
-	}
-	for (; core->wheel_at < slot_now; core->wheel_at++) {
-		uint32_t id = core->wheel[core->wheel_at % KVD_WHEEL_SLOTS].head;
-
-		while (id != KVD_NONE) {
-			kvd_lease_t *lease = kvd_pool_at(&core->leases, id);
-
-			id = lease->of_bucket.next;
-			if (lease->expiry_ns > now_ns) {
-				continue;
-			}
-			if (work >= EXPIRE_QUANTUM) {
-				return 1;
-			}
-			work += 1 + lease->claim_count / 16; /* a window's blocks are let go one by one */
-			kvd_lease_end(core, lease, KV_ERR_EXPIRED);
-		}
-	}
-
-	return 0;
+	return core->now_ns + (ttl == 0 || ttl > core->config.lease_ttl_ns ? core->config.lease_ttl_ns : ttl);
 }
 
-/* ---- acquire --------------------------------------------------------------------------------- */
+/* ---- a lease begins -------------------------------------------------------------------------- */
 
-/* Depth of rung i of a ladder for n blocks: n, n-1, n-2, n-4, ... and block 1 at the end. */
-static uint32_t rung(uint32_t n, uint32_t i)
+uint64_t kvd_lease_room(const kvd_core_t *core, const kvd_instance_rec_t *instance)
 {
-	uint32_t back = i == 0 ? 0 : 1u << (i - 1);
-
-	return back < n ? n - back : 1;
-}
-
-static uint32_t rungs(uint32_t n)
-{
-	uint32_t count = 1;
-
-	while (rung(n, count - 1) > 1) {
-		count++;
-	}
-
-	return count;
-}
-
-/* The deepest known rung; *p_missing gets the shallowest unknown one above it. */
-static uint32_t climb(kvd_core_t *core, const kvd_space_t *space, const kv_msg_acquire_t *ask, kv_key_t *p_missing)
-{
-	memset(p_missing, 0, sizeof *p_missing);
-	for (uint32_t i = 0; i < ask->ladder.len / KV_KEY_BYTES; i++) {
-		kv_key_t key;
-		uint32_t id;
-
-		memcpy(&key, ask->ladder.data + (size_t)i * KV_KEY_BYTES, sizeof key);
-		id = kvd_index_find(&core->ix, space->tree, &key, (uint8_t)ask->group);
-		if (id != KVD_NONE && kvd_depth_of(&core->ix, kvd_block_at(&core->ix, id)) == rung(ask->n, i)) {
-			return id;
-		}
-		*p_missing = key;
-	}
-
-	return KVD_NONE;
-}
-
-static void write_slots(kvd_core_t *core, const kvd_lease_t *lease, uint32_t last, uint32_t *out)
-{
-	if (!lease->alone) {
-		kvd_index_path(&core->ix, last, lease->skip, NULL, out);
-		return;
-	}
-	for (uint32_t i = 0; i < lease->claim_count; i++) {
-		out[i] = *kvd_slot_of(&core->ix,
-				      kvd_block_at(&core->ix, kvd_lease_block(core, lease, lease->skip + i + 1)));
-	}
-}
-
-/* Everything the lease has, whatever was done of it so far. */
-void kvd_lease_close(kvd_core_t *core, kvd_lease_t *lease)
-{
-	kvd_instance_rec_t *instance = kvd_instance_at(core, lease->instance);
-
-	kvd_lease_unwait(core, lease);
-	if (lease->alone) {
-		kvd_lease_unclaim(core, lease);
-	} else if (lease->claim != KVD_NONE) {
-		kvd_lease_unhold(core, lease, 0);
-		kvd_claim_drop(core, lease->claim);
-	}
-	if (lease->named > 0) {
-		kvd_change_name(core, kv_lease_slots(lease->header), lease->named, 0);
-	}
-	if (lease->extent != KVD_NONE) {
-		kvd_area_give(&instance->area, lease->extent);
-	}
-	instance->pinned_bytes -= lease->bytes;
-	lease->id = 0;
-	kvd_pool_put(&core->leases, lease->self);
-}
-
-void kvd_leases_free(kvd_core_t *core)
-{
-	for (uint32_t i = core->instance_list.head; i != KVD_NONE; i = kvd_instance_at(core, i)->of_core.next) {
-		for (uint32_t l = kvd_instance_at(core, i)->leases.head; l != KVD_NONE;) {
-			kvd_lease_t *lease = kvd_pool_at(&core->leases, l);
-
-			kv_free(core->env, lease->path);
-			if (lease->claims != &lease->claim) {
-				kv_free(core->env, lease->claims);
-			}
-			l = lease->of_instance.next;
-		}
-	}
+	return kvd_instance_room(core, instance, core->config.max_pinned_bytes, instance->pinned_bytes);
 }
 
 kv_status_t kvd_lease_create(kvd_core_t *core, kvd_instance_rec_t *instance, const kvd_lease_t *ask,
@@ -187,6 +107,18 @@ kv_status_t kvd_lease_create(kvd_core_t *core, kvd_instance_rec_t *instance, con
 	return KV_OK;
 }
 
+static void write_slots(kvd_core_t *core, const kvd_lease_t *lease, uint32_t last, uint32_t *out)
+{
+	if (!lease->alone) {
+		kvd_index_path(&core->ix, last, lease->skip, NULL, out);
+		return;
+	}
+	for (uint32_t i = 0; i < lease->claim_count; i++) {
+		out[i] = *kvd_slot_of(&core->ix,
+				      kvd_block_at(&core->ix, kvd_lease_block(core, lease, lease->skip + i + 1)));
+	}
+}
+
 /* Say in the ledger whose slots these are. */
 static kv_status_t claim(kvd_core_t *core, const kvd_lease_t *lease, const kvd_block_t *block)
 {
@@ -200,7 +132,20 @@ static kv_status_t claim(kvd_core_t *core, const kvd_lease_t *lease, const kvd_b
 	return core->world.claim(core->world.ctx, &grant);
 }
 
-/* Write header and slots, enter it into the ledger and the lists. */
+/* The lease names its slots from now on (`more`), or has ended: slots of the slab that is being emptied are counted
+ * (decision 013). */
+static void count_named(kvd_core_t *core, const kvd_lease_t *lease, int more)
+{
+	kvd_change_t *change = &core->change[KVD_CPU];
+	const uint32_t *slots = kv_lease_slots(lease->header);
+	uint64_t count = 0;
+
+	for (uint32_t i = 0; change->slab != KVD_NONE && i < lease->named; i++) {
+		count += kv_slot_slab(slots[i]) == change->slab;
+	}
+	change->named += more ? count : 0 - count;
+}
+
 kv_status_t kvd_lease_publish(kvd_core_t *core, const kvd_space_t *space, kvd_lease_t *lease, uint8_t group,
 			      kv_msg_acquire_reply_t *reply)
 {
@@ -221,7 +166,7 @@ kv_status_t kvd_lease_publish(kvd_core_t *core, const kvd_space_t *space, kvd_le
 	atomic_store_explicit(&header->ready, lease->ready, memory_order_relaxed);
 	write_slots(core, lease, id, (uint32_t *)(void *)(header + 1));
 	lease->named = lease->n - lease->skip;
-	kvd_change_name(core, kv_lease_slots(header), lease->named, 1);
+	count_named(core, lease, 1);
 	core->classes[space->slot_class].used_ns = core->now_ns;
 	status = claim(core, lease, block);
 	if (status != KV_OK) {
@@ -241,138 +186,162 @@ kv_status_t kvd_lease_publish(kvd_core_t *core, const kvd_space_t *space, kvd_le
 	return KV_OK;
 }
 
-uint64_t kvd_lease_expiry(const kvd_core_t *core, uint32_t ttl_ms)
+void kvd_lease_extend(kvd_core_t *core, kvd_lease_t *lease, uint32_t ttl_ms)
 {
-	uint64_t ttl = (uint64_t)ttl_ms * 1000000u;
+	const kvd_block_t *block = kvd_block_at(&core->ix, kvd_lease_block(core, lease, lease->n));
 
-	return core->now_ns + (ttl == 0 || ttl > core->config.lease_ttl_ns ? core->config.lease_ttl_ns : ttl);
+	wheel_unlink(core, lease);
+	lease->expiry_ns = kvd_lease_expiry(core, ttl_ms);
+	wheel_link(core, lease);
+	core->world.unclaim(core->world.ctx, lease->id);
+	(void)claim(core, lease, block); /* its record has just been given up */
 }
 
-uint64_t kvd_lease_room(const kvd_core_t *core, const kvd_instance_rec_t *instance)
+/* ---- what is ready --------------------------------------------------------------------------- */
+
+static void unwait(kvd_core_t *core, kvd_lease_t *lease)
 {
-	return kvd_instance_room(core, instance, core->config.max_pinned_bytes, instance->pinned_bytes);
+	if (lease->wait_io != KVD_NONE) {
+		kvd_list_remove(&kvd_io_at(core, lease->wait_io)->waiters, &core->leases, offsetof(kvd_lease_t, of_io),
+				lease->self);
+		lease->wait_io = KVD_NONE;
+	}
 }
 
-/* Lease blocks (skip, depth] of the path to `id`, or as many as the limits and the room allow. */
-static kv_status_t lease_open(kvd_core_t *core, const kvd_space_t *space, const kvd_member_rec_t *member,
-			      const kv_msg_acquire_t *ask, uint32_t id, kv_msg_acquire_reply_t *reply)
+static void wait_for(kvd_core_t *core, kvd_lease_t *lease, uint32_t io_id)
 {
-	kvd_instance_rec_t *instance = kvd_instance_at(core, member->instance);
-	uint64_t slot_bytes = core->classes[space->slot_class].slot_bytes;
-	uint64_t room = kvd_lease_room(core, instance) / slot_bytes;
-	uint32_t depth = kvd_depth_of(&core->ix, kvd_block_at(&core->ix, id));
-	uint32_t n = depth - ask->skip > room ? ask->skip + (uint32_t)room : depth;
-	uint64_t most = kvd_index_depth_pinned(&core->ix, id) + kvd_pin_room(core, space->ns, space->slot_class);
-	uint32_t cpu_depth, before;
-	kvd_lease_t draft = {
-		.instance = member->instance, .member = member->id, .skip = ask->skip, .stamp = core->stamp};
-	kvd_lease_t *lease;
-	kv_status_t status;
-
-	kvd_count(core, KV_M_SHARE_FULL, n > most ? 1 : 0);
-	kvd_count_ns(core, space->ns, KV_NM_SHARE_FULL, n > most ? 1 : 0);
-	n = n > most ? (uint32_t)most : n; /* skipped blocks are pinned too */
-	draft.n = draft.ready = draft.hold_from = n;
-	if (n <= ask->skip) {
-		return instance->lease_count >= core->config.max_leases ? KV_ERR_LIMIT : KV_ERR_BUSY;
-	}
-	draft.bytes = (n - ask->skip) * slot_bytes;
-	draft.expiry_ns = kvd_lease_expiry(core, ask->ttl_ms);
-	status = kvd_lease_create(core, instance, &draft, &lease);
-	if (status != KV_OK) {
-		return status;
-	}
-	status = kvd_claim_take(core, kvd_index_ancestor(&core->ix, id, n), KVD_CLAIM_LEASE, lease->id, &lease->claim);
-	if (status != KV_OK) {
-		lease->claim = KVD_NONE;
-		kvd_lease_close(core, lease);
-		return status;
-	}
-
-	cpu_depth = kvd_index_depth_in(&core->ix, kvd_lease_block(core, lease, n), KVD_CPU);
-	if (cpu_depth < n) {
-		kvd_lease_reserve(core, lease, cpu_depth);
-		instance->pinned_bytes -= lease->bytes;
-		lease->bytes = lease->n > lease->skip ? (lease->n - lease->skip) * slot_bytes : 0;
-		instance->pinned_bytes += lease->bytes;
-		before = cpu_depth > lease->skip ? cpu_depth : lease->skip;
-		lease->ready = before < lease->n ? before : lease->n;
-		reply->n_disk = lease->n - lease->ready;
-		kvd_lease_settle(core, lease);
-	}
-	if (lease->n < depth) {
-		kvd_count(core, KV_M_ACQUIRE_SHORTENED, 1);
-	}
-	reply->n = lease->n;
-	if (lease->n <= lease->skip) { /* no room to bring in even one block */
-		kvd_lease_close(core, lease);
-		return KV_OK;
-	}
-	status = kvd_lease_publish(core, space, lease, (uint8_t)ask->group, reply);
-	if (status != KV_OK) {
-		kvd_lease_close(core, lease);
-	}
-
-	return status;
+	lease->wait_io = io_id;
+	kvd_list_push_front(&kvd_io_at(core, io_id)->waiters, &core->leases, offsetof(kvd_lease_t, of_io), lease->self);
 }
 
-/* Of a full group: the deepest known rung, and all before it. */
-static kv_status_t acquire_path(kvd_core_t *core, const kvd_space_t *space, const kvd_member_rec_t *member,
-				const kv_msg_acquire_t *ask, kv_msg_acquire_reply_t *reply)
+/* Is the next block still where the lease has said it will be? Not when its fill failed and a later one took another
+ * slot. */
+static int in_place(const kvd_core_t *core, const kvd_lease_t *lease, const kvd_block_t *block)
 {
-	kv_key_t missing;
-	uint32_t id;
-
-	if (ask->ladder.len / KV_KEY_BYTES != rungs(ask->n)) {
-		return KV_ERR_ARG;
-	}
-	id = climb(core, space, ask, &missing);
-	if (!kv_key_is_zero(&missing)) {
-		reply->why = kvd_why_missing(core, space->tree, &missing, (uint8_t)ask->group);
-	}
-	if (id == KVD_NONE) {
-		return KV_OK;
-	}
-	kvd_touch(core, id);
-	reply->n = kvd_depth_of(&core->ix, kvd_block_at(&core->ix, id));
-
-	return reply->n > ask->skip ? lease_open(core, space, member, ask, id, reply) : KV_OK;
+	return kv_lease_slots(lease->header)[lease->ready - lease->skip] == *kvd_slot_of(&core->ix, block);
 }
 
-kv_status_t kvd_acquire(kvd_core_t *core, uint32_t ns, kvd_member_t member_id, const kv_msg_acquire_t *ask,
-			kv_msg_acquire_reply_t *reply)
+static void settle(kvd_core_t *core, kvd_lease_t *lease, int published)
 {
-	kvd_member_rec_t *member;
-	kvd_instance_rec_t *instance;
-	kvd_space_t *space;
-	const kv_group_t *group;
-	kv_status_t status = kvd_member_check(core, ns, member_id, &member, &instance);
+	unwait(core, lease);
+	while (lease->ready < lease->n) {
+		const kvd_block_t *block = kvd_block_at(&core->ix, kvd_lease_block(core, lease, lease->ready + 1));
 
-	if (status == KV_OK) {
-		status = kvd_space_find(core, ns, ask->space, ask->epoch, &space);
+		if (published && !in_place(core, lease, block)) {
+			break;
+		}
+		if (!kvd_in_set(&core->ix, block, KVD_CPU) && !(block->flags & KVD_TRANSIT)) {
+			if (block->flags & KVD_FILLING) {
+				wait_for(core, lease, block->io);
+			}
+			break;
+		}
+		lease->ready++;
 	}
-	if (status == KV_OK) {
-		status = kvd_space_group(space, ask->group, &group);
-	}
-	if (status != KV_OK) {
-		return status;
-	}
-	if (ask->n == 0 || ask->n > KV_MAX_BLOCKS || ask->ladder.len % KV_KEY_BYTES != 0) {
-		return KV_ERR_ARG;
-	}
-
-	core->stamp++;
-	*reply = (kv_msg_acquire_reply_t){.why = KV_WHY_NONE};
-	status = kvd_group_alone(group) ? kvd_acquire_alone(core, space, member, ask, reply)
-					: acquire_path(core, space, member, ask, reply);
-	if (status == KV_OK) {
-		kvd_count(core, reply->lease != 0 ? KV_M_ACQUIRE_HITS : KV_M_ACQUIRE_MISSES, 1);
-	}
-
-	return status;
 }
 
-/* ---- the end --------------------------------------------------------------------------------- */
+void kvd_lease_settle(kvd_core_t *core, kvd_lease_t *lease)
+{
+	settle(core, lease, 0);
+}
+
+static void tell_done(kvd_core_t *core, const kvd_lease_t *lease, kv_status_t status)
+{
+	kv_msg_t msg = {.lease_done = {.lease = lease->id, .ready = lease->ready, .status = status}};
+
+	kvd_notify(core, lease->member, KV_CODE_LEASE_DONE, &msg);
+}
+
+void kvd_lease_advance(kvd_core_t *core, kvd_lease_t *lease)
+{
+	settle(core, lease, 1);
+	atomic_store_explicit(&lease->header->ready, lease->ready, memory_order_release);
+	if (lease->ready == lease->n) {
+		tell_done(core, lease, lease->why);
+	} else if (lease->wait_io == KVD_NONE) {
+		kvd_lease_cut(core, lease, lease->ready + 1,
+			      KV_ERR_IO); /* its fill failed while we waited for an earlier one */
+	}
+}
+
+/* ---- a lease ends ---------------------------------------------------------------------------- */
+
+/* Let go of blocks (from, n], deepest first. */
+static void unhold_blocks(kvd_core_t *core, kvd_lease_t *lease, uint32_t from)
+{
+	if (from < lease->hold_from) {
+		from = lease->hold_from;
+	}
+	for (uint32_t depth = lease->n; depth > from; depth--) {
+		kvd_unhold(core, kvd_lease_block(core, lease, depth));
+	}
+	if (from == lease->hold_from) {
+		kv_free(core->env, lease->path);
+		lease->path = NULL;
+		lease->hold_from = lease->n;
+	}
+}
+
+void kvd_lease_shorten(kvd_core_t *core, kvd_lease_t *lease, uint32_t n)
+{
+	unhold_blocks(core, lease, n);
+	if (n > 0) {
+		kvd_claim_move(core, lease->claim, kvd_lease_block(core, lease, n));
+	}
+	lease->n = n;
+	if (lease->hold_from > n) {
+		lease->hold_from = n;
+	}
+}
+
+static void drop_claims(kvd_core_t *core, kvd_lease_t *lease)
+{
+	unhold_blocks(core, lease, lease->skip);
+	while (lease->claim_count > 0) {
+		kvd_claim_drop(core, lease->claims[--lease->claim_count]);
+	}
+	if (lease->claims != &lease->claim) {
+		kv_free(core->env, lease->claims);
+	}
+	lease->claims = NULL;
+}
+
+void kvd_lease_close(kvd_core_t *core, kvd_lease_t *lease)
+{
+	kvd_instance_rec_t *instance = kvd_instance_at(core, lease->instance);
+
+	unwait(core, lease);
+	if (lease->alone) {
+		drop_claims(core, lease);
+	} else if (lease->claim != KVD_NONE) {
+		unhold_blocks(core, lease, 0);
+		kvd_claim_drop(core, lease->claim);
+	}
+	if (lease->named > 0) {
+		count_named(core, lease, 0);
+	}
+	if (lease->extent != KVD_NONE) {
+		kvd_area_give(&instance->area, lease->extent);
+	}
+	instance->pinned_bytes -= lease->bytes;
+	lease->id = 0;
+	kvd_pool_put(&core->leases, lease->self);
+}
+
+void kvd_leases_free(kvd_core_t *core)
+{
+	for (uint32_t i = core->instance_list.head; i != KVD_NONE; i = kvd_instance_at(core, i)->of_core.next) {
+		for (uint32_t l = kvd_instance_at(core, i)->leases.head; l != KVD_NONE;) {
+			kvd_lease_t *lease = kvd_pool_at(&core->leases, l);
+
+			kv_free(core->env, lease->path);
+			if (lease->claims != &lease->claim) {
+				kv_free(core->env, lease->claims);
+			}
+			l = lease->of_instance.next;
+		}
+	}
+}
 
 void kvd_lease_end(kvd_core_t *core, kvd_lease_t *lease, kv_status_t why)
 {
@@ -396,81 +365,57 @@ void kvd_lease_end(kvd_core_t *core, kvd_lease_t *lease, kv_status_t why)
 	kvd_lease_close(core, lease);
 }
 
-/* The lease of this id if it is the member's instance's. */
-static kvd_lease_t *own_lease(kvd_core_t *core, const kvd_member_rec_t *member, uint64_t id)
+void kvd_lease_cut(kvd_core_t *core, kvd_lease_t *lease, uint32_t depth, kv_status_t why)
 {
-	kvd_lease_t *lease = kvd_lease_find(core, id);
+	kvd_instance_rec_t *instance = kvd_instance_at(core, lease->instance);
+	uint64_t bytes;
 
-	return lease && lease->instance == member->instance ? lease : NULL;
+	if (depth > lease->n && !lease->alone) {
+		return;
+	}
+	if (lease->alone || depth - 1 <= lease->skip || depth <= lease->ready) {
+		kvd_lease_end(core, lease, why);
+		return;
+	}
+	if (lease->ready + 1 == depth) {
+		unwait(core, lease);
+	}
+	bytes = lease->bytes / (lease->n - lease->skip) * (lease->n - depth + 1);
+	lease->bytes -= bytes;
+	instance->pinned_bytes -= bytes;
+	kvd_lease_shorten(core, lease, depth - 1);
+	lease->why = why;
+	atomic_store_explicit(&lease->header->n, lease->n - lease->skip, memory_order_release);
+	if (lease->ready == lease->n) {
+		tell_done(core, lease, why);
+	}
 }
 
-kv_status_t kvd_release(kvd_core_t *core, kvd_member_t member_id, const kv_msg_release_t *ask,
-			kv_msg_release_reply_t *reply)
+int kvd_leases_expire(kvd_core_t *core, uint64_t now_ns)
 {
-	kvd_member_rec_t *member = kvd_member_rec(core, member_id);
+	uint64_t slot_now = now_ns >> KVD_WHEEL_SHIFT;
+	uint32_t work = 0;
 
-	if (!member) {
-		return KV_ERR_NOT_JOINED;
+	if (slot_now > core->wheel_at + KVD_WHEEL_SLOTS) {
+		core->wheel_at = slot_now - KVD_WHEEL_SLOTS;
 	}
-	if (ask->leases.len % sizeof(uint64_t) != 0) {
-		return KV_ERR_ARG;
-	}
-	reply->released = 0;
-	for (uint32_t at = 0; at < ask->leases.len; at += sizeof(uint64_t)) {
-		uint64_t id;
-		kvd_lease_t *lease;
+	for (; core->wheel_at < slot_now; core->wheel_at++) {
+		uint32_t id = core->wheel[core->wheel_at % KVD_WHEEL_SLOTS].head;
 
-		memcpy(&id, ask->leases.data + at, sizeof id);
-		lease = own_lease(core, member, id);
-		if (lease) {
-			kvd_lease_end(core, lease, KV_OK);
-			reply->released++;
+		while (id != KVD_NONE) {
+			kvd_lease_t *lease = kvd_pool_at(&core->leases, id);
+
+			id = lease->of_bucket.next;
+			if (lease->expiry_ns > now_ns) {
+				continue;
+			}
+			if (work >= EXPIRE_QUANTUM) {
+				return 1;
+			}
+			work += 1 + lease->claim_count / 16; /* a window's blocks are let go one by one */
+			kvd_lease_end(core, lease, KV_ERR_EXPIRED);
 		}
 	}
 
-	return KV_OK;
-}
-
-kv_status_t kvd_renew(kvd_core_t *core, kvd_member_t member_id, const kv_msg_renew_t *ask, kv_msg_renew_reply_t *reply)
-{
-	kvd_member_rec_t *member = kvd_member_rec(core, member_id);
-	kvd_lease_t *lease = member ? own_lease(core, member, ask->lease) : NULL;
-	const kvd_block_t *block;
-
-	if (!lease) {
-		return member ? KV_ERR_NOT_FOUND : KV_ERR_NOT_JOINED;
-	}
-	block = kvd_block_at(&core->ix, kvd_lease_block(core, lease, lease->n));
-	wheel_unlink(core, lease);
-	lease->expiry_ns = kvd_lease_expiry(core, ask->ttl_ms);
-	wheel_link(core, lease);
-	core->world.unclaim(core->world.ctx, lease->id);
-	(void)claim(core, lease, block); /* its place has just been given up */
-	reply->ttl_ms = (uint32_t)((lease->expiry_ns - core->now_ns) / 1000000u);
-
-	return KV_OK;
-}
-
-kv_status_t kvd_bad_block(kvd_core_t *core, kvd_member_t member_id, const kv_msg_bad_block_t *ask,
-			  kv_msg_bad_block_reply_t *reply)
-{
-	kvd_member_rec_t *member = kvd_member_rec(core, member_id);
-	kvd_lease_t *lease = member ? own_lease(core, member, ask->lease) : NULL;
-	uint32_t id, depth;
-
-	if (!lease) {
-		return member ? KV_ERR_NOT_FOUND : KV_ERR_NOT_JOINED;
-	}
-	if (ask->index >= lease->n - lease->skip || lease->skip + ask->index >= lease->ready) {
-		return KV_ERR_ARG;
-	}
-	depth = lease->skip + ask->index + 1;
-	id = kvd_lease_block(core, lease, depth);
-	reply->quarantined = lease->alone ? 1 : lease->n - depth + 1; /* at the least: those of this lease */
-	kv_logf(core->env, KV_LOG_WARN, "core", "a member found wrong bytes in a leased block, instance %s depth %u",
-		kvd_instance_at(core, lease->instance)->name, depth);
-	kvd_count(core, KV_M_BAD_BLOCKS, 1);
-	kvd_quarantine_cpu(core, id);
-
-	return KV_OK;
+	return 0;
 }

@@ -15,13 +15,7 @@
 #ifndef KVD_CORE_LEASE_H
 #define KVD_CORE_LEASE_H
 
-#include "core/core.h"
-#include "core/index/index.h"
-#include "core/tenant/instance.h"
-#include "core/tenant/space.h"
-
-#define KVD_WHEEL_SLOTS 256u
-#define KVD_WHEEL_SHIFT 26u /* 67 ms a slot */
+#include "core/core_impl.h"
 
 typedef struct kvd_lease {
 	uint64_t id;
@@ -53,42 +47,18 @@ kv_status_t kvd_acquire(kvd_core_t *core, uint32_t ns, kvd_member_t member, cons
 kv_status_t kvd_release(kvd_core_t *core, kvd_member_t member, const kv_msg_release_t *ask,
 			kv_msg_release_reply_t *reply);
 kv_status_t kvd_renew(kvd_core_t *core, kvd_member_t member, const kv_msg_renew_t *ask, kv_msg_renew_reply_t *reply);
-kv_status_t kvd_bad_block(kvd_core_t *core, kvd_member_t member, const kv_msg_bad_block_t *ask,
-			  kv_msg_bad_block_reply_t *reply);
 
 /* The lease of this id, or NULL. */
 kvd_lease_t *kvd_lease_find(kvd_core_t *core, uint64_t id);
+/* The same, if it is of the member's instance. */
+kvd_lease_t *kvd_lease_find_own(kvd_core_t *core, const kvd_member_rec_t *member, uint64_t id);
+/* The block of this depth on the lease's path. */
+uint32_t kvd_lease_block(kvd_core_t *core, const kvd_lease_t *lease, uint32_t depth);
 /* Stores REVOKED, then lets go of everything. With KV_OK (a release) nobody is told; else a waiting member gets
  * LEASE_DONE. */
 void kvd_lease_end(kvd_core_t *core, kvd_lease_t *lease, kv_status_t why);
-/* The fill it waited for has ended well: count what is ready now. */
-void kvd_lease_advance(kvd_core_t *core, kvd_lease_t *lease);
 /* Block `depth` (from 1) will never come: the lease ends before it. A lease of a group without parents ends. */
 void kvd_lease_cut(kvd_core_t *core, kvd_lease_t *lease, uint32_t depth, kv_status_t why);
-/* fill.c: reserve room for what is only on disk, hold it, start the fills. Shortens lease->n where room or memory
- * lacks. */
-void kvd_lease_reserve(kvd_core_t *core, kvd_lease_t *lease, uint32_t cpu_depth);
-/* acquire.c: ACQUIRE of a group without parents, checked for everything but the ladder. */
-kv_status_t kvd_acquire_alone(kvd_core_t *core, const kvd_space_t *space, const kvd_member_rec_t *member,
-			      const kv_msg_acquire_t *ask, kv_msg_acquire_reply_t *reply);
-void kvd_lease_unclaim(kvd_core_t *core, kvd_lease_t *lease);
-/* lease.c: a record with a header, whose claims are not taken yet; enter it into ledger, wheel and lists, say it in the
- * reply; undo either. */
-kv_status_t kvd_lease_create(kvd_core_t *core, kvd_instance_rec_t *instance, const kvd_lease_t *ask,
-			     kvd_lease_t **p_lease);
-kv_status_t kvd_lease_publish(kvd_core_t *core, const kvd_space_t *space, kvd_lease_t *lease, uint8_t group,
-			      kv_msg_acquire_reply_t *reply);
-void kvd_lease_close(kvd_core_t *core, kvd_lease_t *lease);
-/* Bytes of more slots the instance's leases may pin. */
-uint64_t kvd_lease_room(const kvd_core_t *core, const kvd_instance_rec_t *instance);
-uint64_t kvd_lease_expiry(const kvd_core_t *core, uint32_t ttl_ms);
-/* Of a lease that is not published yet: count what is ready and wait for the first block that is not. */
-void kvd_lease_settle(kvd_core_t *core, kvd_lease_t *lease);
-/* Let go of blocks (from, n], deepest first. */
-void kvd_lease_unhold(kvd_core_t *core, kvd_lease_t *lease, uint32_t from);
-void kvd_lease_unwait(kvd_core_t *core, kvd_lease_t *lease);
-/* The block of this depth on the lease's path. */
-uint32_t kvd_lease_block(kvd_core_t *core, const kvd_lease_t *lease, uint32_t depth);
 
 /* The memory of all leases, with the core. */
 void kvd_leases_free(kvd_core_t *core);

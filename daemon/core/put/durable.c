@@ -1,6 +1,11 @@
 /* DURABLE: said once, when the deepest visible block of a put and all before it are on disk and synced, or when it is
  * clear how far that goes. */
+#include "core/block/block.h"
+#include "core/block/write_behind.h"
 #include "core/core_impl.h"
+#include "core/put/durable.h"
+#include "core/put/put_impl.h"
+#include "core/tenant/member.h"
 
 static void answer(kvd_core_t *core, kvd_put_t *put, uint32_t n, kv_status_t status)
 {
@@ -27,12 +32,116 @@ static int is_on_disk(const kvd_core_t *core, uint32_t id)
 	return kvd_in_set(&core->ix, block, KVD_DISK) && !kvd_index_dead(&core->ix, block);
 }
 
-int kvd_durable_at(const kvd_core_t *core, uint32_t id, kvs_loc_t disk)
+/* Is the block in the disk set, and in this very slot? One that was evicted there and written again is behind a later
+ * flush only. */
+static int is_in_slot(const kvd_core_t *core, uint32_t id, kvs_loc_t disk)
 {
 	const kvd_block_t *block = kvd_block_at(&core->ix, id);
 
 	return is_on_disk(core, id) && block->disk.slot == disk.slot && block->disk.gen == disk.gen;
 }
+
+/* Has the flush failed that was for `store_seq`? What came after it began waits for the next one. */
+static int flush_failed(const kvd_core_t *core, uint64_t store_seq)
+{
+	return !core->flush_busy && core->flush_status != KV_OK && core->flush_due_ns > core->now_ns &&
+	       core->flushing + 1 >= store_seq;
+}
+
+/* Each put, by itself: `see` may end it. */
+static void each_owed(kvd_core_t *core, void (*see)(kvd_core_t *core, kvd_put_t *put))
+{
+	for (uint32_t i = core->instance_list.head; i != KVD_NONE; i = kvd_instance_at(core, i)->of_core.next) {
+		for (uint32_t p = kvd_instance_at(core, i)->puts.head; p != KVD_NONE;) {
+			kvd_put_t *put = kvd_pool_at(&core->puts, p);
+
+			p = put->of_instance.next;
+			if (put->durable && !put->running) {
+				see(core, put);
+			}
+		}
+	}
+}
+
+/* ---- entries without parents ----------------------------------------------------------------- */
+
+/* The entry's block while it is pinned, else KVD_NONE. */
+static uint32_t pinned_block_of(const kvd_core_t *core, const kvd_put_t *put, uint32_t index)
+{
+	uint32_t claim = put->entries[index].claim;
+
+	return claim == KVD_NONE ? KVD_NONE : ((const kvd_claim_t *)kvd_pool_at(&core->claims, claim))->block;
+}
+
+/* How many of the first n entries are where they were seen on disk, up to the first that is not. */
+static uint32_t count_on_disk(kvd_core_t *core, const kvd_put_t *put, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		uint32_t id = pinned_block_of(core, put, i);
+
+		if (id == KVD_NONE || !is_in_slot(core, id, put->entries[i].disk)) {
+			return i;
+		}
+	}
+
+	return n;
+}
+
+/* How far the ended put is on disk: 1 when entries [0, put->stored) are and no more will be, 0 when it cannot be said
+ * yet. */
+static int count_stored(kvd_core_t *core, kvd_put_t *put)
+{
+	for (; put->stored < put->next; put->stored++) {
+		uint32_t id = pinned_block_of(core, put, put->stored);
+
+		if (id != KVD_NONE && kvd_in_set(&core->ix, kvd_block_at(&core->ix, id), KVD_DISK)) {
+			put->entries[put->stored].disk = kvd_block_at(&core->ix, id)->disk;
+			continue;
+		}
+		if (id != KVD_NONE && kvd_write_expected(core, id)) {
+			return 0;
+		}
+		if (id == KVD_NONE || put->asked == put->stored + 1 || kvd_writes_paused(core)) {
+			break; /* it will not come there */
+		}
+		put->asked = put->stored + 1;
+		kvd_queue_push(&core->ix, kvd_block_at(&core->ix, id)->node);
+		return 0;
+	}
+
+	return 1;
+}
+
+static void look_alone(kvd_core_t *core, kvd_put_t *put)
+{
+	uint32_t n;
+
+	if (!core->tier[KVD_DISK]) {
+		answer(core, put, 0, put->status != KV_OK ? put->status : KV_ERR_NOT_ADMITTED);
+		return;
+	}
+	if (put->store_seq == 0) {
+		if (!count_stored(core, put)) {
+			return;
+		}
+		put->store_seq = core->stores + 1; /* what comes on disk later is not behind this flush */
+	}
+	n = put->stored;
+	if (n > 0 && core->flushed + 1 < put->store_seq) {
+		if (flush_failed(core, put->store_seq)) {
+			answer(core, put, 0, core->flush_status);
+		}
+		return;
+	}
+	n = count_on_disk(core, put, n); /* some may have been evicted there while it waited */
+	if (n < put->next && put->status == KV_OK) {
+		put->status = KV_ERR_NOT_ADMITTED;
+		kvd_count(core, KV_M_NOT_ADMITTED, put->next - n);
+	}
+	answer(core, put, n, put->status);
+}
+
+/* ---- a path ---------------------------------------------------------------------------------- */
 
 /* It is on disk, and durable with the flush that covers all that is stored now. Blocks above leave the disk after it
  * only. */
@@ -58,94 +167,6 @@ static void settle_for_less(kvd_core_t *core, kvd_put_t *put)
 	}
 	kvd_claim_move(core, put->claim, kvd_index_ancestor(&core->ix, id, depth));
 	await_flush(core, put);
-}
-
-/* Has the flush failed that was for `store_seq`? What came after it began waits for the next one. */
-static int flush_failed(const kvd_core_t *core, uint64_t store_seq)
-{
-	return !core->flush_busy && core->flush_status != KV_OK && core->flush_due_ns > core->now_ns &&
-	       core->flushing + 1 >= store_seq;
-}
-
-/* What it waits for has left the disk. It may be written there again, but the flush it waits for does not cover
- * that. */
-static void lose(kvd_core_t *core, kvd_put_t *put)
-{
-	uint32_t stored = put->stored;
-
-	if (put->alone) {
-		put->stored = kvd_put_on_disk(core, put, stored);
-	}
-	if (put->store_seq != 0 &&
-	    (put->alone ? put->stored < stored
-			: put->claim == KVD_NONE || !kvd_durable_at(core, pinned_block(core, put), put->disk))) {
-		put->status = KV_ERR_IO;
-		answer(core, put, 0, put->status);
-	}
-}
-
-/* Each put, by itself: `see` may end it. */
-static void each_owed(kvd_core_t *core, void (*see)(kvd_core_t *core, kvd_put_t *put))
-{
-	for (uint32_t i = core->instance_list.head; i != KVD_NONE; i = kvd_instance_at(core, i)->of_core.next) {
-		for (uint32_t p = kvd_instance_at(core, i)->puts.head; p != KVD_NONE;) {
-			kvd_put_t *put = kvd_pool_at(&core->puts, p);
-
-			p = put->of_instance.next;
-			if (put->durable && !put->running) {
-				see(core, put);
-			}
-		}
-	}
-}
-
-void kvd_durable_lost(kvd_core_t *core)
-{
-	core->durable_look |= KVD_LOOK_DROPPED;
-	each_owed(core, lose);
-}
-
-static void await_again(kvd_core_t *core, kvd_put_t *put)
-{
-	(void)core;
-	if (!put->alone) {
-		put->store_seq = 0;
-	}
-}
-
-void kvd_durable_again(kvd_core_t *core)
-{
-	core->durable_look |= KVD_LOOK_STORED;
-	each_owed(core, await_again);
-}
-
-static void look_alone(kvd_core_t *core, kvd_put_t *put)
-{
-	uint32_t n;
-
-	if (!core->tier[KVD_DISK]) {
-		answer(core, put, 0, put->status != KV_OK ? put->status : KV_ERR_NOT_ADMITTED);
-		return;
-	}
-	if (put->store_seq == 0) {
-		if (!kvd_put_stored(core, put)) {
-			return;
-		}
-		put->store_seq = core->stores + 1; /* what comes on disk later is not behind this flush */
-	}
-	n = put->stored;
-	if (n > 0 && core->flushed + 1 < put->store_seq) {
-		if (flush_failed(core, put->store_seq)) {
-			answer(core, put, 0, core->flush_status);
-		}
-		return;
-	}
-	n = kvd_put_on_disk(core, put, n); /* some may have been evicted there while it waited */
-	if (n < put->next && put->status == KV_OK) {
-		put->status = KV_ERR_NOT_ADMITTED;
-		kvd_count(core, KV_M_NOT_ADMITTED, put->next - n);
-	}
-	answer(core, put, n, put->status);
 }
 
 static void look(kvd_core_t *core, kvd_put_t *put)
@@ -182,7 +203,7 @@ static void look(kvd_core_t *core, kvd_put_t *put)
 			settle_for_less(core, put);
 			return;
 		}
-		if (!kvd_durable_at(core, id, put->disk)) { /* and written again */
+		if (!is_in_slot(core, id, put->disk)) { /* and written again */
 			await_flush(core, put);
 			return;
 		}
@@ -190,6 +211,45 @@ static void look(kvd_core_t *core, kvd_put_t *put)
 	} else if (flush_failed(core, put->store_seq)) {
 		answer(core, put, 0, core->flush_status);
 	}
+}
+
+/* ---- all that are owed ----------------------------------------------------------------------- */
+
+/* What it waits for has left the disk. It may be written there again, but the flush it waits for does not cover
+ * that. */
+static void lose(kvd_core_t *core, kvd_put_t *put)
+{
+	uint32_t stored = put->stored;
+
+	if (put->alone) {
+		put->stored = count_on_disk(core, put, stored);
+	}
+	if (put->store_seq != 0 &&
+	    (put->alone ? put->stored < stored
+			: put->claim == KVD_NONE || !is_in_slot(core, pinned_block(core, put), put->disk))) {
+		put->status = KV_ERR_IO;
+		answer(core, put, 0, put->status);
+	}
+}
+
+void kvd_durable_lost(kvd_core_t *core)
+{
+	core->durable_look |= KVD_LOOK_DROPPED;
+	each_owed(core, lose);
+}
+
+static void await_again(kvd_core_t *core, kvd_put_t *put)
+{
+	(void)core;
+	if (!put->alone) {
+		put->store_seq = 0;
+	}
+}
+
+void kvd_durable_again(kvd_core_t *core)
+{
+	core->durable_look |= KVD_LOOK_STORED;
+	each_owed(core, await_again);
 }
 
 /* That its block will be written was said before something was dropped. */

@@ -1,5 +1,7 @@
 /* Which keys are being written, by which puts, and which puts wait for one of them. */
 #include "core/core_impl.h"
+#include "core/put/pending.h"
+#include "core/put/put_impl.h"
 
 static uint32_t *head_of(kvd_core_t *core, const kv_key_t *key)
 {

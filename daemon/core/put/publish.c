@@ -1,7 +1,23 @@
-/* From written to visible: ends of ranges, digests, and the turn of each block. */
+/* From written to visible: ends of ranges, digests, and the result of each block. */
+#include "core/block/block.h"
+#include "core/block/room.h"
+#include "core/block/transfer.h"
+#include "core/block/visibility.h"
+#include "core/block/write_behind.h"
 #include "core/core_impl.h"
+#include "core/put/durable.h"
+#include "core/put/pending.h"
+#include "core/put/put.h"
+#include "core/put/put_impl.h"
+#include "core/tenant/member.h"
+#include "core/tenant/share.h"
+#include "core/tenant/slot_class.h"
 
-#define STAGING_WORDS 512u
+#define STAGING_WORDS       512u
+#define INDEX_TRIES         64u
+#define BLOCKS_OF_A_REQUEST 1024u
+#define BLOCKS_OF_A_TICK    64u
+#define TICK_NS             UINT64_C(20000)
 
 /* ---- PUT_END --------------------------------------------------------------------------------- */
 
@@ -143,7 +159,7 @@ kv_status_t kvd_put_end(kvd_core_t *core, kvd_member_t member_id, const kv_msg_p
 	return KV_OK;
 }
 
-/* ---- a block's turn -------------------------------------------------------------------------- */
+/* ---- into the index -------------------------------------------------------------------------- */
 
 typedef enum kvd_turn { KVD_TURN_GO_ON, KVD_TURN_WAIT, KVD_TURN_ENDED } kvd_turn_t;
 
@@ -197,27 +213,10 @@ static int take_duplicate(kvd_core_t *core, kvd_put_t *put, uint32_t index, kvd_
 	return 1;
 }
 
-void kvd_put_meta(kvd_core_t *core, const kvd_put_t *put, uint32_t index, kvs_meta_t *meta)
-{
-	const kvd_tree_t *tree = kvd_tree_at(&core->ix, put->tree);
-
-	*meta = (kvs_meta_t){.key = put->entries[index].key,
-			     .epoch = tree->epoch,
-			     .event_hash = put->entries[index].event_hash,
-			     .depth = kvd_put_depth(put, index),
-			     .group = (uint8_t)put->group};
-	if (!put->alone) {
-		meta->parent = index > 0 ? put->entries[index - 1].key : put->parent;
-	}
-	memcpy(meta->root, tree->root, sizeof meta->root);
-}
-
 static const uint32_t *tokens_of(const kvd_put_t *put, uint32_t index)
 {
 	return put->tokens ? put->tokens + (size_t)index * put->block_tokens : NULL;
 }
-
-#define INDEX_TRIES 64u
 
 static kv_status_t try_insert(kvd_core_t *core, const kvd_put_t *put, uint32_t parent, const kvs_meta_t *meta,
 			      uint32_t *p_block)
@@ -293,32 +292,6 @@ static kvd_turn_t publish_cpu(kvd_core_t *core, kvd_put_t *put, uint32_t index, 
 	return KVD_TURN_GO_ON;
 }
 
-static kvd_turn_t publish_through(kvd_core_t *core, kvd_put_t *put, uint32_t index)
-{
-	kvd_entry_t *entry = &put->entries[index];
-	kvs_meta_t meta;
-	kv_status_t status;
-
-	kvd_put_meta(core, put, index, &meta);
-	entry->state = KVD_ENTRY_THROUGH;
-	if (!entry->transit) {
-		(void)kvs_set_state(core->tier[KVD_CPU], entry->loc, KVS_TRANSIT);
-		entry->transit = 1;
-	}
-	status = kvd_through_start(core, put->slot_class, &meta, entry->loc, put->id, index);
-	if (status == KV_OK) {
-		return KVD_TURN_WAIT;
-	}
-	entry->state = KVD_ENTRY_FULL;
-	if (status == KV_ERR_BUSY && (core->writes > 0 || kvd_change_expected(core, put->slot_class, KVD_DISK))) {
-		/* room comes back with the writes in flight, or with a file that is being emptied */
-		kvd_put_queue(core, put);
-		return KVD_TURN_WAIT;
-	}
-
-	return end_put(core, put, KV_ERR_NOT_ADMITTED);
-}
-
 /* Is the block above entry `index` visible? KVD_NONE in *p_parent: at the root. The put's claim hangs on it from then
  * on: what makes room for the entry must not take its parent. */
 static kvd_turn_t parent_of(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t *p_parent)
@@ -348,64 +321,6 @@ static kvd_turn_t parent_of(kvd_core_t *core, kvd_put_t *put, uint32_t index, ui
 	}
 
 	return kvd_put_pin(core, put, *p_parent) == KV_OK ? KVD_TURN_GO_ON : end_put(core, put, KV_ERR_NOMEM);
-}
-
-static kvd_turn_t take_turn(kvd_core_t *core, kvd_put_t *put, uint32_t index)
-{
-	kvd_turn_t turn;
-	uint32_t parent;
-
-	if (put->entries[index].state == KVD_ENTRY_THROUGH) {
-		return KVD_TURN_WAIT;
-	}
-	turn = parent_of(core, put, index, &parent);
-	if (turn != KVD_TURN_GO_ON || put->entries[index].state == KVD_ENTRY_OPEN) {
-		return turn == KVD_TURN_GO_ON ? KVD_TURN_WAIT : turn;
-	}
-	if (take_duplicate(core, put, index, &turn)) {
-		return turn;
-	}
-	if (parent == KVD_NONE || kvd_in_set(&core->ix, kvd_block_at(&core->ix, parent), KVD_CPU)) {
-		return publish_cpu(core, put, index, parent);
-	}
-
-	return publish_through(core, put, index);
-}
-
-/* A FULL entry of a group without parents. */
-static kvd_turn_t take_alone(kvd_core_t *core, kvd_put_t *put, uint32_t index)
-{
-	kvd_turn_t turn;
-
-	return take_duplicate(core, put, index, &turn) ? turn : publish_cpu(core, put, index, KVD_NONE);
-}
-
-void kvd_put_try(kvd_core_t *core, kvd_put_t *put)
-{
-	if (!put->running) {
-		return;
-	}
-	if (kvd_tree_at(&core->ix, put->tree)->hidden) {
-		/* The space was reset: writers finish in peace, then all of it goes. */
-		if (put->full == put->n - put->already) {
-			kvd_put_finish(core, put, KV_ERR_STALE_EPOCH);
-		}
-		return;
-	}
-	for (uint32_t turns = 0; put->alone ? put->turn_head != KVD_NONE : put->next < put->n; turns++) {
-		if (turns == core->put_blocks) { /* everybody else first */
-			kvd_put_queue(core, put);
-			core->puts_left = 1;
-			return;
-		}
-		if ((put->alone ? take_alone(core, put, kvd_entry_next(put)) : take_turn(core, put, put->next)) !=
-		    KVD_TURN_GO_ON) {
-			return;
-		}
-	}
-	if (put->next == put->n) {
-		kvd_put_finish(core, put, KV_OK);
-	}
 }
 
 /* ---- write-through --------------------------------------------------------------------------- */
@@ -445,17 +360,23 @@ static kvd_turn_t publish_disk(kvd_core_t *core, kvd_put_t *put, uint32_t index,
 	return KVD_TURN_GO_ON;
 }
 
-void kvd_put_written(kvd_core_t *core, uint64_t id, uint32_t index, kv_status_t status, kvs_loc_t cpu, kvs_loc_t disk)
+/* A write-through has ended. */
+static void finish_through(kvd_core_t *core, kvd_io_t *io, kv_status_t status)
 {
-	kvd_put_t *put = kvd_put_find(core, id);
-	kvd_entry_t *entry = put && put->running ? &put->entries[index] : NULL;
+	kvd_put_t *put = kvd_put_find(core, io->put);
+	kvd_entry_t *entry = put && put->running ? &put->entries[io->index] : NULL;
 	uint32_t parent;
 	kvd_turn_t turn;
 
+	if (status == KV_OK) {
+		kvd_note_store(core);
+	} else {
+		kvs_free(core->tier[KVD_DISK], io->disk);
+	}
 	if (!entry || entry->state != KVD_ENTRY_THROUGH) { /* the put ended meanwhile */
-		kvs_free(core->tier[KVD_CPU], cpu);
+		kvs_free(core->tier[KVD_CPU], io->cpu);
 		if (status == KV_OK) {
-			kvs_free(core->tier[KVD_DISK], disk);
+			kvs_free(core->tier[KVD_DISK], io->disk);
 		}
 		return;
 	}
@@ -465,22 +386,170 @@ void kvd_put_written(kvd_core_t *core, uint64_t id, uint32_t index, kv_status_t 
 		return;
 	}
 	if (kvd_tree_at(&core->ix, put->tree)->hidden) {
-		kvs_free(core->tier[KVD_DISK], disk);
+		kvs_free(core->tier[KVD_DISK], io->disk);
 		kvd_put_queue(core, put);
 		return;
 	}
-	turn = parent_of(core, put, index, &parent);
+	turn = parent_of(core, put, io->index, &parent);
 	if (turn != KVD_TURN_GO_ON ||
 	    kvd_index_find(&core->ix, put->tree, &entry->key, (uint8_t)put->group) != KVD_NONE || parent == KVD_NONE ||
 	    !kvd_in_set(&core->ix, kvd_block_at(&core->ix, parent), KVD_DISK)) {
-		kvs_free(core->tier[KVD_DISK],
-			 disk); /* things have changed: another copy came first, or the parent has moved */
+		/* Another copy came first, or the parent has moved. */
+		kvs_free(core->tier[KVD_DISK], io->disk);
 		if (turn == KVD_TURN_GO_ON) {
 			kvd_put_queue(core, put);
 		}
 		return;
 	}
-	if (publish_disk(core, put, index, parent, disk) == KVD_TURN_GO_ON) {
+	if (publish_disk(core, put, io->index, parent, io->disk) == KVD_TURN_GO_ON) {
 		kvd_put_queue(core, put);
 	}
+}
+
+/* Write the entry's block straight to disk. KV_ERR_BUSY: the disk has no room for it now. */
+static kv_status_t start_through(kvd_core_t *core, const kvd_put_t *put, uint32_t index)
+{
+	kvs_meta_t meta;
+	kvd_io_t *io;
+	kv_status_t status = kvd_io_create(core, KVD_NONE, finish_through, &io);
+
+	if (status != KV_OK) {
+		return status;
+	}
+	kvd_put_meta(core, put, index, &meta);
+	io->cpu = put->entries[index].loc;
+	io->put = put->id;
+	io->index = index;
+	status = kvd_slot_alloc(core, put->slot_class, KVD_DISK, &(kvd_use_t){KVS_FILLING, put->id, &meta}, &io->disk);
+	if (status == KV_OK) {
+		status = kvd_io_submit_write(core, io);
+	}
+	if (status != KV_OK) {
+		kvd_io_destroy(core, io);
+	}
+
+	return status;
+}
+
+static kvd_turn_t publish_through(kvd_core_t *core, kvd_put_t *put, uint32_t index)
+{
+	kvd_entry_t *entry = &put->entries[index];
+	kv_status_t status;
+
+	entry->state = KVD_ENTRY_THROUGH;
+	if (!entry->transit) {
+		(void)kvs_set_state(core->tier[KVD_CPU], entry->loc, KVS_TRANSIT);
+		entry->transit = 1;
+	}
+	status = start_through(core, put, index);
+	if (status == KV_OK) {
+		return KVD_TURN_WAIT;
+	}
+	entry->state = KVD_ENTRY_FULL;
+	if (status == KV_ERR_BUSY && (core->writes > 0 || kvd_change_expected(core, put->slot_class, KVD_DISK))) {
+		/* room comes back with the writes in flight, or with a file that is being emptied */
+		kvd_put_queue(core, put);
+		return KVD_TURN_WAIT;
+	}
+
+	return end_put(core, put, KV_ERR_NOT_ADMITTED);
+}
+
+/* ---- one put after the other ----------------------------------------------------------------- */
+
+static kvd_turn_t take_turn(kvd_core_t *core, kvd_put_t *put, uint32_t index)
+{
+	kvd_turn_t turn;
+	uint32_t parent;
+
+	if (put->entries[index].state == KVD_ENTRY_THROUGH) {
+		return KVD_TURN_WAIT;
+	}
+	turn = parent_of(core, put, index, &parent);
+	if (turn != KVD_TURN_GO_ON || put->entries[index].state == KVD_ENTRY_OPEN) {
+		return turn == KVD_TURN_GO_ON ? KVD_TURN_WAIT : turn;
+	}
+	if (take_duplicate(core, put, index, &turn)) {
+		return turn;
+	}
+	if (parent == KVD_NONE || kvd_in_set(&core->ix, kvd_block_at(&core->ix, parent), KVD_CPU)) {
+		return publish_cpu(core, put, index, parent);
+	}
+
+	return publish_through(core, put, index);
+}
+
+/* A FULL entry of a group without parents. */
+static kvd_turn_t take_alone(kvd_core_t *core, kvd_put_t *put, uint32_t index)
+{
+	kvd_turn_t turn;
+
+	return take_duplicate(core, put, index, &turn) ? turn : publish_cpu(core, put, index, KVD_NONE);
+}
+
+/* Make visible what can be. */
+static void try_put(kvd_core_t *core, kvd_put_t *put)
+{
+	if (!put->running) {
+		return;
+	}
+	if (kvd_tree_at(&core->ix, put->tree)->hidden) {
+		/* The space was reset: writers finish in peace, then all of it goes. */
+		if (put->full == put->n - put->already) {
+			kvd_put_finish(core, put, KV_ERR_STALE_EPOCH);
+		}
+		return;
+	}
+	for (uint32_t turns = 0; put->alone ? put->turn_head != KVD_NONE : put->next < put->n; turns++) {
+		if (turns == core->put_blocks) { /* everybody else first */
+			kvd_put_queue(core, put);
+			core->puts_left = 1;
+			return;
+		}
+		if ((put->alone ? take_alone(core, put, kvd_entry_next(put)) : take_turn(core, put, put->next)) !=
+		    KVD_TURN_GO_ON) {
+			return;
+		}
+	}
+	if (put->next == put->n) {
+		kvd_put_finish(core, put, KV_OK);
+	}
+}
+
+/* At most so many blocks of one put become visible in a row. */
+static void run_puts(kvd_core_t *core, uint32_t blocks, uint64_t until_ns)
+{
+	uint32_t retries = 0;
+
+	core->put_blocks = blocks;
+	/* One that must be looked at later queues itself again: stop when only such are left. */
+	while (core->run_count > retries) {
+		uint32_t self = core->run_puts.head;
+		kvd_put_t *put = kvd_pool_at(&core->puts, self);
+		uint64_t id = put->id;
+
+		kvd_put_unqueue(core, put);
+		try_put(core, put);
+		put = kvd_pool_at(&core->puts, self);
+		retries += put->id == id && put->run_queued ? 1 : 0;
+		if (core->run_count > retries && kv_now_ns(core->env) >= until_ns) {
+			core->puts_left = 1;
+			break;
+		}
+	}
+}
+
+/* What is left over of earlier puts, whoever made them, is not this request's to wait for: ticks go on with it
+ * (decision 033). */
+void kvd_puts_run(kvd_core_t *core)
+{
+	if (!core->puts_left) {
+		run_puts(core, BLOCKS_OF_A_REQUEST, UINT64_MAX);
+	}
+}
+
+void kvd_puts_go_on(kvd_core_t *core)
+{
+	core->puts_left = 0;
+	run_puts(core, BLOCKS_OF_A_TICK, core->now_ns + TICK_NS);
 }

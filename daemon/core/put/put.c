@@ -1,8 +1,12 @@
+#include "core/block/block.h"
+#include "core/block/events.h"
+#include "core/block/quarantine.h"
 #include "core/core_impl.h"
-
-#define BLOCKS_OF_A_REQUEST 1024u
-#define BLOCKS_OF_A_TICK    64u
-#define TICK_NS             UINT64_C(20000)
+#include "core/put/pending.h"
+#include "core/put/put.h"
+#include "core/put/put_impl.h"
+#include "core/tenant/member.h"
+#include "core/tenant/share.h"
 
 static kvd_put_t *put_at(const kvd_core_t *core, uint32_t self)
 {
@@ -22,62 +26,19 @@ kvd_put_t *kvd_put_find(kvd_core_t *core, uint64_t id)
 	return put->id == id ? put : NULL;
 }
 
-/* ---- the queue of puts to look at again ------------------------------------------------------ */
-
-void kvd_put_queue(kvd_core_t *core, kvd_put_t *put)
+void kvd_put_meta(kvd_core_t *core, const kvd_put_t *put, uint32_t index, kvs_meta_t *meta)
 {
-	if (!put->run_queued) {
-		put->run_queued = 1;
-		kvd_list_push(&core->run_puts, &core->puts, offsetof(kvd_put_t, queue), put->self);
-		core->run_count++;
+	const kvd_tree_t *tree = kvd_tree_at(&core->ix, put->tree);
+
+	*meta = (kvs_meta_t){.key = put->entries[index].key,
+			     .epoch = tree->epoch,
+			     .event_hash = put->entries[index].event_hash,
+			     .depth = kvd_put_depth(put, index),
+			     .group = (uint8_t)put->group};
+	if (!put->alone) {
+		meta->parent = index > 0 ? put->entries[index - 1].key : put->parent;
 	}
-}
-
-static void unqueue(kvd_core_t *core, kvd_put_t *put)
-{
-	if (put->run_queued) {
-		put->run_queued = 0;
-		kvd_list_remove(&core->run_puts, &core->puts, offsetof(kvd_put_t, queue), put->self);
-		core->run_count--;
-	}
-}
-
-/* At most so many blocks of one put become visible in a row. */
-static void run_puts(kvd_core_t *core, uint32_t blocks, uint64_t until_ns)
-{
-	uint32_t retries = 0;
-
-	core->put_blocks = blocks;
-	/* One that must be looked at later queues itself again: stop when only such are left. */
-	while (core->run_count > retries) {
-		uint32_t self = core->run_puts.head;
-		kvd_put_t *put = put_at(core, self);
-		uint64_t id = put->id;
-
-		unqueue(core, put);
-		kvd_put_try(core, put);
-		put = put_at(core, self);
-		retries += put->id == id && put->run_queued ? 1 : 0;
-		if (core->run_count > retries && kv_now_ns(core->env) >= until_ns) {
-			core->puts_left = 1;
-			break;
-		}
-	}
-}
-
-/* What is left over of earlier puts, whoever made them, is not this request's to wait for: ticks go on with it
- * (decision 033). */
-void kvd_puts_run(kvd_core_t *core)
-{
-	if (!core->puts_left) {
-		run_puts(core, BLOCKS_OF_A_REQUEST, UINT64_MAX);
-	}
-}
-
-void kvd_puts_go_on(kvd_core_t *core)
-{
-	core->puts_left = 0;
-	run_puts(core, BLOCKS_OF_A_TICK, core->now_ns + TICK_NS);
+	memcpy(meta->root, tree->root, sizeof meta->root);
 }
 
 /* ---- running puts of a namespace ------------------------------------------------------------- */
@@ -108,13 +69,11 @@ void kvd_put_revoke_oldest(kvd_core_t *core, uint32_t ns)
 	}
 }
 
-/* ---- the end --------------------------------------------------------------------------------- */
+/* ---- pins ------------------------------------------------------------------------------------ */
 
-void kvd_entry_free(kvd_core_t *core, kvd_put_t *put, kvd_entry_t *entry)
+static kvd_claim_t *claim_at(const kvd_core_t *core, uint32_t id)
 {
-	kvs_free(core->tier[KVD_CPU], entry->loc);
-	entry->loc.slot = KV_SLOT_NONE;
-	kvd_count_unfinished(core, kvd_instance_at(core, put->instance), put->slot_bytes, 0);
+	return kvd_pool_at(&core->claims, id);
 }
 
 int kvd_put_may_pin(const kvd_core_t *core, const kvd_put_t *put, uint32_t block)
@@ -137,6 +96,108 @@ kv_status_t kvd_put_pin(kvd_core_t *core, kvd_put_t *put, uint32_t block)
 
 	return status;
 }
+
+void kvd_entry_pin(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t block)
+{
+	kvd_entry_t *entry = &put->entries[index];
+
+	if (kvd_claim_take(core, block, KVD_CLAIM_PUT, put->id, &entry->claim) != KV_OK) {
+		entry->claim = KVD_NONE;
+		return;
+	}
+	claim_at(core, entry->claim)->entry = index;
+	put->pins++;
+}
+
+static void entry_unpin(kvd_core_t *core, kvd_put_t *put, uint32_t index)
+{
+	kvd_claim_drop(core, put->entries[index].claim);
+	put->entries[index].claim = KVD_NONE;
+	put->pins--;
+}
+
+void kvd_put_lose(kvd_core_t *core, uint32_t claim)
+{
+	kvd_put_t *put = kvd_put_find(core, claim_at(core, claim)->owner);
+
+	if (put->alone) {
+		entry_unpin(core, put, claim_at(core, claim)->entry);
+	} else {
+		kvd_claim_drop(core, put->claim);
+		put->claim = KVD_NONE;
+	}
+	core->durable_look |= KVD_LOOK_DROPPED;
+}
+
+void kvd_put_unpin(kvd_core_t *core, kvd_put_t *put)
+{
+	if (put->claim != KVD_NONE) {
+		kvd_claim_drop(core, put->claim);
+		put->claim = KVD_NONE;
+	}
+	for (uint32_t i = 0; put->pins > 0; i++) {
+		if (put->entries[i].claim != KVD_NONE) {
+			entry_unpin(core, put, i);
+		}
+	}
+}
+
+/* ---- entries --------------------------------------------------------------------------------- */
+
+void kvd_entry_free(kvd_core_t *core, kvd_put_t *put, kvd_entry_t *entry)
+{
+	kvs_free(core->tier[KVD_CPU], entry->loc);
+	entry->loc.slot = KV_SLOT_NONE;
+	kvd_count_unfinished(core, kvd_instance_at(core, put->instance), put->slot_bytes, 0);
+}
+
+void kvd_entry_full(kvd_put_t *put, uint32_t index)
+{
+	put->entries[index].turn = KVD_NONE;
+	if (put->turn_head == KVD_NONE) {
+		put->turn_head = index;
+	} else {
+		put->entries[put->turn_tail].turn = index;
+	}
+	put->turn_tail = index;
+}
+
+uint32_t kvd_entry_next(kvd_put_t *put)
+{
+	uint32_t index = put->turn_head;
+
+	if (index != KVD_NONE) {
+		put->turn_head = put->entries[index].turn;
+	}
+
+	return index;
+}
+
+static int is_visible(const kvd_entry_t *entry)
+{
+	return entry->state == KVD_ENTRY_ALREADY || entry->state == KVD_ENTRY_VISIBLE ||
+	       entry->state == KVD_ENTRY_DUPLICATE;
+}
+
+void kvd_put_advance(kvd_put_t *put)
+{
+	while (put->next < put->n && is_visible(&put->entries[put->next])) {
+		put->next++;
+	}
+}
+
+uint32_t kvd_put_unfinished(const kvd_put_t *put)
+{
+	uint32_t count = 0;
+
+	for (uint32_t i = put->next; i < put->n; i++) {
+		count += is_visible(&put->entries[i]) ? 0 : 1;
+	}
+
+	return count;
+}
+
+/* ---- a put ends ------------------------------------------------------------------------------ */
 
 /* Header and room in the lease area. */
 static void put_retire(kvd_core_t *core, kvd_put_t *put)
@@ -164,7 +225,7 @@ static void put_remove(kvd_core_t *core, kvd_put_t *put)
 	kvd_instance_rec_t *instance = kvd_instance_at(core, put->instance);
 
 	kvd_events_flush(core); /* they may borrow its tokens */
-	unqueue(core, put);
+	kvd_put_unqueue(core, put);
 	kvd_pending_unwait(core, put);
 	kvd_put_unpin(core, put);
 	put_retire(core, put);
@@ -354,6 +415,8 @@ void kvd_puts_free(kvd_core_t *core)
 		}
 	}
 }
+
+/* ---- requests -------------------------------------------------------------------------------- */
 
 kv_status_t kvd_put_revoke(kvd_core_t *core, kvd_member_t member_id, const kv_msg_put_revoke_t *ask,
 			   kv_msg_put_revoke_reply_t *reply)

@@ -19,12 +19,7 @@
 #ifndef KVD_CORE_PUT_H
 #define KVD_CORE_PUT_H
 
-#include "core/core.h"
-#include "core/index/index.h"
-#include "core/tenant/space.h"
-
-#define KVD_MEMBER_WORDS     4u /* members an instance can have: 64 a word */
-#define KVD_INSTANCE_MEMBERS (64u * KVD_MEMBER_WORDS)
+#include "core/core_impl.h"
 
 typedef enum kvd_entry_state {
 	KVD_ENTRY_ALREADY,
@@ -111,69 +106,7 @@ typedef struct kvd_put {
 	uint32_t run_queued;
 } kvd_put_t;
 
-/* Unfinished copies of one key, and who waits for it. */
-typedef struct kvd_pending {
-	uint32_t link;
-	uint32_t tree;
-	kv_key_t key;
-	uint32_t group;
-	kvd_copy_t copies;
-	kvd_list_t waiters; /* puts */
-	uint32_t next;      /* in its hash chain */
-} kvd_pending_t;
-
-#define KVD_PENDING_HEADS 32768u
-
-/* pending.c: count entry `index` as an unfinished copy of its key. KV_ERR_NOMEM, KV_ERR_LIMIT. */
-kv_status_t kvd_pending_add(kvd_core_t *core, kvd_put_t *put, uint32_t index);
-/* It is no longer one. When it was the last, puts that wait for the key look again. */
-void kvd_pending_remove(kvd_core_t *core, kvd_put_t *put, uint32_t index);
-/* Wait for the put's parent key. 0: nobody is writing it. */
-int kvd_pending_wait(kvd_core_t *core, kvd_put_t *put);
-void kvd_pending_unwait(kvd_core_t *core, kvd_put_t *put);
-/* Is `instance` writing this key? */
-int kvd_pending_by(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint32_t group, uint32_t instance);
-
-/* put.c: look at this put again soon. */
-void kvd_put_queue(kvd_core_t *core, kvd_put_t *put);
-/* publish.c: make visible what can be. */
-void kvd_put_try(kvd_core_t *core, kvd_put_t *put);
-/* The slot of an unfinished entry goes back to the pool. */
-void kvd_entry_free(kvd_core_t *core, kvd_put_t *put, kvd_entry_t *entry);
-/* put_alone.c: entry `index`'s block is pinned, as far as memory goes; its claim goes; all claims go. */
-void kvd_entry_pin(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t block);
-void kvd_put_lose(kvd_core_t *core, uint32_t claim);
-void kvd_put_unpin(kvd_core_t *core, kvd_put_t *put);
-/* An entry has become FULL; the next such one, KVD_NONE: none. */
-void kvd_entry_full(kvd_put_t *put, uint32_t index);
-uint32_t kvd_entry_next(kvd_put_t *put);
-/* Count the visible entries from the first. */
-void kvd_put_advance(kvd_put_t *put);
-/* Entries that are not visible. */
-uint32_t kvd_put_unfinished(const kvd_put_t *put);
-/* Has this put counted the key as one of its unfinished copies, and nobody after it? */
-int kvd_pending_mine(kvd_core_t *core, const kvd_put_t *put, const kv_key_t *key);
-/* What goes into a slot's header. */
-void kvd_put_meta(kvd_core_t *core, const kvd_put_t *put, uint32_t index, kvs_meta_t *meta);
-/* Depth of an entry's block. */
-static inline uint32_t kvd_put_depth(const kvd_put_t *put, uint32_t index)
-{
-	return put->alone ? 1 : put->depth0 + index + 1;
-}
-/* How far an ended put of a group without parents is on disk: 1 when entries [0, put->stored) are and no more will be,
- * 0 when it cannot be said yet. */
-int kvd_put_stored(kvd_core_t *core, kvd_put_t *put);
-/* Is the block in the disk set, and in this very slot? One that was evicted there and written again is behind a later
- * flush only. */
-int kvd_durable_at(const kvd_core_t *core, uint32_t block, kvs_loc_t disk);
-/* How many of the first n entries are where they were seen on disk, up to the first that is not. */
-uint32_t kvd_put_on_disk(kvd_core_t *core, const kvd_put_t *put, uint32_t n);
-/* The put's claim now hangs on `block`. */
-kv_status_t kvd_put_pin(kvd_core_t *core, kvd_put_t *put, uint32_t block);
-/* May the put pin the path down to `block`: is there room for it within the namespace's share? */
-int kvd_put_may_pin(const kvd_core_t *core, const kvd_put_t *put, uint32_t block);
-/* Forget an ended put that nothing is owed to. */
-void kvd_put_settle(kvd_core_t *core, kvd_put_t *put);
+/* ---- requests -------------------------------------------------------------------------------- */
 
 kv_status_t kvd_put_start(kvd_core_t *core, uint32_t ns, kvd_member_t member, const kv_msg_put_start_t *ask,
 			  kv_msg_put_start_reply_t *reply);
@@ -181,6 +114,9 @@ kv_status_t kvd_put_end(kvd_core_t *core, kvd_member_t member, const kv_msg_put_
 			kv_msg_put_end_reply_t *reply);
 kv_status_t kvd_put_revoke(kvd_core_t *core, kvd_member_t member, const kv_msg_put_revoke_t *ask,
 			   kv_msg_put_revoke_reply_t *reply);
+kv_status_t kvd_put_keep(kvd_core_t *core, kvd_member_t member, const kv_msg_keep_t *ask, kv_msg_keep_reply_t *reply);
+
+/* ---- for the life of instances and blocks ---------------------------------------------------- */
 
 kvd_put_t *kvd_put_find(kvd_core_t *core, uint64_t id);
 /* RUNNING -> ended: PUT_DONE, claims and room given back, open slots quarantined. */
@@ -192,31 +128,18 @@ uint32_t kvd_put_quiet(kvd_core_t *core, kvd_put_t *put, uint32_t local, int bef
 void kvd_put_unquiet_move(kvd_put_t *put, uint32_t from, uint32_t to);
 /* Could this rank still write into the put? */
 int kvd_put_writes(const kvd_put_t *put, uint32_t rank);
-kv_status_t kvd_put_keep(kvd_core_t *core, kvd_member_t member, const kv_msg_keep_t *ask, kv_msg_keep_reply_t *reply);
-/* The put is alive: its time to live begins (again). */
-void kvd_put_extend(kvd_core_t *core, kvd_put_t *put);
-/* The namespace lacks room: its oldest put is revoked if it has expired. Its slots come back when its writers are quiet
- * or gone. */
-void kvd_put_revoke_oldest(kvd_core_t *core, uint32_t ns);
 /* Everything goes, told to nobody: the instance has ended. */
 void kvd_put_destroy(kvd_core_t *core, kvd_put_t *put);
-/* A write-through has ended. */
-void kvd_put_written(kvd_core_t *core, uint64_t id, uint32_t index, kv_status_t status, kvs_loc_t cpu, kvs_loc_t disk);
+/* The put goes on without this claim of its own. */
+void kvd_put_lose(kvd_core_t *core, uint32_t claim);
+
+/* ---- for the core ---------------------------------------------------------------------------- */
+
 /* Look again at the puts whose turn has come. */
 void kvd_puts_run(kvd_core_t *core);
 /* The same once a tick: also what was left over. */
 void kvd_puts_go_on(kvd_core_t *core);
-/* A block has become visible: puts that wait for its key go on. */
-void kvd_put_wake(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint32_t group);
 /* The arrays of all puts: the core ends. */
 void kvd_puts_free(kvd_core_t *core);
-/* Blocks have left the disk set because their bytes are in doubt: acknowledgements that rest on them fail. */
-void kvd_durable_lost(kvd_core_t *core);
-/* A block that acknowledgements owed may rest on has a new disk copy: they wait for the flush that covers it. */
-void kvd_durable_again(kvd_core_t *core);
-/* Answer DURABLE where it can be said. */
-void kvd_durable_run(kvd_core_t *core);
-/* Is a copy of this key being written? */
-int kvd_put_pending(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint32_t group);
 
 #endif

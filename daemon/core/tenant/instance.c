@@ -1,9 +1,10 @@
+#include "core/block/events.h"
 #include "core/core_impl.h"
-
-kvd_instance_rec_t *kvd_instance_at(kvd_core_t *core, uint32_t self)
-{
-	return kvd_pool_at(&core->instances, self);
-}
+#include "core/lease/extent_alloc.h"
+#include "core/lease/lease.h"
+#include "core/put/put.h"
+#include "core/tenant/instance.h"
+#include "core/tenant/member.h"
 
 static kvd_instance_rec_t *instance_find(kvd_core_t *core, kvd_instance_t id)
 {
@@ -15,41 +16,6 @@ static kvd_instance_rec_t *instance_find(kvd_core_t *core, kvd_instance_t id)
 	instance = kvd_instance_at(core, kvd_id_place(id));
 
 	return instance->id == id ? instance : NULL;
-}
-
-kvd_member_rec_t *kvd_member_rec(kvd_core_t *core, kvd_member_t id)
-{
-	kvd_member_rec_t *member;
-
-	if (id == 0 || kvd_id_place(id) >= core->members.made) {
-		return NULL;
-	}
-	member = kvd_pool_at(&core->members, kvd_id_place(id));
-
-	return member->id == id ? member : NULL;
-}
-
-kv_status_t kvd_member_check(kvd_core_t *core, uint32_t ns, kvd_member_t id, kvd_member_rec_t **p_member,
-			     kvd_instance_rec_t **p_instance)
-{
-	kvd_member_rec_t *member = kvd_member_rec(core, id);
-
-	if (!member || !member->open || kvd_instance_at(core, member->instance)->ns != ns) {
-		return KV_ERR_NOT_JOINED;
-	}
-	*p_member = member;
-	*p_instance = kvd_instance_at(core, member->instance);
-
-	return KV_OK;
-}
-
-void kvd_notify(kvd_core_t *core, kvd_member_t id, uint16_t code, const kv_msg_t *msg)
-{
-	const kvd_member_rec_t *member = kvd_member_rec(core, id);
-
-	if (member && member->open) {
-		core->world.notify(core->world.ctx, id, code, msg);
-	}
 }
 
 /* ---- join ------------------------------------------------------------------------------------ */

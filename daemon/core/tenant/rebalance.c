@@ -1,4 +1,11 @@
+#include "core/block/block.h"
+#include "core/block/damage.h"
+#include "core/block/room.h"
 #include "core/core_impl.h"
+#include "core/lease/lease.h"
+#include "core/tenant/rebalance.h"
+#include "core/tenant/share.h"
+#include "core/tenant/slot_class.h"
 
 #define SLOTS_A_QUANTUM 256u
 #define GIVE_UP_NS      UINT64_C(1000000000)
@@ -8,50 +15,12 @@
 #define COLDER_BY       4u                      /* requests */
 #define MAX_SLABS       (KV_SLOT_MAX_SLAB + 2u) /* and one for "no slot" */
 
-static const kvs_change_ops_t *ops_of(const kvd_core_t *core, kvd_set_t t)
-{
-	return core->tier[t] ? core->tier[t]->ops->change : NULL;
-}
-
 static kvd_resource_t resource_of(kvd_set_t t)
 {
 	return t == KVD_CPU ? KVD_SHARE_CPU : KVD_SHARE_DISK;
 }
 
-/* ---- who is short ---------------------------------------------------------------------------- */
-
-void kvd_change_ask(kvd_core_t *core, uint32_t slot_class, kvd_set_t t)
-{
-	kvd_class_t *class = &core->classes[slot_class];
-
-	class->used_ns = core->now_ns;
-	if (core->class_count > 1 && !class->wants[t] && core->now_ns >= class->ask_after_ns[t] && ops_of(core, t) &&
-	    ops_of(core, t)->is_short(core->tier[t], class->tier_class[t])) {
-		class->wants[t] = 1;
-		core->change[t].wanting++;
-	}
-}
-
-int kvd_change_expected(const kvd_core_t *core, uint32_t slot_class, kvd_set_t t)
-{
-	const kvd_change_t *change = &core->change[t];
-
-	return core->classes[slot_class].wants[t] || (change->slab != KVD_NONE && change->to == slot_class) ||
-	       (ops_of(core, t) && ops_of(core, t)->is_coming(core->tier[t], core->classes[slot_class].tier_class[t]));
-}
-
 /* ---- what leases name ------------------------------------------------------------------------ */
-
-void kvd_change_name(kvd_core_t *core, const uint32_t *slots, uint32_t n, int more)
-{
-	kvd_change_t *change = &core->change[KVD_CPU];
-	uint64_t count = 0;
-
-	for (uint32_t i = 0; change->slab != KVD_NONE && i < n; i++) {
-		count += kv_slot_slab(slots[i]) == change->slab;
-	}
-	change->named += more ? count : 0 - count;
-}
 
 static uint32_t names_in(const kvd_lease_t *lease, uint32_t slab)
 {
@@ -215,7 +184,7 @@ static uint32_t coldest_class(kvd_core_t *core, kvd_set_t t, uint32_t to, int *p
  * KVD_NONE: a class of the disk tier that has no block. */
 static int can_spare(const kvd_core_t *core, const choice_t *choice, const kvs_slab_look_t *look, uint32_t from)
 {
-	uint64_t free_slots = ops_of(core, choice->t)->free_slots(core->tier[choice->t], look->slot_class);
+	uint64_t free_slots = kvd_change_ops(core, choice->t)->free_slots(core->tier[choice->t], look->slot_class);
 
 	if (look->open > 0 || (choice->t == KVD_DISK && look->taken > 0)) { /* on disk nothing is moved */
 		return 0;
@@ -233,7 +202,7 @@ static void prefer(const kvd_core_t *core, choice_t *choice, uint32_t slab, cons
 	int better = choice->slab == KVD_NONE || named < choice->named ||
 		     (named == choice->named && (new < old || (new == old && look->slots > choice->slots)));
 
-	if (better && ops_of(core, choice->t)->gain(core->tier[choice->t], slab, to) > 0) {
+	if (better && kvd_change_ops(core, choice->t)->gain(core->tier[choice->t], slab, to) > 0) {
 		choice->slab = slab;
 		choice->from = class_of(core, choice->t, look->slot_class);
 		choice->taken = look->taken;
@@ -250,8 +219,8 @@ static void count_slots(kvd_core_t *core, kvd_set_t t)
 		core->classes[i].slots[t] = 0;
 		core->classes[i].largest[t] = 0;
 	}
-	for (uint32_t slab = 0; slab < ops_of(core, t)->slabs(core->tier[t]); slab++) {
-		uint32_t class = ops_of(core, t)->look(core->tier[t], slab, &look) == KV_OK && !look.retired
+	for (uint32_t slab = 0; slab < kvd_change_ops(core, t)->slabs(core->tier[t]); slab++) {
+		uint32_t class = kvd_change_ops(core, t)->look(core->tier[t], slab, &look) == KV_OK && !look.retired
 					 ? class_of(core, t, look.slot_class)
 					 : KVD_NONE;
 
@@ -286,10 +255,10 @@ static choice_t choose(kvd_core_t *core, kvd_set_t t, uint32_t to)
 	count_named(core, named);
 	cold = coldest_class(core, t, to, &other.force);
 	file = t == KVD_DISK ? coldest_file(core, cold) : KVD_NONE;
-	for (uint32_t slab = 0; slab < ops_of(core, t)->slabs(tier); slab++) {
+	for (uint32_t slab = 0; slab < kvd_change_ops(core, t)->slabs(tier); slab++) {
 		uint32_t from, names = t == KVD_CPU ? named[slab] : 0;
 
-		if (ops_of(core, t)->look(tier, slab, &look) != KV_OK || look.retired || look.leaving) {
+		if (kvd_change_ops(core, t)->look(tier, slab, &look) != KV_OK || look.retired || look.leaving) {
 			continue;
 		}
 		from = class_of(core, t, look.slot_class);
@@ -327,7 +296,7 @@ static void begin(kvd_core_t *core, kvd_set_t t, uint32_t slab, uint32_t from, u
 {
 	kvd_change_t *change = &core->change[t];
 
-	ops_of(core, t)->leave(core->tier[t], slab);
+	kvd_change_ops(core, t)->leave(core->tier[t], slab);
 	change->slab = slab;
 	change->from = from;
 	change->to = to;
@@ -343,7 +312,7 @@ static int pick(kvd_core_t *core, kvd_set_t t)
 	uint32_t to = next_class(core, t);
 	choice_t choice;
 
-	if (!ops_of(core, t)->is_short(core->tier[t], core->classes[to].tier_class[t])) {
+	if (!kvd_change_ops(core, t)->is_short(core->tier[t], core->classes[to].tier_class[t])) {
 		return 1;
 	}
 	choice = choose(core, t, to);
@@ -373,8 +342,8 @@ static uint32_t file_to_give(kvd_core_t *core, uint32_t ns)
 			cold = i;
 		}
 	}
-	for (uint32_t file = 0; file < ops_of(core, KVD_DISK)->slabs(core->tier[KVD_DISK]); file++) {
-		uint32_t class = ops_of(core, KVD_DISK)->look(core->tier[KVD_DISK], file, &look) == KV_OK &&
+	for (uint32_t file = 0; file < kvd_change_ops(core, KVD_DISK)->slabs(core->tier[KVD_DISK]); file++) {
+		uint32_t class = kvd_change_ops(core, KVD_DISK)->look(core->tier[KVD_DISK], file, &look) == KV_OK &&
 						 !look.retired && !look.leaving && look.taken == 0
 					 ? class_of(core, KVD_DISK, look.slot_class)
 					 : KVD_NONE;
@@ -397,8 +366,8 @@ static int pick_over(kvd_core_t *core)
 					? file_to_give(core, n)
 					: KVD_NONE;
 
-		if (file != KVD_NONE && ops_of(core, KVD_DISK)->look(core->tier[KVD_DISK], file, &look) == KV_OK &&
-		    !look.retired) {
+		if (file != KVD_NONE &&
+		    kvd_change_ops(core, KVD_DISK)->look(core->tier[KVD_DISK], file, &look) == KV_OK && !look.retired) {
 			begin(core, KVD_DISK, file, class_of(core, KVD_DISK, look.slot_class), KVD_NONE);
 			return 1;
 		}
@@ -452,7 +421,7 @@ static int empty_slot(kvd_core_t *core, kvd_set_t t, kv_slot_t slot)
 	kvs_meta_t meta;
 	kv_status_t status;
 
-	if (ops_of(core, t)->slot(tier, slot, &here, &meta) != KV_OK) {
+	if (kvd_change_ops(core, t)->slot(tier, slot, &here, &meta) != KV_OK) {
 		return 0;
 	}
 	id = kvd_index_in_slot(&core->ix, &meta.key, meta.group, t, here);
@@ -524,7 +493,7 @@ static int run(kvd_core_t *core, kvd_set_t t)
 	if (change->slab == KVD_NONE) {
 		return 0;
 	}
-	if (ops_of(core, t)->look(tier, change->slab, &look) != KV_OK || (!look.retired && !look.leaving)) {
+	if (kvd_change_ops(core, t)->look(tier, change->slab, &look) != KV_OK || (!look.retired && !look.leaving)) {
 		end(core, t); /* its memory has come back */
 		return 0;
 	}
@@ -534,11 +503,11 @@ static int run(kvd_core_t *core, kvd_set_t t)
 	if (look.taken == 0) {
 		uint32_t to = change->to != KVD_NONE ? change->to : change->from; /* it may not have it any more */
 
-		(void)ops_of(core, t)->retire(tier, change->slab, core->classes[to].tier_class[t]);
+		(void)kvd_change_ops(core, t)->retire(tier, change->slab, core->classes[to].tier_class[t]);
 		return 0;
 	}
 	if (core->now_ns > change->give_up_ns) {
-		ops_of(core, t)->stay(tier, change->slab);
+		kvd_change_ops(core, t)->stay(tier, change->slab);
 		change->next_ns = core->now_ns + GIVE_UP_NS;
 		end(core, t);
 		return 0;
@@ -551,5 +520,5 @@ int kvd_change_run(kvd_core_t *core)
 {
 	int more = run(core, KVD_CPU);
 
-	return ops_of(core, KVD_DISK) ? more | run(core, KVD_DISK) : more;
+	return kvd_change_ops(core, KVD_DISK) ? more | run(core, KVD_DISK) : more;
 }

@@ -24,29 +24,7 @@
 #define KVD_CORE_REBALANCE_H
 
 #include "core/core.h"
-#include "core/index/index.h"
 
-typedef struct kvd_change {
-	uint32_t wanting; /* classes that are short of slots */
-	uint32_t turn;    /* the class that is looked at next */
-	uint32_t slab;    /* KVD_NONE: none is in change */
-	uint32_t from;    /* classes */
-	uint32_t to;      /* KVD_NONE: nobody, the namespace is over its maximum */
-	uint32_t index;   /* slot to look at next */
-	uint32_t moved;   /* slots emptied since the last time round */
-	uint64_t named;   /* slots of it that open leases name; of files none are */
-	int force;        /* a namespace over its share gives to another: leases do not hold it back */
-	uint64_t give_up_ns;
-	uint64_t next_ns; /* none is picked before */
-	uint64_t look_ns; /* nor before this for nobody */
-} kvd_change_t;
-
-/* A slot of the class in tier t has been asked for, or its space was opened. */
-void kvd_change_ask(kvd_core_t *core, uint32_t slot_class, kvd_set_t t);
-/* Will the class have more slots soon? */
-int kvd_change_expected(const kvd_core_t *core, uint32_t slot_class, kvd_set_t t);
-/* A lease names these slots (`more`), or has ended. */
-void kvd_change_name(kvd_core_t *core, const uint32_t *slots, uint32_t n, int more);
 /* Slots of the slab in change that leases name, counted. */
 uint64_t kvd_change_count(kvd_core_t *core);
 /* One quantum; 1 while there is more at once. */

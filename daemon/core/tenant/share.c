@@ -1,6 +1,5 @@
 #include "core/core_impl.h"
-
-#define NOBODY KVD_MAX_NAMESPACES /* owner of blocks whose namespace is not configured */
+#include "core/tenant/share.h"
 
 /* ---- what is used and what is due ------------------------------------------------------------ */
 
@@ -191,77 +190,4 @@ void kvd_count_unfinished(kvd_core_t *core, kvd_instance_rec_t *instance, uint64
 	instance->unfinished_bytes += bytes;
 	ns->unfinished_bytes += bytes;
 	ns->unfinished_blocks += taken ? 1 : UINT64_MAX;
-}
-
-/* ---- who gives ------------------------------------------------------------------------------- */
-
-uint32_t kvd_class_coldest(const kvd_core_t *core, uint32_t slot_class, kvd_set_t t, uint64_t *p_stamp)
-{
-	kvd_index_t *ix = (kvd_index_t *)&core->ix;
-	uint32_t id = core->policy->victim(ix, &core->classes[slot_class].order[t], t);
-
-	if (id != KVD_NONE) {
-		uint32_t mark = kvd_node_of(ix, kvd_block_at(ix, id))->marks[t];
-
-		*p_stamp = ((const kvd_mark_t *)kvd_pool_at(&ix->marks, mark))->stamp;
-	}
-
-	return id;
-}
-
-/* The coldest block of all classes and tiers of the owner. 0: nothing of it can go. */
-static int forget_coldest(kvd_core_t *core, uint32_t owner, kv_ns_metric_t why)
-{
-	uint32_t ns = owner == NOBODY ? KVD_NONE : owner, victim = KVD_NONE;
-	uint64_t least = UINT64_MAX, stamp = 0;
-	kvd_set_t from = KVD_CPU;
-
-	for (uint32_t c = 0; c < core->class_count; c++) {
-		for (kvd_set_t t = KVD_CPU; t < KVD_TIERS && core->classes[c].ns == ns; t++) {
-			uint32_t id = kvd_class_coldest(core, c, t, &stamp);
-
-			if (id != KVD_NONE &&
-			    stamp <= least) { /* of both tiers the disk: what is only there goes at once */
-				least = stamp;
-				victim = id;
-				from = t;
-			}
-		}
-	}
-	if (victim != KVD_NONE) {
-		kvd_block_evict(core, victim, from, why);
-	}
-
-	return victim != KVD_NONE;
-}
-
-kv_status_t kvd_make_index_room(kvd_core_t *core, uint32_t ns)
-{
-	uint8_t passed[NOBODY + 1] = {0};
-
-	if (core->ns[ns]->blocks >= kvd_share_most(core, ns, KVD_SHARE_INDEX)) {
-		return forget_coldest(core, ns, KV_NM_EVICTED) ? KV_OK : KV_MISS;
-	}
-	for (;;) {
-		uint32_t from = ns;
-		uint64_t most = passed[ns] ? 0 : kvd_share_over(core, ns, KVD_SHARE_INDEX, 1);
-
-		for (uint32_t n = 0; n <= NOBODY; n++) {
-			uint64_t over = n < core->ns_count ? kvd_share_over(core, n, KVD_SHARE_INDEX, 0)
-					: n == NOBODY      ? core->unowned_blocks
-							   : 0;
-
-			if (n != ns && !passed[n] && over > most) {
-				most = over;
-				from = n;
-			}
-		}
-		if (passed[from]) {
-			return KV_MISS;
-		}
-		if (forget_coldest(core, from, from == ns ? KV_NM_EVICTED : KV_NM_EVICTED_FOR_OTHERS)) {
-			return KV_OK;
-		}
-		passed[from] = 1;
-	}
 }

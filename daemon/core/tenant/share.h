@@ -10,9 +10,7 @@
 #ifndef KVD_CORE_SHARE_H
 #define KVD_CORE_SHARE_H
 
-#include "core/core.h"
-#include "core/index/index.h"
-#include "core/tenant/instance.h"
+#include "core/core_impl.h"
 
 /* What the namespace uses: bytes of slabs, bytes of slot files, blocks. `ns` KVD_NONE: blocks found on disk whose
  * namespace is not configured. */
@@ -39,11 +37,5 @@ int kvd_may_open(const kvd_core_t *core, uint32_t ns, kvs_loc_t loc);
 uint64_t kvd_instance_room(const kvd_core_t *core, const kvd_instance_rec_t *instance, uint64_t cap, uint64_t own);
 /* A slot of an unfinished put of the instance is taken (`taken` 1) or is not unfinished any longer. */
 void kvd_count_unfinished(kvd_core_t *core, kvd_instance_rec_t *instance, uint64_t bytes, int taken);
-
-/* The class's coldest block of tier t that can go, and when it was asked for last; KVD_NONE: there is none. */
-uint32_t kvd_class_coldest(const kvd_core_t *core, uint32_t slot_class, kvd_set_t t, uint64_t *p_stamp);
-/* Evict one block of a tier so that a block of namespace `ns` may come into the index. A block leaves the index with
- * its last tier, so this may have to be asked for again. KV_MISS: nothing can go. */
-kv_status_t kvd_make_index_room(kvd_core_t *core, uint32_t ns);
 
 #endif

@@ -1,8 +1,13 @@
+#include "core/block/events.h"
+#include "core/block/quarantine.h"
+#include "core/block/visibility.h"
 #include "core/core_impl.h"
+#include "core/tenant/share.h"
+#include "core/tenant/slot_class.h"
+#include "core/tenant/space.h"
 
 #define MAX_PENDING_RESETS 256u
 #define OPEN_QUANTA        16u
-#define FILL_QUANTUM       256u
 
 /* ---- namespaces ------------------------------------------------------------------------------ */
 
@@ -61,88 +66,6 @@ kv_status_t kvd_space_find(kvd_core_t *core, uint32_t ns, uint32_t id, uint64_t 
 	return KV_OK;
 }
 
-kv_status_t kvd_space_group(const kvd_space_t *space, uint32_t id, const kv_group_t **p_group)
-{
-	for (uint32_t i = 0; i < space->group_count; i++) {
-		if (space->groups[i].id == id) {
-			*p_group = &space->groups[i];
-			return KV_OK;
-		}
-	}
-
-	return KV_ERR_UNSUPPORTED;
-}
-
-static uint64_t slot_stride(const kvs_geometry_t *geometry)
-{
-	return ((uint64_t)geometry->block_bytes + 4095u) / 4096u * 4096u;
-}
-
-/* The class of these tiers' classes, made when it is new. */
-kv_status_t kvd_class_find(kvd_core_t *core, const uint32_t tier_class[KVD_TIERS], uint32_t ns, uint32_t *p_class)
-{
-	kvd_set_t by = tier_class[KVD_DISK] != KVD_NONE ? KVD_DISK : KVD_CPU;
-	kvd_class_t *made;
-
-	for (uint32_t i = 0; i < core->class_count; i++) {
-		if (core->classes[i].tier_class[by] == tier_class[by]) {
-			*p_class = i;
-			return KV_OK;
-		}
-	}
-	if (core->class_count == core->class_cap) {
-		uint32_t cap = core->class_cap ? core->class_cap * 2 : 16;
-		kvd_class_t *more =
-			kv_resize(core->env, core->classes, core->class_cap * sizeof *more, cap * sizeof *more);
-
-		if (!more) {
-			return KV_ERR_NOMEM;
-		}
-		core->classes = more;
-		core->class_cap = cap;
-	}
-	made = &core->classes[core->class_count];
-	*made = (kvd_class_t){.ns = ns, .tier_class = {tier_class[KVD_CPU], tier_class[KVD_DISK]}};
-	kvd_order_init(&made->order[KVD_CPU]);
-	kvd_order_init(&made->order[KVD_DISK]);
-	*p_class = core->class_count++;
-
-	return KV_OK;
-}
-
-/* What a tier says of its class that the core's class has. */
-static void class_know(kvd_core_t *core, uint32_t slot_class, kvd_set_t t)
-{
-	kvd_class_t *c = &core->classes[slot_class];
-
-	if (core->tier[t] && core->tier[t]->ops->change) {
-		c->unit[t] = core->tier[t]->ops->change->unit(core->tier[t], c->tier_class[t]);
-	}
-	kvd_change_ask(core, slot_class, t);
-}
-
-static kv_status_t class_open(kvd_core_t *core, const kvd_space_open_t *ask, uint32_t *p_class)
-{
-	uint32_t tier_class[KVD_TIERS] = {KVD_NONE, KVD_NONE};
-	kv_status_t status =
-		kvs_class_open(core->tier[KVD_CPU], core->ns[ask->ns]->name, &ask->geometry, &tier_class[KVD_CPU]);
-
-	if (status == KV_OK && kvd_disk(core)) {
-		status = kvs_class_open(kvd_disk(core), core->ns[ask->ns]->name, &ask->geometry, &tier_class[KVD_DISK]);
-	}
-	if (status == KV_OK) {
-		status = kvd_class_find(core, tier_class, ask->ns, p_class);
-	}
-	if (status == KV_OK) {
-		core->classes[*p_class].tier_class[KVD_CPU] = tier_class[KVD_CPU];
-		core->classes[*p_class].slot_bytes = slot_stride(&ask->geometry);
-		class_know(core, *p_class, KVD_CPU);
-		class_know(core, *p_class, KVD_DISK);
-	}
-
-	return status;
-}
-
 static char *copy_text(kvd_core_t *core, const char *text, size_t len)
 {
 	char *copy = kv_alloc(core->env, len + 1);
@@ -166,7 +89,7 @@ static void opened(void *arg, kv_status_t status)
 {
 	kvd_core_t *core = arg;
 
-	if (!kvd_transfer_ended(core) && status != KV_OK) {
+	if (!kvd_callback_enter(core) && status != KV_OK) {
 		kv_logf(core->env, KV_LOG_WARN, "core", "a new space could not be recorded on disk, status %s",
 			kv_status_name(status));
 	}
@@ -249,7 +172,7 @@ static kv_status_t space_create(kvd_core_t *core, const kvd_space_open_t *ask, u
 	if (!space->identity || !space->layout || (ask->lora && !space->lora)) {
 		goto err_space;
 	}
-	status = class_open(core, ask, &space->slot_class);
+	status = kvd_class_open(core, ask->ns, &ask->geometry, &space->slot_class);
 	if (status != KV_OK) {
 		goto err_space;
 	}
@@ -375,7 +298,7 @@ static void reset_done(void *arg, kv_status_t status)
 		return;
 	}
 	kv_free(end.core->env, reset);
-	if (kvd_transfer_ended(end.core)) {
+	if (kvd_callback_enter(end.core)) {
 		return;
 	}
 	end.core->pending_resets--;
@@ -474,97 +397,13 @@ static void space_attach(kvd_core_t *core, kvd_space_t *space)
 	}
 }
 
-void kvd_core_attach(kvd_core_t *core)
+void kvd_spaces_attach(kvd_core_t *core)
 {
-	core->world.disk = core->tier[KVD_DISK] = core->coming;
-	core->world.note_reset = NULL;
-	core->coming = NULL;
-	kvd_disk_watch(core);
 	for (uint32_t n = 0; n < core->ns_count; n++) {
 		for (uint32_t id = 1; id <= core->ns[n]->space_count; id++) {
-			class_know(core, core->ns[n]->spaces[id]->slot_class, KVD_DISK);
+			kvd_class_update(core, core->ns[n]->spaces[id]->slot_class, KVD_DISK);
 			space_attach(core, core->ns[n]->spaces[id]);
 		}
-	}
-	kvd_shares_settle(core);
-	kvd_events_flush(core);
-}
-
-/* ---- mirrors of recovered spaces ------------------------------------------------------------- */
-
-/* One run after the other, parents first; 1 when the quantum is used up. */
-static int tree_show(kvd_core_t *core, kvd_tree_t *tree, uint32_t *p_left)
-{
-	while (tree->cursor != KVD_NONE) {
-		const kvd_node_t *node = kvd_node_at(&core->ix, tree->cursor);
-
-		if (*p_left == 0) {
-			return 1;
-		}
-		for (uint32_t i = 0; i < node->len; i++) {
-			kvd_mirror_sync(core, node->ids[i]);
-			if (!tree->mute) {
-				kvd_event_tell(core, node->ids[i]);
-			}
-		}
-		*p_left -= node->len < *p_left ? node->len : *p_left;
-		tree->cursor = kvd_index_next(&core->ix, tree->cursor);
-		if (tree->cursor != KVD_NONE && kvd_node_at(&core->ix, tree->cursor)->depth0 < tree->floor) {
-			tree->cursor = KVD_NONE;
-		}
-	}
-
-	return 0;
-}
-
-void kvd_show_tree(kvd_core_t *core, kvd_tree_t *tree)
-{
-	tree->cursor = tree->children.head;
-	tree->floor = 0;
-	core->showing = 1;
-}
-
-void kvd_show_below(kvd_core_t *core, uint32_t node)
-{
-	kvd_tree_t *tree = kvd_tree_at(&core->ix, kvd_node_at(&core->ix, node)->tree);
-
-	if (tree->cursor != KVD_NONE) { /* one walk at a time */
-		kvd_show_tree(core, tree);
-	} else if (tree->ns != KVD_NONE) {
-		tree->cursor = node;
-		tree->floor = kvd_node_at(&core->ix, node)->depth0 + 1;
-		core->showing = 1;
-	}
-}
-
-int kvd_space_fill_mirrors(kvd_core_t *core)
-{
-	uint32_t left = FILL_QUANTUM;
-
-	if (!core->showing) {
-		return 0;
-	}
-	for (uint32_t n = 0; n < core->ns_count; n++) {
-		for (uint32_t id = 1; id <= core->ns[n]->space_count; id++) {
-			if (tree_show(core, kvd_tree_at(&core->ix, core->ns[n]->spaces[id]->tree), &left)) {
-				return 1;
-			}
-		}
-	}
-	core->showing = 0;
-
-	return 0;
-}
-
-void kvd_space_left(kvd_core_t *core, uint32_t ns, uint32_t id)
-{
-	kvd_space_t *space = core->ns[ns]->spaces[id];
-	kvd_tree_t *tree = kvd_tree_at(&core->ix, space->tree);
-
-	space->leaving--;
-	if (space->leaving == 0) {
-		tree->mute = 0;
-		kvd_show_tree(core, tree);
 	}
 }
 

@@ -1,0 +1,236 @@
+#include "core/block/block.h"
+#include "core/block/damage.h"
+#include "core/block/quarantine.h"
+#include "core/block/visibility.h"
+#include "core/core_impl.h"
+#include "core/lease/lease.h"
+#include "core/put/put.h"
+#include "core/tenant/member.h"
+
+#define DROP_STEPS 4096u
+
+/* A leaf of the set at or below the block. KVD_NONE: there is none, or *p_steps are used up. */
+static uint32_t leaf_below(const kvd_core_t *core, uint32_t id, kvd_set_t t, uint32_t *p_steps)
+{
+	const kvd_block_t *block = kvd_block_at(&core->ix, id);
+	const kvd_node_t *node = kvd_node_of(&core->ix, block);
+
+	if (!kvd_in_set(&core->ix, block, t)) {
+		return KVD_NONE;
+	}
+	while (node->n[t] == node->len && node->kids[t] > 0) {
+		const kvd_node_t *below = kvd_node_at(&core->ix, node->children.head);
+
+		while (below->n[t] == 0 || (below->flags & KVD_NODE_DEAD)) {
+			below = kvd_node_at(&core->ix, below->siblings.next);
+			if (--*p_steps == 0) {
+				return KVD_NONE;
+			}
+		}
+		node = below;
+		if (--*p_steps == 0) {
+			return KVD_NONE;
+		}
+	}
+
+	return --*p_steps == 0 ? KVD_NONE : node->ids[node->n[t] - 1];
+}
+
+kv_status_t kvd_evict_below(kvd_core_t *core, uint32_t id, kvd_set_t t, int force)
+{
+	uint32_t steps = DROP_STEPS, leaf = leaf_below(core, id, t, &steps);
+	const kvd_block_t *block = leaf == KVD_NONE ? NULL : kvd_block_at(&core->ix, leaf);
+
+	while (block && force && !kvd_evictable(&core->ix, block, t) && block->claims.head != KVD_NONE) {
+		const kvd_claim_t *claim = kvd_pool_at(&core->claims, block->claims.head);
+		kvd_lease_t *lease = claim->kind == KVD_CLAIM_LEASE ? kvd_lease_find(core, claim->owner) : NULL;
+
+		if (lease) {
+			kvd_lease_end(core, lease, KV_ERR_REVOKED);
+		} else {
+			kvd_put_lose(core, block->claims.head);
+		}
+	}
+	if (!block || !kvd_evictable(&core->ix, block, t)) {
+		return KV_MISS;
+	}
+	kvd_block_evict(core, leaf, t, force ? KV_NM_EVICTED_FOR_OTHERS : KV_NM_EVICTED);
+
+	return KV_OK;
+}
+
+/* ---- bad bytes in memory --------------------------------------------------------------------- */
+
+/* Every lease whose path goes through the block reads it, or something that goes with it. */
+static void revoke_through(kvd_core_t *core, uint32_t id)
+{
+	uint64_t question = kvd_index_question(&core->ix);
+
+	for (uint32_t c = kvd_block_at(&core->ix, id)->claims.head;
+	     c != KVD_NONE;) { /* those that end here, and all that have it by itself */
+		const kvd_claim_t *claim = kvd_pool_at(&core->claims, c);
+		kvd_lease_t *lease = claim->kind == KVD_CLAIM_LEASE ? kvd_lease_find(core, claim->owner) : NULL;
+
+		c = claim->of_block.next;
+		if (lease) {
+			kvd_lease_end(core, lease, KV_ERR_REVOKED);
+			c = kvd_block_at(&core->ix, id)->claims.head; /* it may have had several */
+		}
+	}
+	for (uint32_t i = core->instance_list.head; i != KVD_NONE; i = kvd_instance_at(core, i)->of_core.next) {
+		for (uint32_t l = kvd_instance_at(core, i)->leases.head; l != KVD_NONE;) {
+			kvd_lease_t *lease = kvd_pool_at(&core->leases, l);
+
+			l = lease->of_instance.next;
+			if (!lease->alone &&
+			    kvd_index_passes(&core->ix, kvd_lease_block(core, lease, lease->n), id, question)) {
+				kvd_lease_end(core, lease, KV_ERR_REVOKED);
+			}
+		}
+	}
+}
+
+/* No lease reads it any more. A put that is pinned to it goes on below the disk copy, if there is one. */
+static void lose_cpu_leaf(kvd_core_t *core, uint32_t id)
+{
+	const kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+	while (!kvd_in_set(&core->ix, block, KVD_DISK) && block->claims.head != KVD_NONE) {
+		kvd_put_lose(core, block->claims.head);
+	}
+	core->durable_look |= KVD_LOOK_DROPPED;
+	if (block->io == KVD_NONE) {
+		kvd_block_evict(core, id, KVD_CPU, KV_NM_EVICTED);
+		return;
+	}
+	kvd_block_detach_io(core, id); /* it is being written: the write takes the slot with it */
+	kvd_block_leave(core, id, KVD_CPU);
+	kvd_block_settle(core, id);
+}
+
+void kvd_quarantine_cpu(kvd_core_t *core, uint32_t id)
+{
+	const kvd_block_t *block = kvd_block_at(&core->ix, id);
+	uint32_t steps = DROP_STEPS, leaf;
+
+	if (kvd_in_set(&core->ix, block, KVD_DISK) && !kvd_tree_of(&core->ix, block)->hidden &&
+	    !kvd_index_dead(&core->ix, block)) {
+		revoke_through(core, id);
+		while ((leaf = leaf_below(core, id, KVD_CPU, &steps)) != KVD_NONE) {
+			lose_cpu_leaf(core, leaf);
+		}
+		if (steps > 0) {
+			return;
+		}
+	}
+	kvd_quarantine(core, id);
+}
+
+kv_status_t kvd_bad_block(kvd_core_t *core, kvd_member_t member_id, const kv_msg_bad_block_t *ask,
+			  kv_msg_bad_block_reply_t *reply)
+{
+	kvd_member_rec_t *member = kvd_member_rec(core, member_id);
+	kvd_lease_t *lease = member ? kvd_lease_find_own(core, member, ask->lease) : NULL;
+	uint32_t id, depth;
+
+	if (!lease) {
+		return member ? KV_ERR_NOT_FOUND : KV_ERR_NOT_JOINED;
+	}
+	if (ask->index >= lease->n - lease->skip || lease->skip + ask->index >= lease->ready) {
+		return KV_ERR_ARG;
+	}
+	depth = lease->skip + ask->index + 1;
+	id = kvd_lease_block(core, lease, depth);
+	reply->quarantined = lease->alone ? 1 : lease->n - depth + 1; /* at the least: those of this lease */
+	kv_logf(core->env, KV_LOG_WARN, "core", "a member found wrong bytes in a leased block, instance %s depth %u",
+		kvd_instance_at(core, lease->instance)->name, depth);
+	kvd_count(core, KV_M_BAD_BLOCKS, 1);
+	kvd_quarantine_cpu(core, id);
+
+	return KV_OK;
+}
+
+/* ---- disk copies that are in doubt ----------------------------------------------------------- */
+
+/* In memory too, and nothing below it is on disk: it goes there once more. */
+static void lose_disk_leaf(kvd_core_t *core, uint32_t id)
+{
+	kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+	kvd_block_leave(core, id, KVD_DISK);
+	kvs_free(core->tier[KVD_DISK], block->disk);
+	block->disk.slot = KV_SLOT_NONE;
+	kvd_block_queue_write(core, id);
+}
+
+/* Written, and waiting for its parent. */
+static void lose_written(kvd_core_t *core, uint32_t id)
+{
+	kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+	block->flags &= (uint8_t)~KVD_WRITTEN;
+	core->written--;
+	kvs_free(core->tier[KVD_DISK], block->disk);
+	block->disk.slot = KV_SLOT_NONE;
+	kvd_block_unwrite_below(core, id);
+	kvd_block_queue_write(core, id);
+}
+
+void kvd_lose_disk(kvd_core_t *core, uint32_t id)
+{
+	const kvd_block_t *block = kvd_block_at(&core->ix, id);
+	uint32_t steps = DROP_STEPS, leaf;
+
+	if (kvd_tree_of(&core->ix, block)->hidden || kvd_index_dead(&core->ix, block)) {
+		return; /* it is being taken down, its slot with it */
+	}
+	if (block->flags & KVD_WRITTEN) {
+		lose_written(core, id);
+		return;
+	}
+	while ((leaf = leaf_below(core, id, KVD_DISK, &steps)) != KVD_NONE) {
+		uint32_t in_memory = kvd_index_depth_in(&core->ix, leaf, KVD_CPU);
+		uint32_t depth = kvd_depth_of(&core->ix, block);
+
+		if (kvd_in_set(&core->ix, kvd_block_at(&core->ix, leaf), KVD_CPU)) {
+			lose_disk_leaf(core, leaf);
+			continue;
+		}
+		kvd_quarantine(core, kvd_index_ancestor(&core->ix, leaf, in_memory < depth ? depth : in_memory + 1));
+		if (kvd_index_dead(&core->ix, block)) {
+			return;
+		}
+	}
+	if (steps == 0) {
+		kvd_quarantine(core, id);
+	}
+}
+
+/* ---- what the disk tier tells ---------------------------------------------------------------- */
+
+/* The tier cannot vouch for a slot any more. One that hangs on no block belongs to a transfer, which frees it. */
+static void disk_lost(void *arg, kvs_loc_t loc, const kv_key_t *key, uint8_t group)
+{
+	kvd_core_t *core = arg;
+	uint32_t id = kvd_index_on_disk(&core->ix, key, group, loc);
+
+	if (id != KVD_NONE) {
+		kvd_lose_disk(core, id);
+		core->disk_lost = 1;
+	}
+}
+
+static void disk_readable(void *arg, kvs_loc_t loc, const kv_key_t *key, uint8_t group, int readable)
+{
+	kvd_core_t *core = arg;
+	uint32_t id = kvd_index_on_disk(&core->ix, key, group, loc);
+
+	if (id != KVD_NONE) {
+		(readable ? kvd_take_back : kvd_set_aside)(core, id);
+	}
+}
+
+void kvd_disk_watch(kvd_core_t *core)
+{
+	kvs_tier_watch(core->tier[KVD_DISK], &(kvs_watch_t){.arg = core, .lost = disk_lost, .readable = disk_readable});
+}

@@ -1,0 +1,55 @@
+#include "core/block/block.h"
+#include "core/block/quarantine.h"
+#include "core/core_impl.h"
+
+void kvd_hide_tree(kvd_core_t *core, uint32_t id)
+{
+	kvd_tree_t *tree = kvd_tree_at(&core->ix, id);
+
+	tree->hidden = tree->leaving = 1;
+	tree->link = core->dead_trees;
+	core->dead_trees = id;
+}
+
+void kvd_tree_release(kvd_core_t *core, uint32_t id)
+{
+	const kvd_tree_t *tree = kvd_tree_at(&core->ix, id);
+
+	if (tree->hidden && tree->blocks == 0 && tree->puts == 0) {
+		kvd_tree_destroy(&core->ix, id);
+	}
+}
+
+void kvd_quarantine(kvd_core_t *core, uint32_t id)
+{
+	const kvd_block_t *block = kvd_block_at(&core->ix, id);
+	kvd_node_t *node, *above;
+	uint32_t top;
+
+	if (kvd_tree_of(&core->ix, block)->hidden || kvd_index_dead(&core->ix, block)) {
+		return;
+	}
+	(void)kvd_index_cut(&core->ix, id); /* without memory the run's first blocks go too */
+	top = block->node;
+	node = kvd_node_at(&core->ix, top);
+	kvd_index_kill(&core->ix, top);
+	kvd_queue_remove(&core->ix, top);
+	/* First come, first taken down: one that lies below a later one has gone before it. */
+	kvd_list_push(&core->dead_nodes, &core->ix.nodes, offsetof(kvd_node_t, queue), top);
+
+	if (node->parent == KVD_NONE) {
+		return;
+	}
+	above = kvd_node_at(&core->ix, node->parent);
+	kvd_hold(core, above->ids[above->len - 1]); /* leases that end below still read what lies above */
+	for (kvd_set_t t = KVD_CPU; t < KVD_TIERS; t++) {
+		uint32_t last = above->ids[above->len - 1];
+
+		if (node->n[t] > 0) {
+			above->kids[t]--;
+			core->policy->join(&core->ix,
+					   &core->classes[kvd_tree_at(&core->ix, node->tree)->slot_class].order[t], t,
+					   last, core->stamp);
+		}
+	}
+}

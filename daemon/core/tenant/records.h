@@ -1,0 +1,107 @@
+/* records.h -- what the core knows of its tenants: namespaces, spaces, classes of slots, instances and members. Types
+ * only; who may change them is said by the headers beside this one. */
+#ifndef KVD_CORE_RECORDS_H
+#define KVD_CORE_RECORDS_H
+
+#include "core/block/mirror.h"
+#include "core/core.h"
+#include "core/index/policy.h"
+#include "core/lease/extent_alloc.h"
+
+#define KVD_MAX_NAMESPACES 256u
+#define KVD_NS_NAME_MAX    64u
+_Static_assert(KVD_MAX_NAMESPACES <= KV_METRIC_NAMESPACES && KVD_NS_NAME_MAX < KV_METRIC_NS_NAME,
+	       "each has its metrics");
+
+#define KVD_MEMBER_WORDS     4u /* members an instance can have: 64 a word */
+#define KVD_INSTANCE_MEMBERS (64u * KVD_MEMBER_WORDS)
+
+/* Slots that can replace each other: one namespace, one geometry. */
+typedef struct kvd_class {
+	uint32_t ns;                    /* KVD_NONE: found on disk, and the namespace is not configured */
+	uint32_t tier_class[KVD_TIERS]; /* the tiers' numbers; KVD_NONE: none            */
+	uint64_t slot_bytes;            /* charged a slot                                */
+	kvd_order_t order[KVD_TIERS];
+	uint64_t used_ns; /* when a slot was last asked for, or a lease given */
+	/* rebalance.h, of each tier: */
+	uint64_t unit[KVD_TIERS];         /* bytes of a whole slab or file                                */
+	uint64_t slots[KVD_TIERS];        /* when they were counted last                                  */
+	uint32_t largest[KVD_TIERS];      /* of a slab of these                                           */
+	uint32_t wants[KVD_TIERS];        /* 1: it is short of slots, and waits for its turn to get a slab */
+	uint64_t ask_after_ns[KVD_TIERS]; /* it does not ask before: there was none for it                */
+} kvd_class_t;
+
+/* A slab or file on its way from one class to another (rebalance.h). */
+typedef struct kvd_change {
+	uint32_t wanting; /* classes that are short of slots */
+	uint32_t turn;    /* the class that is looked at next */
+	uint32_t slab;    /* KVD_NONE: none is in change */
+	uint32_t from;    /* classes */
+	uint32_t to;      /* KVD_NONE: nobody, the namespace is over its maximum */
+	uint32_t index;   /* slot to look at next */
+	uint32_t moved;   /* slots emptied since the last time round */
+	uint64_t named;   /* slots of it that open leases name; of files none are */
+	int force;        /* a namespace over its share gives to another: leases do not hold it back */
+	uint64_t give_up_ns;
+	uint64_t next_ns; /* none is picked before */
+	uint64_t look_ns; /* nor before this for nobody */
+} kvd_change_t;
+
+typedef struct kvd_space {
+	uint32_t ns;
+	uint32_t id; /* in its namespace; place of its epoch in the mirror */
+	uint32_t tree;
+	uint32_t slot_class;
+	uint32_t leaving; /* trees of old epochs that are still being taken down */
+	uint64_t epoch;
+	uint8_t root[32];
+	uint32_t hash_tokens;
+	kv_group_t groups[KV_MAX_GROUPS];
+	uint32_t group_count;
+	uint32_t layers; /* writers' ranges are in heads and layers       */
+	uint32_t pieces; /* digest leaves a layer                         */
+	kvs_geometry_t geometry;
+	char *identity, *layout, *lora; /* lora: NULL for none                           */
+} kvd_space_t;
+
+typedef struct kvd_ns {
+	char name[KVD_NS_NAME_MAX + 1];
+	kvd_mirror_t mirror;
+	kvd_space_t **spaces; /* [max_spaces], by id; 0 is not used            */
+	uint32_t space_count;
+	kvd_parts_t parts;                            /* as configured (share.h)                     */
+	uint64_t share[KVD_SHARES];                   /* in force                                    */
+	uint64_t blocks;                              /* in the index                                */
+	uint64_t pinned_blocks, pinned_bytes;         /* on the path to a claim, each counted once   */
+	kvd_list_t puts;                              /* running ones (put.h)                        */
+	uint64_t unfinished_blocks, unfinished_bytes; /* slots of puts, those in quarantine too      */
+} kvd_ns_t;
+
+typedef struct kvd_instance_rec {
+	kvd_instance_t id;
+	uint32_t self;
+	uint32_t ns;
+	char name[129];
+	uint8_t secret[32];
+	uint32_t secret_len;
+	kvd_area_t area;
+	uint8_t *memory;
+	uint32_t members[KVD_INSTANCE_MEMBERS]; /* member records; KVD_NONE: free place */
+	uint32_t member_count;
+	uint32_t open_count;
+	kvd_list_t leases, puts;
+	uint32_t lease_count;
+	uint64_t pinned_bytes;
+	uint64_t unfinished_bytes;
+	kvd_link_t of_core; /* all instances */
+} kvd_instance_rec_t;
+
+typedef struct kvd_member_rec {
+	kvd_member_t id;
+	uint32_t instance;
+	uint32_t local; /* place in the instance */
+	uint32_t role, rank;
+	uint32_t open;
+} kvd_member_rec_t;
+
+#endif
