@@ -190,10 +190,40 @@ static void p4_a_client_stopped_past_its_lease_reads_nothing_of_the_next_owner(v
 	munmap(s, sizeof *s);
 }
 
+/* Nanoseconds that all answers together took; detaching is a request too. */
+static uint64_t answer_ns(const rig_t *rig)
+{
+	char out[4096];
+	const char *at;
+
+	assert_int_equal(rig_kvctl(rig, "stats --json kvd_answer_seconds", out, sizeof out), 0);
+	at = strstr(out, "\"sum_ns\":");
+	assert_non_null(at);
+
+	return strtoull(at + strlen("\"sum_ns\":"), NULL, 10);
+}
+
+static void p5_answers_are_timed_from_their_requests(void **state)
+{
+	const uint64_t start = rig_now_ms();
+	user_t user;
+	rig_t rig;
+
+	(void)state;
+	rig_init(&rig, 0);
+	rig_start(&rig);
+	user_attach(&user, &rig, "timed");
+	user_leave(&user);
+	assert_true(rig_metric_is(&rig, "kvd_members", 0));
+	assert_true(answer_ns(&rig) < (rig_now_ms() - start) * 1000000u);
+	rig_fini(&rig);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p4_a_client_killed_with_leases_and_half_a_put_leaks_nothing),
+		cmocka_unit_test(p5_answers_are_timed_from_their_requests),
 		cmocka_unit_test(p4_a_client_stopped_past_its_lease_reads_nothing_of_the_next_owner),
 	};
 

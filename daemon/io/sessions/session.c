@@ -137,7 +137,7 @@ err_close:
 void kvd_session_doom(kvd_host_t *host, kvd_session_t *session)
 {
 	session->doomed = 1;
-	kvd_fair_add(&host->fair, &session->source, 0, 0);
+	kvd_fair_add(&host->fair, &session->source, 0, session->source.since_ns); /* its request may be at work */
 }
 
 static void close_fds(kvd_session_t *session)
