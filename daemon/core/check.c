@@ -11,10 +11,10 @@
 #include <stdio.h>
 
 typedef struct kvd_sums {
-	uint64_t claims, holds;
+	uint64_t pins, refs;
 } kvd_sums_t;
 
-/* Claims and holds as the blocks have them. */
+/* Claims and refs as the blocks have them. */
 static void sum_blocks(const kvd_core_t *core, kvd_sums_t *sums)
 {
 	*sums = (kvd_sums_t){0, 0};
@@ -28,10 +28,10 @@ static void sum_blocks(const kvd_core_t *core, kvd_sums_t *sums)
 			for (uint32_t i = 0; i < node->len; i++) {
 				const kvd_block_t *block = kvd_block_at(&core->ix, node->ids[i]);
 
-				sums->holds += block->holds;
-				for (uint32_t c = block->claims.head; c != KVD_NONE;
-				     c = ((kvd_claim_t *)kvd_pool_at(&core->claims, c))->of_block.next) {
-					sums->claims++;
+				sums->refs += block->refs;
+				for (uint32_t c = block->pins.head; c != KVD_NONE;
+				     c = ((kvd_pin_t *)kvd_pool_at(&core->pins, c))->of_block.next) {
+					sums->pins++;
 				}
 			}
 		}
@@ -40,7 +40,7 @@ static void sum_blocks(const kvd_core_t *core, kvd_sums_t *sums)
 
 static int pins_agree(kvd_core_t *core, char *why, size_t cap)
 {
-	uint64_t claims = 0, holds = 0, leases = 0;
+	uint64_t pins = 0, refs = 0, leases = 0;
 	kvd_sums_t blocks;
 
 	for (uint32_t i = core->instance_list.head; i != KVD_NONE; i = kvd_instance_at(core, i)->of_core.next) {
@@ -49,27 +49,27 @@ static int pins_agree(kvd_core_t *core, char *why, size_t cap)
 		for (uint32_t l = instance->leases.head; l != KVD_NONE; leases++) {
 			const kvd_lease_t *lease = kvd_pool_at(&core->leases, l);
 
-			claims += lease->alone ? lease->claim_count : 1;
-			holds += lease->n - lease->hold_from;
+			pins += lease->alone ? lease->pin_count : 1;
+			refs += lease->n - lease->ref_from;
 			l = lease->of_instance.next;
 		}
 		for (uint32_t p = instance->puts.head; p != KVD_NONE;) {
 			const kvd_put_t *put = kvd_pool_at(&core->puts, p);
 
-			claims += put->pins + (put->claim != KVD_NONE ? 1 : 0);
+			pins += put->pinned_entries + (put->pin != KVD_NONE ? 1 : 0);
 			p = put->of_instance.next;
 		}
 	}
 	sum_blocks(core, &blocks);
 	/* A write in flight and a subtree being taken down hold the block above them. */
-	snprintf(why, cap, "claims %llu on blocks %llu; holds %llu on blocks %llu counted %llu; leases %llu of %u",
-		 (unsigned long long)claims, (unsigned long long)blocks.claims, (unsigned long long)holds,
-		 (unsigned long long)blocks.holds, (unsigned long long)core->holds, (unsigned long long)leases,
+	snprintf(why, cap, "pins %llu on blocks %llu; refs %llu on blocks %llu counted %llu; leases %llu of %u",
+		 (unsigned long long)pins, (unsigned long long)blocks.pins, (unsigned long long)refs,
+		 (unsigned long long)blocks.refs, (unsigned long long)core->refs, (unsigned long long)leases,
 		 core->leases.used);
 
-	return claims == blocks.claims && claims == core->claims.used && leases == core->leases.used &&
-	       blocks.holds == core->holds && blocks.holds >= holds &&
-	       blocks.holds <= holds + core->writes + core->ix.dead_nodes;
+	return pins == blocks.pins && pins == core->pins.used && leases == core->leases.used &&
+	       blocks.refs == core->refs && blocks.refs >= refs &&
+	       blocks.refs <= refs + core->writes + core->ix.dead_nodes;
 }
 
 static int caps_agree(kvd_core_t *core, char *why, size_t cap)

@@ -27,7 +27,7 @@ static void core_free(kvd_core_t *core)
 
 	kvd_spaces_fini(core);
 	kvd_index_fini(&core->ix);
-	kvd_pool_fini(&core->claims);
+	kvd_pool_fini(&core->pins);
 	kvd_pool_fini(&core->leases);
 	kvd_pool_fini(&core->puts);
 	kvd_pool_fini(&core->pendings);
@@ -64,7 +64,7 @@ static kv_status_t pools_init(kvd_core_t *core)
 		{&core->puts, sizeof(kvd_put_t), leases},
 		/* One a lease, one a put; and of groups without parents one a block, of several leases of all
 		 * blocks. */
-		{&core->claims, sizeof(kvd_claim_t), 2u * (uint64_t)leases + 4u * (uint64_t)blocks},
+		{&core->pins, sizeof(kvd_pin_t), 2u * (uint64_t)leases + 4u * (uint64_t)blocks},
 		{&core->pendings, sizeof(kvd_pending_t), blocks + 65536u},
 		{&core->ios, sizeof(kvd_io_t), blocks + 65536u},
 		{&core->extents, sizeof(kvd_extent_t),
@@ -185,11 +185,11 @@ static uint8_t explain_key(kvd_core_t *core, uint32_t tree, const kv_key_t *key,
 	if (id == KVD_NONE) {
 		return pending | (kvd_index_quarantined(&core->ix, tree, key, group) ? 0x40 : 0);
 	}
-	for (uint32_t c = kvd_block_at(&core->ix, id)->claims.head; c != KVD_NONE;) {
-		const kvd_claim_t *claim = kvd_pool_at(&core->claims, c);
+	for (uint32_t c = kvd_block_at(&core->ix, id)->pins.head; c != KVD_NONE;) {
+		const kvd_pin_t *pin = kvd_pool_at(&core->pins, c);
 
-		*p_leases += claim->kind == KVD_CLAIM_LEASE ? 1 : 0;
-		c = claim->of_block.next;
+		*p_leases += pin->kind == KVD_PIN_LEASE ? 1 : 0;
+		c = pin->of_block.next;
 	}
 	in = kvd_tiers_of(&core->ix, kvd_block_at(&core->ix, id));
 
@@ -253,7 +253,7 @@ static const char *detail_of(kv_status_t status)
 	case KV_ERR_ARG:
 		return "a field is out of its range, or two fields contradict each other";
 	case KV_ERR_LIMIT:
-		return "the instance holds as many leases or puts as it may";
+		return "the instance refs as many leases or puts as it may";
 	case KV_ERR_UNSUPPORTED:
 		return "the space has no such group";
 	case KV_ERR_BUSY:
@@ -409,7 +409,7 @@ static void gauges(kvd_core_t *core)
 	kv_metric_set(m, KV_M_MEMBERS, core->members.used);
 	kv_metric_set(m, KV_M_LEASES, core->leases.used);
 	kv_metric_set(m, KV_M_PUTS, core->puts.used);
-	kv_metric_set(m, KV_M_PINS, core->claims.used + core->holds);
+	kv_metric_set(m, KV_M_PINS, core->pins.used + core->refs);
 }
 
 static void heartbeat(kvd_core_t *core)

@@ -40,7 +40,7 @@ struct kvd_core {
 	kvd_class_t *classes;
 	uint32_t class_count, class_cap;
 
-	kvd_pool_t claims, leases, puts, pendings, ios, extents, instances, members;
+	kvd_pool_t pins, leases, puts, pendings, ios, extents, instances, members;
 	kvd_list_t instance_list;
 	kvd_instance_t *reaped; /* ids the host has not fetched; with those that live at most twice max_instances */
 	uint32_t reaped_count;
@@ -53,7 +53,7 @@ struct kvd_core {
 
 	kvd_list_t wheel[KVD_WHEEL_SLOTS];
 	uint64_t wheel_at; /* next slot to look at */
-	uint64_t holds;    /* sum over leases and transfers */
+	uint64_t refs;     /* sum over leases and transfers */
 
 	kvd_list_t fills; /* queued */
 	uint32_t reads, writes;

@@ -44,7 +44,7 @@ static void world_publish(void *ctx, const kvd_event_t *event)
 	}
 }
 
-static kv_status_t world_claim(void *ctx, const kvd_grant_t *grant)
+static kv_status_t world_ledger_add(void *ctx, const kvd_grant_t *grant)
 {
 	const kv_lease_header_t *header = grant->header;
 
@@ -60,7 +60,7 @@ static kv_status_t world_claim(void *ctx, const kvd_grant_t *grant)
 								       .group = (uint8_t)header->group});
 }
 
-static void world_unclaim(void *ctx, uint64_t id)
+static void world_ledger_remove(void *ctx, uint64_t id)
 {
 	kvs_pool_unclaim(((kvd_host_t *)ctx)->cpu, id);
 }
@@ -148,8 +148,8 @@ kv_status_t kvd_world_open(kvd_host_t *host, char *detail, size_t cap)
 				    .metrics = &host->metrics,
 				    .notify = world_notify,
 				    .publish = world_publish,
-				    .claim = world_claim,
-				    .unclaim = world_unclaim,
+				    .ledger_add = world_ledger_add,
+				    .ledger_remove = world_ledger_remove,
 				    .digests = world_digests,
 				    .seal = world_seal,
 				    .describe = kvd_entry_describe,

@@ -131,7 +131,7 @@ static void stage_end(void)
 	u_settle(&u_);
 	(void)release_all(1);
 	turns(3);
-	assert_int_equal(u_.core->claims.used + u_.core->leases.used + u_.core->puts.used + u_.core->ios.used, 0);
+	assert_int_equal(u_.core->pins.used + u_.core->leases.used + u_.core->puts.used + u_.core->ios.used, 0);
 	universe_fini(&u_);
 }
 

@@ -214,9 +214,9 @@ static void p3_a_window_is_leased_whole_or_not_at_all(void **state)
 	u_lease_verify(&u_, &lease_);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 9, 6, &lease2_, &reply_), KV_OK);
 	assert_true(reply_.lease == 0 && reply_.why == KV_WHY_EVICTED);
-	assert_int_equal(u_.core->claims.used, 4);
+	assert_int_equal(u_.core->pins.used, 4);
 	assert_int_equal(u_release(&u_, m_, lease_.id), KV_OK);
-	assert_int_equal(u_.core->claims.used, 0);
+	assert_int_equal(u_.core->pins.used, 0);
 	evict_all(KV_TIER_CPU);
 	assert_int_equal(stage_free_slots(), 16);
 	stage_end();
@@ -324,7 +324,7 @@ static void p4_a_member_that_dies_leaves_no_pin_behind(void **state)
 	assert_int_equal(u_put_end(&u_, dying, &put_, 6, 4), KV_OK);
 	u_dead(&u_, dying);
 	universe_check(&u_);
-	assert_int_equal(u_.core->claims.used, 0);
+	assert_int_equal(u_.core->pins.used, 0);
 	assert_int_equal(stage_quarantined(), 0);
 	stage_end();
 }

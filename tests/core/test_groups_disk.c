@@ -45,10 +45,10 @@ static void p1_blocks_of_a_window_come_from_disk(void **state)
 		assert_int_equal(tiers_of(&keys_[i]), KV_TIER_CPU | KV_TIER_DISK);
 	}
 	u_settle(&u_);
-	assert_int_equal(u_.core->holds, 10); /* until they are released */
+	assert_int_equal(u_.core->refs, 10); /* until they are released */
 	assert_int_equal(u_release(&u_, m_, lease2_.id), KV_OK);
 	assert_int_equal(u_release(&u_, m_, lease_.id), KV_OK);
-	assert_int_equal(u_.core->holds, 0);
+	assert_int_equal(u_.core->refs, 0);
 	stage_end();
 }
 
@@ -58,7 +58,7 @@ static void p5_without_room_for_all_of_a_window_nothing_is_read(void **state)
 	stage_disk(4, 20);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 16, 8, &lease_, &reply_), KV_ERR_BUSY);
 	u_settle(&u_);
-	assert_int_equal(u_.core->claims.used + u_.core->holds, 0);
+	assert_int_equal(u_.core->pins.used + u_.core->refs, 0);
 	assert_int_equal(stage_free_slots(), 4);
 	assert_int_equal(u_.disk.loads, 0);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 16, 12, &lease_, &reply_), KV_OK);
@@ -80,7 +80,7 @@ static void p6_a_window_ends_when_one_of_its_blocks_cannot_be_read(void **state)
 	u_settle(&u_);
 	assert_int_equal(tiers_of(&keys_[0]), 0);
 	assert_int_equal(tiers_of(&keys_[4]), KV_TIER_DISK);
-	assert_int_equal(u_.core->claims.used + u_.core->holds, 0);
+	assert_int_equal(u_.core->pins.used + u_.core->refs, 0);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 8, 4, &lease_, &reply_), KV_OK);
 	wait_done(lease_.id);
 	u_lease_verify(&u_, &lease_);
@@ -182,13 +182,13 @@ static void p2_durable_is_said_of_each_block_without_parent(void **state)
 	u_put_write(&u_, &put_);
 	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 6), KV_OK);
 	assert_int_equal(u_count_notices(&u_, KV_CODE_DURABLE, put_.id), 0);
-	assert_int_equal(u_.core->claims.used, 6);
+	assert_int_equal(u_.core->pins.used, 6);
 	u_settle(&u_);
 	assert_int_equal(u_count_notices(&u_, KV_CODE_DURABLE, put_.id), 1);
 	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.n, 6);
 	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.status, KV_OK);
 	assert_true(u_.disk.flushes > 0);
-	assert_int_equal(u_.core->claims.used, 0);
+	assert_int_equal(u_.core->pins.used, 0);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 6, 1, &put_, &started_), KV_OK);
 	assert_int_equal(started_.already, 6);
 	u_settle(&u_);

@@ -319,7 +319,7 @@ static void p6_without_a_mark_to_spare_a_parked_one_moves_down(void **state)
 	}
 	pinned = path_grow(KVD_NONE, 5);
 	kvd_policy_lru.touch(&ix_, order, KVD_CPU, pinned, stamp);
-	kvd_block_at(&ix_, pinned)->holds = kvd_block_at(&ix_, path[KVD_RUN_MAX - 1])->holds = 1;
+	kvd_block_at(&ix_, pinned)->refs = kvd_block_at(&ix_, path[KVD_RUN_MAX - 1])->refs = 1;
 	assert_int_equal(kvd_policy_lru.victim(&ix_, order, KVD_CPU), KVD_NONE);
 	for (uint32_t i = KVD_RUN_MAX - 1; i-- > 0;) {
 		kvd_policy_lru.touch(&ix_, order, KVD_CPU, path[i], ++stamp);
@@ -327,13 +327,13 @@ static void p6_without_a_mark_to_spare_a_parked_one_moves_down(void **state)
 	assert_true(KVD_TIERS * (uint64_t)ix_.nodes.used + ix_.extra_marks >= ix_.marks.made);
 
 	below = path_grow(pinned, 5);
-	kvd_block_at(&ix_, pinned)->holds = 0;
+	kvd_block_at(&ix_, pinned)->refs = 0;
 	kvd_policy_lru.unpin(&ix_, order, KVD_CPU, pinned);
 	assert_int_equal(kvd_policy_lru.victim(&ix_, order, KVD_CPU), below);
 	path_cut(below);
 	assert_int_equal(kvd_policy_lru.victim(&ix_, order, KVD_CPU), pinned);
 	path_cut(pinned);
-	kvd_block_at(&ix_, path[KVD_RUN_MAX - 1])->holds = 0;
+	kvd_block_at(&ix_, path[KVD_RUN_MAX - 1])->refs = 0;
 	kvd_policy_lru.unpin(&ix_, order, KVD_CPU, path[KVD_RUN_MAX - 1]);
 	for (uint32_t i = KVD_RUN_MAX; i-- > 0;) {
 		assert_int_equal(kvd_policy_lru.victim(&ix_, order, KVD_CPU), path[i]);

@@ -416,12 +416,12 @@ static void calm_down(life_t *l)
 	}
 	u_settle(u);
 	universe_check(u);
-	assert_int_equal(u->core->claims.used, 0);
+	assert_int_equal(u->core->pins.used, 0);
 	assert_int_equal(u->core->leases.used, 0);
 	assert_int_equal(u->core->puts.used, 0);
 	assert_int_equal(u->core->ios.used, 0);
 	assert_int_equal(u->core->pendings.used, 0);
-	assert_int_equal(u->core->holds + u->core->extents.used + u->core->instances.used + u->core->members.used, 0);
+	assert_int_equal(u->core->refs + u->core->extents.used + u->core->instances.used + u->core->members.used, 0);
 	assert_int_equal(u->core->transit + u->core->written + u->core->durable_owed, 0);
 	for (kvd_set_t t = KVD_CPU; t < KVD_TIERS; t++) {
 		uint64_t in = 0;

@@ -11,8 +11,8 @@ static int promise_holds(const universe_t *u, uint64_t id, uint32_t n)
 	const kvd_index_t *ix = &u->core->ix;
 
 	for (uint32_t i = 0; i < n; i++) {
-		uint32_t claim = put->alone ? put->entries[i].claim : put->claim;
-		uint32_t block = ((const kvd_claim_t *)kvd_pool_at(&u->core->claims, claim))->block;
+		uint32_t pin = put->alone ? put->entries[i].pin : put->pin;
+		uint32_t block = ((const kvd_pin_t *)kvd_pool_at(&u->core->pins, pin))->block;
 
 		block = put->alone ? block : kvd_index_ancestor(ix, block, i + 1);
 		if (!fake_is_synced(&u->disk, kvd_block_at(ix, block)->disk)) {
@@ -107,19 +107,19 @@ static void world_publish(void *ctx, const kvd_event_t *event)
 	}
 }
 
-static kv_status_t world_claim(void *ctx, const kvd_grant_t *grant)
+static kv_status_t world_ledger_add(void *ctx, const kvd_grant_t *grant)
 {
 	assert_true(grant->id != 0 && grant->deepest_key &&
 		    (grant->expiry_ns == 0) == (grant->header->kind == KV_LEASE_PUT));
-	((universe_t *)ctx)->claims++;
+	((universe_t *)ctx)->ledger_records++;
 
 	return KV_OK;
 }
 
-static void world_unclaim(void *ctx, uint64_t id)
+static void world_ledger_remove(void *ctx, uint64_t id)
 {
 	(void)id;
-	((universe_t *)ctx)->claims--;
+	((universe_t *)ctx)->ledger_records--;
 }
 
 uint64_t *u_bytes(universe_t *u, kv_slot_t slot)
@@ -213,8 +213,8 @@ void universe_init(universe_t *u, const u_config_t *config, const fake_tier_t *d
 			     .metrics = &u->metrics,
 			     .notify = world_notify,
 			     .publish = world_publish,
-			     .claim = world_claim,
-			     .unclaim = world_unclaim,
+			     .ledger_add = world_ledger_add,
+			     .ledger_remove = world_ledger_remove,
 			     .digests = world_digests,
 			     .seal = world_seal};
 	kvd_parts_t parts;

@@ -98,8 +98,8 @@ typedef struct universe {
 	uint64_t last_parent;
 	uint32_t last_has_parent;
 	uint64_t stored, removed, stored_tokens;
-	uint32_t claims;  /* in the ledger */
-	uint64_t answers; /* of pending resets */
+	uint32_t ledger_records; /* in the ledger */
+	uint64_t answers;        /* of pending resets */
 	kv_status_t answer_status;
 	uint64_t digest_words, seals;
 	kv_status_t staging_status;

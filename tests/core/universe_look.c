@@ -142,7 +142,7 @@ void universe_check(universe_t *u)
 			assert_true(kvd_share_used(u->core, u->ns[n], what) <= kvd_share_most(u->core, u->ns[n], what));
 		}
 	}
-	assert_int_equal(u->claims, u->core->leases.used + u->core->puts.used);
+	assert_int_equal(u->ledger_records, u->core->leases.used + u->core->puts.used);
 	if (u->events_bad) {
 		fail_msg("an event is wrong: %s", u->events_bad);
 	}
@@ -175,6 +175,6 @@ void universe_leave(universe_t *u)
 	u->disk.hold = 0;
 	u_settle(u);
 	universe_check(u);
-	assert_int_equal(u->core->claims.used + u->core->leases.used + u->core->puts.used + u->core->ios.used, 0);
-	assert_int_equal(u->core->holds, 0);
+	assert_int_equal(u->core->pins.used + u->core->leases.used + u->core->puts.used + u->core->ios.used, 0);
+	assert_int_equal(u->core->refs, 0);
 }

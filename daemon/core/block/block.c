@@ -10,9 +10,9 @@ static kvd_order_t *order_of(kvd_core_t *core, const kvd_block_t *block, kvd_set
 
 /* ---- pins and references --------------------------------------------------------------------- */
 
-static kvd_claim_t *claim_at(kvd_core_t *core, uint32_t id)
+static kvd_pin_t *pin_at(kvd_core_t *core, uint32_t id)
 {
-	return kvd_pool_at(&core->claims, id);
+	return kvd_pool_at(&core->pins, id);
 }
 
 /* Blocks that are pinned from now on (`more`), or not any longer, are their namespace's. */
@@ -25,26 +25,26 @@ static void count_pinned(kvd_core_t *core, uint32_t block, uint32_t blocks, int 
 	ns->pinned_bytes += (more ? blocks : (uint64_t)0 - blocks) * class->slot_bytes;
 }
 
-static void claim_link(kvd_core_t *core, uint32_t id, uint32_t block_id)
+static void link_pin(kvd_core_t *core, uint32_t id, uint32_t block_id)
 {
 	kvd_block_t *block = kvd_block_at(&core->ix, block_id);
-	int first = block->claims.head == KVD_NONE;
+	int first = block->pins.head == KVD_NONE;
 
-	claim_at(core, id)->block = block_id;
-	kvd_list_push_front(&block->claims, &core->claims, offsetof(kvd_claim_t, of_block), id);
+	pin_at(core, id)->block = block_id;
+	kvd_list_push_front(&block->pins, &core->pins, offsetof(kvd_pin_t, of_block), id);
 	if (first) {
-		count_pinned(core, block_id, kvd_index_pin(&core->ix, block_id), 1);
+		count_pinned(core, block_id, kvd_index_pin_path(&core->ix, block_id), 1);
 	}
 }
 
-static void claim_unlink(kvd_core_t *core, uint32_t id)
+static void unlink_pin(kvd_core_t *core, uint32_t id)
 {
-	uint32_t block_id = claim_at(core, id)->block;
+	uint32_t block_id = pin_at(core, id)->block;
 	kvd_block_t *block = kvd_block_at(&core->ix, block_id);
 
-	kvd_list_remove(&block->claims, &core->claims, offsetof(kvd_claim_t, of_block), id);
-	if (block->claims.head == KVD_NONE) {
-		count_pinned(core, block_id, kvd_index_unpin(&core->ix, block_id), 0);
+	kvd_list_remove(&block->pins, &core->pins, offsetof(kvd_pin_t, of_block), id);
+	if (block->pins.head == KVD_NONE) {
+		count_pinned(core, block_id, kvd_index_unpin_path(&core->ix, block_id), 0);
 	}
 }
 
@@ -58,42 +58,42 @@ void kvd_block_unpinned(kvd_core_t *core, uint32_t id)
 	}
 }
 
-kv_status_t kvd_claim_take(kvd_core_t *core, uint32_t block, kvd_claim_kind_t kind, uint64_t owner, uint32_t *p_claim)
+kv_status_t kvd_pin_create(kvd_core_t *core, uint32_t block, kvd_pin_kind_t kind, uint64_t owner, uint32_t *p_pin)
 {
-	kv_status_t status = kvd_pool_get(&core->claims, p_claim);
+	kv_status_t status = kvd_pool_get(&core->pins, p_pin);
 
 	if (status == KV_OK) {
-		*claim_at(core, *p_claim) = (kvd_claim_t){.kind = kind, .owner = owner};
-		claim_link(core, *p_claim, block);
+		*pin_at(core, *p_pin) = (kvd_pin_t){.kind = kind, .owner = owner};
+		link_pin(core, *p_pin, block);
 	}
 
 	return status;
 }
 
-void kvd_claim_move(kvd_core_t *core, uint32_t id, uint32_t block)
+void kvd_pin_move(kvd_core_t *core, uint32_t id, uint32_t block)
 {
-	uint32_t before = claim_at(core, id)->block;
+	uint32_t before = pin_at(core, id)->block;
 
 	if (before != block) {
-		claim_unlink(core, id);
-		claim_link(core, id, block);
+		unlink_pin(core, id);
+		link_pin(core, id, block);
 		kvd_block_unpinned(core, before);
 	}
 }
 
-void kvd_claim_drop(kvd_core_t *core, uint32_t id)
+void kvd_pin_drop(kvd_core_t *core, uint32_t id)
 {
-	uint32_t block = claim_at(core, id)->block;
+	uint32_t block = pin_at(core, id)->block;
 
-	claim_unlink(core, id);
-	kvd_pool_put(&core->claims, id);
+	unlink_pin(core, id);
+	kvd_pool_put(&core->pins, id);
 	kvd_block_unpinned(core, block);
 }
 
-void kvd_hold(kvd_core_t *core, uint32_t id)
+void kvd_block_ref(kvd_core_t *core, uint32_t id)
 {
-	kvd_block_at(&core->ix, id)->holds++;
-	core->holds++;
+	kvd_block_at(&core->ix, id)->refs++;
+	core->refs++;
 }
 
 /* A queued one, which the device has not seen. */
@@ -122,14 +122,14 @@ static void cancel_unwanted_fill(kvd_core_t *core, uint32_t id)
 	}
 }
 
-void kvd_unhold(kvd_core_t *core, uint32_t id)
+void kvd_block_unref(kvd_core_t *core, uint32_t id)
 {
 	kvd_block_t *block = kvd_block_at(&core->ix, id);
 
-	kv_assert(block->holds > 0);
-	block->holds--;
-	core->holds--;
-	if (block->holds > 0) {
+	kv_assert(block->refs > 0);
+	block->refs--;
+	core->refs--;
+	if (block->refs > 0) {
 		return;
 	}
 	if (block->flags & KVD_TRANSIT) { /* it served those who held it */
@@ -154,7 +154,7 @@ void kvd_block_detach_io(kvd_core_t *core, uint32_t id)
 		return;
 	}
 	if (io->parent != KVD_NONE) {
-		kvd_unhold(core, io->parent);
+		kvd_block_unref(core, io->parent);
 	}
 	io->done = NULL;
 	block->io = KVD_NONE;

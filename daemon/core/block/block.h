@@ -3,9 +3,9 @@
  *   join:   index counter, mark, mirror, event BlockStored, then children that were waiting for it
  *   leave:  mark, index counter, mirror, event BlockRemoved, slot; with its last tier the block leaves the index
  *
- * A claim is a pin: it names its owner and hangs on one block. Ancestors need none, they are protected by being
- * ancestors; of a group without parents every block has its own. Sum of claims on blocks == claims of leases and puts;
- * sum of holds on blocks == holds of leases and transfers (check.h counts both).
+ * A pin is a pin: it names its owner and hangs on one block. Ancestors need none, they are protected by being
+ * ancestors; of a group without parents every block has its own. Sum of pins on blocks == pins of leases and puts;
+ * sum of refs on blocks == refs of leases and transfers (check.h counts both).
  */
 #ifndef KVD_CORE_BLOCK_H
 #define KVD_CORE_BLOCK_H
@@ -13,22 +13,22 @@
 #include "core/core.h"
 #include "core/index/index.h"
 
-typedef enum kvd_claim_kind { KVD_CLAIM_LEASE = 1, KVD_CLAIM_PUT = 2 } kvd_claim_kind_t;
+typedef enum kvd_pin_kind { KVD_PIN_LEASE = 1, KVD_PIN_PUT = 2 } kvd_pin_kind_t;
 
-typedef struct kvd_claim {
+typedef struct kvd_pin {
 	uint32_t block;
 	kvd_link_t of_block;
 	uint32_t kind;
 	uint64_t owner; /* lease or put id */
 	uint32_t entry; /* of a put of a group without parents: which */
-} kvd_claim_t;
+} kvd_pin_t;
 
-kv_status_t kvd_claim_take(kvd_core_t *core, uint32_t block, kvd_claim_kind_t kind, uint64_t owner, uint32_t *p_claim);
-void kvd_claim_move(kvd_core_t *core, uint32_t claim, uint32_t block);
-void kvd_claim_drop(kvd_core_t *core, uint32_t claim);
+kv_status_t kvd_pin_create(kvd_core_t *core, uint32_t block, kvd_pin_kind_t kind, uint64_t owner, uint32_t *p_pin);
+void kvd_pin_move(kvd_core_t *core, uint32_t pin, uint32_t block);
+void kvd_pin_drop(kvd_core_t *core, uint32_t pin);
 
-void kvd_hold(kvd_core_t *core, uint32_t block);
-void kvd_unhold(kvd_core_t *core, uint32_t block);
+void kvd_block_ref(kvd_core_t *core, uint32_t block);
+void kvd_block_unref(kvd_core_t *core, uint32_t block);
 
 /* The block's bytes are in tier t and its parent is in the set: it becomes visible there, and so do children that were
  * waiting. `tokens`: of the block, for its event, or NULL. */
@@ -41,9 +41,9 @@ void kvd_block_leave(kvd_core_t *core, uint32_t block, kvd_set_t t);
 /* The block will not be written: children that were written and waited for it give their disk slots back and are
  * queued again. */
 void kvd_block_unwrite_below(kvd_core_t *core, uint32_t block);
-/* Forget a block that is in no set and that nobody holds; its parent may be next. */
+/* Forget a block that is in no set and that nobody refs; its parent may be next. */
 void kvd_block_settle(kvd_core_t *core, uint32_t block);
-/* Nobody holds it in this very way any more: put its marks back. */
+/* Nobody refs it in this very way any more: put its marks back. */
 void kvd_block_unpinned(kvd_core_t *core, uint32_t block);
 /* Free the CPU slot of a block that is not in the CPU set. */
 void kvd_block_drop_slot(kvd_core_t *core, uint32_t block);

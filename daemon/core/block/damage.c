@@ -41,14 +41,14 @@ kv_status_t kvd_evict_below(kvd_core_t *core, uint32_t id, kvd_set_t t, int forc
 	uint32_t steps = DROP_STEPS, leaf = leaf_below(core, id, t, &steps);
 	const kvd_block_t *block = leaf == KVD_NONE ? NULL : kvd_block_at(&core->ix, leaf);
 
-	while (block && force && !kvd_evictable(&core->ix, block, t) && block->claims.head != KVD_NONE) {
-		const kvd_claim_t *claim = kvd_pool_at(&core->claims, block->claims.head);
-		kvd_lease_t *lease = claim->kind == KVD_CLAIM_LEASE ? kvd_lease_find(core, claim->owner) : NULL;
+	while (block && force && !kvd_evictable(&core->ix, block, t) && block->pins.head != KVD_NONE) {
+		const kvd_pin_t *pin = kvd_pool_at(&core->pins, block->pins.head);
+		kvd_lease_t *lease = pin->kind == KVD_PIN_LEASE ? kvd_lease_find(core, pin->owner) : NULL;
 
 		if (lease) {
 			kvd_lease_end(core, lease, KV_ERR_REVOKED);
 		} else {
-			kvd_put_lose(core, block->claims.head);
+			kvd_put_drop_pin(core, block->pins.head);
 		}
 	}
 	if (!block || !kvd_evictable(&core->ix, block, t)) {
@@ -66,15 +66,15 @@ static void revoke_through(kvd_core_t *core, uint32_t id)
 {
 	uint64_t question = kvd_index_question(&core->ix);
 
-	for (uint32_t c = kvd_block_at(&core->ix, id)->claims.head;
+	for (uint32_t c = kvd_block_at(&core->ix, id)->pins.head;
 	     c != KVD_NONE;) { /* those that end here, and all that have it by itself */
-		const kvd_claim_t *claim = kvd_pool_at(&core->claims, c);
-		kvd_lease_t *lease = claim->kind == KVD_CLAIM_LEASE ? kvd_lease_find(core, claim->owner) : NULL;
+		const kvd_pin_t *pin = kvd_pool_at(&core->pins, c);
+		kvd_lease_t *lease = pin->kind == KVD_PIN_LEASE ? kvd_lease_find(core, pin->owner) : NULL;
 
-		c = claim->of_block.next;
+		c = pin->of_block.next;
 		if (lease) {
 			kvd_lease_end(core, lease, KV_ERR_REVOKED);
-			c = kvd_block_at(&core->ix, id)->claims.head; /* it may have had several */
+			c = kvd_block_at(&core->ix, id)->pins.head; /* it may have had several */
 		}
 	}
 	for (uint32_t i = core->instance_list.head; i != KVD_NONE; i = kvd_instance_at(core, i)->of_core.next) {
@@ -95,8 +95,8 @@ static void lose_cpu_leaf(kvd_core_t *core, uint32_t id)
 {
 	const kvd_block_t *block = kvd_block_at(&core->ix, id);
 
-	while (!kvd_in_set(&core->ix, block, KVD_DISK) && block->claims.head != KVD_NONE) {
-		kvd_put_lose(core, block->claims.head);
+	while (!kvd_in_set(&core->ix, block, KVD_DISK) && block->pins.head != KVD_NONE) {
+		kvd_put_drop_pin(core, block->pins.head);
 	}
 	core->durable_look |= KVD_LOOK_DROPPED;
 	if (block->io == KVD_NONE) {

@@ -9,16 +9,16 @@
 #define QUANTUM_BLOCKS 64u
 
 /* Leases that end here: what is ready lies above the dead top, or they are revoked. */
-static void drop_claims(kvd_core_t *core, uint32_t id, uint32_t top_depth)
+static void drop_pins(kvd_core_t *core, uint32_t id, uint32_t top_depth)
 {
 	const kvd_block_t *block = kvd_block_at(&core->ix, id);
 
-	while (block->claims.head != KVD_NONE) {
-		const kvd_claim_t *claim = kvd_pool_at(&core->claims, block->claims.head);
-		kvd_lease_t *lease = claim->kind == KVD_CLAIM_LEASE ? kvd_lease_find(core, claim->owner) : NULL;
+	while (block->pins.head != KVD_NONE) {
+		const kvd_pin_t *pin = kvd_pool_at(&core->pins, block->pins.head);
+		kvd_lease_t *lease = pin->kind == KVD_PIN_LEASE ? kvd_lease_find(core, pin->owner) : NULL;
 
 		if (!lease) {
-			kvd_put_lose(core, block->claims.head);
+			kvd_put_drop_pin(core, block->pins.head);
 		} else if (top_depth > 1 && lease->ready < top_depth) {
 			kvd_lease_cut(core, lease, top_depth, KV_ERR_CORRUPT);
 		} else {
@@ -32,7 +32,7 @@ static void take_down(kvd_core_t *core, uint32_t id, uint32_t top_depth)
 {
 	kvd_block_t *block = kvd_block_at(&core->ix, id);
 
-	drop_claims(core, id, top_depth);
+	drop_pins(core, id, top_depth);
 	kvd_block_detach_io(core, id);
 	for (kvd_set_t t = KVD_CPU; t < KVD_TIERS; t++) {
 		if (kvd_in_set(&core->ix, block, t)) {
@@ -54,7 +54,7 @@ static void take_down(kvd_core_t *core, uint32_t id, uint32_t top_depth)
 	if (core->gather.count > 0 && core->gather.last == id) {
 		core->gather.last = KVD_NONE;
 	}
-	kv_assert(block->holds == 0);
+	kv_assert(block->refs == 0);
 	kvd_index_remove(&core->ix, id);
 }
 
@@ -98,7 +98,7 @@ int kvd_dismantle_run(kvd_core_t *core)
 		if (!dismantle_below(core, top, &left)) {
 			kvd_list_push_front(&core->dead_nodes, &core->ix.nodes, offsetof(kvd_node_t, queue), top);
 		} else if (above != KVD_NONE) {
-			kvd_unhold(core, above);
+			kvd_block_unref(core, above);
 			kvd_block_settle(core, above);
 		}
 	}

@@ -41,7 +41,7 @@ void kvd_quarantine(kvd_core_t *core, uint32_t id)
 		return;
 	}
 	above = kvd_node_at(&core->ix, node->parent);
-	kvd_hold(core, above->ids[above->len - 1]); /* leases that end below still read what lies above */
+	kvd_block_ref(core, above->ids[above->len - 1]); /* leases that end below still read what lies above */
 	for (kvd_set_t t = KVD_CPU; t < KVD_TIERS; t++) {
 		uint32_t last = above->ids[above->len - 1];
 

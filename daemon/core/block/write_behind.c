@@ -107,7 +107,7 @@ static void finish_write(kvd_core_t *core, kvd_io_t *io, kv_status_t status)
 		write_failed(core, io, id, status);
 	}
 	if (io->parent != KVD_NONE) {
-		kvd_unhold(core, io->parent);
+		kvd_block_unref(core, io->parent);
 	}
 	kvd_block_unpinned(core, id);
 }
@@ -130,7 +130,7 @@ static kv_status_t start_write(kvd_core_t *core, uint32_t id)
 	io->parent = parent;
 	block->io = io->self;
 	if (parent != KVD_NONE) { /* room for the child is not made by dropping its parent */
-		kvd_hold(core, parent);
+		kvd_block_ref(core, parent);
 	}
 	status = kvd_slot_alloc(core, slot_class, KVD_DISK, &(kvd_use_t){KVS_FILLING, 0, &meta}, &io->disk);
 	if (status == KV_OK) {
@@ -139,7 +139,7 @@ static kv_status_t start_write(kvd_core_t *core, uint32_t id)
 	if (status != KV_OK) {
 		block->io = KVD_NONE;
 		if (parent != KVD_NONE) {
-			kvd_unhold(core, parent);
+			kvd_block_unref(core, parent);
 		}
 		kvd_block_unpinned(core, id);
 		kvd_io_destroy(core, io);

@@ -258,10 +258,10 @@ static void marks_split(kvd_index_t *ix, kvd_node_t *from, uint32_t head, uint32
 /* Pins of the blocks that `head` has taken over from `node`, whose length is that of the rest already. */
 static void pins_split(kvd_index_t *ix, kvd_node_t *node, kvd_node_t *head)
 {
-	for (uint32_t i = 0; node->claimed > 0 && i < head->len; i++) {
-		if (kvd_block_at(ix, head->ids[i])->claims.head != KVD_NONE) {
-			head->claimed++;
-			node->claimed--;
+	for (uint32_t i = 0; node->pin_ends > 0 && i < head->len; i++) {
+		if (kvd_block_at(ix, head->ids[i])->pins.head != KVD_NONE) {
+			head->pin_ends++;
+			node->pin_ends--;
 		}
 	}
 	head->pinned = node->pinned < head->len ? node->pinned : head->len;
@@ -371,7 +371,7 @@ static void node_merge(kvd_index_t *ix, uint32_t id)
 		marks_merge(ix, node, child_id, len, t);
 	}
 
-	child->claimed += node->claimed;
+	child->pin_ends += node->pin_ends;
 	child->pinned = child->pinned > 0 ? len + child->pinned : node->pinned;
 	if (node->flags & KVD_NODE_QUEUED) {
 		kvd_queue_push(ix, child_id);
@@ -474,7 +474,7 @@ kv_status_t kvd_index_insert(kvd_index_t *ix, uint32_t tree, uint32_t parent, co
 		.disk.slot = KV_SLOT_NONE,
 		.node = node_id,
 		.pos = (uint16_t)node->len,
-		.claims = KVD_LIST_EMPTY,
+		.pins = KVD_LIST_EMPTY,
 		.io = KVD_NONE,
 	};
 	node->slots[node->len] = KV_SLOT_NONE;
@@ -494,7 +494,7 @@ int kvd_index_removable(const kvd_index_t *ix, const kvd_block_t *block)
 
 	return block->pos + 1u == node->len && node->child_count == 0 && block->pos >= node->n[KVD_CPU] &&
 	       block->pos >= node->n[KVD_DISK] && node->slots[block->pos] == KV_SLOT_NONE &&
-	       block->disk.slot == KV_SLOT_NONE && block->claims.head == KVD_NONE && block->holds == 0 &&
+	       block->disk.slot == KV_SLOT_NONE && block->pins.head == KVD_NONE && block->refs == 0 &&
 	       block->io == KVD_NONE;
 }
 
@@ -615,13 +615,13 @@ uint32_t kvd_index_depth_pinned(const kvd_index_t *ix, uint32_t id)
 	return node->depth0 + (node->pinned < upto ? node->pinned : upto);
 }
 
-uint32_t kvd_index_pin(kvd_index_t *ix, uint32_t id)
+uint32_t kvd_index_pin_path(kvd_index_t *ix, uint32_t id)
 {
 	const kvd_block_t *block = kvd_block_at(ix, id);
 	kvd_node_t *node = kvd_node_of(ix, block);
 	uint32_t upto = block->pos + 1u, fresh = 0;
 
-	node->claimed++;
+	node->pin_ends++;
 	for (;;) {
 		uint32_t before = node->pinned;
 
@@ -638,27 +638,27 @@ uint32_t kvd_index_pin(kvd_index_t *ix, uint32_t id)
 	}
 }
 
-/* How much of the run its own claims and its children keep pinned. One look at each block that is let go. */
+/* How much of the run its own pins and its children keep pinned. One look at each block that is let go. */
 static uint32_t still_pinned(const kvd_index_t *ix, const kvd_node_t *node)
 {
-	uint32_t pinned = node->claimed > 0 ? node->pinned : 0;
+	uint32_t pinned = node->pin_ends > 0 ? node->pinned : 0;
 
 	if (node->pinned_kids > 0) {
 		return node->len;
 	}
-	while (pinned > 0 && kvd_block_at(ix, node->ids[pinned - 1])->claims.head == KVD_NONE) {
+	while (pinned > 0 && kvd_block_at(ix, node->ids[pinned - 1])->pins.head == KVD_NONE) {
 		pinned--;
 	}
 
 	return pinned;
 }
 
-uint32_t kvd_index_unpin(kvd_index_t *ix, uint32_t id)
+uint32_t kvd_index_unpin_path(kvd_index_t *ix, uint32_t id)
 {
 	kvd_node_t *node = kvd_node_of(ix, kvd_block_at(ix, id));
 	uint32_t freed = 0;
 
-	node->claimed--;
+	node->pin_ends--;
 	for (;;) {
 		uint32_t pinned = still_pinned(ix, node);
 

@@ -14,13 +14,13 @@
  * Each tier's set is prefix-closed by itself, so one counter a run and tier says it all: block i is in tier t's set iff
  * i < n[t].
  * State of a block, per tier:   out --join (parent is in, run's next)--> in --leave (no child is in)--> out
- * State of a block:             insert --> known --> remove (in no set, no child, nobody holds it)
+ * State of a block:             insert --> known --> remove (in no set, no child, nobody refs it)
  *
- * A claim pins its block and the path above it, so the pinned blocks of a run are a prefix of it as well: `pinned`
- * counts them, once however many claims they have (docs/decisions/025).
+ * A pin pins its block and the path above it, so the pinned blocks of a run are a prefix of it as well: `pinned`
+ * counts them, once however many pins they have (docs/decisions/025).
  *
  * Blocks of `window` and `state` groups have no parent: each is a run of one block at the root. Trivially
- * prefix-closed, it joins and leaves by itself; a tree may have as many of them as the index holds.
+ * prefix-closed, it joins and leaves by itself; a tree may have as many of them as the index refs.
  *
  * A run splits where a branch begins and is merged when the branch has gone; ids of blocks never change.
  * Invariants (kvd_index_sound): the above, counts of children, depths, hash entries, marks on every leaf of a set.
@@ -40,8 +40,8 @@ typedef enum kvd_set { KVD_CPU = 0, KVD_DISK = 1 } kvd_set_t;
 
 /* block.flags */
 #define KVD_FILLING     1u /* its CPU slot is being read from disk                                     */
-#define KVD_TRANSIT     2u /* its CPU slot holds the bytes, but its parent is not in the CPU set       */
-#define KVD_WRITTEN     4u /* its disk slot holds the bytes, but its parent is not in the disk set     */
+#define KVD_TRANSIT     2u /* its CPU slot refs the bytes, but its parent is not in the CPU set       */
+#define KVD_WRITTEN     4u /* its disk slot refs the bytes, but its parent is not in the disk set     */
 #define KVD_PARKED_CPU  8u /* its mark was found pinned and is out of the order (policy.h)             */
 #define KVD_PARKED_DISK 16u
 #define KVD_UNTOLD      32u /* subscribers have not heard of it (events.h)                                  */
@@ -55,10 +55,10 @@ typedef struct kvd_block {
 	uint32_t cpu_gen;
 	uint32_t node;
 	uint32_t hash_next;
-	uint32_t holds;    /* leases, writes and subtrees being taken down that need this very block  */
-	uint32_t io;       /* transfer that reads or writes one of its slots (transfer.h)             */
-	kvd_list_t claims; /* leases and puts that end here (block.h)                              */
-	uint16_t pos;      /* in its run                                                              */
+	uint32_t refs;   /* leases, writes and subtrees being taken down that need this very block  */
+	uint32_t io;     /* transfer that reads or writes one of its slots (transfer.h)             */
+	kvd_list_t pins; /* leases and puts that end here (block.h)                              */
+	uint16_t pos;    /* in its run                                                              */
 	uint8_t group;
 	uint8_t flags;
 } kvd_block_t;
@@ -89,9 +89,9 @@ typedef struct kvd_node {
 	uint32_t len, cap;
 	uint32_t n[KVD_TIERS];
 	uint32_t kids[KVD_TIERS];  /* child nodes whose first block is in the set                    */
-	uint32_t pinned;           /* blocks [0, pinned) of the run lie on the path to a claim       */
+	uint32_t pinned;           /* blocks [0, pinned) of the run lie on the path to a pin       */
 	uint32_t pinned_kids;      /* child nodes with pinned blocks                                 */
-	uint32_t claimed;          /* blocks of the run that have claims                             */
+	uint32_t pin_ends;         /* blocks of the run that have pins                             */
 	uint32_t marks[KVD_TIERS]; /* deepest first                                                  */
 	kvd_link_t queue;          /* of write-behind while QUEUED, of what is taken down while DEAD */
 	uint32_t flags;
@@ -237,9 +237,9 @@ uint32_t kvd_index_depth_in(const kvd_index_t *ix, uint32_t block, kvd_set_t t);
 
 /* Depth of the deepest pinned block on the path to `block`; 0: none. */
 uint32_t kvd_index_depth_pinned(const kvd_index_t *ix, uint32_t block);
-/* The block has its first claim, or has lost its last one. Returns how many blocks are pinned, or let go, by that. */
-uint32_t kvd_index_pin(kvd_index_t *ix, uint32_t block);
-uint32_t kvd_index_unpin(kvd_index_t *ix, uint32_t block);
+/* The block has its first pin, or has lost its last one. Returns how many blocks are pinned, or let go, by that. */
+uint32_t kvd_index_pin_path(kvd_index_t *ix, uint32_t block);
+uint32_t kvd_index_unpin_path(kvd_index_t *ix, uint32_t block);
 
 /* Make the block the first of its run, so that its subtree is a node's subtree. KV_ERR_NOMEM, KV_ERR_LIMIT. */
 kv_status_t kvd_index_cut(kvd_index_t *ix, uint32_t block);

@@ -69,7 +69,7 @@ static const char *marks_wrong(const kvd_index_t *ix, uint32_t id, kvd_set_t t, 
 static const char *run_wrong(const kvd_index_t *ix, uint32_t id, kvd_sums_t *sums)
 {
 	const kvd_node_t *node = kvd_node_at(ix, id);
-	uint32_t claimed = 0, deepest = 0;
+	uint32_t pin_ends = 0, deepest = 0;
 
 	if (node->len == 0 || node->len > KVD_RUN_MAX || node->len > node->cap || node->n[KVD_CPU] > node->len ||
 	    node->n[KVD_DISK] > node->len) {
@@ -82,8 +82,8 @@ static const char *run_wrong(const kvd_index_t *ix, uint32_t id, kvd_sums_t *sum
 		if (block->node != id || block->pos != i) {
 			return "a block does not know its run";
 		}
-		if (block->claims.head != KVD_NONE) {
-			claimed++;
+		if (block->pins.head != KVD_NONE) {
+			pin_ends++;
 			deepest = i + 1;
 		}
 		if ((node->slots[i] != KV_SLOT_NONE) != (i < node->n[KVD_CPU] || filled) ||
@@ -98,7 +98,7 @@ static const char *run_wrong(const kvd_index_t *ix, uint32_t id, kvd_sums_t *sum
 			return "a block is not found by its key";
 		}
 	}
-	if (claimed != node->claimed || (node->pinned_kids == 0 && deepest != node->pinned)) {
+	if (pin_ends != node->pin_ends || (node->pinned_kids == 0 && deepest != node->pinned)) {
 		return "a run's pins are miscounted";
 	}
 	sums->blocks += node->len;

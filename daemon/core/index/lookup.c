@@ -54,7 +54,7 @@ static uint32_t next_of(const kvd_index_t *ix, uint32_t id, const kv_key_t *key,
 
 /* ---- questions about the path ---------------------------------------------------------------- */
 
-#define BELOW_DEAD UINT64_MAX /* an answer that holds for good */
+#define BELOW_DEAD UINT64_MAX /* an answer that refs for good */
 
 /* Is run `id` or one above it `top`, or has one of them one of `flags`? Each run on the way keeps the answer, so that
  * the next walk ends there: a chain of runs of one block each, asked for at every depth, is walked once and not once a

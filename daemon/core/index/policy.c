@@ -10,10 +10,10 @@ void kvd_order_init(kvd_order_t *order)
 
 int kvd_evictable(const kvd_index_t *ix, const kvd_block_t *block, kvd_set_t t)
 {
-	if (block->holds > 0 || block->io != KVD_NONE) {
+	if (block->refs > 0 || block->io != KVD_NONE) {
 		return 0;
 	}
-	if (block->claims.head == KVD_NONE) {
+	if (block->pins.head == KVD_NONE) {
 		return 1;
 	}
 
@@ -162,7 +162,7 @@ static void mark_place(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_
 		return; /* a touch in mid-run is forgotten; the run's own mark is still there */
 	}
 	if (id == KVD_NONE) {                   /* the younger mark above moves down and speaks for this block too */
-		if (mark_at(ix, *at)->parked) { /* by the block it leaves, whoever holds that one */
+		if (mark_at(ix, *at)->parked) { /* by the block it leaves, whoever refs that one */
 			detach(ix, order, *at, t);
 			order_add_oldest(ix, order, *at);
 		}

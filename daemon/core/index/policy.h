@@ -30,9 +30,9 @@ typedef struct kvd_policy_ops {
 	void (*join)(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_t block, uint64_t stamp);
 	/* `block` is about to leave the set. */
 	void (*leave)(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_t block);
-	/* The block to evict next: a leaf of the set that nobody holds. KVD_NONE: there is none. */
+	/* The block to evict next: a leaf of the set that nobody refs. KVD_NONE: there is none. */
 	uint32_t (*victim)(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t);
-	/* Nobody holds `block` any more. */
+	/* Nobody refs `block` any more. */
 	void (*unpin)(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_t block);
 } kvd_policy_ops_t;
 

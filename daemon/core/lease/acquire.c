@@ -74,7 +74,7 @@ static kv_status_t lease_open(kvd_core_t *core, const kvd_space_t *space, const 
 	kvd_count(core, KV_M_SHARE_FULL, n > most ? 1 : 0);
 	kvd_count_ns(core, space->ns, KV_NM_SHARE_FULL, n > most ? 1 : 0);
 	n = n > most ? (uint32_t)most : n; /* skipped blocks are pinned too */
-	draft.n = draft.ready = draft.hold_from = n;
+	draft.n = draft.ready = draft.ref_from = n;
 	if (n <= ask->skip) {
 		return instance->lease_count >= core->config.max_leases ? KV_ERR_LIMIT : KV_ERR_BUSY;
 	}
@@ -84,9 +84,9 @@ static kv_status_t lease_open(kvd_core_t *core, const kvd_space_t *space, const 
 	if (status != KV_OK) {
 		return status;
 	}
-	status = kvd_claim_take(core, kvd_index_ancestor(&core->ix, id, n), KVD_CLAIM_LEASE, lease->id, &lease->claim);
+	status = kvd_pin_create(core, kvd_index_ancestor(&core->ix, id, n), KVD_PIN_LEASE, lease->id, &lease->pin);
 	if (status != KV_OK) {
-		lease->claim = KVD_NONE;
+		lease->pin = KVD_NONE;
 		kvd_lease_close(core, lease);
 		return status;
 	}
@@ -143,9 +143,9 @@ static kv_status_t acquire_path(kvd_core_t *core, const kvd_space_t *space, cons
 
 /* ---- blocks without parents: a window or a state, every block pinned by itself, all of them or none  */
 
-/* A claim on each of the blocks. KV_MISS: reply->why says how the first one that is missing went. */
-static kv_status_t claims_take(kvd_core_t *core, const kvd_space_t *space, kvd_lease_t *lease,
-			       const kv_msg_acquire_t *ask, kv_msg_acquire_reply_t *reply)
+/* A pin on each of the blocks. KV_MISS: reply->why says how the first one that is missing went. */
+static kv_status_t pin_blocks(kvd_core_t *core, const kvd_space_t *space, kvd_lease_t *lease,
+			      const kv_msg_acquire_t *ask, kv_msg_acquire_reply_t *reply)
 {
 	for (uint32_t i = 0; i < ask->n - ask->skip; i++) {
 		kv_key_t key = key_at(ask, i);
@@ -162,11 +162,11 @@ static kv_status_t claims_take(kvd_core_t *core, const kvd_space_t *space, kvd_l
 			kvd_count_ns(core, space->ns, KV_NM_SHARE_FULL, 1);
 			return KV_ERR_BUSY;
 		}
-		status = kvd_claim_take(core, id, KVD_CLAIM_LEASE, lease->id, &lease->claims[i]);
+		status = kvd_pin_create(core, id, KVD_PIN_LEASE, lease->id, &lease->pins[i]);
 		if (status != KV_OK) {
 			return status;
 		}
-		lease->claim_count++;
+		lease->pin_count++;
 	}
 
 	return KV_OK;
@@ -178,13 +178,13 @@ static kv_status_t blocks_take(kvd_core_t *core, const kvd_space_t *space, kvd_l
 	uint32_t on_disk = 0;
 	kv_status_t status;
 
-	lease->claims = lease->n - lease->skip == 1
-				? &lease->claim
-				: kv_alloc(core->env, (size_t)(lease->n - lease->skip) * sizeof *lease->claims);
-	if (!lease->claims) {
+	lease->pins = lease->n - lease->skip == 1
+			      ? &lease->pin
+			      : kv_alloc(core->env, (size_t)(lease->n - lease->skip) * sizeof *lease->pins);
+	if (!lease->pins) {
 		return KV_ERR_NOMEM;
 	}
-	status = claims_take(core, space, lease, ask, reply);
+	status = pin_blocks(core, space, lease, ask, reply);
 	if (status != KV_OK) {
 		return status;
 	}
@@ -211,7 +211,7 @@ static kv_status_t acquire_alone(kvd_core_t *core, const kvd_space_t *space, con
 			     .n = ask->n,
 			     .skip = ask->skip,
 			     .ready = ask->n,
-			     .hold_from = ask->n,
+			     .ref_from = ask->n,
 			     .stamp = core->stamp,
 			     .expiry_ns = kvd_lease_expiry(core, ask->ttl_ms)};
 	kvd_lease_t *lease;

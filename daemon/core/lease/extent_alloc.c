@@ -5,7 +5,7 @@ static kvd_extent_t *extent_at(const kvd_area_t *area, uint32_t id)
 	return kvd_pool_at(area->extents, id);
 }
 
-/* Class c holds extents of [2^c, 2^(c+1)) units. */
+/* Class c refs extents of [2^c, 2^(c+1)) units. */
 static uint32_t class_of(uint32_t units)
 {
 	return 31u - (uint32_t)__builtin_clz(units);

@@ -43,7 +43,7 @@ static void fill_ok(kvd_core_t *core, kvd_io_t *io, uint32_t id)
 	kvd_count(core, KV_M_PROMOTED, 1);
 	if (kvd_index_can_join(&core->ix, block, KVD_CPU)) {
 		kvd_block_join(core, id, KVD_CPU, io->stamp, NULL);
-	} else if (block->holds == 0) {
+	} else if (block->refs == 0) {
 		kvd_block_drop_slot(core, id);
 	} else {
 		block->flags |= KVD_TRANSIT;
@@ -106,21 +106,21 @@ void kvd_lease_reserve(kvd_core_t *core, kvd_lease_t *lease, uint32_t cpu_depth)
 {
 	uint32_t from = cpu_depth > lease->skip ? cpu_depth : lease->skip;
 	uint32_t deepest = kvd_lease_block(core, lease, lease->n);
-	uint32_t hold_from = cpu_depth > lease->skip ? cpu_depth - 1 : lease->skip;
-	uint32_t depth, *path = kv_alloc(core->env, (lease->n - hold_from) * sizeof *path);
+	uint32_t ref_from = cpu_depth > lease->skip ? cpu_depth - 1 : lease->skip;
+	uint32_t depth, *path = kv_alloc(core->env, (lease->n - ref_from) * sizeof *path);
 
 	if (!path) {
 		kvd_lease_shorten(core, lease, from);
 		return;
 	}
 	/* Held blocks keep their ids: the path is collected once, and no later step walks it again (decision 026). */
-	kvd_index_path(&core->ix, deepest, hold_from, path, NULL);
+	kvd_index_path(&core->ix, deepest, ref_from, path, NULL);
 	lease->path = path;
 	/* Hold first: making room must not take what this very lease needs. The block above the first fill is held with
 	 * them. */
-	lease->hold_from = hold_from;
-	for (depth = lease->hold_from + 1; depth <= lease->n; depth++) {
-		kvd_hold(core, kvd_lease_block(core, lease, depth));
+	lease->ref_from = ref_from;
+	for (depth = lease->ref_from + 1; depth <= lease->n; depth++) {
+		kvd_block_ref(core, kvd_lease_block(core, lease, depth));
 	}
 	for (depth = from + 1; depth <= lease->n; depth++) {
 		uint32_t id = kvd_lease_block(core, lease, depth);
@@ -134,10 +134,10 @@ void kvd_lease_reserve(kvd_core_t *core, kvd_lease_t *lease, uint32_t cpu_depth)
 
 kv_status_t kvd_lease_reserve_all(kvd_core_t *core, kvd_lease_t *lease, uint32_t *p_on_disk)
 {
-	lease->hold_from = lease->skip;
+	lease->ref_from = lease->skip;
 	lease->ready = lease->skip;
 	for (uint32_t depth = lease->skip + 1; depth <= lease->n; depth++) {
-		kvd_hold(core, kvd_lease_block(core, lease, depth));
+		kvd_block_ref(core, kvd_lease_block(core, lease, depth));
 	}
 	for (uint32_t depth = lease->skip + 1; depth <= lease->n; depth++) {
 		uint32_t id = kvd_lease_block(core, lease, depth);

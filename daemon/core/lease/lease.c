@@ -30,14 +30,14 @@ kvd_lease_t *kvd_lease_find_own(kvd_core_t *core, const kvd_member_rec_t *member
 
 uint32_t kvd_lease_block(kvd_core_t *core, const kvd_lease_t *lease, uint32_t depth)
 {
-	const kvd_claim_t *claim =
-		kvd_pool_at(&core->claims, lease->alone ? lease->claims[depth - lease->skip - 1] : lease->claim);
+	const kvd_pin_t *pin =
+		kvd_pool_at(&core->pins, lease->alone ? lease->pins[depth - lease->skip - 1] : lease->pin);
 
-	if (lease->path && depth > lease->hold_from) {
-		return lease->path[depth - lease->hold_from - 1];
+	if (lease->path && depth > lease->ref_from) {
+		return lease->path[depth - lease->ref_from - 1];
 	}
 
-	return lease->alone ? claim->block : kvd_index_ancestor(&core->ix, claim->block, depth);
+	return lease->alone ? pin->block : kvd_index_ancestor(&core->ix, pin->block, depth);
 }
 
 /* ---- expiry ---------------------------------------------------------------------------------- */
@@ -90,7 +90,7 @@ kv_status_t kvd_lease_create(kvd_core_t *core, kvd_instance_rec_t *instance, con
 	*lease = *ask;
 	lease->id = kvd_id_make(core, place);
 	lease->self = place;
-	lease->claim = lease->extent = lease->wait_io = KVD_NONE;
+	lease->pin = lease->extent = lease->wait_io = KVD_NONE;
 	instance->pinned_bytes += lease->bytes;
 
 	status = kvd_area_take(&instance->area,
@@ -113,14 +113,14 @@ static void write_slots(kvd_core_t *core, const kvd_lease_t *lease, uint32_t las
 		kvd_index_path(&core->ix, last, lease->skip, NULL, out);
 		return;
 	}
-	for (uint32_t i = 0; i < lease->claim_count; i++) {
+	for (uint32_t i = 0; i < lease->pin_count; i++) {
 		out[i] = *kvd_slot_of(&core->ix,
 				      kvd_block_at(&core->ix, kvd_lease_block(core, lease, lease->skip + i + 1)));
 	}
 }
 
 /* Say in the ledger whose slots these are. */
-static kv_status_t claim(kvd_core_t *core, const kvd_lease_t *lease, const kvd_block_t *block)
+static kv_status_t record_lease(kvd_core_t *core, const kvd_lease_t *lease, const kvd_block_t *block)
 {
 	kvd_grant_t grant = {.id = lease->id,
 			     .instance = kvd_instance_at(core, lease->instance)->id,
@@ -129,7 +129,7 @@ static kv_status_t claim(kvd_core_t *core, const kvd_lease_t *lease, const kvd_b
 			     .deepest_key = &block->key,
 			     .expiry_ns = lease->expiry_ns};
 
-	return core->world.claim(core->world.ctx, &grant);
+	return core->world.ledger_add(core->world.ctx, &grant);
 }
 
 /* The lease names its slots from now on (`more`), or has ended: slots of the slab that is being emptied are counted
@@ -168,7 +168,7 @@ kv_status_t kvd_lease_publish(kvd_core_t *core, const kvd_space_t *space, kvd_le
 	lease->named = lease->n - lease->skip;
 	count_named(core, lease, 1);
 	core->classes[space->slot_class].used_ns = core->now_ns;
-	status = claim(core, lease, block);
+	status = record_lease(core, lease, block);
 	if (status != KV_OK) {
 		return status;
 	}
@@ -193,8 +193,8 @@ void kvd_lease_extend(kvd_core_t *core, kvd_lease_t *lease, uint32_t ttl_ms)
 	wheel_unlink(core, lease);
 	lease->expiry_ns = kvd_lease_expiry(core, ttl_ms);
 	wheel_link(core, lease);
-	core->world.unclaim(core->world.ctx, lease->id);
-	(void)claim(core, lease, block); /* its record has just been given up */
+	core->world.ledger_remove(core->world.ctx, lease->id);
+	(void)record_lease(core, lease, block); /* its record has just been given up */
 }
 
 /* ---- what is ready --------------------------------------------------------------------------- */
@@ -267,43 +267,43 @@ void kvd_lease_advance(kvd_core_t *core, kvd_lease_t *lease)
 /* ---- a lease ends ---------------------------------------------------------------------------- */
 
 /* Let go of blocks (from, n], deepest first. */
-static void unhold_blocks(kvd_core_t *core, kvd_lease_t *lease, uint32_t from)
+static void unref_blocks(kvd_core_t *core, kvd_lease_t *lease, uint32_t from)
 {
-	if (from < lease->hold_from) {
-		from = lease->hold_from;
+	if (from < lease->ref_from) {
+		from = lease->ref_from;
 	}
 	for (uint32_t depth = lease->n; depth > from; depth--) {
-		kvd_unhold(core, kvd_lease_block(core, lease, depth));
+		kvd_block_unref(core, kvd_lease_block(core, lease, depth));
 	}
-	if (from == lease->hold_from) {
+	if (from == lease->ref_from) {
 		kv_free(core->env, lease->path);
 		lease->path = NULL;
-		lease->hold_from = lease->n;
+		lease->ref_from = lease->n;
 	}
 }
 
 void kvd_lease_shorten(kvd_core_t *core, kvd_lease_t *lease, uint32_t n)
 {
-	unhold_blocks(core, lease, n);
+	unref_blocks(core, lease, n);
 	if (n > 0) {
-		kvd_claim_move(core, lease->claim, kvd_lease_block(core, lease, n));
+		kvd_pin_move(core, lease->pin, kvd_lease_block(core, lease, n));
 	}
 	lease->n = n;
-	if (lease->hold_from > n) {
-		lease->hold_from = n;
+	if (lease->ref_from > n) {
+		lease->ref_from = n;
 	}
 }
 
-static void drop_claims(kvd_core_t *core, kvd_lease_t *lease)
+static void drop_pins(kvd_core_t *core, kvd_lease_t *lease)
 {
-	unhold_blocks(core, lease, lease->skip);
-	while (lease->claim_count > 0) {
-		kvd_claim_drop(core, lease->claims[--lease->claim_count]);
+	unref_blocks(core, lease, lease->skip);
+	while (lease->pin_count > 0) {
+		kvd_pin_drop(core, lease->pins[--lease->pin_count]);
 	}
-	if (lease->claims != &lease->claim) {
-		kv_free(core->env, lease->claims);
+	if (lease->pins != &lease->pin) {
+		kv_free(core->env, lease->pins);
 	}
-	lease->claims = NULL;
+	lease->pins = NULL;
 }
 
 void kvd_lease_close(kvd_core_t *core, kvd_lease_t *lease)
@@ -312,10 +312,10 @@ void kvd_lease_close(kvd_core_t *core, kvd_lease_t *lease)
 
 	unwait(core, lease);
 	if (lease->alone) {
-		drop_claims(core, lease);
-	} else if (lease->claim != KVD_NONE) {
-		unhold_blocks(core, lease, 0);
-		kvd_claim_drop(core, lease->claim);
+		drop_pins(core, lease);
+	} else if (lease->pin != KVD_NONE) {
+		unref_blocks(core, lease, 0);
+		kvd_pin_drop(core, lease->pin);
 	}
 	if (lease->named > 0) {
 		count_named(core, lease, 0);
@@ -335,8 +335,8 @@ void kvd_leases_free(kvd_core_t *core)
 			kvd_lease_t *lease = kvd_pool_at(&core->leases, l);
 
 			kv_free(core->env, lease->path);
-			if (lease->claims != &lease->claim) {
-				kv_free(core->env, lease->claims);
+			if (lease->pins != &lease->pin) {
+				kv_free(core->env, lease->pins);
 			}
 			l = lease->of_instance.next;
 		}
@@ -357,7 +357,7 @@ void kvd_lease_end(kvd_core_t *core, kvd_lease_t *lease, kv_status_t why)
 		  : why == KV_ERR_EXPIRED ? KV_M_LEASES_EXPIRED
 					  : KV_M_LEASES_REVOKED,
 		  1);
-	core->world.unclaim(core->world.ctx, lease->id);
+	core->world.ledger_remove(core->world.ctx, lease->id);
 
 	wheel_unlink(core, lease);
 	kvd_list_remove(&instance->leases, &core->leases, offsetof(kvd_lease_t, of_instance), lease->self);
@@ -412,7 +412,7 @@ int kvd_leases_expire(kvd_core_t *core, uint64_t now_ns)
 			if (work >= EXPIRE_QUANTUM) {
 				return 1;
 			}
-			work += 1 + lease->claim_count / 16; /* a window's blocks are let go one by one */
+			work += 1 + lease->pin_count / 16; /* a window's blocks are let go one by one */
 			kvd_lease_end(core, lease, KV_ERR_EXPIRED);
 		}
 	}

@@ -5,10 +5,10 @@
  *       then gone
  *   a fill fails: n shrinks to what is ready, LEASE_DONE says why
  *
- * A lease of a group without parents (`window`, `state`) is all or nothing: it has a claim on each of its blocks, holds
+ * A lease of a group without parents (`window`, `state`) is all or nothing: it has a pin on each of its blocks, refs
  * them all while one of them is read from disk, and ends when one of them is lost.
  *
- * A lease of a full group pins its deepest block (one claim). Blocks [hold_from, n) of its path, those being read for
+ * A lease of a full group pins its deepest block (one pin). Blocks [ref_from, n) of its path, those being read for
  * it and the one above them, are held one by one: until they have joined the CPU set, being an ancestor does not
  * protect them. A resident prefix has none of these.
  */
@@ -22,13 +22,13 @@ typedef struct kvd_lease {
 	uint32_t self;
 	uint32_t instance;
 	kvd_member_t member;
-	uint32_t alone;   /* 1: of a group without parents, a claim a block */
-	uint32_t claim;   /* on the deepest block, if it is of a full group */
-	uint32_t *claims; /* alone: [n - skip] */
-	uint32_t claim_count;
+	uint32_t alone; /* 1: of a group without parents, a pin a block */
+	uint32_t pin;   /* on the deepest block, if it is of a full group */
+	uint32_t *pins; /* alone: [n - skip] */
+	uint32_t pin_count;
 	uint32_t n, skip, ready;
-	uint32_t hold_from; /* blocks [hold_from, n), counted from 0, are held; n: none */
-	uint32_t *path;     /* of a full group: their ids; NULL: none is held */
+	uint32_t ref_from; /* blocks [ref_from, n), counted from 0, are held; n: none */
+	uint32_t *path;    /* of a full group: their ids; NULL: none is held */
 	uint32_t extent;
 	uint32_t named; /* slots in the header, from its publication on */
 	kv_lease_header_t *header;

@@ -8,7 +8,7 @@
 
 /* ---- lease.c --------------------------------------------------------------------------------- */
 
-/* A record with a header, whose claims are not taken yet: `ask` says the rest. KV_ERR_LIMIT, KV_ERR_NOMEM, KV_ERR_BUSY.
+/* A record with a header, whose pins are not taken yet: `ask` says the rest. KV_ERR_LIMIT, KV_ERR_NOMEM, KV_ERR_BUSY.
  */
 kv_status_t kvd_lease_create(kvd_core_t *core, kvd_instance_rec_t *instance, const kvd_lease_t *ask,
 			     kvd_lease_t **p_lease);

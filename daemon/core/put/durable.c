@@ -20,9 +20,9 @@ static void answer(kvd_core_t *core, kvd_put_t *put, uint32_t n, kv_status_t sta
 
 static uint32_t pinned_block(kvd_core_t *core, const kvd_put_t *put)
 {
-	const kvd_claim_t *claim = kvd_pool_at(&core->claims, put->claim);
+	const kvd_pin_t *pin = kvd_pool_at(&core->pins, put->pin);
 
-	return claim->block;
+	return pin->block;
 }
 
 static int is_on_disk(const kvd_core_t *core, uint32_t id)
@@ -68,9 +68,9 @@ static void each_owed(kvd_core_t *core, void (*see)(kvd_core_t *core, kvd_put_t 
 /* The entry's block while it is pinned, else KVD_NONE. */
 static uint32_t pinned_block_of(const kvd_core_t *core, const kvd_put_t *put, uint32_t index)
 {
-	uint32_t claim = put->entries[index].claim;
+	uint32_t pin = put->entries[index].pin;
 
-	return claim == KVD_NONE ? KVD_NONE : ((const kvd_claim_t *)kvd_pool_at(&core->claims, claim))->block;
+	return pin == KVD_NONE ? KVD_NONE : ((const kvd_pin_t *)kvd_pool_at(&core->pins, pin))->block;
 }
 
 /* How many of the first n entries are where they were seen on disk, up to the first that is not. */
@@ -165,7 +165,7 @@ static void settle_for_less(kvd_core_t *core, kvd_put_t *put)
 		answer(core, put, 0, put->status);
 		return;
 	}
-	kvd_claim_move(core, put->claim, kvd_index_ancestor(&core->ix, id, depth));
+	kvd_pin_move(core, put->pin, kvd_index_ancestor(&core->ix, id, depth));
 	await_flush(core, put);
 }
 
@@ -177,7 +177,7 @@ static void look(kvd_core_t *core, kvd_put_t *put)
 		look_alone(core, put);
 		return;
 	}
-	if (put->claim == KVD_NONE || !core->tier[KVD_DISK]) {
+	if (put->pin == KVD_NONE || !core->tier[KVD_DISK]) {
 		answer(core, put, 0, put->status != KV_OK ? put->status : KV_ERR_NOT_ADMITTED);
 		return;
 	}
@@ -226,7 +226,7 @@ static void lose(kvd_core_t *core, kvd_put_t *put)
 	}
 	if (put->store_seq != 0 &&
 	    (put->alone ? put->stored < stored
-			: put->claim == KVD_NONE || !is_in_slot(core, pinned_block(core, put), put->disk))) {
+			: put->pin == KVD_NONE || !is_in_slot(core, pinned_block(core, put), put->disk))) {
 		put->status = KV_ERR_IO;
 		answer(core, put, 0, put->status);
 	}

@@ -177,12 +177,12 @@ static void entry_visible(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint
 	entry->state = state;
 	if (!put->alone) {
 		put->next = index + 1;
-		(void)kvd_put_pin(core, put,
-				  block); /* without memory for the first pin it stays unpinned, as any may be */
+		(void)kvd_put_pin_block(core, put,
+					block); /* without memory for the first pin it stays unpinned, as any may be */
 	} else {
 		kvd_put_advance(put);
 		if (put->durable) {
-			kvd_entry_pin(core, put, index, block);
+			kvd_entry_pin_block(core, put, index, block);
 		}
 	}
 	atomic_store_explicit(&put->header->ready, put->next, memory_order_release);
@@ -243,7 +243,7 @@ static kv_status_t take_back(kvd_core_t *core, uint32_t id, uint32_t parent)
 }
 
 /* Into the index; when that is full, the least wanted blocks of the namespace furthest over its share make room. The
- * claim alone leaves the disk copy of a parent that is in memory too to be evicted, so the parent is held meanwhile:
+ * pin alone leaves the disk copy of a parent that is in memory too to be evicted, so the parent is held meanwhile:
  * the new block may join below that very copy. */
 static kv_status_t insert(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t parent, uint32_t *p_block)
 {
@@ -256,7 +256,7 @@ static kv_status_t insert(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint
 	}
 	kvd_put_meta(core, put, index, &meta);
 	if (parent != KVD_NONE) {
-		kvd_hold(core, parent);
+		kvd_block_ref(core, parent);
 	}
 	status = try_insert(core, put, parent, &meta, p_block);
 	for (uint32_t tries = 0; status == KV_ERR_LIMIT && tries < INDEX_TRIES; tries++) {
@@ -266,7 +266,7 @@ static kv_status_t insert(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint
 		status = try_insert(core, put, parent, &meta, p_block);
 	}
 	if (parent != KVD_NONE) {
-		kvd_unhold(core, parent);
+		kvd_block_unref(core, parent);
 	}
 
 	return status == KV_ERR_LIMIT ? KV_ERR_NOT_ADMITTED : status;
@@ -292,7 +292,7 @@ static kvd_turn_t publish_cpu(kvd_core_t *core, kvd_put_t *put, uint32_t index, 
 	return KVD_TURN_GO_ON;
 }
 
-/* Is the block above entry `index` visible? KVD_NONE in *p_parent: at the root. The put's claim hangs on it from then
+/* Is the block above entry `index` visible? KVD_NONE in *p_parent: at the root. The put's pin hangs on it from then
  * on: what makes room for the entry must not take its parent. */
 static kvd_turn_t parent_of(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t *p_parent)
 {
@@ -316,11 +316,11 @@ static kvd_turn_t parent_of(kvd_core_t *core, kvd_put_t *put, uint32_t index, ui
 		return end_put(core, put, KV_ERR_ARG);
 	}
 
-	if (put->claim == KVD_NONE && !kvd_put_may_pin(core, put, *p_parent)) {
+	if (put->pin == KVD_NONE && !kvd_put_may_pin(core, put, *p_parent)) {
 		return end_put(core, put, KV_ERR_BUSY);
 	}
 
-	return kvd_put_pin(core, put, *p_parent) == KV_OK ? KVD_TURN_GO_ON : end_put(core, put, KV_ERR_NOMEM);
+	return kvd_put_pin_block(core, put, *p_parent) == KV_OK ? KVD_TURN_GO_ON : end_put(core, put, KV_ERR_NOMEM);
 }
 
 /* ---- write-through --------------------------------------------------------------------------- */

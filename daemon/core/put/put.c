@@ -71,9 +71,9 @@ void kvd_put_revoke_oldest(kvd_core_t *core, uint32_t ns)
 
 /* ---- pins ------------------------------------------------------------------------------------ */
 
-static kvd_claim_t *claim_at(const kvd_core_t *core, uint32_t id)
+static kvd_pin_t *pin_at(const kvd_core_t *core, uint32_t id)
 {
-	return kvd_pool_at(&core->claims, id);
+	return kvd_pool_at(&core->pins, id);
 }
 
 int kvd_put_may_pin(const kvd_core_t *core, const kvd_put_t *put, uint32_t block)
@@ -83,61 +83,61 @@ int kvd_put_may_pin(const kvd_core_t *core, const kvd_put_t *put, uint32_t block
 	return depth - kvd_index_depth_pinned(&core->ix, block) <= kvd_pin_room(core, put->ns, put->slot_class);
 }
 
-kv_status_t kvd_put_pin(kvd_core_t *core, kvd_put_t *put, uint32_t block)
+kv_status_t kvd_put_pin_block(kvd_core_t *core, kvd_put_t *put, uint32_t block)
 {
 	kv_status_t status = KV_OK;
 
-	if (put->claim == KVD_NONE) {
-		status = kvd_claim_take(core, block, KVD_CLAIM_PUT, put->id, &put->claim);
-		put->claim = status == KV_OK ? put->claim : KVD_NONE;
+	if (put->pin == KVD_NONE) {
+		status = kvd_pin_create(core, block, KVD_PIN_PUT, put->id, &put->pin);
+		put->pin = status == KV_OK ? put->pin : KVD_NONE;
 	} else {
-		kvd_claim_move(core, put->claim, block);
+		kvd_pin_move(core, put->pin, block);
 	}
 
 	return status;
 }
 
-void kvd_entry_pin(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t block)
+void kvd_entry_pin_block(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t block)
 {
 	kvd_entry_t *entry = &put->entries[index];
 
-	if (kvd_claim_take(core, block, KVD_CLAIM_PUT, put->id, &entry->claim) != KV_OK) {
-		entry->claim = KVD_NONE;
+	if (kvd_pin_create(core, block, KVD_PIN_PUT, put->id, &entry->pin) != KV_OK) {
+		entry->pin = KVD_NONE;
 		return;
 	}
-	claim_at(core, entry->claim)->entry = index;
-	put->pins++;
+	pin_at(core, entry->pin)->entry = index;
+	put->pinned_entries++;
 }
 
-static void entry_unpin(kvd_core_t *core, kvd_put_t *put, uint32_t index)
+static void unpin_entry(kvd_core_t *core, kvd_put_t *put, uint32_t index)
 {
-	kvd_claim_drop(core, put->entries[index].claim);
-	put->entries[index].claim = KVD_NONE;
-	put->pins--;
+	kvd_pin_drop(core, put->entries[index].pin);
+	put->entries[index].pin = KVD_NONE;
+	put->pinned_entries--;
 }
 
-void kvd_put_lose(kvd_core_t *core, uint32_t claim)
+void kvd_put_drop_pin(kvd_core_t *core, uint32_t pin)
 {
-	kvd_put_t *put = kvd_put_find(core, claim_at(core, claim)->owner);
+	kvd_put_t *put = kvd_put_find(core, pin_at(core, pin)->owner);
 
 	if (put->alone) {
-		entry_unpin(core, put, claim_at(core, claim)->entry);
+		unpin_entry(core, put, pin_at(core, pin)->entry);
 	} else {
-		kvd_claim_drop(core, put->claim);
-		put->claim = KVD_NONE;
+		kvd_pin_drop(core, put->pin);
+		put->pin = KVD_NONE;
 	}
 	core->durable_look |= KVD_LOOK_DROPPED;
 }
 
 void kvd_put_unpin(kvd_core_t *core, kvd_put_t *put)
 {
-	if (put->claim != KVD_NONE) {
-		kvd_claim_drop(core, put->claim);
-		put->claim = KVD_NONE;
+	if (put->pin != KVD_NONE) {
+		kvd_pin_drop(core, put->pin);
+		put->pin = KVD_NONE;
 	}
-	for (uint32_t i = 0; put->pins > 0; i++) {
-		if (put->entries[i].claim != KVD_NONE) {
-			entry_unpin(core, put, i);
+	for (uint32_t i = 0; put->pinned_entries > 0; i++) {
+		if (put->entries[i].pin != KVD_NONE) {
+			unpin_entry(core, put, i);
 		}
 	}
 }
@@ -230,7 +230,7 @@ static void put_remove(kvd_core_t *core, kvd_put_t *put)
 	kvd_put_unpin(core, put);
 	put_retire(core, put);
 	if (put->in_ledger) {
-		core->world.unclaim(core->world.ctx, put->id);
+		core->world.ledger_remove(core->world.ctx, put->id);
 	}
 	kvd_list_remove(&instance->puts, &core->puts, offsetof(kvd_put_t, of_instance), put->self);
 	put_arrays_free(core, put);

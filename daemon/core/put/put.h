@@ -47,7 +47,7 @@ typedef struct kvd_entry {
 	uint32_t left;    /* writers whose range has not ended */
 	uint32_t transit; /* its slot is TRANSIT already */
 	uint32_t turn;    /* alone: the next entry that is FULL */
-	uint32_t claim;   /* alone and durable: on its block; KVD_NONE */
+	uint32_t pin;     /* alone and durable: on its block; KVD_NONE */
 	kvs_loc_t disk;   /* alone and durable: where it was seen on disk */
 	kvd_entry_state_t state;
 } kvd_entry_t;
@@ -74,7 +74,7 @@ typedef struct kvd_put {
 	uint32_t n, depth0;
 	uint32_t already;              /* entries that were visible at the start */
 	uint32_t turn_head, turn_tail; /* alone: entries that are FULL */
-	uint32_t pins;                 /* alone: entries with a claim */
+	uint32_t pinned_entries;       /* alone: entries with a pin */
 	uint32_t stored;               /* alone, durable: entries from the first that have been seen on disk */
 	kv_key_t parent;
 	uint32_t next; /* first entry that is not visible; of a group without parents, later ones may be */
@@ -87,7 +87,7 @@ typedef struct kvd_put {
 	kvd_entry_t *entries;
 	uint8_t *ended;   /* bits [entry][writer] */
 	uint32_t *tokens; /* [n][block_tokens] or NULL */
-	uint32_t claim;   /* on the deepest visible block; KVD_NONE: none */
+	uint32_t pin;     /* on the deepest visible block; KVD_NONE: none */
 	uint32_t extent;
 	uint32_t in_ledger;
 	kv_lease_header_t *header;
@@ -119,7 +119,7 @@ kv_status_t kvd_put_keep(kvd_core_t *core, kvd_member_t member, const kv_msg_kee
 /* ---- for the life of instances and blocks ---------------------------------------------------- */
 
 kvd_put_t *kvd_put_find(kvd_core_t *core, uint64_t id);
-/* RUNNING -> ended: PUT_DONE, claims and room given back, open slots quarantined. */
+/* RUNNING -> ended: PUT_DONE, pins and room given back, open slots quarantined. */
 void kvd_put_finish(kvd_core_t *core, kvd_put_t *put, kv_status_t why);
 /* A member (by its number in the instance) touches this put's slots no more; `before`: its older connections do not,
  * this one may. Returns slots freed. */
@@ -130,8 +130,8 @@ void kvd_put_unquiet_move(kvd_put_t *put, uint32_t from, uint32_t to);
 int kvd_put_writes(const kvd_put_t *put, uint32_t rank);
 /* Everything goes, told to nobody: the instance has ended. */
 void kvd_put_destroy(kvd_core_t *core, kvd_put_t *put);
-/* The put goes on without this claim of its own. */
-void kvd_put_lose(kvd_core_t *core, uint32_t claim);
+/* The put goes on without this pin of its own. */
+void kvd_put_drop_pin(kvd_core_t *core, uint32_t pin);
 
 /* ---- for the core ---------------------------------------------------------------------------- */
 

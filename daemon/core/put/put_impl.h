@@ -40,11 +40,11 @@ void kvd_put_settle(kvd_core_t *core, kvd_put_t *put);
 
 /* May the put pin the path down to `block`: is there room for it within the namespace's share? */
 int kvd_put_may_pin(const kvd_core_t *core, const kvd_put_t *put, uint32_t block);
-/* The put's claim now hangs on `block`. */
-kv_status_t kvd_put_pin(kvd_core_t *core, kvd_put_t *put, uint32_t block);
+/* The put's pin now hangs on `block`. */
+kv_status_t kvd_put_pin_block(kvd_core_t *core, kvd_put_t *put, uint32_t block);
 /* Of a group without parents: entry `index`'s block is pinned, as far as memory goes. */
-void kvd_entry_pin(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t block);
-/* All claims of the put go. */
+void kvd_entry_pin_block(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t block);
+/* All pins of the put go. */
 void kvd_put_unpin(kvd_core_t *core, kvd_put_t *put);
 
 /* The slot of an unfinished entry goes back to the pool. */

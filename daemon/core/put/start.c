@@ -241,7 +241,7 @@ static kv_status_t arrays_make(kvd_core_t *core, kvd_put_t *put, const kvd_draft
 			memcpy(&entry->event_hash, ask->event_hashes.data + i * sizeof(uint64_t), sizeof(uint64_t));
 		}
 		entry->loc.slot = KV_SLOT_NONE;
-		entry->pending = entry->turn = entry->claim = KVD_NONE;
+		entry->pending = entry->turn = entry->pin = KVD_NONE;
 		entry->state = KVD_ENTRY_ALREADY;
 	}
 
@@ -271,7 +271,7 @@ static void put_fill(kvd_core_t *core, kvd_put_t *put, const kvd_draft_t *draft)
 		put->depth0 = ask->depth;
 		put->parent = ask->parent;
 	}
-	put->claim = put->extent = put->wait_pending = KVD_NONE;
+	put->pin = put->extent = put->wait_pending = KVD_NONE;
 	put->stamp = core->stamp;
 }
 
@@ -288,7 +288,7 @@ static kv_status_t already_take(kvd_core_t *core, kvd_put_t *put, uint32_t index
 	if (!kvd_put_may_pin(core, put, id)) {
 		return KV_ERR_BUSY;
 	}
-	kvd_entry_pin(core, put, index, id); /* room for the others is not made by dropping it */
+	kvd_entry_pin_block(core, put, index, id); /* room for the others is not made by dropping it */
 	put->already++;
 
 	return KV_OK;
@@ -378,7 +378,7 @@ static kv_status_t put_publish_header(kvd_core_t *core, kvd_put_t *put, const kv
 			     .deepest = last->loc,
 			     .deepest_key = &last->key};
 
-	status = core->world.claim(core->world.ctx, &grant);
+	status = core->world.ledger_add(core->world.ctx, &grant);
 	put->in_ledger = status == KV_OK ? 1 : 0;
 
 	return status;
@@ -414,7 +414,8 @@ static kv_status_t put_create(kvd_core_t *core, const kvd_draft_t *draft, kvd_pu
 	kvd_list_push_front(&draft->instance->puts, &core->puts, offsetof(kvd_put_t, of_instance), place);
 	status = arrays_make(core, put, draft);
 	if (status == KV_OK && draft->base != KVD_NONE) {
-		status = kvd_put_may_pin(core, put, draft->base) ? kvd_put_pin(core, put, draft->base) : KV_ERR_BUSY;
+		status = kvd_put_may_pin(core, put, draft->base) ? kvd_put_pin_block(core, put, draft->base)
+								 : KV_ERR_BUSY;
 	}
 	if (status == KV_OK) {
 		status = kvd_area_take(&draft->instance->area,

@@ -411,7 +411,7 @@ static void move_block(kvd_core_t *core, uint32_t id, kvs_loc_t from, kvs_loc_t 
 	kvd_quarantine_cpu(core, id);
 }
 
-/* 1: the slot is empty now, or some other one has come free for what it holds. */
+/* 1: the slot is empty now, or some other one has come free for what it refs. */
 static int empty_slot(kvd_core_t *core, kvd_set_t t, kv_slot_t slot)
 {
 	kvs_tier_t *tier = core->tier[t];
@@ -429,7 +429,7 @@ static int empty_slot(kvd_core_t *core, kvd_set_t t, kv_slot_t slot)
 		return id != KVD_NONE && kvd_evict_below(core, id, t, core->change[t].force) == KV_OK;
 	}
 	block = id == KVD_NONE ? NULL : kvd_block_at(&core->ix, id);
-	if (!block || block->holds > 0 || block->io != KVD_NONE) {
+	if (!block || block->refs > 0 || block->io != KVD_NONE) {
 		return 0; /* being read, written or taken down: not for long */
 	}
 	status = kvs_alloc(tier, core->classes[from].tier_class[t], KVS_FILLING, 0, &meta, &there);

@@ -72,7 +72,7 @@ typedef struct kvd_ns {
 	kvd_parts_t parts;                            /* as configured (share.h)                     */
 	uint64_t share[KVD_SHARES];                   /* in force                                    */
 	uint64_t blocks;                              /* in the index                                */
-	uint64_t pinned_blocks, pinned_bytes;         /* on the path to a claim, each counted once   */
+	uint64_t pinned_blocks, pinned_bytes;         /* on the path to a pin, each counted once   */
 	kvd_list_t puts;                              /* running ones (put.h)                        */
 	uint64_t unfinished_blocks, unfinished_bytes; /* slots of puts, those in quarantine too      */
 } kvd_ns_t;

@@ -261,7 +261,7 @@ kv_status_t kvd_space_open(kvd_core_t *core, const kvd_space_open_t *ask, kvd_sp
 			opened(core, status);
 		}
 	}
-	/* Who opens a space looks into the mirror next: let it find what a small tree holds, or the first blocks of a
+	/* Who opens a space looks into the mirror next: let it find what a small tree refs, or the first blocks of a
 	 * large one. */
 	for (uint32_t i = 0; i < OPEN_QUANTA && kvd_space_fill_mirrors(core); i++) {
 	}
