@@ -49,7 +49,7 @@ static int pins_agree(kvd_core_t *core, char *why, size_t cap)
 		for (uint32_t l = instance->leases.head; l != KVD_NONE; leases++) {
 			const kvd_lease_t *lease = kvd_pool_at(&core->leases, l);
 
-			pins += lease->alone ? lease->pin_count : 1;
+			pins += lease->unchained ? lease->pin_count : 1;
 			refs += lease->n - lease->ref_from;
 			l = lease->of_instance.next;
 		}
@@ -174,7 +174,7 @@ static int slots_agree(kvd_core_t *core, kvd_set_t t, char *why, size_t cap)
 				kvd_entry_state_t state = put->entries[e].state;
 
 				known += state == KVD_ENTRY_OPEN || state == KVD_ENTRY_FULL ||
-					 state == KVD_ENTRY_THROUGH || state == KVD_ENTRY_QUARANTINED;
+					 state == KVD_ENTRY_WRITE_THROUGH || state == KVD_ENTRY_QUARANTINED;
 			}
 			p = put->of_instance.next;
 		}

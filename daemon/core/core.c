@@ -62,7 +62,7 @@ static kv_status_t pools_init(kvd_core_t *core)
 	} pools[] = {
 		{&core->leases, sizeof(kvd_lease_t), leases},
 		{&core->puts, sizeof(kvd_put_t), leases},
-		/* One a lease, one a put; and of groups without parents one a block, of several leases of all
+		/* One a lease, one a put; and of unchained groups one a block, of several leases of all
 		 * blocks. */
 		{&core->pins, sizeof(kvd_pin_t), 2u * (uint64_t)leases + 4u * (uint64_t)blocks},
 		{&core->pendings, sizeof(kvd_pending_t), blocks + 65536u},

@@ -48,7 +48,7 @@ typedef struct kvd_grant {
 	uint64_t id; /* of the lease or put */
 	kvd_instance_t instance;
 	const kv_lease_header_t *header; /* kind, n, skip, group and space are read from it */
-	kvs_loc_t deepest;               /* slot of the deepest block; of a group without parents: of the last */
+	kvs_loc_t deepest;               /* slot of the deepest block; of a unchained group: of the last */
 	const kv_key_t *deepest_key;
 	uint64_t expiry_ns; /* 0: never (puts) */
 } kvd_grant_t;

@@ -1,4 +1,4 @@
-/* groups.h -- what the tests of groups without parents share: group 1 is a window, 2 a state, 0 and 5 are full. */
+/* groups.h -- what the tests of unchained groups share: group 1 is a window, 2 a state, 0 and 5 are full. */
 #ifndef TESTS_CORE_GROUPS_H
 #define TESTS_CORE_GROUPS_H
 

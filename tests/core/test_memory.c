@@ -41,7 +41,7 @@ static void story(void)
 	universe_check(&u_);
 }
 
-/* The same of a group without parents, among full chains. */
+/* The same of a unchained group, among full chains. */
 static void story_alone(void)
 {
 	kv_msg_acquire_reply_t reply;

@@ -174,7 +174,8 @@ static void do_put_revoke(life_t *l)
 }
 
 /* All of a window's blocks or none. */
-static void acquire_alone(life_t *l, u_member_t *m, uint32_t which, uint32_t space, const kv_key_t *keys, uint32_t n)
+static void acquire_unchained(life_t *l, u_member_t *m, uint32_t which, uint32_t space, const kv_key_t *keys,
+			      uint32_t n)
 {
 	uint32_t some = l->u.group == 2 ? 1 : 1 + (uint32_t)below(l, 6), skip = n > some ? n - some : 0;
 	uint32_t visible = u_visible(&l->u, ns_of(space), &l->space[space], &keys[skip], n - skip);
@@ -204,7 +205,7 @@ static void do_acquire(life_t *l)
 	l->leases[which].id = 0;
 	some_group(l);
 	if (u_alone(l->u.group)) {
-		acquire_alone(l, m, which, space, l->keys[chain], n);
+		acquire_unchained(l, m, which, space, l->keys[chain], n);
 	} else {
 		if (u_acquire(&l->u, m, &l->space[space], l->keys[chain], n, skip, &l->leases[which], &reply) !=
 		    KV_OK) {
@@ -422,7 +423,7 @@ static void calm_down(life_t *l)
 	assert_int_equal(u->core->ios.used, 0);
 	assert_int_equal(u->core->pendings.used, 0);
 	assert_int_equal(u->core->refs + u->core->extents.used + u->core->instances.used + u->core->members.used, 0);
-	assert_int_equal(u->core->transit + u->core->written + u->core->durable_owed, 0);
+	assert_int_equal(u->core->transit + u->core->disk_unlinked + u->core->durable_owed, 0);
 	for (kvd_set_t t = KVD_CPU; t < KVD_TIERS; t++) {
 		uint64_t in = 0;
 

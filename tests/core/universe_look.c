@@ -121,7 +121,7 @@ static void count_told(const universe_t *u, const kvd_node_t *node, uint64_t in[
 	for (uint32_t i = 0; i < node->len; i++) {
 		const kvd_block_t *block = kvd_block_at(&u->core->ix, node->ids[i]);
 
-		for (uint32_t t = 0; t < 2 && !(block->flags & KVD_UNTOLD); t++) {
+		for (uint32_t t = 0; t < 2 && !(block->flags & KVD_EVENT_PENDING); t++) {
 			in[t] += i < node->n[t] ? 1 : 0;
 		}
 	}

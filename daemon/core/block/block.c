@@ -52,7 +52,7 @@ void kvd_block_unpinned(kvd_core_t *core, uint32_t id)
 {
 	const kvd_block_t *block = kvd_block_at(&core->ix, id);
 
-	if (block->flags & (KVD_PARKED_CPU | KVD_PARKED_DISK)) {
+	if (block->flags & (KVD_OFF_LRU_CPU | KVD_OFF_LRU_DISK)) {
 		core->policy->unpin(&core->ix, order_of(core, block, KVD_CPU), KVD_CPU, id);
 		core->policy->unpin(&core->ix, order_of(core, block, KVD_DISK), KVD_DISK, id);
 	}
@@ -213,14 +213,14 @@ void kvd_block_queue_write(kvd_core_t *core, uint32_t id)
 static void join_one(kvd_core_t *core, uint32_t id, kvd_set_t t, uint64_t stamp, const uint32_t *tokens)
 {
 	kvd_block_t *block = kvd_block_at(&core->ix, id);
-	uint8_t waiting = t == KVD_CPU ? KVD_TRANSIT : KVD_WRITTEN;
+	uint8_t waiting = t == KVD_CPU ? KVD_TRANSIT : KVD_DISK_UNLINKED;
 
 	if (block->flags & waiting) {
 		block->flags &= (uint8_t)~waiting;
-		*(t == KVD_CPU ? &core->transit : &core->written) -= 1;
+		*(t == KVD_CPU ? &core->transit : &core->disk_unlinked) -= 1;
 	}
 	if (kvd_tiers_of(&core->ix, block) == 0 && kvd_event_mute(core, id)) {
-		block->flags |= KVD_UNTOLD;
+		block->flags |= KVD_EVENT_PENDING;
 	}
 	kvd_index_join(&core->ix, id, t);
 	core->policy->join(&core->ix, order_of(core, block, t), t, id, stamp);
@@ -236,7 +236,7 @@ static void join_one(kvd_core_t *core, uint32_t id, kvd_set_t t, uint64_t stamp,
 static uint32_t waiting_child(kvd_core_t *core, const kvd_block_t *block, kvd_set_t t)
 {
 	const kvd_node_t *node = kvd_node_of(&core->ix, block);
-	uint8_t waiting = t == KVD_CPU ? KVD_TRANSIT : KVD_WRITTEN;
+	uint8_t waiting = t == KVD_CPU ? KVD_TRANSIT : KVD_DISK_UNLINKED;
 	uint32_t child;
 
 	if (block->pos + 1u < node->len) {
@@ -257,7 +257,7 @@ static uint32_t waiting_child(kvd_core_t *core, const kvd_block_t *block, kvd_se
 
 void kvd_block_join(kvd_core_t *core, uint32_t id, kvd_set_t t, uint64_t stamp, const uint32_t *tokens)
 {
-	const uint32_t *some = t == KVD_CPU ? &core->transit : &core->written;
+	const uint32_t *some = t == KVD_CPU ? &core->transit : &core->disk_unlinked;
 	uint32_t top = id;
 
 	join_one(core, id, t, stamp, tokens);
@@ -280,12 +280,12 @@ void kvd_block_unwrite_below(kvd_core_t *core, uint32_t id)
 {
 	uint32_t top = id;
 
-	while (core->written > 0) {
+	while (core->disk_unlinked > 0) {
 		uint32_t child = waiting_child(core, kvd_block_at(&core->ix, id), KVD_DISK);
 
 		if (child != KVD_NONE) {
-			kvd_block_at(&core->ix, child)->flags &= (uint8_t)~KVD_WRITTEN;
-			core->written--;
+			kvd_block_at(&core->ix, child)->flags &= (uint8_t)~KVD_DISK_UNLINKED;
+			core->disk_unlinked--;
 			free_slot(core, child, KVD_DISK);
 			kvd_count(core, KV_M_WRITE_BEHIND_DROPPED, 1);
 			kvd_block_queue_write(core, child);
@@ -331,9 +331,9 @@ void kvd_block_evict(kvd_core_t *core, uint32_t id, kvd_set_t t, kv_ns_metric_t 
 	}
 	kvd_block_leave(core, id, t);
 	free_slot(core, id, t);
-	if (block->flags & KVD_WRITTEN) { /* on disk, but of no use there without its parent */
-		block->flags &= (uint8_t)~KVD_WRITTEN;
-		core->written--;
+	if (block->flags & KVD_DISK_UNLINKED) { /* on disk, but of no use there without its parent */
+		block->flags &= (uint8_t)~KVD_DISK_UNLINKED;
+		core->disk_unlinked--;
 		free_slot(core, id, KVD_DISK);
 	}
 	if (kvd_tiers_of(&core->ix, block) == 0) {

@@ -4,7 +4,7 @@
  *   leave:  mark, index counter, mirror, event BlockRemoved, slot; with its last tier the block leaves the index
  *
  * A pin is a pin: it names its owner and hangs on one block. Ancestors need none, they are protected by being
- * ancestors; of a group without parents every block has its own. Sum of pins on blocks == pins of leases and puts;
+ * ancestors; of a unchained group every block has its own. Sum of pins on blocks == pins of leases and puts;
  * sum of refs on blocks == refs of leases and transfers (check.h counts both).
  */
 #ifndef KVD_CORE_BLOCK_H
@@ -20,7 +20,7 @@ typedef struct kvd_pin {
 	kvd_link_t of_block;
 	uint32_t kind;
 	uint64_t owner; /* lease or put id */
-	uint32_t entry; /* of a put of a group without parents: which */
+	uint32_t entry; /* of a put of a unchained group: which */
 } kvd_pin_t;
 
 kv_status_t kvd_pin_create(kvd_core_t *core, uint32_t block, kvd_pin_kind_t kind, uint64_t owner, uint32_t *p_pin);

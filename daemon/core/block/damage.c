@@ -82,7 +82,7 @@ static void revoke_through(kvd_core_t *core, uint32_t id)
 			kvd_lease_t *lease = kvd_pool_at(&core->leases, l);
 
 			l = lease->of_instance.next;
-			if (!lease->alone &&
+			if (!lease->unchained &&
 			    kvd_index_passes(&core->ix, kvd_lease_block(core, lease, lease->n), id, question)) {
 				kvd_lease_end(core, lease, KV_ERR_REVOKED);
 			}
@@ -141,7 +141,7 @@ kv_status_t kvd_bad_block(kvd_core_t *core, kvd_member_t member_id, const kv_msg
 	}
 	depth = lease->skip + ask->index + 1;
 	id = kvd_lease_block(core, lease, depth);
-	reply->quarantined = lease->alone ? 1 : lease->n - depth + 1; /* at the least: those of this lease */
+	reply->quarantined = lease->unchained ? 1 : lease->n - depth + 1; /* at the least: those of this lease */
 	kv_logf(core->env, KV_LOG_WARN, "core", "a member found wrong bytes in a leased block, instance %s depth %u",
 		kvd_instance_at(core, lease->instance)->name, depth);
 	kvd_count(core, KV_M_BAD_BLOCKS, 1);
@@ -164,12 +164,12 @@ static void lose_disk_leaf(kvd_core_t *core, uint32_t id)
 }
 
 /* Written, and waiting for its parent. */
-static void lose_written(kvd_core_t *core, uint32_t id)
+static void drop_unlinked_copy(kvd_core_t *core, uint32_t id)
 {
 	kvd_block_t *block = kvd_block_at(&core->ix, id);
 
-	block->flags &= (uint8_t)~KVD_WRITTEN;
-	core->written--;
+	block->flags &= (uint8_t)~KVD_DISK_UNLINKED;
+	core->disk_unlinked--;
 	kvs_free(core->tier[KVD_DISK], block->disk);
 	block->disk.slot = KV_SLOT_NONE;
 	kvd_block_unwrite_below(core, id);
@@ -184,8 +184,8 @@ void kvd_lose_disk(kvd_core_t *core, uint32_t id)
 	if (kvd_tree_of(&core->ix, block)->hidden || kvd_index_dead(&core->ix, block)) {
 		return; /* it is being taken down, its slot with it */
 	}
-	if (block->flags & KVD_WRITTEN) {
-		lose_written(core, id);
+	if (block->flags & KVD_DISK_UNLINKED) {
+		drop_unlinked_copy(core, id);
 		return;
 	}
 	while ((leaf = leaf_below(core, id, KVD_DISK, &steps)) != KVD_NONE) {

@@ -43,9 +43,9 @@ static void take_down(kvd_core_t *core, uint32_t id, uint32_t top_depth)
 		kvd_block_drop_slot(core, id);
 	}
 	if (block->disk.slot != KV_SLOT_NONE) {
-		if (block->flags & KVD_WRITTEN) {
-			block->flags &= (uint8_t)~KVD_WRITTEN;
-			core->written--;
+		if (block->flags & KVD_DISK_UNLINKED) {
+			block->flags &= (uint8_t)~KVD_DISK_UNLINKED;
+			core->disk_unlinked--;
 		}
 		kvs_free(core->tier[KVD_DISK], block->disk);
 		block->disk.slot = KV_SLOT_NONE;

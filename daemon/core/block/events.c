@@ -93,7 +93,7 @@ int kvd_event_mute(kvd_core_t *core, uint32_t id)
 	uint32_t parent = kvd_index_parent(&core->ix, id);
 
 	return kvd_tree_of(&core->ix, kvd_block_at(&core->ix, id))->mute ||
-	       (parent != KVD_NONE && (kvd_block_at(&core->ix, parent)->flags & KVD_UNTOLD));
+	       (parent != KVD_NONE && (kvd_block_at(&core->ix, parent)->flags & KVD_EVENT_PENDING));
 }
 
 void kvd_event_stored(kvd_core_t *core, uint32_t id, kvd_set_t t, const uint32_t *tokens)
@@ -101,7 +101,7 @@ void kvd_event_stored(kvd_core_t *core, uint32_t id, kvd_set_t t, const uint32_t
 	const kvd_block_t *block = kvd_block_at(&core->ix, id);
 	uint32_t leaving;
 
-	if (block->flags & KVD_UNTOLD) {
+	if (block->flags & KVD_EVENT_PENDING) {
 		return;
 	}
 	/* A bad copy that is still being taken down is taken back first. */
@@ -112,7 +112,7 @@ void kvd_event_stored(kvd_core_t *core, uint32_t id, kvd_set_t t, const uint32_t
 				kvd_event_removed(core, leaving, old);
 			}
 		}
-		kvd_block_at(&core->ix, leaving)->flags |= KVD_UNTOLD;
+		kvd_block_at(&core->ix, leaving)->flags |= KVD_EVENT_PENDING;
 	}
 	gather(core, id, KVD_EVENT_STORED, t, tokens);
 }
@@ -121,10 +121,10 @@ void kvd_event_tell(kvd_core_t *core, uint32_t id)
 {
 	kvd_block_t *block = kvd_block_at(&core->ix, id);
 
-	if (!(block->flags & KVD_UNTOLD)) {
+	if (!(block->flags & KVD_EVENT_PENDING)) {
 		return;
 	}
-	block->flags &= (uint8_t)~KVD_UNTOLD;
+	block->flags &= (uint8_t)~KVD_EVENT_PENDING;
 	for (kvd_set_t t = KVD_CPU; t < KVD_TIERS; t++) {
 		if (kvd_in_set(&core->ix, block, t)) {
 			kvd_event_stored(core, id, t, NULL);
@@ -134,7 +134,7 @@ void kvd_event_tell(kvd_core_t *core, uint32_t id)
 
 void kvd_event_removed(kvd_core_t *core, uint32_t id, kvd_set_t t)
 {
-	if (!(kvd_block_at(&core->ix, id)->flags & KVD_UNTOLD)) {
+	if (!(kvd_block_at(&core->ix, id)->flags & KVD_EVENT_PENDING)) {
 		gather(core, id, KVD_EVENT_REMOVED, t, NULL);
 	}
 }

@@ -4,8 +4,8 @@
  *       --anything else, full, or the end of the call--> published, EMPTY
  *
  * Subscribers know blocks by the engine's hash, which survives a space reset: nothing of a new epoch is announced
- * before everything of the old one has been taken back. Such blocks are UNTOLD, like those found on disk at start,
- * until a walk in quanta tells them, parents first. An UNTOLD block leaves without a word.
+ * before everything of the old one has been taken back. Such blocks are EVENT_PENDING, like those found on disk at
+ * start, until a walk in quanta tells them, parents first. An EVENT_PENDING block leaves without a word.
  */
 #ifndef KVD_CORE_EVENTS_H
 #define KVD_CORE_EVENTS_H
@@ -31,9 +31,9 @@ typedef struct kvd_gather {
 /* `tokens` stay readable until kvd_events_flush(). */
 void kvd_event_stored(kvd_core_t *core, uint32_t block, kvd_set_t t, const uint32_t *tokens);
 void kvd_event_removed(kvd_core_t *core, uint32_t block, kvd_set_t t);
-/* A block joins its first set: is it to stay UNTOLD? */
+/* A block joins its first set: is it to stay EVENT_PENDING? */
 int kvd_event_mute(kvd_core_t *core, uint32_t block);
-/* Announce an UNTOLD block, in all sets it is in. */
+/* Announce an EVENT_PENDING block, in all sets it is in. */
 void kvd_event_tell(kvd_core_t *core, uint32_t block);
 void kvd_events_flush(kvd_core_t *core);
 

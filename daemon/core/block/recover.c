@@ -96,7 +96,7 @@ static kv_status_t found(void *arg, uint32_t tier_class, kvs_loc_t loc, const kv
 		return status;
 	}
 	kvd_block_at(&core->ix, id)->disk = loc;
-	kvd_block_at(&core->ix, id)->flags = KVD_UNTOLD;
+	kvd_block_at(&core->ix, id)->flags = KVD_EVENT_PENDING;
 	kvd_index_join(&core->ix, id, KVD_DISK);
 	core->policy->join(&core->ix,
 			   &core->classes[kvd_tree_at(&core->ix, recovery->tree)->slot_class].order[KVD_DISK], KVD_DISK,

@@ -53,7 +53,7 @@ static int parent_on_its_way(kvd_core_t *core, uint32_t id)
 	uint32_t parent = kvd_index_parent(&core->ix, id);
 	const kvd_block_t *above = parent == KVD_NONE ? NULL : kvd_block_at(&core->ix, parent);
 
-	return above && (above->io != KVD_NONE || (above->flags & KVD_WRITTEN));
+	return above && (above->io != KVD_NONE || (above->flags & KVD_DISK_UNLINKED));
 }
 
 static void write_ok(kvd_core_t *core, kvd_io_t *io, uint32_t id)
@@ -67,8 +67,8 @@ static void write_ok(kvd_core_t *core, kvd_io_t *io, uint32_t id)
 	if (kvd_index_can_join(&core->ix, block, KVD_DISK)) {
 		kvd_block_join(core, id, KVD_DISK, io->stamp, NULL);
 	} else if (parent_on_its_way(core, id)) {
-		block->flags |= KVD_WRITTEN;
-		core->written++;
+		block->flags |= KVD_DISK_UNLINKED;
+		core->disk_unlinked++;
 	} else {
 		kvs_free(core->tier[KVD_DISK], block->disk);
 		block->disk.slot = KV_SLOT_NONE;
@@ -151,7 +151,7 @@ static kv_status_t start_write(kvd_core_t *core, uint32_t id)
 /* ---- the queue ------------------------------------------------------------------------------- */
 
 /* The run's first block that is in the CPU set, not on disk and not on its way there; KVD_NONE: none. What is in flight
- * or WRITTEN lies right behind the disk set, so this looks at few. */
+ * or DISK_UNLINKED lies right behind the disk set, so this looks at few. */
 static uint32_t first_unwritten(const kvd_core_t *core, const kvd_node_t *node)
 {
 	for (uint32_t pos = node->n[KVD_DISK]; pos < node->n[KVD_CPU]; pos++) {
@@ -203,7 +203,7 @@ static int is_being_written(const kvd_core_t *core, const kvd_node_t *node)
 		if (on_way->io != KVD_NONE) {
 			return 1;
 		}
-		if (!(on_way->flags & KVD_WRITTEN)) {
+		if (!(on_way->flags & KVD_DISK_UNLINKED)) {
 			break;
 		}
 	}

@@ -39,13 +39,13 @@
 typedef enum kvd_set { KVD_CPU = 0, KVD_DISK = 1 } kvd_set_t;
 
 /* block.flags */
-#define KVD_FILLING     1u /* its CPU slot is being read from disk                                     */
-#define KVD_TRANSIT     2u /* its CPU slot refs the bytes, but its parent is not in the CPU set       */
-#define KVD_WRITTEN     4u /* its disk slot refs the bytes, but its parent is not in the disk set     */
-#define KVD_PARKED_CPU  8u /* its mark was found pinned and is out of the order (policy.h)             */
-#define KVD_PARKED_DISK 16u
-#define KVD_UNTOLD      32u /* subscribers have not heard of it (events.h)                                  */
-#define KVD_SEEN        64u /* named by the PUT_START that is being checked, and by nothing else            */
+#define KVD_FILLING       1u /* its CPU slot is being read from disk                                     */
+#define KVD_TRANSIT       2u /* its CPU slot refs the bytes, but its parent is not in the CPU set       */
+#define KVD_DISK_UNLINKED 4u /* its disk slot refs the bytes, but its parent is not in the disk set     */
+#define KVD_OFF_LRU_CPU   8u /* its mark was found pinned and is out of the order (policy.h)             */
+#define KVD_OFF_LRU_DISK  16u
+#define KVD_EVENT_PENDING 32u /* subscribers have not heard of it (events.h)                                  */
+#define KVD_DUP_CHECK     64u /* named by the PUT_START that is being checked, and by nothing else            */
 
 /* 64 bytes: one cache line of what is known about a block. Its CPU slot lies in its run. */
 typedef struct kvd_block {
@@ -71,7 +71,7 @@ typedef struct kvd_mark {
 	uint32_t shallower; /* next mark of this node and tier                                          */
 	uint32_t node;
 	uint32_t pos;
-	uint32_t parked;
+	uint32_t off_lru;
 } kvd_mark_t;
 
 /* node.flags */
@@ -188,7 +188,7 @@ uint32_t kvd_index_on_disk(const kvd_index_t *ix, const kv_key_t *key, uint8_t g
 /* Tier bits of all blocks of namespace `ns` with this key, UNREADABLE for one that is set aside: what the mirror
  * says. */
 uint8_t kvd_index_tiers(const kvd_index_t *ix, uint32_t ns, const kv_key_t *key, uint8_t group);
-/* A block of this key that is being taken down in the tree and is not UNTOLD; KVD_NONE: none. */
+/* A block of this key that is being taken down in the tree and is not EVENT_PENDING; KVD_NONE: none. */
 uint32_t kvd_index_leaving(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group);
 /* The visible block of this key whose slot in tier t's set is at `loc`, of any tree; KVD_NONE: none. */
 uint32_t kvd_index_in_slot(const kvd_index_t *ix, const kv_key_t *key, uint8_t group, kvd_set_t t, kvs_loc_t loc);

@@ -191,7 +191,8 @@ uint32_t kvd_index_leaving(const kvd_index_t *ix, uint32_t tree, const kv_key_t 
 	while (kvd_tree_at(ix, tree)->dead_nodes > 0 && (id = next_of(ix, id, key, group)) != KVD_NONE) {
 		const kvd_block_t *block = kvd_block_at(ix, id);
 
-		if (kvd_node_of(ix, block)->tree == tree && !(block->flags & KVD_UNTOLD) && kvd_index_dead(ix, block)) {
+		if (kvd_node_of(ix, block)->tree == tree && !(block->flags & KVD_EVENT_PENDING) &&
+		    kvd_index_dead(ix, block)) {
 			break;
 		}
 	}

@@ -27,9 +27,9 @@ static kvd_mark_t *mark_at(const kvd_index_t *ix, uint32_t id)
 	return kvd_pool_at(&ix->marks, id);
 }
 
-static uint8_t parked_flag(kvd_set_t t)
+static uint8_t off_lru_flag(kvd_set_t t)
 {
-	return t == KVD_CPU ? KVD_PARKED_CPU : KVD_PARKED_DISK;
+	return t == KVD_CPU ? KVD_OFF_LRU_CPU : KVD_OFF_LRU_DISK;
 }
 
 static kvd_block_t *marked_block(const kvd_index_t *ix, const kvd_mark_t *mark)
@@ -73,14 +73,14 @@ static void order_add_oldest(kvd_index_t *ix, kvd_order_t *order, uint32_t id)
 	order_link(ix, order, id, before);
 }
 
-/* Out of the order, or out of the parked ones. */
+/* Out of the order, or out of the off_lru ones. */
 static void detach(kvd_index_t *ix, kvd_order_t *order, uint32_t id, kvd_set_t t)
 {
 	kvd_mark_t *mark = mark_at(ix, id);
 
-	if (mark->parked) {
-		mark->parked = 0;
-		marked_block(ix, mark)->flags &= (uint8_t)~parked_flag(t);
+	if (mark->off_lru) {
+		mark->off_lru = 0;
+		marked_block(ix, mark)->flags &= (uint8_t)~off_lru_flag(t);
 	} else {
 		order_unlink(ix, order, id);
 	}
@@ -161,8 +161,8 @@ static void mark_place(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_
 	if (id == KVD_NONE && *at == KVD_NONE) {
 		return; /* a touch in mid-run is forgotten; the run's own mark is still there */
 	}
-	if (id == KVD_NONE) {                   /* the younger mark above moves down and speaks for this block too */
-		if (mark_at(ix, *at)->parked) { /* by the block it leaves, whoever refs that one */
+	if (id == KVD_NONE) {                    /* the younger mark above moves down and speaks for this block too */
+		if (mark_at(ix, *at)->off_lru) { /* by the block it leaves, whoever refs that one */
 			detach(ix, order, *at, t);
 			order_add_oldest(ix, order, *at);
 		}
@@ -181,7 +181,7 @@ static void mark_slide(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_
 	kvd_node_t *node = kvd_node_at(ix, mark->node), *to = node;
 	uint32_t to_id = mark->node, pos = mark->pos - 1, *link;
 
-	if (mark->parked) { /* its block goes all the same (its space does): back into the order */
+	if (mark->off_lru) { /* its block goes all the same (its space does): back into the order */
 		detach(ix, order, id, t);
 		order_add_oldest(ix, order, id);
 	}
@@ -236,8 +236,8 @@ static uint32_t order_victim(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t)
 			mark_drop(ix, order, node, link_of(ix, node, t, id), t);
 		} else if (!kvd_evictable(ix, block, t)) {
 			order_unlink(ix, order, id);
-			mark->parked = 1;
-			block->flags |= parked_flag(t);
+			mark->off_lru = 1;
+			block->flags |= off_lru_flag(t);
 		} else {
 			return block_id;
 		}
@@ -251,7 +251,7 @@ static void order_unpin(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32
 	kvd_block_t *block = kvd_block_at(ix, block_id);
 	uint32_t id = kvd_node_of(ix, block)->marks[t];
 
-	if (!(block->flags & parked_flag(t)) || !kvd_evictable(ix, block, t)) {
+	if (!(block->flags & off_lru_flag(t)) || !kvd_evictable(ix, block, t)) {
 		return;
 	}
 	while (mark_at(ix, id)->pos != block->pos) {

@@ -8,7 +8,7 @@
  *
  *   mark:  none --touch, join--> ordered --slide--> ordered (one block up)
  *          ordered --oldest, but its block has a child in the set--> none     (the child's mark speaks for it)
- *          ordered --oldest, but its block is pinned--> parked --unpin--> ordered
+ *          ordered --oldest, but its block is pinned--> off_lru --unpin--> ordered
  *
  * A policy decides which calls leave marks; the machinery is shared. LRU: all. FIFO: joins only.
  */

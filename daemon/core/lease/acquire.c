@@ -1,4 +1,4 @@
-/* ACQUIRE of a path, and of the blocks of a group without parents; RELEASE and RENEW. */
+/* ACQUIRE of a path, and of the blocks of a unchained group; RELEASE and RENEW. */
 #include "core/block/block.h"
 #include "core/block/quarantine.h"
 #include "core/core_impl.h"
@@ -40,7 +40,8 @@ static kv_key_t key_at(const kv_msg_acquire_t *ask, uint32_t i)
 }
 
 /* The deepest known rung; *p_missing gets the shallowest unknown one above it. */
-static uint32_t climb(kvd_core_t *core, const kvd_space_t *space, const kv_msg_acquire_t *ask, kv_key_t *p_missing)
+static uint32_t resolve_ladder(kvd_core_t *core, const kvd_space_t *space, const kv_msg_acquire_t *ask,
+			       kv_key_t *p_missing)
 {
 	memset(p_missing, 0, sizeof *p_missing);
 	for (uint32_t i = 0; i < ask->ladder.len / KV_KEY_BYTES; i++) {
@@ -128,7 +129,7 @@ static kv_status_t acquire_path(kvd_core_t *core, const kvd_space_t *space, cons
 	if (ask->ladder.len / KV_KEY_BYTES != rungs(ask->n)) {
 		return KV_ERR_ARG;
 	}
-	id = climb(core, space, ask, &missing);
+	id = resolve_ladder(core, space, ask, &missing);
 	if (!kv_key_is_zero(&missing)) {
 		reply->why = kvd_why_missing(core, space->tree, &missing, (uint8_t)ask->group);
 	}
@@ -201,13 +202,13 @@ static kv_status_t blocks_take(kvd_core_t *core, const kvd_space_t *space, kvd_l
 	return status == KV_OK ? kvd_lease_publish(core, space, lease, (uint8_t)ask->group, reply) : status;
 }
 
-static kv_status_t acquire_alone(kvd_core_t *core, const kvd_space_t *space, const kvd_member_rec_t *member,
-				 const kv_msg_acquire_t *ask, kv_msg_acquire_reply_t *reply)
+static kv_status_t acquire_unchained(kvd_core_t *core, const kvd_space_t *space, const kvd_member_rec_t *member,
+				     const kv_msg_acquire_t *ask, kv_msg_acquire_reply_t *reply)
 {
 	kvd_instance_rec_t *instance = kvd_instance_at(core, member->instance);
 	kvd_lease_t draft = {.instance = member->instance,
 			     .member = member->id,
-			     .alone = 1,
+			     .unchained = 1,
 			     .n = ask->n,
 			     .skip = ask->skip,
 			     .ready = ask->n,
@@ -265,8 +266,8 @@ kv_status_t kvd_acquire(kvd_core_t *core, uint32_t ns, kvd_member_t member_id, c
 
 	core->stamp++;
 	*reply = (kv_msg_acquire_reply_t){.why = KV_WHY_NONE};
-	status = kvd_group_alone(group) ? acquire_alone(core, space, member, ask, reply)
-					: acquire_path(core, space, member, ask, reply);
+	status = kvd_group_unchained(group) ? acquire_unchained(core, space, member, ask, reply)
+					    : acquire_path(core, space, member, ask, reply);
 	if (status == KV_OK) {
 		kvd_count(core, reply->lease != 0 ? KV_M_ACQUIRE_HITS : KV_M_ACQUIRE_MISSES, 1);
 	}

@@ -31,13 +31,13 @@ kvd_lease_t *kvd_lease_find_own(kvd_core_t *core, const kvd_member_rec_t *member
 uint32_t kvd_lease_block(kvd_core_t *core, const kvd_lease_t *lease, uint32_t depth)
 {
 	const kvd_pin_t *pin =
-		kvd_pool_at(&core->pins, lease->alone ? lease->pins[depth - lease->skip - 1] : lease->pin);
+		kvd_pool_at(&core->pins, lease->unchained ? lease->pins[depth - lease->skip - 1] : lease->pin);
 
 	if (lease->path && depth > lease->ref_from) {
 		return lease->path[depth - lease->ref_from - 1];
 	}
 
-	return lease->alone ? pin->block : kvd_index_ancestor(&core->ix, pin->block, depth);
+	return lease->unchained ? pin->block : kvd_index_ancestor(&core->ix, pin->block, depth);
 }
 
 /* ---- expiry ---------------------------------------------------------------------------------- */
@@ -109,7 +109,7 @@ kv_status_t kvd_lease_create(kvd_core_t *core, kvd_instance_rec_t *instance, con
 
 static void write_slots(kvd_core_t *core, const kvd_lease_t *lease, uint32_t last, uint32_t *out)
 {
-	if (!lease->alone) {
+	if (!lease->unchained) {
 		kvd_index_path(&core->ix, last, lease->skip, NULL, out);
 		return;
 	}
@@ -311,7 +311,7 @@ void kvd_lease_close(kvd_core_t *core, kvd_lease_t *lease)
 	kvd_instance_rec_t *instance = kvd_instance_at(core, lease->instance);
 
 	unwait(core, lease);
-	if (lease->alone) {
+	if (lease->unchained) {
 		drop_pins(core, lease);
 	} else if (lease->pin != KVD_NONE) {
 		unref_blocks(core, lease, 0);
@@ -370,10 +370,10 @@ void kvd_lease_cut(kvd_core_t *core, kvd_lease_t *lease, uint32_t depth, kv_stat
 	kvd_instance_rec_t *instance = kvd_instance_at(core, lease->instance);
 	uint64_t bytes;
 
-	if (depth > lease->n && !lease->alone) {
+	if (depth > lease->n && !lease->unchained) {
 		return;
 	}
-	if (lease->alone || depth - 1 <= lease->skip || depth <= lease->ready) {
+	if (lease->unchained || depth - 1 <= lease->skip || depth <= lease->ready) {
 		kvd_lease_end(core, lease, why);
 		return;
 	}

@@ -5,7 +5,7 @@
  *       then gone
  *   a fill fails: n shrinks to what is ready, LEASE_DONE says why
  *
- * A lease of a group without parents (`window`, `state`) is all or nothing: it has a pin on each of its blocks, refs
+ * A lease of a unchained group (`window`, `state`) is all or nothing: it has a pin on each of its blocks, refs
  * them all while one of them is read from disk, and ends when one of them is lost.
  *
  * A lease of a full group pins its deepest block (one pin). Blocks [ref_from, n) of its path, those being read for
@@ -22,9 +22,9 @@ typedef struct kvd_lease {
 	uint32_t self;
 	uint32_t instance;
 	kvd_member_t member;
-	uint32_t alone; /* 1: of a group without parents, a pin a block */
-	uint32_t pin;   /* on the deepest block, if it is of a full group */
-	uint32_t *pins; /* alone: [n - skip] */
+	uint32_t unchained; /* 1: of a unchained group, a pin a block */
+	uint32_t pin;       /* on the deepest block, if it is of a full group */
+	uint32_t *pins;     /* unchained: [n - skip] */
 	uint32_t pin_count;
 	uint32_t n, skip, ready;
 	uint32_t ref_from; /* blocks [ref_from, n), counted from 0, are held; n: none */
@@ -57,7 +57,7 @@ uint32_t kvd_lease_block(kvd_core_t *core, const kvd_lease_t *lease, uint32_t de
 /* Stores REVOKED, then lets go of everything. With KV_OK (a release) nobody is told; else a waiting member gets
  * LEASE_DONE. */
 void kvd_lease_end(kvd_core_t *core, kvd_lease_t *lease, kv_status_t why);
-/* Block `depth` (from 1) will never come: the lease ends before it. A lease of a group without parents ends. */
+/* Block `depth` (from 1) will never come: the lease ends before it. A lease of a unchained group ends. */
 void kvd_lease_cut(kvd_core_t *core, kvd_lease_t *lease, uint32_t depth, kv_status_t why);
 
 /* The memory of all leases, with the core. */

@@ -33,7 +33,7 @@ void kvd_lease_shorten(kvd_core_t *core, kvd_lease_t *lease, uint32_t n);
 
 /* Take slots for what is only on disk, hold it, start the fills. Shortens lease->n where room or memory lacks. */
 void kvd_lease_reserve(kvd_core_t *core, kvd_lease_t *lease, uint32_t cpu_depth);
-/* The same of a group without parents, all or nothing. KV_ERR_BUSY: no room for one of its blocks. */
+/* The same of a unchained group, all or nothing. KV_ERR_BUSY: no room for one of its blocks. */
 kv_status_t kvd_lease_reserve_all(kvd_core_t *core, kvd_lease_t *lease, uint32_t *p_on_disk);
 
 #endif

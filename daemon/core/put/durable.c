@@ -112,7 +112,7 @@ static int count_stored(kvd_core_t *core, kvd_put_t *put)
 	return 1;
 }
 
-static void look_alone(kvd_core_t *core, kvd_put_t *put)
+static void check_unchained(kvd_core_t *core, kvd_put_t *put)
 {
 	uint32_t n;
 
@@ -153,7 +153,7 @@ static void await_flush(kvd_core_t *core, kvd_put_t *put)
 }
 
 /* The pinned block will not reach the disk: what of its path is there already is what can be promised. */
-static void settle_for_less(kvd_core_t *core, kvd_put_t *put)
+static void report_partial_durability(kvd_core_t *core, kvd_put_t *put)
 {
 	uint32_t id = pinned_block(core, put), depth = kvd_index_depth_in(&core->ix, id, KVD_DISK);
 
@@ -173,8 +173,8 @@ static void look(kvd_core_t *core, kvd_put_t *put)
 {
 	uint32_t id;
 
-	if (put->alone) {
-		look_alone(core, put);
+	if (put->unchained) {
+		check_unchained(core, put);
 		return;
 	}
 	if (put->pin == KVD_NONE || !core->tier[KVD_DISK]) {
@@ -187,7 +187,7 @@ static void look(kvd_core_t *core, kvd_put_t *put)
 			await_flush(core, put);
 		} else if (!put->expected && !(put->expected = (uint32_t)kvd_write_expected(core, id))) {
 			if (put->asked || kvd_writes_paused(core)) {
-				settle_for_less(core, put);
+				report_partial_durability(core, put);
 				return;
 			}
 			put->asked = 1;
@@ -200,7 +200,7 @@ static void look(kvd_core_t *core, kvd_put_t *put)
 	}
 	if (core->flushed + 1 >= put->store_seq) {
 		if (!is_on_disk(core, id)) { /* evicted there while it waited */
-			settle_for_less(core, put);
+			report_partial_durability(core, put);
 			return;
 		}
 		if (!is_in_slot(core, id, put->disk)) { /* and written again */
@@ -221,12 +221,12 @@ static void lose(kvd_core_t *core, kvd_put_t *put)
 {
 	uint32_t stored = put->stored;
 
-	if (put->alone) {
+	if (put->unchained) {
 		put->stored = count_on_disk(core, put, stored);
 	}
 	if (put->store_seq != 0 &&
-	    (put->alone ? put->stored < stored
-			: put->pin == KVD_NONE || !is_in_slot(core, pinned_block(core, put), put->disk))) {
+	    (put->unchained ? put->stored < stored
+			    : put->pin == KVD_NONE || !is_in_slot(core, pinned_block(core, put), put->disk))) {
 		put->status = KV_ERR_IO;
 		answer(core, put, 0, put->status);
 	}
@@ -241,7 +241,7 @@ void kvd_durable_lost(kvd_core_t *core)
 static void await_again(kvd_core_t *core, kvd_put_t *put)
 {
 	(void)core;
-	if (!put->alone) {
+	if (!put->unchained) {
 		put->store_seq = 0;
 	}
 }

@@ -106,7 +106,7 @@ static kv_status_t ranges_end(kvd_core_t *core, kvd_put_t *put, kvd_writer_t *wr
 			}
 			entry->state = KVD_ENTRY_FULL;
 			put->full++;
-			if (put->alone) {
+			if (put->unchained) {
 				kvd_entry_full(put, i);
 			}
 		}
@@ -175,7 +175,7 @@ static void entry_visible(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint
 	kvd_entry_t *entry = &put->entries[index];
 
 	entry->state = state;
-	if (!put->alone) {
+	if (!put->unchained) {
 		put->next = index + 1;
 		(void)kvd_put_pin_block(core, put,
 					block); /* without memory for the first pin it stays unpinned, as any may be */
@@ -361,7 +361,7 @@ static kvd_turn_t publish_disk(kvd_core_t *core, kvd_put_t *put, uint32_t index,
 }
 
 /* A write-through has ended. */
-static void finish_through(kvd_core_t *core, kvd_io_t *io, kv_status_t status)
+static void finish_write_through(kvd_core_t *core, kvd_io_t *io, kv_status_t status)
 {
 	kvd_put_t *put = kvd_put_find(core, io->put);
 	kvd_entry_t *entry = put && put->running ? &put->entries[io->index] : NULL;
@@ -373,7 +373,7 @@ static void finish_through(kvd_core_t *core, kvd_io_t *io, kv_status_t status)
 	} else {
 		kvs_free(core->tier[KVD_DISK], io->disk);
 	}
-	if (!entry || entry->state != KVD_ENTRY_THROUGH) { /* the put ended meanwhile */
+	if (!entry || entry->state != KVD_ENTRY_WRITE_THROUGH) { /* the put ended meanwhile */
 		kvs_free(core->tier[KVD_CPU], io->cpu);
 		if (status == KV_OK) {
 			kvs_free(core->tier[KVD_DISK], io->disk);
@@ -407,11 +407,11 @@ static void finish_through(kvd_core_t *core, kvd_io_t *io, kv_status_t status)
 }
 
 /* Write the entry's block straight to disk. KV_ERR_BUSY: the disk has no room for it now. */
-static kv_status_t start_through(kvd_core_t *core, const kvd_put_t *put, uint32_t index)
+static kv_status_t start_write_through(kvd_core_t *core, const kvd_put_t *put, uint32_t index)
 {
 	kvs_meta_t meta;
 	kvd_io_t *io;
-	kv_status_t status = kvd_io_create(core, KVD_NONE, finish_through, &io);
+	kv_status_t status = kvd_io_create(core, KVD_NONE, finish_write_through, &io);
 
 	if (status != KV_OK) {
 		return status;
@@ -431,17 +431,17 @@ static kv_status_t start_through(kvd_core_t *core, const kvd_put_t *put, uint32_
 	return status;
 }
 
-static kvd_turn_t publish_through(kvd_core_t *core, kvd_put_t *put, uint32_t index)
+static kvd_turn_t publish_write_through(kvd_core_t *core, kvd_put_t *put, uint32_t index)
 {
 	kvd_entry_t *entry = &put->entries[index];
 	kv_status_t status;
 
-	entry->state = KVD_ENTRY_THROUGH;
+	entry->state = KVD_ENTRY_WRITE_THROUGH;
 	if (!entry->transit) {
 		(void)kvs_set_state(core->tier[KVD_CPU], entry->loc, KVS_TRANSIT);
 		entry->transit = 1;
 	}
-	status = start_through(core, put, index);
+	status = start_write_through(core, put, index);
 	if (status == KV_OK) {
 		return KVD_TURN_WAIT;
 	}
@@ -462,7 +462,7 @@ static kvd_turn_t take_turn(kvd_core_t *core, kvd_put_t *put, uint32_t index)
 	kvd_turn_t turn;
 	uint32_t parent;
 
-	if (put->entries[index].state == KVD_ENTRY_THROUGH) {
+	if (put->entries[index].state == KVD_ENTRY_WRITE_THROUGH) {
 		return KVD_TURN_WAIT;
 	}
 	turn = parent_of(core, put, index, &parent);
@@ -476,11 +476,11 @@ static kvd_turn_t take_turn(kvd_core_t *core, kvd_put_t *put, uint32_t index)
 		return publish_cpu(core, put, index, parent);
 	}
 
-	return publish_through(core, put, index);
+	return publish_write_through(core, put, index);
 }
 
-/* A FULL entry of a group without parents. */
-static kvd_turn_t take_alone(kvd_core_t *core, kvd_put_t *put, uint32_t index)
+/* A FULL entry of a unchained group. */
+static kvd_turn_t publish_unchained(kvd_core_t *core, kvd_put_t *put, uint32_t index)
 {
 	kvd_turn_t turn;
 
@@ -500,14 +500,14 @@ static void try_put(kvd_core_t *core, kvd_put_t *put)
 		}
 		return;
 	}
-	for (uint32_t turns = 0; put->alone ? put->turn_head != KVD_NONE : put->next < put->n; turns++) {
+	for (uint32_t turns = 0; put->unchained ? put->turn_head != KVD_NONE : put->next < put->n; turns++) {
 		if (turns == core->put_blocks) { /* everybody else first */
 			kvd_put_queue(core, put);
 			core->puts_left = 1;
 			return;
 		}
-		if ((put->alone ? take_alone(core, put, kvd_entry_next(put)) : take_turn(core, put, put->next)) !=
-		    KVD_TURN_GO_ON) {
+		if ((put->unchained ? publish_unchained(core, put, kvd_entry_next(put))
+				    : take_turn(core, put, put->next)) != KVD_TURN_GO_ON) {
 			return;
 		}
 	}

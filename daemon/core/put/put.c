@@ -35,7 +35,7 @@ void kvd_put_meta(kvd_core_t *core, const kvd_put_t *put, uint32_t index, kvs_me
 			     .event_hash = put->entries[index].event_hash,
 			     .depth = kvd_put_depth(put, index),
 			     .group = (uint8_t)put->group};
-	if (!put->alone) {
+	if (!put->unchained) {
 		meta->parent = index > 0 ? put->entries[index - 1].key : put->parent;
 	}
 	memcpy(meta->root, tree->root, sizeof meta->root);
@@ -120,7 +120,7 @@ void kvd_put_drop_pin(kvd_core_t *core, uint32_t pin)
 {
 	kvd_put_t *put = kvd_put_find(core, pin_at(core, pin)->owner);
 
-	if (put->alone) {
+	if (put->unchained) {
 		unpin_entry(core, put, pin_at(core, pin)->entry);
 	} else {
 		kvd_pin_drop(core, put->pin);
@@ -299,7 +299,7 @@ static void entry_lose(kvd_core_t *core, kvd_put_t *put, uint32_t index)
 	} else if (entry->state == KVD_ENTRY_FULL) {
 		kvd_entry_free(core, put, entry);
 		entry->state = KVD_ENTRY_LOST;
-	} else if (entry->state == KVD_ENTRY_THROUGH) { /* the write in flight gives the slot back */
+	} else if (entry->state == KVD_ENTRY_WRITE_THROUGH) { /* the write in flight gives the slot back */
 		kvd_count_unfinished(core, kvd_instance_at(core, put->instance), put->slot_bytes, 0);
 		entry->state = KVD_ENTRY_LOST;
 	}

@@ -2,15 +2,13 @@
  *
  *   entry:  ALREADY (visible at start; no slot)
  *           OPEN --all writers' ranges ended--> FULL --parent in the CPU set--> VISIBLE
- *                                               FULL --parent on disk only--> THROUGH --written--> VISIBLE (as DISK)
- *                                               FULL --another copy was first--> DUPLICATE (its slot is freed)
- *           OPEN, FULL --the put ends early--> LOST; an OPEN one's slot is QUARANTINED until its writers are quiet
- *               or gone
- *   put:    RUNNING --every entry VISIBLE, ALREADY or DUPLICATE--> PUT_DONE OK
- *           RUNNING --revoked, parent lost, refused, expired and its namespace lacks room--> PUT_DONE why
- *           then LINGERING while slots are quarantined or DURABLE is owed, then gone
+ *                                               FULL --parent on disk only--> WRITE_THROUGH --written--> VISIBLE (as
+ * DISK) FULL --another copy was first--> DUPLICATE (its slot is freed) OPEN, FULL --the put ends early--> LOST; an OPEN
+ * one's slot is QUARANTINED until its writers are quiet or gone put:    RUNNING --every entry VISIBLE, ALREADY or
+ * DUPLICATE--> PUT_DONE OK RUNNING --revoked, parent lost, refused, expired and its namespace lacks room--> PUT_DONE
+ * why then LINGERING while slots are quarantined or DURABLE is owed, then gone
  *
- * Entries of a put of a group without parents (`window`, `state`) do not wait for each other: ALREADY may be anywhere,
+ * Entries of a put of a unchained group (`window`, `state`) do not wait for each other: ALREADY may be anywhere,
  * each is made visible as soon as it is FULL. While it is wanted durable, each visible one is pinned by itself.
  *
  * A child waits for its parent's key, not for its slot: `pending` counts, per key, the unfinished copies and the puts
@@ -25,7 +23,7 @@ typedef enum kvd_entry_state {
 	KVD_ENTRY_ALREADY,
 	KVD_ENTRY_OPEN,
 	KVD_ENTRY_FULL,
-	KVD_ENTRY_THROUGH,
+	KVD_ENTRY_WRITE_THROUGH,
 	KVD_ENTRY_VISIBLE,
 	KVD_ENTRY_DUPLICATE,
 	KVD_ENTRY_LOST,
@@ -46,9 +44,9 @@ typedef struct kvd_entry {
 	kvd_copy_t next;  /* the next unfinished copy of this key */
 	uint32_t left;    /* writers whose range has not ended */
 	uint32_t transit; /* its slot is TRANSIT already */
-	uint32_t turn;    /* alone: the next entry that is FULL */
-	uint32_t pin;     /* alone and durable: on its block; KVD_NONE */
-	kvs_loc_t disk;   /* alone and durable: where it was seen on disk */
+	uint32_t turn;    /* unchained: the next entry that is FULL */
+	uint32_t pin;     /* unchained and durable: on its block; KVD_NONE */
+	kvs_loc_t disk;   /* unchained and durable: where it was seen on disk */
 	kvd_entry_state_t state;
 } kvd_entry_t;
 
@@ -67,17 +65,17 @@ typedef struct kvd_put {
 	uint32_t slot_class;
 	uint32_t block_tokens;
 	uint32_t group;
-	uint32_t alone;    /* 1: of a group without parents */
-	uint32_t durable;  /* wanted, and not answered yet */
-	uint32_t expected; /* durable: what it is pinned to will be written, unless something is dropped */
+	uint32_t unchained; /* 1: of a unchained group */
+	uint32_t durable;   /* wanted, and not answered yet */
+	uint32_t expected;  /* durable: what it is pinned to will be written, unless something is dropped */
 	uint32_t running;
 	uint32_t n, depth0;
 	uint32_t already;              /* entries that were visible at the start */
-	uint32_t turn_head, turn_tail; /* alone: entries that are FULL */
-	uint32_t pinned_entries;       /* alone: entries with a pin */
-	uint32_t stored;               /* alone, durable: entries from the first that have been seen on disk */
+	uint32_t turn_head, turn_tail; /* unchained: entries that are FULL */
+	uint32_t pinned_entries;       /* unchained: entries with a pin */
+	uint32_t stored;               /* unchained, durable: entries from the first that have been seen on disk */
 	kv_key_t parent;
-	uint32_t next; /* first entry that is not visible; of a group without parents, later ones may be */
+	uint32_t next; /* first entry that is not visible; of a unchained group, later ones may be */
 	uint32_t full; /* entries all of whose ranges have ended */
 	uint64_t slot_bytes;
 	kv_status_t status;   /* how it ended */
@@ -96,7 +94,7 @@ typedef struct kvd_put {
 	uint64_t before[KVD_MEMBER_WORDS];  /* members whose older connections may */
 	uint64_t store_seq;                 /* DURABLE: synced when flushed + 1 >= this; 0: not written yet */
 	kvs_loc_t disk;     /* of its deepest block, when store_seq was taken: written anew, it waits anew */
-	uint32_t asked;     /* write-behind was asked for it once; alone: for entry asked - 1 */
+	uint32_t asked;     /* write-behind was asked for it once; unchained: for entry asked - 1 */
 	uint64_t expiry_ns; /* running: it may be revoked for want of room from then on */
 	kvd_link_t of_ns;   /* running: those that expire first at the head */
 	kvd_link_t of_instance;

@@ -25,7 +25,7 @@ static inline void kvd_put_unqueue(kvd_core_t *core, kvd_put_t *put)
 /* Depth of an entry's block. */
 static inline uint32_t kvd_put_depth(const kvd_put_t *put, uint32_t index)
 {
-	return put->alone ? 1 : put->depth0 + index + 1;
+	return put->unchained ? 1 : put->depth0 + index + 1;
 }
 /* What goes into a slot's header. */
 void kvd_put_meta(kvd_core_t *core, const kvd_put_t *put, uint32_t index, kvs_meta_t *meta);
@@ -42,14 +42,14 @@ void kvd_put_settle(kvd_core_t *core, kvd_put_t *put);
 int kvd_put_may_pin(const kvd_core_t *core, const kvd_put_t *put, uint32_t block);
 /* The put's pin now hangs on `block`. */
 kv_status_t kvd_put_pin_block(kvd_core_t *core, kvd_put_t *put, uint32_t block);
-/* Of a group without parents: entry `index`'s block is pinned, as far as memory goes. */
+/* Of a unchained group: entry `index`'s block is pinned, as far as memory goes. */
 void kvd_entry_pin_block(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t block);
 /* All pins of the put go. */
 void kvd_put_unpin(kvd_core_t *core, kvd_put_t *put);
 
 /* The slot of an unfinished entry goes back to the pool. */
 void kvd_entry_free(kvd_core_t *core, kvd_put_t *put, kvd_entry_t *entry);
-/* Of a group without parents: an entry has become FULL; the next such one, KVD_NONE: none. */
+/* Of a unchained group: an entry has become FULL; the next such one, KVD_NONE: none. */
 void kvd_entry_full(kvd_put_t *put, uint32_t index);
 uint32_t kvd_entry_next(kvd_put_t *put);
 /* Count the visible entries from the first. */

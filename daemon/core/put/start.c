@@ -17,7 +17,7 @@ typedef struct kvd_draft {
 	kvd_instance_rec_t *instance;
 	const kv_msg_put_start_t *ask;
 	const kv_group_t *group;
-	uint32_t alone; /* 1: of a group without parents */
+	uint32_t unchained; /* 1: of a unchained group */
 	uint32_t n;
 	uint32_t already;
 	uint32_t base; /* deepest visible block: the parent, or the last ALREADY one; KVD_NONE: none */
@@ -153,7 +153,7 @@ static kv_status_t already_check(kvd_core_t *core, kvd_draft_t *draft)
 }
 
 /* Each key once. Those that are visible are touched. */
-static kv_status_t alone_check(kvd_core_t *core, kvd_draft_t *draft)
+static kv_status_t check_unchained_keys(kvd_core_t *core, kvd_draft_t *draft)
 {
 	kv_status_t status = KV_OK;
 	uint32_t checked = 0;
@@ -165,10 +165,10 @@ static kv_status_t alone_check(kvd_core_t *core, kvd_draft_t *draft)
 		uint32_t id = kvd_index_find(&core->ix, draft->space->tree, &key, draft->group->id);
 		kvd_block_t *block = id == KVD_NONE ? NULL : kvd_block_at(&core->ix, id);
 
-		if (kv_key_is_zero(&key) || (block && (block->flags & KVD_SEEN))) {
+		if (kv_key_is_zero(&key) || (block && (block->flags & KVD_DUP_CHECK))) {
 			status = KV_ERR_ARG;
 		} else if (block) {
-			block->flags |= KVD_SEEN;
+			block->flags |= KVD_DUP_CHECK;
 			draft->already++;
 		}
 	}
@@ -177,7 +177,7 @@ static kv_status_t alone_check(kvd_core_t *core, kvd_draft_t *draft)
 		uint32_t id = kvd_index_find(&core->ix, draft->space->tree, &key, draft->group->id);
 
 		if (id != KVD_NONE) {
-			kvd_block_at(&core->ix, id)->flags &= (uint8_t)~KVD_SEEN;
+			kvd_block_at(&core->ix, id)->flags &= (uint8_t)~KVD_DUP_CHECK;
 			if (status == KV_OK) {
 				kvd_touch(core, id);
 			}
@@ -201,8 +201,8 @@ static kv_status_t draft_check(kvd_core_t *core, kvd_draft_t *draft)
 		return KV_ERR_ARG;
 	}
 	status = writers_check(draft);
-	if (status == KV_OK && draft->alone) {
-		return alone_check(core, draft);
+	if (status == KV_OK && draft->unchained) {
+		return check_unchained_keys(core, draft);
 	}
 	if (status == KV_OK) {
 		status = parent_check(core, draft);
@@ -262,11 +262,11 @@ static void put_fill(kvd_core_t *core, kvd_put_t *put, const kvd_draft_t *draft)
 	put->slot_bytes = core->classes[put->slot_class].slot_bytes;
 	put->block_tokens = draft->group->block_tokens;
 	put->group = ask->group;
-	put->alone = draft->alone;
+	put->unchained = draft->unchained;
 	put->durable = ask->flags & 1u;
 	put->running = 1;
 	put->turn_head = put->turn_tail = KVD_NONE;
-	if (!put->alone) {
+	if (!put->unchained) {
 		put->n = put->next = put->already = draft->already;
 		put->depth0 = ask->depth;
 		put->parent = ask->parent;
@@ -275,12 +275,13 @@ static void put_fill(kvd_core_t *core, kvd_put_t *put, const kvd_draft_t *draft)
 	put->stamp = core->stamp;
 }
 
-/* Is the entry's block visible? Of a group without parents it may be anywhere in the put. KV_MISS: it is not.
+/* Is the entry's block visible? Of a unchained group it may be anywhere in the put. KV_MISS: it is not.
  * KV_ERR_BUSY: no more may be pinned. */
 static kv_status_t already_take(kvd_core_t *core, kvd_put_t *put, uint32_t index)
 {
-	uint32_t id = put->alone ? kvd_index_find(&core->ix, put->tree, &put->entries[index].key, (uint8_t)put->group)
-				 : KVD_NONE;
+	uint32_t id = put->unchained
+			      ? kvd_index_find(&core->ix, put->tree, &put->entries[index].key, (uint8_t)put->group)
+			      : KVD_NONE;
 
 	if (id == KVD_NONE) {
 		return KV_MISS;
@@ -310,7 +311,7 @@ static kv_status_t slots_take(kvd_core_t *core, kvd_put_t *put, const kvd_draft_
 		if (status != KV_MISS) {
 			return status;
 		}
-		if (put->alone && kvd_pending_mine(core, put, &entry->key)) {
+		if (put->unchained && kvd_pending_mine(core, put, &entry->key)) {
 			return KV_ERR_ARG; /* the same key twice */
 		}
 		if (kvd_pin_room(core, put->ns, put->slot_class) == 0) {
@@ -427,7 +428,7 @@ static kv_status_t put_create(kvd_core_t *core, const kvd_draft_t *draft, kvd_pu
 		status = slots_take(core, put, draft);
 		status = put->n > 0 && status != KV_ERR_ARG ? KV_OK : status; /* some is better than none */
 	}
-	if (status == KV_OK && put->alone) {
+	if (status == KV_OK && put->unchained) {
 		kvd_put_advance(put);
 		if (!put->durable) {
 			kvd_put_unpin(core, put);
@@ -462,7 +463,7 @@ kv_status_t kvd_put_start(kvd_core_t *core, uint32_t ns, kvd_member_t member, co
 	}
 	if (status == KV_OK) {
 		core->stamp++;
-		draft.alone = kvd_group_alone(draft.group) ? 1 : 0;
+		draft.unchained = kvd_group_unchained(draft.group) ? 1 : 0;
 		status = draft_check(core, &draft);
 	}
 	if (status != KV_OK) {

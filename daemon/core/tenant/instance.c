@@ -168,7 +168,7 @@ static uint32_t puts_quiet(kvd_core_t *core, const kvd_instance_rec_t *instance,
 }
 
 /* Is a slot waiting for somebody of the instance to be quiet or gone? */
-static int owes(kvd_core_t *core, const kvd_instance_rec_t *instance)
+static int has_quarantined_slots(kvd_core_t *core, const kvd_instance_rec_t *instance)
 {
 	for (uint32_t id = instance->puts.head; id != KVD_NONE;) {
 		const kvd_put_t *put = kvd_pool_at(&core->puts, id);
@@ -215,7 +215,7 @@ static void instance_end(kvd_core_t *core, kvd_instance_rec_t *instance)
  * waited for either. */
 static void instance_settle(kvd_core_t *core, kvd_instance_rec_t *instance)
 {
-	if (instance->open_count == 0 && !owes(core, instance)) {
+	if (instance->open_count == 0 && !has_quarantined_slots(core, instance)) {
 		instance_end(core, instance);
 	}
 	kvd_puts_run(core);

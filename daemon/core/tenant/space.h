@@ -14,7 +14,7 @@
 /* The space of a request with keys. KV_ERR_NOT_FOUND, KV_ERR_STALE_EPOCH. */
 kv_status_t kvd_space_find(kvd_core_t *core, uint32_t ns, uint32_t id, uint64_t epoch, kvd_space_t **p_space);
 /* Blocks of such a group have no parent: each stands at the root by itself, comes, is pinned and goes by itself. */
-static inline int kvd_group_alone(const kv_group_t *group)
+static inline int kvd_group_unchained(const kv_group_t *group)
 {
 	return group->rule != KV_RULE_FULL;
 }
