@@ -30,7 +30,7 @@ static void sum_blocks(const kvd_core_t *core, kvd_sums_t *sums)
 
 				sums->refs += block->refs;
 				for (uint32_t c = block->pins.head; c != KVD_NONE;
-				     c = ((kvd_pin_t *)kvd_pool_at(&core->pins, c))->of_block.next) {
+				     c = ((kvd_pin_t *)kvd_obj_at(&core->pins, c))->of_block.next) {
 					sums->pins++;
 				}
 			}
@@ -47,14 +47,14 @@ static int pins_agree(kvd_core_t *core, char *why, size_t cap)
 		const kvd_instance_rec_t *instance = kvd_instance_at(core, i);
 
 		for (uint32_t l = instance->leases.head; l != KVD_NONE; leases++) {
-			const kvd_lease_t *lease = kvd_pool_at(&core->leases, l);
+			const kvd_lease_t *lease = kvd_obj_at(&core->leases, l);
 
 			pins += lease->unchained ? lease->pin_count : 1;
 			refs += lease->n - lease->ref_from;
 			l = lease->of_instance.next;
 		}
 		for (uint32_t p = instance->puts.head; p != KVD_NONE;) {
-			const kvd_put_t *put = kvd_pool_at(&core->puts, p);
+			const kvd_put_t *put = kvd_obj_at(&core->puts, p);
 
 			pins += put->pinned_entries + (put->pin != KVD_NONE ? 1 : 0);
 			p = put->of_instance.next;
@@ -79,10 +79,10 @@ static int caps_agree(kvd_core_t *core, char *why, size_t cap)
 		uint64_t pinned = 0;
 
 		for (uint32_t l = instance->leases.head; l != KVD_NONE;
-		     l = ((kvd_lease_t *)kvd_pool_at(&core->leases, l))->of_instance.next) {
-			pinned += ((kvd_lease_t *)kvd_pool_at(&core->leases, l))->bytes;
+		     l = ((kvd_lease_t *)kvd_obj_at(&core->leases, l))->of_instance.next) {
+			pinned += ((kvd_lease_t *)kvd_obj_at(&core->leases, l))->bytes;
 		}
-		if (pinned != instance->pinned_bytes || !kvd_area_sound(&instance->area)) {
+		if (pinned != instance->pinned_bytes || !kvd_extent_alloc_check(&instance->extent_alloc)) {
 			snprintf(why, cap, "instance %s: pinned %llu of %llu unfinished %llu", instance->name,
 				 (unsigned long long)pinned, (unsigned long long)instance->pinned_bytes,
 				 (unsigned long long)instance->unfinished_bytes);
@@ -168,7 +168,7 @@ static int slots_agree(kvd_core_t *core, kvd_set_t t, char *why, size_t cap)
 	for (uint32_t i = t == KVD_CPU ? core->instance_list.head : KVD_NONE; i != KVD_NONE;
 	     i = kvd_instance_at(core, i)->of_core.next) {
 		for (uint32_t p = kvd_instance_at(core, i)->puts.head; p != KVD_NONE;) {
-			const kvd_put_t *put = kvd_pool_at(&core->puts, p);
+			const kvd_put_t *put = kvd_obj_at(&core->puts, p);
 
 			for (uint32_t e = put->next; e < put->n; e++) {
 				kvd_entry_state_t state = put->entries[e].state;
@@ -231,20 +231,21 @@ static int disk_agrees(kvd_core_t *core, char *why, size_t cap)
 	return tier_agrees(core, KVD_DISK, why, cap);
 }
 
-static int change_agrees(kvd_core_t *core, char *why, size_t cap)
+static int check_rebalance(kvd_core_t *core, char *why, size_t cap)
 {
-	uint64_t named = kvd_change_count(core);
+	uint64_t named = kvd_rebalance_count_named(core);
 
-	snprintf(why, cap, "slab %u in change, leases name %llu of its slots, counted %llu", core->change[KVD_CPU].slab,
-		 (unsigned long long)named, (unsigned long long)core->change[KVD_CPU].named);
+	snprintf(why, cap, "slab %u in change, leases name %llu of its slots, counted %llu",
+		 core->rebalance[KVD_CPU].slab, (unsigned long long)named,
+		 (unsigned long long)core->rebalance[KVD_CPU].named);
 
-	return named == core->change[KVD_CPU].named;
+	return named == core->rebalance[KVD_CPU].named;
 }
 
 const kvd_check_t kvd_checks[] = {
-	{"index", "P3", index_agrees},   {"pins", "P4", pins_agree},        {"caps", "P5", caps_agree},
-	{"cpu_slots", "P4", cpu_agrees}, {"disk_slots", "P4", disk_agrees}, {"mirror", "P3", mirror_agrees},
-	{"change", "P4", change_agrees}, {"shares", "P5", shares_agree},
+	{"index", "P3", index_agrees},        {"pins", "P4", pins_agree},        {"caps", "P5", caps_agree},
+	{"cpu_slots", "P4", cpu_agrees},      {"disk_slots", "P4", disk_agrees}, {"mirror", "P3", mirror_agrees},
+	{"rebalance", "P4", check_rebalance}, {"shares", "P5", shares_agree},
 };
 const uint32_t kvd_check_count = KV_COUNT_OF(kvd_checks);
 

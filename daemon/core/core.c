@@ -27,14 +27,14 @@ static void core_free(kvd_core_t *core)
 
 	kvd_spaces_fini(core);
 	kvd_index_fini(&core->ix);
-	kvd_pool_fini(&core->pins);
-	kvd_pool_fini(&core->leases);
-	kvd_pool_fini(&core->puts);
-	kvd_pool_fini(&core->pendings);
-	kvd_pool_fini(&core->ios);
-	kvd_pool_fini(&core->extents);
-	kvd_pool_fini(&core->instances);
-	kvd_pool_fini(&core->members);
+	kvd_obj_pool_fini(&core->pins);
+	kvd_obj_pool_fini(&core->leases);
+	kvd_obj_pool_fini(&core->puts);
+	kvd_obj_pool_fini(&core->pendings);
+	kvd_obj_pool_fini(&core->ios);
+	kvd_obj_pool_fini(&core->extents);
+	kvd_obj_pool_fini(&core->instances);
+	kvd_obj_pool_fini(&core->members);
 	kv_free(&env, core->reaped);
 	kv_free(&env, core->ghosts);
 	kv_free(&env, core->explain);
@@ -56,7 +56,7 @@ static kv_status_t pools_init(kvd_core_t *core)
 	uint32_t leases = config->max_instances * config->max_leases;
 	uint32_t blocks = (uint32_t)config->max_index_blocks;
 	const struct {
-		kvd_pool_t *pool;
+		kvd_obj_pool_t *pool;
 		size_t item;
 		uint64_t limit;
 	} pools[] = {
@@ -75,7 +75,7 @@ static kv_status_t pools_init(kvd_core_t *core)
 	kv_status_t status = kvd_index_init(&core->ix, core->env, core->world.metrics, config->max_index_blocks);
 
 	for (size_t i = 0; i < KV_COUNT_OF(pools) && status == KV_OK; i++) {
-		status = kvd_pool_init(pools[i].pool, core->env, (uint32_t)pools[i].item, (uint32_t)pools[i].limit);
+		status = kvd_obj_pool_init(pools[i].pool, core->env, (uint32_t)pools[i].item, (uint32_t)pools[i].limit);
 	}
 
 	return status;
@@ -116,7 +116,7 @@ kv_status_t kvd_core_create(const kvd_core_config_t *config, const kvd_world_t *
 	memset(core->pending_heads, 0xff, sizeof core->pending_heads);
 	core->now_ns = kv_now_ns(core->env);
 	core->wheel_at = core->now_ns >> KVD_WHEEL_SHIFT;
-	core->change[KVD_CPU].slab = core->change[KVD_DISK].slab = KVD_NONE;
+	core->rebalance[KVD_CPU].slab = core->rebalance[KVD_DISK].slab = KVD_NONE;
 	core->ghost_mask = ghost_count(config->max_index_blocks) - 1;
 
 	status = pools_init(core);
@@ -186,7 +186,7 @@ static uint8_t explain_key(kvd_core_t *core, uint32_t tree, const kv_key_t *key,
 		return pending | (kvd_index_quarantined(&core->ix, tree, key, group) ? 0x40 : 0);
 	}
 	for (uint32_t c = kvd_block_at(&core->ix, id)->pins.head; c != KVD_NONE;) {
-		const kvd_pin_t *pin = kvd_pool_at(&core->pins, c);
+		const kvd_pin_t *pin = kvd_obj_at(&core->pins, c);
 
 		*p_leases += pin->kind == KVD_PIN_LEASE ? 1 : 0;
 		c = pin->of_block.next;
@@ -295,7 +295,7 @@ kv_status_t kvd_core_request(kvd_core_t *core, const kvd_ask_t *ask, kv_msg_t *r
 		status = kvd_put_keep(core, member, &msg->keep, &reply->keep_reply);
 		break;
 	case KV_CODE_DRAINED:
-		status = kvd_quiet(core, member, &msg->drained, &reply->drained_reply);
+		status = kvd_member_drained(core, member, &msg->drained, &reply->drained_reply);
 		break;
 	case KV_CODE_BAD_BLOCK:
 		status = kvd_bad_block(core, member, &msg->bad_block, &reply->bad_block_reply);
@@ -429,7 +429,7 @@ static int quantum(kvd_core_t *core)
 
 	more |= kvd_dismantle_run(core);
 	more |= kvd_space_fill_mirrors(core);
-	more |= kvd_change_run(core);
+	more |= kvd_rebalance_run(core);
 
 	return more;
 }
@@ -484,7 +484,7 @@ void kvd_core_shutdown(kvd_core_t *core)
 		kvd_instance_rec_t *instance = kvd_instance_at(core, id);
 
 		while (instance->leases.head != KVD_NONE) {
-			kvd_lease_end(core, kvd_pool_at(&core->leases, instance->leases.head), KV_ERR_REVOKED);
+			kvd_lease_end(core, kvd_obj_at(&core->leases, instance->leases.head), KV_ERR_REVOKED);
 		}
 	}
 	kvd_events_flush(core);

@@ -11,7 +11,7 @@
 
 #define KVD_EXPLAIN_KEYS  4096u
 #define KVD_PENDING_HEADS 32768u
-#define KVD_WHEEL_SLOTS   256u
+#define KVD_WHEEL_BUCKETS 256u
 #define KVD_WHEEL_SHIFT   26u /* 67 ms a slot */
 #define KVD_LOOK_STORED   1u  /* something is on disk or synced, or waits for it newly */
 #define KVD_LOOK_DROPPED  2u  /* something will not be written after all */
@@ -40,7 +40,7 @@ struct kvd_core {
 	kvd_class_t *classes;
 	uint32_t class_count, class_cap;
 
-	kvd_pool_t pins, leases, puts, pendings, ios, extents, instances, members;
+	kvd_obj_pool_t pins, leases, puts, pendings, ios, extents, instances, members;
 	kvd_list_t instance_list;
 	kvd_instance_t *reaped; /* ids the host has not fetched; with those that live at most twice max_instances */
 	uint32_t reaped_count;
@@ -51,7 +51,7 @@ struct kvd_core {
 	uint64_t gauge_due_ns;
 	uint32_t gauge_ns; /* whose turn it is */
 
-	kvd_list_t wheel[KVD_WHEEL_SLOTS];
+	kvd_list_t wheel[KVD_WHEEL_BUCKETS];
 	uint64_t wheel_at; /* next slot to look at */
 	uint64_t refs;     /* sum over leases and transfers */
 
@@ -86,7 +86,7 @@ struct kvd_core {
 	void *staging_ctx;
 	kvd_answer_fn answer;
 	void *answer_ctx;
-	kvd_change_t change[KVD_TIERS];
+	kvd_rebalance_t rebalance[KVD_TIERS];
 	uint32_t pending_resets;
 	uint32_t outstanding;             /* callbacks the tiers owe us */
 	void (*closed)(kvd_core_t *core); /* destroyed: frees the memory with the last callback; NULL: not yet */
@@ -127,7 +127,7 @@ static inline kvs_tier_t *kvd_disk(const kvd_core_t *core)
 
 static inline kvd_instance_rec_t *kvd_instance_at(const kvd_core_t *core, uint32_t self)
 {
-	return kvd_pool_at(&core->instances, self);
+	return kvd_obj_at(&core->instances, self);
 }
 
 /* The space's group of this id. KV_ERR_UNSUPPORTED: it has none. */
@@ -147,7 +147,7 @@ static inline uint64_t kvd_id_make(kvd_core_t *core, uint32_t place)
 {
 	return ++core->sequence << KVD_ID_BITS | place;
 }
-static inline uint32_t kvd_id_place(uint64_t id)
+static inline uint32_t kvd_id_index(uint64_t id)
 {
 	return (uint32_t)(id & ((1u << KVD_ID_BITS) - 1));
 }

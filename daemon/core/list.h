@@ -22,13 +22,13 @@ typedef struct kvd_link {
 
 #define KVD_LIST_EMPTY ((kvd_list_t){KVD_NONE, KVD_NONE})
 
-static inline kvd_link_t *kvd_link_at(const kvd_pool_t *pool, size_t offset, uint32_t id)
+static inline kvd_link_t *kvd_link_at(const kvd_obj_pool_t *pool, size_t offset, uint32_t id)
 {
-	return (kvd_link_t *)(void *)((uint8_t *)kvd_pool_at(pool, id) + offset);
+	return (kvd_link_t *)(void *)((uint8_t *)kvd_obj_at(pool, id) + offset);
 }
 
 /* In front of `before`; KVD_NONE: at the tail. */
-static inline void kvd_list_insert(kvd_list_t *list, const kvd_pool_t *pool, size_t offset, uint32_t id,
+static inline void kvd_list_insert(kvd_list_t *list, const kvd_obj_pool_t *pool, size_t offset, uint32_t id,
 				   uint32_t before)
 {
 	kvd_link_t *link = kvd_link_at(pool, offset, id);
@@ -39,17 +39,17 @@ static inline void kvd_list_insert(kvd_list_t *list, const kvd_pool_t *pool, siz
 	*(before == KVD_NONE ? &list->tail : &kvd_link_at(pool, offset, before)->prev) = id;
 }
 
-static inline void kvd_list_push(kvd_list_t *list, const kvd_pool_t *pool, size_t offset, uint32_t id)
+static inline void kvd_list_push(kvd_list_t *list, const kvd_obj_pool_t *pool, size_t offset, uint32_t id)
 {
 	kvd_list_insert(list, pool, offset, id, KVD_NONE);
 }
 
-static inline void kvd_list_push_front(kvd_list_t *list, const kvd_pool_t *pool, size_t offset, uint32_t id)
+static inline void kvd_list_push_front(kvd_list_t *list, const kvd_obj_pool_t *pool, size_t offset, uint32_t id)
 {
 	kvd_list_insert(list, pool, offset, id, list->head);
 }
 
-static inline void kvd_list_remove(kvd_list_t *list, const kvd_pool_t *pool, size_t offset, uint32_t id)
+static inline void kvd_list_remove(kvd_list_t *list, const kvd_obj_pool_t *pool, size_t offset, uint32_t id)
 {
 	const kvd_link_t *link = kvd_link_at(pool, offset, id);
 

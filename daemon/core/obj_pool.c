@@ -2,34 +2,34 @@
 
 #include <string.h>
 
-kv_status_t kvd_pool_init(kvd_pool_t *pool, const kv_env_t *env, uint32_t item_bytes, uint32_t limit)
+kv_status_t kvd_obj_pool_init(kvd_obj_pool_t *pool, const kv_env_t *env, uint32_t item_bytes, uint32_t limit)
 {
-	uint32_t chunks = (limit >> KVD_POOL_CHUNK_BITS) + 1;
+	uint32_t chunks = (limit >> KVD_OBJ_POOL_CHUNK_BITS) + 1;
 
-	*pool = (kvd_pool_t){.env = env, .item_bytes = item_bytes, .limit = limit, .free_head = KVD_NONE};
+	*pool = (kvd_obj_pool_t){.env = env, .item_bytes = item_bytes, .limit = limit, .free_head = KVD_NONE};
 	pool->chunks = kv_alloc(env, (size_t)chunks * sizeof *pool->chunks);
 
 	return pool->chunks ? KV_OK : KV_ERR_NOMEM;
 }
 
-void kvd_pool_fini(kvd_pool_t *pool)
+void kvd_obj_pool_fini(kvd_obj_pool_t *pool)
 {
 	if (!pool->chunks) {
 		return;
 	}
-	for (uint32_t i = 0; i < pool->made >> KVD_POOL_CHUNK_BITS; i++) {
+	for (uint32_t i = 0; i < pool->made >> KVD_OBJ_POOL_CHUNK_BITS; i++) {
 		kv_free(pool->env, pool->chunks[i]);
 	}
 	kv_free(pool->env, pool->chunks);
 	pool->chunks = NULL;
 }
 
-static uint32_t *link_of(const kvd_pool_t *pool, uint32_t id)
+static uint32_t *link_of(const kvd_obj_pool_t *pool, uint32_t id)
 {
-	return kvd_pool_at(pool, id);
+	return kvd_obj_at(pool, id);
 }
 
-static kv_status_t grow(kvd_pool_t *pool)
+static kv_status_t grow(kvd_obj_pool_t *pool)
 {
 	uint8_t *chunk;
 	uint32_t first = pool->made;
@@ -37,14 +37,14 @@ static kv_status_t grow(kvd_pool_t *pool)
 	if (first >= pool->limit) {
 		return KV_ERR_LIMIT;
 	}
-	chunk = kv_alloc(pool->env, (size_t)KVD_POOL_CHUNK * pool->item_bytes);
+	chunk = kv_alloc(pool->env, (size_t)KVD_OBJ_POOL_CHUNK * pool->item_bytes);
 	if (!chunk) {
 		return KV_ERR_NOMEM;
 	}
-	pool->chunks[first >> KVD_POOL_CHUNK_BITS] = chunk;
-	pool->made += KVD_POOL_CHUNK;
+	pool->chunks[first >> KVD_OBJ_POOL_CHUNK_BITS] = chunk;
+	pool->made += KVD_OBJ_POOL_CHUNK;
 
-	for (uint32_t i = KVD_POOL_CHUNK; i-- > 0;) {
+	for (uint32_t i = KVD_OBJ_POOL_CHUNK; i-- > 0;) {
 		*link_of(pool, first + i) = pool->free_head;
 		pool->free_head = first + i;
 	}
@@ -52,7 +52,7 @@ static kv_status_t grow(kvd_pool_t *pool)
 	return KV_OK;
 }
 
-kv_status_t kvd_pool_get(kvd_pool_t *pool, uint32_t *p_id)
+kv_status_t kvd_obj_pool_get(kvd_obj_pool_t *pool, uint32_t *p_id)
 {
 	uint32_t id;
 
@@ -69,13 +69,13 @@ kv_status_t kvd_pool_get(kvd_pool_t *pool, uint32_t *p_id)
 	id = pool->free_head;
 	pool->free_head = *link_of(pool, id);
 	pool->used++;
-	memset(kvd_pool_at(pool, id), 0, pool->item_bytes);
+	memset(kvd_obj_at(pool, id), 0, pool->item_bytes);
 	*p_id = id;
 
 	return KV_OK;
 }
 
-void kvd_pool_put(kvd_pool_t *pool, uint32_t id)
+void kvd_obj_pool_put(kvd_obj_pool_t *pool, uint32_t id)
 {
 	kv_assert(id < pool->made && pool->used > 0);
 	*link_of(pool, id) = pool->free_head;
@@ -83,7 +83,7 @@ void kvd_pool_put(kvd_pool_t *pool, uint32_t id)
 	pool->used--;
 }
 
-kv_status_t kvd_pool_reserve(kvd_pool_t *pool, uint64_t count)
+kv_status_t kvd_obj_pool_reserve(kvd_obj_pool_t *pool, uint64_t count)
 {
 	while (pool->made < count) {
 		kv_status_t status = grow(pool);

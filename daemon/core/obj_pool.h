@@ -11,11 +11,11 @@
 #include "kv/env.h"
 #include "kv/status.h"
 
-#define KVD_NONE            UINT32_MAX
-#define KVD_POOL_CHUNK_BITS 10u
-#define KVD_POOL_CHUNK      (1u << KVD_POOL_CHUNK_BITS)
+#define KVD_NONE                UINT32_MAX
+#define KVD_OBJ_POOL_CHUNK_BITS 10u
+#define KVD_OBJ_POOL_CHUNK      (1u << KVD_OBJ_POOL_CHUNK_BITS)
 
-typedef struct kvd_pool {
+typedef struct kvd_obj_pool {
 	const kv_env_t *env;
 	uint8_t **chunks;
 	uint32_t item_bytes;
@@ -23,22 +23,22 @@ typedef struct kvd_pool {
 	uint32_t made; /* objects that have memory */
 	uint32_t used;
 	uint32_t free_head;
-} kvd_pool_t;
+} kvd_obj_pool_t;
 
 /* `item_bytes` >= 4; at most `limit` objects. KV_ERR_NOMEM. */
-kv_status_t kvd_pool_init(kvd_pool_t *pool, const kv_env_t *env, uint32_t item_bytes, uint32_t limit);
-void kvd_pool_fini(kvd_pool_t *pool);
+kv_status_t kvd_obj_pool_init(kvd_obj_pool_t *pool, const kv_env_t *env, uint32_t item_bytes, uint32_t limit);
+void kvd_obj_pool_fini(kvd_obj_pool_t *pool);
 
 /* A zeroed object. KV_ERR_LIMIT, KV_ERR_NOMEM. */
-kv_status_t kvd_pool_get(kvd_pool_t *pool, uint32_t *p_id);
-void kvd_pool_put(kvd_pool_t *pool, uint32_t id);
+kv_status_t kvd_obj_pool_get(kvd_obj_pool_t *pool, uint32_t *p_id);
+void kvd_obj_pool_put(kvd_obj_pool_t *pool, uint32_t id);
 
 /* Make memory until `count` objects have some: later gets cannot fail until they are used up. */
-kv_status_t kvd_pool_reserve(kvd_pool_t *pool, uint64_t count);
+kv_status_t kvd_obj_pool_reserve(kvd_obj_pool_t *pool, uint64_t count);
 
-static inline void *kvd_pool_at(const kvd_pool_t *pool, uint32_t id)
+static inline void *kvd_obj_at(const kvd_obj_pool_t *pool, uint32_t id)
 {
-	return pool->chunks[id >> KVD_POOL_CHUNK_BITS] + (size_t)(id & (KVD_POOL_CHUNK - 1)) * pool->item_bytes;
+	return pool->chunks[id >> KVD_OBJ_POOL_CHUNK_BITS] + (size_t)(id & (KVD_OBJ_POOL_CHUNK - 1)) * pool->item_bytes;
 }
 
 #endif

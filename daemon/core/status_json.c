@@ -85,7 +85,7 @@ static uint32_t put_count(kvd_core_t *core, const kvd_instance_rec_t *instance)
 	uint32_t count = 0;
 
 	for (uint32_t p = instance->puts.head; p != KVD_NONE;
-	     p = ((kvd_put_t *)kvd_pool_at(&core->puts, p))->of_instance.next) {
+	     p = ((kvd_put_t *)kvd_obj_at(&core->puts, p))->of_instance.next) {
 		count++;
 	}
 
@@ -104,7 +104,7 @@ static void instance_json(kvd_core_t *core, kvd_json_t *json, const kvd_instance
 	for (uint32_t local = 0; local < KVD_INSTANCE_MEMBERS; local++) {
 		const kvd_member_rec_t *member = instance->members[local] == KVD_NONE
 							 ? NULL
-							 : kvd_pool_at(&core->members, instance->members[local]);
+							 : kvd_obj_at(&core->members, instance->members[local]);
 
 		if (member) {
 			kvd_json_open(json, NULL, '{');

@@ -174,11 +174,11 @@ static void p5_without_a_change_the_second_block_size_has_nothing(void **state)
 	stage(8, 0);
 	open_space(0);
 	(void)fill(0);
-	u_.core->change[KVD_CPU].next_ns = UINT64_MAX;
+	u_.core->rebalance[KVD_CPU].next_ns = UINT64_MAX;
 	open_space(1);
 	assert_int_equal(fill(1), 0);
 	assert_int_equal(slabs_of(1), 0);
-	u_.core->change[KVD_CPU].next_ns = 0;
+	u_.core->rebalance[KVD_CPU].next_ns = 0;
 	assert_true(fill(1) > 0);
 	stage_end();
 }

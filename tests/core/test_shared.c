@@ -104,15 +104,15 @@ static void p4_rooms_do_not_overlap_and_all_space_comes_back(void **state)
 		uint64_t offset, bytes;
 	} room[ROOMS];
 	kv_test_env_t env;
-	kvd_pool_t extents;
-	kvd_area_t area;
+	kvd_obj_pool_t extents;
+	kvd_extent_alloc_t area;
 	uint32_t all, taken = 0, busy = 0;
 
 	(void)state;
 	kv_test_env_init(&env);
 	memset(room, 0, sizeof room);
-	assert_int_equal(kvd_pool_init(&extents, &env.env, sizeof(kvd_extent_t), 4096), KV_OK);
-	assert_int_equal(kvd_area_init(&area, &extents, owner, sizeof owner, 32), KV_OK);
+	assert_int_equal(kvd_obj_pool_init(&extents, &env.env, sizeof(kvd_extent_t), 4096), KV_OK);
+	assert_int_equal(kvd_extent_alloc_init(&area, &extents, owner, sizeof owner, 32), KV_OK);
 	all = area.units_free;
 	for (uint32_t step = 0; step < 100000; step++) {
 		uint32_t i = (uint32_t)kv_test_below(&env.rng, ROOMS);
@@ -120,7 +120,7 @@ static void p4_rooms_do_not_overlap_and_all_space_comes_back(void **state)
 		if (room[i].bytes == 0) {
 			uint64_t bytes = 1 + kv_test_below(&env.rng, kv_test_below(&env.rng, 8) ? 600 : 40000);
 
-			if (kvd_area_take(&area, bytes, &room[i].extent, &room[i].offset) != KV_OK) {
+			if (kvd_extent_take(&area, bytes, &room[i].extent, &room[i].offset) != KV_OK) {
 				busy++;
 				continue;
 			}
@@ -134,23 +134,23 @@ static void p4_rooms_do_not_overlap_and_all_space_comes_back(void **state)
 			memset(owner + room[i].offset, 1, bytes);
 		} else {
 			memset(owner + room[i].offset, 0, room[i].bytes);
-			kvd_area_give(&area, room[i].extent);
+			kvd_extent_give(&area, room[i].extent);
 			room[i].bytes = 0;
 		}
 		if (step % 100 == 0) {
-			assert_true(kvd_area_sound(&area));
+			assert_true(kvd_extent_alloc_check(&area));
 		}
 	}
 	assert_true(taken > 1000 && busy > 0);
 	for (uint32_t i = 0; i < ROOMS; i++) {
 		if (room[i].bytes) {
-			kvd_area_give(&area, room[i].extent);
+			kvd_extent_give(&area, room[i].extent);
 		}
 	}
 	assert_int_equal(area.units_free, all);
 	assert_int_equal(extents.used, 1);
-	kvd_area_fini(&area);
-	kvd_pool_fini(&extents);
+	kvd_extent_alloc_fini(&area);
+	kvd_obj_pool_fini(&extents);
 	assert_int_equal(kv_test_env_live(&env), 0);
 }
 

@@ -12,7 +12,7 @@ static int promise_holds(const universe_t *u, uint64_t id, uint32_t n)
 
 	for (uint32_t i = 0; i < n; i++) {
 		uint32_t pin = put->unchained ? put->entries[i].pin : put->pin;
-		uint32_t block = ((const kvd_pin_t *)kvd_pool_at(&u->core->pins, pin))->block;
+		uint32_t block = ((const kvd_pin_t *)kvd_obj_at(&u->core->pins, pin))->block;
 
 		block = put->unchained ? block : kvd_index_ancestor(ix, block, i + 1);
 		if (!fake_is_synced(&u->disk, kvd_block_at(ix, block)->disk)) {

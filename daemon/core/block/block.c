@@ -12,7 +12,7 @@ static kvd_order_t *order_of(kvd_core_t *core, const kvd_block_t *block, kvd_set
 
 static kvd_pin_t *pin_at(kvd_core_t *core, uint32_t id)
 {
-	return kvd_pool_at(&core->pins, id);
+	return kvd_obj_at(&core->pins, id);
 }
 
 /* Blocks that are pinned from now on (`more`), or not any longer, are their namespace's. */
@@ -60,7 +60,7 @@ void kvd_block_unpinned(kvd_core_t *core, uint32_t id)
 
 kv_status_t kvd_pin_create(kvd_core_t *core, uint32_t block, kvd_pin_kind_t kind, uint64_t owner, uint32_t *p_pin)
 {
-	kv_status_t status = kvd_pool_get(&core->pins, p_pin);
+	kv_status_t status = kvd_obj_pool_get(&core->pins, p_pin);
 
 	if (status == KV_OK) {
 		*pin_at(core, *p_pin) = (kvd_pin_t){.kind = kind, .owner = owner};
@@ -86,7 +86,7 @@ void kvd_pin_drop(kvd_core_t *core, uint32_t id)
 	uint32_t block = pin_at(core, id)->block;
 
 	unlink_pin(core, id);
-	kvd_pool_put(&core->pins, id);
+	kvd_obj_pool_put(&core->pins, id);
 	kvd_block_unpinned(core, block);
 }
 

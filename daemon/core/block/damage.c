@@ -42,7 +42,7 @@ kv_status_t kvd_evict_below(kvd_core_t *core, uint32_t id, kvd_set_t t, int forc
 	const kvd_block_t *block = leaf == KVD_NONE ? NULL : kvd_block_at(&core->ix, leaf);
 
 	while (block && force && !kvd_evictable(&core->ix, block, t) && block->pins.head != KVD_NONE) {
-		const kvd_pin_t *pin = kvd_pool_at(&core->pins, block->pins.head);
+		const kvd_pin_t *pin = kvd_obj_at(&core->pins, block->pins.head);
 		kvd_lease_t *lease = pin->kind == KVD_PIN_LEASE ? kvd_lease_find(core, pin->owner) : NULL;
 
 		if (lease) {
@@ -68,7 +68,7 @@ static void revoke_through(kvd_core_t *core, uint32_t id)
 
 	for (uint32_t c = kvd_block_at(&core->ix, id)->pins.head;
 	     c != KVD_NONE;) { /* those that end here, and all that have it by itself */
-		const kvd_pin_t *pin = kvd_pool_at(&core->pins, c);
+		const kvd_pin_t *pin = kvd_obj_at(&core->pins, c);
 		kvd_lease_t *lease = pin->kind == KVD_PIN_LEASE ? kvd_lease_find(core, pin->owner) : NULL;
 
 		c = pin->of_block.next;
@@ -79,7 +79,7 @@ static void revoke_through(kvd_core_t *core, uint32_t id)
 	}
 	for (uint32_t i = core->instance_list.head; i != KVD_NONE; i = kvd_instance_at(core, i)->of_core.next) {
 		for (uint32_t l = kvd_instance_at(core, i)->leases.head; l != KVD_NONE;) {
-			kvd_lease_t *lease = kvd_pool_at(&core->leases, l);
+			kvd_lease_t *lease = kvd_obj_at(&core->leases, l);
 
 			l = lease->of_instance.next;
 			if (!lease->unchained &&

@@ -14,7 +14,7 @@ static void drop_pins(kvd_core_t *core, uint32_t id, uint32_t top_depth)
 	const kvd_block_t *block = kvd_block_at(&core->ix, id);
 
 	while (block->pins.head != KVD_NONE) {
-		const kvd_pin_t *pin = kvd_pool_at(&core->pins, block->pins.head);
+		const kvd_pin_t *pin = kvd_obj_at(&core->pins, block->pins.head);
 		kvd_lease_t *lease = pin->kind == KVD_PIN_LEASE ? kvd_lease_find(core, pin->owner) : NULL;
 
 		if (!lease) {

@@ -76,65 +76,65 @@ static void overflow_add(kv_mirror_bucket_t *bucket, int delta)
 	entry_store(bucket, 0, &entry);
 }
 
-/* Where the block is: probe distance and way, or the first empty place (found 0), or none (-1). */
-typedef struct kvd_place {
+/* Where the block is: probe distance and way, or the first empty way (found 0), or none (-1). */
+typedef struct kvd_mirror_pos {
 	int found;
 	uint32_t distance;
 	uint32_t way;
-} kvd_place_t;
+} kvd_mirror_pos_t;
 
-static kvd_place_t look(const kvd_mirror_t *mirror, const kv_key_t *key, uint8_t group)
+static kvd_mirror_pos_t find_entry(const kvd_mirror_t *mirror, const kv_key_t *key, uint8_t group)
 {
 	uint64_t home = kv_key_hash(key);
-	kvd_place_t place = {.found = -1};
+	kvd_mirror_pos_t pos = {.found = -1};
 	int more = 1;
 
-	for (uint32_t d = 0; d < KV_MIRROR_MAX_PROBE && (more || place.found < 0); d++) {
+	for (uint32_t d = 0; d < KV_MIRROR_MAX_PROBE && (more || pos.found < 0); d++) {
 		const kv_mirror_bucket_t *bucket = &mirror->buckets[(home + d) & mirror->mask];
 
 		for (uint32_t way = 0; way < KV_MIRROR_WAYS; way++) {
 			const kv_mirror_entry_t *entry = &bucket->entry[way];
 
-			if (entry->tiers == 0 && place.found < 0) {
-				place = (kvd_place_t){.found = 0, .distance = d, .way = way};
+			if (entry->tiers == 0 && pos.found < 0) {
+				pos = (kvd_mirror_pos_t){.found = 0, .distance = d, .way = way};
 			}
 			if (more && entry->tiers != 0 && entry->group == group && kv_key_equal(&entry->key, key)) {
-				return (kvd_place_t){.found = 1, .distance = d, .way = way};
+				return (kvd_mirror_pos_t){.found = 1, .distance = d, .way = way};
 			}
 		}
 		more = more && bucket->entry[0].overflow != 0;
 	}
 
-	return place;
+	return pos;
 }
 
 kv_status_t kvd_mirror_set(kvd_mirror_t *mirror, const kv_key_t *key, uint8_t group, uint8_t tiers)
 {
-	kvd_place_t place = look(mirror, key, group);
+	kvd_mirror_pos_t pos = find_entry(mirror, key, group);
 	uint64_t home = kv_key_hash(key);
-	kv_mirror_bucket_t *bucket = &mirror->buckets[(home + place.distance) & mirror->mask];
+	kv_mirror_bucket_t *bucket = &mirror->buckets[(home + pos.distance) & mirror->mask];
 	kv_mirror_entry_t entry;
 
-	if (place.found != 1 && tiers == 0) {
+	if (pos.found != 1 && tiers == 0) {
 		return KV_OK;
 	}
-	if (place.found < 0) {
+	if (pos.found < 0) {
 		return KV_ERR_FULL;
 	}
 
-	entry = (kv_mirror_entry_t){.group = group, .tiers = tiers, .overflow = bucket->entry[place.way].overflow};
+	entry = (kv_mirror_entry_t){.group = group, .tiers = tiers, .overflow = bucket->entry[pos.way].overflow};
 	if (tiers != 0) {
 		entry.key = *key;
 	}
-	if (place.found == 0) { /* say that a search must go on before there is something to find */
-		for (uint32_t d = 0; d < place.distance; d++) {
+	if (pos.found == 0) { /* say that a search must go on before there is something to find */
+		for (uint32_t d = 0; d < pos.distance; d++) {
 			overflow_add(&mirror->buckets[(home + d) & mirror->mask], 1);
 		}
 		mirror->entries++;
 	}
-	entry_store(bucket, place.way, &entry);
+	entry_store(bucket, pos.way, &entry);
 	if (tiers == 0) {
-		for (uint32_t d = 0; d < place.distance; d++) {
+		for (uint32_t d = 0; d < pos.distance; d++) {
 			overflow_add(&mirror->buckets[(home + d) & mirror->mask], -1);
 		}
 		mirror->entries--;

@@ -30,7 +30,7 @@ static kv_status_t alloc_or_evict(kvd_core_t *core, uint32_t slot_class, kvd_set
 	for (uint32_t tries = 0; status == KV_ERR_FULL && tries < 64; tries++) {
 		/* A file of another class is on its way: the asker's own blocks stay, whoever asks waits (decision
 		 * 025). */
-		if (t == KVD_DISK && kvd_change_expected(core, slot_class, t)) {
+		if (t == KVD_DISK && kvd_class_expects_slots(core, slot_class, t)) {
 			return KV_ERR_BUSY;
 		}
 		if (kvd_make_room(core, slot_class, t) != KV_OK) {
@@ -46,7 +46,7 @@ kv_status_t kvd_slot_alloc(kvd_core_t *core, uint32_t slot_class, kvd_set_t t, c
 {
 	kv_status_t status = alloc_or_evict(core, slot_class, t, use, p_loc);
 
-	kvd_change_ask(core, slot_class, t);
+	kvd_class_request_slots(core, slot_class, t);
 
 	return status;
 }

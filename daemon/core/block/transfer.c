@@ -4,7 +4,7 @@
 kv_status_t kvd_io_create(kvd_core_t *core, uint32_t block, kvd_io_done_fn done, kvd_io_t **p_io)
 {
 	uint32_t id;
-	kv_status_t status = kvd_pool_get(&core->ios, &id);
+	kv_status_t status = kvd_obj_pool_get(&core->ios, &id);
 
 	if (status != KV_OK) {
 		return status;
@@ -26,7 +26,7 @@ kv_status_t kvd_io_create(kvd_core_t *core, uint32_t block, kvd_io_done_fn done,
 
 void kvd_io_destroy(kvd_core_t *core, kvd_io_t *io)
 {
-	kvd_pool_put(&core->ios, io->self);
+	kvd_obj_pool_put(&core->ios, io->self);
 }
 
 /* Its block went away while it was in flight: both slots are its own to give back. */

@@ -34,7 +34,7 @@ struct kvd_io {
 
 static inline kvd_io_t *kvd_io_at(const kvd_core_t *core, uint32_t id)
 {
-	return kvd_pool_at(&core->ios, id);
+	return kvd_obj_at(&core->ios, id);
 }
 
 /* A record without slots. KV_ERR_LIMIT, KV_ERR_NOMEM. */

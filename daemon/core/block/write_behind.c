@@ -242,8 +242,8 @@ void kvd_writes_run(kvd_core_t *core)
 			break; /* wait for what is in flight */
 		}
 		kvd_queue_remove(&core->ix, head);
-		if (kvd_change_expected(core, kvd_tree_of(&core->ix, kvd_block_at(&core->ix, block))->slot_class,
-					KVD_DISK)) {
+		if (kvd_class_expects_slots(core, kvd_tree_of(&core->ix, kvd_block_at(&core->ix, block))->slot_class,
+					    KVD_DISK)) {
 			kvd_queue_push(&core->ix, head); /* a file is being emptied for it: others first */
 			break;
 		}

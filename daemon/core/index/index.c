@@ -19,16 +19,16 @@ kv_status_t kvd_index_init(kvd_index_t *ix, const kv_env_t *env, kv_metrics_t *m
 	ix->head_mask = heads - 1;
 	kv_random(env, ix->seed, sizeof ix->seed);
 
-	status = kvd_pool_init(&ix->blocks, env, sizeof(kvd_block_t), (uint32_t)max_blocks);
+	status = kvd_obj_pool_init(&ix->blocks, env, sizeof(kvd_block_t), (uint32_t)max_blocks);
 	if (status == KV_OK) {
-		status = kvd_pool_init(&ix->nodes, env, sizeof(kvd_node_t), (uint32_t)max_blocks + 1);
+		status = kvd_obj_pool_init(&ix->nodes, env, sizeof(kvd_node_t), (uint32_t)max_blocks + 1);
 	}
 	if (status == KV_OK) {
-		status = kvd_pool_init(&ix->marks, env, sizeof(kvd_mark_t),
-				       (uint32_t)max_blocks * 4 + 4 * KVD_POOL_CHUNK);
+		status = kvd_obj_pool_init(&ix->marks, env, sizeof(kvd_mark_t),
+					   (uint32_t)max_blocks * 4 + 4 * KVD_OBJ_POOL_CHUNK);
 	}
 	if (status == KV_OK) {
-		status = kvd_pool_init(&ix->trees, env, sizeof(kvd_tree_t), 1u << 20);
+		status = kvd_obj_pool_init(&ix->trees, env, sizeof(kvd_tree_t), 1u << 20);
 	}
 	if (status == KV_OK) {
 		ix->heads = kv_alloc(env, heads * sizeof *ix->heads);
@@ -56,15 +56,15 @@ void kvd_index_fini(kvd_index_t *ix)
 	}
 	kv_free(ix->env, ix->heads);
 	ix->heads = NULL;
-	kvd_pool_fini(&ix->blocks);
-	kvd_pool_fini(&ix->nodes);
-	kvd_pool_fini(&ix->marks);
-	kvd_pool_fini(&ix->trees);
+	kvd_obj_pool_fini(&ix->blocks);
+	kvd_obj_pool_fini(&ix->nodes);
+	kvd_obj_pool_fini(&ix->marks);
+	kvd_obj_pool_fini(&ix->trees);
 }
 
 kv_status_t kvd_tree_create(kvd_index_t *ix, uint32_t *p_tree)
 {
-	kv_status_t status = kvd_pool_get(&ix->trees, p_tree);
+	kv_status_t status = kvd_obj_pool_get(&ix->trees, p_tree);
 
 	if (status == KV_OK) {
 		*kvd_tree_at(ix, *p_tree) = (kvd_tree_t){.live = 1,
@@ -84,7 +84,7 @@ void kvd_tree_destroy(kvd_index_t *ix, uint32_t id)
 
 	kv_assert(tree->children.head == KVD_NONE && tree->blocks == 0);
 	tree->live = 0;
-	kvd_pool_put(&ix->trees, id);
+	kvd_obj_pool_put(&ix->trees, id);
 }
 
 uint32_t kvd_index_next(const kvd_index_t *ix, uint32_t id)
@@ -182,20 +182,20 @@ static void child_unlink(kvd_index_t *ix, uint32_t id)
 static kv_status_t node_create(kvd_index_t *ix, uint32_t tree, uint32_t cap, uint32_t *p_id)
 {
 	kv_status_t status =
-		kvd_pool_reserve(&ix->marks, KVD_TIERS * ((uint64_t)ix->nodes.used + 1) + ix->extra_marks + 64);
+		kvd_obj_pool_reserve(&ix->marks, KVD_TIERS * ((uint64_t)ix->nodes.used + 1) + ix->extra_marks + 64);
 	kvd_node_t *node;
 
 	if (status != KV_OK) {
 		return status;
 	}
-	status = kvd_pool_get(&ix->nodes, p_id);
+	status = kvd_obj_pool_get(&ix->nodes, p_id);
 	if (status != KV_OK) {
 		return status;
 	}
 	node = kvd_node_at(ix, *p_id);
 	status = run_resize(ix, node, cap);
 	if (status != KV_OK) {
-		kvd_pool_put(&ix->nodes, *p_id);
+		kvd_obj_pool_put(&ix->nodes, *p_id);
 		return status;
 	}
 	node->tree = tree;
@@ -217,7 +217,7 @@ static void node_destroy(kvd_index_t *ix, uint32_t id)
 	}
 	kvd_tree_at(ix, node->tree)->aside_nodes -= (node->flags & KVD_NODE_ASIDE) != 0;
 	kv_free(ix->env, node->slots);
-	kvd_pool_put(&ix->nodes, id);
+	kvd_obj_pool_put(&ix->nodes, id);
 }
 
 /* A walk that stands on run `from` goes on with run `to`. */
@@ -236,7 +236,7 @@ static void marks_split(kvd_index_t *ix, kvd_node_t *from, uint32_t head, uint32
 	uint32_t *link = &from->marks[t], kept = 0;
 
 	for (; *link != KVD_NONE; kept++) {
-		kvd_mark_t *mark = kvd_pool_at(&ix->marks, *link);
+		kvd_mark_t *mark = kvd_obj_at(&ix->marks, *link);
 
 		if (mark->pos < pos) {
 			break;
@@ -246,7 +246,7 @@ static void marks_split(kvd_index_t *ix, kvd_node_t *from, uint32_t head, uint32
 	}
 	kvd_node_at(ix, head)->marks[t] = *link;
 	for (uint32_t id = *link; id != KVD_NONE;) {
-		kvd_mark_t *mark = kvd_pool_at(&ix->marks, id);
+		kvd_mark_t *mark = kvd_obj_at(&ix->marks, id);
 
 		mark->node = head;
 		id = mark->shallower;
@@ -326,14 +326,14 @@ static void marks_merge(kvd_index_t *ix, kvd_node_t *from, uint32_t to_id, uint3
 
 	ix->extra_marks += *link != KVD_NONE && from->marks[t] != KVD_NONE ? 1 : 0;
 	while (*link != KVD_NONE) {
-		kvd_mark_t *mark = kvd_pool_at(&ix->marks, *link);
+		kvd_mark_t *mark = kvd_obj_at(&ix->marks, *link);
 
 		mark->pos += pos;
 		link = &mark->shallower;
 	}
 	*link = from->marks[t];
 	for (uint32_t id = from->marks[t]; id != KVD_NONE;) {
-		kvd_mark_t *mark = kvd_pool_at(&ix->marks, id);
+		kvd_mark_t *mark = kvd_obj_at(&ix->marks, id);
 
 		mark->node = to_id;
 		id = mark->shallower;
@@ -454,14 +454,14 @@ kv_status_t kvd_index_insert(kvd_index_t *ix, uint32_t tree, uint32_t parent, co
 	uint32_t id, node_id;
 	kvd_block_t *block;
 	kvd_node_t *node;
-	kv_status_t status = kvd_pool_get(&ix->blocks, &id);
+	kv_status_t status = kvd_obj_pool_get(&ix->blocks, &id);
 
 	if (status != KV_OK) {
 		return status;
 	}
 	status = run_for(ix, tree, parent, &node_id);
 	if (status != KV_OK) {
-		kvd_pool_put(&ix->blocks, id);
+		kvd_obj_pool_put(&ix->blocks, id);
 		return status;
 	}
 
@@ -507,7 +507,7 @@ void kvd_index_remove(kvd_index_t *ix, uint32_t id)
 
 	kv_assert(kvd_index_removable(ix, block));
 	kvd_table_remove(ix, id);
-	kvd_pool_put(&ix->blocks, id);
+	kvd_obj_pool_put(&ix->blocks, id);
 	tree->blocks--;
 	tally(tree, UINT64_MAX);
 	node->len--;

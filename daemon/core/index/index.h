@@ -127,7 +127,7 @@ typedef struct kvd_tree {
 typedef struct kvd_index {
 	const kv_env_t *env;
 	kv_metrics_t *metrics;
-	kvd_pool_t blocks, nodes, marks, trees;
+	kvd_obj_pool_t blocks, nodes, marks, trees;
 	uint32_t *heads; /* block + 1; 0: empty                                            */
 	uint64_t head_mask;
 	uint64_t seed[2];
@@ -147,15 +147,15 @@ void kvd_tree_destroy(kvd_index_t *ix, uint32_t tree); /* must be empty */
 
 static inline kvd_block_t *kvd_block_at(const kvd_index_t *ix, uint32_t id)
 {
-	return kvd_pool_at(&ix->blocks, id);
+	return kvd_obj_at(&ix->blocks, id);
 }
 static inline kvd_node_t *kvd_node_at(const kvd_index_t *ix, uint32_t id)
 {
-	return kvd_pool_at(&ix->nodes, id);
+	return kvd_obj_at(&ix->nodes, id);
 }
 static inline kvd_tree_t *kvd_tree_at(const kvd_index_t *ix, uint32_t id)
 {
-	return kvd_pool_at(&ix->trees, id);
+	return kvd_obj_at(&ix->trees, id);
 }
 static inline kvd_node_t *kvd_node_of(const kvd_index_t *ix, const kvd_block_t *block)
 {

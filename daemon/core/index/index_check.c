@@ -48,7 +48,7 @@ static const char *marks_wrong(const kvd_index_t *ix, uint32_t id, kvd_set_t t, 
 	int leaf_marked = 0;
 
 	for (uint32_t m = node->marks[t]; m != KVD_NONE; count++) {
-		const kvd_mark_t *mark = kvd_pool_at(&ix->marks, m);
+		const kvd_mark_t *mark = kvd_obj_at(&ix->marks, m);
 
 		if (mark->node != id || mark->pos >= node->n[t] || mark->pos >= last) {
 			return "a mark is out of its place";

@@ -6,7 +6,7 @@
 __extension__ typedef unsigned __int128 wide_t;
 
 /* Keys are chosen by clients: a secret decides which of them share a place. */
-static uint64_t place_of(const kvd_index_t *ix, const kv_key_t *key, uint8_t group)
+static uint64_t bucket_of(const kvd_index_t *ix, const kv_key_t *key, uint8_t group)
 {
 	uint64_t low, high;
 	wide_t product;
@@ -21,7 +21,7 @@ static uint64_t place_of(const kvd_index_t *ix, const kv_key_t *key, uint8_t gro
 void kvd_table_add(kvd_index_t *ix, uint32_t id)
 {
 	kvd_block_t *block = kvd_block_at(ix, id);
-	uint32_t *head = &ix->heads[place_of(ix, &block->key, block->group)];
+	uint32_t *head = &ix->heads[bucket_of(ix, &block->key, block->group)];
 
 	block->hash_next = *head;
 	*head = id + 1;
@@ -30,7 +30,7 @@ void kvd_table_add(kvd_index_t *ix, uint32_t id)
 void kvd_table_remove(kvd_index_t *ix, uint32_t id)
 {
 	kvd_block_t *block = kvd_block_at(ix, id);
-	uint32_t *link = &ix->heads[place_of(ix, &block->key, block->group)];
+	uint32_t *link = &ix->heads[bucket_of(ix, &block->key, block->group)];
 
 	while (*link != id + 1) {
 		kv_assert(*link != 0);
@@ -42,7 +42,7 @@ void kvd_table_remove(kvd_index_t *ix, uint32_t id)
 /* The block of this key and group that follows `id` in the table, KVD_NONE: the first one. KVD_NONE: no more. */
 static uint32_t next_of(const kvd_index_t *ix, uint32_t id, const kv_key_t *key, uint8_t group)
 {
-	uint32_t link = id == KVD_NONE ? ix->heads[place_of(ix, key, group)] : kvd_block_at(ix, id)->hash_next;
+	uint32_t link = id == KVD_NONE ? ix->heads[bucket_of(ix, key, group)] : kvd_block_at(ix, id)->hash_next;
 
 	while (link != 0 &&
 	       (!kv_key_equal(&kvd_block_at(ix, link - 1)->key, key) || kvd_block_at(ix, link - 1)->group != group)) {

@@ -24,7 +24,7 @@ int kvd_evictable(const kvd_index_t *ix, const kvd_block_t *block, kvd_set_t t)
 
 static kvd_mark_t *mark_at(const kvd_index_t *ix, uint32_t id)
 {
-	return kvd_pool_at(&ix->marks, id);
+	return kvd_obj_at(&ix->marks, id);
 }
 
 static uint8_t off_lru_flag(kvd_set_t t)
@@ -109,7 +109,7 @@ static void mark_drop(kvd_index_t *ix, kvd_order_t *order, kvd_node_t *node, uin
 
 	detach(ix, order, id, t);
 	unhang(ix, node, link, t);
-	kvd_pool_put(&ix->marks, id);
+	kvd_obj_pool_put(&ix->marks, id);
 }
 
 static uint32_t *link_of(kvd_index_t *ix, kvd_node_t *node, kvd_set_t t, uint32_t id)
@@ -133,7 +133,7 @@ static uint32_t mark_new(kvd_index_t *ix, const kvd_node_t *node, kvd_set_t t)
 		return KVD_NONE;
 	}
 
-	return kvd_pool_get(&ix->marks, &id) == KV_OK ? id : KVD_NONE;
+	return kvd_obj_pool_get(&ix->marks, &id) == KV_OK ? id : KVD_NONE;
 }
 
 /* The path down to `block` was touched at `stamp`: older marks it covers in this run go, one stays on the block. */

@@ -11,7 +11,7 @@
 static void fill_tell(kvd_core_t *core, kvd_io_t *io, uint32_t depth, kv_status_t status)
 {
 	while (io->waiters.head != KVD_NONE) {
-		kvd_lease_t *lease = kvd_pool_at(&core->leases, io->waiters.head);
+		kvd_lease_t *lease = kvd_obj_at(&core->leases, io->waiters.head);
 
 		if (status == KV_OK) {
 			kvd_lease_advance(core, lease);

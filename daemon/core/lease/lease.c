@@ -10,13 +10,13 @@
 
 kvd_lease_t *kvd_lease_find(kvd_core_t *core, uint64_t id)
 {
-	uint32_t place = kvd_id_place(id);
+	uint32_t index = kvd_id_index(id);
 	kvd_lease_t *lease;
 
-	if (id == 0 || place >= core->leases.made) {
+	if (id == 0 || index >= core->leases.made) {
 		return NULL;
 	}
-	lease = kvd_pool_at(&core->leases, place);
+	lease = kvd_obj_at(&core->leases, index);
 
 	return lease->id == id ? lease : NULL;
 }
@@ -31,7 +31,7 @@ kvd_lease_t *kvd_lease_find_own(kvd_core_t *core, const kvd_member_rec_t *member
 uint32_t kvd_lease_block(kvd_core_t *core, const kvd_lease_t *lease, uint32_t depth)
 {
 	const kvd_pin_t *pin =
-		kvd_pool_at(&core->pins, lease->unchained ? lease->pins[depth - lease->skip - 1] : lease->pin);
+		kvd_obj_at(&core->pins, lease->unchained ? lease->pins[depth - lease->skip - 1] : lease->pin);
 
 	if (lease->path && depth > lease->ref_from) {
 		return lease->path[depth - lease->ref_from - 1];
@@ -42,19 +42,19 @@ uint32_t kvd_lease_block(kvd_core_t *core, const kvd_lease_t *lease, uint32_t de
 
 /* ---- expiry ---------------------------------------------------------------------------------- */
 
-static kvd_list_t *wheel_of(kvd_core_t *core, const kvd_lease_t *lease)
+static kvd_list_t *expiry_bucket(kvd_core_t *core, const kvd_lease_t *lease)
 {
-	return &core->wheel[(lease->expiry_ns >> KVD_WHEEL_SHIFT) % KVD_WHEEL_SLOTS];
+	return &core->wheel[(lease->expiry_ns >> KVD_WHEEL_SHIFT) % KVD_WHEEL_BUCKETS];
 }
 
-static void wheel_link(kvd_core_t *core, const kvd_lease_t *lease)
+static void link_expiry(kvd_core_t *core, const kvd_lease_t *lease)
 {
-	kvd_list_push_front(wheel_of(core, lease), &core->leases, offsetof(kvd_lease_t, of_bucket), lease->self);
+	kvd_list_push_front(expiry_bucket(core, lease), &core->leases, offsetof(kvd_lease_t, of_bucket), lease->self);
 }
 
-static void wheel_unlink(kvd_core_t *core, const kvd_lease_t *lease)
+static void unlink_expiry(kvd_core_t *core, const kvd_lease_t *lease)
 {
-	kvd_list_remove(wheel_of(core, lease), &core->leases, offsetof(kvd_lease_t, of_bucket), lease->self);
+	kvd_list_remove(expiry_bucket(core, lease), &core->leases, offsetof(kvd_lease_t, of_bucket), lease->self);
 }
 
 uint64_t kvd_lease_expiry(const kvd_core_t *core, uint32_t ttl_ms)
@@ -74,7 +74,7 @@ uint64_t kvd_lease_room(const kvd_core_t *core, const kvd_instance_rec_t *instan
 kv_status_t kvd_lease_create(kvd_core_t *core, kvd_instance_rec_t *instance, const kvd_lease_t *ask,
 			     kvd_lease_t **p_lease)
 {
-	uint32_t place;
+	uint32_t index;
 	uint64_t offset;
 	kvd_lease_t *lease;
 	kv_status_t status;
@@ -82,20 +82,20 @@ kv_status_t kvd_lease_create(kvd_core_t *core, kvd_instance_rec_t *instance, con
 	if (instance->lease_count >= core->config.max_leases) {
 		return KV_ERR_LIMIT;
 	}
-	status = kvd_pool_get(&core->leases, &place);
+	status = kvd_obj_pool_get(&core->leases, &index);
 	if (status != KV_OK) {
 		return status;
 	}
-	lease = kvd_pool_at(&core->leases, place);
+	lease = kvd_obj_at(&core->leases, index);
 	*lease = *ask;
-	lease->id = kvd_id_make(core, place);
-	lease->self = place;
+	lease->id = kvd_id_make(core, index);
+	lease->self = index;
 	lease->pin = lease->extent = lease->wait_io = KVD_NONE;
 	instance->pinned_bytes += lease->bytes;
 
-	status = kvd_area_take(&instance->area,
-			       sizeof(kv_lease_header_t) + (uint64_t)(lease->n - lease->skip) * sizeof(uint32_t),
-			       &lease->extent, &offset);
+	status = kvd_extent_take(&instance->extent_alloc,
+				 sizeof(kv_lease_header_t) + (uint64_t)(lease->n - lease->skip) * sizeof(uint32_t),
+				 &lease->extent, &offset);
 	if (status != KV_OK) {
 		lease->extent = KVD_NONE;
 		kvd_lease_close(core, lease);
@@ -136,14 +136,14 @@ static kv_status_t record_lease(kvd_core_t *core, const kvd_lease_t *lease, cons
  * (decision 013). */
 static void count_named(kvd_core_t *core, const kvd_lease_t *lease, int more)
 {
-	kvd_change_t *change = &core->change[KVD_CPU];
+	kvd_rebalance_t *rebalance = &core->rebalance[KVD_CPU];
 	const uint32_t *slots = kv_lease_slots(lease->header);
 	uint64_t count = 0;
 
-	for (uint32_t i = 0; change->slab != KVD_NONE && i < lease->named; i++) {
-		count += kv_slot_slab(slots[i]) == change->slab;
+	for (uint32_t i = 0; rebalance->slab != KVD_NONE && i < lease->named; i++) {
+		count += kv_slot_slab(slots[i]) == rebalance->slab;
 	}
-	change->named += more ? count : 0 - count;
+	rebalance->named += more ? count : 0 - count;
 }
 
 kv_status_t kvd_lease_publish(kvd_core_t *core, const kvd_space_t *space, kvd_lease_t *lease, uint8_t group,
@@ -174,7 +174,7 @@ kv_status_t kvd_lease_publish(kvd_core_t *core, const kvd_space_t *space, kvd_le
 	}
 	atomic_store_explicit(&header->state, KV_LEASE_ACTIVE, memory_order_release);
 
-	wheel_link(core, lease);
+	link_expiry(core, lease);
 	kvd_list_push_front(&instance->leases, &core->leases, offsetof(kvd_lease_t, of_instance), lease->self);
 	instance->lease_count++;
 	kvd_count(core, KV_M_LEASES_TAKEN, 1);
@@ -190,9 +190,9 @@ void kvd_lease_extend(kvd_core_t *core, kvd_lease_t *lease, uint32_t ttl_ms)
 {
 	const kvd_block_t *block = kvd_block_at(&core->ix, kvd_lease_block(core, lease, lease->n));
 
-	wheel_unlink(core, lease);
+	unlink_expiry(core, lease);
 	lease->expiry_ns = kvd_lease_expiry(core, ttl_ms);
-	wheel_link(core, lease);
+	link_expiry(core, lease);
 	core->world.ledger_remove(core->world.ctx, lease->id);
 	(void)record_lease(core, lease, block); /* its record has just been given up */
 }
@@ -321,18 +321,18 @@ void kvd_lease_close(kvd_core_t *core, kvd_lease_t *lease)
 		count_named(core, lease, 0);
 	}
 	if (lease->extent != KVD_NONE) {
-		kvd_area_give(&instance->area, lease->extent);
+		kvd_extent_give(&instance->extent_alloc, lease->extent);
 	}
 	instance->pinned_bytes -= lease->bytes;
 	lease->id = 0;
-	kvd_pool_put(&core->leases, lease->self);
+	kvd_obj_pool_put(&core->leases, lease->self);
 }
 
 void kvd_leases_free(kvd_core_t *core)
 {
 	for (uint32_t i = core->instance_list.head; i != KVD_NONE; i = kvd_instance_at(core, i)->of_core.next) {
 		for (uint32_t l = kvd_instance_at(core, i)->leases.head; l != KVD_NONE;) {
-			kvd_lease_t *lease = kvd_pool_at(&core->leases, l);
+			kvd_lease_t *lease = kvd_obj_at(&core->leases, l);
 
 			kv_free(core->env, lease->path);
 			if (lease->pins != &lease->pin) {
@@ -359,7 +359,7 @@ void kvd_lease_end(kvd_core_t *core, kvd_lease_t *lease, kv_status_t why)
 		  1);
 	core->world.ledger_remove(core->world.ctx, lease->id);
 
-	wheel_unlink(core, lease);
+	unlink_expiry(core, lease);
 	kvd_list_remove(&instance->leases, &core->leases, offsetof(kvd_lease_t, of_instance), lease->self);
 	instance->lease_count--;
 	kvd_lease_close(core, lease);
@@ -393,17 +393,17 @@ void kvd_lease_cut(kvd_core_t *core, kvd_lease_t *lease, uint32_t depth, kv_stat
 
 int kvd_leases_expire(kvd_core_t *core, uint64_t now_ns)
 {
-	uint64_t slot_now = now_ns >> KVD_WHEEL_SHIFT;
+	uint64_t bucket_now = now_ns >> KVD_WHEEL_SHIFT;
 	uint32_t work = 0;
 
-	if (slot_now > core->wheel_at + KVD_WHEEL_SLOTS) {
-		core->wheel_at = slot_now - KVD_WHEEL_SLOTS;
+	if (bucket_now > core->wheel_at + KVD_WHEEL_BUCKETS) {
+		core->wheel_at = bucket_now - KVD_WHEEL_BUCKETS;
 	}
-	for (; core->wheel_at < slot_now; core->wheel_at++) {
-		uint32_t id = core->wheel[core->wheel_at % KVD_WHEEL_SLOTS].head;
+	for (; core->wheel_at < bucket_now; core->wheel_at++) {
+		uint32_t id = core->wheel[core->wheel_at % KVD_WHEEL_BUCKETS].head;
 
 		while (id != KVD_NONE) {
-			kvd_lease_t *lease = kvd_pool_at(&core->leases, id);
+			kvd_lease_t *lease = kvd_obj_at(&core->leases, id);
 
 			id = lease->of_bucket.next;
 			if (lease->expiry_ns > now_ns) {

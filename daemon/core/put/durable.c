@@ -20,7 +20,7 @@ static void answer(kvd_core_t *core, kvd_put_t *put, uint32_t n, kv_status_t sta
 
 static uint32_t pinned_block(kvd_core_t *core, const kvd_put_t *put)
 {
-	const kvd_pin_t *pin = kvd_pool_at(&core->pins, put->pin);
+	const kvd_pin_t *pin = kvd_obj_at(&core->pins, put->pin);
 
 	return pin->block;
 }
@@ -53,7 +53,7 @@ static void each_owed(kvd_core_t *core, void (*see)(kvd_core_t *core, kvd_put_t 
 {
 	for (uint32_t i = core->instance_list.head; i != KVD_NONE; i = kvd_instance_at(core, i)->of_core.next) {
 		for (uint32_t p = kvd_instance_at(core, i)->puts.head; p != KVD_NONE;) {
-			kvd_put_t *put = kvd_pool_at(&core->puts, p);
+			kvd_put_t *put = kvd_obj_at(&core->puts, p);
 
 			p = put->of_instance.next;
 			if (put->durable && !put->running) {
@@ -70,7 +70,7 @@ static uint32_t pinned_block_of(const kvd_core_t *core, const kvd_put_t *put, ui
 {
 	uint32_t pin = put->entries[index].pin;
 
-	return pin == KVD_NONE ? KVD_NONE : ((const kvd_pin_t *)kvd_pool_at(&core->pins, pin))->block;
+	return pin == KVD_NONE ? KVD_NONE : ((const kvd_pin_t *)kvd_obj_at(&core->pins, pin))->block;
 }
 
 /* How many of the first n entries are where they were seen on disk, up to the first that is not. */

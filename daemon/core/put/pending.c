@@ -3,24 +3,24 @@
 #include "core/put/pending.h"
 #include "core/put/put_impl.h"
 
-static uint32_t *head_of(kvd_core_t *core, const kv_key_t *key)
+static uint32_t *bucket_of(kvd_core_t *core, const kv_key_t *key)
 {
 	return &core->pending_heads[(kv_key_hash(key) ^ core->ix.seed[0] >> 32) % KVD_PENDING_HEADS];
 }
 
 static kvd_pending_t *pending_at(kvd_core_t *core, uint32_t id)
 {
-	return kvd_pool_at(&core->pendings, id);
+	return kvd_obj_at(&core->pendings, id);
 }
 
 static kvd_put_t *put_at(kvd_core_t *core, uint32_t id)
 {
-	return kvd_pool_at(&core->puts, id);
+	return kvd_obj_at(&core->puts, id);
 }
 
 static uint32_t pending_find(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint32_t group)
 {
-	uint32_t id = *head_of(core, key);
+	uint32_t id = *bucket_of(core, key);
 
 	while (id != KVD_NONE) {
 		const kvd_pending_t *pending = pending_at(core, id);
@@ -36,13 +36,13 @@ static uint32_t pending_find(kvd_core_t *core, uint32_t tree, const kv_key_t *ke
 
 static void pending_free(kvd_core_t *core, uint32_t id)
 {
-	uint32_t *link = head_of(core, &pending_at(core, id)->key);
+	uint32_t *link = bucket_of(core, &pending_at(core, id)->key);
 
 	while (*link != id) {
 		link = &pending_at(core, *link)->next;
 	}
 	*link = pending_at(core, id)->next;
-	kvd_pool_put(&core->pendings, id);
+	kvd_obj_pool_put(&core->pendings, id);
 }
 
 kv_status_t kvd_pending_add(kvd_core_t *core, kvd_put_t *put, uint32_t index)
@@ -52,8 +52,8 @@ kv_status_t kvd_pending_add(kvd_core_t *core, kvd_put_t *put, uint32_t index)
 	kvd_pending_t *pending;
 
 	if (id == KVD_NONE) {
-		uint32_t *head = head_of(core, &entry->key);
-		kv_status_t status = kvd_pool_get(&core->pendings, &id);
+		uint32_t *head = bucket_of(core, &entry->key);
+		kv_status_t status = kvd_obj_pool_get(&core->pendings, &id);
 
 		if (status != KV_OK) {
 			return status;

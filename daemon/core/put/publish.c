@@ -161,13 +161,13 @@ kv_status_t kvd_put_end(kvd_core_t *core, kvd_member_t member_id, const kv_msg_p
 
 /* ---- into the index -------------------------------------------------------------------------- */
 
-typedef enum kvd_turn { KVD_TURN_GO_ON, KVD_TURN_WAIT, KVD_TURN_ENDED } kvd_turn_t;
+typedef enum kvd_publish_result { KVD_PUBLISH_NEXT, KVD_PUBLISH_WAIT, KVD_PUBLISH_ENDED } kvd_publish_result_t;
 
-static kvd_turn_t end_put(kvd_core_t *core, kvd_put_t *put, kv_status_t why)
+static kvd_publish_result_t end_put(kvd_core_t *core, kvd_put_t *put, kv_status_t why)
 {
 	kvd_put_finish(core, put, why);
 
-	return KVD_TURN_ENDED;
+	return KVD_PUBLISH_ENDED;
 }
 
 static void entry_visible(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t block, kvd_entry_state_t state)
@@ -192,7 +192,7 @@ static void entry_visible(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint
 }
 
 /* Another copy was first. 0: no copy is visible. */
-static int take_duplicate(kvd_core_t *core, kvd_put_t *put, uint32_t index, kvd_turn_t *p_turn)
+static int take_duplicate(kvd_core_t *core, kvd_put_t *put, uint32_t index, kvd_publish_result_t *p_result)
 {
 	kvd_entry_t *entry = &put->entries[index];
 	uint32_t id = kvd_index_find(&core->ix, put->tree, &entry->key, (uint8_t)put->group);
@@ -201,14 +201,14 @@ static int take_duplicate(kvd_core_t *core, kvd_put_t *put, uint32_t index, kvd_
 		return 0;
 	}
 	if (kvd_depth_of(&core->ix, kvd_block_at(&core->ix, id)) != kvd_put_depth(put, index)) {
-		*p_turn = end_put(core, put, KV_ERR_ARG);
+		*p_result = end_put(core, put, KV_ERR_ARG);
 		return 1;
 	}
 	if (entry->loc.slot != KV_SLOT_NONE) {
 		kvd_entry_free(core, put, entry);
 	}
 	entry_visible(core, put, index, id, KVD_ENTRY_DUPLICATE);
-	*p_turn = KVD_TURN_GO_ON;
+	*p_result = KVD_PUBLISH_NEXT;
 
 	return 1;
 }
@@ -272,7 +272,7 @@ static kv_status_t insert(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint
 	return status == KV_ERR_LIMIT ? KV_ERR_NOT_ADMITTED : status;
 }
 
-static kvd_turn_t publish_cpu(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t parent)
+static kvd_publish_result_t publish_cpu(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t parent)
 {
 	kvd_entry_t *entry = &put->entries[index];
 	kvd_block_t *block;
@@ -289,23 +289,23 @@ static kvd_turn_t publish_cpu(kvd_core_t *core, kvd_put_t *put, uint32_t index, 
 	kvd_block_join(core, id, KVD_CPU, put->stamp, tokens_of(put, index));
 	entry_visible(core, put, index, id, KVD_ENTRY_VISIBLE);
 
-	return KVD_TURN_GO_ON;
+	return KVD_PUBLISH_NEXT;
 }
 
 /* Is the block above entry `index` visible? KVD_NONE in *p_parent: at the root. The put's pin hangs on it from then
  * on: what makes room for the entry must not take its parent. */
-static kvd_turn_t parent_of(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t *p_parent)
+static kvd_publish_result_t parent_of(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t *p_parent)
 {
 	const kv_key_t *key = index > 0 ? &put->entries[index - 1].key : &put->parent;
 
 	*p_parent = KVD_NONE;
 	if (index == 0 && put->depth0 == 0) {
-		return KVD_TURN_GO_ON;
+		return KVD_PUBLISH_NEXT;
 	}
 	*p_parent = kvd_index_find(&core->ix, put->tree, key, (uint8_t)put->group);
 	if (*p_parent == KVD_NONE) {
 		if (index == 0 && kvd_pending_wait(core, put)) {
-			return KVD_TURN_WAIT;
+			return KVD_PUBLISH_WAIT;
 		}
 		return end_put(core, put,
 			       kvd_index_aside(&core->ix, put->tree, key, (uint8_t)put->group) != KVD_NONE
@@ -320,13 +320,14 @@ static kvd_turn_t parent_of(kvd_core_t *core, kvd_put_t *put, uint32_t index, ui
 		return end_put(core, put, KV_ERR_BUSY);
 	}
 
-	return kvd_put_pin_block(core, put, *p_parent) == KV_OK ? KVD_TURN_GO_ON : end_put(core, put, KV_ERR_NOMEM);
+	return kvd_put_pin_block(core, put, *p_parent) == KV_OK ? KVD_PUBLISH_NEXT : end_put(core, put, KV_ERR_NOMEM);
 }
 
 /* ---- write-through --------------------------------------------------------------------------- */
 
 /* On disk, below a parent that is there too. */
-static kvd_turn_t publish_disk(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t parent, kvs_loc_t disk)
+static kvd_publish_result_t publish_disk(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t parent,
+					 kvs_loc_t disk)
 {
 	kvd_entry_t *entry = &put->entries[index];
 	kvd_block_t *block;
@@ -357,7 +358,7 @@ static kvd_turn_t publish_disk(kvd_core_t *core, kvd_put_t *put, uint32_t index,
 	}
 	entry_visible(core, put, index, id, KVD_ENTRY_VISIBLE);
 
-	return KVD_TURN_GO_ON;
+	return KVD_PUBLISH_NEXT;
 }
 
 /* A write-through has ended. */
@@ -366,7 +367,7 @@ static void finish_write_through(kvd_core_t *core, kvd_io_t *io, kv_status_t sta
 	kvd_put_t *put = kvd_put_find(core, io->put);
 	kvd_entry_t *entry = put && put->running ? &put->entries[io->index] : NULL;
 	uint32_t parent;
-	kvd_turn_t turn;
+	kvd_publish_result_t result;
 
 	if (status == KV_OK) {
 		kvd_note_store(core);
@@ -390,18 +391,18 @@ static void finish_write_through(kvd_core_t *core, kvd_io_t *io, kv_status_t sta
 		kvd_put_queue(core, put);
 		return;
 	}
-	turn = parent_of(core, put, io->index, &parent);
-	if (turn != KVD_TURN_GO_ON ||
+	result = parent_of(core, put, io->index, &parent);
+	if (result != KVD_PUBLISH_NEXT ||
 	    kvd_index_find(&core->ix, put->tree, &entry->key, (uint8_t)put->group) != KVD_NONE || parent == KVD_NONE ||
 	    !kvd_in_set(&core->ix, kvd_block_at(&core->ix, parent), KVD_DISK)) {
 		/* Another copy came first, or the parent has moved. */
 		kvs_free(core->tier[KVD_DISK], io->disk);
-		if (turn == KVD_TURN_GO_ON) {
+		if (result == KVD_PUBLISH_NEXT) {
 			kvd_put_queue(core, put);
 		}
 		return;
 	}
-	if (publish_disk(core, put, io->index, parent, io->disk) == KVD_TURN_GO_ON) {
+	if (publish_disk(core, put, io->index, parent, io->disk) == KVD_PUBLISH_NEXT) {
 		kvd_put_queue(core, put);
 	}
 }
@@ -431,7 +432,7 @@ static kv_status_t start_write_through(kvd_core_t *core, const kvd_put_t *put, u
 	return status;
 }
 
-static kvd_turn_t publish_write_through(kvd_core_t *core, kvd_put_t *put, uint32_t index)
+static kvd_publish_result_t publish_write_through(kvd_core_t *core, kvd_put_t *put, uint32_t index)
 {
 	kvd_entry_t *entry = &put->entries[index];
 	kv_status_t status;
@@ -443,13 +444,13 @@ static kvd_turn_t publish_write_through(kvd_core_t *core, kvd_put_t *put, uint32
 	}
 	status = start_write_through(core, put, index);
 	if (status == KV_OK) {
-		return KVD_TURN_WAIT;
+		return KVD_PUBLISH_WAIT;
 	}
 	entry->state = KVD_ENTRY_FULL;
-	if (status == KV_ERR_BUSY && (core->writes > 0 || kvd_change_expected(core, put->slot_class, KVD_DISK))) {
+	if (status == KV_ERR_BUSY && (core->writes > 0 || kvd_class_expects_slots(core, put->slot_class, KVD_DISK))) {
 		/* room comes back with the writes in flight, or with a file that is being emptied */
 		kvd_put_queue(core, put);
-		return KVD_TURN_WAIT;
+		return KVD_PUBLISH_WAIT;
 	}
 
 	return end_put(core, put, KV_ERR_NOT_ADMITTED);
@@ -457,20 +458,20 @@ static kvd_turn_t publish_write_through(kvd_core_t *core, kvd_put_t *put, uint32
 
 /* ---- one put after the other ----------------------------------------------------------------- */
 
-static kvd_turn_t take_turn(kvd_core_t *core, kvd_put_t *put, uint32_t index)
+static kvd_publish_result_t publish_entry(kvd_core_t *core, kvd_put_t *put, uint32_t index)
 {
-	kvd_turn_t turn;
+	kvd_publish_result_t result;
 	uint32_t parent;
 
 	if (put->entries[index].state == KVD_ENTRY_WRITE_THROUGH) {
-		return KVD_TURN_WAIT;
+		return KVD_PUBLISH_WAIT;
 	}
-	turn = parent_of(core, put, index, &parent);
-	if (turn != KVD_TURN_GO_ON || put->entries[index].state == KVD_ENTRY_OPEN) {
-		return turn == KVD_TURN_GO_ON ? KVD_TURN_WAIT : turn;
+	result = parent_of(core, put, index, &parent);
+	if (result != KVD_PUBLISH_NEXT || put->entries[index].state == KVD_ENTRY_OPEN) {
+		return result == KVD_PUBLISH_NEXT ? KVD_PUBLISH_WAIT : result;
 	}
-	if (take_duplicate(core, put, index, &turn)) {
-		return turn;
+	if (take_duplicate(core, put, index, &result)) {
+		return result;
 	}
 	if (parent == KVD_NONE || kvd_in_set(&core->ix, kvd_block_at(&core->ix, parent), KVD_CPU)) {
 		return publish_cpu(core, put, index, parent);
@@ -480,11 +481,11 @@ static kvd_turn_t take_turn(kvd_core_t *core, kvd_put_t *put, uint32_t index)
 }
 
 /* A FULL entry of a unchained group. */
-static kvd_turn_t publish_unchained(kvd_core_t *core, kvd_put_t *put, uint32_t index)
+static kvd_publish_result_t publish_unchained(kvd_core_t *core, kvd_put_t *put, uint32_t index)
 {
-	kvd_turn_t turn;
+	kvd_publish_result_t result;
 
-	return take_duplicate(core, put, index, &turn) ? turn : publish_cpu(core, put, index, KVD_NONE);
+	return take_duplicate(core, put, index, &result) ? result : publish_cpu(core, put, index, KVD_NONE);
 }
 
 /* Make visible what can be. */
@@ -500,14 +501,14 @@ static void try_put(kvd_core_t *core, kvd_put_t *put)
 		}
 		return;
 	}
-	for (uint32_t turns = 0; put->unchained ? put->turn_head != KVD_NONE : put->next < put->n; turns++) {
-		if (turns == core->put_blocks) { /* everybody else first */
+	for (uint32_t published = 0; put->unchained ? put->full_head != KVD_NONE : put->next < put->n; published++) {
+		if (published == core->put_blocks) { /* everybody else first */
 			kvd_put_queue(core, put);
 			core->puts_left = 1;
 			return;
 		}
 		if ((put->unchained ? publish_unchained(core, put, kvd_entry_next(put))
-				    : take_turn(core, put, put->next)) != KVD_TURN_GO_ON) {
+				    : publish_entry(core, put, put->next)) != KVD_PUBLISH_NEXT) {
 			return;
 		}
 	}
@@ -525,12 +526,12 @@ static void run_puts(kvd_core_t *core, uint32_t blocks, uint64_t until_ns)
 	/* One that must be looked at later queues itself again: stop when only such are left. */
 	while (core->run_count > retries) {
 		uint32_t self = core->run_puts.head;
-		kvd_put_t *put = kvd_pool_at(&core->puts, self);
+		kvd_put_t *put = kvd_obj_at(&core->puts, self);
 		uint64_t id = put->id;
 
 		kvd_put_unqueue(core, put);
 		try_put(core, put);
-		put = kvd_pool_at(&core->puts, self);
+		put = kvd_obj_at(&core->puts, self);
 		retries += put->id == id && put->run_queued ? 1 : 0;
 		if (core->run_count > retries && kv_now_ns(core->env) >= until_ns) {
 			core->puts_left = 1;

@@ -10,18 +10,18 @@
 
 static kvd_put_t *put_at(const kvd_core_t *core, uint32_t self)
 {
-	return kvd_pool_at(&core->puts, self);
+	return kvd_obj_at(&core->puts, self);
 }
 
 kvd_put_t *kvd_put_find(kvd_core_t *core, uint64_t id)
 {
-	uint32_t place = kvd_id_place(id);
+	uint32_t place = kvd_id_index(id);
 	kvd_put_t *put;
 
 	if (id == 0 || place >= core->puts.made) {
 		return NULL;
 	}
-	put = kvd_pool_at(&core->puts, place);
+	put = kvd_obj_at(&core->puts, place);
 
 	return put->id == id ? put : NULL;
 }
@@ -73,7 +73,7 @@ void kvd_put_revoke_oldest(kvd_core_t *core, uint32_t ns)
 
 static kvd_pin_t *pin_at(const kvd_core_t *core, uint32_t id)
 {
-	return kvd_pool_at(&core->pins, id);
+	return kvd_obj_at(&core->pins, id);
 }
 
 int kvd_put_may_pin(const kvd_core_t *core, const kvd_put_t *put, uint32_t block)
@@ -153,21 +153,21 @@ void kvd_entry_free(kvd_core_t *core, kvd_put_t *put, kvd_entry_t *entry)
 
 void kvd_entry_full(kvd_put_t *put, uint32_t index)
 {
-	put->entries[index].turn = KVD_NONE;
-	if (put->turn_head == KVD_NONE) {
-		put->turn_head = index;
+	put->entries[index].next_full = KVD_NONE;
+	if (put->full_head == KVD_NONE) {
+		put->full_head = index;
 	} else {
-		put->entries[put->turn_tail].turn = index;
+		put->entries[put->full_tail].next_full = index;
 	}
-	put->turn_tail = index;
+	put->full_tail = index;
 }
 
 uint32_t kvd_entry_next(kvd_put_t *put)
 {
-	uint32_t index = put->turn_head;
+	uint32_t index = put->full_head;
 
 	if (index != KVD_NONE) {
-		put->turn_head = put->entries[index].turn;
+		put->full_head = put->entries[index].next_full;
 	}
 
 	return index;
@@ -207,7 +207,7 @@ static void put_retire(kvd_core_t *core, kvd_put_t *put)
 		put->header = NULL;
 	}
 	if (put->extent != KVD_NONE) {
-		kvd_area_give(&kvd_instance_at(core, put->instance)->area, put->extent);
+		kvd_extent_give(&kvd_instance_at(core, put->instance)->extent_alloc, put->extent);
 		put->extent = KVD_NONE;
 	}
 }
@@ -239,7 +239,7 @@ static void put_remove(kvd_core_t *core, kvd_put_t *put)
 		kvd_tree_release(core, put->tree);
 	}
 	put->id = 0;
-	kvd_pool_put(&core->puts, put->self);
+	kvd_obj_pool_put(&core->puts, put->self);
 }
 
 void kvd_put_settle(kvd_core_t *core, kvd_put_t *put)
@@ -263,20 +263,19 @@ int kvd_put_writes(const kvd_put_t *put, uint32_t rank)
 /* Members that may still write: those whose rank has not ended its ranges; if no member has such a rank, all of the
  * instance. They are told that the put is over: only they know whether they have ever heard of it, and the slots wait
  * for their DRAINED. */
-static void find_unquiet(kvd_core_t *core, kvd_put_t *put, const kv_msg_t *msg)
+static void find_undrained(kvd_core_t *core, kvd_put_t *put, const kv_msg_t *msg)
 {
 	const kvd_instance_rec_t *instance = kvd_instance_at(core, put->instance);
 	uint32_t writers = 0;
 
 	for (int all = 0; all < 2 && writers == 0; all++) {
 		for (uint32_t local = 0; local < KVD_INSTANCE_MEMBERS; local++) {
-			const kvd_member_rec_t *member =
-				instance->members[local] == KVD_NONE
-					? NULL
-					: kvd_pool_at(&core->members, instance->members[local]);
+			const kvd_member_rec_t *member = instance->members[local] == KVD_NONE
+								 ? NULL
+								 : kvd_obj_at(&core->members, instance->members[local]);
 
 			if (member && (all || (member->role != 0 && kvd_put_writes(put, member->rank)))) {
-				put->unquiet[local / 64] |= UINT64_C(1) << local % 64;
+				put->undrained[local / 64] |= UINT64_C(1) << local % 64;
 				writers++;
 				if (member->id != put->member) {
 					kvd_notify(core, member->id, KV_CODE_PUT_DONE, msg);
@@ -331,7 +330,7 @@ void kvd_put_finish(kvd_core_t *core, kvd_put_t *put, kv_status_t why)
 	kvd_notify(core, put->member, KV_CODE_PUT_DONE, &msg);
 
 	if (put->quarantined > 0) {
-		find_unquiet(core, put, &msg);
+		find_undrained(core, put, &msg);
 	}
 	if (put->durable) {
 		core->durable_owed++;
@@ -342,23 +341,23 @@ void kvd_put_finish(kvd_core_t *core, kvd_put_t *put, kv_status_t why)
 	kvd_put_settle(core, put);
 }
 
-uint32_t kvd_put_quiet(kvd_core_t *core, kvd_put_t *put, uint32_t local, int before)
+uint32_t kvd_put_drain_member(kvd_core_t *core, kvd_put_t *put, uint32_t local, int before)
 {
 	const uint64_t bit = UINT64_C(1) << local % 64;
-	uint64_t unquiet = 0;
+	uint64_t undrained = 0;
 	uint32_t freed = 0;
 
 	if (put->running || put->quarantined == 0) {
 		return 0;
 	}
-	put->before[local / 64] &= ~bit;
+	put->undrained_older[local / 64] &= ~bit;
 	if (!before) {
-		put->unquiet[local / 64] &= ~bit;
+		put->undrained[local / 64] &= ~bit;
 	}
 	for (uint32_t w = 0; w < KVD_MEMBER_WORDS; w++) {
-		unquiet |= put->unquiet[w] | put->before[w];
+		undrained |= put->undrained[w] | put->undrained_older[w];
 	}
-	if (unquiet != 0) {
+	if (undrained != 0) {
 		return 0;
 	}
 	for (uint32_t i = put->next; i < put->n; i++) {
@@ -374,14 +373,14 @@ uint32_t kvd_put_quiet(kvd_core_t *core, kvd_put_t *put, uint32_t local, int bef
 	return freed;
 }
 
-void kvd_put_unquiet_move(kvd_put_t *put, uint32_t from, uint32_t to)
+void kvd_put_move_undrained(kvd_put_t *put, uint32_t from, uint32_t to)
 {
 	uint64_t bit = UINT64_C(1) << from % 64;
 
-	if ((put->unquiet[from / 64] | put->before[from / 64]) & bit) {
-		put->unquiet[from / 64] &= ~bit;
-		put->before[from / 64] &= ~bit;
-		put->before[to / 64] |= UINT64_C(1) << to % 64;
+	if ((put->undrained[from / 64] | put->undrained_older[from / 64]) & bit) {
+		put->undrained[from / 64] &= ~bit;
+		put->undrained_older[from / 64] &= ~bit;
+		put->undrained_older[to / 64] |= UINT64_C(1) << to % 64;
 	}
 }
 
@@ -408,7 +407,7 @@ void kvd_puts_free(kvd_core_t *core)
 {
 	for (uint32_t id = core->instance_list.head; id != KVD_NONE; id = kvd_instance_at(core, id)->of_core.next) {
 		for (uint32_t p = kvd_instance_at(core, id)->puts.head; p != KVD_NONE;) {
-			kvd_put_t *put = kvd_pool_at(&core->puts, p);
+			kvd_put_t *put = kvd_obj_at(&core->puts, p);
 
 			p = put->of_instance.next;
 			put_arrays_free(core, put);

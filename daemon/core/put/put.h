@@ -40,13 +40,13 @@ typedef struct kvd_entry {
 	kv_key_t key;
 	uint64_t event_hash;
 	kvs_loc_t loc;
-	uint32_t pending; /* KVD_NONE: counted nowhere */
-	kvd_copy_t next;  /* the next unfinished copy of this key */
-	uint32_t left;    /* writers whose range has not ended */
-	uint32_t transit; /* its slot is TRANSIT already */
-	uint32_t turn;    /* unchained: the next entry that is FULL */
-	uint32_t pin;     /* unchained and durable: on its block; KVD_NONE */
-	kvs_loc_t disk;   /* unchained and durable: where it was seen on disk */
+	uint32_t pending;   /* KVD_NONE: counted nowhere */
+	kvd_copy_t next;    /* the next unfinished copy of this key */
+	uint32_t left;      /* writers whose range has not ended */
+	uint32_t transit;   /* its slot is TRANSIT already */
+	uint32_t next_full; /* unchained: the next entry that is FULL */
+	uint32_t pin;       /* unchained and durable: on its block; KVD_NONE */
+	kvs_loc_t disk;     /* unchained and durable: where it was seen on disk */
 	kvd_entry_state_t state;
 } kvd_entry_t;
 
@@ -71,7 +71,7 @@ typedef struct kvd_put {
 	uint32_t running;
 	uint32_t n, depth0;
 	uint32_t already;              /* entries that were visible at the start */
-	uint32_t turn_head, turn_tail; /* unchained: entries that are FULL */
+	uint32_t full_head, full_tail; /* unchained: entries that are FULL */
 	uint32_t pinned_entries;       /* unchained: entries with a pin */
 	uint32_t stored;               /* unchained, durable: entries from the first that have been seen on disk */
 	kv_key_t parent;
@@ -90,9 +90,9 @@ typedef struct kvd_put {
 	uint32_t in_ledger;
 	kv_lease_header_t *header;
 	uint64_t stamp;
-	uint64_t unquiet[KVD_MEMBER_WORDS]; /* members that may still touch quarantined slots */
-	uint64_t before[KVD_MEMBER_WORDS];  /* members whose older connections may */
-	uint64_t store_seq;                 /* DURABLE: synced when flushed + 1 >= this; 0: not written yet */
+	uint64_t undrained[KVD_MEMBER_WORDS];       /* members that may still touch quarantined slots */
+	uint64_t undrained_older[KVD_MEMBER_WORDS]; /* members whose older connections may */
+	uint64_t store_seq;                         /* DURABLE: synced when flushed + 1 >= this; 0: not written yet */
 	kvs_loc_t disk;     /* of its deepest block, when store_seq was taken: written anew, it waits anew */
 	uint32_t asked;     /* write-behind was asked for it once; unchained: for entry asked - 1 */
 	uint64_t expiry_ns; /* running: it may be revoked for want of room from then on */
@@ -121,9 +121,9 @@ kvd_put_t *kvd_put_find(kvd_core_t *core, uint64_t id);
 void kvd_put_finish(kvd_core_t *core, kvd_put_t *put, kv_status_t why);
 /* A member (by its number in the instance) touches this put's slots no more; `before`: its older connections do not,
  * this one may. Returns slots freed. */
-uint32_t kvd_put_quiet(kvd_core_t *core, kvd_put_t *put, uint32_t local, int before);
+uint32_t kvd_put_drain_member(kvd_core_t *core, kvd_put_t *put, uint32_t local, int before);
 /* Who waits for member `from` to be quiet or gone waits for what is now an older connection of `to` instead. */
-void kvd_put_unquiet_move(kvd_put_t *put, uint32_t from, uint32_t to);
+void kvd_put_move_undrained(kvd_put_t *put, uint32_t from, uint32_t to);
 /* Could this rank still write into the put? */
 int kvd_put_writes(const kvd_put_t *put, uint32_t rank);
 /* Everything goes, told to nobody: the instance has ended. */

@@ -241,7 +241,7 @@ static kv_status_t arrays_make(kvd_core_t *core, kvd_put_t *put, const kvd_draft
 			memcpy(&entry->event_hash, ask->event_hashes.data + i * sizeof(uint64_t), sizeof(uint64_t));
 		}
 		entry->loc.slot = KV_SLOT_NONE;
-		entry->pending = entry->turn = entry->pin = KVD_NONE;
+		entry->pending = entry->next_full = entry->pin = KVD_NONE;
 		entry->state = KVD_ENTRY_ALREADY;
 	}
 
@@ -265,7 +265,7 @@ static void put_fill(kvd_core_t *core, kvd_put_t *put, const kvd_draft_t *draft)
 	put->unchained = draft->unchained;
 	put->durable = ask->flags & 1u;
 	put->running = 1;
-	put->turn_head = put->turn_tail = KVD_NONE;
+	put->full_head = put->full_tail = KVD_NONE;
 	if (!put->unchained) {
 		put->n = put->next = put->already = draft->already;
 		put->depth0 = ask->depth;
@@ -401,27 +401,27 @@ static void put_abandon(kvd_core_t *core, kvd_put_t *put)
 
 static kv_status_t put_create(kvd_core_t *core, const kvd_draft_t *draft, kvd_put_t **p_put, uint64_t *p_offset)
 {
-	uint32_t place;
+	uint32_t index_of_put;
 	kvd_put_t *put;
-	kv_status_t status = kvd_pool_get(&core->puts, &place);
+	kv_status_t status = kvd_obj_pool_get(&core->puts, &index_of_put);
 
 	if (status != KV_OK) {
 		return status;
 	}
-	put = kvd_pool_at(&core->puts, place);
-	put->id = kvd_id_make(core, place);
-	put->self = place;
+	put = kvd_obj_at(&core->puts, index_of_put);
+	put->id = kvd_id_make(core, index_of_put);
+	put->self = index_of_put;
 	put_fill(core, put, draft);
-	kvd_list_push_front(&draft->instance->puts, &core->puts, offsetof(kvd_put_t, of_instance), place);
+	kvd_list_push_front(&draft->instance->puts, &core->puts, offsetof(kvd_put_t, of_instance), index_of_put);
 	status = arrays_make(core, put, draft);
 	if (status == KV_OK && draft->base != KVD_NONE) {
 		status = kvd_put_may_pin(core, put, draft->base) ? kvd_put_pin_block(core, put, draft->base)
 								 : KV_ERR_BUSY;
 	}
 	if (status == KV_OK) {
-		status = kvd_area_take(&draft->instance->area,
-				       sizeof(kv_lease_header_t) + (uint64_t)draft->n * sizeof(uint32_t), &put->extent,
-				       p_offset);
+		status = kvd_extent_take(&draft->instance->extent_alloc,
+					 sizeof(kv_lease_header_t) + (uint64_t)draft->n * sizeof(uint32_t),
+					 &put->extent, p_offset);
 		put->extent = status == KV_OK ? put->extent : KVD_NONE;
 	}
 	if (status == KV_OK) {

@@ -10,10 +10,10 @@ static kvd_instance_rec_t *instance_find(kvd_core_t *core, kvd_instance_t id)
 {
 	kvd_instance_rec_t *instance;
 
-	if (id == 0 || kvd_id_place(id) >= core->instances.made) {
+	if (id == 0 || kvd_id_index(id) >= core->instances.made) {
 		return NULL;
 	}
-	instance = kvd_instance_at(core, kvd_id_place(id));
+	instance = kvd_instance_at(core, kvd_id_index(id));
 
 	return instance->id == id ? instance : NULL;
 }
@@ -55,29 +55,30 @@ kv_status_t kvd_instance_create(kvd_core_t *core, const kvd_join_t *join, void *
 {
 	kv_lease_area_header_t *header = lease_area;
 	kvd_instance_rec_t *instance;
-	uint32_t place;
+	uint32_t index;
 	kv_status_t status;
 
 	if (join->ns >= core->ns_count || join->secret_len < 16 || join->secret_len > 32 || join->instance[0] == '\0' ||
-	    strlen(join->instance) > 128 || lease_bytes < sizeof *header + UINT64_C(2) * KVD_AREA_UNIT) {
+	    strlen(join->instance) > 128 || lease_bytes < sizeof *header + UINT64_C(2) * KVD_EXTENT_UNIT) {
 		return KV_ERR_ARG;
 	}
 	if (core->reaped_count + core->instances.used >= 2 * (uint64_t)core->config.max_instances) {
 		return KV_ERR_LIMIT; /* the host has not fetched those that ended */
 	}
-	status = kvd_pool_get(&core->instances, &place);
+	status = kvd_obj_pool_get(&core->instances, &index);
 	if (status != KV_OK) {
 		return status;
 	}
-	instance = kvd_instance_at(core, place);
-	status = kvd_area_init(&instance->area, &core->extents, lease_area, lease_bytes, sizeof *header);
+	instance = kvd_instance_at(core, index);
+	status =
+		kvd_extent_alloc_init(&instance->extent_alloc, &core->extents, lease_area, lease_bytes, sizeof *header);
 	if (status != KV_OK) {
-		kvd_pool_put(&core->instances, place);
+		kvd_obj_pool_put(&core->instances, index);
 		return status;
 	}
 
-	instance->id = kvd_id_make(core, place);
-	instance->self = place;
+	instance->id = kvd_id_make(core, index);
+	instance->self = index;
 	instance->ns = join->ns;
 	memcpy(instance->name, join->instance, strlen(join->instance) + 1);
 	memcpy(instance->secret, join->secret, join->secret_len);
@@ -90,7 +91,7 @@ kv_status_t kvd_instance_create(kvd_core_t *core, const kvd_join_t *join, void *
 	header->total_bytes = lease_bytes;
 	header->magic = KV_LEASES_MAGIC;
 
-	kvd_list_push_front(&core->instance_list, &core->instances, offsetof(kvd_instance_rec_t, of_core), place);
+	kvd_list_push_front(&core->instance_list, &core->instances, offsetof(kvd_instance_rec_t, of_core), index);
 	*p_instance = instance->id;
 
 	return KV_OK;
@@ -100,7 +101,7 @@ kv_status_t kvd_member_add(kvd_core_t *core, kvd_instance_t id, const kvd_join_t
 {
 	kvd_instance_rec_t *instance = instance_find(core, id);
 	kvd_member_rec_t *member;
-	uint32_t place, local = 0;
+	uint32_t index, local = 0;
 	kv_status_t status;
 
 	if (!instance || join->role > 2) {
@@ -112,18 +113,18 @@ kv_status_t kvd_member_add(kvd_core_t *core, kvd_instance_t id, const kvd_join_t
 	if (local == KVD_INSTANCE_MEMBERS) {
 		return KV_ERR_LIMIT;
 	}
-	status = kvd_pool_get(&core->members, &place);
+	status = kvd_obj_pool_get(&core->members, &index);
 	if (status != KV_OK) {
 		return status;
 	}
-	member = kvd_pool_at(&core->members, place);
-	*member = (kvd_member_rec_t){.id = kvd_id_make(core, place),
+	member = kvd_obj_at(&core->members, index);
+	*member = (kvd_member_rec_t){.id = kvd_id_make(core, index),
 				     .instance = instance->self,
 				     .local = local,
 				     .role = join->role,
 				     .rank = join->rank,
 				     .open = 1};
-	instance->members[local] = place;
+	instance->members[local] = index;
 	instance->member_count++;
 	instance->open_count++;
 	*p_member = member->id;
@@ -136,7 +137,7 @@ kv_status_t kvd_member_add(kvd_core_t *core, kvd_instance_t id, const kvd_join_t
 static void leases_end(kvd_core_t *core, kvd_instance_rec_t *instance)
 {
 	while (instance->leases.head != KVD_NONE) {
-		kvd_lease_end(core, kvd_pool_at(&core->leases, instance->leases.head), KV_ERR_REVOKED);
+		kvd_lease_end(core, kvd_obj_at(&core->leases, instance->leases.head), KV_ERR_REVOKED);
 	}
 }
 
@@ -144,7 +145,7 @@ static void leases_end(kvd_core_t *core, kvd_instance_rec_t *instance)
 static void puts_revoke(kvd_core_t *core, const kvd_instance_rec_t *instance, const kvd_member_rec_t *member)
 {
 	for (uint32_t id = instance->puts.head; id != KVD_NONE;) {
-		kvd_put_t *put = kvd_pool_at(&core->puts, id);
+		kvd_put_t *put = kvd_obj_at(&core->puts, id);
 
 		id = put->of_instance.next;
 		if (put->running && (!member || put->member == member->id || kvd_put_writes(put, member->rank))) {
@@ -153,15 +154,15 @@ static void puts_revoke(kvd_core_t *core, const kvd_instance_rec_t *instance, co
 	}
 }
 
-static uint32_t puts_quiet(kvd_core_t *core, const kvd_instance_rec_t *instance, uint32_t local, int before)
+static uint32_t drain_puts(kvd_core_t *core, const kvd_instance_rec_t *instance, uint32_t local, int before)
 {
 	uint32_t freed = 0;
 
 	for (uint32_t id = instance->puts.head; id != KVD_NONE;) {
-		kvd_put_t *put = kvd_pool_at(&core->puts, id);
+		kvd_put_t *put = kvd_obj_at(&core->puts, id);
 
 		id = put->of_instance.next;
-		freed += kvd_put_quiet(core, put, local, before);
+		freed += kvd_put_drain_member(core, put, local, before);
 	}
 
 	return freed;
@@ -171,7 +172,7 @@ static uint32_t puts_quiet(kvd_core_t *core, const kvd_instance_rec_t *instance,
 static int has_quarantined_slots(kvd_core_t *core, const kvd_instance_rec_t *instance)
 {
 	for (uint32_t id = instance->puts.head; id != KVD_NONE;) {
-		const kvd_put_t *put = kvd_pool_at(&core->puts, id);
+		const kvd_put_t *put = kvd_obj_at(&core->puts, id);
 
 		if (put->quarantined > 0) {
 			return 1;
@@ -184,31 +185,31 @@ static int has_quarantined_slots(kvd_core_t *core, const kvd_instance_rec_t *ins
 
 static void member_free(kvd_core_t *core, kvd_instance_rec_t *instance, kvd_member_rec_t *member)
 {
-	uint32_t place = kvd_id_place(member->id);
+	uint32_t index = kvd_id_index(member->id);
 
 	instance->members[member->local] = KVD_NONE;
 	instance->member_count--;
 	member->id = 0;
-	kvd_pool_put(&core->members, place);
+	kvd_obj_pool_put(&core->members, index);
 }
 
 static void instance_end(kvd_core_t *core, kvd_instance_rec_t *instance)
 {
 	leases_end(core, instance);
 	while (instance->puts.head != KVD_NONE) {
-		kvd_put_destroy(core, kvd_pool_at(&core->puts, instance->puts.head));
+		kvd_put_destroy(core, kvd_obj_at(&core->puts, instance->puts.head));
 	}
 	kv_assert(instance->pinned_bytes == 0 && instance->unfinished_bytes == 0);
 	for (uint32_t local = 0; local < KVD_INSTANCE_MEMBERS; local++) {
 		if (instance->members[local] != KVD_NONE) {
-			member_free(core, instance, kvd_pool_at(&core->members, instance->members[local]));
+			member_free(core, instance, kvd_obj_at(&core->members, instance->members[local]));
 		}
 	}
-	kvd_area_fini(&instance->area);
+	kvd_extent_alloc_fini(&instance->extent_alloc);
 	kvd_list_remove(&core->instance_list, &core->instances, offsetof(kvd_instance_rec_t, of_core), instance->self);
 	core->reaped[core->reaped_count++] = instance->id;
 	instance->id = 0;
-	kvd_pool_put(&core->instances, instance->self);
+	kvd_obj_pool_put(&core->instances, instance->self);
 }
 
 /* Nobody can ask for anything in its name any more, and nothing waits for those who could: closed members need not be
@@ -262,12 +263,12 @@ void kvd_member_absorb(kvd_core_t *core, kvd_member_t closed, kvd_member_t by_id
 	instance = kvd_instance_at(core, member->instance);
 	core->now_ns = kv_now_ns(core->env);
 	if (quiet) {
-		(void)puts_quiet(core, instance, member->local, 0);
+		(void)drain_puts(core, instance, member->local, 0);
 	}
 	for (uint32_t id = instance->puts.head; id != KVD_NONE;) {
-		kvd_put_t *put = kvd_pool_at(&core->puts, id);
+		kvd_put_t *put = kvd_obj_at(&core->puts, id);
 
-		kvd_put_unquiet_move(put, member->local, by->local);
+		kvd_put_move_undrained(put, member->local, by->local);
 		id = put->of_instance.next;
 	}
 	member_free(core, instance, member);
@@ -291,7 +292,7 @@ void kvd_member_gone(kvd_core_t *core, kvd_member_t id, int died)
 			  instance->puts.head != KVD_NONE || instance->leases.head != KVD_NONE ? 1 : 0);
 		puts_revoke(core, instance, NULL);
 	}
-	(void)puts_quiet(core, instance, member->local, 0);
+	(void)drain_puts(core, instance, member->local, 0);
 	member_free(core, instance, member);
 	instance_settle(core, instance);
 }
@@ -316,7 +317,8 @@ uint32_t kvd_reaped(kvd_core_t *core, kvd_instance_t *out, uint32_t cap)
 	return n;
 }
 
-kv_status_t kvd_quiet(kvd_core_t *core, kvd_member_t id, const kv_msg_drained_t *ask, kv_msg_drained_reply_t *reply)
+kv_status_t kvd_member_drained(kvd_core_t *core, kvd_member_t id, const kv_msg_drained_t *ask,
+			       kv_msg_drained_reply_t *reply)
 {
 	const kvd_member_rec_t *member = kvd_member_rec(core, id);
 	kvd_put_t *put;
@@ -328,10 +330,10 @@ kv_status_t kvd_quiet(kvd_core_t *core, kvd_member_t id, const kv_msg_drained_t 
 	if (ask->what == 0) {
 		put = kvd_put_find(core, ask->id);
 		if (put && put->instance == member->instance) {
-			reply->freed = kvd_put_quiet(core, put, member->local, 0);
+			reply->freed = kvd_put_drain_member(core, put, member->local, 0);
 		}
 	} else if (ask->what == 2) {
-		reply->freed = puts_quiet(core, kvd_instance_at(core, member->instance), member->local, 1);
+		reply->freed = drain_puts(core, kvd_instance_at(core, member->instance), member->local, 1);
 	} /* else: reads hold nothing back; slabs and who leaves are the host's */
 
 	return KV_OK;

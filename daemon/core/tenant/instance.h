@@ -13,7 +13,7 @@
 
 #include "core/core.h"
 
-kv_status_t kvd_quiet(kvd_core_t *core, kvd_member_t member, const kv_msg_drained_t *ask,
-		      kv_msg_drained_reply_t *reply);
+kv_status_t kvd_member_drained(kvd_core_t *core, kvd_member_t member, const kv_msg_drained_t *ask,
+			       kv_msg_drained_reply_t *reply);
 
 #endif

@@ -5,10 +5,10 @@ kvd_member_rec_t *kvd_member_rec(kvd_core_t *core, kvd_member_t id)
 {
 	kvd_member_rec_t *member;
 
-	if (id == 0 || kvd_id_place(id) >= core->members.made) {
+	if (id == 0 || kvd_id_index(id) >= core->members.made) {
 		return NULL;
 	}
-	member = kvd_pool_at(&core->members, kvd_id_place(id));
+	member = kvd_obj_at(&core->members, kvd_id_index(id));
 
 	return member->id == id ? member : NULL;
 }

@@ -40,7 +40,7 @@ static void count_named(kvd_core_t *core, uint32_t named[MAX_SLABS])
 	memset(named, 0, MAX_SLABS * sizeof *named);
 	for (uint32_t i = core->instance_list.head; i != KVD_NONE; i = kvd_instance_at(core, i)->of_core.next) {
 		for (uint32_t l = kvd_instance_at(core, i)->leases.head; l != KVD_NONE;) {
-			const kvd_lease_t *lease = kvd_pool_at(&core->leases, l);
+			const kvd_lease_t *lease = kvd_obj_at(&core->leases, l);
 			const uint32_t *slots = kv_lease_slots(lease->header);
 
 			for (uint32_t s = 0; s < lease->named; s++) {
@@ -51,16 +51,16 @@ static void count_named(kvd_core_t *core, uint32_t named[MAX_SLABS])
 	}
 }
 
-uint64_t kvd_change_count(kvd_core_t *core)
+uint64_t kvd_rebalance_count_named(kvd_core_t *core)
 {
 	uint32_t named[MAX_SLABS];
 
-	if (core->change[KVD_CPU].slab == KVD_NONE) {
+	if (core->rebalance[KVD_CPU].slab == KVD_NONE) {
 		return 0;
 	}
 	count_named(core, named);
 
-	return named[core->change[KVD_CPU].slab];
+	return named[core->rebalance[KVD_CPU].slab];
 }
 
 /* Leases of the slab end: whoever reads looks at the lease again before it uses what it has copied. */
@@ -68,7 +68,7 @@ static void revoke_named(kvd_core_t *core, uint32_t slab)
 {
 	for (uint32_t i = core->instance_list.head; i != KVD_NONE; i = kvd_instance_at(core, i)->of_core.next) {
 		for (uint32_t l = kvd_instance_at(core, i)->leases.head; l != KVD_NONE;) {
-			kvd_lease_t *lease = kvd_pool_at(&core->leases, l);
+			kvd_lease_t *lease = kvd_obj_at(&core->leases, l);
 
 			l = lease->of_instance.next;
 			if (names_in(lease, slab) > 0) {
@@ -184,7 +184,7 @@ static uint32_t coldest_class(kvd_core_t *core, kvd_set_t t, uint32_t to, int *p
  * KVD_NONE: a class of the disk tier that has no block. */
 static int can_spare(const kvd_core_t *core, const choice_t *choice, const kvs_slab_look_t *look, uint32_t from)
 {
-	uint64_t free_slots = kvd_change_ops(core, choice->t)->free_slots(core->tier[choice->t], look->slot_class);
+	uint64_t free_slots = kvd_slab_ops(core, choice->t)->free_slots(core->tier[choice->t], look->slot_class);
 
 	if (look->open > 0 || (choice->t == KVD_DISK && look->taken > 0)) { /* on disk nothing is moved */
 		return 0;
@@ -202,7 +202,7 @@ static void prefer(const kvd_core_t *core, choice_t *choice, uint32_t slab, cons
 	int better = choice->slab == KVD_NONE || named < choice->named ||
 		     (named == choice->named && (new < old || (new == old && look->slots > choice->slots)));
 
-	if (better && kvd_change_ops(core, choice->t)->gain(core->tier[choice->t], slab, to) > 0) {
+	if (better && kvd_slab_ops(core, choice->t)->gain(core->tier[choice->t], slab, to) > 0) {
 		choice->slab = slab;
 		choice->from = class_of(core, choice->t, look->slot_class);
 		choice->taken = look->taken;
@@ -219,8 +219,8 @@ static void count_slots(kvd_core_t *core, kvd_set_t t)
 		core->classes[i].slots[t] = 0;
 		core->classes[i].largest[t] = 0;
 	}
-	for (uint32_t slab = 0; slab < kvd_change_ops(core, t)->slabs(core->tier[t]); slab++) {
-		uint32_t class = kvd_change_ops(core, t)->look(core->tier[t], slab, &look) == KV_OK && !look.retired
+	for (uint32_t slab = 0; slab < kvd_slab_ops(core, t)->slabs(core->tier[t]); slab++) {
+		uint32_t class = kvd_slab_ops(core, t)->look(core->tier[t], slab, &look) == KV_OK && !look.retired
 					 ? class_of(core, t, look.slot_class)
 					 : KVD_NONE;
 
@@ -255,10 +255,10 @@ static choice_t choose(kvd_core_t *core, kvd_set_t t, uint32_t to)
 	count_named(core, named);
 	cold = coldest_class(core, t, to, &other.force);
 	file = t == KVD_DISK ? coldest_file(core, cold) : KVD_NONE;
-	for (uint32_t slab = 0; slab < kvd_change_ops(core, t)->slabs(tier); slab++) {
+	for (uint32_t slab = 0; slab < kvd_slab_ops(core, t)->slabs(tier); slab++) {
 		uint32_t from, names = t == KVD_CPU ? named[slab] : 0;
 
-		if (kvd_change_ops(core, t)->look(tier, slab, &look) != KV_OK || look.retired || look.leaving) {
+		if (kvd_slab_ops(core, t)->look(tier, slab, &look) != KV_OK || look.retired || look.leaving) {
 			continue;
 		}
 		from = class_of(core, t, look.slot_class);
@@ -276,17 +276,17 @@ static choice_t choose(kvd_core_t *core, kvd_set_t t, uint32_t to)
 	return easy.slab != KVD_NONE ? easy : other;
 }
 
-/* The next class in turn that wants something. */
-static uint32_t next_class(kvd_core_t *core, kvd_set_t t)
+/* The next class that is short of slots, round robin. */
+static uint32_t pick_class(kvd_core_t *core, kvd_set_t t)
 {
-	kvd_change_t *change = &core->change[t];
+	kvd_rebalance_t *rebalance = &core->rebalance[t];
 
 	for (;;) {
-		uint32_t class = change->turn++ % core->class_count;
+		uint32_t class = rebalance->next_class++ % core->class_count;
 
 		if (core->classes[class].wants[t]) {
 			core->classes[class].wants[t] = 0;
-			change->wanting--;
+			rebalance->wanting--;
 			return class;
 		}
 	}
@@ -294,25 +294,25 @@ static uint32_t next_class(kvd_core_t *core, kvd_set_t t)
 
 static void begin(kvd_core_t *core, kvd_set_t t, uint32_t slab, uint32_t from, uint32_t to)
 {
-	kvd_change_t *change = &core->change[t];
+	kvd_rebalance_t *rebalance = &core->rebalance[t];
 
-	kvd_change_ops(core, t)->leave(core->tier[t], slab);
-	change->slab = slab;
-	change->from = from;
-	change->to = to;
-	change->force = 0;
-	change->index = change->moved = 0;
-	change->named = t == KVD_CPU ? kvd_change_count(core) : 0;
-	change->give_up_ns = core->now_ns + GIVE_UP_NS;
+	kvd_slab_ops(core, t)->leave(core->tier[t], slab);
+	rebalance->slab = slab;
+	rebalance->from = from;
+	rebalance->to = to;
+	rebalance->force = 0;
+	rebalance->index = rebalance->moved = 0;
+	rebalance->named = t == KVD_CPU ? kvd_rebalance_count_named(core) : 0;
+	rebalance->give_up_ns = core->now_ns + GIVE_UP_NS;
 }
 
 static int pick(kvd_core_t *core, kvd_set_t t)
 {
-	kvd_change_t *change = &core->change[t];
-	uint32_t to = next_class(core, t);
+	kvd_rebalance_t *rebalance = &core->rebalance[t];
+	uint32_t to = pick_class(core, t);
 	choice_t choice;
 
-	if (!kvd_change_ops(core, t)->is_short(core->tier[t], core->classes[to].tier_class[t])) {
+	if (!kvd_slab_ops(core, t)->is_short(core->tier[t], core->classes[to].tier_class[t])) {
 		return 1;
 	}
 	choice = choose(core, t, to);
@@ -321,9 +321,9 @@ static int pick(kvd_core_t *core, kvd_set_t t)
 		return 1;
 	}
 	begin(core, t, choice.slab, choice.from, to);
-	change->force =
+	rebalance->force =
 		choice.force && choice.from != KVD_NONE && core->classes[choice.from].ns != core->classes[to].ns;
-	kvd_count(core, KV_M_SLABS_RECLAIMED, change->force ? 1 : 0);
+	kvd_count(core, KV_M_SLABS_RECLAIMED, rebalance->force ? 1 : 0);
 
 	return 1;
 }
@@ -342,8 +342,8 @@ static uint32_t file_to_give(kvd_core_t *core, uint32_t ns)
 			cold = i;
 		}
 	}
-	for (uint32_t file = 0; file < kvd_change_ops(core, KVD_DISK)->slabs(core->tier[KVD_DISK]); file++) {
-		uint32_t class = kvd_change_ops(core, KVD_DISK)->look(core->tier[KVD_DISK], file, &look) == KV_OK &&
+	for (uint32_t file = 0; file < kvd_slab_ops(core, KVD_DISK)->slabs(core->tier[KVD_DISK]); file++) {
+		uint32_t class = kvd_slab_ops(core, KVD_DISK)->look(core->tier[KVD_DISK], file, &look) == KV_OK &&
 						 !look.retired && !look.leaving && look.taken == 0
 					 ? class_of(core, KVD_DISK, look.slot_class)
 					 : KVD_NONE;
@@ -357,17 +357,17 @@ static uint32_t file_to_give(kvd_core_t *core, uint32_t ns)
 /* A namespace has more files than its maximum, which was higher once: one of them goes, and nobody gets it. */
 static int pick_over(kvd_core_t *core)
 {
-	kvd_change_t *change = &core->change[KVD_DISK];
+	kvd_rebalance_t *rebalance = &core->rebalance[KVD_DISK];
 	kvs_slab_look_t look;
 
-	change->look_ns = core->now_ns + AGAIN_NS;
+	rebalance->look_ns = core->now_ns + AGAIN_NS;
 	for (uint32_t n = 0; n < core->ns_count; n++) {
 		uint32_t file = kvd_share_used(core, n, KVD_SHARE_DISK) > kvd_share_most(core, n, KVD_SHARE_DISK)
 					? file_to_give(core, n)
 					: KVD_NONE;
 
 		if (file != KVD_NONE &&
-		    kvd_change_ops(core, KVD_DISK)->look(core->tier[KVD_DISK], file, &look) == KV_OK && !look.retired) {
+		    kvd_slab_ops(core, KVD_DISK)->look(core->tier[KVD_DISK], file, &look) == KV_OK && !look.retired) {
 			begin(core, KVD_DISK, file, class_of(core, KVD_DISK, look.slot_class), KVD_NONE);
 			return 1;
 		}
@@ -415,18 +415,18 @@ static void move_block(kvd_core_t *core, uint32_t id, kvs_loc_t from, kvs_loc_t 
 static int empty_slot(kvd_core_t *core, kvd_set_t t, kv_slot_t slot)
 {
 	kvs_tier_t *tier = core->tier[t];
-	uint32_t from = core->change[t].from, id;
+	uint32_t from = core->rebalance[t].from, id;
 	const kvd_block_t *block;
 	kvs_loc_t here, there;
 	kvs_meta_t meta;
 	kv_status_t status;
 
-	if (kvd_change_ops(core, t)->slot(tier, slot, &here, &meta) != KV_OK) {
+	if (kvd_slab_ops(core, t)->slot(tier, slot, &here, &meta) != KV_OK) {
 		return 0;
 	}
 	id = kvd_index_in_slot(&core->ix, &meta.key, meta.group, t, here);
 	if (t == KVD_DISK) {
-		return id != KVD_NONE && kvd_evict_below(core, id, t, core->change[t].force) == KV_OK;
+		return id != KVD_NONE && kvd_evict_below(core, id, t, core->rebalance[t].force) == KV_OK;
 	}
 	block = id == KVD_NONE ? NULL : kvd_block_at(&core->ix, id);
 	if (!block || block->refs > 0 || block->io != KVD_NONE) {
@@ -445,34 +445,34 @@ static int empty_slot(kvd_core_t *core, kvd_set_t t, kv_slot_t slot)
 
 static void end(kvd_core_t *core, kvd_set_t t)
 {
-	core->change[t].slab = KVD_NONE;
-	core->change[t].named = 0;
+	core->rebalance[t].slab = KVD_NONE;
+	core->rebalance[t].named = 0;
 }
 
 /* One block, or a look at some slots. */
 static int empty_some(kvd_core_t *core, kvd_set_t t, const kvs_slab_look_t *look)
 {
-	kvd_change_t *change = &core->change[t];
+	kvd_rebalance_t *rebalance = &core->rebalance[t];
 
-	if (change->named > 0 && change->force) {
-		revoke_named(core, change->slab);
+	if (rebalance->named > 0 && rebalance->force) {
+		revoke_named(core, rebalance->slab);
 	}
-	if (change->named > 0) {
+	if (rebalance->named > 0) {
 		return 0;
 	}
 	for (uint32_t i = 0; i < SLOTS_A_QUANTUM; i++) {
-		if (change->index == look->slots) {
-			int again = change->moved > 0;
+		if (rebalance->index == look->slots) {
+			int again = rebalance->moved > 0;
 
-			change->index = change->moved = 0;
+			rebalance->index = rebalance->moved = 0;
 			return again;
 		}
-		if (empty_slot(core, t, kv_slot_make(change->slab, change->index))) {
-			change->moved++;
-			change->give_up_ns = core->now_ns + GIVE_UP_NS;
+		if (empty_slot(core, t, kv_slot_make(rebalance->slab, rebalance->index))) {
+			rebalance->moved++;
+			rebalance->give_up_ns = core->now_ns + GIVE_UP_NS;
 			return 1; /* the same slot again: what came free may have been another */
 		}
-		change->index++;
+		rebalance->index++;
 	}
 
 	return 1;
@@ -481,19 +481,19 @@ static int empty_some(kvd_core_t *core, kvd_set_t t, const kvs_slab_look_t *look
 static int run(kvd_core_t *core, kvd_set_t t)
 {
 	kvs_tier_t *tier = core->tier[t];
-	kvd_change_t *change = &core->change[t];
+	kvd_rebalance_t *rebalance = &core->rebalance[t];
 	kvs_slab_look_t look;
 
-	if (change->slab == KVD_NONE && core->now_ns >= change->next_ns) {
-		if (t == KVD_DISK && core->now_ns >= change->look_ns && pick_over(core)) {
+	if (rebalance->slab == KVD_NONE && core->now_ns >= rebalance->next_ns) {
+		if (t == KVD_DISK && core->now_ns >= rebalance->look_ns && pick_over(core)) {
 			return 1;
 		}
-		return change->wanting > 0 ? pick(core, t) : 0;
+		return rebalance->wanting > 0 ? pick(core, t) : 0;
 	}
-	if (change->slab == KVD_NONE) {
+	if (rebalance->slab == KVD_NONE) {
 		return 0;
 	}
-	if (kvd_change_ops(core, t)->look(tier, change->slab, &look) != KV_OK || (!look.retired && !look.leaving)) {
+	if (kvd_slab_ops(core, t)->look(tier, rebalance->slab, &look) != KV_OK || (!look.retired && !look.leaving)) {
 		end(core, t); /* its memory has come back */
 		return 0;
 	}
@@ -501,14 +501,15 @@ static int run(kvd_core_t *core, kvd_set_t t)
 		return 0;
 	}
 	if (look.taken == 0) {
-		uint32_t to = change->to != KVD_NONE ? change->to : change->from; /* it may not have it any more */
+		uint32_t to =
+			rebalance->to != KVD_NONE ? rebalance->to : rebalance->from; /* it may not have it any more */
 
-		(void)kvd_change_ops(core, t)->retire(tier, change->slab, core->classes[to].tier_class[t]);
+		(void)kvd_slab_ops(core, t)->retire(tier, rebalance->slab, core->classes[to].tier_class[t]);
 		return 0;
 	}
-	if (core->now_ns > change->give_up_ns) {
-		kvd_change_ops(core, t)->stay(tier, change->slab);
-		change->next_ns = core->now_ns + GIVE_UP_NS;
+	if (core->now_ns > rebalance->give_up_ns) {
+		kvd_slab_ops(core, t)->stay(tier, rebalance->slab);
+		rebalance->next_ns = core->now_ns + GIVE_UP_NS;
 		end(core, t);
 		return 0;
 	}
@@ -516,9 +517,9 @@ static int run(kvd_core_t *core, kvd_set_t t)
 	return empty_some(core, t, &look);
 }
 
-int kvd_change_run(kvd_core_t *core)
+int kvd_rebalance_run(kvd_core_t *core)
 {
 	int more = run(core, KVD_CPU);
 
-	return kvd_change_ops(core, KVD_DISK) ? more | run(core, KVD_DISK) : more;
+	return kvd_slab_ops(core, KVD_DISK) ? more | run(core, KVD_DISK) : more;
 }

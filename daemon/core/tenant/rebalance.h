@@ -26,8 +26,8 @@
 #include "core/core.h"
 
 /* Slots of the slab in change that leases name, counted. */
-uint64_t kvd_change_count(kvd_core_t *core);
+uint64_t kvd_rebalance_count_named(kvd_core_t *core);
 /* One quantum; 1 while there is more at once. */
-int kvd_change_run(kvd_core_t *core);
+int kvd_rebalance_run(kvd_core_t *core);
 
 #endif

@@ -32,20 +32,20 @@ typedef struct kvd_class {
 } kvd_class_t;
 
 /* A slab or file on its way from one class to another (rebalance.h). */
-typedef struct kvd_change {
-	uint32_t wanting; /* classes that are short of slots */
-	uint32_t turn;    /* the class that is looked at next */
-	uint32_t slab;    /* KVD_NONE: none is in change */
-	uint32_t from;    /* classes */
-	uint32_t to;      /* KVD_NONE: nobody, the namespace is over its maximum */
-	uint32_t index;   /* slot to look at next */
-	uint32_t moved;   /* slots emptied since the last time round */
-	uint64_t named;   /* slots of it that open leases name; of files none are */
-	int force;        /* a namespace over its share gives to another: leases do not hold it back */
+typedef struct kvd_rebalance {
+	uint32_t wanting;    /* classes that are short of slots */
+	uint32_t next_class; /* that is looked at */
+	uint32_t slab;       /* KVD_NONE: none is in change */
+	uint32_t from;       /* classes */
+	uint32_t to;         /* KVD_NONE: nobody, the namespace is over its maximum */
+	uint32_t index;      /* slot to look at next */
+	uint32_t moved;      /* slots emptied since the last time round */
+	uint64_t named;      /* slots of it that open leases name; of files none are */
+	int force;           /* a namespace over its share gives to another: leases do not hold it back */
 	uint64_t give_up_ns;
 	uint64_t next_ns; /* none is picked before */
 	uint64_t look_ns; /* nor before this for nobody */
-} kvd_change_t;
+} kvd_rebalance_t;
 
 typedef struct kvd_space {
 	uint32_t ns;
@@ -84,7 +84,7 @@ typedef struct kvd_instance_rec {
 	char name[129];
 	uint8_t secret[32];
 	uint32_t secret_len;
-	kvd_area_t area;
+	kvd_extent_alloc_t extent_alloc;
 	uint8_t *memory;
 	uint32_t members[KVD_INSTANCE_MEMBERS]; /* member records; KVD_NONE: free place */
 	uint32_t member_count;

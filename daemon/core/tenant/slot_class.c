@@ -32,36 +32,36 @@ kv_status_t kvd_class_find(kvd_core_t *core, const uint32_t tier_class[KVD_TIERS
 	return KV_OK;
 }
 
-void kvd_change_ask(kvd_core_t *core, uint32_t slot_class, kvd_set_t t)
+void kvd_class_request_slots(kvd_core_t *core, uint32_t slot_class, kvd_set_t t)
 {
 	kvd_class_t *class = &core->classes[slot_class];
 
 	class->used_ns = core->now_ns;
 	if (core->class_count > 1 && !class->wants[t] && core->now_ns >= class->ask_after_ns[t] &&
-	    kvd_change_ops(core, t) && kvd_change_ops(core, t)->is_short(core->tier[t], class->tier_class[t])) {
+	    kvd_slab_ops(core, t) && kvd_slab_ops(core, t)->is_short(core->tier[t], class->tier_class[t])) {
 		class->wants[t] = 1;
-		core->change[t].wanting++;
+		core->rebalance[t].wanting++;
 	}
 }
 
-int kvd_change_expected(const kvd_core_t *core, uint32_t slot_class, kvd_set_t t)
+int kvd_class_expects_slots(const kvd_core_t *core, uint32_t slot_class, kvd_set_t t)
 {
-	const kvd_change_t *change = &core->change[t];
+	const kvd_rebalance_t *rebalance = &core->rebalance[t];
 
-	return core->classes[slot_class].wants[t] || (change->slab != KVD_NONE && change->to == slot_class) ||
-	       (kvd_change_ops(core, t) &&
-		kvd_change_ops(core, t)->is_coming(core->tier[t], core->classes[slot_class].tier_class[t]));
+	return core->classes[slot_class].wants[t] || (rebalance->slab != KVD_NONE && rebalance->to == slot_class) ||
+	       (kvd_slab_ops(core, t) &&
+		kvd_slab_ops(core, t)->is_coming(core->tier[t], core->classes[slot_class].tier_class[t]));
 }
 
 void kvd_class_update(kvd_core_t *core, uint32_t slot_class, kvd_set_t t)
 {
-	const kvs_change_ops_t *ops = kvd_change_ops(core, t);
+	const kvs_change_ops_t *ops = kvd_slab_ops(core, t);
 	kvd_class_t *class = &core->classes[slot_class];
 
 	if (ops) {
 		class->unit[t] = ops->unit(core->tier[t], class->tier_class[t]);
 	}
-	kvd_change_ask(core, slot_class, t);
+	kvd_class_request_slots(core, slot_class, t);
 }
 
 static uint64_t slot_stride(const kvs_geometry_t *geometry)
@@ -99,7 +99,7 @@ uint32_t kvd_class_coldest(const kvd_core_t *core, uint32_t slot_class, kvd_set_
 	if (id != KVD_NONE) {
 		uint32_t mark = kvd_node_of(ix, kvd_block_at(ix, id))->marks[t];
 
-		*p_stamp = ((const kvd_mark_t *)kvd_pool_at(&ix->marks, mark))->stamp;
+		*p_stamp = ((const kvd_mark_t *)kvd_obj_at(&ix->marks, mark))->stamp;
 	}
 
 	return id;

@@ -5,7 +5,7 @@
 #include "core/core_impl.h"
 
 /* NULL: slabs of the tier do not change their class. */
-static inline const kvs_change_ops_t *kvd_change_ops(const kvd_core_t *core, kvd_set_t t)
+static inline const kvs_change_ops_t *kvd_slab_ops(const kvd_core_t *core, kvd_set_t t)
 {
 	return core->tier[t] ? core->tier[t]->ops->change : NULL;
 }
@@ -17,9 +17,9 @@ kv_status_t kvd_class_open(kvd_core_t *core, uint32_t ns, const kvs_geometry_t *
 /* Ask tier t what the class has there. */
 void kvd_class_update(kvd_core_t *core, uint32_t slot_class, kvd_set_t t);
 /* A slot of the class in tier t has been asked for, or its space was opened. */
-void kvd_change_ask(kvd_core_t *core, uint32_t slot_class, kvd_set_t t);
+void kvd_class_request_slots(kvd_core_t *core, uint32_t slot_class, kvd_set_t t);
 /* Will the class have more slots soon? */
-int kvd_change_expected(const kvd_core_t *core, uint32_t slot_class, kvd_set_t t);
+int kvd_class_expects_slots(const kvd_core_t *core, uint32_t slot_class, kvd_set_t t);
 /* The class's coldest block of tier t that can go, and when it was asked for last; KVD_NONE: there is none. */
 uint32_t kvd_class_coldest(const kvd_core_t *core, uint32_t slot_class, kvd_set_t t, uint64_t *p_stamp);
 
