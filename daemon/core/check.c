@@ -22,7 +22,7 @@ static void sum_blocks(const kvd_core_t *core, kvd_sums_t *sums)
 		const kvd_tree_t *tree = kvd_tree_at(&core->ix, t);
 
 		for (uint32_t n = tree->live ? tree->children.head : KVD_NONE; n != KVD_NONE;
-		     n = kvd_index_next(&core->ix, n)) {
+		     n = kvd_index_next_run(&core->ix, n)) {
 			const kvd_node_t *node = kvd_node_at(&core->ix, n);
 
 			for (uint32_t i = 0; i < node->len; i++) {
@@ -38,7 +38,7 @@ static void sum_blocks(const kvd_core_t *core, kvd_sums_t *sums)
 	}
 }
 
-static int pins_agree(kvd_core_t *core, char *why, size_t cap)
+static int check_pins(kvd_core_t *core, char *why, size_t cap)
 {
 	uint64_t pins = 0, refs = 0, leases = 0;
 	kvd_sums_t blocks;
@@ -72,7 +72,7 @@ static int pins_agree(kvd_core_t *core, char *why, size_t cap)
 	       blocks.refs <= refs + core->writes + core->ix.dead_nodes;
 }
 
-static int caps_agree(kvd_core_t *core, char *why, size_t cap)
+static int check_caps(kvd_core_t *core, char *why, size_t cap)
 {
 	for (uint32_t i = core->instance_list.head; i != KVD_NONE; i = kvd_instance_at(core, i)->of_core.next) {
 		const kvd_instance_rec_t *instance = kvd_instance_at(core, i);
@@ -104,7 +104,7 @@ static void sum_namespace(kvd_core_t *core, uint32_t ns, kvd_ns_t *sum)
 			continue;
 		}
 		sum->blocks += tree->blocks;
-		for (uint32_t n = tree->children.head; n != KVD_NONE; n = kvd_index_next(&core->ix, n)) {
+		for (uint32_t n = tree->children.head; n != KVD_NONE; n = kvd_index_next_run(&core->ix, n)) {
 			uint32_t pinned = kvd_node_at(&core->ix, n)->pinned;
 
 			sum->pinned_blocks += pinned;
@@ -118,7 +118,7 @@ static void sum_namespace(kvd_core_t *core, uint32_t ns, kvd_ns_t *sum)
 	}
 }
 
-static int shares_agree(kvd_core_t *core, char *why, size_t cap)
+static int check_shares(kvd_core_t *core, char *why, size_t cap)
 {
 	for (uint32_t n = 0; n < core->ns_count; n++) {
 		const kvd_ns_t *ns = core->ns[n];
@@ -127,7 +127,7 @@ static int shares_agree(kvd_core_t *core, char *why, size_t cap)
 		sum_namespace(core, n, &sum);
 		if (sum.blocks != ns->blocks || sum.pinned_blocks != ns->pinned_blocks ||
 		    sum.pinned_bytes != ns->pinned_bytes || sum.unfinished_bytes != ns->unfinished_bytes ||
-		    kvd_irreclaimable(core, n) > ns->share[KVD_SHARE_CPU]) {
+		    kvd_share_irreclaimable(core, n) > ns->share[KVD_SHARE_CPU]) {
 			snprintf(why, cap,
 				 "namespace %u: blocks %llu of %llu, pinned %llu of %llu, unfinished %llu of %llu, "
 				 "share %llu",
@@ -144,7 +144,7 @@ static int shares_agree(kvd_core_t *core, char *why, size_t cap)
 }
 
 /* Slots in use: those of the sets, of puts, and of transfers; nothing else. */
-static int slots_agree(kvd_core_t *core, kvd_set_t t, char *why, size_t cap)
+static int check_slots(kvd_core_t *core, kvd_set_t t, char *why, size_t cap)
 {
 	uint64_t known = 0;
 	kvs_usage_t usage;
@@ -153,7 +153,7 @@ static int slots_agree(kvd_core_t *core, kvd_set_t t, char *why, size_t cap)
 		const kvd_tree_t *tree = kvd_tree_at(&core->ix, tr);
 
 		for (uint32_t n = tree->live ? tree->children.head : KVD_NONE; n != KVD_NONE;
-		     n = kvd_index_next(&core->ix, n)) {
+		     n = kvd_index_next_run(&core->ix, n)) {
 			const kvd_node_t *node = kvd_node_at(&core->ix, n);
 
 			for (uint32_t i = 0; i < node->len; i++) {
@@ -189,7 +189,7 @@ static int slots_agree(kvd_core_t *core, kvd_set_t t, char *why, size_t cap)
 	       usage.used_slots + usage.quarantined_slots <= known + core->reads + core->writes;
 }
 
-static int mirror_agrees(kvd_core_t *core, char *why, size_t cap)
+static int check_mirror(kvd_core_t *core, char *why, size_t cap)
 {
 	uint64_t visible = 0, entries = 0;
 
@@ -206,29 +206,29 @@ static int mirror_agrees(kvd_core_t *core, char *why, size_t cap)
 	return entries <= visible;
 }
 
-static int index_agrees(kvd_core_t *core, char *why, size_t cap)
+static int check_index(kvd_core_t *core, char *why, size_t cap)
 {
 	snprintf(why, cap, "blocks %u runs %u marks %u", core->ix.blocks.used, core->ix.nodes.used,
 		 core->ix.marks.used);
 
-	return kvd_index_sound(&core->ix, why, cap);
+	return kvd_index_check(&core->ix, why, cap);
 }
 
-static int tier_agrees(kvd_core_t *core, kvd_set_t t, char *why, size_t cap)
+static int check_tier(kvd_core_t *core, kvd_set_t t, char *why, size_t cap)
 {
 	snprintf(why, cap, "free, used and quarantined slots add up");
 
-	return core->tier[t] == NULL || (kvs_check(core->tier[t], why, cap) == KV_OK && slots_agree(core, t, why, cap));
+	return core->tier[t] == NULL || (kvs_check(core->tier[t], why, cap) == KV_OK && check_slots(core, t, why, cap));
 }
 
-static int cpu_agrees(kvd_core_t *core, char *why, size_t cap)
+static int check_cpu_slots(kvd_core_t *core, char *why, size_t cap)
 {
-	return tier_agrees(core, KVD_CPU, why, cap);
+	return check_tier(core, KVD_CPU, why, cap);
 }
 
-static int disk_agrees(kvd_core_t *core, char *why, size_t cap)
+static int check_disk_slots(kvd_core_t *core, char *why, size_t cap)
 {
-	return tier_agrees(core, KVD_DISK, why, cap);
+	return check_tier(core, KVD_DISK, why, cap);
 }
 
 static int check_rebalance(kvd_core_t *core, char *why, size_t cap)
@@ -243,9 +243,14 @@ static int check_rebalance(kvd_core_t *core, char *why, size_t cap)
 }
 
 const kvd_check_t kvd_checks[] = {
-	{"index", "P3", index_agrees},        {"pins", "P4", pins_agree},        {"caps", "P5", caps_agree},
-	{"cpu_slots", "P4", cpu_agrees},      {"disk_slots", "P4", disk_agrees}, {"mirror", "P3", mirror_agrees},
-	{"rebalance", "P4", check_rebalance}, {"shares", "P5", shares_agree},
+	{"index", "P3", check_index},
+	{"pins", "P4", check_pins},
+	{"caps", "P5", check_caps},
+	{"cpu_slots", "P4", check_cpu_slots},
+	{"disk_slots", "P4", check_disk_slots},
+	{"mirror", "P3", check_mirror},
+	{"rebalance", "P4", check_rebalance},
+	{"shares", "P5", check_shares},
 };
 const uint32_t kvd_check_count = KV_COUNT_OF(kvd_checks);
 

@@ -21,7 +21,7 @@
 #define TICK_BUDGET_NS UINT64_C(200000)
 #define POLL_BATCH     64u
 
-static void core_free(kvd_core_t *core)
+static void free_core(kvd_core_t *core)
 {
 	const kv_env_t env = core->world.env;
 
@@ -50,7 +50,7 @@ static int config_valid(const kvd_core_config_t *config, const kvd_world_t *worl
 	       (uint64_t)config->max_instances * config->max_leases < 1u << KVD_ID_BITS;
 }
 
-static kv_status_t pools_init(kvd_core_t *core)
+static kv_status_t init_pools(kvd_core_t *core)
 {
 	const kvd_core_config_t *config = &core->config;
 	uint32_t leases = config->max_instances * config->max_leases;
@@ -81,7 +81,7 @@ static kv_status_t pools_init(kvd_core_t *core)
 	return status;
 }
 
-static uint64_t ghost_count(uint64_t blocks)
+static uint64_t count_ghosts(uint64_t blocks)
 {
 	uint64_t count = 1024;
 
@@ -117,9 +117,9 @@ kv_status_t kvd_core_create(const kvd_core_config_t *config, const kvd_world_t *
 	core->now_ns = kv_now_ns(core->env);
 	core->wheel_at = core->now_ns >> KVD_WHEEL_SHIFT;
 	core->rebalance[KVD_CPU].slab = core->rebalance[KVD_DISK].slab = KVD_NONE;
-	core->ghost_mask = ghost_count(config->max_index_blocks) - 1;
+	core->ghost_mask = count_ghosts(config->max_index_blocks) - 1;
 
-	status = pools_init(core);
+	status = init_pools(core);
 	if (status == KV_OK) {
 		core->ghosts = kv_alloc(core->env, (core->ghost_mask + 1) * sizeof *core->ghosts);
 		core->reaped = kv_alloc(core->env, 2 * (size_t)config->max_instances * sizeof *core->reaped);
@@ -127,11 +127,11 @@ kv_status_t kvd_core_create(const kvd_core_config_t *config, const kvd_world_t *
 		status = core->ghosts && core->reaped && core->explain ? KV_OK : KV_ERR_NOMEM;
 	}
 	if (status != KV_OK) {
-		core_free(core);
+		free_core(core);
 		return status;
 	}
 	if (world->disk) {
-		kvd_disk_watch(core);
+		kvd_watch_disk(core);
 	}
 	*p_core = core;
 
@@ -148,9 +148,9 @@ void kvd_core_destroy(kvd_core_t *core)
 	if (core->tier[KVD_DISK]) {
 		kvs_tier_watch(core->tier[KVD_DISK], &(kvs_watch_t){0});
 	}
-	core->closed = core_free;
+	core->closed = free_core;
 	if (core->outstanding == 0) {
-		core_free(core);
+		free_core(core);
 	}
 }
 
@@ -178,12 +178,12 @@ static int disk_is_off(const kvd_core_t *core)
 /* Byte of a key in the answer, and the leases that end at its block. */
 static uint8_t explain_key(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint8_t group, uint32_t *p_leases)
 {
-	uint8_t in, pending = kvd_put_pending(core, tree, key, group) ? 0x80 : 0;
+	uint8_t in, pending = kvd_pending_has_key(core, tree, key, group) ? 0x80 : 0;
 	uint32_t shown = kvd_index_find(&core->ix, tree, key, group);
-	uint32_t id = shown != KVD_NONE ? shown : kvd_index_aside(&core->ix, tree, key, group);
+	uint32_t id = shown != KVD_NONE ? shown : kvd_index_find_aside(&core->ix, tree, key, group);
 
 	if (id == KVD_NONE) {
-		return pending | (kvd_index_quarantined(&core->ix, tree, key, group) ? 0x40 : 0);
+		return pending | (kvd_index_is_quarantined(&core->ix, tree, key, group) ? 0x40 : 0);
 	}
 	for (uint32_t c = kvd_block_at(&core->ix, id)->pins.head; c != KVD_NONE;) {
 		const kvd_pin_t *pin = kvd_obj_at(&core->pins, c);
@@ -196,7 +196,8 @@ static uint8_t explain_key(kvd_core_t *core, uint32_t tree, const kv_key_t *key,
 	return pending | in | (shown == KVD_NONE || (in == KV_TIER_DISK && disk_is_off(core)) ? KV_TIER_UNREADABLE : 0);
 }
 
-static kv_status_t explain(kvd_core_t *core, uint32_t ns, const kv_msg_explain_t *ask, kv_msg_explain_reply_t *reply)
+static kv_status_t explain_keys(kvd_core_t *core, uint32_t ns, const kv_msg_explain_t *ask,
+				kv_msg_explain_reply_t *reply)
 {
 	uint32_t count = ask->keys.len / KV_KEY_BYTES;
 	uint8_t *tiers = core->explain, *leases = core->explain + KVD_EXPLAIN_KEYS;
@@ -227,7 +228,7 @@ static kv_status_t explain(kvd_core_t *core, uint32_t ns, const kv_msg_explain_t
 		if (tiers[i] & KV_TIER_UNREADABLE) {
 			reply->why = KV_WHY_UNREADABLE;
 		} else if ((tiers[i] & 0x3f) == 0) {
-			reply->why = kvd_why_missing(core, space->tree, &key, (uint8_t)ask->group);
+			reply->why = kvd_explain_miss(core, space->tree, &key, (uint8_t)ask->group);
 		}
 	}
 	reply->tiers = (kv_slice_t){tiers, count};
@@ -236,8 +237,8 @@ static kv_status_t explain(kvd_core_t *core, uint32_t ns, const kv_msg_explain_t
 	return KV_OK;
 }
 
-static kv_status_t reset(kvd_core_t *core, uint32_t ns, kvd_member_t id, uint64_t frame_id, const kv_msg_t *msg,
-			 kv_msg_t *reply)
+static kv_status_t reset_space(kvd_core_t *core, uint32_t ns, kvd_member_t id, uint64_t frame_id, const kv_msg_t *msg,
+			       kv_msg_t *reply)
 {
 	kvd_member_rec_t *member;
 	kvd_instance_rec_t *instance;
@@ -298,13 +299,13 @@ kv_status_t kvd_core_request(kvd_core_t *core, const kvd_ask_t *ask, kv_msg_t *r
 		status = kvd_member_drained(core, member, &msg->drained, &reply->drained_reply);
 		break;
 	case KV_CODE_BAD_BLOCK:
-		status = kvd_bad_block(core, member, &msg->bad_block, &reply->bad_block_reply);
+		status = kvd_report_bad_block(core, member, &msg->bad_block, &reply->bad_block_reply);
 		break;
 	case KV_CODE_SPACE_RESET:
-		status = reset(core, ns, member, ask->frame_id, msg, reply);
+		status = reset_space(core, ns, member, ask->frame_id, msg, reply);
 		break;
 	case KV_CODE_EXPLAIN:
-		status = explain(core, ns, &msg->explain, &reply->explain_reply);
+		status = explain_keys(core, ns, &msg->explain, &reply->explain_reply);
 		break;
 	default:
 		status = KV_ERR_UNKNOWN_REQUEST;
@@ -340,7 +341,7 @@ static void count_missed(kvd_core_t *core, uint32_t ns, const kv_report_t *repor
 
 kv_status_t kvd_core_report(kvd_core_t *core, kvd_member_t id, const kv_report_t *report)
 {
-	const kvd_member_rec_t *member = kvd_member_rec(core, id);
+	const kvd_member_rec_t *member = kvd_member_find(core, id);
 	uint64_t hits = (uint64_t)report->hit_cpu_tokens + report->hit_disk_tokens;
 	uint32_t ns;
 
@@ -367,7 +368,7 @@ static uint64_t most(const kvd_core_t *core, uint32_t n, kvd_resource_t what)
 	return core->ns[n]->parts.most[what];
 }
 
-static void gauges_of(kvd_core_t *core, uint32_t n)
+static void update_ns_gauges(kvd_core_t *core, uint32_t n)
 {
 	kv_metrics_t *m = core->world.metrics;
 
@@ -380,10 +381,10 @@ static void gauges_of(kvd_core_t *core, uint32_t n)
 	kv_ns_metric_set(m, n, KV_NM_CPU_MAX_BYTES, most(core, n, KVD_SHARE_CPU));
 	kv_ns_metric_set(m, n, KV_NM_DISK_MAX_BYTES, most(core, n, KVD_SHARE_DISK));
 	kv_ns_metric_set(m, n, KV_NM_BLOCKS_MAX, most(core, n, KVD_SHARE_INDEX));
-	kv_ns_metric_set(m, n, KV_NM_IRRECLAIMABLE_BYTES, kvd_irreclaimable(core, n));
+	kv_ns_metric_set(m, n, KV_NM_IRRECLAIMABLE_BYTES, kvd_share_irreclaimable(core, n));
 }
 
-static void gauges(kvd_core_t *core)
+static void update_gauges(kvd_core_t *core)
 {
 	kv_metrics_t *m = core->world.metrics;
 	uint64_t spaces = 0, in[KVD_TIERS] = {0, 0};
@@ -399,7 +400,7 @@ static void gauges(kvd_core_t *core)
 		in[KVD_DISK] += tree->live && !tree->hidden ? tree->in[KVD_DISK] : 0;
 	}
 	if (core->ns_count > 0) { /* one at a time: to count what many have takes a while */
-		gauges_of(core, core->gauge_ns++ % core->ns_count);
+		update_ns_gauges(core, core->gauge_ns++ % core->ns_count);
 	}
 	kv_metric_set(m, KV_M_SPACES, spaces);
 	kv_metric_set(m, KV_M_BLOCKS_CPU, in[KVD_CPU]);
@@ -412,23 +413,23 @@ static void gauges(kvd_core_t *core)
 	kv_metric_set(m, KV_M_PINS, core->pins.used + core->refs);
 }
 
-static void heartbeat(kvd_core_t *core)
+static void write_heartbeats(kvd_core_t *core)
 {
 	const uint64_t off = disk_is_off(core) ? KV_TIER_DISK : 0;
 
 	for (uint32_t n = 0; n < core->ns_count; n++) {
-		kvd_mirror_unreadable(&core->ns[n]->mirror, off);
-		kvd_mirror_heartbeat(&core->ns[n]->mirror, core->now_ns);
+		kvd_mirror_set_unreadable(&core->ns[n]->mirror, off);
+		kvd_mirror_set_heartbeat(&core->ns[n]->mirror, core->now_ns);
 	}
 }
 
 /* One quantum of everything that may take long; 1 while there is more. */
-static int quantum(kvd_core_t *core)
+static int run_quantum(kvd_core_t *core)
 {
 	int more = kvd_leases_expire(core, core->now_ns);
 
 	more |= kvd_dismantle_run(core);
-	more |= kvd_space_fill_mirrors(core);
+	more |= kvd_visibility_run(core);
 	more |= kvd_rebalance_run(core);
 
 	return more;
@@ -441,24 +442,24 @@ uint64_t kvd_core_tick(kvd_core_t *core)
 	int more;
 
 	core->now_ns = start;
-	heartbeat(core);
+	write_heartbeats(core);
 	polled = kvs_poll(core->tier[KVD_CPU], POLL_BATCH);
 	if (core->tier[KVD_DISK]) {
 		polled += kvs_poll(core->tier[KVD_DISK], POLL_BATCH);
 	}
 	if (core->disk_lost) {
 		core->disk_lost = 0;
-		kvd_durable_lost(core);
+		kvd_durable_fail_lost(core);
 	}
-	for (uint32_t i = 0; (more = quantum(core)) != 0 && i < 64; i++) {
+	for (uint32_t i = 0; (more = run_quantum(core)) != 0 && i < 64; i++) {
 		if (kv_now_ns(core->env) - start > TICK_BUDGET_NS) {
 			break;
 		}
 	}
-	kvd_puts_go_on(core);
+	kvd_puts_run_tick(core);
 	if (core->tier[KVD_DISK]) {
 		kvd_io_submit_reads(core);
-		kvd_writes_run(core);
+		kvd_write_behind_run(core);
 	}
 	kvd_durable_run(core);
 	if (core->tier[KVD_DISK]) {
@@ -468,7 +469,7 @@ uint64_t kvd_core_tick(kvd_core_t *core)
 	kvd_events_flush(core);
 	if (start >= core->gauge_due_ns) {
 		core->gauge_due_ns = start + KV_MIRROR_HEARTBEAT_NS;
-		gauges(core);
+		update_gauges(core);
 	}
 
 	return more || core->puts_left || polled >= POLL_BATCH ? 0 : KV_MIRROR_HEARTBEAT_NS;
@@ -478,7 +479,7 @@ void kvd_core_shutdown(kvd_core_t *core)
 {
 	core->now_ns = kv_now_ns(core->env);
 	for (uint32_t n = 0; n < core->ns_count; n++) {
-		kvd_mirror_heartbeat(&core->ns[n]->mirror, 0);
+		kvd_mirror_set_heartbeat(&core->ns[n]->mirror, 0);
 	}
 	for (uint32_t id = core->instance_list.head; id != KVD_NONE; id = kvd_instance_at(core, id)->of_core.next) {
 		kvd_instance_rec_t *instance = kvd_instance_at(core, id);

@@ -9,13 +9,13 @@
 #include "core/list.h"
 #include "core/tenant/records.h"
 
-#define KVD_EXPLAIN_KEYS  4096u
-#define KVD_PENDING_HEADS 32768u
-#define KVD_WHEEL_BUCKETS 256u
-#define KVD_WHEEL_SHIFT   26u /* 67 ms a slot */
-#define KVD_LOOK_STORED   1u  /* something is on disk or synced, or waits for it newly */
-#define KVD_LOOK_DROPPED  2u  /* something will not be written after all */
-#define KVD_ID_BITS       24u /* of an id: the record's place; above it a sequence number that never comes back */
+#define KVD_EXPLAIN_KEYS    4096u
+#define KVD_PENDING_HEADS   32768u
+#define KVD_WHEEL_BUCKETS   256u
+#define KVD_WHEEL_SHIFT     26u /* 67 ms a slot */
+#define KVD_DURABLE_STORED  1u  /* something is on disk or synced, or waits for it newly */
+#define KVD_DURABLE_DROPPED 2u  /* something will not be written after all */
+#define KVD_ID_BITS         24u /* of an id: the record's place; above it a sequence number that never comes back */
 
 typedef struct kvd_recovery {
 	uint32_t tree; /* of the last block: the next one's too, most often */
@@ -72,7 +72,7 @@ struct kvd_core {
 	int puts_left;             /* one of them has had its share and goes on at the next turn */
 	uint32_t durable_owed;     /* ended puts that owe a DURABLE */
 	int showing;               /* some mirror is not filled after recovery */
-	uint32_t durable_look;     /* KVD_LOOK_*: what acknowledgements owed wait for has changed */
+	uint32_t durable_changed;  /* KVD_DURABLE_*: what acknowledgements owed wait for has changed */
 	uint64_t durable_question; /* of this look: will a run's blocks be written? */
 	int disk_lost; /* the tier has taken blocks back, and acknowledgements owed have not been looked at */
 

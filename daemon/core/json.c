@@ -34,7 +34,7 @@ static void put_string(kvd_json_t *json, const char *text)
 	put_char(json, '"');
 }
 
-static void begin(kvd_json_t *json, const char *name)
+static void begin_element(kvd_json_t *json, const char *name)
 {
 	if (json->comma) {
 		put_char(json, ',');
@@ -48,7 +48,7 @@ static void begin(kvd_json_t *json, const char *name)
 
 void kvd_json_open(kvd_json_t *json, const char *name, char bracket)
 {
-	begin(json, name);
+	begin_element(json, name);
 	put_char(json, bracket);
 	json->comma = 0;
 }
@@ -61,7 +61,7 @@ void kvd_json_close(kvd_json_t *json, char bracket)
 
 void kvd_json_text(kvd_json_t *json, const char *name, const char *value)
 {
-	begin(json, name);
+	begin_element(json, name);
 	put_string(json, value);
 }
 
@@ -69,7 +69,7 @@ void kvd_json_u64(kvd_json_t *json, const char *name, uint64_t value)
 {
 	char digits[24];
 
-	begin(json, name);
+	begin_element(json, name);
 	snprintf(digits, sizeof digits, "%llu", (unsigned long long)value);
 	for (const char *d = digits; *d; d++) {
 		put_char(json, *d);
@@ -78,7 +78,7 @@ void kvd_json_u64(kvd_json_t *json, const char *name, uint64_t value)
 
 void kvd_json_bool(kvd_json_t *json, const char *name, int value)
 {
-	begin(json, name);
+	begin_element(json, name);
 	for (const char *c = value ? "true" : "false"; *c; c++) {
 		put_char(json, *c);
 	}

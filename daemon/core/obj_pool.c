@@ -29,7 +29,7 @@ static uint32_t *link_of(const kvd_obj_pool_t *pool, uint32_t id)
 	return kvd_obj_at(pool, id);
 }
 
-static kv_status_t grow(kvd_obj_pool_t *pool)
+static kv_status_t grow_pool(kvd_obj_pool_t *pool)
 {
 	uint8_t *chunk;
 	uint32_t first = pool->made;
@@ -60,7 +60,7 @@ kv_status_t kvd_obj_pool_get(kvd_obj_pool_t *pool, uint32_t *p_id)
 		return KV_ERR_LIMIT;
 	}
 	if (pool->free_head == KVD_NONE) {
-		kv_status_t status = grow(pool);
+		kv_status_t status = grow_pool(pool);
 
 		if (status != KV_OK) {
 			return status;
@@ -86,7 +86,7 @@ void kvd_obj_pool_put(kvd_obj_pool_t *pool, uint32_t id)
 kv_status_t kvd_obj_pool_reserve(kvd_obj_pool_t *pool, uint64_t count)
 {
 	while (pool->made < count) {
-		kv_status_t status = grow(pool);
+		kv_status_t status = grow_pool(pool);
 
 		if (status != KV_OK) {
 			return status;

@@ -73,7 +73,7 @@ static void shares_json(const kvd_core_t *core, kvd_json_t *json, uint32_t ns)
 			kvd_json_u64(json, "max", core->ns[ns]->parts.most[what]);
 		}
 		if (what == KVD_SHARE_CPU) {
-			kvd_json_u64(json, "irreclaimable", kvd_irreclaimable(core, ns));
+			kvd_json_u64(json, "irreclaimable", kvd_share_irreclaimable(core, ns));
 		}
 		kvd_json_close(json, '}');
 	}

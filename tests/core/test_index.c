@@ -119,7 +119,7 @@ static void random_step(void)
 		assert_true(kvd_index_can_join(&ix_, kvd_block_at(&ix_, block->id), t));
 		model_join(m, t);
 	} else if (block->in[t] && !has_child(m, (int)t) && kv_test_below(&env_.rng, 3) == 0) {
-		assert_true(kvd_index_leaf(&ix_, kvd_block_at(&ix_, block->id), t));
+		assert_true(kvd_index_is_leaf(&ix_, kvd_block_at(&ix_, block->id), t));
 		model_leave(m, t);
 	} else if (!block->in[KVD_CPU] && !block->in[KVD_DISK] && !has_child(m, -1) && kv_test_below(&env_.rng, 2)) {
 		kvd_index_remove(&ix_, block->id);
@@ -131,7 +131,7 @@ static void compare(void)
 {
 	char why[128];
 
-	if (!kvd_index_sound(&ix_, why, sizeof why)) {
+	if (!kvd_index_check(&ix_, why, sizeof why)) {
 		fail_msg("%s", why);
 	}
 	for (uint32_t m = 0; m < MODEL; m++) {

@@ -432,7 +432,7 @@ void u_chain(const kv_key_t *parent, uint64_t label, kv_key_t *keys, uint32_t n)
 
 kv_status_t u_request(universe_t *u, u_member_t *member, uint16_t code, const kv_msg_t *ask, kv_msg_t *reply)
 {
-	const kvd_member_rec_t *rec = member ? kvd_member_rec(u->core, member->id) : NULL;
+	const kvd_member_rec_t *rec = member ? kvd_member_find(u->core, member->id) : NULL;
 	uint32_t ns = rec ? kvd_instance_at(u->core, rec->instance)->ns : u->ns[0];
 
 	memset(reply, 0, sizeof *reply);

@@ -24,7 +24,7 @@ static int is_calm(const universe_t *u)
 void u_settle(universe_t *u)
 {
 	for (uint32_t i = 0; i < 5000 && !is_calm(u); i++) {
-		if (kvd_writes_paused(u->core)) {
+		if (kvd_write_behind_paused(u->core)) {
 			kv_test_advance(&u->env, u->core->write_after_ns - u->core->now_ns);
 		}
 		u_tick(u, 1);
@@ -154,7 +154,7 @@ void universe_check(universe_t *u)
 		const kvd_tree_t *tree = kvd_tree_at(&u->core->ix, t);
 
 		for (uint32_t n = tree->live && tree->ns != KVD_NONE ? tree->children.head : KVD_NONE; n != KVD_NONE;
-		     n = kvd_index_next(&u->core->ix, n)) {
+		     n = kvd_index_next_run(&u->core->ix, n)) {
 			count_told(u, kvd_node_at(&u->core->ix, n), in);
 		}
 	}

@@ -48,7 +48,7 @@ static void unlink_pin(kvd_core_t *core, uint32_t id)
 	}
 }
 
-void kvd_block_unpinned(kvd_core_t *core, uint32_t id)
+void kvd_block_restore_marks(kvd_core_t *core, uint32_t id)
 {
 	const kvd_block_t *block = kvd_block_at(&core->ix, id);
 
@@ -77,7 +77,7 @@ void kvd_pin_move(kvd_core_t *core, uint32_t id, uint32_t block)
 	if (before != block) {
 		unlink_pin(core, id);
 		link_pin(core, id, block);
-		kvd_block_unpinned(core, before);
+		kvd_block_restore_marks(core, before);
 	}
 }
 
@@ -87,7 +87,7 @@ void kvd_pin_drop(kvd_core_t *core, uint32_t id)
 
 	unlink_pin(core, id);
 	kvd_obj_pool_put(&core->pins, id);
-	kvd_block_unpinned(core, block);
+	kvd_block_restore_marks(core, block);
 }
 
 void kvd_block_ref(kvd_core_t *core, uint32_t id)
@@ -103,7 +103,7 @@ static void cancel_fill(kvd_core_t *core, kvd_io_t *io)
 
 	block->io = KVD_NONE;
 	block->flags &= (uint8_t)~KVD_FILLING;
-	kvd_block_drop_slot(core, io->block);
+	kvd_block_free_cpu_slot(core, io->block);
 	kvd_io_cancel_read(core, io);
 }
 
@@ -117,7 +117,7 @@ static void cancel_unwanted_fill(kvd_core_t *core, uint32_t id)
 
 		if (io->queued && io->waiters.head == KVD_NONE) {
 			cancel_fill(core, io);
-			kvd_block_unpinned(core, id);
+			kvd_block_restore_marks(core, id);
 		}
 	}
 }
@@ -133,11 +133,11 @@ void kvd_block_unref(kvd_core_t *core, uint32_t id)
 		return;
 	}
 	if (block->flags & KVD_TRANSIT) { /* it served those who held it */
-		kvd_block_drop_slot(core, id);
+		kvd_block_free_cpu_slot(core, id);
 	} else if (block->flags & KVD_FILLING) {
 		cancel_unwanted_fill(core, id);
 	}
-	kvd_block_unpinned(core, id);
+	kvd_block_restore_marks(core, id);
 }
 
 void kvd_block_detach_io(kvd_core_t *core, uint32_t id)
@@ -165,7 +165,7 @@ void kvd_block_detach_io(kvd_core_t *core, uint32_t id)
 
 /* ---- sets ------------------------------------------------------------------------------------ */
 
-static void ghost_add(kvd_core_t *core, const kv_key_t *key)
+static void add_ghost(kvd_core_t *core, const kv_key_t *key)
 {
 	uint64_t hash = kv_key_hash(key);
 
@@ -180,12 +180,12 @@ static int is_ghost(const kvd_core_t *core, const kv_key_t *key)
 	return core->ghosts[hash & core->ghost_mask] == ((uint32_t)(hash >> 32) | 1u);
 }
 
-kv_miss_reason_t kvd_why_missing(const kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint8_t group)
+kv_miss_reason_t kvd_explain_miss(const kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint8_t group)
 {
-	return kvd_index_aside(&core->ix, tree, key, group) != KVD_NONE ? KV_WHY_UNREADABLE
-	       : kvd_index_quarantined(&core->ix, tree, key, group)     ? KV_WHY_CORRUPT
-	       : is_ghost(core, key)                                    ? KV_WHY_EVICTED
-									: KV_WHY_ABSENT;
+	return kvd_index_find_aside(&core->ix, tree, key, group) != KVD_NONE ? KV_WHY_UNREADABLE
+	       : kvd_index_is_quarantined(&core->ix, tree, key, group)       ? KV_WHY_CORRUPT
+	       : is_ghost(core, key)                                         ? KV_WHY_EVICTED
+									     : KV_WHY_ABSENT;
 }
 
 static void free_slot(kvd_core_t *core, uint32_t id, kvd_set_t t)
@@ -210,7 +210,7 @@ void kvd_block_queue_write(kvd_core_t *core, uint32_t id)
 	}
 }
 
-static void join_one(kvd_core_t *core, uint32_t id, kvd_set_t t, uint64_t stamp, const uint32_t *tokens)
+static void join_block(kvd_core_t *core, uint32_t id, kvd_set_t t, uint64_t stamp, const uint32_t *tokens)
 {
 	kvd_block_t *block = kvd_block_at(&core->ix, id);
 	uint8_t waiting = t == KVD_CPU ? KVD_TRANSIT : KVD_DISK_UNLINKED;
@@ -219,7 +219,7 @@ static void join_one(kvd_core_t *core, uint32_t id, kvd_set_t t, uint64_t stamp,
 		block->flags &= (uint8_t)~waiting;
 		*(t == KVD_CPU ? &core->transit : &core->disk_unlinked) -= 1;
 	}
-	if (kvd_tiers_of(&core->ix, block) == 0 && kvd_event_mute(core, id)) {
+	if (kvd_tiers_of(&core->ix, block) == 0 && kvd_event_is_muted(core, id)) {
 		block->flags |= KVD_EVENT_PENDING;
 	}
 	kvd_index_join(&core->ix, id, t);
@@ -228,12 +228,12 @@ static void join_one(kvd_core_t *core, uint32_t id, kvd_set_t t, uint64_t stamp,
 		(void)kvs_set_state(core->tier[KVD_CPU], kvd_cpu_loc(&core->ix, block), KVS_READY);
 		kvd_block_queue_write(core, id);
 	}
-	kvd_mirror_sync(core, id);
-	kvd_event_stored(core, id, t, tokens);
+	kvd_block_sync_mirror(core, id);
+	kvd_event_add_stored(core, id, t, tokens);
 }
 
 /* A child of the block that was waiting for it, or KVD_NONE. */
-static uint32_t waiting_child(kvd_core_t *core, const kvd_block_t *block, kvd_set_t t)
+static uint32_t find_waiting_child(kvd_core_t *core, const kvd_block_t *block, kvd_set_t t)
 {
 	const kvd_node_t *node = kvd_node_of(&core->ix, block);
 	uint8_t waiting = t == KVD_CPU ? KVD_TRANSIT : KVD_DISK_UNLINKED;
@@ -260,13 +260,13 @@ void kvd_block_join(kvd_core_t *core, uint32_t id, kvd_set_t t, uint64_t stamp, 
 	const uint32_t *some = t == KVD_CPU ? &core->transit : &core->disk_unlinked;
 	uint32_t top = id;
 
-	join_one(core, id, t, stamp, tokens);
+	join_block(core, id, t, stamp, tokens);
 	while (*some >
 	       0) { /* down the waiting children, and back up for their siblings, until none is left below `top` */
-		uint32_t child = waiting_child(core, kvd_block_at(&core->ix, id), t);
+		uint32_t child = find_waiting_child(core, kvd_block_at(&core->ix, id), t);
 
 		if (child != KVD_NONE) {
-			join_one(core, child, t, stamp, NULL);
+			join_block(core, child, t, stamp, NULL);
 			id = child;
 		} else if (id == top) {
 			break;
@@ -276,12 +276,12 @@ void kvd_block_join(kvd_core_t *core, uint32_t id, kvd_set_t t, uint64_t stamp, 
 	}
 }
 
-void kvd_block_unwrite_below(kvd_core_t *core, uint32_t id)
+void kvd_block_requeue_below(kvd_core_t *core, uint32_t id)
 {
 	uint32_t top = id;
 
 	while (core->disk_unlinked > 0) {
-		uint32_t child = waiting_child(core, kvd_block_at(&core->ix, id), KVD_DISK);
+		uint32_t child = find_waiting_child(core, kvd_block_at(&core->ix, id), KVD_DISK);
 
 		if (child != KVD_NONE) {
 			kvd_block_at(&core->ix, child)->flags &= (uint8_t)~KVD_DISK_UNLINKED;
@@ -304,11 +304,11 @@ void kvd_block_leave(kvd_core_t *core, uint32_t id, kvd_set_t t)
 
 	core->policy->leave(&core->ix, order_of(core, block, t), t, id);
 	kvd_index_leave(&core->ix, id, t);
-	kvd_mirror_sync(core, id);
-	kvd_event_removed(core, id, t);
+	kvd_block_sync_mirror(core, id);
+	kvd_event_add_removed(core, id, t);
 }
 
-void kvd_block_drop_slot(kvd_core_t *core, uint32_t id)
+void kvd_block_free_cpu_slot(kvd_core_t *core, uint32_t id)
 {
 	kvd_block_t *block = kvd_block_at(&core->ix, id);
 
@@ -337,24 +337,24 @@ void kvd_block_evict(kvd_core_t *core, uint32_t id, kvd_set_t t, kv_ns_metric_t 
 		free_slot(core, id, KVD_DISK);
 	}
 	if (kvd_tiers_of(&core->ix, block) == 0) {
-		ghost_add(core, &block->key);
+		add_ghost(core, &block->key);
 		if (core->tier[KVD_DISK] && t == KVD_CPU) {
 			kvd_count(core, KV_M_WRITE_BEHIND_DROPPED, 1);
 		}
 	}
 	if (t == KVD_CPU && core->tier[KVD_DISK] && kvd_in_set(&core->ix, block, KVD_DISK) &&
 	    kvs_readable(core->tier[KVD_DISK], block->disk) == KV_ERR_IO) {
-		kvd_set_aside(core, id);
+		kvd_block_set_aside(core, id);
 		return;
 	}
-	kvd_block_settle(core, id);
+	kvd_block_forget_unused(core, id);
 }
 
-void kvd_block_settle(kvd_core_t *core, uint32_t id)
+void kvd_block_forget_unused(kvd_core_t *core, uint32_t id)
 {
 	/* What is being taken down is forgotten there: its top is on a list. */
-	while (id != KVD_NONE && kvd_index_removable(&core->ix, kvd_block_at(&core->ix, id)) &&
-	       !kvd_index_dead(&core->ix, kvd_block_at(&core->ix, id))) {
+	while (id != KVD_NONE && kvd_index_is_removable(&core->ix, kvd_block_at(&core->ix, id)) &&
+	       !kvd_index_is_dead(&core->ix, kvd_block_at(&core->ix, id))) {
 		uint32_t parent = kvd_index_parent(&core->ix, id);
 
 		if (core->gather.count > 0 && core->gather.last == id) {
@@ -365,7 +365,7 @@ void kvd_block_settle(kvd_core_t *core, uint32_t id)
 	}
 }
 
-void kvd_touch(kvd_core_t *core, uint32_t id)
+void kvd_block_touch_path(kvd_core_t *core, uint32_t id)
 {
 	for (kvd_set_t t = KVD_CPU; t < KVD_TIERS; t++) {
 		uint32_t depth = kvd_index_depth_in(&core->ix, id, t);
@@ -380,7 +380,7 @@ void kvd_touch(kvd_core_t *core, uint32_t id)
 	}
 }
 
-void kvd_block_meta(const kvd_core_t *core, uint32_t id, kvs_meta_t *meta)
+void kvd_block_get_meta(const kvd_core_t *core, uint32_t id, kvs_meta_t *meta)
 {
 	const kvd_block_t *block = kvd_block_at(&core->ix, id);
 	const kvd_tree_t *tree = kvd_tree_of(&core->ix, block);

@@ -40,13 +40,13 @@ void kvd_block_evict(kvd_core_t *core, uint32_t block, kvd_set_t t, kv_ns_metric
 void kvd_block_leave(kvd_core_t *core, uint32_t block, kvd_set_t t);
 /* The block will not be written: children that were written and waited for it give their disk slots back and are
  * queued again. */
-void kvd_block_unwrite_below(kvd_core_t *core, uint32_t block);
+void kvd_block_requeue_below(kvd_core_t *core, uint32_t block);
 /* Forget a block that is in no set and that nobody refs; its parent may be next. */
-void kvd_block_settle(kvd_core_t *core, uint32_t block);
+void kvd_block_forget_unused(kvd_core_t *core, uint32_t block);
 /* Nobody refs it in this very way any more: put its marks back. */
-void kvd_block_unpinned(kvd_core_t *core, uint32_t block);
+void kvd_block_restore_marks(kvd_core_t *core, uint32_t block);
 /* Free the CPU slot of a block that is not in the CPU set. */
-void kvd_block_drop_slot(kvd_core_t *core, uint32_t block);
+void kvd_block_free_cpu_slot(kvd_core_t *core, uint32_t block);
 
 /* The block has joined the CPU set and is not on disk: its run waits for write-behind. */
 void kvd_block_queue_write(kvd_core_t *core, uint32_t block);
@@ -54,15 +54,15 @@ void kvd_block_queue_write(kvd_core_t *core, uint32_t block);
 void kvd_block_detach_io(kvd_core_t *core, uint32_t block);
 
 /* An acquire or a put asked for the path down to `block`. */
-void kvd_touch(kvd_core_t *core, uint32_t block);
+void kvd_block_touch_path(kvd_core_t *core, uint32_t block);
 
-void kvd_block_meta(const kvd_core_t *core, uint32_t block, kvs_meta_t *meta);
+void kvd_block_get_meta(const kvd_core_t *core, uint32_t block, kvs_meta_t *meta);
 static inline kvs_loc_t kvd_cpu_loc(const kvd_index_t *ix, const kvd_block_t *block)
 {
 	return (kvs_loc_t){.slot = *kvd_slot_of(ix, block), .gen = block->cpu_gen};
 }
 
 /* Of a key that lookups do not find. */
-kv_miss_reason_t kvd_why_missing(const kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint8_t group);
+kv_miss_reason_t kvd_explain_miss(const kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint8_t group);
 
 #endif

@@ -10,7 +10,7 @@
 #define DROP_STEPS 4096u
 
 /* A leaf of the set at or below the block. KVD_NONE: there is none, or *p_steps are used up. */
-static uint32_t leaf_below(const kvd_core_t *core, uint32_t id, kvd_set_t t, uint32_t *p_steps)
+static uint32_t find_leaf_below(const kvd_core_t *core, uint32_t id, kvd_set_t t, uint32_t *p_steps)
 {
 	const kvd_block_t *block = kvd_block_at(&core->ix, id);
 	const kvd_node_t *node = kvd_node_of(&core->ix, block);
@@ -18,7 +18,7 @@ static uint32_t leaf_below(const kvd_core_t *core, uint32_t id, kvd_set_t t, uin
 	if (!kvd_in_set(&core->ix, block, t)) {
 		return KVD_NONE;
 	}
-	while (node->n[t] == node->len && node->kids[t] > 0) {
+	while (node->n[t] == node->len && node->children_in[t] > 0) {
 		const kvd_node_t *below = kvd_node_at(&core->ix, node->children.head);
 
 		while (below->n[t] == 0 || (below->flags & KVD_NODE_DEAD)) {
@@ -38,10 +38,10 @@ static uint32_t leaf_below(const kvd_core_t *core, uint32_t id, kvd_set_t t, uin
 
 kv_status_t kvd_evict_below(kvd_core_t *core, uint32_t id, kvd_set_t t, int force)
 {
-	uint32_t steps = DROP_STEPS, leaf = leaf_below(core, id, t, &steps);
+	uint32_t steps = DROP_STEPS, leaf = find_leaf_below(core, id, t, &steps);
 	const kvd_block_t *block = leaf == KVD_NONE ? NULL : kvd_block_at(&core->ix, leaf);
 
-	while (block && force && !kvd_evictable(&core->ix, block, t) && block->pins.head != KVD_NONE) {
+	while (block && force && !kvd_block_is_evictable(&core->ix, block, t) && block->pins.head != KVD_NONE) {
 		const kvd_pin_t *pin = kvd_obj_at(&core->pins, block->pins.head);
 		kvd_lease_t *lease = pin->kind == KVD_PIN_LEASE ? kvd_lease_find(core, pin->owner) : NULL;
 
@@ -51,7 +51,7 @@ kv_status_t kvd_evict_below(kvd_core_t *core, uint32_t id, kvd_set_t t, int forc
 			kvd_put_drop_pin(core, block->pins.head);
 		}
 	}
-	if (!block || !kvd_evictable(&core->ix, block, t)) {
+	if (!block || !kvd_block_is_evictable(&core->ix, block, t)) {
 		return KV_MISS;
 	}
 	kvd_block_evict(core, leaf, t, force ? KV_NM_EVICTED_FOR_OTHERS : KV_NM_EVICTED);
@@ -62,9 +62,9 @@ kv_status_t kvd_evict_below(kvd_core_t *core, uint32_t id, kvd_set_t t, int forc
 /* ---- bad bytes in memory --------------------------------------------------------------------- */
 
 /* Every lease whose path goes through the block reads it, or something that goes with it. */
-static void revoke_through(kvd_core_t *core, uint32_t id)
+static void revoke_leases_through(kvd_core_t *core, uint32_t id)
 {
-	uint64_t question = kvd_index_question(&core->ix);
+	uint64_t question = kvd_index_new_question(&core->ix);
 
 	for (uint32_t c = kvd_block_at(&core->ix, id)->pins.head;
 	     c != KVD_NONE;) { /* those that end here, and all that have it by itself */
@@ -83,7 +83,7 @@ static void revoke_through(kvd_core_t *core, uint32_t id)
 
 			l = lease->of_instance.next;
 			if (!lease->unchained &&
-			    kvd_index_passes(&core->ix, kvd_lease_block(core, lease, lease->n), id, question)) {
+			    kvd_index_passes_through(&core->ix, kvd_lease_block(core, lease, lease->n), id, question)) {
 				kvd_lease_end(core, lease, KV_ERR_REVOKED);
 			}
 		}
@@ -91,45 +91,45 @@ static void revoke_through(kvd_core_t *core, uint32_t id)
 }
 
 /* No lease reads it any more. A put that is pinned to it goes on below the disk copy, if there is one. */
-static void lose_cpu_leaf(kvd_core_t *core, uint32_t id)
+static void drop_cpu_leaf(kvd_core_t *core, uint32_t id)
 {
 	const kvd_block_t *block = kvd_block_at(&core->ix, id);
 
 	while (!kvd_in_set(&core->ix, block, KVD_DISK) && block->pins.head != KVD_NONE) {
 		kvd_put_drop_pin(core, block->pins.head);
 	}
-	core->durable_look |= KVD_LOOK_DROPPED;
+	core->durable_changed |= KVD_DURABLE_DROPPED;
 	if (block->io == KVD_NONE) {
 		kvd_block_evict(core, id, KVD_CPU, KV_NM_EVICTED);
 		return;
 	}
 	kvd_block_detach_io(core, id); /* it is being written: the write takes the slot with it */
 	kvd_block_leave(core, id, KVD_CPU);
-	kvd_block_settle(core, id);
+	kvd_block_forget_unused(core, id);
 }
 
-void kvd_quarantine_cpu(kvd_core_t *core, uint32_t id)
+void kvd_quarantine_cpu_copy(kvd_core_t *core, uint32_t id)
 {
 	const kvd_block_t *block = kvd_block_at(&core->ix, id);
 	uint32_t steps = DROP_STEPS, leaf;
 
 	if (kvd_in_set(&core->ix, block, KVD_DISK) && !kvd_tree_of(&core->ix, block)->hidden &&
-	    !kvd_index_dead(&core->ix, block)) {
-		revoke_through(core, id);
-		while ((leaf = leaf_below(core, id, KVD_CPU, &steps)) != KVD_NONE) {
-			lose_cpu_leaf(core, leaf);
+	    !kvd_index_is_dead(&core->ix, block)) {
+		revoke_leases_through(core, id);
+		while ((leaf = find_leaf_below(core, id, KVD_CPU, &steps)) != KVD_NONE) {
+			drop_cpu_leaf(core, leaf);
 		}
 		if (steps > 0) {
 			return;
 		}
 	}
-	kvd_quarantine(core, id);
+	kvd_quarantine_subtree(core, id);
 }
 
-kv_status_t kvd_bad_block(kvd_core_t *core, kvd_member_t member_id, const kv_msg_bad_block_t *ask,
-			  kv_msg_bad_block_reply_t *reply)
+kv_status_t kvd_report_bad_block(kvd_core_t *core, kvd_member_t member_id, const kv_msg_bad_block_t *ask,
+				 kv_msg_bad_block_reply_t *reply)
 {
-	kvd_member_rec_t *member = kvd_member_rec(core, member_id);
+	kvd_member_rec_t *member = kvd_member_find(core, member_id);
 	kvd_lease_t *lease = member ? kvd_lease_find_own(core, member, ask->lease) : NULL;
 	uint32_t id, depth;
 
@@ -145,7 +145,7 @@ kv_status_t kvd_bad_block(kvd_core_t *core, kvd_member_t member_id, const kv_msg
 	kv_logf(core->env, KV_LOG_WARN, "core", "a member found wrong bytes in a leased block, instance %s depth %u",
 		kvd_instance_at(core, lease->instance)->name, depth);
 	kvd_count(core, KV_M_BAD_BLOCKS, 1);
-	kvd_quarantine_cpu(core, id);
+	kvd_quarantine_cpu_copy(core, id);
 
 	return KV_OK;
 }
@@ -153,7 +153,7 @@ kv_status_t kvd_bad_block(kvd_core_t *core, kvd_member_t member_id, const kv_msg
 /* ---- disk copies that are in doubt ----------------------------------------------------------- */
 
 /* In memory too, and nothing below it is on disk: it goes there once more. */
-static void lose_disk_leaf(kvd_core_t *core, uint32_t id)
+static void drop_disk_leaf(kvd_core_t *core, uint32_t id)
 {
 	kvd_block_t *block = kvd_block_at(&core->ix, id);
 
@@ -172,65 +172,67 @@ static void drop_unlinked_copy(kvd_core_t *core, uint32_t id)
 	core->disk_unlinked--;
 	kvs_free(core->tier[KVD_DISK], block->disk);
 	block->disk.slot = KV_SLOT_NONE;
-	kvd_block_unwrite_below(core, id);
+	kvd_block_requeue_below(core, id);
 	kvd_block_queue_write(core, id);
 }
 
-void kvd_lose_disk(kvd_core_t *core, uint32_t id)
+void drop_disk_copy(kvd_core_t *core, uint32_t id)
 {
 	const kvd_block_t *block = kvd_block_at(&core->ix, id);
 	uint32_t steps = DROP_STEPS, leaf;
 
-	if (kvd_tree_of(&core->ix, block)->hidden || kvd_index_dead(&core->ix, block)) {
+	if (kvd_tree_of(&core->ix, block)->hidden || kvd_index_is_dead(&core->ix, block)) {
 		return; /* it is being taken down, its slot with it */
 	}
 	if (block->flags & KVD_DISK_UNLINKED) {
 		drop_unlinked_copy(core, id);
 		return;
 	}
-	while ((leaf = leaf_below(core, id, KVD_DISK, &steps)) != KVD_NONE) {
+	while ((leaf = find_leaf_below(core, id, KVD_DISK, &steps)) != KVD_NONE) {
 		uint32_t in_memory = kvd_index_depth_in(&core->ix, leaf, KVD_CPU);
 		uint32_t depth = kvd_depth_of(&core->ix, block);
 
 		if (kvd_in_set(&core->ix, kvd_block_at(&core->ix, leaf), KVD_CPU)) {
-			lose_disk_leaf(core, leaf);
+			drop_disk_leaf(core, leaf);
 			continue;
 		}
-		kvd_quarantine(core, kvd_index_ancestor(&core->ix, leaf, in_memory < depth ? depth : in_memory + 1));
-		if (kvd_index_dead(&core->ix, block)) {
+		kvd_quarantine_subtree(core,
+				       kvd_index_ancestor(&core->ix, leaf, in_memory < depth ? depth : in_memory + 1));
+		if (kvd_index_is_dead(&core->ix, block)) {
 			return;
 		}
 	}
 	if (steps == 0) {
-		kvd_quarantine(core, id);
+		kvd_quarantine_subtree(core, id);
 	}
 }
 
 /* ---- what the disk tier tells ---------------------------------------------------------------- */
 
 /* The tier cannot vouch for a slot any more. One that hangs on no block belongs to a transfer, which frees it. */
-static void disk_lost(void *arg, kvs_loc_t loc, const kv_key_t *key, uint8_t group)
+static void on_disk_lost(void *arg, kvs_loc_t loc, const kv_key_t *key, uint8_t group)
 {
 	kvd_core_t *core = arg;
-	uint32_t id = kvd_index_on_disk(&core->ix, key, group, loc);
+	uint32_t id = kvd_index_find_on_disk(&core->ix, key, group, loc);
 
 	if (id != KVD_NONE) {
-		kvd_lose_disk(core, id);
+		drop_disk_copy(core, id);
 		core->disk_lost = 1;
 	}
 }
 
-static void disk_readable(void *arg, kvs_loc_t loc, const kv_key_t *key, uint8_t group, int readable)
+static void on_disk_readable(void *arg, kvs_loc_t loc, const kv_key_t *key, uint8_t group, int readable)
 {
 	kvd_core_t *core = arg;
-	uint32_t id = kvd_index_on_disk(&core->ix, key, group, loc);
+	uint32_t id = kvd_index_find_on_disk(&core->ix, key, group, loc);
 
 	if (id != KVD_NONE) {
-		(readable ? kvd_take_back : kvd_set_aside)(core, id);
+		(readable ? kvd_block_take_back : kvd_block_set_aside)(core, id);
 	}
 }
 
-void kvd_disk_watch(kvd_core_t *core)
+void kvd_watch_disk(kvd_core_t *core)
 {
-	kvs_tier_watch(core->tier[KVD_DISK], &(kvs_watch_t){.arg = core, .lost = disk_lost, .readable = disk_readable});
+	kvs_tier_watch(core->tier[KVD_DISK],
+		       &(kvs_watch_t){.arg = core, .lost = on_disk_lost, .readable = on_disk_readable});
 }

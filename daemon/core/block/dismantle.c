@@ -20,7 +20,7 @@ static void drop_pins(kvd_core_t *core, uint32_t id, uint32_t top_depth)
 		if (!lease) {
 			kvd_put_drop_pin(core, block->pins.head);
 		} else if (top_depth > 1 && lease->ready < top_depth) {
-			kvd_lease_cut(core, lease, top_depth, KV_ERR_CORRUPT);
+			kvd_lease_cut_before(core, lease, top_depth, KV_ERR_CORRUPT);
 		} else {
 			kvd_lease_end(core, lease, KV_ERR_REVOKED);
 		}
@@ -28,7 +28,7 @@ static void drop_pins(kvd_core_t *core, uint32_t id, uint32_t top_depth)
 }
 
 /* The block is the last of a run without children. */
-static void take_down(kvd_core_t *core, uint32_t id, uint32_t top_depth)
+static void dismantle_block(kvd_core_t *core, uint32_t id, uint32_t top_depth)
 {
 	kvd_block_t *block = kvd_block_at(&core->ix, id);
 
@@ -40,7 +40,7 @@ static void take_down(kvd_core_t *core, uint32_t id, uint32_t top_depth)
 		}
 	}
 	if (*kvd_slot_of(&core->ix, block) != KV_SLOT_NONE) {
-		kvd_block_drop_slot(core, id);
+		kvd_block_free_cpu_slot(core, id);
 	}
 	if (block->disk.slot != KV_SLOT_NONE) {
 		if (block->flags & KVD_DISK_UNLINKED) {
@@ -50,7 +50,7 @@ static void take_down(kvd_core_t *core, uint32_t id, uint32_t top_depth)
 		kvs_free(core->tier[KVD_DISK], block->disk);
 		block->disk.slot = KV_SLOT_NONE;
 	}
-	kvd_mirror_sync(core, id);
+	kvd_block_sync_mirror(core, id);
 	if (core->gather.count > 0 && core->gather.last == id) {
 		core->gather.last = KVD_NONE;
 	}
@@ -73,7 +73,7 @@ static int dismantle_below(kvd_core_t *core, uint32_t top, uint32_t *p_left)
 			id = node->children.head;
 			continue;
 		}
-		take_down(core, node->ids[len - 1], top_depth);
+		dismantle_block(core, node->ids[len - 1], top_depth);
 		*p_left -= 1;
 		if (len == 1) {
 			if (id == top) {
@@ -99,7 +99,7 @@ int kvd_dismantle_run(kvd_core_t *core)
 			kvd_list_push_front(&core->dead_nodes, &core->ix.nodes, offsetof(kvd_node_t, queue), top);
 		} else if (above != KVD_NONE) {
 			kvd_block_unref(core, above);
-			kvd_block_settle(core, above);
+			kvd_block_forget_unused(core, above);
 		}
 	}
 	while (left > 0 && core->dead_nodes.head == KVD_NONE && core->dead_trees != KVD_NONE) {
@@ -114,7 +114,7 @@ int kvd_dismantle_run(kvd_core_t *core)
 		core->dead_trees = tree->link;
 		tree->leaving = 0;
 		if (tree->ns != KVD_NONE) {
-			kvd_space_left(core, tree->ns, tree->space);
+			kvd_space_end_old_tree(core, tree->ns, tree->space);
 		}
 		kvd_tree_release(core, id);
 	}

@@ -37,7 +37,8 @@ void kvd_events_flush(kvd_core_t *core)
 }
 
 /* Does the block continue the run that is being gathered? */
-static int continues(kvd_core_t *core, uint32_t block_id, kvd_event_type_t type, kvd_set_t t, const uint32_t *tokens)
+static int continues_run(kvd_core_t *core, uint32_t block_id, kvd_event_type_t type, kvd_set_t t,
+			 const uint32_t *tokens)
 {
 	const kvd_gather_t *g = &core->gather;
 	const kvd_block_t *block = kvd_block_at(&core->ix, block_id);
@@ -64,7 +65,8 @@ static int continues(kvd_core_t *core, uint32_t block_id, kvd_event_type_t type,
 	       tokens == g->tokens + (size_t)g->count * group->block_tokens;
 }
 
-static void gather(kvd_core_t *core, uint32_t block_id, kvd_event_type_t type, kvd_set_t t, const uint32_t *tokens)
+static void gather_event(kvd_core_t *core, uint32_t block_id, kvd_event_type_t type, kvd_set_t t,
+			 const uint32_t *tokens)
 {
 	kvd_gather_t *g = &core->gather;
 	const kvd_block_t *block = kvd_block_at(&core->ix, block_id);
@@ -72,7 +74,7 @@ static void gather(kvd_core_t *core, uint32_t block_id, kvd_event_type_t type, k
 	if (kvd_tree_of(&core->ix, block)->ns == KVD_NONE) {
 		return; /* recovered and not opened: nobody has heard of it */
 	}
-	if (!continues(core, block_id, type, t, tokens)) {
+	if (!continues_run(core, block_id, type, t, tokens)) {
 		uint32_t parent = kvd_index_parent(&core->ix, block_id);
 
 		kvd_events_flush(core);
@@ -88,7 +90,7 @@ static void gather(kvd_core_t *core, uint32_t block_id, kvd_event_type_t type, k
 	g->hashes[g->count++] = block->event_hash;
 }
 
-int kvd_event_mute(kvd_core_t *core, uint32_t id)
+int kvd_event_is_muted(kvd_core_t *core, uint32_t id)
 {
 	uint32_t parent = kvd_index_parent(&core->ix, id);
 
@@ -96,7 +98,7 @@ int kvd_event_mute(kvd_core_t *core, uint32_t id)
 	       (parent != KVD_NONE && (kvd_block_at(&core->ix, parent)->flags & KVD_EVENT_PENDING));
 }
 
-void kvd_event_stored(kvd_core_t *core, uint32_t id, kvd_set_t t, const uint32_t *tokens)
+void kvd_event_add_stored(kvd_core_t *core, uint32_t id, kvd_set_t t, const uint32_t *tokens)
 {
 	const kvd_block_t *block = kvd_block_at(&core->ix, id);
 	uint32_t leaving;
@@ -105,19 +107,19 @@ void kvd_event_stored(kvd_core_t *core, uint32_t id, kvd_set_t t, const uint32_t
 		return;
 	}
 	/* A bad copy that is still being taken down is taken back first. */
-	leaving = kvd_index_leaving(&core->ix, kvd_node_of(&core->ix, block)->tree, &block->key, block->group);
+	leaving = kvd_index_find_dying(&core->ix, kvd_node_of(&core->ix, block)->tree, &block->key, block->group);
 	if (leaving != KVD_NONE) {
 		for (kvd_set_t old = KVD_CPU; old < KVD_TIERS; old++) {
 			if (kvd_in_set(&core->ix, kvd_block_at(&core->ix, leaving), old)) {
-				kvd_event_removed(core, leaving, old);
+				kvd_event_add_removed(core, leaving, old);
 			}
 		}
 		kvd_block_at(&core->ix, leaving)->flags |= KVD_EVENT_PENDING;
 	}
-	gather(core, id, KVD_EVENT_STORED, t, tokens);
+	gather_event(core, id, KVD_EVENT_STORED, t, tokens);
 }
 
-void kvd_event_tell(kvd_core_t *core, uint32_t id)
+void kvd_event_announce(kvd_core_t *core, uint32_t id)
 {
 	kvd_block_t *block = kvd_block_at(&core->ix, id);
 
@@ -127,14 +129,14 @@ void kvd_event_tell(kvd_core_t *core, uint32_t id)
 	block->flags &= (uint8_t)~KVD_EVENT_PENDING;
 	for (kvd_set_t t = KVD_CPU; t < KVD_TIERS; t++) {
 		if (kvd_in_set(&core->ix, block, t)) {
-			kvd_event_stored(core, id, t, NULL);
+			kvd_event_add_stored(core, id, t, NULL);
 		}
 	}
 }
 
-void kvd_event_removed(kvd_core_t *core, uint32_t id, kvd_set_t t)
+void kvd_event_add_removed(kvd_core_t *core, uint32_t id, kvd_set_t t)
 {
 	if (!(kvd_block_at(&core->ix, id)->flags & KVD_EVENT_PENDING)) {
-		gather(core, id, KVD_EVENT_REMOVED, t, NULL);
+		gather_event(core, id, KVD_EVENT_REMOVED, t, NULL);
 	}
 }

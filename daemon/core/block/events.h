@@ -29,12 +29,12 @@ typedef struct kvd_gather {
 } kvd_gather_t;
 
 /* `tokens` stay readable until kvd_events_flush(). */
-void kvd_event_stored(kvd_core_t *core, uint32_t block, kvd_set_t t, const uint32_t *tokens);
-void kvd_event_removed(kvd_core_t *core, uint32_t block, kvd_set_t t);
+void kvd_event_add_stored(kvd_core_t *core, uint32_t block, kvd_set_t t, const uint32_t *tokens);
+void kvd_event_add_removed(kvd_core_t *core, uint32_t block, kvd_set_t t);
 /* A block joins its first set: is it to stay EVENT_PENDING? */
-int kvd_event_mute(kvd_core_t *core, uint32_t block);
+int kvd_event_is_muted(kvd_core_t *core, uint32_t block);
 /* Announce an EVENT_PENDING block, in all sets it is in. */
-void kvd_event_tell(kvd_core_t *core, uint32_t block);
+void kvd_event_announce(kvd_core_t *core, uint32_t block);
 void kvd_events_flush(kvd_core_t *core);
 
 #endif

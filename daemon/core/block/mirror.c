@@ -143,17 +143,17 @@ kv_status_t kvd_mirror_set(kvd_mirror_t *mirror, const kv_key_t *key, uint8_t gr
 	return KV_OK;
 }
 
-void kvd_mirror_heartbeat(kvd_mirror_t *mirror, uint64_t now_ns)
+void kvd_mirror_set_heartbeat(kvd_mirror_t *mirror, uint64_t now_ns)
 {
 	atomic_store_explicit(&mirror->header->heartbeat_ns, now_ns, memory_order_release);
 }
 
-void kvd_mirror_unreadable(kvd_mirror_t *mirror, uint64_t tiers)
+void kvd_mirror_set_unreadable(kvd_mirror_t *mirror, uint64_t tiers)
 {
 	atomic_store_explicit(&mirror->header->unreadable, tiers, memory_order_relaxed);
 }
 
-void kvd_mirror_epoch(kvd_mirror_t *mirror, uint32_t space, uint64_t epoch)
+void kvd_mirror_set_epoch(kvd_mirror_t *mirror, uint32_t space, uint64_t epoch)
 {
 	if (space < KV_MIRROR_MAX_SPACES) {
 		atomic_store_explicit(&mirror->epochs[space], epoch, memory_order_release);

@@ -28,9 +28,9 @@ void kvd_mirror_init(kvd_mirror_t *mirror, void *memory, uint64_t blocks, uint64
 /* Say in which tiers the block is; 0: nowhere. KV_ERR_FULL: no place within reach, the block is left out. */
 kv_status_t kvd_mirror_set(kvd_mirror_t *mirror, const kv_key_t *key, uint8_t group, uint8_t tiers);
 
-void kvd_mirror_heartbeat(kvd_mirror_t *mirror, uint64_t now_ns);
+void kvd_mirror_set_heartbeat(kvd_mirror_t *mirror, uint64_t now_ns);
 /* Which tiers (kv_tier_t bits) cannot be read now. */
-void kvd_mirror_unreadable(kvd_mirror_t *mirror, uint64_t tiers);
-void kvd_mirror_epoch(kvd_mirror_t *mirror, uint32_t space, uint64_t epoch);
+void kvd_mirror_set_unreadable(kvd_mirror_t *mirror, uint64_t tiers);
+void kvd_mirror_set_epoch(kvd_mirror_t *mirror, uint32_t space, uint64_t epoch);
 
 #endif

@@ -20,19 +20,19 @@ void kvd_tree_release(kvd_core_t *core, uint32_t id)
 	}
 }
 
-void kvd_quarantine(kvd_core_t *core, uint32_t id)
+void kvd_quarantine_subtree(kvd_core_t *core, uint32_t id)
 {
 	const kvd_block_t *block = kvd_block_at(&core->ix, id);
 	kvd_node_t *node, *above;
 	uint32_t top;
 
-	if (kvd_tree_of(&core->ix, block)->hidden || kvd_index_dead(&core->ix, block)) {
+	if (kvd_tree_of(&core->ix, block)->hidden || kvd_index_is_dead(&core->ix, block)) {
 		return;
 	}
-	(void)kvd_index_cut(&core->ix, id); /* without memory the run's first blocks go too */
+	(void)kvd_index_split_before(&core->ix, id); /* without memory the run's first blocks go too */
 	top = block->node;
 	node = kvd_node_at(&core->ix, top);
-	kvd_index_kill(&core->ix, top);
+	kvd_index_mark_dead(&core->ix, top);
 	kvd_queue_remove(&core->ix, top);
 	/* First come, first taken down: one that lies below a later one has gone before it. */
 	kvd_list_push(&core->dead_nodes, &core->ix.nodes, offsetof(kvd_node_t, queue), top);
@@ -46,7 +46,7 @@ void kvd_quarantine(kvd_core_t *core, uint32_t id)
 		uint32_t last = above->ids[above->len - 1];
 
 		if (node->n[t] > 0) {
-			above->kids[t]--;
+			above->children_in[t]--;
 			core->policy->join(&core->ix,
 					   &core->classes[kvd_tree_at(&core->ix, node->tree)->slot_class].order[t], t,
 					   last, core->stamp);

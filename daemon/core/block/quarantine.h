@@ -10,7 +10,7 @@
 /* Hide a whole tree; it is destroyed in the end. */
 void kvd_hide_tree(kvd_core_t *core, uint32_t tree);
 /* Hide a block and everything below. If memory lacks, the whole run goes. */
-void kvd_quarantine(kvd_core_t *core, uint32_t block);
+void kvd_quarantine_subtree(kvd_core_t *core, uint32_t block);
 /* Forget a hidden tree that has been taken down, if nothing refers to it. */
 void kvd_tree_release(kvd_core_t *core, uint32_t tree);
 

@@ -22,7 +22,7 @@ static uint32_t ns_of_class(const kvd_core_t *core, uint32_t tier_class)
 	return KVD_NONE;
 }
 
-static kv_status_t tree_of_root(kvd_core_t *core, uint32_t tier_class, const kvs_meta_t *meta)
+static kv_status_t find_or_create_tree(kvd_core_t *core, uint32_t tier_class, const kvs_meta_t *meta)
 {
 	kvd_recovery_t *recovery = &core->recovery;
 	uint32_t tier_classes[KVD_TIERS] = {KVD_NONE, tier_class}, slot_class;
@@ -55,7 +55,7 @@ static kv_status_t tree_of_root(kvd_core_t *core, uint32_t tier_class, const kvs
 }
 
 /* May the namespace have a block more in the index? PENDING: when all have had their shares (decision 025). */
-static kv_status_t may_have(const kvd_core_t *core, uint32_t ns)
+static kv_status_t check_index_share(const kvd_core_t *core, uint32_t ns)
 {
 	if (!core->recovery.lending) {
 		return kvd_share_over(core, ns, KVD_SHARE_INDEX, 1) > 0 ? KV_PENDING : KV_OK;
@@ -65,18 +65,18 @@ static kv_status_t may_have(const kvd_core_t *core, uint32_t ns)
 												  : KV_ERR_LIMIT;
 }
 
-static kv_status_t found(void *arg, uint32_t tier_class, kvs_loc_t loc, const kvs_meta_t *meta)
+static kv_status_t on_block_found(void *arg, uint32_t tier_class, kvs_loc_t loc, const kvs_meta_t *meta)
 {
 	kvd_core_t *core = arg;
 	kvd_recovery_t *recovery = &core->recovery;
 	uint32_t parent = KVD_NONE, id;
-	kv_status_t status = may_have(core, ns_of_class(core, tier_class));
+	kv_status_t status = check_index_share(core, ns_of_class(core, tier_class));
 
 	if (status == KV_PENDING) {
 		return status;
 	}
 	if (status == KV_OK) {
-		status = tree_of_root(core, tier_class, meta);
+		status = find_or_create_tree(core, tier_class, meta);
 	}
 
 	recovery->refused++;
@@ -107,13 +107,13 @@ static kv_status_t found(void *arg, uint32_t tier_class, kvs_loc_t loc, const kv
 	return KV_OK;
 }
 
-static kv_status_t recover_some(kvd_core_t *core, uint32_t max)
+static kv_status_t recover_blocks(kvd_core_t *core, uint32_t max)
 {
-	kv_status_t status = kvs_recover_some(kvd_disk(core), found, core, max);
+	kv_status_t status = kvs_recover_some(kvd_disk(core), on_block_found, core, max);
 
 	if (status == KV_MISS) {
 		core->recovery.lending = 1;
-		return max == UINT32_MAX ? recover_some(core, max) : KV_PENDING;
+		return max == UINT32_MAX ? recover_blocks(core, max) : KV_PENDING;
 	}
 	/* No flush of this run has covered what was found: one does before it is acknowledged again. */
 	if (status == KV_OK && core->recovery.blocks > 0) {
@@ -134,11 +134,11 @@ kv_status_t kvd_core_recover(kvd_core_t *core)
 {
 	core->recovery = (kvd_recovery_t){.tree = KVD_NONE};
 
-	return core->tier[KVD_DISK] ? recover_some(core, UINT32_MAX) : KV_OK;
+	return core->tier[KVD_DISK] ? recover_blocks(core, UINT32_MAX) : KV_OK;
 }
 
 /* Spaces have their class on the tier, so that what is taken in finds the class that there is. */
-static kv_status_t begin(kvd_core_t *core, kvs_tier_t *disk)
+static kv_status_t begin_take_in(kvd_core_t *core, kvs_tier_t *disk)
 {
 	kv_status_t status = KV_OK;
 
@@ -161,9 +161,9 @@ static kv_status_t begin(kvd_core_t *core, kvs_tier_t *disk)
 
 kv_status_t kvd_core_take_in(kvd_core_t *core, kvs_tier_t *disk)
 {
-	kv_status_t status = core->coming ? KV_OK : begin(core, disk);
+	kv_status_t status = core->coming ? KV_OK : begin_take_in(core, disk);
 
-	return status == KV_OK ? recover_some(core, TAKE_IN_BLOCKS) : status;
+	return status == KV_OK ? recover_blocks(core, TAKE_IN_BLOCKS) : status;
 }
 
 void kvd_core_attach(kvd_core_t *core)
@@ -171,8 +171,8 @@ void kvd_core_attach(kvd_core_t *core)
 	core->world.disk = core->tier[KVD_DISK] = core->coming;
 	core->world.note_reset = NULL;
 	core->coming = NULL;
-	kvd_disk_watch(core);
+	kvd_watch_disk(core);
 	kvd_spaces_attach(core);
-	kvd_shares_settle(core);
+	kvd_shares_compute(core);
 	kvd_events_flush(core);
 }

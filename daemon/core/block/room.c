@@ -54,7 +54,7 @@ kv_status_t kvd_slot_alloc(kvd_core_t *core, uint32_t slot_class, kvd_set_t t, c
 /* ---- in the index ---------------------------------------------------------------------------- */
 
 /* The coldest block of all classes and tiers of the owner. 0: nothing of it can go. */
-static int forget_coldest(kvd_core_t *core, uint32_t owner, kv_ns_metric_t why)
+static int evict_coldest(kvd_core_t *core, uint32_t owner, kv_ns_metric_t why)
 {
 	uint32_t ns = owner == NOBODY ? KVD_NONE : owner, victim = KVD_NONE;
 	uint64_t least = UINT64_MAX, stamp = 0;
@@ -84,7 +84,7 @@ kv_status_t kvd_make_index_room(kvd_core_t *core, uint32_t ns)
 	uint8_t passed[NOBODY + 1] = {0};
 
 	if (core->ns[ns]->blocks >= kvd_share_most(core, ns, KVD_SHARE_INDEX)) {
-		return forget_coldest(core, ns, KV_NM_EVICTED) ? KV_OK : KV_MISS;
+		return evict_coldest(core, ns, KV_NM_EVICTED) ? KV_OK : KV_MISS;
 	}
 	for (;;) {
 		uint32_t from = ns;
@@ -103,7 +103,7 @@ kv_status_t kvd_make_index_room(kvd_core_t *core, uint32_t ns)
 		if (passed[from]) {
 			return KV_MISS;
 		}
-		if (forget_coldest(core, from, from == ns ? KV_NM_EVICTED : KV_NM_EVICTED_FOR_OTHERS)) {
+		if (evict_coldest(core, from, from == ns ? KV_NM_EVICTED : KV_NM_EVICTED_FOR_OTHERS)) {
 			return KV_OK;
 		}
 		passed[from] = 1;

@@ -3,13 +3,14 @@
 
 #define FILL_QUANTUM 256u
 
-void kvd_mirror_sync(kvd_core_t *core, uint32_t id)
+void kvd_block_sync_mirror(kvd_core_t *core, uint32_t id)
 {
 	const kvd_block_t *block = kvd_block_at(&core->ix, id);
 	uint32_t ns = kvd_tree_of(&core->ix, block)->ns;
 
-	if (ns != KVD_NONE && kvd_mirror_set(&core->ns[ns]->mirror, &block->key, block->group,
-					     kvd_index_tiers(&core->ix, ns, &block->key, block->group)) != KV_OK) {
+	if (ns != KVD_NONE &&
+	    kvd_mirror_set(&core->ns[ns]->mirror, &block->key, block->group,
+			   kvd_index_tiers_of_key(&core->ix, ns, &block->key, block->group)) != KV_OK) {
 		kvd_count(core, KV_M_MIRROR_LEFT_OUT, 1);
 	}
 }
@@ -17,7 +18,7 @@ void kvd_mirror_sync(kvd_core_t *core, uint32_t id)
 /* ---- walks in quanta ------------------------------------------------------------------------- */
 
 /* One run after the other, parents first; 1 when the quantum is used up. */
-static int tree_show(kvd_core_t *core, kvd_tree_t *tree, uint32_t *p_left)
+static int show_some_of_tree(kvd_core_t *core, kvd_tree_t *tree, uint32_t *p_left)
 {
 	while (tree->cursor != KVD_NONE) {
 		const kvd_node_t *node = kvd_node_at(&core->ix, tree->cursor);
@@ -26,13 +27,13 @@ static int tree_show(kvd_core_t *core, kvd_tree_t *tree, uint32_t *p_left)
 			return 1;
 		}
 		for (uint32_t i = 0; i < node->len; i++) {
-			kvd_mirror_sync(core, node->ids[i]);
+			kvd_block_sync_mirror(core, node->ids[i]);
 			if (!tree->mute) {
-				kvd_event_tell(core, node->ids[i]);
+				kvd_event_announce(core, node->ids[i]);
 			}
 		}
 		*p_left -= node->len < *p_left ? node->len : *p_left;
-		tree->cursor = kvd_index_next(&core->ix, tree->cursor);
+		tree->cursor = kvd_index_next_run(&core->ix, tree->cursor);
 		if (tree->cursor != KVD_NONE && kvd_node_at(&core->ix, tree->cursor)->depth0 < tree->floor) {
 			tree->cursor = KVD_NONE;
 		}
@@ -61,7 +62,7 @@ void kvd_show_below(kvd_core_t *core, uint32_t node)
 	}
 }
 
-int kvd_space_fill_mirrors(kvd_core_t *core)
+int kvd_visibility_run(kvd_core_t *core)
 {
 	uint32_t left = FILL_QUANTUM;
 
@@ -70,7 +71,7 @@ int kvd_space_fill_mirrors(kvd_core_t *core)
 	}
 	for (uint32_t n = 0; n < core->ns_count; n++) {
 		for (uint32_t id = 1; id <= core->ns[n]->space_count; id++) {
-			if (tree_show(core, kvd_tree_at(&core->ix, core->ns[n]->spaces[id]->tree), &left)) {
+			if (show_some_of_tree(core, kvd_tree_at(&core->ix, core->ns[n]->spaces[id]->tree), &left)) {
 				return 1;
 			}
 		}
@@ -80,7 +81,7 @@ int kvd_space_fill_mirrors(kvd_core_t *core)
 	return 0;
 }
 
-void kvd_space_left(kvd_core_t *core, uint32_t ns, uint32_t id)
+void kvd_space_end_old_tree(kvd_core_t *core, uint32_t ns, uint32_t id)
 {
 	kvd_space_t *space = core->ns[ns]->spaces[id];
 	kvd_tree_t *tree = kvd_tree_at(&core->ix, space->tree);
@@ -94,25 +95,26 @@ void kvd_space_left(kvd_core_t *core, uint32_t ns, uint32_t id)
 
 /* ---- blocks that cannot be read now ---------------------------------------------------------- */
 
-void kvd_set_aside(kvd_core_t *core, uint32_t id)
+void kvd_block_set_aside(kvd_core_t *core, uint32_t id)
 {
 	const kvd_block_t *block = kvd_block_at(&core->ix, id);
 
 	/* Without memory to cut the run it stays visible: an acquire ends above it. */
-	if (!kvd_tree_of(&core->ix, block)->hidden && !kvd_index_dead(&core->ix, block) &&
+	if (!kvd_tree_of(&core->ix, block)->hidden && !kvd_index_is_dead(&core->ix, block) &&
 	    kvd_in_set(&core->ix, block, KVD_DISK) && !kvd_in_set(&core->ix, block, KVD_CPU) &&
-	    kvd_index_cut(&core->ix, id) == KV_OK && !(kvd_node_of(&core->ix, block)->flags & KVD_NODE_ASIDE)) {
+	    kvd_index_split_before(&core->ix, id) == KV_OK &&
+	    !(kvd_node_of(&core->ix, block)->flags & KVD_NODE_ASIDE)) {
 		kvd_index_set_aside(&core->ix, block->node, 1);
 		kvd_show_below(core, block->node);
 	}
 }
 
-void kvd_take_back(kvd_core_t *core, uint32_t id)
+void kvd_block_take_back(kvd_core_t *core, uint32_t id)
 {
 	const kvd_block_t *block = kvd_block_at(&core->ix, id);
 
 	if (block->pos == 0 && (kvd_node_of(&core->ix, block)->flags & KVD_NODE_ASIDE) &&
-	    !kvd_tree_of(&core->ix, block)->hidden && !kvd_index_dead(&core->ix, block)) {
+	    !kvd_tree_of(&core->ix, block)->hidden && !kvd_index_is_dead(&core->ix, block)) {
 		kvd_index_set_aside(&core->ix, block->node, 0);
 		kvd_show_below(core, block->node);
 	}

@@ -11,18 +11,18 @@
 #include "core/core.h"
 #include "core/index/index.h"
 
-void kvd_mirror_sync(kvd_core_t *core, uint32_t block);
+void kvd_block_sync_mirror(kvd_core_t *core, uint32_t block);
 /* Bring the mirror up to date with the whole tree, or with a run and all below it, in quanta. */
 void kvd_show_tree(kvd_core_t *core, kvd_tree_t *tree);
 void kvd_show_below(kvd_core_t *core, uint32_t node);
 /* One quantum of these walks; 1 while there is more. */
-int kvd_space_fill_mirrors(kvd_core_t *core);
+int kvd_visibility_run(kvd_core_t *core);
 /* A tree of an old epoch has gone. When it was the last, what the new one refs is announced. */
-void kvd_space_left(kvd_core_t *core, uint32_t ns, uint32_t id);
+void kvd_space_end_old_tree(kvd_core_t *core, uint32_t ns, uint32_t id);
 
 /* The device cannot read the block's disk copy now, and there is no other: hide it and everything below. Nothing leaves
  * a set; what the tier reads again is taken back as it is. */
-void kvd_set_aside(kvd_core_t *core, uint32_t block);
-void kvd_take_back(kvd_core_t *core, uint32_t block);
+void kvd_block_set_aside(kvd_core_t *core, uint32_t block);
+void kvd_block_take_back(kvd_core_t *core, uint32_t block);
 
 #endif

@@ -14,7 +14,7 @@
 
 /* ---- a write --------------------------------------------------------------------------------- */
 
-int kvd_writes_paused(const kvd_core_t *core)
+int kvd_write_behind_paused(const kvd_core_t *core)
 {
 	return core->now_ns < core->write_after_ns;
 }
@@ -30,8 +30,8 @@ static void pause_writes(kvd_core_t *core)
 		kvd_queue_remove(&core->ix, head);
 		kvd_queue_push(&core->ix, head);
 	}
-	core->durable_look |= KVD_LOOK_DROPPED;
-	if (!kvd_writes_paused(core)) {
+	core->durable_changed |= KVD_DURABLE_DROPPED;
+	if (!kvd_write_behind_paused(core)) {
 		wait = wait < WRITE_WAIT_MIN_NS ? WRITE_WAIT_MIN_NS : wait;
 		core->write_wait_ns = wait > WRITE_WAIT_MAX_NS ? WRITE_WAIT_MAX_NS : wait;
 		core->write_after_ns = core->now_ns + core->write_wait_ns;
@@ -41,14 +41,14 @@ static void pause_writes(kvd_core_t *core)
 void kvd_note_store(kvd_core_t *core)
 {
 	core->stores++;
-	core->durable_look |= KVD_LOOK_STORED;
+	core->durable_changed |= KVD_DURABLE_STORED;
 	if (core->flush_due_ns == 0) {
 		core->flush_due_ns = core->now_ns;
 	}
 }
 
 /* Is the block above on its way to disk, so that this one can wait for it there? */
-static int parent_on_its_way(kvd_core_t *core, uint32_t id)
+static int is_parent_being_written(kvd_core_t *core, uint32_t id)
 {
 	uint32_t parent = kvd_index_parent(&core->ix, id);
 	const kvd_block_t *above = parent == KVD_NONE ? NULL : kvd_block_at(&core->ix, parent);
@@ -56,7 +56,7 @@ static int parent_on_its_way(kvd_core_t *core, uint32_t id)
 	return above && (above->io != KVD_NONE || (above->flags & KVD_DISK_UNLINKED));
 }
 
-static void write_ok(kvd_core_t *core, kvd_io_t *io, uint32_t id)
+static void accept_write(kvd_core_t *core, kvd_io_t *io, uint32_t id)
 {
 	kvd_block_t *block = kvd_block_at(&core->ix, id);
 
@@ -66,30 +66,30 @@ static void write_ok(kvd_core_t *core, kvd_io_t *io, uint32_t id)
 	core->write_wait_ns = 0;
 	if (kvd_index_can_join(&core->ix, block, KVD_DISK)) {
 		kvd_block_join(core, id, KVD_DISK, io->stamp, NULL);
-	} else if (parent_on_its_way(core, id)) {
+	} else if (is_parent_being_written(core, id)) {
 		block->flags |= KVD_DISK_UNLINKED;
 		core->disk_unlinked++;
 	} else {
 		kvs_free(core->tier[KVD_DISK], block->disk);
 		block->disk.slot = KV_SLOT_NONE;
-		kvd_block_unwrite_below(core, id);
+		kvd_block_requeue_below(core, id);
 		kvd_block_queue_write(core, id);
 		kvd_count(core, KV_M_WRITE_BEHIND_DROPPED, 1);
 	}
 }
 
-static void write_failed(kvd_core_t *core, kvd_io_t *io, uint32_t id, kv_status_t status)
+static void handle_failed_write(kvd_core_t *core, kvd_io_t *io, uint32_t id, kv_status_t status)
 {
 	kvs_free(core->tier[KVD_DISK], io->disk);
 	kvd_count(core, KV_M_WRITE_BEHIND_DROPPED, 1);
-	kvd_block_unwrite_below(core, id);
-	core->durable_look |= KVD_LOOK_DROPPED;
+	kvd_block_requeue_below(core, id);
+	core->durable_changed |= KVD_DURABLE_DROPPED;
 	if (status == KV_ERR_FAULT ||
 	    status == KV_ERR_CORRUPT) { /* somebody scribbled on, or took away, the memory under the block */
 		kv_logf(core->env, KV_LOG_WARN, "core", "a block in memory is damaged and is taken out, status %s",
 			kv_status_name(status));
 		kvd_count(core, KV_M_BAD_BLOCKS, 1);
-		kvd_quarantine(core, id);
+		kvd_quarantine_subtree(core, id);
 		return;
 	}
 	kvd_block_queue_write(core, id);
@@ -102,14 +102,14 @@ static void finish_write(kvd_core_t *core, kvd_io_t *io, kv_status_t status)
 
 	kvd_block_at(&core->ix, id)->io = KVD_NONE;
 	if (status == KV_OK) {
-		write_ok(core, io, id);
+		accept_write(core, io, id);
 	} else {
-		write_failed(core, io, id, status);
+		handle_failed_write(core, io, id, status);
 	}
 	if (io->parent != KVD_NONE) {
 		kvd_block_unref(core, io->parent);
 	}
-	kvd_block_unpinned(core, id);
+	kvd_block_restore_marks(core, id);
 }
 
 /* Begin to write a CPU block to disk. KV_ERR_BUSY: no room there. */
@@ -124,7 +124,7 @@ static kv_status_t start_write(kvd_core_t *core, uint32_t id)
 	if (status != KV_OK) {
 		return status;
 	}
-	kvd_block_meta(core, id, &meta);
+	kvd_block_get_meta(core, id, &meta);
 	io->cpu = kvd_cpu_loc(&core->ix, block);
 	io->stamp = core->stamp;
 	io->parent = parent;
@@ -141,7 +141,7 @@ static kv_status_t start_write(kvd_core_t *core, uint32_t id)
 		if (parent != KVD_NONE) {
 			kvd_block_unref(core, parent);
 		}
-		kvd_block_unpinned(core, id);
+		kvd_block_restore_marks(core, id);
 		kvd_io_destroy(core, io);
 	}
 
@@ -173,7 +173,7 @@ static int is_written(const kvd_core_t *core, uint32_t node_id)
 }
 
 /* The topmost block on the way to the queue's first run that has to be written; KVD_NONE: nothing on this path. */
-static uint32_t pick(const kvd_core_t *core, uint32_t node_id)
+static uint32_t pick_block(const kvd_core_t *core, uint32_t node_id)
 {
 	uint32_t best = KVD_NONE;
 
@@ -194,7 +194,7 @@ static uint32_t pick(const kvd_core_t *core, uint32_t node_id)
 /* Is the run queued, or one of its blocks on its way? */
 static int is_being_written(const kvd_core_t *core, const kvd_node_t *node)
 {
-	if ((node->flags & KVD_NODE_QUEUED) && !kvd_writes_paused(core)) {
+	if ((node->flags & KVD_NODE_QUEUED) && !kvd_write_behind_paused(core)) {
 		return 1;
 	}
 	for (uint32_t pos = node->n[KVD_DISK]; pos < node->n[KVD_CPU]; pos++) {
@@ -211,23 +211,23 @@ static int is_being_written(const kvd_core_t *core, const kvd_node_t *node)
 	return 0;
 }
 
-void kvd_writes_run(kvd_core_t *core)
+void kvd_write_behind_run(kvd_core_t *core)
 {
-	if (kvd_writes_paused(core)) {
+	if (kvd_write_behind_paused(core)) {
 		return;
 	}
 	for (uint32_t tries = 0;
 	     core->ix.queue.head != KVD_NONE && core->writes < core->config.write_behind_depth && tries < 256;
 	     tries++) {
-		uint32_t head = core->ix.queue.head, block = pick(core, head);
+		uint32_t head = core->ix.queue.head, block = pick_block(core, head);
 		kv_status_t status;
 
 		if (block == KVD_NONE || kvd_tree_at(&core->ix, kvd_node_at(&core->ix, head)->tree)->hidden) {
 			kvd_queue_remove(&core->ix, head);
-			core->durable_look |=
+			core->durable_changed |=
 				is_written(core, head) || is_being_written(core, kvd_node_at(&core->ix, head))
-					? KVD_LOOK_STORED
-					: KVD_LOOK_DROPPED;
+					? KVD_DURABLE_STORED
+					: KVD_DURABLE_DROPPED;
 			continue;
 		}
 		status = start_write(core, block);
@@ -249,13 +249,13 @@ void kvd_writes_run(kvd_core_t *core)
 		}
 		/* Not admitted: the next block put here asks again. */
 		kvd_count(core, KV_M_WRITE_BEHIND_DROPPED, 1);
-		core->durable_look |= KVD_LOOK_DROPPED;
+		core->durable_changed |= KVD_DURABLE_DROPPED;
 	}
 }
 
 /* Runs keep the answer for the rest of the look, so that each is visited once however many acknowledgements are owed
  * below it (decision 026). */
-int kvd_write_expected(kvd_core_t *core, uint32_t id)
+int kvd_write_is_expected(kvd_core_t *core, uint32_t id)
 {
 	const uint64_t yes = core->durable_question, no = yes - 1;
 	uint32_t first = kvd_block_at(&core->ix, id)->node, n = first;
@@ -277,7 +277,7 @@ int kvd_write_expected(kvd_core_t *core, uint32_t id)
 
 /* ---- sync ------------------------------------------------------------------------------------ */
 
-static void flush_done(void *arg, kv_status_t status)
+static void finish_flush(void *arg, kv_status_t status)
 {
 	kvd_core_t *core = arg;
 
@@ -286,7 +286,7 @@ static void flush_done(void *arg, kv_status_t status)
 	}
 	core->flush_busy = 0;
 	core->flush_status = status;
-	core->durable_look |= KVD_LOOK_STORED;
+	core->durable_changed |= KVD_DURABLE_STORED;
 	if (status == KV_OK) {
 		core->flushed = core->flushing;
 	} else {
@@ -308,12 +308,12 @@ void kvd_flush_run(kvd_core_t *core)
 	core->outstanding++;
 	core->flushing = core->stores;
 	core->flush_due_ns = 0;
-	status = kvs_flush(core->tier[KVD_DISK], flush_done, core);
+	status = kvs_flush(core->tier[KVD_DISK], finish_flush, core);
 	if (status == KV_ERR_BUSY) { /* the next turn tries again */
 		core->outstanding--;
 		core->flush_busy = 0;
 		core->flush_due_ns = core->now_ns;
 	} else if (status != KV_OK) {
-		flush_done(core, status);
+		finish_flush(core, status);
 	}
 }

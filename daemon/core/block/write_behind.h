@@ -9,10 +9,10 @@
 #include "core/core.h"
 
 /* Start what the depth allows. */
-void kvd_writes_run(kvd_core_t *core);
-int kvd_writes_paused(const kvd_core_t *core);
+void kvd_write_behind_run(kvd_core_t *core);
+int kvd_write_behind_paused(const kvd_core_t *core);
 /* Will the block be on disk soon without anybody's doing? Not while writes fail. */
-int kvd_write_expected(kvd_core_t *core, uint32_t block);
+int kvd_write_is_expected(kvd_core_t *core, uint32_t block);
 /* A block has been stored: it is durable when a flush that begins now has ended. */
 void kvd_note_store(kvd_core_t *core);
 /* Start a flush when something was stored since the last one and a put waits for that; `seq` of a store is durable once

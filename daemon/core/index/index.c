@@ -50,7 +50,7 @@ void kvd_index_fini(kvd_index_t *ix)
 		if (!tree->live) {
 			continue;
 		}
-		for (uint32_t id = tree->children.head; id != KVD_NONE; id = kvd_index_next(ix, id)) {
+		for (uint32_t id = tree->children.head; id != KVD_NONE; id = kvd_index_next_run(ix, id)) {
 			kv_free(ix->env, kvd_node_at(ix, id)->slots);
 		}
 	}
@@ -87,7 +87,7 @@ void kvd_tree_destroy(kvd_index_t *ix, uint32_t id)
 	kvd_obj_pool_put(&ix->trees, id);
 }
 
-uint32_t kvd_index_next(const kvd_index_t *ix, uint32_t id)
+uint32_t kvd_index_next_run(const kvd_index_t *ix, uint32_t id)
 {
 	const kvd_node_t *node = kvd_node_at(ix, id);
 
@@ -266,7 +266,7 @@ static void pins_split(kvd_index_t *ix, kvd_node_t *node, kvd_node_t *head)
 	}
 	head->pinned = node->pinned < head->len ? node->pinned : head->len;
 	node->pinned -= head->pinned;
-	head->pinned_kids = node->pinned > 0 ? 1 : 0;
+	head->pinned_children = node->pinned > 0 ? 1 : 0;
 }
 
 /* The first `pos` blocks of a run become a run of their own, its parent. The rest keeps its id and its children. */
@@ -302,7 +302,7 @@ static kv_status_t node_split(kvd_index_t *ix, uint32_t id, uint32_t pos)
 	for (kvd_set_t t = KVD_CPU; t < KVD_TIERS; t++) {
 		head->n[t] = node->n[t] < pos ? node->n[t] : pos;
 		node->n[t] -= head->n[t];
-		head->kids[t] = node->n[t] > 0 ? 1 : 0;
+		head->children_in[t] = node->n[t] > 0 ? 1 : 0;
 		marks_split(ix, node, head_id, pos, t);
 	}
 	pins_split(ix, node, head);
@@ -390,13 +390,13 @@ void kvd_index_set_aside(kvd_index_t *ix, uint32_t id, int aside)
 
 	node->flags = aside ? node->flags | KVD_NODE_ASIDE : node->flags & ~KVD_NODE_ASIDE;
 	tree->aside_nodes += aside ? 1u : UINT32_MAX;
-	tree->shown = kvd_index_question(ix);
+	tree->shown = kvd_index_new_question(ix);
 	if (!aside && node->parent != KVD_NONE && kvd_node_at(ix, node->parent)->child_count == 1) {
 		node_merge(ix, node->parent);
 	}
 }
 
-kv_status_t kvd_index_cut(kvd_index_t *ix, uint32_t id)
+kv_status_t kvd_index_split_before(kvd_index_t *ix, uint32_t id)
 {
 	const kvd_block_t *block = kvd_block_at(ix, id);
 
@@ -406,7 +406,7 @@ kv_status_t kvd_index_cut(kvd_index_t *ix, uint32_t id)
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
 /* The run that takes a new block under `parent`: the parent's own if the block extends it, else a new one. */
-static kv_status_t run_for(kvd_index_t *ix, uint32_t tree, uint32_t parent, uint32_t *p_node)
+static kv_status_t find_run_for(kvd_index_t *ix, uint32_t tree, uint32_t parent, uint32_t *p_node)
 {
 	kvd_node_t *node;
 	kvd_block_t *above;
@@ -442,7 +442,7 @@ static kv_status_t run_for(kvd_index_t *ix, uint32_t tree, uint32_t parent, uint
 	return KV_OK;
 }
 
-static void tally(kvd_tree_t *tree, uint64_t add)
+static void add_to_tally(kvd_tree_t *tree, uint64_t add)
 {
 	if (tree->tally) {
 		*tree->tally += add;
@@ -459,7 +459,7 @@ kv_status_t kvd_index_insert(kvd_index_t *ix, uint32_t tree, uint32_t parent, co
 	if (status != KV_OK) {
 		return status;
 	}
-	status = run_for(ix, tree, parent, &node_id);
+	status = find_run_for(ix, tree, parent, &node_id);
 	if (status != KV_OK) {
 		kvd_obj_pool_put(&ix->blocks, id);
 		return status;
@@ -481,14 +481,14 @@ kv_status_t kvd_index_insert(kvd_index_t *ix, uint32_t tree, uint32_t parent, co
 	node->ids[node->len] = id;
 	node->len++;
 	kvd_tree_at(ix, tree)->blocks++;
-	tally(kvd_tree_at(ix, tree), 1);
+	add_to_tally(kvd_tree_at(ix, tree), 1);
 	kvd_table_add(ix, id);
 	*p_block = id;
 
 	return KV_OK;
 }
 
-int kvd_index_removable(const kvd_index_t *ix, const kvd_block_t *block)
+int kvd_index_is_removable(const kvd_index_t *ix, const kvd_block_t *block)
 {
 	const kvd_node_t *node = kvd_node_of(ix, block);
 
@@ -505,20 +505,20 @@ void kvd_index_remove(kvd_index_t *ix, uint32_t id)
 	uint32_t node_id = block->node, parent = node->parent;
 	kvd_tree_t *tree = kvd_tree_at(ix, node->tree);
 
-	kv_assert(kvd_index_removable(ix, block));
+	kv_assert(kvd_index_is_removable(ix, block));
 	kvd_table_remove(ix, id);
 	kvd_obj_pool_put(&ix->blocks, id);
 	tree->blocks--;
-	tally(tree, UINT64_MAX);
+	add_to_tally(tree, UINT64_MAX);
 	node->len--;
 
 	if (node->len == 0) {
 		kv_assert(node->marks[KVD_CPU] == KVD_NONE && node->marks[KVD_DISK] == KVD_NONE);
-		cursor_move(ix, node_id, kvd_index_next(ix, node_id));
+		cursor_move(ix, node_id, kvd_index_next_run(ix, node_id));
 		child_unlink(ix, node_id);
 		node_destroy(ix, node_id);
 		if (parent != KVD_NONE && kvd_node_at(ix, parent)->child_count == 1 && !tree->hidden &&
-		    !kvd_node_dead(ix, parent)) {
+		    !kvd_node_is_dead(ix, parent)) {
 			node_merge(ix, parent);
 		}
 	} else if (node->cap > 4 * RUN_MIN && node->len < node->cap / 4) {
@@ -554,7 +554,7 @@ uint32_t kvd_index_ancestor(const kvd_index_t *ix, uint32_t id, uint32_t depth)
 	return node->ids[depth - node->depth0 - 1];
 }
 
-void kvd_index_path(const kvd_index_t *ix, uint32_t id, uint32_t skip, uint32_t *ids, uint32_t *slots)
+void kvd_index_copy_path(const kvd_index_t *ix, uint32_t id, uint32_t skip, uint32_t *ids, uint32_t *slots)
 {
 	const kvd_node_t *node = kvd_node_of(ix, kvd_block_at(ix, id));
 	uint32_t n = kvd_depth_of(ix, kvd_block_at(ix, id));
@@ -633,17 +633,17 @@ uint32_t kvd_index_pin_path(kvd_index_t *ix, uint32_t id)
 			return fresh;
 		}
 		node = kvd_node_at(ix, node->parent);
-		node->pinned_kids++;
+		node->pinned_children++;
 		upto = node->len;
 	}
 }
 
 /* How much of the run its own pins and its children keep pinned. One look at each block that is let go. */
-static uint32_t still_pinned(const kvd_index_t *ix, const kvd_node_t *node)
+static uint32_t count_still_pinned(const kvd_index_t *ix, const kvd_node_t *node)
 {
 	uint32_t pinned = node->pin_ends > 0 ? node->pinned : 0;
 
-	if (node->pinned_kids > 0) {
+	if (node->pinned_children > 0) {
 		return node->len;
 	}
 	while (pinned > 0 && kvd_block_at(ix, node->ids[pinned - 1])->pins.head == KVD_NONE) {
@@ -660,7 +660,7 @@ uint32_t kvd_index_unpin_path(kvd_index_t *ix, uint32_t id)
 
 	node->pin_ends--;
 	for (;;) {
-		uint32_t pinned = still_pinned(ix, node);
+		uint32_t pinned = count_still_pinned(ix, node);
 
 		freed += node->pinned - pinned;
 		node->pinned = pinned;
@@ -668,7 +668,7 @@ uint32_t kvd_index_unpin_path(kvd_index_t *ix, uint32_t id)
 			return freed;
 		}
 		node = kvd_node_at(ix, node->parent);
-		node->pinned_kids--;
+		node->pinned_children--;
 	}
 }
 
@@ -679,7 +679,7 @@ int kvd_index_can_join(const kvd_index_t *ix, const kvd_block_t *block, kvd_set_
 	const kvd_node_t *node = kvd_node_of(ix, block);
 	const kvd_node_t *above;
 
-	if (block->pos != node->n[t] || kvd_tree_at(ix, node->tree)->hidden || kvd_index_dead(ix, block)) {
+	if (block->pos != node->n[t] || kvd_tree_at(ix, node->tree)->hidden || kvd_index_is_dead(ix, block)) {
 		return 0;
 	}
 	if (block->pos > 0 || node->parent == KVD_NONE) {
@@ -699,15 +699,15 @@ void kvd_index_join(kvd_index_t *ix, uint32_t id, kvd_set_t t)
 	node->n[t]++;
 	kvd_tree_at(ix, node->tree)->in[t]++;
 	if (block->pos == 0 && node->parent != KVD_NONE) {
-		kvd_node_at(ix, node->parent)->kids[t]++;
+		kvd_node_at(ix, node->parent)->children_in[t]++;
 	}
 }
 
-int kvd_index_leaf(const kvd_index_t *ix, const kvd_block_t *block, kvd_set_t t)
+int kvd_index_is_leaf(const kvd_index_t *ix, const kvd_block_t *block, kvd_set_t t)
 {
 	const kvd_node_t *node = kvd_node_of(ix, block);
 
-	return block->pos + 1u == node->n[t] && (node->n[t] < node->len || node->kids[t] == 0);
+	return block->pos + 1u == node->n[t] && (node->n[t] < node->len || node->children_in[t] == 0);
 }
 
 void kvd_index_leave(kvd_index_t *ix, uint32_t id, kvd_set_t t)
@@ -715,10 +715,10 @@ void kvd_index_leave(kvd_index_t *ix, uint32_t id, kvd_set_t t)
 	const kvd_block_t *block = kvd_block_at(ix, id);
 	kvd_node_t *node = kvd_node_of(ix, block);
 
-	kv_assert(kvd_index_leaf(ix, block, t));
+	kv_assert(kvd_index_is_leaf(ix, block, t));
 	node->n[t]--;
 	kvd_tree_at(ix, node->tree)->in[t]--;
 	if (block->pos == 0 && node->parent != KVD_NONE && !(node->flags & KVD_NODE_DEAD)) {
-		kvd_node_at(ix, node->parent)->kids[t]--;
+		kvd_node_at(ix, node->parent)->children_in[t]--;
 	}
 }

@@ -23,7 +23,7 @@
  * prefix-closed, it joins and leaves by itself; a tree may have as many of them as the index refs.
  *
  * A run splits where a branch begins and is merged when the branch has gone; ids of blocks never change.
- * Invariants (kvd_index_sound): the above, counts of children, depths, hash entries, marks on every leaf of a set.
+ * Invariants (kvd_index_check): the above, counts of children, depths, hash entries, marks on every leaf of a set.
  */
 #ifndef KVD_CORE_INDEX_H
 #define KVD_CORE_INDEX_H
@@ -88,12 +88,12 @@ typedef struct kvd_node {
 	uint32_t depth0; /* blocks before the run                                         */
 	uint32_t len, cap;
 	uint32_t n[KVD_TIERS];
-	uint32_t kids[KVD_TIERS];  /* child nodes whose first block is in the set                    */
-	uint32_t pinned;           /* blocks [0, pinned) of the run lie on the path to a pin       */
-	uint32_t pinned_kids;      /* child nodes with pinned blocks                                 */
-	uint32_t pin_ends;         /* blocks of the run that have pins                             */
-	uint32_t marks[KVD_TIERS]; /* deepest first                                                  */
-	kvd_link_t queue;          /* of write-behind while QUEUED, of what is taken down while DEAD */
+	uint32_t children_in[KVD_TIERS]; /* child nodes whose first block is in the set                    */
+	uint32_t pinned;                 /* blocks [0, pinned) of the run lie on the path to a pin       */
+	uint32_t pinned_children;        /* child nodes with pinned blocks                                 */
+	uint32_t pin_ends;               /* blocks of the run that have pins                             */
+	uint32_t marks[KVD_TIERS];       /* deepest first                                                  */
+	kvd_link_t queue;                /* of write-behind while QUEUED, of what is taken down while DEAD */
 	uint32_t flags;
 	uint64_t answer; /* the last question about the path to this run, and its answer, as a number (decision 026) */
 	uint32_t *slots; /* [cap] CPU slots; KV_SLOT_NONE: none                            */
@@ -184,46 +184,46 @@ uint8_t kvd_tiers_of(const kvd_index_t *ix, const kvd_block_t *block);
 /* The block, or KVD_NONE. Nothing hidden, dead or set aside is found. */
 uint32_t kvd_index_find(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group);
 /* The block of any tree that has this disk slot; KVD_NONE: none. */
-uint32_t kvd_index_on_disk(const kvd_index_t *ix, const kv_key_t *key, uint8_t group, kvs_loc_t disk);
+uint32_t kvd_index_find_on_disk(const kvd_index_t *ix, const kv_key_t *key, uint8_t group, kvs_loc_t disk);
 /* Tier bits of all blocks of namespace `ns` with this key, UNREADABLE for one that is set aside: what the mirror
  * says. */
-uint8_t kvd_index_tiers(const kvd_index_t *ix, uint32_t ns, const kv_key_t *key, uint8_t group);
+uint8_t kvd_index_tiers_of_key(const kvd_index_t *ix, uint32_t ns, const kv_key_t *key, uint8_t group);
 /* A block of this key that is being taken down in the tree and is not EVENT_PENDING; KVD_NONE: none. */
-uint32_t kvd_index_leaving(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group);
+uint32_t kvd_index_find_dying(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group);
 /* The visible block of this key whose slot in tier t's set is at `loc`, of any tree; KVD_NONE: none. */
-uint32_t kvd_index_in_slot(const kvd_index_t *ix, const kv_key_t *key, uint8_t group, kvd_set_t t, kvs_loc_t loc);
+uint32_t kvd_index_find_in_slot(const kvd_index_t *ix, const kv_key_t *key, uint8_t group, kvd_set_t t, kvs_loc_t loc);
 /* Is a block of this key being taken down in the tree, and no other one there? */
-int kvd_index_quarantined(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group);
-/* Is the block below a node that is being taken down? O(1), but for one visit of each run after each kvd_index_kill()
- * in its tree. */
-int kvd_index_dead(const kvd_index_t *ix, const kvd_block_t *block);
+int kvd_index_is_quarantined(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group);
+/* Is the block below a node that is being taken down? O(1), but for one visit of each run after each
+ * kvd_index_mark_dead() in its tree. */
+int kvd_index_is_dead(const kvd_index_t *ix, const kvd_block_t *block);
 /* Is it neither dead nor below a run that is set aside? What lookups find, and what the mirror says. */
-int kvd_index_shown(const kvd_index_t *ix, const kvd_block_t *block);
+int kvd_index_is_shown(const kvd_index_t *ix, const kvd_block_t *block);
 /* The block with this key that lookups do not find because it, or one above it, is set aside; KVD_NONE: none. */
-uint32_t kvd_index_aside(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group);
+uint32_t kvd_index_find_aside(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group);
 /* The node and everything below are hidden, until `aside` is 0. */
 void kvd_index_set_aside(kvd_index_t *ix, uint32_t node, int aside);
 /* The node and everything below are dead from now on. */
-void kvd_index_kill(kvd_index_t *ix, uint32_t node);
-/* The number of a new question for kvd_index_passes(). */
-uint64_t kvd_index_question(kvd_index_t *ix);
+void kvd_index_mark_dead(kvd_index_t *ix, uint32_t node);
+/* The number of a new question for kvd_index_passes_through(). */
+uint64_t kvd_index_new_question(kvd_index_t *ix);
 /* Does the path to `block` pass through `above`, or end there? One question about one `above` visits each run once,
  * however many blocks are asked for. */
-int kvd_index_passes(const kvd_index_t *ix, uint32_t block, uint32_t above, uint64_t question);
+int kvd_index_passes_through(const kvd_index_t *ix, uint32_t block, uint32_t above, uint64_t question);
 
 /* Add a block under `parent` (KVD_NONE: at the root). It is in no set yet. KV_ERR_LIMIT: the index is full;
  * KV_ERR_NOMEM. */
 kv_status_t kvd_index_insert(kvd_index_t *ix, uint32_t tree, uint32_t parent, const kvs_meta_t *meta,
 			     uint32_t *p_block);
 /* Last of its run, without children, in no set. */
-int kvd_index_removable(const kvd_index_t *ix, const kvd_block_t *block);
+int kvd_index_is_removable(const kvd_index_t *ix, const kvd_block_t *block);
 void kvd_index_remove(kvd_index_t *ix, uint32_t block);
 
 /* May the block join: is its parent in the set, and is it the next of its run? */
 int kvd_index_can_join(const kvd_index_t *ix, const kvd_block_t *block, kvd_set_t t);
 void kvd_index_join(kvd_index_t *ix, uint32_t block, kvd_set_t t);
 /* In the set, and no child is. */
-int kvd_index_leaf(const kvd_index_t *ix, const kvd_block_t *block, kvd_set_t t);
+int kvd_index_is_leaf(const kvd_index_t *ix, const kvd_block_t *block, kvd_set_t t);
 void kvd_index_leave(kvd_index_t *ix, uint32_t block, kvd_set_t t);
 
 uint32_t kvd_index_parent(const kvd_index_t *ix, uint32_t block);
@@ -231,7 +231,7 @@ uint32_t kvd_index_parent(const kvd_index_t *ix, uint32_t block);
 uint32_t kvd_index_ancestor(const kvd_index_t *ix, uint32_t block, uint32_t depth);
 /* Ids and CPU slots of the blocks on the path to `block` below depth `skip`, shallow first; either array may be
  * NULL. */
-void kvd_index_path(const kvd_index_t *ix, uint32_t block, uint32_t skip, uint32_t *ids, uint32_t *slots);
+void kvd_index_copy_path(const kvd_index_t *ix, uint32_t block, uint32_t skip, uint32_t *ids, uint32_t *slots);
 /* Depth of the deepest block on the path to `block` that is in the set; 0: none. */
 uint32_t kvd_index_depth_in(const kvd_index_t *ix, uint32_t block, kvd_set_t t);
 
@@ -242,17 +242,17 @@ uint32_t kvd_index_pin_path(kvd_index_t *ix, uint32_t block);
 uint32_t kvd_index_unpin_path(kvd_index_t *ix, uint32_t block);
 
 /* Make the block the first of its run, so that its subtree is a node's subtree. KV_ERR_NOMEM, KV_ERR_LIMIT. */
-kv_status_t kvd_index_cut(kvd_index_t *ix, uint32_t block);
+kv_status_t kvd_index_split_before(kvd_index_t *ix, uint32_t block);
 
 /* The next run of the tree, parents first: the first below `node`, else the next beside or above it. KVD_NONE: that was
  * the last. */
-uint32_t kvd_index_next(const kvd_index_t *ix, uint32_t node);
+uint32_t kvd_index_next_run(const kvd_index_t *ix, uint32_t node);
 
 /* Write-behind's queue of nodes. */
 void kvd_queue_push(kvd_index_t *ix, uint32_t node);
 void kvd_queue_remove(kvd_index_t *ix, uint32_t node);
 
 /* Walks everything; 1 when all invariants hold, else 0 and a sentence. */
-int kvd_index_sound(const kvd_index_t *ix, char *why, size_t cap);
+int kvd_index_check(const kvd_index_t *ix, char *why, size_t cap);
 
 #endif

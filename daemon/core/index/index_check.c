@@ -10,10 +10,10 @@ typedef struct kvd_sums {
 } kvd_sums_t;
 
 /* A sentence when something about this run's children does not hold. */
-static const char *children_wrong(const kvd_index_t *ix, uint32_t id)
+static const char *check_children(const kvd_index_t *ix, uint32_t id)
 {
 	const kvd_node_t *node = kvd_node_at(ix, id);
-	uint32_t children = 0, kids[KVD_TIERS] = {0, 0}, pinned = 0;
+	uint32_t children = 0, children_in[KVD_TIERS] = {0, 0}, pinned = 0;
 
 	for (uint32_t c = node->children.head; c != KVD_NONE; c = kvd_node_at(ix, c)->siblings.next) {
 		const kvd_node_t *child = kvd_node_at(ix, c);
@@ -21,7 +21,7 @@ static const char *children_wrong(const kvd_index_t *ix, uint32_t id)
 		children++;
 		pinned += child->pinned > 0 ? 1 : 0;
 		for (kvd_set_t t = KVD_CPU; t < KVD_TIERS; t++) {
-			kids[t] += child->n[t] > 0 && !(child->flags & KVD_NODE_DEAD) ? 1 : 0;
+			children_in[t] += child->n[t] > 0 && !(child->flags & KVD_NODE_DEAD) ? 1 : 0;
 			if (child->n[t] > 0 && node->n[t] < node->len && !(child->flags & KVD_NODE_DEAD)) {
 				return "a block is in a set without its parent";
 			}
@@ -30,18 +30,18 @@ static const char *children_wrong(const kvd_index_t *ix, uint32_t id)
 			return "a child disagrees with its parent";
 		}
 	}
-	if (pinned != node->pinned_kids || (pinned > 0 && node->pinned != node->len)) {
+	if (pinned != node->pinned_children || (pinned > 0 && node->pinned != node->len)) {
 		return "pinned children are miscounted";
 	}
-	if (children != node->child_count || kids[KVD_CPU] != node->kids[KVD_CPU] ||
-	    kids[KVD_DISK] != node->kids[KVD_DISK]) {
+	if (children != node->child_count || children_in[KVD_CPU] != node->children_in[KVD_CPU] ||
+	    children_in[KVD_DISK] != node->children_in[KVD_DISK]) {
 		return "children are miscounted";
 	}
 
 	return NULL;
 }
 
-static const char *marks_wrong(const kvd_index_t *ix, uint32_t id, kvd_set_t t, kvd_sums_t *sums)
+static const char *check_marks(const kvd_index_t *ix, uint32_t id, kvd_set_t t, kvd_sums_t *sums)
 {
 	const kvd_node_t *node = kvd_node_at(ix, id);
 	uint32_t count = 0, last = UINT32_MAX;
@@ -59,14 +59,14 @@ static const char *marks_wrong(const kvd_index_t *ix, uint32_t id, kvd_set_t t, 
 	}
 	sums->marks += count;
 	sums->extra_marks += count > 1 ? count - 1 : 0;
-	if (node->n[t] > 0 && kvd_index_leaf(ix, kvd_block_at(ix, node->ids[node->n[t] - 1]), t) && !leaf_marked) {
+	if (node->n[t] > 0 && kvd_index_is_leaf(ix, kvd_block_at(ix, node->ids[node->n[t] - 1]), t) && !leaf_marked) {
 		return "a leaf of a set has no mark";
 	}
 
 	return NULL;
 }
 
-static const char *run_wrong(const kvd_index_t *ix, uint32_t id, kvd_sums_t *sums)
+static const char *check_run(const kvd_index_t *ix, uint32_t id, kvd_sums_t *sums)
 {
 	const kvd_node_t *node = kvd_node_at(ix, id);
 	uint32_t pin_ends = 0, deepest = 0;
@@ -93,12 +93,12 @@ static const char *run_wrong(const kvd_index_t *ix, uint32_t id, kvd_sums_t *sum
 		if (i < node->n[KVD_DISK] && block->disk.slot == KV_SLOT_NONE) {
 			return "a block of the disk set has no disk slot";
 		}
-		if (!(kvd_tree_at(ix, node->tree)->hidden) && kvd_index_shown(ix, block) &&
+		if (!(kvd_tree_at(ix, node->tree)->hidden) && kvd_index_is_shown(ix, block) &&
 		    kvd_index_find(ix, node->tree, &block->key, block->group) != node->ids[i]) {
 			return "a block is not found by its key";
 		}
 	}
-	if (pin_ends != node->pin_ends || (node->pinned_kids == 0 && deepest != node->pinned)) {
+	if (pin_ends != node->pin_ends || (node->pinned_children == 0 && deepest != node->pinned)) {
 		return "a run's pins are miscounted";
 	}
 	sums->blocks += node->len;
@@ -108,19 +108,19 @@ static const char *run_wrong(const kvd_index_t *ix, uint32_t id, kvd_sums_t *sum
 	return NULL;
 }
 
-static const char *tree_wrong(const kvd_index_t *ix, uint32_t id, kvd_sums_t *all)
+static const char *check_tree(const kvd_index_t *ix, uint32_t id, kvd_sums_t *all)
 {
 	const kvd_tree_t *tree = kvd_tree_at(ix, id);
 	kvd_sums_t sums = {0};
 	const char *wrong = NULL;
 	uint32_t aside = 0;
 
-	for (uint32_t n = tree->children.head; n != KVD_NONE && !wrong; n = kvd_index_next(ix, n)) {
+	for (uint32_t n = tree->children.head; n != KVD_NONE && !wrong; n = kvd_index_next_run(ix, n)) {
 		aside += (kvd_node_at(ix, n)->flags & KVD_NODE_ASIDE) != 0;
-		wrong = run_wrong(ix, n, &sums);
-		wrong = wrong ? wrong : children_wrong(ix, n);
-		wrong = wrong ? wrong : marks_wrong(ix, n, KVD_CPU, &sums);
-		wrong = wrong ? wrong : marks_wrong(ix, n, KVD_DISK, &sums);
+		wrong = check_run(ix, n, &sums);
+		wrong = wrong ? wrong : check_children(ix, n);
+		wrong = wrong ? wrong : check_marks(ix, n, KVD_CPU, &sums);
+		wrong = wrong ? wrong : check_marks(ix, n, KVD_DISK, &sums);
 	}
 	if (!wrong && (sums.blocks != tree->blocks || sums.in[KVD_CPU] != tree->in[KVD_CPU] ||
 		       sums.in[KVD_DISK] != tree->in[KVD_DISK] || aside != tree->aside_nodes)) {
@@ -133,14 +133,14 @@ static const char *tree_wrong(const kvd_index_t *ix, uint32_t id, kvd_sums_t *al
 	return wrong;
 }
 
-int kvd_index_sound(const kvd_index_t *ix, char *why, size_t cap)
+int kvd_index_check(const kvd_index_t *ix, char *why, size_t cap)
 {
 	kvd_sums_t all = {0};
 	const char *wrong = NULL;
 
 	for (uint32_t t = 0; t < ix->trees.made && !wrong; t++) {
 		if (kvd_tree_at(ix, t)->live) {
-			wrong = tree_wrong(ix, t, &all);
+			wrong = check_tree(ix, t, &all);
 		}
 	}
 	if (!wrong &&

@@ -7,6 +7,6 @@
 void kvd_table_add(kvd_index_t *ix, uint32_t block);
 void kvd_table_remove(kvd_index_t *ix, uint32_t block);
 /* Is the run, or one above it, being taken down? */
-int kvd_node_dead(const kvd_index_t *ix, uint32_t node);
+int kvd_node_is_dead(const kvd_index_t *ix, uint32_t node);
 
 #endif

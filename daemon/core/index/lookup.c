@@ -40,7 +40,7 @@ void kvd_table_remove(kvd_index_t *ix, uint32_t id)
 }
 
 /* The block of this key and group that follows `id` in the table, KVD_NONE: the first one. KVD_NONE: no more. */
-static uint32_t next_of(const kvd_index_t *ix, uint32_t id, const kv_key_t *key, uint8_t group)
+static uint32_t next_in_bucket(const kvd_index_t *ix, uint32_t id, const kv_key_t *key, uint8_t group)
 {
 	uint32_t link = id == KVD_NONE ? ix->heads[bucket_of(ix, key, group)] : kvd_block_at(ix, id)->hash_next;
 
@@ -59,7 +59,7 @@ static uint32_t next_of(const kvd_index_t *ix, uint32_t id, const kv_key_t *key,
 /* Is run `id` or one above it `top`, or has one of them one of `flags`? Each run on the way keeps the answer, so that
  * the next walk ends there: a chain of runs of one block each, asked for at every depth, is walked once and not once a
  * depth. */
-static int find_above(const kvd_index_t *ix, uint32_t id, uint32_t top, uint32_t flags, uint64_t no, uint64_t yes)
+static int search_above(const kvd_index_t *ix, uint32_t id, uint32_t top, uint32_t flags, uint64_t no, uint64_t yes)
 {
 	uint32_t at = id;
 	uint64_t answer = no, steps = 0;
@@ -84,14 +84,14 @@ static int find_above(const kvd_index_t *ix, uint32_t id, uint32_t top, uint32_t
 }
 
 /* Is the node, or one above it, being taken down? */
-int kvd_node_dead(const kvd_index_t *ix, uint32_t id)
+int kvd_node_is_dead(const kvd_index_t *ix, uint32_t id)
 {
 	const kvd_tree_t *tree = kvd_tree_at(ix, kvd_node_at(ix, id)->tree);
 
-	return tree->dead_nodes > 0 && find_above(ix, id, KVD_NONE, KVD_NODE_DEAD, tree->alive, BELOW_DEAD);
+	return tree->dead_nodes > 0 && search_above(ix, id, KVD_NONE, KVD_NODE_DEAD, tree->alive, BELOW_DEAD);
 }
 
-void kvd_index_kill(kvd_index_t *ix, uint32_t id)
+void kvd_index_mark_dead(kvd_index_t *ix, uint32_t id)
 {
 	kvd_node_t *node = kvd_node_at(ix, id);
 	kvd_tree_t *tree = kvd_tree_at(ix, node->tree);
@@ -100,15 +100,15 @@ void kvd_index_kill(kvd_index_t *ix, uint32_t id)
 	ix->dead_nodes++;
 	tree->dead_nodes++;
 	tree->alive = ++ix->answers;
-	tree->shown = kvd_index_question(ix);
+	tree->shown = kvd_index_new_question(ix);
 }
 
-uint64_t kvd_index_question(kvd_index_t *ix)
+uint64_t kvd_index_new_question(kvd_index_t *ix)
 {
 	return ix->answers += 2;
 }
 
-int kvd_index_passes(const kvd_index_t *ix, uint32_t id, uint32_t above_id, uint64_t question)
+int kvd_index_passes_through(const kvd_index_t *ix, uint32_t id, uint32_t above_id, uint64_t question)
 {
 	const kvd_block_t *block = kvd_block_at(ix, id), *above = kvd_block_at(ix, above_id);
 
@@ -117,23 +117,23 @@ int kvd_index_passes(const kvd_index_t *ix, uint32_t id, uint32_t above_id, uint
 	}
 
 	return kvd_node_of(ix, block)->tree == kvd_node_of(ix, above)->tree &&
-	       find_above(ix, block->node, above->node, 0, question - 1, question);
+	       search_above(ix, block->node, above->node, 0, question - 1, question);
 }
 
-int kvd_index_dead(const kvd_index_t *ix, const kvd_block_t *block)
+int kvd_index_is_dead(const kvd_index_t *ix, const kvd_block_t *block)
 {
-	return kvd_node_dead(ix, block->node);
+	return kvd_node_is_dead(ix, block->node);
 }
 
-int kvd_index_shown(const kvd_index_t *ix, const kvd_block_t *block)
+int kvd_index_is_shown(const kvd_index_t *ix, const kvd_block_t *block)
 {
 	const kvd_tree_t *tree = kvd_tree_of(ix, block);
 
 	if (tree->aside_nodes == 0) {
-		return !kvd_node_dead(ix, block->node);
+		return !kvd_node_is_dead(ix, block->node);
 	}
 
-	return !find_above(ix, block->node, KVD_NONE, KVD_NODE_DEAD | KVD_NODE_ASIDE, tree->shown - 1, tree->shown);
+	return !search_above(ix, block->node, KVD_NONE, KVD_NODE_DEAD | KVD_NODE_ASIDE, tree->shown - 1, tree->shown);
 }
 
 /* ---- finding a block ------------------------------------------------------------------------- */
@@ -142,11 +142,11 @@ uint32_t kvd_index_find(const kvd_index_t *ix, uint32_t tree, const kv_key_t *ke
 {
 	uint32_t id = KVD_NONE;
 
-	while ((id = next_of(ix, id, key, group)) != KVD_NONE) {
+	while ((id = next_in_bucket(ix, id, key, group)) != KVD_NONE) {
 		const kvd_block_t *block = kvd_block_at(ix, id);
 
 		if (kvd_node_of(ix, block)->tree == tree && !kvd_tree_at(ix, tree)->hidden &&
-		    kvd_index_shown(ix, block)) {
+		    kvd_index_is_shown(ix, block)) {
 			break;
 		}
 	}
@@ -154,14 +154,15 @@ uint32_t kvd_index_find(const kvd_index_t *ix, uint32_t tree, const kv_key_t *ke
 	return id;
 }
 
-uint32_t kvd_index_aside(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group)
+uint32_t kvd_index_find_aside(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group)
 {
 	uint32_t id = KVD_NONE;
 
-	while (kvd_tree_at(ix, tree)->aside_nodes > 0 && (id = next_of(ix, id, key, group)) != KVD_NONE) {
+	while (kvd_tree_at(ix, tree)->aside_nodes > 0 && (id = next_in_bucket(ix, id, key, group)) != KVD_NONE) {
 		const kvd_block_t *block = kvd_block_at(ix, id);
 
-		if (kvd_node_of(ix, block)->tree == tree && !kvd_index_dead(ix, block) && !kvd_index_shown(ix, block)) {
+		if (kvd_node_of(ix, block)->tree == tree && !kvd_index_is_dead(ix, block) &&
+		    !kvd_index_is_shown(ix, block)) {
 			break;
 		}
 	}
@@ -169,11 +170,11 @@ uint32_t kvd_index_aside(const kvd_index_t *ix, uint32_t tree, const kv_key_t *k
 	return id;
 }
 
-uint32_t kvd_index_on_disk(const kvd_index_t *ix, const kv_key_t *key, uint8_t group, kvs_loc_t disk)
+uint32_t kvd_index_find_on_disk(const kvd_index_t *ix, const kv_key_t *key, uint8_t group, kvs_loc_t disk)
 {
 	uint32_t id = KVD_NONE;
 
-	while ((id = next_of(ix, id, key, group)) != KVD_NONE) {
+	while ((id = next_in_bucket(ix, id, key, group)) != KVD_NONE) {
 		const kvd_block_t *block = kvd_block_at(ix, id);
 
 		if (block->disk.slot == disk.slot && block->disk.gen == disk.gen) {
@@ -184,15 +185,15 @@ uint32_t kvd_index_on_disk(const kvd_index_t *ix, const kv_key_t *key, uint8_t g
 	return id;
 }
 
-uint32_t kvd_index_leaving(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group)
+uint32_t kvd_index_find_dying(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group)
 {
 	uint32_t id = KVD_NONE;
 
-	while (kvd_tree_at(ix, tree)->dead_nodes > 0 && (id = next_of(ix, id, key, group)) != KVD_NONE) {
+	while (kvd_tree_at(ix, tree)->dead_nodes > 0 && (id = next_in_bucket(ix, id, key, group)) != KVD_NONE) {
 		const kvd_block_t *block = kvd_block_at(ix, id);
 
 		if (kvd_node_of(ix, block)->tree == tree && !(block->flags & KVD_EVENT_PENDING) &&
-		    kvd_index_dead(ix, block)) {
+		    kvd_index_is_dead(ix, block)) {
 			break;
 		}
 	}
@@ -200,16 +201,16 @@ uint32_t kvd_index_leaving(const kvd_index_t *ix, uint32_t tree, const kv_key_t 
 	return id;
 }
 
-uint32_t kvd_index_in_slot(const kvd_index_t *ix, const kv_key_t *key, uint8_t group, kvd_set_t t, kvs_loc_t loc)
+uint32_t kvd_index_find_in_slot(const kvd_index_t *ix, const kv_key_t *key, uint8_t group, kvd_set_t t, kvs_loc_t loc)
 {
 	uint32_t id = KVD_NONE;
 
-	while ((id = next_of(ix, id, key, group)) != KVD_NONE) {
+	while ((id = next_in_bucket(ix, id, key, group)) != KVD_NONE) {
 		const kvd_block_t *block = kvd_block_at(ix, id);
 		kvs_loc_t at = t == KVD_DISK ? block->disk : (kvs_loc_t){*kvd_slot_of(ix, block), block->cpu_gen};
 
 		if (at.slot == loc.slot && at.gen == loc.gen && kvd_in_set(ix, block, t) &&
-		    !kvd_tree_of(ix, block)->hidden && !kvd_index_dead(ix, block)) {
+		    !kvd_tree_of(ix, block)->hidden && !kvd_index_is_dead(ix, block)) {
 			break;
 		}
 	}
@@ -217,16 +218,16 @@ uint32_t kvd_index_in_slot(const kvd_index_t *ix, const kv_key_t *key, uint8_t g
 	return id;
 }
 
-int kvd_index_quarantined(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group)
+int kvd_index_is_quarantined(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group)
 {
 	uint32_t id = KVD_NONE;
 
 	do {
-		id = next_of(ix, id, key, group);
+		id = next_in_bucket(ix, id, key, group);
 	} while (id != KVD_NONE && kvd_node_of(ix, kvd_block_at(ix, id))->tree != tree);
 
 	return id != KVD_NONE && kvd_index_find(ix, tree, key, group) == KVD_NONE &&
-	       kvd_index_aside(ix, tree, key, group) == KVD_NONE;
+	       kvd_index_find_aside(ix, tree, key, group) == KVD_NONE;
 }
 
 uint8_t kvd_tiers_of(const kvd_index_t *ix, const kvd_block_t *block)
@@ -235,19 +236,19 @@ uint8_t kvd_tiers_of(const kvd_index_t *ix, const kvd_block_t *block)
 			 (kvd_in_set(ix, block, KVD_DISK) ? KV_TIER_DISK : 0));
 }
 
-uint8_t kvd_index_tiers(const kvd_index_t *ix, uint32_t ns, const kv_key_t *key, uint8_t group)
+uint8_t kvd_index_tiers_of_key(const kvd_index_t *ix, uint32_t ns, const kv_key_t *key, uint8_t group)
 {
 	uint32_t id = KVD_NONE;
 	uint8_t tiers = 0;
 
-	while ((id = next_of(ix, id, key, group)) != KVD_NONE) {
+	while ((id = next_in_bucket(ix, id, key, group)) != KVD_NONE) {
 		const kvd_block_t *block = kvd_block_at(ix, id);
 		const kvd_tree_t *tree = kvd_tree_of(ix, block);
 
-		if (tree->ns == ns && !tree->hidden && !kvd_index_dead(ix, block)) {
+		if (tree->ns == ns && !tree->hidden && !kvd_index_is_dead(ix, block)) {
 			uint8_t in = kvd_tiers_of(ix, block);
 
-			tiers |= in == 0 || kvd_index_shown(ix, block) ? in : KV_TIER_UNREADABLE;
+			tiers |= in == 0 || kvd_index_is_shown(ix, block) ? in : KV_TIER_UNREADABLE;
 		}
 	}
 

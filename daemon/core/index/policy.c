@@ -8,7 +8,7 @@ void kvd_order_init(kvd_order_t *order)
 	*order = (kvd_order_t){.marks = KVD_LIST_EMPTY};
 }
 
-int kvd_evictable(const kvd_index_t *ix, const kvd_block_t *block, kvd_set_t t)
+int kvd_block_is_evictable(const kvd_index_t *ix, const kvd_block_t *block, kvd_set_t t)
 {
 	if (block->refs > 0 || block->io != KVD_NONE) {
 		return 0;
@@ -74,7 +74,7 @@ static void order_add_oldest(kvd_index_t *ix, kvd_order_t *order, uint32_t id)
 }
 
 /* Out of the order, or out of the off_lru ones. */
-static void detach(kvd_index_t *ix, kvd_order_t *order, uint32_t id, kvd_set_t t)
+static void detach_mark(kvd_index_t *ix, kvd_order_t *order, uint32_t id, kvd_set_t t)
 {
 	kvd_mark_t *mark = mark_at(ix, id);
 
@@ -89,30 +89,30 @@ static void detach(kvd_index_t *ix, kvd_order_t *order, uint32_t id, kvd_set_t t
 /* ---- marks of a run -------------------------------------------------------------------------- */
 
 /* Take the mark behind `link` off its run. */
-static void unhang(kvd_index_t *ix, kvd_node_t *node, uint32_t *link, kvd_set_t t)
+static void unlink_from_run(kvd_index_t *ix, kvd_node_t *node, uint32_t *link, kvd_set_t t)
 {
 	*link = mark_at(ix, *link)->shallower;
 	ix->extra_marks -= node->marks[t] != KVD_NONE ? 1 : 0;
 }
 
 /* Hang mark `id` behind `link`, where it belongs by depth. */
-static void hang(kvd_index_t *ix, kvd_node_t *node, uint32_t *link, uint32_t id, kvd_set_t t)
+static void link_to_run(kvd_index_t *ix, kvd_node_t *node, uint32_t *link, uint32_t id, kvd_set_t t)
 {
 	ix->extra_marks += node->marks[t] != KVD_NONE ? 1 : 0;
 	mark_at(ix, id)->shallower = *link;
 	*link = id;
 }
 
-static void mark_drop(kvd_index_t *ix, kvd_order_t *order, kvd_node_t *node, uint32_t *link, kvd_set_t t)
+static void drop_mark(kvd_index_t *ix, kvd_order_t *order, kvd_node_t *node, uint32_t *link, kvd_set_t t)
 {
 	uint32_t id = *link;
 
-	detach(ix, order, id, t);
-	unhang(ix, node, link, t);
+	detach_mark(ix, order, id, t);
+	unlink_from_run(ix, node, link, t);
 	kvd_obj_pool_put(&ix->marks, id);
 }
 
-static uint32_t *link_of(kvd_index_t *ix, kvd_node_t *node, kvd_set_t t, uint32_t id)
+static uint32_t *find_link(kvd_index_t *ix, kvd_node_t *node, kvd_set_t t, uint32_t id)
 {
 	uint32_t *link = &node->marks[t];
 
@@ -125,7 +125,7 @@ static uint32_t *link_of(kvd_index_t *ix, kvd_node_t *node, kvd_set_t t, uint32_
 
 /* A first mark of a run is always to be had (node_create keeps memory for it), another one only while memory is not
  * short. */
-static uint32_t mark_new(kvd_index_t *ix, const kvd_node_t *node, kvd_set_t t)
+static uint32_t create_mark(kvd_index_t *ix, const kvd_node_t *node, kvd_set_t t)
 {
 	uint32_t id;
 
@@ -137,7 +137,7 @@ static uint32_t mark_new(kvd_index_t *ix, const kvd_node_t *node, kvd_set_t t)
 }
 
 /* The path down to `block` was touched at `stamp`: older marks it covers in this run go, one stays on the block. */
-static void mark_place(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_t block_id, uint64_t stamp)
+static void set_mark(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_t block_id, uint64_t stamp)
 {
 	const kvd_block_t *block = kvd_block_at(ix, block_id);
 	kvd_node_t *node = kvd_node_of(ix, block);
@@ -151,44 +151,44 @@ static void mark_place(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_
 	}
 	at = link;
 	while (*link != KVD_NONE && mark_at(ix, *link)->stamp <= stamp) {
-		mark_drop(ix, order, node, link, t); /* marks get younger as they get shallower */
+		drop_mark(ix, order, node, link, t); /* marks get younger as they get shallower */
 	}
 	if (*link != KVD_NONE && mark_at(ix, *link)->pos == block->pos) {
 		return;
 	}
 
-	id = mark_new(ix, node, t);
+	id = create_mark(ix, node, t);
 	if (id == KVD_NONE && *at == KVD_NONE) {
 		return; /* a touch in mid-run is forgotten; the run's own mark is still there */
 	}
 	if (id == KVD_NONE) {                    /* the younger mark above moves down and speaks for this block too */
 		if (mark_at(ix, *at)->off_lru) { /* by the block it leaves, whoever refs that one */
-			detach(ix, order, *at, t);
+			detach_mark(ix, order, *at, t);
 			order_add_oldest(ix, order, *at);
 		}
 		mark_at(ix, *at)->pos = block->pos;
 		return;
 	}
 	*mark_at(ix, id) = (kvd_mark_t){.stamp = stamp, .node = block->node, .pos = block->pos};
-	hang(ix, node, at, id, t);
+	link_to_run(ix, node, at, id, t);
 	order_add_newest(ix, order, id);
 }
 
 /* The block under mark `id` is leaving: its parent inherits the mark and its place in the order. */
-static void mark_slide(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_t id)
+static void slide_mark(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_t id)
 {
 	kvd_mark_t *mark = mark_at(ix, id);
 	kvd_node_t *node = kvd_node_at(ix, mark->node), *to = node;
 	uint32_t to_id = mark->node, pos = mark->pos - 1, *link;
 
 	if (mark->off_lru) { /* its block goes all the same (its space does): back into the order */
-		detach(ix, order, id, t);
+		detach_mark(ix, order, id, t);
 		order_add_oldest(ix, order, id);
 	}
 	if (mark->pos == 0) {
 		to_id = node->flags & KVD_NODE_DEAD ? KVD_NONE : node->parent;
 		if (to_id == KVD_NONE) {
-			mark_drop(ix, order, node, &node->marks[t], t);
+			drop_mark(ix, order, node, &node->marks[t], t);
 			return;
 		}
 		to = kvd_node_at(ix, to_id);
@@ -198,14 +198,14 @@ static void mark_slide(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_
 	link = to == node ? &mark->shallower : &to->marks[t];
 	if (*link != KVD_NONE && mark_at(ix, *link)->pos == pos) {
 		if (mark_at(ix, *link)->stamp >= mark->stamp) {
-			mark_drop(ix, order, node, link_of(ix, node, t, id), t);
+			drop_mark(ix, order, node, find_link(ix, node, t, id), t);
 			return;
 		}
-		mark_drop(ix, order, to, link, t);
+		drop_mark(ix, order, to, link, t);
 	}
 	if (to != node) {
-		unhang(ix, node, link_of(ix, node, t, id), t);
-		hang(ix, to, &to->marks[t], id, t);
+		unlink_from_run(ix, node, find_link(ix, node, t, id), t);
+		link_to_run(ix, to, &to->marks[t], id, t);
 	}
 	mark->node = to_id;
 	mark->pos = pos;
@@ -213,17 +213,17 @@ static void mark_slide(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_
 
 /* ---- the policies ---------------------------------------------------------------------------- */
 
-static void order_leave(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_t block_id)
+static void leave_order(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_t block_id)
 {
 	const kvd_block_t *block = kvd_block_at(ix, block_id);
 	uint32_t id = kvd_node_of(ix, block)->marks[t];
 
 	if (id != KVD_NONE && mark_at(ix, id)->pos == block->pos) {
-		mark_slide(ix, order, t, id);
+		slide_mark(ix, order, t, id);
 	}
 }
 
-static uint32_t order_victim(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t)
+static uint32_t find_victim(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t)
 {
 	while (order->marks.head != KVD_NONE) {
 		uint32_t id = order->marks.head;
@@ -232,9 +232,9 @@ static uint32_t order_victim(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t)
 		uint32_t block_id = node->ids[mark->pos];
 		kvd_block_t *block = kvd_block_at(ix, block_id);
 
-		if (!kvd_index_leaf(ix, block, t)) {
-			mark_drop(ix, order, node, link_of(ix, node, t, id), t);
-		} else if (!kvd_evictable(ix, block, t)) {
+		if (!kvd_index_is_leaf(ix, block, t)) {
+			drop_mark(ix, order, node, find_link(ix, node, t, id), t);
+		} else if (!kvd_block_is_evictable(ix, block, t)) {
 			order_unlink(ix, order, id);
 			mark->off_lru = 1;
 			block->flags |= off_lru_flag(t);
@@ -246,22 +246,22 @@ static uint32_t order_victim(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t)
 	return KVD_NONE;
 }
 
-static void order_unpin(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_t block_id)
+static void restore_mark(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_t block_id)
 {
 	kvd_block_t *block = kvd_block_at(ix, block_id);
 	uint32_t id = kvd_node_of(ix, block)->marks[t];
 
-	if (!(block->flags & off_lru_flag(t)) || !kvd_evictable(ix, block, t)) {
+	if (!(block->flags & off_lru_flag(t)) || !kvd_block_is_evictable(ix, block, t)) {
 		return;
 	}
 	while (mark_at(ix, id)->pos != block->pos) {
 		id = mark_at(ix, id)->shallower;
 	}
-	detach(ix, order, id, t);
+	detach_mark(ix, order, id, t);
 	order_add_oldest(ix, order, id);
 }
 
-static void touch_nothing(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_t block, uint64_t stamp)
+static void ignore_touch(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_t block, uint64_t stamp)
 {
 	(void)ix;
 	(void)order;
@@ -270,5 +270,5 @@ static void touch_nothing(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint
 	(void)stamp;
 }
 
-const kvd_policy_ops_t kvd_policy_lru = {"lru", mark_place, mark_place, order_leave, order_victim, order_unpin};
-const kvd_policy_ops_t kvd_policy_fifo = {"fifo", touch_nothing, mark_place, order_leave, order_victim, order_unpin};
+const kvd_policy_ops_t kvd_policy_lru = {"lru", set_mark, set_mark, leave_order, find_victim, restore_mark};
+const kvd_policy_ops_t kvd_policy_fifo = {"fifo", ignore_touch, set_mark, leave_order, find_victim, restore_mark};

@@ -42,6 +42,6 @@ extern const kvd_policy_ops_t kvd_policy_fifo;
 void kvd_order_init(kvd_order_t *order);
 
 /* May tier t give the block up now? */
-int kvd_evictable(const kvd_index_t *ix, const kvd_block_t *block, kvd_set_t t);
+int kvd_block_is_evictable(const kvd_index_t *ix, const kvd_block_t *block, kvd_set_t t);
 
 #endif

@@ -11,18 +11,18 @@
 /* ---- a path: of a full group ----------------------------------------------------------------- */
 
 /* Depth of rung i of a ladder for n blocks: n, n-1, n-2, n-4, ... and block 1 at the end. */
-static uint32_t rung(uint32_t n, uint32_t i)
+static uint32_t rung_depth(uint32_t n, uint32_t i)
 {
 	uint32_t back = i == 0 ? 0 : 1u << (i - 1);
 
 	return back < n ? n - back : 1;
 }
 
-static uint32_t rungs(uint32_t n)
+static uint32_t count_rungs(uint32_t n)
 {
 	uint32_t count = 1;
 
-	while (rung(n, count - 1) > 1) {
+	while (rung_depth(n, count - 1) > 1) {
 		count++;
 	}
 
@@ -47,7 +47,7 @@ static uint32_t resolve_ladder(kvd_core_t *core, const kvd_space_t *space, const
 	for (uint32_t i = 0; i < ask->ladder.len / KV_KEY_BYTES; i++) {
 		kv_key_t key = key_at(ask, i);
 		uint32_t id = kvd_index_find(&core->ix, space->tree, &key, (uint8_t)ask->group);
-		if (id != KVD_NONE && kvd_depth_of(&core->ix, kvd_block_at(&core->ix, id)) == rung(ask->n, i)) {
+		if (id != KVD_NONE && kvd_depth_of(&core->ix, kvd_block_at(&core->ix, id)) == rung_depth(ask->n, i)) {
 			return id;
 		}
 		*p_missing = key;
@@ -57,7 +57,7 @@ static uint32_t resolve_ladder(kvd_core_t *core, const kvd_space_t *space, const
 }
 
 /* Lease blocks (skip, depth] of the path to `id`, or as many as the limits and the room allow. */
-static kv_status_t lease_open(kvd_core_t *core, const kvd_space_t *space, const kvd_member_rec_t *member,
+static kv_status_t open_lease(kvd_core_t *core, const kvd_space_t *space, const kvd_member_rec_t *member,
 			      const kv_msg_acquire_t *ask, uint32_t id, kv_msg_acquire_reply_t *reply)
 {
 	kvd_instance_rec_t *instance = kvd_instance_at(core, member->instance);
@@ -65,7 +65,7 @@ static kv_status_t lease_open(kvd_core_t *core, const kvd_space_t *space, const 
 	uint64_t room = kvd_lease_room(core, instance) / slot_bytes;
 	uint32_t depth = kvd_depth_of(&core->ix, kvd_block_at(&core->ix, id));
 	uint32_t n = depth - ask->skip > room ? ask->skip + (uint32_t)room : depth;
-	uint64_t most = kvd_index_depth_pinned(&core->ix, id) + kvd_pin_room(core, space->ns, space->slot_class);
+	uint64_t most = kvd_index_depth_pinned(&core->ix, id) + kvd_share_pin_room(core, space->ns, space->slot_class);
 	uint32_t cpu_depth, before;
 	kvd_lease_t draft = {
 		.instance = member->instance, .member = member->id, .skip = ask->skip, .stamp = core->stamp};
@@ -88,32 +88,32 @@ static kv_status_t lease_open(kvd_core_t *core, const kvd_space_t *space, const 
 	status = kvd_pin_create(core, kvd_index_ancestor(&core->ix, id, n), KVD_PIN_LEASE, lease->id, &lease->pin);
 	if (status != KV_OK) {
 		lease->pin = KVD_NONE;
-		kvd_lease_close(core, lease);
+		kvd_lease_free(core, lease);
 		return status;
 	}
 
 	cpu_depth = kvd_index_depth_in(&core->ix, kvd_lease_block(core, lease, n), KVD_CPU);
 	if (cpu_depth < n) {
-		kvd_lease_reserve(core, lease, cpu_depth);
+		kvd_lease_start_fills(core, lease, cpu_depth);
 		instance->pinned_bytes -= lease->bytes;
 		lease->bytes = lease->n > lease->skip ? (lease->n - lease->skip) * slot_bytes : 0;
 		instance->pinned_bytes += lease->bytes;
 		before = cpu_depth > lease->skip ? cpu_depth : lease->skip;
 		lease->ready = before < lease->n ? before : lease->n;
 		reply->n_disk = lease->n - lease->ready;
-		kvd_lease_settle(core, lease);
+		kvd_lease_count_ready(core, lease);
 	}
 	if (lease->n < depth) {
 		kvd_count(core, KV_M_ACQUIRE_SHORTENED, 1);
 	}
 	reply->n = lease->n;
 	if (lease->n <= lease->skip) { /* no room to bring in even one block */
-		kvd_lease_close(core, lease);
+		kvd_lease_free(core, lease);
 		return KV_OK;
 	}
 	status = kvd_lease_publish(core, space, lease, (uint8_t)ask->group, reply);
 	if (status != KV_OK) {
-		kvd_lease_close(core, lease);
+		kvd_lease_free(core, lease);
 	}
 
 	return status;
@@ -126,20 +126,20 @@ static kv_status_t acquire_path(kvd_core_t *core, const kvd_space_t *space, cons
 	kv_key_t missing;
 	uint32_t id;
 
-	if (ask->ladder.len / KV_KEY_BYTES != rungs(ask->n)) {
+	if (ask->ladder.len / KV_KEY_BYTES != count_rungs(ask->n)) {
 		return KV_ERR_ARG;
 	}
 	id = resolve_ladder(core, space, ask, &missing);
 	if (!kv_key_is_zero(&missing)) {
-		reply->why = kvd_why_missing(core, space->tree, &missing, (uint8_t)ask->group);
+		reply->why = kvd_explain_miss(core, space->tree, &missing, (uint8_t)ask->group);
 	}
 	if (id == KVD_NONE) {
 		return KV_OK;
 	}
-	kvd_touch(core, id);
+	kvd_block_touch_path(core, id);
 	reply->n = kvd_depth_of(&core->ix, kvd_block_at(&core->ix, id));
 
-	return reply->n > ask->skip ? lease_open(core, space, member, ask, id, reply) : KV_OK;
+	return reply->n > ask->skip ? open_lease(core, space, member, ask, id, reply) : KV_OK;
 }
 
 /* ---- blocks without parents: a window or a state, every block pinned by itself, all of them or none  */
@@ -154,11 +154,11 @@ static kv_status_t pin_blocks(kvd_core_t *core, const kvd_space_t *space, kvd_le
 		kv_status_t status;
 
 		if (id == KVD_NONE) {
-			reply->why = kvd_why_missing(core, space->tree, &key, (uint8_t)ask->group);
+			reply->why = kvd_explain_miss(core, space->tree, &key, (uint8_t)ask->group);
 			return KV_MISS;
 		}
 		if (kvd_index_depth_pinned(&core->ix, id) == 0 &&
-		    kvd_pin_room(core, space->ns, space->slot_class) == 0) {
+		    kvd_share_pin_room(core, space->ns, space->slot_class) == 0) {
 			kvd_count(core, KV_M_SHARE_FULL, 1);
 			kvd_count_ns(core, space->ns, KV_NM_SHARE_FULL, 1);
 			return KV_ERR_BUSY;
@@ -173,7 +173,7 @@ static kv_status_t pin_blocks(kvd_core_t *core, const kvd_space_t *space, kvd_le
 	return KV_OK;
 }
 
-static kv_status_t blocks_take(kvd_core_t *core, const kvd_space_t *space, kvd_lease_t *lease,
+static kv_status_t open_blocks(kvd_core_t *core, const kvd_space_t *space, kvd_lease_t *lease,
 			       const kv_msg_acquire_t *ask, kv_msg_acquire_reply_t *reply)
 {
 	uint32_t on_disk = 0;
@@ -192,11 +192,11 @@ static kv_status_t blocks_take(kvd_core_t *core, const kvd_space_t *space, kvd_l
 	for (uint32_t depth = lease->skip + 1; depth <= lease->n; depth++) {
 		uint32_t id = kvd_lease_block(core, lease, depth);
 
-		kvd_touch(core, id);
+		kvd_block_touch_path(core, id);
 		on_disk += kvd_in_set(&core->ix, kvd_block_at(&core->ix, id), KVD_CPU) ? 0 : 1;
 	}
 	if (on_disk > 0) {
-		status = kvd_lease_reserve_all(core, lease, &reply->n_disk);
+		status = kvd_lease_start_all_fills(core, lease, &reply->n_disk);
 	}
 
 	return status == KV_OK ? kvd_lease_publish(core, space, lease, (uint8_t)ask->group, reply) : status;
@@ -229,9 +229,9 @@ static kv_status_t acquire_unchained(kvd_core_t *core, const kvd_space_t *space,
 	if (status != KV_OK) {
 		return status;
 	}
-	status = blocks_take(core, space, lease, ask, reply);
+	status = open_blocks(core, space, lease, ask, reply);
 	if (status != KV_OK) {
-		kvd_lease_close(core, lease);
+		kvd_lease_free(core, lease);
 		reply->n_disk = 0;
 		return status == KV_MISS ? KV_OK : status;
 	}
@@ -278,7 +278,7 @@ kv_status_t kvd_acquire(kvd_core_t *core, uint32_t ns, kvd_member_t member_id, c
 kv_status_t kvd_release(kvd_core_t *core, kvd_member_t member_id, const kv_msg_release_t *ask,
 			kv_msg_release_reply_t *reply)
 {
-	kvd_member_rec_t *member = kvd_member_rec(core, member_id);
+	kvd_member_rec_t *member = kvd_member_find(core, member_id);
 
 	if (!member) {
 		return KV_ERR_NOT_JOINED;
@@ -304,7 +304,7 @@ kv_status_t kvd_release(kvd_core_t *core, kvd_member_t member_id, const kv_msg_r
 
 kv_status_t kvd_renew(kvd_core_t *core, kvd_member_t member_id, const kv_msg_renew_t *ask, kv_msg_renew_reply_t *reply)
 {
-	kvd_member_rec_t *member = kvd_member_rec(core, member_id);
+	kvd_member_rec_t *member = kvd_member_find(core, member_id);
 	kvd_lease_t *lease = member ? kvd_lease_find_own(core, member, ask->lease) : NULL;
 
 	if (!lease) {

@@ -142,7 +142,7 @@ kv_status_t kvd_extent_take(kvd_extent_alloc_t *alloc, uint64_t bytes, uint32_t 
 }
 
 /* `right` vanishes into `left`; neither is in a free list. */
-static void absorb(kvd_extent_alloc_t *alloc, uint32_t left, uint32_t right)
+static void merge_extents(kvd_extent_alloc_t *alloc, uint32_t left, uint32_t right)
 {
 	kvd_extent_t *l = extent_at(alloc, left), *r = extent_at(alloc, right);
 
@@ -162,11 +162,11 @@ void kvd_extent_give(kvd_extent_alloc_t *alloc, uint32_t id)
 	kv_assert(extent->taken);
 	if (right != KVD_NONE && !extent_at(alloc, right)->taken) {
 		free_list_remove(alloc, right);
-		absorb(alloc, id, right);
+		merge_extents(alloc, id, right);
 	}
 	if (left != KVD_NONE && !extent_at(alloc, left)->taken) {
 		free_list_remove(alloc, left);
-		absorb(alloc, left, id);
+		merge_extents(alloc, left, id);
 		id = left;
 	}
 	free_list_add(alloc, id);

@@ -8,7 +8,7 @@
 #include "core/lease/lease_impl.h"
 
 /* Tell the leases that wait for this very block, one after the other; each takes itself off the list. */
-static void fill_tell(kvd_core_t *core, kvd_io_t *io, uint32_t depth, kv_status_t status)
+static void notify_waiters(kvd_core_t *core, kvd_io_t *io, uint32_t depth, kv_status_t status)
 {
 	while (io->waiters.head != KVD_NONE) {
 		kvd_lease_t *lease = kvd_obj_at(&core->leases, io->waiters.head);
@@ -16,27 +16,27 @@ static void fill_tell(kvd_core_t *core, kvd_io_t *io, uint32_t depth, kv_status_
 		if (status == KV_OK) {
 			kvd_lease_advance(core, lease);
 		} else {
-			kvd_lease_cut(core, lease, depth, status);
+			kvd_lease_cut_before(core, lease, depth, status);
 		}
 	}
 }
 
-static void fill_failed(kvd_core_t *core, kvd_io_t *io, uint32_t id, kv_status_t status)
+static void handle_failed_fill(kvd_core_t *core, kvd_io_t *io, uint32_t id, kv_status_t status)
 {
 	uint32_t depth = kvd_depth_of(&core->ix, kvd_block_at(&core->ix, id));
 
-	kvd_block_drop_slot(core, id);
-	fill_tell(core, io, depth, status);
+	kvd_block_free_cpu_slot(core, id);
+	notify_waiters(core, io, depth, status);
 	if (status == KV_ERR_CORRUPT || status == KV_MISS) { /* what the device cannot read just now is not gone */
 		kv_logf(core->env, KV_LOG_WARN, "core",
 			"a block on disk is damaged and is taken out, status %s depth %u", kv_status_name(status),
 			depth);
 		kvd_count(core, KV_M_BAD_BLOCKS, 1);
-		kvd_quarantine(core, id);
+		kvd_quarantine_subtree(core, id);
 	}
 }
 
-static void fill_ok(kvd_core_t *core, kvd_io_t *io, uint32_t id)
+static void accept_fill(kvd_core_t *core, kvd_io_t *io, uint32_t id)
 {
 	kvd_block_t *block = kvd_block_at(&core->ix, id);
 
@@ -44,13 +44,13 @@ static void fill_ok(kvd_core_t *core, kvd_io_t *io, uint32_t id)
 	if (kvd_index_can_join(&core->ix, block, KVD_CPU)) {
 		kvd_block_join(core, id, KVD_CPU, io->stamp, NULL);
 	} else if (block->refs == 0) {
-		kvd_block_drop_slot(core, id);
+		kvd_block_free_cpu_slot(core, id);
 	} else {
 		block->flags |= KVD_TRANSIT;
 		core->transit++;
 		(void)kvs_set_state(core->tier[KVD_CPU], io->cpu, KVS_TRANSIT);
 	}
-	fill_tell(core, io, 0, KV_OK);
+	notify_waiters(core, io, 0, KV_OK);
 }
 
 static void finish_fill(kvd_core_t *core, kvd_io_t *io, kv_status_t status)
@@ -61,11 +61,11 @@ static void finish_fill(kvd_core_t *core, kvd_io_t *io, kv_status_t status)
 	block->io = KVD_NONE;
 	block->flags &= (uint8_t)~KVD_FILLING;
 	if (status == KV_OK) {
-		fill_ok(core, io, id);
+		accept_fill(core, io, id);
 	} else {
-		fill_failed(core, io, id, status);
+		handle_failed_fill(core, io, id, status);
 	}
-	kvd_block_unpinned(core, id);
+	kvd_block_restore_marks(core, id);
 }
 
 /* Begin to read a disk block into a CPU slot: takes the slot now (KV_ERR_BUSY when there is none), reads as read_depth
@@ -84,7 +84,7 @@ static kv_status_t start_fill(kvd_core_t *core, uint32_t id, const kvd_lease_t *
 	if (status != KV_OK) {
 		return status;
 	}
-	kvd_block_meta(core, id, &meta);
+	kvd_block_get_meta(core, id, &meta);
 	status = kvd_slot_alloc(core, slot_class, KVD_CPU, &(kvd_use_t){KVS_FILLING, lease->id, &meta}, &io->cpu);
 	if (status != KV_OK) {
 		kvd_io_destroy(core, io);
@@ -102,7 +102,7 @@ static kv_status_t start_fill(kvd_core_t *core, uint32_t id, const kvd_lease_t *
 	return KV_OK;
 }
 
-void kvd_lease_reserve(kvd_core_t *core, kvd_lease_t *lease, uint32_t cpu_depth)
+void kvd_lease_start_fills(kvd_core_t *core, kvd_lease_t *lease, uint32_t cpu_depth)
 {
 	uint32_t from = cpu_depth > lease->skip ? cpu_depth : lease->skip;
 	uint32_t deepest = kvd_lease_block(core, lease, lease->n);
@@ -114,7 +114,7 @@ void kvd_lease_reserve(kvd_core_t *core, kvd_lease_t *lease, uint32_t cpu_depth)
 		return;
 	}
 	/* Held blocks keep their ids: the path is collected once, and no later step walks it again (decision 026). */
-	kvd_index_path(&core->ix, deepest, ref_from, path, NULL);
+	kvd_index_copy_path(&core->ix, deepest, ref_from, path, NULL);
 	lease->path = path;
 	/* Hold first: making room must not take what this very lease needs. The block above the first fill is held with
 	 * them. */
@@ -132,7 +132,7 @@ void kvd_lease_reserve(kvd_core_t *core, kvd_lease_t *lease, uint32_t cpu_depth)
 	}
 }
 
-kv_status_t kvd_lease_reserve_all(kvd_core_t *core, kvd_lease_t *lease, uint32_t *p_on_disk)
+kv_status_t kvd_lease_start_all_fills(kvd_core_t *core, kvd_lease_t *lease, uint32_t *p_on_disk)
 {
 	lease->ref_from = lease->skip;
 	lease->ready = lease->skip;
@@ -152,7 +152,7 @@ kv_status_t kvd_lease_reserve_all(kvd_core_t *core, kvd_lease_t *lease, uint32_t
 			}
 		}
 	}
-	kvd_lease_settle(core, lease);
+	kvd_lease_count_ready(core, lease);
 
 	return KV_OK;
 }

@@ -68,7 +68,7 @@ uint64_t kvd_lease_expiry(const kvd_core_t *core, uint32_t ttl_ms)
 
 uint64_t kvd_lease_room(const kvd_core_t *core, const kvd_instance_rec_t *instance)
 {
-	return kvd_instance_room(core, instance, core->config.max_pinned_bytes, instance->pinned_bytes);
+	return kvd_share_instance_room(core, instance, core->config.max_pinned_bytes, instance->pinned_bytes);
 }
 
 kv_status_t kvd_lease_create(kvd_core_t *core, kvd_instance_rec_t *instance, const kvd_lease_t *ask,
@@ -98,7 +98,7 @@ kv_status_t kvd_lease_create(kvd_core_t *core, kvd_instance_rec_t *instance, con
 				 &lease->extent, &offset);
 	if (status != KV_OK) {
 		lease->extent = KVD_NONE;
-		kvd_lease_close(core, lease);
+		kvd_lease_free(core, lease);
 		return status;
 	}
 	lease->header = (void *)(instance->memory + offset);
@@ -110,7 +110,7 @@ kv_status_t kvd_lease_create(kvd_core_t *core, kvd_instance_rec_t *instance, con
 static void write_slots(kvd_core_t *core, const kvd_lease_t *lease, uint32_t last, uint32_t *out)
 {
 	if (!lease->unchained) {
-		kvd_index_path(&core->ix, last, lease->skip, NULL, out);
+		kvd_index_copy_path(&core->ix, last, lease->skip, NULL, out);
 		return;
 	}
 	for (uint32_t i = 0; i < lease->pin_count; i++) {
@@ -199,7 +199,7 @@ void kvd_lease_extend(kvd_core_t *core, kvd_lease_t *lease, uint32_t ttl_ms)
 
 /* ---- what is ready --------------------------------------------------------------------------- */
 
-static void unwait(kvd_core_t *core, kvd_lease_t *lease)
+static void stop_waiting(kvd_core_t *core, kvd_lease_t *lease)
 {
 	if (lease->wait_io != KVD_NONE) {
 		kvd_list_remove(&kvd_io_at(core, lease->wait_io)->waiters, &core->leases, offsetof(kvd_lease_t, of_io),
@@ -208,7 +208,7 @@ static void unwait(kvd_core_t *core, kvd_lease_t *lease)
 	}
 }
 
-static void wait_for(kvd_core_t *core, kvd_lease_t *lease, uint32_t io_id)
+static void wait_for_fill(kvd_core_t *core, kvd_lease_t *lease, uint32_t io_id)
 {
 	lease->wait_io = io_id;
 	kvd_list_push_front(&kvd_io_at(core, io_id)->waiters, &core->leases, offsetof(kvd_lease_t, of_io), lease->self);
@@ -216,23 +216,23 @@ static void wait_for(kvd_core_t *core, kvd_lease_t *lease, uint32_t io_id)
 
 /* Is the next block still where the lease has said it will be? Not when its fill failed and a later one took another
  * slot. */
-static int in_place(const kvd_core_t *core, const kvd_lease_t *lease, const kvd_block_t *block)
+static int has_same_slot(const kvd_core_t *core, const kvd_lease_t *lease, const kvd_block_t *block)
 {
 	return kv_lease_slots(lease->header)[lease->ready - lease->skip] == *kvd_slot_of(&core->ix, block);
 }
 
-static void settle(kvd_core_t *core, kvd_lease_t *lease, int published)
+static void count_ready(kvd_core_t *core, kvd_lease_t *lease, int published)
 {
-	unwait(core, lease);
+	stop_waiting(core, lease);
 	while (lease->ready < lease->n) {
 		const kvd_block_t *block = kvd_block_at(&core->ix, kvd_lease_block(core, lease, lease->ready + 1));
 
-		if (published && !in_place(core, lease, block)) {
+		if (published && !has_same_slot(core, lease, block)) {
 			break;
 		}
 		if (!kvd_in_set(&core->ix, block, KVD_CPU) && !(block->flags & KVD_TRANSIT)) {
 			if (block->flags & KVD_FILLING) {
-				wait_for(core, lease, block->io);
+				wait_for_fill(core, lease, block->io);
 			}
 			break;
 		}
@@ -240,12 +240,12 @@ static void settle(kvd_core_t *core, kvd_lease_t *lease, int published)
 	}
 }
 
-void kvd_lease_settle(kvd_core_t *core, kvd_lease_t *lease)
+void kvd_lease_count_ready(kvd_core_t *core, kvd_lease_t *lease)
 {
-	settle(core, lease, 0);
+	count_ready(core, lease, 0);
 }
 
-static void tell_done(kvd_core_t *core, const kvd_lease_t *lease, kv_status_t status)
+static void notify_done(kvd_core_t *core, const kvd_lease_t *lease, kv_status_t status)
 {
 	kv_msg_t msg = {.lease_done = {.lease = lease->id, .ready = lease->ready, .status = status}};
 
@@ -254,13 +254,13 @@ static void tell_done(kvd_core_t *core, const kvd_lease_t *lease, kv_status_t st
 
 void kvd_lease_advance(kvd_core_t *core, kvd_lease_t *lease)
 {
-	settle(core, lease, 1);
+	count_ready(core, lease, 1);
 	atomic_store_explicit(&lease->header->ready, lease->ready, memory_order_release);
 	if (lease->ready == lease->n) {
-		tell_done(core, lease, lease->why);
+		notify_done(core, lease, lease->why);
 	} else if (lease->wait_io == KVD_NONE) {
-		kvd_lease_cut(core, lease, lease->ready + 1,
-			      KV_ERR_IO); /* its fill failed while we waited for an earlier one */
+		kvd_lease_cut_before(core, lease, lease->ready + 1,
+				     KV_ERR_IO); /* its fill failed while we waited for an earlier one */
 	}
 }
 
@@ -306,11 +306,11 @@ static void drop_pins(kvd_core_t *core, kvd_lease_t *lease)
 	lease->pins = NULL;
 }
 
-void kvd_lease_close(kvd_core_t *core, kvd_lease_t *lease)
+void kvd_lease_free(kvd_core_t *core, kvd_lease_t *lease)
 {
 	kvd_instance_rec_t *instance = kvd_instance_at(core, lease->instance);
 
-	unwait(core, lease);
+	stop_waiting(core, lease);
 	if (lease->unchained) {
 		drop_pins(core, lease);
 	} else if (lease->pin != KVD_NONE) {
@@ -362,10 +362,10 @@ void kvd_lease_end(kvd_core_t *core, kvd_lease_t *lease, kv_status_t why)
 	unlink_expiry(core, lease);
 	kvd_list_remove(&instance->leases, &core->leases, offsetof(kvd_lease_t, of_instance), lease->self);
 	instance->lease_count--;
-	kvd_lease_close(core, lease);
+	kvd_lease_free(core, lease);
 }
 
-void kvd_lease_cut(kvd_core_t *core, kvd_lease_t *lease, uint32_t depth, kv_status_t why)
+void kvd_lease_cut_before(kvd_core_t *core, kvd_lease_t *lease, uint32_t depth, kv_status_t why)
 {
 	kvd_instance_rec_t *instance = kvd_instance_at(core, lease->instance);
 	uint64_t bytes;
@@ -378,7 +378,7 @@ void kvd_lease_cut(kvd_core_t *core, kvd_lease_t *lease, uint32_t depth, kv_stat
 		return;
 	}
 	if (lease->ready + 1 == depth) {
-		unwait(core, lease);
+		stop_waiting(core, lease);
 	}
 	bytes = lease->bytes / (lease->n - lease->skip) * (lease->n - depth + 1);
 	lease->bytes -= bytes;
@@ -387,7 +387,7 @@ void kvd_lease_cut(kvd_core_t *core, kvd_lease_t *lease, uint32_t depth, kv_stat
 	lease->why = why;
 	atomic_store_explicit(&lease->header->n, lease->n - lease->skip, memory_order_release);
 	if (lease->ready == lease->n) {
-		tell_done(core, lease, why);
+		notify_done(core, lease, why);
 	}
 }
 

@@ -58,7 +58,7 @@ uint32_t kvd_lease_block(kvd_core_t *core, const kvd_lease_t *lease, uint32_t de
  * LEASE_DONE. */
 void kvd_lease_end(kvd_core_t *core, kvd_lease_t *lease, kv_status_t why);
 /* Block `depth` (from 1) will never come: the lease ends before it. A lease of a unchained group ends. */
-void kvd_lease_cut(kvd_core_t *core, kvd_lease_t *lease, uint32_t depth, kv_status_t why);
+void kvd_lease_cut_before(kvd_core_t *core, kvd_lease_t *lease, uint32_t depth, kv_status_t why);
 
 /* The memory of all leases, with the core. */
 void kvd_leases_free(kvd_core_t *core);

@@ -16,14 +16,14 @@ kv_status_t kvd_lease_create(kvd_core_t *core, kvd_instance_rec_t *instance, con
 kv_status_t kvd_lease_publish(kvd_core_t *core, const kvd_space_t *space, kvd_lease_t *lease, uint8_t group,
 			      kv_msg_acquire_reply_t *reply);
 /* Give back all that the lease has, however much was done of it so far. */
-void kvd_lease_close(kvd_core_t *core, kvd_lease_t *lease);
+void kvd_lease_free(kvd_core_t *core, kvd_lease_t *lease);
 /* Bytes of more slots the instance's leases may pin. */
 uint64_t kvd_lease_room(const kvd_core_t *core, const kvd_instance_rec_t *instance);
 uint64_t kvd_lease_expiry(const kvd_core_t *core, uint32_t ttl_ms);
 /* Its time to live begins again. */
 void kvd_lease_extend(kvd_core_t *core, kvd_lease_t *lease, uint32_t ttl_ms);
 /* Of a lease that is not published yet: count what is ready and wait for the first block that is not. */
-void kvd_lease_settle(kvd_core_t *core, kvd_lease_t *lease);
+void kvd_lease_count_ready(kvd_core_t *core, kvd_lease_t *lease);
 /* The fill it waited for has ended well: count what is ready now. */
 void kvd_lease_advance(kvd_core_t *core, kvd_lease_t *lease);
 /* The lease ends at block n from now on. */
@@ -32,8 +32,8 @@ void kvd_lease_shorten(kvd_core_t *core, kvd_lease_t *lease, uint32_t n);
 /* ---- fill.c ---------------------------------------------------------------------------------- */
 
 /* Take slots for what is only on disk, hold it, start the fills. Shortens lease->n where room or memory lacks. */
-void kvd_lease_reserve(kvd_core_t *core, kvd_lease_t *lease, uint32_t cpu_depth);
+void kvd_lease_start_fills(kvd_core_t *core, kvd_lease_t *lease, uint32_t cpu_depth);
 /* The same of a unchained group, all or nothing. KV_ERR_BUSY: no room for one of its blocks. */
-kv_status_t kvd_lease_reserve_all(kvd_core_t *core, kvd_lease_t *lease, uint32_t *p_on_disk);
+kv_status_t kvd_lease_start_all_fills(kvd_core_t *core, kvd_lease_t *lease, uint32_t *p_on_disk);
 
 #endif

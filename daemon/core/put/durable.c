@@ -7,7 +7,7 @@
 #include "core/put/put_impl.h"
 #include "core/tenant/member.h"
 
-static void answer(kvd_core_t *core, kvd_put_t *put, uint32_t n, kv_status_t status)
+static void answer_durable(kvd_core_t *core, kvd_put_t *put, uint32_t n, kv_status_t status)
 {
 	kv_msg_t msg = {.durable = {.put = put->id, .n = n, .status = status}};
 
@@ -15,7 +15,7 @@ static void answer(kvd_core_t *core, kvd_put_t *put, uint32_t n, kv_status_t sta
 	core->durable_owed--;
 	kvd_notify(core, put->member, KV_CODE_DURABLE, &msg);
 	kvd_put_unpin(core, put);
-	kvd_put_settle(core, put);
+	kvd_put_remove_if_done(core, put);
 }
 
 static uint32_t pinned_block(kvd_core_t *core, const kvd_put_t *put)
@@ -29,7 +29,7 @@ static int is_on_disk(const kvd_core_t *core, uint32_t id)
 {
 	const kvd_block_t *block = kvd_block_at(&core->ix, id);
 
-	return kvd_in_set(&core->ix, block, KVD_DISK) && !kvd_index_dead(&core->ix, block);
+	return kvd_in_set(&core->ix, block, KVD_DISK) && !kvd_index_is_dead(&core->ix, block);
 }
 
 /* Is the block in the disk set, and in this very slot? One that was evicted there and written again is behind a later
@@ -49,7 +49,7 @@ static int flush_failed(const kvd_core_t *core, uint64_t store_seq)
 }
 
 /* Each put, by itself: `see` may end it. */
-static void each_owed(kvd_core_t *core, void (*see)(kvd_core_t *core, kvd_put_t *put))
+static void for_each_owed(kvd_core_t *core, void (*see)(kvd_core_t *core, kvd_put_t *put))
 {
 	for (uint32_t i = core->instance_list.head; i != KVD_NONE; i = kvd_instance_at(core, i)->of_core.next) {
 		for (uint32_t p = kvd_instance_at(core, i)->puts.head; p != KVD_NONE;) {
@@ -98,10 +98,10 @@ static int count_stored(kvd_core_t *core, kvd_put_t *put)
 			put->entries[put->stored].disk = kvd_block_at(&core->ix, id)->disk;
 			continue;
 		}
-		if (id != KVD_NONE && kvd_write_expected(core, id)) {
+		if (id != KVD_NONE && kvd_write_is_expected(core, id)) {
 			return 0;
 		}
-		if (id == KVD_NONE || put->asked == put->stored + 1 || kvd_writes_paused(core)) {
+		if (id == KVD_NONE || put->asked == put->stored + 1 || kvd_write_behind_paused(core)) {
 			break; /* it will not come there */
 		}
 		put->asked = put->stored + 1;
@@ -117,7 +117,7 @@ static void check_unchained(kvd_core_t *core, kvd_put_t *put)
 	uint32_t n;
 
 	if (!core->tier[KVD_DISK]) {
-		answer(core, put, 0, put->status != KV_OK ? put->status : KV_ERR_NOT_ADMITTED);
+		answer_durable(core, put, 0, put->status != KV_OK ? put->status : KV_ERR_NOT_ADMITTED);
 		return;
 	}
 	if (put->store_seq == 0) {
@@ -129,7 +129,7 @@ static void check_unchained(kvd_core_t *core, kvd_put_t *put)
 	n = put->stored;
 	if (n > 0 && core->flushed + 1 < put->store_seq) {
 		if (flush_failed(core, put->store_seq)) {
-			answer(core, put, 0, core->flush_status);
+			answer_durable(core, put, 0, core->flush_status);
 		}
 		return;
 	}
@@ -138,7 +138,7 @@ static void check_unchained(kvd_core_t *core, kvd_put_t *put)
 		put->status = KV_ERR_NOT_ADMITTED;
 		kvd_count(core, KV_M_NOT_ADMITTED, put->next - n);
 	}
-	answer(core, put, n, put->status);
+	answer_durable(core, put, n, put->status);
 }
 
 /* ---- a path ---------------------------------------------------------------------------------- */
@@ -149,7 +149,7 @@ static void await_flush(kvd_core_t *core, kvd_put_t *put)
 {
 	put->disk = kvd_block_at(&core->ix, pinned_block(core, put))->disk;
 	put->store_seq = core->stores + 1;
-	core->durable_look |= KVD_LOOK_STORED;
+	core->durable_changed |= KVD_DURABLE_STORED;
 }
 
 /* The pinned block will not reach the disk: what of its path is there already is what can be promised. */
@@ -162,14 +162,14 @@ static void report_partial_durability(kvd_core_t *core, kvd_put_t *put)
 		kvd_count(core, KV_M_NOT_ADMITTED, 1);
 	}
 	if (depth == 0) {
-		answer(core, put, 0, put->status);
+		answer_durable(core, put, 0, put->status);
 		return;
 	}
 	kvd_pin_move(core, put->pin, kvd_index_ancestor(&core->ix, id, depth));
 	await_flush(core, put);
 }
 
-static void look(kvd_core_t *core, kvd_put_t *put)
+static void check_put(kvd_core_t *core, kvd_put_t *put)
 {
 	uint32_t id;
 
@@ -178,21 +178,21 @@ static void look(kvd_core_t *core, kvd_put_t *put)
 		return;
 	}
 	if (put->pin == KVD_NONE || !core->tier[KVD_DISK]) {
-		answer(core, put, 0, put->status != KV_OK ? put->status : KV_ERR_NOT_ADMITTED);
+		answer_durable(core, put, 0, put->status != KV_OK ? put->status : KV_ERR_NOT_ADMITTED);
 		return;
 	}
 	id = pinned_block(core, put);
 	if (put->store_seq == 0) {
 		if (is_on_disk(core, id)) {
 			await_flush(core, put);
-		} else if (!put->expected && !(put->expected = (uint32_t)kvd_write_expected(core, id))) {
-			if (put->asked || kvd_writes_paused(core)) {
+		} else if (!put->expected && !(put->expected = (uint32_t)kvd_write_is_expected(core, id))) {
+			if (put->asked || kvd_write_behind_paused(core)) {
 				report_partial_durability(core, put);
 				return;
 			}
 			put->asked = 1;
 			kvd_queue_push(&core->ix, kvd_block_at(&core->ix, id)->node);
-			core->durable_question = kvd_index_question(&core->ix);
+			core->durable_question = kvd_index_new_question(&core->ix);
 		}
 	}
 	if (put->store_seq == 0) {
@@ -207,9 +207,9 @@ static void look(kvd_core_t *core, kvd_put_t *put)
 			await_flush(core, put);
 			return;
 		}
-		answer(core, put, kvd_depth_of(&core->ix, kvd_block_at(&core->ix, id)), put->status);
+		answer_durable(core, put, kvd_depth_of(&core->ix, kvd_block_at(&core->ix, id)), put->status);
 	} else if (flush_failed(core, put->store_seq)) {
-		answer(core, put, 0, core->flush_status);
+		answer_durable(core, put, 0, core->flush_status);
 	}
 }
 
@@ -217,7 +217,7 @@ static void look(kvd_core_t *core, kvd_put_t *put)
 
 /* What it waits for has left the disk. It may be written there again, but the flush it waits for does not cover
  * that. */
-static void lose(kvd_core_t *core, kvd_put_t *put)
+static void fail_lost(kvd_core_t *core, kvd_put_t *put)
 {
 	uint32_t stored = put->stored;
 
@@ -228,17 +228,17 @@ static void lose(kvd_core_t *core, kvd_put_t *put)
 	    (put->unchained ? put->stored < stored
 			    : put->pin == KVD_NONE || !is_in_slot(core, pinned_block(core, put), put->disk))) {
 		put->status = KV_ERR_IO;
-		answer(core, put, 0, put->status);
+		answer_durable(core, put, 0, put->status);
 	}
 }
 
-void kvd_durable_lost(kvd_core_t *core)
+void kvd_durable_fail_lost(kvd_core_t *core)
 {
-	core->durable_look |= KVD_LOOK_DROPPED;
-	each_owed(core, lose);
+	core->durable_changed |= KVD_DURABLE_DROPPED;
+	for_each_owed(core, fail_lost);
 }
 
-static void await_again(kvd_core_t *core, kvd_put_t *put)
+static void reset_flush_wait(kvd_core_t *core, kvd_put_t *put)
 {
 	(void)core;
 	if (!put->unchained) {
@@ -246,14 +246,14 @@ static void await_again(kvd_core_t *core, kvd_put_t *put)
 	}
 }
 
-void kvd_durable_again(kvd_core_t *core)
+void kvd_durable_await_again(kvd_core_t *core)
 {
-	core->durable_look |= KVD_LOOK_STORED;
-	each_owed(core, await_again);
+	core->durable_changed |= KVD_DURABLE_STORED;
+	for_each_owed(core, reset_flush_wait);
 }
 
 /* That its block will be written was said before something was dropped. */
-static void doubt(kvd_core_t *core, kvd_put_t *put)
+static void clear_expected(kvd_core_t *core, kvd_put_t *put)
 {
 	(void)core;
 	put->expected = 0;
@@ -261,13 +261,13 @@ static void doubt(kvd_core_t *core, kvd_put_t *put)
 
 void kvd_durable_run(kvd_core_t *core)
 {
-	if (core->durable_owed == 0 || !core->durable_look) {
+	if (core->durable_owed == 0 || !core->durable_changed) {
 		return;
 	}
-	if (core->durable_look & KVD_LOOK_DROPPED) {
-		each_owed(core, doubt);
+	if (core->durable_changed & KVD_DURABLE_DROPPED) {
+		for_each_owed(core, clear_expected);
 	}
-	core->durable_look = 0;
-	core->durable_question = kvd_index_question(&core->ix);
-	each_owed(core, look);
+	core->durable_changed = 0;
+	core->durable_question = kvd_index_new_question(&core->ix);
+	for_each_owed(core, check_put);
 }

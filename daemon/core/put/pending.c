@@ -18,7 +18,7 @@ static kvd_put_t *put_at(kvd_core_t *core, uint32_t id)
 	return kvd_obj_at(&core->puts, id);
 }
 
-static uint32_t pending_find(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint32_t group)
+static uint32_t find_pending(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint32_t group)
 {
 	uint32_t id = *bucket_of(core, key);
 
@@ -34,7 +34,7 @@ static uint32_t pending_find(kvd_core_t *core, uint32_t tree, const kv_key_t *ke
 	return id;
 }
 
-static void pending_free(kvd_core_t *core, uint32_t id)
+static void free_pending(kvd_core_t *core, uint32_t id)
 {
 	uint32_t *link = bucket_of(core, &pending_at(core, id)->key);
 
@@ -48,7 +48,7 @@ static void pending_free(kvd_core_t *core, uint32_t id)
 kv_status_t kvd_pending_add(kvd_core_t *core, kvd_put_t *put, uint32_t index)
 {
 	kvd_entry_t *entry = &put->entries[index];
-	uint32_t id = pending_find(core, put->tree, &entry->key, put->group);
+	uint32_t id = find_pending(core, put->tree, &entry->key, put->group);
 	kvd_pending_t *pending;
 
 	if (id == KVD_NONE) {
@@ -84,7 +84,7 @@ void kvd_pending_unwait(kvd_core_t *core, kvd_put_t *put)
 }
 
 /* All that wait look again; they wait anew if they must. */
-static void wake_all(kvd_core_t *core, kvd_pending_t *pending)
+static void wake_waiters(kvd_core_t *core, kvd_pending_t *pending)
 {
 	while (pending->waiters.head != KVD_NONE) {
 		kvd_put_t *put = put_at(core, pending->waiters.head);
@@ -112,14 +112,14 @@ void kvd_pending_remove(kvd_core_t *core, kvd_put_t *put, uint32_t index)
 	*link = entry->next;
 	entry->pending = KVD_NONE;
 	if (pending->copies.put == KVD_NONE) {
-		wake_all(core, pending);
-		pending_free(core, id);
+		wake_waiters(core, pending);
+		free_pending(core, id);
 	}
 }
 
 int kvd_pending_wait(kvd_core_t *core, kvd_put_t *put)
 {
-	uint32_t id = pending_find(core, put->tree, &put->parent, put->group);
+	uint32_t id = find_pending(core, put->tree, &put->parent, put->group);
 
 	if (id == KVD_NONE) {
 		return 0;
@@ -133,16 +133,16 @@ int kvd_pending_wait(kvd_core_t *core, kvd_put_t *put)
 	return 1;
 }
 
-int kvd_pending_mine(kvd_core_t *core, const kvd_put_t *put, const kv_key_t *key)
+int kvd_pending_is_own(kvd_core_t *core, const kvd_put_t *put, const kv_key_t *key)
 {
-	uint32_t id = pending_find(core, put->tree, key, put->group);
+	uint32_t id = find_pending(core, put->tree, key, put->group);
 
 	return id != KVD_NONE && pending_at(core, id)->copies.put == put->self;
 }
 
-int kvd_pending_by(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint32_t group, uint32_t instance)
+int kvd_pending_has_instance(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint32_t group, uint32_t instance)
 {
-	uint32_t id = pending_find(core, tree, key, group);
+	uint32_t id = find_pending(core, tree, key, group);
 	kvd_copy_t copy;
 
 	if (id == KVD_NONE) {
@@ -158,16 +158,16 @@ int kvd_pending_by(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint32_
 	return 0;
 }
 
-int kvd_put_pending(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint32_t group)
+int kvd_pending_has_key(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint32_t group)
 {
-	return pending_find(core, tree, key, group) != KVD_NONE;
+	return find_pending(core, tree, key, group) != KVD_NONE;
 }
 
-void kvd_put_wake(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint32_t group)
+void kvd_pending_wake(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint32_t group)
 {
-	uint32_t id = pending_find(core, tree, key, group);
+	uint32_t id = find_pending(core, tree, key, group);
 
 	if (id != KVD_NONE) {
-		wake_all(core, pending_at(core, id));
+		wake_waiters(core, pending_at(core, id));
 	}
 }

@@ -30,12 +30,12 @@ void kvd_pending_remove(kvd_core_t *core, kvd_put_t *put, uint32_t index);
 int kvd_pending_wait(kvd_core_t *core, kvd_put_t *put);
 void kvd_pending_unwait(kvd_core_t *core, kvd_put_t *put);
 /* Has this put counted the key as one of its unfinished copies, and nobody after it? */
-int kvd_pending_mine(kvd_core_t *core, const kvd_put_t *put, const kv_key_t *key);
+int kvd_pending_is_own(kvd_core_t *core, const kvd_put_t *put, const kv_key_t *key);
 /* Is `instance` writing this key? */
-int kvd_pending_by(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint32_t group, uint32_t instance);
+int kvd_pending_has_instance(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint32_t group, uint32_t instance);
 /* Is a copy of this key being written? */
-int kvd_put_pending(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint32_t group);
+int kvd_pending_has_key(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint32_t group);
 /* A block has become visible: puts that wait for its key go on. */
-void kvd_put_wake(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint32_t group);
+void kvd_pending_wake(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint32_t group);
 
 #endif

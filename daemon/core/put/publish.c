@@ -22,7 +22,7 @@
 /* ---- PUT_END --------------------------------------------------------------------------------- */
 
 /* Copy a rank's leaf digests of one block out of its staging, each word once, and into the digest table. */
-static kv_status_t digests_take(kvd_core_t *core, const kvd_put_t *put, const kvd_writer_t *w, kvs_loc_t loc,
+static kv_status_t copy_digests(kvd_core_t *core, const kvd_put_t *put, const kvd_writer_t *w, kvs_loc_t loc,
 				kvd_member_t member, uint64_t first)
 {
 	uint64_t words[STAGING_WORDS];
@@ -54,7 +54,7 @@ static int bit_get(const uint8_t *bits, uint64_t i)
 	return bits[i / 8] >> i % 8 & 1;
 }
 
-static kvd_writer_t *writer_find(const kvd_put_t *put, uint32_t rank)
+static kvd_writer_t *find_writer(const kvd_put_t *put, uint32_t rank)
 {
 	for (uint32_t w = 0; w < put->writer_count; w++) {
 		if (put->writers[w].rank == rank) {
@@ -65,7 +65,7 @@ static kvd_writer_t *writer_find(const kvd_put_t *put, uint32_t rank)
 	return NULL;
 }
 
-static kv_status_t end_check(const kvd_put_t *put, const kv_msg_put_end_t *ask, const kvd_writer_t *writer)
+static kv_status_t check_end(const kvd_put_t *put, const kv_msg_put_end_t *ask, const kvd_writer_t *writer)
 {
 	uint64_t blocks = 0, words;
 
@@ -86,7 +86,7 @@ static kv_status_t end_check(const kvd_put_t *put, const kv_msg_put_end_t *ask, 
 	return words == ask->words ? KV_OK : KV_ERR_ARG;
 }
 
-static kv_status_t ranges_end(kvd_core_t *core, kvd_put_t *put, kvd_writer_t *writer, const kv_msg_put_end_t *ask)
+static kv_status_t end_ranges(kvd_core_t *core, kvd_put_t *put, kvd_writer_t *writer, const kv_msg_put_end_t *ask)
 {
 	for (uint32_t i = ask->first; i < ask->first + ask->count; i++) {
 		kvd_entry_t *entry = &put->entries[i];
@@ -107,7 +107,7 @@ static kv_status_t ranges_end(kvd_core_t *core, kvd_put_t *put, kvd_writer_t *wr
 			entry->state = KVD_ENTRY_FULL;
 			put->full++;
 			if (put->unchained) {
-				kvd_entry_full(put, i);
+				kvd_entry_push_full(put, i);
 			}
 		}
 	}
@@ -118,7 +118,7 @@ static kv_status_t ranges_end(kvd_core_t *core, kvd_put_t *put, kvd_writer_t *wr
 kv_status_t kvd_put_end(kvd_core_t *core, kvd_member_t member_id, const kv_msg_put_end_t *ask,
 			kv_msg_put_end_reply_t *reply)
 {
-	const kvd_member_rec_t *member = kvd_member_rec(core, member_id);
+	const kvd_member_rec_t *member = kvd_member_find(core, member_id);
 	kvd_put_t *put = member ? kvd_put_find(core, ask->put) : NULL;
 	kvd_writer_t *writer;
 	uint64_t first = ask->staging, per_block;
@@ -130,8 +130,8 @@ kv_status_t kvd_put_end(kvd_core_t *core, kvd_member_t member_id, const kv_msg_p
 	if (!put->running) {
 		return KV_ERR_REVOKED;
 	}
-	writer = writer_find(put, ask->rank);
-	status = writer ? end_check(put, ask, writer) : KV_ERR_COVERAGE;
+	writer = find_writer(put, ask->rank);
+	status = writer ? check_end(put, ask, writer) : KV_ERR_COVERAGE;
 	if (status != KV_OK || !core->staging) {
 		return status == KV_OK ? KV_ERR_UNSUPPORTED : status;
 	}
@@ -139,7 +139,7 @@ kv_status_t kvd_put_end(kvd_core_t *core, kvd_member_t member_id, const kv_msg_p
 	per_block = (uint64_t)writer->heads * writer->layers * put->pieces;
 	for (uint32_t i = ask->first; i < ask->first + ask->count && status == KV_OK; i++) {
 		if (put->entries[i].state != KVD_ENTRY_ALREADY) {
-			status = digests_take(core, put, writer, put->entries[i].loc, member_id, first);
+			status = copy_digests(core, put, writer, put->entries[i].loc, member_id, first);
 			first += per_block;
 		}
 	}
@@ -147,7 +147,7 @@ kv_status_t kvd_put_end(kvd_core_t *core, kvd_member_t member_id, const kv_msg_p
 		kvd_count(core, KV_M_BAD_STAGING, 1);
 		return status;
 	}
-	status = ranges_end(core, put, writer, ask);
+	status = end_ranges(core, put, writer, ask);
 	if (status != KV_OK) { /* the slot's own memory failed us */
 		kvd_put_finish(core, put, status);
 		return status;
@@ -170,7 +170,8 @@ static kvd_publish_result_t end_put(kvd_core_t *core, kvd_put_t *put, kv_status_
 	return KVD_PUBLISH_ENDED;
 }
 
-static void entry_visible(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t block, kvd_entry_state_t state)
+static void make_entry_visible(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t block,
+			       kvd_entry_state_t state)
 {
 	kvd_entry_t *entry = &put->entries[index];
 
@@ -180,19 +181,19 @@ static void entry_visible(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint
 		(void)kvd_put_pin_block(core, put,
 					block); /* without memory for the first pin it stays unpinned, as any may be */
 	} else {
-		kvd_put_advance(put);
+		kvd_put_count_visible(put);
 		if (put->durable) {
 			kvd_entry_pin_block(core, put, index, block);
 		}
 	}
 	atomic_store_explicit(&put->header->ready, put->next, memory_order_release);
 	kvd_pending_remove(core, put, index);
-	kvd_put_wake(core, put->tree, &entry->key, put->group);
+	kvd_pending_wake(core, put->tree, &entry->key, put->group);
 	kvd_count(core, state == KVD_ENTRY_VISIBLE ? KV_M_PUT_BLOCKS : KV_M_PUT_DUPLICATES, 1);
 }
 
 /* Another copy was first. 0: no copy is visible. */
-static int take_duplicate(kvd_core_t *core, kvd_put_t *put, uint32_t index, kvd_publish_result_t *p_result)
+static int adopt_duplicate(kvd_core_t *core, kvd_put_t *put, uint32_t index, kvd_publish_result_t *p_result)
 {
 	kvd_entry_t *entry = &put->entries[index];
 	uint32_t id = kvd_index_find(&core->ix, put->tree, &entry->key, (uint8_t)put->group);
@@ -207,7 +208,7 @@ static int take_duplicate(kvd_core_t *core, kvd_put_t *put, uint32_t index, kvd_
 	if (entry->loc.slot != KV_SLOT_NONE) {
 		kvd_entry_free(core, put, entry);
 	}
-	entry_visible(core, put, index, id, KVD_ENTRY_DUPLICATE);
+	make_entry_visible(core, put, index, id, KVD_ENTRY_DUPLICATE);
 	*p_result = KVD_PUBLISH_NEXT;
 
 	return 1;
@@ -229,7 +230,7 @@ static kv_status_t try_insert(kvd_core_t *core, const kvd_put_t *put, uint32_t p
 /* The key is that of a block set aside: what was written takes the place of the copy that cannot be read, and what lies
  * below it is back at once. Only a client that contradicts itself has another block above it, or the key below one that
  * is hidden. */
-static kv_status_t take_back(kvd_core_t *core, uint32_t id, uint32_t parent)
+static kv_status_t restore_set_aside(kvd_core_t *core, uint32_t id, uint32_t parent)
 {
 	const kvd_block_t *block = kvd_block_at(&core->ix, id);
 
@@ -237,7 +238,7 @@ static kv_status_t take_back(kvd_core_t *core, uint32_t id, uint32_t parent)
 	    block->io != KVD_NONE) {
 		return KV_ERR_ARG;
 	}
-	kvd_take_back(core, id);
+	kvd_block_take_back(core, id);
 
 	return KV_OK;
 }
@@ -245,16 +246,16 @@ static kv_status_t take_back(kvd_core_t *core, uint32_t id, uint32_t parent)
 /* Into the index; when that is full, the least wanted blocks of the namespace furthest over its share make room. The
  * pin alone leaves the disk copy of a parent that is in memory too to be evicted, so the parent is held meanwhile:
  * the new block may join below that very copy. */
-static kv_status_t insert(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t parent, uint32_t *p_block)
+static kv_status_t insert_block(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t parent, uint32_t *p_block)
 {
 	kvs_meta_t meta;
 	kv_status_t status;
 
-	*p_block = kvd_index_aside(&core->ix, put->tree, &put->entries[index].key, (uint8_t)put->group);
+	*p_block = kvd_index_find_aside(&core->ix, put->tree, &put->entries[index].key, (uint8_t)put->group);
 	if (*p_block != KVD_NONE) {
-		return take_back(core, *p_block, parent);
+		return restore_set_aside(core, *p_block, parent);
 	}
-	kvd_put_meta(core, put, index, &meta);
+	kvd_put_get_meta(core, put, index, &meta);
 	if (parent != KVD_NONE) {
 		kvd_block_ref(core, parent);
 	}
@@ -277,7 +278,7 @@ static kvd_publish_result_t publish_cpu(kvd_core_t *core, kvd_put_t *put, uint32
 	kvd_entry_t *entry = &put->entries[index];
 	kvd_block_t *block;
 	uint32_t id;
-	kv_status_t status = insert(core, put, index, parent, &id);
+	kv_status_t status = insert_block(core, put, index, parent, &id);
 
 	if (status != KV_OK) {
 		return end_put(core, put, status);
@@ -285,16 +286,16 @@ static kvd_publish_result_t publish_cpu(kvd_core_t *core, kvd_put_t *put, uint32
 	block = kvd_block_at(&core->ix, id);
 	block->cpu_gen = entry->loc.gen;
 	*kvd_slot_of(&core->ix, block) = entry->loc.slot;
-	kvd_count_unfinished(core, kvd_instance_at(core, put->instance), put->slot_bytes, 0);
+	kvd_share_count_unfinished(core, kvd_instance_at(core, put->instance), put->slot_bytes, 0);
 	kvd_block_join(core, id, KVD_CPU, put->stamp, tokens_of(put, index));
-	entry_visible(core, put, index, id, KVD_ENTRY_VISIBLE);
+	make_entry_visible(core, put, index, id, KVD_ENTRY_VISIBLE);
 
 	return KVD_PUBLISH_NEXT;
 }
 
 /* Is the block above entry `index` visible? KVD_NONE in *p_parent: at the root. The put's pin hangs on it from then
  * on: what makes room for the entry must not take its parent. */
-static kvd_publish_result_t parent_of(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t *p_parent)
+static kvd_publish_result_t find_parent(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t *p_parent)
 {
 	const kv_key_t *key = index > 0 ? &put->entries[index - 1].key : &put->parent;
 
@@ -308,7 +309,7 @@ static kvd_publish_result_t parent_of(kvd_core_t *core, kvd_put_t *put, uint32_t
 			return KVD_PUBLISH_WAIT;
 		}
 		return end_put(core, put,
-			       kvd_index_aside(&core->ix, put->tree, key, (uint8_t)put->group) != KVD_NONE
+			       kvd_index_find_aside(&core->ix, put->tree, key, (uint8_t)put->group) != KVD_NONE
 				       ? KV_ERR_PARENT_UNREADABLE
 				       : KV_ERR_PARENT_LOST);
 	}
@@ -332,7 +333,7 @@ static kvd_publish_result_t publish_disk(kvd_core_t *core, kvd_put_t *put, uint3
 	kvd_entry_t *entry = &put->entries[index];
 	kvd_block_t *block;
 	uint32_t id;
-	kv_status_t status = insert(core, put, index, parent, &id);
+	kv_status_t status = insert_block(core, put, index, parent, &id);
 
 	if (status != KV_OK) {
 		kvs_free(core->tier[KVD_DISK], disk);
@@ -342,7 +343,7 @@ static kvd_publish_result_t publish_disk(kvd_core_t *core, kvd_put_t *put, uint3
 	block = kvd_block_at(&core->ix, id);
 	if (block->disk.slot != KV_SLOT_NONE) {
 		kvs_free(core->tier[KVD_DISK], block->disk);
-		kvd_durable_again(core);
+		kvd_durable_await_again(core);
 	}
 	block->disk = disk;
 	if (!kvd_in_set(&core->ix, block, KVD_DISK)) {
@@ -351,12 +352,12 @@ static kvd_publish_result_t publish_disk(kvd_core_t *core, kvd_put_t *put, uint3
 	if (kvd_index_can_join(&core->ix, block, KVD_CPU)) {
 		block->cpu_gen = entry->loc.gen;
 		*kvd_slot_of(&core->ix, block) = entry->loc.slot;
-		kvd_count_unfinished(core, kvd_instance_at(core, put->instance), put->slot_bytes, 0);
+		kvd_share_count_unfinished(core, kvd_instance_at(core, put->instance), put->slot_bytes, 0);
 		kvd_block_join(core, id, KVD_CPU, put->stamp, tokens_of(put, index));
 	} else {
 		kvd_entry_free(core, put, entry);
 	}
-	entry_visible(core, put, index, id, KVD_ENTRY_VISIBLE);
+	make_entry_visible(core, put, index, id, KVD_ENTRY_VISIBLE);
 
 	return KVD_PUBLISH_NEXT;
 }
@@ -391,7 +392,7 @@ static void finish_write_through(kvd_core_t *core, kvd_io_t *io, kv_status_t sta
 		kvd_put_queue(core, put);
 		return;
 	}
-	result = parent_of(core, put, io->index, &parent);
+	result = find_parent(core, put, io->index, &parent);
 	if (result != KVD_PUBLISH_NEXT ||
 	    kvd_index_find(&core->ix, put->tree, &entry->key, (uint8_t)put->group) != KVD_NONE || parent == KVD_NONE ||
 	    !kvd_in_set(&core->ix, kvd_block_at(&core->ix, parent), KVD_DISK)) {
@@ -417,7 +418,7 @@ static kv_status_t start_write_through(kvd_core_t *core, const kvd_put_t *put, u
 	if (status != KV_OK) {
 		return status;
 	}
-	kvd_put_meta(core, put, index, &meta);
+	kvd_put_get_meta(core, put, index, &meta);
 	io->cpu = put->entries[index].loc;
 	io->put = put->id;
 	io->index = index;
@@ -466,11 +467,11 @@ static kvd_publish_result_t publish_entry(kvd_core_t *core, kvd_put_t *put, uint
 	if (put->entries[index].state == KVD_ENTRY_WRITE_THROUGH) {
 		return KVD_PUBLISH_WAIT;
 	}
-	result = parent_of(core, put, index, &parent);
+	result = find_parent(core, put, index, &parent);
 	if (result != KVD_PUBLISH_NEXT || put->entries[index].state == KVD_ENTRY_OPEN) {
 		return result == KVD_PUBLISH_NEXT ? KVD_PUBLISH_WAIT : result;
 	}
-	if (take_duplicate(core, put, index, &result)) {
+	if (adopt_duplicate(core, put, index, &result)) {
 		return result;
 	}
 	if (parent == KVD_NONE || kvd_in_set(&core->ix, kvd_block_at(&core->ix, parent), KVD_CPU)) {
@@ -485,7 +486,7 @@ static kvd_publish_result_t publish_unchained(kvd_core_t *core, kvd_put_t *put, 
 {
 	kvd_publish_result_t result;
 
-	return take_duplicate(core, put, index, &result) ? result : publish_cpu(core, put, index, KVD_NONE);
+	return adopt_duplicate(core, put, index, &result) ? result : publish_cpu(core, put, index, KVD_NONE);
 }
 
 /* Make visible what can be. */
@@ -507,7 +508,7 @@ static void try_put(kvd_core_t *core, kvd_put_t *put)
 			core->puts_left = 1;
 			return;
 		}
-		if ((put->unchained ? publish_unchained(core, put, kvd_entry_next(put))
+		if ((put->unchained ? publish_unchained(core, put, kvd_entry_pop_full(put))
 				    : publish_entry(core, put, put->next)) != KVD_PUBLISH_NEXT) {
 			return;
 		}
@@ -518,7 +519,7 @@ static void try_put(kvd_core_t *core, kvd_put_t *put)
 }
 
 /* At most so many blocks of one put become visible in a row. */
-static void run_puts(kvd_core_t *core, uint32_t blocks, uint64_t until_ns)
+static void run_queued_puts(kvd_core_t *core, uint32_t blocks, uint64_t until_ns)
 {
 	uint32_t retries = 0;
 
@@ -545,12 +546,12 @@ static void run_puts(kvd_core_t *core, uint32_t blocks, uint64_t until_ns)
 void kvd_puts_run(kvd_core_t *core)
 {
 	if (!core->puts_left) {
-		run_puts(core, BLOCKS_OF_A_REQUEST, UINT64_MAX);
+		run_queued_puts(core, BLOCKS_OF_A_REQUEST, UINT64_MAX);
 	}
 }
 
-void kvd_puts_go_on(kvd_core_t *core)
+void kvd_puts_run_tick(kvd_core_t *core)
 {
 	core->puts_left = 0;
-	run_puts(core, BLOCKS_OF_A_TICK, core->now_ns + TICK_NS);
+	run_queued_puts(core, BLOCKS_OF_A_TICK, core->now_ns + TICK_NS);
 }

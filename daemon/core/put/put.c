@@ -26,7 +26,7 @@ kvd_put_t *kvd_put_find(kvd_core_t *core, uint64_t id)
 	return put->id == id ? put : NULL;
 }
 
-void kvd_put_meta(kvd_core_t *core, const kvd_put_t *put, uint32_t index, kvs_meta_t *meta)
+void kvd_put_get_meta(kvd_core_t *core, const kvd_put_t *put, uint32_t index, kvs_meta_t *meta)
 {
 	const kvd_tree_t *tree = kvd_tree_at(&core->ix, put->tree);
 
@@ -43,7 +43,7 @@ void kvd_put_meta(kvd_core_t *core, const kvd_put_t *put, uint32_t index, kvs_me
 
 /* ---- running puts of a namespace ------------------------------------------------------------- */
 
-static void ns_unlink(kvd_core_t *core, kvd_put_t *put)
+static void stop_expiry(kvd_core_t *core, kvd_put_t *put)
 {
 	if (put->expiry_ns != 0) {
 		kvd_list_remove(&core->ns[put->ns]->puts, &core->puts, offsetof(kvd_put_t, of_ns), put->self);
@@ -53,7 +53,7 @@ static void ns_unlink(kvd_core_t *core, kvd_put_t *put)
 
 void kvd_put_extend(kvd_core_t *core, kvd_put_t *put)
 {
-	ns_unlink(core, put);
+	stop_expiry(core, put);
 	put->expiry_ns = core->now_ns + core->config.put_ttl_ns;
 	kvd_list_push(&core->ns[put->ns]->puts, &core->puts, offsetof(kvd_put_t, of_ns), put->self);
 }
@@ -80,7 +80,7 @@ int kvd_put_may_pin(const kvd_core_t *core, const kvd_put_t *put, uint32_t block
 {
 	uint32_t depth = kvd_depth_of(&core->ix, kvd_block_at(&core->ix, block));
 
-	return depth - kvd_index_depth_pinned(&core->ix, block) <= kvd_pin_room(core, put->ns, put->slot_class);
+	return depth - kvd_index_depth_pinned(&core->ix, block) <= kvd_share_pin_room(core, put->ns, put->slot_class);
 }
 
 kv_status_t kvd_put_pin_block(kvd_core_t *core, kvd_put_t *put, uint32_t block)
@@ -126,7 +126,7 @@ void kvd_put_drop_pin(kvd_core_t *core, uint32_t pin)
 		kvd_pin_drop(core, put->pin);
 		put->pin = KVD_NONE;
 	}
-	core->durable_look |= KVD_LOOK_DROPPED;
+	core->durable_changed |= KVD_DURABLE_DROPPED;
 }
 
 void kvd_put_unpin(kvd_core_t *core, kvd_put_t *put)
@@ -148,10 +148,10 @@ void kvd_entry_free(kvd_core_t *core, kvd_put_t *put, kvd_entry_t *entry)
 {
 	kvs_free(core->tier[KVD_CPU], entry->loc);
 	entry->loc.slot = KV_SLOT_NONE;
-	kvd_count_unfinished(core, kvd_instance_at(core, put->instance), put->slot_bytes, 0);
+	kvd_share_count_unfinished(core, kvd_instance_at(core, put->instance), put->slot_bytes, 0);
 }
 
-void kvd_entry_full(kvd_put_t *put, uint32_t index)
+void kvd_entry_push_full(kvd_put_t *put, uint32_t index)
 {
 	put->entries[index].next_full = KVD_NONE;
 	if (put->full_head == KVD_NONE) {
@@ -162,7 +162,7 @@ void kvd_entry_full(kvd_put_t *put, uint32_t index)
 	put->full_tail = index;
 }
 
-uint32_t kvd_entry_next(kvd_put_t *put)
+uint32_t kvd_entry_pop_full(kvd_put_t *put)
 {
 	uint32_t index = put->full_head;
 
@@ -179,14 +179,14 @@ static int is_visible(const kvd_entry_t *entry)
 	       entry->state == KVD_ENTRY_DUPLICATE;
 }
 
-void kvd_put_advance(kvd_put_t *put)
+void kvd_put_count_visible(kvd_put_t *put)
 {
 	while (put->next < put->n && is_visible(&put->entries[put->next])) {
 		put->next++;
 	}
 }
 
-uint32_t kvd_put_unfinished(const kvd_put_t *put)
+uint32_t kvd_put_count_unfinished(const kvd_put_t *put)
 {
 	uint32_t count = 0;
 
@@ -200,7 +200,7 @@ uint32_t kvd_put_unfinished(const kvd_put_t *put)
 /* ---- a put ends ------------------------------------------------------------------------------ */
 
 /* Header and room in the lease area. */
-static void put_retire(kvd_core_t *core, kvd_put_t *put)
+static void retire_header(kvd_core_t *core, kvd_put_t *put)
 {
 	if (put->header) {
 		kvd_grant_revoke(put->header);
@@ -212,7 +212,7 @@ static void put_retire(kvd_core_t *core, kvd_put_t *put)
 	}
 }
 
-static void put_arrays_free(kvd_core_t *core, kvd_put_t *put)
+static void free_arrays(kvd_core_t *core, kvd_put_t *put)
 {
 	kv_free(core->env, put->entries);
 	kv_free(core->env, put->ended);
@@ -220,7 +220,7 @@ static void put_arrays_free(kvd_core_t *core, kvd_put_t *put)
 	kv_free(core->env, put->tokens);
 }
 
-static void put_remove(kvd_core_t *core, kvd_put_t *put)
+static void remove_put(kvd_core_t *core, kvd_put_t *put)
 {
 	kvd_instance_rec_t *instance = kvd_instance_at(core, put->instance);
 
@@ -228,12 +228,12 @@ static void put_remove(kvd_core_t *core, kvd_put_t *put)
 	kvd_put_unqueue(core, put);
 	kvd_pending_unwait(core, put);
 	kvd_put_unpin(core, put);
-	put_retire(core, put);
+	retire_header(core, put);
 	if (put->in_ledger) {
 		core->world.ledger_remove(core->world.ctx, put->id);
 	}
 	kvd_list_remove(&instance->puts, &core->puts, offsetof(kvd_put_t, of_instance), put->self);
-	put_arrays_free(core, put);
+	free_arrays(core, put);
 	kvd_tree_at(&core->ix, put->tree)->puts--;
 	if (!kvd_tree_at(&core->ix, put->tree)->leaving) {
 		kvd_tree_release(core, put->tree);
@@ -242,14 +242,14 @@ static void put_remove(kvd_core_t *core, kvd_put_t *put)
 	kvd_obj_pool_put(&core->puts, put->self);
 }
 
-void kvd_put_settle(kvd_core_t *core, kvd_put_t *put)
+void kvd_put_remove_if_done(kvd_core_t *core, kvd_put_t *put)
 {
 	if (!put->running && put->quarantined == 0 && !put->durable) {
-		put_remove(core, put);
+		remove_put(core, put);
 	}
 }
 
-int kvd_put_writes(const kvd_put_t *put, uint32_t rank)
+int kvd_put_is_writer(const kvd_put_t *put, uint32_t rank)
 {
 	for (uint32_t w = 0; w < put->writer_count; w++) {
 		if (put->writers[w].rank == rank && put->writers[w].left > 0) {
@@ -274,7 +274,7 @@ static void find_undrained(kvd_core_t *core, kvd_put_t *put, const kv_msg_t *msg
 								 ? NULL
 								 : kvd_obj_at(&core->members, instance->members[local]);
 
-			if (member && (all || (member->role != 0 && kvd_put_writes(put, member->rank)))) {
+			if (member && (all || (member->role != 0 && kvd_put_is_writer(put, member->rank)))) {
 				put->undrained[local / 64] |= UINT64_C(1) << local % 64;
 				writers++;
 				if (member->id != put->member) {
@@ -286,7 +286,7 @@ static void find_undrained(kvd_core_t *core, kvd_put_t *put, const kv_msg_t *msg
 }
 
 /* An entry that did not become visible. */
-static void entry_lose(kvd_core_t *core, kvd_put_t *put, uint32_t index)
+static void lose_entry(kvd_core_t *core, kvd_put_t *put, uint32_t index)
 {
 	kvd_entry_t *entry = &put->entries[index];
 
@@ -299,7 +299,7 @@ static void entry_lose(kvd_core_t *core, kvd_put_t *put, uint32_t index)
 		kvd_entry_free(core, put, entry);
 		entry->state = KVD_ENTRY_LOST;
 	} else if (entry->state == KVD_ENTRY_WRITE_THROUGH) { /* the write in flight gives the slot back */
-		kvd_count_unfinished(core, kvd_instance_at(core, put->instance), put->slot_bytes, 0);
+		kvd_share_count_unfinished(core, kvd_instance_at(core, put->instance), put->slot_bytes, 0);
 		entry->state = KVD_ENTRY_LOST;
 	}
 }
@@ -307,17 +307,17 @@ static void entry_lose(kvd_core_t *core, kvd_put_t *put, uint32_t index)
 void kvd_put_finish(kvd_core_t *core, kvd_put_t *put, kv_status_t why)
 {
 	kv_msg_t msg = {.put_done = {.put = put->id, .n = put->next, .status = why}};
-	uint32_t lost = kvd_put_unfinished(put);
+	uint32_t lost = kvd_put_count_unfinished(put);
 
-	ns_unlink(core, put);
+	stop_expiry(core, put);
 	put->running = 0;
 	put->status = why;
 	kvd_pending_unwait(core, put);
 	kvd_grant_revoke(put->header); /* before any slot is free */
 	for (uint32_t i = put->next; i < put->n; i++) {
-		entry_lose(core, put, i);
+		lose_entry(core, put, i);
 	}
-	put_retire(core, put);
+	retire_header(core, put);
 	if (why == KV_ERR_REVOKED) {
 		kvd_count(core, KV_M_PUTS_REVOKED, 1);
 	} else if (why == KV_ERR_PARENT_LOST) {
@@ -334,11 +334,11 @@ void kvd_put_finish(kvd_core_t *core, kvd_put_t *put, kv_status_t why)
 	}
 	if (put->durable) {
 		core->durable_owed++;
-		core->durable_look |= KVD_LOOK_STORED;
+		core->durable_changed |= KVD_DURABLE_STORED;
 	} else {
 		kvd_put_unpin(core, put);
 	}
-	kvd_put_settle(core, put);
+	kvd_put_remove_if_done(core, put);
 }
 
 uint32_t kvd_put_drain_member(kvd_core_t *core, kvd_put_t *put, uint32_t local, int before)
@@ -368,7 +368,7 @@ uint32_t kvd_put_drain_member(kvd_core_t *core, kvd_put_t *put, uint32_t local, 
 		}
 	}
 	put->quarantined = 0;
-	kvd_put_settle(core, put);
+	kvd_put_remove_if_done(core, put);
 
 	return freed;
 }
@@ -400,7 +400,7 @@ void kvd_put_destroy(kvd_core_t *core, kvd_put_t *put)
 		}
 	}
 	put->quarantined = 0;
-	put_remove(core, put);
+	remove_put(core, put);
 }
 
 void kvd_puts_free(kvd_core_t *core)
@@ -410,7 +410,7 @@ void kvd_puts_free(kvd_core_t *core)
 			kvd_put_t *put = kvd_obj_at(&core->puts, p);
 
 			p = put->of_instance.next;
-			put_arrays_free(core, put);
+			free_arrays(core, put);
 		}
 	}
 }
@@ -420,13 +420,13 @@ void kvd_puts_free(kvd_core_t *core)
 kv_status_t kvd_put_revoke(kvd_core_t *core, kvd_member_t member_id, const kv_msg_put_revoke_t *ask,
 			   kv_msg_put_revoke_reply_t *reply)
 {
-	const kvd_member_rec_t *member = kvd_member_rec(core, member_id);
+	const kvd_member_rec_t *member = kvd_member_find(core, member_id);
 	kvd_put_t *put = member ? kvd_put_find(core, ask->put) : NULL;
 
 	if (!put || put->instance != member->instance || !put->running) {
 		return member ? KV_ERR_NOT_FOUND : KV_ERR_NOT_JOINED;
 	}
-	reply->revoked = kvd_put_unfinished(put);
+	reply->revoked = kvd_put_count_unfinished(put);
 	kvd_put_finish(core, put, KV_ERR_REVOKED);
 
 	return KV_OK;
@@ -434,7 +434,7 @@ kv_status_t kvd_put_revoke(kvd_core_t *core, kvd_member_t member_id, const kv_ms
 
 kv_status_t kvd_put_keep(kvd_core_t *core, kvd_member_t member_id, const kv_msg_keep_t *ask, kv_msg_keep_reply_t *reply)
 {
-	const kvd_member_rec_t *member = kvd_member_rec(core, member_id);
+	const kvd_member_rec_t *member = kvd_member_find(core, member_id);
 	kvd_put_t *put = member ? kvd_put_find(core, ask->put) : NULL;
 
 	if (!put || put->instance != member->instance) {

@@ -125,7 +125,7 @@ uint32_t kvd_put_drain_member(kvd_core_t *core, kvd_put_t *put, uint32_t local, 
 /* Who waits for member `from` to be quiet or gone waits for what is now an older connection of `to` instead. */
 void kvd_put_move_undrained(kvd_put_t *put, uint32_t from, uint32_t to);
 /* Could this rank still write into the put? */
-int kvd_put_writes(const kvd_put_t *put, uint32_t rank);
+int kvd_put_is_writer(const kvd_put_t *put, uint32_t rank);
 /* Everything goes, told to nobody: the instance has ended. */
 void kvd_put_destroy(kvd_core_t *core, kvd_put_t *put);
 /* The put goes on without this pin of its own. */
@@ -136,7 +136,7 @@ void kvd_put_drop_pin(kvd_core_t *core, uint32_t pin);
 /* Look again at the puts whose turn has come. */
 void kvd_puts_run(kvd_core_t *core);
 /* The same once a tick: also what was left over. */
-void kvd_puts_go_on(kvd_core_t *core);
+void kvd_puts_run_tick(kvd_core_t *core);
 /* The arrays of all puts: the core ends. */
 void kvd_puts_free(kvd_core_t *core);
 

@@ -28,7 +28,7 @@ static inline uint32_t kvd_put_depth(const kvd_put_t *put, uint32_t index)
 	return put->unchained ? 1 : put->depth0 + index + 1;
 }
 /* What goes into a slot's header. */
-void kvd_put_meta(kvd_core_t *core, const kvd_put_t *put, uint32_t index, kvs_meta_t *meta);
+void kvd_put_get_meta(kvd_core_t *core, const kvd_put_t *put, uint32_t index, kvs_meta_t *meta);
 
 /* The put is alive: its time to live begins (again). */
 void kvd_put_extend(kvd_core_t *core, kvd_put_t *put);
@@ -36,7 +36,7 @@ void kvd_put_extend(kvd_core_t *core, kvd_put_t *put);
  * or gone. */
 void kvd_put_revoke_oldest(kvd_core_t *core, uint32_t ns);
 /* Forget an ended put that nothing is owed to. */
-void kvd_put_settle(kvd_core_t *core, kvd_put_t *put);
+void kvd_put_remove_if_done(kvd_core_t *core, kvd_put_t *put);
 
 /* May the put pin the path down to `block`: is there room for it within the namespace's share? */
 int kvd_put_may_pin(const kvd_core_t *core, const kvd_put_t *put, uint32_t block);
@@ -50,11 +50,11 @@ void kvd_put_unpin(kvd_core_t *core, kvd_put_t *put);
 /* The slot of an unfinished entry goes back to the pool. */
 void kvd_entry_free(kvd_core_t *core, kvd_put_t *put, kvd_entry_t *entry);
 /* Of a unchained group: an entry has become FULL; the next such one, KVD_NONE: none. */
-void kvd_entry_full(kvd_put_t *put, uint32_t index);
-uint32_t kvd_entry_next(kvd_put_t *put);
+void kvd_entry_push_full(kvd_put_t *put, uint32_t index);
+uint32_t kvd_entry_pop_full(kvd_put_t *put);
 /* Count the visible entries from the first. */
-void kvd_put_advance(kvd_put_t *put);
+void kvd_put_count_visible(kvd_put_t *put);
 /* Entries that are not visible. */
-uint32_t kvd_put_unfinished(const kvd_put_t *put);
+uint32_t kvd_put_count_unfinished(const kvd_put_t *put);
 
 #endif

@@ -61,14 +61,14 @@ static kvd_writer_t writer_at(const kvd_draft_t *draft, uint32_t i)
 	};
 }
 
-static int apart(const kvd_writer_t *a, const kvd_writer_t *b)
+static int are_disjoint(const kvd_writer_t *a, const kvd_writer_t *b)
 {
 	return a->rank != b->rank && (a->head + a->heads <= b->head || b->head + b->heads <= a->head ||
 				      a->layer + a->layers <= b->layer || b->layer + b->layers <= a->layer);
 }
 
 /* Every (head, layer) has exactly one writer: ranges lie inside, do not overlap, and their areas add up. */
-static kv_status_t writers_check(kvd_draft_t *draft)
+static kv_status_t check_writers(kvd_draft_t *draft)
 {
 	const kvd_space_t *space = draft->space;
 	uint64_t area = 0;
@@ -89,7 +89,7 @@ static kv_status_t writers_check(kvd_draft_t *draft)
 		for (uint32_t j = 0; j < i; j++) {
 			kvd_writer_t other = writer_at(draft, j);
 
-			if (!apart(&w, &other)) {
+			if (!are_disjoint(&w, &other)) {
 				return KV_ERR_COVERAGE;
 			}
 		}
@@ -101,7 +101,7 @@ static kv_status_t writers_check(kvd_draft_t *draft)
 
 /* ---- the path -------------------------------------------------------------------------------- */
 
-static kv_status_t parent_check(kvd_core_t *core, kvd_draft_t *draft)
+static kv_status_t check_parent(kvd_core_t *core, kvd_draft_t *draft)
 {
 	const kv_msg_put_start_t *ask = draft->ask;
 
@@ -116,10 +116,10 @@ static kv_status_t parent_check(kvd_core_t *core, kvd_draft_t *draft)
 	if (ask->depth == 0) {
 		return KV_ERR_ARG;
 	}
-	if (kvd_pending_by(core, draft->space->tree, &ask->parent, ask->group, draft->instance->self)) {
+	if (kvd_pending_has_instance(core, draft->space->tree, &ask->parent, ask->group, draft->instance->self)) {
 		return KV_OK;
 	}
-	if (kvd_index_aside(&core->ix, draft->space->tree, &ask->parent, (uint8_t)ask->group) != KVD_NONE) {
+	if (kvd_index_find_aside(&core->ix, draft->space->tree, &ask->parent, (uint8_t)ask->group) != KVD_NONE) {
 		kvd_count(core, KV_M_PARENT_UNREADABLE, 1);
 		return KV_ERR_PARENT_UNREADABLE;
 	}
@@ -129,7 +129,7 @@ static kv_status_t parent_check(kvd_core_t *core, kvd_draft_t *draft)
 }
 
 /* Which of the keys are visible: the first ones, each below the one before it, or the request contradicts the tree. */
-static kv_status_t already_check(kvd_core_t *core, kvd_draft_t *draft)
+static kv_status_t count_already(kvd_core_t *core, kvd_draft_t *draft)
 {
 	draft->already = 0;
 	for (uint32_t i = 0; i < draft->n; i++) {
@@ -179,7 +179,7 @@ static kv_status_t check_unchained_keys(kvd_core_t *core, kvd_draft_t *draft)
 		if (id != KVD_NONE) {
 			kvd_block_at(&core->ix, id)->flags &= (uint8_t)~KVD_DUP_CHECK;
 			if (status == KV_OK) {
-				kvd_touch(core, id);
+				kvd_block_touch_path(core, id);
 			}
 		}
 	}
@@ -187,7 +187,7 @@ static kv_status_t check_unchained_keys(kvd_core_t *core, kvd_draft_t *draft)
 	return status;
 }
 
-static kv_status_t draft_check(kvd_core_t *core, kvd_draft_t *draft)
+static kv_status_t check_draft(kvd_core_t *core, kvd_draft_t *draft)
 {
 	const kv_msg_put_start_t *ask = draft->ask;
 	kv_status_t status;
@@ -200,20 +200,20 @@ static kv_status_t draft_check(kvd_core_t *core, kvd_draft_t *draft)
 	    ask->depth > INT32_MAX - draft->n) {
 		return KV_ERR_ARG;
 	}
-	status = writers_check(draft);
+	status = check_writers(draft);
 	if (status == KV_OK && draft->unchained) {
 		return check_unchained_keys(core, draft);
 	}
 	if (status == KV_OK) {
-		status = parent_check(core, draft);
+		status = check_parent(core, draft);
 	}
 
-	return status == KV_OK ? already_check(core, draft) : status;
+	return status == KV_OK ? count_already(core, draft) : status;
 }
 
 /* ---- the put --------------------------------------------------------------------------------- */
 
-static kv_status_t arrays_make(kvd_core_t *core, kvd_put_t *put, const kvd_draft_t *draft)
+static kv_status_t make_arrays(kvd_core_t *core, kvd_put_t *put, const kvd_draft_t *draft)
 {
 	const kv_msg_put_start_t *ask = draft->ask;
 
@@ -248,7 +248,7 @@ static kv_status_t arrays_make(kvd_core_t *core, kvd_put_t *put, const kvd_draft
 	return KV_OK;
 }
 
-static void put_fill(kvd_core_t *core, kvd_put_t *put, const kvd_draft_t *draft)
+static void fill_put(kvd_core_t *core, kvd_put_t *put, const kvd_draft_t *draft)
 {
 	const kv_msg_put_start_t *ask = draft->ask;
 
@@ -277,7 +277,7 @@ static void put_fill(kvd_core_t *core, kvd_put_t *put, const kvd_draft_t *draft)
 
 /* Is the entry's block visible? Of a unchained group it may be anywhere in the put. KV_MISS: it is not.
  * KV_ERR_BUSY: no more may be pinned. */
-static kv_status_t already_take(kvd_core_t *core, kvd_put_t *put, uint32_t index)
+static kv_status_t take_already(kvd_core_t *core, kvd_put_t *put, uint32_t index)
 {
 	uint32_t id = put->unchained
 			      ? kvd_index_find(&core->ix, put->tree, &put->entries[index].key, (uint8_t)put->group)
@@ -296,7 +296,7 @@ static kv_status_t already_take(kvd_core_t *core, kvd_put_t *put, uint32_t index
 }
 
 /* Slots for the keys that are not visible, as many as limits and room allow. */
-static kv_status_t slots_take(kvd_core_t *core, kvd_put_t *put, const kvd_draft_t *draft)
+static kv_status_t take_slots(kvd_core_t *core, kvd_put_t *put, const kvd_draft_t *draft)
 {
 	kv_status_t status = KV_OK;
 
@@ -304,29 +304,29 @@ static kv_status_t slots_take(kvd_core_t *core, kvd_put_t *put, const kvd_draft_
 		kvd_entry_t *entry = &put->entries[i];
 		kvs_meta_t meta;
 
-		status = already_take(core, put, i);
+		status = take_already(core, put, i);
 		if (status == KV_OK) {
 			continue;
 		}
 		if (status != KV_MISS) {
 			return status;
 		}
-		if (put->unchained && kvd_pending_mine(core, put, &entry->key)) {
+		if (put->unchained && kvd_pending_is_own(core, put, &entry->key)) {
 			return KV_ERR_ARG; /* the same key twice */
 		}
-		if (kvd_pin_room(core, put->ns, put->slot_class) == 0) {
+		if (kvd_share_pin_room(core, put->ns, put->slot_class) == 0) {
 			kvd_count(core, KV_M_SHARE_FULL, 1);
 			kvd_count_ns(core, put->ns, KV_NM_SHARE_FULL, 1);
 			return KV_ERR_BUSY;
 		}
-		if (kvd_instance_room(core, draft->instance, core->config.max_unfinished_bytes,
-				      draft->instance->unfinished_bytes) < put->slot_bytes) {
+		if (kvd_share_instance_room(core, draft->instance, core->config.max_unfinished_bytes,
+					    draft->instance->unfinished_bytes) < put->slot_bytes) {
 			return KV_ERR_BUSY;
 		}
-		kvd_put_meta(core, put, i, &meta);
+		kvd_put_get_meta(core, put, i, &meta);
 		status = kvd_slot_alloc(core, put->slot_class, KVD_CPU, &(kvd_use_t){KVS_PUT, put->id, &meta},
 					&entry->loc);
-		if (status == KV_OK && !kvd_may_open(core, put->ns, entry->loc)) {
+		if (status == KV_OK && !kvd_share_may_open(core, put->ns, entry->loc)) {
 			kvs_free(core->tier[KVD_CPU], entry->loc);
 			status = KV_ERR_BUSY;
 		}
@@ -334,7 +334,7 @@ static kv_status_t slots_take(kvd_core_t *core, kvd_put_t *put, const kvd_draft_
 			entry->loc.slot = KV_SLOT_NONE;
 			return status;
 		}
-		kvd_count_unfinished(core, draft->instance, put->slot_bytes, 1);
+		kvd_share_count_unfinished(core, draft->instance, put->slot_bytes, 1);
 		status = kvd_pending_add(core, put, i);
 		if (status != KV_OK) {
 			kvd_entry_free(core, put, entry);
@@ -348,7 +348,7 @@ static kv_status_t slots_take(kvd_core_t *core, kvd_put_t *put, const kvd_draft_
 }
 
 /* Header and slots for the ranks, and the ledger. */
-static kv_status_t put_publish_header(kvd_core_t *core, kvd_put_t *put, const kvd_draft_t *draft, uint64_t offset)
+static kv_status_t publish_header(kvd_core_t *core, kvd_put_t *put, const kvd_draft_t *draft, uint64_t offset)
 {
 	kv_lease_header_t *header = (void *)(draft->instance->memory + offset);
 	uint32_t *slots = (void *)(header + 1);
@@ -386,7 +386,7 @@ static kv_status_t put_publish_header(kvd_core_t *core, kvd_put_t *put, const kv
 }
 
 /* Nobody has seen it yet: no notice, no quarantine. */
-static void put_abandon(kvd_core_t *core, kvd_put_t *put)
+static void abandon_put(kvd_core_t *core, kvd_put_t *put)
 {
 	put->running = 0;
 	put->durable = 0;
@@ -396,10 +396,10 @@ static void put_abandon(kvd_core_t *core, kvd_put_t *put)
 			kvd_entry_free(core, put, &put->entries[i]);
 		}
 	}
-	kvd_put_settle(core, put);
+	kvd_put_remove_if_done(core, put);
 }
 
-static kv_status_t put_create(kvd_core_t *core, const kvd_draft_t *draft, kvd_put_t **p_put, uint64_t *p_offset)
+static kv_status_t create_put(kvd_core_t *core, const kvd_draft_t *draft, kvd_put_t **p_put, uint64_t *p_offset)
 {
 	uint32_t index_of_put;
 	kvd_put_t *put;
@@ -411,9 +411,9 @@ static kv_status_t put_create(kvd_core_t *core, const kvd_draft_t *draft, kvd_pu
 	put = kvd_obj_at(&core->puts, index_of_put);
 	put->id = kvd_id_make(core, index_of_put);
 	put->self = index_of_put;
-	put_fill(core, put, draft);
+	fill_put(core, put, draft);
 	kvd_list_push_front(&draft->instance->puts, &core->puts, offsetof(kvd_put_t, of_instance), index_of_put);
-	status = arrays_make(core, put, draft);
+	status = make_arrays(core, put, draft);
 	if (status == KV_OK && draft->base != KVD_NONE) {
 		status = kvd_put_may_pin(core, put, draft->base) ? kvd_put_pin_block(core, put, draft->base)
 								 : KV_ERR_BUSY;
@@ -425,20 +425,20 @@ static kv_status_t put_create(kvd_core_t *core, const kvd_draft_t *draft, kvd_pu
 		put->extent = status == KV_OK ? put->extent : KVD_NONE;
 	}
 	if (status == KV_OK) {
-		status = slots_take(core, put, draft);
+		status = take_slots(core, put, draft);
 		status = put->n > 0 && status != KV_ERR_ARG ? KV_OK : status; /* some is better than none */
 	}
 	if (status == KV_OK && put->unchained) {
-		kvd_put_advance(put);
+		kvd_put_count_visible(put);
 		if (!put->durable) {
 			kvd_put_unpin(core, put);
 		}
 	}
 	if (status == KV_OK) {
-		status = put_publish_header(core, put, draft, *p_offset);
+		status = publish_header(core, put, draft, *p_offset);
 	}
 	if (status != KV_OK) {
-		put_abandon(core, put);
+		abandon_put(core, put);
 		return status;
 	}
 	kvd_put_extend(core, put);
@@ -464,21 +464,21 @@ kv_status_t kvd_put_start(kvd_core_t *core, uint32_t ns, kvd_member_t member, co
 	if (status == KV_OK) {
 		core->stamp++;
 		draft.unchained = kvd_group_unchained(draft.group) ? 1 : 0;
-		status = draft_check(core, &draft);
+		status = check_draft(core, &draft);
 	}
 	if (status != KV_OK) {
 		return status;
 	}
 
 	if (draft.base != KVD_NONE) {
-		kvd_touch(core, draft.base);
+		kvd_block_touch_path(core, draft.base);
 	}
 	kvd_count(core, KV_M_PUT_ALREADY, draft.already);
 	*reply = (kv_msg_put_start_reply_t){.n = draft.already, .already = draft.already};
 	if (draft.already == draft.n && !(ask->flags & 1u)) {
 		return KV_OK;
 	}
-	status = put_create(core, &draft, &put, &offset);
+	status = create_put(core, &draft, &put, &offset);
 	if (status == KV_ERR_BUSY || (status == KV_OK && put->n < draft.n)) {
 		kvd_put_revoke_oldest(core, ns); /* for whoever asks next */
 	}

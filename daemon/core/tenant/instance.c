@@ -6,7 +6,7 @@
 #include "core/tenant/instance.h"
 #include "core/tenant/member.h"
 
-static kvd_instance_rec_t *instance_find(kvd_core_t *core, kvd_instance_t id)
+static kvd_instance_rec_t *find_instance(kvd_core_t *core, kvd_instance_t id)
 {
 	kvd_instance_rec_t *instance;
 
@@ -99,7 +99,7 @@ kv_status_t kvd_instance_create(kvd_core_t *core, const kvd_join_t *join, void *
 
 kv_status_t kvd_member_add(kvd_core_t *core, kvd_instance_t id, const kvd_join_t *join, kvd_member_t *p_member)
 {
-	kvd_instance_rec_t *instance = instance_find(core, id);
+	kvd_instance_rec_t *instance = find_instance(core, id);
 	kvd_member_rec_t *member;
 	uint32_t index, local = 0;
 	kv_status_t status;
@@ -134,7 +134,7 @@ kv_status_t kvd_member_add(kvd_core_t *core, kvd_instance_t id, const kvd_join_t
 
 /* ---- the end --------------------------------------------------------------------------------- */
 
-static void leases_end(kvd_core_t *core, kvd_instance_rec_t *instance)
+static void end_leases(kvd_core_t *core, kvd_instance_rec_t *instance)
 {
 	while (instance->leases.head != KVD_NONE) {
 		kvd_lease_end(core, kvd_obj_at(&core->leases, instance->leases.head), KV_ERR_REVOKED);
@@ -142,13 +142,13 @@ static void leases_end(kvd_core_t *core, kvd_instance_rec_t *instance)
 }
 
 /* Revoke unfinished puts: all of them, or those `member` started or may still write into. */
-static void puts_revoke(kvd_core_t *core, const kvd_instance_rec_t *instance, const kvd_member_rec_t *member)
+static void revoke_puts(kvd_core_t *core, const kvd_instance_rec_t *instance, const kvd_member_rec_t *member)
 {
 	for (uint32_t id = instance->puts.head; id != KVD_NONE;) {
 		kvd_put_t *put = kvd_obj_at(&core->puts, id);
 
 		id = put->of_instance.next;
-		if (put->running && (!member || put->member == member->id || kvd_put_writes(put, member->rank))) {
+		if (put->running && (!member || put->member == member->id || kvd_put_is_writer(put, member->rank))) {
 			kvd_put_finish(core, put, KV_ERR_REVOKED);
 		}
 	}
@@ -183,7 +183,7 @@ static int has_quarantined_slots(kvd_core_t *core, const kvd_instance_rec_t *ins
 	return 0;
 }
 
-static void member_free(kvd_core_t *core, kvd_instance_rec_t *instance, kvd_member_rec_t *member)
+static void free_member(kvd_core_t *core, kvd_instance_rec_t *instance, kvd_member_rec_t *member)
 {
 	uint32_t index = kvd_id_index(member->id);
 
@@ -193,16 +193,16 @@ static void member_free(kvd_core_t *core, kvd_instance_rec_t *instance, kvd_memb
 	kvd_obj_pool_put(&core->members, index);
 }
 
-static void instance_end(kvd_core_t *core, kvd_instance_rec_t *instance)
+static void end_instance(kvd_core_t *core, kvd_instance_rec_t *instance)
 {
-	leases_end(core, instance);
+	end_leases(core, instance);
 	while (instance->puts.head != KVD_NONE) {
 		kvd_put_destroy(core, kvd_obj_at(&core->puts, instance->puts.head));
 	}
 	kv_assert(instance->pinned_bytes == 0 && instance->unfinished_bytes == 0);
 	for (uint32_t local = 0; local < KVD_INSTANCE_MEMBERS; local++) {
 		if (instance->members[local] != KVD_NONE) {
-			member_free(core, instance, kvd_obj_at(&core->members, instance->members[local]));
+			free_member(core, instance, kvd_obj_at(&core->members, instance->members[local]));
 		}
 	}
 	kvd_extent_alloc_fini(&instance->extent_alloc);
@@ -214,31 +214,31 @@ static void instance_end(kvd_core_t *core, kvd_instance_rec_t *instance)
 
 /* Nobody can ask for anything in its name any more, and nothing waits for those who could: closed members need not be
  * waited for either. */
-static void instance_settle(kvd_core_t *core, kvd_instance_rec_t *instance)
+static void end_instance_if_unused(kvd_core_t *core, kvd_instance_rec_t *instance)
 {
 	if (instance->open_count == 0 && !has_quarantined_slots(core, instance)) {
-		instance_end(core, instance);
+		end_instance(core, instance);
 	}
 	kvd_puts_run(core);
 	kvd_events_flush(core);
 }
 
-static void member_close(kvd_core_t *core, kvd_instance_rec_t *instance, kvd_member_rec_t *member)
+static void close_member(kvd_core_t *core, kvd_instance_rec_t *instance, kvd_member_rec_t *member)
 {
 	if (!member->open) {
 		return;
 	}
 	member->open = 0;
 	instance->open_count--;
-	puts_revoke(core, instance, instance->open_count == 0 ? NULL : member);
+	revoke_puts(core, instance, instance->open_count == 0 ? NULL : member);
 	if (instance->open_count == 0) {
-		leases_end(core, instance);
+		end_leases(core, instance);
 	}
 }
 
 void kvd_member_closed(kvd_core_t *core, kvd_member_t id)
 {
-	kvd_member_rec_t *member = kvd_member_rec(core, id);
+	kvd_member_rec_t *member = kvd_member_find(core, id);
 	kvd_instance_rec_t *instance;
 
 	if (!member || !member->open) {
@@ -246,14 +246,14 @@ void kvd_member_closed(kvd_core_t *core, kvd_member_t id)
 	}
 	instance = kvd_instance_at(core, member->instance);
 	core->now_ns = kv_now_ns(core->env);
-	member_close(core, instance, member);
-	instance_settle(core, instance);
+	close_member(core, instance, member);
+	end_instance_if_unused(core, instance);
 }
 
 void kvd_member_absorb(kvd_core_t *core, kvd_member_t closed, kvd_member_t by_id, int quiet)
 {
-	kvd_member_rec_t *member = kvd_member_rec(core, closed);
-	const kvd_member_rec_t *by = kvd_member_rec(core, by_id);
+	kvd_member_rec_t *member = kvd_member_find(core, closed);
+	const kvd_member_rec_t *by = kvd_member_find(core, by_id);
 	kvd_instance_rec_t *instance;
 
 	if (!member || !by || member->open || !by->open || member->instance != by->instance ||
@@ -271,14 +271,14 @@ void kvd_member_absorb(kvd_core_t *core, kvd_member_t closed, kvd_member_t by_id
 		kvd_put_move_undrained(put, member->local, by->local);
 		id = put->of_instance.next;
 	}
-	member_free(core, instance, member);
+	free_member(core, instance, member);
 	kvd_puts_run(core);
 	kvd_events_flush(core);
 }
 
 void kvd_member_gone(kvd_core_t *core, kvd_member_t id, int died)
 {
-	kvd_member_rec_t *member = kvd_member_rec(core, id);
+	kvd_member_rec_t *member = kvd_member_find(core, id);
 	kvd_instance_rec_t *instance;
 
 	if (!member) {
@@ -286,23 +286,23 @@ void kvd_member_gone(kvd_core_t *core, kvd_member_t id, int died)
 	}
 	instance = kvd_instance_at(core, member->instance);
 	core->now_ns = kv_now_ns(core->env);
-	member_close(core, instance, member);
+	close_member(core, instance, member);
 	if (died) {
 		kvd_count(core, KV_M_MEMBERS_DIED,
 			  instance->puts.head != KVD_NONE || instance->leases.head != KVD_NONE ? 1 : 0);
-		puts_revoke(core, instance, NULL);
+		revoke_puts(core, instance, NULL);
 	}
 	(void)drain_puts(core, instance, member->local, 0);
-	member_free(core, instance, member);
-	instance_settle(core, instance);
+	free_member(core, instance, member);
+	end_instance_if_unused(core, instance);
 }
 
 void kvd_instance_drop(kvd_core_t *core, kvd_instance_t id)
 {
-	kvd_instance_rec_t *instance = instance_find(core, id);
+	kvd_instance_rec_t *instance = find_instance(core, id);
 
 	if (instance && instance->member_count == 0) {
-		instance_end(core, instance);
+		end_instance(core, instance);
 	}
 }
 
@@ -320,7 +320,7 @@ uint32_t kvd_reaped(kvd_core_t *core, kvd_instance_t *out, uint32_t cap)
 kv_status_t kvd_member_drained(kvd_core_t *core, kvd_member_t id, const kv_msg_drained_t *ask,
 			       kv_msg_drained_reply_t *reply)
 {
-	const kvd_member_rec_t *member = kvd_member_rec(core, id);
+	const kvd_member_rec_t *member = kvd_member_find(core, id);
 	kvd_put_t *put;
 
 	if (!member) {

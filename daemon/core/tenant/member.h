@@ -4,7 +4,7 @@
 
 #include "core/core_impl.h"
 
-kvd_member_rec_t *kvd_member_rec(kvd_core_t *core, kvd_member_t id);
+kvd_member_rec_t *kvd_member_find(kvd_core_t *core, kvd_member_t id);
 /* The open member's record, if it may speak in namespace ns. KV_ERR_NOT_JOINED. */
 kv_status_t kvd_member_check(kvd_core_t *core, uint32_t ns, kvd_member_t id, kvd_member_rec_t **p_member,
 			     kvd_instance_rec_t **p_instance);

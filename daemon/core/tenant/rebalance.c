@@ -22,7 +22,7 @@ static kvd_resource_t resource_of(kvd_set_t t)
 
 /* ---- what leases name ------------------------------------------------------------------------ */
 
-static uint32_t names_in(const kvd_lease_t *lease, uint32_t slab)
+static uint32_t count_named_in(const kvd_lease_t *lease, uint32_t slab)
 {
 	const uint32_t *slots = kv_lease_slots(lease->header);
 	uint32_t count = 0;
@@ -71,7 +71,7 @@ static void revoke_named(kvd_core_t *core, uint32_t slab)
 			kvd_lease_t *lease = kvd_obj_at(&core->leases, l);
 
 			l = lease->of_instance.next;
-			if (names_in(lease, slab) > 0) {
+			if (count_named_in(lease, slab) > 0) {
 				kvd_lease_end(core, lease, KV_ERR_REVOKED);
 			}
 		}
@@ -101,7 +101,7 @@ static uint32_t class_of(const kvd_core_t *core, kvd_set_t t, uint32_t tier_clas
 }
 
 /* How long the class's coldest block that can be evicted was not asked for, in requests. 0: it has none. */
-static int coldest(kvd_core_t *core, kvd_set_t t, uint32_t slot_class, uint64_t *p_age)
+static int age_of_coldest(kvd_core_t *core, kvd_set_t t, uint32_t slot_class, uint64_t *p_age)
 {
 	uint64_t stamp;
 
@@ -119,14 +119,14 @@ static int is_idle(const kvd_core_t *core, uint32_t slot_class)
 }
 
 /* May a slab of so many slots, whose blocks have to be evicted, be taken from this class at all? */
-static int may_give(const kvd_core_t *core, kvd_set_t t, uint32_t from, uint32_t slots)
+static int may_give_slab(const kvd_core_t *core, kvd_set_t t, uint32_t from, uint32_t slots)
 {
 	return core->classes[from].slots[t] - slots >= slots / 2u || is_idle(core, from);
 }
 
 /* The namespace that has to give to another one: that furthest over its share, if `to` is within its own with a slab
  * more, or by two slabs less over it. *p_owner KVD_NONE: those whose namespace is not configured. */
-static int owner_that_gives(const kvd_core_t *core, kvd_set_t t, uint32_t to, uint32_t *p_owner)
+static int find_giving_owner(const kvd_core_t *core, kvd_set_t t, uint32_t to, uint32_t *p_owner)
 {
 	uint64_t unit = core->classes[to].unit[t];
 	uint64_t own = kvd_share_over(core, core->classes[to].ns, resource_of(t), unit);
@@ -150,22 +150,22 @@ static int owner_that_gives(const kvd_core_t *core, kvd_set_t t, uint32_t to, ui
 
 /* The class that has to give, if one does: of the namespace that has to, its coldest one (*p_force 1); else of the same
  * namespace that with the coldest block, when it is colder enough than the coldest of `to`. */
-static uint32_t coldest_class(kvd_core_t *core, kvd_set_t t, uint32_t to, int *p_force)
+static uint32_t find_giving_class(kvd_core_t *core, kvd_set_t t, uint32_t to, int *p_force)
 {
 	uint64_t own = 0, most = 0, age = 0;
 	uint32_t from = KVD_NONE, owner = KVD_NONE;
-	uint64_t least = coldest(core, t, to, &own) ? COLDER_FACTOR * own + COLDER_BY : 0;
-	int force = owner_that_gives(core, t, to, &owner);
+	uint64_t least = age_of_coldest(core, t, to, &own) ? COLDER_FACTOR * own + COLDER_BY : 0;
+	int force = find_giving_owner(core, t, to, &owner);
 
 	for (uint32_t i = 0; i < core->class_count; i++) {
 		const kvd_class_t *class = &core->classes[i];
 		int may = force ? class->ns == owner
-				: class->ns == core->classes[to].ns && may_give(core, t, i, class->largest[t]);
+				: class->ns == core->classes[to].ns && may_give_slab(core, t, i, class->largest[t]);
 
 		if (i == to || class->slots[t] == 0 || !may) {
 			continue;
 		}
-		if (!coldest(core, t, i, &age)) { /* nothing that can be evicted: only leases that end help */
+		if (!age_of_coldest(core, t, i, &age)) { /* nothing that can be evicted: only leases that end help */
 			age = 0;
 			from = force && from == KVD_NONE ? i : from;
 			continue;
@@ -195,7 +195,8 @@ static int can_spare(const kvd_core_t *core, const choice_t *choice, const kvs_s
 
 /* The one that fewer leases name, then the smaller part of it taken, else the larger one; and there must be something
  * to be had from it. */
-static void prefer(const kvd_core_t *core, choice_t *choice, uint32_t slab, const kvs_slab_look_t *look, uint32_t named)
+static void keep_better(const kvd_core_t *core, choice_t *choice, uint32_t slab, const kvs_slab_look_t *look,
+			uint32_t named)
 {
 	uint64_t old = (uint64_t)choice->taken * look->slots, new = (uint64_t)look->taken * choice->slots;
 	uint32_t to = core->classes[choice->to].tier_class[choice->t];
@@ -235,7 +236,7 @@ static void count_slots(kvd_core_t *core, kvd_set_t t)
 
 /* Of a disk class: the file in which its coldest block lies, since nothing is moved there. KVD_NONE: none of its blocks
  * can go. */
-static uint32_t coldest_file(const kvd_core_t *core, uint32_t slot_class)
+static uint32_t find_coldest_file(const kvd_core_t *core, uint32_t slot_class)
 {
 	uint64_t stamp;
 	uint32_t id = slot_class == KVD_NONE ? KVD_NONE : kvd_class_coldest(core, slot_class, KVD_DISK, &stamp);
@@ -244,7 +245,7 @@ static uint32_t coldest_file(const kvd_core_t *core, uint32_t slot_class)
 }
 
 /* The slab that is cheapest to empty: of those a class can spare, else of those of the class that has to give. */
-static choice_t choose(kvd_core_t *core, kvd_set_t t, uint32_t to)
+static choice_t choose_slab(kvd_core_t *core, kvd_set_t t, uint32_t to)
 {
 	kvs_tier_t *tier = core->tier[t];
 	uint32_t named[MAX_SLABS], cold, file;
@@ -253,8 +254,8 @@ static choice_t choose(kvd_core_t *core, kvd_set_t t, uint32_t to)
 
 	count_slots(core, t);
 	count_named(core, named);
-	cold = coldest_class(core, t, to, &other.force);
-	file = t == KVD_DISK ? coldest_file(core, cold) : KVD_NONE;
+	cold = find_giving_class(core, t, to, &other.force);
+	file = t == KVD_DISK ? find_coldest_file(core, cold) : KVD_NONE;
 	for (uint32_t slab = 0; slab < kvd_slab_ops(core, t)->slabs(tier); slab++) {
 		uint32_t from, names = t == KVD_CPU ? named[slab] : 0;
 
@@ -266,10 +267,10 @@ static choice_t choose(kvd_core_t *core, kvd_set_t t, uint32_t to)
 			continue;
 		}
 		if (names == 0 && can_spare(core, &easy, &look, from)) {
-			prefer(core, &easy, slab, &look, 0);
+			keep_better(core, &easy, slab, &look, 0);
 		} else if (from != KVD_NONE && from == cold && look.open == 0 && (file == KVD_NONE || slab == file) &&
-			   (other.force || (names == 0 && may_give(core, t, from, look.slots)))) {
-			prefer(core, &other, slab, &look, names);
+			   (other.force || (names == 0 && may_give_slab(core, t, from, look.slots)))) {
+			keep_better(core, &other, slab, &look, names);
 		}
 	}
 
@@ -292,7 +293,7 @@ static uint32_t pick_class(kvd_core_t *core, kvd_set_t t)
 	}
 }
 
-static void begin(kvd_core_t *core, kvd_set_t t, uint32_t slab, uint32_t from, uint32_t to)
+static void begin_rebalance(kvd_core_t *core, kvd_set_t t, uint32_t slab, uint32_t from, uint32_t to)
 {
 	kvd_rebalance_t *rebalance = &core->rebalance[t];
 
@@ -306,7 +307,7 @@ static void begin(kvd_core_t *core, kvd_set_t t, uint32_t slab, uint32_t from, u
 	rebalance->give_up_ns = core->now_ns + GIVE_UP_NS;
 }
 
-static int pick(kvd_core_t *core, kvd_set_t t)
+static int pick_slab(kvd_core_t *core, kvd_set_t t)
 {
 	kvd_rebalance_t *rebalance = &core->rebalance[t];
 	uint32_t to = pick_class(core, t);
@@ -315,12 +316,12 @@ static int pick(kvd_core_t *core, kvd_set_t t)
 	if (!kvd_slab_ops(core, t)->is_short(core->tier[t], core->classes[to].tier_class[t])) {
 		return 1;
 	}
-	choice = choose(core, t, to);
+	choice = choose_slab(core, t, to);
 	if (choice.slab == KVD_NONE) {
 		core->classes[to].ask_after_ns[t] = core->now_ns + AGAIN_NS;
 		return 1;
 	}
-	begin(core, t, choice.slab, choice.from, to);
+	begin_rebalance(core, t, choice.slab, choice.from, to);
 	rebalance->force =
 		choice.force && choice.from != KVD_NONE && core->classes[choice.from].ns != core->classes[to].ns;
 	kvd_count(core, KV_M_SLABS_RECLAIMED, rebalance->force ? 1 : 0);
@@ -330,14 +331,14 @@ static int pick(kvd_core_t *core, kvd_set_t t)
 
 /* An empty file of the namespace, else the one in which the coldest block of all its classes lies. KVD_NONE: none of
  * its blocks can go. */
-static uint32_t file_to_give(kvd_core_t *core, uint32_t ns)
+static uint32_t find_file_to_give(kvd_core_t *core, uint32_t ns)
 {
 	uint32_t cold = KVD_NONE, empty = KVD_NONE;
 	uint64_t age, most = 0;
 	kvs_slab_look_t look;
 
 	for (uint32_t i = 0; i < core->class_count; i++) {
-		if (core->classes[i].ns == ns && coldest(core, KVD_DISK, i, &age) && age >= most) {
+		if (core->classes[i].ns == ns && age_of_coldest(core, KVD_DISK, i, &age) && age >= most) {
 			most = age;
 			cold = i;
 		}
@@ -351,11 +352,11 @@ static uint32_t file_to_give(kvd_core_t *core, uint32_t ns)
 		empty = class != KVD_NONE && core->classes[class].ns == ns ? file : empty;
 	}
 
-	return empty != KVD_NONE ? empty : coldest_file(core, cold);
+	return empty != KVD_NONE ? empty : find_coldest_file(core, cold);
 }
 
 /* A namespace has more files than its maximum, which was higher once: one of them goes, and nobody gets it. */
-static int pick_over(kvd_core_t *core)
+static int pick_over_maximum(kvd_core_t *core)
 {
 	kvd_rebalance_t *rebalance = &core->rebalance[KVD_DISK];
 	kvs_slab_look_t look;
@@ -363,12 +364,12 @@ static int pick_over(kvd_core_t *core)
 	rebalance->look_ns = core->now_ns + AGAIN_NS;
 	for (uint32_t n = 0; n < core->ns_count; n++) {
 		uint32_t file = kvd_share_used(core, n, KVD_SHARE_DISK) > kvd_share_most(core, n, KVD_SHARE_DISK)
-					? file_to_give(core, n)
+					? find_file_to_give(core, n)
 					: KVD_NONE;
 
 		if (file != KVD_NONE &&
 		    kvd_slab_ops(core, KVD_DISK)->look(core->tier[KVD_DISK], file, &look) == KV_OK && !look.retired) {
-			begin(core, KVD_DISK, file, class_of(core, KVD_DISK, look.slot_class), KVD_NONE);
+			begin_rebalance(core, KVD_DISK, file, class_of(core, KVD_DISK, look.slot_class), KVD_NONE);
 			return 1;
 		}
 	}
@@ -378,7 +379,7 @@ static int pick_over(kvd_core_t *core)
 
 /* ---- emptying it ----------------------------------------------------------------------------- */
 
-static void note(void *arg, kv_status_t status)
+static void store_status(void *arg, kv_status_t status)
 {
 	*(kv_status_t *)arg = status;
 }
@@ -393,7 +394,7 @@ static void move_block(kvd_core_t *core, uint32_t id, kvs_loc_t from, kvs_loc_t 
 	kv_status_t status = kvs_mem(tier, from, &mem);
 
 	if (status == KV_OK) {
-		status = kvs_store(tier, to, &mem, note, &end); /* of the CPU tier: it ends inside the call */
+		status = kvs_store(tier, to, &mem, store_status, &end); /* of the CPU tier: it ends inside the call */
 	}
 	status = status == KV_OK ? end : status;
 	if (status == KV_OK) {
@@ -408,7 +409,7 @@ static void move_block(kvd_core_t *core, uint32_t id, kvs_loc_t from, kvs_loc_t 
 	kv_logf(core->env, KV_LOG_WARN, "core", "a block in memory is damaged and is taken out, status %s",
 		kv_status_name(status));
 	kvd_count(core, KV_M_BAD_BLOCKS, 1);
-	kvd_quarantine_cpu(core, id);
+	kvd_quarantine_cpu_copy(core, id);
 }
 
 /* 1: the slot is empty now, or some other one has come free for what it refs. */
@@ -424,7 +425,7 @@ static int empty_slot(kvd_core_t *core, kvd_set_t t, kv_slot_t slot)
 	if (kvd_slab_ops(core, t)->slot(tier, slot, &here, &meta) != KV_OK) {
 		return 0;
 	}
-	id = kvd_index_in_slot(&core->ix, &meta.key, meta.group, t, here);
+	id = kvd_index_find_in_slot(&core->ix, &meta.key, meta.group, t, here);
 	if (t == KVD_DISK) {
 		return id != KVD_NONE && kvd_evict_below(core, id, t, core->rebalance[t].force) == KV_OK;
 	}
@@ -443,7 +444,7 @@ static int empty_slot(kvd_core_t *core, kvd_set_t t, kv_slot_t slot)
 	return status == KV_OK;
 }
 
-static void end(kvd_core_t *core, kvd_set_t t)
+static void end_rebalance(kvd_core_t *core, kvd_set_t t)
 {
 	core->rebalance[t].slab = KVD_NONE;
 	core->rebalance[t].named = 0;
@@ -478,23 +479,23 @@ static int empty_some(kvd_core_t *core, kvd_set_t t, const kvs_slab_look_t *look
 	return 1;
 }
 
-static int run(kvd_core_t *core, kvd_set_t t)
+static int run_tier(kvd_core_t *core, kvd_set_t t)
 {
 	kvs_tier_t *tier = core->tier[t];
 	kvd_rebalance_t *rebalance = &core->rebalance[t];
 	kvs_slab_look_t look;
 
 	if (rebalance->slab == KVD_NONE && core->now_ns >= rebalance->next_ns) {
-		if (t == KVD_DISK && core->now_ns >= rebalance->look_ns && pick_over(core)) {
+		if (t == KVD_DISK && core->now_ns >= rebalance->look_ns && pick_over_maximum(core)) {
 			return 1;
 		}
-		return rebalance->wanting > 0 ? pick(core, t) : 0;
+		return rebalance->wanting > 0 ? pick_slab(core, t) : 0;
 	}
 	if (rebalance->slab == KVD_NONE) {
 		return 0;
 	}
 	if (kvd_slab_ops(core, t)->look(tier, rebalance->slab, &look) != KV_OK || (!look.retired && !look.leaving)) {
-		end(core, t); /* its memory has come back */
+		end_rebalance(core, t); /* its memory has come back */
 		return 0;
 	}
 	if (look.retired) {
@@ -510,7 +511,7 @@ static int run(kvd_core_t *core, kvd_set_t t)
 	if (core->now_ns > rebalance->give_up_ns) {
 		kvd_slab_ops(core, t)->stay(tier, rebalance->slab);
 		rebalance->next_ns = core->now_ns + GIVE_UP_NS;
-		end(core, t);
+		end_rebalance(core, t);
 		return 0;
 	}
 
@@ -519,7 +520,7 @@ static int run(kvd_core_t *core, kvd_set_t t)
 
 int kvd_rebalance_run(kvd_core_t *core)
 {
-	int more = run(core, KVD_CPU);
+	int more = run_tier(core, KVD_CPU);
 
-	return kvd_slab_ops(core, KVD_DISK) ? more | run(core, KVD_DISK) : more;
+	return kvd_slab_ops(core, KVD_DISK) ? more | run_tier(core, KVD_DISK) : more;
 }

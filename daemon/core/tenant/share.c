@@ -86,7 +86,7 @@ static uint64_t total_of(const kvd_core_t *core, kvd_resource_t what)
 	return usage.limit_bytes;
 }
 
-void kvd_shares_settle(kvd_core_t *core)
+void kvd_shares_compute(kvd_core_t *core)
 {
 	for (kvd_resource_t what = 0; what < KVD_SHARES; what++) {
 		uint64_t total = total_of(core, what), given = 0;
@@ -120,22 +120,22 @@ kv_status_t kvd_namespace_share(kvd_core_t *core, uint32_t ns, const kvd_parts_t
 		return KV_ERR_ARG;
 	}
 	core->ns[ns]->parts = *parts;
-	kvd_shares_settle(core);
+	kvd_shares_compute(core);
 
 	return KV_OK;
 }
 
 /* ---- what cannot be reclaimed ---------------------------------------------------------------- */
 
-uint64_t kvd_irreclaimable(const kvd_core_t *core, uint32_t ns)
+uint64_t kvd_share_irreclaimable(const kvd_core_t *core, uint32_t ns)
 {
 	return core->ns[ns]->pinned_bytes + core->ns[ns]->unfinished_bytes;
 }
 
-uint64_t kvd_pin_room(const kvd_core_t *core, uint32_t ns, uint32_t slot_class)
+uint64_t kvd_share_pin_room(const kvd_core_t *core, uint32_t ns, uint32_t slot_class)
 {
 	const kvd_ns_t *name_space = core->ns[ns];
-	uint64_t held = kvd_irreclaimable(core, ns), share = name_space->share[KVD_SHARE_CPU];
+	uint64_t held = kvd_share_irreclaimable(core, ns), share = name_space->share[KVD_SHARE_CPU];
 	uint64_t blocks = share > held ? (share - held) / core->classes[slot_class].slot_bytes : 0;
 	uint64_t named = name_space->pinned_blocks + name_space->unfinished_blocks;
 	uint64_t index = name_space->share[KVD_SHARE_INDEX] > named ? name_space->share[KVD_SHARE_INDEX] - named : 0;
@@ -154,7 +154,7 @@ static uint64_t slab_bytes(const kvd_core_t *core, uint32_t ns, const kvs_slab_l
 	return 0;
 }
 
-int kvd_may_open(const kvd_core_t *core, uint32_t ns, kvs_loc_t loc)
+int kvd_share_may_open(const kvd_core_t *core, uint32_t ns, kvs_loc_t loc)
 {
 	kvs_tier_t *tier = core->tier[KVD_CPU];
 	const kvs_change_ops_t *ops = tier->ops->change;
@@ -174,7 +174,7 @@ int kvd_may_open(const kvd_core_t *core, uint32_t ns, kvs_loc_t loc)
 	return open <= core->ns[ns]->share[KVD_SHARE_CPU];
 }
 
-uint64_t kvd_instance_room(const kvd_core_t *core, const kvd_instance_rec_t *instance, uint64_t cap, uint64_t own)
+uint64_t kvd_share_instance_room(const kvd_core_t *core, const kvd_instance_rec_t *instance, uint64_t cap, uint64_t own)
 {
 	uint64_t most = cap ? cap : core->ns[instance->ns]->share[KVD_SHARE_CPU] / 2u;
 	uint64_t held = cap ? own : instance->pinned_bytes + instance->unfinished_bytes;
@@ -182,7 +182,7 @@ uint64_t kvd_instance_room(const kvd_core_t *core, const kvd_instance_rec_t *ins
 	return most > held ? most - held : 0;
 }
 
-void kvd_count_unfinished(kvd_core_t *core, kvd_instance_rec_t *instance, uint64_t bytes, int taken)
+void kvd_share_count_unfinished(kvd_core_t *core, kvd_instance_rec_t *instance, uint64_t bytes, int taken)
 {
 	kvd_ns_t *ns = core->ns[instance->ns];
 

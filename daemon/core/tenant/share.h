@@ -23,19 +23,20 @@ uint64_t kvd_share_over(const kvd_core_t *core, uint32_t ns, kvd_resource_t what
  * (kvs_tier_cap). */
 uint64_t kvd_share_most(const kvd_core_t *core, uint32_t ns, kvd_resource_t what);
 /* Shares that are not given are equal parts of what is left. */
-void kvd_shares_settle(kvd_core_t *core);
+void kvd_shares_compute(kvd_core_t *core);
 
 /* Pinned, unfinished and quarantined bytes of the CPU tier. */
-uint64_t kvd_irreclaimable(const kvd_core_t *core, uint32_t ns);
+uint64_t kvd_share_irreclaimable(const kvd_core_t *core, uint32_t ns);
 /* How many blocks more of the class may be pinned, or put. */
-uint64_t kvd_pin_room(const kvd_core_t *core, uint32_t ns, uint32_t slot_class);
+uint64_t kvd_share_pin_room(const kvd_core_t *core, uint32_t ns, uint32_t slot_class);
 /* May a put have the slot that it has just been given? A slab with an open slot cannot change hands, so where the
  * namespace is over its share such slabs count whole, and no more of them than the share. */
-int kvd_may_open(const kvd_core_t *core, uint32_t ns, kvs_loc_t loc);
+int kvd_share_may_open(const kvd_core_t *core, uint32_t ns, kvs_loc_t loc);
 /* Bytes the instance may still add to `own`, its pinned or its unfinished bytes. `cap` 0: both together may be half of
  * the namespace's share. */
-uint64_t kvd_instance_room(const kvd_core_t *core, const kvd_instance_rec_t *instance, uint64_t cap, uint64_t own);
+uint64_t kvd_share_instance_room(const kvd_core_t *core, const kvd_instance_rec_t *instance, uint64_t cap,
+				 uint64_t own);
 /* A slot of an unfinished put of the instance is taken (`taken` 1) or is not unfinished any longer. */
-void kvd_count_unfinished(kvd_core_t *core, kvd_instance_rec_t *instance, uint64_t bytes, int taken);
+void kvd_share_count_unfinished(kvd_core_t *core, kvd_instance_rec_t *instance, uint64_t bytes, int taken);
 
 #endif

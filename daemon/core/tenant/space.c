@@ -39,11 +39,11 @@ kv_status_t kvd_namespace_add(kvd_core_t *core, const char *name, void *mirror, 
 	ns->puts = KVD_LIST_EMPTY;
 	kvd_mirror_init(&ns->mirror, mirror, core->config.max_index_blocks, core->config.incarnation);
 	ns->mirror.header->stale_ns = core->config.stale_ns;
-	kvd_mirror_heartbeat(&ns->mirror, kv_now_ns(core->env));
+	kvd_mirror_set_heartbeat(&ns->mirror, kv_now_ns(core->env));
 	*p_ns = core->ns_count;
 	core->ns[core->ns_count++] = ns;
 	kv_ns_metrics_open(core->world.metrics, name);
-	kvd_shares_settle(core);
+	kvd_shares_compute(core);
 
 	return KV_OK;
 }
@@ -77,7 +77,7 @@ static char *copy_text(kvd_core_t *core, const char *text, size_t len)
 	return copy;
 }
 
-static void space_free(kvd_core_t *core, kvd_space_t *space)
+static void free_space(kvd_core_t *core, kvd_space_t *space)
 {
 	kv_free(core->env, space->identity);
 	kv_free(core->env, space->layout);
@@ -85,7 +85,7 @@ static void space_free(kvd_core_t *core, kvd_space_t *space)
 	kv_free(core->env, space);
 }
 
-static void opened(void *arg, kv_status_t status)
+static void finish_epoch_record(void *arg, kv_status_t status)
 {
 	kvd_core_t *core = arg;
 
@@ -96,7 +96,7 @@ static void opened(void *arg, kv_status_t status)
 }
 
 /* The tree that was recovered under this root, or a new one. */
-static kv_status_t tree_for(kvd_core_t *core, const kvd_space_t *space, uint32_t *p_tree)
+static kv_status_t find_or_create_tree(kvd_core_t *core, const kvd_space_t *space, uint32_t *p_tree)
 {
 	uint32_t found = KVD_NONE;
 	kv_status_t status;
@@ -122,7 +122,7 @@ static kv_status_t tree_for(kvd_core_t *core, const kvd_space_t *space, uint32_t
 	return status;
 }
 
-static void tree_adopt(kvd_core_t *core, const kvd_space_t *space)
+static void adopt_tree(kvd_core_t *core, const kvd_space_t *space)
 {
 	kvd_tree_t *tree = kvd_tree_at(&core->ix, space->tree);
 
@@ -145,7 +145,7 @@ static uint64_t temporary_epoch(kvd_core_t *core)
 	return UINT64_C(1) << 48 | random >> 16;
 }
 
-static kv_status_t space_create(kvd_core_t *core, const kvd_space_open_t *ask, uint32_t id, kvd_space_t **p_space)
+static kv_status_t create_space(kvd_core_t *core, const kvd_space_open_t *ask, uint32_t id, kvd_space_t **p_space)
 {
 	kvd_space_t *space = kv_alloc(core->env, sizeof *space);
 	uint32_t pieces = (ask->geometry.page_bytes + ask->geometry.leaf_bytes - 1) / ask->geometry.leaf_bytes;
@@ -183,7 +183,7 @@ static kv_status_t space_create(kvd_core_t *core, const kvd_space_open_t *ask, u
 	} else if (core->world.note_reset) {
 		space->epoch = temporary_epoch(core);
 	}
-	status = tree_for(core, space, &space->tree);
+	status = find_or_create_tree(core, space, &space->tree);
 	if (status != KV_OK) {
 		goto err_space;
 	}
@@ -191,7 +191,7 @@ static kv_status_t space_create(kvd_core_t *core, const kvd_space_open_t *ask, u
 
 	return KV_OK;
 err_space:
-	space_free(core, space);
+	free_space(core, space);
 	return status;
 }
 
@@ -217,7 +217,7 @@ static int geometry_valid(const kvd_space_open_t *ask)
 }
 
 /* Tell the disk tier's superblock the space's epoch. */
-static kv_status_t epoch_record(kvd_core_t *core, const kvd_space_t *space, uint64_t epoch, kvs_done_fn done, void *arg)
+static kv_status_t record_epoch(kvd_core_t *core, const kvd_space_t *space, uint64_t epoch, kvs_done_fn done, void *arg)
 {
 	kvs_epoch_t e = {
 		.root = space->root, .ns = core->ns[space->ns]->name, .identity = space->identity, .epoch = epoch};
@@ -243,27 +243,27 @@ kv_status_t kvd_space_open(kvd_core_t *core, const kvd_space_open_t *ask, kvd_sp
 		if (free_id >= core->config.max_spaces) {
 			return KV_ERR_LIMIT;
 		}
-		status = space_create(core, ask, free_id, &space);
+		status = create_space(core, ask, free_id, &space);
 		if (status != KV_OK) {
 			return status;
 		}
 		ns->spaces[free_id] = space;
 		ns->space_count++;
-		tree_adopt(core, space);
-		kvd_mirror_epoch(&ns->mirror, space->id, space->epoch);
+		adopt_tree(core, space);
+		kvd_mirror_set_epoch(&ns->mirror, space->id, space->epoch);
 	}
 	/* The tier takes no block of a space it has not recorded. It may have been off before: whoever opens the space
 	 * asks again. */
 	if (core->tier[KVD_DISK] && kvs_epoch_get(core->tier[KVD_DISK], space->root) == 0) {
 		core->outstanding++;
-		status = epoch_record(core, space, space->epoch, opened, core);
+		status = record_epoch(core, space, space->epoch, finish_epoch_record, core);
 		if (status != KV_OK) {
-			opened(core, status);
+			finish_epoch_record(core, status);
 		}
 	}
 	/* Who opens a space looks into the mirror next: let it find what a small tree refs, or the first blocks of a
 	 * large one. */
-	for (uint32_t i = 0; i < OPEN_QUANTA && kvd_space_fill_mirrors(core); i++) {
+	for (uint32_t i = 0; i < OPEN_QUANTA && kvd_visibility_run(core); i++) {
 	}
 	kvd_events_flush(core);
 	*p_info = (kvd_space_info_t){.space = space->id,
@@ -287,7 +287,7 @@ typedef struct kvd_reset {
 	kv_status_t status;
 } kvd_reset_t;
 
-static void reset_done(void *arg, kv_status_t status)
+static void finish_reset(void *arg, kv_status_t status)
 {
 	kvd_reset_t *reset = arg, end = *reset;
 	kv_msg_t reply = {.space_reset_reply = {.epoch = end.epoch}};
@@ -307,9 +307,9 @@ static void reset_done(void *arg, kv_status_t status)
 	}
 }
 
-/* Have the next epoch recorded. KV_PENDING: reset_done() answers later. KV_OK: it is on disk, or there is none. Else
+/* Have the next epoch recorded. KV_PENDING: finish_reset() answers later. KV_OK: it is on disk, or there is none. Else
  * nothing has happened. */
-static kv_status_t reset_record(kvd_core_t *core, const kvd_space_t *space, kvd_member_t member, uint64_t frame_id)
+static kv_status_t record_reset(kvd_core_t *core, const kvd_space_t *space, kvd_member_t member, uint64_t frame_id)
 {
 	kvd_reset_t *reset;
 	kv_status_t status;
@@ -328,7 +328,7 @@ static kv_status_t reset_record(kvd_core_t *core, const kvd_space_t *space, kvd_
 	}
 	*reset = (kvd_reset_t){
 		.core = core, .member = member, .frame_id = frame_id, .epoch = space->epoch + 1, .asking = 1};
-	status = epoch_record(core, space, reset->epoch, reset_done, reset);
+	status = record_epoch(core, space, reset->epoch, finish_reset, reset);
 	reset->asking = 0;
 	if (status == KV_OK && !reset->done) {
 		core->pending_resets++;
@@ -343,16 +343,16 @@ static kv_status_t reset_record(kvd_core_t *core, const kvd_space_t *space, kvd_
 
 /* To another epoch and its tree: what the old one has leaves in quanta, and only then is announced what the new one
  * has. */
-static void space_move(kvd_core_t *core, kvd_space_t *space, uint32_t tree, uint64_t epoch)
+static void move_to_epoch(kvd_core_t *core, kvd_space_t *space, uint32_t tree, uint64_t epoch)
 {
 	kvd_events_flush(core);
 	kvd_hide_tree(core, space->tree);
 	space->leaving++;
 	space->tree = tree;
 	space->epoch = epoch;
-	tree_adopt(core, space);
+	adopt_tree(core, space);
 	kvd_tree_at(&core->ix, tree)->mute = 1;
-	kvd_mirror_epoch(&core->ns[space->ns]->mirror, space->id, epoch);
+	kvd_mirror_set_epoch(&core->ns[space->ns]->mirror, space->id, epoch);
 }
 
 kv_status_t kvd_space_reset(kvd_core_t *core, uint32_t ns, kvd_member_t member, uint64_t frame_id,
@@ -368,13 +368,13 @@ kv_status_t kvd_space_reset(kvd_core_t *core, uint32_t ns, kvd_member_t member, 
 	if (status != KV_OK) {
 		return status;
 	}
-	status = reset_record(core, space, member, frame_id);
+	status = record_reset(core, space, member, frame_id);
 	if (status != KV_OK && status != KV_PENDING) {
 		kvd_tree_destroy(&core->ix, tree);
 		return status;
 	}
 
-	space_move(core, space, tree, space->epoch + 1);
+	move_to_epoch(core, space, tree, space->epoch + 1);
 	kvd_count(core, KV_M_SPACE_RESETS, 1);
 	reply->epoch = space->epoch;
 
@@ -385,15 +385,15 @@ kv_status_t kvd_space_reset(kvd_core_t *core, uint32_t ns, kvd_member_t member, 
 
 /* From its temporary epoch to the one on disk. Without memory for a tree it stays as it is; the tier takes no block of
  * an epoch it has not recorded. */
-static void space_attach(kvd_core_t *core, kvd_space_t *space)
+static void attach_space(kvd_core_t *core, kvd_space_t *space)
 {
 	uint64_t known = kvs_epoch_get(core->tier[KVD_DISK], space->root);
 	kvd_space_t there = *space;
 	uint32_t tree;
 
 	there.epoch = known ? known : 1;
-	if (tree_for(core, &there, &tree) == KV_OK) {
-		space_move(core, space, tree, there.epoch);
+	if (find_or_create_tree(core, &there, &tree) == KV_OK) {
+		move_to_epoch(core, space, tree, there.epoch);
 	}
 }
 
@@ -402,7 +402,7 @@ void kvd_spaces_attach(kvd_core_t *core)
 	for (uint32_t n = 0; n < core->ns_count; n++) {
 		for (uint32_t id = 1; id <= core->ns[n]->space_count; id++) {
 			kvd_class_update(core, core->ns[n]->spaces[id]->slot_class, KVD_DISK);
-			space_attach(core, core->ns[n]->spaces[id]);
+			attach_space(core, core->ns[n]->spaces[id]);
 		}
 	}
 }
@@ -411,7 +411,7 @@ void kvd_spaces_fini(kvd_core_t *core)
 {
 	for (uint32_t n = 0; n < core->ns_count; n++) {
 		for (uint32_t id = 1; id <= core->ns[n]->space_count; id++) {
-			space_free(core, core->ns[n]->spaces[id]);
+			free_space(core, core->ns[n]->spaces[id]);
 		}
 		kv_free(core->env, core->ns[n]->spaces);
 		kv_free(core->env, core->ns[n]);
