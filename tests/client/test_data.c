@@ -590,6 +590,25 @@ static void p4_pool_memory_is_announced_while_it_is_mapped(void **state)
 	assert_int_equal(told.unmapped, told.mapped);
 }
 
+static void p7_a_smaller_struct_of_an_older_caller_is_not_overrun(void **state)
+{
+	kvc_match_t match;
+	bed_t bed;
+
+	(void)state;
+	bed_make(&bed, &fake_split);
+	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
+	memset(&match, 0xaa, sizeof match);
+	match.struct_size = offsetof(kvc_match_t, why);
+	kvc_match(bed.space, bed.keys, 4, &match);
+	assert_int_equal(match.n, 4);
+	assert_int_equal(match.why, 0xaaaaaaaau);
+	match.struct_size = 0; /* nothing may be filled */
+	kvc_match(bed.space, bed.keys, 2, &match);
+	assert_int_equal(match.n, 4);
+	bed_free(&bed);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -613,6 +632,7 @@ int main(void)
 		cmocka_unit_test(p1_a_retired_slab_stays_until_its_leases_end),
 		cmocka_unit_test(p4_pool_memory_is_announced_while_it_is_mapped),
 		cmocka_unit_test(reports_are_dropped_when_nobody_reads_them),
+		cmocka_unit_test(p7_a_smaller_struct_of_an_older_caller_is_not_overrun),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

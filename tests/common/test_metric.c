@@ -182,6 +182,27 @@ static void p8_metrics_of_namespaces_are_labelled_and_documents_show_ones_own(vo
 	assert_int_equal(metrics.ns_count, KV_METRIC_NAMESPACES);
 }
 
+/* As a Prometheus server reads it, lint included. */
+static void prometheus_text_passes_promtool(void **state)
+{
+	FILE *promtool;
+
+	(void)state;
+	if (system("command -v promtool >/dev/null 2>&1") != 0) {
+		printf("# SKIP: promtool is not installed (Debian package prometheus)\n");
+		skip();
+	}
+	reset();
+	kv_ns_metrics_open(&metrics, "a");
+	kv_ns_metrics_open(&metrics, "b");
+	kv_metric_observe_ns(&metrics, KV_M_REQUEST_TIME, 1500);
+	assert_in_range(kv_metrics_prometheus(&metrics, text, sizeof text), 1, sizeof text - 1);
+	promtool = popen("promtool check metrics", "w");
+	assert_non_null(promtool);
+	assert_int_equal(fwrite(text, 1, strlen(text), promtool), strlen(text));
+	assert_int_equal(pclose(promtool), 0);
+}
+
 static void *adder(void *arg)
 {
 	(void)arg;
@@ -221,6 +242,7 @@ int main(void)
 		cmocka_unit_test(p8_metrics_of_namespaces_are_labelled_and_documents_show_ones_own),
 		cmocka_unit_test(series_of_a_family_share_help_and_type),
 		cmocka_unit_test(json_has_every_metric_and_quantiles),
+		cmocka_unit_test(prometheus_text_passes_promtool),
 		cmocka_unit_test(no_count_is_lost_between_threads),
 	};
 

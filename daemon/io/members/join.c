@@ -378,9 +378,9 @@ void kvd_entry_session_ended(kvd_host_t *host, kvd_member_entry_t *member)
 {
 	(void)drain(host, member, RING_RECORDS);
 	log_member(host, member,
-		   member->fired  ? "a member's process has ended"
-		   : member->left ? "a member has detached"
-				  : "a member's connection has ended");
+		   member->left    ? "a member has detached"
+		   : member->fired ? "a member's process has ended"
+				   : "a member's connection has ended");
 	member->session = NULL;
 	if (member->fired || member->left) {
 		member_gone(host, member);
