@@ -14,15 +14,12 @@ static void print_check(const kvctl_t *ctl, struct json_object *check)
 	putchar('\n');
 }
 
-int kvctl_check(const kvctl_t *ctl, int argc, char **argv)
+int kvctl_check(const kvctl_t *ctl)
 {
 	struct json_object *json = NULL, *checks;
 	uint32_t failed = 0;
 	int code;
 
-	if (argc > 1) {
-		return kvctl_error(ctl, KV_ERR_ARG, "check takes no argument: %s", argv[1]);
-	}
 	code = kvctl_document(ctl, KVC_DOC_CHECK, 0, &json, &failed);
 	if (code != 0) {
 		return code;

@@ -31,43 +31,7 @@ typedef struct prompt {
 	kvc_group_info_t group;
 } prompt_t;
 
-/* ---- the command line ------------------------------------------------------------------------ */
-
-static int parse(const kvctl_t *ctl, int argc, char **argv, question_t *question)
-{
-	const struct {
-		const char *name;
-		const char **where;
-	} options[] = {
-		{"--tokens", &question->tokens}, {"--space", &question->space}, {"--identity", &question->identity},
-		{"--salt", &question->salt},     {"--group", &question->group},
-	};
-
-	for (int i = 1; i < argc; i++) {
-		int known = 0;
-
-		for (size_t k = 0; k < KV_COUNT_OF(options) && !known; k++) {
-			size_t len = strlen(options[k].name);
-
-			if (strncmp(argv[i], options[k].name, len) == 0 && argv[i][len] == '=') {
-				*options[k].where = argv[i] + len + 1;
-				known = 1;
-			} else if (strcmp(argv[i], options[k].name) == 0 && i + 1 < argc) {
-				*options[k].where = argv[++i];
-				known = 1;
-			}
-		}
-		if (!known) {
-			return kvctl_error(ctl, KV_ERR_ARG, "explain: unknown option or missing value: %s", argv[i]);
-		}
-	}
-	if (!question->tokens) {
-		return kvctl_error(ctl, KV_ERR_ARG,
-				   "explain: --tokens is needed: \"1,2,3\", @FILE or - for standard input");
-	}
-
-	return 0;
-}
+/* ---- what is asked ---------------------------------------------------------------------------- */
 
 /* The text itself, of a file ("@name") or of standard input ("-"). NULL after printing why. */
 static char *text_of(const kvctl_t *ctl, const char *argument)
@@ -452,17 +416,21 @@ static int explain(const kvctl_t *ctl, const question_t *question, const char *i
 	return code;
 }
 
-int kvctl_explain(const kvctl_t *ctl, int argc, char **argv)
+int kvctl_explain(const kvctl_t *ctl)
 {
-	question_t question = {0};
+	const question_t question = {.tokens = ctl->given[KVCTL_TOKENS],
+				     .space = ctl->given[KVCTL_SPACE],
+				     .identity = ctl->given[KVCTL_IDENTITY],
+				     .salt = ctl->given[KVCTL_SALT],
+				     .group = ctl->given[KVCTL_GROUP]};
 	prompt_t prompt = {0};
 	char *text = NULL, *given = NULL, *identity = NULL;
-	int code = parse(ctl, argc, argv, &question);
+	int code = kv_status_exit_code(KV_ERR_ARG);
 
-	if (code != 0) {
-		return code;
+	if (!question.tokens) {
+		return kvctl_error(ctl, KV_ERR_ARG,
+				   "explain: --tokens is needed: \"1,2,3\", @FILE or - for standard input");
 	}
-	code = kv_status_exit_code(KV_ERR_ARG);
 	text = text_of(ctl, question.tokens);
 	if (text) {
 		code = parse_tokens(ctl, text, &prompt);

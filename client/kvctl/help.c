@@ -8,31 +8,64 @@
 
 /* ---- help ------------------------------------------------------------------------------------ */
 
-static void print_usage(void)
+/* The options of a sub-command; NULL: those of all. */
+static void print_options(const char *command)
+{
+	for (unsigned i = 0; i < KVCTL_OPTIONS; i++) {
+		const kvctl_option_info_t *option = &kvctl_options[i];
+		char shown[48];
+
+		if (command ? !option->command || strcmp(option->command, command) != 0 : option->command != NULL) {
+			continue;
+		}
+		snprintf(shown, sizeof shown, "--%s%s%s", option->name, option->value ? " " : "",
+			 option->value ? option->value : "");
+		printf("  %-17s %s\n", shown, option->help);
+	}
+}
+
+static void print_usage(const kvctl_t *ctl)
 {
 	printf("usage: kvctl [options] COMMAND [arguments]\n\n");
-	for (unsigned i = 0; i < kvctl_command_count; i++) {
-		printf("  %-8s %-30s %s\n", kvctl_commands[i].name, kvctl_commands[i].arguments,
-		       kvctl_commands[i].help);
+	for (size_t i = 0; i < ctl->command_count; i++) {
+		printf("  %-8s %-30s %s\n", ctl->commands[i].name, ctl->commands[i].arguments, ctl->commands[i].help);
 	}
-	printf("\noptions (anywhere on the line)\n"
-	       "  --socket PATH     the daemon's socket (default: $KVD_SOCKET, else /run/kvd/default.sock)\n"
-	       "  --json            one JSON document instead of text\n"
-	       "  --color WHEN      auto, always or never\n"
-	       "  --timeout TIME    give up after, e.g. 500ms (default: 5s)\n"
-	       "  --version         the same as `kvctl version`\n"
-	       "\nexit codes: 0 done, 1 not there, 2 not healthy, 64 usage, 65 bad data, 69 daemon not reachable, 75 "
+	printf("\noptions (anywhere on the line)\n");
+	print_options(NULL);
+	printf("\nexit codes: 0 done, 1 not there, 2 not healthy, 64 usage, 65 bad data, 69 daemon not reachable, 75 "
 	       "try again later,\n"
 	       "77 not permitted, 78 configuration\n");
 }
 
+/* The options that a sub-command takes beyond those of all. */
+static struct json_object *options_json(const char *command)
+{
+	struct json_object *array = json_object_new_array();
+
+	for (unsigned i = 0; i < KVCTL_OPTIONS; i++) {
+		const kvctl_option_info_t *option = &kvctl_options[i];
+
+		if (option->command && strcmp(option->command, command) == 0) {
+			struct json_object *one = json_object_new_object();
+
+			json_object_object_add(one, "name", json_object_new_string(option->name));
+			json_object_object_add(one, "value",
+					       option->value ? json_object_new_string(option->value) : NULL);
+			json_object_object_add(one, "help", json_object_new_string(option->help));
+			json_object_array_add(array, one);
+		}
+	}
+
+	return array;
+}
+
 /* All commands, or the one named. */
-static void commands_json(const char *name)
+static void commands_json(const kvctl_t *ctl, const char *name)
 {
 	struct json_object *json = json_object_new_object(), *array = json_object_new_array();
 
-	for (unsigned i = 0; i < kvctl_command_count; i++) {
-		const kvctl_command_t *command = &kvctl_commands[i];
+	for (size_t i = 0; i < ctl->command_count; i++) {
+		const kvctl_command_t *command = &ctl->commands[i];
 		struct json_object *one;
 
 		if (name && strcmp(command->name, name) != 0) {
@@ -42,7 +75,7 @@ static void commands_json(const char *name)
 		json_object_object_add(one, "name", json_object_new_string(command->name));
 		json_object_object_add(one, "arguments", json_object_new_string(command->arguments));
 		json_object_object_add(one, "help", json_object_new_string(command->help));
-		json_object_object_add(one, "more", json_object_new_string(command->more));
+		json_object_object_add(one, "options", options_json(command->name));
 		json_object_array_add(array, one);
 	}
 	json_object_object_add(json, "commands", array);
@@ -52,16 +85,17 @@ static void commands_json(const char *name)
 
 static int print_command(const kvctl_t *ctl, const char *name)
 {
-	for (unsigned i = 0; i < kvctl_command_count; i++) {
-		const kvctl_command_t *command = &kvctl_commands[i];
+	for (size_t i = 0; i < ctl->command_count; i++) {
+		const kvctl_command_t *command = &ctl->commands[i];
 
 		if (strcmp(command->name, name) == 0 && ctl->json) {
-			commands_json(name);
+			commands_json(ctl, name);
 			return 0;
 		}
 		if (strcmp(command->name, name) == 0) {
-			printf("usage: kvctl %s%s%s\n\n%s\n%s%s", name, *command->arguments ? " " : "",
-			       command->arguments, command->help, *command->more ? "\n" : "", command->more);
+			printf("usage: kvctl %s%s%s\n\n%s\n\n", name, *command->arguments ? " " : "",
+			       command->arguments, command->help);
+			print_options(name);
 			return 0;
 		}
 	}
@@ -154,21 +188,18 @@ static int print_requests(const kvctl_t *ctl)
 	return 0;
 }
 
-int kvctl_help(const kvctl_t *ctl, int argc, char **argv)
+int kvctl_help(const kvctl_t *ctl)
 {
-	if (argc > 2) {
-		return kvctl_error(ctl, KV_ERR_ARG, "help takes one word");
-	}
-	if (argc == 2 && strcmp(argv[1], "requests") == 0) {
+	if (ctl->argc == 2 && strcmp(ctl->argv[1], "requests") == 0) {
 		return print_requests(ctl);
 	}
-	if (argc == 2) {
-		return print_command(ctl, argv[1]);
+	if (ctl->argc == 2) {
+		return print_command(ctl, ctl->argv[1]);
 	}
 	if (ctl->json) {
-		commands_json(NULL);
+		commands_json(ctl, NULL);
 	} else {
-		print_usage();
+		print_usage(ctl);
 	}
 
 	return 0;
@@ -201,13 +232,10 @@ static void daemon_version(const kvctl_t *ctl, char *out, size_t cap)
 	kvc_detach(kvc);
 }
 
-int kvctl_version(const kvctl_t *ctl, int argc, char **argv)
+int kvctl_version(const kvctl_t *ctl)
 {
 	char daemon[64];
 
-	if (argc > 1) {
-		return kvctl_error(ctl, KV_ERR_ARG, "version takes no argument: %s", argv[1]);
-	}
 	daemon_version(ctl, daemon, sizeof daemon);
 	if (ctl->json) {
 		struct json_object *json = json_object_new_object();

@@ -11,8 +11,48 @@
 
 #define KVCTL_EXIT_UNHEALTHY 2
 
-/* The global options; they may stand anywhere on the command line. */
+/* X(ID, name, value, command, help): every option, of all sub-commands. A value of NULL: a flag. A command of NULL: of
+ * all; else the one that takes it. Options may stand anywhere on the command line. */
+#define KVCTL_OPTION_LIST(X)                                                                                           \
+	X(SOCKET, "socket", "PATH", NULL, "the daemon's socket (default: $KVD_SOCKET, else /run/kvd/default.sock)")    \
+	X(JSON, "json", NULL, NULL, "one JSON document instead of text")                                               \
+	X(COLOR, "color", "WHEN", NULL, "auto, always or never")                                                       \
+	X(TIMEOUT, "timeout", "TIME", NULL, "give up after, e.g. 500ms (default: 5s)")                                 \
+	X(VERSION, "version", NULL, NULL, "the same as `kvctl version`")                                               \
+	X(HELP, "help", NULL, NULL, "the same as `kvctl help COMMAND`")                                                \
+	X(DETAIL, "detail", "0|1|2", "status", "0: tiers; 1: with spaces and engines (default); 2: with sessions too") \
+	X(TOKENS, "tokens", "LIST", "explain", "token ids: \"1,2,3\", @FILE, or - for standard input")                 \
+	X(SPACE, "space", "ID", "explain", "space by its number in `kvctl status` (default: the only one)")            \
+	X(IDENTITY, "identity", "TEXT", "explain", "space by its identity in `kvctl status --json`: text, or @FILE")   \
+	X(SALT, "salt", "TEXT", "explain", "cache salt of the request")                                                \
+	X(GROUP, "group", "NUMBER", "explain", "block group (default: the first)")                                     \
+	X(TRACE, "trace", "FILE", "replay",                                                                            \
+	  "requests, one JSON object a line (Mooncake's format); - is standard input")                                 \
+	X(BLOCKS, "blocks", "C", "replay", "start a private daemon of exactly C blocks; a request offers its first C") \
+	X(LIVE, "live", NULL, "replay", "drive the daemon of --socket instead: its own blocks may be evicted")         \
+	X(POLICY, "policy", "NAME", "replay", "eviction policy of the private daemon: lru (default), fifo")            \
+	X(CLIENTS, "clients", "N", "replay", "client processes; request i goes to client i modulo N (default 1)")      \
+	X(BLOCK_BYTES, "block-bytes", "N", "replay", "bytes of a block (default 4KiB)")                                \
+	X(LIMIT, "limit", "N", "replay", "the first N requests only")
+
+typedef enum kvctl_option {
+#define KVCTL_OPTION_ENUM(ID, name, value, command, help) KVCTL_##ID,
+	KVCTL_OPTION_LIST(KVCTL_OPTION_ENUM)
+#undef KVCTL_OPTION_ENUM
+		KVCTL_OPTIONS
+} kvctl_option_t;
+
+typedef struct kvctl_option_info {
+	const char *name, *value, *command, *help;
+} kvctl_option_info_t;
+extern const kvctl_option_info_t kvctl_options[KVCTL_OPTIONS];
+
 typedef struct kvctl {
+	const char *given[KVCTL_OPTIONS]; /* value of an option, "" of a flag; NULL: not given */
+	int argc;                         /* the sub-command and its arguments, options taken out */
+	char **argv;
+	const struct kvctl_command *commands;
+	size_t command_count;
 	const char *socket;  /* NULL: $KVD_SOCKET, else the default */
 	uint32_t timeout_ms; /* 0: the default */
 	int json;            /* one document on standard output, errors too */
@@ -20,27 +60,30 @@ typedef struct kvctl {
 	int utf8;
 } kvctl_t;
 
-/* argv[0] is the sub-command's name; global options have been taken out. Returns the exit code. */
-typedef int (*kvctl_command_fn)(const kvctl_t *ctl, int argc, char **argv);
+/* Returns the exit code. */
+typedef int (*kvctl_command_fn)(const kvctl_t *ctl);
 
 typedef struct kvctl_command {
 	const char *name;
 	kvctl_command_fn run;
-	const char *arguments;
-	const char *help; /* one sentence */
-	const char *more; /* options, one a line; "" */
+	const char *arguments; /* of the usage line */
+	int most;              /* arguments that are no options, at most */
+	const char *help;      /* one sentence */
 } kvctl_command_t;
-extern const kvctl_command_t kvctl_commands[];
-extern const unsigned kvctl_command_count;
 
-int kvctl_status(const kvctl_t *ctl, int argc, char **argv);
-int kvctl_explain(const kvctl_t *ctl, int argc, char **argv);
-int kvctl_check(const kvctl_t *ctl, int argc, char **argv);
-int kvctl_config(const kvctl_t *ctl, int argc, char **argv);
-int kvctl_stats(const kvctl_t *ctl, int argc, char **argv);
-int kvctl_replay(const kvctl_t *ctl, int argc, char **argv);
-int kvctl_version(const kvctl_t *ctl, int argc, char **argv);
-int kvctl_help(const kvctl_t *ctl, int argc, char **argv);
+int kvctl_status(const kvctl_t *ctl);
+int kvctl_explain(const kvctl_t *ctl);
+int kvctl_check(const kvctl_t *ctl);
+int kvctl_config(const kvctl_t *ctl);
+int kvctl_stats(const kvctl_t *ctl);
+int kvctl_replay(const kvctl_t *ctl);
+int kvctl_version(const kvctl_t *ctl);
+int kvctl_help(const kvctl_t *ctl);
+
+/* ---- options.c: the command line ------------------------------------------------------------- */
+
+/* Fill *ctl from the command line. 0, or the exit code after printing what is wrong. */
+int kvctl_take_options(kvctl_t *ctl, int argc, char **argv);
 
 /* ---- session.c: the daemon ------------------------------------------------------------------- */
 

@@ -4,19 +4,19 @@
 #include <stdio.h>
 #include <string.h>
 
-static int is_wanted(const char *name, int argc, char **argv)
+static int is_wanted(const kvctl_t *ctl, const char *name)
 {
-	for (int i = 1; i < argc; i++) {
-		if (strstr(name, argv[i])) {
+	for (int i = 1; i < ctl->argc; i++) {
+		if (strstr(name, ctl->argv[i])) {
 			return 1;
 		}
 	}
 
-	return argc == 1;
+	return ctl->argc == 1;
 }
 
 /* Keep the members that were asked for. Returns how many. */
-static int keep_wanted(struct json_object *json, int argc, char **argv)
+static int keep_wanted(const kvctl_t *ctl, struct json_object *json)
 {
 	struct json_object_iter iter;
 	const char *drop[1024];
@@ -24,7 +24,7 @@ static int keep_wanted(struct json_object *json, int argc, char **argv)
 
 	json_object_object_foreachC(json, iter)
 	{
-		if (!is_wanted(iter.key, argc, argv) && count < sizeof drop / sizeof drop[0]) {
+		if (!is_wanted(ctl, iter.key) && count < sizeof drop / sizeof drop[0]) {
 			drop[count++] = iter.key;
 		}
 	}
@@ -54,7 +54,7 @@ static void print_row(const kvctl_t *ctl, const char *name, struct json_object *
 	putchar('\n');
 }
 
-static int list(const kvctl_t *ctl, int what, int argc, char **argv)
+static int list(const kvctl_t *ctl, int what)
 {
 	struct json_object *json = NULL;
 	struct json_object_iter iter;
@@ -63,9 +63,9 @@ static int list(const kvctl_t *ctl, int what, int argc, char **argv)
 	if (code != 0) {
 		return code;
 	}
-	if (keep_wanted(json, argc, argv) == 0 && argc > 1) {
+	if (keep_wanted(ctl, json) == 0 && ctl->argc > 1) {
 		json_object_put(json);
-		return kvctl_error(ctl, KV_ERR_NOT_FOUND, "nothing is named like %s", argv[1]);
+		return kvctl_error(ctl, KV_ERR_NOT_FOUND, "nothing is named like %s", ctl->argv[1]);
 	}
 	if (ctl->json) {
 		kvctl_print_json(json);
@@ -80,12 +80,12 @@ static int list(const kvctl_t *ctl, int what, int argc, char **argv)
 	return 0;
 }
 
-int kvctl_stats(const kvctl_t *ctl, int argc, char **argv)
+int kvctl_stats(const kvctl_t *ctl)
 {
-	return list(ctl, KVC_DOC_STATS, argc, argv);
+	return list(ctl, KVC_DOC_STATS);
 }
 
-int kvctl_config(const kvctl_t *ctl, int argc, char **argv)
+int kvctl_config(const kvctl_t *ctl)
 {
-	return list(ctl, KVC_DOC_CONFIG, argc, argv);
+	return list(ctl, KVC_DOC_CONFIG);
 }

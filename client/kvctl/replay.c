@@ -4,7 +4,6 @@
 
 #include "kv/units.h"
 
-#include <getopt.h>
 #include <json-c/json.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -230,13 +229,16 @@ static void print_human(const options_t *options, const replay_result_t *r, uint
 	}
 }
 
-static int parse_number(const kvctl_t *ctl, const char *name, const char *text, uint64_t min, uint64_t max,
-			uint64_t *p_value)
+/* The value of an option, if it is given. */
+static int take_number(const kvctl_t *ctl, kvctl_option_t option, uint64_t min, uint64_t max, uint64_t *p_value)
 {
-	if ((strcmp(name, "block-bytes") == 0 ? kv_parse_size(text, p_value) : kv_parse_u64(text, p_value)) != KV_OK ||
-	    *p_value < min || *p_value > max) {
-		(void)kvctl_error(ctl, KV_ERR_ARG, "replay: --%s takes a number from %llu to %llu, not '%s'", name,
-				  (unsigned long long)min, (unsigned long long)max, text);
+	const char *text = ctl->given[option];
+
+	if (text &&
+	    ((option == KVCTL_BLOCK_BYTES ? kv_parse_size(text, p_value) : kv_parse_u64(text, p_value)) != KV_OK ||
+	     *p_value < min || *p_value > max)) {
+		(void)kvctl_error(ctl, KV_ERR_ARG, "replay: --%s takes a number from %llu to %llu, not '%s'",
+				  kvctl_options[option].name, (unsigned long long)min, (unsigned long long)max, text);
 		return 0;
 	}
 
@@ -262,61 +264,25 @@ static int choose_daemon(const kvctl_t *ctl, const options_t *o)
 	return !wrong;
 }
 
-static int parse_options(const kvctl_t *ctl, int argc, char **argv, options_t *o)
+static int take_options(const kvctl_t *ctl, options_t *o)
 {
-	static const struct option names[] = {
-		{"trace", required_argument, NULL, 't'},
-		{"policy", required_argument, NULL, 'p'},
-		{"blocks", required_argument, NULL, 'b'},
-		{"clients", required_argument, NULL, 'c'},
-		{"block-bytes", required_argument, NULL, 's'},
-		{"limit", required_argument, NULL, 'l'},
-		{"live", no_argument, NULL, 'v'},
-		{NULL, 0, NULL, 0},
-	};
-	int ok = 1;
-	int index;
-	int c;
-
-	*o = (options_t){.clients = 1, .block_bytes = 4096};
-	optind = 1;
-	opterr = 0;
-	while (ok && (c = getopt_long(argc, argv, "", names, &index)) != -1) {
-		switch (c) {
-		case 't':
-			o->trace = optarg;
-			break;
-		case 'p':
-			o->policy = optarg;
-			break;
-		case 'b':
-			ok = parse_number(ctl, "blocks", optarg, 1, 1u << 30, &o->blocks);
-			break;
-		case 'c':
-			ok = parse_number(ctl, "clients", optarg, 1, MAX_CLIENTS, &o->clients);
-			break;
-		case 's':
-			ok = parse_number(ctl, "block-bytes", optarg, 8, 64u << 20, &o->block_bytes);
-			break;
-		case 'l':
-			ok = parse_number(ctl, "limit", optarg, 1, UINT32_MAX, &o->limit);
-			break;
-		case 'v':
-			o->live = 1;
-			break;
-		default:
-			(void)kvctl_error(ctl, KV_ERR_ARG, "replay: unknown option or missing value: %s",
-					  argv[optind - 1]);
-			ok = 0;
-			break;
-		}
+	*o = (options_t){.trace = ctl->given[KVCTL_TRACE],
+			 .policy = ctl->given[KVCTL_POLICY],
+			 .clients = 1,
+			 .block_bytes = 4096,
+			 .live = ctl->given[KVCTL_LIVE] != NULL};
+	if (!take_number(ctl, KVCTL_BLOCKS, 1, 1u << 30, &o->blocks) ||
+	    !take_number(ctl, KVCTL_CLIENTS, 1, MAX_CLIENTS, &o->clients) ||
+	    !take_number(ctl, KVCTL_BLOCK_BYTES, 8, 64u << 20, &o->block_bytes) ||
+	    !take_number(ctl, KVCTL_LIMIT, 1, UINT32_MAX, &o->limit)) {
+		return 0;
 	}
-	if (ok && (!o->trace || optind != argc)) {
-		(void)kvctl_error(ctl, KV_ERR_ARG, "replay: --trace FILE is needed, and nothing else but options");
-		ok = 0;
+	if (!o->trace) {
+		(void)kvctl_error(ctl, KV_ERR_ARG, "replay: --trace FILE is needed");
+		return 0;
 	}
 
-	return ok && choose_daemon(ctl, o);
+	return choose_daemon(ctl, o);
 }
 
 static size_t board_bytes(uint32_t requests)
@@ -378,7 +344,7 @@ static int run(const kvctl_t *ctl, const options_t *options, const trace_t *trac
 	return result.status == KVC_OK ? 0 : kv_status_exit_code((kv_status_t)result.status);
 }
 
-int kvctl_replay(const kvctl_t *ctl, int argc, char **argv)
+int kvctl_replay(const kvctl_t *ctl)
 {
 	private_daemon_t daemon = {0};
 	options_t options;
@@ -387,7 +353,7 @@ int kvctl_replay(const kvctl_t *ctl, int argc, char **argv)
 	kv_status_t status;
 	int code;
 
-	if (!parse_options(ctl, argc, argv, &options)) {
+	if (!take_options(ctl, &options)) {
 		return kv_status_exit_code(KV_ERR_ARG);
 	}
 	status = trace_read(options.trace, (uint32_t)options.limit, &trace, detail, sizeof detail);

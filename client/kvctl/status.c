@@ -230,34 +230,16 @@ static void print_screen(const kvctl_t *ctl, struct json_object *json, int healt
 	}
 }
 
-static int parse_detail(const kvctl_t *ctl, int argc, char **argv, uint32_t *p_detail)
-{
-	for (int i = 1; i < argc; i++) {
-		const char *value = strncmp(argv[i], "--detail=", 9) == 0 ? argv[i] + 9 : NULL;
-
-		if (!value && strcmp(argv[i], "--detail") == 0 && i + 1 < argc) {
-			value = argv[++i];
-		}
-		if (!value || value[0] < '0' || value[0] > '2' || value[1] != '\0') {
-			return kvctl_error(ctl, KV_ERR_ARG, "status takes --detail 0, 1 or 2, not %s",
-					   value ? value : argv[i]);
-		}
-		*p_detail = (uint32_t)(value[0] - '0');
-	}
-
-	return 0;
-}
-
-int kvctl_status(const kvctl_t *ctl, int argc, char **argv)
+int kvctl_status(const kvctl_t *ctl)
 {
 	struct json_object *json = NULL;
-	uint32_t detail = 1;
-	int healthy;
-	int code = parse_detail(ctl, argc, argv, &detail);
+	const char *detail = ctl->given[KVCTL_DETAIL] ? ctl->given[KVCTL_DETAIL] : "1";
+	int healthy, code;
 
-	if (code == 0) {
-		code = kvctl_document(ctl, KVC_DOC_STATUS, detail, &json, NULL);
+	if (detail[0] < '0' || detail[0] > '2' || detail[1] != '\0') {
+		return kvctl_error(ctl, KV_ERR_ARG, "--detail %s: 0, 1 or 2", detail);
 	}
+	code = kvctl_document(ctl, KVC_DOC_STATUS, (uint32_t)(detail[0] - '0'), &json, NULL);
 	if (code != 0) {
 		return code;
 	}

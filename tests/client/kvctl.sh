@@ -70,7 +70,11 @@ run replay-no-daemon 64 replay --trace "$dir/trace" --json
 run replay-not-live 64 replay --trace "$dir/trace" --socket "$dir/s"
 run replay-live-policy 64 replay --trace "$dir/trace" --live --policy lru
 run replay-unreachable 69 replay --trace "$dir/trace" --live --socket "$dir/none"
+run other-option 64 status --tokens 1 --socket "$dir/s"
+run too-many 64 check now --socket "$dir/s"
+run bad-detail 64 status --detail 3 --socket "$dir/s"
 run help-explain 0 explain --help
+run help-replay 0 help replay
 run help-explain-json 0 explain --help --json
 
 # A line that is too long is refused at once, its end is not waited for.
