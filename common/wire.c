@@ -91,7 +91,7 @@ static kv_status_t check_bytes(const kv_field_t *field, const uint8_t *data, uin
 	}
 }
 
-static kv_status_t put_number(kv_mp_writer_t *w, const kv_field_t *field, const uint8_t *member)
+static kv_status_t put_number(msgpack_packer *packer, const kv_field_t *field, const uint8_t *member)
 {
 	uint64_t wide = 0;
 	uint32_t narrow;
@@ -99,7 +99,7 @@ static kv_status_t put_number(kv_mp_writer_t *w, const kv_field_t *field, const 
 
 	if (field->kind == KV_FIELD_I32) {
 		memcpy(&number, member, sizeof number);
-		kv_mp_put_int(w, number);
+		msgpack_pack_int64(packer, number);
 		return field->limit && number > (int64_t)field->limit ? KV_ERR_TOO_BIG : KV_OK;
 	}
 
@@ -109,12 +109,12 @@ static kv_status_t put_number(kv_mp_writer_t *w, const kv_field_t *field, const 
 		memcpy(&narrow, member, sizeof narrow);
 		wide = narrow;
 	}
-	kv_mp_put_uint(w, wide);
+	msgpack_pack_uint64(packer, wide);
 
 	return field->limit && wide > field->limit ? KV_ERR_TOO_BIG : KV_OK;
 }
 
-static kv_status_t put_slice(kv_mp_writer_t *w, const kv_field_t *field, const uint8_t *member)
+static kv_status_t put_slice(msgpack_packer *packer, const kv_field_t *field, const uint8_t *member)
 {
 	kv_status_t status;
 	kv_slice_t slice;
@@ -128,9 +128,9 @@ static kv_status_t put_slice(kv_mp_writer_t *w, const kv_field_t *field, const u
 		return status;
 	}
 	if (field->kind == KV_FIELD_STR || field->kind == KV_FIELD_TEXT) {
-		kv_mp_put_str(w, slice.data, slice.len);
+		msgpack_pack_str_with_body(packer, slice.data, slice.len);
 	} else {
-		kv_mp_put_bin(w, slice.data, slice.len);
+		msgpack_pack_bin_with_body(packer, slice.data, slice.len);
 	}
 
 	return KV_OK;
@@ -139,9 +139,10 @@ static kv_status_t put_slice(kv_mp_writer_t *w, const kv_field_t *field, const u
 kv_status_t kv_body_encode(const kv_body_t *body, const void *msg, uint8_t *out, size_t cap, uint32_t *p_len)
 {
 	kv_mp_writer_t w = {out, cap < UINT32_MAX ? cap : UINT32_MAX, 0};
+	msgpack_packer packer = kv_mp_packer(&w);
 	size_t at = 0;
 
-	kv_mp_put_array(&w, body->count);
+	msgpack_pack_array(&packer, body->count);
 	for (uint32_t i = 0; i < body->count; i++) {
 		const kv_field_t *field = &body->fields[i];
 		const uint8_t *member;
@@ -150,11 +151,11 @@ kv_status_t kv_body_encode(const kv_body_t *body, const void *msg, uint8_t *out,
 		at = member_at(field->kind, at);
 		member = (const uint8_t *)msg + at;
 		if (field->kind <= KV_FIELD_I32) {
-			status = put_number(&w, field, member);
+			status = put_number(&packer, field, member);
 		} else if (field->kind == KV_FIELD_KEY) {
-			kv_mp_put_bin(&w, member, KV_KEY_BYTES);
+			msgpack_pack_bin_with_body(&packer, member, KV_KEY_BYTES);
 		} else {
-			status = put_slice(&w, field, member);
+			status = put_slice(&packer, field, member);
 		}
 		if (status != KV_OK) {
 			return status;

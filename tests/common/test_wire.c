@@ -197,24 +197,25 @@ static void p10_a_body_cut_at_any_byte_or_stretched_is_refused(void **state)
 }
 
 /* Encode the message, with field `odd` replaced by what `put` writes. */
-static uint32_t encode_with(const kv_body_t *body, uint32_t odd, void (*put)(kv_mp_writer_t *, const void *),
+static uint32_t encode_with(const kv_body_t *body, uint32_t odd, void (*put)(msgpack_packer *, const void *),
 			    const void *arg)
 {
 	static const kv_key_t key;
 	kv_mp_writer_t w = {coded, sizeof coded, 0};
+	msgpack_packer packer = kv_mp_packer(&w);
 
-	kv_mp_put_array(&w, body->count);
+	msgpack_pack_array(&packer, body->count);
 	for (uint32_t i = 0; i < body->count; i++) {
 		kv_field_kind_t kind = body->fields[i].kind;
 
 		if (i == odd) {
-			put(&w, arg);
+			put(&packer, arg);
 		} else if (kind <= KV_FIELD_I32) {
-			kv_mp_put_uint(&w, 0);
+			msgpack_pack_uint64(&packer, 0);
 		} else if (kind == KV_FIELD_STR || kind == KV_FIELD_TEXT) {
-			kv_mp_put_str(&w, "", 0);
+			msgpack_pack_str_with_body(&packer, "", 0);
 		} else {
-			kv_mp_put_bin(&w, key.b, kind == KV_FIELD_KEY ? KV_KEY_BYTES : 0);
+			msgpack_pack_bin_with_body(&packer, key.b, kind == KV_FIELD_KEY ? KV_KEY_BYTES : 0);
 		}
 	}
 	assert_true(w.len <= w.cap);
@@ -222,12 +223,11 @@ static uint32_t encode_with(const kv_body_t *body, uint32_t odd, void (*put)(kv_
 	return (uint32_t)w.len;
 }
 
-static void put_raw(kv_mp_writer_t *w, const void *arg)
+static void put_raw(msgpack_packer *packer, const void *arg)
 {
 	const kv_slice_t *raw = arg;
 
-	memcpy(w->out + w->len, raw->data, raw->len);
-	w->len += raw->len;
+	(void)kv_mp_write(packer->data, (const char *)raw->data, raw->len);
 }
 
 #define RAW(text)                                                                                                      \
@@ -318,7 +318,7 @@ static void p10_a_field_of_another_type_is_refused_and_named(void **state)
 }
 
 /* Set field `index` of msg to `value` (numbers) or to that many bytes or keys, and encode without any check. */
-static void put_sized(kv_mp_writer_t *w, const void *arg)
+static void put_sized(msgpack_packer *packer, const void *arg)
 {
 	static const uint8_t big[1 << 20];
 	const struct {
@@ -329,16 +329,16 @@ static void put_sized(kv_mp_writer_t *w, const void *arg)
 	switch (wanted->field->kind) {
 	case KV_FIELD_STR:
 	case KV_FIELD_TEXT:
-		kv_mp_put_str(w, room, (uint32_t)wanted->value);
+		msgpack_pack_str_with_body(packer, room, (uint32_t)wanted->value);
 		break;
 	case KV_FIELD_BIN:
-		kv_mp_put_bin(w, big, (uint32_t)wanted->value);
+		msgpack_pack_bin_with_body(packer, big, (uint32_t)wanted->value);
 		break;
 	case KV_FIELD_KEYS:
-		kv_mp_put_bin(w, big, KV_KEY_BYTES * (uint32_t)wanted->value);
+		msgpack_pack_bin_with_body(packer, big, KV_KEY_BYTES * (uint32_t)wanted->value);
 		break;
 	default:
-		kv_mp_put_uint(w, wanted->value);
+		msgpack_pack_uint64(packer, wanted->value);
 		break;
 	}
 }

@@ -90,6 +90,7 @@ static void round_trip(const uint8_t *payload, size_t len)
 	static uint8_t ours[1 << 16];
 	kv_mp_reader_t r = {payload, payload + len};
 	kv_mp_writer_t w = {ours, sizeof ours, 0};
+	msgpack_packer packer = kv_mp_packer(&w);
 	uint64_t bits;
 	double ts;
 
@@ -97,7 +98,7 @@ static void round_trip(const uint8_t *payload, size_t len)
 	bits = next(&r, KV_MP_FLOAT).value;
 	memcpy(&ts, &bits, sizeof ts);
 	uint32_t count = next(&r, KV_MP_ARRAY).len;
-	kvd_encode_begin(&w, ts, count);
+	kvd_encode_begin(&packer, ts, count);
 	for (uint32_t i = 0; i < count; i++) {
 		uint32_t pairs = next(&r, KV_MP_MAP).len;
 		kvd_event_t event = {0};
@@ -106,9 +107,9 @@ static void round_trip(const uint8_t *payload, size_t len)
 			kv_mp_item_t key = next(&r, KV_MP_STR);
 			read_field(&r, &key, &event);
 		}
-		kvd_encode_event(&w, &event);
+		kvd_encode_event(&packer, &event);
 	}
-	kvd_encode_end(&w);
+	kvd_encode_end(&packer);
 	assert_int_equal(w.len, len);
 	assert_memory_equal(ours, payload, len);
 }
@@ -158,6 +159,7 @@ static void p9_each_group_has_a_kind_vllm_knows(void **state)
 	(void)state;
 	for (uint32_t rule = 0; rule < KV_COUNT_OF(kinds); rule++) {
 		kv_mp_writer_t w = {.out = bytes, .cap = sizeof bytes};
+		msgpack_packer packer = kv_mp_packer(&w);
 		const kvd_event_t event = {.type = KVD_EVENT_STORED,
 					   .group = 3,
 					   .rule = (kv_group_rule_t)rule,
@@ -166,7 +168,7 @@ static void p9_each_group_has_a_kind_vllm_knows(void **state)
 					   .hashes = &hash,
 					   .block_tokens = 16};
 
-		kvd_encode_event(&w, &event);
+		kvd_encode_event(&packer, &event);
 		assert_true(w.len <= sizeof bytes && says(bytes, w.len, kinds[rule]));
 	}
 }

@@ -1,4 +1,5 @@
-/* kv/mp.h -- MessagePack, the part our formats use, without allocation: a bounded writer and a bounded reader.
+/* kv/mp.h -- MessagePack, the part our formats use, without allocation: a bounded reader, and
+ * memory for the packer of msgpack-c.
  *
  * The reader never believes a header: a length must fit into the bytes left, a count must not exceed them (each element
  * takes at least one byte), nesting is limited. What it returns is borrowed from the input. Why not a library:
@@ -9,13 +10,15 @@
 
 #include "kv/status.h"
 
+#include <msgpack/pack.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #define KV_MP_MAX_DEPTH 8u
 
-/* ---- writer: everything is counted, what does not fit is left out; `len > cap` at the end says that it did not fit.
- * ---- */
+/* ---- writer: msgpack-c's packer into memory of the caller's. Everything is counted, what does not fit is left out;
+ * `len > cap` at the end says that it did not fit. The packer's functions are inline: nothing is linked. ---- */
 
 typedef struct kv_mp_writer {
 	uint8_t *out;
@@ -23,15 +26,23 @@ typedef struct kv_mp_writer {
 	size_t len;
 } kv_mp_writer_t;
 
-void kv_mp_put_nil(kv_mp_writer_t *w);
-void kv_mp_put_bool(kv_mp_writer_t *w, int value);
-void kv_mp_put_uint(kv_mp_writer_t *w, uint64_t value);
-void kv_mp_put_int(kv_mp_writer_t *w, int64_t value);
-void kv_mp_put_double(kv_mp_writer_t *w, double value);
-void kv_mp_put_str(kv_mp_writer_t *w, const void *data, uint32_t len);
-void kv_mp_put_bin(kv_mp_writer_t *w, const void *data, uint32_t len);
-void kv_mp_put_array(kv_mp_writer_t *w, uint32_t count);
-void kv_mp_put_map(kv_mp_writer_t *w, uint32_t pairs);
+static inline int kv_mp_write(void *writer, const char *data, size_t n)
+{
+	kv_mp_writer_t *w = (kv_mp_writer_t *)writer;
+
+	if (w->len <= w->cap && n <= w->cap - w->len && n > 0) {
+		memcpy(w->out + w->len, data, n);
+	}
+	w->len += n;
+
+	return 0;
+}
+
+/* For msgpack_pack_*(), whose answers need no look. */
+static inline msgpack_packer kv_mp_packer(kv_mp_writer_t *w)
+{
+	return (msgpack_packer){.data = w, .callback = kv_mp_write};
+}
 
 /* ---- reader ---------------------------------------------------------------------------------- */
 

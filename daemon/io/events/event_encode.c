@@ -5,24 +5,24 @@
 
 #include <string.h>
 
-static void put_text(kv_mp_writer_t *w, const char *text)
+static void put_text(msgpack_packer *packer, const char *text)
 {
-	kv_mp_put_str(w, text, (uint32_t)strlen(text));
+	msgpack_pack_str_with_body(packer, text, (uint32_t)strlen(text));
 }
 
-static void put_text_or_nil(kv_mp_writer_t *w, const char *text)
+static void put_text_or_nil(msgpack_packer *packer, const char *text)
 {
 	if (text) {
-		put_text(w, text);
+		put_text(packer, text);
 	} else {
-		kv_mp_put_nil(w);
+		msgpack_pack_nil(packer);
 	}
 }
 
-static void put_number(kv_mp_writer_t *w, const char *key, uint64_t value)
+static void put_number(msgpack_packer *packer, const char *key, uint64_t value)
 {
-	put_text(w, key);
-	kv_mp_put_uint(w, value);
+	put_text(packer, key);
+	msgpack_pack_uint64(packer, value);
 }
 
 const char *kvd_medium_name(kv_tier_t medium)
@@ -39,24 +39,24 @@ const char *kvd_medium_name(kv_tier_t medium)
 	}
 }
 
-void kvd_encode_begin(kv_mp_writer_t *w, double ts, uint32_t count)
+void kvd_encode_begin(msgpack_packer *packer, double ts, uint32_t count)
 {
-	kv_mp_put_array(w, 3);
-	kv_mp_put_double(w, ts);
-	kv_mp_put_array(w, count);
+	msgpack_pack_array(packer, 3);
+	msgpack_pack_double(packer, ts);
+	msgpack_pack_array(packer, count);
 }
 
-void kvd_encode_end(kv_mp_writer_t *w)
+void kvd_encode_end(msgpack_packer *packer)
 {
-	kv_mp_put_uint(w, 0);
+	msgpack_pack_uint64(packer, 0);
 }
 
-static void put_hashes(kv_mp_writer_t *w, const kvd_event_t *event)
+static void put_hashes(msgpack_packer *packer, const kvd_event_t *event)
 {
-	put_text(w, "block_hashes");
-	kv_mp_put_array(w, event->count);
+	put_text(packer, "block_hashes");
+	msgpack_pack_array(packer, event->count);
 	for (uint32_t i = 0; i < event->count; i++) {
-		kv_mp_put_uint(w, event->hashes[i]);
+		msgpack_pack_uint64(packer, event->hashes[i]);
 	}
 }
 
@@ -67,59 +67,59 @@ static const char *spec_kind(kv_group_rule_t rule)
 	return kinds[rule];
 }
 
-static void put_stored(kv_mp_writer_t *w, const kvd_event_t *event)
+static void put_stored(msgpack_packer *packer, const kvd_event_t *event)
 {
 	uint32_t tokens = event->tokens ? event->count * event->block_tokens : 0;
 
-	kv_mp_put_map(w, 11);
-	put_text(w, "type");
-	put_text(w, "BlockStored");
-	put_hashes(w, event);
-	put_text(w, "parent_block_hash");
+	msgpack_pack_map(packer, 11);
+	put_text(packer, "type");
+	put_text(packer, "BlockStored");
+	put_hashes(packer, event);
+	put_text(packer, "parent_block_hash");
 	if (event->has_parent) {
-		kv_mp_put_uint(w, event->parent_hash);
+		msgpack_pack_uint64(packer, event->parent_hash);
 	} else {
-		kv_mp_put_nil(w);
+		msgpack_pack_nil(packer);
 	}
-	put_text(w, "token_ids");
-	kv_mp_put_array(w, tokens);
+	put_text(packer, "token_ids");
+	msgpack_pack_array(packer, tokens);
 	for (uint32_t i = 0; i < tokens; i++) {
-		kv_mp_put_uint(w, event->tokens[i]);
+		msgpack_pack_uint64(packer, event->tokens[i]);
 	}
-	put_number(w, "block_size", event->block_tokens);
-	put_text(w, "lora_id");
-	kv_mp_put_nil(w);
-	put_text(w, "medium");
-	put_text(w, kvd_medium_name(event->medium));
-	put_text(w, "lora_name");
-	put_text_or_nil(w, event->lora);
-	put_text(w, "extra_keys");
-	kv_mp_put_array(w, event->count);
+	put_number(packer, "block_size", event->block_tokens);
+	put_text(packer, "lora_id");
+	msgpack_pack_nil(packer);
+	put_text(packer, "medium");
+	put_text(packer, kvd_medium_name(event->medium));
+	put_text(packer, "lora_name");
+	put_text_or_nil(packer, event->lora);
+	put_text(packer, "extra_keys");
+	msgpack_pack_array(packer, event->count);
 	for (uint32_t i = 0; i < event->count; i++) {
-		kv_mp_put_nil(w);
+		msgpack_pack_nil(packer);
 	}
-	put_number(w, "group_idx", event->group);
-	put_text(w, "kv_cache_spec_kind");
-	put_text(w, spec_kind(event->rule));
+	put_number(packer, "group_idx", event->group);
+	put_text(packer, "kv_cache_spec_kind");
+	put_text(packer, spec_kind(event->rule));
 }
 
-static void put_removed(kv_mp_writer_t *w, const kvd_event_t *event)
+static void put_removed(msgpack_packer *packer, const kvd_event_t *event)
 {
-	kv_mp_put_map(w, 4);
-	put_text(w, "type");
-	put_text(w, "BlockRemoved");
-	put_hashes(w, event);
-	put_text(w, "medium");
-	put_text(w, kvd_medium_name(event->medium));
-	put_number(w, "group_idx", event->group);
+	msgpack_pack_map(packer, 4);
+	put_text(packer, "type");
+	put_text(packer, "BlockRemoved");
+	put_hashes(packer, event);
+	put_text(packer, "medium");
+	put_text(packer, kvd_medium_name(event->medium));
+	put_number(packer, "group_idx", event->group);
 }
 
-void kvd_encode_event(kv_mp_writer_t *w, const kvd_event_t *event)
+void kvd_encode_event(msgpack_packer *packer, const kvd_event_t *event)
 {
 	if (event->type == KVD_EVENT_STORED) {
-		put_stored(w, event);
+		put_stored(packer, event);
 	} else {
-		put_removed(w, event);
+		put_removed(packer, event);
 	}
 }
 
@@ -131,30 +131,30 @@ static const char *why_name(uint32_t why)
 	return why < KV_COUNT_OF(names) ? names[why] : "unknown";
 }
 
-void kvd_encode_hit(kv_mp_writer_t *w, double ts, const kv_report_t *report)
+void kvd_encode_hit(msgpack_packer *packer, double ts, const kv_report_t *report)
 {
 	char missing[33];
 
-	kv_mp_put_map(w, 14);
-	put_text(w, "ts");
-	kv_mp_put_double(w, ts);
-	put_number(w, "space", report->space);
-	put_number(w, "group", report->group);
-	put_number(w, "request", report->request);
-	put_number(w, "session", report->session);
-	put_number(w, "turn", report->turn);
-	put_number(w, "query_tokens", report->query_tokens);
-	put_number(w, "hit_cpu_tokens", report->hit_cpu_tokens);
-	put_number(w, "hit_disk_tokens", report->hit_disk_tokens);
-	put_number(w, "hit_engine_tokens", report->hit_engine_tokens);
-	put_number(w, "output_tokens", report->output_tokens);
-	put_text(w, "why");
-	put_text(w, why_name(report->why));
-	put_text(w, "first_missing");
+	msgpack_pack_map(packer, 14);
+	put_text(packer, "ts");
+	msgpack_pack_double(packer, ts);
+	put_number(packer, "space", report->space);
+	put_number(packer, "group", report->group);
+	put_number(packer, "request", report->request);
+	put_number(packer, "session", report->session);
+	put_number(packer, "turn", report->turn);
+	put_number(packer, "query_tokens", report->query_tokens);
+	put_number(packer, "hit_cpu_tokens", report->hit_cpu_tokens);
+	put_number(packer, "hit_disk_tokens", report->hit_disk_tokens);
+	put_number(packer, "hit_engine_tokens", report->hit_engine_tokens);
+	put_number(packer, "output_tokens", report->output_tokens);
+	put_text(packer, "why");
+	put_text(packer, why_name(report->why));
+	put_text(packer, "first_missing");
 	kv_key_format(&report->first_missing, missing);
-	put_text_or_nil(w, kv_key_is_zero(&report->first_missing) ? NULL : missing);
-	put_text(w, "times_ns");
-	kv_mp_put_array(w, 2);
-	kv_mp_put_uint(w, report->match_ns);
-	kv_mp_put_uint(w, report->load_ns);
+	put_text_or_nil(packer, kv_key_is_zero(&report->first_missing) ? NULL : missing);
+	put_text(packer, "times_ns");
+	msgpack_pack_array(packer, 2);
+	msgpack_pack_uint64(packer, report->match_ns);
+	msgpack_pack_uint64(packer, report->load_ns);
 }

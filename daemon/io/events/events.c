@@ -254,31 +254,32 @@ static const uint8_t *unpack(const uint8_t *at, kvd_event_t *event)
 	return at + padded(packed.lora);
 }
 
-static void encode(kv_mp_writer_t *w, const record_t *record, const uint8_t *body)
+static void encode(msgpack_packer *packer, const record_t *record, const uint8_t *body)
 {
 	kvd_event_t event;
 	kv_report_t report;
 
 	if (record->count == 0) {
 		memcpy(&report, body, sizeof report);
-		kvd_encode_hit(w, record->ts, &report);
+		kvd_encode_hit(packer, record->ts, &report);
 		return;
 	}
-	kvd_encode_begin(w, record->ts, record->count);
+	kvd_encode_begin(packer, record->ts, record->count);
 	for (uint32_t i = 0; i < record->count; i++) {
 		body = unpack(body, &event);
-		kvd_encode_event(w, &event);
+		kvd_encode_event(packer, &event);
 	}
-	kvd_encode_end(w);
+	kvd_encode_end(packer);
 }
 
 static void send_record(kvd_publisher_t *publisher, feed_t *feed, const uint8_t *at)
 {
 	kv_mp_writer_t w = {.out = publisher->payload, .cap = sizeof publisher->payload};
+	msgpack_packer packer = kv_mp_packer(&w);
 	record_t record;
 
 	memcpy(&record, at, sizeof record);
-	encode(&w, &record, at + padded(sizeof record));
+	encode(&packer, &record, at + padded(sizeof record));
 	kv_assert(w.len <= w.cap); /* kvd_publisher_event() has counted it */
 	kvd_zmtp_put(record.count ? feed->events : feed->hits, record.seq, publisher->payload, w.len);
 	kv_metric_add(publisher->metrics, record.count ? KV_M_EVENTS : KV_M_PREFIX_RECORDS,

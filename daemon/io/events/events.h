@@ -42,9 +42,9 @@ void kvd_publisher_hit(kvd_publisher_t *publisher, uint32_t ns_index, const kv_r
 /* "GPU", "CPU_PINNED", "DISK", "EXTERNAL". */
 const char *kvd_medium_name(kv_tier_t medium);
 /* [ts, [ ... `count` events follow with kvd_encode_event ... ], 0: begin and end of a batch. */
-void kvd_encode_begin(kv_mp_writer_t *w, double ts, uint32_t count);
-void kvd_encode_event(kv_mp_writer_t *w, const kvd_event_t *event);
-void kvd_encode_end(kv_mp_writer_t *w);
-void kvd_encode_hit(kv_mp_writer_t *w, double ts, const kv_report_t *report);
+void kvd_encode_begin(msgpack_packer *packer, double ts, uint32_t count);
+void kvd_encode_event(msgpack_packer *packer, const kvd_event_t *event);
+void kvd_encode_end(msgpack_packer *packer);
+void kvd_encode_hit(msgpack_packer *packer, double ts, const kv_report_t *report);
 
 #endif
