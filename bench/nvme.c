@@ -212,7 +212,7 @@ static bench_outcome_t open_tier(bench_run_t *run, work_t *w, uint64_t bytes)
 				   w->digests + (size_t)i * 128u + 64u, region};
 		w->buffer[i].work = w;
 		w->idle[w->idle_count++] = i;
-		kvs_guard_verify(&geometry, mem->data, NULL, mem->leaves, mem->roots);
+		kvs_sigbus_verify_block(&geometry, mem->data, NULL, mem->leaves, mem->roots);
 	}
 	if (fill(w) != KV_OK) {
 		return bench_fail(run, "the tier cannot be filled");

@@ -1,6 +1,6 @@
 #include "caps.h"
 
-static uint32_t find(const kvs_caps_t *caps, const char *ns)
+static uint32_t find_cap(const kvs_caps_t *caps, const char *ns)
 {
 	uint32_t i = 0;
 
@@ -13,7 +13,7 @@ static uint32_t find(const kvs_caps_t *caps, const char *ns)
 
 kv_status_t kvs_caps_set(kvs_caps_t *caps, const char *ns, uint64_t bytes)
 {
-	uint32_t i = find(caps, ns);
+	uint32_t i = find_cap(caps, ns);
 	size_t len = strlen(ns);
 
 	if (i == KVS_CAPS || len >= sizeof caps->of[i].ns) {
@@ -29,7 +29,7 @@ kv_status_t kvs_caps_set(kvs_caps_t *caps, const char *ns, uint64_t bytes)
 uint64_t kvs_caps_left(const kvs_caps_t *caps, kvs_tier_t *tier, uint32_t slot_class, uint32_t class_count)
 {
 	const char *ns = caps->count ? kvs_class_ns(tier, slot_class) : NULL;
-	uint32_t i = ns ? find(caps, ns) : caps->count;
+	uint32_t i = ns ? find_cap(caps, ns) : caps->count;
 	uint64_t used = 0;
 
 	if (i == caps->count || caps->of[i].bytes == UINT64_MAX) {

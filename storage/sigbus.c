@@ -86,7 +86,7 @@ static int is_installed(void)
 }
 
 /* Also when somebody has replaced the handler since: the last caller before the danger decides. */
-kv_status_t kvs_guard_install(void)
+kv_status_t kvs_sigbus_install(void)
 {
 	struct sigaction action = {.sa_sigaction = on_sigbus, .sa_flags = SA_SIGINFO | SA_NODEFER};
 	kv_status_t status = KV_OK;
@@ -102,7 +102,7 @@ kv_status_t kvs_guard_install(void)
 	return status;
 }
 
-static void unblock(void)
+static void unblock_sigbus(void)
 {
 	sigset_t set;
 
@@ -120,7 +120,7 @@ static kv_status_t run_guarded(void (*work)(void *arg), void *arg, range_t a, ra
 		return KV_ERR_INTERNAL;
 	}
 	if (!guard.unblocked) {
-		unblock();
+		unblock_sigbus();
 	}
 
 	guard.range[0] = a;
@@ -172,7 +172,7 @@ static range_t range_of(const void *p, size_t n)
 	return (range_t){(uintptr_t)p, n};
 }
 
-kv_status_t kvs_guard_copy_digest(void *dst, const void *src, size_t n, uint64_t *p_digest)
+kv_status_t kvs_sigbus_copy_digest(void *dst, const void *src, size_t n, uint64_t *p_digest)
 {
 	copy_t c = {dst, src, n, 0};
 	kv_status_t status = run_guarded(work_copy_digest, &c, range_of(dst, n), range_of(src, n));
@@ -184,7 +184,7 @@ kv_status_t kvs_guard_copy_digest(void *dst, const void *src, size_t n, uint64_t
 	return status;
 }
 
-kv_status_t kvs_guard_digest(const void *src, size_t n, uint64_t *p_digest)
+kv_status_t kvs_sigbus_digest(const void *src, size_t n, uint64_t *p_digest)
 {
 	copy_t c = {NULL, src, n, 0};
 	kv_status_t status = run_guarded(work_digest, &c, range_of(NULL, 0), range_of(src, n));
@@ -196,7 +196,7 @@ kv_status_t kvs_guard_digest(const void *src, size_t n, uint64_t *p_digest)
 	return status;
 }
 
-kv_status_t kvs_guard_copy(void *dst, const void *src, size_t n)
+kv_status_t kvs_sigbus_copy(void *dst, const void *src, size_t n)
 {
 	copy_t c = {dst, src, n, 0};
 
@@ -238,8 +238,8 @@ static void work_block(void *arg)
 	}
 }
 
-kv_status_t kvs_guard_block(const kvs_geometry_t *geometry, void *dst, const void *src, const uint64_t *expected,
-			    uint64_t *p_leaves)
+kv_status_t kvs_sigbus_copy_block(const kvs_geometry_t *geometry, void *dst, const void *src, const uint64_t *expected,
+				  uint64_t *p_leaves)
 {
 	block_t b = {geometry, dst, src, expected, p_leaves, KV_OK};
 	size_t n = geometry->block_bytes;
@@ -248,15 +248,15 @@ kv_status_t kvs_guard_block(const kvs_geometry_t *geometry, void *dst, const voi
 	return status == KV_OK ? b.status : status;
 }
 
-void kvs_roots(const kvs_geometry_t *geometry, const uint64_t *leaves, uint64_t *p_roots)
+void kvs_compute_roots(const kvs_geometry_t *geometry, const uint64_t *leaves, uint64_t *p_roots)
 {
 	for (uint32_t head = 0; head < geometry->heads; head++) {
 		p_roots[head] = kv_digest_root(leaves + (size_t)head * geometry->leaves, geometry->leaves);
 	}
 }
 
-kv_status_t kvs_guard_verify(const kvs_geometry_t *geometry, const void *data, const uint64_t *expected,
-			     uint64_t *p_leaves, uint64_t *p_roots)
+kv_status_t kvs_sigbus_verify_block(const kvs_geometry_t *geometry, const void *data, const uint64_t *expected,
+				    uint64_t *p_leaves, uint64_t *p_roots)
 {
 	const uint64_t *leaves = p_leaves ? p_leaves : expected;
 
@@ -264,10 +264,10 @@ kv_status_t kvs_guard_verify(const kvs_geometry_t *geometry, const void *data, c
 		return KV_ERR_ARG;
 	}
 
-	kv_status_t status = kvs_guard_block(geometry, NULL, data, expected, p_leaves);
+	kv_status_t status = kvs_sigbus_copy_block(geometry, NULL, data, expected, p_leaves);
 
 	if (status == KV_OK && p_roots) {
-		kvs_roots(geometry, leaves, p_roots);
+		kvs_compute_roots(geometry, leaves, p_roots);
 	}
 
 	return status;
@@ -285,7 +285,7 @@ static void work_touch(void *arg)
 	}
 }
 
-kv_status_t kvs_guard_touch(void *p, size_t n)
+kv_status_t kvs_sigbus_touch_pages(void *p, size_t n)
 {
 	copy_t c = {p, NULL, n, 0};
 

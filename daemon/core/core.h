@@ -75,10 +75,10 @@ typedef struct kvd_world {
 	void (*notify)(void *ctx, kvd_member_t member, uint16_t code, const kv_msg_t *msg);
 	/* Queue an event. Never blocks; events of one call to the core form one batch. */
 	void (*publish)(void *ctx, const kvd_event_t *event);
-	/* Add a record of slots to the ledger, and remove it (kvs_pool_claim). */
+	/* Add a record of slots to the ledger, and remove it (kvs_pool_add_record). */
 	kv_status_t (*ledger_add)(void *ctx, const kvd_grant_t *grant);
 	void (*ledger_remove)(void *ctx, uint64_t id);
-	/* Digests of a put into the digest table (kvs_pool_digests), and roots (kvs_pool_seal). */
+	/* Digests of a put into the digest table (kvs_pool_set_leaves), and roots (kvs_pool_compute_roots). */
 	kv_status_t (*digests)(void *ctx, kvs_loc_t loc, const kvs_leaf_span_t *span, const uint64_t *values);
 	kv_status_t (*seal)(void *ctx, kvs_loc_t loc);
 	/* Add what the host knows of a member to its object in STATUS. NULL: nothing. */

@@ -339,7 +339,7 @@ uint64_t kvd_loop_iterate(kvd_host_t *host, uint64_t wait_ns)
 	serve(host, events, start + SERVE_NS);
 	next = kvd_core_tick(host->core);
 	kvd_world_commit(host);
-	kvs_pool_ahead(host->cpu, start < host->asked_ns + QUIET_NS);
+	kvs_pool_carve_ahead(host->cpu, start < host->asked_ns + QUIET_NS);
 	kvd_slabs_turn(host);
 	kvd_slabs_sync(host);
 	more = housekeeping(host);

@@ -48,31 +48,31 @@ static kv_status_t world_ledger_add(void *ctx, const kvd_grant_t *grant)
 {
 	const kv_lease_header_t *header = grant->header;
 
-	return kvs_pool_claim(((kvd_host_t *)ctx)->cpu, &(kvs_claim_t){.id = grant->id,
-								       .instance = grant->instance,
-								       .expiry_ns = grant->expiry_ns,
-								       .space = header->space,
-								       .n = header->n,
-								       .skip = header->skip,
-								       .kind = header->kind,
-								       .deepest = grant->deepest,
-								       .deepest_key = *grant->deepest_key,
-								       .group = (uint8_t)header->group});
+	return kvs_pool_add_record(((kvd_host_t *)ctx)->cpu, &(kvs_record_t){.id = grant->id,
+									     .instance = grant->instance,
+									     .expiry_ns = grant->expiry_ns,
+									     .space = header->space,
+									     .n = header->n,
+									     .skip = header->skip,
+									     .kind = header->kind,
+									     .deepest = grant->deepest,
+									     .deepest_key = *grant->deepest_key,
+									     .group = (uint8_t)header->group});
 }
 
 static void world_ledger_remove(void *ctx, uint64_t id)
 {
-	kvs_pool_unclaim(((kvd_host_t *)ctx)->cpu, id);
+	kvs_pool_remove_record(((kvd_host_t *)ctx)->cpu, id);
 }
 
 static kv_status_t world_digests(void *ctx, kvs_loc_t loc, const kvs_leaf_span_t *span, const uint64_t *values)
 {
-	return kvs_pool_digests(((kvd_host_t *)ctx)->cpu, loc, span, values);
+	return kvs_pool_set_leaves(((kvd_host_t *)ctx)->cpu, loc, span, values);
 }
 
 static kv_status_t world_seal(void *ctx, kvs_loc_t loc)
 {
-	return kvs_pool_seal(((kvd_host_t *)ctx)->cpu, loc);
+	return kvs_pool_compute_roots(((kvd_host_t *)ctx)->cpu, loc);
 }
 
 static void world_hold(void *ctx, const char *name, int fd)
@@ -112,7 +112,7 @@ static kv_status_t open_cpu(kvd_host_t *host, char *detail, size_t cap)
 				    .metrics = &host->metrics};
 
 	if (status == KV_OK) {
-		status = kvs_guard_install();
+		status = kvs_sigbus_install();
 	}
 	if (status == KV_OK) {
 		status = kvs_pool_open(&config, host->env, &host->cpu);

@@ -10,7 +10,7 @@
 
 /* The class whose memory is kept ready: of the first one all there is, or of the one that was in want of fresh memory
  * last. */
-static void keep_ready(kvs_pool_t *pool, uint32_t slot_class)
+static void set_ahead_class(kvs_pool_t *pool, uint32_t slot_class)
 {
 	if (pool->config.ahead_bytes != KVS_AHEAD_ALL || pool->ahead_class == KVS_NONE) {
 		pool->ahead_class = slot_class;
@@ -32,7 +32,7 @@ kv_status_t kvs_pool_class_open(kvs_tier_t *tier, const char *ns, const kvs_geom
 	for (uint32_t i = 0; i < pool->class_count; i++) {
 		if (strcmp(pool->classes[i].ns, ns) == 0 && kvs_geometry_equal(&pool->classes[i].geometry, geometry)) {
 			*p_class = i;
-			keep_ready(pool, i);
+			set_ahead_class(pool, i);
 			return KV_OK;
 		}
 	}
@@ -48,7 +48,7 @@ kv_status_t kvs_pool_class_open(kvs_tier_t *tier, const char *ns, const kvs_geom
 	memset(class->last, 0xff, sizeof class->last);
 	class->newest = KVS_NONE;
 	*p_class = pool->class_count++;
-	keep_ready(pool, *p_class);
+	set_ahead_class(pool, *p_class);
 	/* Pre-faulting starts before the first put. A pool that is full now may have room later. */
 	(void)kvs_pool_carve(pool, *p_class);
 
@@ -68,7 +68,7 @@ uint64_t kvs_pool_class_bytes(kvs_tier_t *tier, uint32_t slot_class)
 /* ---- slots ----------------------------------------------------------------------------------- */
 
 /* A slot that was used before. */
-static kv_slot_t take_warm(kvs_pool_t *pool, const kvs_class_t *class)
+static kv_slot_t pop_warm_slot(kvs_pool_t *pool, const kvs_class_t *class)
 {
 	kvs_pool_slab_t *p;
 	uint32_t index;
@@ -87,7 +87,7 @@ static kv_slot_t take_warm(kvs_pool_t *pool, const kvs_class_t *class)
 }
 
 /* A slot nobody had yet. */
-static kv_slot_t take_fresh(kvs_pool_t *pool, uint32_t slot_class)
+static kv_slot_t pop_fresh_slot(kvs_pool_t *pool, uint32_t slot_class)
 {
 	const kvs_class_t *class = &pool->classes[slot_class];
 	kvs_pool_slab_t *p;
@@ -102,7 +102,7 @@ static kv_slot_t take_fresh(kvs_pool_t *pool, uint32_t slot_class)
 		kv_metric_add(pool->config.metrics, KV_M_CPU_FIRST_TOUCH, 1);
 	}
 	p->fresh++;
-	keep_ready(pool, slot_class);
+	set_ahead_class(pool, slot_class);
 
 	/* The next slab is begun while a quarter of this one is left. */
 	if (p->fresh == p->slab.slots - p->slab.slots / 4u && pool->prefault && p->next[KVS_FRESH] == KVS_NONE) {
@@ -136,7 +136,7 @@ static uint32_t is_open(kvs_state_t state)
 	return state != KVS_FREE && state != KVS_READY;
 }
 
-static void account(kvs_pool_t *pool, kvs_pool_slab_t *p, kvs_state_t from, kvs_state_t to)
+static void count_transition(kvs_pool_t *pool, kvs_pool_slab_t *p, kvs_state_t from, kvs_state_t to)
 {
 	kvs_usage_t *u = &pool->usage;
 	uint32_t stride = p->slab.stride;
@@ -167,7 +167,7 @@ static void account(kvs_pool_t *pool, kvs_pool_slab_t *p, kvs_state_t from, kvs_
 	} else if (new == SUM_QUARANTINED) {
 		u->quarantined_bytes += stride;
 	}
-	kvs_pool_gauges(pool);
+	kvs_pool_update_gauges(pool);
 }
 
 kv_status_t kvs_pool_alloc(kvs_tier_t *tier, uint32_t slot_class, kvs_state_t state, uint64_t owner,
@@ -179,10 +179,10 @@ kv_status_t kvs_pool_alloc(kvs_tier_t *tier, uint32_t slot_class, kvs_state_t st
 		return KV_ERR_ARG;
 	}
 
-	kv_slot_t slot = take_warm(pool, &pool->classes[slot_class]);
+	kv_slot_t slot = pop_warm_slot(pool, &pool->classes[slot_class]);
 
 	if (slot == KV_SLOT_NONE) {
-		slot = take_fresh(pool, slot_class);
+		slot = pop_fresh_slot(pool, slot_class);
 	}
 	if (slot == KV_SLOT_NONE) {
 		return KV_ERR_FULL;
@@ -193,13 +193,13 @@ kv_status_t kvs_pool_alloc(kvs_tier_t *tier, uint32_t slot_class, kvs_state_t st
 
 	kv_assert(kvs_ledger_state(record) == KVS_FREE);
 	p_loc->slot = slot;
-	p_loc->gen = kvs_ledger_take(record, state, owner, p->slab.geometry.block_bytes, meta);
-	account(pool, p, KVS_FREE, state);
+	p_loc->gen = kvs_ledger_assign_slot(record, state, owner, p->slab.geometry.block_bytes, meta);
+	count_transition(pool, p, KVS_FREE, state);
 
 	return KV_OK;
 }
 
-static void push(kvs_pool_t *pool, kvs_pool_slab_t *p, uint32_t index)
+static void push_free_slot(kvs_pool_t *pool, kvs_pool_slab_t *p, uint32_t index)
 {
 	const kvs_class_t *class = &pool->classes[p->slot_class];
 	uint32_t below = p->stack;
@@ -230,7 +230,7 @@ static int is_edge(kvs_state_t from, kvs_state_t to)
 	return to <= KVS_QUARANTINED && (edges[from] >> to & 1u);
 }
 
-static void move(kvs_pool_t *pool, kvs_pool_slab_t *p, kvs_loc_t loc, kvs_state_t to)
+static void set_slot_state(kvs_pool_t *pool, kvs_pool_slab_t *p, kvs_loc_t loc, kvs_state_t to)
 {
 	uint32_t index = kv_slot_index(loc.slot);
 	kvs_ledger_slot_t *record = &p->slots[index];
@@ -240,10 +240,10 @@ static void move(kvs_pool_t *pool, kvs_pool_slab_t *p, kvs_loc_t loc, kvs_state_
 	if ((from == KVS_PUT || from == KVS_FILLING) && (to == KVS_READY || to == KVS_TRANSIT)) {
 		digest = kv_digest_root(kvs_slab_roots(&p->slab, index), p->slab.geometry.heads);
 	}
-	kvs_ledger_move(record, to, digest);
-	account(pool, p, from, to);
+	kvs_ledger_set_state(record, to, digest);
+	count_transition(pool, p, from, to);
 	if (to == KVS_FREE) {
-		push(pool, p, index);
+		push_free_slot(pool, p, index);
 	}
 }
 
@@ -259,7 +259,7 @@ kv_status_t kvs_pool_set_state(kvs_tier_t *tier, kvs_loc_t loc, kvs_state_t stat
 	if (!is_edge(kvs_ledger_state(record), state)) {
 		return KV_ERR_ARG;
 	}
-	move(pool, p, loc, state);
+	set_slot_state(pool, p, loc, state);
 
 	return KV_OK;
 }
@@ -272,6 +272,6 @@ void kvs_pool_free(kvs_tier_t *tier, kvs_loc_t loc)
 	kvs_pool_slab_t *p = kvs_pool_find(pool, loc, &record);
 
 	if (p) {
-		move(pool, p, loc, KVS_FREE);
+		set_slot_state(pool, p, loc, KVS_FREE);
 	}
 }

@@ -12,7 +12,7 @@
 
 /* The number the next slab gets; KVS_NONE: all are taken. Low ones first: their part of the ledger has been touched
  * already. */
-static uint32_t next_number(const kvs_pool_t *pool)
+static uint32_t next_slab_number(const kvs_pool_t *pool)
 {
 	for (uint32_t i = 0; pool->slab_count > pool->held && i < pool->slab_count; i++) {
 		if (!pool->slabs[i]) {
@@ -20,30 +20,30 @@ static uint32_t next_number(const kvs_pool_t *pool)
 		}
 	}
 
-	return pool->slab_count < pool->ledger.places ? pool->slab_count : KVS_NONE;
+	return pool->slab_count < pool->ledger.chunks ? pool->slab_count : KVS_NONE;
 }
 
-static uint64_t cost(const kvs_pool_t *pool, const kvs_geometry_t *geometry, uint64_t slots, uint64_t page,
-		     uint32_t number)
+static uint64_t slab_cost(const kvs_pool_t *pool, const kvs_geometry_t *geometry, uint64_t slots, uint64_t page,
+			  uint32_t number)
 {
 	return kvs_slab_data_bytes(geometry, slots, page) + kvs_slab_digest_bytes(geometry, slots) +
-	       kvs_ledger_cost(&pool->ledger, number, slots);
+	       kvs_ledger_slab_cost(&pool->ledger, number, slots);
 }
 
 uint64_t kvs_pool_slab_cost(const kvs_pool_t *pool, const kvs_geometry_t *geometry, uint64_t slots, uint64_t page)
 {
-	uint32_t number = next_number(pool);
+	uint32_t number = next_slab_number(pool);
 
-	return cost(pool, geometry, slots, page, number == KVS_NONE ? 0 : number);
+	return slab_cost(pool, geometry, slots, page, number == KVS_NONE ? 0 : number);
 }
 
-static uint64_t smaller(uint64_t a, uint64_t b)
+static uint64_t min_of(uint64_t a, uint64_t b)
 {
 	return a < b ? a : b;
 }
 
 /* The most slots that slab size, limit, cap, max_blocks and slot numbers allow the next slab. */
-uint32_t kvs_pool_plan(const kvs_pool_t *pool, uint32_t slot_class, uint64_t page, const kvs_pool_slab_t *instead)
+uint32_t kvs_pool_fit_slots(const kvs_pool_t *pool, uint32_t slot_class, uint64_t page, const kvs_pool_slab_t *instead)
 {
 	const kvs_class_t *class = &pool->classes[slot_class];
 	const kvs_geometry_t *geometry = &class->geometry;
@@ -51,9 +51,9 @@ uint32_t kvs_pool_plan(const kvs_pool_t *pool, uint32_t slot_class, uint64_t pag
 	uint64_t room = pool->usage.limit_bytes - pool->usage.charged_bytes + extra;
 	uint64_t left = kvs_caps_left(&pool->caps, (kvs_tier_t *)(uintptr_t)&pool->tier, slot_class, pool->class_count);
 	uint64_t stride = kvs_geometry_stride(geometry);
-	uint64_t most = smaller(KV_SLOT_MAX_INDEX + 1u, room / stride);
+	uint64_t most = min_of(KV_SLOT_MAX_INDEX + 1u, room / stride);
 	uint64_t least = 0;
-	uint32_t number = most > 0 ? next_number(pool) : KVS_NONE;
+	uint32_t number = most > 0 ? next_slab_number(pool) : KVS_NONE;
 
 	if (number == KVS_NONE) {
 		return 0;
@@ -61,16 +61,16 @@ uint32_t kvs_pool_plan(const kvs_pool_t *pool, uint32_t slot_class, uint64_t pag
 	if (left != UINT64_MAX && instead && strcmp(pool->classes[instead->slot_class].ns, class->ns) == 0) {
 		left += extra;
 	}
-	most = smaller(most, pool->config.slab_bytes < stride ? 1u : pool->config.slab_bytes / stride);
+	most = min_of(most, pool->config.slab_bytes < stride ? 1u : pool->config.slab_bytes / stride);
 	if (pool->config.max_blocks > 0 && extra == 0) {
-		most = smaller(most, pool->config.max_blocks - pool->usage.slots);
+		most = min_of(most, pool->config.max_blocks - pool->usage.slots);
 	}
 
 	/* Cost grows with the slots: the largest count that fits lies in [least, most]. */
 	while (least < most) {
 		uint64_t middle = least + (most - least + 1u) / 2u;
 
-		if (cost(pool, geometry, middle, page, number) <= room &&
+		if (slab_cost(pool, geometry, middle, page, number) <= room &&
 		    kvs_slab_data_bytes(geometry, middle, page) <= left) {
 			least = middle;
 		} else {
@@ -82,7 +82,7 @@ uint32_t kvs_pool_plan(const kvs_pool_t *pool, uint32_t slot_class, uint64_t pag
 }
 
 /* Reserved huge pages were refused: the rest of the pool does without, said once. */
-static void without_huge(kvs_pool_t *pool, int error)
+static void give_up_huge_pages(kvs_pool_t *pool, int error)
 {
 	pool->huge = 0;
 	kv_logf(&pool->env, pool->config.huge == KVS_HUGE_ON ? KV_LOG_WARN : KV_LOG_INFO, "pool",
@@ -90,10 +90,10 @@ static void without_huge(kvs_pool_t *pool, int error)
 		pool->thp ? "transparent huge pages" : "small pages");
 }
 
-static int create(kvs_pool_t *pool, kvs_pool_slab_t *p, int huge, uint32_t slots)
+static int create_slab(kvs_pool_t *pool, kvs_pool_slab_t *p, int huge, uint32_t slots)
 {
 	p->slab.geometry = pool->classes[p->slot_class].geometry;
-	p->slab.number = next_number(pool);
+	p->slab.number = next_slab_number(pool);
 	p->slab.slots = slots;
 	p->slab.huge = huge;
 
@@ -101,12 +101,12 @@ static int create(kvs_pool_t *pool, kvs_pool_slab_t *p, int huge, uint32_t slots
 }
 
 /* 0, 1 when nothing fits, or -errno. */
-static int create_best(kvs_pool_t *pool, kvs_pool_slab_t *p)
+static int create_best_slab(kvs_pool_t *pool, kvs_pool_slab_t *p)
 {
-	uint32_t slots = pool->huge ? kvs_pool_plan(pool, p->slot_class, KVS_HUGE_PAGE, NULL) : 0;
+	uint32_t slots = pool->huge ? kvs_pool_fit_slots(pool, p->slot_class, KVS_HUGE_PAGE, NULL) : 0;
 
 	if (slots > 0) {
-		int error = create(pool, p, 1, slots);
+		int error = create_slab(pool, p, 1, slots);
 
 		if (!error) {
 			return 0;
@@ -114,22 +114,22 @@ static int create_best(kvs_pool_t *pool, kvs_pool_slab_t *p)
 		if (error == -EMFILE || error == -ENFILE) {
 			return error; /* not for want of huge pages */
 		}
-		without_huge(pool, error);
+		give_up_huge_pages(pool, error);
 	}
-	slots = kvs_pool_plan(pool, p->slot_class, 4096u, NULL);
+	slots = kvs_pool_fit_slots(pool, p->slot_class, 4096u, NULL);
 
-	return slots > 0 ? create(pool, p, 0, slots) : 1;
+	return slots > 0 ? create_slab(pool, p, 0, slots) : 1;
 }
 
 /* Into the ledger and the sums, and where its class finds it. */
-static void enter(kvs_pool_t *pool, kvs_pool_slab_t *p)
+static void link_slab(kvs_pool_t *pool, kvs_pool_slab_t *p)
 {
 	const kvs_slab_t *slab = &p->slab;
 	kvs_class_t *class = &pool->classes[p->slot_class];
 	uint64_t bytes =
-		slab->data.bytes + slab->digest.bytes + kvs_ledger_cost(&pool->ledger, slab->number, slab->slots);
+		slab->data.bytes + slab->digest.bytes + kvs_ledger_slab_cost(&pool->ledger, slab->number, slab->slots);
 
-	p->slots = kvs_ledger_add(&pool->ledger, slab, p->slot_class, class->ns);
+	p->slots = kvs_ledger_add_slab(&pool->ledger, slab, p->slot_class, class->ns);
 	p->stack = KVS_NONE;
 	p->serial = ++pool->version;
 	pool->slabs[slab->number] = p;
@@ -145,12 +145,12 @@ static void enter(kvs_pool_t *pool, kvs_pool_slab_t *p)
 	kvs_pool_link(pool, p, KVS_FRESH, 0);
 }
 
-static void admit(kvs_pool_t *pool, kvs_pool_slab_t *p)
+static void admit_slab(kvs_pool_t *pool, kvs_pool_slab_t *p)
 {
 	const kvs_slab_t *slab = &p->slab;
 	char name[32];
 
-	enter(pool, p);
+	link_slab(pool, p);
 	if (pool->prefault) {
 		kvs_prefault_add(pool->prefault, &p->slab);
 	}
@@ -161,7 +161,7 @@ static void admit(kvs_pool_t *pool, kvs_pool_slab_t *p)
 		pool->config.hold(pool->config.hold_ctx, name, slab->digest.fd);
 	}
 	kv_metric_set(pool->config.metrics, KV_M_CPU_HUGE_PAGES, slab->huge || pool->thp);
-	kvs_pool_gauges(pool);
+	kvs_pool_update_gauges(pool);
 }
 
 kv_status_t kvs_pool_carve(kvs_pool_t *pool, uint32_t slot_class)
@@ -171,7 +171,7 @@ kv_status_t kvs_pool_carve(kvs_pool_t *pool, uint32_t slot_class)
 	}
 
 	/* A full pool is asked again and again: it answers before anything is allocated. */
-	if (kvs_pool_plan(pool, slot_class, 4096u, NULL) == 0) {
+	if (kvs_pool_fit_slots(pool, slot_class, 4096u, NULL) == 0) {
 		return KV_ERR_FULL;
 	}
 
@@ -180,7 +180,7 @@ kv_status_t kvs_pool_carve(kvs_pool_t *pool, uint32_t slot_class)
 
 	if (p) {
 		p->slot_class = slot_class;
-		error = create_best(pool, p);
+		error = create_best_slab(pool, p);
 	}
 	if (error) {
 		kv_free(&pool->env, p);
@@ -188,14 +188,14 @@ kv_status_t kvs_pool_carve(kvs_pool_t *pool, uint32_t slot_class)
 	if (error < 0) {
 		pool->carve_after_ns = kv_now_ns(&pool->env) + RETRY_NS;
 		kv_logf(&pool->env, KV_LOG_WARN, "pool", "no new slab, trying again in a second slab %u error \"%s\"",
-			next_number(pool), strerror(-error));
+			next_slab_number(pool), strerror(-error));
 	}
 	if (error) {
 		return KV_ERR_FULL;
 	}
 
 	pool->carve_after_ns = 0;
-	admit(pool, p);
+	admit_slab(pool, p);
 
 	return KV_OK;
 }
@@ -229,7 +229,7 @@ static uint64_t ready_ahead_of(const kvs_pool_t *pool, const kvs_class_t *class)
 }
 
 /* Is the class's last slab touched, and less beyond the slab in use than there should be? */
-static int is_due(const kvs_pool_t *pool, const kvs_class_t *class, uint64_t wanted)
+static int carve_is_due(const kvs_pool_t *pool, const kvs_class_t *class, uint64_t wanted)
 {
 	const kvs_pool_slab_t *newest = class->newest == KVS_NONE ? NULL : pool->slabs[class->newest];
 
@@ -241,7 +241,7 @@ static int is_due(const kvs_pool_t *pool, const kvs_class_t *class, uint64_t wan
 	return ahead_of(pool, class) < wanted;
 }
 
-void kvs_pool_ahead(kvs_tier_t *tier, int busy)
+void kvs_pool_carve_ahead(kvs_tier_t *tier, int busy)
 {
 	kvs_pool_t *pool = kvs_pool_of(tier);
 	const int all = pool->config.ahead_bytes == KVS_AHEAD_ALL;
@@ -258,7 +258,7 @@ void kvs_pool_ahead(kvs_tier_t *tier, int busy)
 	class = &pool->classes[pool->ahead_class];
 	kvs_prefault_pause(pool->prefault, !all && busy && ready_ahead_of(pool, class) >= wanted);
 	for (uint32_t i = 0; i < (all ? ALL_AT_A_TIME : 1u); i++) {
-		if ((!all && !is_due(pool, class, wanted)) || kvs_pool_carve(pool, pool->ahead_class) != KV_OK) {
+		if ((!all && !carve_is_due(pool, class, wanted)) || kvs_pool_carve(pool, pool->ahead_class) != KV_OK) {
 			return;
 		}
 	}

@@ -14,7 +14,7 @@ typedef struct checker {
 	size_t cap;
 } checker_t;
 
-__attribute__((format(printf, 2, 3))) static kv_status_t fail(const checker_t *c, const char *format, ...)
+__attribute__((format(printf, 2, 3))) static kv_status_t report(const checker_t *c, const char *format, ...)
 {
 	va_list args;
 
@@ -25,7 +25,7 @@ __attribute__((format(printf, 2, 3))) static kv_status_t fail(const checker_t *c
 	return KV_ERR_INTERNAL;
 }
 
-static int has_size(const kvs_area_t *area)
+static int has_size(const kvs_shm_t *area)
 {
 	struct stat st;
 
@@ -33,7 +33,7 @@ static int has_size(const kvs_area_t *area)
 }
 
 /* Free slots that alloc can reach in a slab; bounded, should its stack run in a circle. */
-static uint64_t reachable(const kvs_pool_slab_t *p)
+static uint64_t count_reachable(const kvs_pool_slab_t *p)
 {
 	uint64_t n = p->slab.slots - p->fresh;
 
@@ -69,9 +69,9 @@ static kv_status_t check_slots(checker_t *c, const kvs_pool_slab_t *p)
 		}
 	}
 	c->sum.slots += p->slab.slots;
-	if (taken != p->taken || open != p->open || reachable(p) != p->slab.slots - taken) {
-		return fail(c, "slab %u: %u slots are taken and %u open, %u and %u are counted, %llu can be reached",
-			    p->slab.number, taken, open, p->taken, p->open, (unsigned long long)reachable(p));
+	if (taken != p->taken || open != p->open || count_reachable(p) != p->slab.slots - taken) {
+		return report(c, "slab %u: %u slots are taken and %u open, %u and %u are counted, %llu can be reached",
+			      p->slab.number, taken, open, p->taken, p->open, (unsigned long long)count_reachable(p));
 	}
 
 	return KV_OK;
@@ -85,12 +85,12 @@ static kv_status_t check_slab(checker_t *c, uint32_t number)
 	if (!p) {
 		return KV_OK;
 	}
-	if (p->state == KVS_SLAB_GHOST) {
+	if (p->state == KVS_SLAB_ZOMBIE) {
 		c->sum.charged_bytes += p->slab.digest.bytes;
 		return KV_OK;
 	}
 	if (p->slab.number != number || !has_size(&p->slab.data) || !has_size(&p->slab.digest)) {
-		return fail(c, "slab %u is not of the size it was made", number);
+		return report(c, "slab %u is not of the size it was made", number);
 	}
 	c->held++;
 	c->sum.charged_bytes += p->slab.data.bytes + p->slab.digest.bytes;
@@ -121,11 +121,11 @@ static kv_status_t check_class(checker_t *c, uint32_t number)
 		}
 	}
 	if (memcmp(listed, there, sizeof there) != 0 || free_slots != class->free_slots) {
-		return fail(c,
-			    "class %u: %llu and %llu slabs listed, %llu and %llu there; %llu slots free, %llu counted",
-			    number, (unsigned long long)listed[0], (unsigned long long)listed[1],
-			    (unsigned long long)there[0], (unsigned long long)there[1], (unsigned long long)free_slots,
-			    (unsigned long long)class->free_slots);
+		return report(
+			c, "class %u: %llu and %llu slabs listed, %llu and %llu there; %llu slots free, %llu counted",
+			number, (unsigned long long)listed[0], (unsigned long long)listed[1],
+			(unsigned long long)there[0], (unsigned long long)there[1], (unsigned long long)free_slots,
+			(unsigned long long)class->free_slots);
 	}
 
 	return KV_OK;
@@ -154,21 +154,22 @@ kv_status_t kvs_pool_check(kvs_tier_t *tier, char *detail, size_t cap)
 	}
 
 	if (memcmp(&c.sum, &pool->usage, sizeof c.sum) != 0) {
-		return fail(&c,
-			    "the ledger counts %llu free, %llu used, %llu quarantined of %llu slots in %llu bytes; the "
-			    "sums say otherwise",
-			    (unsigned long long)c.sum.free_slots, (unsigned long long)c.sum.used_slots,
-			    (unsigned long long)c.sum.quarantined_slots, (unsigned long long)c.sum.slots,
-			    (unsigned long long)c.sum.charged_bytes);
+		return report(
+			&c,
+			"the ledger counts %llu free, %llu used, %llu quarantined of %llu slots in %llu bytes; the "
+			"sums say otherwise",
+			(unsigned long long)c.sum.free_slots, (unsigned long long)c.sum.used_slots,
+			(unsigned long long)c.sum.quarantined_slots, (unsigned long long)c.sum.slots,
+			(unsigned long long)c.sum.charged_bytes);
 	}
 	if (c.sum.free_slots + c.sum.used_slots + c.sum.quarantined_slots != c.sum.slots || c.held != pool->held) {
-		return fail(&c, "%llu slots in %u slabs, %u are counted", (unsigned long long)c.sum.slots, c.held,
-			    pool->held);
+		return report(&c, "%llu slots in %u slabs, %u are counted", (unsigned long long)c.sum.slots, c.held,
+			      pool->held);
 	}
 	if (pool->ledger.area.bytes != pool->ledger.header->total_bytes || !has_size(&pool->ledger.area) ||
 	    c.sum.charged_bytes > c.sum.limit_bytes) {
-		return fail(&c, "charged %llu bytes of %llu", (unsigned long long)c.sum.charged_bytes,
-			    (unsigned long long)c.sum.limit_bytes);
+		return report(&c, "charged %llu bytes of %llu", (unsigned long long)c.sum.charged_bytes,
+			      (unsigned long long)c.sum.limit_bytes);
 	}
 	snprintf(detail, cap, "%llu slots in %u slabs", (unsigned long long)c.sum.slots, c.held);
 

@@ -63,11 +63,11 @@ kv_status_t kvs_pool_store(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *src
 
 	const kvs_geometry_t *g = &p->slab.geometry;
 	kvs_mem_t slot = mem_of(&p->slab, loc);
-	kv_status_t status = kvs_guard_block(g, slot.data, src->data, src->leaves, NULL);
+	kv_status_t status = kvs_sigbus_copy_block(g, slot.data, src->data, src->leaves, NULL);
 
 	if (status == KV_OK) {
 		copy_leaves(g, slot.leaves, src->leaves);
-		kvs_roots(g, slot.leaves, slot.roots);
+		kvs_compute_roots(g, slot.leaves, slot.roots);
 		status = memcmp(slot.roots, src->roots, g->heads * sizeof *slot.roots) == 0 ? KV_OK : KV_ERR_CORRUPT;
 	}
 	count_fault(pool, status);
@@ -91,7 +91,7 @@ kv_status_t kvs_pool_load(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *dst,
 
 	const kvs_geometry_t *g = &p->slab.geometry;
 	kvs_mem_t slot = mem_of(&p->slab, loc);
-	kv_status_t status = kvs_guard_block(g, dst->data, slot.data, slot.leaves, NULL);
+	kv_status_t status = kvs_sigbus_copy_block(g, dst->data, slot.data, slot.leaves, NULL);
 
 	if (status == KV_OK) {
 		copy_leaves(g, dst->leaves, slot.leaves);
@@ -103,7 +103,7 @@ kv_status_t kvs_pool_load(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *dst,
 	return KV_OK;
 }
 
-kv_status_t kvs_pool_digests(kvs_tier_t *tier, kvs_loc_t loc, const kvs_leaf_span_t *span, const uint64_t *values)
+kv_status_t kvs_pool_set_leaves(kvs_tier_t *tier, kvs_loc_t loc, const kvs_leaf_span_t *span, const uint64_t *values)
 {
 	kvs_ledger_slot_t *record;
 	const kvs_pool_slab_t *p = kvs_pool_find(kvs_pool_of(tier), loc, &record);
@@ -129,7 +129,7 @@ kv_status_t kvs_pool_digests(kvs_tier_t *tier, kvs_loc_t loc, const kvs_leaf_spa
 	return KV_OK;
 }
 
-kv_status_t kvs_pool_seal(kvs_tier_t *tier, kvs_loc_t loc)
+kv_status_t kvs_pool_compute_roots(kvs_tier_t *tier, kvs_loc_t loc)
 {
 	kvs_ledger_slot_t *record;
 	const kvs_pool_slab_t *p = kvs_pool_find(kvs_pool_of(tier), loc, &record);
@@ -143,7 +143,7 @@ kv_status_t kvs_pool_seal(kvs_tier_t *tier, kvs_loc_t loc)
 
 	kvs_mem_t slot = mem_of(&p->slab, loc);
 
-	kvs_roots(&p->slab.geometry, slot.leaves, slot.roots);
+	kvs_compute_roots(&p->slab.geometry, slot.leaves, slot.roots);
 
 	return KV_OK;
 }

@@ -14,13 +14,13 @@ struct kvs_idle {
 	atomic_int users; /* its owner and its thread: whoever leaves last frees it */
 };
 
-static void wait_on(sem_t *sem)
+static void wait_semaphore(sem_t *sem)
 {
 	while (sem_wait(sem) != 0) {
 	}
 }
 
-static void leave(kvs_idle_t *idle)
+static void drop_user(kvs_idle_t *idle)
 {
 	if (atomic_fetch_sub(&idle->users, 1) == 1) {
 		sem_destroy(&idle->ask);
@@ -29,18 +29,18 @@ static void leave(kvs_idle_t *idle)
 	}
 }
 
-static void *run(void *arg)
+static void *idle_main(void *arg)
 {
 	static const struct sched_param none;
 	kvs_idle_t *idle = arg;
 
 	(void)pthread_setschedparam(pthread_self(), SCHED_IDLE, &none);
-	wait_on(&idle->ask);
+	wait_semaphore(&idle->ask);
 	while (!atomic_load(&idle->end)) {
 		sem_post(&idle->told);
-		wait_on(&idle->ask);
+		wait_semaphore(&idle->ask);
 	}
-	leave(idle);
+	drop_user(idle);
 
 	return NULL;
 }
@@ -57,7 +57,7 @@ kv_status_t kvs_idle_start(kvs_idle_t **p_idle)
 	}
 	atomic_store(&idle->users, 2);
 	(void)pthread_attr_setdetachstate(&alone, PTHREAD_CREATE_DETACHED);
-	if (pthread_create(&thread, &alone, run, idle) != 0) {
+	if (pthread_create(&thread, &alone, idle_main, idle) != 0) {
 		goto err_attr;
 	}
 	(void)pthread_attr_destroy(&alone);
@@ -82,7 +82,7 @@ void kvs_idle_wait(kvs_idle_t *idle)
 	}
 	if (!atomic_load(&idle->woken) && !atomic_load(&idle->stop)) {
 		sem_post(&idle->ask);
-		wait_on(&idle->told);
+		wait_semaphore(&idle->told);
 	}
 	(void)atomic_exchange(&idle->woken, 0);
 }
@@ -104,6 +104,6 @@ void kvs_idle_free(kvs_idle_t *idle)
 	if (idle) {
 		atomic_store(&idle->end, 1);
 		sem_post(&idle->ask);
-		leave(idle);
+		drop_user(idle);
 	}
 }

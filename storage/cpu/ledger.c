@@ -9,10 +9,10 @@
 
 #define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL)
 
-/* A claim for every 16 KiB of pool, within reason. */
-#define CLAIM_SHARE     16384u
-#define MIN_CLAIMS      256u
-#define MAX_CLAIMS      65536u
+/* A record for every 16 KiB of pool, within reason. */
+#define RECORD_SHARE    16384u
+#define MIN_RECORDS     256u
+#define MAX_RECORDS     65536u
 #define SMALLEST_STRIDE 4096u
 
 static uint64_t page_up(uint64_t n)
@@ -20,11 +20,11 @@ static uint64_t page_up(uint64_t n)
 	return (n + KVS_LEDGER_PAGE - 1u) / KVS_LEDGER_PAGE * KVS_LEDGER_PAGE;
 }
 
-static uint32_t claims_cap(uint64_t limit_bytes)
+static uint32_t records_cap(uint64_t limit_bytes)
 {
-	uint32_t cap = MIN_CLAIMS;
+	uint32_t cap = MIN_RECORDS;
 
-	while (cap < MAX_CLAIMS && (uint64_t)cap * 2u * CLAIM_SHARE <= limit_bytes) {
+	while (cap < MAX_RECORDS && (uint64_t)cap * 2u * RECORD_SHARE <= limit_bytes) {
 		cap *= 2u;
 	}
 
@@ -33,22 +33,22 @@ static uint32_t claims_cap(uint64_t limit_bytes)
 
 uint64_t kvs_ledger_fixed_bytes(uint64_t limit_bytes)
 {
-	return KVS_LEDGER_PAGE + page_up(claims_cap(limit_bytes) * sizeof(kvs_ledger_claim_t));
+	return KVS_LEDGER_PAGE + page_up(records_cap(limit_bytes) * sizeof(kvs_ledger_record_t));
 }
 
-/* Most slabs are whole; each class may have a few that are not. Where places run out, a slab has to go before another
+/* Most slabs are whole; each class may have a few that are not. Where chunks run out, a slab has to go before another
  * comes. */
-#define SPARE_PLACES 256u
+#define SPARE_CHUNKS 256u
 
-static uint32_t places_for(const kvs_ledger_size_t *size)
+static uint32_t chunks_for(const kvs_ledger_size_t *size)
 {
-	uint64_t places = 2u * (size->limit_bytes / size->slab_bytes) + SPARE_PLACES;
+	uint64_t chunks = 2u * (size->limit_bytes / size->slab_bytes) + SPARE_CHUNKS;
 	uint64_t most = size->limit_bytes / SMALLEST_STRIDE;
 
-	places = places < most ? places : most;
-	places = places < KV_SLOT_MAX_SLAB + 1u ? places : KV_SLOT_MAX_SLAB + 1u;
+	chunks = chunks < most ? chunks : most;
+	chunks = chunks < KV_SLOT_MAX_SLAB + 1u ? chunks : KV_SLOT_MAX_SLAB + 1u;
 
-	return places ? (uint32_t)places : 1u;
+	return chunks ? (uint32_t)chunks : 1u;
 }
 
 /* A slot is at least one page of data. */
@@ -66,11 +66,11 @@ static uint64_t stride_for(const kvs_ledger_size_t *size)
 int kvs_ledger_create(kvs_ledger_t *ledger, const kvs_sys_t *sys, const kv_env_t *env, const kvs_ledger_size_t *size)
 {
 	uint64_t fixed = kvs_ledger_fixed_bytes(size->limit_bytes), stride = stride_for(size);
-	uint32_t places = places_for(size);
-	uint64_t bytes = fixed + places * stride;
-	uint64_t *touched = kv_alloc(env, places * sizeof *touched);
-	kvs_area_t area;
-	int error = touched ? kvs_area_create(sys, "kvd-ledger", bytes, 0, SEALS, &area) : -ENOMEM;
+	uint32_t chunks = chunks_for(size);
+	uint64_t bytes = fixed + chunks * stride;
+	uint64_t *touched = kv_alloc(env, chunks * sizeof *touched);
+	kvs_shm_t area;
+	int error = touched ? kvs_shm_create(sys, "kvd-ledger", bytes, 0, SEALS, &area) : -ENOMEM;
 
 	if (error) {
 		kv_free(env, touched);
@@ -84,17 +84,17 @@ int kvs_ledger_create(kvs_ledger_t *ledger, const kvs_sys_t *sys, const kv_env_t
 	header->incarnation = size->incarnation;
 	header->total_bytes = bytes;
 	header->limit_bytes = size->limit_bytes;
-	header->claims_offset = KVS_LEDGER_PAGE;
+	header->records_offset = KVS_LEDGER_PAGE;
 	header->slabs_offset = fixed;
-	header->claims_cap = claims_cap(size->limit_bytes);
+	header->records_cap = records_cap(size->limit_bytes);
 	header->chunk_stride = stride;
 	atomic_signal_fence(memory_order_seq_cst);
 	header->magic = KVS_LEDGER_MAGIC;
 	*ledger = (kvs_ledger_t){
 		.area = area,
 		.header = header,
-		.claims = (kvs_ledger_claim_t *)(area.base + header->claims_offset),
-		.places = places,
+		.records = (kvs_ledger_record_t *)(area.base + header->records_offset),
+		.chunks = chunks,
 		.touched = touched,
 		.charged_bytes = fixed,
 	};
@@ -104,7 +104,7 @@ int kvs_ledger_create(kvs_ledger_t *ledger, const kvs_sys_t *sys, const kv_env_t
 
 void kvs_ledger_destroy(kvs_ledger_t *ledger, const kv_env_t *env)
 {
-	kvs_area_destroy(&ledger->area);
+	kvs_shm_destroy(&ledger->area);
 	kv_free(env, ledger->touched);
 	ledger->touched = NULL;
 }
@@ -113,19 +113,20 @@ static kvs_ledger_slab_t *chunk_at(const kvs_ledger_t *ledger, uint32_t number)
 {
 	const kvs_ledger_header_t *header = ledger->header;
 
-	kv_assert(number < ledger->places);
+	kv_assert(number < ledger->chunks);
 
 	return (kvs_ledger_slab_t *)(ledger->area.base + header->slabs_offset + number * header->chunk_stride);
 }
 
-uint64_t kvs_ledger_cost(const kvs_ledger_t *ledger, uint32_t number, uint64_t slots)
+uint64_t kvs_ledger_slab_cost(const kvs_ledger_t *ledger, uint32_t number, uint64_t slots)
 {
 	uint64_t chunk = kvs_ledger_chunk_bytes(slots);
 
 	return chunk > ledger->touched[number] ? chunk - ledger->touched[number] : 0;
 }
 
-kvs_ledger_slot_t *kvs_ledger_add(kvs_ledger_t *ledger, const kvs_slab_t *slab, uint32_t slot_class, const char *ns)
+kvs_ledger_slot_t *kvs_ledger_add_slab(kvs_ledger_t *ledger, const kvs_slab_t *slab, uint32_t slot_class,
+				       const char *ns)
 {
 	uint64_t chunk = kvs_ledger_chunk_bytes(slab->slots);
 	uint32_t count = atomic_load_explicit(&ledger->header->slab_count, memory_order_relaxed);
@@ -133,8 +134,8 @@ kvs_ledger_slot_t *kvs_ledger_add(kvs_ledger_t *ledger, const kvs_slab_t *slab, 
 
 	kv_assert(chunk <= ledger->header->chunk_stride && slab->number <= count &&
 		  atomic_load_explicit(&head->slots, memory_order_relaxed) == 0);
-	ledger->charged_bytes += kvs_ledger_cost(ledger, slab->number, slab->slots);
-	ledger->touched[slab->number] += kvs_ledger_cost(ledger, slab->number, slab->slots);
+	ledger->charged_bytes += kvs_ledger_slab_cost(ledger, slab->number, slab->slots);
+	ledger->touched[slab->number] += kvs_ledger_slab_cost(ledger, slab->number, slab->slots);
 	head->number = slab->number;
 	head->stride = slab->stride;
 	head->slot_class = slot_class;
@@ -152,30 +153,30 @@ kvs_ledger_slot_t *kvs_ledger_add(kvs_ledger_t *ledger, const kvs_slab_t *slab, 
 	return (kvs_ledger_slot_t *)(head + 1);
 }
 
-void kvs_ledger_remove(kvs_ledger_t *ledger, uint32_t number)
+void kvs_ledger_remove_slab(kvs_ledger_t *ledger, uint32_t number)
 {
 	atomic_store_explicit(&chunk_at(ledger, number)->slots, 0, memory_order_release);
 }
 
 /* The first store of every change. The fence keeps the compiler from moving the fields before it; a killed process has
  * executed a prefix of its program, so nothing stronger is needed. */
-static void begin(kvs_ledger_slot_t *slot)
+static void begin_change(kvs_ledger_slot_t *slot)
 {
 	atomic_store_explicit(&slot->state, KVS_QUARANTINED, memory_order_relaxed);
 	atomic_signal_fence(memory_order_seq_cst);
 }
 
-static void end(kvs_ledger_slot_t *slot, kvs_state_t state)
+static void end_change(kvs_ledger_slot_t *slot, kvs_state_t state)
 {
 	atomic_store_explicit(&slot->state, (uint32_t)state, memory_order_release);
 }
 
-uint32_t kvs_ledger_take(kvs_ledger_slot_t *slot, kvs_state_t state, uint64_t owner, uint32_t length,
-			 const kvs_meta_t *meta)
+uint32_t kvs_ledger_assign_slot(kvs_ledger_slot_t *slot, kvs_state_t state, uint64_t owner, uint32_t length,
+				const kvs_meta_t *meta)
 {
 	uint32_t gen = slot->gen + 1u;
 
-	begin(slot);
+	begin_change(slot);
 	slot->gen = gen ? gen : 1u; /* 0 stays "never used" */
 	slot->owner = owner;
 	slot->key = meta->key;
@@ -187,29 +188,29 @@ uint32_t kvs_ledger_take(kvs_ledger_slot_t *slot, kvs_state_t state, uint64_t ow
 	slot->length = length;
 	slot->depth = meta->depth;
 	slot->group = meta->group;
-	end(slot, state);
+	end_change(slot, state);
 
 	return slot->gen;
 }
 
-void kvs_ledger_move(kvs_ledger_slot_t *slot, kvs_state_t state, uint64_t digest)
+void kvs_ledger_set_state(kvs_ledger_slot_t *slot, kvs_state_t state, uint64_t digest)
 {
-	begin(slot);
+	begin_change(slot);
 	slot->digest = digest;
 	if (state == KVS_READY || state == KVS_FREE) {
 		slot->owner = 0;
 	}
-	end(slot, state);
+	end_change(slot, state);
 }
 
-/* Where id lies, or the empty place where it would. The table is never full. */
-static uint32_t find(const kvs_ledger_t *ledger, uint64_t id)
+/* Where id lies, or the empty chunk where it would. The table is never full. */
+static uint32_t find_record(const kvs_ledger_t *ledger, uint64_t id)
 {
-	uint32_t cap = ledger->header->claims_cap;
+	uint32_t cap = ledger->header->records_cap;
 	uint32_t at = kvs_ledger_home(id, cap);
 
 	for (;;) {
-		uint64_t found = atomic_load_explicit(&ledger->claims[at].id, memory_order_relaxed);
+		uint64_t found = atomic_load_explicit(&ledger->records[at].id, memory_order_relaxed);
 
 		if (found == id || found == 0) {
 			return at;
@@ -218,75 +219,75 @@ static uint32_t find(const kvs_ledger_t *ledger, uint64_t id)
 	}
 }
 
-static void clear(kvs_ledger_claim_t *claim)
+static void clear_record(kvs_ledger_record_t *record)
 {
-	atomic_store_explicit(&claim->id, 0, memory_order_relaxed);
+	atomic_store_explicit(&record->id, 0, memory_order_relaxed);
 	atomic_signal_fence(memory_order_seq_cst);
 }
 
-kv_status_t kvs_ledger_claim(kvs_ledger_t *ledger, const kvs_claim_t *claim)
+kv_status_t kvs_ledger_add_record(kvs_ledger_t *ledger, const kvs_record_t *record)
 {
-	uint32_t cap = ledger->header->claims_cap;
+	uint32_t cap = ledger->header->records_cap;
 
-	if (claim->id == 0) {
+	if (record->id == 0) {
 		return KV_ERR_ARG;
 	}
 
-	kvs_ledger_claim_t *place = &ledger->claims[find(ledger, claim->id)];
+	kvs_ledger_record_t *entry = &ledger->records[find_record(ledger, record->id)];
 
-	if (atomic_load_explicit(&place->id, memory_order_relaxed) == 0) {
-		if (ledger->claim_count >= cap / 8u * 7u) {
+	if (atomic_load_explicit(&entry->id, memory_order_relaxed) == 0) {
+		if (ledger->record_count >= cap / 8u * 7u) {
 			return KV_ERR_LIMIT;
 		}
-		ledger->claim_count++;
+		ledger->record_count++;
 	}
 
-	clear(place);
-	place->instance = claim->instance;
-	place->expiry_ns = claim->expiry_ns;
-	place->key = claim->deepest_key;
-	place->slot = claim->deepest.slot;
-	place->gen = claim->deepest.gen;
-	place->space = claim->space;
-	place->n = claim->n;
-	place->skip = claim->skip;
-	place->kind = claim->kind;
-	place->group = claim->group;
-	atomic_store_explicit(&place->id, claim->id, memory_order_release);
+	clear_record(entry);
+	entry->instance = record->instance;
+	entry->expiry_ns = record->expiry_ns;
+	entry->key = record->deepest_key;
+	entry->slot = record->deepest.slot;
+	entry->gen = record->deepest.gen;
+	entry->space = record->space;
+	entry->n = record->n;
+	entry->skip = record->skip;
+	entry->kind = record->kind;
+	entry->group = record->group;
+	atomic_store_explicit(&entry->id, record->id, memory_order_release);
 
 	return KV_OK;
 }
 
-static void copy_claim(kvs_ledger_claim_t *to, const kvs_ledger_claim_t *from)
+static void copy_record(kvs_ledger_record_t *to, const kvs_ledger_record_t *from)
 {
-	size_t skip = offsetof(kvs_ledger_claim_t, instance);
+	size_t skip = offsetof(kvs_ledger_record_t, instance);
 
 	memcpy((uint8_t *)to + skip, (const uint8_t *)from + skip, sizeof *to - skip);
 	atomic_store_explicit(&to->id, atomic_load_explicit(&from->id, memory_order_relaxed), memory_order_release);
 }
 
-void kvs_ledger_unclaim(kvs_ledger_t *ledger, uint64_t id)
+void kvs_ledger_remove_record(kvs_ledger_t *ledger, uint64_t id)
 {
-	uint32_t mask = ledger->header->claims_cap - 1u;
-	uint32_t hole = find(ledger, id);
+	uint32_t mask = ledger->header->records_cap - 1u;
+	uint32_t hole = find_record(ledger, id);
 
-	if (id == 0 || atomic_load_explicit(&ledger->claims[hole].id, memory_order_relaxed) == 0) {
+	if (id == 0 || atomic_load_explicit(&ledger->records[hole].id, memory_order_relaxed) == 0) {
 		return;
 	}
 
 	/* Close the gap: whoever could have lain in the hole moves there, copied before it is cleared. */
-	clear(&ledger->claims[hole]);
+	clear_record(&ledger->records[hole]);
 	for (uint32_t at = (hole + 1u) & mask;; at = (at + 1u) & mask) {
-		uint64_t other = atomic_load_explicit(&ledger->claims[at].id, memory_order_relaxed);
+		uint64_t other = atomic_load_explicit(&ledger->records[at].id, memory_order_relaxed);
 
 		if (other == 0) {
 			break;
 		}
 		if (((at - kvs_ledger_home(other, mask + 1u)) & mask) >= ((at - hole) & mask)) {
-			copy_claim(&ledger->claims[hole], &ledger->claims[at]);
-			clear(&ledger->claims[at]);
+			copy_record(&ledger->records[hole], &ledger->records[at]);
+			clear_record(&ledger->records[at]);
 			hole = at;
 		}
 	}
-	ledger->claim_count--;
+	ledger->record_count--;
 }

@@ -8,13 +8,13 @@
 #include "kvs/pool.h"
 
 typedef struct kvs_ledger {
-	kvs_area_t area;
+	kvs_shm_t area;
 	kvs_ledger_header_t *header;
-	kvs_ledger_claim_t *claims;
-	uint32_t claim_count;
-	uint32_t places;   /* slabs at a time */
-	uint64_t *touched; /* [places] bytes of each chunk that have been written to: sealed memory is not given back */
-	uint64_t charged_bytes; /* header, claims, chunks: what may have been touched */
+	kvs_ledger_record_t *records;
+	uint32_t record_count;
+	uint32_t chunks;   /* slabs at a time */
+	uint64_t *touched; /* [chunks] bytes of each chunk that have been written to: sealed memory is not given back */
+	uint64_t charged_bytes; /* header, records, chunks: what may have been touched */
 } kvs_ledger_t;
 
 /* Bytes charged before the first slab. */
@@ -31,18 +31,19 @@ typedef struct kvs_ledger_size {
 int kvs_ledger_create(kvs_ledger_t *ledger, const kvs_sys_t *sys, const kv_env_t *env, const kvs_ledger_size_t *size);
 void kvs_ledger_destroy(kvs_ledger_t *ledger, const kv_env_t *env);
 
-/* What a slab of so many slots would add to charged_bytes in this place. */
-uint64_t kvs_ledger_cost(const kvs_ledger_t *ledger, uint32_t number, uint64_t slots);
+/* What a slab of so many slots would add to charged_bytes in this chunk. */
+uint64_t kvs_ledger_slab_cost(const kvs_ledger_t *ledger, uint32_t number, uint64_t slots);
 /* Write the slab's chunk and admit it; returns its slot records, all FREE. */
-kvs_ledger_slot_t *kvs_ledger_add(kvs_ledger_t *ledger, const kvs_slab_t *slab, uint32_t slot_class, const char *ns);
+kvs_ledger_slot_t *kvs_ledger_add_slab(kvs_ledger_t *ledger, const kvs_slab_t *slab, uint32_t slot_class,
+				       const char *ns);
 /* The slab, all of whose slots are FREE, is no more. */
-void kvs_ledger_remove(kvs_ledger_t *ledger, uint32_t number);
+void kvs_ledger_remove_slab(kvs_ledger_t *ledger, uint32_t number);
 
 /* Give a free slot to an owner: a new generation, all fields, then the state. Returns the generation. */
-uint32_t kvs_ledger_take(kvs_ledger_slot_t *slot, kvs_state_t state, uint64_t owner, uint32_t length,
-			 const kvs_meta_t *meta);
+uint32_t kvs_ledger_assign_slot(kvs_ledger_slot_t *slot, kvs_state_t state, uint64_t owner, uint32_t length,
+				const kvs_meta_t *meta);
 /* Change the state; `digest` is the block's from READY or TRANSIT on. */
-void kvs_ledger_move(kvs_ledger_slot_t *slot, kvs_state_t state, uint64_t digest);
+void kvs_ledger_set_state(kvs_ledger_slot_t *slot, kvs_state_t state, uint64_t digest);
 
 static inline kvs_state_t kvs_ledger_state(const kvs_ledger_slot_t *slot)
 {
@@ -50,7 +51,7 @@ static inline kvs_state_t kvs_ledger_state(const kvs_ledger_slot_t *slot)
 }
 
 /* KV_ERR_LIMIT: seven eighths of the table are taken. An id that is there is replaced. */
-kv_status_t kvs_ledger_claim(kvs_ledger_t *ledger, const kvs_claim_t *claim);
-void kvs_ledger_unclaim(kvs_ledger_t *ledger, uint64_t id);
+kv_status_t kvs_ledger_add_record(kvs_ledger_t *ledger, const kvs_record_t *record);
+void kvs_ledger_remove_record(kvs_ledger_t *ledger, uint64_t id);
 
 #endif

@@ -15,7 +15,7 @@ typedef struct reader {
 	size_t cap;
 } reader_t;
 
-__attribute__((format(printf, 3, 4))) static kv_status_t refuse(const reader_t *r, kv_status_t status,
+__attribute__((format(printf, 3, 4))) static kv_status_t report(const reader_t *r, kv_status_t status,
 								const char *format, ...)
 {
 	va_list args;
@@ -39,32 +39,32 @@ static kv_status_t check_header(reader_t *r)
 	const kvs_ledger_header_t *h = r->header;
 
 	if (r->bytes < KVS_LEDGER_PAGE || h->magic != KVS_LEDGER_MAGIC) {
-		return refuse(r, KV_ERR_FOREIGN, "not a ledger");
+		return report(r, KV_ERR_FOREIGN, "not a ledger");
 	}
 	if (h->version != KVS_LEDGER_VERSION || h->slot_record_bytes != sizeof(kvs_ledger_slot_t)) {
-		return refuse(r, KV_ERR_FOREIGN, "ledger version %u with records of %u bytes", h->version,
+		return report(r, KV_ERR_FOREIGN, "ledger version %u with records of %u bytes", h->version,
 			      h->slot_record_bytes);
 	}
 	if (h->total_bytes != r->bytes) {
-		return refuse(r, KV_ERR_CORRUPT, "the header says %llu bytes, there are %llu",
+		return report(r, KV_ERR_CORRUPT, "the header says %llu bytes, there are %llu",
 			      (unsigned long long)h->total_bytes, (unsigned long long)r->bytes);
 	}
-	if (h->incarnation == 0 || h->claims_cap == 0 || (h->claims_cap & (h->claims_cap - 1u)) != 0) {
-		return refuse(r, KV_ERR_CORRUPT, "no incarnation, or a claims table of %u places", h->claims_cap);
+	if (h->incarnation == 0 || h->records_cap == 0 || (h->records_cap & (h->records_cap - 1u)) != 0) {
+		return report(r, KV_ERR_CORRUPT, "no incarnation, or a record table of %u entries", h->records_cap);
 	}
 	/* Each term is bounded by the one before it, so that none can wrap. */
-	if (h->claims_offset != KVS_LEDGER_PAGE || h->slabs_offset > r->bytes || !is_page_multiple(h->slabs_offset) ||
-	    h->slabs_offset < h->claims_offset ||
-	    (h->slabs_offset - h->claims_offset) / sizeof(kvs_ledger_claim_t) < h->claims_cap) {
-		return refuse(r, KV_ERR_CORRUPT, "the claims table does not fit before the slabs");
+	if (h->records_offset != KVS_LEDGER_PAGE || h->slabs_offset > r->bytes || !is_page_multiple(h->slabs_offset) ||
+	    h->slabs_offset < h->records_offset ||
+	    (h->slabs_offset - h->records_offset) / sizeof(kvs_ledger_record_t) < h->records_cap) {
+		return report(r, KV_ERR_CORRUPT, "the record table does not fit before the slabs");
 	}
 	if (atomic_load_explicit(&h->slab_count, memory_order_acquire) > KV_SLOT_MAX_SLAB + 1u) {
-		return refuse(r, KV_ERR_CORRUPT, "more slabs than slot numbers allow");
+		return report(r, KV_ERR_CORRUPT, "more slabs than slot numbers allow");
 	}
 	if (h->chunk_stride == 0 || !is_page_multiple(h->chunk_stride) ||
 	    (r->bytes - h->slabs_offset) / h->chunk_stride <
 		    atomic_load_explicit(&h->slab_count, memory_order_acquire)) {
-		return refuse(r, KV_ERR_CORRUPT, "%u places of %llu bytes do not fit",
+		return report(r, KV_ERR_CORRUPT, "%u chunks of %llu bytes do not fit",
 			      atomic_load_explicit(&h->slab_count, memory_order_acquire),
 			      (unsigned long long)h->chunk_stride);
 	}
@@ -78,7 +78,7 @@ static kv_status_t check_slot(reader_t *r, const kvs_ledger_slab_t *slab, uint32
 	uint32_t state = atomic_load_explicit(&slot->state, memory_order_acquire);
 
 	if (state > KVS_QUARANTINED) {
-		return refuse(r, KV_ERR_CORRUPT, "slab %u slot %u is in state %u", slab->number, index, state);
+		return report(r, KV_ERR_CORRUPT, "slab %u slot %u is in state %u", slab->number, index, state);
 	}
 	r->sum.by_state[state]++;
 	if (state == KVS_FREE || state == KVS_QUARANTINED) {
@@ -87,11 +87,11 @@ static kv_status_t check_slot(reader_t *r, const kvs_ledger_slab_t *slab, uint32
 
 	r->sum.used_bytes += slab->stride;
 	if (slot->gen == 0 || slot->length != slab->geometry.block_bytes) {
-		return refuse(r, KV_ERR_CORRUPT, "slab %u slot %u has generation %u and length %u", slab->number, index,
+		return report(r, KV_ERR_CORRUPT, "slab %u slot %u has generation %u and length %u", slab->number, index,
 			      slot->gen, slot->length);
 	}
 	if (slot->depth == 0 || (slot->depth == 1) != kv_key_is_zero(&slot->parent)) {
-		return refuse(r, KV_ERR_CORRUPT, "slab %u slot %u has depth %u but its parent says otherwise",
+		return report(r, KV_ERR_CORRUPT, "slab %u slot %u has depth %u but its parent says otherwise",
 			      slab->number, index, slot->depth);
 	}
 
@@ -103,21 +103,21 @@ static kv_status_t check_slab_head(reader_t *r, const kvs_ledger_slab_t *slab, u
 	uint32_t slots = atomic_load_explicit(&slab->slots, memory_order_acquire);
 
 	if (slab->number != number || slots > KV_SLOT_MAX_INDEX + 1u) {
-		return refuse(r, KV_ERR_CORRUPT, "slab %u calls itself %u and has %u slots", number, slab->number,
+		return report(r, KV_ERR_CORRUPT, "slab %u calls itself %u and has %u slots", number, slab->number,
 			      slots);
 	}
 	if (slab->chunk_bytes != kvs_ledger_chunk_bytes(slots) || slab->chunk_bytes > r->header->chunk_stride) {
-		return refuse(r, KV_ERR_CORRUPT, "the records of slab %u leave its place", number);
+		return report(r, KV_ERR_CORRUPT, "the records of slab %u leave its chunk", number);
 	}
 	if (kvs_geometry_check(&slab->geometry) != KV_OK || slab->stride != kvs_geometry_stride(&slab->geometry)) {
-		return refuse(r, KV_ERR_CORRUPT, "slab %u has an impossible geometry", number);
+		return report(r, KV_ERR_CORRUPT, "slab %u has an impossible geometry", number);
 	}
 	if (slab->data_bytes / slots < slab->stride ||
 	    slab->digest_bytes / slots < kvs_geometry_digest_bytes(&slab->geometry)) {
-		return refuse(r, KV_ERR_CORRUPT, "slab %u is too small for its slots", number);
+		return report(r, KV_ERR_CORRUPT, "slab %u is too small for its slots", number);
 	}
 	if (memchr(slab->ns, '\0', sizeof slab->ns) == NULL || slab->ns[0] == '\0') {
-		return refuse(r, KV_ERR_CORRUPT, "slab %u has no namespace", number);
+		return report(r, KV_ERR_CORRUPT, "slab %u has no namespace", number);
 	}
 
 	return KV_OK;
@@ -145,30 +145,30 @@ static kv_status_t check_slabs(reader_t *r)
 	return KV_OK;
 }
 
-static kv_status_t check_claims(reader_t *r)
+static kv_status_t check_records(reader_t *r)
 {
-	const kvs_ledger_claim_t *claims = (const kvs_ledger_claim_t *)(r->base + r->header->claims_offset);
+	const kvs_ledger_record_t *records = (const kvs_ledger_record_t *)(r->base + r->header->records_offset);
 
-	for (uint32_t i = 0; i < r->header->claims_cap; i++) {
-		const kvs_ledger_claim_t *claim = &claims[i];
-		uint64_t id = atomic_load_explicit(&claim->id, memory_order_acquire);
+	for (uint32_t i = 0; i < r->header->records_cap; i++) {
+		const kvs_ledger_record_t *record = &records[i];
+		uint64_t id = atomic_load_explicit(&record->id, memory_order_acquire);
 
 		if (id == 0) {
 			continue;
 		}
-		r->sum.claims++;
-		if (claim->kind != 1 && claim->kind != 2) {
-			return refuse(r, KV_ERR_CORRUPT, "claim %llu is of kind %u", (unsigned long long)id,
-				      claim->kind);
+		r->sum.records++;
+		if (record->kind != 1 && record->kind != 2) {
+			return report(r, KV_ERR_CORRUPT, "record %llu is of kind %u", (unsigned long long)id,
+				      record->kind);
 		}
-		if (claim->slot == KV_SLOT_NONE) {
+		if (record->slot == KV_SLOT_NONE) {
 			continue;
 		}
 
 		/* A put may name a slot of a slab that has gone since: its block went before. */
-		if (kv_slot_slab(claim->slot) >= atomic_load(&r->header->slab_count)) {
-			return refuse(r, KV_ERR_CORRUPT, "claim %llu names slot %u, which never was",
-				      (unsigned long long)id, claim->slot);
+		if (kv_slot_slab(record->slot) >= atomic_load(&r->header->slab_count)) {
+			return report(r, KV_ERR_CORRUPT, "record %llu names slot %u, which never was",
+				      (unsigned long long)id, record->slot);
 		}
 	}
 
@@ -185,7 +185,7 @@ kv_status_t kvs_ledger_check(const void *base, uint64_t bytes, kvs_ledger_summar
 		status = check_slabs(&r);
 	}
 	if (status == KV_OK) {
-		status = check_claims(&r);
+		status = check_records(&r);
 	}
 	if (status != KV_OK) {
 		return status;

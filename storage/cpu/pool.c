@@ -75,7 +75,7 @@ static void pool_close(kvs_tier_t *tier)
 
 static const kvs_tier_ops_t pool_ops = {
 	.medium = "CPU",
-	.change = &kvs_pool_change_ops,
+	.rebalance = &kvs_pool_rebalance_ops,
 	.class_open = kvs_pool_class_open,
 	.class_ns = kvs_pool_class_ns,
 	.class_bytes = kvs_pool_class_bytes,
@@ -145,7 +145,7 @@ uint32_t kvs_pool_slabs_held(const kvs_tier_t *tier)
 	return ((const kvs_pool_t *)tier)->held;
 }
 
-kv_status_t kvs_pool_class(kvs_tier_t *tier, uint32_t slot_class, kvs_class_look_t *p_look)
+kv_status_t kvs_pool_class(kvs_tier_t *tier, uint32_t slot_class, kvs_class_info_t *p_look)
 {
 	const kvs_pool_t *pool = kvs_pool_of(tier);
 
@@ -155,7 +155,7 @@ kv_status_t kvs_pool_class(kvs_tier_t *tier, uint32_t slot_class, kvs_class_look
 
 	const kvs_class_t *class = &pool->classes[slot_class];
 
-	*p_look = (kvs_class_look_t){
+	*p_look = (kvs_class_info_t){
 		.ns = class->ns, .block_bytes = class->geometry.block_bytes, .free_slots = class->free_slots};
 	for (uint32_t i = 0; i < pool->slab_count; i++) {
 		const kvs_pool_slab_t *p = pool->slabs[i];
@@ -180,14 +180,14 @@ void kvs_pool_set_region(kvs_tier_t *tier, uint32_t slab, uint32_t region)
 	}
 }
 
-kv_status_t kvs_pool_claim(kvs_tier_t *tier, const kvs_claim_t *claim)
+kv_status_t kvs_pool_add_record(kvs_tier_t *tier, const kvs_record_t *record)
 {
-	return kvs_ledger_claim(&kvs_pool_of(tier)->ledger, claim);
+	return kvs_ledger_add_record(&kvs_pool_of(tier)->ledger, record);
 }
 
-void kvs_pool_unclaim(kvs_tier_t *tier, uint64_t id)
+void kvs_pool_remove_record(kvs_tier_t *tier, uint64_t id)
 {
-	kvs_ledger_unclaim(&kvs_pool_of(tier)->ledger, id);
+	kvs_ledger_remove_record(&kvs_pool_of(tier)->ledger, id);
 }
 
 static kv_status_t pool_memory(kvs_pool_t *pool)
@@ -250,7 +250,7 @@ kv_status_t kvs_pool_open_with(const kvs_pool_config_t *config, const kv_env_t *
 	    config->limit_bytes > (uint64_t)1 << 50 || config->slab_bytes > (uint64_t)1 << 50) {
 		return KV_ERR_ARG;
 	}
-	status = kvs_guard_install();
+	status = kvs_sigbus_install();
 	if (status != KV_OK) {
 		return status;
 	}
@@ -275,7 +275,7 @@ kv_status_t kvs_pool_open_with(const kvs_pool_config_t *config, const kv_env_t *
 	pool->usage.limit_bytes = config->limit_bytes;
 	pool->usage.charged_bytes = fixed;
 	kv_metric_set(config->metrics, KV_M_CPU_LIMIT_BYTES, config->limit_bytes);
-	kvs_pool_gauges(pool);
+	kvs_pool_update_gauges(pool);
 	if (config->hold) {
 		config->hold(config->hold_ctx, "ledger", pool->ledger.area.fd);
 	}

@@ -17,19 +17,19 @@
 
 /* A class has two lists of its slabs: those with slots that were used before (the one where a slot was freed last is
  * first: its memory is warm), and those with slots that were never given out (the oldest is first: the pre-fault thread
- * has reached it first). A slab that is leaving is in neither. */
+ * has reached it first). A slab that is retiring is in neither. */
 typedef enum kvs_list { KVS_WARM = 0, KVS_FRESH = 1, KVS_LISTS = 2 } kvs_list_t;
 
 typedef struct kvs_class {
 	char ns[128];
 	kvs_geometry_t geometry;
 	uint32_t first[KVS_LISTS], last[KVS_LISTS]; /* slabs; KVS_NONE */
-	uint64_t free_slots;                        /* of slabs that are not leaving */
+	uint64_t free_slots;                        /* of slabs that are not retiring */
 	uint64_t bytes;                             /* of slabs whose memory is ours */
 	uint32_t newest;                            /* the slab carved last; KVS_NONE */
 } kvs_class_t;
 
-typedef enum kvs_slab_state { KVS_SLAB_USED, KVS_SLAB_LEAVING, KVS_SLAB_RETIRED, KVS_SLAB_GHOST } kvs_slab_state_t;
+typedef enum kvs_slab_state { KVS_SLAB_USED, KVS_SLAB_RETIRING, KVS_SLAB_RETIRED, KVS_SLAB_ZOMBIE } kvs_slab_state_t;
 
 /* Invariant: the free slots of a slab = its stack + those that are fresh = slots - taken. */
 typedef struct kvs_pool_slab {
@@ -61,7 +61,7 @@ typedef struct kvs_pool {
 	int huge;                 /* still asking for reserved huge pages */
 	int thp;
 	uint64_t carve_after_ns; /* the kernel refused memory: not asked again before */
-	uint32_t ahead_class;    /* kvs_pool_ahead() works for it; KVS_NONE */
+	uint32_t ahead_class;    /* kvs_pool_carve_ahead() works for it; KVS_NONE */
 
 	kvs_class_t *classes; /* [KVS_POOL_MAX_CLASSES] */
 	uint32_t class_count;

@@ -51,7 +51,7 @@ static int touch(const kvs_sys_t *sys, uint8_t *base, uint64_t n)
 		error = sys->populate(base, n);
 	} while (error == -EINTR || error == -EAGAIN);
 	if (error == -EINVAL) {
-		error = kvs_guard_touch(base, n) == KV_OK ? 0 : -EFAULT;
+		error = kvs_sigbus_touch_pages(base, n) == KV_OK ? 0 : -EFAULT;
 	}
 
 	return error;
@@ -59,7 +59,7 @@ static int touch(const kvs_sys_t *sys, uint8_t *base, uint64_t n)
 
 /* The step at `at`: bytes that exist now, or -errno. A huge page costs a tenth of the small ones in its place, here and
  * wherever it is used. */
-static int64_t touch_step(kvs_prefault_t *p, const entry_t *entry, const kvs_area_t *area, uint64_t at)
+static int64_t touch_step(kvs_prefault_t *p, const entry_t *entry, const kvs_shm_t *area, uint64_t at)
 {
 	uint64_t left = area->bytes - at, n = left < CHUNK ? left : CHUNK;
 	int error;
@@ -84,7 +84,7 @@ static int is_paused(const kvs_prefault_t *p, const entry_t *entry)
 	       !atomic_load_explicit(&entry->halt, memory_order_relaxed);
 }
 
-static int touch_area(kvs_prefault_t *p, const entry_t *entry, const kvs_area_t *area, _Atomic uint64_t *ready)
+static int touch_area(kvs_prefault_t *p, const entry_t *entry, const kvs_shm_t *area, _Atomic uint64_t *ready)
 {
 	for (uint64_t at = 0; at < area->bytes;) {
 		int64_t n;

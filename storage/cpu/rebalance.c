@@ -11,45 +11,45 @@ static kvs_pool_slab_t *slab_at(const kvs_pool_t *pool, uint32_t slab)
 	return slab < pool->slab_count ? pool->slabs[slab] : NULL;
 }
 
-static uint32_t change_slabs(kvs_tier_t *tier)
+static uint32_t count_slabs(kvs_tier_t *tier)
 {
 	return kvs_pool_of(tier)->slab_count;
 }
 
-static kv_status_t change_look(kvs_tier_t *tier, uint32_t slab, kvs_slab_look_t *p_look)
+static kv_status_t describe_slab(kvs_tier_t *tier, uint32_t slab, kvs_slab_desc_t *p_desc)
 {
 	const kvs_pool_slab_t *p = slab_at(kvs_pool_of(tier), slab);
 
-	if (!p || p->state == KVS_SLAB_GHOST) {
+	if (!p || p->state == KVS_SLAB_ZOMBIE) {
 		return KV_MISS;
 	}
-	*p_look = (kvs_slab_look_t){
+	*p_desc = (kvs_slab_desc_t){
 		.slot_class = p->slot_class,
 		.slots = p->slab.slots,
 		.taken = p->taken,
 		.open = p->open,
-		.leaving = p->state == KVS_SLAB_LEAVING,
+		.retiring = p->state == KVS_SLAB_RETIRING,
 		.retired = p->state == KVS_SLAB_RETIRED,
 	};
 
 	return KV_OK;
 }
 
-static uint32_t change_gain(kvs_tier_t *tier, uint32_t slab, uint32_t for_class)
+static uint32_t slots_gained(kvs_tier_t *tier, uint32_t slab, uint32_t for_class)
 {
 	const kvs_pool_t *pool = kvs_pool_of(tier);
 	const kvs_pool_slab_t *p = slab_at(pool, slab);
 
-	return p && for_class < pool->class_count ? kvs_pool_plan(pool, for_class, 4096u, p) : 0;
+	return p && for_class < pool->class_count ? kvs_pool_fit_slots(pool, for_class, 4096u, p) : 0;
 }
 
-static kv_status_t change_slot(kvs_tier_t *tier, kv_slot_t slot, kvs_loc_t *p_loc, kvs_meta_t *p_meta)
+static kv_status_t describe_slot(kvs_tier_t *tier, kv_slot_t slot, kvs_loc_t *p_loc, kvs_meta_t *p_meta)
 {
 	const kvs_pool_slab_t *p = slab_at(kvs_pool_of(tier), kv_slot_slab(slot));
 	uint32_t index = kv_slot_index(slot);
 	const kvs_ledger_slot_t *record;
 
-	if (!p || p->state > KVS_SLAB_LEAVING || index >= p->slab.slots ||
+	if (!p || p->state > KVS_SLAB_RETIRING || index >= p->slab.slots ||
 	    kvs_ledger_state(&p->slots[index]) != KVS_READY) {
 		return KV_MISS;
 	}
@@ -66,24 +66,24 @@ static kv_status_t change_slot(kvs_tier_t *tier, kv_slot_t slot, kvs_loc_t *p_lo
 	return KV_OK;
 }
 
-static uint64_t change_free_slots(kvs_tier_t *tier, uint32_t slot_class)
+static uint64_t count_free_slots(kvs_tier_t *tier, uint32_t slot_class)
 {
 	const kvs_pool_t *pool = kvs_pool_of(tier);
 
 	return slot_class < pool->class_count ? pool->classes[slot_class].free_slots : 0;
 }
 
-static int change_is_short(kvs_tier_t *tier, uint32_t slot_class)
+static int is_short(kvs_tier_t *tier, uint32_t slot_class)
 {
 	const kvs_pool_t *pool = kvs_pool_of(tier);
 	const kvs_class_t *class = &pool->classes[slot_class];
 	uint64_t slots = class->newest == KVS_NONE ? 0 : pool->slabs[class->newest]->slab.slots;
 
-	return class->free_slots <= slots / 4u && kvs_pool_plan(pool, slot_class, 4096u, NULL) == 0;
+	return class->free_slots <= slots / 4u && kvs_pool_fit_slots(pool, slot_class, 4096u, NULL) == 0;
 }
 
 /* Out of its class's lists, or back into them. */
-static void lists(kvs_pool_t *pool, kvs_pool_slab_t *p, int in)
+static void relist_slab(kvs_pool_t *pool, kvs_pool_slab_t *p, int in)
 {
 	const int there[KVS_LISTS] = {p->stack != KVS_NONE, p->fresh < p->slab.slots};
 
@@ -96,7 +96,7 @@ static void lists(kvs_pool_t *pool, kvs_pool_slab_t *p, int in)
 	}
 }
 
-static uint64_t change_unit(kvs_tier_t *tier, uint32_t slot_class)
+static uint64_t slab_bytes(kvs_tier_t *tier, uint32_t slot_class)
 {
 	(void)slot_class;
 
@@ -104,7 +104,7 @@ static uint64_t change_unit(kvs_tier_t *tier, uint32_t slot_class)
 }
 
 /* Memory that has been retired is the next slab at once when it comes back: the core sees that by itself. */
-static int change_is_coming(kvs_tier_t *tier, uint32_t slot_class)
+static int is_coming(kvs_tier_t *tier, uint32_t slot_class)
 {
 	(void)tier;
 	(void)slot_class;
@@ -112,36 +112,36 @@ static int change_is_coming(kvs_tier_t *tier, uint32_t slot_class)
 	return 0;
 }
 
-static void change_leave(kvs_tier_t *tier, uint32_t slab)
+static void begin_retire(kvs_tier_t *tier, uint32_t slab)
 {
 	kvs_pool_t *pool = kvs_pool_of(tier);
 	kvs_pool_slab_t *p = slab_at(pool, slab);
 
 	if (p && p->state == KVS_SLAB_USED) {
-		lists(pool, p, 0);
+		relist_slab(pool, p, 0);
 		pool->classes[p->slot_class].free_slots -= p->slab.slots - p->taken;
-		p->state = KVS_SLAB_LEAVING;
+		p->state = KVS_SLAB_RETIRING;
 	}
 }
 
-static void change_stay(kvs_tier_t *tier, uint32_t slab)
+static void cancel_retire(kvs_tier_t *tier, uint32_t slab)
 {
 	kvs_pool_t *pool = kvs_pool_of(tier);
 	kvs_pool_slab_t *p = slab_at(pool, slab);
 
-	if (p && p->state == KVS_SLAB_LEAVING) {
+	if (p && p->state == KVS_SLAB_RETIRING) {
 		p->state = KVS_SLAB_USED;
-		lists(pool, p, 1);
+		relist_slab(pool, p, 1);
 		pool->classes[p->slot_class].free_slots += p->slab.slots - p->taken;
 	}
 }
 
-static kv_status_t change_retire(kvs_tier_t *tier, uint32_t slab, uint32_t for_class)
+static kv_status_t retire_slab(kvs_tier_t *tier, uint32_t slab, uint32_t for_class)
 {
 	kvs_pool_t *pool = kvs_pool_of(tier);
 	kvs_pool_slab_t *p = slab_at(pool, slab);
 
-	if (!p || p->state != KVS_SLAB_LEAVING || for_class >= pool->class_count) {
+	if (!p || p->state != KVS_SLAB_RETIRING || for_class >= pool->class_count) {
 		return KV_MISS;
 	}
 	if (p->taken > 0) {
@@ -150,7 +150,7 @@ static kv_status_t change_retire(kvs_tier_t *tier, uint32_t slab, uint32_t for_c
 
 	kvs_class_t *class = &pool->classes[p->slot_class];
 
-	kvs_ledger_remove(&pool->ledger, slab);
+	kvs_ledger_remove_slab(&pool->ledger, slab);
 	class->newest = class->newest == slab ? KVS_NONE : class->newest;
 	p->state = KVS_SLAB_RETIRED;
 	p->for_class = for_class;
@@ -163,18 +163,18 @@ static kv_status_t change_retire(kvs_tier_t *tier, uint32_t slab, uint32_t for_c
 	return KV_OK;
 }
 
-const kvs_change_ops_t kvs_pool_change_ops = {
-	.slabs = change_slabs,
-	.look = change_look,
-	.gain = change_gain,
-	.unit = change_unit,
-	.slot = change_slot,
-	.free_slots = change_free_slots,
-	.is_short = change_is_short,
-	.is_coming = change_is_coming,
-	.leave = change_leave,
-	.stay = change_stay,
-	.retire = change_retire,
+const kvs_rebalance_ops_t kvs_pool_rebalance_ops = {
+	.slab_count = count_slabs,
+	.describe_slab = describe_slab,
+	.slots_gained = slots_gained,
+	.slab_bytes = slab_bytes,
+	.describe_slot = describe_slot,
+	.free_slots = count_free_slots,
+	.is_short = is_short,
+	.is_coming = is_coming,
+	.begin_retire = begin_retire,
+	.cancel_retire = cancel_retire,
+	.retire = retire_slab,
 };
 
 /* ---- the memory ------------------------------------------------------------------------------ */
@@ -193,7 +193,7 @@ static void drop_names(const kvs_pool_t *pool, uint32_t slab)
 /* Our mapping and descriptors, and the pages, which seals against resizing do not forbid: a mapping or a descriptor we
  * have not heard of (the keeper's whose message was lost, a process's of a connection before) would keep what the limit
  * no longer counts. */
-static void let_go(kvs_pool_t *pool, kvs_pool_slab_t *p)
+static void free_slab_memory(kvs_pool_t *pool, kvs_pool_slab_t *p)
 {
 	uint64_t digest_bytes = p->slab.digest.bytes;
 
@@ -207,7 +207,7 @@ static void let_go(kvs_pool_t *pool, kvs_pool_slab_t *p)
 	pool->held--;
 	kvs_slab_destroy(&p->slab, &pool->env);
 	p->slab.digest.bytes = digest_bytes; /* charged until nobody maps them */
-	p->state = KVS_SLAB_GHOST;
+	p->state = KVS_SLAB_ZOMBIE;
 }
 
 kv_status_t kvs_pool_release(kvs_tier_t *tier, uint32_t slab, int unmapped)
@@ -220,20 +220,20 @@ kv_status_t kvs_pool_release(kvs_tier_t *tier, uint32_t slab, int unmapped)
 	if (!p || p->state < KVS_SLAB_RETIRED) {
 		return KV_MISS;
 	}
-	was_ghost = p->state == KVS_SLAB_GHOST;
+	was_ghost = p->state == KVS_SLAB_ZOMBIE;
 	for_class = p->for_class;
 	if (!was_ghost) {
 		if (!kvs_prefault_drop(pool->prefault, &p->slab)) {
 			return KV_ERR_BUSY;
 		}
-		let_go(pool, p);
+		free_slab_memory(pool, p);
 	}
 	if (unmapped) {
 		pool->usage.charged_bytes -= p->slab.digest.bytes;
 		pool->slabs[slab] = NULL;
 		kv_free(&pool->env, p);
 	}
-	kvs_pool_gauges(pool);
+	kvs_pool_update_gauges(pool);
 	if (!was_ghost) {
 		(void)kvs_pool_carve(pool, for_class);
 	}

@@ -102,7 +102,7 @@ const kvs_sys_t kvs_sys_posix = {
 	.collapse = posix_collapse,
 };
 
-int kvs_area_create(const kvs_sys_t *sys, const char *name, uint64_t bytes, int huge, int seals, kvs_area_t *p_area)
+int kvs_shm_create(const kvs_sys_t *sys, const char *name, uint64_t bytes, int huge, int seals, kvs_shm_t *p_area)
 {
 	void *base;
 	int fd;
@@ -124,7 +124,7 @@ int kvs_area_create(const kvs_sys_t *sys, const char *name, uint64_t bytes, int 
 	if (error) {
 		goto err_unmap;
 	}
-	*p_area = (kvs_area_t){base, bytes, fd};
+	*p_area = (kvs_shm_t){base, bytes, fd};
 
 	return 0;
 
@@ -135,11 +135,11 @@ err_close:
 	return error;
 }
 
-void kvs_area_destroy(kvs_area_t *area)
+void kvs_shm_destroy(kvs_shm_t *area)
 {
 	if (area->base) {
 		munmap(area->base, area->bytes);
 		close(area->fd);
-		*area = (kvs_area_t){0};
+		*area = (kvs_shm_t){0};
 	}
 }

@@ -25,14 +25,14 @@ typedef struct kvs_sys {
 extern const kvs_sys_t kvs_sys_posix;
 
 /* Memory of which this process holds fd and mapping. All zero: none. */
-typedef struct kvs_area {
+typedef struct kvs_shm {
 	uint8_t *base;
 	uint64_t bytes;
 	int fd;
-} kvs_area_t;
+} kvs_shm_t;
 
 /* Make, size, map and seal a memfd. Outputs set on success only; nothing is left behind otherwise. */
-int kvs_area_create(const kvs_sys_t *sys, const char *name, uint64_t bytes, int huge, int seals, kvs_area_t *p_area);
-void kvs_area_destroy(kvs_area_t *area);
+int kvs_shm_create(const kvs_sys_t *sys, const char *name, uint64_t bytes, int huge, int seals, kvs_shm_t *p_area);
+void kvs_shm_destroy(kvs_shm_t *area);
 
 #endif

@@ -43,7 +43,7 @@ int kvs_slab_create(kvs_slab_t *slab, const kvs_sys_t *sys, const kv_env_t *env)
 	}
 
 	snprintf(name, sizeof name, "kvd-slab.%u", slab->number);
-	error = kvs_area_create(sys, name, data_bytes, slab->huge, SEALS_DATA, &slab->data);
+	error = kvs_shm_create(sys, name, data_bytes, slab->huge, SEALS_DATA, &slab->data);
 	if (error) {
 		goto err_next;
 	}
@@ -53,7 +53,7 @@ int kvs_slab_create(kvs_slab_t *slab, const kvs_sys_t *sys, const kv_env_t *env)
 	}
 
 	snprintf(name, sizeof name, "kvd-digest.%u", slab->number);
-	error = kvs_area_create(sys, name, digest_bytes, 0, SEALS_DIGEST, &slab->digest);
+	error = kvs_shm_create(sys, name, digest_bytes, 0, SEALS_DIGEST, &slab->digest);
 	if (error) {
 		goto err_data;
 	}
@@ -61,7 +61,7 @@ int kvs_slab_create(kvs_slab_t *slab, const kvs_sys_t *sys, const kv_env_t *env)
 	return 0;
 
 err_data:
-	kvs_area_destroy(&slab->data);
+	kvs_shm_destroy(&slab->data);
 err_next:
 	kv_free(env, slab->next);
 	slab->next = NULL;
@@ -70,8 +70,8 @@ err_next:
 
 void kvs_slab_destroy(kvs_slab_t *slab, const kv_env_t *env)
 {
-	kvs_area_destroy(&slab->digest);
-	kvs_area_destroy(&slab->data);
+	kvs_shm_destroy(&slab->digest);
+	kvs_shm_destroy(&slab->data);
 	kv_free(env, slab->next);
 	slab->next = NULL;
 }

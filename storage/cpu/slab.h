@@ -17,8 +17,8 @@ typedef struct kvs_slab {
 	uint32_t number;
 	uint32_t slots;
 	uint32_t stride;
-	kvs_area_t data;
-	kvs_area_t digest;
+	kvs_shm_t data;
+	kvs_shm_t digest;
 	_Atomic uint64_t ready_bytes; /* [0, ready_bytes) of data have been pre-faulted */
 	uint32_t *next;               /* [slots]: the slot below in the stack of free slots */
 	int huge;                     /* on huge pages of the pool reserved for them */

@@ -55,7 +55,7 @@ void kvs_pool_unlink(kvs_pool_t *pool, kvs_pool_slab_t *p, kvs_list_t list)
 	}
 }
 
-void kvs_pool_gauges(const kvs_pool_t *pool)
+void kvs_pool_update_gauges(const kvs_pool_t *pool)
 {
 	kv_metric_set(pool->config.metrics, KV_M_CPU_BYTES, pool->usage.charged_bytes);
 	kv_metric_set(pool->config.metrics, KV_M_CPU_USED_BYTES, pool->usage.used_bytes);

@@ -12,6 +12,6 @@ void kvs_pool_link(kvs_pool_t *pool, kvs_pool_slab_t *p, kvs_list_t list, int fi
 void kvs_pool_unlink(kvs_pool_t *pool, kvs_pool_slab_t *p, kvs_list_t list);
 
 /* Set the metrics to the sums. */
-void kvs_pool_gauges(const kvs_pool_t *pool);
+void kvs_pool_update_gauges(const kvs_pool_t *pool);
 
 #endif

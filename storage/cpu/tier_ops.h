@@ -14,7 +14,7 @@ kv_status_t kvs_pool_set_state(kvs_tier_t *tier, kvs_loc_t loc, kvs_state_t stat
 void kvs_pool_free(kvs_tier_t *tier, kvs_loc_t loc);
 
 /* ---- rebalance.c: slabs that go to another class ---- */
-extern const kvs_change_ops_t kvs_pool_change_ops;
+extern const kvs_rebalance_ops_t kvs_pool_rebalance_ops;
 
 /* ---- data.c: bytes, digests, epochs ---- */
 kv_status_t kvs_pool_mem(kvs_tier_t *tier, kvs_loc_t loc, kvs_mem_t *p_mem);

@@ -37,7 +37,7 @@ static int send_answer(kvs_meta_message_t *m, kv_status_t status)
 	size_t bytes;
 
 	m->version = KVS_META_VERSION;
-	m->change_bytes = sizeof(kvs_change_t);
+	m->change_bytes = sizeof(kvs_row_change_t);
 	m->status = status;
 	m->count = status == KV_OK ? m->count : 0;
 	bytes = kvs_meta_bytes(m->count);
@@ -52,7 +52,7 @@ static struct {
 	uint64_t from;
 	uint32_t count;
 	int more;
-	kvs_change_t change[KVS_META_CHANGES];
+	kvs_row_change_t change[KVS_META_CHANGES];
 } ahead;
 
 static void read_ahead(kvs_rocks_t *db, uint64_t from)
@@ -128,7 +128,7 @@ static void serve(kvs_rocks_t *db)
 		} else if (!send_answer(&m, handle(db, &m)) || verb == KVS_META_CLOSE) {
 			return;
 		} else if (verb == KVS_META_SCAN && (m.flags & KVS_META_MORE)) {
-			read_ahead(db, kvs_meta_place(&m.change[m.count - 1u].row) + 1u);
+			read_ahead(db, kvs_meta_row_id(&m.change[m.count - 1u].row) + 1u);
 		}
 	}
 }

@@ -190,7 +190,7 @@ static kv_status_t send_ask(kvs_metadb_t *db)
 	ssize_t n;
 
 	db->ask.version = KVS_META_VERSION;
-	db->ask.change_bytes = sizeof(kvs_change_t);
+	db->ask.change_bytes = sizeof(kvs_row_change_t);
 	db->ask.number = ++db->number;
 	do {
 		int ready = poll(&room, 1, ANSWER_MS);
@@ -453,7 +453,7 @@ kv_status_t kvs_metadb_replace(kvs_metadb_t *db)
 	return open_empty(db);
 }
 
-static kv_status_t send_changes(kvs_metadb_t *db, const kvs_change_t *change, uint32_t count)
+static kv_status_t send_changes(kvs_metadb_t *db, const kvs_row_change_t *change, uint32_t count)
 {
 	while (count > KVS_META_CHANGES) {
 		kv_status_t status;
@@ -475,7 +475,7 @@ static kv_status_t send_changes(kvs_metadb_t *db, const kvs_change_t *change, ui
 	return exchange(db, KVS_META_WRITE);
 }
 
-kv_status_t kvs_metadb_write(kvs_metadb_t *db, const kvs_change_t *change, uint32_t count)
+kv_status_t kvs_metadb_write(kvs_metadb_t *db, const kvs_row_change_t *change, uint32_t count)
 {
 	kv_status_t status = KV_OK;
 
@@ -511,13 +511,13 @@ kv_status_t kvs_metadb_mark(kvs_metadb_t *db)
 /* The rows of one answer, in order and behind what was asked for. */
 static kv_status_t take_rows(kvs_metadb_t *db, uint64_t *p_from, kvs_row_fn row, void *arg)
 {
-	kvs_change_t change[KVS_META_CHANGES];
+	kvs_row_change_t change[KVS_META_CHANGES];
 	uint32_t count = db->answer.count;
 	kv_status_t status = KV_OK;
 
 	memcpy(change, db->answer.change, count * sizeof *change);
 	for (uint32_t i = 0; i < count && status == KV_OK; i++) {
-		uint64_t place = kvs_meta_place(&change[i].row);
+		uint64_t place = kvs_meta_row_id(&change[i].row);
 
 		if (place < *p_from || place == UINT64_MAX || !change[i].is_put) {
 			return KV_ERR_PROTO;

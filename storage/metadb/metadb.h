@@ -29,10 +29,10 @@ typedef struct kvs_row {
 	uint32_t length;
 } kvs_row_t;
 
-typedef struct kvs_change {
+typedef struct kvs_row_change {
 	kvs_row_t row; /* delete: class and slot */
 	int is_put;
-} kvs_change_t;
+} kvs_row_change_t;
 
 typedef struct kvs_metadb_config {
 	const char *path;   /* directory; the caller's for as long as the handle lives */
@@ -64,7 +64,7 @@ kv_status_t kvs_metadb_open(kvs_metadb_t *db, int has_slots, int *p_marked);
 kv_status_t kvs_metadb_replace(kvs_metadb_t *db);
 /* Make all changes durable, or none. A process that has died is replaced by another one at once and the changes are
  * written there. count 0: only see that the database is open. */
-kv_status_t kvs_metadb_write(kvs_metadb_t *db, const kvs_change_t *change, uint32_t count);
+kv_status_t kvs_metadb_write(kvs_metadb_t *db, const kvs_row_change_t *change, uint32_t count);
 /* Write the mark that says: complete. KV_ERR_CORRUPT: rows were lost since it was opened or replaced. */
 kv_status_t kvs_metadb_mark(kvs_metadb_t *db);
 /* All rows of a database with a mark, in order of class and slot. A row that cannot be one is KV_ERR_CORRUPT. The

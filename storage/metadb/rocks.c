@@ -181,7 +181,7 @@ static void make_key(uint32_t slot_class, kv_slot_t slot, char out[KEY_BYTES])
 	memcpy(out, words, sizeof words);
 }
 
-void kvs_rocks_add(kvs_rocks_t *db, const kvs_change_t *change)
+void kvs_rocks_add(kvs_rocks_t *db, const kvs_row_change_t *change)
 {
 	const kvs_row_t *row = &change->row;
 	raw_row_t raw = {
@@ -256,7 +256,7 @@ static int is_mark(const char *key, size_t len)
 	return len == KEY_BYTES && memcmp(key, mark_key, KEY_BYTES) == 0;
 }
 
-kv_status_t kvs_rocks_read(kvs_rocks_t *db, uint64_t from, kvs_change_t *out, uint32_t cap, uint32_t *p_count,
+kv_status_t kvs_rocks_read(kvs_rocks_t *db, uint64_t from, kvs_row_change_t *out, uint32_t cap, uint32_t *p_count,
 			   int *p_more)
 {
 	rocksdb_readoptions_t *read = rocksdb_readoptions_create();

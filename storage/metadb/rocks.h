@@ -14,12 +14,12 @@ kv_status_t kvs_rocks_open(const char *path, uint64_t allowance, uint64_t uuid, 
 kv_status_t kvs_rocks_close(kvs_rocks_t *db);
 
 /* Collect a change; kvs_rocks_commit() writes all of them or none. */
-void kvs_rocks_add(kvs_rocks_t *db, const kvs_change_t *change);
+void kvs_rocks_add(kvs_rocks_t *db, const kvs_row_change_t *change);
 kv_status_t kvs_rocks_commit(kvs_rocks_t *db, int sync);
 kv_status_t kvs_rocks_mark(kvs_rocks_t *db, int sync);
 
 /* At most `cap` rows from class << 32 | slot on. *p_more: there are others behind them. */
-kv_status_t kvs_rocks_read(kvs_rocks_t *db, uint64_t from, kvs_change_t *out, uint32_t cap, uint32_t *p_count,
+kv_status_t kvs_rocks_read(kvs_rocks_t *db, uint64_t from, kvs_row_change_t *out, uint32_t cap, uint32_t *p_count,
 			   int *p_more);
 
 /* RocksDB's errors are sentences: tell a held lock, a full disk, damage and the rest apart. */

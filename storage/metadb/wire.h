@@ -43,23 +43,24 @@ typedef struct kvs_meta_message {
 	uint64_t number;
 	uint64_t from;
 	int32_t status;
-	uint32_t change_bytes; /* sizeof(kvs_change_t) */
-	kvs_change_t change[KVS_META_CHANGES];
+	uint32_t change_bytes; /* sizeof(kvs_row_change_t) */
+	kvs_row_change_t change[KVS_META_CHANGES];
 } kvs_meta_message_t;
 
 static inline size_t kvs_meta_bytes(uint32_t count)
 {
-	return offsetof(kvs_meta_message_t, change) + count * sizeof(kvs_change_t);
+	return offsetof(kvs_meta_message_t, change) + count * sizeof(kvs_row_change_t);
 }
 
 /* 1: `len` received bytes are a whole message of this version. */
 static inline int kvs_meta_is_whole(const kvs_meta_message_t *m, size_t len)
 {
-	return len >= kvs_meta_bytes(0) && m->version == KVS_META_VERSION && m->change_bytes == sizeof(kvs_change_t) &&
-	       m->count <= KVS_META_CHANGES && len == kvs_meta_bytes(m->count);
+	return len >= kvs_meta_bytes(0) && m->version == KVS_META_VERSION &&
+	       m->change_bytes == sizeof(kvs_row_change_t) && m->count <= KVS_META_CHANGES &&
+	       len == kvs_meta_bytes(m->count);
 }
 
-static inline uint64_t kvs_meta_place(const kvs_row_t *row)
+static inline uint64_t kvs_meta_row_id(const kvs_row_t *row)
 {
 	return (uint64_t)row->slot_class << 32 | row->slot;
 }

@@ -48,7 +48,7 @@ kv_status_t kvs_nvme_class_open(kvs_tier_t *tier, const char *ns, const kvs_geom
 	if (status != KV_OK) {
 		return status;
 	}
-	kvs_class_setup(nvme, *p_class);
+	kvs_class_init(nvme, *p_class);
 	nvme->super_dirty = 1; /* written before any row of this class */
 
 	return KV_OK;
@@ -102,18 +102,18 @@ kv_status_t kvs_nvme_alloc(kvs_tier_t *tier, uint32_t slot_class, kvs_state_t st
 			return status;
 		}
 	}
-	rec = kvs_rec_take(nvme);
+	rec = kvs_rec_alloc(nvme);
 	if (rec == KVS_NONE) {
 		return KV_ERR_NOMEM;
 	}
 
-	slot = kvs_free_list_take(nvme, cls);
+	slot = kvs_free_list_pop(nvme, cls);
 	s = kvs_slot_get(nvme, slot);
 	s->key = meta->key;
 	s->group = meta->group;
 	s->rec = rec;
 	nvme->recs[rec].meta = *meta;
-	kvs_slot_move(nvme, slot, s, state);
+	kvs_slot_set_state(nvme, slot, s, state);
 	*p_loc = (kvs_loc_t){.slot = slot, .gen = s->gen};
 
 	return KV_OK;
@@ -135,7 +135,7 @@ static int may_move(const kvs_dslot_t *s, kvs_state_t to)
 kv_status_t kvs_nvme_set_state(kvs_tier_t *tier, kvs_loc_t loc, kvs_state_t state)
 {
 	kvs_nvme_t *nvme = kvs_nvme(tier);
-	kvs_dslot_t *s = kvs_slot_at(nvme, loc);
+	kvs_dslot_t *s = kvs_slot_find(nvme, loc);
 
 	if (!s) {
 		return KV_MISS;
@@ -144,7 +144,7 @@ kv_status_t kvs_nvme_set_state(kvs_tier_t *tier, kvs_loc_t loc, kvs_state_t stat
 		return KV_ERR_ARG;
 	}
 	if (s->state != state) {
-		kvs_slot_move(nvme, loc.slot, s, state);
+		kvs_slot_set_state(nvme, loc.slot, s, state);
 	}
 
 	return KV_OK;
@@ -153,14 +153,14 @@ kv_status_t kvs_nvme_set_state(kvs_tier_t *tier, kvs_loc_t loc, kvs_state_t stat
 void kvs_nvme_free(kvs_tier_t *tier, kvs_loc_t loc)
 {
 	kvs_nvme_t *nvme = kvs_nvme(tier);
-	kvs_dslot_t *s = kvs_slot_at(nvme, loc);
+	kvs_dslot_t *s = kvs_slot_find(nvme, loc);
 
 	if (!s) {
 		return;
 	}
 
 	s->gen = s->gen == UINT32_MAX ? 1u : s->gen + 1u;
-	kvs_lost_told(nvme, loc.slot, s);
+	kvs_slot_clear_lost(nvme, loc.slot, s);
 	if (s->io > 0) {
 		s->flags |= KVS_SLOT_FREEING;
 	} else {
@@ -174,7 +174,7 @@ void kvs_nvme_usage(kvs_tier_t *tier, kvs_usage_t *p_usage)
 
 	*p_usage = (kvs_usage_t){
 		.limit_bytes = nvme->config.limit_bytes,
-		.charged_bytes = kvs_charged(nvme),
+		.charged_bytes = kvs_nvme_charged_bytes(nvme),
 		.slots = nvme->slots,
 		.free_slots = nvme->free_slots,
 		.used_slots = nvme->slots - nvme->free_slots - nvme->quarantined_slots,
@@ -237,13 +237,13 @@ kv_status_t kvs_nvme_check(kvs_tier_t *tier, char *detail, size_t cap)
 	       sum.quarantined == nvme->quarantined_slots && sum.listed == sum.free_slots &&
 	       sum.used_bytes == nvme->used_bytes && sum.file_bytes == nvme->file_bytes &&
 	       sum.quarantined_bytes == nvme->quarantined_bytes && sum.dirty == dirty &&
-	       kvs_charged(nvme) <= nvme->config.limit_bytes;
+	       kvs_nvme_charged_bytes(nvme) <= nvme->config.limit_bytes;
 	snprintf(detail, cap,
 		 "disk: %llu slots, %llu free (%llu listed), %llu quarantined, %llu rows to commit (%llu counted), "
 		 "%llu of %llu bytes",
 		 (unsigned long long)sum.slots, (unsigned long long)sum.free_slots, (unsigned long long)sum.listed,
 		 (unsigned long long)sum.quarantined, (unsigned long long)sum.dirty, (unsigned long long)dirty,
-		 (unsigned long long)kvs_charged(nvme), (unsigned long long)nvme->config.limit_bytes);
+		 (unsigned long long)kvs_nvme_charged_bytes(nvme), (unsigned long long)nvme->config.limit_bytes);
 
 	return good ? KV_OK : KV_ERR_INTERNAL;
 }

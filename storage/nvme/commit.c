@@ -1,9 +1,9 @@
-/* Durability: what the owner has changed goes to disk in turns of the commit thread.
+/* Durability: what the owner has changed goes to disk in rounds of the commit thread.
  *
- * One turn: superblock if it changed, then data of all files written since the last turn (fdatasync), then one synced
- * batch of rows. Rows are made only of slots whose write had ended before the turn was built, so a row never speaks of
- * bytes that are not on the device. A flush belongs to the turn number of its call: it waits until the stores of that
- * number have ended, and for the turn that then covers them.
+ * One round: superblock if it changed, then data of all files written since the last round (fdatasync), then one synced
+ * batch of rows. Rows are made only of slots whose write had ended before the round was built, so a row never speaks of
+ * bytes that are not on the device. A flush belongs to the round number of its call: it waits until the stores of that
+ * number have ended, and for the round that then covers them.
  */
 #include "commit.h"
 
@@ -49,7 +49,7 @@ static kv_status_t sync_files(kvs_nvme_t *nvme, const kvs_commit_t *c)
 }
 
 /* Does the directory take and sync a page again, and is there room for the bytes wanted? */
-static kv_status_t probe(kvs_nvme_t *nvme, kvs_commit_t *c)
+static kv_status_t probe_device(kvs_nvme_t *nvme, kvs_commit_t *c)
 {
 	static const char page[KVS_PAGE];
 	struct statvfs room;
@@ -73,16 +73,16 @@ static kv_status_t probe(kvs_nvme_t *nvme, kvs_commit_t *c)
 	return error == 0 ? KV_OK : error == ENOSPC || error == EDQUOT ? KV_ERR_NOSPC : KV_ERR_IO;
 }
 
-static void run_turn(kvs_nvme_t *nvme, kvs_commit_t *c)
+static void run_round(kvs_nvme_t *nvme, kvs_commit_t *c)
 {
 	c->super_status = KV_OK;
 	c->sync_status = KV_OK;
 	c->status = KV_OK;
 	if (c->probe) {
-		c->status = probe(nvme, c);
+		c->status = probe_device(nvme, c);
 		return;
 	}
-	kvs_lookout_run(nvme, c);
+	kvs_file_checks_run(nvme, c);
 	if (c->image) {
 		int sync_failed = 0;
 
@@ -121,37 +121,37 @@ void *kvs_commit_main(void *arg)
 {
 	kvs_nvme_t *nvme = arg;
 	kvs_commit_t *c = nvme->commit;
-	struct pollfd wait[2] = {{.fd = nvme->commit_bell.fd, .events = POLLIN}, {.fd = -1, .events = POLLIN}};
-	int has_meta = 0; /* from the first turn that needs it on nobody else uses it */
+	struct pollfd wait[2] = {{.fd = nvme->commit_wakeup.fd, .events = POLLIN}, {.fd = -1, .events = POLLIN}};
+	int has_meta = 0; /* from the first round that needs it, this thread alone uses the database */
 
 	(void)prctl(PR_SET_NAME, "kvd-commit", 0, 0, 0);
 	while (1) {
 		if (atomic_load(&c->state) == 1) {
-			run_turn(nvme, c);
+			run_round(nvme, c);
 			has_meta |= !c->probe && (c->count > 0 || c->try_meta || c->mark);
 			atomic_store(&c->state, 2);
-			kvs_bell_ring(&nvme->owner);
+			kvs_wakeup_signal(&nvme->owner_wakeup);
 			continue;
 		}
 		if (atomic_load(&nvme->commit_stop)) {
 			break;
 		}
-		kvs_bell_arm(&nvme->commit_bell);
+		kvs_wakeup_arm(&nvme->commit_wakeup);
 		if (atomic_load(&c->state) != 1 && !atomic_load(&nvme->commit_stop)) {
 			int rung;
 
 			wait[1].fd = has_meta ? kvs_metadb_fd(nvme->db) : -1;
 			rung = poll(wait, 2, sleep_ms(nvme));
 			if (rung > 0 && wait[0].revents) {
-				kvs_bell_clear(&nvme->commit_bell);
+				kvs_wakeup_clear(&nvme->commit_wakeup);
 			}
 			if (rung > 0 && wait[1].revents) {
 				kvs_metadb_revive(nvme->db);
 			} else if (rung <= 0 && atomic_load(&nvme->dirty_hint)) {
-				kvs_bell_ring(&nvme->owner);
+				kvs_wakeup_signal(&nvme->owner_wakeup);
 			}
 		}
-		kvs_bell_disarm(&nvme->commit_bell);
+		kvs_wakeup_disarm(&nvme->commit_wakeup);
 	}
 	/* Here and not by the owner: the process dies with the thread that has started it. */
 	kvs_metadb_close(nvme->db);
@@ -160,11 +160,11 @@ void *kvs_commit_main(void *arg)
 	return NULL;
 }
 
-/* ---- the owner: building a turn -------------------------------------------------------------- */
+/* ---- the owner: building a round -------------------------------------------------------------- */
 
 static void add_change(kvs_nvme_t *nvme, kvs_commit_t *c, kv_slot_t slot, kvs_dslot_t *s)
 {
-	kvs_change_t *change = &c->change[c->count];
+	kvs_row_change_t *change = &c->change[c->count];
 	uint32_t slot_class = nvme->files[kv_slot_slab(slot)].slot_class;
 	int live = (s->state == KVS_READY || s->state == KVS_TRANSIT) && (s->flags & KVS_SLOT_STORED) &&
 		   !(s->flags & KVS_SLOT_FREEING);
@@ -238,19 +238,19 @@ int kvs_mark_is_due(const kvs_nvme_t *nvme)
 	return nvme->mark_owed && nvme->unverified == 0;
 }
 
-static void try_later(kvs_nvme_t *nvme)
+static void retry_later(kvs_nvme_t *nvme)
 {
 	nvme->commit_after_ns = kv_now_ns(nvme->env) + RETRY_NS;
-	kvs_commit_expect(nvme);
+	kvs_commit_request(nvme);
 }
 
-static void ask(kvs_nvme_t *nvme)
+static void post_round(kvs_nvme_t *nvme)
 {
 	atomic_store(&nvme->commit->state, 1);
-	kvs_bell_ring(&nvme->commit_bell);
+	kvs_wakeup_signal(&nvme->commit_wakeup);
 }
 
-static void begin_turn(kvs_nvme_t *nvme)
+static void begin_round(kvs_nvme_t *nvme)
 {
 	kvs_commit_t *c = nvme->commit;
 
@@ -260,22 +260,22 @@ static void begin_turn(kvs_nvme_t *nvme)
 	c->mark = kvs_mark_is_due(nvme);
 	if (nvme->super_dirty) {
 		if (kvs_super_encode(&nvme->super, &c->image, &c->image_len) != KV_OK) {
-			try_later(nvme);
+			retry_later(nvme);
 			return;
 		}
 		nvme->super_dirty = 0;
-		nvme->super_turn = nvme->super_asked;
+		nvme->super_round = nvme->super_asked;
 	}
-	kvs_lookout_collect(nvme, c, kv_now_ns(nvme->env));
+	kvs_file_checks_collect(nvme, c, kv_now_ns(nvme->env));
 	collect_files(nvme, c);
 	collect_rows(nvme, c);
 	c->covers = nvme->draining && nvme->drained && nvme->dirty_out >= nvme->drain_target;
-	ask(nvme);
+	post_round(nvme);
 }
 
 /* ---- the owner: taking the answer ------------------------------------------------------------ */
 
-/* Which waiters: flushes of a turn before the current one, or superblock writes up to the number that was written. */
+/* Which waiters: flushes of a round before the current one, or superblock writes up to the number that was written. */
 static uint32_t answer_waiters(kvs_nvme_t *nvme, int is_super, kv_status_t status)
 {
 	uint32_t kept = 0;
@@ -286,7 +286,7 @@ static uint32_t answer_waiters(kvs_nvme_t *nvme, int is_super, kv_status_t statu
 	for (uint32_t i = 0; i < count; i++) {
 		const kvs_waiter_t *w = &nvme->waiters[i];
 		int hit = w->is_super == is_super &&
-			  (is_super ? (int32_t)(w->turn - nvme->super_turn) <= 0 : w->turn != nvme->turn);
+			  (is_super ? (int32_t)(w->round - nvme->super_round) <= 0 : w->round != nvme->round);
 
 		if (hit) {
 			list[ran++] = *w;
@@ -314,7 +314,7 @@ static void lose_unsynced(kvs_nvme_t *nvme, const kvs_commit_t *c)
 
 		if (c->change[i].is_put && s->gen == c->change[i].row.gen && s->rec != KVS_NONE &&
 		    s->state != KVS_QUARANTINED) {
-			kvs_slot_lose(nvme, c->change[i].row.slot, s);
+			kvs_slot_mark_lost(nvme, c->change[i].row.slot, s);
 		}
 	}
 	for (kv_slot_t slot = nvme->dirty_head; slot != KV_SLOT_NONE; slot = kvs_slot_get(nvme, slot)->next_dirty) {
@@ -322,7 +322,7 @@ static void lose_unsynced(kvs_nvme_t *nvme, const kvs_commit_t *c)
 
 		if (s->rec != KVS_NONE && (s->flags & KVS_SLOT_STORED) && s->state != KVS_QUARANTINED &&
 		    !(s->flags & KVS_SLOT_FREEING)) {
-			kvs_slot_lose(nvme, slot, s);
+			kvs_slot_mark_lost(nvme, slot, s);
 		}
 	}
 }
@@ -333,9 +333,9 @@ static void rows_failed(kvs_nvme_t *nvme, const kvs_commit_t *c)
 		kvs_dslot_t *s = kvs_slot_get(nvme, c->change[i].row.slot);
 
 		s->flags |= KVS_SLOT_ROW; /* it may or may not be there: say what holds once more */
-		kvs_slot_dirty(nvme, c->change[i].row.slot, s);
+		kvs_slot_mark_dirty(nvme, c->change[i].row.slot, s);
 	}
-	try_later(nvme);
+	retry_later(nvme);
 }
 
 static void rows_done(kvs_nvme_t *nvme, const kvs_commit_t *c)
@@ -344,7 +344,7 @@ static void rows_done(kvs_nvme_t *nvme, const kvs_commit_t *c)
 		kvs_dslot_t *s = kvs_slot_get(nvme, c->change[i].row.slot);
 
 		if (c->change[i].is_put && s->gen == c->change[i].row.gen) {
-			kvs_rec_drop(nvme, s);
+			kvs_rec_free(nvme, s);
 		}
 	}
 	if (c->count > 0) {
@@ -352,17 +352,17 @@ static void rows_done(kvs_nvme_t *nvme, const kvs_commit_t *c)
 	}
 	nvme->mark_owed &= !c->mark;
 	if (c->count > 0 || c->super_written || c->try_meta) {
-		kvs_fault_forget(nvme, KVS_FAULT_META);
+		kvs_fault_reset(nvme, KVS_FAULT_META);
 	}
 	if (c->file_count > 0) {
-		kvs_fault_forget(nvme, KVS_FAULT_SYNC);
+		kvs_fault_reset(nvme, KVS_FAULT_SYNC);
 	}
 }
 
 /* Faults that a page written and synced speaks for. */
 static const kvs_fault_t probed[] = {KVS_FAULT_SPACE, KVS_FAULT_WRITE, KVS_FAULT_SYNC, KVS_FAULT_READ};
 
-static void take_probe(kvs_nvme_t *nvme, const kvs_commit_t *c)
+static void apply_probe(kvs_nvme_t *nvme, const kvs_commit_t *c)
 {
 	for (size_t i = 0; i < KV_COUNT_OF(probed); i++) {
 		kvs_fault_t fault = probed[i];
@@ -381,7 +381,7 @@ static void take_probe(kvs_nvme_t *nvme, const kvs_commit_t *c)
 	}
 }
 
-static uint32_t take_answer(kvs_nvme_t *nvme)
+static uint32_t apply_result(kvs_nvme_t *nvme)
 {
 	kvs_commit_t *c = nvme->commit;
 	int had_image = c->image != NULL;
@@ -393,10 +393,10 @@ static uint32_t take_answer(kvs_nvme_t *nvme)
 		lose_unsynced(nvme, c);
 	}
 	if (c->probe) {
-		take_probe(nvme, c);
+		apply_probe(nvme, c);
 		return 0;
 	}
-	kvs_lookout_take(nvme, c);
+	kvs_file_checks_apply(nvme, c);
 	c->super_written = had_image && c->super_status == KV_OK;
 	kv_free(nvme->env, c->image);
 	c->image = NULL;
@@ -451,9 +451,9 @@ static void begin_drain(kvs_nvme_t *nvme)
 {
 	nvme->draining = 1;
 	nvme->drained = 0;
-	nvme->drain_open += nvme->turn_open;
-	nvme->turn_open = 0;
-	nvme->turn++;
+	nvme->drain_open += nvme->round_open;
+	nvme->round_open = 0;
+	nvme->round++;
 }
 
 static void begin_probe(kvs_nvme_t *nvme)
@@ -461,7 +461,7 @@ static void begin_probe(kvs_nvme_t *nvme)
 	nvme->commit->probe = 1;
 	nvme->commit->count = 0;
 	nvme->commit->space_wanted = nvme->faults[KVS_FAULT_SPACE].active ? nvme->space_wanted : 0;
-	ask(nvme);
+	post_round(nvme);
 }
 
 static int probe_is_due(const kvs_nvme_t *nvme, uint64_t now)
@@ -486,12 +486,12 @@ static uint32_t refuse_flushes(kvs_nvme_t *nvme, kv_status_t status)
 /* Every waiter is told that nothing can be made durable now. */
 static uint32_t refuse_waiters(kvs_nvme_t *nvme)
 {
-	nvme->super_turn = nvme->super_asked;
+	nvme->super_round = nvme->super_asked;
 
 	return refuse_flushes(nvme, KV_ERR_TIER_OFF) + answer_waiters(nvme, 1, KV_ERR_TIER_OFF);
 }
 
-static int is_due(const kvs_nvme_t *nvme, uint64_t now)
+static int round_is_due(const kvs_nvme_t *nvme, uint64_t now)
 {
 	uint64_t dirty = nvme->dirty_in - nvme->dirty_out;
 
@@ -504,7 +504,7 @@ static int is_due(const kvs_nvme_t *nvme, uint64_t now)
 
 	return nvme->super_dirty || dirty >= KVS_COMMIT_ROWS || kvs_mark_is_due(nvme) ||
 	       kvs_fault_is_due(nvme, KVS_FAULT_META, now) || kvs_fault_is_due(nvme, KVS_FAULT_FILES, now) ||
-	       kvs_lookout_is_due(nvme, now) ||
+	       kvs_file_checks_are_due(nvme, now) ||
 	       (dirty > 0 && (nvme->closing || now - nvme->dirty_since_ns >= nvme->config.flush_interval_ns));
 }
 
@@ -517,10 +517,10 @@ uint32_t kvs_commit_step(kvs_nvme_t *nvme)
 		return 0;
 	}
 	if (atomic_load(&nvme->commit->state) == 2) {
-		ran = take_answer(nvme);
+		ran = apply_result(nvme);
 		atomic_store(&nvme->commit->state, 0);
 	}
-	kvs_file_let_go(nvme);
+	kvs_files_close_removed(nvme);
 	if (probe_is_due(nvme, now)) {
 		begin_probe(nvme);
 		return ran;
@@ -541,21 +541,21 @@ uint32_t kvs_commit_step(kvs_nvme_t *nvme)
 		nvme->drained = 1;
 		nvme->drain_target = nvme->dirty_in;
 	}
-	if (is_due(nvme, now)) {
-		begin_turn(nvme);
+	if (round_is_due(nvme, now)) {
+		begin_round(nvme);
 	}
 
 	return ran;
 }
 
-static kv_status_t add_waiter(kvs_nvme_t *nvme, int is_super, uint32_t turn, kvs_done_fn done, void *arg)
+static kv_status_t add_waiter(kvs_nvme_t *nvme, int is_super, uint32_t round, kvs_done_fn done, void *arg)
 {
 	if (nvme->waiter_count == KVS_MAX_WAITERS) {
 		return KV_ERR_BUSY;
 	}
 
 	nvme->waiters[nvme->waiter_count++] =
-		(kvs_waiter_t){.done = done, .arg = arg, .turn = turn, .is_super = is_super};
+		(kvs_waiter_t){.done = done, .arg = arg, .round = round, .is_super = is_super};
 
 	return KV_OK;
 }
@@ -571,7 +571,7 @@ kv_status_t kvs_nvme_flush(kvs_tier_t *tier, kvs_done_fn done, void *arg)
 		return KV_ERR_TIER_OFF;
 	}
 
-	return add_waiter(nvme, 0, nvme->turn, done, arg);
+	return add_waiter(nvme, 0, nvme->round, done, arg);
 }
 
 kv_status_t kvs_nvme_epoch_set(kvs_tier_t *tier, const kvs_epoch_t *epoch, kvs_done_fn done, void *arg)

@@ -21,7 +21,7 @@ const char *kvs_health_name(kvs_health_t health)
 }
 
 /* The active fault that stops most. KVS_FAULTS: none. */
-static kvs_fault_t worst(const kvs_nvme_t *nvme)
+static kvs_fault_t worst_fault(const kvs_nvme_t *nvme)
 {
 	kvs_fault_t found = KVS_FAULTS;
 
@@ -34,10 +34,10 @@ static kvs_fault_t worst(const kvs_nvme_t *nvme)
 	return found;
 }
 
-static void update(kvs_nvme_t *nvme)
+static void update_health(kvs_nvme_t *nvme)
 {
 	kvs_health_t before = nvme->health;
-	kvs_fault_t fault = worst(nvme);
+	kvs_fault_t fault = worst_fault(nvme);
 
 	nvme->health = fault == KVS_FAULTS ? KVS_HEALTH_OK : stops[fault];
 	if (nvme->health == before) {
@@ -65,19 +65,19 @@ void kvs_fault_raise(kvs_nvme_t *nvme, kvs_fault_t fault, const char *doing, con
 	f->since_ns = f->active ? f->since_ns : now;
 	f->active = 1;
 	snprintf(f->reason, sizeof f->reason, "%s: %s", doing, why);
-	kvs_commit_expect(nvme);
-	update(nvme);
+	kvs_commit_request(nvme);
+	update_health(nvme);
 }
 
 void kvs_fault_clear(kvs_nvme_t *nvme, kvs_fault_t fault)
 {
 	if (nvme->faults[fault].active) {
 		nvme->faults[fault].active = 0;
-		update(nvme);
+		update_health(nvme);
 	}
 }
 
-void kvs_fault_forget(kvs_nvme_t *nvme, kvs_fault_t fault)
+void kvs_fault_reset(kvs_nvme_t *nvme, kvs_fault_t fault)
 {
 	kvs_fault_clear(nvme, fault);
 	nvme->faults[fault].wait_ns = 0;
@@ -91,7 +91,7 @@ int kvs_fault_is_due(const kvs_nvme_t *nvme, kvs_fault_t fault, uint64_t now)
 void kvs_nvme_state(kvs_tier_t *tier, kvs_tier_state_t *p_state)
 {
 	const kvs_nvme_t *nvme = kvs_nvme(tier);
-	kvs_fault_t fault = worst(nvme);
+	kvs_fault_t fault = worst_fault(nvme);
 
 	*p_state = (kvs_tier_state_t){.health = nvme->health};
 	if (fault != KVS_FAULTS) {

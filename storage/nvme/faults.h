@@ -9,7 +9,7 @@
 void kvs_fault_raise(kvs_nvme_t *nvme, kvs_fault_t fault, const char *doing, const char *why);
 /* It is not there any more. clear: the pause goes on growing if it comes back; forget: the pause begins anew. */
 void kvs_fault_clear(kvs_nvme_t *nvme, kvs_fault_t fault);
-void kvs_fault_forget(kvs_nvme_t *nvme, kvs_fault_t fault);
+void kvs_fault_reset(kvs_nvme_t *nvme, kvs_fault_t fault);
 /* 1: it is active and its next try is due. */
 int kvs_fault_is_due(const kvs_nvme_t *nvme, kvs_fault_t fault, uint64_t now);
 void kvs_nvme_state(kvs_tier_t *tier, kvs_tier_state_t *p_state);

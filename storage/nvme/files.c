@@ -41,7 +41,7 @@ int kvs_file_open(kvs_nvme_t *nvme, uint32_t slot_class, uint32_t number, int fl
 	return fd < 0 ? -errno : fd;
 }
 
-static int fits(const kvs_nvme_t *nvme, uint64_t bytes, uint64_t slots)
+static int fits_limit(const kvs_nvme_t *nvme, uint64_t bytes, uint64_t slots)
 {
 	uint64_t meta = nvme->meta_fixed + (nvme->slots + slots) * KVS_ROW_BYTES;
 
@@ -52,7 +52,7 @@ static int fits(const kvs_nvme_t *nvme, uint64_t bytes, uint64_t slots)
 	return nvme->file_bytes + bytes + meta <= nvme->config.limit_bytes;
 }
 
-int kvs_file_may(const kvs_nvme_t *nvme, const kvs_dclass_t *cls, const kvs_going_t *going)
+int kvs_file_fits_cap(const kvs_nvme_t *nvme, const kvs_dclass_t *cls, const kvs_retired_sum_t *going)
 {
 	uint64_t left =
 		kvs_caps_left(&nvme->caps, (kvs_tier_t *)(uintptr_t)&nvme->base, cls->id, nvme->super.class_count);
@@ -60,13 +60,13 @@ int kvs_file_may(const kvs_nvme_t *nvme, const kvs_dclass_t *cls, const kvs_goin
 	return left == UINT64_MAX || cls->slots_per_file * cls->stride <= left + going->own;
 }
 
-int kvs_file_fits(const kvs_nvme_t *nvme, const kvs_dclass_t *cls, const kvs_going_t *going)
+int kvs_file_fits_limit(const kvs_nvme_t *nvme, const kvs_dclass_t *cls, const kvs_retired_sum_t *going)
 {
 	uint64_t new_bytes = cls->slots_per_file * cls->stride;
 	uint64_t more = new_bytes > going->bytes ? new_bytes - going->bytes : 0;
 	uint64_t more_slots = cls->slots_per_file > going->slots ? cls->slots_per_file - going->slots : 0;
 
-	return fits(nvme, more, more_slots) && kvs_file_may(nvme, cls, going);
+	return fits_limit(nvme, more, more_slots) && kvs_file_fits_cap(nvme, cls, going);
 }
 
 /* Nothing in it, nothing on its way to it, and no row speaks of it. */
@@ -84,7 +84,7 @@ static int file_is_idle(const kvs_dfile_t *file)
 	return 1;
 }
 
-void kvs_file_unlist(kvs_nvme_t *nvme, uint32_t number)
+void kvs_file_unlist_free_slots(kvs_nvme_t *nvme, uint32_t number)
 {
 	kvs_dclass_t *cls = &nvme->classes[nvme->files[number].slot_class];
 	kv_slot_t slot = cls->free_head;
@@ -110,13 +110,13 @@ void kvs_file_unlist(kvs_nvme_t *nvme, uint32_t number)
 }
 
 /* Every I/O thread but the ring's opens nothing by number; the ring keeps the file alive until it has let go. */
-static void close_forgotten(void *arg, kv_status_t status)
+static void close_unregistered(void *arg, kv_status_t status)
 {
 	(void)status;
 	close((int)(intptr_t)arg);
 }
 
-static int forget(kvs_nvme_t *nvme, uint32_t number, int fd)
+static int unregister_file(kvs_nvme_t *nvme, uint32_t number, int fd)
 {
 	kvs_xfer_t *xfer;
 
@@ -126,15 +126,15 @@ static int forget(kvs_nvme_t *nvme, uint32_t number, int fd)
 
 	xfer = &nvme->xfers[nvme->xfer_free];
 	nvme->xfer_free = xfer->next;
-	*xfer = (kvs_xfer_t){.kind = KVS_FORGET,
+	*xfer = (kvs_xfer_t){.kind = KVS_UNREGISTER_FILE,
 			     .busy = 1,
-			     .done = close_forgotten,
+			     .done = close_unregistered,
 			     .arg = (void *)(intptr_t)fd,
 			     .slot = kv_slot_make(number, 0),
 			     .fd = fd};
 	nvme->in_flight++;
 	kvs_queue_push(&nvme->io[0].in, xfer);
-	nvme->io[0].unkicked++;
+	nvme->io[0].unflushed++;
 
 	return 1;
 }
@@ -146,7 +146,7 @@ static void file_drop(kvs_nvme_t *nvme, uint32_t number)
 	char name[32];
 
 	if (file->state == KVS_FILE_USED) {
-		kvs_file_unlist(nvme, number);
+		kvs_file_unlist_free_slots(nvme, number);
 	}
 	nvme->retired_files -= file->state == KVS_FILE_RETIRED ? 1 : 0;
 	for (uint32_t i = 0; i < file->slots; i++) {
@@ -166,19 +166,19 @@ static void file_drop(kvs_nvme_t *nvme, uint32_t number)
 	*file = (kvs_dfile_t){.fd = -1};
 }
 
-void kvs_file_retire(kvs_nvme_t *nvme, uint32_t number)
+void kvs_file_quarantine(kvs_nvme_t *nvme, uint32_t number)
 {
 	kvs_dfile_t *file = &nvme->files[number];
 
 	file->gone = 1;
 	file->dirty = 0;
-	kvs_file_unlist(nvme, number);
+	kvs_file_unlist_free_slots(nvme, number);
 	nvme->retired_files -= file->state == KVS_FILE_RETIRED ? 1 : 0;
 	file->state = KVS_FILE_USED; /* no change of class goes on with it */
 	file->free_slots = 0;
 	for (uint32_t i = 0; i < file->slots; i++) {
 		if (file->slot[i].state == KVS_FREE) {
-			kvs_slot_move(nvme, kv_slot_make(number, i), &file->slot[i], KVS_QUARANTINED);
+			kvs_slot_set_state(nvme, kv_slot_make(number, i), &file->slot[i], KVS_QUARANTINED);
 		}
 	}
 }
@@ -195,16 +195,16 @@ static int is_let_go(const kvs_dfile_t *file)
 	return 1;
 }
 
-void kvs_file_let_go(kvs_nvme_t *nvme)
+void kvs_files_close_removed(kvs_nvme_t *nvme)
 {
 	for (uint32_t number = 0; number < KVS_MAX_FILES; number++) {
 		kvs_dfile_t *file = &nvme->files[number];
 
-		if (!file->slot || !file->gone || !is_let_go(file) || !forget(nvme, number, file->fd)) {
+		if (!file->slot || !file->gone || !is_let_go(file) || !unregister_file(nvme, number, file->fd)) {
 			continue;
 		}
 		for (uint32_t i = 0; i < file->slots; i++) {
-			kvs_slot_move(nvme, kv_slot_make(number, i), &file->slot[i], KVS_FREE);
+			kvs_slot_set_state(nvme, kv_slot_make(number, i), &file->slot[i], KVS_FREE);
 		}
 		file_drop(nvme, number);
 	}
@@ -215,7 +215,7 @@ int kvs_file_remove(kvs_nvme_t *nvme, uint32_t number)
 	kvs_dfile_t *file = &nvme->files[number];
 
 	/* A commit under way may be syncing any file. */
-	if (atomic_load(&nvme->commit->state) != 0 || !file_is_idle(file) || !forget(nvme, number, file->fd)) {
+	if (atomic_load(&nvme->commit->state) != 0 || !file_is_idle(file) || !unregister_file(nvme, number, file->fd)) {
 		return 0;
 	}
 	file_drop(nvme, number);
@@ -226,15 +226,16 @@ int kvs_file_remove(kvs_nvme_t *nvme, uint32_t number)
 /* Remove files that have been emptied for the class until another one of it fits under the limit and the cap. */
 static int make_room(kvs_nvme_t *nvme, const kvs_dclass_t *cls)
 {
-	const kvs_going_t none = {0};
+	const kvs_retired_sum_t none = {0};
 
-	for (uint32_t i = 0; nvme->retired_files > 0 && i < KVS_MAX_FILES && !kvs_file_fits(nvme, cls, &none); i++) {
+	for (uint32_t i = 0; nvme->retired_files > 0 && i < KVS_MAX_FILES && !kvs_file_fits_limit(nvme, cls, &none);
+	     i++) {
 		if (nvme->files[i].state == KVS_FILE_RETIRED && nvme->files[i].for_class == cls->id) {
 			(void)kvs_file_remove(nvme, i);
 		}
 	}
 
-	return kvs_file_fits(nvme, cls, &none);
+	return kvs_file_fits_limit(nvme, cls, &none);
 }
 
 static kv_status_t preallocate(kvs_nvme_t *nvme, int fd, uint64_t bytes)
@@ -313,7 +314,7 @@ static kv_status_t file_create(kvs_nvme_t *nvme, kvs_dclass_t *cls, uint32_t num
 	}
 
 	nvme->slots_dirty = 1;
-	kvs_file_admit(nvme, number);
+	kvs_file_list_free_slots(nvme, number);
 
 	return KV_OK;
 }
@@ -327,7 +328,7 @@ kv_status_t kvs_file_carve(kvs_nvme_t *nvme, kvs_dclass_t *cls)
 	if (!make_room(nvme, cls)) {
 		return KV_ERR_FULL;
 	}
-	while (number < KVS_MAX_FILES && (nvme->files[number].slot || nvme->files[number].claimed)) {
+	while (number < KVS_MAX_FILES && (nvme->files[number].slot || nvme->files[number].reserved)) {
 		number++;
 	}
 	if (number == KVS_MAX_FILES) {
@@ -339,7 +340,7 @@ kv_status_t kvs_file_carve(kvs_nvme_t *nvme, kvs_dclass_t *cls)
 
 	status = file_create(nvme, cls, number);
 	if (status == KV_OK) {
-		kvs_fault_forget(nvme, KVS_FAULT_SPACE);
+		kvs_fault_reset(nvme, KVS_FAULT_SPACE);
 	}
 	if (status == KV_ERR_NOSPC && !nvme->faults[KVS_FAULT_SPACE].active) {
 		nvme->space_wanted = cls->slots_per_file * cls->stride;
@@ -374,14 +375,14 @@ static int parse_name(const char *name, uint32_t *p_class, uint32_t *p_number)
 	return strcmp(again, name) == 0;
 }
 
-static void leave_out(kvs_nvme_t *nvme, const char *name, const char *why)
+static void skip_file(kvs_nvme_t *nvme, const char *name, const char *why)
 {
 	kv_metric_add(nvme->metrics, KV_M_DISK_FILES_DROPPED, 1);
 	kv_logf(nvme->env, KV_LOG_ERROR, "nvme", "slot file %s is left out with its blocks: %s", name, why);
 }
 
 /* NULL: take it. */
-static const char *judge_file(kvs_nvme_t *nvme, int fd, uint32_t slot_class, uint64_t *p_bytes)
+static const char *check_file(kvs_nvme_t *nvme, int fd, uint32_t slot_class, uint64_t *p_bytes)
 {
 	const kvs_dclass_t *cls = &nvme->classes[slot_class];
 	struct stat st;
@@ -434,7 +435,7 @@ static kv_status_t scan_one(kvs_nvme_t *nvme, const char *name)
 	int fd;
 
 	if (!parse_name(name, &slot_class, &number) || number >= KVS_MAX_FILES) {
-		leave_out(nvme, name, "not a slot file's name");
+		skip_file(nvme, name, "not a slot file's name");
 		return KV_OK;
 	}
 	if (slot_class >= nvme->super.class_count) {
@@ -443,28 +444,28 @@ static kv_status_t scan_one(kvs_nvme_t *nvme, const char *name)
 		unlinkat(nvme->slots_fd, name, 0);
 		return KV_OK;
 	}
-	if (nvme->files[number].slot || nvme->files[number].claimed) {
-		leave_out(nvme, name, "its number is taken");
+	if (nvme->files[number].slot || nvme->files[number].reserved) {
+		skip_file(nvme, name, "its number is taken");
 		return KV_OK;
 	}
-	if (!fits(nvme, nvme->classes[slot_class].slots_per_file * nvme->classes[slot_class].stride,
-		  nvme->classes[slot_class].slots_per_file)) {
+	if (!fits_limit(nvme, nvme->classes[slot_class].slots_per_file * nvme->classes[slot_class].stride,
+			nvme->classes[slot_class].slots_per_file)) {
 		kv_logf(nvme->env, KV_LOG_WARN, "nvme",
 			"slot file %s does not fit under the limit any more and is removed", name);
 		unlinkat(nvme->slots_fd, name, 0);
 		return KV_OK;
 	}
 	fd = kvs_file_open(nvme, slot_class, number, 0);
-	why = fd < 0 ? strerror(-fd) : judge_file(nvme, fd, slot_class, &bytes);
+	why = fd < 0 ? strerror(-fd) : check_file(nvme, fd, slot_class, &bytes);
 	if (why) {
-		leave_out(nvme, name, why);
+		skip_file(nvme, name, why);
 		if (fd >= 0) {
 			close(fd);
 			if (unlinkat(nvme->slots_fd, name, 0) == 0) {
 				return KV_OK;
 			}
 		}
-		nvme->files[number].claimed = 1;
+		nvme->files[number].reserved = 1;
 		return KV_OK;
 	}
 
@@ -508,7 +509,7 @@ static int directory_is_there(const kvs_nvme_t *nvme)
 	       stat(nvme->path, &named) == 0 && named.st_ino == open_one.st_ino && named.st_dev == open_one.st_dev;
 }
 
-void kvs_lookout_collect(kvs_nvme_t *nvme, kvs_commit_t *c, uint64_t now)
+void kvs_file_checks_collect(kvs_nvme_t *nvme, kvs_commit_t *c, uint64_t now)
 {
 	int all = now - nvme->looked_ns >= LOOK_NS;
 
@@ -517,18 +518,18 @@ void kvs_lookout_collect(kvs_nvme_t *nvme, kvs_commit_t *c, uint64_t now)
 		const kvs_dfile_t *file = &nvme->files[i];
 
 		if (file->slot && !file->gone && (all || file->dirty)) {
-			c->look[c->look_count++] = (kvs_look_t){.number = i, .fd = file->fd};
+			c->look[c->look_count++] = (kvs_file_check_t){.number = i, .fd = file->fd};
 		}
 	}
 	nvme->looked_ns = all ? now : nvme->looked_ns;
 }
 
-int kvs_lookout_is_due(const kvs_nvme_t *nvme, uint64_t now)
+int kvs_file_checks_are_due(const kvs_nvme_t *nvme, uint64_t now)
 {
 	return now - nvme->looked_ns >= LOOK_IDLE_NS && nvme->slots > 0;
 }
 
-void kvs_lookout_run(const kvs_nvme_t *nvme, kvs_commit_t *c)
+void kvs_file_checks_run(const kvs_nvme_t *nvme, kvs_commit_t *c)
 {
 	c->directory_gone = !directory_is_there(nvme);
 	for (uint32_t i = 0; i < c->look_count; i++) {
@@ -549,21 +550,21 @@ static void lose_stored(kvs_nvme_t *nvme, uint32_t number, uint32_t from)
 		kvs_dslot_t *s = &file->slot[i];
 
 		if ((s->flags & KVS_SLOT_STORED) && s->state != KVS_QUARANTINED && !(s->flags & KVS_SLOT_FREEING)) {
-			kvs_slot_lose(nvme, kv_slot_make(number, i), s);
+			kvs_slot_mark_lost(nvme, kv_slot_make(number, i), s);
 		}
 	}
 }
 
-void kvs_lookout_take(kvs_nvme_t *nvme, const kvs_commit_t *c)
+void kvs_file_checks_apply(kvs_nvme_t *nvme, const kvs_commit_t *c)
 {
 	if (c->directory_gone) {
 		kvs_fault_raise(nvme, KVS_FAULT_FILES, "looking for the directory of slot files",
 				"another one, or none, is under its path");
 	} else {
-		kvs_fault_forget(nvme, KVS_FAULT_FILES);
+		kvs_fault_reset(nvme, KVS_FAULT_FILES);
 	}
 	for (uint32_t i = 0; i < c->look_count; i++) {
-		const kvs_look_t *look = &c->look[i];
+		const kvs_file_check_t *look = &c->look[i];
 		kvs_dfile_t *file = &nvme->files[look->number];
 		uint64_t stride = nvme->classes[file->slot_class].stride;
 
@@ -581,7 +582,7 @@ void kvs_lookout_take(kvs_nvme_t *nvme, const kvs_commit_t *c)
 		file->cut = 1;
 		lose_stored(nvme, look->number, (uint32_t)(look->bytes / stride));
 		if (look->bytes == 0) {
-			kvs_file_retire(nvme, look->number);
+			kvs_file_quarantine(nvme, look->number);
 		}
 	}
 }

@@ -38,15 +38,15 @@
 #define LOCK_PAUSE_US    10000u /* between tries */
 #define CLOSE_WAIT_NS    10000000000ull
 
-typedef struct telling {
+typedef struct detail {
 	char *text;
 	size_t cap;
-} telling_t;
+} detail_t;
 
-static kv_status_t say(const telling_t *detail, kv_status_t status, const char *format, ...)
+static kv_status_t set_detail(const detail_t *detail, kv_status_t status, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 
-static kv_status_t say(const telling_t *detail, kv_status_t status, const char *format, ...)
+static kv_status_t set_detail(const detail_t *detail, kv_status_t status, const char *format, ...)
 {
 	va_list args;
 
@@ -108,25 +108,26 @@ static int sync_parent(int fd)
 	return result;
 }
 
-static kv_status_t enter_directory(kvs_nvme_t *nvme, const telling_t *detail)
+static kv_status_t enter_directory(kvs_nvme_t *nvme, const detail_t *detail)
 {
 	const char *path = nvme->path;
 	struct stat st;
 
 	if (path[0] == '\0' || strlen(path) > PATH_MAX - 64u) {
-		return say(detail, KV_ERR_PATH, "nvme.path is empty or too long");
+		return set_detail(detail, KV_ERR_PATH, "nvme.path is empty or too long");
 	}
 	if (mkdir(path, 0700) != 0 && errno != EEXIST) {
-		return say(detail, path_status(errno), "cannot create nvme.path %s: %s", path, strerror(errno));
+		return set_detail(detail, path_status(errno), "cannot create nvme.path %s: %s", path, strerror(errno));
 	}
 	nvme->dir_fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (nvme->dir_fd < 0) {
-		return say(detail, path_status(errno), "cannot open nvme.path %s: %s", path, strerror(errno));
+		return set_detail(detail, path_status(errno), "cannot open nvme.path %s: %s", path, strerror(errno));
 	}
 	/* A sticky bit does not help: a file that somebody has made before us stays his. */
 	if (fstat(nvme->dir_fd, &st) != 0 || (st.st_mode & S_IWOTH)) {
-		return say(detail, KV_ERR_PATH,
-			   "everybody may write to nvme.path %s; take that away (chmod o-w) and look who has", path);
+		return set_detail(detail, KV_ERR_PATH,
+				  "everybody may write to nvme.path %s; take that away (chmod o-w) and look who has",
+				  path);
 	}
 
 	return KV_OK;
@@ -147,7 +148,7 @@ static void compare_size(const kvs_nvme_t *nvme)
 }
 
 /* Look only: a foreign directory is not touched, not even by a lock. */
-static kv_status_t inspect(kvs_nvme_t *nvme, int *p_new, int *p_stale, const telling_t *detail)
+static kv_status_t inspect_superblock(kvs_nvme_t *nvme, int *p_new, int *p_stale, const detail_t *detail)
 {
 	uint32_t found;
 	kv_status_t status = kvs_super_load(&nvme->super, nvme->dir_fd, &found, p_stale);
@@ -155,18 +156,19 @@ static kv_status_t inspect(kvs_nvme_t *nvme, int *p_new, int *p_stale, const tel
 	*p_new = found == 0;
 	if (found == 0) {
 		if (holds_something(nvme->dir_fd)) {
-			return say(detail, KV_ERR_FOREIGN,
-				   "%s is not empty and has no superblock of kvd; it was left as it is", nvme->path);
+			return set_detail(detail, KV_ERR_FOREIGN,
+					  "%s is not empty and has no superblock of kvd; it was left as it is",
+					  nvme->path);
 		}
 		return KV_OK;
 	}
 	if (status == KV_ERR_VERSION) {
-		return say(detail, KV_ERR_FOREIGN, "%s was made by another version of kvd; it was left as it is",
-			   nvme->path);
+		return set_detail(detail, KV_ERR_FOREIGN, "%s was made by another version of kvd; it was left as it is",
+				  nvme->path);
 	}
 	if (status != KV_OK) {
-		return say(detail, status, "%s has no readable superblock (%s); it was left as it is", nvme->path,
-			   kv_status_text(status));
+		return set_detail(detail, status, "%s has no readable superblock (%s); it was left as it is",
+				  nvme->path, kv_status_text(status));
 	}
 
 	return KV_OK;
@@ -210,21 +212,21 @@ static int take_lock(const kvs_nvme_t *nvme)
 	return 0;
 }
 
-static kv_status_t lock_directory(kvs_nvme_t *nvme, const telling_t *detail)
+static kv_status_t lock_directory(kvs_nvme_t *nvme, const detail_t *detail)
 {
 	int error;
 
 	nvme->lock_fd = openat(nvme->dir_fd, "LOCK", O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
 	if (nvme->lock_fd < 0) {
-		return say(detail, path_status(errno), "cannot open nvme.path %s/LOCK: %s", nvme->path,
-			   strerror(errno));
+		return set_detail(detail, path_status(errno), "cannot open nvme.path %s/LOCK: %s", nvme->path,
+				  strerror(errno));
 	}
 	error = take_lock(nvme);
 	if (error == EWOULDBLOCK) {
-		return say(detail, KV_ERR_LOCKED, "another daemon uses %s", nvme->path);
+		return set_detail(detail, KV_ERR_LOCKED, "another daemon uses %s", nvme->path);
 	}
 	if (error != 0) {
-		return say(detail, path_status(error), "cannot lock %s: %s", nvme->path, strerror(error));
+		return set_detail(detail, path_status(error), "cannot lock %s: %s", nvme->path, strerror(error));
 	}
 
 	return KV_OK;
@@ -247,61 +249,65 @@ static kv_status_t write_super(kvs_nvme_t *nvme)
 
 /* The lock is ours: read what is there now, or make it. Copies of which one is old or damaged are written anew; two
  * good ones are left alone, so that a start needs nothing of a device that is full or read-only. */
-static kv_status_t settle_super(kvs_nvme_t *nvme, const telling_t *detail)
+static kv_status_t open_superblock(kvs_nvme_t *nvme, const detail_t *detail)
 {
 	kv_status_t status;
 	int is_new;
 	int stale;
 
-	status = inspect(nvme, &is_new, &stale, detail);
+	status = inspect_superblock(nvme, &is_new, &stale, detail);
 	if (status != KV_OK) {
 		return status;
 	}
 	if (is_new && nvme->config.sync && sync_parent(nvme->dir_fd) != 0) {
-		return say(detail, path_status(errno), "cannot sync the directory above %s: %s", nvme->path,
-			   strerror(errno));
+		return set_detail(detail, path_status(errno), "cannot sync the directory above %s: %s", nvme->path,
+				  strerror(errno));
 	}
 	if (is_new) {
 		kv_random(nvme->env, &nvme->super.uuid, sizeof nvme->super.uuid);
 	}
 	status = is_new || stale ? write_super(nvme) : KV_OK;
 	if (status != KV_OK) {
-		return say(detail, status, "cannot write the superblock of %s: %s", nvme->path, kv_status_text(status));
+		return set_detail(detail, status, "cannot write the superblock of %s: %s", nvme->path,
+				  kv_status_text(status));
 	}
 	for (uint32_t i = 0; i < nvme->super.class_count; i++) {
-		kvs_class_setup(nvme, i);
+		kvs_class_init(nvme, i);
 		if (nvme->classes[i].header_bytes == 0) {
-			return say(detail, KV_ERR_FOREIGN,
-				   "the superblock of %s names a block layout this version cannot store", nvme->path);
+			return set_detail(detail, KV_ERR_FOREIGN,
+					  "the superblock of %s names a block layout this version cannot store",
+					  nvme->path);
 		}
 	}
 
 	return KV_OK;
 }
 
-static kv_status_t open_slots(kvs_nvme_t *nvme, const telling_t *detail)
+static kv_status_t open_slots(kvs_nvme_t *nvme, const detail_t *detail)
 {
 	int made = mkdirat(nvme->dir_fd, "slots", 0700) == 0;
 	kv_status_t status;
 
 	if (!made && errno != EEXIST) {
-		return say(detail, path_status(errno), "cannot create %s/slots: %s", nvme->path, strerror(errno));
+		return set_detail(detail, path_status(errno), "cannot create %s/slots: %s", nvme->path,
+				  strerror(errno));
 	}
 	if (made && nvme->config.sync && fsync(nvme->dir_fd) != 0) {
-		return say(detail, path_status(errno), "cannot sync %s: %s", nvme->path, strerror(errno));
+		return set_detail(detail, path_status(errno), "cannot sync %s: %s", nvme->path, strerror(errno));
 	}
 	nvme->slots_fd = openat(nvme->dir_fd, "slots", O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
 	if (nvme->slots_fd < 0) {
-		return say(detail, path_status(errno), "cannot open %s/slots: %s", nvme->path, strerror(errno));
+		return set_detail(detail, path_status(errno), "cannot open %s/slots: %s", nvme->path, strerror(errno));
 	}
 	status = kvs_file_scan(nvme);
 
-	return status == KV_OK ? KV_OK
-			       : say(detail, status, "cannot read %s/slots: %s", nvme->path, kv_status_text(status));
+	return status == KV_OK
+		       ? KV_OK
+		       : set_detail(detail, status, "cannot read %s/slots: %s", nvme->path, kv_status_text(status));
 }
 
 /* Without its rows the tier starts all the same: headers say what there is, and the rows are tried again later. */
-static kv_status_t open_meta(kvs_nvme_t *nvme, const telling_t *detail)
+static kv_status_t open_meta(kvs_nvme_t *nvme, const detail_t *detail)
 {
 	const kvs_metadb_config_t config = {.path = nvme->meta_path,
 					    .dir_fd = nvme->dir_fd,
@@ -313,9 +319,10 @@ static kv_status_t open_meta(kvs_nvme_t *nvme, const telling_t *detail)
 	int marked;
 
 	if (status != KV_OK) {
-		return say(detail, status,
-			   status == KV_ERR_NOMEM ? "out of memory"
-						  : "the program kvd-meta is not beside this one; install it again");
+		return set_detail(detail, status,
+				  status == KV_ERR_NOMEM
+					  ? "out of memory"
+					  : "the program kvd-meta is not beside this one; install it again");
 	}
 	status = kvs_metadb_open(nvme->db, nvme->slots > 0, &marked);
 	if (!marked && nvme->slots > 0) {
@@ -343,7 +350,7 @@ static char *copy_text(const kv_env_t *env, const char *a, const char *b)
 	return text;
 }
 
-static kv_status_t take_memory(kvs_nvme_t *nvme)
+static kv_status_t alloc_tables(kvs_nvme_t *nvme)
 {
 	const kv_env_t *env = nvme->env;
 	uint32_t cap = 256;
@@ -387,7 +394,7 @@ static void close_fd(int fd)
 }
 
 /* Takes apart whatever is there; threads have nothing in flight. */
-static void destroy(kvs_nvme_t *nvme)
+static void destroy_tier(kvs_nvme_t *nvme)
 {
 	const kv_env_t *env = nvme->env;
 
@@ -399,8 +406,8 @@ static void destroy(kvs_nvme_t *nvme)
 		close_fd(nvme->files[i].fd);
 		kv_free(env, nvme->files[i].slot);
 	}
-	close_fd(nvme->commit_bell.fd);
-	close_fd(nvme->owner.fd);
+	close_fd(nvme->commit_wakeup.fd);
+	close_fd(nvme->owner_wakeup.fd);
 	close_fd(nvme->slots_fd);
 	close_fd(nvme->lock_fd);
 	close_fd(nvme->dir_fd);
@@ -433,12 +440,12 @@ static kv_status_t no_memory(kvs_tier_t *tier, kvs_loc_t loc, kvs_mem_t *p_mem)
 	return KV_ERR_UNSUPPORTED;
 }
 
-static int event_fd(kvs_tier_t *tier)
+static int get_event_fd(kvs_tier_t *tier)
 {
-	return kvs_nvme(tier)->owner.fd;
+	return kvs_nvme(tier)->owner_wakeup.fd;
 }
 
-static uint32_t in_flight(kvs_tier_t *tier)
+static uint32_t count_in_flight(kvs_tier_t *tier)
 {
 	return kvs_nvme(tier)->in_flight + kvs_nvme(tier)->waiter_count;
 }
@@ -449,25 +456,25 @@ static uint32_t poll_tier(kvs_tier_t *tier, uint32_t max)
 	uint32_t ran;
 	int more = 0;
 
-	if (!atomic_exchange(&nvme->owner.armed, 0)) {
-		kvs_bell_clear(&nvme->owner);
+	if (!atomic_exchange(&nvme->owner_wakeup.armed, 0)) {
+		kvs_wakeup_clear(&nvme->owner_wakeup);
 	}
 	ran = kvs_transfers_finish(nvme, max);
 	ran += kvs_commit_step(nvme);
-	kvs_aside_step(nvme);
-	kvs_verify_step(nvme);
-	kvs_lost_report(nvme);
-	kvs_change_step(nvme);
-	kvs_nvme_kick(nvme);
-	kvs_nvme_gauges(nvme);
+	kvs_retry_aside_slot(nvme);
+	kvs_verify_some_blocks(nvme);
+	kvs_report_lost_slots(nvme);
+	kvs_rebalance_step(nvme);
+	kvs_flush_submissions(nvme);
+	kvs_nvme_update_gauges(nvme);
 
 	/* Armed whenever the owner is elsewhere; what came in meanwhile is seen here. */
-	kvs_bell_arm(&nvme->owner);
+	kvs_wakeup_arm(&nvme->owner_wakeup);
 	for (uint32_t i = 0; i < nvme->workers; i++) {
 		more |= !kvs_queue_empty(&nvme->io[i].out);
 	}
 	if (more || atomic_load(&nvme->commit->state) == 2) {
-		kvs_bell_ring(&nvme->owner);
+		kvs_wakeup_signal(&nvme->owner_wakeup);
 	}
 
 	return ran;
@@ -475,12 +482,12 @@ static uint32_t poll_tier(kvs_tier_t *tier, uint32_t max)
 
 /* The device holds transfers back past the deadline: it may still write into memory that threads and kernel know of, so
  * nothing is freed. */
-static void abandon(kvs_nvme_t *nvme)
+static void abandon_transfers(kvs_nvme_t *nvme)
 {
 	kv_logf(nvme->env, KV_LOG_ERROR, "nvme", "closed with %u transfers the device has not finished",
 		nvme->in_flight);
 	for (uint32_t i = 0; i < nvme->xfer_cap; i++) {
-		if (nvme->xfers[i].busy && nvme->xfers[i].kind != KVS_FORGET) {
+		if (nvme->xfers[i].busy && nvme->xfers[i].kind != KVS_UNREGISTER_FILE) {
 			nvme->xfers[i].done(nvme->xfers[i].arg, KV_ERR_CLOSED);
 		}
 	}
@@ -488,7 +495,7 @@ static void abandon(kvs_nvme_t *nvme)
 
 /* Flushes and epochs that found no end: there was never memory for the superblock's image, or the device has not
  * answered. */
-static void tell_waiters(const kvs_nvme_t *nvme)
+static void fail_waiters(const kvs_nvme_t *nvme)
 {
 	for (uint32_t i = 0; i < nvme->waiter_count; i++) {
 		nvme->waiters[i].done(nvme->waiters[i].arg, KV_ERR_CLOSED);
@@ -510,7 +517,7 @@ static void close_tier(kvs_tier_t *tier)
 	nvme->closing = 1;
 	nvme->commit_after_ns = 0;
 	do {
-		struct pollfd wait = {.fd = nvme->owner.fd, .events = POLLIN};
+		struct pollfd wait = {.fd = nvme->owner_wakeup.fd, .events = POLLIN};
 
 		poll_tier(tier, UINT32_MAX);
 		if (is_quiet(nvme)) {
@@ -519,32 +526,32 @@ static void close_tier(kvs_tier_t *tier)
 		poll(&wait, 1, 10);
 	} while (kv_now_ns(nvme->env) < deadline);
 
-	tell_waiters(nvme);
+	fail_waiters(nvme);
 	if (nvme->in_flight > 0 || atomic_load(&nvme->commit->state) != 0) {
-		abandon(nvme);
+		abandon_transfers(nvme);
 		return;
 	}
 	kv_metric_set(nvme->metrics, KV_M_DISK_BYTES, 0);
-	destroy(nvme);
+	destroy_tier(nvme);
 }
 
-static void watch(kvs_tier_t *tier, const kvs_watch_t *watch)
+static void set_watch(kvs_tier_t *tier, const kvs_watch_t *watch)
 {
 	kvs_nvme(tier)->watch = *watch;
 }
 
-static kv_status_t cap(kvs_tier_t *tier, const char *ns, uint64_t bytes)
+static kv_status_t set_cap(kvs_tier_t *tier, const char *ns, uint64_t bytes)
 {
 	return kvs_caps_set(&kvs_nvme(tier)->caps, ns, bytes);
 }
 
 static const kvs_tier_ops_t nvme_ops = {
 	.medium = "DISK",
-	.change = &kvs_nvme_change_ops,
+	.rebalance = &kvs_nvme_rebalance_ops,
 	.class_open = kvs_nvme_class_open,
 	.class_ns = kvs_nvme_class_ns,
 	.class_bytes = kvs_nvme_class_bytes,
-	.cap = cap,
+	.cap = set_cap,
 	.alloc = kvs_nvme_alloc,
 	.set_state = kvs_nvme_set_state,
 	.free = kvs_nvme_free,
@@ -556,31 +563,31 @@ static const kvs_tier_ops_t nvme_ops = {
 	.epoch_get = kvs_nvme_epoch_get,
 	.recover = kvs_nvme_recover,
 	.usage = kvs_nvme_usage,
-	.event_fd = event_fd,
+	.event_fd = get_event_fd,
 	.poll = poll_tier,
-	.in_flight = in_flight,
+	.in_flight = count_in_flight,
 	.check = kvs_nvme_check,
 	.close = close_tier,
 	.state = kvs_nvme_state,
-	.watch = watch,
+	.watch = set_watch,
 	.readable = kvs_nvme_readable,
 };
 
-static kv_status_t open_all(kvs_nvme_t *nvme, const telling_t *detail)
+static kv_status_t open_all(kvs_nvme_t *nvme, const detail_t *detail)
 {
 	kv_status_t status = enter_directory(nvme, detail);
 	int is_new;
 	int stale;
 
 	if (status == KV_OK) {
-		status = inspect(nvme, &is_new, &stale, detail);
+		status = inspect_superblock(nvme, &is_new, &stale, detail);
 	}
 	if (status == KV_OK) {
 		compare_size(nvme);
 		status = lock_directory(nvme, detail);
 	}
 	if (status == KV_OK) {
-		status = settle_super(nvme, detail);
+		status = open_superblock(nvme, detail);
 	}
 	if (status == KV_OK) {
 		status = open_slots(nvme, detail);
@@ -591,13 +598,14 @@ static kv_status_t open_all(kvs_nvme_t *nvme, const telling_t *detail)
 	if (status == KV_OK) {
 		status = kvs_threads_start(nvme);
 		if (status != KV_OK) {
-			say(detail, status, "cannot start the disk tier's threads");
+			set_detail(detail, status, "cannot start the disk tier's threads");
 		}
 	}
 	if (status == KV_OK) {
 		status = kvs_recovery_read(nvme);
 		if (status != KV_OK) {
-			say(detail, status, "cannot take in what %s holds: %s", nvme->path, kv_status_text(status));
+			set_detail(detail, status, "cannot take in what %s holds: %s", nvme->path,
+				   kv_status_text(status));
 		}
 	}
 
@@ -614,9 +622,9 @@ static void set_defaults(kvs_nvme_t *nvme)
 	nvme->direct = c->direct;
 	nvme->meta_fixed = meta < META_MIN ? META_MIN : meta > META_MAX ? META_MAX : meta;
 	nvme->dir_fd = nvme->lock_fd = nvme->slots_fd = -1;
-	nvme->owner.fd = nvme->commit_bell.fd = -1;
+	nvme->owner_wakeup.fd = nvme->commit_wakeup.fd = -1;
 	for (uint32_t i = 0; i < KVS_MAX_WORKERS; i++) {
-		nvme->io[i].bell.fd = -1;
+		nvme->io[i].wakeup.fd = -1;
 	}
 	nvme->rec_free = KVS_NONE;
 	nvme->dirty_head = nvme->dirty_tail = KV_SLOT_NONE;
@@ -626,38 +634,38 @@ static void set_defaults(kvs_nvme_t *nvme)
 kv_status_t kvs_nvme_open(const kvs_nvme_config_t *config, const kv_env_t *env, kvs_tier_t **p_tier, char *detail,
 			  size_t cap)
 {
-	telling_t telling = {detail, detail ? cap : 0};
+	detail_t text = {detail, detail ? cap : 0};
 	kvs_nvme_t *nvme;
 	kv_status_t status;
 
 	if (!config->path || !config->metrics || config->limit_bytes < MIN_LIMIT) {
-		return say(&telling, KV_ERR_ARG, "the disk tier needs a path and a limit of at least %u MiB",
-			   MIN_LIMIT >> 20);
+		return set_detail(&text, KV_ERR_ARG, "the disk tier needs a path and a limit of at least %u MiB",
+				  MIN_LIMIT >> 20);
 	}
 	nvme = kv_alloc(env, sizeof *nvme);
 	if (!nvme) {
-		return say(&telling, KV_ERR_NOMEM, "out of memory");
+		return set_detail(&text, KV_ERR_NOMEM, "out of memory");
 	}
 
 	*nvme = (kvs_nvme_t){.base.ops = &nvme_ops, .env = env, .metrics = config->metrics, .config = *config};
 	set_defaults(nvme);
 	nvme->super.env = env;
-	status = kvs_guard_install();
+	status = kvs_sigbus_install();
 	if (status == KV_OK) {
-		status = take_memory(nvme);
+		status = alloc_tables(nvme);
 	}
 	if (status != KV_OK) {
-		say(&telling, status, "out of memory");
+		set_detail(&text, status, "out of memory");
 	} else {
-		status = open_all(nvme, &telling);
+		status = open_all(nvme, &text);
 	}
 	if (status != KV_OK) {
-		destroy(nvme);
+		destroy_tier(nvme);
 		return status;
 	}
 
 	kv_metric_set(nvme->metrics, KV_M_DISK_LIMIT_BYTES, nvme->config.limit_bytes);
-	kvs_nvme_gauges(nvme);
+	kvs_nvme_update_gauges(nvme);
 	*p_tier = &nvme->base;
 
 	return KV_OK;

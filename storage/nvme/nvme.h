@@ -56,7 +56,7 @@ typedef struct kvs_rec {
 } kvs_rec_t;
 
 /* A file that leaves gives out no slot; RETIRED it is empty, and goes for another class when no row speaks of it. */
-typedef enum kvs_file_state { KVS_FILE_USED, KVS_FILE_LEAVING, KVS_FILE_RETIRED } kvs_file_state_t;
+typedef enum kvs_file_state { KVS_FILE_USED, KVS_FILE_RETIRING, KVS_FILE_RETIRED } kvs_file_state_t;
 
 typedef struct kvs_dfile {
 	kvs_dslot_t *slot; /* NULL: no such file */
@@ -67,11 +67,11 @@ typedef struct kvs_dfile {
 	uint32_t free_slots;
 	uint32_t lost; /* slots with KVS_SLOT_LOST */
 	int fd;
-	uint8_t dirty;   /* written since the last sync began */
-	uint8_t claimed; /* number taken, but nothing usable there */
-	uint8_t gone;    /* removed while it was open: quarantined for good, until it can be let go */
-	uint8_t cut;     /* shorter than it should be, and that has been seen to */
-	uint32_t whole;  /* slots that were there when it was opened */
+	uint8_t dirty;    /* written since the last sync began */
+	uint8_t reserved; /* number taken, but nothing usable there */
+	uint8_t gone;     /* removed while it was open: quarantined for good, until it can be let go */
+	uint8_t cut;      /* shorter than it should be, and that has been seen to */
+	uint32_t whole;   /* slots that were there when it was opened */
 } kvs_dfile_t;
 
 /* A slot that could not be read. It keeps its block: unreadable is not corrupt. */
@@ -83,13 +83,13 @@ typedef struct kvs_aside {
 	uint64_t until_ns; /* when the tier reads it again */
 } kvs_aside_t;
 
-typedef struct kvs_look {
+typedef struct kvs_file_check {
 	uint32_t number;
 	int fd;
 	uint64_t bytes; /* out; 0: removed; UINT64_MAX: not known */
-} kvs_look_t;
+} kvs_file_check_t;
 
-/* One turn of the commit thread: sync files, write the superblock, commit rows. */
+/* One round of the commit thread: sync files, write the superblock, commit rows. */
 typedef struct kvs_commit {
 	_Atomic int state; /* 0: the owner's, 1: asked, 2: answered */
 	int probe;         /* only see whether the device works again */
@@ -97,18 +97,18 @@ typedef struct kvs_commit {
 	uint8_t *image; /* superblock; NULL: unchanged */
 	size_t image_len;
 	int sync_dir;      /* the directory of slot files */
-	int super_written; /* the owner's: the image of this turn is on disk */
-	int covers;        /* the owner's: this turn makes the waiting flush true */
+	int super_written; /* the owner's: the image of this round is on disk */
+	int covers;        /* the owner's: this round makes the waiting flush true */
 	uint32_t file_count;
 	uint32_t files[KVS_MAX_FILES];
 	int fds[KVS_MAX_FILES];
 	int try_meta;        /* see that the metadata is open, rows or not */
 	int mark;            /* say that it has the row of every block */
 	uint32_t look_count; /* files to see whether they are there, and whole */
-	kvs_look_t look[KVS_MAX_FILES];
+	kvs_file_check_t look[KVS_MAX_FILES];
 	int directory_gone; /* out */
 	uint32_t count;
-	kvs_change_t *change;
+	kvs_row_change_t *change;
 	kv_status_t super_status; /* out */
 	kv_status_t sync_status;  /* out */
 	kv_status_t status;       /* out: rows */
@@ -118,7 +118,7 @@ typedef struct kvs_commit {
 typedef struct kvs_waiter {
 	kvs_done_fn done;
 	void *arg;
-	uint32_t turn; /* flush: runs when the commit of this turn has ended */
+	uint32_t round; /* flush: runs when the commit of this round has ended */
 	int is_super;
 } kvs_waiter_t;
 
@@ -146,7 +146,7 @@ typedef struct kvs_fault_state {
 	int active;
 	uint64_t since_ns;
 	uint64_t retry_ns; /* the next try */
-	uint64_t wait_ns;  /* the pause before it; grows until kvs_fault_forget() */
+	uint64_t wait_ns;  /* the pause before it; grows until kvs_fault_reset() */
 	char reason[sizeof((kvs_tier_state_t *)0)->reason];
 } kvs_fault_state_t;
 
@@ -201,17 +201,17 @@ typedef struct kvs_nvme {
 	uint32_t xfer_free;
 	uint32_t in_flight;
 
-	uint32_t turn;         /* stores started now belong to this flush */
-	uint32_t turn_open;    /* of the current turn, in flight */
-	uint32_t drain_open;   /* of the turn before, in flight */
-	int draining;          /* a flush waits for the turn before */
+	uint32_t round;        /* stores started now belong to this flush */
+	uint32_t round_open;   /* of the current round, in flight */
+	uint32_t drain_open;   /* of the round before, in flight */
+	int draining;          /* a flush waits for the round before */
 	uint64_t drain_target; /* dirty_in when it had drained */
 	int drained;
 	uint64_t lost; /* slots with KVS_SLOT_LOST */
 	kvs_watch_t watch;
 	int super_dirty;
 	uint32_t super_asked; /* number of the last change somebody waits for */
-	uint32_t super_turn;  /* and of the last that is, or is being, written */
+	uint32_t super_round; /* and of the last that is, or is being, written */
 	uint32_t waiter_count;
 	kvs_waiter_t *waiters; /* KVS_MAX_WAITERS, and as many for those being answered */
 	kvs_waiter_t *answering;
@@ -225,11 +225,11 @@ typedef struct kvs_nvme {
 	kvs_region_t *regions; /* KVS_MAX_REGIONS */
 	_Atomic uint32_t region_count;
 	_Atomic uint32_t region_changes; /* regions that the owner has made LEAVING or FRESH */
-	kvs_bell_t owner;                /* its fd is the tier's event fd */
+	kvs_wakeup_t owner_wakeup;       /* its fd is the tier's event fd */
 	kvs_commit_t *commit;
 	pthread_t commit_thread;
 	int commit_started;
-	kvs_bell_t commit_bell;
+	kvs_wakeup_t commit_wakeup;
 	_Atomic int commit_stop;
 
 	uint32_t read_errors; /* in a row */
@@ -251,10 +251,10 @@ static inline kvs_nvme_t *kvs_nvme(kvs_tier_t *tier)
 
 /* Something has to be committed, or tried again, within the flush interval: the event fd of the tier becomes readable
  * when it is due. */
-static inline void kvs_commit_expect(kvs_nvme_t *nvme)
+static inline void kvs_commit_request(kvs_nvme_t *nvme)
 {
 	if (!atomic_exchange(&nvme->dirty_hint, 1)) {
-		kvs_bell_ring(&nvme->commit_bell);
+		kvs_wakeup_signal(&nvme->commit_wakeup);
 	}
 }
 

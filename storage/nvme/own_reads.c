@@ -56,7 +56,7 @@ static void read_done(void *arg, kv_status_t status)
 {
 	own_read_t *read = arg;
 	kvs_nvme_t *nvme = read->nvme;
-	kvs_dslot_t *s = kvs_slot_at(nvme, read->loc);
+	kvs_dslot_t *s = kvs_slot_find(nvme, read->loc);
 
 	read->busy = 0;
 	if (status == KV_ERR_CLOSED) {
@@ -64,7 +64,7 @@ static void read_done(void *arg, kv_status_t status)
 	}
 	give_mem(nvme, &read->mem);
 	if (status == KV_ERR_CORRUPT && s) {
-		kvs_slot_lose(nvme, read->loc.slot, s);
+		kvs_slot_mark_lost(nvme, read->loc.slot, s);
 	}
 }
 
@@ -94,7 +94,7 @@ static struct kvs_own_reads *own_reads(kvs_nvme_t *nvme)
 	return nvme->own_reads;
 }
 
-void kvs_aside_step(kvs_nvme_t *nvme)
+void kvs_retry_aside_slot(kvs_nvme_t *nvme)
 {
 	struct kvs_own_reads *reads;
 	kv_slot_t slot;
@@ -144,7 +144,7 @@ static own_read_t *idle_read(verify_t *v)
 	return NULL;
 }
 
-void kvs_verify_step(kvs_nvme_t *nvme)
+void kvs_verify_some_blocks(kvs_nvme_t *nvme)
 {
 	uint32_t look = LOOK_SLOTS;
 	struct kvs_own_reads *reads;

@@ -8,9 +8,9 @@
 #include "nvme.h"
 
 /* Read again one slot that is set aside and whose pause has ended. */
-void kvs_aside_step(kvs_nvme_t *nvme);
+void kvs_retry_aside_slot(kvs_nvme_t *nvme);
 /* Read some of the blocks that a rebuild has found. One that is not whole is lost; no flush begins while others are
  * unread. */
-void kvs_verify_step(kvs_nvme_t *nvme);
+void kvs_verify_some_blocks(kvs_nvme_t *nvme);
 
 #endif

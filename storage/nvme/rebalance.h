@@ -4,8 +4,8 @@
 
 #include "nvme.h"
 
-extern const kvs_change_ops_t kvs_nvme_change_ops;
+extern const kvs_rebalance_ops_t kvs_nvme_rebalance_ops;
 /* Give the room of files that have been retired to whom it was taken for. */
-void kvs_change_step(kvs_nvme_t *nvme);
+void kvs_rebalance_step(kvs_nvme_t *nvme);
 
 #endif

@@ -103,12 +103,12 @@ static kv_status_t take_header(reader_t *reader, const kvs_dclass_t *cls, kv_slo
 	return reader->row(reader->arg, &row);
 }
 
-static void retire(kvs_nvme_t *nvme, kv_slot_t slot)
+static void retire_slot(kvs_nvme_t *nvme, kv_slot_t slot)
 {
 	kvs_dslot_t *s = kvs_slot_get(nvme, slot);
 
 	s->flags |= KVS_SLOT_RETIRED;
-	kvs_slot_move(nvme, slot, s, KVS_QUARANTINED);
+	kvs_slot_set_state(nvme, slot, s, KVS_QUARANTINED);
 }
 
 static kv_status_t read_batch(reader_t *reader, uint32_t number, uint32_t first, uint32_t count)
@@ -134,7 +134,7 @@ static kv_status_t read_batch(reader_t *reader, uint32_t number, uint32_t first,
 		}
 		if (reader->result[i] < 0) { /* whatever it holds, it is not free */
 			reader->unread++;
-			retire(reader->nvme, kv_slot_make(number, first + i));
+			retire_slot(reader->nvme, kv_slot_make(number, first + i));
 			continue;
 		}
 		if (reader->result[i] != (int)cls->header_bytes) {
@@ -159,7 +159,7 @@ static kv_status_t read_file(reader_t *reader, uint32_t number)
 	return status;
 }
 
-int kvs_rebuild_is_whole(kvs_nvme_t *nvme, kv_slot_t slot, const kvs_meta_t *meta)
+int kvs_rebuild_block_is_whole(kvs_nvme_t *nvme, kv_slot_t slot, const kvs_meta_t *meta)
 {
 	kvs_dclass_t *cls = kvs_slot_class(nvme, slot);
 	size_t bytes = cls->header_bytes + cls->payload_bytes;
@@ -187,7 +187,7 @@ int kvs_rebuild_is_whole(kvs_nvme_t *nvme, kv_slot_t slot, const kvs_meta_t *met
 	return done == bytes && xfer.status == KV_OK;
 }
 
-kv_status_t kvs_rebuild_scan(kvs_nvme_t *nvme, kvs_row_fn row, void *arg)
+kv_status_t kvs_rebuild_rows(kvs_nvme_t *nvme, kvs_row_fn row, void *arg)
 {
 	reader_t reader = {.nvme = nvme, .row = row, .arg = arg};
 	kv_status_t status = KV_OK;

@@ -5,8 +5,8 @@
 #include "nvme.h"
 
 /* Read all slot headers as if they were rows. */
-kv_status_t kvs_rebuild_scan(kvs_nvme_t *nvme, kvs_row_fn row, void *arg);
+kv_status_t kvs_rebuild_rows(kvs_nvme_t *nvme, kvs_row_fn row, void *arg);
 /* Read the slot's block: is it the one with this key, and are its bytes right? */
-int kvs_rebuild_is_whole(kvs_nvme_t *nvme, kv_slot_t slot, const kvs_meta_t *meta);
+int kvs_rebuild_block_is_whole(kvs_nvme_t *nvme, kv_slot_t slot, const kvs_meta_t *meta);
 
 #endif

@@ -128,7 +128,7 @@ static void write_batch(scan_t *scan)
 
 static void add_change(scan_t *scan, const kvs_row_t *row, int is_put)
 {
-	scan->nvme->commit->change[scan->batched++] = (kvs_change_t){.row = *row, .is_put = is_put};
+	scan->nvme->commit->change[scan->batched++] = (kvs_row_change_t){.row = *row, .is_put = is_put};
 	if (scan->batched == KVS_COMMIT_ROWS) {
 		write_batch(scan);
 	}
@@ -165,7 +165,7 @@ static kv_status_t take_row(void *arg, const kvs_row_t *row)
 	nvme->free_slots--;
 	nvme->used_bytes += kvs_slot_class(nvme, row->slot)->stride;
 	if (nvme->rebuild) {
-		kvs_slot_found(nvme, s);
+		kvs_slot_mark_unverified(nvme, s);
 		add_change(scan, row, 1);
 	}
 
@@ -254,8 +254,8 @@ static void choose_copies(scan_t *scan)
 		uint32_t *place = table_find(scan, &f->meta.key, &f->meta);
 		found_t *first = *place ? found_at(scan, *place - 1u) : f;
 
-		if (first != f && !kvs_rebuild_is_whole(scan->nvme, first->slot, &first->meta) &&
-		    kvs_rebuild_is_whole(scan->nvme, f->slot, &f->meta)) {
+		if (first != f && !kvs_rebuild_block_is_whole(scan->nvme, first->slot, &first->meta) &&
+		    kvs_rebuild_block_is_whole(scan->nvme, f->slot, &f->meta)) {
 			first->is_spare = 1;
 			first = f;
 		}
@@ -300,7 +300,7 @@ static void report_some(scan_t *scan, kvs_found_fn found, void *arg, uint32_t ma
 		scan->dropped++;
 		s->gen++;
 		s->flags &= (uint8_t)~KVS_SLOT_STORED;
-		kvs_slot_move(nvme, f->slot, s, KVS_FREE);
+		kvs_slot_set_state(nvme, f->slot, s, KVS_FREE);
 	}
 }
 
@@ -365,7 +365,7 @@ static kv_status_t scan_rows(scan_t *scan)
 		status = kvs_commit_sync_all(nvme);
 	}
 	if (status == KV_OK && nvme->rebuild) {
-		status = kvs_rebuild_scan(nvme, take_row, scan);
+		status = kvs_rebuild_rows(nvme, take_row, scan);
 	}
 	write_batch(scan);
 
@@ -385,7 +385,7 @@ static void finish_metadata(kvs_nvme_t *nvme, const scan_t *scan)
 			"blocks found by their headers are read before anything is acknowledged: %llu",
 			(unsigned long long)nvme->unverified);
 	}
-	kvs_commit_expect(nvme);
+	kvs_commit_request(nvme);
 }
 
 void kvs_recovery_free(kvs_nvme_t *nvme)
@@ -456,11 +456,11 @@ kv_status_t kvs_nvme_recover(kvs_tier_t *tier, kvs_found_fn found, void *arg, ui
 	kvs_recovery_free(nvme);
 	for (uint32_t i = 0; i < KVS_MAX_FILES; i++) {
 		if (nvme->files[i].slot) {
-			kvs_file_admit(nvme, i);
+			kvs_file_list_free_slots(nvme, i);
 		}
 	}
 	nvme->recovered = 1;
-	kvs_nvme_gauges(nvme);
+	kvs_nvme_update_gauges(nvme);
 
 	return KV_OK;
 }

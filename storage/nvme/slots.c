@@ -14,7 +14,7 @@ kvs_dslot_t *kvs_slot_get(kvs_nvme_t *nvme, kv_slot_t slot)
 	return file->slot && kv_slot_index(slot) < file->slots ? &file->slot[kv_slot_index(slot)] : NULL;
 }
 
-kvs_dslot_t *kvs_slot_at(kvs_nvme_t *nvme, kvs_loc_t loc)
+kvs_dslot_t *kvs_slot_find(kvs_nvme_t *nvme, kvs_loc_t loc)
 {
 	kvs_dslot_t *s = kvs_slot_get(nvme, loc.slot);
 
@@ -26,7 +26,7 @@ kvs_dclass_t *kvs_slot_class(kvs_nvme_t *nvme, kv_slot_t slot)
 	return &nvme->classes[nvme->files[kv_slot_slab(slot)].slot_class];
 }
 
-void kvs_slot_dirty(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s)
+void kvs_slot_mark_dirty(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s)
 {
 	if (s->flags & KVS_SLOT_DIRTY) {
 		return;
@@ -34,7 +34,7 @@ void kvs_slot_dirty(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s)
 
 	if (nvme->dirty_in == nvme->dirty_out) {
 		nvme->dirty_since_ns = kv_now_ns(nvme->env);
-		kvs_commit_expect(nvme);
+		kvs_commit_request(nvme);
 	}
 	s->flags |= KVS_SLOT_DIRTY;
 	s->next_dirty = KV_SLOT_NONE;
@@ -48,7 +48,7 @@ void kvs_slot_dirty(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s)
 }
 
 /* Take a state out of the sums, or put it in. */
-static void count_state(kvs_nvme_t *nvme, kv_slot_t slot, uint8_t state, int sign)
+static void count_slot(kvs_nvme_t *nvme, kv_slot_t slot, uint8_t state, int sign)
 {
 	uint64_t one = sign > 0 ? 1u : UINT64_MAX;
 	uint64_t bytes = kvs_slot_class(nvme, slot)->stride;
@@ -64,13 +64,13 @@ static void count_state(kvs_nvme_t *nvme, kv_slot_t slot, uint8_t state, int sig
 	}
 }
 
-void kvs_slot_found(kvs_nvme_t *nvme, kvs_dslot_t *s)
+void kvs_slot_mark_unverified(kvs_nvme_t *nvme, kvs_dslot_t *s)
 {
 	s->flags |= KVS_SLOT_UNVERIFIED;
 	nvme->unverified++;
 }
 
-void kvs_slot_verified(kvs_nvme_t *nvme, kvs_dslot_t *s)
+void kvs_slot_clear_unverified(kvs_nvme_t *nvme, kvs_dslot_t *s)
 {
 	if (s->flags & KVS_SLOT_UNVERIFIED) {
 		s->flags &= (uint8_t)~KVS_SLOT_UNVERIFIED;
@@ -78,20 +78,20 @@ void kvs_slot_verified(kvs_nvme_t *nvme, kvs_dslot_t *s)
 	}
 }
 
-void kvs_slot_move(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s, kvs_state_t state)
+void kvs_slot_set_state(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s, kvs_state_t state)
 {
-	count_state(nvme, slot, s->state, -1);
+	count_slot(nvme, slot, s->state, -1);
 	s->state = (uint8_t)state;
-	count_state(nvme, slot, s->state, 1);
+	count_slot(nvme, slot, s->state, 1);
 	if (state == KVS_FREE || state == KVS_QUARANTINED) {
-		kvs_slot_verified(nvme, s);
+		kvs_slot_clear_unverified(nvme, s);
 	}
 	if (s->flags & (KVS_SLOT_ROW | KVS_SLOT_STORED)) {
-		kvs_slot_dirty(nvme, slot, s);
+		kvs_slot_mark_dirty(nvme, slot, s);
 	}
 }
 
-void kvs_rec_drop(kvs_nvme_t *nvme, kvs_dslot_t *s)
+void kvs_rec_free(kvs_nvme_t *nvme, kvs_dslot_t *s)
 {
 	if (s->rec != KVS_NONE) {
 		nvme->recs[s->rec].next_free = nvme->rec_free;
@@ -100,7 +100,7 @@ void kvs_rec_drop(kvs_nvme_t *nvme, kvs_dslot_t *s)
 	}
 }
 
-uint32_t kvs_rec_take(kvs_nvme_t *nvme)
+uint32_t kvs_rec_alloc(kvs_nvme_t *nvme)
 {
 	uint32_t cap = nvme->rec_cap ? nvme->rec_cap * 2u : 1024u;
 	kvs_rec_t *grown;
@@ -145,7 +145,7 @@ static void free_list_append(kvs_nvme_t *nvme, kvs_dclass_t *cls, kv_slot_t slot
 
 /* The least recently freed slot goes out first: most rows of freed slots are deleted before their slot is written
  * again. */
-kv_slot_t kvs_free_list_take(kvs_nvme_t *nvme, kvs_dclass_t *cls)
+kv_slot_t kvs_free_list_pop(kvs_nvme_t *nvme, kvs_dclass_t *cls)
 {
 	kv_slot_t slot = cls->free_head;
 	kvs_dslot_t *s = kvs_slot_get(nvme, slot);
@@ -171,7 +171,7 @@ kvs_aside_t *kvs_aside_find(kvs_nvme_t *nvme, kv_slot_t slot)
 	return NULL;
 }
 
-void kvs_aside_drop(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s)
+void kvs_aside_remove(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s)
 {
 	if (s->flags & KVS_SLOT_ASIDE) {
 		kvs_aside_find(nvme, slot)->tries = 0;
@@ -180,17 +180,17 @@ void kvs_aside_drop(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s)
 	}
 }
 
-void kvs_slot_lose(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s)
+void kvs_slot_mark_lost(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s)
 {
-	kvs_aside_drop(nvme, slot, s);
-	kvs_slot_move(nvme, slot, s, KVS_QUARANTINED);
+	kvs_aside_remove(nvme, slot, s);
+	kvs_slot_set_state(nvme, slot, s, KVS_QUARANTINED);
 	s->flags |= KVS_SLOT_LOST;
 	nvme->files[kv_slot_slab(slot)].lost++;
 	nvme->lost++;
 	kv_metric_add(nvme->metrics, KV_M_DISK_LOST, 1);
 }
 
-void kvs_lost_told(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s)
+void kvs_slot_clear_lost(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s)
 {
 	if (s->flags & KVS_SLOT_LOST) {
 		s->flags &= (uint8_t)~KVS_SLOT_LOST;
@@ -200,7 +200,7 @@ void kvs_lost_told(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s)
 }
 
 /* The watch frees slots meanwhile, lost ones too. */
-void kvs_lost_report(kvs_nvme_t *nvme)
+void kvs_report_lost_slots(kvs_nvme_t *nvme)
 {
 	uint64_t told = 0;
 
@@ -217,7 +217,7 @@ void kvs_lost_report(kvs_nvme_t *nvme)
 			if (s->flags & KVS_SLOT_LOST) {
 				kv_key_t key = s->key;
 
-				kvs_lost_told(nvme, slot, s);
+				kvs_slot_clear_lost(nvme, slot, s);
 				nvme->watch.lost(nvme->watch.arg, (kvs_loc_t){slot, s->gen}, &key, s->group);
 				told++;
 			}
@@ -234,17 +234,17 @@ void kvs_slot_release(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s)
 {
 	int usable = !nvme->files[kv_slot_slab(slot)].gone && !(s->flags & KVS_SLOT_RETIRED);
 
-	kvs_rec_drop(nvme, s);
-	kvs_aside_drop(nvme, slot, s);
+	kvs_rec_free(nvme, s);
+	kvs_aside_remove(nvme, slot, s);
 	s->flags &= (uint8_t) ~(KVS_SLOT_FREEING | KVS_SLOT_STORED);
-	kvs_slot_move(nvme, slot, s, usable ? KVS_FREE : KVS_QUARANTINED);
+	kvs_slot_set_state(nvme, slot, s, usable ? KVS_FREE : KVS_QUARANTINED);
 	if (!usable || !nvme->recovered) { /* the end of the recovery lists what is free */
 		return;
 	}
 	free_list_append(nvme, kvs_slot_class(nvme, slot), slot, s);
 }
 
-void kvs_file_admit(kvs_nvme_t *nvme, uint32_t number)
+void kvs_file_list_free_slots(kvs_nvme_t *nvme, uint32_t number)
 {
 	kvs_dfile_t *file = &nvme->files[number];
 	kvs_dclass_t *cls = &nvme->classes[file->slot_class];
@@ -256,16 +256,16 @@ void kvs_file_admit(kvs_nvme_t *nvme, uint32_t number)
 	}
 }
 
-uint64_t kvs_charged(const kvs_nvme_t *nvme)
+uint64_t kvs_nvme_charged_bytes(const kvs_nvme_t *nvme)
 {
 	uint64_t meta = nvme->meta_fixed + nvme->slots * KVS_ROW_BYTES;
 
 	return nvme->file_bytes + (nvme->meta_bytes > meta ? nvme->meta_bytes : meta);
 }
 
-void kvs_nvme_gauges(kvs_nvme_t *nvme)
+void kvs_nvme_update_gauges(kvs_nvme_t *nvme)
 {
-	kv_metric_set(nvme->metrics, KV_M_DISK_BYTES, kvs_charged(nvme));
+	kv_metric_set(nvme->metrics, KV_M_DISK_BYTES, kvs_nvme_charged_bytes(nvme));
 	kv_metric_set(nvme->metrics, KV_M_DISK_USED_BYTES, nvme->used_bytes);
 	kv_metric_set(nvme->metrics, KV_M_DISK_QUARANTINED_BYTES, nvme->quarantined_bytes);
 	kv_metric_set(nvme->metrics, KV_M_DISK_UNREADABLE, nvme->aside_count);
@@ -273,7 +273,7 @@ void kvs_nvme_gauges(kvs_nvme_t *nvme)
 }
 
 /* Constants of a class from its record in the superblock. */
-void kvs_class_setup(kvs_nvme_t *nvme, uint32_t id)
+void kvs_class_init(kvs_nvme_t *nvme, uint32_t id)
 {
 	const kvs_super_class_t *record = &nvme->super.classes[id];
 	kvs_dclass_t *cls = &nvme->classes[id];

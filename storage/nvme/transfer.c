@@ -6,9 +6,9 @@
 #include "unreadable.h"
 
 #define ERRORS_IN_A_ROW 8u
-#define KICK_BATCH      32u
+#define SUBMIT_BATCH    32u
 
-static kvs_xfer_t *xfer_take(kvs_nvme_t *nvme)
+static kvs_xfer_t *xfer_alloc(kvs_nvme_t *nvme)
 {
 	kvs_xfer_t *xfer;
 
@@ -23,7 +23,7 @@ static kvs_xfer_t *xfer_take(kvs_nvme_t *nvme)
 	return xfer;
 }
 
-static void xfer_give(kvs_nvme_t *nvme, kvs_xfer_t *xfer)
+static void xfer_free(kvs_nvme_t *nvme, kvs_xfer_t *xfer)
 {
 	xfer->busy = 0;
 	xfer->next = nvme->xfer_free;
@@ -50,17 +50,17 @@ static void xfer_submit(kvs_nvme_t *nvme, kvs_xfer_t *xfer, kvs_loc_t loc)
 	/* As many places as transfers: it cannot be full. */
 	pushed = kvs_queue_push(&io->in, xfer);
 	kv_assert(pushed);
-	if (++io->unkicked >= KICK_BATCH) {
-		kvs_nvme_kick(nvme);
+	if (++io->unflushed >= SUBMIT_BATCH) {
+		kvs_flush_submissions(nvme);
 	}
 }
 
-void kvs_nvme_kick(kvs_nvme_t *nvme)
+void kvs_flush_submissions(kvs_nvme_t *nvme)
 {
 	for (uint32_t i = 0; i < nvme->workers; i++) {
-		if (nvme->io[i].unkicked > 0) {
-			nvme->io[i].unkicked = 0;
-			kvs_bell_ring(&nvme->io[i].bell);
+		if (nvme->io[i].unflushed > 0) {
+			nvme->io[i].unflushed = 0;
+			kvs_wakeup_signal(&nvme->io[i].wakeup);
 		}
 	}
 }
@@ -73,7 +73,7 @@ static int mem_is_good(const kvs_mem_t *mem)
 kv_status_t kvs_nvme_store(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *src, kvs_done_fn done, void *arg)
 {
 	kvs_nvme_t *nvme = kvs_nvme(tier);
-	kvs_dslot_t *s = kvs_slot_at(nvme, loc);
+	kvs_dslot_t *s = kvs_slot_find(nvme, loc);
 	kvs_xfer_t *xfer;
 
 	if (!mem_is_good(src) || !done) {
@@ -88,7 +88,7 @@ kv_status_t kvs_nvme_store(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *src
 	if (nvme->health >= KVS_HEALTH_READ_ONLY) {
 		return KV_ERR_TIER_OFF;
 	}
-	xfer = xfer_take(nvme);
+	xfer = xfer_alloc(nvme);
 	if (!xfer) {
 		return KV_ERR_BUSY;
 	}
@@ -98,11 +98,11 @@ kv_status_t kvs_nvme_store(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *src
 			     .mem = *src,
 			     .meta = nvme->recs[s->rec].meta,
 			     .incarnation = nvme->config.incarnation,
-			     .flush_turn = nvme->turn,
+			     .flush_round = nvme->round,
 			     .failed_syncs = nvme->failed_syncs,
 			     .done = done,
 			     .arg = arg};
-	nvme->turn_open++;
+	nvme->round_open++;
 	xfer_submit(nvme, xfer, loc);
 
 	return KV_OK;
@@ -111,7 +111,7 @@ kv_status_t kvs_nvme_store(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *src
 kv_status_t kvs_nvme_load(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *dst, kvs_done_fn done, void *arg)
 {
 	kvs_nvme_t *nvme = kvs_nvme(tier);
-	const kvs_dslot_t *s = kvs_slot_at(nvme, loc);
+	const kvs_dslot_t *s = kvs_slot_find(nvme, loc);
 	kv_status_t status;
 
 	if (!mem_is_good(dst) || !done) {
@@ -134,7 +134,7 @@ kv_status_t kvs_nvme_load(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *dst,
 kv_status_t kvs_load_submit(kvs_nvme_t *nvme, kvs_loc_t loc, const kvs_mem_t *dst, kvs_done_fn done, void *arg)
 {
 	const kvs_dslot_t *s = kvs_slot_get(nvme, loc.slot);
-	kvs_xfer_t *xfer = s->io == UINT16_MAX ? NULL : xfer_take(nvme);
+	kvs_xfer_t *xfer = s->io == UINT16_MAX ? NULL : xfer_alloc(nvme);
 
 	if (!xfer) {
 		return KV_ERR_BUSY;
@@ -162,10 +162,10 @@ static void count_error(kvs_nvme_t *nvme, kvs_fault_t fault, const char *doing, 
 	}
 }
 
-static void count_turn(kvs_nvme_t *nvme, const kvs_xfer_t *xfer)
+static void count_ended_store(kvs_nvme_t *nvme, const kvs_xfer_t *xfer)
 {
-	if (xfer->flush_turn == nvme->turn) {
-		nvme->turn_open--;
+	if (xfer->flush_round == nvme->round) {
+		nvme->round_open--;
 	} else {
 		nvme->drain_open--;
 	}
@@ -173,7 +173,7 @@ static void count_turn(kvs_nvme_t *nvme, const kvs_xfer_t *xfer)
 
 static void finish_store(kvs_nvme_t *nvme, kvs_xfer_t *xfer, kvs_dslot_t *s)
 {
-	count_turn(nvme, xfer);
+	count_ended_store(nvme, xfer);
 	/* A sync that failed meanwhile may have been the one to carry these bytes; the next would not say so again. */
 	if (xfer->status == KV_OK &&
 	    (xfer->failed_syncs != nvme->failed_syncs || nvme->files[kv_slot_slab(xfer->slot)].gone)) {
@@ -187,7 +187,7 @@ static void finish_store(kvs_nvme_t *nvme, kvs_xfer_t *xfer, kvs_dslot_t *s)
 		kv_metric_observe_ns(nvme->metrics, KV_M_DISK_WRITE_TIME, kv_now_ns(nvme->env) - xfer->start_ns);
 		s->flags |= KVS_SLOT_STORED;
 		if (s->state != KVS_QUARANTINED) {
-			kvs_slot_move(nvme, xfer->slot, s, KVS_READY);
+			kvs_slot_set_state(nvme, xfer->slot, s, KVS_READY);
 		}
 		return;
 	}
@@ -203,7 +203,7 @@ static void finish_store(kvs_nvme_t *nvme, kvs_xfer_t *xfer, kvs_dslot_t *s)
 		}
 	}
 	if (s->state != KVS_QUARANTINED) {
-		kvs_slot_move(nvme, xfer->slot, s, KVS_QUARANTINED);
+		kvs_slot_set_state(nvme, xfer->slot, s, KVS_QUARANTINED);
 	}
 }
 
@@ -211,12 +211,12 @@ static void finish_load(kvs_nvme_t *nvme, const kvs_xfer_t *xfer, kvs_dslot_t *s
 {
 	if (xfer->status == KV_OK || xfer->status == KV_ERR_CORRUPT) {
 		nvme->read_errors = 0;
-		kvs_aside_read(nvme, xfer->slot, s);
+		kvs_aside_resolve(nvme, xfer->slot, s);
 		kv_metric_add(nvme->metrics, KV_M_DISK_READ_BYTES, xfer->cls->stride);
 		kv_metric_observe_ns(nvme->metrics, KV_M_DISK_READ_TIME, kv_now_ns(nvme->env) - xfer->start_ns);
 	}
 	if (xfer->status == KV_OK) {
-		kvs_slot_verified(nvme, s);
+		kvs_slot_clear_unverified(nvme, s);
 	}
 	if (xfer->status == KV_ERR_IO) {
 		if (s->flags & KVS_SLOT_ASIDE) { /* that it fails again says nothing of other slots */
@@ -232,19 +232,19 @@ static void finish_load(kvs_nvme_t *nvme, const kvs_xfer_t *xfer, kvs_dslot_t *s
 			"slot does not hold what it should and is quarantined file %u index %u",
 			kv_slot_slab(xfer->slot), kv_slot_index(xfer->slot));
 		if (s->state != KVS_QUARANTINED) {
-			kvs_slot_move(nvme, xfer->slot, s, KVS_QUARANTINED);
+			kvs_slot_set_state(nvme, xfer->slot, s, KVS_QUARANTINED);
 		}
 	}
 }
 
 /* Every transfer ends here, whatever happened on the way. */
-static void finish(kvs_nvme_t *nvme, kvs_xfer_t *xfer)
+static void finish_xfer(kvs_nvme_t *nvme, kvs_xfer_t *xfer)
 {
 	kvs_done_fn done = xfer->done;
 	void *arg = xfer->arg;
 	kv_status_t status;
 
-	if (xfer->kind != KVS_FORGET) {
+	if (xfer->kind != KVS_UNREGISTER_FILE) {
 		kvs_dslot_t *s = kvs_slot_get(nvme, xfer->slot);
 
 		s->io--;
@@ -258,7 +258,7 @@ static void finish(kvs_nvme_t *nvme, kvs_xfer_t *xfer)
 		}
 	}
 	status = xfer->status;
-	xfer_give(nvme, xfer);
+	xfer_free(nvme, xfer);
 	done(arg, status);
 }
 
@@ -270,7 +270,7 @@ uint32_t kvs_transfers_finish(kvs_nvme_t *nvme, uint32_t max)
 		kvs_xfer_t *xfer;
 
 		while (ran < max && (xfer = kvs_queue_pop(&nvme->io[i].out)) != NULL) {
-			finish(nvme, xfer);
+			finish_xfer(nvme, xfer);
 			ran++;
 		}
 	}

@@ -9,7 +9,7 @@ kv_status_t kvs_nvme_load(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *dst,
 /* A load of a stored slot, readable or not. KV_ERR_BUSY: no transfer is free. */
 kv_status_t kvs_load_submit(kvs_nvme_t *nvme, kvs_loc_t loc, const kvs_mem_t *dst, kvs_done_fn done, void *arg);
 /* Wake the I/O threads for the transfers that were submitted since the last call. */
-void kvs_nvme_kick(kvs_nvme_t *nvme);
+void kvs_flush_submissions(kvs_nvme_t *nvme);
 /* Finish at most `max` transfers; returns how many. */
 uint32_t kvs_transfers_finish(kvs_nvme_t *nvme, uint32_t max);
 

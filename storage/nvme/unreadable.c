@@ -8,7 +8,7 @@
 #define RETIRE_NS    600000000000ull /* a slot is given up when it was unreadable for this long, */
 #define RETIRE_TRIES 8u              /* at each of as many tries */
 
-static void tell(const kvs_nvme_t *nvme, kv_slot_t slot, const kvs_dslot_t *s, int readable)
+static void notify_readable(const kvs_nvme_t *nvme, kv_slot_t slot, const kvs_dslot_t *s, int readable)
 {
 	kv_key_t key = s->key;
 
@@ -33,7 +33,7 @@ static kvs_aside_t *aside_make(kvs_nvme_t *nvme, kv_slot_t slot, uint64_t now)
 		entry = other->since_ns < entry->since_ns ? other : entry;
 	}
 	if (entry->tries > 0) {
-		kvs_aside_read(nvme, entry->slot, kvs_slot_get(nvme, entry->slot));
+		kvs_aside_resolve(nvme, entry->slot, kvs_slot_get(nvme, entry->slot));
 	}
 	*entry = (kvs_aside_t){.slot = slot, .since_ns = now};
 	nvme->aside_count++;
@@ -48,7 +48,7 @@ void kvs_aside_add(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s)
 	int is_new = !entry;
 
 	if (s->flags & KVS_SLOT_FREEING || s->state == KVS_QUARANTINED) {
-		kvs_aside_drop(nvme, slot, s);
+		kvs_aside_remove(nvme, slot, s);
 		return;
 	}
 	if (entry && now < entry->until_ns) {
@@ -65,24 +65,24 @@ void kvs_aside_add(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s)
 			"slot cannot be read for too long and is given up file %u index %u", kv_slot_slab(slot),
 			kv_slot_index(slot));
 		s->flags |= KVS_SLOT_RETIRED;
-		kvs_slot_lose(nvme, slot, s);
+		kvs_slot_mark_lost(nvme, slot, s);
 	} else if (is_new) {
-		tell(nvme, slot, s, 0);
+		notify_readable(nvme, slot, s, 0);
 	}
 }
 
-void kvs_aside_read(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s)
+void kvs_aside_resolve(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s)
 {
 	if (s->flags & KVS_SLOT_ASIDE) {
-		kvs_aside_drop(nvme, slot, s);
-		tell(nvme, slot, s, 1);
+		kvs_aside_remove(nvme, slot, s);
+		notify_readable(nvme, slot, s, 1);
 	}
 }
 
 kv_status_t kvs_nvme_readable(kvs_tier_t *tier, kvs_loc_t loc)
 {
 	kvs_nvme_t *nvme = kvs_nvme(tier);
-	const kvs_dslot_t *s = kvs_slot_at(nvme, loc);
+	const kvs_dslot_t *s = kvs_slot_find(nvme, loc);
 
 	if (nvme->health == KVS_HEALTH_OFF) {
 		return KV_ERR_TIER_OFF;

@@ -9,7 +9,7 @@
  * is told. */
 void kvs_aside_add(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s);
 /* A read of the slot has succeeded: the watch is told. */
-void kvs_aside_read(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s);
+void kvs_aside_resolve(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s);
 /* The slot whose pause ended first; KV_SLOT_NONE: every pause goes on. */
 kv_slot_t kvs_aside_next(const kvs_nvme_t *nvme, uint64_t now);
 kv_status_t kvs_nvme_readable(kvs_tier_t *tier, kvs_loc_t loc);

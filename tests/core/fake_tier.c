@@ -107,7 +107,7 @@ static uint32_t pick_in_files(fake_tier_t *fake, uint32_t slot_class)
 		for (uint32_t i = 0; i < fake->cap; i++) {
 			uint32_t file = i / fake->file_slots;
 
-			if (fake->slots[i].state == KVS_FREE && !fake->files[file].leaving &&
+			if (fake->slots[i].state == KVS_FREE && !fake->files[file].retiring &&
 			    fake->files[file].owner == (pass ? 0 : slot_class + 1)) {
 				fake->files[file].owner = slot_class + 1;
 				return i;
@@ -540,16 +540,16 @@ static uint32_t files_count(kvs_tier_t *tier)
 	return fake->file_slots ? fake->cap / fake->file_slots : 0;
 }
 
-static kv_status_t files_look(kvs_tier_t *tier, uint32_t file, kvs_slab_look_t *p_look)
+static kv_status_t files_look(kvs_tier_t *tier, uint32_t file, kvs_slab_desc_t *p_look)
 {
 	const fake_tier_t *fake = fake_of(tier);
 
 	if (file >= files_count(tier) || fake->files[file].owner == 0) {
 		return KV_MISS;
 	}
-	*p_look = (kvs_slab_look_t){.slot_class = fake->files[file].owner - 1,
+	*p_look = (kvs_slab_desc_t){.slot_class = fake->files[file].owner - 1,
 				    .slots = fake->file_slots,
-				    .leaving = fake->files[file].leaving};
+				    .retiring = fake->files[file].retiring};
 	for (uint32_t i = 0; i < fake->file_slots; i++) {
 		p_look->taken += fake->slots[file * fake->file_slots + i].state != KVS_FREE;
 	}
@@ -596,7 +596,7 @@ static uint64_t files_free(kvs_tier_t *tier, uint32_t slot_class)
 		uint32_t file = i / fake->file_slots;
 
 		count += fake->slots[i].state == KVS_FREE && fake->files[file].owner == slot_class + 1 &&
-			 !fake->files[file].leaving;
+			 !fake->files[file].retiring;
 	}
 
 	return count;
@@ -626,32 +626,32 @@ static int files_is_coming(kvs_tier_t *tier, uint32_t slot_class)
 
 static void files_leave(kvs_tier_t *tier, uint32_t file)
 {
-	kv_assert(!fake_of(tier)->files[file].leaving);
-	fake_of(tier)->files[file].leaving = 1;
+	kv_assert(!fake_of(tier)->files[file].retiring);
+	fake_of(tier)->files[file].retiring = 1;
 }
 
 static void files_stay(kvs_tier_t *tier, uint32_t file)
 {
-	kv_assert(fake_of(tier)->files[file].leaving);
-	fake_of(tier)->files[file].leaving = 0;
+	kv_assert(fake_of(tier)->files[file].retiring);
+	fake_of(tier)->files[file].retiring = 0;
 }
 
 static kv_status_t files_retire(kvs_tier_t *tier, uint32_t file, uint32_t for_class)
 {
 	fake_tier_t *fake = fake_of(tier);
-	kvs_slab_look_t look;
+	kvs_slab_desc_t look;
 
-	kv_assert(files_look(tier, file, &look) == KV_OK && look.leaving && look.taken == 0);
+	kv_assert(files_look(tier, file, &look) == KV_OK && look.retiring && look.taken == 0);
 	fake->files[file].owner = for_class + 1;
-	fake->files[file].leaving = 0;
+	fake->files[file].retiring = 0;
 	fake->retired++;
 
 	return KV_OK;
 }
 
-static const kvs_change_ops_t change_ops = {files_count, files_look, files_gain,     files_unit,
-					    files_slot,  files_free, files_is_short, files_is_coming,
-					    files_leave, files_stay, files_retire};
+static const kvs_rebalance_ops_t change_ops = {files_count, files_look, files_gain,     files_unit,
+					       files_slot,  files_free, files_is_short, files_is_coming,
+					       files_leave, files_stay, files_retire};
 
 static const kvs_tier_ops_t ops_cpu = {
 	"CPU",
@@ -721,7 +721,7 @@ void fake_disk_restart(fake_tier_t *fake)
 	kv_assert(fake->op_count == 0);
 	fake->synced = fake->seq; /* what is found again is on the device */
 	for (uint32_t i = 0; i < FAKE_FILES; i++) {
-		fake->files[i].leaving = 0;
+		fake->files[i].retiring = 0;
 	}
 	for (uint32_t i = 0; i < fake->cap; i++) {
 		fake->slots[i].aside = 0;

@@ -66,7 +66,7 @@ typedef struct fake_tier {
 				those of a disk do */
 	struct {
 		uint32_t owner; /* class + 1; 0: nobody's */
-		int leaving;
+		int retiring;
 	} files[FAKE_FILES];
 	fake_op_t *ops;
 	uint32_t op_count, op_cap;

@@ -40,7 +40,7 @@ static void open_space(uint32_t s)
 
 static uint32_t slabs_of(uint32_t s)
 {
-	kvs_class_look_t look;
+	kvs_class_info_t look;
 
 	for (uint32_t i = 0; kvs_pool_class(u_.pool, i, &look) == KV_OK; i++) {
 		if (look.block_bytes == size_[s]) {

@@ -152,7 +152,7 @@ static kv_status_t pool_digests(universe_t *u, kvs_loc_t loc, const kvs_leaf_spa
 		}
 	}
 
-	return kvs_pool_digests(u->pool, loc, span, values);
+	return kvs_pool_set_leaves(u->pool, loc, span, values);
 }
 
 static kv_status_t world_digests(void *ctx, kvs_loc_t loc, const kvs_leaf_span_t *span, const uint64_t *values)
@@ -181,7 +181,7 @@ static kv_status_t world_seal(void *ctx, kvs_loc_t loc)
 
 	u->seals++;
 
-	return u->pool ? kvs_pool_seal(u->pool, loc) : KV_OK;
+	return u->pool ? kvs_pool_compute_roots(u->pool, loc) : KV_OK;
 }
 
 static kv_status_t world_staging(void *ctx, kvd_member_t member, uint64_t first, uint32_t words, uint64_t *out)

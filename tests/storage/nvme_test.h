@@ -127,7 +127,7 @@ static inline void block_fill(const kvs_geometry_t *g, const kv_key_t *key, bloc
 
 	kv_test_fill(&rng, b->data, g->block_bytes);
 	b->mem = (kvs_mem_t){b->data, b->leaves, b->roots, UINT32_MAX};
-	assert_int_equal(kvs_guard_verify(g, b->data, NULL, b->leaves, b->roots), KV_OK);
+	assert_int_equal(kvs_sigbus_verify_block(g, b->data, NULL, b->leaves, b->roots), KV_OK);
 }
 
 static inline void block_blank(block_t *b)

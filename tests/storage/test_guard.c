@@ -46,28 +46,28 @@ static void p6_truncated_memory_is_a_fault_not_a_crash(void **state)
 	area_t a = area_make();
 
 	(void)state;
-	assert_int_equal(kvs_guard_install(), KV_OK);
+	assert_int_equal(kvs_sigbus_install(), KV_OK);
 	want = kv_digest(a.base, BYTES);
-	assert_int_equal(kvs_guard_copy_digest(mine, a.base, BYTES, &digest), KV_OK);
+	assert_int_equal(kvs_sigbus_copy_digest(mine, a.base, BYTES, &digest), KV_OK);
 	assert_true(digest == want);
 	assert_memory_equal(mine, a.base, BYTES);
-	assert_int_equal(kvs_guard_verify(&g, a.base, NULL, leaves, roots), KV_OK);
-	assert_int_equal(kvs_guard_verify(&g, a.base, leaves, NULL, NULL), KV_OK);
+	assert_int_equal(kvs_sigbus_verify_block(&g, a.base, NULL, leaves, roots), KV_OK);
+	assert_int_equal(kvs_sigbus_verify_block(&g, a.base, leaves, NULL, NULL), KV_OK);
 
 	for (uint32_t keep = 0; keep < 64; keep += 7) {
 		assert_int_equal(ftruncate(a.fd, (off_t)(keep * PAGE)), 0);
 		digest = 1;
-		assert_int_equal(kvs_guard_copy_digest(mine, a.base, BYTES, &digest), KV_ERR_FAULT);
-		assert_int_equal(kvs_guard_digest(a.base, BYTES, &digest), KV_ERR_FAULT);
-		assert_int_equal(kvs_guard_copy(mine, a.base, BYTES), KV_ERR_FAULT);
-		assert_int_equal(kvs_guard_copy(a.base, mine, BYTES), KV_ERR_FAULT);
-		assert_int_equal(kvs_guard_copy_digest(a.base, mine, BYTES, &digest), KV_ERR_FAULT);
-		assert_int_equal(kvs_guard_verify(&g, a.base, NULL, leaves, roots), KV_ERR_FAULT);
+		assert_int_equal(kvs_sigbus_copy_digest(mine, a.base, BYTES, &digest), KV_ERR_FAULT);
+		assert_int_equal(kvs_sigbus_digest(a.base, BYTES, &digest), KV_ERR_FAULT);
+		assert_int_equal(kvs_sigbus_copy(mine, a.base, BYTES), KV_ERR_FAULT);
+		assert_int_equal(kvs_sigbus_copy(a.base, mine, BYTES), KV_ERR_FAULT);
+		assert_int_equal(kvs_sigbus_copy_digest(a.base, mine, BYTES, &digest), KV_ERR_FAULT);
+		assert_int_equal(kvs_sigbus_verify_block(&g, a.base, NULL, leaves, roots), KV_ERR_FAULT);
 		assert_true(digest == 1); /* outputs on success only */
 		assert_int_equal(ftruncate(a.fd, BYTES), 0);
 		memset(a.base, 0x5a, BYTES);
 	}
-	assert_int_equal(kvs_guard_digest(a.base, BYTES, &digest), KV_OK);
+	assert_int_equal(kvs_sigbus_digest(a.base, BYTES, &digest), KV_OK);
 	assert_true(digest == want);
 	area_drop(&a);
 }
@@ -77,24 +77,24 @@ static void p1_verify_finds_every_flipped_leaf(void **state)
 	const kvs_geometry_t *geometries[] = {&plain, &opaque};
 
 	(void)state;
-	assert_int_equal(kvs_guard_install(), KV_OK);
+	assert_int_equal(kvs_sigbus_install(), KV_OK);
 	for (size_t i = 0; i < KV_COUNT_OF(geometries); i++) {
 		const kvs_geometry_t *g = geometries[i];
 		static block_buf_t b;
 		uint64_t leaves[16], roots[4];
 
 		block_fill(g, 9, &b);
-		assert_int_equal(kvs_guard_verify(g, b.data, b.leaves, leaves, roots), KV_OK);
+		assert_int_equal(kvs_sigbus_verify_block(g, b.data, b.leaves, leaves, roots), KV_OK);
 		assert_memory_equal(leaves, b.leaves, g->heads * g->leaves * sizeof *leaves);
 		assert_memory_equal(roots, b.roots, g->heads * sizeof *roots);
-		assert_int_equal(kvs_guard_verify(g, b.data, NULL, NULL, roots), KV_ERR_ARG);
+		assert_int_equal(kvs_sigbus_verify_block(g, b.data, NULL, NULL, roots), KV_ERR_ARG);
 		for (uint32_t at = 0; at < g->block_bytes; at += 97) {
 			b.data[at] ^= 4;
-			assert_int_equal(kvs_guard_verify(g, b.data, b.leaves, NULL, NULL), KV_ERR_CORRUPT);
+			assert_int_equal(kvs_sigbus_verify_block(g, b.data, b.leaves, NULL, NULL), KV_ERR_CORRUPT);
 			b.data[at] ^= 4;
 		}
 		b.data[g->block_bytes - 1] ^= 1;
-		assert_int_equal(kvs_guard_verify(g, b.data, b.leaves, NULL, NULL), KV_ERR_CORRUPT);
+		assert_int_equal(kvs_sigbus_verify_block(g, b.data, b.leaves, NULL, NULL), KV_ERR_CORRUPT);
 	}
 }
 
@@ -110,7 +110,7 @@ static void mend(int signum, siginfo_t *info, void *context)
 	(void)signum;
 	(void)context;
 	seen++;
-	nested = kvs_guard_digest("nested", 6, &digest);
+	nested = kvs_sigbus_digest("nested", 6, &digest);
 	if (mmap((void *)page, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
 	    MAP_FAILED) {
 		_exit(1);
@@ -127,12 +127,12 @@ static void p6_a_fault_outside_the_announced_memory_is_not_swallowed(void **stat
 
 	(void)state;
 	assert_int_equal(sigaction(SIGBUS, &action, NULL), 0);
-	assert_int_equal(kvs_guard_install(), KV_OK);
+	assert_int_equal(kvs_sigbus_install(), KV_OK);
 	assert_int_equal(ftruncate(a.fd, 0), 0);
 
 	/* The digests' own place is trusted memory: a fault there is not the client's, even inside the guarded
 	 * region. */
-	assert_int_equal(kvs_guard_verify(&g, data, NULL, leaves, NULL), KV_OK);
+	assert_int_equal(kvs_sigbus_verify_block(&g, data, NULL, leaves, NULL), KV_OK);
 	assert_int_equal(seen, 1);
 	assert_int_equal(nested, KV_ERR_INTERNAL);
 	assert_true(leaves[0] == kv_digest(data, PAGE));
@@ -163,7 +163,7 @@ static int end_of_child(void (*before)(int), int send)
 	assert_true(pid >= 0);
 	if (pid == 0) {
 		sigaction(SIGBUS, &action, NULL);
-		if (kvs_guard_install() != KV_OK) {
+		if (kvs_sigbus_install() != KV_OK) {
 			_exit(1);
 		}
 		if (send) {
@@ -212,7 +212,7 @@ static void *race_reader(void *arg)
 	while (mine && !atomic_load(r->stop)) {
 		uint64_t digest;
 
-		switch (kvs_guard_copy_digest(mine, r->area->base, BYTES, &digest)) {
+		switch (kvs_sigbus_copy_digest(mine, r->area->base, BYTES, &digest)) {
 		case KV_OK:
 			r->ok++;
 			r->odd += digest != kv_digest(mine, BYTES);
@@ -238,7 +238,7 @@ static void p6_threads_fault_each_for_themselves_while_a_client_truncates(void *
 	uint64_t faults = 0;
 
 	(void)state;
-	assert_int_equal(kvs_guard_install(), KV_OK);
+	assert_int_equal(kvs_sigbus_install(), KV_OK);
 	for (int i = 0; i < 3; i++) {
 		racer[i] = (racer_t){.area = &a, .stop = &stop};
 		assert_int_equal(pthread_create(&thread[i], NULL, race_reader, &racer[i]), 0);

@@ -10,12 +10,12 @@
 
 static kv_metrics_t metrics;
 
-/* A pool with blocks in every state, and two claims. */
+/* A pool with blocks in every state, and two records. */
 static kvs_tier_t *sample_pool(kv_test_env_t *t)
 {
 	static const kvs_state_t states[] = {KVS_PUT, KVS_READY, KVS_TRANSIT, KVS_QUARANTINED, KVS_FREE};
 	kvs_pool_config_t config = pool_config(&metrics, 512u << 10, 100000);
-	kvs_claim_t claim = {.id = 40, .instance = 2, .n = 3, .kind = 2};
+	kvs_record_t record = {.id = 40, .instance = 2, .n = 3, .kind = 2};
 	kvs_tier_t *pool;
 	kvs_loc_t loc;
 	uint32_t class;
@@ -33,10 +33,10 @@ static kvs_tier_t *sample_pool(kv_test_env_t *t)
 			assert_int_equal(kvs_set_state(pool, loc, states[i % 5]), KV_OK);
 		}
 	}
-	claim.deepest = loc;
-	assert_int_equal(kvs_pool_claim(pool, &claim), KV_OK);
-	claim = (kvs_claim_t){.id = 41, .instance = 2, .n = 3, .kind = 1, .deepest = {KV_SLOT_NONE, 0}};
-	assert_int_equal(kvs_pool_claim(pool, &claim), KV_OK);
+	record.deepest = loc;
+	assert_int_equal(kvs_pool_add_record(pool, &record), KV_OK);
+	record = (kvs_record_t){.id = 41, .instance = 2, .n = 3, .kind = 1, .deepest = {KV_SLOT_NONE, 0}};
+	assert_int_equal(kvs_pool_add_record(pool, &record), KV_OK);
 
 	return pool;
 }
@@ -46,7 +46,7 @@ static void p2_a_reader_finds_what_the_daemon_wrote(void **state)
 	kv_test_env_t t;
 	kvs_tier_t *tier = sample_pool(&t);
 	kvs_pool_t *pool = kvs_pool_of(tier);
-	const kvs_area_t *area = &pool->ledger.area;
+	const kvs_shm_t *area = &pool->ledger.area;
 	kvs_ledger_summary_t sum;
 	char detail[256] = "";
 	void *copy = mmap(NULL, area->bytes, PROT_READ, MAP_SHARED, area->fd, 0);
@@ -63,7 +63,7 @@ static void p2_a_reader_finds_what_the_daemon_wrote(void **state)
 	assert_int_equal(sum.by_state[KVS_QUARANTINED], pool->usage.quarantined_slots);
 	assert_int_equal(sum.by_state[KVS_READY], 4);
 	assert_int_equal(sum.used_bytes, pool->usage.used_bytes);
-	assert_int_equal(sum.claims, 2);
+	assert_int_equal(sum.records, 2);
 
 	const kvs_ledger_slab_t *slab = kvs_ledger_slab(copy, 0);
 	const kvs_ledger_slot_t *slot = &kvs_ledger_slots(slab)[1];
@@ -104,38 +104,38 @@ static void p10_a_ledger_that_contradicts_itself_is_refused(void **state)
 {
 	kv_test_env_t t;
 	kvs_tier_t *tier = sample_pool(&t);
-	const kvs_area_t *area = &kvs_pool_of(tier)->ledger.area;
+	const kvs_shm_t *area = &kvs_pool_of(tier)->ledger.area;
 	uint8_t *copy = aligned_alloc(4096, area->bytes);
 	kvs_ledger_header_t *h = (kvs_ledger_header_t *)copy;
 	uint64_t at = kvs_pool_of(tier)->ledger.header->slabs_offset;
 	kvs_ledger_slab_t *slab = (kvs_ledger_slab_t *)(copy + at);
 	kvs_ledger_slot_t *ready = (kvs_ledger_slot_t *)(slab + 1) + 1;
-	kvs_ledger_claim_t *claim = NULL;
+	kvs_ledger_record_t *record = NULL;
 
 	(void)state;
 	assert_non_null(copy);
 	memcpy(copy, area->base, area->bytes);
-	for (uint32_t i = 0; i < h->claims_cap; i++) {
-		kvs_ledger_claim_t *c = (kvs_ledger_claim_t *)(copy + h->claims_offset) + i;
+	for (uint32_t i = 0; i < h->records_cap; i++) {
+		kvs_ledger_record_t *c = (kvs_ledger_record_t *)(copy + h->records_offset) + i;
 
-		claim = c->id == 40 ? c : claim;
+		record = c->id == 40 ? c : record;
 	}
 	WITH(h->magic, 1, KV_ERR_FOREIGN);
 	WITH(h->version, 1, KV_ERR_FOREIGN);
 	WITH(h->slot_record_bytes, 64, KV_ERR_FOREIGN);
 	WITH(h->total_bytes, area->bytes - 1, KV_ERR_CORRUPT);
 	WITH(h->incarnation, 0, KV_ERR_CORRUPT);
-	WITH(h->claims_cap, 0, KV_ERR_CORRUPT);
-	WITH(h->claims_cap, 255, KV_ERR_CORRUPT);
-	WITH(h->claims_cap, 1u << 31, KV_ERR_CORRUPT);
-	WITH(h->claims_offset, 8192, KV_ERR_CORRUPT);
+	WITH(h->records_cap, 0, KV_ERR_CORRUPT);
+	WITH(h->records_cap, 255, KV_ERR_CORRUPT);
+	WITH(h->records_cap, 1u << 31, KV_ERR_CORRUPT);
+	WITH(h->records_offset, 8192, KV_ERR_CORRUPT);
 	WITH(h->slabs_offset, 4096, KV_ERR_CORRUPT);
 	WITH(h->slabs_offset, at + 8, KV_ERR_CORRUPT);
 	WITH(h->slabs_offset, area->bytes, KV_ERR_CORRUPT);
 	WITH(h->slabs_offset, UINT64_MAX - 4095, KV_ERR_CORRUPT);
 	WITH(h->slab_count, KVS_POOL_MAX_SLABS + 1, KV_ERR_CORRUPT);
 	WITH(h->slab_count, KVS_POOL_MAX_SLABS, KV_ERR_CORRUPT);
-	WITH(h->slab_count, 0, KV_ERR_CORRUPT); /* the claim's slot is gone */
+	WITH(h->slab_count, 0, KV_ERR_CORRUPT); /* the record's slot is gone */
 	WITH(slab->number, 1, KV_ERR_CORRUPT);
 	WITH(h->chunk_stride, 0, KV_ERR_CORRUPT);
 	WITH(h->chunk_stride, 4097, KV_ERR_CORRUPT);
@@ -152,8 +152,8 @@ static void p10_a_ledger_that_contradicts_itself_is_refused(void **state)
 	WITH(ready->gen, 0, KV_ERR_CORRUPT);
 	WITH(ready->length, 1, KV_ERR_CORRUPT);
 	WITH(ready->depth, 0, KV_ERR_CORRUPT);
-	WITH(claim->kind, 3, KV_ERR_CORRUPT);
-	WITH(claim->slot, kv_slot_make(4000, 0), KV_ERR_CORRUPT);
+	WITH(record->kind, 3, KV_ERR_CORRUPT);
+	WITH(record->slot, kv_slot_make(4000, 0), KV_ERR_CORRUPT);
 	memset(slab->ns, 'x', sizeof slab->ns);
 	refuse(copy, area->bytes, KV_ERR_CORRUPT);
 	refuse(copy, 100, KV_ERR_FOREIGN);
@@ -162,7 +162,7 @@ static void p10_a_ledger_that_contradicts_itself_is_refused(void **state)
 	kvs_close(tier);
 }
 
-static void p5_claims_are_kept_exactly_and_bounded(void **state)
+static void p5_ledger_records_are_exact_and_bounded(void **state)
 {
 	enum { IDS = 400 };
 	static uint32_t n_of[IDS + 1]; /* 0: not there */
@@ -180,11 +180,12 @@ static void p5_claims_are_kept_exactly_and_bounded(void **state)
 
 	for (uint32_t i = 0; i < 20000; i++) {
 		uint64_t id = kv_test_below(&rng, IDS) + 1;
-		kvs_claim_t claim = {.id = id, .instance = id * 7, .n = i + 1, .kind = 1, .deepest = {KV_SLOT_NONE, 0}};
+		kvs_record_t record = {
+			.id = id, .instance = id * 7, .n = i + 1, .kind = 1, .deepest = {KV_SLOT_NONE, 0}};
 
 		/* Phases of growth and of shrinking. */
 		if (kv_test_below(&rng, 8) < (i / 2000 % 2 ? 3u : 6u)) {
-			kv_status_t status = kvs_pool_claim(pool, &claim);
+			kv_status_t status = kvs_pool_add_record(pool, &record);
 
 			assert_int_equal(status, n_of[id] || count < 224 ? KV_OK : KV_ERR_LIMIT);
 			refused += status != KV_OK;
@@ -193,26 +194,26 @@ static void p5_claims_are_kept_exactly_and_bounded(void **state)
 				n_of[id] = i + 1;
 			}
 		} else {
-			kvs_pool_unclaim(pool, id);
+			kvs_pool_remove_record(pool, id);
 			count -= n_of[id] != 0;
 			n_of[id] = 0;
 		}
 		if (i % 50 == 0) {
 			assert_int_equal(kvs_ledger_check(ledger->area.base, ledger->area.bytes, &sum, NULL, 0), KV_OK);
-			assert_int_equal(sum.claims, count);
+			assert_int_equal(sum.records, count);
 		}
 	}
 	assert_true(refused > 0);
-	for (uint32_t i = 0; i < ledger->header->claims_cap; i++) {
-		const kvs_ledger_claim_t *c = &ledger->claims[i];
+	for (uint32_t i = 0; i < ledger->header->records_cap; i++) {
+		const kvs_ledger_record_t *c = &ledger->records[i];
 
 		if (c->id) {
 			assert_int_equal(c->n, n_of[c->id]);
 			assert_int_equal(c->instance, c->id * 7);
 		}
 	}
-	assert_int_equal(kvs_pool_claim(pool, &(kvs_claim_t){.kind = 1}), KV_ERR_ARG);
-	kvs_pool_unclaim(pool, 0);
+	assert_int_equal(kvs_pool_add_record(pool, &(kvs_record_t){.kind = 1}), KV_ERR_ARG);
+	kvs_pool_remove_record(pool, 0);
 	kvs_close(pool);
 }
 
@@ -224,9 +225,9 @@ static void churn(kvs_ledger_slot_t *slots, uint32_t n)
 
 		meta.depth = 1;
 		memset(&meta.parent, 0, sizeof meta.parent);
-		kvs_ledger_take(&slots[i % n], KVS_TRANSIT, i, 12288, &meta);
+		kvs_ledger_assign_slot(&slots[i % n], KVS_TRANSIT, i, 12288, &meta);
 		if (i % 3 == 0) {
-			kvs_ledger_move(&slots[i % n], KVS_FREE, 0);
+			kvs_ledger_set_state(&slots[i % n], KVS_FREE, 0);
 		}
 	}
 }
@@ -271,7 +272,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p2_a_reader_finds_what_the_daemon_wrote),
 		cmocka_unit_test(p10_a_ledger_that_contradicts_itself_is_refused),
-		cmocka_unit_test(p5_claims_are_kept_exactly_and_bounded),
+		cmocka_unit_test(p5_ledger_records_are_exact_and_bounded),
 		cmocka_unit_test(p3_a_daemon_killed_in_a_change_leaves_nothing_half_written),
 	};
 

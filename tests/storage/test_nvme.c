@@ -343,8 +343,8 @@ static void p5_full_is_full_and_freed_slots_serve_again_within_the_limit(void **
  * alone when its rows have gone. */
 static void p5_an_emptied_file_makes_room_for_the_class_it_was_emptied_for(void **state)
 {
-	const kvs_change_ops_t *change;
-	kvs_slab_look_t look;
+	const kvs_rebalance_ops_t *change;
+	kvs_slab_desc_t look;
 	fixture_t f;
 	kvs_loc_t loc[1000], other;
 	uint32_t n = 0, first_class, files = 0;
@@ -354,7 +354,7 @@ static void p5_an_emptied_file_makes_room_for_the_class_it_was_emptied_for(void 
 	fixture_init(&f, NULL);
 	f.config.limit_bytes = 8 * MIB;
 	fixture_begin(&f, &found);
-	change = f.tier->ops->change;
+	change = f.tier->ops->rebalance;
 	while (n < 1000 && put_block(&f, &plain, 1, n + 1, &loc[n]) == KV_OK) {
 		n++;
 	}
@@ -366,10 +366,10 @@ static void p5_an_emptied_file_makes_room_for_the_class_it_was_emptied_for(void 
 	assert_int_equal(kvs_class_bytes(f.tier, f.slot_class), 0);
 	meta = meta_of(2, 1, 1);
 	for (uint32_t file = 0; file < 2; file++) { /* one may be too small for the other class */
-		assert_int_equal(change->look(f.tier, file, &look), KV_OK);
+		assert_int_equal(change->describe_slab(f.tier, file, &look), KV_OK);
 		assert_int_equal(look.slot_class, first_class);
 		assert_int_equal(look.taken, look.slots);
-		change->leave(f.tier, file);
+		change->begin_retire(f.tier, file);
 		assert_int_equal(change->retire(f.tier, file, f.slot_class), KV_ERR_BUSY);
 		for (uint32_t i = 0; i < n; i++) {
 			if (kv_slot_slab(loc[i].slot) == file) {
@@ -378,9 +378,9 @@ static void p5_an_emptied_file_makes_room_for_the_class_it_was_emptied_for(void 
 			}
 		}
 		assert_int_equal(change->free_slots(f.tier, first_class), 0); /* what has come free is nobody's */
-		change->stay(f.tier, file);
+		change->cancel_retire(f.tier, file);
 		assert_int_equal(change->free_slots(f.tier, first_class), look.slots);
-		change->leave(f.tier, file);
+		change->begin_retire(f.tier, file);
 		assert_int_equal(change->retire(f.tier, file, f.slot_class), KV_OK);
 		files++;
 		check_sums(&f);

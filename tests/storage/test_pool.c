@@ -117,17 +117,18 @@ static void p1_digests_handed_in_piecewise_make_the_same_block(void **state)
 	assert_int_equal(kvs_mem(pool, loc, &mem), KV_OK);
 	memcpy(mem.data, b.data, plain.block_bytes);
 	for (uint32_t h = 0; h < 2; h++) {
-		assert_int_equal(kvs_pool_digests(pool, loc, &(kvs_leaf_span_t){h, 1, 0, 1}, &b.leaves[h * 3]), KV_OK);
-		assert_int_equal(kvs_pool_digests(pool, loc, &(kvs_leaf_span_t){h, 1, 1, 2}, &b.leaves[h * 3 + 1]),
+		assert_int_equal(kvs_pool_set_leaves(pool, loc, &(kvs_leaf_span_t){h, 1, 0, 1}, &b.leaves[h * 3]),
+				 KV_OK);
+		assert_int_equal(kvs_pool_set_leaves(pool, loc, &(kvs_leaf_span_t){h, 1, 1, 2}, &b.leaves[h * 3 + 1]),
 				 KV_OK);
 	}
-	assert_int_equal(kvs_pool_seal(pool, loc), KV_OK);
+	assert_int_equal(kvs_pool_compute_roots(pool, loc), KV_OK);
 	assert_int_equal(kvs_set_state(pool, loc, KVS_TRANSIT), KV_OK);
 	got.mem = (kvs_mem_t){got.data, got.leaves, got.roots, UINT32_MAX};
 	assert_int_equal(load(pool, loc, &got.mem), KV_OK);
 	assert_memory_equal(got.roots, b.roots, sizeof(uint64_t) * 2);
-	assert_int_equal(kvs_pool_seal(pool, loc), KV_ERR_ARG);
-	assert_int_equal(kvs_pool_digests(pool, loc, &(kvs_leaf_span_t){0, 2, 0, 3}, b.leaves), KV_ERR_ARG);
+	assert_int_equal(kvs_pool_compute_roots(pool, loc), KV_ERR_ARG);
+	assert_int_equal(kvs_pool_set_leaves(pool, loc, &(kvs_leaf_span_t){0, 2, 0, 3}, b.leaves), KV_ERR_ARG);
 	close_pool(&t, pool);
 }
 
@@ -149,12 +150,12 @@ static void p10_digest_ranges_outside_the_block_are_refused(void **state)
 	assert_int_equal(kvs_class_open(pool, "ns", &plain, &class), KV_OK);
 	assert_int_equal(kvs_alloc(pool, class, KVS_PUT, 1, &meta, &loc), KV_OK);
 	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
-		assert_int_equal(kvs_pool_digests(pool, loc,
-						  &(kvs_leaf_span_t){bad[i][0], bad[i][1], bad[i][2], bad[i][3]},
-						  values),
+		assert_int_equal(kvs_pool_set_leaves(pool, loc,
+						     &(kvs_leaf_span_t){bad[i][0], bad[i][1], bad[i][2], bad[i][3]},
+						     values),
 				 KV_ERR_ARG);
 	}
-	assert_int_equal(kvs_pool_digests(pool, loc, &(kvs_leaf_span_t){0, 2, 0, 3}, values), KV_OK);
+	assert_int_equal(kvs_pool_set_leaves(pool, loc, &(kvs_leaf_span_t){0, 2, 0, 3}, values), KV_OK);
 	close_pool(&t, pool);
 }
 
@@ -277,8 +278,8 @@ static void p1_a_stale_location_is_a_miss(void **state)
 		assert_int_equal(load(pool, old, &b.mem), KV_MISS);
 		assert_int_equal(store(pool, old, &b.mem), KV_MISS);
 		assert_int_equal(kvs_set_state(pool, old, KVS_QUARANTINED), KV_MISS);
-		assert_int_equal(kvs_pool_seal(pool, old), KV_MISS);
-		assert_int_equal(kvs_pool_digests(pool, old, &(kvs_leaf_span_t){0, 1, 0, 1}, b.leaves), KV_MISS);
+		assert_int_equal(kvs_pool_compute_roots(pool, old), KV_MISS);
+		assert_int_equal(kvs_pool_set_leaves(pool, old, &(kvs_leaf_span_t){0, 1, 0, 1}, b.leaves), KV_MISS);
 		kvs_usage(pool, &before);
 		kvs_free(pool, old);
 		kvs_usage(pool, &after);
@@ -483,14 +484,14 @@ static void drop(void *ctx, const char *name)
 /* The number's next slab: the first slot's generation goes on. */
 static void a_number_used_again(kvs_tier_t *pool, uint32_t class, kvs_loc_t old)
 {
-	const kvs_change_ops_t *ops = pool->ops->change;
+	const kvs_rebalance_ops_t *ops = pool->ops->rebalance;
 	kvs_meta_t meta = meta_of(1);
 	kvs_slab_info_t info;
 	kvs_loc_t loc;
 	kvs_mem_t mem;
 
 	assert_int_equal(kvs_pool_slab(pool, 0, &info), KV_MISS);
-	ops->leave(pool, 1);
+	ops->begin_retire(pool, 1);
 	for (uint32_t i = 0; i < 16; i++) {
 		kvs_free(pool, (kvs_loc_t){kv_slot_make(1, i), 1});
 	}
@@ -510,7 +511,7 @@ static void a_number_used_again(kvs_tier_t *pool, uint32_t class, kvs_loc_t old)
 static void p5_the_pages_of_a_slab_that_somebody_keeps_are_taken_away(void **state)
 {
 	kvs_pool_config_t config = pool_config(&metrics, 400u << 10, 100000);
-	const kvs_change_ops_t *ops;
+	const kvs_rebalance_ops_t *ops;
 	kvs_slab_info_t info;
 	kvs_usage_t before, after;
 	kvs_meta_t meta = meta_of(1);
@@ -529,7 +530,7 @@ static void p5_the_pages_of_a_slab_that_somebody_keeps_are_taken_away(void **sta
 	config.drop = drop;
 	config.hold_ctx = log;
 	pool = open_pool(&t, &config);
-	ops = pool->ops->change;
+	ops = pool->ops->rebalance;
 	assert_int_equal(kvs_class_open(pool, "ns", &plain, &a), KV_OK);
 	while (kvs_alloc(pool, a, KVS_PUT, 1, &meta, &loc) == KV_OK) {
 		assert_int_equal(kvs_set_state(pool, loc, KVS_READY), KV_OK);
@@ -546,7 +547,7 @@ static void p5_the_pages_of_a_slab_that_somebody_keeps_are_taken_away(void **sta
 	assert_true(mine != MAP_FAILED && mine[0] == 7);
 
 	assert_int_equal(ops->retire(pool, 0, b), KV_MISS); /* it has not been told to leave */
-	ops->leave(pool, 0);
+	ops->begin_retire(pool, 0);
 	assert_int_equal(ops->retire(pool, 0, b), KV_ERR_BUSY);
 	assert_int_equal(kvs_pool_release(pool, 0, 1), KV_MISS);
 	for (uint32_t i = 0; i < info.slots; i++) {

@@ -108,10 +108,10 @@ static void p5_no_touched_page_is_left_uncharged(void **state)
 	assert_int_equal(kvs_class_open(tier, "ns", &shapes[3], &class), KV_OK);
 	fill(tier, class);
 	kvs_pool_t *pool = kvs_pool_of(tier);
-	const kvs_area_t *areas[64] = {&pool->ledger.area};
+	const kvs_shm_t *areas[64] = {&pool->ledger.area};
 	uint32_t n = 1;
 
-	for (uint64_t id = 1; kvs_pool_claim(tier, &(kvs_claim_t){.id = id, .kind = 1}) == KV_OK; id++) {
+	for (uint64_t id = 1; kvs_pool_add_record(tier, &(kvs_record_t){.id = id, .kind = 1}) == KV_OK; id++) {
 		continue;
 	}
 	for (uint32_t i = 0; i < pool->slab_count; i++) {
@@ -326,9 +326,9 @@ static void p5_a_slab_leaves_no_pages_with_whoever_has_it_unheard_of(void **stat
 	fd = dup(info.data_fd);
 	assert_true(fd >= 0 && fstat(fd, &st) == 0 && st.st_blocks > 0);
 
-	pool->ops->change->leave(pool, info.slab);
+	pool->ops->rebalance->begin_retire(pool, info.slab);
 	kvs_free(pool, loc);
-	assert_int_equal(pool->ops->change->retire(pool, info.slab, class), KV_OK);
+	assert_int_equal(pool->ops->rebalance->retire(pool, info.slab, class), KV_OK);
 	assert_int_equal(kvs_pool_release(pool, info.slab, 1), KV_OK);
 	assert_int_equal(fstat(fd, &st), 0);
 	assert_int_equal(st.st_blocks, 0);

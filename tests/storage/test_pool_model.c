@@ -186,17 +186,17 @@ typedef enum fate { STAYS, LEAVES, GONE, GHOST } fate_t;
 /* No location of a slab that has left may be given out; all that is in it stays readable. */
 static void step_change(kvs_tier_t *pool, fate_t *fate, kv_test_rng_t *rng)
 {
-	const kvs_change_ops_t *ops = pool->ops->change;
-	uint32_t count = ops->slabs(pool), slab = count ? (uint32_t)kv_test_below(rng, count) : 0;
+	const kvs_rebalance_ops_t *ops = pool->ops->rebalance;
+	uint32_t count = ops->slab_count(pool), slab = count ? (uint32_t)kv_test_below(rng, count) : 0;
 	uint32_t to = (uint32_t)kv_test_below(rng, 3);
-	kvs_slab_look_t look;
-	kv_status_t status = ops->look(pool, slab, &look);
+	kvs_slab_desc_t look;
+	kv_status_t status = ops->describe_slab(pool, slab, &look);
 
 	assert_true(count <= NUMBERS);
 	assert_int_equal(status, fate[slab] == GHOST || (fate[slab] == STAYS && status == KV_MISS) ? KV_MISS : KV_OK);
 	if (status == KV_OK && fate[slab] == STAYS) {
-		assert_true(!look.leaving && !look.retired);
-		ops->leave(pool, slab);
+		assert_true(!look.retiring && !look.retired);
+		ops->begin_retire(pool, slab);
 		fate[slab] = LEAVES;
 	} else if (fate[slab] == LEAVES && look.taken == 0) {
 		assert_int_equal(ops->retire(pool, slab, to), KV_OK);
@@ -204,7 +204,7 @@ static void step_change(kvs_tier_t *pool, fate_t *fate, kv_test_rng_t *rng)
 	} else if (fate[slab] == LEAVES) {
 		assert_int_equal(ops->retire(pool, slab, to), KV_ERR_BUSY);
 		if (kv_test_below(rng, 3) == 0) {
-			ops->stay(pool, slab);
+			ops->cancel_retire(pool, slab);
 			fate[slab] = STAYS;
 		}
 	} else if (fate[slab] >= GONE) {

@@ -32,7 +32,7 @@ static void wait_ready(const kvs_slab_t *slab)
 	fail_msg("slab %u is not ready", slab->number);
 }
 
-static uint64_t given(const kvs_area_t *area)
+static uint64_t given(const kvs_shm_t *area)
 {
 	struct stat st;
 
@@ -84,7 +84,7 @@ static void a_slab_is_touched_before_the_first_put(void **state)
 static void idle_until(kvs_tier_t *tier, uint32_t slabs)
 {
 	for (int i = 0; i < 200000 && kvs_pool_slab_count(tier) < slabs; i++) {
-		kvs_pool_ahead(tier, 0);
+		kvs_pool_carve_ahead(tier, 0);
 		check(tier);
 		usleep(1000);
 	}
@@ -103,7 +103,7 @@ static void take(kvs_tier_t *tier, uint32_t class, uint32_t count)
 
 static uint32_t slabs_of(kvs_tier_t *tier, uint32_t class)
 {
-	kvs_class_look_t look;
+	kvs_class_info_t look;
 
 	assert_int_equal(kvs_pool_class(tier, class, &look), KV_OK);
 
@@ -130,7 +130,7 @@ static void p5_memory_is_kept_ready_for_the_size_in_use_and_no_more_of_it_than_s
 	assert_int_equal(kvs_class_open(tier, "other", &plain, &other), KV_OK);
 	idle_until(tier, 4);
 	for (int i = 0; i < 100; i++) {
-		kvs_pool_ahead(tier, 0);
+		kvs_pool_carve_ahead(tier, 0);
 	}
 	assert_int_equal(slabs_of(tier, other), 4);
 	wait_ready(&pool->slabs[3]->slab);
@@ -147,7 +147,7 @@ static void p5_memory_is_kept_ready_for_the_size_in_use_and_no_more_of_it_than_s
 	}
 	take(tier, other, 1);
 	for (int i = 0; i < 100; i++) {
-		kvs_pool_ahead(tier, 0);
+		kvs_pool_carve_ahead(tier, 0);
 	}
 	assert_int_equal(slabs_of(tier, other), 4);
 	assert_int_equal(slabs_of(tier, class), 7);
@@ -175,12 +175,12 @@ static void p5_memory_is_touched_ahead_while_blocks_rest(void **state)
 
 	assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
 	for (int i = 0; i < 200000 && slabs_of(tier, class) < 5; i++) {
-		kvs_pool_ahead(tier, 1);
+		kvs_pool_carve_ahead(tier, 1);
 		usleep(1000);
 	}
 	wait_ready(&pool->slabs[4]->slab); /* nothing pauses before all that is wanted has been touched */
 	for (int i = 0; i < 100; i++) {
-		kvs_pool_ahead(tier, 1);
+		kvs_pool_carve_ahead(tier, 1);
 	}
 	assert_int_equal(slabs_of(tier, class),
 			 5); /* a slab is a little less than 4 MiB of blocks, and one is in use */
@@ -192,7 +192,7 @@ static void p5_memory_is_touched_ahead_while_blocks_rest(void **state)
 	usleep(100000);
 	assert_int_equal(atomic_load(&pool->slabs[pool->classes[class].newest]->slab.ready_bytes), 0);
 	for (uint32_t i = 0; i < 100; i++) {
-		kvs_pool_ahead(tier, 1);
+		kvs_pool_carve_ahead(tier, 1);
 	}
 	assert_int_equal(atomic_load(&pool->slabs[pool->classes[class].newest]->slab.ready_bytes), 0);
 	idle_until(tier, 8);
@@ -218,12 +218,12 @@ static void p5_the_first_size_takes_all_of_the_pool_when_told_so(void **state)
 	config.ahead_bytes = KVS_AHEAD_ALL;
 	assert_int_equal(kvs_pool_open(&config, &t.env, &tier), KV_OK);
 	for (int i = 0; i < 4; i++) {
-		kvs_pool_ahead(tier, 0); /* of nothing */
+		kvs_pool_carve_ahead(tier, 0); /* of nothing */
 	}
 	assert_int_equal(kvs_pool_slab_count(tier), 0);
 	assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
 	for (int i = 0; i < 4; i++) { /* without waiting for the pages */
-		kvs_pool_ahead(tier, 0);
+		kvs_pool_carve_ahead(tier, 0);
 	}
 	kvs_usage(tier, &u);
 	assert_true(u.limit_bytes - u.charged_bytes < 16384);
@@ -235,10 +235,10 @@ static void p5_the_first_size_takes_all_of_the_pool_when_told_so(void **state)
 	assert_int_equal(slabs_of(tier, other), 0);
 
 	/* What is not used is there for others all the same. */
-	tier->ops->change->leave(tier, slabs - 2);
-	assert_int_equal(tier->ops->change->retire(tier, slabs - 2, other), KV_OK);
+	tier->ops->rebalance->begin_retire(tier, slabs - 2);
+	assert_int_equal(tier->ops->rebalance->retire(tier, slabs - 2, other), KV_OK);
 	assert_int_equal(kvs_pool_release(tier, slabs - 2, 1), KV_OK);
-	kvs_pool_ahead(tier, 0);
+	kvs_pool_carve_ahead(tier, 0);
 	assert_int_equal(slabs_of(tier, other), 1);
 	check(tier);
 	kvs_close(tier);
@@ -261,14 +261,14 @@ static void p5_a_slab_is_let_go_while_it_is_being_touched(void **state)
 	config.ahead_bytes = KVS_AHEAD_ALL;
 	assert_int_equal(kvs_pool_open(&config, &t.env, &tier), KV_OK);
 	assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
-	kvs_pool_ahead(tier, 0);
+	kvs_pool_carve_ahead(tier, 0);
 	assert_int_equal(kvs_class_open(tier, "other", &plain, &other), KV_OK);
 	usleep(2000);
 	for (uint32_t s = 0; s < 4; s++) {
 		kv_status_t status = KV_ERR_BUSY;
 
-		tier->ops->change->leave(tier, s);
-		assert_int_equal(tier->ops->change->retire(tier, s, other), KV_OK);
+		tier->ops->rebalance->begin_retire(tier, s);
+		assert_int_equal(tier->ops->rebalance->retire(tier, s, other), KV_OK);
 		for (int i = 0; i < 20000 && status == KV_ERR_BUSY; i++) {
 			status = kvs_pool_release(tier, s, 1);
 			usleep(status == KV_ERR_BUSY ? 1000 : 0);
@@ -350,7 +350,7 @@ static void p1_touching_loses_no_byte_a_client_writes(void **state)
 	pthread_t thread;
 
 	(void)state;
-	assert_int_equal(kvs_guard_install(), KV_OK);
+	assert_int_equal(kvs_sigbus_install(), KV_OK);
 	for (int round = 0; round < 5; round++) {
 		int fd = memfd_create("test", MFD_CLOEXEC);
 
@@ -358,13 +358,13 @@ static void p1_touching_loses_no_byte_a_client_writes(void **state)
 		w.base = mmap(NULL, w.n, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 		assert_true(w.base != MAP_FAILED);
 		assert_int_equal(pthread_create(&thread, NULL, write_all, &w), 0);
-		assert_int_equal(kvs_guard_touch(w.base, w.n), KV_OK);
+		assert_int_equal(kvs_sigbus_touch_pages(w.base, w.n), KV_OK);
 		pthread_join(thread, NULL);
 		for (size_t at = 0; at < w.n; at += 4096) {
 			assert_int_equal(w.base[at], 0x77);
 		}
 		assert_int_equal(ftruncate(fd, 4096), 0);
-		assert_int_equal(kvs_guard_touch(w.base, w.n), KV_ERR_FAULT);
+		assert_int_equal(kvs_sigbus_touch_pages(w.base, w.n), KV_ERR_FAULT);
 		munmap(w.base, w.n);
 		close(fd);
 	}
@@ -465,7 +465,7 @@ static uint32_t asked_for(kvs_huge_t huge, int answer)
 	assert_true(slab->data.bytes > 3 * HUGE_PAGE);
 	wait_ready(slab);
 	assert_int_equal(given(&slab->data), slab->data.bytes);
-	kvs_pool_ahead(tier, 0);
+	kvs_pool_carve_ahead(tier, 0);
 	if (huge == KVS_HUGE_OFF || (answer != 0 && !kvs_thp_works((char[64]){0}, 64))) {
 		assert_int_equal(kv_metric_get(&metrics, KV_M_CPU_HUGE_PAGES), 0);
 	} else {
@@ -492,12 +492,12 @@ static void a_slab_gets_huge_pages_where_the_kernel_makes_them_when_asked(void *
 /* The real call: what has been written is left alone, what nobody has touched becomes one page that reads as zeroes. */
 static void a_huge_page_is_made_only_where_nothing_is(void **state)
 {
-	kvs_area_t area;
+	kvs_shm_t area;
 	unsigned char there[HUGE_PAGE / 4096];
 	int result;
 
 	(void)state;
-	assert_int_equal(kvs_area_create(&kvs_sys_posix, "test", 3 * HUGE_PAGE, 0, F_SEAL_SHRINK | F_SEAL_GROW, &area),
+	assert_int_equal(kvs_shm_create(&kvs_sys_posix, "test", 3 * HUGE_PAGE, 0, F_SEAL_SHRINK | F_SEAL_GROW, &area),
 			 0);
 	assert_int_equal((uintptr_t)area.base % HUGE_PAGE, 0);
 	area.base[HUGE_PAGE + 5000] = 7;
@@ -515,7 +515,7 @@ static void a_huge_page_is_made_only_where_nothing_is(void **state)
 	for (size_t i = 0; i < HUGE_PAGE; i += 4096) {
 		assert_int_equal(area.base[i], 0);
 	}
-	kvs_area_destroy(&area);
+	kvs_shm_destroy(&area);
 }
 
 int main(void)

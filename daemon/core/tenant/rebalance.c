@@ -182,7 +182,7 @@ static uint32_t find_giving_class(kvd_core_t *core, kvd_set_t t, uint32_t to, in
 
 /* Has the class slots enough without this slab: for what is in it, and, while it is in use, for as much again? `from`
  * KVD_NONE: a class of the disk tier that has no block. */
-static int can_spare(const kvd_core_t *core, const choice_t *choice, const kvs_slab_look_t *look, uint32_t from)
+static int can_spare(const kvd_core_t *core, const choice_t *choice, const kvs_slab_desc_t *look, uint32_t from)
 {
 	uint64_t free_slots = kvd_slab_ops(core, choice->t)->free_slots(core->tier[choice->t], look->slot_class);
 
@@ -195,7 +195,7 @@ static int can_spare(const kvd_core_t *core, const choice_t *choice, const kvs_s
 
 /* The one that fewer leases name, then the smaller part of it taken, else the larger one; and there must be something
  * to be had from it. */
-static void keep_better(const kvd_core_t *core, choice_t *choice, uint32_t slab, const kvs_slab_look_t *look,
+static void keep_better(const kvd_core_t *core, choice_t *choice, uint32_t slab, const kvs_slab_desc_t *look,
 			uint32_t named)
 {
 	uint64_t old = (uint64_t)choice->taken * look->slots, new = (uint64_t)look->taken * choice->slots;
@@ -203,7 +203,7 @@ static void keep_better(const kvd_core_t *core, choice_t *choice, uint32_t slab,
 	int better = choice->slab == KVD_NONE || named < choice->named ||
 		     (named == choice->named && (new < old || (new == old && look->slots > choice->slots)));
 
-	if (better && kvd_slab_ops(core, choice->t)->gain(core->tier[choice->t], slab, to) > 0) {
+	if (better && kvd_slab_ops(core, choice->t)->slots_gained(core->tier[choice->t], slab, to) > 0) {
 		choice->slab = slab;
 		choice->from = class_of(core, choice->t, look->slot_class);
 		choice->taken = look->taken;
@@ -214,16 +214,17 @@ static void keep_better(const kvd_core_t *core, choice_t *choice, uint32_t slab,
 
 static void count_slots(kvd_core_t *core, kvd_set_t t)
 {
-	kvs_slab_look_t look;
+	kvs_slab_desc_t look;
 
 	for (uint32_t i = 0; i < core->class_count; i++) {
 		core->classes[i].slots[t] = 0;
 		core->classes[i].largest[t] = 0;
 	}
-	for (uint32_t slab = 0; slab < kvd_slab_ops(core, t)->slabs(core->tier[t]); slab++) {
-		uint32_t class = kvd_slab_ops(core, t)->look(core->tier[t], slab, &look) == KV_OK && !look.retired
-					 ? class_of(core, t, look.slot_class)
-					 : KVD_NONE;
+	for (uint32_t slab = 0; slab < kvd_slab_ops(core, t)->slab_count(core->tier[t]); slab++) {
+		uint32_t class =
+			kvd_slab_ops(core, t)->describe_slab(core->tier[t], slab, &look) == KV_OK && !look.retired
+				? class_of(core, t, look.slot_class)
+				: KVD_NONE;
 
 		if (class != KVD_NONE) {
 			kvd_class_t *c = &core->classes[class];
@@ -250,16 +251,16 @@ static choice_t choose_slab(kvd_core_t *core, kvd_set_t t, uint32_t to)
 	kvs_tier_t *tier = core->tier[t];
 	uint32_t named[MAX_SLABS], cold, file;
 	choice_t easy = {.t = t, .slab = KVD_NONE, .to = to}, other = easy;
-	kvs_slab_look_t look;
+	kvs_slab_desc_t look;
 
 	count_slots(core, t);
 	count_named(core, named);
 	cold = find_giving_class(core, t, to, &other.force);
 	file = t == KVD_DISK ? find_coldest_file(core, cold) : KVD_NONE;
-	for (uint32_t slab = 0; slab < kvd_slab_ops(core, t)->slabs(tier); slab++) {
+	for (uint32_t slab = 0; slab < kvd_slab_ops(core, t)->slab_count(tier); slab++) {
 		uint32_t from, names = t == KVD_CPU ? named[slab] : 0;
 
-		if (kvd_slab_ops(core, t)->look(tier, slab, &look) != KV_OK || look.retired || look.leaving) {
+		if (kvd_slab_ops(core, t)->describe_slab(tier, slab, &look) != KV_OK || look.retired || look.retiring) {
 			continue;
 		}
 		from = class_of(core, t, look.slot_class);
@@ -297,7 +298,7 @@ static void begin_rebalance(kvd_core_t *core, kvd_set_t t, uint32_t slab, uint32
 {
 	kvd_rebalance_t *rebalance = &core->rebalance[t];
 
-	kvd_slab_ops(core, t)->leave(core->tier[t], slab);
+	kvd_slab_ops(core, t)->begin_retire(core->tier[t], slab);
 	rebalance->slab = slab;
 	rebalance->from = from;
 	rebalance->to = to;
@@ -335,7 +336,7 @@ static uint32_t find_file_to_give(kvd_core_t *core, uint32_t ns)
 {
 	uint32_t cold = KVD_NONE, empty = KVD_NONE;
 	uint64_t age, most = 0;
-	kvs_slab_look_t look;
+	kvs_slab_desc_t look;
 
 	for (uint32_t i = 0; i < core->class_count; i++) {
 		if (core->classes[i].ns == ns && age_of_coldest(core, KVD_DISK, i, &age) && age >= most) {
@@ -343,11 +344,12 @@ static uint32_t find_file_to_give(kvd_core_t *core, uint32_t ns)
 			cold = i;
 		}
 	}
-	for (uint32_t file = 0; file < kvd_slab_ops(core, KVD_DISK)->slabs(core->tier[KVD_DISK]); file++) {
-		uint32_t class = kvd_slab_ops(core, KVD_DISK)->look(core->tier[KVD_DISK], file, &look) == KV_OK &&
-						 !look.retired && !look.leaving && look.taken == 0
-					 ? class_of(core, KVD_DISK, look.slot_class)
-					 : KVD_NONE;
+	for (uint32_t file = 0; file < kvd_slab_ops(core, KVD_DISK)->slab_count(core->tier[KVD_DISK]); file++) {
+		uint32_t class =
+			kvd_slab_ops(core, KVD_DISK)->describe_slab(core->tier[KVD_DISK], file, &look) == KV_OK &&
+					!look.retired && !look.retiring && look.taken == 0
+				? class_of(core, KVD_DISK, look.slot_class)
+				: KVD_NONE;
 
 		empty = class != KVD_NONE && core->classes[class].ns == ns ? file : empty;
 	}
@@ -359,7 +361,7 @@ static uint32_t find_file_to_give(kvd_core_t *core, uint32_t ns)
 static int pick_over_maximum(kvd_core_t *core)
 {
 	kvd_rebalance_t *rebalance = &core->rebalance[KVD_DISK];
-	kvs_slab_look_t look;
+	kvs_slab_desc_t look;
 
 	rebalance->look_ns = core->now_ns + AGAIN_NS;
 	for (uint32_t n = 0; n < core->ns_count; n++) {
@@ -368,7 +370,8 @@ static int pick_over_maximum(kvd_core_t *core)
 					: KVD_NONE;
 
 		if (file != KVD_NONE &&
-		    kvd_slab_ops(core, KVD_DISK)->look(core->tier[KVD_DISK], file, &look) == KV_OK && !look.retired) {
+		    kvd_slab_ops(core, KVD_DISK)->describe_slab(core->tier[KVD_DISK], file, &look) == KV_OK &&
+		    !look.retired) {
 			begin_rebalance(core, KVD_DISK, file, class_of(core, KVD_DISK, look.slot_class), KVD_NONE);
 			return 1;
 		}
@@ -422,7 +425,7 @@ static int empty_slot(kvd_core_t *core, kvd_set_t t, kv_slot_t slot)
 	kvs_meta_t meta;
 	kv_status_t status;
 
-	if (kvd_slab_ops(core, t)->slot(tier, slot, &here, &meta) != KV_OK) {
+	if (kvd_slab_ops(core, t)->describe_slot(tier, slot, &here, &meta) != KV_OK) {
 		return 0;
 	}
 	id = kvd_index_find_in_slot(&core->ix, &meta.key, meta.group, t, here);
@@ -451,7 +454,7 @@ static void end_rebalance(kvd_core_t *core, kvd_set_t t)
 }
 
 /* One block, or a look at some slots. */
-static int empty_some(kvd_core_t *core, kvd_set_t t, const kvs_slab_look_t *look)
+static int empty_some(kvd_core_t *core, kvd_set_t t, const kvs_slab_desc_t *look)
 {
 	kvd_rebalance_t *rebalance = &core->rebalance[t];
 
@@ -483,7 +486,7 @@ static int run_tier(kvd_core_t *core, kvd_set_t t)
 {
 	kvs_tier_t *tier = core->tier[t];
 	kvd_rebalance_t *rebalance = &core->rebalance[t];
-	kvs_slab_look_t look;
+	kvs_slab_desc_t look;
 
 	if (rebalance->slab == KVD_NONE && core->now_ns >= rebalance->next_ns) {
 		if (t == KVD_DISK && core->now_ns >= rebalance->look_ns && pick_over_maximum(core)) {
@@ -494,7 +497,8 @@ static int run_tier(kvd_core_t *core, kvd_set_t t)
 	if (rebalance->slab == KVD_NONE) {
 		return 0;
 	}
-	if (kvd_slab_ops(core, t)->look(tier, rebalance->slab, &look) != KV_OK || (!look.retired && !look.leaving)) {
+	if (kvd_slab_ops(core, t)->describe_slab(tier, rebalance->slab, &look) != KV_OK ||
+	    (!look.retired && !look.retiring)) {
 		end_rebalance(core, t); /* its memory has come back */
 		return 0;
 	}
@@ -509,7 +513,7 @@ static int run_tier(kvd_core_t *core, kvd_set_t t)
 		return 0;
 	}
 	if (core->now_ns > rebalance->give_up_ns) {
-		kvd_slab_ops(core, t)->stay(tier, rebalance->slab);
+		kvd_slab_ops(core, t)->cancel_retire(tier, rebalance->slab);
 		rebalance->next_ns = core->now_ns + GIVE_UP_NS;
 		end_rebalance(core, t);
 		return 0;

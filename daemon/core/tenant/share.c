@@ -143,7 +143,7 @@ uint64_t kvd_share_pin_room(const kvd_core_t *core, uint32_t ns, uint32_t slot_c
 	return blocks < index ? blocks : index;
 }
 
-static uint64_t slab_bytes(const kvd_core_t *core, uint32_t ns, const kvs_slab_look_t *look)
+static uint64_t slab_bytes(const kvd_core_t *core, uint32_t ns, const kvs_slab_desc_t *look)
 {
 	for (uint32_t c = 0; c < core->class_count; c++) {
 		if (core->classes[c].tier_class[KVD_CPU] == look->slot_class) {
@@ -157,16 +157,16 @@ static uint64_t slab_bytes(const kvd_core_t *core, uint32_t ns, const kvs_slab_l
 int kvd_share_may_open(const kvd_core_t *core, uint32_t ns, kvs_loc_t loc)
 {
 	kvs_tier_t *tier = core->tier[KVD_CPU];
-	const kvs_change_ops_t *ops = tier->ops->change;
-	kvs_slab_look_t look;
+	const kvs_rebalance_ops_t *ops = tier->ops->rebalance;
+	kvs_slab_desc_t look;
 	uint64_t open = 0;
 
-	if (!ops || ops->look(tier, kv_slot_slab(loc.slot), &look) != KV_OK || look.open > 1 ||
+	if (!ops || ops->describe_slab(tier, kv_slot_slab(loc.slot), &look) != KV_OK || look.open > 1 ||
 	    kvd_share_over(core, ns, KVD_SHARE_CPU, 0) == 0) {
 		return 1;
 	}
-	for (uint32_t slab = 0; slab < ops->slabs(tier); slab++) {
-		if (ops->look(tier, slab, &look) == KV_OK && look.open > 0) {
+	for (uint32_t slab = 0; slab < ops->slab_count(tier); slab++) {
+		if (ops->describe_slab(tier, slab, &look) == KV_OK && look.open > 0) {
 			open += slab_bytes(core, ns, &look);
 		}
 	}

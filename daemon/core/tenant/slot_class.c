@@ -55,11 +55,11 @@ int kvd_class_expects_slots(const kvd_core_t *core, uint32_t slot_class, kvd_set
 
 void kvd_class_update(kvd_core_t *core, uint32_t slot_class, kvd_set_t t)
 {
-	const kvs_change_ops_t *ops = kvd_slab_ops(core, t);
+	const kvs_rebalance_ops_t *ops = kvd_slab_ops(core, t);
 	kvd_class_t *class = &core->classes[slot_class];
 
 	if (ops) {
-		class->unit[t] = ops->unit(core->tier[t], class->tier_class[t]);
+		class->unit[t] = ops->slab_bytes(core->tier[t], class->tier_class[t]);
 	}
 	kvd_class_request_slots(core, slot_class, t);
 }

@@ -5,9 +5,9 @@
 #include "core/core_impl.h"
 
 /* NULL: slabs of the tier do not change their class. */
-static inline const kvs_change_ops_t *kvd_slab_ops(const kvd_core_t *core, kvd_set_t t)
+static inline const kvs_rebalance_ops_t *kvd_slab_ops(const kvd_core_t *core, kvd_set_t t)
 {
-	return core->tier[t] ? core->tier[t]->ops->change : NULL;
+	return core->tier[t] ? core->tier[t]->ops->rebalance : NULL;
 }
 
 /* The class made of these tiers' classes; a new one, of namespace ns, when there is none. */

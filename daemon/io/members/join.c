@@ -200,8 +200,8 @@ static int stable_word(const void *word, uint64_t *p_value)
 {
 	uint64_t once, again;
 
-	if (kvs_guard_copy(&once, word, sizeof once) != KV_OK || kvs_guard_copy(&again, word, sizeof again) != KV_OK ||
-	    once != again) {
+	if (kvs_sigbus_copy(&once, word, sizeof once) != KV_OK ||
+	    kvs_sigbus_copy(&again, word, sizeof again) != KV_OK || once != again) {
 		return 0;
 	}
 	*p_value = again;
@@ -216,7 +216,7 @@ static void drain_records(kvd_host_t *host, kvd_member_entry_t *member, uint64_t
 	for (; member->tail != head && limit > 0; limit--) {
 		kv_report_t report;
 
-		if (kvs_guard_copy(&report, &ring[member->tail % RING_RECORDS], sizeof report) != KV_OK) {
+		if (kvs_sigbus_copy(&report, &ring[member->tail % RING_RECORDS], sizeof report) != KV_OK) {
 			kv_metric_add(&host->metrics, KV_M_BAD_REPORTS, 1);
 		} else if (kvd_core_report(host->core, member->id, &report) == KV_OK &&
 			   report.type == KV_REPORT_REQUEST && host->publisher) {
@@ -278,9 +278,9 @@ kv_status_t kvd_entry_staging(void *ctx, kvd_member_t id, uint64_t first, uint32
 		return KV_ERR_ARG;
 	}
 
-	return kvs_guard_copy(out,
-			      (const uint8_t *)member->area.base + member->staging_offset + first * sizeof(uint64_t),
-			      (size_t)words * sizeof(uint64_t));
+	return kvs_sigbus_copy(out,
+			       (const uint8_t *)member->area.base + member->staging_offset + first * sizeof(uint64_t),
+			       (size_t)words * sizeof(uint64_t));
 }
 
 /* ---- the end --------------------------------------------------------------------------------- */

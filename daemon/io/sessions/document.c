@@ -39,7 +39,7 @@ static void put_tier(kv_text_t *text, const char *name, kvs_tier_t *tier, int of
 /* Block sizes of the namespace, and the slabs each has. */
 static void put_classes(kvd_host_t *host, const kvd_namespace_t *ns, kv_text_t *text)
 {
-	kvs_class_look_t look;
+	kvs_class_info_t look;
 	const char *comma = "";
 
 	kv_text_addf(text, "\"slabs\":[");

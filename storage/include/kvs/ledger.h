@@ -3,16 +3,16 @@
  * Little-endian, naturally aligned.
  *
  *   offset 0        kvs_ledger_header_t                       one page
- *   claims_offset   kvs_ledger_claim_t claim[claims_cap]      open-addressed by id, rounded up to a page
- *   slabs_offset    place of slab 0, place of slab 1, ...     chunk_stride bytes each: kvs_ledger_slab_t, then
+ *   records_offset  kvs_ledger_record_t record[records_cap]   open-addressed by id, rounded up to a page
+ *   slabs_offset    chunk of slab 0, chunk of slab 1, ...     chunk_stride bytes each: kvs_ledger_slab_t, then
  *                                                             kvs_ledger_slot_t slot[slots]
  *
- * The file is sized at start for all slabs the limit allows; pages that have never been touched cost nothing. A place's
+ * The file is sized at start for all slabs the limit allows; pages that have never been touched cost nothing. A chunk's
  * slab may go and another one come: `slots` is 0 in between, and the slots' generations go on counting.
  *
  * Crash rules: slab_count and a slab's `slots` are stored after the chunk they admit is complete. A slot's change
  * stores state QUARANTINED first, then the other fields, then the new state: the fields of a QUARANTINED slot, its
- * generation excepted, may be half of each. A claim's id is stored last and cleared first; while claims move, one may
+ * generation excepted, may be half of each. A record's id is stored last and cleared first; while records move, one may
  * be there twice, never not at all.
  */
 #ifndef KVS_LEDGER_H
@@ -33,15 +33,16 @@ typedef struct kvs_ledger_header {
 	uint64_t incarnation;       /* of the daemon that writes it; never 0 */
 	uint64_t total_bytes;       /* of the memfd */
 	uint64_t limit_bytes;       /* of the pool */
-	uint64_t claims_offset;
+	uint64_t records_offset;
 	uint64_t slabs_offset;
-	uint32_t claims_cap;         /* a power of two */
-	_Atomic uint32_t slab_count; /* places that have had a slab */
-	uint64_t chunk_stride;       /* from place to place, a multiple of a page */
+	uint32_t records_cap;        /* a power of two */
+	_Atomic uint32_t slab_count; /* chunks that have had a slab */
+	uint64_t chunk_stride;       /* from chunk to chunk, a multiple of a page */
 } kvs_ledger_header_t;
 
-/* One open lease or put. id 0: empty. Home of an id: kvs_ledger_home(); the next place is the next one, wrapping. */
-typedef struct kvs_ledger_claim {
+/* One open lease or put. id 0: empty. Home of an id: kvs_ledger_home(); a taken entry sends the id to the next one,
+ * wrapping. */
+typedef struct kvs_ledger_add_record {
 	_Atomic uint64_t id;
 	uint64_t instance;
 	uint64_t expiry_ns; /* CLOCK_MONOTONIC; 0: never */
@@ -54,7 +55,7 @@ typedef struct kvs_ledger_claim {
 	uint32_t kind; /* kv_lease_kind_t */
 	uint8_t group;
 	uint8_t reserved[15];
-} kvs_ledger_claim_t;
+} kvs_ledger_record_t;
 
 /* Head of a slab's chunk. Changes only while `slots` is 0. */
 typedef struct kvs_ledger_slab {
@@ -87,7 +88,7 @@ typedef struct kvs_ledger_slot {
 } kvs_ledger_slot_t;
 
 _Static_assert(sizeof(kvs_ledger_header_t) == 72, "ledger header");
-_Static_assert(sizeof(kvs_ledger_claim_t) == 80, "ledger claim");
+_Static_assert(sizeof(kvs_ledger_record_t) == 80, "ledger record");
 _Static_assert(sizeof(kvs_ledger_slab_t) == 192, "ledger slab");
 _Static_assert(sizeof(kvs_ledger_slot_t) == 128, "ledger slot is two cache lines");
 
@@ -111,11 +112,11 @@ typedef struct kvs_ledger_summary {
 	uint64_t slots;
 	uint64_t by_state[6]; /* kvs_state_t */
 	uint64_t used_bytes;  /* slot bytes of PUT, FILLING, READY, TRANSIT */
-	uint64_t claims;
+	uint64_t records;
 } kvs_ledger_summary_t;
 
 /* Validate a ledger of unknown provenance: every offset, count, state and field that a reader would rely on, in one
- * bounded pass over the chunks that slab_count names and the claims. `base` is 8-byte aligned, [base, base + bytes)
+ * bounded pass over the chunks that slab_count names and the records. `base` is 8-byte aligned, [base, base + bytes)
  * readable, and does not change meanwhile. KV_ERR_FOREIGN: not a ledger, or of another version. KV_ERR_CORRUPT:
  * contradicts itself. `detail` (may be NULL) gets a sentence. */
 kv_status_t kvs_ledger_check(const void *base, uint64_t bytes, kvs_ledger_summary_t *p_summary, char *detail,

@@ -28,8 +28,8 @@ typedef struct kvs_pool_config {
 	uint64_t max_blocks;  /* slots in all; 0: as many as fit. Exact, for replays */
 	kvs_huge_t huge;
 	int prefault; /* 1: a thread touches new slabs */
-	/* kvs_pool_ahead() keeps so much carved and touched before it is needed; 0: nothing. KVS_AHEAD_ALL: the first
-	 * class takes all there is. */
+	/* kvs_pool_carve_ahead() keeps so much carved and touched before it is needed; 0: nothing. KVS_AHEAD_ALL: the
+	 * first class takes all there is. */
 	uint64_t ahead_bytes;
 	uint64_t incarnation;
 	kvs_hold_fn hold;
@@ -80,7 +80,7 @@ uint32_t kvs_pool_slabs_held(const kvs_tier_t *pool);
 /* For idle moments, again and again: carve one slab more for the class that was opened, or took fresh memory, last,
  * when what is ahead of it has been touched and is less than ahead_bytes; less than half of it while somebody is busy
  * with blocks, whom the touching would take memory bandwidth and locks from. */
-void kvs_pool_ahead(kvs_tier_t *pool, int busy);
+void kvs_pool_carve_ahead(kvs_tier_t *pool, int busy);
 
 /* A retired slab's memory goes back, and the class it was retired for gets a slab of it at once. Its pages are taken
  * away, under those too that still map it (they read zeros; pages pinned by them stay theirs). `unmapped`: by every
@@ -89,14 +89,14 @@ void kvs_pool_ahead(kvs_tier_t *pool, int busy);
 kv_status_t kvs_pool_release(kvs_tier_t *pool, uint32_t slab, int unmapped);
 
 /* Slabs and slots of each class, for people. KV_MISS past the last class. */
-typedef struct kvs_class_look {
+typedef struct kvs_class_info {
 	const char *ns;
 	uint32_t block_bytes;
 	uint32_t slabs;
 	uint64_t slots, free_slots;
 	uint64_t bytes, ready_bytes; /* of slabs; of them touched */
-} kvs_class_look_t;
-kv_status_t kvs_pool_class(kvs_tier_t *pool, uint32_t slot_class, kvs_class_look_t *p_look);
+} kvs_class_info_t;
+kv_status_t kvs_pool_class(kvs_tier_t *pool, uint32_t slot_class, kvs_class_info_t *p_look);
 
 /* Which registered region (kvs_nvme_register) a slab's memory is from now on: kvs_mem() says so for all its slots. A
  * slab that does not exist is ignored. */
@@ -104,7 +104,7 @@ void kvs_pool_set_region(kvs_tier_t *pool, uint32_t slab, uint32_t region);
 
 /* Leases and puts in the ledger, so that a later daemon knows what old members may still touch. KV_ERR_LIMIT: the table
  * is full. */
-typedef struct kvs_claim {
+typedef struct kvs_record {
 	uint64_t id; /* lease or put id, never 0 */
 	uint64_t instance;
 	uint64_t expiry_ns; /* CLOCK_MONOTONIC; 0: never (puts) */
@@ -115,26 +115,26 @@ typedef struct kvs_claim {
 	kvs_loc_t deepest; /* slot of the deepest block */
 	kv_key_t deepest_key;
 	uint8_t group;
-} kvs_claim_t;
-kv_status_t kvs_pool_claim(kvs_tier_t *pool, const kvs_claim_t *claim);
-void kvs_pool_unclaim(kvs_tier_t *pool, uint64_t id);
+} kvs_record_t;
+kv_status_t kvs_pool_add_record(kvs_tier_t *pool, const kvs_record_t *record);
+void kvs_pool_remove_record(kvs_tier_t *pool, uint64_t id);
 
 /* Leaf digests of a put: heads [head, head + heads) x leaves [leaf, leaf + count) of a slot; values[heads][count].
  * KV_MISS: stale; KV_ERR_ARG: the range leaves the block, or the slot is not being filled. */
-kv_status_t kvs_pool_digests(kvs_tier_t *pool, kvs_loc_t loc, const kvs_leaf_span_t *span, const uint64_t *values);
+kv_status_t kvs_pool_set_leaves(kvs_tier_t *pool, kvs_loc_t loc, const kvs_leaf_span_t *span, const uint64_t *values);
 /* All leaves are in: compute the roots. */
-kv_status_t kvs_pool_seal(kvs_tier_t *pool, kvs_loc_t loc);
+kv_status_t kvs_pool_compute_roots(kvs_tier_t *pool, kvs_loc_t loc);
 
 /* Touch memory a client may have taken away (truncated, punched) without dying: install once per process (again does no
  * harm), any thread may then call the functions. KV_ERR_FAULT: the memory was gone; dst is then undefined. The digest
  * is that of the source. KV_ERR_INTERNAL: not installed, or called inside another guarded function (from a signal
  * handler). A fault anywhere else goes to the handler that was there before. */
-kv_status_t kvs_guard_install(void);
-kv_status_t kvs_guard_copy_digest(void *dst, const void *src, size_t n, uint64_t *p_digest);
-kv_status_t kvs_guard_digest(const void *src, size_t n, uint64_t *p_digest);
-kv_status_t kvs_guard_copy(void *dst, const void *src, size_t n);
+kv_status_t kvs_sigbus_install(void);
+kv_status_t kvs_sigbus_copy_digest(void *dst, const void *src, size_t n, uint64_t *p_digest);
+kv_status_t kvs_sigbus_digest(const void *src, size_t n, uint64_t *p_digest);
+kv_status_t kvs_sigbus_copy(void *dst, const void *src, size_t n);
 /* Digest all leaves of a block and compare with `leaves` (NULL: only compute). KV_ERR_CORRUPT, KV_ERR_FAULT. */
-kv_status_t kvs_guard_verify(const kvs_geometry_t *geometry, const void *data, const uint64_t *expected,
-			     uint64_t *p_leaves, uint64_t *p_roots);
+kv_status_t kvs_sigbus_verify_block(const kvs_geometry_t *geometry, const void *data, const uint64_t *expected,
+				    uint64_t *p_leaves, uint64_t *p_roots);
 
 #endif

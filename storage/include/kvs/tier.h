@@ -121,43 +121,43 @@ typedef void (*kvs_done_fn)(void *arg, kv_status_t status);
 typedef kv_status_t (*kvs_found_fn)(void *arg, uint32_t slot_class, kvs_loc_t loc, const kvs_meta_t *meta);
 
 /* A slab, or a slot file, as those see it who decide which class it should belong to. */
-typedef struct kvs_slab_look {
+typedef struct kvs_slab_desc {
 	uint32_t slot_class;
 	uint32_t slots;
 	uint32_t taken; /* not FREE */
 	uint32_t open;  /* of them, not READY either; of a file: 0 */
-	int leaving;    /* 1: gives out no slot any more */
+	int retiring;   /* 1: gives out no slot any more */
 	int retired;    /* 1: empty for good; its memory is still there */
-} kvs_slab_look_t;
+} kvs_slab_desc_t;
 
 /* Slabs and slot files that change their class. A file that has been retired goes by itself when its rows have:
  *
  *   USED --leave--> LEAVING --every slot FREE, retire--> RETIRED --nobody maps it--> its memory is another class's
  *   LEAVING --stay--> USED
  */
-typedef struct kvs_change_ops {
+typedef struct kvs_rebalance_ops {
 	/* Slabs are numbered below this. */
-	uint32_t (*slabs)(kvs_tier_t *tier);
+	uint32_t (*slab_count)(kvs_tier_t *tier);
 	/* KV_MISS: there is no such slab now. */
-	kv_status_t (*look)(kvs_tier_t *tier, uint32_t slab, kvs_slab_look_t *p_look);
+	kv_status_t (*describe_slab)(kvs_tier_t *tier, uint32_t slab, kvs_slab_desc_t *p_desc);
 	/* Slots of another class that its memory would make. */
-	uint32_t (*gain)(kvs_tier_t *tier, uint32_t slab, uint32_t for_class);
+	uint32_t (*slots_gained)(kvs_tier_t *tier, uint32_t slab, uint32_t for_class);
 	/* Bytes of a whole slab of the class. */
-	uint64_t (*unit)(kvs_tier_t *tier, uint32_t slot_class);
+	uint64_t (*slab_bytes)(kvs_tier_t *tier, uint32_t slot_class);
 	/* What a READY slot holds; of a slot of a file key and group only. KV_MISS: the slot is in another state, or
 	 * does not exist. */
-	kv_status_t (*slot)(kvs_tier_t *tier, kv_slot_t slot, kvs_loc_t *p_loc, kvs_meta_t *p_meta);
+	kv_status_t (*describe_slot)(kvs_tier_t *tier, kv_slot_t slot, kvs_loc_t *p_loc, kvs_meta_t *p_meta);
 	/* Free slots that alloc would give, of all of a class's slabs. */
 	uint64_t (*free_slots)(kvs_tier_t *tier, uint32_t slot_class);
 	/* 1: less than a quarter of a slab is free, and no memory is left for another slab. */
 	int (*is_short)(kvs_tier_t *tier, uint32_t slot_class);
 	/* 1: what was retired for the class will be its own soon. */
 	int (*is_coming)(kvs_tier_t *tier, uint32_t slot_class);
-	void (*leave)(kvs_tier_t *tier, uint32_t slab);
-	void (*stay)(kvs_tier_t *tier, uint32_t slab);
+	void (*begin_retire)(kvs_tier_t *tier, uint32_t slab);
+	void (*cancel_retire)(kvs_tier_t *tier, uint32_t slab);
 	/* KV_ERR_BUSY: a slot is not FREE. What comes free is for `for_class`. */
 	kv_status_t (*retire)(kvs_tier_t *tier, uint32_t slab, uint32_t for_class);
-} kvs_change_ops_t;
+} kvs_rebalance_ops_t;
 
 /* What a tier tells its user by itself, from inside kvs_poll(). Any call to the tier but kvs_poll() and kvs_close() may
  * be made from there. */
@@ -172,8 +172,8 @@ typedef struct kvs_watch {
 } kvs_watch_t;
 
 typedef struct kvs_tier_ops {
-	const char *medium;             /* "CPU", "DISK" */
-	const kvs_change_ops_t *change; /* NULL: slots have no class, every one of them is anybody's */
+	const char *medium;                   /* "CPU", "DISK" */
+	const kvs_rebalance_ops_t *rebalance; /* NULL: slots have no class, every one of them is anybody's */
 	kv_status_t (*class_open)(kvs_tier_t *tier, const char *ns, const kvs_geometry_t *geometry, uint32_t *p_class);
 	const char *(*class_ns)(kvs_tier_t *tier, uint32_t slot_class);
 	uint64_t (*class_bytes)(kvs_tier_t *tier, uint32_t slot_class);

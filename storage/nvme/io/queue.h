@@ -70,39 +70,39 @@ static inline int kvs_queue_empty(kvs_queue_t *q)
 	       atomic_load_explicit(&q->tail, memory_order_seq_cst);
 }
 
-typedef struct kvs_bell {
+typedef struct kvs_wakeup {
 	int fd;
 	_Atomic int armed; /* 1: the reader sleeps, or is about to */
-} kvs_bell_t;
+} kvs_wakeup_t;
 
 /* Reader: about to sleep on fd. Look at the queue once more after this. */
-static inline void kvs_bell_arm(kvs_bell_t *bell)
+static inline void kvs_wakeup_arm(kvs_wakeup_t *wakeup)
 {
-	atomic_store_explicit(&bell->armed, 1, memory_order_seq_cst);
+	atomic_store_explicit(&wakeup->armed, 1, memory_order_seq_cst);
 }
 
 /* Reader: awake, and has read the eventfd if it was readable. */
-static inline void kvs_bell_disarm(kvs_bell_t *bell)
+static inline void kvs_wakeup_disarm(kvs_wakeup_t *wakeup)
 {
-	atomic_store_explicit(&bell->armed, 0, memory_order_seq_cst);
+	atomic_store_explicit(&wakeup->armed, 0, memory_order_seq_cst);
 }
 
 /* Writer: something was pushed. */
-static inline void kvs_bell_ring(kvs_bell_t *bell)
+static inline void kvs_wakeup_signal(kvs_wakeup_t *wakeup)
 {
 	static const uint64_t one = 1;
 
-	if (atomic_exchange_explicit(&bell->armed, 0, memory_order_seq_cst)) {
-		while (write(bell->fd, &one, sizeof one) < 0 && errno == EINTR) {
+	if (atomic_exchange_explicit(&wakeup->armed, 0, memory_order_seq_cst)) {
+		while (write(wakeup->fd, &one, sizeof one) < 0 && errno == EINTR) {
 		}
 	}
 }
 
-static inline void kvs_bell_clear(kvs_bell_t *bell)
+static inline void kvs_wakeup_clear(kvs_wakeup_t *wakeup)
 {
 	uint64_t count;
 
-	while (read(bell->fd, &count, sizeof count) < 0 && errno == EINTR) {
+	while (read(wakeup->fd, &count, sizeof count) < 0 && errno == EINTR) {
 	}
 }
 

@@ -24,7 +24,7 @@ int kvs_region_is_touched(void *base, size_t bytes, unsigned char *page)
 }
 
 /* Places of memory that has gone are used again. */
-static uint32_t free_region(kvs_nvme_t *nvme, uint32_t count, size_t bytes)
+static uint32_t find_free_region(kvs_nvme_t *nvme, uint32_t count, size_t bytes)
 {
 	for (uint32_t i = 0; i < count; i++) {
 		if (atomic_load_explicit(&nvme->regions[i].state, memory_order_acquire) == KVS_REGION_GONE &&
@@ -36,18 +36,18 @@ static uint32_t free_region(kvs_nvme_t *nvme, uint32_t count, size_t bytes)
 	return count;
 }
 
-static void tell(kvs_nvme_t *nvme, kvs_region_t *region, kvs_region_state_t state)
+static void set_state(kvs_nvme_t *nvme, kvs_region_t *region, kvs_region_state_t state)
 {
 	atomic_store_explicit(&region->state, state, memory_order_release);
 	atomic_fetch_add(&nvme->region_changes, 1u); /* one order with the bell: it rings, or the reader sees this */
-	kvs_bell_ring(&nvme->io[0].bell);
+	kvs_wakeup_signal(&nvme->io[0].wakeup);
 }
 
 void kvs_nvme_register(kvs_tier_t *tier, void *base, size_t bytes, uint32_t *p_region)
 {
 	kvs_nvme_t *nvme = kvs_nvme(tier);
 	uint32_t count = atomic_load_explicit(&nvme->region_count, memory_order_relaxed);
-	uint32_t at = free_region(nvme, count, bytes);
+	uint32_t at = find_free_region(nvme, count, bytes);
 
 	*p_region = UINT32_MAX;
 	if (!nvme->uring || bytes == 0 || at == KVS_MAX_REGIONS) {
@@ -58,12 +58,12 @@ void kvs_nvme_register(kvs_tier_t *tier, void *base, size_t bytes, uint32_t *p_r
 	nvme->regions[at].bytes = bytes;
 	*p_region = at;
 	if (at < count) {
-		tell(nvme, &nvme->regions[at], KVS_REGION_FRESH);
+		set_state(nvme, &nvme->regions[at], KVS_REGION_FRESH);
 		return;
 	}
 	nvme->regions[at].most_bytes = bytes;
 	atomic_store(&nvme->region_count, count + 1u);
-	kvs_bell_ring(&nvme->io[0].bell);
+	kvs_wakeup_signal(&nvme->io[0].wakeup);
 }
 
 int kvs_nvme_unregister(kvs_tier_t *tier, uint32_t region)
@@ -76,15 +76,15 @@ int kvs_nvme_unregister(kvs_tier_t *tier, uint32_t region)
 	}
 	state = (kvs_region_state_t)atomic_load_explicit(&nvme->regions[region].state, memory_order_acquire);
 	if (state == KVS_REGION_LIVE || state == KVS_REGION_FRESH) {
-		tell(nvme, &nvme->regions[region], KVS_REGION_LEAVING);
+		set_state(nvme, &nvme->regions[region], KVS_REGION_REMOVING);
 		return 0;
 	}
 
 	return state == KVS_REGION_GONE;
 }
 
-uint32_t kvs_regions_changed(kvs_nvme_t *nvme, kvs_ring_region_t *regions, uint32_t *seen,
-			     void (*forget)(void *ring, uint32_t index), void *ring)
+uint32_t kvs_apply_region_changes(kvs_nvme_t *nvme, kvs_ring_region_t *regions, uint32_t *seen,
+				  void (*unregister)(void *ring, uint32_t index), void *ring)
 {
 	uint32_t changes = atomic_load_explicit(&nvme->region_changes, memory_order_acquire);
 	uint32_t count = atomic_load_explicit(&nvme->region_count, memory_order_acquire), more = 0;
@@ -93,9 +93,9 @@ uint32_t kvs_regions_changed(kvs_nvme_t *nvme, kvs_ring_region_t *regions, uint3
 		kvs_region_t *memory = &nvme->regions[i];
 		uint32_t state = atomic_load_explicit(&memory->state, memory_order_acquire);
 
-		if (state == KVS_REGION_LEAVING) {
+		if (state == KVS_REGION_REMOVING) {
 			for (uint32_t piece = 0; piece < regions[i].pieces; piece++) {
-				forget(ring, regions[i].first + piece);
+				unregister(ring, regions[i].first + piece);
 			}
 			more -= regions[i].pieces < regions[i].wanted ? 1u : 0u;
 			regions[i].pieces = regions[i].wanted = 0;

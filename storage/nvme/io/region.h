@@ -17,7 +17,7 @@ struct kvs_nvme;
  *       --the ring thread--> LIVE */
 typedef enum kvs_region_state {
 	KVS_REGION_LIVE,
-	KVS_REGION_LEAVING,
+	KVS_REGION_REMOVING,
 	KVS_REGION_GONE,
 	KVS_REGION_FRESH
 } kvs_region_state_t;
@@ -38,9 +38,9 @@ typedef struct kvs_ring_region {
 /* Has all of the memory been touched? Registration touches every page, and the pre-fault thread does that better than
  * the ring thread. `page` has a byte for each page. */
 int kvs_region_is_touched(void *base, size_t bytes, unsigned char *page);
-/* The ring thread: take out what is LEAVING, with `forget` for each piece, and take in what is FRESH. Returns by how
- * many there are more (modulo 2^32) with pieces to register. `seen` is the caller's, 0 at first. */
-uint32_t kvs_regions_changed(struct kvs_nvme *nvme, kvs_ring_region_t *regions, uint32_t *seen,
-			     void (*forget)(void *ring, uint32_t index), void *ring);
+/* The ring thread: take out what is LEAVING, with `unregister` for each piece, and take in what is FRESH. Returns by
+ * how many there are more (modulo 2^32) with pieces to register. `seen` is the caller's, 0 at first. */
+uint32_t kvs_apply_region_changes(struct kvs_nvme *nvme, kvs_ring_region_t *regions, uint32_t *seen,
+				  void (*unregister)(void *ring, uint32_t index), void *ring);
 
 #endif

@@ -30,22 +30,22 @@ static void stop_io(kvs_io_t *io)
 {
 	if (io->started) {
 		atomic_store(&io->stop, 1);
-		kvs_bell_ring(&io->bell);
+		kvs_wakeup_signal(&io->wakeup);
 		pthread_join(io->thread, NULL);
 		io->started = 0;
 	}
 }
 
-static kv_status_t io_setup(kvs_nvme_t *nvme, kvs_io_t *io)
+static kv_status_t io_init(kvs_nvme_t *nvme, kvs_io_t *io)
 {
 	io->nvme = nvme;
 	if (!kvs_queue_init(&io->in, nvme->env, nvme->xfer_cap) ||
 	    !kvs_queue_init(&io->out, nvme->env, nvme->xfer_cap)) {
 		return KV_ERR_NOMEM;
 	}
-	io->bell.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+	io->wakeup.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
 
-	return io->bell.fd >= 0 ? KV_OK : KV_ERR_NOMEM;
+	return io->wakeup.fd >= 0 ? KV_OK : KV_ERR_NOMEM;
 }
 
 static void io_fini(kvs_nvme_t *nvme, kvs_io_t *io)
@@ -54,8 +54,8 @@ static void io_fini(kvs_nvme_t *nvme, kvs_io_t *io)
 	kv_free(nvme->env, io->in.item);
 	kv_free(nvme->env, io->out.item);
 	free(io->ring);
-	if (io->bell.fd >= 0) {
-		close(io->bell.fd);
+	if (io->wakeup.fd >= 0) {
+		close(io->wakeup.fd);
 	}
 }
 
@@ -63,7 +63,7 @@ static void io_fini(kvs_nvme_t *nvme, kvs_io_t *io)
 static int start_uring(kvs_nvme_t *nvme, const char **p_why)
 {
 	kvs_io_t *io = &nvme->io[0];
-	struct pollfd wait = {.fd = nvme->owner.fd, .events = POLLIN};
+	struct pollfd wait = {.fd = nvme->owner_wakeup.fd, .events = POLLIN};
 	int ready;
 
 	*p_why = "the configuration asks for threads";
@@ -71,13 +71,13 @@ static int start_uring(kvs_nvme_t *nvme, const char **p_why)
 		return 0;
 	}
 	*p_why = "no thread";
-	kvs_bell_arm(&nvme->owner);
+	kvs_wakeup_arm(&nvme->owner_wakeup);
 	if (!start_thread(&io->thread, kvs_uring_main, io)) {
 		return 0;
 	}
 	io->started = 1;
 	poll(&wait, 1, START_WAIT_MS);
-	kvs_bell_clear(&nvme->owner);
+	kvs_wakeup_clear(&nvme->owner_wakeup);
 	ready = atomic_load(&io->ready);
 	if (ready == 1) {
 		nvme->workers = 1;
@@ -96,11 +96,11 @@ static kv_status_t start_workers(kvs_nvme_t *nvme)
 	for (uint32_t i = 0; i < KVS_MAX_WORKERS; i++) {
 		kvs_io_t *io = &nvme->io[i];
 
-		if (i > 0 && io_setup(nvme, io) != KV_OK) {
+		if (i > 0 && io_init(nvme, io) != KV_OK) {
 			return KV_ERR_NOMEM;
 		}
 		if (posix_memalign(&io->ring, KVS_PAGE, KVS_SLOTHDR_MAX) != 0 ||
-		    !start_thread(&io->thread, kvs_sync_main, io)) {
+		    !start_thread(&io->thread, kvs_worker_main, io)) {
 			return KV_ERR_NOMEM;
 		}
 		io->started = 1;
@@ -112,12 +112,12 @@ static kv_status_t start_workers(kvs_nvme_t *nvme)
 
 kv_status_t kvs_threads_start(kvs_nvme_t *nvme)
 {
-	kv_status_t status = io_setup(nvme, &nvme->io[0]);
+	kv_status_t status = io_init(nvme, &nvme->io[0]);
 	const char *why;
 
-	nvme->owner.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-	nvme->commit_bell.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-	if (status != KV_OK || nvme->owner.fd < 0 || nvme->commit_bell.fd < 0) {
+	nvme->owner_wakeup.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+	nvme->commit_wakeup.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+	if (status != KV_OK || nvme->owner_wakeup.fd < 0 || nvme->commit_wakeup.fd < 0) {
 		return KV_ERR_NOMEM;
 	}
 	if (!start_uring(nvme, &why)) {
@@ -131,7 +131,7 @@ kv_status_t kvs_threads_start(kvs_nvme_t *nvme)
 		return KV_ERR_NOMEM;
 	}
 	nvme->commit_started = 1;
-	kvs_bell_arm(&nvme->owner);
+	kvs_wakeup_arm(&nvme->owner_wakeup);
 
 	return KV_OK;
 }
@@ -143,7 +143,7 @@ void kvs_threads_stop(kvs_nvme_t *nvme)
 	}
 	if (nvme->commit_started) {
 		atomic_store(&nvme->commit_stop, 1);
-		kvs_bell_ring(&nvme->commit_bell);
+		kvs_wakeup_signal(&nvme->commit_wakeup);
 		pthread_join(nvme->commit_thread, NULL);
 		nvme->commit_started = 0;
 	}

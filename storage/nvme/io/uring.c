@@ -37,7 +37,7 @@ static void post_wake(kvs_ring_t *r)
 {
 	struct io_uring_sqe *sqe = take_sqe(r);
 
-	io_uring_prep_poll_add(sqe, r->io->bell.fd, POLLIN);
+	io_uring_prep_poll_add(sqe, r->io->wakeup.fd, POLLIN);
 	io_uring_sqe_set_data64(sqe, WAKE);
 }
 
@@ -45,11 +45,11 @@ static void post_wake(kvs_ring_t *r)
 
 static void submit_part(kvs_ring_t *r, uint32_t at, uint32_t which)
 {
-	kvs_place_t *place = &r->place[at];
-	const kvs_xfer_t *xfer = place->xfer;
-	kvs_part_t *part = &place->part[which];
+	kvs_ring_entry_t *entry = &r->entry[at];
+	const kvs_xfer_t *xfer = entry->xfer;
+	kvs_part_t *part = &entry->part[which];
 	struct io_uring_sqe *sqe = take_sqe(r);
-	int fixed = kvs_ring_use_file(r, xfer);
+	int fixed = kvs_ring_register_file(r, xfer);
 	int fd = fixed ? (int)kv_slot_slab(xfer->slot) : xfer->fd;
 	int store = xfer->kind == KVS_STORE;
 
@@ -71,42 +71,42 @@ static void submit_part(kvs_ring_t *r, uint32_t at, uint32_t which)
 		io_uring_sqe_set_flags(sqe, IOSQE_FIXED_FILE);
 	}
 	io_uring_sqe_set_data64(sqe, (uint64_t)at * 2u + which);
-	place->open++;
+	entry->open++;
 }
 
 /* Header and payload by one request, which asks the page tables for the memory. */
-static kvs_part_t vectored(const kvs_place_t *place)
+static kvs_part_t vectored(const kvs_ring_entry_t *entry)
 {
-	const kvs_xfer_t *xfer = place->xfer;
+	const kvs_xfer_t *xfer = entry->xfer;
 
 	return (kvs_part_t){
-		.iov = {{place->header, xfer->cls->header_bytes}, {xfer->mem.data, xfer->cls->payload_bytes}},
+		.iov = {{entry->header, xfer->cls->header_bytes}, {xfer->mem.data, xfer->cls->payload_bytes}},
 		.count = 2,
 		.offset = xfer->offset,
 		.buffer = KVS_NONE};
 }
 
 /* 1: in registered memory. */
-static int start(kvs_ring_t *r, kvs_xfer_t *xfer)
+static int start_xfer(kvs_ring_t *r, kvs_xfer_t *xfer)
 {
-	uint32_t at = r->free_place[--r->free_count];
-	kvs_place_t *place = &r->place[at];
+	uint32_t at = r->free_entry[--r->free_count];
+	kvs_ring_entry_t *entry = &r->entry[at];
 	uint32_t header_bytes = xfer->cls->header_bytes;
-	uint32_t buffer = kvs_ring_buffer(r, xfer);
+	uint32_t buffer = kvs_ring_find_buffer(r, xfer);
 
-	place->xfer = xfer;
-	place->error = 0;
-	place->open = 0;
-	place->header = header_bytes <= KVS_HEADER_SMALL ? r->headers + (size_t)at * KVS_HEADER_SMALL
+	entry->xfer = xfer;
+	entry->error = 0;
+	entry->open = 0;
+	entry->header = header_bytes <= KVS_HEADER_SMALL ? r->headers + (size_t)at * KVS_HEADER_SMALL
 							 : r->big_headers + (size_t)at * KVS_SLOTHDR_MAX;
-	kvs_xfer_begin(xfer, place->header);
+	kvs_xfer_prepare(xfer, entry->header);
 	r->in_flight++;
 	r->loads += xfer->kind == KVS_LOAD;
-	place->part[0] = vectored(place);
+	entry->part[0] = vectored(entry);
 	if (buffer != KVS_NONE) {
-		place->part[0].count = 1;
-		place->part[0].buffer = 0;
-		place->part[1] = (kvs_part_t){.iov = {{xfer->mem.data, xfer->cls->payload_bytes}},
+		entry->part[0].count = 1;
+		entry->part[0].buffer = 0;
+		entry->part[1] = (kvs_part_t){.iov = {{xfer->mem.data, xfer->cls->payload_bytes}},
 					      .count = 1,
 					      .offset = xfer->offset + header_bytes,
 					      .buffer = buffer};
@@ -118,18 +118,18 @@ static int start(kvs_ring_t *r, kvs_xfer_t *xfer)
 }
 
 /* Back to the owner. Only a store that went well can wait to be told. */
-static void give_back(kvs_ring_t *r, kvs_xfer_t *xfer)
+static void return_xfer(kvs_ring_t *r, kvs_xfer_t *xfer)
 {
 	r->tell |= xfer->kind != KVS_STORE || xfer->status != KV_OK;
 	r->untold++;
 	kvs_xfer_return(r->io, xfer); /* and is the owner's from here on */
 }
 
-static void tell(kvs_ring_t *r)
+static void wake_owner(kvs_ring_t *r)
 {
 	if (r->untold > 0 && (r->tell || r->in_flight == 0 || r->untold >= STORE_BATCH)) {
 		r->untold = 0;
-		kvs_xfer_tell(r->io);
+		kvs_xfer_wake_owner(r->io);
 	}
 	r->tell = 0;
 }
@@ -146,36 +146,36 @@ static void start_queued(kvs_ring_t *r)
 		if (!xfer) {
 			return;
 		}
-		if (xfer->kind == KVS_FORGET) {
-			kvs_ring_forget_file(r, xfer);
-			give_back(r, xfer);
+		if (xfer->kind == KVS_UNREGISTER_FILE) {
+			kvs_ring_unregister_file(r, xfer);
+			return_xfer(r, xfer);
 			continue;
 		}
-		slow += !start(r, xfer) && xfer->kind == KVS_LOAD;
+		slow += !start_xfer(r, xfer) && xfer->kind == KVS_LOAD;
 	}
 }
 
-static void leave(kvs_ring_t *r, uint32_t at)
+static void release_entry(kvs_ring_t *r, uint32_t at)
 {
-	kvs_xfer_t *xfer = r->place[at].xfer;
+	kvs_xfer_t *xfer = r->entry[at].xfer;
 
-	r->place[at].xfer = NULL;
-	r->free_place[r->free_count++] = at;
-	give_back(r, xfer);
+	r->entry[at].xfer = NULL;
+	r->free_entry[r->free_count++] = at;
+	return_xfer(r, xfer);
 }
 
 /* The device has let go of all parts. */
-static void landed(kvs_ring_t *r, uint32_t at)
+static void finish_io(kvs_ring_t *r, uint32_t at)
 {
-	kvs_place_t *place = &r->place[at];
+	kvs_ring_entry_t *entry = &r->entry[at];
 
 	r->in_flight--;
-	r->loads -= place->xfer->kind == KVS_LOAD;
-	if (place->error) {
-		kvs_xfer_fail(place->xfer, place->error);
+	r->loads -= entry->xfer->kind == KVS_LOAD;
+	if (entry->error) {
+		kvs_xfer_set_error(entry->xfer, entry->error);
 	}
-	if (place->error || place->xfer->kind == KVS_STORE) {
-		leave(r, at);
+	if (entry->error || entry->xfer->kind == KVS_STORE) {
+		release_entry(r, at);
 		return;
 	}
 	r->ready[(r->ready_head + r->ready_count++) % r->cap] = at;
@@ -183,14 +183,14 @@ static void landed(kvs_ring_t *r, uint32_t at)
 
 static void part_done(kvs_ring_t *r, uint32_t at, uint32_t which, int result)
 {
-	kvs_place_t *place = &r->place[at];
-	kvs_part_t *part = &place->part[which];
+	kvs_ring_entry_t *entry = &r->entry[at];
+	kvs_part_t *part = &entry->part[which];
 
-	place->open--;
+	entry->open--;
 	if (result == 0) {
-		place->error = place->xfer->kind == KVS_STORE ? EIO : ENODATA;
+		entry->error = entry->xfer->kind == KVS_STORE ? EIO : ENODATA;
 	} else if (result < 0 && result != -EINTR && result != -EAGAIN) {
-		place->error = -result;
+		entry->error = -result;
 	} else {
 		/* O_DIRECT goes on at a page only; what lies behind it is moved again. */
 		size_t whole = result > 0 ? (size_t)result & ~(size_t)(KVS_PAGE - 1u) : 0;
@@ -199,17 +199,17 @@ static void part_done(kvs_ring_t *r, uint32_t at, uint32_t which, int result)
 		kvs_iov_advance(part->iov, &part->count, whole);
 		part->offset += whole;
 		if (part->count > 0 && part->stalls > MAX_STALLS) {
-			place->error = EIO;
+			entry->error = EIO;
 		} else if (part->count > 0) {
 			submit_part(r, at, which);
 		}
 	}
-	if (place->open == 0) {
-		landed(r, at);
+	if (entry->open == 0) {
+		finish_io(r, at);
 	}
 }
 
-static void reap(kvs_ring_t *r)
+static void reap_completions(kvs_ring_t *r)
 {
 	struct io_uring_cqe *cqe;
 	unsigned head;
@@ -220,7 +220,7 @@ static void reap(kvs_ring_t *r)
 		uint64_t data = cqe->user_data;
 
 		if (data == WAKE) {
-			kvs_bell_clear(&r->io->bell);
+			kvs_wakeup_clear(&r->io->wakeup);
 			post_wake(r);
 		} else {
 			part_done(r, (uint32_t)(data / 2u), (uint32_t)(data % 2u), cqe->res);
@@ -234,12 +234,12 @@ static void reap(kvs_ring_t *r)
  * went there. Before a block on disk is called bad it is read again, past the registration. */
 static int read_again(kvs_ring_t *r, uint32_t at)
 {
-	kvs_place_t *place = &r->place[at];
+	kvs_ring_entry_t *entry = &r->entry[at];
 
-	if (place->xfer->status != KV_ERR_CORRUPT || place->part[0].buffer == KVS_NONE) {
+	if (entry->xfer->status != KV_ERR_CORRUPT || entry->part[0].buffer == KVS_NONE) {
 		return 0;
 	}
-	place->part[0] = vectored(place);
+	entry->part[0] = vectored(entry);
 	r->in_flight++;
 	r->loads++;
 	submit_part(r, at, 0);
@@ -247,23 +247,23 @@ static int read_again(kvs_ring_t *r, uint32_t at)
 	return 1;
 }
 
-static void verify_some(kvs_ring_t *r)
+static void verify_batch(kvs_ring_t *r)
 {
 	for (uint32_t i = 0; i < VERIFY_BATCH && r->ready_count > 0; i++) {
 		uint32_t at = r->ready[r->ready_head];
 
 		r->ready_head = (r->ready_head + 1u) % r->cap;
 		r->ready_count--;
-		kvs_xfer_verify(r->place[at].xfer, r->place[at].header);
+		kvs_xfer_verify(r->entry[at].xfer, r->entry[at].header);
 		if (!read_again(r, at)) {
-			leave(r, at);
+			release_entry(r, at);
 		}
 	}
 }
 
 /* The kernel would not take the submission: wait a little, and say so when it lasts. Nothing is lost, the entries are
  * submitted again. */
-static void refused(kvs_ring_t *r, int error)
+static void handle_refusal(kvs_ring_t *r, int error)
 {
 	static const struct timespec pause = {0, 1000000};
 	uint64_t now = kv_now_ns(r->nvme->env);
@@ -316,33 +316,33 @@ static int wait_for_some(kvs_ring_t *r)
 	return r->store_waited ? 0 : result;
 }
 
-static void turn(kvs_ring_t *r)
+static void iterate_ring(kvs_ring_t *r)
 {
 	int result;
 	int more;
 
 	start_queued(r);
-	more = kvs_ring_register_some(r);
+	more = kvs_ring_register_next_piece(r);
 	if (r->ready_count > 0) {
 		result = io_uring_submit_and_get_events(&r->uring);
-		verify_some(r);
+		verify_batch(r);
 	} else {
-		kvs_bell_arm(&r->io->bell);
-		more |= (!kvs_queue_empty(&r->io->in) && r->in_flight < r->depth) || kvs_ring_memory_waits(r);
+		kvs_wakeup_arm(&r->io->wakeup);
+		more |= (!kvs_queue_empty(&r->io->in) && r->in_flight < r->depth) || kvs_ring_has_region_changes(r);
 		if (more || atomic_load(&r->io->stop)) {
 			result = io_uring_submit_and_get_events(&r->uring);
 		} else {
 			result = wait_for_some(r);
 		}
-		kvs_bell_disarm(&r->io->bell);
+		kvs_wakeup_disarm(&r->io->wakeup);
 	}
 	if (result < 0) {
-		refused(r, -result);
+		handle_refusal(r, -result);
 	} else {
 		r->refused_since_ns = 0;
 	}
-	reap(r);
-	tell(r);
+	reap_completions(r);
+	wake_owner(r);
 }
 
 /* ---- open and close -------------------------------------------------------------------------- */
@@ -373,18 +373,18 @@ static int ring_memory(kvs_ring_t *r)
 {
 	const kv_env_t *env = r->nvme->env;
 
-	r->place = kv_alloc(env, r->cap * sizeof *r->place);
-	r->free_place = kv_alloc(env, r->cap * sizeof *r->free_place);
+	r->entry = kv_alloc(env, r->cap * sizeof *r->entry);
+	r->free_entry = kv_alloc(env, r->cap * sizeof *r->free_entry);
 	r->ready = kv_alloc(env, r->cap * sizeof *r->ready);
 	r->region = kv_alloc(env, KVS_MAX_REGIONS * sizeof *r->region);
 	r->touched = kv_alloc(env, (1u << KVS_PIECE_SHIFT) / KVS_PAGE);
 	r->headers = map_headers((size_t)r->cap * KVS_HEADER_SMALL);
 	r->big_headers = map_headers((size_t)r->cap * KVS_SLOTHDR_MAX);
-	if (!r->place || !r->free_place || !r->ready || !r->region || !r->touched || !r->headers || !r->big_headers) {
+	if (!r->entry || !r->free_entry || !r->ready || !r->region || !r->touched || !r->headers || !r->big_headers) {
 		return -ENOMEM;
 	}
 	for (uint32_t i = 0; i < r->cap; i++) {
-		r->free_place[r->free_count++] = i;
+		r->free_entry[r->free_count++] = i;
 	}
 
 	return 0;
@@ -404,14 +404,14 @@ static void ring_free(kvs_ring_t *r)
 	kv_free(env, r->touched);
 	kv_free(env, r->region);
 	kv_free(env, r->ready);
-	kv_free(env, r->free_place);
-	kv_free(env, r->place);
+	kv_free(env, r->free_entry);
+	kv_free(env, r->entry);
 }
 
-static void announce(kvs_io_t *io, int result)
+static void report_start(kvs_io_t *io, int result)
 {
 	atomic_store(&io->ready, result);
-	kvs_bell_ring(&io->nvme->owner);
+	kvs_wakeup_signal(&io->nvme->owner_wakeup);
 }
 
 void *kvs_uring_main(void *arg)
@@ -428,15 +428,15 @@ void *kvs_uring_main(void *arg)
 	}
 	if (result != 0) {
 		ring_free(&r);
-		announce(io, result);
+		report_start(io, result);
 		return NULL;
 	}
 
-	kvs_ring_register(&r);
+	kvs_ring_register_tables(&r);
 	post_wake(&r);
-	announce(io, 1);
+	report_start(io, 1);
 	while (!atomic_load(&io->stop) || r.in_flight > 0 || r.ready_count > 0 || !kvs_queue_empty(&io->in)) {
-		turn(&r);
+		iterate_ring(&r);
 	}
 	/* The kernel takes a ring apart in its own time; files and memory are let go now. */
 	if (r.file_fd) {

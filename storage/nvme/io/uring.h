@@ -17,23 +17,23 @@ typedef struct kvs_part {
 	uint32_t buffer; /* in the ring's table; KVS_NONE: vectored */
 } kvs_part_t;
 
-/* A place for a transfer in the ring's hands. */
-typedef struct kvs_place {
+/* A transfer in the ring's hands. */
+typedef struct kvs_ring_entry {
 	kvs_xfer_t *xfer;
 	uint8_t *header;
 	kvs_part_t part[2];
 	uint32_t open; /* parts in flight */
 	int error;
-} kvs_place_t;
+} kvs_ring_entry_t;
 
 typedef struct kvs_ring {
 	struct io_uring uring;
 	kvs_io_t *io;
 	kvs_nvme_t *nvme;
-	kvs_place_t *place;
-	uint32_t *free_place;
-	uint32_t *ready; /* ring of places with loads to check */
-	uint32_t cap;    /* places: twice the depth, so that checking does not idle the device */
+	kvs_ring_entry_t *entry;
+	uint32_t *free_entry;
+	uint32_t *ready; /* ring of entries with loads to check */
+	uint32_t cap;    /* entries: twice the depth, so that checking does not idle the device */
 	uint32_t depth;
 	uint32_t free_count;
 	uint32_t ready_head;
@@ -63,16 +63,16 @@ typedef struct kvs_ring {
 
 /* ---- uring_register.c ------------------------------------------------------------------- */
 /* Tables for memory and files; without them transfers go on, at more cost. */
-void kvs_ring_register(kvs_ring_t *r);
+void kvs_ring_register_tables(kvs_ring_t *r);
 /* One more piece of memory, if one is waiting and has been touched; else look again in a while. Not while somebody
  * waits for loads: pinning takes milliseconds. Returns 1 when there may be more at once. */
-int kvs_ring_register_some(kvs_ring_t *r);
-/* 1: the owner has told of memory that has come or goes since kvs_ring_register_some() looked. */
-int kvs_ring_memory_waits(const kvs_ring_t *r);
+int kvs_ring_register_next_piece(kvs_ring_t *r);
+/* 1: the owner has told of memory that has come or goes since kvs_ring_register_next_piece() looked. */
+int kvs_ring_has_region_changes(const kvs_ring_t *r);
 /* Table index of the piece that holds all of the payload; KVS_NONE: none does. */
-uint32_t kvs_ring_buffer(const kvs_ring_t *r, const kvs_xfer_t *xfer);
+uint32_t kvs_ring_find_buffer(const kvs_ring_t *r, const kvs_xfer_t *xfer);
 /* 1: requests may name the file by its number. */
-int kvs_ring_use_file(kvs_ring_t *r, const kvs_xfer_t *xfer);
-void kvs_ring_forget_file(kvs_ring_t *r, const kvs_xfer_t *xfer);
+int kvs_ring_register_file(kvs_ring_t *r, const kvs_xfer_t *xfer);
+void kvs_ring_unregister_file(kvs_ring_t *r, const kvs_xfer_t *xfer);
 
 #endif

@@ -8,7 +8,7 @@
 #define REGISTER_AGAIN_NS 50000000ull   /* when nothing more had been touched: looked at again after this, */
 #define REGISTER_MOST_NS  1600000000ull /* then less and less often */
 
-static void say_unregistered(kvs_ring_t *r, int error)
+static void log_unregistered(kvs_ring_t *r, int error)
 {
 	r->fixed_buffers = 0;
 	kv_logf(r->nvme->env, KV_LOG_WARN, "nvme",
@@ -24,13 +24,13 @@ static int register_piece(kvs_ring_t *r, uint32_t index, void *base, size_t byte
 	return io_uring_register_buffers_update_tag(&r->uring, index, &iov, &tag, 1);
 }
 
-static void forget_piece(void *ring, uint32_t index)
+static void unregister_piece(void *ring, uint32_t index)
 {
 	(void)register_piece(ring, index, NULL, 0);
 }
 
 /* 1: a region has got a piece more. */
-static int register_next(kvs_ring_t *r, uint32_t at)
+static int register_next_piece(kvs_ring_t *r, uint32_t at)
 {
 	const kvs_region_t *memory = &r->nvme->regions[at];
 	kvs_ring_region_t *region = &r->region[at];
@@ -44,7 +44,7 @@ static int register_next(kvs_ring_t *r, uint32_t at)
 
 	result = register_piece(r, region->first + region->pieces, memory->base + start, len);
 	if (result < 0) {
-		say_unregistered(r, -result);
+		log_unregistered(r, -result);
 		return 0;
 	}
 	region->pieces++;
@@ -54,7 +54,7 @@ static int register_next(kvs_ring_t *r, uint32_t at)
 }
 
 /* Regions that have come since: places in the table. */
-static void take_regions(kvs_ring_t *r)
+static void apply_new_regions(kvs_ring_t *r)
 {
 	uint32_t count = atomic_load_explicit(&r->nvme->region_count, memory_order_acquire);
 	uint32_t open = r->open_regions;
@@ -64,30 +64,30 @@ static void take_regions(kvs_ring_t *r)
 			(r->nvme->regions[r->region_count].bytes + (1u << KVS_PIECE_SHIFT) - 1u) >> KVS_PIECE_SHIFT;
 
 		if (pieces > MAX_CHUNKS - r->next_buffer) {
-			say_unregistered(r, ENOSPC);
+			log_unregistered(r, ENOSPC);
 			return;
 		}
 		r->region[r->region_count++] = (kvs_ring_region_t){.first = r->next_buffer, .wanted = (uint32_t)pieces};
 		r->next_buffer += (uint32_t)pieces;
 		r->open_regions++;
 	}
-	r->open_regions += kvs_regions_changed(r->nvme, r->region, &r->region_changes, forget_piece, r);
+	r->open_regions += kvs_apply_region_changes(r->nvme, r->region, &r->region_changes, unregister_piece, r);
 	if (r->open_regions > open) {
 		r->register_after_ns = r->register_wait_ns = 0;
 	}
 }
 
-int kvs_ring_memory_waits(const kvs_ring_t *r)
+int kvs_ring_has_region_changes(const kvs_ring_t *r)
 {
 	return atomic_load(&r->nvme->region_changes) != r->region_changes ||
 	       (r->fixed_buffers && atomic_load(&r->nvme->region_count) > r->region_count);
 }
 
-int kvs_ring_register_some(kvs_ring_t *r)
+int kvs_ring_register_next_piece(kvs_ring_t *r)
 {
 	uint64_t now;
 
-	take_regions(r);
+	apply_new_regions(r);
 	if (!r->fixed_buffers || r->open_regions == 0 || r->loads + r->ready_count > 0) {
 		return 0;
 	}
@@ -98,7 +98,7 @@ int kvs_ring_register_some(kvs_ring_t *r)
 	for (uint32_t i = 0; i < r->region_count && r->fixed_buffers; i++) {
 		uint32_t at = (r->region_cursor + i) % r->region_count;
 
-		if (r->region[at].pieces < r->region[at].wanted && register_next(r, at)) {
+		if (r->region[at].pieces < r->region[at].wanted && register_next_piece(r, at)) {
 			r->region_cursor = at;
 			r->register_wait_ns = 0;
 			return 1;
@@ -111,7 +111,7 @@ int kvs_ring_register_some(kvs_ring_t *r)
 	return 0;
 }
 
-uint32_t kvs_ring_buffer(const kvs_ring_t *r, const kvs_xfer_t *xfer)
+uint32_t kvs_ring_find_buffer(const kvs_ring_t *r, const kvs_xfer_t *xfer)
 {
 	const uint8_t *data = xfer->mem.data;
 	const kvs_region_t *memory;
@@ -135,7 +135,7 @@ uint32_t kvs_ring_buffer(const kvs_ring_t *r, const kvs_xfer_t *xfer)
 	return r->region[xfer->mem.region].first + (uint32_t)(start >> KVS_PIECE_SHIFT);
 }
 
-int kvs_ring_use_file(kvs_ring_t *r, const kvs_xfer_t *xfer)
+int kvs_ring_register_file(kvs_ring_t *r, const kvs_xfer_t *xfer)
 {
 	uint32_t number = kv_slot_slab(xfer->slot);
 	int fd = xfer->fd;
@@ -153,7 +153,7 @@ int kvs_ring_use_file(kvs_ring_t *r, const kvs_xfer_t *xfer)
 	return 1;
 }
 
-void kvs_ring_forget_file(kvs_ring_t *r, const kvs_xfer_t *xfer)
+void kvs_ring_unregister_file(kvs_ring_t *r, const kvs_xfer_t *xfer)
 {
 	uint32_t number = kv_slot_slab(xfer->slot);
 	int none = -1;
@@ -164,7 +164,7 @@ void kvs_ring_forget_file(kvs_ring_t *r, const kvs_xfer_t *xfer)
 	}
 }
 
-void kvs_ring_register(kvs_ring_t *r)
+void kvs_ring_register_tables(kvs_ring_t *r)
 {
 	int result = io_uring_register_buffers_sparse(&r->uring, MAX_CHUNKS);
 
@@ -174,7 +174,7 @@ void kvs_ring_register(kvs_ring_t *r)
 		r->next_buffer = 1;
 	}
 	if (result < 0) {
-		say_unregistered(r, -result);
+		log_unregistered(r, -result);
 	}
 	if (io_uring_register_files_sparse(&r->uring, KVS_MAX_FILES + 1u) == 0) {
 		/* The kernel finishes a dead process's writes. With the lock among the ring's files it is held until

@@ -8,7 +8,7 @@
 #define MAX_STALLS 8u
 
 /* Move the whole slot. Returns 0 or an errno; ENODATA: end of file. */
-static int move_all(kvs_xfer_t *xfer, void *header)
+static int move_slot(kvs_xfer_t *xfer, void *header)
 {
 	struct iovec iov[2] = {{header, xfer->cls->header_bytes}, {xfer->mem.data, xfer->cls->payload_bytes}};
 	uint64_t offset = xfer->offset;
@@ -39,24 +39,24 @@ static int move_all(kvs_xfer_t *xfer, void *header)
 	return 0;
 }
 
-static void run(kvs_io_t *io, kvs_xfer_t *xfer, void *header)
+static void run_xfer(kvs_io_t *io, kvs_xfer_t *xfer, void *header)
 {
-	if (xfer->kind != KVS_FORGET) {
+	if (xfer->kind != KVS_UNREGISTER_FILE) {
 		int error;
 
-		kvs_xfer_begin(xfer, header);
-		error = move_all(xfer, header);
+		kvs_xfer_prepare(xfer, header);
+		error = move_slot(xfer, header);
 		if (error) {
-			kvs_xfer_fail(xfer, error);
+			kvs_xfer_set_error(xfer, error);
 		} else if (xfer->kind == KVS_LOAD) {
 			kvs_xfer_verify(xfer, header);
 		}
 	}
 	kvs_xfer_return(io, xfer);
-	kvs_xfer_tell(io);
+	kvs_xfer_wake_owner(io);
 }
 
-void *kvs_sync_main(void *arg)
+void *kvs_worker_main(void *arg)
 {
 	kvs_io_t *io = arg;
 	void *header = io->ring; /* KVS_SLOTHDR_MAX bytes, page-aligned, the opener's */
@@ -66,21 +66,21 @@ void *kvs_sync_main(void *arg)
 		kvs_xfer_t *xfer = kvs_queue_pop(&io->in);
 
 		if (xfer) {
-			run(io, xfer, header);
+			run_xfer(io, xfer, header);
 			continue;
 		}
 		if (atomic_load(&io->stop)) {
 			break;
 		}
-		kvs_bell_arm(&io->bell);
+		kvs_wakeup_arm(&io->wakeup);
 		if (kvs_queue_empty(&io->in) && !atomic_load(&io->stop)) {
-			struct pollfd wait = {.fd = io->bell.fd, .events = POLLIN};
+			struct pollfd wait = {.fd = io->wakeup.fd, .events = POLLIN};
 
 			if (poll(&wait, 1, -1) > 0) {
-				kvs_bell_clear(&io->bell);
+				kvs_wakeup_clear(&io->wakeup);
 			}
 		}
-		kvs_bell_disarm(&io->bell);
+		kvs_wakeup_disarm(&io->wakeup);
 	}
 
 	return NULL;

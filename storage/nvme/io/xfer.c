@@ -6,7 +6,7 @@
 #include "kv/digest.h"
 #include "kvs/pool.h"
 
-void kvs_xfer_begin(kvs_xfer_t *xfer, void *header)
+void kvs_xfer_prepare(kvs_xfer_t *xfer, void *header)
 {
 	kvs_slothdr_t h = {
 		.meta = xfer->meta,
@@ -43,10 +43,11 @@ void kvs_xfer_verify(kvs_xfer_t *xfer, void *header)
 		return;
 	}
 
-	xfer->status = kvs_guard_verify(&cls->geometry, xfer->mem.data, leaves, xfer->mem.leaves, xfer->mem.roots);
+	xfer->status =
+		kvs_sigbus_verify_block(&cls->geometry, xfer->mem.data, leaves, xfer->mem.leaves, xfer->mem.roots);
 }
 
-void kvs_xfer_fail(kvs_xfer_t *xfer, int error)
+void kvs_xfer_set_error(kvs_xfer_t *xfer, int error)
 {
 	xfer->error = error;
 	if (error == EFAULT) {
@@ -67,9 +68,9 @@ void kvs_xfer_return(kvs_io_t *io, kvs_xfer_t *xfer)
 	kv_assert(pushed); /* as many places as transfers: it cannot be full */
 }
 
-void kvs_xfer_tell(kvs_io_t *io)
+void kvs_xfer_wake_owner(kvs_io_t *io)
 {
-	kvs_bell_ring(&io->nvme->owner);
+	kvs_wakeup_signal(&io->nvme->owner_wakeup);
 }
 
 void kvs_iov_advance(struct iovec *iov, uint32_t *p_count, size_t done)

@@ -26,7 +26,7 @@ typedef struct kvs_dclass {
 } kvs_dclass_t;
 
 /* FORGET: the file is going away, the ring lets go of its registration. */
-typedef enum kvs_xfer_kind { KVS_LOAD, KVS_STORE, KVS_FORGET } kvs_xfer_kind_t;
+typedef enum kvs_xfer_kind { KVS_LOAD, KVS_STORE, KVS_UNREGISTER_FILE } kvs_xfer_kind_t;
 
 typedef struct kvs_xfer {
 	kvs_done_fn done;
@@ -40,7 +40,7 @@ typedef struct kvs_xfer {
 	uint64_t start_ns;
 	kv_slot_t slot;
 	uint32_t gen;
-	uint32_t flush_turn;   /* store: which flush waits for it */
+	uint32_t flush_round;  /* store: which flush waits for it */
 	uint32_t failed_syncs; /* store: before it began */
 	uint32_t next;         /* free list */
 	int fd;
@@ -57,22 +57,22 @@ typedef struct kvs_io {
 	int started;
 	kvs_queue_t in;
 	kvs_queue_t out;
-	kvs_bell_t bell;
+	kvs_wakeup_t wakeup;
 	_Atomic int stop;
-	_Atomic int ready; /* io_uring: 1 running, negative: errno of the refusal */
-	uint32_t unkicked; /* the owner's: pushed since the last bell */
-	void *ring;        /* kvs_ring_t of nvme/io/uring.c */
+	_Atomic int ready;  /* io_uring: 1 running, negative: errno of the refusal */
+	uint32_t unflushed; /* the owner's: pushed since the last bell */
+	void *ring;         /* kvs_ring_t of nvme/io/uring.c */
 } kvs_io_t;
 
 /* Store: write the header into `header`. */
-void kvs_xfer_begin(kvs_xfer_t *xfer, void *header);
+void kvs_xfer_prepare(kvs_xfer_t *xfer, void *header);
 /* The bytes are in: check them. Sets xfer->status. */
 void kvs_xfer_verify(kvs_xfer_t *xfer, void *header);
 /* Turn an errno into xfer->status and xfer->error. */
-void kvs_xfer_fail(kvs_xfer_t *xfer, int error);
-/* Hand it back to the owner. kvs_xfer_tell() then wakes the owner if it sleeps; one wakeup may do for several. */
+void kvs_xfer_set_error(kvs_xfer_t *xfer, int error);
+/* Hand it back to the owner. kvs_xfer_wake_owner() then wakes the owner if it sleeps; one wakeup may do for several. */
 void kvs_xfer_return(kvs_io_t *io, kvs_xfer_t *xfer);
-void kvs_xfer_tell(kvs_io_t *io);
+void kvs_xfer_wake_owner(kvs_io_t *io);
 /* Drop `done` bytes from the front of iov[*p_count]. */
 void kvs_iov_advance(struct iovec *iov, uint32_t *p_count, size_t done);
 
