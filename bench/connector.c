@@ -14,7 +14,7 @@
 #include "rig.h"
 
 #include "kvx_worker.h"
-#include "plan.h"
+#include "step/message.h"
 
 #include <stdio.h>
 #include <stdlib.h>

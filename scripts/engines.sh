@@ -24,7 +24,7 @@ recipe() { { cat "$pins" tests/engines/cuda_stubs.py && python3 --version; } | s
 # The connector package's sources.
 sources() {
 	{
-		find connectors/vllm connectors/include connectors/*.c client kernels common -name '*.[ch]' -o -name '*.py' -o -name '*.toml' |
+		find connectors client kernels common -name '*.[ch]' -o -name '*.py' -o -name '*.toml' |
 			LC_ALL=C sort | xargs -d '\n' sha256sum
 	} | sha256sum | cut -d' ' -f1
 }

@@ -46,7 +46,7 @@ allowed() {
 	storage) echo 'kv|kvk|kvs|cpu|nvme|metadb' ;;
 	daemon) echo 'kv|kvk|kvs|core|io|keeper' ;;
 	client) echo 'kv|kvk|kvctl' ;;
-	connectors) echo 'kv|kvk|kvx' ;;
+	connectors) echo 'kv|kvk|kvx|common|inproc|scheduler|step|worker' ;;
 	engine) echo 'kv|kvk|kve' ;;
 	esac
 }

@@ -7,7 +7,7 @@
 #include "kvc.h"
 #include "kvk/cuda.h"
 #include "kvx_worker.h"
-#include "plan.h"
+#include "step/message.h"
 
 #include <stddef.h>
 #include <stdint.h>

@@ -7,14 +7,11 @@
  * became of it travels back as another (the report):
  *
  *   new request    match  -> hit         shared memory; what was found is leased once, and held while the request
- *                                        waits: ask as often as you like
- *   admitted       place, load           the engine has given the blocks: what was held is loaded into them
- *   each step      place, advance        block tables grow; blocks that are full after this step are reserved for
- *                                        saving
- *   end of step    plan   -> bytes       to every rank, then kvx_worker_begin() there
- *   after it       report <- bytes       from every rank that has something to say
- *   gone           finish                the request has ended or was aborted; whatever is under way for it goes on
- *                                        and is cleaned up
+ * waits: ask as often as you like admitted       place, load           the engine has given the blocks: what was held
+ * is loaded into them each step      place, advance        block tables grow; blocks that are full after this step are
+ * reserved for saving end of step    plan   -> bytes       to every rank, then kvx_worker_begin() there after it report
+ * <- bytes       from every rank that has something to say gone           finish                the request has ended
+ * or was aborted; whatever is under way for it goes on and is cleaned up
  *
  * Promise to the engine: nothing here fails in a way it must handle, nothing waits longer than wait_us (a match: than
  * it is worth), and without a live daemon every call costs microseconds. A lost answer, a full store or an absent
@@ -24,8 +21,8 @@
  * and only those a search looks at. Otherwise kvd's own chain is kept per request and fed by kvx_scheduler_tokens().
  *
  * Never slower. Loads and steps that compute prompts are timed by the ranks; what loading a hit would take, from memory
- * and from disk, is held against what computing it would (guard.h). A part that does not pay is left out of what
- * match() answers: the tail on disk, or all. A small piece is tried now and then.
+ * and from disk, is held against what computing it would (cost_model/cost_model.h). A part that does not pay is left
+ * out of what match() answers: the tail on disk, or all. A small piece is tried now and then.
  *
  * Units. A unit is identity.hash_tokens tokens; a group's block is a whole number of units. Group numbers are those of
  * identity.groups. Block ids are the engine's, below max_blocks, unique over all groups; KVX_NO_BLOCK where a group has
@@ -70,8 +67,8 @@ typedef struct kvx_scheduler_config {
 	int guard;   /* 1: never slower */
 	int mode;    /* kvx_load_mode_t */
 	/* kvx_scheduler_plan() waits at most so long for answers, and not at all where requests only generate; a match
-	 * waits at least so long. 0: KVX_WAIT_US, in plans no more than a 128th of what the step is expected to
-	 * take. */
+	 * waits at least so long. 0: KVX_WAIT_US, in plans no more than a 128th of what the step is expected to take.
+	 */
 	uint32_t wait_us;
 	uint32_t load_ms;    /* the ranks give a load up after so long; 0: KVX_STEP_LOAD_MS */
 	uint32_t min_tokens; /* hits of fewer tokens are not worth a load; 0: one unit */
@@ -116,10 +113,10 @@ typedef struct kvx_ask {
 } kvx_ask_t;
 
 /* Own keys only: tokens [at, at + n) of the request are these, at being what was given before; only whole units are
- * used. extra[i], extra_len[i]:
- * canonical extra keys of the i-th unit that starts in this piece (salt, images); NULL arrays: none. KVC_ERR_ARG: token
- * ids or `at` wrong: the request then has no keys. KVC_ERR_UNREACHABLE: its space is not open yet (a match tries to
- * open it), KVC_ERR_STALE_EPOCH: it has another epoch since: nothing was taken, begin again with `at` 0. */
+ * used. extra[i], extra_len[i]: canonical extra keys of the i-th unit that starts in this piece (salt, images); NULL
+ * arrays: none. KVC_ERR_ARG: token ids or `at` wrong: the request then has no keys. KVC_ERR_UNREACHABLE: its space is
+ * not open yet (a match tries to open it), KVC_ERR_STALE_EPOCH: it has another epoch since: nothing was taken, begin
+ * again with `at` 0. */
 typedef struct kvx_units {
 	size_t struct_size;
 	uint32_t at, n;

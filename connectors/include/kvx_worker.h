@@ -1,20 +1,14 @@
 /* kvx_worker.h -- the moving half of a connector: one in each rank of an engine, beside that rank's paged cache.
  *
- *   begin(plan)   before the engine may write any block of this step: blocks that are about to be reused and not
- *                 saved yet are saved now; what can be
- *                 loaded beside the steps is started by start()
- *   start()       asynchronous loads of the plan begin
- *   load()        synchronous loads of the plan are in the cache, or have failed, when it returns; of a cache in GPU
- *                 memory they are put before what the
- *                 engine enqueues from then on, and errors() knows what has become of them; load_layers(): layer by
- *                 layer, as layer() names them
- *   [the engine computes]
- *   end()         what this step has computed goes to the transfer thread; nothing is waited for
- *   finished()    ids of asynchronous loads that are over, well or not; each exactly once
- *   errors()      blocks whose load failed: the engine computes them. Of a cache in GPU memory asked in each step,
- *                 after end(): it waits for the bytes of
- *                 load(), not for the step
- *   report()      bytes for kvx_scheduler_report()
+ *   begin(plan)   before the engine may write any block of this step: blocks that are about to be reused and not saved
+ * yet are saved now; what can be loaded beside the steps is started by start() start()       asynchronous loads of the
+ * plan begin load()        synchronous loads of the plan are in the cache, or have failed, when it returns; of a cache
+ * in GPU memory they are put before what the engine enqueues from then on, and errors() knows what has become of them;
+ * load_layers(): layer by layer, as layer() names them [the engine computes] end()         what this step has computed
+ * goes to the transfer thread; nothing is waited for finished()    ids of asynchronous loads that are over, well or
+ * not; each exactly once errors()      blocks whose load failed: the engine computes them. Of a cache in GPU memory
+ * asked in each step, after end(): it waits for the bytes of load(), not for the step report()      bytes for
+ * kvx_scheduler_report()
  *
  * A transfer thread owns the attachment to the daemon and moves bytes whether or not the engine steps. Blocks it still
  * has to read are marked; begin() looks at the marks of the blocks the plan says are reused, so that no save ever holds
@@ -73,8 +67,8 @@ typedef struct kvx_worker_config {
 			    pay for it */
 	uint32_t memory; /* KVX_MEMORY_* */
 	/* Of a CUDA device: its ordinal in this process; most SMs that a copy takes (0: chosen); 1: measure the ways of
-	 * copying at open (0.2 s a group); the driver and the kernels (NULL: the machine's, and those of this
-	 * build). */
+	 * copying at open (0.2 s a group); the driver and the kernels (NULL: the machine's, and those of this build).
+	 */
 	int device;
 	uint32_t sms;
 	uint32_t save_sms; /* of a save, beside which the engine computes; 0: chosen */
@@ -119,9 +113,8 @@ KVC_API void kvx_worker_begin(kvx_worker_t *worker, const void *plan, size_t len
 KVC_API void kvx_worker_start(kvx_worker_t *worker);
 KVC_API void kvx_worker_load(kvx_worker_t *worker);
 /* load() by an engine that calls layer() for each layer of the cache before it enqueues what reads that layer, on the
- * stream of this step. 1: it has to:
- * each layer is put before what is enqueued from its layer() on. 0: all layers are, as with load(), and layer() does
- * nothing. */
+ * stream of this step. 1: it has to: each layer is put before what is enqueued from its layer() on. 0: all layers are,
+ * as with load(), and layer() does nothing. */
 KVC_API int kvx_worker_load_layers(kvx_worker_t *worker);
 /* `layer` of the first group's paged cache is about to be read; one beyond its layers: so is everything. Waits for
  * nothing. If some layer is not named before end(), or errors(), blocks of these loads count as failed, and

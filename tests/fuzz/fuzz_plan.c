@@ -1,6 +1,6 @@
 /* Any bytes as a plan, and as a report: refused, or all that it announces lies inside and it is written again byte for
  * byte. Reports also go into a scheduling half without a daemon. */
-#include "plan.h"
+#include "step/message.h"
 
 #include "kv/env.h"
 

@@ -62,7 +62,8 @@ typedef struct kvdpy_names {
 } kvdpy_names_t;
 extern kvdpy_names_t kvdpy_names;
 
-/* ---- guard.c: errors of a hook --------------------------------------------------------------- */
+/* ---- cost_model/cost_model.c: errors of a hook
+ * ----------------------------------------------------------------------------------- */
 
 typedef struct kvdpy_guard {
 	PyObject *object; /* .error(hook, exception) */
@@ -72,7 +73,8 @@ typedef struct kvdpy_guard {
  * is no Exception (an interrupt) passes through: NULL. */
 PyObject *kvdpy_harmless(kvdpy_guard_t *guard, const char *name, PyObject *answer);
 
-/* ---- config.c: a dict into what the C interface takes. Texts are borrowed from the dict's values. ---- */
+/* ---- config.c: a dict into what the C interface takes. Texts are borrowed from the dict's values.
+ * -------------------- */
 
 /* 0, or -1 with an exception that names the key. */
 int kvdpy_get_u32(PyObject *dict, const char *key, uint32_t *p_value);
@@ -98,7 +100,8 @@ typedef struct kvdpy_paged {
 } kvdpy_paged_t;
 int kvdpy_get_paged(PyObject *dict, kvdpy_paged_t *paged);
 
-/* ---- stats.c: counters as dicts -------------------------------------------------------------- */
+/* ---- stats.c: counters as dicts -----------------------------------------------------------------------------------
+ */
 
 /* The answer to get_kv_connector_stats(): stats_class({name: increment}) of what has changed since `last`, which is
  * brought up to date; None: nothing. */
@@ -112,7 +115,8 @@ PyObject *kvdpy_worker_dict(const kvx_worker_stats_t *now);
 /* [(name, help)] of all counters, scheduler's and worker's. */
 PyObject *kvdpy_stats_table(void);
 
-/* ---- request.c: a request the engine has told us about --------------------------------------- */
+/* ---- request.c: a request the engine has told us about ------------------------------------------------------------
+ */
 
 typedef struct kvdpy_request {
 	PyObject_HEAD PyObject *request; /* vLLM's */
@@ -139,7 +143,8 @@ typedef struct kvdpy_request {
 extern PyTypeObject *kvdpy_request_type;
 int kvdpy_request_init(PyObject *module);
 
-/* ---- scheduler.c, step.c --------------------------------------------------------------------- */
+/* ---- scheduler.c, step.c ------------------------------------------------------------------------------------------
+ */
 
 typedef struct kvdpy_scheduler {
 	PyObject_HEAD kvx_scheduler_t *scheduler;
@@ -191,7 +196,8 @@ int kvdpy_place(kvdpy_scheduler_t *self, kvdpy_request_t *request, kvdpy_ask_t *
 /* It has ended, and is not known any more; 0, or -1 with an exception. */
 int kvdpy_request_finish(kvdpy_scheduler_t *self, PyObject *request);
 
-/* ---- early.c --------------------------------------------------------------------------------- */
+/* ---- early.c -------------------------------------------------------------------------------------------------------
+ */
 
 /* The plan of a step, as soon as it is made. */
 typedef struct kvdpy_plan {
@@ -219,7 +225,8 @@ void kvdpy_early_begun(kvdpy_early_t *early, const PyObject *plan);
 /* build() has made a plan: its loads begin now if they may. -1: interrupted. */
 int kvdpy_early_planned(kvdpy_scheduler_t *self, PyObject *output, const kvdpy_plan_t *plan);
 
-/* ---- layers.c -------------------------------------------------------------------------------- */
+/* ---- layers.c -----------------------------------------------------------------------------------------------------
+ */
 
 #define KVDPY_MODES 8u
 
@@ -247,7 +254,8 @@ void kvdpy_layers_end(kvdpy_layers_t *layers);
 /* A step that has not ended is gone. */
 void kvdpy_layers_clear(kvdpy_layers_t *layers);
 
-/* ---- worker.c -------------------------------------------------------------------------------- */
+/* ---- worker.c ------------------------------------------------------------------------------------------------------
+ */
 
 typedef struct kvdpy_worker {
 	PyObject_HEAD kvx_worker_t *worker;
@@ -269,11 +277,12 @@ typedef struct kvdpy_worker {
 
 int kvdpy_worker_init(PyObject *module);
 
-/* ---- digest.c -------------------------------------------------------------------------------- */
+/* ---- digest.c ---------------------------------------------------------------------------------------------------- */
 
 int kvdpy_digest_init(PyObject *module);
 
-/* ---- stream.c -------------------------------------------------------------------------------- */
+/* ---- stream.c ------------------------------------------------------------------------------------------------------
+ */
 
 /* The stream that is current. -1: nobody knows it. */
 int kvdpy_current_stream(kvdpy_worker_t *self, void **p_stream);

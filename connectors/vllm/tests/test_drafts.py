@@ -19,7 +19,7 @@ from test_hooks import BLOCK, LAYERS, PAGE, Blocks, Daemon, Engine, Meta, Reques
 
 SLOT = PAGE // BLOCK
 SEED = int(os.environ.get("SEED", "1"))
-SAVE, EARLY = 4, 4  # connectors/plan.h: KVX_RECORD_SAVE, KVX_PLAN_EARLY
+SAVE, EARLY = 4, 4  # connectors/step/message.h: KVX_RECORD_SAVE, KVX_PLAN_EARLY
 DRAFTS = 3  # a step, at most
 
 

@@ -1,0 +1,24 @@
+/* await.h -- the one rule for a daemon that stands still (decision 021): a miss costs more than the rest of a stall, so
+ * its next sign of life is waited for, `limits.silence` in all while the heartbeat does not move. A dead daemon is a
+ * miss at once. */
+#ifndef KVX_AWAIT_H
+#define KVX_AWAIT_H
+
+#include "kv/env.h"
+#include "kvc.h"
+
+#define KVX_STALE_NS UINT64_C(100000000) /* longest wait for a heartbeat */
+
+/* Why nothing can be found in the space now; KV_WHY_NONE: it can. */
+uint32_t kvx_miss_reason(const kvc_space_t *space);
+/* Wait a little, at most until `until`, for whatever the daemon does next. `since`: when this wait began. 0: no longer.
+ */
+int kvx_await_daemon(kvc_t *kvc, const kv_env_t *env, uint64_t since, uint64_t until);
+/* As kvx_miss_reason(), after a stale heartbeat has been waited for. */
+uint32_t kvx_miss_reason_awaited(kvc_t *kvc, const kv_env_t *env, const kvc_space_t *space);
+
+/* A load under way: has the daemon been `silent` (this very look) for longer than one that is starved of processor for
+ * a moment is? *p_since is the load's, 0 at first. What such a daemon has begun to read is worth waiting for. */
+int kvx_silent_too_long(uint64_t *p_since, int silent, uint64_t now);
+
+#endif

@@ -1,0 +1,240 @@
+/* Least squares over few measurements, with every choice of terms. */
+#include "cost_model/latency_fit.h"
+
+#include <string.h>
+
+#define TERMS   3u
+#define CHOICES 7u
+#define ROWS    (KVX_CURVE_SIZES * KVX_CURVE_SAMPLES)
+#define LONGEST 100e9
+#define FAR     3.0  /* a measurement further from the median of its size is moved to here */
+#define USUAL   0.2  /* relative error from which on one counts less than half */
+#define PASSES  3u   /* of weighing them by their error */
+#define AS_GOOD 1.3  /* errors that differ by less, or */
+#define NEAR    2u   /* doublings */
+#define SLIGHT  2e-4 /* by less than this, are the same */
+
+/* One measurement, divided by what is usual for its size. */
+typedef struct kvx_row {
+	double f[TERMS], t, weight;
+} kvx_row_t;
+
+static double clamp(double x, double least, double most)
+{
+	return x < least ? least : x > most ? most : x;
+}
+
+static uint32_t size_of(uint32_t n)
+{
+	const uint32_t size = 31u - (uint32_t)__builtin_clz(n);
+
+	return size < KVX_CURVE_SIZES ? size : KVX_CURVE_SIZES - 1u;
+}
+
+void kvx_curve_learn(kvx_curve_t *curve, const kvx_curve_sample_t *sample)
+{
+	uint32_t size;
+
+	if (sample->n == 0 || !(sample->ns > 0 && sample->ns <= LONGEST)) {
+		return;
+	}
+	size = size_of(sample->n);
+	curve->sample[size][curve->at[size]] = *sample;
+	curve->at[size] = (curve->at[size] + 1u) % KVX_CURVE_SAMPLES;
+	if (curve->count[size] < KVX_CURVE_SAMPLES) {
+		curve->count[size]++;
+		curve->known++;
+	}
+	curve->most = sample->n > curve->most ? sample->n : curve->most;
+	curve->newest_ns = sample->at_ns > curve->newest_ns ? sample->at_ns : curve->newest_ns;
+	curve->stale = 1;
+}
+
+/* Samples of a size that still count. */
+static uint32_t samples_of(const kvx_curve_t *curve, uint32_t size, kvx_curve_sample_t *samples)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < curve->count[size]; i++) {
+		const kvx_curve_sample_t *s = &curve->sample[size][i];
+
+		if (curve->age_ns == 0 || curve->newest_ns - s->at_ns <= curve->age_ns) {
+			samples[n++] = *s;
+		}
+	}
+
+	return n;
+}
+
+/* Of the times, or of those of one n. The lower one of two in the middle: what disturbs a measurement makes it longer.
+ */
+static double median(const kvx_curve_sample_t *sample, uint32_t count, int of_one)
+{
+	double sorted[KVX_CURVE_SAMPLES];
+
+	for (uint32_t i = 0; i < count; i++) {
+		const double ns = of_one ? sample[i].ns / sample[i].n : sample[i].ns;
+		uint32_t at = i;
+
+		for (; at > 0 && sorted[at - 1] > ns; at--) {
+			sorted[at] = sorted[at - 1];
+		}
+		sorted[at] = ns;
+	}
+
+	return sorted[(count - 1u) / 2u];
+}
+
+static uint32_t rows_of(const kvx_curve_t *curve, kvx_row_t *rows)
+{
+	uint32_t n = 0;
+
+	for (uint32_t size = 0; size < KVX_CURVE_SIZES; size++) {
+		kvx_curve_sample_t samples[KVX_CURVE_SAMPLES];
+		const uint32_t count = samples_of(curve, size, samples);
+		const double usual = count ? median(samples, count, 0) : 0;
+
+		for (uint32_t i = 0; i < count; i++) {
+			const kvx_curve_sample_t *s = &samples[i];
+
+			rows[n++] = (kvx_row_t){
+				{1.0 / usual, s->n / usual, s->q / usual}, clamp(s->ns / usual, 1.0 / FAR, FAR), 1.0};
+		}
+	}
+
+	return n;
+}
+
+/* Gauss; 0: these terms cannot be told apart. Terms that are not chosen have a row of their own that says 0. */
+static int solve(double m[TERMS][TERMS + 1], double *x)
+{
+	for (uint32_t col = 0; col < TERMS; col++) {
+		const double before = m[col][col];
+
+		for (uint32_t k = 0; k < col; k++) {
+			const double factor = m[col][k] / m[k][k];
+
+			for (uint32_t j = k; j <= TERMS; j++) {
+				m[col][j] -= factor * m[k][j];
+			}
+		}
+		if (!(m[col][col] > 1e-9 * before)) {
+			return 0;
+		}
+	}
+	for (uint32_t i = TERMS; i-- > 0;) {
+		x[i] = m[i][TERMS];
+		for (uint32_t j = i + 1; j < TERMS; j++) {
+			x[i] -= m[i][j] * x[j];
+		}
+		x[i] /= m[i][i];
+	}
+
+	return 1;
+}
+
+static double miss(const kvx_row_t *row, const double *x)
+{
+	double sum = -row->t;
+
+	for (uint32_t i = 0; i < TERMS; i++) {
+		sum += row->f[i] * x[i];
+	}
+
+	return sum;
+}
+
+/* The best of these terms: its mean error, below 0 when there is none. */
+static double fit(kvx_row_t *rows, uint32_t n, uint32_t terms, double *x)
+{
+	double error = 0;
+
+	for (uint32_t pass = 0; pass < PASSES; pass++) {
+		double m[TERMS][TERMS + 1] = {{0}};
+
+		for (uint32_t r = 0; r < n; r++) {
+			const double off = pass ? miss(&rows[r], x) / USUAL : 0;
+
+			rows[r].weight = 1.0 / (1.0 + off * off);
+			for (uint32_t i = 0; i < TERMS; i++) {
+				for (uint32_t j = 0; j < TERMS && terms & 1u << i; j++) {
+					m[i][j] += terms & 1u << j ? rows[r].weight * rows[r].f[i] * rows[r].f[j] : 0;
+				}
+				m[i][TERMS] += terms & 1u << i ? rows[r].weight * rows[r].f[i] * rows[r].t : 0;
+			}
+		}
+		for (uint32_t i = 0; i < TERMS; i++) {
+			m[i][i] += terms & 1u << i ? 0 : 1;
+		}
+		if (!solve(m, x)) {
+			return -1;
+		}
+	}
+
+	for (uint32_t i = 0; i < TERMS; i++) {
+		if (x[i] < 0) {
+			return -1;
+		}
+	}
+	for (uint32_t r = 0; r < n; r++) {
+		const double off = clamp(miss(&rows[r], x), -1.0, 1.0);
+
+		error += off * off;
+	}
+
+	return error / n;
+}
+
+/* Terms as bits, the ones to prefer first. Each can be found wanting; a proportion cannot. */
+static void refit(kvx_curve_t *curve)
+{
+	static const uint32_t choice[] = {2, 3, 6, 7, 1, 5, 4};
+	double x[CHOICES][TERMS], error[CHOICES], best = -1;
+	kvx_row_t rows[ROWS];
+	const uint32_t n = rows_of(curve, rows);
+
+	for (uint32_t i = 0; i < CHOICES; i++) {
+		error[i] = fit(rows, n, choice[i], x[i]);
+		best = error[i] >= 0 && (best < 0 || error[i] < best) ? error[i] : best;
+	}
+	for (uint32_t i = 0; i < CHOICES; i++) {
+		if (error[i] >= 0 && error[i] <= best * AS_GOOD + SLIGHT) {
+			memcpy(curve->x, x[i], sizeof curve->x);
+			break;
+		}
+	}
+	curve->stale = 0;
+}
+
+double kvx_curve_share(kvx_curve_t *curve, double n, double q)
+{
+	if (curve->stale) {
+		refit(curve);
+	}
+
+	return curve->x[1] * n + curve->x[2] * q;
+}
+
+double kvx_curve_whole(kvx_curve_t *curve, double n, double q)
+{
+	const double share = kvx_curve_share(curve, n, q);
+
+	return curve->x[0] + share;
+}
+
+double kvx_curve_near(const kvx_curve_t *curve, uint32_t n)
+{
+	kvx_curve_sample_t samples[KVX_CURVE_SAMPLES];
+
+	for (uint32_t i = 0; n > 0 && i <= 2u * NEAR; i++) {
+		const uint32_t d = (i + 1u) / 2u, size = size_of(n);
+		const uint32_t at = i % 2u ? size + d : size - d; /* below 0: beyond all sizes */
+		const uint32_t count = at < KVX_CURVE_SIZES ? samples_of(curve, at, samples) : 0;
+
+		if (count) {
+			return n * median(samples, count, 1);
+		}
+	}
+
+	return 0;
+}

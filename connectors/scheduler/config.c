@@ -1,0 +1,179 @@
+/* What kvx_scheduler_open() is given: checked, and copied. */
+#include "scheduler/impl.h"
+
+#include <stdio.h>
+
+static _Thread_local const char *why_text = "no call has failed";
+
+const char *kvx_scheduler_why(void)
+{
+	return why_text;
+}
+
+kvc_status_t kvx_scheduler_refuse(const char *why)
+{
+	why_text = why;
+
+	return KVC_ERR_ARG;
+}
+
+/* The fields that make sense by themselves. */
+static kvc_status_t check(const kvx_scheduler_config_t *config)
+{
+	const char *why = "the layout is not valid";
+
+	if (!config || config->struct_size < sizeof *config) {
+		return kvx_scheduler_refuse("struct_size is not that of kvx_scheduler_config_t");
+	}
+	if (!config->identity || config->identity->struct_size < sizeof *config->identity || !config->layout) {
+		return kvx_scheduler_refuse("identity and layout are required, struct_size in the identity set");
+	}
+	if (kvk_layout_check(config->layout, &why) != KV_OK) {
+		return kvx_scheduler_refuse(why);
+	}
+	if (!config->instance || !config->secret || config->secret_len < 16 || config->secret_len > 32) {
+		return kvx_scheduler_refuse("the instance and its secret of 16 to 32 bytes are required");
+	}
+	if (!config->writers || config->writer_count == 0 || config->writer_count > 65535) {
+		return kvx_scheduler_refuse("at least one writer is required");
+	}
+	if (config->max_blocks == 0 || config->max_blocks > KVX_PLAN_BYTES_MAX / 8u) {
+		return kvx_scheduler_refuse("max_blocks is zero or too many for a plan");
+	}
+	if (config->mode < KVX_LOAD_AUTO || config->mode > KVX_LOAD_ASYNC) {
+		return kvx_scheduler_refuse("mode is none of kvx_load_mode_t");
+	}
+
+	return KVC_OK;
+}
+
+/* Who writes what must not leave the layout, and no writer be the scheduler. */
+static kvc_status_t check_writers(const kvx_scheduler_config_t *config)
+{
+	for (uint32_t i = 0; i < config->writer_count; i++) {
+		const kvc_writer_t *w = &config->writers[i];
+
+		if (w->rank >= KVX_SCHEDULER_RANK || w->head_first > config->layout->heads ||
+		    w->head_count > config->layout->heads - w->head_first || w->layer_first > config->layout->layers ||
+		    w->layer_count > config->layout->layers - w->layer_first) {
+			return kvx_scheduler_refuse(
+				"a writer's heads or layers are not in the layout, or its rank is the scheduler's");
+		}
+	}
+
+	return KVC_OK;
+}
+
+static char *keep(char *at, const char **p_text)
+{
+	const size_t size = *p_text ? strlen(*p_text) + 1u : 0;
+
+	if (size) {
+		memcpy(at, *p_text, size);
+		*p_text = at;
+	}
+
+	return at + size;
+}
+
+static kvc_status_t take_identity(kvx_scheduler_t *scheduler, const kvx_scheduler_config_t *config)
+{
+	kvc_identity_t *id = &scheduler->identity;
+	const char **const texts[] = {&id->model,  &id->weights, &id->dtype,      &id->quantization,
+				      &id->rope,   &id->lora,    &id->hash,       &id->groups,
+				      &id->layout, &id->extra,   &id->page_format};
+	kv_identity_t parsed;
+	char units[16], groups[32];
+	size_t size = 1;
+	char *at;
+
+	*id = *config->identity;
+	(void)snprintf(units, sizeof units, "%u", id->hash_tokens);
+	(void)snprintf(groups, sizeof groups, "0:full:%u", id->hash_tokens);
+	id->groups = id->groups ? id->groups : groups;
+	for (size_t i = 0; i < KV_COUNT_OF(texts); i++) {
+		size += *texts[i] ? strlen(*texts[i]) + 1u : 0;
+	}
+	scheduler->text = kv_alloc(scheduler->env, size);
+	if (!scheduler->text) {
+		return KVC_ERR_NOMEM;
+	}
+	at = scheduler->text;
+	for (size_t i = 0; i < KV_COUNT_OF(texts); i++) {
+		at = keep(at, texts[i]);
+	}
+
+	parsed = (kv_identity_t){.hash_tokens = units, .groups = id->groups};
+	if (!id->layout || kv_identity_groups(&parsed, &scheduler->unit, scheduler->groups, KVX_MAX_GROUPS,
+					      &scheduler->group_count) != KV_OK) {
+		return kvx_scheduler_refuse("the identity's hash_tokens, groups or layout are wrong");
+	}
+
+	return KVC_OK;
+}
+
+static kvc_status_t take_arrays(kvx_scheduler_t *scheduler, const kvx_scheduler_config_t *config)
+{
+	const kv_env_t *env = scheduler->env;
+
+	scheduler->writers = kv_alloc(env, config->writer_count * sizeof *scheduler->writers);
+	scheduler->spaces = kv_alloc(env, KVX_SPACES_MAX * sizeof *scheduler->spaces);
+	scheduler->keys = kv_alloc(env, (KVX_RUN_BLOCKS + 1u) * sizeof *scheduler->keys);
+	scheduler->events = kv_alloc(env, (KVX_RUN_BLOCKS + 1u) * sizeof *scheduler->events);
+	scheduler->blocks = kv_alloc(env, config->max_blocks * sizeof *scheduler->blocks);
+	scheduler->fence = kv_alloc(env, config->max_blocks * sizeof *scheduler->fence);
+	if (!scheduler->writers || !scheduler->spaces || !scheduler->keys || !scheduler->events || !scheduler->blocks ||
+	    !scheduler->fence) {
+		return KVC_ERR_NOMEM;
+	}
+	memcpy(scheduler->writers, config->writers, config->writer_count * sizeof *scheduler->writers);
+
+	/* A plan can always name the blocks allocated in its step. */
+	scheduler->promised = kvx_fence_bytes(config->max_blocks);
+	kvx_bytes_reset(&scheduler->plan, KVX_PLAN_MAGIC);
+	if (scheduler->plan.failed || !kvx_plan_room(scheduler, 0)) {
+		return KVC_ERR_NOMEM;
+	}
+
+	return kvx_requests_init(&scheduler->requests, env, scheduler->group_count);
+}
+
+kvc_status_t kvx_scheduler_take(kvx_scheduler_t *scheduler, const kvx_scheduler_config_t *config)
+{
+	kvk_geometry_t geometry;
+	kvc_status_t status = check(config);
+
+	status = status == KVC_OK ? check_writers(config) : status;
+	status = status == KVC_OK ? take_identity(scheduler, config) : status;
+	if (status != KVC_OK) {
+		return status;
+	}
+
+	kvk_layout_geometry(config->layout, &geometry);
+	for (uint32_t g = 0; g < scheduler->group_count; g++) {
+		scheduler->token_bytes += geometry.block_bytes / scheduler->groups[g].block_tokens;
+	}
+	scheduler->writer_count = config->writer_count;
+	scheduler->max_blocks = config->max_blocks;
+	scheduler->foreign = config->foreign != 0;
+	scheduler->guarded = config->guard != 0;
+	scheduler->mode = (kvx_load_mode_t)config->mode;
+	scheduler->wait_us = config->wait_us ? config->wait_us : KVX_WAIT_US;
+	scheduler->wait_asked = config->wait_us != 0;
+	scheduler->load_ms = config->load_ms ? config->load_ms : KVX_STEP_LOAD_MS;
+	scheduler->min_tokens = config->min_tokens ? config->min_tokens : scheduler->unit;
+	kvx_guard_init(&scheduler->guard, scheduler->groups[0].block_tokens, scheduler->token_bytes);
+
+	return take_arrays(scheduler, config);
+}
+
+uint32_t kvx_scheduler_group(const kvx_scheduler_t *scheduler, uint32_t number)
+{
+	for (uint32_t g = 0; g < scheduler->group_count; g++) {
+		if (scheduler->groups[g].id == number) {
+			return g;
+		}
+	}
+
+	return UINT32_MAX;
+}

@@ -1,0 +1,213 @@
+/* Keys of a request: the engine's hashes bound when they are looked at, or our own chain. */
+#include "scheduler/impl.h"
+
+#define EXTRA_MAX 65536u /* bytes of extra keys of one unit */
+
+/* ---- looking
+ * ----------------------------------------------------------------------------------------------------------------- */
+
+static void key_at(void *ctx, uint32_t i, kvc_key_t *key)
+{
+	kvx_key_view_t *view = ctx;
+	const void *hash;
+	uint32_t len = 0;
+
+	*key = (kvc_key_t){{0}}; /* nobody's: it is found nowhere */
+	if (i >= view->n) {
+		view->bad = 1;
+		return;
+	}
+	if (!view->scheduler->foreign) {
+		*key = view->request->own.keys[i];
+		return;
+	}
+	hash = view->hashes->at(view->hashes->ctx, i, &len);
+	if (!hash || kvc_key_bind(view->space, hash, len, key) != KVC_OK) {
+		view->bad = 1;
+	}
+}
+
+static uint64_t epoch_of(const kvc_space_t *space)
+{
+	kvc_space_info_t info = {.struct_size = sizeof info};
+
+	kvc_space_get_info(space, &info);
+
+	return info.epoch;
+}
+
+void kvx_keys_view(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request, uint32_t number,
+		   uint32_t tokens, kvx_key_view_t *view)
+{
+	uint32_t n = 0;
+
+	*view = (kvx_key_view_t){.scheduler = scheduler, .hashes = ask->hashes, .request = request};
+	view->source = (kvc_key_source_t){.key = key_at, .ctx = view};
+	if (number >= scheduler->space_count || !scheduler->spaces[number].open) {
+		return;
+	}
+	view->space = scheduler->spaces[number].space;
+	if (scheduler->foreign) {
+		n = ask->hashes && ask->hashes->at ? ask->hashes->n : 0;
+	} else if (request && request->own.epoch && request->own.epoch == epoch_of(view->space)) {
+		n = request->own.n;
+	}
+	view->n = tokens / scheduler->unit < n ? tokens / scheduler->unit : n;
+}
+
+/* ---- our own chain
+ * ----------------------------------------------------------------------------------------------------------- */
+
+static void forget(kvx_chain_state_t *own)
+{
+	own->n = 0;
+	own->given = 0;
+	own->epoch = 0;
+	own->extra_len = 0;
+}
+
+static kvc_status_t reserve(const kv_env_t *env, kvx_chain_state_t *own, uint32_t units, uint32_t unit)
+{
+	uint32_t cap = own->cap ? own->cap : 64u;
+	kvc_key_t *keys;
+
+	if (own->tail_cap < unit) {
+		uint32_t *tail = kv_resize(env, own->tail, own->tail_cap * sizeof *tail, unit * sizeof *tail);
+
+		if (!tail) {
+			return KVC_ERR_NOMEM;
+		}
+		own->tail = tail;
+		own->tail_cap = unit;
+	}
+	if (own->n + units <= own->cap) {
+		return KVC_OK;
+	}
+	while (cap < own->n + units) {
+		cap *= 2u;
+	}
+	keys = kv_resize(env, own->keys, own->cap * sizeof *keys, cap * sizeof *keys);
+	if (!keys) {
+		return KVC_ERR_NOMEM;
+	}
+	own->keys = keys;
+	own->cap = cap;
+
+	return KVC_OK;
+}
+
+static kvc_status_t keep_extra(const kv_env_t *env, kvx_chain_state_t *own, const void *extra, uint32_t len)
+{
+	own->extra_len = 0;
+	if (len > EXTRA_MAX || (len && !extra)) {
+		return KVC_ERR_ARG;
+	}
+	if (len > own->extra_cap) {
+		uint8_t *bytes = kv_resize(env, own->extra, own->extra_cap, len);
+
+		if (!bytes) {
+			return KVC_ERR_NOMEM;
+		}
+		own->extra = bytes;
+		own->extra_cap = len;
+	}
+	if (len) {
+		memcpy(own->extra, extra, len);
+	}
+	own->extra_len = len;
+
+	return KVC_OK;
+}
+
+static kvc_status_t finish_unit(kvx_chain_state_t *own)
+{
+	kvc_key_t *key = &own->keys[own->n];
+	const kvc_status_t status = own->extra_len
+					    ? kvc_chain_unit(&own->chain, own->extra, own->extra_len, own->tail, key)
+					    : kvc_chain_tokens(&own->chain, own->tail, 1, key);
+
+	own->n += status == KVC_OK;
+
+	return status;
+}
+
+/* Take the piece in, a unit at a time. */
+static kvc_status_t feed(const kv_env_t *env, kvx_chain_state_t *own, const kvx_units_t *units, uint32_t unit)
+{
+	const uint32_t first_start = (units->at + unit - 1u) / unit; /* of the units that start in this piece */
+	uint32_t done = 0;
+
+	while (done < units->n) {
+		const uint32_t have = own->given % unit, left = units->n - done;
+		const uint32_t take = unit - have < left ? unit - have : left;
+		kvc_status_t status = KVC_OK;
+
+		if (have == 0) {
+			const uint32_t i = own->given / unit - first_start;
+			const int extra = units->extra && units->extra_len && i < units->extra_count;
+
+			status = keep_extra(env, own, extra ? units->extra[i] : NULL, extra ? units->extra_len[i] : 0);
+		}
+		memcpy(own->tail + have, units->tokens + done, take * sizeof *own->tail);
+		own->given += take;
+		done += take;
+		if (status == KVC_OK && own->given % unit == 0) {
+			status = finish_unit(own);
+		}
+		if (status != KVC_OK) {
+			return status;
+		}
+	}
+
+	return KVC_OK;
+}
+
+kvc_status_t kvx_scheduler_tokens(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_units_t *units)
+{
+	kvx_request_t *request;
+	kvx_chain_state_t *own;
+	const kvc_space_t *space;
+	kvc_status_t status;
+	uint32_t number;
+
+	if (scheduler->foreign || !kvx_ask_is_sound(ask) || !units || units->struct_size < sizeof *units ||
+	    (units->n && !units->tokens) || units->at > UINT32_MAX - units->n) {
+		return KVC_ERR_ARG;
+	}
+	number = kvx_space_of(scheduler, ask);
+	if (number == UINT32_MAX || !scheduler->spaces[number].open) {
+		return KVC_ERR_UNREACHABLE; /* without a space there is nothing to begin a chain with */
+	}
+	space = scheduler->spaces[number].space;
+	request = kvx_requests_get(&scheduler->requests, ask->id, ask->id_len);
+	if (!request) {
+		return KVC_ERR_NOMEM;
+	}
+	own = &request->own;
+	request->space = number;
+	if (units->at == 0) {
+		forget(own);
+		own->epoch = epoch_of(space);
+		kvc_chain_begin(space, &own->chain);
+	}
+	if (own->epoch == 0) {
+		return KVC_OK;
+	}
+	if (own->epoch != epoch_of(space)) {
+		return KVC_ERR_STALE_EPOCH;
+	}
+	if (units->at != own->given) {
+		forget(own);
+		return KVC_ERR_ARG;
+	}
+
+	status = reserve(scheduler->env, own, units->n / scheduler->unit + 1u, scheduler->unit);
+	if (status == KVC_OK) {
+		status = feed(scheduler->env, own, units, scheduler->unit);
+	}
+	if (status != KVC_OK) {
+		forget(own);
+	}
+
+	return status;
+}

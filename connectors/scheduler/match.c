@@ -1,0 +1,341 @@
+/* Match: how much of a request is stored, and whether loading it pays. */
+#include "scheduler/impl.h"
+
+#include "kv/log.h"
+
+#define ATTACH_US 1000u /* a match looks for a daemon so long */
+#define AGAIN_MS  20u   /* and not again before */
+#define SLICE_US  50u
+#define INSIDE_NS UINT64_C(25000000) /* loads that wait for each other, at most: docs/decisions/015 */
+
+/* 1: load beside the steps. Inside one everybody waits for all of its loads; of an engine that plans ahead also those
+ * whose answer a step before has ready. */
+static int is_async(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t cpu, uint32_t disk)
+{
+	uint64_t inside_ns = kvx_guard_load_ns(&scheduler->guard, cpu, disk);
+
+	if (scheduler->group_count > 1 || scheduler->mode == KVX_LOAD_ASYNC) {
+		return 1;
+	}
+	if (scheduler->mode == KVX_LOAD_SYNC) {
+		return 0;
+	}
+	for (const kvx_sload_t *load = scheduler->loads; load; load = load->next) {
+		inside_ns += load->inside_ns;
+	}
+	if (ask->busy == 0) {
+		return scheduler->loads && inside_ns >= INSIDE_NS;
+	}
+	if (disk > 0 && disk >= cpu / 3u) {
+		return 1;
+	}
+
+	return scheduler->step_ns == 0 || inside_ns >= scheduler->step_ns;
+}
+
+static void log_turn(const kvx_guard_answer_t *answer)
+{
+	const char *where = answer->of_disk ? "disk" : "memory";
+	const double load = (double)answer->load_ns / 1e6, compute = (double)answer->compute_ns / 1e6;
+
+	if (answer->turned > 0) {
+		kv_log(KV_LOG_INFO, "kvx",
+		       "loading %u tokens and more from %s is slower than computing them (%.1f ms, %.1f ms): stopped, "
+		       "a "
+		       "piece is tried now and then",
+		       answer->from, where, load, compute);
+	} else if (answer->turned < 0) {
+		kv_log(KV_LOG_INFO, "kvx",
+		       "loading %u tokens and more from %s is faster than computing them again (%.1f ms, %.1f ms): "
+		       "resumed",
+		       answer->from, where, load, compute);
+	}
+}
+
+/* Does it pay? Leaves out what does not. */
+static int pays(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t *p_cpu, uint32_t *p_disk)
+{
+	const kvx_guard_question_t question = {
+		.who = kvx_requests_hash(&scheduler->requests, ask->id, ask->id_len) | 1u,
+		.now_ns = kv_now_ns(scheduler->env),
+		.local = ask->local,
+		.cpu = *p_cpu,
+		.disk = *p_disk,
+		.total = ask->tokens,
+		/* What several groups can serve of less is another question. */
+		.grain = scheduler->group_count == 1 ? scheduler->groups[0].block_tokens : 0,
+	};
+	kvx_scheduler_stats_t *stats = &scheduler->stats;
+	kvx_guard_answer_t answer;
+
+	if (!scheduler->guarded) {
+		return 1;
+	}
+	kvx_guard_ask(&scheduler->guard, &question, &answer);
+	log_turn(&answer);
+	stats->guard_stops += answer.turned > 0;
+	stats->guard_resumes += answer.turned < 0;
+	if (!answer.again) {
+		stats->guard_probes += answer.verdict == KVX_GUARD_PROBE;
+		stats->guard_cuts += answer.verdict == KVX_GUARD_PAYS && answer.cpu + answer.disk < *p_cpu + *p_disk;
+	}
+	*p_cpu = answer.cpu;
+	*p_disk = answer.disk;
+
+	return answer.verdict != KVX_GUARD_NO;
+}
+
+/* All that loading this will need is taken now, so that a load, once promised, cannot fail for want of memory. */
+static int prepare(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t number, uint32_t units)
+{
+	kvx_request_t *request = kvx_requests_get(&scheduler->requests, ask->id, ask->id_len);
+	const uint32_t tokens = ask->tokens > units * scheduler->unit ? ask->tokens : units * scheduler->unit;
+	const size_t bytes = kvx_load_bytes(scheduler, units);
+
+	if (!request || scheduler->load_count + scheduler->hold_count >= KVX_LOADS_MAX) {
+		return 0;
+	}
+	request->space = number;
+	for (uint32_t g = 0; g < scheduler->group_count; g++) {
+		const uint32_t blocks = tokens / scheduler->groups[g].block_tokens + 1u;
+
+		if (kvx_request_reserve(&scheduler->requests, request, g, blocks) != KVC_OK) {
+			return 0;
+		}
+	}
+
+	kvx_plan_offer(scheduler, request, 0);
+	if (!kvx_plan_room(scheduler, bytes)) {
+		return 0;
+	}
+	kvx_plan_offer(scheduler, request, bytes);
+
+	return 1;
+}
+
+/* ---- what is missed, and why
+ * ------------------------------------------------------------------------------------------------- */
+
+static void count_missed(kvx_scheduler_t *scheduler, uint32_t why, uint32_t tokens)
+{
+	kvx_scheduler_stats_t *stats = &scheduler->stats;
+	uint64_t *const counters[] = {
+		[KV_WHY_ABSENT] = &stats->miss_tokens_absent,
+		[KV_WHY_EVICTED] = &stats->miss_tokens_evicted,
+		[KV_WHY_DAEMON_STALE] = &stats->miss_tokens_daemon_stale,
+		[KV_WHY_NO_DAEMON] = &stats->miss_tokens_no_daemon,
+		[KV_WHY_STALE_EPOCH] = &stats->miss_tokens_stale_epoch,
+		[KV_WHY_CONTENDED] = &stats->miss_tokens_contended,
+		[KV_WHY_TIMEOUT] = &stats->miss_tokens_late,
+		[KV_WHY_UNREADABLE] = &stats->miss_tokens_unreadable,
+	};
+
+	if (why < KV_COUNT_OF(counters) && counters[why]) {
+		*counters[why] += tokens;
+	}
+}
+
+/* Why a lease did not bring all that was found. */
+static uint32_t why_not_leased(const kvx_scheduler_t *scheduler, uint32_t number, kvc_status_t status)
+{
+	switch (status) {
+	case KVC_OK:
+	case KVC_MISS:
+		return KV_WHY_EVICTED;
+	case KVC_PENDING:
+	case KVC_ERR_TIMEOUT:
+		return kvx_space_why(scheduler, number) == KV_WHY_DAEMON_STALE ? KV_WHY_DAEMON_STALE : KV_WHY_TIMEOUT;
+	case KVC_ERR_DAEMON_STALE:
+		return KV_WHY_DAEMON_STALE;
+	case KVC_ERR_STALE_EPOCH:
+		return KV_WHY_STALE_EPOCH;
+	case KVC_ERR_CLOSED:
+	case KVC_ERR_REVOKED:
+	case KVC_ERR_UNREACHABLE:
+		return KV_WHY_NO_DAEMON;
+	default:
+		return KV_WHY_NONE; /* refused */
+	}
+}
+
+typedef struct kvx_found {
+	uint32_t space;           /* number */
+	uint32_t local, all, cpu; /* tokens from the start */
+} kvx_found_t;
+
+/* Of what is stored beyond `local`: what is to be claimed. */
+static void claim(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_found_t *found, kvx_hit_t *hit)
+{
+	const uint32_t in_cpu = found->cpu > found->local ? found->cpu : found->local;
+	uint32_t cpu = in_cpu - found->local, disk = found->all - in_cpu, most, leased;
+	kvx_scheduler_stats_t *stats = &scheduler->stats;
+	kvx_request_t *request;
+	kvc_status_t status;
+	int async;
+
+	if (!pays(scheduler, ask, &cpu, &disk)) {
+		hit->declined = 1;
+		stats->match_declined++;
+		stats->miss_tokens_declined += found->all - found->local;
+		return;
+	}
+	stats->miss_tokens_declined += found->all - found->local - cpu - disk;
+	async = is_async(scheduler, ask, cpu, disk);
+	if (!async && found->local + cpu + disk >= ask->tokens) {
+		/* Something must be left to compute in the step. */
+		most = (ask->tokens - 1u) / scheduler->groups[0].block_tokens * scheduler->groups[0].block_tokens;
+		most = most > found->local ? most - found->local : 0;
+		cpu = cpu < most ? cpu : most;
+		disk = cpu + disk < most ? disk : most - cpu;
+	}
+	if (cpu + disk < scheduler->min_tokens ||
+	    !prepare(scheduler, ask, found->space, (found->local + cpu + disk) / scheduler->unit)) {
+		stats->miss_tokens_refused += cpu + disk;
+		return;
+	}
+	request = kvx_requests_find(&scheduler->requests, ask->id, ask->id_len);
+	leased = kvx_hold(scheduler, ask, request, found->local + cpu + disk, &status) - found->local;
+	if (leased < cpu + disk) {
+		const uint32_t why = why_not_leased(scheduler, found->space, status);
+
+		count_missed(scheduler, why, cpu + disk - leased);
+		stats->miss_tokens_refused += why == KV_WHY_NONE ? cpu + disk - leased : 0;
+		hit->why = why == KV_WHY_NONE ? KV_WHY_TIMEOUT : why;
+	}
+	if (leased == 0) {
+		return;
+	}
+	cpu = cpu < leased ? cpu : leased;
+	hit->tokens = leased;
+	hit->async = async;
+	hit->disk_tokens = leased - cpu;
+	stats->match_hits++;
+}
+
+/* When all tokens are loaded, the engine computes the last one again, in the blocks it was given for all. A window of
+ * whole blocks then begins a block earlier than what was loaded, and a state has that token already. */
+static int may_claim_all(const kvx_scheduler_t *scheduler)
+{
+	for (uint32_t g = 0; g < scheduler->group_count; g++) {
+		const kv_group_t *group = &scheduler->groups[g];
+
+		if (group->rule == KV_RULE_STATE ||
+		    (group->rule == KV_RULE_WINDOW && group->window % group->block_tokens == 0)) {
+			return 0;
+		}
+	}
+
+	return 1;
+}
+
+/* An idle engine calls nothing, so a daemon that has come back meanwhile is not attached to. A request is worth looking
+ * for it, for a moment and not for every one. Returns why not, as kvx_space_why(). */
+static uint32_t attach(kvx_scheduler_t *scheduler, uint32_t number)
+{
+	uint64_t now = kv_now_ns(scheduler->env);
+	const uint64_t until = now + ATTACH_US * UINT64_C(1000);
+	uint32_t why = KV_WHY_NO_DAEMON;
+
+	if (now < scheduler->next_attach_ns) {
+		return why;
+	}
+	do {
+		(void)kvc_poll_us(scheduler->kvc, SLICE_US);
+		kvx_spaces_keep(scheduler, now);
+		why = kvx_space_why(scheduler, number);
+		now = kv_now_ns(scheduler->env);
+	} while (why == KV_WHY_NO_DAEMON && kvc_fd(scheduler->kvc) >= 0 && now < until);
+	scheduler->next_attach_ns = now + AGAIN_MS * KVX_MS;
+
+	return why;
+}
+
+/* Why nothing can be found. A heartbeat that is stale is waited for: a miss costs more than the rest of a stall. */
+static uint32_t why_nothing(kvx_scheduler_t *scheduler, uint32_t number)
+{
+	const uint64_t start = kv_now_ns(scheduler->env);
+	uint32_t why = kvx_space_why(scheduler, number);
+
+	if (why == KV_WHY_DAEMON_STALE) {
+		why = kvx_miss_reason_awaited(scheduler->kvc, scheduler->env, scheduler->spaces[number].space);
+		scheduler->stats.wait_ns += kv_now_ns(scheduler->env) - start;
+	}
+	if (why == KV_WHY_NO_DAEMON && number != UINT32_MAX) {
+		why = attach(scheduler, number);
+	}
+
+	return why;
+}
+
+/* The daemon may have been stopped in the middle of a bucket. */
+static void look_up(kvx_scheduler_t *scheduler, const kvx_key_view_t *view, kvc_match_t *match)
+{
+	const uint64_t since = kv_now_ns(scheduler->env), until = since + KVX_STALE_NS;
+
+	do {
+		kvc_match_lazy(view->space, &view->source, view->n, match);
+	} while (match->why == KV_WHY_CONTENDED && kvx_await(scheduler, since, until));
+}
+
+/* For the report at the request's end. */
+static void note_match(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t why, uint64_t start)
+{
+	kvx_request_t *request = why == KV_WHY_NONE ? kvx_requests_find(&scheduler->requests, ask->id, ask->id_len)
+						    : kvx_requests_get(&scheduler->requests, ask->id, ask->id_len);
+
+	if (request) {
+		request->why = why;
+		request->match_ns = kv_now_ns(scheduler->env) - start;
+	}
+}
+
+void kvx_scheduler_match(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_hit_t *hit)
+{
+	const uint64_t start = kv_now_ns(scheduler->env);
+	const kvx_request_t *request;
+	kvx_key_view_t view;
+	kvx_found_t found;
+	kvc_match_t match = {.struct_size = sizeof match};
+	uint32_t number, tokens, reach, end, missed;
+
+	*hit = (kvx_hit_t){0};
+	scheduler->stats.matches++;
+	if (!kvx_ask_is_sound(ask) || ask->tokens == 0) {
+		return;
+	}
+	tokens = ask->whole && may_claim_all(scheduler) ? ask->tokens : ask->tokens - 1u;
+	end = tokens - tokens % scheduler->unit;
+	missed = end > ask->local ? end - ask->local : 0;
+	if (!kvx_weights(scheduler)) {
+		scheduler->stats.miss_tokens_weights_pending += missed;
+		hit->why = KV_WHY_NO_DAEMON;
+		return;
+	}
+	number = kvx_space_of(scheduler, ask);
+	hit->why = why_nothing(scheduler, number);
+	if (hit->why != KV_WHY_NONE) {
+		scheduler->stats.match_no_daemon += hit->why == KV_WHY_NO_DAEMON || hit->why == KV_WHY_DAEMON_STALE;
+		count_missed(scheduler, hit->why, missed);
+		note_match(scheduler, ask, hit->why, start);
+		return;
+	}
+	request = kvx_requests_find(&scheduler->requests, ask->id, ask->id_len);
+	kvx_keys_view(scheduler, ask, request, number, tokens, &view);
+	if (view.n == 0) {
+		return;
+	}
+
+	look_up(scheduler, &view, &match);
+	hit->stored = match.n * scheduler->unit;
+	hit->why = match.why;
+	found = (kvx_found_t){number, ask->local, hit->stored, match.n_cpu * scheduler->unit};
+	reach = found.all > ask->local ? found.all : ask->local;
+	end = view.n * scheduler->unit;
+	count_missed(scheduler, match.why, end > reach ? end - reach : 0);
+	if (reach - ask->local < scheduler->min_tokens || (request && request->failed)) {
+		scheduler->stats.miss_tokens_refused += reach - ask->local;
+	} else {
+		claim(scheduler, ask, &found, hit);
+	}
+	note_match(scheduler, ask, hit->why, start);
+}

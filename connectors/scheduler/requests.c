@@ -1,0 +1,273 @@
+/* The table of requests: chained buckets, found by id, the last one found first. */
+#include "scheduler/requests.h"
+
+#define FIRST_BUCKETS 256u
+#define FREE_MAX      1024u /* objects kept for the next */
+#define KEEP_PLACES   8192u /* larger tables of requests that are gone are given back */
+
+kvc_status_t kvx_requests_init(kvx_requests_t *requests, const kv_env_t *env, uint32_t group_count)
+{
+	*requests = (kvx_requests_t){.env = env, .group_count = group_count, .bucket_count = FIRST_BUCKETS};
+	requests->buckets = kv_alloc(env, FIRST_BUCKETS * sizeof(kvx_request_t *));
+	if (!requests->buckets) {
+		return KVC_ERR_NOMEM;
+	}
+	kv_random(env, &requests->seed, sizeof requests->seed);
+
+	return KVC_OK;
+}
+
+static void destroy(kvx_requests_t *requests, kvx_request_t *request)
+{
+	for (uint32_t g = 0; g < requests->group_count; g++) {
+		kv_free(requests->env, request->groups[g].places);
+	}
+	kv_free(requests->env, request->own.keys);
+	kv_free(requests->env, request->own.tail);
+	kv_free(requests->env, request->own.extra);
+	kv_free(requests->env, request->id);
+	kv_free(requests->env, request);
+}
+
+static void destroy_list(kvx_requests_t *requests, kvx_request_t *request)
+{
+	while (request) {
+		kvx_request_t *next = request->next;
+
+		destroy(requests, request);
+		request = next;
+	}
+}
+
+void kvx_requests_fini(kvx_requests_t *requests)
+{
+	for (uint32_t b = 0; requests->buckets && b < requests->bucket_count; b++) {
+		destroy_list(requests, requests->buckets[b]);
+	}
+	destroy_list(requests, requests->free);
+	if (requests->env) {
+		kv_free(requests->env, requests->buckets);
+	}
+	*requests = (kvx_requests_t){0};
+}
+
+/* Ids are partly the clients' choice: the seed keeps them from choosing a bucket. */
+uint64_t kvx_requests_hash(const kvx_requests_t *requests, const char *id, uint32_t len)
+{
+	uint64_t hash = requests->seed ^ len * UINT64_C(0x9e3779b97f4a7c15);
+
+	while (len) {
+		const uint32_t piece = len < 8u ? len : 8u;
+		uint64_t word = 0;
+
+		memcpy(&word, id, piece);
+		hash = (hash ^ word) * UINT64_C(0xff51afd7ed558ccd);
+		hash ^= hash >> 32;
+		id += piece;
+		len -= piece;
+	}
+	hash *= UINT64_C(0xc4ceb9fe1a85ec53);
+
+	return hash ^ hash >> 29;
+}
+
+static int is_it(const kvx_request_t *request, const char *id, uint32_t len)
+{
+	return request->id_len == len && memcmp(request->id, id, len) == 0;
+}
+
+kvx_request_t *kvx_requests_find(kvx_requests_t *requests, const char *id, uint32_t len)
+{
+	kvx_request_t *request = requests->last;
+	uint64_t hash;
+
+	if (!id || len == 0 || len > KVX_MAX_ID) {
+		return NULL;
+	}
+	if (request && is_it(request, id, len)) {
+		return request;
+	}
+
+	hash = kvx_requests_hash(requests, id, len);
+	request = requests->buckets[hash & (requests->bucket_count - 1u)];
+	while (request && (request->hash != hash || !is_it(request, id, len))) {
+		request = request->next;
+	}
+	if (request) {
+		requests->last = request;
+	}
+
+	return request;
+}
+
+kvx_request_t *kvx_requests_same(kvx_requests_t *requests, const char *id, uint32_t len, uint64_t serial)
+{
+	kvx_request_t *request = kvx_requests_find(requests, id, len);
+
+	return request && request->serial == serial ? request : NULL;
+}
+
+/* Twice the buckets. Without memory for them the chains just grow longer. */
+static void grow(kvx_requests_t *requests)
+{
+	const uint32_t count = requests->bucket_count * 2u;
+	kvx_request_t **buckets = kv_alloc(requests->env, count * sizeof(kvx_request_t *));
+
+	if (!buckets) {
+		return;
+	}
+	for (uint32_t b = 0; b < requests->bucket_count; b++) {
+		kvx_request_t *request = requests->buckets[b];
+
+		while (request) {
+			kvx_request_t *next = request->next;
+			kvx_request_t **to = &buckets[request->hash & (count - 1u)];
+
+			request->next = *to;
+			*to = request;
+			request = next;
+		}
+	}
+	kv_free(requests->env, requests->buckets);
+	requests->buckets = buckets;
+	requests->bucket_count = count;
+}
+
+/* An object with room for an id of that length, everything in it as of no request. */
+static kvx_request_t *object(kvx_requests_t *requests, uint32_t id_len)
+{
+	const size_t size = sizeof(kvx_request_t) + requests->group_count * sizeof(kvx_request_group_t);
+	kvx_request_t *request = requests->free;
+	char *id;
+
+	if (!request) {
+		request = kv_alloc(requests->env, size);
+		if (!request) {
+			return NULL;
+		}
+		request->next = NULL;
+		requests->free = request; /* one that cannot be used now waits there */
+		requests->free_count++;
+	}
+	if (request->id_cap < id_len) {
+		id = kv_alloc(requests->env, KVX_MAX_ID);
+		if (!id) {
+			return NULL;
+		}
+		request->id = id;
+		request->id_cap = KVX_MAX_ID;
+	}
+	requests->free = request->next;
+	requests->free_count--;
+
+	return request;
+}
+
+kvx_request_t *kvx_requests_get(kvx_requests_t *requests, const char *id, uint32_t len)
+{
+	kvx_request_t *request = kvx_requests_find(requests, id, len);
+	kvx_request_t **bucket;
+
+	if (request || !id || len == 0 || len > KVX_MAX_ID) {
+		return request;
+	}
+	request = object(requests, len);
+	if (!request) {
+		return NULL;
+	}
+	if (requests->count >= requests->bucket_count && requests->bucket_count < 1u << 24) {
+		grow(requests);
+	}
+
+	memcpy(request->id, id, len);
+	request->id_len = len;
+	request->hash = kvx_requests_hash(requests, id, len);
+	request->serial = ++requests->serial;
+	bucket = &requests->buckets[request->hash & (requests->bucket_count - 1u)];
+	request->next = *bucket;
+	*bucket = request;
+	requests->count++;
+	requests->last = request;
+
+	return request;
+}
+
+/* Empty it but for its memory. */
+static void clean(kvx_requests_t *requests, kvx_request_t *request)
+{
+	kvx_request_t fresh = {.id = request->id, .id_cap = request->id_cap};
+
+	fresh.own = (kvx_chain_state_t){
+		.keys = request->own.keys,
+		.cap = request->own.cap,
+		.tail = request->own.tail,
+		.tail_cap = request->own.tail_cap,
+		.extra = request->own.extra,
+		.extra_cap = request->own.extra_cap,
+	};
+	*request = fresh;
+	for (uint32_t g = 0; g < requests->group_count; g++) {
+		kvx_request_group_t *group = &request->groups[g];
+
+		if (group->cap > KEEP_PLACES) {
+			kv_free(requests->env, group->places);
+			*group = (kvx_request_group_t){0};
+		}
+		group->n = 0;
+		group->asked = 0;
+	}
+}
+
+void kvx_requests_remove(kvx_requests_t *requests, kvx_request_t *request)
+{
+	kvx_request_t **link = &requests->buckets[request->hash & (requests->bucket_count - 1u)];
+
+	while (*link != request) {
+		link = &(*link)->next;
+	}
+	*link = request->next;
+	requests->count--;
+	if (requests->last == request) {
+		requests->last = NULL;
+	}
+	if (requests->free_count >= FREE_MAX) {
+		destroy(requests, request);
+		return;
+	}
+	clean(requests, request);
+	request->next = requests->free;
+	requests->free = request;
+	requests->free_count++;
+}
+
+kvc_status_t kvx_request_reserve(kvx_requests_t *requests, kvx_request_t *request, uint32_t index, uint32_t n)
+{
+	kvx_request_group_t *group = &request->groups[index];
+	kvx_place_t *places;
+	uint32_t cap;
+
+	if (n <= group->cap) {
+		return KVC_OK;
+	}
+	cap = group->cap ? group->cap : 16u;
+	while (cap < n) {
+		cap = cap < UINT32_MAX / 2u ? cap * 2u : n;
+	}
+	places = kv_resize(requests->env, group->places, group->cap * sizeof *places, cap * sizeof *places);
+	if (!places) {
+		return KVC_ERR_NOMEM;
+	}
+	group->places = places;
+	group->cap = cap;
+
+	return KVC_OK;
+}
+
+void kvx_requests_each(kvx_requests_t *requests, void (*fn)(void *ctx, kvx_request_t *request), void *ctx)
+{
+	for (uint32_t b = 0; b < requests->bucket_count; b++) {
+		for (kvx_request_t *request = requests->buckets[b]; request; request = request->next) {
+			fn(ctx, request);
+		}
+	}
+}

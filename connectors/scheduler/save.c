@@ -1,0 +1,599 @@
+/* Saves: slots are asked for as soon as blocks are sure to be full, handed to the ranks when they are granted, over
+ * when the daemon says so.
+ *
+ * A block is handed out only while it is still what it was when it was asked for: each engine block counts its
+ * allocations. One that was allocated to somebody else in the very step of the plan still has its old bytes when the
+ * ranks look at the plan, and is saved before they are overwritten.
+ */
+#include "scheduler/impl.h"
+
+#include "kv/log.h"
+
+#define LATE_MS  10000u /* after its step a put that the ranks have not handed in is not kept alive any longer */
+#define DUE_MS   20u    /* an answer that takes longer is not worth a step of its own */
+#define REST_MS  20u    /* before asking a busy daemon again; doubled each time */
+#define REST_MAX 6u     /* doublings */
+#define RUNS     64u    /* puts one advance() starts for a group */
+
+void kvx_request_next(const kvx_scheduler_t *scheduler, kvx_request_t *request)
+{
+	uint64_t next = UINT32_MAX, to = 0;
+
+	for (uint32_t g = 0; g < scheduler->group_count; g++) {
+		const uint64_t at = (uint64_t)request->groups[g].asked * scheduler->groups[g].block_tokens;
+		const uint64_t full = at + scheduler->groups[g].block_tokens;
+
+		next = full < next ? full : next;
+		to = at > to ? at : to;
+	}
+	request->next_at = (uint32_t)next;
+	request->asked_to = (uint32_t)to;
+}
+
+void kvx_request_restart(kvx_request_t *request)
+{
+	request->era = 0;
+	request->next_at = 0;
+	request->asked_to = 0;
+}
+
+/* ---- puts as objects
+ * --------------------------------------------------------------------------------------------------------- */
+
+static kvx_sput_t *take(kvx_scheduler_t *scheduler, uint32_t n)
+{
+	kvx_sput_t *put = scheduler->free_puts;
+	kvx_place_t *places;
+
+	if (scheduler->put_count >= KVX_PUTS_MAX) {
+		return NULL;
+	}
+	if (!put) {
+		put = kv_alloc(scheduler->env, sizeof *put);
+		if (!put) {
+			return NULL;
+		}
+		scheduler->free_puts = put;
+	}
+	if (put->cap < n) {
+		places = kv_resize(scheduler->env, put->places, put->cap * sizeof *places, n * sizeof *places);
+		if (!places) {
+			return NULL;
+		}
+		put->places = places;
+		put->cap = n;
+	}
+	scheduler->free_puts = put->next;
+	scheduler->put_count++;
+
+	return put;
+}
+
+static void give(kvx_scheduler_t *scheduler, kvx_sput_t *put)
+{
+	kvc_put_free(put->put);
+	put->put = NULL;
+	put->next = scheduler->free_puts;
+	scheduler->free_puts = put;
+	scheduler->put_count--;
+}
+
+/* Out of the list; returns nothing, *link is the next one. */
+static void end(kvx_scheduler_t *scheduler, kvx_sput_t **link)
+{
+	kvx_sput_t *put = *link;
+
+	*link = put->next;
+	if (scheduler->puts_end == &put->next) {
+		scheduler->puts_end = link;
+	}
+	give(scheduler, put);
+}
+
+static kvx_request_t *request_of(kvx_scheduler_t *scheduler, const kvx_sput_t *put)
+{
+	return kvx_requests_same(&scheduler->requests, put->id, put->id_len, put->serial);
+}
+
+/* Blocks from `block` on are not saved after all: ask again, not before `now` and a pause. */
+static void ask_again(kvx_scheduler_t *scheduler, const kvx_sput_t *put, uint32_t block, uint64_t now)
+{
+	kvx_request_t *request = request_of(scheduler, put);
+	kvx_request_group_t *group;
+
+	if (!request) {
+		return;
+	}
+	group = &request->groups[put->index];
+	group->asked = group->asked < block ? group->asked : block;
+	request->retry_ns = now + ((uint64_t)REST_MS << request->tries) * KVX_MS;
+	request->tries += request->tries < REST_MAX;
+	kvx_request_next(scheduler, request);
+}
+
+/* ---- asking
+ * ------------------------------------------------------------------------------------------------------------------ */
+
+/* Is the block at that place known, and still this request's? */
+static int is_good(const kvx_scheduler_t *scheduler, const kvx_request_group_t *group, uint32_t place)
+{
+	const kvx_place_t *p = &group->places[place];
+
+	return place < group->n && p->id != KVX_NO_BLOCK && scheduler->blocks[p->id].gen == p->gen;
+}
+
+/* vLLM's events name a block by the last eight bytes of its hash, as a number. */
+static uint64_t event_of(const kvx_key_view_t *view, uint32_t unit)
+{
+	uint32_t len = 0;
+	const uint8_t *hash = view->hashes->at(view->hashes->ctx, unit, &len);
+	uint64_t event = 0;
+
+	for (uint32_t i = len >= 8u ? len - 8u : 0; hash && i < len; i++) {
+		event = event << 8 | hash[i];
+	}
+
+	return event;
+}
+
+typedef struct kvx_run {
+	kvx_request_t *request;
+	kvx_key_view_t *view;
+	uint32_t index;    /* of the group, among ours */
+	uint32_t from, to; /* blocks */
+} kvx_run_t;
+
+static kvc_status_t start(kvx_scheduler_t *scheduler, const kvx_run_t *run, kvc_put_t **p_put)
+{
+	const kv_group_t *group = &scheduler->groups[run->index];
+	const uint32_t units = group->block_tokens / scheduler->unit;
+	const uint32_t base = run->from && group->rule == KV_RULE_FULL ? run->from - 1u : run->from;
+	const kvc_put_options_t options = {
+		.struct_size = sizeof options,
+		.event_hashes = scheduler->foreign ? scheduler->events : NULL,
+		.writers = scheduler->writers,
+		.writer_count = scheduler->writer_count,
+		.group = group->id,
+		.base = base,
+	};
+
+	run->view->bad = 0;
+	for (uint32_t i = base; i < run->to; i++) {
+		const uint32_t unit = (i + 1u) * units - 1u;
+
+		run->view->source.key(run->view, unit, &scheduler->keys[i - base]);
+		if (scheduler->foreign && !run->view->bad) {
+			scheduler->events[i - base] = event_of(run->view, unit);
+		}
+	}
+	if (run->view->bad) {
+		return KVC_ERR_ARG;
+	}
+
+	return kvc_put_start(scheduler->spaces[run->request->space].space, scheduler->keys, run->from, run->to,
+			     &options, p_put);
+}
+
+/* One put for blocks [from, to). 0: not now. */
+static int reserve(kvx_scheduler_t *scheduler, const kvx_run_t *run, uint64_t now)
+{
+	const kvx_request_group_t *group = &run->request->groups[run->index];
+	const uint32_t n = run->to - run->from;
+	kvx_sput_t *put = take(scheduler, n);
+	kvx_sput_t was;
+
+	if (!put) {
+		scheduler->stats.save_busy += n;
+		return 0;
+	}
+	was = *put;
+	*put = (kvx_sput_t){.places = was.places, .cap = was.cap};
+	put->serial = run->request->serial;
+	put->asked_ns = now;
+	put->space = run->request->space;
+	put->group = scheduler->groups[run->index].id;
+	put->index = run->index;
+	put->from = run->from;
+	put->n = n;
+	put->step = scheduler->step;
+	put->id_len = run->request->id_len;
+	memcpy(put->id, run->request->id, put->id_len);
+	memcpy(put->places, group->places + run->from, n * sizeof *put->places);
+	if (start(scheduler, run, &put->put) != KVC_OK) {
+		give(scheduler, put);
+		scheduler->stats.save_busy += n;
+		return 0;
+	}
+	scheduler->stats.saves++;
+	*scheduler->puts_end = put;
+	scheduler->puts_end = &put->next;
+
+	return 1;
+}
+
+/* All runs of full blocks of one group. 0: the daemon takes no more now. */
+static int save_group(kvx_scheduler_t *scheduler, kvx_run_t *run, uint32_t full, uint64_t now)
+{
+	kvx_request_group_t *group = &run->request->groups[run->index];
+	const int chained = scheduler->groups[run->index].rule == KV_RULE_FULL;
+
+	for (uint32_t runs = 0; group->asked < full && runs < RUNS; runs++) {
+		run->from = group->asked;
+		while (run->from < full && !is_good(scheduler, group, run->from)) {
+			if (chained) {
+				run->request->untabled = 1; /* nothing after a hole has a parent */
+				return 1;
+			}
+			run->from++;
+		}
+		run->to = run->from;
+		while (run->to < full && run->to - run->from < KVX_RUN_BLOCKS && is_good(scheduler, group, run->to)) {
+			run->to++;
+		}
+		if (run->from < run->to && !reserve(scheduler, run, now)) {
+			return 0;
+		}
+		group->asked = run->to;
+	}
+
+	return 1;
+}
+
+/* Saving begins where the store ends, not where the engine's own hit ended: what the store has lost comes back. */
+static void begin(kvx_scheduler_t *scheduler, kvx_request_t *request, kvx_key_view_t *view)
+{
+	kvc_match_t match = {.struct_size = sizeof match};
+
+	if (view->n) {
+		kvc_match_lazy(view->space, &view->source, view->n, &match);
+	}
+	for (uint32_t g = 0; g < scheduler->group_count; g++) {
+		request->groups[g].asked = match.n * scheduler->unit / scheduler->groups[g].block_tokens;
+	}
+	request->era = scheduler->era;
+}
+
+static void save(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request)
+{
+	const uint64_t now = kv_now_ns(scheduler->env);
+	kvx_key_view_t view;
+	kvx_run_t run = {.request = request, .view = &view};
+	int went = 1;
+
+	if (request->untabled || request->outdated || now < request->retry_ns ||
+	    kvx_space_why(scheduler, request->space) != KV_WHY_NONE) {
+		return;
+	}
+	kvx_keys_view(scheduler, ask, request, request->space, request->computed, &view);
+	if (view.n == 0) {
+		request->next_at = request->computed < scheduler->unit ? scheduler->unit : 0;
+		return;
+	}
+	if (request->era != scheduler->era) {
+		begin(scheduler, request, &view);
+	}
+	for (uint32_t g = 0; g < scheduler->group_count && went; g++) {
+		run.index = g;
+		went = save_group(scheduler, &run, view.n * scheduler->unit / scheduler->groups[g].block_tokens, now);
+	}
+	if (!went) {
+		request->retry_ns = now + ((uint64_t)REST_MS << request->tries) * KVX_MS;
+		request->tries += request->tries < REST_MAX;
+	}
+	kvx_request_next(scheduler, request);
+}
+
+/* Another daemon than the one that was asked: it may have lost what was saved. */
+static int is_forgotten(const kvx_scheduler_t *scheduler, const kvx_request_t *request)
+{
+	return request->era != scheduler->era && request->asked_to > 0;
+}
+
+/* What it has computed since its load failed is what it should be. */
+static void mend(kvx_scheduler_t *scheduler, kvx_request_t *request)
+{
+	for (uint32_t g = 0; g < scheduler->group_count; g++) {
+		const kvx_request_group_t *group = &request->groups[g];
+		const uint32_t full = request->computed / scheduler->groups[g].block_tokens;
+
+		for (uint32_t i = 0; i < full && i < group->n; i++) {
+			if (is_good(scheduler, group, i)) {
+				scheduler->blocks[group->places[i].id].bad = 0;
+			}
+		}
+	}
+	if (request->computed >= request->spoilt) {
+		request->spoilt = 0;
+	}
+}
+
+void kvx_scheduler_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t computed, uint32_t prefill)
+{
+	kvx_request_t *request =
+		kvx_ask_is_sound(ask) ? kvx_requests_find(&scheduler->requests, ask->id, ask->id_len) : NULL;
+
+	kvx_time_advance(scheduler, computed, prefill);
+	if (!request) {
+		return;
+	}
+	if (request->held) {
+		kvx_hold_drop(scheduler, request); /* it runs without */
+	}
+	kvx_plan_offer(scheduler, request, 0);
+	if (computed < request->asked_to) {
+		kvx_puts_revoke(scheduler, request->serial, scheduler->step - 1u);
+		kvx_request_restart(request);
+	}
+	request->computed = computed;
+	if (request->spoilt && request->spoilt_step != scheduler->step) {
+		mend(scheduler, request);
+	}
+	if (computed >= request->next_at || is_forgotten(scheduler, request)) {
+		save(scheduler, ask, request);
+	}
+}
+
+uint32_t kvx_scheduler_next(const kvx_scheduler_t *scheduler, const char *id, uint32_t id_len)
+{
+	kvx_requests_t *requests =
+		(kvx_requests_t *)(uintptr_t)&scheduler->requests; /* it only remembers what was found */
+	const kvx_request_t *request = kvx_requests_find(requests, id, id_len);
+
+	if (!request) {
+		return UINT32_MAX;
+	}
+
+	return is_forgotten(scheduler, request) ? 0 : request->next_at;
+}
+
+/* ---- answers
+ * ----------------------------------------------------------------------------------------------------------------- */
+
+/* The rest of a put that was not, or not wholly, saved. */
+static void lost(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint32_t saved, uint64_t now)
+{
+	scheduler->stats.save_lost += put->granted - saved;
+	ask_again(scheduler, put, put->from + saved, now);
+}
+
+/* A put that was never granted. */
+static void refused(kvx_scheduler_t *scheduler, const kvx_sput_t *put, kvc_status_t status, uint64_t now)
+{
+	kvx_request_t *request = request_of(scheduler, put);
+
+	scheduler->stats.save_busy += put->n;
+	ask_again(scheduler, put, put->from, now);
+	if (request && status != KVC_ERR_BUSY && status != KVC_ERR_FULL) {
+		kvx_request_restart(request); /* the parent is gone, or the daemon: see again what is there */
+	}
+}
+
+/* 1: the put is over. */
+static int look_asked(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
+{
+	kvc_handle_t handle;
+	kvc_put_result_t result = {.struct_size = sizeof result};
+	kvx_request_t *request;
+
+	kvc_put_get_result(put->put, &result);
+	put->granted = kvc_put_n(put->put);
+	if (result.status == KVC_PENDING && put->granted == 0) {
+		return 0;
+	}
+	scheduler->slow = 0;
+	scheduler->stats.late_answers += put->awaited && put->step != scheduler->step;
+	if (result.status != KVC_PENDING && result.status != KVC_OK) {
+		refused(scheduler, put, result.status, now);
+		return 1;
+	}
+
+	request = request_of(scheduler, put);
+	if (put->granted < put->n) {
+		scheduler->stats.save_busy += put->n - put->granted;
+		ask_again(scheduler, put, put->from + put->granted, now);
+	} else if (request) {
+		request->tries = 0;
+	}
+	if (result.status == KVC_OK || kvc_put_export(put->put, &handle) != KVC_OK) {
+		return 1; /* all of it was there already */
+	}
+	put->handle = handle.id;
+	put->at = KVX_SPUT_GRANTED;
+
+	return 0;
+}
+
+/* A step may take minutes, and its ranks hand in what it has computed when it is over. The next plan may be made during
+ * it, the one after that is not; scheduler->step is the next one to be made. */
+static int is_late(const kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
+{
+	if (put->over_ns == 0 && put->at == KVX_SPUT_SENT && scheduler->step - put->told > 2u) {
+		put->over_ns = now;
+	}
+
+	return put->over_ns != 0 && now - put->over_ns >= LATE_MS * KVX_MS;
+}
+
+/* 1: the put is over. How long it lives is the daemon's decision (027); one that is late is given up only where the
+ * table has no place for others. */
+static int look_granted(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
+{
+	kvc_put_result_t result = {.struct_size = sizeof result};
+	const int late = is_late(scheduler, put, now);
+
+	kvc_put_get_result(put->put, &result);
+	if (result.status == KVC_PENDING && !(late && scheduler->put_count == KVX_PUTS_MAX)) {
+		if (!late) {
+			(void)kvc_put_keep(put->put);
+		}
+		return 0;
+	}
+	scheduler->stats.save_done += result.visible < put->granted ? result.visible : put->granted;
+	if (result.visible < put->granted) {
+		lost(scheduler, put, result.visible, now);
+	}
+
+	return 1;
+}
+
+int kvx_puts_look(kvx_scheduler_t *scheduler, uint64_t now)
+{
+	kvx_sput_t **link = &scheduler->puts;
+	int open = 0;
+
+	while (*link) {
+		kvx_sput_t *put = *link;
+		const int over =
+			put->at == KVX_SPUT_ASKED ? look_asked(scheduler, put, now) : look_granted(scheduler, put, now);
+
+		if (over) {
+			end(scheduler, link);
+			continue;
+		}
+		open |= put->at == KVX_SPUT_ASKED && put->step == scheduler->step;
+		link = &put->next;
+	}
+
+	return open;
+}
+
+void kvx_puts_await(kvx_scheduler_t *scheduler)
+{
+	for (kvx_sput_t *put = scheduler->puts; put; put = put->next) {
+		put->awaited |= put->step == scheduler->step;
+	}
+}
+
+int kvx_puts_wait(const kvx_scheduler_t *scheduler, uint64_t now)
+{
+	for (const kvx_sput_t *put = scheduler->puts; put; put = put->next) {
+		if (put->at == KVX_SPUT_GRANTED ||
+		    (put->at == KVX_SPUT_ASKED && now - put->asked_ns < DUE_MS * KVX_MS)) {
+			return 1;
+		}
+	}
+
+	return 0;
+}
+
+/* ---- telling the ranks
+ * ------------------------------------------------------------------------------------------------------- */
+
+/* Do all blocks to be read still have, when the ranks see the plan, the bytes they were reserved for? */
+static int is_intact(const kvx_scheduler_t *scheduler, const kvx_sput_t *put)
+{
+	for (uint32_t i = 0; i < put->granted; i++) {
+		const kvx_place_t *place = &put->places[i];
+		const kvx_block_t *block = &scheduler->blocks[place->id];
+		const int moved = block->gen == place->gen + 1u && block->step == scheduler->step;
+		void *unused;
+
+		if (block->gen != place->gen && !(moved && put->step != scheduler->step) &&
+		    kvc_put_block(put->put, i, &unused) != KVC_ALREADY) {
+			return 0;
+		}
+	}
+
+	return 1;
+}
+
+static void tell(kvx_scheduler_t *scheduler, kvx_sput_t *put, const kvc_handle_t *handle)
+{
+	kvx_plan_save_t *record = kvx_bytes_record(&scheduler->plan, KVX_RECORD_SAVE, sizeof *record);
+	uint32_t *ids;
+
+	record->space = put->space;
+	record->group = put->group;
+	record->flags = put->step == scheduler->step ? 0 : KVX_PLAN_EARLY;
+	record->n = put->granted;
+	record->step = put->step;
+	record->put = *handle;
+	ids = kvx_bytes_append(&scheduler->plan, NULL, put->granted * sizeof *ids);
+	for (uint32_t i = 0; i < put->granted; i++) {
+		void *unused;
+		const int there = kvc_put_block(put->put, i, &unused) == KVC_ALREADY;
+
+		ids[i] = there ? KVX_NO_BLOCK : put->places[i].id;
+		scheduler->stats.save_blocks += !there;
+	}
+	put->at = KVX_SPUT_SENT;
+	put->told = scheduler->step;
+}
+
+void kvx_puts_tell(kvx_scheduler_t *scheduler)
+{
+	const uint64_t now = kv_now_ns(scheduler->env);
+	kvx_sput_t **link = &scheduler->puts;
+
+	while (*link) {
+		kvx_sput_t *put = *link;
+		const size_t size = sizeof(kvx_plan_save_t) + put->granted * sizeof(uint32_t) + 8u;
+		kvc_handle_t handle;
+
+		if (put->at != KVX_SPUT_GRANTED) {
+			link = &put->next;
+			continue;
+		}
+		if (!is_intact(scheduler, put) || !kvx_plan_room(scheduler, size) ||
+		    kvc_put_export(put->put, &handle) != KVC_OK) {
+			lost(scheduler, put, 0, now);
+			end(scheduler, link);
+			continue;
+		}
+		tell(scheduler, put, &handle);
+		link = &put->next;
+	}
+}
+
+/* ---- giving up
+ * --------------------------------------------------------------------------------------------------------------- */
+
+void kvx_put_dropped(kvx_scheduler_t *scheduler, uint64_t handle)
+{
+	kvx_sput_t **link = &scheduler->puts;
+
+	while (*link && ((*link)->at != KVX_SPUT_SENT || (*link)->handle != handle)) {
+		link = &(*link)->next;
+	}
+	if (*link) {
+		lost(scheduler, *link, 0, kv_now_ns(scheduler->env));
+		end(scheduler, link);
+	}
+}
+
+void kvx_puts_revoke(kvx_scheduler_t *scheduler, uint64_t serial, uint32_t since)
+{
+	kvx_sput_t **link = &scheduler->puts;
+
+	while (*link) {
+		kvx_sput_t *put = *link;
+
+		if (put->serial == serial && (int32_t)(put->step - since) >= 0) {
+			scheduler->stats.save_lost += put->granted;
+			ask_again(scheduler, put, put->from, 0);
+			end(scheduler, link);
+			continue;
+		}
+		link = &put->next;
+	}
+}
+
+void kvx_puts_revoke_all(kvx_scheduler_t *scheduler)
+{
+	while (scheduler->puts) {
+		scheduler->stats.save_lost += scheduler->puts->granted;
+		end(scheduler, &scheduler->puts);
+	}
+}
+
+void kvx_puts_close(kvx_scheduler_t *scheduler)
+{
+	kvx_puts_revoke_all(scheduler);
+	while (scheduler->free_puts) {
+		kvx_sput_t *put = scheduler->free_puts;
+
+		scheduler->free_puts = put->next;
+		kv_free(scheduler->env, put->places);
+		kv_free(scheduler->env, put);
+	}
+}

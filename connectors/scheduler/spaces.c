@@ -1,0 +1,211 @@
+/* Spaces: the base model's, and one for each adapter that is used. */
+#include "scheduler/impl.h"
+
+#include "kv/log.h"
+
+#define RETRY_NS (500u * KVX_MS)
+
+static uint64_t hash_of(const char *text, uint32_t len)
+{
+	uint64_t hash = UINT64_C(0xcbf29ce484222325);
+
+	for (uint32_t i = 0; i < len; i++) {
+		hash = (hash ^ (uint8_t)text[i]) * UINT64_C(0x100000001b3);
+	}
+
+	return hash;
+}
+
+static void log_rarely(kvx_scheduler_t *scheduler, uint64_t now, const char *sentence)
+{
+	if (now >= scheduler->next_log_ns) {
+		kv_log(KV_LOG_WARN, "kvx", "%s", sentence);
+		scheduler->next_log_ns = now + 10000u * KVX_MS;
+	}
+}
+
+const char *kvx_weights(const kvx_scheduler_t *scheduler)
+{
+	return scheduler->identity.weights ? scheduler->identity.weights
+					   : atomic_load_explicit(&scheduler->weights, memory_order_acquire);
+}
+
+kvc_status_t kvx_scheduler_set_weights(kvx_scheduler_t *scheduler, const char *text)
+{
+	const size_t len = text ? strnlen(text, KVX_WEIGHTS_MAX + 1u) : 0;
+	char *none = NULL, *copy;
+
+	if (len == 0 || len > KVX_WEIGHTS_MAX || scheduler->identity.weights) {
+		return KVC_ERR_ARG;
+	}
+	copy = kv_alloc(scheduler->env, len + 1u);
+	if (!copy) {
+		return KVC_ERR_NOMEM;
+	}
+	memcpy(copy, text, len);
+	if (!atomic_compare_exchange_strong(&scheduler->weights, &none, copy)) {
+		kv_free(scheduler->env, copy);
+		return KVC_ERR_ARG;
+	}
+
+	return KVC_OK;
+}
+
+static void open_start(kvx_scheduler_t *scheduler, kvx_sspace_t *space, uint64_t now)
+{
+	kvc_identity_t identity = scheduler->identity;
+
+	identity.weights = kvx_weights(scheduler);
+	if (!identity.weights) {
+		return;
+	}
+	if (space->adapter) {
+		identity.lora = space->adapter;
+	}
+	if (kvc_space_open_start(scheduler->kvc, &identity, &space->space) != KVC_OK) {
+		space->space = NULL;
+		space->retry_ns = now + RETRY_NS;
+		log_rarely(scheduler, now, kvc_last_error());
+	}
+}
+
+static uint32_t add(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t len, uint64_t hash)
+{
+	kvx_sspace_t *space = &scheduler->spaces[scheduler->space_count];
+
+	if (scheduler->space_count == KVX_SPACES_MAX || len == 0 || len > KVX_ADAPTER_MAX) {
+		scheduler->stats.spaces_refused++;
+		log_rarely(scheduler, kv_now_ns(scheduler->env),
+			   "too many adapters, one whose files are still digested or reloaded in place, or a name too "
+			   "long: its requests are neither loaded nor saved");
+		return UINT32_MAX;
+	}
+	space->adapter = kv_alloc(scheduler->env, len + 1u);
+	if (!space->adapter) {
+		return UINT32_MAX;
+	}
+	memcpy(space->adapter, ask->lora, len);
+	space->adapter_len = len;
+	space->hash = hash;
+	scheduler->spaces_untold++;
+	if (scheduler->incarnation) {
+		open_start(scheduler, space, kv_now_ns(scheduler->env));
+	}
+
+	return scheduler->space_count++;
+}
+
+uint32_t kvx_space_of(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
+{
+	uint32_t len;
+	uint64_t hash;
+
+	if (!ask->lora) {
+		return 0;
+	}
+	len = (uint32_t)strnlen(ask->lora, KVX_ADAPTER_MAX + 1u);
+	hash = hash_of(ask->lora, len);
+	for (uint32_t i = 1; i < scheduler->space_count; i++) {
+		const kvx_sspace_t *space = &scheduler->spaces[i];
+
+		if (space->hash == hash && space->adapter_len == len && memcmp(space->adapter, ask->lora, len) == 0) {
+			return i;
+		}
+	}
+
+	return add(scheduler, ask, len, hash);
+}
+
+uint32_t kvx_space_why(const kvx_scheduler_t *scheduler, uint32_t number)
+{
+	return number >= scheduler->space_count || !scheduler->spaces[number].open
+		       ? KV_WHY_NO_DAEMON
+		       : kvx_miss_reason(scheduler->spaces[number].space);
+}
+
+int kvx_is_alive(const kvx_scheduler_t *scheduler)
+{
+	const uint32_t why = kvx_space_why(scheduler, 0);
+
+	return why != KV_WHY_NO_DAEMON && why != KV_WHY_DAEMON_STALE;
+}
+
+int kvx_await(kvx_scheduler_t *scheduler, uint64_t since, uint64_t until)
+{
+	const uint64_t start = kv_now_ns(scheduler->env);
+	const int more = kvx_await_daemon(scheduler->kvc, scheduler->env, since, until);
+
+	scheduler->stats.wait_ns += kv_now_ns(scheduler->env) - start;
+
+	return more;
+}
+
+/* Not open yet: asked for, or answered? */
+static void keep_one(kvx_scheduler_t *scheduler, kvx_sspace_t *space, uint64_t now)
+{
+	kvc_status_t status;
+
+	if (!space->space) {
+		if (now >= space->retry_ns) {
+			open_start(scheduler, space, now);
+		}
+		return;
+	}
+	status = kvc_space_state(space->space);
+	if (status == KVC_OK) {
+		space->open = 1;
+	} else if (status != KVC_PENDING) {
+		log_rarely(scheduler, now, "a space cannot be opened: all in it is a miss");
+		kvc_space_close(space->space);
+		space->space = NULL;
+		space->retry_ns = now + RETRY_NS;
+	}
+}
+
+void kvx_spaces_keep(kvx_scheduler_t *scheduler, uint64_t now)
+{
+	const uint64_t incarnation = kvc_incarnation(scheduler->kvc);
+
+	if (incarnation != scheduler->incarnation) {
+		scheduler->stats.attaches += incarnation != 0;
+		scheduler->incarnation = incarnation;
+		scheduler->era++;
+	}
+	if (!incarnation) {
+		return;
+	}
+	for (uint32_t i = 0; i < scheduler->space_count; i++) {
+		if (!scheduler->spaces[i].open) {
+			keep_one(scheduler, &scheduler->spaces[i], now);
+		}
+	}
+}
+
+/* The ranks learn the number of an adapter, and what names the weights, before anything is to be done in its space. */
+void kvx_spaces_tell(kvx_scheduler_t *scheduler)
+{
+	for (uint32_t i = 0; i < scheduler->space_count && scheduler->spaces_untold; i++) {
+		kvx_sspace_t *space = &scheduler->spaces[i];
+		const char *text = i == 0 ? kvx_weights(scheduler) : space->adapter;
+		const size_t len = text ? strlen(text) : 0;
+		kvx_plan_space_t *record;
+
+		if (space->told || !text || !kvx_plan_room(scheduler, sizeof *record + len + 8u)) {
+			continue;
+		}
+		record = kvx_bytes_record(&scheduler->plan, KVX_RECORD_SPACE, sizeof *record);
+		record->number = i;
+		record->text_len = (uint32_t)len;
+		kvx_bytes_append(&scheduler->plan, text, len);
+		space->told = 1;
+		scheduler->spaces_untold--;
+	}
+}
+
+void kvx_spaces_close(kvx_scheduler_t *scheduler)
+{
+	for (uint32_t i = 0; scheduler->spaces && i < scheduler->space_count; i++) {
+		kvc_space_close(scheduler->spaces[i].space);
+		kv_free(scheduler->env, scheduler->spaces[i].adapter);
+	}
+}

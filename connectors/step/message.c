@@ -1,0 +1,293 @@
+/* Plans and reports: building them, and reading them without trust. */
+#include "step/message.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define FIRST_CAP 4096u
+
+/* ---- building
+ * ---------------------------------------------------------------------------------------------------------------- */
+
+int kvx_bytes_reserve(kvx_bytes_t *bytes, size_t more)
+{
+	size_t cap = bytes->cap ? bytes->cap : FIRST_CAP;
+	uint8_t *data;
+
+	if (more > KVX_PLAN_BYTES_MAX || bytes->len > KVX_PLAN_BYTES_MAX - more) {
+		return 0;
+	}
+	while (cap < bytes->len + more) {
+		cap *= 2;
+	}
+	if (cap == bytes->cap) {
+		return 1;
+	}
+
+	data = realloc(bytes->data, cap);
+	if (!data) {
+		return 0;
+	}
+	bytes->data = data;
+	bytes->cap = cap;
+
+	return 1;
+}
+
+/* `len` zeroed bytes at the end, padded; NULL when there is no room for them. */
+static uint8_t *extend(kvx_bytes_t *bytes, size_t len)
+{
+	const size_t size = kvx_padded(len);
+	uint8_t *at;
+
+	if (bytes->failed || len > KVX_PLAN_BYTES_MAX || !kvx_bytes_reserve(bytes, size)) {
+		bytes->failed = 1;
+		return NULL;
+	}
+	at = bytes->data + bytes->len;
+	memset(at, 0, size);
+	bytes->len += size;
+
+	return at;
+}
+
+void kvx_bytes_reset(kvx_bytes_t *bytes, uint32_t magic)
+{
+	kvx_plan_header_t *header;
+
+	bytes->len = 0;
+	bytes->records = 0;
+	bytes->record = 0;
+	bytes->failed = 0;
+	header = (kvx_plan_header_t *)(void *)extend(bytes, sizeof *header);
+	if (header) {
+		header->magic = magic;
+	}
+}
+
+void *kvx_bytes_record(kvx_bytes_t *bytes, uint32_t type, size_t size)
+{
+	const size_t record = bytes->len;
+	kvx_record_header_t *header = (kvx_record_header_t *)(void *)extend(bytes, size);
+
+	if (!header) {
+		return NULL;
+	}
+	bytes->record = record;
+	bytes->records++;
+	header->type = type;
+	header->bytes = (uint32_t)(bytes->len - record);
+
+	return header;
+}
+
+void *kvx_bytes_append(kvx_bytes_t *bytes, const void *data, size_t len)
+{
+	uint8_t *at = extend(bytes, len);
+	kvx_record_header_t *header;
+
+	if (!at) {
+		return NULL;
+	}
+	if (len && data) {
+		memcpy(at, data, len);
+	}
+	header = (kvx_record_header_t *)(void *)(bytes->data + bytes->record);
+	header->bytes = (uint32_t)(bytes->len - bytes->record);
+
+	return at;
+}
+
+void kvx_bytes_finish(kvx_bytes_t *bytes, uint32_t step)
+{
+	kvx_plan_header_t *header = (kvx_plan_header_t *)(void *)bytes->data;
+
+	if (bytes->failed || bytes->records == 0) {
+		bytes->len = 0;
+		return;
+	}
+	header->bytes = (uint32_t)bytes->len;
+	header->records = bytes->records;
+	header->step = step;
+}
+
+void kvx_bytes_free(kvx_bytes_t *bytes)
+{
+	free(bytes->data);
+	*bytes = (kvx_bytes_t){0};
+}
+
+/* ---- reading
+ * ----------------------------------------------------------------------------------------------------------------- */
+
+int kvx_cursor_open(kvx_cursor_t *cursor, uint32_t magic, const void *bytes, size_t len)
+{
+	const kvx_plan_header_t *header = bytes;
+
+	*cursor = (kvx_cursor_t){.magic = magic};
+	if (!bytes || (uintptr_t)bytes % 8u || len < sizeof *header || len > KVX_PLAN_BYTES_MAX) {
+		return 0;
+	}
+	if (header->magic != magic || header->bytes != len) {
+		return 0;
+	}
+	cursor->at = (const uint8_t *)bytes + sizeof *header;
+	cursor->end = (const uint8_t *)bytes + len;
+	cursor->left = header->records;
+
+	return 1;
+}
+
+/* Fixed bytes of a record of that type where that kind of message may have it; 0: no such record there. */
+static size_t fixed_size(uint32_t magic, uint32_t type)
+{
+	const int plan = magic == KVX_PLAN_MAGIC;
+
+	switch (type) {
+	case KVX_RECORD_SPACE:
+		return plan ? sizeof(kvx_plan_space_t) : 0;
+	case KVX_RECORD_FENCE:
+		return plan ? sizeof(kvx_plan_fence_t) : 0;
+	case KVX_RECORD_LOAD:
+		return plan ? sizeof(kvx_plan_load_t) : 0;
+	case KVX_RECORD_SAVE:
+		return plan ? sizeof(kvx_plan_save_t) : 0;
+	case KVX_RECORD_DROP:
+		return plan ? sizeof(kvx_plan_drop_t) : 0;
+	case KVX_RECORD_TIME:
+		return plan ? sizeof(kvx_plan_time_t) : 0;
+	case KVX_RECORD_WORK:
+		return plan ? sizeof(kvx_plan_work_t) : 0;
+	case KVX_RECORD_LOADED:
+		return plan ? 0 : sizeof(kvx_report_loaded_t);
+	case KVX_RECORD_DROPPED:
+		return plan ? 0 : sizeof(kvx_report_dropped_t);
+	case KVX_RECORD_STEP:
+		return plan ? 0 : sizeof(kvx_report_step_t);
+	default:
+		return 0;
+	}
+}
+
+/* Bytes of n ids; SIZE_MAX where they cannot fit into `room`. */
+static size_t ids_size(uint32_t n, size_t room)
+{
+	return n <= room / sizeof(uint32_t) ? kvx_padded((size_t)n * sizeof(uint32_t)) : SIZE_MAX;
+}
+
+/* All parts of a load lie in `room` bytes and fill them. */
+static int parts_fit(const kvx_plan_load_t *load, size_t room)
+{
+	const size_t id = kvx_padded(load->id_len);
+	const uint8_t *at = (const uint8_t *)(load + 1) + id;
+
+	if (load->load == 0 || load->id_len == 0 || load->id_len > KVX_MAX_ID || load->parts > KVX_MAX_GROUPS ||
+	    id > room) {
+		return 0;
+	}
+	room -= id;
+	for (uint32_t i = 0; i < load->parts; i++) {
+		const kvx_plan_part_t *part = (const kvx_plan_part_t *)(const void *)at;
+		size_t ids;
+
+		if (room < sizeof *part) {
+			return 0;
+		}
+		ids = ids_size(part->n, room);
+		if (part->n > UINT32_MAX - part->first || ids > room - sizeof *part) {
+			return 0;
+		}
+		room -= sizeof *part + ids;
+		at += sizeof *part + ids;
+	}
+
+	return room == 0;
+}
+
+/* What a record announces behind its fixed part is exactly `room` bytes. */
+static int tail_fits(const kvx_record_header_t *record, size_t room)
+{
+	const void *at = record;
+
+	switch (record->type) {
+	case KVX_RECORD_SPACE: {
+		const kvx_plan_space_t *space = at;
+
+		return space->text_len <= room && kvx_padded(space->text_len) == room;
+	}
+	case KVX_RECORD_FENCE:
+		return ids_size(((const kvx_plan_fence_t *)at)->n, room) == room;
+	case KVX_RECORD_SAVE:
+		return ids_size(((const kvx_plan_save_t *)at)->n, room) == room;
+	case KVX_RECORD_LOAD:
+		return parts_fit(at, room);
+	default:
+		return room == 0;
+	}
+}
+
+const kvx_record_header_t *kvx_cursor_next(kvx_cursor_t *cursor)
+{
+	const kvx_record_header_t *record = (const kvx_record_header_t *)(const void *)cursor->at;
+	const size_t room = (size_t)(cursor->end - cursor->at);
+	size_t fixed;
+
+	if (cursor->bad) {
+		return NULL;
+	}
+	if (cursor->left == 0) {
+		cursor->bad = room != 0;
+		return NULL;
+	}
+	if (room < sizeof *record || record->bytes > room || record->bytes % 8u) {
+		goto bad;
+	}
+	fixed = fixed_size(cursor->magic, record->type);
+	if (fixed == 0 || record->bytes < fixed || !tail_fits(record, record->bytes - fixed)) {
+		goto bad;
+	}
+	cursor->at += record->bytes;
+	cursor->left--;
+
+	return record;
+
+bad:
+	cursor->bad = 1;
+	return NULL;
+}
+
+const char *kvx_plan_space_text(const kvx_plan_space_t *space)
+{
+	return (const char *)(space + 1);
+}
+
+const uint32_t *kvx_plan_fence_ids(const kvx_plan_fence_t *fence)
+{
+	return (const uint32_t *)(const void *)(fence + 1);
+}
+
+const char *kvx_plan_load_id(const kvx_plan_load_t *load)
+{
+	return (const char *)(load + 1);
+}
+
+const kvx_plan_part_t *kvx_plan_part_first(const kvx_plan_load_t *load)
+{
+	return (const kvx_plan_part_t *)(const void *)((const uint8_t *)(load + 1) + kvx_padded(load->id_len));
+}
+
+const kvx_plan_part_t *kvx_plan_part_next(const kvx_plan_part_t *part)
+{
+	return (const kvx_plan_part_t *)(const void *)((const uint8_t *)(part + 1) +
+						       kvx_padded((size_t)part->n * sizeof(uint32_t)));
+}
+
+const uint32_t *kvx_plan_part_ids(const kvx_plan_part_t *part)
+{
+	return (const uint32_t *)(const void *)(part + 1);
+}
+
+const uint32_t *kvx_plan_save_ids(const kvx_plan_save_t *save)
+{
+	return (const uint32_t *)(const void *)(save + 1);
+}

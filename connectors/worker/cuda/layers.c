@@ -1,0 +1,399 @@
+/* Synchronous loads that come layer by layer. All blocks of a range of layers go before the next range, and what the
+ * engine enqueues for a layer is put after the last job of the range it is in. Nothing waits on the host.
+ *
+ * Ranges are small at both ends: the first is what the engine waits for before it can begin, and when the last has
+ * come, the engine computes that range alone. Between them they are larger, for each range costs a launch.
+ *
+ * Whole blocks come faster than their layers one by one, and of a step that computes less than it loads, most of what
+ * comes layer by layer has nothing computed beside it. So where it is known what the step computes, the first blocks
+ * come whole, and as many by layers as are loaded meanwhile.
+ *
+ * The engine names each layer before it enqueues what reads it. If by the end of the step it has not named one, that
+ * layer may have been read before it was there: then all blocks of these loads have failed, what the step computed is
+ * not stored, and loads come whole from then on.
+ */
+#include "worker/cuda/impl.h"
+
+#include "kv/log.h"
+
+#include <string.h>
+
+#define PARTS    5u /* the largest range has a fifth of the layers */
+#define SPINS    4000u
+#define NAP_NS   UINT64_C(100000)
+#define BLOCK_NS 2000u /* that the transfer thread takes to look a block up, where it is busy */
+#define FADE     64u   /* the best rate seen counts a part in so many less with each load */
+
+/* ---- which ranges
+ * ------------------------------------------------------------------------------------------------------------ */
+
+static void add_range(kvx_wlayers_t *l, uint32_t end)
+{
+	if (kv_holds(l->count < KVX_GPU_RANGES)) {
+		l->end[l->count++] = end;
+	}
+}
+
+/* 1, 2, 4, .. layers from both ends, then parts of what lies between. 0: they do not add up. */
+static int plan_ranges(kvx_wlayers_t *l, uint32_t layers)
+{
+	const uint32_t most = layers / PARTS > 2 ? layers / PARTS : 2;
+	uint32_t side[KVX_GPU_RANGES], sides = 0, left = layers, pieces, at = 0;
+
+	for (uint32_t size = 1; size <= most && left >= 2 * size; size *= 2) {
+		side[sides++] = size;
+		left -= 2 * size;
+	}
+	l->count = 0;
+	for (uint32_t i = 0; i < sides; i++) {
+		at += side[i];
+		add_range(l, at);
+	}
+	pieces = (left + most - 1) / most;
+	for (uint32_t i = 0; i < pieces; i++) {
+		at += left / pieces + (i < left % pieces ? 1u : 0u);
+		add_range(l, at);
+	}
+	for (uint32_t i = sides; i > 0; i--) {
+		at += side[i - 1];
+		add_range(l, at);
+	}
+
+	return kv_holds(l->count > 0 && at == layers && l->end[l->count - 1] == layers);
+}
+
+static uint32_t range_of(const kvx_wlayers_t *l, uint32_t layer)
+{
+	uint32_t r = 0;
+
+	while (r + 1 < l->count && layer >= l->end[r]) {
+		r++;
+	}
+
+	return r;
+}
+
+/* ---- whether
+ * ----------------------------------------------------------------------------------------------------------------- */
+
+/* Blocks of the step's loads that go somewhere. */
+static uint32_t wanted_blocks(const kvx_worker_t *worker)
+{
+	uint32_t blocks = 0;
+
+	for (const kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
+		blocks += load->wanted;
+	}
+
+	return blocks;
+}
+
+/* 1: every block of every load may be taken; -1: of one, that will not be. */
+static int all_there(const kvx_worker_t *worker)
+{
+	int all = 1;
+
+	for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
+		if (atomic_load(&load->cause) != KVC_PENDING) {
+			return -1;
+		}
+		for (uint32_t p = 0; p < load->parts; p++) {
+			all = all && atomic_load(&load->part[p].limit) == load->part[p].n;
+		}
+	}
+
+	return all;
+}
+
+/* Where some still have to be read from a disk, what is there is better sent at once. */
+int kvx_layers_there(kvx_worker_t *worker)
+{
+	const uint64_t looking = (uint64_t)wanted_blocks(worker) * BLOCK_NS;
+	const uint64_t until = kvx_worker_now() + worker->gpu->layers.wait_ns + looking;
+	uint32_t spins = 0;
+	int there;
+
+	for (;;) {
+		const uint32_t seen = kvx_gate_seen(&worker->progress);
+
+		there = all_there(worker);
+		if (there != 0 || kvx_worker_now() >= until) {
+			return there > 0;
+		}
+		if (spins++ < SPINS) {
+			kvx_pause();
+		} else {
+			kvx_gate_wait(&worker->progress, seen, NAP_NS);
+		}
+	}
+}
+
+static int will_do(kvx_worker_t *worker)
+{
+	const kvx_wlayers_t *l = &worker->gpu->layers;
+	const kvk_paged_t *paged = &worker->groups[0].paged;
+	uint64_t block_bytes;
+
+	/* Several groups share block ids, and their loads come beside the steps. */
+	if (l->least_bytes == 0 || l->off || worker->group_count > 1 || paged->layers < 2) {
+		return 0;
+	}
+
+	block_bytes = (uint64_t)paged->heads * paged->layers * worker->geometry.page_bytes;
+
+	return wanted_blocks(worker) * block_bytes >= l->least_bytes && kvx_layers_there(worker);
+}
+
+/* ---- what comes whole
+ * -------------------------------------------------------------------------------------------------------- */
+
+void kvx_layers_learn(kvx_worker_t *worker, uint64_t bytes, uint64_t ns)
+{
+	kvx_wlayers_t *l = &worker->gpu->layers;
+	const double rate = ns ? (double)bytes * 1e3 / (double)ns : 0;
+
+	/* The best: others may be on the link. */
+	if (ns && bytes >= l->least_bytes) {
+		l->rate -= l->rate / FADE;
+		l->rate = rate > l->rate ? rate : l->rate;
+	}
+}
+
+/* How many of the step's blocks come whole, before the others. */
+static uint64_t whole_blocks(const kvx_worker_t *worker)
+{
+	const kvx_wlayers_t *l = &worker->gpu->layers;
+	const kvk_paged_t *paged = &worker->groups[0].paged;
+	const double bytes = (double)paged->heads * paged->layers * worker->geometry.page_bytes;
+	const double all = (double)wanted_blocks(worker), beside = l->work_us * l->rate / bytes;
+
+	/* Few are not worth jobs of their own. */
+	return beside > 0 && (all - beside) * bytes >= (double)l->least_bytes ? (uint64_t)(all - beside) : 0;
+}
+
+static void cut(kvx_worker_t *worker)
+{
+	uint64_t whole = whole_blocks(worker);
+
+	for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
+		for (uint32_t p = 0; p < load->parts; p++) {
+			kvx_wpart_t *part = &load->part[p];
+
+			part->whole = whole < part->n ? (uint32_t)whole : part->n;
+			whole -= part->whole;
+		}
+	}
+}
+
+/* ---- sending
+ * ----------------------------------------------------------------------------------------------------------------- */
+
+/* Once over the step's blocks: those that come whole, or the others' layers of range r. */
+typedef struct kvx_wpass {
+	int whole;
+	uint32_t r; /* 0 where they come whole: the engine's first layer waits for them */
+} kvx_wpass_t;
+
+static uint32_t end_of(const kvx_wpart_t *part, const kvx_wpass_t *pass)
+{
+	return pass->whole ? part->whole : part->n;
+}
+
+/* The next blocks of the part: how many; 0: not now, or the load has failed. Lock held. */
+static uint32_t send_blocks(kvx_worker_t *worker, kvx_wload_t *load, kvx_wpart_t *part, const kvx_wpass_t *pass)
+{
+	kvx_wgpu_t *gpu = worker->gpu;
+	kvx_wlayers_t *l = &gpu->layers;
+	kvx_flight_t *flight = kvx_flight_of_load(gpu, load->flags);
+	const uint32_t left = end_of(part, pass) - part->at, r = pass->r;
+	kvc_status_t status;
+
+	if (!flight) {
+		return 0;
+	}
+	flight->load = load;
+	flight->part = part;
+	flight->first = part->at;
+	flight->count = left < gpu->sync_batch ? left : gpu->sync_batch;
+	flight->layer = r > 0 ? l->end[r - 1] : 0;
+	flight->layers = pass->whole ? 0 : l->end[r] - flight->layer;
+	flight->ranges = pass->whole ? load->ranges : 1u;
+	status = kvx_gpu_load_submit(worker, flight);
+	if (flight->job) {
+		l->last[r].flight = flight;
+		l->last[r].serial = flight->serial;
+	} else {
+		flight->load = NULL;
+	}
+	if (status != KVC_OK && status != KVC_ERR_BUSY) {
+		kvx_wload_close(worker, load, status);
+	}
+	if (status != KVC_OK) {
+		return 0;
+	}
+	part->at += flight->count;
+
+	return flight->count;
+}
+
+/* Blocks of the load that the pass still lacks: 1 when there are none. */
+static int send_load(kvx_worker_t *worker, kvx_wload_t *load, const kvx_wpass_t *pass)
+{
+	int sent = 1;
+
+	atomic_fetch_add(&load->active, 1u);
+	for (uint32_t p = 0; p < load->parts && sent; p++) {
+		kvx_wpart_t *part = &load->part[p];
+
+		while (part->at < end_of(part, pass) && sent && atomic_load(&load->cause) == KVC_PENDING) {
+			(void)pthread_mutex_lock(&worker->gpu->lock);
+			sent = send_blocks(worker, load, part, pass) > 0 || atomic_load(&load->cause) != KVC_PENDING;
+			(void)pthread_mutex_unlock(&worker->gpu->lock);
+		}
+	}
+	atomic_fetch_sub(&load->active, 1u);
+
+	return sent;
+}
+
+static void send_pass(kvx_worker_t *worker, const kvx_wpass_t *pass)
+{
+	kvx_wlayers_t *l = &worker->gpu->layers;
+	uint32_t spins = 0;
+
+	if (pass->r > 0) {
+		l->last[pass->r] = l->last[pass->r - 1];
+	}
+	for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
+		for (uint32_t p = 0; p < load->parts; p++) {
+			load->part[p].at = pass->whole ? 0 : load->part[p].whole;
+		}
+	}
+	for (kvx_wload_t *load = worker->sync; load;) {
+		const uint32_t seen = kvx_gate_seen(&worker->progress);
+
+		if (send_load(worker, load, pass)) {
+			load = load->next_sync;
+		} else {
+			kvx_gpu_load_wait(worker, seen, &spins);
+		}
+	}
+}
+
+int kvx_layers_send(kvx_worker_t *worker)
+{
+	kvx_wlayers_t *l = &worker->gpu->layers;
+	const uint32_t all = wanted_blocks(worker);
+
+	if (!will_do(worker) || !plan_ranges(l, worker->groups[0].paged.layers)) {
+		return 0;
+	}
+	l->waited = 0;
+	l->said = 0;
+	memset(l->named, 0, worker->groups[0].paged.layers);
+	l->last[0].flight = NULL;
+	for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
+		load->ranges = l->count;
+		load->of = all;
+		atomic_store(&load->left, atomic_load(&load->left) * l->count);
+	}
+	cut(worker);
+	send_pass(worker, &(kvx_wpass_t){.whole = 1});
+	for (uint32_t r = 0; r < l->count; r++) {
+		send_pass(worker, &(kvx_wpass_t){.r = r});
+	}
+	for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
+		for (uint32_t p = 0; p < load->parts; p++) {
+			atomic_store(&load->part[p].next, load->part[p].n);
+		}
+	}
+
+	return 1;
+}
+
+/* ---- the engine's side
+ * ------------------------------------------------------------------------------------------------------- */
+
+/* What the engine enqueues from now on comes after range r and those before it. 0: the driver refuses, or nothing is
+ * known of a copy. */
+static int order_range(kvx_worker_t *worker, uint32_t r)
+{
+	kvx_wgpu_t *gpu = worker->gpu;
+	kvx_flight_t *flight = gpu->layers.last[r].flight;
+	int ordered = 1;
+
+	(void)pthread_mutex_lock(&gpu->lock);
+	if (atomic_load(&gpu->loose)) {
+		ordered = 0;
+	} else if (flight && flight->job && flight->serial == gpu->layers.last[r].serial) {
+		ordered = kvk_gpu_order(flight->job, gpu->compute) == KV_OK;
+	}
+	(void)pthread_mutex_unlock(&gpu->lock);
+
+	return ordered;
+}
+
+/* 0: the host has to wait. */
+static int order_all(kvx_worker_t *worker)
+{
+	kvx_wgpu_t *gpu = worker->gpu;
+
+	gpu->layers.waited = gpu->layers.count;
+	if (kvx_gpu_order(worker, gpu->urgent, gpu->compute)) {
+		return 1;
+	}
+	atomic_store(&gpu->loose, 1u);
+
+	return 0;
+}
+
+void kvx_worker_layer(kvx_worker_t *worker, uint32_t layer)
+{
+	kvx_wgpu_t *gpu = worker->gpu;
+	kvx_wlayers_t *l = gpu ? &gpu->layers : NULL;
+	uint32_t r;
+
+	if (!l || l->count == 0 || gpu->sent) {
+		return;
+	}
+	if (layer < worker->groups[0].paged.layers && !l->named[layer]) {
+		l->named[layer] = 1;
+		l->said++;
+	}
+	r = range_of(l, layer);
+	if (r < l->waited) {
+		return;
+	}
+	if (order_range(worker, r)) {
+		l->waited = r + 1;
+	} else if (!order_all(worker)) {
+		l->count = 0;
+		kvx_gpu_settle(worker);
+	}
+}
+
+void kvx_layers_close(kvx_worker_t *worker)
+{
+	kvx_wlayers_t *l = &worker->gpu->layers;
+	const uint32_t layers = worker->groups[0].paged.layers;
+
+	if (l->count == 0) {
+		return;
+	}
+	if (l->waited < l->count) {
+		(void)order_all(worker);
+	}
+	l->count = 0;
+	if (l->said == layers) {
+		return;
+	}
+	l->off = 1;
+	for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
+		load->skipped = 1;
+		kvx_wcount(&worker->stats.layer_skips, 1);
+	}
+	kv_log(KV_LOG_WARN, "kvx",
+	       "the engine has read %u of %u layers without saying so: the step's loads count as failed, loads come "
+	       "whole from now on",
+	       layers - l->said, layers);
+}

@@ -1,0 +1,230 @@
+/* What the transfer thread does for a load: import its leases, say which blocks may be copied, watch it, give back. */
+#include "worker/cuda/impl.h"
+
+/* A part without a lease, or one that begins before it, brings nothing. */
+static kvc_status_t import_part(kvx_wpart_t *part, kvc_space_t *space)
+{
+	kvc_status_t status;
+	uint32_t n;
+
+	if (part->n == 0 || part->handle.incarnation == 0) {
+		return KVC_OK;
+	}
+	if (part->first < part->handle.first) {
+		return KVC_ERR_ARG;
+	}
+	status = kvc_lease_import(space, &part->handle, &part->lease);
+	if (status != KVC_OK) {
+		return status;
+	}
+	n = kvc_lease_n(part->lease);
+	part->reach = n > part->first ? n - part->first : 0;
+	part->reach = part->reach < part->n ? part->reach : part->n;
+
+	return KVC_OK;
+}
+
+/* PENDING: the space is not open yet. */
+static kvc_status_t import(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
+{
+	const kvx_wspace_t *space = NULL;
+	kvc_status_t status = kvx_wspace_get(worker, load->space, now, &space);
+
+	if (status != KVC_OK) {
+		return status;
+	}
+	load->layout = &space->layout;
+	for (uint32_t p = 0; p < load->parts && status == KVC_OK; p++) {
+		status = import_part(&load->part[p], space->space);
+	}
+	if (status == KVC_OK) {
+		load->imported = 1;
+	}
+
+	return status;
+}
+
+/* How many blocks of the part have come; KV_ERR_FAULT: a slab this process has not heard of yet, so poll and look
+ * again. */
+static kvc_status_t look(kvx_worker_t *worker, kvx_wpart_t *part)
+{
+	const uint32_t ready = kvc_lease_ready(part->lease);
+	const uint32_t end = ready > part->first ? ready - part->first : 0;
+	const uint32_t stop = end < part->reach ? end : part->reach;
+	const uint32_t before = atomic_load_explicit(&part->limit, memory_order_relaxed);
+	uint32_t at = before;
+	kvc_status_t status = KVC_OK;
+
+	while (at < stop && status == KVC_OK) {
+		kvx_source_t *source = &part->sources[at];
+
+		if (part->ids[at] != KVX_NO_BLOCK) {
+			status = kvc_lease_block(part->lease, part->first + at, &source->data, &source->leaves);
+			if (status == KVC_OK && worker->gpu) {
+				status = kvx_slabs_ensure(worker, source->data, worker->geometry.block_bytes);
+			}
+		}
+		at += status == KVC_OK;
+		if (at % KVX_WORKER_MOVES == 0) {
+			atomic_store(&part->limit, at);
+		}
+	}
+	atomic_store(&part->limit, at);
+	if (at > before) {
+		kvx_gate_open(&worker->progress);
+	}
+
+	return status;
+}
+
+/* Every block that can come has been taken and copied: what is left has no bytes. */
+static int exhausted(kvx_wload_t *load)
+{
+	uint32_t missing = 0;
+
+	for (uint32_t p = 0; p < load->parts; p++) {
+		kvx_wpart_t *part = &load->part[p];
+
+		if (atomic_load(&part->next) < part->reach) {
+			return 0;
+		}
+		missing += part->n - part->reach;
+	}
+
+	return atomic_load(&load->left) == missing;
+}
+
+/* Wanted blocks beyond what the leases cover; unwanted ones there are no failure. */
+static int lacks(const kvx_wload_t *load)
+{
+	for (uint32_t p = 0; p < load->parts; p++) {
+		const kvx_wpart_t *part = &load->part[p];
+
+		for (uint32_t i = part->reach; i < part->n; i++) {
+			if (part->ids[i] != KVX_NO_BLOCK) {
+				return 1;
+			}
+		}
+	}
+
+	return 0;
+}
+
+static int is_silent(const kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
+{
+	return kvx_silent_too_long(&load->silent_ns, kvx_wspace_silent(worker), now);
+}
+
+/* Blocks that are there and not taken yet. After kvc_lease_rest() has failed: the last ones. */
+static int more_to_take(kvx_wpart_t *part)
+{
+	return kvc_lease_ready(part->lease) > part->first + atomic_load(&part->limit);
+}
+
+/* Nothing new to copy: is there still hope? */
+static void watch(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
+{
+	if (now >= load->deadline_ns) {
+		kvx_wload_close(worker, load, KVC_ERR_TIMEOUT);
+	} else if (load->imported && exhausted(load)) {
+		kvx_wload_close(worker, load, lacks(load) ? KVC_MISS : KVC_OK);
+	}
+	for (uint32_t p = 0; p < load->parts && atomic_load(&load->cause) == KVC_PENDING; p++) {
+		kvx_wpart_t *part = &load->part[p];
+		const kvc_status_t state = part->lease ? kvc_lease_state(part->lease) : KVC_OK;
+		const kvc_status_t rest = part->lease ? kvc_lease_rest(part->lease) : KVC_OK;
+
+		if (state != KVC_OK) {
+			kvx_wload_close(worker, load, state);
+		} else if (atomic_load(&part->limit) < part->reach) {
+			worker->waiting = 1;
+			if (rest < 0 && !more_to_take(part)) {
+				kvx_wload_close(worker, load, rest);
+			} else if (is_silent(worker, load, now)) {
+				kvx_wload_close(worker, load, KVC_ERR_DAEMON_STALE);
+			}
+		}
+	}
+}
+
+/* Closed, and nobody copies: what was corrupt is reported, the leases go back. */
+static void let_go(kvx_worker_t *worker, kvx_wload_t *load)
+{
+	for (uint32_t p = 0; p < load->parts; p++) {
+		kvx_wpart_t *part = &load->part[p];
+
+		for (uint32_t i = 0; part->lease && i < part->n; i++) {
+			if (part->ends[i] == KVX_BLOCK_BAD) {
+				(void)kvc_lease_bad(part->lease, part->first + i);
+			}
+		}
+		kvc_release(&part->lease, 1);
+		part->lease = NULL;
+	}
+	kvx_worker_over(worker, &load->job);
+}
+
+/* 1: all blocks that the leases cover may be copied. */
+static int look_all(kvx_worker_t *worker, kvx_wload_t *load)
+{
+	int all = 1;
+
+	for (uint32_t p = 0; p < load->parts; p++) {
+		kvx_wpart_t *part = &load->part[p];
+		kvc_status_t status;
+
+		if (!part->lease || atomic_load(&part->limit) >= part->reach) {
+			continue;
+		}
+		status = look(worker, part);
+		if (status < 0 && status != KVX_ERR_FAULT) {
+			kvx_wload_close(worker, load, status);
+		}
+		all = all && atomic_load(&part->limit) >= part->reach;
+	}
+
+	return all;
+}
+
+static void keep_going(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
+{
+	const int first = !load->imported;
+	kvc_status_t status = KVC_OK;
+	int all;
+
+	if (atomic_load(&load->cancel) || atomic_load(&worker->stop)) {
+		kvx_wload_close(worker, load, KVC_MISS);
+		return;
+	}
+	if (!load->imported) {
+		status = import(worker, load, now);
+		if (status == KVC_PENDING) {
+			worker->waiting = 1;
+			if (kvc_incarnation(worker->kvc) == 0 || is_silent(worker, load, now)) {
+				kvx_wload_close(worker, load, KVC_ERR_DAEMON_STALE);
+			}
+		} else if (status != KVC_OK) {
+			kvx_wload_close(worker, load, status);
+		}
+	}
+	if (load->imported) {
+		all = look_all(worker, load);
+		if (first && all) {
+			atomic_store(&load->there, 1u);
+		}
+	}
+	watch(worker, load, now);
+}
+
+int kvx_wload_step(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
+{
+	if (atomic_load(&load->cause) == KVC_PENDING) {
+		keep_going(worker, load, now);
+	}
+	if (!kvx_wload_settled(load)) {
+		return 0;
+	}
+	let_go(worker, load);
+
+	return 1;
+}

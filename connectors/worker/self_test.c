@@ -1,0 +1,364 @@
+/* The self-test against the daemon: store a block of each group's exact layout in a space of its own, load it into
+ * another block, compare.
+ *
+ * The memory is the self-test's own (of a device: of the host, as the device sees it); blocks lie in it as they do in
+ * the engine's cache. The space is told apart by its `extra`, its layout is this rank's share. A daemon that goes away
+ * meanwhile is tried again later; other bytes are final.
+ */
+#include "worker/cuda/impl.h"
+
+#include "kv/log.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define RETRY_NS UINT64_C(200000000)
+#define LIMIT_NS UINT64_C(2000000000) /* for all of it */
+
+static void free_memory(const kvx_worker_t *worker, kvx_wtest_t *test)
+{
+	free(test->base);
+	if (worker->gpu) {
+		kvx_gpu_test_free(worker, test->memory);
+	} else {
+		free(test->memory);
+	}
+	free(test->leaves);
+	test->base = NULL;
+	test->memory = NULL;
+	test->leaves = NULL;
+}
+
+static void free_handles(kvx_wtest_t *test)
+{
+	kvc_put_free(test->put);
+	kvc_release(&test->lease, 1);
+	test->put = NULL;
+	test->lease = NULL;
+}
+
+void kvx_wtest_fini(kvx_worker_t *worker)
+{
+	if (worker->gpu) {
+		kvx_gpu_test_stop(worker);
+	}
+	free_handles(&worker->test);
+	kvc_space_close(worker->test.space);
+	worker->test.space = NULL;
+	free_memory(worker, &worker->test);
+}
+
+static void again(kvx_worker_t *worker, uint64_t now)
+{
+	kvx_wtest_fini(worker);
+	worker->test.step = KVX_WTEST_IDLE;
+	worker->test.next_ns = now + RETRY_NS;
+}
+
+/* ---- the two blocks
+ * ---------------------------------------------------------------------------------------------------------- */
+
+/* Bytes of one layer's block. */
+static size_t layer_bytes(const kvx_wtest_t *test)
+{
+	return test->geometry.block_bytes / test->layout.layers;
+}
+
+/* *p_at: where who copies finds it. */
+static kvc_status_t take_memory(kvx_worker_t *worker, size_t bytes, uintptr_t *p_at)
+{
+	kvx_wtest_t *test = &worker->test;
+
+	if (worker->gpu) {
+		const kvc_status_t status = kvx_gpu_test_memory(worker, bytes, &test->memory, p_at);
+
+		return status == KVC_ERR_LIMIT ? kvx_gpu_decline(worker, status) : status;
+	}
+	test->memory = calloc(1, bytes);
+	*p_at = (uintptr_t)test->memory;
+
+	return test->memory ? KVC_OK : KVC_ERR_NOMEM;
+}
+
+/* Blocks of all layers beside each other, as in one allocation for all layers, where the engine's are; else layer after
+ * layer. */
+static kvc_status_t make_memory(kvx_worker_t *worker, const kvk_paged_t *engine)
+{
+	kvx_wtest_t *test = &worker->test;
+	const size_t bytes = layer_bytes(test);
+	const size_t block = bytes * engine->layers;
+	const int beside = engine->block_stride >= block;
+	uintptr_t at = 0;
+	kvc_status_t status;
+
+	test->paged = *engine;
+	test->paged.blocks = 2;
+	test->paged.first_layer = 0;
+	test->paged.first_head = 0;
+	test->paged.block_stride = beside ? block : 0;
+	test->paged.head_stride = 0;
+	test->base = calloc(engine->layers, sizeof *test->base);
+	test->leaves = calloc((size_t)test->geometry.heads * test->geometry.leaves, sizeof *test->leaves);
+	if (!test->base || !test->leaves) {
+		return KVC_ERR_NOMEM;
+	}
+	status = take_memory(worker, 2 * block, &at);
+	if (status != KVC_OK) {
+		return status;
+	}
+	test->paged.base = test->base;
+	for (uint32_t l = 0; l < engine->layers; l++) {
+		test->base[l] = (void *)(at + (size_t)l * (beside ? bytes : 2 * bytes)); /* of a device: its address */
+	}
+
+	return KVC_OK;
+}
+
+static uint8_t *block_at(const kvx_wtest_t *test, uint32_t layer, uint32_t block)
+{
+	const size_t stride = test->paged.block_stride ? test->paged.block_stride : layer_bytes(test);
+	const size_t at = (size_t)((uintptr_t)test->base[layer] - (uintptr_t)test->base[0]);
+
+	return test->memory + at + block * stride;
+}
+
+static void fill(const kvx_wtest_t *test, uint32_t salt)
+{
+	for (uint32_t l = 0; l < test->paged.layers; l++) {
+		uint8_t *at = block_at(test, l, 0);
+
+		for (size_t i = 0; i < layer_bytes(test); i++) {
+			at[i] = (uint8_t)(((uint32_t)i + salt) * 2654435761u >> 13 ^ l);
+		}
+	}
+}
+
+static int same(const kvx_wtest_t *test)
+{
+	for (uint32_t l = 0; l < test->paged.layers; l++) {
+		if (memcmp(block_at(test, l, 0), block_at(test, l, 1), layer_bytes(test)) != 0) {
+			return 0;
+		}
+	}
+
+	return 1;
+}
+
+/* ---- steps
+ * -------------------------------------------------------------------------------------------------------------------
+ */
+
+/* A space for this group's share of a block. */
+static kvc_status_t open_space(kvx_worker_t *worker)
+{
+	const kvx_wgroup_t *group = &worker->groups[worker->test.group];
+	kvx_wtest_t *test = &worker->test;
+	kvc_identity_t identity = worker->identity;
+	kvc_status_t status;
+
+	test->layout = worker->layout;
+	test->layout.heads = group->paged.heads;
+	test->layout.layers = group->paged.layers;
+	kvk_layout_geometry(&test->layout, &test->geometry);
+	status = make_memory(worker, &group->paged);
+	if (status != KVC_OK) {
+		return status;
+	}
+	(void)kvk_layout_format(&test->layout, test->layout_text, sizeof test->layout_text);
+	identity.weights = "self-test"; /* those of the model may not be known yet */
+	identity.layout = test->layout_text;
+	identity.hash = NULL;
+	identity.hash_tokens = test->layout.block_tokens;
+	identity.groups = NULL;
+	identity.extra = "self-test";
+
+	return kvc_space_open_start(worker->kvc, &identity, &test->space);
+}
+
+/* A block nobody has stored before. */
+static kvc_status_t start_put(kvx_worker_t *worker, uint64_t now)
+{
+	kvx_wtest_t *test = &worker->test;
+	const uint64_t name[4] = {now, worker->range.rank, test->group, ++test->serial};
+	const kvc_put_options_t options = {.struct_size = sizeof options};
+	kvc_status_t status = kvc_key_bind(test->space, name, sizeof name, &test->key);
+
+	if (status == KVC_OK) {
+		fill(test, (uint32_t)now);
+		test->handed_in = 0;
+		status = kvc_put_start(test->space, &test->key, 0, 1, &options, &test->put);
+	}
+
+	return status;
+}
+
+/* One block; PENDING: a device is at it. */
+static kvc_status_t move_block(kvx_worker_t *worker, kvk_gpu_dir_t dir, const kvk_move_t *move)
+{
+	kvx_wtest_t *test = &worker->test;
+	const char *text = kvc_space_layout(test->space);
+	kvk_layout_t layout;
+	kvc_status_t status = (kvc_status_t)kvk_layout_parse(text, strlen(text), &layout, NULL);
+
+	if (status == KVC_OK && worker->gpu) {
+		const kvk_gpu_copy_t copy = {.dir = dir,
+					     .layout = &layout,
+					     .paged = &test->paged,
+					     .moves = move,
+					     .count = 1,
+					     .stream = worker->gpu->urgent};
+
+		status = kvx_slabs_ensure(worker, move->data, test->geometry.block_bytes);
+		return status == KVC_OK ? kvx_gpu_test_move(worker, &copy) : status;
+	}
+	if (status == KVC_OK && dir == KVK_GPU_GATHER) {
+		return (kvc_status_t)kvk_gather(&layout, &test->paged, move, 1);
+	}
+
+	return status == KVC_OK ? (kvc_status_t)kvk_scatter(&layout, &test->paged, move, 1, NULL) : status;
+}
+
+static kvc_status_t store(kvx_worker_t *worker)
+{
+	kvx_wtest_t *test = &worker->test;
+	kvk_move_t move = {.block = 0, .leaves = test->leaves};
+	kvc_status_t status = kvc_put_block(test->put, 0, &move.data);
+
+	status = status == KVC_OK ? move_block(worker, KVK_GPU_GATHER, &move) : status;
+	status = status == KVC_OK ? kvc_put_digests(test->put, 0, test->leaves) : status;
+
+	return status == KVC_OK ? kvc_put_end(test->put, 0, 1) : status;
+}
+
+/* PENDING: not visible yet. */
+static kvc_status_t putting(kvx_worker_t *worker)
+{
+	kvx_wtest_t *test = &worker->test;
+	kvc_put_result_t result = {.struct_size = sizeof result};
+	kvc_status_t status;
+
+	kvc_put_get_result(test->put, &result);
+	if (result.status != KVC_PENDING) {
+		return result.status;
+	}
+	if (!test->handed_in && kvc_put_n(test->put) > 0) {
+		status = store(worker);
+		if (status != KVC_OK && status != KVC_PENDING && status != KVX_ERR_FAULT) {
+			return status;
+		}
+		test->handed_in = status == KVC_OK;
+	}
+
+	return KVC_PENDING;
+}
+
+static kvc_status_t fetch(kvx_worker_t *worker)
+{
+	kvx_wtest_t *test = &worker->test;
+	const uint64_t *leaves = NULL;
+	const void *data = NULL;
+	kvk_move_t move = {.block = 1};
+	kvc_status_t status = kvc_lease_state(test->lease);
+	kvc_status_t after;
+
+	if (status == KVC_OK) {
+		status = kvc_lease_block(test->lease, 0, &data, &leaves);
+	}
+	if (status == KVX_ERR_FAULT) {
+		return KVC_PENDING;
+	}
+	if (status == KVC_OK) {
+		memcpy(test->leaves, leaves,
+		       (size_t)test->geometry.heads * test->geometry.leaves * sizeof *test->leaves);
+		move.data = (void *)(uintptr_t)data; /* scatter only reads it */
+		move.leaves = test->leaves;
+		status = move_block(worker, KVK_GPU_SCATTER, &move);
+		/* Taken away meanwhile, after a long pause of this process say: other bytes there prove nothing. */
+		after = kvc_lease_state(test->lease);
+		status = after == KVC_OK ? status : after;
+	}
+
+	return status;
+}
+
+/* The group has come back, right or wrong. */
+static void compare(kvx_worker_t *worker, kvc_status_t status)
+{
+	kvx_wtest_t *test = &worker->test;
+	const int right = status == KVC_OK && same(test);
+
+	kvx_wtest_fini(worker);
+	test->step = KVX_WTEST_IDLE;
+	if (!right) {
+		kvx_wcount(&worker->stats.self_test_failures, 1);
+		kv_log(KV_LOG_ERROR, "kvx",
+		       "self-test: a block of group %u came back with other bytes; nothing is loaded or saved",
+		       worker->groups[test->group].group);
+		test->step = KVX_WTEST_OVER;
+		atomic_store(&worker->proved, KVC_ERR_CORRUPT);
+	} else if (++test->group == worker->group_count) {
+		kvx_wcount(&worker->stats.self_tests, 1);
+		test->step = KVX_WTEST_OVER;
+		atomic_store(&worker->proved, KVC_OK);
+	}
+}
+
+void kvx_wtest_decline(kvx_worker_t *worker, kvc_status_t why)
+{
+	worker->test.step = KVX_WTEST_OVER;
+	atomic_store(&worker->proved, why);
+}
+
+/* What the step at hand has come to. */
+static kvc_status_t advance(kvx_worker_t *worker, uint64_t now)
+{
+	kvx_wtest_t *test = &worker->test;
+	kvc_status_t status = KVC_PENDING;
+
+	switch (test->step) {
+	case KVX_WTEST_IDLE:
+		test->deadline_ns = now + LIMIT_NS;
+		status = open_space(worker);
+		test->step = KVX_WTEST_OPENING;
+		return status == KVC_OK ? KVC_PENDING : status;
+	case KVX_WTEST_OPENING:
+		status = kvc_space_state(test->space);
+		return status == KVC_OK ? start_put(worker, now) : status;
+	case KVX_WTEST_PUTTING:
+		status = putting(worker);
+		return status == KVC_OK ? kvc_acquire_start(test->space, &test->key, 1, 0, 0, &test->lease) : status;
+	case KVX_WTEST_LEASING:
+		return fetch(worker);
+	case KVX_WTEST_OVER:
+		break;
+	}
+
+	return status;
+}
+
+void kvx_wtest_step(kvx_worker_t *worker, uint64_t now)
+{
+	kvx_wtest_t *test = &worker->test;
+	kvc_status_t status;
+
+	if (test->step == KVX_WTEST_OVER) {
+		if (test->space) { /* declined meanwhile: memory was refused in an idle moment, or to a load */
+			kvx_wtest_fini(worker);
+		}
+		return;
+	}
+	if (now < test->next_ns || kvc_incarnation(worker->kvc) == 0) {
+		return;
+	}
+	status = advance(worker, now);
+	if (test->step == KVX_WTEST_OVER) {
+		kvx_wtest_fini(worker); /* declined on the way */
+	} else if (status == KVC_ERR_CORRUPT || (status == KVC_OK && test->step == KVX_WTEST_LEASING)) {
+		compare(worker, status);
+	} else if (status == KVC_OK) {
+		test->step++;
+	} else if (status != KVC_PENDING || now > test->deadline_ns) {
+		again(worker, now);
+	}
+}

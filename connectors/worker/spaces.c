@@ -1,0 +1,139 @@
+/* The spaces of the base model and of adapters, opened when they are needed first and kept. */
+#include "worker/impl.h"
+
+#include "kv/log.h"
+#include "kv/shm.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define RETRY_NS UINT64_C(500000000)
+
+void kvx_wspace_adopt(kvx_worker_t *worker, kvx_wadapter_t *adapter)
+{
+	kvx_wspace_t *space = &worker->spaces[adapter->number];
+
+	if (adapter->number == 0) {
+		if (!worker->identity.weights) {
+			worker->weights = strdup(adapter->text);
+			worker->identity.weights = worker->weights;
+		}
+		return;
+	}
+	if (!space->lora) {
+		space->lora = strdup(adapter->text);
+	}
+	if (worker->space_top <= adapter->number) {
+		worker->space_top = adapter->number + 1;
+	}
+}
+
+/* The pool's inner order may be another than ours. */
+static kvc_status_t learn_layout(const kvx_worker_t *worker, kvx_wspace_t *space)
+{
+	const char *text = kvc_space_layout(space->space);
+
+	if (space->known) {
+		return KVC_OK;
+	}
+	if (strcmp(text, worker->layout_text) == 0) {
+		space->layout = worker->layout;
+	} else if (kvk_layout_parse(text, strlen(text), &space->layout, NULL) != KV_OK ||
+		   !kvk_layout_convertible(&space->layout, &worker->layout)) {
+		return (kvc_status_t)KV_ERR_LAYOUT;
+	}
+	space->known = 1;
+
+	return KVC_OK;
+}
+
+static kvc_status_t open_start(kvx_worker_t *worker, kvx_wspace_t *space, uint64_t now)
+{
+	kvc_identity_t identity = worker->identity;
+	kvc_status_t status;
+
+	if (now < space->next_open_ns || !identity.weights) {
+		return KVC_ERR_UNREACHABLE;
+	}
+	if (space->lora) {
+		identity.lora = space->lora;
+	}
+	status = kvc_space_open_start(worker->kvc, &identity, &space->space);
+	if (status != KVC_OK) {
+		space->next_open_ns = now + RETRY_NS;
+		return status;
+	}
+
+	return KVC_PENDING;
+}
+
+kvc_status_t kvx_wspace_get(kvx_worker_t *worker, uint32_t number, uint64_t now, const kvx_wspace_t **p_space)
+{
+	kvx_wspace_t *space = number < KVX_WORKER_SPACES ? &worker->spaces[number] : NULL;
+	kvc_status_t status;
+
+	if (!space || (number > 0 && !space->lora)) {
+		return KVC_ERR_ARG;
+	}
+	if (kvc_incarnation(worker->kvc) == 0) {
+		return KVC_ERR_CLOSED;
+	}
+	if (!space->space) {
+		return open_start(worker, space, now);
+	}
+	status = kvc_space_state(space->space);
+	if (status == KVC_OK) {
+		status = learn_layout(worker, space);
+	}
+	if (status == KVC_OK) {
+		*p_space = space;
+	}
+
+	return status;
+}
+
+/* Refused ones are asked for again, now and then; a job may hold on to a space that was open once. */
+void kvx_wspaces_step(kvx_worker_t *worker, uint64_t now)
+{
+	if (kvc_incarnation(worker->kvc) == 0) {
+		return;
+	}
+	for (uint32_t i = 0; i < worker->space_top; i++) {
+		kvx_wspace_t *space = &worker->spaces[i];
+		const kvx_wspace_t *unused;
+		const kvc_status_t status = kvx_wspace_get(worker, i, now, &unused);
+
+		if (space->space && !space->known && status < 0) {
+			kv_log(KV_LOG_WARN, "kvx", "space %u cannot be opened, all of it is a miss: %s", i,
+			       kvc_status_text(status));
+			kvc_space_close(space->space);
+			space->space = NULL;
+			space->next_open_ns = now + RETRY_NS;
+		}
+	}
+}
+
+void kvx_wspaces_close(kvx_worker_t *worker)
+{
+	for (uint32_t i = 0; i < worker->space_top; i++) {
+		kvc_space_close(worker->spaces[i].space);
+		free(worker->spaces[i].lora);
+		worker->spaces[i] = (kvx_wspace_t){0};
+	}
+}
+
+int kvx_wspace_silent(const kvx_worker_t *worker)
+{
+	const kvx_wspace_t *base = &worker->spaces[0];
+	uint32_t why;
+
+	if (kvc_incarnation(worker->kvc) == 0) {
+		return 1;
+	}
+	if (!base->known) {
+		return 0;
+	}
+	why = kvx_miss_reason(base->space);
+
+	return why == KV_WHY_DAEMON_STALE || why == KV_WHY_NO_DAEMON;
+}

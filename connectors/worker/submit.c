@@ -1,0 +1,39 @@
+/* What the engine's thread and the transfer thread hand each other, and how one tells the other. */
+#include "worker/impl.h"
+
+#include <unistd.h>
+
+void kvx_worker_wake(kvx_worker_t *worker)
+{
+	const uint64_t one = 1;
+
+	atomic_fetch_add(&worker->pokes, 1u);
+	if (atomic_exchange(&worker->asleep, 0u)) {
+		(void)!write(worker->event_fd, &one, sizeof one);
+	}
+}
+
+int kvx_worker_hand(kvx_worker_t *worker, kvx_wjob_t *job)
+{
+	if (!kvx_queue_put(&worker->queue, job)) {
+		return 0;
+	}
+	kvx_worker_wake(worker);
+
+	return 1;
+}
+
+void kvx_worker_over(kvx_worker_t *worker, kvx_wjob_t *job)
+{
+	atomic_store(&job->over, 1u);
+	atomic_fetch_add(&worker->overs, 1u);
+	kvx_gate_open(&worker->progress);
+}
+
+void kvx_worker_acknowledged(kvx_worker_t *worker)
+{
+	kvc_stats_t stats = {.struct_size = sizeof stats};
+
+	kvc_get_stats(worker->kvc, &stats);
+	atomic_store(&worker->unacked, (uint32_t)stats.puts_open);
+}

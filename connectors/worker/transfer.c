@@ -1,0 +1,320 @@
+/* The transfer thread: owns the attachment, runs the jobs, loads first. When there is nothing to do it spins for a
+ * moment, then sleeps. */
+#include "worker/cuda/impl.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <time.h>
+#include <unistd.h>
+
+#define SPIN_NS    UINT64_C(50000)
+#define POLL_NS    UINT64_C(100000)   /* the socket is looked at this often while there is work */
+#define NAP_NS     UINT64_C(50000)    /* something comes without a message: look again soon, */
+#define NAP_MAX_NS UINT64_C(1000000)  /* then less soon */
+#define COPY_NS    UINT64_C(100000)   /* a device copies: it must not run dry */
+#define OPEN_NS    UINT64_C(5000000)  /* jobs wait for others */
+#define AWAY_NS    UINT64_C(20000000) /* no daemon: look for one */
+#define IDLE_NS    UINT64_C(100000000)
+
+/* ---- one round
+ * --------------------------------------------------------------------------------------------------------------- */
+
+static void take_jobs(kvx_worker_t *worker)
+{
+	kvx_wjob_t *job;
+
+	while ((job = kvx_queue_take(&worker->queue)) != NULL) {
+		if (job->kind == KVX_WJOB_SPACE) {
+			kvx_wspace_adopt(worker, (kvx_wadapter_t *)job);
+			kvx_worker_over(worker, job);
+			continue;
+		}
+		job->next_run = NULL;
+		*worker->run_end = job;
+		worker->run_end = &job->next_run;
+	}
+}
+
+/* Step the jobs of a kind; those that are over belong to the engine again. */
+static void step_loads(kvx_worker_t *worker, uint64_t now)
+{
+	kvx_wjob_t **link = &worker->run;
+
+	while (*link) {
+		kvx_wjob_t *job = *link;
+		kvx_wjob_t *next = job->next_run;
+
+		if (job->kind == KVX_WJOB_LOAD && kvx_wload_step(worker, (kvx_wload_t *)job, now)) {
+			*link = next;
+		} else {
+			link = &job->next_run;
+		}
+	}
+	worker->run_end = link;
+}
+
+/* One batch of the oldest load of a kind that has one. */
+static uint32_t copy_oldest(kvx_worker_t *worker, uint32_t async)
+{
+	for (kvx_wjob_t *job = worker->run; job; job = job->next_run) {
+		kvx_wload_t *load = (kvx_wload_t *)job;
+		uint32_t copied;
+
+		if (job->kind != KVX_WJOB_LOAD || (load->flags & KVX_PLAN_ASYNC) != async) {
+			continue;
+		}
+		copied = kvx_wload_copy(worker, load, &worker->transfer_scratch);
+		if (copied > 0) {
+			return copied;
+		}
+	}
+
+	return 0;
+}
+
+/* Loads that a step waits for come before those beside the steps. */
+static uint32_t copy_loads(kvx_worker_t *worker)
+{
+	const uint32_t copied = worker->threads > 1 ? copy_oldest(worker, 0) : 0;
+
+	return copied > 0 ? copied : copy_oldest(worker, KVX_PLAN_ASYNC);
+}
+
+/* All are imported, the oldest is copied; none while loads go on. */
+static uint32_t step_saves(kvx_worker_t *worker, uint64_t now, int copy)
+{
+	kvx_wjob_t **link = &worker->run;
+	uint32_t moved = 0;
+
+	while (*link) {
+		kvx_wjob_t *job = *link;
+		kvx_wjob_t *next = job->next_run;
+		uint32_t *p_moved = copy && moved == 0 ? &moved : NULL;
+
+		if (job->kind == KVX_WJOB_SAVE && kvx_wsave_step(worker, (kvx_wsave_t *)job, now, p_moved)) {
+			*link = next;
+		} else {
+			link = &job->next_run;
+		}
+	}
+	worker->run_end = link;
+
+	return moved;
+}
+
+static void keep_attached(kvx_worker_t *worker, uint64_t now, int moving)
+{
+	uint64_t incarnation;
+
+	if (moving && now - worker->polled_ns < POLL_NS) {
+		return;
+	}
+	worker->polled_ns = now;
+	if (kv_broken_count() > 0) {
+		kvc_abandon(worker->kvc);
+	}
+	(void)kvc_poll(worker->kvc, 0);
+	incarnation = kvc_incarnation(worker->kvc);
+	if (incarnation != worker->incarnation) {
+		kvx_wcount(&worker->stats.attaches, incarnation != 0);
+		worker->incarnation = incarnation;
+	}
+	if (atomic_load_explicit(&worker->unacked, memory_order_relaxed)) {
+		kvx_worker_acknowledged(worker);
+	}
+	kvx_wspaces_step(worker, now);
+	kvx_wtest_step(worker, now);
+}
+
+/* Whether anything was moved. */
+static int one_round(kvx_worker_t *worker, int moving)
+{
+	const uint64_t now = kvx_worker_now();
+	uint32_t moved;
+
+	worker->waiting = 0;
+	keep_attached(worker, now, moving);
+	take_jobs(worker);
+	step_loads(worker, now);
+	moved = worker->gpu ? kvx_flight_land(worker) + kvx_gpu_load_beside(worker, now) : copy_loads(worker);
+	if (worker->gpu) {
+		(void)step_saves(worker, now, 0); /* then they go together */
+	}
+	moved += step_saves(worker, now, worker->gpu || moved == 0);
+
+	return moved > 0;
+}
+
+/* ---- sleeping
+ * ---------------------------------------------------------------------------------------------------------------- */
+
+static int is_copying(const kvx_worker_t *worker)
+{
+	return worker->gpu && atomic_load(&worker->gpu->airborne) > 0;
+}
+
+/* For something that comes without a message. */
+static int is_waiting(const kvx_worker_t *worker)
+{
+	return worker->waiting || is_copying(worker);
+}
+
+static uint64_t longest_sleep(const kvx_worker_t *worker, uint64_t nap)
+{
+	if (worker->gpu && atomic_load(&worker->gpu->loading) > 0) {
+		return NAP_NS;
+	}
+	if (is_waiting(worker)) {
+		return nap;
+	}
+	if (worker->run || atomic_load_explicit(&worker->unacked, memory_order_relaxed)) {
+		return OPEN_NS;
+	}
+	if (worker->incarnation == 0) {
+		return AWAY_NS;
+	}
+
+	return atomic_load_explicit(&worker->proved, memory_order_relaxed) == KVC_PENDING ? OPEN_NS : IDLE_NS;
+}
+
+/* Not at all when it has been poked since `seen`. */
+static void sleep_for(kvx_worker_t *worker, uint32_t seen, uint64_t ns)
+{
+	struct pollfd fds[2] = {{.fd = worker->event_fd, .events = POLLIN},
+				{.fd = kvc_fd(worker->kvc), .events = POLLIN}};
+	const struct timespec time = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
+	uint64_t count;
+
+	atomic_store(&worker->asleep, 1u);
+	if (atomic_load(&worker->pokes) == seen && (!atomic_load(&worker->stop) || is_copying(worker))) {
+		(void)ppoll(fds, fds[1].fd >= 0 ? 2 : 1, &time, NULL);
+	}
+	atomic_store(&worker->asleep, 0u);
+	if (fds[0].revents) {
+		(void)!read(worker->event_fd, &count, sizeof count);
+	}
+}
+
+static uint64_t longer(const kvx_worker_t *worker, uint64_t nap)
+{
+	const uint64_t most = is_copying(worker) ? COPY_NS : NAP_MAX_NS;
+
+	return nap * 2 < most ? nap * 2 : most;
+}
+
+/* Is there reason not to sleep yet? */
+static int spin(kvx_worker_t *worker, uint32_t seen, uint64_t idle_since)
+{
+	for (int i = 0; i < 64; i++) {
+		if (atomic_load(&worker->pokes) != seen) {
+			return 1;
+		}
+		kvx_pause();
+	}
+
+	return kvx_worker_now() - idle_since < SPIN_NS;
+}
+
+/* ---- the thread
+ * -------------------------------------------------------------------------------------------------------------- */
+
+/* When it stops, jobs under way are ended first: where a device hangs they cannot be. */
+static int goes_on(kvx_worker_t *worker)
+{
+	if (!atomic_load(&worker->stop)) {
+		return 1;
+	}
+
+	return (worker->run || !kvx_queue_empty(&worker->queue)) && !(worker->gpu && kvx_gpu_hangs(worker));
+}
+
+static void *transfer(void *arg)
+{
+	kvx_worker_t *worker = arg;
+	uint64_t idle_since = 0, nap = NAP_NS;
+	int moving = 0;
+
+	(void)prctl(PR_SET_NAME, "kvx-transfer", 0, 0, 0);
+	kvx_cpus_use(&worker->cpus);
+	while (goes_on(worker)) {
+		const uint32_t seen = atomic_load(&worker->pokes);
+
+		moving = one_round(worker, moving);
+		if (moving) {
+			idle_since = 0;
+			nap = NAP_NS;
+			continue;
+		}
+		idle_since = idle_since ? idle_since : kvx_worker_now();
+		if (spin(worker, seen, idle_since)) {
+			continue;
+		}
+		if (!worker->run && kvx_prefault_step(worker)) {
+			continue;
+		}
+		sleep_for(worker, seen, longest_sleep(worker, nap));
+		nap = is_waiting(worker) ? longer(worker, nap) : NAP_NS;
+	}
+	if (!worker->run) {
+		kvx_wtest_fini(worker);
+		kvx_wspaces_close(worker);
+	}
+
+	return NULL;
+}
+
+static void *help(void *arg)
+{
+	kvx_helper_t *helper = arg;
+
+	(void)prctl(PR_SET_NAME, "kvx-helper", 0, 0, 0);
+	kvx_cpus_use(&helper->worker->cpus);
+	kvx_crew_help(helper);
+
+	return NULL;
+}
+
+kvc_status_t kvx_worker_run(kvx_worker_t *worker)
+{
+	sigset_t all, before;
+	int failed;
+
+	worker->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (worker->event_fd < 0) {
+		return KVC_ERR_NOMEM;
+	}
+	(void)sigfillset(&all);
+	(void)pthread_sigmask(SIG_SETMASK, &all, &before);
+	failed = pthread_create(&worker->thread, NULL, transfer, worker);
+	worker->started = !failed;
+	for (uint32_t i = 0; i + 2 < worker->threads && !failed; i++) {
+		failed = pthread_create(&worker->helper[i], NULL, help, &worker->helpers[i]);
+		worker->helper_count += !failed;
+	}
+	(void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+
+	return failed ? KVC_ERR_NOMEM : KVC_OK;
+}
+
+void kvx_worker_stop(kvx_worker_t *worker)
+{
+	atomic_store(&worker->stop, 1u);
+	if (worker->gpu) {
+		kvx_gpu_quit(worker);
+	}
+	kvx_gate_open(&worker->work);
+	if (worker->started) {
+		atomic_store(&worker->asleep, 1u);
+		kvx_worker_wake(worker);
+		(void)pthread_join(worker->thread, NULL);
+	}
+	for (uint32_t i = 0; i < worker->helper_count; i++) {
+		(void)pthread_join(worker->helper[i], NULL);
+	}
+	if (worker->event_fd >= 0) {
+		(void)close(worker->event_fd);
+	}
+}

@@ -1,0 +1,218 @@
+/* The worker: open, close, its counters, and the half of the self-test that needs no daemon. */
+#include "worker/cuda/impl.h"
+
+#include "kv/env.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define THREADS_MAX 4u /* more do not make memory faster */
+
+static uint32_t threads_here(const kvx_worker_t *worker)
+{
+	const uint32_t cpus = kvx_cpus_count(&worker->cpus);
+
+	return cpus > THREADS_MAX ? THREADS_MAX : cpus;
+}
+
+static void free_jobs(kvx_wjob_t *job)
+{
+	kvx_wjob_t *next;
+
+	for (; job; job = next) {
+		next = job->next;
+		free(job);
+	}
+}
+
+static kvc_status_t attach(kvx_worker_t *worker, const kvx_worker_config_t *config)
+{
+	const kvc_config_t kvc = {
+		.struct_size = sizeof kvc,
+		.socket = config->socket,
+		.instance = config->instance,
+		.secret = config->secret,
+		.secret_len = config->secret_len,
+		.role = KVC_ROLE_WORKER,
+		.rank = config->rank,
+		.program = config->program,
+		.lazy = 2,
+		.on_memory = worker->gpu ? kvx_slabs_told : NULL,
+		.memory_ctx = worker,
+	};
+	const kvc_status_t status = kvc_attach(&kvc, &worker->kvc);
+
+	return status == KVC_OK || status == KVC_ERR_NOMEM ? status : kvx_worker_refuse(kvc_last_error());
+}
+
+kvc_status_t kvx_worker_open(const kvx_worker_config_t *config, kvx_worker_t **p_worker)
+{
+	kvc_status_t status = kvx_worker_check(config);
+	kvx_worker_t *worker;
+
+	if (status != KVC_OK) {
+		return status;
+	}
+	worker = calloc(1, sizeof *worker);
+	if (!worker) {
+		return KVC_ERR_NOMEM;
+	}
+	worker->event_fd = -1;
+	kvx_cpus_allowed(&worker->cpus);
+	worker->threads = config->threads ? config->threads : threads_here(worker);
+	if (config->memory == KVX_MEMORY_CUDA) {
+		worker->threads = 1; /* the device copies */
+	}
+	worker->prefault = config->prefault;
+	worker->loads_end = &worker->loads;
+	worker->saves_end = &worker->saves;
+	worker->later_end = &worker->later;
+	worker->adapters_end = &worker->adapters;
+	worker->untold_adapters_end = &worker->untold_adapters;
+	worker->run_end = &worker->run;
+	worker->space_top = 1;
+	atomic_store(&worker->proved, KVC_PENDING);
+
+	status = kvx_worker_keep(worker, config);
+	status = status == KVC_OK ? kvx_worker_reserve_reports(worker) : status;
+	if (status == KVC_OK && config->memory == KVX_MEMORY_CUDA) {
+		status = kvx_gpu_open(worker, config);
+	}
+	status = status == KVC_OK ? attach(worker, config) : status;
+	status = status == KVC_OK ? kvx_worker_run(worker) : status;
+	if (status != KVC_OK) {
+		goto err_worker;
+	}
+	*p_worker = worker;
+
+	return KVC_OK;
+
+err_worker:
+	kvx_worker_close(worker);
+	return status;
+}
+
+void kvx_worker_close(kvx_worker_t *worker)
+{
+	if (!worker) {
+		return;
+	}
+
+	if (worker->started) {
+		kvx_worker_hand_later(worker, 1);
+	}
+	kvx_worker_stop(worker);
+	if (worker->gpu && kvx_gpu_leave(worker)) {
+		return;
+	}
+	kvc_detach(worker->kvc);
+	kvx_gpu_close(worker);
+	free_jobs(worker->loads);
+	free_jobs(worker->saves);
+	free_jobs(worker->later);
+	free_jobs(worker->adapters);
+	free_jobs(worker->untold_adapters);
+	kvx_bytes_free(&worker->report[0]);
+	kvx_bytes_free(&worker->report[1]);
+	kvx_scratch_fini(&worker->scratch);
+	kvx_scratch_fini(&worker->transfer_scratch);
+	for (uint32_t i = 0; i < KVX_WORKER_THREADS; i++) {
+		kvx_scratch_fini(&worker->helpers[i].scratch);
+	}
+	for (uint32_t i = 0; i < worker->group_count; i++) {
+		free(worker->groups[i].base);
+	}
+	free(worker->groups);
+	free(worker->lost);
+	free(worker->fence);
+	free(worker->failed);
+	free(worker->marks);
+	free(worker->zero_leaves);
+	free(worker->identity_text);
+	free(worker->weights);
+	free(worker->early.plan);
+	free(worker);
+}
+
+kvc_status_t kvx_worker_echo(kvx_worker_t *worker, uint32_t group, uint32_t from, uint32_t to)
+{
+	const kvx_wgroup_t *of = kvx_worker_group(worker, group);
+	const uint32_t words = worker->geometry.heads * worker->geometry.leaves;
+	kvx_source_t source;
+	kvc_status_t status;
+	uint64_t *leaves;
+	uint8_t *data;
+
+	if (!of || from >= of->paged.blocks || to >= of->paged.blocks) {
+		return KVC_ERR_ARG;
+	}
+	if (worker->gpu) {
+		return kvx_gpu_echo(worker, of, from, to);
+	}
+	data = calloc(1, worker->geometry.block_bytes);
+	leaves = calloc(words, sizeof *leaves);
+	if (!data || !leaves) {
+		status = KVC_ERR_NOMEM;
+		goto out;
+	}
+	status = kvx_move_out(worker, of, &worker->layout, from, data, &worker->scratch);
+	if (status == KVC_OK) {
+		kvk_digest_block(&worker->layout, data, leaves, NULL);
+		source = (kvx_source_t){data, leaves};
+		kvx_move_prepare(worker, of, &source, &worker->scratch.moves[0], worker->scratch.leaves);
+		worker->scratch.moves[0].block = to;
+		status = (kvc_status_t)kvk_scatter(&worker->layout, &of->paged, worker->scratch.moves, 1, NULL);
+	}
+out:
+	free(leaves);
+	free(data);
+	return status;
+}
+
+kvc_status_t kvx_worker_proved(const kvx_worker_t *worker)
+{
+	return (kvc_status_t)atomic_load(&worker->proved);
+}
+
+kvc_status_t kvx_worker_flush(kvx_worker_t *worker, uint32_t timeout_ms)
+{
+	const uint64_t until = kvx_worker_now() + timeout_ms * KVX_NS_A_MS;
+
+	for (;;) {
+		const uint32_t seen = kvx_gate_seen(&worker->progress);
+
+		if (worker->gpu && !worker->early.begun) {
+			kvx_gpu_settle(worker);
+		}
+		kvx_worker_reap(worker);
+		if (!worker->saves && atomic_load(&worker->unacked) == 0) {
+			return KVC_OK;
+		}
+		if (kvx_worker_now() >= until) {
+			return KVC_ERR_TIMEOUT;
+		}
+		kvx_gate_wait(&worker->progress, seen, KVX_NS_A_MS);
+	}
+}
+
+void kvx_worker_get_stats(const kvx_worker_t *worker, kvx_worker_stats_t *stats)
+{
+	kvx_worker_stats_t all = {.struct_size = sizeof all};
+	const size_t size = stats->struct_size < sizeof all ? stats->struct_size : sizeof all;
+
+#define COPY_STAT(name, help) all.name = atomic_load_explicit(&worker->stats.name, memory_order_relaxed);
+	KVX_WORKER_STATS(COPY_STAT)
+#undef COPY_STAT
+	all.broken_invariants = kv_broken_count();
+	all.loads_open = atomic_load_explicit(&worker->stats.loads_open, memory_order_relaxed);
+	all.saves_open = atomic_load_explicit(&worker->stats.saves_open, memory_order_relaxed);
+	all.marked = atomic_load_explicit(&worker->stats.marked, memory_order_relaxed);
+	if (worker->gpu) {
+		kvx_gpu_stats(worker, &all);
+	}
+	if (size >= sizeof size) {
+		all.struct_size = size;
+		memcpy(stats, &all, size);
+	}
+}

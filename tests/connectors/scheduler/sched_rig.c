@@ -1,0 +1,523 @@
+#include "connectors/scheduler/sched_rig.h"
+#include "engine/check.h"
+
+#include "kv/env.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+const char *sr_program;
+
+static const uint8_t secret[16] = "sixteen bytes!!!";
+static _Alignas(8) uint8_t report_memory[1u << 20]; /* never grown: allocations fail in some tests */
+
+/* ---- members
+ * ----------------------------------------------------------------------------------------------------------------- */
+
+static void describe(sr_t *sr)
+{
+	sr->layout = (kvk_layout_t){.heads = 1,
+				    .layers = 2,
+				    .block_tokens = SR_UNIT,
+				    .k_dim = 4,
+				    .v_dim = 4,
+				    .dtype = KVK_DTYPE_F32,
+				    .inner = KVK_INNER_SPLIT};
+	assert_int_equal(kvk_layout_format(&sr->layout, sr->layout_text, sizeof sr->layout_text), KV_OK);
+	sr->identity = (kvc_identity_t){.struct_size = sizeof sr->identity,
+					.model = "scheduler test",
+					.weights = "w1",
+					.dtype = "f32",
+					.rope = "r",
+					.hash = sr->foreign ? "test:fnv" : NULL,
+					.hash_tokens = SR_UNIT,
+					.groups = sr->groups > 1 ? sr->even_window ? "0:full:8,1:window:8:24"
+										   : "0:full:8,1:window:8:20"
+								 : "0:full:8",
+					.layout = sr->layout_text};
+	sr->writer = (kvc_writer_t){.rank = 0, .head_count = 1, .layer_count = 2};
+}
+
+static void attach_hand(sr_t *sr)
+{
+	const kvc_config_t config = {.struct_size = sizeof config,
+				     .socket = sr->rig->socket,
+				     .instance = "scheduler-test",
+				     .secret = secret,
+				     .secret_len = sizeof secret,
+				     .role = KVC_ROLE_WORKER,
+				     .rank = 0,
+				     .lazy = 2};
+	assert_int_equal(kvc_attach(&config, &sr->kvc), KVC_OK);
+	(void)kvc_space_open_start(sr->kvc, &sr->identity, &sr->space);
+}
+
+kvc_status_t sr_open(sr_t *sr, const rig_t *rig, const sr_options_t *options)
+{
+	kvk_geometry_t geometry;
+
+	*sr = (sr_t){.rig = rig,
+		     .groups = options->groups ? options->groups : 1,
+		     .even_window = options->even_window,
+		     .foreign = options->foreign};
+	sr->report = (kvx_bytes_t){.data = report_memory, .cap = sizeof report_memory};
+	describe(sr);
+	kvk_layout_geometry(&sr->layout, &geometry);
+	sr->block_bytes = geometry.block_bytes;
+	sr->cache = calloc(SR_BLOCKS, sr->block_bytes);
+	assert_non_null(sr->cache);
+
+	const kvx_scheduler_config_t config = {.struct_size = sizeof config,
+					       .socket = rig->socket,
+					       .instance = "scheduler-test",
+					       .secret = secret,
+					       .secret_len = sizeof secret,
+					       .identity = &sr->identity,
+					       .layout = &sr->layout,
+					       .writers = &sr->writer,
+					       .writer_count = 1,
+					       .max_blocks = SR_BLOCKS,
+					       .foreign = options->foreign,
+					       .guard = options->guard,
+					       .mode = options->mode,
+					       .wait_us = options->wait_us ? options->wait_us : SR_WAIT_US,
+					       .load_ms = options->load_ms ? options->load_ms : SR_LOAD_MS};
+	const kvc_status_t status = (options->open ? options->open : kvx_scheduler_open)(&config, &sr->scheduler);
+
+	if (status != KVC_OK) {
+		assert_non_null(options->open);
+		free(sr->cache);
+		return status;
+	}
+	if (!options->no_hand) {
+		attach_hand(sr);
+	}
+
+	return KVC_OK;
+}
+
+static void free_puts(sr_t *sr)
+{
+	for (uint32_t i = 0; i < sr->put_count; i++) {
+		kvc_put_free(sr->puts[i]);
+	}
+	sr->put_count = 0;
+}
+
+void sr_close(sr_t *sr)
+{
+	free_puts(sr);
+	kvx_scheduler_close(sr->scheduler);
+	kvc_space_close(sr->space);
+	kvc_detach(sr->kvc);
+	free(sr->cache);
+}
+
+void sr_wait_ready(sr_t *sr)
+{
+	for (int i = 0; i < 30000; i++) {
+		(void)sr_step(sr);
+		if (!sr->space) {
+			(void)kvc_space_open_start(sr->kvc, &sr->identity, &sr->space);
+		}
+		(void)kvc_poll(sr->kvc, 0);
+		if (kvx_scheduler_ready(sr->scheduler) && sr->space && kvc_space_state(sr->space) == KVC_OK) {
+			return;
+		}
+		if (sr->space && kvc_space_state(sr->space) != KVC_OK && kvc_space_state(sr->space) != KVC_PENDING &&
+		    kvc_incarnation(sr->kvc)) {
+			kvc_space_close(sr->space);
+			sr->space = NULL;
+		}
+		usleep(1000);
+	}
+	fail_msg("not ready");
+}
+
+/* ---- requests
+ * ---------------------------------------------------------------------------------------------------------------- */
+
+static const void *hash_at(void *ctx, uint32_t i, uint32_t *p_len)
+{
+	const sr_request_t *request = ctx;
+
+	*p_len = 32;
+
+	return request->hash[i];
+}
+
+void sr_request(sr_t *sr, sr_request_t *request, const char *id, uint32_t seed, uint32_t shared, uint32_t n)
+{
+	uint64_t base = 0, own = seed, hash = HASH_START;
+
+	assert_true(n <= SR_MAX_TOKENS);
+	(void)snprintf(request->id, sizeof request->id, "%s", id);
+	request->n = n;
+	for (uint32_t i = 0; i < n; i++) {
+		request->tokens[i] = i < shared ? below(&base, 50000) : below(&own, 50000);
+		hash = hash_bytes(hash, &request->tokens[i], sizeof request->tokens[i]);
+		if (i % SR_UNIT == SR_UNIT - 1u) {
+			uint64_t state = hash;
+
+			for (uint32_t b = 0; b < 32; b += 8) {
+				const uint64_t word = next_random(&state);
+
+				memcpy(request->hash[i / SR_UNIT] + b, &word, 8);
+			}
+		}
+	}
+	request->hashes = (kvx_hashes_t){.at = hash_at, .ctx = request, .n = n / SR_UNIT};
+	request->ask = (kvx_ask_t){.struct_size = sizeof request->ask,
+				   .id = request->id,
+				   .id_len = (uint32_t)strlen(request->id),
+				   .hashes = &request->hashes,
+				   .tokens = n};
+	if (!sr->foreign) {
+		const kvx_units_t units = {.struct_size = sizeof units, .n = n, .tokens = request->tokens};
+
+		(void)kvx_scheduler_tokens(sr->scheduler, &request->ask, &units);
+	}
+}
+
+void sr_place(sr_t *sr, sr_request_t *request, uint32_t base, uint32_t fresh)
+{
+	const uint32_t n = (request->n + SR_UNIT - 1u) / SR_UNIT;
+
+	for (uint32_t g = 0; g < (uint32_t)sr->groups; g++) {
+		const kvx_table_t table = {
+			.struct_size = sizeof table, .group = g, .n = n, .fresh = fresh, .ids = request->ids[g]};
+
+		for (uint32_t i = 0; i < n; i++) {
+			request->ids[g][i] = (base + g * n + i) % SR_BLOCKS;
+		}
+		assert_int_equal(kvx_scheduler_place(sr->scheduler, &request->ask, &table), KVC_OK);
+	}
+}
+
+static void content(const sr_t *sr, const sr_request_t *request, uint32_t group, uint32_t block, uint8_t *out)
+{
+	uint64_t state;
+
+	memcpy(&state, request->hash[block], sizeof state);
+	state ^= group * UINT64_C(0x1234567);
+	for (uint32_t i = 0; i < sr->block_bytes; i += 8) {
+		const uint64_t word = next_random(&state);
+
+		memcpy(out + i, &word, 8);
+	}
+}
+
+void sr_compute(sr_t *sr, const sr_request_t *request, uint32_t from, uint32_t to)
+{
+	for (uint32_t g = 0; g < (uint32_t)sr->groups; g++) {
+		for (uint32_t i = from; i < to; i++) {
+			content(sr, request, g, i, sr->cache + (size_t)request->ids[g][i] * sr->block_bytes);
+		}
+	}
+}
+
+int sr_is_right(const sr_t *sr, const sr_request_t *request, uint32_t from, uint32_t to)
+{
+	uint8_t expected[4096];
+
+	assert_true(sr->block_bytes <= sizeof expected);
+	for (uint32_t i = from; i < to; i++) {
+		content(sr, request, 0, i, expected);
+		if (memcmp(expected, sr->cache + (size_t)request->ids[0][i] * sr->block_bytes, sr->block_bytes) != 0) {
+			return 0;
+		}
+	}
+
+	return 1;
+}
+
+/* ---- the stand-in for the ranks
+ * ---------------------------------------------------------------------------------------------- */
+
+/* Blocks of a part that could be read. */
+static uint32_t read_part(sr_t *sr, const kvx_plan_part_t *part, uint32_t flags, kvc_status_t *p_status)
+{
+	const uint32_t *ids = kvx_plan_part_ids(part);
+	kvc_lease_t *lease = NULL;
+	uint32_t good = 0, end;
+
+	*p_status = KVC_MISS;
+	if ((flags & KVX_PLAN_DEAD) || part->lease.incarnation == 0 || sr->fail_loads) {
+		return 0;
+	}
+	(void)kvc_poll(sr->kvc, 0);
+	*p_status = kvc_lease_import(sr->space, &part->lease, &lease);
+	if (*p_status != KVC_OK) {
+		return 0;
+	}
+	end = kvc_lease_n(lease) < part->first + part->n ? kvc_lease_n(lease) : part->first + part->n;
+	if (kvc_lease_wait(lease, end, SR_LOAD_MS) == KVC_OK) {
+		for (uint32_t i = part->first; i < end; i++) {
+			void *to = sr->cache + (size_t)ids[i - part->first] * sr->block_bytes;
+			uint32_t bad;
+
+			good += kvc_lease_read(lease, i, 1, &to, &bad) == KVC_OK;
+		}
+	}
+	*p_status = good == part->n ? KVC_OK : KVC_MISS;
+	kvc_release(&lease, 1);
+
+	return good;
+}
+
+static void do_load(sr_t *sr, const kvx_plan_load_t *load)
+{
+	const kvx_plan_part_t *part = kvx_plan_part_first(load);
+	kvx_report_loaded_t *loaded;
+	kvc_status_t status = KVC_OK;
+	uint32_t good = 0, asked = 0;
+
+	for (uint32_t p = 0; p < load->parts; p++) {
+		kvc_status_t one;
+
+		good += read_part(sr, part, load->flags, &one);
+		asked += part->n;
+		status = status == KVC_OK ? one : status;
+		part = kvx_plan_part_next(part);
+	}
+	sr->loads++;
+	sr->async += (load->flags & KVX_PLAN_ASYNC) != 0;
+	sr->dead += (load->flags & KVX_PLAN_DEAD) != 0;
+	sr->loaded_blocks += good;
+	sr->failed_blocks += asked - good;
+	loaded = kvx_bytes_record(&sr->report, KVX_RECORD_LOADED, sizeof *loaded);
+	loaded->load = load->load;
+	loaded->status = status;
+	loaded->blocks = good;
+	loaded->ns = 1000;
+}
+
+static void dropped(sr_t *sr, const kvx_plan_save_t *save)
+{
+	kvx_report_dropped_t *record = kvx_bytes_record(&sr->report, KVX_RECORD_DROPPED, sizeof *record);
+
+	record->put = save->put.id;
+}
+
+static void write_save(sr_t *sr, kvc_put_t *put, const uint32_t *ids, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		if (ids[i] != KVX_NO_BLOCK) {
+			(void)kvc_put_write(put, i, sr->cache + (size_t)ids[i] * sr->block_bytes);
+		}
+	}
+	(void)kvc_put_end(put, 0, n);
+	assert_true(sr->put_count < SR_PUTS);
+	sr->puts[sr->put_count++] = put;
+}
+
+void sr_release_save(sr_t *sr)
+{
+	assert_non_null(sr->held);
+	write_save(sr, sr->held, sr->held_ids, sr->held_n);
+	sr->held = NULL;
+	sr->hold_saves = 0;
+}
+
+static void do_save(sr_t *sr, const kvx_plan_save_t *save)
+{
+	const uint32_t *ids = kvx_plan_save_ids(save);
+	kvc_put_t *put = NULL;
+
+	sr->saves++;
+	sr->early += (save->flags & KVX_PLAN_EARLY) != 0;
+	sr->save_blocks += save->n;
+	(void)kvc_poll(sr->kvc, 0);
+	if (sr->drop_saves || (sr->failed_blocks && !(save->flags & KVX_PLAN_EARLY)) ||
+	    kvc_put_import(sr->space, &save->put, &sr->writer, &put) != KVC_OK) {
+		dropped(sr, save);
+		return;
+	}
+	if (sr->hold_saves) {
+		assert_true(!sr->held && save->n <= SR_BLOCKS);
+		sr->held = put;
+		sr->held_n = save->n;
+		memcpy(sr->held_ids, ids, save->n * sizeof *ids);
+		return;
+	}
+	write_save(sr, put, ids, save->n);
+	if (sr->put_count > SR_PUTS / 2) {
+		(void)kvc_poll(sr->kvc, 20);
+		free_puts(sr);
+	}
+}
+
+size_t sr_step(sr_t *sr)
+{
+	const kvx_record_header_t *record;
+	const void *bytes = NULL;
+	kvx_cursor_t cursor;
+	size_t len = 0;
+
+	sr->saves = sr->early = sr->save_blocks = sr->loads = sr->dead = sr->async = 0;
+	sr->fences = sr->drops = sr->spaces = sr->loaded_blocks = sr->failed_blocks = 0;
+	kvx_scheduler_plan(sr->scheduler, &bytes, &len);
+	if (sr->kvc) {
+		(void)kvc_poll(sr->kvc, 0); /* it has a thread of its own for that in life */
+	}
+	if (len == 0) {
+		return 0;
+	}
+	assert_true(kvx_cursor_open(&cursor, KVX_PLAN_MAGIC, bytes, len));
+	kvx_bytes_reset(&sr->report, KVX_REPORT_MAGIC);
+	for (record = kvx_cursor_next(&cursor); record; record = kvx_cursor_next(&cursor)) {
+		const void *at = record;
+
+		switch (record->type) {
+		case KVX_RECORD_LOAD:
+			do_load(sr, at);
+			break;
+		case KVX_RECORD_SAVE:
+			do_save(sr, at);
+			break;
+		case KVX_RECORD_FENCE:
+			sr->fences += ((const kvx_plan_fence_t *)at)->n;
+			break;
+		case KVX_RECORD_DROP:
+			sr->drops++;
+			break;
+		default:
+			sr->spaces++;
+			break;
+		}
+	}
+	assert_false(cursor.bad);
+	kvx_bytes_finish(&sr->report, 1);
+	if (sr->report.len && !sr->ahead) {
+		kvx_scheduler_report(sr->scheduler, sr->report.data, sr->report.len);
+	}
+
+	return len;
+}
+
+void sr_settle(sr_t *sr)
+{
+	for (int i = 0; i < 30000; i++) {
+		kvx_scheduler_stats_t stats;
+
+		(void)kvx_scheduler_pending(sr->scheduler);
+		(void)sr_step(sr);
+		(void)kvc_poll(sr->kvc, 0);
+		stats = sr_stats(sr);
+		if (stats.puts_open == 0 && stats.leases_open == 0 && !kvx_scheduler_pending(sr->scheduler)) {
+			(void)kvc_poll(sr->kvc, 2);
+			free_puts(sr);
+			return;
+		}
+		usleep(1000);
+	}
+	fail_msg("puts or leases stay open");
+}
+
+void sr_match(sr_t *sr, const sr_request_t *request, kvx_hit_t *hit)
+{
+	kvx_scheduler_match(sr->scheduler, &request->ask, hit);
+	if (hit->tokens == 0 && (hit->why == KV_WHY_TIMEOUT || hit->why == KV_WHY_DAEMON_STALE)) {
+		fail_msg("the daemon does not answer: reason %u, answers late %lu, leases lost %lu: %s", hit->why,
+			 (unsigned long)sr_stats(sr).late_answers, (unsigned long)sr_stats(sr).lease_lost,
+			 kvc_last_error());
+	}
+}
+
+uint32_t sr_run(sr_t *sr, sr_request_t *request, uint32_t base)
+{
+	const uint32_t full = request->n / SR_UNIT;
+	uint32_t failed;
+	kvx_hit_t hit;
+
+	sr->loads = 0;
+	sr_match(sr, request, &hit);
+	sr_place(sr, request, base, 0);
+	if (hit.tokens) {
+		kvx_scheduler_load(sr->scheduler, &request->ask, &hit);
+	}
+	if (!hit.async) {
+		sr_compute(sr, request, hit.tokens / SR_UNIT, full);
+		kvx_scheduler_advance(sr->scheduler, &request->ask, request->n, request->n - hit.tokens);
+		(void)sr_step(sr);
+		failed = sr->failed_blocks;
+	} else {
+		for (uint32_t i = 0; i < 1000 && sr->loads == 0; i++) { /* told when its lease is there */
+			(void)sr_step(sr);
+			usleep(sr->loads ? 0 : 200);
+		}
+		failed = sr->failed_blocks;
+		sr_compute(sr, request, hit.tokens / SR_UNIT, full);
+		kvx_scheduler_advance(sr->scheduler, &request->ask, request->n, request->n - hit.tokens);
+		(void)sr_step(sr);
+	}
+	if (hit.tokens && !failed) {
+		assert_true(sr_is_right(sr, request, 0, full));
+	}
+	if (failed) {
+		sr_compute(sr, request, 0, full);
+		kvx_scheduler_advance(sr->scheduler, &request->ask, request->n, request->n);
+		(void)sr_step(sr);
+	}
+
+	return hit.tokens;
+}
+
+void sr_store(sr_t *sr, sr_request_t *request, const char *id, uint32_t seed, uint32_t shared, uint32_t n)
+{
+	sr_request(sr, request, id, seed, shared, n);
+	(void)sr_run(sr, request, 0);
+	sr_settle(sr);
+}
+
+void sr_find(sr_t *sr, sr_request_t *request, uint32_t n, kvx_hit_t *p_hit)
+{
+	sr_store(sr, request, "first", 1, 0, 80);
+	kvx_scheduler_finish(sr->scheduler, &request->ask);
+	sr_settle(sr);
+	sr_request(sr, request, "second", 1, 0, n);
+	sr_match(sr, request, p_hit);
+	assert_int_equal(p_hit->tokens, 80);
+	sr_place(sr, request, 100, 0);
+}
+
+kvx_scheduler_stats_t sr_stats(const sr_t *sr)
+{
+	kvx_scheduler_stats_t stats = {.struct_size = sizeof stats};
+
+	kvx_scheduler_get_stats(sr->scheduler, &stats);
+
+	return stats;
+}
+
+/* ---- both ends
+ * --------------------------------------------------------------------------------------------------------------- */
+
+static void turn(void *ctx)
+{
+	sr_t *sr = ctx;
+
+	(void)kvx_scheduler_pending(sr->scheduler);
+	(void)kvc_poll(sr->kvc, 0);
+}
+
+void sr_start(sr_t *sr, rig_t *rig, const sr_options_t *options)
+{
+	rig_init(rig, sr_program);
+	rig->silence = options->silence ? options->silence : rig->silence;
+	rig_start(rig);
+	sr_open(sr, rig, options);
+	rig->turn = turn;
+	rig->turn_ctx = sr;
+	sr_wait_ready(sr);
+}
+
+void sr_stop(sr_t *sr, rig_t *rig)
+{
+	sr_settle(sr);
+	rig_check_quiet(rig);
+	sr_close(sr);
+	rig_fini(rig);
+}

@@ -1,0 +1,106 @@
+/* sched_rig.h -- a scheduling half against a real daemon, with a hand-written stand-in for the ranks: a second member
+ * that reads plans, fills puts and reads leases. What a block holds follows from the tokens before it, so that every
+ * loaded byte can be checked. */
+#ifndef TESTS_CONNECTORS_SCHED_RIG_H
+#define TESTS_CONNECTORS_SCHED_RIG_H
+
+#include "connectors/rig.h"
+
+#include "kvx_scheduler.h"
+#include "step/message.h"
+
+#include "kv/shm.h"
+
+#define SR_UNIT       8u /* tokens a block of group 0 */
+#define SR_BLOCKS     512u
+#define SR_MAX_TOKENS 2048u
+#define SR_PUTS       2048u
+#define SR_WAIT_US    5000000u /* on a busy machine an answer takes its time */
+#define SR_LOAD_MS    10000u
+
+/* A request: its tokens, and the hash of the prefix up to each block. */
+typedef struct sr_request {
+	char id[24];
+	uint32_t tokens[SR_MAX_TOKENS];
+	uint32_t n;
+	uint8_t hash[SR_MAX_TOKENS / SR_UNIT][32];
+	uint32_t ids[2][SR_MAX_TOKENS / SR_UNIT]; /* blocks, of each group */
+	kvx_hashes_t hashes;
+	kvx_ask_t ask;
+} sr_request_t;
+
+typedef struct sr {
+	const rig_t *rig;
+	int groups, even_window, foreign;
+	kvx_scheduler_t *scheduler;
+	kvk_layout_t layout;
+	char layout_text[KVK_LAYOUT_TEXT_MAX];
+	kvc_identity_t identity;
+	kvc_writer_t writer;
+	kvc_t *kvc; /* of the stand-in */
+	kvc_space_t *space;
+	uint32_t block_bytes;
+	uint8_t *cache;           /* [SR_BLOCKS][block_bytes] */
+	kvc_put_t *puts[SR_PUTS]; /* views still open */
+	uint32_t put_count;
+	kvx_bytes_t report;
+	kvc_put_t *held; /* a save that is begun and not written */
+	uint32_t held_ids[SR_BLOCKS], held_n;
+	int drop_saves, hold_saves, fail_loads; /* knobs: */
+	int ahead;                              /* the report of a step is left to be given by hand */
+	/* of the last plan */
+	uint32_t saves, early, save_blocks, loads, dead, async, fences, drops, spaces;
+	uint32_t loaded_blocks, failed_blocks;
+} sr_t;
+
+typedef struct sr_options {
+	int groups;      /* 1: full; 2: and a window */
+	int even_window; /* the window is whole blocks */
+	int foreign;     /* the engine's hashes */
+	int guard, mode;
+	int no_hand; /* the stand-in does not attach */
+	uint32_t wait_us, load_ms;
+	const char *silence; /* NULL: the rig's */
+	/* NULL: kvx_scheduler_open() */
+	kvc_status_t (*open)(const kvx_scheduler_config_t *config, kvx_scheduler_t **p_scheduler);
+} sr_options_t;
+
+/* The daemon's path: main() sets it. */
+extern const char *sr_program;
+/* A daemon and a scheduling half, ready; and the end of both, where nothing may be left open. */
+void sr_start(sr_t *sr, rig_t *rig, const sr_options_t *options);
+void sr_stop(sr_t *sr, rig_t *rig);
+
+/* With options->open: its status, and nothing is left open when it is not OK. Else it is OK. */
+kvc_status_t sr_open(sr_t *sr, const rig_t *rig, const sr_options_t *options);
+void sr_close(sr_t *sr);
+/* Wait until both are attached and their spaces open. */
+void sr_wait_ready(sr_t *sr);
+
+/* `n` tokens that follow from seed; the first `shared` of them from seed 0. */
+void sr_request(sr_t *sr, sr_request_t *request, const char *id, uint32_t seed, uint32_t shared, uint32_t n);
+/* Blocks ids[i] = base + i for all tokens, fresh from `fresh` on. */
+void sr_place(sr_t *sr, sr_request_t *request, uint32_t base, uint32_t fresh);
+/* The engine computes blocks [from, to): their bytes are written. */
+void sr_compute(sr_t *sr, const sr_request_t *request, uint32_t from, uint32_t to);
+/* Blocks [from, to) hold what they must. */
+int sr_is_right(const sr_t *sr, const sr_request_t *request, uint32_t from, uint32_t to);
+
+/* Make the plan and do what it says; reports go back. Returns its length. */
+size_t sr_step(sr_t *sr);
+/* Step until nothing is pending and the puts are over. */
+/* Write the save that `hold_saves` has kept, and hold none any more. */
+void sr_release_save(sr_t *sr);
+void sr_settle(sr_t *sr);
+/* Match; a miss must be one of blocks, not of a daemon that does not answer. */
+void sr_match(sr_t *sr, const sr_request_t *request, kvx_hit_t *hit);
+/* New request, all of it: match, load, compute, save. Returns what match() found. */
+uint32_t sr_run(sr_t *sr, sr_request_t *request, uint32_t base);
+/* New request that is run into blocks from 0, until all of it is stored. */
+void sr_store(sr_t *sr, sr_request_t *request, const char *id, uint32_t seed, uint32_t shared, uint32_t n);
+/* Ten blocks are stored, by a request that has finished. Another one, "second", of n tokens finds them and has its
+ * blocks, from 100 on. */
+void sr_find(sr_t *sr, sr_request_t *request, uint32_t n, kvx_hit_t *p_hit);
+kvx_scheduler_stats_t sr_stats(const sr_t *sr);
+
+#endif

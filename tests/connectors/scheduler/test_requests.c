@@ -1,0 +1,198 @@
+/* The table of requests against a model: an array searched from end to end. */
+#include "kv_cmocka.h"
+#include "kv_test.h"
+#include "scheduler/requests.h"
+
+#define NAMES 600u
+
+typedef struct model {
+	uint64_t serial; /* 0: not there */
+	uint32_t places;
+} model_t;
+
+static uint32_t name_of(uint32_t i, char out[KVX_MAX_ID])
+{
+	uint32_t len = (uint32_t)snprintf(out, KVX_MAX_ID, "req-%u", i);
+
+	/* Some are long. */
+	while (i % 7u == 0 && len < 40u + i % 200u) {
+		out[len++] = (char)('a' + i % 26u);
+	}
+
+	return len;
+}
+
+static void add(kvx_requests_t *requests, model_t *model, uint32_t i, uint32_t places)
+{
+	char id[KVX_MAX_ID];
+	const uint32_t len = name_of(i, id);
+	kvx_request_t *request = kvx_requests_get(requests, id, len);
+
+	assert_non_null(request);
+	if (model->serial) {
+		assert_true(request->serial == model->serial);
+	} else {
+		assert_int_equal(request->groups[0].n + request->groups[1].n + request->computed, 0);
+		assert_int_equal(request->own.n + request->own.given + (uint32_t)request->failed, 0);
+	}
+	assert_int_equal(kvx_request_reserve(requests, request, 1, places), KVC_OK);
+	for (uint32_t p = 0; p < places; p++) {
+		request->groups[1].places[p] = (kvx_place_t){i, p};
+	}
+	request->groups[1].n = places;
+	request->computed = i + 1u;
+	*model = (model_t){request->serial, places};
+}
+
+static void check(kvx_requests_t *requests, const model_t *model, uint32_t i)
+{
+	char id[KVX_MAX_ID];
+	const uint32_t len = name_of(i, id);
+	const kvx_request_t *request = kvx_requests_find(requests, id, len);
+
+	if (!model->serial) {
+		assert_null(request);
+		return;
+	}
+	assert_non_null(request);
+	assert_true(request->serial == model->serial);
+	assert_int_equal(request->computed, i + 1u);
+	assert_int_equal(request->groups[1].n, model->places);
+	for (uint32_t p = 0; p < model->places; p++) {
+		assert_int_equal(request->groups[1].places[p].id, i);
+		assert_int_equal(request->groups[1].places[p].gen, p);
+	}
+	assert_ptr_equal(kvx_requests_same(requests, id, len, model->serial), request);
+	assert_null(kvx_requests_same(requests, id, len, model->serial + 1u));
+}
+
+static void p4_the_table_knows_exactly_the_living(void **state)
+{
+	static model_t model[NAMES];
+	kv_test_rng_t rng = {kv_test_seed()};
+	kvx_requests_t requests;
+	kv_test_env_t t;
+	uint32_t living = 0;
+
+	(void)state;
+	kv_test_env_init(&t);
+	assert_int_equal(kvx_requests_init(&requests, &t.env, 2), KVC_OK);
+	for (uint32_t n = 0; n < 200000; n++) {
+		const uint32_t i = (uint32_t)kv_test_below(&rng, NAMES);
+		const uint32_t what = (uint32_t)kv_test_below(&rng, 3);
+		char id[KVX_MAX_ID];
+
+		if (what == 0) {
+			living += !model[i].serial;
+			add(&requests, &model[i], i, (uint32_t)kv_test_below(&rng, 30));
+		} else if (what == 1 && model[i].serial) {
+			kvx_requests_remove(&requests, kvx_requests_find(&requests, id, name_of(i, id)));
+			model[i] = (model_t){0};
+			living--;
+		} else {
+			check(&requests, &model[i], i);
+		}
+		assert_int_equal(requests.count, living);
+	}
+	kvx_requests_fini(&requests);
+	assert_int_equal(kv_test_env_live(&t), 0);
+}
+
+static void p10_ids_that_are_none_are_refused(void **state)
+{
+	char id[KVX_MAX_ID + 1u];
+	kvx_requests_t requests;
+	kv_test_env_t t;
+
+	(void)state;
+	memset(id, 'x', sizeof id);
+	kv_test_env_init(&t);
+	assert_int_equal(kvx_requests_init(&requests, &t.env, 1), KVC_OK);
+	assert_null(kvx_requests_get(&requests, id, 0));
+	assert_null(kvx_requests_get(&requests, NULL, 5));
+	assert_null(kvx_requests_get(&requests, id, KVX_MAX_ID + 1u));
+	assert_non_null(kvx_requests_get(&requests, id, KVX_MAX_ID));
+	kvx_requests_fini(&requests);
+	assert_int_equal(kv_test_env_live(&t), 0);
+}
+
+/* Millions come and go: memory is that of the most that lived at one time. */
+static void p5_memory_does_not_grow_with_requests_gone(void **state)
+{
+	kvx_requests_t requests;
+	kv_test_env_t t;
+	int64_t after = 0;
+
+	(void)state;
+	kv_test_env_init(&t);
+	assert_int_equal(kvx_requests_init(&requests, &t.env, 2), KVC_OK);
+	for (uint32_t n = 0; n < 300000; n++) {
+		model_t none = {0};
+		char id[KVX_MAX_ID];
+
+		add(&requests, &none, n, 8);
+		kvx_requests_remove(&requests, kvx_requests_find(&requests, id, name_of(n, id)));
+		if (n == 1000) {
+			after = atomic_load(&t.live_bytes);
+		}
+	}
+	assert_int_equal(atomic_load(&t.live_bytes), after);
+	kvx_requests_fini(&requests);
+	assert_int_equal(kv_test_env_live(&t), 0);
+}
+
+/* Each allocation fails in turn: the answer says so, what is there stays right, nothing leaks. */
+static void p5_want_of_memory_is_an_answer(void **state)
+{
+	kvx_requests_t requests;
+	kv_test_env_t t;
+
+	(void)state;
+	kv_test_env_init(&t);
+	KV_TEST_EACH_FAILURE(&t, n)
+	{
+		model_t model[400] = {{0}};
+		uint32_t refused = 0;
+
+		if (kvx_requests_init(&requests, &t.env, 2) != KVC_OK) {
+			assert_int_equal(kv_test_env_live(&t), 0);
+			continue;
+		}
+		for (uint32_t i = 0; i < 400; i++) {
+			char id[KVX_MAX_ID];
+			const uint32_t len = name_of(i, id);
+			kvx_request_t *request = kvx_requests_get(&requests, id, len);
+
+			if (!request || kvx_request_reserve(&requests, request, 1, 5) != KVC_OK) {
+				refused++;
+				continue;
+			}
+			model[i].serial = request->serial;
+			request->computed = i + 1u;
+		}
+		for (uint32_t i = 0; i < 400; i++) {
+			if (model[i].serial) {
+				check(&requests, &model[i], i);
+			}
+		}
+		assert_true(refused <= (uint32_t)kv_test_failed(&t));
+		kvx_requests_fini(&requests);
+		assert_int_equal(kv_test_env_live(&t), 0);
+		if (n > 300) { /* the rest is more of the same */
+			kv_test_fail_nth(&t, 0);
+			break;
+		}
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p4_the_table_knows_exactly_the_living),
+		cmocka_unit_test(p10_ids_that_are_none_are_refused),
+		cmocka_unit_test(p5_memory_does_not_grow_with_requests_gone),
+		cmocka_unit_test(p5_want_of_memory_is_an_answer),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

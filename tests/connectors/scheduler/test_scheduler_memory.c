@@ -1,0 +1,258 @@
+/* Every allocation of the scheduling half fails in turn, and then all of them for a while: no load that was promised is
+ * broken without the ranks being told, nothing wrong is loaded or saved, nothing leaks. Built with the part's sources,
+ * on an allocator of the test's own. */
+#include "connectors/scheduler/sched_rig.h"
+#include "engine/check.h"
+#include "kv_test.h"
+#include "scheduler/impl.h"
+
+#undef realloc /* step/message.c calls plan_realloc() by that name */
+void *realloc(void *p, size_t n);
+void *plan_realloc(void *p, size_t n);
+
+static kv_test_env_t t;
+static int failing; /* all from now on */
+
+void *plan_realloc(void *p, size_t n)
+{
+	return failing || kv_test_env_fails(&t) ? NULL : realloc(p, n);
+}
+
+static void *env_alloc(void *ctx, size_t n)
+{
+	return failing ? NULL : kv_test_env_alloc(ctx, n);
+}
+
+static void *env_resize(void *ctx, void *p, size_t old_n, size_t n)
+{
+	return failing ? NULL : kv_test_env_resize(ctx, p, old_n, n);
+}
+
+static uint64_t env_now(void *ctx)
+{
+	(void)ctx;
+
+	return kv_now_ns(&kv_env_posix);
+}
+
+static kvc_status_t open_in(const kvx_scheduler_config_t *config, kvx_scheduler_t **p_scheduler)
+{
+	return kvx_scheduler_open_in(&t.env, config, p_scheduler);
+}
+
+static void env_begin(void)
+{
+	kv_test_env_init(&t);
+	t.env.now_ns = env_now;
+	t.env.alloc = env_alloc;
+	t.env.resize = env_resize;
+	failing = 0;
+}
+
+/* As sr_run(), but place() may say that there is no memory; a hit that was promised is loaded, or the ranks said that
+ * it failed. */
+static void live(sr_t *sr, sr_request_t *request, uint32_t base, int fail_after_match)
+{
+	const uint32_t full = request->n / SR_UNIT;
+	kvx_table_t table = {.struct_size = sizeof table, .n = full, .ids = request->ids[0]};
+	kvc_status_t placed;
+	kvx_hit_t hit;
+
+	for (uint32_t i = 0; i < full; i++) {
+		request->ids[0][i] = base + i;
+	}
+	kvx_scheduler_match(sr->scheduler, &request->ask, &hit);
+	failing = fail_after_match;
+	placed = kvx_scheduler_place(sr->scheduler, &request->ask, &table);
+	if (hit.tokens) {
+		assert_int_equal(placed, KVC_OK);
+		kvx_scheduler_load(sr->scheduler, &request->ask, &hit);
+	}
+	sr_compute(sr, request, hit.tokens / SR_UNIT, full);
+	kvx_scheduler_advance(sr->scheduler, &request->ask, request->n, request->n - hit.tokens);
+	(void)sr_step(sr);
+	failing = 0;
+	assert_int_equal(sr->fences, full);
+	if (hit.tokens) {
+		assert_int_equal(sr->loads, 1);
+		assert_int_equal(sr->loaded_blocks + sr->failed_blocks, hit.tokens / SR_UNIT);
+		assert_true(sr->failed_blocks || sr_is_right(sr, request, 0, full));
+	}
+	kvx_scheduler_finish(sr->scheduler, &request->ask);
+}
+
+static void p5_want_of_memory_breaks_no_promise(void **state)
+{
+	static sr_request_t request;
+	const sr_options_t options = {.foreign = 1, .open = open_in, .mode = KVX_LOAD_SYNC};
+	uint32_t dead = 0;
+	rig_t rig;
+	sr_t sr;
+
+	(void)state;
+	rig_init(&rig, sr_program);
+	rig_start(&rig);
+	env_begin();
+	KV_TEST_EACH_FAILURE(&t, n)
+	{
+		if (sr_open(&sr, &rig, &options) != KVC_OK) {
+			assert_int_equal(kv_test_env_live(&t), 0);
+			continue;
+		}
+		sr_wait_ready(&sr);
+		for (uint32_t i = 0; i < 4; i++) {
+			char id[16];
+
+			(void)snprintf(id, sizeof id, "m%u", i);
+			sr_request(&sr, &request, id, i / 2u + (uint32_t)n * 10u, 40, 120);
+			live(&sr, &request, i * 20u, 0);
+		}
+		sr_settle(&sr);
+		for (uint32_t i = 0; i < 2; i++) { /* and none at all from the promise on */
+			sr_request(&sr, &request, "last", 40, 40, 80);
+			live(&sr, &request, 100, 1);
+			dead += sr.dead;
+			sr_settle(&sr);
+		}
+		sr_close(&sr);
+		assert_int_equal(kv_test_env_live(&t), 0);
+	}
+	assert_int_equal(dead, 0); /* what was promised needs no memory */
+	rig_check_quiet(&rig);
+	rig_fini(&rig);
+}
+
+/* Nor can be remembered what was given back before the engine came to load it: the ranks are told all the same. */
+static void p5_a_lost_load_there_is_no_memory_for_is_told_as_failed(void **state)
+{
+	static sr_request_t request;
+	const sr_options_t options = {.foreign = 1, .open = open_in, .mode = KVX_LOAD_SYNC};
+	kvx_hit_t hit;
+	rig_t rig;
+	sr_t sr;
+
+	(void)state;
+	env_begin();
+	sr_start(&sr, &rig, &options);
+	sr_find(&sr, &request, 160, &hit);
+	kvx_hold_drop(sr.scheduler, kvx_requests_find(&sr.scheduler->requests, "second", 6));
+	failing = 1;
+	kvx_scheduler_load(sr.scheduler, &request.ask, &hit);
+	(void)sr_step(&sr);
+	failing = 0;
+	assert_int_equal(sr.dead, 1);
+	assert_int_equal(sr.failed_blocks, 10);
+	assert_null(sr.scheduler->loads);
+	assert_int_equal(sr_stats(&sr).loads_failed, 1);
+	kvx_scheduler_finish(sr.scheduler, &request.ask);
+	sr_stop(&sr, &rig);
+	assert_int_equal(kv_test_env_live(&t), 0);
+}
+
+/* What several matches have found may be loaded in one plan, later: each has kept what telling the ranks takes. */
+static void p5_loads_found_in_earlier_steps_need_no_memory(void **state)
+{
+	enum { LOADS = 8, BLOCKS = 120 }; /* more than fit beside each other in a plan of one of them */
+	static sr_request_t request[LOADS];
+	const sr_options_t options = {.foreign = 1, .open = open_in, .mode = KVX_LOAD_SYNC};
+	kvx_hit_t hit[LOADS];
+	rig_t rig;
+	sr_t sr;
+
+	(void)state;
+	env_begin();
+	sr_start(&sr, &rig, &options);
+	sr_store(&sr, &request[0], "first", 0, BLOCKS * SR_UNIT, BLOCKS * SR_UNIT);
+	for (uint32_t i = 0; i < LOADS; i++) {
+		char id[16];
+
+		(void)snprintf(id, sizeof id, "later %u", i);
+		sr_request(&sr, &request[i], id, i + 1u, BLOCKS * SR_UNIT, (BLOCKS + 2) * SR_UNIT);
+		sr_match(&sr, &request[i], &hit[i]);
+		assert_int_equal(hit[i].tokens, BLOCKS * SR_UNIT);
+		sr_place(&sr, &request[i], 0, UINT32_MAX); /* the same bytes into the same blocks */
+		(void)sr_step(&sr);
+	}
+	failing = 1;
+	for (uint32_t i = 0; i < LOADS; i++) {
+		kvx_scheduler_load(sr.scheduler, &request[i].ask, &hit[i]);
+	}
+	assert_true(sr_step(&sr) > 4096);
+	failing = 0;
+	assert_int_equal(sr.loads, LOADS);
+	assert_int_equal(sr.loaded_blocks, LOADS * BLOCKS);
+	for (uint32_t i = 0; i < LOADS; i++) {
+		assert_true(sr_is_right(&sr, &request[i], 0, BLOCKS));
+		kvx_scheduler_finish(sr.scheduler, &request[i].ask);
+	}
+	assert_int_equal(sr.scheduler->offered, 0);
+	sr_stop(&sr, &rig);
+	assert_int_equal(kv_test_env_live(&t), 0);
+}
+
+/* Last, since it is for good: a plan that does not fit fences all blocks, the daemon is left, and the engine goes on
+ * with misses. */
+static void p7_a_broken_plan_detaches_the_engine_and_fences_all(void **state)
+{
+	static sr_request_t request;
+	const kvx_record_header_t *record;
+	const void *bytes = NULL;
+	kvx_cursor_t cursor;
+	kvx_hit_t hit;
+	size_t len = 0;
+	rig_t rig;
+	sr_t sr;
+
+	(void)state;
+	failing = 0;
+	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1});
+	sr_store(&sr, &request, "a", 1, 0, 80);
+	kvx_scheduler_finish(sr.scheduler, &request.ask);
+	sr_settle(&sr);
+	sr_request(&sr, &request, "b", 1, 0, 100);
+	sr_match(&sr, &request, &hit);
+	assert_int_equal(hit.tokens, 80);
+	sr_place(&sr, &request, 100, 0);
+
+	kvx_plan_begin(sr.scheduler);
+	sr.scheduler->plan.failed = 1;
+	kvx_scheduler_plan(sr.scheduler, &bytes, &len);
+	assert_true(kvx_cursor_open(&cursor, KVX_PLAN_MAGIC, bytes, len));
+	record = kvx_cursor_next(&cursor);
+	assert_non_null(record);
+	assert_int_equal(record->type, KVX_RECORD_FENCE);
+	assert_int_equal(((const kvx_plan_fence_t *)(const void *)record)->n, 0);
+	assert_null(kvx_cursor_next(&cursor));
+	assert_false(cursor.bad);
+	assert_int_equal(sr_stats(&sr).broken_invariants, 1);
+	assert_int_equal(kvc_fd(sr.scheduler->kvc), -1);
+	for (uint32_t i = 0; i < 3; i++) {
+		kvx_scheduler_match(sr.scheduler, &request.ask, &hit);
+		assert_int_equal(hit.tokens, 0);
+		kvx_scheduler_advance(sr.scheduler, &request.ask, 100, 100);
+		(void)sr_step(&sr);
+		assert_int_equal(sr.saves + sr.loads, 0);
+		assert_false(kvx_scheduler_pending(sr.scheduler));
+	}
+	kvx_scheduler_finish(sr.scheduler, &request.ask);
+	sr_close(&sr);
+	rig_fini(&rig);
+}
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p5_want_of_memory_breaks_no_promise),
+		cmocka_unit_test(p5_a_lost_load_there_is_no_memory_for_is_told_as_failed),
+		cmocka_unit_test(p5_loads_found_in_earlier_steps_need_no_memory),
+		cmocka_unit_test(p7_a_broken_plan_detaches_the_engine_and_fences_all),
+	};
+
+	if (argc < 2) {
+		(void)fprintf(stderr, "usage: %s <kvd>\n", argv[0]);
+		return 2;
+	}
+	sr_program = argv[1];
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

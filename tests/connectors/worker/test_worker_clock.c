@@ -1,0 +1,290 @@
+/* What a worker says that steps and loads took: the time of who computes, not of who enqueues. */
+#include "connectors/worker/worker_rig.h"
+#include "connectors/worker/wr_device.h"
+#include "engine/check.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MS UINT64_C(1000000)
+
+static const char *kvd_program;
+
+static void take_ms(void *args)
+{
+	wr_device_take(*(const uint64_t *)args * MS);
+}
+
+/* The engine computes for so long. */
+static void compute(uint64_t ms)
+{
+	uint64_t *args = malloc(sizeof *args);
+
+	*args = ms;
+	wr_device_call(take_ms, args);
+}
+
+static void begin_step(wr_t *wr, int timed)
+{
+	wr_plan(wr);
+	if (timed) {
+		(void)kvx_bytes_record(&wr->plan, KVX_RECORD_TIME, sizeof(kvx_plan_time_t));
+	}
+	wr_begin(wr);
+	kvx_worker_start(wr->rank[0].worker);
+	kvx_worker_load(wr->rank[0].worker);
+}
+
+/* Milliseconds of a device, which no other program holds up; a host may take any time. */
+static uint64_t at_most(uint64_t ms)
+{
+	return wr_device_runs_behind() ? ms * MS : UINT64_MAX;
+}
+
+static void p7_a_step_is_timed_by_who_computes_it(void **state)
+{
+	kvx_report_step_t steps[4];
+	rig_t rig;
+	wr_t wr;
+
+	(void)state;
+	wr_start(&wr, &rig, kvd_program, 1);
+	compute(20); /* of an earlier step */
+	begin_step(&wr, 1);
+	compute(5);
+	kvx_worker_end(wr.rank[0].worker);
+	compute(20); /* sampling */
+	wr_device_sync();
+	assert_int_equal(wr_hear_steps(&wr, steps, 4), 1);
+	assert_int_equal(steps[0].step, wr.step);
+	assert_in_range(steps[0].ns, 4990000, at_most(19));
+
+	/* Nobody asks; a step that does not end. */
+	begin_step(&wr, 0);
+	compute(5);
+	kvx_worker_end(wr.rank[0].worker);
+	begin_step(&wr, 1);
+	begin_step(&wr, 0);
+	kvx_worker_end(wr.rank[0].worker);
+	wr_device_sync();
+	assert_int_equal(wr_hear_steps(&wr, steps, 4), 0);
+
+	/* Two are enqueued before the first has ended. */
+	begin_step(&wr, 1);
+	compute(3);
+	kvx_worker_end(wr.rank[0].worker);
+	begin_step(&wr, 1);
+	compute(9);
+	kvx_worker_end(wr.rank[0].worker);
+	wr_device_sync();
+	assert_int_equal(wr_hear_steps(&wr, steps, 4), 2);
+	assert_int_equal(steps[0].step + 1, steps[1].step);
+	assert_in_range(steps[0].ns, 2990000, at_most(9));
+	assert_in_range(steps[1].ns, 8990000, at_most(20));
+	wr_finish(&wr, &rig);
+}
+
+/* The device copies for 50 ms, the engine computes for 5 after that. */
+static void p7_a_step_that_loads_is_timed_once_it_has_loaded(void **state)
+{
+	const uint64_t bytes = UINT64_C(8) * WR_LAYERS * WR_PAGE;
+	kvx_report_step_t steps[4];
+	kvc_lease_t *lease;
+	rig_t rig;
+	wr_t wr;
+
+	(void)state;
+	wr_start(&wr, &rig, kvd_program, 1);
+	wr_device_cost(50u * MS / bytes);
+	for (uint32_t round = 0; round < 4; round++) {
+		lease = wr_lease(&wr, 0, 8);
+		wr_plan(&wr);
+		wr_plan_fence(&wr, wr_other, 8);
+		wr_plan_load(&wr, lease, 0, 7, wr_other, 8);
+		(void)kvx_bytes_record(&wr.plan, KVX_RECORD_TIME, sizeof(kvx_plan_time_t));
+		wr_begin(&wr);
+		kvx_worker_start(wr.rank[0].worker);
+		if (round < 3) {
+			kvx_worker_load(wr.rank[0].worker);
+		} /* else a step in which the engine forgets it: when it could compute is not known */
+		compute(5);
+		kvx_worker_end(wr.rank[0].worker);
+		wr_device_sync();
+		if (round < 3) {
+			assert_int_equal(wr_hear_steps(&wr, steps, 4), 1);
+			assert_int_equal(steps[0].step, wr.step);
+			assert_in_range(steps[0].ns, 4990000, at_most(19));
+		} else {
+			begin_step(&wr, 0);
+			kvx_worker_end(wr.rank[0].worker);
+			assert_int_equal(wr_hear_steps(&wr, steps, 4), 0);
+		}
+		kvc_release(&lease, 1);
+	}
+	wr_device_cost(0);
+	wr_finish(&wr, &rig);
+}
+
+/* What the engine has enqueued before a load is no part of it. */
+static void load_behind(wr_t *wr, uint32_t flags)
+{
+	kvc_lease_t *lease = wr_lease(wr, 0, 8);
+	const uint64_t begin = wr_now_ms();
+	uint64_t wall;
+	wr_end_t end;
+
+	wr_device_hold(1);
+	compute(200);
+	wr_plan(wr);
+	wr_plan_fence(wr, wr_other, 8);
+	wr_plan_load(wr, lease, flags, 7, wr_other, 8);
+	wr_begin(wr);
+	kvx_worker_start(wr->rank[0].worker);
+	kvx_worker_load(wr->rank[0].worker);
+	kvx_worker_end(wr->rank[0].worker);
+	usleep(20000);
+	wr_device_hold(0);
+	wr_wait_load(&wr->rank[0], 7, (flags & KVX_PLAN_ASYNC) != 0, &end);
+	wall = (wr_now_ms() - begin + 1) * MS;
+	assert_int_equal(end.loaded.status, KVC_OK);
+	assert_int_equal(end.loaded.blocks, 8);
+	assert_true(end.loaded.ns <= wall);
+	if (wr_device_runs_behind()) {
+		assert_in_range(end.loaded.ns, end.loaded.bytes - end.loaded.bytes / 100,
+				10 * end.loaded.bytes); /* a byte takes it 1 ns or more */
+	}
+	kvc_release(&lease, 1);
+}
+
+static void p7_a_load_is_timed_without_what_it_waits_behind(void **state)
+{
+	rig_t rig;
+	wr_t wr;
+
+	(void)state;
+	wr_start(&wr, &rig, kvd_program, 1);
+	wr_device_cost(1);
+	load_behind(&wr, 0);
+	load_behind(&wr, KVX_PLAN_ASYNC);
+	wr_device_cost(0);
+	wr_finish(&wr, &rig);
+}
+
+#define BURST 7u
+
+/* What the loads of a burst took; all are of the same blocks, and were there. */
+static void hear_burst(wr_t *wr, uint64_t *took)
+{
+	const uint64_t until = wr_now_ms() + WR_PATIENCE;
+	const kvx_record_header_t *record;
+	uint32_t ids[WR_BLOCKS], heard = 0;
+
+	while (heard < BURST) {
+		kvx_cursor_t cursor;
+		const void *bytes;
+		char id[16];
+		size_t len;
+
+		while (kvx_worker_finished(wr->rank[0].worker, id, sizeof id, NULL) > 0) {
+		}
+		assert_int_equal(kvx_worker_errors(wr->rank[0].worker, ids, WR_BLOCKS), 0);
+		kvx_worker_report(wr->rank[0].worker, &bytes, &len);
+		assert_true(len == 0 || kvx_cursor_open(&cursor, KVX_REPORT_MAGIC, bytes, len));
+		while (len > 0 && (record = kvx_cursor_next(&cursor)) != NULL) {
+			const kvx_report_loaded_t *loaded = (const kvx_report_loaded_t *)(const void *)record;
+
+			assert_int_equal(record->type, KVX_RECORD_LOADED);
+			assert_int_equal(loaded->status, KVC_OK);
+			assert_in_range(loaded->load, 1, BURST);
+			took[loaded->load - 1] = loaded->ns;
+			heard++;
+		}
+		assert_true(wr_now_ms() < until);
+		usleep(200);
+	}
+}
+
+static void burst(wr_t *wr, uint32_t flags, int layers, uint64_t *took)
+{
+	kvc_lease_t *lease = wr_lease(wr, 0, 8);
+
+	wr_device_hold(1);
+	wr_plan(wr);
+	for (uint32_t i = 0; i < BURST; i++) {
+		uint32_t ids[8];
+
+		for (uint32_t b = 0; b < 8; b++) {
+			ids[b] = 8 + 8 * i + b;
+		}
+		wr_plan_load(wr, lease, flags, i + 1, ids, 8);
+	}
+	wr_begin(wr);
+	kvx_worker_start(wr->rank[0].worker);
+	if (layers && kvx_worker_load_layers(wr->rank[0].worker)) {
+		for (uint32_t l = 0; l < WR_LAYERS; l++) {
+			kvx_worker_layer(wr->rank[0].worker, l);
+		}
+	} else if (!layers) {
+		kvx_worker_load(wr->rank[0].worker);
+	}
+	kvx_worker_end(wr->rank[0].worker);
+	usleep(20000); /* longer than all of it takes the device */
+	wr_device_hold(0);
+	hear_burst(wr, took);
+	kvc_release(&lease, 1);
+}
+
+/* Else a burst of hits would make memory look slower than computing. */
+static void p7_loads_that_wait_for_each_other_are_each_timed_by_their_own_part(void **state)
+{
+	static const struct {
+		uint32_t flags;
+		int layers;
+	} ways[] = {{0, 0}, {0, 1}, {KVX_PLAN_ASYNC, 0}};
+	const uint64_t each = UINT64_C(8) * WR_LAYERS * WR_PAGE;
+	rig_t rig;
+	wr_t wr = {.layer_bytes = 1, .layer_wait_us = WR_PATIENCE * 1000u};
+
+	(void)state;
+	rig_init(&rig, kvd_program);
+	rig_start(&rig);
+	wr_init_with(&wr, &rig, 1, 1);
+	wr_fill(&wr, 1);
+	wr_store(&wr, wr_eight, 8);
+	wr_device_cost(1);
+	for (size_t way = 0; way < KV_COUNT_OF(ways); way++) {
+		const uint64_t begin = wr_now_ms();
+		uint64_t took[BURST] = {0}, sum = 0;
+
+		burst(&wr, ways[way].flags, ways[way].layers, took);
+		for (uint32_t i = 0; i < BURST; i++) {
+			sum += took[i];
+			if (wr_device_runs_behind()) { /* the host may take any time */
+				assert_in_range(took[i], each * 3 / 4, each * 2);
+			}
+		}
+		assert_true(wr_device_runs_behind() || sum <= (wr_now_ms() - begin + 1) * MS);
+	}
+	wr_device_cost(0);
+	wr_finish(&wr, &rig);
+}
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p7_a_step_is_timed_by_who_computes_it),
+		cmocka_unit_test(p7_a_step_that_loads_is_timed_once_it_has_loaded),
+		cmocka_unit_test(p7_a_load_is_timed_without_what_it_waits_behind),
+		cmocka_unit_test(p7_loads_that_wait_for_each_other_are_each_timed_by_their_own_part),
+	};
+
+	if (argc < 2) {
+		fprintf(stderr, "usage: %s KVD\n", argv[0]);
+		return 64;
+	}
+	kvd_program = argv[1];
+
+	return cmocka_run_group_tests_name("kvx.worker-clock", tests, NULL, NULL);
+}

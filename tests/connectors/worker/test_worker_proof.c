@@ -1,0 +1,187 @@
+/* A worker whose blocks come back with other bytes than went in finds out by itself, and from then on neither loads nor
+ * saves. And one whose transfer thread is held up. */
+#include "connectors/worker/worker_rig.h"
+#include "engine/check.h"
+
+#include "kv/shm.h"
+#include "kvk/gpu.h"
+#include "kvk/move.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char *kvd_program;
+static atomic_int wrong; /* scatters flip a bit behind the digests' back */
+
+kv_status_t __real_kvk_scatter(const kvk_layout_t *layout, const kvk_paged_t *paged, const kvk_move_t *moves,
+			       uint32_t count, uint32_t *p_bad);
+kv_status_t __wrap_kvk_scatter(const kvk_layout_t *layout, const kvk_paged_t *paged, const kvk_move_t *moves,
+			       uint32_t count, uint32_t *p_bad);
+
+kv_status_t __wrap_kvk_scatter(const kvk_layout_t *layout, const kvk_paged_t *paged, const kvk_move_t *moves,
+			       uint32_t count, uint32_t *p_bad)
+{
+	const kv_status_t status = __real_kvk_scatter(layout, paged, moves, count, p_bad);
+	const size_t stride = paged->block_stride ? paged->block_stride : paged->page_bytes;
+
+	if (atomic_load(&wrong)) {
+		((uint8_t *)paged->base[paged->layers - 1])[moves[0].block * stride + 5] ^= 1;
+	}
+
+	return status;
+}
+
+kv_status_t __real_kvk_gpu_submit(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kvk_gpu_job_t **p_job);
+kv_status_t __wrap_kvk_gpu_submit(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kvk_gpu_job_t **p_job);
+
+/* Of a device: two layers change places, which no digest of the pool's bytes can tell. */
+kv_status_t __wrap_kvk_gpu_submit(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kvk_gpu_job_t **p_job)
+{
+	kvk_gpu_copy_t other = *copy;
+	kvk_paged_t paged = *copy->paged;
+	void *base[WR_LAYERS];
+
+	if (!atomic_load(&wrong) || copy->dir != KVK_GPU_SCATTER) {
+		return __real_kvk_gpu_submit(gpu, copy, p_job);
+	}
+	memcpy(base, paged.base, paged.layers * sizeof *base);
+	base[0] = paged.base[1];
+	base[1] = paged.base[0];
+	paged.base = base;
+	other.paged = &paged;
+
+	return __real_kvk_gpu_submit(gpu, &other, p_job);
+}
+
+static atomic_int held, waits; /* the transfer thread is, and is there */
+
+kvc_status_t __real_kvc_poll(kvc_t *kvc, uint32_t timeout_ms);
+kvc_status_t __wrap_kvc_poll(kvc_t *kvc, uint32_t timeout_ms);
+
+kvc_status_t __wrap_kvc_poll(kvc_t *kvc, uint32_t timeout_ms)
+{
+	char name[16] = "";
+
+	(void)pthread_getname_np(pthread_self(), name, sizeof name);
+	while (atomic_load(&held) && strcmp(name, "kvx-transfer") == 0) {
+		atomic_store(&waits, 1);
+		usleep(1000);
+	}
+
+	return __real_kvc_poll(kvc, timeout_ms);
+}
+
+static void prove(wr_t *wr)
+{
+	const uint64_t until = wr_now_ms() + WR_PATIENCE;
+
+	wr_open_rank(wr, 0, 0);
+	while (kvx_worker_proved(wr->rank[0].worker) == KVC_PENDING && wr_now_ms() < until) {
+		usleep(1000);
+	}
+}
+
+static void p1_a_layout_that_cannot_be_proved_is_not_used(void **state)
+{
+	kvx_worker_stats_t stats = {.struct_size = sizeof stats};
+	kvc_lease_t *lease;
+	kvc_put_t *put;
+	wr_end_t end;
+	rig_t rig;
+	wr_t wr;
+
+	(void)state;
+	wr_start(&wr, &rig, kvd_program, 1);
+	kvx_worker_close(wr.rank[0].worker);
+
+	atomic_store(&wrong, 1);
+	prove(&wr);
+	atomic_store(&wrong, 0);
+	assert_int_equal(kvx_worker_proved(wr.rank[0].worker), KVC_ERR_CORRUPT);
+	lease = wr_lease(&wr, 0, 8);
+	put = wr_put(&wr, 8, 16);
+	wr_plan(&wr);
+	wr_plan_load(&wr, lease, 0, 7, wr_eight, 8);
+	wr_begin(&wr);
+	kvx_worker_load(wr.rank[0].worker);
+	wr_wait_load(&wr.rank[0], 7, 0, &end);
+	assert_int_equal(end.error_count, 8);
+	wr_plan(&wr);
+	wr_plan_save(&wr, put, KVX_PLAN_EARLY, wr_eight, 8);
+	wr_begin(&wr);
+	(void)wr_wait_dropped(&wr.rank[0]);
+	kvx_worker_get_stats(wr.rank[0].worker, &stats);
+	assert_int_equal(stats.self_test_failures, 1);
+	assert_int_equal(stats.self_tests + stats.load_bytes + stats.save_bytes, 0);
+	kvc_put_free(put);
+	kvc_release(&lease, 1);
+	wr_finish(&wr, &rig);
+}
+
+/* It is told once only. */
+static void p7_an_adapter_the_queue_had_no_room_for_is_known_later(void **state)
+{
+	const uint64_t until = wr_now_ms() + WR_PATIENCE;
+	kvc_match_t match = {.struct_size = sizeof match};
+	kvc_lease_t *lease;
+	wr_end_t end;
+	rig_t rig;
+	wr_t wr;
+
+	(void)state;
+	wr_start(&wr, &rig, kvd_program, 1);
+	lease = wr_lease(&wr, 0, 8);
+	rig_signal(&rig, SIGSTOP); /* a space that is known stays unopened, and is waited for */
+	do {
+		usleep(1000);
+		kvc_match(wr.space, wr.keys, 8, &match);
+	} while (match.why != KV_WHY_DAEMON_STALE && wr_now_ms() < until);
+	atomic_store(&held, 1);
+	do {
+		wr_plan(&wr);
+		wr_plan_space(&wr, 2, "other");
+		wr_begin(&wr);
+		usleep(1000);
+	} while (!atomic_load(&waits) && wr_now_ms() < until);
+	wr_plan(&wr);
+	for (uint32_t i = 0; i < 1024; i++) {
+		wr_plan_space(&wr, 2, "other");
+	}
+	wr_plan_space(&wr, 1, "adapter");
+	wr_begin(&wr);
+
+	atomic_store(&held, 0);
+	wr.number = 1;
+	wr.timeout_ms = 300;
+	do {
+		wr_plan(&wr);
+		wr_plan_load(&wr, lease, 0, 7, wr_eight, 8);
+		wr_begin(&wr);
+		kvx_worker_load(wr.rank[0].worker);
+		wr_wait_load(&wr.rank[0], 7, 0, &end);
+	} while ((end.loaded.status == KVC_ERR_BUSY || end.loaded.status == KVC_ERR_ARG) && wr_now_ms() < until);
+	assert_true(end.loaded.status == KVC_ERR_DAEMON_STALE || end.loaded.status == KVC_ERR_TIMEOUT);
+	rig_signal(&rig, SIGCONT);
+	kvc_release(&lease, 1);
+	wr_finish(&wr, &rig);
+}
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p1_a_layout_that_cannot_be_proved_is_not_used),
+		cmocka_unit_test(p7_an_adapter_the_queue_had_no_room_for_is_known_later),
+	};
+
+	if (argc < 2) {
+		fprintf(stderr, "usage: %s KVD\n", argv[0]);
+		return 64;
+	}
+	kvd_program = argv[1];
+
+	return cmocka_run_group_tests_name("kvx.worker-proof", tests, NULL, NULL);
+}

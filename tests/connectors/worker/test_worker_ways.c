@@ -1,0 +1,217 @@
+/* How saves leave the device beside a step, with blocks that are large enough for either way: built with pages of their
+ * own size (WR_PAGE). Which loads come first. */
+#include "connectors/worker/layers_rig.h"
+#include "engine/check.h"
+#include "kernels/fake_cuda.h"
+
+#include <stddef.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#define SAVED 8u
+#define SOON  400u /* ms; a load that has no more time does not give way */
+
+typedef struct ways {
+	uint64_t zero_copy, staged;
+} ways_t;
+
+/* What a step saves that computes so many tokens of one request; 0: it does not say. */
+static ways_t save_beside(wr_t *wr, uint32_t longest)
+{
+	const kvx_worker_stats_t before = layers_stats(wr);
+	kvc_put_t *put = wr_put(wr, 0, SAVED);
+	kvx_worker_stats_t after;
+
+	wr_plan(wr);
+	if (longest > 0) {
+		kvx_plan_work_t *work = kvx_bytes_record(&wr->plan, KVX_RECORD_WORK, sizeof *work);
+
+		work->longest = longest;
+	}
+	wr_plan_save(wr, put, 0, wr_eight, SAVED);
+	wr_begin(wr);
+	kvx_worker_end(wr->rank[0].worker);
+	assert_int_equal(wr_put_wait(wr, put), KVC_OK);
+	layers_hear_all(wr);
+	after = layers_stats(wr);
+	assert_int_equal(after.gpu_each, before.gpu_each);
+
+	return (ways_t){after.gpu_zero_copy - before.gpu_zero_copy, after.gpu_staged - before.gpu_staged};
+}
+
+/* A prompt's products are of many waves of all SMs, those of a step that generates of one or less: through the ring
+ * beside the first, by a kernel beside the second. A step that says nothing computes no prompt. What is stored is the
+ * same. */
+static void saves_go_through_the_ring_beside_prompts_only(void **state)
+{
+	static const struct {
+		uint32_t longest;
+		int ring;
+	} steps[] = {{4096, 1}, {1, 0}, {0, 0}, {16, 1}, {15, 0}, {0, 0}};
+	rig_t rig;
+	wr_t wr;
+
+	(void)state;
+	layers_start(&rig, &wr, 1);
+	for (size_t i = 0; i < KV_COUNT_OF(steps); i++) {
+		kvc_lease_t *lease;
+		ways_t ways;
+
+		assert_int_equal(kvc_space_reset(wr.space), KVC_OK);
+		wr_fill(&wr, 1 + (uint32_t)i);
+		ways = save_beside(&wr, steps[i].longest);
+		assert_true(steps[i].ring ? ways.staged > 0 : ways.zero_copy > 0);
+		assert_int_equal(steps[i].ring ? ways.zero_copy : ways.staged, 0);
+		lease = wr_lease(&wr, 0, SAVED);
+		wr_plan(&wr);
+		wr_plan_load(&wr, lease, 0, 1 + i, wr_other, SAVED);
+		wr_begin(&wr);
+		kvx_worker_load(wr.rank[0].worker);
+		kvx_worker_end(wr.rank[0].worker);
+		for (uint32_t b = 0; b < SAVED; b++) {
+			assert_true(wr_block_is(&wr.rank[0], wr_other[b], 1 + (uint32_t)i, wr_eight[b]));
+		}
+		layers_hear_all(&wr);
+		kvc_release(&lease, 1);
+	}
+	rig_check_quiet(&rig);
+	layers_finish(&rig, &wr);
+}
+
+/* Kernels and copies that the driver was asked for. */
+static uint64_t asked(void)
+{
+	return fake_cuda_launches() + fake_cuda_calls(offsetof(kvk_cuda_ops_t, copy_async)) +
+	       fake_cuda_calls(offsetof(kvk_cuda_ops_t, copy_batch));
+}
+
+/* The ring is faster, and what an engine copies in before it computes waits behind all that the copy engine has on its
+ * way. */
+static void p7_a_load_beside_the_steps_leaves_the_copy_engine_to_the_engine(void **state)
+{
+	rig_t rig;
+	wr_t wr;
+
+	(void)state;
+	layers_start(&rig, &wr, 1);
+	for (uint32_t flags = 0; flags <= KVX_PLAN_ASYNC; flags += KVX_PLAN_ASYNC) {
+		const kvx_worker_stats_t before = layers_stats(&wr);
+		kvc_lease_t *lease = wr_lease(&wr, 0, SAVED);
+		kvx_worker_stats_t after;
+		wr_end_t end;
+
+		wr_plan(&wr);
+		wr_plan_load(&wr, lease, flags, 7, wr_other, SAVED);
+		wr_begin(&wr);
+		kvx_worker_start(wr.rank[0].worker);
+		kvx_worker_load(wr.rank[0].worker);
+		kvx_worker_end(wr.rank[0].worker);
+		wr_wait_load(&wr.rank[0], 7, flags != 0, &end);
+		after = layers_stats(&wr);
+		assert_int_equal(end.loaded.status, KVC_OK);
+		assert_int_equal(after.gpu_staged - before.gpu_staged, flags == 0);
+		assert_int_equal(after.gpu_zero_copy - before.gpu_zero_copy, flags != 0);
+		kvc_release(&lease, 1);
+	}
+	rig_check_quiet(&rig);
+	layers_finish(&rig, &wr);
+}
+
+/* Has the load beside the steps failed? */
+static int wait_named(wr_t *wr)
+{
+	const uint64_t until = wr_now_ms() + WR_PATIENCE;
+	uint32_t ids[WR_BLOCKS];
+	int failed = 0;
+	char id[16];
+
+	(void)kvx_worker_errors(wr->rank[0].worker, ids, WR_BLOCKS);
+	while (kvx_worker_finished(wr->rank[0].worker, id, sizeof id, &failed) == 0) {
+		assert_true(wr_now_ms() < until);
+		usleep(500);
+	}
+
+	return failed;
+}
+
+/* What is beside a step's load in flight: copies of the load that the device has begun, or that are behind a step
+ * before. */
+typedef struct giving {
+	int begun, soon;
+} giving_t;
+
+/* A plan of a load inside the step and of one beside it has begun. */
+static void begin_both(wr_t *wr, const kvc_lease_t *lease, giving_t giving, const uint32_t *beside)
+{
+	fake_cuda_drain();
+	fake_cuda_hold(giving.begun ? 2 : 1);
+	wr->timeout_ms = WR_PATIENCE;
+	wr_plan(wr);
+	wr_plan_fence(wr, wr_other, SAVED);
+	wr_plan_load(wr, lease, 0, 7, wr_other, SAVED);
+	wr->timeout_ms = giving.soon ? SOON : WR_PATIENCE;
+	wr_plan_load(wr, lease, KVX_PLAN_ASYNC, 8, beside, SAVED);
+	assert_int_equal(layers_early(wr, KVX_EARLY_COMPUTED), 1);
+}
+
+/* A step waits for its loads, and the link would be shared: loads beside the steps are sent when these have come, or
+ * when their own time runs out; and as long as these cannot begin. */
+static void p7_loads_beside_the_steps_give_way_to_those_of_a_step(void **state)
+{
+	static const uint32_t beside[SAVED] = {11, 32, 13, 42, 15, 52, 17, 61};
+	static const giving_t givings[] = {{1, 0}, {1, 1}, {0, 0}, {1, 0}, {0, 1}};
+	uint64_t of_step = 0;
+	rig_t rig;
+	wr_t wr;
+
+	(void)state;
+	layers_start(&rig, &wr, 1);
+	for (size_t round = 0; round < KV_COUNT_OF(givings); round++) {
+		const int waits = givings[round].begun && !givings[round].soon;
+		const uint64_t before = asked(), until = wr_now_ms() + WR_PATIENCE;
+		kvc_lease_t *lease = wr_lease(&wr, 0, SAVED);
+		int failed;
+
+		begin_both(&wr, lease, givings[round], beside);
+		if (waits) {
+			of_step = asked() - before;
+			usleep(50000);
+			assert_int_equal(asked() - before, of_step);
+		}
+		while (!waits && asked() - before == of_step) {
+			assert_true(wr_now_ms() < until);
+			usleep(500);
+		}
+		layers_go_on(&wr);
+		kvx_worker_load(wr.rank[0].worker);
+		kvx_worker_end(wr.rank[0].worker);
+		fake_cuda_hold(0);
+		failed = wait_named(&wr);
+		assert_true(!failed || givings[round].soon); /* it may come too late */
+		layers_hear_all(&wr);
+		for (uint32_t b = 0; b < SAVED; b++) {
+			assert_true(wr_block_is(&wr.rank[0], wr_other[b], 1, wr_eight[b]));
+			assert_true(failed || wr_block_is(&wr.rank[0], beside[b], 1, wr_eight[b]));
+		}
+		kvc_release(&lease, 1);
+	}
+	rig_check_quiet(&rig);
+	layers_finish(&rig, &wr);
+}
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(saves_go_through_the_ring_beside_prompts_only),
+		cmocka_unit_test(p7_a_load_beside_the_steps_leaves_the_copy_engine_to_the_engine),
+		cmocka_unit_test(p7_loads_beside_the_steps_give_way_to_those_of_a_step),
+	};
+
+	if (argc != 2) {
+		printf("usage: %s KVD\n", argv[0]);
+		return 2;
+	}
+	layers_program = argv[1];
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,67 @@
+#include "connectors/worker/wr_device.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+void wr_device_start(uint64_t seed)
+{
+	(void)seed;
+}
+
+void wr_device_stop(void)
+{
+}
+
+void wr_device_leave(void)
+{
+}
+
+uint8_t *wr_device_alloc(size_t bytes)
+{
+	return calloc(1, bytes);
+}
+
+void wr_device_free(uint8_t *memory)
+{
+	free(memory);
+}
+
+void wr_device_config(kvx_worker_config_t *config)
+{
+	config->memory = KVX_MEMORY_HOST;
+}
+
+void wr_device_stream(kvx_worker_t *worker)
+{
+	(void)worker;
+}
+
+void wr_device_call(void (*call)(void *args), void *args)
+{
+	call(args);
+	free(args);
+}
+
+void wr_device_take(uint64_t ns)
+{
+	usleep((useconds_t)(ns / 1000u));
+}
+
+void wr_device_hold(int held)
+{
+	(void)held;
+}
+
+void wr_device_cost(uint64_t ns)
+{
+	(void)ns;
+}
+
+int wr_device_runs_behind(void)
+{
+	return 0;
+}
+
+void wr_device_sync(void)
+{
+}
