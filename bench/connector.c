@@ -47,7 +47,7 @@ typedef struct work {
 	uint64_t seed;
 	kvc_lease_t *lease;
 	uint32_t ids[BLOCKS];
-	kvx_bytes_t plan;
+	kvx_msg_buf_t plan;
 	uint64_t loads;
 } work_t;
 
@@ -110,11 +110,11 @@ static int open_worker(work_t *w, uint8_t *cache, int prefault)
 	if (kvx_worker_open(&config, &w->worker) != KVC_OK) {
 		return 0;
 	}
-	for (uint32_t ms = 0; ms < WAIT && kvx_worker_proved(w->worker) == KVC_PENDING; ms++) {
+	for (uint32_t ms = 0; ms < WAIT && kvx_worker_self_test_status(w->worker) == KVC_PENDING; ms++) {
 		usleep(1000);
 	}
 
-	return kvx_worker_proved(w->worker) == KVC_OK;
+	return kvx_worker_self_test_status(w->worker) == KVC_OK;
 }
 
 static int attach_scheduler(work_t *w)
@@ -137,7 +137,7 @@ static int attach_scheduler(work_t *w)
 static uint64_t save_all(work_t *w)
 {
 	const kvc_put_options_t options = {.struct_size = sizeof options, .writers = &w->writer, .writer_count = 1};
-	kvx_plan_save_t *save;
+	kvx_msg_save_t *save;
 	kvc_put_t *put = NULL;
 	kvc_status_t status;
 	uint64_t start;
@@ -148,16 +148,16 @@ static uint64_t save_all(work_t *w)
 		kvc_put_free(put);
 		return 0;
 	}
-	kvx_bytes_reset(&w->plan, KVX_PLAN_MAGIC);
-	save = kvx_bytes_record(&w->plan, KVX_RECORD_SAVE, sizeof *save);
+	kvx_msg_reset(&w->plan, KVX_MSG_MAGIC);
+	save = kvx_msg_add_record(&w->plan, KVX_RECORD_SAVE, sizeof *save);
 	save->n = BLOCKS;
 	(void)kvc_put_export(put, &save->put);
-	kvx_bytes_append(&w->plan, w->ids, sizeof w->ids);
-	kvx_bytes_finish(&w->plan, 0);
+	kvx_msg_append(&w->plan, w->ids, sizeof w->ids);
+	kvx_msg_finish(&w->plan, 0);
 
-	kvx_worker_begin(w->worker, w->plan.data, w->plan.len);
+	kvx_worker_begin_step(w->worker, w->plan.data, w->plan.len);
 	start = bench_now_ns();
-	kvx_worker_end(w->worker);
+	kvx_worker_end_step(w->worker);
 	status = kvx_worker_flush(w->worker, WAIT);
 	start = bench_now_ns() - start;
 	status = status == KVC_OK ? kvc_put_wait(put, 0, WAIT) : status;
@@ -169,34 +169,34 @@ static uint64_t save_all(work_t *w)
 /* begin() to load(): what the step waits, in ns; 0: failed. */
 static uint64_t load_all(work_t *w)
 {
-	const kvx_plan_part_t part = {.n = BLOCKS};
-	kvx_plan_load_t *load;
-	kvx_plan_part_t named = part;
+	const kvx_msg_part_t part = {.n = BLOCKS};
+	kvx_msg_load_t *load;
+	kvx_msg_part_t named = part;
 	const void *report;
 	uint64_t start;
 	uint32_t bad;
 	size_t len;
 
-	kvx_bytes_reset(&w->plan, KVX_PLAN_MAGIC);
-	load = kvx_bytes_record(&w->plan, KVX_RECORD_LOAD, sizeof *load);
+	kvx_msg_reset(&w->plan, KVX_MSG_MAGIC);
+	load = kvx_msg_add_record(&w->plan, KVX_RECORD_LOAD, sizeof *load);
 	load->load = ++w->loads;
 	load->timeout_ms = WAIT;
 	load->parts = 1;
 	load->id_len = 1;
-	kvx_bytes_append(&w->plan, "r", 1);
+	kvx_msg_append(&w->plan, "r", 1);
 	(void)kvc_lease_export(w->lease, &named.lease);
-	kvx_bytes_append(&w->plan, &named, sizeof named);
-	kvx_bytes_append(&w->plan, w->ids, sizeof w->ids);
-	kvx_bytes_finish(&w->plan, 0);
+	kvx_msg_append(&w->plan, &named, sizeof named);
+	kvx_msg_append(&w->plan, w->ids, sizeof w->ids);
+	kvx_msg_finish(&w->plan, 0);
 
 	start = bench_now_ns();
-	kvx_worker_begin(w->worker, w->plan.data, w->plan.len);
-	kvx_worker_start(w->worker);
-	kvx_worker_load(w->worker);
+	kvx_worker_begin_step(w->worker, w->plan.data, w->plan.len);
+	kvx_worker_start_async_loads(w->worker);
+	kvx_worker_run_sync_loads(w->worker);
 	start = bench_now_ns() - start;
-	kvx_worker_report(w->worker, &report, &len);
+	kvx_worker_take_report(w->worker, &report, &len);
 
-	return kvx_worker_errors(w->worker, &bad, 1) == 0 ? start : 0;
+	return kvx_worker_take_failed_blocks(w->worker, &bad, 1) == 0 ? start : 0;
 }
 
 /* ---- samples --------------------------------------------------------------------------------- */
@@ -311,7 +311,7 @@ static bench_outcome_t run_with(bench_run_t *run, const bench_measurement_t *m)
 	kvx_worker_close(w->worker);
 	kvc_detach(w->kvc);
 	rig_remove(&w->rig);
-	kvx_bytes_free(&w->plan);
+	kvx_msg_free(&w->plan);
 	bench_memory_free(w->cache, BYTES);
 	bench_memory_free(w->other, BYTES);
 	free(w);

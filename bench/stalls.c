@@ -120,12 +120,12 @@ static int open_scheduler(work_t *w)
 	if (kvx_scheduler_open(&config, &w->scheduler) != KVC_OK) {
 		return -1;
 	}
-	for (uint32_t ms = 0; ms < WAIT_MS && !kvx_scheduler_ready(w->scheduler); ms++) {
-		(void)kvx_scheduler_pending(w->scheduler);
+	for (uint32_t ms = 0; ms < WAIT_MS && !kvx_scheduler_is_ready(w->scheduler); ms++) {
+		(void)kvx_scheduler_has_pending(w->scheduler);
 		usleep(1000);
 	}
 
-	return kvx_scheduler_ready(w->scheduler) ? 0 : -1;
+	return kvx_scheduler_is_ready(w->scheduler) ? 0 : -1;
 }
 
 /* The part of the stored tokens that LOOKUPS lookups hit. */
@@ -147,7 +147,7 @@ static double look_up(work_t *w)
 		kvx_scheduler_match(w->scheduler, &ask, &hit);
 		hit_tokens += hit.tokens;
 		kvx_scheduler_finish(w->scheduler, &ask);
-		kvx_scheduler_plan(w->scheduler, &plan, &len);
+		kvx_scheduler_build_message(w->scheduler, &plan, &len);
 	}
 
 	return (double)hit_tokens / ((double)LOOKUPS * TOKENS);

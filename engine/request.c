@@ -125,7 +125,7 @@ static void done(kve_engine_t *engine, kve_job_t *job)
 			.load = &r->load,
 		};
 
-		kvx_report(engine->kvx, &report);
+		kvx_record_request(engine->kvx, &report);
 	}
 }
 

@@ -38,7 +38,7 @@ kv_status_t kve_store_attach(kve_engine_t *engine)
 
 	status = kvx_attach(&config, &engine->kvx);
 	if (status == KVC_ERR_ARG) {
-		kv_log(KV_LOG_ERROR, "engine", "the connector refuses its configuration: %s", kvx_why());
+		kv_log(KV_LOG_ERROR, "engine", "the connector refuses its configuration: %s", kvx_last_error());
 	}
 
 	return (kv_status_t)status;

@@ -92,13 +92,13 @@ static int open_worker(engine_t *e)
 	kvc_status_t status = kvx_worker_open(&config, &e->worker);
 
 	if (status != KVC_OK) {
-		printf("%s: %s\n", e->program, kvx_worker_why());
+		printf("%s: %s\n", e->program, kvx_worker_last_error());
 		return 0;
 	}
-	kvx_worker_stream(e->worker, memory_stream());
+	kvx_worker_set_stream(e->worker, memory_stream());
 	do {
 		usleep(1000);
-		status = kvx_worker_proved(e->worker);
+		status = kvx_worker_self_test_status(e->worker);
 	} while (status == KVC_PENDING && now_ms() < until && !is_over(e));
 	if (status != KVC_OK && !is_over(e)) {
 		printf("%s: the self-test says %s\n", e->program, kvc_status_name(status));
@@ -153,7 +153,7 @@ void engine_close(engine_t *e)
 	kvx_worker_close(e->worker);
 	kvc_space_close(e->space);
 	kvc_detach(e->kvc);
-	kvx_bytes_free(&e->plan);
+	kvx_msg_free(&e->plan);
 	memory_give(e->cache);
 }
 
@@ -179,25 +179,25 @@ kvc_status_t engine_keys(const engine_t *e, uint64_t chain, kvc_key_t *keys)
 
 static void new_plan(engine_t *e)
 {
-	kvx_bytes_reset(&e->plan, KVX_PLAN_MAGIC);
+	kvx_msg_reset(&e->plan, KVX_MSG_MAGIC);
 	e->step++;
 }
 
 static void begin(engine_t *e)
 {
-	kvx_bytes_finish(&e->plan, e->step);
-	kvx_worker_begin(e->worker, e->plan.data, e->plan.len);
+	kvx_msg_finish(&e->plan, e->step);
+	kvx_worker_begin_step(e->worker, e->plan.data, e->plan.len);
 }
 
 void engine_fence(engine_t *e, const uint32_t *ids, uint32_t n)
 {
-	kvx_plan_fence_t *record;
+	kvx_msg_fence_t *record;
 
 	new_plan(e);
-	record = kvx_bytes_record(&e->plan, KVX_RECORD_FENCE, sizeof *record);
+	record = kvx_msg_add_record(&e->plan, KVX_RECORD_FENCE, sizeof *record);
 	if (record) {
 		record->n = n;
-		kvx_bytes_append(&e->plan, ids, n * sizeof *ids);
+		kvx_msg_append(&e->plan, ids, n * sizeof *ids);
 	}
 	begin(e);
 }
@@ -208,15 +208,15 @@ void engine_end(engine_t *e)
 	const void *bytes;
 	size_t len;
 
-	kvx_worker_end(e->worker);
+	kvx_worker_end_step(e->worker);
 	do {
-		kvx_worker_report(e->worker, &bytes, &len);
+		kvx_worker_take_report(e->worker, &bytes, &len);
 	} while (len > 0);
 }
 
 int engine_save(engine_t *e, const kvc_put_t *put, const uint32_t *ids, uint32_t n)
 {
-	kvx_plan_save_t *save;
+	kvx_msg_save_t *save;
 	kvc_handle_t handle;
 	uint32_t *places;
 
@@ -224,14 +224,14 @@ int engine_save(engine_t *e, const kvc_put_t *put, const uint32_t *ids, uint32_t
 		return 0;
 	}
 	new_plan(e);
-	save = kvx_bytes_record(&e->plan, KVX_RECORD_SAVE, sizeof *save);
+	save = kvx_msg_add_record(&e->plan, KVX_RECORD_SAVE, sizeof *save);
 	if (!save) {
 		return 0;
 	}
 	save->n = n;
 	save->step = e->step;
 	save->put = handle;
-	places = kvx_bytes_append(&e->plan, ids, n * sizeof *ids);
+	places = kvx_msg_append(&e->plan, ids, n * sizeof *ids);
 	for (uint32_t i = 0; places && i < n; i++) {
 		places[i] = kvc_put_block(put, i, NULL) == KVC_ALREADY ? KVX_NO_BLOCK : ids[i];
 	}
@@ -244,13 +244,13 @@ int engine_save(engine_t *e, const kvc_put_t *put, const uint32_t *ids, uint32_t
 /* One more record of the plan, of a load of n leased blocks: 0: it cannot be written. */
 static int add_load(engine_t *e, const kvc_lease_t *lease, uint32_t flags, const uint32_t *ids, uint32_t n)
 {
-	kvx_plan_part_t part = {.n = n};
-	kvx_plan_load_t *load;
+	kvx_msg_part_t part = {.n = n};
+	kvx_msg_load_t *load;
 
 	if (kvc_lease_export(lease, &part.lease) != KVC_OK) {
 		return 0;
 	}
-	load = kvx_bytes_record(&e->plan, KVX_RECORD_LOAD, sizeof *load);
+	load = kvx_msg_add_record(&e->plan, KVX_RECORD_LOAD, sizeof *load);
 	if (!load) {
 		return 0;
 	}
@@ -260,8 +260,8 @@ static int add_load(engine_t *e, const kvc_lease_t *lease, uint32_t flags, const
 	load->parts = 1;
 	load->id_len = 4;
 
-	return kvx_bytes_append(&e->plan, "load", 4) && kvx_bytes_append(&e->plan, &part, sizeof part) &&
-	       kvx_bytes_append(&e->plan, ids, n * sizeof *ids);
+	return kvx_msg_append(&e->plan, "load", 4) && kvx_msg_append(&e->plan, &part, sizeof part) &&
+	       kvx_msg_append(&e->plan, ids, n * sizeof *ids);
 }
 
 /* The plan of a step that loads n leased blocks: 0: it cannot be written. */
@@ -278,8 +278,8 @@ int engine_load(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint
 		return 0;
 	}
 	begin(e);
-	kvx_worker_start(e->worker);
-	kvx_worker_load(e->worker);
+	kvx_worker_start_async_loads(e->worker);
+	kvx_worker_run_sync_loads(e->worker);
 	engine_end(e);
 
 	return 1;
@@ -292,18 +292,18 @@ int engine_load_beside(engine_t *e, const kvc_lease_t *lease, const uint32_t *id
 
 	new_plan(e);
 	for (uint32_t i = 0; i < count; i++) {
-		if (!add_load(e, lease, KVX_PLAN_ASYNC, ids, n)) {
+		if (!add_load(e, lease, KVX_MSG_ASYNC, ids, n)) {
 			return 0;
 		}
 	}
 	begin(e);
-	kvx_worker_start(e->worker);
+	kvx_worker_start_async_loads(e->worker);
 	engine_end(e);
 	while (over < count && engine_now_ns() < until) {
 		int failed = 0;
 		char id[8];
 
-		if (kvx_worker_finished(e->worker, id, sizeof id, &failed) > 0) {
+		if (kvx_worker_take_finished(e->worker, id, sizeof id, &failed) > 0) {
 			good += !failed;
 			over++;
 		}
@@ -321,9 +321,9 @@ int engine_load_first(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids
 	}
 	start = engine_now_ns();
 	begin(e);
-	kvx_worker_start(e->worker);
-	*p_layered = kvx_worker_load_layers(e->worker);
-	kvx_worker_layer(e->worker, 0);
+	kvx_worker_start_async_loads(e->worker);
+	*p_layered = kvx_worker_run_layered_loads(e->worker);
+	kvx_worker_await_layer(e->worker, 0);
 	memory_settle();
 	*p_ns = engine_now_ns() - start;
 
@@ -333,7 +333,7 @@ int engine_load_first(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids
 void engine_load_rest(engine_t *e)
 {
 	for (uint32_t l = 1; l < e->layout.layers; l++) {
-		kvx_worker_layer(e->worker, l);
+		kvx_worker_await_layer(e->worker, l);
 	}
 	engine_end(e);
 }

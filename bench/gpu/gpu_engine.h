@@ -40,7 +40,7 @@ typedef struct engine {
 	kvx_worker_t *worker;
 	kvc_t *kvc;
 	kvc_space_t *space;
-	kvx_bytes_t plan;
+	kvx_msg_buf_t plan;
 	uint32_t step;
 	uint64_t load;
 } engine_t;
@@ -59,7 +59,7 @@ void engine_fence(engine_t *e, const uint32_t *ids, uint32_t n);
 /* A step that saves the first n blocks of a put, from these blocks; 0: there is nothing to write, or it cannot. */
 int engine_save(engine_t *e, const kvc_put_t *put, const uint32_t *ids, uint32_t n);
 /* A step that loads n leased blocks to these blocks. engine_end() has been called: what is bad is told by
- * kvx_worker_errors(). */
+ * kvx_worker_take_failed_blocks(). */
 int engine_load(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint32_t n);
 /* A step during which the same is loaded this many times, one after another; returns when all have come. 0: one has
  * not. */

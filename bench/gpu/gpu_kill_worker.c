@@ -157,7 +157,7 @@ static void load_blocks(killed_t *e, uint64_t chain, const kvc_lease_t *lease, u
 		atomic_fetch_add(&e->count->failed, 1);
 		return;
 	}
-	bads = kvx_worker_errors(e->engine.worker, bad, KILL_BLOCKS);
+	bads = kvx_worker_take_failed_blocks(e->engine.worker, bad, KILL_BLOCKS);
 	atomic_store(&e->count->busy, 0);
 	for (uint32_t i = 0; i < bads; i++) {
 		for (uint32_t k = 0; k < n; k++) {

@@ -377,7 +377,7 @@ double load_whole(load_bench_t *b, uint32_t prompt, load_parts_t *p_parts)
 
 	if (status == KVC_OK && kvc_lease_n(lease) == b->blocks && engine_load(e, lease, b->ids, b->blocks)) {
 		sent = engine_now_ns();
-		bad = kvx_worker_errors(e->worker, b->bad, b->blocks);
+		bad = kvx_worker_take_failed_blocks(e->worker, b->bad, b->blocks);
 	}
 	end = engine_now_ns();
 	kvc_release(&lease, 1);
@@ -405,7 +405,7 @@ double load_beside(load_bench_t *b, uint32_t prompt, uint32_t count)
 		   engine_load_beside(e, lease, b->ids, b->blocks, count);
 	const uint64_t end = engine_now_ns();
 
-	good = kvx_worker_errors(e->worker, b->bad, b->blocks) == 0 && good;
+	good = kvx_worker_take_failed_blocks(e->worker, b->bad, b->blocks) == 0 && good;
 	kvc_release(&lease, 1);
 	if (!good) {
 		printf("gpu_load: an asynchronous load failed: %s\n", kvc_status_name(status));
@@ -428,7 +428,7 @@ double load_first(load_bench_t *b, uint32_t prompt, int *p_layered, uint32_t *p_
 			*p_wrong = wrong_pieces(b, prompt);
 		}
 		engine_load_rest(e);
-		bad = kvx_worker_errors(e->worker, b->bad, b->blocks);
+		bad = kvx_worker_take_failed_blocks(e->worker, b->bad, b->blocks);
 	}
 	kvc_release(&lease, 1);
 	if (bad > 0) {

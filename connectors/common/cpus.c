@@ -25,7 +25,7 @@ static void add_thread(kvx_cpus_t *cpus, pid_t thread)
 	}
 }
 
-void kvx_cpus_allowed(kvx_cpus_t *p_cpus)
+void kvx_cpus_read_allowed(kvx_cpus_t *p_cpus)
 {
 	DIR *tasks = opendir("/proc/self/task");
 	struct dirent *entry;
@@ -51,7 +51,7 @@ uint32_t kvx_cpus_count(const kvx_cpus_t *cpus)
 	return count > 0 ? (uint32_t)count : 1u;
 }
 
-void kvx_cpus_use(const kvx_cpus_t *cpus)
+void kvx_cpus_bind_thread(const kvx_cpus_t *cpus)
 {
 	if (CPU_COUNT(&cpus->set) > 0) {
 		(void)sched_setaffinity(0, sizeof cpus->set, &cpus->set);

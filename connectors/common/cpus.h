@@ -17,10 +17,10 @@ typedef struct kvx_cpus {
 } kvx_cpus_t;
 
 /* Read once, by the thread that opens; never fails: what cannot be read is left out. */
-void kvx_cpus_allowed(kvx_cpus_t *p_cpus);
+void kvx_cpus_read_allowed(kvx_cpus_t *p_cpus);
 /* How many; 1 when not known. */
 uint32_t kvx_cpus_count(const kvx_cpus_t *cpus);
 /* Let the calling thread use them; as it was when not known. */
-void kvx_cpus_use(const kvx_cpus_t *cpus);
+void kvx_cpus_bind_thread(const kvx_cpus_t *cpus);
 
 #endif

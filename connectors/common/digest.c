@@ -49,7 +49,7 @@ static void lower_priority(const digest_job_t *job)
 	const struct sched_param param = {0};
 
 	(void)prctl(PR_SET_NAME, "kvx-digest", 0, 0, 0);
-	kvx_cpus_use(&job->cpus);
+	kvx_cpus_bind_thread(&job->cpus);
 	(void)sched_setscheduler(0, SCHED_IDLE, &param);
 	(void)syscall(SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, IOPRIO_IDLE);
 }
@@ -190,7 +190,7 @@ kvc_status_t kvx_digest_file(const kvx_digest_config_t *config, uint8_t digest[K
 	    !S_ISREG(stat.st_mode)) {
 		return KVC_ERR_ARG;
 	}
-	kvx_cpus_allowed(&job.cpus);
+	kvx_cpus_read_allowed(&job.cpus);
 	job.bytes = (uint64_t)stat.st_size;
 	job.chunks = (job.bytes + KVX_DIGEST_CHUNK - 1) / KVX_DIGEST_CHUNK;
 	state = XXH3_createState();

@@ -5,7 +5,7 @@
 
 #define TERMS   3u
 #define CHOICES 7u
-#define ROWS    (KVX_CURVE_SIZES * KVX_CURVE_SAMPLES)
+#define ROWS    (KVX_FIT_SIZES * KVX_FIT_SAMPLES)
 #define LONGEST 100e9
 #define FAR     3.0  /* a measurement further from the median of its size is moved to here */
 #define USUAL   0.2  /* relative error from which on one counts less than half */
@@ -24,24 +24,24 @@ static double clamp(double x, double least, double most)
 	return x < least ? least : x > most ? most : x;
 }
 
-static uint32_t size_of(uint32_t n)
+static uint32_t size_class(uint32_t n)
 {
 	const uint32_t size = 31u - (uint32_t)__builtin_clz(n);
 
-	return size < KVX_CURVE_SIZES ? size : KVX_CURVE_SIZES - 1u;
+	return size < KVX_FIT_SIZES ? size : KVX_FIT_SIZES - 1u;
 }
 
-void kvx_curve_learn(kvx_curve_t *curve, const kvx_curve_sample_t *sample)
+void kvx_fit_add(kvx_fit_t *curve, const kvx_fit_sample_t *sample)
 {
 	uint32_t size;
 
 	if (sample->n == 0 || !(sample->ns > 0 && sample->ns <= LONGEST)) {
 		return;
 	}
-	size = size_of(sample->n);
+	size = size_class(sample->n);
 	curve->sample[size][curve->at[size]] = *sample;
-	curve->at[size] = (curve->at[size] + 1u) % KVX_CURVE_SAMPLES;
-	if (curve->count[size] < KVX_CURVE_SAMPLES) {
+	curve->at[size] = (curve->at[size] + 1u) % KVX_FIT_SAMPLES;
+	if (curve->count[size] < KVX_FIT_SAMPLES) {
 		curve->count[size]++;
 		curve->known++;
 	}
@@ -51,12 +51,12 @@ void kvx_curve_learn(kvx_curve_t *curve, const kvx_curve_sample_t *sample)
 }
 
 /* Samples of a size that still count. */
-static uint32_t samples_of(const kvx_curve_t *curve, uint32_t size, kvx_curve_sample_t *samples)
+static uint32_t fresh_samples(const kvx_fit_t *curve, uint32_t size, kvx_fit_sample_t *samples)
 {
 	uint32_t n = 0;
 
 	for (uint32_t i = 0; i < curve->count[size]; i++) {
-		const kvx_curve_sample_t *s = &curve->sample[size][i];
+		const kvx_fit_sample_t *s = &curve->sample[size][i];
 
 		if (curve->age_ns == 0 || curve->newest_ns - s->at_ns <= curve->age_ns) {
 			samples[n++] = *s;
@@ -68,9 +68,9 @@ static uint32_t samples_of(const kvx_curve_t *curve, uint32_t size, kvx_curve_sa
 
 /* Of the times, or of those of one n. The lower one of two in the middle: what disturbs a measurement makes it longer.
  */
-static double median(const kvx_curve_sample_t *sample, uint32_t count, int of_one)
+static double median(const kvx_fit_sample_t *sample, uint32_t count, int of_one)
 {
-	double sorted[KVX_CURVE_SAMPLES];
+	double sorted[KVX_FIT_SAMPLES];
 
 	for (uint32_t i = 0; i < count; i++) {
 		const double ns = of_one ? sample[i].ns / sample[i].n : sample[i].ns;
@@ -85,17 +85,17 @@ static double median(const kvx_curve_sample_t *sample, uint32_t count, int of_on
 	return sorted[(count - 1u) / 2u];
 }
 
-static uint32_t rows_of(const kvx_curve_t *curve, kvx_row_t *rows)
+static uint32_t make_rows(const kvx_fit_t *curve, kvx_row_t *rows)
 {
 	uint32_t n = 0;
 
-	for (uint32_t size = 0; size < KVX_CURVE_SIZES; size++) {
-		kvx_curve_sample_t samples[KVX_CURVE_SAMPLES];
-		const uint32_t count = samples_of(curve, size, samples);
+	for (uint32_t size = 0; size < KVX_FIT_SIZES; size++) {
+		kvx_fit_sample_t samples[KVX_FIT_SAMPLES];
+		const uint32_t count = fresh_samples(curve, size, samples);
 		const double usual = count ? median(samples, count, 0) : 0;
 
 		for (uint32_t i = 0; i < count; i++) {
-			const kvx_curve_sample_t *s = &samples[i];
+			const kvx_fit_sample_t *s = &samples[i];
 
 			rows[n++] = (kvx_row_t){
 				{1.0 / usual, s->n / usual, s->q / usual}, clamp(s->ns / usual, 1.0 / FAR, FAR), 1.0};
@@ -133,7 +133,7 @@ static int solve(double m[TERMS][TERMS + 1], double *x)
 	return 1;
 }
 
-static double miss(const kvx_row_t *row, const double *x)
+static double row_error(const kvx_row_t *row, const double *x)
 {
 	double sum = -row->t;
 
@@ -145,7 +145,7 @@ static double miss(const kvx_row_t *row, const double *x)
 }
 
 /* The best of these terms: its mean error, below 0 when there is none. */
-static double fit(kvx_row_t *rows, uint32_t n, uint32_t terms, double *x)
+static double fit_terms(kvx_row_t *rows, uint32_t n, uint32_t terms, double *x)
 {
 	double error = 0;
 
@@ -153,7 +153,7 @@ static double fit(kvx_row_t *rows, uint32_t n, uint32_t terms, double *x)
 		double m[TERMS][TERMS + 1] = {{0}};
 
 		for (uint32_t r = 0; r < n; r++) {
-			const double off = pass ? miss(&rows[r], x) / USUAL : 0;
+			const double off = pass ? row_error(&rows[r], x) / USUAL : 0;
 
 			rows[r].weight = 1.0 / (1.0 + off * off);
 			for (uint32_t i = 0; i < TERMS; i++) {
@@ -177,7 +177,7 @@ static double fit(kvx_row_t *rows, uint32_t n, uint32_t terms, double *x)
 		}
 	}
 	for (uint32_t r = 0; r < n; r++) {
-		const double off = clamp(miss(&rows[r], x), -1.0, 1.0);
+		const double off = clamp(row_error(&rows[r], x), -1.0, 1.0);
 
 		error += off * off;
 	}
@@ -186,15 +186,15 @@ static double fit(kvx_row_t *rows, uint32_t n, uint32_t terms, double *x)
 }
 
 /* Terms as bits, the ones to prefer first. Each can be found wanting; a proportion cannot. */
-static void refit(kvx_curve_t *curve)
+static void refit(kvx_fit_t *curve)
 {
 	static const uint32_t choice[] = {2, 3, 6, 7, 1, 5, 4};
 	double x[CHOICES][TERMS], error[CHOICES], best = -1;
 	kvx_row_t rows[ROWS];
-	const uint32_t n = rows_of(curve, rows);
+	const uint32_t n = make_rows(curve, rows);
 
 	for (uint32_t i = 0; i < CHOICES; i++) {
-		error[i] = fit(rows, n, choice[i], x[i]);
+		error[i] = fit_terms(rows, n, choice[i], x[i]);
 		best = error[i] >= 0 && (best < 0 || error[i] < best) ? error[i] : best;
 	}
 	for (uint32_t i = 0; i < CHOICES; i++) {
@@ -206,7 +206,7 @@ static void refit(kvx_curve_t *curve)
 	curve->stale = 0;
 }
 
-double kvx_curve_share(kvx_curve_t *curve, double n, double q)
+double kvx_fit_marginal(kvx_fit_t *curve, double n, double q)
 {
 	if (curve->stale) {
 		refit(curve);
@@ -215,21 +215,21 @@ double kvx_curve_share(kvx_curve_t *curve, double n, double q)
 	return curve->x[1] * n + curve->x[2] * q;
 }
 
-double kvx_curve_whole(kvx_curve_t *curve, double n, double q)
+double kvx_fit_total(kvx_fit_t *curve, double n, double q)
 {
-	const double share = kvx_curve_share(curve, n, q);
+	const double share = kvx_fit_marginal(curve, n, q);
 
 	return curve->x[0] + share;
 }
 
-double kvx_curve_near(const kvx_curve_t *curve, uint32_t n)
+double kvx_fit_nearest(const kvx_fit_t *curve, uint32_t n)
 {
-	kvx_curve_sample_t samples[KVX_CURVE_SAMPLES];
+	kvx_fit_sample_t samples[KVX_FIT_SAMPLES];
 
 	for (uint32_t i = 0; n > 0 && i <= 2u * NEAR; i++) {
-		const uint32_t d = (i + 1u) / 2u, size = size_of(n);
+		const uint32_t d = (i + 1u) / 2u, size = size_class(n);
 		const uint32_t at = i % 2u ? size + d : size - d; /* below 0: beyond all sizes */
-		const uint32_t count = at < KVX_CURVE_SIZES ? samples_of(curve, at, samples) : 0;
+		const uint32_t count = at < KVX_FIT_SIZES ? fresh_samples(curve, at, samples) : 0;
 
 		if (count) {
 			return n * median(samples, count, 1);

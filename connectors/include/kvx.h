@@ -70,12 +70,12 @@ typedef struct kvx_config {
 } kvx_config_t;
 
 /* Attach. A daemon that is absent, or comes to nothing within attach_ms, is no error: all is a miss until kvx_poll()
- * finds it. KVC_ERR_ARG: the configuration contradicts itself (kvx_why() names the field). KVC_ERR_NOMEM. */
+ * finds it. KVC_ERR_ARG: the configuration contradicts itself (kvx_last_error() names the field). KVC_ERR_NOMEM. */
 KVX_API kvc_status_t kvx_attach(const kvx_config_t *config, kvx_t **p_kvx);
 /* Abort what is under way, say goodbye, free everything made from it. NULL is fine. */
 KVX_API void kvx_detach(kvx_t *kvx);
 /* Why the last kvx_attach() on this thread failed; never NULL. */
-KVX_API const char *kvx_why(void);
+KVX_API const char *kvx_last_error(void);
 
 /* Move loads and saves on, re-attach when due. With nothing to move it waits up to timeout_ms for news from the daemon
  * (0: does not wait). Returns the number of loads and saves still PENDING. */
@@ -83,7 +83,7 @@ KVX_API uint32_t kvx_poll(kvx_t *kvx, uint32_t timeout_ms);
 /* Readable when kvx_poll() has news to read; changes with a re-attach. -1: not attached. */
 KVX_API int kvx_fd(const kvx_t *kvx);
 /* 1: attached and the self-test has passed. */
-KVX_API int kvx_ready(const kvx_t *kvx);
+KVX_API int kvx_is_ready(const kvx_t *kvx);
 
 /* A prefix of a sequence and where it lies in the paged cache. Nothing of it is borrowed after the call. */
 typedef struct kvx_prefix {
@@ -148,7 +148,7 @@ typedef struct kvx_request {
 	uint32_t turn, prompt_tokens, engine_tokens, output_tokens; /* engine_tokens: hit in the engine's own cache */
 	const kvx_load_result_t *load;                              /* NULL: no load was tried */
 } kvx_request_t;
-KVX_API void kvx_report(kvx_t *kvx, const kvx_request_t *request);
+KVX_API void kvx_record_request(kvx_t *kvx, const kvx_request_t *request);
 
 /* Every failure is one of these. */
 typedef struct kvx_stats {

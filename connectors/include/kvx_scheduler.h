@@ -9,16 +9,17 @@
  *   new request    match  -> hit         shared memory; what was found is leased once, and held while the request
  * waits: ask as often as you like admitted       place, load           the engine has given the blocks: what was held
  * is loaded into them each step      place, advance        block tables grow; blocks that are full after this step are
- * reserved for saving end of step    plan   -> bytes       to every rank, then kvx_worker_begin() there after it report
- * <- bytes       from every rank that has something to say gone           finish                the request has ended
- * or was aborted; whatever is under way for it goes on and is cleaned up
+ * reserved for saving end of step    plan   -> bytes       to every rank, then kvx_worker_begin_step() there after it
+ * report <- bytes       from every rank that has something to say gone           finish                the request has
+ * ended or was aborted; whatever is under way for it goes on and is cleaned up
  *
  * Promise to the engine: nothing here fails in a way it must handle, nothing waits longer than wait_us (a match: than
  * it is worth), and without a live daemon every call costs microseconds. A lost answer, a full store or an absent
  * daemon is a miss, or a block that is not saved, and a counter.
  *
  * Keys. With `foreign` set the engine's own block hashes are used: they are asked for one by one through kvx_hashes_t,
- * and only those a search looks at. Otherwise kvd's own chain is kept per request and fed by kvx_scheduler_tokens().
+ * and only those a search looks at. Otherwise kvd's own chain is kept per request and fed by
+ * kvx_scheduler_add_tokens().
  *
  * Never slower. Loads and steps that compute prompts are timed by the ranks; what loading a hit would take, from memory
  * and from disk, is held against what computing it would (cost_model/cost_model.h). A part that does not pay is left
@@ -63,31 +64,31 @@ typedef struct kvx_scheduler_config {
 	const kvc_writer_t *writers;    /* who fills which heads and layers: one per rank */
 	uint32_t writer_count;
 	uint32_t max_blocks;
-	int foreign; /* 1: keys are bound from the engine's hashes */
-	int guard;   /* 1: never slower */
-	int mode;    /* kvx_load_mode_t */
-	/* kvx_scheduler_plan() waits at most so long for answers, and not at all where requests only generate; a match
-	 * waits at least so long. 0: KVX_WAIT_US, in plans no more than a 128th of what the step is expected to take.
-	 */
+	int foreign;    /* 1: keys are bound from the engine's hashes */
+	int cost_model; /* 1: never slower */
+	int mode;       /* kvx_load_mode_t */
+	/* kvx_scheduler_build_message() waits at most so long for answers, and not at all where requests only generate;
+	 * a match waits at least so long. 0: KVX_WAIT_US, in plans no more than a 128th of what the step is expected to
+	 * take. */
 	uint32_t wait_us;
 	uint32_t load_ms;    /* the ranks give a load up after so long; 0: KVX_STEP_LOAD_MS */
 	uint32_t min_tokens; /* hits of fewer tokens are not worth a load; 0: one unit */
 } kvx_scheduler_config_t;
 
 /* Never waits for the daemon: it may be absent now and come later. KVC_ERR_ARG: the configuration contradicts itself
- * (kvx_scheduler_why()). KVC_ERR_NOMEM. */
+ * (kvx_scheduler_last_error()). KVC_ERR_NOMEM. */
 KVC_API kvc_status_t kvx_scheduler_open(const kvx_scheduler_config_t *config, kvx_scheduler_t **p_scheduler);
 /* Says goodbye; what was leased or reserved is given back by the daemon. NULL is fine. */
 KVC_API void kvx_scheduler_close(kvx_scheduler_t *scheduler);
 /* Why the last kvx_scheduler_open() on this thread failed; never NULL. */
-KVC_API const char *kvx_scheduler_why(void);
+KVC_API const char *kvx_scheduler_last_error(void);
 /* What names the weights is known now: `text` is copied, and the ranks learn it with the next plan. Once, for a
  * scheduler opened without; until then every lookup is a miss and nothing is saved. Any thread may call it.
  * KVC_ERR_ARG: the scheduler has that text, or it is empty or longer than KVX_WEIGHTS_MAX. KVC_ERR_NOMEM. */
 #define KVX_WEIGHTS_MAX 1000u
 KVC_API kvc_status_t kvx_scheduler_set_weights(kvx_scheduler_t *scheduler, const char *text);
 /* 1: attached and the space is open. */
-KVC_API int kvx_scheduler_ready(const kvx_scheduler_t *scheduler);
+KVC_API int kvx_scheduler_is_ready(const kvx_scheduler_t *scheduler);
 
 /* The engine's hash of unit i (the whole prefix up to and with it): *p_len bytes, valid until the next call. NULL:
  * there is none. */
@@ -125,7 +126,8 @@ typedef struct kvx_units {
 	const uint32_t *extra_len;
 	uint32_t extra_count;
 } kvx_units_t;
-KVC_API kvc_status_t kvx_scheduler_tokens(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_units_t *units);
+KVC_API kvc_status_t kvx_scheduler_add_tokens(kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
+					      const kvx_units_t *units);
 
 typedef struct kvx_hit {
 	uint32_t tokens;      /* beyond `local`, to be claimed; 0: nothing, or it does not pay */
@@ -146,17 +148,18 @@ KVC_API void kvx_scheduler_match(kvx_scheduler_t *scheduler, const kvx_ask_t *as
 /* The request's blocks in `group`, from place `first` on, are ids[n]: appended, or replacing all from there. The engine
  * has just allocated those at places >= fresh: what may still be saved out of them is saved before they are written.
  * KVC_ERR_ARG, KVC_ERR_NOMEM: the request is not saved. */
-typedef struct kvx_table {
+typedef struct kvx_block_table {
 	size_t struct_size;
 	uint32_t group, first, n, fresh;
 	const uint32_t *ids;
-} kvx_table_t;
-KVC_API kvc_status_t kvx_scheduler_place(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_table_t *table);
+} kvx_block_table_t;
+KVC_API kvc_status_t kvx_scheduler_append_blocks(kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
+						 const kvx_block_table_t *table);
 
 /* Load what the request's last match() found, with the same `local`: tokens [ask->local, ask->local + hit->tokens),
  * into the blocks placed. Whatever comes of it is in the plan: also a load whose lease has been lost since (the daemon
  * died), which the ranks then report as failed. */
-KVC_API void kvx_scheduler_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_hit_t *hit);
+KVC_API void kvx_scheduler_start_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_hit_t *hit);
 
 /* After this step the request's first `computed` tokens are computed (ask->hashes covers the confirmed ones): reserve
  * for saving what is full and not stored. `prefill`: tokens of it that this step computes. Less than before: blocks
@@ -164,32 +167,32 @@ KVC_API void kvx_scheduler_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask
 KVC_API void kvx_scheduler_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t computed,
 				   uint32_t prefill);
 /* The same of a request that is not to be saved: the step computes `prefill` tokens of it. For the guard. */
-KVC_API void kvx_scheduler_computes(kvx_scheduler_t *scheduler, uint32_t computed, uint32_t prefill);
-/* Its block table is void (preempted); kvx_scheduler_place() gives the new one. */
+KVC_API void kvx_scheduler_note_step_tokens(kvx_scheduler_t *scheduler, uint32_t computed, uint32_t prefill);
+/* Its block table is void (preempted); kvx_scheduler_append_blocks() gives the new one. */
 KVC_API void kvx_scheduler_preempt(kvx_scheduler_t *scheduler, const kvx_ask_t *ask);
 KVC_API void kvx_scheduler_finish(kvx_scheduler_t *scheduler, const kvx_ask_t *ask);
 /* The next multiple of a block's tokens at which advance() has something to do for the request; UINT32_MAX: unknown
  * request. For callers that want to save the call. */
-KVC_API uint32_t kvx_scheduler_next(const kvx_scheduler_t *scheduler, const char *id, uint32_t id_len);
+KVC_API uint32_t kvx_scheduler_next_save_at(const kvx_scheduler_t *scheduler, const char *id, uint32_t id_len);
 
 /* The plan of this step. Valid until the next call. Exactly once a step, after all calls of the step; an empty plan has
  * *p_len 0. */
-KVC_API void kvx_scheduler_plan(kvx_scheduler_t *scheduler, const void **p_bytes, size_t *p_len);
-/* A rank's report (kvx_worker_report()). Garbage is counted and ignored. */
-KVC_API void kvx_scheduler_report(kvx_scheduler_t *scheduler, const void *bytes, size_t len);
+KVC_API void kvx_scheduler_build_message(kvx_scheduler_t *scheduler, const void **p_bytes, size_t *p_len);
+/* A rank's report (kvx_worker_take_report()). Garbage is counted and ignored. */
+KVC_API void kvx_scheduler_take_report(kvx_scheduler_t *scheduler, const void *bytes, size_t len);
 /* Blocks, by id, that hang on a load within a step which a report has said to have failed, of requests that had lost
  * them by then: preempted, or at an end. An engine that has them in a cache of its own takes them out. Each is named
  * once; returns how many, at most `cap`: ask again. */
-KVC_API uint32_t kvx_scheduler_spoilt(kvx_scheduler_t *scheduler, uint32_t *ids, uint32_t cap);
+KVC_API uint32_t kvx_scheduler_take_invalidated(kvx_scheduler_t *scheduler, uint32_t *ids, uint32_t cap);
 /* 1: something waits for a plan to go out in: keep stepping although there are no requests. */
-KVC_API int kvx_scheduler_pending(kvx_scheduler_t *scheduler);
+KVC_API int kvx_scheduler_has_pending(kvx_scheduler_t *scheduler);
 /* Forget all blocks of the model and of the adapters asked about so far (weights changed in place). Waits up to a
  * second, also for what is being opened. */
 KVC_API kvc_status_t kvx_scheduler_reset(kvx_scheduler_t *scheduler);
 
 /* The caller has lost track of which blocks were given to whom: saves under way are given up, and no request known now
  * is saved before it has been preempted. */
-KVC_API void kvx_scheduler_revoke(kvx_scheduler_t *scheduler);
+KVC_API void kvx_scheduler_revoke_saves(kvx_scheduler_t *scheduler);
 
 /* One request has ended: metrics and prefix-hit records of the daemon. Before kvx_scheduler_finish(), or its hits are
  * not known any more. */
@@ -197,7 +200,7 @@ typedef struct kvx_ended {
 	size_t struct_size;
 	uint32_t prompt_tokens, engine_tokens, output_tokens;
 } kvx_ended_t;
-KVC_API void kvx_scheduler_ended(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_ended_t *ended);
+KVC_API void kvx_scheduler_record_ended(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_ended_t *ended);
 
 /* X(name, help): counters since kvx_scheduler_open(). */
 #define KVX_SCHEDULER_STATS(X)                                                                                         \
@@ -231,11 +234,11 @@ KVC_API void kvx_scheduler_ended(kvx_scheduler_t *scheduler, const kvx_ask_t *as
 	X(save_lost, "blocks reserved that were not saved after all")                                                  \
 	X(late_answers, "answers of the daemon that came after the lookup or the plan that waited for them")           \
 	X(bad_reports, "reports of a rank that made no sense")                                                         \
-	X(guard_stops, "lengths at which loading was stopped")                                                         \
-	X(guard_resumes, "lengths at which loading was resumed")                                                       \
-	X(guard_cuts, "hits loaded in part, because loading the rest is slower than computing it")                     \
-	X(guard_probes, "hits of which a piece was loaded only to see whether it pays")                                \
-	X(guard_steps, "steps whose time was measured")                                                                \
+	X(cost_model_stops, "lengths at which loading was stopped")                                                    \
+	X(cost_model_resumes, "lengths at which loading was resumed")                                                  \
+	X(cost_model_cuts, "hits loaded in part, because loading the rest is slower than computing it")                \
+	X(cost_model_samples, "hits of which a piece was loaded only to see whether it pays")                          \
+	X(cost_model_steps, "steps whose time was measured")                                                           \
 	X(attaches, "attachments to a daemon")                                                                         \
 	X(broken_invariants,                                                                                           \
 	  "invariants found broken; above 0 the half has detached for good: please report the log line")               \

@@ -8,7 +8,7 @@
  * goes to the transfer thread; nothing is waited for finished()    ids of asynchronous loads that are over, well or
  * not; each exactly once errors()      blocks whose load failed: the engine computes them. Of a cache in GPU memory
  * asked in each step, after end(): it waits for the bytes of load(), not for the step report()      bytes for
- * kvx_scheduler_report()
+ * kvx_scheduler_take_report()
  *
  * A transfer thread owns the attachment to the daemon and moves bytes whether or not the engine steps. Blocks it still
  * has to read are marked; begin() looks at the marks of the blocks the plan says are reused, so that no save ever holds
@@ -81,55 +81,55 @@ typedef struct kvx_worker_config {
 	const void *image;
 } kvx_worker_config_t;
 
-/* Never waits for the daemon. KVC_ERR_ARG: kvx_worker_why(). KVC_ERR_NOMEM. */
+/* Never waits for the daemon. KVC_ERR_ARG: kvx_worker_last_error(). KVC_ERR_NOMEM. */
 KVC_API kvc_status_t kvx_worker_open(const kvx_worker_config_t *config, kvx_worker_t **p_worker);
 /* Ends the transfer threads; saves not yet copied are given up. A device that still copies is waited for, 3 s at most.
  * NULL is fine. */
 KVC_API void kvx_worker_close(kvx_worker_t *worker);
-KVC_API const char *kvx_worker_why(void);
+KVC_API const char *kvx_worker_last_error(void);
 
 /* Gather block `from` of a group as a save does and scatter it to block `to` as a load does, digests verified, without
  * the daemon: the caller compares. For the capability self-test at registration, while both blocks are free. */
-KVC_API kvc_status_t kvx_worker_echo(kvx_worker_t *worker, uint32_t group, uint32_t from, uint32_t to);
+KVC_API kvc_status_t kvx_worker_roundtrip_test(kvx_worker_t *worker, uint32_t group, uint32_t from, uint32_t to);
 /* The second half of the self-test, against the daemon, in a space of its own: store a block, drop it, load it back,
  * compare. OK: passed. PENDING: not done yet (no daemon). Else loads and saves stay off in this process:
  * KVC_ERR_CORRUPT: other bytes came back; of a GPU also KVC_ERR_LIMIT: it cannot be given the pool's memory (the limit
  * on locked memory), KVC_ERR_NOMEM: nor list it, or another error: it cannot copy this cache. */
-KVC_API kvc_status_t kvx_worker_proved(const kvx_worker_t *worker);
+KVC_API kvc_status_t kvx_worker_self_test_status(const kvx_worker_t *worker);
 
 /* Of a cache in GPU memory: the CUstream that the next step is enqueued on, before begin(); NULL, as at first: the
  * legacy default stream. */
-KVC_API void kvx_worker_stream(kvx_worker_t *worker, void *stream);
+KVC_API void kvx_worker_set_stream(kvx_worker_t *worker, void *stream);
 /* begin() and start() of a plan with synchronous loads, and the sending of these, as soon as it is made: an engine
  * whose halves share a thread prepares its inputs between the plan and begin(), and may enqueue nothing there that
  * touches blocks of the plan. The begin() with the same bytes that follows finds it done; start() and load() have to
  * come as ever. Any other begin() gives it up, as a step that is gone, and so does closing. Waits 1 ms (layer_wait_us)
  * and 2 us a block at most. 1: begun. 0: nothing has happened: not of a device; no synchronous loads; the step before
  * is not over: since its begin() errors(), report() and (with COMPUTED) end() have to have been called. */
-#define KVX_EARLY_COMPUTED 1u /* the step before computes something: it has an end() */
-#define KVX_EARLY_LAYERS   2u /* load_layers() may follow */
-KVC_API int kvx_worker_early(kvx_worker_t *worker, const void *plan, size_t len, uint32_t flags);
-KVC_API void kvx_worker_begin(kvx_worker_t *worker, const void *plan, size_t len);
-KVC_API void kvx_worker_start(kvx_worker_t *worker);
-KVC_API void kvx_worker_load(kvx_worker_t *worker);
+#define KVX_PREFETCH_COMPUTED 1u /* the step before computes something: it has an end() */
+#define KVX_PREFETCH_LAYERS   2u /* load_layers() may follow */
+KVC_API int kvx_worker_prefetch_step(kvx_worker_t *worker, const void *message, size_t len, uint32_t flags);
+KVC_API void kvx_worker_begin_step(kvx_worker_t *worker, const void *message, size_t len);
+KVC_API void kvx_worker_start_async_loads(kvx_worker_t *worker);
+KVC_API void kvx_worker_run_sync_loads(kvx_worker_t *worker);
 /* load() by an engine that calls layer() for each layer of the cache before it enqueues what reads that layer, on the
  * stream of this step. 1: it has to: each layer is put before what is enqueued from its layer() on. 0: all layers are,
  * as with load(), and layer() does nothing. */
-KVC_API int kvx_worker_load_layers(kvx_worker_t *worker);
+KVC_API int kvx_worker_run_layered_loads(kvx_worker_t *worker);
 /* `layer` of the first group's paged cache is about to be read; one beyond its layers: so is everything. Waits for
  * nothing. If some layer is not named before end(), or errors(), blocks of these loads count as failed, and
  * load_layers() is load() from then on. */
-KVC_API void kvx_worker_layer(kvx_worker_t *worker, uint32_t layer);
-KVC_API void kvx_worker_end(kvx_worker_t *worker);
+KVC_API void kvx_worker_await_layer(kvx_worker_t *worker, uint32_t layer);
+KVC_API void kvx_worker_end_step(kvx_worker_t *worker);
 
 /* The next id of an asynchronous load that is over: its length, at most cap bytes of it copied; 0: there is none.
  * *p_failed (may be NULL): 1 when not every block came. */
-KVC_API uint32_t kvx_worker_finished(kvx_worker_t *worker, char *id, uint32_t cap, int *p_failed);
+KVC_API uint32_t kvx_worker_take_finished(kvx_worker_t *worker, char *id, uint32_t cap, int *p_failed);
 /* Up to cap block ids whose load failed, each once; how many. Those of an asynchronous load are there before finished()
  * names it; those of a load whose request is gone (DROP) are not named. */
-KVC_API uint32_t kvx_worker_errors(kvx_worker_t *worker, uint32_t *ids, uint32_t cap);
+KVC_API uint32_t kvx_worker_take_failed_blocks(kvx_worker_t *worker, uint32_t *ids, uint32_t cap);
 /* What the scheduler should know, valid until the next call; *p_len 0: nothing. */
-KVC_API void kvx_worker_report(kvx_worker_t *worker, const void **p_bytes, size_t *p_len);
+KVC_API void kvx_worker_take_report(kvx_worker_t *worker, const void **p_bytes, size_t *p_len);
 /* Wait until everything handed over is saved and visible to the daemon, or timeout_ms have passed. For tests and
  * shutdown. */
 KVC_API kvc_status_t kvx_worker_flush(kvx_worker_t *worker, uint32_t timeout_ms);
@@ -146,8 +146,8 @@ KVC_API kvc_status_t kvx_worker_flush(kvx_worker_t *worker, uint32_t timeout_ms)
 	X(load_ns, "nanoseconds that loads took, of several at a time each its own part, summed")                      \
 	X(load_wait_ns, "nanoseconds the engine waited in steps for loads")                                            \
 	X(layered, "loads within a step that came layer by layer")                                                     \
-	X(layer_skips, "of these, those of which the engine had read a layer without waiting for it")                  \
-	X(loads_early, "loads within a step that were begun when it was planned")                                      \
+	X(layers_skipped, "of these, those of which the engine had read a layer without waiting for it")               \
+	X(loads_prefetched, "loads within a step that were begun when it was planned")                                 \
 	X(saves, "saves begun")                                                                                        \
 	X(save_blocks, "blocks handed in")                                                                             \
 	X(save_bytes, "bytes saved")                                                                                   \
@@ -157,7 +157,7 @@ KVC_API kvc_status_t kvx_worker_flush(kvx_worker_t *worker, uint32_t timeout_ms)
 	X(fence_ns, "nanoseconds the engine waited for that")                                                          \
 	X(broken_invariants,                                                                                           \
 	  "invariants found broken; above 0 the half has detached for good: please report the log line")               \
-	X(bad_plans, "plans that made no sense")                                                                       \
+	X(bad_messages, "plans that made no sense")                                                                    \
 	X(self_tests, "self-tests passed")                                                                             \
 	X(self_test_failures, "self-tests that brought other bytes back")                                              \
 	X(attaches, "attachments to a daemon")                                                                         \

@@ -7,7 +7,7 @@
 
 static _Thread_local const char *why_text = "no call has failed";
 
-const char *kvx_why(void)
+const char *kvx_last_error(void)
 {
 	return why_text;
 }
@@ -61,7 +61,7 @@ static size_t text_size(const char *text)
 }
 
 /* Move *p_text to `at`; returns the first byte after it. */
-static char *keep(char *at, const char **p_text)
+static char *copy_text(char *at, const char **p_text)
 {
 	const size_t size = text_size(*p_text);
 
@@ -74,7 +74,7 @@ static char *keep(char *at, const char **p_text)
 	return at + size;
 }
 
-kvc_status_t kvx_config_identity(kvx_t *kvx, const kvx_config_t *config)
+kvc_status_t kvx_config_keep_identity(kvx_t *kvx, const kvx_config_t *config)
 {
 	kvc_identity_t *id = &kvx->identity;
 	const char **const texts[] = {&id->model, &id->weights, &id->dtype,       &id->quantization, &id->rope,
@@ -97,7 +97,7 @@ kvc_status_t kvx_config_identity(kvx_t *kvx, const kvx_config_t *config)
 	}
 	at = kvx->identity_text;
 	for (size_t i = 0; i < KV_COUNT_OF(texts); i++) {
-		at = keep(at, texts[i]);
+		at = copy_text(at, texts[i]);
 	}
 
 	id->struct_size = sizeof *id;

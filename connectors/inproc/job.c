@@ -1,5 +1,5 @@
 /* Jobs: one allocation each, in a list of their connector. */
-#include "inproc/impl.h"
+#include "inproc/job.h"
 
 #include "kv/env.h"
 
@@ -63,7 +63,7 @@ kvx_job_t *kvx_job_create(kvx_t *kvx, const kvk_paged_t *paged, const kvx_prefix
 	job->kvx = kvx;
 	job->paged = paged;
 	job->n = n;
-	job->internal = paged == &kvx->probe.paged;
+	job->internal = paged == &kvx->self_test.paged;
 	job->start_ns = kvx_now_ns();
 	job->link = &kvx->first;
 	while (*job->link) {

@@ -1,5 +1,10 @@
 /* The connector: attach, poll, and the gate in front of loads and saves. */
+#include "common/await.h"
 #include "inproc/config.h"
+#include "inproc/job.h"
+#include "inproc/load.h"
+#include "inproc/save.h"
+#include "inproc/self_test.h"
 
 #include "kv/env.h"
 #include "kv/log.h"
@@ -35,7 +40,7 @@ static kvc_status_t attach_kvc(kvx_t *kvx, const kvx_config_t *config)
 	return status == KVC_OK || status == KVC_ERR_NOMEM ? status : kvx_config_identity_refused();
 }
 
-static kvc_status_t prepare(kvx_t *kvx, const kvx_config_t *config)
+static kvc_status_t init_kvx(kvx_t *kvx, const kvx_config_t *config)
 {
 	const uint32_t poll_bytes = or_default(config->poll_bytes, KVX_POLL_BYTES);
 	kvc_status_t status;
@@ -58,9 +63,9 @@ static kvc_status_t prepare(kvx_t *kvx, const kvx_config_t *config)
 	if (!kvx->moves || !kvx->leaves) {
 		return KVC_ERR_NOMEM;
 	}
-	status = kvx_config_identity(kvx, config);
+	status = kvx_config_keep_identity(kvx, config);
 	if (status == KVC_OK) {
-		status = kvx_probe_init(kvx);
+		status = kvx_inproc_test_init(kvx);
 	}
 
 	return status;
@@ -81,7 +86,7 @@ kvc_status_t kvx_attach(const kvx_config_t *config, kvx_t **p_kvx)
 	if (!kvx) {
 		return KVC_ERR_NOMEM;
 	}
-	status = prepare(kvx, config);
+	status = init_kvx(kvx, config);
 	if (status == KVC_OK) {
 		status = attach_kvc(kvx, config);
 	}
@@ -91,7 +96,7 @@ kvc_status_t kvx_attach(const kvx_config_t *config, kvx_t **p_kvx)
 
 	do {
 		(void)kvx_poll(kvx, 1);
-	} while (!kvx_ready(kvx) && kvc_fd(kvx->kvc) >= 0 && kvx_now_ns() - start < (uint64_t)attach_ms * 1000000u);
+	} while (!kvx_is_ready(kvx) && kvc_fd(kvx->kvc) >= 0 && kvx_now_ns() - start < (uint64_t)attach_ms * 1000000u);
 	*p_kvx = kvx;
 
 	return KVC_OK;
@@ -107,7 +112,7 @@ void kvx_detach(kvx_t *kvx)
 		return;
 	}
 
-	kvx_probe_fini(kvx);
+	kvx_inproc_test_fini(kvx);
 	while (kvx->first) {
 		if (kvx->first->is_save) {
 			kvx_save_end((kvx_save_t *)kvx->first);
@@ -131,7 +136,7 @@ int kvx_fd(const kvx_t *kvx)
 
 static int is_attached(const kvx_t *kvx)
 {
-	return kvx->probe.step == KVX_PROBE_PASSED && kvc_incarnation(kvx->kvc) != 0;
+	return kvx->self_test.step == KVX_INPROC_TEST_PASSED && kvc_incarnation(kvx->kvc) != 0;
 }
 
 /* After a re-attach the space is opened again behind our back: until then a match says that there is no daemon. */
@@ -140,7 +145,7 @@ static int is_alive(uint32_t why)
 	return why != KV_WHY_NO_DAEMON && why != KV_WHY_DAEMON_STALE;
 }
 
-int kvx_ready(const kvx_t *kvx)
+int kvx_is_ready(const kvx_t *kvx)
 {
 	return is_attached(kvx) && is_alive(kvx_miss_reason(kvx->space));
 }
@@ -149,15 +154,15 @@ int kvx_ready(const kvx_t *kvx)
  * --------------------------------------------------------------------------------------------------------------------
  */
 
-static int movable(const kvx_job_t *job)
+static int job_is_movable(const kvx_job_t *job)
 {
 	return job->is_save ? kvx_save_movable((const kvx_save_t *)job) : kvx_load_movable((const kvx_load_t *)job);
 }
 
-static int anything_movable(const kvx_t *kvx)
+static int any_job_movable(const kvx_t *kvx)
 {
 	for (const kvx_job_t *job = kvx->first; job; job = job->next) {
-		if (movable(job)) {
+		if (job_is_movable(job)) {
 			return 1;
 		}
 	}
@@ -220,7 +225,7 @@ static uint32_t step_jobs(kvx_t *kvx, int saves, uint64_t now, uint32_t budget)
 	return budget;
 }
 
-static uint32_t pending(const kvx_t *kvx)
+static uint32_t count_pending(const kvx_t *kvx)
 {
 	uint32_t n = 0;
 
@@ -243,14 +248,14 @@ uint32_t kvx_poll(kvx_t *kvx, uint32_t timeout_ms)
 	if (kv_broken_count() > 0) {
 		kvc_abandon(kvx->kvc);
 	}
-	(void)kvc_poll(kvx->kvc, anything_movable(kvx) ? 0 : slice);
+	(void)kvc_poll(kvx->kvc, any_job_movable(kvx) ? 0 : slice);
 	now = kvx_now_ns();
 	keep_attached(kvx, now);
-	kvx_probe_step(kvx, now);
+	kvx_inproc_test_step(kvx, now);
 	left = step_jobs(kvx, 0, now, kvx->batch);
 	(void)step_jobs(kvx, 1, now, left);
 
-	return pending(kvx);
+	return count_pending(kvx);
 }
 
 /* ---- the gate
@@ -279,7 +284,7 @@ kvc_status_t kvx_save_prefix(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_save_t 
 {
 	*p_save = NULL;
 	kvx->stats.saves++;
-	if (prefix->struct_size < sizeof *prefix || !(kvx->roles & KVX_PRODUCER) || !kvx_ready(kvx)) {
+	if (prefix->struct_size < sizeof *prefix || !(kvx->roles & KVX_PRODUCER) || !kvx_is_ready(kvx)) {
 		kvx->stats.save_refused++;
 		return KVC_MISS;
 	}
@@ -287,7 +292,7 @@ kvc_status_t kvx_save_prefix(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_save_t 
 	return kvx_save_start(kvx, &kvx->paged, prefix, p_save);
 }
 
-void kvx_report(kvx_t *kvx, const kvx_request_t *request)
+void kvx_record_request(kvx_t *kvx, const kvx_request_t *request)
 {
 	const kvx_load_result_t none = {.why = KV_WHY_NO_DAEMON};
 	const kvx_load_result_t *load = request->load ? request->load : &none;

@@ -3,11 +3,13 @@
  * A block counts only when, after it was copied and its digests were right, the lease was still valid: memory of a
  * lease that is over may already belong to somebody else.
  */
-#include "inproc/impl.h"
+#include "inproc/load.h"
+#include "common/await.h"
+#include "inproc/job.h"
 
 #include <string.h>
 
-static void count_end(kvx_load_t *load, kvc_status_t cause)
+static void count_result(kvx_load_t *load, kvc_status_t cause)
 {
 	kvx_stats_t *stats = &load->job.kvx->stats;
 
@@ -25,7 +27,7 @@ static void count_end(kvx_load_t *load, kvc_status_t cause)
 }
 
 /* Every load ends here. */
-static void finish(kvx_load_t *load, kvc_status_t cause)
+static void finish_load(kvx_load_t *load, kvc_status_t cause)
 {
 	const uint32_t block_tokens = load->job.kvx->layout.block_tokens;
 	const uint32_t leased = kvc_lease_n(load->lease);
@@ -53,7 +55,7 @@ static void finish(kvx_load_t *load, kvc_status_t cause)
 
 	kvc_release(&load->lease, 1);
 	load->lease = NULL;
-	count_end(load, cause);
+	count_result(load, cause);
 }
 
 kvc_status_t kvx_load_start(kvx_t *kvx, const kvk_paged_t *paged, const kvx_prefix_t *prefix, kvx_load_t **p_load,
@@ -109,16 +111,16 @@ miss:
 }
 
 /* Blocks of the lease that are wanted. */
-static uint32_t wanted(const kvx_load_t *load)
+static uint32_t wanted_blocks(const kvx_load_t *load)
 {
 	const uint32_t n = kvc_lease_n(load->lease);
 
 	return n < load->job.n ? n : load->job.n;
 }
 
-static uint32_t ready(const kvx_load_t *load)
+static uint32_t ready_blocks(const kvx_load_t *load)
 {
-	const uint32_t n = wanted(load);
+	const uint32_t n = wanted_blocks(load);
 	const uint32_t there = kvc_lease_ready(load->lease);
 
 	return there < n ? there : n;
@@ -130,7 +132,8 @@ int kvx_load_movable(const kvx_load_t *load)
 		return 0;
 	}
 
-	return kvc_lease_state(load->lease) != KVC_PENDING && (ready(load) > load->done || load->done >= wanted(load));
+	return kvc_lease_state(load->lease) != KVC_PENDING &&
+	       (ready_blocks(load) > load->done || load->done >= wanted_blocks(load));
 }
 
 /* Scatter blocks [done, done + count). OK: all are verified. CORRUPT: *p_good of them are. */
@@ -164,7 +167,7 @@ static kvc_status_t copy_blocks(kvx_load_t *load, uint32_t count, uint32_t *p_go
 }
 
 /* Has the daemon ended, or stopped for too long? Looked at only when a load stands still. */
-static int daemon_is_gone(kvx_load_t *load, uint64_t now)
+static int daemon_has_gone(kvx_load_t *load, uint64_t now)
 {
 	const uint32_t why = kvx_miss_reason(load->job.kvx->space);
 
@@ -172,16 +175,16 @@ static int daemon_is_gone(kvx_load_t *load, uint64_t now)
 }
 
 /* Nothing can be copied now: is there still hope? */
-static void stand_still(kvx_load_t *load, uint64_t now)
+static void check_stalled(kvx_load_t *load, uint64_t now)
 {
 	const kvc_status_t rest = kvc_lease_rest(load->lease);
 
 	if (now >= load->job.deadline_ns) {
-		finish(load, KVC_ERR_TIMEOUT);
-	} else if (rest < 0 && ready(load) <= load->done) { /* asked after `rest`: no more will come */
-		finish(load, rest);
-	} else if (daemon_is_gone(load, now)) {
-		finish(load, KVC_ERR_DAEMON_STALE);
+		finish_load(load, KVC_ERR_TIMEOUT);
+	} else if (rest < 0 && ready_blocks(load) <= load->done) { /* asked after `rest`: no more will come */
+		finish_load(load, rest);
+	} else if (daemon_has_gone(load, now)) {
+		finish_load(load, KVC_ERR_DAEMON_STALE);
 	}
 }
 
@@ -191,15 +194,15 @@ uint32_t kvx_load_step(kvx_load_t *load, uint64_t now, uint32_t budget)
 	uint32_t count, good = 0;
 
 	if (status == KVC_PENDING) {
-		stand_still(load, now);
+		check_stalled(load, now);
 		return 0;
 	}
 	if (status != KVC_OK) {
-		finish(load, status);
+		finish_load(load, status);
 		return 0;
 	}
 
-	count = ready(load) - load->done;
+	count = ready_blocks(load) - load->done;
 	if (count > budget) {
 		count = budget;
 	}
@@ -210,7 +213,7 @@ uint32_t kvx_load_step(kvx_load_t *load, uint64_t now, uint32_t budget)
 		status = copy_blocks(load, count, &good);
 		after = kvc_lease_state(load->lease);
 		if (after != KVC_OK) {
-			finish(load, after);
+			finish_load(load, after);
 			return count;
 		}
 		load->done += good;
@@ -219,17 +222,17 @@ uint32_t kvx_load_step(kvx_load_t *load, uint64_t now, uint32_t budget)
 			(void)kvc_lease_bad(load->lease, first + good);
 		}
 		if (status != KVC_OK) {
-			finish(load, status);
+			finish_load(load, status);
 			return count;
 		}
 	}
 
-	if (load->done >= wanted(load)) {
-		finish(load, load->done == load->job.n ? KVC_OK : KVC_MISS);
-	} else if (ready(load) == load->done) {
-		stand_still(load, now);
+	if (load->done >= wanted_blocks(load)) {
+		finish_load(load, load->done == load->job.n ? KVC_OK : KVC_MISS);
+	} else if (ready_blocks(load) == load->done) {
+		check_stalled(load, now);
 	} else if (now >= load->job.deadline_ns) {
-		finish(load, KVC_ERR_TIMEOUT);
+		finish_load(load, KVC_ERR_TIMEOUT);
 	}
 
 	return count;

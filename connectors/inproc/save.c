@@ -4,7 +4,8 @@
  * Started again, a few times: when the parent has been evicted meanwhile (the engine still has it, so the whole prefix
  * is offered), and when the daemon granted only a part.
  */
-#include "inproc/impl.h"
+#include "inproc/save.h"
+#include "inproc/job.h"
 
 #include "kv/status.h"
 
@@ -12,7 +13,7 @@
 #define REST_NS UINT64_C(20000000) /* before asking a busy daemon again; doubled each time */
 
 /* Every save ends here. */
-static void finish(kvx_save_t *save, kvc_status_t status)
+static void finish_save(kvx_save_t *save, kvc_status_t status)
 {
 	kvx_stats_t *stats = &save->job.kvx->stats;
 
@@ -31,7 +32,7 @@ static void finish(kvx_save_t *save, kvc_status_t status)
 }
 
 /* Ask for [from, n). */
-static kvc_status_t ask(kvx_save_t *save, uint32_t from)
+static kvc_status_t start_put(kvx_save_t *save, uint32_t from)
 {
 	const kvx_t *kvx = save->job.kvx;
 	const kvc_put_options_t options = {
@@ -55,12 +56,12 @@ static kvc_status_t ask(kvx_save_t *save, uint32_t from)
 }
 
 /* Ask again for [from, n) after a rest, or give up with `status`. */
-static void again(kvx_save_t *save, uint32_t from, kvc_status_t status, uint64_t now)
+static void rest(kvx_save_t *save, uint32_t from, kvc_status_t status, uint64_t now)
 {
 	kvc_put_free(save->put);
 	save->put = NULL;
 	if (save->tries >= TRIES) {
-		finish(save, status);
+		finish_save(save, status);
 		return;
 	}
 
@@ -93,7 +94,7 @@ kvc_status_t kvx_save_start(kvx_t *kvx, const kvk_paged_t *paged, const kvx_pref
 		goto none;
 	}
 	save->result = (kvx_save_result_t){.status = KVC_PENDING, .blocks = match.n};
-	if (ask(save, match.n) != KVC_OK) {
+	if (start_put(save, match.n) != KVC_OK) {
 		kvx->stats.save_lost += !save->job.internal;
 		goto none;
 	}
@@ -131,14 +132,14 @@ static void step_asked(kvx_save_t *save, uint64_t now)
 	case KVC_ERR_NO_PARENT:
 	case (kvc_status_t)KV_ERR_PARENT_LOST:
 	case (kvc_status_t)KV_ERR_PARENT_UNREADABLE:
-		again(save, 0, put.status, now);
+		rest(save, 0, put.status, now);
 		break;
 	case KVC_ERR_BUSY:
 	case KVC_ERR_STALE_EPOCH:
-		again(save, save->from, put.status, now);
+		rest(save, save->from, put.status, now);
 		break;
 	default:
-		finish(save, put.status);
+		finish_save(save, put.status);
 		break;
 	}
 }
@@ -183,7 +184,7 @@ static uint32_t step_copying(kvx_save_t *save, uint32_t budget)
 		status = kvc_put_end(save->put, save->done, count);
 	}
 	if (status != KVC_OK) {
-		finish(save, status);
+		finish_save(save, status);
 		return count;
 	}
 
@@ -211,15 +212,15 @@ static void step_waiting(kvx_save_t *save, uint64_t now)
 		save->result.blocks = visible;
 	}
 	if (put.status == KVC_OK && visible >= save->job.n) {
-		finish(save, KVC_OK);
+		finish_save(save, KVC_OK);
 	} else if (put.status == KVC_OK || put.status == KVC_ERR_BUSY) {
 		if (save->result.copied) {
-			finish(save, KVC_ERR_BUSY);
+			finish_save(save, KVC_ERR_BUSY);
 		} else {
-			again(save, visible, KVC_ERR_BUSY, now);
+			rest(save, visible, KVC_ERR_BUSY, now);
 		}
 	} else {
-		finish(save, put.status);
+		finish_save(save, put.status);
 	}
 }
 
@@ -229,7 +230,7 @@ uint32_t kvx_save_step(kvx_save_t *save, uint64_t now, uint32_t budget)
 	kvc_status_t status;
 
 	if (now >= save->job.deadline_ns) {
-		finish(save, KVC_ERR_TIMEOUT);
+		finish_save(save, KVC_ERR_TIMEOUT);
 		return 0;
 	}
 
@@ -246,9 +247,9 @@ uint32_t kvx_save_step(kvx_save_t *save, uint64_t now, uint32_t budget)
 		break;
 	case KVX_SAVE_RESTING:
 		if (now >= save->rest_until_ns) {
-			status = ask(save, save->from);
+			status = start_put(save, save->from);
 			if (status != KVC_OK) {
-				finish(save, status);
+				finish_save(save, status);
 			}
 		}
 		break;

@@ -1,16 +1,18 @@
 /* What kvx_scheduler_open() is given: checked, and copied. */
-#include "scheduler/impl.h"
+#include "scheduler/config.h"
+#include "scheduler/message_buffer.h"
+#include "scheduler/requests.h"
 
 #include <stdio.h>
 
 static _Thread_local const char *why_text = "no call has failed";
 
-const char *kvx_scheduler_why(void)
+const char *kvx_scheduler_last_error(void)
 {
 	return why_text;
 }
 
-kvc_status_t kvx_scheduler_refuse(const char *why)
+kvc_status_t kvx_scheduler_reject_config(const char *why)
 {
 	why_text = why;
 
@@ -18,30 +20,30 @@ kvc_status_t kvx_scheduler_refuse(const char *why)
 }
 
 /* The fields that make sense by themselves. */
-static kvc_status_t check(const kvx_scheduler_config_t *config)
+static kvc_status_t check_fields(const kvx_scheduler_config_t *config)
 {
 	const char *why = "the layout is not valid";
 
 	if (!config || config->struct_size < sizeof *config) {
-		return kvx_scheduler_refuse("struct_size is not that of kvx_scheduler_config_t");
+		return kvx_scheduler_reject_config("struct_size is not that of kvx_scheduler_config_t");
 	}
 	if (!config->identity || config->identity->struct_size < sizeof *config->identity || !config->layout) {
-		return kvx_scheduler_refuse("identity and layout are required, struct_size in the identity set");
+		return kvx_scheduler_reject_config("identity and layout are required, struct_size in the identity set");
 	}
 	if (kvk_layout_check(config->layout, &why) != KV_OK) {
-		return kvx_scheduler_refuse(why);
+		return kvx_scheduler_reject_config(why);
 	}
 	if (!config->instance || !config->secret || config->secret_len < 16 || config->secret_len > 32) {
-		return kvx_scheduler_refuse("the instance and its secret of 16 to 32 bytes are required");
+		return kvx_scheduler_reject_config("the instance and its secret of 16 to 32 bytes are required");
 	}
 	if (!config->writers || config->writer_count == 0 || config->writer_count > 65535) {
-		return kvx_scheduler_refuse("at least one writer is required");
+		return kvx_scheduler_reject_config("at least one writer is required");
 	}
-	if (config->max_blocks == 0 || config->max_blocks > KVX_PLAN_BYTES_MAX / 8u) {
-		return kvx_scheduler_refuse("max_blocks is zero or too many for a plan");
+	if (config->max_blocks == 0 || config->max_blocks > KVX_MSG_BYTES_MAX / 8u) {
+		return kvx_scheduler_reject_config("max_blocks is zero or too many for a plan");
 	}
 	if (config->mode < KVX_LOAD_AUTO || config->mode > KVX_LOAD_ASYNC) {
-		return kvx_scheduler_refuse("mode is none of kvx_load_mode_t");
+		return kvx_scheduler_reject_config("mode is none of kvx_load_mode_t");
 	}
 
 	return KVC_OK;
@@ -56,7 +58,7 @@ static kvc_status_t check_writers(const kvx_scheduler_config_t *config)
 		if (w->rank >= KVX_SCHEDULER_RANK || w->head_first > config->layout->heads ||
 		    w->head_count > config->layout->heads - w->head_first || w->layer_first > config->layout->layers ||
 		    w->layer_count > config->layout->layers - w->layer_first) {
-			return kvx_scheduler_refuse(
+			return kvx_scheduler_reject_config(
 				"a writer's heads or layers are not in the layout, or its rank is the scheduler's");
 		}
 	}
@@ -64,7 +66,7 @@ static kvc_status_t check_writers(const kvx_scheduler_config_t *config)
 	return KVC_OK;
 }
 
-static char *keep(char *at, const char **p_text)
+static char *copy_text(char *at, const char **p_text)
 {
 	const size_t size = *p_text ? strlen(*p_text) + 1u : 0;
 
@@ -100,13 +102,13 @@ static kvc_status_t take_identity(kvx_scheduler_t *scheduler, const kvx_schedule
 	}
 	at = scheduler->text;
 	for (size_t i = 0; i < KV_COUNT_OF(texts); i++) {
-		at = keep(at, texts[i]);
+		at = copy_text(at, texts[i]);
 	}
 
 	parsed = (kv_identity_t){.hash_tokens = units, .groups = id->groups};
 	if (!id->layout || kv_identity_groups(&parsed, &scheduler->unit, scheduler->groups, KVX_MAX_GROUPS,
 					      &scheduler->group_count) != KV_OK) {
-		return kvx_scheduler_refuse("the identity's hash_tokens, groups or layout are wrong");
+		return kvx_scheduler_reject_config("the identity's hash_tokens, groups or layout are wrong");
 	}
 
 	return KVC_OK;
@@ -129,19 +131,19 @@ static kvc_status_t take_arrays(kvx_scheduler_t *scheduler, const kvx_scheduler_
 	memcpy(scheduler->writers, config->writers, config->writer_count * sizeof *scheduler->writers);
 
 	/* A plan can always name the blocks allocated in its step. */
-	scheduler->promised = kvx_fence_bytes(config->max_blocks);
-	kvx_bytes_reset(&scheduler->plan, KVX_PLAN_MAGIC);
-	if (scheduler->plan.failed || !kvx_plan_room(scheduler, 0)) {
+	scheduler->reserved_bytes = kvx_fence_record_bytes(config->max_blocks);
+	kvx_msg_reset(&scheduler->message, KVX_MSG_MAGIC);
+	if (scheduler->message.failed || !kvx_buffer_reserve(scheduler, 0)) {
 		return KVC_ERR_NOMEM;
 	}
 
 	return kvx_requests_init(&scheduler->requests, env, scheduler->group_count);
 }
 
-kvc_status_t kvx_scheduler_take(kvx_scheduler_t *scheduler, const kvx_scheduler_config_t *config)
+kvc_status_t kvx_scheduler_apply_config(kvx_scheduler_t *scheduler, const kvx_scheduler_config_t *config)
 {
 	kvk_geometry_t geometry;
-	kvc_status_t status = check(config);
+	kvc_status_t status = check_fields(config);
 
 	status = status == KVC_OK ? check_writers(config) : status;
 	status = status == KVC_OK ? take_identity(scheduler, config) : status;
@@ -156,18 +158,18 @@ kvc_status_t kvx_scheduler_take(kvx_scheduler_t *scheduler, const kvx_scheduler_
 	scheduler->writer_count = config->writer_count;
 	scheduler->max_blocks = config->max_blocks;
 	scheduler->foreign = config->foreign != 0;
-	scheduler->guarded = config->guard != 0;
+	scheduler->use_cost_model = config->cost_model != 0;
 	scheduler->mode = (kvx_load_mode_t)config->mode;
 	scheduler->wait_us = config->wait_us ? config->wait_us : KVX_WAIT_US;
 	scheduler->wait_asked = config->wait_us != 0;
 	scheduler->load_ms = config->load_ms ? config->load_ms : KVX_STEP_LOAD_MS;
 	scheduler->min_tokens = config->min_tokens ? config->min_tokens : scheduler->unit;
-	kvx_guard_init(&scheduler->guard, scheduler->groups[0].block_tokens, scheduler->token_bytes);
+	kvx_cost_model_init(&scheduler->cost_model, scheduler->groups[0].block_tokens, scheduler->token_bytes);
 
 	return take_arrays(scheduler, config);
 }
 
-uint32_t kvx_scheduler_group(const kvx_scheduler_t *scheduler, uint32_t number)
+uint32_t kvx_scheduler_find_group(const kvx_scheduler_t *scheduler, uint32_t number)
 {
 	for (uint32_t g = 0; g < scheduler->group_count; g++) {
 		if (scheduler->groups[g].id == number) {

@@ -1,5 +1,7 @@
 /* Keys of a request: the engine's hashes bound when they are looked at, or our own chain. */
-#include "scheduler/impl.h"
+#include "scheduler/keys.h"
+#include "scheduler/requests.h"
+#include "scheduler/spaces.h"
 
 #define EXTRA_MAX 65536u /* bytes of extra keys of one unit */
 
@@ -27,7 +29,7 @@ static void key_at(void *ctx, uint32_t i, kvc_key_t *key)
 	}
 }
 
-static uint64_t epoch_of(const kvc_space_t *space)
+static uint64_t space_epoch(const kvc_space_t *space)
 {
 	kvc_space_info_t info = {.struct_size = sizeof info};
 
@@ -36,8 +38,8 @@ static uint64_t epoch_of(const kvc_space_t *space)
 	return info.epoch;
 }
 
-void kvx_keys_view(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request, uint32_t number,
-		   uint32_t tokens, kvx_key_view_t *view)
+void kvx_key_view_init(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request, uint32_t number,
+		       uint32_t tokens, kvx_key_view_t *view)
 {
 	uint32_t n = 0;
 
@@ -49,7 +51,7 @@ void kvx_keys_view(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_r
 	view->space = scheduler->spaces[number].space;
 	if (scheduler->foreign) {
 		n = ask->hashes && ask->hashes->at ? ask->hashes->n : 0;
-	} else if (request && request->own.epoch && request->own.epoch == epoch_of(view->space)) {
+	} else if (request && request->own.epoch && request->own.epoch == space_epoch(view->space)) {
 		n = request->own.n;
 	}
 	view->n = tokens / scheduler->unit < n ? tokens / scheduler->unit : n;
@@ -58,7 +60,7 @@ void kvx_keys_view(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_r
 /* ---- our own chain
  * ----------------------------------------------------------------------------------------------------------- */
 
-static void forget(kvx_chain_state_t *own)
+static void drop_chain(kvx_chain_state_t *own)
 {
 	own->n = 0;
 	own->given = 0;
@@ -66,7 +68,7 @@ static void forget(kvx_chain_state_t *own)
 	own->extra_len = 0;
 }
 
-static kvc_status_t reserve(const kv_env_t *env, kvx_chain_state_t *own, uint32_t units, uint32_t unit)
+static kvc_status_t reserve_keys(const kv_env_t *env, kvx_chain_state_t *own, uint32_t units, uint32_t unit)
 {
 	uint32_t cap = own->cap ? own->cap : 64u;
 	kvc_key_t *keys;
@@ -132,7 +134,7 @@ static kvc_status_t finish_unit(kvx_chain_state_t *own)
 }
 
 /* Take the piece in, a unit at a time. */
-static kvc_status_t feed(const kv_env_t *env, kvx_chain_state_t *own, const kvx_units_t *units, uint32_t unit)
+static kvc_status_t feed_tokens(const kv_env_t *env, kvx_chain_state_t *own, const kvx_units_t *units, uint32_t unit)
 {
 	const uint32_t first_start = (units->at + unit - 1u) / unit; /* of the units that start in this piece */
 	uint32_t done = 0;
@@ -162,7 +164,7 @@ static kvc_status_t feed(const kv_env_t *env, kvx_chain_state_t *own, const kvx_
 	return KVC_OK;
 }
 
-kvc_status_t kvx_scheduler_tokens(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_units_t *units)
+kvc_status_t kvx_scheduler_add_tokens(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_units_t *units)
 {
 	kvx_request_t *request;
 	kvx_chain_state_t *own;
@@ -174,39 +176,39 @@ kvc_status_t kvx_scheduler_tokens(kvx_scheduler_t *scheduler, const kvx_ask_t *a
 	    (units->n && !units->tokens) || units->at > UINT32_MAX - units->n) {
 		return KVC_ERR_ARG;
 	}
-	number = kvx_space_of(scheduler, ask);
+	number = kvx_space_find_or_add(scheduler, ask);
 	if (number == UINT32_MAX || !scheduler->spaces[number].open) {
 		return KVC_ERR_UNREACHABLE; /* without a space there is nothing to begin a chain with */
 	}
 	space = scheduler->spaces[number].space;
-	request = kvx_requests_get(&scheduler->requests, ask->id, ask->id_len);
+	request = kvx_requests_find_or_add(&scheduler->requests, ask->id, ask->id_len);
 	if (!request) {
 		return KVC_ERR_NOMEM;
 	}
 	own = &request->own;
 	request->space = number;
 	if (units->at == 0) {
-		forget(own);
-		own->epoch = epoch_of(space);
+		drop_chain(own);
+		own->epoch = space_epoch(space);
 		kvc_chain_begin(space, &own->chain);
 	}
 	if (own->epoch == 0) {
 		return KVC_OK;
 	}
-	if (own->epoch != epoch_of(space)) {
+	if (own->epoch != space_epoch(space)) {
 		return KVC_ERR_STALE_EPOCH;
 	}
 	if (units->at != own->given) {
-		forget(own);
+		drop_chain(own);
 		return KVC_ERR_ARG;
 	}
 
-	status = reserve(scheduler->env, own, units->n / scheduler->unit + 1u, scheduler->unit);
+	status = reserve_keys(scheduler->env, own, units->n / scheduler->unit + 1u, scheduler->unit);
 	if (status == KVC_OK) {
-		status = feed(scheduler->env, own, units, scheduler->unit);
+		status = feed_tokens(scheduler->env, own, units, scheduler->unit);
 	}
 	if (status != KVC_OK) {
-		forget(own);
+		drop_chain(own);
 	}
 
 	return status;

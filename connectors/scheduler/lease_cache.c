@@ -7,7 +7,10 @@
  * The answer is waited for as long as computing would take, within bounds:
  * docs/decisions/021-waiting-for-a-stalled-daemon.md. One that comes later is there when the engine asks again.
  */
-#include "scheduler/impl.h"
+#include "scheduler/lease_cache.h"
+#include "scheduler/keys.h"
+#include "scheduler/requests.h"
+#include "scheduler/spaces.h"
 
 #define WAIT_MS    100u  /* longest wait for an answer while the daemon's heart beats; */
 #define LATE_MS    20u   /* and after one that did not come in time, until one does, */
@@ -15,8 +18,8 @@
 #define IDLE_MS    1000u /* held for a request that nobody asks about */
 #define RETRY_PART 8u    /* of the time between renewals passes until one that could not be sent is tried again */
 
-uint32_t kvx_load_ranges(const kvx_scheduler_t *scheduler, const kvc_space_t *space, const kvx_ask_t *ask,
-			 uint32_t units, kvx_sload_t *load)
+uint32_t kvx_load_fill_parts(const kvx_scheduler_t *scheduler, const kvc_space_t *space, const kvx_ask_t *ask,
+			     uint32_t units, kvx_sload_t *load)
 {
 	uint32_t blocks = 0;
 
@@ -36,7 +39,7 @@ uint32_t kvx_load_ranges(const kvx_scheduler_t *scheduler, const kvc_space_t *sp
 	return blocks;
 }
 
-void kvx_load_renew(const kvx_scheduler_t *scheduler, kvx_sload_t *load, uint64_t now)
+void kvx_load_renew_leases(const kvx_scheduler_t *scheduler, kvx_sload_t *load, uint64_t now)
 {
 	const uint64_t every = scheduler->load_ms * KVX_MS;
 	int sent = 1;
@@ -50,7 +53,7 @@ void kvx_load_renew(const kvx_scheduler_t *scheduler, kvx_sload_t *load, uint64_
 	load->renewed_ns = sent ? now : now - every + every / RETRY_PART;
 }
 
-uint64_t kvx_leases_of(const kvx_sload_t *load)
+uint64_t kvx_load_count_leases(const kvx_sload_t *load)
 {
 	uint64_t leases = 0;
 
@@ -75,7 +78,8 @@ void kvx_load_free(kvx_scheduler_t *scheduler, kvx_sload_t *load)
  * ------------------------------------------------------------------------------------------------------------------ */
 
 /* One lease a part. */
-static kvc_status_t lease(const kvx_scheduler_t *scheduler, kvc_space_t *space, kvx_key_view_t *view, kvx_sload_t *load)
+static kvc_status_t start_leases(const kvx_scheduler_t *scheduler, kvc_space_t *space, kvx_key_view_t *view,
+				 kvx_sload_t *load)
 {
 	kvc_status_t status = view->n < load->units ? KVC_ERR_ARG : KVC_OK;
 
@@ -101,8 +105,8 @@ static kvc_status_t lease(const kvx_scheduler_t *scheduler, kvc_space_t *space, 
 }
 
 /* In one piece of memory: itself, the ids, the request's id. `shape` has the parts. */
-static kvx_sload_t *create(const kvx_scheduler_t *scheduler, const kvx_request_t *request, const kvx_sload_t *shape,
-			   uint32_t blocks)
+static kvx_sload_t *create_load(const kvx_scheduler_t *scheduler, const kvx_request_t *request,
+				const kvx_sload_t *shape, uint32_t blocks)
 {
 	kvx_sload_t *load = kv_alloc(scheduler->env, sizeof *load + blocks * sizeof(uint32_t) + request->id_len);
 	uint32_t *ids;
@@ -126,9 +130,9 @@ static kvx_sload_t *create(const kvx_scheduler_t *scheduler, const kvx_request_t
 
 /* How long the answer is worth waiting for. Nobody knows how long a stall lasts: who waits as long as computing would
  * take, pays at most twice the better choice. Where nothing has been computed yet, loading is taken to be worth it. */
-static uint64_t patience(kvx_scheduler_t *scheduler, uint32_t local, uint32_t tokens)
+static uint64_t max_wait_ns(kvx_scheduler_t *scheduler, uint32_t local, uint32_t tokens)
 {
-	const uint64_t compute = kvx_guard_compute_ns(&scheduler->guard, local, tokens);
+	const uint64_t compute = kvx_cost_model_compute_ns(&scheduler->cost_model, local, tokens);
 	const uint64_t least = scheduler->wait_us * UINT64_C(1000);
 	const uint64_t most = (scheduler->lease_late ? LATE_MS : WAIT_MS) * KVX_MS;
 	const uint64_t worth = !compute ? most : scheduler->lease_late ? compute / LATE_PART : compute;
@@ -136,37 +140,37 @@ static uint64_t patience(kvx_scheduler_t *scheduler, uint32_t local, uint32_t to
 	return worth < least ? least : worth < most ? worth : most;
 }
 
-static kvc_status_t start(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t end)
+static kvc_status_t start_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t end)
 {
 	kvc_space_t *space = scheduler->spaces[request->space].space;
 	const uint64_t now = kv_now_ns(scheduler->env);
 	kvx_sload_t shape = {
 		.space = request->space,
-		.era = scheduler->era,
+		.generation = scheduler->generation,
 		.local = ask->local,
 		.units = end / scheduler->unit,
 		.asked_ns = now,
 		.renewed_ns = now,
-		.until_ns = now + patience(scheduler, ask->local, end - ask->local),
+		.until_ns = now + max_wait_ns(scheduler, ask->local, end - ask->local),
 	};
-	const uint32_t blocks = kvx_load_ranges(scheduler, space, ask, shape.units, &shape);
-	kvx_sload_t *load = create(scheduler, request, &shape, blocks);
+	const uint32_t blocks = kvx_load_fill_parts(scheduler, space, ask, shape.units, &shape);
+	kvx_sload_t *load = create_load(scheduler, request, &shape, blocks);
 	kvx_key_view_t view;
 	kvc_status_t status;
 
 	if (!load) {
 		return KVC_ERR_NOMEM;
 	}
-	kvx_keys_view(scheduler, ask, request, request->space, end, &view);
-	status = lease(scheduler, space, &view, load);
+	kvx_key_view_init(scheduler, ask, request, request->space, end, &view);
+	status = start_leases(scheduler, space, &view, load);
 	if (status != KVC_OK) {
 		kvx_load_free(scheduler, load);
 		return status;
 	}
-	load->next = scheduler->holds;
-	scheduler->holds = load;
-	scheduler->hold_count++;
-	request->held = load;
+	load->next = scheduler->cached;
+	scheduler->cached = load;
+	scheduler->cached_count++;
+	request->cached = load;
 
 	return KVC_OK;
 }
@@ -175,7 +179,7 @@ static kvc_status_t start(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_
  * ----------------------------------------------------------------------------------------------------------------- */
 
 /* The worst of its leases: PENDING before OK, anything else before both. */
-static kvc_status_t state_of(const kvx_sload_t *load)
+static kvc_status_t worst_lease_state(const kvx_sload_t *load)
 {
 	kvc_status_t worst = KVC_OK;
 
@@ -191,15 +195,15 @@ static kvc_status_t state_of(const kvx_sload_t *load)
 	return worst;
 }
 
-static kvc_status_t wait_for(kvx_scheduler_t *scheduler, const kvx_sload_t *load)
+static kvc_status_t await_leases(kvx_scheduler_t *scheduler, const kvx_sload_t *load)
 {
 	const uint64_t since = kv_now_ns(scheduler->env);
-	kvc_status_t state = state_of(load);
+	kvc_status_t state = worst_lease_state(load);
 	int more = 1;
 
 	while (state == KVC_PENDING && more) {
-		more = kvx_await(scheduler, since, load->until_ns);
-		state = state_of(load);
+		more = kvx_scheduler_await_daemon(scheduler, since, load->until_ns);
+		state = worst_lease_state(load);
 	}
 	scheduler->lease_late = state == KVC_PENDING && kv_now_ns(scheduler->env) >= load->until_ns;
 
@@ -207,7 +211,7 @@ static kvc_status_t wait_for(kvx_scheduler_t *scheduler, const kvx_sload_t *load
 }
 
 /* Tokens from the start that are leased. Of several groups all that was asked for, or nothing. */
-static uint32_t leased(const kvx_scheduler_t *scheduler, const kvx_sload_t *load)
+static uint32_t leased_tokens(const kvx_scheduler_t *scheduler, const kvx_sload_t *load)
 {
 	const uint32_t block_tokens = scheduler->groups[0].block_tokens;
 
@@ -226,75 +230,78 @@ static uint32_t leased(const kvx_scheduler_t *scheduler, const kvx_sload_t *load
 }
 
 /* Are the blocks held, or asked for, those, or more? */
-static int fits(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request, uint32_t units)
+static int covers_blocks(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request,
+			 uint32_t units)
 {
-	const kvx_sload_t *held = request->held;
+	const kvx_sload_t *cached = request->cached;
 
-	if (held->space != request->space || held->local > ask->local) {
+	if (cached->space != request->space || cached->local > ask->local) {
 		return 0;
 	}
 
-	return scheduler->group_count == 1 ? held->units >= units : held->units == units && held->local == ask->local;
+	return scheduler->group_count == 1 ? cached->units >= units
+					   : cached->units == units && cached->local == ask->local;
 }
 
 /* And of the daemon that is there now? */
-static int covers(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request, uint32_t units)
+static int is_reusable(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request,
+		       uint32_t units)
 {
-	return request->held->era == scheduler->era && fits(scheduler, ask, request, units);
+	return request->cached->generation == scheduler->generation && covers_blocks(scheduler, ask, request, units);
 }
 
 /* ---- used by match, load, finish
  * --------------------------------------------------------------------------------------------- */
 
-static void unlink_hold(kvx_scheduler_t *scheduler, kvx_request_t *request)
+static void unlink_cached(kvx_scheduler_t *scheduler, kvx_request_t *request)
 {
-	kvx_sload_t **link = &scheduler->holds;
+	kvx_sload_t **link = &scheduler->cached;
 
-	while (*link != request->held) {
+	while (*link != request->cached) {
 		link = &(*link)->next;
 	}
-	*link = request->held->next;
-	scheduler->hold_count--;
-	request->held = NULL;
+	*link = request->cached->next;
+	scheduler->cached_count--;
+	request->cached = NULL;
 }
 
-void kvx_hold_drop(kvx_scheduler_t *scheduler, kvx_request_t *request)
+void kvx_lease_cache_drop(kvx_scheduler_t *scheduler, kvx_request_t *request)
 {
-	kvx_sload_t *held = request->held;
+	kvx_sload_t *cached = request->cached;
 
-	if (held) {
-		unlink_hold(scheduler, request);
-		kvx_load_free(scheduler, held);
+	if (cached) {
+		unlink_cached(scheduler, request);
+		kvx_load_free(scheduler, cached);
 	}
 }
 
-uint32_t kvx_hold(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t end,
-		  kvc_status_t *p_status)
+uint32_t kvx_lease_cache_acquire(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t end,
+				 kvc_status_t *p_status)
 {
 	uint32_t tokens;
 
 	*p_status = KVC_OK;
 
-	if (request->held && !covers(scheduler, ask, request, end / scheduler->unit)) {
-		kvx_hold_drop(scheduler, request);
+	if (request->cached && !is_reusable(scheduler, ask, request, end / scheduler->unit)) {
+		kvx_lease_cache_drop(scheduler, request);
 	}
-	if (!request->held) {
-		*p_status = start(scheduler, ask, request, end);
+	if (!request->cached) {
+		*p_status = start_load(scheduler, ask, request, end);
 	}
-	if (!request->held) {
+	if (!request->cached) {
 		return ask->local;
 	}
-	request->held->used_ns = kv_now_ns(scheduler->env);
-	*p_status = wait_for(scheduler, request->held);
+	request->cached->used_ns = kv_now_ns(scheduler->env);
+	*p_status = await_leases(scheduler, request->cached);
 	if (*p_status == KVC_PENDING) {
 		scheduler->stats.late_answers++;
 		return ask->local;
 	}
-	tokens = *p_status == KVC_OK ? leased(scheduler, request->held) : 0;
+	tokens = *p_status == KVC_OK ? leased_tokens(scheduler, request->cached) : 0;
 	tokens = tokens < end ? tokens : end;
 	if (tokens <= ask->local) {
 		scheduler->stats.lease_lost++;
-		kvx_hold_drop(scheduler, request);
+		kvx_lease_cache_drop(scheduler, request);
 		return ask->local;
 	}
 
@@ -302,7 +309,7 @@ uint32_t kvx_hold(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_
 }
 
 /* Leave out what the engine has got meanwhile, and what it does not want. */
-static void cut(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t units, kvx_sload_t *load)
+static void trim_load(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t units, kvx_sload_t *load)
 {
 	const uint32_t block_tokens = scheduler->groups[0].block_tokens;
 	kvx_sload_part_t *part = &load->part[0];
@@ -315,18 +322,19 @@ static void cut(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t
 	part->n = end - part->first;
 }
 
-kvx_sload_t *kvx_hold_take(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t units)
+kvx_sload_t *kvx_lease_cache_take(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request,
+				  uint32_t units)
 {
-	kvx_sload_t *load = request->held;
+	kvx_sload_t *load = request->cached;
 	int lost;
 
-	if (!load || !fits(scheduler, ask, request, units)) {
-		kvx_hold_drop(scheduler, request);
+	if (!load || !covers_blocks(scheduler, ask, request, units)) {
+		kvx_lease_cache_drop(scheduler, request);
 		return NULL;
 	}
-	lost = load->era != scheduler->era || state_of(load) != KVC_OK;
-	unlink_hold(scheduler, request);
-	cut(scheduler, ask, units, load);
+	lost = load->generation != scheduler->generation || worst_lease_state(load) != KVC_OK;
+	unlink_cached(scheduler, request);
+	trim_load(scheduler, ask, units, load);
 	for (uint32_t p = 0; lost && p < load->parts; p++) {
 		kvc_release(&load->part[p].lease, 1);
 		load->part[p].lease = NULL;
@@ -335,44 +343,48 @@ kvx_sload_t *kvx_hold_take(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx
 	return load;
 }
 
-kvx_sload_t *kvx_hold_lost(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request,
-			   uint32_t units)
+kvx_sload_t *kvx_load_create_lost(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request,
+				  uint32_t units)
 {
-	kvx_sload_t shape = {.space = request->space, .era = scheduler->era, .local = ask->local, .units = units};
-	const uint32_t blocks = kvx_load_ranges(scheduler, scheduler->spaces[request->space].space, ask, units, &shape);
+	kvx_sload_t shape = {
+		.space = request->space, .generation = scheduler->generation, .local = ask->local, .units = units};
+	const uint32_t blocks =
+		kvx_load_fill_parts(scheduler, scheduler->spaces[request->space].space, ask, units, &shape);
 
-	return create(scheduler, request, &shape, blocks);
+	return create_load(scheduler, request, &shape, blocks);
 }
 
-void kvx_holds_keep(kvx_scheduler_t *scheduler, uint64_t now)
+void kvx_lease_cache_poll(kvx_scheduler_t *scheduler, uint64_t now)
 {
 	kvx_sload_t *next;
 
-	for (kvx_sload_t *load = scheduler->holds; load; load = next) {
-		kvx_request_t *request = kvx_requests_same(&scheduler->requests, load->id, load->id_len, load->serial);
+	for (kvx_sload_t *load = scheduler->cached; load; load = next) {
+		kvx_request_t *request =
+			kvx_requests_find_serial(&scheduler->requests, load->id, load->id_len, load->serial);
 
 		next = load->next;
 		if (!kv_holds(request)) { /* finish() gives back what its request holds */
-			kvx_scheduler_check(scheduler);
+			kvx_scheduler_detach_if_broken(scheduler);
 			return;
 		}
 		if (now - load->used_ns > IDLE_MS * KVX_MS) {
-			kvx_hold_drop(scheduler, request);
+			kvx_lease_cache_drop(scheduler, request);
 		} else if (now - load->renewed_ns > scheduler->load_ms * KVX_MS) {
-			kvx_load_renew(scheduler, load, now);
+			kvx_load_renew_leases(scheduler, load, now);
 		}
 	}
 }
 
-void kvx_holds_close(kvx_scheduler_t *scheduler)
+void kvx_lease_cache_close(kvx_scheduler_t *scheduler)
 {
-	while (scheduler->holds) {
-		kvx_sload_t *load = scheduler->holds;
-		kvx_request_t *request = kvx_requests_same(&scheduler->requests, load->id, load->id_len, load->serial);
+	while (scheduler->cached) {
+		kvx_sload_t *load = scheduler->cached;
+		kvx_request_t *request =
+			kvx_requests_find_serial(&scheduler->requests, load->id, load->id_len, load->serial);
 
 		if (!kv_holds(request)) {
 			return;
 		}
-		kvx_hold_drop(scheduler, request);
+		kvx_lease_cache_drop(scheduler, request);
 	}
 }

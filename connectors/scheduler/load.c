@@ -4,7 +4,12 @@
  * Once told, a load's leases live until every rank has reported, also when the request is gone: a rank reads them until
  * then. Should a rank never report, they are given back after a few times the ranks' own deadline.
  */
-#include "scheduler/impl.h"
+#include "scheduler/load.h"
+#include "scheduler/config.h"
+#include "scheduler/lease_cache.h"
+#include "scheduler/message_buffer.h"
+#include "scheduler/requests.h"
+#include "scheduler/save.h"
 
 #define GIVE_UP 4u /* times load_ms */
 
@@ -12,35 +17,35 @@
  * ------------------------------------------------------------------------------------------------------ */
 
 /* The ids of the blocks to be written; of places nobody has given a block for: none. */
-static void name_blocks(const kvx_scheduler_t *scheduler, const kvx_request_t *request, const kvx_sload_part_t *part,
-			uint32_t *ids)
+static void fill_block_ids(const kvx_scheduler_t *scheduler, const kvx_request_t *request, const kvx_sload_part_t *part,
+			   uint32_t *ids)
 {
-	const kvx_request_group_t *group = &request->groups[kvx_scheduler_group(scheduler, part->group)];
+	const kvx_request_group_t *group = &request->groups[kvx_scheduler_find_group(scheduler, part->group)];
 
 	for (uint32_t i = 0; i < part->n; i++) {
-		ids[i] = part->first + i < group->n ? group->places[part->first + i].id : KVX_NO_BLOCK;
+		ids[i] = part->first + i < group->n ? group->entries[part->first + i].id : KVX_NO_BLOCK;
 	}
 }
 
 /* Name the engine's blocks in what was held. */
-static void name(const kvx_scheduler_t *scheduler, const kvx_request_t *request, kvx_sload_t *load)
+static void bind_blocks(const kvx_scheduler_t *scheduler, const kvx_request_t *request, kvx_sload_t *load)
 {
 	for (uint32_t p = 0; p < load->parts; p++) {
 		kvx_sload_part_t *part = &load->part[p];
 
-		name_blocks(scheduler, request, part, part->ids);
+		fill_block_ids(scheduler, request, part, part->ids);
 		for (uint32_t i = 0; i < part->n; i++) {
 			load->blocks += part->ids[i] != KVX_NO_BLOCK;
 		}
 	}
-	load->left = scheduler->writer_count;
+	load->ranks_left = scheduler->writer_count;
 }
 
 /* The LOAD record; its parts' ids are the load's own, or those of the request where nothing is held any more. */
-static void tell(kvx_scheduler_t *scheduler, const kvx_sload_t *load, const kvx_request_t *request,
-		 const kvc_handle_t *handles)
+static void emit_load(kvx_scheduler_t *scheduler, const kvx_sload_t *load, const kvx_request_t *request,
+		      const kvc_handle_t *handles)
 {
-	kvx_plan_load_t *record = kvx_bytes_record(&scheduler->plan, KVX_RECORD_LOAD, sizeof *record);
+	kvx_msg_load_t *record = kvx_msg_add_record(&scheduler->message, KVX_RECORD_LOAD, sizeof *record);
 
 	if (!record) {
 		return;
@@ -51,39 +56,39 @@ static void tell(kvx_scheduler_t *scheduler, const kvx_sload_t *load, const kvx_
 	record->timeout_ms = scheduler->load_ms;
 	record->parts = load->parts;
 	record->id_len = request ? request->id_len : load->id_len;
-	(void)kvx_bytes_append(&scheduler->plan, request ? request->id : load->id, record->id_len);
+	(void)kvx_msg_append(&scheduler->message, request ? request->id : load->id, record->id_len);
 	for (uint32_t p = 0; p < load->parts; p++) {
 		const kvx_sload_part_t *part = &load->part[p];
-		const kvx_plan_part_t head = {
+		const kvx_msg_part_t head = {
 			.group = part->group, .n = part->n, .first = part->first, .lease = handles[p]};
 		uint32_t *ids;
 
-		(void)kvx_bytes_append(&scheduler->plan, &head, sizeof head);
-		ids = kvx_bytes_append(&scheduler->plan, part->ids, part->n * sizeof(uint32_t));
+		(void)kvx_msg_append(&scheduler->message, &head, sizeof head);
+		ids = kvx_msg_append(&scheduler->message, part->ids, part->n * sizeof(uint32_t));
 		if (ids && request) {
-			name_blocks(scheduler, request, part, ids);
+			fill_block_ids(scheduler, request, part, ids);
 		}
 	}
 }
 
-static void add(kvx_scheduler_t *scheduler, kvx_sload_t *load, uint32_t units)
+static void append_load(kvx_scheduler_t *scheduler, kvx_sload_t *load, uint32_t units)
 {
 	load->next = NULL;
 	*scheduler->loads_end = load;
 	scheduler->loads_end = &load->next;
 	scheduler->load_count++;
-	load->bytes = kvx_load_bytes(scheduler, units);
-	scheduler->promised += load->bytes;
+	load->bytes = kvx_load_record_bytes(scheduler, units);
+	scheduler->reserved_bytes += load->bytes;
 }
 
 /* The room match() has kept for the load is there for its record, in the plan being made. 0: nothing was offered, and
  * there is none. */
-static int take_room(kvx_scheduler_t *scheduler, kvx_request_t *request, uint32_t units)
+static int use_reservation(kvx_scheduler_t *scheduler, kvx_request_t *request, uint32_t units)
 {
-	const size_t bytes = kvx_load_bytes(scheduler, units), offered = request->offered;
-	const int there = kvx_plan_room(scheduler, bytes > offered ? bytes - offered : 0);
+	const size_t bytes = kvx_load_record_bytes(scheduler, units), tentative_bytes = request->tentative_bytes;
+	const int there = kvx_buffer_reserve(scheduler, bytes > tentative_bytes ? bytes - tentative_bytes : 0);
 
-	kvx_plan_offer(scheduler, request, 0);
+	kvx_buffer_reserve_tentative(scheduler, request, 0);
 
 	return there;
 }
@@ -91,76 +96,77 @@ static int take_room(kvx_scheduler_t *scheduler, kvx_request_t *request, uint32_
 /* ---- blocks that were not filled
  * ------------------------------------------------------------------------------------------------- */
 
-typedef struct kvx_spoil {
+typedef struct kvx_invalidation {
 	kvx_scheduler_t *scheduler;
 	const kvx_request_t *by;
 	uint32_t step; /* of the load */
-} kvx_spoil_t;
+} kvx_invalidation_t;
 
 /* One that has bad blocks in its table: all it computes is garbage. */
-static void spoil_one(void *ctx, kvx_request_t *request)
+static void invalidate_request(void *ctx, kvx_request_t *request)
 {
-	const kvx_spoil_t *spoil = ctx;
-	kvx_scheduler_t *scheduler = spoil->scheduler;
+	const kvx_invalidation_t *invalidate_dependents = ctx;
+	kvx_scheduler_t *scheduler = invalidate_dependents->scheduler;
 
-	for (uint32_t g = 0; g < scheduler->group_count && request != spoil->by && !request->outdated; g++) {
+	for (uint32_t g = 0; g < scheduler->group_count && request != invalidate_dependents->by && !request->outdated;
+	     g++) {
 		const kvx_request_group_t *group = &request->groups[g];
 
 		for (uint32_t i = 0; i < group->n && !request->outdated; i++) {
-			const kvx_place_t *place = &group->places[i];
+			const kvx_table_entry_t *entry = &group->entries[i];
 
-			request->outdated = place->id != KVX_NO_BLOCK && scheduler->blocks[place->id].bad &&
-					    scheduler->blocks[place->id].gen == place->gen;
+			request->outdated = entry->id != KVX_NO_BLOCK && scheduler->blocks[entry->id].invalid &&
+					    scheduler->blocks[entry->id].gen == entry->gen;
 		}
 		if (request->outdated) {
-			kvx_puts_revoke(scheduler, request->serial, spoil->step);
+			kvx_puts_revoke(scheduler, request->serial, invalidate_dependents->step);
 		}
 	}
 }
 
-void kvx_loads_doubt(kvx_scheduler_t *scheduler, const kvx_request_t *request)
+void kvx_loads_mark_unverified(kvx_scheduler_t *scheduler, const kvx_request_t *request)
 {
 	for (kvx_sload_t *load = scheduler->loads; load; load = load->next) {
 		const kvx_sload_part_t *part = &load->part[0]; /* of several groups there is no load within a step */
 		const kvx_request_group_t *group = &request->groups[0];
 
-		if (load->serial != request->serial || (load->flags & KVX_PLAN_ASYNC) || load->lost) {
+		if (load->serial != request->serial || (load->flags & KVX_MSG_ASYNC) || load->blocks_lost) {
 			continue;
 		}
-		load->lost = 1;
+		load->blocks_lost = 1;
 		for (uint32_t i = part->first; i < group->n; i++) {
-			const kvx_place_t *place = &group->places[i];
-			kvx_block_t *block = place->id == KVX_NO_BLOCK ? NULL : &scheduler->blocks[place->id];
+			const kvx_table_entry_t *entry = &group->entries[i];
+			kvx_block_t *block = entry->id == KVX_NO_BLOCK ? NULL : &scheduler->blocks[entry->id];
 
-			if (block && block->gen == place->gen && block->doubt != KVX_SPOILT) {
-				block->doubt = load->number;
-				load->doubted = 1;
+			if (block && block->gen == entry->gen && block->unverified_by != KVX_INVALIDATED) {
+				block->unverified_by = load->number;
+				load->has_unverified = 1;
 			}
 		}
 	}
 }
 
-static void spoil_doubted(kvx_scheduler_t *scheduler, const kvx_sload_t *load)
+static void invalidate_unverified(kvx_scheduler_t *scheduler, const kvx_sload_t *load)
 {
-	for (uint32_t i = 0; load->doubted && i < scheduler->max_blocks; i++) {
+	for (uint32_t i = 0; load->has_unverified && i < scheduler->max_blocks; i++) {
 		kvx_block_t *block = &scheduler->blocks[i];
 
-		if (block->doubt == load->number) {
-			block->bad = 1;
-			block->doubt = KVX_SPOILT;
-			scheduler->spoilt++;
+		if (block->unverified_by == load->number) {
+			block->invalid = 1;
+			block->unverified_by = KVX_INVALIDATED;
+			scheduler->invalidated++;
 		}
 	}
 }
 
-uint32_t kvx_scheduler_spoilt(kvx_scheduler_t *scheduler, uint32_t *ids, uint32_t cap)
+uint32_t kvx_scheduler_take_invalidated(kvx_scheduler_t *scheduler, uint32_t *ids, uint32_t cap)
 {
 	uint32_t n = 0;
 
-	for (uint32_t i = 0; scheduler->spoilt > 0 && n < cap && i < scheduler->max_blocks; i++) {
-		if (scheduler->blocks[i].doubt == KVX_SPOILT) {
-			scheduler->blocks[i].doubt = 0;
-			scheduler->spoilt--;
+	for (uint32_t i = 0; scheduler->invalidated > 0 && n < cap && i < scheduler->max_blocks; i++) {
+		if (scheduler->blocks[i].unverified_by == KVX_INVALIDATED) {
+			scheduler->blocks[i].unverified_by = 0;
+			scheduler->invalidated--;
 			ids[n++] = i;
 		}
 	}
@@ -169,60 +175,62 @@ uint32_t kvx_scheduler_spoilt(kvx_scheduler_t *scheduler, uint32_t *ids, uint32_
 }
 
 /* What the request still has: the load's own blocks, and those after them. */
-static void spoil_table(kvx_scheduler_t *scheduler, const kvx_sload_t *load, kvx_request_t *request)
+static void invalidate_table(kvx_scheduler_t *scheduler, const kvx_sload_t *load, kvx_request_t *request)
 {
 	for (uint32_t p = 0; p < load->parts; p++) {
 		const kvx_sload_part_t *part = &load->part[p];
-		const kvx_request_group_t *group = &request->groups[kvx_scheduler_group(scheduler, part->group)];
+		const kvx_request_group_t *group = &request->groups[kvx_scheduler_find_group(scheduler, part->group)];
 
 		for (uint32_t i = part->first; i < group->n; i++) {
-			if (group->places[i].id != KVX_NO_BLOCK) {
-				scheduler->blocks[group->places[i].id].bad = 1;
+			if (group->entries[i].id != KVX_NO_BLOCK) {
+				scheduler->blocks[group->entries[i].id].invalid = 1;
 			}
 		}
 	}
-	request->spoilt = request->groups[0].n * scheduler->groups[0].block_tokens;
-	request->spoilt_step = load->step;
+	request->invalid_until = request->groups[0].n * scheduler->groups[0].block_tokens;
+	request->invalid_step = load->step;
 }
 
 /* An engine may name the blocks of a load within a step in its own cache at once, and not take them out when the load
  * fails: until the request has computed them again, others find garbage there. */
-static void spoil(kvx_scheduler_t *scheduler, const kvx_sload_t *load, kvx_request_t *request)
+static void invalidate_dependents(kvx_scheduler_t *scheduler, const kvx_sload_t *load, kvx_request_t *request)
 {
-	request = load->lost ? NULL : request; /* its blocks are others by now */
+	request = load->blocks_lost ? NULL : request; /* its blocks are others by now */
 	if (request) {
-		spoil_table(scheduler, load, request);
+		invalidate_table(scheduler, load, request);
 	}
-	spoil_doubted(scheduler, load);
-	kvx_requests_each(&scheduler->requests, spoil_one, &(kvx_spoil_t){scheduler, request, load->step});
+	invalidate_unverified(scheduler, load);
+	kvx_requests_for_each(&scheduler->requests, invalidate_request,
+			      &(kvx_invalidation_t){scheduler, request, load->step});
 }
 
 /* Nothing is held any more, and there is no memory to remember it by: the ranks report all of it as failed. */
-static void tell_dead(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, const kvx_hit_t *hit)
+static void emit_failed_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request,
+			     const kvx_hit_t *hit)
 {
 	static const kvc_handle_t none[KVX_MAX_GROUPS];
 	kvx_sload_t shape = {
 		.number = ++scheduler->load_number,
 		.space = request->space,
-		.flags = (hit->async ? KVX_PLAN_ASYNC : 0u) | KVX_PLAN_DEAD,
+		.flags = (hit->async ? KVX_MSG_ASYNC : 0u) | KVX_MSG_NO_LEASE,
 		.step = scheduler->step,
 	};
 
-	(void)kvx_load_ranges(scheduler, scheduler->spaces[request->space].space, ask,
-			      (ask->local + hit->tokens) / scheduler->unit, &shape);
-	tell(scheduler, &shape, request, none);
+	(void)kvx_load_fill_parts(scheduler, scheduler->spaces[request->space].space, ask,
+				  (ask->local + hit->tokens) / scheduler->unit, &shape);
+	emit_load(scheduler, &shape, request, none);
 	if (!hit->async) {
-		spoil(scheduler, &shape, request);
+		invalidate_dependents(scheduler, &shape, request);
 	}
 	request->failed = 1;
 	scheduler->stats.lease_lost++;
 	scheduler->stats.loads_failed++;
 }
 
-void kvx_scheduler_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_hit_t *hit)
+void kvx_scheduler_start_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_hit_t *hit)
 {
 	kvx_request_t *request =
-		kvx_ask_is_sound(ask) ? kvx_requests_get(&scheduler->requests, ask->id, ask->id_len) : NULL;
+		kvx_ask_is_sound(ask) ? kvx_requests_find_or_add(&scheduler->requests, ask->id, ask->id_len) : NULL;
 	kvx_sload_t *load;
 	uint32_t units;
 
@@ -231,7 +239,7 @@ void kvx_scheduler_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const 
 		return;
 	}
 	units = (ask->local + hit->tokens) / scheduler->unit;
-	if (!take_room(scheduler, request, units)) {
+	if (!use_reservation(scheduler, request, units)) {
 		return;
 	}
 	scheduler->stats.loads++;
@@ -241,27 +249,28 @@ void kvx_scheduler_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const 
 	if (!hit->async) {
 		scheduler->sync_loads++;
 	}
-	load = kvx_hold_take(scheduler, ask, request, units);
-	load = load ? load : kvx_hold_lost(scheduler, ask, request, units);
+	load = kvx_lease_cache_take(scheduler, ask, request, units);
+	load = load ? load : kvx_load_create_lost(scheduler, ask, request, units);
 	if (!load) {
-		tell_dead(scheduler, ask, request, hit);
+		emit_failed_load(scheduler, ask, request, hit);
 		return;
 	}
 	load->number = ++scheduler->load_number;
 	load->step = scheduler->step;
-	load->flags = hit->async ? KVX_PLAN_ASYNC : 0;
+	load->flags = hit->async ? KVX_MSG_ASYNC : 0;
 	load->disk_tokens = hit->disk_tokens;
 	load->cpu_tokens = hit->tokens - hit->disk_tokens;
-	load->inside_ns = hit->async ? 0 : kvx_guard_load_ns(&scheduler->guard, load->cpu_tokens, load->disk_tokens);
-	name(scheduler, request, load);
-	add(scheduler, load, units);
+	load->sync_ns =
+		hit->async ? 0 : kvx_cost_model_load_ns(&scheduler->cost_model, load->cpu_tokens, load->disk_tokens);
+	bind_blocks(scheduler, request, load);
+	append_load(scheduler, load, units);
 }
 
 /* ---- telling the ranks
  * ------------------------------------------------------------------------------------------------------- */
 
 /* Handles of what is leased still, nothing for the rest. */
-static uint32_t settle(kvx_scheduler_t *scheduler, kvx_sload_t *load, kvc_handle_t *handles)
+static uint32_t export_leases(kvx_scheduler_t *scheduler, kvx_sload_t *load, kvc_handle_t *handles)
 {
 	uint32_t leased = 0;
 
@@ -283,22 +292,22 @@ static uint32_t settle(kvx_scheduler_t *scheduler, kvx_sload_t *load, kvc_handle
 }
 
 /* After the loads: the request may be gone in the very step that began to load for it. */
-static void tell_drops(kvx_scheduler_t *scheduler)
+static void emit_drops(kvx_scheduler_t *scheduler)
 {
 	for (kvx_sload_t *load = scheduler->loads; load && scheduler->drop_count; load = load->next) {
-		kvx_plan_drop_t *record;
+		kvx_msg_drop_t *record;
 
-		if (!load->drop || !load->sent || !kvx_plan_room(scheduler, sizeof *record)) {
+		if (!load->must_emit_drop || !load->sent || !kvx_buffer_reserve(scheduler, sizeof *record)) {
 			continue;
 		}
-		record = kvx_bytes_record(&scheduler->plan, KVX_RECORD_DROP, sizeof *record);
+		record = kvx_msg_add_record(&scheduler->message, KVX_RECORD_DROP, sizeof *record);
 		record->load = load->number;
-		load->drop = 0;
+		load->must_emit_drop = 0;
 		scheduler->drop_count--;
 	}
 }
 
-void kvx_loads_tell(kvx_scheduler_t *scheduler, uint64_t now)
+void kvx_loads_emit(kvx_scheduler_t *scheduler, uint64_t now)
 {
 	for (kvx_sload_t *load = scheduler->loads; load; load = load->next) {
 		kvc_handle_t handles[KVX_MAX_GROUPS];
@@ -306,38 +315,38 @@ void kvx_loads_tell(kvx_scheduler_t *scheduler, uint64_t now)
 		if (load->sent) {
 			continue;
 		}
-		if (settle(scheduler, load, handles) == 0) {
-			load->flags |= KVX_PLAN_DEAD;
+		if (export_leases(scheduler, load, handles) == 0) {
+			load->flags |= KVX_MSG_NO_LEASE;
 		}
-		tell(scheduler, load, NULL, handles);
+		emit_load(scheduler, load, NULL, handles);
 		load->sent = 1;
-		scheduler->promised -= load->bytes;
+		scheduler->reserved_bytes -= load->bytes;
 		load->asked_ns = load->renewed_ns = now;
 	}
 
-	tell_drops(scheduler);
+	emit_drops(scheduler);
 }
 
-void kvx_loads_drop(kvx_scheduler_t *scheduler, const kvx_request_t *request)
+void kvx_loads_cancel(kvx_scheduler_t *scheduler, const kvx_request_t *request)
 {
 	for (kvx_sload_t *load = scheduler->loads; load; load = load->next) {
-		if (load->serial != request->serial || load->gone) {
+		if (load->serial != request->serial || load->cancelled) {
 			continue;
 		}
-		load->gone = 1;
-		load->drop = (load->flags & KVX_PLAN_ASYNC) != 0;
-		scheduler->drop_count += (uint32_t)load->drop;
+		load->cancelled = 1;
+		load->must_emit_drop = (load->flags & KVX_MSG_ASYNC) != 0;
+		scheduler->drop_count += (uint32_t)load->must_emit_drop;
 	}
 }
 
 /* ---- the end
  * ----------------------------------------------------------------------------------------------------------------- */
 
-static void destroy(kvx_scheduler_t *scheduler, kvx_sload_t **link)
+static void remove_load(kvx_scheduler_t *scheduler, kvx_sload_t **link)
 {
 	kvx_sload_t *load = *link;
 
-	scheduler->drop_count -= (uint32_t)load->drop;
+	scheduler->drop_count -= (uint32_t)load->must_emit_drop;
 	*link = load->next;
 	if (scheduler->loads_end == &load->next) {
 		scheduler->loads_end = link;
@@ -347,36 +356,36 @@ static void destroy(kvx_scheduler_t *scheduler, kvx_sload_t **link)
 }
 
 /* Every load of which the ranks have brought less than was promised. */
-static void fail(kvx_scheduler_t *scheduler, kvx_sload_t *load)
+static void fail_load(kvx_scheduler_t *scheduler, kvx_sload_t *load)
 {
-	kvx_request_t *request = kvx_requests_same(&scheduler->requests, load->id, load->id_len, load->serial);
+	kvx_request_t *request = kvx_requests_find_serial(&scheduler->requests, load->id, load->id_len, load->serial);
 
 	if (load->failed) {
 		return;
 	}
 	load->failed = 1;
-	scheduler->stats.loads_failed += !load->gone;
-	if (!(load->flags & KVX_PLAN_ASYNC)) {
-		spoil(scheduler, load, request);
+	scheduler->stats.loads_failed += !load->cancelled;
+	if (!(load->flags & KVX_MSG_ASYNC)) {
+		invalidate_dependents(scheduler, load, request);
 	}
 	if (request) {
 		request->failed = 1;
-		kvx_request_restart(request); /* a damaged block has been dropped meanwhile */
+		kvx_request_restart_saving(request); /* a damaged block has been dropped meanwhile */
 	}
 	kvx_puts_revoke(scheduler, load->serial, load->step);
 }
 
-static void learn(kvx_scheduler_t *scheduler, const kvx_sload_t *load)
+static void add_load_sample(kvx_scheduler_t *scheduler, const kvx_sload_t *load)
 {
-	kvx_request_t *request = kvx_requests_same(&scheduler->requests, load->id, load->id_len, load->serial);
+	kvx_request_t *request = kvx_requests_find_serial(&scheduler->requests, load->id, load->id_len, load->serial);
 
 	if (load->failed && !load->timed_out) {
 		return; /* how fast it failed says nothing */
 	}
-	kvx_guard_loaded(&scheduler->guard, &(kvx_guard_load_t){.cpu = load->cpu_tokens,
-								.disk = load->disk_tokens,
-								.ns = load->ns,
-								.now_ns = kv_now_ns(scheduler->env)});
+	kvx_cost_model_add_load(&scheduler->cost_model, &(kvx_load_sample_t){.cpu = load->cpu_tokens,
+									     .disk = load->disk_tokens,
+									     .ns = load->ns,
+									     .now_ns = kv_now_ns(scheduler->env)});
 	if (request && !load->failed) {
 		request->cpu_tokens += load->cpu_tokens;
 		request->disk_tokens += load->disk_tokens;
@@ -384,7 +393,7 @@ static void learn(kvx_scheduler_t *scheduler, const kvx_sload_t *load)
 	}
 }
 
-void kvx_load_reported(kvx_scheduler_t *scheduler, const kvx_report_loaded_t *report)
+void kvx_loads_take_report(kvx_scheduler_t *scheduler, const kvx_report_loaded_t *report)
 {
 	kvx_sload_t **link = &scheduler->loads;
 	kvx_sload_t *load;
@@ -399,18 +408,18 @@ void kvx_load_reported(kvx_scheduler_t *scheduler, const kvx_report_loaded_t *re
 	load->ns = report->ns > load->ns ? report->ns : load->ns;
 	if (report->status != KVC_OK || report->blocks < load->blocks) {
 		load->timed_out |= report->status == KVC_ERR_TIMEOUT;
-		fail(scheduler, load);
+		fail_load(scheduler, load);
 	}
-	load->left--;
-	if (load->left == 0) {
+	load->ranks_left--;
+	if (load->ranks_left == 0) {
 		scheduler->stats.loads_done += !load->failed;
-		learn(scheduler, load);
-		destroy(scheduler, link);
+		add_load_sample(scheduler, load);
+		remove_load(scheduler, link);
 	}
 }
 
 /* While ranks are still reading: keep the leases alive, but not for ever. */
-void kvx_loads_keep(kvx_scheduler_t *scheduler, uint64_t now)
+void kvx_loads_poll(kvx_scheduler_t *scheduler, uint64_t now)
 {
 	const uint64_t load_ns = scheduler->load_ms * KVX_MS;
 	kvx_sload_t **link = &scheduler->loads;
@@ -419,12 +428,12 @@ void kvx_loads_keep(kvx_scheduler_t *scheduler, uint64_t now)
 		kvx_sload_t *load = *link;
 
 		if (load->sent && now - load->asked_ns > GIVE_UP * load_ns) {
-			fail(scheduler, load);
-			destroy(scheduler, link);
+			fail_load(scheduler, load);
+			remove_load(scheduler, link);
 			continue;
 		}
 		if (load->sent && now - load->renewed_ns > load_ns) {
-			kvx_load_renew(scheduler, load, now);
+			kvx_load_renew_leases(scheduler, load, now);
 		}
 		link = &load->next;
 	}
@@ -433,6 +442,6 @@ void kvx_loads_keep(kvx_scheduler_t *scheduler, uint64_t now)
 void kvx_loads_close(kvx_scheduler_t *scheduler)
 {
 	while (scheduler->loads) {
-		destroy(scheduler, &scheduler->loads);
+		remove_load(scheduler, &scheduler->loads);
 	}
 }

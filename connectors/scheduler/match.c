@@ -1,5 +1,10 @@
 /* Match: how much of a request is stored, and whether loading it pays. */
-#include "scheduler/impl.h"
+#include "common/await.h"
+#include "scheduler/keys.h"
+#include "scheduler/lease_cache.h"
+#include "scheduler/message_buffer.h"
+#include "scheduler/requests.h"
+#include "scheduler/spaces.h"
 
 #include "kv/log.h"
 
@@ -12,7 +17,7 @@
  * whose answer a step before has ready. */
 static int is_async(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t cpu, uint32_t disk)
 {
-	uint64_t inside_ns = kvx_guard_load_ns(&scheduler->guard, cpu, disk);
+	uint64_t sync_ns = kvx_cost_model_load_ns(&scheduler->cost_model, cpu, disk);
 
 	if (scheduler->group_count > 1 || scheduler->mode == KVX_LOAD_ASYNC) {
 		return 1;
@@ -21,30 +26,30 @@ static int is_async(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t c
 		return 0;
 	}
 	for (const kvx_sload_t *load = scheduler->loads; load; load = load->next) {
-		inside_ns += load->inside_ns;
+		sync_ns += load->sync_ns;
 	}
 	if (ask->busy == 0) {
-		return scheduler->loads && inside_ns >= INSIDE_NS;
+		return scheduler->loads && sync_ns >= INSIDE_NS;
 	}
 	if (disk > 0 && disk >= cpu / 3u) {
 		return 1;
 	}
 
-	return scheduler->step_ns == 0 || inside_ns >= scheduler->step_ns;
+	return scheduler->step_ns == 0 || sync_ns >= scheduler->step_ns;
 }
 
-static void log_turn(const kvx_guard_answer_t *answer)
+static void log_state_change(const kvx_cost_decision_t *answer)
 {
-	const char *where = answer->of_disk ? "disk" : "memory";
+	const char *where = answer->on_disk ? "disk" : "memory";
 	const double load = (double)answer->load_ns / 1e6, compute = (double)answer->compute_ns / 1e6;
 
-	if (answer->turned > 0) {
+	if (answer->state_changed > 0) {
 		kv_log(KV_LOG_INFO, "kvx",
 		       "loading %u tokens and more from %s is slower than computing them (%.1f ms, %.1f ms): stopped, "
 		       "a "
 		       "piece is tried now and then",
 		       answer->from, where, load, compute);
-	} else if (answer->turned < 0) {
+	} else if (answer->state_changed < 0) {
 		kv_log(KV_LOG_INFO, "kvx",
 		       "loading %u tokens and more from %s is faster than computing them again (%.1f ms, %.1f ms): "
 		       "resumed",
@@ -53,10 +58,10 @@ static void log_turn(const kvx_guard_answer_t *answer)
 }
 
 /* Does it pay? Leaves out what does not. */
-static int pays(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t *p_cpu, uint32_t *p_disk)
+static int apply_cost_model(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t *p_cpu, uint32_t *p_disk)
 {
-	const kvx_guard_question_t question = {
-		.who = kvx_requests_hash(&scheduler->requests, ask->id, ask->id_len) | 1u,
+	const kvx_cost_query_t question = {
+		.request = kvx_requests_hash(&scheduler->requests, ask->id, ask->id_len) | 1u,
 		.now_ns = kv_now_ns(scheduler->env),
 		.local = ask->local,
 		.cpu = *p_cpu,
@@ -66,33 +71,33 @@ static int pays(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t *p_cp
 		.grain = scheduler->group_count == 1 ? scheduler->groups[0].block_tokens : 0,
 	};
 	kvx_scheduler_stats_t *stats = &scheduler->stats;
-	kvx_guard_answer_t answer;
+	kvx_cost_decision_t answer;
 
-	if (!scheduler->guarded) {
+	if (!scheduler->use_cost_model) {
 		return 1;
 	}
-	kvx_guard_ask(&scheduler->guard, &question, &answer);
-	log_turn(&answer);
-	stats->guard_stops += answer.turned > 0;
-	stats->guard_resumes += answer.turned < 0;
-	if (!answer.again) {
-		stats->guard_probes += answer.verdict == KVX_GUARD_PROBE;
-		stats->guard_cuts += answer.verdict == KVX_GUARD_PAYS && answer.cpu + answer.disk < *p_cpu + *p_disk;
+	kvx_cost_model_decide(&scheduler->cost_model, &question, &answer);
+	log_state_change(&answer);
+	stats->cost_model_stops += answer.state_changed > 0;
+	stats->cost_model_resumes += answer.state_changed < 0;
+	if (!answer.repeated) {
+		stats->cost_model_samples += answer.choice == KVX_LOAD_SAMPLE;
+		stats->cost_model_cuts += answer.choice == KVX_LOAD && answer.cpu + answer.disk < *p_cpu + *p_disk;
 	}
 	*p_cpu = answer.cpu;
 	*p_disk = answer.disk;
 
-	return answer.verdict != KVX_GUARD_NO;
+	return answer.choice != KVX_RECOMPUTE;
 }
 
 /* All that loading this will need is taken now, so that a load, once promised, cannot fail for want of memory. */
-static int prepare(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t number, uint32_t units)
+static int reserve_for_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t number, uint32_t units)
 {
-	kvx_request_t *request = kvx_requests_get(&scheduler->requests, ask->id, ask->id_len);
+	kvx_request_t *request = kvx_requests_find_or_add(&scheduler->requests, ask->id, ask->id_len);
 	const uint32_t tokens = ask->tokens > units * scheduler->unit ? ask->tokens : units * scheduler->unit;
-	const size_t bytes = kvx_load_bytes(scheduler, units);
+	const size_t bytes = kvx_load_record_bytes(scheduler, units);
 
-	if (!request || scheduler->load_count + scheduler->hold_count >= KVX_LOADS_MAX) {
+	if (!request || scheduler->load_count + scheduler->cached_count >= KVX_LOADS_MAX) {
 		return 0;
 	}
 	request->space = number;
@@ -104,11 +109,11 @@ static int prepare(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t nu
 		}
 	}
 
-	kvx_plan_offer(scheduler, request, 0);
-	if (!kvx_plan_room(scheduler, bytes)) {
+	kvx_buffer_reserve_tentative(scheduler, request, 0);
+	if (!kvx_buffer_reserve(scheduler, bytes)) {
 		return 0;
 	}
-	kvx_plan_offer(scheduler, request, bytes);
+	kvx_buffer_reserve_tentative(scheduler, request, bytes);
 
 	return 1;
 }
@@ -144,7 +149,8 @@ static uint32_t why_not_leased(const kvx_scheduler_t *scheduler, uint32_t number
 		return KV_WHY_EVICTED;
 	case KVC_PENDING:
 	case KVC_ERR_TIMEOUT:
-		return kvx_space_why(scheduler, number) == KV_WHY_DAEMON_STALE ? KV_WHY_DAEMON_STALE : KV_WHY_TIMEOUT;
+		return kvx_space_miss_reason(scheduler, number) == KV_WHY_DAEMON_STALE ? KV_WHY_DAEMON_STALE
+										       : KV_WHY_TIMEOUT;
 	case KVC_ERR_DAEMON_STALE:
 		return KV_WHY_DAEMON_STALE;
 	case KVC_ERR_STALE_EPOCH:
@@ -164,7 +170,7 @@ typedef struct kvx_found {
 } kvx_found_t;
 
 /* Of what is stored beyond `local`: what is to be claimed. */
-static void claim(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_found_t *found, kvx_hit_t *hit)
+static void decide_hit(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_found_t *found, kvx_hit_t *hit)
 {
 	const uint32_t in_cpu = found->cpu > found->local ? found->cpu : found->local;
 	uint32_t cpu = in_cpu - found->local, disk = found->all - in_cpu, most, leased;
@@ -173,7 +179,7 @@ static void claim(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_fo
 	kvc_status_t status;
 	int async;
 
-	if (!pays(scheduler, ask, &cpu, &disk)) {
+	if (!apply_cost_model(scheduler, ask, &cpu, &disk)) {
 		hit->declined = 1;
 		stats->match_declined++;
 		stats->miss_tokens_declined += found->all - found->local;
@@ -189,12 +195,12 @@ static void claim(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_fo
 		disk = cpu + disk < most ? disk : most - cpu;
 	}
 	if (cpu + disk < scheduler->min_tokens ||
-	    !prepare(scheduler, ask, found->space, (found->local + cpu + disk) / scheduler->unit)) {
+	    !reserve_for_load(scheduler, ask, found->space, (found->local + cpu + disk) / scheduler->unit)) {
 		stats->miss_tokens_refused += cpu + disk;
 		return;
 	}
 	request = kvx_requests_find(&scheduler->requests, ask->id, ask->id_len);
-	leased = kvx_hold(scheduler, ask, request, found->local + cpu + disk, &status) - found->local;
+	leased = kvx_lease_cache_acquire(scheduler, ask, request, found->local + cpu + disk, &status) - found->local;
 	if (leased < cpu + disk) {
 		const uint32_t why = why_not_leased(scheduler, found->space, status);
 
@@ -214,7 +220,7 @@ static void claim(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_fo
 
 /* When all tokens are loaded, the engine computes the last one again, in the blocks it was given for all. A window of
  * whole blocks then begins a block earlier than what was loaded, and a state has that token already. */
-static int may_claim_all(const kvx_scheduler_t *scheduler)
+static int can_load_all(const kvx_scheduler_t *scheduler)
 {
 	for (uint32_t g = 0; g < scheduler->group_count; g++) {
 		const kv_group_t *group = &scheduler->groups[g];
@@ -229,8 +235,8 @@ static int may_claim_all(const kvx_scheduler_t *scheduler)
 }
 
 /* An idle engine calls nothing, so a daemon that has come back meanwhile is not attached to. A request is worth looking
- * for it, for a moment and not for every one. Returns why not, as kvx_space_why(). */
-static uint32_t attach(kvx_scheduler_t *scheduler, uint32_t number)
+ * for it, for a moment and not for every one. Returns why not, as kvx_space_miss_reason(). */
+static uint32_t poll_for_daemon(kvx_scheduler_t *scheduler, uint32_t number)
 {
 	uint64_t now = kv_now_ns(scheduler->env);
 	const uint64_t until = now + ATTACH_US * UINT64_C(1000);
@@ -241,8 +247,8 @@ static uint32_t attach(kvx_scheduler_t *scheduler, uint32_t number)
 	}
 	do {
 		(void)kvc_poll_us(scheduler->kvc, SLICE_US);
-		kvx_spaces_keep(scheduler, now);
-		why = kvx_space_why(scheduler, number);
+		kvx_spaces_poll(scheduler, now);
+		why = kvx_space_miss_reason(scheduler, number);
 		now = kv_now_ns(scheduler->env);
 	} while (why == KV_WHY_NO_DAEMON && kvc_fd(scheduler->kvc) >= 0 && now < until);
 	scheduler->next_attach_ns = now + AGAIN_MS * KVX_MS;
@@ -251,37 +257,38 @@ static uint32_t attach(kvx_scheduler_t *scheduler, uint32_t number)
 }
 
 /* Why nothing can be found. A heartbeat that is stale is waited for: a miss costs more than the rest of a stall. */
-static uint32_t why_nothing(kvx_scheduler_t *scheduler, uint32_t number)
+static uint32_t lookup_miss_reason(kvx_scheduler_t *scheduler, uint32_t number)
 {
 	const uint64_t start = kv_now_ns(scheduler->env);
-	uint32_t why = kvx_space_why(scheduler, number);
+	uint32_t why = kvx_space_miss_reason(scheduler, number);
 
 	if (why == KV_WHY_DAEMON_STALE) {
 		why = kvx_miss_reason_awaited(scheduler->kvc, scheduler->env, scheduler->spaces[number].space);
 		scheduler->stats.wait_ns += kv_now_ns(scheduler->env) - start;
 	}
 	if (why == KV_WHY_NO_DAEMON && number != UINT32_MAX) {
-		why = attach(scheduler, number);
+		why = poll_for_daemon(scheduler, number);
 	}
 
 	return why;
 }
 
 /* The daemon may have been stopped in the middle of a bucket. */
-static void look_up(kvx_scheduler_t *scheduler, const kvx_key_view_t *view, kvc_match_t *match)
+static void match_keys(kvx_scheduler_t *scheduler, const kvx_key_view_t *view, kvc_match_t *match)
 {
 	const uint64_t since = kv_now_ns(scheduler->env), until = since + KVX_STALE_NS;
 
 	do {
 		kvc_match_lazy(view->space, &view->source, view->n, match);
-	} while (match->why == KV_WHY_CONTENDED && kvx_await(scheduler, since, until));
+	} while (match->why == KV_WHY_CONTENDED && kvx_scheduler_await_daemon(scheduler, since, until));
 }
 
 /* For the report at the request's end. */
-static void note_match(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t why, uint64_t start)
+static void record_match(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t why, uint64_t start)
 {
-	kvx_request_t *request = why == KV_WHY_NONE ? kvx_requests_find(&scheduler->requests, ask->id, ask->id_len)
-						    : kvx_requests_get(&scheduler->requests, ask->id, ask->id_len);
+	kvx_request_t *request = why == KV_WHY_NONE
+					 ? kvx_requests_find(&scheduler->requests, ask->id, ask->id_len)
+					 : kvx_requests_find_or_add(&scheduler->requests, ask->id, ask->id_len);
 
 	if (request) {
 		request->why = why;
@@ -303,29 +310,29 @@ void kvx_scheduler_match(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_h
 	if (!kvx_ask_is_sound(ask) || ask->tokens == 0) {
 		return;
 	}
-	tokens = ask->whole && may_claim_all(scheduler) ? ask->tokens : ask->tokens - 1u;
+	tokens = ask->whole && can_load_all(scheduler) ? ask->tokens : ask->tokens - 1u;
 	end = tokens - tokens % scheduler->unit;
 	missed = end > ask->local ? end - ask->local : 0;
-	if (!kvx_weights(scheduler)) {
+	if (!kvx_weights_text(scheduler)) {
 		scheduler->stats.miss_tokens_weights_pending += missed;
 		hit->why = KV_WHY_NO_DAEMON;
 		return;
 	}
-	number = kvx_space_of(scheduler, ask);
-	hit->why = why_nothing(scheduler, number);
+	number = kvx_space_find_or_add(scheduler, ask);
+	hit->why = lookup_miss_reason(scheduler, number);
 	if (hit->why != KV_WHY_NONE) {
 		scheduler->stats.match_no_daemon += hit->why == KV_WHY_NO_DAEMON || hit->why == KV_WHY_DAEMON_STALE;
 		count_missed(scheduler, hit->why, missed);
-		note_match(scheduler, ask, hit->why, start);
+		record_match(scheduler, ask, hit->why, start);
 		return;
 	}
 	request = kvx_requests_find(&scheduler->requests, ask->id, ask->id_len);
-	kvx_keys_view(scheduler, ask, request, number, tokens, &view);
+	kvx_key_view_init(scheduler, ask, request, number, tokens, &view);
 	if (view.n == 0) {
 		return;
 	}
 
-	look_up(scheduler, &view, &match);
+	match_keys(scheduler, &view, &match);
 	hit->stored = match.n * scheduler->unit;
 	hit->why = match.why;
 	found = (kvx_found_t){number, ask->local, hit->stored, match.n_cpu * scheduler->unit};
@@ -335,7 +342,7 @@ void kvx_scheduler_match(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_h
 	if (reach - ask->local < scheduler->min_tokens || (request && request->failed)) {
 		scheduler->stats.miss_tokens_refused += reach - ask->local;
 	} else {
-		claim(scheduler, ask, &found, hit);
+		decide_hit(scheduler, ask, &found, hit);
 	}
-	note_match(scheduler, ask, hit->why, start);
+	record_match(scheduler, ask, hit->why, start);
 }

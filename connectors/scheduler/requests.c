@@ -1,9 +1,9 @@
 /* The table of requests: chained buckets, found by id, the last one found first. */
 #include "scheduler/requests.h"
 
-#define FIRST_BUCKETS 256u
-#define FREE_MAX      1024u /* objects kept for the next */
-#define KEEP_PLACES   8192u /* larger tables of requests that are gone are given back */
+#define FIRST_BUCKETS    256u
+#define FREE_MAX         1024u /* objects kept for the next */
+#define MAX_KEPT_ENTRIES 8192u /* larger tables of requests that are gone are given back */
 
 kvc_status_t kvx_requests_init(kvx_requests_t *requests, const kv_env_t *env, uint32_t group_count)
 {
@@ -17,10 +17,10 @@ kvc_status_t kvx_requests_init(kvx_requests_t *requests, const kv_env_t *env, ui
 	return KVC_OK;
 }
 
-static void destroy(kvx_requests_t *requests, kvx_request_t *request)
+static void free_object(kvx_requests_t *requests, kvx_request_t *request)
 {
 	for (uint32_t g = 0; g < requests->group_count; g++) {
-		kv_free(requests->env, request->groups[g].places);
+		kv_free(requests->env, request->groups[g].entries);
 	}
 	kv_free(requests->env, request->own.keys);
 	kv_free(requests->env, request->own.tail);
@@ -29,12 +29,12 @@ static void destroy(kvx_requests_t *requests, kvx_request_t *request)
 	kv_free(requests->env, request);
 }
 
-static void destroy_list(kvx_requests_t *requests, kvx_request_t *request)
+static void free_objects(kvx_requests_t *requests, kvx_request_t *request)
 {
 	while (request) {
 		kvx_request_t *next = request->next;
 
-		destroy(requests, request);
+		free_object(requests, request);
 		request = next;
 	}
 }
@@ -42,9 +42,9 @@ static void destroy_list(kvx_requests_t *requests, kvx_request_t *request)
 void kvx_requests_fini(kvx_requests_t *requests)
 {
 	for (uint32_t b = 0; requests->buckets && b < requests->bucket_count; b++) {
-		destroy_list(requests, requests->buckets[b]);
+		free_objects(requests, requests->buckets[b]);
 	}
-	destroy_list(requests, requests->free);
+	free_objects(requests, requests->free);
 	if (requests->env) {
 		kv_free(requests->env, requests->buckets);
 	}
@@ -71,7 +71,7 @@ uint64_t kvx_requests_hash(const kvx_requests_t *requests, const char *id, uint3
 	return hash ^ hash >> 29;
 }
 
-static int is_it(const kvx_request_t *request, const char *id, uint32_t len)
+static int has_id(const kvx_request_t *request, const char *id, uint32_t len)
 {
 	return request->id_len == len && memcmp(request->id, id, len) == 0;
 }
@@ -84,13 +84,13 @@ kvx_request_t *kvx_requests_find(kvx_requests_t *requests, const char *id, uint3
 	if (!id || len == 0 || len > KVX_MAX_ID) {
 		return NULL;
 	}
-	if (request && is_it(request, id, len)) {
+	if (request && has_id(request, id, len)) {
 		return request;
 	}
 
 	hash = kvx_requests_hash(requests, id, len);
 	request = requests->buckets[hash & (requests->bucket_count - 1u)];
-	while (request && (request->hash != hash || !is_it(request, id, len))) {
+	while (request && (request->hash != hash || !has_id(request, id, len))) {
 		request = request->next;
 	}
 	if (request) {
@@ -100,7 +100,7 @@ kvx_request_t *kvx_requests_find(kvx_requests_t *requests, const char *id, uint3
 	return request;
 }
 
-kvx_request_t *kvx_requests_same(kvx_requests_t *requests, const char *id, uint32_t len, uint64_t serial)
+kvx_request_t *kvx_requests_find_serial(kvx_requests_t *requests, const char *id, uint32_t len, uint64_t serial)
 {
 	kvx_request_t *request = kvx_requests_find(requests, id, len);
 
@@ -108,7 +108,7 @@ kvx_request_t *kvx_requests_same(kvx_requests_t *requests, const char *id, uint3
 }
 
 /* Twice the buckets. Without memory for them the chains just grow longer. */
-static void grow(kvx_requests_t *requests)
+static void grow_table(kvx_requests_t *requests)
 {
 	const uint32_t count = requests->bucket_count * 2u;
 	kvx_request_t **buckets = kv_alloc(requests->env, count * sizeof(kvx_request_t *));
@@ -134,7 +134,7 @@ static void grow(kvx_requests_t *requests)
 }
 
 /* An object with room for an id of that length, everything in it as of no request. */
-static kvx_request_t *object(kvx_requests_t *requests, uint32_t id_len)
+static kvx_request_t *take_object(kvx_requests_t *requests, uint32_t id_len)
 {
 	const size_t size = sizeof(kvx_request_t) + requests->group_count * sizeof(kvx_request_group_t);
 	kvx_request_t *request = requests->free;
@@ -163,7 +163,7 @@ static kvx_request_t *object(kvx_requests_t *requests, uint32_t id_len)
 	return request;
 }
 
-kvx_request_t *kvx_requests_get(kvx_requests_t *requests, const char *id, uint32_t len)
+kvx_request_t *kvx_requests_find_or_add(kvx_requests_t *requests, const char *id, uint32_t len)
 {
 	kvx_request_t *request = kvx_requests_find(requests, id, len);
 	kvx_request_t **bucket;
@@ -171,12 +171,12 @@ kvx_request_t *kvx_requests_get(kvx_requests_t *requests, const char *id, uint32
 	if (request || !id || len == 0 || len > KVX_MAX_ID) {
 		return request;
 	}
-	request = object(requests, len);
+	request = take_object(requests, len);
 	if (!request) {
 		return NULL;
 	}
 	if (requests->count >= requests->bucket_count && requests->bucket_count < 1u << 24) {
-		grow(requests);
+		grow_table(requests);
 	}
 
 	memcpy(request->id, id, len);
@@ -193,7 +193,7 @@ kvx_request_t *kvx_requests_get(kvx_requests_t *requests, const char *id, uint32
 }
 
 /* Empty it but for its memory. */
-static void clean(kvx_requests_t *requests, kvx_request_t *request)
+static void reset_object(kvx_requests_t *requests, kvx_request_t *request)
 {
 	kvx_request_t fresh = {.id = request->id, .id_cap = request->id_cap};
 
@@ -209,8 +209,8 @@ static void clean(kvx_requests_t *requests, kvx_request_t *request)
 	for (uint32_t g = 0; g < requests->group_count; g++) {
 		kvx_request_group_t *group = &request->groups[g];
 
-		if (group->cap > KEEP_PLACES) {
-			kv_free(requests->env, group->places);
+		if (group->cap > MAX_KEPT_ENTRIES) {
+			kv_free(requests->env, group->entries);
 			*group = (kvx_request_group_t){0};
 		}
 		group->n = 0;
@@ -231,10 +231,10 @@ void kvx_requests_remove(kvx_requests_t *requests, kvx_request_t *request)
 		requests->last = NULL;
 	}
 	if (requests->free_count >= FREE_MAX) {
-		destroy(requests, request);
+		free_object(requests, request);
 		return;
 	}
-	clean(requests, request);
+	reset_object(requests, request);
 	request->next = requests->free;
 	requests->free = request;
 	requests->free_count++;
@@ -243,7 +243,7 @@ void kvx_requests_remove(kvx_requests_t *requests, kvx_request_t *request)
 kvc_status_t kvx_request_reserve(kvx_requests_t *requests, kvx_request_t *request, uint32_t index, uint32_t n)
 {
 	kvx_request_group_t *group = &request->groups[index];
-	kvx_place_t *places;
+	kvx_table_entry_t *entries;
 	uint32_t cap;
 
 	if (n <= group->cap) {
@@ -253,17 +253,17 @@ kvc_status_t kvx_request_reserve(kvx_requests_t *requests, kvx_request_t *reques
 	while (cap < n) {
 		cap = cap < UINT32_MAX / 2u ? cap * 2u : n;
 	}
-	places = kv_resize(requests->env, group->places, group->cap * sizeof *places, cap * sizeof *places);
-	if (!places) {
+	entries = kv_resize(requests->env, group->entries, group->cap * sizeof *entries, cap * sizeof *entries);
+	if (!entries) {
 		return KVC_ERR_NOMEM;
 	}
-	group->places = places;
+	group->entries = entries;
 	group->cap = cap;
 
 	return KVC_OK;
 }
 
-void kvx_requests_each(kvx_requests_t *requests, void (*fn)(void *ctx, kvx_request_t *request), void *ctx)
+void kvx_requests_for_each(kvx_requests_t *requests, void (*fn)(void *ctx, kvx_request_t *request), void *ctx)
 {
 	for (uint32_t b = 0; b < requests->bucket_count; b++) {
 		for (kvx_request_t *request = requests->buckets[b]; request; request = request->next) {

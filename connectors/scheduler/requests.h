@@ -12,12 +12,12 @@
 
 /* A block of the engine, and how often it had been allocated when it was put here: another count means that it is
  * somebody else's now. */
-typedef struct kvx_place {
+typedef struct kvx_table_entry {
 	uint32_t id, gen;
-} kvx_place_t;
+} kvx_table_entry_t;
 
 typedef struct kvx_request_group {
-	kvx_place_t *places;
+	kvx_table_entry_t *entries;
 	uint32_t n, cap;
 	uint32_t asked; /* blocks [0, asked) are stored, reserved or given up */
 } kvx_request_group_t;
@@ -39,23 +39,23 @@ typedef struct kvx_request {
 	uint64_t hash, serial;
 	char *id;
 	uint32_t id_len, id_cap;
-	uint32_t space;    /* number */
-	uint32_t computed; /* tokens, as of the last advance */
-	uint32_t next_at;  /* tokens at which there is something to save */
-	uint32_t asked_to; /* tokens before which all is stored, reserved or given up */
-	uint32_t tries;    /* reservations refused in a row */
-	uint64_t retry_ns; /* none is made before */
-	uint64_t era;      /* of the daemon and space when saving began; another one: begin again */
-	int failed;        /* a load has failed: the store is not asked again */
-	int untabled;      /* its table is wrong or incomplete: not saved until the next one */
+	uint32_t space;          /* number */
+	uint32_t computed;       /* tokens, as of the last advance */
+	uint32_t next_at;        /* tokens at which there is something to save */
+	uint32_t asked_to;       /* tokens before which all is stored, reserved or given up */
+	uint32_t tries;          /* reservations refused in a row */
+	uint64_t retry_ns;       /* none is made before */
+	uint64_t generation;     /* of the daemon and space when saving began; another one: begin again */
+	int failed;              /* a load has failed: the store is not asked again */
+	int block_table_invalid; /* its table is wrong or incomplete: not saved until the next one */
 	int outdated; /* has blocks computed with weights that are gone, or after garbage: not saved until it has others
 		       */
-	uint32_t spoilt;      /* its load within a step has failed: blocks before that token are good when computed */
-	uint32_t spoilt_step; /* in a later step than this */
+	uint32_t invalid_until; /* its load within a step has failed: blocks before that token are good when computed */
+	uint32_t invalid_step;  /* in a later step than this */
 	uint32_t cpu_tokens, disk_tokens, why;
 	uint64_t match_ns, load_ns;
-	struct kvx_sload *held; /* leased already, until it is admitted; NULL: nothing */
-	size_t offered;         /* bytes of plans that wait for a load of what was found */
+	struct kvx_sload *cached; /* leased already, until it is admitted; NULL: nothing */
+	size_t tentative_bytes;   /* bytes of plans that wait for a load of what was found */
 	kvx_chain_state_t own;
 	kvx_request_group_t groups[];
 } kvx_request_t;
@@ -78,13 +78,13 @@ uint64_t kvx_requests_hash(const kvx_requests_t *requests, const char *id, uint3
 /* NULL: unknown. */
 kvx_request_t *kvx_requests_find(kvx_requests_t *requests, const char *id, uint32_t len);
 /* The one with that id and serial number, or NULL. */
-kvx_request_t *kvx_requests_same(kvx_requests_t *requests, const char *id, uint32_t len, uint64_t serial);
+kvx_request_t *kvx_requests_find_serial(kvx_requests_t *requests, const char *id, uint32_t len, uint64_t serial);
 /* The same, made when unknown. NULL: out of memory, or an id of no or more than KVX_MAX_ID bytes. */
-kvx_request_t *kvx_requests_get(kvx_requests_t *requests, const char *id, uint32_t len);
+kvx_request_t *kvx_requests_find_or_add(kvx_requests_t *requests, const char *id, uint32_t len);
 void kvx_requests_remove(kvx_requests_t *requests, kvx_request_t *request);
 /* Room for n blocks in the table of group `index`. */
 kvc_status_t kvx_request_reserve(kvx_requests_t *requests, kvx_request_t *request, uint32_t index, uint32_t n);
 /* Calls fn for each. */
-void kvx_requests_each(kvx_requests_t *requests, void (*fn)(void *ctx, kvx_request_t *request), void *ctx);
+void kvx_requests_for_each(kvx_requests_t *requests, void (*fn)(void *ctx, kvx_request_t *request), void *ctx);
 
 #endif

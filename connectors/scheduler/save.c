@@ -5,9 +5,13 @@
  * allocations. One that was allocated to somebody else in the very step of the plan still has its old bytes when the
  * ranks look at the plan, and is saved before they are overwritten.
  */
-#include "scheduler/impl.h"
-
-#include "kv/log.h"
+#include "scheduler/save.h"
+#include "scheduler/keys.h"
+#include "scheduler/lease_cache.h"
+#include "scheduler/message_buffer.h"
+#include "scheduler/requests.h"
+#include "scheduler/spaces.h"
+#include "scheduler/step_time.h"
 
 #define LATE_MS  10000u /* after its step a put that the ranks have not handed in is not kept alive any longer */
 #define DUE_MS   20u    /* an answer that takes longer is not worth a step of its own */
@@ -15,7 +19,7 @@
 #define REST_MAX 6u     /* doublings */
 #define RUNS     64u    /* puts one advance() starts for a group */
 
-void kvx_request_next(const kvx_scheduler_t *scheduler, kvx_request_t *request)
+void kvx_request_update_next(const kvx_scheduler_t *scheduler, kvx_request_t *request)
 {
 	uint64_t next = UINT32_MAX, to = 0;
 
@@ -30,9 +34,9 @@ void kvx_request_next(const kvx_scheduler_t *scheduler, kvx_request_t *request)
 	request->asked_to = (uint32_t)to;
 }
 
-void kvx_request_restart(kvx_request_t *request)
+void kvx_request_restart_saving(kvx_request_t *request)
 {
-	request->era = 0;
+	request->generation = 0;
 	request->next_at = 0;
 	request->asked_to = 0;
 }
@@ -40,10 +44,10 @@ void kvx_request_restart(kvx_request_t *request)
 /* ---- puts as objects
  * --------------------------------------------------------------------------------------------------------- */
 
-static kvx_sput_t *take(kvx_scheduler_t *scheduler, uint32_t n)
+static kvx_sput_t *take_put(kvx_scheduler_t *scheduler, uint32_t n)
 {
 	kvx_sput_t *put = scheduler->free_puts;
-	kvx_place_t *places;
+	kvx_table_entry_t *entries;
 
 	if (scheduler->put_count >= KVX_PUTS_MAX) {
 		return NULL;
@@ -56,11 +60,11 @@ static kvx_sput_t *take(kvx_scheduler_t *scheduler, uint32_t n)
 		scheduler->free_puts = put;
 	}
 	if (put->cap < n) {
-		places = kv_resize(scheduler->env, put->places, put->cap * sizeof *places, n * sizeof *places);
-		if (!places) {
+		entries = kv_resize(scheduler->env, put->entries, put->cap * sizeof *entries, n * sizeof *entries);
+		if (!entries) {
 			return NULL;
 		}
-		put->places = places;
+		put->entries = entries;
 		put->cap = n;
 	}
 	scheduler->free_puts = put->next;
@@ -69,7 +73,7 @@ static kvx_sput_t *take(kvx_scheduler_t *scheduler, uint32_t n)
 	return put;
 }
 
-static void give(kvx_scheduler_t *scheduler, kvx_sput_t *put)
+static void recycle_put(kvx_scheduler_t *scheduler, kvx_sput_t *put)
 {
 	kvc_put_free(put->put);
 	put->put = NULL;
@@ -79,7 +83,7 @@ static void give(kvx_scheduler_t *scheduler, kvx_sput_t *put)
 }
 
 /* Out of the list; returns nothing, *link is the next one. */
-static void end(kvx_scheduler_t *scheduler, kvx_sput_t **link)
+static void remove_put(kvx_scheduler_t *scheduler, kvx_sput_t **link)
 {
 	kvx_sput_t *put = *link;
 
@@ -87,18 +91,18 @@ static void end(kvx_scheduler_t *scheduler, kvx_sput_t **link)
 	if (scheduler->puts_end == &put->next) {
 		scheduler->puts_end = link;
 	}
-	give(scheduler, put);
+	recycle_put(scheduler, put);
 }
 
-static kvx_request_t *request_of(kvx_scheduler_t *scheduler, const kvx_sput_t *put)
+static kvx_request_t *find_request(kvx_scheduler_t *scheduler, const kvx_sput_t *put)
 {
-	return kvx_requests_same(&scheduler->requests, put->id, put->id_len, put->serial);
+	return kvx_requests_find_serial(&scheduler->requests, put->id, put->id_len, put->serial);
 }
 
 /* Blocks from `block` on are not saved after all: ask again, not before `now` and a pause. */
-static void ask_again(kvx_scheduler_t *scheduler, const kvx_sput_t *put, uint32_t block, uint64_t now)
+static void schedule_retry(kvx_scheduler_t *scheduler, const kvx_sput_t *put, uint32_t block, uint64_t now)
 {
-	kvx_request_t *request = request_of(scheduler, put);
+	kvx_request_t *request = find_request(scheduler, put);
 	kvx_request_group_t *group;
 
 	if (!request) {
@@ -108,22 +112,22 @@ static void ask_again(kvx_scheduler_t *scheduler, const kvx_sput_t *put, uint32_
 	group->asked = group->asked < block ? group->asked : block;
 	request->retry_ns = now + ((uint64_t)REST_MS << request->tries) * KVX_MS;
 	request->tries += request->tries < REST_MAX;
-	kvx_request_next(scheduler, request);
+	kvx_request_update_next(scheduler, request);
 }
 
 /* ---- asking
  * ------------------------------------------------------------------------------------------------------------------ */
 
 /* Is the block at that place known, and still this request's? */
-static int is_good(const kvx_scheduler_t *scheduler, const kvx_request_group_t *group, uint32_t place)
+static int entry_is_current(const kvx_scheduler_t *scheduler, const kvx_request_group_t *group, uint32_t entry)
 {
-	const kvx_place_t *p = &group->places[place];
+	const kvx_table_entry_t *p = &group->entries[entry];
 
-	return place < group->n && p->id != KVX_NO_BLOCK && scheduler->blocks[p->id].gen == p->gen;
+	return entry < group->n && p->id != KVX_NO_BLOCK && scheduler->blocks[p->id].gen == p->gen;
 }
 
 /* vLLM's events name a block by the last eight bytes of its hash, as a number. */
-static uint64_t event_of(const kvx_key_view_t *view, uint32_t unit)
+static uint64_t event_hash(const kvx_key_view_t *view, uint32_t unit)
 {
 	uint32_t len = 0;
 	const uint8_t *hash = view->hashes->at(view->hashes->ctx, unit, &len);
@@ -143,7 +147,7 @@ typedef struct kvx_run {
 	uint32_t from, to; /* blocks */
 } kvx_run_t;
 
-static kvc_status_t start(kvx_scheduler_t *scheduler, const kvx_run_t *run, kvc_put_t **p_put)
+static kvc_status_t start_put(kvx_scheduler_t *scheduler, const kvx_run_t *run, kvc_put_t **p_put)
 {
 	const kv_group_t *group = &scheduler->groups[run->index];
 	const uint32_t units = group->block_tokens / scheduler->unit;
@@ -163,7 +167,7 @@ static kvc_status_t start(kvx_scheduler_t *scheduler, const kvx_run_t *run, kvc_
 
 		run->view->source.key(run->view, unit, &scheduler->keys[i - base]);
 		if (scheduler->foreign && !run->view->bad) {
-			scheduler->events[i - base] = event_of(run->view, unit);
+			scheduler->events[i - base] = event_hash(run->view, unit);
 		}
 	}
 	if (run->view->bad) {
@@ -175,11 +179,11 @@ static kvc_status_t start(kvx_scheduler_t *scheduler, const kvx_run_t *run, kvc_
 }
 
 /* One put for blocks [from, to). 0: not now. */
-static int reserve(kvx_scheduler_t *scheduler, const kvx_run_t *run, uint64_t now)
+static int reserve_run(kvx_scheduler_t *scheduler, const kvx_run_t *run, uint64_t now)
 {
 	const kvx_request_group_t *group = &run->request->groups[run->index];
 	const uint32_t n = run->to - run->from;
-	kvx_sput_t *put = take(scheduler, n);
+	kvx_sput_t *put = take_put(scheduler, n);
 	kvx_sput_t was;
 
 	if (!put) {
@@ -187,7 +191,7 @@ static int reserve(kvx_scheduler_t *scheduler, const kvx_run_t *run, uint64_t no
 		return 0;
 	}
 	was = *put;
-	*put = (kvx_sput_t){.places = was.places, .cap = was.cap};
+	*put = (kvx_sput_t){.entries = was.entries, .cap = was.cap};
 	put->serial = run->request->serial;
 	put->asked_ns = now;
 	put->space = run->request->space;
@@ -198,9 +202,9 @@ static int reserve(kvx_scheduler_t *scheduler, const kvx_run_t *run, uint64_t no
 	put->step = scheduler->step;
 	put->id_len = run->request->id_len;
 	memcpy(put->id, run->request->id, put->id_len);
-	memcpy(put->places, group->places + run->from, n * sizeof *put->places);
-	if (start(scheduler, run, &put->put) != KVC_OK) {
-		give(scheduler, put);
+	memcpy(put->entries, group->entries + run->from, n * sizeof *put->entries);
+	if (start_put(scheduler, run, &put->put) != KVC_OK) {
+		recycle_put(scheduler, put);
 		scheduler->stats.save_busy += n;
 		return 0;
 	}
@@ -219,18 +223,19 @@ static int save_group(kvx_scheduler_t *scheduler, kvx_run_t *run, uint32_t full,
 
 	for (uint32_t runs = 0; group->asked < full && runs < RUNS; runs++) {
 		run->from = group->asked;
-		while (run->from < full && !is_good(scheduler, group, run->from)) {
+		while (run->from < full && !entry_is_current(scheduler, group, run->from)) {
 			if (chained) {
-				run->request->untabled = 1; /* nothing after a hole has a parent */
+				run->request->block_table_invalid = 1; /* nothing after a hole has a parent */
 				return 1;
 			}
 			run->from++;
 		}
 		run->to = run->from;
-		while (run->to < full && run->to - run->from < KVX_RUN_BLOCKS && is_good(scheduler, group, run->to)) {
+		while (run->to < full && run->to - run->from < KVX_RUN_BLOCKS &&
+		       entry_is_current(scheduler, group, run->to)) {
 			run->to++;
 		}
-		if (run->from < run->to && !reserve(scheduler, run, now)) {
+		if (run->from < run->to && !reserve_run(scheduler, run, now)) {
 			return 0;
 		}
 		group->asked = run->to;
@@ -240,7 +245,7 @@ static int save_group(kvx_scheduler_t *scheduler, kvx_run_t *run, uint32_t full,
 }
 
 /* Saving begins where the store ends, not where the engine's own hit ended: what the store has lost comes back. */
-static void begin(kvx_scheduler_t *scheduler, kvx_request_t *request, kvx_key_view_t *view)
+static void begin_saving(kvx_scheduler_t *scheduler, kvx_request_t *request, kvx_key_view_t *view)
 {
 	kvc_match_t match = {.struct_size = sizeof match};
 
@@ -250,27 +255,27 @@ static void begin(kvx_scheduler_t *scheduler, kvx_request_t *request, kvx_key_vi
 	for (uint32_t g = 0; g < scheduler->group_count; g++) {
 		request->groups[g].asked = match.n * scheduler->unit / scheduler->groups[g].block_tokens;
 	}
-	request->era = scheduler->era;
+	request->generation = scheduler->generation;
 }
 
-static void save(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request)
+static void save_request(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request)
 {
 	const uint64_t now = kv_now_ns(scheduler->env);
 	kvx_key_view_t view;
 	kvx_run_t run = {.request = request, .view = &view};
 	int went = 1;
 
-	if (request->untabled || request->outdated || now < request->retry_ns ||
-	    kvx_space_why(scheduler, request->space) != KV_WHY_NONE) {
+	if (request->block_table_invalid || request->outdated || now < request->retry_ns ||
+	    kvx_space_miss_reason(scheduler, request->space) != KV_WHY_NONE) {
 		return;
 	}
-	kvx_keys_view(scheduler, ask, request, request->space, request->computed, &view);
+	kvx_key_view_init(scheduler, ask, request, request->space, request->computed, &view);
 	if (view.n == 0) {
 		request->next_at = request->computed < scheduler->unit ? scheduler->unit : 0;
 		return;
 	}
-	if (request->era != scheduler->era) {
-		begin(scheduler, request, &view);
+	if (request->generation != scheduler->generation) {
+		begin_saving(scheduler, request, &view);
 	}
 	for (uint32_t g = 0; g < scheduler->group_count && went; g++) {
 		run.index = g;
@@ -280,30 +285,30 @@ static void save(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t
 		request->retry_ns = now + ((uint64_t)REST_MS << request->tries) * KVX_MS;
 		request->tries += request->tries < REST_MAX;
 	}
-	kvx_request_next(scheduler, request);
+	kvx_request_update_next(scheduler, request);
 }
 
 /* Another daemon than the one that was asked: it may have lost what was saved. */
 static int is_forgotten(const kvx_scheduler_t *scheduler, const kvx_request_t *request)
 {
-	return request->era != scheduler->era && request->asked_to > 0;
+	return request->generation != scheduler->generation && request->asked_to > 0;
 }
 
 /* What it has computed since its load failed is what it should be. */
-static void mend(kvx_scheduler_t *scheduler, kvx_request_t *request)
+static void clear_recomputed(kvx_scheduler_t *scheduler, kvx_request_t *request)
 {
 	for (uint32_t g = 0; g < scheduler->group_count; g++) {
 		const kvx_request_group_t *group = &request->groups[g];
 		const uint32_t full = request->computed / scheduler->groups[g].block_tokens;
 
 		for (uint32_t i = 0; i < full && i < group->n; i++) {
-			if (is_good(scheduler, group, i)) {
-				scheduler->blocks[group->places[i].id].bad = 0;
+			if (entry_is_current(scheduler, group, i)) {
+				scheduler->blocks[group->entries[i].id].invalid = 0;
 			}
 		}
 	}
-	if (request->computed >= request->spoilt) {
-		request->spoilt = 0;
+	if (request->computed >= request->invalid_until) {
+		request->invalid_until = 0;
 	}
 }
 
@@ -312,28 +317,28 @@ void kvx_scheduler_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uin
 	kvx_request_t *request =
 		kvx_ask_is_sound(ask) ? kvx_requests_find(&scheduler->requests, ask->id, ask->id_len) : NULL;
 
-	kvx_time_advance(scheduler, computed, prefill);
+	kvx_step_time_add_tokens(scheduler, computed, prefill);
 	if (!request) {
 		return;
 	}
-	if (request->held) {
-		kvx_hold_drop(scheduler, request); /* it runs without */
+	if (request->cached) {
+		kvx_lease_cache_drop(scheduler, request); /* it runs without */
 	}
-	kvx_plan_offer(scheduler, request, 0);
+	kvx_buffer_reserve_tentative(scheduler, request, 0);
 	if (computed < request->asked_to) {
 		kvx_puts_revoke(scheduler, request->serial, scheduler->step - 1u);
-		kvx_request_restart(request);
+		kvx_request_restart_saving(request);
 	}
 	request->computed = computed;
-	if (request->spoilt && request->spoilt_step != scheduler->step) {
-		mend(scheduler, request);
+	if (request->invalid_until && request->invalid_step != scheduler->step) {
+		clear_recomputed(scheduler, request);
 	}
 	if (computed >= request->next_at || is_forgotten(scheduler, request)) {
-		save(scheduler, ask, request);
+		save_request(scheduler, ask, request);
 	}
 }
 
-uint32_t kvx_scheduler_next(const kvx_scheduler_t *scheduler, const char *id, uint32_t id_len)
+uint32_t kvx_scheduler_next_save_at(const kvx_scheduler_t *scheduler, const char *id, uint32_t id_len)
 {
 	kvx_requests_t *requests =
 		(kvx_requests_t *)(uintptr_t)&scheduler->requests; /* it only remembers what was found */
@@ -350,26 +355,26 @@ uint32_t kvx_scheduler_next(const kvx_scheduler_t *scheduler, const char *id, ui
  * ----------------------------------------------------------------------------------------------------------------- */
 
 /* The rest of a put that was not, or not wholly, saved. */
-static void lost(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint32_t saved, uint64_t now)
+static void retry_lost(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint32_t saved, uint64_t now)
 {
 	scheduler->stats.save_lost += put->granted - saved;
-	ask_again(scheduler, put, put->from + saved, now);
+	schedule_retry(scheduler, put, put->from + saved, now);
 }
 
 /* A put that was never granted. */
-static void refused(kvx_scheduler_t *scheduler, const kvx_sput_t *put, kvc_status_t status, uint64_t now)
+static void retry_refused(kvx_scheduler_t *scheduler, const kvx_sput_t *put, kvc_status_t status, uint64_t now)
 {
-	kvx_request_t *request = request_of(scheduler, put);
+	kvx_request_t *request = find_request(scheduler, put);
 
 	scheduler->stats.save_busy += put->n;
-	ask_again(scheduler, put, put->from, now);
+	schedule_retry(scheduler, put, put->from, now);
 	if (request && status != KVC_ERR_BUSY && status != KVC_ERR_FULL) {
-		kvx_request_restart(request); /* the parent is gone, or the daemon: see again what is there */
+		kvx_request_restart_saving(request); /* the parent is gone, or the daemon: see again what is there */
 	}
 }
 
 /* 1: the put is over. */
-static int look_asked(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
+static int poll_asked(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
 {
 	kvc_handle_t handle;
 	kvc_put_result_t result = {.struct_size = sizeof result};
@@ -383,14 +388,14 @@ static int look_asked(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
 	scheduler->slow = 0;
 	scheduler->stats.late_answers += put->awaited && put->step != scheduler->step;
 	if (result.status != KVC_PENDING && result.status != KVC_OK) {
-		refused(scheduler, put, result.status, now);
+		retry_refused(scheduler, put, result.status, now);
 		return 1;
 	}
 
-	request = request_of(scheduler, put);
+	request = find_request(scheduler, put);
 	if (put->granted < put->n) {
 		scheduler->stats.save_busy += put->n - put->granted;
-		ask_again(scheduler, put, put->from + put->granted, now);
+		schedule_retry(scheduler, put, put->from + put->granted, now);
 	} else if (request) {
 		request->tries = 0;
 	}
@@ -407,16 +412,16 @@ static int look_asked(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
  * it, the one after that is not; scheduler->step is the next one to be made. */
 static int is_late(const kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
 {
-	if (put->over_ns == 0 && put->at == KVX_SPUT_SENT && scheduler->step - put->told > 2u) {
-		put->over_ns = now;
+	if (put->step_done_ns == 0 && put->at == KVX_SPUT_SENT && scheduler->step - put->emitted > 2u) {
+		put->step_done_ns = now;
 	}
 
-	return put->over_ns != 0 && now - put->over_ns >= LATE_MS * KVX_MS;
+	return put->step_done_ns != 0 && now - put->step_done_ns >= LATE_MS * KVX_MS;
 }
 
 /* 1: the put is over. How long it lives is the daemon's decision (027); one that is late is given up only where the
  * table has no place for others. */
-static int look_granted(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
+static int poll_granted(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
 {
 	kvc_put_result_t result = {.struct_size = sizeof result};
 	const int late = is_late(scheduler, put, now);
@@ -430,13 +435,13 @@ static int look_granted(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t no
 	}
 	scheduler->stats.save_done += result.visible < put->granted ? result.visible : put->granted;
 	if (result.visible < put->granted) {
-		lost(scheduler, put, result.visible, now);
+		retry_lost(scheduler, put, result.visible, now);
 	}
 
 	return 1;
 }
 
-int kvx_puts_look(kvx_scheduler_t *scheduler, uint64_t now)
+int kvx_puts_poll(kvx_scheduler_t *scheduler, uint64_t now)
 {
 	kvx_sput_t **link = &scheduler->puts;
 	int open = 0;
@@ -444,10 +449,10 @@ int kvx_puts_look(kvx_scheduler_t *scheduler, uint64_t now)
 	while (*link) {
 		kvx_sput_t *put = *link;
 		const int over =
-			put->at == KVX_SPUT_ASKED ? look_asked(scheduler, put, now) : look_granted(scheduler, put, now);
+			put->at == KVX_SPUT_ASKED ? poll_asked(scheduler, put, now) : poll_granted(scheduler, put, now);
 
 		if (over) {
-			end(scheduler, link);
+			remove_put(scheduler, link);
 			continue;
 		}
 		open |= put->at == KVX_SPUT_ASKED && put->step == scheduler->step;
@@ -457,14 +462,14 @@ int kvx_puts_look(kvx_scheduler_t *scheduler, uint64_t now)
 	return open;
 }
 
-void kvx_puts_await(kvx_scheduler_t *scheduler)
+void kvx_puts_mark_awaited(kvx_scheduler_t *scheduler)
 {
 	for (kvx_sput_t *put = scheduler->puts; put; put = put->next) {
 		put->awaited |= put->step == scheduler->step;
 	}
 }
 
-int kvx_puts_wait(const kvx_scheduler_t *scheduler, uint64_t now)
+int kvx_puts_are_due(const kvx_scheduler_t *scheduler, uint64_t now)
 {
 	for (const kvx_sput_t *put = scheduler->puts; put; put = put->next) {
 		if (put->at == KVX_SPUT_GRANTED ||
@@ -483,12 +488,12 @@ int kvx_puts_wait(const kvx_scheduler_t *scheduler, uint64_t now)
 static int is_intact(const kvx_scheduler_t *scheduler, const kvx_sput_t *put)
 {
 	for (uint32_t i = 0; i < put->granted; i++) {
-		const kvx_place_t *place = &put->places[i];
-		const kvx_block_t *block = &scheduler->blocks[place->id];
-		const int moved = block->gen == place->gen + 1u && block->step == scheduler->step;
+		const kvx_table_entry_t *entry = &put->entries[i];
+		const kvx_block_t *block = &scheduler->blocks[entry->id];
+		const int moved = block->gen == entry->gen + 1u && block->step == scheduler->step;
 		void *unused;
 
-		if (block->gen != place->gen && !(moved && put->step != scheduler->step) &&
+		if (block->gen != entry->gen && !(moved && put->step != scheduler->step) &&
 		    kvc_put_block(put->put, i, &unused) != KVC_ALREADY) {
 			return 0;
 		}
@@ -497,50 +502,50 @@ static int is_intact(const kvx_scheduler_t *scheduler, const kvx_sput_t *put)
 	return 1;
 }
 
-static void tell(kvx_scheduler_t *scheduler, kvx_sput_t *put, const kvc_handle_t *handle)
+static void emit_save(kvx_scheduler_t *scheduler, kvx_sput_t *put, const kvc_handle_t *handle)
 {
-	kvx_plan_save_t *record = kvx_bytes_record(&scheduler->plan, KVX_RECORD_SAVE, sizeof *record);
+	kvx_msg_save_t *record = kvx_msg_add_record(&scheduler->message, KVX_RECORD_SAVE, sizeof *record);
 	uint32_t *ids;
 
 	record->space = put->space;
 	record->group = put->group;
-	record->flags = put->step == scheduler->step ? 0 : KVX_PLAN_EARLY;
+	record->flags = put->step == scheduler->step ? 0 : KVX_MSG_COMPLETE;
 	record->n = put->granted;
 	record->step = put->step;
 	record->put = *handle;
-	ids = kvx_bytes_append(&scheduler->plan, NULL, put->granted * sizeof *ids);
+	ids = kvx_msg_append(&scheduler->message, NULL, put->granted * sizeof *ids);
 	for (uint32_t i = 0; i < put->granted; i++) {
 		void *unused;
 		const int there = kvc_put_block(put->put, i, &unused) == KVC_ALREADY;
 
-		ids[i] = there ? KVX_NO_BLOCK : put->places[i].id;
+		ids[i] = there ? KVX_NO_BLOCK : put->entries[i].id;
 		scheduler->stats.save_blocks += !there;
 	}
 	put->at = KVX_SPUT_SENT;
-	put->told = scheduler->step;
+	put->emitted = scheduler->step;
 }
 
-void kvx_puts_tell(kvx_scheduler_t *scheduler)
+void kvx_puts_emit(kvx_scheduler_t *scheduler)
 {
 	const uint64_t now = kv_now_ns(scheduler->env);
 	kvx_sput_t **link = &scheduler->puts;
 
 	while (*link) {
 		kvx_sput_t *put = *link;
-		const size_t size = sizeof(kvx_plan_save_t) + put->granted * sizeof(uint32_t) + 8u;
+		const size_t size = sizeof(kvx_msg_save_t) + put->granted * sizeof(uint32_t) + 8u;
 		kvc_handle_t handle;
 
 		if (put->at != KVX_SPUT_GRANTED) {
 			link = &put->next;
 			continue;
 		}
-		if (!is_intact(scheduler, put) || !kvx_plan_room(scheduler, size) ||
+		if (!is_intact(scheduler, put) || !kvx_buffer_reserve(scheduler, size) ||
 		    kvc_put_export(put->put, &handle) != KVC_OK) {
-			lost(scheduler, put, 0, now);
-			end(scheduler, link);
+			retry_lost(scheduler, put, 0, now);
+			remove_put(scheduler, link);
 			continue;
 		}
-		tell(scheduler, put, &handle);
+		emit_save(scheduler, put, &handle);
 		link = &put->next;
 	}
 }
@@ -548,7 +553,7 @@ void kvx_puts_tell(kvx_scheduler_t *scheduler)
 /* ---- giving up
  * --------------------------------------------------------------------------------------------------------------- */
 
-void kvx_put_dropped(kvx_scheduler_t *scheduler, uint64_t handle)
+void kvx_puts_take_dropped(kvx_scheduler_t *scheduler, uint64_t handle)
 {
 	kvx_sput_t **link = &scheduler->puts;
 
@@ -556,8 +561,8 @@ void kvx_put_dropped(kvx_scheduler_t *scheduler, uint64_t handle)
 		link = &(*link)->next;
 	}
 	if (*link) {
-		lost(scheduler, *link, 0, kv_now_ns(scheduler->env));
-		end(scheduler, link);
+		retry_lost(scheduler, *link, 0, kv_now_ns(scheduler->env));
+		remove_put(scheduler, link);
 	}
 }
 
@@ -570,8 +575,8 @@ void kvx_puts_revoke(kvx_scheduler_t *scheduler, uint64_t serial, uint32_t since
 
 		if (put->serial == serial && (int32_t)(put->step - since) >= 0) {
 			scheduler->stats.save_lost += put->granted;
-			ask_again(scheduler, put, put->from, 0);
-			end(scheduler, link);
+			schedule_retry(scheduler, put, put->from, 0);
+			remove_put(scheduler, link);
 			continue;
 		}
 		link = &put->next;
@@ -582,7 +587,7 @@ void kvx_puts_revoke_all(kvx_scheduler_t *scheduler)
 {
 	while (scheduler->puts) {
 		scheduler->stats.save_lost += scheduler->puts->granted;
-		end(scheduler, &scheduler->puts);
+		remove_put(scheduler, &scheduler->puts);
 	}
 }
 
@@ -593,7 +598,7 @@ void kvx_puts_close(kvx_scheduler_t *scheduler)
 		kvx_sput_t *put = scheduler->free_puts;
 
 		scheduler->free_puts = put->next;
-		kv_free(scheduler->env, put->places);
+		kv_free(scheduler->env, put->entries);
 		kv_free(scheduler->env, put);
 	}
 }

@@ -1,5 +1,13 @@
 /* The scheduling half: open, tables, plan, report. */
-#include "scheduler/impl.h"
+#include "scheduler/scheduler.h"
+#include "scheduler/config.h"
+#include "scheduler/lease_cache.h"
+#include "scheduler/load.h"
+#include "scheduler/message_buffer.h"
+#include "scheduler/requests.h"
+#include "scheduler/save.h"
+#include "scheduler/spaces.h"
+#include "scheduler/step_time.h"
 
 #define CALL_MS  1000u
 #define SLICE_US 50u /* longest wait in one go: the heartbeat is looked at this often */
@@ -21,14 +29,14 @@ kvc_status_t kvx_scheduler_open_in(const kv_env_t *env, const kvx_scheduler_conf
 	scheduler->loads_end = &scheduler->loads;
 	scheduler->puts_end = &scheduler->puts;
 	scheduler->step = 1;
-	scheduler->era = 1;
-	status = kvx_scheduler_take(scheduler, config);
+	scheduler->generation = 1;
+	status = kvx_scheduler_apply_config(scheduler, config);
 	if (status != KVC_OK) {
 		goto err_scheduler;
 	}
 	scheduler->space_count = 1; /* the base model's */
-	scheduler->spaces[0].told = config->identity->weights != NULL;
-	scheduler->spaces_untold = config->identity->weights == NULL;
+	scheduler->spaces[0].emitted = config->identity->weights != NULL;
+	scheduler->spaces_unsent = config->identity->weights == NULL;
 
 	kvc = (kvc_config_t){
 		.struct_size = sizeof kvc,
@@ -44,7 +52,7 @@ kvc_status_t kvx_scheduler_open_in(const kv_env_t *env, const kvx_scheduler_conf
 	};
 	status = kvc_attach(&kvc, &scheduler->kvc);
 	if (status != KVC_OK) {
-		status = status == KVC_ERR_NOMEM ? status : kvx_scheduler_refuse(kvc_last_error());
+		status = status == KVC_ERR_NOMEM ? status : kvx_scheduler_reject_config(kvc_last_error());
 		goto err_scheduler;
 	}
 	*p_scheduler = scheduler;
@@ -69,13 +77,13 @@ void kvx_scheduler_close(kvx_scheduler_t *scheduler)
 		return;
 	}
 	env = scheduler->env;
-	kvx_holds_close(scheduler);
+	kvx_lease_cache_close(scheduler);
 	kvx_loads_close(scheduler);
 	kvx_puts_close(scheduler);
 	kvx_spaces_close(scheduler);
 	kvc_detach(scheduler->kvc);
 	kvx_requests_fini(&scheduler->requests);
-	kvx_bytes_free(&scheduler->plan);
+	kvx_msg_free(&scheduler->message);
 	kv_free(env, scheduler->fence);
 	kv_free(env, scheduler->blocks);
 	kv_free(env, scheduler->events);
@@ -87,24 +95,16 @@ void kvx_scheduler_close(kvx_scheduler_t *scheduler)
 	kv_free(env, scheduler);
 }
 
-int kvx_scheduler_ready(const kvx_scheduler_t *scheduler)
+int kvx_scheduler_is_ready(const kvx_scheduler_t *scheduler)
 {
-	return kvx_space_why(scheduler, 0) == KV_WHY_NONE;
-}
-
-void kvx_scheduler_check(kvx_scheduler_t *scheduler)
-{
-	if (kv_broken_count() > 0) {
-		kvc_abandon(scheduler->kvc);
-		(void)kvc_poll_us(scheduler->kvc, 0); /* the daemon hears of it at once */
-	}
+	return kvx_space_miss_reason(scheduler, 0) == KV_WHY_NONE;
 }
 
 /* ---- block tables
  * ------------------------------------------------------------------------------------------------------------ */
 
 /* These blocks belong to somebody else from this step on. */
-static void fence(kvx_scheduler_t *scheduler, const kvx_table_t *table)
+static void fence_blocks(kvx_scheduler_t *scheduler, const kvx_block_table_t *table)
 {
 	for (uint32_t i = table->fresh > table->first ? table->fresh - table->first : 0; i < table->n; i++) {
 		kvx_block_t *block;
@@ -115,9 +115,9 @@ static void fence(kvx_scheduler_t *scheduler, const kvx_table_t *table)
 		block = &scheduler->blocks[table->ids[i]];
 		block->gen++;
 		block->resets = scheduler->resets;
-		block->bad = 0;
-		scheduler->spoilt -= block->doubt == KVX_SPOILT;
-		block->doubt = 0;
+		block->invalid = 0;
+		scheduler->invalidated -= block->unverified_by == KVX_INVALIDATED;
+		block->unverified_by = 0;
 		if (block->step != scheduler->step) {
 			block->step = scheduler->step;
 			scheduler->fence[scheduler->fence_count++] = table->ids[i];
@@ -131,12 +131,12 @@ static int is_outdated(const kvx_scheduler_t *scheduler, uint32_t id)
 {
 	const kvx_block_t *block = id == KVX_NO_BLOCK ? NULL : &scheduler->blocks[id];
 
-	return block && (block->bad || block->resets != scheduler->resets);
+	return block && (block->invalid || block->resets != scheduler->resets);
 }
 
 /* Every id is a block or none, and the table joins what is there. */
-static int is_sound(const kvx_scheduler_t *scheduler, const kvx_request_t *request, const kvx_table_t *table,
-		    uint32_t index)
+static int table_is_sound(const kvx_scheduler_t *scheduler, const kvx_request_t *request,
+			  const kvx_block_table_t *table, uint32_t index)
 {
 	if (index == UINT32_MAX || table->first > request->groups[index].n || table->n > UINT32_MAX - table->first) {
 		return 0;
@@ -150,7 +150,8 @@ static int is_sound(const kvx_scheduler_t *scheduler, const kvx_request_t *reque
 	return 1;
 }
 
-kvc_status_t kvx_scheduler_place(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_table_t *table)
+kvc_status_t kvx_scheduler_append_blocks(kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
+					 const kvx_block_table_t *table)
 {
 	kvx_request_t *request;
 	kvx_request_group_t *group;
@@ -160,39 +161,40 @@ kvc_status_t kvx_scheduler_place(kvx_scheduler_t *scheduler, const kvx_ask_t *as
 	if (!table || table->struct_size < sizeof *table || (table->n && !table->ids)) {
 		return KVC_ERR_ARG;
 	}
-	fence(scheduler, table); /* whatever becomes of the rest: they are going to be written */
+	fence_blocks(scheduler, table); /* whatever becomes of the rest: they are going to be written */
 	if (!kvx_ask_is_sound(ask)) {
 		return KVC_ERR_ARG;
 	}
-	request = kvx_requests_get(&scheduler->requests, ask->id, ask->id_len);
+	request = kvx_requests_find_or_add(&scheduler->requests, ask->id, ask->id_len);
 	if (!request) {
 		return KVC_ERR_NOMEM;
 	}
-	index = kvx_scheduler_group(scheduler, table->group);
-	if (!is_sound(scheduler, request, table, index)) {
-		request->untabled = 1;
+	index = kvx_scheduler_find_group(scheduler, table->group);
+	if (!table_is_sound(scheduler, request, table, index)) {
+		request->block_table_invalid = 1;
 		return KVC_ERR_ARG;
 	}
 	status = kvx_request_reserve(&scheduler->requests, request, index, table->first + table->n);
 	if (status != KVC_OK) {
-		request->untabled = 1;
+		request->block_table_invalid = 1;
 		return status;
 	}
 
 	group = &request->groups[index];
-	request->space = kvx_space_of(scheduler, ask);
+	request->space = kvx_space_find_or_add(scheduler, ask);
 	if (table->first == 0 && index == 0) {
 		request->outdated = 0; /* preempted, it may be given other blocks before anybody says so */
 	}
 	for (uint32_t i = 0; i < table->n; i++) {
 		const uint32_t id = table->ids[i];
 
-		group->places[table->first + i] = (kvx_place_t){id, id == KVX_NO_BLOCK ? 0 : scheduler->blocks[id].gen};
+		group->entries[table->first + i] =
+			(kvx_table_entry_t){id, id == KVX_NO_BLOCK ? 0 : scheduler->blocks[id].gen};
 		request->outdated |= is_outdated(scheduler, id);
 	}
 	group->n = table->first + table->n;
 	if (table->first == 0) {
-		request->untabled = 0;
+		request->block_table_invalid = 0;
 	}
 
 	return KVC_OK;
@@ -206,15 +208,15 @@ void kvx_scheduler_preempt(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 	if (!request) {
 		return;
 	}
-	kvx_loads_doubt(scheduler, request);
+	kvx_loads_mark_unverified(scheduler, request);
 	for (uint32_t g = 0; g < scheduler->group_count; g++) {
 		request->groups[g].n = 0;
 	}
-	kvx_request_restart(request);
+	kvx_request_restart_saving(request);
 	request->computed = 0;
 	request->outdated = 0;
-	request->spoilt = 0;
-	request->untabled = 0;
+	request->invalid_until = 0;
+	request->block_table_invalid = 0;
 }
 
 void kvx_scheduler_finish(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
@@ -223,10 +225,10 @@ void kvx_scheduler_finish(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 		kvx_ask_is_sound(ask) ? kvx_requests_find(&scheduler->requests, ask->id, ask->id_len) : NULL;
 
 	if (request) {
-		kvx_hold_drop(scheduler, request);
-		kvx_plan_offer(scheduler, request, 0);
-		kvx_loads_doubt(scheduler, request);
-		kvx_loads_drop(scheduler, request);
+		kvx_lease_cache_drop(scheduler, request);
+		kvx_buffer_reserve_tentative(scheduler, request, 0);
+		kvx_loads_mark_unverified(scheduler, request);
+		kvx_loads_cancel(scheduler, request);
 		kvx_requests_remove(&scheduler->requests, request);
 	}
 }
@@ -237,16 +239,16 @@ void kvx_scheduler_finish(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 /* Answers to what this step has asked for, but not for long, and not from a daemon that has stopped. */
 static void wait_for_answers(kvx_scheduler_t *scheduler, uint64_t now)
 {
-	const uint64_t wait = kvx_time_wait_ns(scheduler), until = now + wait;
+	const uint64_t wait = kvx_step_time_max_wait_ns(scheduler), until = now + wait;
 
 	if (wait && !scheduler->slow) {
-		kvx_puts_await(scheduler);
+		kvx_puts_mark_awaited(scheduler);
 	}
 	for (;;) {
-		const int open = kvx_puts_look(scheduler, now);
+		const int open = kvx_puts_poll(scheduler, now);
 		uint64_t left;
 
-		if (!open || !wait || scheduler->slow || !kvx_is_alive(scheduler)) {
+		if (!open || !wait || scheduler->slow || !kvx_daemon_is_alive(scheduler)) {
 			return;
 		}
 		now = kv_now_ns(scheduler->env);
@@ -260,96 +262,96 @@ static void wait_for_answers(kvx_scheduler_t *scheduler, uint64_t now)
 }
 
 /* Last, because it always fits. Should it not, a FENCE of no block does, which is one of all. */
-static void tell_fence(kvx_scheduler_t *scheduler)
+static void emit_fence(kvx_scheduler_t *scheduler)
 {
-	kvx_bytes_t *plan = &scheduler->plan;
-	const size_t len = plan->len;
-	const uint32_t records = plan->records;
-	kvx_plan_fence_t *record = NULL;
+	kvx_msg_buf_t *message = &scheduler->message;
+	const size_t len = message->len;
+	const uint32_t records = message->records;
+	kvx_msg_fence_t *record = NULL;
 
 	if (scheduler->fence_count > 0) {
-		record = kvx_bytes_record(plan, KVX_RECORD_FENCE, sizeof *record);
+		record = kvx_msg_add_record(message, KVX_RECORD_FENCE, sizeof *record);
 	}
 	if (record) {
 		record->n = scheduler->fence_count;
-		(void)kvx_bytes_append(plan, scheduler->fence, scheduler->fence_count * sizeof *scheduler->fence);
+		(void)kvx_msg_append(message, scheduler->fence, scheduler->fence_count * sizeof *scheduler->fence);
 	}
-	if (!kv_holds(!plan->failed)) {
-		plan->failed = 0;
-		plan->len = len;
-		plan->records = records;
-		(void)kvx_bytes_record(plan, KVX_RECORD_FENCE, sizeof *record);
+	if (!kv_holds(!message->failed)) {
+		message->failed = 0;
+		message->len = len;
+		message->records = records;
+		(void)kvx_msg_add_record(message, KVX_RECORD_FENCE, sizeof *record);
 	}
 	scheduler->fence_count = 0;
 }
 
-void kvx_scheduler_plan(kvx_scheduler_t *scheduler, const void **p_bytes, size_t *p_len)
+void kvx_scheduler_build_message(kvx_scheduler_t *scheduler, const void **p_bytes, size_t *p_len)
 {
 	uint64_t now = kv_now_ns(scheduler->env);
 
 	(void)kvc_poll_us(scheduler->kvc, 0);
-	kvx_spaces_keep(scheduler, now);
+	kvx_spaces_poll(scheduler, now);
 	wait_for_answers(scheduler, now);
 	now = kv_now_ns(scheduler->env);
-	kvx_loads_keep(scheduler, now);
-	kvx_holds_keep(scheduler, now);
+	kvx_loads_poll(scheduler, now);
+	kvx_lease_cache_poll(scheduler, now);
 
-	kvx_plan_begin(scheduler);
-	kvx_spaces_tell(scheduler);
-	kvx_loads_tell(scheduler, now);
-	kvx_puts_tell(scheduler);
-	kvx_time_tell(scheduler);
-	tell_fence(scheduler);
-	kvx_bytes_finish(&scheduler->plan, scheduler->step);
-	kvx_scheduler_check(scheduler);
-	*p_bytes = scheduler->plan.len ? scheduler->plan.data : NULL;
-	*p_len = scheduler->plan.len;
+	kvx_buffer_begin(scheduler);
+	kvx_spaces_emit(scheduler);
+	kvx_loads_emit(scheduler, now);
+	kvx_puts_emit(scheduler);
+	kvx_step_time_emit(scheduler);
+	emit_fence(scheduler);
+	kvx_msg_finish(&scheduler->message, scheduler->step);
+	kvx_scheduler_detach_if_broken(scheduler);
+	*p_bytes = scheduler->message.len ? scheduler->message.data : NULL;
+	*p_len = scheduler->message.len;
 
 	scheduler->building = 0;
 	scheduler->step++;
 }
 
-int kvx_scheduler_pending(kvx_scheduler_t *scheduler)
+int kvx_scheduler_has_pending(kvx_scheduler_t *scheduler)
 {
 	const uint64_t now = kv_now_ns(scheduler->env);
 
 	(void)kvc_poll_us(scheduler->kvc, 0);
-	kvx_spaces_keep(scheduler, now);
-	(void)kvx_puts_look(scheduler, now);
+	kvx_spaces_poll(scheduler, now);
+	(void)kvx_puts_poll(scheduler, now);
 	if (scheduler->drop_count) {
 		return 1;
 	}
 
-	return kvx_is_alive(scheduler) && kvx_puts_wait(scheduler, now);
+	return kvx_daemon_is_alive(scheduler) && kvx_puts_are_due(scheduler, now);
 }
 
 /* ---- reports
  * ----------------------------------------------------------------------------------------------------------------- */
 
-void kvx_scheduler_report(kvx_scheduler_t *scheduler, const void *bytes, size_t len)
+void kvx_scheduler_take_report(kvx_scheduler_t *scheduler, const void *bytes, size_t len)
 {
 	const kvx_record_header_t *record;
-	kvx_cursor_t cursor;
+	kvx_msg_reader_t cursor;
 
-	if (!kvx_cursor_open(&cursor, KVX_REPORT_MAGIC, bytes, len)) {
+	if (!kvx_msg_open(&cursor, KVX_REPORT_MAGIC, bytes, len)) {
 		scheduler->stats.bad_reports++;
 		return;
 	}
-	for (record = kvx_cursor_next(&cursor); record; record = kvx_cursor_next(&cursor)) {
+	for (record = kvx_msg_next(&cursor); record; record = kvx_msg_next(&cursor)) {
 		const void *at = record;
 
 		if (record->type == KVX_RECORD_LOADED) {
-			kvx_load_reported(scheduler, at);
+			kvx_loads_take_report(scheduler, at);
 		} else if (record->type == KVX_RECORD_DROPPED) {
-			kvx_put_dropped(scheduler, ((const kvx_report_dropped_t *)at)->put);
+			kvx_puts_take_dropped(scheduler, ((const kvx_report_dropped_t *)at)->put);
 		} else if (record->type == KVX_RECORD_STEP) {
-			kvx_time_reported(scheduler, at);
+			kvx_step_time_take_report(scheduler, at);
 		}
 	}
 	scheduler->stats.bad_reports += cursor.bad != 0;
 }
 
-void kvx_scheduler_ended(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_ended_t *ended)
+void kvx_scheduler_record_ended(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_ended_t *ended)
 {
 	kvc_report_t report = {.struct_size = sizeof report};
 	const kvx_request_t *request;
@@ -358,7 +360,7 @@ void kvx_scheduler_ended(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const
 	if (!kvx_ask_is_sound(ask) || !ended || ended->struct_size < sizeof *ended) {
 		return;
 	}
-	number = kvx_space_of(scheduler, ask);
+	number = kvx_space_find_or_add(scheduler, ask);
 	if (number == UINT32_MAX || !scheduler->spaces[number].open) {
 		return;
 	}
@@ -382,16 +384,16 @@ void kvx_scheduler_ended(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const
  */
 
 /* With blocks it may be computed, or be loaded at this moment. */
-static void outdate(void *ctx, kvx_request_t *request)
+static void mark_outdated(void *ctx, kvx_request_t *request)
 {
 	(void)ctx;
 	request->outdated |= request->computed > 0 || request->groups[0].n > 0;
 }
 
-void kvx_scheduler_revoke(kvx_scheduler_t *scheduler)
+void kvx_scheduler_revoke_saves(kvx_scheduler_t *scheduler)
 {
 	kvx_puts_revoke_all(scheduler);
-	kvx_requests_each(&scheduler->requests, outdate, NULL);
+	kvx_requests_for_each(&scheduler->requests, mark_outdated, NULL);
 }
 
 /* What the space of an adapter holds is not known before the daemon has said which it is. One that was refused serves
@@ -400,9 +402,9 @@ static kvc_status_t reset_space(kvx_scheduler_t *scheduler, const kvx_sspace_t *
 {
 	uint64_t now = kv_now_ns(scheduler->env);
 
-	while (space->space && !space->open && now < until && kvx_is_alive(scheduler)) {
+	while (space->space && !space->open && now < until && kvx_daemon_is_alive(scheduler)) {
 		(void)kvc_poll_us(scheduler->kvc, SLICE_US);
-		kvx_spaces_keep(scheduler, now);
+		kvx_spaces_poll(scheduler, now);
 		now = kv_now_ns(scheduler->env);
 	}
 	if (now >= until) {
@@ -421,8 +423,8 @@ kvc_status_t kvx_scheduler_reset(kvx_scheduler_t *scheduler)
 	kvc_status_t status = scheduler->spaces[0].open ? KVC_OK : KVC_ERR_UNREACHABLE;
 
 	/* What is under way is of the old weights, and so is all that is computed now. */
-	kvx_scheduler_revoke(scheduler);
-	scheduler->era++;
+	kvx_scheduler_revoke_saves(scheduler);
+	scheduler->generation++;
 	scheduler->resets++;
 	for (uint32_t i = 0; i < scheduler->space_count && status == KVC_OK; i++) {
 		status = reset_space(scheduler, &scheduler->spaces[i], until);
@@ -440,6 +442,6 @@ void kvx_scheduler_get_stats(const kvx_scheduler_t *scheduler, kvx_scheduler_sta
 	now.broken_invariants = kv_broken_count();
 	now.requests = scheduler->requests.count;
 	now.puts_open = scheduler->put_count;
-	now.leases_open = kvx_leases_of(scheduler->loads) + kvx_leases_of(scheduler->holds);
+	now.leases_open = kvx_load_count_leases(scheduler->loads) + kvx_load_count_leases(scheduler->cached);
 	memcpy(stats, &now, size);
 }

@@ -1,11 +1,13 @@
 /* Spaces: the base model's, and one for each adapter that is used. */
-#include "scheduler/impl.h"
+#include "scheduler/spaces.h"
+#include "common/await.h"
+#include "scheduler/message_buffer.h"
 
 #include "kv/log.h"
 
 #define RETRY_NS (500u * KVX_MS)
 
-static uint64_t hash_of(const char *text, uint32_t len)
+static uint64_t hash_text(const char *text, uint32_t len)
 {
 	uint64_t hash = UINT64_C(0xcbf29ce484222325);
 
@@ -24,7 +26,7 @@ static void log_rarely(kvx_scheduler_t *scheduler, uint64_t now, const char *sen
 	}
 }
 
-const char *kvx_weights(const kvx_scheduler_t *scheduler)
+const char *kvx_weights_text(const kvx_scheduler_t *scheduler)
 {
 	return scheduler->identity.weights ? scheduler->identity.weights
 					   : atomic_load_explicit(&scheduler->weights, memory_order_acquire);
@@ -51,11 +53,11 @@ kvc_status_t kvx_scheduler_set_weights(kvx_scheduler_t *scheduler, const char *t
 	return KVC_OK;
 }
 
-static void open_start(kvx_scheduler_t *scheduler, kvx_sspace_t *space, uint64_t now)
+static void start_open(kvx_scheduler_t *scheduler, kvx_sspace_t *space, uint64_t now)
 {
 	kvc_identity_t identity = scheduler->identity;
 
-	identity.weights = kvx_weights(scheduler);
+	identity.weights = kvx_weights_text(scheduler);
 	if (!identity.weights) {
 		return;
 	}
@@ -69,7 +71,7 @@ static void open_start(kvx_scheduler_t *scheduler, kvx_sspace_t *space, uint64_t
 	}
 }
 
-static uint32_t add(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t len, uint64_t hash)
+static uint32_t add_space(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t len, uint64_t hash)
 {
 	kvx_sspace_t *space = &scheduler->spaces[scheduler->space_count];
 
@@ -87,15 +89,15 @@ static uint32_t add(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t l
 	memcpy(space->adapter, ask->lora, len);
 	space->adapter_len = len;
 	space->hash = hash;
-	scheduler->spaces_untold++;
+	scheduler->spaces_unsent++;
 	if (scheduler->incarnation) {
-		open_start(scheduler, space, kv_now_ns(scheduler->env));
+		start_open(scheduler, space, kv_now_ns(scheduler->env));
 	}
 
 	return scheduler->space_count++;
 }
 
-uint32_t kvx_space_of(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
+uint32_t kvx_space_find_or_add(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 {
 	uint32_t len;
 	uint64_t hash;
@@ -104,7 +106,7 @@ uint32_t kvx_space_of(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 		return 0;
 	}
 	len = (uint32_t)strnlen(ask->lora, KVX_ADAPTER_MAX + 1u);
-	hash = hash_of(ask->lora, len);
+	hash = hash_text(ask->lora, len);
 	for (uint32_t i = 1; i < scheduler->space_count; i++) {
 		const kvx_sspace_t *space = &scheduler->spaces[i];
 
@@ -113,24 +115,24 @@ uint32_t kvx_space_of(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 		}
 	}
 
-	return add(scheduler, ask, len, hash);
+	return add_space(scheduler, ask, len, hash);
 }
 
-uint32_t kvx_space_why(const kvx_scheduler_t *scheduler, uint32_t number)
+uint32_t kvx_space_miss_reason(const kvx_scheduler_t *scheduler, uint32_t number)
 {
 	return number >= scheduler->space_count || !scheduler->spaces[number].open
 		       ? KV_WHY_NO_DAEMON
 		       : kvx_miss_reason(scheduler->spaces[number].space);
 }
 
-int kvx_is_alive(const kvx_scheduler_t *scheduler)
+int kvx_daemon_is_alive(const kvx_scheduler_t *scheduler)
 {
-	const uint32_t why = kvx_space_why(scheduler, 0);
+	const uint32_t why = kvx_space_miss_reason(scheduler, 0);
 
 	return why != KV_WHY_NO_DAEMON && why != KV_WHY_DAEMON_STALE;
 }
 
-int kvx_await(kvx_scheduler_t *scheduler, uint64_t since, uint64_t until)
+int kvx_scheduler_await_daemon(kvx_scheduler_t *scheduler, uint64_t since, uint64_t until)
 {
 	const uint64_t start = kv_now_ns(scheduler->env);
 	const int more = kvx_await_daemon(scheduler->kvc, scheduler->env, since, until);
@@ -141,13 +143,13 @@ int kvx_await(kvx_scheduler_t *scheduler, uint64_t since, uint64_t until)
 }
 
 /* Not open yet: asked for, or answered? */
-static void keep_one(kvx_scheduler_t *scheduler, kvx_sspace_t *space, uint64_t now)
+static void poll_space(kvx_scheduler_t *scheduler, kvx_sspace_t *space, uint64_t now)
 {
 	kvc_status_t status;
 
 	if (!space->space) {
 		if (now >= space->retry_ns) {
-			open_start(scheduler, space, now);
+			start_open(scheduler, space, now);
 		}
 		return;
 	}
@@ -162,43 +164,43 @@ static void keep_one(kvx_scheduler_t *scheduler, kvx_sspace_t *space, uint64_t n
 	}
 }
 
-void kvx_spaces_keep(kvx_scheduler_t *scheduler, uint64_t now)
+void kvx_spaces_poll(kvx_scheduler_t *scheduler, uint64_t now)
 {
 	const uint64_t incarnation = kvc_incarnation(scheduler->kvc);
 
 	if (incarnation != scheduler->incarnation) {
 		scheduler->stats.attaches += incarnation != 0;
 		scheduler->incarnation = incarnation;
-		scheduler->era++;
+		scheduler->generation++;
 	}
 	if (!incarnation) {
 		return;
 	}
 	for (uint32_t i = 0; i < scheduler->space_count; i++) {
 		if (!scheduler->spaces[i].open) {
-			keep_one(scheduler, &scheduler->spaces[i], now);
+			poll_space(scheduler, &scheduler->spaces[i], now);
 		}
 	}
 }
 
 /* The ranks learn the number of an adapter, and what names the weights, before anything is to be done in its space. */
-void kvx_spaces_tell(kvx_scheduler_t *scheduler)
+void kvx_spaces_emit(kvx_scheduler_t *scheduler)
 {
-	for (uint32_t i = 0; i < scheduler->space_count && scheduler->spaces_untold; i++) {
+	for (uint32_t i = 0; i < scheduler->space_count && scheduler->spaces_unsent; i++) {
 		kvx_sspace_t *space = &scheduler->spaces[i];
-		const char *text = i == 0 ? kvx_weights(scheduler) : space->adapter;
+		const char *text = i == 0 ? kvx_weights_text(scheduler) : space->adapter;
 		const size_t len = text ? strlen(text) : 0;
-		kvx_plan_space_t *record;
+		kvx_msg_space_t *record;
 
-		if (space->told || !text || !kvx_plan_room(scheduler, sizeof *record + len + 8u)) {
+		if (space->emitted || !text || !kvx_buffer_reserve(scheduler, sizeof *record + len + 8u)) {
 			continue;
 		}
-		record = kvx_bytes_record(&scheduler->plan, KVX_RECORD_SPACE, sizeof *record);
+		record = kvx_msg_add_record(&scheduler->message, KVX_RECORD_SPACE, sizeof *record);
 		record->number = i;
 		record->text_len = (uint32_t)len;
-		kvx_bytes_append(&scheduler->plan, text, len);
-		space->told = 1;
-		scheduler->spaces_untold--;
+		kvx_msg_append(&scheduler->message, text, len);
+		space->emitted = 1;
+		scheduler->spaces_unsent--;
 	}
 }
 
@@ -207,5 +209,13 @@ void kvx_spaces_close(kvx_scheduler_t *scheduler)
 	for (uint32_t i = 0; scheduler->spaces && i < scheduler->space_count; i++) {
 		kvc_space_close(scheduler->spaces[i].space);
 		kv_free(scheduler->env, scheduler->spaces[i].adapter);
+	}
+}
+
+void kvx_scheduler_detach_if_broken(kvx_scheduler_t *scheduler)
+{
+	if (kv_broken_count() > 0) {
+		kvc_abandon(scheduler->kvc);
+		(void)kvc_poll_us(scheduler->kvc, 0); /* the daemon hears of it at once */
 	}
 }

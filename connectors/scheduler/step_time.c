@@ -5,7 +5,8 @@
  * Every step that computes more than single tokens, or loads, is timed, of the others one in SELDOM; of one that loads
  * what comes after that, unless it comes layer by layer.
  */
-#include "scheduler/impl.h"
+#include "scheduler/step_time.h"
+#include "scheduler/message_buffer.h"
 
 #define SELDOM    16u
 #define SMOOTHING 8u
@@ -17,18 +18,18 @@ static int is_prefill(const kvx_scheduler_t *scheduler)
 	return scheduler->longest >= scheduler->unit;
 }
 
-void kvx_time_advance(kvx_scheduler_t *scheduler, uint32_t computed, uint32_t tokens)
+void kvx_step_time_add_tokens(kvx_scheduler_t *scheduler, uint32_t computed, uint32_t tokens)
 {
 	scheduler->longest = tokens > scheduler->longest ? tokens : scheduler->longest;
-	kvx_guard_work_add(&scheduler->work, computed > tokens ? computed - tokens : 0, tokens);
+	kvx_step_work_add(&scheduler->work, computed > tokens ? computed - tokens : 0, tokens);
 }
 
-void kvx_scheduler_computes(kvx_scheduler_t *scheduler, uint32_t computed, uint32_t prefill)
+void kvx_scheduler_note_step_tokens(kvx_scheduler_t *scheduler, uint32_t computed, uint32_t prefill)
 {
-	kvx_time_advance(scheduler, computed, prefill);
+	kvx_step_time_add_tokens(scheduler, computed, prefill);
 }
 
-uint64_t kvx_time_wait_ns(kvx_scheduler_t *scheduler)
+uint64_t kvx_step_time_max_wait_ns(kvx_scheduler_t *scheduler)
 {
 	const uint64_t most = scheduler->wait_us * UINT64_C(1000);
 	uint64_t worth;
@@ -39,7 +40,7 @@ uint64_t kvx_time_wait_ns(kvx_scheduler_t *scheduler)
 	if (scheduler->wait_asked) {
 		return most;
 	}
-	worth = kvx_guard_step_ns(&scheduler->guard, &scheduler->work) / PART;
+	worth = kvx_cost_model_step_ns(&scheduler->cost_model, &scheduler->work) / PART;
 
 	return worth && worth < most ? worth : most;
 }
@@ -47,70 +48,71 @@ uint64_t kvx_time_wait_ns(kvx_scheduler_t *scheduler)
 /* What computing takes: few tokens as long as one a request. */
 static uint32_t work_us(kvx_scheduler_t *scheduler)
 {
-	uint64_t ns = kvx_guard_step_ns(&scheduler->guard, &scheduler->work);
+	uint64_t ns = kvx_cost_model_step_ns(&scheduler->cost_model, &scheduler->work);
 
 	ns = ns > scheduler->light_ns ? ns : scheduler->light_ns;
 
 	return ns / 1000u < UINT32_MAX ? (uint32_t)(ns / 1000u) : UINT32_MAX;
 }
 
-static void tell_work(kvx_scheduler_t *scheduler)
+static void emit_work(kvx_scheduler_t *scheduler)
 {
-	kvx_plan_work_t *record;
+	kvx_msg_work_t *record;
 
-	if ((!is_prefill(scheduler) && !scheduler->sync_loads) || !kvx_plan_room(scheduler, sizeof *record)) {
+	if ((!is_prefill(scheduler) && !scheduler->sync_loads) || !kvx_buffer_reserve(scheduler, sizeof *record)) {
 		return;
 	}
-	record = kvx_bytes_record(&scheduler->plan, KVX_RECORD_WORK, sizeof *record);
+	record = kvx_msg_add_record(&scheduler->message, KVX_RECORD_WORK, sizeof *record);
 	record->longest = scheduler->longest;
 	record->us = work_us(scheduler);
 }
 
-void kvx_time_tell(kvx_scheduler_t *scheduler)
+void kvx_step_time_emit(kvx_scheduler_t *scheduler)
 {
 	const int prefill = is_prefill(scheduler), loads = scheduler->sync_loads > 0;
-	kvx_timed_t *timed = &scheduler->timed[scheduler->step % KVX_TIMED];
+	kvx_timed_step_t *timed = &scheduler->timed[scheduler->step % KVX_TIMED_STEPS];
 
-	tell_work(scheduler);
+	emit_work(scheduler);
 	scheduler->untimed++;
 	if (scheduler->work.tokens && (prefill || loads || scheduler->untimed >= SELDOM) &&
-	    kvx_plan_room(scheduler, sizeof(kvx_plan_time_t))) {
-		(void)kvx_bytes_record(&scheduler->plan, KVX_RECORD_TIME, sizeof(kvx_plan_time_t));
-		*timed = (kvx_timed_t){.step = scheduler->step,
-				       .asked = 1,
-				       .prefill = prefill,
-				       .loads = loads,
-				       .alone = scheduler->longest == scheduler->work.tokens,
-				       .work = scheduler->work};
+	    kvx_buffer_reserve(scheduler, sizeof(kvx_msg_time_t))) {
+		(void)kvx_msg_add_record(&scheduler->message, KVX_RECORD_TIME, sizeof(kvx_msg_time_t));
+		*timed = (kvx_timed_step_t){.step = scheduler->step,
+					    .asked = 1,
+					    .prefill = prefill,
+					    .loads = loads,
+					    .single_request = scheduler->longest == scheduler->work.tokens,
+					    .work = scheduler->work};
 		scheduler->untimed = 0;
 	}
-	scheduler->work = (kvx_guard_work_t){0};
+	scheduler->work = (kvx_step_work_t){0};
 	scheduler->longest = 0;
 	scheduler->sync_loads = 0;
 }
 
-static void smooth(uint64_t *p_mean, uint64_t ns)
+static void update_mean(uint64_t *p_mean, uint64_t ns)
 {
 	*p_mean = *p_mean ? *p_mean - *p_mean / SMOOTHING + ns / SMOOTHING : ns;
 }
 
 /* The first rank that answers: they go in step. */
-void kvx_time_reported(kvx_scheduler_t *scheduler, const kvx_report_step_t *report)
+void kvx_step_time_take_report(kvx_scheduler_t *scheduler, const kvx_report_step_t *report)
 {
-	kvx_timed_t *timed = &scheduler->timed[report->step % KVX_TIMED];
+	kvx_timed_step_t *timed = &scheduler->timed[report->step % KVX_TIMED_STEPS];
 
 	if (!timed->asked || timed->step != report->step || report->ns == 0) {
 		return;
 	}
 	timed->asked = 0;
-	scheduler->stats.guard_steps++;
+	scheduler->stats.cost_model_steps++;
 	if (!timed->loads) { /* else a hit that leaves little to compute would make steps look short */
-		smooth(&scheduler->step_ns, report->ns);
+		update_mean(&scheduler->step_ns, report->ns);
 	}
-	if (timed->prefill || timed->alone) { /* many that generate: how much they read counts, not what is computed */
-		kvx_guard_computed(&scheduler->guard, &timed->work, report->ns);
+	if (timed->prefill ||
+	    timed->single_request) { /* many that generate: how much they read counts, not what is computed */
+		kvx_cost_model_add_step(&scheduler->cost_model, &timed->work, report->ns);
 	}
 	if (!timed->prefill) {
-		smooth(&scheduler->light_ns, report->ns);
+		update_mean(&scheduler->light_ns, report->ns);
 	}
 }

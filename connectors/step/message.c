@@ -9,12 +9,12 @@
 /* ---- building
  * ---------------------------------------------------------------------------------------------------------------- */
 
-int kvx_bytes_reserve(kvx_bytes_t *bytes, size_t more)
+int kvx_msg_reserve(kvx_msg_buf_t *bytes, size_t more)
 {
 	size_t cap = bytes->cap ? bytes->cap : FIRST_CAP;
 	uint8_t *data;
 
-	if (more > KVX_PLAN_BYTES_MAX || bytes->len > KVX_PLAN_BYTES_MAX - more) {
+	if (more > KVX_MSG_BYTES_MAX || bytes->len > KVX_MSG_BYTES_MAX - more) {
 		return 0;
 	}
 	while (cap < bytes->len + more) {
@@ -35,12 +35,12 @@ int kvx_bytes_reserve(kvx_bytes_t *bytes, size_t more)
 }
 
 /* `len` zeroed bytes at the end, padded; NULL when there is no room for them. */
-static uint8_t *extend(kvx_bytes_t *bytes, size_t len)
+static uint8_t *extend(kvx_msg_buf_t *bytes, size_t len)
 {
 	const size_t size = kvx_padded(len);
 	uint8_t *at;
 
-	if (bytes->failed || len > KVX_PLAN_BYTES_MAX || !kvx_bytes_reserve(bytes, size)) {
+	if (bytes->failed || len > KVX_MSG_BYTES_MAX || !kvx_msg_reserve(bytes, size)) {
 		bytes->failed = 1;
 		return NULL;
 	}
@@ -51,21 +51,21 @@ static uint8_t *extend(kvx_bytes_t *bytes, size_t len)
 	return at;
 }
 
-void kvx_bytes_reset(kvx_bytes_t *bytes, uint32_t magic)
+void kvx_msg_reset(kvx_msg_buf_t *bytes, uint32_t magic)
 {
-	kvx_plan_header_t *header;
+	kvx_msg_header_t *header;
 
 	bytes->len = 0;
 	bytes->records = 0;
 	bytes->record = 0;
 	bytes->failed = 0;
-	header = (kvx_plan_header_t *)(void *)extend(bytes, sizeof *header);
+	header = (kvx_msg_header_t *)(void *)extend(bytes, sizeof *header);
 	if (header) {
 		header->magic = magic;
 	}
 }
 
-void *kvx_bytes_record(kvx_bytes_t *bytes, uint32_t type, size_t size)
+void *kvx_msg_add_record(kvx_msg_buf_t *bytes, uint32_t type, size_t size)
 {
 	const size_t record = bytes->len;
 	kvx_record_header_t *header = (kvx_record_header_t *)(void *)extend(bytes, size);
@@ -81,7 +81,7 @@ void *kvx_bytes_record(kvx_bytes_t *bytes, uint32_t type, size_t size)
 	return header;
 }
 
-void *kvx_bytes_append(kvx_bytes_t *bytes, const void *data, size_t len)
+void *kvx_msg_append(kvx_msg_buf_t *bytes, const void *data, size_t len)
 {
 	uint8_t *at = extend(bytes, len);
 	kvx_record_header_t *header;
@@ -98,9 +98,9 @@ void *kvx_bytes_append(kvx_bytes_t *bytes, const void *data, size_t len)
 	return at;
 }
 
-void kvx_bytes_finish(kvx_bytes_t *bytes, uint32_t step)
+void kvx_msg_finish(kvx_msg_buf_t *bytes, uint32_t step)
 {
-	kvx_plan_header_t *header = (kvx_plan_header_t *)(void *)bytes->data;
+	kvx_msg_header_t *header = (kvx_msg_header_t *)(void *)bytes->data;
 
 	if (bytes->failed || bytes->records == 0) {
 		bytes->len = 0;
@@ -111,21 +111,21 @@ void kvx_bytes_finish(kvx_bytes_t *bytes, uint32_t step)
 	header->step = step;
 }
 
-void kvx_bytes_free(kvx_bytes_t *bytes)
+void kvx_msg_free(kvx_msg_buf_t *bytes)
 {
 	free(bytes->data);
-	*bytes = (kvx_bytes_t){0};
+	*bytes = (kvx_msg_buf_t){0};
 }
 
 /* ---- reading
  * ----------------------------------------------------------------------------------------------------------------- */
 
-int kvx_cursor_open(kvx_cursor_t *cursor, uint32_t magic, const void *bytes, size_t len)
+int kvx_msg_open(kvx_msg_reader_t *cursor, uint32_t magic, const void *bytes, size_t len)
 {
-	const kvx_plan_header_t *header = bytes;
+	const kvx_msg_header_t *header = bytes;
 
-	*cursor = (kvx_cursor_t){.magic = magic};
-	if (!bytes || (uintptr_t)bytes % 8u || len < sizeof *header || len > KVX_PLAN_BYTES_MAX) {
+	*cursor = (kvx_msg_reader_t){.magic = magic};
+	if (!bytes || (uintptr_t)bytes % 8u || len < sizeof *header || len > KVX_MSG_BYTES_MAX) {
 		return 0;
 	}
 	if (header->magic != magic || header->bytes != len) {
@@ -141,29 +141,29 @@ int kvx_cursor_open(kvx_cursor_t *cursor, uint32_t magic, const void *bytes, siz
 /* Fixed bytes of a record of that type where that kind of message may have it; 0: no such record there. */
 static size_t fixed_size(uint32_t magic, uint32_t type)
 {
-	const int plan = magic == KVX_PLAN_MAGIC;
+	const int message = magic == KVX_MSG_MAGIC;
 
 	switch (type) {
 	case KVX_RECORD_SPACE:
-		return plan ? sizeof(kvx_plan_space_t) : 0;
+		return message ? sizeof(kvx_msg_space_t) : 0;
 	case KVX_RECORD_FENCE:
-		return plan ? sizeof(kvx_plan_fence_t) : 0;
+		return message ? sizeof(kvx_msg_fence_t) : 0;
 	case KVX_RECORD_LOAD:
-		return plan ? sizeof(kvx_plan_load_t) : 0;
+		return message ? sizeof(kvx_msg_load_t) : 0;
 	case KVX_RECORD_SAVE:
-		return plan ? sizeof(kvx_plan_save_t) : 0;
+		return message ? sizeof(kvx_msg_save_t) : 0;
 	case KVX_RECORD_DROP:
-		return plan ? sizeof(kvx_plan_drop_t) : 0;
+		return message ? sizeof(kvx_msg_drop_t) : 0;
 	case KVX_RECORD_TIME:
-		return plan ? sizeof(kvx_plan_time_t) : 0;
+		return message ? sizeof(kvx_msg_time_t) : 0;
 	case KVX_RECORD_WORK:
-		return plan ? sizeof(kvx_plan_work_t) : 0;
+		return message ? sizeof(kvx_msg_work_t) : 0;
 	case KVX_RECORD_LOADED:
-		return plan ? 0 : sizeof(kvx_report_loaded_t);
+		return message ? 0 : sizeof(kvx_report_loaded_t);
 	case KVX_RECORD_DROPPED:
-		return plan ? 0 : sizeof(kvx_report_dropped_t);
+		return message ? 0 : sizeof(kvx_report_dropped_t);
 	case KVX_RECORD_STEP:
-		return plan ? 0 : sizeof(kvx_report_step_t);
+		return message ? 0 : sizeof(kvx_report_step_t);
 	default:
 		return 0;
 	}
@@ -176,7 +176,7 @@ static size_t ids_size(uint32_t n, size_t room)
 }
 
 /* All parts of a load lie in `room` bytes and fill them. */
-static int parts_fit(const kvx_plan_load_t *load, size_t room)
+static int parts_fit(const kvx_msg_load_t *load, size_t room)
 {
 	const size_t id = kvx_padded(load->id_len);
 	const uint8_t *at = (const uint8_t *)(load + 1) + id;
@@ -187,7 +187,7 @@ static int parts_fit(const kvx_plan_load_t *load, size_t room)
 	}
 	room -= id;
 	for (uint32_t i = 0; i < load->parts; i++) {
-		const kvx_plan_part_t *part = (const kvx_plan_part_t *)(const void *)at;
+		const kvx_msg_part_t *part = (const kvx_msg_part_t *)(const void *)at;
 		size_t ids;
 
 		if (room < sizeof *part) {
@@ -211,14 +211,14 @@ static int tail_fits(const kvx_record_header_t *record, size_t room)
 
 	switch (record->type) {
 	case KVX_RECORD_SPACE: {
-		const kvx_plan_space_t *space = at;
+		const kvx_msg_space_t *space = at;
 
 		return space->text_len <= room && kvx_padded(space->text_len) == room;
 	}
 	case KVX_RECORD_FENCE:
-		return ids_size(((const kvx_plan_fence_t *)at)->n, room) == room;
+		return ids_size(((const kvx_msg_fence_t *)at)->n, room) == room;
 	case KVX_RECORD_SAVE:
-		return ids_size(((const kvx_plan_save_t *)at)->n, room) == room;
+		return ids_size(((const kvx_msg_save_t *)at)->n, room) == room;
 	case KVX_RECORD_LOAD:
 		return parts_fit(at, room);
 	default:
@@ -226,7 +226,7 @@ static int tail_fits(const kvx_record_header_t *record, size_t room)
 	}
 }
 
-const kvx_record_header_t *kvx_cursor_next(kvx_cursor_t *cursor)
+const kvx_record_header_t *kvx_msg_next(kvx_msg_reader_t *cursor)
 {
 	const kvx_record_header_t *record = (const kvx_record_header_t *)(const void *)cursor->at;
 	const size_t room = (size_t)(cursor->end - cursor->at);
@@ -256,38 +256,38 @@ bad:
 	return NULL;
 }
 
-const char *kvx_plan_space_text(const kvx_plan_space_t *space)
+const char *kvx_msg_space_text(const kvx_msg_space_t *space)
 {
 	return (const char *)(space + 1);
 }
 
-const uint32_t *kvx_plan_fence_ids(const kvx_plan_fence_t *fence)
+const uint32_t *kvx_msg_fence_ids(const kvx_msg_fence_t *fence)
 {
 	return (const uint32_t *)(const void *)(fence + 1);
 }
 
-const char *kvx_plan_load_id(const kvx_plan_load_t *load)
+const char *kvx_msg_load_id(const kvx_msg_load_t *load)
 {
 	return (const char *)(load + 1);
 }
 
-const kvx_plan_part_t *kvx_plan_part_first(const kvx_plan_load_t *load)
+const kvx_msg_part_t *kvx_msg_part_first(const kvx_msg_load_t *load)
 {
-	return (const kvx_plan_part_t *)(const void *)((const uint8_t *)(load + 1) + kvx_padded(load->id_len));
+	return (const kvx_msg_part_t *)(const void *)((const uint8_t *)(load + 1) + kvx_padded(load->id_len));
 }
 
-const kvx_plan_part_t *kvx_plan_part_next(const kvx_plan_part_t *part)
+const kvx_msg_part_t *kvx_msg_part_next(const kvx_msg_part_t *part)
 {
-	return (const kvx_plan_part_t *)(const void *)((const uint8_t *)(part + 1) +
-						       kvx_padded((size_t)part->n * sizeof(uint32_t)));
+	return (const kvx_msg_part_t *)(const void *)((const uint8_t *)(part + 1) +
+						      kvx_padded((size_t)part->n * sizeof(uint32_t)));
 }
 
-const uint32_t *kvx_plan_part_ids(const kvx_plan_part_t *part)
+const uint32_t *kvx_msg_part_ids(const kvx_msg_part_t *part)
 {
 	return (const uint32_t *)(const void *)(part + 1);
 }
 
-const uint32_t *kvx_plan_save_ids(const kvx_plan_save_t *save)
+const uint32_t *kvx_msg_save_ids(const kvx_msg_save_t *save)
 {
 	return (const uint32_t *)(const void *)(save + 1);
 }

@@ -15,28 +15,28 @@
  *
  * A part of a LOAD names all blocks the engine counts on: n of them from place `first` on. The lease may cover fewer
  * (its answer was shortened: places at or beyond kvc_lease_n() have no bytes), may name none at all (lease.incarnation
- * 0), and the load as a whole may have none (KVX_PLAN_DEAD): every wanted id without bytes is reported as failed by the
- * rank. A load is reported once by each rank, also when it is dead. A SAVE with KVX_PLAN_EARLY is of blocks complete
- * before this step: it is handed over before the fences of the same plan are honoured; others at the end of the step.
- * `step` of a SAVE is the plan in which its blocks are computed: a rank drops the SAVE (DROPPED) when a synchronous
- * load of that plan, or of the one before it, has failed there.
+ * 0), and the load as a whole may have none (KVX_MSG_NO_LEASE): every wanted id without bytes is reported as failed by
+ * the rank. A load is reported once by each rank, also when it is dead. A SAVE with KVX_MSG_COMPLETE is of blocks
+ * complete before this step: it is handed over before the fences of the same plan are honoured; others at the end of
+ * the step. `step` of a SAVE is the plan in which its blocks are computed: a rank drops the SAVE (DROPPED) when a
+ * synchronous load of that plan, or of the one before it, has failed there.
  */
-#ifndef KVX_PLAN_H
-#define KVX_PLAN_H
+#ifndef KVX_MESSAGE_H
+#define KVX_MESSAGE_H
 
 #include "kvx_scheduler.h"
 
-#define KVX_PLAN_MAGIC     0x314e4c50u /* "PLN1" */
-#define KVX_REPORT_MAGIC   0x31545052u /* "RPT1" */
-#define KVX_MAX_ID         256u        /* bytes of a request id */
-#define KVX_PLAN_BYTES_MAX (64u << 20)
+#define KVX_MSG_MAGIC     0x314e4c50u /* "PLN1" */
+#define KVX_REPORT_MAGIC  0x31545052u /* "RPT1" */
+#define KVX_MAX_ID        256u        /* bytes of a request id */
+#define KVX_MSG_BYTES_MAX (64u << 20)
 
-typedef struct kvx_plan_header {
+typedef struct kvx_msg_header {
 	uint32_t magic;
 	uint32_t bytes; /* of the whole, header included */
 	uint32_t records;
 	uint32_t step; /* counts plans, wraps */
-} kvx_plan_header_t;
+} kvx_msg_header_t;
 
 typedef enum kvx_record {
 	KVX_RECORD_SPACE = 1,
@@ -57,23 +57,23 @@ typedef struct kvx_record_header {
 	uint32_t bytes;
 } kvx_record_header_t;
 
-#define KVX_PLAN_ASYNC 1u /* LOAD: beside the steps */
-#define KVX_PLAN_DEAD  2u /* LOAD: no lease */
-#define KVX_PLAN_EARLY 4u /* SAVE: complete before this step */
+#define KVX_MSG_ASYNC    1u /* LOAD: beside the steps */
+#define KVX_MSG_NO_LEASE 2u /* LOAD: no lease */
+#define KVX_MSG_COMPLETE 4u /* SAVE: complete before this step */
 
-typedef struct kvx_plan_space {
+typedef struct kvx_msg_space {
 	kvx_record_header_t h;
 	uint32_t number;
 	uint32_t text_len; /* text follows, no NUL */
-} kvx_plan_space_t;
+} kvx_msg_space_t;
 
-typedef struct kvx_plan_fence {
+typedef struct kvx_msg_fence {
 	kvx_record_header_t h;
 	uint32_t n; /* u32 ids follow; 0: of all blocks */
 	uint32_t reserved;
-} kvx_plan_fence_t;
+} kvx_msg_fence_t;
 
-typedef struct kvx_plan_load {
+typedef struct kvx_msg_load {
 	kvx_record_header_t h;
 	uint64_t load;  /* id, never 0 */
 	uint32_t space; /* number */
@@ -82,39 +82,39 @@ typedef struct kvx_plan_load {
 	uint32_t parts;
 	uint32_t id_len; /* request id follows, padded to 8; then the parts */
 	uint32_t reserved;
-} kvx_plan_load_t;
+} kvx_msg_load_t;
 
-typedef struct kvx_plan_part {
+typedef struct kvx_msg_part {
 	uint32_t group;
 	uint32_t n;     /* blocks; u32 ids follow the part, padded to 8; KVX_NO_BLOCK: not wanted */
 	uint32_t first; /* place in the prefix of the first of them: block index of kvc_lease_block() */
 	uint32_t reserved;
 	kvc_handle_t lease;
-} kvx_plan_part_t;
+} kvx_msg_part_t;
 
-typedef struct kvx_plan_save {
+typedef struct kvx_msg_save {
 	kvx_record_header_t h;
 	uint32_t space, group, flags;
 	uint32_t n;    /* u32 ids follow, padded to 8 */
 	uint32_t step; /* header.step of the plan whose step computes the last of these blocks */
 	uint32_t reserved;
 	kvc_handle_t put;
-} kvx_plan_save_t;
+} kvx_msg_save_t;
 
-typedef struct kvx_plan_drop {
+typedef struct kvx_msg_drop {
 	kvx_record_header_t h;
 	uint64_t load;
-} kvx_plan_drop_t;
+} kvx_msg_drop_t;
 
-typedef struct kvx_plan_time {
+typedef struct kvx_msg_time {
 	kvx_record_header_t h;
-} kvx_plan_time_t;
+} kvx_msg_time_t;
 
-typedef struct kvx_plan_work {
+typedef struct kvx_msg_work {
 	kvx_record_header_t h;
 	uint32_t longest; /* tokens that one of its requests computes, at most */
 	uint32_t us;      /* about; 0: not known */
-} kvx_plan_work_t;
+} kvx_msg_work_t;
 
 /* A load is over on this rank. */
 typedef struct kvx_report_loaded {
@@ -149,44 +149,44 @@ static inline size_t kvx_padded(size_t len)
 }
 
 /* Building. Grows as needed; on a failed allocation the buffer is marked and the plan comes out empty. */
-typedef struct kvx_bytes {
+typedef struct kvx_msg_buf {
 	uint8_t *data;
 	size_t len, cap;
 	size_t record; /* where the record just started lies */
 	uint32_t records;
 	int failed;
-} kvx_bytes_t;
+} kvx_msg_buf_t;
 /* Make room for that many bytes more, so that what follows cannot fail. 0: there is none. */
-int kvx_bytes_reserve(kvx_bytes_t *bytes, size_t more);
-void kvx_bytes_reset(kvx_bytes_t *bytes, uint32_t magic);
+int kvx_msg_reserve(kvx_msg_buf_t *bytes, size_t more);
+void kvx_msg_reset(kvx_msg_buf_t *bytes, uint32_t magic);
 /* Start a record of `size` fixed bytes; returns where it lies (until the next call) or NULL. Zeroed. */
-void *kvx_bytes_record(kvx_bytes_t *bytes, uint32_t type, size_t size);
+void *kvx_msg_add_record(kvx_msg_buf_t *bytes, uint32_t type, size_t size);
 /* Append to the record just started: one array or struct a call, padded to 8. data NULL: zeros. Returns where they lie
  * (until the next call), or NULL. */
-void *kvx_bytes_append(kvx_bytes_t *bytes, const void *data, size_t len);
+void *kvx_msg_append(kvx_msg_buf_t *bytes, const void *data, size_t len);
 /* Lengths filled in. len is 0 after it when an allocation has failed or there are no records. */
-void kvx_bytes_finish(kvx_bytes_t *bytes, uint32_t step);
-void kvx_bytes_free(kvx_bytes_t *bytes);
+void kvx_msg_finish(kvx_msg_buf_t *bytes, uint32_t step);
+void kvx_msg_free(kvx_msg_buf_t *bytes);
 
 /* Reading: the next record, or NULL at the end or at the first that does not fit (then bad is 1). Records that come out
  * have their fixed size and exactly the arrays they announce inside `bytes`: at most KVX_MAX_GROUPS parts, an id of 1
  * to KVX_MAX_ID bytes, first + n below 2^32. Groups, places and block ids are the reader's to check against its own
  * tables. */
-typedef struct kvx_cursor {
+typedef struct kvx_msg_reader {
 	const uint8_t *at, *end;
 	uint32_t magic, left;
 	int bad;
-} kvx_cursor_t;
+} kvx_msg_reader_t;
 /* 0: not a plan (or report) at all, or not aligned to 8 bytes. */
-int kvx_cursor_open(kvx_cursor_t *cursor, uint32_t magic, const void *bytes, size_t len);
-const kvx_record_header_t *kvx_cursor_next(kvx_cursor_t *cursor);
-/* The arrays behind a record that kvx_cursor_next() has returned. */
-const char *kvx_plan_space_text(const kvx_plan_space_t *space);
-const uint32_t *kvx_plan_fence_ids(const kvx_plan_fence_t *fence);
-const char *kvx_plan_load_id(const kvx_plan_load_t *load);
-const kvx_plan_part_t *kvx_plan_part_first(const kvx_plan_load_t *load);
-const kvx_plan_part_t *kvx_plan_part_next(const kvx_plan_part_t *part);
-const uint32_t *kvx_plan_part_ids(const kvx_plan_part_t *part);
-const uint32_t *kvx_plan_save_ids(const kvx_plan_save_t *save);
+int kvx_msg_open(kvx_msg_reader_t *cursor, uint32_t magic, const void *bytes, size_t len);
+const kvx_record_header_t *kvx_msg_next(kvx_msg_reader_t *cursor);
+/* The arrays behind a record that kvx_msg_next() has returned. */
+const char *kvx_msg_space_text(const kvx_msg_space_t *space);
+const uint32_t *kvx_msg_fence_ids(const kvx_msg_fence_t *fence);
+const char *kvx_msg_load_id(const kvx_msg_load_t *load);
+const kvx_msg_part_t *kvx_msg_part_first(const kvx_msg_load_t *load);
+const kvx_msg_part_t *kvx_msg_part_next(const kvx_msg_part_t *part);
+const uint32_t *kvx_msg_part_ids(const kvx_msg_part_t *part);
+const uint32_t *kvx_msg_save_ids(const kvx_msg_save_t *save);
 
 #endif

@@ -1,5 +1,5 @@
 /* Checking a worker's configuration, and keeping what it points at. */
-#include "worker/impl.h"
+#include "worker/config.h"
 
 #include "kv/digest.h"
 
@@ -8,12 +8,12 @@
 
 static _Thread_local const char *why_text = "no call has failed";
 
-const char *kvx_worker_why(void)
+const char *kvx_worker_last_error(void)
 {
 	return why_text;
 }
 
-kvc_status_t kvx_worker_refuse(const char *why)
+kvc_status_t kvx_worker_reject_config(const char *why)
 {
 	why_text = why;
 
@@ -23,7 +23,7 @@ kvc_status_t kvx_worker_refuse(const char *why)
 /* ---- checking
  * ---------------------------------------------------------------------------------------------------------------- */
 
-static int within(uint32_t first, uint32_t count, uint32_t total)
+static int range_fits(uint32_t first, uint32_t count, uint32_t total)
 {
 	return count > 0 && first < total && count <= total - first;
 }
@@ -34,14 +34,14 @@ static kvc_status_t check_group(const kvx_worker_config_t *config, const kvk_pag
 	const char *why = "paged does not fit layout";
 
 	if (!paged || kvk_paged_check(paged, config->layout, &why) != KV_OK) {
-		return kvx_worker_refuse(why);
+		return kvx_worker_reject_config(why);
 	}
 	if (paged->first_head != range->head_first || paged->heads != range->head_count) {
-		return kvx_worker_refuse("a group's heads are not those of the rank's range");
+		return kvx_worker_reject_config("a group's heads are not those of the rank's range");
 	}
 	if (paged->first_layer < range->layer_first ||
 	    paged->first_layer + paged->layers > range->layer_first + range->layer_count) {
-		return kvx_worker_refuse("a group's layers are not within the rank's range");
+		return kvx_worker_reject_config("a group's layers are not within the rank's range");
 	}
 
 	return KVC_OK;
@@ -50,14 +50,14 @@ static kvc_status_t check_group(const kvx_worker_config_t *config, const kvk_pag
 static kvc_status_t check_groups(const kvx_worker_config_t *config)
 {
 	if (!config->groups || config->group_count == 0 || config->group_count > KVX_MAX_GROUPS) {
-		return kvx_worker_refuse("there are no groups, or too many");
+		return kvx_worker_reject_config("there are no groups, or too many");
 	}
 	for (uint32_t i = 0; i < config->group_count; i++) {
 		const kvc_status_t status = check_group(config, config->groups[i].paged);
 
 		for (uint32_t j = 0; j < i; j++) {
 			if (config->groups[j].group == config->groups[i].group) {
-				return kvx_worker_refuse("two groups have the same number");
+				return kvx_worker_reject_config("two groups have the same number");
 			}
 		}
 		if (status != KVC_OK) {
@@ -68,34 +68,34 @@ static kvc_status_t check_groups(const kvx_worker_config_t *config)
 	return KVC_OK;
 }
 
-kvc_status_t kvx_worker_check(const kvx_worker_config_t *config)
+kvc_status_t kvx_worker_check_config(const kvx_worker_config_t *config)
 {
 	const char *why = "the layout is not valid";
 
 	if (!config || config->struct_size < sizeof *config) {
-		return kvx_worker_refuse("struct_size is not that of kvx_worker_config_t");
+		return kvx_worker_reject_config("struct_size is not that of kvx_worker_config_t");
 	}
 	if (!config->identity || !config->layout) {
-		return kvx_worker_refuse("identity and layout are required");
+		return kvx_worker_reject_config("identity and layout are required");
 	}
 	if (config->identity->struct_size < sizeof *config->identity) {
-		return kvx_worker_refuse("struct_size is not that of kvc_identity_t");
+		return kvx_worker_reject_config("struct_size is not that of kvc_identity_t");
 	}
 	if (kvk_layout_check(config->layout, &why) != KV_OK) {
-		return kvx_worker_refuse(why);
+		return kvx_worker_reject_config(why);
 	}
-	if (!within(config->range.head_first, config->range.head_count, config->layout->heads) ||
-	    !within(config->range.layer_first, config->range.layer_count, config->layout->layers)) {
-		return kvx_worker_refuse("the rank's range is not within the layout");
+	if (!range_fits(config->range.head_first, config->range.head_count, config->layout->heads) ||
+	    !range_fits(config->range.layer_first, config->range.layer_count, config->layout->layers)) {
+		return kvx_worker_reject_config("the rank's range is not within the layout");
 	}
 	if (config->range.rank != config->rank) {
-		return kvx_worker_refuse("range is another rank's");
+		return kvx_worker_reject_config("range is another rank's");
 	}
 	if (config->memory != KVX_MEMORY_HOST && config->memory != KVX_MEMORY_CUDA) {
-		return kvx_worker_refuse("the kind of memory is not known");
+		return kvx_worker_reject_config("the kind of memory is not known");
 	}
 	if (config->threads > KVX_WORKER_THREADS) {
-		return kvx_worker_refuse("more threads than are of use");
+		return kvx_worker_reject_config("more threads than are of use");
 	}
 
 	return check_groups(config);
@@ -110,7 +110,7 @@ static size_t text_size(const char *text)
 }
 
 /* Move *p_text to `at`; returns the first byte after it. */
-static char *keep_text(char *at, const char **p_text)
+static char *move_text(char *at, const char **p_text)
 {
 	const size_t size = text_size(*p_text);
 
@@ -123,7 +123,7 @@ static char *keep_text(char *at, const char **p_text)
 	return at + size;
 }
 
-static kvc_status_t keep_identity(kvx_worker_t *worker, const kvx_worker_config_t *config)
+static kvc_status_t copy_identity(kvx_worker_t *worker, const kvx_worker_config_t *config)
 {
 	kvc_identity_t *id = &worker->identity;
 	const char **const texts[] = {&id->model, &id->weights, &id->dtype,  &id->quantization, &id->rope,
@@ -132,7 +132,7 @@ static kvc_status_t keep_identity(kvx_worker_t *worker, const kvx_worker_config_
 	char *at;
 
 	if (kvk_layout_format(config->layout, worker->layout_text, sizeof worker->layout_text) != KV_OK) {
-		return kvx_worker_refuse("the layout has no canonical text");
+		return kvx_worker_reject_config("the layout has no canonical text");
 	}
 	*id = *config->identity;
 	for (size_t i = 0; i < KV_COUNT_OF(texts); i++) {
@@ -144,7 +144,7 @@ static kvc_status_t keep_identity(kvx_worker_t *worker, const kvx_worker_config_
 	}
 	at = worker->identity_text;
 	for (size_t i = 0; i < KV_COUNT_OF(texts); i++) {
-		at = keep_text(at, texts[i]);
+		at = move_text(at, texts[i]);
 	}
 	id->struct_size = sizeof *id;
 	id->layout = worker->layout_text;
@@ -152,7 +152,7 @@ static kvc_status_t keep_identity(kvx_worker_t *worker, const kvx_worker_config_
 	return KVC_OK;
 }
 
-static kvc_status_t keep_group(kvx_worker_t *worker, const kvx_worker_group_t *given, kvx_wgroup_t *group)
+static kvc_status_t copy_group(kvx_worker_t *worker, const kvx_worker_group_t *given, kvx_wgroup_t *group)
 {
 	const size_t bytes = given->paged->layers * sizeof *group->base;
 
@@ -193,31 +193,31 @@ static kvc_status_t make_zero_leaves(kvx_worker_t *worker)
 	return KVC_OK;
 }
 
-static kvc_status_t keep_scratches(kvx_worker_t *worker)
+static kvc_status_t make_scratches(kvx_worker_t *worker)
 {
 	int made = kvx_scratch_init(&worker->scratch, worker) && kvx_scratch_init(&worker->transfer_scratch, worker);
 
 	for (uint32_t i = 0; i + 2 < worker->threads && made; i++) {
-		worker->helpers[i].worker = worker;
-		made = kvx_scratch_init(&worker->helpers[i].scratch, worker);
+		worker->copy_threads[i].worker = worker;
+		made = kvx_scratch_init(&worker->copy_threads[i].scratch, worker);
 	}
 
 	return made ? KVC_OK : KVC_ERR_NOMEM;
 }
 
-static kvc_status_t keep_tables(kvx_worker_t *worker)
+static kvc_status_t make_tables(kvx_worker_t *worker)
 {
 	const size_t words = (worker->max_blocks + 63u) / 64u;
 
-	worker->marks = calloc(worker->max_blocks, sizeof *worker->marks);
+	worker->save_marks = calloc(worker->max_blocks, sizeof *worker->save_marks);
 	worker->failed = calloc(words, sizeof *worker->failed);
 	worker->fence = calloc(words, sizeof *worker->fence);
-	worker->lost = calloc(KVX_WORKER_LOST, sizeof *worker->lost);
+	worker->lost_loads = calloc(KVX_WORKER_LOST, sizeof *worker->lost_loads);
 
-	return worker->marks && worker->failed && worker->fence && worker->lost ? KVC_OK : KVC_ERR_NOMEM;
+	return worker->save_marks && worker->failed && worker->fence && worker->lost_loads ? KVC_OK : KVC_ERR_NOMEM;
 }
 
-kvc_status_t kvx_worker_keep(kvx_worker_t *worker, const kvx_worker_config_t *config)
+kvc_status_t kvx_worker_apply_config(kvx_worker_t *worker, const kvx_worker_config_t *config)
 {
 	kvc_status_t status;
 
@@ -235,19 +235,19 @@ kvc_status_t kvx_worker_keep(kvx_worker_t *worker, const kvx_worker_config_t *co
 	}
 	worker->group_count = config->group_count;
 	for (uint32_t i = 0; i < config->group_count; i++) {
-		status = keep_group(worker, &config->groups[i], &worker->groups[i]);
+		status = copy_group(worker, &config->groups[i], &worker->groups[i]);
 		if (status != KVC_OK) {
 			return status;
 		}
 	}
-	status = keep_identity(worker, config);
+	status = copy_identity(worker, config);
 	status = status == KVC_OK ? make_zero_leaves(worker) : status;
-	status = status == KVC_OK ? keep_tables(worker) : status;
+	status = status == KVC_OK ? make_tables(worker) : status;
 
-	return status == KVC_OK ? keep_scratches(worker) : status;
+	return status == KVC_OK ? make_scratches(worker) : status;
 }
 
-const kvx_wgroup_t *kvx_worker_group(const kvx_worker_t *worker, uint32_t group)
+const kvx_wgroup_t *kvx_worker_find_group(const kvx_worker_t *worker, uint32_t group)
 {
 	for (uint32_t i = 0; i < worker->group_count; i++) {
 		if (worker->groups[i].group == group) {

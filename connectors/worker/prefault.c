@@ -5,7 +5,8 @@
  * What the engine has written stays as it is. Memory that cannot be touched like that (of a device, on an old kernel)
  * is left alone.
  */
-#include "worker/cuda/impl.h"
+#include "worker/prefault.h"
+#include "worker/cuda/pool_memory.h"
 
 #include <sys/mman.h>
 
@@ -64,9 +65,9 @@ static int touch_group(kvx_worker_t *worker, const kvk_paged_t *paged)
 	return 1;
 }
 
-void kvx_prefault_after(kvx_worker_t *worker, uint64_t ns)
+void kvx_prefault_defer(kvx_worker_t *worker, uint64_t ns)
 {
-	atomic_store_explicit(&worker->idle_from, kvx_worker_now() + ns, memory_order_relaxed);
+	atomic_store_explicit(&worker->idle_from, kvx_worker_now_ns() + ns, memory_order_relaxed);
 }
 
 int kvx_prefault_step(kvx_worker_t *worker)
@@ -74,9 +75,9 @@ int kvx_prefault_step(kvx_worker_t *worker)
 	kvx_wprefault_t *p = &worker->prefaulted;
 
 	if (worker->gpu) {
-		return kvx_slabs_step(worker); /* which touches it, too; the cache is the device's */
+		return kvx_pool_memory_register_some(worker); /* which touches it, too; the cache is the device's */
 	}
-	if (!worker->prefault || kvx_worker_now() < atomic_load_explicit(&worker->idle_from, memory_order_relaxed)) {
+	if (!worker->prefault || kvx_worker_now_ns() < atomic_load_explicit(&worker->idle_from, memory_order_relaxed)) {
 		return 0;
 	}
 	while (p->group < worker->group_count) {

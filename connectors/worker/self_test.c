@@ -5,7 +5,10 @@
  * the engine's cache. The space is told apart by its `extra`, its layout is this rank's share. A daemon that goes away
  * meanwhile is tried again later; other bytes are final.
  */
-#include "worker/cuda/impl.h"
+#include "worker/self_test.h"
+#include "worker/cuda/device.h"
+#include "worker/cuda/pool_memory.h"
+#include "worker/cuda/roundtrip.h"
 
 #include "kv/log.h"
 
@@ -16,7 +19,7 @@
 #define RETRY_NS UINT64_C(200000000)
 #define LIMIT_NS UINT64_C(2000000000) /* for all of it */
 
-static void free_memory(const kvx_worker_t *worker, kvx_wtest_t *test)
+static void free_memory(const kvx_worker_t *worker, kvx_self_test_t *test)
 {
 	free(test->base);
 	if (worker->gpu) {
@@ -30,7 +33,7 @@ static void free_memory(const kvx_worker_t *worker, kvx_wtest_t *test)
 	test->leaves = NULL;
 }
 
-static void free_handles(kvx_wtest_t *test)
+static void free_handles(kvx_self_test_t *test)
 {
 	kvc_put_free(test->put);
 	kvc_release(&test->lease, 1);
@@ -38,7 +41,7 @@ static void free_handles(kvx_wtest_t *test)
 	test->lease = NULL;
 }
 
-void kvx_wtest_fini(kvx_worker_t *worker)
+void kvx_self_test_fini(kvx_worker_t *worker)
 {
 	if (worker->gpu) {
 		kvx_gpu_test_stop(worker);
@@ -49,10 +52,10 @@ void kvx_wtest_fini(kvx_worker_t *worker)
 	free_memory(worker, &worker->test);
 }
 
-static void again(kvx_worker_t *worker, uint64_t now)
+static void retry_later(kvx_worker_t *worker, uint64_t now)
 {
-	kvx_wtest_fini(worker);
-	worker->test.step = KVX_WTEST_IDLE;
+	kvx_self_test_fini(worker);
+	worker->test.step = KVX_SELF_TEST_IDLE;
 	worker->test.next_ns = now + RETRY_NS;
 }
 
@@ -60,18 +63,18 @@ static void again(kvx_worker_t *worker, uint64_t now)
  * ---------------------------------------------------------------------------------------------------------- */
 
 /* Bytes of one layer's block. */
-static size_t layer_bytes(const kvx_wtest_t *test)
+static size_t layer_bytes(const kvx_self_test_t *test)
 {
 	return test->geometry.block_bytes / test->layout.layers;
 }
 
 /* *p_at: where who copies finds it. */
-static kvc_status_t take_memory(kvx_worker_t *worker, size_t bytes, uintptr_t *p_at)
+static kvc_status_t alloc_memory(kvx_worker_t *worker, size_t bytes, uintptr_t *p_at)
 {
-	kvx_wtest_t *test = &worker->test;
+	kvx_self_test_t *test = &worker->test;
 
 	if (worker->gpu) {
-		const kvc_status_t status = kvx_gpu_test_memory(worker, bytes, &test->memory, p_at);
+		const kvc_status_t status = kvx_gpu_test_alloc(worker, bytes, &test->memory, p_at);
 
 		return status == KVC_ERR_LIMIT ? kvx_gpu_decline(worker, status) : status;
 	}
@@ -85,7 +88,7 @@ static kvc_status_t take_memory(kvx_worker_t *worker, size_t bytes, uintptr_t *p
  * layer. */
 static kvc_status_t make_memory(kvx_worker_t *worker, const kvk_paged_t *engine)
 {
-	kvx_wtest_t *test = &worker->test;
+	kvx_self_test_t *test = &worker->test;
 	const size_t bytes = layer_bytes(test);
 	const size_t block = bytes * engine->layers;
 	const int beside = engine->block_stride >= block;
@@ -103,7 +106,7 @@ static kvc_status_t make_memory(kvx_worker_t *worker, const kvk_paged_t *engine)
 	if (!test->base || !test->leaves) {
 		return KVC_ERR_NOMEM;
 	}
-	status = take_memory(worker, 2 * block, &at);
+	status = alloc_memory(worker, 2 * block, &at);
 	if (status != KVC_OK) {
 		return status;
 	}
@@ -115,7 +118,7 @@ static kvc_status_t make_memory(kvx_worker_t *worker, const kvk_paged_t *engine)
 	return KVC_OK;
 }
 
-static uint8_t *block_at(const kvx_wtest_t *test, uint32_t layer, uint32_t block)
+static uint8_t *block_at(const kvx_self_test_t *test, uint32_t layer, uint32_t block)
 {
 	const size_t stride = test->paged.block_stride ? test->paged.block_stride : layer_bytes(test);
 	const size_t at = (size_t)((uintptr_t)test->base[layer] - (uintptr_t)test->base[0]);
@@ -123,7 +126,7 @@ static uint8_t *block_at(const kvx_wtest_t *test, uint32_t layer, uint32_t block
 	return test->memory + at + block * stride;
 }
 
-static void fill(const kvx_wtest_t *test, uint32_t salt)
+static void fill_block(const kvx_self_test_t *test, uint32_t salt)
 {
 	for (uint32_t l = 0; l < test->paged.layers; l++) {
 		uint8_t *at = block_at(test, l, 0);
@@ -134,7 +137,7 @@ static void fill(const kvx_wtest_t *test, uint32_t salt)
 	}
 }
 
-static int same(const kvx_wtest_t *test)
+static int blocks_equal(const kvx_self_test_t *test)
 {
 	for (uint32_t l = 0; l < test->paged.layers; l++) {
 		if (memcmp(block_at(test, l, 0), block_at(test, l, 1), layer_bytes(test)) != 0) {
@@ -153,7 +156,7 @@ static int same(const kvx_wtest_t *test)
 static kvc_status_t open_space(kvx_worker_t *worker)
 {
 	const kvx_wgroup_t *group = &worker->groups[worker->test.group];
-	kvx_wtest_t *test = &worker->test;
+	kvx_self_test_t *test = &worker->test;
 	kvc_identity_t identity = worker->identity;
 	kvc_status_t status;
 
@@ -179,13 +182,13 @@ static kvc_status_t open_space(kvx_worker_t *worker)
 /* A block nobody has stored before. */
 static kvc_status_t start_put(kvx_worker_t *worker, uint64_t now)
 {
-	kvx_wtest_t *test = &worker->test;
+	kvx_self_test_t *test = &worker->test;
 	const uint64_t name[4] = {now, worker->range.rank, test->group, ++test->serial};
 	const kvc_put_options_t options = {.struct_size = sizeof options};
 	kvc_status_t status = kvc_key_bind(test->space, name, sizeof name, &test->key);
 
 	if (status == KVC_OK) {
-		fill(test, (uint32_t)now);
+		fill_block(test, (uint32_t)now);
 		test->handed_in = 0;
 		status = kvc_put_start(test->space, &test->key, 0, 1, &options, &test->put);
 	}
@@ -196,7 +199,7 @@ static kvc_status_t start_put(kvx_worker_t *worker, uint64_t now)
 /* One block; PENDING: a device is at it. */
 static kvc_status_t move_block(kvx_worker_t *worker, kvk_gpu_dir_t dir, const kvk_move_t *move)
 {
-	kvx_wtest_t *test = &worker->test;
+	kvx_self_test_t *test = &worker->test;
 	const char *text = kvc_space_layout(test->space);
 	kvk_layout_t layout;
 	kvc_status_t status = (kvc_status_t)kvk_layout_parse(text, strlen(text), &layout, NULL);
@@ -207,10 +210,10 @@ static kvc_status_t move_block(kvx_worker_t *worker, kvk_gpu_dir_t dir, const kv
 					     .paged = &test->paged,
 					     .moves = move,
 					     .count = 1,
-					     .stream = worker->gpu->urgent};
+					     .stream = worker->gpu->load_sync_stream};
 
-		status = kvx_slabs_ensure(worker, move->data, test->geometry.block_bytes);
-		return status == KVC_OK ? kvx_gpu_test_move(worker, &copy) : status;
+		status = kvx_pool_memory_register(worker, move->data, test->geometry.block_bytes);
+		return status == KVC_OK ? kvx_gpu_test_copy(worker, &copy) : status;
 	}
 	if (status == KVC_OK && dir == KVK_GPU_GATHER) {
 		return (kvc_status_t)kvk_gather(&layout, &test->paged, move, 1);
@@ -219,9 +222,9 @@ static kvc_status_t move_block(kvx_worker_t *worker, kvk_gpu_dir_t dir, const kv
 	return status == KVC_OK ? (kvc_status_t)kvk_scatter(&layout, &test->paged, move, 1, NULL) : status;
 }
 
-static kvc_status_t store(kvx_worker_t *worker)
+static kvc_status_t store_block(kvx_worker_t *worker)
 {
-	kvx_wtest_t *test = &worker->test;
+	kvx_self_test_t *test = &worker->test;
 	kvk_move_t move = {.block = 0, .leaves = test->leaves};
 	kvc_status_t status = kvc_put_block(test->put, 0, &move.data);
 
@@ -232,9 +235,9 @@ static kvc_status_t store(kvx_worker_t *worker)
 }
 
 /* PENDING: not visible yet. */
-static kvc_status_t putting(kvx_worker_t *worker)
+static kvc_status_t poll_put(kvx_worker_t *worker)
 {
-	kvx_wtest_t *test = &worker->test;
+	kvx_self_test_t *test = &worker->test;
 	kvc_put_result_t result = {.struct_size = sizeof result};
 	kvc_status_t status;
 
@@ -243,7 +246,7 @@ static kvc_status_t putting(kvx_worker_t *worker)
 		return result.status;
 	}
 	if (!test->handed_in && kvc_put_n(test->put) > 0) {
-		status = store(worker);
+		status = store_block(worker);
 		if (status != KVC_OK && status != KVC_PENDING && status != KVX_ERR_FAULT) {
 			return status;
 		}
@@ -253,9 +256,9 @@ static kvc_status_t putting(kvx_worker_t *worker)
 	return KVC_PENDING;
 }
 
-static kvc_status_t fetch(kvx_worker_t *worker)
+static kvc_status_t fetch_block(kvx_worker_t *worker)
 {
-	kvx_wtest_t *test = &worker->test;
+	kvx_self_test_t *test = &worker->test;
 	const uint64_t *leaves = NULL;
 	const void *data = NULL;
 	kvk_move_t move = {.block = 1};
@@ -283,82 +286,76 @@ static kvc_status_t fetch(kvx_worker_t *worker)
 }
 
 /* The group has come back, right or wrong. */
-static void compare(kvx_worker_t *worker, kvc_status_t status)
+static void finish_group(kvx_worker_t *worker, kvc_status_t status)
 {
-	kvx_wtest_t *test = &worker->test;
-	const int right = status == KVC_OK && same(test);
+	kvx_self_test_t *test = &worker->test;
+	const int right = status == KVC_OK && blocks_equal(test);
 
-	kvx_wtest_fini(worker);
-	test->step = KVX_WTEST_IDLE;
+	kvx_self_test_fini(worker);
+	test->step = KVX_SELF_TEST_IDLE;
 	if (!right) {
-		kvx_wcount(&worker->stats.self_test_failures, 1);
+		kvx_stat_add(&worker->stats.self_test_failures, 1);
 		kv_log(KV_LOG_ERROR, "kvx",
 		       "self-test: a block of group %u came back with other bytes; nothing is loaded or saved",
 		       worker->groups[test->group].group);
-		test->step = KVX_WTEST_OVER;
-		atomic_store(&worker->proved, KVC_ERR_CORRUPT);
+		test->step = KVX_SELF_TEST_DONE;
+		atomic_store(&worker->self_test_status, KVC_ERR_CORRUPT);
 	} else if (++test->group == worker->group_count) {
-		kvx_wcount(&worker->stats.self_tests, 1);
-		test->step = KVX_WTEST_OVER;
-		atomic_store(&worker->proved, KVC_OK);
+		kvx_stat_add(&worker->stats.self_tests, 1);
+		test->step = KVX_SELF_TEST_DONE;
+		atomic_store(&worker->self_test_status, KVC_OK);
 	}
 }
 
-void kvx_wtest_decline(kvx_worker_t *worker, kvc_status_t why)
-{
-	worker->test.step = KVX_WTEST_OVER;
-	atomic_store(&worker->proved, why);
-}
-
 /* What the step at hand has come to. */
-static kvc_status_t advance(kvx_worker_t *worker, uint64_t now)
+static kvc_status_t advance_test(kvx_worker_t *worker, uint64_t now)
 {
-	kvx_wtest_t *test = &worker->test;
+	kvx_self_test_t *test = &worker->test;
 	kvc_status_t status = KVC_PENDING;
 
 	switch (test->step) {
-	case KVX_WTEST_IDLE:
+	case KVX_SELF_TEST_IDLE:
 		test->deadline_ns = now + LIMIT_NS;
 		status = open_space(worker);
-		test->step = KVX_WTEST_OPENING;
+		test->step = KVX_SELF_TEST_OPENING;
 		return status == KVC_OK ? KVC_PENDING : status;
-	case KVX_WTEST_OPENING:
+	case KVX_SELF_TEST_OPENING:
 		status = kvc_space_state(test->space);
 		return status == KVC_OK ? start_put(worker, now) : status;
-	case KVX_WTEST_PUTTING:
-		status = putting(worker);
+	case KVX_SELF_TEST_PUTTING:
+		status = poll_put(worker);
 		return status == KVC_OK ? kvc_acquire_start(test->space, &test->key, 1, 0, 0, &test->lease) : status;
-	case KVX_WTEST_LEASING:
-		return fetch(worker);
-	case KVX_WTEST_OVER:
+	case KVX_SELF_TEST_LEASING:
+		return fetch_block(worker);
+	case KVX_SELF_TEST_DONE:
 		break;
 	}
 
 	return status;
 }
 
-void kvx_wtest_step(kvx_worker_t *worker, uint64_t now)
+void kvx_self_test_step(kvx_worker_t *worker, uint64_t now)
 {
-	kvx_wtest_t *test = &worker->test;
+	kvx_self_test_t *test = &worker->test;
 	kvc_status_t status;
 
-	if (test->step == KVX_WTEST_OVER) {
+	if (test->step == KVX_SELF_TEST_DONE) {
 		if (test->space) { /* declined meanwhile: memory was refused in an idle moment, or to a load */
-			kvx_wtest_fini(worker);
+			kvx_self_test_fini(worker);
 		}
 		return;
 	}
 	if (now < test->next_ns || kvc_incarnation(worker->kvc) == 0) {
 		return;
 	}
-	status = advance(worker, now);
-	if (test->step == KVX_WTEST_OVER) {
-		kvx_wtest_fini(worker); /* declined on the way */
-	} else if (status == KVC_ERR_CORRUPT || (status == KVC_OK && test->step == KVX_WTEST_LEASING)) {
-		compare(worker, status);
+	status = advance_test(worker, now);
+	if (test->step == KVX_SELF_TEST_DONE) {
+		kvx_self_test_fini(worker); /* declined on the way */
+	} else if (status == KVC_ERR_CORRUPT || (status == KVC_OK && test->step == KVX_SELF_TEST_LEASING)) {
+		finish_group(worker, status);
 	} else if (status == KVC_OK) {
 		test->step++;
 	} else if (status != KVC_PENDING || now > test->deadline_ns) {
-		again(worker, now);
+		retry_later(worker, now);
 	}
 }

@@ -1,9 +1,9 @@
 /* What the engine's thread and the transfer thread hand each other, and how one tells the other. */
-#include "worker/impl.h"
+#include "worker/submit.h"
 
 #include <unistd.h>
 
-void kvx_worker_wake(kvx_worker_t *worker)
+void kvx_transfer_wake(kvx_worker_t *worker)
 {
 	const uint64_t one = 1;
 
@@ -13,24 +13,24 @@ void kvx_worker_wake(kvx_worker_t *worker)
 	}
 }
 
-int kvx_worker_hand(kvx_worker_t *worker, kvx_wjob_t *job)
+int kvx_wjob_submit(kvx_worker_t *worker, kvx_wjob_t *job)
 {
 	if (!kvx_queue_put(&worker->queue, job)) {
 		return 0;
 	}
-	kvx_worker_wake(worker);
+	kvx_transfer_wake(worker);
 
 	return 1;
 }
 
-void kvx_worker_over(kvx_worker_t *worker, kvx_wjob_t *job)
+void kvx_wjob_complete(kvx_worker_t *worker, kvx_wjob_t *job)
 {
-	atomic_store(&job->over, 1u);
-	atomic_fetch_add(&worker->overs, 1u);
+	atomic_store(&job->completed, 1u);
+	atomic_fetch_add(&worker->completions, 1u);
 	kvx_gate_open(&worker->progress);
 }
 
-void kvx_worker_acknowledged(kvx_worker_t *worker)
+void kvx_transfer_count_unacked(kvx_worker_t *worker)
 {
 	kvc_stats_t stats = {.struct_size = sizeof stats};
 

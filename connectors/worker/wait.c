@@ -1,12 +1,12 @@
 /* Gates threads sleep at, and the queue from the engine's thread to the transfer thread. */
-#include "worker/impl.h"
+#include "worker/wait.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
-void kvx_pause(void)
+void kvx_cpu_relax(void)
 {
 #if defined(__x86_64__)
 	__builtin_ia32_pause();
@@ -15,7 +15,7 @@ void kvx_pause(void)
 #endif
 }
 
-uint32_t kvx_gate_seen(kvx_gate_t *gate)
+uint32_t kvx_gate_read(kvx_gate_t *gate)
 {
 	return atomic_load(&gate->seq);
 }

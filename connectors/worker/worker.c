@@ -1,7 +1,14 @@
 /* The worker: open, close, its counters, and the half of the self-test that needs no daemon. */
-#include "worker/cuda/impl.h"
-
-#include "kv/env.h"
+#include "worker/completion.h"
+#include "worker/config.h"
+#include "worker/cuda/device.h"
+#include "worker/cuda/pool_memory.h"
+#include "worker/cuda/roundtrip.h"
+#include "worker/cuda/step.h"
+#include "worker/host/move.h"
+#include "worker/jobs/deferred_saves.h"
+#include "worker/report.h"
+#include "worker/transfer/thread.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +16,7 @@
 
 #define THREADS_MAX 4u /* more do not make memory faster */
 
-static uint32_t threads_here(const kvx_worker_t *worker)
+static uint32_t default_threads(const kvx_worker_t *worker)
 {
 	const uint32_t cpus = kvx_cpus_count(&worker->cpus);
 
@@ -38,17 +45,17 @@ static kvc_status_t attach(kvx_worker_t *worker, const kvx_worker_config_t *conf
 		.rank = config->rank,
 		.program = config->program,
 		.lazy = 2,
-		.on_memory = worker->gpu ? kvx_slabs_told : NULL,
+		.on_memory = worker->gpu ? kvx_pool_memory_changed : NULL,
 		.memory_ctx = worker,
 	};
 	const kvc_status_t status = kvc_attach(&kvc, &worker->kvc);
 
-	return status == KVC_OK || status == KVC_ERR_NOMEM ? status : kvx_worker_refuse(kvc_last_error());
+	return status == KVC_OK || status == KVC_ERR_NOMEM ? status : kvx_worker_reject_config(kvc_last_error());
 }
 
 kvc_status_t kvx_worker_open(const kvx_worker_config_t *config, kvx_worker_t **p_worker)
 {
-	kvc_status_t status = kvx_worker_check(config);
+	kvc_status_t status = kvx_worker_check_config(config);
 	kvx_worker_t *worker;
 
 	if (status != KVC_OK) {
@@ -59,28 +66,28 @@ kvc_status_t kvx_worker_open(const kvx_worker_config_t *config, kvx_worker_t **p
 		return KVC_ERR_NOMEM;
 	}
 	worker->event_fd = -1;
-	kvx_cpus_allowed(&worker->cpus);
-	worker->threads = config->threads ? config->threads : threads_here(worker);
+	kvx_cpus_read_allowed(&worker->cpus);
+	worker->threads = config->threads ? config->threads : default_threads(worker);
 	if (config->memory == KVX_MEMORY_CUDA) {
 		worker->threads = 1; /* the device copies */
 	}
 	worker->prefault = config->prefault;
 	worker->loads_end = &worker->loads;
 	worker->saves_end = &worker->saves;
-	worker->later_end = &worker->later;
+	worker->deferred_end = &worker->deferred;
 	worker->adapters_end = &worker->adapters;
-	worker->untold_adapters_end = &worker->untold_adapters;
+	worker->unsent_adapters_end = &worker->unsent_adapters;
 	worker->run_end = &worker->run;
 	worker->space_top = 1;
-	atomic_store(&worker->proved, KVC_PENDING);
+	atomic_store(&worker->self_test_status, KVC_PENDING);
 
-	status = kvx_worker_keep(worker, config);
-	status = status == KVC_OK ? kvx_worker_reserve_reports(worker) : status;
+	status = kvx_worker_apply_config(worker, config);
+	status = status == KVC_OK ? kvx_report_reserve(worker) : status;
 	if (status == KVC_OK && config->memory == KVX_MEMORY_CUDA) {
 		status = kvx_gpu_open(worker, config);
 	}
 	status = status == KVC_OK ? attach(worker, config) : status;
-	status = status == KVC_OK ? kvx_worker_run(worker) : status;
+	status = status == KVC_OK ? kvx_transfer_start(worker) : status;
 	if (status != KVC_OK) {
 		goto err_worker;
 	}
@@ -100,44 +107,44 @@ void kvx_worker_close(kvx_worker_t *worker)
 	}
 
 	if (worker->started) {
-		kvx_worker_hand_later(worker, 1);
+		kvx_saves_submit_deferred(worker, 1);
 	}
-	kvx_worker_stop(worker);
-	if (worker->gpu && kvx_gpu_leave(worker)) {
+	kvx_transfer_stop(worker);
+	if (worker->gpu && kvx_gpu_leak_until_exit(worker)) {
 		return;
 	}
 	kvc_detach(worker->kvc);
 	kvx_gpu_close(worker);
 	free_jobs(worker->loads);
 	free_jobs(worker->saves);
-	free_jobs(worker->later);
+	free_jobs(worker->deferred);
 	free_jobs(worker->adapters);
-	free_jobs(worker->untold_adapters);
-	kvx_bytes_free(&worker->report[0]);
-	kvx_bytes_free(&worker->report[1]);
+	free_jobs(worker->unsent_adapters);
+	kvx_msg_free(&worker->report[0]);
+	kvx_msg_free(&worker->report[1]);
 	kvx_scratch_fini(&worker->scratch);
 	kvx_scratch_fini(&worker->transfer_scratch);
 	for (uint32_t i = 0; i < KVX_WORKER_THREADS; i++) {
-		kvx_scratch_fini(&worker->helpers[i].scratch);
+		kvx_scratch_fini(&worker->copy_threads[i].scratch);
 	}
 	for (uint32_t i = 0; i < worker->group_count; i++) {
 		free(worker->groups[i].base);
 	}
 	free(worker->groups);
-	free(worker->lost);
+	free(worker->lost_loads);
 	free(worker->fence);
 	free(worker->failed);
-	free(worker->marks);
+	free(worker->save_marks);
 	free(worker->zero_leaves);
 	free(worker->identity_text);
 	free(worker->weights);
-	free(worker->early.plan);
+	free(worker->prefetch.message);
 	free(worker);
 }
 
-kvc_status_t kvx_worker_echo(kvx_worker_t *worker, uint32_t group, uint32_t from, uint32_t to)
+kvc_status_t kvx_worker_roundtrip_test(kvx_worker_t *worker, uint32_t group, uint32_t from, uint32_t to)
 {
-	const kvx_wgroup_t *of = kvx_worker_group(worker, group);
+	const kvx_wgroup_t *of = kvx_worker_find_group(worker, group);
 	const uint32_t words = worker->geometry.heads * worker->geometry.leaves;
 	kvx_source_t source;
 	kvc_status_t status;
@@ -148,7 +155,7 @@ kvc_status_t kvx_worker_echo(kvx_worker_t *worker, uint32_t group, uint32_t from
 		return KVC_ERR_ARG;
 	}
 	if (worker->gpu) {
-		return kvx_gpu_echo(worker, of, from, to);
+		return kvx_gpu_roundtrip_test(worker, of, from, to);
 	}
 	data = calloc(1, worker->geometry.block_bytes);
 	leaves = calloc(words, sizeof *leaves);
@@ -156,7 +163,7 @@ kvc_status_t kvx_worker_echo(kvx_worker_t *worker, uint32_t group, uint32_t from
 		status = KVC_ERR_NOMEM;
 		goto out;
 	}
-	status = kvx_move_out(worker, of, &worker->layout, from, data, &worker->scratch);
+	status = kvx_move_gather(worker, of, &worker->layout, from, data, &worker->scratch);
 	if (status == KVC_OK) {
 		kvk_digest_block(&worker->layout, data, leaves, NULL);
 		source = (kvx_source_t){data, leaves};
@@ -170,26 +177,26 @@ out:
 	return status;
 }
 
-kvc_status_t kvx_worker_proved(const kvx_worker_t *worker)
+kvc_status_t kvx_worker_self_test_status(const kvx_worker_t *worker)
 {
-	return (kvc_status_t)atomic_load(&worker->proved);
+	return (kvc_status_t)atomic_load(&worker->self_test_status);
 }
 
 kvc_status_t kvx_worker_flush(kvx_worker_t *worker, uint32_t timeout_ms)
 {
-	const uint64_t until = kvx_worker_now() + timeout_ms * KVX_NS_A_MS;
+	const uint64_t until = kvx_worker_now_ns() + timeout_ms * KVX_NS_A_MS;
 
 	for (;;) {
-		const uint32_t seen = kvx_gate_seen(&worker->progress);
+		const uint32_t seen = kvx_gate_read(&worker->progress);
 
-		if (worker->gpu && !worker->early.begun) {
-			kvx_gpu_settle(worker);
+		if (worker->gpu && !worker->prefetch.begun) {
+			kvx_gpu_step_settle(worker);
 		}
-		kvx_worker_reap(worker);
+		kvx_completions_reap(worker);
 		if (!worker->saves && atomic_load(&worker->unacked) == 0) {
 			return KVC_OK;
 		}
-		if (kvx_worker_now() >= until) {
+		if (kvx_worker_now_ns() >= until) {
 			return KVC_ERR_TIMEOUT;
 		}
 		kvx_gate_wait(&worker->progress, seen, KVX_NS_A_MS);
@@ -209,7 +216,7 @@ void kvx_worker_get_stats(const kvx_worker_t *worker, kvx_worker_stats_t *stats)
 	all.saves_open = atomic_load_explicit(&worker->stats.saves_open, memory_order_relaxed);
 	all.marked = atomic_load_explicit(&worker->stats.marked, memory_order_relaxed);
 	if (worker->gpu) {
-		kvx_gpu_stats(worker, &all);
+		kvx_gpu_fill_stats(worker, &all);
 	}
 	if (size >= sizeof size) {
 		all.struct_size = size;

@@ -67,7 +67,7 @@ def spoil(places: Places) -> None:
                 state.spoiled += 1
 
 
-SAVE, EARLY = 4, 4  # connectors/step/message.h: KVX_RECORD_SAVE, KVX_PLAN_EARLY
+SAVE, EARLY = 4, 4  # connectors/step/message.h: KVX_RECORD_SAVE, KVX_MSG_COMPLETE
 
 
 def early(plan: bytes) -> tuple[bytes, int]:

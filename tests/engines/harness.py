@@ -325,7 +325,7 @@ class Bench:
     def kvd(self, daemon: Daemon | None, **extra: Any) -> dict[str, Any]:
         """The connector under test. Without a daemon: a socket that nobody listens on. What is too slow to pay is loaded nevertheless."""
         socket = str(daemon.socket if daemon else self.path / "nobody.sock")
-        return connector("KvdConnector", "kvd_vllm.connector", dict(socket=socket, guard=False) | extra)
+        return connector("KvdConnector", "kvd_vllm.connector", dict(socket=socket, cost_model=False) | extra)
 
     def problems(self) -> list[str]:
         return [problem for engine in self.engines for problem in engine.problems()]

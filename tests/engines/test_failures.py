@@ -148,7 +148,7 @@ def the_first_hit_on_a_disk_tells_what_computing_takes(context: Context) -> None
     """engine and daemon restarted, all prompts stored, what does not pay is not loaded: the first hit is loaded in part; the others whole, or but for a piece not"""
     store = context.store(**disk(context) | {"cpu.slab_size": "16MiB", "cpu.size": "512MiB"})
     assert store.daemon
-    options = dict(extra=dict(guard=True), max_model_len=2048, max_num_batched_tokens=2048, num_gpu_blocks_override=400)
+    options = dict(extra=dict(cost_model=True), max_model_len=2048, max_num_batched_tokens=2048, num_gpu_blocks_override=400)
     prompts = [context.prompt(1500) for _ in range(4)]
     whole, least = 1472, 512
     engine = context.engine("bench", store, **options)

@@ -23,23 +23,23 @@ static void walk_record(const kvx_record_header_t *record)
 	const void *at = record;
 
 	if (record->type == KVX_RECORD_FENCE) {
-		look_ids(kvx_plan_fence_ids(at), ((const kvx_plan_fence_t *)at)->n);
+		look_ids(kvx_msg_fence_ids(at), ((const kvx_msg_fence_t *)at)->n);
 	} else if (record->type == KVX_RECORD_SAVE) {
-		look_ids(kvx_plan_save_ids(at), ((const kvx_plan_save_t *)at)->n);
+		look_ids(kvx_msg_save_ids(at), ((const kvx_msg_save_t *)at)->n);
 	} else if (record->type == KVX_RECORD_SPACE) {
-		const kvx_plan_space_t *space = at;
+		const kvx_msg_space_t *space = at;
 
 		for (uint32_t i = 0; i < space->text_len; i++) {
-			seen += (uint8_t)kvx_plan_space_text(space)[i];
+			seen += (uint8_t)kvx_msg_space_text(space)[i];
 		}
 	} else if (record->type == KVX_RECORD_LOAD) {
-		const kvx_plan_load_t *load = at;
-		const kvx_plan_part_t *part = kvx_plan_part_first(load);
+		const kvx_msg_load_t *load = at;
+		const kvx_msg_part_t *part = kvx_msg_part_first(load);
 
-		seen += (uint8_t)kvx_plan_load_id(load)[load->id_len - 1u];
+		seen += (uint8_t)kvx_msg_load_id(load)[load->id_len - 1u];
 		for (uint32_t p = 0; p < load->parts; p++) {
-			look_ids(kvx_plan_part_ids(part), part->n);
-			part = kvx_plan_part_next(part);
+			look_ids(kvx_msg_part_ids(part), part->n);
+			part = kvx_msg_part_next(part);
 		}
 	}
 }
@@ -47,25 +47,25 @@ static void walk_record(const kvx_record_header_t *record)
 static void decode(uint32_t magic, const void *bytes, size_t size)
 {
 	const kvx_record_header_t *record;
-	kvx_bytes_t again = {0};
-	kvx_cursor_t cursor;
+	kvx_msg_buf_t again = {0};
+	kvx_msg_reader_t cursor;
 
-	if (!kvx_cursor_open(&cursor, magic, bytes, size)) {
+	if (!kvx_msg_open(&cursor, magic, bytes, size)) {
 		return;
 	}
-	kvx_bytes_reset(&again, magic);
-	for (record = kvx_cursor_next(&cursor); record; record = kvx_cursor_next(&cursor)) {
-		void *copy = kvx_bytes_record(&again, record->type, record->bytes);
+	kvx_msg_reset(&again, magic);
+	for (record = kvx_msg_next(&cursor); record; record = kvx_msg_next(&cursor)) {
+		void *copy = kvx_msg_add_record(&again, record->type, record->bytes);
 
 		walk_record(record);
 		kv_assert(copy);
 		memcpy(copy, record, record->bytes);
 	}
 	if (!cursor.bad && again.records) {
-		kvx_bytes_finish(&again, ((const kvx_plan_header_t *)bytes)->step);
+		kvx_msg_finish(&again, ((const kvx_msg_header_t *)bytes)->step);
 		kv_assert(again.len == size && memcmp(again.data, bytes, size) == 0);
 	}
-	kvx_bytes_free(&again);
+	kvx_msg_free(&again);
 }
 
 static kvx_scheduler_t *scheduler_without_daemon(void)
@@ -110,9 +110,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		return 0;
 	}
 	memcpy(bytes, data, size);
-	decode(KVX_PLAN_MAGIC, bytes, size);
+	decode(KVX_MSG_MAGIC, bytes, size);
 	decode(KVX_REPORT_MAGIC, bytes, size);
-	kvx_scheduler_report(scheduler, bytes, size);
+	kvx_scheduler_take_report(scheduler, bytes, size);
 	free(bytes);
 
 	return 0;

@@ -106,7 +106,7 @@ def tried(connector: dict[str, Any], name: str = "Tried") -> dict[str, Any]:
 def failing(runner: int, scheduling: bool, graph: bool, ways: str) -> Configuration:
     """Loads that fail. ways: as the table of survivors says, all synchronous whatever it says, or asynchronous. Answers depend on the batch as little as can be."""
     return Configuration(
-        tried(kvd(guard=False, load_ms=500, wait_us=100000, layers_mb=4, mode={"": "auto", "-sync": "sync", "-async": "async"}[ways]), "Failing"),
+        tried(kvd(cost_model=False, load_ms=500, wait_us=100000, layers_mb=4, mode={"": "auto", "-sync": "sync", "-async": "async"}[ways]), "Failing"),
         [("reference", ["reference"]), ("first engine", ["failed"])],
         runner,
         "own",
@@ -139,20 +139,20 @@ def of_runner(runner: int, gib: int) -> dict[str, Configuration]:
         "kvd-plain": Configuration(kvd(arrange="engine"), CHAIN, runner, "memory"),
         "disk": Configuration(kvd(), DISK, runner, "disk"),
         "full": Configuration(kvd(), FULL, runner, "memory", kv_gib=108),
-        "check": Configuration(kvd(guard=False, load_ms=20000), CHECKS, runner, "disk", weights="drawn"),
-        "check-async": Configuration(kvd(guard=False, load_ms=20000, mode="async"), CHECKS[:2], runner, "memory", weights="drawn"),
+        "check": Configuration(kvd(cost_model=False, load_ms=20000), CHECKS, runner, "disk", weights="drawn"),
+        "check-async": Configuration(kvd(cost_model=False, load_ms=20000, mode="async"), CHECKS[:2], runner, "memory", weights="drawn"),
         **{
             f"failed{'' if scheduling else '-plain'}{'-graph' if graph else ''}{ways}": failing(runner, scheduling, graph, ways)
             for scheduling in (True, False)
             for graph in (False, True)
             for ways in ("", "-sync", "-async")
         },
-        "weights": Configuration(kvd(weights=None, guard=False), NAMES, runner, "memory", weights="drawn", environment={"XDG_CACHE_HOME": "WORK"}, graph=False),
+        "weights": Configuration(kvd(weights=None, cost_model=False), NAMES, runner, "memory", weights="drawn", environment={"XDG_CACHE_HOME": "WORK"}, graph=False),
         "check-native": Configuration(native(gib), [("first engine", ["tokens", "same"])], runner, weights="drawn"),
         "none-tp2": Configuration(None, [("first engine", ["cold", "gpu"])], runner, gpus=2, environment=TWO_GPUS),
         "native-tp2": Configuration(native(gib), [("first engine", ALL)], runner, gpus=2, environment=TWO_GPUS),
         "kvd-tp2": Configuration(kvd(), CHAIN, runner, "memory", gpus=2, environment=TWO_GPUS),
-        "check-tp2": Configuration(kvd(guard=False, load_ms=20000), CHECKS[:2], runner, "memory", weights="drawn", gpus=2, environment=TWO_GPUS),
+        "check-tp2": Configuration(kvd(cost_model=False, load_ms=20000), CHECKS[:2], runner, "memory", weights="drawn", gpus=2, environment=TWO_GPUS),
     }
 
 

@@ -21,7 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.logger import init_logger
 
 from kvd_vllm import _kvd, compat, digests, identity, layout, options, recovery, selftest, weights
-from kvd_vllm.errors import Declined, Guard
+from kvd_vllm.errors import CircuitBreaker, Declined
 from kvd_vllm.metrics import KvdPromMetrics, KvdStats
 
 logger = init_logger("vllm.kvd")
@@ -80,8 +80,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         self._half = "scheduler" if role == KVConnectorRole.SCHEDULER else "worker"
-        self._guard = Guard(logger)
-        self._guard.off = self._switch_off
+        self._breaker = CircuitBreaker(logger)
+        self._breaker.on_open = self._switch_off
         self._space: identity.Space | None = None
         self._c: Any = None
         self._reason = ""
@@ -95,7 +95,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self._compat = compat.probe()
         try:
             self._options, complaints = options.parse(dict(self._kv_transfer_config.kv_connector_extra_config or {}))
-            self._guard.most = self._options["max_errors"]
+            self._breaker.most = self._options["max_errors"]
             for complaint in complaints:
                 logger.warning("kvd: %s", complaint)
             self._space = identity.describe(vllm_config, kv_cache_config, self._options, self._compat)
@@ -105,7 +105,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         except Declined as declined:
             self._decline(str(declined))
         except Exception as error:
-            self._guard.error("start", error)
+            self._breaker.error("start", error)
             self._decline(f"internal error at start: {error!r}")
 
     # ---- start and end ---------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             "secret": secret,
             "program": f"vllm {self._compat['version']} {self._half}",
             "identity": self._space.identity,
-            "guard_object": self._guard,
+            "circuit_breaker": self._breaker,
         }
 
     def _recompute_failed_loads(self) -> None:
@@ -172,7 +172,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
                 "writers": space.writers(),
                 "max_blocks": space.max_blocks,
                 "foreign": int(space.foreign),
-                "guard": int(chosen["guard"]),
+                "cost_model": int(chosen["cost_model"]),
                 "mode": MODES[chosen["mode"] if "sync" in self._ways.ways else "async"],
                 "wait_us": chosen["wait_us"],
                 "load_ms": chosen["load_ms"],
@@ -283,7 +283,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             self._decline(str(declined))
         except Exception as error:
             self._close()
-            self._guard.error("register_kv_caches", error)
+            self._breaker.error("register_kv_caches", error)
             self._decline(f"internal error at registration: {error!r}")
 
     def register_cross_layers_kv_cache(self, kv_cache: Any, attn_backend: Any) -> None:
@@ -299,7 +299,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         except Declined as declined:
             self._decline(str(declined))
         except Exception as error:
-            self._guard.error("register_cross_layers_kv_cache", error)
+            self._breaker.error("register_cross_layers_kv_cache", error)
             self._decline(f"internal error at registration: {error!r}")
 
     def _describe(self, tensors: list[list[Any]], rank: int) -> list[dict[str, Any]]:
@@ -414,7 +414,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
                 self._c.flush(self._options["flush_ms"])
             self._close()
         except Exception as error:
-            self._guard.error("shutdown", error)
+            self._breaker.error("shutdown", error)
 
     # ---- what both halves do nothing about, or little --------------------------------------------------------------
 
@@ -485,7 +485,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             if self._space.foreign and bytes(found or b"") != self._space.none_hash:
                 self._switch_off("the engine's block hashes start from another seed than the one expected")
         except Exception as error:
-            self._guard.error("on_new_request", error)
+            self._breaker.error("on_new_request", error)
         self.on_new_request(request)
 
     def take_events(self) -> tuple:
@@ -502,7 +502,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         try:
             disk = min(self._c.disk(request.request_id), num_external_tokens) if self._c is not None else 0
         except Exception as error:
-            self._guard.error("get_external_cache_hit_sources", error)
+            self._breaker.error("get_external_cache_hit_sources", error)
             disk = 0
         split = {sources.HOST: num_external_tokens - disk, sources.DISK: disk}
         return {source: tokens for source, tokens in split.items() if tokens}
@@ -513,7 +513,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         try:
             status = self._c.reset() if self._c is not None else _kvd.OK
         except Exception as error:
-            self._guard.error("reset_cache", error)
+            self._breaker.error("reset_cache", error)
             return False
         if status != _kvd.OK:
             logger.warning("kvd: the space could not be reset (%s): nothing is matched or saved until it has been", _kvd.status_name(status))
@@ -536,7 +536,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
                     self._c.turn(True)
                     self.on_new_request = self._c.hello
         except Exception as error:
-            self._guard.error("on_new_request", error)
+            self._breaker.error("on_new_request", error)
         self._c.hello(request)
 
     # ---- counters --------------------------------------------------------------------------------------------------
@@ -544,7 +544,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     def _scheduler_stats(self, delta: dict[str, int]) -> KvdStats:
         if delta.get("scheduler_attaches"):
             logger.info("kvd: attached to the daemon")
-        if delta.get("scheduler_guard_stops"):
+        if delta.get("scheduler_cost_model_stops"):
             logger.info("kvd: some hits, or the part of them on disk, take longer to load than to compute here: they are computed, and a piece is tried now and then")
         told, self._ways_told = self._ways_told, True
         return KvdStats(data=delta if told else delta | {f"load_way_{way}": int(way in self._ways.ways) for way in compat.WAYS})

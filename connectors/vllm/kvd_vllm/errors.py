@@ -10,7 +10,7 @@ class Declined(Exception):
     """This engine's cache is not served, and why. The engine goes on without us."""
 
 
-class Guard:
+class CircuitBreaker:
     """Errors inside a hook: logged once a kind, counted, and the connector switched off when there are too many. One is too many in the hooks that learn which
     blocks were given to whom: what is saved after a gap in that would be somebody else's."""
 
@@ -21,7 +21,7 @@ class Guard:
         self.most = most
         self.total = 0
         self.seen: set[tuple[str, str]] = set()
-        self.off: Callable[[str], None] | None = None
+        self.on_open: Callable[[str], None] | None = None
 
     def error(self, hook: str, exception: BaseException | None) -> None:
         self.total += 1
@@ -29,6 +29,6 @@ class Guard:
         if kind not in self.seen:
             self.seen.add(kind)
             self.log.error("kvd: internal error in %s, answered as a miss: %r", hook, exception, exc_info=exception)
-        if self.off is not None and (self.total >= self.most or hook in self.FATAL):
-            off, self.off = self.off, None
-            off(f"{self.total} internal errors")
+        if self.on_open is not None and (self.total >= self.most or hook in self.FATAL):
+            on_open, self.on_open = self.on_open, None
+            on_open(f"{self.total} internal errors")

@@ -49,7 +49,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("weights", None, str, "what names the weights; default the digest of all their files; `revision`: the resolved commit, and you vouch that the files are its; any other text as it is"),
     Option("hash", "auto", _choice("auto", "engine", "own"), "whose block hashes name blocks: the engine's where they are stable, or kvd's own"),
     Option("mode", "auto", _choice("auto", "sync", "async"), "loads inside a step, beside the steps, or (`auto`) inside where those who wait for them wait less than a step, or 25 ms where nobody else would; inside only in an engine that survives a failed one (below): elsewhere `sync` is refused"),
-    Option("guard", True, _flag, "load no part of a hit, in memory or on disk, that is measured to take longer than computing it"),
+    Option("cost_model", True, _flag, "load no part of a hit, in memory or on disk, that is measured to take longer than computing it"),
     Option("min_tokens", 0, _number(0, 1 << 24), "shorter hits are not loaded; 0: one block"),
     Option("wait_us", 0, _number(0, 100000), "a step that computes prompts waits at most so long for the daemon's answers; 0: 500, and a 128th of the step"),
     Option("load_ms", 0, _number(0, 600000), "a load is given up after so long; 0: 2000"),

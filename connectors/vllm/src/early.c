@@ -6,8 +6,8 @@
  *   - each plan before this one has reached it (begin()), or one behind that has, so that it is the next,
  *   - the engine enqueues nothing between the plan and the step that writes blocks by itself,
  *   - it still enqueues where it did in the step before.
- * Whether the step before is over, the worker knows itself (kvx_worker_early()). All of this is under the interpreter's
- * lock.
+ * Whether the step before is over, the worker knows itself (kvx_worker_prefetch_step()). All of this is under the
+ * interpreter's lock.
  */
 #include "kvdpy.h"
 
@@ -100,8 +100,8 @@ static int writes_blocks(PyObject *output)
 /* Begin them, if the worker is between two steps. */
 static int begin(kvdpy_worker_t *worker, const kvdpy_plan_t *plan)
 {
-	const uint32_t flags =
-		(plan->after_computed ? KVX_EARLY_COMPUTED : 0u) | (worker->layers.trusted ? KVX_EARLY_LAYERS : 0u);
+	const uint32_t flags = (plan->after_computed ? KVX_PREFETCH_COMPUTED : 0u) |
+			       (worker->layers.trusted ? KVX_PREFETCH_LAYERS : 0u);
 	PyThreadState *state;
 	void *stream;
 
@@ -110,7 +110,7 @@ static int begin(kvdpy_worker_t *worker, const kvdpy_plan_t *plan)
 	}
 	if (stream == worker->stream && worker->worker) { /* else what came before is somewhere else */
 		state = PyEval_SaveThread();
-		(void)kvx_worker_early(worker->worker, plan->bytes, plan->len, flags);
+		(void)kvx_worker_prefetch_step(worker->worker, plan->bytes, plan->len, flags);
 		PyEval_RestoreThread(state);
 	}
 

@@ -1,8 +1,8 @@
 /* kvdpy.h -- the module kvd_vllm._kvd: both halves of the connector as Python objects that read vLLM's own objects.
  *
- * Stable ABI of Python 3.11. Every method that vLLM calls ends in kvdpy_harmless(): an exception is handed to the Guard
- * (Python, logs and counts) and answered with a value that means "nothing". Constructors raise; their caller is our own
- * Python.
+ * Stable ABI of Python 3.11. Every method that vLLM calls ends in kvdpy_answer_error(): the circuit breaker (Python)
+ * logs and counts the exception, and the method answers with a value that means "nothing". Constructors raise; their
+ * caller is our own Python.
  */
 #ifndef KVDPY_H
 #define KVDPY_H
@@ -61,17 +61,17 @@ typedef struct kvdpy_names {
 #undef KVDPY_NAME
 } kvdpy_names_t;
 extern kvdpy_names_t kvdpy_names;
+int kvdpy_names_init(void);
 
-/* ---- cost_model/cost_model.c: errors of a hook
- * ----------------------------------------------------------------------------------- */
+/* ---- circuit_breaker.c: errors of a hook ---- */
 
-typedef struct kvdpy_guard {
+typedef struct kvdpy_breaker {
 	PyObject *object; /* .error(hook, exception) */
 	uint64_t errors, said;
-} kvdpy_guard_t;
-/* The hook `name` has raised: count it, tell the guard, drop the exception and return a new reference to `answer`. What
- * is no Exception (an interrupt) passes through: NULL. */
-PyObject *kvdpy_harmless(kvdpy_guard_t *guard, const char *name, PyObject *answer);
+} kvdpy_breaker_t;
+/* The hook `name` has raised: count it, tell the circuit breaker, drop the exception and return a new reference to
+ * `answer`. What is no Exception (an interrupt) passes through: NULL. */
+PyObject *kvdpy_answer_error(kvdpy_breaker_t *breaker, const char *name, PyObject *answer);
 
 /* ---- config.c: a dict into what the C interface takes. Texts are borrowed from the dict's values.
  * -------------------- */
@@ -106,9 +106,9 @@ int kvdpy_get_paged(PyObject *dict, kvdpy_paged_t *paged);
 /* The answer to get_kv_connector_stats(): stats_class({name: increment}) of what has changed since `last`, which is
  * brought up to date; None: nothing. */
 PyObject *kvdpy_scheduler_report(const kvx_scheduler_stats_t *now, kvx_scheduler_stats_t *last, PyObject *stats_class,
-				 kvdpy_guard_t *guard);
+				 kvdpy_breaker_t *breaker);
 PyObject *kvdpy_worker_report(const kvx_worker_stats_t *now, kvx_worker_stats_t *last, PyObject *stats_class,
-			      kvdpy_guard_t *guard);
+			      kvdpy_breaker_t *breaker);
 /* Totals and gauges. */
 PyObject *kvdpy_scheduler_dict(const kvx_scheduler_stats_t *now);
 PyObject *kvdpy_worker_dict(const kvx_worker_stats_t *now);
@@ -125,7 +125,7 @@ typedef struct kvdpy_request {
 	const char *id_text;
 	uint32_t id_len;
 	uint32_t local;    /* tokens the engine had itself when it asked last */
-	uint32_t fed;      /* tokens kvx_scheduler_tokens() has taken */
+	uint32_t fed;      /* tokens kvx_scheduler_add_tokens() has taken */
 	uint32_t computed; /* after the last step planned */
 	uint32_t step;     /* in which its blocks were given last */
 	uint32_t goes;     /* the last one after which it goes on */
@@ -148,7 +148,7 @@ int kvdpy_request_init(PyObject *module);
 
 typedef struct kvdpy_scheduler {
 	PyObject_HEAD kvx_scheduler_t *scheduler;
-	kvdpy_guard_t guard;
+	kvdpy_breaker_t breaker;
 	PyObject *config;      /* keeps the texts alive */
 	PyObject *requests;    /* {request_id: kvdpy_request_t} */
 	PyObject *meta_class;  /* of what build() returns: meta_class(plan) */
@@ -259,7 +259,7 @@ void kvdpy_layers_clear(kvdpy_layers_t *layers);
 
 typedef struct kvdpy_worker {
 	PyObject_HEAD kvx_worker_t *worker;
-	kvdpy_guard_t guard;
+	kvdpy_breaker_t breaker;
 	PyObject *config;        /* keeps the texts alive */
 	PyObject *report_class;  /* report_class([bytes]) */
 	PyObject *results_class; /* KVConnectorTransferResults, or None where the engine has none */

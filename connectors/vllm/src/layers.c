@@ -112,9 +112,9 @@ void kvdpy_layers_load(kvdpy_layers_t *layers, kvx_worker_t *worker, PyObject *c
 	trusted = mode >= 0 && layers->trusted >> mode & 1u;
 	state = PyEval_SaveThread();
 	if (trusted) {
-		layers->layered = kvx_worker_load_layers(worker);
+		layers->layered = kvx_worker_run_layered_loads(worker);
 	} else {
-		kvx_worker_load(worker);
+		kvx_worker_run_sync_loads(worker);
 	}
 	PyEval_RestoreThread(state);
 	if (layers->layered || (mode >= 0 && !trusted && layers->tries[mode] < TRIES)) {
@@ -150,7 +150,7 @@ void kvdpy_layers_named(kvdpy_layers_t *layers, kvx_worker_t *worker, PyObject *
 	const uint32_t layer = number_of(layers, name);
 
 	if (layers->layered) {
-		kvx_worker_layer(worker, layer);
+		kvx_worker_await_layer(worker, layer);
 		return;
 	}
 	layers->strange |= !own_stream;

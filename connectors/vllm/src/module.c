@@ -5,27 +5,6 @@
 #include <string.h>
 #endif
 
-kvdpy_names_t kvdpy_names;
-
-static int intern_names(void)
-{
-#define KVDPY_NAME(name) {#name, &kvdpy_names.name},
-	static const struct {
-		const char *text;
-		PyObject **p_name;
-	} all[] = {KVDPY_NAMES(KVDPY_NAME)};
-#undef KVDPY_NAME
-
-	for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
-		*all[i].p_name = PyUnicode_InternFromString(all[i].text);
-		if (!*all[i].p_name) {
-			return -1;
-		}
-	}
-
-	return 0;
-}
-
 static PyObject *module_stats_table(PyObject *module, PyObject *unused)
 {
 	(void)module;
@@ -101,7 +80,7 @@ static PyMethodDef module_methods[] = {
 
 static int module_fill(PyObject *module)
 {
-	return intern_names() || kvdpy_request_init(module) || kvdpy_scheduler_init(module) ||
+	return kvdpy_names_init() || kvdpy_request_init(module) || kvdpy_scheduler_init(module) ||
 			       kvdpy_worker_init(module) || kvdpy_digest_init(module) ||
 			       PyModule_AddStringConstant(module, "version", kvc_version()) ||
 			       PyModule_AddIntConstant(module, "OK", KVC_OK) ||

@@ -294,7 +294,7 @@ static int may_begin(kvdpy_scheduler_t *self, kvdpy_ask_t *ask)
 {
 	const kvx_units_t none = {.struct_size = sizeof none};
 
-	return kvx_scheduler_tokens(self->scheduler, &ask->ask, &none) != KVC_ERR_UNREACHABLE;
+	return kvx_scheduler_add_tokens(self->scheduler, &ask->ask, &none) != KVC_ERR_UNREACHABLE;
 }
 
 static int feed_piece(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *ask, kvx_units_t *units)
@@ -305,8 +305,8 @@ static int feed_piece(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *
 	if (r->extra && read_extras(self, r, units, &extras)) {
 		return -1;
 	}
-	status = kvx_scheduler_tokens(self->scheduler, &ask->ask,
-				      units); /* a bad token: taken, but the request has no keys */
+	status = kvx_scheduler_add_tokens(self->scheduler, &ask->ask,
+					  units); /* a bad token: taken, but the request has no keys */
 	r->fed = status == KVC_ERR_UNREACHABLE || status == KVC_ERR_STALE_EPOCH ? 0 : units->at + units->n;
 	Py_XDECREF(extras);
 
@@ -366,7 +366,7 @@ static int read_ids(PyObject *list, Py_ssize_t n, uint32_t *ids)
 }
 
 static int place_group(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *ask, PyObject *list,
-		       kvx_table_t *table)
+		       kvx_block_table_t *table)
 {
 	uint32_t stack[STACK_IDS];
 	const Py_ssize_t n = PyList_Size(list);
@@ -381,7 +381,8 @@ static int place_group(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t 
 	if (!failed && n > 0) {
 		table->ids = ids;
 		table->n = (uint32_t)n;
-		kvx_scheduler_place(self->scheduler, &ask->ask, table); /* not taken: the request is not saved */
+		kvx_scheduler_append_blocks(self->scheduler, &ask->ask,
+					    table); /* not taken: the request is not saved */
 		r->placed[table->group] = table->first + table->n;
 		table->ids = NULL;
 	}
@@ -396,7 +397,7 @@ int kvdpy_place(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *ask, P
 {
 	for (uint32_t g = 0; g < self->groups; g++) {
 		PyObject *list = PySequence_GetItem(tables, (Py_ssize_t)g);
-		kvx_table_t table = {.struct_size = sizeof table, .group = g};
+		kvx_block_table_t table = {.struct_size = sizeof table, .group = g};
 		int failed;
 
 		table.first = append ? r->placed[g] : 0;
@@ -426,7 +427,7 @@ int kvdpy_request_finish(kvdpy_scheduler_t *self, PyObject *request)
 	ended.output_tokens = number_of(request, kvdpy_names.num_output_tokens);
 	ended.engine_tokens = r->engine;
 	if (!PyErr_Occurred() && r->admitted) {
-		kvx_scheduler_ended(self->scheduler, &ask.ask, &ended);
+		kvx_scheduler_record_ended(self->scheduler, &ask.ask, &ended);
 	}
 	kvx_scheduler_finish(self->scheduler, &ask.ask);
 	kvdpy_ask_end(&ask);

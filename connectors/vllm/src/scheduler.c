@@ -93,7 +93,7 @@ static PyObject *scheduler_match(PyObject *object, PyObject *const *args, Py_ssi
 		answer = PyErr_Occurred() ? NULL : do_match(self, args[0], (uint32_t)local);
 	}
 
-	return answer ? answer : kvdpy_harmless(&self->guard, "get_num_new_matched_tokens", self->nothing);
+	return answer ? answer : kvdpy_answer_error(&self->breaker, "get_num_new_matched_tokens", self->nothing);
 }
 
 /* Whatever fails here, a load the engine counts on goes into the plan, where a load that cannot be done is reported as
@@ -120,7 +120,7 @@ static int do_alloc(kvdpy_scheduler_t *self, PyObject *const *args)
 	}
 	if (external > 0) {
 		r->hit.tokens = (uint32_t)external;
-		kvx_scheduler_load(self->scheduler, &ask.ask, &r->hit);
+		kvx_scheduler_start_load(self->scheduler, &ask.ask, &r->hit);
 	}
 	Py_XDECREF(tables);
 	kvdpy_ask_end(&ask);
@@ -143,7 +143,7 @@ static PyObject *scheduler_alloc(PyObject *object, PyObject *const *args, Py_ssi
 		return Py_NewRef(Py_None);
 	}
 
-	return kvdpy_harmless(&self->guard, "update_state_after_alloc", Py_None);
+	return kvdpy_answer_error(&self->breaker, "update_state_after_alloc", Py_None);
 }
 
 /* on_new_request(request) */
@@ -154,7 +154,7 @@ static PyObject *scheduler_hello(PyObject *object, PyObject *request)
 
 	Py_XDECREF((PyObject *)r);
 
-	return PyErr_Occurred() ? kvdpy_harmless(&self->guard, "on_new_request", Py_None) : Py_NewRef(Py_None);
+	return PyErr_Occurred() ? kvdpy_answer_error(&self->breaker, "on_new_request", Py_None) : Py_NewRef(Py_None);
 }
 
 /* build_connector_meta(scheduler_output) */
@@ -163,7 +163,7 @@ static PyObject *scheduler_build(PyObject *object, PyObject *output)
 	kvdpy_scheduler_t *self = SELF(object);
 	PyObject *meta = self->scheduler ? kvdpy_build(self, output) : Py_NewRef(self->meta_empty);
 
-	return meta ? meta : kvdpy_harmless(&self->guard, "build_connector_meta", self->meta_empty);
+	return meta ? meta : kvdpy_answer_error(&self->breaker, "build_connector_meta", self->meta_empty);
 }
 
 /* request_finished(request, block_ids), request_finished_all_groups(request, block_ids) */
@@ -180,7 +180,7 @@ static PyObject *scheduler_finish(PyObject *object, PyObject *const *args, Py_ss
 		return Py_NewRef(self->released);
 	}
 
-	return kvdpy_harmless(&self->guard, "request_finished", self->released);
+	return kvdpy_answer_error(&self->breaker, "request_finished", self->released);
 }
 
 static int take_reports(kvdpy_scheduler_t *self, PyObject *meta)
@@ -196,7 +196,7 @@ static int take_reports(kvdpy_scheduler_t *self, PyObject *meta)
 
 		failed = !report || PyBytes_AsStringAndSize(report, &bytes, &len);
 		if (!failed) {
-			kvx_scheduler_report(self->scheduler, bytes, (size_t)len);
+			kvx_scheduler_take_report(self->scheduler, bytes, (size_t)len);
 		}
 	}
 	Py_XDECREF(reports);
@@ -209,13 +209,13 @@ static int take_reports(kvdpy_scheduler_t *self, PyObject *meta)
 static PyObject *with_spoilt(kvdpy_scheduler_t *self, PyObject *ids)
 {
 	uint32_t spoilt[256];
-	uint32_t n = kvx_scheduler_spoilt(self->scheduler, spoilt, 256);
+	uint32_t n = kvx_scheduler_take_invalidated(self->scheduler, spoilt, 256);
 	PyObject *all = n > 0 ? PySet_New(ids == Py_None ? NULL : ids) : ids;
 
 	if (n == 0) {
 		Py_INCREF(all);
 	}
-	for (; all && n > 0; n = kvx_scheduler_spoilt(self->scheduler, spoilt, 256)) {
+	for (; all && n > 0; n = kvx_scheduler_take_invalidated(self->scheduler, spoilt, 256)) {
 		for (uint32_t i = 0; all && i < n; i++) {
 			PyObject *id = PyLong_FromUnsignedLong(spoilt[i]);
 
@@ -261,7 +261,7 @@ static PyObject *scheduler_output(PyObject *object, PyObject *output)
 	failed = !meta || (meta != Py_None && take_reports(self, meta)) || forget_invalid(self, output);
 	Py_XDECREF(meta);
 
-	return failed ? kvdpy_harmless(&self->guard, "update_connector_output", Py_None) : Py_NewRef(Py_None);
+	return failed ? kvdpy_answer_error(&self->breaker, "update_connector_output", Py_None) : Py_NewRef(Py_None);
 }
 
 /* has_pending_push_work() */
@@ -269,7 +269,7 @@ static PyObject *scheduler_pending(PyObject *object, PyObject *unused)
 {
 	(void)unused;
 
-	return PyBool_FromLong(SELF(object)->scheduler && kvx_scheduler_pending(SELF(object)->scheduler));
+	return PyBool_FromLong(SELF(object)->scheduler && kvx_scheduler_has_pending(SELF(object)->scheduler));
 }
 
 /* get_kv_connector_stats() */
@@ -284,7 +284,7 @@ static PyObject *scheduler_delta(PyObject *object, PyObject *unused)
 	}
 	kvx_scheduler_get_stats(self->scheduler, &now);
 
-	return kvdpy_scheduler_report(&now, &self->last, self->stats_class, &self->guard);
+	return kvdpy_scheduler_report(&now, &self->last, self->stats_class, &self->breaker);
 }
 
 /* ---- what our own Python calls ----------------------------------------------------------------------------------- */
@@ -313,7 +313,7 @@ static PyObject *scheduler_ready(PyObject *object, PyObject *unused)
 {
 	(void)unused;
 
-	return PyBool_FromLong(SELF(object)->scheduler && kvx_scheduler_ready(SELF(object)->scheduler));
+	return PyBool_FromLong(SELF(object)->scheduler && kvx_scheduler_is_ready(SELF(object)->scheduler));
 }
 
 /* weights(text): what names them is known. Of any thread. */
@@ -338,7 +338,7 @@ static PyObject *scheduler_turn(PyObject *object, PyObject *on)
 
 	self->off = PyObject_IsTrue(on) != 1;
 	if (self->off && self->scheduler) {
-		kvx_scheduler_revoke(
+		kvx_scheduler_revoke_saves(
 			self->scheduler); /* blocks may change hands from now on that nobody tells us about */
 	}
 
@@ -380,7 +380,7 @@ static void scheduler_dealloc(PyObject *object)
 	PyTypeObject *type = Py_TYPE(object);
 
 	kvx_scheduler_close(self->scheduler);
-	Py_XDECREF(self->guard.object);
+	Py_XDECREF(self->breaker.object);
 	Py_XDECREF(self->config);
 	Py_XDECREF(self->requests);
 	Py_XDECREF(self->meta_class);
@@ -398,10 +398,10 @@ static void scheduler_dealloc(PyObject *object)
 static int take_callables(kvdpy_scheduler_t *self, PyObject *dict)
 {
 	PyObject *empty = PyBytes_FromStringAndSize("", 0);
-	PyObject **const field[] = {&self->guard.object, &self->meta_class,  &self->stats_class,
-				    &self->lora_text,    &self->unit_extras, &self->forget};
-	static const char *const key[] = {"guard_object", "meta_class",  "stats_class",
-					  "lora_text",    "unit_extras", "forget"};
+	PyObject **const field[] = {&self->breaker.object, &self->meta_class,  &self->stats_class,
+				    &self->lora_text,      &self->unit_extras, &self->forget};
+	static const char *const key[] = {"circuit_breaker", "meta_class",  "stats_class",
+					  "lora_text",       "unit_extras", "forget"};
 
 	for (size_t i = 0; i < sizeof key / sizeof key[0]; i++) {
 		PyObject *value;
@@ -483,7 +483,7 @@ static int open_scheduler(kvdpy_scheduler_t *self, PyObject *dict)
 	kvc_status_t status;
 
 	if (kvdpy_get_common(dict, &common) || kvdpy_get_u32(dict, "max_blocks", &c.max_blocks) ||
-	    kvdpy_get_int(dict, "foreign", &c.foreign) || kvdpy_get_int(dict, "guard", &c.guard) ||
+	    kvdpy_get_int(dict, "foreign", &c.foreign) || kvdpy_get_int(dict, "cost_model", &c.cost_model) ||
 	    kvdpy_get_int(dict, "mode", &c.mode) || kvdpy_get_u32(dict, "wait_us", &c.wait_us) ||
 	    kvdpy_get_u32(dict, "load_ms", &c.load_ms) || kvdpy_get_u32(dict, "min_tokens", &c.min_tokens) ||
 	    kvdpy_get_int(dict, "loads", &self->loads) || kvdpy_get_int(dict, "saves", &self->saves) ||
@@ -508,7 +508,7 @@ static int open_scheduler(kvdpy_scheduler_t *self, PyObject *dict)
 	status = kvx_scheduler_open(&c, &self->scheduler);
 	PyMem_Free(writers);
 	if (status != KVC_OK) {
-		PyErr_Format(PyExc_ValueError, "%s: %s", kvc_status_name(status), kvx_scheduler_why());
+		PyErr_Format(PyExc_ValueError, "%s: %s", kvc_status_name(status), kvx_scheduler_last_error());
 		return -1;
 	}
 

@@ -82,7 +82,7 @@ static int put_delta(PyObject **p_dict, const char *name, uint64_t delta)
 }
 
 /* What has changed since `last` as {name: increment}, None: nothing. */
-static PyObject *changed(const half_t *half, const void *now, const void *last, kvdpy_guard_t *guard)
+static PyObject *changed(const half_t *half, const void *now, const void *last, kvdpy_breaker_t *breaker)
 {
 	PyObject *dict = NULL;
 	int failed = 0;
@@ -92,21 +92,21 @@ static PyObject *changed(const half_t *half, const void *now, const void *last, 
 
 		failed |= put_delta(&dict, stat->name, read_stat(now, stat) - read_stat(last, stat));
 	}
-	failed |= put_delta(&dict, half->errors, guard->errors - guard->said);
+	failed |= put_delta(&dict, half->errors, breaker->errors - breaker->said);
 	if (failed) {
 		Py_XDECREF(dict);
 		return NULL;
 	}
-	guard->said = guard->errors;
+	breaker->said = breaker->errors;
 
 	return dict ? dict : Py_NewRef(Py_None);
 }
 
 /* The answer to get_kv_connector_stats(). */
 static PyObject *report(const half_t *half, const void *now, const void *last, PyObject *stats_class,
-			kvdpy_guard_t *guard)
+			kvdpy_breaker_t *breaker)
 {
-	PyObject *delta = changed(half, now, last, guard);
+	PyObject *delta = changed(half, now, last, breaker);
 	PyObject *stats = NULL;
 
 	if (delta) {
@@ -114,7 +114,7 @@ static PyObject *report(const half_t *half, const void *now, const void *last, P
 		Py_DECREF(delta);
 	}
 
-	return stats ? stats : kvdpy_harmless(guard, "get_kv_connector_stats", Py_None);
+	return stats ? stats : kvdpy_answer_error(breaker, "get_kv_connector_stats", Py_None);
 }
 
 static PyObject *totals(const half_t *half, const void *now)
@@ -137,9 +137,9 @@ static PyObject *totals(const half_t *half, const void *now)
 }
 
 PyObject *kvdpy_scheduler_report(const kvx_scheduler_stats_t *now, kvx_scheduler_stats_t *last, PyObject *stats_class,
-				 kvdpy_guard_t *guard)
+				 kvdpy_breaker_t *breaker)
 {
-	PyObject *answer = report(&scheduler_half, now, last, stats_class, guard);
+	PyObject *answer = report(&scheduler_half, now, last, stats_class, breaker);
 
 	*last = *now;
 
@@ -147,9 +147,9 @@ PyObject *kvdpy_scheduler_report(const kvx_scheduler_stats_t *now, kvx_scheduler
 }
 
 PyObject *kvdpy_worker_report(const kvx_worker_stats_t *now, kvx_worker_stats_t *last, PyObject *stats_class,
-			      kvdpy_guard_t *guard)
+			      kvdpy_breaker_t *breaker)
 {
-	PyObject *answer = report(&worker_half, now, last, stats_class, guard);
+	PyObject *answer = report(&worker_half, now, last, stats_class, breaker);
 
 	*last = *now;
 

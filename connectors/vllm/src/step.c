@@ -51,7 +51,7 @@ static int idle(kvdpy_scheduler_t *self, const kvdpy_item_t *item)
 	const uint32_t computed = item->had + item->tokens;
 
 	return item->tables == Py_None && item->tokens == 1 && computed > item->r->computed &&
-	       computed < kvx_scheduler_next(self->scheduler, item->r->id_text, item->r->id_len);
+	       computed < kvx_scheduler_next_save_at(self->scheduler, item->r->id_text, item->r->id_len);
 }
 
 static int step_item(kvdpy_scheduler_t *self, kvdpy_item_t *item)
@@ -80,7 +80,7 @@ static int step_item(kvdpy_scheduler_t *self, kvdpy_item_t *item)
 		failed = kvdpy_request_feed(self, r, &ask, computed);
 		kvx_scheduler_advance(self->scheduler, &ask.ask, computed, item->tokens);
 	} else {
-		kvx_scheduler_computes(self->scheduler, computed, item->tokens);
+		kvx_scheduler_note_step_tokens(self->scheduler, computed, item->tokens);
 	}
 	kvdpy_ask_end(&ask);
 
@@ -257,8 +257,8 @@ PyObject *kvdpy_build(kvdpy_scheduler_t *self, PyObject *output)
 	PyObject *bytes, *meta;
 
 	if (walk(self, output)) {
-		meta = kvdpy_harmless(&self->guard, "build_connector_meta",
-				      Py_None); /* the plan goes out all the same: loads count on it */
+		meta = kvdpy_answer_error(&self->breaker, "build_connector_meta",
+					  Py_None); /* the plan goes out all the same: loads count on it */
 		if (!meta) {
 			return NULL;
 		}
@@ -266,7 +266,7 @@ PyObject *kvdpy_build(kvdpy_scheduler_t *self, PyObject *output)
 	}
 	self->step = self->step == UINT32_MAX ? 1 : self->step + 1;
 
-	kvx_scheduler_plan(self->scheduler, &plan.bytes, &plan.len);
+	kvx_scheduler_build_message(self->scheduler, &plan.bytes, &plan.len);
 	if (plan.len == 0) {
 		meta = Py_NewRef(self->meta_empty);
 	} else {

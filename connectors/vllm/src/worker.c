@@ -16,7 +16,7 @@ static int tell_stream(kvdpy_worker_t *self)
 	if (kvdpy_current_stream(self, &self->stream)) {
 		return -1;
 	}
-	kvx_worker_stream(self->worker, self->stream);
+	kvx_worker_set_stream(self->worker, self->stream);
 
 	return 0;
 }
@@ -34,16 +34,16 @@ static PyObject *worker_begin(PyObject *object, PyObject *meta)
 	if (!plan || tell_stream(self) || (plan != Py_None && PyBytes_AsStringAndSize(plan, &bytes, &len))) {
 		Py_XDECREF(plan);
 		if (self->worker) {
-			kvx_worker_begin(
+			kvx_worker_begin_step(
 				self->worker, "",
 				1); /* no plan: what is about to be reused is not known, so all is read before */
 		}
-		return kvdpy_harmless(&self->guard, "handle_preemptions", Py_None);
+		return kvdpy_answer_error(&self->breaker, "handle_preemptions", Py_None);
 	}
 	if (plan != Py_None) {
 		PyThreadState *state = len ? PyEval_SaveThread() : NULL;
 
-		kvx_worker_begin(self->worker, bytes, (size_t)len);
+		kvx_worker_begin_step(self->worker, bytes, (size_t)len);
 		if (state) {
 			PyEval_RestoreThread(state);
 		}
@@ -58,7 +58,7 @@ static PyObject *worker_start(PyObject *object, PyObject *meta)
 {
 	(void)meta;
 	if (SELF(object)->worker) {
-		kvx_worker_start(SELF(object)->worker);
+		kvx_worker_start_async_loads(SELF(object)->worker);
 	}
 
 	return Py_NewRef(Py_None);
@@ -97,7 +97,7 @@ static PyObject *worker_layer(PyObject *object, PyObject *name)
 		return Py_NewRef(Py_None);
 	}
 	if (!self->layers.layered && self->stream_of != Py_None && kvdpy_current_stream(self, &stream)) {
-		answer = kvdpy_harmless(&self->guard, "wait_for_layer_load", Py_None);
+		answer = kvdpy_answer_error(&self->breaker, "wait_for_layer_load", Py_None);
 		if (!answer) {
 			return NULL;
 		}
@@ -122,7 +122,7 @@ static PyObject *worker_end(PyObject *object, PyObject *unused)
 {
 	(void)unused;
 	if (SELF(object)->worker) {
-		kvx_worker_end(SELF(object)->worker);
+		kvx_worker_end_step(SELF(object)->worker);
 	}
 	kvdpy_layers_end(&SELF(object)->layers);
 
@@ -151,7 +151,7 @@ static int take_finished(kvdpy_worker_t *self, PyObject **p_done, PyObject **p_f
 	int bad = 0;
 	uint32_t len;
 
-	while ((len = kvx_worker_finished(self->worker, id, sizeof id, &bad)) > 0) {
+	while ((len = kvx_worker_take_finished(self->worker, id, sizeof id, &bad)) > 0) {
 		len = len > sizeof id ? (uint32_t)sizeof id : len;
 		if (add_id(p_done, id, len) || (bad && self->groups > 1 && add_id(p_failed, id, len))) {
 			return -1;
@@ -179,7 +179,7 @@ static PyObject *worker_finished(PyObject *object, PyObject *ids)
 	Py_XDECREF(done);
 	Py_XDECREF(bad);
 
-	return answer ? answer : kvdpy_harmless(&self->guard, "get_finished", self->nothing);
+	return answer ? answer : kvdpy_answer_error(&self->breaker, "get_finished", self->nothing);
 }
 
 /* get_transfer_results(finished_req_ids) */
@@ -202,7 +202,7 @@ static PyObject *worker_results(PyObject *object, PyObject *ids)
 	Py_XDECREF(done);
 	Py_XDECREF(bad);
 	if (failed) {
-		PyObject *answer = kvdpy_harmless(&self->guard, "get_transfer_results", results);
+		PyObject *answer = kvdpy_answer_error(&self->breaker, "get_transfer_results", results);
 
 		Py_DECREF(results);
 		return answer;
@@ -215,7 +215,7 @@ static PyObject *worker_results(PyObject *object, PyObject *ids)
 static uint32_t take_errors(kvdpy_worker_t *self, uint32_t *ids, uint32_t cap)
 {
 	PyThreadState *state = self->stream_of == Py_None ? NULL : PyEval_SaveThread();
-	const uint32_t n = kvx_worker_errors(self->worker, ids, cap);
+	const uint32_t n = kvx_worker_take_failed_blocks(self->worker, ids, cap);
 
 	if (state) {
 		PyEval_RestoreThread(state);
@@ -243,7 +243,7 @@ static PyObject *worker_errors(PyObject *object, PyObject *unused)
 		}
 	}
 	if (failed) {
-		PyObject *answer = kvdpy_harmless(&self->guard, "get_block_ids_with_load_errors", set);
+		PyObject *answer = kvdpy_answer_error(&self->breaker, "get_block_ids_with_load_errors", set);
 
 		Py_DECREF(set);
 		return answer;
@@ -262,7 +262,7 @@ static PyObject *worker_report(PyObject *object, PyObject *unused)
 
 	(void)unused;
 	if (self->worker) {
-		kvx_worker_report(self->worker, &bytes, &len);
+		kvx_worker_take_report(self->worker, &bytes, &len);
 	}
 	if (len == 0) {
 		return Py_NewRef(Py_None);
@@ -271,7 +271,7 @@ static PyObject *worker_report(PyObject *object, PyObject *unused)
 	meta = list ? PyObject_CallFunctionObjArgs(self->report_class, list, NULL) : NULL;
 	Py_XDECREF(list);
 
-	return meta ? meta : kvdpy_harmless(&self->guard, "build_connector_worker_meta", Py_None);
+	return meta ? meta : kvdpy_answer_error(&self->breaker, "build_connector_worker_meta", Py_None);
 }
 
 /* get_kv_connector_stats() */
@@ -286,7 +286,7 @@ static PyObject *worker_delta(PyObject *object, PyObject *unused)
 	}
 	kvx_worker_get_stats(self->worker, &now);
 
-	return kvdpy_worker_report(&now, &self->last, self->stats_class, &self->guard);
+	return kvdpy_worker_report(&now, &self->last, self->stats_class, &self->breaker);
 }
 
 /* ---- what our own Python calls ----------------------------------------------------------------------------------- */
@@ -311,7 +311,7 @@ static PyObject *worker_echo(PyObject *object, PyObject *args)
 		return NULL;
 	}
 
-	return PyLong_FromLong(SELF(object)->worker ? kvx_worker_echo(SELF(object)->worker, group, from, to)
+	return PyLong_FromLong(SELF(object)->worker ? kvx_worker_roundtrip_test(SELF(object)->worker, group, from, to)
 						    : KVC_ERR_CLOSED);
 }
 
@@ -319,7 +319,8 @@ static PyObject *worker_proved(PyObject *object, PyObject *unused)
 {
 	(void)unused;
 
-	return PyLong_FromLong(SELF(object)->worker ? kvx_worker_proved(SELF(object)->worker) : KVC_ERR_CLOSED);
+	return PyLong_FromLong(SELF(object)->worker ? kvx_worker_self_test_status(SELF(object)->worker)
+						    : KVC_ERR_CLOSED);
 }
 
 static PyObject *worker_flush(PyObject *object, PyObject *number)
@@ -364,7 +365,7 @@ static void worker_dealloc(PyObject *object)
 
 	kvdpy_early_leave(&self->early);
 	kvx_worker_close(self->worker);
-	Py_XDECREF(self->guard.object);
+	Py_XDECREF(self->breaker.object);
 	Py_XDECREF(self->config);
 	Py_XDECREF(self->report_class);
 	Py_XDECREF(self->results_class);
@@ -379,10 +380,10 @@ static void worker_dealloc(PyObject *object)
 
 static int take_callables(kvdpy_worker_t *self, PyObject *dict)
 {
-	PyObject **const field[] = {&self->guard.object, &self->report_class, &self->results_class,
-				    &self->stats_class,  &self->stream_of,    &self->device};
-	static const char *const key[] = {"guard_object", "report_class", "results_class",
-					  "stats_class",  "stream_of",    "device"};
+	PyObject **const field[] = {&self->breaker.object, &self->report_class, &self->results_class,
+				    &self->stats_class,    &self->stream_of,    &self->device};
+	static const char *const key[] = {"circuit_breaker", "report_class", "results_class",
+					  "stats_class",     "stream_of",    "device"};
 
 	for (size_t i = 0; i < sizeof key / sizeof key[0]; i++) {
 		PyObject *value;
@@ -477,7 +478,7 @@ static int open_worker(kvdpy_worker_t *self, PyObject *dict)
 	status = kvx_worker_open(&c, &self->worker);
 	PyMem_Free(paged);
 	if (status != KVC_OK) {
-		PyErr_Format(PyExc_ValueError, "%s: %s", kvc_status_name(status), kvx_worker_why());
+		PyErr_Format(PyExc_ValueError, "%s: %s", kvc_status_name(status), kvx_worker_last_error());
 		return failed;
 	}
 	if (early && self->stream_of != Py_None) {

@@ -19,7 +19,7 @@ from test_hooks import BLOCK, LAYERS, PAGE, Blocks, Daemon, Engine, Meta, Reques
 
 SLOT = PAGE // BLOCK
 SEED = int(os.environ.get("SEED", "1"))
-SAVE, EARLY = 4, 4  # connectors/step/message.h: KVX_RECORD_SAVE, KVX_PLAN_EARLY
+SAVE, EARLY = 4, 4  # connectors/step/message.h: KVX_RECORD_SAVE, KVX_MSG_COMPLETE
 DRAFTS = 3  # a step, at most
 
 
@@ -179,7 +179,7 @@ class Drafts(unittest.TestCase):
             for layer in range(LAYERS):
                 begin = at % BLOCK * SLOT
                 bad += engine.read(table[at // BLOCK], layer)[begin:begin + SLOT] != bytes([layer]) + row[at][1:]
-        self.assertEqual(engine.guard.errors, [])
+        self.assertEqual(engine.breaker.errors, [])
         return bad
 
     def speak(self, seed: int, ahead: int, count: int, spoil: bool = False, **options: Any) -> tuple[Run, list[Speaker]]:
@@ -190,7 +190,7 @@ class Drafts(unittest.TestCase):
         run.start()
         run.to(300)
         engine.saved(sum(s.real // BLOCK - 1 for s in speakers))
-        self.assertEqual(engine.guard.errors, [])
+        self.assertEqual(engine.breaker.errors, [])
         for s in speakers:
             engine.scheduler.finish(s.request, (s.table,))
         return run, speakers

@@ -23,8 +23,8 @@ class Early(unittest.TestCase):
 
     def tearDown(self) -> None:
         for engine in self.engines:
-            self.assertEqual(engine.guard.errors, [])
-            self.assertEqual(engine.worker.stats()["loads_early"], 0)
+            self.assertEqual(engine.breaker.errors, [])
+            self.assertEqual(engine.worker.stats()["loads_prefetched"], 0)
             engine.close()
         self.folder.cleanup()
 
@@ -132,7 +132,7 @@ class Early(unittest.TestCase):
         self.stream = "no stream"
         told, meta = self.plan()
         self.assertTrue(told)
-        self.assertEqual(self.engine.guard.errors, [])
+        self.assertEqual(self.engine.breaker.errors, [])
         self.stream = 7
         self.engine.work(meta)
         self.assertTrue(self.step())

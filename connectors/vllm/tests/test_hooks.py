@@ -29,7 +29,7 @@ BLOCKS = 64
 LAYOUT = f"kvk1 heads=1 layers={LAYERS} tokens={BLOCK} k=0 v=0 dtype=byte inner=opaque page={PAGE}"
 
 
-class Guard:
+class CircuitBreaker:
     def __init__(self) -> None:
         self.errors: list[tuple[str, BaseException]] = []
 
@@ -118,7 +118,7 @@ class Engine:
     """Both halves over one cache of LAYERS buffers. A step of it fills blocks with bytes that follow from their hash."""
 
     def __init__(self, socket: str, name: str, **options: Any) -> None:
-        self.guard = Guard()
+        self.breaker = CircuitBreaker()
         self.forgotten: list[tuple[set[int], list[str]]] = []
         self.memory = [ctypes.create_string_buffer(BLOCKS * PAGE) for _ in range(LAYERS)]
         foreign = options.get("foreign", 1)
@@ -126,10 +126,10 @@ class Engine:
             "model": "hooks", "weights": options.get("weights", "w"), "dtype": "f32", "quantization": None, "rope": "none", "lora": None,
             "hash": "vllm:sha256:00" if foreign else None, "hash_tokens": BLOCK, "groups": f"0:full:{BLOCK}", "layout": LAYOUT, "page_format": "test", "extra": None,
         }
-        common = {"socket": socket, "instance": "hooks-" + name, "secret": hashlib.sha256(name.encode()).digest(), "program": "hooks", "identity": identity, "guard_object": self.guard}
+        common = {"socket": socket, "instance": "hooks-" + name, "secret": hashlib.sha256(name.encode()).digest(), "program": "hooks", "identity": identity, "circuit_breaker": self.breaker}
         self.scheduler = _kvd.Scheduler({
             **common, "meta_class": Meta, "stats_class": dict, "lora_text": str, "unit_extras": self.extras, "forget": self.forget, "group_tokens": [BLOCK], "hash_tokens": BLOCK,
-            "writers": [(0, 0, 1, 0, LAYERS)], "max_blocks": BLOCKS, "foreign": foreign, "guard": 0, "mode": options.get("mode", 1), "wait_us": 5000000, "load_ms": 20000,
+            "writers": [(0, 0, 1, 0, LAYERS)], "max_blocks": BLOCKS, "foreign": foreign, "cost_model": 0, "mode": options.get("mode", 1), "wait_us": 5000000, "load_ms": 20000,
             "min_tokens": 0, "loads": options.get("loads", 1), "saves": options.get("saves", 1), "publishable": 0, "early": options.get("early", 0),
         })
         self.scheduler.turn(True)
@@ -250,7 +250,7 @@ class Hooks(unittest.TestCase):
 
     def tearDown(self) -> None:
         for engine in self.engines:
-            self.assertEqual(engine.guard.errors, [])
+            self.assertEqual(engine.breaker.errors, [])
             engine.close()
 
     def saved_by(self, request: Request, **options: Any) -> Engine:
@@ -422,7 +422,7 @@ class Hooks(unittest.TestCase):
         engine = self.engine(weights="v")
         self.assertEqual(engine.scheduler.match(Request("b", prompt(9, 100)), 0), (0, False))
 
-    def test_nonsense_is_a_miss_and_an_error_in_the_guard(self) -> None:
+    def test_nonsense_is_a_miss_and_an_error_in_the_circuit_breaker(self) -> None:
         engine = self.engine()
         self.assertEqual(engine.scheduler.match(object(), 0), (0, False))
         self.assertEqual(engine.scheduler.match(Request("a", prompt(1, 40)), "x"), (0, False))
@@ -434,15 +434,15 @@ class Hooks(unittest.TestCase):
         self.assertIsNone(engine.scheduler.output(SimpleNamespace(kv_connector_worker_meta=SimpleNamespace(reports=[1]))))
         self.assertEqual(engine.scheduler.finish(None, ()), (False, None))
         self.assertIsNone(engine.worker.begin(SimpleNamespace(plan=3)))
-        self.assertEqual(engine.worker.stats()["bad_plans"], 1, "a plan that cannot be read must fence every block")
-        hooks = [hook for hook, _ in engine.guard.errors]
+        self.assertEqual(engine.worker.stats()["bad_messages"], 1, "a plan that cannot be read must fence every block")
+        hooks = [hook for hook, _ in engine.breaker.errors]
         self.assertEqual(len(hooks), 9, hooks)
-        self.assertIsInstance(engine.guard.errors[0][1], AttributeError)
+        self.assertIsInstance(engine.breaker.errors[0][1], AttributeError)
         self.assertEqual(engine.scheduler.delta()["scheduler_internal_errors"], 8)
-        engine.guard.errors.clear()
+        engine.breaker.errors.clear()
         engine.worker.begin(Meta(b"no plan"))
         engine.scheduler.output(SimpleNamespace(kv_connector_worker_meta=SimpleNamespace(reports=[b"no report"]), invalid_block_ids=set()))
-        self.assertEqual((engine.worker.stats()["bad_plans"], engine.scheduler.stats()["bad_reports"]), (2, 1))
+        self.assertEqual((engine.worker.stats()["bad_messages"], engine.scheduler.stats()["bad_reports"]), (2, 1))
 
     def test_an_interrupt_is_not_swallowed(self) -> None:
         engine = self.engine()
@@ -529,8 +529,8 @@ class Hooks(unittest.TestCase):
         out = output(new=[("a", ([1, 2],), 0, 40)])
         out.num_scheduled_tokens = {}
         engine.scheduler.build(out)
-        self.assertEqual([hook for hook, _ in engine.guard.errors], ["build_connector_meta"])
-        engine.guard.errors.clear()
+        self.assertEqual([hook for hook, _ in engine.breaker.errors], ["build_connector_meta"])
+        engine.breaker.errors.clear()
 
     def test_a_reset_forgets_all_blocks(self) -> None:
         self.saved_by(Request("a", prompt(11, 100)))
@@ -589,7 +589,7 @@ class Absent(unittest.TestCase):
                 self.assertEqual(engine.prefill(request, [1, 2, 3, 4, 5, 6, 7]), 0)
                 engine.scheduler.finish(request, ([],))
             self.assertIs(engine.scheduler.build(output()), engine.scheduler.build(output()))
-            self.assertEqual(engine.guard.errors, [])
+            self.assertEqual(engine.breaker.errors, [])
             engine.close()
             self.assertEqual(engine.scheduler.match(Request("x", prompt(1, 40)), 0), (0, False))
             self.assertEqual(engine.worker.finished(set()), (None, None))

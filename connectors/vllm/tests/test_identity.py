@@ -16,7 +16,7 @@ import torch
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, MLAAttentionSpec, SlidingWindowSpec
 
 from kvd_vllm import compat, identity, options
-from kvd_vllm.errors import Declined, Guard
+from kvd_vllm.errors import CircuitBreaker, Declined
 
 
 def spec(kind: Any = FullAttentionSpec, **fields: Any) -> Any:
@@ -33,7 +33,7 @@ class Resets(unittest.TestCase):
         from kvd_vllm import _kvd, connector
 
         half = connector.KvdConnector.__new__(connector.KvdConnector)
-        half._reason, half._guard = "", Guard(connector.logger)
+        half._reason, half._breaker = "", CircuitBreaker(connector.logger)
         half._c = c = unittest.mock.Mock()
         c.reset.return_value, c.ready.return_value = _kvd.PENDING, False
         self.assertTrue(half.reset_cache())
@@ -50,7 +50,7 @@ class Resets(unittest.TestCase):
         from kvd_vllm import _kvd, connector
 
         half = connector.KvdConnector.__new__(connector.KvdConnector)
-        half._reason, half._guard, half._c = "another space", Guard(connector.logger), unittest.mock.Mock()
+        half._reason, half._breaker, half._c = "another space", CircuitBreaker(connector.logger), unittest.mock.Mock()
         half._c.reset.return_value = _kvd.PENDING
         self.assertTrue(half.reset_cache())
         half._c.turn.assert_not_called()
@@ -279,8 +279,8 @@ class Configs(unittest.TestCase):
 
 class Rest(unittest.TestCase):
     def test_unknown_and_wrong_options_are_named_and_do_not_count(self) -> None:
-        values, complaints = options.parse({"sockett": "x", "mode": "fast", "guard": "no", "threads": "3", "load_ms": -1})
-        self.assertEqual((values["mode"], values["guard"], values["threads"], values["load_ms"]), ("auto", False, 3, 0))
+        values, complaints = options.parse({"sockett": "x", "mode": "fast", "cost_model": "no", "threads": "3", "load_ms": -1})
+        self.assertEqual((values["mode"], values["cost_model"], values["threads"], values["load_ms"]), ("auto", False, 3, 0))
         self.assertEqual(len(complaints), 3)
         self.assertIn("sockett", complaints[0])
 
@@ -288,17 +288,17 @@ class Rest(unittest.TestCase):
         page = (pathlib.Path(__file__).resolve().parents[3] / "docs" / "vllm.md").read_text()
         self.assertIn(options.table(), page)
 
-    def test_the_guard_says_each_kind_once_and_gives_up_once(self) -> None:
+    def test_the_circuit_breaker_says_each_kind_once_and_gives_up_once(self) -> None:
         said: list[str] = []
         offs: list[str] = []
-        guard = Guard(SimpleNamespace(error=lambda *a, **k: said.append(a[1])), most=3)
-        guard.off = offs.append
+        breaker = CircuitBreaker(SimpleNamespace(error=lambda *a, **k: said.append(a[1])), most=3)
+        breaker.on_open = offs.append
         for hook in ("a", "a", "b", "b", "b"):
-            guard.error(hook, ValueError("x"))
+            breaker.error(hook, ValueError("x"))
         self.assertEqual((said, len(offs)), (["a", "b"], 1))
-        guard = Guard(SimpleNamespace(error=lambda *a, **k: None), most=3)
-        guard.off = offs.append
-        guard.error("update_state_after_alloc", ValueError("x"))
+        breaker = CircuitBreaker(SimpleNamespace(error=lambda *a, **k: None), most=3)
+        breaker.on_open = offs.append
+        breaker.error("update_state_after_alloc", ValueError("x"))
         self.assertEqual(len(offs), 2)
 
     def test_extra_keys_have_one_form(self) -> None:

@@ -25,7 +25,7 @@ class Inside(unittest.TestCase):
         return engine
 
     def tearDown(self) -> None:
-        self.assertEqual(self.engine.guard.errors, [])
+        self.assertEqual(self.engine.breaker.errors, [])
 
     def inside(self) -> bool:
         """Of a hit that is refused again: it is in no step."""

@@ -24,7 +24,7 @@ class Layers(unittest.TestCase):
         self.engine = Engine(self.folder.name + "/nobody.sock", "layers", layers=(self.NAMES, (self.NONE, self.PIECEWISE)), stream_of=lambda device: self.stream)
 
     def tearDown(self) -> None:
-        self.assertEqual(self.engine.guard.errors, [])
+        self.assertEqual(self.engine.breaker.errors, [])
         self.engine.close()
         self.folder.cleanup()
 
@@ -90,14 +90,14 @@ class Layers(unittest.TestCase):
         self.assertTrue(self.step(self.NONE, [None, 3, ["x"], *self.NAMES]))
         self.assertFalse(self.step(self.NONE))
 
-    def test_an_error_in_a_hook_is_the_guards(self) -> None:
+    def test_an_error_in_a_hook_is_the_circuit_breakers(self) -> None:
         self.step(self.NONE, [], end=False)
         self.stream = "no stream"
         self.assertIsNone(self.engine.worker.layer("model.layers.0.attn"))
         self.stream = 7
         self.engine.worker.end()
-        self.assertEqual([hook for hook, _ in self.engine.guard.errors], ["wait_for_layer_load"])
-        self.engine.guard.errors.clear()
+        self.assertEqual([hook for hook, _ in self.engine.breaker.errors], ["wait_for_layer_load"])
+        self.engine.breaker.errors.clear()
 
     def test_wrong_layers_are_refused(self) -> None:
         for broken in (3, ({}, ()), ([], ()), ({"a": 0}, [])):

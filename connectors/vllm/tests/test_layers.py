@@ -130,7 +130,7 @@ class Steps(unittest.TestCase):
                  "tokens": 32, "k": 0, "v": 0, "page": 4096, "stride": 4096, "apart": 0, "base": [ctypes.addressof(m) for m in memory]}
         self.memory = memory
         return _kvd.Worker({
-            "socket": folder + "/nobody.sock", "instance": "layers", "secret": bytes(32), "program": "layers", "identity": identity, "guard_object": self, "report_class": list,
+            "socket": folder + "/nobody.sock", "instance": "layers", "secret": bytes(32), "program": "layers", "identity": identity, "circuit_breaker": self, "report_class": list,
             "results_class": None, "stats_class": dict, "rank": 0, "range": (0, 0, 1, 0, len(NAMES)), "groups": [paged], "threads": 1, "prefault": 0, "memory": "cpu", "device": 0,
             "sms": 0, "save_sms": 0, "stream_of": None, "layers": ({name: i for i, name in enumerate(NAMES)}, compat.probe()["eager_modes"]), "layers_mb": 0, "early": 0,
         })

@@ -12,17 +12,21 @@
  * layer may have been read before it was there: then all blocks of these loads have failed, what the step computed is
  * not stored, and loads come whole from then on.
  */
-#include "worker/cuda/impl.h"
+#include "worker/cuda/layers.h"
+#include "worker/cuda/batch.h"
+#include "worker/cuda/device.h"
+#include "worker/cuda/load_batch.h"
+#include "worker/jobs/load.h"
 
 #include "kv/log.h"
 
 #include <string.h>
 
-#define PARTS    5u /* the largest range has a fifth of the layers */
-#define SPINS    4000u
-#define NAP_NS   UINT64_C(100000)
-#define BLOCK_NS 2000u /* that the transfer thread takes to look a block up, where it is busy */
-#define FADE     64u   /* the best rate seen counts a part in so many less with each load */
+#define PARTS      5u /* the largest range has a fifth of the layers */
+#define SPINS      4000u
+#define NAP_NS     UINT64_C(100000)
+#define LOOKUP_NS  2000u /* that the transfer thread takes to look a block up, where it is busy */
+#define RATE_DECAY 64u   /* the best rate seen counts a part in so many less with each load */
 
 /* ---- which ranges
  * ------------------------------------------------------------------------------------------------------------ */
@@ -77,7 +81,7 @@ static uint32_t range_of(const kvx_wlayers_t *l, uint32_t layer)
  * ----------------------------------------------------------------------------------------------------------------- */
 
 /* Blocks of the step's loads that go somewhere. */
-static uint32_t wanted_blocks(const kvx_worker_t *worker)
+static uint32_t count_wanted(const kvx_worker_t *worker)
 {
 	uint32_t blocks = 0;
 
@@ -89,7 +93,7 @@ static uint32_t wanted_blocks(const kvx_worker_t *worker)
 }
 
 /* 1: every block of every load may be taken; -1: of one, that will not be. */
-static int all_there(const kvx_worker_t *worker)
+static int check_ready(const kvx_worker_t *worker)
 {
 	int all = 1;
 
@@ -106,81 +110,81 @@ static int all_there(const kvx_worker_t *worker)
 }
 
 /* Where some still have to be read from a disk, what is there is better sent at once. */
-int kvx_layers_there(kvx_worker_t *worker)
+int kvx_layers_await_blocks(kvx_worker_t *worker)
 {
-	const uint64_t looking = (uint64_t)wanted_blocks(worker) * BLOCK_NS;
-	const uint64_t until = kvx_worker_now() + worker->gpu->layers.wait_ns + looking;
+	const uint64_t looking = (uint64_t)count_wanted(worker) * LOOKUP_NS;
+	const uint64_t until = kvx_worker_now_ns() + worker->gpu->layers.wait_ns + looking;
 	uint32_t spins = 0;
 	int there;
 
 	for (;;) {
-		const uint32_t seen = kvx_gate_seen(&worker->progress);
+		const uint32_t seen = kvx_gate_read(&worker->progress);
 
-		there = all_there(worker);
-		if (there != 0 || kvx_worker_now() >= until) {
+		there = check_ready(worker);
+		if (there != 0 || kvx_worker_now_ns() >= until) {
 			return there > 0;
 		}
 		if (spins++ < SPINS) {
-			kvx_pause();
+			kvx_cpu_relax();
 		} else {
 			kvx_gate_wait(&worker->progress, seen, NAP_NS);
 		}
 	}
 }
 
-static int will_do(kvx_worker_t *worker)
+static int can_send_layers(kvx_worker_t *worker)
 {
 	const kvx_wlayers_t *l = &worker->gpu->layers;
 	const kvk_paged_t *paged = &worker->groups[0].paged;
 	uint64_t block_bytes;
 
 	/* Several groups share block ids, and their loads come beside the steps. */
-	if (l->least_bytes == 0 || l->off || worker->group_count > 1 || paged->layers < 2) {
+	if (l->least_bytes == 0 || l->disabled || worker->group_count > 1 || paged->layers < 2) {
 		return 0;
 	}
 
 	block_bytes = (uint64_t)paged->heads * paged->layers * worker->geometry.page_bytes;
 
-	return wanted_blocks(worker) * block_bytes >= l->least_bytes && kvx_layers_there(worker);
+	return count_wanted(worker) * block_bytes >= l->least_bytes && kvx_layers_await_blocks(worker);
 }
 
 /* ---- what comes whole
  * -------------------------------------------------------------------------------------------------------- */
 
-void kvx_layers_learn(kvx_worker_t *worker, uint64_t bytes, uint64_t ns)
+void kvx_layers_add_rate_sample(kvx_worker_t *worker, uint64_t bytes, uint64_t ns)
 {
 	kvx_wlayers_t *l = &worker->gpu->layers;
 	const double rate = ns ? (double)bytes * 1e3 / (double)ns : 0;
 
 	/* The best: others may be on the link. */
 	if (ns && bytes >= l->least_bytes) {
-		l->rate -= l->rate / FADE;
+		l->rate -= l->rate / RATE_DECAY;
 		l->rate = rate > l->rate ? rate : l->rate;
 	}
 }
 
 /* How many of the step's blocks come whole, before the others. */
-static uint64_t whole_blocks(const kvx_worker_t *worker)
+static uint64_t count_whole_blocks(const kvx_worker_t *worker)
 {
 	const kvx_wlayers_t *l = &worker->gpu->layers;
 	const kvk_paged_t *paged = &worker->groups[0].paged;
 	const double bytes = (double)paged->heads * paged->layers * worker->geometry.page_bytes;
-	const double all = (double)wanted_blocks(worker), beside = l->work_us * l->rate / bytes;
+	const double all = (double)count_wanted(worker), beside = l->work_us * l->rate / bytes;
 
 	/* Few are not worth jobs of their own. */
 	return beside > 0 && (all - beside) * bytes >= (double)l->least_bytes ? (uint64_t)(all - beside) : 0;
 }
 
-static void cut(kvx_worker_t *worker)
+static void split_whole_blocks(kvx_worker_t *worker)
 {
-	uint64_t whole = whole_blocks(worker);
+	uint64_t whole = count_whole_blocks(worker);
 
 	for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
 		for (uint32_t p = 0; p < load->parts; p++) {
 			kvx_wpart_t *part = &load->part[p];
 
-			part->whole = whole < part->n ? (uint32_t)whole : part->n;
-			whole -= part->whole;
+			part->whole_blocks = whole < part->n ? (uint32_t)whole : part->n;
+			whole -= part->whole_blocks;
 		}
 	}
 }
@@ -194,9 +198,9 @@ typedef struct kvx_wpass {
 	uint32_t r; /* 0 where they come whole: the engine's first layer waits for them */
 } kvx_wpass_t;
 
-static uint32_t end_of(const kvx_wpart_t *part, const kvx_wpass_t *pass)
+static uint32_t pass_end(const kvx_wpart_t *part, const kvx_wpass_t *pass)
 {
-	return pass->whole ? part->whole : part->n;
+	return pass->whole ? part->whole_blocks : part->n;
 }
 
 /* The next blocks of the part: how many; 0: not now, or the load has failed. Lock held. */
@@ -204,26 +208,26 @@ static uint32_t send_blocks(kvx_worker_t *worker, kvx_wload_t *load, kvx_wpart_t
 {
 	kvx_wgpu_t *gpu = worker->gpu;
 	kvx_wlayers_t *l = &gpu->layers;
-	kvx_flight_t *flight = kvx_flight_of_load(gpu, load->flags);
-	const uint32_t left = end_of(part, pass) - part->at, r = pass->r;
+	kvx_gpu_batch_t *batch = kvx_gpu_batch_for_load(gpu, load->flags);
+	const uint32_t left = pass_end(part, pass) - part->at, r = pass->r;
 	kvc_status_t status;
 
-	if (!flight) {
+	if (!batch) {
 		return 0;
 	}
-	flight->load = load;
-	flight->part = part;
-	flight->first = part->at;
-	flight->count = left < gpu->sync_batch ? left : gpu->sync_batch;
-	flight->layer = r > 0 ? l->end[r - 1] : 0;
-	flight->layers = pass->whole ? 0 : l->end[r] - flight->layer;
-	flight->ranges = pass->whole ? load->ranges : 1u;
-	status = kvx_gpu_load_submit(worker, flight);
-	if (flight->job) {
-		l->last[r].flight = flight;
-		l->last[r].serial = flight->serial;
+	batch->load = load;
+	batch->part = part;
+	batch->first = part->at;
+	batch->count = left < gpu->sync_batch ? left : gpu->sync_batch;
+	batch->layer = r > 0 ? l->end[r - 1] : 0;
+	batch->layers = pass->whole ? 0 : l->end[r] - batch->layer;
+	batch->ranges = pass->whole ? load->ranges : 1u;
+	status = kvx_gpu_load_submit_batch(worker, batch);
+	if (batch->job) {
+		l->last[r].batch = batch;
+		l->last[r].serial = batch->serial;
 	} else {
-		flight->load = NULL;
+		batch->load = NULL;
 	}
 	if (status != KVC_OK && status != KVC_ERR_BUSY) {
 		kvx_wload_close(worker, load, status);
@@ -231,9 +235,9 @@ static uint32_t send_blocks(kvx_worker_t *worker, kvx_wload_t *load, kvx_wpart_t
 	if (status != KVC_OK) {
 		return 0;
 	}
-	part->at += flight->count;
+	part->at += batch->count;
 
-	return flight->count;
+	return batch->count;
 }
 
 /* Blocks of the load that the pass still lacks: 1 when there are none. */
@@ -245,7 +249,7 @@ static int send_load(kvx_worker_t *worker, kvx_wload_t *load, const kvx_wpass_t 
 	for (uint32_t p = 0; p < load->parts && sent; p++) {
 		kvx_wpart_t *part = &load->part[p];
 
-		while (part->at < end_of(part, pass) && sent && atomic_load(&load->cause) == KVC_PENDING) {
+		while (part->at < pass_end(part, pass) && sent && atomic_load(&load->cause) == KVC_PENDING) {
 			(void)pthread_mutex_lock(&worker->gpu->lock);
 			sent = send_blocks(worker, load, part, pass) > 0 || atomic_load(&load->cause) != KVC_PENDING;
 			(void)pthread_mutex_unlock(&worker->gpu->lock);
@@ -266,11 +270,11 @@ static void send_pass(kvx_worker_t *worker, const kvx_wpass_t *pass)
 	}
 	for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
 		for (uint32_t p = 0; p < load->parts; p++) {
-			load->part[p].at = pass->whole ? 0 : load->part[p].whole;
+			load->part[p].at = pass->whole ? 0 : load->part[p].whole_blocks;
 		}
 	}
 	for (kvx_wload_t *load = worker->sync; load;) {
-		const uint32_t seen = kvx_gate_seen(&worker->progress);
+		const uint32_t seen = kvx_gate_read(&worker->progress);
 
 		if (send_load(worker, load, pass)) {
 			load = load->next_sync;
@@ -283,21 +287,21 @@ static void send_pass(kvx_worker_t *worker, const kvx_wpass_t *pass)
 int kvx_layers_send(kvx_worker_t *worker)
 {
 	kvx_wlayers_t *l = &worker->gpu->layers;
-	const uint32_t all = wanted_blocks(worker);
+	const uint32_t all = count_wanted(worker);
 
-	if (!will_do(worker) || !plan_ranges(l, worker->groups[0].paged.layers)) {
+	if (!can_send_layers(worker) || !plan_ranges(l, worker->groups[0].paged.layers)) {
 		return 0;
 	}
-	l->waited = 0;
-	l->said = 0;
+	l->ordered = 0;
+	l->layers_named = 0;
 	memset(l->named, 0, worker->groups[0].paged.layers);
-	l->last[0].flight = NULL;
+	l->last[0].batch = NULL;
 	for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
 		load->ranges = l->count;
-		load->of = all;
-		atomic_store(&load->left, atomic_load(&load->left) * l->count);
+		load->batch_total_blocks = all;
+		atomic_store(&load->remaining, atomic_load(&load->remaining) * l->count);
 	}
-	cut(worker);
+	split_whole_blocks(worker);
 	send_pass(worker, &(kvx_wpass_t){.whole = 1});
 	for (uint32_t r = 0; r < l->count; r++) {
 		send_pass(worker, &(kvx_wpass_t){.r = r});
@@ -319,14 +323,14 @@ int kvx_layers_send(kvx_worker_t *worker)
 static int order_range(kvx_worker_t *worker, uint32_t r)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
-	kvx_flight_t *flight = gpu->layers.last[r].flight;
+	kvx_gpu_batch_t *batch = gpu->layers.last[r].batch;
 	int ordered = 1;
 
 	(void)pthread_mutex_lock(&gpu->lock);
-	if (atomic_load(&gpu->loose)) {
+	if (atomic_load(&gpu->untracked_copies)) {
 		ordered = 0;
-	} else if (flight && flight->job && flight->serial == gpu->layers.last[r].serial) {
-		ordered = kvk_gpu_order(flight->job, gpu->compute) == KV_OK;
+	} else if (batch && batch->job && batch->serial == gpu->layers.last[r].serial) {
+		ordered = kvk_gpu_order(batch->job, gpu->compute) == KV_OK;
 	}
 	(void)pthread_mutex_unlock(&gpu->lock);
 
@@ -338,38 +342,42 @@ static int order_all(kvx_worker_t *worker)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
 
-	gpu->layers.waited = gpu->layers.count;
-	if (kvx_gpu_order(worker, gpu->urgent, gpu->compute)) {
+	gpu->layers.ordered = gpu->layers.count;
+	if (kvx_gpu_order_streams(worker, gpu->load_sync_stream, gpu->compute)) {
 		return 1;
 	}
-	atomic_store(&gpu->loose, 1u);
+	atomic_store(&gpu->untracked_copies, 1u);
 
 	return 0;
 }
 
-void kvx_worker_layer(kvx_worker_t *worker, uint32_t layer)
+int kvx_layers_await(kvx_worker_t *worker, uint32_t layer)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
-	kvx_wlayers_t *l = gpu ? &gpu->layers : NULL;
+	kvx_wlayers_t *l = &gpu->layers;
 	uint32_t r;
 
-	if (!l || l->count == 0 || gpu->sent) {
-		return;
+	if (l->count == 0 || gpu->sync_loads_sent) {
+		return 1;
 	}
 	if (layer < worker->groups[0].paged.layers && !l->named[layer]) {
 		l->named[layer] = 1;
-		l->said++;
+		l->layers_named++;
 	}
 	r = range_of(l, layer);
-	if (r < l->waited) {
-		return;
+	if (r < l->ordered) {
+		return 1;
 	}
 	if (order_range(worker, r)) {
-		l->waited = r + 1;
-	} else if (!order_all(worker)) {
-		l->count = 0;
-		kvx_gpu_settle(worker);
+		l->ordered = r + 1;
+		return 1;
 	}
+	if (order_all(worker)) {
+		return 1;
+	}
+	l->count = 0;
+
+	return 0;
 }
 
 void kvx_layers_close(kvx_worker_t *worker)
@@ -380,20 +388,20 @@ void kvx_layers_close(kvx_worker_t *worker)
 	if (l->count == 0) {
 		return;
 	}
-	if (l->waited < l->count) {
+	if (l->ordered < l->count) {
 		(void)order_all(worker);
 	}
 	l->count = 0;
-	if (l->said == layers) {
+	if (l->layers_named == layers) {
 		return;
 	}
-	l->off = 1;
+	l->disabled = 1;
 	for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
-		load->skipped = 1;
-		kvx_wcount(&worker->stats.layer_skips, 1);
+		load->layer_skipped = 1;
+		kvx_stat_add(&worker->stats.layers_skipped, 1);
 	}
 	kv_log(KV_LOG_WARN, "kvx",
 	       "the engine has read %u of %u layers without saying so: the step's loads count as failed, loads come "
 	       "whole from now on",
-	       layers - l->said, layers);
+	       layers - l->layers_named, layers);
 }

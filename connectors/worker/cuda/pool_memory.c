@@ -7,7 +7,8 @@
  * piece is tried again, with longer and longer pauses, and blocks in it are not there meanwhile. Only where it goes on
  * is the pool declined.
  */
-#include "worker/cuda/impl.h"
+#include "worker/cuda/pool_memory.h"
+#include "worker/cuda/device.h"
 
 #include "kv/log.h"
 
@@ -23,7 +24,7 @@
 #define TRIES    8u
 #define PAUSE_NS (20 * KVX_NS_A_MS) /* after the first refusal, twice as long after each further one: 2.5 s in all */
 
-static size_t piece_bytes(const kvx_wslab_t *slab, uint32_t i)
+static size_t piece_bytes(const kvx_pool_slab_t *slab, uint32_t i)
 {
 	const size_t left = slab->bytes - (size_t)i * slab->each;
 
@@ -32,13 +33,13 @@ static size_t piece_bytes(const kvx_wslab_t *slab, uint32_t i)
 
 /* No block lies in two pieces, and none is a small rest: a large pool is of thousands of slabs, and the device knows
  * only so many pieces. 0: there is no memory to list it. */
-static int add(kvx_wgpu_t *gpu, const kvc_memory_t *memory)
+static int add_slab(kvx_wgpu_t *gpu, const kvc_memory_t *memory)
 {
 	const size_t slots = (memory->bytes + memory->slot_bytes - 1) / memory->slot_bytes;
 	const size_t about = (memory->bytes + PIECE / 2) / PIECE, parts = about ? about : 1;
 	const size_t each = (slots + parts - 1) / parts * memory->slot_bytes;
 	const uint32_t pieces = (uint32_t)((memory->bytes + each - 1) / each);
-	kvx_wslab_t *slab = calloc(1, sizeof *slab + pieces * sizeof *slab->piece);
+	kvx_pool_slab_t *slab = calloc(1, sizeof *slab + pieces * sizeof *slab->piece);
 
 	if (!slab) {
 		return 0;
@@ -54,15 +55,15 @@ static int add(kvx_wgpu_t *gpu, const kvc_memory_t *memory)
 }
 
 /* It was refused, and is to be tried again. */
-static int is_waiting(const kvx_wpiece_t *piece)
+static int is_waiting(const kvx_pool_piece_t *piece)
 {
 	return piece->tries > 0 && !piece->known;
 }
 
-static void drop(kvx_wgpu_t *gpu, const kvc_memory_t *memory)
+static void drop_slab(kvx_wgpu_t *gpu, const kvc_memory_t *memory)
 {
-	kvx_wslab_t **link = &gpu->slabs;
-	kvx_wslab_t *slab;
+	kvx_pool_slab_t **link = &gpu->slabs;
+	kvx_pool_slab_t *slab;
 
 	while (*link && (*link)->base != memory->base) {
 		link = &(*link)->next;
@@ -76,25 +77,25 @@ static void drop(kvx_wgpu_t *gpu, const kvc_memory_t *memory)
 		if (slab->piece[i].known) {
 			kvk_gpu_unregister(gpu->gpu, slab->base + (size_t)i * slab->each);
 		}
-		gpu->waiting -= is_waiting(&slab->piece[i]) ? 1u : 0u;
+		gpu->refused_pieces -= is_waiting(&slab->piece[i]) ? 1u : 0u;
 	}
 	free(slab);
 }
 
-void kvx_slabs_told(void *ctx, const kvc_memory_t *memory, int mapped)
+void kvx_pool_memory_changed(void *ctx, const kvc_memory_t *memory, int mapped)
 {
 	kvx_worker_t *worker = ctx;
 
 	if (!mapped) {
-		drop(worker->gpu, memory);
-	} else if (!add(worker->gpu, memory)) {
+		drop_slab(worker->gpu, memory);
+	} else if (!add_slab(worker->gpu, memory)) {
 		kv_log(KV_LOG_ERROR, "kvx", "no memory to list a slab of the pool: nothing is loaded or saved");
-		kvx_wtest_decline(worker, KVC_ERR_NOMEM);
+		kvx_self_test_decline(worker, KVC_ERR_NOMEM);
 	}
 }
 
 /* BUSY: it is tried again. */
-static kvc_status_t refuse(kvx_worker_t *worker, kvx_wpiece_t *piece, size_t bytes, kvc_status_t status)
+static kvc_status_t retry_or_decline(kvx_worker_t *worker, kvx_pool_piece_t *piece, size_t bytes, kvc_status_t status)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
 
@@ -102,22 +103,22 @@ static kvc_status_t refuse(kvx_worker_t *worker, kvx_wpiece_t *piece, size_t byt
 	if (status == KVC_ERR_LIMIT || piece->tries + 1 >= TRIES) {
 		return kvx_gpu_decline(worker, status);
 	}
-	if (gpu->waiting == 0) {
+	if (gpu->refused_pieces == 0) {
 		kv_log(KV_LOG_WARN, "kvx",
 		       "the GPU cannot be given %zu bytes of the pool now, loads from there fail; trying again: %s",
 		       bytes, kvk_gpu_why());
 	}
-	gpu->waiting += piece->tries == 0 ? 1u : 0u;
-	piece->again_ns = kvx_worker_now() + (PAUSE_NS << piece->tries);
+	gpu->refused_pieces += piece->tries == 0 ? 1u : 0u;
+	piece->again_ns = kvx_worker_now_ns() + (PAUSE_NS << piece->tries);
 	piece->tries++;
 
 	return KVC_ERR_BUSY;
 }
 
-static kvc_status_t make_known(kvx_worker_t *worker, kvx_wslab_t *slab, uint32_t i)
+static kvc_status_t register_piece(kvx_worker_t *worker, kvx_pool_slab_t *slab, uint32_t i)
 {
-	const kvc_status_t proved = (kvc_status_t)atomic_load_explicit(&worker->proved, memory_order_relaxed);
-	kvx_wpiece_t *piece = &slab->piece[i];
+	const kvc_status_t proved = (kvc_status_t)atomic_load_explicit(&worker->self_test_status, memory_order_relaxed);
+	kvx_pool_piece_t *piece = &slab->piece[i];
 	uint8_t *base = slab->base + (size_t)i * slab->each;
 	const size_t bytes = piece_bytes(slab, i);
 	kvc_status_t status;
@@ -125,22 +126,22 @@ static kvc_status_t make_known(kvx_worker_t *worker, kvx_wslab_t *slab, uint32_t
 	if (piece->known || proved < 0) {
 		return piece->known ? KVC_OK : proved;
 	}
-	if (is_waiting(piece) && kvx_worker_now() < piece->again_ns) {
+	if (is_waiting(piece) && kvx_worker_now_ns() < piece->again_ns) {
 		return KVC_ERR_BUSY;
 	}
 	/* libkvc has asked for huge pages; many pages at once are cheaper than a fault for each. */
 	(void)madvise(base, bytes, MADV_POPULATE_WRITE);
 	status = (kvc_status_t)kvk_gpu_register(worker->gpu->gpu, base, bytes);
 	if (status != KVC_OK) {
-		return refuse(worker, piece, bytes, status);
+		return retry_or_decline(worker, piece, bytes, status);
 	}
-	worker->gpu->waiting -= is_waiting(piece) ? 1u : 0u;
+	worker->gpu->refused_pieces -= is_waiting(piece) ? 1u : 0u;
 	piece->known = 1;
 
 	return KVC_OK;
 }
 
-kvc_status_t kvx_slabs_ensure(kvx_worker_t *worker, const void *at, size_t bytes)
+kvc_status_t kvx_pool_memory_register(kvx_worker_t *worker, const void *at, size_t bytes)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
 	const uint8_t *first = at;
@@ -148,9 +149,9 @@ kvc_status_t kvx_slabs_ensure(kvx_worker_t *worker, const void *at, size_t bytes
 	if (kvk_gpu_sees(gpu->gpu, at, bytes)) {
 		return KVC_OK;
 	}
-	for (kvx_wslab_t *slab = gpu->slabs; slab; slab = slab->next) {
+	for (kvx_pool_slab_t *slab = gpu->slabs; slab; slab = slab->next) {
 		if (first >= slab->base && first < slab->base + slab->bytes) {
-			return make_known(worker, slab, (uint32_t)((size_t)(first - slab->base) / slab->each));
+			return register_piece(worker, slab, (uint32_t)((size_t)(first - slab->base) / slab->each));
 		}
 	}
 
@@ -158,14 +159,14 @@ kvc_status_t kvx_slabs_ensure(kvx_worker_t *worker, const void *at, size_t bytes
 }
 
 /* The first piece whose pause is over. */
-static int try_again(kvx_worker_t *worker)
+static int retry_refused(kvx_worker_t *worker)
 {
-	const uint64_t now = kvx_worker_now();
+	const uint64_t now = kvx_worker_now_ns();
 
-	for (kvx_wslab_t *slab = worker->gpu->slabs; slab && worker->gpu->waiting > 0; slab = slab->next) {
+	for (kvx_pool_slab_t *slab = worker->gpu->slabs; slab && worker->gpu->refused_pieces > 0; slab = slab->next) {
 		for (uint32_t i = 0; i < slab->pieces; i++) {
 			if (is_waiting(&slab->piece[i]) && now >= slab->piece[i].again_ns) {
-				return make_known(worker, slab, i) == KVC_OK;
+				return register_piece(worker, slab, i) == KVC_OK;
 			}
 		}
 	}
@@ -173,15 +174,15 @@ static int try_again(kvx_worker_t *worker)
 	return 0;
 }
 
-int kvx_slabs_step(kvx_worker_t *worker)
+int kvx_pool_memory_register_some(kvx_worker_t *worker)
 {
-	const kvc_status_t proved = (kvc_status_t)atomic_load_explicit(&worker->proved, memory_order_relaxed);
+	const kvc_status_t proved = (kvc_status_t)atomic_load_explicit(&worker->self_test_status, memory_order_relaxed);
 
-	for (kvx_wslab_t *slab = worker->gpu->slabs; slab && proved >= 0; slab = slab->next) {
+	for (kvx_pool_slab_t *slab = worker->gpu->slabs; slab && proved >= 0; slab = slab->next) {
 		if (slab->at < slab->pieces) {
-			return make_known(worker, slab, slab->at++) == KVC_OK;
+			return register_piece(worker, slab, slab->at++) == KVC_OK;
 		}
 	}
 
-	return proved >= 0 && try_again(worker);
+	return proved >= 0 && retry_refused(worker);
 }

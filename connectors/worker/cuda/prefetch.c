@@ -5,80 +5,86 @@
  * whatever the engine has enqueued. What load() has to decide is left to it: whether the engine waits for each layer or
  * for everything, and what was not there yet. A begin() with other bytes finds a step that is gone.
  */
-#include "worker/cuda/impl.h"
+#include "worker/cuda/prefetch.h"
+#include "worker/cuda/device.h"
+#include "worker/cuda/load.h"
+#include "worker/jobs/fence.h"
+#include "worker/prefault.h"
+#include "worker/step_begin.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 /* Synchronous loads of the plan; 0 as well: it makes no sense. */
-static uint32_t loads_of(const void *plan, size_t len)
+static uint32_t count_sync_loads(const void *message, size_t len)
 {
 	const kvx_record_header_t *record;
-	kvx_cursor_t cursor;
+	kvx_msg_reader_t cursor;
 	uint32_t loads = 0;
 
-	if (!kvx_cursor_open(&cursor, KVX_PLAN_MAGIC, plan, len)) {
+	if (!kvx_msg_open(&cursor, KVX_MSG_MAGIC, message, len)) {
 		return 0;
 	}
-	while ((record = kvx_cursor_next(&cursor)) != NULL) {
+	while ((record = kvx_msg_next(&cursor)) != NULL) {
 		if (record->type == KVX_RECORD_LOAD) {
-			const kvx_plan_load_t *load = (const kvx_plan_load_t *)(const void *)record;
+			const kvx_msg_load_t *load = (const kvx_msg_load_t *)(const void *)record;
 
-			loads += !(load->flags & (KVX_PLAN_ASYNC | KVX_PLAN_DEAD));
+			loads += !(load->flags & (KVX_MSG_ASYNC | KVX_MSG_NO_LEASE));
 		}
 	}
 
 	return cursor.bad ? 0 : loads;
 }
 
-static int keep(kvx_wearly_t *early, const void *plan, size_t len)
+static int copy_message(kvx_prefetch_t *prefetch, const void *message, size_t len)
 {
-	if (len > early->cap) {
-		uint8_t *more = realloc(early->plan, len);
+	if (len > prefetch->cap) {
+		uint8_t *more = realloc(prefetch->message, len);
 
 		if (!more) {
 			return 0;
 		}
-		early->plan = more;
-		early->cap = len;
+		prefetch->message = more;
+		prefetch->cap = len;
 	}
-	memcpy(early->plan, plan, len);
-	early->len = len;
+	memcpy(prefetch->message, message, len);
+	prefetch->len = len;
 
 	return 1;
 }
 
 /* The step before is over, in all the engine asks about it. */
-static int is_between(const kvx_worker_t *worker, uint32_t flags)
+static int step_is_done(const kvx_worker_t *worker, uint32_t flags)
 {
-	const uint32_t had = KVX_HAD_ERRORS | KVX_HAD_REPORT | (flags & KVX_EARLY_COMPUTED ? KVX_HAD_END : 0u);
+	const uint32_t had =
+		KVX_CALLED_FAILED_BLOCKS | KVX_CALLED_REPORT | (flags & KVX_PREFETCH_COMPUTED ? KVX_CALLED_END : 0u);
 
-	return (worker->had & had) == had && !worker->sync && !worker->gpu->ended;
+	return (worker->calls_seen & had) == had && !worker->sync && !worker->gpu->ended;
 }
 
-int kvx_worker_early(kvx_worker_t *worker, const void *plan, size_t len, uint32_t flags)
+int kvx_worker_prefetch_step(kvx_worker_t *worker, const void *message, size_t len, uint32_t flags)
 {
 	uint32_t loads;
 	uint64_t start;
 
-	if (!worker->gpu || !is_between(worker, flags)) {
+	if (!worker->gpu || !step_is_done(worker, flags)) {
 		return 0;
 	}
-	loads = loads_of(plan, len);
-	if (loads == 0 || !keep(&worker->early, plan, len)) {
+	loads = count_sync_loads(message, len);
+	if (loads == 0 || !copy_message(&worker->prefetch, message, len)) {
 		return 0;
 	}
 
-	kvx_worker_begin_plan(worker, plan, len);
-	worker->early.begun = 1;
-	worker->early.stream = worker->gpu->compute;
-	start = kvx_worker_now();
+	kvx_step_begin(worker, message, len);
+	worker->prefetch.begun = 1;
+	worker->prefetch.stream = worker->gpu->compute;
+	start = kvx_worker_now_ns();
 	if (worker->sync) {
-		kvx_gpu_load_early(worker, flags & KVX_EARLY_LAYERS ? 1 : 0);
+		kvx_gpu_prefetch_loads(worker, flags & KVX_PREFETCH_LAYERS ? 1 : 0);
 	}
-	kvx_worker_start(worker); /* what gives way to these is behind them from the start */
-	kvx_wcount(&worker->stats.loads_early, loads);
-	kvx_wcount(&worker->stats.load_wait_ns, kvx_worker_now() - start);
+	kvx_step_start_async_loads(worker); /* what gives way to these is behind them from the start */
+	kvx_stat_add(&worker->stats.loads_prefetched, loads);
+	kvx_stat_add(&worker->stats.load_wait_ns, kvx_worker_now_ns() - start);
 
 	return 1;
 }
@@ -89,25 +95,26 @@ static void follow_stream(kvx_worker_t *worker)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
 
-	if (worker->early.stream != gpu->compute && !kvx_gpu_order(worker, worker->early.stream, gpu->compute)) {
-		atomic_store(&gpu->loose, 1u);
-		kvx_fence_all(worker);
+	if (worker->prefetch.stream != gpu->compute &&
+	    !kvx_gpu_order_streams(worker, worker->prefetch.stream, gpu->compute)) {
+		atomic_store(&gpu->untracked_copies, 1u);
+		kvx_fence_save_all(worker);
 	}
 }
 
-int kvx_early_came(kvx_worker_t *worker, const void *plan, size_t len)
+int kvx_prefetch_matches(kvx_worker_t *worker, const void *message, size_t len)
 {
-	kvx_wearly_t *early = &worker->early;
+	kvx_prefetch_t *prefetch = &worker->prefetch;
 
-	if (!early->begun) {
+	if (!prefetch->begun) {
 		return 0;
 	}
-	early->begun = 0;
-	if (len != early->len || memcmp(plan, early->plan, len) != 0) {
+	prefetch->begun = 0;
+	if (len != prefetch->len || memcmp(message, prefetch->message, len) != 0) {
 		return 0;
 	}
 	follow_stream(worker);
-	kvx_prefault_after(worker, KVX_PREFAULT_STEP_NS);
+	kvx_prefault_defer(worker, KVX_PREFAULT_STEP_NS);
 
 	return 1;
 }

@@ -1,6 +1,7 @@
 /* Self-tests over a device: an echo in the engine's own cache, and the memory and moves of the one against the daemon.
  */
-#include "worker/cuda/impl.h"
+#include "worker/cuda/roundtrip.h"
+#include "worker/cuda/device.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +13,7 @@
 /* ---- memory that both see
  * ---------------------------------------------------------------------------------------------------- */
 
-kvc_status_t kvx_gpu_test_memory(kvx_worker_t *worker, size_t bytes, uint8_t **p_memory, uintptr_t *p_device)
+kvc_status_t kvx_gpu_test_alloc(kvx_worker_t *worker, size_t bytes, uint8_t **p_memory, uintptr_t *p_device)
 {
 	kvk_gpu_t *gpu = worker->gpu->gpu;
 	const size_t size = (bytes + PAGE - 1) / PAGE * PAGE;
@@ -42,7 +43,7 @@ kvc_status_t kvx_gpu_test_memory(kvx_worker_t *worker, size_t bytes, uint8_t **p
 
 void kvx_gpu_test_free(const kvx_worker_t *worker, uint8_t *memory)
 {
-	if (memory && !atomic_load(&worker->gpu->lost)) {
+	if (memory && !atomic_load(&worker->gpu->device_lost)) {
 		kvk_gpu_unregister(worker->gpu->gpu, memory);
 		free(memory);
 	}
@@ -51,9 +52,9 @@ void kvx_gpu_test_free(const kvx_worker_t *worker, uint8_t *memory)
 /* ---- against the daemon (transfer thread)
  * ------------------------------------------------------------------------------------ */
 
-kvc_status_t kvx_gpu_test_move(kvx_worker_t *worker, const kvk_gpu_copy_t *copy)
+kvc_status_t kvx_gpu_test_copy(kvx_worker_t *worker, const kvk_gpu_copy_t *copy)
 {
-	kvx_wtest_t *test = &worker->test;
+	kvx_self_test_t *test = &worker->test;
 	kvc_status_t status;
 
 	if (!test->job) {
@@ -70,7 +71,7 @@ kvc_status_t kvx_gpu_test_move(kvx_worker_t *worker, const kvk_gpu_copy_t *copy)
 		kvk_gpu_end(test->job);
 		test->job = NULL;
 	} else {
-		worker->waiting = 1;
+		worker->polls_soon = 1;
 	}
 
 	return status;
@@ -78,13 +79,13 @@ kvc_status_t kvx_gpu_test_move(kvx_worker_t *worker, const kvk_gpu_copy_t *copy)
 
 void kvx_gpu_test_stop(kvx_worker_t *worker)
 {
-	kvx_wtest_t *test = &worker->test;
+	kvx_self_test_t *test = &worker->test;
 
 	if (!test->job) {
 		return;
 	}
 	if (kvk_gpu_wait(test->job, GIVE_UP_US) == KV_PENDING) {
-		atomic_store(&worker->gpu->lost, 1u);
+		atomic_store(&worker->gpu->device_lost, 1u);
 	}
 	kvk_gpu_end(test->job);
 	test->job = NULL;
@@ -93,7 +94,7 @@ void kvx_gpu_test_stop(kvx_worker_t *worker)
 /* ---- in the engine's cache (engine's thread)
  * --------------------------------------------------------------------------------- */
 
-static kvc_status_t move_and_wait(kvx_worker_t *worker, const kvx_wgroup_t *group, kvk_gpu_dir_t dir,
+static kvc_status_t copy_and_wait(kvx_worker_t *worker, const kvx_wgroup_t *group, kvk_gpu_dir_t dir,
 				  const kvk_move_t *move)
 {
 	const kvk_gpu_copy_t copy = {.dir = dir,
@@ -101,7 +102,7 @@ static kvc_status_t move_and_wait(kvx_worker_t *worker, const kvx_wgroup_t *grou
 				     .paged = &group->paged,
 				     .moves = move,
 				     .count = 1,
-				     .stream = worker->gpu->urgent};
+				     .stream = worker->gpu->load_sync_stream};
 	kvk_gpu_job_t *job = NULL;
 	kvc_status_t status = (kvc_status_t)kvk_gpu_submit(worker->gpu->gpu, &copy, &job);
 
@@ -110,7 +111,7 @@ static kvc_status_t move_and_wait(kvx_worker_t *worker, const kvx_wgroup_t *grou
 	}
 	status = (kvc_status_t)kvk_gpu_wait(job, ECHO_US);
 	if (status == KVC_PENDING) {
-		atomic_store(&worker->gpu->lost, 1u);
+		atomic_store(&worker->gpu->device_lost, 1u);
 		status = KVC_ERR_TIMEOUT;
 	}
 	kvk_gpu_end(job);
@@ -119,8 +120,8 @@ static kvc_status_t move_and_wait(kvx_worker_t *worker, const kvx_wgroup_t *grou
 }
 
 /* Leaves of the group's layers and heads, of bytes in canonical order. */
-static void leaves_of(const kvx_worker_t *worker, const kvx_wgroup_t *group, const uint8_t *block, uint64_t *all,
-		      uint64_t *leaves)
+static void group_leaves(const kvx_worker_t *worker, const kvx_wgroup_t *group, const uint8_t *block, uint64_t *all,
+			 uint64_t *leaves)
 {
 	const kvk_geometry_t *g = &worker->geometry;
 	const kvk_paged_t *paged = &group->paged;
@@ -135,27 +136,27 @@ static void leaves_of(const kvx_worker_t *worker, const kvx_wgroup_t *group, con
 }
 
 /* The device's digests are the host's, what was scattered is there, and it gathers as the same bytes. */
-static kvc_status_t go_round(kvx_worker_t *worker, const kvx_wgroup_t *group, const uint32_t *ids, uint8_t *memory,
-			     uint64_t *leaves)
+static kvc_status_t run_roundtrip(kvx_worker_t *worker, const kvx_wgroup_t *group, const uint32_t *ids, uint8_t *memory,
+				  uint64_t *leaves)
 {
 	const size_t block = worker->geometry.block_bytes;
 	uint64_t *expected = leaves + worker->words, *all = leaves + 2 * (size_t)worker->words;
 	const size_t bytes =
 		(size_t)group->paged.heads * group->paged.layers * worker->geometry.pieces * sizeof *leaves;
-	kvc_status_t status = move_and_wait(worker, group, KVK_GPU_GATHER,
+	kvc_status_t status = copy_and_wait(worker, group, KVK_GPU_GATHER,
 					    &(kvk_move_t){.block = ids[0], .data = memory, .leaves = leaves});
 
 	if (status != KVC_OK) {
 		return status;
 	}
-	leaves_of(worker, group, memory, all, expected);
+	group_leaves(worker, group, memory, all, expected);
 	if (memcmp(leaves, expected, bytes) != 0) {
 		return KVC_ERR_CORRUPT;
 	}
-	status = move_and_wait(worker, group, KVK_GPU_SCATTER,
+	status = copy_and_wait(worker, group, KVK_GPU_SCATTER,
 			       &(kvk_move_t){.block = ids[1], .data = memory, .leaves = expected});
 	if (status == KVC_OK) {
-		status = move_and_wait(worker, group, KVK_GPU_GATHER,
+		status = copy_and_wait(worker, group, KVK_GPU_GATHER,
 				       &(kvk_move_t){.block = ids[1], .data = memory + block, .leaves = leaves});
 	}
 	if (status == KVC_OK && (memcmp(memory, memory + block, block) != 0 || memcmp(leaves, expected, bytes) != 0)) {
@@ -165,7 +166,7 @@ static kvc_status_t go_round(kvx_worker_t *worker, const kvx_wgroup_t *group, co
 	return status;
 }
 
-kvc_status_t kvx_gpu_echo(kvx_worker_t *worker, const kvx_wgroup_t *group, uint32_t from, uint32_t to)
+kvc_status_t kvx_gpu_roundtrip_test(kvx_worker_t *worker, const kvx_wgroup_t *group, uint32_t from, uint32_t to)
 {
 	const uint32_t ids[2] = {from, to};
 	const size_t words = 2 * (size_t)worker->words + (size_t)worker->geometry.heads * worker->geometry.leaves;
@@ -175,15 +176,15 @@ kvc_status_t kvx_gpu_echo(kvx_worker_t *worker, const kvx_wgroup_t *group, uint3
 	kvc_status_t status = leaves ? KVC_OK : KVC_ERR_NOMEM;
 
 	if (status == KVC_OK) {
-		status = kvx_gpu_test_memory(worker, 2 * (size_t)worker->geometry.block_bytes, &memory, &unused);
+		status = kvx_gpu_test_alloc(worker, 2 * (size_t)worker->geometry.block_bytes, &memory, &unused);
 	}
-	if (status == KVC_OK && !kvx_gpu_order(worker, worker->gpu->compute, worker->gpu->urgent)) {
+	if (status == KVC_OK && !kvx_gpu_order_streams(worker, worker->gpu->compute, worker->gpu->load_sync_stream)) {
 		status = (kvc_status_t)KV_ERR_IO;
 	}
 	if (status == KVC_OK) {
-		status = go_round(worker, group, ids, memory, leaves);
+		status = run_roundtrip(worker, group, ids, memory, leaves);
 	}
-	if (!kvx_gpu_order(worker, worker->gpu->urgent, worker->gpu->compute) && status == KVC_OK) {
+	if (!kvx_gpu_order_streams(worker, worker->gpu->load_sync_stream, worker->gpu->compute) && status == KVC_OK) {
 		status = (kvc_status_t)KV_ERR_IO;
 	}
 	kvx_gpu_test_free(worker, memory);

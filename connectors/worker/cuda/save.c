@@ -5,9 +5,13 @@
  * it, on the device. Where that cannot be done, what the flight brings is poisoned and counts for nothing, for its
  * digests would be right whatever it read.
  */
-#include "worker/cuda/impl.h"
+#include "worker/cuda/save.h"
+#include "worker/cuda/batch.h"
+#include "worker/cuda/pool_memory.h"
+#include "worker/host/move.h"
+#include "worker/jobs/save.h"
+#include "worker/submit.h"
 
-#define SPINS 2000u
 #define STAGED_LEAST                                                                                                   \
 	(UINT64_C(256)                                                                                                 \
 	 << 10) /* bytes beside each other in the pool, from which on the copy engine is worth its calls */
@@ -23,7 +27,7 @@ static int is_fenced(const kvx_worker_t *worker, const kvx_wsave_t *save, uint32
 }
 
 /* Put block i of the save into the flight. Not OK: it stays as it was; ALREADY: there is nothing to do. */
-static kvc_status_t board(kvx_worker_t *worker, kvx_flight_t *flight, kvx_wsave_t *save, uint32_t i)
+static kvc_status_t add_block(kvx_worker_t *worker, kvx_gpu_batch_t *batch, kvx_wsave_t *save, uint32_t i)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
 	void *data = NULL;
@@ -34,36 +38,36 @@ static kvc_status_t board(kvx_worker_t *worker, kvx_flight_t *flight, kvx_wsave_
 	if (status == KVC_OK && !kvk_gpu_sees(gpu->gpu, data, worker->geometry.block_bytes)) {
 		status = KVX_ERR_FAULT;
 	}
-	if ((status != KVC_OK && status != KVC_ALREADY) || !kvx_wsave_claim(save, i)) {
+	if ((status != KVC_OK && status != KVC_ALREADY) || !kvx_wsave_take_block(save, i)) {
 		return status;
 	}
 	if (status == KVC_ALREADY) {
-		kvx_wsave_unmark(worker, save, i, KVX_MARK_DONE);
+		kvx_wsave_release_block(worker, save, i, KVX_MARK_DONE);
 		return status;
 	}
 	if (save->group->padded) {
-		kvx_move_zero(worker, save->group, data);
+		kvx_move_zero_padding(worker, save->group, data);
 	}
 	atomic_fetch_add(&save->active, 1u);
-	gpu->moves[flight->n] = (kvk_move_t){
-		.block = save->ids[i], .data = data, .leaves = flight->leaves + (size_t)flight->n * worker->words};
-	flight->saves[flight->n] = save;
-	flight->place[flight->n++] = i;
+	gpu->moves[batch->n] = (kvk_move_t){
+		.block = save->ids[i], .data = data, .leaves = batch->leaves + (size_t)batch->n * worker->words};
+	batch->saves[batch->n] = save;
+	batch->index[batch->n++] = i;
 
 	return KVC_OK;
 }
 
 /* Blocks of the save that wait, those of the fence or from the first on. Not OK: why the next one cannot be copied now,
  * or ever. */
-static kvc_status_t board_some(kvx_worker_t *worker, kvx_flight_t *flight, kvx_wsave_t *save, int fence)
+static kvc_status_t add_blocks(kvx_worker_t *worker, kvx_gpu_batch_t *batch, kvx_wsave_t *save, int fence)
 {
 	kvc_status_t status = KVC_OK;
 
-	for (uint32_t i = fence ? 0 : save->at; i < save->n && flight->n < worker->gpu->save_batch; i++) {
+	for (uint32_t i = fence ? 0 : save->at; i < save->n && batch->n < worker->gpu->save_batch; i++) {
 		if (atomic_load(&save->state[i]) != KVX_MARK_WAITING || (fence && !is_fenced(worker, save, i))) {
 			continue;
 		}
-		status = board(worker, flight, save, i);
+		status = add_block(worker, batch, save, i);
 		if (status != KVC_OK && status != KVC_ALREADY) {
 			return status;
 		}
@@ -74,29 +78,29 @@ static kvc_status_t board_some(kvx_worker_t *worker, kvx_flight_t *flight, kvx_w
 
 /* What one step has to save are many puts, some of a block each: those behind the save come with it. What of them
  * cannot is seen to in their own turn. */
-static void board_others(kvx_worker_t *worker, kvx_flight_t *flight, const kvx_wsave_t *save)
+static void add_other_saves(kvx_worker_t *worker, kvx_gpu_batch_t *batch, const kvx_wsave_t *save)
 {
-	for (kvx_wjob_t *job = save->job.next_run; job && flight->n < worker->gpu->save_batch; job = job->next_run) {
+	for (kvx_wjob_t *job = save->job.next_run; job && batch->n < worker->gpu->save_batch; job = job->next_run) {
 		kvx_wsave_t *other = (kvx_wsave_t *)job;
 
 		if (job->kind == KVX_WJOB_SAVE && other->group == save->group && other->layout == save->layout &&
 		    atomic_load(&other->imported) == KVC_OK && !atomic_load(&other->dropped) &&
 		    !atomic_load(&other->closed)) {
-			(void)board_some(worker, flight, other, 0);
+			(void)add_blocks(worker, batch, other, 0);
 		}
 	}
 }
 
 /* What was put into the flight is given up, or put back. */
-static void leave(kvx_worker_t *worker, kvx_flight_t *flight, int give_up)
+static void return_blocks(kvx_worker_t *worker, kvx_gpu_batch_t *batch, int give_up)
 {
-	for (uint32_t m = 0; m < flight->n; m++) {
-		kvx_wsave_t *save = flight->saves[m];
+	for (uint32_t m = 0; m < batch->n; m++) {
+		kvx_wsave_t *save = batch->saves[m];
 
 		if (give_up) {
-			kvx_wsave_unmark(worker, save, flight->place[m], KVX_MARK_DROPPED);
+			kvx_wsave_release_block(worker, save, batch->index[m], KVX_MARK_DROPPED);
 		} else {
-			atomic_store(&save->state[flight->place[m]], KVX_MARK_WAITING);
+			atomic_store(&save->state[batch->index[m]], KVX_MARK_WAITING);
 		}
 		atomic_fetch_sub(&save->active, 1u);
 	}
@@ -106,50 +110,83 @@ static void leave(kvx_worker_t *worker, kvx_flight_t *flight, int give_up)
  * costs it far more than their share. Beside products of many waves the copy engine takes the link's part, and a kernel
  * on few SMs the rest, which gets them between two waves. Those of a step that generates are of a wave or less and wait
  * for the memory: there, one kernel that reads the cache once and writes the pool disturbs them least. */
-static kvk_gpu_way_t way_of(const kvx_worker_t *worker, const kvx_wsave_t *save)
+static kvk_gpu_way_t choose_way(const kvx_worker_t *worker, const kvx_wsave_t *save)
 {
 	const kvk_paged_t *paged = &save->group->paged;
 	const uint64_t run = (uint64_t)paged->layers * worker->geometry.page_bytes *
 			     (paged->layers == worker->layout.layers ? paged->heads : 1u);
 
-	if (!atomic_load(&worker->gpu->crowded)) {
+	if (!atomic_load(&worker->gpu->is_prefill_step)) {
 		return KVK_GPU_ZERO_COPY;
 	}
 
 	return run >= STAGED_LEAST ? KVK_GPU_STAGED : KVK_GPU_AUTO;
 }
 
+/* It has been read: its digests go where the daemon looks for them. */
+static kvc_status_t hand_in_digests(kvx_worker_t *worker, const kvx_gpu_batch_t *batch, uint32_t m)
+{
+	const kvx_wsave_t *save = batch->saves[m];
+	uint64_t *leaves = batch->leaves + (size_t)m * worker->words;
+
+	if (save->group->padded) {
+		kvx_move_pad_leaves(worker, save->group, leaves, worker->gpu->padded);
+		leaves = worker->gpu->padded;
+	}
+
+	return kvc_put_digests(save->put, batch->index[m], leaves);
+}
+
+static void complete_saves(kvx_worker_t *worker, kvx_gpu_batch_t *batch, kvc_status_t status)
+{
+	const kvk_paged_t *paged = &batch->saves[0]->group->paged;
+	const uint64_t bytes = (uint64_t)paged->heads * paged->layers * worker->geometry.page_bytes;
+	uint32_t done = 0;
+
+	for (uint32_t m = 0; m < batch->n; m++) {
+		const int good = status == KVC_OK && !batch->poisoned && hand_in_digests(worker, batch, m) == KVC_OK;
+		kvx_wsave_t *save = batch->saves[m];
+
+		kvx_wsave_release_block(worker, save, batch->index[m], good ? KVX_MARK_DONE : KVX_MARK_DROPPED);
+		done += good ? 1u : 0u;
+		atomic_fetch_sub(&save->active, 1u); /* it may be gone now */
+	}
+	kvx_stat_add(&worker->stats.save_bytes, done * bytes);
+	kvx_stat_add(&worker->stats.save_ns, kvx_worker_now_ns() - batch->begin_ns);
+}
+
 /* One flight with blocks of the save that wait, those of the fence or from the first on, onto the stream: how many.
  * Lock held. PENDING: no flight is free, or the driver has no job; else why a block cannot be copied now, or ever. */
-static kvc_status_t send(kvx_worker_t *worker, kvx_wsave_t *save, int fence, uint32_t *p_sent)
+static kvc_status_t send_batch(kvx_worker_t *worker, kvx_wsave_t *save, int fence, uint32_t *p_sent)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
-	kvx_flight_t *flight = kvx_flight_of_save(gpu, fence);
+	kvx_gpu_batch_t *batch = kvx_gpu_batch_for_save(gpu, fence);
 	kvk_gpu_copy_t copy = {.dir = KVK_GPU_GATHER,
 			       .layout = save->layout,
 			       .paged = &save->group->paged,
 			       .moves = gpu->moves,
-			       .way = fence ? KVK_GPU_AUTO : way_of(worker, save),
+			       .way = fence ? KVK_GPU_AUTO : choose_way(worker, save),
 			       .sms = fence ? 0 : gpu->save_sms,
-			       .stream = fence ? gpu->compute : gpu->low};
+			       .stream = fence ? gpu->compute : gpu->save_stream};
 	kvc_status_t status, sent;
 
 	*p_sent = 0;
-	if (!flight) {
+	if (!batch) {
 		return KVC_PENDING;
 	}
-	flight->lane = fence ? KVX_LANE_FENCE : KVX_LANE_SAVE;
-	flight->n = 0;
-	status = board_some(worker, flight, save, fence);
+	batch->lane = fence ? KVX_LANE_FENCE : KVX_LANE_SAVE;
+	batch->done = complete_saves;
+	batch->n = 0;
+	status = add_blocks(worker, batch, save, fence);
 	if (status == KVC_OK && !fence) {
-		board_others(worker, flight, save);
+		add_other_saves(worker, batch, save);
 	}
-	if (flight->n > 0) {
-		copy.count = flight->n;
-		sent = kvx_flight_submit(worker, flight, &copy);
-		*p_sent = sent == KVC_OK ? flight->n : 0;
+	if (batch->n > 0) {
+		copy.count = batch->n;
+		sent = kvx_gpu_batch_submit(worker, batch, &copy);
+		*p_sent = sent == KVC_OK ? batch->n : 0;
 		if (sent != KVC_OK) {
-			leave(worker, flight, sent != KVC_ERR_BUSY);
+			return_blocks(worker, batch, sent != KVC_ERR_BUSY);
 			status = sent == KVC_ERR_BUSY ? KVC_PENDING : sent;
 		}
 	}
@@ -162,7 +199,7 @@ static kvc_status_t send(kvx_worker_t *worker, kvx_wsave_t *save, int fence, uin
 
 /* The device sees the next blocks' memory, or that of the first of them: those before memory that is refused now can
  * go. */
-static kvc_status_t ensure_next(kvx_worker_t *worker, const kvx_wsave_t *save)
+static kvc_status_t register_next(kvx_worker_t *worker, const kvx_wsave_t *save)
 {
 	kvc_status_t status = KVC_OK;
 	uint32_t looked = 0;
@@ -174,7 +211,7 @@ static kvc_status_t ensure_next(kvx_worker_t *worker, const kvx_wsave_t *save)
 			continue;
 		}
 		if (kvc_put_block(save->put, i, &data) == KVC_OK) {
-			status = kvx_slabs_ensure(worker, data, worker->geometry.block_bytes);
+			status = kvx_pool_memory_register(worker, data, worker->geometry.block_bytes);
 		}
 		looked++;
 	}
@@ -183,7 +220,7 @@ static kvc_status_t ensure_next(kvx_worker_t *worker, const kvx_wsave_t *save)
 }
 
 /* Past what has been read. REVOKED: something was given up. */
-static kvc_status_t pass(kvx_wsave_t *save)
+static kvc_status_t skip_done(kvx_wsave_t *save)
 {
 	while (save->at < save->n) {
 		const uint8_t state = atomic_load(&save->state[save->at]);
@@ -197,66 +234,35 @@ static kvc_status_t pass(kvx_wsave_t *save)
 	return KVC_OK;
 }
 
-kvc_status_t kvx_gpu_save(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t *p_moved)
+kvc_status_t kvx_gpu_send_save(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t *p_moved)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
-	const int full = atomic_load(&gpu->airborne) - atomic_load(&gpu->loading) >= KVX_GPU_AHEAD ||
-			 (uint64_t)atomic_load(&gpu->leaving) * worker->geometry.block_bytes >= KVX_GPU_AHEAD_BYTES;
-	kvc_status_t status = full ? KVC_PENDING : ensure_next(worker, save), passed;
+	const int full = atomic_load(&gpu->in_flight) - atomic_load(&gpu->loads_in_flight) >= KVX_GPU_SAVES_AHEAD ||
+			 (uint64_t)atomic_load(&gpu->save_blocks_in_flight) * worker->geometry.block_bytes >=
+				 KVX_GPU_SAVE_AHEAD_BYTES;
+	kvc_status_t status = full ? KVC_PENDING : register_next(worker, save), passed;
 
 	*p_moved = 0;
 	if (status == KVC_OK) {
 		(void)pthread_mutex_lock(&gpu->lock);
-		status = send(worker, save, 0, p_moved);
+		status = send_batch(worker, save, 0, p_moved);
 		(void)pthread_mutex_unlock(&gpu->lock);
 	}
 	if (status == KVC_PENDING) {
-		worker->waiting = 1;
+		worker->polls_soon = 1;
 		status = KVC_OK;
 	}
 
-	passed = pass(save);
+	passed = skip_done(save);
 
 	return passed == KVC_OK ? status : passed;
-}
-
-/* It has been read: its digests go where the daemon looks for them. */
-static kvc_status_t take_over(kvx_worker_t *worker, const kvx_flight_t *flight, uint32_t m)
-{
-	const kvx_wsave_t *save = flight->saves[m];
-	uint64_t *leaves = flight->leaves + (size_t)m * worker->words;
-
-	if (save->group->padded) {
-		kvx_move_pad(worker, save->group, leaves, worker->gpu->padded);
-		leaves = worker->gpu->padded;
-	}
-
-	return kvc_put_digests(save->put, flight->place[m], leaves);
-}
-
-void kvx_gpu_save_landed(kvx_worker_t *worker, kvx_flight_t *flight, kvc_status_t status)
-{
-	const kvk_paged_t *paged = &flight->saves[0]->group->paged;
-	const uint64_t bytes = (uint64_t)paged->heads * paged->layers * worker->geometry.page_bytes;
-	uint32_t done = 0;
-
-	for (uint32_t m = 0; m < flight->n; m++) {
-		const int good = status == KVC_OK && !flight->poisoned && take_over(worker, flight, m) == KVC_OK;
-		kvx_wsave_t *save = flight->saves[m];
-
-		kvx_wsave_unmark(worker, save, flight->place[m], good ? KVX_MARK_DONE : KVX_MARK_DROPPED);
-		done += good ? 1u : 0u;
-		atomic_fetch_sub(&save->active, 1u); /* it may be gone now */
-	}
-	kvx_wcount(&worker->stats.save_bytes, done * bytes);
-	kvx_wcount(&worker->stats.save_ns, kvx_worker_now() - flight->begin_ns);
 }
 
 /* ---- fences (engine's thread)
  * ------------------------------------------------------------------------------------------------ */
 
 /* Blocks of the fence that nobody has taken. */
-static int waits(const kvx_worker_t *worker, kvx_wsave_t *save)
+static int has_waiting(const kvx_worker_t *worker, kvx_wsave_t *save)
 {
 	for (uint32_t i = 0; i < save->n; i++) {
 		if (is_fenced(worker, save, i) && atomic_load(&save->state[i]) == KVX_MARK_WAITING) {
@@ -276,7 +282,7 @@ static uint32_t send_fenced(kvx_worker_t *worker, kvx_wsave_t *save)
 	atomic_fetch_add(&save->active, 1u);
 	(void)pthread_mutex_lock(&gpu->lock);
 	if (!atomic_load(&save->closed)) {
-		(void)send(worker, save, 1, &sent);
+		(void)send_batch(worker, save, 1, &sent);
 	}
 	(void)pthread_mutex_unlock(&gpu->lock);
 	atomic_fetch_sub(&save->active, 1u);
@@ -286,19 +292,19 @@ static uint32_t send_fenced(kvx_worker_t *worker, kvx_wsave_t *save)
 
 static void send_waiting(kvx_worker_t *worker, kvx_wsave_t *save)
 {
-	if (!waits(worker, save) || !kvx_fence_wait_imported(worker, save)) {
+	if (!has_waiting(worker, save) || !kvx_wsave_await_import(worker, save)) {
 		return;
 	}
-	while (waits(worker, save) && !atomic_load(&save->closed)) {
+	while (has_waiting(worker, save) && !atomic_load(&save->closed)) {
 		if (send_fenced(worker, save) > 0) {
 			continue;
 		}
-		if (kvx_worker_now() >= worker->fence_retry) {
+		if (kvx_worker_now_ns() >= worker->fence_retry) {
 			return;
 		}
-		kvx_worker_wake(worker);
-		(void)kvx_flight_land(worker);
-		kvx_pause();
+		kvx_transfer_wake(worker);
+		(void)kvx_gpu_complete_batches(worker);
+		kvx_cpu_relax();
 	}
 }
 
@@ -312,37 +318,37 @@ static void drop_waiting(kvx_worker_t *worker, kvx_wsave_t *save)
 }
 
 /* What the engine enqueues from now on comes after the flight, if it reads a block of the fence. */
-static void order_flight(kvx_worker_t *worker, kvx_flight_t *flight)
+static void order_batch(kvx_worker_t *worker, kvx_gpu_batch_t *batch)
 {
-	for (uint32_t m = 0; m < flight->n; m++) {
-		if (is_fenced(worker, flight->saves[m], flight->place[m])) {
-			if (kvk_gpu_order(flight->job, worker->gpu->compute) != KV_OK) {
-				flight->poisoned = 1;
+	for (uint32_t m = 0; m < batch->n; m++) {
+		if (is_fenced(worker, batch->saves[m], batch->index[m])) {
+			if (kvk_gpu_order(batch->job, worker->gpu->compute) != KV_OK) {
+				batch->poisoned = 1;
 			}
 			return;
 		}
 	}
 }
 
-void kvx_gpu_fence(kvx_worker_t *worker)
+void kvx_gpu_save_fenced(kvx_worker_t *worker)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
 
 	for (kvx_wjob_t *job = worker->saves; job; job = job->next) {
-		if (!atomic_load(&job->over)) {
+		if (!atomic_load(&job->completed)) {
 			send_waiting(worker, (kvx_wsave_t *)job);
 		}
 	}
 	/* What still waits is given up before anybody can submit it. */
 	(void)pthread_mutex_lock(&gpu->lock);
 	for (kvx_wjob_t *job = worker->saves; job; job = job->next) {
-		if (!atomic_load(&job->over)) {
+		if (!atomic_load(&job->completed)) {
 			drop_waiting(worker, (kvx_wsave_t *)job);
 		}
 	}
-	for (uint32_t i = KVX_GPU_LOADS; i < KVX_GPU_FLIGHTS; i++) {
-		if (gpu->flights[i].job) {
-			order_flight(worker, &gpu->flights[i]);
+	for (uint32_t i = KVX_GPU_LOADS; i < KVX_GPU_BATCHES; i++) {
+		if (gpu->batches[i].job) {
+			order_batch(worker, &gpu->batches[i]);
 		}
 	}
 	(void)pthread_mutex_unlock(&gpu->lock);

@@ -10,14 +10,14 @@
 #define MS    UINT64_C(1000000)
 #define S     UINT64_C(1000000000)
 
-static kvx_guard_t guard;
+static kvx_cost_model_t cost_model;
 static uint64_t now;
 static uint64_t who;
 static kv_test_rng_t rng;
 
 static void fresh(void)
 {
-	kvx_guard_init(&guard, BLOCK, TOKEN);
+	kvx_cost_model_init(&cost_model, BLOCK, TOKEN);
 	now = 100u * S;
 	rng.state = 7;
 }
@@ -28,26 +28,26 @@ static double about(double x, uint32_t percent)
 	return percent ? x * (1.0 + ((double)kv_test_below(&rng, 2u * percent * 100u) / 100.0 - percent) / 100.0) : x;
 }
 
-static kvx_guard_answer_t ask_of(uint32_t local, uint32_t cpu, uint32_t disk)
+static kvx_cost_decision_t ask_of(uint32_t local, uint32_t cpu, uint32_t disk)
 {
-	const kvx_guard_question_t question = {.who = ++who,
-					       .now_ns = now,
-					       .local = local,
-					       .cpu = cpu,
-					       .disk = disk,
-					       .total = local + cpu + disk + 12u,
-					       .grain = BLOCK};
-	kvx_guard_answer_t answer;
+	const kvx_cost_query_t question = {.request = ++who,
+					   .now_ns = now,
+					   .local = local,
+					   .cpu = cpu,
+					   .disk = disk,
+					   .total = local + cpu + disk + 12u,
+					   .grain = BLOCK};
+	kvx_cost_decision_t answer;
 
-	kvx_guard_ask(&guard, &question, &answer);
+	kvx_cost_model_decide(&cost_model, &question, &answer);
 	assert_true(answer.cpu <= cpu && answer.disk <= disk);
 	assert_true(answer.disk == 0 || answer.cpu == cpu); /* a prefix */
-	assert_true((answer.cpu + answer.disk > 0) == (answer.verdict != KVX_GUARD_NO));
+	assert_true((answer.cpu + answer.disk > 0) == (answer.choice != KVX_RECOMPUTE));
 
 	return answer;
 }
 
-static kvx_guard_answer_t ask(uint32_t cpu, uint32_t disk)
+static kvx_cost_decision_t ask(uint32_t cpu, uint32_t disk)
 {
 	return ask_of(0, cpu, disk);
 }
@@ -62,10 +62,10 @@ static double h200_ns(uint32_t before, uint32_t tokens)
 
 static void step(uint32_t before, uint32_t tokens, double ns)
 {
-	kvx_guard_work_t work = {0};
+	kvx_step_work_t work = {0};
 
-	kvx_guard_work_add(&work, before, tokens);
-	kvx_guard_computed(&guard, &work, (uint64_t)ns);
+	kvx_step_work_add(&work, before, tokens);
+	kvx_cost_model_add_step(&cost_model, &work, (uint64_t)ns);
 }
 
 /* A prompt in chunks, as the engine takes it: all of it in nanoseconds. */
@@ -92,16 +92,17 @@ static double load_ns(uint32_t tokens, double rate)
 
 static void loaded(uint32_t cpu, uint32_t disk, double ns)
 {
-	kvx_guard_loaded(&guard, &(kvx_guard_load_t){.cpu = cpu, .disk = disk, .ns = (uint64_t)ns, .now_ns = now});
+	kvx_cost_model_add_load(&cost_model,
+				&(kvx_load_sample_t){.cpu = cpu, .disk = disk, .ns = (uint64_t)ns, .now_ns = now});
 }
 
-static kvx_guard_answer_t ask_rest(uint32_t disk, uint32_t rest)
+static kvx_cost_decision_t ask_rest(uint32_t disk, uint32_t rest)
 {
-	const kvx_guard_question_t question = {
-		.who = ++who, .now_ns = now, .disk = disk, .total = disk + rest, .grain = BLOCK};
-	kvx_guard_answer_t answer;
+	const kvx_cost_query_t question = {
+		.request = ++who, .now_ns = now, .disk = disk, .total = disk + rest, .grain = BLOCK};
+	kvx_cost_decision_t answer;
 
-	kvx_guard_ask(&guard, &question, &answer);
+	kvx_cost_model_decide(&cost_model, &question, &answer);
 
 	return answer;
 }
@@ -133,7 +134,7 @@ static double cold_ns(uint32_t tokens)
 static double answered(uint32_t tokens, double rate, double slower)
 {
 	const uint32_t hit = (tokens - 1u) / BLOCK * BLOCK;
-	const kvx_guard_answer_t answer = ask_rest(hit, tokens - hit);
+	const kvx_cost_decision_t answer = ask_rest(hit, tokens - hit);
 	const double load = load_ns(answer.disk, rate);
 
 	if (answer.disk) {
@@ -146,7 +147,7 @@ static double answered(uint32_t tokens, double rate, double slower)
 /* Ask, load what the answer says, learn from it; what the hit costs, loading and computing, beside computing all. */
 static double serve(uint32_t cpu, uint32_t disk, double memory_rate, double disk_rate)
 {
-	const kvx_guard_answer_t answer = ask(cpu, disk);
+	const kvx_cost_decision_t answer = ask(cpu, disk);
 	const uint32_t all = cpu + disk + 12u, got = answer.cpu + answer.disk;
 	const double load = load_ns(answer.cpu, memory_rate) + load_ns(answer.disk, disk_rate);
 
@@ -171,11 +172,12 @@ static void p7_computing_is_predicted_from_a_few_prompts(void **state)
 	for (uint32_t n = 512; n <= 65536; n *= 2) {
 		const double expected = h200_ns(0, n) - h200_ns(0, 0);
 
-		assert_in_range(kvx_guard_compute_ns(&guard, 0, n), (uint64_t)(expected * 0.88),
+		assert_in_range(kvx_cost_model_compute_ns(&cost_model, 0, n), (uint64_t)(expected * 0.88),
 				(uint64_t)(expected * 1.12));
 	}
 	/* The same tokens cost more behind others. */
-	assert_true(kvx_guard_compute_ns(&guard, 32768, 1024) > 3u * kvx_guard_compute_ns(&guard, 0, 1024) / 2u);
+	assert_true(kvx_cost_model_compute_ns(&cost_model, 32768, 1024) >
+		    3u * kvx_cost_model_compute_ns(&cost_model, 0, 1024) / 2u);
 }
 
 /* What was measured at one length says something about longer ones, unless it is so short that most of the time may be
@@ -184,20 +186,20 @@ static void p7_one_measurement_is_a_proportion(void **state)
 {
 	(void)state;
 	fresh();
-	assert_int_equal(kvx_guard_compute_ns(&guard, 0, 1000), 0);
+	assert_int_equal(kvx_cost_model_compute_ns(&cost_model, 0, 1000), 0);
 	step(0, 1000, 30e6);
-	assert_in_range(kvx_guard_compute_ns(&guard, 0, 2000), 59u * MS, 61u * MS);
-	assert_true(kvx_guard_compute_ns(&guard, 0, 8000) > 0);
-	assert_in_range(kvx_guard_compute_ns(&guard, 0, 32000), 950u * MS, 970u * MS);
+	assert_in_range(kvx_cost_model_compute_ns(&cost_model, 0, 2000), 59u * MS, 61u * MS);
+	assert_true(kvx_cost_model_compute_ns(&cost_model, 0, 8000) > 0);
+	assert_in_range(kvx_cost_model_compute_ns(&cost_model, 0, 32000), 950u * MS, 970u * MS);
 	step(0, 0, 30e6);
 	step(0, 1000, 0);
 	step(0, 1000, 200e9);
-	assert_in_range(kvx_guard_compute_ns(&guard, 0, 2000), 59u * MS, 61u * MS);
+	assert_in_range(kvx_cost_model_compute_ns(&cost_model, 0, 2000), 59u * MS, 61u * MS);
 
 	fresh();
 	step(9000, 100, 6e6);
-	assert_in_range(kvx_guard_compute_ns(&guard, 0, 200), 11u * MS, 13u * MS);
-	assert_int_equal(kvx_guard_compute_ns(&guard, 0, 202), 0);
+	assert_in_range(kvx_cost_model_compute_ns(&cost_model, 0, 200), 11u * MS, 13u * MS);
+	assert_int_equal(kvx_cost_model_compute_ns(&cost_model, 0, 202), 0);
 }
 
 /* The rule: a disk of 2.6 GB/s does not pay under 32 k tokens, and no hit costs more than 1.02 of a cold prompt: the
@@ -221,7 +223,7 @@ static void p7_a_hit_on_a_slow_disk_costs_what_a_cold_prompt_does(void **state)
 		}
 		/* With a part in memory, that is loaded and the rest computed. */
 		for (uint32_t i = 0; i < 100; i++) {
-			const kvx_guard_answer_t answer = ask(4096, 6144);
+			const kvx_cost_decision_t answer = ask(4096, 6144);
 
 			assert_int_equal(answer.cpu, 4096);
 			assert_true(answer.disk <= 6144 / 8);
@@ -254,17 +256,17 @@ static void p7_a_disk_that_pays_is_loaded_from(void **state)
 		(void)prompt(66000, 2);
 		loaded(0, 1024, load_ns(1024, 2.6));
 	}
-	assert_int_equal(ask(0, 32768).verdict, KVX_GUARD_NO);
+	assert_int_equal(ask(0, 32768).choice, KVX_RECOMPUTE);
 	assert_int_equal(ask(0, 120000).disk, 120000);
 	/* The engine has the first half: what follows is dear to compute. */
 	assert_int_equal(ask_of(60000, 0, 4096).disk, 4096);
-	assert_int_equal(ask_of(0, 0, 4096).verdict, KVX_GUARD_NO);
+	assert_int_equal(ask_of(0, 0, 4096).choice, KVX_RECOMPUTE);
 }
 
 /* An engine whose first request ever is a hit on disk. */
 static void p7_before_anything_is_measured_little_is_bet_on_a_disk(void **state)
 {
-	kvx_guard_answer_t answer;
+	kvx_cost_decision_t answer;
 
 	(void)state;
 	fresh();
@@ -300,7 +302,7 @@ static void p7_an_engine_that_finds_all_its_prompts_on_disk_learns_what_computin
 		for (uint32_t k = 0; k < 50; k++) {
 			const double ns = answered(n, rate, 1);
 
-			assert_true(ns <= cold_ns(n) * 1.02 + (k < 3 ? 1.1 * KVX_GUARD_BET_NS / rate : 0));
+			assert_true(ns <= cold_ns(n) * 1.02 + (k < 3 ? 1.1 * KVX_COST_EXPLORE_NS / rate : 0));
 			now += S;
 		}
 	}
@@ -326,21 +328,21 @@ static void p7_a_disk_that_pays_is_loaded_from_whole_by_the_second_prompt(void *
 /* Several groups: a hit is loaded whole or not at all. */
 static void p7_every_other_hit_that_may_not_be_cut_is_computed_until_that_is_known(void **state)
 {
-	kvx_guard_question_t question = {.now_ns = 100u * S, .disk = 1024, .total = 1030, .grain = 0};
-	kvx_guard_answer_t answer;
+	kvx_cost_query_t question = {.now_ns = 100u * S, .disk = 1024, .total = 1030, .grain = 0};
+	kvx_cost_decision_t answer;
 
 	(void)state;
 	fresh();
 	for (uint32_t i = 0; i < 6; i++) {
-		question.who = i + 1u;
-		kvx_guard_ask(&guard, &question, &answer);
+		question.request = i + 1u;
+		kvx_cost_model_decide(&cost_model, &question, &answer);
 		assert_int_equal(answer.disk, i % 2 ? 0 : 1024);
-		assert_int_equal(answer.verdict, i % 2 ? KVX_GUARD_NO : KVX_GUARD_PAYS);
+		assert_int_equal(answer.choice, i % 2 ? KVX_RECOMPUTE : KVX_LOAD);
 	}
 	(void)prompt(1030, 0);
-	question.who++;
-	kvx_guard_ask(&guard, &question, &answer);
-	assert_int_equal(answer.verdict, KVX_GUARD_NO);
+	question.request++;
+	kvx_cost_model_decide(&cost_model, &question, &answer);
+	assert_int_equal(answer.choice, KVX_RECOMPUTE);
 }
 
 /* ---- memory
@@ -357,19 +359,19 @@ static void measure(uint32_t times, uint32_t tokens, uint64_t load, uint64_t com
 
 static void p7_memory_is_trusted_until_it_was_measured(void **state)
 {
-	kvx_guard_answer_t answer;
+	kvx_cost_decision_t answer;
 
 	(void)state;
 	fresh();
-	assert_int_equal(ask(1024, 0).verdict, KVX_GUARD_PAYS);
+	assert_int_equal(ask(1024, 0).choice, KVX_LOAD);
 	measure(2, 1024, 100u * MS, 10u * MS);
-	assert_int_equal(ask(1024, 0).verdict, KVX_GUARD_PAYS);
+	assert_int_equal(ask(1024, 0).choice, KVX_LOAD);
 	measure(1, 1024, 100u * MS, 10u * MS);
 	answer = ask(1024, 0);
-	assert_int_equal(answer.verdict, KVX_GUARD_NO);
-	assert_int_equal(answer.turned, 1);
+	assert_int_equal(answer.choice, KVX_RECOMPUTE);
+	assert_int_equal(answer.state_changed, 1);
 	assert_int_equal(answer.from, 1024);
-	assert_int_equal(answer.of_disk, 0);
+	assert_int_equal(answer.on_disk, 0);
 	assert_in_range(answer.load_ns, 99u * MS, 101u * MS);
 	assert_in_range(answer.compute_ns, 9u * MS, 11u * MS);
 }
@@ -382,23 +384,23 @@ static void p7_a_slow_tier_is_tried_now_and_then_at_little_cost(void **state)
 	(void)state;
 	fresh();
 	measure(5, 16384, 1600u * MS, 160u * MS);
-	assert_int_equal(ask(16384, 0).turned, 1);
+	assert_int_equal(ask(16384, 0).state_changed, 1);
 	for (uint32_t i = 0; i < 320; i++) {
-		const kvx_guard_answer_t answer = ask(16384, 0);
+		const kvx_cost_decision_t answer = ask(16384, 0);
 
-		assert_int_equal(answer.turned, 0);
-		assert_true(answer.verdict != KVX_GUARD_PAYS);
-		if (answer.verdict == KVX_GUARD_PROBE) {
+		assert_int_equal(answer.state_changed, 0);
+		assert_true(answer.choice != KVX_LOAD);
+		if (answer.choice == KVX_LOAD_SAMPLE) {
 			assert_true(answer.cpu % BLOCK == 0);
-			assert_true(answer.cpu * 1600.0 / 16384 <= 161.0 / KVX_GUARD_SHARE);
+			assert_true(answer.cpu * 1600.0 / 16384 <= 161.0 / KVX_COST_SAMPLE_SHARE);
 			probes++;
 		}
 	}
 	assert_int_equal(probes, 10);
 	for (uint32_t i = 0; i < 3; i++) {
-		now += KVX_GUARD_PROBE_NS;
-		assert_int_equal(ask(16384, 0).verdict, KVX_GUARD_PROBE);
-		assert_int_equal(ask(16384, 0).verdict, KVX_GUARD_NO);
+		now += KVX_COST_SAMPLE_NS;
+		assert_int_equal(ask(16384, 0).choice, KVX_LOAD_SAMPLE);
+		assert_int_equal(ask(16384, 0).choice, KVX_RECOMPUTE);
 	}
 }
 
@@ -409,12 +411,12 @@ static void p7_it_resumes_when_loading_has_become_faster(void **state)
 	(void)state;
 	fresh();
 	measure(7, 16384, 1600u * MS, 160u * MS);
-	assert_int_equal(ask(16384, 0).turned, 1);
+	assert_int_equal(ask(16384, 0).state_changed, 1);
 	/* Pieces say otherwise; when the old measurements have had their time, they are believed. */
 	for (;;) {
-		const kvx_guard_answer_t answer = ask(16384, 0);
+		const kvx_cost_decision_t answer = ask(16384, 0);
 
-		if (answer.turned == -1) {
+		if (answer.state_changed == -1) {
 			assert_int_equal(answer.cpu, 16384);
 			break;
 		}
@@ -431,14 +433,14 @@ static void p7_about_equal_does_not_flap(void **state)
 	(void)state;
 	fresh();
 	measure(7, 16384, 136u * MS, 160u * MS);
-	assert_int_equal(ask(16384, 0).turned, 0);
-	assert_int_equal(ask(16384, 0).verdict, KVX_GUARD_PAYS);
+	assert_int_equal(ask(16384, 0).state_changed, 0);
+	assert_int_equal(ask(16384, 0).choice, KVX_LOAD);
 	measure(7, 16384, 150u * MS, 160u * MS);
-	assert_int_equal(ask(16384, 0).turned, 1);
+	assert_int_equal(ask(16384, 0).state_changed, 1);
 	measure(7, 16384, 136u * MS, 160u * MS);
-	assert_int_equal(ask(16384, 0).verdict, KVX_GUARD_NO);
+	assert_int_equal(ask(16384, 0).choice, KVX_RECOMPUTE);
 	measure(7, 16384, 120u * MS, 160u * MS);
-	assert_int_equal(ask(16384, 0).turned, -1);
+	assert_int_equal(ask(16384, 0).state_changed, -1);
 }
 
 /* Pieces are read while a step runs, and look as if they cost nothing: what was measured near a length counts more. */
@@ -461,8 +463,8 @@ static void p7_small_loads_do_not_speak_for_large_ones(void **state)
 
 static void p7_asking_again_gives_the_same_answer(void **state)
 {
-	kvx_guard_question_t question = {.who = 5, .now_ns = 100u * S, .cpu = 1024, .total = 1030, .grain = BLOCK};
-	kvx_guard_answer_t answer;
+	kvx_cost_query_t question = {.request = 5, .now_ns = 100u * S, .cpu = 1024, .total = 1030, .grain = BLOCK};
+	kvx_cost_decision_t answer;
 	uint32_t asked = 0;
 
 	(void)state;
@@ -470,10 +472,10 @@ static void p7_asking_again_gives_the_same_answer(void **state)
 	measure(7, 1024, 100u * MS, 10u * MS);
 	for (uint32_t i = 0; i < 1000; i++) {
 		question.now_ns += 100000;
-		kvx_guard_ask(&guard, &question, &answer);
-		assert_int_equal(answer.verdict, KVX_GUARD_NO);
-		assert_int_equal(answer.turned, i == 0);
-		asked += !answer.again;
+		kvx_cost_model_decide(&cost_model, &question, &answer);
+		assert_int_equal(answer.choice, KVX_RECOMPUTE);
+		assert_int_equal(answer.state_changed, i == 0);
+		asked += !answer.repeated;
 	}
 	assert_int_equal(asked, 1);
 }
@@ -484,10 +486,10 @@ static void p7_single_outliers_decide_nothing(void **state)
 	fresh();
 	measure(7, 1024, 1u * MS, 10u * MS);
 	measure(3, 1024, 90u * S, 10u * MS);
-	assert_int_equal(ask(1024, 0).verdict, KVX_GUARD_PAYS);
+	assert_int_equal(ask(1024, 0).choice, KVX_LOAD);
 	loaded(1024, 0, 200e9); /* the machine slept */
 	loaded(0, 0, 5);
-	assert_int_equal(ask(1024, 0).verdict, KVX_GUARD_PAYS);
+	assert_int_equal(ask(1024, 0).choice, KVX_LOAD);
 }
 
 /* Any sequence gives sane answers, and the same when repeated. */
@@ -508,10 +510,10 @@ static void p7_the_same_history_gives_the_same_answers(void **state)
 			loaded(cpu, disk, (double)kv_test_below(&rng, S));
 			step((uint32_t)kv_test_below(&rng, 100000), cpu, (double)kv_test_below(&rng, S));
 			if (cpu + disk) {
-				const kvx_guard_answer_t answer = ask(cpu, disk);
+				const kvx_cost_decision_t answer = ask(cpu, disk);
 
-				assert_true(answer.verdict <= KVX_GUARD_NO);
-				sum[round] = sum[round] * 31u + answer.verdict + answer.cpu * 4u + answer.disk;
+				assert_true(answer.choice <= KVX_RECOMPUTE);
+				sum[round] = sum[round] * 31u + answer.choice + answer.cpu * 4u + answer.disk;
 			}
 		}
 	}

@@ -139,7 +139,7 @@ void store_ten(bench_t *b, uint32_t poll_blocks, prompt_t *from, prompt_t *to)
 
 	fake_reset(&layout);
 	bench_open(b, poll_blocks);
-	assert_true(kvx_ready(b->kvx));
+	assert_true(kvx_is_ready(b->kvx));
 	prompt_init(from, 1, 10, 0);
 	prompt_init(to, 1, 10, 30);
 	for (uint32_t i = 0; i < 10; i++) {

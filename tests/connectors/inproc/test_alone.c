@@ -69,7 +69,7 @@ static void p7_without_a_daemon_everything_is_a_quick_miss(void **state)
 	assert_int_equal(stats.loads, 100);
 	assert_int_equal(stats.load_refused, 100);
 	assert_int_equal(stats.save_refused, 100);
-	assert_false(kvx_ready(kvx));
+	assert_false(kvx_is_ready(kvx));
 	kvx_detach(kvx);
 	kvx_detach(NULL);
 	kve_cache_fini(&p.cache);
@@ -270,7 +270,7 @@ static void p10_contradictory_configurations_are_refused_with_a_sentence(void **
 	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
 		assert_int_equal(kvx_attach(&bad[i], &kvx), KVC_ERR_ARG);
 		assert_null(kvx);
-		assert_true(strlen(kvx_why()) > 10);
+		assert_true(strlen(kvx_last_error()) > 10);
 	}
 	kve_cache_fini(&p.cache);
 }

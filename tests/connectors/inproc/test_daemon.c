@@ -83,7 +83,7 @@ static void p7_hits_come_from_disk_after_the_daemon_was_killed(void **state)
 	rig_start(&rig);
 
 	/* The same engine finds the new daemon by itself. */
-	for (int i = 0; i < 500 && (attaches(engine) < 2 || !kvx_ready(kve_engine_store(engine))); i++) {
+	for (int i = 0; i < 500 && (attaches(engine) < 2 || !kvx_is_ready(kve_engine_store(engine))); i++) {
 		(void)kvx_poll(kve_engine_store(engine), 10);
 	}
 	assert_int_equal(attaches(engine), 2);
@@ -326,7 +326,7 @@ static void round_trip(const rig_t *rig, const shape_t *shape)
 
 	cache_init(&cache, shape);
 	assert_int_equal(kvx_attach(&config, &kvx), KVC_OK);
-	assert_true(kvx_ready(kvx));
+	assert_true(kvx_is_ready(kvx));
 	save_and_load(kvx, shape->layout.block_tokens);
 	check_copies(&cache);
 	kvx_detach(kvx);

@@ -138,12 +138,12 @@ static void p7_an_engine_may_start_before_the_daemon(void **state)
 	(void)state;
 	rig_init(&rig, kvd_program);
 	engine = chat_engine(rig.socket);
-	assert_false(kvx_ready(kve_engine_store(engine)));
+	assert_false(kvx_is_ready(kve_engine_store(engine)));
 	rig_start(&rig);
-	for (int i = 0; i < 500 && !kvx_ready(kve_engine_store(engine)); i++) {
+	for (int i = 0; i < 500 && !kvx_is_ready(kve_engine_store(engine)); i++) {
 		(void)kvx_poll(kve_engine_store(engine), 10);
 	}
-	assert_true(kvx_ready(kve_engine_store(engine)));
+	assert_true(kvx_is_ready(kve_engine_store(engine)));
 	chat_run(engine, 81, NULL, NULL, &totals);
 	assert_true(totals.cpu_tokens > 0);
 	kve_engine_destroy(engine);

@@ -322,14 +322,14 @@ static void p7_a_connector_whose_self_test_reads_other_bytes_never_loads(void **
 	fake_reset(&layout);
 	fake.wrong_bytes = 1;
 	bench_open(&b, 3);
-	assert_false(kvx_ready(b.kvx));
+	assert_false(kvx_is_ready(b.kvx));
 	prompt_init(&p, 1, 4, 0);
 	assert_int_equal(save_now(&b, &p, &saved), KVC_MISS);
 	fake.wrong_bytes = 0;
 	for (int i = 0; i < 50; i++) {
 		(void)kvx_poll(b.kvx, 0);
 	}
-	assert_false(kvx_ready(b.kvx));
+	assert_false(kvx_is_ready(b.kvx));
 	assert_int_equal(load_now(&b, &p, &result), KVC_MISS);
 	assert_int_equal(stats_of(&b).self_test_failures, 1);
 	bench_close(&b);
@@ -343,13 +343,13 @@ static void p7_what_fails_at_attach_is_tried_again_in_poll(void **state)
 	fake_reset(&layout);
 	fake.no_space = 1;
 	bench_open(&b, 3);
-	assert_false(kvx_ready(b.kvx));
+	assert_false(kvx_is_ready(b.kvx));
 	fake.no_space = 0;
-	for (int i = 0; i < 200 && !kvx_ready(b.kvx); i++) {
+	for (int i = 0; i < 200 && !kvx_is_ready(b.kvx); i++) {
 		(void)kvx_poll(b.kvx, 0);
 		usleep(10000);
 	}
-	assert_true(kvx_ready(b.kvx));
+	assert_true(kvx_is_ready(b.kvx));
 	bench_close(&b);
 }
 
@@ -405,7 +405,7 @@ static void reports_carry_the_reason_of_the_miss(void **state)
 	assert_int_equal(result.blocks, 10);
 	assert_int_equal(result.why, 1); /* ABSENT */
 	request.load = &result;
-	kvx_report(b.kvx, &request);
+	kvx_record_request(b.kvx, &request);
 	assert_int_equal(fake.reports, 1);
 	assert_int_equal(fake.last_report_why, 1);
 	bench_close(&b);

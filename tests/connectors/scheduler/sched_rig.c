@@ -62,7 +62,7 @@ kvc_status_t sr_open(sr_t *sr, const rig_t *rig, const sr_options_t *options)
 		     .groups = options->groups ? options->groups : 1,
 		     .even_window = options->even_window,
 		     .foreign = options->foreign};
-	sr->report = (kvx_bytes_t){.data = report_memory, .cap = sizeof report_memory};
+	sr->report = (kvx_msg_buf_t){.data = report_memory, .cap = sizeof report_memory};
 	describe(sr);
 	kvk_layout_geometry(&sr->layout, &geometry);
 	sr->block_bytes = geometry.block_bytes;
@@ -80,7 +80,7 @@ kvc_status_t sr_open(sr_t *sr, const rig_t *rig, const sr_options_t *options)
 					       .writer_count = 1,
 					       .max_blocks = SR_BLOCKS,
 					       .foreign = options->foreign,
-					       .guard = options->guard,
+					       .cost_model = options->cost_model,
 					       .mode = options->mode,
 					       .wait_us = options->wait_us ? options->wait_us : SR_WAIT_US,
 					       .load_ms = options->load_ms ? options->load_ms : SR_LOAD_MS};
@@ -123,7 +123,7 @@ void sr_wait_ready(sr_t *sr)
 			(void)kvc_space_open_start(sr->kvc, &sr->identity, &sr->space);
 		}
 		(void)kvc_poll(sr->kvc, 0);
-		if (kvx_scheduler_ready(sr->scheduler) && sr->space && kvc_space_state(sr->space) == KVC_OK) {
+		if (kvx_scheduler_is_ready(sr->scheduler) && sr->space && kvc_space_state(sr->space) == KVC_OK) {
 			return;
 		}
 		if (sr->space && kvc_space_state(sr->space) != KVC_OK && kvc_space_state(sr->space) != KVC_PENDING &&
@@ -177,7 +177,7 @@ void sr_request(sr_t *sr, sr_request_t *request, const char *id, uint32_t seed, 
 	if (!sr->foreign) {
 		const kvx_units_t units = {.struct_size = sizeof units, .n = n, .tokens = request->tokens};
 
-		(void)kvx_scheduler_tokens(sr->scheduler, &request->ask, &units);
+		(void)kvx_scheduler_add_tokens(sr->scheduler, &request->ask, &units);
 	}
 }
 
@@ -186,13 +186,13 @@ void sr_place(sr_t *sr, sr_request_t *request, uint32_t base, uint32_t fresh)
 	const uint32_t n = (request->n + SR_UNIT - 1u) / SR_UNIT;
 
 	for (uint32_t g = 0; g < (uint32_t)sr->groups; g++) {
-		const kvx_table_t table = {
+		const kvx_block_table_t table = {
 			.struct_size = sizeof table, .group = g, .n = n, .fresh = fresh, .ids = request->ids[g]};
 
 		for (uint32_t i = 0; i < n; i++) {
 			request->ids[g][i] = (base + g * n + i) % SR_BLOCKS;
 		}
-		assert_int_equal(kvx_scheduler_place(sr->scheduler, &request->ask, &table), KVC_OK);
+		assert_int_equal(kvx_scheduler_append_blocks(sr->scheduler, &request->ask, &table), KVC_OK);
 	}
 }
 
@@ -237,14 +237,14 @@ int sr_is_right(const sr_t *sr, const sr_request_t *request, uint32_t from, uint
  * ---------------------------------------------------------------------------------------------- */
 
 /* Blocks of a part that could be read. */
-static uint32_t read_part(sr_t *sr, const kvx_plan_part_t *part, uint32_t flags, kvc_status_t *p_status)
+static uint32_t read_part(sr_t *sr, const kvx_msg_part_t *part, uint32_t flags, kvc_status_t *p_status)
 {
-	const uint32_t *ids = kvx_plan_part_ids(part);
+	const uint32_t *ids = kvx_msg_part_ids(part);
 	kvc_lease_t *lease = NULL;
 	uint32_t good = 0, end;
 
 	*p_status = KVC_MISS;
-	if ((flags & KVX_PLAN_DEAD) || part->lease.incarnation == 0 || sr->fail_loads) {
+	if ((flags & KVX_MSG_NO_LEASE) || part->lease.incarnation == 0 || sr->fail_loads) {
 		return 0;
 	}
 	(void)kvc_poll(sr->kvc, 0);
@@ -267,9 +267,9 @@ static uint32_t read_part(sr_t *sr, const kvx_plan_part_t *part, uint32_t flags,
 	return good;
 }
 
-static void do_load(sr_t *sr, const kvx_plan_load_t *load)
+static void do_load(sr_t *sr, const kvx_msg_load_t *load)
 {
-	const kvx_plan_part_t *part = kvx_plan_part_first(load);
+	const kvx_msg_part_t *part = kvx_msg_part_first(load);
 	kvx_report_loaded_t *loaded;
 	kvc_status_t status = KVC_OK;
 	uint32_t good = 0, asked = 0;
@@ -280,23 +280,23 @@ static void do_load(sr_t *sr, const kvx_plan_load_t *load)
 		good += read_part(sr, part, load->flags, &one);
 		asked += part->n;
 		status = status == KVC_OK ? one : status;
-		part = kvx_plan_part_next(part);
+		part = kvx_msg_part_next(part);
 	}
 	sr->loads++;
-	sr->async += (load->flags & KVX_PLAN_ASYNC) != 0;
-	sr->dead += (load->flags & KVX_PLAN_DEAD) != 0;
+	sr->async += (load->flags & KVX_MSG_ASYNC) != 0;
+	sr->dead += (load->flags & KVX_MSG_NO_LEASE) != 0;
 	sr->loaded_blocks += good;
 	sr->failed_blocks += asked - good;
-	loaded = kvx_bytes_record(&sr->report, KVX_RECORD_LOADED, sizeof *loaded);
+	loaded = kvx_msg_add_record(&sr->report, KVX_RECORD_LOADED, sizeof *loaded);
 	loaded->load = load->load;
 	loaded->status = status;
 	loaded->blocks = good;
 	loaded->ns = 1000;
 }
 
-static void dropped(sr_t *sr, const kvx_plan_save_t *save)
+static void dropped(sr_t *sr, const kvx_msg_save_t *save)
 {
-	kvx_report_dropped_t *record = kvx_bytes_record(&sr->report, KVX_RECORD_DROPPED, sizeof *record);
+	kvx_report_dropped_t *record = kvx_msg_add_record(&sr->report, KVX_RECORD_DROPPED, sizeof *record);
 
 	record->put = save->put.id;
 }
@@ -315,29 +315,29 @@ static void write_save(sr_t *sr, kvc_put_t *put, const uint32_t *ids, uint32_t n
 
 void sr_release_save(sr_t *sr)
 {
-	assert_non_null(sr->held);
-	write_save(sr, sr->held, sr->held_ids, sr->held_n);
-	sr->held = NULL;
+	assert_non_null(sr->cached);
+	write_save(sr, sr->cached, sr->held_ids, sr->held_n);
+	sr->cached = NULL;
 	sr->hold_saves = 0;
 }
 
-static void do_save(sr_t *sr, const kvx_plan_save_t *save)
+static void do_save(sr_t *sr, const kvx_msg_save_t *save)
 {
-	const uint32_t *ids = kvx_plan_save_ids(save);
+	const uint32_t *ids = kvx_msg_save_ids(save);
 	kvc_put_t *put = NULL;
 
 	sr->saves++;
-	sr->early += (save->flags & KVX_PLAN_EARLY) != 0;
+	sr->early += (save->flags & KVX_MSG_COMPLETE) != 0;
 	sr->save_blocks += save->n;
 	(void)kvc_poll(sr->kvc, 0);
-	if (sr->drop_saves || (sr->failed_blocks && !(save->flags & KVX_PLAN_EARLY)) ||
+	if (sr->drop_saves || (sr->failed_blocks && !(save->flags & KVX_MSG_COMPLETE)) ||
 	    kvc_put_import(sr->space, &save->put, &sr->writer, &put) != KVC_OK) {
 		dropped(sr, save);
 		return;
 	}
 	if (sr->hold_saves) {
-		assert_true(!sr->held && save->n <= SR_BLOCKS);
-		sr->held = put;
+		assert_true(!sr->cached && save->n <= SR_BLOCKS);
+		sr->cached = put;
 		sr->held_n = save->n;
 		memcpy(sr->held_ids, ids, save->n * sizeof *ids);
 		return;
@@ -353,21 +353,21 @@ size_t sr_step(sr_t *sr)
 {
 	const kvx_record_header_t *record;
 	const void *bytes = NULL;
-	kvx_cursor_t cursor;
+	kvx_msg_reader_t cursor;
 	size_t len = 0;
 
 	sr->saves = sr->early = sr->save_blocks = sr->loads = sr->dead = sr->async = 0;
 	sr->fences = sr->drops = sr->spaces = sr->loaded_blocks = sr->failed_blocks = 0;
-	kvx_scheduler_plan(sr->scheduler, &bytes, &len);
+	kvx_scheduler_build_message(sr->scheduler, &bytes, &len);
 	if (sr->kvc) {
 		(void)kvc_poll(sr->kvc, 0); /* it has a thread of its own for that in life */
 	}
 	if (len == 0) {
 		return 0;
 	}
-	assert_true(kvx_cursor_open(&cursor, KVX_PLAN_MAGIC, bytes, len));
-	kvx_bytes_reset(&sr->report, KVX_REPORT_MAGIC);
-	for (record = kvx_cursor_next(&cursor); record; record = kvx_cursor_next(&cursor)) {
+	assert_true(kvx_msg_open(&cursor, KVX_MSG_MAGIC, bytes, len));
+	kvx_msg_reset(&sr->report, KVX_REPORT_MAGIC);
+	for (record = kvx_msg_next(&cursor); record; record = kvx_msg_next(&cursor)) {
 		const void *at = record;
 
 		switch (record->type) {
@@ -378,7 +378,7 @@ size_t sr_step(sr_t *sr)
 			do_save(sr, at);
 			break;
 		case KVX_RECORD_FENCE:
-			sr->fences += ((const kvx_plan_fence_t *)at)->n;
+			sr->fences += ((const kvx_msg_fence_t *)at)->n;
 			break;
 		case KVX_RECORD_DROP:
 			sr->drops++;
@@ -389,9 +389,9 @@ size_t sr_step(sr_t *sr)
 		}
 	}
 	assert_false(cursor.bad);
-	kvx_bytes_finish(&sr->report, 1);
+	kvx_msg_finish(&sr->report, 1);
 	if (sr->report.len && !sr->ahead) {
-		kvx_scheduler_report(sr->scheduler, sr->report.data, sr->report.len);
+		kvx_scheduler_take_report(sr->scheduler, sr->report.data, sr->report.len);
 	}
 
 	return len;
@@ -402,11 +402,11 @@ void sr_settle(sr_t *sr)
 	for (int i = 0; i < 30000; i++) {
 		kvx_scheduler_stats_t stats;
 
-		(void)kvx_scheduler_pending(sr->scheduler);
+		(void)kvx_scheduler_has_pending(sr->scheduler);
 		(void)sr_step(sr);
 		(void)kvc_poll(sr->kvc, 0);
 		stats = sr_stats(sr);
-		if (stats.puts_open == 0 && stats.leases_open == 0 && !kvx_scheduler_pending(sr->scheduler)) {
+		if (stats.puts_open == 0 && stats.leases_open == 0 && !kvx_scheduler_has_pending(sr->scheduler)) {
 			(void)kvc_poll(sr->kvc, 2);
 			free_puts(sr);
 			return;
@@ -436,7 +436,7 @@ uint32_t sr_run(sr_t *sr, sr_request_t *request, uint32_t base)
 	sr_match(sr, request, &hit);
 	sr_place(sr, request, base, 0);
 	if (hit.tokens) {
-		kvx_scheduler_load(sr->scheduler, &request->ask, &hit);
+		kvx_scheduler_start_load(sr->scheduler, &request->ask, &hit);
 	}
 	if (!hit.async) {
 		sr_compute(sr, request, hit.tokens / SR_UNIT, full);
@@ -499,7 +499,7 @@ static void turn(void *ctx)
 {
 	sr_t *sr = ctx;
 
-	(void)kvx_scheduler_pending(sr->scheduler);
+	(void)kvx_scheduler_has_pending(sr->scheduler);
 	(void)kvc_poll(sr->kvc, 0);
 }
 

@@ -43,8 +43,8 @@ typedef struct sr {
 	uint8_t *cache;           /* [SR_BLOCKS][block_bytes] */
 	kvc_put_t *puts[SR_PUTS]; /* views still open */
 	uint32_t put_count;
-	kvx_bytes_t report;
-	kvc_put_t *held; /* a save that is begun and not written */
+	kvx_msg_buf_t report;
+	kvc_put_t *cached; /* a save that is begun and not written */
 	uint32_t held_ids[SR_BLOCKS], held_n;
 	int drop_saves, hold_saves, fail_loads; /* knobs: */
 	int ahead;                              /* the report of a step is left to be given by hand */
@@ -57,7 +57,7 @@ typedef struct sr_options {
 	int groups;      /* 1: full; 2: and a window */
 	int even_window; /* the window is whole blocks */
 	int foreign;     /* the engine's hashes */
-	int guard, mode;
+	int cost_model, mode;
 	int no_hand; /* the stand-in does not attach */
 	uint32_t wait_us, load_ms;
 	const char *silence; /* NULL: the rig's */

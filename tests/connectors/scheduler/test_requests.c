@@ -7,7 +7,7 @@
 
 typedef struct model {
 	uint64_t serial; /* 0: not there */
-	uint32_t places;
+	uint32_t entries;
 } model_t;
 
 static uint32_t name_of(uint32_t i, char out[KVX_MAX_ID])
@@ -22,11 +22,11 @@ static uint32_t name_of(uint32_t i, char out[KVX_MAX_ID])
 	return len;
 }
 
-static void add(kvx_requests_t *requests, model_t *model, uint32_t i, uint32_t places)
+static void add(kvx_requests_t *requests, model_t *model, uint32_t i, uint32_t entries)
 {
 	char id[KVX_MAX_ID];
 	const uint32_t len = name_of(i, id);
-	kvx_request_t *request = kvx_requests_get(requests, id, len);
+	kvx_request_t *request = kvx_requests_find_or_add(requests, id, len);
 
 	assert_non_null(request);
 	if (model->serial) {
@@ -35,13 +35,13 @@ static void add(kvx_requests_t *requests, model_t *model, uint32_t i, uint32_t p
 		assert_int_equal(request->groups[0].n + request->groups[1].n + request->computed, 0);
 		assert_int_equal(request->own.n + request->own.given + (uint32_t)request->failed, 0);
 	}
-	assert_int_equal(kvx_request_reserve(requests, request, 1, places), KVC_OK);
-	for (uint32_t p = 0; p < places; p++) {
-		request->groups[1].places[p] = (kvx_place_t){i, p};
+	assert_int_equal(kvx_request_reserve(requests, request, 1, entries), KVC_OK);
+	for (uint32_t p = 0; p < entries; p++) {
+		request->groups[1].entries[p] = (kvx_table_entry_t){i, p};
 	}
-	request->groups[1].n = places;
+	request->groups[1].n = entries;
 	request->computed = i + 1u;
-	*model = (model_t){request->serial, places};
+	*model = (model_t){request->serial, entries};
 }
 
 static void check(kvx_requests_t *requests, const model_t *model, uint32_t i)
@@ -57,13 +57,13 @@ static void check(kvx_requests_t *requests, const model_t *model, uint32_t i)
 	assert_non_null(request);
 	assert_true(request->serial == model->serial);
 	assert_int_equal(request->computed, i + 1u);
-	assert_int_equal(request->groups[1].n, model->places);
-	for (uint32_t p = 0; p < model->places; p++) {
-		assert_int_equal(request->groups[1].places[p].id, i);
-		assert_int_equal(request->groups[1].places[p].gen, p);
+	assert_int_equal(request->groups[1].n, model->entries);
+	for (uint32_t p = 0; p < model->entries; p++) {
+		assert_int_equal(request->groups[1].entries[p].id, i);
+		assert_int_equal(request->groups[1].entries[p].gen, p);
 	}
-	assert_ptr_equal(kvx_requests_same(requests, id, len, model->serial), request);
-	assert_null(kvx_requests_same(requests, id, len, model->serial + 1u));
+	assert_ptr_equal(kvx_requests_find_serial(requests, id, len, model->serial), request);
+	assert_null(kvx_requests_find_serial(requests, id, len, model->serial + 1u));
 }
 
 static void p4_the_table_knows_exactly_the_living(void **state)
@@ -108,10 +108,10 @@ static void p10_ids_that_are_none_are_refused(void **state)
 	memset(id, 'x', sizeof id);
 	kv_test_env_init(&t);
 	assert_int_equal(kvx_requests_init(&requests, &t.env, 1), KVC_OK);
-	assert_null(kvx_requests_get(&requests, id, 0));
-	assert_null(kvx_requests_get(&requests, NULL, 5));
-	assert_null(kvx_requests_get(&requests, id, KVX_MAX_ID + 1u));
-	assert_non_null(kvx_requests_get(&requests, id, KVX_MAX_ID));
+	assert_null(kvx_requests_find_or_add(&requests, id, 0));
+	assert_null(kvx_requests_find_or_add(&requests, NULL, 5));
+	assert_null(kvx_requests_find_or_add(&requests, id, KVX_MAX_ID + 1u));
+	assert_non_null(kvx_requests_find_or_add(&requests, id, KVX_MAX_ID));
 	kvx_requests_fini(&requests);
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
@@ -161,7 +161,7 @@ static void p5_want_of_memory_is_an_answer(void **state)
 		for (uint32_t i = 0; i < 400; i++) {
 			char id[KVX_MAX_ID];
 			const uint32_t len = name_of(i, id);
-			kvx_request_t *request = kvx_requests_get(&requests, id, len);
+			kvx_request_t *request = kvx_requests_find_or_add(&requests, id, len);
 
 			if (!request || kvx_request_reserve(&requests, request, 1, 5) != KVC_OK) {
 				refused++;

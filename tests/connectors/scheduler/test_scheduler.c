@@ -51,7 +51,7 @@ static void p1_what_was_saved_is_loaded_into_other_blocks(void **state)
 	comes_back(&(sr_options_t){.foreign = 1});
 	comes_back(&(sr_options_t){.foreign = 0});
 	comes_back(&(sr_options_t){.foreign = 1, .mode = KVX_LOAD_ASYNC});
-	comes_back(&(sr_options_t){.foreign = 1, .guard = 1});
+	comes_back(&(sr_options_t){.foreign = 1, .cost_model = 1});
 }
 
 static void p1_two_groups_are_loaded_beside_the_steps(void **state)
@@ -93,14 +93,14 @@ static void p7_only_steps_that_fill_a_block_save(void **state)
 	sr_request(&sr, &a, "a", 1, 0, 80);
 	sr_place(&sr, &a, 0, 0);
 	sr_compute(&sr, &a, 0, 10);
-	assert_int_equal(kvx_scheduler_next(sr.scheduler, "a", 1), 0);
-	assert_int_equal(kvx_scheduler_next(sr.scheduler, "z", 1), UINT32_MAX);
+	assert_int_equal(kvx_scheduler_next_save_at(sr.scheduler, "a", 1), 0);
+	assert_int_equal(kvx_scheduler_next_save_at(sr.scheduler, "z", 1), UINT32_MAX);
 	kvx_scheduler_advance(sr.scheduler, &a.ask, 30, 30);
 	(void)sr_step(&sr);
 	assert_int_equal(sr.save_blocks, 3);
 	assert_int_equal(sr.fences, 10);
 	for (uint32_t computed = 31; computed <= 80; computed++) {
-		next = kvx_scheduler_next(sr.scheduler, "a", 1);
+		next = kvx_scheduler_next_save_at(sr.scheduler, "a", 1);
 		assert_int_equal(next, (computed - 1u) / 8u * 8u + 8u);
 		kvx_scheduler_advance(sr.scheduler, &a.ask, computed, 0);
 		assert_int_equal(sr_stats(&sr).saves, asked + (computed == next));
@@ -285,23 +285,24 @@ static void p4_leases_of_an_aborted_request_live_until_reported(void **state)
 	sr_match(&sr, &b, &hit);
 	assert_true(hit.async);
 	sr_place(&sr, &b, 100, 0);
-	kvx_scheduler_load(sr.scheduler, &b.ask, &hit);
+	kvx_scheduler_start_load(sr.scheduler, &b.ask, &hit);
 	len = 0;
-	for (int i = 0; i < 1000 && len < sizeof(kvx_plan_load_t) + 40u + sizeof(kvx_plan_part_t); i++) {
-		kvx_scheduler_plan(sr.scheduler, &bytes, &len); /* the first has the fence, one the load */
+	for (int i = 0; i < 1000 && len < sizeof(kvx_msg_load_t) + 40u + sizeof(kvx_msg_part_t); i++) {
+		kvx_scheduler_build_message(sr.scheduler, &bytes, &len); /* the first has the fence, one the load */
 		usleep(200);
 	}
 	kvx_scheduler_finish(sr.scheduler, &b.ask);
 	assert_int_equal(sr_stats(&sr).leases_open, 1);
-	assert_true(kvx_scheduler_pending(sr.scheduler));
+	assert_true(kvx_scheduler_has_pending(sr.scheduler));
 	(void)sr_step(&sr);
 	assert_int_equal(sr.drops, 1);
 	assert_int_equal(sr_stats(&sr).leases_open, 1);
 
-	kvx_bytes_reset(&sr.report, KVX_REPORT_MAGIC);
-	((kvx_report_loaded_t *)kvx_bytes_record(&sr.report, KVX_RECORD_LOADED, sizeof(kvx_report_loaded_t)))->load = 1;
-	kvx_bytes_finish(&sr.report, 1);
-	kvx_scheduler_report(sr.scheduler, sr.report.data, sr.report.len);
+	kvx_msg_reset(&sr.report, KVX_REPORT_MAGIC);
+	((kvx_report_loaded_t *)kvx_msg_add_record(&sr.report, KVX_RECORD_LOADED, sizeof(kvx_report_loaded_t)))->load =
+		1;
+	kvx_msg_finish(&sr.report, 1);
+	kvx_scheduler_take_report(sr.scheduler, sr.report.data, sr.report.len);
 	assert_int_equal(sr_stats(&sr).leases_open, 0);
 	sr_stop(&sr, &rig);
 }
@@ -330,12 +331,12 @@ static void p5_a_full_store_costs_old_blocks_only(void **state)
 /* `to` has the first ten blocks of `from`, found in the engine's own cache, and its own after them. */
 static void place_shared(sr_t *sr, sr_request_t *to, const sr_request_t *from, uint32_t base)
 {
-	const kvx_table_t table = {.struct_size = sizeof table, .n = 15, .fresh = 10, .ids = to->ids[0]};
+	const kvx_block_table_t table = {.struct_size = sizeof table, .n = 15, .fresh = 10, .ids = to->ids[0]};
 
 	for (uint32_t i = 0; i < 15; i++) {
 		to->ids[0][i] = i < 10 ? from->ids[0][i] : base + i;
 	}
-	assert_int_equal(kvx_scheduler_place(sr->scheduler, &to->ask, &table), KVC_OK);
+	assert_int_equal(kvx_scheduler_append_blocks(sr->scheduler, &to->ask, &table), KVC_OK);
 	kvx_scheduler_advance(sr->scheduler, &to->ask, 120, 40);
 }
 
@@ -361,7 +362,7 @@ static void after_a_failed_load(int lost)
 	}
 	assert_int_equal(hit.tokens, 80);
 	sr_place(&sr, &b, 100, 0);
-	kvx_scheduler_load(sr.scheduler, &b.ask, &hit);
+	kvx_scheduler_start_load(sr.scheduler, &b.ask, &hit);
 	place_shared(&sr, &c, &b, 200);
 	sr.fail_loads = 1;
 	(void)sr_step(&sr);

@@ -40,7 +40,7 @@ static void p7_without_a_daemon_nothing_is_done_and_nothing_kept(void **state)
 		kvx_scheduler_advance(sr.scheduler, &a.ask, 800, 800);
 		(void)sr_step(&sr);
 		assert_int_equal(sr.saves + sr.loads, 0);
-		assert_false(kvx_scheduler_pending(sr.scheduler));
+		assert_false(kvx_scheduler_has_pending(sr.scheduler));
 		kvx_scheduler_finish(sr.scheduler, &a.ask);
 	}
 	assert_true(now_us() - start_us < 20u * 1000000u);
@@ -111,7 +111,7 @@ static void p7_a_stopped_daemon_holds_no_step(void **state)
 		kvx_scheduler_finish(sr.scheduler, &a.ask);
 		usleep(1000);
 	}
-	assert_false(kvx_scheduler_pending(sr.scheduler));
+	assert_false(kvx_scheduler_has_pending(sr.scheduler));
 	assert_true(longest < 900000 && total < 20u * 1000000u); /* one that waits does so for a second */
 	for (int i = 0; i < 10000 && sr_stats(&sr).puts_open > 0;
 	     i++) { /* what was asked for is given up after a second */
@@ -150,7 +150,7 @@ static void p7_a_late_answer_goes_out_in_a_later_plan(void **state)
 	(void)state;
 	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1, .wait_us = 1});
 	ask_of_a_stopped_daemon(&sr, &rig, &a, 160);
-	assert_true(kvx_scheduler_pending(sr.scheduler));
+	assert_true(kvx_scheduler_has_pending(sr.scheduler));
 	rig_signal(&rig, SIGCONT);
 	for (i = 0; i < 1000 && sr.saves == 0; i++) {
 		usleep(1000);
@@ -184,7 +184,7 @@ static void p1_blocks_given_away_before_the_answer_are_not_saved(void **state)
 		rig_signal(&rig, SIGCONT);
 		for (int i = 0; i < 1000 && sr_stats(&sr).late_answers == 0; i++) {
 			usleep(1000);
-			(void)kvx_scheduler_pending(sr.scheduler);
+			(void)kvx_scheduler_has_pending(sr.scheduler);
 		}
 		(void)sr_step(&sr);
 		assert_int_equal(sr.early, !before);
@@ -212,17 +212,17 @@ static void p1_blocks_given_to_a_request_that_is_not_served_are_not_saved(void *
 	for (uint32_t i = 0; i < 5; i++) {
 		b.ids[0][i] = 5 + i;
 	}
-	const kvx_table_t table = {.struct_size = sizeof table, .n = 5, .ids = b.ids[0]};
+	const kvx_block_table_t table = {.struct_size = sizeof table, .n = 5, .ids = b.ids[0]};
 	const kvx_ask_t ask = {.struct_size = sizeof ask, .id = id, .id_len = sizeof id, .tokens = 40};
 
-	assert_int_equal(kvx_scheduler_place(sr.scheduler, &ask, &table), KVC_ERR_ARG);
+	assert_int_equal(kvx_scheduler_append_blocks(sr.scheduler, &ask, &table), KVC_ERR_ARG);
 	(void)sr_step(&sr);
 	assert_int_equal(sr.fences, 5);
 	sr_compute(&sr, &b, 0, 5);
 	rig_signal(&rig, SIGCONT);
 	for (int i = 0; i < 1000 && sr_stats(&sr).late_answers == 0; i++) {
 		usleep(1000);
-		(void)kvx_scheduler_pending(sr.scheduler);
+		(void)kvx_scheduler_has_pending(sr.scheduler);
 	}
 	(void)sr_step(&sr);
 	assert_int_equal(sr.saves, 0);
@@ -278,8 +278,8 @@ static void p7_a_load_whose_daemon_died_is_told_as_failed(void **state)
 	assert_int_equal(hit.tokens, 80);
 	sr_place(&sr, &b, 100, 0);
 	rig_kill(&rig);
-	(void)kvx_scheduler_pending(sr.scheduler);
-	kvx_scheduler_load(sr.scheduler, &b.ask, &hit);
+	(void)kvx_scheduler_has_pending(sr.scheduler);
+	kvx_scheduler_start_load(sr.scheduler, &b.ask, &hit);
 	(void)sr_step(&sr);
 	assert_int_equal(sr.dead, 1);
 	assert_int_equal(sr.failed_blocks, 10);
@@ -295,7 +295,7 @@ static void p7_a_load_whose_daemon_died_is_told_as_failed(void **state)
 static void p10_reports_and_tables_that_make_no_sense_are_refused(void **state)
 {
 	const uint32_t ids[4] = {1, 2, SR_BLOCKS, 4};
-	kvx_table_t table = {.struct_size = sizeof table, .n = 4, .fresh = 4, .ids = ids};
+	kvx_block_table_t table = {.struct_size = sizeof table, .n = 4, .fresh = 4, .ids = ids};
 	kvx_ask_t ask = {.struct_size = sizeof ask, .id = "x", .id_len = 1, .tokens = 100};
 	_Alignas(8) uint8_t junk[64] = {1, 2, 3};
 	kvx_hit_t hit;
@@ -304,19 +304,19 @@ static void p10_reports_and_tables_that_make_no_sense_are_refused(void **state)
 
 	(void)state;
 	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1});
-	kvx_scheduler_report(sr.scheduler, NULL, 0);
-	kvx_scheduler_report(sr.scheduler, junk, sizeof junk);
-	kvx_scheduler_report(sr.scheduler, junk + 1, 20);
+	kvx_scheduler_take_report(sr.scheduler, NULL, 0);
+	kvx_scheduler_take_report(sr.scheduler, junk, sizeof junk);
+	kvx_scheduler_take_report(sr.scheduler, junk + 1, 20);
 	assert_int_equal(sr_stats(&sr).bad_reports, 3);
-	assert_int_equal(kvx_scheduler_place(sr.scheduler, &ask, &table), KVC_ERR_ARG);
+	assert_int_equal(kvx_scheduler_append_blocks(sr.scheduler, &ask, &table), KVC_ERR_ARG);
 	table.n = 2;
 	table.group = 7;
-	assert_int_equal(kvx_scheduler_place(sr.scheduler, &ask, &table), KVC_ERR_ARG);
+	assert_int_equal(kvx_scheduler_append_blocks(sr.scheduler, &ask, &table), KVC_ERR_ARG);
 	table.group = 0;
 	table.first = 3;
-	assert_int_equal(kvx_scheduler_place(sr.scheduler, &ask, &table), KVC_ERR_ARG);
+	assert_int_equal(kvx_scheduler_append_blocks(sr.scheduler, &ask, &table), KVC_ERR_ARG);
 	ask.id_len = KVX_MAX_ID + 1;
-	assert_int_equal(kvx_scheduler_place(sr.scheduler, &ask, &table), KVC_ERR_ARG);
+	assert_int_equal(kvx_scheduler_append_blocks(sr.scheduler, &ask, &table), KVC_ERR_ARG);
 	kvx_scheduler_match(sr.scheduler, &ask, &hit);
 	assert_int_equal(hit.tokens, 0);
 	ask.id_len = 1;
@@ -356,7 +356,7 @@ static void begin_one(chaos_t *chaos, uint32_t i)
 	kvx_scheduler_match(chaos->sr.scheduler, &request->ask, &hit);
 	sr_place(&chaos->sr, request, i * (SR_BLOCKS / LIVE), 0);
 	if (hit.tokens) {
-		kvx_scheduler_load(chaos->sr.scheduler, &request->ask, &hit);
+		kvx_scheduler_start_load(chaos->sr.scheduler, &request->ask, &hit);
 	}
 	sr_compute(&chaos->sr, request, hit.tokens / SR_UNIT, n / SR_UNIT);
 	chaos->computed[i] = hit.tokens;
@@ -403,7 +403,7 @@ static void p4_ten_thousand_operations_leak_nothing(void **state)
 
 	(void)state;
 	chaos.rng.state = kv_test_seed();
-	sr_start(&chaos.sr, &chaos.rig, &(sr_options_t){.foreign = 1, .guard = 1, .wait_us = 500});
+	sr_start(&chaos.sr, &chaos.rig, &(sr_options_t){.foreign = 1, .cost_model = 1, .wait_us = 500});
 	for (uint32_t n = 0; n < 10000; n++) {
 		operate(&chaos);
 		if (n % 2500 == 2499) {

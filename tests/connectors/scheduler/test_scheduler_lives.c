@@ -2,7 +2,7 @@
  * Built with the part's sources. */
 #include "connectors/scheduler/sched_rig.h"
 #include "engine/check.h"
-#include "scheduler/impl.h"
+#include "scheduler/scheduler.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -63,7 +63,7 @@ static void start(sr_t *sr, rig_t *rig)
 static uint32_t look(sr_t *sr)
 {
 	kept = 0;
-	(void)kvx_scheduler_pending(sr->scheduler);
+	(void)kvx_scheduler_has_pending(sr->scheduler);
 
 	return kept;
 }
@@ -74,7 +74,7 @@ static void plan(sr_t *sr)
 	const void *bytes;
 	size_t len;
 
-	kvx_scheduler_plan(sr->scheduler, &bytes, &len);
+	kvx_scheduler_build_message(sr->scheduler, &bytes, &len);
 }
 
 /* Ranks that never report: the lease is kept alive past its time to live, then given back. */
@@ -91,7 +91,7 @@ static void p4_leases_no_rank_reports_are_given_back(void **state)
 	sr_request(&sr, &b, "b", 1, 0, 100);
 	sr_match(&sr, &b, &hit);
 	sr_place(&sr, &b, 100, 0);
-	kvx_scheduler_load(sr.scheduler, &b.ask, &hit);
+	kvx_scheduler_start_load(sr.scheduler, &b.ask, &hit);
 	plan(&sr);
 	for (uint32_t i = 0; i < 3; i++) {
 		jump(LOAD_MS + 1u);
@@ -116,7 +116,7 @@ static void begin_save(sr_t *sr, rig_t *rig, sr_request_t *request)
 	sr->hold_saves = 1;
 	sr_request(sr, request, "a", 1, 0, 80);
 	(void)sr_run(sr, request, 0);
-	assert_non_null(sr->held);
+	assert_non_null(sr->cached);
 }
 
 static void end_save(sr_t *sr, rig_t *rig, const sr_request_t *request)
@@ -202,8 +202,8 @@ static void p7_a_save_that_the_daemon_has_ended_is_asked_for_again(void **state)
 	assert_int_equal(kvc_put_ready(rival, 0), KVC_OK);
 	assert_int_equal(rig_counter(&rig, "kvd_puts_expired_total"), 1);
 	kvc_put_free(rival);
-	kvc_put_free(sr.held);
-	sr.held = NULL;
+	kvc_put_free(sr.cached);
+	sr.cached = NULL;
 	sr.hold_saves = 0;
 	for (int i = 0; i < 10000 && sr_stats(&sr).save_done < 10; i++) {
 		(void)kvc_poll(sr.kvc, 1);
@@ -247,7 +247,7 @@ static void p5_saves_that_are_late_make_room_when_the_table_is_full(void **state
 	assert_int_equal(sr_stats(&sr).saves, 9);
 	sr.scheduler->put_count -= taken;
 	kvx_scheduler_finish(sr.scheduler, &request.ask);
-	kvx_scheduler_revoke(sr.scheduler);
+	kvx_scheduler_revoke_saves(sr.scheduler);
 	sr_stop(&sr, &rig);
 }
 

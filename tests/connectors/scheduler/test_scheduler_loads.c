@@ -3,7 +3,8 @@
 #include "connectors/scheduler/sched_rig.h"
 #include "engine/check.h"
 #include "kv_test.h"
-#include "scheduler/impl.h"
+#include "scheduler/lease_cache.h"
+#include "scheduler/scheduler.h"
 
 #include <unistd.h>
 
@@ -27,13 +28,13 @@ static void report_loaded(sr_t *sr, uint64_t number, uint32_t blocks)
 {
 	kvx_report_loaded_t *record;
 
-	kvx_bytes_reset(&sr->report, KVX_REPORT_MAGIC);
-	record = kvx_bytes_record(&sr->report, KVX_RECORD_LOADED, sizeof *record);
+	kvx_msg_reset(&sr->report, KVX_REPORT_MAGIC);
+	record = kvx_msg_add_record(&sr->report, KVX_RECORD_LOADED, sizeof *record);
 	record->load = number;
 	record->blocks = blocks;
 	record->ns = 1000;
-	kvx_bytes_finish(&sr->report, 1);
-	kvx_scheduler_report(sr->scheduler, sr->report.data, sr->report.len);
+	kvx_msg_finish(&sr->report, 1);
+	kvx_scheduler_take_report(sr->scheduler, sr->report.data, sr->report.len);
 }
 
 /* A rank is slow to read, and the queue to the daemon is full when its lease is to be renewed. */
@@ -51,11 +52,11 @@ static void p7_a_lease_that_could_not_be_renewed_is_renewed_in_time(void **state
 	(void)state;
 	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1, .mode = KVX_LOAD_SYNC, .load_ms = 1000});
 	sr_find(&sr, &request, 100, &hit);
-	kvx_scheduler_load(sr.scheduler, &request.ask, &hit);
+	kvx_scheduler_start_load(sr.scheduler, &request.ask, &hit);
 	refuse = 1;
 	start = kv_now_ns(&kv_env_posix);
 	while (kv_now_ns(&kv_env_posix) - start < 2600u * MS) { /* leased for 2 s */
-		kvx_scheduler_plan(sr.scheduler, &bytes, &len);
+		kvx_scheduler_build_message(sr.scheduler, &bytes, &len);
 		usleep(150000); /* a step */
 	}
 	assert_int_equal(refuse, 0);
@@ -88,20 +89,20 @@ static void p1_what_came_after_a_failed_load_of_a_request_that_is_gone_is_named(
 		sr_match(&sr, &request, &hit);
 		assert_int_equal(hit.tokens, 80);
 		sr_place(&sr, &request, 100, 0);
-		kvx_scheduler_load(sr.scheduler, &request.ask, &hit);
-		kvx_scheduler_plan(sr.scheduler, &bytes, &len);
+		kvx_scheduler_start_load(sr.scheduler, &request.ask, &hit);
+		kvx_scheduler_build_message(sr.scheduler, &bytes, &len);
 		kvx_scheduler_finish(sr.scheduler, &request.ask);
 		sr_request(&sr, &other, "other", 2, 0, 40); /* gets five of its blocks */
 		sr_place(&sr, &other, 115, 0);
 		report_loaded(&sr, sr.scheduler->load_number, good ? 10 : 9);
-		n = kvx_scheduler_spoilt(sr.scheduler, ids, 4);
+		n = kvx_scheduler_take_invalidated(sr.scheduler, ids, 4);
 		assert_int_equal(n, good ? 0 : 4);
-		n += kvx_scheduler_spoilt(sr.scheduler, ids + n, SR_BLOCKS - n);
+		n += kvx_scheduler_take_invalidated(sr.scheduler, ids + n, SR_BLOCKS - n);
 		assert_int_equal(n, good ? 0 : 15);
 		for (uint32_t i = 0; i < n; i++) {
 			assert_int_equal(ids[i], 100 + i);
 		}
-		assert_int_equal(kvx_scheduler_spoilt(sr.scheduler, ids, SR_BLOCKS), 0);
+		assert_int_equal(kvx_scheduler_take_invalidated(sr.scheduler, ids, SR_BLOCKS), 0);
 		kvx_scheduler_finish(sr.scheduler, &other.ask);
 	}
 	sr_stop(&sr, &rig);
@@ -122,7 +123,7 @@ static void plan_two_steps(sr_t *sr, const sr_request_t *request)
 
 	for (uint32_t computed = 120; computed <= 160; computed += 40) {
 		kvx_scheduler_advance(sr->scheduler, &request->ask, computed, 40);
-		kvx_scheduler_plan(sr->scheduler, &bytes, &len);
+		kvx_scheduler_build_message(sr->scheduler, &bytes, &len);
 	}
 	assert_int_equal(sr_stats(sr).puts_open, 2);
 }
@@ -138,7 +139,7 @@ static void p1_saves_after_a_failed_load_of_a_request_that_is_gone_are_given_up(
 
 	(void)state;
 	begin_load(&sr, &rig, &request, &hit);
-	kvx_scheduler_load(sr.scheduler, &request.ask, &hit);
+	kvx_scheduler_start_load(sr.scheduler, &request.ask, &hit);
 	plan_two_steps(&sr, &request);
 	kvx_scheduler_finish(sr.scheduler, &request.ask);
 	report_loaded(&sr, sr.scheduler->load_number, 9);
@@ -157,11 +158,11 @@ static void begin_lost_load(sr_t *sr, rig_t *rig, sr_request_t *request, int all
 	begin_load(sr, rig, request, &hit);
 	found = kvx_requests_find(&sr->scheduler->requests, request->ask.id, request->ask.id_len);
 	if (all) {
-		kvx_hold_drop(sr->scheduler, found);
+		kvx_lease_cache_drop(sr->scheduler, found);
 	} else {
-		found->held->era--;
+		found->cached->generation--;
 	}
-	kvx_scheduler_load(sr->scheduler, &request->ask, &hit);
+	kvx_scheduler_start_load(sr->scheduler, &request->ask, &hit);
 }
 
 /* A load that cannot be done any more when its step begins fails like any other: while the ranks have not said so, the
@@ -178,10 +179,10 @@ static void p1_what_came_after_a_lost_load_of_a_request_that_is_gone_is_named(vo
 	(void)state;
 	for (int all = 0; all < 2; all++) {
 		begin_lost_load(&sr, &rig, &request, all);
-		kvx_scheduler_plan(sr.scheduler, &bytes, &len);
+		kvx_scheduler_build_message(sr.scheduler, &bytes, &len);
 		kvx_scheduler_finish(sr.scheduler, &request.ask);
 		report_loaded(&sr, sr.scheduler->load_number, 0);
-		assert_int_equal(kvx_scheduler_spoilt(sr.scheduler, ids, SR_BLOCKS), 20);
+		assert_int_equal(kvx_scheduler_take_invalidated(sr.scheduler, ids, SR_BLOCKS), 20);
 		assert_int_equal(sr_stats(&sr).lease_lost, 1);
 		sr_stop(&sr, &rig);
 	}
@@ -218,18 +219,18 @@ static void p7_a_failed_load_of_a_request_that_is_gone_costs_others_no_saves(voi
 
 	(void)state;
 	begin_load(&sr, &rig, &request, &hit);
-	kvx_scheduler_load(sr.scheduler, &request.ask, &hit);
-	kvx_scheduler_plan(sr.scheduler, &bytes, &len);
+	kvx_scheduler_start_load(sr.scheduler, &request.ask, &hit);
+	kvx_scheduler_build_message(sr.scheduler, &bytes, &len);
 	kvx_scheduler_finish(sr.scheduler, &request.ask);
 	sr_request(&sr, &other, "other", 2, 0, 160);
 	sr_place(&sr, &other, 100, 0);
 	kvx_scheduler_advance(sr.scheduler, &other.ask, 160, 160);
-	kvx_scheduler_plan(sr.scheduler, &bytes, &len);
+	kvx_scheduler_build_message(sr.scheduler, &bytes, &len);
 	assert_int_equal(sr_stats(&sr).puts_open, 1);
 	report_loaded(&sr, sr.scheduler->load_number, 9);
 	assert_int_equal(sr_stats(&sr).puts_open, 1);
 	assert_int_equal(sr_stats(&sr).save_lost, 0);
-	kvx_scheduler_revoke(sr.scheduler); /* the ranks do not write */
+	kvx_scheduler_revoke_saves(sr.scheduler); /* the ranks do not write */
 	kvx_scheduler_finish(sr.scheduler, &other.ask);
 	sr_stop(&sr, &rig);
 }

@@ -4,7 +4,9 @@
 #include "connectors/scheduler/sched_rig.h"
 #include "engine/check.h"
 #include "kv_test.h"
-#include "scheduler/impl.h"
+#include "scheduler/lease_cache.h"
+#include "scheduler/message_buffer.h"
+#include "scheduler/scheduler.h"
 
 #undef realloc /* step/message.c calls plan_realloc() by that name */
 void *realloc(void *p, size_t n);
@@ -54,7 +56,7 @@ static void env_begin(void)
 static void live(sr_t *sr, sr_request_t *request, uint32_t base, int fail_after_match)
 {
 	const uint32_t full = request->n / SR_UNIT;
-	kvx_table_t table = {.struct_size = sizeof table, .n = full, .ids = request->ids[0]};
+	kvx_block_table_t table = {.struct_size = sizeof table, .n = full, .ids = request->ids[0]};
 	kvc_status_t placed;
 	kvx_hit_t hit;
 
@@ -63,10 +65,10 @@ static void live(sr_t *sr, sr_request_t *request, uint32_t base, int fail_after_
 	}
 	kvx_scheduler_match(sr->scheduler, &request->ask, &hit);
 	failing = fail_after_match;
-	placed = kvx_scheduler_place(sr->scheduler, &request->ask, &table);
+	placed = kvx_scheduler_append_blocks(sr->scheduler, &request->ask, &table);
 	if (hit.tokens) {
 		assert_int_equal(placed, KVC_OK);
-		kvx_scheduler_load(sr->scheduler, &request->ask, &hit);
+		kvx_scheduler_start_load(sr->scheduler, &request->ask, &hit);
 	}
 	sr_compute(sr, request, hit.tokens / SR_UNIT, full);
 	kvx_scheduler_advance(sr->scheduler, &request->ask, request->n, request->n - hit.tokens);
@@ -135,9 +137,9 @@ static void p5_a_lost_load_there_is_no_memory_for_is_told_as_failed(void **state
 	env_begin();
 	sr_start(&sr, &rig, &options);
 	sr_find(&sr, &request, 160, &hit);
-	kvx_hold_drop(sr.scheduler, kvx_requests_find(&sr.scheduler->requests, "second", 6));
+	kvx_lease_cache_drop(sr.scheduler, kvx_requests_find(&sr.scheduler->requests, "second", 6));
 	failing = 1;
-	kvx_scheduler_load(sr.scheduler, &request.ask, &hit);
+	kvx_scheduler_start_load(sr.scheduler, &request.ask, &hit);
 	(void)sr_step(&sr);
 	failing = 0;
 	assert_int_equal(sr.dead, 1);
@@ -175,7 +177,7 @@ static void p5_loads_found_in_earlier_steps_need_no_memory(void **state)
 	}
 	failing = 1;
 	for (uint32_t i = 0; i < LOADS; i++) {
-		kvx_scheduler_load(sr.scheduler, &request[i].ask, &hit[i]);
+		kvx_scheduler_start_load(sr.scheduler, &request[i].ask, &hit[i]);
 	}
 	assert_true(sr_step(&sr) > 4096);
 	failing = 0;
@@ -185,7 +187,7 @@ static void p5_loads_found_in_earlier_steps_need_no_memory(void **state)
 		assert_true(sr_is_right(&sr, &request[i], 0, BLOCKS));
 		kvx_scheduler_finish(sr.scheduler, &request[i].ask);
 	}
-	assert_int_equal(sr.scheduler->offered, 0);
+	assert_int_equal(sr.scheduler->tentative_bytes, 0);
 	sr_stop(&sr, &rig);
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
@@ -197,7 +199,7 @@ static void p7_a_broken_plan_detaches_the_engine_and_fences_all(void **state)
 	static sr_request_t request;
 	const kvx_record_header_t *record;
 	const void *bytes = NULL;
-	kvx_cursor_t cursor;
+	kvx_msg_reader_t cursor;
 	kvx_hit_t hit;
 	size_t len = 0;
 	rig_t rig;
@@ -214,15 +216,15 @@ static void p7_a_broken_plan_detaches_the_engine_and_fences_all(void **state)
 	assert_int_equal(hit.tokens, 80);
 	sr_place(&sr, &request, 100, 0);
 
-	kvx_plan_begin(sr.scheduler);
-	sr.scheduler->plan.failed = 1;
-	kvx_scheduler_plan(sr.scheduler, &bytes, &len);
-	assert_true(kvx_cursor_open(&cursor, KVX_PLAN_MAGIC, bytes, len));
-	record = kvx_cursor_next(&cursor);
+	kvx_buffer_begin(sr.scheduler);
+	sr.scheduler->message.failed = 1;
+	kvx_scheduler_build_message(sr.scheduler, &bytes, &len);
+	assert_true(kvx_msg_open(&cursor, KVX_MSG_MAGIC, bytes, len));
+	record = kvx_msg_next(&cursor);
 	assert_non_null(record);
 	assert_int_equal(record->type, KVX_RECORD_FENCE);
-	assert_int_equal(((const kvx_plan_fence_t *)(const void *)record)->n, 0);
-	assert_null(kvx_cursor_next(&cursor));
+	assert_int_equal(((const kvx_msg_fence_t *)(const void *)record)->n, 0);
+	assert_null(kvx_msg_next(&cursor));
 	assert_false(cursor.bad);
 	assert_int_equal(sr_stats(&sr).broken_invariants, 1);
 	assert_int_equal(kvc_fd(sr.scheduler->kvc), -1);
@@ -232,7 +234,7 @@ static void p7_a_broken_plan_detaches_the_engine_and_fences_all(void **state)
 		kvx_scheduler_advance(sr.scheduler, &request.ask, 100, 100);
 		(void)sr_step(&sr);
 		assert_int_equal(sr.saves + sr.loads, 0);
-		assert_false(kvx_scheduler_pending(sr.scheduler));
+		assert_false(kvx_scheduler_has_pending(sr.scheduler));
 	}
 	kvx_scheduler_finish(sr.scheduler, &request.ask);
 	sr_close(&sr);

@@ -112,7 +112,7 @@ static void saved_after_a_reset(int told)
 	sr_match(&sr, &b, &hit);
 	assert_int_equal(hit.tokens, 80);
 	sr_place(&sr, &b, 100, 0);
-	kvx_scheduler_load(sr.scheduler, &b.ask, &hit);
+	kvx_scheduler_start_load(sr.scheduler, &b.ask, &hit);
 	for (int i = 0; i < 1000 && sr.loads == 0; i++) {
 		(void)sr_step(&sr);
 		usleep(1000);

@@ -3,7 +3,8 @@
 #include "connectors/scheduler/sched_rig.h"
 #include "engine/check.h"
 #include "kv_test.h"
-#include "scheduler/impl.h"
+#include "scheduler/scheduler.h"
+#include "scheduler/step_time.h"
 
 #include <signal.h>
 #include <unistd.h>
@@ -25,7 +26,7 @@ kvc_status_t __wrap_kvc_poll_us(kvc_t *kvc, uint32_t timeout_us)
 static void open_alone(rig_t *rig, sr_t *sr)
 {
 	rig_init(rig, sr_program);
-	assert_int_equal(sr_open(sr, rig, &(sr_options_t){.foreign = 1, .guard = 1, .no_hand = 1}), KVC_OK);
+	assert_int_equal(sr_open(sr, rig, &(sr_options_t){.foreign = 1, .cost_model = 1, .no_hand = 1}), KVC_OK);
 }
 
 static void close_alone(rig_t *rig, sr_t *sr)
@@ -38,7 +39,7 @@ static void close_alone(rig_t *rig, sr_t *sr)
 typedef struct told {
 	uint32_t step;
 	int timed, worked;
-	kvx_plan_work_t work;
+	kvx_msg_work_t work;
 } told_t;
 
 static told_t plan(sr_t *sr)
@@ -46,18 +47,18 @@ static told_t plan(sr_t *sr)
 	told_t told = {.step = sr->scheduler->step};
 	const kvx_record_header_t *record;
 	const void *bytes;
-	kvx_cursor_t cursor;
+	kvx_msg_reader_t cursor;
 	size_t len;
 
-	kvx_scheduler_plan(sr->scheduler, &bytes, &len);
+	kvx_scheduler_build_message(sr->scheduler, &bytes, &len);
 	if (len == 0) {
 		return told;
 	}
-	assert_true(kvx_cursor_open(&cursor, KVX_PLAN_MAGIC, bytes, len));
-	while ((record = kvx_cursor_next(&cursor)) != NULL) {
+	assert_true(kvx_msg_open(&cursor, KVX_MSG_MAGIC, bytes, len));
+	while ((record = kvx_msg_next(&cursor)) != NULL) {
 		told.timed |= record->type == KVX_RECORD_TIME;
 		if (record->type == KVX_RECORD_WORK) {
-			told.work = *(const kvx_plan_work_t *)(const void *)record;
+			told.work = *(const kvx_msg_work_t *)(const void *)record;
 			told.worked++;
 		}
 	}
@@ -85,12 +86,12 @@ static void tell_step(sr_t *sr, uint32_t step, uint64_t ns)
 {
 	kvx_report_step_t *record;
 
-	kvx_bytes_reset(&sr->report, KVX_REPORT_MAGIC);
-	record = kvx_bytes_record(&sr->report, KVX_RECORD_STEP, sizeof *record);
+	kvx_msg_reset(&sr->report, KVX_REPORT_MAGIC);
+	record = kvx_msg_add_record(&sr->report, KVX_RECORD_STEP, sizeof *record);
 	record->step = step;
 	record->ns = ns;
-	kvx_bytes_finish(&sr->report, step);
-	kvx_scheduler_report(sr->scheduler, sr->report.data, sr->report.len);
+	kvx_msg_finish(&sr->report, step);
+	kvx_scheduler_take_report(sr->scheduler, sr->report.data, sr->report.len);
 }
 
 static void p7_steps_that_compute_prompts_are_timed(void **state)
@@ -112,37 +113,37 @@ static void p7_steps_that_compute_prompts_are_timed(void **state)
 	sr.scheduler->sync_loads = 1;              /* what comes after the load */
 	assert_true(plan_step(&sr, 1000, 2, &step));
 	assert_false(plan_step(&sr, 1000, 2, &step));
-	kvx_scheduler_computes(sr.scheduler, 100, 100); /* not to be saved */
+	kvx_scheduler_note_step_tokens(sr.scheduler, 100, 100); /* not to be saved */
 	assert_true(plan_step(&sr, 0, 0, &step));
 
 	/* Plans are steps ahead of what is reported. */
 	assert_true(plan_step(&sr, 0, 1000, &first));
 	assert_true(plan_step(&sr, 0, 2000, &step));
-	assert_int_equal(kvx_guard_compute_ns(&sr.scheduler->guard, 0, 1000), 0);
+	assert_int_equal(kvx_cost_model_compute_ns(&sr.scheduler->cost_model, 0, 1000), 0);
 	tell_step(&sr, first, 10u * MS);
 	tell_step(&sr, first, 90u * MS); /* the other rank: they go in step */
 	tell_step(&sr, step, 20u * MS);
 	tell_step(&sr, step + 1, 20u * MS); /* never asked for */
 	tell_step(&sr, 0, 20u * MS);
-	assert_in_range(kvx_guard_compute_ns(&sr.scheduler->guard, 0, 1000), 99u * MS / 10u, 101u * MS / 10u);
-	assert_int_equal(sr_stats(&sr).guard_steps, 2);
+	assert_in_range(kvx_cost_model_compute_ns(&sr.scheduler->cost_model, 0, 1000), 99u * MS / 10u, 101u * MS / 10u);
+	assert_int_equal(sr_stats(&sr).cost_model_steps, 2);
 	assert_int_equal(sr_stats(&sr).bad_reports, 0);
 	assert_int_equal(sr.scheduler->step_ns, 10u * MS - 10u * MS / 8u + 20u * MS / 8u);
 
 	sr.scheduler->sync_loads = 1;
 	assert_true(plan_step(&sr, 1000, 2, &step));
 	tell_step(&sr, step, 1u * MS);
-	assert_int_equal(sr_stats(&sr).guard_steps, 3);
+	assert_int_equal(sr_stats(&sr).cost_model_steps, 3);
 	assert_int_equal(sr.scheduler->light_ns, 1u * MS);
 	assert_int_equal(sr.scheduler->step_ns, 10u * MS - 10u * MS / 8u + 20u * MS / 8u);
 
 	/* Too late: the place is another step's by now. */
 	assert_true(plan_step(&sr, 0, 1000, &first));
-	for (uint32_t i = 0; i < KVX_TIMED; i++) {
+	for (uint32_t i = 0; i < KVX_TIMED_STEPS; i++) {
 		assert_true(plan_step(&sr, 0, 1000, &step));
 	}
 	tell_step(&sr, first, 10u * MS);
-	assert_int_equal(sr_stats(&sr).guard_steps, 3);
+	assert_int_equal(sr_stats(&sr).cost_model_steps, 3);
 	close_alone(&rig, &sr);
 }
 
@@ -150,7 +151,7 @@ static void p7_steps_that_compute_prompts_are_timed(void **state)
 static told_t plan_work(sr_t *sr, uint32_t before, uint32_t tokens, uint32_t loads)
 {
 	if (tokens) {
-		kvx_scheduler_computes(sr->scheduler, before + tokens, tokens);
+		kvx_scheduler_note_step_tokens(sr->scheduler, before + tokens, tokens);
 	}
 	sr->scheduler->sync_loads = loads;
 
@@ -199,22 +200,22 @@ static void p7_a_plan_waits_for_little_of_its_step(void **state)
 	open_alone(&rig, &sr);
 	sr.scheduler->wait_us = 500;
 	sr.scheduler->wait_asked = 0;
-	kvx_scheduler_computes(sr.scheduler, 1000, 1000);
-	assert_int_equal(kvx_time_wait_ns(sr.scheduler), 500000); /* nothing is known */
+	kvx_scheduler_note_step_tokens(sr.scheduler, 1000, 1000);
+	assert_int_equal(kvx_step_time_max_wait_ns(sr.scheduler), 500000); /* nothing is known */
 	assert_true(plan_step(&sr, 0, 0, &step));
 	tell_step(&sr, step, 10u * MS);
-	kvx_scheduler_computes(sr.scheduler, 1000, 1000);
-	assert_in_range(kvx_time_wait_ns(sr.scheduler), 75000, 80000);
+	kvx_scheduler_note_step_tokens(sr.scheduler, 1000, 1000);
+	assert_in_range(kvx_step_time_max_wait_ns(sr.scheduler), 75000, 80000);
 	sr.scheduler->wait_asked = 1;
-	assert_int_equal(kvx_time_wait_ns(sr.scheduler), 500000);
+	assert_int_equal(kvx_step_time_max_wait_ns(sr.scheduler), 500000);
 	sr.scheduler->wait_asked = 0;
-	kvx_scheduler_computes(sr.scheduler, 8000, 7000);
-	assert_in_range(kvx_time_wait_ns(sr.scheduler), 500000, 500000);
+	kvx_scheduler_note_step_tokens(sr.scheduler, 8000, 7000);
+	assert_in_range(kvx_step_time_max_wait_ns(sr.scheduler), 500000, 500000);
 	(void)plan_step(&sr, 0, 0, &step);
 	for (uint32_t i = 0; i < 100; i++) {
-		kvx_scheduler_computes(sr.scheduler, 1000 + i, 1);
+		kvx_scheduler_note_step_tokens(sr.scheduler, 1000 + i, 1);
 	}
-	assert_int_equal(kvx_time_wait_ns(sr.scheduler), 0);
+	assert_int_equal(kvx_step_time_max_wait_ns(sr.scheduler), 0);
 	close_alone(&rig, &sr);
 }
 
@@ -242,7 +243,7 @@ static void p7_a_step_that_generates_waits_for_no_answer(void **state)
 		early += sr.early;
 	}
 	for (uint32_t i = 0; i < 1000 && saved < 10; i++) { /* an idle engine goes on while something is pending */
-		(void)kvx_scheduler_pending(sr.scheduler);
+		(void)kvx_scheduler_has_pending(sr.scheduler);
 		(void)sr_step(&sr);
 		saved += sr.save_blocks;
 		early += sr.early;
@@ -262,18 +263,18 @@ static void p7_a_step_that_generates_waits_for_no_answer(void **state)
 /* Microseconds a token. */
 static void teach(sr_t *sr, double compute, double memory, double disk)
 {
-	kvx_guard_t *guard = &sr->scheduler->guard;
-	kvx_guard_work_t work = {0};
+	kvx_cost_model_t *cost_model = &sr->scheduler->cost_model;
+	kvx_step_work_t work = {0};
 
-	kvx_guard_init(guard, SR_UNIT, sr->scheduler->token_bytes);
-	kvx_guard_work_add(&work, 0, 1000);
-	kvx_guard_computed(guard, &work, (uint64_t)(compute * 1e6));
+	kvx_cost_model_init(cost_model, SR_UNIT, sr->scheduler->token_bytes);
+	kvx_step_work_add(&work, 0, 1000);
+	kvx_cost_model_add_step(cost_model, &work, (uint64_t)(compute * 1e6));
 	for (uint32_t i = 0; i < 3; i++) {
-		const kvx_guard_load_t load = {.cpu = 1000, .ns = (uint64_t)(memory * 1e6), .now_ns = 1};
-		const kvx_guard_load_t tail = {.disk = 1000, .ns = (uint64_t)(disk * 1e6), .now_ns = 1};
+		const kvx_load_sample_t load = {.cpu = 1000, .ns = (uint64_t)(memory * 1e6), .now_ns = 1};
+		const kvx_load_sample_t tail = {.disk = 1000, .ns = (uint64_t)(disk * 1e6), .now_ns = 1};
 
-		kvx_guard_loaded(guard, &load);
-		kvx_guard_loaded(guard, &tail);
+		kvx_cost_model_add_load(cost_model, &load);
+		kvx_cost_model_add_load(cost_model, &tail);
 	}
 }
 
@@ -290,7 +291,7 @@ static void start_stored(rig_t *rig, sr_t *sr, uint32_t n)
 {
 	static sr_request_t request;
 
-	sr_start(sr, rig, &(sr_options_t){.foreign = 1, .guard = 1, .mode = KVX_LOAD_SYNC});
+	sr_start(sr, rig, &(sr_options_t){.foreign = 1, .cost_model = 1, .mode = KVX_LOAD_SYNC});
 	sr_store(sr, &request, "first", 0, 0, n);
 	kvx_scheduler_finish(sr->scheduler, &request.ask);
 	restart(rig, sr);
@@ -313,7 +314,7 @@ static void p7_a_part_that_does_not_pay_is_not_loaded(void **state)
 	assert_int_equal(hit.stored, 1000 - SR_UNIT);
 	assert_int_equal(hit.tokens, 0);
 	assert_true(hit.declined);
-	assert_int_equal(sr_stats(&sr).guard_stops, 1);
+	assert_int_equal(sr_stats(&sr).cost_model_stops, 1);
 	kvx_scheduler_finish(sr.scheduler, &all.ask);
 
 	/* A faster disk: the first half is loaded, and is in memory from then on. */
@@ -329,10 +330,10 @@ static void p7_a_part_that_does_not_pay_is_not_loaded(void **state)
 	assert_int_equal(hit.tokens, 496);
 	assert_int_equal(hit.disk_tokens, 0);
 	assert_false(hit.declined);
-	assert_int_equal(sr_stats(&sr).guard_cuts, 1);
+	assert_int_equal(sr_stats(&sr).cost_model_cuts, 1);
 	sr_match(&sr, &all, &hit); /* again: the same answer, counted once */
 	assert_int_equal(hit.tokens, 496);
-	assert_int_equal(sr_stats(&sr).guard_cuts, 1);
+	assert_int_equal(sr_stats(&sr).cost_model_cuts, 1);
 	kvx_scheduler_finish(sr.scheduler, &all.ask);
 
 	/* The engine has that half itself. */
@@ -383,7 +384,7 @@ static int goes_beside(sr_t *sr, sr_request_t *request, uint32_t number, uint32_
 	sr_match(sr, request, &hit);
 	assert_int_equal(hit.tokens, 1000 - SR_UNIT);
 	sr_place(sr, request, number % 4 * 125, 0);
-	kvx_scheduler_load(sr->scheduler, &request->ask, &hit);
+	kvx_scheduler_start_load(sr->scheduler, &request->ask, &hit);
 
 	return hit.async;
 }
@@ -428,7 +429,7 @@ static void p7_an_engine_that_plans_ahead_waits_for_one_load_inside_at_a_time(vo
 		sr.ahead = 1;
 		(void)sr_step(&sr);
 		assert_int_equal(goes_beside(&sr, &requests[1], 3 * round + 1, 0), large);
-		kvx_scheduler_report(sr.scheduler, sr.report.data, sr.report.len);
+		kvx_scheduler_take_report(sr.scheduler, sr.report.data, sr.report.len);
 		teach(&sr, 1000, large ? 30 : 10, 30); /* the stand-in is faster */
 		assert_int_equal(goes_beside(&sr, &requests[2], 3 * round + 2, 0), large);
 		sr.ahead = 0;
@@ -441,21 +442,22 @@ static void p7_an_engine_that_plans_ahead_waits_for_one_load_inside_at_a_time(vo
 static void p7_a_disk_is_tried_by_a_piece(void **state)
 {
 	static sr_request_t request;
-	kvx_guard_work_t work = {0};
+	kvx_step_work_t work = {0};
 	uint32_t loaded;
 	rig_t rig;
 	sr_t sr;
 
 	(void)state;
 	start_stored(&rig, &sr, 2000);
-	kvx_guard_init(&sr.scheduler->guard, SR_UNIT, 1000);
-	kvx_guard_work_add(&work, 0, 1000);
-	kvx_guard_computed(&sr.scheduler->guard, &work, UINT64_C(900000)); /* 0.9 us a token, 1 us to load it */
+	kvx_cost_model_init(&sr.scheduler->cost_model, SR_UNIT, 1000);
+	kvx_step_work_add(&work, 0, 1000);
+	kvx_cost_model_add_step(&sr.scheduler->cost_model, &work,
+				UINT64_C(900000)); /* 0.9 us a token, 1 us to load it */
 	sr_request(&sr, &request, "piece", 0, 0, 2000);
 	loaded = sr_run(&sr, &request, 0);
-	assert_in_range(loaded, SR_UNIT, 2000 * 9 / 10 / KVX_GUARD_SHARE);
-	assert_int_equal(sr_stats(&sr).guard_probes, 1);
-	assert_int_equal(sr.scheduler->guard.disk.known, 1);
+	assert_in_range(loaded, SR_UNIT, 2000 * 9 / 10 / KVX_COST_SAMPLE_SHARE);
+	assert_int_equal(sr_stats(&sr).cost_model_samples, 1);
+	assert_int_equal(sr.scheduler->cost_model.disk.known, 1);
 	kvx_scheduler_finish(sr.scheduler, &request.ask);
 	sr_stop(&sr, &rig);
 }
@@ -463,7 +465,7 @@ static void p7_a_disk_is_tried_by_a_piece(void **state)
 /* The number of the step that was to be timed and computes so many tokens. */
 static uint32_t timed_of(const sr_t *sr, uint32_t tokens)
 {
-	for (uint32_t i = 0; i < KVX_TIMED; i++) {
+	for (uint32_t i = 0; i < KVX_TIMED_STEPS; i++) {
 		if (sr->scheduler->timed[i].asked && sr->scheduler->timed[i].work.tokens == tokens) {
 			return sr->scheduler->timed[i].step;
 		}
@@ -478,21 +480,21 @@ static uint32_t timed_of(const sr_t *sr, uint32_t tokens)
 static void p7_the_first_hit_on_a_disk_tells_what_computing_takes(void **state)
 {
 	static sr_request_t request;
-	kvx_guard_t *guard;
+	kvx_cost_model_t *cost_model;
 	uint32_t loaded;
 	rig_t rig;
 	sr_t sr;
 
 	(void)state;
 	start_stored(&rig, &sr, 2000);
-	guard = &sr.scheduler->guard;
-	kvx_guard_init(guard, SR_UNIT, 100000); /* 0.1 ms a token, at the guess */
+	cost_model = &sr.scheduler->cost_model;
+	kvx_cost_model_init(cost_model, SR_UNIT, 100000); /* 0.1 ms a token, at the guess */
 	sr_request(&sr, &request, "bet", 0, 0, 2000);
 	loaded = sr_run(&sr, &request, 0);
 	assert_int_equal(loaded, 2000 - 512);
-	assert_int_equal(kvx_guard_compute_ns(guard, 0, 2000), 0);
+	assert_int_equal(kvx_cost_model_compute_ns(cost_model, 0, 2000), 0);
 	tell_step(&sr, timed_of(&sr, 512), 51200u * MS);
-	assert_in_range(kvx_guard_compute_ns(guard, 0, 512), 51100u * MS, 51300u * MS);
+	assert_in_range(kvx_cost_model_compute_ns(cost_model, 0, 512), 51100u * MS, 51300u * MS);
 	kvx_scheduler_finish(sr.scheduler, &request.ask);
 	sr_settle(&sr);
 	sr_request(&sr, &request, "known", 0, 0, 2000);
@@ -511,9 +513,9 @@ static uint64_t patience_of(sr_t *sr, sr_request_t *request, const char *name)
 	kvx_scheduler_match(sr->scheduler, &request->ask, &hit);
 	found = kvx_requests_find(&sr->scheduler->requests, request->ask.id, request->ask.id_len);
 	assert_non_null(found);
-	assert_non_null(found->held);
+	assert_non_null(found->cached);
 
-	return found->held->until_ns - found->held->asked_ns;
+	return found->cached->until_ns - found->cached->asked_ns;
 }
 
 static void p7_after_a_late_answer_less_is_waited_for_until_one_comes_in_time(void **state)

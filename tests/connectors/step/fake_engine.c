@@ -43,7 +43,7 @@ static void open_scheduler(fe_t *fe)
 					       .writer_count = fe->options.ranks,
 					       .max_blocks = FE_BLOCKS,
 					       .foreign = fe->options.foreign,
-					       .guard = fe->options.guard,
+					       .cost_model = fe->options.cost_model,
 					       .mode = fe->options.mode,
 					       .wait_us = FE_WAIT_US,
 					       .load_ms = FE_LOAD_MS};
@@ -72,7 +72,7 @@ static void open_worker(fe_t *fe, uint32_t r)
 
 static void turn(void *ctx)
 {
-	(void)kvx_scheduler_pending(((fe_t *)ctx)->scheduler);
+	(void)kvx_scheduler_has_pending(((fe_t *)ctx)->scheduler);
 }
 
 void fe_open(fe_t *fe, rig_t *rig, const fe_options_t *options)
@@ -271,14 +271,14 @@ uint32_t fe_share(fe_t *fe, fe_request_t *r)
 void fe_place(fe_t *fe, fe_request_t *r, uint32_t first, uint32_t fresh)
 {
 	for (uint32_t g = 0; g < fe->options.groups; g++) {
-		const kvx_table_t table = {.struct_size = sizeof table,
-					   .group = g,
-					   .first = first,
-					   .n = r->n - first,
-					   .fresh = fresh,
-					   .ids = r->ids[g] + first};
+		const kvx_block_table_t table = {.struct_size = sizeof table,
+						 .group = g,
+						 .first = first,
+						 .n = r->n - first,
+						 .fresh = fresh,
+						 .ids = r->ids[g] + first};
 
-		assert_int_equal(kvx_scheduler_place(fe->scheduler, &r->ask, &table), KVC_OK);
+		assert_int_equal(kvx_scheduler_append_blocks(fe->scheduler, &r->ask, &table), KVC_OK);
 	}
 	r->told = r->n;
 }
@@ -337,7 +337,7 @@ void fe_feed_tokens(fe_t *fe, fe_request_t *r)
 	const kvx_units_t units = {.struct_size = sizeof units, .n = r->known, .tokens = r->tokens};
 
 	if (!fe->options.foreign) { /* from the start each time: simple, and a chain may begin again */
-		(void)kvx_scheduler_tokens(fe->scheduler, &r->ask, &units);
+		(void)kvx_scheduler_add_tokens(fe->scheduler, &r->ask, &units);
 	}
 }
 
@@ -348,7 +348,7 @@ void fe_request_end(fe_t *fe, fe_request_t *r, int aborted)
 
 	fe->aborted += aborted != 0;
 	fe->finished++;
-	kvx_scheduler_ended(fe->scheduler, &r->ask, &ended);
+	kvx_scheduler_record_ended(fe->scheduler, &r->ask, &ended);
 	kvx_scheduler_finish(fe->scheduler, &r->ask);
 	if (r->state == FE_LOADING) {
 		r->state = FE_ABORTED;

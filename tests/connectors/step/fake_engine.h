@@ -47,7 +47,7 @@ typedef struct fe_request {
 
 typedef struct fe_options {
 	uint32_t ranks, groups, page_bytes;
-	int mode, guard, foreign;
+	int mode, cost_model, foreign;
 	int sharing; /* living requests share blocks of equal prefixes */
 	int swap;    /* negative control: loads go to each other's blocks */
 	uint32_t conversations, step_us;

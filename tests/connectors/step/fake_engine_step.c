@@ -97,7 +97,7 @@ static int admit(fe_t *fe, fe_request_t *r, uint32_t *p_budget)
 	r->computed = to;
 	fe->hit_tokens += hit.tokens;
 	if (hit.tokens) {
-		kvx_scheduler_load(fe->scheduler, &r->ask, &hit);
+		kvx_scheduler_start_load(fe->scheduler, &r->ask, &hit);
 		fe->sync_loads += !hit.async;
 		fe->async_loads += hit.async != 0;
 	}
@@ -135,7 +135,7 @@ static void schedule(fe_t *fe)
 		if (r->told < r->n) {
 			fe_place(fe, r, r->told, r->told);
 		}
-		if (r->computed + r->step_tokens >= kvx_scheduler_next(fe->scheduler, r->id, r->ask.id_len) ||
+		if (r->computed + r->step_tokens >= kvx_scheduler_next_save_at(fe->scheduler, r->id, r->ask.id_len) ||
 		    r->step_tokens > 1) {
 			kvx_scheduler_advance(fe->scheduler, &r->ask, r->computed + r->step_tokens, r->step_tokens);
 		}
@@ -149,18 +149,18 @@ static void schedule(fe_t *fe)
 static void swap_ids(uint8_t *bytes, size_t len)
 {
 	const kvx_record_header_t *record;
-	kvx_cursor_t cursor;
+	kvx_msg_reader_t cursor;
 
-	assert_true(kvx_cursor_open(&cursor, KVX_PLAN_MAGIC, bytes, len));
-	for (record = kvx_cursor_next(&cursor); record; record = kvx_cursor_next(&cursor)) {
-		const kvx_plan_part_t *part;
+	assert_true(kvx_msg_open(&cursor, KVX_MSG_MAGIC, bytes, len));
+	for (record = kvx_msg_next(&cursor); record; record = kvx_msg_next(&cursor)) {
+		const kvx_msg_part_t *part;
 		uint32_t *ids, id;
 
 		if (record->type != KVX_RECORD_LOAD) {
 			continue;
 		}
-		part = kvx_plan_part_first((const void *)record);
-		ids = (uint32_t *)(uintptr_t)kvx_plan_part_ids(part);
+		part = kvx_msg_part_first((const void *)record);
+		ids = (uint32_t *)(uintptr_t)kvx_msg_part_ids(part);
 		if (part->n > 1) {
 			id = ids[0];
 			ids[0] = ids[1];
@@ -174,7 +174,7 @@ static size_t take_plan(fe_t *fe)
 	const void *bytes = NULL;
 	size_t len = 0;
 
-	kvx_scheduler_plan(fe->scheduler, &bytes, &len);
+	kvx_scheduler_build_message(fe->scheduler, &bytes, &len);
 	if (len > fe->plan_cap) {
 		fe->plan = realloc(fe->plan, len);
 		assert_non_null(fe->plan);
@@ -195,7 +195,7 @@ static void take_errors(fe_t *fe)
 	uint32_t ids[16], n;
 
 	for (uint32_t rank = 0; rank < fe->options.ranks; rank++) {
-		while ((n = kvx_worker_errors(fe->worker[rank], ids, 16)) > 0) {
+		while ((n = kvx_worker_take_failed_blocks(fe->worker[rank], ids, 16)) > 0) {
 			for (uint32_t i = 0; i < n; i++) {
 				assert_true(ids[i] < FE_BLOCKS);
 				fe->bad[ids[i]] = 1;
@@ -301,7 +301,7 @@ static void take_finished(fe_t *fe)
 	for (uint32_t rank = 0; rank < fe->options.ranks; rank++) {
 		int failed;
 
-		while ((len = kvx_worker_finished(fe->worker[rank], id, sizeof id, &failed)) > 0) {
+		while ((len = kvx_worker_take_finished(fe->worker[rank], id, sizeof id, &failed)) > 0) {
 			for (uint32_t i = 0; i < FE_REQUESTS; i++) {
 				if (fe->request[i].state == FE_FREE || strlen(fe->request[i].id) != len ||
 				    memcmp(fe->request[i].id, id, len) != 0) {
@@ -324,9 +324,9 @@ static void take_reports(fe_t *fe)
 		const void *bytes = NULL;
 		size_t len = 0;
 
-		kvx_worker_report(fe->worker[rank], &bytes, &len);
+		kvx_worker_take_report(fe->worker[rank], &bytes, &len);
 		if (len) {
-			kvx_scheduler_report(fe->scheduler, bytes, len);
+			kvx_scheduler_take_report(fe->scheduler, bytes, len);
 		}
 	}
 }
@@ -350,11 +350,11 @@ static void step(fe_t *fe)
 	schedule(fe);
 	len = take_plan(fe);
 	for (uint32_t rank = 0; rank < fe->options.ranks; rank++) {
-		kvx_worker_begin(fe->worker[rank], fe->plan, len);
-		kvx_worker_start(fe->worker[rank]);
+		kvx_worker_begin_step(fe->worker[rank], fe->plan, len);
+		kvx_worker_start_async_loads(fe->worker[rank]);
 	}
 	for (uint32_t rank = 0; rank < fe->options.ranks; rank++) {
-		kvx_worker_load(fe->worker[rank]);
+		kvx_worker_run_sync_loads(fe->worker[rank]);
 	}
 	take_errors(fe);
 	for (uint32_t i = 0; i < FE_REQUESTS; i++) {
@@ -363,7 +363,7 @@ static void step(fe_t *fe)
 		}
 	}
 	for (uint32_t rank = 0; rank < fe->options.ranks; rank++) {
-		kvx_worker_end(fe->worker[rank]);
+		kvx_worker_end_step(fe->worker[rank]);
 	}
 	take_errors(fe);
 	take_finished(fe);
@@ -406,7 +406,7 @@ static int is_quiet(fe_t *fe)
 	kvx_scheduler_get_stats(fe->scheduler, &stats);
 	assert_int_equal(stats.requests, 0);
 
-	return stats.puts_open + stats.leases_open == 0 && !kvx_scheduler_pending(fe->scheduler);
+	return stats.puts_open + stats.leases_open == 0 && !kvx_scheduler_has_pending(fe->scheduler);
 }
 
 void fe_run(fe_t *fe, uint64_t requests)

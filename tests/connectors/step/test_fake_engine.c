@@ -88,7 +88,7 @@ static void p1_from_a_store_that_is_too_small_too(void **state)
 			    .groups = 1,
 			    .page_bytes = 16384,
 			    .foreign = 1,
-			    .guard = 1,
+			    .cost_model = 1,
 			    .conversations = 40,
 			    .step_us = 500},
 	    200);

@@ -47,8 +47,8 @@ void layers_hear_all(wr_t *wr)
 	do {
 		open = 0;
 		for (uint32_t r = 0; r < wr->rank_count; r++) {
-			(void)kvx_worker_errors(wr->rank[r].worker, ids, WR_BLOCKS);
-			kvx_worker_report(wr->rank[r].worker, &bytes, &len);
+			(void)kvx_worker_take_failed_blocks(wr->rank[r].worker, ids, WR_BLOCKS);
+			kvx_worker_take_report(wr->rank[r].worker, &bytes, &len);
 			kvx_worker_get_stats(wr->rank[r].worker, &stats);
 			open += (uint32_t)(stats.loads_open + stats.saves_open + stats.marked);
 		}
@@ -71,8 +71,8 @@ int layers_begin(wr_t *wr, const kvc_lease_t *lease)
 	wr_plan_load(wr, lease, 0, 7, wr_other, 8);
 	wr_begin(wr);
 	for (uint32_t r = 0; r < wr->rank_count; r++) {
-		kvx_worker_start(wr->rank[r].worker);
-		layered += kvx_worker_load_layers(wr->rank[r].worker);
+		kvx_worker_start_async_loads(wr->rank[r].worker);
+		layered += kvx_worker_run_layered_loads(wr->rank[r].worker);
 	}
 
 	return layered;
@@ -88,22 +88,22 @@ void layers_look(const wr_rank_t *rank, uint32_t layer, uint32_t *p_wrong)
 void layers_compute(const wr_rank_t *rank, uint32_t *p_wrong)
 {
 	for (uint32_t l = 0; l < rank->layers; l++) {
-		kvx_worker_layer(rank->worker, l);
+		kvx_worker_await_layer(rank->worker, l);
 		layers_look(rank, l, p_wrong);
 	}
 }
 
 int layers_early(wr_t *wr, uint32_t flags)
 {
-	kvx_bytes_finish(&wr->plan, wr->step);
+	kvx_msg_finish(&wr->plan, wr->step);
 
-	return kvx_worker_early(wr->rank[0].worker, wr->plan.data, wr->plan.len, flags);
+	return kvx_worker_prefetch_step(wr->rank[0].worker, wr->plan.data, wr->plan.len, flags);
 }
 
 void layers_go_on(wr_t *wr)
 {
-	kvx_worker_begin(wr->rank[0].worker, wr->plan.data, wr->plan.len);
-	kvx_worker_start(wr->rank[0].worker);
+	kvx_worker_begin_step(wr->rank[0].worker, wr->plan.data, wr->plan.len);
+	kvx_worker_start_async_loads(wr->rank[0].worker);
 }
 
 static void nothing(void *args)
@@ -151,7 +151,7 @@ void layers_idle_step(wr_t *wr)
 
 	wr_plan(wr);
 	wr_begin(wr);
-	kvx_worker_end(wr->rank[0].worker);
-	assert_int_equal(kvx_worker_errors(wr->rank[0].worker, ids, WR_BLOCKS), 0);
-	kvx_worker_report(wr->rank[0].worker, &bytes, &len);
+	kvx_worker_end_step(wr->rank[0].worker);
+	assert_int_equal(kvx_worker_take_failed_blocks(wr->rank[0].worker, ids, WR_BLOCKS), 0);
+	kvx_worker_take_report(wr->rank[0].worker, &bytes, &len);
 }

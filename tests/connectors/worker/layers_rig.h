@@ -19,7 +19,7 @@ void layers_look(const wr_rank_t *rank, uint32_t layer, uint32_t *p_wrong);
 void layers_compute(const wr_rank_t *rank, uint32_t *p_wrong);
 
 /* Loads that begin when they are planned, on one rank. */
-/* kvx_worker_early() of the plan at hand; begin() and start() of it. */
+/* kvx_worker_prefetch_step() of the plan at hand; begin() and start() of it. */
 int layers_early(wr_t *wr, uint32_t flags);
 void layers_go_on(wr_t *wr);
 /* What is enqueued from now on runs late. */

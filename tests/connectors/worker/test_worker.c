@@ -35,8 +35,8 @@ static void load_sync(wr_t *wr, kvc_lease_t *lease, const uint32_t *ids, uint32_
 	wr_plan_load(wr, lease, 0, 7, ids, n);
 	wr_begin(wr);
 	for (uint32_t r = 0; r < wr->rank_count; r++) {
-		kvx_worker_start(wr->rank[r].worker);
-		kvx_worker_load(wr->rank[r].worker);
+		kvx_worker_start_async_loads(wr->rank[r].worker);
+		kvx_worker_run_sync_loads(wr->rank[r].worker);
 	}
 }
 
@@ -49,19 +49,19 @@ static void stored_blocks_come_back(uint32_t ranks, uint32_t flags)
 
 	wr_start(&wr, &rig, kvd_program, ranks);
 	lease = wr_lease(&wr, 0, 8);
-	if (flags & KVX_PLAN_ASYNC) {
+	if (flags & KVX_MSG_ASYNC) {
 		wr_plan(&wr);
 		wr_plan_load(&wr, lease, flags, 7, wr_other, 8);
 		wr_begin(&wr);
 		for (uint32_t r = 0; r < ranks; r++) {
-			kvx_worker_start(wr.rank[r].worker);
+			kvx_worker_start_async_loads(wr.rank[r].worker);
 		}
 	} else {
 		load_sync(&wr, lease, wr_other, 8);
 		check_moved(&wr, wr_eight, wr_other, 8);
 	}
 	for (uint32_t r = 0; r < ranks; r++) {
-		wr_wait_load(&wr.rank[r], 7, flags & KVX_PLAN_ASYNC, &end);
+		wr_wait_load(&wr.rank[r], 7, flags & KVX_MSG_ASYNC, &end);
 		assert_int_equal(end.loaded.status, KVC_OK);
 		assert_int_equal(end.loaded.blocks, 8);
 		assert_int_equal(end.loaded.bytes, 8u * WR_PAGE * WR_LAYERS / ranks);
@@ -83,8 +83,8 @@ static void p1_blocks_loaded_within_a_step_are_those_saved(void **state)
 static void p1_blocks_loaded_beside_the_steps_are_those_saved(void **state)
 {
 	(void)state;
-	stored_blocks_come_back(1, KVX_PLAN_ASYNC);
-	stored_blocks_come_back(2, KVX_PLAN_ASYNC);
+	stored_blocks_come_back(1, KVX_MSG_ASYNC);
+	stored_blocks_come_back(2, KVX_MSG_ASYNC);
 }
 
 static uint64_t given_up(const wr_t *wr)
@@ -132,13 +132,13 @@ static void p1_a_block_reused_at_once_was_saved_before(void **state)
 		before = given_up(&wr);
 		put = wr_put(&wr, 0, 8);
 		wr_plan(&wr);
-		wr_plan_save(&wr, put, round % 2 ? KVX_PLAN_EARLY : 0, wr_eight, 8);
+		wr_plan_save(&wr, put, round % 2 ? KVX_MSG_COMPLETE : 0, wr_eight, 8);
 		if (round % 2) {
 			wr_plan_fence(&wr, wr_eight, 8);
 		}
 		wr_begin(&wr);
 		for (uint32_t r = 0; r < 2 && round % 2 == 0; r++) {
-			kvx_worker_end(wr.rank[r].worker);
+			kvx_worker_end_step(wr.rank[r].worker);
 		}
 		if (round % 2 == 0) {
 			wr_plan(&wr);
@@ -179,15 +179,15 @@ static void p1_an_echo_brings_a_block_back(void **state)
 	rig_init(&rig, kvd_program);
 	wr_init_with(&wr, &rig, 1, 0);
 	wr_fill(&wr, 1);
-	assert_int_equal(kvx_worker_echo(rank->worker, 0, 5, 9), KVC_OK);
+	assert_int_equal(kvx_worker_roundtrip_test(rank->worker, 0, 5, 9), KVC_OK);
 	assert_true(wr_block_is(rank, 9, 1, 5));
-	assert_int_equal(kvx_worker_echo(rank->worker, 1, 7, 9), KVC_OK);
+	assert_int_equal(kvx_worker_roundtrip_test(rank->worker, 1, 7, 9), KVC_OK);
 	assert_false(wr_block_is(rank, 9, 1, 7)); /* two of the layers are not the group's */
 	rank->layers = 4;
 	assert_true(wr_block_is(rank, 9, 1, 7));
-	assert_int_equal(kvx_worker_echo(rank->worker, 2, 5, 9), KVC_ERR_ARG);
-	assert_int_equal(kvx_worker_echo(rank->worker, 0, WR_BLOCKS, 9), KVC_ERR_ARG);
-	assert_int_equal(kvx_worker_echo(rank->worker, 0, 5, WR_BLOCKS), KVC_ERR_ARG);
+	assert_int_equal(kvx_worker_roundtrip_test(rank->worker, 2, 5, 9), KVC_ERR_ARG);
+	assert_int_equal(kvx_worker_roundtrip_test(rank->worker, 0, WR_BLOCKS, 9), KVC_ERR_ARG);
+	assert_int_equal(kvx_worker_roundtrip_test(rank->worker, 0, 5, WR_BLOCKS), KVC_ERR_ARG);
 	wr_fini(&wr);
 	rig_fini(&rig);
 }
@@ -201,7 +201,7 @@ static void p1_an_echo_brings_a_block_back(void **state)
 		config.groups = groups;                                                                                \
 		change;                                                                                                \
 		assert_int_equal(kvx_worker_open(&config, &worker), KVC_ERR_ARG);                                      \
-		assert_non_null(strstr(kvx_worker_why(), words));                                                      \
+		assert_non_null(strstr(kvx_worker_last_error(), words));                                               \
 		assert_null(worker);                                                                                   \
 	} while (0)
 

@@ -3,7 +3,7 @@
 #include "connectors/worker/worker_rig.h"
 #include "connectors/worker/wr_device.h"
 #include "engine/check.h"
-#include "worker/cuda/impl.h"
+#include "worker/cuda/pool_memory.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -88,11 +88,11 @@ static void p5_open_without_memory_says_so_and_leaves_nothing(void **state)
 static void run_plan(wr_t *wr, uint32_t n)
 {
 	const kvc_handle_t put = {.incarnation = 5, .id = 9, .offset = 4096, .kind = 2, .n = 8};
-	const kvx_plan_part_t part = {.n = 4};
+	const kvx_msg_part_t part = {.n = 4};
 	kvx_worker_t *worker = wr->rank[0].worker;
 	uint32_t ids[WR_BLOCKS], errors;
-	kvx_plan_save_t *save;
-	kvx_plan_load_t *load;
+	kvx_msg_save_t *save;
+	kvx_msg_load_t *load;
 	const void *bytes;
 	char id[16];
 	size_t len;
@@ -100,35 +100,35 @@ static void run_plan(wr_t *wr, uint32_t n)
 
 	wr_plan(wr);
 	wr_plan_space(wr, 3, "adapter");
-	save = kvx_bytes_record(&wr->plan, KVX_RECORD_SAVE, sizeof *save);
+	save = kvx_msg_add_record(&wr->plan, KVX_RECORD_SAVE, sizeof *save);
 	save->n = 8;
-	save->flags = KVX_PLAN_EARLY;
+	save->flags = KVX_MSG_COMPLETE;
 	save->put = put;
-	kvx_bytes_append(&wr->plan, wr_eight, sizeof wr_eight);
+	kvx_msg_append(&wr->plan, wr_eight, sizeof wr_eight);
 	for (uint32_t i = 0; i < 2; i++) {
-		load = kvx_bytes_record(&wr->plan, KVX_RECORD_LOAD, sizeof *load);
+		load = kvx_msg_add_record(&wr->plan, KVX_RECORD_LOAD, sizeof *load);
 		load->load = i + 1;
-		load->flags = i ? KVX_PLAN_ASYNC : 0;
+		load->flags = i ? KVX_MSG_ASYNC : 0;
 		load->parts = 1;
 		load->id_len = 1;
-		kvx_bytes_append(&wr->plan, i ? "b" : "a", 1);
-		kvx_bytes_append(&wr->plan, &part, sizeof part);
-		kvx_bytes_append(&wr->plan, wr_eight + 4 * i, 4 * sizeof *wr_eight);
+		kvx_msg_append(&wr->plan, i ? "b" : "a", 1);
+		kvx_msg_append(&wr->plan, &part, sizeof part);
+		kvx_msg_append(&wr->plan, wr_eight + 4 * i, 4 * sizeof *wr_eight);
 	}
-	kvx_bytes_finish(&wr->plan, wr->step);
+	kvx_msg_finish(&wr->plan, wr->step);
 
 	fail_at = n;
-	kvx_worker_begin(worker, wr->plan.data, wr->plan.len);
-	kvx_worker_start(worker);
-	kvx_worker_load(worker);
-	kvx_worker_end(worker);
-	errors = kvx_worker_errors(worker, ids, WR_BLOCKS);
+	kvx_worker_begin_step(worker, wr->plan.data, wr->plan.len);
+	kvx_worker_start_async_loads(worker);
+	kvx_worker_run_sync_loads(worker);
+	kvx_worker_end_step(worker);
+	errors = kvx_worker_take_failed_blocks(worker, ids, WR_BLOCKS);
 	assert_int_equal(errors, 8);
-	assert_int_equal(kvx_worker_finished(worker, id, sizeof id, &failed), 1);
+	assert_int_equal(kvx_worker_take_finished(worker, id, sizeof id, &failed), 1);
 	assert_true(id[0] == 'b' && failed);
-	assert_int_equal(kvx_worker_finished(worker, id, sizeof id, &failed), 0);
+	assert_int_equal(kvx_worker_take_finished(worker, id, sizeof id, &failed), 0);
 	assert_int_equal(kvx_worker_flush(worker, WR_PATIENCE), KVC_OK);
-	kvx_worker_report(worker, &bytes, &len);
+	kvx_worker_take_report(worker, &bytes, &len);
 	fail_at = 0;
 }
 
@@ -150,13 +150,13 @@ static void p7_a_plan_without_memory_fails_like_any_other(void **state)
 static void plan_loads(wr_t *wr, uint32_t n)
 {
 	for (uint32_t i = 0; i < n; i++) { /* as many as a scheduler has at a time */
-		kvx_plan_load_t *load = kvx_bytes_record(&wr->plan, KVX_RECORD_LOAD, sizeof *load);
+		kvx_msg_load_t *load = kvx_msg_add_record(&wr->plan, KVX_RECORD_LOAD, sizeof *load);
 
 		assert_non_null(load);
 		load->load = i + 1;
-		load->flags = KVX_PLAN_ASYNC;
+		load->flags = KVX_MSG_ASYNC;
 		load->id_len = sizeof i;
-		kvx_bytes_append(&wr->plan, &i, sizeof i);
+		kvx_msg_append(&wr->plan, &i, sizeof i);
 	}
 }
 
@@ -169,9 +169,9 @@ static void p5_a_worker_that_cannot_list_a_slab_declines(void **state)
 
 	(void)state;
 	fail_at = 1;
-	kvx_slabs_told(&worker, &memory, 1);
+	kvx_pool_memory_changed(&worker, &memory, 1);
 	fail_at = 0;
-	assert_int_equal(kvx_worker_proved(&worker), KVC_ERR_NOMEM);
+	assert_int_equal(kvx_worker_self_test_status(&worker), KVC_ERR_NOMEM);
 }
 
 /* An engine waits for as long as it is not told. */
@@ -189,18 +189,18 @@ static void p7_every_load_there_was_no_memory_for_is_named(void **state)
 	plan_loads(&wr, 1024);
 	fail_at = EACH;
 	wr_begin(&wr);
-	kvx_worker_start(wr.rank[0].worker);
-	kvx_worker_end(wr.rank[0].worker);
+	kvx_worker_start_async_loads(wr.rank[0].worker);
+	kvx_worker_end_step(wr.rank[0].worker);
 	fail_at = 0;
 	for (uint32_t n = 0; n < 1024; n++) {
 		uint32_t i = UINT32_MAX;
 
-		assert_int_equal(kvx_worker_finished(wr.rank[0].worker, id, sizeof id, &failed), sizeof i);
+		assert_int_equal(kvx_worker_take_finished(wr.rank[0].worker, id, sizeof id, &failed), sizeof i);
 		memcpy(&i, id, sizeof i);
 		assert_true(failed && i < 1024 && !named[i]);
 		named[i] = 1;
 	}
-	assert_int_equal(kvx_worker_finished(wr.rank[0].worker, id, sizeof id, &failed), 0);
+	assert_int_equal(kvx_worker_take_finished(wr.rank[0].worker, id, sizeof id, &failed), 0);
 	wr_fini(&wr);
 }
 
@@ -211,29 +211,29 @@ static void p7_what_is_over_is_reported_without_memory(void **state)
 	const kvc_handle_t put = {.incarnation = 5, .id = 9, .offset = 4096, .kind = 2, .n = 8};
 	const kvx_record_header_t *record;
 	uint32_t loaded = 0, dropped = 0;
-	kvx_plan_save_t *save;
+	kvx_msg_save_t *save;
 	const void *bytes;
 	wr_t wr = {0};
-	kvx_cursor_t cursor;
+	kvx_msg_reader_t cursor;
 	size_t len;
 
 	(void)state;
 	wr_init_with(&wr, &rig, 1, 0);
 	wr_plan(&wr);
 	plan_loads(&wr, 1024);
-	save = kvx_bytes_record(&wr.plan, KVX_RECORD_SAVE, sizeof *save);
+	save = kvx_msg_add_record(&wr.plan, KVX_RECORD_SAVE, sizeof *save);
 	save->n = 8;
-	save->flags = KVX_PLAN_EARLY;
+	save->flags = KVX_MSG_COMPLETE;
 	save->put = put;
-	kvx_bytes_append(&wr.plan, wr_eight, sizeof wr_eight);
+	kvx_msg_append(&wr.plan, wr_eight, sizeof wr_eight);
 	fail_at = EACH;
 	wr_begin(&wr);
-	kvx_worker_start(wr.rank[0].worker);
-	kvx_worker_end(wr.rank[0].worker);
-	kvx_worker_report(wr.rank[0].worker, &bytes, &len);
+	kvx_worker_start_async_loads(wr.rank[0].worker);
+	kvx_worker_end_step(wr.rank[0].worker);
+	kvx_worker_take_report(wr.rank[0].worker, &bytes, &len);
 	fail_at = 0;
-	assert_true(kvx_cursor_open(&cursor, KVX_REPORT_MAGIC, bytes, len));
-	while ((record = kvx_cursor_next(&cursor)) != NULL) {
+	assert_true(kvx_msg_open(&cursor, KVX_REPORT_MAGIC, bytes, len));
+	while ((record = kvx_msg_next(&cursor)) != NULL) {
 		loaded += record->type == KVX_RECORD_LOADED;
 		dropped += record->type == KVX_RECORD_DROPPED;
 	}

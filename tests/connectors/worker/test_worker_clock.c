@@ -30,11 +30,11 @@ static void begin_step(wr_t *wr, int timed)
 {
 	wr_plan(wr);
 	if (timed) {
-		(void)kvx_bytes_record(&wr->plan, KVX_RECORD_TIME, sizeof(kvx_plan_time_t));
+		(void)kvx_msg_add_record(&wr->plan, KVX_RECORD_TIME, sizeof(kvx_msg_time_t));
 	}
 	wr_begin(wr);
-	kvx_worker_start(wr->rank[0].worker);
-	kvx_worker_load(wr->rank[0].worker);
+	kvx_worker_start_async_loads(wr->rank[0].worker);
+	kvx_worker_run_sync_loads(wr->rank[0].worker);
 }
 
 /* Milliseconds of a device, which no other program holds up; a host may take any time. */
@@ -54,7 +54,7 @@ static void p7_a_step_is_timed_by_who_computes_it(void **state)
 	compute(20); /* of an earlier step */
 	begin_step(&wr, 1);
 	compute(5);
-	kvx_worker_end(wr.rank[0].worker);
+	kvx_worker_end_step(wr.rank[0].worker);
 	compute(20); /* sampling */
 	wr_device_sync();
 	assert_int_equal(wr_hear_steps(&wr, steps, 4), 1);
@@ -64,20 +64,20 @@ static void p7_a_step_is_timed_by_who_computes_it(void **state)
 	/* Nobody asks; a step that does not end. */
 	begin_step(&wr, 0);
 	compute(5);
-	kvx_worker_end(wr.rank[0].worker);
+	kvx_worker_end_step(wr.rank[0].worker);
 	begin_step(&wr, 1);
 	begin_step(&wr, 0);
-	kvx_worker_end(wr.rank[0].worker);
+	kvx_worker_end_step(wr.rank[0].worker);
 	wr_device_sync();
 	assert_int_equal(wr_hear_steps(&wr, steps, 4), 0);
 
 	/* Two are enqueued before the first has ended. */
 	begin_step(&wr, 1);
 	compute(3);
-	kvx_worker_end(wr.rank[0].worker);
+	kvx_worker_end_step(wr.rank[0].worker);
 	begin_step(&wr, 1);
 	compute(9);
-	kvx_worker_end(wr.rank[0].worker);
+	kvx_worker_end_step(wr.rank[0].worker);
 	wr_device_sync();
 	assert_int_equal(wr_hear_steps(&wr, steps, 4), 2);
 	assert_int_equal(steps[0].step + 1, steps[1].step);
@@ -103,14 +103,14 @@ static void p7_a_step_that_loads_is_timed_once_it_has_loaded(void **state)
 		wr_plan(&wr);
 		wr_plan_fence(&wr, wr_other, 8);
 		wr_plan_load(&wr, lease, 0, 7, wr_other, 8);
-		(void)kvx_bytes_record(&wr.plan, KVX_RECORD_TIME, sizeof(kvx_plan_time_t));
+		(void)kvx_msg_add_record(&wr.plan, KVX_RECORD_TIME, sizeof(kvx_msg_time_t));
 		wr_begin(&wr);
-		kvx_worker_start(wr.rank[0].worker);
+		kvx_worker_start_async_loads(wr.rank[0].worker);
 		if (round < 3) {
-			kvx_worker_load(wr.rank[0].worker);
+			kvx_worker_run_sync_loads(wr.rank[0].worker);
 		} /* else a step in which the engine forgets it: when it could compute is not known */
 		compute(5);
-		kvx_worker_end(wr.rank[0].worker);
+		kvx_worker_end_step(wr.rank[0].worker);
 		wr_device_sync();
 		if (round < 3) {
 			assert_int_equal(wr_hear_steps(&wr, steps, 4), 1);
@@ -118,7 +118,7 @@ static void p7_a_step_that_loads_is_timed_once_it_has_loaded(void **state)
 			assert_in_range(steps[0].ns, 4990000, at_most(19));
 		} else {
 			begin_step(&wr, 0);
-			kvx_worker_end(wr.rank[0].worker);
+			kvx_worker_end_step(wr.rank[0].worker);
 			assert_int_equal(wr_hear_steps(&wr, steps, 4), 0);
 		}
 		kvc_release(&lease, 1);
@@ -141,12 +141,12 @@ static void load_behind(wr_t *wr, uint32_t flags)
 	wr_plan_fence(wr, wr_other, 8);
 	wr_plan_load(wr, lease, flags, 7, wr_other, 8);
 	wr_begin(wr);
-	kvx_worker_start(wr->rank[0].worker);
-	kvx_worker_load(wr->rank[0].worker);
-	kvx_worker_end(wr->rank[0].worker);
+	kvx_worker_start_async_loads(wr->rank[0].worker);
+	kvx_worker_run_sync_loads(wr->rank[0].worker);
+	kvx_worker_end_step(wr->rank[0].worker);
 	usleep(20000);
 	wr_device_hold(0);
-	wr_wait_load(&wr->rank[0], 7, (flags & KVX_PLAN_ASYNC) != 0, &end);
+	wr_wait_load(&wr->rank[0], 7, (flags & KVX_MSG_ASYNC) != 0, &end);
 	wall = (wr_now_ms() - begin + 1) * MS;
 	assert_int_equal(end.loaded.status, KVC_OK);
 	assert_int_equal(end.loaded.blocks, 8);
@@ -167,7 +167,7 @@ static void p7_a_load_is_timed_without_what_it_waits_behind(void **state)
 	wr_start(&wr, &rig, kvd_program, 1);
 	wr_device_cost(1);
 	load_behind(&wr, 0);
-	load_behind(&wr, KVX_PLAN_ASYNC);
+	load_behind(&wr, KVX_MSG_ASYNC);
 	wr_device_cost(0);
 	wr_finish(&wr, &rig);
 }
@@ -182,17 +182,17 @@ static void hear_burst(wr_t *wr, uint64_t *took)
 	uint32_t ids[WR_BLOCKS], heard = 0;
 
 	while (heard < BURST) {
-		kvx_cursor_t cursor;
+		kvx_msg_reader_t cursor;
 		const void *bytes;
 		char id[16];
 		size_t len;
 
-		while (kvx_worker_finished(wr->rank[0].worker, id, sizeof id, NULL) > 0) {
+		while (kvx_worker_take_finished(wr->rank[0].worker, id, sizeof id, NULL) > 0) {
 		}
-		assert_int_equal(kvx_worker_errors(wr->rank[0].worker, ids, WR_BLOCKS), 0);
-		kvx_worker_report(wr->rank[0].worker, &bytes, &len);
-		assert_true(len == 0 || kvx_cursor_open(&cursor, KVX_REPORT_MAGIC, bytes, len));
-		while (len > 0 && (record = kvx_cursor_next(&cursor)) != NULL) {
+		assert_int_equal(kvx_worker_take_failed_blocks(wr->rank[0].worker, ids, WR_BLOCKS), 0);
+		kvx_worker_take_report(wr->rank[0].worker, &bytes, &len);
+		assert_true(len == 0 || kvx_msg_open(&cursor, KVX_REPORT_MAGIC, bytes, len));
+		while (len > 0 && (record = kvx_msg_next(&cursor)) != NULL) {
 			const kvx_report_loaded_t *loaded = (const kvx_report_loaded_t *)(const void *)record;
 
 			assert_int_equal(record->type, KVX_RECORD_LOADED);
@@ -221,15 +221,15 @@ static void burst(wr_t *wr, uint32_t flags, int layers, uint64_t *took)
 		wr_plan_load(wr, lease, flags, i + 1, ids, 8);
 	}
 	wr_begin(wr);
-	kvx_worker_start(wr->rank[0].worker);
-	if (layers && kvx_worker_load_layers(wr->rank[0].worker)) {
+	kvx_worker_start_async_loads(wr->rank[0].worker);
+	if (layers && kvx_worker_run_layered_loads(wr->rank[0].worker)) {
 		for (uint32_t l = 0; l < WR_LAYERS; l++) {
-			kvx_worker_layer(wr->rank[0].worker, l);
+			kvx_worker_await_layer(wr->rank[0].worker, l);
 		}
 	} else if (!layers) {
-		kvx_worker_load(wr->rank[0].worker);
+		kvx_worker_run_sync_loads(wr->rank[0].worker);
 	}
-	kvx_worker_end(wr->rank[0].worker);
+	kvx_worker_end_step(wr->rank[0].worker);
 	usleep(20000); /* longer than all of it takes the device */
 	wr_device_hold(0);
 	hear_burst(wr, took);
@@ -242,7 +242,7 @@ static void p7_loads_that_wait_for_each_other_are_each_timed_by_their_own_part(v
 	static const struct {
 		uint32_t flags;
 		int layers;
-	} ways[] = {{0, 0}, {0, 1}, {KVX_PLAN_ASYNC, 0}};
+	} ways[] = {{0, 0}, {0, 1}, {KVX_MSG_ASYNC, 0}};
 	const uint64_t each = UINT64_C(8) * WR_LAYERS * WR_PAGE;
 	rig_t rig;
 	wr_t wr = {.layer_bytes = 1, .layer_wait_us = WR_PATIENCE * 1000u};

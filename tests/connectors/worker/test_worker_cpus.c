@@ -130,12 +130,12 @@ static void threads_are_bound(void **state)
 
 	(void)state;
 	other = only(cpu[1]);
-	kvx_cpus_allowed(&allowed);
+	kvx_cpus_read_allowed(&allowed);
 	assert_int_equal(kvx_cpus_count(&allowed), 1);
 	assert_int_equal(pthread_create(&thread, NULL, sleeper, &other), 0);
 	do {
 		usleep(1000);
-		kvx_cpus_allowed(&allowed);
+		kvx_cpus_read_allowed(&allowed);
 	} while (kvx_cpus_count(&allowed) != 2 && ++waited < WR_PATIENCE);
 	assert_true(CPU_EQUAL(&allowed.set, &all));
 	pthread_cancel(thread);

@@ -10,7 +10,7 @@
 
 #define ROUNDS   12u
 #define QUICK_MS 1000u
-#define ALL      (KVX_EARLY_COMPUTED | KVX_EARLY_LAYERS)
+#define ALL      (KVX_PREFETCH_COMPUTED | KVX_PREFETCH_LAYERS)
 
 /* Until the blocks have come, while no hook is called. */
 static void wait_copied(wr_t *wr)
@@ -45,20 +45,20 @@ static void check_step(uint32_t order, int layers)
 		lease = wr_lease(&wr, 0, 8);
 		fake_cuda_hold(round % 2 != 0);
 		layers_plan(&wr, lease);
-		assert_int_equal(layers_early(&wr, KVX_EARLY_COMPUTED | order), 1);
+		assert_int_equal(layers_early(&wr, KVX_PREFETCH_COMPUTED | order), 1);
 		if (round % 2 == 0) {
 			wait_copied(&wr);
 		}
 		layers_go_on(&wr);
-		assert_int_equal(layers ? kvx_worker_load_layers(wr.rank[0].worker) : 0, layers && order);
+		assert_int_equal(layers ? kvx_worker_run_layered_loads(wr.rank[0].worker) : 0, layers && order);
 		if (!layers) {
-			kvx_worker_load(wr.rank[0].worker);
+			kvx_worker_run_sync_loads(wr.rank[0].worker);
 		}
 		if (layers && order) {
 			layers_compute(&wr.rank[0], &wrong);
 		}
 		layers_look_all(&wr, 1, &wrong);
-		kvx_worker_end(wr.rank[0].worker);
+		kvx_worker_end_step(wr.rank[0].worker);
 		fake_cuda_hold(0);
 		wr_wait_load(&wr.rank[0], 7, 0, &end);
 		assert_int_equal(end.loaded.status, KVC_OK);
@@ -71,9 +71,9 @@ static void check_step(uint32_t order, int layers)
 		kvc_release(&lease, 1);
 	}
 	assert_int_equal(layers_stats(&wr).loads, ROUNDS);
-	assert_int_equal(layers_stats(&wr).loads_early, ROUNDS);
+	assert_int_equal(layers_stats(&wr).loads_prefetched, ROUNDS);
 	assert_int_equal(layers_stats(&wr).layered, layers && order ? ROUNDS : 0);
-	assert_int_equal(layers_stats(&wr).layer_skips, 0);
+	assert_int_equal(layers_stats(&wr).layers_skipped, 0);
 	rig_check_quiet(&rig);
 	layers_finish(&rig, &wr);
 }
@@ -81,13 +81,13 @@ static void check_step(uint32_t order, int layers)
 static void p1_a_load_begun_before_its_step_is_there_and_right(void **state)
 {
 	(void)state;
-	check_step(KVX_EARLY_LAYERS, 1);
+	check_step(KVX_PREFETCH_LAYERS, 1);
 }
 
 static void p1_so_it_is_where_the_step_waits_for_all_of_it(void **state)
 {
 	(void)state;
-	check_step(KVX_EARLY_LAYERS, 0);
+	check_step(KVX_PREFETCH_LAYERS, 0);
 	check_step(0, 0);
 	check_step(0, 1);
 }
@@ -108,12 +108,12 @@ static void p5_a_plan_does_not_wait_for_the_device(void **state)
 	from = wr_now_ms();
 	assert_int_equal(layers_early(&wr, ALL), 1);
 	layers_go_on(&wr);
-	kvx_worker_load(wr.rank[0].worker);
+	kvx_worker_run_sync_loads(wr.rank[0].worker);
 	layers_look_all(&wr, 1, &wrong);
-	kvx_worker_end(wr.rank[0].worker);
+	kvx_worker_end_step(wr.rank[0].worker);
 	assert_true(wr_now_ms() - from < QUICK_MS);
 	fake_cuda_hold(0);
-	assert_int_equal(kvx_worker_errors(wr.rank[0].worker, ids, WR_BLOCKS), 0);
+	assert_int_equal(kvx_worker_take_failed_blocks(wr.rank[0].worker, ids, WR_BLOCKS), 0);
 	layers_hear_all(&wr);
 	wr_device_sync();
 	assert_int_equal(wrong, 0);
@@ -141,9 +141,9 @@ static void p1_what_is_still_to_be_saved_is_read_before_a_load_begun_early(void 
 		wr_plan(&wr);
 		wr_plan_save(&wr, put, 0, wr_other, 8);
 		wr_begin(&wr);
-		kvx_worker_end(wr.rank[0].worker);
-		(void)kvx_worker_errors(wr.rank[0].worker, ids, WR_BLOCKS);
-		kvx_worker_report(wr.rank[0].worker, &(const void *){NULL}, &(size_t){0});
+		kvx_worker_end_step(wr.rank[0].worker);
+		(void)kvx_worker_take_failed_blocks(wr.rank[0].worker, ids, WR_BLOCKS);
+		kvx_worker_take_report(wr.rank[0].worker, &(const void *){NULL}, &(size_t){0});
 		lease = wr_lease(&wr, 0, 8);
 		wr_plan(&wr);
 		wr_plan_fence(&wr, wr_other, 8);
@@ -151,9 +151,9 @@ static void p1_what_is_still_to_be_saved_is_read_before_a_load_begun_early(void 
 		assert_int_equal(layers_early(&wr, ALL), 1);
 		fake_cuda_hold(0);
 		layers_go_on(&wr);
-		kvx_worker_load(wr.rank[0].worker);
+		kvx_worker_run_sync_loads(wr.rank[0].worker);
 		layers_look_all(&wr, 1, &wrong);
-		kvx_worker_end(wr.rank[0].worker);
+		kvx_worker_end_step(wr.rank[0].worker);
 		assert_int_equal(wr_put_wait(&wr, put), KVC_OK);
 		layers_hear_all(&wr);
 		kvc_release(&lease, 1);
@@ -162,9 +162,9 @@ static void p1_what_is_still_to_be_saved_is_read_before_a_load_begun_early(void 
 		wr_plan(&wr);
 		wr_plan_load(&wr, lease, 0, 8, wr_other, 8);
 		wr_begin(&wr);
-		kvx_worker_load(wr.rank[0].worker);
+		kvx_worker_run_sync_loads(wr.rank[0].worker);
 		layers_look_all(&wr, 1 + round, &wrong);
-		kvx_worker_end(wr.rank[0].worker);
+		kvx_worker_end_step(wr.rank[0].worker);
 		layers_hear_all(&wr);
 		kvc_release(&lease, 1);
 	}
@@ -184,9 +184,9 @@ static void begin_other(wr_t *wr, other_plan_t which)
 	kvx_worker_t *worker = wr->rank[0].worker;
 
 	if (which == NONE) {
-		kvx_worker_begin(worker, NULL, 0);
+		kvx_worker_begin_step(worker, NULL, 0);
 	} else if (which == GARBAGE) {
-		kvx_worker_begin(worker, "", 1);
+		kvx_worker_begin_step(worker, "", 1);
 	} else {
 		wr_plan(wr);
 		wr_plan_fence(wr, wr_other, 8);
@@ -210,14 +210,14 @@ static void p1_blocks_of_a_step_that_never_comes_are_written_by_nobody(void **st
 		put = wr_put(&wr, 8, 12);
 		layers_plan(&wr, lease);
 		wr_plan_save(&wr, put, 0, wr_eight, 4);
-		assert_int_equal(layers_early(&wr, round % 2 ? ALL : KVX_EARLY_COMPUTED), 1);
+		assert_int_equal(layers_early(&wr, round % 2 ? ALL : KVX_PREFETCH_COMPUTED), 1);
 		begin_other(&wr, (other_plan_t)(round % OTHERS));
-		kvx_worker_start(wr.rank[0].worker);
-		kvx_worker_load(wr.rank[0].worker);
+		kvx_worker_start_async_loads(wr.rank[0].worker);
+		kvx_worker_run_sync_loads(wr.rank[0].worker);
 		layers_write(&wr, 9);
 		layers_look_all(&wr, 9, &wrong);
-		kvx_worker_end(wr.rank[0].worker);
-		assert_int_equal(kvx_worker_errors(wr.rank[0].worker, ids, WR_BLOCKS), 8);
+		kvx_worker_end_step(wr.rank[0].worker);
+		assert_int_equal(kvx_worker_take_failed_blocks(wr.rank[0].worker, ids, WR_BLOCKS), 8);
 		assert_int_equal(wr_put_wait(&wr, put), KVC_ERR_REVOKED);
 		layers_hear_all(&wr);
 		layers_look_all(&wr, 9, &wrong);
@@ -244,7 +244,7 @@ static void p4_a_worker_that_closes_ends_what_it_has_begun_early(void **state)
 	for (uint32_t round = 0; round < 4; round++) {
 		lease = wr_lease(&wr, 0, 8);
 		layers_plan(&wr, lease);
-		assert_int_equal(layers_early(&wr, round % 2 ? ALL : KVX_EARLY_COMPUTED), 1);
+		assert_int_equal(layers_early(&wr, round % 2 ? ALL : KVX_PREFETCH_COMPUTED), 1);
 		kvx_worker_close(wr.rank[0].worker);
 		layers_write(&wr, 9);
 		layers_look_all(&wr, 9, &wrong);
@@ -260,8 +260,8 @@ static void p4_a_worker_that_closes_ends_what_it_has_begun_early(void **state)
 	layers_plan(&wr, lease);
 	assert_int_equal(layers_early(&wr, ALL), 1);
 	layers_go_on(&wr);
-	kvx_worker_load(wr.rank[0].worker);
-	kvx_worker_end(wr.rank[0].worker);
+	kvx_worker_run_sync_loads(wr.rank[0].worker);
+	kvx_worker_end_step(wr.rank[0].worker);
 	wr_wait_load(&wr.rank[0], 7, 0, &end);
 	assert_int_equal(end.loaded.status, KVC_OK);
 	kvc_release(&lease, 1);
@@ -284,17 +284,17 @@ static void p1_late_hooks_of_the_step_before_do_not_touch_it(void **state)
 	layers_plan(&wr, lease);
 	wr_plan_save(&wr, put, 0, wr_eight, 4);
 	assert_int_equal(layers_early(&wr, ALL), 1);
-	kvx_worker_layer(wr.rank[0].worker, 0);
-	kvx_worker_end(wr.rank[0].worker);
-	assert_int_equal(kvx_worker_errors(wr.rank[0].worker, ids, WR_BLOCKS), 0);
-	kvx_worker_report(wr.rank[0].worker, &(const void *){NULL}, &(size_t){0});
+	kvx_worker_await_layer(wr.rank[0].worker, 0);
+	kvx_worker_end_step(wr.rank[0].worker);
+	assert_int_equal(kvx_worker_take_failed_blocks(wr.rank[0].worker, ids, WR_BLOCKS), 0);
+	kvx_worker_take_report(wr.rank[0].worker, &(const void *){NULL}, &(size_t){0});
 	assert_int_equal(layers_stats(&wr).saves_open, 0); /* they wait for the end of their own step */
 	assert_int_equal(layers_early(&wr, ALL), 0);
 	layers_go_on(&wr);
-	assert_int_equal(kvx_worker_load_layers(wr.rank[0].worker), 1);
+	assert_int_equal(kvx_worker_run_layered_loads(wr.rank[0].worker), 1);
 	layers_compute(&wr.rank[0], &wrong);
-	kvx_worker_end(wr.rank[0].worker);
-	assert_int_equal(kvx_worker_errors(wr.rank[0].worker, ids, WR_BLOCKS), 0);
+	kvx_worker_end_step(wr.rank[0].worker);
+	assert_int_equal(kvx_worker_take_failed_blocks(wr.rank[0].worker, ids, WR_BLOCKS), 0);
 	assert_int_equal(wr_put_wait(&wr, put), KVC_OK);
 	layers_hear_all(&wr);
 	wr_device_sync();
@@ -323,9 +323,9 @@ static void p1_a_step_that_never_asks_for_its_loads_has_lost_them(void **state)
 		assert_int_equal(layers_early(&wr, ALL), 1);
 		layers_go_on(&wr);
 		if (round == 0) {
-			kvx_worker_end(wr.rank[0].worker);
+			kvx_worker_end_step(wr.rank[0].worker);
 		}
-		assert_int_equal(kvx_worker_errors(wr.rank[0].worker, ids, WR_BLOCKS), 8);
+		assert_int_equal(kvx_worker_take_failed_blocks(wr.rank[0].worker, ids, WR_BLOCKS), 8);
 		wr_plan(&wr);
 		wr_begin(&wr);
 		assert_int_equal(wr_put_wait(&wr, put), KVC_ERR_REVOKED);
@@ -333,7 +333,7 @@ static void p1_a_step_that_never_asks_for_its_loads_has_lost_them(void **state)
 		kvc_release(&lease, 1);
 		layers_idle_step(&wr);
 	}
-	assert_int_equal(layers_stats(&wr).layer_skips, 0); /* that is another fault */
+	assert_int_equal(layers_stats(&wr).layers_skipped, 0); /* that is another fault */
 	layers_finish(&rig, &wr);
 }
 
@@ -348,13 +348,13 @@ static void part_of_step(wr_t *wr, int end, int errors, int report)
 	wr_plan(wr);
 	wr_begin(wr);
 	if (end) {
-		kvx_worker_end(wr->rank[0].worker);
+		kvx_worker_end_step(wr->rank[0].worker);
 	}
 	if (errors) {
-		(void)kvx_worker_errors(wr->rank[0].worker, ids, WR_BLOCKS);
+		(void)kvx_worker_take_failed_blocks(wr->rank[0].worker, ids, WR_BLOCKS);
 	}
 	if (report) {
-		kvx_worker_report(wr->rank[0].worker, &(const void *){NULL}, &(size_t){0});
+		kvx_worker_take_report(wr->rank[0].worker, &(const void *){NULL}, &(size_t){0});
 	}
 }
 
@@ -373,9 +373,9 @@ static void p1_a_step_that_is_not_over_is_not_overtaken(void **state)
 		for (uint32_t computed = 0; computed < 2; computed++) {
 			part_of_step(&wr, end, errors, report);
 			layers_plan(&wr, lease);
-			assert_int_equal(layers_early(&wr, computed ? ALL : KVX_EARLY_LAYERS),
+			assert_int_equal(layers_early(&wr, computed ? ALL : KVX_PREFETCH_LAYERS),
 					 errors && report && (end || !computed));
-			kvx_worker_begin(wr.rank[0].worker, NULL, 0);
+			kvx_worker_begin_step(wr.rank[0].worker, NULL, 0);
 			layers_hear_all(&wr);
 		}
 	}
@@ -384,11 +384,11 @@ static void p1_a_step_that_is_not_over_is_not_overtaken(void **state)
 	part_of_step(&wr, 1, 1, 1);
 	layers_plan(&wr, lease);
 	wr_begin(&wr);
-	kvx_worker_load(wr.rank[0].worker);
+	kvx_worker_run_sync_loads(wr.rank[0].worker);
 	assert_int_equal(layers_early(&wr, ALL), 0);
-	kvx_worker_report(wr.rank[0].worker, &(const void *){NULL}, &(size_t){0});
-	assert_int_equal(layers_early(&wr, KVX_EARLY_LAYERS), 0);
-	kvx_worker_end(wr.rank[0].worker);
+	kvx_worker_take_report(wr.rank[0].worker, &(const void *){NULL}, &(size_t){0});
+	assert_int_equal(layers_early(&wr, KVX_PREFETCH_LAYERS), 0);
+	kvx_worker_end_step(wr.rank[0].worker);
 	layers_hear_all(&wr);
 	kvc_release(&lease, 1);
 	layers_finish(&rig, &wr);
@@ -408,23 +408,23 @@ static void p7_a_step_begun_early_is_timed_once_it_has_loaded(void **state)
 	for (int layers = 0; layers < 2; layers++) {
 		lease = wr_lease(&wr, 0, 8);
 		layers_plan(&wr, lease);
-		(void)kvx_bytes_record(&wr.plan, KVX_RECORD_TIME, sizeof(kvx_plan_time_t));
+		(void)kvx_msg_add_record(&wr.plan, KVX_RECORD_TIME, sizeof(kvx_msg_time_t));
 		assert_int_equal(layers_early(&wr, ALL), 1);
 		layers_go_on(&wr);
 		if (layers) {
-			assert_int_equal(kvx_worker_load_layers(wr.rank[0].worker), 1);
+			assert_int_equal(kvx_worker_run_layered_loads(wr.rank[0].worker), 1);
 			layers_compute(&wr.rank[0], &wrong);
 		} else {
-			kvx_worker_load(wr.rank[0].worker);
+			kvx_worker_run_sync_loads(wr.rank[0].worker);
 		}
-		kvx_worker_end(wr.rank[0].worker);
+		kvx_worker_end_step(wr.rank[0].worker);
 		wr_device_sync();
 		assert_int_equal(wr_hear_steps(&wr, steps, 2), !layers);
 		assert_true(layers || steps[0].step == wr.step);
 		kvc_release(&lease, 1);
 	}
 	assert_int_equal(wrong, 0);
-	assert_int_equal(layers_stats(&wr).loads_early, 2);
+	assert_int_equal(layers_stats(&wr).loads_prefetched, 2);
 	layers_finish(&rig, &wr);
 }
 
@@ -442,18 +442,18 @@ static void only_plans_with_loads_of_their_step_are_begun_early(void **state)
 	wr_plan_fence(&wr, wr_other, 8);
 	assert_int_equal(layers_early(&wr, ALL), 0);
 	wr_plan(&wr);
-	wr_plan_load(&wr, lease, KVX_PLAN_ASYNC, 7, wr_other, 8);
+	wr_plan_load(&wr, lease, KVX_MSG_ASYNC, 7, wr_other, 8);
 	assert_int_equal(layers_early(&wr, ALL), 0);
 	wr_plan(&wr);
 	wr_plan_load(&wr, NULL, 0, 7, wr_other, 8);
 	assert_int_equal(layers_early(&wr, ALL), 0);
-	assert_int_equal(kvx_worker_early(wr.rank[0].worker, nonsense, sizeof nonsense, ALL), 0);
-	assert_int_equal(kvx_worker_early(wr.rank[0].worker, NULL, 0, ALL), 0);
+	assert_int_equal(kvx_worker_prefetch_step(wr.rank[0].worker, nonsense, sizeof nonsense, ALL), 0);
+	assert_int_equal(kvx_worker_prefetch_step(wr.rank[0].worker, NULL, 0, ALL), 0);
 	layers_plan(&wr, lease);
-	kvx_bytes_finish(&wr.plan, wr.step);
-	assert_int_equal(kvx_worker_early(wr.rank[0].worker, wr.plan.data, wr.plan.len - 8, ALL), 0);
+	kvx_msg_finish(&wr.plan, wr.step);
+	assert_int_equal(kvx_worker_prefetch_step(wr.rank[0].worker, wr.plan.data, wr.plan.len - 8, ALL), 0);
 	assert_int_equal(layers_stats(&wr).loads, 0);
-	assert_int_equal(layers_stats(&wr).bad_plans, 0);
+	assert_int_equal(layers_stats(&wr).bad_messages, 0);
 	kvc_release(&lease, 1);
 	layers_finish(&rig, &wr);
 }

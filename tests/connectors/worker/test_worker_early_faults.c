@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #define ROUNDS 12u
-#define ALL    (KVX_EARLY_COMPUTED | KVX_EARLY_LAYERS)
+#define ALL    (KVX_PREFETCH_COMPUTED | KVX_PREFETCH_LAYERS)
 
 /* What came before the step on the stream it was planned on comes before it on the one it is computed on, also where
  * the driver refuses the n-th call of the plan. Whether the save was made. */
@@ -26,9 +26,9 @@ static int change_stream(wr_t *wr, kvk_cu_stream_t second, uint32_t key, uint64_
 	wr_plan(wr);
 	wr_plan_save(wr, put, 0, wr_eight, 4);
 	wr_begin(wr);
-	kvx_worker_end(worker);
-	(void)kvx_worker_errors(worker, ids, WR_BLOCKS);
-	kvx_worker_report(worker, &(const void *){NULL}, &(size_t){0});
+	kvx_worker_end_step(worker);
+	(void)kvx_worker_take_failed_blocks(worker, ids, WR_BLOCKS);
+	kvx_worker_take_report(worker, &(const void *){NULL}, &(size_t){0});
 	lease = wr_lease(wr, 0, 8);
 	wr_plan(wr);
 	wr_plan_fence(wr, wr_eight, 4);
@@ -37,14 +37,14 @@ static int change_stream(wr_t *wr, kvk_cu_stream_t second, uint32_t key, uint64_
 	fake_cuda_fail_nth(nth);
 	assert_int_equal(layers_early(wr, ALL), 1);
 	fake_cuda_fail_nth(0);
-	kvx_worker_stream(worker, second);
+	kvx_worker_set_stream(worker, second);
 	wr_device_swap(second);
 	layers_go_on(wr);
-	kvx_worker_load(worker);
+	kvx_worker_run_sync_loads(worker);
 	for (uint32_t i = 0; i < 4; i++) {
 		wr_fill_block(&wr->rank[0], wr_eight[i], 9, i);
 	}
-	kvx_worker_end(worker);
+	kvx_worker_end_step(worker);
 	fake_cuda_hold(0);
 	status = wr_put_wait(wr, put);
 	layers_hear_all(wr);
@@ -83,17 +83,17 @@ static void p1_the_engine_may_change_its_stream(void **state)
 		wr_plan(&wr);
 		wr_plan_load(&wr, lease, 0, 8, wr_other, 4);
 		wr_begin(&wr);
-		kvx_worker_load(wr.rank[0].worker);
+		kvx_worker_run_sync_loads(wr.rank[0].worker);
 		for (uint32_t i = 0; i < 4; i++) {
 			wr_look_block(&wr.rank[0], wr_other[i], 1, wr_eight[i], &wrong);
 		}
-		kvx_worker_end(wr.rank[0].worker);
+		kvx_worker_end_step(wr.rank[0].worker);
 		layers_hear_all(&wr);
 		wr_device_sync();
 		assert_int_equal(wrong, 0);
 		kvc_release(&lease, 1);
 	}
-	assert_int_equal(layers_stats(&wr).loads_early, ROUNDS);
+	assert_int_equal(layers_stats(&wr).loads_prefetched, ROUNDS);
 	print_message("%u of %u saves were made\n", (key - 8) / 4, ROUNDS);
 	assert_int_equal(cuda->stream_destroy(second), 0);
 	layers_finish(&rig, &wr);
@@ -122,9 +122,9 @@ static void p1_a_bad_block_begun_early_is_named_by_its_step(void **state)
 	assert_int_equal(layers_early(&wr, ALL), 1);
 	usleep(20000);
 	layers_go_on(&wr);
-	kvx_worker_load(wr.rank[0].worker);
-	kvx_worker_end(wr.rank[0].worker);
-	assert_int_equal(kvx_worker_errors(wr.rank[0].worker, ids, WR_BLOCKS), 1);
+	kvx_worker_run_sync_loads(wr.rank[0].worker);
+	kvx_worker_end_step(wr.rank[0].worker);
+	assert_int_equal(kvx_worker_take_failed_blocks(wr.rank[0].worker, ids, WR_BLOCKS), 1);
 	assert_int_equal(ids[0], wr_other[5]);
 	assert_int_equal(wr_put_wait(&wr, put), KVC_ERR_REVOKED);
 	layers_hear_all(&wr);
@@ -155,12 +155,12 @@ static void p7_what_is_not_there_is_left_to_the_step(void **state)
 	layers_plan(&wr, lease);
 	assert_int_equal(layers_early(&wr, ALL), 1);
 	layers_go_on(&wr);
-	assert_int_equal(kvx_worker_load_layers(wr.rank[0].worker), 0);
+	assert_int_equal(kvx_worker_run_layered_loads(wr.rank[0].worker), 0);
 	for (uint32_t i = 0; i < 6; i++) {
 		wr_look_block(&wr.rank[0], wr_other[i], 1, wr_eight[i], &wrong);
 	}
-	kvx_worker_end(wr.rank[0].worker);
-	assert_int_equal(kvx_worker_errors(wr.rank[0].worker, ids, WR_BLOCKS), 2);
+	kvx_worker_end_step(wr.rank[0].worker);
+	assert_int_equal(kvx_worker_take_failed_blocks(wr.rank[0].worker, ids, WR_BLOCKS), 2);
 	layers_hear_all(&wr);
 	wr_device_sync();
 	assert_int_equal(wrong, 0);
@@ -188,14 +188,14 @@ static void p7_a_daemon_that_dies_after_a_plan_costs_its_loads(void **state)
 		rig_kill(&rig);
 		usleep(round < 2 ? 0 : 100000);
 		layers_go_on(&wr);
-		kvx_worker_load(wr.rank[0].worker);
+		kvx_worker_run_sync_loads(wr.rank[0].worker);
 		for (uint32_t i = 0; i < 8; i++) {
 			wrong[i] = 0;
 			wr_look_block(&wr.rank[0], wr_other[i], 1, wr_eight[i], &wrong[i]);
 		}
-		kvx_worker_end(wr.rank[0].worker);
+		kvx_worker_end_step(wr.rank[0].worker);
 		fake_cuda_hold(0);
-		count = kvx_worker_errors(wr.rank[0].worker, ids, WR_BLOCKS);
+		count = kvx_worker_take_failed_blocks(wr.rank[0].worker, ids, WR_BLOCKS);
 		wr_device_sync();
 		for (uint32_t i = 0; i < 8; i++) {
 			int failed = 0;
@@ -233,18 +233,18 @@ static void p1_a_call_the_driver_refuses_costs_a_load_begun_early_and_no_wrong_b
 		begun = layers_early(&wr, ALL);
 		layers_go_on(&wr);
 		if (nth % 2) {
-			(void)kvx_worker_load_layers(wr.rank[0].worker);
+			(void)kvx_worker_run_layered_loads(wr.rank[0].worker);
 		} else {
-			kvx_worker_load(wr.rank[0].worker);
+			kvx_worker_run_sync_loads(wr.rank[0].worker);
 		}
 		for (uint32_t l = 0; l < WR_LAYERS; l++) {
-			kvx_worker_layer(wr.rank[0].worker, l);
+			kvx_worker_await_layer(wr.rank[0].worker, l);
 			for (uint32_t i = 0; i < 8; i++) {
 				wr_look_layer(&wr.rank[0], wr_other[i], l, wr_eight[i], &wrong[i]);
 			}
 		}
-		kvx_worker_end(wr.rank[0].worker);
-		count = kvx_worker_errors(wr.rank[0].worker, ids, WR_BLOCKS);
+		kvx_worker_end_step(wr.rank[0].worker);
+		count = kvx_worker_take_failed_blocks(wr.rank[0].worker, ids, WR_BLOCKS);
 		refused += (uint32_t)fake_cuda_failed();
 		fake_cuda_fail_nth(0);
 		assert_int_equal(begun, 1);

@@ -59,8 +59,8 @@ static void run_load(wr_t *wr, const kvc_lease_t *lease, uint32_t flags, const u
 	wr_plan_load(wr, lease, flags, 7, ids, n);
 	wr_begin(wr);
 	for (uint32_t r = 0; r < wr->rank_count; r++) {
-		kvx_worker_start(wr->rank[r].worker);
-		kvx_worker_load(wr->rank[r].worker);
+		kvx_worker_start_async_loads(wr->rank[r].worker);
+		kvx_worker_run_sync_loads(wr->rank[r].worker);
 	}
 }
 
@@ -83,10 +83,10 @@ static void hear(wr_rank_t *rank)
 	char id[16];
 	size_t len;
 
-	while (kvx_worker_finished(rank->worker, id, sizeof id, NULL) > 0) {
+	while (kvx_worker_take_finished(rank->worker, id, sizeof id, NULL) > 0) {
 	}
-	(void)kvx_worker_errors(rank->worker, ids, WR_BLOCKS);
-	kvx_worker_report(rank->worker, &bytes, &len);
+	(void)kvx_worker_take_failed_blocks(rank->worker, ids, WR_BLOCKS);
+	kvx_worker_take_report(rank->worker, &bytes, &len);
 }
 
 static void corrupt_blocks_are_errors(uint32_t flags)
@@ -104,7 +104,7 @@ static void corrupt_blocks_are_errors(uint32_t flags)
 	byte = (uint8_t *)(uintptr_t)data + 3 * WR_PAGE + 17000;
 	*byte ^= 1;
 	run_load(&wr, lease, flags, wr_other, 8);
-	wr_wait_load(&wr.rank[0], 7, flags & KVX_PLAN_ASYNC, &end);
+	wr_wait_load(&wr.rank[0], 7, flags & KVX_MSG_ASYNC, &end);
 	assert_int_equal(end.loaded.status, KVC_ERR_CORRUPT);
 	assert_true(names(&end, wr_other[5]));
 	assert_int_equal(end.error_count, 8 - end.loaded.blocks);
@@ -128,7 +128,7 @@ static void p1_a_corrupt_block_is_reported_and_an_error(void **state)
 {
 	(void)state;
 	corrupt_blocks_are_errors(0);
-	corrupt_blocks_are_errors(KVX_PLAN_ASYNC);
+	corrupt_blocks_are_errors(KVX_MSG_ASYNC);
 }
 
 static void load_fails(wr_t *wr, const kvc_lease_t *lease, uint32_t flags, kvc_status_t why, uint32_t good)
@@ -137,7 +137,7 @@ static void load_fails(wr_t *wr, const kvc_lease_t *lease, uint32_t flags, kvc_s
 	wr_end_t end;
 
 	run_load(wr, lease, flags, wr_other, 8);
-	wr_wait_load(&wr->rank[0], 7, flags & KVX_PLAN_ASYNC, &end);
+	wr_wait_load(&wr->rank[0], 7, flags & KVX_MSG_ASYNC, &end);
 	assert_int_equal(end.loaded.status, why);
 	assert_int_equal(end.loaded.blocks, good);
 	assert_int_equal(end.error_count, 8 - good);
@@ -157,10 +157,10 @@ static void p7_a_load_without_lease_or_blocks_names_all_that_lack(void **state)
 	start(&rig, &wr, 1);
 	wr.timeout_ms = SLOW_MS;
 	load_fails(&wr, NULL, 0, KVC_MISS, 0);
-	load_fails(&wr, NULL, KVX_PLAN_ASYNC, KVC_MISS, 0);
+	load_fails(&wr, NULL, KVX_MSG_ASYNC, KVC_MISS, 0);
 	lease = wr_lease(&wr, 0, 4);
 	load_fails(&wr, lease, 0, KVC_MISS, 4);
-	load_fails(&wr, lease, KVX_PLAN_ASYNC, KVC_MISS, 4);
+	load_fails(&wr, lease, KVX_MSG_ASYNC, KVC_MISS, 4);
 	kvc_release(&lease, 1);
 	finish(&rig, &wr);
 }
@@ -178,13 +178,13 @@ static void p7_a_released_lease_is_a_failed_load(void **state)
 	for (uint32_t round = 0; round < 2; round++) {
 		lease = wr_lease(&wr, 0, 8);
 		wr_plan(&wr);
-		wr_plan_load(&wr, lease, round ? KVX_PLAN_ASYNC : 0, 7, wr_other, 8);
+		wr_plan_load(&wr, lease, round ? KVX_MSG_ASYNC : 0, 7, wr_other, 8);
 		kvc_release(&lease, 1);
 		(void)kvc_poll(wr.kvc, 50);
 		usleep(50000);
 		wr_begin(&wr);
-		kvx_worker_start(wr.rank[0].worker);
-		kvx_worker_load(wr.rank[0].worker);
+		kvx_worker_start_async_loads(wr.rank[0].worker);
+		kvx_worker_run_sync_loads(wr.rank[0].worker);
 		wr_wait_load(&wr.rank[0], 7, (int)round, &end);
 		assert_int_equal(end.loaded.status, KVC_ERR_REVOKED);
 		assert_int_equal(end.error_count, 8);
@@ -208,7 +208,7 @@ static void p7_a_lease_cut_short_fails_a_load_long_before_its_deadline(void **st
 	lease = wr_lease(&wr, 0, 8);
 	for (uint32_t round = 0; round < 2; round++) {
 		begin = wr_now_ms();
-		run_load(&wr, lease, round ? KVX_PLAN_ASYNC : 0, nine, 9);
+		run_load(&wr, lease, round ? KVX_MSG_ASYNC : 0, nine, 9);
 		wr_wait_load(&wr.rank[0], 7, (int)round, &end);
 		assert_true(wr_now_ms() - begin < QUICK_MS);
 		assert_true(end.loaded.status < 0);
@@ -234,7 +234,7 @@ static void p5_a_load_ends_at_its_deadline(void **state)
 	lease = wr_lease(&wr, 0, 8);
 	begin = wr_now_ms();
 	wr_plan(&wr);
-	wr_plan_load(&wr, lease, KVX_PLAN_ASYNC, 7, wr_other, 8);
+	wr_plan_load(&wr, lease, KVX_MSG_ASYNC, 7, wr_other, 8);
 	wr_begin(&wr);
 	wr_wait_load(&wr.rank[0], 7, 1, &end);
 	assert_true(wr_now_ms() - begin >= 299 && wr_now_ms() - begin < 300 + QUICK_MS);
@@ -265,10 +265,10 @@ static void p5_a_stopped_daemon_fails_a_load_long_before_its_deadline(void **sta
 		wr.number = round + 1;
 		wr_plan(&wr);
 		wr_plan_space(&wr, round + 1, round ? "adapter-b" : "adapter-a");
-		wr_plan_load(&wr, lease, round ? KVX_PLAN_ASYNC : 0, 7, wr_other, 8);
+		wr_plan_load(&wr, lease, round ? KVX_MSG_ASYNC : 0, 7, wr_other, 8);
 		wr_begin(&wr);
-		kvx_worker_start(wr.rank[0].worker);
-		kvx_worker_load(wr.rank[0].worker);
+		kvx_worker_start_async_loads(wr.rank[0].worker);
+		kvx_worker_run_sync_loads(wr.rank[0].worker);
 		wr_wait_load(&wr.rank[0], 7, (int)round, &end);
 		assert_true(wr_now_ms() - begin < QUICK_MS);
 		assert_int_equal(end.loaded.status, KVC_ERR_DAEMON_STALE);
@@ -299,7 +299,7 @@ static void p4_a_dropped_load_ends_early_and_is_named_once(void **state)
 	lease = wr_lease(&wr, 0, 8);
 	begin = wr_now_ms();
 	wr_plan(&wr);
-	wr_plan_load(&wr, lease, KVX_PLAN_ASYNC, 7, wr_other, 8);
+	wr_plan_load(&wr, lease, KVX_MSG_ASYNC, 7, wr_other, 8);
 	wr_begin(&wr);
 	usleep(20000);
 	wr_plan(&wr);
@@ -337,20 +337,20 @@ static void p1_saves_of_a_step_whose_load_failed_are_dropped(void **state)
 			wr_plan_save(&wr, put, 0, wr_eight, 4);
 		}
 		wr_begin(&wr);
-		kvx_worker_start(worker);
-		kvx_worker_load(worker);
-		kvx_worker_end(worker);
+		kvx_worker_start_async_loads(worker);
+		kvx_worker_run_sync_loads(worker);
+		kvx_worker_end_step(worker);
 		for (uint32_t step = 1; step <= later; step++) {
 			wr_plan(&wr);
 			if (step == later) {
 				wr_plan_save(&wr, put, 0, wr_eight, 4);
 			}
 			wr_begin(&wr);
-			kvx_worker_end(worker);
+			kvx_worker_end_step(worker);
 		}
 		assert_int_equal(kvx_worker_flush(worker, WR_PATIENCE), KVC_OK);
 		assert_int_equal(stats_of(&wr.rank[0]).save_dropped - marked, later < 2);
-		assert_int_equal(kvx_worker_errors(worker, end.errors, WR_BLOCKS), 8);
+		assert_int_equal(kvx_worker_take_failed_blocks(worker, end.errors, WR_BLOCKS), 8);
 		if (later == 2) {
 			assert_int_equal(kvc_put_wait(put, 0, WR_PATIENCE), KVC_OK);
 		} else {
@@ -367,7 +367,7 @@ static void p1_saves_of_a_step_whose_load_failed_are_dropped(void **state)
 static void p7_without_a_daemon_everything_fails_at_once(void **state)
 {
 	const kvc_handle_t nobody = {.incarnation = 5, .id = 9, .offset = 4096, .kind = 2, .n = 8};
-	kvx_plan_save_t *save;
+	kvx_msg_save_t *save;
 	uint64_t begin;
 	rig_t rig;
 	wr_t wr = {0};
@@ -378,21 +378,21 @@ static void p7_without_a_daemon_everything_fails_at_once(void **state)
 	begin = wr_now_ms();
 	for (uint32_t round = 0; round < 50; round++) {
 		wr_plan(&wr);
-		save = kvx_bytes_record(&wr.plan, KVX_RECORD_SAVE, sizeof *save);
+		save = kvx_msg_add_record(&wr.plan, KVX_RECORD_SAVE, sizeof *save);
 		assert_non_null(save);
 		save->n = 8;
-		save->flags = KVX_PLAN_EARLY;
+		save->flags = KVX_MSG_COMPLETE;
 		save->put = nobody;
-		kvx_bytes_append(&wr.plan, wr_eight, sizeof wr_eight);
+		kvx_msg_append(&wr.plan, wr_eight, sizeof wr_eight);
 		wr_plan_fence(&wr, wr_eight, 8);
 		wr_begin(&wr);
-		kvx_worker_end(wr.rank[0].worker);
+		kvx_worker_end_step(wr.rank[0].worker);
 		assert_true(wr_wait_dropped(&wr.rank[0]) == 9);
 	}
 	assert_true(wr_now_ms() - begin < QUICK_MS);
-	assert_int_equal(kvx_worker_proved(wr.rank[0].worker), KVC_PENDING);
+	assert_int_equal(kvx_worker_self_test_status(wr.rank[0].worker), KVC_PENDING);
 	load_fails(&wr, NULL, 0, KVC_MISS, 0);
-	load_fails(&wr, NULL, KVX_PLAN_ASYNC, KVC_MISS, 0);
+	load_fails(&wr, NULL, KVX_MSG_ASYNC, KVC_MISS, 0);
 	finish(&rig, &wr);
 }
 
@@ -425,11 +425,11 @@ static void kill_amid_jobs(rig_t *rig, wr_t *wr, uint32_t round)
 	wr->timeout_ms = SLOW_MS;
 	wr->forge_n = round % 2 ? 9 : 0;
 	wr_plan(wr);
-	wr_plan_load(wr, lease, KVX_PLAN_ASYNC, 7, nine, 8 + round % 2);
+	wr_plan_load(wr, lease, KVX_MSG_ASYNC, 7, nine, 8 + round % 2);
 	wr_plan_save(wr, put, 0, ids, 24);
 	wr_begin(wr);
-	kvx_worker_start(wr->rank[0].worker);
-	kvx_worker_end(wr->rank[0].worker);
+	kvx_worker_start_async_loads(wr->rank[0].worker);
+	kvx_worker_end_step(wr->rank[0].worker);
 	usleep(round * 150);
 	rig_kill(rig);
 	wr_plan(wr);
@@ -494,12 +494,12 @@ static void p4_a_worker_closed_amid_loads_and_saves_leaves_nothing(void **state)
 		lease = wr_lease(&wr, 0, 8);
 		put = wr_put(&wr, 8, 16);
 		wr_plan(&wr);
-		wr_plan_load(&wr, lease, round % 2 ? KVX_PLAN_ASYNC : 0, 7, wr_other, 8);
-		wr_plan_save(&wr, put, round % 3 ? KVX_PLAN_EARLY : 0, wr_eight, 8);
+		wr_plan_load(&wr, lease, round % 2 ? KVX_MSG_ASYNC : 0, 7, wr_other, 8);
+		wr_plan_save(&wr, put, round % 3 ? KVX_MSG_COMPLETE : 0, wr_eight, 8);
 		wr_begin(&wr);
-		kvx_worker_start(wr.rank[0].worker);
+		kvx_worker_start_async_loads(wr.rank[0].worker);
 		if (round % 4 == 0) {
-			kvx_worker_end(wr.rank[0].worker);
+			kvx_worker_end_step(wr.rank[0].worker);
 		}
 		usleep(round * 100);
 		kvx_worker_close(wr.rank[0].worker);
@@ -523,21 +523,21 @@ static void p10_a_plan_that_makes_no_sense_is_counted_and_harms_nothing(void **s
 
 	(void)state;
 	start(&rig, &wr, 1);
-	kvx_worker_begin(wr.rank[0].worker, words, sizeof words);
-	kvx_worker_begin(wr.rank[0].worker, (const uint8_t *)words + 1, 24);
-	kvx_worker_begin(wr.rank[0].worker, words, 3);
-	bad = stats_of(&wr.rank[0]).bad_plans;
+	kvx_worker_begin_step(wr.rank[0].worker, words, sizeof words);
+	kvx_worker_begin_step(wr.rank[0].worker, (const uint8_t *)words + 1, 24);
+	kvx_worker_begin_step(wr.rank[0].worker, words, 3);
+	bad = stats_of(&wr.rank[0]).bad_messages;
 	assert_int_equal(bad, 3);
 
 	lease = wr_lease(&wr, 0, 8);
 	wr.group = 5;
 	load_fails(&wr, lease, 0, KVC_ERR_NOMEM, 0);
-	load_fails(&wr, lease, KVX_PLAN_ASYNC, KVC_ERR_NOMEM, 0);
+	load_fails(&wr, lease, KVX_MSG_ASYNC, KVC_ERR_NOMEM, 0);
 	wr.group = 0;
-	run_load(&wr, lease, KVX_PLAN_ASYNC, (const uint32_t[8]){20, 21, 22, 23, 24, 25, 26, WR_BLOCKS}, 8);
+	run_load(&wr, lease, KVX_MSG_ASYNC, (const uint32_t[8]){20, 21, 22, 23, 24, 25, 26, WR_BLOCKS}, 8);
 	wr_wait_load(&wr.rank[0], 7, 1, &end);
 	assert_int_equal(end.error_count, 7);
-	assert_int_equal(stats_of(&wr.rank[0]).bad_plans, bad + 3);
+	assert_int_equal(stats_of(&wr.rank[0]).bad_messages, bad + 3);
 	kvc_release(&lease, 1);
 	finish(&rig, &wr);
 }

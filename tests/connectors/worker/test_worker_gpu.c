@@ -49,10 +49,10 @@ static void hear_all(wr_t *wr)
 	size_t len;
 
 	do {
-		while (kvx_worker_finished(wr->rank[0].worker, id, sizeof id, NULL) > 0) {
+		while (kvx_worker_take_finished(wr->rank[0].worker, id, sizeof id, NULL) > 0) {
 		}
-		(void)kvx_worker_errors(wr->rank[0].worker, ids, WR_BLOCKS);
-		kvx_worker_report(wr->rank[0].worker, &bytes, &len);
+		(void)kvx_worker_take_failed_blocks(wr->rank[0].worker, ids, WR_BLOCKS);
+		kvx_worker_take_report(wr->rank[0].worker, &bytes, &len);
 		stats = stats_of(wr);
 		usleep(500);
 		assert_true(wr_now_ms() < until);
@@ -65,8 +65,8 @@ static void begin_load(wr_t *wr, const kvc_lease_t *lease, uint32_t flags)
 	wr_plan_fence(wr, wr_other, 8);
 	wr_plan_load(wr, lease, flags, 7, wr_other, 8);
 	wr_begin(wr);
-	kvx_worker_start(wr->rank[0].worker);
-	kvx_worker_load(wr->rank[0].worker);
+	kvx_worker_start_async_loads(wr->rank[0].worker);
+	kvx_worker_run_sync_loads(wr->rank[0].worker);
 }
 
 /* ---- who waits
@@ -93,7 +93,7 @@ static void p5_a_step_does_not_wait_for_the_bytes_it_loads(void **state)
 	for (uint32_t i = 0; i < 8; i++) {
 		wr_look_block(&wr.rank[0], wr_other[i], 1, wr_eight[i], &wrong); /* the step's kernels */
 	}
-	kvx_worker_end(worker);
+	kvx_worker_end_step(worker);
 	assert_true(wr_now_ms() - begin < QUICK_MS);
 	fake_cuda_hold(0);
 	wr_wait_load(&wr.rank[0], 7, 0, &end);
@@ -125,7 +125,7 @@ static void p5_a_fence_does_not_wait_for_the_device(void **state)
 		wr_plan(&wr);
 		wr_plan_save(&wr, put, 0, wr_eight, 8);
 		wr_begin(&wr);
-		kvx_worker_end(wr.rank[0].worker);
+		kvx_worker_end_step(wr.rank[0].worker);
 		usleep(round % 2 ? 0 : 20000); /* submitted by the fence, or before it */
 		begin = wr_now_ms();
 		wr_plan(&wr);
@@ -166,8 +166,8 @@ static void p5_a_device_that_hangs_costs_a_load_its_deadline(void **state)
 	fake_cuda_hold(1);
 	begin = wr_now_ms();
 	begin_load(&wr, lease, 0);
-	kvx_worker_end(wr.rank[0].worker);
-	end.error_count = kvx_worker_errors(wr.rank[0].worker, end.errors, WR_BLOCKS);
+	kvx_worker_end_step(wr.rank[0].worker);
+	end.error_count = kvx_worker_take_failed_blocks(wr.rank[0].worker, end.errors, WR_BLOCKS);
 	assert_int_equal(end.error_count, 8);
 	assert_true(wr_now_ms() - begin < 100 + QUICK_MS);
 	assert_int_equal(stats_of(&wr).loads_open,
@@ -192,7 +192,7 @@ static void p5_a_device_that_hangs_does_not_hold_the_end(void **state)
 	start(&rig, &wr);
 	lease = wr_lease(&wr, 0, 8);
 	fake_cuda_hold(1);
-	begin_load(&wr, lease, KVX_PLAN_ASYNC);
+	begin_load(&wr, lease, KVX_MSG_ASYNC);
 	usleep(20000);
 	begin = wr_now_ms();
 	kvx_worker_close(wr.rank[0].worker);
@@ -231,12 +231,12 @@ static void p1_what_a_step_computed_from_a_bad_block_is_not_stored(void **state)
 	wr_plan_load(&wr, lease, 0, 7, wr_other, 8);
 	wr_plan_save(&wr, put, 0, wr_eight, 4);
 	wr_begin(&wr);
-	kvx_worker_load(wr.rank[0].worker);
-	kvx_worker_end(wr.rank[0].worker);
+	kvx_worker_run_sync_loads(wr.rank[0].worker);
+	kvx_worker_end_step(wr.rank[0].worker);
 	usleep(20000);
 	assert_int_equal(stats_of(&wr).saves_open, 0); /* not even handed over */
 	fake_cuda_hold(0);
-	end.error_count = kvx_worker_errors(wr.rank[0].worker, end.errors, WR_BLOCKS);
+	end.error_count = kvx_worker_take_failed_blocks(wr.rank[0].worker, end.errors, WR_BLOCKS);
 	assert_int_equal(end.error_count, 1);
 	assert_int_equal(end.errors[0], wr_other[5]);
 	assert_int_equal(wr_put_wait(&wr, put), KVC_ERR_REVOKED);
@@ -259,16 +259,16 @@ static void p1_a_lease_lost_under_a_copy_is_a_failed_load(void **state)
 
 	(void)state;
 	start(&rig, &wr);
-	for (uint32_t flags = 0; flags <= KVX_PLAN_ASYNC; flags += KVX_PLAN_ASYNC) {
+	for (uint32_t flags = 0; flags <= KVX_MSG_ASYNC; flags += KVX_MSG_ASYNC) {
 		lease = wr_lease(&wr, 0, 8);
 		fake_cuda_hold(1);
 		begin_load(&wr, lease, flags);
-		kvx_worker_end(wr.rank[0].worker);
+		kvx_worker_end_step(wr.rank[0].worker);
 		usleep(20000);
 		kvc_release(&lease, 1);
 		(void)kvc_poll(wr.kvc, 50);
 		usleep(50000);
-		assert_int_equal(kvx_worker_finished(wr.rank[0].worker, id, sizeof id, NULL), 0);
+		assert_int_equal(kvx_worker_take_finished(wr.rank[0].worker, id, sizeof id, NULL), 0);
 		assert_int_equal(stats_of(&wr).loads_open, 1);
 		fake_cuda_hold(0);
 		wr_wait_load(&wr.rank[0], 7, flags != 0, &end);
@@ -294,11 +294,11 @@ static void p7_a_daemon_killed_under_copies_costs_no_more_than_them(void **state
 	put = wr_put(&wr, 8, 16);
 	fake_cuda_hold(1);
 	wr_plan(&wr);
-	wr_plan_load(&wr, lease, KVX_PLAN_ASYNC, 7, wr_other, 8);
+	wr_plan_load(&wr, lease, KVX_MSG_ASYNC, 7, wr_other, 8);
 	wr_plan_save(&wr, put, 0, wr_eight, 8);
 	wr_begin(&wr);
-	kvx_worker_start(wr.rank[0].worker);
-	kvx_worker_end(wr.rank[0].worker);
+	kvx_worker_start_async_loads(wr.rank[0].worker);
+	kvx_worker_end_step(wr.rank[0].worker);
 	usleep(20000);
 	rig_kill(&rig);
 	usleep(100000);
@@ -368,12 +368,12 @@ static void p10_a_device_that_cannot_be_opened_is_refused_with_a_reason(void **s
 	rig_init(&rig, kvd_program);
 	wr_init_with(&wr, &rig, 1, 0);
 	assert_int_equal(try_open(&wr, 7, 0), KVC_ERR_ARG);
-	assert_non_null(strstr(kvx_worker_why(), "kind of memory"));
+	assert_non_null(strstr(kvx_worker_last_error(), "kind of memory"));
 	assert_int_equal(try_open(&wr, KVX_MEMORY_CUDA, 5), KVC_ERR_ARG);
-	assert_non_null(strstr(kvx_worker_why(), "no device 5"));
+	assert_non_null(strstr(kvx_worker_last_error(), "no device 5"));
 	fake_cuda_fail_always(offsetof(kvk_cuda_ops_t, capture_mode), 999);
 	assert_int_equal(try_open(&wr, KVX_MEMORY_CUDA, 0), KVC_ERR_ARG);
-	assert_non_null(strstr(kvx_worker_why(), "CaptureMode"));
+	assert_non_null(strstr(kvx_worker_last_error(), "CaptureMode"));
 	fake_cuda_fail_always(0, 0);
 	for (uint32_t n = 1;; n++) {
 		kvc_status_t status;
@@ -385,7 +385,7 @@ static void p10_a_device_that_cannot_be_opened_is_refused_with_a_reason(void **s
 		}
 		assert_true(status == KVC_OK || status == KVC_ERR_ARG || status == KVC_ERR_NOMEM);
 		refused += status != KVC_OK;
-		assert_true(status != KVC_ERR_ARG || strstr(kvx_worker_why(), "GPU"));
+		assert_true(status != KVC_ERR_ARG || strstr(kvx_worker_last_error(), "GPU"));
 	}
 	fake_cuda_fail_nth(0);
 	assert_true(refused > 10);
@@ -408,14 +408,14 @@ static void p10_a_pool_the_device_cannot_be_given_is_declined(void **state)
 	fake_cuda_fail_always(offsetof(kvk_cuda_ops_t, host_register), 2);
 	wr_open_rank(&wr, 0, 0);
 	until = wr_now_ms() + WR_PATIENCE;
-	while (kvx_worker_proved(wr.rank[0].worker) == KVC_PENDING && wr_now_ms() < until) {
+	while (kvx_worker_self_test_status(wr.rank[0].worker) == KVC_PENDING && wr_now_ms() < until) {
 		usleep(1000);
 	}
-	assert_int_equal(kvx_worker_proved(wr.rank[0].worker), KVC_ERR_LIMIT);
+	assert_int_equal(kvx_worker_self_test_status(wr.rank[0].worker), KVC_ERR_LIMIT);
 	assert_int_equal(stats_of(&wr).registered_bytes, 0);
 	lease = wr_lease(&wr, 0, 8);
 	begin_load(&wr, lease, 0);
-	kvx_worker_end(wr.rank[0].worker);
+	kvx_worker_end_step(wr.rank[0].worker);
 	wr_wait_load(&wr.rank[0], 7, 0, &end);
 	assert_int_equal(end.error_count, 8);
 	kvc_release(&lease, 1);
@@ -441,12 +441,12 @@ static int save_and_load(wr_t *wr, uint32_t flags)
 	wr_plan_load(wr, lease, flags, 7, wr_other, 8);
 	wr_plan_save(wr, put, 0, wr_eight, 8);
 	wr_begin(wr);
-	kvx_worker_start(wr->rank[0].worker);
-	kvx_worker_load(wr->rank[0].worker);
-	kvx_worker_end(wr->rank[0].worker);
+	kvx_worker_start_async_loads(wr->rank[0].worker);
+	kvx_worker_run_sync_loads(wr->rank[0].worker);
+	kvx_worker_end_step(wr->rank[0].worker);
 	do {
-		named += kvx_worker_finished(wr->rank[0].worker, id, sizeof id, NULL) > 0;
-		count = kvx_worker_errors(wr->rank[0].worker, ids, WR_BLOCKS);
+		named += kvx_worker_take_finished(wr->rank[0].worker, id, sizeof id, NULL) > 0;
+		count = kvx_worker_take_failed_blocks(wr->rank[0].worker, ids, WR_BLOCKS);
 		for (uint32_t i = 0; i < count; i++) {
 			failed[ids[i]] = 1;
 		}
@@ -489,8 +489,8 @@ static void check_stored(wr_t *wr)
 	wr_plan(wr);
 	wr_plan_load(wr, lease, 0, 7, wr_other, match.n - 8);
 	wr_begin(wr);
-	kvx_worker_load(wr->rank[0].worker);
-	kvx_worker_end(wr->rank[0].worker);
+	kvx_worker_run_sync_loads(wr->rank[0].worker);
+	kvx_worker_end_step(wr->rank[0].worker);
 	for (uint32_t i = 0; i < match.n - 8; i++) {
 		assert_true(wr_block_is(&wr->rank[0], wr_other[i], 1, wr_eight[i]));
 	}
@@ -513,14 +513,14 @@ static void p1_a_call_the_driver_refuses_costs_a_copy_and_no_wrong_byte(void **s
 		wr_store(&wr, wr_eight, 8);
 		wr_device_sync();
 		fake_cuda_fail_nth(1 + (round < NTHS / 2 ? round : below(&seed, 200)));
-		failures += save_and_load(&wr, round % 2 ? KVX_PLAN_ASYNC : 0) ? 1u : 0u;
+		failures += save_and_load(&wr, round % 2 ? KVX_MSG_ASYNC : 0) ? 1u : 0u;
 		check_stored(&wr);
 	}
 	print_message("%u calls failed, %u of %u loads, %u saves dropped\n", failures,
 		      (uint32_t)stats_of(&wr).loads_failed, (uint32_t)stats_of(&wr).loads,
 		      (uint32_t)stats_of(&wr).save_dropped);
 	assert_true(failures > NTHS / 4);
-	assert_int_equal(kvx_worker_proved(wr.rank[0].worker), KVC_OK);
+	assert_int_equal(kvx_worker_self_test_status(wr.rank[0].worker), KVC_OK);
 	rig_check_quiet(&rig);
 	finish(&rig, &wr);
 }

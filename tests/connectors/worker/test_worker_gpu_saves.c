@@ -26,7 +26,7 @@ static uint64_t save_puts(wr_t *wr, uint32_t n)
 		wr_plan_save(wr, put[i], 0, &id, 1);
 	}
 	wr_begin(wr);
-	kvx_worker_end(wr->rank[0].worker);
+	kvx_worker_end_step(wr->rank[0].worker);
 	for (uint32_t i = 0; i < n; i++) {
 		assert_int_equal(wr_put_wait(wr, put[i]), KVC_OK);
 	}
@@ -64,7 +64,7 @@ static void what_a_step_saves_of_many_requests_goes_together(void **state)
 	}
 	wr_plan_load(&wr, lease, 0, 7, ids, PUTS);
 	wr_begin(&wr);
-	kvx_worker_load(wr.rank[0].worker);
+	kvx_worker_run_sync_loads(wr.rank[0].worker);
 	for (uint32_t i = 0; i < PUTS; i++) {
 		assert_true(wr_block_is(&wr.rank[0], ids[i], 1, 1 + i));
 	}
@@ -92,8 +92,8 @@ static void check_these(wr_t *wr)
 	}
 	wr_plan_load(wr, lease, 0, 7, ids, match.n);
 	wr_begin(wr);
-	kvx_worker_load(wr->rank[0].worker);
-	kvx_worker_end(wr->rank[0].worker);
+	kvx_worker_run_sync_loads(wr->rank[0].worker);
+	kvx_worker_end_step(wr->rank[0].worker);
 	for (uint32_t i = 0; i < match.n; i++) {
 		assert_true(wr_block_is(&wr->rank[0], ids[i], 1, 1 + i));
 	}
@@ -126,7 +126,7 @@ static void p1_saves_that_go_together_end_each_for_itself(void **state)
 			wr_plan_save(&wr, put[i], 0, &id, 1);
 		}
 		wr_begin(&wr);
-		kvx_worker_end(wr.rank[0].worker);
+		kvx_worker_end_step(wr.rank[0].worker);
 		usleep(round % 2 ? 0 : 10000);
 		if (round % 3 == 2) {
 			fake_cuda_fail_always(offsetof(kvk_cuda_ops_t, stream_wait), 999); /* no order: poisoned */

@@ -21,13 +21,13 @@ static int one_step(wr_t *wr, uint64_t nth, uint32_t *p_layered)
 	fake_cuda_fail_nth(nth);
 	*p_layered += (uint32_t)layers_begin(wr, lease);
 	for (uint32_t l = 0; l < WR_LAYERS; l++) {
-		kvx_worker_layer(wr->rank[0].worker, l);
+		kvx_worker_await_layer(wr->rank[0].worker, l);
 		for (uint32_t i = 0; i < 8; i++) {
 			wr_look_layer(&wr->rank[0], wr_other[i], l, wr_eight[i], &wrong[i]);
 		}
 	}
-	kvx_worker_end(wr->rank[0].worker);
-	count = kvx_worker_errors(wr->rank[0].worker, ids, WR_BLOCKS);
+	kvx_worker_end_step(wr->rank[0].worker);
+	count = kvx_worker_take_failed_blocks(wr->rank[0].worker, ids, WR_BLOCKS);
 	refused = (uint32_t)fake_cuda_failed();
 	fake_cuda_fail_nth(0);
 	wr_plan(wr);
@@ -62,7 +62,7 @@ static void p1_a_call_the_driver_refuses_costs_a_load_and_no_wrong_byte(void **s
 		      (uint32_t)layers_stats(&wr).loads_failed);
 	assert_true(refused > NTHS / 2);
 	assert_true(layered > NTHS / 2);
-	assert_int_equal(layers_stats(&wr).layer_skips, 0);
+	assert_int_equal(layers_stats(&wr).layers_skipped, 0);
 	rig_check_quiet(&rig);
 	layers_finish(&rig, &wr);
 }
@@ -84,7 +84,7 @@ static uint32_t lose_one(wr_t *wr, uint64_t nth)
 	wr_plan_load(wr, lease, 0, 7, wr_other, 4);
 	wr_plan_load(wr, rest, 0, 8, wr_other + 4, 4);
 	wr_begin(wr);
-	assert_int_equal(kvx_worker_load_layers(wr->rank[0].worker), 1);
+	assert_int_equal(kvx_worker_run_layered_loads(wr->rank[0].worker), 1);
 	fake_cuda_fail_nth(nth); /* of those the transfer thread asks with */
 	until = wr_now_ms() + 50;
 	while (!fake_cuda_failed() && wr_now_ms() < until) {
@@ -92,14 +92,14 @@ static uint32_t lose_one(wr_t *wr, uint64_t nth)
 	}
 	fake_cuda_fail_nth(0);
 	for (uint32_t l = 0; l < WR_LAYERS; l++) {
-		kvx_worker_layer(wr->rank[0].worker, l);
+		kvx_worker_await_layer(wr->rank[0].worker, l);
 		for (uint32_t i = 0; i < 8; i++) {
 			wr_look_layer(&wr->rank[0], wr_other[i], l, wr_eight[i], &wrong[i]);
 		}
 	}
-	kvx_worker_end(wr->rank[0].worker);
+	kvx_worker_end_step(wr->rank[0].worker);
 	fake_cuda_hold(0);
-	count = kvx_worker_errors(wr->rank[0].worker, ids, WR_BLOCKS);
+	count = kvx_worker_take_failed_blocks(wr->rank[0].worker, ids, WR_BLOCKS);
 	wr_plan(wr);
 	wr_begin(wr);
 	wr_device_sync();
@@ -149,7 +149,7 @@ static void p1_without_orders_the_host_waits(void **state)
 	assert_int_equal(layers_begin(&wr, lease), 1);
 	fake_cuda_fail_always(offsetof(kvk_cuda_ops_t, stream_wait), 999);
 	layers_compute(&wr.rank[0], &wrong);
-	kvx_worker_end(wr.rank[0].worker);
+	kvx_worker_end_step(wr.rank[0].worker);
 	fake_cuda_fail_always(0, 0);
 	wr_plan(&wr);
 	wr_begin(&wr);
@@ -157,7 +157,7 @@ static void p1_without_orders_the_host_waits(void **state)
 	wr_device_sync();
 	assert_int_equal(wrong, 0);
 	assert_int_equal(layers_stats(&wr).loads_failed, 0);
-	assert_int_equal(layers_stats(&wr).layer_skips, 0);
+	assert_int_equal(layers_stats(&wr).layers_skipped, 0);
 	kvc_release(&lease, 1);
 	layers_finish(&rig, &wr);
 }

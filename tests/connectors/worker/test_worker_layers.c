@@ -31,7 +31,7 @@ static void check_order(uint32_t ranks)
 		assert_int_equal(layers_begin(&wr, lease), ranks);
 		for (uint32_t r = 0; r < ranks; r++) {
 			layers_compute(&wr.rank[r], &wrong);
-			kvx_worker_end(wr.rank[r].worker);
+			kvx_worker_end_step(wr.rank[r].worker);
 		}
 		for (uint32_t i = 0; i < 8; i++) { /* the next step's */
 			wr_look_block(&wr.rank[0], wr_other[i], 1, wr_eight[i], &wrong);
@@ -49,7 +49,7 @@ static void check_order(uint32_t ranks)
 		kvc_release(&lease, 1);
 	}
 	assert_int_equal(layers_stats(&wr).layered, ROUNDS);
-	assert_int_equal(layers_stats(&wr).layer_skips, 0);
+	assert_int_equal(layers_stats(&wr).layers_skipped, 0);
 	assert_int_equal(layers_stats(&wr).load_blocks, ROUNDS * 8u);
 	rig_check_quiet(&rig);
 	layers_finish(&rig, &wr);
@@ -84,13 +84,13 @@ static void p1_layers_may_be_named_in_any_order(void **state)
 		lease = wr_lease(&wr, 0, 8);
 		assert_int_equal(layers_begin(&wr, lease), 1);
 		for (uint32_t i = round % 7; i < round % 7 + 7; i++) {
-			kvx_worker_layer(wr.rank[0].worker, order[i]);
+			kvx_worker_await_layer(wr.rank[0].worker, order[i]);
 			layers_look(&wr.rank[0], order[i] < WR_LAYERS ? order[i] : 3, &wrong);
 		}
 		for (uint32_t l = 0; l < WR_LAYERS; l++) {
-			kvx_worker_layer(wr.rank[0].worker, l);
+			kvx_worker_await_layer(wr.rank[0].worker, l);
 		}
-		kvx_worker_end(wr.rank[0].worker);
+		kvx_worker_end_step(wr.rank[0].worker);
 		wr_wait_load(&wr.rank[0], 7, 0, &end);
 		assert_int_equal(end.loaded.status, KVC_OK);
 		wr_device_sync();
@@ -117,7 +117,7 @@ static void p5_a_step_does_not_wait_for_its_layers(void **state)
 	begin = wr_now_ms();
 	assert_int_equal(layers_begin(&wr, lease), 1);
 	layers_compute(&wr.rank[0], &wrong);
-	kvx_worker_end(wr.rank[0].worker);
+	kvx_worker_end_step(wr.rank[0].worker);
 	assert_true(wr_now_ms() - begin < QUICK_MS);
 	fake_cuda_hold(0);
 	wr_wait_load(&wr.rank[0], 7, 0, &end);
@@ -145,13 +145,13 @@ static void control_a_layer_read_too_early_is_wrong(void **state)
 		lease = wr_lease(&wr, 0, 8);
 		fake_cuda_hold(1);
 		assert_int_equal(layers_begin(&wr, lease), 1);
-		kvx_worker_layer(wr.rank[0].worker, 0);
+		kvx_worker_await_layer(wr.rank[0].worker, 0);
 		layers_look(&wr.rank[0], 0, &fine);
 		layers_look(&wr.rank[0], WR_LAYERS - 1, &wrong);
 		for (uint32_t l = 0; l < WR_LAYERS; l++) {
-			kvx_worker_layer(wr.rank[0].worker, l);
+			kvx_worker_await_layer(wr.rank[0].worker, l);
 		}
-		kvx_worker_end(wr.rank[0].worker);
+		kvx_worker_end_step(wr.rank[0].worker);
 		fake_cuda_hold(0);
 		layers_hear_all(&wr);
 		wr_device_sync();
@@ -180,18 +180,18 @@ static void check_skip(uint32_t named, int end_it)
 	wr_plan_load(&wr, lease, 0, 7, wr_other, 8);
 	wr_plan_save(&wr, put, 0, wr_eight, 4);
 	wr_begin(&wr);
-	assert_int_equal(kvx_worker_load_layers(wr.rank[0].worker), 1);
+	assert_int_equal(kvx_worker_run_layered_loads(wr.rank[0].worker), 1);
 	for (uint32_t l = 0; l < named; l++) {
-		kvx_worker_layer(wr.rank[0].worker, l);
+		kvx_worker_await_layer(wr.rank[0].worker, l);
 	}
 	if (end_it) {
-		kvx_worker_end(wr.rank[0].worker);
+		kvx_worker_end_step(wr.rank[0].worker);
 		for (uint32_t i = 0; i < 8; i++) { /* they do come, and before what follows the step */
 			wr_look_block(&wr.rank[0], wr_other[i], 1, wr_eight[i], &wrong);
 		}
 	}
 	fake_cuda_hold(0);
-	assert_int_equal(kvx_worker_errors(wr.rank[0].worker, ids, WR_BLOCKS), 8);
+	assert_int_equal(kvx_worker_take_failed_blocks(wr.rank[0].worker, ids, WR_BLOCKS), 8);
 	if (!end_it) {
 		wr_plan(&wr);
 		wr_begin(&wr);
@@ -200,7 +200,7 @@ static void check_skip(uint32_t named, int end_it)
 	layers_hear_all(&wr);
 	wr_device_sync();
 	assert_int_equal(wrong, 0);
-	assert_int_equal(layers_stats(&wr).layer_skips, 1);
+	assert_int_equal(layers_stats(&wr).layers_skipped, 1);
 	assert_int_equal(layers_stats(&wr).loads_failed, 1);
 	assert_int_equal(layers_stats(&wr).load_lost, 0);
 
@@ -208,8 +208,8 @@ static void check_skip(uint32_t named, int end_it)
 	for (uint32_t l = 0; l < WR_LAYERS; l++) {
 		layers_look(&wr.rank[0], l, &wrong);
 	}
-	kvx_worker_end(wr.rank[0].worker);
-	assert_int_equal(kvx_worker_errors(wr.rank[0].worker, ids, WR_BLOCKS), 0);
+	kvx_worker_end_step(wr.rank[0].worker);
+	assert_int_equal(kvx_worker_take_failed_blocks(wr.rank[0].worker, ids, WR_BLOCKS), 0);
 	wr_device_sync();
 	assert_int_equal(wrong, 0);
 	layers_hear_all(&wr);
@@ -254,13 +254,13 @@ static void p1_a_block_with_a_bad_layer_is_bad(void **state)
 	wr_plan_load(&wr, lease, 0, 7, wr_other, 8);
 	wr_plan_save(&wr, put, 0, wr_eight, 4);
 	wr_begin(&wr);
-	assert_int_equal(kvx_worker_load_layers(wr.rank[0].worker), 1);
+	assert_int_equal(kvx_worker_run_layered_loads(wr.rank[0].worker), 1);
 	layers_compute(&wr.rank[0], &wrong);
-	kvx_worker_end(wr.rank[0].worker);
+	kvx_worker_end_step(wr.rank[0].worker);
 	usleep(20000);
 	assert_int_equal(layers_stats(&wr).saves_open, 0);
 	fake_cuda_hold(0);
-	assert_int_equal(kvx_worker_errors(wr.rank[0].worker, ids, WR_BLOCKS), 1);
+	assert_int_equal(kvx_worker_take_failed_blocks(wr.rank[0].worker, ids, WR_BLOCKS), 1);
 	assert_int_equal(ids[0], wr_other[5]);
 	wr_device_sync();
 	assert_int_equal(wrong, 1);
@@ -287,7 +287,7 @@ static void p1_a_lease_lost_between_layers_is_a_failed_load(void **state)
 	fake_cuda_hold(1);
 	assert_int_equal(layers_begin(&wr, lease), 1);
 	layers_compute(&wr.rank[0], &wrong);
-	kvx_worker_end(wr.rank[0].worker);
+	kvx_worker_end_step(wr.rank[0].worker);
 	kvc_release(&lease, 1);
 	(void)kvc_poll(wr.kvc, 50);
 	usleep(50000);
@@ -317,8 +317,8 @@ static void p5_a_device_that_hangs_between_layers_costs_the_deadline(void **stat
 	if (layers_begin(&wr, lease)) { /* else it was not there before its deadline */
 		layers_compute(&wr.rank[0], &wrong);
 	}
-	kvx_worker_end(wr.rank[0].worker);
-	assert_int_equal(kvx_worker_errors(wr.rank[0].worker, ids, WR_BLOCKS), 8);
+	kvx_worker_end_step(wr.rank[0].worker);
+	assert_int_equal(kvx_worker_take_failed_blocks(wr.rank[0].worker, ids, WR_BLOCKS), 8);
 	assert_true(wr_now_ms() - begin < 100 + QUICK_MS);
 	fake_cuda_hold(0);
 	layers_hear_all(&wr);
@@ -346,9 +346,9 @@ static void p4_loads_of_a_step_end_each_for_itself(void **state)
 	wr_plan_load(&wr, lease, 0, 8, more, 4);
 	wr_plan_load(&wr, lease, 0, 9, none, 4);
 	wr_begin(&wr);
-	assert_int_equal(kvx_worker_load_layers(wr.rank[0].worker), 1);
+	assert_int_equal(kvx_worker_run_layered_loads(wr.rank[0].worker), 1);
 	for (uint32_t l = 0; l < WR_LAYERS; l++) {
-		kvx_worker_layer(wr.rank[0].worker, l);
+		kvx_worker_await_layer(wr.rank[0].worker, l);
 		for (uint32_t i = 0; i < 4; i++) {
 			if (some[i] != KVX_NO_BLOCK) {
 				wr_look_layer(&wr.rank[0], some[i], l, wr_eight[i], &wrong);
@@ -358,8 +358,8 @@ static void p4_loads_of_a_step_end_each_for_itself(void **state)
 			}
 		}
 	}
-	kvx_worker_end(wr.rank[0].worker);
-	assert_int_equal(kvx_worker_errors(wr.rank[0].worker, ids, WR_BLOCKS), 0);
+	kvx_worker_end_step(wr.rank[0].worker);
+	assert_int_equal(kvx_worker_take_failed_blocks(wr.rank[0].worker, ids, WR_BLOCKS), 0);
 	layers_hear_all(&wr);
 	wr_device_sync();
 	assert_int_equal(wrong, 0);
@@ -370,7 +370,7 @@ static void p4_loads_of_a_step_end_each_for_itself(void **state)
 	fake_cuda_hold(1);
 	assert_int_equal(layers_begin(&wr, lease), 1);
 	layers_compute(&wr.rank[0], &wrong);
-	kvx_worker_end(wr.rank[0].worker);
+	kvx_worker_end_step(wr.rank[0].worker);
 	fake_cuda_hold(0);
 	wr_plan(&wr);
 	wr_plan_drop(&wr, 7);
@@ -397,7 +397,7 @@ static uint64_t load_beside(wr_t *wr, const kvc_lease_t *lease, uint32_t us, uin
 	static const uint32_t to[12] = {21, 22, 23, KVX_NO_BLOCK, 24, 26, 27, 28, 25, 50, KVX_NO_BLOCK, 63};
 	const kvx_worker_stats_t before = layers_stats(wr);
 	kvx_worker_stats_t after;
-	kvx_plan_work_t *work;
+	kvx_msg_work_t *work;
 
 	for (uint32_t i = 0; i < 12; i++) { /* a kernel of before */
 		if (to[i] != KVX_NO_BLOCK) {
@@ -405,29 +405,29 @@ static uint64_t load_beside(wr_t *wr, const kvc_lease_t *lease, uint32_t us, uin
 		}
 	}
 	wr_plan(wr);
-	work = kvx_bytes_record(&wr->plan, KVX_RECORD_WORK, sizeof *work);
+	work = kvx_msg_add_record(&wr->plan, KVX_RECORD_WORK, sizeof *work);
 	work->longest = 10;
 	work->us = us;
 	wr_plan_load(wr, lease, 0, 7, to, 8);
 	wr_plan_load(wr, lease, 0, 8, to + 8, 4);
 	wr_begin(wr);
-	assert_int_equal(kvx_worker_load_layers(wr->rank[0].worker), 1);
+	assert_int_equal(kvx_worker_run_layered_loads(wr->rank[0].worker), 1);
 	for (uint32_t l = 0; l < WR_LAYERS; l++) {
-		kvx_worker_layer(wr->rank[0].worker, l);
+		kvx_worker_await_layer(wr->rank[0].worker, l);
 		for (uint32_t i = 0; i < 12; i++) {
 			if (to[i] != KVX_NO_BLOCK) {
 				wr_look_layer(&wr->rank[0], to[i], l, wr_eight[i % 8], p_wrong);
 			}
 		}
 	}
-	kvx_worker_end(wr->rank[0].worker);
+	kvx_worker_end_step(wr->rank[0].worker);
 	fake_cuda_hold(0);
 	layers_hear_all(wr);
 	wr_device_sync();
 	after = layers_stats(wr);
 	assert_int_equal(after.load_blocks - before.load_blocks, 10);
 	assert_int_equal(after.load_bytes - before.load_bytes, 10u * WR_LAYERS * WR_PAGE);
-	assert_int_equal(after.loads_failed + after.layer_skips, 0);
+	assert_int_equal(after.loads_failed + after.layers_skipped, 0);
 
 	return jobs_of(&after) - jobs_of(&before);
 }
@@ -473,13 +473,13 @@ static void check_whole(wr_t *wr, uint32_t covered)
 	for (uint32_t l = 0; l < WR_LAYERS && covered == 8; l++) {
 		layers_look(&wr->rank[0], l, &wrong);
 	}
-	kvx_worker_layer(wr->rank[0].worker, 2);
-	kvx_worker_end(wr->rank[0].worker);
-	assert_int_equal(kvx_worker_errors(wr->rank[0].worker, ids, WR_BLOCKS), 8 - covered);
+	kvx_worker_await_layer(wr->rank[0].worker, 2);
+	kvx_worker_end_step(wr->rank[0].worker);
+	assert_int_equal(kvx_worker_take_failed_blocks(wr->rank[0].worker, ids, WR_BLOCKS), 8 - covered);
 	wr_device_sync();
 	assert_int_equal(wrong, 0);
 	layers_hear_all(wr);
-	assert_int_equal(layers_stats(wr).layered + layers_stats(wr).layer_skips, 0);
+	assert_int_equal(layers_stats(wr).layered + layers_stats(wr).layers_skipped, 0);
 	kvc_release(&lease, 1);
 }
 

@@ -47,7 +47,7 @@ static void finish(rig_t *rig, wr_t *wr)
 static void p1_a_plan_that_makes_no_sense_is_a_fence_of_all_blocks(void **state)
 {
 	static const uint64_t nonsense[8];
-	kvx_plan_save_t *save;
+	kvx_msg_save_t *save;
 	kvc_put_t *put;
 	rig_t rig;
 	wr_t wr;
@@ -59,12 +59,12 @@ static void p1_a_plan_that_makes_no_sense_is_a_fence_of_all_blocks(void **state)
 	wr_plan(&wr);
 	wr_plan_space(&wr, 1, "somebody");
 	wr_plan_save(&wr, put, 0, wr_eight, 8);
-	save = (kvx_plan_save_t *)(void *)(wr.plan.data + wr.plan.record);
+	save = (kvx_msg_save_t *)(void *)(wr.plan.data + wr.plan.record);
 	save->space = 1;
 	wr_begin(&wr);
-	kvx_worker_end(wr.rank[0].worker);
+	kvx_worker_end_step(wr.rank[0].worker);
 	assert_int_equal(stats_of(&wr.rank[0]).marked, 8);
-	kvx_worker_begin(wr.rank[0].worker, nonsense, sizeof nonsense);
+	kvx_worker_begin_step(wr.rank[0].worker, nonsense, sizeof nonsense);
 	assert_int_equal(stats_of(&wr.rank[0]).marked, 0);
 	rig_signal(&rig, SIGCONT);
 	assert_true(wr_wait_dropped(&wr.rank[0]) != 0);
@@ -89,10 +89,10 @@ static void p1_a_granted_block_that_nobody_writes_is_not_handed_in(void **state)
 	wr_plan(&wr);
 	wr_plan_save(&wr, put, 0, ids, 8);
 	wr_begin(&wr);
-	kvx_worker_end(wr.rank[0].worker);
+	kvx_worker_end_step(wr.rank[0].worker);
 	assert_int_equal(wr_put_wait(&wr, put), KVC_ERR_REVOKED);
 	assert_true(wr_wait_dropped(&wr.rank[0]) != 0);
-	assert_int_equal(stats_of(&wr.rank[0]).bad_plans, 1);
+	assert_int_equal(stats_of(&wr.rank[0]).bad_messages, 1);
 	rig_check_quiet(&rig);
 	finish(&rig, &wr);
 }
@@ -107,10 +107,10 @@ static void p4_a_load_dropped_in_its_own_plan_names_no_blocks(void **state)
 	(void)state;
 	start(&rig, &wr);
 	wr_plan(&wr);
-	wr_plan_load(&wr, NULL, KVX_PLAN_ASYNC, 7, wr_eight, 8);
+	wr_plan_load(&wr, NULL, KVX_MSG_ASYNC, 7, wr_eight, 8);
 	wr_plan_drop(&wr, 7);
 	wr_begin(&wr);
-	kvx_worker_start(wr.rank[0].worker);
+	kvx_worker_start_async_loads(wr.rank[0].worker);
 	wr_wait_load(&wr.rank[0], 7, 1, &end);
 	assert_int_equal(end.loaded.status, KVC_MISS);
 	assert_int_equal(end.failed, 1);
@@ -140,7 +140,7 @@ static void check_idle(const char *when)
 /* With a daemon, with one that hangs while a save waits for it, and without one. */
 static void p5_a_worker_that_waits_burns_no_cpu(void **state)
 {
-	kvx_plan_save_t *save;
+	kvx_msg_save_t *save;
 	kvc_put_t *put;
 	rig_t rig;
 	wr_t wr;
@@ -155,10 +155,10 @@ static void p5_a_worker_that_waits_burns_no_cpu(void **state)
 	wr_plan(&wr);
 	wr_plan_space(&wr, 1, "somebody");
 	wr_plan_save(&wr, put, 0, wr_eight, 8);
-	save = (kvx_plan_save_t *)(void *)(wr.plan.data + wr.plan.record);
+	save = (kvx_msg_save_t *)(void *)(wr.plan.data + wr.plan.record);
 	save->space = 1;
 	wr_begin(&wr);
-	kvx_worker_end(wr.rank[0].worker);
+	kvx_worker_end_step(wr.rank[0].worker);
 	check_idle("daemon stopped, a save waits");
 	rig_signal(&rig, SIGCONT);
 	kvc_put_free(put);

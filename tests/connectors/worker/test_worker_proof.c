@@ -80,7 +80,7 @@ static void prove(wr_t *wr)
 	const uint64_t until = wr_now_ms() + WR_PATIENCE;
 
 	wr_open_rank(wr, 0, 0);
-	while (kvx_worker_proved(wr->rank[0].worker) == KVC_PENDING && wr_now_ms() < until) {
+	while (kvx_worker_self_test_status(wr->rank[0].worker) == KVC_PENDING && wr_now_ms() < until) {
 		usleep(1000);
 	}
 }
@@ -101,17 +101,17 @@ static void p1_a_layout_that_cannot_be_proved_is_not_used(void **state)
 	atomic_store(&wrong, 1);
 	prove(&wr);
 	atomic_store(&wrong, 0);
-	assert_int_equal(kvx_worker_proved(wr.rank[0].worker), KVC_ERR_CORRUPT);
+	assert_int_equal(kvx_worker_self_test_status(wr.rank[0].worker), KVC_ERR_CORRUPT);
 	lease = wr_lease(&wr, 0, 8);
 	put = wr_put(&wr, 8, 16);
 	wr_plan(&wr);
 	wr_plan_load(&wr, lease, 0, 7, wr_eight, 8);
 	wr_begin(&wr);
-	kvx_worker_load(wr.rank[0].worker);
+	kvx_worker_run_sync_loads(wr.rank[0].worker);
 	wr_wait_load(&wr.rank[0], 7, 0, &end);
 	assert_int_equal(end.error_count, 8);
 	wr_plan(&wr);
-	wr_plan_save(&wr, put, KVX_PLAN_EARLY, wr_eight, 8);
+	wr_plan_save(&wr, put, KVX_MSG_COMPLETE, wr_eight, 8);
 	wr_begin(&wr);
 	(void)wr_wait_dropped(&wr.rank[0]);
 	kvx_worker_get_stats(wr.rank[0].worker, &stats);
@@ -161,7 +161,7 @@ static void p7_an_adapter_the_queue_had_no_room_for_is_known_later(void **state)
 		wr_plan(&wr);
 		wr_plan_load(&wr, lease, 0, 7, wr_eight, 8);
 		wr_begin(&wr);
-		kvx_worker_load(wr.rank[0].worker);
+		kvx_worker_run_sync_loads(wr.rank[0].worker);
 		wr_wait_load(&wr.rank[0], 7, 0, &end);
 	} while ((end.loaded.status == KVC_ERR_BUSY || end.loaded.status == KVC_ERR_ARG) && wr_now_ms() < until);
 	assert_true(end.loaded.status == KVC_ERR_DAEMON_STALE || end.loaded.status == KVC_ERR_TIMEOUT);

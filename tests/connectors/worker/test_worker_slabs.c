@@ -70,11 +70,11 @@ static kvc_status_t proved_at_last(wr_t *wr)
 	const uint64_t until = wr_now_ms() + WR_PATIENCE;
 
 	wr_open_rank(wr, 0, 0);
-	while (kvx_worker_proved(wr->rank[0].worker) == KVC_PENDING && wr_now_ms() < until) {
+	while (kvx_worker_self_test_status(wr->rank[0].worker) == KVC_PENDING && wr_now_ms() < until) {
 		usleep(1000);
 	}
 
-	return kvx_worker_proved(wr->rank[0].worker);
+	return kvx_worker_self_test_status(wr->rank[0].worker);
 }
 
 /* Closed, and what is opened next is refused all memory of the pool, with this answer. */
@@ -94,9 +94,9 @@ static void load_eight(wr_t *wr, uint32_t from, wr_end_t *end)
 	wr_plan_fence(wr, wr_other, 8);
 	wr_plan_load(wr, lease, 0, 7, wr_other, 8);
 	wr_begin(wr);
-	kvx_worker_start(wr->rank[0].worker);
-	kvx_worker_load(wr->rank[0].worker);
-	kvx_worker_end(wr->rank[0].worker);
+	kvx_worker_start_async_loads(wr->rank[0].worker);
+	kvx_worker_run_sync_loads(wr->rank[0].worker);
+	kvx_worker_end_step(wr->rank[0].worker);
 	wr_wait_load(&wr->rank[0], 7, 0, end);
 	kvc_release(&lease, 1);
 }
@@ -112,7 +112,7 @@ static kvc_status_t save_behind(wr_t *wr)
 	wr_plan(wr);
 	wr_plan_save(wr, put, 0, ids, STORED - 8);
 	wr_begin(wr);
-	kvx_worker_end(wr->rank[0].worker);
+	kvx_worker_end_step(wr->rank[0].worker);
 
 	return wr_put_wait(wr, put);
 }
@@ -149,7 +149,7 @@ static void p10_saves_wait_for_memory_the_driver_refuses_for_a_moment(void **sta
 	assert_true(stats_of(&wr).registered_bytes < (5u << 20)); /* one slab */
 	refuse(2, KV_ERR_IO, 0);
 	assert_int_equal(save_behind(&wr), KVC_OK);
-	assert_int_equal(kvx_worker_proved(wr.rank[0].worker), KVC_OK);
+	assert_int_equal(kvx_worker_self_test_status(wr.rank[0].worker), KVC_OK);
 	assert_int_equal(stats_of(&wr).gpu_refused, 2);
 	assert_int_equal(stats_of(&wr).save_dropped, 0);
 	load_eight(&wr, STORED - BEHIND, &end);
@@ -175,7 +175,7 @@ static void p6_blocks_of_a_save_before_memory_that_is_refused_are_stored(void **
 	kvc_match(wr.space, wr.keys, STORED, &match);
 	print_message("%u of %u blocks\n", match.n, STORED);
 	assert_in_range(match.n, 9, STORED - 1);
-	assert_int_equal(kvx_worker_proved(wr.rank[0].worker), KVC_OK);
+	assert_int_equal(kvx_worker_self_test_status(wr.rank[0].worker), KVC_OK);
 	assert_int_equal(save_behind(&wr), KVC_OK);
 	wr_finish(&wr, &rig);
 }
@@ -207,7 +207,7 @@ static void p10_only_blocks_in_refused_memory_are_not_there(void **state)
 		failed += end.loaded.status != KVC_OK;
 	}
 	assert_int_equal(failed, 1);
-	assert_int_equal(kvx_worker_proved(wr.rank[0].worker), KVC_OK);
+	assert_int_equal(kvx_worker_self_test_status(wr.rank[0].worker), KVC_OK);
 
 	refuse(0, KV_OK, 0);
 	until = wr_now_ms() + WR_PATIENCE;

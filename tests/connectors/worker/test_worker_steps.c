@@ -143,7 +143,7 @@ static void look_beside(world_t *w)
 	char id[16];
 	int failed;
 
-	if (!w->async || kvx_worker_finished(w->wr.rank[0].worker, id, sizeof id, &failed) == 0) {
+	if (!w->async || kvx_worker_take_finished(w->wr.rank[0].worker, id, sizeof id, &failed) == 0) {
 		return;
 	}
 	assert_int_equal(failed, 0);
@@ -193,7 +193,7 @@ static void reuse_at_once(world_t *w)
 	for (uint32_t i = 0; i < n; i++) {
 		wr_fill_block(&w->wr.rank[0], ids[i], 99, ids[i]);
 	}
-	kvx_worker_end(w->wr.rank[0].worker);
+	kvx_worker_end_step(w->wr.rank[0].worker);
 }
 
 static void step(world_t *w)
@@ -210,15 +210,15 @@ static void step(world_t *w)
 		lease = plan_load(w, 0, keys, ids, &n);
 	}
 	if (!w->async && below(&w->seed, 2)) {
-		w->async = plan_load(w, KVX_PLAN_ASYNC, w->async_keys, w->async_ids, &w->async_n);
+		w->async = plan_load(w, KVX_MSG_ASYNC, w->async_keys, w->async_ids, &w->async_n);
 		for (uint32_t i = 0; w->async && i < w->async_n; i++) {
 			w->busy[w->async_ids[i]] = 1;
 		}
 	}
 	compute(w);
 	wr_begin(&w->wr);
-	kvx_worker_start(worker);
-	kvx_worker_load(worker);
+	kvx_worker_start_async_loads(worker);
+	kvx_worker_run_sync_loads(worker);
 	if (lease) {
 		check(w, ids, keys, n);
 	}
@@ -227,14 +227,14 @@ static void step(world_t *w)
 			wr_fill_block(&w->wr.rank[0], b, 1, w->given[b] - 2u);
 		}
 	}
-	kvx_worker_end(worker);
+	kvx_worker_end_step(worker);
 	if (below(&w->seed, 2)) {
 		reuse_at_once(w);
 	}
 	look_beside(w);
-	assert_int_equal(kvx_worker_errors(worker, keys, A_STEP), 0);
+	assert_int_equal(kvx_worker_take_failed_blocks(worker, keys, A_STEP), 0);
 	kvc_release(&lease, 1); /* of a device only now have all bytes come */
-	kvx_worker_report(worker, &report, &len);
+	kvx_worker_take_report(worker, &report, &len);
 	(void)kvc_poll(w->wr.kvc, 0);
 	look_at_puts(w);
 }
@@ -293,7 +293,7 @@ static void p1_whatever_is_loaded_is_what_was_computed(void **state)
 		size_t len;
 
 		usleep(1000);
-		kvx_worker_report(w->wr.rank[0].worker, &report, &len);
+		kvx_worker_take_report(w->wr.rank[0].worker, &report, &len);
 		kvx_worker_get_stats(w->wr.rank[0].worker, &stats);
 	} while (stats.marked + stats.loads_open + stats.saves_open > 0 && looks++ < WR_PATIENCE);
 	print_message("%u blocks saved (%u lost), %u loaded, %lu fences\n", w->saves, w->lost, w->loads,

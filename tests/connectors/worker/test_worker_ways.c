@@ -24,13 +24,13 @@ static ways_t save_beside(wr_t *wr, uint32_t longest)
 
 	wr_plan(wr);
 	if (longest > 0) {
-		kvx_plan_work_t *work = kvx_bytes_record(&wr->plan, KVX_RECORD_WORK, sizeof *work);
+		kvx_msg_work_t *work = kvx_msg_add_record(&wr->plan, KVX_RECORD_WORK, sizeof *work);
 
 		work->longest = longest;
 	}
 	wr_plan_save(wr, put, 0, wr_eight, SAVED);
 	wr_begin(wr);
-	kvx_worker_end(wr->rank[0].worker);
+	kvx_worker_end_step(wr->rank[0].worker);
 	assert_int_equal(wr_put_wait(wr, put), KVC_OK);
 	layers_hear_all(wr);
 	after = layers_stats(wr);
@@ -66,8 +66,8 @@ static void saves_go_through_the_ring_beside_prompts_only(void **state)
 		wr_plan(&wr);
 		wr_plan_load(&wr, lease, 0, 1 + i, wr_other, SAVED);
 		wr_begin(&wr);
-		kvx_worker_load(wr.rank[0].worker);
-		kvx_worker_end(wr.rank[0].worker);
+		kvx_worker_run_sync_loads(wr.rank[0].worker);
+		kvx_worker_end_step(wr.rank[0].worker);
 		for (uint32_t b = 0; b < SAVED; b++) {
 			assert_true(wr_block_is(&wr.rank[0], wr_other[b], 1 + (uint32_t)i, wr_eight[b]));
 		}
@@ -94,7 +94,7 @@ static void p7_a_load_beside_the_steps_leaves_the_copy_engine_to_the_engine(void
 
 	(void)state;
 	layers_start(&rig, &wr, 1);
-	for (uint32_t flags = 0; flags <= KVX_PLAN_ASYNC; flags += KVX_PLAN_ASYNC) {
+	for (uint32_t flags = 0; flags <= KVX_MSG_ASYNC; flags += KVX_MSG_ASYNC) {
 		const kvx_worker_stats_t before = layers_stats(&wr);
 		kvc_lease_t *lease = wr_lease(&wr, 0, SAVED);
 		kvx_worker_stats_t after;
@@ -103,9 +103,9 @@ static void p7_a_load_beside_the_steps_leaves_the_copy_engine_to_the_engine(void
 		wr_plan(&wr);
 		wr_plan_load(&wr, lease, flags, 7, wr_other, SAVED);
 		wr_begin(&wr);
-		kvx_worker_start(wr.rank[0].worker);
-		kvx_worker_load(wr.rank[0].worker);
-		kvx_worker_end(wr.rank[0].worker);
+		kvx_worker_start_async_loads(wr.rank[0].worker);
+		kvx_worker_run_sync_loads(wr.rank[0].worker);
+		kvx_worker_end_step(wr.rank[0].worker);
 		wr_wait_load(&wr.rank[0], 7, flags != 0, &end);
 		after = layers_stats(&wr);
 		assert_int_equal(end.loaded.status, KVC_OK);
@@ -125,8 +125,8 @@ static int wait_named(wr_t *wr)
 	int failed = 0;
 	char id[16];
 
-	(void)kvx_worker_errors(wr->rank[0].worker, ids, WR_BLOCKS);
-	while (kvx_worker_finished(wr->rank[0].worker, id, sizeof id, &failed) == 0) {
+	(void)kvx_worker_take_failed_blocks(wr->rank[0].worker, ids, WR_BLOCKS);
+	while (kvx_worker_take_finished(wr->rank[0].worker, id, sizeof id, &failed) == 0) {
 		assert_true(wr_now_ms() < until);
 		usleep(500);
 	}
@@ -150,8 +150,8 @@ static void begin_both(wr_t *wr, const kvc_lease_t *lease, giving_t giving, cons
 	wr_plan_fence(wr, wr_other, SAVED);
 	wr_plan_load(wr, lease, 0, 7, wr_other, SAVED);
 	wr->timeout_ms = giving.soon ? SOON : WR_PATIENCE;
-	wr_plan_load(wr, lease, KVX_PLAN_ASYNC, 8, beside, SAVED);
-	assert_int_equal(layers_early(wr, KVX_EARLY_COMPUTED), 1);
+	wr_plan_load(wr, lease, KVX_MSG_ASYNC, 8, beside, SAVED);
+	assert_int_equal(layers_early(wr, KVX_PREFETCH_COMPUTED), 1);
 }
 
 /* A step waits for its loads, and the link would be shared: loads beside the steps are sent when these have come, or
@@ -183,8 +183,8 @@ static void p7_loads_beside_the_steps_give_way_to_those_of_a_step(void **state)
 			usleep(500);
 		}
 		layers_go_on(&wr);
-		kvx_worker_load(wr.rank[0].worker);
-		kvx_worker_end(wr.rank[0].worker);
+		kvx_worker_run_sync_loads(wr.rank[0].worker);
+		kvx_worker_end_step(wr.rank[0].worker);
 		fake_cuda_hold(0);
 		failed = wait_named(&wr);
 		assert_true(!failed || givings[round].soon); /* it may come too late */

@@ -91,11 +91,11 @@ void wr_open_rank(wr_t *wr, uint32_t r, int prove)
 	wr_device_config(&config);
 	assert_int_equal(kvx_worker_open(&config, &wr->rank[r].worker), KVC_OK);
 	wr_device_stream(wr->rank[r].worker);
-	while (prove && kvx_worker_proved(wr->rank[r].worker) == KVC_PENDING && wr_now_ms() < until) {
+	while (prove && kvx_worker_self_test_status(wr->rank[r].worker) == KVC_PENDING && wr_now_ms() < until) {
 		usleep(1000);
 	}
 	if (prove) {
-		assert_int_equal(kvx_worker_proved(wr->rank[r].worker), KVC_OK);
+		assert_int_equal(kvx_worker_self_test_status(wr->rank[r].worker), KVC_OK);
 	}
 }
 
@@ -160,7 +160,7 @@ void wr_fini(wr_t *wr)
 	wr_device_stop();
 	kvc_space_close(wr->space);
 	kvc_detach(wr->kvc);
-	kvx_bytes_free(&wr->plan);
+	kvx_msg_free(&wr->plan);
 }
 
 void wr_start(wr_t *wr, rig_t *rig, const char *program, uint32_t ranks)
@@ -302,41 +302,41 @@ void wr_fill(wr_t *wr, uint32_t seed)
 void wr_plan(wr_t *wr)
 {
 	wr->step++;
-	kvx_bytes_reset(&wr->plan, KVX_PLAN_MAGIC);
+	kvx_msg_reset(&wr->plan, KVX_MSG_MAGIC);
 }
 
 void wr_plan_fence(wr_t *wr, const uint32_t *ids, uint32_t n)
 {
-	kvx_plan_fence_t *fence = kvx_bytes_record(&wr->plan, KVX_RECORD_FENCE, sizeof *fence);
+	kvx_msg_fence_t *fence = kvx_msg_add_record(&wr->plan, KVX_RECORD_FENCE, sizeof *fence);
 
 	assert_non_null(fence);
 	fence->n = n;
-	kvx_bytes_append(&wr->plan, ids, n * sizeof *ids);
+	kvx_msg_append(&wr->plan, ids, n * sizeof *ids);
 }
 
 void wr_plan_save(wr_t *wr, const kvc_put_t *put, uint32_t flags, const uint32_t *ids, uint32_t n)
 {
-	kvx_plan_save_t *save = kvx_bytes_record(&wr->plan, KVX_RECORD_SAVE, sizeof *save);
+	kvx_msg_save_t *save = kvx_msg_add_record(&wr->plan, KVX_RECORD_SAVE, sizeof *save);
 
 	assert_non_null(save);
 	save->flags = flags;
 	save->group = wr->group;
 	save->n = n;
-	save->step = flags & KVX_PLAN_EARLY ? wr->step - 2 : wr->step;
+	save->step = flags & KVX_MSG_COMPLETE ? wr->step - 2 : wr->step;
 	assert_int_equal(kvc_put_export(put, &save->put), KVC_OK);
-	kvx_bytes_append(&wr->plan, ids, n * sizeof *ids);
+	kvx_msg_append(&wr->plan, ids, n * sizeof *ids);
 }
 
 void wr_plan_load(wr_t *wr, const kvc_lease_t *lease, uint32_t flags, uint64_t load, const uint32_t *ids, uint32_t n)
 {
-	kvx_plan_load_t *record = kvx_bytes_record(&wr->plan, KVX_RECORD_LOAD, sizeof *record);
-	kvx_plan_part_t part = {.n = n, .group = wr->group};
+	kvx_msg_load_t *record = kvx_msg_add_record(&wr->plan, KVX_RECORD_LOAD, sizeof *record);
+	kvx_msg_part_t part = {.n = n, .group = wr->group};
 	char id[16];
 
 	assert_non_null(record);
 	(void)snprintf(id, sizeof id, "request-%u", (unsigned)load);
 	record->load = load;
-	record->flags = lease ? flags : flags | KVX_PLAN_DEAD;
+	record->flags = lease ? flags : flags | KVX_MSG_NO_LEASE;
 	record->timeout_ms = wr->timeout_ms;
 	record->parts = 1;
 	record->space = wr->number;
@@ -346,14 +346,14 @@ void wr_plan_load(wr_t *wr, const kvc_lease_t *lease, uint32_t flags, uint64_t l
 		part.first = kvc_lease_skip(lease);
 		part.lease.n = wr->forge_n ? wr->forge_n : part.lease.n;
 	}
-	kvx_bytes_append(&wr->plan, id, record->id_len);
-	kvx_bytes_append(&wr->plan, &part, sizeof part);
-	kvx_bytes_append(&wr->plan, ids, n * sizeof *ids);
+	kvx_msg_append(&wr->plan, id, record->id_len);
+	kvx_msg_append(&wr->plan, &part, sizeof part);
+	kvx_msg_append(&wr->plan, ids, n * sizeof *ids);
 }
 
 void wr_plan_drop(wr_t *wr, uint64_t load)
 {
-	kvx_plan_drop_t *drop = kvx_bytes_record(&wr->plan, KVX_RECORD_DROP, sizeof *drop);
+	kvx_msg_drop_t *drop = kvx_msg_add_record(&wr->plan, KVX_RECORD_DROP, sizeof *drop);
 
 	assert_non_null(drop);
 	drop->load = load;
@@ -361,19 +361,19 @@ void wr_plan_drop(wr_t *wr, uint64_t load)
 
 void wr_plan_space(wr_t *wr, uint32_t number, const char *text)
 {
-	kvx_plan_space_t *space = kvx_bytes_record(&wr->plan, KVX_RECORD_SPACE, sizeof *space);
+	kvx_msg_space_t *space = kvx_msg_add_record(&wr->plan, KVX_RECORD_SPACE, sizeof *space);
 
 	assert_non_null(space);
 	space->number = number;
 	space->text_len = (uint32_t)strlen(text);
-	kvx_bytes_append(&wr->plan, text, space->text_len);
+	kvx_msg_append(&wr->plan, text, space->text_len);
 }
 
 void wr_begin(wr_t *wr)
 {
-	kvx_bytes_finish(&wr->plan, wr->step);
+	kvx_msg_finish(&wr->plan, wr->step);
 	for (uint32_t r = 0; r < wr->rank_count; r++) {
-		kvx_worker_begin(wr->rank[r].worker, wr->plan.data, wr->plan.len);
+		kvx_worker_begin_step(wr->rank[r].worker, wr->plan.data, wr->plan.len);
 	}
 }
 
@@ -455,7 +455,7 @@ void wr_store(wr_t *wr, const uint32_t *ids, uint32_t n)
 	wr_plan_save(wr, put, 0, ids, n);
 	wr_begin(wr);
 	for (uint32_t r = 0; r < wr->rank_count; r++) {
-		kvx_worker_end(wr->rank[r].worker);
+		kvx_worker_end_step(wr->rank[r].worker);
 	}
 	assert_int_equal(wr_put_wait(wr, put), KVC_OK);
 	for (uint32_t r = 0; r < wr->rank_count; r++) {
@@ -472,19 +472,19 @@ static int one_record(wr_rank_t *rank, uint32_t type, void *out, size_t size)
 {
 	const kvx_record_header_t *record;
 	const void *bytes;
-	kvx_cursor_t cursor;
+	kvx_msg_reader_t cursor;
 	size_t len;
 
-	kvx_worker_report(rank->worker, &bytes, &len);
+	kvx_worker_take_report(rank->worker, &bytes, &len);
 	if (len == 0) {
 		return 0;
 	}
-	assert_true(kvx_cursor_open(&cursor, KVX_REPORT_MAGIC, bytes, len));
-	record = kvx_cursor_next(&cursor);
+	assert_true(kvx_msg_open(&cursor, KVX_REPORT_MAGIC, bytes, len));
+	record = kvx_msg_next(&cursor);
 	assert_non_null(record);
 	assert_int_equal(record->type, type);
 	memcpy(out, record, size);
-	assert_null(kvx_cursor_next(&cursor));
+	assert_null(kvx_msg_next(&cursor));
 	assert_int_equal(cursor.bad, 0);
 
 	return 1;
@@ -495,16 +495,16 @@ static uint32_t steps_of(wr_rank_t *rank, kvx_report_step_t *steps, uint32_t cap
 {
 	const kvx_record_header_t *record;
 	const void *bytes;
-	kvx_cursor_t cursor;
+	kvx_msg_reader_t cursor;
 	uint32_t n = 0;
 	size_t len;
 
-	kvx_worker_report(rank->worker, &bytes, &len);
+	kvx_worker_take_report(rank->worker, &bytes, &len);
 	if (len == 0) {
 		return 0;
 	}
-	assert_true(kvx_cursor_open(&cursor, KVX_REPORT_MAGIC, bytes, len));
-	while ((record = kvx_cursor_next(&cursor)) != NULL) {
+	assert_true(kvx_msg_open(&cursor, KVX_REPORT_MAGIC, bytes, len));
+	while ((record = kvx_msg_next(&cursor)) != NULL) {
 		if (record->type == KVX_RECORD_LOADED) {
 			continue;
 		}
@@ -526,7 +526,7 @@ uint32_t wr_hear_steps(wr_t *wr, kvx_report_step_t *steps, uint32_t cap)
 
 	do {
 		assert_true(wr_now_ms() < until);
-		(void)kvx_worker_errors(worker, ids, WR_BLOCKS);
+		(void)kvx_worker_take_failed_blocks(worker, ids, WR_BLOCKS);
 		kvx_worker_get_stats(worker, &stats);
 		n += steps_of(&wr->rank[0], steps + n, cap - n);
 		usleep(stats.loads_open ? 500 : 0);
@@ -543,7 +543,7 @@ void wr_wait_load(wr_rank_t *rank, uint64_t load, int async, wr_end_t *end)
 
 	*end = (wr_end_t){0};
 	while (async && len == 0 && wr_now_ms() < until) {
-		len = kvx_worker_finished(rank->worker, end->id, sizeof end->id, &end->failed);
+		len = kvx_worker_take_finished(rank->worker, end->id, sizeof end->id, &end->failed);
 		if (len == 0) {
 			usleep(200);
 		}
@@ -551,9 +551,9 @@ void wr_wait_load(wr_rank_t *rank, uint64_t load, int async, wr_end_t *end)
 	if (async) {
 		(void)snprintf(expected, sizeof expected, "request-%u", (unsigned)load);
 		assert_string_equal(end->id, expected);
-		assert_int_equal(kvx_worker_finished(rank->worker, end->id, sizeof end->id, NULL), 0);
+		assert_int_equal(kvx_worker_take_finished(rank->worker, end->id, sizeof end->id, NULL), 0);
 	}
-	end->error_count = kvx_worker_errors(rank->worker, end->errors, WR_BLOCKS);
+	end->error_count = kvx_worker_take_failed_blocks(rank->worker, end->errors, WR_BLOCKS);
 	while (!one_record(rank, KVX_RECORD_LOADED, &end->loaded, sizeof end->loaded)) {
 		assert_true(wr_now_ms() < until);
 		usleep(200);
@@ -581,8 +581,8 @@ void wr_check_silent(wr_rank_t *rank)
 	size_t len;
 	char name[4];
 
-	assert_int_equal(kvx_worker_finished(rank->worker, name, sizeof name, NULL), 0);
-	assert_int_equal(kvx_worker_errors(rank->worker, &id, 1), 0);
-	kvx_worker_report(rank->worker, &bytes, &len);
+	assert_int_equal(kvx_worker_take_finished(rank->worker, name, sizeof name, NULL), 0);
+	assert_int_equal(kvx_worker_take_failed_blocks(rank->worker, &id, 1), 0);
+	kvx_worker_take_report(rank->worker, &bytes, &len);
 	assert_int_equal(len, 0);
 }

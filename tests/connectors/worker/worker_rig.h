@@ -38,7 +38,7 @@ typedef struct wr {
 	kvc_t *kvc; /* the scheduler's */
 	kvc_space_t *space;
 	kvc_key_t keys[WR_KEYS];
-	kvx_bytes_t plan;
+	kvx_msg_buf_t plan;
 	uint32_t step;
 	const char
 		*groups; /* of the identity; two groups, the second of `layers` layers on each rank. NULL: one group */

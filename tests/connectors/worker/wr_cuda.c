@@ -63,7 +63,7 @@ void wr_device_config(kvx_worker_config_t *config)
 
 void wr_device_stream(kvx_worker_t *worker)
 {
-	kvx_worker_stream(worker, compute);
+	kvx_worker_set_stream(worker, compute);
 }
 
 void wr_device_swap(void *stream)

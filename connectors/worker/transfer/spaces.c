@@ -1,15 +1,15 @@
 /* The spaces of the base model and of adapters, opened when they are needed first and kept. */
-#include "worker/impl.h"
+#include "worker/transfer/spaces.h"
+#include "common/await.h"
 
 #include "kv/log.h"
-#include "kv/shm.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #define RETRY_NS UINT64_C(500000000)
 
-void kvx_wspace_adopt(kvx_worker_t *worker, kvx_wadapter_t *adapter)
+void kvx_wspace_add_adapter(kvx_worker_t *worker, kvx_wadapter_t *adapter)
 {
 	kvx_wspace_t *space = &worker->spaces[adapter->number];
 
@@ -47,7 +47,7 @@ static kvc_status_t learn_layout(const kvx_worker_t *worker, kvx_wspace_t *space
 	return KVC_OK;
 }
 
-static kvc_status_t open_start(kvx_worker_t *worker, kvx_wspace_t *space, uint64_t now)
+static kvc_status_t start_open(kvx_worker_t *worker, kvx_wspace_t *space, uint64_t now)
 {
 	kvc_identity_t identity = worker->identity;
 	kvc_status_t status;
@@ -79,7 +79,7 @@ kvc_status_t kvx_wspace_get(kvx_worker_t *worker, uint32_t number, uint64_t now,
 		return KVC_ERR_CLOSED;
 	}
 	if (!space->space) {
-		return open_start(worker, space, now);
+		return start_open(worker, space, now);
 	}
 	status = kvc_space_state(space->space);
 	if (status == KVC_OK) {
@@ -93,7 +93,7 @@ kvc_status_t kvx_wspace_get(kvx_worker_t *worker, uint32_t number, uint64_t now,
 }
 
 /* Refused ones are asked for again, now and then; a job may hold on to a space that was open once. */
-void kvx_wspaces_step(kvx_worker_t *worker, uint64_t now)
+void kvx_wspaces_poll(kvx_worker_t *worker, uint64_t now)
 {
 	if (kvc_incarnation(worker->kvc) == 0) {
 		return;
@@ -122,7 +122,7 @@ void kvx_wspaces_close(kvx_worker_t *worker)
 	}
 }
 
-int kvx_wspace_silent(const kvx_worker_t *worker)
+int kvx_daemon_is_silent(const kvx_worker_t *worker)
 {
 	const kvx_wspace_t *base = &worker->spaces[0];
 	uint32_t why;

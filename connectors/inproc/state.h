@@ -1,16 +1,13 @@
-/* inproc/impl.h -- what the files of libkvx share. */
-#ifndef KVX_IMPL_H
-#define KVX_IMPL_H
+/* inproc/state.h -- the state of a kvx_t: loads, saves and the self-test of an engine in one process. */
+#ifndef KVX_INPROC_STATE_H
+#define KVX_INPROC_STATE_H
 
-#include "common/await.h"
 #include "kvx.h"
 
 #include "kv/shm.h"
 #include "kvk/move.h"
 
-/* ---- jobs: what loads and saves have in common
- * ------------------------------------------------------------------------------ */
-
+/* What loads and saves have in common. */
 typedef struct kvx_job {
 	kvx_t *kvx;
 	struct kvx_job *next;     /* all jobs of the kvx_t, oldest first */
@@ -49,19 +46,16 @@ struct kvx_save {
 	kvx_save_result_t result;
 };
 
-/* ---- self-test
- * --------------------------------------------------------------------------------------------------------------- */
+typedef enum kvx_inproc_test_step {
+	KVX_INPROC_TEST_IDLE,
+	KVX_INPROC_TEST_SAVING,
+	KVX_INPROC_TEST_LOADING,
+	KVX_INPROC_TEST_PASSED,
+	KVX_INPROC_TEST_FAILED
+} kvx_inproc_test_step_t;
 
-typedef enum kvx_probe_step {
-	KVX_PROBE_IDLE,
-	KVX_PROBE_SAVING,
-	KVX_PROBE_LOADING,
-	KVX_PROBE_PASSED,
-	KVX_PROBE_FAILED
-} kvx_probe_step_t;
-
-typedef struct kvx_probe {
-	kvx_probe_step_t step;
+typedef struct kvx_inproc_test {
+	kvx_inproc_test_step_t step;
 	kvk_paged_t paged; /* two blocks in the engine's layout: 0 is written, 1 is read back */
 	void **base;
 	uint8_t *memory;
@@ -71,15 +65,7 @@ typedef struct kvx_probe {
 	kvx_save_t *save;
 	kvx_load_t *load;
 	uint64_t next_ns; /* not before */
-} kvx_probe_t;
-
-kvc_status_t kvx_probe_init(kvx_t *kvx);
-void kvx_probe_fini(kvx_t *kvx);
-/* One step, if one is due. */
-void kvx_probe_step(kvx_t *kvx, uint64_t now);
-
-/* ---- the connector
- * ------------------------------------------------------------------------------------------------------------ */
+} kvx_inproc_test_t;
 
 struct kvx {
 	kvc_t *kvc;
@@ -101,28 +87,9 @@ struct kvx {
 	uint32_t batch;    /* blocks a kvx_poll() may move */
 	kvk_move_t *moves; /* [batch] */
 	uint64_t *leaves;  /* [batch][heads][leaves] */
-	kvx_probe_t probe;
+	kvx_inproc_test_t self_test;
 	kvx_stats_t stats;
 };
-
-uint64_t kvx_now_ns(void);
-
-/* Copy prefix and derive keys. `size` bytes for the job, `tokens` more for a copy of them when wanted. NULL: out of
- * memory, or not a prefix. */
-kvx_job_t *kvx_job_create(kvx_t *kvx, const kvk_paged_t *paged, const kvx_prefix_t *prefix, size_t size,
-			  uint32_t **p_tokens);
-void kvx_job_destroy(kvx_job_t *job);
-
-/* As the public calls (result is never NULL), for any paged cache and whether or not the self-test has passed. */
-kvc_status_t kvx_load_start(kvx_t *kvx, const kvk_paged_t *paged, const kvx_prefix_t *prefix, kvx_load_t **p_load,
-			    kvx_load_result_t *result);
-kvc_status_t kvx_save_start(kvx_t *kvx, const kvk_paged_t *paged, const kvx_prefix_t *prefix, kvx_save_t **p_save);
-/* Move on, at most `budget` blocks; how many were moved. */
-uint32_t kvx_load_step(kvx_load_t *load, uint64_t now, uint32_t budget);
-uint32_t kvx_save_step(kvx_save_t *save, uint64_t now, uint32_t budget);
-/* Is there something to move now, without waiting for the daemon? */
-int kvx_load_movable(const kvx_load_t *load);
-int kvx_save_movable(const kvx_save_t *save);
 
 /* Heads times leaves of a block. */
 static inline uint32_t kvx_leaf_count(const kvx_t *kvx)

@@ -1,10 +1,10 @@
 /* Blocks between the engine's cache and the pool, as this rank sees both. A group with fewer layers than the rank's
  * range is padded with zero pages. */
-#include "worker/impl.h"
+#include "worker/host/move.h"
 
 #include <string.h>
 
-void kvx_move_zero(const kvx_worker_t *worker, const kvx_wgroup_t *group, uint8_t *data)
+void kvx_move_zero_padding(const kvx_worker_t *worker, const kvx_wgroup_t *group, uint8_t *data)
 {
 	const kvk_paged_t *paged = &group->paged;
 	const kvc_writer_t *range = &worker->range;
@@ -20,7 +20,8 @@ void kvx_move_zero(const kvx_worker_t *worker, const kvx_wgroup_t *group, uint8_
 	}
 }
 
-void kvx_move_pad(const kvx_worker_t *worker, const kvx_wgroup_t *group, const uint64_t *gathered, uint64_t *leaves)
+void kvx_move_pad_leaves(const kvx_worker_t *worker, const kvx_wgroup_t *group, const uint64_t *gathered,
+			 uint64_t *leaves)
 {
 	const uint32_t pieces = worker->geometry.pieces;
 	const uint32_t first = group->paged.first_layer - worker->range.layer_first;
@@ -36,16 +37,16 @@ void kvx_move_pad(const kvx_worker_t *worker, const kvx_wgroup_t *group, const u
 	}
 }
 
-kvc_status_t kvx_move_out(const kvx_worker_t *worker, const kvx_wgroup_t *group, const kvk_layout_t *layout,
-			  uint32_t from, void *data, kvx_scratch_t *scratch)
+kvc_status_t kvx_move_gather(const kvx_worker_t *worker, const kvx_wgroup_t *group, const kvk_layout_t *layout,
+			     uint32_t from, void *data, kvx_scratch_t *scratch)
 {
 	const kvk_move_t move = {
 		.block = from, .data = data, .leaves = group->padded ? scratch->gathered : scratch->leaves};
 	const kvc_status_t status = (kvc_status_t)kvk_gather(layout, &group->paged, &move, 1);
 
 	if (status == KVC_OK && group->padded) {
-		kvx_move_zero(worker, group, data);
-		kvx_move_pad(worker, group, scratch->gathered, scratch->leaves);
+		kvx_move_zero_padding(worker, group, data);
+		kvx_move_pad_leaves(worker, group, scratch->gathered, scratch->leaves);
 	}
 
 	return status;

@@ -1,5 +1,10 @@
 /* What the transfer thread does for a load: import its leases, say which blocks may be copied, watch it, give back. */
-#include "worker/cuda/impl.h"
+#include "worker/transfer/load.h"
+#include "common/await.h"
+#include "worker/cuda/pool_memory.h"
+#include "worker/jobs/load.h"
+#include "worker/submit.h"
+#include "worker/transfer/spaces.h"
 
 /* A part without a lease, or one that begins before it, brings nothing. */
 static kvc_status_t import_part(kvx_wpart_t *part, kvc_space_t *space)
@@ -18,14 +23,14 @@ static kvc_status_t import_part(kvx_wpart_t *part, kvc_space_t *space)
 		return status;
 	}
 	n = kvc_lease_n(part->lease);
-	part->reach = n > part->first ? n - part->first : 0;
-	part->reach = part->reach < part->n ? part->reach : part->n;
+	part->leased_blocks = n > part->first ? n - part->first : 0;
+	part->leased_blocks = part->leased_blocks < part->n ? part->leased_blocks : part->n;
 
 	return KVC_OK;
 }
 
 /* PENDING: the space is not open yet. */
-static kvc_status_t import(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
+static kvc_status_t import_parts(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
 {
 	const kvx_wspace_t *space = NULL;
 	kvc_status_t status = kvx_wspace_get(worker, load->space, now, &space);
@@ -46,11 +51,11 @@ static kvc_status_t import(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now
 
 /* How many blocks of the part have come; KV_ERR_FAULT: a slab this process has not heard of yet, so poll and look
  * again. */
-static kvc_status_t look(kvx_worker_t *worker, kvx_wpart_t *part)
+static kvc_status_t publish_ready_blocks(kvx_worker_t *worker, kvx_wpart_t *part)
 {
 	const uint32_t ready = kvc_lease_ready(part->lease);
 	const uint32_t end = ready > part->first ? ready - part->first : 0;
-	const uint32_t stop = end < part->reach ? end : part->reach;
+	const uint32_t stop = end < part->leased_blocks ? end : part->leased_blocks;
 	const uint32_t before = atomic_load_explicit(&part->limit, memory_order_relaxed);
 	uint32_t at = before;
 	kvc_status_t status = KVC_OK;
@@ -61,7 +66,7 @@ static kvc_status_t look(kvx_worker_t *worker, kvx_wpart_t *part)
 		if (part->ids[at] != KVX_NO_BLOCK) {
 			status = kvc_lease_block(part->lease, part->first + at, &source->data, &source->leaves);
 			if (status == KVC_OK && worker->gpu) {
-				status = kvx_slabs_ensure(worker, source->data, worker->geometry.block_bytes);
+				status = kvx_pool_memory_register(worker, source->data, worker->geometry.block_bytes);
 			}
 		}
 		at += status == KVC_OK;
@@ -78,29 +83,29 @@ static kvc_status_t look(kvx_worker_t *worker, kvx_wpart_t *part)
 }
 
 /* Every block that can come has been taken and copied: what is left has no bytes. */
-static int exhausted(kvx_wload_t *load)
+static int all_leased_copied(kvx_wload_t *load)
 {
 	uint32_t missing = 0;
 
 	for (uint32_t p = 0; p < load->parts; p++) {
 		kvx_wpart_t *part = &load->part[p];
 
-		if (atomic_load(&part->next) < part->reach) {
+		if (atomic_load(&part->next) < part->leased_blocks) {
 			return 0;
 		}
-		missing += part->n - part->reach;
+		missing += part->n - part->leased_blocks;
 	}
 
-	return atomic_load(&load->left) == missing;
+	return atomic_load(&load->remaining) == missing;
 }
 
 /* Wanted blocks beyond what the leases cover; unwanted ones there are no failure. */
-static int lacks(const kvx_wload_t *load)
+static int lacks_blocks(const kvx_wload_t *load)
 {
 	for (uint32_t p = 0; p < load->parts; p++) {
 		const kvx_wpart_t *part = &load->part[p];
 
-		for (uint32_t i = part->reach; i < part->n; i++) {
+		for (uint32_t i = part->leased_blocks; i < part->n; i++) {
 			if (part->ids[i] != KVX_NO_BLOCK) {
 				return 1;
 			}
@@ -110,24 +115,24 @@ static int lacks(const kvx_wload_t *load)
 	return 0;
 }
 
-static int is_silent(const kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
+static int daemon_silent_too_long(const kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
 {
-	return kvx_silent_too_long(&load->silent_ns, kvx_wspace_silent(worker), now);
+	return kvx_silent_too_long(&load->silent_ns, kvx_daemon_is_silent(worker), now);
 }
 
 /* Blocks that are there and not taken yet. After kvc_lease_rest() has failed: the last ones. */
-static int more_to_take(kvx_wpart_t *part)
+static int has_more_ready(kvx_wpart_t *part)
 {
 	return kvc_lease_ready(part->lease) > part->first + atomic_load(&part->limit);
 }
 
 /* Nothing new to copy: is there still hope? */
-static void watch(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
+static void check_progress(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
 {
 	if (now >= load->deadline_ns) {
 		kvx_wload_close(worker, load, KVC_ERR_TIMEOUT);
-	} else if (load->imported && exhausted(load)) {
-		kvx_wload_close(worker, load, lacks(load) ? KVC_MISS : KVC_OK);
+	} else if (load->imported && all_leased_copied(load)) {
+		kvx_wload_close(worker, load, lacks_blocks(load) ? KVC_MISS : KVC_OK);
 	}
 	for (uint32_t p = 0; p < load->parts && atomic_load(&load->cause) == KVC_PENDING; p++) {
 		kvx_wpart_t *part = &load->part[p];
@@ -136,11 +141,11 @@ static void watch(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
 
 		if (state != KVC_OK) {
 			kvx_wload_close(worker, load, state);
-		} else if (atomic_load(&part->limit) < part->reach) {
-			worker->waiting = 1;
-			if (rest < 0 && !more_to_take(part)) {
+		} else if (atomic_load(&part->limit) < part->leased_blocks) {
+			worker->polls_soon = 1;
+			if (rest < 0 && !has_more_ready(part)) {
 				kvx_wload_close(worker, load, rest);
-			} else if (is_silent(worker, load, now)) {
+			} else if (daemon_silent_too_long(worker, load, now)) {
 				kvx_wload_close(worker, load, KVC_ERR_DAEMON_STALE);
 			}
 		}
@@ -148,24 +153,24 @@ static void watch(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
 }
 
 /* Closed, and nobody copies: what was corrupt is reported, the leases go back. */
-static void let_go(kvx_worker_t *worker, kvx_wload_t *load)
+static void release_leases(kvx_worker_t *worker, kvx_wload_t *load)
 {
 	for (uint32_t p = 0; p < load->parts; p++) {
 		kvx_wpart_t *part = &load->part[p];
 
 		for (uint32_t i = 0; part->lease && i < part->n; i++) {
-			if (part->ends[i] == KVX_BLOCK_BAD) {
+			if (part->results[i] == KVX_BLOCK_BAD) {
 				(void)kvc_lease_bad(part->lease, part->first + i);
 			}
 		}
 		kvc_release(&part->lease, 1);
 		part->lease = NULL;
 	}
-	kvx_worker_over(worker, &load->job);
+	kvx_wjob_complete(worker, &load->job);
 }
 
 /* 1: all blocks that the leases cover may be copied. */
-static int look_all(kvx_worker_t *worker, kvx_wload_t *load)
+static int publish_all_parts(kvx_worker_t *worker, kvx_wload_t *load)
 {
 	int all = 1;
 
@@ -173,20 +178,20 @@ static int look_all(kvx_worker_t *worker, kvx_wload_t *load)
 		kvx_wpart_t *part = &load->part[p];
 		kvc_status_t status;
 
-		if (!part->lease || atomic_load(&part->limit) >= part->reach) {
+		if (!part->lease || atomic_load(&part->limit) >= part->leased_blocks) {
 			continue;
 		}
-		status = look(worker, part);
+		status = publish_ready_blocks(worker, part);
 		if (status < 0 && status != KVX_ERR_FAULT) {
 			kvx_wload_close(worker, load, status);
 		}
-		all = all && atomic_load(&part->limit) >= part->reach;
+		all = all && atomic_load(&part->limit) >= part->leased_blocks;
 	}
 
 	return all;
 }
 
-static void keep_going(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
+static void advance_load(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
 {
 	const int first = !load->imported;
 	kvc_status_t status = KVC_OK;
@@ -197,10 +202,10 @@ static void keep_going(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
 		return;
 	}
 	if (!load->imported) {
-		status = import(worker, load, now);
+		status = import_parts(worker, load, now);
 		if (status == KVC_PENDING) {
-			worker->waiting = 1;
-			if (kvc_incarnation(worker->kvc) == 0 || is_silent(worker, load, now)) {
+			worker->polls_soon = 1;
+			if (kvc_incarnation(worker->kvc) == 0 || daemon_silent_too_long(worker, load, now)) {
 				kvx_wload_close(worker, load, KVC_ERR_DAEMON_STALE);
 			}
 		} else if (status != KVC_OK) {
@@ -208,23 +213,23 @@ static void keep_going(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
 		}
 	}
 	if (load->imported) {
-		all = look_all(worker, load);
+		all = publish_all_parts(worker, load);
 		if (first && all) {
-			atomic_store(&load->there, 1u);
+			atomic_store(&load->all_ready, 1u);
 		}
 	}
-	watch(worker, load, now);
+	check_progress(worker, load, now);
 }
 
-int kvx_wload_step(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
+int kvx_load_transfer_step(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
 {
 	if (atomic_load(&load->cause) == KVC_PENDING) {
-		keep_going(worker, load, now);
+		advance_load(worker, load, now);
 	}
-	if (!kvx_wload_settled(load)) {
+	if (!kvx_wload_is_settled(load)) {
 		return 0;
 	}
-	let_go(worker, load);
+	release_leases(worker, load);
 
 	return 1;
 }

@@ -1,7 +1,7 @@
-/* Errors of a hook: to the guard, never to the engine. */
+/* Errors of a hook: to the circuit breaker, never to the engine. */
 #include "kvdpy.h"
 
-PyObject *kvdpy_harmless(kvdpy_guard_t *guard, const char *name, PyObject *answer)
+PyObject *kvdpy_answer_error(kvdpy_breaker_t *breaker, const char *name, PyObject *answer)
 {
 	PyObject *type, *value, *trace, *said;
 
@@ -14,8 +14,8 @@ PyObject *kvdpy_harmless(kvdpy_guard_t *guard, const char *name, PyObject *answe
 	if (value && trace) {
 		PyException_SetTraceback(value, trace);
 	}
-	guard->errors++;
-	said = PyObject_CallMethod(guard->object, "error", "sO", name, value ? value : Py_None);
+	breaker->errors++;
+	said = PyObject_CallMethod(breaker->object, "error", "sO", name, value ? value : Py_None);
 	Py_XDECREF(said);
 	PyErr_Clear();
 	Py_XDECREF(type);

@@ -2,7 +2,10 @@
  * itself; only what the transfer thread is copying at that very moment is waited for. Where a block cannot be copied
  * without the daemon, its save is given up.
  */
-#include "worker/cuda/impl.h"
+#include "worker/jobs/fence.h"
+#include "worker/cuda/save.h"
+#include "worker/jobs/save.h"
+#include "worker/submit.h"
 
 #include <string.h>
 
@@ -10,8 +13,6 @@
 #define RETRY_NS                                                                                                       \
 	UINT64_C(2000000) /* for memory that the daemon has named already and the transfer thread has not read of yet  \
 			   */
-#define SPINS  2000u
-#define NAP_NS UINT64_C(200000)
 
 void kvx_fence_begin(kvx_worker_t *worker)
 {
@@ -23,7 +24,8 @@ void kvx_fence_add(kvx_worker_t *worker, const uint32_t *ids, uint32_t n)
 	for (uint32_t i = 0; i < n; i++) {
 		const uint32_t id = ids[i];
 
-		if (id >= worker->max_blocks || atomic_load_explicit(&worker->marks[id], memory_order_acquire) == 0) {
+		if (id >= worker->max_blocks ||
+		    atomic_load_explicit(&worker->save_marks[id], memory_order_acquire) == 0) {
 			continue;
 		}
 		worker->fence[id / 64u] |= UINT64_C(1) << id % 64u;
@@ -31,53 +33,33 @@ void kvx_fence_add(kvx_worker_t *worker, const uint32_t *ids, uint32_t n)
 	}
 }
 
-void kvx_fence_all(kvx_worker_t *worker)
+void kvx_fence_save_all(kvx_worker_t *worker)
 {
 	kvx_fence_begin(worker);
 	for (uint32_t id = 0; id < worker->max_blocks; id++) {
 		kvx_fence_add(worker, &id, 1);
 	}
-	kvx_fence_end(worker);
-}
-
-int kvx_fence_wait_imported(kvx_worker_t *worker, kvx_wsave_t *save)
-{
-	for (uint32_t spins = 0; atomic_load(&save->imported) == KVC_PENDING; spins++) {
-		const uint32_t seen = kvx_gate_seen(&worker->progress);
-
-		if (spins < SPINS) {
-			kvx_pause();
-			continue;
-		}
-		if (kvx_worker_now() >= worker->fence_until) {
-			return 0;
-		}
-		if (atomic_load(&save->imported) == KVC_PENDING) {
-			kvx_gate_wait(&worker->progress, seen, NAP_NS);
-		}
-	}
-
-	return atomic_load(&save->imported) == KVC_OK;
+	kvx_fence_save(worker);
 }
 
 /* Block i is read, or given up, when this returns. */
-static void save_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i)
+static void save_fenced_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i)
 {
 	if (atomic_load(&save->state[i]) >= KVX_MARK_DONE) {
 		return;
 	}
-	if (kvx_fence_wait_imported(worker, save)) {
-		(void)kvx_wsave_copy(worker, save, i, &worker->scratch);
+	if (kvx_wsave_await_import(worker, save)) {
+		kvx_wsave_copy_block(worker, save, i, &worker->scratch);
 	}
 	while (atomic_load(&save->state[i]) < KVX_MARK_DONE && !atomic_load(&save->closed) &&
-	       kvx_worker_now() < worker->fence_retry) {
-		kvx_worker_wake(worker);
-		(void)kvx_wsave_copy(worker, save, i, &worker->scratch);
+	       kvx_worker_now_ns() < worker->fence_retry) {
+		kvx_transfer_wake(worker);
+		kvx_wsave_copy_block(worker, save, i, &worker->scratch);
 	}
 	/* The transfer thread may put a block back that it could not reach: then it is given up here. */
 	while (atomic_load(&save->state[i]) < KVX_MARK_DONE) {
 		kvx_wsave_drop_block(worker, save, i);
-		kvx_pause();
+		kvx_cpu_relax();
 	}
 }
 
@@ -87,14 +69,14 @@ static void save_fenced(kvx_worker_t *worker, kvx_wsave_t *save)
 		const uint32_t id = save->ids[i];
 
 		if (id != KVX_NO_BLOCK && worker->fence[id / 64u] >> id % 64u & 1u) {
-			save_block(worker, save, i);
+			save_fenced_block(worker, save, i);
 		}
 	}
 }
 
-void kvx_fence_end(kvx_worker_t *worker)
+void kvx_fence_save(kvx_worker_t *worker)
 {
-	const uint64_t start = kvx_worker_now();
+	const uint64_t start = kvx_worker_now_ns();
 
 	if (worker->fence_count == 0) {
 		return;
@@ -103,15 +85,15 @@ void kvx_fence_end(kvx_worker_t *worker)
 	worker->fence_until = start + IMPORT_NS;
 	worker->fence_retry = start + RETRY_NS;
 	if (worker->gpu) {
-		kvx_gpu_fence(worker);
+		kvx_gpu_save_fenced(worker);
 	}
 	for (kvx_wjob_t *job = worker->saves; job && !worker->gpu; job = job->next) {
-		if (!atomic_load(&job->over)) {
+		if (!atomic_load(&job->completed)) {
 			save_fenced(worker, (kvx_wsave_t *)job);
 		}
 	}
 	memset(worker->fence, 0, (worker->max_blocks + 63u) / 64u * sizeof *worker->fence);
-	kvx_wcount(&worker->stats.fences, worker->fence_count);
-	kvx_wcount(&worker->stats.fence_ns, kvx_worker_now() - start);
-	kvx_worker_wake(worker);
+	kvx_stat_add(&worker->stats.fences, worker->fence_count);
+	kvx_stat_add(&worker->stats.fence_ns, kvx_worker_now_ns() - start);
+	kvx_transfer_wake(worker);
 }

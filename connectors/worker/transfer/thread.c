@@ -1,8 +1,18 @@
 /* The transfer thread: owns the attachment, runs the jobs, loads first. When there is nothing to do it spins for a
  * moment, then sleeps. */
-#include "worker/cuda/impl.h"
+#include "worker/transfer/thread.h"
+#include "worker/cuda/batch.h"
+#include "worker/cuda/device.h"
+#include "worker/cuda/load.h"
+#include "worker/host/copy_threads.h"
+#include "worker/jobs/load.h"
+#include "worker/prefault.h"
+#include "worker/self_test.h"
+#include "worker/submit.h"
+#include "worker/transfer/load.h"
+#include "worker/transfer/save.h"
+#include "worker/transfer/spaces.h"
 
-#include <errno.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/eventfd.h>
@@ -28,8 +38,8 @@ static void take_jobs(kvx_worker_t *worker)
 
 	while ((job = kvx_queue_take(&worker->queue)) != NULL) {
 		if (job->kind == KVX_WJOB_SPACE) {
-			kvx_wspace_adopt(worker, (kvx_wadapter_t *)job);
-			kvx_worker_over(worker, job);
+			kvx_wspace_add_adapter(worker, (kvx_wadapter_t *)job);
+			kvx_wjob_complete(worker, job);
 			continue;
 		}
 		job->next_run = NULL;
@@ -47,7 +57,7 @@ static void step_loads(kvx_worker_t *worker, uint64_t now)
 		kvx_wjob_t *job = *link;
 		kvx_wjob_t *next = job->next_run;
 
-		if (job->kind == KVX_WJOB_LOAD && kvx_wload_step(worker, (kvx_wload_t *)job, now)) {
+		if (job->kind == KVX_WJOB_LOAD && kvx_load_transfer_step(worker, (kvx_wload_t *)job, now)) {
 			*link = next;
 		} else {
 			link = &job->next_run;
@@ -63,7 +73,7 @@ static uint32_t copy_oldest(kvx_worker_t *worker, uint32_t async)
 		kvx_wload_t *load = (kvx_wload_t *)job;
 		uint32_t copied;
 
-		if (job->kind != KVX_WJOB_LOAD || (load->flags & KVX_PLAN_ASYNC) != async) {
+		if (job->kind != KVX_WJOB_LOAD || (load->flags & KVX_MSG_ASYNC) != async) {
 			continue;
 		}
 		copied = kvx_wload_copy(worker, load, &worker->transfer_scratch);
@@ -80,7 +90,7 @@ static uint32_t copy_loads(kvx_worker_t *worker)
 {
 	const uint32_t copied = worker->threads > 1 ? copy_oldest(worker, 0) : 0;
 
-	return copied > 0 ? copied : copy_oldest(worker, KVX_PLAN_ASYNC);
+	return copied > 0 ? copied : copy_oldest(worker, KVX_MSG_ASYNC);
 }
 
 /* All are imported, the oldest is copied; none while loads go on. */
@@ -94,7 +104,7 @@ static uint32_t step_saves(kvx_worker_t *worker, uint64_t now, int copy)
 		kvx_wjob_t *next = job->next_run;
 		uint32_t *p_moved = copy && moved == 0 ? &moved : NULL;
 
-		if (job->kind == KVX_WJOB_SAVE && kvx_wsave_step(worker, (kvx_wsave_t *)job, now, p_moved)) {
+		if (job->kind == KVX_WJOB_SAVE && kvx_save_transfer_step(worker, (kvx_wsave_t *)job, now, p_moved)) {
 			*link = next;
 		} else {
 			link = &job->next_run;
@@ -119,27 +129,28 @@ static void keep_attached(kvx_worker_t *worker, uint64_t now, int moving)
 	(void)kvc_poll(worker->kvc, 0);
 	incarnation = kvc_incarnation(worker->kvc);
 	if (incarnation != worker->incarnation) {
-		kvx_wcount(&worker->stats.attaches, incarnation != 0);
+		kvx_stat_add(&worker->stats.attaches, incarnation != 0);
 		worker->incarnation = incarnation;
 	}
 	if (atomic_load_explicit(&worker->unacked, memory_order_relaxed)) {
-		kvx_worker_acknowledged(worker);
+		kvx_transfer_count_unacked(worker);
 	}
-	kvx_wspaces_step(worker, now);
-	kvx_wtest_step(worker, now);
+	kvx_wspaces_poll(worker, now);
+	kvx_self_test_step(worker, now);
 }
 
 /* Whether anything was moved. */
-static int one_round(kvx_worker_t *worker, int moving)
+static int run_iteration(kvx_worker_t *worker, int moving)
 {
-	const uint64_t now = kvx_worker_now();
+	const uint64_t now = kvx_worker_now_ns();
 	uint32_t moved;
 
-	worker->waiting = 0;
+	worker->polls_soon = 0;
 	keep_attached(worker, now, moving);
 	take_jobs(worker);
 	step_loads(worker, now);
-	moved = worker->gpu ? kvx_flight_land(worker) + kvx_gpu_load_beside(worker, now) : copy_loads(worker);
+	moved = worker->gpu ? kvx_gpu_complete_batches(worker) + kvx_gpu_send_async_loads(worker, now)
+			    : copy_loads(worker);
 	if (worker->gpu) {
 		(void)step_saves(worker, now, 0); /* then they go together */
 	}
@@ -153,18 +164,18 @@ static int one_round(kvx_worker_t *worker, int moving)
 
 static int is_copying(const kvx_worker_t *worker)
 {
-	return worker->gpu && atomic_load(&worker->gpu->airborne) > 0;
+	return worker->gpu && atomic_load(&worker->gpu->in_flight) > 0;
 }
 
 /* For something that comes without a message. */
 static int is_waiting(const kvx_worker_t *worker)
 {
-	return worker->waiting || is_copying(worker);
+	return worker->polls_soon || is_copying(worker);
 }
 
-static uint64_t longest_sleep(const kvx_worker_t *worker, uint64_t nap)
+static uint64_t max_sleep_ns(const kvx_worker_t *worker, uint64_t nap)
 {
-	if (worker->gpu && atomic_load(&worker->gpu->loading) > 0) {
+	if (worker->gpu && atomic_load(&worker->gpu->loads_in_flight) > 0) {
 		return NAP_NS;
 	}
 	if (is_waiting(worker)) {
@@ -177,11 +188,11 @@ static uint64_t longest_sleep(const kvx_worker_t *worker, uint64_t nap)
 		return AWAY_NS;
 	}
 
-	return atomic_load_explicit(&worker->proved, memory_order_relaxed) == KVC_PENDING ? OPEN_NS : IDLE_NS;
+	return atomic_load_explicit(&worker->self_test_status, memory_order_relaxed) == KVC_PENDING ? OPEN_NS : IDLE_NS;
 }
 
 /* Not at all when it has been poked since `seen`. */
-static void sleep_for(kvx_worker_t *worker, uint32_t seen, uint64_t ns)
+static void sleep_until_woken(kvx_worker_t *worker, uint32_t seen, uint64_t ns)
 {
 	struct pollfd fds[2] = {{.fd = worker->event_fd, .events = POLLIN},
 				{.fd = kvc_fd(worker->kvc), .events = POLLIN}};
@@ -198,7 +209,7 @@ static void sleep_for(kvx_worker_t *worker, uint32_t seen, uint64_t ns)
 	}
 }
 
-static uint64_t longer(const kvx_worker_t *worker, uint64_t nap)
+static uint64_t next_nap(const kvx_worker_t *worker, uint64_t nap)
 {
 	const uint64_t most = is_copying(worker) ? COPY_NS : NAP_MAX_NS;
 
@@ -206,78 +217,79 @@ static uint64_t longer(const kvx_worker_t *worker, uint64_t nap)
 }
 
 /* Is there reason not to sleep yet? */
-static int spin(kvx_worker_t *worker, uint32_t seen, uint64_t idle_since)
+static int spin_briefly(kvx_worker_t *worker, uint32_t seen, uint64_t idle_since)
 {
 	for (int i = 0; i < 64; i++) {
 		if (atomic_load(&worker->pokes) != seen) {
 			return 1;
 		}
-		kvx_pause();
+		kvx_cpu_relax();
 	}
 
-	return kvx_worker_now() - idle_since < SPIN_NS;
+	return kvx_worker_now_ns() - idle_since < SPIN_NS;
 }
 
 /* ---- the thread
  * -------------------------------------------------------------------------------------------------------------- */
 
 /* When it stops, jobs under way are ended first: where a device hangs they cannot be. */
-static int goes_on(kvx_worker_t *worker)
+static int must_go_on(kvx_worker_t *worker)
 {
 	if (!atomic_load(&worker->stop)) {
 		return 1;
 	}
 
-	return (worker->run || !kvx_queue_empty(&worker->queue)) && !(worker->gpu && kvx_gpu_hangs(worker));
+	return (worker->run || !kvx_queue_empty(&worker->queue)) &&
+	       !(worker->gpu && kvx_gpu_shutdown_timed_out(worker));
 }
 
-static void *transfer(void *arg)
+static void *run_transfer(void *arg)
 {
 	kvx_worker_t *worker = arg;
 	uint64_t idle_since = 0, nap = NAP_NS;
 	int moving = 0;
 
 	(void)prctl(PR_SET_NAME, "kvx-transfer", 0, 0, 0);
-	kvx_cpus_use(&worker->cpus);
-	while (goes_on(worker)) {
+	kvx_cpus_bind_thread(&worker->cpus);
+	while (must_go_on(worker)) {
 		const uint32_t seen = atomic_load(&worker->pokes);
 
-		moving = one_round(worker, moving);
+		moving = run_iteration(worker, moving);
 		if (moving) {
 			idle_since = 0;
 			nap = NAP_NS;
 			continue;
 		}
-		idle_since = idle_since ? idle_since : kvx_worker_now();
-		if (spin(worker, seen, idle_since)) {
+		idle_since = idle_since ? idle_since : kvx_worker_now_ns();
+		if (spin_briefly(worker, seen, idle_since)) {
 			continue;
 		}
 		if (!worker->run && kvx_prefault_step(worker)) {
 			continue;
 		}
-		sleep_for(worker, seen, longest_sleep(worker, nap));
-		nap = is_waiting(worker) ? longer(worker, nap) : NAP_NS;
+		sleep_until_woken(worker, seen, max_sleep_ns(worker, nap));
+		nap = is_waiting(worker) ? next_nap(worker, nap) : NAP_NS;
 	}
 	if (!worker->run) {
-		kvx_wtest_fini(worker);
+		kvx_self_test_fini(worker);
 		kvx_wspaces_close(worker);
 	}
 
 	return NULL;
 }
 
-static void *help(void *arg)
+static void *run_copy_thread(void *arg)
 {
-	kvx_helper_t *helper = arg;
+	kvx_copy_thread_t *helper = arg;
 
 	(void)prctl(PR_SET_NAME, "kvx-helper", 0, 0, 0);
-	kvx_cpus_use(&helper->worker->cpus);
-	kvx_crew_help(helper);
+	kvx_cpus_bind_thread(&helper->worker->cpus);
+	kvx_copy_thread_run(helper);
 
 	return NULL;
 }
 
-kvc_status_t kvx_worker_run(kvx_worker_t *worker)
+kvc_status_t kvx_transfer_start(kvx_worker_t *worker)
 {
 	sigset_t all, before;
 	int failed;
@@ -288,31 +300,31 @@ kvc_status_t kvx_worker_run(kvx_worker_t *worker)
 	}
 	(void)sigfillset(&all);
 	(void)pthread_sigmask(SIG_SETMASK, &all, &before);
-	failed = pthread_create(&worker->thread, NULL, transfer, worker);
+	failed = pthread_create(&worker->thread, NULL, run_transfer, worker);
 	worker->started = !failed;
 	for (uint32_t i = 0; i + 2 < worker->threads && !failed; i++) {
-		failed = pthread_create(&worker->helper[i], NULL, help, &worker->helpers[i]);
-		worker->helper_count += !failed;
+		failed = pthread_create(&worker->copy_thread[i], NULL, run_copy_thread, &worker->copy_threads[i]);
+		worker->copy_thread_count += !failed;
 	}
 	(void)pthread_sigmask(SIG_SETMASK, &before, NULL);
 
 	return failed ? KVC_ERR_NOMEM : KVC_OK;
 }
 
-void kvx_worker_stop(kvx_worker_t *worker)
+void kvx_transfer_stop(kvx_worker_t *worker)
 {
 	atomic_store(&worker->stop, 1u);
 	if (worker->gpu) {
-		kvx_gpu_quit(worker);
+		kvx_gpu_begin_shutdown(worker);
 	}
 	kvx_gate_open(&worker->work);
 	if (worker->started) {
 		atomic_store(&worker->asleep, 1u);
-		kvx_worker_wake(worker);
+		kvx_transfer_wake(worker);
 		(void)pthread_join(worker->thread, NULL);
 	}
-	for (uint32_t i = 0; i < worker->helper_count; i++) {
-		(void)pthread_join(worker->helper[i], NULL);
+	for (uint32_t i = 0; i < worker->copy_thread_count; i++) {
+		(void)pthread_join(worker->copy_thread[i], NULL);
 	}
 	if (worker->event_fd >= 0) {
 		(void)close(worker->event_fd);

@@ -1,0 +1,22 @@
+/* scheduler/keys.h -- keys of a request: the engine's hashes, or the request's own chain. */
+#ifndef KVX_SCHEDULER_KEYS_H
+#define KVX_SCHEDULER_KEYS_H
+
+#include "scheduler/state.h"
+
+/* The keys of one request, made when they are looked at. */
+typedef struct kvx_key_view {
+	kvx_scheduler_t *scheduler;
+	const kvc_space_t *space;
+	const kvx_hashes_t *hashes;
+	const kvx_request_t *request;
+	uint32_t n; /* units that have one */
+	int bad;    /* one of them was missing */
+	kvc_key_source_t source;
+} kvx_key_view_t;
+
+/* Keys of the first `tokens` tokens. */
+void kvx_key_view_init(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request, uint32_t number,
+		       uint32_t tokens, kvx_key_view_t *view);
+
+#endif

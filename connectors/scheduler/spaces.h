@@ -1,0 +1,25 @@
+/* scheduler/spaces.h -- the attachment, and the spaces of the base model and of adapters. */
+#ifndef KVX_SCHEDULER_SPACES_H
+#define KVX_SCHEDULER_SPACES_H
+
+#include "scheduler/state.h"
+
+/* Number of the request's space, UINT32_MAX: refused. A new one is added and opened. */
+uint32_t kvx_space_find_or_add(kvx_scheduler_t *scheduler, const kvx_ask_t *ask);
+/* KV_WHY_NONE: open, and the daemon alive. */
+uint32_t kvx_space_miss_reason(const kvx_scheduler_t *scheduler, uint32_t number);
+/* The daemon answers, as far as its heartbeat says. */
+int kvx_daemon_is_alive(const kvx_scheduler_t *scheduler);
+/* Wait a little for the daemon, in a call that began at `since` and may take until `until`; what has arrived is
+ * processed. 0: the time is up, or the daemon is not worth waiting for: look once more and stop. */
+int kvx_scheduler_await_daemon(kvx_scheduler_t *scheduler, uint64_t since, uint64_t until);
+/* Attach, and open the spaces that are not open. */
+void kvx_spaces_poll(kvx_scheduler_t *scheduler, uint64_t now);
+void kvx_spaces_emit(kvx_scheduler_t *scheduler);
+/* What names the weights; NULL: nothing yet. */
+const char *kvx_weights_text(const kvx_scheduler_t *scheduler);
+void kvx_spaces_close(kvx_scheduler_t *scheduler);
+/* Detach for good if an invariant is broken. */
+void kvx_scheduler_detach_if_broken(kvx_scheduler_t *scheduler);
+
+#endif

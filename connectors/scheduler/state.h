@@ -1,0 +1,172 @@
+/* scheduler/state.h -- the state of a kvx_scheduler_t.
+ *
+ * The scheduler half leases and reserves from its daemon and tells the ranks what to copy in a step message. Memory for
+ * a load is reserved before the load is promised. A block is handed to the ranks only while it still is what was
+ * reserved: every engine block counts its allocations.
+ *
+ * This header has no functions of a module: each module's header has its own, so a file sees the modules it calls and
+ * no others.
+ */
+#ifndef KVX_SCHEDULER_STATE_H
+#define KVX_SCHEDULER_STATE_H
+
+#include "cost_model/cost_model.h"
+#include "scheduler/requests.h"
+#include "step/message.h"
+
+#include "kv/identity.h"
+#include "kv/shm.h"
+
+#define KVX_SPACES_MAX  1024u
+#define KVX_LOADS_MAX   1024u
+#define KVX_PUTS_MAX    1024u
+#define KVX_RUN_BLOCKS  8192u /* most blocks of one put */
+#define KVX_MS          UINT64_C(1000000)
+#define KVX_ADAPTER_MAX 1024u
+#define KVX_INVALIDATED UINT64_MAX
+#define KVX_TIMED_STEPS 16u /* steps whose time may still be reported */
+
+/* The space of the base model or of an adapter. */
+typedef struct kvx_sspace {
+	char *adapter; /* NULL: the base model's */
+	uint32_t adapter_len;
+	uint64_t hash;
+	kvc_space_t *space; /* NULL: not requested, or refused */
+	int open;           /* it was open once */
+	int emitted;        /* the ranks know its number */
+	uint64_t retry_ns;
+} kvx_sspace_t;
+
+typedef struct kvx_sload_part {
+	kvc_lease_t *lease; /* NULL: none, or released */
+	uint32_t group, first, n;
+	uint32_t *ids; /* [n] */
+} kvx_sload_part_t;
+
+/* A load; before the engine admits its request it is cached: only its leases exist (scheduler/lease_cache.h). */
+typedef struct kvx_sload {
+	struct kvx_sload *next;
+	uint64_t number;
+	uint64_t serial; /* of the request */
+	uint64_t asked_ns, renewed_ns;
+	uint64_t ns;      /* the longest that a rank has reported */
+	uint64_t sync_ns; /* expected time, if it is synchronous; else 0 */
+	size_t bytes;     /* reserved for its record */
+	uint32_t space, flags, parts, blocks;
+	uint32_t ranks_left; /* that have not reported */
+	uint32_t cpu_tokens, disk_tokens;
+	uint32_t step;
+	uint32_t local, units;         /* cached: tokens the engine had, units requested */
+	uint64_t generation, until_ns; /* cached: of the daemon; end of the wait for its answer */
+	uint64_t used_ns;              /* cached: last use */
+	int sent;                      /* in a step message */
+	int failed, timed_out;         /* a rank loaded less; because of its deadline */
+	int cancelled, must_emit_drop; /* the request has ended; the ranks must be notified */
+	int blocks_lost;               /* the request has lost the blocks before the ranks reported */
+	int has_unverified;            /* some of these blocks still carry the load's number */
+	uint32_t id_len;
+	char *id;
+	kvx_sload_part_t part[KVX_MAX_GROUPS];
+} kvx_sload_t;
+
+typedef enum kvx_sput_step { KVX_SPUT_ASKED, KVX_SPUT_GRANTED, KVX_SPUT_SENT } kvx_sput_step_t;
+
+typedef struct kvx_sput {
+	struct kvx_sput *next;
+	kvc_put_t *put;
+	kvx_sput_step_t at;
+	uint64_t serial, asked_ns;
+	uint64_t handle;              /* id; 0: not granted yet */
+	uint32_t space, group, index; /* the group's number, and its index */
+	uint32_t from, n, granted;    /* blocks [from, from + n) of the request */
+	uint32_t step;                /* the step that computes them */
+	uint32_t emitted;             /* the step whose message names them */
+	uint64_t step_done_ns;        /* that step was seen to have ended; 0: not yet */
+	int awaited;                  /* the message of that step has waited for the answer */
+	uint32_t cap, id_len;
+	kvx_table_entry_t *entries; /* [n] */
+	char id[KVX_MAX_ID];
+} kvx_sput_t;
+
+/* A step that the ranks were asked to time. */
+typedef struct kvx_timed_step {
+	uint32_t step;
+	int asked, prefill, loads;
+	int single_request; /* one request computes all of it */
+	kvx_step_work_t work;
+} kvx_timed_step_t;
+
+/* How often an engine block was allocated, and when last: in which step, after how many resets. */
+typedef struct kvx_block {
+	uint32_t gen, step, resets;
+	int invalid; /* a synchronous load has failed to fill it, or a block before it, and it was not computed since */
+	/* Number of the synchronous load that fills it, or a block before it, if the request has lost the block before
+	 * the ranks reported; KVX_INVALIDATED: that load has failed. 0: none. */
+	uint64_t unverified_by;
+} kvx_block_t;
+
+struct kvx_scheduler {
+	const kv_env_t *env;
+	kvc_t *kvc;
+	kvx_requests_t requests;
+	kvx_cost_model_t cost_model;
+	kvx_scheduler_stats_t stats;
+
+	uint32_t unit; /* tokens */
+	uint32_t group_count;
+	kv_group_t groups[KVX_MAX_GROUPS];
+	kvc_writer_t *writers;
+	uint32_t writer_count, max_blocks;
+	int foreign, use_cost_model;
+	kvx_load_mode_t mode;
+	uint32_t wait_us, load_ms, min_tokens;
+	int wait_asked; /* wait_us is the caller's, however short the step */
+	char *text;     /* storage of the strings of `identity` */
+	kvc_identity_t identity;
+	_Atomic(char *) weights; /* set after the start; NULL: not yet */
+	uint64_t token_bytes;    /* of all groups, about */
+
+	uint64_t incarnation, generation; /* generation: counts daemons and resets */
+	uint32_t resets;
+	kvx_sspace_t *spaces; /* [KVX_SPACES_MAX] */
+	uint32_t space_count, spaces_unsent;
+
+	kvx_sload_t *loads, **loads_end;
+	kvx_sload_t *cached; /* leased for requests that may be admitted at any time */
+	uint32_t cached_count;
+	kvx_sput_t *puts, **puts_end, *free_puts;
+	uint32_t load_count, put_count;
+	uint64_t load_number;
+	uint32_t drop_count; /* loads with must_emit_drop */
+
+	kvc_key_t *keys;  /* [KVX_RUN_BLOCKS + 1]: of one put */
+	uint64_t *events; /* the same */
+
+	kvx_block_t *blocks;  /* [max_blocks] */
+	uint32_t invalidated; /* blocks with KVX_INVALIDATED: the engine was not told yet */
+	uint32_t *fence;      /* [max_blocks]: allocated in this step */
+	uint32_t fence_count;
+	kvx_msg_buf_t message;
+	size_t reserved_bytes;  /* that the message will need for the loads already started */
+	size_t tentative_bytes; /* and for hits that may still be loaded, of all requests */
+	int building;           /* the message has been started */
+	int slow;               /* the daemon did not answer in time lately: messages do not wait for reservations */
+	uint32_t step;          /* number of the message being built */
+
+	kvx_step_work_t work; /* of the step being planned */
+	uint32_t longest;     /* most tokens of one request in it */
+	uint32_t sync_loads;
+	uint32_t untimed; /* steps since one was timed */
+	kvx_timed_step_t timed[KVX_TIMED_STEPS];
+	uint64_t step_ns;  /* mean of recent steps without loads */
+	uint64_t light_ns; /* mean of those that compute single tokens */
+	uint64_t next_log_ns, next_attach_ns;
+	int lease_late; /* the last lease a lookup has waited for was not granted in time */
+};
+
+static inline int kvx_ask_is_sound(const kvx_ask_t *ask)
+{
+	return ask && ask->struct_size >= sizeof *ask && ask->id && ask->id_len > 0 && ask->id_len <= KVX_MAX_ID;
+}
+
+#endif

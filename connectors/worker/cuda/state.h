@@ -1,0 +1,148 @@
+/* worker/cuda/state.h -- a worker whose engine's cache is in GPU memory: copies are jobs in flight on streams instead
+ * of calls that return when done.
+ *
+ *   compute             the engine's own stream
+ *   load_sync_stream    synchronous loads: after what compute had when they were started, before what compute gets
+ * afterwards; the host does not wait load_async_stream   asynchronous loads, by kernels: after what compute had when
+ * they were started save_stream         saves: after what compute had at the end of their step
+ *
+ * A batch is one job of the device and the load or saves it copies for. Each of them counts the batch as active until
+ * it is complete, so lease, put and pool memory stay as long as the device may use them, whatever else happens
+ * (docs/decisions/011-gpu-worker.md). Any thread completes batches. One lock protects batches and jobs together: the
+ * device is asked, given jobs and ordered under it; no thread waits under it. Loads and saves have the states they have
+ * on a host (worker/state.h); a block in flight is TAKEN.
+ *
+ * A synchronous load may come layer by layer (docs/decisions/012-layerwise-loads.md): its blocks are copied once a
+ * layer range, and the engine's kernels of a layer wait for the range of that layer alone.
+ */
+#ifndef KVX_CUDA_STATE_H
+#define KVX_CUDA_STATE_H
+
+#include "worker/jobs/load.h"
+#include "worker/jobs/save.h"
+
+#define KVX_GPU_MOVES            256u  /* blocks a job of an asynchronous load at most */
+#define KVX_GPU_SYNC_MOVES       1024u /* of a synchronous load: one job a load or layer range, if possible */
+#define KVX_GPU_RANGES           32u
+#define KVX_GPU_SYNC_BYTES       (UINT64_C(64) << 20) /* of a job of a synchronous load, at least */
+#define KVX_GPU_ASYNC_BYTES      (UINT64_C(16) << 20) /* of a job of an asynchronous load */
+#define KVX_GPU_SAVE_BYTES       (UINT64_C(32) << 20) /* of a job of a save */
+#define KVX_GPU_LOADS            128u /* jobs of loads in flight: a step does not wait to send its own */
+#define KVX_GPU_ASYNC_LOADS      8u   /* of asynchronous ones: a synchronous load queues behind them */
+#define KVX_GPU_SAVES            16u  /* jobs of saves in flight */
+#define KVX_GPU_SAVES_AHEAD      8u   /* of those without a fence: a fence waits for them */
+#define KVX_GPU_SAVE_AHEAD_BYTES (UINT64_C(64) << 20) /* in the jobs without a fence */
+#define KVX_GPU_BATCHES          (KVX_GPU_LOADS + KVX_GPU_SAVES)
+#define KVX_GPU_JOBS             160u /* batches and self-tests */
+#define KVX_GPU_LOAD_TIMERS      64u  /* loads that are timed at once; further ones are not timed */
+#define KVX_GPU_STEP_TIMERS      4u
+
+/* The stream a batch is on: jobs of one stream end in the order they were submitted in. */
+typedef enum kvx_lane { KVX_LANE_SYNC, KVX_LANE_ASYNC, KVX_LANE_SAVE, KVX_LANE_FENCE, KVX_LANES } kvx_lane_t;
+
+typedef struct kvx_gpu_batch kvx_gpu_batch_t;
+/* The job has ended. Lock held. */
+typedef void kvx_gpu_batch_done_t(kvx_worker_t *worker, kvx_gpu_batch_t *batch, kvc_status_t status);
+
+/* Free when job is NULL. */
+struct kvx_gpu_batch {
+	kvk_gpu_job_t *job;
+	kvx_gpu_batch_done_t *done;
+	kvx_lane_t lane;
+	kvx_gpu_batch_t *next; /* in the lane, later */
+	kvx_wload_t *load;     /* NULL: a save's */
+	kvx_wpart_t *part;
+	uint32_t first, count;                /* blocks of the load's part */
+	uint32_t layer, layers;               /* of the load's group; layers 0: all */
+	uint32_t ranges;                      /* layer ranges of the load that this is */
+	uint64_t serial;                      /* tells whose job it is */
+	uint32_t n;                           /* moves, of saves */
+	kvx_wsave_t *saves[KVX_WORKER_MOVES]; /* of one group: whose a move is; each counts as active there */
+	uint32_t index[KVX_WORKER_MOVES];     /* which block of the save it is of */
+	uint64_t *leaves;                     /* [batch][words]: what its gather computes */
+	uint64_t begin_ns;
+	int poisoned; /* its blocks may have been written meanwhile: what it has read counts for nothing */
+};
+
+typedef struct kvx_pool_piece {
+	uint64_t again_ns; /* refused: not tried before */
+	uint32_t tries;    /* that were refused */
+	int known;
+} kvx_pool_piece_t;
+
+/* One slab of the pool; its pieces are registered with the device one by one. */
+typedef struct kvx_pool_slab {
+	struct kvx_pool_slab *next;
+	uint8_t *base;
+	size_t bytes, each;       /* of the slab, of a piece */
+	uint32_t pieces, at;      /* pieces before `at` have been tried */
+	kvx_pool_piece_t piece[]; /* [pieces] */
+} kvx_pool_slab_t;
+
+/* Synchronous loads that come layer by layer; the engine's thread. */
+typedef struct kvx_wlayers {
+	uint64_t least_bytes; /* of a step's loads; 0: all come whole */
+	uint64_t wait_ns;     /* for all blocks to be ready */
+	int disabled;         /* for good: the engine has skipped a layer */
+	uint32_t work_us;     /* what the step computes while it loads; 0: not known */
+	double rate;          /* bytes of loads a microsecond; 0: not known */
+	uint32_t count;       /* ranges of the step's loads; 0: they came whole */
+	uint32_t end[KVX_GPU_RANGES];
+	uint32_t ordered;      /* what the engine enqueues comes after ranges [0, ordered) */
+	uint32_t layers_named; /* layers the engine has awaited */
+	uint8_t *named;        /* [layers] */
+	struct {
+		kvx_gpu_batch_t *batch; /* NULL: none was needed */
+		uint64_t serial;
+	} last[KVX_GPU_RANGES]; /* the last batch submitted up to the end of the range */
+} kvx_wlayers_t;
+
+typedef enum kvx_timer_state { KVX_TIMER_FREE = 0, KVX_TIMER_RUNNING = 1 } kvx_timer_state_t;
+
+/* The engine's thread starts and reads it; the thread that submits a load's last copy stops it. */
+typedef struct kvx_gpu_timer {
+	kvk_gpu_clock_t *clock; /* NULL: the driver has refused */
+	kvx_timer_state_t state;
+	uint32_t step;
+} kvx_gpu_timer_t;
+
+struct kvx_wgpu {
+	kvk_gpu_t *gpu;
+	kvk_cu_stream_t load_sync_stream, load_async_stream, save_stream;
+	uint32_t save_sms;
+	_Atomic uint32_t is_prefill_step;       /* the step computes prompts */
+	_Atomic uint32_t untracked_copies;      /* a copy into the cache may be running that no batch tracks */
+	_Atomic uint32_t in_flight;             /* batches */
+	_Atomic uint32_t loads_in_flight;       /* batches for loads */
+	_Atomic uint32_t save_blocks_in_flight; /* blocks in the batches for saves */
+	_Atomic uint32_t device_lost;           /* the device hangs: memory it may use is never freed */
+	_Atomic uint64_t shutdown_ns;           /* closing: end of the wait for the device; 0: not closing */
+	_Atomic uint64_t refused;               /* registrations of a pool piece that failed */
+
+	/* the engine's thread */
+	kvk_cu_stream_t compute;
+	int ended;           /* end_step() was called, and its synchronous loads are not settled yet */
+	int unordered;       /* saves of this step cannot be ordered after it */
+	int sync_loads_sent; /* by a prefetch, and run_sync_loads() has not been called yet */
+	kvx_wlayers_t layers;
+	kvx_gpu_timer_t load_timers[KVX_GPU_LOAD_TIMERS], step_timers[KVX_GPU_STEP_TIMERS];
+	uint32_t step_at; /* the next to be used */
+
+	/* under the lock */
+	pthread_mutex_t lock;
+	uint32_t sync_batch, async_batch, save_batch; /* blocks a job */
+	uint64_t serial;
+	kvx_gpu_batch_t *first[KVX_LANES], *last[KVX_LANES];
+	kvx_gpu_batch_t batches[KVX_GPU_BATCHES]; /* loads, then saves */
+	kvk_move_t moves[KVX_GPU_SYNC_MOVES];
+	uint64_t *expected; /* [the largest batch of a load][words] */
+	uint64_t *padded;   /* [words] */
+
+	/* the owner of the attachment */
+	kvx_pool_slab_t *slabs;
+	uint32_t refused_pieces; /* that are tried again */
+
+	kvx_worker_t *next_leaked; /* see kvx_gpu_leak_until_exit() */
+};
+
+#endif

@@ -1,0 +1,126 @@
+/* Blocks and steps whose load has failed. */
+#include "worker/failures.h"
+#include "worker/cuda/state.h"
+#include "worker/report.h"
+
+#include <string.h>
+
+#define NAP_NS     UINT64_C(500000)
+#define RELEASE_NS UINT64_C(50000000) /* for the transfer thread to report a corrupt block */
+
+static void add_block(kvx_worker_t *worker, uint32_t id)
+{
+	uint64_t bit;
+
+	if (id >= worker->max_blocks) {
+		return;
+	}
+	bit = UINT64_C(1) << id % 64u;
+	worker->failed_count += !(worker->failed[id / 64u] & bit);
+	worker->failed[id / 64u] |= bit;
+}
+
+static void add_step(kvx_worker_t *worker)
+{
+	worker->failed_step[worker->failed_steps++ % KVX_WORKER_STEPS] = worker->step;
+}
+
+void kvx_failures_add_load(kvx_worker_t *worker, kvx_wload_t *load)
+{
+	if (load->failed || load->cancelled || (atomic_load(&load->cause) == KVC_OK && !load->layer_skipped)) {
+		return;
+	}
+	load->failed = 1;
+	for (uint32_t p = 0; p < load->parts; p++) {
+		const kvx_wpart_t *part = &load->part[p];
+
+		for (uint32_t i = 0; i < part->n; i++) {
+			if (part->results[i] != KVX_BLOCK_GOOD || load->layer_skipped) {
+				add_block(worker, part->ids[i]);
+			}
+		}
+	}
+}
+
+void kvx_failures_add_record(kvx_worker_t *worker, const kvx_msg_load_t *record)
+{
+	const kvx_report_loaded_t what = {.status = KVC_ERR_NOMEM};
+	const kvx_msg_part_t *part = kvx_msg_part_first(record);
+
+	kvx_stat_add(&worker->stats.loads_failed, 1);
+	kvx_report_add_loaded(worker, record->load, &what);
+	for (uint32_t p = 0; p < record->parts; p++) {
+		const uint32_t *ids = kvx_msg_part_ids(part);
+
+		for (uint32_t i = 0; i < part->n; i++) {
+			add_block(worker, ids[i]);
+		}
+		part = kvx_msg_part_next(part);
+	}
+	if (!(record->flags & KVX_MSG_ASYNC)) {
+		add_step(worker);
+	} else if (worker->lost_count < KVX_WORKER_LOST) {
+		kvx_lost_load_t *lost = &worker->lost_loads[worker->lost_count++];
+
+		lost->len = record->id_len;
+		memcpy(lost->id, kvx_msg_load_id(record), record->id_len);
+	}
+}
+
+int kvx_failures_taint_step(const kvx_worker_t *worker, uint32_t step)
+{
+	const uint32_t n = worker->failed_steps < KVX_WORKER_STEPS ? worker->failed_steps : KVX_WORKER_STEPS;
+
+	for (uint32_t i = 0; i < n; i++) {
+		if (worker->failed_step[i] == step || worker->failed_step[i] + 1 == step) {
+			return 1;
+		}
+	}
+
+	return 0;
+}
+
+/* A bad block is reported to the daemon before the engine hears of it, as far as the transfer thread can. */
+static void await_release(kvx_worker_t *worker, kvx_wload_t *load)
+{
+	const uint64_t until = kvx_worker_now_ns() + RELEASE_NS;
+
+	while (!atomic_load(&load->job.completed) && kvx_worker_now_ns() < until) {
+		const uint32_t seen = kvx_gate_read(&worker->progress);
+
+		if (!atomic_load(&load->job.completed)) {
+			kvx_gate_wait(&worker->progress, seen, NAP_NS);
+		}
+	}
+}
+
+/* One given up at its deadline may still be in flight: its blocks are looked at with nothing landing. */
+static void add_load_locked(kvx_worker_t *worker, kvx_wload_t *load)
+{
+	if (worker->gpu) {
+		(void)pthread_mutex_lock(&worker->gpu->lock);
+		kvx_failures_add_load(worker, load);
+		(void)pthread_mutex_unlock(&worker->gpu->lock);
+	} else {
+		kvx_failures_add_load(worker, load);
+	}
+}
+
+void kvx_sync_loads_close(kvx_worker_t *worker)
+{
+	int failed = 0;
+
+	for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
+		const kvc_status_t cause = (kvc_status_t)atomic_load(&load->cause);
+
+		if (cause == KVC_ERR_CORRUPT) {
+			await_release(worker, load);
+		}
+		failed |= cause != KVC_OK || load->layer_skipped;
+		add_load_locked(worker, load);
+	}
+	if (failed) {
+		add_step(worker);
+	}
+	worker->sync = NULL;
+}

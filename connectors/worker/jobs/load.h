@@ -1,0 +1,69 @@
+/* worker/jobs/load.h -- a load: the leased blocks of one request, and how far each part of them is. */
+#ifndef KVX_JOB_LOAD_H
+#define KVX_JOB_LOAD_H
+
+#include "worker/host/move.h"
+
+typedef enum kvx_block_result { KVX_BLOCK_OPEN = 0, KVX_BLOCK_GOOD = 1, KVX_BLOCK_BAD = 2 } kvx_block_result_t;
+
+/* The blocks of one group. */
+typedef struct kvx_wpart {
+	const kvx_wgroup_t *group;
+	kvc_handle_t handle;
+	uint32_t n, first;
+	uint32_t *ids;          /* [n] */
+	kvx_source_t *sources;  /* [n], filled up to `limit` */
+	uint8_t *results;       /* [n] kvx_block_result_t, written by the copying thread */
+	uint8_t *ranges_done;   /* [n] layer ranges that are loaded; of a cache in GPU memory */
+	uint32_t at;            /* blocks sent of the current layer range */
+	uint32_t whole_blocks;  /* blocks before this one come with all layers in one copy */
+	kvc_lease_t *lease;     /* the transfer thread's; copying threads read its state */
+	uint32_t leased_blocks; /* that the lease covers */
+	_Atomic uint32_t next;  /* blocks before it are taken */
+	_Atomic uint32_t limit; /* blocks before it may be taken */
+} kvx_wpart_t;
+
+typedef struct kvx_wload {
+	kvx_wjob_t job;
+	uint64_t id;
+	uint32_t space, flags, parts, id_len;
+	int imported;
+	int failed;                  /* its blocks were added to the failed ones */
+	int cancelled;               /* DROP: the request is gone, so its blocks are not named as failed */
+	int reported;                /* only kvx_worker_take_finished() has still to name it */
+	int layer_skipped;           /* the engine did not await each layer: what it computed may be garbage */
+	uint32_t ranges;             /* layer ranges it is loaded in: above 1 only for synchronous loads of a GPU */
+	uint32_t timer;              /* the device timer it uses, from 1; 0: none */
+	uint32_t wanted;             /* blocks with a destination */
+	uint32_t batch_total_blocks; /* `wanted` of all loads it is layered with; 0: it is loaded whole */
+	int submitted;               /* a copy of it was submitted; under the lock */
+	uint64_t begin_ns, deadline_ns, end_ns;
+	uint64_t copied_ns;         /* the worker's when it began */
+	uint64_t silent_ns;         /* since when the daemon has been silent; 0: it is not */
+	_Atomic uint32_t all_ready; /* all blocks were ready at the start */
+	_Atomic uint32_t may_copy;  /* copying may begin */
+	_Atomic uint32_t cancel;    /* end it early */
+	_Atomic int32_t cause;      /* PENDING: open; OK: all blocks are loaded; else why not */
+	_Atomic uint32_t active;    /* threads and device copies that use it */
+	_Atomic uint32_t remaining; /* blocks not verified yet, times ranges */
+	_Atomic uint32_t verified;  /* blocks copied and verified */
+	_Atomic uint64_t bytes;
+	char *request; /* [id_len] */
+	struct kvx_wload *next_sync;
+	const kvk_layout_t *layout;
+	kvx_wpart_t part[];
+} kvx_wload_t;
+
+/* Of a LOAD record; NULL: out of memory, or the record is not sound. Engine's thread. */
+kvx_wload_t *kvx_wload_create(kvx_worker_t *worker, const kvx_msg_load_t *record);
+void kvx_wload_free(kvx_wload_t *load);
+/* The first cause stays. */
+void kvx_wload_close(kvx_worker_t *worker, kvx_wload_t *load, kvc_status_t cause);
+/* Closed, and no copy uses it. */
+int kvx_wload_is_settled(kvx_wload_t *load);
+/* Take up to `most` blocks: *p_first and how many. Any thread. */
+uint32_t kvx_wpart_take(kvx_wpart_t *part, uint32_t most, uint32_t *p_first);
+/* Copy one batch if there is one: how many blocks. Any thread. */
+uint32_t kvx_wload_copy(kvx_worker_t *worker, kvx_wload_t *load, kvx_scratch_t *scratch);
+
+#endif

@@ -1,0 +1,190 @@
+/* Saves: the transfer thread imports the put and copies block after block out of the engine's cache, hands in what is
+ * done, and lets go.
+ *
+ * A block that is about to be reused is copied by the engine's thread (worker/fence.c), so a save's blocks may be done
+ * in any order; they are handed in from the first on. Where one had to be given up, everything behind it is too: a
+ * block whose parent is missing cannot become visible.
+ */
+#include "worker/jobs/save.h"
+#include "worker/config.h"
+#include "worker/host/move.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define SPINS  2000u
+#define NAP_NS UINT64_C(200000)
+
+/* ---- making one (engine's thread)
+ * -------------------------------------------------------------------------------------------- */
+
+static int is_sound(const kvx_wgroup_t *group, const kvx_msg_save_t *record)
+{
+	const uint32_t *ids = kvx_msg_save_ids(record);
+
+	if (!group || record->n == 0 || record->put.n < record->n) {
+		return 0;
+	}
+	for (uint32_t i = 0; i < record->n; i++) {
+		if (ids[i] >= group->paged.blocks && ids[i] != KVX_NO_BLOCK) {
+			return 0;
+		}
+	}
+
+	return 1;
+}
+
+kvx_wsave_t *kvx_wsave_create(kvx_worker_t *worker, const kvx_msg_save_t *record)
+{
+	const kvx_wgroup_t *group = kvx_worker_find_group(worker, record->group);
+	const uint32_t *ids = kvx_msg_save_ids(record);
+	kvx_wsave_t *save;
+
+	if (!is_sound(group, record)) {
+		kvx_stat_add(&worker->stats.bad_messages, 1);
+		return NULL;
+	}
+	save = calloc(1, sizeof *save + record->n * (sizeof *save->state + sizeof *ids) + sizeof *ids);
+	if (!save) {
+		return NULL;
+	}
+	save->job.kind = KVX_WJOB_SAVE;
+	save->group = group;
+	save->handle = record->put;
+	save->space = record->space;
+	save->step = record->step;
+	save->n = record->n;
+	save->begin_ns = kvx_worker_now_ns();
+	save->ids = (uint32_t *)(void *)((uint8_t *)save->state + ((size_t)record->n + 3u) / 4u * 4u);
+	memcpy(save->ids, ids, record->n * sizeof *ids);
+	atomic_store(&save->imported, KVC_PENDING);
+	for (uint32_t i = 0; i < save->n; i++) {
+		atomic_store_explicit(&save->state[i], ids[i] == KVX_NO_BLOCK ? KVX_MARK_DONE : KVX_MARK_WAITING,
+				      memory_order_relaxed);
+	}
+
+	return save;
+}
+
+void kvx_wsave_free(kvx_wsave_t *save)
+{
+	free(save);
+}
+
+void kvx_wsave_mark_blocks(kvx_worker_t *worker, kvx_wsave_t *save)
+{
+	uint32_t marked = 0;
+
+	for (uint32_t i = 0; i < save->n; i++) {
+		if (save->ids[i] != KVX_NO_BLOCK) {
+			atomic_fetch_add_explicit(&worker->save_marks[save->ids[i]], 1, memory_order_relaxed);
+			marked++;
+		}
+	}
+	kvx_stat_add(&worker->stats.saves, 1);
+	kvx_stat_add(&worker->stats.save_blocks, marked);
+	kvx_stat_add(&worker->stats.marked, marked);
+}
+
+/* ---- one block (any thread)
+ * -------------------------------------------------------------------------------------------------- */
+
+void kvx_wsave_release_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, kvx_mark_t end)
+{
+	if (end == KVX_MARK_DROPPED) {
+		atomic_store(&save->dropped, 1u);
+	}
+	atomic_fetch_sub_explicit(&worker->save_marks[save->ids[i]], 1, memory_order_release);
+	atomic_fetch_sub_explicit(&worker->stats.marked, 1u, memory_order_relaxed);
+	atomic_store(&save->state[i], (uint8_t)end);
+}
+
+int kvx_wsave_take_block(kvx_wsave_t *save, uint32_t i)
+{
+	uint8_t waiting = KVX_MARK_WAITING;
+
+	return atomic_compare_exchange_strong(&save->state[i], &waiting, KVX_MARK_TAKEN);
+}
+
+static kvc_status_t copy_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, kvx_scratch_t *scratch)
+{
+	void *data = NULL;
+	kvc_status_t status = kvc_put_block(save->put, i, &data);
+
+	/* Without room for its digests it would be copied for nothing, again and again. */
+	status = status == KVC_OK ? kvc_put_digests(save->put, i, NULL) : status;
+	if (status == KVC_OK) {
+		status = kvx_move_gather(worker, save->group, save->layout, save->ids[i], data, scratch);
+		status = status == KVC_OK ? kvc_put_digests(save->put, i, scratch->leaves) : status;
+		kvx_stat_add(&worker->stats.save_bytes, (uint64_t)save->group->paged.heads * save->group->paged.layers *
+								worker->geometry.page_bytes);
+	}
+
+	return status == KVC_ALREADY ? KVC_OK : status;
+}
+
+/* The daemon has to say something first: nothing is lost by waiting for it. */
+int kvx_wsave_must_wait(kvc_status_t status)
+{
+	return status == KVX_ERR_FAULT || status == KVC_ERR_BUSY;
+}
+
+/* What is stuck stays as it was. */
+kvc_status_t kvx_wsave_copy_taken(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, kvx_scratch_t *scratch)
+{
+	const uint64_t start = kvx_worker_now_ns();
+	const kvc_status_t status = copy_block(worker, save, i, scratch);
+
+	if (kvx_wsave_must_wait(status)) {
+		atomic_store(&save->state[i], KVX_MARK_WAITING);
+	} else {
+		kvx_wsave_release_block(worker, save, i, status == KVC_OK ? KVX_MARK_DONE : KVX_MARK_DROPPED);
+	}
+	kvx_stat_add(&worker->stats.save_ns, kvx_worker_now_ns() - start);
+
+	return status;
+}
+
+void kvx_wsave_copy_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, kvx_scratch_t *scratch)
+{
+	atomic_fetch_add(&save->active, 1u);
+	if (!atomic_load(&save->closed) && atomic_load(&save->imported) == KVC_OK && kvx_wsave_take_block(save, i)) {
+		(void)kvx_wsave_copy_taken(worker, save, i, scratch);
+	}
+	atomic_fetch_sub(&save->active, 1u);
+}
+
+void kvx_wsave_drop_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i)
+{
+	if (kvx_wsave_take_block(save, i)) {
+		kvx_wsave_release_block(worker, save, i, KVX_MARK_DROPPED);
+	}
+}
+
+void kvx_wsave_drop(kvx_worker_t *worker, kvx_wsave_t *save)
+{
+	atomic_store(&save->dropped, 1u);
+	for (uint32_t i = 0; i < save->n; i++) {
+		kvx_wsave_drop_block(worker, save, i);
+	}
+}
+
+int kvx_wsave_await_import(kvx_worker_t *worker, kvx_wsave_t *save)
+{
+	for (uint32_t spins = 0; atomic_load(&save->imported) == KVC_PENDING; spins++) {
+		const uint32_t seen = kvx_gate_read(&worker->progress);
+
+		if (spins < SPINS) {
+			kvx_cpu_relax();
+			continue;
+		}
+		if (kvx_worker_now_ns() >= worker->fence_until) {
+			return 0;
+		}
+		if (atomic_load(&save->imported) == KVC_PENDING) {
+			kvx_gate_wait(&worker->progress, seen, NAP_NS);
+		}
+	}
+
+	return atomic_load(&save->imported) == KVC_OK;
+}

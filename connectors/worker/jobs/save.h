@@ -1,0 +1,52 @@
+/* worker/jobs/save.h -- a save: blocks of one put, each of them waiting, taken, done or dropped. */
+#ifndef KVX_JOB_SAVE_H
+#define KVX_JOB_SAVE_H
+
+#include "worker/state.h"
+
+typedef enum kvx_mark { KVX_MARK_WAITING = 0, KVX_MARK_TAKEN = 1, KVX_MARK_DONE = 2, KVX_MARK_DROPPED = 3 } kvx_mark_t;
+
+typedef struct kvx_wsave {
+	kvx_wjob_t job;
+	const kvx_wgroup_t *group;
+	kvc_handle_t handle;
+	uint32_t space, n;
+	uint64_t begin_ns;
+	kvc_put_t *put;           /* written by the transfer thread before `imported` is OK */
+	_Atomic int32_t imported; /* PENDING: not tried; BUSY: waits for the daemon; OK; or why not */
+	_Atomic uint32_t closed;  /* the put must not be used any longer */
+	_Atomic uint32_t active;  /* threads and device copies that use it */
+	_Atomic uint32_t dropped; /* not all will be saved */
+	uint32_t step;            /* the step that computes its last block */
+	uint32_t ended;           /* blocks [0, ended) are handed in */
+	uint32_t at;              /* blocks [0, at) are done */
+	uint64_t stuck_ns;        /* since when it waits for the daemon; 0: it does not */
+	const kvk_layout_t *layout;
+	uint32_t *ids;           /* [n] */
+	_Atomic uint8_t state[]; /* [n] kvx_mark_t */
+} kvx_wsave_t;
+
+/* Of a SAVE record; NULL: out of memory, or the record is not sound. Engine's thread. */
+kvx_wsave_t *kvx_wsave_create(kvx_worker_t *worker, const kvx_msg_save_t *record);
+void kvx_wsave_free(kvx_wsave_t *save);
+/* From now on a fence finds its blocks. */
+void kvx_wsave_mark_blocks(kvx_worker_t *worker, kvx_wsave_t *save);
+/* 1: block i is the caller's to read. */
+int kvx_wsave_take_block(kvx_wsave_t *save, uint32_t i);
+/* A taken block was read, or never will be. */
+void kvx_wsave_release_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, kvx_mark_t end);
+/* Copy a taken block. Not OK: it was given up, or the daemon must answer first (kvx_wsave_must_wait()) and it waits
+ * again. */
+kvc_status_t kvx_wsave_copy_taken(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, kvx_scratch_t *scratch);
+int kvx_wsave_must_wait(kvc_status_t status);
+/* Copy block i if it waits. Any thread. */
+void kvx_wsave_copy_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, kvx_scratch_t *scratch);
+/* Give block i up if it waits. */
+void kvx_wsave_drop_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i);
+/* Give up all of it that waits. */
+void kvx_wsave_drop(kvx_worker_t *worker, kvx_wsave_t *save);
+/* 1: the put is imported. 0: it is not, and the daemon must answer first. Engine's thread, until worker->fence_until.
+ */
+int kvx_wsave_await_import(kvx_worker_t *worker, kvx_wsave_t *save);
+
+#endif

@@ -1,0 +1,244 @@
+/* worker/state.h -- the state of a kvx_worker_t, and which thread owns which part of it.
+ *
+ * The engine's thread parses step messages, creates loads and saves, and frees them. The transfer thread owns the
+ * attachment (kvc_t) and everything made of it: it imports leases and puts, publishes which blocks may be copied, ends
+ * puts and releases leases. Any thread may copy blocks.
+ *
+ *   a load or save   created by the engine's thread -> queue -> transfer thread -> `completed` -> freed by the engine's
+ * thread a copy           active++, still open?, take blocks, copy, active--; the thread that closes a job waits until
+ * active is 0
+ *
+ * This header has no functions of a module: each module's header has its own, so a file sees the modules it calls and
+ * no others.
+ */
+#ifndef KVX_WORKER_STATE_H
+#define KVX_WORKER_STATE_H
+
+#include "common/cpus.h"
+#include "kvx_worker.h"
+#include "step/message.h"
+#include "worker/wait.h"
+
+#include "kv/env.h"
+#include "kv/shm.h"
+#include "kvk/gpu.h"
+#include "kvk/move.h"
+
+#include <pthread.h>
+
+#define KVX_WORKER_SPACES  1024u        /* numbers of adapters */
+#define KVX_WORKER_MOVES   32u          /* blocks a batch */
+#define KVX_WORKER_BATCH   (256u << 10) /* bytes a batch */
+#define KVX_WORKER_THREADS 16u
+#define KVX_WORKER_STEPS   8u    /* steps with a failed load that are remembered */
+#define KVX_WORKER_LOST    1024u /* ids of loads there was no memory for: as many as a scheduler has at a time */
+#define KVX_ERR_FAULT      ((kvc_status_t)KV_ERR_FAULT) /* a slab this process has not mapped yet */
+#define KVX_NS_A_MS        UINT64_C(1000000)
+
+struct kvx_wload;
+typedef struct kvx_wgpu kvx_wgpu_t;
+
+/* One group of the engine's cache, checked; its pointers are copied. */
+typedef struct kvx_wgroup {
+	uint32_t group;
+	kvk_paged_t paged;
+	void **base;
+	int padded; /* it has fewer layers than the rank's range */
+} kvx_wgroup_t;
+
+/* Buffers for one batch; each copying thread has one. */
+typedef struct kvx_scratch {
+	kvk_move_t moves[KVX_WORKER_MOVES];
+	uint32_t index[KVX_WORKER_MOVES]; /* which block of the job a move is of */
+	uint64_t *leaves;                 /* [batch][words] */
+	uint64_t *gathered;               /* [words]: of a padded group, without its missing layers */
+} kvx_scratch_t;
+
+/* A space; the transfer thread's. */
+typedef struct kvx_wspace {
+	kvc_space_t *space; /* NULL: not requested */
+	char *lora;         /* number 0: NULL */
+	uint64_t next_open_ns;
+	int known;           /* the layout has been read */
+	kvk_layout_t layout; /* of the pool's blocks: its inner order may differ from ours */
+} kvx_wspace_t;
+
+typedef enum kvx_self_test_step {
+	KVX_SELF_TEST_IDLE,
+	KVX_SELF_TEST_OPENING,
+	KVX_SELF_TEST_PUTTING,
+	KVX_SELF_TEST_LEASING,
+	KVX_SELF_TEST_DONE
+} kvx_self_test_step_t;
+
+/* The self-test against the daemon; the transfer thread's. */
+typedef struct kvx_self_test {
+	kvx_self_test_step_t step;
+	uint32_t group; /* index of the group under test */
+	kvk_layout_t layout;
+	char layout_text[KVK_LAYOUT_TEXT_MAX];
+	kvk_geometry_t geometry;
+	kvk_paged_t paged; /* two blocks in the group's layout: 0 is stored, 1 is read back */
+	void **base;
+	uint8_t *memory;
+	uint64_t *leaves;
+	kvk_gpu_job_t *job; /* NULL: none in flight */
+	kvc_key_t key;
+	kvc_space_t *space;
+	kvc_put_t *put;
+	int handed_in;
+	kvc_lease_t *lease;
+	uint64_t next_ns, deadline_ns;
+	uint32_t serial;
+} kvx_self_test_t;
+
+/* How far the engine's cache has been touched. */
+typedef struct kvx_wprefault {
+	uint32_t group; /* index */
+	uint32_t layer;
+	size_t at; /* bytes of the layer */
+} kvx_wprefault_t;
+
+typedef struct kvx_wstats {
+#define KVX_WORKER_COUNTER(name, help) _Atomic uint64_t name;
+	KVX_WORKER_STATS(KVX_WORKER_COUNTER)
+#undef KVX_WORKER_COUNTER
+	_Atomic uint64_t loads_open, saves_open, marked;
+} kvx_wstats_t;
+
+/* An asynchronous load that failed for lack of memory. */
+typedef struct kvx_lost_load {
+	uint32_t len;
+	char id[KVX_MAX_ID];
+} kvx_lost_load_t;
+
+/* A thread that only copies. */
+typedef struct kvx_copy_thread {
+	kvx_worker_t *worker;
+	kvx_scratch_t scratch;
+} kvx_copy_thread_t;
+
+/* A step begun before kvx_worker_begin_step(); the engine's thread. */
+typedef struct kvx_prefetch {
+	int begun;        /* and begin_step() has not been called yet */
+	uint8_t *message; /* its bytes */
+	size_t len, cap;
+	void *stream; /* the engine's at that time */
+} kvx_prefetch_t;
+
+/* Calls seen since begin_step(): with all of them the step is complete. */
+#define KVX_CALLED_END           1u
+#define KVX_CALLED_FAILED_BLOCKS 2u
+#define KVX_CALLED_REPORT        4u
+
+/* Timing of the current step: not requested; requested, and not started yet; running. */
+typedef enum kvx_timing { KVX_TIMING_NONE = 0, KVX_TIMING_REQUESTED = 1, KVX_TIMING_RUNNING = 2 } kvx_timing_t;
+
+struct kvx_worker {
+	/* constant after open */
+	kvx_wgpu_t *gpu; /* NULL: the cache is in host memory */
+	kvk_layout_t layout;
+	kvk_geometry_t geometry;
+	char layout_text[KVK_LAYOUT_TEXT_MAX];
+	char *identity_text;
+	kvc_identity_t identity; /* but for `weights`, which may come in a step message: transfer thread only */
+	char *weights;           /* that came so */
+	kvc_writer_t range;
+	kvx_wgroup_t *groups;
+	uint32_t group_count;
+	uint32_t max_blocks;
+	uint32_t words; /* leaves of this rank's range */
+	uint32_t batch; /* blocks taken at once */
+	uint32_t threads;
+	kvx_cpus_t cpus; /* that the threads may use */
+	int prefault;
+	uint64_t *zero_leaves; /* [pieces] digests of a page of zeros */
+
+	/* shared */
+	kvx_queue_t queue;
+	kvx_gate_t progress; /* the engine waits at it */
+	kvx_gate_t work;     /* copy threads wait at it */
+	_Atomic uint32_t asleep, pokes, stop;
+	_Atomic uint32_t completions;     /* jobs that the transfer thread has completed */
+	_Atomic int32_t self_test_status; /* kvx_worker_self_test_status() */
+	_Atomic uint32_t unacked;         /* puts whose acknowledgement is awaited */
+	_Atomic uint64_t idle_from;       /* the engine counts as idle from then on, if no step comes */
+	_Atomic uint16_t *save_marks;     /* [max_blocks] saves that have not read the block yet */
+	kvx_wstats_t stats;
+	int event_fd;
+
+	/* threads that copy the synchronous loads of a step */
+	_Atomic(struct kvx_wload *) shared_loads;
+	_Atomic uint32_t copy_threads_inside;
+	uint32_t copy_thread_count;
+	pthread_t copy_thread[KVX_WORKER_THREADS];
+	kvx_copy_thread_t copy_threads[KVX_WORKER_THREADS];
+
+	/* the engine's thread */
+	kvx_wjob_t *loads;      /* submitted or completed, oldest first */
+	kvx_wjob_t **loads_end; /* where the next goes */
+	kvx_wjob_t *saves;
+	kvx_wjob_t **saves_end;
+	kvx_wjob_t *deferred; /* saves of this step that wait for end_step() */
+	kvx_wjob_t **deferred_end;
+	kvx_wjob_t *adapters;
+	kvx_wjob_t **adapters_end;
+	kvx_wjob_t *unsent_adapters; /* the queue was full: they go with the next step */
+	kvx_wjob_t **unsent_adapters_end;
+	struct kvx_wload *sync; /* synchronous loads of this step */
+	uint32_t completions_seen;
+	uint32_t unnamed_finished; /* asynchronous loads that finished and were not named yet */
+	uint32_t step;             /* of the current step message */
+	uint32_t calls_seen;       /* KVX_CALLED_* */
+	kvx_prefetch_t prefetch;
+	kvx_timing_t timing;
+	uint64_t timed_ns;                      /* start of the timed step, where a host computes */
+	uint64_t copied_ns;                     /* total time of the loads that had all their blocks at the start */
+	uint32_t failed_step[KVX_WORKER_STEPS]; /* steps in which a synchronous load has failed */
+	uint32_t failed_steps;                  /* how many ever */
+	uint64_t *failed; /* bit a block: its load has failed and kvx_worker_take_failed_blocks() has not named it */
+	uint32_t failed_count;
+	uint64_t *fence; /* bit a block: it is about to be reused */
+	uint32_t fence_count;
+	uint64_t fence_until; /* end of the wait for the transfer thread */
+	uint64_t fence_retry; /* end of the retries of a copy */
+	kvx_lost_load_t *lost_loads;
+	uint32_t lost_count;
+	kvx_msg_buf_t report[2];
+	uint32_t report_at;
+	kvx_scratch_t scratch;
+
+	/* the transfer thread */
+	pthread_t thread;
+	int started;
+	kvc_t *kvc;
+	uint64_t incarnation;
+	kvx_wjob_t *run; /* jobs in progress, oldest first */
+	kvx_wjob_t **run_end;
+	kvx_wspace_t spaces[KVX_WORKER_SPACES];
+	uint32_t space_top; /* numbers below it may be in use */
+	kvx_scratch_t transfer_scratch;
+	kvx_self_test_t test;
+	kvx_wprefault_t prefaulted;
+	uint64_t polled_ns;
+	int polls_soon; /* a job waits for the daemon or the device: sleep briefly */
+};
+
+static inline void kvx_stat_add(_Atomic uint64_t *counter, uint64_t n)
+{
+	atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
+}
+
+static inline uint64_t kvx_worker_now_ns(void)
+{
+	return kv_now_ns(&kv_env_posix);
+}
+
+/* Loads and saves are off for good, and why. The transfer thread frees what the self-test holds. */
+static inline void kvx_self_test_decline(kvx_worker_t *worker, kvc_status_t why)
+{
+	worker->test.step = KVX_SELF_TEST_DONE;
+	atomic_store(&worker->self_test_status, why);
+}
+
+#endif

@@ -1,0 +1,175 @@
+/* What the transfer thread does for a save: import the put, copy block after block out of the engine's cache, hand in
+ * what is done, free the put.
+ *
+ * A block that is about to be reused is copied by the engine's thread (worker/jobs/fence.c), so blocks may be done in
+ * any order; they are handed in from the first on. All blocks behind one that was given up are given up too: a block
+ * whose parent is missing cannot become visible.
+ */
+#include "worker/transfer/save.h"
+#include "worker/cuda/save.h"
+#include "worker/jobs/save.h"
+#include "worker/submit.h"
+#include "worker/transfer/spaces.h"
+
+#define HAND_IN   (4u << 20) /* bytes copied before they are handed in: the daemon works while the rest is copied */
+#define STUCK_NS  UINT64_C(1000000000) /* for staging, or a slab this process has not mapped yet */
+#define IMPORT_MS 2000u                /* for the space to be opened */
+
+/* A block without a source must be one that has no slot: else what lies there would be handed in as its bytes. */
+static kvc_status_t check_sources(kvx_worker_t *worker, const kvx_wsave_t *save)
+{
+	for (uint32_t i = 0; i < save->n; i++) {
+		if (save->ids[i] == KVX_NO_BLOCK && kvc_put_block(save->put, i, NULL) == KVC_OK) {
+			kvx_stat_add(&worker->stats.bad_messages, 1);
+			return KVC_ERR_ARG;
+		}
+	}
+
+	return KVC_OK;
+}
+
+/* BUSY: the space is not open yet, or there is no staging now. */
+static kvc_status_t import_put(kvx_worker_t *worker, kvx_wsave_t *save, uint64_t now)
+{
+	const kvx_wspace_t *space = NULL;
+	kvc_status_t status = kvx_wspace_get(worker, save->space, now, &space);
+
+	if (status == KVC_OK) {
+		save->layout = &space->layout;
+		status = kvc_put_import(space->space, &save->handle, &worker->range, &save->put);
+	}
+	if (status == KVC_OK) {
+		status = check_sources(worker, save);
+	}
+	if (status == KVC_PENDING || status == KVC_ERR_BUSY) {
+		status = now - save->begin_ns > IMPORT_MS * KVX_NS_A_MS ? KVC_ERR_TIMEOUT : KVC_ERR_BUSY;
+	}
+	atomic_store(&save->imported, status);
+	kvx_gate_open(&worker->progress);
+
+	return status;
+}
+
+/* Hand in what is done from the first block on. */
+static kvc_status_t end_blocks(const kvx_worker_t *worker, kvx_wsave_t *save, int all)
+{
+	const uint64_t bytes = (uint64_t)(save->at - save->ended) * worker->geometry.block_bytes;
+	kvc_status_t status;
+
+	if (save->at == save->ended || (!all && bytes < HAND_IN)) {
+		return KVC_OK;
+	}
+	status = kvc_put_end(save->put, save->ended, save->at - save->ended);
+	if (status == KVC_OK) {
+		save->ended = save->at;
+	}
+
+	return status;
+}
+
+/* Nobody copies into the put any more, and it is given back. 0: a device still does. */
+static int release_put(kvx_worker_t *worker, kvx_wsave_t *save)
+{
+	atomic_store(&save->closed, 1u);
+	if (atomic_load(&save->dropped)) {
+		kvx_wsave_drop(worker, save);
+	}
+	if (worker->gpu && atomic_load(&save->active) > 0) {
+		worker->polls_soon = 1;
+		return 0;
+	}
+	while (atomic_load(&save->active) > 0) {
+		kvx_cpu_relax();
+	}
+	kvc_put_free(save->put);
+	save->put = NULL;
+	kvx_transfer_count_unacked(worker);
+	kvx_wjob_complete(worker, &save->job);
+
+	return 1;
+}
+
+/* Copy up to a batch, skip what the fences have done. */
+static kvc_status_t copy_batch(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t *p_moved)
+{
+	kvc_status_t status = KVC_OK;
+	uint32_t moved = 0;
+
+	while (save->at < save->n && moved < worker->batch && status == KVC_OK) {
+		const uint8_t state = atomic_load(&save->state[save->at]);
+
+		if (state == KVX_MARK_WAITING && kvx_wsave_take_block(save, save->at)) {
+			status = kvx_wsave_copy_taken(worker, save, save->at, &worker->transfer_scratch);
+			moved += status == KVC_OK;
+		} else if (state == KVX_MARK_DONE) {
+			save->at++;
+		} else if (state == KVX_MARK_DROPPED) {
+			status = KVC_ERR_REVOKED;
+		} else {
+			break; /* the engine is copying it */
+		}
+	}
+	*p_moved = moved;
+
+	return status;
+}
+
+/* 1: wait on; 0: for too long now. */
+static int may_wait(kvx_worker_t *worker, kvx_wsave_t *save, uint64_t now)
+{
+	save->stuck_ns = save->stuck_ns ? save->stuck_ns : now;
+	worker->polls_soon = 1;
+
+	return now - save->stuck_ns < STUCK_NS;
+}
+
+/* Copy a batch and hand in. OK: going on. */
+static kvc_status_t advance_save(kvx_worker_t *worker, kvx_wsave_t *save, uint64_t now, uint32_t *p_moved)
+{
+	const uint32_t at = save->at, ended = save->ended;
+	kvc_status_t status =
+		worker->gpu ? kvx_gpu_send_save(worker, save, p_moved) : copy_batch(worker, save, p_moved);
+	kvc_status_t handed = end_blocks(worker, save, save->at == save->n || status != KVC_OK);
+
+	if (save->at > at || save->ended > ended) {
+		save->stuck_ns = 0;
+	}
+	if (handed != KVC_OK && !kvx_wsave_must_wait(handed)) {
+		return handed;
+	}
+	if ((kvx_wsave_must_wait(status) || kvx_wsave_must_wait(handed)) && !may_wait(worker, save, now)) {
+		return KVC_ERR_TIMEOUT;
+	}
+
+	return kvx_wsave_must_wait(status) ? KVC_OK : status;
+}
+
+int kvx_save_transfer_step(kvx_worker_t *worker, kvx_wsave_t *save, uint64_t now, uint32_t *p_moved)
+{
+	kvc_status_t status = (kvc_status_t)atomic_load(&save->imported);
+
+	if (atomic_load(&worker->stop)) {
+		atomic_store(&save->dropped, 1u);
+	}
+	if (status == KVC_PENDING || status == KVC_ERR_BUSY) {
+		status = import_put(worker, save, now);
+		if (status == KVC_ERR_BUSY && !atomic_load(&worker->stop)) {
+			worker->polls_soon = 1;
+			return 0;
+		}
+	}
+	if (status == KVC_OK && !atomic_load(&save->dropped)) {
+		if (!p_moved) {
+			return 0;
+		}
+		status = advance_save(worker, save, now, p_moved);
+	}
+	if (status != KVC_OK) {
+		atomic_store(&save->dropped, 1u);
+	}
+	if (atomic_load(&save->dropped) || save->ended == save->n) {
+		return release_put(worker, save);
+	}
+
+	return 0;
+}
