@@ -88,14 +88,14 @@ class Failures:
         asks = [([prompt], [answer]) for prompt, answer in zip(self.alone, expected["alone"])] + [(self.together, expected["together"])]
         cold = [answer for prompts, _ in asks for answer in self.answers(prompts)]
         self.bench.note("cold", self.judged(cold, [answer for _, right in asks for answer in right]))
-        self.bench.wait_for_stream()
+        self.bench.wait_for_saves()
         for fault in faults.FAULTS:
             found = {"right": 0, "of": 0, "tied": 0, "asks": len(asks), "asks with a failed load": 0, "loads failed": 0, "wrong": []}
             for i, (prompts, right) in enumerate(asks):
                 self.arrange(daemon, fault, i == 0)
                 self.count(found, prompts, right, lambda: self.repair(daemon, fault))
                 self.bench.note(f"after {fault}", found)
-            self.bench.wait_for_stream()
+            self.bench.wait_for_saves()
         self.bench.note("counters", {**faults.counters(self.folder), **json.loads(faults.read(self.folder, "worker") or "{}")})
 
     def count(self, found: dict[str, Any], prompts: list[Prompt], right: list[Answer], repair: Any) -> None:
