@@ -3,7 +3,7 @@
 #include "kv_cmocka.h"
 #include "kv_test.h"
 
-#include "digest_ops.h"
+#include "hash/digest_ops.h"
 
 #include <sys/mman.h>
 #include <xxhash.h>

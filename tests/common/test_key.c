@@ -3,7 +3,7 @@
 #include "kv_test.h"
 
 #include "golden_keys.h"
-#include "key_sha.h"
+#include "hash/key_sha.h"
 
 #include "kv/key.h"
 

@@ -1,6 +1,6 @@
 /* A disk tier that cannot be opened at the start is a tier switched off: the daemon serves, tries again, and attaches
  * it. */
-#include "e2e/fault_disk_rig.h"
+#include "e2e/rig/fault_disk_rig.h"
 
 #include <errno.h>
 #include <signal.h>

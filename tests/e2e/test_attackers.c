@@ -2,7 +2,7 @@
  * after it, as a third user, has its share and keeps it: of memory, of the index, and of what the daemon answers. What
  * each attack was about: docs/decisions/025, 026 and 027. */
 #include "daemon/raw.h"
-#include "e2e/rig.h"
+#include "e2e/rig/rig.h"
 
 #include <arpa/inet.h>
 #include <signal.h>

@@ -1,5 +1,5 @@
 /* Bits that change on their own: on disk, in the memory of a slab, and memory that is taken away. */
-#include "e2e/rig.h"
+#include "e2e/rig/rig.h"
 
 #include "nvme/format/slothdr.h"
 

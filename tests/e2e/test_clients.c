@@ -1,5 +1,5 @@
 /* Clients that die, or stop, holding things. */
-#include "e2e/rig.h"
+#include "e2e/rig/rig.h"
 
 #include <signal.h>
 #include <sys/mman.h>

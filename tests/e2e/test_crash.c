@@ -1,6 +1,6 @@
 /* kill -9 of the daemon, and of daemon and keeper, at random moments: what was acknowledged as durable is there with
  * the right bytes. */
-#include "e2e/rig.h"
+#include "e2e/rig/rig.h"
 
 #include <signal.h>
 #include <sys/mman.h>

@@ -1,6 +1,6 @@
 /* Faults of the disk, kills and losses of power in a loop: what was acknowledged as durable is there, with the right
  * bytes, and nothing leaks. */
-#include "e2e/fault_disk_rig.h"
+#include "e2e/rig/fault_disk_rig.h"
 
 #include <errno.h>
 #include <signal.h>

@@ -1,5 +1,5 @@
 /* The file system under the disk tier is full. */
-#include "e2e/rig.h"
+#include "e2e/rig/rig.h"
 
 #include <signal.h>
 #include <sys/mount.h>

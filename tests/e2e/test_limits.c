@@ -1,5 +1,5 @@
 /* More than the limits allow: BUSY or FULL at once, and everything again when there is room. */
-#include "e2e/rig.h"
+#include "e2e/rig/rig.h"
 
 #define LEN     60u
 #define PUTS    40u

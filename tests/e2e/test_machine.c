@@ -1,5 +1,5 @@
 /* What a machine may lack: io_uring, locked memory, huge pages. The daemon serves without, and says so. */
-#include "e2e/rig.h"
+#include "e2e/rig/rig.h"
 
 #include <grp.h>
 #include <sched.h>

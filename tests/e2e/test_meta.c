@@ -1,6 +1,6 @@
 /* The metadata library fails, dies, hangs, or is gone: the daemon goes on, and what it acknowledged as durable is
  * there. */
-#include "e2e/fault_disk_rig.h"
+#include "e2e/rig/fault_disk_rig.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -1,5 +1,5 @@
 /* What an operator sees first: engines, hit rates, and blocks on disk before an engine attaches. */
-#include "e2e/rig.h"
+#include "e2e/rig/rig.h"
 
 #include <signal.h>
 

@@ -1,6 +1,6 @@
 /* One engine of three processes: a scheduler that starts leases and puts and never waits, and two ranks that read and
  * fill them by handle, each its head of every block. */
-#include "e2e/rig.h"
+#include "e2e/rig/rig.h"
 
 #include <poll.h>
 #include <signal.h>

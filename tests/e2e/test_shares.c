@@ -1,6 +1,6 @@
 /* Attackers: one namespace, or one model, takes all it can get, and another one comes after it. It must have its
  * share. */
-#include "e2e/rig.h"
+#include "e2e/rig/rig.h"
 
 #include <signal.h>
 

@@ -1,5 +1,5 @@
 /* Two models of other block sizes on one daemon: slabs change hands, whatever those who map them are doing. */
-#include "e2e/rig.h"
+#include "e2e/rig/rig.h"
 
 #include <signal.h>
 #include <sys/wait.h>

@@ -1,5 +1,5 @@
 /* Data directories a daemon must not, or only in part, take over. */
-#include "e2e/rig.h"
+#include "e2e/rig/rig.h"
 
 #include <fcntl.h>
 #include <grp.h>

@@ -1,6 +1,6 @@
 /* The daemon stops, or dies, under its clients: a miss at once, an error at the deadline, and everything again
  * afterwards. */
-#include "e2e/rig.h"
+#include "e2e/rig/rig.h"
 
 #include <signal.h>
 

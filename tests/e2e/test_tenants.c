@@ -1,5 +1,5 @@
 /* Who must not meet: tenants, and models that differ in anything that changes a block's bytes. */
-#include "e2e/rig.h"
+#include "e2e/rig/rig.h"
 
 #include <zmq.h>
 

@@ -1,5 +1,5 @@
 /* Blocks that the disk cannot read for a while (decision 032), as a client and an operator see them. */
-#include "e2e/fault_disk_rig.h"
+#include "e2e/rig/fault_disk_rig.h"
 
 #include <errno.h>
 #include <signal.h>

@@ -2,8 +2,8 @@
 #ifndef TESTS_E2E_FAULT_DISK_RIG_H
 #define TESTS_E2E_FAULT_DISK_RIG_H
 
-#include "e2e/fault_disk.h"
-#include "e2e/rig.h"
+#include "e2e/rig/fault_disk.h"
+#include "e2e/rig/rig.h"
 
 typedef struct fault_disk {
 	char dir[80];

@@ -1,5 +1,5 @@
 /* What a disk loses with the power, worked out from the journals. */
-#include "e2e/fault_disk_rig.h"
+#include "e2e/rig/fault_disk_rig.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -1,4 +1,4 @@
-#include "e2e/rig.h"
+#include "e2e/rig/rig.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -1,5 +1,5 @@
 /* The preloaded half of fault_disk.h: what stands between a process and its files. */
-#include "e2e/fault_disk.h"
+#include "e2e/rig/fault_disk.h"
 
 #include <dlfcn.h>
 #include <errno.h>

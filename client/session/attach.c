@@ -1,7 +1,7 @@
 /* The life of an attachment, and what its session tells those who live in it. Everything of libkvc meets here. */
 #include "impl.h"
 
-#include "config.h"
+#include "session/config.h"
 
 #include <sys/mman.h>
 

@@ -1,7 +1,7 @@
 /* What the caller configures, copied once: the attachment outlives the caller's strings. */
 #include "impl.h"
 
-#include "config.h"
+#include "session/config.h"
 
 #include <errno.h>
 #include <stdio.h>
