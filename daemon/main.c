@@ -1,7 +1,11 @@
 /* kvd: the composition root. Read daemon() and its mirror end() to see what there is and in which order it lives. */
 #include "io/disk_attach.h"
 #include "io/http.h"
-#include "io/sessions/session.h"
+#include "io/loop.h"
+#include "io/members/join.h"
+#include "io/sessions/listener.h"
+#include "io/sessions/receive.h"
+#include "io/world.h"
 #include "kvs/pool.h"
 #include "memory.h"
 #include "process.h"
@@ -65,7 +69,7 @@ static kv_status_t open_http(kvd_host_t *host, char *detail, size_t cap)
 
 static void ready(kvd_host_t *host)
 {
-	host->own_fds = kvd_count_fds();
+	host->own_fds = kvd_process_count_fds();
 	host->own_slabs = kvs_pool_slabs_held(host->cpu);
 	atomic_store(&host->health.ready, 1);
 	kv_log(KV_LOG_INFO, "main", "ready: version %s run_dir %s namespaces %s disk %s restarts %u", KVD_VERSION,
@@ -88,7 +92,7 @@ static void end(kvd_host_t *host)
 	}
 	kvd_sessions_fini(host);
 	kvd_http_close(host->http);
-	kvd_world_core_end(host); /* what is in flight ends with the tiers, and then the core's last memory goes */
+	kvd_world_destroy_core(host); /* what is in flight ends with the tiers, and then the core's last memory goes */
 	kvd_world_close(host);
 	kvd_publisher_close(host->publisher);
 	kvd_entries_fini(host);
@@ -109,7 +113,7 @@ static kv_status_t daemon_run(kvd_setup_t *setup)
 		status = kvd_world_open(host, detail, sizeof detail); /* tiers */
 	}
 	if (status == KV_OK) {
-		status = kvd_world_core(host, detail, sizeof detail); /* index, leases, policy */
+		status = kvd_world_create_core(host, detail, sizeof detail); /* index, leases, policy */
 	}
 	if (status == KV_OK) {
 		status = kvd_loop_init(host);

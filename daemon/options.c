@@ -93,34 +93,6 @@ _Static_assert(KV_COUNT_OF(rows) <= KVD_OPTION_COUNT_MAX, "room for every option
 
 const kv_option_table_t kvd_option_table = {rows, KV_COUNT_OF(rows), "KVD_"};
 
-size_t kvd_list_word(const char *list, uint32_t n, const char **p_word)
-{
-	for (; n > 0; n--) {
-		list = strchr(list, ',');
-		if (!list) {
-			return 0;
-		}
-		list++;
-	}
-	*p_word = list;
-
-	return strcspn(list, ",");
-}
-
-int kvd_list_has(const char *list, const char *word)
-{
-	const char *at;
-	size_t len;
-
-	for (uint32_t i = 0; (len = kvd_list_word(list, i, &at)) > 0; i++) {
-		if (strlen(word) == len && memcmp(at, word, len) == 0) {
-			return 1;
-		}
-	}
-
-	return 0;
-}
-
 static kv_status_t say(kv_option_error_t *error, kv_status_t status, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 static kv_status_t say(kv_option_error_t *error, kv_status_t status, const char *format, ...)

@@ -3,6 +3,7 @@
 
 #include "kv/log.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -105,4 +106,19 @@ void kvd_process_notify(const char *line)
 		kv_log(KV_LOG_WARN, "main", "cannot tell NOTIFY_SOCKET: error \"%s\"", strerror(errno));
 	}
 	close(fd);
+}
+
+uint32_t kvd_process_count_fds(void)
+{
+	DIR *dir = opendir("/proc/self/fd");
+	uint32_t n = 0;
+
+	while (dir && readdir(dir)) {
+		n++;
+	}
+	if (dir) {
+		closedir(dir);
+	}
+
+	return n > 3 ? n - 3 : 0; /* "." and ".." and the directory itself */
 }

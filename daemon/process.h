@@ -15,4 +15,7 @@ kv_status_t kvd_process_lock(const char *run_dir, int *p_fd, char *detail, size_
 /* Tell systemd (or whoever set NOTIFY_SOCKET) one line, e.g. "READY=1". Without NOTIFY_SOCKET nothing happens. */
 void kvd_process_notify(const char *line);
 
+/* Open descriptors of this process. */
+uint32_t kvd_process_count_fds(void);
+
 #endif

@@ -89,8 +89,8 @@ lint_circles() {
 		kernels/.* 0 1
 		storage/.* 0 1
 		daemon/core/.* 0 1
-		daemon/io/.* 12 10
-		daemon/ 2 3
+		daemon/io/.* 0 1
+		daemon/ 0 1
 		connectors/.* 0 3
 	END
 }

@@ -1,6 +1,10 @@
 /* The disk tier that comes late: see disk_attach.h. */
 #include "io/disk_attach.h"
 
+#include "io/members/member_table.h"
+#include "io/poller.h"
+#include "process.h"
+
 #include "kvs/nvme.h"
 #include "kvs/pool.h"
 
@@ -325,8 +329,8 @@ static void attached(kvd_host_t *host, kvd_attach_t *attach)
 	kvd_core_attach(host->core);
 	host->disk = attach->tier;
 	host->world.disk = attach->tier;
-	host->own_fds = kvd_count_fds() - host->session_count - kvd_entries_fds(host) - 2 * slabs;
-	if (kvd_loop_disk(host) != KV_OK) {
+	host->own_fds = kvd_process_count_fds() - host->session_count - kvd_entries_fds(host) - 2 * slabs;
+	if (kvd_poller_watch_tier(host, &host->disk_ready, host->disk) != KV_OK) {
 		kv_log(KV_LOG_WARN, "io", "the loop is not woken by the disk tier: it is looked at in every turn only");
 	}
 	attach->reason[0] = '\0';
@@ -374,7 +378,7 @@ static int timer_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
 	(void)events;
 	if (atomic_load(&attach->open)) {
 		status = take_in(host, attach, &wait_ns);
-		kvd_world_commit(host);
+		kvd_commit_events(host);
 		if (!host->disk) {
 			show_state(host, KVS_HEALTH_OFF); /* whatever the tier says of itself */
 		}
@@ -427,7 +431,7 @@ kv_status_t kvd_attach_watch(kvd_host_t *host)
 		}
 		return KV_OK;
 	}
-	status = kvd_loop_add(host, &host->attach->timer, EPOLLIN);
+	status = kvd_poller_add(host, &host->attach->timer, EPOLLIN);
 
 	return status == KV_OK ? start_thread(host->attach) : status;
 }

@@ -4,14 +4,14 @@
  * (events.h) reads its own rings, and the HTTP thread (http.h) reads `metrics`, counts there, and reads the three
  * atomics of `health`.
  *
- *   loop.c      iterations: wait, handle, tick            request.c   one decoded request -> reply
- *   listener.c  one socket a namespace, accept          join.c      members, instances and their shared areas
- *   session.c   bytes <-> frames, limits, queues        space.c     SPACE_OPEN: identity, layout, groups
- *   fair.c      which source is served next
- *   world.c     the core's way out: tiers, notices      document.c  STATUS, STATS, CHECK, CONFIG as JSON
- *   slabs.c     slabs that come and go                  pidfd.c     whose pidfd a member hands in
- *   events.c    publisher thread (zmtp.c: endpoints)    http.c      /metrics, /healthz, /readyz
- *   disk_attach.c a disk tier that comes late
+ *   loop.c, poller.c   iterations: wait, handle, tick; what the loop watches
+ *   fair.c             which source is served next
+ *   world.c            what the core may call: tiers, ledger, notices, events
+ *   disk_attach.c      a disk tier that was off at the start
+ *   http.c             /metrics, /healthz, /readyz
+ *   sessions/          sockets, accept; bytes to frames to requests; replies; SPACE_OPEN; STATUS and other documents
+ *   members/           JOIN, pidfds, shared regions, report rings; which member maps which slab
+ *   events/            the publisher's thread, its rings, the ZeroMQ endpoints
  */
 #ifndef KVD_IO_HOST_H
 #define KVD_IO_HOST_H
@@ -135,93 +135,12 @@ struct kvd_host {
 #define KVD_TEXT_SCRATCH  ((size_t)KV_MAX_JSON + 1u)
 #define KVD_FRAME_SCRATCH ((size_t)KV_MAX_JSON + 65536u)
 
-/* ---- loop.c ---------------------------------------------------------------------------------- */
-
-kv_status_t kvd_loop_init(kvd_host_t *host);
-void kvd_loop_fini(kvd_host_t *host);
-/* Watch source->fd for `events` (EPOLLIN, ...). KV_ERR_LIMIT: the kernel refuses. */
-kv_status_t kvd_loop_add(kvd_host_t *host, kvd_source_t *source, uint32_t events);
-void kvd_loop_change(kvd_host_t *host, kvd_source_t *source, uint32_t events);
-void kvd_loop_remove(kvd_host_t *host, kvd_source_t *source);
-/* Watch host->disk. */
-kv_status_t kvd_loop_disk(kvd_host_t *host);
-/* One iteration: wait at most wait_ns, handle a quantum of each namespace, tick. Returns how long the next one may
- * wait. */
-uint64_t kvd_loop_iterate(kvd_host_t *host, uint64_t wait_ns);
-/* Until SIGTERM, SIGINT or the end of the keeper. */
-void kvd_loop_run(kvd_host_t *host);
-
-/* ---- listener.c ------------------------------------------------------------------------------ */
-
-/* Mirrors, namespaces in the core, recovery of the disk tier, then the sockets. `detail` gets a sentence. */
-kv_status_t kvd_listeners_open(kvd_host_t *host, char *detail, size_t cap);
-/* Close and unlink the sockets; the mirrors stay. */
-void kvd_listeners_close(kvd_host_t *host);
-/* After the core has gone. */
-void kvd_namespaces_free(kvd_host_t *host);
-/* Descriptors may be there again: accept goes on. */
-void kvd_listeners_resume(kvd_host_t *host);
-
-/* ---- world.c --------------------------------------------------------------------------------- */
-
-/* Open the tiers; fill host->world and host->core_config. */
-kv_status_t kvd_world_open(kvd_host_t *host, char *detail, size_t cap);
-void kvd_world_close(kvd_host_t *host);
-/* Create and destroy the core on top of them. */
-kv_status_t kvd_world_core(kvd_host_t *host, char *detail, size_t cap);
-void kvd_world_core_end(kvd_host_t *host);
-/* Send a notice; fds (two, borrowed) or NULL. */
-void kvd_send_notice(kvd_host_t *host, kvd_session_t *session, uint16_t code, const kv_msg_t *msg, const int *fds);
 /* Pass the events of the call that has just ended on as one batch. */
-void kvd_world_commit(kvd_host_t *host);
-
-/* ---- slabs.c --------------------------------------------------------------------------------- */
-
-kv_status_t kvd_slabs_open(kvd_host_t *host);
-void kvd_slabs_close(kvd_host_t *host);
-/* Tell members of slabs that were carved or retired since the last call; call it before anything that can name their
- * slots is sent. */
-void kvd_slabs_sync(kvd_host_t *host);
-/* Tell one new member of all slabs of its namespace. */
-void kvd_slabs_greet(kvd_host_t *host, kvd_session_t *session);
-/* A member has unmapped a retired slab; it has gone, and with it all it has mapped. */
-void kvd_slabs_drained(kvd_host_t *host, kvd_member_t member, uint64_t slab);
-void kvd_slabs_member_gone(kvd_host_t *host, kvd_member_t member);
-/* Once a turn: give back the memory of retired slabs that nobody maps, or has mapped for too long. */
-void kvd_slabs_turn(kvd_host_t *host);
-
-/* ---- join.c ---------------------------------------------------------------------------------- */
-
-/* NULL when it is unknown. The other two take NULL. */
-kvd_member_entry_t *kvd_entry_find(kvd_host_t *host, kvd_member_t id);
-kvd_member_t kvd_entry_id(const kvd_member_entry_t *member);
-kvd_session_t *kvd_entry_session(const kvd_member_entry_t *member);
-/* It has said that it touches some memory no more. */
-void kvd_entry_drained(kvd_host_t *host, kvd_member_entry_t *member, const kv_msg_drained_t *ask);
-/* The session of a member is at end of file. */
-void kvd_entry_session_ended(kvd_host_t *host, kvd_member_entry_t *member);
-/* Copy reports out of the rings, a bounded number each and a bounded number in all: the next call goes on. 1: it has
- * to. */
-int kvd_entries_drain(kvd_host_t *host);
-/* Free some members that have gone and the areas of an instance the core has done with. 1: there may be more. */
-int kvd_entries_reap(kvd_host_t *host);
-void kvd_entries_fini(kvd_host_t *host);
-/* Members of a namespace, with and without a session; at most cap of them. Returns how many there are. */
-typedef struct kvd_mapper {
-	kvd_member_t id;
-	uint32_t role;
-} kvd_mapper_t;
-uint32_t kvd_entries_of(const kvd_host_t *host, const char *ns, kvd_mapper_t *out, uint32_t cap);
-/* Members with a session, and descriptors held for members and instances. */
-uint32_t kvd_entries_attached(const kvd_host_t *host);
-uint32_t kvd_entries_fds(const kvd_host_t *host);
-/* A member has opened a space: STATUS names it, and the log. */
-void kvd_entry_opened(kvd_host_t *host, kvd_member_entry_t *member, uint32_t space, const char *model);
-/* Program, process id and space of a member into its object in STATUS (kvd_world_t.describe). */
-void kvd_entry_describe(void *ctx, kvd_member_t id, struct kvd_json *json);
-kv_status_t kvd_entry_staging(void *ctx, kvd_member_t id, uint64_t first, uint32_t words, uint64_t *out);
-
-/* Open descriptors of this process (document.c). */
-uint32_t kvd_count_fds(void);
+static inline void kvd_commit_events(kvd_host_t *host)
+{
+	if (host->publisher) {
+		kvd_publisher_commit(host->publisher);
+	}
+}
 
 #endif

@@ -1,5 +1,12 @@
 /* The core loop: one thread, epoll, iterations. */
-#include "io/sessions/session.h"
+#include "io/loop.h"
+
+#include "io/members/join.h"
+#include "io/members/reports.h"
+#include "io/members/slabs.h"
+#include "io/poller.h"
+#include "io/sessions/accepting.h"
+#include "io/sessions/receive.h"
 
 #include "kvs/pool.h"
 
@@ -23,34 +30,7 @@
 #define STALL_NS     UINT64_C(20000000)
 #define BRIEF_NS     UINT64_C(30000)
 #define LONG_GAP_NS  UINT64_C(20000000)
-#define QUIET_NS     UINT64_C(200000000) /* after the last request nobody is busy */
-
-kv_status_t kvd_loop_add(kvd_host_t *host, kvd_source_t *source, uint32_t events)
-{
-	struct epoll_event event = {.events = events, .data.ptr = source};
-
-	if (epoll_ctl(host->epoll_fd, EPOLL_CTL_ADD, source->fd, &event) != 0) {
-		kv_log(KV_LOG_WARN, "io", "cannot watch a descriptor: error \"%s\"", strerror(errno));
-		return KV_ERR_LIMIT;
-	}
-
-	return KV_OK;
-}
-
-void kvd_loop_change(kvd_host_t *host, kvd_source_t *source, uint32_t events)
-{
-	struct epoll_event event = {.events = events, .data.ptr = source};
-
-	source->silent = 0;
-	if (epoll_ctl(host->epoll_fd, EPOLL_CTL_MOD, source->fd, &event) != 0) {
-		kv_log(KV_LOG_ERROR, "io", "cannot change how a descriptor is watched: error \"%s\"", strerror(errno));
-	}
-}
-
-void kvd_loop_remove(kvd_host_t *host, kvd_source_t *source)
-{
-	(void)epoll_ctl(host->epoll_fd, EPOLL_CTL_DEL, source->fd, NULL);
-}
+#define QUIET_NS     UINT64_C(200000000)
 
 /* ---- sources of the loop itself -------------------------------------------------------------- */
 
@@ -102,32 +82,10 @@ static int keeper_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
 	if (recv(source->fd, &byte, 1, MSG_DONTWAIT) == 0) {
 		kv_log(KV_LOG_WARN, "io", "stopping: the keeper has gone");
 		host->stop = 1;
-		kvd_loop_remove(host, source);
+		kvd_poller_remove(host, source);
 	}
 
 	return 0;
-}
-
-/* The core looks after its tiers in every turn; this only ends the sleep. */
-static int tier_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
-{
-	(void)host;
-	(void)source;
-	(void)events;
-
-	return 0;
-}
-
-static kv_status_t add_tier(kvd_host_t *host, kvd_source_t *source, kvs_tier_t *tier)
-{
-	*source = (kvd_source_t){.ready = tier_ready, .fd = tier ? kvs_event_fd(tier) : -1};
-
-	return source->fd >= 0 ? kvd_loop_add(host, source, EPOLLIN) : KV_OK;
-}
-
-kv_status_t kvd_loop_disk(kvd_host_t *host)
-{
-	return add_tier(host, &host->disk_ready, host->disk);
 }
 
 kv_status_t kvd_loop_init(kvd_host_t *host)
@@ -146,16 +104,16 @@ kv_status_t kvd_loop_init(kvd_host_t *host)
 		kv_log(KV_LOG_ERROR, "io", "no event loop: error \"%s\"", strerror(errno));
 		return KV_ERR_LIMIT;
 	}
-	status = kvd_loop_add(host, &host->signals, EPOLLIN);
+	status = kvd_poller_add(host, &host->signals, EPOLLIN);
 	host->keeper = (kvd_source_t){.ready = keeper_ready, .fd = host->setup->keeper_fd};
 	if (status == KV_OK && host->keeper.fd >= 0) {
-		status = kvd_loop_add(host, &host->keeper, EPOLLIN);
+		status = kvd_poller_add(host, &host->keeper, EPOLLIN);
 	}
 	if (status == KV_OK) {
-		status = add_tier(host, &host->cpu_ready, host->cpu);
+		status = kvd_poller_watch_tier(host, &host->cpu_ready, host->cpu);
 	}
 	if (status == KV_OK) {
-		status = kvd_loop_disk(host);
+		status = kvd_poller_watch_tier(host, &host->disk_ready, host->disk);
 	}
 
 	return status;
@@ -253,7 +211,7 @@ static int housekeeping(kvd_host_t *host)
 		every_second(host, now);
 	}
 	if (host->accept_paused && now >= host->accept_again_ns) {
-		kvd_listeners_resume(host);
+		kvd_accepting_resume(host);
 	}
 
 	return kvd_entries_reap(host) || more;
@@ -287,7 +245,7 @@ static uint64_t longest_sleep(kvd_host_t *host, uint64_t slept_ns, uint64_t wait
  * more, then not until it is served. */
 static void silence(kvd_host_t *host, kvd_source_t *source)
 {
-	kvd_loop_change(host, source, EPOLLIN | EPOLLONESHOT);
+	kvd_poller_change(host, source, EPOLLIN | EPOLLONESHOT);
 	source->silent = 1;
 }
 
@@ -338,7 +296,7 @@ uint64_t kvd_loop_iterate(kvd_host_t *host, uint64_t wait_ns)
 	take_events(host, events, n, wait_ns > 0 ? start : before);
 	serve(host, events, start + SERVE_NS);
 	next = kvd_core_tick(host->core);
-	kvd_world_commit(host);
+	kvd_commit_events(host);
 	kvs_pool_carve_ahead(host->cpu, start < host->asked_ns + QUIET_NS);
 	kvd_slabs_turn(host);
 	kvd_slabs_sync(host);

@@ -1,5 +1,12 @@
 /* The core's way out: tiers, ledger, notices, events. */
+#include "io/world.h"
+
 #include "io/disk_attach.h"
+#include "io/members/join.h"
+#include "io/members/member_table.h"
+#include "io/members/reports.h"
+#include "io/members/slabs.h"
+#include "io/sessions/request.h"
 #include "io/sessions/session.h"
 
 #include "kvs/pool.h"
@@ -7,21 +14,6 @@
 #include <stdio.h>
 
 /* ---- what the core calls --------------------------------------------------------------------- */
-
-void kvd_send_notice(kvd_host_t *host, kvd_session_t *session, uint16_t code, const kv_msg_t *msg, const int *fds)
-{
-	const kv_request_t *notice = kv_request_find(code);
-	kv_frame_header_t header = {.magic = KV_WIRE_MAGIC,
-				    .version = KV_WIRE_VERSION,
-				    .kind = KV_FRAME_NOTICE,
-				    .code = code,
-				    .fds = fds ? 2 : 0};
-	uint8_t body[512];
-	kv_status_t status = kv_body_encode(&notice->ask, msg, body, sizeof body, &header.body);
-
-	kv_assert(status == KV_OK);
-	kvd_session_send(host, session, &header, body, fds);
-}
 
 static void world_notify(void *ctx, kvd_member_t member, uint16_t code, const kv_msg_t *msg)
 {
@@ -31,7 +23,7 @@ static void world_notify(void *ctx, kvd_member_t member, uint16_t code, const kv
 	kvd_slabs_sync(host);
 	session = kvd_entry_session(kvd_entry_find(host, member));
 	if (session) {
-		kvd_send_notice(host, session, code, msg, NULL);
+		kvd_session_notify(host, session, code, msg, NULL);
 	}
 }
 
@@ -78,13 +70,6 @@ static kv_status_t world_seal(void *ctx, kvs_loc_t loc)
 static void world_hold(void *ctx, const char *name, int fd)
 {
 	kvd_keeper_hold(((kvd_host_t *)ctx)->setup->keeper_fd, name, fd);
-}
-
-void kvd_world_commit(kvd_host_t *host)
-{
-	if (host->publisher) {
-		kvd_publisher_commit(host->publisher);
-	}
 }
 
 static void world_drop(void *ctx, const char *name)
@@ -168,7 +153,7 @@ void kvd_world_close(kvd_host_t *host)
 	kvd_slabs_close(host);
 }
 
-kv_status_t kvd_world_core(kvd_host_t *host, char *detail, size_t cap)
+kv_status_t kvd_world_create_core(kvd_host_t *host, char *detail, size_t cap)
 {
 	const kvd_options_t *options = host->options;
 	kv_status_t status;
@@ -201,7 +186,7 @@ kv_status_t kvd_world_core(kvd_host_t *host, char *detail, size_t cap)
 	return KV_OK;
 }
 
-void kvd_world_core_end(kvd_host_t *host)
+void kvd_world_destroy_core(kvd_host_t *host)
 {
 	if (host->core) {
 		kvd_core_destroy(host->core);

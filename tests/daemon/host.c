@@ -42,7 +42,7 @@ kvd_host_t *host_make(const kv_env_t *env, const char *namespaces)
 	host->text = malloc(KVD_TEXT_SCRATCH);
 	kv_assert(host->frame && host->text);
 	kv_assert(kvd_world_open(host, detail, sizeof detail) == KV_OK);
-	kv_assert(kvd_world_core(host, detail, sizeof detail) == KV_OK);
+	kv_assert(kvd_world_create_core(host, detail, sizeof detail) == KV_OK);
 	kv_assert(kvd_loop_init(host) == KV_OK);
 	while (kvd_list_word(namespaces, host->namespace_count, &word) > 0) {
 		host->namespace_count++;

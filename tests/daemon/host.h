@@ -3,7 +3,9 @@
 #ifndef TEST_HOST_H
 #define TEST_HOST_H
 
-#include "io/sessions/session.h"
+#include "io/loop.h"
+#include "io/sessions/receive.h"
+#include "io/world.h"
 
 /* Namespaces as in the option, in this order. One host a process, for its life. Anything that fails ends the
  * process. */

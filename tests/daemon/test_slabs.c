@@ -1,4 +1,6 @@
 /* Slabs that come and go, as the host tells of them: pool, disk tier and members are played here. */
+#include "io/members/member_table.h"
+#include "io/members/slabs.h"
 #include "io/sessions/session.h"
 
 #include "kv_cmocka.h"
@@ -102,7 +104,7 @@ void kvd_session_forget(kvd_session_t *session, const int fds[2])
 	(void)fds;
 }
 
-void kvd_send_notice(kvd_host_t *host, kvd_session_t *session, uint16_t code, const kv_msg_t *msg, const int *fds)
+void kvd_session_notify(kvd_host_t *host, kvd_session_t *session, uint16_t code, const kv_msg_t *msg, const int *fds)
 {
 	(void)host;
 	(void)session;

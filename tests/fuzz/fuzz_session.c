@@ -7,6 +7,9 @@
  */
 #include "daemon/host.h"
 
+#include "io/members/join.h"
+#include "io/members/reports.h"
+#include "io/members/slabs.h"
 #include "kvs/pool.h"
 
 #include <fcntl.h>

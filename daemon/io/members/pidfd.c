@@ -1,5 +1,5 @@
 /* Whose pidfd a member hands in. */
-#include "io/sessions/session.h"
+#include "io/members/pidfd.h"
 
 #include <poll.h>
 #include <stdio.h>

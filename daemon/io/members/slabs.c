@@ -8,6 +8,9 @@
  * for a device stay its own when they are taken away. Members that may do that look at their socket all the time, and
  * what those that do not answer may keep so is bounded.
  */
+#include "io/members/slabs.h"
+
+#include "io/members/member_table.h"
 #include "io/sessions/session.h"
 
 #include "kvs/nvme.h"
@@ -77,7 +80,7 @@ static void tell_one(kvd_host_t *host, kvd_session_t *session, const kvs_slab_in
 				     .digest_bytes = info->digest_bytes}};
 
 	if (strcmp(info->ns, session->ns->name) == 0) {
-		kvd_send_notice(host, session, KV_CODE_SLAB_ADD, &msg, fds);
+		kvd_session_notify(host, session, KV_CODE_SLAB_ADD, &msg, fds);
 	}
 }
 
@@ -118,7 +121,7 @@ static void retire(kvd_host_t *host, told_t *told, const kvs_slab_info_t *info)
 	find_mappers(host, told, info);
 	for (kvd_session_t *session = host->sessions; session; session = session->next) {
 		if (session->member && strcmp(info->ns, session->ns->name) == 0) {
-			kvd_send_notice(host, session, KV_CODE_SLAB_RETIRE, &msg, NULL);
+			kvd_session_notify(host, session, KV_CODE_SLAB_RETIRE, &msg, NULL);
 		}
 	}
 }

@@ -1,12 +1,13 @@
 /* STATUS, STATS, CHECK and CONFIG as JSON. A document speaks of the asker's namespace and of the daemon as a whole,
  * never of another namespace. */
 #include "io/disk_attach.h"
-#include "io/sessions/session.h"
+#include "io/members/member_table.h"
+#include "io/sessions/document.h"
+#include "process.h"
 
 #include "kv/text.h"
 #include "kvs/pool.h"
 
-#include <dirent.h>
 #include <stdio.h>
 
 #define FD_SLACK 64u /* slot files, metadata files and HTTP connections come and go */
@@ -260,26 +261,11 @@ static uint32_t check_sessions(kvd_host_t *host, kv_text_t *text)
 	return !ok;
 }
 
-uint32_t kvd_count_fds(void)
-{
-	DIR *dir = opendir("/proc/self/fd");
-	uint32_t n = 0;
-
-	while (dir && readdir(dir)) {
-		n++;
-	}
-	if (dir) {
-		closedir(dir);
-	}
-
-	return n > 3 ? n - 3 : 0; /* "." and ".." and the directory itself */
-}
-
 /* What is open beyond a session's socket and a member's two must not grow: the daemon's own are counted once it has
  * started. */
 static uint32_t check_fds(kvd_host_t *host, kv_text_t *text)
 {
-	uint32_t open = kvd_count_fds();
+	uint32_t open = kvd_process_count_fds();
 	uint32_t slabs = kvs_pool_slabs_held(host->cpu) - host->own_slabs;
 	uint32_t known = host->own_fds + host->session_count + kvd_entries_fds(host) + 2 * slabs;
 	uint32_t slack = FD_SLACK;

@@ -1,5 +1,9 @@
 /* One listening socket a namespace. */
-#include "io/sessions/session.h"
+#include "io/sessions/listener.h"
+
+#include "io/poller.h"
+#include "io/sessions/accepting.h"
+#include "io/sessions/receive.h"
 
 #include "kvs/pool.h"
 #include "sockets.h"
@@ -14,21 +18,11 @@
 #include <unistd.h>
 
 #define BACKLOG         256
-#define SPARED_IN_A_ROW 16 /* connections looked at for an operator's, when there are no descriptors */
-#define REST_NS         UINT64_C(100000000)
+#define SPARED_IN_A_ROW 16   /* connections looked at for an operator's, when there are no descriptors */
 #define OWN_FDS         128u /* of the daemon itself, and ... */
 #define OWN_FDS_OF_ONE  8u   /* ... of a namespace: its socket, its mirror, its endpoints */
 
 /* ---- without descriptors --------------------------------------------------------------------- */
-
-static void spares_fill(kvd_host_t *host)
-{
-	int fd = 0;
-
-	while (host->spare_count < KVD_RESERVED_SESSIONS && (fd = fcntl(host->epoll_fd, F_DUPFD_CLOEXEC, 0)) >= 0) {
-		host->spares[host->spare_count++] = fd;
-	}
-}
 
 /* Who comes first in the queue is known when he has a descriptor: an operator keeps it, others are refused, so that
  * they do not hold the queue. 0: none is to spare, or nobody waits. */
@@ -50,34 +44,9 @@ static int accept_with_spare(kvd_host_t *host, kvd_namespace_t *ns)
 		kv_ns_metric_add(&host->metrics, ns->id, KV_NM_SESSIONS_REFUSED, 1);
 		close(fd);
 	}
-	spares_fill(host);
+	kvd_accepting_fill_spares(host);
 
 	return fd >= 0;
-}
-
-/* Sessions that are open go on, new ones wait in the kernel's backlog. */
-static void pause_accepting(kvd_host_t *host, int error)
-{
-	kv_metric_add(&host->metrics, KV_M_FD_EXHAUSTED, 1);
-	kv_log(KV_LOG_WARN, "io", "no new sessions for a while: error \"%s\" open %u", strerror(error),
-	       host->session_count);
-	for (uint32_t i = 0; i < host->namespace_count; i++) {
-		kvd_loop_change(host, &host->namespaces[i].source, 0);
-	}
-	host->accept_paused = 1;
-	host->accept_again_ns = kv_now_ns(host->env) + REST_NS;
-}
-
-void kvd_listeners_resume(kvd_host_t *host)
-{
-	spares_fill(host);
-	if (!host->accept_paused) {
-		return;
-	}
-	host->accept_paused = 0;
-	for (uint32_t i = 0; i < host->namespace_count; i++) {
-		kvd_loop_change(host, &host->namespaces[i].source, EPOLLIN);
-	}
 }
 
 /* One connection. */
@@ -91,7 +60,7 @@ static int listener_ready(kvd_host_t *host, kvd_source_t *source, uint32_t event
 		return 0;
 	}
 	if (source->silent) {
-		kvd_loop_change(host, source, EPOLLIN);
+		kvd_poller_change(host, source, EPOLLIN);
 	}
 	fd = accept4(source->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 	if (fd >= 0) {
@@ -104,7 +73,7 @@ static int listener_ready(kvd_host_t *host, kvd_source_t *source, uint32_t event
 	}
 	for (int i = 0; i < SPARED_IN_A_ROW && accept_with_spare(host, ns); i++) {
 	}
-	pause_accepting(host, lack);
+	kvd_accepting_pause(host, lack);
 
 	return 0;
 }
@@ -214,7 +183,7 @@ static kv_status_t listen_one(kvd_host_t *host, kvd_namespace_t *ns, char *detai
 	ns->source.ready = listener_ready;
 	ns->source.flow = &ns->flow;
 
-	return kvd_loop_add(host, &ns->source, EPOLLIN);
+	return kvd_poller_add(host, &ns->source, EPOLLIN);
 }
 
 static kv_status_t listen_all(kvd_host_t *host, char *detail, size_t cap)
@@ -262,7 +231,7 @@ kv_status_t kvd_listeners_open(kvd_host_t *host, char *detail, size_t cap)
 		return status;
 	}
 
-	spares_fill(host);
+	kvd_accepting_fill_spares(host);
 
 	return listen_all(host, detail, cap);
 }
@@ -277,7 +246,7 @@ void kvd_listeners_close(kvd_host_t *host)
 
 		if (ns->source.fd >= 0) {
 			unlink(ns->path);
-			kvd_loop_remove(host, &ns->source);
+			kvd_poller_remove(host, &ns->source);
 			close(ns->source.fd);
 			ns->source.fd = -1;
 		}

@@ -1,5 +1,11 @@
 /* One frame: check the role, decode, do, answer. */
-#include "io/sessions/session.h"
+#include "io/sessions/request.h"
+
+#include "io/members/join.h"
+#include "io/members/member_table.h"
+#include "io/members/slabs.h"
+#include "io/sessions/document.h"
+#include "io/sessions/space.h"
 
 /* A request before HELLO, HELLO twice, a member's request from somebody else. */
 static kv_status_t check_role(const kvd_session_t *session, const kv_request_t *request)
@@ -57,7 +63,7 @@ static kv_status_t core_request(kvd_host_t *host, kvd_call_t *call)
 			 .msg = call->ask};
 	kv_status_t status = kvd_core_request(host->core, &ask, call->reply, &call->detail);
 
-	kvd_world_commit(host);
+	kvd_commit_events(host);
 	kvd_slabs_sync(host);
 	if (call->header->code == KV_CODE_DRAINED && status == KV_OK) {
 		kvd_entry_drained(host, session->member, &call->ask->drained);

@@ -52,10 +52,6 @@ struct kvd_session {
 	int doomed;
 };
 
-/* Take a connected socket over. On failure it is closed. */
-void kvd_session_open(kvd_host_t *host, kvd_namespace_t *ns, int fd);
-/* One receive, and at most a quantum's frames. 1: there may be more. */
-int kvd_session_read(kvd_host_t *host, kvd_session_t *session);
 /* Queue one frame. fds (borrowed, -1 ends the list) or NULL. */
 void kvd_session_send(kvd_host_t *host, kvd_session_t *session, const kv_frame_header_t *header, const uint8_t *body,
 		      const int *fds);
@@ -66,48 +62,18 @@ int kvd_session_is_operator(const kvd_session_t *session);
 int kvd_peer_is_operator(int fd);
 /* End it when its namespace is served next. */
 void kvd_session_doom(kvd_host_t *host, kvd_session_t *session);
-/* Close those that keep us waiting, looking at a bounded number: the next call goes on. 1: it has to. */
-int kvd_sessions_expire(kvd_host_t *host, uint64_t now_ns);
-void kvd_sessions_fini(kvd_host_t *host);
-
-/* ---- request.c ------------------------------------------------------------------------------- */
-
-/* A request on its way. */
-typedef struct kvd_call {
-	kvd_session_t *session;
-	const kv_frame_header_t *header;
-	const kv_msg_t *ask;
-	kv_msg_t *reply;
-	int *fds; /* that came with it, fd_count of them; who takes one stores -1 */
-	uint32_t fd_count;
-	int reply_fds[KV_WIRE_MAX_FDS]; /* borrowed, -1 ends the list */
-	const char *detail;             /* sentence for an error reply, or NULL */
-} kvd_call_t;
-
-/* A whole frame: check, decode, do, answer. Returns KV_OK when the session goes on. */
-kv_status_t kvd_request_frame(kvd_host_t *host, kvd_session_t *session, const kv_frame_header_t *header,
-			      const uint8_t *body);
-/* Send the reply (or error) of `status` to a frame. */
-void kvd_request_answer(kvd_host_t *host, const kvd_call_t *call, kv_status_t status);
-/* The core's late answer (SPACE_RESET). */
-void kvd_request_late(void *ctx, kvd_member_t member, uint16_t code, uint64_t frame_id, kv_status_t status,
-		      const kv_msg_t *reply);
-
-/* ---- pidfd.c --------------------------------------------------------------------------------- */
-
-typedef enum kvd_pidfd {
-	KVD_PIDFD_BAD,      /* no pidfd, or of a process that has ended */
-	KVD_PIDFD_UNPROVED, /* of a live process that may be another one than the sender */
-	KVD_PIDFD_OWN,      /* of the very process that sent it */
-} kvd_pidfd_t;
-
-/* Whose pidfd is fds[0] of the session? *p_process, unless it is bad: a number that no other live process has; 0: it
- * cannot be told. */
-kvd_pidfd_t kvd_pidfd_check(const kvd_session_t *session, uint64_t *p_process);
-
-/* join.c, space.c, document.c */
-kv_status_t kvd_join_request(kvd_host_t *host, kvd_call_t *call);
-kv_status_t kvd_space_request(kvd_host_t *host, kvd_call_t *call);
-kv_status_t kvd_document_request(kvd_host_t *host, kvd_call_t *call);
+/* Send what is queued, as far as the socket takes it. */
+void kvd_session_flush(kvd_host_t *host, kvd_session_t *session);
+/* Send a notice; fds (two, borrowed) or NULL. */
+void kvd_session_notify(kvd_host_t *host, kvd_session_t *session, uint16_t code, const kv_msg_t *msg, const int *fds);
+/* Who opened the connection: for people, and for the operator's part. */
+struct ucred kvd_session_peer(int fd);
+/* Count the session and its receive buffer in, or out, of its namespace's part. */
+void kvd_session_count_in(kvd_host_t *host, kvd_session_t *session);
+void kvd_session_count_out(kvd_host_t *host, const kvd_session_t *session);
+/* Close the descriptors that wait for their frame. */
+void kvd_session_close_fds(kvd_session_t *session);
+/* Unlink, close and free it. Its member must have been told. */
+void kvd_session_free(kvd_host_t *host, kvd_session_t *session);
 
 #endif

@@ -1,5 +1,7 @@
 /* SPACE_OPEN: is the identity whole, canonical, served, and does it say what the layout says? */
-#include "io/sessions/session.h"
+#include "io/sessions/space.h"
+
+#include "io/members/member_table.h"
 
 #include "kv/identity.h"
 #include "kvk/layout.h"
@@ -107,7 +109,7 @@ kv_status_t kvd_space_request(kvd_host_t *host, kvd_call_t *call)
 	open.geometry = geometry_of(&asked.layout);
 	open.lora = strcmp(asked.identity.lora, "none") == 0 ? NULL : asked.identity.lora;
 	status = kvd_space_open(host->core, &open, &info);
-	kvd_world_commit(host);
+	kvd_commit_events(host);
 	if (status != KV_OK) {
 		return status;
 	}

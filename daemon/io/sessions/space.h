@@ -1,0 +1,9 @@
+/* daemon/io/sessions/space.h -- SPACE_OPEN: identity, layout, groups. */
+#ifndef KVD_IO_SESSIONS_SPACE_H
+#define KVD_IO_SESSIONS_SPACE_H
+
+#include "io/sessions/request.h"
+
+kv_status_t kvd_space_request(kvd_host_t *host, kvd_call_t *call);
+
+#endif
