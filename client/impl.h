@@ -408,7 +408,7 @@ static inline void kvc_give(void *out, const void *full, size_t size)
 	}
 }
 
-/* ---- area.c, map.c, slab.c --------------------------------------------------------------------------------------- */
+/* ---- area.c, map.c, slab.c ------------------------------------------------------------------- */
 
 /* Map `bytes` of fd, checked against its real size and its seals. */
 kv_status_t kvc_map_fd(int fd, uint64_t bytes, int prot, void **p_base);

@@ -97,6 +97,7 @@ FILENAME ~ /\.(c|h|cu|cuh)$/ {
 	remember(code)
 	if (comment != "") {
 		if (FILENAME !~ /^tests\// && length($0) > 120) complain("comment of more than 120 columns")
+		if ($0 ~ /^( \*|\/\/) ?----------/) complain("a separator is one line")
 		file[++comments] = FILENAME
 		place[comments] = FNR
 		text[comments] = comment

@@ -31,7 +31,7 @@ typedef struct prompt {
 	kvc_group_info_t group;
 } prompt_t;
 
-/* ---- what is asked ---------------------------------------------------------------------------- */
+/* ---- what is asked --------------------------------------------------------------------------- */
 
 /* The text itself, of a file ("@name") or of standard input ("-"). NULL after printing why. */
 static char *text_of(const kvctl_t *ctl, const char *argument)

@@ -18,8 +18,7 @@ void kvx_cost_model_init(kvx_cost_model_t *model, uint32_t block_tokens, uint64_
 	model->disk.age_ns = KVX_COST_AGE_NS;
 }
 
-/* ---- what is known
- * ----------------------------------------------------------------------------------------------------------- */
+/* ---- what is known --------------------------------------------------------------------------- */
 
 /* As fitted; where that is less than what was measured near this length, the latter. */
 static double tier_ns(kvx_cost_model_t *model, kvx_fit_t *tier, uint32_t tokens, double guess)
@@ -113,8 +112,7 @@ uint64_t kvx_cost_model_step_ns(kvx_cost_model_t *model, const kvx_step_work_t *
 		       : 0;
 }
 
-/* ---- what follows
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- what follows ---------------------------------------------------------------------------- */
 
 static uint32_t bucket_of(const kvx_cost_model_t *model, uint32_t tokens)
 {

@@ -96,9 +96,7 @@ typedef struct kvx_prefix {
 	uint32_t deadline_ms; /* 0: the configuration's */
 } kvx_prefix_t;
 
-/* ---- load
- * --------------------------------------------------------------------------------------------------------------------
- */
+/* ---- load ------------------------------------------------------------------------------------ */
 
 typedef struct kvx_load_result {
 	kvc_status_t status; /* PENDING; OK: at least one block beyond skip; MISS: none */
@@ -122,9 +120,7 @@ KVX_API kvc_status_t kvx_load_state(const kvx_load_t *load, kvx_load_result_t *r
 /* Abort (if PENDING) and free. NULL is fine. */
 KVX_API void kvx_load_end(kvx_load_t *load);
 
-/* ---- save
- * --------------------------------------------------------------------------------------------------------------------
- */
+/* ---- save ------------------------------------------------------------------------------------ */
 
 typedef struct kvx_save_result {
 	kvc_status_t status; /* PENDING; OK: all blocks are visible; else why some are not */
@@ -138,8 +134,7 @@ KVX_API kvc_status_t kvx_save_prefix(kvx_t *kvx, const kvx_prefix_t *prefix, kvx
 KVX_API kvc_status_t kvx_save_state(const kvx_save_t *save, kvx_save_result_t *result);
 KVX_API void kvx_save_end(kvx_save_t *save);
 
-/* ---- looking in
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- looking in ------------------------------------------------------------------------------ */
 
 /* A request has ended: tell the daemon's metrics and prefix-hit records. */
 typedef struct kvx_request {

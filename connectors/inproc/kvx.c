@@ -150,9 +150,7 @@ int kvx_is_ready(const kvx_t *kvx)
 	return is_attached(kvx) && is_alive(kvx_miss_reason(kvx->space));
 }
 
-/* ---- poll
- * --------------------------------------------------------------------------------------------------------------------
- */
+/* ---- poll ------------------------------------------------------------------------------------ */
 
 static int job_is_movable(const kvx_job_t *job)
 {
@@ -258,8 +256,7 @@ uint32_t kvx_poll(kvx_t *kvx, uint32_t timeout_ms)
 	return count_pending(kvx);
 }
 
-/* ---- the gate
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- the gate -------------------------------------------------------------------------------- */
 
 kvc_status_t kvx_load_prefix(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_load_t **p_load, kvx_load_result_t *result)
 {

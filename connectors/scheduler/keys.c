@@ -5,8 +5,7 @@
 
 #define EXTRA_MAX 65536u /* bytes of extra keys of one unit */
 
-/* ---- looking
- * ----------------------------------------------------------------------------------------------------------------- */
+/* ---- looking --------------------------------------------------------------------------------- */
 
 static void key_at(void *ctx, uint32_t i, kvc_key_t *key)
 {
@@ -57,8 +56,7 @@ void kvx_key_view_init(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const k
 	view->n = tokens / scheduler->unit < n ? tokens / scheduler->unit : n;
 }
 
-/* ---- our own chain
- * ----------------------------------------------------------------------------------------------------------- */
+/* ---- our own chain --------------------------------------------------------------------------- */
 
 static void drop_chain(kvx_chain_state_t *own)
 {

@@ -74,8 +74,7 @@ void kvx_load_free(kvx_scheduler_t *scheduler, kvx_sload_t *load)
 	kv_free(scheduler->env, load);
 }
 
-/* ---- asking
- * ------------------------------------------------------------------------------------------------------------------ */
+/* ---- asking ---------------------------------------------------------------------------------- */
 
 /* One lease a part. */
 static kvc_status_t start_leases(const kvx_scheduler_t *scheduler, kvc_space_t *space, kvx_key_view_t *view,
@@ -175,8 +174,7 @@ static kvc_status_t start_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
 	return KVC_OK;
 }
 
-/* ---- answers
- * ----------------------------------------------------------------------------------------------------------------- */
+/* ---- answers --------------------------------------------------------------------------------- */
 
 /* The worst of its leases: PENDING before OK, anything else before both. */
 static kvc_status_t worst_lease_state(const kvx_sload_t *load)
@@ -250,8 +248,7 @@ static int is_reusable(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask, c
 	return request->cached->generation == scheduler->generation && covers_blocks(scheduler, ask, request, units);
 }
 
-/* ---- used by match, load, finish
- * --------------------------------------------------------------------------------------------- */
+/* ---- used by match, load, finish ------------------------------------------------------------- */
 
 static void unlink_cached(kvx_scheduler_t *scheduler, kvx_request_t *request)
 {

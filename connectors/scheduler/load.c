@@ -13,8 +13,7 @@
 
 #define GIVE_UP 4u /* times load_ms */
 
-/* ---- taking what is held
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- taking what is held --------------------------------------------------------------------- */
 
 /* The ids of the blocks to be written; of places nobody has given a block for: none. */
 static void fill_block_ids(const kvx_scheduler_t *scheduler, const kvx_request_t *request, const kvx_sload_part_t *part,
@@ -93,8 +92,7 @@ static int use_reservation(kvx_scheduler_t *scheduler, kvx_request_t *request, u
 	return there;
 }
 
-/* ---- blocks that were not filled
- * ------------------------------------------------------------------------------------------------- */
+/* ---- blocks that were not filled ------------------------------------------------------------- */
 
 typedef struct kvx_invalidation {
 	kvx_scheduler_t *scheduler;
@@ -266,8 +264,7 @@ void kvx_scheduler_start_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, 
 	append_load(scheduler, load, units);
 }
 
-/* ---- telling the ranks
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- telling the ranks ----------------------------------------------------------------------- */
 
 /* Handles of what is leased still, nothing for the rest. */
 static uint32_t export_leases(kvx_scheduler_t *scheduler, kvx_sload_t *load, kvc_handle_t *handles)
@@ -339,8 +336,7 @@ void kvx_loads_cancel(kvx_scheduler_t *scheduler, const kvx_request_t *request)
 	}
 }
 
-/* ---- the end
- * ----------------------------------------------------------------------------------------------------------------- */
+/* ---- the end --------------------------------------------------------------------------------- */
 
 static void remove_load(kvx_scheduler_t *scheduler, kvx_sload_t **link)
 {

@@ -118,8 +118,7 @@ static int reserve_for_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, ui
 	return 1;
 }
 
-/* ---- what is missed, and why
- * ------------------------------------------------------------------------------------------------- */
+/* ---- what is missed, and why ----------------------------------------------------------------- */
 
 static void count_missed(kvx_scheduler_t *scheduler, uint32_t why, uint32_t tokens)
 {

@@ -41,8 +41,7 @@ void kvx_request_restart_saving(kvx_request_t *request)
 	request->asked_to = 0;
 }
 
-/* ---- puts as objects
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- puts as objects ------------------------------------------------------------------------- */
 
 static kvx_sput_t *take_put(kvx_scheduler_t *scheduler, uint32_t n)
 {
@@ -115,8 +114,7 @@ static void schedule_retry(kvx_scheduler_t *scheduler, const kvx_sput_t *put, ui
 	kvx_request_update_next(scheduler, request);
 }
 
-/* ---- asking
- * ------------------------------------------------------------------------------------------------------------------ */
+/* ---- asking ---------------------------------------------------------------------------------- */
 
 /* Is the block at that place known, and still this request's? */
 static int entry_is_current(const kvx_scheduler_t *scheduler, const kvx_request_group_t *group, uint32_t entry)
@@ -351,8 +349,7 @@ uint32_t kvx_scheduler_next_save_at(const kvx_scheduler_t *scheduler, const char
 	return is_forgotten(scheduler, request) ? 0 : request->next_at;
 }
 
-/* ---- answers
- * ----------------------------------------------------------------------------------------------------------------- */
+/* ---- answers --------------------------------------------------------------------------------- */
 
 /* The rest of a put that was not, or not wholly, saved. */
 static void retry_lost(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint32_t saved, uint64_t now)
@@ -481,8 +478,7 @@ int kvx_puts_are_due(const kvx_scheduler_t *scheduler, uint64_t now)
 	return 0;
 }
 
-/* ---- telling the ranks
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- telling the ranks ----------------------------------------------------------------------- */
 
 /* Do all blocks to be read still have, when the ranks see the plan, the bytes they were reserved for? */
 static int is_intact(const kvx_scheduler_t *scheduler, const kvx_sput_t *put)
@@ -550,8 +546,7 @@ void kvx_puts_emit(kvx_scheduler_t *scheduler)
 	}
 }
 
-/* ---- giving up
- * --------------------------------------------------------------------------------------------------------------- */
+/* ---- giving up ------------------------------------------------------------------------------- */
 
 void kvx_puts_take_dropped(kvx_scheduler_t *scheduler, uint64_t handle)
 {

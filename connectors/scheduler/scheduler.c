@@ -12,8 +12,7 @@
 #define CALL_MS  1000u
 #define SLICE_US 50u /* longest wait in one go: the heartbeat is looked at this often */
 
-/* ---- open and close
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- open and close -------------------------------------------------------------------------- */
 
 kvc_status_t kvx_scheduler_open_in(const kv_env_t *env, const kvx_scheduler_config_t *config,
 				   kvx_scheduler_t **p_scheduler)
@@ -100,8 +99,7 @@ int kvx_scheduler_is_ready(const kvx_scheduler_t *scheduler)
 	return kvx_space_miss_reason(scheduler, 0) == KV_WHY_NONE;
 }
 
-/* ---- block tables
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- block tables ---------------------------------------------------------------------------- */
 
 /* These blocks belong to somebody else from this step on. */
 static void fence_blocks(kvx_scheduler_t *scheduler, const kvx_block_table_t *table)
@@ -233,8 +231,7 @@ void kvx_scheduler_finish(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 	}
 }
 
-/* ---- the plan
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- the plan -------------------------------------------------------------------------------- */
 
 /* Answers to what this step has asked for, but not for long, and not from a daemon that has stopped. */
 static void wait_for_answers(kvx_scheduler_t *scheduler, uint64_t now)
@@ -325,8 +322,7 @@ int kvx_scheduler_has_pending(kvx_scheduler_t *scheduler)
 	return kvx_daemon_is_alive(scheduler) && kvx_puts_are_due(scheduler, now);
 }
 
-/* ---- reports
- * ----------------------------------------------------------------------------------------------------------------- */
+/* ---- reports --------------------------------------------------------------------------------- */
 
 void kvx_scheduler_take_report(kvx_scheduler_t *scheduler, const void *bytes, size_t len)
 {
@@ -379,9 +375,7 @@ void kvx_scheduler_record_ended(kvx_scheduler_t *scheduler, const kvx_ask_t *ask
 	kvc_report(scheduler->spaces[number].space, &report);
 }
 
-/* ---- reset
- * -------------------------------------------------------------------------------------------------------------------
- */
+/* ---- reset ----------------------------------------------------------------------------------- */
 
 /* With blocks it may be computed, or be loaded at this moment. */
 static void mark_outdated(void *ctx, kvx_request_t *request)

@@ -20,8 +20,7 @@ kvc_status_t kvx_worker_reject_config(const char *why)
 	return KVC_ERR_ARG;
 }
 
-/* ---- checking
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- checking -------------------------------------------------------------------------------- */
 
 static int range_fits(uint32_t first, uint32_t count, uint32_t total)
 {
@@ -101,8 +100,7 @@ kvc_status_t kvx_worker_check_config(const kvx_worker_config_t *config)
 	return check_groups(config);
 }
 
-/* ---- keeping
- * ----------------------------------------------------------------------------------------------------------------- */
+/* ---- keeping --------------------------------------------------------------------------------- */
 
 static size_t text_size(const char *text)
 {

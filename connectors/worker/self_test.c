@@ -59,8 +59,7 @@ static void retry_later(kvx_worker_t *worker, uint64_t now)
 	worker->test.next_ns = now + RETRY_NS;
 }
 
-/* ---- the two blocks
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- the two blocks -------------------------------------------------------------------------- */
 
 /* Bytes of one layer's block. */
 static size_t layer_bytes(const kvx_self_test_t *test)
@@ -148,9 +147,7 @@ static int blocks_equal(const kvx_self_test_t *test)
 	return 1;
 }
 
-/* ---- steps
- * -------------------------------------------------------------------------------------------------------------------
- */
+/* ---- steps ----------------------------------------------------------------------------------- */
 
 /* A space for this group's share of a block. */
 static kvc_status_t open_space(kvx_worker_t *worker)

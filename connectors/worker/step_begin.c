@@ -19,8 +19,7 @@
 
 #define ADAPTER_TEXT_MAX 4096u /* bytes */
 
-/* ---- lists of the engine's thread
- * -------------------------------------------------------------------------------------------- */
+/* ---- lists of the engine's thread ------------------------------------------------------------ */
 
 static void append_job(kvx_wjob_t ***p_end, kvx_wjob_t *job)
 {
@@ -29,9 +28,7 @@ static void append_job(kvx_wjob_t ***p_end, kvx_wjob_t *job)
 	*p_end = &job->next;
 }
 
-/* ---- saves
- * -------------------------------------------------------------------------------------------------------------------
- */
+/* ---- saves ----------------------------------------------------------------------------------- */
 
 static void begin_save(kvx_worker_t *worker, const kvx_msg_save_t *record)
 {
@@ -47,9 +44,7 @@ static void begin_save(kvx_worker_t *worker, const kvx_msg_save_t *record)
 	}
 }
 
-/* ---- loads
- * -------------------------------------------------------------------------------------------------------------------
- */
+/* ---- loads ----------------------------------------------------------------------------------- */
 
 static void begin_load(kvx_worker_t *worker, const kvx_msg_load_t *record)
 {
@@ -103,9 +98,7 @@ static void cancel_sync_loads(kvx_worker_t *worker)
 	worker->sync = NULL;
 }
 
-/* ---- plans
- * -------------------------------------------------------------------------------------------------------------------
- */
+/* ---- plans ----------------------------------------------------------------------------------- */
 
 /* The scheduler says once only what an adapter's number is: where the queue is full, it goes with a later plan. */
 static void submit_adapters(kvx_worker_t *worker)

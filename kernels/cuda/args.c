@@ -110,7 +110,7 @@ static void make_args(const kvk_gpu_copy_t *copy, const kvk_geometry_t *g, kvk_g
 	make_rows(layout, paged, args);
 }
 
-/* ---- what was measured --------------------------------------------------------------------------- */
+/* ---- what was measured ----------------------------------------------------------------------- */
 
 static int same_layout(const kvk_layout_t *a, const kvk_layout_t *b)
 {

@@ -160,7 +160,7 @@ void *kvs_commit_main(void *arg)
 	return NULL;
 }
 
-/* ---- the owner: building a round -------------------------------------------------------------- */
+/* ---- the owner: building a round ------------------------------------------------------------- */
 
 static void add_change(kvs_nvme_t *nvme, kvs_commit_t *c, kv_slot_t slot, kvs_dslot_t *s)
 {

@@ -63,7 +63,7 @@ typedef struct kvdpy_names {
 extern kvdpy_names_t kvdpy_names;
 int kvdpy_names_init(void);
 
-/* ---- circuit_breaker.c: errors of a hook ---- */
+/* ---- circuit_breaker.c: errors of a hook ----------------------------------------------------- */
 
 typedef struct kvdpy_breaker {
 	PyObject *object; /* .error(hook, exception) */
@@ -73,8 +73,7 @@ typedef struct kvdpy_breaker {
  * `answer`. What is no Exception (an interrupt) passes through: NULL. */
 PyObject *kvdpy_answer_error(kvdpy_breaker_t *breaker, const char *name, PyObject *answer);
 
-/* ---- config.c: a dict into what the C interface takes. Texts are borrowed from the dict's values.
- * -------------------- */
+/* ---- config.c: a dict into what the C interface takes. Texts are borrowed from the dict's values. ---- */
 
 /* 0, or -1 with an exception that names the key. */
 int kvdpy_get_u32(PyObject *dict, const char *key, uint32_t *p_value);
@@ -277,7 +276,7 @@ typedef struct kvdpy_worker {
 
 int kvdpy_worker_init(PyObject *module);
 
-/* ---- digest.c ---------------------------------------------------------------------------------------------------- */
+/* ---- digest.c -------------------------------------------------------------------------------- */
 
 int kvdpy_digest_init(PyObject *module);
 

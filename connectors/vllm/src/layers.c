@@ -13,7 +13,7 @@
 
 #define TRIES 8u /* steps of a mode that named some layers and not all: then it is not watched any more */
 
-/* ---- configuration ----------------------------------------------------------------------------------------------- */
+/* ---- configuration --------------------------------------------------------------------------- */
 
 int kvdpy_layers_init(kvdpy_layers_t *layers, PyObject *dict)
 {
@@ -57,7 +57,7 @@ void kvdpy_layers_fini(kvdpy_layers_t *layers)
 	PyMem_Free(layers->named);
 }
 
-/* ---- a step ------------------------------------------------------------------------------------------------------ */
+/* ---- a step ---------------------------------------------------------------------------------- */
 
 /* Attribute of the forward context; NULL: it has none, or it is None. */
 static PyObject *part_of(PyObject *context, const char *name)

@@ -156,7 +156,7 @@ kvdpy_request_t *kvdpy_request_of(kvdpy_scheduler_t *self, PyObject *request)
 	return r;
 }
 
-/* ---- ask --------------------------------------------------------------------------------------------------------- */
+/* ---- ask ------------------------------------------------------------------------------------- */
 
 static const void *hash_at(void *ctx, uint32_t i, uint32_t *p_len)
 {
@@ -244,7 +244,7 @@ void kvdpy_ask_end(kvdpy_ask_t *ask)
 	Py_CLEAR(ask->list);
 }
 
-/* ---- own keys ---------------------------------------------------------------------------------------------------- */
+/* ---- own keys -------------------------------------------------------------------------------- */
 
 static int read_tokens(PyObject *list, uint32_t at, uint32_t n, uint32_t *tokens)
 {
@@ -347,7 +347,7 @@ int kvdpy_request_feed(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t 
 	return failed ? -1 : 0;
 }
 
-/* ---- blocks ------------------------------------------------------------------------------------------------------ */
+/* ---- blocks ---------------------------------------------------------------------------------- */
 
 /* Block 0 is vLLM's null block: nothing lies there. */
 static int read_ids(PyObject *list, Py_ssize_t n, uint32_t *ids)

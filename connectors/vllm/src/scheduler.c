@@ -7,7 +7,7 @@ static PyTypeObject *scheduler_type;
 
 #define SELF(object) ((kvdpy_scheduler_t *)(object))
 
-/* ---- hooks ------------------------------------------------------------------------------------------------------- */
+/* ---- hooks ----------------------------------------------------------------------------------- */
 
 static PyObject *bad_call(const char *name, Py_ssize_t wanted)
 {
@@ -287,7 +287,7 @@ static PyObject *scheduler_delta(PyObject *object, PyObject *unused)
 	return kvdpy_scheduler_report(&now, &self->last, self->stats_class, &self->breaker);
 }
 
-/* ---- what our own Python calls ----------------------------------------------------------------------------------- */
+/* ---- what our own Python calls --------------------------------------------------------------- */
 
 static PyObject *scheduler_stats(PyObject *object, PyObject *unused)
 {
@@ -372,7 +372,7 @@ static PyObject *scheduler_close(PyObject *object, PyObject *unused)
 	return Py_NewRef(Py_None);
 }
 
-/* ---- life -------------------------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 static void scheduler_dealloc(PyObject *object)
 {

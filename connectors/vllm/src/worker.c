@@ -289,7 +289,7 @@ static PyObject *worker_delta(PyObject *object, PyObject *unused)
 	return kvdpy_worker_report(&now, &self->last, self->stats_class, &self->breaker);
 }
 
-/* ---- what our own Python calls ----------------------------------------------------------------------------------- */
+/* ---- what our own Python calls --------------------------------------------------------------- */
 
 static PyObject *worker_stats(PyObject *object, PyObject *unused)
 {
@@ -356,7 +356,7 @@ static PyObject *worker_close(PyObject *object, PyObject *unused)
 	return Py_NewRef(Py_None);
 }
 
-/* ---- life -------------------------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 static void worker_dealloc(PyObject *object)
 {

@@ -14,8 +14,7 @@
 #define LEAVES_BYTES  (UINT64_C(8) << 20)
 #define QUIT_NS       UINT64_C(3000000000) /* closing: for the device to let go of what it still copies */
 
-/* ---- open and close
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- open and close -------------------------------------------------------------------------- */
 
 static kvc_status_t refuse(const char *what, const char *why)
 {
@@ -198,17 +197,14 @@ kvc_status_t kvx_gpu_decline(kvx_worker_t *worker, kvc_status_t status)
 	return status;
 }
 
-/* ---- order
- * -------------------------------------------------------------------------------------------------------------------
- */
+/* ---- order ----------------------------------------------------------------------------------- */
 
 int kvx_gpu_order_streams(kvx_worker_t *worker, kvk_cu_stream_t earlier, kvk_cu_stream_t later)
 {
 	return kvk_gpu_after(worker->gpu->gpu, earlier, later) == KV_OK;
 }
 
-/* ---- counters
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- counters -------------------------------------------------------------------------------- */
 
 void kvx_gpu_fill_stats(const kvx_worker_t *worker, kvx_worker_stats_t *stats)
 {

@@ -28,8 +28,7 @@
 #define LOOKUP_NS  2000u /* that the transfer thread takes to look a block up, where it is busy */
 #define RATE_DECAY 64u   /* the best rate seen counts a part in so many less with each load */
 
-/* ---- which ranges
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- which ranges ---------------------------------------------------------------------------- */
 
 static void add_range(kvx_wlayers_t *l, uint32_t end)
 {
@@ -77,8 +76,7 @@ static uint32_t range_of(const kvx_wlayers_t *l, uint32_t layer)
 	return r;
 }
 
-/* ---- whether
- * ----------------------------------------------------------------------------------------------------------------- */
+/* ---- whether --------------------------------------------------------------------------------- */
 
 /* Blocks of the step's loads that go somewhere. */
 static uint32_t count_wanted(const kvx_worker_t *worker)
@@ -148,8 +146,7 @@ static int can_send_layers(kvx_worker_t *worker)
 	return count_wanted(worker) * block_bytes >= l->least_bytes && kvx_layers_await_blocks(worker);
 }
 
-/* ---- what comes whole
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- what comes whole ------------------------------------------------------------------------ */
 
 void kvx_layers_add_rate_sample(kvx_worker_t *worker, uint64_t bytes, uint64_t ns)
 {
@@ -189,8 +186,7 @@ static void split_whole_blocks(kvx_worker_t *worker)
 	}
 }
 
-/* ---- sending
- * ----------------------------------------------------------------------------------------------------------------- */
+/* ---- sending --------------------------------------------------------------------------------- */
 
 /* Once over the step's blocks: those that come whole, or the others' layers of range r. */
 typedef struct kvx_wpass {
@@ -315,8 +311,7 @@ int kvx_layers_send(kvx_worker_t *worker)
 	return 1;
 }
 
-/* ---- the engine's side
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- the engine's side ----------------------------------------------------------------------- */
 
 /* What the engine enqueues from now on comes after range r and those before it. 0: the driver refuses, or nothing is
  * known of a copy. */

@@ -62,8 +62,7 @@ static uint32_t send_batch(kvx_worker_t *worker, kvx_wload_t *load)
 	return count;
 }
 
-/* ---- beside the steps (transfer thread)
- * -------------------------------------------------------------------------------------- */
+/* ---- beside the steps (transfer thread) ------------------------------------------------------ */
 
 /* The device copies what a step waits for, and two streams would share the link. Not while that is behind the step
  * before. */
@@ -105,8 +104,7 @@ uint32_t kvx_gpu_send_async_loads(kvx_worker_t *worker, uint64_t now)
 	return total;
 }
 
-/* ---- within a step (engine's thread)
- * ----------------------------------------------------------------------------------------- */
+/* ---- within a step (engine's thread) --------------------------------------------------------- */
 
 /* Every block of every load has gone, or the load has failed. */
 static int all_sent(const kvx_worker_t *worker)

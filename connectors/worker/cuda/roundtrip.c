@@ -10,8 +10,7 @@
 #define ECHO_US    UINT64_C(10000000) /* the engine is about to start: its stream may hold a warm-up */
 #define GIVE_UP_US UINT64_C(3000000)
 
-/* ---- memory that both see
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- memory that both see -------------------------------------------------------------------- */
 
 kvc_status_t kvx_gpu_test_alloc(kvx_worker_t *worker, size_t bytes, uint8_t **p_memory, uintptr_t *p_device)
 {
@@ -49,8 +48,7 @@ void kvx_gpu_test_free(const kvx_worker_t *worker, uint8_t *memory)
 	}
 }
 
-/* ---- against the daemon (transfer thread)
- * ------------------------------------------------------------------------------------ */
+/* ---- against the daemon (transfer thread) ---------------------------------------------------- */
 
 kvc_status_t kvx_gpu_test_copy(kvx_worker_t *worker, const kvk_gpu_copy_t *copy)
 {
@@ -91,8 +89,7 @@ void kvx_gpu_test_stop(kvx_worker_t *worker)
 	test->job = NULL;
 }
 
-/* ---- in the engine's cache (engine's thread)
- * --------------------------------------------------------------------------------- */
+/* ---- in the engine's cache (engine's thread) ------------------------------------------------- */
 
 static kvc_status_t copy_and_wait(kvx_worker_t *worker, const kvx_wgroup_t *group, kvk_gpu_dir_t dir,
 				  const kvk_move_t *move)

@@ -16,8 +16,7 @@
 	(UINT64_C(256)                                                                                                 \
 	 << 10) /* bytes beside each other in the pool, from which on the copy engine is worth its calls */
 
-/* ---- submitting
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- submitting ------------------------------------------------------------------------------ */
 
 static int is_fenced(const kvx_worker_t *worker, const kvx_wsave_t *save, uint32_t i)
 {
@@ -194,8 +193,7 @@ static kvc_status_t send_batch(kvx_worker_t *worker, kvx_wsave_t *save, int fenc
 	return status;
 }
 
-/* ---- the transfer thread
- * ----------------------------------------------------------------------------------------------------- */
+/* ---- the transfer thread --------------------------------------------------------------------- */
 
 /* The device sees the next blocks' memory, or that of the first of them: those before memory that is refused now can
  * go. */
@@ -258,8 +256,7 @@ kvc_status_t kvx_gpu_send_save(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t
 	return passed == KVC_OK ? status : passed;
 }
 
-/* ---- fences (engine's thread)
- * ------------------------------------------------------------------------------------------------ */
+/* ---- fences (engine's thread) ---------------------------------------------------------------- */
 
 /* Blocks of the fence that nobody has taken. */
 static int has_waiting(const kvx_worker_t *worker, kvx_wsave_t *save)

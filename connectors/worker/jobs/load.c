@@ -12,8 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- making one (engine's thread)
- * -------------------------------------------------------------------------------------------- */
+/* ---- making one (engine's thread) ------------------------------------------------------------ */
 
 /* Bytes of all arrays behind the parts, and of the request's id. */
 static size_t arrays_size(const kvx_msg_load_t *record)
@@ -137,8 +136,7 @@ void kvx_wload_free(kvx_wload_t *load)
 	free(load);
 }
 
-/* ---- the end of one
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- the end of one -------------------------------------------------------------------------- */
 
 void kvx_wload_close(kvx_worker_t *worker, kvx_wload_t *load, kvc_status_t cause)
 {
@@ -155,8 +153,7 @@ int kvx_wload_is_settled(kvx_wload_t *load)
 	return atomic_load(&load->cause) != KVC_PENDING && atomic_load(&load->active) == 0;
 }
 
-/* ---- copying (any thread)
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- copying (any thread) -------------------------------------------------------------------- */
 
 uint32_t kvx_wpart_take(kvx_wpart_t *part, uint32_t most, uint32_t *p_first)
 {

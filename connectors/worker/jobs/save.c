@@ -15,8 +15,7 @@
 #define SPINS  2000u
 #define NAP_NS UINT64_C(200000)
 
-/* ---- making one (engine's thread)
- * -------------------------------------------------------------------------------------------- */
+/* ---- making one (engine's thread) ------------------------------------------------------------ */
 
 static int is_sound(const kvx_wgroup_t *group, const kvx_msg_save_t *record)
 {
@@ -86,8 +85,7 @@ void kvx_wsave_mark_blocks(kvx_worker_t *worker, kvx_wsave_t *save)
 	kvx_stat_add(&worker->stats.marked, marked);
 }
 
-/* ---- one block (any thread)
- * -------------------------------------------------------------------------------------------------- */
+/* ---- one block (any thread) ------------------------------------------------------------------ */
 
 void kvx_wsave_release_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, kvx_mark_t end)
 {

@@ -29,8 +29,7 @@
 #define AWAY_NS    UINT64_C(20000000) /* no daemon: look for one */
 #define IDLE_NS    UINT64_C(100000000)
 
-/* ---- one round
- * --------------------------------------------------------------------------------------------------------------- */
+/* ---- one round ------------------------------------------------------------------------------- */
 
 static void take_jobs(kvx_worker_t *worker)
 {
@@ -159,8 +158,7 @@ static int run_iteration(kvx_worker_t *worker, int moving)
 	return moved > 0;
 }
 
-/* ---- sleeping
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- sleeping -------------------------------------------------------------------------------- */
 
 static int is_copying(const kvx_worker_t *worker)
 {
@@ -229,8 +227,7 @@ static int spin_briefly(kvx_worker_t *worker, uint32_t seen, uint64_t idle_since
 	return kvx_worker_now_ns() - idle_since < SPIN_NS;
 }
 
-/* ---- the thread
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- the thread ------------------------------------------------------------------------------ */
 
 /* When it stops, jobs under way are ended first: where a device hangs they cannot be. */
 static int must_go_on(kvx_worker_t *worker)

@@ -8,7 +8,7 @@
 kv_status_t kvs_threads_start(kvs_nvme_t *nvme);
 void kvs_threads_stop(kvs_nvme_t *nvme);
 
-/* ---- uring.c, workers.c: mains of the I/O threads; the argument is a kvs_io_t ---- */
+/* ---- uring.c, workers.c: mains of the I/O threads; the argument is a kvs_io_t ---------------- */
 void *kvs_uring_main(void *io);
 void *kvs_worker_main(void *io);
 

@@ -61,7 +61,7 @@ typedef struct kvs_ring {
 	int refusal_said;
 } kvs_ring_t;
 
-/* ---- uring_register.c ------------------------------------------------------------------- */
+/* ---- uring_register.c ------------------------------------------------------------------------ */
 /* Tables for memory and files; without them transfers go on, at more cost. */
 void kvs_ring_register_tables(kvs_ring_t *r);
 /* One more piece of memory, if one is waiting and has been touched; else look again in a while. Not while somebody

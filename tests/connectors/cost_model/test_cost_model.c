@@ -52,8 +52,7 @@ static kvx_cost_decision_t ask(uint32_t cpu, uint32_t disk)
 	return ask_of(0, cpu, disk);
 }
 
-/* ---- the machine of docs/CLAIMS.md "On GPUs"
- * ------------------------------------------------------------------------------------- */
+/* ---- the machine of docs/CLAIMS.md "On GPUs" ------------------------------------------------- */
 
 static double h200_ns(uint32_t before, uint32_t tokens)
 {
@@ -345,9 +344,7 @@ static void p7_every_other_hit_that_may_not_be_cut_is_computed_until_that_is_kno
 	assert_int_equal(answer.choice, KVX_RECOMPUTE);
 }
 
-/* ---- memory
- * --------------------------------------------------------------------------------------------------------------------
- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static void measure(uint32_t times, uint32_t tokens, uint64_t load, uint64_t compute)
 {

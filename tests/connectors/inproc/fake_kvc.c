@@ -112,8 +112,7 @@ void fake_keys(const uint32_t *tokens, uint32_t n_tokens, const char *salt, kvc_
 	}
 }
 
-/* ---- libkvc
- * ------------------------------------------------------------------------------------------------------------------ */
+/* ---- libkvc ---------------------------------------------------------------------------------- */
 
 kvc_status_t kvc_attach(const kvc_config_t *config, kvc_t **p_kvc)
 {

@@ -175,8 +175,7 @@ static void p4_aborts_at_random_moments_leave_no_lease_and_no_put(void **state)
 	rig_fini(&rig);
 }
 
-/* ---- other cache layouts than the reference engine's
- * ---------------------------------------------------------------------- */
+/* ---- other cache layouts than the reference engine's ----------------------------------------- */
 
 typedef struct shape {
 	const char *name;

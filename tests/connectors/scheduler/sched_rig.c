@@ -13,8 +13,7 @@ const char *sr_program;
 static const uint8_t secret[16] = "sixteen bytes!!!";
 static _Alignas(8) uint8_t report_memory[1u << 20]; /* never grown: allocations fail in some tests */
 
-/* ---- members
- * ----------------------------------------------------------------------------------------------------------------- */
+/* ---- members --------------------------------------------------------------------------------- */
 
 static void describe(sr_t *sr)
 {
@@ -136,8 +135,7 @@ void sr_wait_ready(sr_t *sr)
 	fail_msg("not ready");
 }
 
-/* ---- requests
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 static const void *hash_at(void *ctx, uint32_t i, uint32_t *p_len)
 {
@@ -233,8 +231,7 @@ int sr_is_right(const sr_t *sr, const sr_request_t *request, uint32_t from, uint
 	return 1;
 }
 
-/* ---- the stand-in for the ranks
- * ---------------------------------------------------------------------------------------------- */
+/* ---- the stand-in for the ranks -------------------------------------------------------------- */
 
 /* Blocks of a part that could be read. */
 static uint32_t read_part(sr_t *sr, const kvx_msg_part_t *part, uint32_t flags, kvc_status_t *p_status)
@@ -492,8 +489,7 @@ kvx_scheduler_stats_t sr_stats(const sr_t *sr)
 	return stats;
 }
 
-/* ---- both ends
- * --------------------------------------------------------------------------------------------------------------- */
+/* ---- both ends ------------------------------------------------------------------------------- */
 
 static void turn(void *ctx)
 {

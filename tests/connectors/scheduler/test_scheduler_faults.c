@@ -327,8 +327,7 @@ static void p10_reports_and_tables_that_make_no_sense_are_refused(void **state)
 	sr_stop(&sr, &rig);
 }
 
-/* ---- ten thousand operations
- * ------------------------------------------------------------------------------------------------- */
+/* ---- ten thousand operations ----------------------------------------------------------------- */
 
 #define LIVE 24u
 

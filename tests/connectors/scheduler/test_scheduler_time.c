@@ -257,8 +257,7 @@ static void p7_a_step_that_generates_waits_for_no_answer(void **state)
 	sr_stop(&sr, &rig);
 }
 
-/* ---- what of a hit is loaded
- * -------------------------------------------------------------------------------------------------- */
+/* ---- what of a hit is loaded ----------------------------------------------------------------- */
 
 /* Microseconds a token. */
 static void teach(sr_t *sr, double compute, double memory, double disk)

@@ -6,8 +6,7 @@
 
 static const uint8_t secret[16] = "sixteen bytes!!!";
 
-/* ---- open and close
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- open and close -------------------------------------------------------------------------- */
 
 static void describe(fe_t *fe)
 {
@@ -123,8 +122,7 @@ void fe_close(fe_t *fe)
 	free(fe->plan);
 }
 
-/* ---- what a token leaves in the cache
- * ---------------------------------------------------------------------------------------- */
+/* ---- what a token leaves in the cache -------------------------------------------------------- */
 
 static uint32_t slot_bytes(const fe_t *fe)
 {
@@ -177,8 +175,7 @@ void fe_check_tokens(fe_t *fe, const fe_request_t *r, uint32_t from, uint32_t to
 	fe->checked_tokens += to - from;
 }
 
-/* ---- blocks
- * ------------------------------------------------------------------------------------------------------------------ */
+/* ---- blocks ---------------------------------------------------------------------------------- */
 
 static uint32_t block_take(fe_t *fe)
 {
@@ -283,8 +280,7 @@ void fe_place(fe_t *fe, fe_request_t *r, uint32_t first, uint32_t fresh)
 	r->told = r->n;
 }
 
-/* ---- requests
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 static const void *hash_at(void *ctx, uint32_t i, uint32_t *p_len)
 {

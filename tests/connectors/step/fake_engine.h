@@ -88,7 +88,7 @@ void fe_close(fe_t *fe);
 /* Run until so many requests have ended, then end the rest and wait until nothing is under way. */
 void fe_run(fe_t *fe, uint64_t requests);
 
-/* ---- between fake_engine.c and fake_engine_step.c ---- */
+/* ---- between fake_engine.c and fake_engine_step.c -------------------------------------------- */
 
 /* With `garbage`, what a model leaves when something before was wrong. */
 void fe_compute(fe_t *fe, const fe_request_t *r, uint32_t from, uint32_t to, int garbage);

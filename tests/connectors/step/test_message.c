@@ -7,8 +7,7 @@
 #undef realloc /* step/message.c calls plan_realloc() by that name */
 void *realloc(void *p, size_t n);
 
-/* ---- an allocator whose n-th call fails: step/message.c calls these
- * ------------------------------------------------------------------ */
+/* ---- an allocator whose n-th call fails: step/message.c calls these -------------------------- */
 
 void *plan_realloc(void *p, size_t n);
 static uint64_t fail_at, calls;
@@ -18,8 +17,7 @@ void *plan_realloc(void *p, size_t n)
 	return ++calls == fail_at ? NULL : realloc(p, n);
 }
 
-/* ---- building
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- building -------------------------------------------------------------------------------- */
 
 static const uint32_t three[3] = {7, KVX_NO_BLOCK, 9};
 static const char request_id[] = "request-12345";
@@ -97,8 +95,7 @@ static uint32_t count(const void *data, size_t len, uint32_t magic, int *p_bad)
 	return n;
 }
 
-/* ---- the promises
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- the promises ---------------------------------------------------------------------------- */
 
 static void p1_what_was_written_is_read(void **state)
 {

@@ -10,8 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ---- allocations of the sources under test (--wrap)
- * -------------------------------------------------------------------------- */
+/* ---- allocations of the sources under test (--wrap) ------------------------------------------ */
 
 #define EACH UINT32_MAX
 
@@ -45,9 +44,7 @@ void *__wrap_realloc(void *p, size_t size)
 	return fails() ? NULL : __real_realloc(p, size);
 }
 
-/* ---- tests
- * -------------------------------------------------------------------------------------------------------------------
- */
+/* ---- tests ----------------------------------------------------------------------------------- */
 
 static void p5_open_without_memory_says_so_and_leaves_nothing(void **state)
 {

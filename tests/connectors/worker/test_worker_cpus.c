@@ -89,8 +89,7 @@ static void open_and_check(const cpu_set_t *expected)
 	wr_fini(&wr);
 }
 
-/* ---- parts, each in a process of its own
- * ------------------------------------------------------------------------------------- */
+/* ---- parts, each in a process of its own ----------------------------------------------------- */
 
 static void *sleeper(void *arg)
 {
@@ -158,9 +157,7 @@ static int run_part(char **argv)
 	return cmocka_run_group_tests(part, NULL, NULL);
 }
 
-/* ---- tests
- * -------------------------------------------------------------------------------------------------------------------
- */
+/* ---- tests ----------------------------------------------------------------------------------- */
 
 static void run(uint32_t part, const cpu_set_t *set)
 {

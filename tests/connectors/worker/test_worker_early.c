@@ -26,8 +26,7 @@ static void wait_copied(wr_t *wr)
 	} while (wrong > 0);
 }
 
-/* ---- a step as planned
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- a step as planned ----------------------------------------------------------------------- */
 
 /* `layers`: what the engine does in the end; `order`: what it might. */
 static void check_step(uint32_t order, int layers)
@@ -174,8 +173,7 @@ static void p1_what_is_still_to_be_saved_is_read_before_a_load_begun_early(void 
 	layers_finish(&rig, &wr);
 }
 
-/* ---- something else comes
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- something else comes -------------------------------------------------------------------- */
 
 typedef enum other_plan { ANOTHER, NONE, GARBAGE, OTHERS } other_plan_t;
 
@@ -337,8 +335,7 @@ static void p1_a_step_that_never_asks_for_its_loads_has_lost_them(void **state)
 	layers_finish(&rig, &wr);
 }
 
-/* ---- when it is not done
- * ----------------------------------------------------------------------------------------------------- */
+/* ---- when it is not done --------------------------------------------------------------------- */
 
 /* All hooks of a step but those left out. */
 static void part_of_step(wr_t *wr, int end, int errors, int report)

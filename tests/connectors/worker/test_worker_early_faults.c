@@ -99,8 +99,7 @@ static void p1_the_engine_may_change_its_stream(void **state)
 	layers_finish(&rig, &wr);
 }
 
-/* ---- verdicts
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- verdicts -------------------------------------------------------------------------------- */
 
 static void p1_a_bad_block_begun_early_is_named_by_its_step(void **state)
 {

@@ -69,8 +69,7 @@ static void begin_load(wr_t *wr, const kvc_lease_t *lease, uint32_t flags)
 	kvx_worker_run_sync_loads(wr->rank[0].worker);
 }
 
-/* ---- who waits
- * --------------------------------------------------------------------------------------------------------------- */
+/* ---- who waits ------------------------------------------------------------------------------- */
 
 static void p5_a_step_does_not_wait_for_the_bytes_it_loads(void **state)
 {
@@ -207,8 +206,7 @@ static void p5_a_device_that_hangs_does_not_hold_the_end(void **state)
 	rig_fini(&rig);
 }
 
-/* ---- verdicts that come late
- * ------------------------------------------------------------------------------------------------- */
+/* ---- verdicts that come late ----------------------------------------------------------------- */
 
 /* Whether the load was right is known when the step is over; until then nothing it has computed is stored. */
 static void p1_what_a_step_computed_from_a_bad_block_is_not_stored(void **state)
@@ -328,8 +326,7 @@ static void p7_a_daemon_killed_under_copies_costs_no_more_than_them(void **state
 	finish(&rig, &wr);
 }
 
-/* ---- a driver that refuses
- * --------------------------------------------------------------------------------------------------- */
+/* ---- a driver that refuses ------------------------------------------------------------------- */
 
 static kvc_status_t try_open(wr_t *wr, uint32_t memory, int device)
 {
@@ -525,8 +522,7 @@ static void p1_a_call_the_driver_refuses_costs_a_copy_and_no_wrong_byte(void **s
 	finish(&rig, &wr);
 }
 
-/* ---- counters
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- counters -------------------------------------------------------------------------------- */
 
 static void what_the_device_did_is_counted(void **state)
 {

@@ -12,9 +12,7 @@
 #define QUICK_MS 1000u
 #define ROUNDS   12u
 
-/* ---- order
- * -------------------------------------------------------------------------------------------------------------------
- */
+/* ---- order ----------------------------------------------------------------------------------- */
 
 static void check_order(uint32_t ranks)
 {
@@ -128,8 +126,7 @@ static void p5_a_step_does_not_wait_for_its_layers(void **state)
 	layers_finish(&rig, &wr);
 }
 
-/* ---- engines that do not do as they said
- * ------------------------------------------------------------------------------------- */
+/* ---- engines that do not do as they said ----------------------------------------------------- */
 
 /* What the tests above would find: a layer read before its range has come, though the one before it was waited for. */
 static void control_a_layer_read_too_early_is_wrong(void **state)
@@ -230,8 +227,7 @@ static void p1_nor_does_it_in_a_step_that_has_no_end(void **state)
 	check_skip(2, 0);
 }
 
-/* ---- verdicts
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- verdicts -------------------------------------------------------------------------------- */
 
 /* In a range in the middle: the block is bad, the others are not. */
 static void p1_a_block_with_a_bad_layer_is_bad(void **state)
@@ -383,8 +379,7 @@ static void p4_loads_of_a_step_end_each_for_itself(void **state)
 	layers_finish(&rig, &wr);
 }
 
-/* ---- some blocks whole, the others by layers
- * ----------------------------------------------------------------------------------- */
+/* ---- some blocks whole, the others by layers ------------------------------------------------- */
 
 static uint64_t jobs_of(const kvx_worker_stats_t *stats)
 {
@@ -460,8 +455,7 @@ static void p1_a_layer_of_blocks_that_came_whole_is_there_too(void **state)
 	layers_finish(&rig, &wr);
 }
 
-/* ---- what comes whole
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- what comes whole ------------------------------------------------------------------------ */
 
 /* The lease covers so many blocks of wr_eight: the others will never be there. */
 static void check_whole(wr_t *wr, uint32_t covered)
