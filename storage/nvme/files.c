@@ -495,10 +495,9 @@ kv_status_t kvs_file_scan(kvs_nvme_t *nvme)
 	return status;
 }
 
-/* ---- files that are removed or cut while they are open (decision 022): the commit thread checks, the owner acts ----
- */
+/* ---- files that are removed or cut while open (decision 022) --------------------------------- */
 
-/* Is the directory of slot files still the one under the tier's path? */
+/* The commit thread checks, the owner acts. Is the directory of slot files still the one under the tier's path? */
 static int directory_is_there(const kvs_nvme_t *nvme)
 {
 	struct stat open_one;
