@@ -34,14 +34,14 @@
 #include <stdatomic.h>
 
 #define KVC_MAX_PENDING     1024u       /* requests in flight                                      */
-#define KVC_TOLD_ID         1u          /* of requests whose answer nobody waits for; no pending request has it */
+#define KVC_ONEWAY_ID       1u          /* of requests whose answer nobody waits for; no pending request has it */
 #define KVC_MAX_OUT         (64u << 20) /* bytes waiting for the socket                             */
 #define KVC_MAX_FDS_QUEUED  16u         /* descriptors received ahead of their frames               */
 #define KVC_MAX_BACKLOG     4096u       /* lease ids waiting to be released; RELEASE holds as many  */
 #define KVC_MAX_BAD         64u         /* bad blocks waiting to be reported                        */
 #define KVC_MAX_EXTENTS     1024u       /* puts that hold staging at a time                         */
 #define KVC_ID_BUCKETS      256u        /* of the tables lease id -> lease, put id -> put           */
-#define KVC_TOUCH_BYTES     (2u << 20)  /* of a slab, made accessible at a time */
+#define KVC_PREFAULT_BYTES  (2u << 20)  /* of a slab, made accessible at a time */
 #define KVC_MAX_SOCKET_PATH 108u
 #define KVC_MAX_HEADS       65536u
 #define KVC_MAX_LEAVES      (1u << 20)
@@ -57,7 +57,7 @@
 #define KVC_HUNG_NS           UINT64_C(1000000000) /* without a heartbeat: nothing is asked any more */
 #define KVC_NS_A_MS           UINT64_C(1000000)
 #define KVC_NS_A_US           UINT64_C(1000)
-#define KVC_GUARD             UINT64_C(0x6b766320616c6976) /* what the fork guard page holds in its process */
+#define KVC_FORK_GUARD        UINT64_C(0x6b766320616c6976) /* what the fork guard page holds in its process */
 
 /* ---- shared memory of one incarnation -------------------------------------------------------- */
 
@@ -72,9 +72,9 @@ typedef struct kvc_slab {
 	uint32_t block_bytes;
 	uint32_t heads;
 	uint32_t leaves_a_head;
-	_Atomic uint64_t *touched; /* one bit a KVC_TOUCH_BYTES: its pages are in our page table */
-	size_t touch_at;           /* before it kvc_touch() has been */
-	uint64_t retired_at;       /* serial of the first lease or put that cannot use it; 0: in use */
+	_Atomic uint64_t *prefaulted; /* one bit a KVC_PREFAULT_BYTES: its pages are in our page table */
+	size_t prefault_at;           /* before it kvc_prefault() has been */
+	uint64_t retired_at;          /* serial of the first lease or put that cannot use it; 0: in use */
 	struct kvc_slab *next_retired;
 } kvc_slab_t;
 
@@ -272,7 +272,7 @@ typedef struct kvc_events {
 	uint32_t (*opened)(kvc_t *kvc); /* spaces can be asked for; how many are: the session is ready after as many
 					   kvc_reopened() */
 	void (*lost)(kvc_t *kvc);       /* it is over: its channel is closed, its map retired */
-	void (*settle)(kvc_t *kvc);     /* it is ready, and time for what has been left for later */
+	void (*deferred)(kvc_t *kvc);   /* it is ready, and time for what has been left for later */
 } kvc_events_t;
 
 typedef enum kvc_state {
@@ -298,7 +298,7 @@ struct kvc {
 	int observe;
 	void (*on_memory)(void *ctx, const kvc_memory_t *memory, int mapped);
 	void *memory_ctx;
-	const volatile uint64_t *guard; /* a page a forked child reads as zero */
+	const volatile uint64_t *fork_guard; /* a page a forked child reads as zero */
 
 	kvc_state_t state;
 	kv_status_t why_detached;
@@ -363,12 +363,12 @@ kv_status_t kvc_receive(kvc_t *kvc, kvc_frame_fn frame);
 /* End requests whose deadline has passed. */
 void kvc_expire(kvc_t *kvc, uint64_t now);
 /* The object goes away: its requests are nobody's. */
-void kvc_forget(kvc_t *kvc, const void *object);
+void kvc_forget_requests(kvc_t *kvc, const void *object);
 /* The pending request of a reply, or NULL. */
 kvc_pending_t *kvc_pending_find(kvc_t *kvc, uint64_t id);
 void kvc_pending_free(kvc_t *kvc, kvc_pending_t *pending);
 /* A request nobody waits for. Gets through however many answers are awaited. */
-void kvc_tell(kvc_t *kvc, uint16_t code, const void *msg);
+void kvc_send_oneway(kvc_t *kvc, uint16_t code, const void *msg);
 /* timeout_ms from now; 0: the attachment's. */
 uint64_t kvc_deadline(const kvc_t *kvc, uint32_t timeout_ms);
 
@@ -397,7 +397,7 @@ void kvc_reopened(kvc_t *kvc);
 
 /* Fill a struct of the caller's that begins with struct_size: as much of `full` as the caller's version has, and
  * struct_size stays. */
-static inline void kvc_give(void *out, const void *full, size_t size)
+static inline void kvc_fill_struct(void *out, const void *full, size_t size)
 {
 	size_t known;
 

@@ -166,7 +166,7 @@ static void compute(kve_engine_t *engine)
 }
 
 /* Everything but computing. Returns requests that could compute now. */
-static uint32_t advance(kve_engine_t *engine)
+static uint32_t advance_jobs(kve_engine_t *engine)
 {
 	uint32_t computable = 0;
 	int full = 0;
@@ -187,7 +187,7 @@ static uint32_t advance(kve_engine_t *engine)
 	return computable;
 }
 
-static uint32_t sweep(kve_engine_t *engine)
+static uint32_t sweep_jobs(kve_engine_t *engine)
 {
 	kve_job_t **link = &engine->jobs;
 	uint32_t unfinished = 0;
@@ -209,15 +209,15 @@ static uint32_t sweep(kve_engine_t *engine)
 
 uint32_t kve_engine_step(kve_engine_t *engine)
 {
-	uint32_t computable = advance(engine);
+	uint32_t computable = advance_jobs(engine);
 
 	if (engine->kvx) {
 		(void)kvx_poll(engine->kvx, computable ? 0 : 1);
-		(void)advance(engine);
+		(void)advance_jobs(engine);
 	}
 	compute(engine);
 
-	return sweep(engine);
+	return sweep_jobs(engine);
 }
 
 uint32_t kve_engine_flush(kve_engine_t *engine, uint32_t timeout_ms)
@@ -229,12 +229,12 @@ uint32_t kve_engine_flush(kve_engine_t *engine, uint32_t timeout_ms)
 		if (engine->kvx) {
 			(void)kvx_poll(engine->kvx, 1);
 		}
-		(void)advance(engine);
+		(void)advance_jobs(engine);
 		open = 0;
 		for (const kve_job_t *job = engine->jobs; job; job = job->next) {
 			open += job->save || (job->request.state == KVE_DONE && !job->closed);
 		}
-		(void)sweep(engine);
+		(void)sweep_jobs(engine);
 	} while (open > 0 && kv_now_ns(&kv_env_posix) < deadline);
 
 	return open;

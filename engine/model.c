@@ -116,7 +116,7 @@ static void write_cache(const kve_model_t *m, float *cache, const kve_span_t *sp
 	}
 }
 
-static void attend(kve_model_t *m, float *cache, const kve_span_t *spans, uint32_t n_spans)
+static void run_attention(kve_model_t *m, float *cache, const kve_span_t *spans, uint32_t n_spans)
 {
 	const kve_config_t *c = &m->config;
 	const size_t q_row = (size_t)c->heads * c->head_dim;
@@ -165,7 +165,7 @@ static void forward_layer(kve_model_t *m, uint32_t l, kve_cache_t *cache, const 
 	kve_matmul(m->normed, rows, &layer->q, m->q);
 	kve_matmul(m->normed, rows, &layer->k, m->k);
 	kve_matmul(m->normed, rows, &layer->v, m->v);
-	attend(m, cache->base[l], spans, n_spans);
+	run_attention(m, cache->base[l], spans, n_spans);
 	kve_matmul(m->attended, rows, &layer->o, m->added);
 	add(m->x, m->added, (size_t)rows * c->hidden);
 

@@ -107,7 +107,7 @@ static void start_save(kve_engine_t *engine, kve_job_t *job, uint32_t n)
 	}
 }
 
-static void done(kve_engine_t *engine, kve_job_t *job)
+static void finish_job(kve_engine_t *engine, kve_job_t *job)
 {
 	const kve_request_t *r = &job->request;
 
@@ -145,7 +145,7 @@ void kve_job_computed(kve_engine_t *engine, kve_job_t *job, uint32_t n)
 	}
 	r->tokens[r->n_tokens++] = kve_argmax(job->logits, engine->config.model.vocab);
 	if (r->n_tokens == r->n_prompt + r->max_new) {
-		done(engine, job);
+		finish_job(engine, job);
 	}
 }
 

@@ -28,7 +28,7 @@ static uint32_t ladder_of(const kvc_key_source_t *source, const kvc_group_t *gro
 	return count;
 }
 
-static kv_status_t granted(kvc_t *kvc, kvc_lease_t *lease, const kv_msg_acquire_reply_t *reply)
+static kv_status_t take_acquire_grant(kvc_t *kvc, kvc_lease_t *lease, const kv_msg_acquire_reply_t *reply)
 {
 	kv_status_t status;
 
@@ -51,13 +51,13 @@ static kv_status_t granted(kvc_t *kvc, kvc_lease_t *lease, const kv_msg_acquire_
 	return KV_OK;
 }
 
-static void acquired(kvc_t *kvc, void *object, const kvc_answer_t *answer)
+static void on_acquired(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 {
 	kvc_lease_t *lease = object;
 	kv_status_t status = answer->status;
 
 	if (status == KV_OK) {
-		status = granted(kvc, lease, &answer->reply->acquire_reply);
+		status = take_acquire_grant(kvc, lease, &answer->reply->acquire_reply);
 	}
 	if (status == KV_MISS) {
 		kvc_count(&kvc->counters.acquire_misses, 1);
@@ -119,7 +119,7 @@ static kvc_status_t send_acquire(kvc_lease_t *lease, const kvc_group_t *group, c
 		.n = lease->n,
 		.ttl_ms = want->ttl_ms,
 	};
-	kvc_ask_t ask = {.code = KV_CODE_ACQUIRE, .msg = &msg, .done = acquired, .object = lease, .fd = -1};
+	kvc_ask_t ask = {.code = KV_CODE_ACQUIRE, .msg = &msg, .done = on_acquired, .object = lease, .fd = -1};
 	kv_status_t sent;
 
 	if (!keys) {
@@ -203,7 +203,7 @@ kvc_status_t kvc_acquire_start(kvc_space_t *space, const kvc_key_t *keys, uint32
 	return acquire_group(space, &space->groups[0], &want, p_lease);
 }
 
-static int acquire_answered(const void *object)
+static int is_acquire_answered(const void *object)
 {
 	return atomic_load(&((const kvc_lease_t *)object)->status) != KV_PENDING;
 }
@@ -218,7 +218,7 @@ kvc_status_t kvc_acquire(kvc_space_t *space, const kvc_key_t *keys, uint32_t n, 
 		return status;
 	}
 	/* The request's own deadline ends the wait. */
-	(void)kvc_wait(space->kvc, acquire_answered, lease, UINT64_MAX);
+	(void)kvc_wait(space->kvc, is_acquire_answered, lease, UINT64_MAX);
 	status = atomic_load(&lease->status);
 	if (status != KVC_OK) {
 		kvc_lease_forget(lease);

@@ -111,7 +111,7 @@ kvc_status_t kvc_put_export(const kvc_put_t *put, kvc_handle_t *handle)
 }
 
 /* Staging for as many of the blocks to be written as there is room for, one at least. */
-static kvc_status_t put_stage(kvc_put_t *put)
+static kvc_status_t reserve_view_staging(kvc_put_t *put)
 {
 	kvc_t *kvc = put->space->kvc;
 	uint64_t words = atomic_load_explicit(&kvc->map, memory_order_relaxed)->staging_words;
@@ -139,7 +139,7 @@ static kvc_status_t put_stage(kvc_put_t *put)
 	return KVC_OK;
 }
 
-static kvc_status_t put_take(kvc_put_t *put, const kvc_handle_t *handle, const kvc_writer_t *range)
+static kvc_status_t take_put_handle(kvc_put_t *put, const kvc_handle_t *handle, const kvc_writer_t *range)
 {
 	kvc_space_t *space = put->space;
 	kvc_status_t checked;
@@ -162,7 +162,7 @@ static kvc_status_t put_take(kvc_put_t *put, const kvc_handle_t *handle, const k
 				"the handle names no put of this instance");
 	}
 	checked = header_check(space, &put->grant, handle);
-	checked = checked == KVC_OK ? put_stage(put) : checked;
+	checked = checked == KVC_OK ? reserve_view_staging(put) : checked;
 	if (checked == KVC_OK) {
 		atomic_store(&put->status, KV_OK);
 	}
@@ -190,7 +190,7 @@ kvc_status_t kvc_put_import(kvc_space_t *space, const kvc_handle_t *handle, cons
 	if (!put) {
 		return kvc_fail(KV_ERR_NOMEM, "out of memory for a put");
 	}
-	status = put_take(put, handle, range);
+	status = take_put_handle(put, handle, range);
 	if (status != KVC_OK) {
 		kvc_put_forget(put);
 		return status;

@@ -40,7 +40,7 @@ void kvc_lease_bind(kvc_lease_t *lease)
 	*bucket = lease;
 }
 
-static void unbind(kvc_t *kvc, const kvc_lease_t *lease)
+static void unbind_lease(kvc_t *kvc, const kvc_lease_t *lease)
 {
 	kvc_lease_t **link = &kvc->lease_ids[lease->grant.id % KVC_ID_BUCKETS];
 
@@ -57,7 +57,7 @@ void kvc_lease_forget(kvc_lease_t *lease)
 	kvc_t *kvc = lease->space->kvc;
 
 	if (lease->grant.map) {
-		unbind(kvc, lease);
+		unbind_lease(kvc, lease);
 	}
 	kvc_grant_drop(&lease->grant);
 	if (lease->prev) {
@@ -127,7 +127,7 @@ uint32_t kvc_lease_n(const kvc_lease_t *lease)
 	return lease->n;
 }
 
-kvc_status_t kvc_lease_rest(const kvc_lease_t *lease)
+kvc_status_t kvc_lease_rest_status(const kvc_lease_t *lease)
 {
 	kvc_status_t rest = atomic_load_explicit(&lease->rest, memory_order_acquire);
 	const kv_lease_header_t *header = lease->grant.header;
@@ -200,7 +200,7 @@ kvc_status_t kvc_lease_wait(kvc_lease_t *lease, uint32_t n, uint32_t timeout_ms)
 		return status;
 	}
 	for (;;) {
-		const kvc_status_t rest = kvc_lease_rest(lease);
+		const kvc_status_t rest = kvc_lease_rest_status(lease);
 
 		status = kvc_lease_state(lease);
 		if (status != KVC_OK && status != KVC_PENDING) {
@@ -238,7 +238,7 @@ kvc_status_t kvc_lease_block(const kvc_lease_t *lease, uint32_t i, const void **
 {
 	uint8_t *data = NULL;
 	const uint64_t *leaves = NULL;
-	const kvc_status_t rest = kvc_lease_rest(lease);
+	const kvc_status_t rest = kvc_lease_rest_status(lease);
 	kv_status_t found;
 	kvc_status_t status = kvc_check_process(lease->space->kvc);
 
@@ -334,7 +334,7 @@ kvc_status_t kvc_lease_read(kvc_lease_t *lease, uint32_t first, uint32_t count, 
 	return KVC_OK;
 }
 
-kvc_status_t kvc_lease_bad(kvc_lease_t *lease, uint32_t i)
+kvc_status_t kvc_lease_report_bad(kvc_lease_t *lease, uint32_t i)
 {
 	kvc_status_t status = kvc_check_process(lease->space->kvc);
 
@@ -373,7 +373,7 @@ static void bad_flush(kvc_t *kvc)
 		kv_msg_bad_block_t msg = {.lease = bad[i].lease, .index = bad[i].index};
 
 		if (bad[i].incarnation == kvc->incarnation) {
-			kvc_tell(kvc, KV_CODE_BAD_BLOCK, &msg);
+			kvc_send_oneway(kvc, KV_CODE_BAD_BLOCK, &msg);
 		}
 	}
 }
@@ -400,7 +400,7 @@ static void release_one(kvc_lease_t *lease)
 	kvc_t *kvc = lease->space->kvc;
 
 	if (atomic_load(&lease->status) == KV_PENDING) {
-		kvc_forget(kvc, lease);
+		kvc_forget_requests(kvc, lease);
 	}
 	if (lease->grant.map && !lease->imported && !atomic_load(&lease->grant.map->dead)) {
 		if (kvc->backlog_len == KVC_MAX_BACKLOG) {
@@ -434,7 +434,7 @@ void kvc_release(kvc_lease_t *const *leases, uint32_t count)
 	}
 }
 
-static void renewed(kvc_t *kvc, void *object, const kvc_answer_t *answer)
+static void on_renewed(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 {
 	kvc_lease_t *lease = object;
 
@@ -447,7 +447,7 @@ static void renewed(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 kvc_status_t kvc_lease_renew(kvc_lease_t *lease, uint32_t ttl_ms)
 {
 	kv_msg_renew_t msg = {.ttl_ms = ttl_ms};
-	kvc_ask_t ask = {.code = KV_CODE_RENEW, .msg = &msg, .done = renewed, .object = lease, .fd = -1};
+	kvc_ask_t ask = {.code = KV_CODE_RENEW, .msg = &msg, .done = on_renewed, .object = lease, .fd = -1};
 	kvc_status_t status = kvc_space_usable(lease->space);
 	kv_status_t sent;
 

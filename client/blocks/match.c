@@ -162,7 +162,7 @@ static void prefetch(const kvc_search_t *search, uint32_t position)
 	__builtin_prefetch(&search->map->buckets[home]);
 }
 
-static void narrow(kvc_range_t *range, uint32_t position, int there)
+static void narrow_range(kvc_range_t *range, uint32_t position, int there)
 {
 	if (there && position > range->lo) {
 		range->lo = position;
@@ -173,7 +173,7 @@ static void narrow(kvc_range_t *range, uint32_t position, int there)
 }
 
 /* Tiers of block `position` (1-based) that can be read. */
-static uint32_t look(kvc_search_t *search, uint32_t position)
+static uint32_t read_tiers(kvc_search_t *search, uint32_t position)
 {
 	uint32_t tiers = key_find(search, key_at(search, position)), at = position * search->units;
 
@@ -189,12 +189,12 @@ static uint32_t look(kvc_search_t *search, uint32_t position)
 }
 
 /* Look at a block; both searches learn from it. */
-static void probe(kvc_search_t *search, uint32_t position)
+static void probe_block(kvc_search_t *search, uint32_t position)
 {
-	uint32_t tiers = look(search, position);
+	uint32_t tiers = read_tiers(search, position);
 
-	narrow(&search->any, position, tiers != 0);
-	narrow(&search->cpu, position, (tiers & KV_TIER_CPU) != 0);
+	narrow_range(&search->any, position, tiers != 0);
+	narrow_range(&search->cpu, position, (tiers & KV_TIER_CPU) != 0);
 }
 
 /* Until hi == lo + 1: blocks [0, lo) are there and block hi (1-based) is not. */
@@ -211,14 +211,14 @@ static void converge(kvc_search_t *search, kvc_range_t *range)
 			prefetch(search, at[i]);
 		}
 		for (uint32_t i = 0; i < count; i++) {
-			probe(search, at[i]);
+			probe_block(search, at[i]);
 		}
 		/* A concurrent eviction can make answers contradict each other; the lower one holds. */
 		range->lo = range->lo < range->hi ? range->lo : range->hi - 1u;
 	}
 }
 
-static kv_miss_reason_t alive(const kvc_space_t *space, const kvc_map_t *map)
+static kv_miss_reason_t check_daemon_alive(const kvc_space_t *space, const kvc_map_t *map)
 {
 	uint64_t beat, now, age, epoch = atomic_load_explicit(&space->epoch, memory_order_relaxed);
 	uint32_t id = atomic_load_explicit(&space->id, memory_order_relaxed);
@@ -252,7 +252,7 @@ static void search_full(kvc_search_t *search, uint32_t n)
 
 	/* Often all of it is there: one look at the last key then ends both searches. */
 	prefetch(search, n);
-	probe(search, n);
+	probe_block(search, n);
 	converge(search, &search->any);
 	search->cpu.hi = search->cpu.hi < search->any.lo + 1u ? search->cpu.hi : search->any.lo + 1u;
 	search->cpu.lo = search->cpu.lo < search->cpu.hi ? search->cpu.lo : search->cpu.hi - 1u;
@@ -275,8 +275,8 @@ static void run_add(kvc_range_t *run, uint32_t position)
 }
 
 /* n when the group has all it needs in the tiers for n units, else the largest smaller length it may. */
-static uint32_t serve(kvc_search_t *search, const kvc_space_t *space, const kvc_group_t *group, kvc_runs_t *runs,
-		      uint32_t n, uint32_t tiers)
+static uint32_t fit_group(kvc_search_t *search, const kvc_space_t *space, const kvc_group_t *group, kvc_runs_t *runs,
+			  uint32_t n, uint32_t tiers)
 {
 	const kvc_range_t *known = tiers == KVC_ALL_TIERS ? &runs->any : &runs->cpu;
 	kvc_blocks_t need = kvc_group_blocks(space, group, n);
@@ -297,7 +297,7 @@ static uint32_t serve(kvc_search_t *search, const kvc_space_t *space, const kvc_
 		if (position > need.first + KVC_AHEAD) {
 			prefetch(search, position - KVC_AHEAD);
 		}
-		there = look(search, position);
+		there = read_tiers(search, position);
 		if (there) {
 			run_add(&runs->any, position);
 		}
@@ -317,14 +317,15 @@ static uint32_t serve(kvc_search_t *search, const kvc_space_t *space, const kvc_
 }
 
 /* The largest length up to n at which every group that is not `full` has what it needs in the tiers. */
-static uint32_t settle(kvc_search_t *search, const kvc_space_t *space, kvc_runs_t *runs, uint32_t n, uint32_t tiers)
+static uint32_t fit_unchained_groups(kvc_search_t *search, const kvc_space_t *space, kvc_runs_t *runs, uint32_t n,
+				     uint32_t tiers)
 {
 	for (uint32_t tries = 0; n && tries < KVC_PLACES; tries++) {
 		uint32_t next = n;
 
 		for (uint32_t i = 0; i < space->group_count && next == n; i++) {
 			if (space->groups[i].rule != KV_RULE_FULL) {
-				next = serve(search, space, &space->groups[i], &runs[i], n, tiers);
+				next = fit_group(search, space, &space->groups[i], &runs[i], n, tiers);
 			}
 		}
 		if (next == n) {
@@ -371,8 +372,8 @@ static void search_all(kvc_search_t *search, const kvc_space_t *space, uint32_t 
 	if (others && all) {
 		kvc_runs_t runs[KV_MAX_GROUPS] = {0};
 
-		all = settle(search, space, runs, all, KVC_ALL_TIERS);
-		cpu = settle(search, space, runs, cpu < all ? cpu : all, KV_TIER_CPU);
+		all = fit_unchained_groups(search, space, runs, all, KVC_ALL_TIERS);
+		cpu = fit_unchained_groups(search, space, runs, cpu < all ? cpu : all, KV_TIER_CPU);
 	}
 
 	match->n = all;
@@ -392,11 +393,11 @@ static void match_with(const kvc_space_t *space, kvc_search_t *search, uint32_t 
 	kv_miss_reason_t why;
 
 	if (kvc_check_process(kvc) != KVC_OK) {
-		kvc_give(out, &match, sizeof match);
+		kvc_fill_struct(out, &match, sizeof match);
 		return;
 	}
 	search->map = kvc_map_enter(kvc);
-	why = alive(space, search->map);
+	why = check_daemon_alive(space, search->map);
 	if (why == KV_WHY_NONE && n) {
 		match.why = KV_WHY_NONE;
 		search_all(search, space, n < UINT32_MAX ? n : n - 1u, &match);
@@ -407,7 +408,7 @@ static void match_with(const kvc_space_t *space, kvc_search_t *search, uint32_t 
 		atomic_store_explicit(&((kvc_space_t *)(uintptr_t)space)->stale, 1u, memory_order_relaxed);
 	}
 	kvc_map_leave(kvc);
-	kvc_give(out, &match, sizeof match);
+	kvc_fill_struct(out, &match, sizeof match);
 
 	kvc_count(&kvc->counters.matches, 1);
 	kvc_count(&kvc->counters.match_hits, match.n != 0);

@@ -35,7 +35,7 @@ kvc_put_t *kvc_put_new(kvc_space_t *space)
 	return put;
 }
 
-static void unbind(kvc_t *kvc, const kvc_put_t *put)
+static void unbind_put(kvc_t *kvc, const kvc_put_t *put)
 {
 	kvc_put_t **link = &kvc->put_ids[put->grant.id % KVC_ID_BUCKETS];
 
@@ -57,7 +57,7 @@ void kvc_put_forget(kvc_put_t *put)
 		kvc_staging_give(kvc, &put->staging);
 	}
 	if (put->grant.map) {
-		unbind(kvc, put);
+		unbind_put(kvc, put);
 	}
 	kvc_grant_drop(&put->grant);
 	if (put->prev) {
@@ -156,7 +156,7 @@ kv_status_t kvc_put_bind(kvc_put_t *put)
 	return KV_OK;
 }
 
-static kv_status_t granted(kvc_t *kvc, kvc_put_t *put, const kv_msg_put_start_reply_t *reply)
+static kv_status_t take_put_grant(kvc_t *kvc, kvc_put_t *put, const kv_msg_put_start_reply_t *reply)
 {
 	kv_status_t status;
 
@@ -180,17 +180,17 @@ static kv_status_t granted(kvc_t *kvc, kvc_put_t *put, const kv_msg_put_start_re
 }
 
 /* It was granted and cannot be kept: nobody will write there. */
-static void decline(kvc_t *kvc, kvc_put_t *put, uint64_t id)
+static void decline_grant(kvc_t *kvc, kvc_put_t *put, uint64_t id)
 {
 	kv_msg_put_revoke_t revoke = {.put = id};
 	kv_msg_drained_t drained = {.what = 0, .id = id};
 
 	kvc_grant_drop(&put->grant);
-	kvc_tell(kvc, KV_CODE_PUT_REVOKE, &revoke);
-	kvc_tell(kvc, KV_CODE_DRAINED, &drained);
+	kvc_send_oneway(kvc, KV_CODE_PUT_REVOKE, &revoke);
+	kvc_send_oneway(kvc, KV_CODE_DRAINED, &drained);
 }
 
-static void started(kvc_t *kvc, void *object, const kvc_answer_t *answer)
+static void on_put_started(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 {
 	kvc_put_t *put = object;
 	kv_status_t status = answer->status;
@@ -198,9 +198,9 @@ static void started(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 	if (status == KV_OK) {
 		const kv_msg_put_start_reply_t *reply = &answer->reply->put_start_reply;
 
-		status = granted(kvc, put, reply);
+		status = take_put_grant(kvc, put, reply);
 		if (status != KV_OK && reply->put) {
-			decline(kvc, put, reply->put);
+			decline_grant(kvc, put, reply->put);
 		}
 	}
 	if (status == KV_ERR_STALE_EPOCH) {
@@ -218,7 +218,7 @@ static void started(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 
 /* This member's own range among the writers; none at all when it is not one of them, and a scheduler never is: its
  * rank is one of a rank's, too. */
-static kvc_status_t range_of(kvc_put_t *put, const kvc_put_options_t *options)
+static kvc_status_t resolve_writer_range(kvc_put_t *put, const kvc_put_options_t *options)
 {
 	const kvc_space_t *space = put->space;
 	kv_status_t status;
@@ -243,7 +243,7 @@ static kvc_status_t range_of(kvc_put_t *put, const kvc_put_options_t *options)
 }
 
 /* Staging for as many blocks as fit at all. */
-static kvc_status_t stage(kvc_put_t *put, uint32_t count)
+static kvc_status_t reserve_staging(kvc_put_t *put, uint32_t count)
 {
 	kvc_t *kvc = put->space->kvc;
 	uint64_t words = atomic_load_explicit(&kvc->map, memory_order_relaxed)->staging_words;
@@ -288,7 +288,7 @@ static kvc_status_t send_start(kvc_put_t *put, const kvc_group_t *group, const k
 		.depth = put->from,
 		.keys = {keys[at].b, put->asked * (uint32_t)sizeof keys[0]},
 	};
-	kvc_ask_t ask = {.code = KV_CODE_PUT_START, .msg = &msg, .done = started, .object = put, .fd = -1};
+	kvc_ask_t ask = {.code = KV_CODE_PUT_START, .msg = &msg, .done = on_put_started, .object = put, .fd = -1};
 	kv_status_t sent;
 
 	if (has_parent(group, put->from)) {
@@ -371,8 +371,8 @@ kvc_status_t kvc_put_start(kvc_space_t *space, const kvc_key_t *keys, uint32_t f
 	put->durable = options.durable != 0;
 	put->result.durable_status = put->durable ? KVC_PENDING : KVC_MISS;
 
-	status = range_of(put, &options);
-	status = status == KVC_OK ? stage(put, n - from) : status;
+	status = resolve_writer_range(put, &options);
+	status = status == KVC_OK ? reserve_staging(put, n - from) : status;
 	status = status == KVC_OK ? send_start(put, group, keys, &options) : status;
 	if (status != KVC_OK) {
 		kvc_put_forget(put);
@@ -383,7 +383,7 @@ kvc_status_t kvc_put_start(kvc_space_t *space, const kvc_key_t *keys, uint32_t f
 	return KVC_OK;
 }
 
-static int start_answered(const void *object)
+static int is_start_answered(const void *object)
 {
 	return atomic_load(&((const kvc_put_t *)object)->status) != KV_PENDING;
 }
@@ -396,7 +396,7 @@ kvc_status_t kvc_put_ready(kvc_put_t *put, uint32_t timeout_ms)
 	if (status != KVC_OK) {
 		return status;
 	}
-	if (kvc_wait(kvc, start_answered, put, kvc_deadline(kvc, timeout_ms)) != KV_OK) {
+	if (kvc_wait(kvc, is_start_answered, put, kvc_deadline(kvc, timeout_ms)) != KV_OK) {
 		return kvc_fail(KV_ERR_TIMEOUT, "no answer to PUT_START yet");
 	}
 
@@ -436,7 +436,7 @@ static kvc_status_t may_write(const kvc_put_t *put, uint32_t i)
 }
 
 /* Its memory. */
-static kvc_status_t memory_of(const kvc_put_t *put, uint32_t i, uint8_t **p_data)
+static kvc_status_t find_block_memory(const kvc_put_t *put, uint32_t i, uint8_t **p_data)
 {
 	const uint64_t *leaves;
 	kv_status_t status = kvc_slab_find(put->grant.map, put->space, kvc_grant_slot(&put->grant, i), p_data, &leaves);
@@ -450,7 +450,7 @@ static kvc_status_t memory_of(const kvc_put_t *put, uint32_t i, uint8_t **p_data
 }
 
 /* Its words of staging. */
-static kvc_status_t words_of(const kvc_put_t *put, uint32_t i, uint64_t **p_words)
+static kvc_status_t find_staging_words(const kvc_put_t *put, uint32_t i, uint64_t **p_words)
 {
 	uint32_t order = put->order[i], window = atomic_load_explicit(&put->window, memory_order_acquire);
 
@@ -473,7 +473,7 @@ kvc_status_t kvc_put_block(const kvc_put_t *put, uint32_t i, void **p_data)
 	kvc_status_t status = may_write(put, i);
 
 	if (status == KVC_OK && p_data) {
-		status = memory_of(put, i, &data);
+		status = find_block_memory(put, i, &data);
 	}
 	if (status == KVC_OK && p_data) {
 		*p_data = data;
@@ -492,8 +492,8 @@ kvc_status_t kvc_put_write(kvc_put_t *put, uint32_t i, const void *src)
 	uint64_t *word = NULL;
 	kvc_status_t status = may_write(put, i);
 
-	status = status == KVC_OK ? words_of(put, i, &word) : status;
-	status = status == KVC_OK ? memory_of(put, i, &data) : status;
+	status = status == KVC_OK ? find_staging_words(put, i, &word) : status;
+	status = status == KVC_OK ? find_block_memory(put, i, &data) : status;
 	if (status != KVC_OK) {
 		return status == KVC_ALREADY ? KVC_OK : status;
 	}
@@ -514,7 +514,7 @@ kvc_status_t kvc_put_digests(kvc_put_t *put, uint32_t i, const uint64_t *leaves)
 	uint64_t *words = NULL;
 	kvc_status_t status = may_write(put, i);
 
-	status = status == KVC_OK ? words_of(put, i, &words) : status;
+	status = status == KVC_OK ? find_staging_words(put, i, &words) : status;
 	if (status != KVC_OK) {
 		return status == KVC_ALREADY ? KVC_OK : status;
 	}

@@ -4,7 +4,7 @@
 /* ---- handing in ------------------------------------------------------------------------------ */
 
 /* Everything this member has to write is the daemon's. */
-static int all_handed(const kvc_put_t *put)
+static int all_blocks_handed_in(const kvc_put_t *put)
 {
 	return put->words_a_block == 0 || !put->grant.map ||
 	       (put->handed == put->order[put->n] && put->end_status == KV_OK);
@@ -20,9 +20,9 @@ static void window_advance(kvc_put_t *put)
 	}
 }
 
-static void let_go(kvc_put_t *put);
+static void drain_or_revoke(kvc_put_t *put);
 
-static void ended(kvc_t *kvc, void *object, const kvc_answer_t *answer)
+static void on_end_answered(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 {
 	kvc_put_t *put = object;
 
@@ -38,7 +38,7 @@ static void ended(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 	put->ends--;
 	if (put->ends == 0 && put->freed && !put->staging_lost) {
 		if (put->imported) {
-			let_go(put); /* nothing, unless what was handed in has been refused */
+			drain_or_revoke(put); /* nothing, unless what was handed in has been refused */
 		}
 		kvc_put_forget(put);
 	} else if (put->ends == 0) {
@@ -46,7 +46,7 @@ static void ended(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 	}
 }
 
-static kvc_status_t end_check(const kvc_put_t *put, uint32_t first, uint32_t count)
+static kvc_status_t check_end_range(const kvc_put_t *put, uint32_t first, uint32_t count)
 {
 	uint32_t window = atomic_load_explicit(&put->window, memory_order_relaxed);
 	kvc_status_t status = atomic_load(&put->status);
@@ -78,12 +78,12 @@ kvc_status_t kvc_put_end(kvc_put_t *put, uint32_t first, uint32_t count)
 {
 	kvc_t *kvc = put->space->kvc;
 	kv_msg_put_end_t msg = {.put = put->grant.id, .rank = put->range.rank, .first = first, .count = count};
-	kvc_ask_t ask = {.code = KV_CODE_PUT_END, .msg = &msg, .done = ended, .object = put, .fd = -1};
+	kvc_ask_t ask = {.code = KV_CODE_PUT_END, .msg = &msg, .done = on_end_answered, .object = put, .fd = -1};
 	kvc_status_t status = kvc_enter(kvc);
 	uint32_t blocks, at;
 	kv_status_t sent;
 
-	status = status == KVC_OK ? end_check(put, first, count) : status;
+	status = status == KVC_OK ? check_end_range(put, first, count) : status;
 	if (status != KVC_OK) {
 		return status == KVC_ALREADY ? KVC_OK : status;
 	}
@@ -109,7 +109,7 @@ kvc_status_t kvc_put_end(kvc_put_t *put, uint32_t first, uint32_t count)
 
 #define KEEP_FIRST_NS UINT64_C(50000000) /* half of the shortest put.ttl there is */
 
-static void kept(kvc_t *kvc, void *object, const kvc_answer_t *answer)
+static void on_keep_answered(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 {
 	(void)object;
 	if (answer->status == KV_OK) {
@@ -122,7 +122,7 @@ kvc_status_t kvc_put_keep(kvc_put_t *put)
 {
 	kvc_t *kvc = put->space->kvc;
 	kv_msg_keep_t msg = {.put = put->grant.id};
-	kvc_ask_t ask = {.code = KV_CODE_KEEP, .msg = &msg, .done = kept, .object = kvc, .fd = -1};
+	kvc_ask_t ask = {.code = KV_CODE_KEEP, .msg = &msg, .done = on_keep_answered, .object = kvc, .fd = -1};
 	uint64_t now = kv_now_ns(&kvc->env);
 	kvc_status_t status = kvc_check_process(kvc);
 
@@ -143,7 +143,7 @@ kvc_status_t kvc_put_keep(kvc_put_t *put)
 	return status;
 }
 
-static kvc_put_t *find(kvc_t *kvc, uint64_t id)
+static kvc_put_t *find_put(kvc_t *kvc, uint64_t id)
 {
 	kvc_put_t *put = kvc->put_ids[id % KVC_ID_BUCKETS];
 
@@ -173,13 +173,13 @@ void kvc_put_notice_done(kvc_t *kvc, const kv_msg_put_done_t *msg)
 	/* This member was to write into it and has no view (yet, or any more), not even one of an older session that
 	 * somebody may be writing through: none of its writes can come. */
 	if (!known && msg->status != KV_OK) {
-		kvc_tell(kvc, KV_CODE_DRAINED, &drained);
+		kvc_send_oneway(kvc, KV_CODE_DRAINED, &drained);
 	}
 }
 
 void kvc_put_notice_durable(kvc_t *kvc, const kv_msg_durable_t *msg)
 {
-	kvc_put_t *put = find(kvc, msg->put);
+	kvc_put_t *put = find_put(kvc, msg->put);
 
 	if (put && put->durable) {
 		put->result.durable_status = msg->status;
@@ -194,10 +194,10 @@ void kvc_put_get_result(const kvc_put_t *put, kvc_put_result_t *result)
 	if (put->end_status != KV_OK && now.status == KVC_PENDING) {
 		now.status = (kvc_status_t)put->end_status;
 	}
-	kvc_give(result, &now, sizeof now);
+	kvc_fill_struct(result, &now, sizeof now);
 }
 
-static int done_visible(const void *object)
+static int is_visible_known(const void *object)
 {
 	kvc_put_result_t result = {.struct_size = sizeof result};
 
@@ -206,7 +206,7 @@ static int done_visible(const void *object)
 	return result.status != KVC_PENDING;
 }
 
-static int done_durable(const void *object)
+static int is_durable_known(const void *object)
 {
 	kvc_put_result_t result = {.struct_size = sizeof result};
 
@@ -224,7 +224,7 @@ kvc_status_t kvc_put_wait(kvc_put_t *put, int durable, uint32_t timeout_ms)
 	if (status != KVC_OK) {
 		return status;
 	}
-	if (kvc_wait(kvc, durable ? done_durable : done_visible, put, kvc_deadline(kvc, timeout_ms)) != KV_OK) {
+	if (kvc_wait(kvc, durable ? is_durable_known : is_visible_known, put, kvc_deadline(kvc, timeout_ms)) != KV_OK) {
 		return kvc_fail(KV_ERR_TIMEOUT,
 				"the put has not ended in time; has every block and every rank been handed in?");
 	}
@@ -244,7 +244,7 @@ kvc_status_t kvc_put_wait(kvc_put_t *put, int durable, uint32_t timeout_ms)
 
 /* Tell the daemon that this member does not touch the put's memory any more; if that leaves it unfinished, it is
  * over for all. */
-static void let_go(kvc_put_t *put)
+static void drain_or_revoke(kvc_put_t *put)
 {
 	kvc_t *kvc = put->space->kvc;
 	kv_msg_put_revoke_t revoke = {.put = put->grant.id};
@@ -257,17 +257,17 @@ static void let_go(kvc_put_t *put)
 	if (atomic_load(&put->grant.map->dead)) {
 		/* Another session of the same daemon may have been asked for it meanwhile. */
 		if (put->grant.map->incarnation == kvc->incarnation && kvc->state >= KVC_OPEN) {
-			kvc_tell(kvc, KV_CODE_DRAINED, &drained);
+			kvc_send_oneway(kvc, KV_CODE_DRAINED, &drained);
 		}
 		return;
 	}
-	if (put->imported && all_handed(put)) {
+	if (put->imported && all_blocks_handed_in(put)) {
 		return; /* the daemon waits for nothing of this member's; how it ends is the starter's business */
 	}
 	if (!over && (!put->imported || kvc_grant_check(&put->grant) == KV_OK)) {
-		kvc_tell(kvc, KV_CODE_PUT_REVOKE, &revoke);
+		kvc_send_oneway(kvc, KV_CODE_PUT_REVOKE, &revoke);
 	}
-	kvc_tell(kvc, KV_CODE_DRAINED, &drained);
+	kvc_send_oneway(kvc, KV_CODE_DRAINED, &drained);
 }
 
 void kvc_put_free(kvc_put_t *put)
@@ -279,9 +279,9 @@ void kvc_put_free(kvc_put_t *put)
 	}
 	kvc = put->space->kvc;
 	if (atomic_load(&put->status) == KV_PENDING) {
-		kvc_forget(kvc, put);
+		kvc_forget_requests(kvc, put);
 	} else if (kvc_check_process(kvc) == KVC_OK) {
-		let_go(put);
+		drain_or_revoke(put);
 	}
 	put->freed = 1;
 	if (put->ends == 0 || put->staging_lost) {

@@ -63,7 +63,7 @@ static kv_status_t geometry_take(kvc_space_t *space, const kv_msg_space_open_rep
 
 /* How asking for it has ended. One that was open is asked for again, unless the answer would be the same: its handle is
  * to survive whatever the daemon was too busy for when it was attached to again. */
-static void asked(kvc_space_t *space, kv_status_t status)
+static void set_open_status(kvc_space_t *space, kv_status_t status)
 {
 	space->opening = 0;
 	space->open_status = status;
@@ -73,7 +73,7 @@ static void asked(kvc_space_t *space, kv_status_t status)
 	}
 }
 
-static void space_opened(kvc_t *kvc, void *object, const kvc_answer_t *answer)
+static void on_space_opened(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 {
 	kvc_space_t *space = object;
 	kv_status_t status = answer->status;
@@ -91,20 +91,21 @@ static void space_opened(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 		kvc_fail(status, "opening the space: %s%s%.200s", kv_status_text(status), answer->detail[0] ? ": " : "",
 			 answer->detail);
 	}
-	asked(space, status);
+	set_open_status(space, status);
 	if (answer->status != KV_ERR_CLOSED || kvc->state != KVC_DETACHED) {
 		kvc_reopened(kvc);
 	}
 }
 
 /* Ask for the space (again). */
-static kv_status_t ask(kvc_space_t *space)
+static kv_status_t send_space_open(kvc_space_t *space)
 {
 	kv_msg_space_open_t msg = {
 		.identity = {(const uint8_t *)space->text, space->text_len},
 		.layout = kv_slice_str(space->asked_layout),
 	};
-	kvc_ask_t request = {.code = KV_CODE_SPACE_OPEN, .msg = &msg, .done = space_opened, .object = space, .fd = -1};
+	kvc_ask_t request = {
+		.code = KV_CODE_SPACE_OPEN, .msg = &msg, .done = on_space_opened, .object = space, .fd = -1};
 	kv_status_t status = kvc_send(space->kvc, &request);
 
 	space->again_ns = 0;
@@ -112,7 +113,7 @@ static kv_status_t ask(kvc_space_t *space)
 		space->opening = 1;
 		space->open_status = KV_PENDING;
 	} else {
-		asked(space, status);
+		set_open_status(space, status);
 	}
 
 	return status;
@@ -123,7 +124,7 @@ uint32_t kvc_spaces_ask(kvc_t *kvc)
 	uint32_t asked = 0;
 
 	for (kvc_space_t *space = kvc->spaces; space; space = space->next) {
-		asked += ask(space) == KV_OK;
+		asked += send_space_open(space) == KV_OK;
 	}
 
 	return asked;
@@ -135,7 +136,7 @@ void kvc_spaces_refresh(kvc_t *kvc)
 		const int due = space->again_ns && kv_now_ns(&kvc->env) >= space->again_ns;
 
 		if (!space->opening && (atomic_exchange(&space->stale, 0u) || due)) {
-			(void)ask(space);
+			(void)send_space_open(space);
 		}
 	}
 }
@@ -197,7 +198,7 @@ static kvc_status_t identity_take(kvc_space_t *space, const kvc_identity_t *give
 	return KVC_OK;
 }
 
-static int space_answered(const void *object)
+static int is_space_answered(const void *object)
 {
 	return ((const kvc_space_t *)object)->open_status != KV_PENDING;
 }
@@ -224,7 +225,7 @@ kvc_status_t kvc_space_open_start(kvc_t *kvc, const kvc_identity_t *identity, kv
 	space->kvc = kvc;
 	status = identity_take(space, identity);
 	if (status == KVC_OK) {
-		status = (kvc_status_t)ask(space);
+		status = (kvc_status_t)send_space_open(space);
 	}
 	if (status != KVC_OK) {
 		kvc_space_free(space);
@@ -255,7 +256,7 @@ kvc_status_t kvc_space_open(kvc_t *kvc, const kvc_identity_t *identity, kvc_spac
 	if (status != KVC_OK || !space) {
 		return status;
 	}
-	(void)kvc_wait(kvc, space_answered, space, kvc_deadline(kvc, 0));
+	(void)kvc_wait(kvc, is_space_answered, space, kvc_deadline(kvc, 0));
 	status = (kvc_status_t)space->open_status;
 	if (status == KVC_PENDING || status == KVC_ERR_TIMEOUT) {
 		status = kvc_fail(KV_ERR_TIMEOUT, "kvd at %s did not answer in time; is it stopped?", kvc->socket);
@@ -290,7 +291,7 @@ void kvc_space_unlink(kvc_space_t *space)
 	if (space->opening) {
 		kvc_reopened(space->kvc);
 	}
-	kvc_forget(space->kvc, space);
+	kvc_forget_requests(space->kvc, space);
 }
 
 void kvc_space_get_info(const kvc_space_t *space, kvc_space_info_t *info)
@@ -304,7 +305,7 @@ void kvc_space_get_info(const kvc_space_t *space, kvc_space_info_t *info)
 	};
 
 	memcpy(now.root, space->root, sizeof now.root);
-	kvc_give(info, &now, sizeof now);
+	kvc_fill_struct(info, &now, sizeof now);
 }
 
 const char *kvc_space_layout(const kvc_space_t *space)
@@ -365,7 +366,7 @@ void kvc_space_stale(kvc_space_t *space)
 
 /* ---- reset ----------------------------------------------------------------------------------- */
 
-static void space_was_reset(kvc_t *kvc, void *object, const kvc_answer_t *answer)
+static void on_space_reset(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 {
 	kvc_space_t *space = object;
 
@@ -382,7 +383,7 @@ static void space_was_reset(kvc_t *kvc, void *object, const kvc_answer_t *answer
 	kvc_fail(answer->status, "resetting the space: %s: %s", kv_status_text(answer->status), answer->detail);
 }
 
-static int reset_answered(const void *object)
+static int is_reset_answered(const void *object)
 {
 	return ((const kvc_space_t *)object)->reset_status != KV_PENDING;
 }
@@ -390,7 +391,7 @@ static int reset_answered(const void *object)
 kvc_status_t kvc_space_reset(kvc_space_t *space)
 {
 	kv_msg_space_reset_t msg;
-	kvc_ask_t ask = {.code = KV_CODE_SPACE_RESET, .msg = &msg, .done = space_was_reset, .object = space, .fd = -1};
+	kvc_ask_t ask = {.code = KV_CODE_SPACE_RESET, .msg = &msg, .done = on_space_reset, .object = space, .fd = -1};
 	kvc_status_t status;
 	kv_status_t sent;
 
@@ -408,7 +409,7 @@ kvc_status_t kvc_space_reset(kvc_space_t *space)
 	}
 	space->reset_status = KV_PENDING;
 	/* The request's own deadline ends the wait. */
-	(void)kvc_wait(space->kvc, reset_answered, space, UINT64_MAX);
+	(void)kvc_wait(space->kvc, is_reset_answered, space, UINT64_MAX);
 
 	return (kvc_status_t)space->reset_status;
 }

@@ -13,8 +13,8 @@
  * is over (a lease KVC_ERR_REVOKED, a put's result KVC_ERR_CLOSED). A daemon that is stopped is a miss after 50 ms (a
  * caller to whom a miss is dear waits a moment for the next heartbeat: kvc_await_us()) and KVC_ERR_DAEMON_STALE after a
  * second, or both after its option limits.silence where that is longer. kvc_poll() alone drives everything:
- * kvc_lease_state(), kvc_lease_ready(), kvc_lease_rest(), kvc_put_export() and kvc_put_get_result() say how far it is
- * and never wait.
+ * kvc_lease_state(), kvc_lease_ready(), kvc_lease_rest_status(), kvc_put_export() and kvc_put_get_result() say how far
+ * it is and never wait.
  *
  * Threads. A kvc_t and everything made from it belong to one thread at a time: its owner, who polls. Any thread may,
  * beside the owner and beside each other, call
@@ -146,7 +146,7 @@ KVC_API kvc_status_t kvc_poll_us(kvc_t *kvc, uint32_t timeout_us);
 KVC_API kvc_status_t kvc_await_us(kvc_t *kvc, uint32_t timeout_us);
 /* For idle times: bring up to `bytes` more of the memory the daemon lends into this process's page table, so that who
  * reads or writes there later does not pay for it. Returns how many it was; 0: all of it is there. */
-KVC_API uint64_t kvc_touch(kvc_t *kvc, uint64_t bytes);
+KVC_API uint64_t kvc_prefault(kvc_t *kvc, uint64_t bytes);
 /* Incarnation of the daemon attached to; 0: detached. */
 KVC_API uint64_t kvc_incarnation(const kvc_t *kvc);
 /* Why the last call on this thread failed, as a sentence; never NULL. */
@@ -327,7 +327,7 @@ KVC_API uint32_t kvc_lease_disk(const kvc_lease_t *lease);
 KVC_API kvc_status_t kvc_lease_wait(kvc_lease_t *lease, uint32_t n, uint32_t timeout_ms);
 /* OK: blocks that are not ready yet will be; else why they never will. Does not wait. Once it is not OK,
  * kvc_lease_ready() is final: ask for the number of blocks after this, or what came in between counts as lost. */
-KVC_API kvc_status_t kvc_lease_rest(const kvc_lease_t *lease);
+KVC_API kvc_status_t kvc_lease_rest_status(const kvc_lease_t *lease);
 /* Memory of block i (skip <= i < ready), read-only by contract, and its digests: leaves[heads][leaves]. Valid while
  * kvc_lease_state() is OK, so check it again after the copy. Any of p_data, p_leaves may be NULL. */
 KVC_API kvc_status_t kvc_lease_block(const kvc_lease_t *lease, uint32_t i, const void **p_data,
@@ -337,7 +337,7 @@ KVC_API kvc_status_t kvc_lease_block(const kvc_lease_t *lease, uint32_t i, const
 KVC_API kvc_status_t kvc_lease_read(kvc_lease_t *lease, uint32_t first, uint32_t count, void *const *dst,
 				    uint32_t *p_bad);
 /* Tell the daemon that block i was bad (found by the caller's own verification, e.g. a scatter). */
-KVC_API kvc_status_t kvc_lease_bad(kvc_lease_t *lease, uint32_t i);
+KVC_API kvc_status_t kvc_lease_report_bad(kvc_lease_t *lease, uint32_t i);
 KVC_API kvc_status_t kvc_lease_renew(kvc_lease_t *lease, uint32_t ttl_ms);
 /* Give back and free the handles; one message for all. Does not wait. NULLs are skipped. */
 KVC_API void kvc_release(kvc_lease_t *const *leases, uint32_t count);

@@ -262,7 +262,7 @@ static void tier_names(uint8_t tiers, char out[64])
 }
 
 /* Blocks of a window or state are there by themselves: what hits depends on where a request goes on. */
-static void print_alone(const prompt_t *prompt)
+static void print_unchained(const prompt_t *prompt)
 {
 	uint32_t there = 0;
 
@@ -289,7 +289,7 @@ static void print_table(const kvctl_t *ctl, const prompt_t *prompt)
 		       i == hit ? kvctl_tone_end(ctl) : "");
 	}
 	if (prompt->group.rule != KVC_RULE_FULL) {
-		print_alone(prompt);
+		print_unchained(prompt);
 		return;
 	}
 	printf("%u of %u blocks would hit (%u tokens of %u): %u in CPU memory, %u from disk\n", hit, prompt->n,
@@ -357,7 +357,7 @@ static int group_of(const kvctl_t *ctl, const kvc_space_t *space, const char *nu
 	return kvctl_error(ctl, KV_ERR_ARG, "explain: the space has no group %s", number);
 }
 
-static int ask(const kvctl_t *ctl, kvc_space_t *space, const question_t *question, prompt_t *prompt)
+static int query_daemon(const kvctl_t *ctl, kvc_space_t *space, const question_t *question, prompt_t *prompt)
 {
 	uint32_t cap, units;
 	kvc_status_t status;
@@ -401,7 +401,7 @@ static int explain(const kvctl_t *ctl, const question_t *question, const char *i
 	}
 	code = open_space(ctl, kvc, identity, &space);
 	if (code == 0) {
-		code = ask(ctl, space, question, prompt);
+		code = query_daemon(ctl, space, question, prompt);
 	}
 	if (code == 0 && ctl->json) {
 		print_document(prompt);

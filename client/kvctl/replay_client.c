@@ -126,7 +126,7 @@ static uint32_t read_blocks(client_t *client, kvc_lease_t *lease, uint32_t n)
 
 /* A call has failed. Without the daemon, or with the next one, whose cache is empty, no figure says what this cache
  * does: then no more requests. */
-static void failed(client_t *client, kvc_status_t status)
+static void count_failure(client_t *client, kvc_status_t status)
 {
 	client->result->failures++;
 	if (status == KVC_ERR_CLOSED || status == KVC_ERR_UNREACHABLE) {
@@ -135,7 +135,7 @@ static void failed(client_t *client, kvc_status_t status)
 }
 
 /* Lease what is resident of the prompt and read it. The lease stays until the caller releases it. */
-static uint32_t load(client_t *client, uint32_t wanted, uint32_t *p_cpu, uint64_t *p_ns, kvc_lease_t **p_lease)
+static uint32_t load_blocks(client_t *client, uint32_t wanted, uint32_t *p_cpu, uint64_t *p_ns, kvc_lease_t **p_lease)
 {
 	uint64_t start = now_ns();
 	uint32_t n = 0;
@@ -150,14 +150,14 @@ static uint32_t load(client_t *client, uint32_t wanted, uint32_t *p_cpu, uint64_
 		*p_cpu = n - (kvc_lease_disk(*p_lease) < n ? kvc_lease_disk(*p_lease) : n);
 	}
 	if (status != KVC_OK && status != KVC_MISS) {
-		failed(client, status);
+		count_failure(client, status);
 	}
 	*p_ns = now_ns() - start;
 
 	return n;
 }
 
-static uint64_t store(client_t *client, uint32_t from, uint32_t n)
+static uint64_t store_blocks(client_t *client, uint32_t from, uint32_t n)
 {
 	uint64_t start = now_ns();
 	uint32_t visible = 0;
@@ -187,7 +187,7 @@ static uint64_t store(client_t *client, uint32_t from, uint32_t n)
 	client->result->put_blocks += visible;
 	client->result->put_failed_blocks += n - from - visible;
 	if (status != KVC_OK) {
-		failed(client, status);
+		count_failure(client, status);
 	}
 
 	return now_ns() - start;
@@ -215,14 +215,14 @@ static void replay_request(client_t *client, uint32_t number, replay_samples_t s
 	kvc_match(client->space, client->keys, request->count, &match);
 	samples.match_ns[number] = now_ns() - start;
 
-	hit = load(client, match.n, &cpu, &samples.acquire_ns[number], &lease);
+	hit = load_blocks(client, match.n, &cpu, &samples.acquire_ns[number], &lease);
 	result->requests++;
 	result->input_tokens += request->input_tokens;
 	result->hit_blocks += hit;
 	result->hit_tokens += trace_tokens(request, hit);
 	result->hit_cpu_tokens += trace_tokens(request, cpu);
 	if (hit < offered) {
-		samples.put_ns[number] = store(client, hit, offered);
+		samples.put_ns[number] = store_blocks(client, hit, offered);
 	}
 	kvc_release(&lease, 1);
 }

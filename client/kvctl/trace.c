@@ -15,7 +15,7 @@ typedef struct reader {
 	uint64_t id_cap;
 } reader_t;
 
-static int grow(void **p, uint64_t needed, uint64_t *cap, size_t item)
+static int grow_array(void **p, uint64_t needed, uint64_t *cap, size_t item)
 {
 	uint64_t want = *cap ? *cap : 1024;
 	void *bigger;
@@ -60,7 +60,7 @@ static kv_status_t add_ids(reader_t *reader, json_object *ids, trace_request_t *
 	if (n > TRACE_MAX_BLOCKS || trace->id_count + n > UINT32_MAX) {
 		return KV_ERR_TOO_BIG;
 	}
-	if (!grow((void **)&trace->ids, trace->id_count + n, &reader->id_cap, sizeof *trace->ids)) {
+	if (!grow_array((void **)&trace->ids, trace->id_count + n, &reader->id_cap, sizeof *trace->ids)) {
 		return KV_ERR_NOMEM;
 	}
 
@@ -103,7 +103,7 @@ static kv_status_t add_request(reader_t *reader, json_object *object)
 	if (status != KV_OK) {
 		return status;
 	}
-	if (!grow((void **)&trace->requests, trace->count + 1u, &cap, sizeof *trace->requests)) {
+	if (!grow_array((void **)&trace->requests, trace->count + 1u, &cap, sizeof *trace->requests)) {
 		return KV_ERR_NOMEM;
 	}
 	reader->request_cap = (uint32_t)cap;

@@ -3,45 +3,46 @@
 
 #include <sys/mman.h>
 
-static size_t touch_words(uint64_t bytes)
+static size_t prefault_bitmap_words(uint64_t bytes)
 {
-	return bytes / KVC_TOUCH_BYTES / 64u + 1u;
+	return bytes / KVC_PREFAULT_BYTES / 64u + 1u;
 }
 
 /* Bring the pages around some bytes into our page table, many at a time: one by one each would cost a fault. */
-static void touch(const kvc_slab_t *slab, uint8_t *data, size_t bytes)
+static void prefault_span(const kvc_slab_t *slab, uint8_t *data, size_t bytes)
 {
 	size_t at = (size_t)(data - slab->data), end = at + bytes - 1;
 
-	for (size_t i = at / KVC_TOUCH_BYTES; i <= end / KVC_TOUCH_BYTES; i++) {
+	for (size_t i = at / KVC_PREFAULT_BYTES; i <= end / KVC_PREFAULT_BYTES; i++) {
 		uint64_t bit = UINT64_C(1) << i % 64u;
-		size_t begin = i * KVC_TOUCH_BYTES;
+		size_t begin = i * KVC_PREFAULT_BYTES;
 		size_t left = slab->data_bytes - begin;
 
-		if (atomic_load_explicit(&slab->touched[i / 64u], memory_order_relaxed) & bit) {
+		if (atomic_load_explicit(&slab->prefaulted[i / 64u], memory_order_relaxed) & bit) {
 			continue;
 		}
 		/* Before Linux 5.14 there is no such advice, and the faults come one by one. */
-		(void)madvise(slab->data + begin, left < KVC_TOUCH_BYTES ? left : KVC_TOUCH_BYTES, MADV_POPULATE_WRITE);
-		atomic_fetch_or_explicit(&slab->touched[i / 64u], bit, memory_order_relaxed);
+		(void)madvise(slab->data + begin, left < KVC_PREFAULT_BYTES ? left : KVC_PREFAULT_BYTES,
+			      MADV_POPULATE_WRITE);
+		atomic_fetch_or_explicit(&slab->prefaulted[i / 64u], bit, memory_order_relaxed);
 	}
 }
 
 /* The next pages nobody has touched yet; how many bytes. */
-static uint64_t touch_next(kvc_slab_t *slab, uint64_t bytes)
+static uint64_t prefault_next(kvc_slab_t *slab, uint64_t bytes)
 {
 	uint64_t done = 0;
 
-	while (slab->touch_at < slab->data_bytes && done < bytes) {
-		touch(slab, slab->data + slab->touch_at, 1);
-		slab->touch_at += KVC_TOUCH_BYTES;
-		done += KVC_TOUCH_BYTES;
+	while (slab->prefault_at < slab->data_bytes && done < bytes) {
+		prefault_span(slab, slab->data + slab->prefault_at, 1);
+		slab->prefault_at += KVC_PREFAULT_BYTES;
+		done += KVC_PREFAULT_BYTES;
 	}
 
 	return done;
 }
 
-uint64_t kvc_touch(kvc_t *kvc, uint64_t bytes)
+uint64_t kvc_prefault(kvc_t *kvc, uint64_t bytes)
 {
 	const kvc_map_t *map = NULL;
 	uint64_t done = 0;
@@ -53,7 +54,7 @@ uint64_t kvc_touch(kvc_t *kvc, uint64_t bytes)
 		kvc_slab_t *slab = atomic_load_explicit(&map->slabs[i], memory_order_relaxed);
 
 		if (slab) {
-			done += touch_next(slab, bytes - done);
+			done += prefault_next(slab, bytes - done);
 		}
 	}
 
@@ -80,7 +81,7 @@ static kv_status_t slab_check(const kv_msg_slab_add_t *msg)
 	return KV_OK;
 }
 
-static void tell(const kvc_t *kvc, const kvc_slab_t *slab, int mapped)
+static void notify_memory(const kvc_t *kvc, const kvc_slab_t *slab, int mapped)
 {
 	const kvc_memory_t memory = {slab->data, slab->data_bytes, slab->slot_bytes};
 
@@ -99,7 +100,7 @@ kv_status_t kvc_slab_add(kvc_t *kvc, const kv_msg_slab_add_t *msg, int data_fd, 
 	if (status != KV_OK || !map || atomic_load_explicit(&map->slabs[msg->slab], memory_order_relaxed)) {
 		return KV_ERR_PROTO;
 	}
-	slab = kv_alloc(&kvc->env, sizeof *slab + touch_words(msg->bytes) * sizeof *slab->touched);
+	slab = kv_alloc(&kvc->env, sizeof *slab + prefault_bitmap_words(msg->bytes) * sizeof *slab->prefaulted);
 	if (!slab) {
 		return KV_ERR_NOMEM;
 	}
@@ -123,11 +124,11 @@ kv_status_t kvc_slab_add(kvc_t *kvc, const kv_msg_slab_add_t *msg, int data_fd, 
 		.block_bytes = msg->block_bytes,
 		.heads = msg->heads,
 		.leaves_a_head = msg->leaves,
-		.touched = (_Atomic uint64_t *)(slab + 1),
+		.prefaulted = (_Atomic uint64_t *)(slab + 1),
 	};
 	atomic_store_explicit(&map->slabs[msg->slab], slab, memory_order_release);
 	kvc->slabs_mapped++;
-	tell(kvc, slab, 1);
+	notify_memory(kvc, slab, 1);
 
 	return KV_OK;
 
@@ -150,7 +151,7 @@ void kvc_slab_retire(kvc_t *kvc, uint32_t number)
 		map->retired = slab;
 		kvc_slab_reap(kvc);
 	} else { /* it went before we heard of it */
-		kvc_tell(kvc, KV_CODE_DRAINED, &(kv_msg_drained_t){.what = 3, .id = number});
+		kvc_send_oneway(kvc, KV_CODE_DRAINED, &(kv_msg_drained_t){.what = 3, .id = number});
 	}
 }
 
@@ -184,14 +185,14 @@ void kvc_slab_reap(kvc_t *kvc)
 		*link = slab->next_retired;
 		kvc_slab_destroy(kvc, slab);
 		kvc->slabs_mapped--;
-		kvc_tell(kvc, KV_CODE_DRAINED, &msg);
+		kvc_send_oneway(kvc, KV_CODE_DRAINED, &msg);
 	}
 }
 
 void kvc_slab_destroy(const kvc_t *kvc, kvc_slab_t *slab)
 {
 	if (kvc_check_process(kvc) == KVC_OK) {
-		tell(kvc, slab, 0);
+		notify_memory(kvc, slab, 0);
 		munmap(slab->data, slab->data_bytes);
 		munmap((void *)(uintptr_t)slab->leaves, slab->digest_bytes);
 	}
@@ -216,7 +217,7 @@ kv_status_t kvc_slab_find(const kvc_map_t *map, const kvc_space_t *space, kv_slo
 		return KV_ERR_LAYOUT;
 	}
 	*p_data = slab->data + (size_t)index * slab->slot_bytes;
-	touch(slab, *p_data, slab->block_bytes);
+	prefault_span(slab, *p_data, slab->block_bytes);
 	*p_leaves = slab->leaves + (size_t)index * slab->heads * slab->leaves_a_head;
 
 	return KV_OK;

@@ -14,7 +14,7 @@ static void session_lost(kvc_t *kvc)
 	kvc->backlog_len = 0;
 }
 
-static void session_settles(kvc_t *kvc)
+static void flush_deferred(kvc_t *kvc)
 {
 	kvc_spaces_refresh(kvc);
 	kvc_slab_reap(kvc);
@@ -25,13 +25,13 @@ static const kvc_events_t events = {
 	.frame = kvc_dispatch,
 	.opened = kvc_spaces_ask,
 	.lost = session_lost,
-	.settle = session_settles,
+	.deferred = flush_deferred,
 };
 
 /* ---- the life of an attachment --------------------------------------------------------------- */
 
 /* A page that reads as zero in a forked child tells it that nothing of this attachment is its own. */
-static kv_status_t guard_create(kvc_t *kvc)
+static kv_status_t create_fork_guard(kvc_t *kvc)
 {
 	uint64_t *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
@@ -42,21 +42,21 @@ static kv_status_t guard_create(kvc_t *kvc)
 		munmap(page, 4096);
 		return KV_ERR_UNSUPPORTED;
 	}
-	*page = KVC_GUARD;
-	kvc->guard = page;
+	*page = KVC_FORK_GUARD;
+	kvc->fork_guard = page;
 
 	return KV_OK;
 }
 
 /* Ready, or the first attempt has failed. */
-static int attempted(const void *object)
+static int is_first_attempt_over(const void *object)
 {
 	const kvc_t *kvc = object;
 
 	return kvc->state == KVC_READY || kvc->state == KVC_DETACHED;
 }
 
-static void destroy(kvc_t *kvc)
+static void destroy_attachment(kvc_t *kvc)
 {
 	kv_env_t env = kvc->env;
 
@@ -72,14 +72,14 @@ static void destroy(kvc_t *kvc)
 	if (kvc->state >= KVC_JOIN && !kvc->observe && kvc_check_process(kvc) == KVC_OK) {
 		/* Nothing is mapped any more, so nothing is touched: the daemon need not wait for the end of this
 		 * process (decision 030). */
-		kvc_tell(kvc, KV_CODE_DRAINED, &(kv_msg_drained_t){.what = 4});
+		kvc_send_oneway(kvc, KV_CODE_DRAINED, &(kv_msg_drained_t){.what = 4});
 		(void)kvc_flush(kvc);
 	}
 	kvc_channel_fini(kvc);
 	kv_free(&env, kvc->backlog);
 	kv_free(&env, kvc->ladder);
-	if (kvc->guard) {
-		munmap((void *)(uintptr_t)kvc->guard, 4096);
+	if (kvc->fork_guard) {
+		munmap((void *)(uintptr_t)kvc->fork_guard, 4096);
 	}
 	kv_free(&env, kvc);
 }
@@ -98,7 +98,7 @@ kvc_status_t kvc_attach_env(const kvc_config_t *given, const kv_env_t *env, kvc_
 	kvc->events = &events;
 	kvc->channel.fd = -1;
 	kvc->backoff_ns = KVC_BACKOFF_MIN_NS;
-	made = guard_create(kvc);
+	made = create_fork_guard(kvc);
 	if (made != KV_OK) {
 		status = kvc_fail(made, "no page that is wiped on fork (Linux 4.14 has them)");
 		goto err_kvc;
@@ -118,7 +118,7 @@ kvc_status_t kvc_attach_env(const kvc_config_t *given, const kv_env_t *env, kvc_
 		*p_kvc = kvc;
 		return KVC_OK;
 	}
-	if (kvc_wait(kvc, attempted, kvc, kvc_deadline(kvc, 0)) != KV_OK) {
+	if (kvc_wait(kvc, is_first_attempt_over, kvc, kvc_deadline(kvc, 0)) != KV_OK) {
 		kvc_session_lost(kvc, KV_ERR_TIMEOUT, "it did not answer in time; is it stopped?");
 	}
 	if (kvc->state != KVC_READY && !config.lazy) {
@@ -130,7 +130,7 @@ kvc_status_t kvc_attach_env(const kvc_config_t *given, const kv_env_t *env, kvc_
 	return KVC_OK;
 
 err_kvc:
-	destroy(kvc);
+	destroy_attachment(kvc);
 
 	return status;
 }
@@ -148,7 +148,7 @@ void kvc_detach(kvc_t *kvc)
 {
 	if (kvc) {
 		kvc_lease_flush(kvc);
-		destroy(kvc);
+		destroy_attachment(kvc);
 	}
 }
 

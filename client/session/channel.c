@@ -146,7 +146,7 @@ kvc_pending_t *kvc_pending_find(kvc_t *kvc, uint64_t id)
 	return id && pending->id == id ? pending : NULL;
 }
 
-void kvc_forget(kvc_t *kvc, const void *object)
+void kvc_forget_requests(kvc_t *kvc, const void *object)
 {
 	for (uint32_t i = 0; i < KVC_MAX_PENDING && kvc->channel.in_flight; i++) {
 		kvc_pending_t *pending = &kvc->channel.pending[i];
@@ -312,7 +312,7 @@ kv_status_t kvc_send(kvc_t *kvc, const kvc_ask_t *ask)
 		}
 	}
 
-	header.id = pending ? pending->id : KVC_TOLD_ID;
+	header.id = pending ? pending->id : KVC_ONEWAY_ID;
 	header.fds = ask->fd >= 0;
 	memcpy(channel->out + channel->out_tail, &header, sizeof header);
 	channel->out_tail += sizeof header + header.body;
@@ -323,7 +323,7 @@ kv_status_t kvc_send(kvc_t *kvc, const kvc_ask_t *ask)
 	return KV_OK;
 }
 
-void kvc_tell(kvc_t *kvc, uint16_t code, const void *msg)
+void kvc_send_oneway(kvc_t *kvc, uint16_t code, const void *msg)
 {
 	kvc_ask_t ask = {.code = code, .msg = msg, .fd = -1};
 

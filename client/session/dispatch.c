@@ -44,13 +44,13 @@ static void give_back(kvc_t *kvc, uint16_t code, const kv_msg_t *reply)
 
 		kv_msg_drained_t drained = {.what = 0, .id = reply->put_start_reply.put};
 
-		kvc_tell(kvc, KV_CODE_PUT_REVOKE, &msg);
-		kvc_tell(kvc, KV_CODE_DRAINED, &drained);
+		kvc_send_oneway(kvc, KV_CODE_PUT_REVOKE, &msg);
+		kvc_send_oneway(kvc, KV_CODE_DRAINED, &drained);
 	}
 }
 
 /* JOIN is the one reply that carries descriptors: map them before its handler runs. */
-static kv_status_t join_map(kvc_t *kvc, const kv_msg_join_reply_t *reply, const kvc_frame_fds_t *fds)
+static kv_status_t map_joined_memory(kvc_t *kvc, const kv_msg_join_reply_t *reply, const kvc_frame_fds_t *fds)
 {
 	kvc_join_fds_t three = {fds->fd[0], fds->fd[1], fds->fd[2]};
 	kvc_map_t *map;
@@ -81,7 +81,7 @@ static kv_status_t on_reply(kvc_t *kvc, const kv_frame_header_t *header, const u
 	kvc_answer_t answer = {.status = (kv_status_t)header->status, .detail = detail};
 	kv_status_t status;
 
-	if (!request || (pending ? pending->code != header->code : header->id != KVC_TOLD_ID)) {
+	if (!request || (pending ? pending->code != header->code : header->id != KVC_ONEWAY_ID)) {
 		return KV_ERR_PROTO;
 	}
 	if (header->status == KV_OK) {
@@ -104,7 +104,7 @@ static kv_status_t on_reply(kvc_t *kvc, const kv_frame_header_t *header, const u
 	was = *pending;
 	kvc_pending_free(kvc, pending);
 	if (was.code == KV_CODE_JOIN && was.done && answer.reply) {
-		status = join_map(kvc, &msg.join_reply, fds);
+		status = map_joined_memory(kvc, &msg.join_reply, fds);
 		if (status != KV_OK) {
 			answer = (kvc_answer_t){.status = status,
 						.detail = "the shared memory it handed out cannot be used"};

@@ -24,7 +24,7 @@ static char *copy_json(const kv_slice_t *text)
 	return copy;
 }
 
-static void document(kvc_question_t *question, const kv_msg_t *reply)
+static void copy_document(kvc_question_t *question, const kv_msg_t *reply)
 {
 	const kv_slice_t *json = &reply->status_reply.json;
 
@@ -46,7 +46,7 @@ static void document(kvc_question_t *question, const kv_msg_t *reply)
 	question->status = question->json ? KV_OK : KV_ERR_NOMEM;
 }
 
-static void answered(kvc_t *kvc, void *object, const kvc_answer_t *answer)
+static void on_document(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 {
 	kvc_question_t *question = object;
 
@@ -58,7 +58,7 @@ static void answered(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 		return;
 	}
 	if (question->code != KV_CODE_EXPLAIN) {
-		document(question, answer->reply);
+		copy_document(question, answer->reply);
 		return;
 	}
 	if (answer->reply->explain_reply.tiers.len != question->n) {
@@ -74,9 +74,9 @@ static int is_answered(const void *object)
 	return ((const kvc_question_t *)object)->status != KV_PENDING;
 }
 
-static kvc_status_t ask_and_wait(kvc_t *kvc, const void *msg, kvc_question_t *question)
+static kvc_status_t request_and_wait(kvc_t *kvc, const void *msg, kvc_question_t *question)
 {
-	kvc_ask_t ask = {.code = question->code, .msg = msg, .done = answered, .object = question, .fd = -1};
+	kvc_ask_t ask = {.code = question->code, .msg = msg, .done = on_document, .object = question, .fd = -1};
 	kvc_status_t status = kvc_enter(kvc);
 	kv_status_t sent;
 
@@ -109,7 +109,7 @@ kvc_status_t kvc_document(kvc_t *kvc, int what, uint32_t detail, char **p_json, 
 	if (what == KVC_DOC_STATUS) {
 		msg.status.detail = detail;
 	}
-	status = ask_and_wait(kvc, &msg, &question);
+	status = request_and_wait(kvc, &msg, &question);
 	if (status == KVC_OK) {
 		*p_json = question.json;
 		if (p_value) {
@@ -138,7 +138,7 @@ kvc_status_t kvc_explain_group(kvc_space_t *space, uint32_t group, const kvc_key
 			.group = group,
 			.keys = {keys[at].b, count * (uint32_t)sizeof keys[0]},
 		};
-		kvc_status_t status = ask_and_wait(space->kvc, &msg, &question);
+		kvc_status_t status = request_and_wait(space->kvc, &msg, &question);
 
 		if (status != KVC_OK) {
 			return status;

@@ -54,7 +54,7 @@ int kvc_is_abandoned(const kvc_t *kvc)
 
 kvc_status_t kvc_check_process(const kvc_t *kvc)
 {
-	if (*kvc->guard == KVC_GUARD) {
+	if (*kvc->fork_guard == KVC_FORK_GUARD) {
 		return !kvc_is_abandoned(kvc) ? KVC_OK
 					      : kvc_fail(KV_ERR_INTERNAL, "an invariant is broken; this process has "
 									  "detached from kvd for good (see its log)");

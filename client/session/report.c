@@ -1,7 +1,7 @@
 /* The report ring: one record a request, never a wait. And the counters of this attachment. */
 #include "impl.h"
 
-static void record_of(const kvc_space_t *space, const kvc_report_t *report, kv_report_t *record)
+static void fill_record(const kvc_space_t *space, const kvc_report_t *report, kv_report_t *record)
 {
 	*record = (kv_report_t){
 		.type = KV_REPORT_REQUEST,
@@ -46,7 +46,7 @@ void kvc_report(kvc_space_t *space, const kvc_report_t *given)
 		kvc_count(&kvc->counters.reports_dropped, 1);
 		return;
 	}
-	record_of(space, &report, &map->ring[head & map->ring_mask]);
+	fill_record(space, &report, &map->ring[head & map->ring_mask]);
 	atomic_store_explicit(&area->head, head + 1, memory_order_release);
 }
 
@@ -77,5 +77,5 @@ void kvc_get_stats(const kvc_t *kvc, kvc_stats_t *stats)
 		.broken_invariants = kv_broken_count(),
 	};
 
-	kvc_give(stats, &now, sizeof now);
+	kvc_fill_struct(stats, &now, sizeof now);
 }

@@ -84,7 +84,7 @@ static void opened(kvc_t *kvc)
 	ready_when_open(kvc);
 }
 
-static void refused(kvc_t *kvc, const char *what, const kvc_answer_t *answer)
+static void lose_refused_session(kvc_t *kvc, const char *what, const kvc_answer_t *answer)
 {
 	char why[256];
 
@@ -100,11 +100,11 @@ static void refused(kvc_t *kvc, const char *what, const kvc_answer_t *answer)
 	kvc_session_lost(kvc, answer->status, why);
 }
 
-static void joined(kvc_t *kvc, void *object, const kvc_answer_t *answer)
+static void on_joined(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 {
 	(void)object;
 	if (answer->status != KV_OK) {
-		refused(kvc, "joining the instance", answer);
+		lose_refused_session(kvc, "joining the instance", answer);
 		return;
 	}
 	if (kvc->old_incarnation) {
@@ -125,7 +125,7 @@ static void join(kvc_t *kvc)
 		.staging_words = kvc->staging_words,
 		.attachment = kvc->attachment,
 	};
-	kvc_ask_t ask = {.code = KV_CODE_JOIN, .msg = &msg, .done = joined, .fd = pidfd};
+	kvc_ask_t ask = {.code = KV_CODE_JOIN, .msg = &msg, .done = on_joined, .fd = pidfd};
 	kv_status_t status;
 
 	if (pidfd < 0 && !matching) {
@@ -147,11 +147,11 @@ static void join(kvc_t *kvc)
 	}
 }
 
-static void greeted(kvc_t *kvc, void *object, const kvc_answer_t *answer)
+static void on_hello(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 {
 	(void)object;
 	if (answer->status != KV_OK) {
-		refused(kvc, "opening a session", answer);
+		lose_refused_session(kvc, "opening a session", answer);
 		return;
 	}
 	if (answer->reply->hello_reply.version != KV_WIRE_VERSION || answer->reply->hello_reply.incarnation == 0) {
@@ -181,7 +181,7 @@ static void connect_now(kvc_t *kvc)
 {
 	char text[96];
 	kv_msg_hello_t msg = {.version = KV_WIRE_VERSION, .program = kv_slice_str(kvc->program)};
-	kvc_ask_t ask = {.code = KV_CODE_HELLO, .msg = &msg, .done = greeted, .fd = -1};
+	kvc_ask_t ask = {.code = KV_CODE_HELLO, .msg = &msg, .done = on_hello, .fd = -1};
 	int reason = 0;
 	kv_status_t status = kv_sock_connect(kvc->socket, &kvc->channel.fd, &reason);
 
@@ -204,7 +204,7 @@ static void connect_now(kvc_t *kvc)
 
 /* ---- polling --------------------------------------------------------------------------------- */
 
-static void settle(kvc_t *kvc)
+static void run_deferred_work(kvc_t *kvc)
 {
 	kvc_map_reap(kvc);
 	if (kvc->state != KVC_READY) {
@@ -214,9 +214,9 @@ static void settle(kvc_t *kvc)
 		kv_msg_drained_t msg = {.what = 2};
 
 		kvc->must_send_drained = 0;
-		kvc_tell(kvc, KV_CODE_DRAINED, &msg);
+		kvc_send_oneway(kvc, KV_CODE_DRAINED, &msg);
 	}
-	kvc->events->settle(kvc);
+	kvc->events->deferred(kvc);
 }
 
 void kvc_pump(kvc_t *kvc)
@@ -239,7 +239,7 @@ void kvc_pump(kvc_t *kvc)
 	if (kvc->channel.in_flight) {
 		kvc_expire(kvc, kv_now_ns(&kvc->env));
 	}
-	settle(kvc);
+	run_deferred_work(kvc);
 	if (kvc->state != KVC_DETACHED && kvc_flush(kvc) == KV_ERR_CLOSED) {
 		kvc_session_lost(kvc, KV_ERR_CLOSED, "it has closed the connection");
 	}

@@ -18,7 +18,7 @@ static void openssl_blocks(uint32_t state[8], const uint8_t *data, size_t blocks
 	memcpy(state, ctx.h, sizeof ctx.h);
 }
 
-static int refused(const uint32_t *tokens, size_t count)
+static int has_refused_token(const uint32_t *tokens, size_t count)
 {
 	int bad = 0;
 
@@ -37,7 +37,7 @@ static uint32_t openssl_chain(uint32_t state[8], const uint32_t *tokens, uint32_
 	uint32_t done;
 
 	memcpy(ctx.h, state, sizeof ctx.h);
-	for (done = 0; done < units && !refused(tokens, unit_tokens); done++) {
+	for (done = 0; done < units && !has_refused_token(tokens, unit_tokens); done++) {
 		for (uint32_t i = 0; i < unit_blocks; i++) {
 			SHA256_Transform(&ctx, (const uint8_t *)tokens + (size_t)64 * i);
 		}

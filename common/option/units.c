@@ -202,7 +202,7 @@ static unsigned min2(unsigned a, unsigned b)
 	return a < b ? a : b;
 }
 
-static unsigned distance(const char *a, size_t a_len, const char *b, size_t b_len)
+static unsigned edit_distance(const char *a, size_t a_len, const char *b, size_t b_len)
 {
 	unsigned row[3][NEAREST_MAX + 1];
 	unsigned *before = row[0], *last = row[1], *now = row[2];
@@ -247,7 +247,7 @@ const char *kv_nearest(const char *word, const char *const *names, size_t count)
 		if (name_len > NEAREST_MAX) {
 			continue;
 		}
-		d = distance(word, len, names[i], name_len);
+		d = edit_distance(word, len, names[i], name_len);
 		if (d <= limit && (!best || d < limit)) {
 			best = names[i];
 			limit = d;

@@ -280,7 +280,7 @@ static uint32_t take_fds(const struct cmsghdr *head, int fds[KV_WIRE_MAX_FDS], u
 	return count;
 }
 
-static void collect(struct msghdr *message, kv_sock_extra_t *extra)
+static void collect_control_data(struct msghdr *message, kv_sock_extra_t *extra)
 {
 	struct ucred sender;
 	uint32_t count = 0;
@@ -344,7 +344,7 @@ kv_status_t kv_sock_recv_from(int fd, uint8_t *out, size_t cap, size_t *p_len, k
 		return status_of_errno(errno);
 	}
 
-	collect(&message, extra);
+	collect_control_data(&message, extra);
 	if (n == 0) {
 		return KV_ERR_CLOSED;
 	}

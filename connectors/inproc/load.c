@@ -177,7 +177,7 @@ static int daemon_has_gone(kvx_load_t *load, uint64_t now)
 /* Nothing can be copied now: is there still hope? */
 static void check_stalled(kvx_load_t *load, uint64_t now)
 {
-	const kvc_status_t rest = kvc_lease_rest(load->lease);
+	const kvc_status_t rest = kvc_lease_rest_status(load->lease);
 
 	if (now >= load->job.deadline_ns) {
 		finish_load(load, KVC_ERR_TIMEOUT);
@@ -219,7 +219,7 @@ uint32_t kvx_load_step(kvx_load_t *load, uint64_t now, uint32_t budget)
 		load->done += good;
 		load->job.kvx->stats.bytes_loaded += (uint64_t)good * load->job.kvx->geometry.block_bytes;
 		if (status == KVC_ERR_CORRUPT) {
-			(void)kvc_lease_bad(load->lease, first + good);
+			(void)kvc_lease_report_bad(load->lease, first + good);
 		}
 		if (status != KVC_OK) {
 			finish_load(load, status);

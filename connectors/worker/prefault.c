@@ -87,5 +87,5 @@ int kvx_prefault_step(kvx_worker_t *worker)
 		*p = (kvx_wprefault_t){.group = p->group + 1};
 	}
 
-	return kvc_touch(worker->kvc, STEP) > 0;
+	return kvc_prefault(worker->kvc, STEP) > 0;
 }

@@ -17,7 +17,7 @@ typedef struct bed {
 	kvc_t kvc;
 	kvc_space_t space;
 	kvc_map_t map;
-	uint64_t guard;
+	uint64_t fork_guard;
 	uint64_t bytes;
 	uint8_t *mirror;
 	kv_key_t *keys;
@@ -28,9 +28,9 @@ static inline void bed_make(bed_t *bed, uint64_t buckets)
 {
 	memset(bed, 0, sizeof *bed);
 	kv_test_env_init(&bed->t);
-	bed->guard = KVC_GUARD;
+	bed->fork_guard = KVC_FORK_GUARD;
 	bed->kvc.env = bed->t.env;
-	bed->kvc.guard = &bed->guard;
+	bed->kvc.fork_guard = &bed->fork_guard;
 	bed->bytes = mirror_bytes(buckets);
 	bed->mirror = mmap(NULL, bed->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	assert_ptr_not_equal(bed->mirror, MAP_FAILED);

@@ -354,13 +354,13 @@ static void p5_a_view_learns_that_the_rest_of_a_lease_never_comes(void **state)
 	assert_int_equal(kvc_acquire(pair.bed.space, pair.bed.keys, 4, 0, 0, &lease), KVC_OK);
 	assert_int_equal(kvc_lease_export(lease, &handle), KVC_OK);
 	assert_int_equal(kvc_lease_import(pair.space, &handle, &seen), KVC_OK);
-	assert_int_equal(kvc_lease_rest(seen), KVC_OK);
+	assert_int_equal(kvc_lease_rest_status(seen), KVC_OK);
 	assert_int_equal(kvc_lease_block(seen, 2, NULL, NULL), KVC_PENDING);
 	fake_cut(pair.bed.fake, 2);
-	assert_int_equal(kvc_lease_rest(seen), KVC_OK); /* two come yet */
+	assert_int_equal(kvc_lease_rest_status(seen), KVC_OK); /* two come yet */
 	assert_int_equal(kvc_lease_block(seen, 2, NULL, NULL), KVC_PENDING);
 	fake_ready(pair.bed.fake, 2, KV_PENDING);
-	assert_int_equal(kvc_lease_rest(seen), (kvc_status_t)KV_ERR_IO);
+	assert_int_equal(kvc_lease_rest_status(seen), (kvc_status_t)KV_ERR_IO);
 	assert_int_equal(kvc_lease_block(seen, 2, NULL, NULL), (kvc_status_t)KV_ERR_IO);
 	assert_int_equal(kvc_lease_wait(seen, 4, 1000), (kvc_status_t)KV_ERR_IO);
 	assert_int_equal(kvc_lease_state(seen), KVC_OK);

@@ -23,7 +23,7 @@ static int sane(kvc_status_t status)
 	return status == KVC_OK || status == KVC_PENDING || status == KVC_ERR_REVOKED;
 }
 
-static void ask(crowd_t *crowd, uint32_t me)
+static void check_answers(crowd_t *crowd, uint32_t me)
 {
 	static const uint64_t leaves[8] = {0};
 	kvc_lease_t *lease = atomic_load(&crowd->lease);
@@ -34,7 +34,7 @@ static void ask(crowd_t *crowd, uint32_t me)
 	if (lease) {
 		int good = sane(kvc_lease_state(lease)) && sane(kvc_lease_block(lease, me, &data, NULL)) &&
 			   kvc_lease_ready(lease) <= BLOCKS && kvc_lease_n(lease) == BLOCKS &&
-			   kvc_lease_rest(lease) == KVC_OK;
+			   kvc_lease_rest_status(lease) == KVC_OK;
 
 		atomic_fetch_add(&crowd->wrong, (uint32_t)!good);
 	}
@@ -46,7 +46,7 @@ static void ask(crowd_t *crowd, uint32_t me)
 	}
 }
 
-static void look(crowd_t *crowd, uint8_t *bytes, uint32_t me)
+static void check_hit(crowd_t *crowd, uint8_t *bytes, uint32_t me)
 {
 	kvc_space_t *space = crowd->bed.space;
 	uint32_t block_bytes = crowd->bed.info.block_bytes, n = 0;
@@ -66,7 +66,7 @@ static void look(crowd_t *crowd, uint8_t *bytes, uint32_t me)
 		dst[i] = bytes + (size_t)i * block_bytes;
 	}
 	atomic_fetch_add(&crowd->inside, 1u);
-	ask(crowd, me);
+	check_answers(crowd, me);
 	lease = atomic_load(&crowd->lease);
 	if (lease && kvc_lease_read(lease, 0, BLOCKS, dst, NULL) == KVC_OK) {
 		atomic_fetch_add(&crowd->good, 1u);
@@ -89,7 +89,7 @@ static void *look_for_ever(void *context)
 	uint32_t me = atomic_fetch_add(&crowd->threads, 1u);
 
 	while (bytes && !atomic_load(&crowd->stop)) {
-		look(crowd, bytes, me);
+		check_hit(crowd, bytes, me);
 	}
 	free(bytes);
 

@@ -13,8 +13,8 @@
 #include <immintrin.h>
 #endif
 
-#define ROOM  ((size_t)3 << 20)
-#define GUARD 0xa7
+#define ROOM   ((size_t)3 << 20)
+#define CANARY 0xa7
 
 static uint8_t *src;
 static uint8_t *dst;
@@ -54,8 +54,8 @@ static void check_bytes(const kv_digest_ops_t *ops, const uint8_t *out, size_t f
 		fail_msg("%s: copy of %zu bytes at %zu", ops->name, n, from);
 	}
 	for (size_t i = 0; i < 64; i++) {
-		assert_int_equal(out[-1 - (ptrdiff_t)i], GUARD);
-		assert_int_equal(out[n + i], GUARD);
+		assert_int_equal(out[-1 - (ptrdiff_t)i], CANARY);
+		assert_int_equal(out[n + i], CANARY);
 	}
 }
 
@@ -69,14 +69,14 @@ static void check_copy(const kv_digest_ops_t *ops, size_t to, size_t from, size_
 	if (ops->digest(src + from, n) != expected) {
 		fail_msg("%s: digest of %zu bytes at %zu", ops->name, n, from);
 	}
-	memset(out - 64, GUARD, n + 128);
+	memset(out - 64, CANARY, n + 128);
 	kv_copy_digest_leaves_by(ops, &leaf, &digest);
 	if (digest != expected) {
 		fail_msg("%s: fused digest of %zu bytes, %zu to %zu", ops->name, n, from, to);
 	}
 	check_bytes(ops, out, from, n);
 	if (to % 64 == 0) {
-		memset(out - 64, GUARD, n + 128);
+		memset(out - 64, CANARY, n + 128);
 		if (ops->copy(out, src + from, n, NULL, KV_STORE_STREAM) != expected) {
 			fail_msg("%s: streamed digest of %zu bytes at %zu", ops->name, n, from);
 		}
@@ -135,10 +135,10 @@ static void p1_leaves_of_a_block_are_those_of_single_calls(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < KV_COUNT_OF(leaves); i++) {
-		memset(dst, GUARD, leaves[i] * 16 + 1);
+		memset(dst, CANARY, leaves[i] * 16 + 1);
 		kv_copy_digest_leaves(dst, src, leaves[i], 16, digests);
 		assert_memory_equal(dst, src, leaves[i] * 16);
-		assert_int_equal(dst[leaves[i] * 16], GUARD);
+		assert_int_equal(dst[leaves[i] * 16], CANARY);
 		for (size_t k = 0; k < 16; k++) {
 			assert_int_equal(digests[k], XXH3_64bits(src + k * leaves[i], leaves[i]));
 			assert_int_equal(kv_copy_digest_part(dst, src + k * leaves[i], leaves[i]), digests[k]);
@@ -222,8 +222,8 @@ static void p1_leaves_of_many_pieces_are_digests_of_the_concatenation(void **sta
 			const kv_copy_plan_t plan = {runs, count, order, round % 4 ? NULL : src};
 			uint64_t digest;
 
-			memset(expected, GUARD, used + 64);
-			memset(dst, GUARD, used + 64);
+			memset(expected, CANARY, used + 64);
+			memset(dst, CANARY, used + 64);
 			digest = reference_runs(shadow, count, order, row);
 			if (kv_copy_digest_runs_by(ops, &plan) != digest || memcmp(dst, expected, used + 64) != 0) {
 				fail_msg("%s: round %d", ops->name, round);
@@ -245,11 +245,11 @@ static void p1_strided_copies_gather_and_scatter(void **state)
 
 		digest = kv_copy_digest_strided(dst, piece, src, stride, piece, 40);
 		assert_int_equal(digest, XXH3_64bits(dst, 40 * piece));
-		memset(back, GUARD, sizeof back);
+		memset(back, CANARY, sizeof back);
 		assert_int_equal(kv_copy_digest_strided(back, stride, dst, piece, piece, 40), digest);
 		for (size_t i = 0; i < 40; i++) {
 			assert_memory_equal(back + i * stride, src + i * stride, piece);
-			assert_int_equal(back[i * stride + piece], GUARD);
+			assert_int_equal(back[i * stride + piece], CANARY);
 		}
 	}
 	assert_int_equal(kv_copy_digest_strided(dst, 0, src, 0, 0, 5), XXH3_64bits(NULL, 0));
@@ -263,10 +263,10 @@ static void a_streamed_copy_is_a_copy(void **state)
 	{
 		for (size_t n = 0; n < 1000; n += 7) {
 			for (size_t to = 0; to < 65; to += 13) {
-				memset(dst, GUARD, n + 200);
+				memset(dst, CANARY, n + 200);
 				kv_copy_stream_by(ops, dst + to, src + 5, n);
 				assert_memory_equal(dst + to, src + 5, n);
-				assert_int_equal(dst[to + n], GUARD);
+				assert_int_equal(dst[to + n], CANARY);
 			}
 		}
 	}

@@ -100,7 +100,7 @@ static void kill_and_read(void)
 	read_acknowledged();
 }
 
-static void end(void)
+static void end_rig(void)
 {
 	user_leave(&user);
 	rig_check_quiet(&rig);
@@ -158,7 +158,7 @@ static void p2_p6_a_metadata_process_killed_at_any_time_loses_nothing(void **sta
 	assert_true(await_meta() > 0);
 	durable_again(TALKS - 1);
 	kill_and_read();
-	end();
+	end_rig();
 	rig_fini(&rig);
 }
 
@@ -179,7 +179,7 @@ static void p2_p6_a_metadata_process_that_hangs_is_replaced(void **state)
 	kill_and_read();
 	durable_again(FIRST + 2);
 	assert_int_equal(rig_metric(&rig, "kvd_disk_rebuilt_total"), 0);
-	end();
+	end_rig();
 	rig_fini(&rig);
 }
 
@@ -261,7 +261,7 @@ static void p2_p6_a_database_that_does_not_open_is_rebuilt_from_the_headers(void
 	durable_again(FIRST + 10);
 	kill_and_read();
 	assert_int_equal(rig_metric(&rig, "kvd_disk_rebuilt_total"), kept * LEN);
-	end();
+	end_rig();
 	rig_fini(&rig);
 }
 
@@ -295,7 +295,7 @@ static void p2_errors_of_the_device_at_a_start_cost_no_rebuild(void **state)
 	printf("# starts with failed reads %u\n", starts);
 	assert_true(starts > 5);
 	durable_again(FIRST);
-	end();
+	end_rig();
 	fault_disk_close(&disk);
 	rig_fini(&rig);
 }
@@ -333,7 +333,7 @@ static void p2_p6_a_foreign_lock_costs_durability_while_it_lasts(void **state)
 	durable_again(FIRST + 2);
 	kill_and_read();
 	assert_int_equal(rig_metric(&rig, "kvd_disk_rebuilt_total"), 0);
-	end();
+	end_rig();
 	rig_fini(&rig);
 }
 
@@ -369,7 +369,7 @@ static void p2_p6_a_full_file_system_does_not_end_the_daemon(void **state)
 	durable_again(TALKS - 1);
 	assert_true(rig_metric_is(&rig, "kvd_disk_state", 0));
 	kill_and_read();
-	end();
+	end_rig();
 	assert_int_equal(umount2(rig.disk, MNT_DETACH), 0);
 	rig_fini(&rig);
 }
@@ -408,7 +408,7 @@ static void p2_p6_an_error_of_the_device_that_passes_does_not_end_durability(voi
 		}
 		while (!is_traced(meta)) {
 			if (waitpid(tracer, &wstatus, WNOHANG) == tracer) {
-				end();
+				end_rig();
 				rig_fini(&rig);
 				kv_test_skip("strace cannot be run or may not trace: exit code %d",
 					     WEXITSTATUS(wstatus));
@@ -425,7 +425,7 @@ static void p2_p6_an_error_of_the_device_that_passes_does_not_end_durability(voi
 	assert_true(rig_metric(&rig, "kvd_meta_starts_total") > 3);
 	kill_and_read();
 	assert_int_equal(rig_metric(&rig, "kvd_disk_rebuilt_total"), 0);
-	end();
+	end_rig();
 	rig_fini(&rig);
 }
 
@@ -501,7 +501,7 @@ static void p10_answers_that_make_no_sense_are_a_fault_of_the_tier_and_of_nothin
 	read_acknowledged();
 	durable_again(FIRST);
 	kill_and_read();
-	end();
+	end_rig();
 	rig_fini(&rig);
 }
 

@@ -62,7 +62,7 @@ typedef struct rank {
 } rank_t;
 
 /* A slab this member has not heard of, or staging that is still being read: poll and try again. */
-static int again(rank_t *rank, kvc_status_t status, uint32_t *p_tries)
+static int should_retry(rank_t *rank, kvc_status_t status, uint32_t *p_tries)
 {
 	if ((status != KVC_ERR_FAULT && status != KVC_ERR_BUSY && status != KVC_PENDING) || ++*p_tries > 2000) {
 		return 0;
@@ -82,7 +82,7 @@ static kvc_status_t rank_write(rank_t *rank, const order_t *order)
 		user_fill(&rank->keys[order->first + i], block);
 		do {
 			status = kvc_put_write(rank->put, i, block);
-		} while (again(rank, status, &tries));
+		} while (should_retry(rank, status, &tries));
 		status = status == KVC_OK ? kvc_put_end(rank->put, i, 1) : status;
 	}
 
@@ -100,7 +100,7 @@ static kvc_status_t read_all(rank_t *rank, kvc_lease_t *lease)
 
 		do {
 			status = kvc_lease_read(lease, i, 1, dst, NULL);
-		} while (again(rank, status, &tries));
+		} while (should_retry(rank, status, &tries));
 		user_fill(&rank->keys[i], want);
 		if (status == KVC_OK && memcmp(block, want, sizeof want) != 0) {
 			return KVC_ERR_CORRUPT;
@@ -116,7 +116,7 @@ static kvc_status_t rank_read(rank_t *rank, const order_t *order)
 	kvc_status_t status = kvc_lease_import(rank->user.space, &order->handle, &lease);
 
 	if (status == KVC_OK) {
-		status = order->op == OP_BAD ? kvc_lease_bad(lease, order->first) : read_all(rank, lease);
+		status = order->op == OP_BAD ? kvc_lease_report_bad(lease, order->first) : read_all(rank, lease);
 	}
 	kvc_release(&lease, 1);
 
@@ -196,7 +196,8 @@ static kvc_status_t answer_of(bed_t *bed, uint32_t rank)
 	return status;
 }
 
-static kvc_status_t tell(bed_t *bed, uint32_t rank, op_t op, const kvc_handle_t *handle, uint32_t first, uint32_t count)
+static kvc_status_t command_rank(bed_t *bed, uint32_t rank, op_t op, const kvc_handle_t *handle, uint32_t first,
+				 uint32_t count)
 {
 	order_t order = {.op = op, .first = first, .count = count};
 
@@ -304,13 +305,13 @@ static void put_all(bed_t *bed, uint32_t group, uint32_t first)
 	kvc_put_t *put = put_start(bed, group, first, &handle);
 
 	for (uint32_t i = 0; i < RANKS; i++) {
-		assert_int_equal(tell(bed, i, OP_WRITE, &handle, first, LEN - first), KVC_OK);
+		assert_int_equal(command_rank(bed, i, OP_WRITE, &handle, first, LEN - first), KVC_OK);
 	}
 	assert_int_equal(put_ends(bed, put), KVC_OK);
 	UNTIL(bed, (kvc_put_get_result(put, &result), result.durable_status != KVC_PENDING));
 	assert_int_equal(result.durable_status, KVC_OK);
 	for (uint32_t i = 0; i < RANKS; i++) {
-		assert_int_equal(tell(bed, i, OP_LET_GO, NULL, 0, 0), KVC_OK);
+		assert_int_equal(command_rank(bed, i, OP_LET_GO, NULL, 0, 0), KVC_OK);
 	}
 	kvc_put_free(put);
 }
@@ -363,15 +364,15 @@ static void p1_ranks_fill_what_the_scheduler_started_and_read_what_it_leased(voi
 	full = lease(&bed, 0, 2, LEN, &handle);
 	assert_non_null(full);
 	for (uint32_t i = 0; i < RANKS; i++) {
-		assert_int_equal(tell(&bed, i, OP_READ, &handle, 0, 0), KVC_OK);
+		assert_int_equal(command_rank(&bed, i, OP_READ, &handle, 0, 0), KVC_OK);
 	}
 	window = lease(&bed, 1, 4, LEN, &handle);
 	assert_non_null(window);
 	for (uint32_t i = 0; i < RANKS; i++) {
-		assert_int_equal(tell(&bed, i, OP_READ, &handle, 0, 0), KVC_OK);
+		assert_int_equal(command_rank(&bed, i, OP_READ, &handle, 0, 0), KVC_OK);
 	}
 	handle.first++; /* damaged on its way */
-	assert_int_equal(tell(&bed, 0, OP_READ, &handle, 0, 0), KVC_ERR_ARG);
+	assert_int_equal(command_rank(&bed, 0, OP_READ, &handle, 0, 0), KVC_ERR_ARG);
 	assert_null(lease(&bed, 1, 3, LEN, &handle)); /* block 3 of the window was never put */
 	kvc_release((kvc_lease_t *const[]){full, window}, 2);
 	bed_free(&bed);
@@ -386,11 +387,11 @@ static void p4_a_rank_that_gives_up_ends_the_put_for_all(void **state)
 	(void)state;
 	bed_make(&bed);
 	put = put_start(&bed, 0, 0, &handle);
-	assert_int_equal(tell(&bed, 0, OP_WRITE, &handle, 0, LEN), KVC_OK);
-	assert_int_equal(tell(&bed, 1, OP_WRITE, &handle, 0, LEN / 2), KVC_OK);
-	assert_int_equal(tell(&bed, 0, OP_LET_GO, NULL, 0, 0), KVC_OK); /* all of its blocks are in */
+	assert_int_equal(command_rank(&bed, 0, OP_WRITE, &handle, 0, LEN), KVC_OK);
+	assert_int_equal(command_rank(&bed, 1, OP_WRITE, &handle, 0, LEN / 2), KVC_OK);
+	assert_int_equal(command_rank(&bed, 0, OP_LET_GO, NULL, 0, 0), KVC_OK); /* all of its blocks are in */
 	UNTIL(&bed, rig_metric(&bed.rig, "kvd_put_blocks_total") == LEN / 2);
-	assert_int_equal(tell(&bed, 1, OP_LET_GO, NULL, 0, 0), KVC_OK);
+	assert_int_equal(command_rank(&bed, 1, OP_LET_GO, NULL, 0, 0), KVC_OK);
 	assert_int_equal(put_ends(&bed, put), KVC_ERR_REVOKED);
 	kvc_put_free(put);
 	bed_free(&bed);
@@ -407,12 +408,12 @@ static void p4_a_put_given_up_before_its_ranks_heard_of_it_leaves_nothing(void *
 	put = put_start(&bed, 0, 0, &handle);
 	kvc_put_free(put);
 	rig_check_quiet(&bed.rig); /* while all members live: no slot waits for a rank */
-	assert_true(tell(&bed, 1, OP_WRITE, &handle, 0, LEN) != KVC_OK);
-	assert_int_equal(tell(&bed, 1, OP_LET_GO, NULL, 0, 0), KVC_OK);
+	assert_true(command_rank(&bed, 1, OP_WRITE, &handle, 0, LEN) != KVC_OK);
+	assert_int_equal(command_rank(&bed, 1, OP_LET_GO, NULL, 0, 0), KVC_OK);
 	put = put_start(&bed, 0, 0, &handle);
-	assert_int_equal(tell(&bed, 1, OP_WRITE, &handle, 0, 1), KVC_OK);
+	assert_int_equal(command_rank(&bed, 1, OP_WRITE, &handle, 0, 1), KVC_OK);
 	kvc_put_free(put);
-	assert_int_equal(tell(&bed, 1, OP_LET_GO, NULL, 0, 0), KVC_OK);
+	assert_int_equal(command_rank(&bed, 1, OP_LET_GO, NULL, 0, 0), KVC_OK);
 	rig_check_quiet(&bed.rig);
 	bed_free(&bed);
 }
@@ -465,12 +466,12 @@ static void p1_a_lease_given_back_under_a_view_reads_nothing(void **state)
 	put_all(&bed, 0, 0);
 	taken = lease(&bed, 0, 0, LEN, &handle);
 	assert_non_null(taken);
-	assert_int_equal(tell(&bed, 0, OP_HOLD, &handle, 0, 0), KVC_OK);
-	assert_int_equal(tell(&bed, 0, OP_READ_HELD, NULL, 0, 0), KVC_OK);
+	assert_int_equal(command_rank(&bed, 0, OP_HOLD, &handle, 0, 0), KVC_OK);
+	assert_int_equal(command_rank(&bed, 0, OP_READ_HELD, NULL, 0, 0), KVC_OK);
 	kvc_release(&taken, 1);
 	rig_check_quiet(&bed.rig); /* a view holds nothing */
-	assert_int_equal(tell(&bed, 0, OP_READ_HELD, NULL, 0, 0), KVC_ERR_REVOKED);
-	assert_int_equal(tell(&bed, 0, OP_LET_GO, NULL, 0, 0), KVC_OK);
+	assert_int_equal(command_rank(&bed, 0, OP_READ_HELD, NULL, 0, 0), KVC_ERR_REVOKED);
+	assert_int_equal(command_rank(&bed, 0, OP_LET_GO, NULL, 0, 0), KVC_OK);
 	bed_free(&bed);
 }
 
@@ -488,7 +489,7 @@ static void p1_a_rank_reports_a_bad_block_of_the_schedulers_lease(void **state)
 	rig_written(&bed.rig);
 	taken = lease(&bed, 1, 4, LEN, &handle);
 	assert_non_null(taken);
-	assert_int_equal(tell(&bed, 1, OP_BAD, &handle, 6, 0), KVC_OK);
+	assert_int_equal(command_rank(&bed, 1, OP_BAD, &handle, 6, 0), KVC_OK);
 	assert_true(rig_metric_reaches(&bed.rig, "kvd_bad_blocks_total", 1));
 	kvc_release(&taken, 1);
 	bed_free(&bed);
@@ -503,14 +504,14 @@ static void p4_a_rank_that_dies_ends_its_puts(void **state)
 	(void)state;
 	bed_make(&bed);
 	put = put_start(&bed, 0, 0, &handle);
-	assert_int_equal(tell(&bed, 0, OP_WRITE, &handle, 0, LEN / 2), KVC_OK);
-	assert_int_equal(tell(&bed, 1, OP_WRITE, &handle, 0, LEN / 2), KVC_OK);
+	assert_int_equal(command_rank(&bed, 0, OP_WRITE, &handle, 0, LEN / 2), KVC_OK);
+	assert_int_equal(command_rank(&bed, 1, OP_WRITE, &handle, 0, LEN / 2), KVC_OK);
 	kill(bed.pid[1], SIGKILL);
 	assert_int_equal(waitpid(bed.pid[1], NULL, 0), bed.pid[1]);
 	close(bed.orders[1]);
 	assert_int_equal(put_ends(&bed, put), KVC_ERR_REVOKED);
 	kvc_put_free(put);
-	assert_int_equal(tell(&bed, 0, OP_LET_GO, NULL, 0, 0), KVC_OK);
+	assert_int_equal(command_rank(&bed, 0, OP_LET_GO, NULL, 0, 0), KVC_OK);
 	rig_check_quiet(&bed.rig);
 	bed.orders[1] = 0;
 	rank_start(&bed, 1);
@@ -533,17 +534,17 @@ static void p7_handles_of_a_daemon_that_died_are_over_and_new_ones_work(void **s
 	taken = lease(&bed, 0, 0, LEN, &old_lease);
 	assert_non_null(taken);
 	put = put_start(&bed, 1, 4, &old_put);
-	assert_int_equal(tell(&bed, 0, OP_HOLD, &old_lease, 0, 0), KVC_OK);
-	assert_int_equal(tell(&bed, 1, OP_WRITE, &old_put, 4, 2), KVC_OK);
+	assert_int_equal(command_rank(&bed, 0, OP_HOLD, &old_lease, 0, 0), KVC_OK);
+	assert_int_equal(command_rank(&bed, 1, OP_WRITE, &old_put, 4, 2), KVC_OK);
 
 	(void)rig_kill(&bed.rig, SIGKILL);
 	assert_int_equal(put_ends(&bed, put), KVC_ERR_CLOSED); /* nobody gave it up */
 	rig_start(&bed.rig);
-	assert_int_equal(tell(&bed, 0, OP_READ_HELD, NULL, 0, 0), KVC_ERR_REVOKED);
+	assert_int_equal(command_rank(&bed, 0, OP_READ_HELD, NULL, 0, 0), KVC_ERR_REVOKED);
 	UNTIL(&bed, kvc_poll(bed.user.kvc, 0) == KVC_OK);
-	assert_true(tell(&bed, 0, OP_READ, &old_lease, 0, 0) < 0);
+	assert_true(command_rank(&bed, 0, OP_READ, &old_lease, 0, 0) < 0);
 	for (uint32_t i = 0; i < RANKS; i++) {
-		assert_int_equal(tell(&bed, i, OP_LET_GO, NULL, 0, 0), KVC_OK);
+		assert_int_equal(command_rank(&bed, i, OP_LET_GO, NULL, 0, 0), KVC_OK);
 	}
 	kvc_release(&taken, 1);
 	kvc_put_free(put);
@@ -553,9 +554,9 @@ static void p7_handles_of_a_daemon_that_died_are_over_and_new_ones_work(void **s
 	for (uint32_t i = 0; i < RANKS; i++) {
 		kvc_status_t status = KVC_PENDING;
 
-		UNTIL(&bed, (status = tell(&bed, i, OP_READ, &handle, 0, 0)) == KVC_OK || status > 0);
+		UNTIL(&bed, (status = command_rank(&bed, i, OP_READ, &handle, 0, 0)) == KVC_OK || status > 0);
 		assert_int_equal(status, KVC_OK);
-		assert_int_equal(tell(&bed, i, OP_READ, &old_lease, 0, 0), KVC_ERR_REVOKED);
+		assert_int_equal(command_rank(&bed, i, OP_READ, &old_lease, 0, 0), KVC_ERR_REVOKED);
 	}
 	kvc_release(&taken, 1);
 	bed_free(&bed);

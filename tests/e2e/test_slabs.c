@@ -142,7 +142,7 @@ static void all_unmapped(const rig_t *rig, model_t *one, model_t *other)
 	assert_int_equal(rig_metric(rig, "kvd_slabs_kept"), 0);
 }
 
-static void end(rig_t *rig)
+static void end_rig(rig_t *rig)
 {
 	rig_check_quiet(rig);
 	rig_fini(rig);
@@ -173,7 +173,7 @@ static void p5_each_of_two_models_gets_the_pool_when_the_other_is_cold(void **st
 	kvc_detach(small.kvc);
 	kvc_detach(large.kvc);
 	assert_int_equal(small.mapped, small.unmapped);
-	end(&rig);
+	end_rig(&rig);
 }
 
 /* The same beside a disk tier that has the slabs' pages registered: what is evicted comes back from there, in slots of
@@ -200,7 +200,7 @@ static void p1_what_changing_slabs_evicted_comes_back_from_disk(void **state)
 	}
 	kvc_detach(small.kvc);
 	kvc_detach(large.kvc);
-	end(&rig);
+	end_rig(&rig);
 }
 
 /* An engine that is idle does not look at its socket: its slabs' pages are taken away after a moment. When it wakes up
@@ -225,7 +225,7 @@ static void p5_an_idle_engine_holds_nothing_up(void **state)
 	grow_to(&small, 200, &large);
 	kvc_detach(small.kvc);
 	kvc_detach(large.kvc);
-	end(&rig);
+	end_rig(&rig);
 }
 
 typedef struct stopped {
@@ -270,7 +270,7 @@ static void p6_a_stopped_engine_and_a_killed_one_hold_nothing_up(void **state)
 	assert_true(rig_metric_is(&rig, "kvd_slabs_kept", 0));
 	grow_to(&large, 150, NULL);
 	kvc_detach(large.kvc);
-	end(&rig);
+	end_rig(&rig);
 }
 
 /* Poll until the daemon has announced so many bytes; nothing has been put. */
@@ -315,7 +315,7 @@ static void p5_memory_is_announced_before_the_first_put(void **state)
 		assert_int_equal(put(&model, 0), KVC_OK);
 		assert_int_equal(get(&model, 0), DEPTH);
 		kvc_detach(model.kvc);
-		end(&rig);
+		end_rig(&rig);
 	}
 }
 
@@ -342,7 +342,7 @@ static void p5_a_pool_taken_ahead_is_there_for_the_next_model(void **state)
 	assert_non_null(strstr(text, "block_bytes 32KiB"));
 	kvc_detach(small.kvc);
 	kvc_detach(large.kvc);
-	end(&rig);
+	end_rig(&rig);
 }
 
 int main(void)

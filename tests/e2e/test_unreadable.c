@@ -39,7 +39,7 @@ static void begin(bed_t *bed, const char *engine)
 	assert_true(user_match_is(&bed->user, keys, MANY, MANY));
 }
 
-static void end(bed_t *bed)
+static void end_bed(bed_t *bed)
 {
 	assert_int_equal(rig_metric(&bed->rig, "kvd_disk_lost_total"), 0);
 	user_leave(&bed->user);
@@ -149,7 +149,7 @@ static void few(const char *engine)
 	comes_whole(&bed, keys[2], FEW);
 	comes_whole(&bed, keys[3], MANY);
 	assert_true(rig_metric_is(&bed.rig, "kvd_disk_unreadable_slots", 0));
-	end(&bed);
+	end_bed(&bed);
 }
 
 /* The whole tier cannot be read: what is in memory is a hit, and the rest is one again when the disk is well. */
@@ -173,7 +173,7 @@ static void all(const char *engine)
 	comes_whole(&bed, keys, MANY);
 	assert_true(rig_metric_is(&bed.rig, "kvd_disk_off", 0));
 	assert_true(rig_metric_is(&bed.rig, "kvd_tier_blocks{tier=disk}", ALL));
-	end(&bed);
+	end_bed(&bed);
 }
 
 static void p3_p6_unreadable_blocks_are_misses_that_say_so_and_hits_again_by_io_uring(void **state)

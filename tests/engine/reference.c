@@ -82,7 +82,7 @@ static float *normed(const float *x, const float *gain, uint32_t n)
 	return y;
 }
 
-static void turn(const reference_t *m, float *x, uint32_t heads)
+static void rotate(const reference_t *m, float *x, uint32_t heads)
 {
 	const uint32_t dim = m->c.head_dim, half = dim / 2;
 
@@ -134,8 +134,8 @@ static void attention_branch(reference_t *m, uint32_t l, float *x)
 	float *all = floats((size_t)c->heads * c->head_dim);
 	float *added;
 
-	turn(m, q, c->heads);
-	turn(m, k, c->kv_heads);
+	rotate(m, q, c->heads);
+	rotate(m, k, c->kv_heads);
 	for (size_t i = 0; i < stride; i++) {
 		m->keys[layer + m->n * stride + i] = k[i];
 		m->values[layer + m->n * stride + i] = v[i];

@@ -120,7 +120,7 @@ static int daemon_silent_too_long(const kvx_worker_t *worker, kvx_wload_t *load,
 	return kvx_silent_too_long(&load->silent_ns, kvx_daemon_is_silent(worker), now);
 }
 
-/* Blocks that are there and not taken yet. After kvc_lease_rest() has failed: the last ones. */
+/* Blocks that are there and not taken yet. After kvc_lease_rest_status() has failed: the last ones. */
 static int has_more_ready(kvx_wpart_t *part)
 {
 	return kvc_lease_ready(part->lease) > part->first + atomic_load(&part->limit);
@@ -137,7 +137,7 @@ static void check_progress(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now
 	for (uint32_t p = 0; p < load->parts && atomic_load(&load->cause) == KVC_PENDING; p++) {
 		kvx_wpart_t *part = &load->part[p];
 		const kvc_status_t state = part->lease ? kvc_lease_state(part->lease) : KVC_OK;
-		const kvc_status_t rest = part->lease ? kvc_lease_rest(part->lease) : KVC_OK;
+		const kvc_status_t rest = part->lease ? kvc_lease_rest_status(part->lease) : KVC_OK;
 
 		if (state != KVC_OK) {
 			kvx_wload_close(worker, load, state);
@@ -160,7 +160,7 @@ static void release_leases(kvx_worker_t *worker, kvx_wload_t *load)
 
 		for (uint32_t i = 0; part->lease && i < part->n; i++) {
 			if (part->results[i] == KVX_BLOCK_BAD) {
-				(void)kvc_lease_bad(part->lease, part->first + i);
+				(void)kvc_lease_report_bad(part->lease, part->first + i);
 			}
 		}
 		kvc_release(&part->lease, 1);

@@ -254,7 +254,7 @@ uint32_t kvc_lease_disk(const kvc_lease_t *lease)
 
 	return fake.disk;
 }
-kvc_status_t kvc_lease_rest(const kvc_lease_t *lease)
+kvc_status_t kvc_lease_rest_status(const kvc_lease_t *lease)
 {
 	return kvc_lease_ready(lease) == fake.rest_at ? fake.rest : KVC_OK;
 }
@@ -272,7 +272,7 @@ kvc_status_t kvc_lease_block(const kvc_lease_t *lease, uint32_t i, const void **
 
 	return KVC_OK;
 }
-kvc_status_t kvc_lease_bad(kvc_lease_t *lease, uint32_t i)
+kvc_status_t kvc_lease_report_bad(kvc_lease_t *lease, uint32_t i)
 {
 	fake_evict(&lease->keys[i]);
 	fake.bad++;

@@ -29,7 +29,7 @@ typedef struct fake {
 	int no_space;             /* the space cannot be opened                                */
 	/* seen */
 	uint32_t leases, puts; /* open now                                                  */
-	uint32_t bad;          /* kvc_lease_bad() calls                                     */
+	uint32_t bad;          /* kvc_lease_report_bad() calls                                     */
 	uint32_t put_starts, put_from, released_unfinished, reports, keeps;
 	uint64_t last_report_why;
 } fake_t;

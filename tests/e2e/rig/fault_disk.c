@@ -139,7 +139,7 @@ static int fails(enum fault_op op, const file_t *file, int *p_error)
 
 /* ---- the journal ----------------------------------------------------------------------------- */
 
-static void note(const file_t *file, fault_record_t *record, const void *bytes)
+static void append_record(const file_t *file, fault_record_t *record, const void *bytes)
 {
 	struct iovec iov[2] = {{record, sizeof *record}, {(void *)(uintptr_t)bytes, record->had}};
 	ssize_t whole = (ssize_t)(sizeof *record + record->had);
@@ -155,7 +155,7 @@ static void note(const file_t *file, fault_record_t *record, const void *bytes)
 }
 
 /* What [offset, offset + len) holds, which is about to be replaced. */
-static void keep(const file_t *file, uint64_t offset, uint64_t len)
+static void save_old_bytes(const file_t *file, uint64_t offset, uint64_t len)
 {
 	fault_record_t record = {.kind = FAULT_WROTE, .offset = offset, .len = len, .size = file->size};
 	uint64_t had = offset >= file->size ? 0 : file->size - offset < len ? file->size - offset : len;
@@ -170,7 +170,7 @@ static void keep(const file_t *file, uint64_t offset, uint64_t len)
 		give_up("what a write replaces cannot be read");
 	}
 	close(fd);
-	note(file, &record, bytes);
+	append_record(file, &record, bytes);
 	free(bytes);
 }
 
@@ -216,7 +216,7 @@ static ssize_t faulty_write(const file_t *file, const struct iovec *iov, int cou
 		error = some == 0 && error == 0 ? EIO : error;
 	}
 	if (some > 0) {
-		keep(file, (uint64_t)offset, some);
+		save_old_bytes(file, (uint64_t)offset, some);
 		n = move(1, file->fd, iov, count, offset, some);
 	}
 	pthread_mutex_unlock(&lock);
@@ -261,7 +261,7 @@ static int faulty_sync(int fd, int (*sync)(int))
 	pthread_mutex_unlock(&lock);
 	if (fails(file.is_dir ? FAULT_SYNC_DIR : FAULT_SYNC, &file, &error)) {
 		record.kind = FAULT_POISONED;
-		note(&file, &record, NULL);
+		append_record(&file, &record, NULL);
 		errno = error;
 		return -1;
 	}
@@ -270,7 +270,7 @@ static int faulty_sync(int fd, int (*sync)(int))
 	}
 	result = sync(fd);
 	if (result == 0) {
-		note(&file, &record, NULL);
+		append_record(&file, &record, NULL);
 	}
 
 	return result;
@@ -364,10 +364,10 @@ EXPORT int ftruncate(int fd, off_t size)
 	}
 	pthread_mutex_lock(&lock);
 	if ((uint64_t)size < file.size) {
-		keep(&file, (uint64_t)size, file.size - (uint64_t)size);
+		save_old_bytes(&file, (uint64_t)size, file.size - (uint64_t)size);
 	}
 	record.size = file.size;
-	note(&file, &record, NULL);
+	append_record(&file, &record, NULL);
 	result = REAL(ftruncate)(fd, size);
 	pthread_mutex_unlock(&lock);
 
@@ -386,9 +386,9 @@ EXPORT int fallocate(int fd, int mode, off_t offset, off_t len)
 	pthread_mutex_lock(&lock);
 	if (mode == 0 && file.size < record.offset) {
 		record.size = file.size;
-		note(&file, &record, NULL);
+		append_record(&file, &record, NULL);
 	} else if (mode & FALLOC_FL_PUNCH_HOLE) {
-		keep(&file, (uint64_t)offset, (uint64_t)len);
+		save_old_bytes(&file, (uint64_t)offset, (uint64_t)len);
 	}
 	result = REAL(fallocate)(fd, mode, offset, len);
 	pthread_mutex_unlock(&lock);
@@ -461,7 +461,7 @@ static uint64_t keep_link(const name_t *name)
 static void note_name(const name_t *name, fault_record_t record)
 {
 	record.had = (uint32_t)strlen(name->last) + 1;
-	note(&name->dir, &record, name->last);
+	append_record(&name->dir, &record, name->last);
 }
 
 static int open_named(int dir_fd, const char *path, int flags, mode_t mode)
@@ -581,7 +581,7 @@ EXPORT int renameat(int old_fd, const char *old, int new_fd, const char *new)
 	if (result == 0 && is_named) {
 		record.had = (uint32_t)(strlen(from.last) + strlen(to.last) + 2);
 		snprintf(names, sizeof names, "%s%c%s", from.last, 0, to.last);
-		note(&to.dir, &record, names);
+		append_record(&to.dir, &record, names);
 	}
 	pthread_mutex_unlock(&lock);
 

@@ -202,7 +202,7 @@ static int is_name(const entry_t *e)
 
 /* A sync covers what was complete when it began, unless one that failed had it before. Names stay in their order: a
  * later sync covers them too. */
-static void judge(journal_t *j)
+static void check_journal(journal_t *j)
 {
 	for (size_t s = 0; s < j->count; s++) {
 		const entry_t *sync = &j->entries[s];
@@ -493,7 +493,7 @@ void fault_disk_lose_power(fault_disk_t *disk, const rig_t *rig, kv_test_rng_t *
 	fault_disk_wait(rig);
 	read_journals(j, disk);
 	name_files(j, rig);
-	judge(j);
+	check_journal(j);
 	lose_names(j, disk, rig, &draw, all, loss);
 	forget_links(disk);
 	for (uint32_t i = 0; i < j->file_count; i++) {

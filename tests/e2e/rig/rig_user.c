@@ -192,7 +192,7 @@ uint8_t *user_memory(kvc_lease_t *lease, uint32_t i)
 #define OTHER_TALKS 6u
 #define OTHER_MAX   10u
 
-static void note(other_shared_t *shared, kvc_status_t status)
+static void count_round(other_shared_t *shared, kvc_status_t status)
 {
 	if (status == KVC_OK || status == KVC_MISS) {
 		return;
@@ -211,11 +211,11 @@ static void other_round(user_t *user, other_shared_t *shared, kv_test_rng_t *rng
 
 	user_keys(user, 1000 + kv_test_below(rng, OTHER_TALKS), n, keys);
 	status = user_get(user, keys, n, &had);
-	note(shared, status);
+	count_round(shared, status);
 	atomic_fetch_add(&shared->hits, had);
 	if (had < n) {
 		status = user_put(user, keys, 0, n, 0, NULL);
-		note(shared, status);
+		count_round(shared, status);
 	}
 	atomic_store(&shared->wrong, user->wrong);
 	atomic_fetch_add(&shared->rounds, 1);
@@ -237,7 +237,7 @@ static _Noreturn void other_live(const char *sock, other_shared_t *shared)
 	if (status == KVC_OK) {
 		status = kvc_space_open(user.kvc, &identity, &user.space);
 	}
-	note(shared, status);
+	count_round(shared, status);
 	while (status == KVC_OK && !atomic_load(&shared->stop)) {
 		other_round(&user, shared, &rng);
 		usleep(500);
