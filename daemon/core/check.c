@@ -14,7 +14,7 @@ typedef struct kvd_sums {
 	uint64_t pins, refs;
 } kvd_sums_t;
 
-/* Claims and refs as the blocks have them. */
+/* Pins and references as the blocks have them. */
 static void sum_blocks(const kvd_core_t *core, kvd_sums_t *sums)
 {
 	*sums = (kvd_sums_t){0, 0};
@@ -61,7 +61,7 @@ static int check_pins(kvd_core_t *core, char *why, size_t cap)
 		}
 	}
 	sum_blocks(core, &blocks);
-	/* A write in flight and a subtree being taken down hold the block above them. */
+	/* A write in flight and a subtree being taken down reference the block above them. */
 	snprintf(why, cap, "pins %llu on blocks %llu; refs %llu on blocks %llu counted %llu; leases %llu of %u",
 		 (unsigned long long)pins, (unsigned long long)blocks.pins, (unsigned long long)refs,
 		 (unsigned long long)blocks.refs, (unsigned long long)core->refs, (unsigned long long)leases,

@@ -1,7 +1,7 @@
 /* check.h -- invariants that can be verified at any time between two calls.
  *
  *   index       sets prefix-closed, counters, keys, marks
- *   pins        pins and refs of leases, puts and transfers == those on blocks
+ *   pins        pins and references of leases, puts and transfers == those on blocks
  *   caps        pinned and unfinished bytes of each instance, lease areas
  *   cpu_slots, disk_slots   what the tier counts as used == what the core knows of
  *   mirror      nothing in it that is not in the index
@@ -14,7 +14,7 @@
 typedef struct kvd_check {
 	const char *name;
 	const char *promise;
-	int (*run)(kvd_core_t *core, char *why, size_t cap); /* 1: refs; `why` says the figures */
+	int (*run)(kvd_core_t *core, char *why, size_t cap); /* 1: holds; `why` gets the figures */
 } kvd_check_t;
 
 extern const kvd_check_t kvd_checks[];

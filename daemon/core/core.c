@@ -311,7 +311,7 @@ kv_status_t kvd_core_request(kvd_core_t *core, const kvd_ask_t *ask, kv_msg_t *r
 		status = KV_ERR_UNKNOWN_REQUEST;
 		break;
 	}
-	if (ask->code != KV_CODE_PUT_START) { /* its answer goes out before anything is said about the put */
+	if (ask->code != KV_CODE_PUT_START) { /* its answer goes out before any notice about the put */
 		kvd_puts_run(core);
 	}
 	kvd_events_flush(core);
@@ -322,7 +322,7 @@ kv_status_t kvd_core_request(kvd_core_t *core, const kvd_ask_t *ask, kv_msg_t *r
 	return status;
 }
 
-/* Of a request, by the reason of its first missing block: what neither engine nor daemon had. */
+/* Tokens of a request that neither engine nor daemon had, by the reason of its first missing block. */
 static void count_missed(kvd_core_t *core, uint32_t ns, const kv_report_t *report, uint64_t hits)
 {
 	static const kv_ns_metric_t metrics[] = {
@@ -362,10 +362,10 @@ kv_status_t kvd_core_report(kvd_core_t *core, kvd_member_t id, const kv_report_t
 
 /* ---- time ------------------------------------------------------------------------------------ */
 
-/* 0: there is no maximum. */
-static uint64_t most(const kvd_core_t *core, uint32_t n, kvd_resource_t what)
+/* 0: no maximum. */
+static uint64_t max_of(const kvd_core_t *core, uint32_t n, kvd_resource_t what)
 {
-	return core->ns[n]->parts.most[what];
+	return core->ns[n]->parts.max[what];
 }
 
 static void update_ns_gauges(kvd_core_t *core, uint32_t n)
@@ -378,9 +378,9 @@ static void update_ns_gauges(kvd_core_t *core, uint32_t n)
 	kv_ns_metric_set(m, n, KV_NM_DISK_SHARE_BYTES, kvd_share_of(core, n, KVD_SHARE_DISK));
 	kv_ns_metric_set(m, n, KV_NM_BLOCKS, kvd_share_used(core, n, KVD_SHARE_INDEX));
 	kv_ns_metric_set(m, n, KV_NM_BLOCKS_SHARE, kvd_share_of(core, n, KVD_SHARE_INDEX));
-	kv_ns_metric_set(m, n, KV_NM_CPU_MAX_BYTES, most(core, n, KVD_SHARE_CPU));
-	kv_ns_metric_set(m, n, KV_NM_DISK_MAX_BYTES, most(core, n, KVD_SHARE_DISK));
-	kv_ns_metric_set(m, n, KV_NM_BLOCKS_MAX, most(core, n, KVD_SHARE_INDEX));
+	kv_ns_metric_set(m, n, KV_NM_CPU_MAX_BYTES, max_of(core, n, KVD_SHARE_CPU));
+	kv_ns_metric_set(m, n, KV_NM_DISK_MAX_BYTES, max_of(core, n, KVD_SHARE_DISK));
+	kv_ns_metric_set(m, n, KV_NM_BLOCKS_MAX, max_of(core, n, KVD_SHARE_INDEX));
 	kv_ns_metric_set(m, n, KV_NM_IRRECLAIMABLE_BYTES, kvd_share_irreclaimable(core, n));
 }
 
@@ -399,7 +399,7 @@ static void update_gauges(kvd_core_t *core)
 		in[KVD_CPU] += tree->live && !tree->hidden ? tree->in[KVD_CPU] : 0;
 		in[KVD_DISK] += tree->live && !tree->hidden ? tree->in[KVD_DISK] : 0;
 	}
-	if (core->ns_count > 0) { /* one at a time: to count what many have takes a while */
+	if (core->ns_count > 0) { /* one namespace a call: to count all of them takes long */
 		update_ns_gauges(core, core->gauge_ns++ % core->ns_count);
 	}
 	kv_metric_set(m, KV_M_SPACES, spaces);

@@ -24,8 +24,8 @@ typedef uint64_t kvd_member_t;
 typedef uint64_t kvd_instance_t;
 
 /* One event for subscribers, borrowed for the call. STORED: each block is the parent of the next (of a full group;
- * others come one by one). REMOVED: a set, leaf first. Arrays may be NULL with count 0. Nothing of a new epoch is told
- * before all of the old one has been taken back. */
+ * others come one by one). REMOVED: a set, leaf first. Arrays may be NULL with count 0. Nothing of a new epoch is
+ * announced before all of the old one has been removed. */
 typedef enum kvd_event_type { KVD_EVENT_STORED, KVD_EVENT_REMOVED } kvd_event_type_t;
 typedef struct kvd_event {
 	kvd_event_type_t type;
@@ -48,7 +48,7 @@ typedef struct kvd_grant {
 	uint64_t id; /* of the lease or put */
 	kvd_instance_t instance;
 	const kv_lease_header_t *header; /* kind, n, skip, group and space are read from it */
-	kvs_loc_t deepest;               /* slot of the deepest block; of a unchained group: of the last */
+	kvs_loc_t deepest;               /* slot of the deepest block; of an unchained group: of the last */
 	const kv_key_t *deepest_key;
 	uint64_t expiry_ns; /* 0: never (puts) */
 } kvd_grant_t;
@@ -96,18 +96,18 @@ typedef struct kvd_core_config {
 	uint32_t max_spaces;       /* per namespace, <= KV_MIRROR_MAX_SPACES */
 	uint32_t max_instances;
 	uint32_t max_members;
-	uint32_t max_leases; /* per instance */
-	uint64_t
-		max_pinned_bytes; /* per instance: slots read leases keep from eviction, promotions included; 0: with */
-	uint64_t max_unfinished_bytes; /* per instance: slots of unfinished puts; 0: both together half of the CPU share
-					*/
+	uint32_t max_leases;       /* per instance */
+	/* Per instance. 0 for either: both together may be half of the CPU share. */
+	uint64_t max_pinned_bytes;     /* slots that read leases keep from eviction, promotions included */
+	uint64_t max_unfinished_bytes; /* slots of unfinished puts */
 	uint64_t lease_ttl_ns;         /* default, and the largest granted */
-	uint64_t put_ttl_ns; /* a put without KEEP or PUT_END for so long is revoked when its namespace lacks room */
+	uint64_t put_ttl_ns; /* a put without KEEP or PUT_END for this time is revoked when its namespace lacks room */
 	uint32_t write_behind_depth; /* disk writes in flight */
 	uint32_t read_depth;         /* disk reads in flight */
 	int write_behind;            /* 1: eager, parent first */
 	kvd_policy_kind_t policy;
-	uint64_t stale_ns; /* heartbeats may be so old (kv/shm.h); 0: the usual */
+	uint64_t
+		stale_ns; /* age of a heartbeat at which clients take the daemon for stalled (kv/shm.h); 0: the usual */
 } kvd_core_config_t;
 
 /* Nothing of `world` is copied but the struct itself; tiers stay the host's and are closed after kvd_core_destroy().
@@ -124,11 +124,10 @@ kv_status_t kvd_namespace_add(kvd_core_t *core, const char *name, void *mirror, 
 /* What a namespace has a share of (share.h). */
 typedef enum kvd_resource { KVD_SHARE_CPU, KVD_SHARE_DISK, KVD_SHARE_INDEX, KVD_SHARES } kvd_resource_t;
 /* Bytes of the two tiers, blocks of the index. `given` 0, the value without this call: an equal part of what the other
- * namespaces were not given. `most`:
- * what the namespace never has more of, borrowed or not, and its share neither; 0: nothing is said. KV_ERR_ARG: no such
- * namespace. */
+ * namespaces were not given. `max`: what the namespace never exceeds, borrowed or not, nor its share; 0: no maximum.
+ * KV_ERR_ARG: no such namespace. */
 typedef struct kvd_parts {
-	uint64_t given[KVD_SHARES], most[KVD_SHARES];
+	uint64_t given[KVD_SHARES], max[KVD_SHARES];
 } kvd_parts_t;
 kv_status_t kvd_namespace_share(kvd_core_t *core, uint32_t ns, const kvd_parts_t *parts);
 /* Take in what the disk tier has kept. Call once, after all namespaces are there and before members join. Spaces appear
@@ -159,29 +158,29 @@ typedef struct kvd_join {
 /* Two steps, since the areas' sizes depend on whether the instance is new. find: existing instance or 0; checks the
  * secret (KV_ERR_SECRET). */
 kv_status_t kvd_instance_find(kvd_core_t *core, const kvd_join_t *join, kvd_instance_t *p_instance);
-/* A new instance with its lease area (zeroed, lease_bytes long, stays the host's until kvd_reaped() says the instance
- * has gone). */
+/* A new instance with its lease area (zeroed, lease_bytes long, stays the host's until kvd_instances_reap() says the
+ * instance has gone). */
 kv_status_t kvd_instance_create(kvd_core_t *core, const kvd_join_t *join, void *lease_area, uint64_t lease_bytes,
 				kvd_instance_t *p_instance);
-/* When it fails, a new instance is to be dropped: without members nothing would ever end it. */
+/* When it fails, drop a new instance: without members nothing would ever end it. */
 kv_status_t kvd_member_add(kvd_core_t *core, kvd_instance_t instance, const kvd_join_t *join, kvd_member_t *p_member);
 /* The instance ends if it has no member. */
 void kvd_instance_drop(kvd_core_t *core, kvd_instance_t instance);
 
 /* The member's connection has ended (end of file). Its puts are revoked; slots it may still touch stay QUARANTINED
- * until it is dead or quiet. With the last open member of an instance that has no such slot the instance ends
- * (kvd_reaped), and with it all its closed members. */
+ * until it is dead or drained. With the last open member of an instance that has no such slot the instance ends
+ * (kvd_instances_reap), and with it all its closed members. */
 void kvd_member_closed(kvd_core_t *core, kvd_member_t member);
 /* `by` is an open member of the same instance, rank and role, and a later connection of the same attachment as
- * `closed`: what is waited for from `closed` is waited for from `by` now, and `closed` is gone. `quiet`: that
+ * `closed`: what the core waits for from `closed` it waits for from `by` now, and `closed` is gone. `drained`: that
  * connection's copies have ended, nothing of it is waited for. */
-void kvd_member_absorb(kvd_core_t *core, kvd_member_t closed, kvd_member_t by, int quiet);
-/* It touches nothing any more, so nothing of it is waited for: its socket is at end of file, and its process has ended
- * (`died`: that revokes its instance's puts, as ranks write them together), or its last word was that it has unmapped
- * everything. */
+void kvd_member_absorb(kvd_core_t *core, kvd_member_t closed, kvd_member_t by, int drained);
+/* It no longer touches anything, so nothing of it is waited for. Its socket is at end of file, and its process has
+ * ended (`died`: that revokes its instance's puts, as ranks write them together), or its last message said that it has
+ * unmapped everything. */
 void kvd_member_gone(kvd_core_t *core, kvd_member_t member, int died);
 /* Instances that ended since the last call: the host frees their areas. Returns how many ids were written. */
-uint32_t kvd_reaped(kvd_core_t *core, kvd_instance_t *out, uint32_t cap);
+uint32_t kvd_instances_reap(kvd_core_t *core, kvd_instance_t *out, uint32_t cap);
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
@@ -207,10 +206,10 @@ typedef struct kvd_space_info {
 } kvd_space_info_t;
 kv_status_t kvd_space_open(kvd_core_t *core, const kvd_space_open_t *ask, kvd_space_info_t *p_info);
 
-/* ACQUIRE .. BAD_BLOCK and KEEP of a member, EXPLAIN of anybody in namespace `ns`: ask->msg is the decoded request,
- * *reply the decoded reply (same code). Slices in the reply are valid until the next call. KV_PENDING: the reply comes
- * later through kvd_world_t.notify's sibling `answer` (SPACE_RESET only). Any other value than OK is the status of the
- * reply; *detail (static, may be NULL) says more. */
+/* ACQUIRE .. BAD_BLOCK and KEEP of a member, EXPLAIN of any connection in namespace `ns`: ask->msg is the decoded
+ * request, *reply the decoded reply (same code). Slices in the reply are valid until the next call. KV_PENDING: the
+ * reply comes later through kvd_world_t.notify's sibling `answer` (SPACE_RESET only). Any other value than OK is the
+ * status of the reply; *detail (static, may be NULL) says more. */
 kv_status_t kvd_core_request(kvd_core_t *core, const kvd_ask_t *ask, kv_msg_t *reply, const char **detail);
 
 /* Digest staging of a member: the host maps it and says where; the core copies words out once, through `world.digests`.
@@ -231,10 +230,10 @@ kv_status_t kvd_core_report(kvd_core_t *core, kvd_member_t member, const kv_repo
  * nanoseconds until it wants to be called again (0: at once). Call it after every batch of requests and when a tier's
  * event fd is readable. */
 uint64_t kvd_core_tick(kvd_core_t *core);
-/* Say goodbye: heartbeat 0, all leases REVOKED. Transfers still in flight end through the tiers' close. */
+/* Signal a clean shutdown: heartbeat 0, all leases REVOKED. Transfers still in flight end through the tiers' close. */
 void kvd_core_shutdown(kvd_core_t *core);
 
-/* ---- looking in ------------------------------------------------------------------------------ */
+/* ---- status ---------------------------------------------------------------------------------- */
 
 /* JSON for STATUS (spaces, instances, tiers; only those of namespace ns) and CHECK. Return bytes needed, like
  * snprintf. */

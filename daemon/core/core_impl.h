@@ -1,4 +1,6 @@
-/* core_impl.h -- what a core is made of. Each part has a header with its states; this one ties them together. */
+/* core_impl.h -- the state of a core, which all its modules share. It includes the lowest modules only; a file that
+ * calls a higher one includes that module's header (decision 034).
+ */
 #ifndef KVD_CORE_IMPL_H
 #define KVD_CORE_IMPL_H
 
@@ -12,10 +14,10 @@
 #define KVD_EXPLAIN_KEYS    4096u
 #define KVD_PENDING_HEADS   32768u
 #define KVD_WHEEL_BUCKETS   256u
-#define KVD_WHEEL_SHIFT     26u /* 67 ms a slot */
+#define KVD_WHEEL_SHIFT     26u /* 67 ms a bucket */
 #define KVD_DURABLE_STORED  1u  /* something is on disk or synced, or waits for it newly */
 #define KVD_DURABLE_DROPPED 2u  /* something will not be written after all */
-#define KVD_ID_BITS         24u /* of an id: the record's place; above it a sequence number that never comes back */
+#define KVD_ID_BITS         24u /* of an id: the record's index; above it a sequence number that never comes back */
 
 typedef struct kvd_recovery {
 	uint32_t tree; /* of the last block: the next one's too, most often */
@@ -49,10 +51,10 @@ struct kvd_core {
 	uint64_t stamp;    /* of touches */
 	uint64_t now_ns;   /* of the running call */
 	uint64_t gauge_due_ns;
-	uint32_t gauge_ns; /* whose turn it is */
+	uint32_t gauge_ns; /* the namespace whose gauges are set next */
 
 	kvd_list_t wheel[KVD_WHEEL_BUCKETS];
-	uint64_t wheel_at; /* next slot to look at */
+	uint64_t wheel_at; /* next bucket to look at */
 	uint64_t refs;     /* sum over leases and transfers */
 
 	kvd_list_t fills; /* queued */
@@ -69,11 +71,11 @@ struct kvd_core {
 	uint32_t pending_heads[KVD_PENDING_HEADS];
 	uint32_t run_count;
 	uint32_t put_blocks;       /* blocks of one put that may become visible in a row now */
-	int puts_left;             /* one of them has had its share and goes on at the next turn */
+	int puts_left;             /* a put has had its share of blocks and goes on with the next tick */
 	uint32_t durable_owed;     /* ended puts that owe a DURABLE */
 	int showing;               /* some mirror is not filled after recovery */
 	uint32_t durable_changed;  /* KVD_DURABLE_*: what acknowledgements owed wait for has changed */
-	uint64_t durable_question; /* of this look: will a run's blocks be written? */
+	uint64_t durable_question; /* asked of runs since the last look: will its blocks be written? */
 	int disk_lost; /* the tier has taken blocks back, and acknowledgements owed have not been looked at */
 
 	uint32_t dead_trees;   /* to dismantle, linked by kvd_tree_t.link */
@@ -88,7 +90,7 @@ struct kvd_core {
 	void *answer_ctx;
 	kvd_rebalance_t rebalance[KVD_TIERS];
 	uint32_t pending_resets;
-	uint32_t outstanding;             /* callbacks the tiers owe us */
+	uint32_t outstanding;             /* callbacks that the tiers owe */
 	void (*closed)(kvd_core_t *core); /* destroyed: frees the memory with the last callback; NULL: not yet */
 	uint8_t *explain;                 /* reply of EXPLAIN */
 };

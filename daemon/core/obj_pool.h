@@ -2,8 +2,9 @@
  * half as wide.
  *
  * Memory comes in chunks of 1,024 objects and is kept until the pool ends, so that a busy core stops allocating after
- * its first
- * minutes. State of an object:  UNMADE -> FREE <-> USED.
+ * its first minutes.
+ *
+ *   UNMADE --chunk--> FREE <--get, put--> USED
  */
 #ifndef KVD_CORE_OBJ_POOL_H
 #define KVD_CORE_OBJ_POOL_H

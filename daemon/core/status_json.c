@@ -69,8 +69,8 @@ static void shares_json(const kvd_core_t *core, kvd_json_t *json, uint32_t ns)
 		kvd_json_u64(json, "share", kvd_share_of(core, ns, what));
 		kvd_json_u64(json, "used", kvd_share_used(core, ns, what));
 		kvd_json_u64(json, "borrowed", kvd_share_over(core, ns, what, 0));
-		if (core->ns[ns]->parts.most[what]) {
-			kvd_json_u64(json, "max", core->ns[ns]->parts.most[what]);
+		if (core->ns[ns]->parts.max[what]) {
+			kvd_json_u64(json, "max", core->ns[ns]->parts.max[what]);
 		}
 		if (what == KVD_SHARE_CPU) {
 			kvd_json_u64(json, "irreclaimable", kvd_share_irreclaimable(core, ns));

@@ -296,7 +296,7 @@ static void p5_a_maximum_ends_what_a_namespace_borrows(void **state)
 				   .disk_slots = 200,
 				   .disk_file_slots = 10,
 				   .max_blocks = 512,
-				   .most = {[0] = {120 * BLOCK, 55 * BLOCK, 100}},
+				   .max = {[0] = {120 * BLOCK, 55 * BLOCK, 100}},
 				   .seed = kv_test_seed()};
 
 	(void)state;
@@ -313,7 +313,7 @@ static void p5_a_maximum_ends_what_a_namespace_borrows(void **state)
 	}
 	assert_int_equal(visible_of(1, 8), 8 * DEPTH);
 	for (kvd_resource_t what = 0; what < KVD_SHARES; what++) {
-		assert_int_equal(kvd_share_of(u_.core, u_.ns[0], what), config.most[0][what]);
+		assert_int_equal(kvd_share_of(u_.core, u_.ns[0], what), config.max[0][what]);
 	}
 	stage_end();
 }

@@ -475,8 +475,8 @@ static void live(uint64_t seed, uint32_t steps)
 		memcpy(config.share, shares, sizeof shares);
 	}
 	if (seed % 3 == 0) { /* an end of what one of them may borrow */
-		memcpy(config.most[1], (uint64_t[KVD_SHARES]){18 * 4096, 25 * 4096, config.max_blocks / 2 + 8},
-		       sizeof config.most[1]);
+		memcpy(config.max[1], (uint64_t[KVD_SHARES]){18 * 4096, 25 * 4096, config.max_blocks / 2 + 8},
+		       sizeof config.max[1]);
 	}
 
 	for (int run = 0; run <= restart; run++) {

@@ -269,7 +269,7 @@ void universe_init(universe_t *u, const u_config_t *config, const fake_tier_t *d
 		assert_int_equal(kvd_namespace_add(u->core, i ? "b" : "a", u->mirror[i], &u->ns[i]), KV_OK);
 		for (uint32_t what = 0; what < KVD_SHARES; what++) { /* a test that says nothing of shares has none */
 			parts.given[what] = config->share[i][what] ? config->share[i][what] : UINT64_MAX / 4;
-			parts.most[what] = config->most[i][what];
+			parts.max[what] = config->max[i][what];
 		}
 		assert_int_equal(kvd_namespace_share(u->core, u->ns[i], &parts), KV_OK);
 	}
@@ -351,7 +351,7 @@ static void reap(universe_t *u)
 	uint32_t n;
 
 	do {
-		n = kvd_reaped(u->core, ended, KV_COUNT_OF(ended));
+		n = kvd_instances_reap(u->core, ended, KV_COUNT_OF(ended));
 		for (uint32_t i = 0; i < n; i++) {
 			for (uint32_t a = 0; a < U_INSTANCES; a++) {
 				u->areas[a].id = u->areas[a].id == ended[i] ? 0 : u->areas[a].id;

@@ -116,7 +116,7 @@ typedef struct u_config {
 	uint64_t max_blocks;
 	kvd_policy_kind_t policy;
 	uint64_t share[2][KVD_SHARES]; /* of the namespaces; 0: no end */
-	uint64_t most[2][KVD_SHARES];  /* likewise */
+	uint64_t max[2][KVD_SHARES];   /* likewise */
 	uint64_t seed;
 } u_config_t;
 

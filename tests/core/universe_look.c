@@ -139,7 +139,7 @@ void universe_check(universe_t *u)
 	}
 	for (uint32_t n = 0; n < 2; n++) {
 		for (kvd_resource_t what = 0; what < KVD_SHARES; what++) {
-			assert_true(kvd_share_used(u->core, u->ns[n], what) <= kvd_share_most(u->core, u->ns[n], what));
+			assert_true(kvd_share_used(u->core, u->ns[n], what) <= kvd_share_max(u->core, u->ns[n], what));
 		}
 	}
 	assert_int_equal(u->ledger_records, u->core->leases.used + u->core->puts.used);

@@ -15,7 +15,7 @@ static kvd_pin_t *pin_at(kvd_core_t *core, uint32_t id)
 	return kvd_obj_at(&core->pins, id);
 }
 
-/* Blocks that are pinned from now on (`more`), or not any longer, are their namespace's. */
+/* Charge the namespace with blocks that are pinned now (`more`), or credit it with those that are not. */
 static void count_pinned(kvd_core_t *core, uint32_t block, uint32_t blocks, int more)
 {
 	const kvd_class_t *class = &core->classes[kvd_tree_of(&core->ix, kvd_block_at(&core->ix, block))->slot_class];
@@ -107,7 +107,8 @@ static void cancel_fill(kvd_core_t *core, kvd_io_t *io)
 	kvd_io_cancel_read(core, io);
 }
 
-/* The leases that needed this fill are gone: a queued one is cancelled, one in flight ends in peace. */
+/* No lease needs this fill now. A queued one is cancelled; one in flight completes, since the device writes into its
+ * slot. */
 static void cancel_unwanted_fill(kvd_core_t *core, uint32_t id)
 {
 	const kvd_block_t *block = kvd_block_at(&core->ix, id);
@@ -132,7 +133,7 @@ void kvd_block_unref(kvd_core_t *core, uint32_t id)
 	if (block->refs > 0) {
 		return;
 	}
-	if (block->flags & KVD_TRANSIT) { /* it served those who held it */
+	if (block->flags & KVD_TRANSIT) { /* it has served the leases that held it */
 		kvd_block_free_cpu_slot(core, id);
 	} else if (block->flags & KVD_FILLING) {
 		cancel_unwanted_fill(core, id);
@@ -156,6 +157,8 @@ void kvd_block_detach_io(kvd_core_t *core, uint32_t id)
 	if (io->parent != KVD_NONE) {
 		kvd_block_unref(core, io->parent);
 	}
+	/* The device may still use both slots: they belong to the transfer until it ends, so no other block gets them.
+	 */
 	io->done = NULL;
 	block->io = KVD_NONE;
 	block->flags &= (uint8_t)~KVD_FILLING;
@@ -222,6 +225,8 @@ static void join_block(kvd_core_t *core, uint32_t id, kvd_set_t t, uint64_t stam
 	if (kvd_tiers_of(&core->ix, block) == 0 && kvd_event_is_muted(core, id)) {
 		block->flags |= KVD_EVENT_PENDING;
 	}
+	/* Index before mirror: a client that matches the block in the mirror finds it in the index. The event is last:
+	 * a router may send a request at once. */
 	kvd_index_join(&core->ix, id, t);
 	core->policy->join(&core->ix, order_of(core, block, t), t, id, stamp);
 	if (t == KVD_CPU) {
@@ -261,8 +266,8 @@ void kvd_block_join(kvd_core_t *core, uint32_t id, kvd_set_t t, uint64_t stamp, 
 	uint32_t top = id;
 
 	join_block(core, id, t, stamp, tokens);
-	while (*some >
-	       0) { /* down the waiting children, and back up for their siblings, until none is left below `top` */
+	/* Down the waiting children, and back up for their siblings, until none is left below `top`. */
+	while (*some > 0) {
 		uint32_t child = find_waiting_child(core, kvd_block_at(&core->ix, id), t);
 
 		if (child != KVD_NONE) {
@@ -329,6 +334,7 @@ void kvd_block_evict(kvd_core_t *core, uint32_t id, kvd_set_t t, kv_ns_metric_t 
 	if (ns != KVD_NONE) {
 		kvd_count_ns(core, ns, why, 1);
 	}
+	/* Mirror and event before the slot: when the slot can get other bytes, the block is no longer found. */
 	kvd_block_leave(core, id, t);
 	free_slot(core, id, t);
 	if (block->flags & KVD_DISK_UNLINKED) { /* on disk, but of no use there without its parent */
@@ -352,13 +358,13 @@ void kvd_block_evict(kvd_core_t *core, uint32_t id, kvd_set_t t, kv_ns_metric_t 
 
 void kvd_block_forget_unused(kvd_core_t *core, uint32_t id)
 {
-	/* What is being taken down is forgotten there: its top is on a list. */
+	/* A dead block is forgotten by dismantle.c, which has its top on a list. */
 	while (id != KVD_NONE && kvd_index_is_removable(&core->ix, kvd_block_at(&core->ix, id)) &&
 	       !kvd_index_is_dead(&core->ix, kvd_block_at(&core->ix, id))) {
 		uint32_t parent = kvd_index_parent(&core->ix, id);
 
 		if (core->gather.count > 0 && core->gather.last == id) {
-			kvd_events_flush(core); /* its id may be another block's soon */
+			kvd_events_flush(core); /* another block may have its id soon */
 		}
 		kvd_index_remove(&core->ix, id);
 		id = parent;

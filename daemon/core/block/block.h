@@ -3,9 +3,10 @@
  *   join:   index counter, mark, mirror, event BlockStored, then children that were waiting for it
  *   leave:  mark, index counter, mirror, event BlockRemoved, slot; with its last tier the block leaves the index
  *
- * A pin is a pin: it names its owner and hangs on one block. Ancestors need none, they are protected by being
- * ancestors; of a unchained group every block has its own. Sum of pins on blocks == pins of leases and puts;
- * sum of refs on blocks == refs of leases and transfers (check.h counts both).
+ * A pin has an owner, a lease or a put, and keeps its block and the path above it. Each block of an unchained group is
+ * pinned on its own. A reference keeps one block, for a read, a write or a subtree that is being taken down.
+ * Sum of pins on blocks == pins of leases and puts; sum of references on blocks == references of leases and transfers
+ * (check.h counts both).
  */
 #ifndef KVD_CORE_BLOCK_H
 #define KVD_CORE_BLOCK_H
@@ -20,7 +21,7 @@ typedef struct kvd_pin {
 	kvd_link_t of_block;
 	uint32_t kind;
 	uint64_t owner; /* lease or put id */
-	uint32_t entry; /* of a put of a unchained group: which */
+	uint32_t entry; /* of an unchained put: its entry */
 } kvd_pin_t;
 
 kv_status_t kvd_pin_create(kvd_core_t *core, uint32_t block, kvd_pin_kind_t kind, uint64_t owner, uint32_t *p_pin);
@@ -36,24 +37,24 @@ void kvd_block_join(kvd_core_t *core, uint32_t block, kvd_set_t t, uint64_t stam
 /* A leaf of the set leaves it; its slot is freed. It may leave the index. `why`: KV_NM_EVICTED,
  * KV_NM_EVICTED_FOR_OTHERS. */
 void kvd_block_evict(kvd_core_t *core, uint32_t block, kvd_set_t t, kv_ns_metric_t why);
-/* The same without touching the slot, which somebody else owns now. */
+/* The same without the slot, which has another owner now. */
 void kvd_block_leave(kvd_core_t *core, uint32_t block, kvd_set_t t);
 /* The block will not be written: children that were written and waited for it give their disk slots back and are
  * queued again. */
 void kvd_block_requeue_below(kvd_core_t *core, uint32_t block);
-/* Forget a block that is in no set and that nobody refs; its parent may be next. */
+/* Forget a block that is in no set and has neither pin nor reference; then its parent, if that holds for it too. */
 void kvd_block_forget_unused(kvd_core_t *core, uint32_t block);
-/* Nobody refs it in this very way any more: put its marks back. */
+/* The block has lost a pin or a reference: put its marks back into the order if it can be evicted now. */
 void kvd_block_restore_marks(kvd_core_t *core, uint32_t block);
 /* Free the CPU slot of a block that is not in the CPU set. */
 void kvd_block_free_cpu_slot(kvd_core_t *core, uint32_t block);
 
 /* The block has joined the CPU set and is not on disk: its run waits for write-behind. */
 void kvd_block_queue_write(kvd_core_t *core, uint32_t block);
-/* The block goes away: its transfer, if any, is on its own from now on. */
+/* The block goes away: its transfer, if any, owns both slots from now on. */
 void kvd_block_detach_io(kvd_core_t *core, uint32_t block);
 
-/* An acquire or a put asked for the path down to `block`. */
+/* An ACQUIRE or a put asked for the path down to `block`. */
 void kvd_block_touch_path(kvd_core_t *core, uint32_t block);
 
 void kvd_block_get_meta(const kvd_core_t *core, uint32_t block, kvs_meta_t *meta);

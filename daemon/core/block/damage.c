@@ -66,15 +66,15 @@ static void revoke_leases_through(kvd_core_t *core, uint32_t id)
 {
 	uint64_t question = kvd_index_new_question(&core->ix);
 
-	for (uint32_t c = kvd_block_at(&core->ix, id)->pins.head;
-	     c != KVD_NONE;) { /* those that end here, and all that have it by itself */
+	/* Leases pinned here: those that end here, and unchained ones that have the block. */
+	for (uint32_t c = kvd_block_at(&core->ix, id)->pins.head; c != KVD_NONE;) {
 		const kvd_pin_t *pin = kvd_obj_at(&core->pins, c);
 		kvd_lease_t *lease = pin->kind == KVD_PIN_LEASE ? kvd_lease_find(core, pin->owner) : NULL;
 
 		c = pin->of_block.next;
 		if (lease) {
 			kvd_lease_end(core, lease, KV_ERR_REVOKED);
-			c = kvd_block_at(&core->ix, id)->pins.head; /* it may have had several */
+			c = kvd_block_at(&core->ix, id)->pins.head; /* the lease may have had several pins here */
 		}
 	}
 	for (uint32_t i = core->instance_list.head; i != KVD_NONE; i = kvd_instance_at(core, i)->of_core.next) {
@@ -90,7 +90,7 @@ static void revoke_leases_through(kvd_core_t *core, uint32_t id)
 	}
 }
 
-/* No lease reads it any more. A put that is pinned to it goes on below the disk copy, if there is one. */
+/* No lease reads it now. A put that is pinned to it goes on below the disk copy, if there is one. */
 static void drop_cpu_leaf(kvd_core_t *core, uint32_t id)
 {
 	const kvd_block_t *block = kvd_block_at(&core->ix, id);
@@ -150,9 +150,9 @@ kv_status_t kvd_report_bad_block(kvd_core_t *core, kvd_member_t member_id, const
 	return KV_OK;
 }
 
-/* ---- disk copies that are in doubt ----------------------------------------------------------- */
+/* ---- disk copies that the tier no longer vouches for ----------------------------------------- */
 
-/* In memory too, and nothing below it is on disk: it goes there once more. */
+/* It is in memory too, and nothing below it is on disk: it is written again. */
 static void drop_disk_leaf(kvd_core_t *core, uint32_t id)
 {
 	kvd_block_t *block = kvd_block_at(&core->ix, id);
@@ -163,7 +163,7 @@ static void drop_disk_leaf(kvd_core_t *core, uint32_t id)
 	kvd_block_queue_write(core, id);
 }
 
-/* Written, and waiting for its parent. */
+/* Stored, and waiting for its parent. */
 static void drop_unlinked_copy(kvd_core_t *core, uint32_t id)
 {
 	kvd_block_t *block = kvd_block_at(&core->ix, id);
@@ -207,9 +207,9 @@ void drop_disk_copy(kvd_core_t *core, uint32_t id)
 	}
 }
 
-/* ---- what the disk tier tells ---------------------------------------------------------------- */
+/* ---- reports of the disk tier ---------------------------------------------------------------- */
 
-/* The tier cannot vouch for a slot any more. One that hangs on no block belongs to a transfer, which frees it. */
+/* The tier no longer vouches for a slot. A slot without a block belongs to a transfer, which frees it. */
 static void on_disk_lost(void *arg, kvs_loc_t loc, const kv_key_t *key, uint8_t group)
 {
 	kvd_core_t *core = arg;

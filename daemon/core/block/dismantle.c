@@ -8,7 +8,8 @@
 
 #define QUANTUM_BLOCKS 64u
 
-/* Leases that end here: what is ready lies above the dead top, or they are revoked. */
+/* End the leases pinned here, or cut those whose ready blocks all lie above the dead top. Puts go on without the pin.
+ */
 static void drop_pins(kvd_core_t *core, uint32_t id, uint32_t top_depth)
 {
 	const kvd_block_t *block = kvd_block_at(&core->ix, id);
@@ -102,6 +103,7 @@ int kvd_dismantle_run(kvd_core_t *core)
 			kvd_block_forget_unused(core, above);
 		}
 	}
+	/* Trees after dead subtrees: a hidden tree may have some, whose tops are still on the list. */
 	while (left > 0 && core->dead_nodes.head == KVD_NONE && core->dead_trees != KVD_NONE) {
 		uint32_t id = core->dead_trees;
 		kvd_tree_t *tree = kvd_tree_at(&core->ix, id);

@@ -14,7 +14,7 @@ void kvd_events_flush(kvd_core_t *core)
 	tree = kvd_tree_at(&core->ix, g->tree);
 	space = core->ns[tree->ns]->spaces[tree->space];
 	if (kvd_space_group(space, g->group, &group) != KV_OK) {
-		g->count = 0; /* recovered, of a group the identity does not have: nobody has heard of it */
+		g->count = 0; /* recovered, of a group the identity does not have: it was never announced */
 		return;
 	}
 	event = (kvd_event_t){
@@ -72,7 +72,7 @@ static void gather_event(kvd_core_t *core, uint32_t block_id, kvd_event_type_t t
 	const kvd_block_t *block = kvd_block_at(&core->ix, block_id);
 
 	if (kvd_tree_of(&core->ix, block)->ns == KVD_NONE) {
-		return; /* recovered and not opened: nobody has heard of it */
+		return; /* recovered and not opened: it was never announced */
 	}
 	if (!continues_run(core, block_id, type, t, tokens)) {
 		uint32_t parent = kvd_index_parent(&core->ix, block_id);
@@ -106,7 +106,7 @@ void kvd_event_add_stored(kvd_core_t *core, uint32_t id, kvd_set_t t, const uint
 	if (block->flags & KVD_EVENT_PENDING) {
 		return;
 	}
-	/* A bad copy that is still being taken down is taken back first. */
+	/* Subscribers know keys, not copies: the bad copy of this key that is being taken down is removed first. */
 	leaving = kvd_index_find_dying(&core->ix, kvd_node_of(&core->ix, block)->tree, &block->key, block->group);
 	if (leaving != KVD_NONE) {
 		for (kvd_set_t old = KVD_CPU; old < KVD_TIERS; old++) {

@@ -5,7 +5,8 @@
  *
  * Subscribers know blocks by the engine's hash, which survives a space reset: nothing of a new epoch is announced
  * before everything of the old one has been taken back. Such blocks are EVENT_PENDING, like those found on disk at
- * start, until a walk in quanta tells them, parents first. An EVENT_PENDING block leaves without a word.
+ * start, until a walk in quanta announces them, parents first. An EVENT_PENDING
+ * block leaves without an event.
  */
 #ifndef KVD_CORE_EVENTS_H
 #define KVD_CORE_EVENTS_H
@@ -31,7 +32,7 @@ typedef struct kvd_gather {
 /* `tokens` stay readable until kvd_events_flush(). */
 void kvd_event_add_stored(kvd_core_t *core, uint32_t block, kvd_set_t t, const uint32_t *tokens);
 void kvd_event_add_removed(kvd_core_t *core, uint32_t block, kvd_set_t t);
-/* A block joins its first set: is it to stay EVENT_PENDING? */
+/* A block joins its first set: must it stay EVENT_PENDING? */
 int kvd_event_is_muted(kvd_core_t *core, uint32_t block);
 /* Announce an EVENT_PENDING block, in all sets it is in. */
 void kvd_event_announce(kvd_core_t *core, uint32_t block);

@@ -6,7 +6,7 @@ static uint64_t bucket_count(uint64_t blocks)
 {
 	uint64_t count = 64;
 
-	while (count * 2 < blocks + blocks / 8) { /* 3 places a bucket: a load of about 0.6 at the most */
+	while (count * 2 < blocks + blocks / 8) { /* 3 entries a bucket: a load of about 0.6 at the most */
 		count *= 2;
 	}
 
@@ -48,7 +48,8 @@ void kvd_mirror_init(kvd_mirror_t *mirror, void *memory, uint64_t blocks, uint64
 	header->magic = KV_MIRROR_MAGIC;
 }
 
-/* Readers run beside us: an entry is stored word by word between an odd and an even sequence number. */
+/* Readers run at the same time, without locks: an entry is stored word by word between an odd and an even sequence
+ * number. The release fence keeps the words behind the odd number, the release store keeps them before the even one. */
 static void entry_store(kv_mirror_bucket_t *bucket, uint32_t way, const kv_mirror_entry_t *entry)
 {
 	uint32_t seq = atomic_load_explicit(&bucket->seq, memory_order_relaxed);
@@ -64,7 +65,7 @@ static void entry_store(kv_mirror_bucket_t *bucket, uint32_t way, const kv_mirro
 	atomic_store_explicit(&bucket->seq, seq + 2, memory_order_release);
 }
 
-/* How many entries go past this bucket; kept in its first entry. */
+/* How many entries were pushed past this bucket; kept in its first entry. A search may stop at 0. */
 static void overflow_add(kv_mirror_bucket_t *bucket, int delta)
 {
 	kv_mirror_entry_t entry = bucket->entry[0];
@@ -126,7 +127,9 @@ kv_status_t kvd_mirror_set(kvd_mirror_t *mirror, const kv_key_t *key, uint8_t gr
 	if (tiers != 0) {
 		entry.key = *key;
 	}
-	if (pos.found == 0) { /* say that a search must go on before there is something to find */
+	if (pos.found == 0) {
+		/* A reader must not stop short of an entry: count the overflow before the entry appears, and take it
+		 * off after it went. */
 		for (uint32_t d = 0; d < pos.distance; d++) {
 			overflow_add(&mirror->buckets[(home + d) & mirror->mask], 1);
 		}

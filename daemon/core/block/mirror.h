@@ -25,7 +25,7 @@ uint64_t kvd_mirror_size(uint64_t blocks);
 /* `memory` is zeroed and kvd_mirror_size(blocks) long. */
 void kvd_mirror_init(kvd_mirror_t *mirror, void *memory, uint64_t blocks, uint64_t incarnation);
 
-/* Say in which tiers the block is; 0: nowhere. KV_ERR_FULL: no place within reach, the block is left out. */
+/* Say in which tiers the block is; 0: nowhere. KV_ERR_FULL: no free entry within reach, the block is left out. */
 kv_status_t kvd_mirror_set(kvd_mirror_t *mirror, const kv_key_t *key, uint8_t group, uint8_t tiers);
 
 void kvd_mirror_set_heartbeat(kvd_mirror_t *mirror, uint64_t now_ns);

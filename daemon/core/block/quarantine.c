@@ -34,14 +34,14 @@ void kvd_quarantine_subtree(kvd_core_t *core, uint32_t id)
 	node = kvd_node_at(&core->ix, top);
 	kvd_index_mark_dead(&core->ix, top);
 	kvd_queue_remove(&core->ix, top);
-	/* First come, first taken down: one that lies below a later one has gone before it. */
+	/* First in, first out: a dead top that lies below a later one is gone when that one is taken down. */
 	kvd_list_push(&core->dead_nodes, &core->ix.nodes, offsetof(kvd_node_t, queue), top);
 
 	if (node->parent == KVD_NONE) {
 		return;
 	}
 	above = kvd_node_at(&core->ix, node->parent);
-	kvd_block_ref(core, above->ids[above->len - 1]); /* leases that end below still read what lies above */
+	kvd_block_ref(core, above->ids[above->len - 1]); /* leases that end below still read the block above */
 	for (kvd_set_t t = KVD_CPU; t < KVD_TIERS; t++) {
 		uint32_t last = above->ids[above->len - 1];
 

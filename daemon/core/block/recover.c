@@ -8,7 +8,7 @@
 
 #define TAKE_IN_BLOCKS 256u
 
-/* The namespace of a class of the disk tier; KVD_NONE: it is not configured any more. */
+/* The namespace of a class of the disk tier; KVD_NONE: it is no longer configured. */
 static uint32_t ns_of_class(const kvd_core_t *core, uint32_t tier_class)
 {
 	const char *name = kvs_class_ns(kvd_disk(core), tier_class);
@@ -54,15 +54,15 @@ static kv_status_t find_or_create_tree(kvd_core_t *core, uint32_t tier_class, co
 	return KV_OK;
 }
 
-/* May the namespace have a block more in the index? PENDING: when all have had their shares (decision 025). */
+/* May the namespace have one more block in the index? PENDING: later, when each namespace has had its share (decision
+ * 025). */
 static kv_status_t check_index_share(const kvd_core_t *core, uint32_t ns)
 {
 	if (!core->recovery.lending) {
 		return kvd_share_over(core, ns, KVD_SHARE_INDEX, 1) > 0 ? KV_PENDING : KV_OK;
 	}
 
-	return ns == KVD_NONE || core->ns[ns]->blocks < kvd_share_most(core, ns, KVD_SHARE_INDEX) ? KV_OK
-												  : KV_ERR_LIMIT;
+	return ns == KVD_NONE || core->ns[ns]->blocks < kvd_share_max(core, ns, KVD_SHARE_INDEX) ? KV_OK : KV_ERR_LIMIT;
 }
 
 static kv_status_t on_block_found(void *arg, uint32_t tier_class, kvs_loc_t loc, const kvs_meta_t *meta)
@@ -115,7 +115,7 @@ static kv_status_t recover_blocks(kvd_core_t *core, uint32_t max)
 		core->recovery.lending = 1;
 		return max == UINT32_MAX ? recover_blocks(core, max) : KV_PENDING;
 	}
-	/* No flush of this run has covered what was found: one does before it is acknowledged again. */
+	/* No flush of this run has covered the blocks found: one must, before they are acknowledged again. */
 	if (status == KV_OK && core->recovery.blocks > 0) {
 		core->stores++;
 		core->flush_due_ns = 1;
@@ -137,7 +137,7 @@ kv_status_t kvd_core_recover(kvd_core_t *core)
 	return core->tier[KVD_DISK] ? recover_blocks(core, UINT32_MAX) : KV_OK;
 }
 
-/* Spaces have their class on the tier, so that what is taken in finds the class that there is. */
+/* Open the class of each space on the tier first, so that blocks taken in find it. */
 static kv_status_t begin_take_in(kvd_core_t *core, kvs_tier_t *disk)
 {
 	kv_status_t status = KV_OK;

@@ -20,7 +20,7 @@ kv_status_t kvd_make_room(kvd_core_t *core, uint32_t slot_class, kvd_set_t t)
 	return KV_OK;
 }
 
-/* The tier's, or after as many evictions as it takes. */
+/* A slot of the tier, after as many evictions as it takes. */
 static kv_status_t alloc_or_evict(kvd_core_t *core, uint32_t slot_class, kvd_set_t t, const kvd_use_t *use,
 				  kvs_loc_t *p_loc)
 {
@@ -28,7 +28,7 @@ static kv_status_t alloc_or_evict(kvd_core_t *core, uint32_t slot_class, kvd_set
 	kv_status_t status = kvs_alloc(core->tier[t], tier_class, use->state, use->owner, use->meta, p_loc);
 
 	for (uint32_t tries = 0; status == KV_ERR_FULL && tries < 64; tries++) {
-		/* A file of another class is on its way: the asker's own blocks stay, whoever asks waits (decision
+		/* A file of another class is on its way: the request waits, and the class keeps its blocks (decision
 		 * 025). */
 		if (t == KVD_DISK && kvd_class_expects_slots(core, slot_class, t)) {
 			return KV_ERR_BUSY;
@@ -64,8 +64,8 @@ static int evict_coldest(kvd_core_t *core, uint32_t owner, kv_ns_metric_t why)
 		for (kvd_set_t t = KVD_CPU; t < KVD_TIERS && core->classes[c].ns == ns; t++) {
 			uint32_t id = kvd_class_coldest(core, c, t, &stamp);
 
-			if (id != KVD_NONE &&
-			    stamp <= least) { /* of both tiers the disk: what is only there goes at once */
+			/* At equal age the disk: a block that is only there leaves the index at once. */
+			if (id != KVD_NONE && stamp <= least) {
 				least = stamp;
 				victim = id;
 				from = t;
@@ -83,7 +83,7 @@ kv_status_t kvd_make_index_room(kvd_core_t *core, uint32_t ns)
 {
 	uint8_t passed[NOBODY + 1] = {0};
 
-	if (core->ns[ns]->blocks >= kvd_share_most(core, ns, KVD_SHARE_INDEX)) {
+	if (core->ns[ns]->blocks >= kvd_share_max(core, ns, KVD_SHARE_INDEX)) {
 		return evict_coldest(core, ns, KV_NM_EVICTED) ? KV_OK : KV_MISS;
 	}
 	for (;;) {

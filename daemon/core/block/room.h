@@ -12,13 +12,13 @@ typedef struct kvd_use {
 	const kvs_meta_t *meta;
 } kvd_use_t;
 
-/* A slot of the class in tier t, evicting as many as it takes. KV_ERR_BUSY: everything left is held. Else the tier's
- * own error. */
+/* A slot of the class in tier t, evicting as many as it takes. KV_ERR_BUSY: all that is left is pinned or referenced.
+ * Else the tier's own error. */
 kv_status_t kvd_slot_alloc(kvd_core_t *core, uint32_t slot_class, kvd_set_t t, const kvd_use_t *use, kvs_loc_t *p_loc);
 /* Evict one block of the class. KV_MISS: nothing can go. */
 kv_status_t kvd_make_room(kvd_core_t *core, uint32_t slot_class, kvd_set_t t);
 /* Evict one block of a tier so that a block of namespace `ns` may come into the index. A block leaves the index with
- * its last tier, so this may have to be asked for again. KV_MISS: nothing can go. */
+ * its last tier, so one call may not be enough. KV_MISS: nothing can go. */
 kv_status_t kvd_make_index_room(kvd_core_t *core, uint32_t ns);
 
 #endif

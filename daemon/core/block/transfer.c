@@ -29,7 +29,8 @@ void kvd_io_destroy(kvd_core_t *core, kvd_io_t *io)
 	kvd_obj_pool_put(&core->ios, io->self);
 }
 
-/* Its block went away while it was in flight: both slots are its own to give back. */
+/* Its block went away while it was in flight. The device wrote into the slots until now, so only now are they free
+ * (decision 034). */
 static void complete_detached_io(kvd_core_t *core, const kvd_io_t *io)
 {
 	kvs_free(core->tier[KVD_CPU], io->cpu);
@@ -79,7 +80,8 @@ static void read_done(void *arg, kv_status_t status)
 	complete_io(io, status, &io->core->reads);
 }
 
-/* Give the oldest queued read to the device. KV_ERR_BUSY: its queue is full, the read stays where it is. */
+/* Give the oldest queued read to the device. KV_ERR_BUSY: the device's queue is full, the read stays at the head of
+ * ours. */
 static kv_status_t submit_read(kvd_core_t *core)
 {
 	kvd_io_t *io = kvd_io_at(core, core->fills.head);

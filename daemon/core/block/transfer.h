@@ -4,7 +4,7 @@
  *                      queued --cancel--> gone
  *   write: created --submit--> in flight --> done() --> gone
  *
- * Whoever begins a transfer says in `done` what its end means: lease/fill.c reads for leases, block/write_behind.c
+ * `done` says what the end of a transfer means: lease/fill.c reads for leases, block/write_behind.c
  * writes behind, put/publish.c writes through. A transfer knows both slots. While it is in flight they belong to it: if
  * its block goes away meanwhile, it is detached (block.h) and gives both slots back at its end.
  */
@@ -23,7 +23,7 @@ struct kvd_io {
 	uint32_t self;
 	uint32_t queued;
 	uint32_t block;     /* whose slots are read or written; KVD_NONE: a put's */
-	uint32_t parent;    /* of write-behind: the block above, held meanwhile; KVD_NONE: none */
+	uint32_t parent;    /* of write-behind: the block above, referenced meanwhile; KVD_NONE: none */
 	kvd_link_t queue;   /* of reads */
 	kvd_list_t waiters; /* leases whose next block this reads */
 	kvs_loc_t cpu, disk;

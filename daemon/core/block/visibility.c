@@ -99,7 +99,7 @@ void kvd_block_set_aside(kvd_core_t *core, uint32_t id)
 {
 	const kvd_block_t *block = kvd_block_at(&core->ix, id);
 
-	/* Without memory to cut the run it stays visible: an acquire ends above it. */
+	/* Without memory to split the run the block stays visible, and an ACQUIRE ends above it. */
 	if (!kvd_tree_of(&core->ix, block)->hidden && !kvd_index_is_dead(&core->ix, block) &&
 	    kvd_in_set(&core->ix, block, KVD_DISK) && !kvd_in_set(&core->ix, block, KVD_CPU) &&
 	    kvd_index_split_before(&core->ix, id) == KV_OK &&

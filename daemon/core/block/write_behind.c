@@ -26,7 +26,7 @@ static void pause_writes(kvd_core_t *core)
 	uint32_t head = core->ix.queue.head;
 	uint64_t wait = 2 * core->write_wait_ns;
 
-	if (head != KVD_NONE) { /* others go first next time */
+	if (head != KVD_NONE) { /* other runs go first next time */
 		kvd_queue_remove(&core->ix, head);
 		kvd_queue_push(&core->ix, head);
 	}
@@ -47,7 +47,7 @@ void kvd_note_store(kvd_core_t *core)
 	}
 }
 
-/* Is the block above on its way to disk, so that this one can wait for it there? */
+/* Is the block above being written, so that this one can wait for it on disk? */
 static int is_parent_being_written(kvd_core_t *core, uint32_t id)
 {
 	uint32_t parent = kvd_index_parent(&core->ix, id);
@@ -64,6 +64,8 @@ static void accept_write(kvd_core_t *core, kvd_io_t *io, uint32_t id)
 	kvd_count(core, KV_M_WRITE_BEHIND, 1);
 	kvd_note_store(core);
 	core->write_wait_ns = 0;
+	/* Writes end in any order, and the disk set is prefix-closed. A copy whose parent is still being written waits
+	 * for it (DISK_UNLINKED). A copy whose parent is not coming is of no use: it is dropped, and the run queued. */
 	if (kvd_index_can_join(&core->ix, block, KVD_DISK)) {
 		kvd_block_join(core, id, KVD_DISK, io->stamp, NULL);
 	} else if (is_parent_being_written(core, id)) {
@@ -84,8 +86,8 @@ static void handle_failed_write(kvd_core_t *core, kvd_io_t *io, uint32_t id, kv_
 	kvd_count(core, KV_M_WRITE_BEHIND_DROPPED, 1);
 	kvd_block_requeue_below(core, id);
 	core->durable_changed |= KVD_DURABLE_DROPPED;
-	if (status == KV_ERR_FAULT ||
-	    status == KV_ERR_CORRUPT) { /* somebody scribbled on, or took away, the memory under the block */
+	/* A client overwrote the block's memory, or punched a hole into it. */
+	if (status == KV_ERR_FAULT || status == KV_ERR_CORRUPT) {
 		kv_logf(core->env, KV_LOG_WARN, "core", "a block in memory is damaged and is taken out, status %s",
 			kv_status_name(status));
 		kvd_count(core, KV_M_BAD_BLOCKS, 1);
@@ -150,8 +152,8 @@ static kv_status_t start_write(kvd_core_t *core, uint32_t id)
 
 /* ---- the queue ------------------------------------------------------------------------------- */
 
-/* The run's first block that is in the CPU set, not on disk and not on its way there; KVD_NONE: none. What is in flight
- * or DISK_UNLINKED lies right behind the disk set, so this looks at few. */
+/* The run's first block that is in the CPU set, not on disk and not on its way there; KVD_NONE: none. Blocks in flight
+ * or DISK_UNLINKED lie right behind the disk set, so this visits few. */
 static uint32_t first_unwritten(const kvd_core_t *core, const kvd_node_t *node)
 {
 	for (uint32_t pos = node->n[KVD_DISK]; pos < node->n[KVD_CPU]; pos++) {
@@ -191,7 +193,7 @@ static uint32_t pick_block(const kvd_core_t *core, uint32_t node_id)
 	return best;
 }
 
-/* Is the run queued, or one of its blocks on its way? */
+/* Is the run queued, or one of its blocks being written? */
 static int is_being_written(const kvd_core_t *core, const kvd_node_t *node)
 {
 	if ((node->flags & KVD_NODE_QUEUED) && !kvd_write_behind_paused(core)) {
@@ -253,8 +255,8 @@ void kvd_write_behind_run(kvd_core_t *core)
 	}
 }
 
-/* Runs keep the answer for the rest of the look, so that each is visited once however many acknowledgements are owed
- * below it (decision 026). */
+/* Runs keep the answer until the next look at the acknowledgements, so each is visited once, whatever the number of
+ * acknowledgements owed below it (decision 026). */
 int kvd_write_is_expected(kvd_core_t *core, uint32_t id)
 {
 	const uint64_t yes = core->durable_question, no = yes - 1;
@@ -309,7 +311,7 @@ void kvd_flush_run(kvd_core_t *core)
 	core->flushing = core->stores;
 	core->flush_due_ns = 0;
 	status = kvs_flush(core->tier[KVD_DISK], finish_flush, core);
-	if (status == KV_ERR_BUSY) { /* the next turn tries again */
+	if (status == KV_ERR_BUSY) { /* the next tick tries again */
 		core->outstanding--;
 		core->flush_busy = 0;
 		core->flush_due_ns = core->now_ns;

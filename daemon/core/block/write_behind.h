@@ -11,7 +11,7 @@
 /* Start what the depth allows. */
 void kvd_write_behind_run(kvd_core_t *core);
 int kvd_write_behind_paused(const kvd_core_t *core);
-/* Will the block be on disk soon without anybody's doing? Not while writes fail. */
+/* Will write-behind store the block soon? Not while writes fail. */
 int kvd_write_is_expected(kvd_core_t *core, uint32_t block);
 /* A block has been stored: it is durable when a flush that begins now has ended. */
 void kvd_note_store(kvd_core_t *core);

@@ -43,7 +43,7 @@ kv_status_t kvd_index_init(kvd_index_t *ix, const kv_env_t *env, kv_metrics_t *m
 
 void kvd_index_fini(kvd_index_t *ix)
 {
-	/* Runs own their arrays; a free run in the pool has none that is still ours, so follow the trees. */
+	/* Runs own their arrays, and a free run in the pool has stale pointers: so follow the trees. */
 	for (uint32_t t = 0; ix->trees.chunks && t < ix->trees.made; t++) {
 		const kvd_tree_t *tree = kvd_tree_at(ix, t);
 
@@ -178,7 +178,7 @@ static void child_unlink(kvd_index_t *ix, uint32_t id)
 	}
 }
 
-/* An unlinked empty run, with room for its marks: joining a set never fails for want of one. */
+/* An unlinked empty run. One mark a tier is reserved with it, so that joining a set never fails. */
 static kv_status_t node_create(kvd_index_t *ix, uint32_t tree, uint32_t cap, uint32_t *p_id)
 {
 	kv_status_t status =
@@ -269,7 +269,9 @@ static void pins_split(kvd_index_t *ix, kvd_node_t *node, kvd_node_t *head)
 	head->pinned_children = node->pinned > 0 ? 1 : 0;
 }
 
-/* The first `pos` blocks of a run become a run of their own, its parent. The rest keeps its id and its children. */
+/* The first `pos` blocks of a run become a run of their own, its parent. The rest keeps its id and its children, so no
+ * child has to be touched, whatever their number (decision 006). A dead run is never split: dismantling knows its top
+ * by id. */
 static kv_status_t node_split(kvd_index_t *ix, uint32_t id, uint32_t pos)
 {
 	kvd_node_t *node = kvd_node_at(ix, id), *head;
@@ -291,6 +293,7 @@ static kv_status_t node_split(kvd_index_t *ix, uint32_t id, uint32_t pos)
 		kvd_block_at(ix, head->ids[i])->node = head_id;
 	}
 
+	/* Ids of blocks do not change: pins, leases and transfers that name one need no visit. */
 	node->len -= pos;
 	node->depth0 += pos;
 	memmove(node->slots, node->slots + pos, node->len * sizeof(uint32_t));
@@ -299,6 +302,8 @@ static kv_status_t node_split(kvd_index_t *ix, uint32_t id, uint32_t pos)
 		kvd_block_at(ix, node->ids[i])->pos = (uint16_t)i;
 	}
 
+	/* A set is a prefix of the run, so the head takes the first `pos` of it. What is left makes the rest a child in
+	 * the set. */
 	for (kvd_set_t t = KVD_CPU; t < KVD_TIERS; t++) {
 		head->n[t] = node->n[t] < pos ? node->n[t] : pos;
 		node->n[t] -= head->n[t];
@@ -306,12 +311,14 @@ static kv_status_t node_split(kvd_index_t *ix, uint32_t id, uint32_t pos)
 		marks_split(ix, node, head_id, pos, t);
 	}
 	pins_split(ix, node, head);
+	/* ASIDE is about the first block, which the head has now (decision 032). */
 	head->flags |= node->flags & KVD_NODE_ASIDE;
 	node->flags &= ~KVD_NODE_ASIDE;
 	cursor_move(ix, id, head_id);
 	child_unlink(ix, id);
 	child_link(ix, node->parent, head_id);
 	child_link(ix, head_id, id);
+	/* Blocks of either part may wait to be written. */
 	if (node->flags & KVD_NODE_QUEUED) {
 		kvd_queue_push(ix, head_id);
 	}
@@ -341,7 +348,8 @@ static void marks_merge(kvd_index_t *ix, kvd_node_t *from, uint32_t to_id, uint3
 	from->marks[t] = KVD_NONE;
 }
 
-/* A run with one child only goes up into it, unless memory lacks: then the path stays one hop longer. */
+/* A run with one child only merges into the child, which keeps its id and its own children. Without memory the path
+ * stays one run longer. Runs at a boundary (DEAD, ASIDE) stay apart: their flag is about their first block. */
 static void node_merge(kvd_index_t *ix, uint32_t id)
 {
 	kvd_node_t *node = kvd_node_at(ix, id), *child;
@@ -371,6 +379,7 @@ static void node_merge(kvd_index_t *ix, uint32_t id)
 		marks_merge(ix, node, child_id, len, t);
 	}
 
+	/* A pinned block below pins all of the upper run. */
 	child->pin_ends += node->pin_ends;
 	child->pinned = child->pinned > 0 ? len + child->pinned : node->pinned;
 	if (node->flags & KVD_NODE_QUEUED) {
@@ -390,6 +399,7 @@ void kvd_index_set_aside(kvd_index_t *ix, uint32_t id, int aside)
 
 	node->flags = aside ? node->flags | KVD_NODE_ASIDE : node->flags & ~KVD_NODE_ASIDE;
 	tree->aside_nodes += aside ? 1u : UINT32_MAX;
+	/* A new question makes all kept answers stale at once, without a visit (decision 026). */
 	tree->shown = kvd_index_new_question(ix);
 	if (!aside && node->parent != KVD_NONE && kvd_node_at(ix, node->parent)->child_count == 1) {
 		node_merge(ix, node->parent);
@@ -430,7 +440,8 @@ static kv_status_t find_run_for(kvd_index_t *ix, uint32_t tree, uint32_t parent,
 		}
 	}
 
-	status = node_create(ix, tree, parent == KVD_NONE ? 1 : RUN_MIN, &id); /* many blocks at the root stay alone */
+	status = node_create(ix, tree, parent == KVD_NONE ? 1 : RUN_MIN,
+			     &id); /* most blocks at the root are unchained and stay runs of one */
 	if (status != KV_OK) {
 		return status;
 	}
@@ -522,7 +533,7 @@ void kvd_index_remove(kvd_index_t *ix, uint32_t id)
 			node_merge(ix, parent);
 		}
 	} else if (node->cap > 4 * RUN_MIN && node->len < node->cap / 4) {
-		(void)run_resize(ix, node, node->cap / 2); /* or stay larger than need be */
+		(void)run_resize(ix, node, node->cap / 2); /* without memory the run keeps its larger arrays */
 	}
 }
 
@@ -629,7 +640,9 @@ uint32_t kvd_index_pin_path(kvd_index_t *ix, uint32_t id)
 			node->pinned = upto;
 			fresh += upto - before;
 		}
-		if (before > 0 || node->parent == KVD_NONE) { /* what is pinned at all has pinned the path above it */
+		/* A run with pinned blocks has pinned the path above it already: the walk ends at the first such run.
+		 */
+		if (before > 0 || node->parent == KVD_NONE) {
 			return fresh;
 		}
 		node = kvd_node_at(ix, node->parent);
@@ -638,7 +651,7 @@ uint32_t kvd_index_pin_path(kvd_index_t *ix, uint32_t id)
 	}
 }
 
-/* How much of the run its own pins and its children keep pinned. One look at each block that is let go. */
+/* How much of the run its own pins and its children keep pinned. Each block that is released is visited once. */
 static uint32_t count_still_pinned(const kvd_index_t *ix, const kvd_node_t *node)
 {
 	uint32_t pinned = node->pin_ends > 0 ? node->pinned : 0;

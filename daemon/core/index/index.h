@@ -11,16 +11,15 @@
  *         /        \
  *   [b5 b6 b7]    [c5 c6]
  *
- * Each tier's set is prefix-closed by itself, so one counter a run and tier says it all: block i is in tier t's set iff
- * i < n[t].
+ * Each tier's set is prefix-closed, so one counter a run and tier says it all: block i is in tier t's set iff i < n[t].
  * State of a block, per tier:   out --join (parent is in, run's next)--> in --leave (no child is in)--> out
- * State of a block:             insert --> known --> remove (in no set, no child, nobody refs it)
+ * State of a block:             insert --> known --> remove (in no set, no child, no reference)
  *
- * A pin pins its block and the path above it, so the pinned blocks of a run are a prefix of it as well: `pinned`
- * counts them, once however many pins they have (docs/decisions/025).
+ * A pin keeps its block and the path above it, so the pinned blocks of a run are a prefix of it as well. `pinned`
+ * counts each of them once, whatever the number of its pins (decision 025).
  *
- * Blocks of `window` and `state` groups have no parent: each is a run of one block at the root. Trivially
- * prefix-closed, it joins and leaves by itself; a tree may have as many of them as the index refs.
+ * Blocks of `window` and `state` groups are unchained: each is a run of one block at the root, which joins and leaves a
+ * set without regard to others (decision 010). A tree may have as many of them as the index holds.
  *
  * A run splits where a branch begins and is merged when the branch has gone; ids of blocks never change.
  * Invariants (kvd_index_check): the above, counts of children, depths, hash entries, marks on every leaf of a set.
@@ -40,11 +39,11 @@ typedef enum kvd_set { KVD_CPU = 0, KVD_DISK = 1 } kvd_set_t;
 
 /* block.flags */
 #define KVD_FILLING       1u /* its CPU slot is being read from disk                                     */
-#define KVD_TRANSIT       2u /* its CPU slot refs the bytes, but its parent is not in the CPU set       */
-#define KVD_DISK_UNLINKED 4u /* its disk slot refs the bytes, but its parent is not in the disk set     */
-#define KVD_OFF_LRU_CPU   8u /* its mark was found pinned and is out of the order (policy.h)             */
+#define KVD_TRANSIT       2u /* its CPU slot holds the bytes, but its parent is not in the CPU set */
+#define KVD_DISK_UNLINKED 4u /* its disk slot holds the bytes, but its parent is not in the disk set */
+#define KVD_OFF_LRU_CPU   8u /* its mark was found pinned and is off the list (policy.h) */
 #define KVD_OFF_LRU_DISK  16u
-#define KVD_EVENT_PENDING 32u /* subscribers have not heard of it (events.h)                                  */
+#define KVD_EVENT_PENDING 32u /* not announced to subscribers yet (events.h) */
 #define KVD_DUP_CHECK     64u /* named by the PUT_START that is being checked, and by nothing else            */
 
 /* 64 bytes: one cache line of what is known about a block. Its CPU slot lies in its run. */
@@ -55,7 +54,7 @@ typedef struct kvd_block {
 	uint32_t cpu_gen;
 	uint32_t node;
 	uint32_t hash_next;
-	uint32_t refs;   /* leases, writes and subtrees being taken down that need this very block  */
+	uint32_t refs;   /* references of leases, of writes below it, and of subtrees that are being taken down */
 	uint32_t io;     /* transfer that reads or writes one of its slots (transfer.h)             */
 	kvd_list_t pins; /* leases and puts that end here (block.h)                              */
 	uint16_t pos;    /* in its run                                                              */
@@ -89,9 +88,9 @@ typedef struct kvd_node {
 	uint32_t len, cap;
 	uint32_t n[KVD_TIERS];
 	uint32_t children_in[KVD_TIERS]; /* child nodes whose first block is in the set                    */
-	uint32_t pinned;                 /* blocks [0, pinned) of the run lie on the path to a pin       */
+	uint32_t pinned;                 /* blocks [0, pinned) of the run are pinned */
 	uint32_t pinned_children;        /* child nodes with pinned blocks                                 */
-	uint32_t pin_ends;               /* blocks of the run that have pins                             */
+	uint32_t pin_ends;               /* blocks of the run with pins of their own */
 	uint32_t marks[KVD_TIERS];       /* deepest first                                                  */
 	kvd_link_t queue;                /* of write-behind while QUEUED, of what is taken down while DEAD */
 	uint32_t flags;
@@ -101,7 +100,7 @@ typedef struct kvd_node {
 } kvd_node_t;
 
 typedef struct kvd_tree {
-	uint32_t link; /* of the pool while it is free                                    */
+	uint32_t link; /* next tree to take down; of the pool while it is free */
 	uint32_t live;
 	uint32_t space;      /* KVD_NONE: recovered, not opened yet                            */
 	uint32_t ns;         /* KVD_NONE: recovered, not opened yet                            */
@@ -119,7 +118,7 @@ typedef struct kvd_tree {
 	uint64_t shown; /* the question whether a run is dead or below one set aside; a new one with every change */
 	uint64_t epoch;
 	uint64_t blocks;
-	uint64_t *tally; /* counts the blocks of all trees of one owner (share.h); NULL: nobody counts    */
+	uint64_t *tally; /* counts the blocks of all trees of one owner (share.h); NULL: not counted */
 	uint64_t in[KVD_TIERS];
 	uint8_t root[32];
 } kvd_tree_t;
@@ -185,8 +184,8 @@ uint8_t kvd_tiers_of(const kvd_index_t *ix, const kvd_block_t *block);
 uint32_t kvd_index_find(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group);
 /* The block of any tree that has this disk slot; KVD_NONE: none. */
 uint32_t kvd_index_find_on_disk(const kvd_index_t *ix, const kv_key_t *key, uint8_t group, kvs_loc_t disk);
-/* Tier bits of all blocks of namespace `ns` with this key, UNREADABLE for one that is set aside: what the mirror
- * says. */
+/* Tier bits of all blocks of namespace `ns` with this key, UNREADABLE for one that is set aside: as the mirror has it.
+ */
 uint8_t kvd_index_tiers_of_key(const kvd_index_t *ix, uint32_t ns, const kv_key_t *key, uint8_t group);
 /* A block of this key that is being taken down in the tree and is not EVENT_PENDING; KVD_NONE: none. */
 uint32_t kvd_index_find_dying(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group);
@@ -197,7 +196,7 @@ int kvd_index_is_quarantined(const kvd_index_t *ix, uint32_t tree, const kv_key_
 /* Is the block below a node that is being taken down? O(1), but for one visit of each run after each
  * kvd_index_mark_dead() in its tree. */
 int kvd_index_is_dead(const kvd_index_t *ix, const kvd_block_t *block);
-/* Is it neither dead nor below a run that is set aside? What lookups find, and what the mirror says. */
+/* Is it neither dead nor below a run that is set aside? Lookups find such blocks, and the mirror has them as hits. */
 int kvd_index_is_shown(const kvd_index_t *ix, const kvd_block_t *block);
 /* The block with this key that lookups do not find because it, or one above it, is set aside; KVD_NONE: none. */
 uint32_t kvd_index_find_aside(const kvd_index_t *ix, uint32_t tree, const kv_key_t *key, uint8_t group);
@@ -208,7 +207,7 @@ void kvd_index_mark_dead(kvd_index_t *ix, uint32_t node);
 /* The number of a new question for kvd_index_passes_through(). */
 uint64_t kvd_index_new_question(kvd_index_t *ix);
 /* Does the path to `block` pass through `above`, or end there? One question about one `above` visits each run once,
- * however many blocks are asked for. */
+ * whatever the number of blocks asked for. */
 int kvd_index_passes_through(const kvd_index_t *ix, uint32_t block, uint32_t above, uint64_t question);
 
 /* Add a block under `parent` (KVD_NONE: at the root). It is in no set yet. KV_ERR_LIMIT: the index is full;
@@ -237,15 +236,15 @@ uint32_t kvd_index_depth_in(const kvd_index_t *ix, uint32_t block, kvd_set_t t);
 
 /* Depth of the deepest pinned block on the path to `block`; 0: none. */
 uint32_t kvd_index_depth_pinned(const kvd_index_t *ix, uint32_t block);
-/* The block has its first pin, or has lost its last one. Returns how many blocks are pinned, or let go, by that. */
+/* The block has its first pin, or has lost its last one. Returns how many blocks that pins or releases. */
 uint32_t kvd_index_pin_path(kvd_index_t *ix, uint32_t block);
 uint32_t kvd_index_unpin_path(kvd_index_t *ix, uint32_t block);
 
 /* Make the block the first of its run, so that its subtree is a node's subtree. KV_ERR_NOMEM, KV_ERR_LIMIT. */
 kv_status_t kvd_index_split_before(kvd_index_t *ix, uint32_t block);
 
-/* The next run of the tree, parents first: the first below `node`, else the next beside or above it. KVD_NONE: that was
- * the last. */
+/* The next run of the tree, parents first: the first below `node`, else its next sibling or that of a run above it.
+ * KVD_NONE: that was the last. */
 uint32_t kvd_index_next_run(const kvd_index_t *ix, uint32_t node);
 
 /* Write-behind's queue of nodes. */

@@ -5,7 +5,7 @@
 
 __extension__ typedef unsigned __int128 wide_t;
 
-/* Keys are chosen by clients: a secret decides which of them share a place. */
+/* Keys are chosen by clients: a secret decides which of them share a bucket. */
 static uint64_t bucket_of(const kvd_index_t *ix, const kv_key_t *key, uint8_t group)
 {
 	uint64_t low, high;
@@ -54,11 +54,11 @@ static uint32_t next_in_bucket(const kvd_index_t *ix, uint32_t id, const kv_key_
 
 /* ---- questions about the path ---------------------------------------------------------------- */
 
-#define BELOW_DEAD UINT64_MAX /* an answer that refs for good */
+#define BELOW_DEAD UINT64_MAX /* an answer that never expires */
 
-/* Is run `id` or one above it `top`, or has one of them one of `flags`? Each run on the way keeps the answer, so that
- * the next walk ends there: a chain of runs of one block each, asked for at every depth, is walked once and not once a
- * depth. */
+/* Is run `id` or one above it `top`, or has one of them one of `flags`? Each run on the way keeps the answer, and the
+ * next walk ends there. So a hostile chain of runs of one block each, asked for at every depth, is walked once
+ * (decision 026). */
 static int search_above(const kvd_index_t *ix, uint32_t id, uint32_t top, uint32_t flags, uint64_t no, uint64_t yes)
 {
 	uint32_t at = id;
@@ -99,13 +99,15 @@ void kvd_index_mark_dead(kvd_index_t *ix, uint32_t id)
 	node->flags |= KVD_NODE_DEAD;
 	ix->dead_nodes++;
 	tree->dead_nodes++;
+	/* Kept answers "not below a dead run" expire at once, without a visit: the next walk leaves a new number.
+	 * Answers "below a dead run" hold until the run is gone (decision 026). */
 	tree->alive = ++ix->answers;
 	tree->shown = kvd_index_new_question(ix);
 }
 
 uint64_t kvd_index_new_question(kvd_index_t *ix)
 {
-	return ix->answers += 2;
+	return ix->answers += 2; /* the number is the answer yes, the one before it the answer no */
 }
 
 int kvd_index_passes_through(const kvd_index_t *ix, uint32_t id, uint32_t above_id, uint64_t question)

@@ -1,6 +1,6 @@
 #include "core/index/policy.h"
 
-/* A mark that belongs further back than this many places is put there instead: near enough, and O(1). */
+/* A mark that belongs further back than this is linked here instead: the order is near enough, and the walk is O(1). */
 #define ORDER_WALK 64u
 
 void kvd_order_init(kvd_order_t *order)
@@ -73,7 +73,7 @@ static void order_add_oldest(kvd_index_t *ix, kvd_order_t *order, uint32_t id)
 	order_link(ix, order, id, before);
 }
 
-/* Out of the order, or out of the off_lru ones. */
+/* Off the list, or no longer marked as off it. */
 static void detach_mark(kvd_index_t *ix, kvd_order_t *order, uint32_t id, kvd_set_t t)
 {
 	kvd_mark_t *mark = mark_at(ix, id);
@@ -123,8 +123,8 @@ static uint32_t *find_link(kvd_index_t *ix, kvd_node_t *node, kvd_set_t t, uint3
 	return link;
 }
 
-/* A first mark of a run is always to be had (node_create keeps memory for it), another one only while memory is not
- * short. */
+/* The first mark of a run always has memory (node_create reserves it), another one only while memory is not short: so a
+ * set never changes without a mark on its leaf. */
 static uint32_t create_mark(kvd_index_t *ix, const kvd_node_t *node, kvd_set_t t)
 {
 	uint32_t id;
@@ -136,7 +136,8 @@ static uint32_t create_mark(kvd_index_t *ix, const kvd_node_t *node, kvd_set_t t
 	return kvd_obj_pool_get(&ix->marks, &id) == KV_OK ? id : KVD_NONE;
 }
 
-/* The path down to `block` was touched at `stamp`: older marks it covers in this run go, one stays on the block. */
+/* The path down to `block` was touched at `stamp`: marks above it in this run that are not younger go, since the new
+ * one speaks for them; one stays on the block. A younger mark below covers the block already. */
 static void set_mark(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_t block_id, uint64_t stamp)
 {
 	const kvd_block_t *block = kvd_block_at(ix, block_id);
@@ -161,8 +162,11 @@ static void set_mark(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_t 
 	if (id == KVD_NONE && *at == KVD_NONE) {
 		return; /* a touch in mid-run is forgotten; the run's own mark is still there */
 	}
-	if (id == KVD_NONE) {                    /* the younger mark above moves down and speaks for this block too */
-		if (mark_at(ix, *at)->off_lru) { /* by the block it leaves, whoever refs that one */
+	if (id == KVD_NONE) {
+		/* Without memory the younger mark above moves down and speaks for this block too. The block then seems
+		 * hotter than it is, which is better than a leaf without a mark: no eviction would find it. */
+		if (mark_at(ix, *at)
+			    ->off_lru) { /* It was off the list for the block that it leaves, which may stay pinned. */
 			detach_mark(ix, order, *at, t);
 			order_add_oldest(ix, order, *at);
 		}
@@ -174,14 +178,15 @@ static void set_mark(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_t 
 	order_add_newest(ix, order, id);
 }
 
-/* The block under mark `id` is leaving: its parent inherits the mark and its place in the order. */
+/* The block under mark `id` leaves: its parent inherits the mark and its position in the order. So a cold path goes
+ * leaf by leaf, without a search (decision 006). */
 static void slide_mark(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_t id)
 {
 	kvd_mark_t *mark = mark_at(ix, id);
 	kvd_node_t *node = kvd_node_at(ix, mark->node), *to = node;
 	uint32_t to_id = mark->node, pos = mark->pos - 1, *link;
 
-	if (mark->off_lru) { /* its block goes all the same (its space does): back into the order */
+	if (mark->off_lru) { /* A pinned block leaves too when its space is reset: the mark goes back into the order. */
 		detach_mark(ix, order, id, t);
 		order_add_oldest(ix, order, id);
 	}
@@ -233,8 +238,10 @@ static uint32_t find_victim(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t)
 		kvd_block_t *block = kvd_block_at(ix, block_id);
 
 		if (!kvd_index_is_leaf(ix, block, t)) {
+			/* A child joined after the touch: its mark is younger and speaks for the path. */
 			drop_mark(ix, order, node, find_link(ix, node, t, id), t);
 		} else if (!kvd_block_is_evictable(ix, block, t)) {
+			/* Off the list, or each search would pass all pinned blocks. restore_mark() links it again. */
 			order_unlink(ix, order, id);
 			mark->off_lru = 1;
 			block->flags |= off_lru_flag(t);

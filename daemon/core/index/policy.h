@@ -1,10 +1,10 @@
-/* policy.h -- who goes first: the order of eviction of one tier and class.
+/* policy.h -- who goes first: the order of eviction of one tier and class (decision 006).
  *
- * Prefixes are touched, not blocks: a touch leaves one mark on the deepest block it reached, whatever the depth, and
- * means "the path down to here". A block's recency is the newest mark at or below it, so a parent is never older than
- * its child and plain LRU goes leaf first by itself. Marks hang in one list, oldest first. The victim is the block
- * under the oldest mark; when it leaves, its mark slides up to its parent and keeps its place, which makes the parent
- * the next victim unless something younger lies there or below. All of it is O(1).
+ * A touch leaves one mark on the deepest block it reached, which means "the path down to here". A block's recency is
+ * the newest mark at or below it, so a parent is never older than its child, and plain LRU evicts leaves first. Marks
+ * hang in one list, oldest first. The victim is the block under the oldest mark. When it leaves, its mark slides to its
+ * parent and keeps its position in the list: the parent is the next victim unless a younger mark lies there or below.
+ * All of it is O(1).
  *
  *   mark:  none --touch, join--> ordered --slide--> ordered (one block up)
  *          ordered --oldest, but its block has a child in the set--> none     (the child's mark speaks for it)
@@ -30,9 +30,9 @@ typedef struct kvd_policy_ops {
 	void (*join)(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_t block, uint64_t stamp);
 	/* `block` is about to leave the set. */
 	void (*leave)(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_t block);
-	/* The block to evict next: a leaf of the set that nobody refs. KVD_NONE: there is none. */
+	/* The block to evict next: a leaf of the set without pins and references. KVD_NONE: there is none. */
 	uint32_t (*victim)(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t);
-	/* Nobody refs `block` any more. */
+	/* `block` has lost its last pin or reference. */
 	void (*unpin)(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_t block);
 } kvd_policy_ops_t;
 

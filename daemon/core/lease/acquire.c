@@ -1,4 +1,4 @@
-/* ACQUIRE of a path, and of the blocks of a unchained group; RELEASE and RENEW. */
+/* ACQUIRE of a path, and of the blocks of an unchained group; RELEASE and RENEW. */
 #include "core/block/block.h"
 #include "core/block/quarantine.h"
 #include "core/core_impl.h"
@@ -119,7 +119,7 @@ static kv_status_t open_lease(kvd_core_t *core, const kvd_space_t *space, const 
 	return status;
 }
 
-/* Of a full group: the deepest known rung, and all before it. */
+/* Of a full group: the deepest known rung, and all blocks above it. */
 static kv_status_t acquire_path(kvd_core_t *core, const kvd_space_t *space, const kvd_member_rec_t *member,
 				const kv_msg_acquire_t *ask, kv_msg_acquire_reply_t *reply)
 {
@@ -142,9 +142,9 @@ static kv_status_t acquire_path(kvd_core_t *core, const kvd_space_t *space, cons
 	return reply->n > ask->skip ? open_lease(core, space, member, ask, id, reply) : KV_OK;
 }
 
-/* ---- blocks without parents: a window or a state, every block pinned by itself, all of them or none  */
+/* ---- an unchained group: each block pinned, all or none  */
 
-/* A pin on each of the blocks. KV_MISS: reply->why says how the first one that is missing went. */
+/* A pin on each of the blocks. KV_MISS: reply->why says why the first missing one is missing. */
 static kv_status_t pin_blocks(kvd_core_t *core, const kvd_space_t *space, kvd_lease_t *lease,
 			      const kv_msg_acquire_t *ask, kv_msg_acquire_reply_t *reply)
 {

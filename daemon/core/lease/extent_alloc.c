@@ -5,7 +5,7 @@ static kvd_extent_t *extent_at(const kvd_extent_alloc_t *alloc, uint32_t id)
 	return kvd_obj_at(alloc->extents, id);
 }
 
-/* Class c refs extents of [2^c, 2^(c+1)) units. */
+/* Class c has extents of [2^c, 2^(c+1)) units. */
 static uint32_t class_of(uint32_t units)
 {
 	return 31u - (uint32_t)__builtin_clz(units);

@@ -1,4 +1,4 @@
-/* What of a lease is only on disk: slots for it, and its reads. */
+/* The part of a lease that is only on disk: slots, references and reads. */
 #include "core/block/block.h"
 #include "core/block/quarantine.h"
 #include "core/block/room.h"
@@ -7,7 +7,7 @@
 #include "core/lease/lease.h"
 #include "core/lease/lease_impl.h"
 
-/* Tell the leases that wait for this very block, one after the other; each takes itself off the list. */
+/* Notify the leases that wait for this block, one after the other; each takes itself off the list. */
 static void notify_waiters(kvd_core_t *core, kvd_io_t *io, uint32_t depth, kv_status_t status)
 {
 	while (io->waiters.head != KVD_NONE) {
@@ -27,7 +27,8 @@ static void handle_failed_fill(kvd_core_t *core, kvd_io_t *io, uint32_t id, kv_s
 
 	kvd_block_free_cpu_slot(core, id);
 	notify_waiters(core, io, depth, status);
-	if (status == KV_ERR_CORRUPT || status == KV_MISS) { /* what the device cannot read just now is not gone */
+	/* A block that the device cannot read now (KV_ERR_IO) is not gone. */
+	if (status == KV_ERR_CORRUPT || status == KV_MISS) {
 		kv_logf(core->env, KV_LOG_WARN, "core",
 			"a block on disk is damaged and is taken out, status %s depth %u", kv_status_name(status),
 			depth);
@@ -41,6 +42,8 @@ static void accept_fill(kvd_core_t *core, kvd_io_t *io, uint32_t id)
 	kvd_block_t *block = kvd_block_at(&core->ix, id);
 
 	kvd_count(core, KV_M_PROMOTED, 1);
+	/* Reads end in any order. A block whose parent is not in the CPU set serves the leases that reference it
+	 * (TRANSIT) and joins when its parent does. */
 	if (kvd_index_can_join(&core->ix, block, KVD_CPU)) {
 		kvd_block_join(core, id, KVD_CPU, io->stamp, NULL);
 	} else if (block->refs == 0) {
@@ -113,11 +116,12 @@ void kvd_lease_start_fills(kvd_core_t *core, kvd_lease_t *lease, uint32_t cpu_de
 		kvd_lease_shorten(core, lease, from);
 		return;
 	}
-	/* Held blocks keep their ids: the path is collected once, and no later step walks it again (decision 026). */
+	/* Referenced blocks keep their ids: the path is collected once, and no later step walks it again (decision
+	 * 026). */
 	kvd_index_copy_path(&core->ix, deepest, ref_from, path, NULL);
 	lease->path = path;
-	/* Hold first: making room must not take what this very lease needs. The block above the first fill is held with
-	 * them. */
+	/* References first: room must not be made by evicting blocks of this lease. The block above the first fill is
+	 * referenced too. */
 	lease->ref_from = ref_from;
 	for (depth = lease->ref_from + 1; depth <= lease->n; depth++) {
 		kvd_block_ref(core, kvd_lease_block(core, lease, depth));

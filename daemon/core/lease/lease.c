@@ -119,7 +119,7 @@ static void write_slots(kvd_core_t *core, const kvd_lease_t *lease, uint32_t las
 	}
 }
 
-/* Say in the ledger whose slots these are. */
+/* Record in the ledger whose slots these are: after a crash the keeper's next daemon must not reuse them. */
 static kv_status_t record_lease(kvd_core_t *core, const kvd_lease_t *lease, const kvd_block_t *block)
 {
 	kvd_grant_t grant = {.id = lease->id,
@@ -155,6 +155,9 @@ kv_status_t kvd_lease_publish(kvd_core_t *core, const kvd_space_t *space, kvd_le
 	kv_lease_header_t *header = lease->header;
 	kv_status_t status;
 
+	/* The room may have been another lease's. NONE and the new id come first, so that its reader sees that the
+	 * header is no longer its own. ACTIVE comes last, with a release store: who reads it sees all fields and slots.
+	 */
 	atomic_store_explicit(&header->state, KV_LEASE_NONE, memory_order_relaxed);
 	atomic_store_explicit(&header->id, lease->id, memory_order_release);
 	header->incarnation = core->config.incarnation;
@@ -194,7 +197,7 @@ void kvd_lease_extend(kvd_core_t *core, kvd_lease_t *lease, uint32_t ttl_ms)
 	lease->expiry_ns = kvd_lease_expiry(core, ttl_ms);
 	link_expiry(core, lease);
 	core->world.ledger_remove(core->world.ctx, lease->id);
-	(void)record_lease(core, lease, block); /* its record has just been given up */
+	(void)record_lease(core, lease, block); /* its entry has just become free */
 }
 
 /* ---- what is ready --------------------------------------------------------------------------- */
@@ -266,7 +269,7 @@ void kvd_lease_advance(kvd_core_t *core, kvd_lease_t *lease)
 
 /* ---- a lease ends ---------------------------------------------------------------------------- */
 
-/* Let go of blocks (from, n], deepest first. */
+/* Drop the references on blocks (from, n], deepest first. */
 static void unref_blocks(kvd_core_t *core, kvd_lease_t *lease, uint32_t from)
 {
 	if (from < lease->ref_from) {
@@ -348,6 +351,7 @@ void kvd_lease_end(kvd_core_t *core, kvd_lease_t *lease, kv_status_t why)
 	kvd_instance_rec_t *instance = kvd_instance_at(core, lease->instance);
 	kv_msg_t msg = {.lease_done = {.lease = lease->id, .ready = lease->ready, .status = why}};
 
+	/* REVOKED before any pin goes: a reader looks at the state after its copy, and a slot is reused only later. */
 	kvd_grant_revoke(lease->header);
 	if (why != KV_OK && lease->ready < lease->n) {
 		kvd_notify(core, lease->member, KV_CODE_LEASE_DONE, &msg);
@@ -412,7 +416,7 @@ int kvd_leases_expire(kvd_core_t *core, uint64_t now_ns)
 			if (work >= EXPIRE_QUANTUM) {
 				return 1;
 			}
-			work += 1 + lease->pin_count / 16; /* a window's blocks are let go one by one */
+			work += 1 + lease->pin_count / 16; /* a window's pins are dropped one by one */
 			kvd_lease_end(core, lease, KV_ERR_EXPIRED);
 		}
 	}

@@ -5,12 +5,12 @@
  *       then gone
  *   a fill fails: n shrinks to what is ready, LEASE_DONE says why
  *
- * A lease of a unchained group (`window`, `state`) is all or nothing: it has a pin on each of its blocks, refs
- * them all while one of them is read from disk, and ends when one of them is lost.
+ * A lease of a full group pins its deepest block, which keeps the path above it. Blocks [ref_from, n) of its path,
+ * those being read for it and the one above them, are referenced each: being an ancestor does not protect a block
+ * before it has joined the CPU set. A resident prefix has no such blocks.
  *
- * A lease of a full group pins its deepest block (one pin). Blocks [ref_from, n) of its path, those being read for
- * it and the one above them, are held one by one: until they have joined the CPU set, being an ancestor does not
- * protect them. A resident prefix has none of these.
+ * A lease of an unchained group (`window`, `state`) is all or nothing: it pins each of its blocks, references them all
+ * while one of them is read from disk, and ends when one of them is lost (decision 010).
  */
 #ifndef KVD_CORE_LEASE_H
 #define KVD_CORE_LEASE_H
@@ -22,15 +22,15 @@ typedef struct kvd_lease {
 	uint32_t self;
 	uint32_t instance;
 	kvd_member_t member;
-	uint32_t unchained; /* 1: of a unchained group, a pin a block */
-	uint32_t pin;       /* on the deepest block, if it is of a full group */
+	uint32_t unchained; /* 1: of an unchained group, a pin a block */
+	uint32_t pin;       /* on the deepest block of a full group */
 	uint32_t *pins;     /* unchained: [n - skip] */
 	uint32_t pin_count;
 	uint32_t n, skip, ready;
-	uint32_t ref_from; /* blocks [ref_from, n), counted from 0, are held; n: none */
-	uint32_t *path;    /* of a full group: their ids; NULL: none is held */
+	uint32_t ref_from; /* blocks [ref_from, n), counted from 0, are referenced; n: none */
+	uint32_t *path;    /* of a full group: their ids; NULL: none is referenced */
 	uint32_t extent;
-	uint32_t named; /* slots in the header, from its publication on */
+	uint32_t named; /* slots in the header once it is published */
 	kv_lease_header_t *header;
 	kv_status_t why; /* why n is less than it was */
 	uint64_t bytes;  /* counted against the instance's cap */
@@ -54,10 +54,10 @@ kvd_lease_t *kvd_lease_find(kvd_core_t *core, uint64_t id);
 kvd_lease_t *kvd_lease_find_own(kvd_core_t *core, const kvd_member_rec_t *member, uint64_t id);
 /* The block of this depth on the lease's path. */
 uint32_t kvd_lease_block(kvd_core_t *core, const kvd_lease_t *lease, uint32_t depth);
-/* Stores REVOKED, then lets go of everything. With KV_OK (a release) nobody is told; else a waiting member gets
+/* Stores REVOKED, then gives everything back. With KV_OK (a release) no notice goes out; else a waiting member gets
  * LEASE_DONE. */
 void kvd_lease_end(kvd_core_t *core, kvd_lease_t *lease, kv_status_t why);
-/* Block `depth` (from 1) will never come: the lease ends before it. A lease of a unchained group ends. */
+/* Block `depth` (from 1) will never come: the lease ends before it. An unchained lease ends altogether. */
 void kvd_lease_cut_before(kvd_core_t *core, kvd_lease_t *lease, uint32_t depth, kv_status_t why);
 
 /* The memory of all leases, with the core. */

@@ -12,7 +12,7 @@
  */
 kv_status_t kvd_lease_create(kvd_core_t *core, kvd_instance_rec_t *instance, const kvd_lease_t *ask,
 			     kvd_lease_t **p_lease);
-/* Write header and slots, enter it into ledger, wheel and lists, say it in the reply. */
+/* Write header and slots, enter the lease into ledger, wheel and lists, fill the reply. */
 kv_status_t kvd_lease_publish(kvd_core_t *core, const kvd_space_t *space, kvd_lease_t *lease, uint8_t group,
 			      kv_msg_acquire_reply_t *reply);
 /* Give back all that the lease has, however much was done of it so far. */
@@ -31,9 +31,10 @@ void kvd_lease_shorten(kvd_core_t *core, kvd_lease_t *lease, uint32_t n);
 
 /* ---- fill.c ---------------------------------------------------------------------------------- */
 
-/* Take slots for what is only on disk, hold it, start the fills. Shortens lease->n where room or memory lacks. */
+/* Take slots for the blocks that are only on disk, reference them, start the fills. Shortens lease->n where room or
+ * memory lacks. */
 void kvd_lease_start_fills(kvd_core_t *core, kvd_lease_t *lease, uint32_t cpu_depth);
-/* The same of a unchained group, all or nothing. KV_ERR_BUSY: no room for one of its blocks. */
+/* The same of an unchained lease, all or nothing. KV_ERR_BUSY: no room for one of its blocks. */
 kv_status_t kvd_lease_start_all_fills(kvd_core_t *core, kvd_lease_t *lease, uint32_t *p_on_disk);
 
 #endif

@@ -48,7 +48,7 @@ static int flush_failed(const kvd_core_t *core, uint64_t store_seq)
 	       core->flushing + 1 >= store_seq;
 }
 
-/* Each put, by itself: `see` may end it. */
+/* Each put that owes an acknowledgement; `see` may end it. */
 static void for_each_owed(kvd_core_t *core, void (*see)(kvd_core_t *core, kvd_put_t *put))
 {
 	for (uint32_t i = core->instance_list.head; i != KVD_NONE; i = kvd_instance_at(core, i)->of_core.next) {
@@ -102,7 +102,7 @@ static int count_stored(kvd_core_t *core, kvd_put_t *put)
 			return 0;
 		}
 		if (id == KVD_NONE || put->asked == put->stored + 1 || kvd_write_behind_paused(core)) {
-			break; /* it will not come there */
+			break; /* it will not be written */
 		}
 		put->asked = put->stored + 1;
 		kvd_queue_push(&core->ix, kvd_block_at(&core->ix, id)->node);
@@ -124,7 +124,7 @@ static void check_unchained(kvd_core_t *core, kvd_put_t *put)
 		if (!count_stored(core, put)) {
 			return;
 		}
-		put->store_seq = core->stores + 1; /* what comes on disk later is not behind this flush */
+		put->store_seq = core->stores + 1; /* a block stored later is not covered by this flush */
 	}
 	n = put->stored;
 	if (n > 0 && core->flushed + 1 < put->store_seq) {
@@ -152,7 +152,7 @@ static void await_flush(kvd_core_t *core, kvd_put_t *put)
 	core->durable_changed |= KVD_DURABLE_STORED;
 }
 
-/* The pinned block will not reach the disk: what of its path is there already is what can be promised. */
+/* The pinned block will not reach the disk: promise the part of its path that is there already. */
 static void report_partial_durability(kvd_core_t *core, kvd_put_t *put)
 {
 	uint32_t id = pinned_block(core, put), depth = kvd_index_depth_in(&core->ix, id, KVD_DISK);
@@ -252,7 +252,7 @@ void kvd_durable_await_again(kvd_core_t *core)
 	for_each_owed(core, reset_flush_wait);
 }
 
-/* That its block will be written was said before something was dropped. */
+/* Its block was expected on disk before something was dropped: ask again. */
 static void clear_expected(kvd_core_t *core, kvd_put_t *put)
 {
 	(void)core;

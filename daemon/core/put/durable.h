@@ -4,7 +4,8 @@
 
 #include "core/core.h"
 
-/* Blocks have left the disk set because their bytes are in doubt: acknowledgements that rest on them fail. */
+/* Blocks have left the disk set because the tier no longer vouches for them: acknowledgements that rest on them fail.
+ */
 void kvd_durable_fail_lost(kvd_core_t *core);
 /* A block that acknowledgements owed may rest on has a new disk copy: they wait for the flush that covers it. */
 void kvd_durable_await_again(kvd_core_t *core);

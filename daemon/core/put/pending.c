@@ -83,7 +83,7 @@ void kvd_pending_unwait(kvd_core_t *core, kvd_put_t *put)
 	}
 }
 
-/* All that wait look again; they wait anew if they must. */
+/* Each waiting put looks again, and waits anew if it must. */
 static void wake_waiters(kvd_core_t *core, kvd_pending_t *pending)
 {
 	while (pending->waiters.head != KVD_NONE) {

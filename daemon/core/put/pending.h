@@ -26,10 +26,10 @@ typedef struct kvd_pending {
 kv_status_t kvd_pending_add(kvd_core_t *core, kvd_put_t *put, uint32_t index);
 /* It is no longer one. When it was the last, puts that wait for the key look again. */
 void kvd_pending_remove(kvd_core_t *core, kvd_put_t *put, uint32_t index);
-/* Wait for the put's parent key. 0: nobody is writing it. */
+/* Wait for the put's parent key. 0: no put is writing it. */
 int kvd_pending_wait(kvd_core_t *core, kvd_put_t *put);
 void kvd_pending_unwait(kvd_core_t *core, kvd_put_t *put);
-/* Has this put counted the key as one of its unfinished copies, and nobody after it? */
+/* Is the latest unfinished copy of this key one of this put? */
 int kvd_pending_is_own(kvd_core_t *core, const kvd_put_t *put, const kv_key_t *key);
 /* Is `instance` writing this key? */
 int kvd_pending_has_instance(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint32_t group, uint32_t instance);

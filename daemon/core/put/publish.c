@@ -148,7 +148,7 @@ kv_status_t kvd_put_end(kvd_core_t *core, kvd_member_t member_id, const kv_msg_p
 		return status;
 	}
 	status = end_ranges(core, put, writer, ask);
-	if (status != KV_OK) { /* the slot's own memory failed us */
+	if (status != KV_OK) { /* the slot's memory is gone */
 		kvd_put_finish(core, put, status);
 		return status;
 	}
@@ -179,7 +179,7 @@ static void make_entry_visible(kvd_core_t *core, kvd_put_t *put, uint32_t index,
 	if (!put->unchained) {
 		put->next = index + 1;
 		(void)kvd_put_pin_block(core, put,
-					block); /* without memory for the first pin it stays unpinned, as any may be */
+					block); /* without memory for the first pin the block stays unpinned */
 	} else {
 		kvd_put_count_visible(put);
 		if (put->durable) {
@@ -222,7 +222,7 @@ static const uint32_t *tokens_of(const kvd_put_t *put, uint32_t index)
 static kv_status_t try_insert(kvd_core_t *core, const kvd_put_t *put, uint32_t parent, const kvs_meta_t *meta,
 			      uint32_t *p_block)
 {
-	return core->ns[put->ns]->blocks < kvd_share_most(core, put->ns, KVD_SHARE_INDEX)
+	return core->ns[put->ns]->blocks < kvd_share_max(core, put->ns, KVD_SHARE_INDEX)
 		       ? kvd_index_insert(&core->ix, put->tree, parent, meta, p_block)
 		       : KV_ERR_LIMIT;
 }
@@ -243,14 +243,15 @@ static kv_status_t restore_set_aside(kvd_core_t *core, uint32_t id, uint32_t par
 	return KV_OK;
 }
 
-/* Into the index; when that is full, the least wanted blocks of the namespace furthest over its share make room. The
- * pin alone leaves the disk copy of a parent that is in memory too to be evicted, so the parent is held meanwhile:
- * the new block may join below that very copy. */
+/* Into the index. When that is full, the coldest blocks of the namespace furthest over its share make room (decision
+ * 025). A pin keeps the CPU copy of a parent but lets its disk copy go, and the new block may join below that copy: so
+ * the parent is referenced meanwhile. */
 static kv_status_t insert_block(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t parent, uint32_t *p_block)
 {
 	kvs_meta_t meta;
 	kv_status_t status;
 
+	/* A copy that cannot be read is in the index already: the new bytes heal it (decision 032). */
 	*p_block = kvd_index_find_aside(&core->ix, put->tree, &put->entries[index].key, (uint8_t)put->group);
 	if (*p_block != KVD_NONE) {
 		return restore_set_aside(core, *p_block, parent);
@@ -293,8 +294,8 @@ static kvd_publish_result_t publish_cpu(kvd_core_t *core, kvd_put_t *put, uint32
 	return KVD_PUBLISH_NEXT;
 }
 
-/* Is the block above entry `index` visible? KVD_NONE in *p_parent: at the root. The put's pin hangs on it from then
- * on: what makes room for the entry must not take its parent. */
+/* Is the block above entry `index` visible? KVD_NONE in *p_parent: at the root. The put's pin hangs on it from then on:
+ * room for the entry must not be made by evicting its parent. */
 static kvd_publish_result_t find_parent(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t *p_parent)
 {
 	const kv_key_t *key = index > 0 ? &put->entries[index - 1].key : &put->parent;
@@ -481,7 +482,7 @@ static kvd_publish_result_t publish_entry(kvd_core_t *core, kvd_put_t *put, uint
 	return publish_write_through(core, put, index);
 }
 
-/* A FULL entry of a unchained group. */
+/* A FULL entry of an unchained put. */
 static kvd_publish_result_t publish_unchained(kvd_core_t *core, kvd_put_t *put, uint32_t index)
 {
 	kvd_publish_result_t result;
@@ -496,14 +497,15 @@ static void try_put(kvd_core_t *core, kvd_put_t *put)
 		return;
 	}
 	if (kvd_tree_at(&core->ix, put->tree)->hidden) {
-		/* The space was reset: writers finish in peace, then all of it goes. */
+		/* The space was reset: the put stays until its writers have ended, since they may still write into its
+		 * slots. */
 		if (put->full == put->n - put->already) {
 			kvd_put_finish(core, put, KV_ERR_STALE_EPOCH);
 		}
 		return;
 	}
 	for (uint32_t published = 0; put->unchained ? put->full_head != KVD_NONE : put->next < put->n; published++) {
-		if (published == core->put_blocks) { /* everybody else first */
+		if (published == core->put_blocks) { /* other puts first (decision 033) */
 			kvd_put_queue(core, put);
 			core->puts_left = 1;
 			return;
@@ -518,13 +520,13 @@ static void try_put(kvd_core_t *core, kvd_put_t *put)
 	}
 }
 
-/* At most so many blocks of one put become visible in a row. */
+/* At most `blocks` blocks of one put become visible in a row. */
 static void run_queued_puts(kvd_core_t *core, uint32_t blocks, uint64_t until_ns)
 {
 	uint32_t retries = 0;
 
 	core->put_blocks = blocks;
-	/* One that must be looked at later queues itself again: stop when only such are left. */
+	/* A put that must wait queues itself again: stop when only such puts are left. */
 	while (core->run_count > retries) {
 		uint32_t self = core->run_puts.head;
 		kvd_put_t *put = kvd_obj_at(&core->puts, self);
@@ -541,8 +543,7 @@ static void run_queued_puts(kvd_core_t *core, uint32_t blocks, uint64_t until_ns
 	}
 }
 
-/* What is left over of earlier puts, whoever made them, is not this request's to wait for: ticks go on with it
- * (decision 033). */
+/* A request does not wait for blocks left over from earlier puts: ticks publish those (decision 033). */
 void kvd_puts_run(kvd_core_t *core)
 {
 	if (!core->puts_left) {

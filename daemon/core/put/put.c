@@ -261,8 +261,7 @@ int kvd_put_is_writer(const kvd_put_t *put, uint32_t rank)
 }
 
 /* Members that may still write: those whose rank has not ended its ranges; if no member has such a rank, all of the
- * instance. They are told that the put is over: only they know whether they have ever heard of it, and the slots wait
- * for their DRAINED. */
+ * instance. They get PUT_DONE: only they know whether they ever used the put, and the slots wait for their DRAINED. */
 static void find_undrained(kvd_core_t *core, kvd_put_t *put, const kv_msg_t *msg)
 {
 	const kvd_instance_rec_t *instance = kvd_instance_at(core, put->instance);
@@ -292,6 +291,8 @@ static void lose_entry(kvd_core_t *core, kvd_put_t *put, uint32_t index)
 
 	kvd_pending_remove(core, put, index);
 	if (entry->state == KVD_ENTRY_OPEN) {
+		/* Its writers may still write into the slot, with copies of a device too: it is not used again before
+		 * they are drained or gone. */
 		(void)kvs_set_state(core->tier[KVD_CPU], entry->loc, KVS_QUARANTINED);
 		entry->state = KVD_ENTRY_QUARANTINED;
 		put->quarantined++;
@@ -388,7 +389,7 @@ void kvd_put_destroy(kvd_core_t *core, kvd_put_t *put)
 {
 	if (put->running) {
 		kvd_put_finish(core, put, KV_ERR_REVOKED);
-		return; /* gone, or lingering in the instance's list: the caller comes back */
+		return; /* gone, or LINGERING in the instance's list: the caller comes back */
 	}
 	if (put->durable) {
 		put->durable = 0;

@@ -2,17 +2,17 @@
  *
  *   entry:  ALREADY (visible at start; no slot)
  *           OPEN --all writers' ranges ended--> FULL --parent in the CPU set--> VISIBLE
- *                                               FULL --parent on disk only--> WRITE_THROUGH --written--> VISIBLE (as
- * DISK) FULL --another copy was first--> DUPLICATE (its slot is freed) OPEN, FULL --the put ends early--> LOST; an OPEN
- * one's slot is QUARANTINED until its writers are quiet or gone put:    RUNNING --every entry VISIBLE, ALREADY or
- * DUPLICATE--> PUT_DONE OK RUNNING --revoked, parent lost, refused, expired and its namespace lacks room--> PUT_DONE
- * why then LINGERING while slots are quarantined or DURABLE is owed, then gone
+ *           FULL --parent on disk only--> WRITE_THROUGH --written--> VISIBLE (on disk)
+ *           FULL --another copy was first--> DUPLICATE (its slot is freed)
+ *           OPEN, FULL --the put ends early--> LOST; the slot of an OPEN one is QUARANTINED until its writers are
+ *               drained or gone
+ *   put:    RUNNING --every entry VISIBLE, ALREADY or DUPLICATE--> PUT_DONE OK
+ *           RUNNING --revoked, parent lost, refused, or expired where room lacks--> PUT_DONE with the reason
+ *           then LINGERING while slots are quarantined or DURABLE is owed, then gone
  *
- * Entries of a put of a unchained group (`window`, `state`) do not wait for each other: ALREADY may be anywhere,
- * each is made visible as soon as it is FULL. While it is wanted durable, each visible one is pinned by itself.
- *
- * A child waits for its parent's key, not for its slot: `pending` counts, per key, the unfinished copies and the puts
- * that wait for it.
+ * Entries of an unchained put (of a `window` or `state` group) do not wait for each other: ALREADY may be anywhere, and
+ * each entry becomes visible as soon as it is FULL. While the put must become durable, it pins each visible entry's
+ * block (decision 010).
  */
 #ifndef KVD_CORE_PUT_H
 #define KVD_CORE_PUT_H
@@ -59,15 +59,15 @@ typedef struct kvd_put {
 	uint64_t id;
 	uint32_t self;
 	uint32_t instance;
-	kvd_member_t member; /* who started it and is told */
+	kvd_member_t member; /* who started it and gets its notices */
 	uint32_t ns, tree;
 	uint32_t pieces; /* digest leaves a layer */
 	uint32_t slot_class;
 	uint32_t block_tokens;
 	uint32_t group;
-	uint32_t unchained; /* 1: of a unchained group */
+	uint32_t unchained; /* 1: of an unchained group */
 	uint32_t durable;   /* wanted, and not answered yet */
-	uint32_t expected;  /* durable: what it is pinned to will be written, unless something is dropped */
+	uint32_t expected;  /* durable: the pinned block will be written, unless something is dropped */
 	uint32_t running;
 	uint32_t n, depth0;
 	uint32_t already;              /* entries that were visible at the start */
@@ -75,11 +75,11 @@ typedef struct kvd_put {
 	uint32_t pinned_entries;       /* unchained: entries with a pin */
 	uint32_t stored;               /* unchained, durable: entries from the first that have been seen on disk */
 	kv_key_t parent;
-	uint32_t next; /* first entry that is not visible; of a unchained group, later ones may be */
+	uint32_t next; /* first entry that is not visible; of an unchained put, later ones may be */
 	uint32_t full; /* entries all of whose ranges have ended */
 	uint64_t slot_bytes;
 	kv_status_t status;   /* how it ended */
-	uint32_t quarantined; /* entries whose slot waits for quiet writers */
+	uint32_t quarantined; /* entries whose slot waits for drained writers */
 	uint32_t writer_count;
 	kvd_writer_t *writers;
 	kvd_entry_t *entries;
@@ -93,9 +93,9 @@ typedef struct kvd_put {
 	uint64_t undrained[KVD_MEMBER_WORDS];       /* members that may still touch quarantined slots */
 	uint64_t undrained_older[KVD_MEMBER_WORDS]; /* members whose older connections may */
 	uint64_t store_seq;                         /* DURABLE: synced when flushed + 1 >= this; 0: not written yet */
-	kvs_loc_t disk;     /* of its deepest block, when store_seq was taken: written anew, it waits anew */
+	kvs_loc_t disk;     /* of its deepest block when store_seq was taken: a new copy needs a new flush */
 	uint32_t asked;     /* write-behind was asked for it once; unchained: for entry asked - 1 */
-	uint64_t expiry_ns; /* running: it may be revoked for want of room from then on */
+	uint64_t expiry_ns; /* running: from then on it may be revoked where room lacks */
 	kvd_link_t of_ns;   /* running: those that expire first at the head */
 	kvd_link_t of_instance;
 	uint32_t wait_pending; /* parent key it waits for */
@@ -119,21 +119,21 @@ kv_status_t kvd_put_keep(kvd_core_t *core, kvd_member_t member, const kv_msg_kee
 kvd_put_t *kvd_put_find(kvd_core_t *core, uint64_t id);
 /* RUNNING -> ended: PUT_DONE, pins and room given back, open slots quarantined. */
 void kvd_put_finish(kvd_core_t *core, kvd_put_t *put, kv_status_t why);
-/* A member (by its number in the instance) touches this put's slots no more; `before`: its older connections do not,
+/* A member (by its index in the instance) no longer touches this put's slots; `before`: its older connections do not,
  * this one may. Returns slots freed. */
 uint32_t kvd_put_drain_member(kvd_core_t *core, kvd_put_t *put, uint32_t local, int before);
-/* Who waits for member `from` to be quiet or gone waits for what is now an older connection of `to` instead. */
+/* What waits for member `from` to be drained or gone waits for an older connection of `to` instead. */
 void kvd_put_move_undrained(kvd_put_t *put, uint32_t from, uint32_t to);
 /* Could this rank still write into the put? */
 int kvd_put_is_writer(const kvd_put_t *put, uint32_t rank);
-/* Everything goes, told to nobody: the instance has ended. */
+/* The instance has ended: everything goes, without a notice. */
 void kvd_put_destroy(kvd_core_t *core, kvd_put_t *put);
 /* The put goes on without this pin of its own. */
 void kvd_put_drop_pin(kvd_core_t *core, uint32_t pin);
 
 /* ---- for the core ---------------------------------------------------------------------------- */
 
-/* Look again at the puts whose turn has come. */
+/* Publish what can be published of the queued puts, for the request that has just run. */
 void kvd_puts_run(kvd_core_t *core);
 /* The same once a tick: also what was left over. */
 void kvd_puts_run_tick(kvd_core_t *core);

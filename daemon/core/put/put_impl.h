@@ -32,24 +32,24 @@ void kvd_put_get_meta(kvd_core_t *core, const kvd_put_t *put, uint32_t index, kv
 
 /* The put is alive: its time to live begins (again). */
 void kvd_put_extend(kvd_core_t *core, kvd_put_t *put);
-/* The namespace lacks room: its oldest put is revoked if it has expired. Its slots come back when its writers are quiet
- * or gone. */
+/* The namespace lacks room: its oldest put is revoked if it has expired. Its slots come back when its writers are
+ * drained or gone. */
 void kvd_put_revoke_oldest(kvd_core_t *core, uint32_t ns);
-/* Forget an ended put that nothing is owed to. */
+/* Forget an ended put that owes no DURABLE and has no slot in quarantine. */
 void kvd_put_remove_if_done(kvd_core_t *core, kvd_put_t *put);
 
 /* May the put pin the path down to `block`: is there room for it within the namespace's share? */
 int kvd_put_may_pin(const kvd_core_t *core, const kvd_put_t *put, uint32_t block);
 /* The put's pin now hangs on `block`. */
 kv_status_t kvd_put_pin_block(kvd_core_t *core, kvd_put_t *put, uint32_t block);
-/* Of a unchained group: entry `index`'s block is pinned, as far as memory goes. */
+/* Of an unchained put: pin entry `index`'s block, if there is memory for the pin. */
 void kvd_entry_pin_block(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t block);
 /* All pins of the put go. */
 void kvd_put_unpin(kvd_core_t *core, kvd_put_t *put);
 
 /* The slot of an unfinished entry goes back to the pool. */
 void kvd_entry_free(kvd_core_t *core, kvd_put_t *put, kvd_entry_t *entry);
-/* Of a unchained group: an entry has become FULL; the next such one, KVD_NONE: none. */
+/* Of an unchained put: an entry has become FULL; the next such one, KVD_NONE: none. */
 void kvd_entry_push_full(kvd_put_t *put, uint32_t index);
 uint32_t kvd_entry_pop_full(kvd_put_t *put);
 /* Count the visible entries from the first. */

@@ -17,7 +17,7 @@ typedef struct kvd_draft {
 	kvd_instance_rec_t *instance;
 	const kv_msg_put_start_t *ask;
 	const kv_group_t *group;
-	uint32_t unchained; /* 1: of a unchained group */
+	uint32_t unchained; /* 1: of an unchained group */
 	uint32_t n;
 	uint32_t already;
 	uint32_t base; /* deepest visible block: the parent, or the last ALREADY one; KVD_NONE: none */
@@ -136,7 +136,7 @@ static kv_status_t count_already(kvd_core_t *core, kvd_draft_t *draft)
 		kv_key_t key = key_at(draft, i);
 		uint32_t id = kvd_index_find(&core->ix, draft->space->tree, &key, (uint8_t)draft->ask->group);
 
-		if (kv_key_is_zero(&key) || kv_key_equal(&key, &draft->ask->parent)) { /* nobody's parent is itself */
+		if (kv_key_is_zero(&key) || kv_key_equal(&key, &draft->ask->parent)) { /* no block is its own parent */
 			return KV_ERR_ARG;
 		}
 		if (id == KVD_NONE) {
@@ -275,8 +275,8 @@ static void fill_put(kvd_core_t *core, kvd_put_t *put, const kvd_draft_t *draft)
 	put->stamp = core->stamp;
 }
 
-/* Is the entry's block visible? Of a unchained group it may be anywhere in the put. KV_MISS: it is not.
- * KV_ERR_BUSY: no more may be pinned. */
+/* Is the entry's block visible? In an unchained put it may be anywhere. KV_MISS: it is not. KV_ERR_BUSY: no more may be
+ * pinned. */
 static kv_status_t take_already(kvd_core_t *core, kvd_put_t *put, uint32_t index)
 {
 	uint32_t id = put->unchained
@@ -289,13 +289,13 @@ static kv_status_t take_already(kvd_core_t *core, kvd_put_t *put, uint32_t index
 	if (!kvd_put_may_pin(core, put, id)) {
 		return KV_ERR_BUSY;
 	}
-	kvd_entry_pin_block(core, put, index, id); /* room for the others is not made by dropping it */
+	kvd_entry_pin_block(core, put, index, id); /* room for the others must not be made by evicting it */
 	put->already++;
 
 	return KV_OK;
 }
 
-/* Slots for the keys that are not visible, as many as limits and room allow. */
+/* Slots for the keys that are not visible, up to the limits and the room. */
 static kv_status_t take_slots(kvd_core_t *core, kvd_put_t *put, const kvd_draft_t *draft)
 {
 	kv_status_t status = KV_OK;
@@ -385,7 +385,7 @@ static kv_status_t publish_header(kvd_core_t *core, kvd_put_t *put, const kvd_dr
 	return status;
 }
 
-/* Nobody has seen it yet: no notice, no quarantine. */
+/* No member has seen the put yet: no notice, no quarantine. */
 static void abandon_put(kvd_core_t *core, kvd_put_t *put)
 {
 	put->running = 0;
@@ -426,7 +426,7 @@ static kv_status_t create_put(kvd_core_t *core, const kvd_draft_t *draft, kvd_pu
 	}
 	if (status == KV_OK) {
 		status = take_slots(core, put, draft);
-		status = put->n > 0 && status != KV_ERR_ARG ? KV_OK : status; /* some is better than none */
+		status = put->n > 0 && status != KV_ERR_ARG ? KV_OK : status; /* a shorter put is better than none */
 	}
 	if (status == KV_OK && put->unchained) {
 		kvd_put_count_visible(put);
@@ -480,7 +480,7 @@ kv_status_t kvd_put_start(kvd_core_t *core, uint32_t ns, kvd_member_t member, co
 	}
 	status = create_put(core, &draft, &put, &offset);
 	if (status == KV_ERR_BUSY || (status == KV_OK && put->n < draft.n)) {
-		kvd_put_revoke_oldest(core, ns); /* for whoever asks next */
+		kvd_put_revoke_oldest(core, ns); /* so that a later request finds room (decision 027) */
 	}
 	if (status != KV_OK) {
 		kvd_count(core, KV_M_PUT_BUSY, 1);
@@ -494,7 +494,7 @@ kv_status_t kvd_put_start(kvd_core_t *core, uint32_t ns, kvd_member_t member, co
 	reply->already = put->already;
 	reply->offset = offset;
 	if (put->next == put->n) {
-		kvd_put_queue(core, put); /* nothing to write: it ends at the next turn */
+		kvd_put_queue(core, put); /* nothing to write: it ends with this request's answer or the next tick */
 	} else if (draft.base == KVD_NONE && put->depth0 > 0) {
 		(void)kvd_pending_wait(core, put);
 	}

@@ -25,7 +25,9 @@ static int secret_equal(const kvd_instance_rec_t *instance, const kvd_join_t *jo
 	uint8_t differ = instance->secret_len == join->secret_len ? 0 : 1;
 
 	for (uint32_t i = 0; i < instance->secret_len && i < join->secret_len; i++) {
-		differ |= (uint8_t)(instance->secret[i] ^ join->secret[i]); /* all of it: time tells nothing */
+		differ |=
+			(uint8_t)(instance->secret[i] ^
+				  join->secret[i]); /* all bytes are compared: the time says nothing about the secret */
 	}
 
 	return differ == 0;
@@ -168,7 +170,7 @@ static uint32_t drain_puts(kvd_core_t *core, const kvd_instance_rec_t *instance,
 	return freed;
 }
 
-/* Is a slot waiting for somebody of the instance to be quiet or gone? */
+/* Does a slot wait for a member of the instance to be drained or gone? */
 static int has_quarantined_slots(kvd_core_t *core, const kvd_instance_rec_t *instance)
 {
 	for (uint32_t id = instance->puts.head; id != KVD_NONE;) {
@@ -212,8 +214,8 @@ static void end_instance(kvd_core_t *core, kvd_instance_rec_t *instance)
 	kvd_obj_pool_put(&core->instances, instance->self);
 }
 
-/* Nobody can ask for anything in its name any more, and nothing waits for those who could: closed members need not be
- * waited for either. */
+/* End an instance without open members and without slots in quarantine: its closed members need not be waited for
+ * either. */
 static void end_instance_if_unused(kvd_core_t *core, kvd_instance_rec_t *instance)
 {
 	if (instance->open_count == 0 && !has_quarantined_slots(core, instance)) {
@@ -250,7 +252,7 @@ void kvd_member_closed(kvd_core_t *core, kvd_member_t id)
 	end_instance_if_unused(core, instance);
 }
 
-void kvd_member_absorb(kvd_core_t *core, kvd_member_t closed, kvd_member_t by_id, int quiet)
+void kvd_member_absorb(kvd_core_t *core, kvd_member_t closed, kvd_member_t by_id, int drained)
 {
 	kvd_member_rec_t *member = kvd_member_find(core, closed);
 	const kvd_member_rec_t *by = kvd_member_find(core, by_id);
@@ -262,7 +264,7 @@ void kvd_member_absorb(kvd_core_t *core, kvd_member_t closed, kvd_member_t by_id
 	}
 	instance = kvd_instance_at(core, member->instance);
 	core->now_ns = kv_now_ns(core->env);
-	if (quiet) {
+	if (drained) {
 		(void)drain_puts(core, instance, member->local, 0);
 	}
 	for (uint32_t id = instance->puts.head; id != KVD_NONE;) {
@@ -306,7 +308,7 @@ void kvd_instance_drop(kvd_core_t *core, kvd_instance_t id)
 	}
 }
 
-uint32_t kvd_reaped(kvd_core_t *core, kvd_instance_t *out, uint32_t cap)
+uint32_t kvd_instances_reap(kvd_core_t *core, kvd_instance_t *out, uint32_t cap)
 {
 	uint32_t n = core->reaped_count < cap ? core->reaped_count : cap;
 
@@ -334,7 +336,7 @@ kv_status_t kvd_member_drained(kvd_core_t *core, kvd_member_t id, const kv_msg_d
 		}
 	} else if (ask->what == 2) {
 		reply->freed = drain_puts(core, kvd_instance_at(core, member->instance), member->local, 1);
-	} /* else: reads hold nothing back; slabs and who leaves are the host's */
+	} /* else: the host's. Reads keep no slot; slabs and leaving members are daemon/io's */
 
 	return KV_OK;
 }

@@ -3,7 +3,7 @@
  *   member:    ADDED (open) --end of file--> CLOSED --pidfd fired--> DEAD, gone
  *                                            CLOSED --its process has joined again--> absorbed by its newer self, gone
  *   instance:  first member --> LIVE --last open member closed--> leases revoked
- *       --no slot waits for quiet--> everything freed, REAPED
+ *       --no slot in quarantine--> everything freed, REAPED
  *
  * Closed is not dead: the process may still write into slots it was given. Its unfinished puts are revoked, their slots
  * wait in quarantine.

@@ -63,7 +63,8 @@ uint64_t kvd_rebalance_count_named(kvd_core_t *core)
 	return named[core->rebalance[KVD_CPU].slab];
 }
 
-/* Leases of the slab end: whoever reads looks at the lease again before it uses what it has copied. */
+/* End the leases that name slots of the slab. A reader looks at its lease again before it uses what it copied, so this
+ * costs a load and no wrong byte. */
 static void revoke_named(kvd_core_t *core, uint32_t slab)
 {
 	for (uint32_t i = core->instance_list.head; i != KVD_NONE; i = kvd_instance_at(core, i)->of_core.next) {
@@ -118,7 +119,7 @@ static int is_idle(const kvd_core_t *core, uint32_t slot_class)
 	return core->now_ns - core->classes[slot_class].used_ns >= IDLE_NS;
 }
 
-/* May a slab of so many slots, whose blocks have to be evicted, be taken from this class at all? */
+/* May a slab with `slots` slots, whose blocks have to be evicted, be taken from this class at all? */
 static int may_give_slab(const kvd_core_t *core, kvd_set_t t, uint32_t from, uint32_t slots)
 {
 	return core->classes[from].slots[t] - slots >= slots / 2u || is_idle(core, from);
@@ -145,7 +146,7 @@ static int find_giving_owner(const kvd_core_t *core, kvd_set_t t, uint32_t to, u
 
 	return most > 0 && (own == 0 || most >= own + unit) &&
 	       kvd_share_used(core, core->classes[to].ns, resource_of(t)) + unit <=
-		       kvd_share_most(core, core->classes[to].ns, resource_of(t));
+		       kvd_share_max(core, core->classes[to].ns, resource_of(t));
 }
 
 /* The class that has to give, if one does: of the namespace that has to, its coldest one (*p_force 1); else of the same
@@ -165,7 +166,7 @@ static uint32_t find_giving_class(kvd_core_t *core, kvd_set_t t, uint32_t to, in
 		if (i == to || class->slots[t] == 0 || !may) {
 			continue;
 		}
-		if (!age_of_coldest(core, t, i, &age)) { /* nothing that can be evicted: only leases that end help */
+		if (!age_of_coldest(core, t, i, &age)) { /* nothing can be evicted before leases end */
 			age = 0;
 			from = force && from == KVD_NONE ? i : from;
 			continue;
@@ -357,7 +358,7 @@ static uint32_t find_file_to_give(kvd_core_t *core, uint32_t ns)
 	return empty != KVD_NONE ? empty : find_coldest_file(core, cold);
 }
 
-/* A namespace has more files than its maximum, which was higher once: one of them goes, and nobody gets it. */
+/* A namespace has more files than its maximum, which was higher once: one of them goes, and no class gets it. */
 static int pick_over_maximum(kvd_core_t *core)
 {
 	kvd_rebalance_t *rebalance = &core->rebalance[KVD_DISK];
@@ -365,7 +366,7 @@ static int pick_over_maximum(kvd_core_t *core)
 
 	rebalance->look_ns = core->now_ns + AGAIN_NS;
 	for (uint32_t n = 0; n < core->ns_count; n++) {
-		uint32_t file = kvd_share_used(core, n, KVD_SHARE_DISK) > kvd_share_most(core, n, KVD_SHARE_DISK)
+		uint32_t file = kvd_share_used(core, n, KVD_SHARE_DISK) > kvd_share_max(core, n, KVD_SHARE_DISK)
 					? find_file_to_give(core, n)
 					: KVD_NONE;
 
@@ -387,7 +388,8 @@ static void store_status(void *arg, kv_status_t status)
 	*(kv_status_t *)arg = status;
 }
 
-/* Its bytes to another slot; they are verified on the way. */
+/* Its bytes to another slot. Digests are verified on the way: a block that was overwritten by a client is not carried
+ * over (decision 013). */
 static void move_block(kvd_core_t *core, uint32_t id, kvs_loc_t from, kvs_loc_t to)
 {
 	kvs_tier_t *tier = core->tier[KVD_CPU];
@@ -415,7 +417,7 @@ static void move_block(kvd_core_t *core, uint32_t id, kvs_loc_t from, kvs_loc_t 
 	kvd_quarantine_cpu_copy(core, id);
 }
 
-/* 1: the slot is empty now, or some other one has come free for what it refs. */
+/* 1: the slot is empty now, or another one has come free for its block. */
 static int empty_slot(kvd_core_t *core, kvd_set_t t, kv_slot_t slot)
 {
 	kvs_tier_t *tier = core->tier[t];
@@ -453,7 +455,7 @@ static void end_rebalance(kvd_core_t *core, kvd_set_t t)
 	core->rebalance[t].named = 0;
 }
 
-/* One block, or a look at some slots. */
+/* Empty one slot, or pass over some that cannot be emptied now. */
 static int empty_some(kvd_core_t *core, kvd_set_t t, const kvs_slab_desc_t *look)
 {
 	kvd_rebalance_t *rebalance = &core->rebalance[t];
@@ -507,7 +509,7 @@ static int run_tier(kvd_core_t *core, kvd_set_t t)
 	}
 	if (look.taken == 0) {
 		uint32_t to =
-			rebalance->to != KVD_NONE ? rebalance->to : rebalance->from; /* it may not have it any more */
+			rebalance->to != KVD_NONE ? rebalance->to : rebalance->from; /* the namespace may not keep it */
 
 		(void)kvd_slab_ops(core, t)->retire(tier, rebalance->slab, core->classes[to].tier_class[t]);
 		return 0;

@@ -12,7 +12,7 @@
  * short, unless that one has nothing it could evict: so two busy classes do not take slabs from each other in turn. A
  * class that was used in the last ten seconds then keeps half a slab at the least.
  *
- * A namespace whose maximum on disk is lower than what it has gives files to nobody, one after the other: an empty one,
+ * A namespace whose maximum on disk is lower than what it has gives files back, one after the other: an empty one,
  * else that of its coldest block.
  *
  * Emptying a slab: the class that gives evicts its coldest blocks, as it would for itself, and the blocks of the slab

@@ -27,29 +27,29 @@ typedef struct kvd_class {
 	uint64_t unit[KVD_TIERS];         /* bytes of a whole slab or file                                */
 	uint64_t slots[KVD_TIERS];        /* when they were counted last                                  */
 	uint32_t largest[KVD_TIERS];      /* of a slab of these                                           */
-	uint32_t wants[KVD_TIERS];        /* 1: it is short of slots, and waits for its turn to get a slab */
+	uint32_t wants[KVD_TIERS];        /* 1: it is short of slots, and waits for a slab */
 	uint64_t ask_after_ns[KVD_TIERS]; /* it does not ask before: there was none for it                */
 } kvd_class_t;
 
 /* A slab or file on its way from one class to another (rebalance.h). */
 typedef struct kvd_rebalance {
 	uint32_t wanting;    /* classes that are short of slots */
-	uint32_t next_class; /* that is looked at */
-	uint32_t slab;       /* KVD_NONE: none is in change */
+	uint32_t next_class; /* the class to look at next */
+	uint32_t slab;       /* KVD_NONE: none is being emptied */
 	uint32_t from;       /* classes */
-	uint32_t to;         /* KVD_NONE: nobody, the namespace is over its maximum */
+	uint32_t to;         /* KVD_NONE: none, the namespace is over its maximum */
 	uint32_t index;      /* slot to look at next */
-	uint32_t moved;      /* slots emptied since the last time round */
+	uint32_t moved;      /* slots emptied since the last pass */
 	uint64_t named;      /* slots of it that open leases name; of files none are */
 	int force;           /* a namespace over its share gives to another: leases do not hold it back */
 	uint64_t give_up_ns;
 	uint64_t next_ns; /* none is picked before */
-	uint64_t look_ns; /* nor before this for nobody */
+	uint64_t look_ns; /* none of a namespace over its maximum is picked before */
 } kvd_rebalance_t;
 
 typedef struct kvd_space {
 	uint32_t ns;
-	uint32_t id; /* in its namespace; place of its epoch in the mirror */
+	uint32_t id; /* in its namespace; index of its epoch in the mirror */
 	uint32_t tree;
 	uint32_t slot_class;
 	uint32_t leaving; /* trees of old epochs that are still being taken down */
@@ -72,7 +72,7 @@ typedef struct kvd_ns {
 	kvd_parts_t parts;                            /* as configured (share.h)                     */
 	uint64_t share[KVD_SHARES];                   /* in force                                    */
 	uint64_t blocks;                              /* in the index                                */
-	uint64_t pinned_blocks, pinned_bytes;         /* on the path to a pin, each counted once   */
+	uint64_t pinned_blocks, pinned_bytes;         /* kept by pins, each counted once */
 	kvd_list_t puts;                              /* running ones (put.h)                        */
 	uint64_t unfinished_blocks, unfinished_bytes; /* slots of puts, those in quarantine too      */
 } kvd_ns_t;
@@ -86,7 +86,7 @@ typedef struct kvd_instance_rec {
 	uint32_t secret_len;
 	kvd_extent_alloc_t extent_alloc;
 	uint8_t *memory;
-	uint32_t members[KVD_INSTANCE_MEMBERS]; /* member records; KVD_NONE: free place */
+	uint32_t members[KVD_INSTANCE_MEMBERS]; /* member records; KVD_NONE: free */
 	uint32_t member_count;
 	uint32_t open_count;
 	kvd_list_t leases, puts;
@@ -99,7 +99,7 @@ typedef struct kvd_instance_rec {
 typedef struct kvd_member_rec {
 	kvd_member_t id;
 	uint32_t instance;
-	uint32_t local; /* place in the instance */
+	uint32_t local; /* index in kvd_instance_rec_t.members */
 	uint32_t role, rank;
 	uint32_t open;
 } kvd_member_rec_t;

@@ -32,9 +32,9 @@ uint64_t kvd_share_of(const kvd_core_t *core, uint32_t ns, kvd_resource_t what)
 	return ns == KVD_NONE ? 0 : core->ns[ns]->share[what];
 }
 
-uint64_t kvd_share_most(const kvd_core_t *core, uint32_t ns, kvd_resource_t what)
+uint64_t kvd_share_max(const kvd_core_t *core, uint32_t ns, kvd_resource_t what)
 {
-	uint64_t most = core->ns[ns]->parts.most[what];
+	uint64_t most = core->ns[ns]->parts.max[what];
 
 	return most ? most : UINT64_MAX;
 }
@@ -101,7 +101,7 @@ void kvd_shares_compute(kvd_core_t *core)
 			uint64_t share = ns->parts.given[what] ? ns->parts.given[what]
 					 : total > given       ? (total - given) / others
 							       : 0;
-			uint64_t most = kvd_share_most(core, n, what);
+			uint64_t most = kvd_share_max(core, n, what);
 
 			ns->share[what] = share < most ? share : most;
 			if (what != KVD_SHARE_INDEX && core->tier[tier_of(what)]) {

@@ -4,8 +4,8 @@
  *   used = irreclaimable (pinned by leases and puts, unfinished, quarantined) + evictable
  *
  * Irreclaimable never exceeds the share. Evictable may: what is idle is lent, and it goes before any block within its
- * owner's share. So the namespace that gives is the one furthest over its share; among those within theirs nobody gives
- * to another.
+ * owner's share. So the namespace that gives is the one furthest over its share; those within theirs give
+ * to no other.
  */
 #ifndef KVD_CORE_SHARE_H
 #define KVD_CORE_SHARE_H
@@ -19,9 +19,8 @@ uint64_t kvd_share_of(const kvd_core_t *core, uint32_t ns, kvd_resource_t what);
 /* By how much the namespace would be over its share, as far as the tier has room beside its own needs, with `more`
  * more. 0: it would be within. */
 uint64_t kvd_share_over(const kvd_core_t *core, uint32_t ns, kvd_resource_t what, uint64_t more);
-/* What the namespace never has more of; UINT64_MAX: nothing is said. The tiers keep to it by themselves
- * (kvs_tier_cap). */
-uint64_t kvd_share_most(const kvd_core_t *core, uint32_t ns, kvd_resource_t what);
+/* What the namespace never has more of; UINT64_MAX: nothing is said. The tiers enforce it (kvs_tier_cap). */
+uint64_t kvd_share_max(const kvd_core_t *core, uint32_t ns, kvd_resource_t what);
 /* Shares that are not given are equal parts of what is left. */
 void kvd_shares_compute(kvd_core_t *core);
 
@@ -36,7 +35,7 @@ int kvd_share_may_open(const kvd_core_t *core, uint32_t ns, kvs_loc_t loc);
  * the namespace's share. */
 uint64_t kvd_share_instance_room(const kvd_core_t *core, const kvd_instance_rec_t *instance, uint64_t cap,
 				 uint64_t own);
-/* A slot of an unfinished put of the instance is taken (`taken` 1) or is not unfinished any longer. */
+/* A slot of an unfinished put of the instance is taken (`taken` 1) or is finished. */
 void kvd_share_count_unfinished(kvd_core_t *core, kvd_instance_rec_t *instance, uint64_t bytes, int taken);
 
 #endif

@@ -252,8 +252,8 @@ kv_status_t kvd_space_open(kvd_core_t *core, const kvd_space_open_t *ask, kvd_sp
 		adopt_tree(core, space);
 		kvd_mirror_set_epoch(&ns->mirror, space->id, space->epoch);
 	}
-	/* The tier takes no block of a space it has not recorded. It may have been off before: whoever opens the space
-	 * asks again. */
+	/* The tier takes no block of a space that it has not recorded. It may have been off before, so each open
+	 * records again. */
 	if (core->tier[KVD_DISK] && kvs_epoch_get(core->tier[KVD_DISK], space->root) == 0) {
 		core->outstanding++;
 		status = record_epoch(core, space, space->epoch, finish_epoch_record, core);
@@ -261,8 +261,8 @@ kv_status_t kvd_space_open(kvd_core_t *core, const kvd_space_open_t *ask, kvd_sp
 			finish_epoch_record(core, status);
 		}
 	}
-	/* Who opens a space looks into the mirror next: let it find what a small tree refs, or the first blocks of a
-	 * large one. */
+	/* A client that opens a space looks into the mirror next: let it find all blocks of a small tree, or the first
+	 * of a large one. */
 	for (uint32_t i = 0; i < OPEN_QUANTA && kvd_visibility_run(core); i++) {
 	}
 	kvd_events_flush(core);
@@ -341,8 +341,8 @@ static kv_status_t record_reset(kvd_core_t *core, const kvd_space_t *space, kvd_
 	return status;
 }
 
-/* To another epoch and its tree: what the old one has leaves in quanta, and only then is announced what the new one
- * has. */
+/* To another epoch and its tree. The old tree leaves in quanta, and the new one is announced after that: event hashes
+ * survive a reset (decision 006). */
 static void move_to_epoch(kvd_core_t *core, kvd_space_t *space, uint32_t tree, uint64_t epoch)
 {
 	kvd_events_flush(core);

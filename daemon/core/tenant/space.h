@@ -1,4 +1,4 @@
-/* space.h -- namespaces, classes of slots, and spaces.
+/* space.h -- namespaces and spaces.
  *
  * A space has one tree per epoch. Reset hides the tree and starts the next epoch with an empty one in O(1); what the
  * old tree held is given back in quanta (dismantle.h), its leases being revoked before any slot is free.
@@ -13,7 +13,8 @@
 
 /* The space of a request with keys. KV_ERR_NOT_FOUND, KV_ERR_STALE_EPOCH. */
 kv_status_t kvd_space_find(kvd_core_t *core, uint32_t ns, uint32_t id, uint64_t epoch, kvd_space_t **p_space);
-/* Blocks of such a group have no parent: each stands at the root by itself, comes, is pinned and goes by itself. */
+/* Blocks of a `window` or `state` group have no parent: each is a run at the root, pinned and evicted without regard to
+ * others. */
 static inline int kvd_group_unchained(const kv_group_t *group)
 {
 	return group->rule != KV_RULE_FULL;

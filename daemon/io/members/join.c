@@ -189,7 +189,7 @@ static void instance_gone(kvd_host_t *host, kvd_instance_t id)
 int kvd_entries_reap(kvd_host_t *host)
 {
 	kvd_instance_t ended;
-	uint32_t n = kvd_reaped(host->core, &ended, 1);
+	uint32_t n = kvd_instances_reap(host->core, &ended, 1);
 
 	if (n > 0) {
 		instance_gone(host, ended);

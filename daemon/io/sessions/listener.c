@@ -96,7 +96,7 @@ static kv_status_t namespace_open(kvd_host_t *host, kvd_namespace_t *ns, const c
 	if (status == KV_OK) {
 		kvd_parts_t parts;
 
-		kvd_shares_given(host->options, ns->name, parts.given, parts.most);
+		kvd_shares_given(host->options, ns->name, parts.given, parts.max);
 		status = kvd_namespace_share(host->core, ns->id, &parts);
 	}
 
