@@ -96,7 +96,7 @@ typedef struct kvd_core_config {
 	uint32_t max_spaces;       /* per namespace, <= KV_MIRROR_MAX_SPACES */
 	uint32_t max_instances;
 	uint32_t max_members;
-	uint32_t max_leases;       /* per instance */
+	uint32_t max_leases; /* per instance */
 	/* Per instance. 0 for either: both together may be half of the CPU share. */
 	uint64_t max_pinned_bytes;     /* slots that read leases keep from eviction, promotions included */
 	uint64_t max_unfinished_bytes; /* slots of unfinished puts */

@@ -7,7 +7,7 @@ static fake_tier_t *fake_of(kvs_tier_t *tier)
 	return (fake_tier_t *)tier;
 }
 
-/* A slot's number to others: with files, the file and the place in it. */
+/* A slot's number outside: with files, the file and the index in it. */
 static kv_slot_t name_of(const fake_tier_t *fake, uint32_t i)
 {
 	return fake->file_slots ? kv_slot_make(i / fake->file_slots, i % fake->file_slots) : i;
@@ -84,7 +84,7 @@ static kv_status_t fake_cap(kvs_tier_t *tier, const char *ns, uint64_t bytes)
 	return KV_OK;
 }
 
-/* May the class have so many slots more? */
+/* May the class have `slots` more slots? */
 static int is_allowed(fake_tier_t *fake, uint32_t slot_class, uint64_t slots)
 {
 	const char *ns = fake->classes[slot_class].ns;
@@ -100,7 +100,7 @@ static int is_allowed(fake_tier_t *fake, uint32_t slot_class, uint64_t slots)
 	return used <= cap;
 }
 
-/* A free slot of the class's files, or the first one of a file that nobody has; cap: there is none. */
+/* A free slot of the class's files, or the first one of a file without an owner; cap: there is none. */
 static uint32_t pick_in_files(fake_tier_t *fake, uint32_t slot_class)
 {
 	for (uint32_t pass = 0; pass < 2 && (pass == 0 || is_allowed(fake, slot_class, fake->file_slots)); pass++) {
@@ -719,7 +719,7 @@ uint64_t *fake_bytes(fake_tier_t *fake, kv_slot_t slot)
 void fake_disk_restart(fake_tier_t *fake)
 {
 	kv_assert(fake->op_count == 0);
-	fake->synced = fake->seq; /* what is found again is on the device */
+	fake->synced = fake->seq; /* slots found again are on the device */
 	for (uint32_t i = 0; i < FAKE_FILES; i++) {
 		fake->files[i].retiring = 0;
 	}

@@ -23,7 +23,7 @@ typedef struct fake_slot {
 	uint32_t busy;    /* transfers that use it */
 	uint32_t freed;   /* free it when they have ended */
 	uint64_t seq;     /* of its store */
-	uint32_t put_off; /* by who recovers: comes again */
+	uint32_t put_off; /* by the recovering core: it is offered again */
 	int aside;        /* the device cannot read it */
 } fake_slot_t;
 
@@ -62,10 +62,10 @@ typedef struct fake_tier {
 		uint64_t bytes;
 	} caps[4];
 	uint32_t cap_count;
-	uint32_t file_slots; /* > 0: slots lie in files of so many, each of one class at a time, which change hands as
+	uint32_t file_slots; /* > 0: slots lie in files of this many, each of one class at a time, which change hands as
 				those of a disk do */
 	struct {
-		uint32_t owner; /* class + 1; 0: nobody's */
+		uint32_t owner; /* class + 1; 0: none */
 		int retiring;
 	} files[FAKE_FILES];
 	fake_op_t *ops;
@@ -97,13 +97,13 @@ void fake_tier_init(fake_tier_t *fake, int disk, uint32_t cap, uint64_t seed);
 void fake_tier_fini(fake_tier_t *fake);
 /* The bytes of a slot as a client sees them. */
 uint64_t *fake_bytes(fake_tier_t *fake, kv_slot_t slot);
-/* A READY slot is in doubt from now on, said to the watch. */
+/* The tier no longer vouches for a READY slot; it tells the watch. */
 void fake_lose(fake_tier_t *fake, kv_slot_t slot);
-/* A READY slot cannot be read from now on, or can again, said to the watch. */
+/* A READY slot cannot be read from now on, or can again; it tells the watch. */
 void fake_set_readable(fake_tier_t *fake, kv_slot_t slot, int readable);
 /* All can. */
 void fake_read_all(fake_tier_t *fake);
-/* Is the slot READY, and behind a flush that went well? */
+/* Is the slot READY, and covered by a flush that succeeded? */
 int fake_is_synced(const fake_tier_t *fake, kvs_loc_t loc);
 /* What survives the end of the daemon: READY slots; the next core may recover them. */
 void fake_disk_restart(fake_tier_t *fake);

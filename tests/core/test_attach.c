@@ -1,4 +1,4 @@
-/* A disk tier that comes while requests are served (decision 029): in pieces, and visible only whole. */
+/* A disk tier that attaches while requests are served (decision 029): in quanta, and visible as a whole. */
 #include "stage.h"
 
 #define CHAINS 8u
@@ -37,7 +37,7 @@ static void stage_off(void)
 	m_ = u_join(&u_, 0, "engine", 2, 0);
 }
 
-/* What an engine does while the tier comes, in the epoch of that time. */
+/* Requests of an engine while the tier attaches, in the temporary epoch. */
 static void at_work(uint32_t turn)
 {
 	keys_at(space_.epoch + turn);
@@ -54,14 +54,14 @@ static void at_work(uint32_t turn)
 	universe_check(&u_);
 }
 
-/* Returns the turns it took. */
+/* Returns the number of calls that it took. */
 static uint32_t take_in(void)
 {
 	uint32_t turns = 1;
 	uint64_t before = u_.core->ix.blocks.used;
 
 	while (kvd_core_take_in(u_.core, &u_.disk.tier) == KV_PENDING) {
-		assert_true(u_.core->ix.blocks.used <= before + 256); /* of a turn */
+		assert_true(u_.core->ix.blocks.used <= before + 256); /* of one call */
 		at_work(turns++);
 		before = u_.core->ix.blocks.used;
 	}
@@ -79,7 +79,7 @@ static void attach_and_follow(uint64_t epoch)
 	universe_check(&u_);
 }
 
-static void p5_a_tier_that_comes_is_taken_in_in_pieces_beside_requests(void **state)
+static void p5_a_late_tier_is_taken_in_between_requests(void **state)
 {
 	(void)state;
 	stage_off();
@@ -98,8 +98,8 @@ static void p5_a_tier_that_comes_is_taken_in_in_pieces_beside_requests(void **st
 	stage_end();
 }
 
-/* Of a space that is opened while its blocks are taken in, and of one that nobody has opened before. */
-static void p3_a_space_opened_while_the_tier_comes_finds_its_blocks(void **state)
+/* A space that is opened while its blocks are taken in, and one that was never opened before. */
+static void p3_a_space_opened_while_the_tier_attaches_finds_its_blocks(void **state)
 {
 	(void)state;
 	stage_off();
@@ -114,9 +114,8 @@ static void p3_a_space_opened_while_the_tier_comes_finds_its_blocks(void **state
 	stage_end();
 }
 
-/* The host makes the reset an epoch on disk before it attaches: whatever was taken in of the epoch before is never
- * seen. */
-static void p1_a_reset_while_the_tier_comes_hides_what_was_taken_in(void **state)
+/* The host makes the reset an epoch on disk before it attaches: blocks taken in of the old epoch are never visible. */
+static void p1_a_reset_while_the_tier_attaches_hides_its_blocks(void **state)
 {
 	kv_msg_t ask = {0}, reply;
 
@@ -143,7 +142,7 @@ static void p1_a_reset_while_the_tier_comes_hides_what_was_taken_in(void **state
 
 /* An index that is too small makes room for what is put meanwhile: blocks taken in leave the disk that is not attached
  * yet. */
-static void p5_room_in_the_index_is_made_while_the_tier_comes(void **state)
+static void p5_index_room_is_made_while_the_tier_attaches(void **state)
 {
 	u_config_t config = config_;
 
@@ -164,10 +163,10 @@ static void p5_room_in_the_index_is_made_while_the_tier_comes(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p5_a_tier_that_comes_is_taken_in_in_pieces_beside_requests),
-		cmocka_unit_test(p3_a_space_opened_while_the_tier_comes_finds_its_blocks),
-		cmocka_unit_test(p1_a_reset_while_the_tier_comes_hides_what_was_taken_in),
-		cmocka_unit_test(p5_room_in_the_index_is_made_while_the_tier_comes),
+		cmocka_unit_test(p5_a_late_tier_is_taken_in_between_requests),
+		cmocka_unit_test(p3_a_space_opened_while_the_tier_attaches_finds_its_blocks),
+		cmocka_unit_test(p1_a_reset_while_the_tier_attaches_hides_its_blocks),
+		cmocka_unit_test(p5_index_room_is_made_while_the_tier_attaches),
 	};
 
 	return cmocka_run_group_tests_name("core.attach", tests, NULL, NULL);

@@ -1,4 +1,4 @@
-/* Groups of rule `window` and `state`: blocks without parents, each of them by itself. Puts and leases in memory. */
+/* Unchained groups (`window` and `state`): puts and leases in memory. */
 #include "groups.h"
 
 static u_put_t put_, other_;
@@ -8,7 +8,7 @@ static kv_msg_acquire_reply_t reply_;
 
 /* ---- puts ------------------------------------------------------------------------------------ */
 
-static void p3_a_block_without_parent_is_visible_by_itself(void **state)
+static void p3_an_unchained_block_is_visible_independently(void **state)
 {
 	(void)state;
 	stage_window(64, 0);
@@ -31,7 +31,7 @@ static void p3_a_block_without_parent_is_visible_by_itself(void **state)
 	stage_end();
 }
 
-static void p3_parent_and_depth_of_a_block_without_parent_are_ignored(void **state)
+static void p3_parent_and_depth_of_an_unchained_block_are_ignored(void **state)
 {
 	kv_msg_t ask = {0}, reply;
 
@@ -95,7 +95,7 @@ static void p10_a_key_twice_in_a_put_is_refused(void **state)
 	stage_end();
 }
 
-static void p5_a_put_that_finds_no_room_takes_what_there_is(void **state)
+static void p5_a_put_without_room_is_shortened(void **state)
 {
 	(void)state;
 	stage_window(8, 0);
@@ -109,7 +109,7 @@ static void p5_a_put_that_finds_no_room_takes_what_there_is(void **state)
 	stage_end();
 }
 
-static void p3_of_two_copies_of_a_block_without_parent_one_is_kept(void **state)
+static void p3_of_two_copies_of_an_unchained_block_one_is_kept(void **state)
 {
 	(void)state;
 	stage_window(64, 0);
@@ -284,7 +284,7 @@ static void p5_a_window_that_was_leased_last_goes_last(void **state)
 	}
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 16), 4);
 	assert_int_equal(kvd_core_evict_one(u_.core, KV_TIER_CPU), KV_OK);
-	assert_int_equal(tiers_of(&keys_[0]), 0); /* the window moves on: its first block is the oldest */
+	assert_int_equal(tiers_of(&keys_[0]), 0); /* the window moves: its first block is the oldest */
 	assert_int_equal(tiers_of(&keys_[3]), KV_TIER_CPU);
 	stage_end();
 }
@@ -332,12 +332,12 @@ static void p4_a_member_that_dies_leaves_no_pin_behind(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p3_a_block_without_parent_is_visible_by_itself),
-		cmocka_unit_test(p3_parent_and_depth_of_a_block_without_parent_are_ignored),
+		cmocka_unit_test(p3_an_unchained_block_is_visible_independently),
+		cmocka_unit_test(p3_parent_and_depth_of_an_unchained_block_are_ignored),
 		cmocka_unit_test(p5_already_may_be_anywhere_in_a_put),
 		cmocka_unit_test(p10_a_key_twice_in_a_put_is_refused),
-		cmocka_unit_test(p5_a_put_that_finds_no_room_takes_what_there_is),
-		cmocka_unit_test(p3_of_two_copies_of_a_block_without_parent_one_is_kept),
+		cmocka_unit_test(p5_a_put_without_room_is_shortened),
+		cmocka_unit_test(p3_of_two_copies_of_an_unchained_block_one_is_kept),
 		cmocka_unit_test(p4_a_revoked_put_keeps_what_is_visible),
 		cmocka_unit_test(p1_the_same_key_in_two_groups_is_two_blocks),
 		cmocka_unit_test(p9_tokens_of_a_group_are_counted_in_its_own_blocks),

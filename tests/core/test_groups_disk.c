@@ -1,4 +1,4 @@
-/* Blocks without parents: on disk, bad, durable, after a restart, and very many. */
+/* Unchained groups: on disk, with bad blocks, durable, after a restart, and with 50,000 blocks. */
 #include "groups.h"
 
 static u_put_t put_;
@@ -87,7 +87,7 @@ static void p6_a_window_ends_when_one_of_its_blocks_cannot_be_read(void **state)
 	stage_end();
 }
 
-static void p1_a_lease_never_counts_a_block_that_came_to_another_slot(void **state)
+static void p1_a_lease_never_counts_a_block_refilled_elsewhere(void **state)
 {
 	static u_lease_t third;
 
@@ -105,7 +105,7 @@ static void p1_a_lease_never_counts_a_block_that_came_to_another_slot(void **sta
 	u_.disk.hold = 0;
 	(void)kvs_poll(&u_.disk.tier, 1); /* block 1 could not be read; block 0 is next */
 	assert_false(u_lease_alive(&lease_));
-	assert_int_equal(put(50, 51), 1); /* takes the slot it was to have */
+	assert_int_equal(put(50, 51), 1); /* takes the slot that block 1 was given */
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 2, 1, &third, &reply_), KV_OK);
 	assert_int_equal(reply_.ready, 1);
 	u_settle(&u_);
@@ -116,7 +116,7 @@ static void p1_a_lease_never_counts_a_block_that_came_to_another_slot(void **sta
 	stage_end();
 }
 
-/* A block is bad in a lease: it alone goes, and the leases that have it. */
+/* A member finds a bad block in its lease: that block leaves, and the leases that have it end. */
 static void bad_block(uint32_t disk, uint8_t left)
 {
 	kv_msg_t ask, reply;
@@ -143,7 +143,7 @@ static void bad_block(uint32_t disk, uint8_t left)
 	stage_end();
 }
 
-static void p1_a_bad_block_without_parent_goes_alone(void **state)
+static void p1_a_bad_unchained_block_leaves_without_others(void **state)
 {
 	(void)state;
 	bad_block(0, 0);
@@ -172,7 +172,7 @@ static void p6_a_bad_block_may_be_evicted_before_it_is_taken_down(void **state)
 	}
 }
 
-static void p2_durable_is_said_of_each_block_without_parent(void **state)
+static void p2_durable_covers_each_unchained_block(void **state)
 {
 	(void)state;
 	stage_window(64, 64);
@@ -196,7 +196,7 @@ static void p2_durable_is_said_of_each_block_without_parent(void **state)
 	stage_end();
 }
 
-static void p2_durable_says_how_far_the_disk_goes(void **state)
+static void p2_durable_reports_how_many_blocks_are_on_disk(void **state)
 {
 	const u_notice_t *notice;
 
@@ -281,7 +281,7 @@ static void p1_a_reset_takes_all_groups(void **state)
 
 /* ---- many ------------------------------------------------------------------------------------ */
 
-/* A step that walks the root's children would make this take minutes. */
+/* A step that walked the root's children would make this take minutes. */
 static void p10_fifty_thousand_blocks_at_the_root_cost_no_more_each(void **state)
 {
 	enum { MANY = 50000 };
@@ -324,7 +324,7 @@ static void p10_fifty_thousand_blocks_at_the_root_cost_no_more_each(void **state
 	universe_fini(&u_);
 }
 
-static void p5_a_full_index_makes_room_for_blocks_without_parents(void **state)
+static void p5_a_full_index_makes_room_for_unchained_blocks(void **state)
 {
 	(void)state;
 	universe_init(&u_, &(u_config_t){.cpu_slots = 64, .max_blocks = 10, .seed = kv_test_seed()}, NULL);
@@ -363,15 +363,15 @@ int main(void)
 		cmocka_unit_test(p1_blocks_of_a_window_come_from_disk),
 		cmocka_unit_test(p5_without_room_for_all_of_a_window_nothing_is_read),
 		cmocka_unit_test(p6_a_window_ends_when_one_of_its_blocks_cannot_be_read),
-		cmocka_unit_test(p1_a_lease_never_counts_a_block_that_came_to_another_slot),
-		cmocka_unit_test(p1_a_bad_block_without_parent_goes_alone),
+		cmocka_unit_test(p1_a_lease_never_counts_a_block_refilled_elsewhere),
+		cmocka_unit_test(p1_a_bad_unchained_block_leaves_without_others),
 		cmocka_unit_test(p6_a_bad_block_may_be_evicted_before_it_is_taken_down),
-		cmocka_unit_test(p2_durable_is_said_of_each_block_without_parent),
-		cmocka_unit_test(p2_durable_says_how_far_the_disk_goes),
+		cmocka_unit_test(p2_durable_covers_each_unchained_block),
+		cmocka_unit_test(p2_durable_reports_how_many_blocks_are_on_disk),
 		cmocka_unit_test(p2_blocks_of_all_groups_come_back),
 		cmocka_unit_test(p1_a_reset_takes_all_groups),
 		cmocka_unit_test(p10_fifty_thousand_blocks_at_the_root_cost_no_more_each),
-		cmocka_unit_test(p5_a_full_index_makes_room_for_blocks_without_parents),
+		cmocka_unit_test(p5_a_full_index_makes_room_for_unchained_blocks),
 		cmocka_unit_test(p4_status_names_the_groups_of_a_space),
 	};
 

@@ -10,7 +10,7 @@
 
 typedef struct model {
 	kv_key_t key;
-	uint32_t parent; /* place in the model; KVD_NONE: root */
+	uint32_t parent; /* index in the model; KVD_NONE: root */
 	uint32_t depth;
 	uint32_t id; /* block */
 	int known;
@@ -26,7 +26,7 @@ static uint32_t tree_;
 static model_t model_[MODEL];
 static uint64_t clock_;
 
-static void begin(void)
+static void start_index(void)
 {
 	kv_test_env_init(&env_);
 	assert_int_equal(kvd_index_init(&ix_, &env_.env, &metrics_, MODEL), KV_OK);
@@ -37,7 +37,7 @@ static void begin(void)
 	clock_ = 1;
 }
 
-static void end(void)
+static void finish_index(void)
 {
 	kvd_index_fini(&ix_);
 	assert_int_equal(kv_test_env_live(&env_), 0);
@@ -160,7 +160,7 @@ static void compare(void)
 static void p3_the_index_equals_a_list_of_blocks_that_know_their_parents(void **state)
 {
 	(void)state;
-	begin();
+	start_index();
 	for (uint32_t i = 0; i < 60000; i++) {
 		random_step();
 		if (i % 500 == 0) {
@@ -168,15 +168,15 @@ static void p3_the_index_equals_a_list_of_blocks_that_know_their_parents(void **
 		}
 	}
 	compare();
-	end();
+	finish_index();
 }
 
-static void p3_a_run_is_cut_and_grows_together_again(void **state)
+static void p3_a_run_splits_and_merges_again(void **state)
 {
 	uint32_t nodes;
 
 	(void)state;
-	begin();
+	start_index();
 	for (uint32_t i = 0; i < 100; i++) {
 		assert_int_equal(model_insert(i, i ? i - 1 : KVD_NONE), KV_OK);
 		model_join(i, KVD_CPU);
@@ -192,7 +192,7 @@ static void p3_a_run_is_cut_and_grows_together_again(void **state)
 	model_[100].known = 0;
 	compare();
 	assert_int_equal(ix_.nodes.used, 1);
-	end();
+	finish_index();
 }
 
 /* The oldest of a plain LRU list, in which a touch moves the whole path, deepest first. */
@@ -227,7 +227,7 @@ static void p5_victims_are_those_of_a_plain_lru_list(void **state)
 	uint32_t known = 0;
 
 	(void)state;
-	begin();
+	start_index();
 	for (uint32_t i = 0; i < 40000; i++) {
 		uint32_t m = (uint32_t)kv_test_below(&env_.rng, MODEL);
 
@@ -252,13 +252,13 @@ static void p5_victims_are_those_of_a_plain_lru_list(void **state)
 			known--;
 		}
 	}
-	end();
+	finish_index();
 }
 
 static void p4_a_failing_allocation_leaves_the_index_as_it_was(void **state)
 {
 	(void)state;
-	begin();
+	start_index();
 	for (uint32_t i = 0; i < 64; i++) {
 		assert_int_equal(model_insert(i, i ? i - 1 : KVD_NONE), KV_OK);
 		model_join(i, KVD_CPU);
@@ -277,7 +277,7 @@ static void p4_a_failing_allocation_leaves_the_index_as_it_was(void **state)
 		model_join(100 + round, KVD_CPU);
 	}
 	compare();
-	end();
+	finish_index();
 }
 
 /* Block `pos` of a path, in memory. */
@@ -302,8 +302,8 @@ static void path_cut(uint32_t id)
 }
 
 /* A put goes on below a block that a younger request has touched, that the put has pinned and that was therefore passed
- * over; and so many touches in mid-run lie elsewhere that there is no mark for the new block. */
-static void p6_without_a_mark_to_spare_a_parked_one_moves_down(void **state)
+ * over; and touches in mid-run elsewhere have used up the marks, so that none is left for the new block. */
+static void p6_without_memory_for_a_mark_an_off_lru_one_moves_down(void **state)
 {
 	kvd_order_t *order = &order_[KVD_CPU];
 	uint32_t path[KVD_RUN_MAX], pinned, below;
@@ -340,16 +340,16 @@ static void p6_without_a_mark_to_spare_a_parked_one_moves_down(void **state)
 		path_cut(path[i]);
 	}
 	assert_int_equal(order->count, 0);
-	end();
+	finish_index();
 }
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p3_the_index_equals_a_list_of_blocks_that_know_their_parents),
-		cmocka_unit_test(p3_a_run_is_cut_and_grows_together_again),
+		cmocka_unit_test(p3_a_run_splits_and_merges_again),
 		cmocka_unit_test(p5_victims_are_those_of_a_plain_lru_list),
-		cmocka_unit_test(p6_without_a_mark_to_spare_a_parked_one_moves_down),
+		cmocka_unit_test(p6_without_memory_for_a_mark_an_off_lru_one_moves_down),
 		cmocka_unit_test(p4_a_failing_allocation_leaves_the_index_as_it_was),
 	};
 

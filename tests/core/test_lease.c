@@ -59,7 +59,7 @@ static void p10_a_ladder_of_the_wrong_length_is_refused(void **state)
 	stage_end();
 }
 
-static void p5_what_the_engine_holds_is_touched_and_not_listed(void **state)
+static void p5_skipped_blocks_are_touched_and_not_listed(void **state)
 {
 	(void)state;
 	stage(64, 0);
@@ -72,7 +72,7 @@ static void p5_what_the_engine_holds_is_touched_and_not_listed(void **state)
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 20, &lease_, &reply_), KV_OK);
 	assert_int_equal(reply_.lease, 0);
 	assert_int_equal(reply_.n, 20);
-	for (int i = 0; i < 22; i++) { /* touched: the other branch goes first */
+	for (int i = 0; i < 22; i++) { /* touched: the other branch is evicted first */
 		assert_int_equal(kvd_core_evict_one(u_.core, KV_TIER_CPU), KV_OK);
 	}
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 20), 20);
@@ -193,7 +193,7 @@ static void p3_blocks_read_below_a_gap_serve_their_lease_only(void **state)
 	stage_end();
 }
 
-static void p5_room_for_reads_is_reserved_at_once_or_the_answer_is_shorter(void **state)
+static void p5_slots_for_reads_are_taken_at_once_or_the_lease_shortened(void **state)
 {
 	u_member_t *other;
 	kv_msg_put_start_reply_t started;
@@ -292,8 +292,8 @@ static void p1_nothing_of_an_old_epoch_is_served(void **state)
 
 /* ---- members --------------------------------------------------------------------------------- */
 
-/* Somebody has scribbled on memory; what is on disk is not worse for it. */
-static void p2_a_bad_copy_in_memory_does_not_take_the_disk_copy_with_it(void **state)
+/* A client has overwritten memory; the disk copies are still good. */
+static void p2_a_bad_cpu_copy_leaves_the_disk_copy(void **state)
 {
 	kv_msg_t ask = {0}, reply;
 	static u_lease_t deep, beside;
@@ -329,7 +329,7 @@ static void p2_a_bad_copy_in_memory_does_not_take_the_disk_copy_with_it(void **s
 }
 
 /* Blocks below it that are being written, or pinned by a put. */
-static void p4_a_bad_copy_in_memory_lets_go_of_what_is_below_it(void **state)
+static void p4_a_bad_cpu_copy_drops_the_cpu_copies_below_it(void **state)
 {
 	static u_put_t put;
 	kv_msg_put_start_reply_t started;
@@ -383,7 +383,7 @@ static void p4_a_closed_member_may_still_write_a_dead_one_may_not(void **state)
 	stage_end();
 }
 
-static void p4_one_dead_member_ends_the_instances_puts_and_the_others_say_quiet(void **state)
+static void p4_a_dead_member_ends_puts_until_the_others_are_drained(void **state)
 {
 	static u_put_t put;
 	kv_msg_put_start_reply_t started;
@@ -415,7 +415,7 @@ static void p4_one_dead_member_ends_the_instances_puts_and_the_others_say_quiet(
 	stage_end();
 }
 
-static void p1_another_process_of_the_same_rank_does_not_speak_for_one_that_may_still_write(void **state)
+static void p1_same_rank_of_another_process_does_not_drain_a_writer(void **state)
 {
 	static u_put_t put;
 	kv_msg_put_start_reply_t started;
@@ -435,7 +435,7 @@ static void p1_another_process_of_the_same_rank_does_not_speak_for_one_that_may_
 	stage_end();
 }
 
-static void p4_a_process_that_came_back_speaks_for_its_old_connections(void **state)
+static void p4_a_reconnected_process_drains_its_old_connections(void **state)
 {
 	static u_put_t put;
 	kv_msg_put_start_reply_t started;
@@ -487,7 +487,7 @@ static void p4_a_member_that_leaves_ends_its_own_puts_only(void **state)
 	stage_end();
 }
 
-static void p4_an_instance_nobody_speaks_for_ends_when_no_slot_waits(void **state)
+static void p4_an_instance_without_members_ends_without_quarantine(void **state)
 {
 	static u_put_t put;
 	kv_msg_put_start_reply_t started;
@@ -612,7 +612,7 @@ static void p5_many_leases_of_one_path_cost_one_walk_when_a_block_is_bad(void **
 	stage_end();
 }
 
-static void p5_lookups_beside_a_subtree_being_taken_down_do_not_walk_to_the_root(void **state)
+static void p5_lookups_during_dismantling_do_not_walk_to_the_root(void **state)
 {
 	kv_msg_t ask, reply;
 	uint64_t before;
@@ -624,7 +624,7 @@ static void p5_lookups_beside_a_subtree_being_taken_down_do_not_walk_to_the_root
 	ask = (kv_msg_t){.bad_block = {.lease = lease_.id, .index = 510}};
 	assert_int_equal(u_request(&u_, m_, KV_CODE_BAD_BLOCK, &ask, &reply), KV_OK);
 	before = steps();
-	for (uint32_t i = 0; i < 256; i++) { /* those that live, and those that go */
+	for (uint32_t i = 0; i < 256; i++) { /* leases that stay, and leases that end */
 		assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 510, 510, &lease2_, &reply_), KV_OK);
 		assert_int_equal(reply_.n, 510);
 		assert_int_equal(u_visible(&u_, 0, &space_, &keys_[511], 1), 0);
@@ -638,30 +638,30 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p3_a_ladder_leases_the_deepest_known_rung),
 		cmocka_unit_test(p10_a_ladder_of_the_wrong_length_is_refused),
-		cmocka_unit_test(p5_what_the_engine_holds_is_touched_and_not_listed),
+		cmocka_unit_test(p5_skipped_blocks_are_touched_and_not_listed),
 		cmocka_unit_test(p5_a_leased_prefix_is_never_evicted),
 		cmocka_unit_test(p1_an_expired_lease_is_revoked_before_its_slots_are_reused),
 		cmocka_unit_test(p5_pinned_bytes_and_leases_are_capped),
 		cmocka_unit_test(p1_blocks_on_disk_become_ready_in_order),
 		cmocka_unit_test(p5_leases_that_need_the_same_block_share_its_read),
 		cmocka_unit_test(p3_blocks_read_below_a_gap_serve_their_lease_only),
-		cmocka_unit_test(p5_room_for_reads_is_reserved_at_once_or_the_answer_is_shorter),
+		cmocka_unit_test(p5_slots_for_reads_are_taken_at_once_or_the_lease_shortened),
 		cmocka_unit_test(p1_a_read_that_fails_shortens_the_lease_and_takes_the_block_out),
 		cmocka_unit_test(p1_a_bad_block_is_invisible_at_once_with_all_below),
 		cmocka_unit_test(p1_nothing_of_an_old_epoch_is_served),
-		cmocka_unit_test(p2_a_bad_copy_in_memory_does_not_take_the_disk_copy_with_it),
-		cmocka_unit_test(p4_a_bad_copy_in_memory_lets_go_of_what_is_below_it),
+		cmocka_unit_test(p2_a_bad_cpu_copy_leaves_the_disk_copy),
+		cmocka_unit_test(p4_a_bad_cpu_copy_drops_the_cpu_copies_below_it),
 		cmocka_unit_test(p4_a_closed_member_may_still_write_a_dead_one_may_not),
-		cmocka_unit_test(p4_one_dead_member_ends_the_instances_puts_and_the_others_say_quiet),
-		cmocka_unit_test(p1_another_process_of_the_same_rank_does_not_speak_for_one_that_may_still_write),
-		cmocka_unit_test(p4_a_process_that_came_back_speaks_for_its_old_connections),
+		cmocka_unit_test(p4_a_dead_member_ends_puts_until_the_others_are_drained),
+		cmocka_unit_test(p1_same_rank_of_another_process_does_not_drain_a_writer),
+		cmocka_unit_test(p4_a_reconnected_process_drains_its_old_connections),
 		cmocka_unit_test(p4_a_member_that_leaves_ends_its_own_puts_only),
-		cmocka_unit_test(p4_an_instance_nobody_speaks_for_ends_when_no_slot_waits),
+		cmocka_unit_test(p4_an_instance_without_members_ends_without_quarantine),
 		cmocka_unit_test(p8_a_secret_opens_its_own_instance_only),
 		cmocka_unit_test(p8_a_namespace_sees_nothing_of_another),
 		cmocka_unit_test(p5_a_lease_visits_each_run_of_its_path_a_few_times),
 		cmocka_unit_test(p5_many_leases_of_one_path_cost_one_walk_when_a_block_is_bad),
-		cmocka_unit_test(p5_lookups_beside_a_subtree_being_taken_down_do_not_walk_to_the_root),
+		cmocka_unit_test(p5_lookups_during_dismantling_do_not_walk_to_the_root),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

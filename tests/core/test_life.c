@@ -6,7 +6,7 @@ static kvd_space_info_t space_;
 static u_member_t *m_;
 static kv_key_t keys_[512];
 
-static void begin(uint32_t cpu, uint32_t disk)
+static void begin_life(uint32_t cpu, uint32_t disk)
 {
 	universe_init(&u_,
 		      &(u_config_t){.cpu_slots = cpu, .disk_slots = disk, .max_blocks = 4096, .seed = kv_test_seed()},
@@ -16,7 +16,7 @@ static void begin(uint32_t cpu, uint32_t disk)
 	u_chain(NULL, 1, keys_, 512);
 }
 
-static void end(void)
+static void end_life(void)
 {
 	universe_check(&u_);
 	universe_fini(&u_);
@@ -28,7 +28,7 @@ static void p1_what_was_put_is_leased_with_its_bytes(void **state)
 	static u_lease_t lease;
 
 	(void)state;
-	begin(64, 0);
+	begin_life(64, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 40), 40);
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 50), 40);
 	assert_int_equal(u_mirror_tiers(&u_, 0, &keys_[39]), KV_TIER_CPU);
@@ -42,7 +42,7 @@ static void p1_what_was_put_is_leased_with_its_bytes(void **state)
 	assert_int_equal(u_release(&u_, m_, lease.id), KV_OK);
 	assert_false(u_lease_alive(&lease));
 	assert_int_equal(u_release(&u_, m_, lease.id), KV_ERR_NOT_FOUND);
-	end();
+	end_life();
 }
 
 static void p5_a_full_tier_evicts_the_least_recently_used_leaf_first(void **state)
@@ -50,7 +50,7 @@ static void p5_a_full_tier_evicts_the_least_recently_used_leaf_first(void **stat
 	kv_key_t other[64];
 
 	(void)state;
-	begin(64, 0);
+	begin_life(64, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 40), 40);
 	u_chain(NULL, 2, other, 64);
 	assert_int_equal(u_put(&u_, m_, &space_, other, 0, 40), 40);
@@ -60,7 +60,7 @@ static void p5_a_full_tier_evicts_the_least_recently_used_leaf_first(void **stat
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 24, 30), 6);
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 40), 30);
 	assert_int_equal(u_visible(&u_, 0, &space_, other, 40), 34);
-	end();
+	end_life();
 }
 
 static void p2_blocks_come_back_from_disk_after_the_daemon_died(void **state)
@@ -72,7 +72,7 @@ static void p2_blocks_come_back_from_disk_after_the_daemon_died(void **state)
 	fake_tier_t disk;
 
 	(void)state;
-	begin(64, 256);
+	begin_life(64, 256);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 40, 1, &put, &start), KV_OK);
 	u_put_write(&u_, &put);
 	assert_int_equal(u_put_end(&u_, m_, &put, 0, 40), KV_OK);
@@ -99,7 +99,7 @@ static void p2_blocks_come_back_from_disk_after_the_daemon_died(void **state)
 	assert_int_equal(u_header(m_, lease.offset)->ready, 40);
 	u_lease_verify(&u_, &lease);
 	assert_int_equal(u_mirror_tiers(&u_, 0, &keys_[39]), KV_TIER_DISK | KV_TIER_CPU);
-	end();
+	end_life();
 }
 
 int main(void)

@@ -41,7 +41,7 @@ static void story(void)
 	universe_check(&u_);
 }
 
-/* The same of a unchained group, among full chains. */
+/* The same of an unchained group, among full chains. */
 static void story_alone(void)
 {
 	kv_msg_acquire_reply_t reply;
@@ -112,7 +112,7 @@ static void p4_any_allocation_may_fail_and_nothing_is_lost(void **state)
 	every_failure(story);
 }
 
-static void p4_any_allocation_for_a_group_without_parents_may_fail(void **state)
+static void p4_any_allocation_for_an_unchained_group_may_fail(void **state)
 {
 	(void)state;
 	every_failure(story_alone);
@@ -179,7 +179,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p4_any_allocation_may_fail_and_nothing_is_lost),
-		cmocka_unit_test(p4_any_allocation_for_a_group_without_parents_may_fail),
+		cmocka_unit_test(p4_any_allocation_for_an_unchained_group_may_fail),
 		cmocka_unit_test(p4_a_core_without_memory_is_refused),
 		cmocka_unit_test(p4_the_documents_are_whole),
 	};

@@ -137,7 +137,7 @@ static void p3_a_child_is_lost_with_the_last_copy_of_its_parent(void **state)
 }
 
 /* The parent came with another put, so nothing else pins it when the index is full and the child needs room there. */
-static void p6_room_for_a_child_is_not_made_by_dropping_its_parent(void **state)
+static void p6_room_for_a_child_is_not_made_by_evicting_its_parent(void **state)
 {
 	static u_put_t copy;
 	kv_key_t chain[2];
@@ -161,7 +161,7 @@ static void p6_room_for_a_child_is_not_made_by_dropping_its_parent(void **state)
 	stage_end();
 }
 
-static void p3_a_put_that_was_half_visible_at_a_reset_ends_with_its_last_range(void **state)
+static void p3_a_put_half_visible_at_a_reset_ends_with_its_last_range(void **state)
 {
 	kv_msg_t ask = {.space_reset = {.space = 0}}, reply;
 
@@ -184,7 +184,7 @@ static void p3_a_put_that_was_half_visible_at_a_reset_ends_with_its_last_range(v
 	stage_end();
 }
 
-static void p3_a_childs_wait_ends_well_with_another_instances_copy(void **state)
+static void p3_a_waiting_child_accepts_another_instances_parent(void **state)
 {
 	u_member_t *second;
 	static u_put_t copy;
@@ -252,7 +252,7 @@ static void p5_unfinished_bytes_are_capped(void **state)
 	stage_end();
 }
 
-static kv_status_t keep(uint64_t put)
+static kv_status_t keep_put(uint64_t put)
 {
 	kv_msg_t ask = {.keep = {.put = put}}, reply;
 	kv_status_t status = u_request(&u_, m_, KV_CODE_KEEP, &ask, &reply);
@@ -262,9 +262,9 @@ static kv_status_t keep(uint64_t put)
 	return status;
 }
 
-/* A put whose time is over and whose namespace lacks room is revoked, the oldest first. Its slots come back when its
- * writers are quiet, not before. */
-static void p5_an_expired_put_gives_way_to_its_namespace_and_keeps_its_slots_until_quiet(void **state)
+/* An expired put is revoked when its namespace lacks room, the oldest first. Its slots come back when its writers are
+ * drained, not before. */
+static void p5_an_expired_put_is_revoked_for_room_and_drained_later(void **state)
 {
 	static u_put_t puts[4];
 	kv_key_t keys[8];
@@ -279,10 +279,10 @@ static void p5_an_expired_put_gives_way_to_its_namespace_and_keeps_its_slots_unt
 	}
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 4, 0, &put_, &reply_), KV_ERR_BUSY);
 	kv_test_advance(&u_.env, UINT64_C(9000000000));
-	assert_int_equal(keep(puts[0].id), KV_OK);
-	assert_int_equal(u_put_end(&u_, m_, &puts[1], 0, 1), KV_OK); /* a sign of life, too */
+	assert_int_equal(keep_put(puts[0].id), KV_OK);
+	assert_int_equal(u_put_end(&u_, m_, &puts[1], 0, 1), KV_OK); /* PUT_END extends a put, too */
 	kv_test_advance(&u_.env, UINT64_C(2000000000));
-	u_tick(&u_, 3); /* time alone ends none */
+	u_tick(&u_, 3); /* time does not end a put without need of room */
 	assert_int_equal(u_.notice_count, 0);
 
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 4, 0, &put_, &reply_), KV_ERR_BUSY);
@@ -295,18 +295,18 @@ static void p5_an_expired_put_gives_way_to_its_namespace_and_keeps_its_slots_unt
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 4, 0, &put_, &reply_), KV_ERR_BUSY);
 	assert_int_equal(u_count_notices(&u_, KV_CODE_PUT_DONE, puts[0].id), 0); /* kept */
 	assert_int_equal(u_put_end(&u_, m_, &puts[2], 0, 4), KV_ERR_REVOKED);
-	assert_int_equal(keep(puts[2].id), KV_ERR_REVOKED);
+	assert_int_equal(keep_put(puts[2].id), KV_ERR_REVOKED);
 
 	assert_int_equal(u_quiet(&u_, m_, 0, puts[2].id, &freed), KV_OK);
 	assert_int_equal(freed, 4);
 	assert_int_equal(u_put_end(&u_, m_, &puts[2], 0, 4), KV_ERR_NOT_FOUND);
-	assert_int_equal(keep(puts[2].id), KV_ERR_NOT_FOUND);
+	assert_int_equal(keep_put(puts[2].id), KV_ERR_NOT_FOUND);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
 	assert_int_equal(kv_metric_get(&u_.metrics, KV_M_PUTS_EXPIRED), 2);
 	stage_end();
 }
 
-static void p4_a_revoked_puts_slots_wait_until_its_writers_are_quiet(void **state)
+static void p4_a_revoked_puts_slots_wait_until_its_writers_are_drained(void **state)
 {
 	uint32_t freed;
 
@@ -354,7 +354,7 @@ static void p2_a_put_under_a_parent_on_disk_is_written_through(void **state)
 
 /* While the block is written its parent comes into memory too; the room it needs in the index is then not made by
  * dropping the parent's disk copy. */
-static void p3_room_in_the_index_is_not_made_by_dropping_the_parents_disk_copy(void **state)
+static void p3_index_room_is_not_made_by_evicting_the_parents_disk_copy(void **state)
 {
 	kv_msg_acquire_reply_t acquired;
 	kv_key_t apart[2];
@@ -388,7 +388,7 @@ static void p3_room_in_the_index_is_not_made_by_dropping_the_parents_disk_copy(v
 	stage_end();
 }
 
-static void p2_what_the_disk_refuses_is_said(void **state)
+static void p2_a_refused_write_is_reported_as_not_admitted(void **state)
 {
 	(void)state;
 	stage(8, 4);
@@ -416,9 +416,9 @@ static kv_slot_t disk_slot(uint32_t i)
 	return kvd_block_at(&u_.core->ix, id)->disk.slot;
 }
 
-/* All eight are stored, and the flush under way would say so; one is in doubt meanwhile, and is written again before
- * that flush ends. */
-static void p2_an_acknowledgement_owed_on_a_block_in_doubt_fails(void **state)
+/* All eight are stored, and a flush is in flight. The tier then no longer vouches for one, which is written again
+ * before that flush ends. */
+static void p2_durable_fails_for_an_unverified_block(void **state)
 {
 	(void)state;
 	stage(64, 64);
@@ -444,7 +444,7 @@ static void p2_an_acknowledgement_owed_on_a_block_in_doubt_fails(void **state)
 	stage_end();
 }
 
-static void p2_a_block_in_doubt_that_is_only_on_disk_goes_with_all_below_it(void **state)
+static void p2_an_unverified_disk_block_takes_its_subtree_along(void **state)
 {
 	uint8_t tiers[8];
 
@@ -465,8 +465,8 @@ static void p2_a_block_in_doubt_that_is_only_on_disk_goes_with_all_below_it(void
 	stage_end();
 }
 
-/* A chain that branches at every block is of runs of one block each. Acknowledgements owed all along it are not so many
- * walks up to its top. */
+/* A chain that branches at every block is of runs of one block each. The acknowledgements owed along it must not each
+ * walk up to its top. */
 static void p5_acknowledgements_owed_on_a_hostile_chain_walk_it_once(void **state)
 {
 	enum { CHAIN = 256 };
@@ -499,7 +499,7 @@ static void p5_acknowledgements_owed_on_a_hostile_chain_walk_it_once(void **stat
 	stage_end();
 }
 
-static void p2_durable_is_said_after_the_flush_and_once(void **state)
+static void p2_durable_is_answered_once_after_the_flush(void **state)
 {
 	(void)state;
 	stage(64, 64);
@@ -566,9 +566,9 @@ static void p5_a_flush_that_failed_is_not_asked_for_again_at_once(void **state)
 	stage_end();
 }
 
-/* The heartbeat of all namespaces goes on while a long prompt becomes visible, and no request of another tenant pays
+/* The heartbeat of all namespaces goes on while a long prompt becomes visible, and no request of another tenant waits
  * for it. */
-static void p5_a_long_put_takes_several_turns(void **state)
+static void p5_a_long_put_is_published_in_several_ticks(void **state)
 {
 	enum { LONG = 3000 };
 	static kv_key_t keys[LONG];
@@ -602,7 +602,7 @@ static void p5_a_long_put_takes_several_turns(void **state)
 	stage_end();
 }
 
-static void p2_what_the_disk_has_evicted_meanwhile_is_not_promised(void **state)
+static void p2_blocks_evicted_from_disk_are_not_durable(void **state)
 {
 	(void)state;
 	stage(64, 64);
@@ -622,8 +622,8 @@ static void p2_what_the_disk_has_evicted_meanwhile_is_not_promised(void **state)
 	stage_end();
 }
 
-/* Writes fail for a while, at once or later: nothing is promised, the device is not hammered, and all is written when
- * it is well again. */
+/* Writes fail for a while, at once or later: nothing is promised, the device gets few tries, and all is written when it
+ * is well again. */
 static void p2_a_write_that_failed_is_tried_again(void **state)
 {
 	uint8_t tiers[24];
@@ -669,7 +669,7 @@ static void p2_without_a_disk_nothing_is_durable(void **state)
 	stage_end();
 }
 
-static void p10_digests_that_cannot_be_read_end_nothing(void **state)
+static void p10_unreadable_digests_do_not_end_a_range(void **state)
 {
 	kv_msg_t ask, reply;
 
@@ -725,27 +725,27 @@ int main(void)
 		cmocka_unit_test(p10_a_block_below_itself_is_refused),
 		cmocka_unit_test(p3_a_child_waits_for_its_parents_key),
 		cmocka_unit_test(p3_a_child_is_lost_with_the_last_copy_of_its_parent),
-		cmocka_unit_test(p6_room_for_a_child_is_not_made_by_dropping_its_parent),
-		cmocka_unit_test(p3_a_put_that_was_half_visible_at_a_reset_ends_with_its_last_range),
-		cmocka_unit_test(p3_a_childs_wait_ends_well_with_another_instances_copy),
+		cmocka_unit_test(p6_room_for_a_child_is_not_made_by_evicting_its_parent),
+		cmocka_unit_test(p3_a_put_half_visible_at_a_reset_ends_with_its_last_range),
+		cmocka_unit_test(p3_a_waiting_child_accepts_another_instances_parent),
 		cmocka_unit_test(p1_of_two_copies_the_first_complete_wins),
 		cmocka_unit_test(p5_a_full_pool_shortens_a_put_and_never_takes_its_own_path),
 		cmocka_unit_test(p5_unfinished_bytes_are_capped),
-		cmocka_unit_test(p5_an_expired_put_gives_way_to_its_namespace_and_keeps_its_slots_until_quiet),
-		cmocka_unit_test(p4_a_revoked_puts_slots_wait_until_its_writers_are_quiet),
+		cmocka_unit_test(p5_an_expired_put_is_revoked_for_room_and_drained_later),
+		cmocka_unit_test(p4_a_revoked_puts_slots_wait_until_its_writers_are_drained),
 		cmocka_unit_test(p2_a_put_under_a_parent_on_disk_is_written_through),
-		cmocka_unit_test(p3_room_in_the_index_is_not_made_by_dropping_the_parents_disk_copy),
-		cmocka_unit_test(p2_what_the_disk_refuses_is_said),
-		cmocka_unit_test(p2_an_acknowledgement_owed_on_a_block_in_doubt_fails),
-		cmocka_unit_test(p2_a_block_in_doubt_that_is_only_on_disk_goes_with_all_below_it),
+		cmocka_unit_test(p3_index_room_is_not_made_by_evicting_the_parents_disk_copy),
+		cmocka_unit_test(p2_a_refused_write_is_reported_as_not_admitted),
+		cmocka_unit_test(p2_durable_fails_for_an_unverified_block),
+		cmocka_unit_test(p2_an_unverified_disk_block_takes_its_subtree_along),
 		cmocka_unit_test(p5_acknowledgements_owed_on_a_hostile_chain_walk_it_once),
-		cmocka_unit_test(p2_durable_is_said_after_the_flush_and_once),
+		cmocka_unit_test(p2_durable_is_answered_once_after_the_flush),
 		cmocka_unit_test(p5_a_flush_that_failed_is_not_asked_for_again_at_once),
-		cmocka_unit_test(p5_a_long_put_takes_several_turns),
-		cmocka_unit_test(p2_what_the_disk_has_evicted_meanwhile_is_not_promised),
+		cmocka_unit_test(p5_a_long_put_is_published_in_several_ticks),
+		cmocka_unit_test(p2_blocks_evicted_from_disk_are_not_durable),
 		cmocka_unit_test(p2_a_write_that_failed_is_tried_again),
 		cmocka_unit_test(p2_without_a_disk_nothing_is_durable),
-		cmocka_unit_test(p10_digests_that_cannot_be_read_end_nothing),
+		cmocka_unit_test(p10_unreadable_digests_do_not_end_a_range),
 		cmocka_unit_test(p9_a_put_is_announced_in_one_run_with_its_tokens),
 	};
 

@@ -1,4 +1,4 @@
-/* Shares: two namespaces beside each other, one of which takes what it can get. */
+/* Shares: two namespaces, and one takes all that it can get. */
 #include "universe.h"
 
 #define DEPTH 32u
@@ -71,7 +71,7 @@ static kv_status_t acquire(uint32_t ns, uint32_t c, uint32_t n, uint32_t skip, u
 
 /* ---- the index ------------------------------------------------------------------------------- */
 
-/* The promise: an index filled by one namespace is no wall for another, whatever class and tier its blocks are in. */
+/* The promise: an index filled by one namespace admits another, whatever class and tier its blocks are in. */
 static void p5_an_index_full_of_one_namespace_admits_another(void **state)
 {
 	(void)state;
@@ -92,7 +92,7 @@ static void p5_an_index_full_of_one_namespace_admits_another(void **state)
 		assert_int_equal(visible(1, c), DEPTH);
 	}
 	assert_int_equal(visible_of(1, 8), 256);
-	/* And whoever is within its share keeps it. */
+	/* A namespace within its share keeps it. */
 	for (uint32_t c = 20; c < 40; c++) {
 		put_chain(0, c);
 	}
@@ -100,7 +100,7 @@ static void p5_an_index_full_of_one_namespace_admits_another(void **state)
 	stage_end();
 }
 
-/* Of two that are over their shares the one that is over by more gives, and the coldest it has. */
+/* Of two namespaces over their shares the one that is further over gives its coldest blocks. */
 static void p5_the_namespace_furthest_over_its_share_gives(void **state)
 {
 	(void)state;
@@ -186,7 +186,7 @@ static void p5_unfinished_and_quarantined_slots_end_at_the_share(void **state)
 		chain_of(0, c, keys);
 		if (u_put_start(&u_, m_[0], &space_[0], keys, 0, DEPTH, 0, &puts[c], &reply) == KV_OK) {
 			slots += puts[c].n;
-			(void)u_put_revoke(&u_, m_[0], puts[c].id); /* and never quiet */
+			(void)u_put_revoke(&u_, m_[0], puts[c].id); /* and never drained */
 		}
 		universe_check(&u_);
 	}
@@ -224,8 +224,8 @@ static void p5_an_instance_has_half_of_its_namespaces_share(void **state)
 	stage_end();
 }
 
-/* Without a word each has an equal part of what is left. */
-static void p5_shares_that_nobody_gave_are_equal(void **state)
+/* Without a configured share each has an equal part of what is left. */
+static void p5_shares_that_are_not_configured_are_equal(void **state)
 {
 	const kvd_parts_t none = {0}, some = {.given = {[KVD_SHARE_INDEX] = 100}};
 
@@ -336,7 +336,7 @@ static void stage_pool(void)
 	space_[0] = u_space(&u_, 0, "model");
 }
 
-/* The host: nobody maps what has been retired. */
+/* The host: no member maps a retired slab. */
 static void turns(uint32_t n)
 {
 	for (uint32_t i = 0; i < n; i++) {
@@ -397,7 +397,7 @@ static void pool_end(void)
 	stage_end();
 }
 
-static void p5_memory_that_was_lent_comes_back_to_its_owner(void **state)
+static void p5_borrowed_memory_returns_to_its_owner(void **state)
 {
 	(void)state;
 	stage_pool();
@@ -421,8 +421,8 @@ static void p5_memory_that_was_lent_comes_back_to_its_owner(void **state)
 	pool_end();
 }
 
-/* Leases do not hold back what was lent: they end, and whoever reads sees that before it uses a byte. */
-static void p5_leases_do_not_hold_back_what_was_lent(void **state)
+/* Leases do not delay the return of borrowed memory: they end, and a reader sees that before it uses a byte. */
+static void p5_leases_do_not_delay_the_return_of_borrowed_memory(void **state)
 {
 	static u_lease_t leases[SLABS];
 	kv_msg_acquire_reply_t reply;
@@ -447,7 +447,7 @@ static void p5_leases_do_not_hold_back_what_was_lent(void **state)
 }
 
 /* Nor do open puts: a slab with one open slot counts whole, so their slabs end at the share. */
-static void p5_open_puts_do_not_hold_back_what_was_lent(void **state)
+static void p5_open_puts_do_not_delay_the_return_of_borrowed_memory(void **state)
 {
 	kv_msg_put_start_reply_t reply;
 	static u_put_t puts[4 * SLABS];
@@ -488,9 +488,9 @@ static uint32_t on_disk(uint32_t ns, const kvd_space_info_t *space, uint32_t c)
 	return n;
 }
 
-/* Blocks of a model nobody has opened since the start age like others: the next model gets files, and the old one keeps
- * the rest, its hottest. */
-static void p5_a_disk_full_of_a_model_nobody_has_opened_takes_the_next_one(void **state)
+/* Blocks of a model that was not opened since the start age like others: the next model gets files, and the old one
+ * keeps the rest, its hottest. */
+static void p5_a_disk_full_of_an_unopened_model_takes_the_next_one(void **state)
 {
 	u_config_t config = {
 		.cpu_slots = 600, .disk_slots = 512, .disk_file_slots = 32, .max_blocks = 2048, .seed = kv_test_seed()};
@@ -531,8 +531,8 @@ static void p5_a_disk_full_of_a_model_nobody_has_opened_takes_the_next_one(void 
 	stage_end();
 }
 
-/* A namespace whose name is not configured any more has a share of nothing. */
-static void p5_blocks_of_a_namespace_that_has_gone_go_first(void **state)
+/* A namespace that is no longer configured has a share of 0. */
+static void p5_blocks_of_a_removed_namespace_are_evicted_first(void **state)
 {
 	u_config_t config = {
 		.cpu_slots = 600, .disk_slots = 256, .disk_file_slots = 32, .max_blocks = 280, .seed = kv_test_seed()};
@@ -568,12 +568,12 @@ int main(void)
 		cmocka_unit_test(p5_an_instance_has_half_of_its_namespaces_share),
 		cmocka_unit_test(p2_recovery_gives_each_namespace_its_share_of_a_small_index),
 		cmocka_unit_test(p5_a_maximum_ends_what_a_namespace_borrows),
-		cmocka_unit_test(p5_shares_that_nobody_gave_are_equal),
-		cmocka_unit_test(p5_memory_that_was_lent_comes_back_to_its_owner),
-		cmocka_unit_test(p5_leases_do_not_hold_back_what_was_lent),
-		cmocka_unit_test(p5_a_disk_full_of_a_model_nobody_has_opened_takes_the_next_one),
-		cmocka_unit_test(p5_blocks_of_a_namespace_that_has_gone_go_first),
-		cmocka_unit_test(p5_open_puts_do_not_hold_back_what_was_lent),
+		cmocka_unit_test(p5_shares_that_are_not_configured_are_equal),
+		cmocka_unit_test(p5_borrowed_memory_returns_to_its_owner),
+		cmocka_unit_test(p5_leases_do_not_delay_the_return_of_borrowed_memory),
+		cmocka_unit_test(p5_a_disk_full_of_an_unopened_model_takes_the_next_one),
+		cmocka_unit_test(p5_blocks_of_a_removed_namespace_are_evicted_first),
+		cmocka_unit_test(p5_open_puts_do_not_delay_the_return_of_borrowed_memory),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

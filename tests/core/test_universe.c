@@ -66,7 +66,7 @@ static void do_join(life_t *l)
 	}
 }
 
-/* Mostly full chains, beside them blocks of their own. */
+/* Mostly full chains, and unchained blocks. */
 static void some_group(life_t *l)
 {
 	static const uint8_t groups[] = {0, 0, 0, 1, 1, 2, 5};
@@ -401,7 +401,7 @@ static int nowhere(universe_t *u, uint32_t ns, const kvd_space_info_t *space, co
 	return any == 0;
 }
 
-/* Everybody leaves: nothing may be left behind. */
+/* All members leave: nothing may be left behind. */
 static void calm_down(life_t *l)
 {
 	universe_t *u = &l->u;
@@ -452,7 +452,7 @@ static void calm_down(life_t *l)
 	}
 }
 
-static uint64_t files_, reclaimed_; /* that changed hands, and of them by force */
+static uint64_t files_, reclaimed_; /* files that changed their class, and those taken by force */
 static uint64_t expired_;           /* puts */
 
 static void live(uint64_t seed, uint32_t steps)

@@ -4,7 +4,7 @@
 
 /* ---- the world ------------------------------------------------------------------------------- */
 
-/* Is everything that DURABLE speaks of on disk, behind a flush? */
+/* Is every block that DURABLE counts on disk, covered by a flush? */
 static int promise_holds(const universe_t *u, uint64_t id, uint32_t n)
 {
 	const kvd_put_t *put = kvd_put_find(u->core, id);
@@ -135,7 +135,7 @@ uint64_t *u_bytes(universe_t *u, kv_slot_t slot)
 	return (uint64_t *)(void *)((uint8_t *)info.base + (uint64_t)kv_slot_index(slot) * info.slot_bytes);
 }
 
-/* What the ranks would have said: the digests of what lies in the slot. */
+/* The digests that ranks would have staged: of the bytes in the slot. */
 static kv_status_t pool_digests(universe_t *u, kvs_loc_t loc, const kvs_leaf_span_t *span)
 {
 	const uint8_t *data = (const uint8_t *)u_bytes(u, loc.slot);
@@ -267,7 +267,7 @@ void universe_init(universe_t *u, const u_config_t *config, const fake_tier_t *d
 		u->mirror[i] = aligned_alloc(4096, kvd_mirror_bytes(&u->config));
 		memset(u->mirror[i], 0, kvd_mirror_bytes(&u->config));
 		assert_int_equal(kvd_namespace_add(u->core, i ? "b" : "a", u->mirror[i], &u->ns[i]), KV_OK);
-		for (uint32_t what = 0; what < KVD_SHARES; what++) { /* a test that says nothing of shares has none */
+		for (uint32_t what = 0; what < KVD_SHARES; what++) { /* a test without shares has no limits */
 			parts.given[what] = config->share[i][what] ? config->share[i][what] : UINT64_MAX / 4;
 			parts.max[what] = config->max[i][what];
 		}

@@ -1,10 +1,7 @@
-/* universe.h -- a world of its own for one core: virtual clock, tiers in memory, members as plain calls, and a memory
- * of all that was said.
- *
- * Every block's bytes are a function of its key, so a lease can be checked in full at any time; events are played into
- * a set that must equal the index; universe_check() runs the core's own invariants and these on top, after every step
- * if a test wants.
- */
+/* universe.h -- a world of its own for one core: virtual clock, tiers in memory, members as plain calls, and a record
+ * of all notices and events. Every block's bytes are a function of its key, so a lease can be checked in full at any
+ * time; events are played into a set that must equal the index; universe_check() runs the core's own invariants and
+ * these on top, after every step if a test wants. */
 #ifndef TESTS_CORE_UNIVERSE_H
 #define TESTS_CORE_UNIVERSE_H
 
@@ -111,7 +108,7 @@ typedef struct u_config {
 	uint32_t cpu_slots;
 	uint32_t disk_slots;      /* 0: no disk tier */
 	int disk_off;             /* there is one, and it comes later: kvd_core_take_in() */
-	uint32_t disk_file_slots; /* 0: every disk slot is anybody's */
+	uint32_t disk_file_slots; /* 0: disk slots have no files */
 	kvs_pool_config_t pool;   /* limit_bytes > 0: a real pool is the CPU tier */
 	uint64_t max_blocks;
 	kvd_policy_kind_t policy;

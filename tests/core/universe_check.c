@@ -1,4 +1,4 @@
-/* Time, and looking at what a universe has become. */
+/* Time, and the checks of a universe. */
 #include "universe.h"
 
 /* ---- time and looking ------------------------------------------------------------------------ */

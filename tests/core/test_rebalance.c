@@ -1,4 +1,4 @@
-/* Slabs change their block size: the core over a real pool, with the host's part played here. */
+/* Rebalancing of slabs between block sizes: the core over a real pool, with the host's part played here. */
 #include "universe.h"
 
 #define SIZES  3u
@@ -14,7 +14,7 @@ static kvd_space_info_t space_[SIZES];
 static const uint32_t size_[SIZES] = {4096, 8192, 16384};
 static kv_key_t keys_[SIZES][CHAINS][DEPTH];
 
-/* So many slabs and what goes with them, but no room for one more. */
+/* A limit for this many slabs and their overhead, without room for one more. */
 static void stage(uint32_t slabs, uint32_t disk_slots)
 {
 	u_config_t config = {.disk_slots = disk_slots, .max_blocks = 4096, .seed = kv_test_seed()};
@@ -51,7 +51,7 @@ static uint32_t slabs_of(uint32_t s)
 	return 0;
 }
 
-/* The host: nobody maps what has been retired. Returns how many slabs have gone. */
+/* The host: no member maps a retired slab. Returns how many slabs have gone. */
 static uint32_t release_all(int unmapped)
 {
 	uint32_t gone = 0;
@@ -135,8 +135,7 @@ static void stage_end(void)
 	universe_fini(&u_);
 }
 
-/* The promise: a pool full of one model's blocks is no wall for the next model, nor for the first one when it comes
- * back. */
+/* The promise: a pool full of one model's blocks admits the next model, and the first one again when it returns. */
 static void p5_a_second_block_size_gets_memory_from_the_first_and_back(void **state)
 {
 	uint32_t whole;
@@ -167,8 +166,8 @@ static void p5_a_second_block_size_gets_memory_from_the_first_and_back(void **st
 	stage_end();
 }
 
-/* The control: the same where nothing may change, and the second model has nothing. */
-static void p5_without_a_change_the_second_block_size_has_nothing(void **state)
+/* The control: the same without rebalancing: the second model gets no slot. */
+static void p5_without_rebalancing_the_second_block_size_has_nothing(void **state)
 {
 	(void)state;
 	stage(8, 0);
@@ -195,8 +194,8 @@ static void heat(uint32_t c)
 	}
 }
 
-/* Who gives loses its coldest blocks, and only so many. */
-static void p1_what_is_not_the_coldest_stays_and_keeps_its_bytes(void **state)
+/* The class that gives loses its coldest blocks, and no more than the slab holds. */
+static void p1_blocks_that_are_not_coldest_stay_with_their_bytes(void **state)
 {
 	uint32_t before = 0, after = 0, hot = 0;
 
@@ -229,8 +228,8 @@ static void p1_what_is_not_the_coldest_stays_and_keeps_its_bytes(void **state)
 	stage_end();
 }
 
-/* A slab that a lease names is left alone; when all are named, nothing changes until they end. */
-static void p1_no_slot_that_a_lease_names_is_taken(void **state)
+/* A slab with leased slots is not picked; when all slabs have some, no slab moves until the leases end. */
+static void p1_no_leased_slot_is_rebalanced(void **state)
 {
 	static u_lease_t lease[8];
 	kv_msg_acquire_reply_t reply;
@@ -266,7 +265,7 @@ static void p1_no_slot_that_a_lease_names_is_taken(void **state)
 	stage_end();
 }
 
-/* Two models in use at the same time: each keeps what it has, or slabs would go back and forth for ever. */
+/* Two models in use at the same time: each keeps its slabs, or slabs would go back and forth for ever. */
 static void p5_two_busy_block_sizes_do_not_take_slabs_in_turn(void **state)
 {
 	uint64_t settled = 0;
@@ -294,8 +293,8 @@ static void p5_two_busy_block_sizes_do_not_take_slabs_in_turn(void **state)
 	stage_end();
 }
 
-/* Somebody does not unmap a slab: one waits, no second one is begun, and everybody goes on with what there is. */
-static void p5_a_member_that_does_not_unmap_holds_one_slab_and_nobody_else(void **state)
+/* A member does not unmap a slab: that one waits, no second one is begun, and all members go on. */
+static void p5_a_member_that_does_not_unmap_delays_one_slab_only(void **state)
 {
 	kvs_slab_info_t info;
 	uint32_t waiting = 0;
@@ -330,8 +329,8 @@ static void p5_a_member_that_does_not_unmap_holds_one_slab_and_nobody_else(void 
 	stage_end();
 }
 
-/* A block somebody has scribbled on is not carried over, and not offered. */
-static void p1_a_scribbled_block_is_not_moved(void **state)
+/* A block that a client has overwritten is not moved, and not offered. */
+static void p1_an_overwritten_block_is_not_moved(void **state)
 {
 	kvs_slab_info_t info;
 	uint32_t there = 0;
@@ -376,7 +375,7 @@ static uint32_t below(uint32_t n)
 	return (uint32_t)kv_test_below(&u_.rng, n);
 }
 
-/* Leases and puts of a member that is no more. */
+/* Leases and puts of a member that has gone. */
 static void forget(const u_member_t *m)
 {
 	for (uint32_t i = 0; i < LEASES; i++) {
@@ -523,20 +522,20 @@ static void run_life(uint32_t disk_slots, uint32_t steps)
 	stage_end();
 }
 
-static void p4_slabs_that_change_at_any_moment_lose_and_mix_nothing(void **state)
+static void p4_rebalancing_at_any_moment_loses_and_mixes_nothing(void **state)
 {
 	(void)state;
 	run_life(0, 5000);
 }
 
-static void p4_slabs_that_change_beside_a_disk_lose_and_mix_nothing(void **state)
+static void p4_rebalancing_with_a_disk_tier_loses_and_mixes_nothing(void **state)
 {
 	(void)state;
 	run_life(300, 5000);
 }
 
-/* Every allocation fails once while slabs change. */
-static void p4_any_allocation_may_fail_while_slabs_change(void **state)
+/* Every allocation fails once during rebalancing. */
+static void p4_any_allocation_may_fail_during_rebalancing(void **state)
 {
 	(void)state;
 	for (uint64_t n = 1;; n++) {
@@ -574,15 +573,15 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p5_a_second_block_size_gets_memory_from_the_first_and_back),
-		cmocka_unit_test(p5_without_a_change_the_second_block_size_has_nothing),
-		cmocka_unit_test(p1_what_is_not_the_coldest_stays_and_keeps_its_bytes),
-		cmocka_unit_test(p1_no_slot_that_a_lease_names_is_taken),
+		cmocka_unit_test(p5_without_rebalancing_the_second_block_size_has_nothing),
+		cmocka_unit_test(p1_blocks_that_are_not_coldest_stay_with_their_bytes),
+		cmocka_unit_test(p1_no_leased_slot_is_rebalanced),
 		cmocka_unit_test(p5_two_busy_block_sizes_do_not_take_slabs_in_turn),
-		cmocka_unit_test(p5_a_member_that_does_not_unmap_holds_one_slab_and_nobody_else),
-		cmocka_unit_test(p1_a_scribbled_block_is_not_moved),
-		cmocka_unit_test(p4_slabs_that_change_at_any_moment_lose_and_mix_nothing),
-		cmocka_unit_test(p4_slabs_that_change_beside_a_disk_lose_and_mix_nothing),
-		cmocka_unit_test(p4_any_allocation_may_fail_while_slabs_change),
+		cmocka_unit_test(p5_a_member_that_does_not_unmap_delays_one_slab_only),
+		cmocka_unit_test(p1_an_overwritten_block_is_not_moved),
+		cmocka_unit_test(p4_rebalancing_at_any_moment_loses_and_mixes_nothing),
+		cmocka_unit_test(p4_rebalancing_with_a_disk_tier_loses_and_mixes_nothing),
+		cmocka_unit_test(p4_any_allocation_may_fail_during_rebalancing),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

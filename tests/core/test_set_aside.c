@@ -54,7 +54,7 @@ static uint32_t shown(void)
 	return n;
 }
 
-static void p3_a_block_that_cannot_be_read_is_not_matched_until_it_was_read_again(void **state)
+static void p3_an_unreadable_block_is_not_matched_until_read_again(void **state)
 {
 	uint64_t stored, removed;
 
@@ -66,8 +66,7 @@ static void p3_a_block_that_cannot_be_read_is_not_matched_until_it_was_read_agai
 	assert_int_equal(shown(), 5);
 	fake_set_readable(&u_.disk, disk_slot(2), 0);
 	assert_int_equal(shown(), 2);
-	assert_true(u_.removed == removed &&
-		    u_.stored == stored); /* nothing has left the disk: subscribers hear nothing */
+	assert_true(u_.removed == removed && u_.stored == stored); /* nothing has left the disk: no event goes out */
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 4, 0, &lease_, &got_), KV_OK); /* asks for 4, 3, 2 */
 	assert_int_equal(got_.n, 2);
 	assert_int_equal(got_.why, KV_WHY_UNREADABLE);
@@ -84,7 +83,7 @@ static void p3_a_block_that_cannot_be_read_is_not_matched_until_it_was_read_agai
 	stage_end();
 }
 
-/* What is in memory is served from there; hidden it is when it has left. */
+/* A block in memory is served from there. It is hidden when it has left memory. */
 static void p3_a_block_in_memory_does_not_need_its_disk_copy(void **state)
 {
 	(void)state;
@@ -102,8 +101,8 @@ static void p3_a_block_in_memory_does_not_need_its_disk_copy(void **state)
 	stage_end();
 }
 
-/* Whoever computes it again heals it: what lies below it is there again at once. */
-static void p3_what_is_put_again_takes_the_place_of_what_cannot_be_read(void **state)
+/* An engine that computes the block again heals it: the blocks below it are visible again at once. */
+static void p3_a_new_put_heals_a_block_that_cannot_be_read(void **state)
 {
 	(void)state;
 	for (uint32_t through = 0; through < 2; through++) {
@@ -133,7 +132,7 @@ static void p3_what_is_put_again_takes_the_place_of_what_cannot_be_read(void **s
 
 /* A put below a block that has been set aside ends, and is refused, with this reason: its engine has the blocks above,
  * and puts them again. */
-static void p3_a_put_below_a_hidden_block_is_told(void **state)
+static void p3_a_put_below_a_hidden_block_ends_as_parent_unreadable(void **state)
 {
 	(void)state;
 	stage_on_disk(4);
@@ -151,7 +150,7 @@ static void p3_a_put_below_a_hidden_block_is_told(void **state)
 	stage_end();
 }
 
-/* The lease that found it out ends above it; one that reads blocks below it only goes on. */
+/* The lease whose read failed ends above it; one that reads blocks below it only goes on. */
 static void p3_leases_keep_what_they_can_read(void **state)
 {
 	u_lease_t below;
@@ -192,8 +191,8 @@ static void p5_hidden_blocks_can_be_evicted(void **state)
 	stage_end();
 }
 
-/* Given up: it goes with what lies below it on disk, and can be stored anew. */
-static void p2_a_block_that_stays_unreadable_is_given_up_with_all_below_it(void **state)
+/* Given up: the block leaves with its subtree on disk, and can be stored anew. */
+static void p2_a_block_that_stays_unreadable_is_dropped_with_its_subtree(void **state)
 {
 	uint64_t removed;
 
@@ -213,7 +212,7 @@ static void p2_a_block_that_stays_unreadable_is_given_up_with_all_below_it(void 
 	stage_end();
 }
 
-/* Of a device that reads nothing the mirror says so in one word. */
+/* One word of the mirror says that a device reads nothing. */
 static void p3_nothing_on_disk_is_matched_while_the_tier_is_off(void **state)
 {
 	const kv_mirror_header_t *header;
@@ -258,16 +257,16 @@ static void p2_a_restart_finds_what_was_set_aside(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p3_a_block_that_cannot_be_read_is_not_matched_until_it_was_read_again),
+		cmocka_unit_test(p3_an_unreadable_block_is_not_matched_until_read_again),
 		cmocka_unit_test(p3_a_block_in_memory_does_not_need_its_disk_copy),
-		cmocka_unit_test(p3_what_is_put_again_takes_the_place_of_what_cannot_be_read),
-		cmocka_unit_test(p3_a_put_below_a_hidden_block_is_told),
+		cmocka_unit_test(p3_a_new_put_heals_a_block_that_cannot_be_read),
+		cmocka_unit_test(p3_a_put_below_a_hidden_block_ends_as_parent_unreadable),
 		cmocka_unit_test(p3_leases_keep_what_they_can_read),
 		cmocka_unit_test(p5_hidden_blocks_can_be_evicted),
-		cmocka_unit_test(p2_a_block_that_stays_unreadable_is_given_up_with_all_below_it),
+		cmocka_unit_test(p2_a_block_that_stays_unreadable_is_dropped_with_its_subtree),
 		cmocka_unit_test(p3_nothing_on_disk_is_matched_while_the_tier_is_off),
 		cmocka_unit_test(p2_a_restart_finds_what_was_set_aside),
 	};
 
-	return cmocka_run_group_tests_name("core.aside", tests, NULL, NULL);
+	return cmocka_run_group_tests_name("core.set_aside", tests, NULL, NULL);
 }

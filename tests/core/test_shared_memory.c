@@ -73,7 +73,7 @@ static void mirror_model(uint64_t blocks, uint32_t keys, uint32_t crowd)
 	}
 	assert_int_equal(mirror.entries, 0);
 	assert_true(there > 0 && (crowd == 1) == (left_out > 0));
-	for (uint64_t b = 0; b <= mirror.mask; b++) { /* empty again: nothing goes past anything */
+	for (uint64_t b = 0; b <= mirror.mask; b++) { /* empty again: no bucket counts an overflow */
 		assert_int_equal(mirror.buckets[b].entry[0].overflow, 0);
 	}
 	free(memory);
@@ -86,7 +86,7 @@ static void p3_a_reader_finds_what_was_written_and_nothing_else(void **state)
 	mirror_model(200, 90, 7);
 }
 
-static void p5_a_block_without_a_place_in_reach_is_left_out(void **state)
+static void p5_a_block_without_a_free_entry_in_reach_is_left_out(void **state)
 {
 	(void)state;
 	mirror_model(1000, 400, 1);
@@ -96,7 +96,7 @@ static void p5_a_block_without_a_place_in_reach_is_left_out(void **state)
 
 #define ROOMS 200u
 
-static void p4_rooms_do_not_overlap_and_all_space_comes_back(void **state)
+static void p4_extents_do_not_overlap_and_all_space_returns(void **state)
 {
 	static uint8_t owner[1 << 18];
 	static struct {
@@ -158,8 +158,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p3_a_reader_finds_what_was_written_and_nothing_else),
-		cmocka_unit_test(p5_a_block_without_a_place_in_reach_is_left_out),
-		cmocka_unit_test(p4_rooms_do_not_overlap_and_all_space_comes_back),
+		cmocka_unit_test(p5_a_block_without_a_free_entry_in_reach_is_left_out),
+		cmocka_unit_test(p4_extents_do_not_overlap_and_all_space_returns),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
