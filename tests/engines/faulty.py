@@ -129,8 +129,8 @@ class FaultyConnector(Base):
         meta, cached = inner(output), output.scheduled_cached_reqs
         if state.fault == "draft" and len(cached.req_ids) == 1:
             had = cached.num_computed_tokens[0]
-            if state.written // self.block * self.block > had and meta.plan:  # a block's end was written, and then rejected
-                plan, count = early(meta.plan)
+            if state.written // self.block * self.block > had and meta.message:  # a block's end was written, and then rejected
+                plan, count = early(meta.message)
                 meta = type(meta)(plan)
                 state.spoiled += count
             state.written = had + output.num_scheduled_tokens[cached.req_ids[0]]

@@ -95,7 +95,7 @@ DISK = [("first engine", ["cold"]), ("daemon", ["daemon"]), ("daemon restarted",
 FULL = [("first engine", ["cold"]), ("engine restarted", ["hit"])]
 
 
-SYNC_LOADS = {"BENCH_WAYS": "sync,layers,early"}
+SYNC_LOADS = {"BENCH_WAYS": "sync,layers,prefetch"}
 NAMES = [("weights on disk", ["unread", "unnamed", "named"]), ("named before", ["unread", "named"]), ("weights in memory", ["unnamed", "named"])]
 
 

@@ -141,7 +141,7 @@ def mode_of(vllm_config: Any, version: str) -> Mode:
 WAYS = {
     "sync": "a step waits for its loads",
     "layers": "each layer of a step waits for its part of the loads",
-    "early": "the loads of a step begin when it is planned",
+    "prefetch": "the loads of a step begin when it is planned",
 }
 
 

@@ -33,15 +33,15 @@ MODES = {"auto": 0, "sync": 1, "async": 2}
 
 
 class KvdMetadata(KVConnectorMetadata):
-    """The plan of a step: bytes that only the C halves read."""
+    """The message of a step: bytes that only the C halves read."""
 
-    __slots__ = ("plan",)
+    __slots__ = ("message",)
 
-    def __init__(self, plan: bytes) -> None:
-        self.plan = plan
+    def __init__(self, message: bytes) -> None:
+        self.message = message
 
     def __reduce__(self) -> tuple:
-        return KvdMetadata, (self.plan,)
+        return KvdMetadata, (self.message,)
 
 
 @dataclass
@@ -117,7 +117,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     def _switch_off(self, reason: str) -> None:
         self._decline(reason + "; switched off")
         if self._c is not None and self._half == "scheduler":
-            self._c.turn(False)
+            self._c.set_enabled(False)
 
     def _common(self) -> dict[str, Any]:
         assert self._space is not None
@@ -180,17 +180,17 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
                 "loads": int(config.is_kv_consumer),
                 "saves": int(config.is_kv_producer),
                 "publishable": int(bool(self._compat["publishable"])),
-                "early": int(self._early()),
+                "prefetch": int(self._prefetches()),
             }
         )
         self.get_num_new_matched_tokens = c.match
-        self.update_state_after_alloc = c.alloc
-        self.build_connector_meta = c.build
-        self.update_connector_output = c.output
-        self.request_finished = c.finish
-        self.request_finished_all_groups = c.finish
-        self.has_pending_push_work = c.pending
-        self.get_kv_connector_stats = c.delta
+        self.update_state_after_alloc = c.add_blocks
+        self.build_connector_meta = c.build_meta
+        self.update_connector_output = c.take_output
+        self.request_finished = c.finish_request
+        self.request_finished_all_groups = c.finish_request
+        self.has_pending_push_work = c.has_pending
+        self.get_kv_connector_stats = c.take_stats
         self._digester = digests.Digester()
         self._naming = threading.Thread(target=self._name_weights, name="kvd-weights", daemon=True)
         self._naming.start()
@@ -205,7 +205,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         began = time.monotonic()
         try:
             named = weights.name_weights(space.weights, digester, weights.process_start_ns())
-            c.weights(named.text)
+            c.set_weights(named.text)
         except digests.Cancelled:
             return
         except Exception as error:
@@ -246,11 +246,11 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         if wrong:
             self._decline("; ".join(sorted(set(wrong))))
             return
-        self._c.turn(True)
+        self._c.set_enabled(True)
         self._wait_for_daemon()
         digesting = self._naming is not None and self._naming.is_alive()
         waits = "the weights are being digested: everything is a miss until that is done" if digesting else "no daemon yet: everything is a miss until there is one"
-        logger.info("kvd: all ranks serve their cache; on (%s)", "attached" if self._c.ready() else waits)
+        logger.info("kvd: all ranks serve their cache; on (%s)", "attached" if self._c.is_ready() else waits)
 
     def _disagreement(self, rank: Any) -> str:
         """Why a rank and the scheduling half do not go together; empty: they do."""
@@ -262,8 +262,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     def _wait_for_daemon(self) -> None:
         """Once, at start: the first request shall not miss because the answer to the attachment is not read yet."""
         end = time.monotonic() + ATTACH_S
-        while not self._c.ready() and time.monotonic() < end:
-            self._c.pending()
+        while not self._c.is_ready() and time.monotonic() < end:
+            self._c.has_pending()
             time.sleep(0.002)
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
@@ -341,10 +341,10 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             return None  # loads come beside the steps; layers are read after the step's own; two halves of a step run through each other
         return {name: number for number, name in enumerate(space.groups[0].layers)}, self._compat["eager_modes"]
 
-    def _early(self) -> bool:
+    def _prefetches(self) -> bool:
         """Whether loads may begin when their step is planned. The halves share a process and a thread only if there is one rank; they look themselves whether they do."""
         assert self._space is not None
-        wanted = self._options["early"] and "early" in self._ways.ways
+        wanted = self._options["prefetch"] and "prefetch" in self._ways.ways
         return bool(wanted and self._compat["known_steps"] and int(getattr(self._vllm_config.parallel_config, "world_size", self._space.world)) == 1 and self._space.device == "cuda")
 
     def _worker(self, config: dict[str, Any]) -> Any:
@@ -374,26 +374,26 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
                 "prefault": int(chosen["prefault"]),
                 "layers": layers,
                 "layers_mb": chosen["layers_mb"],
-                "early": int(self._early()),
+                "prefetch": int(self._prefetches()),
             }
         )
         for group, own in zip(space.groups, tensors):
             selftest.run(c, group.number, own, space.max_blocks)
-        self.handle_preemptions = c.begin
-        self.bind_connector_metadata = c.start
-        self.start_load_kv = c.load
-        self.wait_for_save = c.end
+        self.handle_preemptions = c.begin_step
+        self.bind_connector_metadata = c.start_async_loads
+        self.start_load_kv = c.run_sync_loads
+        self.wait_for_save = c.end_step
         if layers is not None:
-            self.has_connector_metadata = c.asks
-            self.wait_for_layer_load = c.layer
-            self.save_kv_layer = c.kept
+            self.has_connector_metadata = c.wants_layers
+            self.wait_for_layer_load = c.await_layer
+            self.save_kv_layer = c.skip_save
             logger.info("kvd: rank %d: loads within a step of %d MiB and more come layer by layer, once a step has waited for each of the %d layers", rank, chosen["layers_mb"], len(layers[0]))
-        self.get_finished = c.finished
+        self.get_finished = c.take_finished
         if self._compat["results"] is not None:
-            self.get_transfer_results = c.results
-        self.get_block_ids_with_load_errors = c.errors
-        self.build_connector_worker_meta = c.report
-        self.get_kv_connector_stats = c.delta
+            self.get_transfer_results = c.take_results
+        self.get_block_ids_with_load_errors = c.take_failed_blocks
+        self.build_connector_worker_meta = c.take_report
+        self.get_kv_connector_stats = c.take_stats
         logger.info("kvd: rank %d: self-test passed for %d groups of %s layers", rank, len(tensors), "+".join(str(len(own)) for own in tensors))
         if space.device == "cuda":
             logger.info("kvd: rank %d: %s", rank, layout.sentence(described[0]))
@@ -475,7 +475,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
     def on_new_request(self, request: Any) -> None:
         """The first request: the engine's hashes have their seed by now, and it must be the one in the space's identity."""
-        self.on_new_request = self._c.hello if self._c is not None else (lambda request: None)
+        self.on_new_request = self._c.add_request if self._c is not None else (lambda request: None)
         if self._c is None or self._space is None:
             return
         try:
@@ -500,7 +500,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         if num_external_tokens == 0 or sources is None:
             return {}
         try:
-            disk = min(self._c.disk(request.request_id), num_external_tokens) if self._c is not None else 0
+            disk = min(self._c.disk_tokens(request.request_id), num_external_tokens) if self._c is not None else 0
         except Exception as error:
             self._breaker.error("get_external_cache_hit_sources", error)
             disk = 0
@@ -523,21 +523,21 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     def _owe_reset(self) -> None:
         """False, or an exception, would make the engine's pause or sleep fail because a daemon is absent. So nothing old may be found, and nothing saved."""
         if not self._reason:
-            self._c.turn(False)
+            self._c.set_enabled(False)
             self._retry_at = time.monotonic() + RETRY_S
             self.on_new_request = self._reset_first
 
     def _reset_first(self, request: Any) -> None:
         try:
-            if time.monotonic() >= self._retry_at and self._c.ready():
+            if time.monotonic() >= self._retry_at and self._c.is_ready():
                 self._retry_at = time.monotonic() + RETRY_S
                 if self._c.reset() == _kvd.OK and not self._reason:
                     logger.info("kvd: the space has been reset; on")
-                    self._c.turn(True)
-                    self.on_new_request = self._c.hello
+                    self._c.set_enabled(True)
+                    self.on_new_request = self._c.add_request
         except Exception as error:
             self._breaker.error("on_new_request", error)
-        self._c.hello(request)
+        self._c.add_request(request)
 
     # ---- counters --------------------------------------------------------------------------------------------------
 
@@ -551,7 +551,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _worker_stats(self, delta: dict[str, int]) -> KvdStats:
         if delta.get("worker_self_test_failures"):
-            status = _kvd.status_name(self._c.proved()) if self._c is not None else "unknown"
+            status = _kvd.status_name(self._c.self_test_status()) if self._c is not None else "unknown"
             self._decline(f"self-test against the daemon: {status}; loads and saves stay off")
         return KvdStats(data=delta)
 

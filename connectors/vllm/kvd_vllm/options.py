@@ -58,7 +58,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("save_sms", 0, _number(0, 1024), "the same of a save, which runs beside the engine's own kernels; 0: 2"),
     Option("layers", True, _flag, "on GPUs a load within a step comes layer by layer, where the engine waits for each layer by itself"),
     Option("layers_mb", 96, _number(0, 1 << 20), "if all of the step's loads have so many MiB and more: shorter ones are over before layers pay"),
-    Option("early", True, _flag, "on GPUs with one rank the loads of a step begin when it is planned, before the engine prepares it"),
+    Option("prefetch", True, _flag, "on GPUs with one rank the loads of a step begin when it is planned, before the engine prepares it"),
     Option("arrange", "blocks", _choice("blocks", "heads", "engine"), "on GPUs before 0.30 the engine is asked to keep all layers of a block together, or only each head's tokens, or nothing"),
     Option("prefault", True, _flag, "touch the cache's and the pool's pages in the background at start"),
     Option("flush_ms", 1000, _number(0, 60000), "at shutdown saves under way are waited for at most so long"),

@@ -60,7 +60,7 @@ def run(worker: Any, group: int, tensors: list[Any], num_blocks: int) -> None:
         for tensor, pattern in zip(tensors, patterns):
             _rows(tensor, num_blocks, FROM).copy_(pattern)
         _settle(tensors[0])
-        status = worker.echo(group, FROM, TO)
+        status = worker.roundtrip_test(group, FROM, TO)
         if status != _kvd.OK:
             raise Declined(f"self-test: group {group}: {_kvd.status_name(status)}")
         _check(group, before, patterns, tensors, num_blocks)

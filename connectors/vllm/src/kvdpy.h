@@ -43,7 +43,7 @@
 	X(num_publishable_block_hashes)                                                                                \
 	X(num_scheduled_tokens)                                                                                        \
 	X(block_ids)                                                                                                   \
-	X(plan)                                                                                                        \
+	X(message)                                                                                                     \
 	X(preempted_req_ids)                                                                                           \
 	X(prompt_embeds)                                                                                               \
 	X(reports)                                                                                                     \
@@ -104,10 +104,10 @@ int kvdpy_get_paged(PyObject *dict, kvdpy_paged_t *paged);
 
 /* The answer to get_kv_connector_stats(): stats_class({name: increment}) of what has changed since `last`, which is
  * brought up to date; None: nothing. */
-PyObject *kvdpy_scheduler_report(const kvx_scheduler_stats_t *now, kvx_scheduler_stats_t *last, PyObject *stats_class,
-				 kvdpy_breaker_t *breaker);
-PyObject *kvdpy_worker_report(const kvx_worker_stats_t *now, kvx_worker_stats_t *last, PyObject *stats_class,
-			      kvdpy_breaker_t *breaker);
+PyObject *kvdpy_scheduler_delta(const kvx_scheduler_stats_t *now, kvx_scheduler_stats_t *last, PyObject *stats_class,
+				kvdpy_breaker_t *breaker);
+PyObject *kvdpy_worker_delta(const kvx_worker_stats_t *now, kvx_worker_stats_t *last, PyObject *stats_class,
+			     kvdpy_breaker_t *breaker);
 /* Totals and gauges. */
 PyObject *kvdpy_scheduler_dict(const kvx_scheduler_stats_t *now);
 PyObject *kvdpy_worker_dict(const kvx_worker_stats_t *now);
@@ -123,20 +123,20 @@ typedef struct kvdpy_request {
 	PyObject *lora;                  /* text of its adapter, or None */
 	const char *id_text;
 	uint32_t id_len;
-	uint32_t local;    /* tokens the engine had itself when it asked last */
-	uint32_t fed;      /* tokens kvx_scheduler_add_tokens() has taken */
-	uint32_t computed; /* after the last step planned */
-	uint32_t step;     /* in which its blocks were given last */
-	uint32_t goes;     /* the last one after which it goes on */
-	uint32_t single;   /* tokens of the prompt where one token is wanted after it; 0: more are */
-	uint32_t engine;   /* tokens the engine had itself when it was admitted first */
+	uint32_t local;      /* tokens the engine had itself when it asked last */
+	uint32_t fed_tokens; /* tokens kvx_scheduler_add_tokens() has taken */
+	uint32_t computed;   /* after the last step planned */
+	uint32_t step;       /* in which its blocks were given last */
+	uint32_t last_step;  /* the last one after which it goes on */
+	uint32_t single;     /* tokens of the prompt where one token is wanted after it; 0: more are */
+	uint32_t engine;     /* tokens the engine had itself when it was admitted first */
 	kvx_hit_t hit;
-	uint32_t placed[KVDPY_MAX_GROUPS]; /* blocks known of each group */
-	int admitted;                      /* 1: it has been given blocks once */
-	int extra;                         /* 1: its units have extra keys */
-	int no_read;                       /* 1: skip_reading_prefix_cache */
-	int own;                           /* its `lora` is of before (0) or after (1) the engine's first reset */
-	int no_keys;                       /* 1: its tokens may be replaced later, and we would not notice */
+	uint32_t known_blocks[KVDPY_MAX_GROUPS]; /* blocks known of each group */
+	int admitted;                            /* 1: it has been given blocks once */
+	int extra;                               /* 1: its units have extra keys */
+	int no_read;                             /* 1: skip_reading_prefix_cache */
+	int own;                                 /* its `lora` is of before (0) or after (1) the engine's first reset */
+	int no_keys;                             /* 1: its tokens may be replaced later, and we would not notice */
 } kvdpy_request_t;
 
 extern PyTypeObject *kvdpy_request_type;
@@ -158,12 +158,12 @@ typedef struct kvdpy_scheduler {
 	uint32_t groups;
 	uint32_t block_tokens[KVDPY_MAX_GROUPS];
 	uint32_t hash_tokens;
-	uint32_t ran;   /* requests in the last step; */
-	uint32_t going; /* of these, those that go on: the next step is theirs, too */
-	uint32_t built; /* its number */
-	uint32_t step;  /* counts plans */
+	uint32_t request_count; /* requests in the last step; */
+	uint32_t continuing;    /* of these, those that go on: the next step is theirs, too */
+	uint32_t built_step;    /* its number */
+	uint32_t step;          /* counts plans */
 	const char *instance;
-	int early; /* 1: a worker of it in this process may begin loads when they are planned */
+	int prefetch; /* 1: a worker of it in this process may begin loads when they are planned */
 	int foreign, loads, saves;
 	int publishable;    /* 1: requests have num_publishable_block_hashes */
 	int own;            /* 1: reset once: the weights may be others than the files say */
@@ -175,7 +175,7 @@ typedef struct kvdpy_scheduler {
 } kvdpy_scheduler_t;
 
 int kvdpy_scheduler_init(PyObject *module);
-PyObject *kvdpy_build(kvdpy_scheduler_t *self, PyObject *output);
+PyObject *kvdpy_build_meta(kvdpy_scheduler_t *self, PyObject *output);
 
 /* The engine's hashes of a request, while a call lasts. */
 typedef struct kvdpy_ask {
@@ -187,42 +187,44 @@ typedef struct kvdpy_ask {
 int kvdpy_ask_begin(kvdpy_scheduler_t *self, kvdpy_request_t *request, kvdpy_ask_t *ask);
 void kvdpy_ask_end(kvdpy_ask_t *ask);
 /* The request as we know it, made when it is new. New reference. */
-kvdpy_request_t *kvdpy_request_of(kvdpy_scheduler_t *self, PyObject *request);
+kvdpy_request_t *kvdpy_find_request(kvdpy_scheduler_t *self, PyObject *request);
 /* Own keys: hand in the tokens below `upto` that have not been. */
-int kvdpy_request_feed(kvdpy_scheduler_t *self, kvdpy_request_t *request, kvdpy_ask_t *ask, uint32_t upto);
+int kvdpy_feed_tokens(kvdpy_scheduler_t *self, kvdpy_request_t *request, kvdpy_ask_t *ask, uint32_t upto);
 /* `tables`: a sequence with a list of block ids per group: the whole table, or what is appended to it. */
-int kvdpy_place(kvdpy_scheduler_t *self, kvdpy_request_t *request, kvdpy_ask_t *ask, PyObject *tables, int append);
+int kvdpy_append_blocks(kvdpy_scheduler_t *self, kvdpy_request_t *request, kvdpy_ask_t *ask, PyObject *tables,
+			int append);
 /* It has ended, and is not known any more; 0, or -1 with an exception. */
 int kvdpy_request_finish(kvdpy_scheduler_t *self, PyObject *request);
 
-/* ---- early.c -------------------------------------------------------------------------------------------------------
+/* ---- prefetch.c
+ * -------------------------------------------------------------------------------------------------------
  */
 
 /* The plan of a step, as soon as it is made. */
-typedef struct kvdpy_plan {
+typedef struct kvdpy_message {
 	const void *bytes;
 	size_t len;
-	int after_computed;   /* the step before computes something */
-	const PyObject *told; /* what the engine is given of it; NULL: it is empty */
-} kvdpy_plan_t;
+	int after_computing;   /* the step before computes something */
+	const PyObject *given; /* what the engine is given of it; NULL: it is empty */
+} kvdpy_message_t;
 
 /* What a worker is known by to the scheduler of its instance. */
-typedef struct kvdpy_early {
-	struct kvdpy_early *next;
+typedef struct kvdpy_prefetch {
+	struct kvdpy_prefetch *next;
 	struct kvdpy_worker *worker; /* it leaves before it goes */
 	const char *instance;
 	pthread_t thread; /* that called begin() last */
 	int called;
 	uint32_t owed;        /* plans made that begin() has not been called with, */
 	const PyObject *last; /* the last of them; NULL: it is empty. Not owned, only compared */
-} kvdpy_early_t;
-void kvdpy_early_join(struct kvdpy_worker *worker, const char *instance);
+} kvdpy_prefetch_t;
+void kvdpy_prefetch_join(struct kvdpy_worker *worker, const char *instance);
 /* Fine for one that has not joined. */
-void kvdpy_early_leave(kvdpy_early_t *early);
+void kvdpy_prefetch_leave(kvdpy_prefetch_t *prefetch);
 /* begin() was called with this; NULL: with nothing that makes sense. */
-void kvdpy_early_begun(kvdpy_early_t *early, const PyObject *plan);
+void kvdpy_prefetch_note_begin(kvdpy_prefetch_t *prefetch, const PyObject *message);
 /* build() has made a plan: its loads begin now if they may. -1: interrupted. */
-int kvdpy_early_planned(kvdpy_scheduler_t *self, PyObject *output, const kvdpy_plan_t *plan);
+int kvdpy_prefetch_planned(kvdpy_scheduler_t *self, PyObject *output, const kvdpy_message_t *message);
 
 /* ---- layers.c -----------------------------------------------------------------------------------------------------
  */
@@ -246,9 +248,9 @@ typedef struct kvdpy_layers {
 int kvdpy_layers_init(kvdpy_layers_t *layers, PyObject *dict);
 void kvdpy_layers_fini(kvdpy_layers_t *layers);
 /* start_load_kv(context): load, layer by layer where that may be. */
-void kvdpy_layers_load(kvdpy_layers_t *layers, kvx_worker_t *worker, PyObject *context);
+void kvdpy_layers_run_loads(kvdpy_layers_t *layers, kvx_worker_t *worker, PyObject *context);
 /* wait_for_layer_load(name), in a step that has asked for it. */
-void kvdpy_layers_named(kvdpy_layers_t *layers, kvx_worker_t *worker, PyObject *name, int own_stream);
+void kvdpy_layers_note(kvdpy_layers_t *layers, kvx_worker_t *worker, PyObject *name, int own_stream);
 void kvdpy_layers_end(kvdpy_layers_t *layers);
 /* A step that has not ended is gone. */
 void kvdpy_layers_clear(kvdpy_layers_t *layers);
@@ -269,7 +271,7 @@ typedef struct kvdpy_worker {
 	PyObject *device;    /* its number */
 	void *stream;        /* of the step */
 	kvdpy_layers_t layers;
-	kvdpy_early_t early;
+	kvdpy_prefetch_t prefetch;
 	int groups;
 	kvx_worker_stats_t last;
 } kvdpy_worker_t;

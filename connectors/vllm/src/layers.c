@@ -60,7 +60,7 @@ void kvdpy_layers_fini(kvdpy_layers_t *layers)
 /* ---- a step ---------------------------------------------------------------------------------- */
 
 /* Attribute of the forward context; NULL: it has none, or it is None. */
-static PyObject *part_of(PyObject *context, const char *name)
+static PyObject *context_part(PyObject *context, const char *name)
 {
 	PyObject *value = PyObject_GetAttrString(context, name);
 
@@ -74,11 +74,11 @@ static PyObject *part_of(PyObject *context, const char *name)
 }
 
 /* Number of the step's mode, if attention runs from Python in it; -1: it may not. */
-static int mode_of(const kvdpy_layers_t *layers, PyObject *context)
+static int find_mode(const kvdpy_layers_t *layers, PyObject *context)
 {
-	PyObject *metadata = part_of(context, "attn_metadata");
-	PyObject *halves = part_of(context, "ubatch_slices");
-	PyObject *mode = part_of(context, "cudagraph_runtime_mode");
+	PyObject *metadata = context_part(context, "attn_metadata");
+	PyObject *halves = context_part(context, "ubatch_slices");
+	PyObject *mode = context_part(context, "cudagraph_runtime_mode");
 	int found = -1;
 
 	/* Without metadata no layer is named; a list is of two halves of a step that run through each other. */
@@ -100,14 +100,14 @@ void kvdpy_layers_clear(kvdpy_layers_t *layers)
 	layers->layered = 0;
 }
 
-void kvdpy_layers_load(kvdpy_layers_t *layers, kvx_worker_t *worker, PyObject *context)
+void kvdpy_layers_run_loads(kvdpy_layers_t *layers, kvx_worker_t *worker, PyObject *context)
 {
 	PyThreadState *state;
 	int mode = -1, trusted;
 
 	kvdpy_layers_clear(layers);
 	if (layers->names && context && context != Py_None) {
-		mode = mode_of(layers, context);
+		mode = find_mode(layers, context);
 	}
 	trusted = mode >= 0 && layers->trusted >> mode & 1u;
 	state = PyEval_SaveThread();
@@ -127,7 +127,7 @@ void kvdpy_layers_load(kvdpy_layers_t *layers, kvx_worker_t *worker, PyObject *c
 }
 
 /* The name's number; `count` when it is not one of ours. */
-static uint32_t number_of(const kvdpy_layers_t *layers, PyObject *name)
+static uint32_t read_number(const kvdpy_layers_t *layers, PyObject *name)
 {
 	PyObject *number = PyDict_GetItemWithError(layers->names, name);
 	unsigned long value;
@@ -145,9 +145,9 @@ static uint32_t number_of(const kvdpy_layers_t *layers, PyObject *name)
 	return value < layers->count ? (uint32_t)value : layers->count;
 }
 
-void kvdpy_layers_named(kvdpy_layers_t *layers, kvx_worker_t *worker, PyObject *name, int own_stream)
+void kvdpy_layers_note(kvdpy_layers_t *layers, kvx_worker_t *worker, PyObject *name, int own_stream)
 {
-	const uint32_t layer = number_of(layers, name);
+	const uint32_t layer = read_number(layers, name);
 
 	if (layers->layered) {
 		kvx_worker_await_layer(worker, layer);

@@ -38,7 +38,7 @@ int kvdpy_request_init(PyObject *module)
 }
 
 /* 1: the attribute is there and true. */
-static int truth_of(PyObject *object, PyObject *name)
+static int has_value(PyObject *object, PyObject *name)
 {
 	PyObject *value = PyObject_GetAttr(object, name);
 	int truth;
@@ -76,7 +76,7 @@ static int read_lora(kvdpy_scheduler_t *self, kvdpy_request_t *r)
 	return 0;
 }
 
-static uint32_t number_of(PyObject *object, PyObject *name)
+static uint32_t read_number(PyObject *object, PyObject *name)
 {
 	PyObject *value = PyObject_GetAttr(object, name);
 	const unsigned long number = value ? PyLong_AsUnsignedLong(value) : 0;
@@ -87,10 +87,10 @@ static uint32_t number_of(PyObject *object, PyObject *name)
 }
 
 /* An engine that computes prompts for another asks for one token. */
-static uint32_t single_of(PyObject *request)
+static uint32_t single_token_at(PyObject *request)
 {
-	const uint32_t most = number_of(request, kvdpy_names.max_tokens);
-	const uint32_t prompt = most == 1 ? number_of(request, kvdpy_names.num_prompt_tokens) : 0;
+	const uint32_t most = read_number(request, kvdpy_names.max_tokens);
+	const uint32_t prompt = most == 1 ? read_number(request, kvdpy_names.num_prompt_tokens) : 0;
 
 	PyErr_Clear(); /* then that is not known */
 
@@ -110,11 +110,11 @@ static int read_request(kvdpy_scheduler_t *self, kvdpy_request_t *r)
 	}
 
 	r->id_len = (uint32_t)len;
-	r->single = single_of(r->request);
-	r->no_keys = !self->foreign && truth_of(r->request, kvdpy_names.resumable);
-	r->no_read = truth_of(r->request, kvdpy_names.skip_reading_prefix_cache);
-	r->extra = truth_of(r->request, kvdpy_names.cache_salt) || truth_of(r->request, kvdpy_names.mm_features) ||
-		   truth_of(r->request, kvdpy_names.prompt_embeds);
+	r->single = single_token_at(r->request);
+	r->no_keys = !self->foreign && has_value(r->request, kvdpy_names.resumable);
+	r->no_read = has_value(r->request, kvdpy_names.skip_reading_prefix_cache);
+	r->extra = has_value(r->request, kvdpy_names.cache_salt) || has_value(r->request, kvdpy_names.mm_features) ||
+		   has_value(r->request, kvdpy_names.prompt_embeds);
 
 	return 0;
 }
@@ -137,7 +137,7 @@ static kvdpy_request_t *new_request(kvdpy_scheduler_t *self, PyObject *request, 
 	return r;
 }
 
-kvdpy_request_t *kvdpy_request_of(kvdpy_scheduler_t *self, PyObject *request)
+kvdpy_request_t *kvdpy_find_request(kvdpy_scheduler_t *self, PyObject *request)
 {
 	PyObject *id = PyObject_GetAttr(request, kvdpy_names.request_id);
 	kvdpy_request_t *r;
@@ -200,7 +200,7 @@ static int read_hashes(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t 
 }
 
 /* The request's list of tokens. New reference. */
-static PyObject *tokens_of(PyObject *request)
+static PyObject *token_list(PyObject *request)
 {
 	PyObject *list = PyObject_GetAttr(request, kvdpy_names._all_token_ids);
 
@@ -214,7 +214,7 @@ static PyObject *tokens_of(PyObject *request)
 
 int kvdpy_ask_begin(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *ask)
 {
-	PyObject *tokens = tokens_of(r->request);
+	PyObject *tokens = token_list(r->request);
 	const Py_ssize_t n = tokens ? PyObject_Size(tokens) : -1;
 
 	Py_XDECREF(tokens);
@@ -227,7 +227,7 @@ int kvdpy_ask_begin(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *as
 				     .id_len = r->id_len,
 				     .tokens = (uint32_t)n,
 				     .local = r->local,
-				     .busy = self->going,
+				     .busy = self->continuing,
 				     .whole = 1}};
 	if (r->lora != Py_None) {
 		ask->ask.lora = PyUnicode_AsUTF8AndSize(r->lora, NULL);
@@ -307,13 +307,13 @@ static int feed_piece(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *
 	}
 	status = kvx_scheduler_add_tokens(self->scheduler, &ask->ask,
 					  units); /* a bad token: taken, but the request has no keys */
-	r->fed = status == KVC_ERR_UNREACHABLE || status == KVC_ERR_STALE_EPOCH ? 0 : units->at + units->n;
+	r->fed_tokens = status == KVC_ERR_UNREACHABLE || status == KVC_ERR_STALE_EPOCH ? 0 : units->at + units->n;
 	Py_XDECREF(extras);
 
 	return 0;
 }
 
-int kvdpy_request_feed(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *ask, uint32_t upto)
+int kvdpy_feed_tokens(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *ask, uint32_t upto)
 {
 	static uint32_t tokens[FEED_TOKENS]; /* under the interpreter's lock */
 	const uint32_t end = upto < ask->ask.tokens ? upto : ask->ask.tokens;
@@ -321,27 +321,27 @@ int kvdpy_request_feed(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t 
 	PyObject *list;
 	int failed = 0;
 
-	if (self->foreign || end < r->fed + self->hash_tokens || (r->fed == 0 && !may_begin(self, ask))) {
+	if (self->foreign || end < r->fed_tokens + self->hash_tokens || (r->fed_tokens == 0 && !may_begin(self, ask))) {
 		return 0;
 	}
-	list = tokens_of(r->request);
+	list = token_list(r->request);
 	if (!list) {
 		return -1;
 	}
 
 	most = most > FEED_UNITS ? FEED_UNITS : most;
 	do {
-		const uint32_t left = (end - r->fed) / self->hash_tokens;
+		const uint32_t left = (end - r->fed_tokens) / self->hash_tokens;
 		kvx_units_t units = {
 			.struct_size = sizeof units,
-			.at = r->fed,
+			.at = r->fed_tokens,
 			.n = (left < most ? left : most) * self->hash_tokens,
 			.tokens = tokens,
 		};
 
-		was = r->fed;
+		was = r->fed_tokens;
 		failed = read_tokens(list, units.at, units.n, tokens) || feed_piece(self, r, ask, &units);
-	} while (!failed && r->fed > was && end >= r->fed + self->hash_tokens);
+	} while (!failed && r->fed_tokens > was && end >= r->fed_tokens + self->hash_tokens);
 	Py_DECREF(list);
 
 	return failed ? -1 : 0;
@@ -365,8 +365,8 @@ static int read_ids(PyObject *list, Py_ssize_t n, uint32_t *ids)
 	return 0;
 }
 
-static int place_group(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *ask, PyObject *list,
-		       kvx_block_table_t *table)
+static int append_group(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *ask, PyObject *list,
+			kvx_block_table_t *table)
 {
 	uint32_t stack[STACK_IDS];
 	const Py_ssize_t n = PyList_Size(list);
@@ -383,7 +383,7 @@ static int place_group(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t 
 		table->n = (uint32_t)n;
 		kvx_scheduler_append_blocks(self->scheduler, &ask->ask,
 					    table); /* not taken: the request is not saved */
-		r->placed[table->group] = table->first + table->n;
+		r->known_blocks[table->group] = table->first + table->n;
 		table->ids = NULL;
 	}
 	if (ids != stack) {
@@ -393,16 +393,16 @@ static int place_group(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t 
 	return failed ? -1 : 0;
 }
 
-int kvdpy_place(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *ask, PyObject *tables, int append)
+int kvdpy_append_blocks(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *ask, PyObject *tables, int append)
 {
 	for (uint32_t g = 0; g < self->groups; g++) {
 		PyObject *list = PySequence_GetItem(tables, (Py_ssize_t)g);
 		kvx_block_table_t table = {.struct_size = sizeof table, .group = g};
 		int failed;
 
-		table.first = append ? r->placed[g] : 0;
-		table.fresh = r->placed[g] > 0 ? r->placed[g] : r->local / self->block_tokens[g];
-		failed = !list || place_group(self, r, ask, list, &table);
+		table.first = append ? r->known_blocks[g] : 0;
+		table.fresh = r->known_blocks[g] > 0 ? r->known_blocks[g] : r->local / self->block_tokens[g];
+		failed = !list || append_group(self, r, ask, list, &table);
 		Py_XDECREF(list);
 		if (failed) {
 			return -1;
@@ -414,7 +414,7 @@ int kvdpy_place(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *ask, P
 
 int kvdpy_request_finish(kvdpy_scheduler_t *self, PyObject *request)
 {
-	kvdpy_request_t *r = kvdpy_request_of(self, request);
+	kvdpy_request_t *r = kvdpy_find_request(self, request);
 	kvx_ended_t ended = {.struct_size = sizeof ended};
 	kvdpy_ask_t ask;
 
@@ -423,15 +423,15 @@ int kvdpy_request_finish(kvdpy_scheduler_t *self, PyObject *request)
 		return -1;
 	}
 
-	ended.prompt_tokens = number_of(request, kvdpy_names.num_prompt_tokens);
-	ended.output_tokens = number_of(request, kvdpy_names.num_output_tokens);
+	ended.prompt_tokens = read_number(request, kvdpy_names.num_prompt_tokens);
+	ended.output_tokens = read_number(request, kvdpy_names.num_output_tokens);
 	ended.engine_tokens = r->engine;
 	if (!PyErr_Occurred() && r->admitted) {
 		kvx_scheduler_record_ended(self->scheduler, &ask.ask, &ended);
 	}
 	kvx_scheduler_finish(self->scheduler, &ask.ask);
 	kvdpy_ask_end(&ask);
-	self->going -= self->going > 0 && r->goes == self->built;
+	self->continuing -= self->continuing > 0 && r->last_step == self->built_step;
 	if (PyDict_DelItem(self->requests, r->id)) {
 		Py_DECREF((PyObject *)r);
 		return -1;

@@ -17,29 +17,29 @@ static PyObject *bad_call(const char *name, Py_ssize_t wanted)
 }
 
 /* The request is asked about from its beginning although it had blocks: they are gone. */
-static void lose_blocks(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *ask)
+static void drop_blocks(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *ask)
 {
 	if (r->step == 0) {
 		return;
 	}
 	kvx_scheduler_preempt(self->scheduler, &ask->ask);
-	memset(r->placed, 0, sizeof r->placed);
+	memset(r->known_blocks, 0, sizeof r->known_blocks);
 	r->step = 0;
 	r->computed = 0;
 }
 
 /* Keys of our own begin with the space, and it is a match that opens the space of an adapter seen for the first time:
  * then once more. */
-static int look_up(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *ask)
+static int match_request(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *ask)
 {
 	for (int turn = 0; turn < 2; turn++) {
-		if (kvdpy_request_feed(self, r, ask, ask->ask.tokens)) {
+		if (kvdpy_feed_tokens(self, r, ask, ask->ask.tokens)) {
 			return -1;
 		}
-		if (turn == 0 || r->fed > 0) {
+		if (turn == 0 || r->fed_tokens > 0) {
 			kvx_scheduler_match(self->scheduler, &ask->ask, &r->hit);
 		}
-		if (self->foreign || r->fed > 0) {
+		if (self->foreign || r->fed_tokens > 0) {
 			break;
 		}
 	}
@@ -47,9 +47,9 @@ static int look_up(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *ask
 	return 0;
 }
 
-static PyObject *do_match(kvdpy_scheduler_t *self, PyObject *request, uint32_t local)
+static PyObject *run_match(kvdpy_scheduler_t *self, PyObject *request, uint32_t local)
 {
-	kvdpy_request_t *r = kvdpy_request_of(self, request);
+	kvdpy_request_t *r = kvdpy_find_request(self, request);
 	kvdpy_ask_t ask;
 	PyObject *answer = NULL;
 
@@ -63,10 +63,10 @@ static PyObject *do_match(kvdpy_scheduler_t *self, PyObject *request, uint32_t l
 		return NULL;
 	}
 
-	lose_blocks(self, r, &ask);
+	drop_blocks(self, r, &ask);
 	if (self->off || r->no_read || r->no_keys || !self->loads) {
 		answer = Py_NewRef(self->nothing);
-	} else if (look_up(self, r, &ask) == 0) {
+	} else if (match_request(self, r, &ask) == 0) {
 		answer = r->hit.tokens ? Py_BuildValue("(IO)", r->hit.tokens, r->hit.async ? Py_True : Py_False)
 				       : Py_NewRef(self->nothing);
 	}
@@ -90,7 +90,7 @@ static PyObject *scheduler_match(PyObject *object, PyObject *const *args, Py_ssi
 		bad_call("match", 2);
 	} else {
 		local = PyLong_AsUnsignedLong(args[1]);
-		answer = PyErr_Occurred() ? NULL : do_match(self, args[0], (uint32_t)local);
+		answer = PyErr_Occurred() ? NULL : run_match(self, args[0], (uint32_t)local);
 	}
 
 	return answer ? answer : kvdpy_answer_error(&self->breaker, "get_num_new_matched_tokens", self->nothing);
@@ -98,9 +98,9 @@ static PyObject *scheduler_match(PyObject *object, PyObject *const *args, Py_ssi
 
 /* Whatever fails here, a load the engine counts on goes into the plan, where a load that cannot be done is reported as
  * failed. */
-static int do_alloc(kvdpy_scheduler_t *self, PyObject *const *args)
+static int run_add_blocks(kvdpy_scheduler_t *self, PyObject *const *args)
 {
-	kvdpy_request_t *r = kvdpy_request_of(self, args[0]);
+	kvdpy_request_t *r = kvdpy_find_request(self, args[0]);
 	const unsigned long external = PyLong_AsUnsignedLong(args[2]);
 	PyObject *tables;
 	kvdpy_ask_t ask;
@@ -112,7 +112,7 @@ static int do_alloc(kvdpy_scheduler_t *self, PyObject *const *args)
 	}
 
 	tables = PyObject_CallMethodObjArgs(args[1], kvdpy_names.get_block_ids, NULL);
-	failed = !tables || kvdpy_place(self, r, &ask, tables, 0);
+	failed = !tables || kvdpy_append_blocks(self, r, &ask, tables, 0);
 	r->step = self->step;
 	if (!r->admitted) {
 		r->admitted = 1;
@@ -130,7 +130,7 @@ static int do_alloc(kvdpy_scheduler_t *self, PyObject *const *args)
 }
 
 /* update_state_after_alloc(request, blocks, num_external_tokens) */
-static PyObject *scheduler_alloc(PyObject *object, PyObject *const *args, Py_ssize_t n)
+static PyObject *scheduler_add_blocks(PyObject *object, PyObject *const *args, Py_ssize_t n)
 {
 	kvdpy_scheduler_t *self = SELF(object);
 
@@ -138,8 +138,8 @@ static PyObject *scheduler_alloc(PyObject *object, PyObject *const *args, Py_ssi
 		return Py_NewRef(Py_None);
 	}
 	if (n != 3) {
-		bad_call("alloc", 3);
-	} else if (do_alloc(self, args) == 0) {
+		bad_call("add_blocks", 3);
+	} else if (run_add_blocks(self, args) == 0) {
 		return Py_NewRef(Py_None);
 	}
 
@@ -147,27 +147,27 @@ static PyObject *scheduler_alloc(PyObject *object, PyObject *const *args, Py_ssi
 }
 
 /* on_new_request(request) */
-static PyObject *scheduler_hello(PyObject *object, PyObject *request)
+static PyObject *scheduler_add_request(PyObject *object, PyObject *request)
 {
 	kvdpy_scheduler_t *self = SELF(object);
-	kvdpy_request_t *r = self->off || !self->scheduler ? NULL : kvdpy_request_of(self, request);
+	kvdpy_request_t *r = self->off || !self->scheduler ? NULL : kvdpy_find_request(self, request);
 
 	Py_XDECREF((PyObject *)r);
 
 	return PyErr_Occurred() ? kvdpy_answer_error(&self->breaker, "on_new_request", Py_None) : Py_NewRef(Py_None);
 }
 
-/* build_connector_meta(scheduler_output) */
-static PyObject *scheduler_build(PyObject *object, PyObject *output)
+/* build_connector_meta(scheduler_take_output) */
+static PyObject *scheduler_build_meta(PyObject *object, PyObject *output)
 {
 	kvdpy_scheduler_t *self = SELF(object);
-	PyObject *meta = self->scheduler ? kvdpy_build(self, output) : Py_NewRef(self->meta_empty);
+	PyObject *meta = self->scheduler ? kvdpy_build_meta(self, output) : Py_NewRef(self->meta_empty);
 
 	return meta ? meta : kvdpy_answer_error(&self->breaker, "build_connector_meta", self->meta_empty);
 }
 
 /* request_finished(request, block_ids), request_finished_all_groups(request, block_ids) */
-static PyObject *scheduler_finish(PyObject *object, PyObject *const *args, Py_ssize_t n)
+static PyObject *scheduler_finish_request(PyObject *object, PyObject *const *args, Py_ssize_t n)
 {
 	kvdpy_scheduler_t *self = SELF(object);
 
@@ -175,7 +175,7 @@ static PyObject *scheduler_finish(PyObject *object, PyObject *const *args, Py_ss
 		return Py_NewRef(self->released);
 	}
 	if (n != 2) {
-		bad_call("finish", 2);
+		bad_call("finish_request", 2);
 	} else if (kvdpy_request_finish(self, args[0]) == 0) {
 		return Py_NewRef(self->released);
 	}
@@ -183,7 +183,7 @@ static PyObject *scheduler_finish(PyObject *object, PyObject *const *args, Py_ss
 	return kvdpy_answer_error(&self->breaker, "request_finished", self->released);
 }
 
-static int take_reports(kvdpy_scheduler_t *self, PyObject *meta)
+static int read_reports(kvdpy_scheduler_t *self, PyObject *meta)
 {
 	PyObject *reports = PyObject_GetAttr(meta, kvdpy_names.reports);
 	const Py_ssize_t n = reports ? PyList_Size(reports) : -1;
@@ -206,18 +206,18 @@ static int take_reports(kvdpy_scheduler_t *self, PyObject *meta)
 
 /* With the blocks that requests had lost by the time their load failed; as a rule there are none, and the engine's own
  * set does. */
-static PyObject *with_spoilt(kvdpy_scheduler_t *self, PyObject *ids)
+static PyObject *with_invalidated(kvdpy_scheduler_t *self, PyObject *ids)
 {
-	uint32_t spoilt[256];
-	uint32_t n = kvx_scheduler_take_invalidated(self->scheduler, spoilt, 256);
+	uint32_t invalidated[256];
+	uint32_t n = kvx_scheduler_take_invalidated(self->scheduler, invalidated, 256);
 	PyObject *all = n > 0 ? PySet_New(ids == Py_None ? NULL : ids) : ids;
 
 	if (n == 0) {
 		Py_INCREF(all);
 	}
-	for (; all && n > 0; n = kvx_scheduler_take_invalidated(self->scheduler, spoilt, 256)) {
+	for (; all && n > 0; n = kvx_scheduler_take_invalidated(self->scheduler, invalidated, 256)) {
 		for (uint32_t i = 0; all && i < n; i++) {
-			PyObject *id = PyLong_FromUnsignedLong(spoilt[i]);
+			PyObject *id = PyLong_FromUnsignedLong(invalidated[i]);
 
 			if (!id || PySet_Add(all, id)) {
 				Py_CLEAR(all);
@@ -233,7 +233,7 @@ static PyObject *with_spoilt(kvdpy_scheduler_t *self, PyObject *ids)
 static int forget_invalid(kvdpy_scheduler_t *self, PyObject *output)
 {
 	PyObject *invalid = PyObject_GetAttr(output, kvdpy_names.invalid_block_ids);
-	PyObject *ids = invalid ? with_spoilt(self, invalid) : NULL;
+	PyObject *ids = invalid ? with_invalidated(self, invalid) : NULL;
 	const int some = ids ? PyObject_IsTrue(ids) : -1;
 	PyObject *said = NULL;
 
@@ -248,7 +248,7 @@ static int forget_invalid(kvdpy_scheduler_t *self, PyObject *output)
 }
 
 /* update_connector_output(output) */
-static PyObject *scheduler_output(PyObject *object, PyObject *output)
+static PyObject *scheduler_take_output(PyObject *object, PyObject *output)
 {
 	kvdpy_scheduler_t *self = SELF(object);
 	PyObject *meta;
@@ -258,14 +258,14 @@ static PyObject *scheduler_output(PyObject *object, PyObject *output)
 		return Py_NewRef(Py_None);
 	}
 	meta = PyObject_GetAttr(output, kvdpy_names.kv_connector_worker_meta);
-	failed = !meta || (meta != Py_None && take_reports(self, meta)) || forget_invalid(self, output);
+	failed = !meta || (meta != Py_None && read_reports(self, meta)) || forget_invalid(self, output);
 	Py_XDECREF(meta);
 
 	return failed ? kvdpy_answer_error(&self->breaker, "update_connector_output", Py_None) : Py_NewRef(Py_None);
 }
 
 /* has_pending_push_work() */
-static PyObject *scheduler_pending(PyObject *object, PyObject *unused)
+static PyObject *scheduler_has_pending(PyObject *object, PyObject *unused)
 {
 	(void)unused;
 
@@ -273,7 +273,7 @@ static PyObject *scheduler_pending(PyObject *object, PyObject *unused)
 }
 
 /* get_kv_connector_stats() */
-static PyObject *scheduler_delta(PyObject *object, PyObject *unused)
+static PyObject *scheduler_take_stats(PyObject *object, PyObject *unused)
 {
 	kvdpy_scheduler_t *self = SELF(object);
 	kvx_scheduler_stats_t now = {.struct_size = sizeof now};
@@ -284,7 +284,7 @@ static PyObject *scheduler_delta(PyObject *object, PyObject *unused)
 	}
 	kvx_scheduler_get_stats(self->scheduler, &now);
 
-	return kvdpy_scheduler_report(&now, &self->last, self->stats_class, &self->breaker);
+	return kvdpy_scheduler_delta(&now, &self->last, self->stats_class, &self->breaker);
 }
 
 /* ---- what our own Python calls --------------------------------------------------------------- */
@@ -302,14 +302,14 @@ static PyObject *scheduler_stats(PyObject *object, PyObject *unused)
 }
 
 /* Tokens of the request's last hit that come from disk. */
-static PyObject *scheduler_disk(PyObject *object, PyObject *id)
+static PyObject *scheduler_disk_tokens(PyObject *object, PyObject *id)
 {
 	kvdpy_request_t *r = (kvdpy_request_t *)PyDict_GetItemWithError(SELF(object)->requests, id);
 
 	return PyErr_Occurred() ? NULL : PyLong_FromUnsignedLong(r ? r->hit.disk_tokens : 0);
 }
 
-static PyObject *scheduler_ready(PyObject *object, PyObject *unused)
+static PyObject *scheduler_is_ready(PyObject *object, PyObject *unused)
 {
 	(void)unused;
 
@@ -317,7 +317,7 @@ static PyObject *scheduler_ready(PyObject *object, PyObject *unused)
 }
 
 /* weights(text): what names them is known. Of any thread. */
-static PyObject *scheduler_weights(PyObject *object, PyObject *value)
+static PyObject *scheduler_set_weights(PyObject *object, PyObject *value)
 {
 	const char *text = PyUnicode_AsUTF8AndSize(value, NULL);
 	kvc_status_t status = KVC_ERR_CLOSED;
@@ -332,7 +332,7 @@ static PyObject *scheduler_weights(PyObject *object, PyObject *value)
 	return PyLong_FromLong(status);
 }
 
-static PyObject *scheduler_turn(PyObject *object, PyObject *on)
+static PyObject *scheduler_set_enabled(PyObject *object, PyObject *on)
 {
 	kvdpy_scheduler_t *self = SELF(object);
 
@@ -487,7 +487,8 @@ static int open_scheduler(kvdpy_scheduler_t *self, PyObject *dict)
 	    kvdpy_get_int(dict, "mode", &c.mode) || kvdpy_get_u32(dict, "wait_us", &c.wait_us) ||
 	    kvdpy_get_u32(dict, "load_ms", &c.load_ms) || kvdpy_get_u32(dict, "min_tokens", &c.min_tokens) ||
 	    kvdpy_get_int(dict, "loads", &self->loads) || kvdpy_get_int(dict, "saves", &self->saves) ||
-	    kvdpy_get_int(dict, "publishable", &self->publishable) || kvdpy_get_int(dict, "early", &self->early)) {
+	    kvdpy_get_int(dict, "publishable", &self->publishable) ||
+	    kvdpy_get_int(dict, "prefetch", &self->prefetch)) {
 		return -1;
 	}
 	writers = read_writers(dict, &c.writer_count);
@@ -544,18 +545,18 @@ static PyObject *scheduler_new(PyTypeObject *type, PyObject *args, PyObject *kwa
 #define FAST(function) ((PyCFunction)(void (*)(void))(function))
 static PyMethodDef scheduler_methods[] = {
 	{"match", FAST(scheduler_match), METH_FASTCALL, "get_num_new_matched_tokens"},
-	{"alloc", FAST(scheduler_alloc), METH_FASTCALL, "update_state_after_alloc"},
-	{"hello", scheduler_hello, METH_O, "on_new_request"},
-	{"build", scheduler_build, METH_O, "build_connector_meta"},
-	{"finish", FAST(scheduler_finish), METH_FASTCALL, "request_finished"},
-	{"output", scheduler_output, METH_O, "update_connector_output"},
-	{"pending", scheduler_pending, METH_NOARGS, "has_pending_push_work"},
-	{"delta", scheduler_delta, METH_NOARGS, "get_kv_connector_stats"},
+	{"add_blocks", FAST(scheduler_add_blocks), METH_FASTCALL, "update_state_after_alloc"},
+	{"add_request", scheduler_add_request, METH_O, "on_new_request"},
+	{"build_meta", scheduler_build_meta, METH_O, "build_connector_meta"},
+	{"finish_request", FAST(scheduler_finish_request), METH_FASTCALL, "request_finished"},
+	{"take_output", scheduler_take_output, METH_O, "update_connector_output"},
+	{"has_pending", scheduler_has_pending, METH_NOARGS, "has_pending_push_work"},
+	{"take_stats", scheduler_take_stats, METH_NOARGS, "get_kv_connector_stats"},
 	{"stats", scheduler_stats, METH_NOARGS, "counters since the start"},
-	{"disk", scheduler_disk, METH_O, "tokens of a request's hit that come from disk"},
-	{"ready", scheduler_ready, METH_NOARGS, "attached and the space is open"},
-	{"weights", scheduler_weights, METH_O, "what names the weights is known; a status"},
-	{"turn", scheduler_turn, METH_O, "on or off"},
+	{"disk_tokens", scheduler_disk_tokens, METH_O, "tokens of a request's hit that come from disk"},
+	{"is_ready", scheduler_is_ready, METH_NOARGS, "attached and the space is open"},
+	{"set_weights", scheduler_set_weights, METH_O, "what names the weights is known; a status"},
+	{"set_enabled", scheduler_set_enabled, METH_O, "on or off"},
 	{"reset", scheduler_reset, METH_NOARGS, "drop all blocks of the space; a status"},
 	{"close", scheduler_close, METH_NOARGS, "say goodbye"},
 	{NULL, NULL, 0, NULL},

@@ -136,8 +136,8 @@ static PyObject *totals(const half_t *half, const void *now)
 	return dict;
 }
 
-PyObject *kvdpy_scheduler_report(const kvx_scheduler_stats_t *now, kvx_scheduler_stats_t *last, PyObject *stats_class,
-				 kvdpy_breaker_t *breaker)
+PyObject *kvdpy_scheduler_delta(const kvx_scheduler_stats_t *now, kvx_scheduler_stats_t *last, PyObject *stats_class,
+				kvdpy_breaker_t *breaker)
 {
 	PyObject *answer = report(&scheduler_half, now, last, stats_class, breaker);
 
@@ -146,8 +146,8 @@ PyObject *kvdpy_scheduler_report(const kvx_scheduler_stats_t *now, kvx_scheduler
 	return answer;
 }
 
-PyObject *kvdpy_worker_report(const kvx_worker_stats_t *now, kvx_worker_stats_t *last, PyObject *stats_class,
-			      kvdpy_breaker_t *breaker)
+PyObject *kvdpy_worker_delta(const kvx_worker_stats_t *now, kvx_worker_stats_t *last, PyObject *stats_class,
+			     kvdpy_breaker_t *breaker)
 {
 	PyObject *answer = report(&worker_half, now, last, stats_class, breaker);
 

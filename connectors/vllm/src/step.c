@@ -22,7 +22,7 @@ static int tables_differ(kvdpy_scheduler_t *self, const kvdpy_item_t *item)
 		if (n < 0) {
 			return -1;
 		}
-		if ((uint32_t)n != item->r->placed[g]) {
+		if ((uint32_t)n != item->r->known_blocks[g]) {
 			return 1;
 		}
 	}
@@ -31,7 +31,7 @@ static int tables_differ(kvdpy_scheduler_t *self, const kvdpy_item_t *item)
 }
 
 /* Blocks in this step that update_state_after_alloc() has not told us. */
-static int place_item(kvdpy_scheduler_t *self, kvdpy_item_t *item, kvdpy_ask_t *ask)
+static int append_item(kvdpy_scheduler_t *self, kvdpy_item_t *item, kvdpy_ask_t *ask)
 {
 	int differ = item->tables != Py_None;
 
@@ -39,14 +39,14 @@ static int place_item(kvdpy_scheduler_t *self, kvdpy_item_t *item, kvdpy_ask_t *
 		differ = tables_differ(self, item);
 	}
 	if (differ > 0) {
-		return kvdpy_place(self, item->r, ask, item->tables, !item->whole);
+		return kvdpy_append_blocks(self, item->r, ask, item->tables, !item->whole);
 	}
 
 	return differ;
 }
 
 /* Nothing to do for a request that decodes inside a block. */
-static int idle(kvdpy_scheduler_t *self, const kvdpy_item_t *item)
+static int is_idle(kvdpy_scheduler_t *self, const kvdpy_item_t *item)
 {
 	const uint32_t computed = item->had + item->tokens;
 
@@ -62,11 +62,11 @@ static int step_item(kvdpy_scheduler_t *self, kvdpy_item_t *item)
 	int failed;
 
 	if (r->single == 0 || computed < r->single) {
-		r->goes = self->step;
+		r->last_step = self->step;
 	} else {
-		self->going--;
+		self->continuing--;
 	}
-	if (idle(self, item)) {
+	if (is_idle(self, item)) {
 		r->computed = computed;
 		return 0;
 	}
@@ -74,10 +74,10 @@ static int step_item(kvdpy_scheduler_t *self, kvdpy_item_t *item)
 		return -1;
 	}
 
-	failed = place_item(self, item, &ask);
+	failed = append_item(self, item, &ask);
 	r->computed = computed;
 	if (!failed && self->saves && !self->off && !r->no_keys) {
-		failed = kvdpy_request_feed(self, r, &ask, computed);
+		failed = kvdpy_feed_tokens(self, r, &ask, computed);
 		kvx_scheduler_advance(self->scheduler, &ask.ask, computed, item->tokens);
 	} else {
 		kvx_scheduler_note_step_tokens(self->scheduler, computed, item->tokens);
@@ -87,7 +87,7 @@ static int step_item(kvdpy_scheduler_t *self, kvdpy_item_t *item)
 	return failed;
 }
 
-static kvdpy_request_t *known(kvdpy_scheduler_t *self, PyObject *id)
+static kvdpy_request_t *find_known(kvdpy_scheduler_t *self, PyObject *id)
 {
 	return id ? (kvdpy_request_t *)PyDict_GetItemWithError(self->requests, id) : NULL;
 }
@@ -110,7 +110,7 @@ static int step_new(kvdpy_scheduler_t *self, PyObject *data, PyObject *scheduled
 	PyObject *id = PyObject_GetAttr(data, kvdpy_names.req_id);
 	PyObject *tables = PyObject_GetAttr(data, kvdpy_names.block_ids);
 	PyObject *had = PyObject_GetAttr(data, kvdpy_names.num_computed_tokens);
-	kvdpy_item_t item = {.r = known(self, id), .tables = tables, .whole = 1};
+	kvdpy_item_t item = {.r = find_known(self, id), .tables = tables, .whole = 1};
 	int failed = !id || !tables || read_count(had, &item.had) ||
 		     read_count(PyDict_GetItemWithError(scheduled, id), &item.tokens);
 
@@ -146,7 +146,7 @@ typedef struct kvdpy_cached {
 static int step_cached(kvdpy_scheduler_t *self, const kvdpy_cached_t *c, Py_ssize_t i, PyObject *scheduled)
 {
 	PyObject *id = PyList_GetItem(c->ids, i);
-	kvdpy_item_t item = {.r = known(self, id), .tables = PyList_GetItem(c->tables, i)};
+	kvdpy_item_t item = {.r = find_known(self, id), .tables = PyList_GetItem(c->tables, i)};
 
 	if (!id || !item.tables || PyErr_Occurred()) {
 		return -1;
@@ -193,7 +193,7 @@ static int walk_cached(kvdpy_scheduler_t *self, PyObject *output, PyObject *sche
 /* A preempted request that was given blocks again in this very step keeps those. */
 static int step_preempted(kvdpy_scheduler_t *self, PyObject *id)
 {
-	kvdpy_request_t *r = known(self, id);
+	kvdpy_request_t *r = find_known(self, id);
 	kvdpy_ask_t ask;
 
 	if (!r || r->step == self->step) {
@@ -203,7 +203,7 @@ static int step_preempted(kvdpy_scheduler_t *self, PyObject *id)
 		return -1;
 	}
 	kvx_scheduler_preempt(self->scheduler, &ask.ask);
-	memset(r->placed, 0, sizeof r->placed);
+	memset(r->known_blocks, 0, sizeof r->known_blocks);
 	r->step = 0;
 	r->computed = 0;
 	kvdpy_ask_end(&ask);
@@ -233,7 +233,7 @@ static int walk_preempted(kvdpy_scheduler_t *self, PyObject *output)
 	return failed || PyErr_Occurred() ? -1 : 0;
 }
 
-static int walk(kvdpy_scheduler_t *self, PyObject *output)
+static int walk_step(kvdpy_scheduler_t *self, PyObject *output)
 {
 	PyObject *scheduled = PyObject_GetAttr(output, kvdpy_names.num_scheduled_tokens);
 	int failed;
@@ -241,9 +241,9 @@ static int walk(kvdpy_scheduler_t *self, PyObject *output)
 	if (!scheduled) {
 		return -1;
 	}
-	self->ran = (uint32_t)PyDict_Size(scheduled);
-	self->going = self->ran;
-	self->built = self->step;
+	self->request_count = (uint32_t)PyDict_Size(scheduled);
+	self->continuing = self->request_count;
+	self->built_step = self->step;
 	failed = walk_preempted(self, output) || walk_new(self, output, scheduled) ||
 		 walk_cached(self, output, scheduled);
 	Py_DECREF(scheduled);
@@ -251,12 +251,12 @@ static int walk(kvdpy_scheduler_t *self, PyObject *output)
 	return failed;
 }
 
-PyObject *kvdpy_build(kvdpy_scheduler_t *self, PyObject *output)
+PyObject *kvdpy_build_meta(kvdpy_scheduler_t *self, PyObject *output)
 {
-	kvdpy_plan_t plan = {.after_computed = self->ran > 0};
+	kvdpy_message_t message = {.after_computing = self->request_count > 0};
 	PyObject *bytes, *meta;
 
-	if (walk(self, output)) {
+	if (walk_step(self, output)) {
 		meta = kvdpy_answer_error(&self->breaker, "build_connector_meta",
 					  Py_None); /* the plan goes out all the same: loads count on it */
 		if (!meta) {
@@ -266,16 +266,16 @@ PyObject *kvdpy_build(kvdpy_scheduler_t *self, PyObject *output)
 	}
 	self->step = self->step == UINT32_MAX ? 1 : self->step + 1;
 
-	kvx_scheduler_build_message(self->scheduler, &plan.bytes, &plan.len);
-	if (plan.len == 0) {
+	kvx_scheduler_build_message(self->scheduler, &message.bytes, &message.len);
+	if (message.len == 0) {
 		meta = Py_NewRef(self->meta_empty);
 	} else {
-		bytes = PyBytes_FromStringAndSize(plan.bytes, (Py_ssize_t)plan.len);
+		bytes = PyBytes_FromStringAndSize(message.bytes, (Py_ssize_t)message.len);
 		meta = bytes ? PyObject_CallFunctionObjArgs(self->meta_class, bytes, NULL) : NULL;
 		Py_XDECREF(bytes);
-		plan.told = bytes;
+		message.given = bytes;
 	}
-	if (meta && kvdpy_early_planned(self, output, &plan)) {
+	if (meta && kvdpy_prefetch_planned(self, output, &message)) {
 		Py_CLEAR(meta);
 	}
 

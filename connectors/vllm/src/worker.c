@@ -8,7 +8,7 @@
 static PyTypeObject *worker_type;
 
 /* What the engine enqueues from now on goes there: the copies are put in order with that. */
-static int tell_stream(kvdpy_worker_t *self)
+static int read_stream(kvdpy_worker_t *self)
 {
 	if (self->stream_of == Py_None || !self->worker) {
 		return 0;
@@ -22,17 +22,17 @@ static int tell_stream(kvdpy_worker_t *self)
 }
 
 /* handle_preemptions(meta) */
-static PyObject *worker_begin(PyObject *object, PyObject *meta)
+static PyObject *worker_begin_step(PyObject *object, PyObject *meta)
 {
 	kvdpy_worker_t *self = SELF(object);
-	PyObject *plan = self->worker ? PyObject_GetAttr(meta, kvdpy_names.plan) : Py_NewRef(Py_None);
+	PyObject *message = self->worker ? PyObject_GetAttr(meta, kvdpy_names.message) : Py_NewRef(Py_None);
 	char *bytes = NULL;
 	Py_ssize_t len = 0;
 
-	kvdpy_early_begun(&self->early, plan);
+	kvdpy_prefetch_note_begin(&self->prefetch, message);
 	kvdpy_layers_clear(&self->layers);
-	if (!plan || tell_stream(self) || (plan != Py_None && PyBytes_AsStringAndSize(plan, &bytes, &len))) {
-		Py_XDECREF(plan);
+	if (!message || read_stream(self) || (message != Py_None && PyBytes_AsStringAndSize(message, &bytes, &len))) {
+		Py_XDECREF(message);
 		if (self->worker) {
 			kvx_worker_begin_step(
 				self->worker, "",
@@ -40,7 +40,7 @@ static PyObject *worker_begin(PyObject *object, PyObject *meta)
 		}
 		return kvdpy_answer_error(&self->breaker, "handle_preemptions", Py_None);
 	}
-	if (plan != Py_None) {
+	if (message != Py_None) {
 		PyThreadState *state = len ? PyEval_SaveThread() : NULL;
 
 		kvx_worker_begin_step(self->worker, bytes, (size_t)len);
@@ -48,13 +48,13 @@ static PyObject *worker_begin(PyObject *object, PyObject *meta)
 			PyEval_RestoreThread(state);
 		}
 	}
-	Py_DECREF(plan);
+	Py_DECREF(message);
 
 	return Py_NewRef(Py_None);
 }
 
 /* bind_connector_metadata(meta) */
-static PyObject *worker_start(PyObject *object, PyObject *meta)
+static PyObject *worker_start_async_loads(PyObject *object, PyObject *meta)
 {
 	(void)meta;
 	if (SELF(object)->worker) {
@@ -65,21 +65,21 @@ static PyObject *worker_start(PyObject *object, PyObject *meta)
 }
 
 /* start_load_kv(forward_context, **kwargs) */
-static PyObject *worker_load(PyObject *object, PyObject *args, PyObject *kwargs)
+static PyObject *worker_run_sync_loads(PyObject *object, PyObject *args, PyObject *kwargs)
 {
 	kvdpy_worker_t *self = SELF(object);
 	PyObject *context = PyTuple_Size(args) > 0 ? PyTuple_GetItem(args, 0) : NULL;
 
 	(void)kwargs;
 	if (self->worker) {
-		kvdpy_layers_load(&self->layers, self->worker, context);
+		kvdpy_layers_run_loads(&self->layers, self->worker, context);
 	}
 
 	return Py_NewRef(Py_None);
 }
 
 /* has_connector_metadata() */
-static PyObject *worker_asks(PyObject *object, PyObject *unused)
+static PyObject *worker_wants_layers(PyObject *object, PyObject *unused)
 {
 	(void)unused;
 
@@ -87,7 +87,7 @@ static PyObject *worker_asks(PyObject *object, PyObject *unused)
 }
 
 /* wait_for_layer_load(name) */
-static PyObject *worker_layer(PyObject *object, PyObject *name)
+static PyObject *worker_await_layer(PyObject *object, PyObject *name)
 {
 	kvdpy_worker_t *self = SELF(object);
 	void *stream = self->stream;
@@ -102,13 +102,13 @@ static PyObject *worker_layer(PyObject *object, PyObject *name)
 			return NULL;
 		}
 	}
-	kvdpy_layers_named(&self->layers, self->worker, name, !answer && stream == self->stream);
+	kvdpy_layers_note(&self->layers, self->worker, name, !answer && stream == self->stream);
 
 	return answer ? answer : Py_NewRef(Py_None);
 }
 
 /* save_kv_layer(name, tensor, metadata) */
-static PyObject *worker_kept(PyObject *object, PyObject *args, PyObject *kwargs)
+static PyObject *worker_skip_save(PyObject *object, PyObject *args, PyObject *kwargs)
 {
 	(void)object;
 	(void)args;
@@ -118,7 +118,7 @@ static PyObject *worker_kept(PyObject *object, PyObject *args, PyObject *kwargs)
 }
 
 /* wait_for_save() */
-static PyObject *worker_end(PyObject *object, PyObject *unused)
+static PyObject *worker_end_step(PyObject *object, PyObject *unused)
 {
 	(void)unused;
 	if (SELF(object)->worker) {
@@ -162,7 +162,7 @@ static int take_finished(kvdpy_worker_t *self, PyObject **p_done, PyObject **p_f
 }
 
 /* get_finished(finished_req_ids) */
-static PyObject *worker_finished(PyObject *object, PyObject *ids)
+static PyObject *worker_take_finished(PyObject *object, PyObject *ids)
 {
 	kvdpy_worker_t *self = SELF(object);
 	PyObject *done = NULL, *bad = NULL, *answer;
@@ -183,7 +183,7 @@ static PyObject *worker_finished(PyObject *object, PyObject *ids)
 }
 
 /* get_transfer_results(finished_req_ids) */
-static PyObject *worker_results(PyObject *object, PyObject *ids)
+static PyObject *worker_take_results(PyObject *object, PyObject *ids)
 {
 	kvdpy_worker_t *self = SELF(object);
 	PyObject *results = PyObject_CallFunctionObjArgs(self->results_class, NULL);
@@ -212,7 +212,7 @@ static PyObject *worker_results(PyObject *object, PyObject *ids)
 }
 
 /* Of a cache in GPU memory this may wait for the loads of the step; other threads of the engine go on meanwhile. */
-static uint32_t take_errors(kvdpy_worker_t *self, uint32_t *ids, uint32_t cap)
+static uint32_t read_failed_blocks(kvdpy_worker_t *self, uint32_t *ids, uint32_t cap)
 {
 	PyThreadState *state = self->stream_of == Py_None ? NULL : PyEval_SaveThread();
 	const uint32_t n = kvx_worker_take_failed_blocks(self->worker, ids, cap);
@@ -225,7 +225,7 @@ static uint32_t take_errors(kvdpy_worker_t *self, uint32_t *ids, uint32_t cap)
 }
 
 /* get_block_ids_with_load_errors() */
-static PyObject *worker_errors(PyObject *object, PyObject *unused)
+static PyObject *worker_take_failed_blocks(PyObject *object, PyObject *unused)
 {
 	kvdpy_worker_t *self = SELF(object);
 	PyObject *set = PySet_New(NULL);
@@ -234,7 +234,7 @@ static PyObject *worker_errors(PyObject *object, PyObject *unused)
 	int failed = 0;
 
 	(void)unused;
-	while (set && self->worker && (n = take_errors(self, ids, 256)) > 0) {
+	while (set && self->worker && (n = read_failed_blocks(self, ids, 256)) > 0) {
 		for (uint32_t i = 0; i < n && self->groups == 1; i++) {
 			PyObject *id = PyLong_FromUnsignedLong(ids[i]);
 
@@ -253,7 +253,7 @@ static PyObject *worker_errors(PyObject *object, PyObject *unused)
 }
 
 /* build_connector_worker_meta() */
-static PyObject *worker_report(PyObject *object, PyObject *unused)
+static PyObject *worker_take_report(PyObject *object, PyObject *unused)
 {
 	kvdpy_worker_t *self = SELF(object);
 	const void *bytes = NULL;
@@ -275,7 +275,7 @@ static PyObject *worker_report(PyObject *object, PyObject *unused)
 }
 
 /* get_kv_connector_stats() */
-static PyObject *worker_delta(PyObject *object, PyObject *unused)
+static PyObject *worker_take_stats(PyObject *object, PyObject *unused)
 {
 	kvdpy_worker_t *self = SELF(object);
 	kvx_worker_stats_t now = {.struct_size = sizeof now};
@@ -286,7 +286,7 @@ static PyObject *worker_delta(PyObject *object, PyObject *unused)
 	}
 	kvx_worker_get_stats(self->worker, &now);
 
-	return kvdpy_worker_report(&now, &self->last, self->stats_class, &self->breaker);
+	return kvdpy_worker_delta(&now, &self->last, self->stats_class, &self->breaker);
 }
 
 /* ---- what our own Python calls --------------------------------------------------------------- */
@@ -303,7 +303,7 @@ static PyObject *worker_stats(PyObject *object, PyObject *unused)
 	return kvdpy_worker_dict(&now);
 }
 
-static PyObject *worker_echo(PyObject *object, PyObject *args)
+static PyObject *worker_roundtrip_test(PyObject *object, PyObject *args)
 {
 	unsigned int group, from, to;
 
@@ -315,7 +315,7 @@ static PyObject *worker_echo(PyObject *object, PyObject *args)
 						    : KVC_ERR_CLOSED);
 }
 
-static PyObject *worker_proved(PyObject *object, PyObject *unused)
+static PyObject *worker_self_test_status(PyObject *object, PyObject *unused)
 {
 	(void)unused;
 
@@ -348,7 +348,7 @@ static PyObject *worker_close(PyObject *object, PyObject *unused)
 
 	(void)unused;
 	SELF(object)->worker = NULL;
-	kvdpy_early_leave(&SELF(object)->early);
+	kvdpy_prefetch_leave(&SELF(object)->prefetch);
 	state = PyEval_SaveThread();
 	kvx_worker_close(worker);
 	PyEval_RestoreThread(state);
@@ -363,7 +363,7 @@ static void worker_dealloc(PyObject *object)
 	kvdpy_worker_t *self = SELF(object);
 	PyTypeObject *type = Py_TYPE(object);
 
-	kvdpy_early_leave(&self->early);
+	kvdpy_prefetch_leave(&self->prefetch);
 	kvx_worker_close(self->worker);
 	Py_XDECREF(self->breaker.object);
 	Py_XDECREF(self->config);
@@ -455,12 +455,12 @@ static int open_worker(kvdpy_worker_t *self, PyObject *dict)
 	kvdpy_common_t common;
 	PyObject *range;
 	kvc_status_t status;
-	int failed = -1, early = 0;
+	int failed = -1, prefetch = 0;
 
 	if (!paged || kvdpy_get_common(dict, &common) || kvdpy_get_u32(dict, "rank", &c.rank) ||
 	    kvdpy_get_object(dict, "range", &range) || kvdpy_get_writer(range, &c.range) ||
 	    kvdpy_get_u32(dict, "threads", &c.threads) || kvdpy_get_int(dict, "prefault", &c.prefault) ||
-	    kvdpy_get_int(dict, "early", &early) || read_memory(dict, &c) ||
+	    kvdpy_get_int(dict, "prefetch", &prefetch) || read_memory(dict, &c) ||
 	    read_groups(dict, paged, groups, &c.group_count)) {
 		PyMem_Free(paged);
 		return failed;
@@ -481,8 +481,8 @@ static int open_worker(kvdpy_worker_t *self, PyObject *dict)
 		PyErr_Format(PyExc_ValueError, "%s: %s", kvc_status_name(status), kvx_worker_last_error());
 		return failed;
 	}
-	if (early && self->stream_of != Py_None) {
-		kvdpy_early_join(self, common.instance);
+	if (prefetch && self->stream_of != Py_None) {
+		kvdpy_prefetch_join(self, common.instance);
 	}
 
 	return 0;
@@ -514,21 +514,23 @@ static PyObject *worker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 
 #define FAST(function) ((PyCFunction)(void (*)(void))(function))
 static PyMethodDef worker_methods[] = {
-	{"begin", worker_begin, METH_O, "handle_preemptions"},
-	{"start", worker_start, METH_O, "bind_connector_metadata"},
-	{"load", FAST(worker_load), METH_VARARGS | METH_KEYWORDS, "start_load_kv"},
-	{"asks", worker_asks, METH_NOARGS, "has_connector_metadata"},
-	{"layer", worker_layer, METH_O, "wait_for_layer_load"},
-	{"kept", FAST(worker_kept), METH_VARARGS | METH_KEYWORDS, "save_kv_layer"},
-	{"end", worker_end, METH_NOARGS, "wait_for_save"},
-	{"finished", worker_finished, METH_O, "get_finished"},
-	{"results", worker_results, METH_O, "get_transfer_results"},
-	{"errors", worker_errors, METH_NOARGS, "get_block_ids_with_load_errors"},
-	{"report", worker_report, METH_NOARGS, "build_connector_worker_meta"},
-	{"delta", worker_delta, METH_NOARGS, "get_kv_connector_stats"},
+	{"begin_step", worker_begin_step, METH_O, "handle_preemptions"},
+	{"start_async_loads", worker_start_async_loads, METH_O, "bind_connector_metadata"},
+	{"run_sync_loads", FAST(worker_run_sync_loads), METH_VARARGS | METH_KEYWORDS, "start_load_kv"},
+	{"wants_layers", worker_wants_layers, METH_NOARGS, "has_connector_metadata"},
+	{"await_layer", worker_await_layer, METH_O, "wait_for_layer_load"},
+	{"skip_save", FAST(worker_skip_save), METH_VARARGS | METH_KEYWORDS, "save_kv_layer"},
+	{"end_step", worker_end_step, METH_NOARGS, "wait_for_save"},
+	{"take_finished", worker_take_finished, METH_O, "get_finished"},
+	{"take_results", worker_take_results, METH_O, "get_transfer_results"},
+	{"take_failed_blocks", worker_take_failed_blocks, METH_NOARGS, "get_block_ids_with_load_errors"},
+	{"take_report", worker_take_report, METH_NOARGS, "build_connector_worker_meta"},
+	{"take_stats", worker_take_stats, METH_NOARGS, "get_kv_connector_stats"},
 	{"stats", worker_stats, METH_NOARGS, "counters since the start"},
-	{"echo", worker_echo, METH_VARARGS, "gather a block of a group and scatter it to another; a status"},
-	{"proved", worker_proved, METH_NOARGS, "how the self-test against the daemon went; a status"},
+	{"roundtrip_test", worker_roundtrip_test, METH_VARARGS,
+	 "gather a block of a group and scatter it to another; a status"},
+	{"self_test_status", worker_self_test_status, METH_NOARGS,
+	 "how the self-test against the daemon went; a status"},
 	{"flush", worker_flush, METH_O, "wait until what was handed over is saved; a status"},
 	{"close", worker_close, METH_NOARGS, "end the transfer threads"},
 	{NULL, NULL, 0, NULL},

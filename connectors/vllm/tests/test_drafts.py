@@ -90,9 +90,9 @@ class Run:
             assert self.engine.scheduler.match(s.request, 0) == (0, False)
             n = len(s.true)
             s.placed = -(-n // BLOCK)
-            self.engine.scheduler.alloc(s.request, Blocks(s.table[:s.placed]), 0)
+            self.engine.scheduler.add_blocks(s.request, Blocks(s.table[:s.placed]), 0)
             s.pending.append((n, 0))
-            meta = self.engine.scheduler.build(output(new=[(s.request.request_id, (s.table[:s.placed],), 0, n)]))
+            meta = self.engine.scheduler.build_meta(output(new=[(s.request.request_id, (s.table[:s.placed],), 0, n)]))
             s.computed = n
             self.under_way.append((meta, [(s, n, 0)]))
             self.end_step()
@@ -108,14 +108,14 @@ class Run:
         ends = [(s, s.real // BLOCK * BLOCK + BLOCK) for s in self.speakers]
         if self.spoil and any(end - s.real <= 2 * DRAFTS for s, end in ends):
             time.sleep(0.001)  # the daemon answers between two steps, also on a busy machine: else the save comes a step later, and nothing is spoiled
-        meta = self.engine.scheduler.build(output(cached=cached))
-        if self.spoil and meta.plan and all(s.rejected_to >= end > s.real for s, end in ends):
+        meta = self.engine.scheduler.build_meta(output(cached=cached))
+        if self.spoil and meta.message and all(s.rejected_to >= end > s.real for s, end in ends):
             meta = self.too_early(meta)
         self.under_way.append((meta, part))
 
     def too_early(self, meta: Any) -> Any:
         """The mistake this test is about: a block counts as computed because its last place was written."""
-        out, at = bytearray(meta.plan), 16
+        out, at = bytearray(meta.message), 16
         while at < len(out):
             kind, size = struct.unpack_from("II", out, at)
             if kind == SAVE:
@@ -171,7 +171,7 @@ class Drafts(unittest.TestCase):
         table = list(range(1, 1 + -(-len(again._all_token_ids) // BLOCK)))
         tokens, _ = engine.scheduler.match(again, 0)
         self.assertGreaterEqual(tokens, (said.real // BLOCK - 1) * BLOCK)
-        engine.scheduler.alloc(again, Blocks(table), tokens)
+        engine.scheduler.add_blocks(again, Blocks(table), tokens)
         results = engine.step(output(new=[(name, (table,), tokens, len(again._all_token_ids) - tokens)]))
         self.assertFalse(results.errors)
         row, bad = slots(said.true), 0
@@ -192,7 +192,7 @@ class Drafts(unittest.TestCase):
         engine.saved(sum(s.real // BLOCK - 1 for s in speakers))
         self.assertEqual(engine.breaker.errors, [])
         for s in speakers:
-            engine.scheduler.finish(s.request, (s.table,))
+            engine.scheduler.finish_request(s.request, (s.table,))
         return run, speakers
 
     def check(self, ahead: int, **options: Any) -> None:

@@ -82,8 +82,8 @@ def output(new: list[Any] = [], cached: list[Any] = [], resumed: set[str] = set(
 
 
 class Meta:
-    def __init__(self, plan: bytes) -> None:
-        self.plan = plan
+    def __init__(self, message: bytes) -> None:
+        self.message = message
 
 
 class Results:
@@ -130,14 +130,14 @@ class Engine:
         self.scheduler = _kvd.Scheduler({
             **common, "meta_class": Meta, "stats_class": dict, "lora_text": str, "unit_extras": self.extras, "forget": self.forget, "group_tokens": [BLOCK], "hash_tokens": BLOCK,
             "writers": [(0, 0, 1, 0, LAYERS)], "max_blocks": BLOCKS, "foreign": foreign, "cost_model": 0, "mode": options.get("mode", 1), "wait_us": 5000000, "load_ms": 20000,
-            "min_tokens": 0, "loads": options.get("loads", 1), "saves": options.get("saves", 1), "publishable": 0, "early": options.get("early", 0),
+            "min_tokens": 0, "loads": options.get("loads", 1), "saves": options.get("saves", 1), "publishable": 0, "prefetch": options.get("prefetch", 0),
         })
-        self.scheduler.turn(True)
+        self.scheduler.set_enabled(True)
         paged = {"group": 0, "kind": _kvd.KIND_OPAQUE, "dtype": _kvd.DTYPE_byte, "blocks": BLOCKS, "layers": LAYERS, "first_layer": 0, "heads": 1, "first_head": 0,
                  "tokens": BLOCK, "k": 0, "v": 0, "page": PAGE, "stride": PAGE, "apart": 0, "base": [ctypes.addressof(m) for m in self.memory]}
         self.worker = _kvd.Worker({**common, "report_class": lambda reports: SimpleNamespace(reports=reports), "results_class": Results, "stats_class": dict, "rank": 0,
                                    "range": (0, 0, 1, 0, LAYERS), "groups": [paged], "threads": 1, "prefault": 0, "memory": "cpu", "device": 0, "sms": 0, "save_sms": 0, "stream_of": options.get("stream_of"),
-                                   "layers": options.get("layers"), "layers_mb": 0, "early": options.get("early", 0)})
+                                   "layers": options.get("layers"), "layers_mb": 0, "prefetch": options.get("prefetch", 0)})
 
     def forget(self, invalid: set[int], requests: dict[str, Any]) -> None:
         self.forgotten.append((set(invalid), list(requests)))
@@ -148,10 +148,10 @@ class Engine:
 
     def wait(self) -> None:
         end = time.monotonic() + 60
-        while not (self.scheduler.ready() and self.worker.proved() == _kvd.OK) and time.monotonic() < end:
+        while not (self.scheduler.is_ready() and self.worker.self_test_status() == _kvd.OK) and time.monotonic() < end:
             self.step(output())
             time.sleep(0.005)
-        assert self.scheduler.ready() and self.worker.proved() == _kvd.OK, (self.scheduler.stats(), self.worker.stats())
+        assert self.scheduler.is_ready() and self.worker.self_test_status() == _kvd.OK, (self.scheduler.stats(), self.worker.stats())
 
     def write(self, request: Request, table: list[int], first: int, end: int) -> None:
         for i in range(first, end):
@@ -163,22 +163,22 @@ class Engine:
 
     def step(self, out: SimpleNamespace, compute: Any = None) -> Results:
         """One step in vLLM's order of calls."""
-        return self.work(self.scheduler.build(out), compute)
+        return self.work(self.scheduler.build_meta(out), compute)
 
     def work(self, meta: Any, compute: Any = None) -> Results:
         """The worker's half of a step, and what the scheduler hears of it."""
-        self.worker.begin(meta)
-        self.worker.start(meta)
-        self.worker.load(None)
+        self.worker.begin_step(meta)
+        self.worker.start_async_loads(meta)
+        self.worker.run_sync_loads(None)
         if compute:
             compute()
-        self.worker.end()
-        results = self.worker.results(set())
-        results.errors = self.worker.errors()
-        self.worker.delta()
-        report = self.worker.report()
-        self.scheduler.output(SimpleNamespace(kv_connector_worker_meta=report, invalid_block_ids=results.errors))
-        self.scheduler.delta()
+        self.worker.end_step()
+        results = self.worker.take_results(set())
+        results.errors = self.worker.take_failed_blocks()
+        self.worker.take_stats()
+        report = self.worker.take_report()
+        self.scheduler.take_output(SimpleNamespace(kv_connector_worker_meta=report, invalid_block_ids=results.errors))
+        self.scheduler.take_stats()
         return results
 
     def idle(self, condition: Any, seconds: float = 60, **running: Any) -> None:
@@ -191,7 +191,7 @@ class Engine:
         """Admit and compute a whole prompt; tokens that came from the store."""
         tokens, is_async = self.scheduler.match(request, local)
         assert not is_async
-        self.scheduler.alloc(request, Blocks(table), tokens)
+        self.scheduler.add_blocks(request, Blocks(table), tokens)
         had = local + tokens
         n = len(request._all_token_ids)
         results = self.step(output(new=[(request.request_id, (table,), had, n - had)]), lambda: self.write(request, table, had // BLOCK, n // BLOCK))
@@ -218,7 +218,7 @@ def prompt(seed: int, n: int) -> list[int]:
 
 def without_leases(meta: Meta) -> Meta:
     """The plan's loads find nothing: the daemon has lost what was leased."""
-    plan, at = bytearray(meta.plan), 16
+    plan, at = bytearray(meta.message), 16
     while at < len(plan):
         kind, size = struct.unpack_from("=II", plan, at)
         if kind == 3:
@@ -260,7 +260,7 @@ class Hooks(unittest.TestCase):
         n = len(request._all_token_ids)
         # An adapter's space may not be open yet in the step that computes the prompt: then a later one saves it.
         engine.saved(n // BLOCK, cached=[(request.request_id, None, n, 1)] if request.lora_request else [])
-        self.assertEqual(engine.scheduler.finish(request, (table,)), (False, None))
+        self.assertEqual(engine.scheduler.finish_request(request, (table,)), (False, None))
         return engine
 
     def test_what_one_engine_saved_another_loads(self) -> None:
@@ -276,40 +276,40 @@ class Hooks(unittest.TestCase):
     def test_nothing_is_found_or_saved_before_the_weights_have_a_name(self) -> None:
         engine = self.engine(weights=None)
         end = time.monotonic() + 60
-        while engine.worker.proved() != _kvd.OK and time.monotonic() < end:  # its self-test needs no weights
+        while engine.worker.self_test_status() != _kvd.OK and time.monotonic() < end:  # its self-test needs no weights
             engine.step(output())
             time.sleep(0.005)
-        self.assertEqual(engine.worker.proved(), _kvd.OK)
+        self.assertEqual(engine.worker.self_test_status(), _kvd.OK)
         early, table = Request("early", prompt(60, 200)), list(range(1, 8))
         self.assertEqual(engine.prefill(early, table), 0)
-        engine.scheduler.finish(early, (table,))
+        engine.scheduler.finish_request(early, (table,))
         for _ in range(20):
             engine.step(output())
         stats = engine.scheduler.stats()
-        self.assertEqual((stats["miss_tokens_weights_pending"], stats["match_no_daemon"], stats["saves"], engine.scheduler.ready()), (192, 0, 0, False))
+        self.assertEqual((stats["miss_tokens_weights_pending"], stats["match_no_daemon"], stats["saves"], engine.scheduler.is_ready()), (192, 0, 0, False))
 
-        self.assertEqual(_kvd.status_name(engine.scheduler.weights("")), "ERR_ARG")
-        self.assertEqual(engine.scheduler.weights("named late"), _kvd.OK)
-        self.assertEqual(_kvd.status_name(engine.scheduler.weights("another name")), "ERR_ARG")
+        self.assertEqual(_kvd.status_name(engine.scheduler.set_weights("")), "ERR_ARG")
+        self.assertEqual(engine.scheduler.set_weights("named late"), _kvd.OK)
+        self.assertEqual(_kvd.status_name(engine.scheduler.set_weights("another name")), "ERR_ARG")
         engine.wait()
         late = Request("late", prompt(60, 200))
         self.assertEqual(engine.prefill(late, table), 0)
         engine.saved(6)
-        engine.scheduler.finish(late, (table,))
+        engine.scheduler.finish_request(late, (table,))
 
     def test_a_late_name_of_the_weights_is_as_good_as_one_from_the_start(self) -> None:
         self.saved_by(Request("a", prompt(61, 200)), weights="x")
         engine = self.engine(weights=None)
-        engine.scheduler.weights("x")
+        engine.scheduler.set_weights("x")
         engine.wait()
         again, table = Request("b", prompt(61, 200)), [9, 8, 7, 6, 5, 4, 3]
         self.assertEqual(engine.prefill(again, table), 192)  # loaded in the step in which the rank learns the name, at the latest
         self.assertEqual([engine.read(table[i], layer) for i in range(6) for layer in range(LAYERS)], [content(again, i, layer) for i in range(6) for layer in range(LAYERS)])
         other = self.engine(weights=None)
-        other.scheduler.weights("y")
+        other.scheduler.set_weights("y")
         other.wait()
         self.assertEqual(other.scheduler.match(Request("c", prompt(61, 200)), 0), (0, False))
-        self.assertEqual(_kvd.status_name(self.engine(weights="x").scheduler.weights("x")), "ERR_ARG")
+        self.assertEqual(_kvd.status_name(self.engine(weights="x").scheduler.set_weights("x")), "ERR_ARG")
 
     def test_an_adapter_of_unnamed_weights_waits_for_their_name(self) -> None:
         first, again = Request("a", prompt(62, 200)), Request("b", prompt(62, 200))
@@ -317,7 +317,7 @@ class Hooks(unittest.TestCase):
         self.saved_by(first, weights="x")
         engine = self.engine(weights=None)
         self.assertEqual(engine.scheduler.match(again, 0), (0, False))
-        engine.scheduler.weights("x")
+        engine.scheduler.set_weights("x")
         engine.wait()
         found = (0, False)
         end = time.monotonic() + 20
@@ -338,7 +338,7 @@ class Hooks(unittest.TestCase):
         engine = self.engine(mode=2)
         request = Request("b-12345", prompt(3, 128))
         self.assertEqual(engine.scheduler.match(request, 0), (128, True))
-        engine.scheduler.alloc(request, Blocks([11, 12, 13, 14]), 128)
+        engine.scheduler.add_blocks(request, Blocks([11, 12, 13, 14]), 128)
         seen: list[str] = []
         end = time.monotonic() + 60
         while not seen and time.monotonic() < end:
@@ -347,15 +347,15 @@ class Hooks(unittest.TestCase):
             seen += engine.step(output()).finished_recving
         self.assertEqual(seen, ["b-12345"])
         self.assertEqual(engine.read(13, 1), content(request, 2, 1))
-        engine.scheduler.alloc(request, Blocks([11, 12, 13, 14]), 0)
+        engine.scheduler.add_blocks(request, Blocks([11, 12, 13, 14]), 0)
         engine.step(output(new=[("b-12345", ([11, 12, 13, 14],), 127, 1)]))
-        engine.scheduler.finish(request, ([11, 12, 13, 14],))
+        engine.scheduler.finish_request(request, ([11, 12, 13, 14],))
 
     def test_chunks_and_decoded_tokens_are_saved_too(self) -> None:
         engine = self.engine()
         request = Request("a", prompt(4, 100))
         self.assertEqual(engine.scheduler.match(request, 0), (0, False))
-        engine.scheduler.alloc(request, Blocks([1, 2]), 0)
+        engine.scheduler.add_blocks(request, Blocks([1, 2]), 0)
         table = [1, 2, 3, 4, 5]
         engine.step(output(new=[("a", ([1, 2],), 0, 64)]), lambda: engine.write(request, table, 0, 2))
         engine.step(output(cached=[("a", ([3, 4],), 64, 36)]), lambda: engine.write(request, table, 2, 3))
@@ -376,7 +376,7 @@ class Hooks(unittest.TestCase):
         engine.step(output(preempted={"a"}))
         for _ in range(5):
             self.assertEqual(engine.scheduler.match(request, 0), (96, False))
-        engine.scheduler.alloc(request, Blocks([14, 13, 12, 11]), 96)
+        engine.scheduler.add_blocks(request, Blocks([14, 13, 12, 11]), 96)
         engine.step(output(cached=[("a", ([14, 13, 12, 11],), 96, 4)], resumed={"a"}))
         self.assertEqual(engine.read(13, 1), content(request, 1, 1))
 
@@ -426,22 +426,22 @@ class Hooks(unittest.TestCase):
         engine = self.engine()
         self.assertEqual(engine.scheduler.match(object(), 0), (0, False))
         self.assertEqual(engine.scheduler.match(Request("a", prompt(1, 40)), "x"), (0, False))
-        self.assertIsNone(engine.scheduler.alloc(Request("b", prompt(1, 40)), object(), 0))
-        self.assertIsNone(engine.scheduler.alloc(Request("c", prompt(1, 40)), Blocks(["x"]), 0))
-        self.assertEqual(engine.scheduler.build(object()).plan, b"")
-        engine.scheduler.hello(Request("d", prompt(1, 40)))
-        self.assertEqual(engine.scheduler.build(output(new=[("d", 3, 0, 1)])).plan, b"")
-        self.assertIsNone(engine.scheduler.output(SimpleNamespace(kv_connector_worker_meta=SimpleNamespace(reports=[1]))))
-        self.assertEqual(engine.scheduler.finish(None, ()), (False, None))
-        self.assertIsNone(engine.worker.begin(SimpleNamespace(plan=3)))
+        self.assertIsNone(engine.scheduler.add_blocks(Request("b", prompt(1, 40)), object(), 0))
+        self.assertIsNone(engine.scheduler.add_blocks(Request("c", prompt(1, 40)), Blocks(["x"]), 0))
+        self.assertEqual(engine.scheduler.build_meta(object()).message, b"")
+        engine.scheduler.add_request(Request("d", prompt(1, 40)))
+        self.assertEqual(engine.scheduler.build_meta(output(new=[("d", 3, 0, 1)])).message, b"")
+        self.assertIsNone(engine.scheduler.take_output(SimpleNamespace(kv_connector_worker_meta=SimpleNamespace(reports=[1]))))
+        self.assertEqual(engine.scheduler.finish_request(None, ()), (False, None))
+        self.assertIsNone(engine.worker.begin_step(SimpleNamespace(message=3)))
         self.assertEqual(engine.worker.stats()["bad_messages"], 1, "a plan that cannot be read must fence every block")
         hooks = [hook for hook, _ in engine.breaker.errors]
         self.assertEqual(len(hooks), 9, hooks)
         self.assertIsInstance(engine.breaker.errors[0][1], AttributeError)
-        self.assertEqual(engine.scheduler.delta()["scheduler_internal_errors"], 8)
+        self.assertEqual(engine.scheduler.take_stats()["scheduler_internal_errors"], 8)
         engine.breaker.errors.clear()
-        engine.worker.begin(Meta(b"no plan"))
-        engine.scheduler.output(SimpleNamespace(kv_connector_worker_meta=SimpleNamespace(reports=[b"no report"]), invalid_block_ids=set()))
+        engine.worker.begin_step(Meta(b"no plan"))
+        engine.scheduler.take_output(SimpleNamespace(kv_connector_worker_meta=SimpleNamespace(reports=[b"no report"]), invalid_block_ids=set()))
         self.assertEqual((engine.worker.stats()["bad_messages"], engine.scheduler.stats()["bad_reports"]), (2, 1))
 
     def test_an_interrupt_is_not_swallowed(self) -> None:
@@ -458,12 +458,12 @@ class Hooks(unittest.TestCase):
     def test_off_is_off(self) -> None:
         self.saved_by(Request("a", prompt(10, 100)))
         engine = self.engine()
-        engine.scheduler.turn(False)
+        engine.scheduler.set_enabled(False)
         request = Request("b", prompt(10, 100))
         self.assertEqual(engine.prefill(request, [1, 2, 3, 4]), 0)
         engine.idle(lambda: False, 0.1)
         self.assertEqual(engine.scheduler.stats()["matches"], 0)
-        engine.scheduler.turn(True)
+        engine.scheduler.set_enabled(True)
         self.assertEqual(engine.scheduler.match(request, 0), (96, False))
 
     def test_blocks_lost_while_it_was_off_are_known_to_be_lost(self) -> None:
@@ -471,22 +471,22 @@ class Hooks(unittest.TestCase):
         engine = self.engine()
         request = Request("a", prompt(22, 100))
         engine.prefill(request, [1, 2, 3, 4])
-        engine.scheduler.turn(False)
+        engine.scheduler.set_enabled(False)
         self.assertEqual(engine.scheduler.match(request, 0), (0, False))
-        engine.scheduler.alloc(request, Blocks([5, 6, 7, 8]), 0)
-        meta = engine.scheduler.build(output(cached=[("a", ([5, 6, 7, 8],), 0, 100)], resumed={"a"}, preempted={"a"}))
-        self.assertIn(struct.pack("<IIII", 5, 6, 7, 8), meta.plan)
+        engine.scheduler.add_blocks(request, Blocks([5, 6, 7, 8]), 0)
+        meta = engine.scheduler.build_meta(output(cached=[("a", ([5, 6, 7, 8],), 0, 100)], resumed={"a"}, preempted={"a"}))
+        self.assertIn(struct.pack("<IIII", 5, 6, 7, 8), meta.message)
 
     def test_what_was_under_way_when_it_was_switched_off_is_not_saved(self) -> None:
         """Switched off by an error: blocks change hands that nobody is told about."""
         engine = self.engine()
         request, table = Request("a", prompt(18, 100)), [1, 2, 3, 4]
         self.assertEqual(engine.scheduler.match(request, 0), (0, False))
-        engine.scheduler.alloc(request, Blocks(table), 0)
+        engine.scheduler.add_blocks(request, Blocks(table), 0)
         self.daemon.process.send_signal(signal.SIGSTOP)
         try:
             engine.step(output(new=[("a", (table,), 0, 100)]), lambda: engine.write(request, table, 0, 3))
-            engine.scheduler.turn(False)
+            engine.scheduler.set_enabled(False)
         finally:
             self.daemon.process.send_signal(signal.SIGCONT)
         engine.write(Request("b", prompt(19, 100)), table, 0, 3)
@@ -497,10 +497,10 @@ class Hooks(unittest.TestCase):
     def test_the_engine_forgets_blocks_that_failed_to_load(self) -> None:
         engine = self.engine()
         request = Request("a", prompt(21, 100))
-        engine.scheduler.alloc(request, Blocks([1, 2, 3, 4]), 0)
-        engine.scheduler.output(SimpleNamespace(kv_connector_worker_meta=None, invalid_block_ids=set()))
+        engine.scheduler.add_blocks(request, Blocks([1, 2, 3, 4]), 0)
+        engine.scheduler.take_output(SimpleNamespace(kv_connector_worker_meta=None, invalid_block_ids=set()))
         self.assertEqual(engine.forgotten, [])
-        engine.scheduler.output(SimpleNamespace(kv_connector_worker_meta=None, invalid_block_ids={2, 3}))
+        engine.scheduler.take_output(SimpleNamespace(kv_connector_worker_meta=None, invalid_block_ids={2, 3}))
         self.assertEqual(engine.forgotten, [({2, 3}, ["a"])])
 
     def test_the_engine_forgets_what_a_request_that_has_ended_computed_after_a_failed_load(self) -> None:
@@ -511,12 +511,12 @@ class Hooks(unittest.TestCase):
             table = [11, 12, 13, 14, 15, 16, 17]
             tokens, _ = engine.scheduler.match(request, 0)
             self.assertEqual(tokens, 96)
-            engine.scheduler.alloc(request, Blocks(table), tokens)
-            meta = without_leases(engine.scheduler.build(output(new=[(lose, (table,), tokens, 104)])))
+            engine.scheduler.add_blocks(request, Blocks(table), tokens)
+            meta = without_leases(engine.scheduler.build_meta(output(new=[(lose, (table,), tokens, 104)])))
             ahead = output() if lose == "finished" else output(preempted={lose})
             if lose == "finished":
-                engine.scheduler.finish(request, (table,))
-            ahead = engine.scheduler.build(ahead)  # the next step is planned before the first is over
+                engine.scheduler.finish_request(request, (table,))
+            ahead = engine.scheduler.build_meta(ahead)  # the next step is planned before the first is over
             self.assertEqual(engine.work(meta).errors, {11, 12, 13})
             self.assertEqual([blocks for blocks, _ in engine.forgotten], [set(table)])
             engine.work(ahead)
@@ -525,10 +525,10 @@ class Hooks(unittest.TestCase):
     def test_a_step_that_lacks_a_number_of_tokens_is_an_error(self) -> None:
         engine = self.engine()
         request = Request("a", prompt(20, 40))
-        engine.scheduler.alloc(request, Blocks([1, 2]), 0)
+        engine.scheduler.add_blocks(request, Blocks([1, 2]), 0)
         out = output(new=[("a", ([1, 2],), 0, 40)])
         out.num_scheduled_tokens = {}
-        engine.scheduler.build(out)
+        engine.scheduler.build_meta(out)
         self.assertEqual([hook for hook, _ in engine.breaker.errors], ["build_connector_meta"])
         engine.breaker.errors.clear()
 
@@ -563,7 +563,7 @@ class Hooks(unittest.TestCase):
         engine = self.engine()
         request = Request("a", prompt(13, 100))
         engine.scheduler.match(request, 0)
-        engine.scheduler.alloc(request, Blocks([0, 2, 3, 4]), 0)
+        engine.scheduler.add_blocks(request, Blocks([0, 2, 3, 4]), 0)
         engine.step(output(new=[("a", ([0, 2, 3, 4],), 0, 100)]), lambda: engine.write(request, [0, 2, 3, 4], 1, 3))
         engine.idle(lambda: False, 0.2)
         self.assertEqual(engine.scheduler.match(Request("b", prompt(13, 100)), 0), (0, False))
@@ -574,7 +574,7 @@ class Hooks(unittest.TestCase):
             request = Request(f"r{i}", prompt(100 + i, 40))
             engine.prefill(request, [1, 2])
             held = sys.getrefcount(request)
-            engine.scheduler.finish(request, ([1, 2],))
+            engine.scheduler.finish_request(request, ([1, 2],))
             self.assertEqual(sys.getrefcount(request), held - 1)
         engine.idle(lambda: engine.scheduler.stats()["requests"] == 0)
         self.assertEqual(engine.scheduler.stats()["requests"], 0)
@@ -587,12 +587,12 @@ class Absent(unittest.TestCase):
             for i in range(20):
                 request = Request(f"r{i}", prompt(i, 200))
                 self.assertEqual(engine.prefill(request, [1, 2, 3, 4, 5, 6, 7]), 0)
-                engine.scheduler.finish(request, ([],))
-            self.assertIs(engine.scheduler.build(output()), engine.scheduler.build(output()))
+                engine.scheduler.finish_request(request, ([],))
+            self.assertIs(engine.scheduler.build_meta(output()), engine.scheduler.build_meta(output()))
             self.assertEqual(engine.breaker.errors, [])
             engine.close()
             self.assertEqual(engine.scheduler.match(Request("x", prompt(1, 40)), 0), (0, False))
-            self.assertEqual(engine.worker.finished(set()), (None, None))
+            self.assertEqual(engine.worker.take_finished(set()), (None, None))
 
     def test_a_wrong_configuration_is_refused_with_its_reason(self) -> None:
         for broken in ({}, {"socket": 3}):
@@ -619,8 +619,8 @@ class Cost(unittest.TestCase):
         engine.scheduler.match(request, 0)
         best = min(self.timed(lambda: engine.scheduler.match(request, 0)) for _ in range(2000))
         ids: set[str] = set()
-        spin = min(self.timed(lambda: engine.worker.results(ids)) for _ in range(2000))
-        plain = min(self.timed(lambda: engine.worker.finished(ids)) for _ in range(2000))
+        spin = min(self.timed(lambda: engine.worker.take_results(ids)) for _ in range(2000))
+        plain = min(self.timed(lambda: engine.worker.take_finished(ids)) for _ in range(2000))
         print(f"match of 8192 hashes {best:.2f} us, get_transfer_results {spin:.2f} us, get_finished {plain:.2f} us")
         factor = 20 if "LD_PRELOAD" in os.environ else 1
         self.assertLess(best, 20 * factor)

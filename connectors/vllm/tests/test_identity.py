@@ -35,16 +35,16 @@ class Resets(unittest.TestCase):
         half = connector.KvdConnector.__new__(connector.KvdConnector)
         half._reason, half._breaker = "", CircuitBreaker(connector.logger)
         half._c = c = unittest.mock.Mock()
-        c.reset.return_value, c.ready.return_value = _kvd.PENDING, False
+        c.reset.return_value, c.is_ready.return_value = _kvd.PENDING, False
         self.assertTrue(half.reset_cache())
-        c.turn.assert_called_once_with(False)
+        c.set_enabled.assert_called_once_with(False)
         half._retry_at = 0.0
         half.on_new_request("a")
-        c.reset.return_value, c.ready.return_value = _kvd.OK, True
+        c.reset.return_value, c.is_ready.return_value = _kvd.OK, True
         half.on_new_request("b")
-        self.assertEqual([call.args for call in c.turn.call_args_list], [(False,), (True,)])
-        self.assertIs(half.on_new_request, c.hello)
-        self.assertEqual(c.hello.call_count, 2)
+        self.assertEqual([call.args for call in c.set_enabled.call_args_list], [(False,), (True,)])
+        self.assertIs(half.on_new_request, c.add_request)
+        self.assertEqual(c.add_request.call_count, 2)
 
     def test_what_was_declined_stays_off(self) -> None:
         from kvd_vllm import _kvd, connector
@@ -53,7 +53,7 @@ class Resets(unittest.TestCase):
         half._reason, half._breaker, half._c = "another space", CircuitBreaker(connector.logger), unittest.mock.Mock()
         half._c.reset.return_value = _kvd.PENDING
         self.assertTrue(half.reset_cache())
-        half._c.turn.assert_not_called()
+        half._c.set_enabled.assert_not_called()
 
 
 class Configs(unittest.TestCase):
@@ -330,17 +330,17 @@ class Rest(unittest.TestCase):
         config = SimpleNamespace(kv_transfer_config=None)
         prom = metrics.KvdPromMetrics(config, {Gauge: Gauge, Counter: Counter, Histogram: Histogram}, ["engine"], {0: ["0"]})
         prom.observe({"worker_load_ns": 1500000000, "scheduler_matches": 2, "of a newer version": 1}, 0)
-        prom.observe({"scheduler_matches": 1, "load_way_sync": 1, "load_way_early": 0}, 0)
+        prom.observe({"scheduler_matches": 1, "load_way_sync": 1, "load_way_prefetch": 0}, 0)
         self.assertEqual(REGISTRY.get_sample_value("kvd:worker_load_seconds_total", {"engine": "0"}), 1.5)
         self.assertEqual(REGISTRY.get_sample_value("kvd:scheduler_matches_total", {"engine": "0"}), 3)
-        self.assertEqual([REGISTRY.get_sample_value(f"kvd:load_way_{way}", {"engine": "0"}) for way in ("sync", "early")], [1, 0])
+        self.assertEqual([REGISTRY.get_sample_value(f"kvd:load_way_{way}", {"engine": "0"}) for way in ("sync", "prefetch")], [1, 0])
 
     def test_the_chosen_ways_are_told_once(self) -> None:
         from kvd_vllm import connector
 
         half = connector.KvdConnector.__new__(connector.KvdConnector)
         half._ways, half._ways_told = compat.LoadWays(frozenset({"sync"}), "", False), False
-        self.assertEqual(half._scheduler_stats({"scheduler_matches": 1}).data, {"scheduler_matches": 1, "load_way_sync": 1, "load_way_layers": 0, "load_way_early": 0})
+        self.assertEqual(half._scheduler_stats({"scheduler_matches": 1}).data, {"scheduler_matches": 1, "load_way_sync": 1, "load_way_layers": 0, "load_way_prefetch": 0})
         self.assertEqual(half._scheduler_stats({"scheduler_matches": 1}).data, {"scheduler_matches": 1})
 
 

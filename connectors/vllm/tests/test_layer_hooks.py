@@ -31,17 +31,17 @@ class Layers(unittest.TestCase):
     def step(self, mode: Any, names: Any = NAMES, end: bool = True, **context: Any) -> bool:
         """Whether the step asked for its layers' names."""
         worker, meta = self.engine.worker, Meta(b"")
-        worker.begin(meta)
-        self.assertIs(worker.asks(), False)
-        worker.start(meta)
-        worker.load(SimpleNamespace(**{"attn_metadata": {}, "cudagraph_runtime_mode": mode, "ubatch_slices": None, **context}))
-        asked = worker.asks()
+        worker.begin_step(meta)
+        self.assertIs(worker.wants_layers(), False)
+        worker.start_async_loads(meta)
+        worker.run_sync_loads(SimpleNamespace(**{"attn_metadata": {}, "cudagraph_runtime_mode": mode, "ubatch_slices": None, **context}))
+        asked = worker.wants_layers()
         for name in names:
-            self.assertIsNone(worker.layer(name))
-            self.assertIsNone(worker.kept(name, None, attn_metadata=None))
+            self.assertIsNone(worker.await_layer(name))
+            self.assertIsNone(worker.skip_save(name, None, attn_metadata=None))
         if end:
-            worker.end()
-            self.assertIs(worker.asks(), False)
+            worker.end_step()
+            self.assertIs(worker.wants_layers(), False)
         return asked
 
     def test_a_mode_is_watched_until_each_layer_was_named(self) -> None:
@@ -58,9 +58,9 @@ class Layers(unittest.TestCase):
         self.assertFalse(self.step(self.NONE, ubatch_slices=[1, 2]))
         worker = self.engine.worker
         for context in ((), (None,), (object(),)):
-            worker.begin(Meta(b""))
-            worker.load(*context)
-            self.assertIs(worker.asks(), False)
+            worker.begin_step(Meta(b""))
+            worker.run_sync_loads(*context)
+            self.assertIs(worker.wants_layers(), False)
         self.assertTrue(self.step(self.NONE), "none of these counted")
 
     def test_a_mode_that_never_names_all_is_given_up(self) -> None:
@@ -93,9 +93,9 @@ class Layers(unittest.TestCase):
     def test_an_error_in_a_hook_is_the_circuit_breakers(self) -> None:
         self.step(self.NONE, [], end=False)
         self.stream = "no stream"
-        self.assertIsNone(self.engine.worker.layer("model.layers.0.attn"))
+        self.assertIsNone(self.engine.worker.await_layer("model.layers.0.attn"))
         self.stream = 7
-        self.engine.worker.end()
+        self.engine.worker.end_step()
         self.assertEqual([hook for hook, _ in self.engine.breaker.errors], ["wait_for_layer_load"])
         self.engine.breaker.errors.clear()
 
@@ -107,9 +107,9 @@ class Layers(unittest.TestCase):
     def test_asking_and_answering_cost_little(self) -> None:
         worker = self.engine.worker
         self.step(self.NONE)
-        worker.begin(Meta(b""))
-        asks = min(test_hooks.Cost.timed(lambda: [worker.asks() for _ in range(1000)]) for _ in range(50))
-        layer = min(test_hooks.Cost.timed(lambda: [worker.layer("model.layers.0.attn") for _ in range(1000)]) for _ in range(50))
+        worker.begin_step(Meta(b""))
+        asks = min(test_hooks.Cost.timed(lambda: [worker.wants_layers() for _ in range(1000)]) for _ in range(50))
+        layer = min(test_hooks.Cost.timed(lambda: [worker.await_layer("model.layers.0.attn") for _ in range(1000)]) for _ in range(50))
         print(f"has_connector_metadata {asks:.0f} ns, wait_for_layer_load with nothing to wait for {layer:.0f} ns")
         factor = 20 if "LD_PRELOAD" in os.environ else 1
         self.assertLess(asks + layer, 1000 * factor)

@@ -91,22 +91,22 @@ class Which(unittest.TestCase):
 class Early(unittest.TestCase):
     """Whether loads may begin when their step is planned, as far as the configuration says."""
 
-    def early(self, given: dict[str, Any] | None = None, known: bool = True, device: str = "cuda", ranks: int = 1, ways: Iterable[str] = compat.WAYS) -> bool:
+    def prefetches(self, given: dict[str, Any] | None = None, known: bool = True, device: str = "cuda", ranks: int = 1, ways: Iterable[str] = compat.WAYS) -> bool:
         half = connector.KvdConnector.__new__(connector.KvdConnector)
         half._compat = {"known_steps": known}
         half._options = options.parse(given or {})[0]
         half._ways = ways_of(ways)
         half._space = SimpleNamespace(device=device, world=1)
         half._vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(world_size=ranks))
-        return half._early()
+        return half._prefetches()
 
     def test_one_rank_on_a_gpu_with_steps_that_are_known(self) -> None:
-        self.assertTrue(self.early())
-        self.assertFalse(self.early({"early": False}))
-        self.assertFalse(self.early(known=False))
-        self.assertFalse(self.early(device="cpu"))
-        self.assertFalse(self.early(ranks=2))
-        self.assertFalse(self.early(ways=("sync",)))
+        self.assertTrue(self.prefetches())
+        self.assertFalse(self.prefetches({"prefetch": False}))
+        self.assertFalse(self.prefetches(known=False))
+        self.assertFalse(self.prefetches(device="cpu"))
+        self.assertFalse(self.prefetches(ranks=2))
+        self.assertFalse(self.prefetches(ways=("sync",)))
 
     def test_this_engines_steps_are_known(self) -> None:
         self.assertTrue(compat.probe()["known_steps"])
@@ -132,7 +132,7 @@ class Steps(unittest.TestCase):
         return _kvd.Worker({
             "socket": folder + "/nobody.sock", "instance": "layers", "secret": bytes(32), "program": "layers", "identity": identity, "circuit_breaker": self, "report_class": list,
             "results_class": None, "stats_class": dict, "rank": 0, "range": (0, 0, 1, 0, len(NAMES)), "groups": [paged], "threads": 1, "prefault": 0, "memory": "cpu", "device": 0,
-            "sms": 0, "save_sms": 0, "stream_of": None, "layers": ({name: i for i, name in enumerate(NAMES)}, compat.probe()["eager_modes"]), "layers_mb": 0, "early": 0,
+            "sms": 0, "save_sms": 0, "stream_of": None, "layers": ({name: i for i, name in enumerate(NAMES)}, compat.probe()["eager_modes"]), "layers_mb": 0, "prefetch": 0,
         })
 
     def error(self, hook: str, error: BaseException) -> None:
@@ -143,10 +143,10 @@ class Steps(unittest.TestCase):
             worker = self.worker(folder)
 
             def asked(mode: Any, metadata: Any) -> bool:
-                worker.begin(SimpleNamespace(plan=b""))
-                worker.load(ForwardContext({}, metadata, {}, cudagraph_runtime_mode=mode), scheduler_output=None)
-                answer = worker.asks()
-                worker.end()
+                worker.begin_step(SimpleNamespace(message=b""))
+                worker.run_sync_loads(ForwardContext({}, metadata, {}, cudagraph_runtime_mode=mode), scheduler_output=None)
+                answer = worker.wants_layers()
+                worker.end_step()
                 return answer
 
             metadata: dict[str, Any] = {name: object() for name in NAMES}

@@ -251,7 +251,7 @@ class SelfTest(unittest.TestCase):
             copy(tensors, source, target)
             return status
 
-        selftest.run(SimpleNamespace(echo=echo), 0, tensors, B)
+        selftest.run(SimpleNamespace(roundtrip_test=echo), 0, tensors, B)
 
     def right(self, tensors: list[Any], source: int, target: int) -> None:
         for tensor in tensors:

@@ -13,50 +13,50 @@
 
 #include <string.h>
 
-static kvdpy_early_t *all;
+static kvdpy_prefetch_t *all;
 
-void kvdpy_early_join(kvdpy_worker_t *worker, const char *instance)
+void kvdpy_prefetch_join(kvdpy_worker_t *worker, const char *instance)
 {
-	kvdpy_early_t *early = &worker->early;
+	kvdpy_prefetch_t *prefetch = &worker->prefetch;
 
-	early->worker = worker;
-	early->instance = instance;
-	early->next = all;
-	all = early;
+	prefetch->worker = worker;
+	prefetch->instance = instance;
+	prefetch->next = all;
+	all = prefetch;
 }
 
-void kvdpy_early_leave(kvdpy_early_t *early)
+void kvdpy_prefetch_leave(kvdpy_prefetch_t *prefetch)
 {
-	kvdpy_early_t **link = &all;
+	kvdpy_prefetch_t **link = &all;
 
-	while (*link && *link != early) {
+	while (*link && *link != prefetch) {
 		link = &(*link)->next;
 	}
 	if (*link) {
-		*link = early->next;
+		*link = prefetch->next;
 	}
 }
 
 /* Plans come in their order: of those before the last one none comes after it. An engine that was interrupted has lost
  * one. */
-void kvdpy_early_begun(kvdpy_early_t *early, const PyObject *plan)
+void kvdpy_prefetch_note_begin(kvdpy_prefetch_t *prefetch, const PyObject *message)
 {
-	early->owed = plan && plan == early->last ? 0 : early->owed - (early->owed > 0);
-	early->thread = pthread_self();
-	early->called = 1;
+	prefetch->owed = message && message == prefetch->last ? 0 : prefetch->owed - (prefetch->owed > 0);
+	prefetch->thread = pthread_self();
+	prefetch->called = 1;
 }
 
 /* The instance's only worker here. */
-static kvdpy_early_t *partner(const char *instance)
+static kvdpy_prefetch_t *find_partner(const char *instance)
 {
-	kvdpy_early_t *found = NULL;
+	kvdpy_prefetch_t *found = NULL;
 
-	for (kvdpy_early_t *early = all; early; early = early->next) {
-		if (strcmp(early->instance, instance) == 0) {
+	for (kvdpy_prefetch_t *prefetch = all; prefetch; prefetch = prefetch->next) {
+		if (strcmp(prefetch->instance, instance) == 0) {
 			if (found) {
 				return NULL;
 			}
-			found = early;
+			found = prefetch;
 		}
 	}
 
@@ -64,7 +64,7 @@ static kvdpy_early_t *partner(const char *instance)
 }
 
 /* What went wrong, a hook will meet again and say so. -1: it is an interrupt, which passes through. */
-static int harmless(void)
+static int clear_error(void)
 {
 	if (!PyErr_ExceptionMatches(PyExc_Exception)) {
 		return -1;
@@ -81,7 +81,7 @@ static int has_some(PyObject *output, PyObject *name)
 	int some;
 
 	if (!list) {
-		return harmless(); /* an engine that has no such thing */
+		return clear_error(); /* an engine that has no such thing */
 	}
 	some = PyObject_IsTrue(list);
 	Py_DECREF(list);
@@ -98,44 +98,44 @@ static int writes_blocks(PyObject *output)
 }
 
 /* Begin them, if the worker is between two steps. */
-static int begin(kvdpy_worker_t *worker, const kvdpy_plan_t *plan)
+static int begin_loads(kvdpy_worker_t *worker, const kvdpy_message_t *message)
 {
-	const uint32_t flags = (plan->after_computed ? KVX_PREFETCH_COMPUTED : 0u) |
+	const uint32_t flags = (message->after_computing ? KVX_PREFETCH_COMPUTED : 0u) |
 			       (worker->layers.trusted ? KVX_PREFETCH_LAYERS : 0u);
 	PyThreadState *state;
 	void *stream;
 
 	if (kvdpy_current_stream(worker, &stream)) {
-		return harmless();
+		return clear_error();
 	}
 	if (stream == worker->stream && worker->worker) { /* else what came before is somewhere else */
 		state = PyEval_SaveThread();
-		(void)kvx_worker_prefetch_step(worker->worker, plan->bytes, plan->len, flags);
+		(void)kvx_worker_prefetch_step(worker->worker, message->bytes, message->len, flags);
 		PyEval_RestoreThread(state);
 	}
 
 	return 0;
 }
 
-int kvdpy_early_planned(kvdpy_scheduler_t *self, PyObject *output, const kvdpy_plan_t *plan)
+int kvdpy_prefetch_planned(kvdpy_scheduler_t *self, PyObject *output, const kvdpy_message_t *message)
 {
-	kvdpy_early_t *early = self->early ? partner(self->instance) : NULL;
+	kvdpy_prefetch_t *prefetch = self->prefetch ? find_partner(self->instance) : NULL;
 	PyObject *worker;
 	int writes, status;
 
-	if (early) {
-		early->last = plan->told;
+	if (prefetch) {
+		prefetch->last = message->given;
 	}
-	if (!early || early->owed++ > 0 || plan->len == 0 || !early->called ||
-	    !pthread_equal(early->thread, pthread_self())) {
+	if (!prefetch || prefetch->owed++ > 0 || message->len == 0 || !prefetch->called ||
+	    !pthread_equal(prefetch->thread, pthread_self())) {
 		return 0;
 	}
 	writes = writes_blocks(output);
 	if (writes != 0) {
-		return writes < 0 ? harmless() : 0;
+		return writes < 0 ? clear_error() : 0;
 	}
-	worker = Py_NewRef((PyObject *)early->worker);
-	status = begin(early->worker, plan);
+	worker = Py_NewRef((PyObject *)prefetch->worker);
+	status = begin_loads(prefetch->worker, message);
 	Py_DECREF(worker);
 
 	return status;

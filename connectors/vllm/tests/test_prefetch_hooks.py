@@ -19,7 +19,7 @@ class Early(unittest.TestCase):
         self.stream: Any = 7
         self.engines: list[Engine] = []
         self.requests = 0
-        self.engine = self.make("early")
+        self.engine = self.make("prefetch")
 
     def tearDown(self) -> None:
         for engine in self.engines:
@@ -29,7 +29,7 @@ class Early(unittest.TestCase):
         self.folder.cleanup()
 
     def make(self, name: str, **options: Any) -> Engine:
-        engine = Engine(self.folder.name + "/nobody.sock", name, **{"early": 1, "stream_of": self.stream_of, **options})
+        engine = Engine(self.folder.name + "/nobody.sock", name, **{"prefetch": 1, "stream_of": self.stream_of, **options})
         self.engines.append(engine)
         return engine
 
@@ -45,13 +45,13 @@ class Early(unittest.TestCase):
         request = Request(f"r{self.requests}", prompt(1, 40))
         self.requests += 1
         engine.scheduler.match(request, 0)
-        engine.scheduler.alloc(request, Blocks([1, 2]), 0)
+        engine.scheduler.add_blocks(request, Blocks([1, 2]), 0)
         out = output(new=[(request.request_id, ([1, 2],), 0, 40)])
         for name, value in extra.items():
             setattr(out, name, value)
         before = self.asked
-        meta = engine.scheduler.build(out)
-        self.assertNotEqual(meta.plan, b"")
+        meta = engine.scheduler.build_meta(out)
+        self.assertNotEqual(meta.message, b"")
         return self.asked > before, meta
 
     def step(self, engine: Engine | None = None, **extra: Any) -> bool:
@@ -67,14 +67,14 @@ class Early(unittest.TestCase):
     def test_an_empty_plan_is_not_told_and_counts_all_the_same(self) -> None:
         self.step()
         before = self.asked
-        meta = self.engine.scheduler.build(output())
-        self.assertEqual((meta.plan, self.asked), (b"", before))
+        meta = self.engine.scheduler.build_meta(output())
+        self.assertEqual((meta.message, self.asked), (b"", before))
         self.assertFalse(self.plan()[0], "the worker has not begun the one before")
 
     def test_a_plan_does_not_overtake_an_empty_one(self) -> None:
         self.step()
         first = self.plan()[1]
-        empty = self.engine.scheduler.build(output())
+        empty = self.engine.scheduler.build_meta(output())
         self.engine.work(first)
         told, meta = self.plan()
         self.assertFalse(told, "the empty one is still to come")
@@ -97,7 +97,7 @@ class Early(unittest.TestCase):
     def test_a_plan_the_engine_has_lost_is_not_waited_for_when_a_later_one_has_come(self) -> None:
         self.step()
         self.assertTrue(self.plan()[0], "this one is lost,")
-        self.engine.scheduler.build(output())  # and an empty one
+        self.engine.scheduler.build_meta(output())  # and an empty one
         told, meta = self.plan()
         self.assertFalse(told, "they may still come")
         self.engine.work(meta)
@@ -156,7 +156,7 @@ class Early(unittest.TestCase):
             self.plan(engine, new_block_ids_to_zero=Interrupted())
 
     def test_it_can_be_turned_off_on_either_side(self) -> None:
-        for n, options in enumerate(({"early": 0}, {"stream_of": None})):
+        for n, options in enumerate(({"prefetch": 0}, {"stream_of": None})):
             engine = self.make(f"off{n}", **options)
             self.step(engine)
             self.assertFalse(self.step(engine))
@@ -172,7 +172,7 @@ class Early(unittest.TestCase):
         self.assertTrue(self.step(other))
 
     def test_of_two_workers_of_an_instance_none_is_told(self) -> None:
-        second = self.make("early")
+        second = self.make("prefetch")
         self.step()
         self.assertFalse(self.step())
         second.worker.close()

@@ -33,7 +33,7 @@ class Inside(unittest.TestCase):
         request = Request(f"asks-{self.asked}", prompt(6, 128))
         tokens, is_async = self.engine.scheduler.match(request, 0)
         self.assertGreater(tokens, 0)
-        self.engine.scheduler.finish(request, ([],))
+        self.engine.scheduler.finish_request(request, ([],))
         return not is_async
 
     def begin(self, *requests: Request) -> None:
@@ -48,7 +48,7 @@ class Inside(unittest.TestCase):
         self.begin(*running)
         for request in running:
             self.assertFalse(self.inside())
-            self.engine.scheduler.finish(request, ([],))
+            self.engine.scheduler.finish_request(request, ([],))
         self.assertTrue(self.inside())
 
     def test_one_of_a_single_answer_token_waits_for_nothing_after_its_prompt(self) -> None:
@@ -57,7 +57,7 @@ class Inside(unittest.TestCase):
         self.assertFalse(self.inside())
         self.engine.step(output(cached=[("single", None, 20, 20)]))
         self.assertTrue(self.inside())
-        self.engine.scheduler.finish(request, ([],))
+        self.engine.scheduler.finish_request(request, ([],))
         self.assertTrue(self.inside())
 
     def test_one_that_is_not_known_waits_as_others_do(self) -> None:
