@@ -73,7 +73,7 @@ typedef struct kvdpy_breaker {
  * `answer`. What is no Exception (an interrupt) passes through: NULL. */
 PyObject *kvdpy_answer_error(kvdpy_breaker_t *breaker, const char *name, PyObject *answer);
 
-/* ---- config.c: a dict into what the C interface takes. Texts are borrowed from the dict's values. ---- */
+/* ---- config.c: a dict into what the C interface takes. Texts are borrowed from the dict's values.  */
 
 /* 0, or -1 with an exception that names the key. */
 int kvdpy_get_u32(PyObject *dict, const char *key, uint32_t *p_value);
@@ -99,8 +99,7 @@ typedef struct kvdpy_paged {
 } kvdpy_paged_t;
 int kvdpy_get_paged(PyObject *dict, kvdpy_paged_t *paged);
 
-/* ---- stats.c: counters as dicts -----------------------------------------------------------------------------------
- */
+/* ---- stats.c: counters as dicts -------------------------------------------------------------- */
 
 /* The answer to get_kv_connector_stats(): stats_class({name: increment}) of what has changed since `last`, which is
  * brought up to date; None: nothing. */
@@ -114,8 +113,7 @@ PyObject *kvdpy_worker_dict(const kvx_worker_stats_t *now);
 /* [(name, help)] of all counters, scheduler's and worker's. */
 PyObject *kvdpy_stats_table(void);
 
-/* ---- request.c: a request the engine has told us about ------------------------------------------------------------
- */
+/* ---- request.c: a request the engine has told us about --------------------------------------- */
 
 typedef struct kvdpy_request {
 	PyObject_HEAD PyObject *request; /* vLLM's */
@@ -142,8 +140,7 @@ typedef struct kvdpy_request {
 extern PyTypeObject *kvdpy_request_type;
 int kvdpy_request_init(PyObject *module);
 
-/* ---- scheduler.c, step.c ------------------------------------------------------------------------------------------
- */
+/* ---- scheduler.c, step.c --------------------------------------------------------------------- */
 
 typedef struct kvdpy_scheduler {
 	PyObject_HEAD kvx_scheduler_t *scheduler;
@@ -196,9 +193,7 @@ int kvdpy_append_blocks(kvdpy_scheduler_t *self, kvdpy_request_t *request, kvdpy
 /* It has ended, and is not known any more; 0, or -1 with an exception. */
 int kvdpy_request_finish(kvdpy_scheduler_t *self, PyObject *request);
 
-/* ---- prefetch.c
- * -------------------------------------------------------------------------------------------------------
- */
+/* ---- prefetch.c ------------------------------------------------------------------------------ */
 
 /* The plan of a step, as soon as it is made. */
 typedef struct kvdpy_message {
@@ -226,8 +221,7 @@ void kvdpy_prefetch_note_begin(kvdpy_prefetch_t *prefetch, const PyObject *messa
 /* build() has made a plan: its loads begin now if they may. -1: interrupted. */
 int kvdpy_prefetch_planned(kvdpy_scheduler_t *self, PyObject *output, const kvdpy_message_t *message);
 
-/* ---- layers.c -----------------------------------------------------------------------------------------------------
- */
+/* ---- layers.c -------------------------------------------------------------------------------- */
 
 #define KVDPY_MODES 8u
 
@@ -255,8 +249,7 @@ void kvdpy_layers_end(kvdpy_layers_t *layers);
 /* A step that has not ended is gone. */
 void kvdpy_layers_clear(kvdpy_layers_t *layers);
 
-/* ---- worker.c ------------------------------------------------------------------------------------------------------
- */
+/* ---- worker.c -------------------------------------------------------------------------------- */
 
 typedef struct kvdpy_worker {
 	PyObject_HEAD kvx_worker_t *worker;
@@ -282,8 +275,7 @@ int kvdpy_worker_init(PyObject *module);
 
 int kvdpy_digest_init(PyObject *module);
 
-/* ---- stream.c ------------------------------------------------------------------------------------------------------
- */
+/* ---- stream.c -------------------------------------------------------------------------------- */
 
 /* The stream that is current. -1: nobody knows it. */
 int kvdpy_current_stream(kvdpy_worker_t *self, void **p_stream);
