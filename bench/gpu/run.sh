@@ -33,11 +33,11 @@ build_parts()
 	local file
 	mkdir -p "$build"
 	printf '#define XXH_STATIC_LINKING_ONLY\n#define XXH_IMPLEMENTATION\n#include <xxhash.h>\n' >"$build/xxh.c"
-	for file in common/{digest,digest_portable,digest_sse2,env,log,text,utf8}.c kernels/{layout,cpu,cuda}/*.c; do
+	for file in common/hash/{digest,digest_portable,digest_sse2}.c common/{env,log,text,utf8}.c kernels/{layout,cpu,cuda}/*.c; do
 		c "$file" "$1"
 	done
-	c common/digest_avx2.c -mavx2
-	c common/digest_avx512.c -mavx512f -mavx512bw
+	c common/hash/digest_avx2.c -mavx2
+	c common/hash/digest_avx512.c -mavx512f -mavx512bw
 	gcc -O2 -w "${include[@]}" -c -o "$build/xxh.o" "$build/xxh.c"
 	c bench/gpu/gpu_prop.c "$1"
 }
