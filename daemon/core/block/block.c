@@ -222,6 +222,7 @@ static void join_block(kvd_core_t *core, uint32_t id, kvd_set_t t, uint64_t stam
 		block->flags &= (uint8_t)~waiting;
 		*(t == KVD_CPU ? &core->transit : &core->disk_unlinked) -= 1;
 	}
+	/* A block of a new epoch is announced by a walk, after the old epoch is removed (events.h). */
 	if (kvd_tiers_of(&core->ix, block) == 0 && kvd_event_is_muted(core, id)) {
 		block->flags |= KVD_EVENT_PENDING;
 	}
@@ -244,6 +245,7 @@ static uint32_t find_waiting_child(kvd_core_t *core, const kvd_block_t *block, k
 	uint8_t waiting = t == KVD_CPU ? KVD_TRANSIT : KVD_DISK_UNLINKED;
 	uint32_t child;
 
+	/* In mid-run a block has one child, at the end of the run one for each run below. */
 	if (block->pos + 1u < node->len) {
 		child = node->ids[block->pos + 1];
 		return kvd_block_at(&core->ix, child)->flags & waiting ? child : KVD_NONE;
@@ -343,11 +345,13 @@ void kvd_block_evict(kvd_core_t *core, uint32_t id, kvd_set_t t, kv_ns_metric_t 
 		free_slot(core, id, KVD_DISK);
 	}
 	if (kvd_tiers_of(&core->ix, block) == 0) {
+		/* Remembered for a while, so that a miss can say EVICTED and not ABSENT. */
 		add_ghost(core, &block->key);
 		if (core->tier[KVD_DISK] && t == KVD_CPU) {
 			kvd_count(core, KV_M_WRITE_BEHIND_DROPPED, 1);
 		}
 	}
+	/* Its only copy left cannot be read now: lookups must not find it (decision 032). */
 	if (t == KVD_CPU && core->tier[KVD_DISK] && kvd_in_set(&core->ix, block, KVD_DISK) &&
 	    kvs_readable(core->tier[KVD_DISK], block->disk) == KV_ERR_IO) {
 		kvd_block_set_aside(core, id);
@@ -373,6 +377,7 @@ void kvd_block_forget_unused(kvd_core_t *core, uint32_t id)
 
 void kvd_block_touch_path(kvd_core_t *core, uint32_t id)
 {
+	/* Each tier's set ends at a depth of its own on this path, so each gets a mark. */
 	for (kvd_set_t t = KVD_CPU; t < KVD_TIERS; t++) {
 		uint32_t depth = kvd_index_depth_in(&core->ix, id, t);
 		uint32_t deepest;

@@ -192,6 +192,8 @@ void drop_disk_copy(kvd_core_t *core, uint32_t id)
 		uint32_t in_memory = kvd_index_depth_in(&core->ix, leaf, KVD_CPU);
 		uint32_t depth = kvd_depth_of(&core->ix, block);
 
+		/* The blocks in memory are a prefix of the path to the leaf: what is deeper is only on disk, and is
+		 * lost. */
 		if (kvd_in_set(&core->ix, kvd_block_at(&core->ix, leaf), KVD_CPU)) {
 			drop_disk_leaf(core, leaf);
 			continue;
@@ -202,6 +204,7 @@ void drop_disk_copy(kvd_core_t *core, uint32_t id)
 			return;
 		}
 	}
+	/* Too many blocks below it for one call: hidden at once, and taken down in quanta. */
 	if (steps == 0) {
 		kvd_quarantine_subtree(core, id);
 	}

@@ -52,6 +52,7 @@ static void dismantle_block(kvd_core_t *core, uint32_t id, uint32_t top_depth)
 		block->disk.slot = KV_SLOT_NONE;
 	}
 	kvd_block_sync_mirror(core, id);
+	/* Its id may be another block's soon: the gathered events must not go on from it. */
 	if (core->gather.count > 0 && core->gather.last == id) {
 		core->gather.last = KVD_NONE;
 	}

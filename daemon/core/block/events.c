@@ -57,6 +57,7 @@ static int continues_run(kvd_core_t *core, uint32_t block_id, kvd_event_type_t t
 	if (parent == KVD_NONE || parent != g->last) {
 		return 0;
 	}
+	/* One event has one array of tokens: those of the next block must follow directly. */
 	if (g->tokens == NULL || tokens == NULL) {
 		return g->tokens == tokens;
 	}

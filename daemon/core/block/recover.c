@@ -79,6 +79,7 @@ static kv_status_t on_block_found(void *arg, uint32_t tier_class, kvs_loc_t loc,
 		status = find_or_create_tree(core, tier_class, meta);
 	}
 
+	/* Refused until it is in: each return below is a refusal. */
 	recovery->refused++;
 	if (status != KV_OK) {
 		return status;

@@ -95,6 +95,8 @@ static kv_status_t submit_read(kvd_core_t *core)
 	if (status == KV_OK) {
 		status = kvs_load(core->tier[KVD_DISK], io->disk, &mem, read_done, io);
 	}
+	/* Another read in flight will end, and the next tick tries again. Without one nothing would come: this read
+	 * fails. */
 	if (status == KV_ERR_BUSY && core->reads > 1) {
 		core->reads--;
 		core->outstanding--;

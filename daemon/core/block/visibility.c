@@ -34,6 +34,7 @@ static int show_some_of_tree(kvd_core_t *core, kvd_tree_t *tree, uint32_t *p_lef
 		}
 		*p_left -= node->len < *p_left ? node->len : *p_left;
 		tree->cursor = kvd_index_next_run(&core->ix, tree->cursor);
+		/* The walk was of a subtree, and has left it. */
 		if (tree->cursor != KVD_NONE && kvd_node_at(&core->ix, tree->cursor)->depth0 < tree->floor) {
 			tree->cursor = KVD_NONE;
 		}

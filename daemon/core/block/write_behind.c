@@ -179,6 +179,7 @@ static uint32_t pick_block(const kvd_core_t *core, uint32_t node_id)
 {
 	uint32_t best = KVD_NONE;
 
+	/* Parents first: a block joins the disk set below its parent only. Above a run that is written all are. */
 	while (node_id != KVD_NONE) {
 		const kvd_node_t *node = kvd_node_at(&core->ix, node_id);
 		uint32_t found = first_unwritten(core, node);
@@ -302,12 +303,14 @@ void kvd_flush_run(kvd_core_t *core)
 {
 	kv_status_t status;
 
+	/* Only when a put waits for it: a sync costs the device more than a write. */
 	if (core->flush_busy || core->flush_due_ns == 0 || core->flush_due_ns > core->now_ns ||
 	    core->durable_owed == 0) {
 		return;
 	}
 	core->flush_busy = 1;
 	core->outstanding++;
+	/* Blocks stored while the flush runs need the next one. */
 	core->flushing = core->stores;
 	core->flush_due_ns = 0;
 	status = kvs_flush(core->tier[KVD_DISK], finish_flush, core);

@@ -13,6 +13,7 @@ kv_status_t kvd_index_init(kvd_index_t *ix, const kv_env_t *env, kv_metrics_t *m
 	if (max_blocks == 0 || max_blocks > INT32_MAX / 4) {
 		return KV_ERR_ARG;
 	}
+	/* A power of two, so that a mask finds the bucket; a load of 0.5 to 1. */
 	while (heads < max_blocks) {
 		heads *= 2;
 	}
@@ -113,6 +114,7 @@ void kvd_queue_push(kvd_index_t *ix, uint32_t id)
 	if (node->flags & (KVD_NODE_QUEUED | KVD_NODE_DEAD)) {
 		return;
 	}
+	/* A dead run uses the same link for the list of what is taken down: it never gets here. */
 	node->flags |= KVD_NODE_QUEUED;
 	kvd_list_push(&ix->queue, &ix->nodes, offsetof(kvd_node_t, queue), id);
 	ix->queued++;
@@ -181,6 +183,7 @@ static void child_unlink(kvd_index_t *ix, uint32_t id)
 /* An unlinked empty run. One mark a tier is reserved with it, so that joining a set never fails. */
 static kv_status_t node_create(kvd_index_t *ix, uint32_t tree, uint32_t cap, uint32_t *p_id)
 {
+	/* A mark a tier for each run, the extra ones, and some to spare for touches in mid-run. */
 	kv_status_t status =
 		kvd_obj_pool_reserve(&ix->marks, KVD_TIERS * ((uint64_t)ix->nodes.used + 1) + ix->extra_marks + 64);
 	kvd_node_t *node;
@@ -235,6 +238,7 @@ static void marks_split(kvd_index_t *ix, kvd_node_t *from, uint32_t head, uint32
 {
 	uint32_t *link = &from->marks[t], kept = 0;
 
+	/* Deepest first: marks of the rest come first, and count from its new start. */
 	for (; *link != KVD_NONE; kept++) {
 		kvd_mark_t *mark = kvd_obj_at(&ix->marks, *link);
 
@@ -251,6 +255,7 @@ static void marks_split(kvd_index_t *ix, kvd_node_t *from, uint32_t head, uint32
 		mark->node = head;
 		id = mark->shallower;
 	}
+	/* Two lists now have a first mark, where one had. */
 	ix->extra_marks -= kept > 0 && *link != KVD_NONE ? 1 : 0;
 	*link = KVD_NONE;
 }
@@ -264,6 +269,7 @@ static void pins_split(kvd_index_t *ix, kvd_node_t *node, kvd_node_t *head)
 			node->pin_ends--;
 		}
 	}
+	/* Pinned blocks are a prefix: if the rest has any, all of the head is pinned. */
 	head->pinned = node->pinned < head->len ? node->pinned : head->len;
 	node->pinned -= head->pinned;
 	head->pinned_children = node->pinned > 0 ? 1 : 0;
@@ -426,12 +432,15 @@ static kv_status_t find_run_for(kvd_index_t *ix, uint32_t tree, uint32_t parent,
 	if (parent != KVD_NONE) {
 		above = kvd_block_at(ix, parent);
 		node = kvd_node_of(ix, above);
+		/* The parent's run can grow at its end, unless branches hang there: children hang under a run's end
+		 * only. */
 		if (above->pos + 1u == node->len && node->child_count == 0 && node->len < KVD_RUN_MAX) {
 			*p_node = above->node;
 			return node->len < node->cap
 				       ? KV_OK
 				       : run_resize(ix, node, node->cap < RUN_MIN ? RUN_MIN : node->cap * 2);
 		}
+		/* The parent is in mid-run: a branch begins, and the run ends here from now on. */
 		if (above->pos + 1u < node->len) {
 			status = node_split(ix, above->node, above->pos + 1u);
 			if (status != KV_OK) {
@@ -528,6 +537,8 @@ void kvd_index_remove(kvd_index_t *ix, uint32_t id)
 		cursor_move(ix, node_id, kvd_index_next_run(ix, node_id));
 		child_unlink(ix, node_id);
 		node_destroy(ix, node_id);
+		/* One branch is left: the run above takes it back. In a hidden tree and below a dead run all runs go
+		 * anyway. */
 		if (parent != KVD_NONE && kvd_node_at(ix, parent)->child_count == 1 && !tree->hidden &&
 		    !kvd_node_is_dead(ix, parent)) {
 			node_merge(ix, parent);
@@ -595,6 +606,7 @@ uint32_t kvd_index_depth_in(const kvd_index_t *ix, uint32_t id, kvd_set_t t)
 	const kvd_node_t *node = kvd_node_of(ix, block);
 	uint32_t upto = block->pos + 1u;
 
+	/* A run without a block in the set: the deepest one is further up, if there is any. */
 	while (node->n[t] == 0) {
 		if (node->parent == KVD_NONE || kvd_tree_at(ix, node->tree)->in[t] == 0) {
 			return 0;
@@ -656,6 +668,7 @@ static uint32_t count_still_pinned(const kvd_index_t *ix, const kvd_node_t *node
 {
 	uint32_t pinned = node->pin_ends > 0 ? node->pinned : 0;
 
+	/* A pin below keeps the whole run. */
 	if (node->pinned_children > 0) {
 		return node->len;
 	}
@@ -677,6 +690,7 @@ uint32_t kvd_index_unpin_path(kvd_index_t *ix, uint32_t id)
 
 		freed += node->pinned - pinned;
 		node->pinned = pinned;
+		/* What is still pinned here keeps the runs above pinned. */
 		if (pinned > 0 || node->parent == KVD_NONE) {
 			return freed;
 		}
@@ -692,6 +706,7 @@ int kvd_index_can_join(const kvd_index_t *ix, const kvd_block_t *block, kvd_set_
 	const kvd_node_t *node = kvd_node_of(ix, block);
 	const kvd_node_t *above;
 
+	/* The set is a prefix of the run, so only the next block may join; the first one needs all of the run above. */
 	if (block->pos != node->n[t] || kvd_tree_at(ix, node->tree)->hidden || kvd_index_is_dead(ix, block)) {
 		return 0;
 	}
@@ -731,6 +746,7 @@ void kvd_index_leave(kvd_index_t *ix, uint32_t id, kvd_set_t t)
 	kv_assert(kvd_index_is_leaf(ix, block, t));
 	node->n[t]--;
 	kvd_tree_at(ix, node->tree)->in[t]--;
+	/* quarantine.c has taken a dead top off this count already. */
 	if (block->pos == 0 && node->parent != KVD_NONE && !(node->flags & KVD_NODE_DEAD)) {
 		kvd_node_at(ix, node->parent)->children_in[t]--;
 	}

@@ -64,6 +64,7 @@ static int search_above(const kvd_index_t *ix, uint32_t id, uint32_t top, uint32
 	uint32_t at = id;
 	uint64_t answer = no, steps = 0;
 
+	/* Up to the first run that knows the answer. */
 	for (; at != KVD_NONE; at = kvd_node_at(ix, at)->parent, steps++) {
 		const kvd_node_t *node = kvd_node_at(ix, at);
 
@@ -75,6 +76,7 @@ static int search_above(const kvd_index_t *ix, uint32_t id, uint32_t top, uint32
 			break;
 		}
 	}
+	/* All runs on the way know it now. */
 	for (; id != at; id = kvd_node_at(ix, id)->parent) {
 		kvd_node_at(ix, id)->answer = answer;
 	}
@@ -114,6 +116,7 @@ int kvd_index_passes_through(const kvd_index_t *ix, uint32_t id, uint32_t above_
 {
 	const kvd_block_t *block = kvd_block_at(ix, id), *above = kvd_block_at(ix, above_id);
 
+	/* Within one run the positions decide. */
 	if (block->node == above->node) {
 		return block->pos >= above->pos;
 	}

@@ -10,6 +10,7 @@ void kvd_order_init(kvd_order_t *order)
 
 int kvd_block_is_evictable(const kvd_index_t *ix, const kvd_block_t *block, kvd_set_t t)
 {
+	/* A reference or a transfer needs this very copy, in either tier. */
 	if (block->refs > 0 || block->io != KVD_NONE) {
 		return 0;
 	}
@@ -55,6 +56,7 @@ static void order_add_newest(kvd_index_t *ix, kvd_order_t *order, uint32_t id)
 	uint64_t stamp = mark_at(ix, id)->stamp;
 	uint32_t before = KVD_NONE, last = order->marks.tail;
 
+	/* Stamps come nearly in order: only fills and write-behind join with the stamp of an older request. */
 	for (uint32_t i = 0; i < ORDER_WALK && last != KVD_NONE && mark_at(ix, last)->stamp > stamp; i++) {
 		before = last;
 		last = mark_at(ix, last)->order.prev;
@@ -67,6 +69,7 @@ static void order_add_oldest(kvd_index_t *ix, kvd_order_t *order, uint32_t id)
 	uint64_t stamp = mark_at(ix, id)->stamp;
 	uint32_t before = order->marks.head;
 
+	/* A mark that comes back is old, so it has few marks to pass from the head. */
 	for (uint32_t i = 0; i < ORDER_WALK && before != KVD_NONE && mark_at(ix, before)->stamp < stamp; i++) {
 		before = mark_at(ix, before)->order.next;
 	}
@@ -98,6 +101,7 @@ static void unlink_from_run(kvd_index_t *ix, kvd_node_t *node, uint32_t *link, k
 /* Hang mark `id` behind `link`, where it belongs by depth. */
 static void link_to_run(kvd_index_t *ix, kvd_node_t *node, uint32_t *link, uint32_t id, kvd_set_t t)
 {
+	/* The first mark of a run has reserved memory; extra_marks counts the others. */
 	ix->extra_marks += node->marks[t] != KVD_NONE ? 1 : 0;
 	mark_at(ix, id)->shallower = *link;
 	*link = id;
@@ -144,6 +148,7 @@ static void set_mark(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_t 
 	kvd_node_t *node = kvd_node_of(ix, block);
 	uint32_t *link = &node->marks[t], *at, id;
 
+	/* A deeper mark that is not older covers this block too. */
 	while (*link != KVD_NONE && mark_at(ix, *link)->pos > block->pos) {
 		if (mark_at(ix, *link)->stamp >= stamp) {
 			return;
@@ -190,6 +195,8 @@ static void slide_mark(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_
 		detach_mark(ix, order, id, t);
 		order_add_oldest(ix, order, id);
 	}
+	/* From the first block of a run the mark goes to the last block of the run above. A dead top passes nothing on:
+	 * quarantine.c has given its parent a mark. */
 	if (mark->pos == 0) {
 		to_id = node->flags & KVD_NODE_DEAD ? KVD_NONE : node->parent;
 		if (to_id == KVD_NONE) {
@@ -201,6 +208,7 @@ static void slide_mark(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_
 	}
 
 	link = to == node ? &mark->shallower : &to->marks[t];
+	/* The parent has a mark of its own: the younger of the two stays. */
 	if (*link != KVD_NONE && mark_at(ix, *link)->pos == pos) {
 		if (mark_at(ix, *link)->stamp >= mark->stamp) {
 			drop_mark(ix, order, node, find_link(ix, node, t, id), t);
@@ -223,6 +231,7 @@ static void leave_order(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32
 	const kvd_block_t *block = kvd_block_at(ix, block_id);
 	uint32_t id = kvd_node_of(ix, block)->marks[t];
 
+	/* The block is the last of the set in its run, so only the run's deepest mark can lie on it. */
 	if (id != KVD_NONE && mark_at(ix, id)->pos == block->pos) {
 		slide_mark(ix, order, t, id);
 	}
@@ -258,6 +267,7 @@ static void restore_mark(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint3
 	kvd_block_t *block = kvd_block_at(ix, block_id);
 	uint32_t id = kvd_node_of(ix, block)->marks[t];
 
+	/* Another pin, reference or transfer may keep the block still. */
 	if (!(block->flags & off_lru_flag(t)) || !kvd_block_is_evictable(ix, block, t)) {
 		return;
 	}

@@ -47,6 +47,8 @@ static uint32_t resolve_ladder(kvd_core_t *core, const kvd_space_t *space, const
 	for (uint32_t i = 0; i < ask->ladder.len / KV_KEY_BYTES; i++) {
 		kv_key_t key = key_at(ask, i);
 		uint32_t id = kvd_index_find(&core->ix, space->tree, &key, (uint8_t)ask->group);
+		/* Deepest rung first: the first hit is the answer. A key at another depth is of a client that
+		 * contradicts itself. */
 		if (id != KVD_NONE && kvd_depth_of(&core->ix, kvd_block_at(&core->ix, id)) == rung_depth(ask->n, i)) {
 			return id;
 		}

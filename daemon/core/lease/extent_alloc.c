@@ -87,6 +87,7 @@ static uint32_t find_free(const kvd_extent_alloc_t *alloc, uint32_t units)
 		return alloc->free[__builtin_ctz(above)].head;
 	}
 
+	/* Bounded: all members of the class may be too small. */
 	for (uint32_t id = alloc->free[c].head, tries = 0; id != KVD_NONE && tries < 16; tries++) {
 		kvd_extent_t *extent = extent_at(alloc, id);
 

@@ -233,6 +233,7 @@ static void count_ready(kvd_core_t *core, kvd_lease_t *lease, int published)
 		if (published && !has_same_slot(core, lease, block)) {
 			break;
 		}
+		/* A TRANSIT block serves this lease, which references it. */
 		if (!kvd_in_set(&core->ix, block, KVD_CPU) && !(block->flags & KVD_TRANSIT)) {
 			if (block->flags & KVD_FILLING) {
 				wait_for_fill(core, lease, block->io);
@@ -384,6 +385,7 @@ void kvd_lease_cut_before(kvd_core_t *core, kvd_lease_t *lease, uint32_t depth, 
 	if (lease->ready + 1 == depth) {
 		stop_waiting(core, lease);
 	}
+	/* The blocks that are cut off are no longer charged. */
 	bytes = lease->bytes / (lease->n - lease->skip) * (lease->n - depth + 1);
 	lease->bytes -= bytes;
 	instance->pinned_bytes -= bytes;
@@ -400,6 +402,7 @@ int kvd_leases_expire(kvd_core_t *core, uint64_t now_ns)
 	uint64_t bucket_now = now_ns >> KVD_WHEEL_SHIFT;
 	uint32_t work = 0;
 
+	/* After a long pause each bucket is visited once, not once a round. */
 	if (bucket_now > core->wheel_at + KVD_WHEEL_BUCKETS) {
 		core->wheel_at = bucket_now - KVD_WHEEL_BUCKETS;
 	}
@@ -410,6 +413,7 @@ int kvd_leases_expire(kvd_core_t *core, uint64_t now_ns)
 			kvd_lease_t *lease = kvd_obj_at(&core->leases, id);
 
 			id = lease->of_bucket.next;
+			/* Of a later round of the wheel. */
 			if (lease->expiry_ns > now_ns) {
 				continue;
 			}

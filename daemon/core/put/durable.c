@@ -186,6 +186,8 @@ static void check_put(kvd_core_t *core, kvd_put_t *put)
 		if (is_on_disk(core, id)) {
 			await_flush(core, put);
 		} else if (!put->expected && !(put->expected = (uint32_t)kvd_write_is_expected(core, id))) {
+			/* Write-behind may have dropped the block when the disk had no room: it is queued once more,
+			 * and only once. */
 			if (put->asked || kvd_write_behind_paused(core)) {
 				report_partial_durability(core, put);
 				return;

@@ -36,6 +36,8 @@ static kv_status_t copy_digests(kvd_core_t *core, const kvd_put_t *put, const kv
 		for (uint32_t leaf = 0; leaf < leaves && status == KV_OK; leaf += STAGING_WORDS) {
 			uint32_t part = leaves - leaf < STAGING_WORDS ? leaves - leaf : STAGING_WORDS;
 
+			/* Staging is a client's memory: each word is read once, and what was read counts, whatever the
+			 * client writes later. */
 			status = core->staging(core->staging_ctx, member, first, some * part, words);
 			if (status == KV_OK) {
 				kvs_leaf_span_t span = {w->head + head, some, leaf0 + leaf, part};
@@ -77,6 +79,7 @@ static kv_status_t check_end(const kvd_put_t *put, const kv_msg_put_end_t *ask, 
 			continue;
 		}
 		if (bit_get(put->ended, (uint64_t)i * put->writer_count + (uint64_t)(writer - put->writers))) {
+			/* Its digests are taken already; bytes written after them would not match. */
 			return KV_ERR_COVERAGE;
 		}
 		blocks++;
@@ -205,6 +208,8 @@ static int adopt_duplicate(kvd_core_t *core, kvd_put_t *put, uint32_t index, kvd
 		*p_result = end_put(core, put, KV_ERR_ARG);
 		return 1;
 	}
+	/* Two puts of one block: the first copy is kept, and this slot is free at once, since its writers have ended.
+	 */
 	if (entry->loc.slot != KV_SLOT_NONE) {
 		kvd_entry_free(core, put, entry);
 	}
@@ -350,6 +355,8 @@ static kvd_publish_result_t publish_disk(kvd_core_t *core, kvd_put_t *put, uint3
 	if (!kvd_in_set(&core->ix, block, KVD_DISK)) {
 		kvd_block_join(core, id, KVD_DISK, put->stamp, tokens_of(put, index));
 	}
+	/* The bytes are in memory still. When the parent has come into the CPU set meanwhile, the block joins without a
+	 * read. */
 	if (kvd_index_can_join(&core->ix, block, KVD_CPU)) {
 		block->cpu_gen = entry->loc.gen;
 		*kvd_slot_of(&core->ix, block) = entry->loc.slot;
@@ -440,6 +447,7 @@ static kvd_publish_result_t publish_write_through(kvd_core_t *core, kvd_put_t *p
 	kv_status_t status;
 
 	entry->state = KVD_ENTRY_WRITE_THROUGH;
+	/* Its writers have ended, and only the transfer reads the slot now. */
 	if (!entry->transit) {
 		(void)kvs_set_state(core->tier[KVD_CPU], entry->loc, KVS_TRANSIT);
 		entry->transit = 1;

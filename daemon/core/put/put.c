@@ -234,6 +234,7 @@ static void remove_put(kvd_core_t *core, kvd_put_t *put)
 	}
 	kvd_list_remove(&instance->puts, &core->puts, offsetof(kvd_put_t, of_instance), put->self);
 	free_arrays(core, put);
+	/* A hidden tree without blocks stays until its last put has ended. */
 	kvd_tree_at(&core->ix, put->tree)->puts--;
 	if (!kvd_tree_at(&core->ix, put->tree)->leaving) {
 		kvd_tree_release(core, put->tree);

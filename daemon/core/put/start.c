@@ -160,6 +160,7 @@ static kv_status_t check_unchained_keys(kvd_core_t *core, kvd_draft_t *draft)
 
 	draft->base = KVD_NONE;
 	draft->already = 0;
+	/* DUP_CHECK finds a key that is named twice without a table of keys. The second loop takes it back. */
 	for (; checked < draft->n && status == KV_OK; checked++) {
 		kv_key_t key = key_at(draft, checked);
 		uint32_t id = kvd_index_find(&core->ix, draft->space->tree, &key, draft->group->id);
@@ -326,6 +327,8 @@ static kv_status_t take_slots(kvd_core_t *core, kvd_put_t *put, const kvd_draft_
 		kvd_put_get_meta(core, put, i, &meta);
 		status = kvd_slot_alloc(core, put->slot_class, KVD_CPU, &(kvd_use_t){KVS_PUT, put->id, &meta},
 					&entry->loc);
+		/* A slab with an open slot cannot be rebalanced, so a namespace over its share may not open another
+		 * (decision 025). */
 		if (status == KV_OK && !kvd_share_may_open(core, put->ns, entry->loc)) {
 			kvs_free(core->tier[KVD_CPU], entry->loc);
 			status = KV_ERR_BUSY;

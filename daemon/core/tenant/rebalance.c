@@ -155,6 +155,8 @@ static uint32_t find_giving_class(kvd_core_t *core, kvd_set_t t, uint32_t to, in
 {
 	uint64_t own = 0, most = 0, age = 0;
 	uint32_t from = KVD_NONE, owner = KVD_NONE;
+	/* Twice as cold: after the slab has moved the ages are closer, so it would have to be twice as cold the other
+	 * way to move back (decision 013). */
 	uint64_t least = age_of_coldest(core, t, to, &own) ? COLDER_FACTOR * own + COLDER_BY : 0;
 	int force = find_giving_owner(core, t, to, &owner);
 
@@ -468,6 +470,7 @@ static int empty_some(kvd_core_t *core, kvd_set_t t, const kvs_slab_desc_t *look
 	}
 	for (uint32_t i = 0; i < SLOTS_A_QUANTUM; i++) {
 		if (rebalance->index == look->slots) {
+			/* Blocks that were busy may not be now: another pass, if this one has moved something. */
 			int again = rebalance->moved > 0;
 
 			rebalance->index = rebalance->moved = 0;
@@ -514,6 +517,7 @@ static int run_tier(kvd_core_t *core, kvd_set_t t)
 		(void)kvd_slab_ops(core, t)->retire(tier, rebalance->slab, core->classes[to].tier_class[t]);
 		return 0;
 	}
+	/* A transfer or an open put may keep a slot for long: the slab stays with its class. */
 	if (core->now_ns > rebalance->give_up_ns) {
 		kvd_slab_ops(core, t)->cancel_retire(tier, rebalance->slab);
 		rebalance->next_ns = core->now_ns + GIVE_UP_NS;

@@ -294,6 +294,7 @@ static void finish_reset(void *arg, kv_status_t status)
 
 	reset->done = 1;
 	reset->status = status;
+	/* Inside kvs_epoch_set(): record_reset() reads the status and frees the record. */
 	if (end.asking) {
 		return;
 	}
@@ -368,6 +369,7 @@ kv_status_t kvd_space_reset(kvd_core_t *core, uint32_t ns, kvd_member_t member, 
 	if (status != KV_OK) {
 		return status;
 	}
+	/* The new tree exists first: when this fails, nothing has happened. */
 	status = record_reset(core, space, member, frame_id);
 	if (status != KV_OK && status != KV_PENDING) {
 		kvd_tree_destroy(&core->ix, tree);
